@@ -1,0 +1,91 @@
+// What a transport implements. Deadlines, the recorder, the first cause and progress are written once, in the group.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "weft/backends/call.hpp"
+#include "weft/backends/store.hpp"
+#include "weft/base/context.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+
+enum class Step : std::uint8_t { pending, done, failed };
+
+/// What a backend can do. Asked once, when the group is created.
+struct Traits {
+  std::string_view name;
+  bool native_is_canonical = false;  ///< its native order is the canonical tree
+  bool canonical = false;            ///< it can do Order::canonical
+  std::uint32_t reduce_dtypes = 0;   ///< bit per DType: may be reduced
+  std::uint32_t dtypes = 0;          ///< bit per DType: may be moved
+};
+
+/// A call in flight: a fixed slot of the group's ring, reused when done. The group fills the first part before post();
+/// the rest is the backend's.
+struct OpState {
+  Op op = Op::none;
+  DType dtype = DType::f32;
+  ReduceOp reduce{};
+  Order order = Order::native;
+  std::uint64_t call = 0;      ///< number among the group's collectives, or among its point-to-point calls
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  std::int64_t in_count = 0;   ///< elements
+  std::int64_t out_count = 0;
+  int root = -1;
+  int peer = -1;
+  int tag = 0;
+
+  alignas(16) std::array<std::byte, 192> scratch;  ///< the backend's own, uninitialised at post()
+};
+
+/// Created by a factory; used by one thread at a time (the group sees to it) except where a function says otherwise.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const Traits& traits() const noexcept = 0;
+  /// Starts a call; never waits, never fails: what goes wrong is told by poll(). Collectives come in order.
+  virtual void post(OpState& s) noexcept = 0;
+  /// The next steps of a call, bounded. Collectives are polled in order: a later one only after the earlier are done.
+  virtual Step poll(OpState& s) noexcept = 0;
+  /// Slow path: has somebody failed, died or aborted? False: failure() tells.
+  virtual bool healthy() noexcept = 0;
+  /// Ranks that have not arrived at this call yet, and what the others called, for time-outs and warnings.
+  virtual std::vector<int> missing(const OpState& s, std::string& story) noexcept = 0;
+  /// Makes every pending and later call of every rank fail. The first cause of all ranks wins. Bounded in time; from
+  /// any thread.
+  virtual void fail(const Failure& why) noexcept = 0;
+  /// The first cause, after fail(), a failed poll() or healthy() == false. From any thread.
+  virtual Failure failure() const = 0;
+  /// After a failure: waits until nobody can touch the callers' memory any more, moving the callers' shared memory
+  /// to new pages where a stopped peer might still write. False: not reached by the deadline. From any thread.
+  virtual bool quiesce(Deadline deadline) noexcept = 0;
+  /// The rank is about to sleep on its bell, or awake again: from any thread. See ProgressList::sleep.
+  virtual void announce_sleep(bool asleep) noexcept = 0;
+};
+
+/// What a backend's factory gets: who meets whom, where.
+struct Bringup {
+  Context& context;
+  std::shared_ptr<Store> store;
+  std::string token;  ///< prefix of this group's keys in the store: unique to (job, parent, name, ranks, generation)
+  std::string name;
+  int rank = 0;
+  int size = 1;
+  int identity = 0;           ///< which rank of this process this is: names its bell and its progress list
+  Deadline deadline;          ///< for the bring-up
+  std::string path;           ///< tests: force one path of the backend ("" = its own choice)
+};
+
+using BackendFactory = std::unique_ptr<Backend> (*)(const Bringup&);
+
+/// Makes a backend known to ProcessGroup::create under `name`. "shm" is there from the start. Thread-safe.
+void register_backend(Context& context, std::string name, BackendFactory factory);
+
+}  // namespace weft

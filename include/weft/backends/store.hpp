@@ -1,0 +1,34 @@
+// Where ranks meet: a small key-value store with waiting. Values are bytes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "weft/base/clock.hpp"
+
+namespace weft {
+
+/// Thread-safe. Keys carry the job's token where several jobs could meet (see rendezvous). Every function may throw
+/// system or peer_lost (the server is gone), with the key in the text.
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual void set(std::string_view key, std::string_view value) = 0;
+  /// Waits until the key exists. Throws timeout: `store: key "x" was not set within 5.0 s`.
+  virtual std::string get(std::string_view key, Deadline deadline) = 0;
+  /// The value now, or nothing.
+  virtual std::optional<std::string> try_get(std::string_view key) = 0;
+  /// Adds to a decimal counter (absent: 0) and returns the new value.
+  virtual std::int64_t add(std::string_view key, std::int64_t delta) = 0;
+  /// Sets the key to `desired` where it holds `expected` (absent counts as ""). Returns what it holds afterwards.
+  virtual std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired) = 0;
+  virtual void remove(std::string_view key) = 0;
+};
+
+/// A store for threads of one process.
+std::shared_ptr<Store> make_local_store();
+
+}  // namespace weft

@@ -1,0 +1,43 @@
+// A ticket for a call in flight.
+#pragma once
+
+#include <cstdint>
+
+#include "weft/base/clock.hpp"
+
+namespace weft {
+
+class GroupState;
+
+/// Move-only. `in` and `out` of the call must live, and not be touched, until it is done.
+///
+/// Dropping an unfinished Work aborts its group and quiesces: never do it on purpose. done(), wait() and wait_for() may
+/// be called from any thread, one at a time per Work; each drives everything this rank has in flight, on all its
+/// groups, so that waiting in different orders on different ranks cannot deadlock.
+class [[nodiscard]] Work {
+ public:
+  Work() = default;
+  Work(Work&& other) noexcept : group_(other.group_), slot_(other.slot_) { other.group_ = nullptr; }
+  Work& operator=(Work&& other) noexcept;
+  ~Work() {
+    if (group_) drop();
+  }
+
+  /// Takes the next steps it can; never blocks. True: finished. Throws the call's Error where it failed.
+  bool done();
+  /// Drives until it is done. Throws the call's Error; after the deadline, timeout.
+  void wait();
+  /// Like wait(), but returns false after `limit`, the call still pending.
+  bool wait_for(Duration limit);
+  /// False: default-made, moved from, or already waited for.
+  bool valid() const noexcept { return group_ != nullptr; }
+
+ private:
+  friend class GroupState;
+  Work(GroupState* group, std::uint32_t slot) noexcept : group_(group), slot_(slot) {}
+  void drop() noexcept;
+  GroupState* group_ = nullptr;  // counted
+  std::uint32_t slot_ = 0;
+};
+
+}  // namespace weft

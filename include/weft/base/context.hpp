@@ -1,0 +1,51 @@
+// The one per-process object: memory, calls in flight, fork guard, log. Explicit and passed in; weft has no other
+// mutable state. Threads that are ranks of one job share one Context.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "weft/base/log.hpp"
+
+namespace weft {
+
+class Arena;
+class Neighbourhood;
+class ProgressList;
+
+struct ContextOptions {
+  LogLevel log_level = LogLevel::warning;  ///< WEFT_LOG overrides where set
+  LogSink log_sink;                        ///< empty: stderr
+  std::size_t segment_bytes = std::size_t{1} << 30;  ///< address space per shared segment; halved when refused
+};
+
+/// Thread-safe. Must outlive every Storage, Tensor and ProcessGroup made with it.
+class Context {
+ public:
+  explicit Context(ContextOptions options = {});
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  Logger& log() noexcept;
+  const ContextOptions& options() const noexcept;
+  /// Throws `unsupported` in a process forked after this Context was made: "<what>: this process was forked …".
+  void check_fork(const char* what) const {
+    if (forked()) throw_forked(what);
+  }
+  /// True in a child forked after this Context was made. No system call.
+  bool forked() const noexcept { return *fork_mark_ == 0; }
+
+  // For weft's own layers (src/base/): this process's memory, its neighbours on the host, calls in flight by rank.
+  Arena& arena() noexcept;
+  Neighbourhood& neighbourhood() noexcept;
+  ProgressList& progress(int identity);
+
+ private:
+  [[noreturn]] void throw_forked(const char* what) const;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+  const volatile unsigned char* fork_mark_;  // a page the kernel wipes in children (MADV_WIPEONFORK)
+};
+
+}  // namespace weft

@@ -1,0 +1,77 @@
+// Element types and their conversions.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <string_view>
+
+namespace weft {
+
+/// The element type of a view. `boolean` is one byte, 0 or 1.
+enum class DType : std::uint8_t { f64, f32, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64, boolean };
+inline constexpr int kDTypeCount = 13;
+
+/// Bytes per element.
+constexpr int size_bytes(DType t) noexcept {
+  switch (t) {
+    case DType::f64: case DType::i64: case DType::u64: return 8;
+    case DType::f32: case DType::i32: case DType::u32: return 4;
+    case DType::f16: case DType::bf16: case DType::i16: case DType::u16: return 2;
+    case DType::i8: case DType::u8: case DType::boolean: return 1;
+  }
+  return 0;
+}
+
+/// "f32", "bf16", …; `boolean` is "bool".
+std::string_view name(DType t) noexcept;
+
+/// The type of that name; throws bad_argument naming the known ones.
+DType dtype_from_name(std::string_view name);
+
+constexpr bool is_floating(DType t) noexcept {
+  return t == DType::f64 || t == DType::f32 || t == DType::f16 || t == DType::bf16;
+}
+
+/// bfloat16: the upper half of an IEEE binary32. Storage only; arithmetic happens in float.
+struct bf16 {
+  std::uint16_t bits = 0;
+  bf16() = default;
+  /// Rounds to nearest, ties to even; a NaN stays a NaN (quiet).
+  explicit constexpr bf16(float f) noexcept {
+    const auto u = std::bit_cast<std::uint32_t>(f);
+    bits = (u & 0x7fffffffu) > 0x7f800000u ? static_cast<std::uint16_t>((u >> 16) | 0x40u)
+                                           : static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+  }
+  explicit constexpr operator float() const noexcept {
+    return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+  }
+  static constexpr bf16 from_bits(std::uint16_t b) noexcept { bf16 x; x.bits = b; return x; }
+};
+
+/// IEEE binary16. Storage only; arithmetic happens in float.
+struct f16 {
+  std::uint16_t bits = 0;
+  f16() = default;
+  /// Rounds to nearest, ties to even; overflow gives infinity; a NaN stays a NaN (quiet).
+  explicit f16(float f) noexcept;
+  explicit operator float() const noexcept;
+  static constexpr f16 from_bits(std::uint16_t b) noexcept { f16 x; x.bits = b; return x; }
+};
+
+/// The DType of a C++ type: `dtype_of<float> == DType::f32`.
+template <class T> inline constexpr DType dtype_of = T::weft_has_no_dtype_for_this_type;
+template <> inline constexpr DType dtype_of<double> = DType::f64;
+template <> inline constexpr DType dtype_of<float> = DType::f32;
+template <> inline constexpr DType dtype_of<f16> = DType::f16;
+template <> inline constexpr DType dtype_of<bf16> = DType::bf16;
+template <> inline constexpr DType dtype_of<std::int8_t> = DType::i8;
+template <> inline constexpr DType dtype_of<std::int16_t> = DType::i16;
+template <> inline constexpr DType dtype_of<std::int32_t> = DType::i32;
+template <> inline constexpr DType dtype_of<std::int64_t> = DType::i64;
+template <> inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
+template <> inline constexpr DType dtype_of<std::uint16_t> = DType::u16;
+template <> inline constexpr DType dtype_of<std::uint32_t> = DType::u32;
+template <> inline constexpr DType dtype_of<std::uint64_t> = DType::u64;
+template <> inline constexpr DType dtype_of<bool> = DType::boolean;
+
+}  // namespace weft

@@ -1,0 +1,67 @@
+// The one exception type. A program acts on its fields; a person reads its text.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weft/base/op.hpp"
+
+namespace weft {
+
+enum class ErrorCode : std::uint8_t {
+  bad_argument,  ///< an argument of this call is wrong; nothing was sent
+  layout,        ///< a tensor's layout does not fit the operation
+  unsupported,   ///< this backend or build cannot do it
+  mismatch,      ///< ranks called different things
+  timeout,       ///< the deadline passed; ranks() had not arrived
+  peer_lost,     ///< ranks() died or left
+  aborted,       ///< some rank called abort()
+  system,        ///< the operating system refused; text holds errno's words
+};
+
+/// "bad_argument", "layout", …
+std::string_view name(ErrorCode code) noexcept;
+
+inline constexpr std::uint64_t kNoCall = ~std::uint64_t{0};
+
+/// What went wrong, where and with whom: the value an Error carries and a backend reports.
+struct Failure {
+  ErrorCode code = ErrorCode::system;
+  std::string text;             ///< without the group's tail
+  Op op = Op::none;             ///< the operation that failed
+  std::uint64_t call = kNoCall; ///< its number in the group
+  std::vector<int> ranks;       ///< the ranks to blame, in the group's numbering
+};
+
+/// Thrown by every weft function that fails. Copying does not throw.
+class Error : public std::runtime_error {
+ public:
+  Error(ErrorCode code, const std::string& text);
+  explicit Error(Failure failure, bool quiesced = true);
+
+  ErrorCode code() const noexcept { return details_->failure.code; }
+  Op op() const noexcept { return details_->failure.op; }
+  /// The call's number in its group, or kNoCall.
+  std::uint64_t call() const noexcept { return details_->failure.call; }
+  /// The ranks that are to blame (dead, absent, mismatching), in the group's numbering; may be empty.
+  std::span<const int> ranks() const noexcept { return details_->failure.ranks; }
+  /// True: nobody touches this call's buffers any more. False: call quiesce() before reusing them.
+  bool quiesced() const noexcept { return details_->quiesced; }
+
+ private:
+  struct Details {
+    Failure failure;
+    bool quiesced;
+  };
+  std::shared_ptr<const Details> details_;
+};
+
+/// An Error of code `system` whose text is "<what>: <errno's words>".
+[[noreturn]] void throw_errno(const std::string& what, int error_number);
+
+}  // namespace weft

@@ -1,0 +1,10 @@
+// All of weft's C++ API.
+#pragma once
+
+#include "weft/backends/backend.hpp"
+#include "weft/backends/process_group.hpp"
+#include "weft/backends/store.hpp"
+#include "weft/base/context.hpp"
+#include "weft/base/error.hpp"
+#include "weft/base/tensor.hpp"
+#include "weft/base/view.hpp"

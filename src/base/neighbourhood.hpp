@@ -1,0 +1,102 @@
+// The other processes of this host, as seen from this one: how their memory is reached and whether they live.
+//
+// Each Context listens on an abstract Unix socket and hands out descriptors of its own segments and regions, from a
+// small thread that sleeps otherwise. Whoever asks must run as the same user (SO_PEERCRED). No name is left in the file
+// system; descriptors close themselves. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "weft/base/clock.hpp"
+
+namespace weft {
+
+class Arena;
+class Logger;
+
+/// A word a rank sleeps on. Lives in memory that all processes of the host that know this process map.
+class Bell {
+ public:
+  Bell() = default;
+  explicit Bell(std::atomic<std::uint32_t>* word) : word_(word) {}
+  explicit operator bool() const noexcept { return word_ != nullptr; }
+  std::uint32_t read() const noexcept { return word_->load(std::memory_order_seq_cst); }
+  /// Adds one and wakes all who sleep on it.
+  void ring() const noexcept;
+  /// Sleeps until the word differs from `seen` or `limit` has passed. May wake early.
+  void sleep(std::uint32_t seen, Duration limit) const noexcept;
+
+ private:
+  std::atomic<std::uint32_t>* word_ = nullptr;
+};
+
+/// Memory mapped by several processes or threads: a group's control block. Zero-filled when made. Unmapped with the
+/// last owner; excluded from children by fork and from core dumps.
+struct Region {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+using RegionRef = std::shared_ptr<const Region>;
+
+/// What a process publishes about itself, so that others find it. Encoded as one line of text for the Store.
+struct ProcessAddress {
+  std::string host;    ///< boot id, pid namespace and network namespace: equal means that memory can be shared
+  std::string socket;  ///< abstract socket name, without the leading zero byte; random
+  std::uint32_t user = 0;
+  std::int32_t pid = 0;
+  std::string encode() const;
+  /// Throws mismatch with the text where it is not an address.
+  static ProcessAddress decode(const std::string& text);
+  friend bool operator==(const ProcessAddress&, const ProcessAddress&) = default;
+};
+
+/// One process of this host (perhaps this one), watched by pidfd. Shared by all groups that have ranks there.
+class Neighbour {
+ public:
+  virtual ~Neighbour() = default;
+  virtual const ProcessAddress& address() const noexcept = 0;
+  virtual bool is_self() const noexcept = 0;
+  /// False once the process has ended. One cheap system call.
+  virtual bool alive() const noexcept = 0;
+  /// This process's mapping of that process's segment, or null where not mapped (yet). Lock-free.
+  virtual std::byte* segment(std::uint32_t index) const noexcept = 0;
+  /// Maps segments [0, count) that are not mapped yet, asking their owner for the descriptors; gives up at the
+  /// deadline (a stopped owner). True: all are mapped. A refused mmap is final for that segment and logged once.
+  virtual bool map_segments(std::uint32_t count, Deadline deadline) noexcept = 0;
+  /// The bell of the rank of that identity there. Null: not mapped.
+  virtual Bell bell(int identity) const noexcept = 0;
+};
+using NeighbourRef = std::shared_ptr<Neighbour>;
+
+class Neighbourhood {
+ public:
+  static constexpr int kMaxIdentities = 1024;
+
+  Neighbourhood(Logger& log, Arena& arena);
+  ~Neighbourhood();
+
+  const ProcessAddress& self() const noexcept;
+  /// Connects, checks credentials, opens the pidfd, maps its bells. The same address gives the same Neighbour while
+  /// anyone holds it. Throws peer_lost (gone), timeout, unsupported (other host or other user: text says which).
+  NeighbourRef meet(const ProcessAddress& address, Deadline deadline);
+
+  /// Makes a region of zeros and offers it under `name` to this process's threads and to its neighbours,
+  /// for as long as the returned owner lives. Throws bad_argument where the name is offered already.
+  RegionRef offer(const std::string& name, std::size_t bytes);
+  /// The region that `owner` offers under that name; waits for it until the deadline. Within one process everybody
+  /// gets the same mapping. Throws timeout, peer_lost, system.
+  RegionRef open(Neighbour& owner, const std::string& name, Deadline deadline);
+
+  /// This process's own bell for that identity.
+  Bell own_bell(int identity) noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace weft
