@@ -1,0 +1,44 @@
+// What every store does with its keys, written once: the limits, counters and comparisons. The in-process
+// store and the TCP server keep one table each. Not thread-safe: whoever owns the table locks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "weft/base/clock.hpp"
+
+namespace weft {
+
+inline constexpr std::size_t kMaxStoreKeyBytes = 1024;
+inline constexpr std::size_t kMaxStoreValueBytes = std::size_t{1} << 20;
+
+/// A key as error texts show it: quoted, at most 64 bytes of it, with dots for what does not print.
+std::string shown_key(std::string_view key);
+/// "5.0 s", or "50 ms" below a second.
+std::string shown_duration(Duration d);
+/// `store: key "x" was not set within 5.0 s`
+std::string timeout_text(std::string_view key, Duration waited);
+/// Throws bad_argument where a key is empty or too long, or a value too long.
+void check_store_key(std::string_view key);
+void check_store_value(std::string_view key, std::string_view value);
+
+/// Arguments are checked by the callers (check_store_key, check_store_value).
+class StoreTable {
+ public:
+  void set(std::string_view key, std::string_view value);
+  /// The value, or null. Valid until the next change.
+  const std::string* find(std::string_view key) const;
+  /// Throws bad_argument where the key holds no decimal number or the sum leaves 64 bits.
+  std::int64_t add(std::string_view key, std::int64_t delta);
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);
+  void remove(std::string_view key);
+
+ private:
+  std::map<std::string, std::string, std::less<>> values_;
+};
+
+}  // namespace weft
