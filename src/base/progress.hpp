@@ -27,9 +27,17 @@ class ProgressList {
   void remove(Driven* d) noexcept;
   /// drive() on each. True: something moved.
   bool drive_all() noexcept;
-  /// Sleeps on the rank's bell until a peer rings or `limit` has passed, unless driving everything once more, after
-  /// the announcement, moved something.
-  void sleep(Duration limit) noexcept;
+  /// announce_sleep() on each.
+  void announce_sleep(bool asleep) noexcept;
+  /// Sleeps on the rank's bell until a peer rings or `limit` has passed. After the announcement everything is driven once
+  /// more and `finished` asked: where either says yes it does not sleep, so no wake-up is lost.
+  template <class Finished>
+  void sleep(Duration limit, const Finished& finished) noexcept {
+    const std::uint32_t seen = bell_.read();
+    announce_sleep(true);
+    if (!drive_all() && !finished()) bell_.sleep(seen, limit);
+    announce_sleep(false);
+  }
   Bell bell() const noexcept { return bell_; }
 
  private:

@@ -4,8 +4,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "weft/backends/call.hpp"
@@ -15,7 +18,8 @@
 
 namespace weft {
 
-enum class Step : std::uint8_t { pending, done, failed };
+/// What a poll found: nothing to do now; a step taken with more to come; the end; a failure.
+enum class Step : std::uint8_t { pending, advanced, done, failed };
 
 /// What a backend can do. Asked once, when the group is created.
 struct Traits {
@@ -24,6 +28,13 @@ struct Traits {
   bool canonical = false;            ///< it can do Order::canonical
   std::uint32_t reduce_dtypes = 0;   ///< bit per DType: may be reduced
   std::uint32_t dtypes = 0;          ///< bit per DType: may be moved
+  bool spin = true;                  ///< a waiter may spin: no more ranks here than usable cores
+};
+
+/// Memory of the caller's that peers may write during a call.
+struct MemoryRange {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
 };
 
 /// A call in flight: a fixed slot of the group's ring, reused when done. The group fills the first part before post();
@@ -64,8 +75,9 @@ class Backend {
   /// The first cause, after fail(), a failed poll() or healthy() == false. From any thread.
   virtual Failure failure() const = 0;
   /// After a failure: waits until nobody can touch the callers' memory any more, moving the callers' shared memory
-  /// to new pages where a stopped peer might still write. False: not reached by the deadline. From any thread.
-  virtual bool quiesce(Deadline deadline) noexcept = 0;
+  /// to new pages where a stopped peer might still write. `exposed`: the buffers of the calls that failed. False: not
+  /// reached by the deadline. From any thread.
+  virtual bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept = 0;
   /// The rank is about to sleep on its bell, or awake again: from any thread. See ProgressList::sleep.
   virtual void announce_sleep(bool asleep) noexcept = 0;
 };
@@ -78,14 +90,12 @@ struct Bringup {
   std::string name;
   int rank = 0;
   int size = 1;
-  int identity = 0;           ///< which rank of this process this is: names its bell and its progress list
-  Deadline deadline;          ///< for the bring-up
-  std::string path;           ///< tests: force one path of the backend ("" = its own choice)
+  int identity = 0;  ///< which rank of this process this is: names its bell and its progress list
+  Deadline deadline;  ///< for the bring-up
+  std::string path;   ///< tests: force one path of the backend ("" = its own choice)
 };
 
-using BackendFactory = std::unique_ptr<Backend> (*)(const Bringup&);
-
-/// Makes a backend known to ProcessGroup::create under `name`. "shm" is there from the start. Thread-safe.
-void register_backend(Context& context, std::string name, BackendFactory factory);
+/// Makes a transport. Throws where the group cannot be had; collective over its ranks.
+using BackendFactory = std::function<std::unique_ptr<Backend>(const Bringup&)>;
 
 }  // namespace weft

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "weft/backends/backend.hpp"
 #include "weft/backends/call.hpp"
 #include "weft/backends/store.hpp"
 #include "weft/backends/work.hpp"
@@ -44,6 +45,8 @@ class ProcessGroup {
   ProcessGroup() = default;
   /// Collective over the ranks of `m`. Throws timeout naming the ranks that did not come.
   static ProcessGroup create(Context& context, std::string_view backend, const Membership& m);
+  /// The same over a transport of the caller's own (weft/backends/backend.hpp).
+  static ProcessGroup create(Context& context, const BackendFactory& factory, const Membership& m);
   ProcessGroup(ProcessGroup&&) noexcept;
   ProcessGroup& operator=(ProcessGroup&&) noexcept;
   ~ProcessGroup();

@@ -17,7 +17,7 @@ class GroupState;
 class [[nodiscard]] Work {
  public:
   Work() = default;
-  Work(Work&& other) noexcept : group_(other.group_), slot_(other.slot_) { other.group_ = nullptr; }
+  Work(Work&& other) noexcept : group_(other.group_), slot_(other.slot_), ticket_(other.ticket_) { other.group_ = nullptr; }
   Work& operator=(Work&& other) noexcept;
   ~Work() {
     if (group_) drop();
@@ -34,10 +34,13 @@ class [[nodiscard]] Work {
 
  private:
   friend class GroupState;
-  Work(GroupState* group, std::uint32_t slot) noexcept : group_(group), slot_(slot) {}
+  Work(GroupState* group, std::uint32_t slot, std::uint32_t ticket) noexcept
+      : group_(group), slot_(slot), ticket_(ticket) {}
   void drop() noexcept;
+  void finish() noexcept;
   GroupState* group_ = nullptr;  // counted
   std::uint32_t slot_ = 0;
+  std::uint32_t ticket_ = 0;  // the slot's generation while the call is in flight
 };
 
 }  // namespace weft
