@@ -8,3 +8,7 @@
 #include "weft/base/error.hpp"
 #include "weft/base/tensor.hpp"
 #include "weft/base/view.hpp"
+#include "weft/mesh/boundary.hpp"
+#include "weft/mesh/layout.hpp"
+#include "weft/mesh/mesh.hpp"
+#include "weft/mesh/redistribute.hpp"

@@ -1,0 +1,129 @@
+// Ranks arranged as a grid with named axes: MeshShape is the arithmetic alone, DeviceMesh adds this rank's
+// place in it and the groups along its axes. Callable from any thread; what communicates says so.
+#pragma once
+
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weft/backends/process_group.hpp"
+
+namespace weft {
+
+/// One axis of a mesh. As an argument, size -1 means "as many as the ranks leave" and may stand once.
+struct MeshAxis {
+  std::string name;
+  int size = 1;
+  friend bool operator==(const MeshAxis&, const MeshAxis&) = default;
+};
+
+/// Names and sizes of a grid of ranks. A value; pure functions. Row-major: neighbours along the last axis
+/// have neighbouring ranks.
+class MeshShape {
+ public:
+  MeshShape() = default;
+  /// Throws bad_argument for an empty or repeated name, or a size that is neither positive nor the one -1.
+  MeshShape(std::initializer_list<MeshAxis> axes);
+  explicit MeshShape(std::vector<MeshAxis> axes);
+
+  /// The same with -1 worked out for `ranks` ranks. Throws bad_argument with the arithmetic:
+  /// `mesh: 6 ranks do not divide into tensor=4 x domain=1`, `mesh: dp=2 x tp=2 = 4 ranks; the group has 6`.
+  MeshShape fit(int ranks) const;
+
+  int axis_count() const noexcept { return static_cast<int>(axes_.size()); }
+  std::span<const MeshAxis> axes() const noexcept { return axes_; }
+  /// The number of ranks: the product of all sizes.
+  int size() const noexcept;
+  int size(int axis) const { return axes_[static_cast<std::size_t>(axis)].size; }
+  int size(std::string_view axis) const { return size(index(axis)); }
+  const std::string& name(int axis) const { return axes_[static_cast<std::size_t>(axis)].name; }
+  bool has(std::string_view axis) const noexcept;
+  /// Throws bad_argument: `mesh: no axis "pp" in dp=2 x tp=2`.
+  int index(std::string_view axis) const;
+
+  /// Rank → coordinates and back; throw bad_argument where out of range.
+  std::vector<int> coordinates(int rank) const;
+  int coordinate(int rank, int axis) const;
+  int rank(std::span<const int> coordinates) const;
+
+  friend bool operator==(const MeshShape&, const MeshShape&) = default;
+
+ private:
+  std::vector<MeshAxis> axes_;
+};
+
+/// "dp=2 x tp=2"
+std::string to_string(const MeshShape& shape);
+
+class MeshState;
+
+/// A mesh as one of its ranks sees it, or a sub-mesh: the ranks that share this rank's coordinates on all
+/// other axes. A cheap handle: copies and sub-meshes share the root's state. Thread-safe. Equal handles (==)
+/// name the same axes of the same root.
+///
+/// The root's last handle must outlive every Tensor, Parameter and Layout that speaks of it.
+class DeviceMesh {
+ public:
+  DeviceMesh() = default;
+  /// Over all ranks of `group`, which is taken over, or borrowed and must then outlive the mesh. No
+  /// communication. Throws bad_argument with the arithmetic where the ranks do not fit (MeshShape::fit).
+  DeviceMesh(ProcessGroup&& group, const MeshShape& shape);
+  DeviceMesh(ProcessGroup& group, const MeshShape& shape);
+  /// A mesh that cannot communicate, as `rank` sees it: layouts and slices are arithmetic and work, group()
+  /// throws unsupported.
+  static DeviceMesh arithmetic(Context& context, const MeshShape& shape, int rank);
+
+  explicit operator bool() const noexcept { return node_ != nullptr; }
+
+  /// This rank's sub-mesh along one axis, or along several in the order asked for: mesh["tp"], mesh[{"tp",
+  /// "dp"}]. An axis of size 1 gives a sub-mesh of one rank. Throws bad_argument naming the axis that is not
+  /// there.
+  DeviceMesh operator[](std::string_view axis) const;
+  DeviceMesh operator[](std::initializer_list<const char*> axes) const;
+  DeviceMesh submesh(std::span<const std::string> axes) const;
+  /// All its axes as one, called `name`, ranks in row-major order.
+  DeviceMesh flatten(std::string name) const;
+  /// The mesh this one was cut from; itself for a root.
+  DeviceMesh root() const;
+  bool is_root() const noexcept;
+
+  const MeshShape& shape() const noexcept;
+  /// Ranks in this mesh; along one axis.
+  int size() const noexcept { return shape().size(); }
+  int size(std::string_view axis) const { return shape().size(axis); }
+  bool has(std::string_view axis) const noexcept { return shape().has(axis); }
+  /// This rank's number within this mesh (row-major over its axes); along one axis.
+  int rank() const noexcept;
+  int coordinate(std::string_view axis) const;
+  /// The name of a mesh of one axis; several are joined by a comma.
+  std::string name() const;
+  /// Its ranks in the root's numbering, in the order of their rank() here.
+  std::vector<int> ranks() const;
+  /// The index among the root's axes of a mesh of exactly one of them. Throws bad_argument for any other
+  /// mesh.
+  int root_axis() const;
+  /// The indices among the root's axes of all of this mesh's, in its order.
+  std::span<const int> root_axes() const noexcept;
+
+  /// The group of this mesh's ranks, numbered as rank() numbers them. Made at the first call, which is
+  /// collective among those ranks alone; kept as long as the root; at most one per list of axes. Throws
+  /// unsupported on an arithmetic mesh.
+  ProcessGroup& group() const;
+  /// Where its tensors are allocated.
+  Context& context() const noexcept;
+
+  friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) noexcept;
+
+  MeshState& state() const noexcept;  // for weft's own mesh layer
+
+ private:
+  struct Node;
+  explicit DeviceMesh(std::shared_ptr<const Node> node) : node_(std::move(node)) {}
+  friend struct Layout;
+  std::shared_ptr<const Node> node_;
+};
+
+}  // namespace weft
