@@ -1,14 +1,17 @@
 // Files of named tensors: the safetensors format (github.com/huggingface/safetensors), read and written.
-// An open file may be read from any number of threads at once; two writers of one path must not run at the same time.
+// An open file may be read from any number of threads at once; two writers of one path must not run at the
+// same time.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "weft/base/tensor.hpp"
@@ -23,14 +26,15 @@ struct SafetensorsInfo {
   std::int64_t bytes = 0;
 };
 
-/// An open safetensors file. The header is read and checked as a whole by `open`; elements are read when asked for, so
-/// a file that shrinks later is an error and not a signal. Cheap to copy; copies share the descriptor.
+/// An open safetensors file. The header is read and checked as a whole by `open`; elements are read when
+/// asked for, so a file that shrinks later is an error and not a signal. Cheap to copy; copies share the
+/// descriptor.
 class SafetensorsFile {
  public:
-  /// Throws `system` where the file cannot be opened, `bad_argument` where it is not sound: too short, a header longer
-  /// than the file, no JSON object, a name twice, an unknown dtype, a shape that does not give the bytes its offsets
-  /// span, offsets outside of the file, overlapping tensors, bytes that belong to no tensor. The text names the file, the
-  /// tensor, what was found and what was expected.
+  /// Throws `system` where the file cannot be opened, `bad_argument` where it is not sound: too short, a
+  /// header longer than the file, no JSON object, a name twice, an unknown dtype, a shape that does not give
+  /// the bytes its offsets span, offsets outside of the file, overlapping tensors, bytes that belong to no
+  /// tensor. The text names the file, the tensor, what was found and what was expected.
   static SafetensorsFile open(const std::filesystem::path& path);
 
   const std::filesystem::path& path() const noexcept;
@@ -44,10 +48,11 @@ class SafetensorsFile {
   /// One string of it; throws bad_argument naming the keys there are.
   const std::string& metadata(std::string_view key) const;
 
-  /// The tensor, in fresh memory. Throws as `info` does, and `system` where reading fails or the file has become shorter.
+  /// The tensor, in fresh memory. Throws as `info` does, and `system` where reading fails or the file has
+  /// become shorter.
   Tensor read(Context& context, std::string_view name, Memory memory = Memory::local) const;
-  /// The bytes [offset, offset + out.size()) of the tensor's data, row-major. Throws as `read`, and bad_argument where that
-  /// reaches past its end.
+  /// The bytes [offset, offset + out.size()) of the tensor's data, row-major. Throws as `read`, and
+  /// bad_argument where that reaches past its end.
   void read_bytes(std::string_view name, std::int64_t offset, std::span<std::byte> out) const;
 
  private:
@@ -62,11 +67,12 @@ struct SafetensorsEntry {
   ConstTensorView data;
 };
 
-/// Writes a file that holds `entries` and `metadata`: under a temporary name in the same folder, synced, then renamed, so
-/// that `path` is at any moment the old file or the whole new one. The header lists tensors by name; their data lies in the
-/// order of falling element size, then name, so that each is aligned to its element without gaps, and begins at a
-/// multiple of 64 bytes. Throws `bad_argument` for a name twice, the reserved name "__metadata__" or a view that is not
-/// contiguous, and `system` where writing fails; then `path` is untouched and the temporary file is gone.
+/// Writes a file that holds `entries` and `metadata`: under a temporary name in the same folder, synced, then
+/// renamed, so that `path` is at any moment the old file or the whole new one. The header lists tensors by
+/// name; their data lies in the order of falling element size, then name, so that each is aligned to its
+/// element without gaps, and begins at a multiple of 64 bytes. Throws `bad_argument` for a name twice, the
+/// reserved name "__metadata__" or a view that is not contiguous, and `system` where writing fails; then
+/// `path` is untouched and the temporary file is gone.
 void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorsEntry> entries,
                        const std::map<std::string, std::string>& metadata = {});
 

@@ -1,0 +1,90 @@
+#include "checkpoint/file_io.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "weft/base/error.hpp"
+
+namespace weft {
+
+FileHandle::~FileHandle() {
+  if (fd_ >= 0) ::close(fd_);
+}
+
+FileHandle& FileHandle::operator=(FileHandle&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+
+void FileHandle::close(const std::string& what) {
+  // Linux releases the descriptor even where close reports an error: it must not be closed again.
+  const int fd = std::exchange(fd_, -1);
+  if (fd >= 0 && ::close(fd) != 0 && errno != EINTR) throw_errno(what, errno);
+}
+
+AtomicFile::AtomicFile(std::filesystem::path path)
+    : path_(std::move(path)), temporary_(fmt::format("{}.tmp.{}", path_.string(), ::getpid())) {
+  file_ = FileHandle(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  if (file_.get() < 0) throw_errno(fmt::format("cannot create {}", temporary_.string()), errno);
+}
+
+AtomicFile::~AtomicFile() {
+  if (!committed_) ::unlink(temporary_.c_str());
+}
+
+void AtomicFile::write(std::span<const std::byte> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::write(file_.get(), bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw_errno(fmt::format("cannot write {}", temporary_.string()), errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(n));
+  }
+}
+
+void AtomicFile::commit() {
+  if (::fsync(file_.get()) != 0) throw_errno(fmt::format("cannot sync {}", temporary_.string()), errno);
+  file_.close(fmt::format("cannot close {}", temporary_.string()));
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0)
+    throw_errno(fmt::format("cannot rename {} to {}", temporary_.string(), path_.string()), errno);
+  committed_ = true;
+  sync_folder(path_.parent_path());
+}
+
+void sync_folder(const std::filesystem::path& folder) {
+  const char* name = folder.empty() ? "." : folder.c_str();
+  FileHandle handle(::open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (handle.get() < 0) throw_errno(fmt::format("cannot open the folder {}", name), errno);
+  // Some file systems cannot sync a folder and say EINVAL; there is nothing better to ask of them.
+  if (::fsync(handle.get()) != 0 && errno != EINVAL)
+    throw_errno(fmt::format("cannot sync the folder {}", name), errno);
+}
+
+void read_exactly(int fd, const std::filesystem::path& path, std::int64_t offset, std::span<std::byte> out) {
+  while (!out.empty()) {
+    const ssize_t n = ::pread(fd, out.data(), out.size(), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw_errno(fmt::format("cannot read {}", path.string()), errno);
+    if (n == 0)
+      throw Error(ErrorCode::system, fmt::format("cannot read {}: it ends at byte {}; expected {} bytes more",
+                                                 path.string(), offset, out.size()));
+    offset += n;
+    out = out.subspan(static_cast<std::size_t>(n));
+  }
+}
+
+std::string read_text(const std::filesystem::path& path) {
+  const FileHandle file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (file.get() < 0) throw_errno(fmt::format("cannot open {}", path.string()), errno);
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) throw_errno(fmt::format("cannot read {}", path.string()), errno);
+  std::string text(static_cast<std::size_t>(status.st_size), '\0');
+  read_exactly(file.get(), path, 0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+}  // namespace weft

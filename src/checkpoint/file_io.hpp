@@ -1,0 +1,60 @@
+// Files that appear whole or not at all, and descriptors that close themselves. Each object belongs to one
+// thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace weft {
+
+/// Owns a file descriptor.
+class FileHandle {
+ public:
+  explicit FileHandle(int fd = -1) noexcept : fd_(fd) {}
+  ~FileHandle();
+  FileHandle(FileHandle&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
+  FileHandle& operator=(FileHandle&& other) noexcept;
+  int get() const noexcept { return fd_; }
+  /// Closes now; throws `system` naming `what` where the system reports an error that was held back until
+  /// here.
+  void close(const std::string& what);
+
+ private:
+  int fd_;
+};
+
+/// Writes `<path>.tmp.<process>` and makes it `path` on commit(). Dropped before that, the temporary file is
+/// removed and `path` is untouched. Every function throws `system` naming the file.
+class AtomicFile {
+ public:
+  explicit AtomicFile(std::filesystem::path path);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  void write(std::span<const std::byte> bytes);
+  void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
+  /// Syncs the file, renames it, syncs the folder.
+  void commit();
+
+ private:
+  std::filesystem::path path_, temporary_;
+  FileHandle file_;
+  bool committed_ = false;
+};
+
+/// Makes the names in `folder` durable. Throws `system` naming it.
+void sync_folder(const std::filesystem::path& folder);
+
+/// The bytes [offset, offset + out.size()) of an open file. Throws `system` naming `path` where reading fails
+/// or the file ends before.
+void read_exactly(int fd, const std::filesystem::path& path, std::int64_t offset, std::span<std::byte> out);
+
+/// A whole small file. Throws `system` naming it.
+std::string read_text(const std::filesystem::path& path);
+
+}  // namespace weft
