@@ -1,0 +1,183 @@
+#!/usr/bin/env python3
+"""Fails on every #include that goes against the arrows between layers.
+
+    tools/check_layers.py [TREE]        checks the tree (default: the one this file lies in)
+    tools/check_layers.py --self-test   checks itself on a small tree of known faults
+
+A finding is one line, `file:line: what; the rule`. Exit status 1 if there is any. The rules, in words:
+
+  base <- backends <- mesh <- nn <- tp, dp, domain, ep <- models <- checkpoint <- capi <- tools, bench, examples
+
+1. A file includes its own folder or one to the left. tp, dp, domain and ep do not know each other.
+2. nn communicates through boundaries alone: it includes nothing of backends.
+3. An include names its layer ("weft/base/error.hpp", "base/arena.hpp"), never a bare or relative path.
+4. Public headers (include/) include public headers and the C and C++ standard libraries only.
+5. weft/weft.hpp, which includes everything, is for programs, not for the library.
+6. Tests of a layer include what that layer may, and "support/".
+7. A foreign library's headers stay in the folders that may use it (FOREIGN below).
+"""
+import pathlib
+import re
+import sys
+import tempfile
+
+COLUMNS = [["base"], ["backends"], ["mesh"], ["nn"], ["tp", "dp", "domain", "ep"], ["models"], ["checkpoint"], ["capi"],
+           ["tools", "bench", "examples"]]
+COLUMN = {layer: i for i, column in enumerate(COLUMNS) for layer in column}
+PROGRAMS = {"tools", "bench", "examples"}
+ARROWS = " <- ".join(", ".join(c) for c in COLUMNS)
+
+# Foreign headers and the folders that may include them; a trailing / stands for everything below.
+FOREIGN = [
+    (r"(oneapi/)?dnnl", ["src/nn/kernels/", "tests/nn/", "bench/"]),
+    (r"nlohmann/", ["src/checkpoint/", "src/backends/", "tools/", "tests/", "bench/"]),
+    (r"CLI/", ["tools/", "bench/", "examples/"]),
+    (r"benchmark/", ["bench/"]),
+    (r"(gtest|gmock)/", ["tests/"]),
+    (r"mpi\.h", ["src/backends/mpi/", "bench/peers/"]),
+    (r"gloo/", ["src/backends/gloo/", "bench/peers/"]),
+    (r"nccl\.h", ["src/backends/nccl/", "bench/peers/"]),
+]
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+# Standard and system headers that a public header may name: no folder, or one of the kernel's and C library's own.
+SYSTEM_FOLDERS = ("sys/", "linux/", "netinet/", "arpa/", "bits/", "asm/")
+
+
+def layer_of_file(path):
+    """(layer, kind) of a file of the tree; kind is public, private, test or program. None: no rule applies to it."""
+    parts = path.parts
+    if parts[0] == "include" and len(parts) >= 3:
+        return ("api", "public") if len(parts) == 3 else (parts[2], "public")
+    if parts[0] == "src" and len(parts) >= 3:
+        return parts[1], "private"
+    if parts[0] == "tests" and len(parts) >= 3:
+        return parts[1], "test"
+    if parts[0] in PROGRAMS:
+        return parts[0], "program"
+    return None
+
+
+def reaches(layer, wanted):
+    return layer == wanted or COLUMN[wanted] < COLUMN[layer]
+
+
+def check_include(path, layer, kind, quote, name):
+    """What is wrong with one include, or None."""
+    for pattern, folders in FOREIGN:
+        if re.match(pattern, name):
+            allowed = any(path.as_posix().startswith(f) for f in folders)
+            return None if allowed else f"includes {name}; that library's headers are for {', '.join(folders)} only"
+    if quote == "<" and not name.startswith("weft/"):
+        if kind == "public" and "/" in name and not name.startswith(SYSTEM_FOLDERS):
+            return f"includes <{name}>; public headers include the standard libraries only"
+        return None
+    if name.startswith(".") or "/../" in name or "/" not in name:
+        # A program and a test may have headers beside them; the library names the layer.
+        if kind in ("program", "test") and not name.startswith(".") and "/" not in name:
+            return None
+        return f'includes "{name}"; an include names its layer, as in "base/arena.hpp"'
+    if name in ("weft/weft.hpp", "weft/weft.h"):
+        if kind in ("program", "test") or layer in ("api", "capi"):
+            return None
+        return f'includes "{name}"; that is for programs, the library includes what it uses'
+    parts = name.split("/")
+    public = parts[0] == "weft" and len(parts) > 2
+    wanted = parts[1] if public else parts[0]
+    if wanted == "support":
+        return None if kind == "test" else f'includes "{name}"; support/ is for tests'
+    if kind == "program" and wanted not in COLUMN:
+        return None  # a folder of the program's own
+    if wanted not in COLUMN:
+        return f'includes "{name}"; there is no layer "{wanted}"'
+    if kind == "public" and not public:
+        return f'includes "{name}"; a public header includes public headers only'
+    if layer in ("api", "support", "house"):
+        return None
+    if layer == "nn" and wanted == "backends" and kind != "test":
+        return f'includes "{name}"; nn communicates through boundaries of mesh alone'
+    if not reaches(layer, wanted):
+        return f'includes "{name}": {layer} may not know {wanted}; {ARROWS}'
+    return None
+
+
+def findings(tree):
+    found = []
+    files = sorted(p for top in ("include", "src", "tests", "tools", "bench", "examples")
+                   for p in (tree / top).rglob("*") if p.suffix in (".hpp", ".cpp", ".h", ".c", ".cu"))
+    for file in files:
+        path = file.relative_to(tree)
+        place = layer_of_file(path)
+        if place is None:
+            continue
+        layer, kind = place
+        if layer not in COLUMN and layer not in ("api", "support", "house"):
+            found.append(f"{path}:1: lies in a folder that is no layer, \"{layer}\"; {ARROWS}")
+            continue
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            match = INCLUDE.match(line)
+            wrong = match and check_include(path, layer, kind, match.group(1), match.group(2))
+            if wrong:
+                found.append(f"{path}:{number}: {wrong}")
+    return found, len(files)
+
+
+def self_test():
+    sound = {
+        "include/weft/base/a.hpp": '#include <vector>\n#include <sys/types.h>\n',
+        "include/weft/weft.hpp": '#include "weft/base/a.hpp"\n#include "weft/models/m.hpp"\n',
+        "include/weft/models/m.hpp": '#include "weft/tp/t.hpp"\n#include "weft/nn/n.hpp"\n',
+        "src/base/a.cpp": '#include "weft/base/a.hpp"\n#include "base/b.hpp"\n#include <fmt/format.h>\n',
+        "src/dp/d.cpp": '  #  include "weft/backends/g.hpp"\n#include "mesh/m.hpp"\n',
+        "src/nn/kernels/k.cpp": '#include <dnnl.hpp>\n',
+        "tests/nn/n_test.cpp": '#include "support/ranks.hpp"\n#include "weft/backends/g.hpp"\n#include <gtest/gtest.h>\n',
+        "tools/weft/main.cpp": '#include "weft/weft.hpp"\n#include "commands.hpp"\n#include <CLI/CLI.hpp>\n',
+    }
+    faults = {
+        ("src/base/x.cpp", 2, '\n#include "weft/mesh/mesh.hpp"'): "base may not know mesh",
+        ("src/tp/x.cpp", 1, '#include "weft/dp/averaging.hpp"'): "tp may not know dp",
+        ("src/nn/x.cpp", 1, '#include "weft/backends/process_group.hpp"'): "boundaries of mesh alone",
+        ("src/mesh/x.cpp", 1, '#include "layout.hpp"'): "an include names its layer",
+        ("src/mesh/y.cpp", 1, '#include "../base/arena.hpp"'): "an include names its layer",
+        ("include/weft/base/x.hpp", 1, '#include "base/arena.hpp"'): "public headers only",
+        ("include/weft/base/y.hpp", 1, '#include <fmt/format.h>'): "standard libraries only",
+        ("src/mesh/z.cpp", 1, '#include "weft/weft.hpp"'): "is for programs",
+        ("src/mesh/w.cpp", 1, '#include "support/ranks.hpp"'): "support/ is for tests",
+        ("src/mesh/v.cpp", 1, '#include "weft/mash/mesh.hpp"'): 'there is no layer "mash"',
+        ("tests/base/x_test.cpp", 1, '#include "weft/backends/store.hpp"'): "base may not know backends",
+        ("src/backends/x.cpp", 1, '#include <mpi.h>'): "src/backends/mpi/",
+        ("src/nn/y.cpp", 1, '#include "oneapi/dnnl/dnnl.hpp"'): "src/nn/kernels/",
+        ("src/misc/x.cpp", 1, ''): "no layer",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        tree = pathlib.Path(folder)
+
+        def write(name, text):
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_text(text, encoding="utf-8")
+
+        for name, text in sound.items():
+            write(name, text)
+        found, count = findings(tree)
+        assert not found and count == len(sound), found
+        for name, _, text in faults:
+            write(name, text)
+        found, _ = findings(tree)
+        for (name, line, _), rule in faults.items():
+            matching = [f for f in found if f.startswith(f"{name}:{line}: ")]
+            assert len(matching) == 1 and rule in matching[0], (name, rule, matching)
+        assert len(found) == len(faults), found
+    print(f"check_layers: {len(sound)} sound files pass, {len(faults)} faults are found")
+
+
+def main():
+    if sys.argv[1:] == ["--self-test"]:
+        self_test()
+        return 0
+    tree = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent)
+    found, count = findings(tree)
+    print("\n".join(found) if found else f"check_layers: {count} files, every include goes left")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

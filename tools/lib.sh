@@ -1,0 +1,70 @@
+# Functions that the scripts of this folder share. To be sourced by bash; sets nothing but functions and `weft_root`.
+
+weft_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+# say TEXT...: a heading in the output.
+say() { printf '\n== %s\n' "$*"; }
+
+# packages_for GROUP: the packages of tools/packages.txt that `build` or `test` needs; test needs those of build too.
+packages_for() {
+  awk -v group="$1" '{ sub(/#.*/, "") } NF == 2 && ($2 == "build" || $2 == group) { print $1 }' "$weft_root/tools/packages.txt"
+}
+
+# missing_packages GROUP: those of them that are not installed.
+missing_packages() {
+  local package
+  for package in $(packages_for "$1"); do
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || echo "$package"
+  done
+}
+
+# install_missing GROUP: installs them as root; otherwise prints the command that would, and exits 1.
+install_missing() {
+  local missing
+  if ! command -v dpkg-query >/dev/null; then
+    echo "This is no Debian system; wanted are the likes of: $(packages_for "$1" | tr '\n' ' ')" >&2
+    return 0
+  fi
+  missing=$(missing_packages "$1" | tr '\n' ' ')
+  [ -n "$missing" ] || return 0
+  if [ "$(id -u)" -ne 0 ]; then
+    echo "Some packages are missing. Install them, then run this again:" >&2
+    echo "  sudo apt-get install -y --no-install-recommends $missing" >&2
+    exit 1
+  fi
+  say "Installing $missing"
+  local log
+  log=$(mktemp)
+  if ! { apt_get update && apt_get install $missing; } >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    rm -f "$log"
+    exit 1
+  fi
+  rm -f "$log"
+}
+
+# apt_get update | install PACKAGES: without questions, with patience for other users of the package database.
+apt_get() {
+  local command=$1
+  shift
+  DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=120 -o Acquire::Retries=3 -qq -y \
+    --no-install-recommends "$command" "$@" </dev/null
+}
+
+# build PRESET [TARGET...]: configures and builds it; prints output only where something goes wrong.
+build() {
+  local preset=$1 log target started=$SECONDS
+  shift
+  local targets=()
+  for target in "$@"; do targets+=(--target "$target"); done
+  echo "building $preset ..."
+  log=$(mktemp)
+  if ! { cmake --preset "$preset" -S "$weft_root" && cmake --build "$weft_root/build/$preset" -j "$(nproc)" "${targets[@]}"; } \
+    >"$log" 2>&1; then
+    grep -v '^\[[0-9]*/[0-9]*\] \(Building\|Linking\)' "$log" | tail -n 80 >&2
+    rm -f "$log"
+    return 1
+  fi
+  rm -f "$log"
+  echo "built $preset in $((SECONDS - started)) s"
+}

@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# Builds and checks everything: layers, layout, base and backends under the address, undefined and thread sanitizers, libweft with
+# clang 14, then the release build with all tests. Installs what is missing from Debian (prints the command if not root).
+# Its last lines are ctest's own summary of the release tests; the exit status covers all of it.
+#
+#   tools/test.sh            everything; under 25 minutes on two cores with nothing built
+#   tools/test.sh --quick    layers, layout and the release tests only
+set -uo pipefail
+. "$(dirname "$0")/lib.sh"
+cd "$weft_root" || exit 1
+
+quick=false
+case "${1:-}" in
+  "") ;;
+  --quick) quick=true ;;
+  *) echo "usage: tools/test.sh [--quick]" >&2; exit 2 ;;
+esac
+
+install_missing test
+jobs=$(nproc)
+failed=()   # the steps that failed
+skipped=()  # what was not done, and why
+logs=()     # ctest logs, for the skips inside of tests
+
+# step NAME COMMAND...: runs it and remembers a failure; the others still run.
+step() {
+  local name=$1 started=$SECONDS
+  shift
+  say "$name"
+  if "$@"; then echo "$name: ok, $((SECONDS - started)) s"; else
+    echo "$name: FAILED"
+    failed+=("$name")
+  fi
+}
+
+check_format() {
+  local tool
+  for tool in clang-format-14 clang-format; do
+    if command -v "$tool" >/dev/null && "$tool" --version | grep -q 'version 14\.'; then
+      git ls-files '*.hpp' '*.cpp' '*.h' '*.c' | xargs -r "$tool" --dry-run -Werror
+      return
+    fi
+  done
+  skipped+=("layout: clang-format 14 is not installed")
+}
+
+compile_with_clang() {
+  if ! command -v clang++-14 >/dev/null; then
+    skipped+=("clang: clang 14 is not installed")
+    return
+  fi
+  build clang weft
+}
+
+# sanitized PRESET: builds it and runs the tests of base and backends.
+sanitized() {
+  build "$1" weft_tests_base weft_tests_backends || return
+  # Fixed addresses: gcc 12's thread sanitizer cannot map its shadow under some settings of the kernel's randomisation.
+  local fixed=()
+  if setarch -R true 2>/dev/null; then fixed=(setarch -R); fi
+  logs+=("$1=build/$1/Testing/Temporary/LastTest.log")
+  ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
+    "${fixed[@]}" ctest --test-dir "build/$1" -L '^(base|backends)$' --no-tests=error -j "$jobs" --output-on-failure \
+    --no-label-summary >"build/$1.log" 2>&1 || { tail -n 400 "build/$1.log"; return 1; }
+  tail -n 3 "build/$1.log"
+}
+
+report_skips() {
+  {
+    [ ${#skipped[@]} -eq 0 ] || printf '  %s\n' "${skipped[@]}"
+    python3 tools/report_skips.py "${logs[@]}"
+  } >build/skips.txt
+  say "Skipped"
+  if [ -s build/skips.txt ]; then cat build/skips.txt; else echo "  nothing"; fi
+}
+
+mkdir -p build
+step "layers" python3 tools/check_layers.py
+step "layout" check_format
+if $quick; then
+  skipped+=("sanitizers, clang: --quick")
+else
+  step "address and undefined sanitizers" sanitized asan
+  step "thread sanitizer" sanitized tsan
+  step "clang 14" compile_with_clang
+fi
+
+say "release"
+if ! build release; then
+  printf '\nFAILED: %s\n' "${failed[@]}" "the release build"
+  exit 1
+fi
+# ctest's summary is held back until what was skipped is said, so that it comes last.
+logs+=("release=build/release/Testing/Temporary/LastTest.log")
+hold_summary() {
+  local line held=false
+  : >build/summary.txt
+  while IFS= read -r line; do
+    if [[ $line =~ ^[0-9]+%\ tests\ passed ]]; then held=true; fi
+    if $held; then printf '%s\n' "$line" >>build/summary.txt; else printf '%s\n' "$line"; fi
+  done
+}
+ctest --test-dir build/release --no-tests=error -j "$jobs" --output-on-failure --no-label-summary | hold_summary
+status=${PIPESTATUS[0]}
+report_skips
+printf '\nweft: %d s in all\n' "$SECONDS"
+if [ ${#failed[@]} -gt 0 ]; then
+  printf 'FAILED: %s\n' "${failed[@]}"
+  [ "$status" -ne 0 ] || status=1
+fi
+echo
+cat build/summary.txt
+exit "$status"
