@@ -1,0 +1,86 @@
+// A decoder-only transformer: pre-norm blocks of grouped-query attention and SwiGLU.
+#pragma once
+
+#include <memory>
+
+#include "weft/nn/activation.hpp"
+#include "weft/nn/attention.hpp"
+#include "weft/nn/embedding.hpp"
+#include "weft/nn/linear.hpp"
+#include "weft/nn/module.hpp"
+#include "weft/nn/norm.hpp"
+
+namespace weft {
+
+struct TransformerConfig {
+  std::int64_t dim = 256, layers = 4, heads = 8, kv_heads = 4, ffn_hidden = 768, vocab = 256, max_seq = 512;
+  double rope_theta = 10000.0, norm_eps = 1e-5;
+  bool tied = false;       ///< the head uses the embedding's weight
+  double init_std = 0.02;  ///< o_proj and down_proj: divided by sqrt(2·layers)
+
+  std::int64_t head_dim() const noexcept { return dim / heads; }
+  /// Throws bad_argument with the arithmetic: `transformer: dim 30 does not divide into heads 4`.
+  void check() const;
+};
+
+/// x + attention(attention_norm(x)), then x + mlp(mlp_norm(x)).
+class TransformerBlock : public Module {
+ public:
+  TransformerBlock(const TransformerConfig& config, std::shared_ptr<const RopeTables> rope);
+
+  RMSNorm attention_norm;
+  Attention attention;
+  RMSNorm mlp_norm;
+  SwiGLU mlp;
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+};
+
+/// token_embedding.embedding
+class TokenEmbedding : public Module {
+ public:
+  TokenEmbedding(std::int64_t vocab, std::int64_t dim, Init init);
+  Embedding embedding;
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+};
+
+/// output_head.proj
+class OutputHead : public Module {
+ public:
+  OutputHead(std::int64_t dim, std::int64_t vocab, Init init);
+  Linear proj;
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+};
+
+/// tokens: i64 (batch, sequence) → logits: (batch, sequence, vocab). Paths: token_embedding.embedding.weight,
+/// layers.N.{attention_norm, attention.{q,k,v,o}_proj, mlp_norm, mlp.{gate,up,down}_proj}.weight,
+/// norm.weight, output_head.proj.weight (tied: the embedding's).
+class Transformer : public Module {
+ public:
+  explicit Transformer(const TransformerConfig& config);
+
+  TokenEmbedding token_embedding;
+  Sequential layers;
+  RMSNorm norm;
+  OutputHead output_head;
+
+  const TransformerConfig& config() const noexcept { return config_; }
+  TransformerBlock& block(std::size_t i);
+  /// Replaces the rotary tables of every block (comparisons with tables made elsewhere).
+  void set_rope(std::shared_ptr<const RopeTables> rope);
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+  TransformerConfig config_;
+};
+
+}  // namespace weft

@@ -1,0 +1,29 @@
+// Feed-forward blocks and their nonlinearities.
+#pragma once
+
+#include "weft/nn/linear.hpp"
+#include "weft/nn/module.hpp"
+
+namespace weft {
+
+/// y = down_proj(silu(gate_proj(x)) · up_proj(x)), without biases; x, y: (…, dim). N. Shazeer, "GLU Variants
+/// Improve Transformer", 2020. Over an axis that splits the hidden features, the boundary before this module
+/// belongs to gate and up, and the one behind it to down_proj.
+class SwiGLU : public Module {
+ public:
+  SwiGLU(std::int64_t dim, std::int64_t hidden, Init init = Normal{0.02}, Init down_init = Normal{0.02});
+
+  Linear gate_proj, up_proj, down_proj;
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+};
+
+/// x + branch, elementwise, in x's shape. Layouts must be equal: adding a Partial to a Replicate would count
+/// the latter once per rank, so it is a layout error that names both and `where`.
+Tensor add(const Tensor& x, const Tensor& branch, Compute& compute, const std::string& where);
+/// x += branch in place, with the same check.
+void add_into(const Tensor& x, const Tensor& branch, Compute& compute, const std::string& where);
+
+}  // namespace weft

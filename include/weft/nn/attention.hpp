@@ -1,0 +1,48 @@
+// Self-attention over a sequence.
+#pragma once
+
+#include <memory>
+
+#include "weft/nn/linear.hpp"
+#include "weft/nn/module.hpp"
+
+namespace weft {
+
+/// Rotary position tables: J. Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding",
+/// 2021. Pairs are halves: feature i turns with i + head_dim/2 by the angle position · theta^(−2i/head_dim).
+/// Made in f32.
+struct RopeTables {
+  std::vector<float> cos, sin;  ///< (positions, head_dim/2)
+  std::int64_t positions = 0, half = 0;
+  static std::shared_ptr<const RopeTables> make(std::int64_t positions, std::int64_t head_dim, double theta);
+};
+
+struct AttentionConfig {
+  std::int64_t dim = 0, heads = 0, kv_heads = 0, head_dim = 0;
+  Init init = Normal{0.02}, out_init = Normal{0.02};
+};
+
+/// Causal grouped-query attention (J. Ainslie et al., "GQA", 2023), without biases; x, y: (batch, sequence,
+/// dim). softmax(rope(q) rope(k)ᵀ / sqrt(head_dim)) v, where kv head h serves query heads h·n … (h+1)·n − 1,
+/// n = heads / kv_heads; then o_proj. q, k, v features are head-major.
+///
+/// How many heads this rank has follows from the shapes of what the projections give. Over an axis that
+/// splits heads, the boundary before this module belongs to all three projections, and the one behind it to
+/// o_proj.
+class Attention : public Module {
+ public:
+  Attention(const AttentionConfig& config, std::shared_ptr<const RopeTables> rope);
+
+  Linear q_proj, k_proj, v_proj, o_proj;
+
+  const AttentionConfig& config() const noexcept { return config_; }
+  void set_rope(std::shared_ptr<const RopeTables> rope) noexcept { rope_ = std::move(rope); }
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+  AttentionConfig config_;
+  std::shared_ptr<const RopeTables> rope_;
+};
+
+}  // namespace weft

@@ -1,0 +1,148 @@
+// A node of a model's tree: names, parameters, and the two passes. Used by the one rank (thread) that owns
+// the model.
+#pragma once
+
+#include <functional>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "weft/mesh/boundary.hpp"
+#include "weft/nn/frame.hpp"
+#include "weft/nn/parameter.hpp"
+
+namespace weft {
+
+/// The tensors given to a pass: borrowed for the call. Made from one tensor, a braced list, or Tensors.
+class Inputs {
+ public:
+  Inputs() = default;
+  Inputs(const Tensor& one) : tensors_(&one, 1) {}
+  Inputs(std::initializer_list<Tensor> list) : tensors_(list.begin(), list.size()) {}
+  Inputs(const Tensors& list) : tensors_(list) {}
+
+  const Tensor& operator[](std::size_t i) const noexcept { return tensors_[i]; }
+  std::size_t size() const noexcept { return tensors_.size(); }
+  bool empty() const noexcept { return tensors_.empty(); }
+  const Tensor* begin() const noexcept { return tensors_.data(); }
+  const Tensor* end() const noexcept { return tensors_.data() + tensors_.size(); }
+
+ private:
+  std::span<const Tensor> tensors_;
+};
+
+/// A layer or a tree of them. A derived class registers its children and parameters under names in its
+/// constructor; the dotted path of a node (`layers.1.attention.q_proj`) never changes afterwards, whatever is
+/// parallelised. Parallelism changes layouts of parameters and sets boundaries; types and paths stay.
+///
+/// Order: build (shapes, no memory) → parallelise → materialise → initialise → passes.
+class Module {
+ public:
+  Module() = default;
+  virtual ~Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  // --- the passes: not virtual; what every layer has in common happens here ---
+
+  /// pre-forward hooks → boundary before → do_forward → boundary after → finish_forward → post-forward hooks.
+  /// Throws layout where a tensor that arrives is laid out as the layer cannot take it; bad_argument for
+  /// wrong shapes.
+  Tensors forward(Inputs x, Frame& frame);
+  /// The mirror: pre-backward hooks → begin_backward → after's adjoint → do_backward → before's adjoint →
+  /// post-backward hooks. `dy` belongs to what forward gave; the result to the differentiable ones among its
+  /// inputs, in their order.
+  Tensors backward(Inputs dy, Frame& frame);
+
+  // --- names ---
+
+  /// Dotted path from the root; "" at the root.
+  const std::string& path() const noexcept { return path_; }
+  /// A descendant by its path relative to this node; "" is this node. Throws bad_argument that says how far
+  /// the path led and what is there.
+  Module& get(std::string_view path);
+  /// A parameter by its path relative to this node ("layers.0.mlp.up_proj.weight"). Either name of a tied
+  /// weight leads to it.
+  ParameterRef parameter(std::string_view path);
+  using Child = std::pair<std::string, Module*>;
+  const std::vector<Child>& children() const noexcept { return children_; }
+  /// This node's own parameters, by name; tied ones too.
+  const std::vector<std::pair<std::string, ParameterRef>>& own_parameters() const noexcept { return own_; }
+  /// Every parameter of the tree once, in a fixed order: a node's own in order of registration, then its
+  /// children's. A tied one comes at its first place.
+  std::vector<Parameter*> parameters() const;
+  /// This node, then its descendants, depth first in order of registration.
+  void visit(const std::function<void(Module&)>& see);
+
+  // --- what parallelism and others attach ---
+
+  /// Applied to every floating-point tensor that enters (or leaves); null: none.
+  using BoundaryRef = std::shared_ptr<const Boundary>;
+  const BoundaryRef& before() const noexcept { return before_; }
+  const BoundaryRef& after() const noexcept { return after_; }
+  void set_before(BoundaryRef boundary) noexcept { before_ = std::move(boundary); }
+  void set_after(BoundaryRef boundary) noexcept { after_ = std::move(boundary); }
+
+  /// Sees, and may replace, the tensors at that point.
+  using Hook = std::function<void(Module&, Tensors&, Frame&)>;
+  struct Hooks {
+    std::vector<Hook> pre_forward, post_forward, pre_backward, post_backward;
+  };
+  Hooks& hooks() noexcept { return hooks_; }
+
+ protected:
+  /// Registers a child (a member of the derived class) or a parameter. `name` holds no dot and is new here.
+  void add(std::string name, Module& child);
+  ParameterRef add(std::string name, ParameterRef parameter);
+  /// Puts another module's parameter in the place of the own one of that name: one weight, one path (the
+  /// other's), one use more.
+  ParameterRef tie(std::string_view name, ParameterRef parameter);
+  /// Where do_forward's result, and do_backward's, should lie: in shared memory where a boundary will
+  /// communicate it.
+  Memory out_memory() const noexcept { return after_ ? Memory::shared : Memory::local; }
+  Memory dx_memory() const noexcept { return before_ ? Memory::shared : Memory::local; }
+  /// Throws bad_argument unless `x` holds `count` tensors: `"path": got 2 inputs; expected 1`.
+  void expect_count(Inputs x, std::size_t count, const char* what) const;
+
+ private:
+  virtual Tensors do_forward(Inputs x, Frame& frame) = 0;
+  virtual Tensors do_backward(Inputs dy, Frame& frame) = 0;
+  /// After the boundary behind the layer, on its result; a row-parallel layer adds its bias here, once.
+  virtual void finish_forward(Tensors& y, Frame& frame);
+  /// Its mirror, before that boundary's adjoint.
+  virtual void begin_backward(Inputs dy, Frame& frame);
+  void set_path(std::string path);
+
+  std::string path_;
+  Module* parent_ = nullptr;
+  std::vector<Child> children_;
+  std::vector<std::pair<std::string, ParameterRef>> own_;
+  std::vector<std::string> tied_;  // names in own_ whose parameter another module made
+  BoundaryRef before_, after_;
+  Hooks hooks_;
+};
+
+/// Children called "0", "1", …, each fed by the one before it.
+class Sequential : public Module {
+ public:
+  /// Owns `child`; gives it the next number.
+  Module& append(std::unique_ptr<Module> child);
+  std::size_t size() const noexcept { return owned_.size(); }
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+  std::vector<std::unique_ptr<Module>> owned_;
+};
+
+/// States that every parameter of the tree that has no layout yet is the same on all ranks of `mesh`
+/// (Replicate on every axis). Before materialise.
+void replicate(Module& root, const DeviceMesh& mesh);
+/// Gives every parameter of the tree its memory, each once.
+void materialise(Module& root, Context& context, Memory memory = Memory::local);
+
+}  // namespace weft
