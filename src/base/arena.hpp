@@ -71,6 +71,9 @@ class Arena {
   Counters counters() const;
 
  private:
+  bool add_segment(std::size_t bytes);
+  std::byte* take(std::size_t bytes);
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
   std::atomic<std::uint32_t> segment_count_{0};

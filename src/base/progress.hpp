@@ -27,10 +27,12 @@ class ProgressList {
   void remove(Driven* d) noexcept;
   /// drive() on each. True: something moved.
   bool drive_all() noexcept;
-  /// announce_sleep() on each.
+  /// Counts the threads of this rank that sleep: announce_sleep(true) on each group for the first, (false) for the last.
   void announce_sleep(bool asleep) noexcept;
   /// Sleeps on the rank's bell until a peer rings or `limit` has passed. After the announcement everything is driven once
-  /// more and `finished` asked: where either says yes it does not sleep, so no wake-up is lost.
+  /// more and `finished` asked: where either says yes it does not sleep. No wake-up is lost: a peer publishes its step
+  /// first and looks for sleepers after, so either the last drive sees the step, or the peer sees the announcement and
+  /// rings, which changes the word that was read before it.
   template <class Finished>
   void sleep(Duration limit, const Finished& finished) noexcept {
     const std::uint32_t seen = bell_.read();
@@ -43,6 +45,7 @@ class ProgressList {
  private:
   std::mutex mutex_;
   std::vector<Driven*> driven_;
+  int sleepers_ = 0;  // threads of this rank that sleep
   Bell bell_;
 };
 

@@ -4,12 +4,14 @@
 
 #include <cstddef>
 #include <memory>
+#include <typeindex>
 
 #include "weft/base/log.hpp"
 
 namespace weft {
 
 class Arena;
+class LocalMemory;
 class Neighbourhood;
 class ProgressList;
 
@@ -38,10 +40,19 @@ class Context {
 
   // For weft's own layers (src/base/): this process's memory, its neighbours on the host, calls in flight by rank.
   Arena& arena() noexcept;
+  LocalMemory& local_memory() noexcept;
   Neighbourhood& neighbourhood() noexcept;
+  /// Throws bad_argument where `identity` is not in [0, 1024).
   ProgressList& progress(int identity);
+  /// The one T of this Context, made as T(*this) by the first call and destroyed with the Context, last made first:
+  /// what a layer above keeps per process (a registry, a pool). Thread-safe.
+  template <class T> T& attached() {
+    return *static_cast<T*>(
+        attachment(typeid(T), [](Context& c) -> std::shared_ptr<void> { return std::make_shared<T>(c); }));
+  }
 
  private:
+  void* attachment(std::type_index type, std::shared_ptr<void> (*make)(Context&));
   [[noreturn]] void throw_forked(const char* what) const;
   struct Impl;
   std::unique_ptr<Impl> impl_;

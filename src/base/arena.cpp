@@ -1,0 +1,418 @@
+#include "base/arena.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+#include <map>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "base/memfd.hpp"
+#include "weft/base/log.hpp"
+
+namespace weft {
+
+// How blocks live. A segment is a memfd mapped whole; its address space is cut from the front (`fresh`) and
+// populated as it is cut. A freed block becomes an extent of the cache; extents that touch are merged, the
+// smallest that is large enough is cut for the next block. Blocks therefore are always whole pages that have
+// been touched before, but for the first time.
+//
+// An evacuated block keeps its address and gets other pages: those of a `donor`, a block taken in the usual
+// way, whose place in its segment is mapped a second time over the evacuated address range. From then on
+//   - the address range belongs to an `island` of its own: it is recycled, but never merged with its
+//   neighbours,
+//     because its pages are not next to theirs;
+//   - the donor's own address range is never handed out: its pages are in use elsewhere;
+//   - the old place is retired: its pages are returned to the system, no address of this process leads there.
+// find() learns of it by a new sorted list of moved ranges, published whole; old lists are kept until the
+// arena dies, since a reader may still look at them. Evacuation is rare.
+struct Arena::Impl {
+  struct Segment {
+    Descriptor descriptor;
+    SharedMapping mapping;
+    std::size_t fresh = 0;  // offset of the first byte never handed out
+  };
+  struct Moved {  // [begin, end) leads to `place`
+    const std::byte* begin;
+    const std::byte* end;
+    Place place;
+  };
+  using MovedRanges = std::vector<Moved>;  // sorted, disjoint
+  struct Extent {
+    std::size_t bytes;
+    std::uint64_t island;  // extents of one island that touch may be merged
+  };
+
+  Impl(Logger& l, std::size_t bytes)
+      : log(l),
+        page(static_cast<std::size_t>(::sysconf(_SC_PAGESIZE))),
+        next_segment_bytes(round_up(bytes)) {}
+
+  std::size_t round_up(std::size_t bytes) const { return (bytes + page - 1) / page * page; }
+
+  Logger& log;
+  const std::size_t page;
+  mutable std::mutex mutex;  // guards all below, except what find() reads
+  std::size_t next_segment_bytes;
+  std::uint64_t next_island = kMaxSegments;  // below: the segments' own
+  bool refusal_logged = false;
+
+  std::map<std::byte*, Extent> blocks;                         // handed out (or in quarantine), by address
+  std::map<std::byte*, Extent> cache;                          // free extents by address …
+  std::set<std::pair<std::size_t, std::byte*>> cache_by_size;  // … and by size
+  std::vector<std::byte*> quarantine;
+  std::vector<const BlockHolder*> holders;
+  std::size_t in_use = 0, cached = 0, quarantined = 0, retired = 0;
+
+  std::array<Segment, kMaxSegments> segments;  // those below segment_count_ do not change but for `fresh`
+  std::atomic<const MovedRanges*> moved{nullptr};
+  std::vector<std::unique_ptr<const MovedRanges>> moved_history;
+
+  void log_refusal(std::size_t bytes, int error) {
+    if (std::exchange(refusal_logged, true)) return;
+    log.write(LogLevel::info,
+              fmt::format("shared memory of {} bytes cannot be had ({}); local memory is used instead, "
+                          "and collectives on it copy",
+                          bytes, std::strerror(error)));
+  }
+
+  void cache_insert(std::byte* begin, Extent e) {
+    cached += e.bytes;
+    auto next = cache.lower_bound(begin);
+    if (next != cache.end() && next->second.island == e.island && next->first == begin + e.bytes) {
+      e.bytes += next->second.bytes;
+      next = cache_erase(next);
+    }
+    if (next != cache.begin()) {
+      const auto previous = std::prev(next);
+      if (previous->second.island == e.island && previous->first + previous->second.bytes == begin) {
+        begin = previous->first;
+        e.bytes += previous->second.bytes;
+        cache_erase(previous);
+      }
+    }
+    cache.emplace(begin, e);
+    cache_by_size.emplace(e.bytes, begin);
+  }
+
+  std::map<std::byte*, Extent>::iterator cache_erase(std::map<std::byte*, Extent>::iterator i) {
+    cache_by_size.erase({i->second.bytes, i->first});
+    return cache.erase(i);
+  }
+
+  bool held(const std::byte* block, std::size_t bytes) const {
+    return std::any_of(holders.begin(), holders.end(),
+                       [&](const BlockHolder* h) { return h->holds(block, bytes); });
+  }
+
+  void look_at_quarantine() {
+    for (std::size_t i = 0; i < quarantine.size();) {
+      const auto block = blocks.find(quarantine[i]);
+      if (held(block->first, block->second.bytes)) {
+        ++i;
+        continue;
+      }
+      quarantined -= block->second.bytes;
+      cache_insert(block->first, block->second);
+      blocks.erase(block);
+      quarantine[i] = quarantine.back();
+      quarantine.pop_back();
+    }
+  }
+
+  // Page faults one by one are dear. False: there is no memory for them (a cgroup's limit); better now, by an
+  // answer, than later, by a signal. A kernel that does not know the request faults pages in one by one,
+  // later.
+  static bool populate(std::byte* data, std::size_t bytes) {
+#ifdef MADV_POPULATE_WRITE
+    while (::madvise(data, bytes, MADV_POPULATE_WRITE) != 0) {
+      if (errno == EINTR || errno == EAGAIN) continue;
+      return errno == EINVAL || errno == ENOSYS;
+    }
+#endif
+    return true;
+  }
+
+  static void punch_hole(int fd, std::uint64_t offset, std::size_t bytes) {
+    ::fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                static_cast<off_t>(bytes));
+  }
+
+  Place place_of(const std::byte* p, std::uint32_t count) const {
+    if (const MovedRanges* ranges = moved.load(std::memory_order_acquire)) {
+      auto after = std::upper_bound(ranges->begin(), ranges->end(), p,
+                                    [](const std::byte* q, const Moved& m) { return q < m.begin; });
+      if (after != ranges->begin() && p < std::prev(after)->end) {
+        const Moved& m = *std::prev(after);
+        return {m.place.segment, m.place.offset + static_cast<std::uint64_t>(p - m.begin)};
+      }
+    }
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const SharedMapping& m = segments[i].mapping;
+      if (p >= m.data() && p < m.data() + m.bytes()) return {i, static_cast<std::uint64_t>(p - m.data())};
+    }
+    return {kMaxSegments, 0};
+  }
+
+  // A list in which [begin, end) leads to `place`, and everything else to where it leads now.
+  static MovedRanges with(const MovedRanges* old, const Moved& added) {
+    MovedRanges ranges;
+    for (const Moved& m : old ? *old : MovedRanges{}) {
+      if (m.begin < added.begin) ranges.push_back({m.begin, std::min(m.end, added.begin), m.place});
+      if (m.end > added.end) {
+        const auto from = std::max(m.begin, added.end);
+        ranges.push_back(
+            {from, m.end, {m.place.segment, m.place.offset + static_cast<std::uint64_t>(from - m.begin)}});
+      }
+    }
+    ranges.push_back(added);
+    std::sort(ranges.begin(), ranges.end(), [](const Moved& a, const Moved& b) { return a.begin < b.begin; });
+    return ranges;
+  }
+};
+
+Arena::Arena(Logger& log, std::size_t segment_bytes) : impl_(std::make_unique<Impl>(log, segment_bytes)) {}
+Arena::~Arena() = default;
+
+// Adds a segment of the usual size, or of `bytes` if that is more. Where the system refuses, half of it, and
+// so on; what is finally granted is then halved once more, so that the rest of the program is left as much as
+// we take.
+bool Arena::add_segment(std::size_t bytes) {
+  Impl& a = *impl_;
+  const std::uint32_t index = segment_count();
+  if (index == kMaxSegments) {
+    a.log_refusal(bytes, ENOSPC);
+    return false;
+  }
+  bool refused = false;
+  for (std::size_t size = std::max(a.next_segment_bytes, bytes);;
+       size = std::max(a.round_up(size / 2), bytes)) {
+    Descriptor fd = make_memfd("weft-segment", size);
+    SharedMapping mapping = fd ? SharedMapping::map(fd.get(), size) : SharedMapping();
+    if (mapping && (!refused || size == bytes)) {
+      a.segments[index].descriptor = std::move(fd);
+      a.segments[index].mapping = std::move(mapping);
+      segment_count_.store(index + 1, std::memory_order_release);
+      return true;
+    }
+    if (mapping) {
+      refused = false;
+    } else {
+      const int error = errno;
+      if (size == bytes) {
+        a.log_refusal(bytes, error);
+        return false;
+      }
+      refused = true;
+    }
+    a.next_segment_bytes = a.round_up(size / 2);
+  }
+}
+
+std::byte* Arena::take(std::size_t bytes) {
+  Impl& a = *impl_;
+  if (const auto found = a.cache_by_size.lower_bound({bytes, nullptr}); found != a.cache_by_size.end()) {
+    const auto i = a.cache.find(found->second);
+    std::byte* block = i->first;
+    Impl::Extent e = i->second;
+    a.cache_erase(i);
+    a.cached -= e.bytes;
+    if (e.bytes > bytes) a.cache_insert(block + bytes, {e.bytes - bytes, e.island});
+    e.bytes = bytes;
+    a.blocks.emplace(block, e);
+    return block;
+  }
+  const auto cut = [&](std::uint32_t index) -> std::byte* {
+    Impl::Segment& s = a.segments[index];
+    if (s.mapping.bytes() - s.fresh < bytes) return nullptr;
+    std::byte* block = s.mapping.data() + s.fresh;
+    if (!Impl::populate(block, bytes)) {
+      const int error = errno;
+      Impl::punch_hole(s.descriptor.get(), s.fresh, bytes);
+      a.log_refusal(bytes, error);
+      return nullptr;
+    }
+    a.blocks.emplace(block, Impl::Extent{bytes, index});
+    s.fresh += bytes;
+    return block;
+  };
+  const std::uint32_t count = segment_count();
+  for (std::uint32_t i = 0; i < count; ++i)
+    if (a.segments[i].mapping.bytes() - a.segments[i].fresh >= bytes) return cut(i);
+  return add_segment(bytes) ? cut(count) : nullptr;
+}
+
+void* Arena::allocate(std::size_t bytes) {
+  Impl& a = *impl_;
+  if (bytes > PTRDIFF_MAX - a.page) return nullptr;
+  bytes = a.round_up(std::max<std::size_t>(bytes, 1));
+  const std::lock_guard lock(a.mutex);
+  if (!a.quarantine.empty()) a.look_at_quarantine();
+  std::byte* block = take(bytes);
+  if (block != nullptr) a.in_use += bytes;
+  return block;
+}
+
+void Arena::release(void* data) noexcept {
+  Impl& a = *impl_;
+  auto* block = static_cast<std::byte*>(data);
+  const std::lock_guard lock(a.mutex);
+  const auto i = a.blocks.find(block);
+  if (i == a.blocks.end()) return;
+  a.in_use -= i->second.bytes;
+  if (a.held(block, i->second.bytes)) {
+    a.quarantined += i->second.bytes;
+    a.quarantine.push_back(block);
+    return;
+  }
+  a.cache_insert(block, i->second);
+  a.blocks.erase(i);
+}
+
+bool Arena::ensure_segment() noexcept {
+  if (segment_count() > 0) return true;
+  try {
+    const std::lock_guard lock(impl_->mutex);
+    return segment_count() > 0 || add_segment(impl_->page);
+  } catch (...) {
+    return false;
+  }
+}
+
+std::size_t Arena::segment_bytes(std::uint32_t segment) const noexcept {
+  return segment < segment_count() ? impl_->segments[segment].mapping.bytes() : 0;
+}
+
+std::byte* Arena::segment_base(std::uint32_t segment) const noexcept {
+  return segment < segment_count() ? impl_->segments[segment].mapping.data() : nullptr;
+}
+
+int Arena::segment_descriptor(std::uint32_t segment) const noexcept {
+  return segment < segment_count() ? impl_->segments[segment].descriptor.get() : -1;
+}
+
+std::optional<Place> Arena::find(const void* data, std::size_t bytes) const noexcept {
+  const auto* begin = static_cast<const std::byte*>(data);
+  const auto address = reinterpret_cast<std::uintptr_t>(begin);
+  if (bytes > UINTPTR_MAX - address) return std::nullopt;
+  const std::byte* end = begin + bytes;
+  if (const Impl::MovedRanges* ranges = impl_->moved.load(std::memory_order_acquire)) {
+    // The first range that ends behind `begin`: it holds all of the buffer, or nothing of it, or the buffer
+    // is torn.
+    const auto m = std::partition_point(ranges->begin(), ranges->end(),
+                                        [&](const Impl::Moved& r) { return r.end <= begin; });
+    if (m != ranges->end() && m->begin < std::max(end, begin + 1)) {
+      if (begin < m->begin || end > m->end) return std::nullopt;
+      return Place{m->place.segment, m->place.offset + static_cast<std::uint64_t>(begin - m->begin)};
+    }
+  }
+  const std::uint32_t count = segment_count();
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const SharedMapping& s = impl_->segments[i].mapping;
+    if (begin >= s.data() && begin < s.data() + s.bytes()) {
+      if (end > s.data() + s.bytes()) return std::nullopt;
+      return Place{i, static_cast<std::uint64_t>(begin - s.data())};
+    }
+  }
+  return std::nullopt;
+}
+
+bool Arena::evacuate(void* data, std::size_t bytes) noexcept try {
+  Impl& a = *impl_;
+  if (!find(data, bytes)) return false;
+  const std::lock_guard lock(a.mutex);
+  auto* begin = static_cast<std::byte*>(data);
+  std::byte* end = begin + std::max<std::size_t>(bytes, 1);
+
+  struct Move {
+    std::byte* block;
+    std::size_t bytes;
+    Place from, to;
+    std::byte* donor;
+  };
+  std::vector<Move> moves;
+  // The block that `begin` lies in, and all that begin before `end`.
+  auto first = a.blocks.upper_bound(begin);
+  if (first == a.blocks.begin()) return false;
+  --first;
+  if (first->first + first->second.bytes <= begin) return false;
+  const std::uint32_t count = segment_count();
+  for (auto i = first; i != a.blocks.end() && i->first < end; ++i)
+    moves.push_back({i->first, i->second.bytes, a.place_of(i->first, count), {}, nullptr});
+
+  // Donors come from pages that no peer has been told of: taken fresh or from the cache, as any block.
+  const auto give_back_donors = [&] {
+    for (const Move& m : moves) {
+      if (m.donor == nullptr) continue;
+      const auto i = a.blocks.find(m.donor);
+      a.cache_insert(i->first, i->second);
+      a.blocks.erase(i);
+    }
+  };
+  for (Move& m : moves) {
+    m.donor = take(m.bytes);
+    if (m.donor == nullptr) {
+      give_back_donors();
+      return false;
+    }
+    m.to = a.place_of(m.donor, segment_count());
+    std::memcpy(m.donor, m.block, m.bytes);
+  }
+
+  auto ranges = std::make_unique<Impl::MovedRanges>();
+  if (const auto* now = a.moved.load(std::memory_order_relaxed)) *ranges = *now;
+  for (const Move& m : moves) *ranges = Impl::with(ranges.get(), {m.block, m.block + m.bytes, m.to});
+  a.moved_history.reserve(a.moved_history.size() + 1);
+
+  const auto map_over = [&](std::byte* address, std::size_t length, Place place) {
+    void* got = ::mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
+                       a.segments[place.segment].descriptor.get(), static_cast<off_t>(place.offset));
+    if (got == MAP_FAILED) return false;
+    mark_shared(address, length);
+    return true;
+  };
+  for (std::size_t k = 0; k < moves.size(); ++k) {
+    if (map_over(moves[k].block, moves[k].bytes, moves[k].to)) continue;
+    for (std::size_t j = 0; j <= k; ++j) map_over(moves[j].block, moves[j].bytes, moves[j].from);
+    give_back_donors();
+    return false;
+  }
+
+  a.moved.store(ranges.get(), std::memory_order_release);
+  a.moved_history.push_back(std::move(ranges));
+  for (const Move& m : moves) {
+    a.blocks.erase(m.donor);
+    a.blocks.find(m.block)->second.island = a.next_island++;
+    Impl::punch_hole(a.segments[m.from.segment].descriptor.get(), m.from.offset, m.bytes);
+    a.retired += m.bytes;
+  }
+  return true;
+} catch (...) {
+  return false;
+}
+
+void Arena::add_holder(const BlockHolder* holder) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->holders.push_back(holder);
+}
+
+void Arena::remove_holder(const BlockHolder* holder) noexcept {
+  const std::lock_guard lock(impl_->mutex);
+  auto& holders = impl_->holders;
+  holders.erase(std::remove(holders.begin(), holders.end(), holder), holders.end());
+}
+
+Arena::Counters Arena::counters() const {
+  const std::lock_guard lock(impl_->mutex);
+  return {impl_->in_use, impl_->cached, impl_->quarantined, impl_->retired};
+}
+
+}  // namespace weft

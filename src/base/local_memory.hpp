@@ -1,0 +1,52 @@
+// Memory::local: ordinary pages of this process. Small blocks come from malloc; large ones are mapped, huge
+// where possible, and kept for the next allocation of that size, because first touch is dear and training
+// asks for the same sizes every step. Thread-safe.
+#pragma once
+
+#include <cstddef>
+#include <list>
+#include <map>
+#include <mutex>
+#include <vector>
+
+namespace weft {
+
+class LocalMemory {
+ public:
+  static constexpr std::size_t kAlignment = 64;
+  /// Blocks from here on are cached.
+  static constexpr std::size_t kCachedBytes = std::size_t{1} << 20;
+
+  LocalMemory() = default;
+  ~LocalMemory();
+  LocalMemory(const LocalMemory&) = delete;
+  LocalMemory& operator=(const LocalMemory&) = delete;
+
+  /// Uninitialised, 64-byte aligned; null where the system refuses.
+  void* allocate(std::size_t bytes) noexcept;
+  /// `bytes` as given to allocate().
+  void release(void* block, std::size_t bytes) noexcept;
+
+  /// Of blocks of kCachedBytes and more, rounded up as they are.
+  struct Counters {
+    std::size_t in_use_bytes, cached_bytes;
+  };
+  Counters counters() const;
+
+ private:
+  struct Cached {
+    void* block;
+    std::size_t bytes;
+  };
+  using Order = std::list<Cached>;  // freed first comes first
+
+  void take(std::size_t bytes) noexcept;
+  void drop(Order::iterator oldest) noexcept;
+
+  mutable std::mutex mutex_;
+  Order cached_;
+  std::multimap<std::size_t, Order::iterator> by_size_;
+  std::size_t in_use_ = 0, peak_in_use_ = 0, cached_bytes_ = 0;
+};
+
+}  // namespace weft

@@ -1,0 +1,65 @@
+// Owners of what the kernel hands out: descriptors, mappings, and memory without a name (memfd) that others
+// may map. Neither a mapping nor a memfd is inherited by fork's children in use: mappings carry
+// MADV_DONTFORK.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstddef>
+#include <utility>
+
+namespace weft {
+
+/// A file descriptor that closes itself.
+class Descriptor {
+ public:
+  Descriptor() = default;
+  explicit Descriptor(int fd) noexcept : fd_(fd) {}
+  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Descriptor();
+  int get() const noexcept { return fd_; }
+  explicit operator bool() const noexcept { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+/// A new memfd of `bytes` zeros, no page of it allocated yet; empty, with errno set, where the system
+/// refuses.
+Descriptor make_memfd(const char* name, std::size_t bytes) noexcept;
+
+/// Pages shared with others; unmapped by the process that mapped them only, never by a forked child.
+class SharedMapping {
+ public:
+  SharedMapping() = default;
+  /// Maps `bytes` of `fd` from its start, or fresh shared pages for fd = -1; keeps them out of forked
+  /// children and core dumps. Empty, with errno set, where the system refuses.
+  static SharedMapping map(int fd, std::size_t bytes) noexcept;
+  SharedMapping(SharedMapping&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_), process_(other.process_) {}
+  SharedMapping& operator=(SharedMapping&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    std::swap(process_, other.process_);
+    return *this;
+  }
+  ~SharedMapping();
+  std::byte* data() const noexcept { return data_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+  explicit operator bool() const noexcept { return data_ != nullptr; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+  pid_t process_ = 0;
+};
+
+/// Keeps a shared range out of forked children and core dumps, and asks for huge pages where the system
+/// offers them.
+void mark_shared(void* data, std::size_t bytes) noexcept;
+
+}  // namespace weft
