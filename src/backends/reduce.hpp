@@ -1,5 +1,5 @@
-// Element-wise reduction on the CPU, in the canonical order: one template over dtype and op, compiled for several
-// instruction sets and chosen at run time. Pure functions; any thread.
+// Element-wise reduction on the CPU, in the canonical order: one template over dtype and op, compiled for
+// several instruction sets and chosen at run time. Pure functions; any thread.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,14 @@ namespace weft {
 /// True where `reduce` knows the pair.
 bool can_reduce(DType dtype, ReduceOp op) noexcept;
 
-/// For each element i < count: combines in[0][i] … in[n-1][i] by a binary tree over the index, split at the largest
-/// power of two below n, and stores the result to every out[j][i]. 16-bit floats are accumulated in f32 and rounded
-/// once; avg divides in the accumulator. The same bits on every instruction set.
+/// For each element i < count: combines in[0][i] … in[n-1][i] by a binary tree over the index, split at the
+/// largest power of two below n, and stores the result to every out[j][i]. 16-bit floats are accumulated in
+/// f32 and rounded once; avg divides in the accumulator. The same bits on every instruction set.
 ///
-/// An out may be the same pointer as an in (element i is read everywhere before it is written anywhere); any other
-/// overlap is not allowed. Pointers need only the dtype's alignment. `n` is the number of ranks averaged over: in.size().
-/// `stream`: write around the caches (fenced before it returns); for results beyond the shared cache.
+/// An out may be the same pointer as an in (element i is read everywhere before it is written anywhere); any
+/// other overlap is not allowed. Pointers need only the dtype's alignment. `n` is the number of ranks
+/// averaged over: in.size(). `stream`: write around the caches (fenced before it returns); for results beyond
+/// the shared cache.
 void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> in, std::span<std::byte* const> out,
             std::int64_t count, bool stream = false) noexcept;
 

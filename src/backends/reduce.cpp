@@ -1,0 +1,123 @@
+// Chooses the kernels of the best instruction set once, and calls them.
+#include "backends/reduce.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+
+#include "backends/reduce_isa.hpp"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <xmmintrin.h>
+#endif
+
+namespace weft {
+
+static_assert(static_cast<int>(DType::f64) == 0 && static_cast<int>(DType::f32) == 1 &&
+              static_cast<int>(DType::f16) == 2 && static_cast<int>(DType::bf16) == 3 &&
+              static_cast<int>(DType::i8) == 4 && static_cast<int>(DType::i16) == 5 &&
+              static_cast<int>(DType::i32) == 6 && static_cast<int>(DType::i64) == 7 &&
+              static_cast<int>(DType::u8) == 8 && static_cast<int>(DType::u16) == 9 &&
+              static_cast<int>(DType::u32) == 10 && static_cast<int>(DType::u64) == 11 &&
+              static_cast<int>(DType::boolean) == 12 && kDTypeCount == 13);  // the rows of WEFT_REDUCE_TABLE
+static_assert(static_cast<int>(ReduceOp::Kind::sum) == 0 && static_cast<int>(ReduceOp::Kind::avg) == 1 &&
+              static_cast<int>(ReduceOp::Kind::min) == 2 && static_cast<int>(ReduceOp::Kind::max) == 3);
+
+namespace {
+
+#if defined(__x86_64__)
+bool has_f16c() noexcept {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & (1u << 29)) != 0;
+}
+#endif
+
+const ReduceIsa& best() noexcept {
+  static const ReduceIsa* const chosen = [] {
+    const ReduceIsa* all[3];
+    runnable_reduce_isas(all);
+    return all[0];
+  }();
+  return *chosen;
+}
+
+ReduceKernel kernel_of(const ReduceIsa& isa, DType dtype, ReduceOp op) noexcept {
+  return isa.kernel[static_cast<int>(dtype)][static_cast<int>(op.kind)];
+}
+
+// Non-temporal stores are ordered by nothing else.
+void fence() noexcept {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+// Results beyond the shared cache: a block at a time is reduced into a buffer in the first-level cache and
+// written from there around the caches. Blocks end where the first output is aligned to a cache line.
+constexpr int kStreamBlock = 4096;   // bytes
+constexpr int kStreamInputs = 64;    // more are reduced in the ordinary way
+constexpr int kStreamLeast = 65536;  // bytes; smaller results gain nothing
+
+void reduce_streaming(const ReduceIsa& isa, ReduceKernel kernel, std::int64_t element_bytes,
+                      std::span<const std::byte* const> in, std::span<std::byte* const> out,
+                      std::int64_t count) noexcept {
+  alignas(64) std::byte block[kStreamBlock];
+  std::byte* const block_out[1] = {block};
+  const std::byte* in_here[kStreamInputs];
+  const std::int64_t bytes = count * element_bytes;
+  std::int64_t here =
+      kStreamBlock - static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(out[0]) & 63u);
+  for (std::int64_t first = 0; first < bytes; first += here, here = kStreamBlock) {
+    here = std::min(here, bytes - first);
+    for (std::size_t k = 0; k < in.size(); ++k) in_here[k] = in[k] + first;
+    kernel(in_here, static_cast<int>(in.size()), block_out, 1, here / element_bytes);
+    for (std::byte* const to : out) isa.stream_copy(to + first, block, here);
+  }
+  fence();
+}
+
+}  // namespace
+
+int runnable_reduce_isas(const ReduceIsa** to) noexcept {
+  int n = 0;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && has_f16c();
+  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    to[n++] = &kReduceAvx512;
+  if (avx2) to[n++] = &kReduceAvx2;
+#endif
+  to[n++] = &kReduceBaseline;
+  return n;
+}
+
+bool can_reduce(DType dtype, ReduceOp op) noexcept {
+  return kernel_of(kReduceBaseline, dtype, op) != nullptr;
+}
+
+void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> in, std::span<std::byte* const> out,
+            std::int64_t count, bool stream) noexcept {
+  assert(can_reduce(dtype, op) && !in.empty() && count >= 0);
+  const ReduceIsa& isa = best();
+  const ReduceKernel kernel = kernel_of(isa, dtype, op);
+  const int n = static_cast<int>(in.size()), outs = static_cast<int>(out.size());
+  if (stream && count * size_bytes(dtype) >= kStreamLeast && n <= kStreamInputs && outs > 0) {
+    reduce_streaming(isa, kernel, size_bytes(dtype), in, out, count);
+  } else {
+    kernel(in.data(), n, out.data(), outs, count);
+  }
+}
+
+void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes, bool stream) noexcept {
+  assert(bytes >= 0);
+  if (stream && bytes >= kStreamLeast) {
+    best().stream_copy(to, from, bytes);
+    fence();
+  } else if (bytes > 0) {
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
+}
+
+}  // namespace weft

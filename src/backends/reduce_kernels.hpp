@@ -1,0 +1,488 @@
+// The reduction kernels, written once and included by one file per instruction set. See reduce_isa.hpp for
+// why all of it lies in an unnamed namespace and why it calls nothing of the C++ library.
+//
+// The story: a *number* says how a dtype is stored and in what it is accumulated (16-bit floats in f32,
+// integers that are summed in their unsigned twin, so that they wrap). A *reduction* of a number and a kind
+// can load a chunk of W elements into an accumulator, combine two accumulators and finish one: divide for
+// avg, make NaNs canonical, round to the stored form. The *tree* over n inputs is unrolled in registers for n
+// <= 4 (a leaf); larger n recurse over blocks of accumulators that stay in the first-level cache, halves
+// split at the largest power of two below n. A chunk is one vector, the remainder of a count is done in
+// chunks of half the width, a quarter, … one element.
+//
+// Element i is loaded from all inputs before it is stored to any output, so outputs may be inputs.
+//
+// Same bits everywhere: each operation below is one IEEE operation per element, whatever the width. What
+// hardware leaves open is the sign and payload of a NaN, so every NaN result, also of sum and avg, becomes
+// the one quiet NaN (positive, no payload). Conversions of 16-bit floats equal those in weft/base/dtype.hpp
+// on all that is not NaN.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "backends/reduce_isa.hpp"
+
+#define WEFT_INLINE inline __attribute__((always_inline))
+
+namespace weft {
+namespace {
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+// W elements in compiler vectors; one element is the plain type, so that the same expressions serve both.
+template <class T, int W>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(sizeof(T) * W)));
+};
+template <class T>
+struct VectorOf<T, 1> {
+  using type = T;
+};
+template <class T, int W>
+using Vec = typename VectorOf<T, W>::type;
+
+template <class To, int W, class From>
+WEFT_INLINE Vec<To, W> convert(From x) {
+  if constexpr (W == 1) {
+    return static_cast<To>(x);
+  } else {
+    return __builtin_convertvector(x, Vec<To, W>);
+  }
+}
+
+template <class To, class From>
+WEFT_INLINE To bits_as(From x) {
+  return __builtin_bit_cast(To, x);
+}
+
+// ---- Numbers: Stored in memory, Sum is what sum and avg accumulate in, Order what min and max compare in.
+
+template <class T, class B, B nan>
+struct Float {  // f32, f64
+  using Stored = T;
+  using Sum = T;
+  using Order = T;
+  using Bits = B;
+  static constexpr bool kFloating = true;
+  static constexpr Bits kNan = nan;
+  template <int W>
+  static WEFT_INLINE Vec<T, W> widen(Vec<T, W> x) {
+    return x;
+  }
+  template <int W>
+  static WEFT_INLINE Vec<T, W> narrow(Vec<T, W> x) {
+    return x;
+  }
+};
+using F32 = Float<float, std::uint32_t, 0x7fc00000u>;
+using F64 = Float<double, std::uint64_t, 0x7ff8000000000000u>;
+
+struct Bf16 {
+  using Stored = std::uint16_t;
+  using Sum = float;
+  using Order = float;
+  using Bits = std::uint32_t;
+  static constexpr bool kFloating = true;
+  static constexpr Bits kNan = F32::kNan;
+  template <int W>
+  static WEFT_INLINE Vec<float, W> widen(Vec<std::uint16_t, W> x) {
+    return bits_as<Vec<float, W>>(convert<std::uint32_t, W>(x) << 16);
+  }
+  // x is no NaN but the canonical one, which this rounding leaves as it is.
+  template <int W>
+  static WEFT_INLINE Vec<std::uint16_t, W> narrow(Vec<float, W> x) {
+    const auto u = bits_as<Vec<std::uint32_t, W>>(x);
+    return convert<std::uint16_t, W>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+  }
+};
+
+struct F16 {
+  using Stored = std::uint16_t;
+  using Sum = float;
+  using Order = float;
+  using Bits = std::uint32_t;
+  static constexpr bool kFloating = true;
+  static constexpr Bits kNan = F32::kNan;
+
+  // Exponents move up by 112 (infinities by twice that); a subnormal is an integer times 2^-24, which the
+  // difference of two floats of exponent -14 gives exactly. (The masked forms of the intrinsics are there
+  // because g++ 12 warns about the others.)
+  template <int W>
+  static WEFT_INLINE Vec<float, W> widen(Vec<std::uint16_t, W> x) {
+#if defined(__F16C__)
+    if constexpr (W == 8) return bits_as<Vec<float, W>>(_mm256_cvtph_ps(bits_as<__m128i>(x)));
+#endif
+#if defined(__AVX512F__)
+    if constexpr (W == 16) return bits_as<Vec<float, W>>(_mm512_maskz_cvtph_ps(0xffff, bits_as<__m256i>(x)));
+#endif
+    using Int = Vec<std::int32_t, W>;
+    const auto u = convert<std::int32_t, W>(x);
+    const Int magnitude = (u & 0x7fff) << 13, zero{};
+    const Int normal = magnitude + (112 << 23), infinite = zero + (112 << 23);
+    const Int subnormal = bits_as<Int>(bits_as<Vec<float, W>>(magnitude + (113 << 23)) - 0x1p-14f);
+    const Int finite = magnitude < (1 << 23) ? subnormal : normal;
+    const Int sign = bits_as<Int>((bits_as<Vec<std::uint32_t, W>>(u) & 0x8000u) << 16);
+    return bits_as<Vec<float, W>>(sign | (finite + (magnitude >= (31 << 23) ? infinite : zero)));
+  }
+
+  // As f16(float): normal results round by adding half a unit less the tie; subnormal ones by adding 0.5,
+  // whose last place is 2^-24.
+  template <int W>
+  static WEFT_INLINE Vec<std::uint16_t, W> narrow(Vec<float, W> x) {
+#if defined(__F16C__)
+    if constexpr (W == 8)
+      return bits_as<Vec<std::uint16_t, W>>(
+          _mm256_cvtps_ph(bits_as<__m256>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#endif
+#if defined(__AVX512F__)
+    if constexpr (W == 16)
+      return bits_as<Vec<std::uint16_t, W>>(
+          _mm512_maskz_cvtps_ph(0xffff, bits_as<__m512>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+#endif
+    using Int = Vec<std::int32_t, W>;
+    const auto u = bits_as<Int>(x);
+    const Int magnitude = u & 0x7fffffff, zero{};
+    const Int normal = (magnitude - (112 << 23) + 0xfff + ((magnitude >> 13) & 1)) >> 13;
+    const Int subnormal = bits_as<Int>(bits_as<Vec<float, W>>(magnitude) + 0.5f) - 0x3f000000;
+    const Int infinity = zero + 0x7c00, nan = zero + 0x7e00;
+    const Int finite = magnitude < 0x38800000 ? subnormal : normal;
+    const Int special = magnitude > 0x7f800000 ? nan : infinity;
+    const Int half = magnitude >= 0x477ff000 ? special : finite;
+    return convert<std::uint16_t, W>(half | ((u >> 16) & 0x8000));
+  }
+};
+
+// Integers. The quotient of avg is exact in `Q`, a float wide enough that truncating gives the integer
+// quotient: two different quotients a/n and an integer differ by at least 1/n, more than half a unit in the
+// last place while |a| is below 2^24 (float) or 2^53 (double). 64-bit integers divide as they are.
+template <class T, class U, class Q>
+struct Int {
+  using Stored = T;
+  using Sum = U;
+  using Order = T;
+  using Quotient = Q;
+  static constexpr bool kFloating = false;
+  template <int W, class V>
+  static WEFT_INLINE V widen(V x) {
+    return x;
+  }
+};
+using I8 = Int<std::int8_t, std::uint8_t, float>;
+using I16 = Int<std::int16_t, std::uint16_t, float>;
+using I32 = Int<std::int32_t, std::uint32_t, double>;
+using I64 = Int<std::int64_t, std::uint64_t, std::int64_t>;
+using U8 = Int<std::uint8_t, std::uint8_t, float>;
+using U16 = Int<std::uint16_t, std::uint16_t, float>;
+using U32 = Int<std::uint32_t, std::uint32_t, double>;
+using U64 = Int<std::uint64_t, std::uint64_t, std::uint64_t>;
+
+// ---- Reductions
+
+enum class Kind { sum, avg, min, max };
+
+// What avg divides by. Multiplying by the reciprocal of a power of two rounds exactly as the division does.
+template <class T>
+struct Divisor {
+  T value;
+  T reciprocal;
+  bool power_of_two;
+};
+
+template <bool first, class A, class B>
+struct Either {
+  using type = A;
+};
+template <class A, class B>
+struct Either<false, A, B> {
+  using type = B;
+};
+
+template <class T>
+struct QuotientOf {
+  using type = typename T::Sum;
+};
+template <class T, class U, class Q>
+struct QuotientOf<Int<T, U, Q>> {
+  using type = Q;
+};
+
+template <class Number, Kind kind>
+struct Reduction {
+  static constexpr bool kOrders = kind == Kind::min || kind == Kind::max;
+  using Stored = typename Number::Stored;
+  using Acc = typename Either<kOrders, typename Number::Order, typename Number::Sum>::type;
+  using Quotient = typename QuotientOf<Number>::type;
+  // A chunk fills a vector of the widest type on its way; 64-bit quotients have no vector instruction.
+  static constexpr int kWidest = kind == Kind::avg && sizeof(Quotient) > sizeof(Acc) ? sizeof(Quotient)
+                                                                                     : sizeof(Acc);
+  static constexpr int kLanes =
+      kind == Kind::avg && !Number::kFloating && sizeof(Acc) == 8 ? 1 : kVectorBytes / kWidest;
+  static constexpr int kBlock = 2048 / sizeof(Acc);  // elements of a block of accumulators
+
+  static Divisor<Quotient> divisor(int n) {
+    const auto value = static_cast<Quotient>(n);
+    return {value, static_cast<Quotient>(Quotient{1} / value), (n & (n - 1)) == 0};
+  }
+
+  template <int W>
+  static WEFT_INLINE Vec<Acc, W> load(const std::byte* from, std::int64_t i) {
+    Vec<Stored, W> x;
+    __builtin_memcpy(&x, from + i * static_cast<std::int64_t>(sizeof(Stored)), sizeof x);
+    return bits_as<Vec<Acc, W>>(Number::template widen<W>(x));
+  }
+
+  template <int W>
+  static WEFT_INLINE Vec<Acc, W> combine(Vec<Acc, W> a, Vec<Acc, W> b) {
+    using V = Vec<Acc, W>;
+    if constexpr (!kOrders) {
+      return static_cast<V>(a + b);
+    } else if constexpr (!Number::kFloating) {
+      return (kind == Kind::min ? a < b : b < a) ? a : b;
+    } else {
+      // Equal values are the same bits or zeros of two signs: min keeps a sign that either has, max one that
+      // both have.
+      using Bits = Vec<typename Number::Bits, W>;
+      const auto bits_a = bits_as<Bits>(a), bits_b = bits_as<Bits>(b);
+      if constexpr (kind == Kind::min) {
+        const V least = a < b ? a : b, equal = bits_as<V>(bits_a | bits_b), r = a == b ? equal : least;
+        return a != a ? a : r;
+      } else {
+        const V greatest = a > b ? a : b, equal = bits_as<V>(bits_a & bits_b), r = a == b ? equal : greatest;
+        return a != a ? a : r;
+      }
+    }
+  }
+
+  template <int W>
+  static WEFT_INLINE Vec<Stored, W> finish(Vec<Acc, W> x, const Divisor<Quotient>& by) {
+    if constexpr (Number::kFloating) {
+      if constexpr (kind == Kind::avg) x = by.power_of_two ? x * by.reciprocal : x / by.value;
+      using Bits = Vec<typename Number::Bits, W>;
+      const Vec<Acc, W> nan = bits_as<Vec<Acc, W>>(Bits{} + Number::kNan);
+      x = x != x ? nan : x;
+      return Number::template narrow<W>(x);
+    } else if constexpr (kind == Kind::avg) {
+      const auto total = bits_as<Vec<Stored, W>>(x);
+      return convert<Stored, W>(convert<Quotient, W>(total) / by.value);
+    } else {
+      return bits_as<Vec<Stored, W>>(x);
+    }
+  }
+};
+
+// ---- Loops
+
+// f.at<W>(i) for every chunk: full width first, then the remainder by halves.
+template <int W, class F>
+WEFT_INLINE void remainder(std::int64_t i, std::int64_t count, const F& f) {
+  if constexpr (W >= 1) {
+    if (count & W) {
+      f.template at<W>(i);
+      i += W;
+    }
+    remainder<W / 2>(i, count, f);
+  }
+}
+template <int W, class F>
+WEFT_INLINE void chunks(std::int64_t count, const F& f) {
+  std::int64_t i = 0;
+  for (; i + W <= count; i += W) f.template at<W>(i);
+  remainder<W / 2>(i, count, f);
+}
+
+// The tree over n <= 4 inputs, in registers.
+template <class R, int n, int W>
+WEFT_INLINE Vec<typename R::Acc, W> leaf(const std::byte* const* in, std::int64_t i) {
+  if constexpr (n == 1) {
+    return R::template load<W>(in[0], i);
+  } else {
+    constexpr int left = n > 2 ? 2 : 1;
+    return R::template combine<W>(leaf<R, left, W>(in, i), leaf<R, n - left, W>(in + left, i));
+  }
+}
+
+template <class R, int W>
+WEFT_INLINE void store(Vec<typename R::Stored, W> x, std::byte* to, std::int64_t i) {
+  __builtin_memcpy(to + i * static_cast<std::int64_t>(sizeof(typename R::Stored)), &x, sizeof x);
+}
+
+// n <= 4 inputs straight to all outputs; kOuts 0 means any number of them. The pointers are copied so that
+// stores cannot be thought to change them.
+template <class R, int n, int kOuts>
+struct Direct {
+  const std::byte* in[n];
+  std::byte* known_out[kOuts ? kOuts : 1];
+  std::byte* const* out;
+  int outs;
+  Divisor<typename R::Quotient> by;
+
+  template <int W>
+  WEFT_INLINE void at(std::int64_t i) const {
+    const auto x = R::template finish<W>(leaf<R, n, W>(in, i), by);
+    if constexpr (kOuts == 0) {
+      for (int j = 0; j < outs; ++j) store<R, W>(x, out[j], i);
+    } else {
+      for (int j = 0; j < kOuts; ++j) store<R, W>(x, known_out[j], i);
+    }
+  }
+
+  static void run(const std::byte* const* in, std::byte* const* out, int outs, std::int64_t count) {
+    Direct d{};
+    for (int k = 0; k < n; ++k) d.in[k] = in[k];
+    for (int j = 0; j < kOuts; ++j) d.known_out[j] = out[j];
+    d.out = out;
+    d.outs = outs;
+    d.by = R::divisor(n);
+    chunks<R::kLanes>(count, d);
+  }
+};
+
+template <class R, int n>
+struct LeafToBlock {
+  const std::byte* in[n];
+  std::int64_t first;
+  typename R::Acc* to;
+  template <int W>
+  WEFT_INLINE void at(std::int64_t i) const {
+    const auto x = leaf<R, n, W>(in, first + i);
+    __builtin_memcpy(to + i, &x, sizeof x);
+  }
+  static void run(const std::byte* const* in, std::int64_t first, int count, typename R::Acc* to) {
+    LeafToBlock b{};
+    for (int k = 0; k < n; ++k) b.in[k] = in[k];
+    b.first = first;
+    b.to = to;
+    chunks<R::kLanes>(count, b);
+  }
+};
+
+template <class R>
+struct CombineBlocks {
+  typename R::Acc* left;  // becomes left ⊕ right
+  const typename R::Acc* right;
+  template <int W>
+  WEFT_INLINE void at(std::int64_t i) const {
+    Vec<typename R::Acc, W> a, b;
+    __builtin_memcpy(&a, left + i, sizeof a);
+    __builtin_memcpy(&b, right + i, sizeof b);
+    a = R::template combine<W>(a, b);
+    __builtin_memcpy(left + i, &a, sizeof a);
+  }
+};
+
+template <class R>
+struct FinishBlock {
+  const typename R::Acc* block;
+  std::byte* const* out;
+  int outs;
+  std::int64_t first;
+  Divisor<typename R::Quotient> by;
+  template <int W>
+  WEFT_INLINE void at(std::int64_t i) const {
+    Vec<typename R::Acc, W> a;
+    __builtin_memcpy(&a, block + i, sizeof a);
+    const auto x = R::template finish<W>(a, by);
+    for (int j = 0; j < outs; ++j) store<R, W>(x, out[j], first + i);
+  }
+};
+
+// The tree over any number of inputs, for `count` <= kBlock elements from `first` on. Uses one block of stack
+// for each doubling of n beyond 4.
+template <class R>
+void tree(const std::byte* const* in, int n, std::int64_t first, int count, typename R::Acc* to) noexcept {
+  switch (n) {
+    case 1: return LeafToBlock<R, 1>::run(in, first, count, to);
+    case 2: return LeafToBlock<R, 2>::run(in, first, count, to);
+    case 3: return LeafToBlock<R, 3>::run(in, first, count, to);
+    case 4: return LeafToBlock<R, 4>::run(in, first, count, to);
+    default: break;
+  }
+  int left = 4;
+  while (left * 2 < n) left *= 2;
+  alignas(kVectorBytes) typename R::Acc right[R::kBlock];
+  tree<R>(in, left, first, count, to);
+  tree<R>(in + left, n - left, first, count, right);
+  chunks<R::kLanes>(count, CombineBlocks<R>{to, right});
+}
+
+template <class R>
+void kernel(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count) noexcept {
+  if (n == 2 && outs == 1) return Direct<R, 2, 1>::run(in, out, outs, count);
+  if (n == 2 && outs == 2) return Direct<R, 2, 2>::run(in, out, outs, count);
+  switch (n) {
+    case 1: return Direct<R, 1, 0>::run(in, out, outs, count);
+    case 2: return Direct<R, 2, 0>::run(in, out, outs, count);
+    case 3: return Direct<R, 3, 0>::run(in, out, outs, count);
+    case 4: return Direct<R, 4, 0>::run(in, out, outs, count);
+    default: break;
+  }
+  alignas(kVectorBytes) typename R::Acc block[R::kBlock];
+  for (std::int64_t first = 0; first < count; first += R::kBlock) {
+    const int here = count - first < R::kBlock ? static_cast<int>(count - first) : R::kBlock;
+    tree<R>(in, n, first, here, block);
+    chunks<R::kLanes>(here, FinishBlock<R>{block, out, outs, first, R::divisor(n)});
+  }
+}
+
+// Non-temporal stores need an aligned target; the ragged ends go through the caches.
+void stream_copy(std::byte* to, const std::byte* from, std::int64_t bytes) noexcept {
+  std::int64_t head = -reinterpret_cast<std::intptr_t>(to) & (kVectorBytes - 1);
+  if (head > bytes) head = bytes;
+  __builtin_memcpy(to, from, static_cast<std::size_t>(head));
+  std::int64_t i = head;
+#if defined(__x86_64__)
+  for (; i + kVectorBytes <= bytes; i += kVectorBytes) {
+    Vec<long long, kVectorBytes / 8> x;
+    __builtin_memcpy(&x, from + i, sizeof x);
+    if constexpr (kVectorBytes == 16)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + i), bits_as<__m128i>(x));
+#if defined(__AVX2__)
+    if constexpr (kVectorBytes == 32)
+      _mm256_stream_si256(reinterpret_cast<__m256i*>(to + i), bits_as<__m256i>(x));
+#endif
+#if defined(__AVX512F__)
+    if constexpr (kVectorBytes == 64)
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), bits_as<__m512i>(x));
+#endif
+  }
+#endif
+  __builtin_memcpy(to + i, from + i, static_cast<std::size_t>(bytes - i));
+}
+
+#define WEFT_REDUCE_ROW(Number)                                                    \
+  {                                                                                \
+    kernel<Reduction<Number, Kind::sum>>, kernel<Reduction<Number, Kind::avg>>,    \
+        kernel<Reduction<Number, Kind::min>>, kernel<Reduction<Number, Kind::max>> \
+  }
+// In the order of DType; bool has no arithmetic.
+#define WEFT_REDUCE_TABLE(name) \
+  {                             \
+    name,                       \
+        {WEFT_REDUCE_ROW(F64),  \
+         WEFT_REDUCE_ROW(F32),  \
+         WEFT_REDUCE_ROW(F16),  \
+         WEFT_REDUCE_ROW(Bf16), \
+         WEFT_REDUCE_ROW(I8),   \
+         WEFT_REDUCE_ROW(I16),  \
+         WEFT_REDUCE_ROW(I32),  \
+         WEFT_REDUCE_ROW(I64),  \
+         WEFT_REDUCE_ROW(U8),   \
+         WEFT_REDUCE_ROW(U16),  \
+         WEFT_REDUCE_ROW(U32),  \
+         WEFT_REDUCE_ROW(U64),  \
+         {}},                   \
+        stream_copy             \
+  }
+
+}  // namespace
+}  // namespace weft
