@@ -1,0 +1,70 @@
+// Saving a training run and taking it up again: a folder of safetensors files and an index over them. Called
+// by every rank of a mesh, each from the thread that owns its model.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "weft/mesh/mesh.hpp"
+#include "weft/nn/optimizer.hpp"
+#include "weft/nn/parameter.hpp"
+
+namespace weft {
+
+/// Strings of the caller's own that go with a checkpoint: position of the sampler, configuration, best loss.
+using CheckpointExtra = std::map<std::string, std::string>;
+
+/// What a checkpoint says of itself.
+struct CheckpointInfo {
+  std::filesystem::path folder;
+  std::int64_t step = 0;
+  std::string mesh;  ///< the mesh it was written on, as to_string(MeshShape) gives it
+  CheckpointExtra extra;
+};
+
+struct SaveOptions {
+  /// Told of each stage as it is reached, on the rank that reaches it: "folder" (made, empty), "data" (before
+  /// each tensor's bytes), "file" (this rank's is whole), "index" (written), "renamed" (the folder has its
+  /// name), "latest" (done).
+  std::function<void(std::string_view stage)> on_stage;
+};
+
+/// Writes `directory`/step-<step>/ and then names it in `directory`/latest. Collective over `mesh` (a root;
+/// empty: one rank with plain tensors), where every rank gives the same step, parameters and extra. Each rank
+/// writes the parts that it holds and no rank below it does, so what is replicated is written once; the
+/// folder holds
+///   rank-00000.safetensors …  tensors "param.<path>" and "optimizer.<state>.<path>", as this rank holds them
+///   index.json                for each tensor its dtype, global shape, layout, and which file holds what
+///   part of it
+///
+/// All is written under a temporary name, synced, and renamed, and `latest` last: killed at any moment, or
+/// out of space, it leaves the checkpoint before it whole and named by `latest`. A checkpoint of the same
+/// step is replaced. Throws the same on every rank, up to the text: `system` with the file and errno's words
+/// on the rank that could not write, and naming that rank on the others; `layout` for a parameter that has no
+/// layout on a mesh of several ranks.
+void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
+                     std::span<Parameter* const> parameters, const Optimizer* optimizer,
+                     const CheckpointExtra& extra = {}, const SaveOptions& options = {});
+
+/// Reads the values of `parameters` and the state of `optimizer` (null: parameters alone) from `directory`'s
+/// latest checkpoint, or from `directory` itself where that is one. Collective over `mesh`, which may be
+/// another than the one it was written on, as may be the layouts: each rank reads the parts that overlap with
+/// what it holds. Parameters must be materialised.
+///
+/// Throws bad_argument before anything changes, with every tensor that is missing, that is there but not
+/// asked for, or that has another global shape or dtype; also for an unsound index or file. An Error of any
+/// later kind leaves the values undefined; if one rank fails, all throw.
+CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
+                               std::span<Parameter* const> parameters, Optimizer* optimizer);
+
+/// What `directory`/latest names, or nothing where there is no such file. Throws bad_argument where it names
+/// no checkpoint.
+std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& directory);
+
+}  // namespace weft
