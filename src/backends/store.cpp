@@ -133,6 +133,7 @@ class LocalStore final : public Store {
   std::string compare_set(std::string_view key, std::string_view expected,
                           std::string_view desired) override {
     check_store_key(key);
+    check_store_value(key, expected);
     check_store_value(key, desired);
     std::unique_lock lock(mutex_);
     std::string held = table_.compare_set(key, expected, desired);

@@ -1,18 +1,28 @@
 // Every kind of store against one suite.
 #include "weft/backends/store.hpp"
 
+#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "weft/backends/store_tcp.hpp"
 #include "weft/base/error.hpp"
+#include "weft/base/log.hpp"
 
 namespace weft {
 namespace {
@@ -44,6 +54,12 @@ struct Source {
 struct LocalSource final : Source {
   std::shared_ptr<Store> store = make_local_store();
   std::shared_ptr<Store> client() override { return store; }
+};
+
+struct TcpSource final : Source {
+  Logger log;
+  TcpStoreServer server{log};
+  std::shared_ptr<Store> client() override { return make_tcp_store("127.0.0.1", server.port(), soon()); }
 };
 
 struct Kind {
@@ -186,8 +202,254 @@ TEST_P(StoreTest, ManyThreadsAtOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, StoreTest,
-                         ::testing::Values(Kind{"local", [] { return std::make_unique<LocalSource>(); }}),
+                         ::testing::Values(Kind{"local", [] { return std::make_unique<LocalSource>(); }},
+                                           Kind{"tcp", [] { return std::make_unique<TcpSource>(); }}),
                          [](const auto& kind) { return kind.param.name; });
+
+// ---- what only TCP has ----
+
+/// A server whose warnings are kept, and one good client.
+class TcpStoreTest : public ::testing::Test {
+ protected:
+  std::vector<std::string> warnings() {
+    const std::lock_guard lock(mutex_);
+    return warnings_;
+  }
+
+  std::shared_ptr<Store> client() { return make_tcp_store("localhost", server_->port(), soon()); }
+
+  std::mutex mutex_;
+  std::vector<std::string> warnings_;
+  Logger log_{LogLevel::warning, [this](LogLevel, std::string_view line) {
+                const std::lock_guard lock(mutex_);
+                warnings_.emplace_back(line);
+              }};
+  std::unique_ptr<TcpStoreServer> server_ =
+      std::make_unique<TcpStoreServer>(log_, TcpStoreOptions{.max_clients = 8, .linger = milliseconds(300)});
+};
+
+/// A connection that says whatever it likes.
+class Stranger {
+ public:
+  explicit Stranger(std::uint16_t port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_port = htons(port);
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof to), 0);
+  }
+  ~Stranger() { ::close(fd_); }
+  Stranger(const Stranger&) = delete;
+  Stranger& operator=(const Stranger&) = delete;
+
+  void say(std::string_view bytes) {
+    EXPECT_EQ(::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  }
+
+  /// True where the server hangs up within ten seconds, whatever it says before.
+  bool is_cut_off() {
+    for (;;) {
+      pollfd p{fd_, POLLIN, 0};
+      if (::poll(&p, 1, 10'000) != 1) return false;
+      char buffer[256];
+      if (::recv(fd_, buffer, sizeof buffer, 0) <= 0) return true;
+    }
+  }
+
+  /// True where the server says something within ten seconds.
+  bool is_answered() {
+    pollfd p{fd_, POLLIN, 0};
+    char byte = 0;
+    return ::poll(&p, 1, 10'000) == 1 && ::recv(fd_, &byte, 1, 0) == 1;
+  }
+
+ private:
+  int fd_;
+};
+
+/// A request header as it goes over the wire, written out by hand; then whatever follows.
+std::string frame(std::uint8_t version, std::uint8_t kind, std::uint16_t key_bytes, std::uint32_t value_bytes,
+                  std::uint32_t extra_bytes, std::string_view rest = {}) {
+  std::string bytes = "WFTS";
+  const auto put = [&](auto number) { bytes.append(reinterpret_cast<const char*>(&number), sizeof number); };
+  put(version);
+  put(kind);
+  put(key_bytes);
+  put(value_bytes);
+  put(extra_bytes);
+  put(std::int64_t{0});
+  return bytes.append(rest);
+}
+
+TEST_F(TcpStoreTest, TheTestsOwnFramesAreAnswered) {
+  Stranger well_behaved(server_->port());
+  well_behaved.say(frame(1, 3, 3, 2, 0, "keyhi"));
+  EXPECT_TRUE(well_behaved.is_answered());
+  EXPECT_EQ(client()->try_get("key"), "hi");
+}
+
+// Each bad frame ends its own connection with one warning that says what was wrong; a client that waits in a
+// get, and one that goes on working, notice nothing.
+TEST_F(TcpStoreTest, BadFramesEndOnlyTheirOwnConnection) {
+  struct Case {
+    std::string bytes;
+    const char* warning;
+  };
+  const Case cases[] = {
+      {"GET / HTTP/1.1\r\n\r\n", "it does not speak this protocol (it sent \"GET / HTTP/1.1....\")"},
+      {"h", "it does not speak this protocol (it sent \"h\")"},
+      {std::string(100'000, '\xff'), "it does not speak this protocol"},
+      {frame(9, 1, 1, 0, 0, "k"), "it speaks version 9 of the protocol; expected 1"},
+      {frame(1, 0, 1, 0, 0, "k"), "it sent a request of unknown kind 0"},
+      {frame(1, 64, 1, 0, 0, "k"), "it sent a request of unknown kind 64"},
+      {frame(1, 1, 0, 0, 0), "it announced a frame beyond the limits (key 0 bytes, values 0 and 0)"},
+      {frame(1, 3, 1025, 0, 0), "it announced a frame beyond the limits (key 1025 bytes, values 0 and 0)"},
+      {frame(1, 3, 1, 0xffffffff, 0),
+       "it announced a frame beyond the limits (key 1 bytes, values 4294967295 and 0)"},
+      {frame(1, 5, 1, 0, 1048577),
+       "it announced a frame beyond the limits (key 1 bytes, values 0 and 1048577)"},
+      {frame(1, 2, 1, 0, 0, "kWFTS"), "it sent a second request before the first was answered"},
+  };
+  const auto good = client();
+  std::thread waiter([store = client()] { EXPECT_EQ(store->get("at the end", soon()), "yes"); });
+  for (std::size_t i = 0; i < std::size(cases); ++i) {
+    Stranger stranger(server_->port());
+    stranger.say(cases[i].bytes);
+    EXPECT_TRUE(stranger.is_cut_off()) << cases[i].warning;
+    EXPECT_EQ(good->add("round", 1), static_cast<int>(i) + 1);
+    ASSERT_EQ(warnings().size(), i + 1) << cases[i].warning;
+    EXPECT_THAT(warnings()[i], HasSubstr("store server: closed 127.0.0.1:"));
+    EXPECT_THAT(warnings()[i], HasSubstr(cases[i].warning));
+  }
+  good->set("at the end", "yes");
+  waiter.join();
+}
+
+TEST_F(TcpStoreTest, HalfFramesHoldUpNobody) {
+  const auto good = client();
+  {
+    Stranger in_header(server_->port());
+    Stranger in_value(server_->port());
+    in_header.say(frame(1, 3, 3, 4, 0).substr(0, 10));
+    in_value.say(frame(1, 3, 3, 1000, 0, "key and half of a va"));
+    EXPECT_EQ(good->add("n", 1), 1);
+    EXPECT_FALSE(good->try_get("key").has_value());
+  }
+  while (warnings().size() < 2) EXPECT_EQ(good->add("n", 0), 1);  // bounded by ctest's time limit
+  EXPECT_THAT(warnings(),
+              ::testing::UnorderedElementsAre(HasSubstr("it left within a frame, after 10 bytes"),
+                                              HasSubstr("it left within a frame, after 44 bytes")));
+}
+
+TEST_F(TcpStoreTest, AFrameMayComeByteByByte) {
+  Stranger slow(server_->port());
+  for (const char byte : frame(1, 3, 3, 2, 0, "keyhi")) slow.say({&byte, 1});
+  EXPECT_TRUE(slow.is_answered());
+  EXPECT_EQ(client()->try_get("key"), "hi");
+  EXPECT_THAT(warnings(), ::testing::IsEmpty());
+}
+
+TEST_F(TcpStoreTest, ClientsBeyondTheLimitAreRefused) {
+  const auto good = client();
+  std::vector<std::unique_ptr<Stranger>> crowd;
+  for (int i = 0; i < 7; ++i) crowd.push_back(std::make_unique<Stranger>(server_->port()));
+  Stranger one_too_many(server_->port());
+  EXPECT_TRUE(one_too_many.is_cut_off());
+  EXPECT_EQ(good->add("n", 1), 1);
+  ASSERT_EQ(warnings().size(), 1u);
+  EXPECT_THAT(warnings()[0], HasSubstr("there are 8 clients already"));
+}
+
+// The destructor's patience is for ranks that still want to say goodbye.
+TEST_F(TcpStoreTest, AnEndingServerServesUntilItsClientsHaveLeft) {
+  server_ = std::make_unique<TcpStoreServer>(log_, TcpStoreOptions{.linger = seconds(20)});
+  auto slow = client();
+  std::thread slow_rank([store = std::move(slow)]() mutable {
+    std::this_thread::sleep_for(milliseconds(200));
+    EXPECT_EQ(store->add("goodbye", 1), 1);
+    store.reset();
+  });
+  const auto start = Clock::now();
+  server_.reset();
+  const auto took = Clock::now() - start;
+  EXPECT_GE(took, milliseconds(100));
+  EXPECT_LT(took, seconds(10));
+  slow_rank.join();
+}
+
+TEST_F(TcpStoreTest, WhenTheServerGoesCallsNameTheirKey) {
+  const auto store = client();
+  const std::uint16_t port = server_->port();
+  const std::string gone = "the server at 127.0.0.1:" + std::to_string(port) + " is gone (";
+  std::thread waiter([&, other = client()] {
+    expect_error(ErrorCode::peer_lost, "store: key \"waited for\": " + gone,
+                 [&] { other->get("waited for", Deadline::never()); });
+  });
+  server_.reset();  // cuts them off after its 300 ms
+  waiter.join();
+  expect_error(ErrorCode::peer_lost, "store: key \"x\": " + gone, [&] { store->set("x", "1"); });
+  expect_error(ErrorCode::peer_lost, "store: key \"y\": " + gone, [&] { store->get("y", soon()); });
+  expect_error(ErrorCode::timeout,
+               "store: no server at 127.0.0.1:" + std::to_string(port) + " within 100 ms (",
+               [&] { make_tcp_store("127.0.0.1", port, Deadline::after(milliseconds(100))); });
+}
+
+TEST_F(TcpStoreTest, AClientWaitsForItsServer) {
+  const std::uint16_t port = server_->port();
+  server_.reset();
+  std::thread early([port] { make_tcp_store("127.0.0.1", port, soon())->set("early", "1"); });
+  std::this_thread::sleep_for(milliseconds(100));
+  server_ = std::make_unique<TcpStoreServer>(log_, TcpStoreOptions{.port = port});
+  early.join();
+  EXPECT_EQ(client()->try_get("early"), "1");
+}
+
+TEST_F(TcpStoreTest, APortInUseIsNamed) {
+  expect_error(ErrorCode::system,
+               "store server: cannot listen on " + server_->address() + ": Address already in use",
+               [&] { TcpStoreServer second(log_, TcpStoreOptions{.port = server_->port()}); });
+}
+
+TEST_F(TcpStoreTest, OffLoopbackIsRefused) {
+  const char* text = " is not on loopback";
+  for (const char* host : {"0.0.0.0", "192.0.2.1", "example.org", "::1", ""}) {
+    expect_error(ErrorCode::unsupported, std::string(host) + ":1234" + text,
+                 [&] { make_tcp_store(host, 1234, soon()); });
+    expect_error(ErrorCode::unsupported, std::string(host) + ":0" + text,
+                 [&] { TcpStoreServer server(log_, TcpStoreOptions{.host = host}); });
+  }
+}
+
+// Something else listens there: a server that greets as FTP does, and one that says nothing.
+TEST_F(TcpStoreTest, AForeignServerIsNotTakenForAStore) {
+  const int listener = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof at;
+  ASSERT_EQ(::bind(listener, reinterpret_cast<const sockaddr*>(&at), length), 0);
+  ASSERT_EQ(::listen(listener, 8), 0);
+  ASSERT_EQ(::getsockname(listener, reinterpret_cast<sockaddr*>(&at), &length), 0);
+  const std::uint16_t port = ntohs(at.sin_port);
+  const std::string where = "127.0.0.1:" + std::to_string(port);
+  expect_error(ErrorCode::timeout,
+               "store: no server at " + where + " within 200 ms (what listens there does not answer)",
+               [&] { make_tcp_store("127.0.0.1", port, Deadline::after(milliseconds(200))); });
+  std::thread greeter([listener] {
+    ::close(::accept(listener, nullptr, nullptr));  // the client of above, which has left
+    const int fd = ::accept(listener, nullptr, nullptr);
+    const std::string_view greeting = "220 some other service, at your command\r\n";
+    EXPECT_EQ(::send(fd, greeting.data(), greeting.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(greeting.size()));
+    char buffer[256];
+    while (::recv(fd, buffer, sizeof buffer, 0) > 0) {}
+    ::close(fd);
+  });
+  expect_error(ErrorCode::system, "store: what listens on " + where + " is not a weft store",
+               [&] { make_tcp_store("127.0.0.1", port, soon()); });
+  greeter.join();
+  ::close(listener);
+}
 
 }  // namespace
 }  // namespace weft
