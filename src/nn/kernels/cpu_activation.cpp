@@ -1,0 +1,63 @@
+// SiLU and SwiGLU, forward and backward.
+#include "nn/kernels/cpu_context.hpp"
+#include "nn/kernels/cpu_math.hpp"
+
+namespace weft::kernels {
+namespace {
+
+// d/dx (x sigmoid(x)) = s (1 + x (1 - s)) with s = sigmoid(x)
+WEFT_INLINE inline float silu_slope(float x, float s) { return s * (1.0f + x * (1.0f - s)); }
+
+WEFT_CPU_CLONES void silu_range(const float* x, float* y, std::int64_t n) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * sigmoid_f32(x[i]);
+}
+
+WEFT_CPU_CLONES void silu_backward_range(const float* dy, const float* x, float* dx, std::int64_t n) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) dx[i] = dy[i] * silu_slope(x[i], sigmoid_f32(x[i]));
+}
+
+WEFT_CPU_CLONES void swiglu_range(const float* gate, const float* up, float* out, std::int64_t n) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) out[i] = gate[i] * sigmoid_f32(gate[i]) * up[i];
+}
+
+WEFT_CPU_CLONES void swiglu_backward_range(const float* dout, const float* gate, const float* up,
+                                           float* dgate, float* dup, std::int64_t n) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float d = dout[i], g = gate[i], u = up[i], s = sigmoid_f32(g);
+    dgate[i] = d * u * silu_slope(g, s);
+    dup[i] = d * g * s;
+  }
+}
+
+}  // namespace
+
+void silu_forward(KernelContext& ctx, const float* x, float* y, std::int64_t n) {
+  parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    silu_range(x + begin, y + begin, end - begin);
+  });
+}
+
+void silu_backward(KernelContext& ctx, const float* dy, const float* x, float* dx, std::int64_t n) {
+  parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    silu_backward_range(dy + begin, x + begin, dx + begin, end - begin);
+  });
+}
+
+void swiglu_forward(KernelContext& ctx, const float* gate, const float* up, float* out, std::int64_t n) {
+  parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    swiglu_range(gate + begin, up + begin, out + begin, end - begin);
+  });
+}
+
+void swiglu_backward(KernelContext& ctx, const float* dout, const float* gate, const float* up, float* dgate,
+                     float* dup, std::int64_t n) {
+  parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    swiglu_backward_range(dout + begin, gate + begin, up + begin, dgate + begin, dup + begin, end - begin);
+  });
+}
+
+}  // namespace weft::kernels

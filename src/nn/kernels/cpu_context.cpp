@@ -1,0 +1,57 @@
+// KernelContext: construction, scratch memory, the number of threads. One thread at a time uses a context.
+#include "nn/kernels/cpu_context.hpp"
+
+#include <fmt/format.h>
+#include <omp.h>
+
+#include "weft/base/error.hpp"
+
+namespace weft::kernels {
+
+KernelContext::KernelContext(int threads) {
+  if (threads < 1) {
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("KernelContext: threads is {}; expected at least 1", threads));
+  }
+  state_ = std::make_unique<State>(threads);
+}
+
+KernelContext::~KernelContext() = default;
+KernelContext::KernelContext(KernelContext&&) noexcept = default;
+KernelContext& KernelContext::operator=(KernelContext&&) noexcept = default;
+
+int KernelContext::threads() const noexcept { return state_->threads; }
+
+KernelContext::State::State(int thread_count)
+    : threads(thread_count),
+      engine(dnnl::engine::kind::cpu, 0),
+      stream(engine),
+      per_thread(static_cast<std::size_t>(thread_count)) {}
+
+float* KernelContext::State::scratch(std::int64_t floats) {
+  if (shared.size() < static_cast<std::size_t>(floats)) shared.resize(static_cast<std::size_t>(floats));
+  return shared.data();
+}
+
+double* KernelContext::State::scratch_f64(std::int64_t doubles) {
+  if (shared_f64.size() < static_cast<std::size_t>(doubles))
+    shared_f64.resize(static_cast<std::size_t>(doubles));
+  return shared_f64.data();
+}
+
+void KernelContext::State::reserve_per_thread(std::int64_t floats) {
+  for (auto& scratch : per_thread) {
+    if (scratch.size() < static_cast<std::size_t>(floats)) scratch.resize(static_cast<std::size_t>(floats));
+  }
+}
+
+// The matrix library asks the OpenMP runtime, whose setting belongs to the calling thread: so thread ranks
+// with different numbers do not disturb each other, and a context may move to another thread.
+ThreadCountGuard::ThreadCountGuard(int threads) : before_(omp_get_max_threads()) {
+  omp_set_num_threads(threads);
+}
+ThreadCountGuard::~ThreadCountGuard() { omp_set_num_threads(before_); }
+
+int this_thread_number() { return omp_get_thread_num(); }
+
+}  // namespace weft::kernels

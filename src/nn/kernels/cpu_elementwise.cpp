@@ -1,0 +1,73 @@
+// Addition, scaling, filling, rounding to bf16, and the sum of squares.
+#include <algorithm>
+
+#include "nn/kernels/cpu_context.hpp"
+#include "nn/kernels/cpu_math.hpp"
+
+namespace weft::kernels {
+namespace {
+
+WEFT_CPU_CLONES void add_range(const float* a, const float* b, float* out, std::int64_t n) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
+}
+
+WEFT_CPU_CLONES void scale_range(float* x, float factor, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) x[i] *= factor;
+}
+
+// The rule of bf16's constructor, written so that it becomes vector code.
+WEFT_CPU_CLONES void round_range(const float* x, bf16* y, std::int64_t n) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto bits = std::bit_cast<std::uint32_t>(x[i]);
+    const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, quiet = (bits >> 16) | 0x40u;
+    y[i].bits = static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+  }
+}
+
+// The product of two f32 is exact in f64.
+WEFT_CPU_CLONES double squares_of_range(const float* x, std::int64_t n) {
+  return lane_sum<double>(n, [&](std::int64_t i) WEFT_INLINE {
+    const double wide = x[i];
+    return wide * wide;
+  });
+}
+
+}  // namespace
+
+void add(KernelContext& ctx, const float* a, const float* b, float* out, std::int64_t n) {
+  parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    add_range(a + begin, b + begin, out + begin, end - begin);
+  });
+}
+
+void scale(KernelContext& ctx, float* x, float factor, std::int64_t n) {
+  parallel_blocks(ctx.state(), n, kElementBlock,
+                  [&](std::int64_t begin, std::int64_t end) { scale_range(x + begin, factor, end - begin); });
+}
+
+void fill(KernelContext& ctx, float* x, float value, std::int64_t n) {
+  parallel_blocks(ctx.state(), n, kElementBlock,
+                  [&](std::int64_t begin, std::int64_t end) { std::fill(x + begin, x + end, value); });
+}
+
+void round_to_bf16(KernelContext& ctx, const float* x, bf16* y, std::int64_t n) {
+  parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    round_range(x + begin, y + begin, end - begin);
+  });
+}
+
+double sum_of_squares(KernelContext& ctx, const float* x, std::int64_t n) {
+  KernelContext::State& state = ctx.state();
+  const std::int64_t blocks = blocks_of(n, kElementBlock);
+  double* partials = state.scratch_f64(blocks);
+  parallel_blocks(state, n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    partials[begin / kElementBlock] = squares_of_range(x + begin, end - begin);
+  });
+  double sum = 0.0;
+  for (std::int64_t block = 0; block < blocks; ++block) sum += partials[block];
+  return sum;
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,89 @@
+// Building blocks of loops that the compiler turns into vector code. Private to cpu_*.cpp; everything here is
+// pure.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <limits>
+
+/// On a function whose loops are to be vectorised: it is compiled for AVX-512, AVX2 and the baseline, and the
+/// best the CPU has is picked when the library is loaded. Helpers it calls must be WEFT_INLINE, or they would
+/// be baseline code.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define WEFT_CPU_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define WEFT_CPU_CLONES
+#endif
+#define WEFT_INLINE __attribute__((always_inline))
+
+namespace weft::kernels {
+
+/// e^x in f32, within 1 ulp. Results below 2^-124.8 (x < -86.5) are 0, above the largest float infinity; NaN
+/// stays NaN.
+///
+/// x = n ln2 + r with n the nearest integer, so |r| ≤ ln2/2, and e^x = 2^n e^r. n ln2 is subtracted in two
+/// parts; the first has 15 bits, so that its product with n is exact. e^r = 1 + r + r^2 q(r), where q
+/// interpolates (e^r - 1 - r) / r^2 in the five Chebyshev nodes of the interval: relative error 9.8e-9, a
+/// sixth of half an ulp. 2^n is made from bits as 2 * 2^(n-1), because n may be 128.
+WEFT_INLINE inline float exp_f32(float x) {
+  constexpr float kLog2E = 1.44269502f;
+  constexpr float kLn2High = 0x1.62e4p-1f;
+  constexpr float kLn2Low = 1.42860677e-06f;
+  constexpr float kRounder =
+      12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
+  const float shifted = x * kLog2E + kRounder;
+  const float n = shifted - kRounder;
+  const float r = (x - n * kLn2High) - n * kLn2Low;
+  float q = 0.00139261759f;
+  q = q * r + 0.00836317334f;
+  q = q * r + 0.0416665561f;
+  q = q * r + 0.166665778f;
+  q = q * r + 0.5f;
+  const float exp_r = r * r * q + r + 1.0f;
+  const float half_power = std::bit_cast<float>((std::bit_cast<std::uint32_t>(shifted) + 126u) << 23);
+  float result = exp_r * half_power * 2.0f;
+  result = x < -86.5f ? 0.0f : result;
+  result = x > 89.0f ? std::numeric_limits<float>::infinity() : result;
+  return result;
+}
+
+/// 1 / (1 + e^-x).
+WEFT_INLINE inline float sigmoid_f32(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
+
+inline constexpr int kLanes = 16;
+
+/// The sum of term(i) for i in [0, n): 16 sums of every 16th term, added pairwise at the end. The order is
+/// fixed here, not by the width of the CPU's registers, and the compiler keeps the 16 in registers.
+template <class T, class Term>
+WEFT_INLINE inline T lane_sum(std::int64_t n, Term term) {
+  T lanes[kLanes] = {};
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += term(i + lane);
+  }
+  for (int lane = 0; i < n; ++i, ++lane) lanes[lane] += term(i);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int lane = 0; lane < width; ++lane) lanes[lane] += lanes[lane + width];
+  }
+  return lanes[0];
+}
+
+/// The largest of x[0..n), -infinity for none. NaN is not looked for: what uses the maximum meets it again.
+WEFT_INLINE inline float lane_max(const float* x, std::int64_t n) {
+  float lanes[kLanes];
+  for (float& lane : lanes) lane = -std::numeric_limits<float>::infinity();
+  std::int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane)
+      lanes[lane] = x[i + lane] > lanes[lane] ? x[i + lane] : lanes[lane];
+  }
+  for (int lane = 0; i < n; ++i, ++lane) lanes[lane] = x[i] > lanes[lane] ? x[i] : lanes[lane];
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int lane = 0; lane < width; ++lane) {
+      lanes[lane] = lanes[lane + width] > lanes[lane] ? lanes[lane + width] : lanes[lane];
+    }
+  }
+  return lanes[0];
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,67 @@
+// RMS norm, forward and backward.
+#include <cmath>
+#include <cstring>
+
+#include "nn/kernels/cpu_context.hpp"
+#include "nn/kernels/cpu_math.hpp"
+
+namespace weft::kernels {
+namespace {
+
+WEFT_CPU_CLONES void forward_rows(const float* x, const float* weight, float* y, float* inv_rms,
+                                  std::int64_t rows, std::int64_t dim, float eps) {
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const float* in = x + row * dim;
+    float* out = y + row * dim;
+    const float squares = lane_sum<float>(dim, [&](std::int64_t i) WEFT_INLINE { return in[i] * in[i]; });
+    const float inv = 1.0f / std::sqrt(squares / static_cast<float>(dim) + eps);
+    inv_rms[row] = inv;
+#pragma GCC ivdep
+    for (std::int64_t i = 0; i < dim; ++i) out[i] = in[i] * inv * weight[i];
+  }
+}
+
+// With s = inv_rms and y_i = w_i x_i s, the derivative of s to x_i is -s^3 x_i / dim, so
+// dx_i = s w_i dy_i - x_i (s^3 / dim) sum_j dy_j w_j x_j.
+WEFT_CPU_CLONES void backward_rows(const float* dy, const float* x, const float* weight, const float* inv_rms,
+                                   float* dx, float* dweight, std::int64_t rows, std::int64_t dim) {
+  std::memset(dweight, 0, sizeof(float) * static_cast<std::size_t>(dim));
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const float* dout = dy + row * dim;
+    const float* in = x + row * dim;
+    float* din = dx + row * dim;
+    const float dot =
+        lane_sum<float>(dim, [&](std::int64_t i) WEFT_INLINE { return dout[i] * weight[i] * in[i]; });
+    const float inv = inv_rms[row];
+    const float pull = dot * inv * inv * inv / static_cast<float>(dim);
+#pragma GCC ivdep
+    for (std::int64_t i = 0; i < dim; ++i) {
+      const float scaled = dout[i] * inv;
+      dweight[i] += scaled * in[i];
+      din[i] = scaled * weight[i] - in[i] * pull;
+    }
+  }
+}
+
+}  // namespace
+
+void rms_norm_forward(KernelContext& ctx, const float* x, const float* weight, float* y, float* inv_rms,
+                      std::int64_t rows, std::int64_t dim, float eps) {
+  parallel_blocks(ctx.state(), rows, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
+    forward_rows(x + begin * dim, weight, y + begin * dim, inv_rms + begin, end - begin, dim, eps);
+  });
+}
+
+void rms_norm_backward(KernelContext& ctx, const float* dy, const float* x, const float* weight,
+                       const float* inv_rms, float* dx, float* dweight, std::int64_t rows, std::int64_t dim) {
+  KernelContext::State& state = ctx.state();
+  const std::int64_t blocks = blocks_of(rows, kRowBlock);
+  float* partials = state.scratch(blocks * dim);
+  parallel_blocks(state, rows, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
+    backward_rows(dy + begin * dim, x + begin * dim, weight, inv_rms + begin, dx + begin * dim,
+                  partials + begin / kRowBlock * dim, end - begin, dim);
+  });
+  add_partial_rows(state, partials, dweight, blocks, dim);
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,73 @@
+// One step of AdamW and of SGD on a flat range of parameters.
+#include <cmath>
+
+#include "nn/kernels/cpu_context.hpp"
+#include "nn/kernels/cpu_math.hpp"
+
+namespace weft::kernels {
+namespace {
+
+struct AdamWFactors {  // scalars in f64 until here, each rounded to f32 once, as PyTorch does
+  float keep, one_minus_beta1, beta2, one_minus_beta2, sqrt_correction2, eps, step_size;
+};
+
+WEFT_CPU_CLONES void adamw_range(float* p, float* m, float* v, const float* g, std::int64_t n,
+                                 const AdamWFactors& f) {
+  const AdamWFactors k = f;
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float first = m[i] + k.one_minus_beta1 * (g[i] - m[i]);
+    const float second = v[i] * k.beta2 + k.one_minus_beta2 * g[i] * g[i];
+    const float denominator = std::sqrt(second) / k.sqrt_correction2 + k.eps;
+    m[i] = first;
+    v[i] = second;
+    p[i] = p[i] * k.keep - k.step_size * first / denominator;
+  }
+}
+
+WEFT_CPU_CLONES void sgd_range(float* p, float* velocity, const float* g, std::int64_t n, float rate,
+                               float momentum, float decay) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) {
+    velocity[i] = momentum * velocity[i] + (g[i] + decay * p[i]);
+    p[i] -= rate * velocity[i];
+  }
+}
+
+WEFT_CPU_CLONES void plain_sgd_range(float* p, const float* g, std::int64_t n, float rate, float decay) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) p[i] -= rate * (g[i] + decay * p[i]);
+}
+
+}  // namespace
+
+void adamw_step(KernelContext& ctx, float* p, float* m, float* v, const float* g, std::int64_t n,
+                const AdamWStep& s) {
+  const auto step = static_cast<double>(s.step);
+  const double correction1 = 1.0 - std::pow(s.beta1, step), correction2 = 1.0 - std::pow(s.beta2, step);
+  const AdamWFactors factors{.keep = static_cast<float>(1.0 - s.rate * s.weight_decay),
+                             .one_minus_beta1 = static_cast<float>(1.0 - s.beta1),
+                             .beta2 = static_cast<float>(s.beta2),
+                             .one_minus_beta2 = static_cast<float>(1.0 - s.beta2),
+                             .sqrt_correction2 = static_cast<float>(std::sqrt(correction2)),
+                             .eps = static_cast<float>(s.eps),
+                             .step_size = static_cast<float>(s.rate / correction1)};
+  parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    adamw_range(p + begin, m + begin, v + begin, g + begin, end - begin, factors);
+  });
+}
+
+void sgd_step(KernelContext& ctx, float* p, float* velocity, const float* g, std::int64_t n,
+              const SgdStep& s) {
+  const auto rate = static_cast<float>(s.rate), momentum = static_cast<float>(s.momentum),
+             decay = static_cast<float>(s.weight_decay);
+  parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    if (s.momentum == 0.0) {
+      plain_sgd_range(p + begin, g + begin, end - begin, rate, decay);
+    } else {
+      sgd_range(p + begin, velocity + begin, g + begin, end - begin, rate, momentum, decay);
+    }
+  });
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,382 @@
+// The kernels as plain loops: what they compute, said as simply as it can be. Same names and arguments as
+// kernels.hpp, but without a context, and for float and double: tests compare the fast kernels with them, and
+// take finite differences of the double ones. Sums are made in double. Pure functions; any thread.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "nn/kernels/kernels.hpp"
+
+namespace weft::kernels::reference {
+
+/// c = a b, or c += a b. a: (m, k), b: (k, n), c: (m, n). `In` is float, double or bf16.
+template <class In, class T>
+void matmul(const In* a, Stored a_stored, const In* b, Stored b_stored, T* c, std::int64_t m, std::int64_t n,
+            std::int64_t k, bool accumulate) {
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      double sum = accumulate ? static_cast<double>(c[i * n + j]) : 0.0;
+      for (std::int64_t l = 0; l < k; ++l) {
+        const auto left = static_cast<T>(a[a_stored == Stored::transposed ? l * m + i : i * k + l]);
+        const auto right = static_cast<T>(b[b_stored == Stored::transposed ? j * k + l : l * n + j]);
+        sum += static_cast<double>(left) * static_cast<double>(right);
+      }
+      c[i * n + j] = static_cast<T>(sum);
+    }
+  }
+}
+
+/// x: (tokens, in), w: (out, in), bias: (out) or null, y: (tokens, out).
+template <class T>
+void linear_forward(const T* x, const T* w, const T* bias, T* y, LinearShape s) {
+  for (std::int64_t t = 0; t < s.tokens; ++t) {
+    for (std::int64_t o = 0; o < s.out; ++o) {
+      double sum = bias != nullptr ? static_cast<double>(bias[o]) : 0.0;
+      for (std::int64_t i = 0; i < s.in; ++i) {
+        sum += static_cast<double>(x[t * s.in + i]) * static_cast<double>(w[o * s.in + i]);
+      }
+      y[t * s.out + o] = static_cast<T>(sum);
+    }
+  }
+}
+
+/// dy: (tokens, out), w: (out, in), dx: (tokens, in).
+template <class T>
+void linear_backward_input(const T* dy, const T* w, T* dx, LinearShape s) {
+  for (std::int64_t t = 0; t < s.tokens; ++t) {
+    for (std::int64_t i = 0; i < s.in; ++i) {
+      double sum = 0.0;
+      for (std::int64_t o = 0; o < s.out; ++o) {
+        sum += static_cast<double>(dy[t * s.out + o]) * static_cast<double>(w[o * s.in + i]);
+      }
+      dx[t * s.in + i] = static_cast<T>(sum);
+    }
+  }
+}
+
+/// dw += dy^T x, dbias += the sum of dy's rows. dy: (tokens, out), x: (tokens, in), dw: (out, in), dbias:
+/// (out) or null.
+template <class T>
+void linear_backward_weight(const T* dy, const T* x, T* dw, T* dbias, LinearShape s) {
+  for (std::int64_t o = 0; o < s.out; ++o) {
+    for (std::int64_t i = 0; i < s.in; ++i) {
+      auto sum = static_cast<double>(dw[o * s.in + i]);
+      for (std::int64_t t = 0; t < s.tokens; ++t) {
+        sum += static_cast<double>(dy[t * s.out + o]) * static_cast<double>(x[t * s.in + i]);
+      }
+      dw[o * s.in + i] = static_cast<T>(sum);
+    }
+    if (dbias == nullptr) continue;
+    auto sum = static_cast<double>(dbias[o]);
+    for (std::int64_t t = 0; t < s.tokens; ++t) sum += static_cast<double>(dy[t * s.out + o]);
+    dbias[o] = static_cast<T>(sum);
+  }
+}
+
+/// x, y: (rows, dim), weight: (dim), inv_rms: (rows).
+template <class T>
+void rms_norm_forward(const T* x, const T* weight, T* y, T* inv_rms, std::int64_t rows, std::int64_t dim,
+                      T eps) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    double squares = 0.0;
+    for (std::int64_t i = 0; i < dim; ++i) {
+      squares += static_cast<double>(x[r * dim + i]) * static_cast<double>(x[r * dim + i]);
+    }
+    inv_rms[r] =
+        static_cast<T>(1.0 / std::sqrt(squares / static_cast<double>(dim) + static_cast<double>(eps)));
+    for (std::int64_t i = 0; i < dim; ++i) y[r * dim + i] = x[r * dim + i] * inv_rms[r] * weight[i];
+  }
+}
+
+/// dx, and dweight +=. dy, x, dx: (rows, dim), weight, dweight: (dim), inv_rms: (rows).
+template <class T>
+void rms_norm_backward(const T* dy, const T* x, const T* weight, const T* inv_rms, T* dx, T* dweight,
+                       std::int64_t rows, std::int64_t dim) {
+  std::vector<double> sums(dweight, dweight + dim);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const double inv = static_cast<double>(inv_rms[r]);
+    double dot = 0.0;
+    for (std::int64_t i = 0; i < dim; ++i) {
+      const std::int64_t at = r * dim + i;
+      dot += static_cast<double>(dy[at]) * static_cast<double>(weight[i]) * static_cast<double>(x[at]);
+      sums[static_cast<std::size_t>(i)] += static_cast<double>(dy[at]) * static_cast<double>(x[at]) * inv;
+    }
+    for (std::int64_t i = 0; i < dim; ++i) {
+      const std::int64_t at = r * dim + i;
+      dx[at] = static_cast<T>(static_cast<double>(dy[at]) * static_cast<double>(weight[i]) * inv -
+                              static_cast<double>(x[at]) * dot * inv * inv * inv / static_cast<double>(dim));
+    }
+  }
+  for (std::int64_t i = 0; i < dim; ++i) dweight[i] = static_cast<T>(sums[static_cast<std::size_t>(i)]);
+}
+
+/// ids: (tokens), each inside [0, vocab); table: (vocab, dim), y: (tokens, dim).
+template <class T>
+void embedding_forward(const std::int64_t* ids, const T* table, T* y, std::int64_t tokens,
+                       std::int64_t /*vocab*/, std::int64_t dim) {
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (std::int64_t i = 0; i < dim; ++i) y[t * dim + i] = table[ids[t] * dim + i];
+  }
+}
+
+/// dtable[ids[t]] += dy[t]. dy: (tokens, dim), dtable: (vocab, dim).
+template <class T>
+void embedding_backward(const std::int64_t* ids, const T* dy, T* dtable, std::int64_t tokens,
+                        std::int64_t /*vocab*/, std::int64_t dim) {
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (std::int64_t i = 0; i < dim; ++i) dtable[ids[t] * dim + i] += dy[t * dim + i];
+  }
+}
+
+/// cosine, sine: (positions, head_dim/2). Each step is rounded to T.
+template <class T>
+void rope_tables(T theta, std::int64_t head_dim, std::int64_t positions, T* cosine, T* sine) {
+  const std::int64_t half = head_dim / 2;
+  for (std::int64_t i = 0; i < half; ++i) {
+    const T exponent = static_cast<T>(2 * i) / static_cast<T>(head_dim);
+    const T frequency = T{1} / static_cast<T>(std::pow(theta, exponent));
+    for (std::int64_t p = 0; p < positions; ++p) {
+      const T angle = static_cast<T>(p) * frequency;
+      cosine[p * half + i] = std::cos(angle);
+      sine[p * half + i] = std::sin(angle);
+    }
+  }
+}
+
+/// x, y: (batch, seq, heads, head_dim); cosine, sine: (at least seq, head_dim/2).
+template <class T>
+void rope_forward(const T* x, const T* cosine, const T* sine, T* y, RopeShape s) {
+  const std::int64_t half = s.head_dim / 2;
+  for (std::int64_t row = 0; row < s.batch * s.seq * s.heads; ++row) {
+    const std::int64_t position = row / s.heads % s.seq;
+    for (std::int64_t i = 0; i < half; ++i) {
+      const T low = x[row * s.head_dim + i], high = x[row * s.head_dim + i + half];
+      const T c = cosine[position * half + i], n = sine[position * half + i];
+      y[row * s.head_dim + i] = low * c - high * n;
+      y[row * s.head_dim + i + half] = high * c + low * n;
+    }
+  }
+}
+
+/// The transpose of rope_forward. dy, dx: (batch, seq, heads, head_dim).
+template <class T>
+void rope_backward(const T* dy, const T* cosine, const T* sine, T* dx, RopeShape s) {
+  const std::int64_t half = s.head_dim / 2;
+  for (std::int64_t row = 0; row < s.batch * s.seq * s.heads; ++row) {
+    const std::int64_t position = row / s.heads % s.seq;
+    for (std::int64_t i = 0; i < half; ++i) {
+      const T low = dy[row * s.head_dim + i], high = dy[row * s.head_dim + i + half];
+      const T c = cosine[position * half + i], n = sine[position * half + i];
+      dx[row * s.head_dim + i] = low * c + high * n;
+      dx[row * s.head_dim + i + half] = high * c - low * n;
+    }
+  }
+}
+
+/// q, out: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim); log_sum_exp: (batch, heads,
+/// seq).
+template <class T>
+void attention_forward(const T* q, const T* k, const T* v, T* out, T* log_sum_exp, AttentionShape s) {
+  const double scaling = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
+  std::vector<double> scores(static_cast<std::size_t>(s.seq));
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    for (std::int64_t h = 0; h < s.heads; ++h) {
+      const std::int64_t kv_head = h / (s.heads / s.kv_heads);
+      for (std::int64_t i = 0; i < s.seq; ++i) {
+        const T* query = q + ((b * s.seq + i) * s.heads + h) * s.head_dim;
+        double largest = -std::numeric_limits<double>::infinity();
+        for (std::int64_t j = 0; j <= i; ++j) {
+          const T* key = k + ((b * s.seq + j) * s.kv_heads + kv_head) * s.head_dim;
+          double dot = 0.0;
+          for (std::int64_t d = 0; d < s.head_dim; ++d)
+            dot += static_cast<double>(query[d]) * static_cast<double>(key[d]);
+          scores[static_cast<std::size_t>(j)] = dot * scaling;
+          largest = std::max(largest, dot * scaling);
+        }
+        double sum = 0.0;
+        for (std::int64_t j = 0; j <= i; ++j) sum += std::exp(scores[static_cast<std::size_t>(j)] - largest);
+        const double log_sum = largest + std::log(sum);
+        log_sum_exp[(b * s.heads + h) * s.seq + i] = static_cast<T>(log_sum);
+        for (std::int64_t j = 0; j <= i; ++j) {
+          scores[static_cast<std::size_t>(j)] = std::exp(scores[static_cast<std::size_t>(j)] - log_sum);
+        }
+        T* to = out + ((b * s.seq + i) * s.heads + h) * s.head_dim;
+        for (std::int64_t d = 0; d < s.head_dim; ++d) {
+          double value = 0.0;
+          for (std::int64_t j = 0; j <= i; ++j) {
+            value += scores[static_cast<std::size_t>(j)] *
+                     static_cast<double>(v[((b * s.seq + j) * s.kv_heads + kv_head) * s.head_dim + d]);
+          }
+          to[d] = static_cast<T>(value);
+        }
+      }
+    }
+  }
+}
+
+/// dq like q, dk and dv like k, from dout (like out) and what the forward pass left.
+template <class T>
+void attention_backward(const T* dout, const T* q, const T* k, const T* v, const T* out, const T* log_sum_exp,
+                        T* dq, T* dk, T* dv, AttentionShape s) {
+  const double scaling = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
+  const auto kv_size = static_cast<std::size_t>(s.batch * s.seq * s.kv_heads * s.head_dim);
+  std::vector<double> dk_sum(kv_size), dv_sum(kv_size), dq_sum(static_cast<std::size_t>(s.head_dim));
+  for (std::int64_t b = 0; b < s.batch; ++b) {
+    for (std::int64_t h = 0; h < s.heads; ++h) {
+      const std::int64_t kv_head = h / (s.heads / s.kv_heads);
+      for (std::int64_t i = 0; i < s.seq; ++i) {
+        const std::int64_t at = ((b * s.seq + i) * s.heads + h) * s.head_dim;
+        double delta = 0.0;
+        for (std::int64_t d = 0; d < s.head_dim; ++d) {
+          delta += static_cast<double>(dout[at + d]) * static_cast<double>(out[at + d]);
+        }
+        std::fill(dq_sum.begin(), dq_sum.end(), 0.0);
+        for (std::int64_t j = 0; j <= i; ++j) {
+          const std::int64_t kv_at = ((b * s.seq + j) * s.kv_heads + kv_head) * s.head_dim;
+          double dot = 0.0, dprobability = 0.0;
+          for (std::int64_t d = 0; d < s.head_dim; ++d) {
+            dot += static_cast<double>(q[at + d]) * static_cast<double>(k[kv_at + d]);
+            dprobability += static_cast<double>(dout[at + d]) * static_cast<double>(v[kv_at + d]);
+          }
+          const double probability =
+              std::exp(dot * scaling - static_cast<double>(log_sum_exp[(b * s.heads + h) * s.seq + i]));
+          const double dscore = probability * (dprobability - delta) * scaling;
+          for (std::int64_t d = 0; d < s.head_dim; ++d) {
+            dv_sum[static_cast<std::size_t>(kv_at + d)] += probability * static_cast<double>(dout[at + d]);
+            dk_sum[static_cast<std::size_t>(kv_at + d)] += dscore * static_cast<double>(q[at + d]);
+            dq_sum[static_cast<std::size_t>(d)] += dscore * static_cast<double>(k[kv_at + d]);
+          }
+        }
+        for (std::int64_t d = 0; d < s.head_dim; ++d)
+          dq[at + d] = static_cast<T>(dq_sum[static_cast<std::size_t>(d)]);
+      }
+    }
+  }
+  for (std::size_t i = 0; i < kv_size; ++i) {
+    dk[i] = static_cast<T>(dk_sum[i]);
+    dv[i] = static_cast<T>(dv_sum[i]);
+  }
+}
+
+/// y = x sigmoid(x). All: (n).
+template <class T>
+void silu_forward(const T* x, T* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] / (T{1} + std::exp(-x[i]));
+}
+
+template <class T>
+void silu_backward(const T* dy, const T* x, T* dx, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const T sigmoid = T{1} / (T{1} + std::exp(-x[i]));
+    dx[i] = dy[i] * sigmoid * (T{1} + x[i] * (T{1} - sigmoid));
+  }
+}
+
+/// out = silu(gate) up. All: (n).
+template <class T>
+void swiglu_forward(const T* gate, const T* up, T* out, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) out[i] = gate[i] / (T{1} + std::exp(-gate[i])) * up[i];
+}
+
+template <class T>
+void swiglu_backward(const T* dout, const T* gate, const T* up, T* dgate, T* dup, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    const T sigmoid = T{1} / (T{1} + std::exp(-gate[i]));
+    const T from_gate = dout[i] * up[i] * sigmoid * (T{1} + gate[i] * (T{1} - sigmoid));
+    const T from_up = dout[i] * gate[i] * sigmoid;
+    dgate[i] = from_gate;
+    dup[i] = from_up;
+  }
+}
+
+template <class T>
+void add(const T* a, const T* b, T* out, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) out[i] = a[i] + b[i];
+}
+
+template <class T>
+void scale(T* x, T factor, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) x[i] *= factor;
+}
+
+template <class T>
+void fill(T* x, T value, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) x[i] = value;
+}
+
+inline void round_to_bf16(const float* x, bf16* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = bf16(x[i]);
+}
+
+/// logits: (tokens, vocab), targets, log_sum_exp: (tokens).
+template <class T>
+double cross_entropy_forward(const T* logits, const std::int64_t* targets, T* log_sum_exp,
+                             std::int64_t tokens, std::int64_t vocab, double count) {
+  double loss = 0.0;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const T* row = logits + t * vocab;
+    double largest = -std::numeric_limits<double>::infinity(), sum = 0.0;
+    for (std::int64_t j = 0; j < vocab; ++j) largest = std::max(largest, static_cast<double>(row[j]));
+    for (std::int64_t j = 0; j < vocab; ++j) sum += std::exp(static_cast<double>(row[j]) - largest);
+    const double log_sum = largest + std::log(sum);
+    log_sum_exp[t] = static_cast<T>(log_sum);
+    if (targets[t] != kIgnoredTarget) loss += log_sum - static_cast<double>(row[targets[t]]);
+  }
+  return loss / count;
+}
+
+template <class T>
+void cross_entropy_backward(const T* logits, const std::int64_t* targets, const T* log_sum_exp, T* dlogits,
+                            std::int64_t tokens, std::int64_t vocab, double count) {
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (std::int64_t j = 0; j < vocab; ++j) {
+      const double probability =
+          std::exp(static_cast<double>(logits[t * vocab + j]) - static_cast<double>(log_sum_exp[t]));
+      const double gradient = (probability - (j == targets[t] ? 1.0 : 0.0)) / count;
+      dlogits[t * vocab + j] = targets[t] == kIgnoredTarget ? T{0} : static_cast<T>(gradient);
+    }
+  }
+}
+
+template <class T>
+double sum_of_squares(const T* x, std::int64_t n) {
+  double sum = 0.0;
+  for (std::int64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+  return sum;
+}
+
+/// p, m, v, g: (n).
+template <class T>
+void adamw_step(T* p, T* m, T* v, const T* g, std::int64_t n, const AdamWStep& s) {
+  const double correction1 = 1.0 - std::pow(s.beta1, static_cast<double>(s.step));
+  const double correction2 = 1.0 - std::pow(s.beta2, static_cast<double>(s.step));
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double gradient = static_cast<double>(g[i]);
+    const double kept = static_cast<double>(p[i]) * (1.0 - s.rate * s.weight_decay);
+    const double first = static_cast<double>(m[i]) + (1.0 - s.beta1) * (gradient - static_cast<double>(m[i]));
+    const double second = static_cast<double>(v[i]) * s.beta2 + (1.0 - s.beta2) * gradient * gradient;
+    m[i] = static_cast<T>(first);
+    v[i] = static_cast<T>(second);
+    p[i] = static_cast<T>(kept - s.rate / correction1 * first /
+                                     (std::sqrt(second) / std::sqrt(correction2) + s.eps));
+  }
+}
+
+/// p, velocity, g: (n).
+template <class T>
+void sgd_step(T* p, T* velocity, const T* g, std::int64_t n, const SgdStep& s) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    double move = static_cast<double>(g[i]) + s.weight_decay * static_cast<double>(p[i]);
+    if (s.momentum != 0.0) {
+      move += s.momentum * static_cast<double>(velocity[i]);
+      velocity[i] = static_cast<T>(move);
+    }
+    p[i] = static_cast<T>(static_cast<double>(p[i]) - s.rate * move);
+  }
+}
+
+}  // namespace weft::kernels::reference
