@@ -2,7 +2,13 @@
 
 #include <fmt/format.h>
 #include <linux/futex.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,11 +16,21 @@
 #include <array>
 #include <cerrno>
 #include <climits>
+#include <condition_variable>
+#include <csignal>
 #include <cstring>
 #include <ctime>
 #include <fstream>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <sstream>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/arena.hpp"
+#include "base/descriptor_socket.hpp"
 #include "base/memfd.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
@@ -73,32 +89,628 @@ void Bell::sleep(std::uint32_t seen, Duration limit) const noexcept {
   ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word_), FUTEX_WAIT, seen, &time, nullptr, 0);
 }
 
+std::string ProcessAddress::encode() const {
+  return fmt::format("weft1 {} {} {} {}", host, socket, user, pid);
+}
+
+ProcessAddress ProcessAddress::decode(const std::string& text) {
+  ProcessAddress a;
+  std::istringstream words(text);
+  std::string version, rest;
+  if (!(words >> version >> a.host >> a.socket >> a.user >> a.pid) || version != "weft1" || words >> rest)
+    throw Error(
+        ErrorCode::mismatch,
+        fmt::format("neighbourhood: \"{}\" is not a process address; expected \"weft1 <host> <socket> <user> "
+                    "<process>\", as this version of weft writes it",
+                    text));
+  return a;
+}
+
+namespace {
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// Milliseconds for poll(): rounded up, so that a wait does not spin at its end.
+int poll_timeout(const Deadline& deadline) {
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.left()).count();
+  return static_cast<int>(std::min<std::int64_t>(left, 60'000));
+}
+
+// ---- Regions ----
+
+struct OfferTable;
+
+// A region and what holds it: its mapping, and for the process that offers it the entry in its table; for
+// others the Neighbour it came from, so that whoever meets that process again finds this mapping and makes no
+// second one.
+struct HeldRegion : Region {
+  SharedMapping mapping;
+  Descriptor memfd;
+  std::uint64_t id = 0;
+  std::string name;
+  std::weak_ptr<OfferTable> offers;
+  NeighbourRef from;
+  pid_t process = ::getpid();
+
+  explicit HeldRegion(SharedMapping m) : mapping(std::move(m)) {
+    data = mapping.data();
+    bytes = mapping.bytes();
+  }
+  HeldRegion(const HeldRegion&) = delete;
+  HeldRegion& operator=(const HeldRegion&) = delete;
+  ~HeldRegion();
+};
+
+// What this process offers, by name. Shared between its threads and the one that serves the socket.
+struct OfferTable {
+  std::mutex mutex;
+  std::condition_variable added;
+  std::map<std::string, std::pair<std::uint64_t, std::weak_ptr<HeldRegion>>> regions;  // id, region
+  std::uint64_t next_id = 1;
+
+  std::shared_ptr<HeldRegion> find(const std::string& name) {
+    const auto i = regions.find(name);
+    return i == regions.end() ? nullptr : i->second.second.lock();
+  }
+};
+
+HeldRegion::~HeldRegion() {
+  if (process != ::getpid())
+    return;  // a forked child: the table is the parent's, its lock may be held for ever
+  if (const auto table = offers.lock()) {
+    const std::lock_guard lock(table->mutex);
+    const auto i = table->regions.find(name);
+    if (i != table->regions.end() && i->second.first == id) table->regions.erase(i);
+  }
+}
+
+// ---- The thread that serves this process's socket ----
+
+class Server {
+ public:
+  Server(Logger& log, const Arena& arena, const ProcessAddress& self, int bells,
+         std::shared_ptr<OfferTable> offers)
+      : log_(log),
+        arena_(arena),
+        user_(self.user),
+        bells_(bells),
+        offers_(std::move(offers)),
+        listener_(listen_abstract(self.socket)),
+        stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    if (!stop_) throw_errno("neighbourhood: eventfd", errno);
+    // Signals are for the program's own threads.
+    sigset_t all, before;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      thread_ = std::thread([this] { serve(); });
+    } catch (const std::system_error& e) {
+      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      throw Error(ErrorCode::system, fmt::format("neighbourhood: no thread for the socket: {}", e.what()));
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  ~Server() {
+    const std::uint64_t one = 1;
+    while (::write(stop_.get(), &one, sizeof one) < 0 && errno == EINTR) {}
+    thread_.join();
+  }
+
+ private:
+  void serve() noexcept {
+    ::pthread_setname_np(::pthread_self(), "weft-socket");
+    std::vector<Descriptor> connections;
+    std::vector<pollfd> watched;
+    bool listen = true;
+    while (true) {
+      watched.clear();
+      watched.push_back({.fd = stop_.get(), .events = POLLIN, .revents = 0});
+      watched.push_back({.fd = listen ? listener_.get() : -1, .events = POLLIN, .revents = 0});
+      for (const Descriptor& c : connections)
+        watched.push_back({.fd = c.get(), .events = POLLIN, .revents = 0});
+      const int ready = ::poll(watched.data(), watched.size(), listen ? -1 : 50);
+      if (watched[0].revents != 0) break;
+      listen = true;
+      if (ready <= 0) continue;
+      // From the last to the first: what is erased has been looked at.
+      for (std::size_t i = connections.size(); i-- > 0;)
+        if (watched[2 + i].revents != 0 && !answer(connections[i].get()))
+          connections.erase(connections.begin() + static_cast<std::ptrdiff_t>(i));
+      if (watched[1].revents != 0) {
+        if (Descriptor c = accept_connection(listener_.get())) {
+          if (is_ours(c.get())) connections.push_back(std::move(c));
+        } else {
+          listen = errno == EINTR || errno == EAGAIN ||
+                   errno == ECONNABORTED;  // out of descriptors: try again later
+        }
+      }
+    }
+    // A forked child may hold copies: closing alone would not tell the neighbours.
+    for (const Descriptor& c : connections) ::shutdown(c.get(), SHUT_RDWR);
+  }
+
+  bool is_ours(int socket) noexcept try {
+    const Credentials c = credentials(socket);
+    if (c.user == user_) return true;
+    log_.write(LogLevel::warning,
+               fmt::format("refused process {} of user {}, which asked for memory of this process; "
+                           "only user {} may",
+                           c.process, c.user, user_));
+    const Reply reply{.status = Reply::Status::stranger};
+    send_message(socket, &reply, sizeof reply);
+    return false;
+  } catch (...) {
+    return false;
+  }
+
+  // Answers one request. False: the connection is at its end.
+  bool answer(int socket) noexcept try {
+    Request request;
+    switch (receive_message(socket, &request, sizeof request)) {
+      case Transfer::later: return true;
+      case Transfer::closed: return false;
+      case Transfer::done: break;
+    }
+    if (request.magic != Request::kMagic || request.name_bytes > Request::kNameBytes) {
+      log_.write(LogLevel::warning, "refused a message on this process's socket that is not weft's");
+      return false;
+    }
+    Reply reply{.status = Reply::Status::absent, .number = request.number};
+    int descriptor = -1;
+    std::shared_ptr<HeldRegion> region;  // keeps its descriptor open while it is sent
+    switch (request.kind) {
+      case Request::Kind::bells:
+        descriptor = bells_;
+        reply.status = descriptor >= 0 ? Reply::Status::ok : Reply::Status::no_memory;
+        break;
+      case Request::Kind::segment:
+        if (request.segment >= arena_.segment_count()) break;
+        descriptor = arena_.segment_descriptor(request.segment);
+        reply.status = Reply::Status::ok;
+        reply.bytes = arena_.segment_bytes(request.segment);
+        break;
+      case Request::Kind::region: {
+        const std::lock_guard lock(offers_->mutex);
+        region = offers_->find(std::string(request.name, request.name_bytes));
+        if (!region) break;
+        descriptor = region->memfd.get();
+        reply.status = descriptor >= 0 ? Reply::Status::ok : Reply::Status::no_memory;
+        reply.bytes = region->bytes;
+        reply.id = region->id;
+        break;
+      }
+    }
+    // A neighbour has few requests open at a time: a full socket means one that never reads.
+    return send_message(socket, &reply, sizeof reply, descriptor) == Transfer::done;
+  } catch (...) {
+    return false;
+  }
+
+  Logger& log_;
+  const Arena& arena_;
+  const uid_t user_;
+  const int bells_;
+  const std::shared_ptr<OfferTable> offers_;
+  Descriptor listener_;
+  Descriptor stop_;
+  std::thread thread_;
+};
+
+// ---- This process, seen as a neighbour of itself ----
+
+class Self final : public Neighbour {
+ public:
+  Self(const ProcessAddress& address, Arena& arena, std::byte* bells)
+      : address_(address), arena_(arena), bells_(bells) {}
+  const ProcessAddress& address() const noexcept override { return address_; }
+  bool is_self() const noexcept override { return true; }
+  bool alive() const noexcept override { return true; }
+  std::byte* segment(std::uint32_t index) const noexcept override { return arena_.segment_base(index); }
+  bool map_segments(std::uint32_t count, Deadline) noexcept override {
+    return count <= arena_.segment_count();
+  }
+  Bell bell(int identity) const noexcept override { return bell_in(bells_, identity); }
+
+ private:
+  const ProcessAddress address_;
+  Arena& arena_;
+  std::byte* const bells_;
+};
+
+// ---- Another process ----
+
+class Remote final : public Neighbour, public std::enable_shared_from_this<Remote> {
+ public:
+  // Connects and maps the bells; throws as Neighbourhood::meet().
+  Remote(Logger& log, const ProcessAddress& address, Deadline deadline) : log_(log), address_(address) {
+    connect(deadline);
+    const Answer answer = ask({.kind = Request::Kind::bells}, deadline);
+    switch (answer.reply.status) {
+      case Reply::Status::ok: break;
+      case Reply::Status::no_memory:
+        throw Error(
+            ErrorCode::unsupported,
+            fmt::format(
+                "neighbourhood: {} has no memory that others can map: its system refuses memfd_create",
+                who()));
+      case Reply::Status::absent:
+      case Reply::Status::stranger: throw other_user();
+    }
+    bells_ = map(answer, kBellsBytes);
+    if (!bells_) throw_errno(fmt::format("neighbourhood: mapping the bells of {}", who()), errno);
+  }
+
+  const ProcessAddress& address() const noexcept override { return address_; }
+  bool is_self() const noexcept override { return false; }
+
+  // The pidfd becomes readable when the process ends; the socket hangs up when its Context ends, or it turns
+  // into another program by exec.
+  bool alive() const noexcept override {
+    std::array<pollfd, 2> ends = {{{.fd = pidfd_.get(), .events = POLLIN, .revents = 0},
+                                   {.fd = socket_.get(), .events = 0, .revents = 0}}};
+    while (::poll(ends.data(), ends.size(), 0) < 0 && errno == EINTR) {}
+    return ends[0].revents == 0 && ends[1].revents == 0;
+  }
+
+  std::byte* segment(std::uint32_t index) const noexcept override {
+    return index < Arena::kMaxSegments ? bases_[index].load(std::memory_order_acquire) : nullptr;
+  }
+
+  bool map_segments(std::uint32_t count, Deadline deadline) noexcept override try {
+    if (count > Arena::kMaxSegments) return false;
+    bool all = true;
+    for (std::uint32_t i = 0; i < count; ++i) all = all && segment(i) != nullptr;
+    if (all) return true;
+    const Turn turn(*this, deadline);
+    all = true;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      if (segment(i) != nullptr) continue;
+      all = !refused_[i] && map_segment(i, deadline) && all;
+    }
+    return all;
+  } catch (...) {  // it died, or did not answer in time
+    return false;
+  }
+
+  Bell bell(int identity) const noexcept override { return bell_in(bells_.data(), identity); }
+
+  // The region it offers under `name`, or null where it offers none now.
+  RegionRef open(const std::string& name, Deadline deadline) {
+    Request request{.kind = Request::Kind::region, .name_bytes = static_cast<std::uint32_t>(name.size())};
+    std::memcpy(request.name, name.data(), name.size());
+    const Turn turn(*this, deadline);
+    const Answer answer = exchange(request, deadline);
+    switch (answer.reply.status) {
+      case Reply::Status::ok: break;
+      case Reply::Status::absent: return nullptr;
+      case Reply::Status::no_memory:
+        throw Error(
+            ErrorCode::unsupported,
+            fmt::format(
+                "neighbourhood: region \"{}\" of {} cannot be mapped: its system refuses memfd_create", name,
+                who()));
+      case Reply::Status::stranger: throw other_user();
+    }
+    for (auto i = opened_.begin(); i != opened_.end();)
+      i = i->second.expired() ? opened_.erase(i) : std::next(i);
+    if (const auto known = opened_.find(answer.reply.id); known != opened_.end())
+      if (auto region = known->second.lock()) return region;
+    SharedMapping mapping = map(answer, answer.reply.bytes);
+    if (!mapping)
+      throw_errno(fmt::format("neighbourhood: mapping region \"{}\" of {} ({} bytes)", name, who(),
+                              answer.reply.bytes),
+                  errno);
+    auto region = std::make_shared<HeldRegion>(std::move(mapping));
+    region->from = shared_from_this();
+    opened_[answer.reply.id] = region;
+    return region;
+  }
+
+  std::string who() const { return fmt::format("process {}", address_.pid); }
+
+  Error lost(const char* how) const {
+    return Error(ErrorCode::peer_lost, fmt::format("neighbourhood: {} {}", who(), how));
+  }
+
+ private:
+  struct Answer {
+    Reply reply;
+    Descriptor descriptor;
+  };
+
+  // One conversation at a time: whoever holds the turn may use the socket. Bounded, since the one before may
+  // be waiting for a stopped process.
+  class Turn {
+   public:
+    Turn(Remote& remote, Deadline deadline) : remote_(remote) {
+      const auto start = Clock::now();
+      std::unique_lock lock(remote_.turn_mutex_);
+      while (remote_.turn_taken_) {
+        if (deadline.passed()) throw remote_.no_answer(start);
+        remote_.turn_free_.wait_for(lock, deadline.left());
+      }
+      remote_.turn_taken_ = true;
+    }
+    ~Turn() {
+      const std::lock_guard lock(remote_.turn_mutex_);
+      remote_.turn_taken_ = false;
+      remote_.turn_free_.notify_one();
+    }
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    Remote& remote_;
+  };
+
+  Error no_answer(Clock::time_point start) const {
+    return Error(ErrorCode::timeout, fmt::format("neighbourhood: {} did not answer within {:.1f} s", who(),
+                                                 seconds_since(start)));
+  }
+
+  Error other_user() const {
+    return Error(
+        ErrorCode::unsupported,
+        fmt::format(
+            "neighbourhood: {} refused user {}; memory is shared with processes of the same user only", who(),
+            ::geteuid()));
+  }
+
+  void connect(Deadline deadline) {
+    const auto start = Clock::now();
+    while (!(socket_ = connect_abstract(address_.socket))) {
+      if (errno == ECONNREFUSED) throw lost("has ended: nobody listens on its socket");
+      if (errno != EAGAIN && errno != EINTR)
+        throw_errno(fmt::format("neighbourhood: connecting to {}", who()), errno);
+      if (deadline.passed()) throw no_answer(start);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    const Credentials c = credentials(socket_.get());
+    if (c.user != ::geteuid())
+      throw Error(
+          ErrorCode::unsupported,
+          fmt::format(
+              "neighbourhood: {} runs as user {}; expected {}, as this process: memory is shared with "
+              "processes of the same user only",
+              who(), c.user, ::geteuid()));
+    if (c.process != address_.pid)
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("neighbourhood: the socket of {} is held by process {}", who(), c.process));
+    // The pid cannot be another process's by now: an answer will come over the connection, after this.
+    pidfd_ = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, c.process, 0)));
+    if (!pidfd_ && errno == ESRCH) throw lost("has ended");
+    if (!pidfd_ && errno != ENOSYS && errno != EPERM)
+      throw_errno(fmt::format("neighbourhood: pidfd of {}", who()), errno);
+    // Without pidfds (a kernel before 5.3, a sandbox) the socket alone tells of its end.
+  }
+
+  Answer ask(const Request& request, Deadline deadline) {
+    const Turn turn(*this, deadline);
+    return exchange(request, deadline);
+  }
+
+  // Sends and waits for the reply. Replies to requests that were given up earlier are dropped on the way. The
+  // caller has the turn.
+  Answer exchange(Request request, Deadline deadline) {
+    constexpr int kMaxOpen = 8;  // requests without reply: a stopped process does not read
+    const auto start = Clock::now();
+    request.number = ++last_number_;
+    bool sent = false;
+    while (true) {
+      if (!sent && open_requests_ < kMaxOpen) {
+        const Transfer t = send_message(socket_.get(), &request, sizeof request);
+        sent = t == Transfer::done;
+        if (sent) ++open_requests_;
+        // Closed: it may have left a last word (a refusal), which is read below.
+      }
+      Answer answer;
+      switch (receive_message(socket_.get(), &answer.reply, sizeof answer.reply, &answer.descriptor)) {
+        case Transfer::done:
+          if (answer.reply.status == Reply::Status::stranger) return answer;
+          --open_requests_;
+          if (answer.reply.number == request.number) return answer;
+          continue;
+        case Transfer::closed: throw lost("has ended");
+        case Transfer::later: break;
+      }
+      if (deadline.passed()) throw no_answer(start);
+      const bool may_send = !sent && open_requests_ < kMaxOpen;
+      std::array<pollfd, 2> ends = {{{.fd = socket_.get(),
+                                      .events = static_cast<short>(POLLIN | (may_send ? POLLOUT : 0)),
+                                      .revents = 0},
+                                     {.fd = pidfd_.get(), .events = POLLIN, .revents = 0}}};
+      ::poll(ends.data(), ends.size(), poll_timeout(deadline));
+      if (ends[1].revents != 0 && ends[0].revents == 0) throw lost("has ended");
+    }
+  }
+
+  // Maps what came with an answer, where it is as large as promised: beyond its end a mapping is a trap.
+  static SharedMapping map(const Answer& answer, std::uint64_t bytes) {
+    struct stat file {};
+    if (::fstat(answer.descriptor.get(), &file) != 0) return {};
+    if (bytes == 0 || static_cast<std::uint64_t>(file.st_size) < bytes) {
+      errno = EINVAL;
+      return {};
+    }
+    return SharedMapping::map(answer.descriptor.get(), bytes);
+  }
+
+  bool map_segment(std::uint32_t index, Deadline deadline) {
+    const Answer answer = exchange({.kind = Request::Kind::segment, .segment = index}, deadline);
+    if (answer.reply.status != Reply::Status::ok) return false;
+    segments_[index] = map(answer, answer.reply.bytes);
+    if (!segments_[index]) {
+      refused_[index] = true;
+      log_.write(
+          LogLevel::info,
+          fmt::format("segment {} of {} ({} bytes) cannot be mapped ({}); what lies there is copied instead",
+                      index, who(), answer.reply.bytes, std::strerror(errno)));
+      return false;
+    }
+    bases_[index].store(segments_[index].data(), std::memory_order_release);
+    return true;
+  }
+
+  Logger& log_;
+  const ProcessAddress address_;
+  Descriptor socket_, pidfd_;
+  SharedMapping bells_;
+
+  std::mutex turn_mutex_;
+  std::condition_variable turn_free_;
+  bool turn_taken_ = false;
+  // Below: whoever has the turn.
+  std::uint64_t last_number_ = 0;
+  int open_requests_ = 0;
+  std::array<SharedMapping, Arena::kMaxSegments> segments_;
+  std::array<bool, Arena::kMaxSegments> refused_{};
+  std::map<std::uint64_t, std::weak_ptr<HeldRegion>> opened_;
+  // Read by all.
+  std::array<std::atomic<std::byte*>, Arena::kMaxSegments> bases_{};
+};
+
+}  // namespace
+
 struct Neighbourhood::Impl {
   Impl(Logger& l, Arena& a)
       : log(l),
         arena(a),
-        self{.host = this_host(),
-             .socket = random_name(),
-             .user = static_cast<std::uint32_t>(::geteuid()),
-             .pid = static_cast<std::int32_t>(::getpid())} {
-    bells_memfd = make_memfd("weft-bells", kBellsBytes);
-    bells = SharedMapping::map(bells_memfd.get(), kBellsBytes);
+        address{.host = this_host(),
+                .socket = random_name(),
+                .user = static_cast<std::uint32_t>(::geteuid()),
+                .pid = static_cast<std::int32_t>(::getpid())},
+        bells_memfd(make_memfd("weft-bells", kBellsBytes)),
+        bells(SharedMapping::map(bells_memfd.get(), kBellsBytes)) {
     if (!bells)
       throw_errno(fmt::format("neighbourhood: {} bytes for the ranks' bells cannot be had", kBellsBytes),
                   errno);
+    self = std::make_shared<Self>(address, arena, bells.data());
+    server.emplace(log, arena, address, bells_memfd.get(), offers);
   }
+
   Logger& log;
   Arena& arena;
-  const ProcessAddress self;
-  Descriptor bells_memfd;
+  const ProcessAddress address;
+  Descriptor bells_memfd;  // empty where the system has none: then the bells ring within this process only
   SharedMapping bells;
+  NeighbourRef self;
+  std::shared_ptr<OfferTable> offers = std::make_shared<OfferTable>();
+
+  std::mutex remotes_mutex;
+  std::map<std::string, std::weak_ptr<Neighbour>> remotes;  // by socket
+
+  std::optional<Server> server;  // last: its thread uses what is above
 };
 
 Neighbourhood::Neighbourhood(Logger& log, Arena& arena) : impl_(std::make_unique<Impl>(log, arena)) {}
 Neighbourhood::~Neighbourhood() = default;
 
-const ProcessAddress& Neighbourhood::self() const noexcept { return impl_->self; }
+const ProcessAddress& Neighbourhood::self() const noexcept { return impl_->address; }
 
 Bell Neighbourhood::own_bell(int identity) noexcept { return bell_in(impl_->bells.data(), identity); }
+
+NeighbourRef Neighbourhood::meet(const ProcessAddress& address, Deadline deadline) {
+  const ProcessAddress& self = impl_->address;
+  if (address == self) return impl_->self;
+  if (address.host != self.host)
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format(
+            "neighbourhood: process {} is on another host, or in another pid or network namespace ({}); "
+            "expected {}, as this process: memory cannot be shared",
+            address.pid, address.host, self.host));
+  if (address.user != self.user)
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format(
+            "neighbourhood: process {} runs as user {}; expected {}, as this process: memory is shared "
+            "with processes of the same user only",
+            address.pid, address.user, self.user));
+  const auto known = [&]() -> NeighbourRef {
+    const auto i = impl_->remotes.find(address.socket);
+    return i == impl_->remotes.end() ? nullptr : i->second.lock();
+  };
+  {
+    const std::lock_guard lock(impl_->remotes_mutex);
+    if (NeighbourRef neighbour = known()) return neighbour;
+  }
+  // Without the lock, since the other process may be slow: two threads may both connect, and the second drops
+  // its own.
+  auto made = std::make_shared<Remote>(impl_->log, address, deadline);
+  const std::lock_guard lock(impl_->remotes_mutex);
+  if (NeighbourRef neighbour = known()) return neighbour;
+  for (auto i = impl_->remotes.begin(); i != impl_->remotes.end();)
+    i = i->second.expired() ? impl_->remotes.erase(i) : std::next(i);
+  impl_->remotes[address.socket] = made;
+  return made;
+}
+
+namespace {
+
+void check_name(const std::string& name) {
+  if (name.empty() || name.size() > Request::kNameBytes)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("neighbourhood: a region's name has {} bytes; expected 1 to {}", name.size(),
+                            Request::kNameBytes));
+}
+
+}  // namespace
+
+RegionRef Neighbourhood::offer(const std::string& name, std::size_t bytes) {
+  check_name(name);
+  if (bytes == 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("neighbourhood: region \"{}\" has 0 bytes; expected at least 1", name));
+  Descriptor memfd = make_memfd("weft-region", bytes);
+  SharedMapping mapping = SharedMapping::map(memfd.get(), bytes);
+  if (!mapping)
+    throw_errno(fmt::format("neighbourhood: {} bytes for region \"{}\" cannot be had", bytes, name), errno);
+  auto region = std::make_shared<HeldRegion>(std::move(mapping));
+  region->memfd = std::move(memfd);
+  region->name = name;
+  OfferTable& offers = *impl_->offers;
+  std::shared_ptr<HeldRegion> other;  // outlives the lock, which its destructor would take
+  const std::lock_guard lock(offers.mutex);
+  other = offers.find(name);
+  if (other)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("neighbourhood: region \"{}\" is offered already by this process", name));
+  region->id = offers.next_id++;
+  region->offers = impl_->offers;
+  offers.regions[name] = {region->id, region};
+  offers.added.notify_all();
+  return region;
+}
+
+RegionRef Neighbourhood::open(Neighbour& owner, const std::string& name, Deadline deadline) {
+  check_name(name);
+  const auto start = Clock::now();
+  const auto not_offered = [&] {
+    return Error(ErrorCode::timeout,
+                 fmt::format("neighbourhood: process {} did not offer region \"{}\" within {:.1f} s",
+                             owner.address().pid, name, seconds_since(start)));
+  };
+  if (owner.is_self()) {
+    OfferTable& offers = *impl_->offers;
+    std::unique_lock lock(offers.mutex);
+    while (true) {
+      if (RegionRef region = offers.find(name)) return region;
+      if (deadline.passed()) throw not_offered();
+      offers.added.wait_for(lock, deadline.left());
+    }
+  }
+  auto& remote = static_cast<Remote&>(owner);
+  Duration pause = std::chrono::microseconds(100);
+  while (true) {
+    if (RegionRef region = remote.open(name, deadline)) return region;
+    if (!remote.alive()) throw remote.lost("has ended");
+    if (deadline.passed()) throw not_offered();
+    std::this_thread::sleep_for(std::min(pause, deadline.left()));
+    pause = std::min<Duration>(pause * 2, std::chrono::milliseconds(10));
+  }
+}
 
 }  // namespace weft

@@ -1,0 +1,64 @@
+// Messages with descriptors between processes of one host: sequenced packets over an abstract Unix socket, as
+// the neighbourhood uses them. Nothing here blocks; who waits, polls.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+
+#include "base/memfd.hpp"
+
+namespace weft {
+
+/// What one process asks another for. Fixed size; checked by the receiver.
+struct Request {
+  enum class Kind : std::uint32_t { bells, segment, region };
+  static constexpr std::uint32_t kMagic = 0x57454654;
+  static constexpr std::size_t kNameBytes = 1000;
+
+  std::uint32_t magic = kMagic;
+  Kind kind = Kind::bells;
+  std::uint64_t number =
+      0;  ///< repeated by the reply, so that a late reply to a request given up is told apart
+  std::uint32_t segment = 0;
+  std::uint32_t name_bytes = 0;
+  char name[kNameBytes] = {};
+};
+
+struct Reply {
+  enum class Status : std::uint32_t {
+    ok,         ///< a descriptor comes with it
+    absent,     ///< no such segment or region (yet)
+    no_memory,  ///< it exists, but the system refused memory that others can map
+    stranger,   ///< the asking process runs as another user
+  };
+  std::uint32_t magic = Request::kMagic;
+  Status status = Status::ok;
+  std::uint64_t number = 0;
+  std::uint64_t bytes = 0;
+  std::uint64_t id = 0;  ///< regions: unique in the process that offers it, never used again
+};
+
+/// Who is at the other end, as the kernel says.
+struct Credentials {
+  pid_t process = 0;
+  uid_t user = 0;
+};
+Credentials credentials(int socket);
+
+/// A listening socket of that abstract name. Throws system.
+Descriptor listen_abstract(const std::string& name);
+/// A connected socket, or an empty one with errno set: ECONNREFUSED (nobody listens), EAGAIN (try again).
+Descriptor connect_abstract(const std::string& name) noexcept;
+/// The next connection, or an empty one with errno set.
+Descriptor accept_connection(int listener) noexcept;
+
+enum class Transfer { done, later, closed };
+/// Sends one message, with a descriptor where `descriptor` >= 0.
+Transfer send_message(int socket, const void* message, std::size_t bytes, int descriptor = -1) noexcept;
+/// Receives one message of exactly `bytes`; anything else counts as closed.
+Transfer receive_message(int socket, void* message, std::size_t bytes,
+                         Descriptor* descriptor = nullptr) noexcept;
+
+}  // namespace weft
