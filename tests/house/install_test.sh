@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Installs a build into a fresh prefix and uses it as a stranger would: README's C++ and CMake lines, taken from README.md as they
+# stand, are built by find_package(weft) and again by pkg-config, and run on two ranks by the installed launcher.
+#
+#   install_test.sh SOURCE BUILD
+set -euo pipefail
+source_dir=$1 build_dir=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+prefix=$work/prefix
+
+# fence LANGUAGE FILE: the first fenced block of that language.
+fence() { awk -v open='```'"$1" '$0 == open { on = 1; next } on && $0 == "```" { exit } on' "$2"; }
+
+# expect_sum COMMAND...: both ranks of README's program give the sum of 1 and 2.
+expect_sum() {
+  local output rank
+  output=$("$@" 2>&1) || { echo "FAILED: $*"; echo "$output"; return 1; }
+  for rank in 0 1; do
+    grep -q "rank $rank of 2: sum 3\$" <<<"$output" || { echo "FAILED: no sum of rank $rank from: $*"; echo "$output"; return 1; }
+  done
+}
+
+cmake --install "$build_dir" --prefix "$prefix" >"$work/install.log"
+
+mkdir "$work/hello"
+fence cpp "$source_dir/README.md" >"$work/hello/hello.cpp"
+fence cmake "$source_dir/README.md" >"$work/hello/CMakeLists.txt"
+grep -q all_reduce "$work/hello/hello.cpp" || { echo "FAILED: README.md has no C++ block"; exit 1; }
+grep -q find_package "$work/hello/CMakeLists.txt" || { echo "FAILED: README.md has no CMake block"; exit 1; }
+
+cmake -S "$work/hello" -B "$work/hello/build" -DCMAKE_PREFIX_PATH="$prefix" >"$work/cmake.log" 2>&1 &&
+  cmake --build "$work/hello/build" >>"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
+expect_sum "$prefix/bin/weft" run -n 2 -- "$work/hello/build/hello"
+echo "find_package: ok"
+
+if command -v pkg-config >/dev/null; then
+  libraries=$(dirname "$(find "$prefix" -name weft.pc)")
+  export PKG_CONFIG_PATH=$libraries
+  c++ -std=c++20 "$work/hello/hello.cpp" -o "$work/hello/by_pkg_config" $(pkg-config --cflags --libs weft) \
+    -Wl,-rpath,"$(pkg-config --variable=libdir weft)"
+  expect_sum "$prefix/bin/weft" run -n 2 -- "$work/hello/by_pkg_config"
+  echo "pkg-config: ok"
+else
+  echo "pkg-config: skipped, it is not installed"
+fi
+
+# Nothing of the build is needed any more, and nothing private has leaked.
+if ldd "$work/hello/build/hello" | grep -q "$build_dir"; then echo "FAILED: the program still needs $build_dir"; exit 1; fi
+if grep -rqE '#include [<"](fmt|nlohmann|CLI|dnnl)' "$prefix/include"; then echo "FAILED: private headers in public ones"; exit 1; fi
