@@ -18,7 +18,8 @@ struct CallOptions {
   int tag = 0;          ///< send and recv: 0 … 2^31-1
 };
 
-/// Borrows its views: they live in the caller's frame until submit() returns, the memory until the Work is done.
+/// Borrows its views: they live in the caller's frame until submit() returns, the memory until the Work is
+/// done.
 struct Call {
   Op op = Op::none;
   std::span<const ConstTensorView> in;

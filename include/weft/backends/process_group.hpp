@@ -23,17 +23,17 @@ struct Membership {
   std::string name = "world";
   Duration deadline = std::chrono::minutes(5);  ///< of each call, and of the group's creation
   int identity = -1;  ///< which rank of this process (threads as ranks); -1: same as `rank`
-  std::string path;   ///< tests: force "inline", "direct" or "staged" in the shm backend
+  TestHooks test;
 
-  /// From the environment: `weft run` (WEFT_RANK …) or torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT);
-  /// with neither, a group of one rank. Throws bad_argument naming the variable that is wrong.
+  /// From the environment: `weft run` (WEFT_RANK …) or torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR,
+  /// MASTER_PORT); with neither, a group of one rank. Throws bad_argument naming the variable that is wrong.
   static Membership from_env(Context& context);
 };
 
-/// A group of ranks. Move-only handle. Collectives must be called in the same order by all ranks of the group; point
-/// to point is ordered per (source, destination, tag) only. Functions may be called from several threads, but the
-/// order of collectives is then the callers' to agree on. Destroying it leaves the group: peers that still wait for
-/// this rank get peer_lost.
+/// A group of ranks. Move-only handle. Collectives must be called in the same order by all ranks of the
+/// group; point to point is ordered per (source, destination, tag) only. Functions may be called from several
+/// threads, but the order of collectives is then the callers' to agree on. Destroying it leaves the group:
+/// peers that still wait for this rank get peer_lost.
 ///
 /// Every function throws bad_argument before anything is sent where an argument is wrong; the text names it.
 /// Views must be contiguous, on the CPU, of one dtype.
@@ -68,14 +68,14 @@ class ProcessGroup {
   Work broadcast(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
   /// Done when all ranks have called it.
   Work barrier(const CallOptions& options = {});
-  /// To rank `dst`, matched by its recv of the same tag. Done when `in` may be reused, which above the eager limit (shm:
-  /// 4 KiB) may be as late as the match.
+  /// To rank `dst`, matched by its recv of the same tag. Done when `in` may be reused, which above the eager
+  /// limit (shm: 4 KiB) may be as late as the match.
   Work send(ConstTensorView in, int dst, const CallOptions& options = {});
   /// From rank `src`. A message of another dtype or count is a mismatch.
   Work recv(TensorView out, int src, const CallOptions& options = {});
 
-  /// A group of `ranks` (this group's numbering, in the order of their new ranks), which must hold this rank. Collective
-  /// among its members only; others never block and need not call.
+  /// A group of `ranks` (this group's numbering, in the order of their new ranks), which must hold this rank.
+  /// Collective among its members only; others never block and need not call.
   ProcessGroup subgroup(std::string_view name, std::span<const int> ranks);
 
   /// Fails every pending and later call of every rank with `aborted` and this text.

@@ -11,8 +11,8 @@
 
 namespace weft {
 
-/// Thread-safe. Keys carry the job's token where several jobs could meet (see rendezvous). Every function may throw
-/// system or peer_lost (the server is gone), with the key in the text.
+/// Thread-safe. Keys carry the job's token where several jobs could meet (see rendezvous). Every function may
+/// throw system or peer_lost (the server is gone), with the key in the text.
 class Store {
  public:
   virtual ~Store() = default;
@@ -23,8 +23,10 @@ class Store {
   virtual std::optional<std::string> try_get(std::string_view key) = 0;
   /// Adds to a decimal counter (absent: 0) and returns the new value.
   virtual std::int64_t add(std::string_view key, std::int64_t delta) = 0;
-  /// Sets the key to `desired` where it holds `expected` (absent counts as ""). Returns what it holds afterwards.
-  virtual std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired) = 0;
+  /// Sets the key to `desired` where it holds `expected` (absent counts as ""). Returns what it holds
+  /// afterwards.
+  virtual std::string compare_set(std::string_view key, std::string_view expected,
+                                  std::string_view desired) = 0;
   virtual void remove(std::string_view key) = 0;
 };
 

@@ -11,13 +11,15 @@ class GroupState;
 
 /// Move-only. `in` and `out` of the call must live, and not be touched, until it is done.
 ///
-/// Dropping an unfinished Work aborts its group and quiesces: never do it on purpose. done(), wait() and wait_for() may
-/// be called from any thread, one at a time per Work; each drives everything this rank has in flight, on all its
-/// groups, so that waiting in different orders on different ranks cannot deadlock.
+/// Dropping an unfinished Work aborts its group and quiesces: never do it on purpose. done(), wait() and
+/// wait_for() may be called from any thread, one at a time per Work; each drives everything this rank has in
+/// flight, on all its groups, so that waiting in different orders on different ranks cannot deadlock.
 class [[nodiscard]] Work {
  public:
   Work() = default;
-  Work(Work&& other) noexcept : group_(other.group_), slot_(other.slot_), ticket_(other.ticket_) { other.group_ = nullptr; }
+  Work(Work&& other) noexcept : group_(other.group_), slot_(other.slot_), ticket_(other.ticket_) {
+    other.group_ = nullptr;
+  }
   Work& operator=(Work&& other) noexcept;
   ~Work() {
     if (group_) drop();

@@ -1,0 +1,409 @@
+#include "backends/group_state.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sched.h>
+
+#include "backends/check.hpp"
+#include "backends/op_table.hpp"
+#include "backends/reduce.hpp"
+
+namespace weft {
+namespace {
+
+// How often an idle waiter polls before it reads a clock, yields and sleeps. A poll is a few nanoseconds, so
+// spinning lasts some 20 µs and yielding about as long as a few scheduler turns.
+constexpr int kSpins = 2000;
+constexpr int kYields = 200;
+constexpr int kInspectEvery = 64;
+constexpr auto kInspectPause = std::chrono::milliseconds(1);
+constexpr auto kSleep = std::chrono::milliseconds(50);  // a sleeper looks for dead peers this often
+constexpr auto kDropQuiesce = std::chrono::seconds(2);
+
+void pause() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+
+}  // namespace
+
+GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Membership& m,
+                       std::string token_in)
+    : context(context_in), factory(std::move(factory_in)), member(m), token(std::move(token_in)) {
+  const int identity = m.identity < 0 ? m.rank : m.identity;
+  backend_ = factory(Bringup{.context = context,
+                             .store = m.store,
+                             .token = token,
+                             .name = m.name,
+                             .rank = m.rank,
+                             .size = m.size,
+                             .identity = identity,
+                             .deadline = Deadline::after(m.deadline),
+                             .test = m.test});
+  spin_ = backend_->traits().spin;
+  progress_ = &context.progress(identity);
+  context.arena().add_holder(this);
+  progress_->add(this);
+}
+
+GroupState::~GroupState() {
+  progress_->remove(this);
+  context.arena().remove_holder(this);
+}
+
+void GroupState::release() noexcept {
+  if (owners_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (failed() && !context.forked() && !quiesce(kDropQuiesce)) {
+    // A stopped peer may still write into memory that this group lent it. The group stays, so that the arena
+    // never gives that memory to anybody else.
+    context.log().write(
+        LogLevel::warning,
+        fmt::format("group \"{}\": a peer may still touch buffers of a failed call; they are never reused",
+                    member.name));
+    progress_->remove(this);
+    return;
+  }
+  delete this;
+}
+
+std::string GroupState::tail(const OpState* op) const {
+  return op == nullptr || op->call == kNoCall
+             ? fmt::format(" [group \"{}\", rank {}]", member.name, member.rank)
+             : fmt::format(" [group \"{}\", rank {}, call {}]", member.name, member.rank, op->call);
+}
+
+std::string GroupState::next_token(std::string_view name, std::span<const int> ranks) {
+  const std::string key = fmt::format("{}/{}({})", token, name, fmt::join(ranks, ","));
+  const std::lock_guard lock(mutex_);
+  return fmt::format("{}#{}", key, generations[key]++);
+}
+
+void GroupState::own() noexcept {
+  for (int spins = 0; !try_own(); ++spins) {
+    if (spin_ && spins < kSpins) {
+      pause();
+    } else {
+      sched_yield();
+    }
+  }
+}
+
+Work GroupState::submit(const Call& call) {
+  context.check_fork(name(call.op).data());
+  check(call, backend_->traits(), member.rank, member.size, member.name);
+  const OpRow r = row(call.op);
+  const bool has_in = !call.in.empty(), has_out = !call.out.empty();
+  if (member.size == 1 && r.collective) {  // nobody to meet: one local step, no ring
+    if (has_out && call.out[0].count() > 0) {
+      const std::byte* const in = call.in[0].data;
+      std::byte* const out = call.out[0].data;
+      if (r.reduces) {
+        reduce(call.out[0].dtype, call.options.op, {&in, 1}, {&out, 1}, call.out[0].count());
+      } else if (in != out) {
+        copy_bytes(out, in, call.out[0].bytes());
+      }
+    }
+    return {};
+  }
+  if (failed()) throw_failure();
+  own();
+  if (free_ == 0) {
+    disown();
+    const Duration limit = call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline;
+    bool got = false;
+    drive_until(
+        [&] {
+          if (failed()) return true;
+          own();
+          got = free_ != 0;
+          if (!got) disown();
+          return got;
+        },
+        Deadline::after(limit));
+    if (failed()) {
+      if (got) disown();
+      throw_failure();
+    }
+    if (!got) {
+      throw Error(Failure{.code = ErrorCode::timeout,
+                          .text = fmt::format("{}: {} calls in flight and none finished within {:.3g} s{}",
+                                              name(call.op), kSlots, seconds(limit), tail()),
+                          .op = call.op,
+                          .ranks = {}});
+    }
+  }
+  const auto index = static_cast<std::uint32_t>(__builtin_ctzll(free_));
+  free_ &= free_ - 1;
+  Slot& slot = slots_[index];
+  OpState& s = slot.op;
+  s.op = call.op;
+  s.reduce = call.options.op;
+  s.order = call.options.order;
+  s.call = r.collective ? next_collective_++ : next_message_++;
+  s.in = has_in ? call.in[0].data : nullptr;
+  s.in_count = has_in ? call.in[0].count() : 0;
+  s.out = has_out ? call.out[0].data : nullptr;
+  s.out_count = has_out ? call.out[0].count() : 0;
+  s.dtype = has_out ? call.out[0].dtype : has_in ? call.in[0].dtype : DType::u8;
+  s.root = call.root;
+  s.peer = call.peer;
+  s.tag = call.options.tag;
+  if (r.counts == Counts::root_in && member.rank != call.root) s.in = nullptr, s.in_count = 0;
+  const auto element = static_cast<std::size_t>(size_bytes(s.dtype));
+  slot.in_bytes.store(static_cast<std::size_t>(s.in_count) * element, std::memory_order_relaxed);
+  slot.out_bytes.store(static_cast<std::size_t>(s.out_count) * element, std::memory_order_relaxed);
+  slot.in.store(s.in, std::memory_order_relaxed);
+  slot.out.store(s.out, std::memory_order_release);
+  slot.waited = false;
+  slot.deadline = call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline;
+  slot.record = recorder.posted(s);
+  if (r.collective) {
+    collectives_[last_++ % kSlots] = static_cast<std::uint8_t>(index);
+  } else {
+    point_to_point_ |= std::uint64_t{1} << index;
+  }
+  in_flight_.store(in_flight_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  backend_->post(s);
+  const std::uint32_t ticket = slot.generation.load(std::memory_order_relaxed);
+  disown();
+  retain();
+  return Work(this, index, ticket);
+}
+
+void GroupState::finish(std::uint32_t index) noexcept {
+  Slot& slot = slots_[index];
+  recorder.finished(slot.record, Recorder::State::done, slot.waited);
+  slot.in.store(nullptr, std::memory_order_relaxed);
+  slot.out.store(nullptr, std::memory_order_relaxed);
+  free_ |= std::uint64_t{1} << index;
+  in_flight_.store(in_flight_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
+  slot.generation.store(slot.generation.load(std::memory_order_relaxed) + 1, std::memory_order_seq_cst);
+  if (asleep_.load(std::memory_order_seq_cst) > 0)
+    progress_->bell().ring();  // another thread may wait for this one
+}
+
+// True where something moved. Called by the owner.
+bool GroupState::drive_owned() noexcept {
+  if (failed()) return false;
+  bool moved = false;
+  while (first_ != last_) {
+    const std::uint32_t index = collectives_[first_ % kSlots];
+    const Step step = backend_->poll(slots_[index].op);
+    if (step == Step::done) {
+      ++first_;
+      finish(index);
+      moved = true;
+      continue;
+    }
+    if (step == Step::advanced) moved = true;
+    if (step == Step::failed) {
+      mark_failed();
+      return true;
+    }
+    break;
+  }
+  for (std::uint64_t left = point_to_point_; left != 0; left &= left - 1) {
+    const auto index = static_cast<std::uint32_t>(__builtin_ctzll(left));
+    const Step step = backend_->poll(slots_[index].op);
+    if (step == Step::done) {
+      point_to_point_ &= ~(std::uint64_t{1} << index);
+      finish(index);
+      moved = true;
+    } else if (step == Step::advanced) {
+      moved = true;
+    } else if (step == Step::failed) {
+      mark_failed();
+      return true;
+    }
+  }
+  if (moved) {
+    idle_ = 0;
+  } else if (++idle_ >= kInspectEvery) {
+    inspect();
+  }
+  return moved;
+}
+
+bool GroupState::drive() noexcept {
+  if (in_flight_.load(std::memory_order_relaxed) == 0 || !try_own()) return false;
+  const bool moved = drive_owned();
+  disown();
+  return moved;
+}
+
+// Rare and slow: who is dead, whose deadline has passed. The deadline's clock starts here, at the first look
+// after polls have failed.
+void GroupState::inspect() noexcept {
+  const auto now = Clock::now();
+  if (now - inspected_ < kInspectPause) return;
+  inspected_ = now;
+  if (!backend_->healthy()) {
+    mark_failed();
+    return;
+  }
+  for (std::uint64_t left = ~free_; left != 0 && !failed(); left &= left - 1) {
+    Slot& slot = slots_[static_cast<std::uint32_t>(__builtin_ctzll(left))];
+    if (!slot.waited) {
+      slot.waited = true;
+      slot.expires =
+          slot.deadline >= std::chrono::hours(24 * 365) ? Clock::time_point::max() : now + slot.deadline;
+    } else if (now >= slot.expires) {
+      expire(slot);
+    }
+  }
+}
+
+void GroupState::expire(Slot& slot) noexcept {
+  std::string story;
+  Failure why{.code = ErrorCode::timeout, .text = {}, .op = slot.op.op, .call = slot.op.call, .ranks = {}};
+  why.ranks = backend_->missing(slot.op, story);
+  why.text =
+      fmt::format("{}: not finished within {:.3g} s: {}", name(slot.op.op), seconds(slot.deadline), story);
+  backend_->fail(why);
+  mark_failed();
+}
+
+void GroupState::mark_failed() noexcept {
+  if (failed()) return;
+  for (std::uint64_t left = ~free_; left != 0; left &= left - 1)
+    recorder.finished(slots_[static_cast<std::uint32_t>(__builtin_ctzll(left))].record,
+                      Recorder::State::failed, true);
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = backend_->failure();
+  }
+  failed_.store(true, std::memory_order_release);
+  progress_->bell().ring();
+}
+
+void GroupState::throw_failure() {
+  const bool quiet = quiesced_.load(std::memory_order_acquire) || quiesce(Duration::zero());
+  Failure f;
+  {
+    const std::lock_guard lock(mutex_);
+    f = *failure_;
+  }
+  OpState at;
+  at.call = f.call;
+  f.text += tail(&at);
+  throw Error(std::move(f), quiet);
+}
+
+template <class Done>
+bool GroupState::drive_until(const Done& done, Deadline limit) noexcept {
+  const int spins = spin_ ? kSpins : 0;
+  for (int idle = 0;;) {
+    if (done()) return true;
+    if (drive()) {
+      idle = 0;
+      continue;
+    }
+    // The own group is stuck: drive the rank's other groups too, now and then while spinning, always
+    // afterwards.
+    if ((idle < spins ? idle % 16 == 15 : true) && progress_->drive_all()) {
+      idle = 0;
+      continue;
+    }
+    ++idle;
+    if (idle < spins) {
+      pause();
+    } else {
+      if (limit.passed()) return done();
+      if (idle < spins + kYields) {
+        sched_yield();
+      } else {
+        progress_->sleep(std::min<Duration>(kSleep, limit.left()), [&] { return done() || limit.passed(); });
+      }
+    }
+  }
+}
+
+bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
+  if (finished(slot, ticket)) return true;
+  context.check_fork("wait");
+  drive();
+  if (finished(slot, ticket)) return true;
+  if (failed()) throw_failure();
+  return false;
+}
+
+bool GroupState::wait(std::uint32_t slot, std::uint32_t ticket, std::optional<Duration> limit) {
+  if (finished(slot, ticket)) return true;
+  context.check_fork("wait");
+  const auto done = [&] { return finished(slot, ticket) || failed(); };
+  drive_until(done, limit ? Deadline::after(*limit) : Deadline::never());
+  if (finished(slot, ticket)) return true;
+  if (failed()) throw_failure();
+  return false;
+}
+
+void GroupState::dropped(std::uint32_t slot, std::uint32_t ticket) noexcept {
+  if (finished(slot, ticket) || context.forked()) return;
+  if (!failed()) {
+    drive();
+    if (finished(slot, ticket)) return;
+    const OpState& s = slots_[slot].op;
+    try {
+      backend_->fail(Failure{
+          .code = ErrorCode::aborted,
+          .text = fmt::format("{}: rank {} dropped the Work of a call in flight", name(s.op), member.rank),
+          .op = s.op,
+          .call = s.call,
+          .ranks = {member.rank}});
+    } catch (...) {  // out of memory while saying so
+    }
+    own();
+    mark_failed();
+    disown();
+  }
+  quiesce(kDropQuiesce);
+}
+
+void GroupState::abort(std::string_view why) {
+  backend_->fail(Failure{.code = ErrorCode::aborted,
+                         .text = fmt::format("aborted by rank {}: {}", member.rank, why),
+                         .ranks = {member.rank}});
+  own();
+  mark_failed();
+  disown();
+}
+
+bool GroupState::quiesce(Duration limit) noexcept {
+  if (!failed() || quiesced_.load(std::memory_order_acquire)) return true;
+  std::array<MemoryRange, kSlots> exposed;
+  std::size_t count = 0;
+  for (Slot& slot : slots_) {
+    const std::byte* out = slot.out.load(std::memory_order_acquire);
+    const std::size_t bytes = slot.out_bytes.load(std::memory_order_relaxed);
+    if (out != nullptr && bytes > 0) exposed[count++] = {const_cast<std::byte*>(out), bytes};
+  }
+  if (!backend_->quiesce(Deadline::after(limit), {exposed.data(), count})) return false;
+  quiesced_.store(true, std::memory_order_release);
+  return true;
+}
+
+void GroupState::announce_sleep(bool asleep) noexcept {
+  asleep_.fetch_add(asleep ? 1 : -1, std::memory_order_seq_cst);
+  backend_->announce_sleep(asleep);
+}
+
+bool GroupState::holds(const void* block, std::size_t bytes) const noexcept {
+  if (quiesced_.load(std::memory_order_acquire)) return false;
+  const auto* begin = static_cast<const std::byte*>(block);
+  const auto touches = [&](const std::byte* p, std::size_t n) {
+    return p != nullptr && p < begin + bytes && begin < p + n;
+  };
+  for (const Slot& slot : slots_) {
+    if (touches(slot.in.load(std::memory_order_relaxed), slot.in_bytes.load(std::memory_order_relaxed)) ||
+        touches(slot.out.load(std::memory_order_relaxed), slot.out_bytes.load(std::memory_order_relaxed)))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace weft

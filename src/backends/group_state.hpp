@@ -1,0 +1,113 @@
+// What a ProcessGroup handle and its Works share: the backend, the ring of calls in flight, the first
+// failure. The owner flag guards the ring and the backend: whoever holds it submits or polls; nobody blocks
+// while holding it.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "backends/recorder.hpp"
+#include "base/arena.hpp"
+#include "base/progress.hpp"
+#include "weft/backends/process_group.hpp"
+
+namespace weft {
+
+class GroupState final : public Driven, public BlockHolder {
+ public:
+  static constexpr std::uint32_t kSlots = 64;
+
+  /// Counted: starts with one owner.
+  GroupState(Context& context, BackendFactory factory, const Membership& m, std::string token);
+  void retain() noexcept { owners_.fetch_add(1, std::memory_order_relaxed); }
+  void release() noexcept;
+
+  Work submit(const Call& call);
+  /// True: the call of that ticket is done. Throws where it failed. Polls once.
+  bool poll(std::uint32_t slot, std::uint32_t ticket);
+  /// Drives until the call is done (true) or `limit` passed (false). Throws where it failed.
+  bool wait(std::uint32_t slot, std::uint32_t ticket, std::optional<Duration> limit);
+  void dropped(std::uint32_t slot, std::uint32_t ticket) noexcept;
+
+  void abort(std::string_view why);
+  bool quiesce(Duration limit) noexcept;
+
+  // Driven
+  bool drive() noexcept override;
+  void announce_sleep(bool asleep) noexcept override;
+  // BlockHolder
+  bool holds(const void* block, std::size_t bytes) const noexcept override;
+
+  Context& context;
+  const BackendFactory factory;
+  const Membership member;
+  const std::string token;
+  Recorder recorder;
+  std::map<std::string, int> generations;  ///< of subgroups, by name and ranks; guarded by mutex_
+  std::string next_token(std::string_view name, std::span<const int> ranks);
+  std::string_view backend_name() const noexcept { return backend_->traits().name; }
+
+ private:
+  struct alignas(64) Slot {
+    std::atomic<std::uint32_t> generation{0};  // moves on when the call is done
+    std::uint32_t record = 0;
+    bool waited = false;  // a poll has failed: the deadline's clock runs
+    Duration deadline{};
+    Clock::time_point expires{};
+    OpState op;
+    // What the caller lent, for holds() and quiesce(): null when nothing is in flight.
+    std::atomic<const std::byte*> in{nullptr}, out{nullptr};
+    std::atomic<std::size_t> in_bytes{0}, out_bytes{0};
+  };
+
+  ~GroupState() override;
+  bool finished(std::uint32_t slot, std::uint32_t ticket) const noexcept {
+    return slots_[slot].generation.load(std::memory_order_acquire) != ticket;
+  }
+  bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  bool try_own() noexcept {
+    return !owned_.load(std::memory_order_relaxed) && !owned_.exchange(true, std::memory_order_acquire);
+  }
+  void own() noexcept;
+  void disown() noexcept { owned_.store(false, std::memory_order_release); }
+
+  bool drive_owned() noexcept;  // polls what is in flight; true: moved
+  Step poll_slot(std::uint32_t slot) noexcept;
+  void finish(std::uint32_t slot) noexcept;
+  void inspect() noexcept;  // slow path: health, deadlines
+  void expire(Slot& slot) noexcept;
+  void mark_failed() noexcept;  // takes over the backend's first cause
+  template <class Done>
+  bool drive_until(const Done& done, Deadline limit) noexcept;
+  [[noreturn]] void throw_failure();
+  std::string tail(const OpState* op = nullptr) const;
+
+  std::atomic<int> owners_{1};
+  std::unique_ptr<Backend> backend_;
+  ProgressList* progress_ = nullptr;
+  bool spin_ = true;
+
+  std::atomic<bool> owned_{false};
+  std::array<Slot, kSlots> slots_;
+  std::uint64_t free_ = ~std::uint64_t{0};          // bit per slot
+  std::array<std::uint8_t, kSlots> collectives_{};  // slots in call order: [first_, last_)
+  std::uint32_t first_ = 0, last_ = 0;
+  std::uint64_t point_to_point_ = 0;  // bit per slot
+  std::uint64_t next_collective_ = 0, next_message_ = 0;
+  std::atomic<int> in_flight_{0};
+  int idle_ = 0;  // polls in a row that moved nothing
+  Clock::time_point inspected_{};
+  std::atomic<int> asleep_{0};  // threads of this rank asleep
+
+  std::atomic<bool> failed_{false};
+  mutable std::mutex mutex_;
+  std::optional<Failure> failure_;
+  std::atomic<bool> quiesced_{false};
+};
+
+}  // namespace weft

@@ -1,0 +1,58 @@
+// The last calls of one rank in one group. Written by whoever owns the group; read at any time (entries in
+// motion may be torn in a reader's eyes, never out of bounds).
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "backends/tick.hpp"
+#include "weft/backends/backend.hpp"
+
+namespace weft {
+
+class Recorder {
+ public:
+  static constexpr std::uint32_t kEntries = 1024;
+  enum class State : std::uint8_t { pending, done, failed };
+
+  /// Notes a call; returns its entry for finished().
+  std::uint32_t posted(const OpState& s) noexcept {
+    const std::uint32_t index = next_++ % kEntries;
+    Entry& e = entries_[index];
+    const std::uint64_t word =
+        static_cast<std::uint64_t>(s.op) | static_cast<std::uint64_t>(s.dtype) << 8 |
+        static_cast<std::uint64_t>(s.reduce.kind) << 16 | static_cast<std::uint64_t>(State::pending) << 24 |
+        static_cast<std::uint64_t>(static_cast<std::uint32_t>(s.peer >= 0 ? s.peer : s.root)) << 32;
+    e.word.store(word, std::memory_order_relaxed);
+    e.call.store(s.call, std::memory_order_relaxed);
+    e.count.store(s.in_count > s.out_count ? s.in_count : s.out_count, std::memory_order_relaxed);
+    e.posted.store(tick(), std::memory_order_relaxed);
+    e.finished.store(0, std::memory_order_relaxed);
+    return index;
+  }
+  /// `waited`: the call went through the slow path, so that a clock reading costs nothing that matters.
+  void finished(std::uint32_t index, State state, bool waited) noexcept {
+    Entry& e = entries_[index];
+    const std::uint64_t word = e.word.load(std::memory_order_relaxed) & ~(std::uint64_t{0xff} << 24);
+    e.word.store(word | static_cast<std::uint64_t>(state) << 24, std::memory_order_relaxed);
+    if (waited) e.finished.store(tick(), std::memory_order_relaxed);
+  }
+
+  /// {"group", "rank", "size", "calls": [{op, dtype, reduce, peer, call, count, posted_ns, finished_ns,
+  /// state}]}, oldest first. Times are nanoseconds since the group was made; finished_ns is 0 where the call
+  /// never had to wait.
+  std::string json(const std::string& group, int rank, int size) const;
+
+ private:
+  struct Entry {
+    std::atomic<std::uint64_t> word{0}, call{0}, posted{0}, finished{0};
+    std::atomic<std::int64_t> count{0};
+  };
+  std::array<Entry, kEntries> entries_;
+  std::uint32_t next_ = 0;
+  TickScale scale_;
+};
+
+}  // namespace weft

@@ -1,0 +1,214 @@
+// How a collective begins and ends: the arrival line, the comparison of what the ranks called, the choice of
+// a path.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "backends/shm/collectives.hpp"
+
+namespace weft::shm {
+namespace {
+
+// The bytes that would travel beside the arrival: what this rank gives. A pure function of the call's counts.
+std::int64_t payload_bytes(const OpState& s) noexcept {
+  const std::int64_t count = s.op == Op::broadcast ? s.out_count : s.in_count;
+  return count * size_bytes(s.dtype);
+}
+
+// The count that all ranks must agree on.
+std::int64_t agreed_count(const OpState& s) noexcept {
+  return s.op == Op::all_gather ? s.in_count : s.out_count;
+}
+
+bool reachable(const Buffer& b) noexcept { return b.kind != Buffer::foreign; }
+
+}  // namespace
+
+Collectives::Collectives(const Group& group)
+    : group_(group), ins_(static_cast<std::size_t>(group.size)), outs_(static_cast<std::size_t>(group.size)) {
+  static_assert(sizeof(State) <= sizeof(OpState::scratch));
+}
+
+void Collectives::post(OpState& s) noexcept {
+  State& st = state(s);
+  st.phase = Phase::unpublished;
+  st.cursor = 0;
+  st.done = 0;
+  const auto bytes = static_cast<std::size_t>(payload_bytes(s));
+  st.fits =
+      bytes == 0 || (bytes <= kInlineBytes && group_.path != Path::direct && group_.path != Path::staged);
+  publish(s);
+}
+
+// Writes the arrival line, if it is free. False: a peer is still kRing calls behind.
+bool Collectives::publish(OpState& s) noexcept {
+  State& st = state(s);
+  if (s.call >= everybody_consumed_ + kRing) {
+    everybody_consumed_ = s.call;
+    for (int r = 0; r < group_.size; ++r) {
+      if (r != group_.rank)
+        everybody_consumed_ =
+            std::min(everybody_consumed_, group_.of(r).consumed.load(std::memory_order_seq_cst));
+    }
+    if (s.call >= everybody_consumed_ + kRing) return false;
+  }
+  Arrival& line = group_.mine().arrivals[s.call % kRing];
+  line.word = call_word(s, group_.path);
+  line.count = agreed_count(s);
+  if (st.fits) {
+    const std::int64_t bytes = s.in_count * size_bytes(s.dtype);
+    if (bytes > 0) std::memcpy(line.payload, s.in, static_cast<std::size_t>(bytes));
+  } else {
+    const auto element = static_cast<std::size_t>(size_bytes(s.dtype));
+    line.places.in = group_.publish(s.in, static_cast<std::size_t>(s.in_count) * element);
+    line.places.out = group_.publish(s.out, static_cast<std::size_t>(s.out_count) * element);
+  }
+  line.sequence.store(s.call + 1, std::memory_order_seq_cst);
+  group_.wake_all();
+  st.phase = Phase::arriving;
+  return true;
+}
+
+// Whose arrival this rank needs before it can go on: everybody's, but in a broadcast only the root's.
+bool Collectives::must_see(const OpState& s, int peer) const noexcept {
+  return peer != group_.rank && (s.op != Op::broadcast || peer == s.root);
+}
+
+Step Collectives::poll(OpState& s) noexcept {
+  State& st = state(s);
+  current_ = &s;
+  if (st.phase == Phase::unpublished && !publish(s)) return Step::pending;
+  Step step = Step::pending;
+  switch (st.phase) {
+    case Phase::unpublished: break;
+    case Phase::arriving: step = arrive(s); break;
+    case Phase::direct: step = direct(s); break;
+    case Phase::leaving: step = leave(s); break;
+    case Phase::staged: step = staged(s); break;
+  }
+  if (step == Step::done) current_ = nullptr;
+  return step;
+}
+
+Step Collectives::arrive(OpState& s) noexcept {
+  State& st = state(s);
+  const Arrival& own = arrival(group_.rank, s);
+  for (; st.cursor < group_.size; ++st.cursor) {
+    if (!must_see(s, st.cursor)) continue;
+    const Arrival& theirs = arrival(st.cursor, s);
+    if (theirs.sequence.load(std::memory_order_seq_cst) != s.call + 1) return Step::pending;
+    if (theirs.word != own.word || theirs.count != own.count) return mismatch(s, st.cursor, theirs);
+  }
+  return st.fits ? finish_inline(s) : choose(s);
+}
+
+Step Collectives::mismatch(const OpState& s, int peer, const Arrival& theirs) noexcept {
+  const Arrival& own = arrival(group_.rank, s);
+  std::string mine = describe(group_.rank, own.word, own.count, s.call);
+  mine.erase(mine.find("called "), 7);
+  raise(group_, {.code = ErrorCode::mismatch,
+                 .text = fmt::format("{}, {}", describe(peer, theirs.word, theirs.count, s.call), mine),
+                 .op = s.op,
+                 .call = s.call,
+                 .ranks = {std::min(peer, group_.rank), std::max(peer, group_.rank)}});
+  return Step::failed;
+}
+
+Step Collectives::refuse(const OpState& s, std::string why) noexcept {
+  raise(group_, {.code = ErrorCode::unsupported,
+                 .text = fmt::format("{}: {}", name(s.op), why),
+                 .op = s.op,
+                 .call = s.call,
+                 .ranks = {}});
+  return Step::failed;
+}
+
+// Direct or staged: a pure function of what the ranks whose memory others touch have published. An all-reduce
+// touches every `in` and `out`, all-gather and reduce-scatter every `in`, a broadcast the root's.
+Step Collectives::choose(OpState& s) noexcept {
+  State& st = state(s);
+  group_.map_news();
+  int obstacle = -1;
+  for (int r = 0; r < group_.size && obstacle < 0; ++r) {
+    if (s.op == Op::broadcast && r != s.root) continue;
+    const Arrival& a = arrival(r, s);
+    if (!reachable(a.places.in) || (s.op == Op::all_reduce && !reachable(a.places.out))) obstacle = r;
+  }
+  if (group_.path == Path::inline_only)
+    return refuse(s, fmt::format("path \"inline\" was asked for, but {} bytes are more than {}",
+                                 payload_bytes(s), kInlineBytes));
+  if (group_.path == Path::direct && obstacle >= 0)
+    return refuse(s,
+                  fmt::format("path \"direct\" was asked for, but rank {}'s memory is not shared", obstacle));
+  if (obstacle >= 0 || group_.path == Path::staged) {
+    st.phase = Phase::staged;
+    plan(s);
+  } else {
+    st.phase = Phase::direct;
+  }
+  return Step::advanced;
+}
+
+// Says that this rank has finished call k with its peers' memory. `tell`: peers may be waiting for just this.
+void Collectives::consume(const OpState& s, bool tell) noexcept {
+  if (tell || s.call % (kRing / 2) == 0) {  // who waits for room in its ring waits for this
+    group_.mine().consumed.store(s.call + 1, std::memory_order_seq_cst);
+    group_.wake_all();
+  } else {
+    group_.mine().consumed.store(s.call + 1, std::memory_order_release);
+  }
+}
+
+// The direct path's end: this rank's memory is its own again when those who touch it have finished.
+Step Collectives::leave(OpState& s) noexcept {
+  State& st = state(s);
+  for (; st.cursor < group_.size; ++st.cursor) {
+    if (st.cursor == group_.rank || (s.op == Op::broadcast && group_.rank != s.root)) continue;
+    if (group_.of(st.cursor).consumed.load(std::memory_order_seq_cst) < s.call + 1) return Step::pending;
+  }
+  return Step::done;
+}
+
+std::vector<int> Collectives::missing(const OpState& s, std::string& story) const {
+  const State& st = state(s);
+  std::vector<int> ranks, there;
+  for (int r = 0; r < group_.size; ++r) {
+    if (r == group_.rank) continue;
+    const RankBlock& block = group_.of(r);
+    bool late = false;
+    switch (st.phase) {
+      case Phase::unpublished: late = block.consumed.load(std::memory_order_seq_cst) + kRing <= s.call; break;
+      case Phase::arriving:
+        late = must_see(s, r) && arrival(r, s).sequence.load(std::memory_order_seq_cst) != s.call + 1;
+        break;
+      case Phase::direct: break;
+      case Phase::leaving: late = block.consumed.load(std::memory_order_seq_cst) < s.call + 1; break;
+      case Phase::staged:
+        late = block.consumed.load(std::memory_order_seq_cst) < s.call + 1 &&
+               (s.op != Op::broadcast || r == s.root || group_.rank == s.root);
+        break;
+    }
+    (late ? ranks : there).push_back(r);
+  }
+  if (ranks.empty()) {
+    story = "every rank is there";
+    return ranks;
+  }
+  const bool one = ranks.size() == 1;
+  story = fmt::format("rank{} {} {}", one ? "" : "s", fmt::join(ranks, ", "),
+                      st.phase == Phase::arriving || st.phase == Phase::unpublished ? "had not arrived"
+                      : one ? "has not finished its part"
+                            : "have not finished their parts");
+  if (st.phase == Phase::arriving) {
+    for (const int r : there) {
+      const Arrival& a = arrival(r, s);
+      if (a.sequence.load(std::memory_order_seq_cst) == s.call + 1)
+        story += fmt::format("; {}", describe(r, a.word, a.count, s.call));
+    }
+  }
+  return ranks;
+}
+
+}  // namespace weft::shm

@@ -1,0 +1,156 @@
+// How the ranks of a group find each other: addresses through the Store, then one control region, made by
+// rank 0 and opened by the others, then each other's segments.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sched.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <map>
+#include <thread>
+
+#include "backends/shm/group.hpp"
+
+namespace weft::shm {
+namespace {
+
+Path parse_path(const std::string& text) {
+  if (text.empty()) return Path::automatic;
+  if (text == "inline") return Path::inline_only;
+  if (text == "direct") return Path::direct;
+  if (text == "staged") return Path::staged;
+  throw Error(
+      ErrorCode::bad_argument,
+      fmt::format("shm: path \"{}\" is not known; expected \"inline\", \"direct\" or \"staged\"", text));
+}
+
+[[noreturn]] void absent(const Bringup& b, const std::vector<int>& ranks, Duration waited) {
+  throw Error(Failure{.code = ErrorCode::timeout,
+                      .text = fmt::format("group \"{}\": rank{} {} did not join within {:.3g} s [rank {}]",
+                                          b.name, ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
+                                          std::chrono::duration<double>(waited).count(), b.rank),
+                      .ranks = ranks});
+}
+
+// What each rank tells the others through the Store: size, identity, address.
+struct Card {
+  int size = 0;
+  int identity = 0;
+  ProcessAddress address;
+};
+
+Card parse_card(const std::string& text) {
+  Card c;
+  char* end = nullptr;
+  c.size = static_cast<int>(std::strtol(text.c_str(), &end, 10));
+  c.identity = static_cast<int>(std::strtol(end, &end, 10));
+  c.address = ProcessAddress::decode(*end == ' ' ? end + 1 : end);
+  return c;
+}
+
+// Region of a group of one: nobody else ever maps it.
+RegionRef private_region(std::size_t bytes) {
+  void* data =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) throw_errno(fmt::format("shm: {} bytes for a group of one", bytes), errno);
+  return RegionRef(new Region{static_cast<std::byte*>(data), bytes}, [](const Region* r) {
+    munmap(r->data, r->bytes);
+    delete r;
+  });
+}
+
+}  // namespace
+
+Group bring_up(const Bringup& b) {
+  const auto began = Clock::now();
+  Group g(b.context);
+  g.name = b.name;
+  g.rank = b.rank;
+  g.size = b.size;
+  g.path = parse_path(b.test.path);
+  g.in_chunk = b.test.in_chunk;
+  Neighbourhood& neighbourhood = b.context.neighbourhood();
+  const auto waited = [&] { return std::chrono::duration_cast<Duration>(Clock::now() - began); };
+  const auto key = [&](int r) { return fmt::format("{}/shm/{}", b.token, r); };
+
+  std::vector<Card> cards(static_cast<std::size_t>(b.size));
+  cards[static_cast<std::size_t>(b.rank)] = {b.size, b.identity, neighbourhood.self()};
+  if (b.size > 1) {
+    b.store->set(key(b.rank), fmt::format("{} {} {}", b.size, b.identity, neighbourhood.self().encode()));
+    try {
+      for (int r = 0; r < b.size; ++r)
+        cards[static_cast<std::size_t>(r)] = parse_card(b.store->get(key(r), b.deadline));
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::timeout) throw;
+      std::vector<int> missing;
+      for (int r = 0; r < b.size; ++r)
+        if (!b.store->try_get(key(r))) missing.push_back(r);
+      absent(b, missing, waited());
+    }
+  }
+  std::map<std::string, NeighbourRef> by_socket;
+  for (int r = 0; r < b.size; ++r) {
+    const Card& card = cards[static_cast<std::size_t>(r)];
+    if (card.size != b.size) {
+      throw Error(Failure{.code = ErrorCode::mismatch,
+                          .text = fmt::format("group \"{}\": rank {} says size {}, rank {} says {}", b.name,
+                                              r, card.size, b.rank, b.size),
+                          .ranks = {r, b.rank}});
+    }
+    NeighbourRef& home = by_socket[card.address.socket];
+    try {
+      if (!home) home = neighbourhood.meet(card.address, b.deadline);
+    } catch (const Error& e) {
+      throw Error(Failure{.code = e.code(),
+                          .text = fmt::format("group \"{}\": rank {}: {}", b.name, r, e.what()),
+                          .ranks = {r}});
+    }
+    if (!home->is_self()) g.one_process = false;
+    g.homes.push_back(home);
+    g.bells.push_back(home->bell(card.identity));
+  }
+
+  if (b.size == 1) {
+    g.region = private_region(Control::bytes(1));
+    g.control = Control(g.region->data, 1);
+    return g;
+  }
+  g.region = b.rank == 0 ? neighbourhood.offer(b.token, Control::bytes(b.size))
+                         : neighbourhood.open(*g.homes[0], b.token, b.deadline);
+  g.control = Control(g.region->data, b.size);
+
+  // Two phases: all present, so that segments can be asked for; all mapped, so that the first call finds it
+  // done.
+  const auto meet = [&](std::uint32_t phase) {
+    g.mine().joined.store(phase, std::memory_order_seq_cst);
+    for (int spins = 0;; ++spins) {
+      std::vector<int> missing;
+      for (int r = 0; r < b.size; ++r)
+        if (g.of(r).joined.load(std::memory_order_seq_cst) < phase) missing.push_back(r);
+      if (missing.empty()) return;
+      if (b.deadline.passed()) absent(b, missing, waited());
+      if (const std::vector<int> dead = dead_ranks(g); !dead.empty()) {
+        throw Error(Failure{
+            .code = ErrorCode::peer_lost,
+            .text = fmt::format("group \"{}\": rank {} died while the group was made", b.name, dead[0]),
+            .ranks = dead});
+      }
+      if (spins < 100) {
+        sched_yield();
+      } else {
+        std::this_thread::sleep_for(std::chrono::microseconds(spins < 1000 ? 100 : 2000));
+      }
+    }
+  };
+  if (!g.one_process) {
+    b.context.arena().ensure_segment();
+    g.mine().segments.store(b.context.arena().segment_count(), std::memory_order_seq_cst);
+  }
+  meet(1);
+  g.map_news();
+  meet(2);
+  return g;
+}
+
+}  // namespace weft::shm

@@ -1,0 +1,150 @@
+// What the ranks of a group share: the layout of its control region, mapped by every rank. Zero-filled at
+// birth.
+//
+// Every word has one writer, named beside it. Sequences count from 1, so that zero means "not yet". All flags
+// are read and written with sequentially consistent accesses where a sleeper may depend on them: whoever
+// publishes then looks for sleepers, whoever falls asleep says so and then looks again, and one of the two
+// sees the other.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "backends/reduce.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::shm {
+
+inline constexpr std::uint64_t kRing = 16;             ///< arrival lines per rank
+inline constexpr std::size_t kInlineBytes = 2048;      ///< payload beside an arrival
+inline constexpr std::size_t kStageBytes = 128 << 10;  ///< staged by one rank per round
+inline constexpr std::uint64_t kRounds = 4;            ///< rounds in flight, a staging buffer each
+inline constexpr std::size_t kChunkBytes = 256 << 10;  ///< most that one poll step moves in a peer's memory
+inline constexpr std::uint64_t kMailRing = 16;         ///< descriptors per pair of ranks
+inline constexpr std::size_t kEagerBytes = 4096;  ///< a message up to this size travels with its descriptor
+inline constexpr std::size_t kLetters = 64;       ///< large messages in flight per pair: the slots of a group
+inline constexpr std::size_t kStreamBytes = 64 << 10;  ///< a chunk of a large foreign message; two per pair
+
+/// Where a buffer lies, as its owner publishes it.
+struct Buffer {
+  enum Kind : std::uint32_t {
+    none,     ///< no bytes
+    pointer,  ///< an address of this process: all ranks are threads of it
+    shared,   ///< (segment, offset) of the owner's arena, mapped by every rank
+    foreign,  ///< nobody else can reach it
+  };
+  Kind kind;
+  std::uint32_t segment;
+  std::uint64_t offset;  ///< or the address
+};
+
+/// A rank's part in call k: line k mod kRing. Written by its owner, read by all once `sequence` is k + 1;
+/// rewritten only when every peer's `consumed` says that it has finished call k.
+struct alignas(64) Arrival {
+  std::atomic<std::uint64_t> sequence;
+  std::uint64_t word;  ///< op, dtype, reduction, order, root, forced path: equal on all ranks
+  std::int64_t count;  ///< equal on all ranks
+  union {
+    struct {
+      Buffer in, out;
+    } places;                         ///< of a call that is not inline
+    std::byte payload[kInlineBytes];  ///< of one that is
+  };
+};
+
+/// A message waiting in its pair's ring: written by the sender, read by the receiver.
+struct alignas(64) Letter {
+  std::int32_t tag;
+  DType dtype;
+  bool eager;
+  std::uint32_t number;  ///< of its answer, where it is large
+  std::int64_t count;
+  Buffer place;
+  std::byte payload[kEagerBytes];
+};
+
+/// From one rank to another (perhaps itself).
+struct Pair {
+  alignas(64) std::atomic<std::uint64_t> posted;   ///< by the sender: letters in the ring so far
+  std::atomic<std::uint64_t> sent;                 ///< by the sender: stream chunks filled so far
+  alignas(64) std::atomic<std::uint64_t> drained;  ///< by the receiver: letters taken so far
+  std::atomic<std::uint64_t> received;             ///< by the receiver: stream chunks emptied so far
+  enum Answer : std::uint32_t { waiting, granted, taken };
+  std::atomic<std::uint32_t> answers[kLetters];  ///< by the receiver; back to waiting by the sender
+  Letter letters[kMailRing];
+  alignas(64) std::byte stream[2][kStreamBytes];
+};
+
+/// One rank's words. Each line has one writer, the owner, but for `mail`.
+struct RankBlock {
+  alignas(64) std::atomic<std::uint64_t> consumed;  ///< calls finished: what peers lent may be theirs again
+  alignas(64) std::atomic<std::uint64_t> staged;    ///< rounds of staging filled, over the group's life
+  std::atomic<std::uint64_t> reduced;               ///< rounds whose own part is summed
+  std::atomic<std::uint64_t> copied;                ///< rounds taken out of the peers' slots
+  alignas(64) std::atomic<std::uint64_t> active;    ///< call + 1 while inside peers' memory, else 0
+  alignas(64) std::atomic<std::uint32_t> sleeping;  ///< threads of this rank asleep on its bell
+  std::atomic<std::uint32_t> left;                  ///< the group's handle is gone
+  std::atomic<std::uint32_t> joined;                ///< bring-up: 1 present, 2 has mapped the others
+  std::atomic<std::uint32_t> segments;              ///< segments of its arena, for peers to map
+  alignas(64) std::atomic<std::uint64_t> mail;      ///< by peers: letters, answers, chunks for this rank
+  Arrival arrivals[kRing];
+};
+
+/// The first cause of all ranks. Claimed once by compare-and-swap, then written, then sealed.
+struct AbortRecord {
+  static constexpr std::uint32_t kSealed = 1u << 31;
+  static constexpr int kMaxRanks = 64;
+  std::atomic<std::uint32_t> state;  ///< 0; 1 + claiming rank; the same with kSealed
+  ErrorCode code;
+  Op op;
+  std::uint64_t call;
+  std::int32_t rank_count;
+  std::int32_t ranks[kMaxRanks];
+  char text[1024];
+};
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
+              std::atomic<std::uint32_t>::is_always_lock_free);
+
+/// Finds the parts of a control region of n ranks.
+class Control {
+ public:
+  Control() = default;
+  Control(std::byte* base, int size) : base_(base), size_(static_cast<std::size_t>(size)) {}
+
+  AbortRecord& abort() const { return *reinterpret_cast<AbortRecord*>(base_); }
+  RankBlock& rank(int r) const { return reinterpret_cast<RankBlock*>(base_ + kAbort)[r]; }
+  /// by rank r: segments of peer p's arena that r has mapped
+  std::atomic<std::uint32_t>& mapped(int r, int p) const {
+    return reinterpret_cast<std::atomic<std::uint32_t>*>(
+        base_ + mapped_at(size_))[static_cast<std::size_t>(r) * row() + p];
+  }
+  Pair& pair(int from, int to) const {
+    return reinterpret_cast<Pair*>(base_ + pairs_at(size_))[static_cast<std::size_t>(from) * size_ + to];
+  }
+  /// rank r's staging buffer of a round
+  std::byte* stage(int r, std::uint64_t round) const {
+    return base_ + stages_at(size_) + (static_cast<std::size_t>(r) * kRounds + round % kRounds) * kStageBytes;
+  }
+  static std::size_t bytes(int size) {
+    const auto n = static_cast<std::size_t>(size);
+    return stages_at(n) + n * kRounds * kStageBytes;
+  }
+
+ private:
+  static constexpr std::size_t kPage = 4096;
+  static constexpr std::size_t pages(std::size_t b) { return (b + kPage - 1) / kPage * kPage; }
+  static constexpr std::size_t kAbort = (sizeof(AbortRecord) + 63) / 64 * 64;
+  std::size_t row() const {
+    return (size_ + 15) / 16 * 16;
+  }  // a cache line's worth, so that writers do not meet
+  static std::size_t mapped_at(std::size_t n) { return pages(kAbort + n * sizeof(RankBlock)); }
+  static std::size_t pairs_at(std::size_t n) { return pages(mapped_at(n) + n * ((n + 15) / 16 * 16) * 4); }
+  static std::size_t stages_at(std::size_t n) { return pages(pairs_at(n) + n * n * sizeof(Pair)); }
+
+  std::byte* base_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+}  // namespace weft::shm

@@ -1,0 +1,101 @@
+// When something goes wrong: the first cause, who is dead, and when memory is safe again.
+//
+// Whoever first notices claims the abort record by compare-and-swap; later causes are dropped, so that all
+// ranks tell the same story. From the claim on nobody enters a peer's memory: a rank that goes in stores
+// `active` and then reads the record, the aborter claims the record and then reads every `active`; the
+// accesses are sequentially consistent, so one of the two sees the other. What is left is a rank that was
+// inside already. It leaves at the end of its chunk, or it is dead, or it is stopped: then the memory it
+// might still write gets new pages, and its late writes hit the old ones.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sched.h>
+
+#include <cstring>
+#include <thread>
+
+#include "backends/shm/group.hpp"
+
+namespace weft::shm {
+namespace {
+
+constexpr auto kSealPatience = std::chrono::milliseconds(20);
+constexpr auto kQuiesceNap = std::chrono::microseconds(200);
+
+}  // namespace
+
+bool raise(const Group& g, const Failure& why) noexcept {
+  AbortRecord& record = g.control.abort();
+  std::uint32_t unclaimed = 0;
+  const std::uint32_t claim = 1u + static_cast<std::uint32_t>(g.rank);
+  if (!record.state.compare_exchange_strong(unclaimed, claim, std::memory_order_seq_cst)) return false;
+  record.code = why.code;
+  record.op = why.op;
+  record.call = why.call;
+  record.rank_count = 0;
+  for (const int r : why.ranks)
+    if (record.rank_count < AbortRecord::kMaxRanks) record.ranks[record.rank_count++] = r;
+  const std::size_t length = std::min(why.text.size(), sizeof(record.text) - 1);
+  std::memcpy(record.text, why.text.data(), length);
+  record.text[length] = '\0';
+  record.state.store(claim | AbortRecord::kSealed, std::memory_order_seq_cst);
+  for (const Bell& bell : g.bells) bell.ring();
+  return true;
+}
+
+Failure first_cause(const Group& g) {
+  const AbortRecord& record = g.control.abort();
+  const Deadline patience = Deadline::after(kSealPatience);
+  std::uint32_t state = record.state.load(std::memory_order_seq_cst);
+  while ((state & AbortRecord::kSealed) == 0 && !patience.passed()) {
+    sched_yield();
+    state = record.state.load(std::memory_order_seq_cst);
+  }
+  if ((state & AbortRecord::kSealed) == 0) {
+    const int claimer = static_cast<int>(state) - 1;
+    return {.code = ErrorCode::peer_lost,
+            .text = fmt::format("rank {} died or stopped while it reported a failure", claimer),
+            .ranks = {claimer}};
+  }
+  return {.code = record.code,
+          .text = record.text,
+          .op = record.op,
+          .call = record.call,
+          .ranks = std::vector<int>(record.ranks, record.ranks + record.rank_count)};
+}
+
+std::vector<int> dead_ranks(const Group& g) {
+  std::vector<int> dead;
+  for (int r = 0; r < g.size; ++r) {
+    const Neighbour& home = *g.homes[static_cast<std::size_t>(r)];
+    if (r == g.rank || home.is_self() || home.alive()) continue;
+    if (g.of(r).left.load(std::memory_order_seq_cst) == 0) dead.push_back(r);
+  }
+  return dead;
+}
+
+bool quiesce(const Group& g, Deadline deadline, std::span<const MemoryRange> exposed) noexcept {
+  for (;;) {
+    bool inside = false, inside_here = false;
+    for (int r = 0; r < g.size; ++r) {
+      const Neighbour& home = *g.homes[static_cast<std::size_t>(r)];
+      if (r == g.rank || g.of(r).active.load(std::memory_order_seq_cst) == 0 || !home.alive()) continue;
+      inside = true;
+      if (home.is_self()) inside_here = true;
+    }
+    if (!inside) return true;
+    if (!deadline.passed()) {
+      std::this_thread::sleep_for(kQuiesceNap);
+      continue;
+    }
+    // Out of patience with a stopped process. A thread of this process cannot be shut out: it uses our
+    // addresses.
+    if (inside_here || deadline.left() < Duration::zero()) return false;
+    for (const MemoryRange& m : exposed) {
+      Arena& arena = g.context.arena();
+      if (arena.find(m.data, m.bytes) && !arena.evacuate(m.data, m.bytes)) return false;
+    }
+    return true;
+  }
+}
+
+}  // namespace weft::shm

@@ -1,0 +1,78 @@
+// One rank's end of a shared-memory group: what all paths of the backend use.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "backends/shm/control.hpp"
+#include "base/arena.hpp"
+#include "base/neighbourhood.hpp"
+#include "weft/backends/backend.hpp"
+
+namespace weft::shm {
+
+/// What a test may force; part of the call word, so that ranks which disagree notice.
+enum class Path : std::uint8_t { automatic, inline_only, direct, staged };
+
+/// The group as one rank sees it, after bring-up.
+struct Group {
+  explicit Group(Context& c) : context(c) {}
+
+  Context& context;
+  std::string name;
+  int rank = 0;
+  int size = 1;
+  Path path = Path::automatic;
+  bool one_process = true;  ///< all ranks are threads of this process
+  RegionRef region;
+  Control control;
+  std::vector<NeighbourRef> homes;              ///< the process of each rank
+  std::vector<Bell> bells;                      ///< of each rank
+  std::function<void(std::uint64_t)> in_chunk;  ///< tests
+
+  RankBlock& mine() const { return control.rank(rank); }
+  RankBlock& of(int r) const { return control.rank(r); }
+
+  /// After publishing something that `r` may wait for (with a sequentially consistent store).
+  void wake(int r) const noexcept {
+    if (of(r).sleeping.load(std::memory_order_seq_cst) != 0) bells[static_cast<std::size_t>(r)].ring();
+  }
+  void wake_all() const noexcept {
+    for (int r = 0; r < size; ++r)
+      if (r != rank) wake(r);
+  }
+
+  /// Where a buffer of this rank lies, as all peers can reach it now.
+  Buffer publish(const std::byte* data, std::size_t bytes) const noexcept;
+  /// The address here of what rank `r` published. Only for pointer and shared.
+  std::byte* reach(int r, const Buffer& b) const noexcept {
+    if (b.kind == Buffer::pointer) return reinterpret_cast<std::byte*>(b.offset);
+    return homes[static_cast<std::size_t>(r)]->segment(b.segment) + b.offset;
+  }
+  /// Maps what peers have added to their arenas since last time and tells them. Brief.
+  void map_news() const noexcept;
+
+  bool aborted() const noexcept { return control.abort().state.load(std::memory_order_seq_cst) != 0; }
+  /// Announces that this rank is about to touch peers' memory. False: the group has failed, keep out.
+  bool enter(std::uint64_t call) const noexcept;
+  void leave() const noexcept { mine().active.store(0, std::memory_order_seq_cst); }
+};
+
+/// Meets the other ranks. Throws as make_shm_backend says.
+Group bring_up(const Bringup& b);
+
+/// Claims the first cause, writes and seals it, wakes everybody. False: another cause came first.
+bool raise(const Group& g, const Failure& why) noexcept;
+/// The first cause. Waits a moment for a claimer that is still writing; one that died meanwhile is the cause.
+Failure first_cause(const Group& g);
+/// Names ranks that died; empty: none.
+std::vector<int> dead_ranks(const Group& g);
+bool quiesce(const Group& g, Deadline deadline, std::span<const MemoryRange> exposed) noexcept;
+
+/// "rank 1 called all_gather f32 x1000 [call 17]"
+std::string describe(int rank, std::uint64_t word, std::int64_t count, std::uint64_t call);
+std::uint64_t call_word(const OpState& s, Path path) noexcept;
+
+}  // namespace weft::shm

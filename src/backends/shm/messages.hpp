@@ -1,0 +1,74 @@
+// Point to point: rings of letters per pair of ranks, matched by (source, tag) in order, never waiting behind
+// another pair. Used by the owner of the group alone.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "backends/shm/group.hpp"
+
+namespace weft::shm {
+
+/// Small messages travel with their letter (eager). A large one lies where the receiver can reach it and is
+/// copied once from there, or, being foreign, is granted after its match and streamed through two chunks of
+/// the pair, one message of the pair at a time. Letters nobody asked for yet are taken out of the ring and
+/// kept, so that a ring never blocks.
+class Messages {
+ public:
+  explicit Messages(const Group& group);
+  void post(OpState& s);
+  Step poll(OpState& s);
+  /// Looks at what arrived, also while only collectives are in flight. True: something moved.
+  bool advance();
+  /// A cheap look: has anything arrived since the last advance()?
+  bool news() const noexcept { return group_.mine().mail.load(std::memory_order_seq_cst) != seen_; }
+  /// Peers that calls in flight wait for.
+  std::vector<int> awaited() const;
+  /// Where advance() found ranks that disagree: raise it.
+  const Failure* trouble() const noexcept { return trouble_.text.empty() ? nullptr : &trouble_; }
+
+ private:
+  enum class Phase : std::uint32_t { queued, posted, matched, streaming, done };
+  // A call's state, in the scratch of its slot.
+  struct State {
+    Phase phase;
+    std::uint32_t number;  // of the letter's answer
+    std::int64_t moved_bytes;
+    std::int64_t bytes;
+    Buffer place;  // recv, matched: where the sender's bytes lie
+  };
+  struct Kept {  // a letter taken out of the ring before its recv was called
+    std::int32_t tag;
+    DType dtype;
+    bool eager;
+    std::uint32_t number;
+    std::int64_t count;
+    Buffer place;
+    std::vector<std::byte> payload;
+  };
+  struct Peer {
+    std::vector<OpState*> unposted;     // sends waiting for room in the ring, in order
+    std::vector<OpState*> outstanding;  // large sends whose answer is awaited
+    std::vector<OpState*> wanted;       // recvs without a letter, in order
+    std::vector<OpState*> streams;      // recvs of large foreign messages, in order; the first is granted
+    std::vector<Kept> kept;
+    std::uint64_t free_numbers = ~std::uint64_t{0};
+  };
+  static State& state(OpState& s) noexcept { return *reinterpret_cast<State*>(s.scratch.data()); }
+
+  bool flush(int dst);
+  bool drain(int src);
+  bool answers(int dst);
+  template <class AnyLetter>
+  void match(OpState& recv, const AnyLetter& letter, const std::byte* payload);
+  Step receive(OpState& s);
+  Step stream_out(OpState& s);
+  void notify(int r) noexcept;
+
+  const Group& group_;
+  std::vector<Peer> peers_;
+  std::uint64_t seen_ = 0;
+  Failure trouble_;
+};
+
+}  // namespace weft::shm

@@ -1,0 +1,134 @@
+#include "backends/shm/shm_backend.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <map>
+
+#include "backends/shm/collectives.hpp"
+#include "backends/shm/messages.hpp"
+
+namespace weft {
+namespace shm {
+namespace {
+
+int usable_cores() noexcept {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+class ShmBackend final : public Backend {
+ public:
+  explicit ShmBackend(Group group) : group_(std::move(group)), collectives_(group_), messages_(group_) {
+    traits_.name = "shm";
+    traits_.native_is_canonical = traits_.canonical = true;
+    for (int i = 0; i < kDTypeCount; ++i) {
+      traits_.dtypes |= 1u << i;
+      if (can_reduce(static_cast<DType>(i), ReduceOp::sum)) traits_.reduce_dtypes |= 1u << i;
+    }
+    traits_.spin = group_.size <= usable_cores();
+  }
+
+  ~ShmBackend() override {
+    if (group_.context.forked()) return;  // the region is not mapped in a child
+    group_.mine().left.store(1, std::memory_order_seq_cst);
+    group_.wake_all();
+  }
+
+  const Traits& traits() const noexcept override { return traits_; }
+
+  void post(OpState& s) noexcept override {
+    if (s.op == Op::send || s.op == Op::recv) {
+      messages_.post(s);
+    } else {
+      collectives_.post(s);
+    }
+  }
+
+  Step poll(OpState& s) noexcept override {
+    if (s.op == Op::send || s.op == Op::recv) return messages_.poll(s);
+    const Step step = collectives_.poll(s);
+    // Peers may be waiting for room in a ring of letters, or for an answer, while this rank waits here.
+    if (step != Step::pending || !messages_.news()) return step;
+    const bool moved = messages_.advance();
+    if (messages_.trouble() == nullptr) return moved ? Step::advanced : step;
+    raise(group_, *messages_.trouble());
+    return Step::failed;
+  }
+
+  bool healthy() noexcept override {
+    if (group_.aborted()) return false;
+    const OpState* call = collectives_.current();
+    if (const std::vector<int> dead = dead_ranks(group_); !dead.empty()) {
+      Failure why{.code = ErrorCode::peer_lost,
+                  .text = {},
+                  .op = call ? call->op : Op::none,
+                  .call = call ? call->call : kNoCall,
+                  .ranks = dead};
+      for (const int r : dead)
+        why.text += fmt::format("{}rank {} (process {}) died", why.text.empty() ? "" : ", ", r,
+                                group_.homes[static_cast<std::size_t>(r)]->address().pid);
+      if (call) why.text = fmt::format("{}: {}", name(call->op), why.text);
+      raise(group_, why);
+      return false;
+    }
+    // Who left cannot come any more; who came before leaving is not waited for. `left` is read first.
+    std::vector<int> left;
+    for (int r = 0; r < group_.size; ++r)
+      if (r != group_.rank && group_.of(r).left.load(std::memory_order_seq_cst) != 0) left.push_back(r);
+    if (left.empty()) return true;
+    std::string story;
+    std::vector<int> awaited = messages_.awaited();
+    if (messages_.news()) awaited.clear();
+    if (call) {
+      const std::vector<int> late = collectives_.missing(*call, story);
+      awaited.insert(awaited.end(), late.begin(), late.end());
+    }
+    std::vector<int> lost;
+    for (const int r : left)
+      if (std::find(awaited.begin(), awaited.end(), r) != awaited.end()) lost.push_back(r);
+    if (lost.empty()) return true;
+    raise(group_,
+          {.code = ErrorCode::peer_lost,
+           .text = fmt::format("{}rank{} {} left the group", call ? fmt::format("{}: ", name(call->op)) : "",
+                               lost.size() == 1 ? "" : "s", fmt::join(lost, ", ")),
+           .op = call ? call->op : Op::none,
+           .call = call ? call->call : kNoCall,
+           .ranks = lost});
+    return false;
+  }
+
+  std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
+    if (s.op != Op::send && s.op != Op::recv) return collectives_.missing(s, story);
+    story = s.op == Op::send ? fmt::format("rank {} has not received it (tag {})", s.peer, s.tag)
+                             : fmt::format("rank {} has not sent it (tag {})", s.peer, s.tag);
+    return {s.peer};
+  }
+
+  void fail(const Failure& why) noexcept override { raise(group_, why); }
+  Failure failure() const override { return first_cause(group_); }
+  bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept override {
+    return shm::quiesce(group_, deadline, exposed);
+  }
+  void announce_sleep(bool asleep) noexcept override {
+    group_.mine().sleeping.fetch_add(asleep ? 1u : ~0u, std::memory_order_seq_cst);
+  }
+
+ private:
+  const Group group_;
+  Traits traits_;
+  Collectives collectives_;
+  Messages messages_;
+};
+
+}  // namespace
+}  // namespace shm
+
+std::unique_ptr<Backend> make_shm_backend(const Bringup& bringup) {
+  return std::make_unique<shm::ShmBackend>(shm::bring_up(bringup));
+}
+
+}  // namespace weft

@@ -1,0 +1,79 @@
+// Ranks for tests: as threads of this process (one Context) or as processes of their own. A body that hangs
+// is reported and ended, never waited for for ever.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "support/processes.hpp"
+#include "weft/backends/process_group.hpp"
+
+namespace weft::test {
+
+enum class Ranks { threads, processes };
+std::string to_string(Ranks kind);
+
+struct RankOptions {
+  Duration deadline = std::chrono::seconds(20);  ///< of the group's calls
+  Duration limit = std::chrono::seconds(60);     ///< of the whole body
+  TestHooks hooks;
+  std::string backend = "shm";
+  ContextOptions context;
+};
+
+/// What a body sees.
+class Rank {
+ public:
+  Rank(int rank_in, int size_in, Context& context_in, std::shared_ptr<Store> store_in,
+       const RankOptions& options_in)
+      : rank(rank_in), size(size_in), context(context_in), store(std::move(store_in)), options(options_in) {}
+
+  const int rank, size;
+  Context& context;
+  std::shared_ptr<Store> store;
+  const RankOptions& options;
+
+  /// The membership all ranks would give for a group of that name.
+  Membership membership(const std::string& name = "world") const;
+  /// The group "world", made at the first call.
+  ProcessGroup& group();
+  /// A point that all ranks reach, through the store: no group needed.
+  void meet(const std::string& name);
+
+ private:
+  ProcessGroup group_;
+};
+
+/// Runs body on n ranks at once and waits for all. An exception or a failed gtest check in any rank fails the
+/// test, with the rank named.
+void run_ranks(Ranks kind, int n, const std::function<void(Rank&)>& body, const RankOptions& options = {});
+
+/// Ranks as processes, to be killed or stopped one by one.
+class RankProcesses {
+ public:
+  RankProcesses(int n, std::function<void(Rank&)> body, const RankOptions& options = {});
+  ~RankProcesses();
+  ChildProcess& operator[](int rank);
+  /// The store the ranks meet in, for the test to talk to them.
+  Store& store();
+  /// Waits for those that still run; a failure for each rank not in `excused` that did not end with 0.
+  void finish(std::initializer_list<int> excused = {});
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// The Error that `f` throws; a failed check where it throws none.
+template <class F>
+Error error_of(const F& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e;
+  }
+  return Error(ErrorCode::system, "no error was thrown");
+}
+
+}  // namespace weft::test
