@@ -327,7 +327,7 @@ std::optional<Place> Arena::find(const void* data, std::size_t bytes) const noex
 
 bool Arena::evacuate(void* data, std::size_t bytes) noexcept try {
   Impl& a = *impl_;
-  if (!find(data, bytes)) return false;
+  if (bytes > PTRDIFF_MAX) return false;
   const std::lock_guard lock(a.mutex);
   auto* begin = static_cast<std::byte*>(data);
   std::byte* end = begin + std::max<std::size_t>(bytes, 1);
@@ -339,22 +339,24 @@ bool Arena::evacuate(void* data, std::size_t bytes) noexcept try {
     std::byte* donor;
   };
   std::vector<Move> moves;
-  // The block that `begin` lies in, and all that begin before `end`.
-  auto first = a.blocks.upper_bound(begin);
-  if (first == a.blocks.begin()) return false;
-  --first;
-  if (first->first + first->second.bytes <= begin) return false;
+  // The block that `begin` lies in and those that follow it without a gap, up to `end`.
+  auto i = a.blocks.upper_bound(begin);
+  if (i == a.blocks.begin()) return false;
+  --i;
   const std::uint32_t count = segment_count();
-  for (auto i = first; i != a.blocks.end() && i->first < end; ++i)
+  for (const std::byte* reached = begin; reached < end; ++i) {
+    if (i == a.blocks.end() || i->first > reached || i->first + i->second.bytes <= reached) return false;
+    reached = i->first + i->second.bytes;
     moves.push_back({i->first, i->second.bytes, a.place_of(i->first, count), {}, nullptr});
+  }
 
   // Donors come from pages that no peer has been told of: taken fresh or from the cache, as any block.
   const auto give_back_donors = [&] {
     for (const Move& m : moves) {
       if (m.donor == nullptr) continue;
-      const auto i = a.blocks.find(m.donor);
-      a.cache_insert(i->first, i->second);
-      a.blocks.erase(i);
+      const auto donor = a.blocks.find(m.donor);
+      a.cache_insert(donor->first, donor->second);
+      a.blocks.erase(donor);
     }
   };
   for (Move& m : moves) {

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -292,6 +293,26 @@ TEST(Neighbourhood, RefusesOtherHostsAndUsersByName) {
             "unsupported: neighbourhood: process " + std::to_string(self.pid) + " runs as user " +
                 std::to_string(self.user + 1) + "; expected " + std::to_string(self.user) +
                 ", as this process: memory is shared with processes of the same user only");
+}
+
+// A file-size limit of 0 stands for a system that refuses memfd_create.
+TEST(Neighbourhood, SaysThatAProcessHasNoMemoryToShare) {
+  Pipe address_out, done_in;
+  ChildProcess child = ChildProcess::fork([&] {
+    rlimit limit{};
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+    Context context;
+    address_out.write_line(context.neighbourhood().self().encode());
+    done_in.read_line();
+    return 0;
+  });
+  const ProcessAddress address = ProcessAddress::decode(address_out.read_line());
+  Context context;
+  EXPECT_EQ(error_of([&] { context.neighbourhood().meet(address, soon()); }),
+            "unsupported: neighbourhood: process " + std::to_string(address.pid) +
+                " has no memory that others can map: its system refuses memfd_create");
+  done_in.write_line("done");
+  EXPECT_EQ(child.wait(10s), (test::ExitStatus{0, 0}));
 }
 
 // A process of another user that lies about itself meets the kernel's word on both sides.
