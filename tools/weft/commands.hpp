@@ -1,0 +1,23 @@
+// The sub-commands of `weft`, one file each. Called from main, on the program's only thread.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace weft::tools {
+
+/// What a sub-command does once its flags are read; returns the exit status. It may throw weft::Error: main
+/// prints it and exits with 2 for a bad_argument, with 1 otherwise.
+using Body = std::function<int()>;
+
+// Each adds its sub-command to `app`; `chosen` receives its body when it is the one given.
+
+/// `program`: the words after "--", which are not weft's to parse.
+void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chosen);
+
+}  // namespace weft::tools

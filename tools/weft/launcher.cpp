@@ -1,0 +1,565 @@
+// How a job is started and ended. Three kinds of process:
+//
+//   guard        the process that called launch(). It forwards signals to the supervisor and waits for it.
+//   supervisor   its child: serves the store, starts the ranks, passes on their output, ends the job.
+//   ranks        the supervisor's children, each the leader of a process group of its own.
+//
+// Two, because one could be killed with SIGKILL and then end nothing. The supervisor notices the guard's
+// death by a pipe that only the guard holds open for writing, and ends the job. When the supervisor dies the
+// kernel kills the ranks (PR_SET_PDEATHSIG). Both are sub-reapers: what the ranks started and left behind
+// becomes a child of the supervisor or, after its death, of the guard, and is killed there, even if it left
+// its process group.
+#include "launcher.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "output.hpp"
+#include "weft/backends/store_tcp.hpp"
+#include "weft/base/error.hpp"
+#include "weft/base/log.hpp"
+
+namespace weft::tools {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+constexpr int kNotFound = 127;
+constexpr int kNotExecutable = 126;
+constexpr Duration kSweepLimit = std::chrono::seconds(5);  // for killed processes to be gone
+constexpr Duration kDrainLimit =
+    std::chrono::seconds(1);                          // for pipes to end once no process of the job is left
+constexpr Duration kSameRequest = milliseconds(500);  // `timeout` and the like send their signal twice
+
+void say(std::string_view text) {
+  const std::string line = fmt::format("weft run: {}\n", text);
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, line.data(), line.size());
+}
+
+struct Pipe {
+  int read_end = -1;
+  int write_end = -1;
+
+  Pipe() {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw_errno("weft run: pipe", errno);
+    read_end = ends[0];
+    write_end = ends[1];
+  }
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+  ~Pipe() {
+    close(read_end);
+    close(write_end);
+  }
+  static void close(int& end) {
+    if (end >= 0) ::close(end);
+    end = -1;
+  }
+};
+
+/// "exited with code 3" or "killed by signal 9 (SIGKILL)".
+std::string how_it_ended(int status) {
+  if (!WIFSIGNALED(status)) return fmt::format("exited with code {}", WEXITSTATUS(status));
+  const char* const name = ::sigabbrev_np(WTERMSIG(status));
+  return fmt::format("killed by signal {}{}", WTERMSIG(status), name ? fmt::format(" (SIG{})", name) : "");
+}
+
+int exit_status(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
+
+/// The parent of a process, from /proc; nothing where it is gone.
+std::optional<pid_t> parent_of(const std::filesystem::path& process) {
+  std::ifstream file(process / "stat");
+  std::string stat;
+  if (!std::getline(file, stat)) return std::nullopt;
+  const std::size_t name_end = stat.rfind(')');  // the name before it may hold anything
+  char state = 0;
+  int parent = 0;
+  if (name_end == std::string::npos ||
+      std::sscanf(stat.c_str() + name_end + 1, " %c %d", &state, &parent) != 2) {
+    return std::nullopt;
+  }
+  return parent;
+}
+
+/// Kills all children, and as a sub-reaper thereby gets their children, until there are none.
+void kill_all_descendants() {
+  const Deadline deadline = Deadline::after(kSweepLimit);
+  const pid_t self = ::getpid();
+  while (!deadline.passed()) {
+    pid_t reaped = 0;
+    while ((reaped = ::waitpid(-1, nullptr, WNOHANG)) > 0) {}
+    if (reaped < 0 && errno == ECHILD) return;
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
+      const int pid = std::atoi(entry.path().filename().c_str());
+      if (pid > 0 && parent_of(entry.path()) == self) ::kill(pid, SIGKILL);
+    }
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  say("some processes of the job did not end on SIGKILL");
+}
+
+/// Descriptors 0, 1 and 2 exist, so that none of ours gets their numbers.
+void open_standard_descriptors() {
+  for (int fd = 0; fd <= 2; ++fd) {
+    if (::fcntl(fd, F_GETFD) < 0) [[maybe_unused]]
+      const int opened = ::open("/dev/null", O_RDWR);
+  }
+}
+
+/// The signals that guard and supervisor read rather than suffer. One that our caller ignores (nohup) stays
+/// ignored.
+sigset_t signals_to_read() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGCHLD);
+  for (const int number : kForwarded) {
+    struct sigaction action {};
+    if (::sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_IGN) sigaddset(&set, number);
+  }
+  return set;
+}
+
+/// The cores of one rank: an equal share where there are enough, one of them in turn otherwise.
+cpu_set_t share_of_cores(const cpu_set_t& usable, int rank, int ranks) {
+  std::vector<int> cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &usable)) cores.push_back(core);
+  }
+  const int count = static_cast<int>(cores.size());
+  const int first = ranks <= count ? rank * count / ranks : rank % count;
+  const int last = ranks <= count ? (rank + 1) * count / ranks : first + 1;
+  cpu_set_t share;
+  CPU_ZERO(&share);
+  for (int i = first; i < last; ++i) CPU_SET(cores[i], &share);
+  return share;
+}
+
+std::string random_token() {
+  std::uint64_t bits = 0;
+  if (::getrandom(&bits, sizeof bits, 0) != sizeof bits) throw_errno("weft run: getrandom", errno);
+  return fmt::format("{:016x}", bits);
+}
+
+// ---- supervisor ----
+
+class Supervisor {
+ public:
+  Supervisor(const LaunchOptions& options, const std::vector<std::string>& command,
+             const sigset_t& ranks_mask, const sigset_t& to_read, int guard_pipe)
+      : options_(options), command_(command), ranks_mask_(ranks_mask), guard_pipe_(guard_pipe) {
+    signals_ = ::signalfd(-1, &to_read, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (signals_ < 0) throw_errno("weft run: signalfd", errno);
+    ::signal(SIGPIPE, SIG_IGN);
+    CPU_ZERO(&usable_);
+    if (::sched_getaffinity(0, sizeof usable_, &usable_) != 0)
+      throw_errno("weft run: sched_getaffinity", errno);
+  }
+
+  ~Supervisor() {  // whatever happened: nothing is left behind
+    signal_ranks(SIGKILL);
+    kill_all_descendants();
+    ::close(signals_);
+  }
+  Supervisor(const Supervisor&) = delete;
+  Supervisor& operator=(const Supervisor&) = delete;
+
+  int run() {
+    for (int number = 0; number < options_.ranks; ++number) {
+      if (const int error_number = start(number); error_number != 0) {
+        say(fmt::format("cannot start \"{}\": {}", command_.front(), std::strerror(error_number)));
+        return error_number == ENOENT ? kNotFound : kNotExecutable;
+      }
+    }
+    watch();
+    return exit_;
+  }
+
+ private:
+  struct Stream {
+    Pipe pipe;
+    LineCutter lines;
+    Stream(std::string tag, bool shows_bars, Sink& sink) : lines(std::move(tag), shows_bars, sink) {}
+  };
+
+  struct Rank {
+    int number = 0;
+    pid_t pid = -1;
+    bool running = false;
+    std::array<std::unique_ptr<Stream>, 2> streams;  // standard output and error
+  };
+
+  /// How far the end of the job has come.
+  enum class Stage : std::uint8_t {
+    running,
+    noticed,     // a rank failed; the others may still say what they saw
+    terminated,  // they were sent SIGTERM
+    killed,      // and SIGKILL
+  };
+
+  // ---- starting ----
+
+  std::vector<std::string> environment_of(int number) const {
+    const std::pair<std::string_view, std::string> ours[] = {
+        {"WEFT_RANK", fmt::to_string(number)},
+        {"WEFT_WORLD_SIZE", fmt::to_string(options_.ranks)},
+        {"WEFT_LOCAL_RANK", fmt::to_string(number)},
+        {"WEFT_STORE", store_.address()},
+        {"WEFT_JOB", job_},
+    };
+    std::vector<std::string> all;
+    for (char** variable = environ; *variable != nullptr; ++variable) {
+      const std::string_view name =
+          std::string_view(*variable).substr(0, std::string_view(*variable).find('='));
+      if (std::none_of(std::begin(ours), std::end(ours), [&](const auto& o) { return o.first == name; })) {
+        all.emplace_back(*variable);
+      }
+    }
+    for (const auto& [name, value] : ours) all.push_back(fmt::format("{}={}", name, value));
+    return all;
+  }
+
+  /// 0, or the errno of what could not be done.
+  int start(int number) {
+    ranks_.push_back(std::make_unique<Rank>());
+    Rank& rank = *ranks_.back();
+    rank.number = number;
+    const std::string tag = options_.tag_output ? fmt::format("[{}] ", number) : "";
+    for (const int i : {0, 1}) {
+      rank.streams[i] = std::make_unique<Stream>(tag, number == 0, i == 0 ? out_ : err_);
+      ::fcntl(rank.streams[i]->pipe.read_end, F_SETFL, O_NONBLOCK);
+    }
+    // Everything the child needs is made before fork: it shares a moment of a process with threads.
+    std::vector<std::string> words = command_;
+    std::vector<std::string> environment = environment_of(number);
+    std::vector<char*> argv;
+    std::vector<char*> envp;
+    for (auto& word : words) argv.push_back(word.data());
+    for (auto& variable : environment) envp.push_back(variable.data());
+    argv.push_back(nullptr);
+    envp.push_back(nullptr);
+    const cpu_set_t cores = options_.bind_cores ? share_of_cores(usable_, number, options_.ranks) : usable_;
+    // Rank 0 reads what we are given, but not from a terminal, which only its foreground processes may read.
+    const bool reads = number == 0 && ::isatty(STDIN_FILENO) == 0;
+    Pipe failure;  // closed by a good exec, else receives errno
+    const pid_t supervisor = ::getpid();
+    const pid_t pid = ::fork();
+    if (pid < 0) return errno;
+    if (pid == 0) {
+      ::setpgid(0, 0);
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (::getppid() != supervisor) ::_exit(1);  // it died before the line above
+      if (!reads) {
+        const int null = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+        if (null >= 0) ::dup2(null, STDIN_FILENO);
+      }
+      if (::dup2(rank.streams[0]->pipe.write_end, STDOUT_FILENO) >= 0 &&
+          ::dup2(rank.streams[1]->pipe.write_end, STDERR_FILENO) >= 0 &&
+          (!options_.bind_cores || ::sched_setaffinity(0, sizeof cores, &cores) == 0)) {
+        ::signal(SIGPIPE, SIG_DFL);
+        ::sigprocmask(SIG_SETMASK, &ranks_mask_, nullptr);
+        ::execvpe(argv[0], argv.data(), envp.data());
+      }
+      const int error_number = errno;
+      [[maybe_unused]] const auto written = ::write(failure.write_end, &error_number, sizeof error_number);
+      ::_exit(kNotFound);
+    }
+    ::setpgid(pid, pid);  // whoever comes first; the child may have done so and be beyond exec
+    rank.pid = pid;
+    rank.running = true;
+    for (auto& stream : rank.streams) Pipe::close(stream->pipe.write_end);
+    Pipe::close(failure.write_end);
+    int error_number = 0;
+    ssize_t got = 0;
+    do {
+      got = ::read(failure.read_end, &error_number, sizeof error_number);
+    } while (got < 0 && errno == EINTR);
+    return got == sizeof error_number ? error_number : 0;
+  }
+
+  // ---- watching ----
+
+  // Ends when no process of the job is left and its output is out, or nobody is there to read it.
+  void watch() {
+    Deadline drained = Deadline::never();
+    bool swept = false;
+    for (;;) {
+      if (!swept && none_runs()) {
+        kill_all_descendants();
+        swept = true;
+        drained = Deadline::after(kDrainLimit);
+      }
+      const bool over = swept && (all_streams_ended() || drained.passed());
+      if (over) {
+        for (auto& rank : ranks_) {
+          for (auto& stream : rank->streams) end(*stream);
+        }
+        out_.finish();
+        err_.finish();
+        if ((out_.empty() && err_.empty()) || abandoned_) return;
+      }
+      poll_once(over ? Deadline::never() : swept ? drained : next_step_);
+      if (abandoned_ && swept) {
+        out_.drop();
+        err_.drop();
+      }
+      advance();
+    }
+  }
+
+  void poll_once(Deadline until) {
+    std::vector<pollfd> polled;
+    std::vector<Stream*> streams;
+    polled.push_back({signals_, POLLIN, 0});
+    polled.push_back({guard_gone_ ? -1 : guard_pipe_, 0, 0});  // POLLHUP comes unasked
+    for (Sink* sink : {&out_, &err_}) {
+      polled.push_back({sink->empty() ? -1 : sink->fd(), POLLOUT, 0});
+    }
+    for (auto& rank : ranks_) {
+      for (auto& stream : rank->streams) {
+        if (stream->pipe.read_end < 0 || stream->lines.sink().full()) continue;
+        polled.push_back({stream->pipe.read_end, POLLIN, 0});
+        streams.push_back(stream.get());
+      }
+    }
+    const auto left = std::chrono::ceil<milliseconds>(until.left()).count();
+    if (::poll(polled.data(), polled.size(), static_cast<int>(left)) < 0 && errno != EINTR) {
+      throw_errno("weft run: poll", errno);
+    }
+    for (std::size_t i = 0; i < streams.size(); ++i) {
+      if (polled[i + 4].revents != 0) read(*streams[i]);
+    }
+    out_.flush();
+    err_.flush();
+    if (polled[1].revents != 0) {
+      guard_gone_ = true;
+      abandon();
+    }
+    if (polled[0].revents != 0) take_signals();
+  }
+
+  void read(Stream& stream) {
+    char buffer[64 * 1024];
+    const ssize_t got = ::read(stream.pipe.read_end, buffer, sizeof buffer);
+    if (got > 0) {
+      stream.lines.feed({buffer, static_cast<std::size_t>(got)});
+    } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
+      end(stream);
+    }
+  }
+
+  static void end(Stream& stream) {
+    if (stream.pipe.read_end < 0) return;
+    stream.lines.finish();
+    Pipe::close(stream.pipe.read_end);
+  }
+
+  void take_signals() {
+    signalfd_siginfo info{};
+    while (::read(signals_, &info, sizeof info) == sizeof info) {
+      const int number = static_cast<int>(info.ssi_signo);
+      if (number == SIGCHLD) continue;  // reaped below; several may have become one
+      signal_ranks(number);
+      if (number == SIGINT || number == SIGTERM) end_requested();
+    }
+    reap();
+  }
+
+  /// The ranks may take their time after a first SIGINT or SIGTERM; who sends a second one is not willing to
+  /// wait.
+  void end_requested() {
+    const auto now = Clock::now();
+    if (!first_request_) {
+      first_request_ = now;
+    } else if (now - *first_request_ > kSameRequest) {
+      if (none_runs()) abandoned_ = true;  // only output nobody reads is left
+      if (stage_ == Stage::running || stage_ == Stage::noticed) terminate();
+    }
+  }
+
+  // Looks at each child that has ended before it is reaped: as long as it is not, its process group cannot be
+  // another's, and what is left of the group is killed.
+  void reap() {
+    std::vector<std::pair<Rank*, int>> ended;
+    for (;;) {
+      siginfo_t info{};
+      if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) break;
+      const auto at =
+          std::find_if(ranks_.begin(), ranks_.end(), [&](const auto& r) { return r->pid == info.si_pid; });
+      if (at != ranks_.end()) ::kill(-info.si_pid, SIGKILL);
+      int status = 0;
+      if (::waitpid(info.si_pid, &status, 0) != info.si_pid) break;
+      if (at == ranks_.end()) continue;  // an orphan of a rank
+      (*at)->running = false;
+      ended.emplace_back(at->get(), status);
+    }
+    if (stage_ != Stage::running) return;
+    // The kernel does not tell in which order children ended. Where one was killed by a signal, the others
+    // that are found with it are those who noticed.
+    std::stable_sort(ended.begin(), ended.end(), [](const auto& a, const auto& b) {
+      return WIFSIGNALED(a.second) > WIFSIGNALED(b.second);
+    });
+    for (const auto& [rank, status] : ended) {
+      if (status == 0) continue;
+      report(fmt::format("rank {} (pid {}) was first to fail: {}", rank->number, rank->pid,
+                         how_it_ended(status)));
+      exit_ = exit_status(status);
+      stage_ = Stage::noticed;
+      next_step_ = Deadline::after(options_.notice);
+      return;
+    }
+  }
+
+  // ---- ending ----
+
+  void advance() {
+    if (!next_step_.passed()) return;
+    switch (stage_) {
+      case Stage::noticed: return terminate();
+      case Stage::terminated:
+        for (const auto& rank : ranks_) {
+          if (!rank->running) continue;
+          report(fmt::format("rank {} (pid {}) did not end within {:.1f} s of SIGTERM: killed", rank->number,
+                             rank->pid, std::chrono::duration<double>(options_.grace).count()));
+        }
+        return kill_ranks();
+      case Stage::running:
+      case Stage::killed: next_step_ = Deadline::never(); return;
+    }
+  }
+
+  void terminate() {
+    signal_ranks(SIGTERM);
+    signal_ranks(SIGCONT);  // a stopped rank takes SIGTERM only once it goes on
+    stage_ = Stage::terminated;
+    next_step_ = Deadline::after(options_.grace);
+  }
+
+  void kill_ranks() {
+    signal_ranks(SIGKILL);
+    stage_ = Stage::killed;
+    next_step_ = Deadline::never();
+  }
+
+  /// The guard was killed: nobody waits for the job any more.
+  void abandon() {
+    abandoned_ = true;
+    exit_ = 128 + SIGKILL;
+    kill_ranks();
+  }
+
+  void signal_ranks(int number) {
+    for (const auto& rank : ranks_) {
+      if (rank->running) ::kill(-rank->pid, number);
+    }
+  }
+
+  void report(std::string_view text) { err_.add_line("weft run: ", text); }
+
+  bool none_runs() const {
+    return std::none_of(ranks_.begin(), ranks_.end(), [](const auto& r) { return r->running; });
+  }
+  bool all_streams_ended() const {
+    return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& r) {
+      return r->streams[0]->pipe.read_end < 0 && r->streams[1]->pipe.read_end < 0;
+    });
+  }
+
+  const LaunchOptions& options_;
+  const std::vector<std::string>& command_;
+  const sigset_t ranks_mask_;
+  const int guard_pipe_;
+  int signals_ = -1;
+  cpu_set_t usable_;
+  Logger log_;
+  TcpStoreServer store_{log_};
+  const std::string job_ = random_token();
+  Screen screen_;
+  Sink out_{STDOUT_FILENO, screen_};
+  Sink err_{STDERR_FILENO, screen_};
+  std::vector<std::unique_ptr<Rank>> ranks_;
+  Stage stage_ = Stage::running;
+  Deadline next_step_ = Deadline::never();
+  std::optional<Clock::time_point> first_request_;
+  bool guard_gone_ = false;
+  bool abandoned_ = false;
+  int exit_ = 0;
+};
+
+int supervise(const LaunchOptions& options, const std::vector<std::string>& command,
+              const sigset_t& ranks_mask, const sigset_t& to_read, int guard_pipe) {
+  try {
+    return Supervisor(options, command, ranks_mask, to_read, guard_pipe).run();
+  } catch (const std::exception& e) {
+    say(e.what());
+    return 1;
+  }
+}
+
+// ---- guard ----
+
+int guard(pid_t supervisor, const sigset_t& to_read) {
+  for (;;) {
+    siginfo_t info{};
+    const int number = ::sigwaitinfo(&to_read, &info);
+    if (number > 0 && number != SIGCHLD) ::kill(supervisor, number);
+    int status = 0;
+    if (number != SIGCHLD || ::waitpid(supervisor, &status, WNOHANG) != supervisor) continue;
+    if (WIFSIGNALED(status)) {
+      say(fmt::format("the supervisor (pid {}) was {}", supervisor, how_it_ended(status)));
+    }
+    kill_all_descendants();
+    return exit_status(status);
+  }
+}
+
+}  // namespace
+
+int launch(const LaunchOptions& options, const std::vector<std::string>& command) {
+  open_standard_descriptors();
+  std::fflush(nullptr);
+  ::signal(SIGCHLD, SIG_DFL);  // a caller that ignores it would have the kernel reap for us
+  const sigset_t to_read = signals_to_read();
+  sigset_t mask_before;
+  ::sigprocmask(SIG_BLOCK, &to_read, &mask_before);
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  Pipe guard_alive;
+  const pid_t pid = ::fork();
+  if (pid < 0) throw_errno("weft run: fork", errno);
+  if (pid == 0) {
+    Pipe::close(guard_alive.write_end);
+    ::setpgid(0, 0);  // a terminal's Ctrl-C goes to the guard alone, which forwards it
+    ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+    const int code = supervise(options, command, mask_before, to_read, guard_alive.read_end);
+    std::fflush(nullptr);
+    ::_exit(code);
+  }
+  const int code = guard(pid, to_read);
+  ::sigprocmask(SIG_SETMASK, &mask_before, nullptr);
+  return code;
+}
+
+}  // namespace weft::tools

@@ -1,0 +1,28 @@
+// Starts a program once per rank and sees to it that all of it ends. Call from the program's only thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "weft/base/clock.hpp"
+
+namespace weft::tools {
+
+struct LaunchOptions {
+  int ranks = 1;
+  bool bind_cores = false;  ///< each rank to its share of this process's cores
+  bool tag_output = true;   ///< "[2] " before each line of rank 2
+  Duration notice =
+      std::chrono::milliseconds(500);        ///< from the first failure to SIGTERM: time to say what they saw
+  Duration grace = std::chrono::seconds(3);  ///< from SIGTERM to SIGKILL
+};
+
+/// Runs `command` (program and arguments; the program is looked up in PATH) as ranks 0 … ranks - 1, each with
+/// WEFT_RANK, WEFT_WORLD_SIZE, WEFT_LOCAL_RANK, WEFT_STORE and WEFT_JOB set, and serves their store. Forwards
+/// SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2. When this returns, no process of the job is left,
+/// also where this process or its helper is killed with SIGKILL. Returns the exit status of the first rank
+/// that failed (128 + signal where a signal ended it), 127 where the program does not exist, 126 where it
+/// cannot be run, 0 where all ranks ended well.
+int launch(const LaunchOptions& options, const std::vector<std::string>& command);
+
+}  // namespace weft::tools

@@ -1,0 +1,71 @@
+// The ranks' output on its way out: cut into lines, tagged, queued until it can be written. One thread.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace weft::tools {
+
+/// What both standard output and standard error know of the terminal they may share.
+struct Screen {
+  bool bar_shown = false;  ///< the cursor stands at the start of a line that shows a progress bar
+};
+
+/// One of our own outputs. Never blocks for long: what cannot be written yet stays queued.
+class Sink {
+ public:
+  Sink(int fd, Screen& screen);
+  int fd() const { return fd_; }
+  bool terminal() const { return terminal_; }
+  bool empty() const { return pending_.empty(); }
+  /// So much is queued that no more should be read from the ranks.
+  bool full() const { return pending_.size() > kFull; }
+
+  void add_line(std::string_view tag, std::string_view text);
+  /// Shows `text` on a line that later output may write over. Terminals only.
+  void add_bar(std::string_view tag, std::string_view text);
+  /// A last bar stays on the screen.
+  void finish();
+  /// Writes what the descriptor takes now. A reader that is gone (EPIPE) gets nothing more; the ranks go on.
+  void flush();
+  void drop() { pending_.clear(); }
+
+ private:
+  static constexpr std::size_t kFull = std::size_t{1} << 20;
+
+  int fd_;
+  bool terminal_;
+  bool broken_ = false;
+  Screen& screen_;
+  std::string pending_;
+};
+
+/// Cuts one stream of one rank into lines. A line leaves whole: a program whose output is buffered in blocks
+/// pauses in the middle of lines, so waiting longer for the rest is the only way not to break them. On a
+/// terminal a carriage return ends a line as well, one that the next may write over: progress bars of rank 0
+/// are shown so, and of the other ranks only what they leave behind. Elsewhere carriage returns pass through
+/// as they are.
+class LineCutter {
+ public:
+  LineCutter(std::string tag, bool shows_bars, Sink& sink)
+      : tag_(std::move(tag)), shows_bars_(shows_bars), sink_(sink) {}
+  void feed(std::string_view bytes);
+  /// The stream is over: what is left is a line.
+  void finish();
+  Sink& sink() { return sink_; }
+
+ private:
+  static constexpr std::size_t kLongest = std::size_t{64} << 10;  // longer lines are broken
+  void line_feed();
+  void carriage_return();
+
+  std::string tag_;
+  bool shows_bars_;
+  Sink& sink_;
+  std::string line_;  // since the last line end
+  std::string bar_;   // the last text that a carriage return ended, while nothing but bars came since
+  bool in_bar_ = false;
+};
+
+}  // namespace weft::tools

@@ -1,0 +1,43 @@
+// weft run: a program, once per rank.
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "commands.hpp"
+#include "launcher.hpp"
+
+namespace weft::tools {
+namespace {
+
+constexpr int kMostRanks =
+    256;  // two pipes and a few connections each, under the usual limit of 1024 descriptors
+
+struct Flags {
+  LaunchOptions options;
+  std::string bind = "none";
+};
+
+}  // namespace
+
+void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chosen) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* run = app.add_subcommand("run", "Run a program as several ranks of this host");
+  run->footer("The program and its arguments follow \"--\": weft run -n 4 -- ./program --steps 10");
+  run->add_option("-n,--ranks", flags->options.ranks, "How many ranks")
+      ->required()
+      ->check(CLI::Range(1, kMostRanks));
+  run->add_option("--bind", flags->bind, "cores: each rank runs on its share of the cores only")
+      ->check(CLI::IsMember({"none", "cores"}))
+      ->capture_default_str();
+  run->add_flag("--tag-output,!--no-tag-output", flags->options.tag_output,
+                "Put the rank before each line: \"[2] \" (the default)");
+  run->callback([flags, &program, &chosen] {
+    if (program.empty())
+      throw CLI::ValidationError("weft run", "no program; expected: weft run -n 4 -- PROGRAM");
+    flags->options.bind_cores = flags->bind == "cores";
+    chosen = [flags, &program] { return launch(flags->options, program); };
+  });
+}
+
+}  // namespace weft::tools
