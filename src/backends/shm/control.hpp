@@ -40,7 +40,7 @@ struct Buffer {
 };
 
 /// A rank's part in call k: line k mod kRing. Written by its owner, read by all once `sequence` is k + 1;
-/// rewritten only when every peer's `consumed` says that it has finished call k.
+/// rewritten only when everybody's `consumed` says that they have finished call k.
 struct alignas(64) Arrival {
   std::atomic<std::uint64_t> sequence;
   std::uint64_t word;  ///< op, dtype, reduction, order, root, forced path: equal on all ranks
