@@ -5,24 +5,27 @@
 #include <dnnl.hpp>
 
 #include <algorithm>
+#include <compare>
 #include <cstdint>
 #include <exception>
 #include <map>
-#include <span>
-#include <tuple>
-#include <unordered_map>
 #include <vector>
 
 #include "nn/kernels/kernels.hpp"
 
 namespace weft::kernels {
 
-/// A bf16 product that the matrix library has prepared: its code for one shape, and the arguments it is run
-/// with.
+/// What the matrix library prepares a bf16 product for.
+struct ProductKey {
+  std::int64_t m, n, k, lda, ldb, ldc;
+  bool a_transposed, b_transposed, accumulate;
+  auto operator<=>(const ProductKey&) const = default;
+};
+
+/// A prepared bf16 product: the library's code and the descriptions of what it is run on.
 struct PreparedProduct {
   dnnl::matmul product;
-  dnnl::memory a, b, c;
-  std::unordered_map<int, dnnl::memory> arguments;
+  dnnl::memory::desc a, b, c, scratch;
 };
 
 struct KernelContext::State {
@@ -38,8 +41,7 @@ struct KernelContext::State {
   int threads;
   dnnl::engine engine;
   dnnl::stream stream;
-  // m, n, k, a transposed, b transposed, accumulate
-  std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, bool, bool, bool>, PreparedProduct> prepared;
+  std::map<ProductKey, PreparedProduct> prepared;
   std::vector<float> shared;
   std::vector<double> shared_f64;
   std::vector<std::vector<float>> per_thread;

@@ -15,28 +15,89 @@ namespace {
   throw Error(ErrorCode::system, fmt::format("{}: oneDNN failed with {}", what, dnnl_status2str(status)));
 }
 
-PreparedProduct prepare(KernelContext::State& state, bool a_transposed, bool b_transposed, std::int64_t m,
-                        std::int64_t n, std::int64_t k, bool accumulate) {
+// The library splits a product over threads in ways that change the order of its sums. So we cut the larger
+// of m and n into pieces by the shape alone, and each piece is a product on one thread. A piece is large
+// enough that packing the other matrix again costs little.
+struct Pieces {
+  bool of_rows;  // of m, not of n
+  std::int64_t count, size;
+};
+
+Pieces cut(std::int64_t m, std::int64_t n, std::int64_t k) {
+  constexpr std::int64_t kMaxPieces = 64, kMinSize = 96, kMinProducts = std::int64_t{1} << 22, kAlign = 16;
+  const std::int64_t extent = std::max(m, n);
+  std::int64_t count = 1;
+  while (count < kMaxPieces && extent / (2 * count) >= kMinSize && m * n * k / (2 * count) >= kMinProducts)
+    count *= 2;
+  const std::int64_t size = blocks_of(blocks_of(extent, count), kAlign) * kAlign;
+  return {m >= n, blocks_of(extent, size), size};
+}
+
+// How a stored matrix is walked: element (row, column) is at row * row_step + column * column_step.
+struct Walk {
+  std::int64_t row_step, column_step;
+};
+
+Walk walk(Stored stored, std::int64_t stride) {
+  return stored == Stored::transposed ? Walk{1, stride} : Walk{stride, 1};
+}
+
+PreparedProduct prepare(KernelContext::State& state, const ProductKey& key) {
   using dnnl::memory;
-  const memory::desc a({m, k}, memory::data_type::bf16,
-                       a_transposed ? memory::dims{1, m} : memory::dims{k, 1});
-  const memory::desc b({k, n}, memory::data_type::bf16,
-                       b_transposed ? memory::dims{1, k} : memory::dims{n, 1});
-  const memory::desc c({m, n}, memory::data_type::f32, memory::dims{n, 1});
+  const memory::desc a({key.m, key.k}, memory::data_type::bf16,
+                       key.a_transposed ? memory::dims{1, key.lda} : memory::dims{key.lda, 1});
+  const memory::desc b({key.k, key.n}, memory::data_type::bf16,
+                       key.b_transposed ? memory::dims{1, key.ldb} : memory::dims{key.ldb, 1});
+  const memory::desc c({key.m, key.n}, memory::data_type::f32, memory::dims{key.ldc, 1});
   dnnl::primitive_attr attributes;
-  if (accumulate) {
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);  // the library's own belongs to one thread
+  if (key.accumulate) {
     dnnl::post_ops after;
     after.append_sum(1.0f);
     attributes.set_post_ops(after);
   }
   const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes, state.engine);
-  PreparedProduct p{dnnl::matmul(description),
-                    memory(a, state.engine, nullptr),
-                    memory(b, state.engine, nullptr),
-                    memory(c, state.engine, nullptr),
-                    {}};
-  p.arguments = {{DNNL_ARG_SRC, p.a}, {DNNL_ARG_WEIGHTS, p.b}, {DNNL_ARG_DST, p.c}};
-  return p;
+  return {dnnl::matmul(description), a, b, c, description.scratchpad_desc()};
+}
+
+const PreparedProduct& prepared(KernelContext::State& state, const ProductKey& key) {
+  const auto found = state.prepared.find(key);
+  return found != state.prepared.end() ? found->second
+                                       : state.prepared.emplace(key, prepare(state, key)).first->second;
+}
+
+// c = a b or c += a b for a k that the library can do; see matmul.
+void bf16_product(KernelContext::State& state, const bf16* a, Stored a_stored, std::int64_t lda,
+                  const bf16* b, Stored b_stored, std::int64_t ldb, float* c, std::int64_t m, std::int64_t n,
+                  std::int64_t k, bool accumulate) {
+  const Pieces pieces = cut(m, n, k);
+  const std::int64_t extent = pieces.of_rows ? m : n;
+  const auto key_of = [&](std::int64_t size) {
+    return ProductKey{pieces.of_rows ? size : m,      pieces.of_rows ? n : size,      k,         lda, ldb, n,
+                      a_stored == Stored::transposed, b_stored == Stored::transposed, accumulate};
+  };
+  const std::int64_t last_size = extent - (pieces.count - 1) * pieces.size;
+  const PreparedProduct& full = prepared(state, key_of(std::min(extent, pieces.size)));
+  const PreparedProduct& last = prepared(state, key_of(last_size));
+  const std::size_t scratch_bytes = std::max(full.scratch.get_size(), last.scratch.get_size());
+  constexpr std::size_t kLine = 64;
+  state.reserve_per_thread(static_cast<std::int64_t>((scratch_bytes + kLine) / sizeof(float)));
+  parallel_for(state, pieces.count, [&](std::int64_t piece, int thread) {
+    const std::int64_t row = pieces.of_rows ? piece * pieces.size : 0,
+                       column = pieces.of_rows ? 0 : piece * pieces.size;
+    const PreparedProduct& p = piece == pieces.count - 1 ? last : full;
+    const auto scratch = reinterpret_cast<std::uintptr_t>(state.thread_scratch(thread));
+    const auto memory_at = [&](const dnnl::memory::desc& what, const void* data) {
+      return dnnl::memory(what, state.engine, const_cast<void*>(data));  // the library only reads a and b
+    };
+    p.product.execute(
+        state.stream,
+        {{DNNL_ARG_SRC, memory_at(p.a, a + row * walk(a_stored, lda).row_step)},
+         {DNNL_ARG_WEIGHTS, memory_at(p.b, b + column * walk(b_stored, ldb).column_step)},
+         {DNNL_ARG_DST, memory_at(p.c, c + row * n + column)},
+         {DNNL_ARG_SCRATCHPAD,
+          memory_at(p.scratch, reinterpret_cast<const void*>((scratch + kLine - 1) / kLine * kLine))}});
+  });
 }
 
 // partial = the sum of rows of x. x: (rows, dim), partial: (dim)
@@ -87,9 +148,18 @@ void strided_matmul(Stored a_stored, Stored b_stored, std::int64_t m, std::int64
 
 void matmul(KernelContext& ctx, const float* a, Stored a_stored, const float* b, Stored b_stored, float* c,
             std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate) {
-  const ThreadCountGuard guard(ctx.threads());
-  strided_matmul(a_stored, b_stored, m, n, k, 1.0f, a, a_stored == Stored::transposed ? m : k, b,
-                 b_stored == Stored::transposed ? k : n, accumulate ? 1.0f : 0.0f, c, n);
+  const ThreadCountGuard one_thread_per_piece(1);
+  const std::int64_t lda = a_stored == Stored::transposed ? m : k,
+                     ldb = b_stored == Stored::transposed ? k : n;
+  const Pieces pieces = cut(m, n, k);
+  parallel_for(ctx.state(), pieces.count, [&](std::int64_t piece, int) {
+    const std::int64_t begin = piece * pieces.size,
+                       size = std::min(pieces.size, (pieces.of_rows ? m : n) - begin);
+    const std::int64_t row = pieces.of_rows ? begin : 0, column = pieces.of_rows ? 0 : begin;
+    strided_matmul(a_stored, b_stored, pieces.of_rows ? size : m, pieces.of_rows ? n : size, k, 1.0f,
+                   a + row * walk(a_stored, lda).row_step, lda, b + column * walk(b_stored, ldb).column_step,
+                   ldb, accumulate ? 1.0f : 0.0f, c + row * n + column, n);
+  });
 }
 
 void matmul(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16* b, Stored b_stored, float* c,
@@ -99,21 +169,18 @@ void matmul(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16* b, S
     if (!accumulate) fill(ctx, c, 0.0f, m * n);
     return;
   }
-  KernelContext::State& state = ctx.state();
-  const ThreadCountGuard guard(state.threads);
-  const bool a_transposed = a_stored == Stored::transposed, b_transposed = b_stored == Stored::transposed;
-  const auto key = std::make_tuple(m, n, k, a_transposed, b_transposed, accumulate);
+  const ThreadCountGuard one_thread_per_piece(1);
+  const std::int64_t lda = a_stored == Stored::transposed ? m : k,
+                     ldb = b_stored == Stored::transposed ? k : n;
+  // oneDNN 2.6 on AMX meets an illegal instruction where a long k ends in a part of a tile (48 x 48 x 8191,
+  // for one), so that part becomes a product of its own.
+  constexpr std::int64_t kTile = 32, kLong = 1024;
+  const std::int64_t tail = k > kLong ? k % kTile : 0, head = k - tail;
   try {
-    auto at = state.prepared.find(key);
-    if (at == state.prepared.end()) {
-      at = state.prepared.emplace(key, prepare(state, a_transposed, b_transposed, m, n, k, accumulate)).first;
-    }
-    PreparedProduct& p = at->second;
-    p.a.set_data_handle(const_cast<bf16*>(a));  // the library reads it only
-    p.b.set_data_handle(const_cast<bf16*>(b));
-    p.c.set_data_handle(c);
-    p.product.execute(state.stream, p.arguments);
-    state.stream.wait();
+    bf16_product(ctx.state(), a, a_stored, lda, b, b_stored, ldb, c, m, n, head, accumulate);
+    if (tail == 0) return;
+    bf16_product(ctx.state(), a + head * walk(a_stored, lda).column_step, a_stored, lda,
+                 b + head * walk(b_stored, ldb).row_step, b_stored, ldb, c, m, n, tail, true);
   } catch (const dnnl::error& e) {
     throw_dnnl("matmul", e.status);
   }

@@ -1,0 +1,766 @@
+// The fast kernels against the plain-loop reference, the reference's backward passes against finite
+// differences of its forward passes in double, independence of the number of threads, and the checks.
+//
+// Tolerances. kUlp = 2^-24 is the largest relative error of one f32 rounding. A sum of n products, in any
+// order, is off by at most (n + 2) kUlp times the sum of the products' absolute values, to first order;
+// matrix products are held to exactly that. Elsewhere a result is compared relative to the largest reference
+// value of its array, with a multiple of kUlp that counts the roundings on its way and is stated where it is
+// used.
+#include "nn/kernels/kernels.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "nn/kernels/cpu_math.hpp"
+#include "nn/kernels/reference.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::kernels {
+namespace {
+
+constexpr double kUlp = 0x1p-24;
+
+template <class T>
+using Array = std::vector<T>;
+
+template <class T = float>
+Array<T> random_array(std::int64_t n, unsigned seed, double low = -1.0, double high = 1.0) {
+  std::mt19937_64 generator(seed);
+  std::uniform_real_distribution<double> uniform(low, high);
+  Array<T> a(static_cast<std::size_t>(n));
+  for (T& x : a) {
+    const double drawn = uniform(generator);
+    if constexpr (std::is_same_v<T, bf16>) {
+      x = bf16(static_cast<float>(drawn));
+    } else {
+      x = static_cast<T>(drawn);
+    }
+  }
+  return a;
+}
+
+Array<float> zeros(std::int64_t n) { return Array<float>(static_cast<std::size_t>(n), 0.0f); }
+
+// What an output holds before a kernel overwrites it: a kernel that adds, or leaves a hole, shows.
+Array<float> garbage(std::int64_t n) { return Array<float>(static_cast<std::size_t>(n), 1e30f); }
+
+void expect_close(const Array<float>& got, const Array<float>& want, double ulps, const std::string& what) {
+  ASSERT_EQ(got.size(), want.size());
+  double largest = 0.0;
+  for (float x : want) largest = std::max(largest, std::abs(static_cast<double>(x)));
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_NEAR(got[i], want[i], ulps * kUlp * largest) << what << "[" << i << "]";
+  }
+}
+
+bool same_bits(const Array<float>& a, const Array<float>& b) {
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0);
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::bad_argument);
+    return e.what();
+  }
+  return "nothing thrown";
+}
+
+// --- building blocks
+
+TEST(Exp, IsWithinItsBoundOfTheTrueValue) {
+  double worst = 0.0;
+  for (double at = -86.4; at < 88.7; at += 0.00037) {
+    const auto x = static_cast<float>(at);
+    const double want = std::exp(static_cast<double>(x));
+    const double ulp = std::ldexp(1.0, std::ilogb(want) - 23);
+    worst = std::max(worst, std::abs(static_cast<double>(exp_f32(x)) - want) / ulp);
+  }
+  EXPECT_LE(worst, 1.1);
+  EXPECT_EQ(exp_f32(0.0f), 1.0f);
+}
+
+TEST(Exp, EndsOfTheRange) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(exp_f32(-infinity), 0.0f);
+  EXPECT_EQ(exp_f32(-100.0f), 0.0f);
+  EXPECT_EQ(exp_f32(infinity), infinity);
+  EXPECT_EQ(exp_f32(88.73f), infinity);
+  EXPECT_EQ(exp_f32(1000.0f), infinity);
+  EXPECT_TRUE(std::isnan(exp_f32(std::numeric_limits<float>::quiet_NaN())));
+}
+
+// --- matrix products
+
+struct Product {
+  std::int64_t m, n, k;
+};
+const Product kProducts[] = {{1, 1, 1},      {1, 7, 3},     {5, 1, 13},    {3, 5, 1},      {17, 31, 13},
+                             {64, 64, 64},   {65, 33, 127}, {128, 1, 257}, {640, 96, 160}, {96, 640, 150},
+                             {48, 17, 4099}, {1, 129, 65},  {0, 5, 3},     {5, 0, 3},      {5, 3, 0}};
+
+// In is float or bf16. Held to the bound of the file's head.
+template <class In>
+void matmul_equals_reference() {
+  KernelContext ctx(1);
+  for (const Product& p : kProducts) {
+    for (const Stored a_stored : {Stored::plain, Stored::transposed}) {
+      for (const Stored b_stored : {Stored::plain, Stored::transposed}) {
+        for (const bool accumulate : {false, true}) {
+          const auto a = random_array<In>(p.m * p.k, 1), b = random_array<In>(p.k * p.n, 2);
+          auto got = accumulate ? random_array(p.m * p.n, 3) : garbage(p.m * p.n), want = got;
+          Array<double> abs_a(a.size()), abs_b(b.size()), bound(got.size());
+          for (std::size_t i = 0; i < a.size(); ++i)
+            abs_a[i] = std::abs(static_cast<double>(static_cast<float>(a[i])));
+          for (std::size_t i = 0; i < b.size(); ++i)
+            abs_b[i] = std::abs(static_cast<double>(static_cast<float>(b[i])));
+          for (std::size_t i = 0; accumulate && i < got.size(); ++i)
+            bound[i] = std::abs(static_cast<double>(got[i]));
+          matmul(ctx, a.data(), a_stored, b.data(), b_stored, got.data(), p.m, p.n, p.k, accumulate);
+          reference::matmul(a.data(), a_stored, b.data(), b_stored, want.data(), p.m, p.n, p.k, accumulate);
+          reference::matmul(abs_a.data(), a_stored, abs_b.data(), b_stored, bound.data(), p.m, p.n, p.k,
+                            accumulate);
+          for (std::size_t i = 0; i < got.size(); ++i) {
+            ASSERT_NEAR(got[i], want[i], static_cast<double>(p.k + 2) * kUlp * bound[i])
+                << p.m << "x" << p.n << "x" << p.k << " accumulate " << accumulate << " at " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Matmul, F32EqualsReference) { matmul_equals_reference<float>(); }
+TEST(Matmul, Bf16EqualsReference) { matmul_equals_reference<bf16>(); }
+
+TEST(Matmul,
+     IntegersAreExactInBf16) {  // small integers: no rounding anywhere, so any misplaced element shows
+  KernelContext ctx(1);
+  const std::int64_t m = 33, n = 47, k = 65;
+  Array<bf16> a(static_cast<std::size_t>(m * k)), b(static_cast<std::size_t>(k * n));
+  for (std::size_t i = 0; i < a.size(); ++i)
+    a[i] = bf16(static_cast<float>(static_cast<int>(i * 7 % 17) - 8));
+  for (std::size_t i = 0; i < b.size(); ++i)
+    b[i] = bf16(static_cast<float>(static_cast<int>(i * 5 % 13) - 6));
+  auto got = zeros(m * n), want = zeros(m * n);
+  matmul(ctx, a.data(), Stored::plain, b.data(), Stored::plain, got.data(), m, n, k, false);
+  reference::matmul(a.data(), Stored::plain, b.data(), Stored::plain, want.data(), m, n, k, false);
+  EXPECT_EQ(got, want);
+}
+
+TEST(Linear, EqualsReference) {
+  KernelContext ctx(1);
+  for (const LinearShape s :
+       {LinearShape{1, 1, 1}, LinearShape{7, 13, 5}, LinearShape{131, 67, 129}, LinearShape{0, 3, 4}}) {
+    const auto x = random_array(s.tokens * s.in, 1), w = random_array(s.out * s.in, 2),
+               bias = random_array(s.out, 3), dy = random_array(s.tokens * s.out, 4);
+    // A sum of n terms of size up to 1; the largest result is near sqrt(n)/2, so n + 2 ulps of it allow more
+    // than the roundings of a random sum and far less than one misplaced term.
+    for (const float* b : {static_cast<const float*>(nullptr), bias.data()}) {
+      auto got = garbage(s.tokens * s.out), want = garbage(s.tokens * s.out);
+      linear_forward(ctx, x.data(), w.data(), b, got.data(), s);
+      reference::linear_forward(x.data(), w.data(), b, want.data(), s);
+      expect_close(got, want, static_cast<double>(s.in + 2), "y");
+    }
+    auto dx = garbage(s.tokens * s.in), dx_want = dx;
+    linear_backward_input(ctx, dy.data(), w.data(), dx.data(), s);
+    reference::linear_backward_input(dy.data(), w.data(), dx_want.data(), s);
+    expect_close(dx, dx_want, static_cast<double>(s.out + 2), "dx");
+    auto dw = random_array(s.out * s.in, 5), dw_want = dw, dbias = random_array(s.out, 6), dbias_want = dbias;
+    linear_backward_weight(ctx, dy.data(), x.data(), dw.data(), dbias.data(), s);
+    reference::linear_backward_weight(dy.data(), x.data(), dw_want.data(), dbias_want.data(), s);
+    expect_close(dw, dw_want, static_cast<double>(s.tokens + 2), "dw");
+    expect_close(dbias, dbias_want, static_cast<double>(s.tokens + 2), "dbias");
+    linear_backward_weight(ctx, dy.data(), x.data(), dw.data(), nullptr, s);  // without a bias
+    reference::linear_backward_weight<float>(dy.data(), x.data(), dw_want.data(), nullptr, s);
+    expect_close(dw, dw_want, static_cast<double>(s.tokens + 2), "dw");
+  }
+}
+
+// --- norm, embedding, rope
+
+struct RowsByDim {
+  std::int64_t rows, dim;
+};
+
+TEST(RmsNorm, EqualsReference) {
+  KernelContext ctx(1);
+  for (const RowsByDim s :
+       {RowsByDim{1, 1}, RowsByDim{3, 7}, RowsByDim{65, 31}, RowsByDim{129, 192}, RowsByDim{0, 8}}) {
+    const auto x = random_array(s.rows * s.dim, 1), w = random_array(s.dim, 2),
+               dy = random_array(s.rows * s.dim, 3);
+    const float eps = 1e-5f;
+    auto y = garbage(s.rows * s.dim), inv = garbage(s.rows), y_want = y, inv_want = inv;
+    rms_norm_forward(ctx, x.data(), w.data(), y.data(), inv.data(), s.rows, s.dim, eps);
+    reference::rms_norm_forward(x.data(), w.data(), y_want.data(), inv_want.data(), s.rows, s.dim, eps);
+    // Sixteen interleaved sums of dim/16 squares, then a root, a quotient and two products.
+    const double ulps = static_cast<double>(s.dim) / 16.0 + 12.0;
+    expect_close(y, y_want, ulps, "y");
+    expect_close(inv, inv_want, ulps, "inv_rms");
+    auto dx = garbage(s.rows * s.dim), dw = random_array(s.dim, 4), dx_want = dx, dw_want = dw;
+    rms_norm_backward(ctx, dy.data(), x.data(), w.data(), inv.data(), dx.data(), dw.data(), s.rows, s.dim);
+    reference::rms_norm_backward(dy.data(), x.data(), w.data(), inv.data(), dx_want.data(), dw_want.data(),
+                                 s.rows, s.dim);
+    // dx is a difference of two terms of its own size (at dim 1 they all but cancel), both made of inv_rms^3.
+    expect_close(dx, dx_want, s.dim == 1 ? 1e6 : 2.0 * ulps, "dx");
+    expect_close(dw, dw_want, static_cast<double>(s.rows) + 8.0, "dweight");
+    auto in_place = x;
+    rms_norm_forward(ctx, in_place.data(), w.data(), in_place.data(), inv.data(), s.rows, s.dim, eps);
+    EXPECT_TRUE(same_bits(in_place, y));
+    in_place = dy;
+    auto dw_again = random_array(s.dim, 4);
+    rms_norm_backward(ctx, in_place.data(), x.data(), w.data(), inv.data(), in_place.data(), dw_again.data(),
+                      s.rows, s.dim);
+    EXPECT_TRUE(same_bits(in_place, dx));
+    EXPECT_TRUE(same_bits(dw_again, dw));
+  }
+}
+
+TEST(Embedding, EqualsReferenceToTheBit) {  // copies, and sums in the same order
+  KernelContext ctx(1);
+  const std::int64_t tokens = 201, vocab = 11;
+  for (const std::int64_t dim : {1, 63, 65, 130}) {
+    Array<std::int64_t> ids(tokens);
+    for (std::int64_t t = 0; t < tokens; ++t) ids[static_cast<std::size_t>(t)] = t * t % vocab;
+    const auto table = random_array(vocab * dim, 1), dy = random_array(tokens * dim, 2);
+    auto y = garbage(tokens * dim), y_want = y, dtable = random_array(vocab * dim, 3), dtable_want = dtable;
+    embedding_forward(ctx, ids.data(), table.data(), y.data(), tokens, vocab, dim);
+    reference::embedding_forward(ids.data(), table.data(), y_want.data(), tokens, vocab, dim);
+    EXPECT_TRUE(same_bits(y, y_want));
+    embedding_backward(ctx, ids.data(), dy.data(), dtable.data(), tokens, vocab, dim);
+    reference::embedding_backward(ids.data(), dy.data(), dtable_want.data(), tokens, vocab, dim);
+    EXPECT_TRUE(same_bits(dtable, dtable_want));
+  }
+}
+
+TEST(Embedding, NamesAnIdOutsideTheVocabulary) {
+  KernelContext ctx(1);
+  const std::int64_t ids[] = {3, 300};
+  auto table = zeros(4 * 256), y = zeros(2 * 4);
+  EXPECT_EQ(message_of([&] { embedding_forward(ctx, ids, table.data(), y.data(), 2, 256, 4); }),
+            "embedding: token 1 has id 300; expected 0 <= id < 256 (vocab)");
+  EXPECT_EQ(message_of([&] { embedding_backward(ctx, ids, y.data(), table.data(), 2, 256, 4); }),
+            "embedding: token 1 has id 300; expected 0 <= id < 256 (vocab)");
+}
+
+TEST(Rope, TablesAreTheF32Angles) {
+  const std::int64_t head_dim = 32, positions = 1024, half = head_dim / 2;
+  auto cosine = zeros(positions * half), sine = zeros(positions * half);
+  rope_tables(10000.0f, head_dim, positions, cosine.data(), sine.data());
+  Array<double> cosine_want(cosine.size()), sine_want(sine.size());
+  reference::rope_tables(10000.0, head_dim, positions, cosine_want.data(), sine_want.data());
+  for (std::int64_t p = 0; p < positions; ++p) {
+    for (std::int64_t i = 0; i < half; ++i) {
+      const auto at = static_cast<std::size_t>(p * half + i);
+      // exponent, power, reciprocal, product: each off by one ulp at most, and the exponent's by |ln theta|
+      // times as much
+      const double angle = static_cast<double>(p) *
+                           std::pow(10000.0, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim));
+      ASSERT_NEAR(cosine[at], cosine_want[at], (angle * 16.0 + 2.0) * kUlp);
+      ASSERT_NEAR(sine[at], sine_want[at], (angle * 16.0 + 2.0) * kUlp);
+    }
+  }
+}
+
+TEST(Rope, EqualsReferenceAndTurnsBack) {
+  KernelContext ctx(1);
+  for (const RopeShape s :
+       {RopeShape{1, 1, 1, 2}, RopeShape{2, 67, 3, 10}, RopeShape{3, 5, 2, 64}, RopeShape{0, 4, 1, 8}}) {
+    const std::int64_t n = s.batch * s.seq * s.heads * s.head_dim;
+    auto cosine = zeros(s.seq * s.head_dim / 2), sine = cosine;
+    rope_tables(10000.0f, s.head_dim, s.seq, cosine.data(), sine.data());
+    const auto x = random_array(n, 1);
+    auto y = garbage(n), want = y;
+    rope_forward(ctx, x.data(), cosine.data(), sine.data(), y.data(), s);
+    reference::rope_forward(x.data(), cosine.data(), sine.data(), want.data(), s);
+    expect_close(y, want, 4.0, "y");  // two products and a sum
+    auto back = y, back_want = garbage(n);
+    rope_backward(ctx, back.data(), cosine.data(), sine.data(), back.data(), s);  // in place
+    reference::rope_backward(y.data(), cosine.data(), sine.data(), back_want.data(), s);
+    expect_close(back, back_want, 4.0, "dx");
+    expect_close(back, x, 16.0, "turned and turned back");  // cos^2 + sin^2 is 1 to a few ulps
+  }
+}
+
+// --- attention
+
+const AttentionShape kAttentions[] = {{1, 1, 1, 1, 1},   {2, 3, 4, 2, 5},   {1, 64, 2, 1, 16},
+                                      {2, 65, 6, 2, 16}, {1, 131, 3, 3, 7}, {1, 200, 4, 1, 32},
+                                      {0, 7, 2, 1, 8},   {2, 0, 2, 2, 8}};
+
+TEST(Attention, EqualsReference) {
+  KernelContext ctx(1);
+  for (const AttentionShape& s : kAttentions) {
+    const std::int64_t nq = s.batch * s.seq * s.heads * s.head_dim,
+                       nk = s.batch * s.seq * s.kv_heads * s.head_dim;
+    const auto q = random_array(nq, 1, -2.0, 2.0), k = random_array(nk, 2, -2.0, 2.0),
+               v = random_array(nk, 3), dout = random_array(nq, 4);
+    auto out = garbage(nq), out_want = out, lse = garbage(s.batch * s.heads * s.seq), lse_want = lse;
+    attention_forward(ctx, q.data(), k.data(), v.data(), out.data(), lse.data(), s);
+    reference::attention_forward(q.data(), k.data(), v.data(), out_want.data(), lse_want.data(), s);
+    // Scores reach about sqrt(head_dim) * 4/3; their error, head_dim ulps of the terms at most, is the
+    // relative error of a probability, and a result is an average of values of size 1 with them.
+    const double ulps = 8.0 * static_cast<double>(s.head_dim) + 16.0;
+    expect_close(out, out_want, ulps, "out");
+    expect_close(lse, lse_want, ulps, "log_sum_exp");
+    auto dq = garbage(nq), dk = garbage(nk), dv = garbage(nk), dq_want = dq, dk_want = dk, dv_want = dv;
+    attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), out.data(), lse.data(), dq.data(),
+                       dk.data(), dv.data(), s);
+    reference::attention_backward(dout.data(), q.data(), k.data(), v.data(), out_want.data(), lse_want.data(),
+                                  dq_want.data(), dk_want.data(), dv_want.data(), s);
+    if (s.seq == 1) {  // one key: its probability is 1, so dq and dk are 0 but for rounding
+      for (float x : dq) EXPECT_NEAR(x, 0.0, 1e-5);
+      for (float x : dk) EXPECT_NEAR(x, 0.0, 1e-5);
+    } else {
+      expect_close(dq, dq_want, 4.0 * ulps, "dq");
+      expect_close(dk, dk_want, 4.0 * ulps, "dk");
+    }
+    expect_close(dv, dv_want, 4.0 * ulps, "dv");
+  }
+}
+
+TEST(Attention, LargeScoresStayFinite) {
+  KernelContext ctx(1);
+  const AttentionShape s{1, 70, 1, 1, 8};
+  const auto q = random_array(70 * 8, 1, -100.0, 100.0), k = random_array(70 * 8, 2, -100.0, 100.0),
+             v = random_array(70 * 8, 3);
+  auto out = garbage(70 * 8), lse = garbage(70);
+  attention_forward(ctx, q.data(), k.data(), v.data(), out.data(), lse.data(), s);
+  for (float x : out) EXPECT_LE(std::abs(x), 1.0001f);
+  for (float x : lse) EXPECT_TRUE(std::isfinite(x));
+}
+
+TEST(Attention, NanIsNotHidden) {
+  KernelContext ctx(1);
+  const AttentionShape s{1, 20, 1, 1, 4};
+  auto q = random_array(80, 1);
+  const auto k = random_array(80, 2), v = random_array(80, 3);
+  q[10 * 4] = std::numeric_limits<float>::quiet_NaN();
+  auto out = garbage(80), lse = garbage(20);
+  attention_forward(ctx, q.data(), k.data(), v.data(), out.data(), lse.data(), s);
+  for (std::size_t i = 0; i < 80; ++i) EXPECT_EQ(std::isnan(out[i]), i / 4 == 10) << i;
+}
+
+TEST(Attention, RefusesHeadsThatDoNotDivide) {
+  KernelContext ctx(1);
+  EXPECT_EQ(message_of([&] {
+              attention_forward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, {1, 0, 5, 2, 4});
+            }),
+            "attention_forward: 5 query heads over 2 key/value heads; expected a multiple");
+  EXPECT_EQ(message_of([&] {
+              attention_backward(ctx, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+                                 nullptr, {1, 0, 5, 0, 4});
+            }),
+            "attention_backward: 5 query heads over 0 key/value heads; expected a multiple");
+}
+
+// --- activations and element-wise
+
+const std::int64_t kLengths[] = {0, 1, 2, 15, 17, 97, (1 << 14) + 1};
+
+TEST(Activation, EqualReference) {
+  KernelContext ctx(1);
+  for (const std::int64_t n : kLengths) {
+    const auto gate = random_array(n, 1, -20.0, 20.0), up = random_array(n, 2), d = random_array(n, 3);
+    auto got = garbage(n), want = garbage(n), got_up = garbage(n), want_up = garbage(n);
+    const double ulps = 16.0;  // one exponential, a quotient and up to six products and sums
+    silu_forward(ctx, gate.data(), got.data(), n);
+    reference::silu_forward(gate.data(), want.data(), n);
+    expect_close(got, want, ulps, "silu");
+    silu_backward(ctx, d.data(), gate.data(), got.data(), n);
+    reference::silu_backward(d.data(), gate.data(), want.data(), n);
+    expect_close(got, want, 4.0 * ulps, "silu dx");  // x (1 - s) loses up to log2(20) bits where s is near 1
+    swiglu_forward(ctx, gate.data(), up.data(), got.data(), n);
+    reference::swiglu_forward(gate.data(), up.data(), want.data(), n);
+    expect_close(got, want, ulps, "swiglu");
+    swiglu_backward(ctx, d.data(), gate.data(), up.data(), got.data(), got_up.data(), n);
+    reference::swiglu_backward(d.data(), gate.data(), up.data(), want.data(), want_up.data(), n);
+    expect_close(got, want, 4.0 * ulps, "dgate");
+    expect_close(got_up, want_up, ulps, "dup");
+    auto dgate = gate, dup = d;  // in place: dgate over gate, dup over dout
+    swiglu_backward(ctx, dup.data(), dgate.data(), up.data(), dgate.data(), dup.data(), n);
+    EXPECT_TRUE(same_bits(dgate, got));
+    EXPECT_TRUE(same_bits(dup, got_up));
+  }
+}
+
+TEST(Activation, FarEnds) {
+  KernelContext ctx(1);
+  const float x[] = {-1000.0f, -90.0f, 0.0f, 90.0f, 1000.0f};
+  float y[5], dx[5];
+  const float dy[] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
+  silu_forward(ctx, x, y, 5);
+  silu_backward(ctx, dy, x, dx, 5);
+  EXPECT_THAT(y, ::testing::ElementsAre(0.0f, ::testing::FloatNear(0.0f, 1e-30f), 0.0f, 90.0f, 1000.0f));
+  EXPECT_THAT(dx, ::testing::ElementsAre(0.0f, ::testing::FloatNear(0.0f, 1e-30f), 0.5f, 1.0f, 1.0f));
+}
+
+TEST(Elementwise, EqualsReferenceToTheBit) {
+  KernelContext ctx(1);
+  for (const std::int64_t n : kLengths) {
+    const auto a = random_array(n, 1), b = random_array(n, 2);
+    auto got = garbage(n), want = garbage(n);
+    add(ctx, a.data(), b.data(), got.data(), n);
+    reference::add(a.data(), b.data(), want.data(), n);
+    EXPECT_TRUE(same_bits(got, want));
+    scale(ctx, got.data(), 0.3f, n);
+    reference::scale(want.data(), 0.3f, n);
+    EXPECT_TRUE(same_bits(got, want));
+    fill(ctx, got.data(), 2.5f, n);
+    reference::fill(want.data(), 2.5f, n);
+    EXPECT_TRUE(same_bits(got, want));
+  }
+}
+
+TEST(RoundToBf16, EqualsTheConstructor) {
+  KernelContext ctx(1);
+  auto x = random_array(1000, 1, -1e3, 1e3);
+  for (const std::uint32_t bits :
+       {0u, 0x80000000u, 0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f800001u, 0xffffffffu, 0x7f7fffffu,
+        0x3f808000u, 0x3f818000u, 0x3f808001u, 0x00000001u, 0x00008000u}) {
+    x.push_back(std::bit_cast<float>(bits));
+  }
+  const auto n = static_cast<std::int64_t>(x.size());
+  Array<bf16> got(x.size()), want(x.size());
+  round_to_bf16(ctx, x.data(), got.data(), n);
+  reference::round_to_bf16(x.data(), want.data(), n);
+  for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(got[i].bits, want[i].bits) << x[i];
+}
+
+TEST(SumOfSquares, IsExactForIntegersAndCloseOtherwise) {
+  KernelContext ctx(1);
+  for (const std::int64_t n : kLengths) {
+    Array<float> integers(static_cast<std::size_t>(n));
+    for (std::size_t i = 0; i < integers.size(); ++i) integers[i] = static_cast<float>(i % 1000);
+    EXPECT_EQ(sum_of_squares(ctx, integers.data(), n), reference::sum_of_squares(integers.data(), n));
+    const auto x = random_array(n, 1);
+    const double want = reference::sum_of_squares(x.data(), n);
+    EXPECT_NEAR(sum_of_squares(ctx, x.data(), n), want, want * static_cast<double>(n) * 0x1p-53);
+  }
+}
+
+// --- loss
+
+TEST(CrossEntropy, EqualsReference) {
+  KernelContext ctx(1);
+  for (const RowsByDim s :
+       {RowsByDim{1, 1}, RowsByDim{5, 2}, RowsByDim{67, 31}, RowsByDim{130, 257}, RowsByDim{0, 5}}) {
+    const std::int64_t n = s.rows * s.dim;
+    const auto logits = random_array(n, 1, -8.0, 8.0);
+    Array<std::int64_t> targets(static_cast<std::size_t>(s.rows));
+    for (std::int64_t t = 0; t < s.rows; ++t)
+      targets[static_cast<std::size_t>(t)] = t % 5 == 3 ? kIgnoredTarget : t * 7 % s.dim;
+    auto lse = garbage(s.rows), lse_want = lse, d = garbage(n), d_want = d;
+    const double count = 77.0;  // given, not the number of valid tokens here
+    const double loss =
+        cross_entropy_forward(ctx, logits.data(), targets.data(), lse.data(), s.rows, s.dim, count);
+    const double want = reference::cross_entropy_forward(logits.data(), targets.data(), lse_want.data(),
+                                                         s.rows, s.dim, count);
+    // Per token a log of a sum of vocab exponentials, each within 2 ulps, summed in 16 interleaved parts.
+    const double ulps = static_cast<double>(s.dim) / 16.0 + 8.0;
+    EXPECT_NEAR(loss, want, ulps * kUlp * static_cast<double>(s.rows) / count);
+    expect_close(lse, lse_want, ulps, "log_sum_exp");
+    cross_entropy_backward(ctx, logits.data(), targets.data(), lse.data(), d.data(), s.rows, s.dim, count);
+    reference::cross_entropy_backward(logits.data(), targets.data(), lse_want.data(), d_want.data(), s.rows,
+                                      s.dim, count);
+    if (s.dim == 1) {  // the only class: gradient 0
+      for (float x : d) EXPECT_NEAR(x, 0.0, 1e-7);
+    } else {
+      expect_close(d, d_want, 8.0 * ulps,
+                   "dlogits");  // a probability carries the absolute error of log_sum_exp, about 10
+    }
+    auto in_place = logits;
+    cross_entropy_backward(ctx, in_place.data(), targets.data(), lse.data(), in_place.data(), s.rows, s.dim,
+                           count);
+    EXPECT_TRUE(same_bits(in_place, d));
+  }
+}
+
+TEST(CrossEntropy, IgnoredTokensCostNothing) {
+  KernelContext ctx(1);
+  const auto logits = random_array(3 * 4, 1);
+  const std::int64_t targets[] = {kIgnoredTarget, kIgnoredTarget, kIgnoredTarget};
+  auto lse = garbage(3), d = garbage(12);
+  EXPECT_EQ(cross_entropy_forward(ctx, logits.data(), targets, lse.data(), 3, 4, 1.0), 0.0);
+  cross_entropy_backward(ctx, logits.data(), targets, lse.data(), d.data(), 3, 4, 1.0);
+  EXPECT_EQ(d, zeros(12));
+}
+
+TEST(CrossEntropy, NamesWhatIsWrong) {
+  KernelContext ctx(1);
+  const auto logits = random_array(2 * 4, 1);
+  const std::int64_t targets[] = {0, 4};
+  auto lse = zeros(2), d = zeros(8);
+  EXPECT_EQ(message_of([&] { cross_entropy_forward(ctx, logits.data(), targets, lse.data(), 2, 4, 2.0); }),
+            "cross_entropy_forward: token 1 has target 4; expected 0 <= target < 4 (vocab) or -100");
+  EXPECT_EQ(
+      message_of(
+          [&] { cross_entropy_backward(ctx, logits.data(), targets, lse.data(), d.data(), 1, 4, 0.0); }),
+      "cross_entropy_backward: count is 0; expected the number of valid tokens of all ranks, more than 0");
+}
+
+// --- optimizers
+
+TEST(AdamW, EqualsReferenceOverSeveralSteps) {
+  KernelContext ctx(1);
+  for (const std::int64_t n : kLengths) {
+    auto p = random_array(n, 1), m = zeros(n), v = zeros(n);
+    Array<double> p_want(p.begin(), p.end()), m_want(p.size()), v_want(p.size());
+    for (std::int64_t step = 1; step <= 5; ++step) {
+      const auto g = random_array(n, static_cast<unsigned>(10 + step));
+      const Array<double> g_wide(g.begin(), g.end());
+      const AdamWStep s{
+          .rate = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = step};
+      adamw_step(ctx, p.data(), m.data(), v.data(), g.data(), n, s);
+      reference::adamw_step(p_want.data(), m_want.data(), v_want.data(), g_wide.data(), n, s);
+    }
+    // Per step: p is rounded three times at size up to 1; the move, at most a few rates, is off by about ten
+    // ulps of itself.
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      ASSERT_NEAR(p[i], p_want[i], 5 * 4 * kUlp) << i;
+      ASSERT_NEAR(m[i], m_want[i], 5 * 4 * kUlp) << i;
+      ASSERT_NEAR(v[i], v_want[i], 5 * 4 * kUlp) << i;
+    }
+  }
+}
+
+TEST(Sgd, EqualsReferenceOverSeveralSteps) {
+  KernelContext ctx(1);
+  for (const double momentum : {0.0, 0.9}) {
+    const std::int64_t n = 131;
+    auto p = random_array(n, 1), velocity = zeros(n);
+    Array<double> p_want(p.begin(), p.end()), velocity_want(p.size());
+    for (unsigned step = 1; step <= 5; ++step) {
+      const auto g = random_array(n, 10 + step);
+      const Array<double> g_wide(g.begin(), g.end());
+      const SgdStep s{.rate = 0.1, .momentum = momentum, .weight_decay = 0.01};
+      sgd_step(ctx, p.data(), momentum == 0.0 ? nullptr : velocity.data(), g.data(), n, s);
+      reference::sgd_step(p_want.data(), velocity_want.data(), g_wide.data(), n, s);
+    }
+    for (std::size_t i = 0; i < p.size(); ++i) ASSERT_NEAR(p[i], p_want[i], 5 * 8 * kUlp) << i;
+  }
+}
+
+// --- finite differences of the reference, in double
+
+// d/dx of `loss` at each element of x by central differences with h = 1e-5: their own error is h^2 times the
+// third derivative plus 1e-16 / h, both near 1e-10 at size 1; 1e-7 leaves room for larger derivatives and
+// none for a wrong term.
+void expect_gradient(Array<double>& x, const Array<double>& gradient, const std::function<double()>& loss,
+                     const std::string& what) {
+  ASSERT_EQ(x.size(), gradient.size());
+  const double h = 1e-5;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double at = x[i];
+    x[i] = at + h;
+    const double above = loss();
+    x[i] = at - h;
+    const double below = loss();
+    x[i] = at;
+    ASSERT_NEAR(gradient[i], (above - below) / (2.0 * h), 1e-7) << what << "[" << i << "]";
+  }
+}
+
+double dot(const Array<double>& a, const Array<double>& b) {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+TEST(FiniteDifferences, Linear) {
+  const LinearShape s{3, 5, 4};
+  auto x = random_array<double>(15, 1), w = random_array<double>(20, 2), bias = random_array<double>(4, 3);
+  const auto dy = random_array<double>(12, 4);
+  const auto loss = [&] {
+    Array<double> y(12);
+    reference::linear_forward(x.data(), w.data(), bias.data(), y.data(), s);
+    return dot(y, dy);
+  };
+  Array<double> dx(15), dw(20), dbias(4);
+  reference::linear_backward_input(dy.data(), w.data(), dx.data(), s);
+  reference::linear_backward_weight(dy.data(), x.data(), dw.data(), dbias.data(), s);
+  expect_gradient(x, dx, loss, "dx");
+  expect_gradient(w, dw, loss, "dw");
+  expect_gradient(bias, dbias, loss, "dbias");
+}
+
+TEST(FiniteDifferences, RmsNorm) {
+  auto x = random_array<double>(21, 1), w = random_array<double>(7, 2);
+  const auto dy = random_array<double>(21, 3);
+  Array<double> inv(3);
+  const auto loss = [&] {
+    Array<double> y(21);
+    reference::rms_norm_forward(x.data(), w.data(), y.data(), inv.data(), 3, 7, 1e-5);
+    return dot(y, dy);
+  };
+  loss();
+  Array<double> dx(21), dw(7);
+  reference::rms_norm_backward(dy.data(), x.data(), w.data(), inv.data(), dx.data(), dw.data(), 3, 7);
+  expect_gradient(x, dx, loss, "dx");
+  expect_gradient(w, dw, loss, "dweight");
+}
+
+TEST(FiniteDifferences, Embedding) {
+  auto table = random_array<double>(12, 1);
+  const std::int64_t ids[] = {2, 0, 2, 3, 2};
+  const auto dy = random_array<double>(15, 2);
+  const auto loss = [&] {
+    Array<double> y(15);
+    reference::embedding_forward(ids, table.data(), y.data(), 5, 4, 3);
+    return dot(y, dy);
+  };
+  Array<double> dtable(12);
+  reference::embedding_backward(ids, dy.data(), dtable.data(), 5, 4, 3);
+  expect_gradient(table, dtable, loss, "dtable");
+}
+
+TEST(FiniteDifferences, Rope) {
+  const RopeShape s{2, 3, 2, 4};
+  auto x = random_array<double>(48, 1);
+  const auto dy = random_array<double>(48, 2);
+  Array<double> cosine(6), sine(6), dx(48);
+  reference::rope_tables(10000.0, s.head_dim, s.seq, cosine.data(), sine.data());
+  const auto loss = [&] {
+    Array<double> y(48);
+    reference::rope_forward(x.data(), cosine.data(), sine.data(), y.data(), s);
+    return dot(y, dy);
+  };
+  reference::rope_backward(dy.data(), cosine.data(), sine.data(), dx.data(), s);
+  expect_gradient(x, dx, loss, "dx");
+}
+
+TEST(FiniteDifferences, Attention) {
+  const AttentionShape s{2, 5, 4, 2, 3};
+  const std::int64_t nq = 2 * 5 * 4 * 3, nk = 2 * 5 * 2 * 3;
+  auto q = random_array<double>(nq, 1), k = random_array<double>(nk, 2), v = random_array<double>(nk, 3);
+  const auto dout = random_array<double>(nq, 4);
+  Array<double> out(static_cast<std::size_t>(nq)), lse(2 * 4 * 5);
+  const auto loss = [&] {
+    reference::attention_forward(q.data(), k.data(), v.data(), out.data(), lse.data(), s);
+    return dot(out, dout);
+  };
+  loss();
+  Array<double> dq(q.size()), dk(k.size()), dv(v.size());
+  reference::attention_backward(dout.data(), q.data(), k.data(), v.data(), out.data(), lse.data(), dq.data(),
+                                dk.data(), dv.data(), s);
+  expect_gradient(q, dq, loss, "dq");
+  expect_gradient(k, dk, loss, "dk");
+  expect_gradient(v, dv, loss, "dv");
+}
+
+TEST(FiniteDifferences, SiluAndSwiglu) {
+  auto gate = random_array<double>(9, 1, -4.0, 4.0), up = random_array<double>(9, 2);
+  const auto d = random_array<double>(9, 3);
+  const auto silu_loss = [&] {
+    Array<double> y(9);
+    reference::silu_forward(gate.data(), y.data(), 9);
+    return dot(y, d);
+  };
+  const auto swiglu_loss = [&] {
+    Array<double> y(9);
+    reference::swiglu_forward(gate.data(), up.data(), y.data(), 9);
+    return dot(y, d);
+  };
+  Array<double> dx(9), dgate(9), dup(9);
+  reference::silu_backward(d.data(), gate.data(), dx.data(), 9);
+  expect_gradient(gate, dx, silu_loss, "silu dx");
+  reference::swiglu_backward(d.data(), gate.data(), up.data(), dgate.data(), dup.data(), 9);
+  expect_gradient(gate, dgate, swiglu_loss, "dgate");
+  expect_gradient(up, dup, swiglu_loss, "dup");
+}
+
+TEST(FiniteDifferences, CrossEntropy) {
+  auto logits = random_array<double>(4 * 5, 1, -3.0, 3.0);
+  const std::int64_t targets[] = {4, kIgnoredTarget, 0, 2};
+  Array<double> lse(4), d(20);
+  const auto loss = [&] {
+    return reference::cross_entropy_forward(logits.data(), targets, lse.data(), 4, 5, 6.0);
+  };
+  loss();
+  reference::cross_entropy_backward(logits.data(), targets, lse.data(), d.data(), 4, 5, 6.0);
+  expect_gradient(logits, d, loss, "dlogits");
+}
+
+// --- threads
+
+TEST(KernelContext, RefusesNoThreads) {
+  EXPECT_EQ(message_of([] { KernelContext ctx(0); }), "KernelContext: threads is 0; expected at least 1");
+}
+
+// Everything that sums, on `threads` threads; all results in one array.
+Array<float> results(int threads) {
+  KernelContext ctx(threads);
+  Array<float> all;
+  const auto keep = [&](const Array<float>& a) { all.insert(all.end(), a.begin(), a.end()); };
+  for (const Product& p : {Product{512, 512, 192}, Product{192, 64, 2048}, Product{48, 48, 8191},
+                           Product{1, 33, 4096}, Product{257, 131, 67}, Product{33, 1, 3000}}) {
+    for (const Stored a_stored : {Stored::plain, Stored::transposed}) {
+      for (const Stored b_stored : {Stored::plain, Stored::transposed}) {
+        auto c = random_array(p.m * p.n, 3);
+        matmul(ctx, random_array(p.m * p.k, 1).data(), a_stored, random_array(p.k * p.n, 2).data(), b_stored,
+               c.data(), p.m, p.n, p.k, true);
+        matmul(ctx, random_array<bf16>(p.m * p.k, 1).data(), a_stored,
+               random_array<bf16>(p.k * p.n, 2).data(), b_stored, c.data(), p.m, p.n, p.k, true);
+        keep(c);
+      }
+    }
+  }
+  const LinearShape linear{517, 96, 65};
+  auto dw = zeros(linear.in * linear.out), dbias = zeros(linear.out);
+  linear_backward_weight(ctx, random_array(linear.tokens * linear.out, 1).data(),
+                         random_array(linear.tokens * linear.in, 2).data(), dw.data(), dbias.data(), linear);
+  keep(dw), keep(dbias);
+  const std::int64_t rows = 517, dim = 96, n = rows * dim;
+  const auto x = random_array(n, 4), dy = random_array(n, 5), w = random_array(dim, 6);
+  auto y = garbage(n), inv = garbage(rows), dx = garbage(n), dweight = zeros(dim);
+  rms_norm_forward(ctx, x.data(), w.data(), y.data(), inv.data(), rows, dim, 1e-5f);
+  rms_norm_backward(ctx, dy.data(), x.data(), w.data(), inv.data(), dx.data(), dweight.data(), rows, dim);
+  keep(y), keep(dx), keep(dweight);
+  Array<std::int64_t> ids(static_cast<std::size_t>(rows));
+  for (std::size_t t = 0; t < ids.size(); ++t) ids[t] = static_cast<std::int64_t>(t * t % 13);
+  auto dtable = zeros(13 * dim);
+  embedding_backward(ctx, ids.data(), dy.data(), dtable.data(), rows, 13, dim);
+  keep(dtable);
+  const AttentionShape s{3, 130, 6, 3, 16};
+  const std::int64_t nq = 3 * 130 * 6 * 16, nk = nq / 2;
+  const auto q = random_array(nq, 7), k = random_array(nk, 8), v = random_array(nk, 9),
+             dout = random_array(nq, 10);
+  auto out = garbage(nq), lse = garbage(3 * 6 * 130), dq = garbage(nq), dk = garbage(nk), dv = garbage(nk);
+  attention_forward(ctx, q.data(), k.data(), v.data(), out.data(), lse.data(), s);
+  attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), out.data(), lse.data(), dq.data(),
+                     dk.data(), dv.data(), s);
+  keep(out), keep(lse), keep(dq), keep(dk), keep(dv);
+  auto gate = random_array(n, 11), up = random_array(n, 12), dgate = garbage(n), dup = garbage(n);
+  swiglu_backward(ctx, dy.data(), gate.data(), up.data(), dgate.data(), dup.data(), n);
+  keep(dgate), keep(dup);
+  auto log_sum = garbage(rows), dlogits = garbage(n);
+  const double loss = cross_entropy_forward(ctx, x.data(), ids.data(), log_sum.data(), rows, dim, 3.0);
+  cross_entropy_backward(ctx, x.data(), ids.data(), log_sum.data(), dlogits.data(), rows, dim, 3.0);
+  const double squares = sum_of_squares(ctx, x.data(), n);
+  for (const double scalar : {loss, squares}) {  // both halves of the f64, so that every bit counts
+    float halves[2];
+    std::memcpy(halves, &scalar, sizeof scalar);
+    all.insert(all.end(), halves, halves + 2);
+  }
+  keep(dlogits);
+  return all;
+}
+
+TEST(Threads, DoNotChangeABit) {
+  const auto one = results(1);
+  EXPECT_TRUE(same_bits(results(1), one));
+  EXPECT_TRUE(same_bits(results(2), one));
+  EXPECT_TRUE(same_bits(results(3), one));
+}
+
+}  // namespace
+}  // namespace weft::kernels
