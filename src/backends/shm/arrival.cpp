@@ -47,11 +47,10 @@ bool Collectives::publish(OpState& s) noexcept {
   State& st = state(s);
   if (s.call >= everybody_consumed_ + kRing) {
     everybody_consumed_ = s.call;
-    for (int r = 0; r < group_.size; ++r) {
-      if (r != group_.rank)
-        everybody_consumed_ =
-            std::min(everybody_consumed_, group_.of(r).consumed.load(std::memory_order_seq_cst));
-    }
+    // This rank too: it reads its own line until it has finished the call.
+    for (int r = 0; r < group_.size; ++r)
+      everybody_consumed_ =
+          std::min(everybody_consumed_, group_.of(r).consumed.load(std::memory_order_seq_cst));
     if (s.call >= everybody_consumed_ + kRing) return false;
   }
   Arrival& line = group_.mine().arrivals[s.call % kRing];
