@@ -17,7 +17,7 @@ class ProgressList;
 
 struct ContextOptions {
   LogLevel log_level = LogLevel::warning;  ///< WEFT_LOG overrides where set
-  LogSink log_sink;                        ///< empty: stderr
+  LogSink log_sink = {};                   ///< empty: stderr
   std::size_t segment_bytes = std::size_t{1} << 30;  ///< address space per shared segment; halved when refused
 };
 
