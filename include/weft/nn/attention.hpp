@@ -36,6 +36,9 @@ class Attention : public Module {
   Linear q_proj, k_proj, v_proj, o_proj;
 
   const AttentionConfig& config() const noexcept { return config_; }
+  std::vector<Unit> units() const override {
+    return {{"heads", config_.heads}, {"kv heads", config_.kv_heads}};
+  }
   void set_rope(std::shared_ptr<const RopeTables> rope) noexcept { rope_ = std::move(rope); }
 
  private:

@@ -78,6 +78,13 @@ class Module {
   /// This node, then its descendants, depth first in order of registration.
   void visit(const std::function<void(Module&)>& see);
 
+  /// What the module works in whole units of, so that no rank can have a fraction of one: attention heads.
+  struct Unit {
+    const char* name;  ///< in the plural
+    std::int64_t count;
+  };
+  virtual std::vector<Unit> units() const { return {}; }
+
   // --- what parallelism and others attach ---
 
   /// Applied to every floating-point tensor that enters (or leaves); null: none.

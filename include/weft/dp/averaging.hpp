@@ -1,0 +1,87 @@
+// Gradients of replicated parameters, reduced over the ranks that saw different data, while backward goes on.
+// Used by the one rank (thread) that owns the model.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "weft/mesh/layout.hpp"
+#include "weft/nn/parameter.hpp"
+
+namespace weft {
+
+/// What becomes of a parameter that no backward pass used since the last reduction.
+enum class Unused : unsigned char {
+  error,  ///< finish() throws on all ranks, naming parameters and ranks
+  zeros,  ///< this rank contributes zeros
+};
+
+struct AveragerOptions {
+  std::int64_t bucket_bytes = std::int64_t{4} << 20;  ///< a bucket is closed when it has this many
+  Unused unused = Unused::error;
+};
+
+/// Brings every gradient that is Partial on one axis (sum, or avg where each rank has the mean of its own
+/// data) to Replicate there. One backward pass, or several with sync off before the last, then finish():
+///
+///   averager.set_sync(false);  … micro-batches but the last …  averager.set_sync(true);
+///   … the last micro-batch …   averager.finish();   optimizer.step(rate);   zero gradients
+///
+/// The first pass shows in which order gradients become final: finish() then cuts that order into buckets
+/// (flat blocks in shared memory), moves the gradients there and reduces them. From then on gradients are
+/// views of the buckets, nothing is copied, and a bucket's reduction is posted as soon as its last gradient
+/// is final and all buckets before it are posted; every gradient that becomes final afterwards polls it.
+/// Buckets are the same on all ranks: they follow the order that the axis's first rank saw.
+///
+/// While a bucket is in flight its gradients belong to the reduction: do not touch them before finish().
+class GradientAverager {
+ public:
+  using Options = AveragerOptions;
+
+  /// Listens to `parameters`, which must outlive it; they need no memory yet. `axis`: a sub-mesh of one axis.
+  /// The same parameters in the same order on all its ranks. No communication.
+  GradientAverager(std::vector<Parameter*> parameters, DeviceMesh axis, Options options = {});
+  /// Stops listening. A reduction still in flight is given up, and with it the axis's group.
+  ~GradientAverager();
+  GradientAverager(const GradientAverager&) = delete;
+  GradientAverager& operator=(const GradientAverager&) = delete;
+
+  /// Off: backward passes only accumulate. On (at first): the next one reduces.
+  void set_sync(bool on) noexcept { sync_ = on; }
+  bool sync() const noexcept { return sync_; }
+
+  /// After the last backward pass: waits until every gradient is reduced and states so in its layout.
+  /// Collective over the axis. Throws on all ranks bad_argument for unused parameters: `averager: no gradient
+  /// for "a.weight" on dp rank 1 …`; layout where a gradient is not Partial (Replicate or Shard would be
+  /// counted or mixed), naming parameter and axis. Such a throw leaves no gradient usable before they are
+  /// zeroed.
+  void finish();
+
+  /// Bytes of each bucket, in the order they are reduced; empty before the first finish().
+  std::vector<std::int64_t> bucket_bytes() const;
+  /// Reductions posted during backward passes, rather than by finish(): a measure of overlap.
+  std::int64_t posted_early() const noexcept { return posted_early_; }
+
+ private:
+  struct Slot;
+  struct Bucket;
+  void became_final(std::size_t index);
+  void expect_partial(std::size_t index) const;
+  void make_buckets();
+  void post_ready();
+  std::vector<std::string> missing_everywhere();
+
+  DeviceMesh axis_;
+  Options options_;
+  std::vector<Slot> slots_;               // one per parameter, in the order given
+  std::vector<Bucket> buckets_;           // in the order they are posted
+  std::vector<std::size_t> final_order_;  // of the first pass
+  std::size_t posted_ = 0;                // buckets posted in this pass
+  std::size_t done_ = 0;                  // of them, those seen to be done
+  std::int64_t posted_early_ = 0;
+  bool sync_ = true;
+};
+
+}  // namespace weft

@@ -1,0 +1,41 @@
+// Which samples make up each global batch, and which of them a rank reads. Pure arithmetic, any thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "weft/mesh/layout.hpp"
+
+namespace weft {
+
+/// A shuffled walk through `population` samples, without repeats within a round (epoch), as a pure function
+/// of (seed, step): no state to save but the step. The global batch is the same for any number of data ranks;
+/// each takes a contiguous part of it, by its coordinate on the data axis alone, so that tensor-parallel
+/// peers see the same samples.
+///
+/// The shuffle is a Feistel network over the sample numbers, walked until it falls into the range (J. Black,
+/// P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002): no table, any population.
+class Sampler {
+ public:
+  /// `axis`: the data axis. Throws bad_argument where a size is not positive, or where the batch has fewer
+  /// samples than the axis ranks: `sampler: a global batch of 3 leaves some of dp=4 without a sample`.
+  Sampler(const DeviceMesh& axis, std::int64_t population, std::int64_t global_batch, std::uint64_t seed);
+  /// Without a mesh, as part `index` of `parts`.
+  Sampler(int parts, int index, std::int64_t population, std::int64_t global_batch, std::uint64_t seed);
+
+  /// The sample numbers of a step's whole batch; of this rank's part of it.
+  std::vector<std::int64_t> global_batch(std::int64_t step) const;
+  std::vector<std::int64_t> local_batch(std::int64_t step) const;
+  /// Where this rank's part lies in the global batch.
+  Chunk part() const noexcept { return part_; }
+
+ private:
+  std::vector<std::int64_t> batch(std::int64_t step, Chunk of) const;
+  std::int64_t sample(std::int64_t position) const;
+  std::int64_t population_, global_batch_;
+  std::uint64_t seed_;
+  Chunk part_;
+  int half_bits_;  // the network permutes numbers of twice as many bits
+};
+
+}  // namespace weft

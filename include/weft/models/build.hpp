@@ -1,0 +1,43 @@
+// The one place that fixes the order in which the parts of a parallel model are put together.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "weft/dp/averaging.hpp"
+#include "weft/models/transformer.hpp"
+#include "weft/tp/plan.hpp"
+
+namespace weft {
+
+/// q, k, v, gate and up by columns, o and down by rows, with one boundary around each attention and each mlp:
+/// two all-reduces a pass per block. The head by columns over the vocabulary, gathered before the loss; with
+/// tied embeddings embedding and head stay whole. The embedding and the norms are replicated.
+Plan transformer_plan(const TransformerConfig& config);
+
+struct BuildOptions {
+  std::string data_axis = "dp", tensor_axis = "tp";
+  std::uint64_t seed = 0;
+  Memory weights = Memory::local;
+  AveragerOptions averager;
+};
+
+/// A model over a mesh, ready for its first pass. Destroyed before the mesh.
+struct ParallelModel {
+  DeviceMesh mesh, data, tensor;  ///< the whole; its two axes
+  std::unique_ptr<Transformer> model;
+  std::unique_ptr<GradientAverager> averager;
+
+  std::vector<Parameter*> parameters() const { return model->parameters(); }
+  /// This rank's rows of a batch whose first dimension is split over the data axis, as layers want them:
+  /// `rows` is (this rank's rows, …), the whole has `global_rows`. Throws layout where the counts do not fit.
+  Tensor place(const Tensor& rows, std::int64_t global_rows) const;
+};
+
+/// `mesh` must have both axes (of size 1 where not wanted). No communication. Throws bad_argument with the
+/// arithmetic where the model does not fit the mesh (TransformerConfig::check, parallelize).
+ParallelModel build_parallel_model(const TransformerConfig& config, const DeviceMesh& mesh,
+                                   const BuildOptions& options = {});
+
+}  // namespace weft

@@ -1,0 +1,27 @@
+// Puts a plan into effect on a model that has no memory yet. Pure arithmetic, no communication; called by
+// each rank for its own copy of the tree.
+#pragma once
+
+#include "weft/mesh/mesh.hpp"
+#include "weft/nn/module.hpp"
+#include "weft/tp/plan.hpp"
+
+namespace weft {
+
+/// Splits the layers that `plan` names over `axis`, a sub-mesh of one axis: sets layouts of parameters and
+/// boundaries of modules, nothing else. Types and paths stay. Parameters that have a layout already keep it
+/// on the other axes; those the plan does not reach are left to replicate().
+///
+/// On an axis of one rank the plan is checked and nothing is set.
+///
+/// Throws before anything changes:
+///   bad_argument  a pattern that matches nothing; two entries for one module; a layer of the wrong kind; a
+///                 size, or one of a module's units() (heads), that does not divide into the ranks of the
+///                 axis, with the arithmetic; an `enter` without a column layer inside; a weight that another
+///                 module uses too; a boundary or a split on this axis that is there already; a model that
+///                 has its memory already
+/// The texts name the pattern or the path: `parallelize: "layers.0.attention" has 4 heads; they do not divide
+/// into tp=3 (4 = 3 x 1 + 1)`.
+void parallelize(Module& root, const DeviceMesh& axis, const Plan& plan);
+
+}  // namespace weft
