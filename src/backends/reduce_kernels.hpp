@@ -228,6 +228,9 @@ struct Reduction {
   static constexpr int kLanes =
       kind == Kind::avg && !Number::kFloating && sizeof(Acc) == 8 ? 1 : kVectorBytes / kWidest;
   static constexpr int kBlock = 2048 / sizeof(Acc);  // elements of a block of accumulators
+  // Loops of their own for 3 and 4 inputs: for floats, which are what is reduced most; the others save
+  // compile time.
+  static constexpr bool kManyShapes = Number::kFloating;
 
   static Divisor<Quotient> divisor(int n) {
     const auto value = static_cast<Quotient>(n);
@@ -282,22 +285,11 @@ struct Reduction {
 
 // ---- Loops
 
-// f.at<W>(i) for every chunk: full width first, then the remainder by halves.
+// f.at<W>(i) for every chunk: full width first, then the remainder by quarters of it.
 template <int W, class F>
-WEFT_INLINE void remainder(std::int64_t i, std::int64_t count, const F& f) {
-  if constexpr (W >= 1) {
-    if (count & W) {
-      f.template at<W>(i);
-      i += W;
-    }
-    remainder<W / 2>(i, count, f);
-  }
-}
-template <int W, class F>
-WEFT_INLINE void chunks(std::int64_t count, const F& f) {
-  std::int64_t i = 0;
+WEFT_INLINE void chunks(std::int64_t count, const F& f, std::int64_t i = 0) {
   for (; i + W <= count; i += W) f.template at<W>(i);
-  remainder<W / 2>(i, count, f);
+  if constexpr (W > 1) chunks<(W > 4 ? W / 4 : 1)>(count, f, i);
 }
 
 // The tree over n <= 4 inputs, in registers.
@@ -397,17 +389,15 @@ struct FinishBlock {
 };
 
 // The tree over any number of inputs, for `count` <= kBlock elements from `first` on. Uses one block of stack
-// for each doubling of n beyond 4.
+// for each doubling of n.
 template <class R>
 void tree(const std::byte* const* in, int n, std::int64_t first, int count, typename R::Acc* to) noexcept {
-  switch (n) {
-    case 1: return LeafToBlock<R, 1>::run(in, first, count, to);
-    case 2: return LeafToBlock<R, 2>::run(in, first, count, to);
-    case 3: return LeafToBlock<R, 3>::run(in, first, count, to);
-    case 4: return LeafToBlock<R, 4>::run(in, first, count, to);
-    default: break;
+  if (n == 1) return LeafToBlock<R, 1>::run(in, first, count, to);
+  if (n == 2) return LeafToBlock<R, 2>::run(in, first, count, to);
+  if constexpr (R::kManyShapes) {
+    if (n == 4) return LeafToBlock<R, 4>::run(in, first, count, to);
   }
-  int left = 4;
+  int left = 2;
   while (left * 2 < n) left *= 2;
   alignas(kVectorBytes) typename R::Acc right[R::kBlock];
   tree<R>(in, left, first, count, to);
@@ -419,12 +409,9 @@ template <class R>
 void kernel(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count) noexcept {
   if (n == 2 && outs == 1) return Direct<R, 2, 1>::run(in, out, outs, count);
   if (n == 2 && outs == 2) return Direct<R, 2, 2>::run(in, out, outs, count);
-  switch (n) {
-    case 1: return Direct<R, 1, 0>::run(in, out, outs, count);
-    case 2: return Direct<R, 2, 0>::run(in, out, outs, count);
-    case 3: return Direct<R, 3, 0>::run(in, out, outs, count);
-    case 4: return Direct<R, 4, 0>::run(in, out, outs, count);
-    default: break;
+  if constexpr (R::kManyShapes) {
+    if (n == 3) return Direct<R, 3, 0>::run(in, out, outs, count);
+    if (n == 4) return Direct<R, 4, 0>::run(in, out, outs, count);
   }
   alignas(kVectorBytes) typename R::Acc block[R::kBlock];
   for (std::int64_t first = 0; first < count; first += R::kBlock) {
@@ -459,29 +446,29 @@ void stream_copy(std::byte* to, const std::byte* from, std::int64_t bytes) noexc
   __builtin_memcpy(to + i, from + i, static_cast<std::size_t>(bytes - i));
 }
 
-#define WEFT_REDUCE_ROW(Number)                                                    \
+// A sum that wraps is the same for both signs. In the order of DType; bool has no arithmetic.
+#define WEFT_REDUCE_ROW(Number, SumNumber)                                         \
   {                                                                                \
-    kernel<Reduction<Number, Kind::sum>>, kernel<Reduction<Number, Kind::avg>>,    \
+    kernel<Reduction<SumNumber, Kind::sum>>, kernel<Reduction<Number, Kind::avg>>, \
         kernel<Reduction<Number, Kind::min>>, kernel<Reduction<Number, Kind::max>> \
   }
-// In the order of DType; bool has no arithmetic.
-#define WEFT_REDUCE_TABLE(name) \
-  {                             \
-    name,                       \
-        {WEFT_REDUCE_ROW(F64),  \
-         WEFT_REDUCE_ROW(F32),  \
-         WEFT_REDUCE_ROW(F16),  \
-         WEFT_REDUCE_ROW(Bf16), \
-         WEFT_REDUCE_ROW(I8),   \
-         WEFT_REDUCE_ROW(I16),  \
-         WEFT_REDUCE_ROW(I32),  \
-         WEFT_REDUCE_ROW(I64),  \
-         WEFT_REDUCE_ROW(U8),   \
-         WEFT_REDUCE_ROW(U16),  \
-         WEFT_REDUCE_ROW(U32),  \
-         WEFT_REDUCE_ROW(U64),  \
-         {}},                   \
-        stream_copy             \
+#define WEFT_REDUCE_TABLE(name)       \
+  {                                   \
+    name,                             \
+        {WEFT_REDUCE_ROW(F64, F64),   \
+         WEFT_REDUCE_ROW(F32, F32),   \
+         WEFT_REDUCE_ROW(F16, F16),   \
+         WEFT_REDUCE_ROW(Bf16, Bf16), \
+         WEFT_REDUCE_ROW(I8, U8),     \
+         WEFT_REDUCE_ROW(I16, U16),   \
+         WEFT_REDUCE_ROW(I32, U32),   \
+         WEFT_REDUCE_ROW(I64, U64),   \
+         WEFT_REDUCE_ROW(U8, U8),     \
+         WEFT_REDUCE_ROW(U16, U16),   \
+         WEFT_REDUCE_ROW(U32, U32),   \
+         WEFT_REDUCE_ROW(U64, U64),   \
+         {}},                         \
+        stream_copy                   \
   }
 
 }  // namespace
