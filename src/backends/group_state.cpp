@@ -282,7 +282,7 @@ void GroupState::mark_failed() noexcept {
 }
 
 void GroupState::throw_failure() {
-  const bool quiet = quiesced_.load(std::memory_order_acquire) || quiesce(Duration::zero());
+  const bool quiet = quiesced_.load(std::memory_order_acquire) || backend_->quiet();
   Failure f;
   {
     const std::lock_guard lock(mutex_);

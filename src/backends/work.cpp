@@ -25,24 +25,31 @@ void Work::drop() noexcept {
   finish();
 }
 
-bool Work::done() {
+// A call that failed has told so: its ticket is spent, and quiesce() is the caller's to call.
+template <class Ask>
+bool Work::ask(const Ask& ask) {
   if (group_ == nullptr) return true;
-  if (!group_->poll(slot_, ticket_)) return false;
-  finish();
-  return true;
+  bool finished = false;
+  try {
+    finished = ask();
+  } catch (...) {
+    finish();
+    throw;
+  }
+  if (finished) finish();
+  return finished;
+}
+
+bool Work::done() {
+  return ask([&] { return group_->poll(slot_, ticket_); });
 }
 
 void Work::wait() {
-  if (group_ == nullptr) return;
-  group_->wait(slot_, ticket_, std::nullopt);
-  finish();
+  ask([&] { return group_->wait(slot_, ticket_, std::nullopt); });
 }
 
 bool Work::wait_for(Duration limit) {
-  if (group_ == nullptr) return true;
-  if (!group_->wait(slot_, ticket_, limit)) return false;
-  finish();
-  return true;
+  return ask([&] { return group_->wait(slot_, ticket_, limit); });
 }
 
 }  // namespace weft

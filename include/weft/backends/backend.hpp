@@ -77,6 +77,8 @@ class Backend {
   virtual void fail(const Failure& why) noexcept = 0;
   /// The first cause, after fail(), a failed poll() or healthy() == false. From any thread.
   virtual Failure failure() const = 0;
+  /// After a failure: true where nobody is inside the callers' memory now. No waiting. From any thread.
+  virtual bool quiet() const noexcept = 0;
   /// After a failure: waits until nobody can touch the callers' memory any more, moving the callers' shared
   /// memory to new pages where a stopped peer might still write. `exposed`: the buffers of the calls that
   /// failed. False: not reached by the deadline. From any thread.

@@ -11,9 +11,10 @@ class GroupState;
 
 /// Move-only. `in` and `out` of the call must live, and not be touched, until it is done.
 ///
-/// Dropping an unfinished Work aborts its group and quiesces: never do it on purpose. done(), wait() and
-/// wait_for() may be called from any thread, one at a time per Work; each drives everything this rank has in
-/// flight, on all its groups, so that waiting in different orders on different ranks cannot deadlock.
+/// Dropping an unfinished Work aborts its group and quiesces (up to 2 s): never do it on purpose. One whose
+/// Error was thrown is spent. done(), wait() and wait_for() may be called from any thread, one at a time per
+/// Work; each drives everything this rank has in flight, on all its groups, so that waiting in different
+/// orders on different ranks cannot deadlock.
 class [[nodiscard]] Work {
  public:
   Work() = default;
@@ -38,6 +39,8 @@ class [[nodiscard]] Work {
   friend class GroupState;
   Work(GroupState* group, std::uint32_t slot, std::uint32_t ticket) noexcept
       : group_(group), slot_(slot), ticket_(ticket) {}
+  template <class Ask>
+  bool ask(const Ask& ask);
   void drop() noexcept;
   void finish() noexcept;
   GroupState* group_ = nullptr;  // counted

@@ -78,7 +78,7 @@ bool Collectives::must_see(const OpState& s, int peer) const noexcept {
 Step Collectives::poll(OpState& s) noexcept {
   State& st = state(s);
   current_ = &s;
-  if (st.phase == Phase::unpublished && !publish(s)) return Step::pending;
+  if (st.phase == Phase::unpublished && !publish(s)) return catch_up();  // peers may wait for the same of us
   Step step = Step::pending;
   switch (st.phase) {
     case Phase::unpublished: break;
@@ -88,31 +88,58 @@ Step Collectives::poll(OpState& s) noexcept {
     case Phase::staged: step = staged(s); break;
   }
   if (step == Step::done) current_ = nullptr;
-  return step;
+  return step == Step::pending && compared_ < finished_ ? catch_up() : step;
 }
 
+// A rank goes on when those it needs have arrived and called the same. In most operations these are all. A
+// broadcast's receiver needs the root alone and its root nobody, so the comparison with the others is made up
+// for later, at the latest in the next call that needs all: until then this rank's `consumed` stays behind
+// and nobody rewrites the lines.
 Step Collectives::arrive(OpState& s) noexcept {
   State& st = state(s);
-  const Arrival& own = arrival(group_.rank, s);
   for (; st.cursor < group_.size; ++st.cursor) {
     if (!must_see(s, st.cursor)) continue;
-    const Arrival& theirs = arrival(st.cursor, s);
-    if (theirs.sequence.load(std::memory_order_seq_cst) != s.call + 1) return Step::pending;
-    if (theirs.word != own.word || theirs.count != own.count) return mismatch(s, st.cursor, theirs);
+    if (arrival(st.cursor, s).sequence.load(std::memory_order_seq_cst) != s.call + 1) return Step::pending;
+    const std::uint64_t first = s.op == Op::broadcast ? s.call : compared_;
+    for (std::uint64_t call = first; call <= s.call; ++call)
+      if (!agree(st.cursor, call)) return Step::failed;
   }
+  if (s.op != Op::broadcast) compared_ = s.call + 1;
   return st.fits ? finish_inline(s) : choose(s);
 }
 
-Step Collectives::mismatch(const OpState& s, int peer, const Arrival& theirs) noexcept {
-  const Arrival& own = arrival(group_.rank, s);
-  std::string mine = describe(group_.rank, own.word, own.count, s.call);
+// Compares calls that were not compared with everybody yet, as far as everybody has come.
+Step Collectives::catch_up() noexcept {
+  const std::uint64_t before = compared_;
+  const auto all_came = [&](std::uint64_t call) {
+    for (int r = 0; r < group_.size; ++r)
+      if (group_.of(r).arrivals[call % kRing].sequence.load(std::memory_order_seq_cst) != call + 1)
+        return false;
+    return true;
+  };
+  for (; compared_ < finished_ && all_came(compared_); ++compared_) {
+    for (int r = 0; r < group_.size; ++r)
+      if (!agree(r, compared_)) return Step::failed;
+  }
+  if (compared_ == before) return Step::pending;
+  group_.mine().consumed.store(compared_, std::memory_order_seq_cst);
+  group_.wake_all();
+  return Step::advanced;
+}
+
+// Did `peer` call the same as this rank? Raises a mismatch where not.
+bool Collectives::agree(int peer, std::uint64_t call) noexcept {
+  const Arrival& own = group_.mine().arrivals[call % kRing];
+  const Arrival& theirs = group_.of(peer).arrivals[call % kRing];
+  if (theirs.word == own.word && theirs.count == own.count) return true;
+  std::string mine = describe(group_.rank, own.word, own.count, call);
   mine.erase(mine.find("called "), 7);
   raise(group_, {.code = ErrorCode::mismatch,
-                 .text = fmt::format("{}, {}", describe(peer, theirs.word, theirs.count, s.call), mine),
-                 .op = s.op,
-                 .call = s.call,
+                 .text = fmt::format("{}, {}", describe(peer, theirs.word, theirs.count, call), mine),
+                 .op = static_cast<Op>(own.word & 0xff),
+                 .call = call,
                  .ranks = {std::min(peer, group_.rank), std::max(peer, group_.rank)}});
-  return Step::failed;
+  return false;
 }
 
 Step Collectives::refuse(const OpState& s, std::string why) noexcept {
@@ -150,14 +177,22 @@ Step Collectives::choose(OpState& s) noexcept {
   return Step::advanced;
 }
 
-// Says that this rank has finished call k with its peers' memory. `tell`: peers may be waiting for just this.
-void Collectives::consume(const OpState& s, bool tell) noexcept {
-  if (tell || s.call % (kRing / 2) == 0) {  // who waits for room in its ring waits for this
-    group_.mine().consumed.store(s.call + 1, std::memory_order_seq_cst);
-    group_.wake_all();
-  } else {
-    group_.mine().consumed.store(s.call + 1, std::memory_order_release);
+// This rank has finished the call: it reads no more of the peers' lines, unless they are still to be
+// compared, and touches no more of their memory.
+void Collectives::finish(const OpState& s) noexcept {
+  finished_ = s.call + 1;
+  RankBlock& block = group_.mine();
+  if (s.op != Op::broadcast) {
+    if (state(s).fits &&
+        s.call % (kRing / 2) != 0) {  // nobody waits for just this; room in the ring comes in halves
+      block.consumed.store(s.call + 1, std::memory_order_release);
+      block.finished.store(s.call + 1, std::memory_order_release);
+      return;
+    }
+    block.consumed.store(s.call + 1, std::memory_order_seq_cst);
   }
+  block.finished.store(s.call + 1, std::memory_order_seq_cst);
+  group_.wake_all();
 }
 
 // The direct path's end: this rank's memory is its own again when those who touch it have finished.
@@ -165,7 +200,7 @@ Step Collectives::leave(OpState& s) noexcept {
   State& st = state(s);
   for (; st.cursor < group_.size; ++st.cursor) {
     if (st.cursor == group_.rank || (s.op == Op::broadcast && group_.rank != s.root)) continue;
-    if (group_.of(st.cursor).consumed.load(std::memory_order_seq_cst) < s.call + 1) return Step::pending;
+    if (group_.of(st.cursor).finished.load(std::memory_order_seq_cst) < s.call + 1) return Step::pending;
   }
   return Step::done;
 }
@@ -183,9 +218,9 @@ std::vector<int> Collectives::missing(const OpState& s, std::string& story) cons
         late = must_see(s, r) && arrival(r, s).sequence.load(std::memory_order_seq_cst) != s.call + 1;
         break;
       case Phase::direct: break;
-      case Phase::leaving: late = block.consumed.load(std::memory_order_seq_cst) < s.call + 1; break;
+      case Phase::leaving: late = block.finished.load(std::memory_order_seq_cst) < s.call + 1; break;
       case Phase::staged:
-        late = block.consumed.load(std::memory_order_seq_cst) < s.call + 1 &&
+        late = block.finished.load(std::memory_order_seq_cst) < s.call + 1 &&
                (s.op != Op::broadcast || r == s.root || group_.rank == s.root);
         break;
     }

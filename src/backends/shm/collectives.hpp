@@ -1,7 +1,7 @@
 // One rank's part in the collectives of a group: arrival, then the inline, direct or staged path.
 //
 // A call is over on this rank when nothing it lent is in use any more: at once after an inline call, after
-// everybody's `consumed` on the direct path, at once on the staged one. Used by the owner of the group alone.
+// everybody's `finished` on the direct path, at once on the staged one. Used by the owner of the group alone.
 #pragma once
 
 #include <cstdint>
@@ -42,11 +42,12 @@ class Collectives {
   // arrival.cpp
   bool publish(OpState& s) noexcept;
   Step arrive(OpState& s) noexcept;
-  Step mismatch(const OpState& s, int peer, const Arrival& theirs) noexcept;
+  Step catch_up() noexcept;
+  bool agree(int peer, std::uint64_t call) noexcept;
   Step choose(OpState& s) noexcept;
   bool must_see(const OpState& s, int peer) const noexcept;
   Step leave(OpState& s) noexcept;
-  void consume(const OpState& s, bool tell) noexcept;
+  void finish(const OpState& s) noexcept;
   Step refuse(const OpState& s, std::string why) noexcept;
   const Arrival& arrival(int r, const OpState& s) const noexcept {
     return group_.of(r).arrivals[s.call % kRing];
@@ -66,6 +67,8 @@ class Collectives {
   const Group& group_;
   OpState* current_ = nullptr;
   std::uint64_t everybody_consumed_ = 0;  // a lower bound
+  std::uint64_t compared_ = 0;            // calls compared with all ranks
+  std::uint64_t finished_ = 0;            // calls finished here: ahead of compared_ after broadcasts
   std::uint64_t rounds_ = 0;              // of staging, over the group's life
   std::vector<const std::byte*> ins_;     // one per rank: scratch of the paths
   std::vector<std::byte*> outs_;

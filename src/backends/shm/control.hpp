@@ -40,7 +40,7 @@ struct Buffer {
 };
 
 /// A rank's part in call k: line k mod kRing. Written by its owner, read by all once `sequence` is k + 1;
-/// rewritten only when everybody's `consumed` says that they have finished call k.
+/// rewritten only when everybody's `consumed` says that they have read it.
 struct alignas(64) Arrival {
   std::atomic<std::uint64_t> sequence;
   std::uint64_t word;  ///< op, dtype, reduction, order, root, forced path: equal on all ranks
@@ -78,7 +78,9 @@ struct Pair {
 
 /// One rank's words. Each line has one writer, the owner, but for `mail`.
 struct RankBlock {
-  alignas(64) std::atomic<std::uint64_t> consumed;  ///< calls finished: what peers lent may be theirs again
+  alignas(64)
+      std::atomic<std::uint64_t> consumed;  ///< calls whose arrival lines are read: peers may rewrite them
+  std::atomic<std::uint64_t> finished;      ///< calls after which what peers lent may be theirs again
   alignas(64) std::atomic<std::uint64_t> staged;    ///< rounds of staging filled, over the group's life
   std::atomic<std::uint64_t> reduced;               ///< rounds whose own part is summed
   std::atomic<std::uint64_t> copied;                ///< rounds taken out of the peers' slots

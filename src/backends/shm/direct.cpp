@@ -1,5 +1,5 @@
 // The direct path: every rank reaches the others' memory, so nothing is copied on the way. Two
-// synchronisations: the arrival, and everybody's `consumed`.
+// synchronisations: the arrival, and everybody's `finished`.
 //
 // all_reduce: rank r combines slice r of all inputs and stores it to slice r of all outputs. reduce_scatter,
 // all_gather and broadcast pull: they write only their own memory.
@@ -73,9 +73,9 @@ Step Collectives::direct(OpState& s) noexcept {
     case Op::send:
     case Op::recv: break;
   }
-  group_.leave();
+  if (!group_.leave()) return Step::failed;
   if (!finished) return Step::advanced;
-  consume(s, true);
+  finish(s);
   st.cursor = 0;
   st.phase = Phase::leaving;
   return leave(s) == Step::done ? Step::done : Step::advanced;

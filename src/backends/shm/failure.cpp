@@ -73,29 +73,37 @@ std::vector<int> dead_ranks(const Group& g) {
   return dead;
 }
 
-bool quiesce(const Group& g, Deadline deadline, std::span<const MemoryRange> exposed) noexcept {
-  for (;;) {
-    bool inside = false, inside_here = false;
-    for (int r = 0; r < g.size; ++r) {
-      const Neighbour& home = *g.homes[static_cast<std::size_t>(r)];
-      if (r == g.rank || g.of(r).active.load(std::memory_order_seq_cst) == 0 || !home.alive()) continue;
-      inside = true;
-      if (home.is_self()) inside_here = true;
-    }
-    if (!inside) return true;
-    if (!deadline.passed()) {
-      std::this_thread::sleep_for(kQuiesceNap);
-      continue;
-    }
-    // Out of patience with a stopped process. A thread of this process cannot be shut out: it uses our
-    // addresses.
-    if (inside_here || deadline.left() < Duration::zero()) return false;
-    for (const MemoryRange& m : exposed) {
-      Arena& arena = g.context.arena();
-      if (arena.find(m.data, m.bytes) && !arena.evacuate(m.data, m.bytes)) return false;
-    }
-    return true;
+namespace {
+
+enum class Inside { nobody, process, thread };
+
+// Whether a live rank is inside its peers' memory, and whether one of them is a thread of this process.
+Inside inside(const Group& g) noexcept {
+  Inside found = Inside::nobody;
+  for (int r = 0; r < g.size; ++r) {
+    const Neighbour& home = *g.homes[static_cast<std::size_t>(r)];
+    if (r == g.rank || g.of(r).active.load(std::memory_order_seq_cst) == 0 || !home.alive()) continue;
+    if (home.is_self()) return Inside::thread;
+    found = Inside::process;
   }
+  return found;
+}
+
+}  // namespace
+
+bool quiet(const Group& g) noexcept { return inside(g) == Inside::nobody; }
+
+bool quiesce(const Group& g, Deadline deadline, std::span<const MemoryRange> exposed) noexcept {
+  Inside who = inside(g);
+  for (; who != Inside::nobody && !deadline.passed(); who = inside(g))
+    std::this_thread::sleep_for(kQuiesceNap);
+  if (who != Inside::process)
+    return who == Inside::nobody;  // a thread uses our addresses: it cannot be shut out
+  for (const MemoryRange& m : exposed) {
+    Arena& arena = g.context.arena();
+    if (arena.find(m.data, m.bytes) && !arena.evacuate(m.data, m.bytes)) return false;
+  }
+  return true;
 }
 
 }  // namespace weft::shm

@@ -57,7 +57,11 @@ struct Group {
   bool aborted() const noexcept { return control.abort().state.load(std::memory_order_seq_cst) != 0; }
   /// Announces that this rank is about to touch peers' memory. False: the group has failed, keep out.
   bool enter(std::uint64_t call) const noexcept;
-  void leave() const noexcept { mine().active.store(0, std::memory_order_seq_cst); }
+  /// Out again. False: the group has failed meanwhile.
+  bool leave() const noexcept {
+    mine().active.store(0, std::memory_order_seq_cst);
+    return !aborted();
+  }
 };
 
 /// Meets the other ranks. Throws as make_shm_backend says.
@@ -69,6 +73,8 @@ bool raise(const Group& g, const Failure& why) noexcept;
 Failure first_cause(const Group& g);
 /// Names ranks that died; empty: none.
 std::vector<int> dead_ranks(const Group& g);
+/// No live rank is inside its peers' memory.
+bool quiet(const Group& g) noexcept;
 bool quiesce(const Group& g, Deadline deadline, std::span<const MemoryRange> exposed) noexcept;
 
 /// "rank 1 called all_gather f32 x1000 [call 17]"

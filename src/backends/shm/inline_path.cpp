@@ -27,7 +27,7 @@ Step Collectives::finish_inline(OpState& s) noexcept {
     case Op::send:
     case Op::recv: break;
   }
-  consume(s, false);
+  finish(s);
   return Step::done;
 }
 

@@ -207,7 +207,7 @@ Step Messages::receive(OpState& s) {
     if (!group_.enter(s.call)) return Step::failed;
     if (group_.in_chunk) group_.in_chunk(s.call);
     copy_bytes(s.out + st.moved_bytes, group_.reach(s.peer, st.place) + st.moved_bytes, chunk);
-    group_.leave();
+    if (!group_.leave()) return Step::failed;
     st.moved_bytes += chunk;
     if (st.moved_bytes < st.bytes) return Step::advanced;
     pair.answers[st.number].store(Pair::taken, std::memory_order_seq_cst);

@@ -110,6 +110,7 @@ class ShmBackend final : public Backend {
 
   void fail(const Failure& why) noexcept override { raise(group_, why); }
   Failure failure() const override { return first_cause(group_); }
+  bool quiet() const noexcept override { return shm::quiet(group_); }
   bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept override {
     return shm::quiesce(group_, deadline, exposed);
   }

@@ -143,7 +143,7 @@ Step Collectives::staged(OpState& s) noexcept {
   const std::uint64_t level = st.base + st.rounds;
   for (auto* counter : {&block.staged, &block.reduced, &block.copied})
     if (counter->load(std::memory_order_relaxed) < level) counter->store(level, std::memory_order_seq_cst);
-  consume(s, true);
+  finish(s);
   return Step::done;
 }
 
