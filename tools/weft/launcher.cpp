@@ -180,7 +180,7 @@ class Supervisor {
   }
 
   ~Supervisor() {  // whatever happened: nothing is left behind
-    signal_ranks(SIGKILL);
+    signal_groups(SIGKILL);
     kill_all_descendants();
     ::close(signals_);
   }
@@ -195,7 +195,7 @@ class Supervisor {
       }
     }
     watch();
-    return exit_;
+    return exit_.value_or(0);
   }
 
  private:
@@ -382,7 +382,7 @@ class Supervisor {
     while (::read(signals_, &info, sizeof info) == sizeof info) {
       const int number = static_cast<int>(info.ssi_signo);
       if (number == SIGCHLD) continue;  // reaped below; several may have become one
-      signal_ranks(number);
+      forward(number);
       if (number == SIGINT || number == SIGTERM) end_requested();
     }
     reap();
@@ -416,7 +416,7 @@ class Supervisor {
       (*at)->running = false;
       ended.emplace_back(at->get(), status);
     }
-    if (stage_ != Stage::running) return;
+    if (exit_) return;
     // The kernel does not tell in which order children ended. Where one was killed by a signal, the others
     // that are found with it are those who noticed.
     std::stable_sort(ended.begin(), ended.end(), [](const auto& a, const auto& b) {
@@ -427,8 +427,10 @@ class Supervisor {
       report(fmt::format("rank {} (pid {}) was first to fail: {}", rank->number, rank->pid,
                          how_it_ended(status)));
       exit_ = exit_status(status);
-      stage_ = Stage::noticed;
-      next_step_ = Deadline::after(options_.notice);
+      if (stage_ == Stage::running) {
+        stage_ = Stage::noticed;
+        next_step_ = Deadline::after(options_.notice);
+      }
       return;
     }
   }
@@ -452,14 +454,14 @@ class Supervisor {
   }
 
   void terminate() {
-    signal_ranks(SIGTERM);
-    signal_ranks(SIGCONT);  // a stopped rank takes SIGTERM only once it goes on
+    signal_groups(SIGTERM);
+    signal_groups(SIGCONT);  // a stopped rank takes SIGTERM only once it goes on
     stage_ = Stage::terminated;
     next_step_ = Deadline::after(options_.grace);
   }
 
   void kill_ranks() {
-    signal_ranks(SIGKILL);
+    signal_groups(SIGKILL);
     stage_ = Stage::killed;
     next_step_ = Deadline::never();
   }
@@ -471,9 +473,18 @@ class Supervisor {
     kill_ranks();
   }
 
-  void signal_ranks(int number) {
+  void signal_groups(int number) {
     for (const auto& rank : ranks_) {
       if (rank->running) ::kill(-rank->pid, number);
+    }
+  }
+
+  /// A signal that was sent to us. What asks to end goes to all a rank has started, as from a terminal.
+  /// SIGUSR1 and SIGUSR2 go to the rank itself: they would kill helpers that do not know them.
+  void forward(int number) {
+    const bool for_all = number != SIGUSR1 && number != SIGUSR2;
+    for (const auto& rank : ranks_) {
+      if (rank->running) ::kill(for_all ? -rank->pid : rank->pid, number);
     }
   }
 
@@ -506,7 +517,7 @@ class Supervisor {
   std::optional<Clock::time_point> first_request_;
   bool guard_gone_ = false;
   bool abandoned_ = false;
-  int exit_ = 0;
+  std::optional<int> exit_;  // the first failure's, once there is one
 };
 
 int supervise(const LaunchOptions& options, const std::vector<std::string>& command,

@@ -73,7 +73,7 @@ void LineCutter::feed(std::string_view bytes) {
   }
   if (line_.size() > kLongest) line_feed();
   // A bar drawn as "\r40 %" has no end until the next one: it is shown as far as it came.
-  if (in_bar_ && shows_bars_ && !line_.empty()) sink_.add_bar(tag_, line_);
+  if (in_bar_ && !line_.empty()) show_bar(line_);
 }
 
 void LineCutter::line_feed() {
@@ -88,7 +88,13 @@ void LineCutter::carriage_return() {
   if (line_.empty()) return;
   bar_ = std::move(line_);
   line_.clear();
-  if (shows_bars_) sink_.add_bar(tag_, bar_);
+  show_bar(bar_);
+}
+
+void LineCutter::show_bar(const std::string& text) {
+  if (!shows_bars_ || (sink_.shows_bar() && text == shown_)) return;
+  shown_ = text;
+  sink_.add_bar(tag_, text);
 }
 
 void LineCutter::finish() {

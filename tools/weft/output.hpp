@@ -18,6 +18,7 @@ class Sink {
   Sink(int fd, Screen& screen);
   int fd() const { return fd_; }
   bool terminal() const { return terminal_; }
+  bool shows_bar() const { return screen_.bar_shown; }
   bool empty() const { return pending_.empty(); }
   /// So much is queued that no more should be read from the ranks.
   bool full() const { return pending_.size() > kFull; }
@@ -59,12 +60,14 @@ class LineCutter {
   static constexpr std::size_t kLongest = std::size_t{64} << 10;  // longer lines are broken
   void line_feed();
   void carriage_return();
+  void show_bar(const std::string& text);
 
   std::string tag_;
   bool shows_bars_;
   Sink& sink_;
-  std::string line_;  // since the last line end
-  std::string bar_;   // the last text that a carriage return ended, while nothing but bars came since
+  std::string line_;   // since the last line end
+  std::string bar_;    // the last text that a carriage return ended, while nothing but bars came since
+  std::string shown_;  // the text of the bar that was shown last
   bool in_bar_ = false;
 };
 

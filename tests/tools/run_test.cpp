@@ -1,0 +1,455 @@
+// Drives the built `weft run` with small shell programs: what comes out, how it ends, and that nothing stays
+// behind.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/processes.hpp"
+#include "support/temporary_folder.hpp"
+
+namespace weft::test {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::UnorderedElementsAre;
+
+constexpr ExitStatus kSuccess{.code = 0};
+ExitStatus code(int c) { return {.code = c}; }
+
+std::string contents(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+bool eventually(const std::function<bool()>& holds) {
+  for (const Deadline deadline = Deadline::after(seconds(15)); !deadline.passed();) {
+    if (holds()) return true;
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  return holds();
+}
+
+class RunTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    EXPECT_TRUE(eventually([&] { return left_behind().empty(); })) << "processes stay";
+  }
+
+  /// Starts `weft run` with these words. Its processes, and theirs, carry a mark in their environment.
+  ChildProcess start(std::vector<std::string> words, const std::function<void()>& prepare = {}) {
+    return ChildProcess::fork([&] {
+      const auto open_as = [&](const char* name, int flags, int fd) {
+        return ::dup2(::open((folder_ / name).c_str(), flags, 0600), fd) == fd;
+      };
+      if (!std::filesystem::exists(folder_ / "in")) std::ofstream(folder_ / "in").flush();
+      if (!open_as("in", O_RDONLY, 0) || !open_as("out", O_WRONLY | O_CREAT | O_APPEND, 1) ||
+          !open_as("err", O_WRONLY | O_CREAT | O_APPEND, 2)) {
+        return 99;
+      }
+      for (const int number : {SIGINT, SIGQUIT, SIGHUP, SIGPIPE}) ::signal(number, SIG_DFL);
+      ::setenv("WEFT_TEST_MARK", folder_.path().c_str(), 1);
+      ::setenv("WEFT_RANK", "of another job", 1);
+      if (prepare) prepare();
+      words.insert(words.begin(), {WEFT_COMMAND, "run"});
+      std::vector<char*> argv;
+      for (auto& word : words) argv.push_back(word.data());
+      argv.push_back(nullptr);
+      ::execv(argv[0], argv.data());
+      return 99;
+    });
+  }
+
+  ChildProcess start_shell(int ranks, const std::string& script) {
+    return start({"-n", std::to_string(ranks), "--", "sh", "-c", script});
+  }
+
+  /// Runs to the end.
+  ExitStatus run(std::vector<std::string> words) {
+    ChildProcess process = start(std::move(words));
+    return process.wait(seconds(20)).value_or(ExitStatus{});
+  }
+  ExitStatus run_shell(int ranks, const std::string& script) {
+    return run({"-n", std::to_string(ranks), "--", "sh", "-c", script});
+  }
+
+  std::string out() { return contents(folder_ / "out"); }
+  std::string err() { return contents(folder_ / "err"); }
+  std::vector<std::string> out_lines() { return lines_of(out()); }
+
+  /// The number that rank `rank` printed after `word`, once it has.
+  int printed_number(int rank, const std::string& word) {
+    const std::string start_of_line = fmt::format("[{}] {} ", rank, word);
+    int number = 0;
+    EXPECT_TRUE(eventually([&] {
+      for (const auto& line : out_lines()) {
+        if (line.starts_with(start_of_line)) number = std::atoi(line.c_str() + start_of_line.size());
+      }
+      return number != 0;
+    })) << "no line starts with: "
+        << start_of_line;
+    return number;
+  }
+
+  /// The processes that carry our mark.
+  std::vector<int> left_behind() {
+    const std::string mark = "WEFT_TEST_MARK=" + folder_.path().string();
+    std::vector<int> pids;
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
+      const int pid = std::atoi(entry.path().filename().c_str());
+      if (pid > 0 && contents(entry.path() / "environ").find(mark) != std::string::npos) pids.push_back(pid);
+    }
+    return pids;
+  }
+
+  TemporaryFolder folder_;
+};
+
+// ---- output ----
+
+TEST_F(RunTest, LinesCarryTheirRankAndTheirStream) {
+  EXPECT_EQ(run_shell(3, "echo out $WEFT_RANK; echo err $WEFT_RANK >&2"), kSuccess);
+  EXPECT_THAT(out_lines(), UnorderedElementsAre("[0] out 0", "[1] out 1", "[2] out 2"));
+  EXPECT_THAT(lines_of(err()), UnorderedElementsAre("[0] err 0", "[1] err 1", "[2] err 2"));
+}
+
+TEST_F(RunTest, ALastLineWithoutLineFeedIsWhole) {
+  EXPECT_EQ(run_shell(2, "printf 'a\\n\\npartial'"), kSuccess);
+  EXPECT_THAT(out_lines(),
+              UnorderedElementsAre("[0] a", "[0] ", "[0] partial", "[1] a", "[1] ", "[1] partial"));
+}
+
+TEST_F(RunTest, PiecesOfALineAreOneLine) {
+  EXPECT_EQ(run_shell(2, "printf 'one '; sleep 0.2; printf 'two '; sleep 0.2; echo three"), kSuccess);
+  EXPECT_THAT(out_lines(), UnorderedElementsAre("[0] one two three", "[1] one two three"));
+}
+
+TEST_F(RunTest, TagsCanBeLeftOut) {
+  EXPECT_EQ(run({"-n", "2", "--no-tag-output", "--", "echo", "plain"}), kSuccess);
+  EXPECT_EQ(out(), "plain\nplain\n");
+}
+
+TEST_F(RunTest, MuchOutputStaysWhole) {
+  EXPECT_EQ(run_shell(3, "seq 1 40000"), kSuccess);
+  std::vector<int> next(3, 1);
+  for (const auto& line : out_lines()) {
+    int rank = -1;
+    int number = 0;
+    ASSERT_EQ(std::sscanf(line.c_str(), "[%d] %d", &rank, &number), 2) << line;
+    ASSERT_EQ(number, next.at(rank)++);
+  }
+  EXPECT_THAT(next, ::testing::Each(40001));
+}
+
+TEST_F(RunTest, CarriageReturnsPassThroughToFiles) {
+  EXPECT_EQ(run_shell(1, "printf '10%%\\r20%%\\rdone\\n'"), kSuccess);
+  EXPECT_EQ(out(), "[0] 10%\r20%\rdone\n");
+}
+
+// A reader that leaves, as `head` does, costs its output and not the job.
+TEST_F(RunTest, AReaderThatLeavesDoesNotEndTheJob) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ChildProcess process = start({"-n", "2", "--", "sh", "-c", "seq 1 100000; echo end of $WEFT_RANK >&2"},
+                               [&] { ::dup2(ends[1], STDOUT_FILENO), ::close(ends[0]), ::close(ends[1]); });
+  ::close(ends[1]);
+  char some[100];
+  EXPECT_GT(::read(ends[0], some, sizeof some), 0);
+  ::close(ends[0]);
+  EXPECT_EQ(process.wait(seconds(20)), kSuccess);
+  EXPECT_THAT(lines_of(err()), UnorderedElementsAre("[0] end of 0", "[1] end of 1"));
+}
+
+// One that stays and does not read holds up neither signals nor the end.
+TEST_F(RunTest, AReaderThatDoesNotReadDoesNotKeepTheJobAlive) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ChildProcess process = start({"-n", "2", "--", "sh", "-c", "echo pid $$ >&2; seq 1 10000000"},
+                               [&] { ::dup2(ends[1], STDOUT_FILENO), ::close(ends[0]), ::close(ends[1]); });
+  EXPECT_TRUE(eventually([&] { return lines_of(err()).size() == 2; }));
+  std::this_thread::sleep_for(milliseconds(200));  // all queues are full by now, or soon
+  process.kill(SIGKILL);
+  EXPECT_TRUE(eventually([&] { return left_behind().empty(); }));
+  ::close(ends[0]);
+  ::close(ends[1]);
+}
+
+/// What a terminal gets from `weft run` with this script.
+std::string on_a_terminal(const std::string& script) {
+  const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  EXPECT_EQ(::grantpt(terminal), 0);
+  EXPECT_EQ(::unlockpt(terminal), 0);
+  const std::string name = ::ptsname(terminal);
+  ChildProcess process = ChildProcess::fork([&] {
+    const int side = ::open(name.c_str(), O_RDWR | O_NOCTTY);
+    for (int fd = 0; fd <= 2; ++fd) ::dup2(side, fd);
+    ::close(side);
+    ::execl(WEFT_COMMAND, "weft", "run", "-n", "2", "--", "sh", "-c", script.c_str(), nullptr);
+    return 99;
+  });
+  std::string text;
+  for (const Deadline deadline = Deadline::after(seconds(20)); !deadline.passed();) {
+    pollfd p{terminal, POLLIN, 0};
+    char buffer[4096];
+    if (::poll(&p, 1, 100) == 0) continue;
+    const ssize_t got = ::read(terminal, buffer, sizeof buffer);  // EIO: the other side is closed
+    if (got <= 0) break;
+    text.append(buffer, static_cast<std::size_t>(got));
+  }
+  EXPECT_EQ(process.wait(seconds(10)), kSuccess);
+  ::close(terminal);
+  return text;
+}
+
+// Rank 0 draws a bar, once with the carriage return in front and once behind; rank 1 says a line meanwhile,
+// and of its own bar only the last state is shown. The terminal itself makes \r\n of \n.
+TEST_F(RunTest, ProgressBarsOfRankZeroMoveOnATerminal) {
+  const std::string text = on_a_terminal(
+      "if [ $WEFT_RANK = 0 ]; then printf '\\r10%%'; sleep 0.3; printf '\\r20%%'; sleep 1.2; printf "
+      "'30%%\\r40%%\\ndone\\n';"
+      "else sleep 0.8; printf 'a\\rb\\rhello\\n'; sleep 1; printf 'crlf\\r\\n'; fi");
+  EXPECT_EQ(text,
+            "[0] 10%\x1b[K\r[0] 20%\x1b[K\r"
+            "[1] hello\x1b[K\r\n"
+            "[0] 20%30%\x1b[K\r[0] 40%\x1b[K\r\n[0] done\r\n"
+            "[1] crlf\r\n");
+}
+
+// ---- environment ----
+
+TEST_F(RunTest, RanksKnowTheirPlace) {
+  EXPECT_EQ(run_shell(3, "echo $WEFT_RANK $WEFT_LOCAL_RANK $WEFT_WORLD_SIZE $WEFT_TEST_MARK"), kSuccess);
+  const std::string mark = folder_.path().string();
+  EXPECT_THAT(out_lines(),
+              UnorderedElementsAre("[0] 0 0 3 " + mark, "[1] 1 1 3 " + mark, "[2] 2 2 3 " + mark));
+}
+
+TEST_F(RunTest, RanksMeetInTheLaunchersStore) {
+  EXPECT_EQ(run({"-n", "3", "--", WEFT_MEET}), kSuccess) << err();
+  EXPECT_THAT(out_lines(),
+              UnorderedElementsAre("[0] rank 0 of 3: 33", "[1] rank 1 of 3: 33", "[2] rank 2 of 3: 33"));
+}
+
+TEST_F(RunTest, JobsHaveTokensOfTheirOwn) {
+  EXPECT_EQ(run_shell(2, "echo $WEFT_JOB"), kSuccess);
+  EXPECT_EQ(run_shell(1, "echo $WEFT_JOB"), kSuccess);
+  const auto lines = out_lines();
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines[0].size(), 4u + 16u);
+  EXPECT_EQ(lines[0].substr(4), lines[1].substr(4));
+  EXPECT_NE(lines[0].substr(4), lines[2].substr(4));
+}
+
+TEST_F(RunTest, RankZeroReadsStandardInput) {
+  std::ofstream(folder_ / "in") << "typed\n";
+  EXPECT_EQ(run_shell(2, "cat; echo end"), kSuccess);
+  EXPECT_THAT(out_lines(), UnorderedElementsAre("[0] typed", "[0] end", "[1] end"));
+}
+
+TEST_F(RunTest, ArgumentsReachTheProgramAsTheyAre) {
+  EXPECT_EQ(run({"-n", "1", "--", "printf", "%s|", "-n", "5", "--", "--bind", "a b"}), kSuccess);
+  EXPECT_EQ(out(), "[0] -n|5|--|--bind|a b|\n");
+}
+
+TEST_F(RunTest, BindGivesEachRankItsShareOfTheCores) {
+  cpu_set_t usable;
+  ASSERT_EQ(::sched_getaffinity(0, sizeof usable, &usable), 0);
+  const int cores = CPU_COUNT(&usable);
+  EXPECT_EQ(run({"-n", std::to_string(cores), "--bind", "cores", "--", "nproc"}), kSuccess);
+  for (const auto& line : out_lines()) EXPECT_THAT(line, ::testing::EndsWith("] 1"));
+  EXPECT_EQ(out_lines().size(), static_cast<std::size_t>(cores));
+}
+
+// ---- ends ----
+
+TEST_F(RunTest, TheFirstFailureNamesItselfAndEndsTheOthers) {
+  const auto begin = Clock::now();
+  EXPECT_EQ(run_shell(3, "if [ $WEFT_RANK = 2 ]; then echo pid $$; sleep 0.2; exit 3; fi; exec sleep 60"),
+            code(3));
+  EXPECT_LT(Clock::now() - begin, seconds(10));
+  EXPECT_EQ(err(), "weft run: rank 2 (pid " + std::to_string(printed_number(2, "pid")) +
+                       ") was first to fail: exited with code 3\n");
+}
+
+TEST_F(RunTest, AKilledRankIsNamedAndTheOthersEnd) {
+  ChildProcess process = start_shell(3, "echo pid $$; exec sleep 60");
+  const int victim = printed_number(1, "pid");
+  printed_number(0, "pid");
+  printed_number(2, "pid");
+  ASSERT_EQ(::kill(victim, SIGKILL), 0);
+  const auto begin = Clock::now();
+  EXPECT_EQ(process.wait(seconds(20)), code(128 + SIGKILL));
+  EXPECT_LT(Clock::now() - begin, seconds(5));
+  EXPECT_EQ(err(), "weft run: rank 1 (pid " + std::to_string(victim) +
+                       ") was first to fail: killed by signal 9 (SIGKILL)\n");
+}
+
+// The others have half a second to say what they saw, then SIGTERM, and three seconds later SIGKILL.
+TEST_F(RunTest, RanksThatIgnoreSigtermAreKilled) {
+  const auto begin = Clock::now();
+  EXPECT_EQ(run_shell(2,
+                      "if [ $WEFT_RANK = 0 ]; then exit 5; fi; echo pid $$; trap 'echo asked to end' TERM; "
+                      "while :; do sleep 0.1; done"),
+            code(5));
+  const auto took = Clock::now() - begin;
+  EXPECT_GE(took, milliseconds(3400));
+  EXPECT_LT(took, seconds(12));
+  EXPECT_THAT(out(), HasSubstr("[1] asked to end\n"));
+  EXPECT_THAT(err(), HasSubstr("weft run: rank 1 (pid " + std::to_string(printed_number(1, "pid")) +
+                               ") did not end within 3.0 s of SIGTERM: killed\n"));
+}
+
+TEST_F(RunTest, AStoppedRankEndsToo) {
+  ChildProcess process =
+      start_shell(2, "echo pid $$; if [ $WEFT_RANK = 0 ]; then sleep 0.5; exit 4; fi; exec sleep 60");
+  ::kill(printed_number(1, "pid"), SIGSTOP);
+  EXPECT_EQ(process.wait(seconds(20)), code(4));
+}
+
+TEST_F(RunTest, WhatSuccessfulRanksLeaveRunningIsEnded) {
+  const auto begin = Clock::now();
+  EXPECT_EQ(run_shell(2, "sleep 60 & setsid sleep 60 & echo started"), kSuccess);
+  EXPECT_LT(Clock::now() - begin, seconds(10));
+  EXPECT_THAT(out_lines(), UnorderedElementsAre("[0] started", "[1] started"));
+  EXPECT_THAT(left_behind(), IsEmpty());
+}
+
+TEST_F(RunTest, AProgramThatDoesNotExistIsNamed) {
+  EXPECT_EQ(run({"-n", "2", "--", "no-such-program", "x"}), code(127));
+  EXPECT_EQ(err(), "weft run: cannot start \"no-such-program\": No such file or directory\n");
+}
+
+TEST_F(RunTest, AProgramThatCannotBeRunIsNamed) {
+  EXPECT_EQ(run({"-n", "2", "--", "/etc/passwd"}), code(126));
+  EXPECT_EQ(err(), "weft run: cannot start \"/etc/passwd\": Permission denied\n");
+}
+
+TEST_F(RunTest, WrongFlagsExitWithTwo) {
+  EXPECT_EQ(run({"-n", "0", "--", "true"}), code(2));
+  EXPECT_THAT(err(), HasSubstr("--ranks: Value 0 not in range 1 to 256"));
+  EXPECT_EQ(run({"-n", "2"}), code(2));
+  EXPECT_THAT(err(), HasSubstr("no program; expected: weft run -n 4 -- PROGRAM"));
+  EXPECT_EQ(run({"--", "true"}), code(2));
+  EXPECT_THAT(err(), HasSubstr("--ranks is required"));
+  EXPECT_EQ(run({"-n", "2", "true"}), code(2));
+  EXPECT_THAT(err(), HasSubstr("The following argument was not expected: true"));
+  EXPECT_EQ(run({"-n", "2", "--bind", "sockets", "--", "true"}), code(2));
+  EXPECT_THAT(err(), HasSubstr("sockets not in {none,cores}"));
+}
+
+// ---- signals ----
+
+TEST_F(RunTest, SignalsReachEveryRank) {
+  ChildProcess process = start_shell(2,
+                                     "trap 'echo got USR1' USR1; trap 'echo got USR2' USR2; trap 'echo got "
+                                     "HUP' HUP; trap 'echo got INT; exit 0' INT; "
+                                     "echo pid $$; while :; do sleep 0.05; done");
+  printed_number(0, "pid");
+  printed_number(1, "pid");
+  const auto both_say = [&](const std::string& word) {
+    return eventually([&] {
+      const std::string text = out();
+      return text.find("[0] got " + word) != std::string::npos &&
+             text.find("[1] got " + word) != std::string::npos;
+    });
+  };
+  process.kill(SIGUSR1);
+  EXPECT_TRUE(both_say("USR1"));
+  process.kill(SIGUSR2);
+  EXPECT_TRUE(both_say("USR2"));
+  process.kill(SIGHUP);
+  EXPECT_TRUE(both_say("HUP"));
+  process.kill(SIGINT);
+  EXPECT_TRUE(both_say("INT"));
+  EXPECT_EQ(process.wait(seconds(20)), kSuccess);
+  EXPECT_THAT(err(), Not(HasSubstr("weft run")));
+}
+
+TEST_F(RunTest, SigtermEndsTheJob) {
+  ChildProcess process = start_shell(2, "echo pid $$; exec sleep 60");
+  printed_number(0, "pid");
+  printed_number(1, "pid");
+  process.kill(SIGTERM);
+  EXPECT_EQ(process.wait(seconds(20)), code(128 + SIGTERM));
+  EXPECT_THAT(err(), HasSubstr("was first to fail: killed by signal 15 (SIGTERM)\n"));
+}
+
+TEST_F(RunTest, ASecondRequestEndsRanksThatIgnoredTheFirst) {
+  ChildProcess process = start_shell(2, "trap 'echo not yet' INT; echo pid $$; while :; do sleep 0.05; done");
+  printed_number(0, "pid");
+  printed_number(1, "pid");
+  process.kill(SIGINT);
+  EXPECT_FALSE(process.wait(milliseconds(800)).has_value());
+  process.kill(SIGINT);
+  EXPECT_EQ(process.wait(seconds(20)), code(128 + SIGTERM));
+}
+
+// ---- the launcher itself is killed ----
+
+// Each rank has a child in its process group and one that left it; all ignore what can be ignored.
+constexpr const char* kFamily =
+    "trap '' TERM INT HUP; sleep 60 & setsid sleep 60 & echo pid $$; exec sleep 60";
+
+class KilledLauncherTest : public RunTest {
+ protected:
+  ChildProcess start_family() {
+    ChildProcess process = start_shell(2, kFamily);
+    printed_number(0, "pid");
+    printed_number(1, "pid");
+    EXPECT_TRUE(eventually([&] { return left_behind().size() == 8; }))
+        << "guard, supervisor, 2 ranks, 4 children";
+    return process;
+  }
+};
+
+TEST_F(KilledLauncherTest, NothingStaysWhenTheGuardIsKilled) {
+  ChildProcess process = start_family();
+  process.kill(SIGKILL);
+  const auto begin = Clock::now();
+  EXPECT_TRUE(eventually([&] { return left_behind().empty(); }));
+  EXPECT_LT(Clock::now() - begin, seconds(5));
+  EXPECT_EQ(process.wait(seconds(5)), (ExitStatus{.signal = SIGKILL}));
+}
+
+TEST_F(KilledLauncherTest, NothingStaysWhenTheSupervisorIsKilled) {
+  ChildProcess process = start_family();
+  const std::string children = contents(fmt::format("/proc/{0}/task/{0}/children", process.pid()));
+  const int supervisor = std::atoi(children.c_str());
+  ASSERT_GT(supervisor, 0);
+  ASSERT_EQ(::kill(supervisor, SIGKILL), 0);
+  EXPECT_EQ(process.wait(seconds(20)), code(128 + SIGKILL));
+  EXPECT_THAT(left_behind(), IsEmpty());
+  EXPECT_EQ(err(), "weft run: the supervisor (pid " + std::to_string(supervisor) +
+                       ") was killed by signal 9 (SIGKILL)\n");
+}
+
+}  // namespace
+}  // namespace weft::test
