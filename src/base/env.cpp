@@ -19,6 +19,7 @@ constexpr Variable kVariables[] = {
     {"WEFT_LOCAL_RANK", "LOCAL_RANK", "this process's rank among those of its host; set by weft run"},
     {"WEFT_STORE", "MASTER_ADDR:MASTER_PORT", "where the job's store listens, as host:port; set by weft run"},
     {"WEFT_JOB", "none", "token that keeps jobs that share a store apart; set by weft run"},
+    {"WEFT_TERMINAL", "0", "1 where weft run writes to a terminal: progress bars may be drawn; set by weft run"},
     {"RANK", "0", "as WEFT_RANK, set by torchrun"},
     {"WORLD_SIZE", "1", "as WEFT_WORLD_SIZE, set by torchrun"},
     {"LOCAL_RANK", "RANK", "as WEFT_LOCAL_RANK, set by torchrun"},

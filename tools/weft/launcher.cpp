@@ -229,6 +229,7 @@ class Supervisor {
         {"WEFT_LOCAL_RANK", fmt::to_string(number)},
         {"WEFT_STORE", store_.address()},
         {"WEFT_JOB", job_},
+        {"WEFT_TERMINAL", out_.terminal() ? "1" : "0"},
     };
     std::vector<std::string> all;
     for (char** variable = environ; *variable != nullptr; ++variable) {
