@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/memfd.hpp"
+#include "base/poison.hpp"
 #include "weft/base/log.hpp"
 
 namespace weft {
@@ -86,6 +87,7 @@ struct Arena::Impl {
 
   void cache_insert(std::byte* begin, Extent e) {
     cached += e.bytes;
+    poison(begin, e.bytes);
     auto next = cache.lower_bound(begin);
     if (next != cache.end() && next->second.island == e.island && next->first == begin + e.bytes) {
       e.bytes += next->second.bytes;
@@ -180,7 +182,11 @@ struct Arena::Impl {
 };
 
 Arena::Arena(Logger& log, std::size_t segment_bytes) : impl_(std::make_unique<Impl>(log, segment_bytes)) {}
-Arena::~Arena() = default;
+
+Arena::~Arena() {
+  for (const auto& [begin, extent] : impl_->cache)
+    unpoison(begin, extent.bytes);  // others may be given these addresses
+}
 
 // Adds a segment of the usual size, or of `bytes` if that is more. Where the system refuses, half of it, and
 // so on; what is finally granted is then halved once more, so that the rest of the program is left as much as
@@ -227,6 +233,7 @@ std::byte* Arena::take(std::size_t bytes) {
     a.cached -= e.bytes;
     if (e.bytes > bytes) a.cache_insert(block + bytes, {e.bytes - bytes, e.island});
     e.bytes = bytes;
+    unpoison(block, bytes);
     a.blocks.emplace(block, e);
     return block;
   }
@@ -350,7 +357,7 @@ bool Arena::evacuate(void* data, std::size_t bytes) noexcept try {
     moves.push_back({i->first, i->second.bytes, a.place_of(i->first, count), {}, nullptr});
   }
 
-  // Donors come from pages that no peer has been told of: taken fresh or from the cache, as any block.
+  // Donors are taken as any block is: what a peer may still touch is in quarantine, not in the cache.
   const auto give_back_donors = [&] {
     for (const Move& m : moves) {
       if (m.donor == nullptr) continue;

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <cstdlib>
 
+#include "base/poison.hpp"
+
 namespace weft {
 namespace {
 
@@ -47,6 +49,7 @@ void* LocalMemory::allocate(std::size_t bytes) noexcept {
       by_size_.erase(found);
       cached_bytes_ -= rounded;
       take(rounded);
+      unpoison(block, rounded);
       return block;
     }
   }
@@ -84,6 +87,7 @@ void LocalMemory::release(void* block, std::size_t bytes) noexcept {
     return;
   }
   cached_bytes_ += rounded;
+  poison(block, rounded);
   // Never more in the cache than was in use at once: a program whose sizes keep changing does not grow
   // without end.
   while (cached_bytes_ > peak_in_use_) drop(cached_.begin());
@@ -93,6 +97,7 @@ void LocalMemory::drop(Order::iterator oldest) noexcept {
   auto [note, end] = by_size_.equal_range(oldest->bytes);
   while (note != end && note->second != oldest) ++note;
   if (note != end) by_size_.erase(note);
+  unpoison(oldest->block, oldest->bytes);
   ::munmap(oldest->block, oldest->bytes);
   cached_bytes_ -= oldest->bytes;
   cached_.erase(oldest);

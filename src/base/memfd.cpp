@@ -20,7 +20,12 @@ Descriptor make_memfd(const char* name, std::size_t bytes) noexcept {
     errno = EFBIG;
     return {};
   }
-  Descriptor fd(::memfd_create(name, MFD_CLOEXEC));
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+  // Hardened systems refuse a memfd that could be executed; kernels before 6.3 do not know the flag.
+  Descriptor fd(::memfd_create(name, MFD_CLOEXEC | MFD_NOEXEC_SEAL));
+  if (!fd && errno == EINVAL) fd = Descriptor(::memfd_create(name, MFD_CLOEXEC));
   if (fd && ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return {};
   return fd;
 }

@@ -1,0 +1,32 @@
+// Marks cached memory as not to be touched, where the address sanitizer is there to look: it cannot know that a
+// block in our caches is free. Nothing otherwise.
+#pragma once
+
+#include <cstddef>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define WEFT_ADDRESS_SANITIZER 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define WEFT_ADDRESS_SANITIZER 1
+#endif
+#endif
+#ifdef WEFT_ADDRESS_SANITIZER
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace weft {
+
+inline void poison([[maybe_unused]] const void* data, [[maybe_unused]] std::size_t bytes) noexcept {
+#ifdef WEFT_ADDRESS_SANITIZER
+  __asan_poison_memory_region(data, bytes);
+#endif
+}
+
+inline void unpoison([[maybe_unused]] const void* data, [[maybe_unused]] std::size_t bytes) noexcept {
+#ifdef WEFT_ADDRESS_SANITIZER
+  __asan_unpoison_memory_region(data, bytes);
+#endif
+}
+
+}  // namespace weft
