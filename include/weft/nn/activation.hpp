@@ -20,10 +20,10 @@ class SwiGLU : public Module {
   Tensors do_backward(Inputs dy, Frame& frame) override;
 };
 
-/// x + branch, elementwise, in x's shape. Layouts must be equal: adding a Partial to a Replicate would count
-/// the latter once per rank, so it is a layout error that names both and `where`.
-Tensor add(const Tensor& x, const Tensor& branch, Compute& compute, const std::string& where);
-/// x += branch in place, with the same check.
-void add_into(const Tensor& x, const Tensor& branch, Compute& compute, const std::string& where);
+/// a + b, elementwise: residuals, and gradients of a tensor that was used twice. Layouts must be equal:
+/// adding a Partial to a Replicate would count the latter once per rank, so it is a layout error that names
+/// `what`, the axis and both. Partial + Partial stays Partial.
+Tensor add_tensors(const Tensor& a, const Tensor& b, Compute& compute, const std::string& what,
+                   Memory memory = Memory::local);
 
 }  // namespace weft

@@ -32,17 +32,15 @@ class Compute {
   kernels::KernelContext& kernels() const noexcept { return *kernels_; }
   int threads() const noexcept { return threads_; }
 
-  /// An uninitialised tensor for an activation or a gradient of one. Local blocks come from a pool of this
-  /// Compute, since the pages of a fresh one cost more than many a kernel; shared ones from the arena, which
-  /// has its own.
-  Tensor make(const Shape& shape, DType dtype = DType::f32, Memory memory = Memory::local) const;
+  /// An uninitialised tensor in this rank's memory.
+  Tensor make(const Shape& shape, DType dtype = DType::f32, Memory memory = Memory::local) const {
+    return Tensor(*context_, shape, dtype, memory);
+  }
 
  private:
-  struct Pool;
   Context* context_;
   int threads_;
   std::unique_ptr<kernels::KernelContext> kernels_;
-  std::shared_ptr<Pool> pool_;
 };
 
 /// What backward needs: each module's forward pushes, its backward pops, in exactly the reverse order.

@@ -1,0 +1,58 @@
+#include "weft/nn/activation.hpp"
+
+#include <fmt/format.h>
+
+#include "nn/kernels/kernels.hpp"
+#include "nn/layouts.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+
+SwiGLU::SwiGLU(std::int64_t dim, std::int64_t hidden, Init init, Init down_init)
+    : gate_proj(dim, hidden, false, init),
+      up_proj(dim, hidden, false, init),
+      down_proj(hidden, dim, false, down_init) {
+  add("gate_proj", gate_proj);
+  add("up_proj", up_proj);
+  add("down_proj", down_proj);
+}
+
+Tensors SwiGLU::do_forward(Inputs x, Frame& frame) {
+  expect_count(x, 1, "inputs");
+  const Tensor gate = gate_proj.forward(x, frame)[0];  // both (…, hidden/tp)
+  const Tensor up = up_proj.forward(x, frame)[0];
+  layouts::expect_whole(layouts::named(*this, "gate"), gate, "a nonlinearity", false);
+  layouts::expect_same(layouts::named(*this, "up"), up.layout(), gate.layout(), "as gate");
+  const Tensor hidden = frame.compute().make(gate.shape()).with_layout(gate.layout());
+  kernels::swiglu_forward(frame.kernels(), gate.f32().data(), up.f32().data(), hidden.f32().data(),
+                          gate.count());
+  frame.push(*this, {gate, up});
+  return down_proj.forward(hidden, frame);
+}
+
+Tensors SwiGLU::do_backward(Inputs dy, Frame& frame) {
+  const Tensor dhidden = down_proj.backward(dy, frame)[0];
+  const Tensors kept = frame.pop(*this);
+  const Tensor &gate = kept[0], &up = kept[1];
+  layouts::expect_same(layouts::named(*this, "d(hidden)"), dhidden.layout(), gate.layout(), "as gate");
+  const Tensor dgate = frame.compute().make(gate.shape()).with_layout(gate.layout());
+  const Tensor dup = frame.compute().make(gate.shape()).with_layout(gate.layout());
+  kernels::swiglu_backward(frame.kernels(), dhidden.f32().data(), gate.f32().data(), up.f32().data(),
+                           dgate.f32().data(), dup.f32().data(), gate.count());
+  const Tensor through_up = up_proj.backward(dup, frame)[0];
+  const Tensor through_gate = gate_proj.backward(dgate, frame)[0];
+  return {add_tensors(through_up, through_gate, frame.compute(), layouts::named(*this, "dx"), dx_memory())};
+}
+
+Tensor add_tensors(const Tensor& a, const Tensor& b, Compute& compute, const std::string& what,
+                   Memory memory) {
+  layouts::expect_same(what + ": the second term", b.layout(), a.layout(), "as the first");
+  if (!(a.shape() == b.shape()))
+    throw Error(ErrorCode::bad_argument, fmt::format("{}: terms of shapes {} and {}", what,
+                                                     to_string(a.shape()), to_string(b.shape())));
+  const Tensor sum = compute.make(a.shape(), DType::f32, memory).with_layout(a.layout());
+  kernels::add(compute.kernels(), a.f32().data(), b.f32().data(), sum.f32().data(), a.count());
+  return sum;
+}
+
+}  // namespace weft

@@ -1,0 +1,143 @@
+#include "weft/nn/attention.hpp"
+
+#include <fmt/format.h>
+
+#include "nn/kernels/kernels.hpp"
+#include "nn/layouts.hpp"
+#include "weft/base/error.hpp"
+#include "weft/nn/activation.hpp"
+
+namespace weft {
+
+std::shared_ptr<const RopeTables> RopeTables::make(std::int64_t positions, std::int64_t head_dim,
+                                                   double theta) {
+  auto tables = std::make_shared<RopeTables>();
+  tables->positions = positions;
+  tables->half = head_dim / 2;
+  tables->cos.resize(static_cast<std::size_t>(positions * tables->half));
+  tables->sin.resize(tables->cos.size());
+  kernels::rope_tables(static_cast<float>(theta), head_dim, positions, tables->cos.data(),
+                       tables->sin.data());
+  return tables;
+}
+
+namespace {
+
+// What q, k and v say about this rank's share of the heads. q: (batch, seq, heads·head_dim), k, v: (batch,
+// seq, kv_heads·head_dim)
+kernels::AttentionShape share_of_heads(const Module& module, const AttentionConfig& config, const Tensor& q,
+                                       const Tensor& k, const Tensor& v) {
+  const auto expect_heads = [&](const char* name, const Tensor& t) {
+    if (t.layout()) {
+      layouts::expect_whole(layouts::named(module, name), t, "attention", false);
+      const Layout& layout = *t.layout();
+      for (int axis = 0; axis < layout.mesh_shape().axis_count(); ++axis)
+        if (layout.mesh_shape().size(axis) > 1 &&
+            is_shard(layout.placements[static_cast<std::size_t>(axis)], 1))
+          throw Error(
+              ErrorCode::layout,
+              fmt::format(
+                  "{} is Shard(1) on {}; attention needs the whole sequence: a boundary must gather it first",
+                  layouts::named(module, name), layouts::axis_name(layout, axis)));
+    }
+    if (t.shape().back() % config.head_dim != 0)
+      throw Error(
+          ErrorCode::layout,
+          fmt::format(
+              "{} has {} features on this rank, which is no multiple of head_dim {}: a head is cut in two",
+              layouts::named(module, name), t.shape().back(), config.head_dim));
+    return t.shape().back() / config.head_dim;
+  };
+  const std::int64_t heads = expect_heads("q", q), kv_heads = expect_heads("k", k);
+  expect_heads("v", v);
+  layouts::expect_same(layouts::named(module, "v"), v.layout(), k.layout(), "as k");
+  if (q.layout())
+    layouts::expect_same(layouts::named(module, "k"), k.layout(), q.layout()->with_global(k.layout()->global),
+                         "as q");
+  if (heads * config.kv_heads != kv_heads * config.heads)
+    throw Error(ErrorCode::layout, fmt::format("\"{}\": this rank has {} query and {} key/value heads; "
+                                               "expected {} query heads for each, as of {} "
+                                               "and {} in all",
+                                               module.path(), heads, kv_heads, config.heads / config.kv_heads,
+                                               config.heads, config.kv_heads));
+  return {q.size(0), q.size(1), heads, kv_heads, config.head_dim};
+}
+
+}  // namespace
+
+Attention::Attention(const AttentionConfig& config, std::shared_ptr<const RopeTables> rope)
+    : q_proj(config.dim, config.heads * config.head_dim, false, config.init),
+      k_proj(config.dim, config.kv_heads * config.head_dim, false, config.init),
+      v_proj(config.dim, config.kv_heads * config.head_dim, false, config.init),
+      o_proj(config.heads * config.head_dim, config.dim, false, config.out_init),
+      config_(config),
+      rope_(std::move(rope)) {
+  if (config.kv_heads < 1 || config.heads % config.kv_heads != 0)
+    throw Error(ErrorCode::bad_argument, fmt::format("attention: heads {} do not divide into kv_heads {}",
+                                                     config.heads, config.kv_heads));
+  if (config.head_dim % 2 != 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("attention: head_dim {} is odd; rotary positions need pairs", config.head_dim));
+  add("q_proj", q_proj);
+  add("k_proj", k_proj);
+  add("v_proj", v_proj);
+  add("o_proj", o_proj);
+}
+
+Tensors Attention::do_forward(Inputs x, Frame& frame) {
+  expect_count(x, 1, "inputs");
+  if (x[0].shape().rank() != 3)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected (batch, sequence, {})", layouts::named(*this, "x"),
+                            to_string(x[0].shape()), config_.dim));
+  Compute& compute = frame.compute();
+  const Tensor q_plain = q_proj.forward(x, frame)[0];
+  const Tensor k_plain = k_proj.forward(x, frame)[0];
+  const Tensor v = v_proj.forward(x, frame)[0];
+  const kernels::AttentionShape s = share_of_heads(*this, config_, q_plain, k_plain, v);
+  if (s.seq > rope_->positions || rope_->half * 2 != s.head_dim)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format(
+            "\"{}\": sequence {} of head_dim {}; the rotary tables are for {} positions and head_dim {}",
+            path(), s.seq, s.head_dim, rope_->positions, rope_->half * 2));
+  const Tensor q = compute.make(q_plain.shape()).with_layout(q_plain.layout());
+  const Tensor k = compute.make(k_plain.shape()).with_layout(k_plain.layout());
+  kernels::rope_forward(frame.kernels(), q_plain.f32().data(), rope_->cos.data(), rope_->sin.data(),
+                        q.f32().data(), {s.batch, s.seq, s.heads, s.head_dim});
+  kernels::rope_forward(frame.kernels(), k_plain.f32().data(), rope_->cos.data(), rope_->sin.data(),
+                        k.f32().data(), {s.batch, s.seq, s.kv_heads, s.head_dim});
+  const Tensor out = compute.make(q.shape()).with_layout(q.layout());
+  const Tensor log_sum_exp = compute.make({s.batch, s.heads, s.seq});
+  kernels::attention_forward(frame.kernels(), q.f32().data(), k.f32().data(), v.f32().data(),
+                             out.f32().data(), log_sum_exp.f32().data(), s);
+  frame.push(*this, {q, k, v, out, log_sum_exp});
+  return o_proj.forward(out, frame);
+}
+
+Tensors Attention::do_backward(Inputs dy, Frame& frame) {
+  Compute& compute = frame.compute();
+  const Tensor dout = o_proj.backward(dy, frame)[0];
+  const Tensors kept = frame.pop(*this);
+  const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &out = kept[3], &log_sum_exp = kept[4];
+  layouts::expect_same(layouts::named(*this, "d(out)"), dout.layout(), out.layout(), "as out");
+  const kernels::AttentionShape s = share_of_heads(*this, config_, q, k, v);
+  const Tensor dq = compute.make(q.shape()).with_layout(q.layout());
+  const Tensor dk = compute.make(k.shape()).with_layout(k.layout());
+  const Tensor dv = compute.make(v.shape()).with_layout(v.layout());
+  kernels::attention_backward(frame.kernels(), dout.f32().data(), q.f32().data(), k.f32().data(),
+                              v.f32().data(), out.f32().data(), log_sum_exp.f32().data(), dq.f32().data(),
+                              dk.f32().data(), dv.f32().data(), s);
+  kernels::rope_backward(frame.kernels(), dq.f32().data(), rope_->cos.data(), rope_->sin.data(),
+                         dq.f32().data(), {s.batch, s.seq, s.heads, s.head_dim});
+  kernels::rope_backward(frame.kernels(), dk.f32().data(), rope_->cos.data(), rope_->sin.data(),
+                         dk.f32().data(), {s.batch, s.seq, s.kv_heads, s.head_dim});
+  const Tensor through_v = v_proj.backward(dv, frame)[0];
+  const Tensor through_k = k_proj.backward(dk, frame)[0];
+  const Tensor through_q = q_proj.backward(dq, frame)[0];
+  const std::string what = layouts::named(*this, "dx");
+  return {
+      add_tensors(add_tensors(through_v, through_k, compute, what), through_q, compute, what, dx_memory())};
+}
+
+}  // namespace weft

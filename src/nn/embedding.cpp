@@ -1,0 +1,55 @@
+#include "weft/nn/embedding.hpp"
+
+#include <fmt/format.h>
+
+#include "nn/kernels/kernels.hpp"
+#include "nn/layouts.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+
+Embedding::Embedding(std::int64_t count, std::int64_t dim, Init init) {
+  weight = add("weight", std::make_shared<Parameter>(Shape{count, dim}, init));
+}
+
+Tensors Embedding::do_forward(Inputs inputs, Frame& frame) {
+  expect_count(inputs, 1, "inputs");
+  const Tensor tokens = layouts::beside(*this, "tokens", inputs[0], *weight);
+  const Tensor& w = weight->value();
+  if (w.layout())
+    layouts::expect_same(fmt::format("\"{}\"", weight->path()), w.layout(),
+                         replicated_layout(w.layout()->mesh(), w.shape()), "every rank looks up any token");
+  if (tokens.layout() && tokens.layout()->partial())
+    throw Error(ErrorCode::layout, fmt::format("{} is {}; token numbers are not sums",
+                                               layouts::named(*this, "tokens"), to_string(*tokens.layout())));
+  const std::int64_t count = w.size(0), dim = w.size(1);
+  Shape shape = tokens.shape(), global = layouts::global_shape(tokens);
+  shape.push_back(dim);
+  global.push_back(dim);
+  const Tensor y = frame.compute()
+                       .make(shape, DType::f32, out_memory())
+                       .with_layout(layouts::with_global(tokens.layout(), global));
+  kernels::embedding_forward(frame.kernels(), tokens.as<std::int64_t>().data(), w.f32().data(),
+                             y.f32().data(), tokens.count(), count, dim);
+  frame.push(*this, {tokens});
+  return {y};
+}
+
+Tensors Embedding::do_backward(Inputs gradients, Frame& frame) {
+  expect_count(gradients, 1, "gradients");
+  const Tensor& dy = gradients[0];
+  const Tensor tokens = frame.pop(*this)[0];
+  const Tensor& w = weight->value();
+  Shape global = layouts::global_shape(tokens);
+  global.push_back(w.size(1));
+  layouts::expect_same(layouts::named(*this, "dy"), dy.layout(),
+                       layouts::with_global(tokens.layout(), global), "as y");
+  weight->accumulate(layouts::gradient_of(w.layout(), tokens.layout(), -1), [&](const Tensor& dw, bool add) {
+    if (!add) kernels::fill(frame.kernels(), dw.f32().data(), 0.0f, dw.count());
+    kernels::embedding_backward(frame.kernels(), tokens.as<std::int64_t>().data(), dy.f32().data(),
+                                dw.f32().data(), tokens.count(), w.size(0), w.size(1));
+  });
+  return {};
+}
+
+}  // namespace weft

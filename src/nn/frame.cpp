@@ -1,0 +1,47 @@
+#include "weft/nn/frame.hpp"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "nn/kernels/kernels.hpp"
+#include "weft/base/error.hpp"
+#include "weft/nn/module.hpp"
+
+namespace weft {
+
+Compute::Compute(Context& context, int threads)
+    : context_(&context), threads_(threads), kernels_(std::make_unique<kernels::KernelContext>(threads)) {}
+
+Compute::~Compute() = default;
+
+void Frame::push(const Module& of, Tensors tensors) {
+  if (keeps_) entries_.push_back({&of, std::move(tensors)});
+}
+
+Tensors Frame::pop(const Module& of) {
+  if (!keeps_)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("frame: backward of \"{}\" on an inference Frame, which keeps nothing", of.path()));
+  if (entries_.empty())
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format(
+            "frame: backward of \"{}\", but the Frame is empty: its forward did not run on this Frame, "
+            "or its backward already has",
+            of.path()));
+  Entry& last = entries_.back();
+  if (last.of != &of)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format(
+            "frame: backward of \"{}\", but the newest entry is of \"{}\": backward must run in the reverse "
+            "order of forward",
+            of.path(), last.of->path()));
+  Tensors tensors = std::move(last.tensors);
+  entries_.pop_back();
+  return tensors;
+}
+
+}  // namespace weft

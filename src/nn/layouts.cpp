@@ -1,0 +1,116 @@
+#include "nn/layouts.hpp"
+
+#include <fmt/format.h>
+
+#include "weft/base/error.hpp"
+
+namespace weft::layouts {
+namespace {
+
+bool one_rank(LayoutRef layout) { return layout == nullptr || layout->mesh_shape().size() == 1; }
+int axes(LayoutRef layout) { return layout->mesh_shape().axis_count(); }
+const Placement& on(LayoutRef layout, int axis) { return layout->placements[static_cast<std::size_t>(axis)]; }
+
+std::string plain_error(const std::string& what, LayoutRef other) {
+  return fmt::format("{} is a plain tensor; on {} it needs a layout (as_layout states what it is)", what,
+                     to_string(other->mesh_shape()));
+}
+
+}  // namespace
+
+std::string named(const Module& module, std::string_view tensor) {
+  return fmt::format("\"{}\": {}", module.path(), tensor);
+}
+
+std::string axis_name(const Layout& layout, int axis) {
+  return fmt::format("{}={}", layout.mesh_shape().name(axis), layout.mesh_shape().size(axis));
+}
+
+bool same(LayoutRef a, LayoutRef b) {
+  if (a == b) return true;
+  if (a == nullptr || b == nullptr) return one_rank(a) && one_rank(b);
+  if (axes(a) != axes(b) || !(a->global == b->global)) return false;
+  for (int i = 0; i < axes(a); ++i)
+    if (a->mesh_shape().size(i) > 1 && on(a, i) != on(b, i)) return false;
+  return true;
+}
+
+void expect_same(const std::string& what, LayoutRef got, LayoutRef expected, std::string_view why) {
+  if (same(got, expected)) return;
+  if (got == nullptr) throw Error(ErrorCode::layout, plain_error(what, expected));
+  if (expected == nullptr)
+    throw Error(ErrorCode::layout,
+                fmt::format("{} is {}; expected a plain tensor ({})", what, to_string(*got), why));
+  if (axes(got) == axes(expected))
+    for (int i = 0; i < axes(got); ++i)
+      if (got->mesh_shape().size(i) > 1 && on(got, i) != on(expected, i))
+        throw Error(ErrorCode::layout,
+                    fmt::format("{} is {} on {}; expected {} ({})", what, to_string(on(got, i)),
+                                axis_name(*got, i), to_string(on(expected, i)), why));
+  throw Error(ErrorCode::layout,
+              fmt::format("{} is {}; expected {} ({})", what, to_string(*got), to_string(*expected), why));
+}
+
+Tensor beside(const Module& module, std::string_view tensor, const Tensor& x, const Parameter& weight) {
+  const LayoutRef of_weight = weight.value().layout();
+  if (x.layout() == nullptr) {
+    if (of_weight == nullptr) return x;
+    if (!one_rank(of_weight)) throw Error(ErrorCode::layout, plain_error(named(module, tensor), of_weight));
+    return x.with_layout(replicated_layout(of_weight->mesh(), x.shape()));
+  }
+  if (of_weight == nullptr) {
+    if (one_rank(x.layout())) return x.with_layout(nullptr);
+    throw Error(ErrorCode::layout,
+                fmt::format("{} lies over {}, but \"{}\" is plain; replicate() or parallelize() the model "
+                            "over that mesh first",
+                            named(module, tensor), to_string(x.layout()->mesh_shape()), weight.path()));
+  }
+  if (!(x.layout()->mesh() == of_weight->mesh()))
+    throw Error(ErrorCode::layout, fmt::format("{} lies over {}, \"{}\" over {}: not the same mesh",
+                                               named(module, tensor), to_string(x.layout()->mesh_shape()),
+                                               weight.path(), to_string(of_weight->mesh_shape())));
+  return x;
+}
+
+void expect_whole(const std::string& what, const Tensor& x, std::string_view layer, bool last) {
+  const LayoutRef layout = x.layout();
+  if (layout == nullptr) return;
+  const int last_dim = layout->global.rank() - 1;
+  for (int i = 0; i < axes(layout); ++i) {
+    if (layout->mesh_shape().size(i) == 1) continue;
+    const Placement& p = on(layout, i);
+    if (is_partial(p))
+      throw Error(
+          ErrorCode::layout,
+          fmt::format(
+              "{} is {} on {}; {} needs values, not contributions to them: a boundary must reduce it first",
+              what, to_string(p), axis_name(*layout, i), layer));
+    if (last && is_shard(p, last_dim))
+      throw Error(
+          ErrorCode::layout,
+          fmt::format("{} is {} on {}; {} needs its last dimension whole: a boundary must gather it first",
+                      what, to_string(p), axis_name(*layout, i), layer));
+  }
+}
+
+LayoutRef gradient_of(LayoutRef weight, LayoutRef x, int features) {
+  if (weight == nullptr) return nullptr;
+  Placements placements = weight->placements;
+  for (int i = 0; i < axes(weight); ++i)
+    if (weight->mesh_shape().size(i) > 1 && is_shard(on(x, i)) && !is_shard(on(x, i), features))
+      placements[static_cast<std::size_t>(i)] = Partial{};
+  return make_layout(weight->mesh(), std::move(placements), weight->global);
+}
+
+LayoutRef with_global(LayoutRef layout, const Shape& global) {
+  return layout == nullptr ? nullptr : layout->with_global(global);
+}
+
+const Shape& global_shape(const Tensor& t) { return t.layout() ? t.layout()->global : t.shape(); }
+
+Shape with_last(Shape shape, std::int64_t last) {
+  shape[shape.rank() - 1] = last;
+  return shape;
+}
+
+}  // namespace weft::layouts

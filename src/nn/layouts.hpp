@@ -1,0 +1,51 @@
+// What layers say about layouts: the checks and rules that several of them share. Pure arithmetic, any
+// thread.
+//
+// Axes of one rank are never checked: every placement means the same there.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "weft/mesh/layout.hpp"
+#include "weft/nn/module.hpp"
+
+namespace weft::layouts {
+
+/// `"layers.0.mlp": x`, what errors call a tensor of a layer.
+std::string named(const Module& module, std::string_view tensor);
+
+/// `tp=2`
+std::string axis_name(const Layout& layout, int axis);
+
+/// Equal on every axis of more than one rank, with the same global shape; both null is equal. A null one
+/// equals one over a mesh of one rank.
+bool same(LayoutRef a, LayoutRef b);
+
+/// Throws layout unless same(): `<what> is Shard(1) on tp=2; expected Replicate (<why>)`, for the first axis
+/// that differs.
+void expect_same(const std::string& what, LayoutRef got, LayoutRef expected, std::string_view why);
+
+/// x as the layer whose weight is `weight` may take it. Both plain: as it is. A plain tensor where the weight
+/// lies over a mesh of several ranks is a layout error, as is the reverse; over a mesh of one rank it is
+/// stated to be replicated.
+Tensor beside(const Module& module, std::string_view tensor, const Tensor& x, const Parameter& weight);
+
+/// Throws layout where x is Partial on any axis, or sharded in its last dimension: `<what> is Partial(sum) on
+/// tp=2; a norm needs whole values …`. For norms and losses; `last` false allows the last dimension to be
+/// sharded: for nonlinearities.
+void expect_whole(const std::string& what, const Tensor& x, std::string_view layer, bool last = true);
+
+/// The layout of a gradient of `weight` (its layout) where the layer used it on all of x: Partial(sum) on
+/// axes that split x in a dimension, else the weight's. `features`: the dimension of x that the weight itself
+/// splits, which does not count; -1: none.
+LayoutRef gradient_of(LayoutRef weight, LayoutRef x, int features);
+
+/// The same placements over another global shape; null stays null.
+LayoutRef with_global(LayoutRef layout, const Shape& global);
+/// The global shape of a tensor: its own where plain.
+const Shape& global_shape(const Tensor& t);
+/// `shape` with another last dimension.
+Shape with_last(Shape shape, std::int64_t last);
+
+}  // namespace weft::layouts

@@ -1,0 +1,175 @@
+#include "weft/nn/linear.hpp"
+
+#include <fmt/format.h>
+
+#include "nn/kernels/kernels.hpp"
+#include "nn/layouts.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+namespace {
+
+// The layout of y, by the rule in the header, one axis at a time. Throws layout where x does not fit the
+// weight.
+LayoutRef output_layout(const Module& module, const Tensor& x, const Tensor& weight) {
+  if (x.layout() == nullptr) return nullptr;
+  const Layout& in = *x.layout();
+  const Layout& w = *weight.layout();
+  const int last = in.global.rank() - 1;
+  Placements placements = in.placements;
+  for (int axis = 0; axis < in.mesh_shape().axis_count(); ++axis) {
+    if (in.mesh_shape().size(axis) == 1) continue;
+    Placement& y = placements[static_cast<std::size_t>(axis)];
+    const Placement& how = w.placements[static_cast<std::size_t>(axis)];
+    const bool column = is_shard(how, 0), row = is_shard(how, 1);
+    const bool fits = column ? is_replicate(y)
+                      : row  ? is_shard(y, last)
+                             : !is_partial(y) && !is_shard(y, last);
+    if (!fits)
+      throw Error(ErrorCode::layout,
+                  fmt::format("{} is {} on {}; expected {}, since the weight is {}",
+                              layouts::named(module, "x"), to_string(y), layouts::axis_name(in, axis),
+                              column ? "Replicate"
+                              : row  ? fmt::format("Shard({})", last)
+                                     : fmt::format("Replicate or a Shard other than ({})", last),
+                              to_string(how)));
+    if (column) y = Shard{last};
+    if (row) y = Partial{};
+  }
+  return make_layout(in.mesh(), std::move(placements), layouts::with_last(in.global, w.global[0]));
+}
+
+// The layout of dx: Partial(sum) where columns of y were split, since each rank then has the contribution of
+// its own.
+LayoutRef input_gradient_layout(const Tensor& x, const Tensor& weight) {
+  if (x.layout() == nullptr) return nullptr;
+  Placements placements = x.layout()->placements;
+  for (std::size_t axis = 0; axis < placements.size(); ++axis)
+    if (is_shard(weight.layout()->placements[axis], 0) &&
+        x.layout()->mesh_shape().size(static_cast<int>(axis)) > 1)
+      placements[axis] = Partial{};
+  return make_layout(x.layout()->mesh(), std::move(placements), x.layout()->global);
+}
+
+// What a gradient of y must look like: as y, whole where y was Partial (every contribution has the sum's
+// gradient).
+LayoutRef output_gradient_layout(LayoutRef y) {
+  if (y == nullptr) return nullptr;
+  Placements placements = y->placements;
+  for (Placement& p : placements)
+    if (is_partial(p)) p = Replicate{};
+  return make_layout(y->mesh(), std::move(placements), y->global);
+}
+
+// Whether the weight's input features are split: then y is Partial and the bias waits for the sum.
+bool row_parallel(const Parameter& weight) {
+  const LayoutRef layout = weight.value().layout();
+  if (layout == nullptr) return false;
+  for (int axis = 0; axis < layout->mesh_shape().axis_count(); ++axis)
+    if (layout->mesh_shape().size(axis) > 1 &&
+        is_shard(layout->placements[static_cast<std::size_t>(axis)], 1))
+      return true;
+  return false;
+}
+
+// y: (tokens, out), bias: (out)
+void add_bias(const Tensor& y, const Tensor& bias) {
+  const std::int64_t out = bias.count();
+  const float* const b = bias.f32().data();
+  float* row = y.f32().data();
+  for (std::int64_t t = 0; out > 0 && t < y.count() / out; ++t, row += out)
+    for (std::int64_t i = 0; i < out; ++i) row[i] += b[i];
+}
+
+// dbias: (out) = or += the sum of dy's rows; dy: (tokens, out)
+void accumulate_bias(Parameter& bias, const Tensor& dy) {
+  const int last = dy.shape().rank() - 1;
+  bias.accumulate(layouts::gradient_of(bias.value().layout(), dy.layout(), last),
+                  [&](const Tensor& into, bool add) {
+                    float* const db = into.f32().data();
+                    const std::int64_t out = into.count();
+                    if (!add) std::fill_n(db, out, 0.0f);
+                    const float* row = dy.f32().data();
+                    for (std::int64_t t = 0; out > 0 && t < dy.count() / out; ++t, row += out)
+                      for (std::int64_t i = 0; i < out; ++i) db[i] += row[i];
+                  });
+}
+
+void expect_bias_fits(const Module& module, const Tensor& y, const Parameter& bias) {
+  if (y.layout() == nullptr) return;
+  layouts::expect_whole(layouts::named(module, "y"), y, "a bias", false);
+  if (y.shape().back() != bias.value().count())
+    throw Error(ErrorCode::layout,
+                fmt::format("{} has {} features on this rank, the bias {}", layouts::named(module, "y"),
+                            y.shape().back(), bias.value().count()));
+}
+
+}  // namespace
+
+Linear::Linear(std::int64_t in, std::int64_t out, bool with_bias, Init init) {
+  weight = add("weight", std::make_shared<Parameter>(Shape{out, in}, init));
+  if (with_bias) bias = add("bias", std::make_shared<Parameter>(Shape{out}));
+}
+
+void Linear::tie_weight(ParameterRef other) { weight = tie("weight", std::move(other)); }
+
+Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
+  expect_count(inputs, 1, "inputs");
+  const Tensor x = layouts::beside(*this, "x", inputs[0], *weight);
+  const Tensor& w = weight->value();
+  const LayoutRef layout = output_layout(*this, x, w);
+  const std::int64_t in = w.size(1), out = w.size(0);
+  if (x.shape().rank() == 0 || x.shape().back() != in)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected {} features (the second dimension of weight {})",
+                            layouts::named(*this, "x"), to_string(x.shape()), in, to_string(w.shape())));
+  const Tensor y =
+      frame.compute().make(layouts::with_last(x.shape(), out), DType::f32, out_memory()).with_layout(layout);
+  const bool add_bias_here = bias && !row_parallel(*weight);
+  if (add_bias_here) expect_bias_fits(*this, y, *bias);
+  const std::int64_t tokens = out == 0 ? 0 : y.count() / out;
+  kernels::linear_forward(frame.kernels(), x.f32().data(), w.f32().data(),
+                          add_bias_here ? bias->value().f32().data() : nullptr, y.f32().data(),
+                          {tokens, in, out});
+  frame.push(*this, {x});
+  return {y};
+}
+
+void Linear::finish_forward(Tensors& y, Frame&) {
+  if (!bias || !row_parallel(*weight)) return;
+  expect_bias_fits(*this, y[0], *bias);
+  add_bias(y[0], bias->value());
+}
+
+void Linear::begin_backward(Inputs dy, Frame&) {
+  expect_count(dy, 1, "gradients");
+  if (bias && row_parallel(*weight)) accumulate_bias(*bias, dy[0]);
+}
+
+Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
+  const Tensor x = frame.pop(*this)[0];
+  const Tensor& w = weight->value();
+  const LayoutRef y_layout = output_layout(*this, x, w);
+  const Tensor& dy = gradients[0];
+  layouts::expect_same(layouts::named(*this, "dy"), dy.layout(), output_gradient_layout(y_layout), "as y");
+  const std::int64_t in = w.size(1), out = w.size(0);
+  if (!(dy.shape() == layouts::with_last(x.shape(), out)))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected {}", layouts::named(*this, "dy"), to_string(dy.shape()),
+                            to_string(layouts::with_last(x.shape(), out))));
+  if (bias && !row_parallel(*weight)) accumulate_bias(*bias, dy);
+
+  const std::int64_t tokens = in == 0 ? 0 : x.count() / in;
+  const int last = x.shape().rank() - 1;
+  weight->accumulate(layouts::gradient_of(w.layout(), x.layout(), last), [&](const Tensor& dw, bool add) {
+    kernels::matmul(frame.kernels(), dy.f32().data(), kernels::Stored::transposed, x.f32().data(),
+                    kernels::Stored::plain, dw.f32().data(), out, in, tokens, add);
+  });
+  const Tensor dx =
+      frame.compute().make(x.shape(), DType::f32, dx_memory()).with_layout(input_gradient_layout(x, w));
+  kernels::linear_backward_input(frame.kernels(), dy.f32().data(), w.f32().data(), dx.f32().data(),
+                                 {tokens, in, out});
+  return {dx};
+}
+
+}  // namespace weft

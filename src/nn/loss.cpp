@@ -1,0 +1,90 @@
+#include "weft/nn/loss.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "nn/kernels/kernels.hpp"
+#include "nn/layouts.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+namespace {
+
+static_assert(CrossEntropy::kIgnore == kernels::kIgnoredTarget);
+
+// Partial(sum) on axes that split the tokens: each rank has the part of the sum that its own tokens give.
+LayoutRef loss_layout(LayoutRef logits) {
+  if (logits == nullptr) return nullptr;
+  Placements placements = logits->placements;
+  for (Placement& p : placements)
+    if (is_shard(p)) p = Partial{};
+  return make_layout(logits->mesh(), std::move(placements), {1});
+}
+
+}  // namespace
+
+Tensors CrossEntropy::do_forward(Inputs inputs, Frame& frame) {
+  expect_count(inputs, 3, "inputs (logits, labels, valid)");
+  const Tensor &logits = inputs[0], &labels = inputs[1], &valid = inputs[2];
+  layouts::expect_whole("cross entropy: logits", logits, "a loss");
+  if (logits.shape().rank() == 0)
+    throw Error(ErrorCode::bad_argument, "cross entropy: logits have no dimension; expected (…, classes)");
+  const std::int64_t classes = logits.shape().back();
+  Shape of_labels(logits.shape().values().first(static_cast<std::size_t>(logits.shape().rank()) - 1));
+  if (!(labels.shape() == of_labels))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("cross entropy: labels are {}; expected {}, as of logits {}",
+                            to_string(labels.shape()), to_string(of_labels), to_string(logits.shape())));
+  if (logits.layout()) {
+    const Shape& global = logits.layout()->global;
+    const Shape labels_global(global.values().first(static_cast<std::size_t>(global.rank()) - 1));
+    layouts::expect_same("cross entropy: labels", labels.layout(),
+                         logits.layout()->with_global(labels_global), "as logits");
+  } else {
+    layouts::expect_same("cross entropy: labels", labels.layout(), nullptr, "as logits");
+  }
+  if (valid.count() != 1)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("cross entropy: valid has {} elements; expected 1", valid.count()));
+  if (valid.layout() && !valid.layout()->replicated())
+    throw Error(ErrorCode::layout,
+                fmt::format("cross entropy: valid is {}; it is the number of valid tokens of all ranks",
+                            to_string(*valid.layout())));
+  const std::int64_t tokens = labels.count();
+  const Tensor log_sum_exp = frame.compute().make({tokens});
+  const Tensor loss = frame.compute().make({1}, DType::f64).with_layout(loss_layout(logits.layout()));
+  loss.as<double>()[0] = kernels::cross_entropy_forward(
+      frame.kernels(), logits.f32().data(), labels.as<std::int64_t>().data(), log_sum_exp.f32().data(),
+      tokens, classes, static_cast<double>(valid.as<std::int64_t>()[0]));
+  frame.push(*this, {logits, labels, valid, log_sum_exp});
+  return {loss};
+}
+
+Tensors CrossEntropy::do_backward(Inputs gradients, Frame& frame) {
+  const Tensors kept = frame.pop(*this);
+  const Tensor &logits = kept[0], &labels = kept[1], &valid = kept[2], &log_sum_exp = kept[3];
+  const Tensor dlogits =
+      frame.compute().make(logits.shape(), DType::f32, dx_memory()).with_layout(logits.layout());
+  kernels::cross_entropy_backward(frame.kernels(), logits.f32().data(), labels.as<std::int64_t>().data(),
+                                  log_sum_exp.f32().data(), dlogits.f32().data(), labels.count(),
+                                  logits.shape().back(), static_cast<double>(valid.as<std::int64_t>()[0]));
+  if (!gradients.empty())
+    kernels::scale(frame.kernels(), dlogits.f32().data(), static_cast<float>(gradients[0].as<double>()[0]),
+                   dlogits.count());
+  return {dlogits};
+}
+
+std::int64_t count_valid(const Tensor& labels) {
+  const auto all = labels.as<std::int64_t>();
+  return std::count_if(all.begin(), all.end(),
+                       [](std::int64_t label) { return label != CrossEntropy::kIgnore; });
+}
+
+Tensor scalar(Context& context, std::int64_t value) {
+  Tensor t(context, {1}, DType::i64);
+  t.as<std::int64_t>()[0] = value;
+  return t;
+}
+
+}  // namespace weft

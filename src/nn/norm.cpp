@@ -1,0 +1,51 @@
+#include "weft/nn/norm.hpp"
+
+#include <fmt/format.h>
+
+#include "nn/kernels/kernels.hpp"
+#include "nn/layouts.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+
+RMSNorm::RMSNorm(std::int64_t dim, double eps) : eps_(eps) {
+  weight = add("weight", std::make_shared<Parameter>(Shape{dim}, Constant{1.0}));
+}
+
+Tensors RMSNorm::do_forward(Inputs inputs, Frame& frame) {
+  expect_count(inputs, 1, "inputs");
+  const Tensor x = layouts::beside(*this, "x", inputs[0], *weight);
+  layouts::expect_whole(layouts::named(*this, "x"), x, "a norm");
+  const Tensor& w = weight->value();
+  const std::int64_t dim = w.count();
+  if (x.shape().rank() == 0 || x.shape().back() != dim)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected a last dimension of {} (the weight's)",
+                            layouts::named(*this, "x"), to_string(x.shape()), dim));
+  const std::int64_t rows = dim == 0 ? 0 : x.count() / dim;
+  const Tensor y = frame.compute().make(x.shape(), DType::f32, out_memory()).with_layout(x.layout());
+  const Tensor inv_rms = frame.compute().make({rows});
+  kernels::rms_norm_forward(frame.kernels(), x.f32().data(), w.f32().data(), y.f32().data(),
+                            inv_rms.f32().data(), rows, dim, static_cast<float>(eps_));
+  frame.push(*this, {x, inv_rms});
+  return {y};
+}
+
+Tensors RMSNorm::do_backward(Inputs gradients, Frame& frame) {
+  expect_count(gradients, 1, "gradients");
+  const Tensor& dy = gradients[0];
+  const Tensors kept = frame.pop(*this);
+  const Tensor &x = kept[0], &inv_rms = kept[1];
+  const Tensor& w = weight->value();
+  layouts::expect_same(layouts::named(*this, "dy"), dy.layout(), x.layout(), "as y");
+  const Tensor dx = frame.compute().make(x.shape(), DType::f32, dx_memory()).with_layout(x.layout());
+  weight->accumulate(layouts::gradient_of(w.layout(), x.layout(), -1), [&](const Tensor& dw, bool add) {
+    if (!add) kernels::fill(frame.kernels(), dw.f32().data(), 0.0f, dw.count());
+    kernels::rms_norm_backward(frame.kernels(), dy.f32().data(), x.f32().data(), w.f32().data(),
+                               inv_rms.f32().data(), dx.f32().data(), dw.f32().data(), inv_rms.count(),
+                               w.count());
+  });
+  return {dx};
+}
+
+}  // namespace weft

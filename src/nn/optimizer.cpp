@@ -1,0 +1,75 @@
+#include "weft/nn/optimizer.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "nn/kernels/kernels.hpp"
+#include "nn/layouts.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+
+Optimizer::Optimizer(Compute& compute, std::vector<Parameter*> parameters, std::vector<std::string> names)
+    : compute_(&compute), parameters_(std::move(parameters)), names_(std::move(names)) {
+  Context& context = compute.context();
+  for (const Parameter* p : parameters_) {
+    State state;
+    state.step = Tensor::zeros(context, {1}, DType::i64);
+    for (std::size_t i = 0; i < names_.size(); ++i)
+      state.tensors.push_back(Tensor::zeros(context, p->value().shape()).with_layout(p->value().layout()));
+    states_.push_back(std::move(state));
+  }
+}
+
+void Optimizer::step(double lr) {
+  std::vector<std::string_view> without;
+  for (const Parameter* p : parameters_)
+    if (!p->has_gradient()) without.push_back(p->path());
+  if (!without.empty())
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("optimizer: no gradient for {}; no backward pass has used it", fmt::join(without, ", ")));
+  for (const Parameter* p : parameters_)
+    layouts::expect_same(fmt::format("optimizer: the gradient of \"{}\"", p->path()), p->gradient_layout(),
+                         p->value().layout(), "as the value; reduce it before the step");
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    std::int64_t& step = states_[i].step.as<std::int64_t>()[0];
+    update(*parameters_[i], states_[i], ++step, lr);
+  }
+}
+
+void Optimizer::zero_gradients() noexcept {
+  for (Parameter* p : parameters_) p->zero_gradient();
+}
+
+void Optimizer::visit_state(const Visitor& see) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    see(parameters_[i]->path(), "step", states_[i].step);
+    for (std::size_t j = 0; j < names_.size(); ++j)
+      see(parameters_[i]->path(), names_[j], states_[i].tensors[j]);
+  }
+}
+
+AdamW::AdamW(Compute& compute, std::vector<Parameter*> parameters, const Options& options)
+    : Optimizer(compute, std::move(parameters), {"exp_avg", "exp_avg_sq"}), options_(options) {}
+
+void AdamW::update(Parameter& p, State& state, std::int64_t step, double lr) {
+  kernels::adamw_step(
+      compute().kernels(), p.value().f32().data(), state.tensors[0].f32().data(),
+      state.tensors[1].f32().data(), p.gradient().f32().data(), p.value().count(),
+      {lr, options_.beta1, options_.beta2, options_.eps, p.decays() ? options_.weight_decay : 0.0, step});
+}
+
+SGD::SGD(Compute& compute, std::vector<Parameter*> parameters, const Options& options)
+    : Optimizer(compute, std::move(parameters),
+                options.momentum == 0 ? std::vector<std::string>{} : std::vector<std::string>{"momentum"}),
+      options_(options) {}
+
+void SGD::update(Parameter& p, State& state, std::int64_t, double lr) {
+  kernels::sgd_step(compute().kernels(), p.value().f32().data(),
+                    options_.momentum == 0 ? nullptr : state.tensors[0].f32().data(),
+                    p.gradient().f32().data(), p.value().count(),
+                    {lr, options_.momentum, p.decays() ? options_.weight_decay : 0.0});
+}
+
+}  // namespace weft

@@ -1,0 +1,281 @@
+// Each layer against the plain-loop kernels, and its gradients against finite differences.
+#include <numeric>
+
+#include "nn/kernels/reference.hpp"
+#include "nn/support.hpp"
+#include "weft/nn/activation.hpp"
+#include "weft/nn/attention.hpp"
+#include "weft/nn/embedding.hpp"
+#include "weft/nn/linear.hpp"
+#include "weft/nn/loss.hpp"
+#include "weft/nn/norm.hpp"
+
+namespace weft {
+namespace {
+
+namespace reference = kernels::reference;
+using test::doubles;
+using test::error_of;
+using test::random_tensor;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// Random values of order one in every parameter, so that each of them matters.
+void fill(Module& module, Context& context) {
+  materialise(module, context);
+  for (Parameter* p : module.parameters()) {
+    const float scale =
+        p->global_shape().rank() == 2 ? 1.0f / std::sqrt(static_cast<float>(p->global_shape()[1])) : 1.0f;
+    RandomStream(5, p->path()).normal(0, p->value().count(), p->value().f32().data());
+    for (float& f : p->value().f32()) f *= scale;
+  }
+}
+
+using Doubles = std::vector<double>;
+Doubles zeros(std::int64_t n) { return Doubles(static_cast<std::size_t>(n)); }
+
+Doubles linear(const Doubles& x, const Linear& layer, std::int64_t tokens) {
+  const Shape& w = layer.weight->global_shape();
+  const Doubles weight = doubles(layer.weight->value());
+  Doubles y = zeros(tokens * w[0]), bias;
+  if (layer.bias) bias = doubles(layer.bias->value());
+  reference::linear_forward(x.data(), weight.data(), layer.bias ? bias.data() : nullptr, y.data(),
+                            {tokens, w[1], w[0]});
+  return y;
+}
+
+TEST(Linear, MultipliesAndAddsItsBias) {
+  test::Bench bench;
+  for (const bool bias : {false, true}) {
+    Linear layer(5, 3, bias);
+    fill(layer, bench.context);
+    const Tensor x = random_tensor(bench.context, {2, 7, 5}, "x");
+    Frame frame = Frame::inference(bench.compute);
+    const Tensor y = layer.forward(x, frame)[0];
+    EXPECT_EQ(y.shape(), (Shape{2, 7, 3}));
+    test::expect_near(y, linear(doubles(x), layer, 14), 1e-5, "y");
+    test::expect_gradients_match_differences(layer, x, bench.compute);
+  }
+}
+
+TEST(Linear, TakesEmptyAndRefusesWrongShapes) {
+  test::Bench bench;
+  Linear layer(4, 3, true);
+  fill(layer, bench.context);
+  Frame frame(bench.compute);
+  const Tensor empty(bench.context, {0, 4});
+  EXPECT_EQ(layer.forward(empty, frame)[0].shape(), (Shape{0, 3}));
+  EXPECT_EQ(layer.backward(Tensor(bench.context, {0, 3}), frame)[0].shape(), (Shape{0, 4}));
+  EXPECT_THAT(test::floats(layer.bias->gradient()), ElementsAre(0, 0, 0));
+  EXPECT_THAT(layer.weight->gradient().f32(), ::testing::Each(0.0f));
+  EXPECT_EQ(error_of(
+                [&] {
+                  layer.forward(Tensor(bench.context, {2, 3}), frame);
+                },
+                ErrorCode::bad_argument),
+            "\"\": x is (2, 3); expected 4 features (the second dimension of weight (3, 4))");
+  EXPECT_EQ(error_of(
+                [&] {
+                  layer.forward({empty, empty}, frame);
+                },
+                ErrorCode::bad_argument),
+            "\"\": got 2 inputs; expected 1");
+  layer.forward(empty, frame);
+  EXPECT_EQ(error_of(
+                [&] {
+                  layer.backward(Tensor(bench.context, {2, 3}), frame);
+                },
+                ErrorCode::bad_argument),
+            "\"\": dy is (2, 3); expected (0, 3)");
+}
+
+TEST(RMSNorm, DividesByTheRootMeanSquare) {
+  test::Bench bench;
+  RMSNorm layer(6, 1e-3);
+  fill(layer, bench.context);
+  const Tensor x = random_tensor(bench.context, {3, 2, 6}, "x");
+  Frame frame = Frame::inference(bench.compute);
+  Doubles y = zeros(36), inv_rms = zeros(6);
+  const Doubles in = doubles(x), weight = doubles(layer.weight->value());
+  reference::rms_norm_forward(in.data(), weight.data(), y.data(), inv_rms.data(), 6, 6, 1e-3);
+  test::expect_near(layer.forward(x, frame)[0], y, 1e-5, "y");
+  test::expect_gradients_match_differences(layer, x, bench.compute);
+  EXPECT_EQ(error_of(
+                [&] {
+                  layer.forward(Tensor(bench.context, {2, 5}), frame);
+                },
+                ErrorCode::bad_argument),
+            "\"\": x is (2, 5); expected a last dimension of 6 (the weight's)");
+}
+
+TEST(Embedding, LooksUpAndSumsGradientsOfRepeatedTokens) {
+  test::Bench bench;
+  Embedding layer(4, 2);
+  fill(layer, bench.context);
+  const Tensor tokens = test::tokens_of(bench.context, {1, 3}, {3, 0, 3});
+  Frame frame(bench.compute);
+  const Tensor y = layer.forward(tokens, frame)[0];
+  EXPECT_EQ(y.shape(), (Shape{1, 3, 2}));
+  const auto w = layer.weight->value().f32();
+  EXPECT_THAT(test::floats(y), ElementsAre(w[6], w[7], w[0], w[1], w[6], w[7]));
+  EXPECT_TRUE(layer.backward(test::tensor_of(bench.context, {1, 3, 2}, {1, 2, 3, 4, 5, 6}), frame).empty());
+  EXPECT_THAT(test::floats(layer.weight->gradient()), ElementsAre(3, 4, 0, 0, 0, 0, 6, 8));
+  EXPECT_THAT(error_of([&] { layer.forward(test::tokens_of(bench.context, {1}, {4}), frame); },
+                       ErrorCode::bad_argument),
+              HasSubstr("4"));
+}
+
+TEST(SwiGLU, GatesAndProjectsBack) {
+  test::Bench bench;
+  SwiGLU layer(4, 6);
+  fill(layer, bench.context);
+  const Tensor x = random_tensor(bench.context, {2, 3, 4}, "x");
+  Frame frame = Frame::inference(bench.compute);
+  const Doubles gate = linear(doubles(x), layer.gate_proj, 6), up = linear(doubles(x), layer.up_proj, 6);
+  Doubles hidden = zeros(36);
+  reference::swiglu_forward(gate.data(), up.data(), hidden.data(), 36);
+  test::expect_near(layer.forward(x, frame)[0], linear(hidden, layer.down_proj, 6), 1e-5, "y");
+  test::expect_gradients_match_differences(layer, x, bench.compute);
+}
+
+TEST(Attention, IsCausalGroupedAndRotated) {
+  test::Bench bench;
+  for (const std::int64_t kv_heads : {1, 2, 4}) {
+    const AttentionConfig config{8, 4, kv_heads, 6};
+    const auto rope = RopeTables::make(9, 6, 100.0);
+    Attention layer(config, rope);
+    fill(layer, bench.context);
+    constexpr std::int64_t b = 2, s = 5;
+    const Tensor x = random_tensor(bench.context, {b, s, 8}, "x");
+    Doubles q = linear(doubles(x), layer.q_proj, b * s), k = linear(doubles(x), layer.k_proj, b * s);
+    const Doubles v = linear(doubles(x), layer.v_proj, b * s);
+    const Doubles cosine(rope->cos.begin(), rope->cos.end()), sine(rope->sin.begin(), rope->sin.end());
+    reference::rope_forward(q.data(), cosine.data(), sine.data(), q.data(), {b, s, 4, 6});
+    reference::rope_forward(k.data(), cosine.data(), sine.data(), k.data(), {b, s, kv_heads, 6});
+    Doubles out = zeros(b * s * 24), log_sum_exp = zeros(b * 4 * s);
+    reference::attention_forward(q.data(), k.data(), v.data(), out.data(), log_sum_exp.data(),
+                                 {b, s, 4, kv_heads, 6});
+    Frame frame = Frame::inference(bench.compute);
+    const Tensor y = layer.forward(x, frame)[0];
+    test::expect_near(y, linear(out, layer.o_proj, b * s), 2e-5, "y");
+    test::expect_gradients_match_differences(layer, x, bench.compute);
+
+    // Later positions do not reach earlier ones.
+    const Tensor changed = x.clone(bench.context);
+    for (std::size_t i = 4 * 8; i < 5 * 8; ++i) changed.f32()[i] += 1;
+    const Tensor y2 = layer.forward(changed, frame)[0];
+    for (std::size_t i = 0; i < 4 * 8; ++i) ASSERT_EQ(y.f32()[i], y2.f32()[i]);
+  }
+}
+
+TEST(Attention, RefusesWhatDoesNotFit) {
+  test::Bench bench;
+  const auto rope = RopeTables::make(4, 2, 10000.0);
+  EXPECT_EQ(error_of(
+                [&] {
+                  Attention({8, 4, 3, 2}, rope);
+                },
+                ErrorCode::bad_argument),
+            "attention: heads 4 do not divide into kv_heads 3");
+  EXPECT_EQ(error_of(
+                [&] {
+                  Attention({8, 4, 2, 3}, rope);
+                },
+                ErrorCode::bad_argument),
+            "attention: head_dim 3 is odd; rotary positions need pairs");
+  Attention layer({8, 4, 2, 2}, rope);
+  fill(layer, bench.context);
+  Frame frame(bench.compute);
+  EXPECT_EQ(error_of(
+                [&] {
+                  layer.forward(Tensor(bench.context, {3, 8}), frame);
+                },
+                ErrorCode::bad_argument),
+            "\"\": x is (3, 8); expected (batch, sequence, 8)");
+  EXPECT_EQ(error_of(
+                [&] {
+                  layer.forward(Tensor::zeros(bench.context, {1, 5, 8}), frame);
+                },
+                ErrorCode::bad_argument),
+            "\"\": sequence 5 of head_dim 2; the rotary tables are for 4 positions and head_dim 2");
+}
+
+TEST(CrossEntropy, IsTheSumOverValidTokensByTheirGlobalNumber) {
+  test::Bench bench;
+  CrossEntropy layer;
+  const Tensor logits = random_tensor(bench.context, {2, 3, 5}, "logits");
+  const Tensor labels =
+      test::tokens_of(bench.context, {2, 3}, {0, CrossEntropy::kIgnore, 4, 2, 2, CrossEntropy::kIgnore});
+  EXPECT_EQ(count_valid(labels), 4);
+  for (const std::int64_t valid : {4, 8}) {  // 8: as if another rank had four more
+    Frame frame(bench.compute);
+    const Tensor loss = layer.forward({logits, labels, scalar(bench.context, valid)}, frame)[0];
+    const Doubles x = doubles(logits);
+    Doubles expected = zeros(30);
+    double sum = 0;
+    for (std::size_t t = 0; t < 6; ++t) {
+      const std::int64_t label = labels.as<std::int64_t>()[t];
+      if (label == CrossEntropy::kIgnore) continue;
+      double total = 0;
+      for (std::size_t c = 0; c < 5; ++c) total += std::exp(x[t * 5 + c]);
+      sum += std::log(total) - x[t * 5 + static_cast<std::size_t>(label)];
+      for (std::size_t c = 0; c < 5; ++c)
+        expected[t * 5 + c] = (std::exp(x[t * 5 + c]) / total - (static_cast<std::int64_t>(c) == label)) /
+                              static_cast<double>(valid);
+    }
+    EXPECT_NEAR(loss.as<double>()[0], sum / static_cast<double>(valid), 1e-6);
+    test::expect_near(layer.backward({}, frame)[0], expected, 1e-7, "dlogits");
+
+    layer.forward({logits, labels, scalar(bench.context, valid)}, frame);
+    Tensor dloss(bench.context, {1}, DType::f64);
+    dloss.as<double>()[0] = -3;
+    for (double& d : expected) d *= -3;
+    test::expect_near(layer.backward(dloss, frame)[0], expected, 3e-7, "dlogits of -3");
+  }
+}
+
+TEST(CrossEntropy, RefusesWhatDoesNotFit) {
+  test::Bench bench;
+  CrossEntropy layer;
+  Frame frame(bench.compute);
+  const Tensor logits = random_tensor(bench.context, {2, 5}, "logits");
+  const Tensor labels = test::tokens_of(bench.context, {2}, {0, 1});
+  EXPECT_EQ(error_of(
+                [&] {
+                  layer.forward({logits, labels}, frame);
+                },
+                ErrorCode::bad_argument),
+            "\"\": got 2 inputs (logits, labels, valid); expected 3");
+  EXPECT_EQ(error_of(
+                [&] {
+                  layer.forward({logits, labels.reshape({1, 2}), scalar(bench.context, 2)}, frame);
+                },
+                ErrorCode::bad_argument),
+            "cross entropy: labels are (1, 2); expected (2), as of logits (2, 5)");
+  EXPECT_EQ(error_of(
+                [&] {
+                  layer.forward({logits, labels, labels}, frame);
+                },
+                ErrorCode::bad_argument),
+            "cross entropy: valid has 2 elements; expected 1");
+  EXPECT_THAT(error_of(
+                  [&] {
+                    layer.forward({logits, labels, scalar(bench.context, 0)}, frame);
+                  },
+                  ErrorCode::bad_argument),
+              HasSubstr("count"));
+}
+
+TEST(AddTensors, RefusesAnotherShape) {
+  test::Bench bench;
+  const Tensor a = Tensor::zeros(bench.context, {2, 3});
+  EXPECT_EQ(error_of(
+                [&] {
+                  add_tensors(a, a.reshape({3, 2}), bench.compute, "x + mlp");
+                },
+                ErrorCode::bad_argument),
+            "x + mlp: terms of shapes (2, 3) and (3, 2)");
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,361 @@
+// What layers say when tensors reach them laid out wrongly, and the layouts of what they give. No
+// communication.
+#include "nn/support.hpp"
+#include "weft/mesh/layout.hpp"
+#include "weft/nn/activation.hpp"
+#include "weft/nn/attention.hpp"
+#include "weft/nn/embedding.hpp"
+#include "weft/nn/linear.hpp"
+#include "weft/nn/loss.hpp"
+#include "weft/nn/norm.hpp"
+#include "weft/nn/optimizer.hpp"
+
+namespace weft {
+namespace {
+
+using test::error_of;
+using ::testing::HasSubstr;
+
+// dp=2 x tp=2 as rank 3 sees it.
+struct OnMesh : ::testing::Test {
+  test::Bench bench;
+  DeviceMesh mesh = DeviceMesh::arithmetic(bench.context, MeshShape{{"dp", 2}, {"tp", 2}}, 3);
+
+  // This rank's part, zeros, of a tensor laid out so.
+  Tensor zeros(const Placement& dp, const Placement& tp, const Shape& global, DType dtype = DType::f32) {
+    const LayoutRef layout = make_layout(mesh, {dp, tp}, global);
+    return Tensor::zeros(bench.context, layout->local_shape(), dtype).with_layout(layout);
+  }
+  void make(Module& module) {
+    replicate(module, mesh);
+    materialise(module, bench.context);
+    initialise(module, 1);
+  }
+  Frame frame{bench.compute};
+};
+
+const Placement kReplicate = Replicate{}, kPartial = Partial{};
+Placement shard(int dim) { return Shard{dim}; }
+
+TEST_F(OnMesh, LinearFollowsItsRule) {
+  struct Case {
+    Placement weight, x, y, dy, dx, dw;
+  };
+  for (const Case& c : {Case{kReplicate, kReplicate, kReplicate, kReplicate, kReplicate, kReplicate},
+                        Case{kReplicate, shard(1), shard(1), shard(1), shard(1), kPartial},
+                        Case{shard(0), kReplicate, shard(2), shard(2), kPartial, shard(0)},
+                        Case{shard(1), shard(2), kPartial, kReplicate, shard(2), shard(1)}}) {
+    Linear layer(8, 6);
+    layer.weight->set_layout(make_layout(mesh, {kReplicate, c.weight}, {6, 8}));
+    make(layer);
+    const Tensor y = layer.forward(zeros(shard(0), c.x, {4, 6, 8}), frame)[0];
+    EXPECT_EQ(y.layout(), make_layout(mesh, {shard(0), c.y}, {4, 6, 6})) << to_string(*y.layout());
+    EXPECT_EQ(y.shape(), y.layout()->local_shape());
+    const Tensor dx = layer.backward(zeros(shard(0), c.dy, {4, 6, 6}), frame)[0];
+    EXPECT_EQ(dx.layout(), make_layout(mesh, {shard(0), c.dx}, {4, 6, 8})) << to_string(*dx.layout());
+    EXPECT_EQ(dx.shape(), dx.layout()->local_shape());
+    EXPECT_EQ(layer.weight->gradient_layout(), make_layout(mesh, {kPartial, c.dw}, {6, 8}));
+  }
+}
+
+TEST_F(OnMesh, LinearRefusesWhatItsWeightCannotTake) {
+  const auto text = [&](const Placement& weight, const Placement& x) {
+    Linear layer(8, 6);
+    layer.weight->set_layout(make_layout(mesh, {kReplicate, weight}, {6, 8}));
+    make(layer);
+    return error_of([&] { layer.forward(zeros(shard(0), x, {4, 6, 8}), frame); }, ErrorCode::layout);
+  };
+  EXPECT_EQ(text(shard(1), kReplicate),
+            "\"\": x is Replicate on tp=2; expected Shard(2), since the weight is Shard(1)");
+  EXPECT_EQ(text(shard(0), shard(2)),
+            "\"\": x is Shard(2) on tp=2; expected Replicate, since the weight is Shard(0)");
+  EXPECT_EQ(text(shard(0), shard(1)),
+            "\"\": x is Shard(1) on tp=2; expected Replicate, since the weight is Shard(0)");
+  EXPECT_EQ(text(kReplicate, kPartial),
+            "\"\": x is Partial(sum) on tp=2; expected Replicate or a Shard other than (2), since the weight "
+            "is Replicate");
+}
+
+TEST_F(OnMesh, PlainAndLaidOutDoNotMix) {
+  Linear layer(8, 6);
+  make(layer);
+  EXPECT_EQ(error_of(
+                [&] {
+                  layer.forward(Tensor::zeros(bench.context, {2, 8}), frame);
+                },
+                ErrorCode::layout),
+            "\"\": x is a plain tensor; on dp=2 x tp=2 it needs a layout (as_layout states what it is)");
+  RMSNorm norm(8);
+  EXPECT_EQ(error_of(
+                [&] {
+                  materialise(norm, bench.context);
+                  norm.forward(zeros(kReplicate, kReplicate, {2, 8}), frame);
+                },
+                ErrorCode::layout),
+            "\"\": x lies over dp=2 x tp=2, but \"weight\" is plain; replicate() or parallelize() the model "
+            "over that mesh first");
+  const DeviceMesh other = DeviceMesh::arithmetic(bench.context, MeshShape{{"dp", 4}}, 0);
+  const Tensor elsewhere = Tensor::zeros(bench.context, {2, 8}).with_layout(replicated_layout(other, {2, 8}));
+  EXPECT_EQ(error_of([&] { layer.forward(elsewhere, frame); }, ErrorCode::layout),
+            "\"\": x lies over dp=4, \"weight\" over dp=2 x tp=2: not the same mesh");
+  // Over a mesh of one rank a plain tensor is what it would be anyway.
+  const DeviceMesh one = DeviceMesh::arithmetic(bench.context, MeshShape{{"dp", 1}, {"tp", 1}}, 0);
+  Linear alone(8, 6);
+  replicate(alone, one);
+  materialise(alone, bench.context);
+  initialise(alone, 1);
+  Frame kept(bench.compute);
+  EXPECT_EQ(alone.forward(Tensor::zeros(bench.context, {2, 8}), kept)[0].layout(),
+            replicated_layout(one, {2, 6}));
+}
+
+TEST_F(OnMesh, ValuesAreNotContributions) {
+  RMSNorm norm(8);
+  make(norm);
+  EXPECT_EQ(error_of(
+                [&] {
+                  norm.forward(zeros(shard(0), kPartial, {4, 8}), frame);
+                },
+                ErrorCode::layout),
+            "\"\": x is Partial(sum) on tp=2; a norm needs values, not contributions to them: a boundary "
+            "must reduce it first");
+  EXPECT_EQ(
+      error_of(
+          [&] {
+            norm.forward(zeros(shard(0), shard(1), {4, 8}), frame);
+          },
+          ErrorCode::layout),
+      "\"\": x is Shard(1) on tp=2; a norm needs its last dimension whole: a boundary must gather it first");
+  // Sequence parallel: the norm's weight then has a Partial gradient on both axes.
+  const Tensor x = zeros(shard(0), shard(1), {4, 6, 8});
+  EXPECT_EQ(norm.forward(x, frame)[0].layout(), x.layout());
+  EXPECT_EQ(error_of(
+                [&] {
+                  norm.backward(zeros(shard(0), kReplicate, {4, 6, 8}), frame);
+                },
+                ErrorCode::layout),
+            "\"\": dy is Replicate on tp=2; expected Shard(1) (as y)");
+  norm.forward(x, frame);
+  norm.backward(x, frame);
+  EXPECT_EQ(norm.weight->gradient_layout(), make_layout(mesh, {kPartial, kPartial}, {8}));
+
+  CrossEntropy loss;
+  const Tensor labels = zeros(shard(0), kReplicate, {4, 6}, DType::i64);
+  const Tensor valid = scalar(bench.context, 24);
+  EXPECT_EQ(error_of(
+                [&] {
+                  loss.forward({zeros(shard(0), kPartial, {4, 6, 8}), labels, valid}, frame);
+                },
+                ErrorCode::layout),
+            "cross entropy: logits is Partial(sum) on tp=2; a loss needs values, not contributions to them: "
+            "a boundary must "
+            "reduce it first");
+  EXPECT_EQ(error_of(
+                [&] {
+                  loss.forward({zeros(shard(0), shard(2), {4, 6, 8}), labels, valid}, frame);
+                },
+                ErrorCode::layout),
+            "cross entropy: logits is Shard(2) on tp=2; a loss needs its last dimension whole: a boundary "
+            "must gather it first");
+  const Tensor logits = zeros(shard(0), kReplicate, {4, 6, 8});
+  EXPECT_THAT(error_of(
+                  [&] {
+                    loss.forward({logits, zeros(shard(1), kReplicate, {4, 6}, DType::i64), valid}, frame);
+                  },
+                  ErrorCode::bad_argument),
+              HasSubstr("labels are (4, 3); expected (2, 6)"));
+  EXPECT_EQ(error_of(
+                [&] {
+                  loss.forward({logits, labels.with_layout(nullptr), valid}, frame);
+                },
+                ErrorCode::layout),
+            "cross entropy: labels is a plain tensor; on dp=2 x tp=2 it needs a layout (as_layout states "
+            "what it is)");
+  EXPECT_EQ(error_of(
+                [&] {
+                  loss.forward({logits, labels, zeros(kPartial, kReplicate, {1}, DType::i64)}, frame);
+                },
+                ErrorCode::layout),
+            "cross entropy: valid is (1) as [dp: Partial(sum), tp: Replicate]; it is the number of valid "
+            "tokens of all ranks");
+  const Tensor value = loss.forward({logits, labels, valid}, frame)[0];
+  EXPECT_EQ(value.layout(), make_layout(mesh, {kPartial, kReplicate}, {1}));
+  EXPECT_EQ(loss.backward({}, frame)[0].layout(), logits.layout());
+}
+
+TEST_F(OnMesh, ResidualsAreOfOnePlacement) {
+  const Tensor x = zeros(shard(0), kReplicate, {4, 8});
+  EXPECT_EQ(error_of(
+                [&] {
+                  add_tensors(x, zeros(shard(0), kPartial, {4, 8}), bench.compute, "layers.0: x + mlp");
+                },
+                ErrorCode::layout),
+            "layers.0: x + mlp: the second term is Partial(sum) on tp=2; expected Replicate (as the first)");
+  const Tensor partial = zeros(shard(0), kPartial, {4, 8});
+  EXPECT_EQ(add_tensors(partial, partial, bench.compute, "dx").layout(), partial.layout());
+}
+
+TEST_F(OnMesh, EmbeddingWantsItsTableWhole) {
+  Embedding whole(8, 4), cut(8, 4);
+  make(whole);
+  const Tensor tokens = zeros(shard(0), kReplicate, {4, 6}, DType::i64);
+  EXPECT_EQ(whole.forward(tokens, frame)[0].layout(), make_layout(mesh, {shard(0), kReplicate}, {4, 6, 4}));
+  whole.backward(zeros(shard(0), kReplicate, {4, 6, 4}), frame);
+  EXPECT_EQ(whole.weight->gradient_layout(), make_layout(mesh, {kPartial, kReplicate}, {8, 4}));
+  cut.weight->set_layout(make_layout(mesh, {kReplicate, shard(0)}, {8, 4}));
+  make(cut);
+  EXPECT_THAT(error_of([&] { cut.forward(tokens, frame); }, ErrorCode::layout),
+              HasSubstr("\"weight\" is Shard(0) on tp=2; expected Replicate"));
+}
+
+TEST_F(OnMesh, AttentionFindsItsHeadsInTheShapes) {
+  const auto rope = RopeTables::make(8, 4, 10000.0);
+  const auto laid_out = [&](Attention& layer, const Placement& q, const Placement& k, const Placement& v) {
+    for (const auto& [linear, how] : {std::pair{&layer.q_proj, q}, {&layer.k_proj, k}, {&layer.v_proj, v}})
+      linear->weight->set_layout(make_layout(mesh, {kReplicate, how}, linear->weight->global_shape()));
+    layer.o_proj.weight->set_layout(
+        make_layout(mesh, {kReplicate, shard(1)}, layer.o_proj.weight->global_shape()));
+    make(layer);
+  };
+  const Tensor x = zeros(shard(0), kReplicate, {4, 6, 8});
+  {
+    Attention layer({8, 4, 2, 4}, rope);
+    laid_out(layer, shard(0), shard(0), shard(0));
+    const Tensor y = layer.forward(x, frame)[0];
+    EXPECT_EQ(y.layout(), make_layout(mesh, {shard(0), kPartial}, {4, 6, 8}));
+    const Tensor dx = layer.backward(x, frame)[0];  // three Partial contributions, still Partial
+    EXPECT_EQ(dx.layout(), make_layout(mesh, {shard(0), kPartial}, {4, 6, 8}));
+    EXPECT_TRUE(frame.empty());
+  }
+  {
+    Attention layer({8, 3, 3, 4}, rope);
+    laid_out(layer, shard(0), shard(0), shard(0));
+    EXPECT_EQ(
+        error_of([&] { layer.forward(x, frame); }, ErrorCode::layout),
+        "\"\": q has 6 features on this rank, which is no multiple of head_dim 4: a head is cut in two");
+  }
+  {
+    Attention layer({8, 4, 2, 4}, rope);
+    laid_out(layer, shard(0), kReplicate, kReplicate);
+    EXPECT_EQ(error_of([&] { layer.forward(x, frame); }, ErrorCode::layout),
+              "\"\": k is Replicate on tp=2; expected Shard(2) (as q)");
+  }
+  {
+    Attention layer({8, 4, 2, 4}, rope);
+    make(layer);
+    EXPECT_EQ(
+        error_of(
+            [&] {
+              layer.forward(zeros(shard(0), shard(1), {4, 6, 8}), frame);
+            },
+            ErrorCode::layout),
+        "\"\": q is Shard(1) on tp=2; attention needs the whole sequence: a boundary must gather it first");
+  }
+}
+
+TEST_F(OnMesh, ABiasWaitsForTheSum) {
+  Linear row(8, 6, true);
+  row.weight->set_layout(make_layout(mesh, {kReplicate, shard(1)}, {6, 8}));
+  make(row);
+  EXPECT_EQ(error_of(
+                [&] {
+                  row.forward(zeros(shard(0), shard(1), {4, 8}), frame);
+                },
+                ErrorCode::layout),
+            "\"\": y is Partial(sum) on tp=2; a bias needs values, not contributions to them: a boundary "
+            "must reduce it first");
+  Linear column(8, 6, true);
+  column.weight->set_layout(make_layout(mesh, {kReplicate, shard(0)}, {6, 8}));
+  make(column);
+  EXPECT_EQ(error_of(
+                [&] {
+                  column.forward(zeros(shard(0), kReplicate, {4, 8}), frame);
+                },
+                ErrorCode::layout),
+            "\"\": y has 3 features on this rank, the bias 6");
+  Linear both(8, 6, true);
+  both.weight->set_layout(make_layout(mesh, {kReplicate, shard(0)}, {6, 8}));
+  both.bias->set_layout(make_layout(mesh, {kReplicate, shard(0)}, {6}));
+  make(both);
+  both.forward(zeros(shard(0), kReplicate, {4, 8}), frame);
+  both.backward(zeros(shard(0), shard(1), {4, 6}), frame);
+  EXPECT_EQ(both.bias->gradient_layout(), make_layout(mesh, {kPartial, shard(0)}, {6}));
+}
+
+TEST_F(OnMesh, ParametersAndOptimizersCheckTheirs) {
+  Parameter p({6, 8});
+  EXPECT_EQ(error_of(
+                [&] {
+                  p.set_layout(replicated_layout(mesh, {8, 6}));
+                },
+                ErrorCode::layout),
+            "parameter \"\" is (6, 8); its layout is for (8, 6)");
+  EXPECT_EQ(error_of(
+                [&] {
+                  p.set_layout(make_layout(mesh, {kReplicate, kPartial}, {6, 8}));
+                },
+                ErrorCode::layout),
+            "parameter \"\": its value cannot be (6, 8) as [dp: Replicate, tp: Partial(sum)]");
+
+  Linear layer(8, 6);
+  make(layer);
+  SGD sgd(bench.compute, layer.parameters(), {});
+  EXPECT_EQ(error_of([&] { sgd.step(0.1); }, ErrorCode::bad_argument),
+            "optimizer: no gradient for weight; no backward pass has used it");
+  layer.forward(zeros(shard(0), kReplicate, {4, 8}), frame);
+  layer.backward(zeros(shard(0), kReplicate, {4, 6}), frame);
+  EXPECT_EQ(error_of([&] { sgd.step(0.1); }, ErrorCode::layout),
+            "optimizer: the gradient of \"weight\" is Partial(sum) on dp=2; expected Replicate (as the "
+            "value; reduce it before "
+            "the step)");
+  layer.forward(zeros(kReplicate, kReplicate, {4, 8}), frame);
+  EXPECT_EQ(error_of(
+                [&] {
+                  layer.backward(zeros(kReplicate, kReplicate, {4, 6}), frame);
+                },
+                ErrorCode::layout),
+            "parameter \"weight\": a gradient is Replicate on dp=2; expected Partial(sum) (as its uses "
+            "before; zero_gradient "
+            "after reducing)");
+  layer.weight->set_gradient_layout(layer.weight->layout());
+  sgd.step(0.1);
+}
+
+TEST_F(OnMesh, WeightsAreTheSameOnEveryMesh) {
+  const auto value = [&](const DeviceMesh& on, Placements placements, const Shape& global) {
+    Parameter p(global, Normal{0.5, 0.25});
+    p.set_layout(make_layout(on, std::move(placements), global));
+    p.materialise(bench.context);
+    initialise(p, 42);
+    return p.value();
+  };
+  for (const Shape& global : {Shape{7, 5}, Shape{5, 3, 6}, Shape{11}, Shape{1, 2}}) {
+    Parameter plain(global, Normal{0.5, 0.25});
+    plain.materialise(bench.context);
+    initialise(plain, 42);
+    const int dims = global.rank();
+    for (int d0 = 0; d0 < dims; ++d0) {
+      for (int d1 = 0; d1 < dims; ++d1) {
+        for (int rank = 0; rank < 6; ++rank) {
+          const DeviceMesh on = DeviceMesh::arithmetic(bench.context, MeshShape{{"a", 2}, {"b", 3}}, rank);
+          const Tensor part = value(on, {shard(d0), shard(d1)}, global);
+          const Dims offsets = part.layout()->local_offsets();
+          for (std::int64_t i = 0; i < part.count(); ++i) {
+            std::int64_t rest = i, index = 0, stride = 1;
+            for (int d = dims - 1; d >= 0; --d) {
+              index += (rest % part.shape()[d] + offsets[d]) * stride;
+              rest /= part.shape()[d];
+              stride *= global[d];
+            }
+            ASSERT_EQ(part.f32()[static_cast<std::size_t>(i)],
+                      plain.value().f32()[static_cast<std::size_t>(index)])
+                << to_string(*part.layout()) << " rank " << rank << " element " << i;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,290 @@
+#include "weft/nn/module.hpp"
+
+#include "nn/support.hpp"
+#include "weft/nn/linear.hpp"
+
+namespace weft {
+namespace {
+
+using test::error_of;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+// y = factor · x, and dx = factor · dy; keeps x, as a layer would.
+class Scale : public Module {
+ public:
+  explicit Scale(float factor) {
+    weight = add("factor", std::make_shared<Parameter>(Shape{1}, Constant{factor}));
+  }
+  ParameterRef weight;
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override {
+    frame.push(*this, {x[0]});
+    return {times(x[0], frame)};
+  }
+  Tensors do_backward(Inputs dy, Frame& frame) override {
+    const Tensor x = frame.pop(*this)[0];
+    Tensor dw(frame.compute().context(), {1});
+    dw.f32()[0] = static_cast<float>(test::dot(dy[0], x));
+    weight->accumulate(dw);
+    return {times(dy[0], frame)};
+  }
+  Tensor times(const Tensor& x, Frame& frame) {
+    const Tensor y = frame.compute().make(x.shape());
+    for (std::size_t i = 0; i < y.f32().size(); ++i) y.f32()[i] = x.f32()[i] * weight->value().f32()[0];
+    return y;
+  }
+};
+
+struct Pair : Module {
+  Pair() : first(2), second(3) {
+    add("first", first);
+    add("second", second);
+  }
+  Scale first, second;
+  bool backward_in_wrong_order = false;
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override {
+    return second.forward(first.forward(x, frame), frame);
+  }
+  Tensors do_backward(Inputs dy, Frame& frame) override {
+    return backward_in_wrong_order ? second.backward(first.backward(dy, frame), frame)
+                                   : first.backward(second.backward(dy, frame), frame);
+  }
+};
+
+struct Tree : Module {
+  Tree() {
+    add("blocks", blocks);
+    blocks.append(std::make_unique<Pair>());
+    blocks.append(std::make_unique<Pair>());
+  }
+  Sequential blocks;
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override { return blocks.forward(x, frame); }
+  Tensors do_backward(Inputs dy, Frame& frame) override { return blocks.backward(dy, frame); }
+};
+
+TEST(Module, NamesItsTree) {
+  Tree tree;
+  EXPECT_EQ(tree.path(), "");
+  EXPECT_EQ(tree.get("blocks.1.second").path(), "blocks.1.second");
+  EXPECT_EQ(&tree.get(""), &tree);
+  EXPECT_EQ(&tree.get("blocks").get("0"), &tree.get("blocks.0"));
+  EXPECT_EQ(tree.parameter("blocks.0.first.factor")->path(), "blocks.0.first.factor");
+  std::vector<std::string> paths, nodes;
+  for (const Parameter* p : tree.parameters()) paths.push_back(p->path());
+  EXPECT_THAT(paths, ElementsAre("blocks.0.first.factor", "blocks.0.second.factor", "blocks.1.first.factor",
+                                 "blocks.1.second.factor"));
+  tree.get("blocks.1").visit([&](Module& m) { nodes.push_back(m.path()); });
+  EXPECT_THAT(nodes, ElementsAre("blocks.1", "blocks.1.first", "blocks.1.second"));
+}
+
+TEST(Module, SaysWhereAPathEnds) {
+  Tree tree;
+  EXPECT_EQ(error_of([&] { tree.get("blocks.1.third"); }, ErrorCode::bad_argument),
+            "get \"blocks.1.third\": \"blocks.1\" has no child \"third\"; it has first, second");
+  EXPECT_EQ(error_of([&] { tree.get("blocks.0.first.x"); }, ErrorCode::bad_argument),
+            "get \"blocks.0.first.x\": \"blocks.0.first\" has no child \"x\"; it has no children");
+  EXPECT_EQ(error_of([&] { tree.parameter("blocks.0.first.weight"); }, ErrorCode::bad_argument),
+            "parameter \"blocks.0.first.weight\": \"blocks.0.first\" has no parameter \"weight\"");
+}
+
+TEST(Module, RefusesNamesThatWouldBeAmbiguous) {
+  struct Bad : Scale {
+    Bad(const char* name, Module& child) : Scale(1) {
+      add("child", own);
+      add(name, child);
+    }
+    Scale own{1};
+  };
+  Scale other(1);
+  EXPECT_THAT(error_of([&] { Bad("a.b", other); }, ErrorCode::bad_argument),
+              HasSubstr("a name is not empty and holds no dot"));
+  EXPECT_THAT(error_of([&] { Bad("child", other); }, ErrorCode::bad_argument),
+              HasSubstr("the name is taken"));
+  Tree tree;
+  EXPECT_THAT(error_of([&] { Bad("c", tree.get("blocks")); }, ErrorCode::bad_argument),
+              HasSubstr("it has a parent already"));
+}
+
+TEST(Module, RunsForwardAndItsMirror) {
+  test::Bench bench;
+  Tree tree;
+  materialise(tree, bench.context);
+  initialise(tree, 1);
+  Frame frame(bench.compute);
+  const Tensor x = test::tensor_of(bench.context, {2}, {1, -2});
+  EXPECT_THAT(test::floats(tree.forward(x, frame)[0]), ElementsAre(36, -72));
+  EXPECT_FALSE(frame.empty());
+  EXPECT_THAT(test::floats(tree.backward(x, frame)[0]), ElementsAre(36, -72));
+  EXPECT_TRUE(frame.empty());
+  EXPECT_EQ(tree.parameter("blocks.0.second.factor")->gradient().f32()[0], 12 * 5);
+}
+
+TEST(Module, HooksSeeAndMayReplaceWhatPasses) {
+  test::Bench bench;
+  Pair pair;
+  materialise(pair, bench.context);
+  initialise(pair, 1);
+  std::vector<std::string> seen;
+  const auto note = [&](const char* what) {
+    return [&seen, what](Module& m, Tensors& t, Frame&) {
+      seen.push_back(std::string(what) + " " + m.path() + " " +
+                     std::to_string(static_cast<int>(t[0].f32()[0])));
+    };
+  };
+  pair.second.hooks().pre_forward.push_back(note("pre-forward"));
+  pair.second.hooks().post_forward.push_back(note("post-forward"));
+  pair.second.hooks().pre_backward.push_back(note("pre-backward"));
+  pair.second.hooks().post_backward.push_back(note("post-backward"));
+  pair.second.hooks().post_forward.push_back(
+      [&](Module&, Tensors& t, Frame&) { t[0] = test::tensor_of(bench.context, {1}, {100}); });
+  Frame frame(bench.compute);
+  const Tensor x = test::tensor_of(bench.context, {1}, {1});
+  EXPECT_EQ(pair.forward(x, frame)[0].f32()[0], 100);
+  pair.backward(x, frame);
+  EXPECT_THAT(seen, ElementsAre("pre-forward second 2", "post-forward second 6", "pre-backward second 1",
+                                "post-backward second 3"));
+}
+
+TEST(Frame, NamesBothPathsWhenBackwardDoesNotMirrorForward) {
+  test::Bench bench;
+  Pair pair;
+  materialise(pair, bench.context);
+  initialise(pair, 1);
+  const Tensor x = test::tensor_of(bench.context, {1}, {1});
+  Frame frame(bench.compute);
+  pair.forward(x, frame);
+  pair.backward_in_wrong_order = true;
+  EXPECT_EQ(error_of([&] { pair.backward(x, frame); }, ErrorCode::bad_argument),
+            "frame: backward of \"first\", but the newest entry is of \"second\": backward must run in the "
+            "reverse order of "
+            "forward");
+  Frame fresh(bench.compute);
+  EXPECT_EQ(error_of([&] { pair.second.backward(x, fresh); }, ErrorCode::bad_argument),
+            "frame: backward of \"second\", but the Frame is empty: its forward did not run on this Frame, "
+            "or its backward "
+            "already has");
+  Frame inference = Frame::inference(bench.compute);
+  EXPECT_EQ(pair.forward(x, inference)[0].f32()[0], 6);
+  EXPECT_TRUE(inference.empty());
+  EXPECT_EQ(error_of([&] { pair.second.backward(x, inference); }, ErrorCode::bad_argument),
+            "frame: backward of \"second\" on an inference Frame, which keeps nothing");
+}
+
+TEST(Frame, SeveralMayBeInFlight) {
+  test::Bench bench;
+  Pair pair;
+  materialise(pair, bench.context);
+  initialise(pair, 1);
+  Frame a(bench.compute), b(bench.compute);
+  pair.forward(test::tensor_of(bench.context, {1}, {1}), a);
+  pair.forward(test::tensor_of(bench.context, {1}, {10}), b);
+  const Tensor one = test::tensor_of(bench.context, {1}, {1});
+  pair.backward(one, a);
+  EXPECT_EQ(pair.second.weight->gradient().f32()[0], 2);  // d(3·2·1)/d3
+  pair.backward(one, b);
+  EXPECT_EQ(pair.second.weight->gradient().f32()[0], 2 + 20);
+}
+
+TEST(Compute, RefusesToComputeWithNoThread) {
+  Context context;
+  EXPECT_THAT(error_of([&] { Compute(context, 0); }, ErrorCode::bad_argument), HasSubstr("threads"));
+}
+
+// A linear layer and its reverse, with one weight: y = W (W x), as tied embeddings share one.
+struct Tied : Module {
+  Tied() : first(2, 2), second(2, 2) {
+    add("first", first);
+    add("second", second);
+    second.tie_weight(first.weight);
+  }
+  Linear first, second;
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override {
+    return second.forward(first.forward(x, frame), frame);
+  }
+  Tensors do_backward(Inputs dy, Frame& frame) override {
+    return first.backward(second.backward(dy, frame), frame);
+  }
+};
+
+TEST(Parameter, TiedIsOneWithOnePathAndTwoUses) {
+  test::Bench bench;
+  Tied tied;
+  EXPECT_EQ(tied.parameters().size(), 1u);
+  EXPECT_EQ(tied.parameter("second.weight"), tied.parameter("first.weight"));
+  EXPECT_EQ(tied.parameter("second.weight")->path(), "first.weight");
+  EXPECT_EQ(tied.first.weight->uses(), 2);
+  materialise(tied, bench.context);
+  std::copy_n(std::array<float, 4>{1, 2, 3, 4}.data(), 4, tied.first.weight->value().f32().data());
+
+  int final_calls = 0;
+  std::vector<float> final_gradient;
+  const int id = tied.first.weight->listen([&](Parameter& p) {
+    ++final_calls;
+    final_gradient = test::floats(p.gradient());
+  });
+  Frame frame(bench.compute);
+  EXPECT_THAT(test::floats(tied.forward(test::tensor_of(bench.context, {1, 2}, {1, 1}), frame)[0]),
+              ElementsAre(17, 37));
+  tied.second.backward(test::tensor_of(bench.context, {1, 2}, {1, 0}), frame);
+  EXPECT_EQ(final_calls, 0);  // one use is still to come
+  EXPECT_THAT(test::floats(tied.first.weight->gradient()), ElementsAre(3, 7, 0, 0));
+  tied.first.backward(test::tensor_of(bench.context, {1, 2}, {1, 2}), frame);
+  EXPECT_EQ(final_calls, 1);
+  EXPECT_THAT(final_gradient, ElementsAre(4, 8, 2, 2));
+  tied.first.weight->stop_listening(id);
+
+  // A second pass adds; after zero_gradient the next one overwrites.
+  for (const float expected : {8.0f, 4.0f}) {
+    tied.forward(test::tensor_of(bench.context, {1, 2}, {1, 1}), frame);
+    tied.backward(test::tensor_of(bench.context, {1, 2}, {1, 0}), frame);
+    EXPECT_EQ(tied.first.weight->gradient().f32()[0], expected);
+    tied.first.weight->zero_gradient();
+  }
+  EXPECT_EQ(final_calls, 1);
+  EXPECT_EQ(error_of([&] { tied.first.weight->gradient(); }, ErrorCode::bad_argument),
+            "parameter \"first.weight\": has no gradient; no backward pass has used it since zero_gradient");
+}
+
+TEST(Parameter, TieRefusesAnotherShape) {
+  Linear narrow(2, 3), wide(3, 2);
+  EXPECT_EQ(error_of([&] { narrow.tie_weight(wide.weight); }, ErrorCode::bad_argument),
+            "tie: \"weight\" is (3, 2), \"weight\" is (2, 3)");
+}
+
+TEST(Parameter, GradientMayLiveElsewhere) {
+  test::Bench bench;
+  Parameter p({2});
+  EXPECT_EQ(error_of([&] { p.value(); }, ErrorCode::bad_argument), "parameter \"\": used before materialise");
+  p.materialise(bench.context);
+  EXPECT_EQ(error_of([&] { p.materialise(bench.context); }, ErrorCode::bad_argument),
+            "parameter \"\": materialised twice");
+  EXPECT_THAT(error_of([&] { p.set_layout(nullptr); }, ErrorCode::bad_argument),
+              HasSubstr("set_layout after materialise"));
+  p.add_use();
+  p.accumulate(test::tensor_of(bench.context, {2}, {1, 2}));
+  const Tensor bucket = Tensor::zeros(bench.context, {5});
+  p.place_gradient(bucket.slice_flat(2, {2}));
+  EXPECT_THAT(test::floats(bucket), ElementsAre(0, 0, 1, 2, 0));
+  p.accumulate(test::tensor_of(bench.context, {2}, {10, 10}));
+  EXPECT_THAT(test::floats(bucket), ElementsAre(0, 0, 11, 12, 0));
+  p.zero_gradient();
+  p.accumulate(test::tensor_of(bench.context, {2}, {5, 6}));
+  EXPECT_THAT(test::floats(bucket), ElementsAre(0, 0, 5, 6, 0));
+  EXPECT_EQ(error_of([&] { p.place_gradient(bucket); }, ErrorCode::bad_argument),
+            "parameter \"\": place_gradient got f32 (5); expected f32 (2)");
+  EXPECT_EQ(error_of([&] { p.set_value(bucket); }, ErrorCode::bad_argument),
+            "parameter \"\": set_value got f32 (5); expected f32 (2)");
+  EXPECT_EQ(error_of([&] { p.accumulate(bucket); }, ErrorCode::bad_argument),
+            "parameter \"\": a gradient of shape (5); expected (2)");
+}
+
+}  // namespace
+}  // namespace weft
