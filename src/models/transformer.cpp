@@ -1,0 +1,128 @@
+#include "weft/models/transformer.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <utility>
+
+#include "weft/base/error.hpp"
+
+namespace weft {
+
+void TransformerConfig::check() const {
+  for (const auto& [name, size] : {std::pair{"dim", dim},
+                                   {"layers", layers},
+                                   {"heads", heads},
+                                   {"kv_heads", kv_heads},
+                                   {"ffn_hidden", ffn_hidden},
+                                   {"vocab", vocab},
+                                   {"max_seq", max_seq}})
+    if (size < 1)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("transformer: {} is {}; expected at least 1", name, size));
+  if (dim % heads != 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("transformer: dim {} does not divide into heads {}", dim, heads));
+  if (heads % kv_heads != 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("transformer: heads {} do not divide into kv_heads {}", heads, kv_heads));
+  if (head_dim() % 2 != 0)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("transformer: head_dim = dim {} / heads {} = {} is odd; rotary positions need pairs", dim,
+                    heads, head_dim()));
+}
+
+namespace {
+
+// Branches that end in a residual sum start smaller, so that the sum's variance does not grow with depth.
+Init branch_end(const TransformerConfig& c) {
+  return Normal{c.init_std / std::sqrt(2.0 * static_cast<double>(c.layers))};
+}
+
+const TransformerConfig& checked(const TransformerConfig& config) {
+  config.check();
+  return config;
+}
+
+}  // namespace
+
+TransformerBlock::TransformerBlock(const TransformerConfig& c, std::shared_ptr<const RopeTables> rope)
+    : attention_norm(c.dim, c.norm_eps),
+      attention({c.dim, c.heads, c.kv_heads, c.head_dim(), Normal{c.init_std}, branch_end(c)},
+                std::move(rope)),
+      mlp_norm(c.dim, c.norm_eps),
+      mlp(c.dim, c.ffn_hidden, Normal{c.init_std}, branch_end(c)) {
+  add("attention_norm", attention_norm);
+  add("attention", attention);
+  add("mlp_norm", mlp_norm);
+  add("mlp", mlp);
+}
+
+Tensors TransformerBlock::do_forward(Inputs inputs, Frame& frame) {
+  expect_count(inputs, 1, "inputs");
+  const Tensor& x = inputs[0];
+  const Tensors attended = attention.forward(attention_norm.forward(x, frame), frame);
+  const Tensor middle = add_tensors(x, attended[0], frame.compute(), path() + ": x + attention");
+  const Tensors fed = mlp.forward(mlp_norm.forward(middle, frame), frame);
+  return {add_tensors(middle, fed[0], frame.compute(), path() + ": x + mlp")};
+}
+
+Tensors TransformerBlock::do_backward(Inputs gradients, Frame& frame) {
+  expect_count(gradients, 1, "gradients");
+  const Tensor& dy = gradients[0];
+  const Tensors through_mlp = mlp_norm.backward(mlp.backward(dy, frame), frame);
+  const Tensor dmiddle = add_tensors(dy, through_mlp[0], frame.compute(), path() + ": d(x + mlp)");
+  const Tensors through_attention = attention_norm.backward(attention.backward(dmiddle, frame), frame);
+  return {add_tensors(dmiddle, through_attention[0], frame.compute(), path() + ": d(x + attention)")};
+}
+
+TokenEmbedding::TokenEmbedding(std::int64_t vocab, std::int64_t dim, Init init)
+    : embedding(vocab, dim, init) {
+  add("embedding", embedding);
+}
+Tensors TokenEmbedding::do_forward(Inputs tokens, Frame& frame) { return embedding.forward(tokens, frame); }
+Tensors TokenEmbedding::do_backward(Inputs dy, Frame& frame) { return embedding.backward(dy, frame); }
+
+OutputHead::OutputHead(std::int64_t dim, std::int64_t vocab, Init init) : proj(dim, vocab, false, init) {
+  add("proj", proj);
+}
+Tensors OutputHead::do_forward(Inputs x, Frame& frame) { return proj.forward(x, frame); }
+Tensors OutputHead::do_backward(Inputs dy, Frame& frame) { return proj.backward(dy, frame); }
+
+Transformer::Transformer(const TransformerConfig& config)
+    : token_embedding(checked(config).vocab, config.dim, Normal{config.init_std}),
+      norm(config.dim, config.norm_eps),
+      output_head(config.dim, config.vocab, Normal{config.init_std}),
+      config_(config) {
+  add("token_embedding", token_embedding);
+  const auto rope = RopeTables::make(config.max_seq, config.head_dim(), config.rope_theta);
+  for (std::int64_t i = 0; i < config.layers; ++i)
+    layers.append(std::make_unique<TransformerBlock>(config, rope));
+  add("layers", layers);
+  add("norm", norm);
+  add("output_head", output_head);
+  if (config.tied) output_head.proj.tie_weight(token_embedding.embedding.weight);
+}
+
+TransformerBlock& Transformer::block(std::size_t i) {
+  return dynamic_cast<TransformerBlock&>(*layers.children().at(i).second);
+}
+
+void Transformer::set_rope(std::shared_ptr<const RopeTables> rope) {
+  for (std::size_t i = 0; i < layers.size(); ++i) block(i).attention.set_rope(rope);
+}
+
+Tensors Transformer::do_forward(Inputs tokens, Frame& frame) {
+  expect_count(tokens, 1, "inputs");
+  const Tensors x = layers.forward(token_embedding.forward(tokens, frame), frame);
+  return output_head.forward(norm.forward(x, frame), frame);
+}
+
+Tensors Transformer::do_backward(Inputs dlogits, Frame& frame) {
+  expect_count(dlogits, 1, "gradients");
+  const Tensors dx = norm.backward(output_head.backward(dlogits, frame), frame);
+  return token_embedding.backward(layers.backward(dx, frame), frame);
+}
+
+}  // namespace weft

@@ -1,0 +1,209 @@
+// The transformer against the numbers of another implementation: every file of a case's name that lies in the
+// golden folder, every shape and constant from the file.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "support/golden.hpp"
+#include "weft/checkpoint/safetensors.hpp"
+#include "weft/models/transformer.hpp"
+#include "weft/nn/loss.hpp"
+#include "weft/nn/optimizer.hpp"
+
+namespace weft {
+namespace {
+
+// One golden file: its case, its tensors, and the limit its folder's README gives for a float32
+// implementation: |mine - ref| <= 4 · torch_f32_max_abs_err[name] + 16 · 2^-23 · ref_max_abs[name].
+class Golden {
+ public:
+  explicit Golden(const std::filesystem::path& path)
+      : file_(SafetensorsFile::open(path)), info_(nlohmann::json::parse(file_.metadata("case"))) {}
+
+  const nlohmann::json& config() const { return info_.at("config"); }
+  Tensor tensor(const std::string& name) { return file_.read(context, name); }
+  std::vector<double> values(const std::string& name) {
+    const Tensor t = tensor(name);
+    return {t.as<double>().begin(), t.as<double>().end()};
+  }
+  double limit(const std::string& name) const {
+    return 4 * info_.at("torch_f32_max_abs_err").at(name).get<double>() +
+           16 * 0x1p-23 * info_.at("ref_max_abs").at(name).get<double>();
+  }
+  std::vector<std::string> names(std::string_view prefix) const {
+    std::vector<std::string> found;
+    for (const std::string& name : file_.names())
+      if (name.starts_with(prefix)) found.push_back(name);
+    return found;
+  }
+
+  TransformerConfig model() const {
+    const nlohmann::json& c = config();
+    TransformerConfig m;
+    m.dim = c.at("dim"), m.layers = c.at("n_layers"), m.heads = c.at("n_heads"),
+    m.kv_heads = c.at("n_kv_heads");
+    m.ffn_hidden = c.at("ffn_hidden_dim"), m.vocab = c.at("vocab_size"), m.max_seq = c.at("max_seq_len");
+    m.rope_theta = c.at("rope_theta"), m.norm_eps = c.at("norm_eps"), m.tied = c.at("tie_embeddings");
+    return m;
+  }
+
+  /// Gives the model the file's parameters, which must be exactly the model's, and its rotary tables.
+  void load(Transformer& transformer) {
+    materialise(transformer, context);
+    const std::vector<Parameter*> parameters = transformer.parameters();
+    ASSERT_EQ(names("param.").size(), parameters.size());
+    for (Parameter* p : parameters) p->set_value(tensor("param." + p->path()));
+    auto rope = std::make_shared<RopeTables>();
+    const Tensor cosine = tensor("aux.rope_cos"), sine = tensor("aux.rope_sin");
+    rope->cos.assign(cosine.f32().begin(), cosine.f32().end());
+    rope->sin.assign(sine.f32().begin(), sine.f32().end());
+    rope->positions = cosine.size(0), rope->half = cosine.size(1);
+    // Ours, made in f32 in the same steps, differ from the file's by the last bits of a frequency at most.
+    const auto own = RopeTables::make(rope->positions, rope->half * 2, config().at("rope_theta"));
+    for (std::size_t i = 0; i < own->cos.size(); ++i) {
+      ASSERT_NEAR(own->cos[i], rope->cos[i], 1e-5);
+      ASSERT_NEAR(own->sin[i], rope->sin[i], 1e-5);
+    }
+    transformer.set_rope(rope);
+  }
+
+  /// Compares with the file's tensor of that name, within its limit. Records how much of the limit was used.
+  void compare(const std::string& name, std::span<const float> mine) {
+    const std::vector<double> reference = values(name);
+    ASSERT_EQ(mine.size(), reference.size()) << name;
+    double worst = 0;
+    for (std::size_t i = 0; i < mine.size(); ++i) {
+      ASSERT_TRUE(std::isfinite(mine[i])) << name << " [" << i << "]";
+      worst = std::max(worst, std::abs(static_cast<double>(mine[i]) - reference[i]));
+    }
+    within(name, worst);
+  }
+  void within(const std::string& name, double difference) {
+    EXPECT_LE(difference, limit(name)) << name;
+    most_used_ = std::max(most_used_, difference / limit(name));
+  }
+  double most_used() const { return most_used_; }
+
+  Context context;
+  Compute compute{context, 1};
+
+ private:
+  SafetensorsFile file_;
+  nlohmann::json info_;
+  double most_used_ = 0;
+};
+
+class GoldenFile : public ::testing::TestWithParam<std::filesystem::path> {};
+using ForwardBackward = GoldenFile;
+using Trajectory = GoldenFile;
+
+TEST_P(ForwardBackward, LogitsLossAndAllGradients) {
+  Golden golden(GetParam());
+  Transformer model(golden.model());
+  ASSERT_NO_FATAL_FAILURE(golden.load(model));
+  Tensors hidden;
+  model.norm.hooks().post_forward.push_back([&](Module&, Tensors& y, Frame&) { hidden = y; });
+
+  const Tensor labels = golden.tensor("in.labels");
+  Frame frame(golden.compute);
+  CrossEntropy cross_entropy;
+  const Tensor logits = model.forward(golden.tensor("in.tokens"), frame)[0];
+  const Tensor loss =
+      cross_entropy.forward({logits, labels, scalar(golden.context, count_valid(labels))}, frame)[0];
+  golden.compare("out.hidden", hidden[0].f32());
+  golden.compare("out.logits", logits.f32());
+  golden.within("out.loss", std::abs(loss.as<double>()[0] - golden.values("out.loss")[0]));
+
+  model.backward(cross_entropy.backward({}, frame), frame);
+  EXPECT_TRUE(frame.empty());
+  EXPECT_EQ(golden.names("grad.param.").size(), model.parameters().size());
+  for (const Parameter* p : model.parameters())
+    golden.compare("grad.param." + p->path(), p->gradient().f32());
+  RecordProperty("most_of_the_limit_used", std::to_string(golden.most_used()));
+}
+
+double squares(std::span<const float> x) {
+  double sum = 0;
+  for (const float f : x) sum += static_cast<double>(f) * static_cast<double>(f);
+  return sum;
+}
+
+TEST_P(Trajectory, LossGradientNormAndParameterNormOfEveryStep) {
+  Golden golden(GetParam());
+  const nlohmann::json& config = golden.config();
+  Transformer model(golden.model());
+  ASSERT_NO_FATAL_FAILURE(golden.load(model));
+  const std::vector<Parameter*> parameters = model.parameters();
+  for (Parameter* p : parameters) p->set_decays(true);  // one group, as the reference trained
+  AdamW adamw(golden.compute, parameters,
+              {.beta1 = config.at("betas").at(0),
+               .beta2 = config.at("betas").at(1),
+               .eps = config.at("adam_eps"),
+               .weight_decay = config.at("weight_decay")});
+
+  const std::int64_t steps = config.at("steps"), batch = config.at("B"), seq = config.at("S");
+  const double max_norm = config.at("max_grad_norm"), lr = config.at("lr");
+  const Tensor tokens = golden.tensor("in.tokens"), labels = golden.tensor("in.labels");
+  const std::vector<double> ref_loss = golden.values("out.loss"), ref_norm = golden.values("out.grad_norm"),
+                            ref_param_norm = golden.values("out.param_norm");
+  ASSERT_EQ(ref_loss.size(), static_cast<std::size_t>(steps));
+  CrossEntropy cross_entropy;
+  Frame frame(golden.compute);
+  for (std::int64_t step = 0; step < steps; ++step) {
+    const auto at = static_cast<std::size_t>(step);
+    const Tensor step_labels = labels.slice_flat(step * batch * seq, {batch, seq});
+    const Tensor logits = model.forward(tokens.slice_flat(step * batch * seq, {batch, seq}), frame)[0];
+    const Tensor loss = cross_entropy.forward(
+        {logits, step_labels, scalar(golden.context, count_valid(step_labels))}, frame)[0];
+    golden.within("out.loss", std::abs(loss.as<double>()[0] - ref_loss[at]));
+    adamw.zero_gradients();
+    model.backward(cross_entropy.backward({}, frame), frame);
+
+    double sum = 0;
+    for (const Parameter* p : parameters) sum += squares(p->gradient().f32());
+    const double norm = std::sqrt(sum);
+    golden.within("out.grad_norm", std::abs(norm - ref_norm[at]));
+    const auto clip = static_cast<float>(std::min(1.0, max_norm / (norm + 1e-6)));
+    for (const Parameter* p : parameters)
+      for (float& g : p->gradient().f32()) g *= clip;
+    adamw.step(lr);
+
+    sum = 0;
+    for (const Parameter* p : parameters) sum += squares(p->value().f32());
+    golden.within("out.param_norm", std::abs(std::sqrt(sum) - ref_param_norm[at]));
+    if (HasFailure()) FAIL() << "first difference at step " << step;
+  }
+  for (const Parameter* p : parameters) golden.compare("out.param." + p->path(), p->value().f32());
+  RecordProperty("most_of_the_limit_used", std::to_string(golden.most_used()));
+}
+
+std::string file_name(const ::testing::TestParamInfo<std::filesystem::path>& info) {
+  std::string name = info.param.stem().string();
+  for (char& c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  return name;
+}
+
+std::vector<std::filesystem::path> forward_backward_files() {
+  std::vector<std::filesystem::path> files = test::golden_files("kf_transformer_tiny");
+  for (auto& more : test::golden_files("kf_transformer_tied")) files.push_back(more);
+  return files;
+}
+
+INSTANTIATE_TEST_SUITE_P(Golden, ForwardBackward, ::testing::ValuesIn(forward_backward_files()), file_name);
+INSTANTIATE_TEST_SUITE_P(Golden, Trajectory, ::testing::ValuesIn(test::golden_files("kf_train_trajectory")),
+                         file_name);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ForwardBackward);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Trajectory);
+
+// Says by name what is not tested where the reference data is not there.
+TEST(Golden, FilesArePresent) {
+  for (const char* prefix : {"kf_transformer_tiny", "kf_transformer_tied", "kf_train_trajectory"})
+    if (test::golden_files(prefix).empty())
+      GTEST_SKIP() << "no " << prefix << "*.safetensors in " << test::golden_dir() << "; set WEFT_GOLDEN_DIR";
+}
+
+}  // namespace
+}  // namespace weft
