@@ -20,7 +20,10 @@ void TransformerConfig::check() const {
     if (size < 1)
       throw Error(ErrorCode::bad_argument,
                   fmt::format("transformer: {} is {}; expected at least 1", name, size));
-  if (dim % heads != 0)
+  if (head_size < 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("transformer: head_size is {}; expected 0 (dim / heads) or more", head_size));
+  if (head_size == 0 && dim % heads != 0)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("transformer: dim {} does not divide into heads {}", dim, heads));
   if (heads % kv_heads != 0)
@@ -29,8 +32,9 @@ void TransformerConfig::check() const {
   if (head_dim() % 2 != 0)
     throw Error(
         ErrorCode::bad_argument,
-        fmt::format("transformer: head_dim = dim {} / heads {} = {} is odd; rotary positions need pairs", dim,
-                    heads, head_dim()));
+        fmt::format("transformer: head_dim {} is odd; rotary positions need pairs",
+                    head_size != 0 ? std::to_string(head_size)
+                                   : fmt::format("= dim {} / heads {} = {}", dim, heads, head_dim())));
 }
 
 namespace {

@@ -28,7 +28,17 @@ TEST(Transformer, SaysWhichSizeDoesNotFit) {
             "transformer: heads 4 do not divide into kv_heads 3");
   EXPECT_EQ(refusal({.dim = 12, .heads = 4, .kv_heads = 4}),
             "transformer: head_dim = dim 12 / heads 4 = 3 is odd; rotary positions need pairs");
+  EXPECT_EQ(refusal({.dim = 30, .heads = 4, .kv_heads = 4, .head_size = 7}),
+            "transformer: head_dim 7 is odd; rotary positions need pairs");
+  EXPECT_EQ(refusal({.head_size = -1}), "transformer: head_size is -1; expected 0 (dim / heads) or more");
   EXPECT_EQ(refusal({.vocab = 0}), "transformer: vocab is 0; expected at least 1");
+}
+
+TEST(Transformer, HeadsMayBeOfAnotherSizeThanTheirPartOfTheModel) {
+  Transformer model(
+      {.dim = 6, .layers = 1, .heads = 4, .kv_heads = 2, .ffn_hidden = 8, .vocab = 16, .head_size = 4});
+  EXPECT_EQ(model.parameter("layers.0.attention.q_proj.weight")->global_shape(), (Shape{16, 6}));
+  EXPECT_EQ(model.parameter("layers.0.attention.o_proj.weight")->global_shape(), (Shape{6, 16}));
 }
 
 TEST(Transformer, TiedWeightsAreOne) {
