@@ -75,20 +75,23 @@ struct Layout {
   Dims local_offsets() const;
 
   const Placement& on(std::string_view axis) const;
-  /// `axis`: a sub-mesh of exactly one axis of the same root; throws bad_argument otherwise.
+  /// `axis`: a sub-mesh of exactly one axis of the same root; throws layout for another root's.
   const Placement& on(const DeviceMesh& axis) const;
   bool replicated() const noexcept;  ///< on all axes
   bool partial() const noexcept;     ///< on any axis
 
-  /// The same but for one axis, or for the shape of the whole. Interned.
+  /// The same but for one axis, for all axes, or for the shape of the whole. Interned.
   LayoutRef with(std::string_view axis, const Placement& placement) const;
   LayoutRef with(const DeviceMesh& axis, const Placement& placement) const;
+  LayoutRef with(Placements placements) const;
   LayoutRef with_global(const Shape& global) const;
 
  private:
   friend class MeshState;
   Layout(MeshState* state, Placements placements_in, Shape global_in)
       : placements(std::move(placements_in)), global(global_in), state_(state) {}
+  int index_of(const DeviceMesh& axis) const;
+  LayoutRef with(int axis, const Placement& placement) const;
   MeshState* state_;
 };
 

@@ -64,7 +64,7 @@ class MeshState;
 /// other axes. A cheap handle: copies and sub-meshes share the root's state. Thread-safe. Equal handles (==)
 /// name the same axes of the same root.
 ///
-/// The root's last handle must outlive every Tensor, Parameter and Layout that speaks of it.
+/// Some handle of a mesh, of the root or of a part, must outlive every Tensor and Layout that speaks of it.
 class DeviceMesh {
  public:
   DeviceMesh() = default;
@@ -121,6 +121,7 @@ class DeviceMesh {
 
  private:
   struct Node;
+  explicit DeviceMesh(std::shared_ptr<MeshState> state);
   explicit DeviceMesh(std::shared_ptr<const Node> node) : node_(std::move(node)) {}
   friend struct Layout;
   std::shared_ptr<const Node> node_;

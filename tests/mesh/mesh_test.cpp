@@ -1,0 +1,176 @@
+// Grids of ranks: arithmetic, sub-meshes, and the groups along axes.
+#include "weft/mesh/mesh.hpp"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "support/expect_error.hpp"
+#include "support/run_ranks.hpp"
+
+namespace weft {
+namespace {
+
+using test::expect_error;
+using test::Rank;
+using test::run_ranks;
+using Ranks = std::vector<int>;
+
+TEST(MeshShape, RanksAreRowMajorAndLastAxisIsNearest) {
+  const MeshShape shape{{"dp", 2}, {"tp", 3}};
+  EXPECT_EQ(shape.size(), 6);
+  EXPECT_EQ(shape.coordinates(0), (Ranks{0, 0}));
+  EXPECT_EQ(shape.coordinates(1), (Ranks{0, 1}));
+  EXPECT_EQ(shape.coordinates(5), (Ranks{1, 2}));
+  for (int r = 0; r < shape.size(); ++r) EXPECT_EQ(shape.rank(shape.coordinates(r)), r);
+  EXPECT_EQ(shape.coordinate(4, shape.index("tp")), 1);
+  EXPECT_EQ(to_string(shape), "dp=2 x tp=3");
+}
+
+TEST(MeshShape, LeavesOneSizeToTheRanks) {
+  EXPECT_EQ((MeshShape{{"dp", -1}, {"tp", 2}}.fit(6)), (MeshShape{{"dp", 3}, {"tp", 2}}));
+  EXPECT_EQ((MeshShape{{"dp", -1}}.fit(5)), (MeshShape{{"dp", 5}}));
+  EXPECT_EQ((MeshShape{{"dp", 2}, {"tp", 1}}.fit(2)), (MeshShape{{"dp", 2}, {"tp", 1}}));
+}
+
+TEST(MeshShape, ErrorsShowTheArithmetic) {
+  const auto bad = ErrorCode::bad_argument;
+  expect_error(bad, "mesh: 6 ranks do not divide into tensor=4 x domain=1", [] {
+    (void)MeshShape{{"data", -1}, {"tensor", 4}, {"domain", 1}}.fit(6);
+  });
+  expect_error(bad, "mesh: dp=2 x tp=2 = 4 ranks; the group has 6", [] {
+    (void)MeshShape{{"dp", 2}, {"tp", 2}}.fit(6);
+  });
+  expect_error(bad, "mesh: no axes", [] { (void)MeshShape().fit(1); });
+  expect_error(bad, "mesh: axis \"tp\" has size 0; expected 1 or more, or -1 for what is left", [] {
+    MeshShape{{"tp", 0}};
+  });
+  expect_error(bad, "mesh: two sizes are left open in dp=-1 x tp=-1; expected at most one -1", [] {
+    MeshShape{{"dp", -1}, {"tp", -1}};
+  });
+  expect_error(bad, "mesh: axis \"tp\" stands twice in tp=2 x tp=3", [] { MeshShape{{"tp", 2}, {"tp", 3}}; });
+  expect_error(bad, "mesh: an axis without a name in =2", [] { MeshShape{{"", 2}}; });
+  expect_error(bad, "mesh: a=65536 x b=65536 is more than 2^31 - 1 ranks", [] {
+    MeshShape{{"a", 65536}, {"b", 65536}};
+  });
+  const MeshShape shape{{"dp", 2}, {"tp", 2}};
+  expect_error(bad, "mesh: no axis \"pp\" in dp=2 x tp=2", [&] { (void)shape.size("pp"); });
+  expect_error(bad, "mesh: rank 4; expected 0 to 3 (dp=2 x tp=2)", [&] { (void)shape.coordinates(4); });
+  expect_error(bad, "mesh: coordinate 2 on axis \"tp\"; expected 0 to 1", [&] {
+    (void)shape.rank(Ranks{0, 2});
+  });
+  expect_error(bad, "mesh: 1 coordinates; expected 2 (dp=2 x tp=2)", [&] { (void)shape.rank(Ranks{0}); });
+}
+
+TEST(DeviceMesh, SubMeshesHoldTheRanksOfTheirAxesInTheOrderAskedFor) {
+  Context context;
+  const DeviceMesh mesh =
+      DeviceMesh::arithmetic(context, {{"dp", 2}, {"sp", 1}, {"tp", 3}}, 4);  // at (1, 0, 1)
+  EXPECT_EQ(mesh.rank(), 4);
+  EXPECT_EQ(mesh.coordinate("dp"), 1);
+  EXPECT_EQ(mesh["tp"].ranks(), (Ranks{3, 4, 5}));
+  EXPECT_EQ(mesh["tp"].rank(), 1);
+  EXPECT_EQ(mesh["dp"].ranks(), (Ranks{1, 4}));
+  EXPECT_EQ(mesh["sp"].ranks(), (Ranks{4}));
+  EXPECT_EQ((mesh[{"dp", "tp"}].ranks()), (Ranks{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ((mesh[{"tp", "dp"}].ranks()), (Ranks{0, 3, 1, 4, 2, 5}));
+  EXPECT_EQ((mesh[{"tp", "dp"}].rank()), 3);
+  EXPECT_EQ((mesh[{"tp", "dp"}].ranks()[3]), 4);
+  EXPECT_EQ((mesh[{"tp", "dp"}]["dp"]), mesh["dp"]);
+  EXPECT_EQ((mesh[{"tp", "dp"}].name()), "tp,dp");
+  EXPECT_NE((mesh[{"tp", "dp"}]), (mesh[{"dp", "tp"}]));
+}
+
+TEST(DeviceMesh, PartsKnowTheirRoot) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}, {"tp", 3}}, 4);
+  EXPECT_TRUE(mesh.is_root());
+  EXPECT_FALSE(mesh["tp"].is_root());
+  EXPECT_EQ(mesh["tp"].root(), mesh);
+  EXPECT_EQ(mesh["tp"].root_axis(), 1);
+  const DeviceMesh flat = mesh[{"tp", "dp"}].flatten("all");
+  EXPECT_EQ(flat.size("all"), 6);
+  EXPECT_EQ(flat.rank(), 3);
+  EXPECT_EQ(flat["all"], flat);
+  EXPECT_EQ(flat.root(), mesh);
+  EXPECT_EQ(flat.ranks(), (Ranks{0, 3, 1, 4, 2, 5}));
+  expect_error(ErrorCode::bad_argument, "mesh: all is 2 axes of its root; expected one",
+               [&] { (void)flat.root_axis(); });
+}
+
+TEST(DeviceMesh, ErrorsNameTheAxis) {
+  Context context;
+  const auto bad = ErrorCode::bad_argument;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}, {"tp", 3}}, 0);
+  expect_error(bad, "mesh: no axis \"pp\" in dp=2 x tp=3", [&] { (void)mesh["pp"]; });
+  expect_error(bad, "mesh: no axis \"dp\" in tp=3", [&] { (void)mesh["tp"]["dp"]; });
+  expect_error(bad, "mesh: axis \"tp\" is asked for twice", [&] { (void)mesh[{"tp", "tp"}]; });
+  expect_error(bad, "mesh: a sub-mesh of no axes was asked for, of dp=2 x tp=3",
+               [&] { (void)mesh.submesh({}); });
+  expect_error(bad, "mesh: axis \"dp\" has no size, and there is no group to work it out from", [&] {
+    (void)DeviceMesh::arithmetic(context, {{"dp", -1}}, 0);
+  });
+  expect_error(bad, "mesh: rank 6; expected 0 to 5 (dp=2 x tp=3)", [&] {
+    (void)DeviceMesh::arithmetic(context, {{"dp", 2}, {"tp", 3}}, 6);
+  });
+  expect_error(ErrorCode::unsupported,
+               "mesh: dp=2 x tp=3 is arithmetic only; without a process group it cannot communicate",
+               [&] { (void)mesh["tp"].group(); });
+}
+
+/// The ranks of `group` by the root's numbers, as its own all_gather tells them.
+Ranks members(ProcessGroup& group, int root_rank) {
+  std::vector<std::int32_t> mine{root_rank}, all(static_cast<std::size_t>(group.size()));
+  group.all_gather(view(mine), view(all)).wait();
+  return Ranks(all.begin(), all.end());
+}
+
+TEST(DeviceMesh, GroupsJoinTheRanksOfASubMeshInItsOrder) {
+  run_ranks(test::Ranks::threads, 6, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"dp", 2}, {"one", 1}, {"tp", -1}});
+    for (const DeviceMesh& part : {mesh, mesh["dp"], mesh["tp"], mesh["one"], mesh[{"tp", "dp"}],
+                                   mesh[{"one", "tp"}], mesh[{"dp", "tp"}].flatten("all")}) {
+      EXPECT_EQ(part.group().size(), part.size());
+      EXPECT_EQ(part.group().rank(), part.rank());
+      EXPECT_EQ(members(part.group(), r.rank), part.ranks());
+    }
+  });
+}
+
+TEST(DeviceMesh, EachListOfAxesHasOneGroup) {
+  run_ranks(test::Ranks::threads, 4, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"dp", 2}, {"one", 1}, {"tp", 2}});
+    EXPECT_EQ(&mesh["tp"].group(), &mesh["tp"].group());
+    EXPECT_EQ(&mesh["tp"].group(), &(mesh[{"one", "tp"}].group())) << "an axis of one rank changes nothing";
+    EXPECT_EQ(&mesh.group(), &r.group()) << "all ranks in their own order need no new group";
+    EXPECT_EQ((&mesh[{"dp", "tp"}].group()), &r.group());
+    EXPECT_NE(&mesh["tp"].group(), &mesh["dp"].group());
+  });
+}
+
+TEST(DeviceMesh, OnlyTheRanksOfASubMeshNeedAskForItsGroup) {
+  run_ranks(test::Ranks::threads, 4, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"dp", 2}, {"tp", 2}});
+    if (mesh.coordinate("dp") == 1) {
+      EXPECT_EQ(members(mesh["tp"].group(), r.rank), (Ranks{2, 3}));
+    }
+  });
+}
+
+TEST(DeviceMesh, TakesOverAGroup) {
+  run_ranks(test::Ranks::threads, 2, [](Rank& r) {
+    const DeviceMesh mesh(std::move(r.group()), {{"dp", 2}});
+    EXPECT_EQ(members(mesh["dp"].group(), r.rank), (Ranks{0, 1}));
+  });
+}
+
+TEST(DeviceMesh, RefusesAGroupOfAnotherSize) {
+  run_ranks(test::Ranks::threads, 3, [](Rank& r) {
+    expect_error(ErrorCode::bad_argument, "mesh: dp=2 x tp=2 = 4 ranks; the group has 3", [&] {
+      DeviceMesh(r.group(), {{"dp", 2}, {"tp", 2}});
+    });
+  });
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,189 @@
+// Every pair of placements against arithmetic on the whole tensor, exactly: small integers in every dtype.
+#include "weft/mesh/redistribute.hpp"
+
+#include <gtest/gtest.h>
+
+#include "mesh/whole.hpp"
+#include "support/expect_error.hpp"
+#include "support/run_ranks.hpp"
+
+namespace weft {
+namespace {
+
+using test::every_list;
+using test::expect_error;
+using test::local_part;
+using test::Rank;
+using test::run_ranks;
+using test::whole_tensor;
+
+/// Goes from each list of placements to each other and compares with what each rank must then hold.
+template <class T>
+void check_pairs(const DeviceMesh& mesh, const Shape& global, const std::vector<Placements>& lists) {
+  const std::vector<double> whole = whole_tensor(global);
+  for (const Placements& from : lists)
+    for (const Placements& to : lists) {
+      SCOPED_TRACE(to_string(global) + " over " + to_string(mesh.shape()) + ": " + to_string(from) + " to " +
+                   to_string(to));
+      const LayoutRef target = make_layout(mesh, to, global);
+      const Tensor in = local_part<T>(whole, make_layout(mesh, from, global));
+      const std::vector<T> before(in.as<T>().begin(), in.as<T>().end());
+      const Tensor out = redistribute(in, to);
+      ASSERT_EQ(out.layout(), target);
+      ASSERT_EQ(out.shape(), target->local_shape());
+      ASSERT_TRUE(test::equal_elements<T>(in.as<T>(), before)) << "the input changed";
+      if (!target->partial()) {
+        const Tensor expected = local_part<T>(whole, target);
+        ASSERT_TRUE(test::equal_elements<T>(out.as<T>(), expected.as<T>()));
+      }
+      // Whatever it is now, the whole is what it was.
+      const Tensor again = full(out);
+      ASSERT_EQ(again.layout(), nullptr);
+      const Tensor expected = local_part<T>(whole, replicated_layout(mesh, global));
+      ASSERT_TRUE(test::equal_elements<T>(again.as<T>(), expected.as<T>()));
+    }
+}
+
+const std::vector<Placement> kLinear{Replicate{}, Shard{0}, Shard{1}, Partial{}};
+
+TEST(Redistribute, EveryPairOnOneAxis) {
+  for (const int n : {1, 2, 3, 4})
+    run_ranks(test::Ranks::threads, n, [](Rank& r) {
+      const DeviceMesh mesh(r.group(), {{"tp", -1}});
+      const auto lists =
+          every_list(1, {Replicate{}, Shard{0}, Shard{1}, Shard{2}, Partial{}, Partial{ReduceOp::avg},
+                         Partial{ReduceOp::min}, Partial{ReduceOp::max}});
+      for (const Shape& global :
+           {Shape{4, 8, 12}, Shape{5, 7, 3}, Shape{1, 2, 1}, Shape{0, 3, 2}, Shape{2, 3, 0}})
+        check_pairs<float>(mesh, global, lists);
+    });
+}
+
+TEST(Redistribute, EveryPairOnTwoAxes) {
+  run_ranks(test::Ranks::threads, 4, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"dp", 2}, {"tp", 2}});
+    for (const Shape& global : {Shape{4, 8}, Shape{7, 5}, Shape{3, 1}})
+      check_pairs<float>(mesh, global, every_list(2, kLinear));
+  });
+}
+
+TEST(Redistribute, EveryPairOnTwoUnequalAxes) {
+  run_ranks(test::Ranks::threads, 6, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"dp", 2}, {"tp", 3}});
+    check_pairs<float>(mesh, {13, 4}, every_list(2, kLinear));
+  });
+}
+
+TEST(Redistribute, AxesOfOneRankChangeNothing) {
+  run_ranks(test::Ranks::threads, 2, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"dp", 1}, {"tp", 2}, {"sp", 1}});
+    check_pairs<float>(mesh, {3, 4}, every_list(3, {Replicate{}, Shard{0}, Partial{}}));
+  });
+}
+
+TEST(Redistribute, ManyPairsOnThreeAxes) {
+  run_ranks(test::Ranks::threads, 8, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"a", 2}, {"b", 2}, {"c", 2}});
+    check_pairs<std::int64_t>(mesh, {11}, every_list(3, {Replicate{}, Shard{0}, Partial{}}));
+  });
+}
+
+template <class T>
+class RedistributeOf : public ::testing::Test {};
+using Reducible = ::testing::Types<double, float, bf16, f16, std::int32_t, std::int64_t>;
+TYPED_TEST_SUITE(RedistributeOf, Reducible);
+
+TYPED_TEST(RedistributeOf, EveryPairInEveryReducibleType) {
+  run_ranks(test::Ranks::threads, 3, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"tp", 3}});
+    for (const Shape& global : {Shape{6, 4}, Shape{4, 7}})
+      check_pairs<TypeParam>(mesh, global, every_list(1, kLinear));
+  });
+}
+
+template <class T>
+class MoveOf : public ::testing::Test {};
+using Movable =
+    ::testing::Types<std::int8_t, std::int16_t, std::uint8_t, std::uint16_t, std::uint32_t, std::uint64_t>;
+TYPED_TEST_SUITE(MoveOf, Movable);
+
+TYPED_TEST(MoveOf, EveryTypeMoves) {
+  run_ranks(test::Ranks::threads, 3, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"tp", 3}});
+    check_pairs<TypeParam>(mesh, {5, 4}, every_list(1, {Replicate{}, Shard{0}, Shard{1}}));
+  });
+}
+
+TEST(Redistribute, LargeTensorsMove) {
+  run_ranks(test::Ranks::threads, 3, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"tp", 3}});
+    check_pairs<float>(mesh, {257, 521}, every_list(1, kLinear));
+  });
+}
+
+TEST(Redistribute, ByAxisLeavesTheOthers) {
+  run_ranks(test::Ranks::threads, 4, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"dp", 2}, {"tp", 2}});
+    const std::vector<double> whole = whole_tensor({5, 6});
+    const Tensor in = local_part<float>(whole, make_layout(mesh, {Shard{0}, Partial{}}, {5, 6}));
+    const Tensor out = redistribute(in, mesh["tp"], Shard{1});
+    EXPECT_EQ(out.layout(), make_layout(mesh, {Shard{0}, Shard{1}}, {5, 6}));
+    EXPECT_TRUE(
+        test::equal_elements<float>(out.as<float>(), local_part<float>(whole, out.layout()).as<float>()));
+  });
+}
+
+TEST(Redistribute, WhatCrossesRanksIsSharedMemory) {
+  run_ranks(test::Ranks::threads, 2, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"tp", 2}});
+    const auto part = [&](Placement p) {
+      return local_part<float>(whole_tensor({3, 4}), make_layout(mesh, {p}, {3, 4}));
+    };
+    EXPECT_EQ(redistribute(part(Shard{1}), {Replicate{}}).storage().memory(), Memory::shared);
+    EXPECT_EQ(redistribute(part(Partial{}), {Replicate{}}).storage().memory(), Memory::shared);
+    EXPECT_EQ(redistribute(part(Partial{}), {Shard{0}}).storage().memory(), Memory::shared);
+    EXPECT_EQ(redistribute(part(Shard{0}), {Shard{1}}).storage().memory(), Memory::shared);
+    EXPECT_EQ(redistribute(part(Replicate{}), {Shard{0}}).storage().memory(), Memory::local)
+        << "a slice stays where it was";
+  });
+}
+
+TEST(Redistribute, DistributeAndFullAreInverse) {
+  run_ranks(test::Ranks::threads, 4, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"dp", 2}, {"tp", 2}});
+    const Tensor whole =
+        local_part<float>(whole_tensor({5, 3}), replicated_layout(mesh, {5, 3})).with_layout(nullptr);
+    for (const Placements& p : every_list(2, kLinear)) {
+      const LayoutRef layout = make_layout(mesh, p, {5, 3});
+      const Tensor part = distribute(whole, layout);
+      EXPECT_EQ(part.layout(), layout);
+      EXPECT_EQ(part.shape(), layout->local_shape());
+      EXPECT_TRUE(test::equal_elements<float>(full(part).as<float>(), whole.as<float>()))
+          << to_string(*layout);
+    }
+    EXPECT_EQ(full(whole).data(), whole.data()) << "a plain tensor is whole already";
+  });
+}
+
+TEST(Redistribute, ErrorsSayWhatDoesNotFit) {
+  run_ranks(test::Ranks::threads, 2, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"dp", 1}, {"tp", 2}});
+    const Tensor plain = Tensor::zeros(r.context, {4, 4});
+    expect_error(ErrorCode::layout,
+                 "redistribute: the tensor (4, 4) is plain; state its layout first (as_layout)", [&] {
+                   (void)redistribute(plain, {Replicate{}, Replicate{}});
+                 });
+    expect_error(ErrorCode::layout,
+                 "redistribute: the tensor (4, 4) is plain; state its layout first (as_layout)",
+                 [&] { (void)redistribute(plain, mesh["tp"], Replicate{}); });
+    const Tensor x = as_layout(plain, replicated_layout(mesh, {4, 4}));
+    expect_error(ErrorCode::layout,
+                 "layout: 1 placements [Shard(0)]; expected one for each axis of dp=1 x tp=2",
+                 [&] { (void)redistribute(x, Placements{Shard{0}}); });
+    expect_error(ErrorCode::layout, "layout: Shard(2) on tp; the tensor (4, 4) has dimensions 0 to 1",
+                 [&] { (void)redistribute(x, mesh["tp"], Shard{2}); });
+  });
+}
+
+}  // namespace
+}  // namespace weft
