@@ -14,14 +14,14 @@ namespace {
 using test::expect_error;
 using test::Rank;
 using test::run_ranks;
-using Ranks = std::vector<int>;
+using RankList = std::vector<int>;
 
 TEST(MeshShape, RanksAreRowMajorAndLastAxisIsNearest) {
   const MeshShape shape{{"dp", 2}, {"tp", 3}};
   EXPECT_EQ(shape.size(), 6);
-  EXPECT_EQ(shape.coordinates(0), (Ranks{0, 0}));
-  EXPECT_EQ(shape.coordinates(1), (Ranks{0, 1}));
-  EXPECT_EQ(shape.coordinates(5), (Ranks{1, 2}));
+  EXPECT_EQ(shape.coordinates(0), (RankList{0, 0}));
+  EXPECT_EQ(shape.coordinates(1), (RankList{0, 1}));
+  EXPECT_EQ(shape.coordinates(5), (RankList{1, 2}));
   for (int r = 0; r < shape.size(); ++r) EXPECT_EQ(shape.rank(shape.coordinates(r)), r);
   EXPECT_EQ(shape.coordinate(4, shape.index("tp")), 1);
   EXPECT_EQ(to_string(shape), "dp=2 x tp=3");
@@ -57,9 +57,9 @@ TEST(MeshShape, ErrorsShowTheArithmetic) {
   expect_error(bad, "mesh: no axis \"pp\" in dp=2 x tp=2", [&] { (void)shape.size("pp"); });
   expect_error(bad, "mesh: rank 4; expected 0 to 3 (dp=2 x tp=2)", [&] { (void)shape.coordinates(4); });
   expect_error(bad, "mesh: coordinate 2 on axis \"tp\"; expected 0 to 1", [&] {
-    (void)shape.rank(Ranks{0, 2});
+    (void)shape.rank(RankList{0, 2});
   });
-  expect_error(bad, "mesh: 1 coordinates; expected 2 (dp=2 x tp=2)", [&] { (void)shape.rank(Ranks{0}); });
+  expect_error(bad, "mesh: 1 coordinates; expected 2 (dp=2 x tp=2)", [&] { (void)shape.rank(RankList{0}); });
 }
 
 TEST(DeviceMesh, SubMeshesHoldTheRanksOfTheirAxesInTheOrderAskedFor) {
@@ -68,12 +68,12 @@ TEST(DeviceMesh, SubMeshesHoldTheRanksOfTheirAxesInTheOrderAskedFor) {
       DeviceMesh::arithmetic(context, {{"dp", 2}, {"sp", 1}, {"tp", 3}}, 4);  // at (1, 0, 1)
   EXPECT_EQ(mesh.rank(), 4);
   EXPECT_EQ(mesh.coordinate("dp"), 1);
-  EXPECT_EQ(mesh["tp"].ranks(), (Ranks{3, 4, 5}));
+  EXPECT_EQ(mesh["tp"].ranks(), (RankList{3, 4, 5}));
   EXPECT_EQ(mesh["tp"].rank(), 1);
-  EXPECT_EQ(mesh["dp"].ranks(), (Ranks{1, 4}));
-  EXPECT_EQ(mesh["sp"].ranks(), (Ranks{4}));
-  EXPECT_EQ((mesh[{"dp", "tp"}].ranks()), (Ranks{0, 1, 2, 3, 4, 5}));
-  EXPECT_EQ((mesh[{"tp", "dp"}].ranks()), (Ranks{0, 3, 1, 4, 2, 5}));
+  EXPECT_EQ(mesh["dp"].ranks(), (RankList{1, 4}));
+  EXPECT_EQ(mesh["sp"].ranks(), (RankList{4}));
+  EXPECT_EQ((mesh[{"dp", "tp"}].ranks()), (RankList{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ((mesh[{"tp", "dp"}].ranks()), (RankList{0, 3, 1, 4, 2, 5}));
   EXPECT_EQ((mesh[{"tp", "dp"}].rank()), 3);
   EXPECT_EQ((mesh[{"tp", "dp"}].ranks()[3]), 4);
   EXPECT_EQ((mesh[{"tp", "dp"}]["dp"]), mesh["dp"]);
@@ -93,7 +93,7 @@ TEST(DeviceMesh, PartsKnowTheirRoot) {
   EXPECT_EQ(flat.rank(), 3);
   EXPECT_EQ(flat["all"], flat);
   EXPECT_EQ(flat.root(), mesh);
-  EXPECT_EQ(flat.ranks(), (Ranks{0, 3, 1, 4, 2, 5}));
+  EXPECT_EQ(flat.ranks(), (RankList{0, 3, 1, 4, 2, 5}));
   expect_error(ErrorCode::bad_argument, "mesh: all is 2 axes of its root; expected one",
                [&] { (void)flat.root_axis(); });
 }
@@ -119,10 +119,10 @@ TEST(DeviceMesh, ErrorsNameTheAxis) {
 }
 
 /// The ranks of `group` by the root's numbers, as its own all_gather tells them.
-Ranks members(ProcessGroup& group, int root_rank) {
+RankList members(ProcessGroup& group, int root_rank) {
   std::vector<std::int32_t> mine{root_rank}, all(static_cast<std::size_t>(group.size()));
   group.all_gather(view(mine), view(all)).wait();
-  return Ranks(all.begin(), all.end());
+  return RankList(all.begin(), all.end());
 }
 
 TEST(DeviceMesh, GroupsJoinTheRanksOfASubMeshInItsOrder) {
@@ -152,7 +152,7 @@ TEST(DeviceMesh, OnlyTheRanksOfASubMeshNeedAskForItsGroup) {
   run_ranks(test::Ranks::threads, 4, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"dp", 2}, {"tp", 2}});
     if (mesh.coordinate("dp") == 1) {
-      EXPECT_EQ(members(mesh["tp"].group(), r.rank), (Ranks{2, 3}));
+      EXPECT_EQ(members(mesh["tp"].group(), r.rank), (RankList{2, 3}));
     }
   });
 }
@@ -160,7 +160,7 @@ TEST(DeviceMesh, OnlyTheRanksOfASubMeshNeedAskForItsGroup) {
 TEST(DeviceMesh, TakesOverAGroup) {
   run_ranks(test::Ranks::threads, 2, [](Rank& r) {
     const DeviceMesh mesh(std::move(r.group()), {{"dp", 2}});
-    EXPECT_EQ(members(mesh["dp"].group(), r.rank), (Ranks{0, 1}));
+    EXPECT_EQ(members(mesh["dp"].group(), r.rank), (RankList{0, 1}));
   });
 }
 
