@@ -28,6 +28,8 @@
 
 #define WEFT_INLINE inline __attribute__((always_inline))
 
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a pair's even element is the low half");
+
 namespace weft {
 namespace {
 
@@ -74,6 +76,7 @@ struct Float {  // f32, f64
   using Order = T;
   using Bits = B;
   static constexpr bool kFloating = true;
+  static constexpr bool kPaired = false;
   static constexpr Bits kNan = nan;
   template <int W>
   static WEFT_INLINE Vec<T, W> widen(Vec<T, W> x) {
@@ -87,22 +90,29 @@ struct Float {  // f32, f64
 using F32 = Float<float, std::uint32_t, 0x7fc00000u>;
 using F64 = Float<double, std::uint64_t, 0x7ff8000000000000u>;
 
+// Two neighbours lie in one 32-bit lane: shifted up the even one is a float, masked the odd one is. So a
+// chunk is widened and narrowed without moving anything between lanes.
 struct Bf16 {
   using Stored = std::uint16_t;
   using Sum = float;
   using Order = float;
   using Bits = std::uint32_t;
   static constexpr bool kFloating = true;
+  static constexpr bool kPaired = true;
   static constexpr Bits kNan = F32::kNan;
-  template <int W>
-  static WEFT_INLINE Vec<float, W> widen(Vec<std::uint16_t, W> x) {
-    return bits_as<Vec<float, W>>(convert<std::uint32_t, W>(x) << 16);
+  template <class V>
+  static WEFT_INLINE V widen_low(V lanes) {
+    return lanes << 16;
   }
-  // x is no NaN but the canonical one, which this rounding leaves as it is.
-  template <int W>
-  static WEFT_INLINE Vec<std::uint16_t, W> narrow(Vec<float, W> x) {
-    const auto u = bits_as<Vec<std::uint32_t, W>>(x);
-    return convert<std::uint16_t, W>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+  template <class V>
+  static WEFT_INLINE V widen_high(V lanes) {
+    return lanes & 0xffff0000u;
+  }
+  // To nearest, ties to even, in the upper half. x is no NaN but the canonical one, which keeps its upper
+  // half.
+  template <class V>
+  static WEFT_INLINE V rounded(V x) {
+    return x + 0x7fffu + ((x >> 16) & 1u);
   }
 };
 
@@ -112,6 +122,7 @@ struct F16 {
   using Order = float;
   using Bits = std::uint32_t;
   static constexpr bool kFloating = true;
+  static constexpr bool kPaired = false;
   static constexpr Bits kNan = F32::kNan;
 
   // Exponents move up by 112 (infinities by twice that); a subnormal is an integer times 2^-24, which the
@@ -171,7 +182,9 @@ struct Int {
   using Sum = U;
   using Order = T;
   using Quotient = Q;
+  using Bits = U;
   static constexpr bool kFloating = false;
+  static constexpr bool kPaired = false;
   template <int W, class V>
   static WEFT_INLINE V widen(V x) {
     return x;
@@ -216,17 +229,35 @@ struct QuotientOf<Int<T, U, Q>> {
   using type = Q;
 };
 
+// A chunk of accumulators: one vector, or, of a paired number, one for the even and one for the odd elements.
+template <class T, int W>
+struct PairOf {
+  Vec<T, W / 2> even, odd;
+};
+template <class T, int W, bool paired>
+struct ChunkOf {
+  using type = Vec<T, W>;
+};
+template <class T, int W>
+struct ChunkOf<T, W, true> {
+  using type = PairOf<T, W>;
+};
+
 template <class Number, Kind kind>
 struct Reduction {
   static constexpr bool kOrders = kind == Kind::min || kind == Kind::max;
   using Stored = typename Number::Stored;
   using Acc = typename Either<kOrders, typename Number::Order, typename Number::Sum>::type;
+  using Bits = typename Number::Bits;
   using Quotient = typename QuotientOf<Number>::type;
+  template <int W>
+  using Chunk = typename ChunkOf<Acc, W, Number::kPaired && (W > 1)>::type;
   // A chunk fills a vector of the widest type on its way; 64-bit quotients have no vector instruction.
   static constexpr int kWidest = kind == Kind::avg && sizeof(Quotient) > sizeof(Acc) ? sizeof(Quotient)
                                                                                      : sizeof(Acc);
-  static constexpr int kLanes =
-      kind == Kind::avg && !Number::kFloating && sizeof(Acc) == 8 ? 1 : kVectorBytes / kWidest;
+  static constexpr int kLanes = kind == Kind::avg && !Number::kFloating && sizeof(Acc) == 8
+                                    ? 1
+                                    : (Number::kPaired ? 2 : 1) * kVectorBytes / kWidest;
   static constexpr int kBlock = 2048 / sizeof(Acc);  // elements of a block of accumulators
   // Loops of their own for 3 and 4 inputs: for floats, which are what is reduced most; the others save
   // compile time.
@@ -238,15 +269,36 @@ struct Reduction {
   }
 
   template <int W>
-  static WEFT_INLINE Vec<Acc, W> load(const std::byte* from, std::int64_t i) {
-    Vec<Stored, W> x;
-    __builtin_memcpy(&x, from + i * static_cast<std::int64_t>(sizeof(Stored)), sizeof x);
-    return bits_as<Vec<Acc, W>>(Number::template widen<W>(x));
+  static WEFT_INLINE Chunk<W> load(const std::byte* from, std::int64_t i) {
+    from += i * static_cast<std::int64_t>(sizeof(Stored));
+    if constexpr (Number::kPaired) {
+      constexpr int lanes = W > 1 ? W / 2 : 1;
+      using Floats = Vec<Acc, lanes>;
+      Vec<Bits, lanes> x{};
+      __builtin_memcpy(&x, from, sizeof(Stored) * W);
+      if constexpr (W > 1) {
+        return {bits_as<Floats>(Number::widen_low(x)), bits_as<Floats>(Number::widen_high(x))};
+      } else {
+        return bits_as<Floats>(Number::widen_low(x));
+      }
+    } else {
+      Vec<Stored, W> x;
+      __builtin_memcpy(&x, from, sizeof x);
+      return bits_as<Vec<Acc, W>>(Number::template widen<W>(x));
+    }
   }
 
   template <int W>
-  static WEFT_INLINE Vec<Acc, W> combine(Vec<Acc, W> a, Vec<Acc, W> b) {
-    using V = Vec<Acc, W>;
+  static WEFT_INLINE Chunk<W> combine(Chunk<W> a, Chunk<W> b) {
+    if constexpr (Number::kPaired && W > 1) {
+      return {combine_lanes(a.even, b.even), combine_lanes(a.odd, b.odd)};
+    } else {
+      return combine_lanes(a, b);
+    }
+  }
+
+  template <class V>
+  static WEFT_INLINE V combine_lanes(V a, V b) {
     if constexpr (!kOrders) {
       return static_cast<V>(a + b);
     } else if constexpr (!Number::kFloating) {
@@ -254,8 +306,8 @@ struct Reduction {
     } else {
       // Equal values are the same bits or zeros of two signs: min keeps a sign that either has, max one that
       // both have.
-      using Bits = Vec<typename Number::Bits, W>;
-      const auto bits_a = bits_as<Bits>(a), bits_b = bits_as<Bits>(b);
+      using BitsOfV = Vec<Bits, sizeof(V) / sizeof(Bits)>;
+      const auto bits_a = bits_as<BitsOfV>(a), bits_b = bits_as<BitsOfV>(b);
       if constexpr (kind == Kind::min) {
         const V least = a < b ? a : b, equal = bits_as<V>(bits_a | bits_b), r = a == b ? equal : least;
         return a != a ? a : r;
@@ -266,14 +318,26 @@ struct Reduction {
     }
   }
 
+  // Floats: divided, and NaNs made the one.
+  template <class V>
+  static WEFT_INLINE V finish_lanes(V x, const Divisor<Quotient>& by) {
+    if constexpr (kind == Kind::avg) x = by.power_of_two ? x * by.reciprocal : x / by.value;
+    const V nan = bits_as<V>(Vec<Bits, sizeof(V) / sizeof(Bits)>{} + Number::kNan);
+    return x != x ? nan : x;
+  }
+
+  // The bytes of W stored elements.
   template <int W>
-  static WEFT_INLINE Vec<Stored, W> finish(Vec<Acc, W> x, const Divisor<Quotient>& by) {
-    if constexpr (Number::kFloating) {
-      if constexpr (kind == Kind::avg) x = by.power_of_two ? x * by.reciprocal : x / by.value;
-      using Bits = Vec<typename Number::Bits, W>;
-      const Vec<Acc, W> nan = bits_as<Vec<Acc, W>>(Bits{} + Number::kNan);
-      x = x != x ? nan : x;
-      return Number::template narrow<W>(x);
+  static WEFT_INLINE auto finish(Chunk<W> x, const Divisor<Quotient>& by) {
+    if constexpr (Number::kPaired && W > 1) {
+      using Lanes = Vec<Bits, W / 2>;
+      const auto even = Number::rounded(bits_as<Lanes>(finish_lanes(x.even, by)));
+      const auto odd = Number::rounded(bits_as<Lanes>(finish_lanes(x.odd, by)));
+      return (even >> 16) | (odd & 0xffff0000u);
+    } else if constexpr (Number::kPaired) {
+      return static_cast<Stored>(Number::rounded(bits_as<Bits>(finish_lanes(x, by))) >> 16);
+    } else if constexpr (Number::kFloating) {
+      return Number::template narrow<W>(finish_lanes(x, by));
     } else if constexpr (kind == Kind::avg) {
       const auto total = bits_as<Vec<Stored, W>>(x);
       return convert<Stored, W>(convert<Quotient, W>(total) / by.value);
@@ -294,7 +358,7 @@ WEFT_INLINE void chunks(std::int64_t count, const F& f, std::int64_t i = 0) {
 
 // The tree over n <= 4 inputs, in registers.
 template <class R, int n, int W>
-WEFT_INLINE Vec<typename R::Acc, W> leaf(const std::byte* const* in, std::int64_t i) {
+WEFT_INLINE auto leaf(const std::byte* const* in, std::int64_t i) {
   if constexpr (n == 1) {
     return R::template load<W>(in[0], i);
   } else {
@@ -303,8 +367,8 @@ WEFT_INLINE Vec<typename R::Acc, W> leaf(const std::byte* const* in, std::int64_
   }
 }
 
-template <class R, int W>
-WEFT_INLINE void store(Vec<typename R::Stored, W> x, std::byte* to, std::int64_t i) {
+template <class R, class V>
+WEFT_INLINE void store(V x, std::byte* to, std::int64_t i) {
   __builtin_memcpy(to + i * static_cast<std::int64_t>(sizeof(typename R::Stored)), &x, sizeof x);
 }
 
@@ -322,9 +386,9 @@ struct Direct {
   WEFT_INLINE void at(std::int64_t i) const {
     const auto x = R::template finish<W>(leaf<R, n, W>(in, i), by);
     if constexpr (kOuts == 0) {
-      for (int j = 0; j < outs; ++j) store<R, W>(x, out[j], i);
+      for (int j = 0; j < outs; ++j) store<R>(x, out[j], i);
     } else {
-      for (int j = 0; j < kOuts; ++j) store<R, W>(x, known_out[j], i);
+      for (int j = 0; j < kOuts; ++j) store<R>(x, known_out[j], i);
     }
   }
 
@@ -364,7 +428,7 @@ struct CombineBlocks {
   const typename R::Acc* right;
   template <int W>
   WEFT_INLINE void at(std::int64_t i) const {
-    Vec<typename R::Acc, W> a, b;
+    typename R::template Chunk<W> a, b;
     __builtin_memcpy(&a, left + i, sizeof a);
     __builtin_memcpy(&b, right + i, sizeof b);
     a = R::template combine<W>(a, b);
@@ -381,10 +445,10 @@ struct FinishBlock {
   Divisor<typename R::Quotient> by;
   template <int W>
   WEFT_INLINE void at(std::int64_t i) const {
-    Vec<typename R::Acc, W> a;
+    typename R::template Chunk<W> a;
     __builtin_memcpy(&a, block + i, sizeof a);
     const auto x = R::template finish<W>(a, by);
-    for (int j = 0; j < outs; ++j) store<R, W>(x, out[j], first + i);
+    for (int j = 0; j < outs; ++j) store<R>(x, out[j], first + i);
   }
 };
 
