@@ -33,8 +33,12 @@ double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 }  // namespace
 
 GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Membership& m,
-                       std::string token_in)
-    : context(context_in), factory(std::move(factory_in)), member(m), token(std::move(token_in)) {
+                       std::string token_in, int ranks_here_in)
+    : context(context_in),
+      factory(std::move(factory_in)),
+      member(m),
+      token(std::move(token_in)),
+      ranks_here(ranks_here_in) {
   const int identity = m.identity < 0 ? m.rank : m.identity;
   backend_ = factory(Bringup{.context = context,
                              .store = m.store,
@@ -43,6 +47,7 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
                              .rank = m.rank,
                              .size = m.size,
                              .identity = identity,
+                             .ranks_here = ranks_here,
                              .deadline = Deadline::after(m.deadline),
                              .test = m.test});
   spin_ = backend_->traits().spin;

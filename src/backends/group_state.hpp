@@ -23,7 +23,9 @@ class GroupState final : public Driven, public BlockHolder {
   static constexpr std::uint32_t kSlots = 64;
 
   /// Counted: starts with one owner.
-  GroupState(Context& context, BackendFactory factory, const Membership& m, std::string token);
+  /// `ranks_here`: see Bringup.
+  GroupState(Context& context, BackendFactory factory, const Membership& m, std::string token,
+             int ranks_here);
   void retain() noexcept { owners_.fetch_add(1, std::memory_order_relaxed); }
   void release() noexcept;
 
@@ -47,6 +49,7 @@ class GroupState final : public Driven, public BlockHolder {
   const BackendFactory factory;
   const Membership member;
   const std::string token;
+  const int ranks_here;
   Recorder recorder;
   std::map<std::string, int> generations;  ///< of subgroups, by name and ranks; guarded by mutex_
   std::string next_token(std::string_view name, std::span<const int> ranks);

@@ -41,7 +41,8 @@ ProcessGroup ProcessGroup::create(Context& context, const BackendFactory& factor
   // The n-th group of a name meets the n-th of the others, so that a program may make the same group again.
   const std::int64_t generation =
       m.size == 1 ? 0 : m.store->add(fmt::format("weft/{}/generation/{}", m.name, m.rank), 1);
-  return ProcessGroup(new GroupState(context, factory, m, fmt::format("weft/{}#{}", m.name, generation)));
+  return ProcessGroup(
+      new GroupState(context, factory, m, fmt::format("weft/{}#{}", m.name, generation), m.size));
 }
 
 ProcessGroup::ProcessGroup(ProcessGroup&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
@@ -113,7 +114,8 @@ ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> 
   m.rank = static_cast<int>(mine - ranks.begin());
   m.size = static_cast<int>(ranks.size());
   m.name = std::string(name);
-  return ProcessGroup(new GroupState(context(), state_->factory, m, state_->next_token(name, ranks)));
+  return ProcessGroup(
+      new GroupState(context(), state_->factory, m, state_->next_token(name, ranks), state_->ranks_here));
 }
 
 void ProcessGroup::abort(std::string_view why) { state_->abort(why); }

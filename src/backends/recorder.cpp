@@ -16,9 +16,9 @@ std::string Recorder::json(const std::string& group, int rank, int size) const {
   }
   std::string out =
       fmt::format("{{\"group\": \"{}\", \"rank\": {}, \"size\": {}, \"calls\": [", escaped, rank, size);
-  const std::uint32_t n = std::min(next_, kEntries);
+  const std::uint32_t next = next_.load(std::memory_order_relaxed), n = std::min(next, kEntries);
   for (std::uint32_t k = 0; k < n; ++k) {
-    const Entry& e = entries_[(next_ - n + k) % kEntries];
+    const Entry& e = entries_[(next - n + k) % kEntries];
     const std::uint64_t word = e.word.load(std::memory_order_relaxed);
     const Op op = static_cast<Op>(word & 0xff);
     const auto state = static_cast<State>((word >> 24) & 0xff);

@@ -19,7 +19,8 @@ class Recorder {
 
   /// Notes a call; returns its entry for finished().
   std::uint32_t posted(const OpState& s) noexcept {
-    const std::uint32_t index = next_++ % kEntries;
+    const std::uint32_t next = next_.load(std::memory_order_relaxed), index = next % kEntries;
+    next_.store(next + 1, std::memory_order_relaxed);
     Entry& e = entries_[index];
     const std::uint64_t word =
         static_cast<std::uint64_t>(s.op) | static_cast<std::uint64_t>(s.dtype) << 8 |
@@ -51,7 +52,7 @@ class Recorder {
     std::atomic<std::int64_t> count{0};
   };
   std::array<Entry, kEntries> entries_;
-  std::uint32_t next_ = 0;
+  std::atomic<std::uint32_t> next_{0};
   TickScale scale_;
 };
 

@@ -103,7 +103,9 @@ struct Bringup {
   std::string name;
   int rank = 0;
   int size = 1;
-  int identity = 0;   ///< which rank of this process this is: names its bell and its progress list
+  int identity = 0;  ///< which rank of this process this is: names its bell and its progress list
+  int ranks_here =
+      1;  ///< ranks of the whole job on this host, as far as known: more than cores means no spinning
   Deadline deadline;  ///< for the bring-up
   TestHooks test;
 };

@@ -22,14 +22,15 @@ int usable_cores() noexcept {
 
 class ShmBackend final : public Backend {
  public:
-  explicit ShmBackend(Group group) : group_(std::move(group)), collectives_(group_), messages_(group_) {
+  ShmBackend(Group group, int ranks_here)
+      : group_(std::move(group)), collectives_(group_), messages_(group_) {
     traits_.name = "shm";
     traits_.native_is_canonical = traits_.canonical = true;
     for (int i = 0; i < kDTypeCount; ++i) {
       traits_.dtypes |= 1u << i;
       if (can_reduce(static_cast<DType>(i), ReduceOp::sum)) traits_.reduce_dtypes |= 1u << i;
     }
-    traits_.spin = group_.size <= usable_cores();
+    traits_.spin = ranks_here <= usable_cores();
   }
 
   ~ShmBackend() override {
@@ -129,7 +130,7 @@ class ShmBackend final : public Backend {
 }  // namespace shm
 
 std::unique_ptr<Backend> make_shm_backend(const Bringup& bringup) {
-  return std::make_unique<shm::ShmBackend>(shm::bring_up(bringup));
+  return std::make_unique<shm::ShmBackend>(shm::bring_up(bringup), bringup.ranks_here);
 }
 
 }  // namespace weft

@@ -1,0 +1,121 @@
+// weft doctor: what this machine has, what will be used, what is wrong. First form: the host and the shm
+// backend.
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/resource.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "commands.hpp"
+#include "weft/backends/process_group.hpp"
+#include "weft/base/env.hpp"
+#include "weft/base/tensor.hpp"
+
+namespace weft::tools {
+namespace {
+
+std::string first_value(const char* file, const std::string& key) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    if (!line.starts_with(key)) continue;
+    const auto at = line.find_first_not_of(" \t:", key.size());
+    return at == std::string::npos ? "" : line.substr(at);
+  }
+  return "unknown";
+}
+
+std::string limit(int resource) {
+  rlimit l{};
+  if (getrlimit(static_cast<__rlimit_resource>(resource), &l) != 0) return "unknown";
+  return l.rlim_cur == RLIM_INFINITY ? "unlimited" : fmt::format("{}", l.rlim_cur);
+}
+
+void line(std::string_view what, const std::string& value) { fmt::print("  {:<28} {}\n", what, value); }
+
+// Two ranks as threads add two numbers, in memory of `kind`. The text of what went wrong, or nothing.
+std::string try_shm(Memory kind) {
+  try {
+    Context context;
+    const auto store = make_local_store();
+    std::string trouble[2];
+    const auto rank = [&](int r) {
+      try {
+        Membership m;
+        m.store = store;
+        m.rank = r;
+        m.size = 2;
+        m.deadline = std::chrono::seconds(5);
+        ProcessGroup group = ProcessGroup::create(context, "shm", m);
+        const Tensor t(context, Shape{100000}, DType::f32, kind);
+        std::fill(t.f32().begin(), t.f32().end(), static_cast<float>(r + 1));
+        group.all_reduce(t, t).wait();
+        for (const float x : t.f32())
+          if (x != 3.0f) trouble[r] = fmt::format("all_reduce gave {} instead of 3", x);
+      } catch (const std::exception& e) {
+        trouble[r] = e.what();
+      }
+    };
+    std::thread other(rank, 1);
+    rank(0);
+    other.join();
+    return trouble[0].empty() ? trouble[1] : trouble[0];
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
+int doctor() {
+  int wrong = 0;
+  utsname host{};
+  uname(&host);
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  fmt::print("host\n");
+  line("kernel", fmt::format("{} {} {}", host.sysname, host.release, host.machine));
+  line("processor", first_value("/proc/cpuinfo", "model name"));
+  line("usable cores",
+       sched_getaffinity(0, sizeof(cores), &cores) == 0 ? fmt::format("{}", CPU_COUNT(&cores)) : "unknown");
+  line("memory", first_value("/proc/meminfo", "MemTotal"));
+  line("huge pages on request", first_value("/sys/kernel/mm/transparent_hugepage/enabled", ""));
+  line("address space limit, bytes", limit(RLIMIT_AS));
+  line("open files limit", limit(RLIMIT_NOFILE));
+
+  fmt::print("\nbackends\n");
+  for (const Memory kind : {Memory::shared, Memory::local}) {
+    const std::string trouble = try_shm(kind);
+    wrong += !trouble.empty();
+    line(kind == Memory::shared ? "shm, shared memory" : "shm, foreign memory",
+         trouble.empty() ? "works" : "WRONG: " + trouble);
+  }
+  {
+    Context context;
+    const Tensor t(context, Shape{1024}, DType::f32, Memory::shared);
+    const bool shared = t.storage().memory() == Memory::shared;
+    line("memory that peers map",
+         shared ? "works" : "cannot be had: collectives copy (see the address space limit)");
+  }
+
+  fmt::print("\nenvironment\n");
+  for (const env::Variable& v : env::variables()) {
+    const auto set = env::get(v.name);
+    line(v.name, set ? *set : fmt::format("(not set: {})", v.fallback));
+    fmt::print("  {:<28}   {}\n", "", v.meaning);
+  }
+  fmt::print("\n{}\n", wrong == 0 ? "nothing is wrong"
+                                  : fmt::format("{} thing{} wrong", wrong, wrong == 1 ? " is" : "s are"));
+  return wrong == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, Body& chosen) {
+  CLI::App* sub = app.add_subcommand("doctor", "What this machine has, what will be used, what is wrong");
+  sub->callback([&chosen] { chosen = doctor; });
+}
+
+}  // namespace weft::tools

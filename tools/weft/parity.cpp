@@ -1,0 +1,155 @@
+// weft parity: the same training on several meshes, losses side by side.
+#include <fmt/format.h>
+#include <unistd.h>
+#include <CLI/CLI.hpp>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "commands.hpp"
+#include "launcher.hpp"
+#include "train_flags.hpp"
+
+namespace weft::tools {
+namespace {
+
+struct Flags {
+  TrainConfig config;
+  std::vector<std::string> meshes{"1x1", "2x1", "1x2", "2x2", "1x4"};
+  std::int64_t compared = 50;
+  double tolerance = 1e-5;
+  std::int64_t every = 5;
+  std::string json;
+};
+
+struct Mesh {
+  std::string text;
+  int dp = 1, tp = 1;
+};
+
+Mesh parse(const std::string& text) {
+  Mesh m{text, 0, 0};
+  char rest = 0;
+  if (std::sscanf(text.c_str(), "%dx%d%c", &m.dp, &m.tp, &rest) != 2 || m.dp < 1 || m.tp < 1)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("parity: mesh \"{}\" is not dp x tp; expected such as \"2x1\"", text));
+  return m;
+}
+
+// A folder of this run, removed with all in it.
+class Scratch {
+ public:
+  Scratch() {
+    std::string pattern = (std::filesystem::temp_directory_path() / "weft-parity-XXXXXX").string();
+    if (mkdtemp(pattern.data()) == nullptr) throw_errno("parity: a temporary folder", errno);
+    path_ = pattern;
+  }
+  ~Scratch() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  const std::filesystem::path& path() const { return path_; }
+
+ private:
+  std::filesystem::path path_;
+};
+
+std::vector<double> losses_on(const Mesh& mesh, const Flags& flags, const std::filesystem::path& file) {
+  std::vector<std::string> command{std::filesystem::read_symlink("/proc/self/exe").string(), "train"};
+  const std::vector<std::string> words = to_words(flags.config);
+  command.insert(command.end(), words.begin(), words.end());
+  command.insert(command.end(),
+                 {"--dp", std::to_string(mesh.dp), "--tp", std::to_string(mesh.tp), "--until",
+                  std::to_string(flags.compared), "--metrics", file.string(), "--progress", "none"});
+  fmt::print("dp x tp = {}: {} steps on {} rank{} …\n", mesh.text, flags.compared, mesh.dp * mesh.tp,
+             mesh.dp * mesh.tp == 1 ? "" : "s");
+  std::fflush(stdout);
+  const int status = launch({.ranks = mesh.dp * mesh.tp, .tag_output = true}, command);
+  if (status != 0)
+    throw Error(ErrorCode::system,
+                fmt::format("parity: training on dp x tp = {} ended with {}", mesh.text, status));
+  std::ifstream in(file);
+  std::vector<double> losses;
+  for (std::string line; std::getline(in, line);)
+    losses.push_back(nlohmann::json::parse(line).at("loss").get<double>());
+  if (static_cast<std::int64_t>(losses.size()) != flags.compared)
+    throw Error(ErrorCode::system, fmt::format("parity: {} losses on dp x tp = {}; expected {}",
+                                               losses.size(), mesh.text, flags.compared));
+  return losses;
+}
+
+int parity(Flags flags) {
+  std::vector<Mesh> meshes;
+  for (const std::string& text : flags.meshes) meshes.push_back(parse(text));
+  flags.compared = std::min(flags.compared, flags.config.steps);
+  for (const Mesh& m : meshes) {  // all of them, before the first one runs
+    TrainConfig c = flags.config;
+    c.dp = m.dp;
+    c.tp = m.tp;
+    c.check(m.dp * m.tp);
+  }
+  const Scratch scratch;
+  std::vector<std::vector<double>> losses;
+  for (const Mesh& m : meshes) losses.push_back(losses_on(m, flags, scratch.path() / (m.text + ".jsonl")));
+
+  fmt::print("\nLoss in nats per byte, same seed, same global batch; dp x tp:\n\n{:>5}", "step");
+  for (const Mesh& m : meshes) fmt::print("  {:>11}", m.text);
+  fmt::print("  {:>10}\n", "worst");
+  std::vector<double> worst(meshes.size(), 0);
+  double overall = 0;
+  for (std::int64_t step = 0; step < flags.compared; ++step) {
+    const auto at = static_cast<std::size_t>(step);
+    double here = 0;
+    for (std::size_t i = 0; i < meshes.size(); ++i) {
+      const double d = std::abs(losses[i][at] - losses[0][at]) / std::abs(losses[0][at]);
+      worst[i] = std::max(worst[i], d);
+      here = std::max(here, d);
+      if (!std::isfinite(losses[i][at])) here = worst[i] = INFINITY;
+    }
+    overall = std::max(overall, here);
+    if (step % flags.every != 0 && step + 1 != flags.compared) continue;
+    fmt::print("{:>5}", step);
+    for (const auto& l : losses) fmt::print("  {:>11.7f}", l[at]);
+    fmt::print("  {:>10.2e}\n", here);
+  }
+  fmt::print("{:>5}", "worst");
+  for (const double w : worst) fmt::print("  {:>11.2e}", w);
+  const bool good = overall <= flags.tolerance;
+  fmt::print("\n\nworst difference relative to {}: {:.2e}; at most {:.0e} is allowed: {}\n", meshes[0].text,
+             overall, flags.tolerance, good ? "passed" : "FAILED");
+  if (!flags.json.empty()) {
+    nlohmann::json j{{"worst", overall}, {"tolerance", flags.tolerance}, {"passed", good}};
+    for (std::size_t i = 0; i < meshes.size(); ++i) j["loss"][meshes[i].text] = losses[i];
+    std::ofstream out(flags.json);
+    out << j.dump(1) << "\n";
+    if (!out.flush()) throw_errno(fmt::format("json \"{}\"", flags.json), errno);
+  }
+  return good ? 0 : 1;
+}
+
+}  // namespace
+
+void add_parity(CLI::App& app, Body& chosen) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* sub = app.add_subcommand("parity", "Train on several meshes and compare the losses");
+  sub->set_config("--config", "", "Read flags from a TOML file");
+  add_train_flags(*sub, flags->config);
+  sub->add_option("--meshes", flags->meshes, "dp x tp, the first is the reference")
+      ->delimiter(',')
+      ->capture_default_str();
+  sub->add_option("--compare", flags->compared, "Steps to run of the schedule")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  sub->add_option("--tolerance", flags->tolerance, "Largest relative difference of a loss")
+      ->capture_default_str();
+  sub->add_option("--every", flags->every, "Print one of so many steps")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  sub->add_option("--json", flags->json, "File for all losses");
+  sub->callback([flags, &chosen] { chosen = [flags] { return parity(*flags); }; });
+}
+
+}  // namespace weft::tools

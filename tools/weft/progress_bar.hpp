@@ -1,0 +1,30 @@
+// What a person sees of a training run. One thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "weft/base/clock.hpp"
+
+namespace weft::tools {
+
+/// `bar`: one line that is written over. `lines`: a line every few seconds. `none`. `auto`: a bar on a
+/// terminal, else lines. Steps run over [first, until).
+class ProgressBar {
+ public:
+  ProgressBar(const std::string& style, std::int64_t first, std::int64_t until);
+  void show(std::int64_t step, double loss, double tokens_per_second);
+  void finish();
+
+ private:
+  enum class Style { bar, lines, none };
+  Style style_;
+  std::int64_t first_, until_;
+  Clock::time_point began_, shown_{};
+};
+
+/// Losses over time as a small drawing in text, with its scale.
+std::string loss_curve(const std::vector<double>& losses);
+
+}  // namespace weft::tools

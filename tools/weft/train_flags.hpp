@@ -1,0 +1,19 @@
+// The flags that `weft train` and `weft parity` share.
+#pragma once
+
+#include "trainer.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace weft::tools {
+
+/// Model, text, batch, schedule, seed: everything but the mesh.
+void add_train_flags(CLI::App& sub, TrainConfig& config);
+/// The same flags as words, for a process that runs this configuration.
+std::vector<std::string> to_words(const TrainConfig& config);
+/// WEFT_THREADS, or this host's usable cores shared among `ranks`, at least 1.
+int threads_per_rank(int ranks);
+
+}  // namespace weft::tools

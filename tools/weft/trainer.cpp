@@ -1,0 +1,140 @@
+#include "trainer.hpp"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <fstream>
+
+#include "weft/checkpoint/checkpoint.hpp"
+#include "weft/dp/grad_norm.hpp"
+
+namespace weft::tools {
+namespace {
+
+// FNV-1a, 64 bit (Fowler, Noll, Vo): tells one text from another.
+std::uint64_t fingerprint(const std::vector<unsigned char>& text) {
+  std::uint64_t h = 0xcbf29ce484222325u;
+  for (const unsigned char c : text) h = (h ^ c) * 0x100000001b3u;
+  return h;
+}
+
+[[noreturn]] void wrong(const std::string& text) { throw Error(ErrorCode::bad_argument, "train: " + text); }
+
+}  // namespace
+
+std::vector<unsigned char> read_text(const std::filesystem::path& path, std::int64_t least) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw_errno(fmt::format("text \"{}\"", path.string()), errno != 0 ? errno : ENOENT);
+  std::vector<unsigned char> bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (static_cast<std::int64_t>(bytes.size()) < least)
+    wrong(fmt::format("text \"{}\" has {} bytes; expected at least {} (sequence + 2)", path.string(),
+                      bytes.size(), least));
+  return bytes;
+}
+
+MeshShape TrainConfig::check(int ranks) const {
+  if (tp < 1) wrong(fmt::format("tp is {}; expected 1 or more", tp));
+  if (dp != -1 && dp < 1) wrong(fmt::format("dp is {}; expected 1 or more", dp));
+  const MeshShape mesh = MeshShape{{"dp", dp}, {"tp", tp}}.fit(ranks);
+  model.check();
+  const auto divides = [&](const char* what, std::int64_t count) {
+    if (count % tp != 0)
+      wrong(fmt::format("{} {} do not divide into tp={} ({} = {} x {} + {})", count, what, tp, count,
+                        count / tp, tp, count % tp));
+  };
+  divides("heads", model.heads);
+  divides("kv_heads", model.kv_heads);
+  divides("ffn_hidden columns", model.ffn_hidden);
+  divides("vocabulary entries", model.vocab);
+  if (global_batch < mesh.size("dp"))
+    wrong(fmt::format("batch is {}; expected at least one sequence for each of dp={}", global_batch,
+                      mesh.size("dp")));
+  if (sequence < 1 || sequence > model.max_seq)
+    wrong(fmt::format("seq is {}; expected 1 to {} (max_seq)", sequence, model.max_seq));
+  if (steps < 1) wrong(fmt::format("steps is {}; expected 1 or more", steps));
+  if (threads < 1) wrong(fmt::format("threads is {}; expected 1 or more", threads));
+  CosineSchedule{peak_lr, floor_lr, warmup, steps}.check();
+  return mesh;
+}
+
+Trainer::Trainer(ProcessGroup& group, const TrainConfig& config)
+    : config_(config),
+      context_(group.context()),
+      text_(read_text(config.text, config.sequence + 2)),
+      compute_(context_, config.threads),
+      parts_(build_parallel_model(config.model, DeviceMesh(group, config.check(group.size())),
+                                  {.seed = config.seed})),
+      schedule_{config.peak_lr, config.floor_lr, config.warmup, config.steps},
+      sampler_(parts_.data, static_cast<std::int64_t>(text_.size()) - config.sequence, config.global_batch,
+               config.seed) {
+  AdamW::Options options;
+  options.weight_decay = config.weight_decay;
+  optimizer_ = std::make_unique<AdamW>(compute_, parts_.parameters(), options);
+}
+
+// tokens: (rows, sequence), the bytes from a sample's offset on; labels: the byte after each.
+Trainer::Batch Trainer::batch(std::int64_t step) const {
+  const std::vector<std::int64_t> starts = sampler_.local_batch(step);
+  const Shape shape{static_cast<std::int64_t>(starts.size()), config_.sequence};
+  Tensor tokens(context_, shape, DType::i64), labels(context_, shape, DType::i64);
+  std::size_t i = 0;
+  for (const std::int64_t start : starts) {
+    for (std::int64_t k = 0; k < config_.sequence; ++k, ++i) {
+      tokens.as<std::int64_t>()[i] = text_[static_cast<std::size_t>(start + k)];
+      labels.as<std::int64_t>()[i] = text_[static_cast<std::size_t>(start + k + 1)];
+    }
+  }
+  return {parts_.place(tokens, config_.global_batch), parts_.place(labels, config_.global_batch)};
+}
+
+StepResult Trainer::step() {
+  const Batch b = batch(next_);
+  Frame frame(compute_);
+  const Tensors logits = parts_.model->forward({b.tokens}, frame);
+  const Tensors loss = loss_.forward({logits[0], b.labels, scalar(context_, tokens_per_step())}, frame);
+  const Tensors dlogits = loss_.backward({}, frame);
+  parts_.model->backward(dlogits, frame);
+  parts_.averager->finish();
+  StepResult result{.step = next_, .lr = schedule_.at(next_)};
+  result.grad_norm = clip_grad_norm(optimizer_->parameters(), config_.max_norm);
+  optimizer_->step(result.lr);
+  optimizer_->zero_gradients();
+  result.loss = full(loss[0]).as<double>()[0];
+  ++next_;
+  return result;
+}
+
+std::string Trainer::identity() const {
+  const TransformerConfig& m = config_.model;
+  return fmt::format(
+      "dim={} layers={} heads={} kv_heads={} ffn={} vocab={} theta={} seq={} batch={} steps={} warmup={} "
+      "lr={} floor={} decay={} clip={} "
+      "seed={} text={:016x}",
+      m.dim, m.layers, m.heads, m.kv_heads, m.ffn_hidden, m.vocab, m.rope_theta, config_.sequence,
+      config_.global_batch, config_.steps, config_.warmup, config_.peak_lr, config_.floor_lr,
+      config_.weight_decay, config_.max_norm, config_.seed, fingerprint(text_));
+}
+
+void Trainer::save(const std::filesystem::path& directory) {
+  const std::vector<Parameter*> parameters = parts_.parameters();
+  save_checkpoint(directory, parts_.mesh, next_, parameters, optimizer_.get(), {{"run", identity()}});
+}
+
+void Trainer::resume(const std::filesystem::path& directory) {
+  const auto latest = latest_checkpoint(directory);
+  if (!latest) wrong(fmt::format("resume: no checkpoint in \"{}\"", directory.string()));
+  const auto run = latest->extra.find("run");
+  if (run == latest->extra.end() || run->second != identity())
+    wrong(fmt::format("resume: \"{}\" is of another run:\n  there: {}\n  here:  {}", latest->folder.string(),
+                      run == latest->extra.end() ? "(no training run)" : run->second, identity()));
+  const std::vector<Parameter*> parameters = parts_.parameters();
+  next_ = load_checkpoint(directory, parts_.mesh, parameters, optimizer_.get()).step;
+}
+
+std::int64_t Trainer::parameter_count() const {
+  std::int64_t n = 0;
+  for (const Parameter* p : parts_.parameters()) n += p->global_shape().count();
+  return n;
+}
+
+}  // namespace weft::tools

@@ -1,0 +1,90 @@
+// One training run of a byte-level transformer over a mesh dp x tp: what `weft train` drives and `weft
+// parity` compares. Each rank has its own, used by one thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "weft/backends/process_group.hpp"
+#include "weft/dp/sampler.hpp"
+#include "weft/models/build.hpp"
+#include "weft/nn/loss.hpp"
+#include "weft/nn/optimizer.hpp"
+#include "weft/nn/schedule.hpp"
+
+namespace weft::tools {
+
+struct TrainConfig {
+  TransformerConfig model{
+      .dim = 128, .layers = 4, .heads = 4, .kv_heads = 4, .ffn_hidden = 352, .max_seq = 128};
+  std::filesystem::path text = "/usr/share/common-licenses/GPL-3";
+  std::int64_t steps = 300;        ///< the length of the schedule
+  std::int64_t global_batch = 16;  ///< sequences per step, over all data ranks
+  std::int64_t sequence = 128;     ///< bytes per sequence
+  double peak_lr = 3e-3, floor_lr = 3e-4;
+  std::int64_t warmup = 60;
+  double weight_decay = 0.1;
+  double max_norm = 1.0;
+  std::uint64_t seed = 1;
+  int dp = -1;  ///< -1: what tp leaves of the ranks
+  int tp = 1;
+  int threads = 1;  ///< per rank
+
+  /// Throws bad_argument with the arithmetic where sizes do not fit each other or `ranks`: before any rank is
+  /// started or met. Returns the mesh.
+  MeshShape check(int ranks) const;
+};
+
+struct StepResult {
+  std::int64_t step = 0;  ///< from 0
+  double loss = 0;        ///< nats per byte, over the global batch
+  double grad_norm = 0;   ///< before clipping
+  double lr = 0;
+};
+
+class Trainer {
+ public:
+  /// Collective over `group`. Throws as TrainConfig::check, and system where the text cannot be read.
+  Trainer(ProcessGroup& group, const TrainConfig& config);
+
+  /// The next step, on the batch that belongs to its number. Collective.
+  StepResult step();
+  std::int64_t next_step() const noexcept { return next_; }
+
+  /// Collective; see save_checkpoint.
+  void save(const std::filesystem::path& directory);
+  /// Takes up the latest checkpoint of `directory`: parameters, optimizer, step. Throws bad_argument where
+  /// there is none, or where it was made with another model, text or schedule.
+  void resume(const std::filesystem::path& directory);
+
+  const DeviceMesh& mesh() const noexcept { return parts_.mesh; }
+  std::int64_t parameter_count() const;
+  std::int64_t tokens_per_step() const noexcept { return config_.global_batch * config_.sequence; }
+
+ private:
+  // What must be equal for a run to be the continuation of another.
+  std::string identity() const;
+  struct Batch {
+    Tensor tokens, labels;
+  };
+  Batch batch(std::int64_t step) const;
+
+  TrainConfig config_;
+  Context& context_;
+  std::vector<unsigned char> text_;
+  Compute compute_;
+  ParallelModel parts_;
+  std::unique_ptr<AdamW> optimizer_;
+  CrossEntropy loss_;
+  CosineSchedule schedule_;
+  Sampler sampler_;
+  std::int64_t next_ = 0;
+};
+
+/// The bytes of a file. Throws system naming it, bad_argument where it has fewer than `least`.
+std::vector<unsigned char> read_text(const std::filesystem::path& path, std::int64_t least);
+
+}  // namespace weft::tools
