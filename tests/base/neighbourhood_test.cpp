@@ -10,15 +10,16 @@
 #include <atomic>
 #include <csignal>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
 #include "base/arena.hpp"
+#include "support/errors.hpp"
 #include "support/processes.hpp"
 #include "weft/base/context.hpp"
-#include "weft/base/error.hpp"
 #include "weft/base/storage.hpp"
 
 namespace weft {
@@ -26,32 +27,37 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::ChildProcess;
+using test::error_of;
 using test::Pipe;
 
 Deadline soon() { return Deadline::after(10s); }
 
-// The error that `call` throws, as "code: text".
-template <class F>
-std::string error_of(const F& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    return std::string(name(e.code())) + ": " + e.what();
-  }
-  return "no error";
+// What a peer keeps alive while others look at it.
+struct Kept {
+  RegionRef region;
+  Storage block;
+};
+
+Kept nothing(Context&) { return {}; }
+
+Kept region_and_block(Context& context) {
+  return {context.neighbourhood().offer("group", 4096), Storage::allocate(context, Memory::shared, 10000)};
 }
 
-// A child with a Context of its own that says where it is, does `work`, and then waits to be killed or told
-// to go.
+// A child with a Context of its own: it makes what is to be kept, says where it is, serves, and then waits to
+// be killed or told to go.
 struct Peer {
   Pipe from_child, to_child;
   std::optional<ChildProcess> process;
 
-  explicit Peer(const std::function<void(Context&)>& work = {}) {
-    process = ChildProcess::fork([this, work] {
+  using Make = std::function<Kept(Context&)>;
+  using Serve = std::function<void(Context&, const Kept&)>;
+  explicit Peer(const Make& make = nothing, const Serve& serve = {}) {
+    process = ChildProcess::fork([&, this] {
       Context context;
-      if (work) work(context);
+      const Kept kept = make(context);
       from_child.write_line(context.neighbourhood().self().encode());
+      if (serve) serve(context, kept);
       to_child.read_line(60s);
       return 0;
     });
@@ -143,17 +149,17 @@ TEST(Neighbourhood, RegionErrors) {
 }
 
 TEST(Neighbourhood, ProcessesShareRegionsSegmentsAndBells) {
-  Peer peer([](Context& context) {
-    static RegionRef region = context.neighbourhood().offer("group", 4096);
-    static Storage block = Storage::allocate(context, Memory::shared, 10000);
-    std::memset(block.data(), 7, 10000);
-    std::thread([&context] {  // answers the bell of identity 5 through the region
-      const Bell bell = context.neighbourhood().own_bell(5);
-      while (bell.read() == 0) bell.sleep(0, 10s);
-      std::atomic_ref(region->data[1]).store(std::byte{9});
-    })
-        .detach();
-  });
+  Peer peer(
+      [](Context& context) {
+        Kept kept = region_and_block(context);
+        std::memset(kept.block.data(), 7, 10000);
+        return kept;
+      },
+      [](Context& context, const Kept& kept) {  // answers the bell of identity 5 through the region
+        const Bell bell = context.neighbourhood().own_bell(5);
+        while (bell.read() == 0) bell.sleep(0, 10s);
+        std::atomic_ref(kept.region->data[1]).store(std::byte{9});
+      });
   const ProcessAddress address = peer.address();
   Context context;
   Neighbourhood& here = context.neighbourhood();
@@ -188,10 +194,7 @@ TEST(Neighbourhood, ProcessesShareRegionsSegmentsAndBells) {
 }
 
 TEST(Neighbourhood, ManyThreadsMeetOneProcessOnce) {
-  Peer peer([](Context& context) {
-    static RegionRef region = context.neighbourhood().offer("group", 4096);
-    static Storage block = Storage::allocate(context, Memory::shared, 10000);
-  });
+  Peer peer(region_and_block);
   const ProcessAddress address = peer.address();
   Context context;
   std::mutex mutex;
@@ -249,8 +252,7 @@ TEST(Neighbourhood, NamesADeathWhileItWaits) {
 }
 
 TEST(Neighbourhood, AStoppedProcessCostsNoMoreThanTheDeadline) {
-  Peer peer(
-      [](Context& context) { static Storage block = Storage::allocate(context, Memory::shared, 10000); });
+  Peer peer(region_and_block);
   const ProcessAddress address = peer.address();
   Context context;
   const NeighbourRef there = context.neighbourhood().meet(address, soon());
@@ -392,10 +394,7 @@ TEST(Neighbourhood, GarbageOnTheSocketHarmsNobody) {
 TEST(Neighbourhood, LeavesNoDescriptorBehind) {
   const int before = test::count_descriptors();
   for (int round = 0; round < 3; ++round) {
-    Peer peer([](Context& context) {
-      static RegionRef region = context.neighbourhood().offer("group", 4096);
-      static Storage block = Storage::allocate(context, Memory::shared, 10000);
-    });
+    Peer peer(region_and_block);
     const ProcessAddress address = peer.address();
     Context context;
     const NeighbourRef there = context.neighbourhood().meet(address, soon());
