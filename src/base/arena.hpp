@@ -59,7 +59,7 @@ class Arena {
   /// Gives the blocks that [data, data + bytes) touches new pages at the same address, with the same contents, and
   /// retires the old ones for good: a late writer that mapped the old pages hits orphans. find() then answers
   /// with the new place. False where it is not shared memory or the system refuses (then nothing changed).
-  /// The caller sees to it that no other thread of this process touches the range meanwhile.
+  /// The caller sees to it that no other thread of this process touches these blocks meanwhile.
   bool evacuate(void* data, std::size_t bytes) noexcept;
 
   void add_holder(const BlockHolder* holder);
