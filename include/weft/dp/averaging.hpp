@@ -67,21 +67,29 @@ class GradientAverager {
  private:
   struct Slot;
   struct Bucket;
+  struct Agreement {
+    std::vector<std::size_t> order;
+    std::vector<std::int64_t> kinds;
+  };
   void became_final(std::size_t index);
-  void expect_partial(std::size_t index) const;
+  void expect_partial(std::size_t index);
+  Agreement agree();
   void make_buckets();
   void post_ready();
-  std::vector<std::string> missing_everywhere();
+  std::vector<std::size_t> unused_here() const;
+  void put_zeros(std::size_t index);
+  void expect_all_used(const std::vector<std::size_t>& unused);
 
   DeviceMesh axis_;
   Options options_;
   std::vector<Slot> slots_;               // one per parameter, in the order given
   std::vector<Bucket> buckets_;           // in the order they are posted
-  std::vector<std::size_t> final_order_;  // of the first pass
+  std::vector<std::size_t> final_order_;  // in which gradients first became final
   std::size_t posted_ = 0;                // buckets posted in this pass
   std::size_t done_ = 0;                  // of them, those seen to be done
   std::int64_t posted_early_ = 0;
   bool sync_ = true;
+  bool finishing_ = false;
 };
 
 }  // namespace weft

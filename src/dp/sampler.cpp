@@ -1,0 +1,77 @@
+#include "weft/dp/sampler.hpp"
+
+#include <fmt/format.h>
+
+#include <bit>
+
+#include "weft/base/error.hpp"
+#include "weft/nn/random.hpp"
+
+namespace weft {
+namespace {
+
+constexpr int kRounds =
+    6;  // of the network; four give a permutation that looks random, small ranges like more
+
+}  // namespace
+
+Sampler::Sampler(const DeviceMesh& axis, std::int64_t population, std::int64_t global_batch,
+                 std::uint64_t seed)
+    : Sampler(axis.size(), axis.rank(), population, global_batch, seed) {}
+
+Sampler::Sampler(int parts, int index, std::int64_t population, std::int64_t global_batch, std::uint64_t seed)
+    : population_(population), global_batch_(global_batch), seed_(seed) {
+  for (const auto& [name, size] : {std::pair{"population", population}, {"global batch", global_batch}})
+    if (size < 1)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("sampler: the {} is {}; expected at least 1", name, size));
+  if (parts < 1 || index < 0 || index >= parts)
+    throw Error(ErrorCode::bad_argument, fmt::format("sampler: part {} of {}", index, parts));
+  if (global_batch < parts)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("sampler: a global batch of {} leaves some of {} data ranks without a sample",
+                            global_batch, parts));
+  part_ = chunk_of(global_batch, parts, index);
+  const auto bits = static_cast<int>(std::bit_width(static_cast<std::uint64_t>(population - 1)));
+  half_bits_ = bits < 2 ? 1 : (bits + 1) / 2;
+}
+
+std::vector<std::int64_t> Sampler::global_batch(std::int64_t step) const {
+  return batch(step, {0, global_batch_});
+}
+std::vector<std::int64_t> Sampler::local_batch(std::int64_t step) const { return batch(step, part_); }
+
+std::vector<std::int64_t> Sampler::batch(std::int64_t step, Chunk of) const {
+  if (step < 0)
+    throw Error(ErrorCode::bad_argument, fmt::format("sampler: step {}; expected 0 or more", step));
+  std::vector<std::int64_t> samples;
+  for (std::int64_t i = 0; i < of.size; ++i) samples.push_back(sample(step * global_batch_ + of.offset + i));
+  return samples;
+}
+
+// The walk is an endless row of rounds, each a permutation of all samples: position p is number p mod
+// population of round p / population. The network splits a number into two halves and, round by round, adds a
+// function of the right one to the left one and swaps them: a permutation of all numbers of 2 · half_bits
+// bits, whatever the function. A result outside of the population is put through it again until one lies
+// inside; since the network permutes, this again is a permutation.
+std::int64_t Sampler::sample(std::int64_t position) const {
+  const auto round_of_walk = static_cast<std::uint64_t>(position / population_);
+  const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
+  auto number = static_cast<std::uint64_t>(position % population_);
+  do {
+    std::uint64_t left = number >> half_bits_, right = number & mask;
+    for (std::uint32_t round = 0; round < kRounds; ++round) {
+      const auto random =
+          philox({static_cast<std::uint32_t>(right), round, static_cast<std::uint32_t>(round_of_walk),
+                  static_cast<std::uint32_t>(round_of_walk >> 32)},
+                 {static_cast<std::uint32_t>(seed_), static_cast<std::uint32_t>(seed_ >> 32)});
+      const std::uint64_t mixed = (left ^ random[0]) & mask;
+      left = right;
+      right = mixed;
+    }
+    number = left << half_bits_ | right;
+  } while (number >= static_cast<std::uint64_t>(population_));
+  return static_cast<std::int64_t>(number);
+}
+
+}  // namespace weft

@@ -1,0 +1,51 @@
+#include "weft/models/build.hpp"
+
+#include "weft/mesh/layout.hpp"
+#include "weft/nn/init.hpp"
+#include "weft/tp/parallelize.hpp"
+
+namespace weft {
+
+Plan transformer_plan(const TransformerConfig& config) {
+  Plan plan = {
+      {"layers.*.attention", Style::enter},         {"layers.*.attention.q_proj", Style::column},
+      {"layers.*.attention.k_proj", Style::column}, {"layers.*.attention.v_proj", Style::column},
+      {"layers.*.attention.o_proj", Style::row},    {"layers.*.mlp", Style::enter},
+      {"layers.*.mlp.gate_proj", Style::column},    {"layers.*.mlp.up_proj", Style::column},
+      {"layers.*.mlp.down_proj", Style::row},
+  };
+  if (!config.tied) plan.add("output_head.proj", Style::column_gathered);
+  return plan;
+}
+
+Tensor ParallelModel::place(const Tensor& rows, std::int64_t global_rows) const {
+  Shape global = rows.shape();
+  global[0] = global_rows;
+  return as_layout(rows, make_layout(mesh, {{data.name(), Shard{0}}}, global));
+}
+
+// The order of the parts, and why it is this one.
+ParallelModel build_parallel_model(const TransformerConfig& config, const DeviceMesh& mesh,
+                                   const BuildOptions& options) {
+  ParallelModel built{mesh.root(), mesh[options.data_axis], mesh[options.tensor_axis], nullptr, nullptr};
+
+  // 1. The tree with its names and global shapes; no memory.
+  built.model = std::make_unique<Transformer>(config);
+  Transformer& model = *built.model;
+
+  // 2. The tensor axis, before there is memory: no rank ever holds more than its part.
+  parallelize(model, built.tensor, transformer_plan(config));
+  replicate(model, built.mesh);
+
+  // 3. The data axis, when all layouts stand: the averager must hear the first gradient that becomes final.
+  built.averager = std::make_unique<GradientAverager>(model.parameters(), built.data, options.averager);
+
+  // 4. Memory for this rank's part of each parameter, then values, which depend on seed, path and global
+  // index
+  //    alone: the same model on every mesh.
+  materialise(model, mesh.context(), options.weights);
+  initialise(model, options.seed);
+  return built;
+}
+
+}  // namespace weft

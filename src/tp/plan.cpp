@@ -1,0 +1,37 @@
+#include "weft/tp/plan.hpp"
+
+namespace weft {
+
+std::string_view name(Style style) noexcept {
+  switch (style) {
+    case Style::enter: return "enter";
+    case Style::column: return "column";
+    case Style::column_gathered: return "column_gathered";
+    case Style::row: return "row";
+  }
+  return "";
+}
+
+// Both are read from the left. At a `*` the shortest stretch is tried first; where the rest then does not
+// fit, the stretch of the last `*` grows by one character, never across a dot.
+bool matches(std::string_view pattern, std::string_view path) noexcept {
+  constexpr std::size_t kNone = std::string_view::npos;
+  std::size_t p = 0, at = 0, star = kNone, stretch_end = 0;
+  while (true) {
+    if (p < pattern.size() && pattern[p] == '*') {
+      star = p++;
+      stretch_end = at;
+      continue;
+    }
+    if (p == pattern.size() && at == path.size()) return true;
+    if (p < pattern.size() && at < path.size() && pattern[p] == path[at]) {
+      ++p, ++at;
+      continue;
+    }
+    if (star == kNone || stretch_end == path.size() || path[stretch_end] == '.') return false;
+    p = star + 1;
+    at = ++stretch_end;
+  }
+}
+
+}  // namespace weft
