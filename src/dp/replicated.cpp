@@ -67,9 +67,11 @@ Verdict verdict_on(const Flat& averaged, double tolerance) {
       finite = finite && std::isfinite(mine);
       if (!std::isfinite(mine) || !std::isfinite(mean)) continue;
       distance = std::max(distance, std::abs(mine - mean));
-      magnitude = std::max({magnitude, std::abs(mine), std::abs(mean)});
+      magnitude = std::max(magnitude, std::abs(mean));
     }
-    const double excess = !finite ? kInfinity : distance == 0 ? 0 : distance / (tolerance * magnitude);
+    const double excess = !finite         ? kInfinity
+                          : distance == 0 ? 0
+                                          : distance / (tolerance * (magnitude + distance));
     if (excess > worst.excess) worst = {excess, static_cast<double>(g.index), distance};
   }
   return worst;

@@ -26,6 +26,8 @@ class Golden {
   explicit Golden(const std::filesystem::path& path)
       : file_(SafetensorsFile::open(path)), info_(nlohmann::json::parse(file_.metadata("case"))) {}
 
+  /// All that the file says of its case.
+  const nlohmann::json& info() const { return info_; }
   const nlohmann::json& config() const { return info_.at("config"); }
   Tensor tensor(const std::string& name) { return file_.read(context, name); }
   std::vector<double> values(const std::string& name) {

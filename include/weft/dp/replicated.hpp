@@ -13,7 +13,7 @@ enum class OnDrift : unsigned char { error, average };
 
 struct SyncOptions {
   OnDrift on_drift = OnDrift::error;
-  /// How far a replica's gradient may be from the average, relative to the parameter's largest element. The
+  /// How far a replica's gradient may be from the average, relative to the largest element of it. The
   /// same kernel on the same bits gives 0; another number of threads sums in another order, which moves a sum
   /// of a million products by some hundred units in the last place.
   double tolerance = 1024 * 0x1p-23;

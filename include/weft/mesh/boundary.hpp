@@ -24,6 +24,7 @@ namespace weft {
 ///   Shard(d): slice scatter(d)    Partial → Shard(d): reduce-scatter,      Shard(d) → Replicate: all-gather
 ///                 or Replicate → Shard(d): slice
 ///
+/// A negative dimension counts from the end: gather(-1) for the features of whatever tensor comes.
 /// f and g are those of Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3. On an axis of one rank both
 /// directions only restate the layout. Every other axis is left as it is.
 class Boundary {

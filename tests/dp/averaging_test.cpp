@@ -1,0 +1,334 @@
+#include "weft/dp/averaging.hpp"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "dp/bag.hpp"
+
+namespace weft {
+namespace {
+
+using test::Bag;
+using test::error_of;
+using test::gradient;
+using test::Rank;
+using test::Ranks;
+using test::use;
+
+// Some parameters over a mesh of one data axis, and what each rank contributes: small integers that tell
+// rank, parameter, index and pass apart, and whose sums are exact.
+struct Bench {
+  explicit Bench(Rank& rank_in, std::vector<std::int64_t> sizes_in = {5, 1, 37, 0, 16, 8})
+      : rank(rank_in), mesh(rank.group(), {{"dp", rank.size}}), sizes(std::move(sizes_in)) {
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      std::string name("p");
+      name += std::to_string(i);
+      p.push_back(&bag.put(rank.context, name, {sizes[i]}, replicated_layout(mesh, {sizes[i]})));
+    }
+  }
+  LayoutRef partial(std::size_t i, ReduceOp op = ReduceOp::sum) const {
+    return make_layout(mesh, {Partial{op}}, {sizes[i]});
+  }
+  static float value(int r, std::size_t i, std::size_t at, int pass) {
+    return static_cast<float>((r + 1) * 100 + static_cast<int>(i) * 7 + static_cast<int>(at) + pass * 1000);
+  }
+  void use_one(std::size_t i, int pass, ReduceOp op = ReduceOp::sum) {
+    use(*p[i], partial(i, op), [&](std::size_t at) { return value(rank.rank, i, at, pass); });
+  }
+  void backward(int pass) {
+    for (std::size_t i = p.size(); i-- > 0;) use_one(i, pass);
+  }
+  // What the gradient is when each rank contributed the sum of `passes`.
+  std::vector<float> summed(std::size_t i, const std::vector<int>& passes) const {
+    std::vector<float> expected(static_cast<std::size_t>(sizes[i]));
+    for (std::size_t at = 0; at < expected.size(); ++at)
+      for (int r = 0; r < rank.size; ++r)
+        for (const int pass : passes) expected[at] += value(r, i, at, pass);
+    return expected;
+  }
+  void expect_summed(const std::vector<int>& passes) {
+    for (std::size_t i = 0; i < p.size(); ++i) {
+      EXPECT_EQ(gradient(*p[i]), summed(i, passes)) << p[i]->path();
+      EXPECT_EQ(p[i]->gradient_layout(), replicated_layout(mesh, {sizes[i]}));
+    }
+  }
+  void zero() {
+    for (Parameter* parameter : p) parameter->zero_gradient();
+  }
+
+  Rank& rank;
+  DeviceMesh mesh;
+  std::vector<std::int64_t> sizes;
+  Bag bag;
+  std::vector<Parameter*> p;
+};
+
+TEST(Averager, SumsEveryGradientOnEveryPass) {
+  for (const Ranks kind : {Ranks::threads, Ranks::processes})
+    for (const int ranks : {1, 2, 3, 4})
+      test::run_ranks(kind, ranks, [](Rank& rank) {
+        Bench bench(rank);
+        GradientAverager averager(bench.p, bench.mesh);
+        for (int pass = 0; pass < 4; ++pass) {
+          bench.backward(pass);
+          averager.finish();
+          bench.expect_summed({pass});
+          bench.zero();
+        }
+      });
+}
+
+TEST(Averager, GradientsLiveInSharedBucketsAndAreReducedWhileBackwardGoesOn) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Bench bench(rank);
+    GradientAverager averager(bench.p, bench.mesh, {.bucket_bytes = 100});
+    EXPECT_TRUE(averager.bucket_bytes().empty());
+    bench.backward(0);
+    averager.finish();
+    bench.expect_summed({0});
+    EXPECT_EQ(averager.posted_early(), 0);
+    // In the order in which they became final, each gradient at a multiple of 64 bytes: p5 + p4 = 128 bytes
+    // close a bucket, p3 (empty) + p2 = 192 another.
+    EXPECT_EQ(averager.bucket_bytes(), (std::vector<std::int64_t>{128, 192, 128}));
+    std::vector<const std::byte*> places;
+    for (const Parameter* p : bench.p) {
+      places.push_back(p->gradient().data());
+      EXPECT_EQ(p->gradient().storage().memory(), Memory::shared);
+    }
+    EXPECT_EQ(places[4], places[5] + 64);
+
+    bench.zero();
+    bench.use_one(5, 1);
+    EXPECT_EQ(averager.posted_early(), 0);
+    bench.use_one(4, 1);
+    EXPECT_EQ(averager.posted_early(), 1);
+    bench.use_one(2, 1);  // p3, of the same bucket, is not final yet
+    EXPECT_EQ(averager.posted_early(), 1);
+    bench.use_one(3, 1);
+    EXPECT_EQ(averager.posted_early(), 2);
+    bench.use_one(1, 1);
+    bench.use_one(0, 1);
+    EXPECT_EQ(averager.posted_early(), 3);
+    averager.finish();
+    bench.expect_summed({1});
+    for (std::size_t i = 0; i < places.size(); ++i) EXPECT_EQ(bench.p[i]->gradient().data(), places[i]);
+  });
+}
+
+TEST(Averager, RanksMayReachGradientsInDifferentOrders) {
+  test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
+    Bench bench(rank);
+    GradientAverager averager(bench.p, bench.mesh, {.bucket_bytes = 64});
+    for (int pass = 0; pass < 3; ++pass) {
+      for (std::size_t k = 0; k < bench.p.size(); ++k)
+        bench.use_one((k * 5 + static_cast<std::size_t>(rank.rank + pass)) % bench.p.size(), pass);
+      averager.finish();
+      bench.expect_summed({pass});
+      bench.zero();
+    }
+  });
+}
+
+TEST(Averager, AccumulatesWithSyncOff) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Bench bench(rank);
+    GradientAverager averager(bench.p, bench.mesh);
+    for (int step = 0; step < 3; ++step) {
+      averager.set_sync(false);
+      bench.backward(0);
+      bench.backward(1);
+      averager.set_sync(true);
+      bench.backward(2);
+      averager.finish();
+      bench.expect_summed({0, 1, 2});
+      bench.zero();
+    }
+  });
+}
+
+TEST(Averager, AGradientOfAnEarlierMicroBatchOnlyIsReducedToo) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Bench bench(rank, {3, 4});
+    GradientAverager averager(bench.p, bench.mesh);
+    for (int step = 0; step < 2; ++step) {
+      averager.set_sync(false);
+      bench.backward(0);
+      averager.set_sync(true);
+      bench.use_one(0, 1);
+      averager.finish();
+      EXPECT_EQ(gradient(*bench.p[0]), bench.summed(0, {0, 1}));
+      EXPECT_EQ(gradient(*bench.p[1]), bench.summed(1, {0}));
+      bench.zero();
+    }
+  });
+}
+
+TEST(Averager, MeansOfRanksAreAveraged) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    Bench bench(rank, {3, 8});
+    GradientAverager averager(bench.p, bench.mesh);
+    for (int pass = 0; pass < 2; ++pass) {
+      bench.use_one(1, pass, ReduceOp::avg);
+      bench.use_one(0, pass, ReduceOp::sum);
+      averager.finish();
+      EXPECT_EQ(gradient(*bench.p[0]), bench.summed(0, {pass}));
+      std::vector<float> mean = bench.summed(1, {pass});
+      for (float& m : mean) m /= 4;
+      EXPECT_EQ(gradient(*bench.p[1]), mean);
+      EXPECT_EQ(bench.p[1]->gradient_layout(), replicated_layout(bench.mesh, {8}));
+      bench.zero();
+    }
+  });
+}
+
+TEST(Averager, OnATwoDimensionalMeshOnlyTheDataAxisIsReduced) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
+    Bag bag;
+    Parameter& p = bag.put(rank.context, "w", {5}, make_layout(mesh, {{"tp", Shard{0}}}, {5}));
+    GradientAverager averager({&p}, mesh["dp"]);
+    use(p, make_layout(mesh, {{"dp", Partial{}}, {"tp", Shard{0}}}, {5}),
+        [&](std::size_t i) { return static_cast<float>(10 * rank.rank + static_cast<int>(i)); });
+    averager.finish();
+    const int peer = (rank.rank + 2) % 4;
+    std::vector<float> expected;
+    for (int i = 0; i < (rank.rank % 2 == 0 ? 3 : 2); ++i)
+      expected.push_back(static_cast<float>(10 * (rank.rank + peer) + 2 * i));
+    EXPECT_EQ(gradient(p), expected);
+    EXPECT_EQ(p.gradient_layout(), p.layout());
+  });
+}
+
+TEST(Averager, UnusedParametersAreNamedOnEveryRank) {
+  for (const int ranks : {1, 2})
+    test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
+      Bench bench(rank, {3, 4, 5});
+      GradientAverager averager(bench.p, bench.mesh);
+      for (int pass = 0; pass < 2; ++pass) {  // without buckets, and with
+        bench.use_one(0, pass);
+        if (rank.rank == 1) bench.use_one(1, pass);
+        const Error e = error_of([&] { averager.finish(); });
+        EXPECT_EQ(e.code(), ErrorCode::bad_argument);
+        const std::string others = rank.size == 2 ? "; \"p2\" on dp rank 1" : "";
+        EXPECT_EQ(e.what(), "averager: no backward pass used \"p1\", \"p2\" on dp rank 0" + others +
+                                "; AveragerOptions::unused = zeros lets such ranks contribute zeros");
+        EXPECT_EQ(e.ranks().size(), static_cast<std::size_t>(rank.size));
+        EXPECT_FALSE(bench.p[2]->has_gradient());
+        bench.zero();
+      }
+      bench.backward(2);
+      averager.finish();
+      bench.expect_summed({2});
+    });
+}
+
+TEST(Averager, OnRequestUnusedParametersAreZeros) {
+  for (const int ranks : {1, 3})
+    test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
+      Bench bench(rank, {3, 4, 5});
+      bench.p[2]->add_use();  // a tied weight: two uses a pass
+      GradientAverager averager(bench.p, bench.mesh, {.unused = Unused::zeros});
+      for (int pass = 0; pass < 3; ++pass) {
+        bench.use_one(0, pass);
+        if (rank.rank == 1) bench.use_one(1, pass);
+        averager.finish();
+        EXPECT_EQ(gradient(*bench.p[0]), bench.summed(0, {pass}));
+        for (std::size_t at = 0; at < 4; ++at)
+          EXPECT_EQ(gradient(*bench.p[1])[at], rank.size > 1 ? Bench::value(1, 1, at, pass) : 0);
+        EXPECT_EQ(gradient(*bench.p[2]), std::vector<float>(5, 0.0f));
+        EXPECT_EQ(bench.p[2]->gradient_layout(), replicated_layout(bench.mesh, {5}));
+        bench.zero();
+      }
+    });
+}
+
+TEST(Averager, ATiedWeightIsReducedAfterItsLastUse) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Bench bench(rank, {3, 4});
+    bench.p[1]->add_use();
+    GradientAverager averager(bench.p, bench.mesh, {.bucket_bytes = 1});
+    for (int pass = 0; pass < 3; ++pass) {
+      bench.use_one(1, pass);
+      bench.use_one(0, pass);
+      const std::int64_t early = averager.posted_early();
+      bench.use_one(1, 7);
+      EXPECT_EQ(averager.posted_early() - early, pass == 0 ? 0 : 1);
+      averager.finish();
+      EXPECT_EQ(gradient(*bench.p[0]), bench.summed(0, {pass}));
+      EXPECT_EQ(gradient(*bench.p[1]), bench.summed(1, {pass, 7}));
+      bench.zero();
+    }
+  });
+}
+
+TEST(Averager, WhatIsNotPartialIsRefused) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Bench bench(rank, {4});
+    GradientAverager averager(bench.p, bench.mesh);
+    const auto text = [&](LayoutRef layout) {
+      bench.zero();
+      const Error e = error_of([&] { use(*bench.p[0], layout, [](std::size_t) { return 1.0f; }); });
+      EXPECT_EQ(e.code(), ErrorCode::layout);
+      return std::string(e.what());
+    };
+    EXPECT_EQ(text(replicated_layout(bench.mesh, {4})),
+              "averager: the gradient of \"p0\" is Replicate on dp=2; expected Partial(sum), or "
+              "Partial(avg): there is "
+              "nothing to reduce");
+    EXPECT_EQ(text(make_layout(bench.mesh, {Partial{ReduceOp::max}}, {4})),
+              "averager: the gradient of \"p0\" is Partial(max) on dp=2; expected Partial(sum), or "
+              "Partial(avg): there "
+              "is nothing to reduce");
+    bench.zero();
+    bench.use_one(0, 0);
+    averager.finish();
+    EXPECT_EQ(text(bench.partial(0, ReduceOp::avg)),
+              "averager: the gradient of \"p0\" is Partial(avg) on dp=2; in the passes before it was the "
+              "other of sum "
+              "and avg");
+  });
+}
+
+TEST(Averager, TwoSynchronisedPassesBeforeFinishAreRefused) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Bench bench(rank, {4});
+    GradientAverager averager(bench.p, bench.mesh);
+    bench.use_one(0, 0);
+    EXPECT_STREQ(
+        error_of([&] { bench.use_one(0, 1); }).what(),
+        "averager: the gradient of \"p0\" became final twice; several backward passes before finish() need "
+        "set_sync(false) for all but the last");
+  });
+}
+
+TEST(Averager, RanksWithDifferentParametersAreFoundOut) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Bench bench(rank, {4, rank.rank == 0 ? 6 : 7});
+    GradientAverager averager(bench.p, bench.mesh);
+    bench.backward(0);
+    const Error e = error_of([&] { averager.finish(); });
+    EXPECT_EQ(e.code(), ErrorCode::mismatch);
+    EXPECT_STREQ(e.what(), "averager: parameter 1 (\"p1\" here) has 7 elements on dp rank 1, 6 on rank 0");
+  });
+}
+
+TEST(Averager, StopsListeningWhenItGoes) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Bench bench(rank, {4});
+    { const GradientAverager averager(bench.p, bench.mesh); }
+    use(*bench.p[0], replicated_layout(bench.mesh, {4}), [](std::size_t) { return 1.0f; });  // nobody objects
+    EXPECT_EQ(gradient(*bench.p[0]), std::vector<float>(4, 1.0f));
+  });
+}
+
+TEST(Averager, BucketsHaveAPositiveSize) {
+  test::run_ranks(Ranks::threads, 1, [](Rank& rank) {
+    Bench bench(rank, {4});
+    EXPECT_STREQ(error_of([&] { GradientAverager(bench.p, bench.mesh, {.bucket_bytes = 0}); }).what(),
+                 "averager: bucket_bytes is 0; expected at least 1");
+  });
+}
+
+}  // namespace
+}  // namespace weft

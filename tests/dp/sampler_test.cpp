@@ -1,0 +1,95 @@
+#include "weft/dp/sampler.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "support/run_ranks.hpp"
+
+namespace weft {
+namespace {
+
+using Samples = std::vector<std::int64_t>;
+
+TEST(Sampler, TheGlobalBatchIsTheSameForAnyNumberOfRanksAndCutInOrder) {
+  const Samples whole = Sampler(1, 0, 1000, 12, 7).global_batch(5);
+  EXPECT_EQ(whole.size(), 12u);
+  for (const int parts : {1, 2, 3, 4, 5, 12}) {
+    Samples joined;
+    for (int index = 0; index < parts; ++index) {
+      const Sampler sampler(parts, index, 1000, 12, 7);
+      EXPECT_EQ(sampler.global_batch(5), whole);
+      const Samples part = sampler.local_batch(5);
+      EXPECT_EQ(static_cast<std::int64_t>(part.size()), sampler.part().size);
+      joined.insert(joined.end(), part.begin(), part.end());
+    }
+    EXPECT_EQ(joined, whole) << parts << " parts";
+  }
+}
+
+TEST(Sampler, PeersOfATensorAxisSeeTheSameBatch) {
+  Context context;
+  const MeshShape shape{{"dp", 2}, {"tp", 2}};
+  const auto seen = [&](int rank) {
+    return Sampler(DeviceMesh::arithmetic(context, shape, rank)["dp"], 100, 6, 1).local_batch(0);
+  };
+  EXPECT_EQ(seen(0), seen(1));
+  EXPECT_EQ(seen(2), seen(3));
+  EXPECT_NE(seen(0), seen(2));
+}
+
+TEST(Sampler, EverySampleOnceInARound) {
+  for (const std::int64_t population : {1, 2, 3, 7, 64, 65, 1000}) {
+    const Sampler sampler(1, 0, population, 1, 3);
+    for (std::int64_t round = 0; round < 2; ++round) {
+      std::set<std::int64_t> seen;
+      for (std::int64_t i = 0; i < population; ++i)
+        seen.insert(sampler.global_batch(round * population + i)[0]);
+      EXPECT_EQ(static_cast<std::int64_t>(seen.size()), population);
+      EXPECT_EQ(*seen.begin(), 0);
+      EXPECT_EQ(*seen.rbegin(), population - 1);
+    }
+  }
+}
+
+TEST(Sampler, ABatchMayReachAcrossRoundsAndBeyondThePopulation) {
+  const Samples batch = Sampler(1, 0, 3, 7, 3).global_batch(0);
+  Samples counts(3);
+  for (const std::int64_t s : batch) ++counts[static_cast<std::size_t>(s)];
+  std::sort(counts.begin(), counts.end());
+  EXPECT_EQ(counts, (Samples{2, 2, 3}));
+}
+
+TEST(Sampler, RoundsAndSeedsAreShuffledDifferently) {
+  Samples in_order(200);
+  std::iota(in_order.begin(), in_order.end(), 0);
+  const Sampler one(1, 0, 200, 200, 1), two(1, 0, 200, 200, 2);
+  const Samples first = one.global_batch(0);
+  EXPECT_NE(first, in_order);
+  EXPECT_NE(first, one.global_batch(1));
+  EXPECT_NE(first, two.global_batch(0));
+  EXPECT_EQ(first, Sampler(1, 0, 200, 200, 1).global_batch(0));
+  // Shuffled, not merely moved: neighbours of the order stay neighbours about as often as by chance (2 of
+  // 199).
+  int neighbours = 0;
+  for (std::size_t i = 0; i + 1 < first.size(); ++i)
+    neighbours += std::abs(first[i + 1] - first[i]) == 1 ? 1 : 0;
+  EXPECT_LT(neighbours, 12);
+}
+
+TEST(Sampler, WrongSizesAreNamed) {
+  const auto text = [](int parts, std::int64_t population, std::int64_t batch) {
+    return std::string(test::error_of([&] { Sampler(parts, 0, population, batch, 0); }).what());
+  };
+  EXPECT_EQ(text(4, 10, 3), "sampler: a global batch of 3 leaves some of 4 data ranks without a sample");
+  EXPECT_EQ(text(1, 0, 3), "sampler: the population is 0; expected at least 1");
+  EXPECT_EQ(text(1, 10, 0), "sampler: the global batch is 0; expected at least 1");
+  EXPECT_EQ(text(0, 10, 1), "sampler: part 0 of 0");
+  EXPECT_STREQ(test::error_of([] { Sampler(1, 0, 10, 1, 0).global_batch(-1); }).what(),
+               "sampler: step -1; expected 0 or more");
+}
+
+}  // namespace
+}  // namespace weft

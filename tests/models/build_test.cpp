@@ -1,0 +1,265 @@
+// The transformer over a mesh gives what it gives on one rank: values, passes, losses over many steps.
+#include "weft/models/build.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "support/run_ranks.hpp"
+#include "weft/dp/grad_norm.hpp"
+#include "weft/dp/replicated.hpp"
+#include "weft/dp/sampler.hpp"
+#include "weft/mesh/redistribute.hpp"
+#include "weft/nn/init.hpp"
+#include "weft/nn/loss.hpp"
+#include "weft/nn/optimizer.hpp"
+
+namespace weft {
+namespace {
+
+using test::Rank;
+using test::Ranks;
+
+const MeshShape kMeshes[] = {
+    {{"dp", 2}, {"tp", 1}}, {{"dp", 1}, {"tp", 2}}, {{"dp", 2}, {"tp", 2}}, {{"dp", 1}, {"tp", 4}}};
+
+constexpr std::int64_t kBatch = 6, kSequence = 8;
+
+TransformerConfig small(bool tied) {
+  TransformerConfig c;
+  c.dim = 32, c.layers = 2, c.heads = 8, c.kv_heads = 4, c.ffn_hidden = 48, c.vocab = 64, c.max_seq = 16;
+  c.tied = tied;
+  c.init_std = 0.1;
+  return c;
+}
+
+// A text in which the next token follows from the one before: something to learn. Sample s: (sequence + 1).
+std::int64_t token(std::int64_t s, std::int64_t at) { return (s * 7 + at * at % 13 + at * (s % 3)) % 64; }
+
+struct Batch {
+  Tensor tokens, labels;  // (samples, sequence)
+};
+Batch batch_of(Context& context, const std::vector<std::int64_t>& samples) {
+  const auto rows = static_cast<std::int64_t>(samples.size());
+  Batch b{Tensor(context, {rows, kSequence}, DType::i64), Tensor(context, {rows, kSequence}, DType::i64)};
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t i = 0; i < kSequence; ++i) {
+      const auto at = static_cast<std::size_t>(r * kSequence + i);
+      const std::int64_t s = samples[static_cast<std::size_t>(r)];
+      b.tokens.as<std::int64_t>()[at] = token(s, i);
+      // Some labels do not count, so that ranks have different numbers of valid ones.
+      b.labels.as<std::int64_t>()[at] = (s + i) % 5 == 0 ? CrossEntropy::kIgnore : token(s, i + 1);
+    }
+  return b;
+}
+
+// What one rank computes in one pass, brought together from all ranks.
+struct Whole {
+  double loss = 0;
+  Tensor logits;
+  std::map<std::string, Tensor> gradients, values;
+};
+
+// One training step's passes over a mesh; the gradients are reduced but not clipped.
+struct Trainer {
+  Trainer(Rank& rank, const MeshShape& shape, const TransformerConfig& config)
+      : compute(rank.context),
+        mesh(rank.group(), shape),
+        built(build_parallel_model(config, mesh, {.seed = 17, .averager = {.bucket_bytes = 4096}})),
+        sampler(built.data, 1000, kBatch, 5) {}
+
+  /// Gives the loss and keeps the logits.
+  double pass(std::int64_t step) {
+    const Batch b = batch_of(compute.context(), sampler.local_batch(step));
+    const Batch all = batch_of(compute.context(), sampler.global_batch(step));
+    const Tensor tokens = built.place(b.tokens, kBatch), labels = built.place(b.labels, kBatch);
+    logits = built.model->forward(tokens, frame)[0];
+    const Tensor loss =
+        cross_entropy.forward({logits, labels, scalar(compute.context(), count_valid(all.labels))}, frame)[0];
+    built.model->backward(cross_entropy.backward({}, frame), frame);
+    EXPECT_TRUE(frame.empty());
+    built.averager->finish();
+    sync_replicated_gradients(built.parameters(), built.tensor);
+    return full(loss).as<double>()[0];
+  }
+
+  Compute compute;
+  DeviceMesh mesh;
+  ParallelModel built;
+  Sampler sampler;
+  Frame frame{compute};
+  CrossEntropy cross_entropy;
+  Tensor logits;
+};
+
+Whole whole_of(Rank& rank, const MeshShape& shape, const TransformerConfig& config) {
+  Trainer trainer(rank, shape, config);
+  Whole whole;
+  for (Parameter* p : trainer.built.parameters())
+    whole.values[p->path()] = full(p->value()).clone(rank.context);
+  whole.loss = trainer.pass(0);
+  whole.logits = full(trainer.logits).with_layout(nullptr);
+  for (Parameter* p : trainer.built.parameters())
+    whole.gradients[p->path()] = full(p->gradient()).clone(rank.context);
+  return whole;
+}
+
+double furthest(const Tensor& got, const Tensor& expected) {
+  EXPECT_EQ(got.shape(), expected.shape());
+  double worst = 0, largest = 0;
+  for (std::size_t i = 0; i < expected.f32().size(); ++i) {
+    worst =
+        std::max(worst, std::abs(static_cast<double>(got.f32()[i]) - static_cast<double>(expected.f32()[i])));
+    largest = std::max(largest, std::abs(static_cast<double>(expected.f32()[i])));
+  }
+  EXPECT_GT(largest, 0);
+  return worst / largest;
+}
+
+class Build : public ::testing::TestWithParam<bool> {};
+
+// The f32 sums of a pass are cut in up to four parts, which are rounded in another order; through two blocks
+// this stays within some tens of units in the last place of each tensor's largest element.
+constexpr double kTolerance = 64 * 0x1p-23;
+
+TEST_P(Build, PassesAndFirstValuesAreThoseOfOneRank) {
+  const TransformerConfig config = small(GetParam());
+  Context context;  // of the reference
+  Whole serial;
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+    Whole w = whole_of(rank, {{"dp", 1}, {"tp", 1}}, config);
+    serial.loss = w.loss, serial.logits = w.logits.clone(context);
+    for (const auto& [path, t] : w.values) serial.values[path] = t.clone(context);
+    for (const auto& [path, t] : w.gradients) serial.gradients[path] = t.clone(context);
+  });
+  for (const MeshShape& shape : kMeshes)
+    test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+      SCOPED_TRACE(to_string(shape));
+      const Whole parallel = whole_of(rank, shape, config);
+      EXPECT_NEAR(parallel.loss, serial.loss, 1e-6 * serial.loss);
+      EXPECT_LE(furthest(parallel.logits, serial.logits), kTolerance);
+      ASSERT_EQ(parallel.values.size(), serial.values.size());
+      for (const auto& [path, expected] : serial.values) {
+        const Tensor& got = parallel.values.at(path);
+        EXPECT_TRUE(
+            std::equal(got.f32().begin(), got.f32().end(), expected.f32().begin(), expected.f32().end()))
+            << path << " begins with other values";
+      }
+      for (const auto& [path, expected] : serial.gradients)
+        EXPECT_LE(furthest(parallel.gradients.at(path), expected), kTolerance) << path;
+    });
+}
+
+TEST_P(Build, LossesOfTwentyStepsAreThoseOfOneRank) {
+  const TransformerConfig config = small(GetParam());
+  constexpr int kSteps = 20;
+  std::vector<double> serial;
+  const auto train = [&](Rank& rank, const MeshShape& shape) {
+    Trainer trainer(rank, shape, config);
+    const std::vector<Parameter*> parameters = trainer.built.parameters();
+    AdamW adamw(trainer.compute, parameters, {});
+    std::vector<double> losses;
+    for (std::int64_t step = 0; step < kSteps; ++step) {
+      adamw.zero_gradients();
+      losses.push_back(trainer.pass(step));
+      clip_grad_norm(parameters, 1.0);
+      adamw.step(1e-3);
+    }
+    return losses;
+  };
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) { serial = train(rank, {{"dp", 1}, {"tp", 1}}); });
+  EXPECT_LT(serial.back(), serial.front() - 0.1) << "nothing was learnt";
+  for (const MeshShape& shape : kMeshes)
+    test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+      const std::vector<double> losses = train(rank, shape);
+      for (std::size_t i = 0; i < kSteps; ++i)
+        EXPECT_NEAR(losses[i], serial[i], 1e-5 * serial[i]) << to_string(shape) << ", step " << i;
+    });
+}
+
+INSTANTIATE_TEST_SUITE_P(, Build, ::testing::Values(false, true),
+                         [](const auto& instance) { return instance.param ? "Tied" : "Untied"; });
+
+// --- how often ranks talk ---
+
+std::map<std::string, int> calls_of(const ProcessGroup& group) {
+  std::map<std::string, int> count;
+  const nlohmann::json trace = nlohmann::json::parse(group.trace_json());
+  for (const nlohmann::json& call : trace.at("calls")) ++count[call.at("op")];
+  return count;
+}
+
+TEST(BuildTraffic, TwoAllReducesAPassPerBlock) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Trainer trainer(rank, {{"dp", 1}, {"tp", 2}}, small(false));
+    ProcessGroup& group = trainer.built.tensor.group();
+    const auto blocks = static_cast<int>(trainer.built.model->config().layers);
+    const Batch b = batch_of(rank.context, trainer.sampler.global_batch(0));
+    const Tensor tokens = trainer.built.place(b.tokens, kBatch),
+                 labels = trainer.built.place(b.labels, kBatch);
+    EXPECT_EQ(calls_of(group), (std::map<std::string, int>{})) << "building a model is arithmetic";
+    const Tensor logits = trainer.built.model->forward(tokens, trainer.frame)[0];
+    // Forward: two per block, and the head's logits are gathered.
+    EXPECT_EQ(calls_of(group), (std::map<std::string, int>{{"all_reduce", 2 * blocks}, {"all_gather", 1}}));
+    trainer.cross_entropy.forward({logits, labels, scalar(rank.context, count_valid(b.labels))},
+                                  trainer.frame);
+    const Tensors dlogits = trainer.cross_entropy.backward({}, trainer.frame);
+    trainer.built.model->backward(dlogits, trainer.frame);
+    // Backward: two per block, and one for what enters the head.
+    EXPECT_EQ(calls_of(group),
+              (std::map<std::string, int>{{"all_reduce", 4 * blocks + 1}, {"all_gather", 1}}));
+  });
+}
+
+TEST(BuildTraffic, GradientsAreReducedWhileBackwardGoesOn) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Trainer trainer(rank, {{"dp", 2}, {"tp", 1}}, small(false));
+    trainer.pass(0);
+    EXPECT_GT(trainer.built.averager->bucket_bytes().size(), 2u);
+    EXPECT_EQ(trainer.built.averager->posted_early(), 0);
+    for (Parameter* p : trainer.built.parameters()) p->zero_gradient();
+    trainer.pass(1);
+    EXPECT_EQ(trainer.built.averager->posted_early(),
+              static_cast<std::int64_t>(trainer.built.averager->bucket_bytes().size()));
+  });
+}
+
+// --- what does not fit ---
+
+TEST(BuildErrors, ArithmeticIsInTheText) {
+  Context context;
+  const auto text = [&](const MeshShape& shape, const TransformerConfig& config) {
+    const DeviceMesh mesh = DeviceMesh::arithmetic(context, shape, 0);
+    return std::string(test::error_of([&] { build_parallel_model(config, mesh); }).what());
+  };
+  TransformerConfig config = small(false);
+  EXPECT_EQ(text({{"dp", 1}, {"tp", 3}}, config),
+            "parallelize: \"layers.0.attention\" has 8 heads; they do not divide into tp=3 (8 = 3 x 2 + 2)");
+  config.kv_heads = 2;
+  EXPECT_EQ(text({{"dp", 1}, {"tp", 4}}, config),
+            "parallelize: \"layers.0.attention\" has 2 kv heads; tp=4 needs at least one for each rank (2 = "
+            "4 x 0 + 2)");
+  config = small(false);
+  config.vocab = 65;
+  EXPECT_EQ(text({{"dp", 1}, {"tp", 2}}, config),
+            "parallelize: \"output_head.proj\" has 65 output features; they do not divide into tp=2 (65 = 2 "
+            "x 32 + 1)");
+  config.tied = true;  // then the head is whole
+  build_parallel_model(config, DeviceMesh::arithmetic(context, {{"dp", 1}, {"tp", 2}}, 0));
+  EXPECT_EQ(text({{"dp", 1}, {"pp", 2}}, config), "mesh: no axis \"tp\" in dp=1 x pp=2");
+}
+
+TEST(BuildErrors, PlaceChecksTheRows) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}, {"tp", 1}}, 1);
+  const ParallelModel built = build_parallel_model(small(false), mesh);
+  const Tensor rows(context, {3, 4}, DType::i64);
+  EXPECT_EQ(built.place(rows, 6).layout(), make_layout(mesh, {{"dp", Shard{0}}}, {6, 4}));
+  EXPECT_EQ(test::error_of([&] { built.place(rows, 7 + 1); }).code(), ErrorCode::layout);
+}
+
+}  // namespace
+}  // namespace weft

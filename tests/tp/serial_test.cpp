@@ -1,0 +1,193 @@
+// Parallel layers give, forward and backward, what the same layers give on one rank.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "support/run_ranks.hpp"
+#include "weft/mesh/redistribute.hpp"
+#include "weft/nn/activation.hpp"
+#include "weft/nn/attention.hpp"
+#include "weft/nn/init.hpp"
+#include "weft/nn/linear.hpp"
+#include "weft/nn/random.hpp"
+#include "weft/tp/parallelize.hpp"
+
+namespace weft {
+namespace {
+
+using test::Rank;
+using test::Ranks;
+
+const MeshShape kMeshes[] = {{{"dp", 1}, {"tp", 1}},
+                             {{"dp", 2}, {"tp", 1}},
+                             {{"dp", 1}, {"tp", 2}},
+                             {{"dp", 2}, {"tp", 2}},
+                             {{"dp", 1}, {"tp", 4}}};
+
+Tensor random_tensor(Context& context, const Shape& shape, std::string_view name) {
+  Tensor t(context, shape);
+  RandomStream(5, name).normal(0, t.count(), t.f32().data());
+  return t;
+}
+
+// Sums of at most 96 products, cut in up to four parts: another order moves them by no more than 96 · 2^-24
+// of the sum of magnitudes, which is some times the largest result.
+constexpr double kTolerance = 2e-5;
+
+void expect_near(const Tensor& got, const Tensor& expected, const std::string& what) {
+  ASSERT_EQ(got.shape(), expected.shape()) << what;
+  double largest = 0, worst = 0;
+  for (const float f : expected.f32()) largest = std::max(largest, std::abs(static_cast<double>(f)));
+  for (std::size_t i = 0; i < expected.f32().size(); ++i)
+    worst =
+        std::max(worst, std::abs(static_cast<double>(got.f32()[i]) - static_cast<double>(expected.f32()[i])));
+  EXPECT_GT(largest, 0) << what;
+  EXPECT_LE(worst, kTolerance * largest) << what;
+}
+
+// The module twice: plain, and over the mesh by `plan`; x: (4, 3, features).
+void expect_as_serial(const std::function<std::unique_ptr<Module>()>& make, std::int64_t in, std::int64_t out,
+                      const Plan& plan) {
+  for (const MeshShape& shape : kMeshes) {
+    SCOPED_TRACE(to_string(shape));
+    test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+      SCOPED_TRACE(to_string(shape));
+      Compute compute(rank.context);
+      const Tensor x = random_tensor(rank.context, {4, 3, in}, "x"),
+                   dy = random_tensor(rank.context, {4, 3, out}, "dy");
+
+      const std::unique_ptr<Module> serial = make();
+      materialise(*serial, rank.context);
+      initialise(*serial, 3);
+      Frame serial_frame(compute);
+      const Tensor y = serial->forward(x, serial_frame)[0];
+      const Tensor dx = serial->backward(dy, serial_frame)[0];
+
+      DeviceMesh mesh(rank.group(), shape);
+      const std::unique_ptr<Module> parallel = make();
+      parallelize(*parallel, mesh["tp"], plan);
+      replicate(*parallel, mesh);
+      materialise(*parallel, rank.context);
+      initialise(*parallel, 3);
+      Frame frame(compute);
+      const auto part = [&](const Tensor& t) {
+        return distribute(t, make_layout(mesh, {{"dp", Shard{0}}}, t.shape()));
+      };
+      const Tensor parallel_y = parallel->forward(part(x), frame)[0];
+      expect_near(full(parallel_y), y, "y");
+      EXPECT_EQ(parallel_y.layout(), make_layout(mesh, {{"dp", Shard{0}}}, y.shape()));
+      const Tensor parallel_dx = parallel->backward(part(dy), frame)[0];
+      expect_near(full(parallel_dx), dx, "dx");
+      EXPECT_EQ(parallel_dx.layout(), make_layout(mesh, {{"dp", Shard{0}}}, x.shape()));
+      for (Parameter* p : serial->parameters()) {
+        const Tensor& dw = parallel->parameter(p->path())->gradient();
+        expect_near(full(dw), p->gradient(), "gradient of " + p->path());
+        if (mesh.size("dp") > 1) {
+          EXPECT_EQ(dw.layout()->on("dp"), Placement(Partial{}));
+        }
+      }
+    });
+  }
+}
+
+std::unique_ptr<Linear> linear(std::int64_t in, std::int64_t out) {
+  auto layer = std::make_unique<Linear>(in, out, true, Normal{0.5});
+  layer->bias->set_init(Normal{1});
+  return layer;
+}
+
+TEST(Serial, ColumnGathered) {
+  expect_as_serial([] { return linear(8, 12); }, 8, 12, {{"", Style::column_gathered}});
+}
+
+TEST(Serial, ColumnThenRow) {
+  expect_as_serial(
+      [] {
+        auto pair = std::make_unique<Sequential>();
+        pair->append(linear(8, 24));
+        pair->append(linear(24, 6));
+        return pair;
+      },
+      8, 6, {{"0", Style::column}, {"1", Style::row}});
+}
+
+TEST(Serial, SwiGLUWithOneBoundaryForGateAndUp) {
+  expect_as_serial([] { return std::make_unique<SwiGLU>(8, 24, Normal{0.5}, Normal{0.5}); }, 8, 8,
+                   {{"", Style::enter},
+                    {"gate_proj", Style::column},
+                    {"up_proj", Style::column},
+                    {"down_proj", Style::row}});
+}
+
+TEST(Serial, GroupedQueryAttention) {
+  expect_as_serial(
+      [] {
+        return std::make_unique<Attention>(AttentionConfig{16, 8, 4, 4, Normal{0.5}, Normal{0.5}},
+                                           RopeTables::make(3, 4, 10000.0));
+      },
+      16, 16,
+      {{"", Style::enter},
+       {"q_proj", Style::column},
+       {"k_proj", Style::column},
+       {"v_proj", Style::column},
+       {"o_proj", Style::row}});
+}
+
+// Small integers: every sum is exact, so that a bias added per rank, or a gradient of it scaled by the number
+// of ranks, shows as it is.
+TEST(Serial, RowBiasAndItsGradientAreNotScaled) {
+  for (const int ranks : {1, 2, 4})
+    test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
+      DeviceMesh mesh(rank.group(), {{"dp", 1}, {"tp", rank.size}});
+      Linear layer(4, 2, true);
+      parallelize(layer, mesh["tp"], {{"", Style::row}});
+      replicate(layer, mesh);
+      materialise(layer, rank.context);
+      for (float& w : layer.weight->value().f32()) w = 2;
+      layer.bias->value().f32()[0] = 100;
+      layer.bias->value().f32()[1] = -7;
+      Compute compute(rank.context);
+      Frame frame(compute);
+      // x: (3, 4), all ones, split by features; dy: (3, 2), each row (1, 10)
+      const LayoutRef layout = make_layout(mesh, {{"tp", Shard{1}}}, {3, 4});
+      Tensor x(rank.context, layout->local_shape());
+      for (float& v : x.f32()) v = 1;
+      const Tensor y = layer.forward(as_layout(x, layout), frame)[0];
+      Tensor dy(rank.context, {3, 2});
+      for (std::size_t row = 0; row < 3; ++row) {
+        EXPECT_EQ(y.f32()[row * 2], 4 * 2 + 100);
+        EXPECT_EQ(y.f32()[row * 2 + 1], 4 * 2 - 7);
+        dy.f32()[row * 2] = 1;
+        dy.f32()[row * 2 + 1] = 10;
+      }
+      layer.backward(as_layout(dy, replicated_layout(mesh, {3, 2})), frame);
+      EXPECT_EQ(layer.bias->gradient().f32()[0], 3);
+      EXPECT_EQ(layer.bias->gradient().f32()[1], 30);
+      EXPECT_EQ(layer.bias->gradient_layout(), replicated_layout(mesh, {2}));
+    });
+}
+
+TEST(Serial, ARowLayerGivenWholeFeaturesIsALayoutError) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 1}, {"tp", 2}});
+    auto pair = std::make_unique<Sequential>();
+    pair->append(linear(8, 24));
+    pair->append(linear(24, 6));
+    parallelize(*pair, mesh["tp"], {{"1", Style::row}});
+    replicate(*pair, mesh);
+    materialise(*pair, rank.context);
+    initialise(*pair, 3);
+    Compute compute(rank.context);
+    Frame frame(compute);
+    const Tensor x = random_tensor(rank.context, {3, 8}, "x");
+    const Error e =
+        test::error_of([&] { pair->forward(as_layout(x, replicated_layout(mesh, x.shape())), frame); });
+    EXPECT_EQ(e.code(), ErrorCode::layout);
+    EXPECT_STREQ(e.what(), "\"1\": x is Replicate on tp=2; expected Shard(1), since the weight is Shard(1)");
+  });
+}
+
+}  // namespace
+}  // namespace weft
