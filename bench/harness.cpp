@@ -7,31 +7,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
-#include <cstring>
+#include <string_view>
 #include <utility>
+#include <vector>
 
+#include "plan.hpp"
 #include "weft/backends/store_tcp.hpp"
 
 namespace weft::bench {
 namespace {
-
-// About half a second a case on an idle machine, whatever its size.
-struct Plan {
-  int samples;
-  int runs_per_sample;
-};
-Plan plan_for(std::int64_t bytes) {
-  const double guess_ns = 200 + static_cast<double>(bytes) * 0.15;
-  const int runs = static_cast<int>(std::clamp(10000 / guess_ns, 1.0, 20.0));
-  return {static_cast<int>(std::clamp(0.4e9 / (guess_ns * runs), 50.0, 20000.0)), runs};
-}
-
-double seconds_of_a_sample(const std::function<void()>& run, int runs) {
-  const auto start = Clock::now();
-  for (int i = 0; i < runs; ++i) run();
-  return std::chrono::duration<double>(Clock::now() - start).count() / runs;
-}
 
 class SilentReporter : public benchmark::BenchmarkReporter {
  public:
@@ -39,48 +25,48 @@ class SilentReporter : public benchmark::BenchmarkReporter {
   void ReportRuns(const std::vector<Run>&) override {}
 };
 
-void time_case(benchmark::State& state, const Case& c, bool& wrong) {
+void time_case(benchmark::State& state, const Case& c) {
   const Prepared p = c.prepare();
   p.run();
   if (const std::string problem = p.verify(); !problem.empty()) {
-    wrong = true;
     std::fprintf(stderr, "%s: %s\n", c.name.c_str(), problem.c_str());
-    state.SkipWithError(problem.c_str());
-    return;
+    std::fflush(nullptr);
+    _exit(1);
   }
-  const Plan plan = plan_for(c.bytes);
-  for (int i = 0; i < plan.samples / 10 + 2; ++i) seconds_of_a_sample(p.run, plan.runs_per_sample);
-  std::vector<double> seconds;
-  seconds.reserve(static_cast<std::size_t>(plan.samples));
-  for ([[maybe_unused]] const auto _ : state) {
-    seconds.push_back(seconds_of_a_sample(p.run, plan.runs_per_sample));
-    state.SetIterationTime(seconds.back());
+  for ([[maybe_unused]] const auto _ : state) {  // once: the samples are taken inside
+    const Times t = time_samples(c.bytes, p.run, c.agree);
+    state.SetIterationTime(t.median_us * 1e-6);
+    state.counters["median_us"] = t.median_us;
+    state.counters["p99_us"] = t.p99_us;
+    state.counters["alg_GBs"] = static_cast<double>(c.bytes) / t.median_us * 1e-3;
+    state.counters["bus_GBs"] = static_cast<double>(c.bytes) / t.median_us * 1e-3 * c.bus_factor;
+    state.counters["samples"] = static_cast<double>(t.samples);
   }
-  std::sort(seconds.begin(), seconds.end());
-  const double median = seconds[seconds.size() / 2];
-  state.counters["median_us"] = median * 1e6;
-  state.counters["p99_us"] = seconds[seconds.size() * 99 / 100] * 1e6;
-  state.counters["alg_GBs"] = static_cast<double>(c.bytes) / median * 1e-9;
-  state.counters["bus_GBs"] = static_cast<double>(c.bytes) / median * 1e-9 * c.bus_factor;
 }
 
 }  // namespace
 
-Bench::Bench(int& argc, char** argv, bool report) : report_(report), wrong_(std::make_shared<bool>(false)) {
+Bench::Bench(int& argc, char** argv, bool report) : report_(report) {
+  if (!report) {  // one file and one format, and they are the reporting rank's
+    char** const end = std::remove_if(argv + 1, argv + argc, [](const char* argument) {
+      return std::string_view(argument).starts_with("--benchmark_out") ||
+             std::string_view(argument).starts_with("--benchmark_format");
+    });
+    argc = static_cast<int>(end - argv);
+  }
   benchmark::Initialize(&argc, argv);
 }
 
 void Bench::add(Case c) {
-  const Plan plan = plan_for(c.bytes);
   const std::string name = c.name;
-  benchmark::RegisterBenchmark(name.c_str(), [c = std::move(c), wrong = wrong_](
-                                                 benchmark::State& state) { time_case(state, c, *wrong); })
+  benchmark::RegisterBenchmark(name.c_str(),
+                               [c = std::move(c)](benchmark::State& state) { time_case(state, c); })
       ->UseManualTime()
-      ->Iterations(plan.samples)
+      ->Iterations(1)
       ->Unit(benchmark::kMicrosecond);
 }
 
-int Bench::run() {
+void Bench::run() {
   if (report_) {
     benchmark::RunSpecifiedBenchmarks();
   } else {
@@ -88,7 +74,6 @@ int Bench::run() {
     benchmark::RunSpecifiedBenchmarks(&silent);
   }
   benchmark::Shutdown();
-  return *wrong_ ? 1 : 0;
 }
 
 // The parent serves the store; it may make threads only after the last fork, so the children learn the port

@@ -23,24 +23,25 @@ struct Case {
   std::int64_t bytes = 0;             ///< what the algorithm bandwidth counts, per run
   double bus_factor = 1;              ///< bus bandwidth = algorithm bandwidth x bus_factor
   std::function<Prepared()> prepare;  ///< owns the buffers through what it returns; they go with it
+  std::function<bool(bool)> agree = [](bool more) {
+    return more;
+  };  ///< cases of several ranks: the first one's `more`
 };
 
-/// Every case is verified, warmed up and then timed in samples; a sample is the mean of as many runs as make
-/// the clock's own 30 ns not matter. How many of both is a function of `bytes` alone, so that ranks which run
-/// the same table stay in step. Reported: median and 99th percentile over the samples and the bandwidths at
-/// the median.
+/// Every case is verified, warmed up and then timed in samples (plan.hpp). Reported: median (also as Time)
+/// and 99th percentile over the samples and the bandwidths at the median. A wrong result ends the program: no
+/// number without a right answer.
 class Bench {
  public:
   /// Takes the --benchmark_… flags out of the arguments. `report` false: runs everything, prints nothing
   /// (every rank but one).
   Bench(int& argc, char** argv, bool report = true);
   void add(Case c);
-  /// Runs the rows that --benchmark_filter names; 0, or 1 where a row was wrong.
-  int run();
+  /// Runs the rows that --benchmark_filter names.
+  void run();
 
  private:
   bool report_;
-  std::shared_ptr<bool> wrong_;
 };
 
 /// Runs body(rank, store) in n processes of this host, which meet in `store`; returns 0 where all bodies did.

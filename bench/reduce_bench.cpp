@@ -119,5 +119,5 @@ void add_all(Bench& bench) {
 int main(int argc, char** argv) {
   weft::bench::Bench bench(argc, argv);
   weft::bench::add_all(bench);
-  return bench.run();
+  bench.run();
 }
