@@ -13,6 +13,7 @@
 #include <set>
 
 #include "checkpoint/file_io.hpp"
+#include "checkpoint/safetensors_write.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -282,6 +283,12 @@ void SafetensorsFile::read_bytes(std::string_view name, std::int64_t offset, std
 
 void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorsEntry> entries,
                        const std::map<std::string, std::string>& metadata) {
+  write_safetensors(path, entries, metadata, [] {});
+}
+
+void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorsEntry> entries,
+                       const std::map<std::string, std::string>& metadata,
+                       const std::function<void()>& before_each) {
   std::vector<const SafetensorsEntry*> order;
   std::set<std::string_view> names;
   for (const SafetensorsEntry& entry : entries) {
@@ -323,8 +330,10 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Safete
   const std::uint64_t header_bytes = text.size();
   file.write(std::as_bytes(std::span(&header_bytes, 1)));
   file.write(text);
-  for (const SafetensorsEntry* entry : order)
+  for (const SafetensorsEntry* entry : order) {
+    before_each();
     file.write({entry->data.data, static_cast<std::size_t>(entry->data.bytes())});
+  }
   file.commit();
 }
 

@@ -1,0 +1,87 @@
+// A checkpoint's index: which tensors there are, how large they are as a whole, and which file holds what
+// part. Plain values and arithmetic; callable from any thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weft/checkpoint/checkpoint.hpp"
+#include "weft/mesh/layout.hpp"
+
+namespace weft {
+
+/// A box of a tensor: `shape` elements from `offset` on, in each dimension.
+struct CheckpointBox {
+  Dims offset;
+  Shape shape;
+  friend bool operator==(const CheckpointBox&, const CheckpointBox&) = default;
+};
+
+/// What two boxes share; a count of 0 where they share nothing.
+CheckpointBox intersection(const CheckpointBox& a, const CheckpointBox& b);
+
+/// One part of a tensor and the file that holds it, under the tensor's name.
+struct CheckpointPart {
+  std::string file;
+  CheckpointBox box;
+};
+
+struct CheckpointEntry {
+  DType dtype = DType::f32;
+  Shape shape;  ///< of the whole
+  std::vector<std::string>
+      layout;  ///< per mesh axis, as it was when written; for people, loading needs it not
+  std::vector<CheckpointPart> parts;
+};
+
+struct CheckpointIndex {
+  std::int64_t step = 0;
+  std::string mesh;
+  CheckpointExtra extra;
+  std::map<std::string, CheckpointEntry> tensors;
+};
+
+inline constexpr std::string_view kIndexFile = "index.json";
+inline constexpr std::string_view kLatestFile = "latest";
+
+std::string to_json(const CheckpointIndex& index);
+/// Throws bad_argument naming `path` where the text is no index of a version we know, or where the parts of a
+/// tensor do not make up its whole.
+CheckpointIndex index_from_json(const std::filesystem::path& path, const std::string& text);
+
+/// One tensor of a training run under the name it has in checkpoints.
+struct CheckpointTensor {
+  std::string name;
+  Tensor local;
+  Shape global;
+  LayoutRef layout = nullptr;  ///< null: every rank holds the same whole
+};
+
+/// Parameters and optimizer state (may be null), in a fixed order. Throws layout for a parameter without a
+/// layout on a mesh of several ranks, or one that is Partial; `what` begins the text.
+std::vector<CheckpointTensor> checkpoint_tensors(std::string_view what, const DeviceMesh& mesh,
+                                                 std::span<Parameter* const> parameters,
+                                                 const Optimizer* optimizer);
+
+/// What `rank` of the mesh holds of it.
+CheckpointBox box_of(const CheckpointTensor& tensor, int rank);
+
+/// "rank-00003.safetensors"
+std::string part_file(int rank);
+
+/// The index of a run on `ranks` ranks: each distinct part once, by the lowest rank that holds it. Empty
+/// parts are left out.
+CheckpointIndex make_index(std::span<const CheckpointTensor> tensors, int ranks);
+
+/// Tells all ranks of `mesh` whether each of them got this far. Throws `mine` again where there is one;
+/// otherwise, where other ranks failed, a system error `<what>: ranks 1, 3 failed, and say why themselves;
+/// <consequence>`.
+void agree(const DeviceMesh& mesh, std::string_view what, std::string_view consequence,
+           std::exception_ptr mine);
+
+}  // namespace weft

@@ -1,0 +1,200 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "checkpoint/file_io.hpp"
+#include "checkpoint/index.hpp"
+#include "weft/base/error.hpp"
+#include "weft/checkpoint/safetensors.hpp"
+
+namespace weft {
+namespace {
+
+CheckpointIndex read_index(const std::filesystem::path& folder) {
+  return index_from_json(folder / kIndexFile, read_text(folder / kIndexFile));
+}
+
+CheckpointInfo info_of(const std::filesystem::path& folder, const CheckpointIndex& index) {
+  return {folder, index.step, index.mesh, index.extra};
+}
+
+// The folder that `latest` names, or nothing.
+std::optional<std::filesystem::path> latest_folder(const std::filesystem::path& directory) {
+  const std::filesystem::path latest = directory / kLatestFile;
+  if (!std::filesystem::exists(latest)) return std::nullopt;
+  std::string name = read_text(latest);
+  while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
+  if (name.empty() || name.find('/') != std::string::npos ||
+      !std::filesystem::exists(directory / name / kIndexFile))
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("checkpoint: {} names \"{}\", which is no checkpoint beside it", latest.string(), name));
+  return directory / name;
+}
+
+std::filesystem::path folder_to_load(const std::filesystem::path& directory) {
+  if (std::filesystem::exists(directory / kIndexFile)) return directory;
+  if (const auto folder = latest_folder(directory)) return *folder;
+  throw Error(ErrorCode::bad_argument,
+              fmt::format("load_checkpoint: {} holds no checkpoint: neither {} nor {}", directory.string(),
+                          kLatestFile, kIndexFile));
+}
+
+// Every difference between what the checkpoint holds and what is asked for, in one error.
+void check_fit(const std::filesystem::path& folder, const CheckpointIndex& index,
+               std::span<const CheckpointTensor> wanted, bool with_optimizer) {
+  std::vector<std::string> missing, extra, misshapen;
+  std::map<std::string_view, const CheckpointTensor*> by_name;
+  for (const CheckpointTensor& tensor : wanted) {
+    by_name.emplace(tensor.name, &tensor);
+    const auto found = index.tensors.find(tensor.name);
+    if (found == index.tensors.end())
+      missing.push_back(
+          fmt::format("{} {} {}", tensor.name, name(tensor.local.dtype()), to_string(tensor.global)));
+    else if (found->second.shape != tensor.global || found->second.dtype != tensor.local.dtype())
+      misshapen.push_back(fmt::format("{} {} {}, expected {} {}", tensor.name, name(found->second.dtype),
+                                      to_string(found->second.shape), name(tensor.local.dtype()),
+                                      to_string(tensor.global)));
+  }
+  for (const auto& [name, entry] : index.tensors)
+    if (by_name.find(name) == by_name.end() && (with_optimizer || !name.starts_with("optimizer.")))
+      extra.push_back(name);
+  std::string text;
+  const auto say = [&](std::string_view what, const std::vector<std::string>& names) {
+    if (!names.empty()) text += fmt::format("; {} ({}): {}", what, names.size(), fmt::join(names, ", "));
+  };
+  say("missing in it", missing);
+  say("not in the model", extra);
+  say("of another shape or dtype", misshapen);
+  if (!text.empty())
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("load_checkpoint: {} does not fit the model{}", folder.string(), text));
+}
+
+// Copies a box of a row-major tensor into the same box of another; offsets within each.
+void copy_box(const std::byte* from, const Shape& from_shape, const Dims& from_offset, std::byte* to,
+              const Shape& to_shape, const Dims& to_offset, const Shape& box, int element_bytes) {
+  const Strides from_strides = row_major(from_shape), to_strides = row_major(to_shape);
+  const int last = box.rank() - 1;
+  std::int64_t from_at = 0, to_at = 0;
+  for (int d = 0; d <= last; ++d) {
+    from_at += from_offset[d] * from_strides[d];
+    to_at += to_offset[d] * to_strides[d];
+  }
+  const std::int64_t run = last < 0 ? 1 : box[last];
+  Dims at = box;  // counts through all dimensions but the last
+  for (int d = 0; d <= last; ++d) at[d] = 0;
+  while (true) {
+    std::memcpy(to + to_at * element_bytes, from + from_at * element_bytes,
+                static_cast<std::size_t>(run * element_bytes));
+    int d = last - 1;
+    for (; d >= 0; --d) {
+      from_at += from_strides[d];
+      to_at += to_strides[d];
+      if (++at[d] < box[d]) break;
+      from_at -= box[d] * from_strides[d];
+      to_at -= box[d] * to_strides[d];
+      at[d] = 0;
+    }
+    if (d < 0) return;
+  }
+}
+
+// The files of one checkpoint, each opened when first asked for.
+class PartFiles {
+ public:
+  explicit PartFiles(std::filesystem::path folder) : folder_(std::move(folder)) {}
+
+  // The file of a part, after a check that it holds what the index says.
+  const SafetensorsFile& of(const CheckpointPart& part, const std::string& name, DType dtype) {
+    auto found = files_.find(part.file);
+    if (found == files_.end())
+      found = files_.emplace(part.file, SafetensorsFile::open(folder_ / part.file)).first;
+    const SafetensorsInfo& info = found->second.info(name);
+    if (info.shape != part.box.shape || info.dtype != dtype)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("load_checkpoint: {} has {} as {} {}; the index says {} {}",
+                              (folder_ / part.file).string(), name, weft::name(info.dtype),
+                              to_string(info.shape), weft::name(dtype), to_string(part.box.shape)));
+    return found->second;
+  }
+
+ private:
+  std::filesystem::path folder_;
+  std::map<std::string, SafetensorsFile> files_;
+};
+
+// Fills this rank's box of a tensor from every part that overlaps with it. Of a part only the rows (of the
+// first dimension) that are needed are read: straight into place where they are whole rows of ours, too, else
+// through a buffer.
+void read_tensor(PartFiles& files, const CheckpointEntry& entry, const CheckpointTensor& tensor,
+                 const CheckpointBox& mine) {
+  const int element = size_bytes(entry.dtype);
+  std::vector<std::byte> buffer;
+  for (const CheckpointPart& part : entry.parts) {
+    const CheckpointBox shared = intersection(part.box, mine);
+    if (shared.shape.count() == 0) continue;
+    const SafetensorsFile& file = files.of(part, tensor.name, entry.dtype);
+    Dims in_part = shared.offset, in_mine = shared.offset;
+    for (int d = 0; d < shared.offset.rank(); ++d) {
+      in_part[d] -= part.box.offset[d];
+      in_mine[d] -= mine.offset[d];
+    }
+    if (shared.shape.rank() == 0) {
+      file.read_bytes(tensor.name, 0, {tensor.local.data(), static_cast<std::size_t>(element)});
+      continue;
+    }
+    const std::int64_t part_row = part.box.shape.count() / part.box.shape[0] * element;
+    const std::int64_t mine_row = mine.shape.count() / mine.shape[0] * element;
+    const std::int64_t rows = shared.shape[0];
+    const auto bytes = static_cast<std::size_t>(rows * part_row);
+    const bool whole_rows = shared.shape.count() == rows * (part_row / element) && part_row == mine_row;
+    if (whole_rows) {
+      file.read_bytes(tensor.name, in_part[0] * part_row,
+                      {tensor.local.data() + in_mine[0] * mine_row, bytes});
+      continue;
+    }
+    buffer.resize(bytes);
+    file.read_bytes(tensor.name, in_part[0] * part_row, buffer);
+    Shape read_shape = part.box.shape;
+    read_shape[0] = rows;
+    in_part[0] = 0;
+    copy_box(buffer.data(), read_shape, in_part, tensor.local.data(), mine.shape, in_mine, shared.shape,
+             element);
+  }
+}
+
+}  // namespace
+
+CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
+                               std::span<Parameter* const> parameters, Optimizer* optimizer) {
+  CheckpointInfo info;
+  std::exception_ptr failed;
+  try {
+    const std::filesystem::path folder = folder_to_load(directory);
+    const CheckpointIndex index = read_index(folder);
+    const std::vector<CheckpointTensor> tensors =
+        checkpoint_tensors("load_checkpoint", mesh, parameters, optimizer);
+    check_fit(folder, index, tensors, optimizer != nullptr);
+    PartFiles files(folder);
+    const int rank = mesh ? mesh.rank() : 0;
+    for (const CheckpointTensor& tensor : tensors)
+      read_tensor(files, index.tensors.at(tensor.name), tensor, box_of(tensor, rank));
+    info = info_of(folder, index);
+  } catch (...) {
+    failed = std::current_exception();
+  }
+  agree(mesh, "load_checkpoint", "the values are undefined", failed);
+  return info;
+}
+
+std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& directory) {
+  const auto folder = latest_folder(directory);
+  if (!folder) return std::nullopt;
+  return info_of(*folder, read_index(*folder));
+}
+
+}  // namespace weft

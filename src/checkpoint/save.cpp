@@ -1,0 +1,131 @@
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <stdio.h>
+
+#include <cerrno>
+#include <exception>
+
+#include "checkpoint/file_io.hpp"
+#include "checkpoint/index.hpp"
+#include "checkpoint/safetensors_write.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+namespace {
+
+constexpr std::string_view kUnfinished = ".unfinished";
+
+// Removes what a save that was killed has left: folders that never got their name, and replaced ones.
+void remove_unfinished(const std::filesystem::path& directory) {
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    const std::string name = entry.path().filename().string();
+    if ((name.starts_with("step-") && name.ends_with(kUnfinished)) ||
+        name.starts_with(fmt::format("{}.tmp.", kLatestFile)))
+      std::filesystem::remove_all(entry.path());
+  }
+}
+
+// Errors of the system say what failed and in which file: this adds who wanted it.
+template <class Action>
+void with_our_errors(Action&& action) {
+  try {
+    action();
+  } catch (const std::filesystem::filesystem_error& e) {
+    throw_errno(fmt::format("save_checkpoint: {}", e.path1().string()), e.code().value());
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::system) throw;
+    throw Error(ErrorCode::system, fmt::format("save_checkpoint: {}", e.what()));
+  }
+}
+
+// Gives a finished folder its name. Where a checkpoint of that name exists the two change places in one step,
+// so that the name stands for a whole one at any moment; the old one is then removed.
+void rename_folder(const std::filesystem::path& from, const std::filesystem::path& to) {
+  if (std::filesystem::exists(to)) {
+    if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) != 0)
+      throw_errno(fmt::format("cannot exchange {} and {}", from.string(), to.string()), errno);
+    sync_folder(to.parent_path());
+    std::filesystem::remove_all(from);
+  } else {
+    if (::rename(from.c_str(), to.c_str()) != 0)
+      throw_errno(fmt::format("cannot rename {} to {}", from.string(), to.string()), errno);
+    sync_folder(to.parent_path());
+  }
+}
+
+}  // namespace
+
+// Rank 0 makes a folder under a temporary name; every rank writes its file there; rank 0 adds the index,
+// gives the folder its name and lets `latest` name it. After each of these three all ranks agree that all
+// came through, so that a rank that cannot write stops the others, too, before anything that was there has
+// changed.
+void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
+                     std::span<Parameter* const> parameters, const Optimizer* optimizer,
+                     const CheckpointExtra& extra, const SaveOptions& options) {
+  if (step < 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("save_checkpoint: step is {}; expected 0 or more", step));
+  const int rank = mesh ? mesh.rank() : 0, ranks = mesh ? mesh.size() : 1;
+  const std::vector<CheckpointTensor> tensors =
+      checkpoint_tensors("save_checkpoint", mesh, parameters, optimizer);
+  CheckpointIndex index = make_index(tensors, ranks);
+  index.step = step;
+  index.mesh = mesh ? to_string(mesh.shape()) : "";
+  index.extra = extra;
+
+  const std::filesystem::path folder = directory / fmt::format("step-{:08}", step);
+  const std::filesystem::path unfinished = folder.string() + std::string(kUnfinished);
+  const auto reached = [&](std::string_view stage) {
+    if (options.on_stage) options.on_stage(stage);
+  };
+  const auto all_ranks = [&](auto&& action) {
+    std::exception_ptr failed;
+    try {
+      with_our_errors(action);
+    } catch (...) {
+      failed = std::current_exception();
+    }
+    agree(mesh, "save_checkpoint", fmt::format("{} is as it was", directory.string()), failed);
+  };
+
+  all_ranks([&] {
+    if (rank != 0) return;
+    std::filesystem::create_directories(directory);
+    remove_unfinished(directory);
+    std::filesystem::create_directory(unfinished);
+    reached("folder");
+  });
+
+  const std::string my_file = part_file(rank);
+  try {
+    all_ranks([&] {
+      std::vector<SafetensorsEntry> entries;
+      for (const CheckpointTensor& tensor : tensors)
+        for (const CheckpointPart& part : index.tensors.at(tensor.name).parts)
+          if (part.file == my_file) entries.push_back({tensor.name, tensor.local});
+      if (entries.empty()) return;
+      write_safetensors(unfinished / my_file, entries, {{"weft_step", std::to_string(step)}},
+                        [&] { reached("data"); });
+      reached("file");
+    });
+    all_ranks([&] {
+      if (rank != 0) return;
+      AtomicFile file(unfinished / kIndexFile);
+      file.write(to_json(index));
+      file.commit();
+      reached("index");
+      rename_folder(unfinished, folder);
+      reached("renamed");
+      AtomicFile latest(directory / kLatestFile);
+      latest.write(folder.filename().string() + "\n");
+      latest.commit();
+      reached("latest");
+    });
+  } catch (...) {
+    std::error_code ignored;  // the first error is the one to tell
+    if (rank == 0) std::filesystem::remove_all(unfinished, ignored);
+    throw;
+  }
+}
+
+}  // namespace weft

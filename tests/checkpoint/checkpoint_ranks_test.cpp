@@ -1,0 +1,179 @@
+// Saving and loading over several ranks: who writes what, every mesh from every mesh, a rank that fails.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+
+#include "checkpoint/index.hpp"
+#include "checkpoint/tiny_run.hpp"
+#include "support/run_ranks.hpp"
+#include "support/temporary_folder.hpp"
+#include "weft/base/error.hpp"
+#include "weft/checkpoint/checkpoint.hpp"
+#include "weft/checkpoint/safetensors.hpp"
+
+namespace weft {
+namespace {
+
+using test::TinyRun;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+
+constexpr int kWidth = 7;
+
+// How a run is laid out: the mesh, and the dimension of first.weight that tp cuts.
+struct Plan {
+  MeshShape mesh;
+  int dim;
+};
+
+void save_on(const Plan& plan, const std::filesystem::path& directory) {
+  test::run_ranks(test::Ranks::threads, plan.mesh.size(), [&](test::Rank& r) {
+    const DeviceMesh mesh(r.group(), plan.mesh);
+    TinyRun run(r.context, mesh, kWidth, plan.dim);
+    run.fill(40);
+    save_checkpoint(directory, mesh, 3, run.parameters, &*run.optimizer, {{"seed", "11"}});
+  });
+}
+
+void expect_loads_on(const Plan& plan, const std::filesystem::path& directory) {
+  test::run_ranks(test::Ranks::threads, plan.mesh.size(), [&](test::Rank& r) {
+    const DeviceMesh mesh(r.group(), plan.mesh);
+    TinyRun run(r.context, mesh, kWidth, plan.dim);
+    run.fill(-1);
+    const CheckpointInfo info = load_checkpoint(directory, mesh, run.parameters, &*run.optimizer);
+    EXPECT_EQ(info.step, 3);
+    EXPECT_EQ(info.extra.at("seed"), "11");
+    run.expect_filled(40);
+  });
+}
+
+TEST(CheckpointRanks, EveryPartIsWrittenOnceByTheLowestRankThatHoldsIt) {
+  const test::TemporaryFolder folder;
+  save_on({{{"dp", 2}, {"tp", 2}}, 1}, folder.path());
+  const auto run = folder / "step-00000003";
+  EXPECT_TRUE(std::filesystem::exists(run / "index.json"));
+  EXPECT_FALSE(std::filesystem::exists(run / "rank-00002.safetensors"));  // dp = 1 holds what dp = 0 holds
+  EXPECT_FALSE(std::filesystem::exists(run / "rank-00003.safetensors"));
+  const auto first = SafetensorsFile::open(run / "rank-00000.safetensors");
+  const auto second = SafetensorsFile::open(run / "rank-00001.safetensors");
+  EXPECT_THAT(first.names(), ElementsAre("optimizer.momentum.first.weight", "optimizer.momentum.second",
+                                         "optimizer.step.first.weight", "optimizer.step.second",
+                                         "param.first.weight", "param.second"));
+  EXPECT_THAT(second.names(), ElementsAre("optimizer.momentum.first.weight", "param.first.weight"));
+  EXPECT_EQ(first.info("param.first.weight").shape, Shape({2, 4}));
+  EXPECT_EQ(second.info("param.first.weight").shape, Shape({2, 3}));
+}
+
+// Uneven shards (7 over 2, 3 and 4), empty ones (2 over 3 and 4), other dimensions, more and fewer ranks.
+TEST(CheckpointRanks, EveryMeshLoadsWhatAnyMeshWrote) {
+  const std::vector<Plan> plans = {{{{"dp", 1}, {"tp", 1}}, 0},
+                                   {{{"dp", 2}, {"tp", 2}}, 1},
+                                   {{{"dp", 1}, {"tp", 4}}, 1},
+                                   {{{"dp", 1}, {"tp", 3}}, 0},
+                                   {{{"dp", 2}, {"tp", 1}}, 1}};
+  for (const Plan& from : plans) {
+    const test::TemporaryFolder folder;
+    save_on(from, folder.path());
+    for (const Plan& to : plans) {
+      SCOPED_TRACE(to_string(from.mesh) + " dim " + std::to_string(from.dim) + " -> " + to_string(to.mesh) +
+                   " dim " + std::to_string(to.dim));
+      expect_loads_on(to, folder.path());
+    }
+  }
+}
+
+// One rank fails while it writes: it says why, the others say who, and the checkpoint before is whole.
+TEST(CheckpointRanks, AFailureOfOneRankIsAnErrorOfAll) {
+  const test::TemporaryFolder folder;
+  const Plan plan{{{"dp", 1}, {"tp", 3}}, 1};
+  save_on(plan, folder.path());
+  std::mutex mutex;
+  std::vector<std::string> texts(3);
+  test::run_ranks(test::Ranks::threads, 3, [&](test::Rank& r) {
+    const DeviceMesh mesh(r.group(), plan.mesh);
+    TinyRun run(r.context, mesh, kWidth, plan.dim);
+    run.fill(50);
+    SaveOptions options;
+    options.on_stage = [&](std::string_view stage) {
+      if (r.rank == 1 && stage == "data") throw Error(ErrorCode::system, "no more paper");
+    };
+    try {
+      save_checkpoint(folder.path(), mesh, 4, run.parameters, &*run.optimizer, {}, options);
+      ADD_FAILURE() << "no Error on rank " << r.rank;
+    } catch (const Error& e) {
+      const std::lock_guard lock(mutex);
+      texts[static_cast<std::size_t>(r.rank)] = e.what();
+      EXPECT_EQ(e.code(), ErrorCode::system);
+    }
+  });
+  EXPECT_EQ(texts[1], "save_checkpoint: no more paper");
+  const std::string others =
+      "save_checkpoint: rank 1 failed, and says why; " + folder.path().string() + " is as it was";
+  EXPECT_EQ(texts[0], others);
+  EXPECT_EQ(texts[2], others);
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+    names.push_back(entry.path().filename());
+  EXPECT_THAT(names, UnorderedElementsAre("step-00000003", "latest"));
+  expect_loads_on(plan, folder.path());
+}
+
+TEST(CheckpointRanks, ALoadThatFailsOnOneRankFailsOnAll) {
+  const test::TemporaryFolder folder;
+  const Plan plan{{{"dp", 1}, {"tp", 2}}, 1};
+  save_on(plan, folder.path());
+  std::filesystem::resize_file(folder / "step-00000003" / "rank-00001.safetensors",
+                               100);  // only rank 1 reads it
+  std::atomic<int> failed = 0;
+  test::run_ranks(test::Ranks::threads, 2, [&](test::Rank& r) {
+    const DeviceMesh mesh(r.group(), plan.mesh);
+    TinyRun run(r.context, mesh, kWidth, plan.dim);
+    try {
+      load_checkpoint(folder.path(), mesh, run.parameters, &*run.optimizer);
+    } catch (const Error& e) {
+      ++failed;
+      EXPECT_THAT(e.what(), r.rank == 1 ? HasSubstr("rank-00001.safetensors: says its header has")
+                                        : HasSubstr("load_checkpoint: rank 1 failed, and says why"));
+      EXPECT_EQ(e.ranks().size(), r.rank == 1 ? 0u : 1u);
+    }
+  });
+  EXPECT_EQ(failed, 2);
+}
+
+// The arithmetic alone: every element of every rank's box is in exactly one part.
+TEST(CheckpointIndex, PartsCoverTheWholeOnce) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}, {"tp", 3}}, 0);
+  CheckpointTensor tensor{
+      "t", Tensor(context, {4, 3}), {7, 8}, make_layout(mesh, {Shard{0}, Shard{1}}, {7, 8})};
+  const CheckpointIndex index = make_index({&tensor, 1}, 6);
+  const auto& parts = index.tensors.at("t").parts;
+  ASSERT_EQ(parts.size(), 6u);
+  EXPECT_EQ(parts[5].file, "rank-00005.safetensors");
+  EXPECT_EQ(index_from_json("index.json", to_json(index)).tensors.at("t").parts[5].box, parts[5].box);
+  for (std::int64_t row = 0; row < 7; ++row)
+    for (std::int64_t column = 0; column < 8; ++column) {
+      const CheckpointBox one{{row, column}, {1, 1}};
+      EXPECT_EQ(
+          std::count_if(parts.begin(), parts.end(),
+                        [&](const CheckpointPart& p) { return intersection(p.box, one).shape.count() == 1; }),
+          1);
+    }
+}
+
+TEST(CheckpointIndex, WhatIsReplicatedIsOnePart) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}, {"tp", 2}}, 0);
+  CheckpointTensor tensor{"t", Tensor(context, {5}), {5}, replicated_layout(mesh, {5})};
+  const auto index = make_index({&tensor, 1}, 4);
+  ASSERT_EQ(index.tensors.at("t").parts.size(), 1u);
+  EXPECT_EQ(index.tensors.at("t").parts[0].file, "rank-00000.safetensors");
+  EXPECT_THAT(index.tensors.at("t").layout, ElementsAre("Replicate", "Replicate"));
+}
+
+}  // namespace
+}  // namespace weft

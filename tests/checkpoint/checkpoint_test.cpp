@@ -1,0 +1,329 @@
+// Saving and loading a training run on one rank: round trips, kills at every stage, a full disk, texts of
+// errors. Runs over several ranks are in checkpoint_ranks_test.cpp.
+#include "weft/checkpoint/checkpoint.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "checkpoint/tiny_run.hpp"
+#include "support/processes.hpp"
+#include "support/temporary_folder.hpp"
+#include "weft/base/error.hpp"
+#include "weft/checkpoint/safetensors.hpp"
+
+namespace weft {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+using test::TinyRun;
+using ::testing::UnorderedElementsAre;
+
+const DeviceMesh kOneRank;
+
+std::string error_of(ErrorCode code, const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), code) << e.what();
+    return e.what();
+  }
+  ADD_FAILURE() << "no Error was thrown";
+  return "";
+}
+
+std::vector<std::string> names_in(const std::filesystem::path& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    names.push_back(entry.path().filename());
+  return names;
+}
+
+std::string text_of(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str();
+}
+
+// A run in a process of its own or in the test's.
+struct LocalRun : TinyRun {
+  explicit LocalRun(Context& context, int width = 3) : TinyRun(context, kOneRank, width) {}
+  void save(const std::filesystem::path& directory, std::int64_t step, const SaveOptions& options = {}) {
+    fill(static_cast<float>(step));
+    save_checkpoint(directory, kOneRank, step, parameters, &*optimizer,
+                    {{"position", std::to_string(step * 10)}}, options);
+  }
+  CheckpointInfo load(const std::filesystem::path& directory) {
+    fill(-1);
+    return load_checkpoint(directory, kOneRank, parameters, &*optimizer);
+  }
+};
+
+// `directory` holds a whole checkpoint of `step`, and nothing unfinished where `clean`.
+void expect_loads(const std::filesystem::path& directory, std::int64_t step) {
+  Context context;
+  LocalRun run(context);
+  const CheckpointInfo info = run.load(directory);
+  EXPECT_EQ(info.step, step);
+  EXPECT_EQ(info.extra.at("position"), std::to_string(step * 10));
+  run.expect_filled(static_cast<float>(step));
+}
+
+TEST(Checkpoint, GivesBackWhatWasSaved) {
+  const test::TemporaryFolder folder;
+  Context context;
+  LocalRun run(context);
+  EXPECT_FALSE(latest_checkpoint(folder.path()));
+  run.save(folder / "run", 7);
+  EXPECT_THAT(names_in(folder / "run"), UnorderedElementsAre("step-00000007", "latest"));
+  EXPECT_THAT(names_in(folder / "run" / "step-00000007"),
+              UnorderedElementsAre("rank-00000.safetensors", "index.json"));
+
+  expect_loads(folder / "run", 7);
+  expect_loads(folder / "run" / "step-00000007", 7);
+  run.save(folder / "run", 8);
+  expect_loads(folder / "run", 8);
+  expect_loads(folder / "run" / "step-00000007", 7);  // still there
+  EXPECT_EQ(latest_checkpoint(folder / "run")->folder, folder / "run" / "step-00000008");
+
+  // The file is an ordinary one, with the names of the model.
+  const auto file = SafetensorsFile::open(folder / "run" / "step-00000007" / "rank-00000.safetensors");
+  EXPECT_THAT(file.names(), Contains("param.first.weight"));
+  EXPECT_THAT(file.names(), Contains("optimizer.momentum.first.weight"));
+  EXPECT_THAT(file.names(), Contains("optimizer.step.first.weight"));
+}
+
+TEST(Checkpoint, ReplacesTheSameStep) {
+  const test::TemporaryFolder folder;
+  Context context;
+  LocalRun run(context);
+  run.save(folder.path(), 7);
+  run.fill(100);
+  save_checkpoint(folder.path(), kOneRank, 7, run.parameters, &*run.optimizer, {{"position", "again"}});
+  EXPECT_EQ(run.load(folder.path()).extra.at("position"), "again");
+  run.expect_filled(100);
+  EXPECT_THAT(names_in(folder.path()), UnorderedElementsAre("step-00000007", "latest"));
+}
+
+TEST(Checkpoint, LoadsParametersAlone) {
+  const test::TemporaryFolder folder;
+  Context context;
+  LocalRun run(context);
+  run.save(folder.path(), 3);
+  LocalRun other(context);
+  other.fill(-1);
+  load_checkpoint(folder.path(), kOneRank, other.parameters, nullptr);
+  other.expect_parameters_filled(3);
+  other.expect_state_filled(-1);
+}
+
+// A child saves step 1, then dies at a stage of saving step 2: step 1, or from "latest" on step 2, is there
+// and whole.
+TEST(Checkpoint, AKillAtAnyStageLeavesAWholeCheckpoint) {
+  const std::vector<std::string> stages = {"folder", "data", "data#2", "file", "index", "renamed", "latest"};
+  for (const std::string& stage : stages) {
+    SCOPED_TRACE(stage);
+    const test::TemporaryFolder folder;
+    const auto result = test::run_in_child([&] {
+      Context context;
+      LocalRun run(context);
+      run.save(folder.path(), 1);
+      std::map<std::string, int> seen;
+      SaveOptions options;
+      options.on_stage = [&](std::string_view reached) {
+        const int times = ++seen[std::string(reached)];
+        if (stage == (times == 1 ? std::string(reached) : std::string(reached) + "#" + std::to_string(times)))
+          ::kill(::getpid(), SIGKILL);
+      };
+      run.save(folder.path(), 2, options);
+      return 0;
+    });
+    ASSERT_EQ(result.status.signal, SIGKILL) << test::to_string(result) << ": the stage was not reached";
+    // A context is made only in children: this process is to fork again.
+    EXPECT_TRUE(test::run_in_child([&] {
+                  expect_loads(folder.path(), stage == "latest" ? 2 : 1);
+                  // The next save takes away what was left and is whole.
+                  Context context;
+                  LocalRun run(context);
+                  run.save(folder.path(), 2);
+                  expect_loads(folder.path(), 2);
+                  EXPECT_THAT(names_in(folder.path()),
+                              UnorderedElementsAre("step-00000001", "step-00000002", "latest"));
+                  return 0;
+                }).ok());
+  }
+}
+
+// The same where step 2 replaces an older step 2 that `latest` names.
+TEST(Checkpoint, AKillWhileReplacingLeavesAWholeCheckpoint) {
+  for (const std::string stage : {"data", "index", "renamed"}) {
+    SCOPED_TRACE(stage);
+    const test::TemporaryFolder folder;
+    const auto result = test::run_in_child([&] {
+      Context context;
+      LocalRun run(context);
+      run.save(folder.path(), 2);
+      SaveOptions options;
+      options.on_stage = [&](std::string_view reached) {
+        if (reached == stage) ::kill(::getpid(), SIGKILL);
+      };
+      run.save(folder.path(), 2, options);
+      return 0;
+    });
+    ASSERT_EQ(result.status.signal, SIGKILL) << test::to_string(result);
+    EXPECT_TRUE(test::run_in_child([&] { return expect_loads(folder.path(), 2), 0; }).ok());
+  }
+}
+
+void expect_survives_a_failed_save(const std::filesystem::path& directory, const std::string& reason,
+                                   const std::function<void()>& before, const std::function<void()>& after) {
+  EXPECT_TRUE(test::run_in_child([&] {
+                Context context;
+                LocalRun run(context);
+                run.save(directory, 1);
+                LocalRun large(context, 1 << 18);
+                before();
+                const std::string text = error_of(ErrorCode::system, [&] { large.save(directory, 2); });
+                after();
+                EXPECT_THAT(text, AllOf(HasSubstr("save_checkpoint: cannot write"),
+                                        HasSubstr("rank-00000.safetensors"), EndsWith(reason)));
+                EXPECT_THAT(names_in(directory), UnorderedElementsAre("step-00000001", "latest"));
+                expect_loads(directory, 1);
+                run.save(directory, 2);
+                expect_loads(directory, 2);
+                return 0;
+              }).ok());
+}
+
+TEST(Checkpoint, AFileSizeLimitLeavesTheCheckpointBefore) {
+  const test::TemporaryFolder folder;
+  expect_survives_a_failed_save(
+      folder.path(), ": File too large",
+      [] {
+        std::signal(SIGXFSZ, SIG_IGN);
+        const rlimit limit{1 << 20, RLIM_INFINITY};
+        ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limit), 0);
+      },
+      [] {
+        const rlimit none{RLIM_INFINITY, RLIM_INFINITY};
+        ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
+      });
+}
+
+TEST(Checkpoint, AFullDiskLeavesTheCheckpointBefore) {
+  const test::TemporaryFolder folder;
+  if (::mount("weft-test", folder.path().c_str(), "tmpfs", 0, "size=1m") != 0)
+    GTEST_SKIP() << "a small file system cannot be mounted here (needs root)";
+  std::filesystem::create_directory(folder / "run");
+  expect_survives_a_failed_save(
+      folder / "run", ": No space left on device", [] {}, [] {});
+  EXPECT_EQ(::umount(folder.path().c_str()), 0);
+}
+
+TEST(Checkpoint, ListsEveryTensorThatDoesNotFit) {
+  const test::TemporaryFolder folder;
+  Context context;
+  LocalRun run(context);
+  run.save(folder.path(), 1);
+  LocalRun wider(context, 4);
+  wider.add_third(context, kOneRank);
+  const std::string text = error_of(ErrorCode::bad_argument, [&] { wider.load(folder.path()); });
+  EXPECT_THAT(text, HasSubstr("step-00000001 does not fit the model; missing in it ("));
+  EXPECT_THAT(text, HasSubstr("param.third f32 (2)"));
+  EXPECT_THAT(text, HasSubstr("param.first.weight f32 (2, 3), expected f32 (2, 4)"));
+  wider.expect_filled(-1);  // nothing was changed
+
+  LocalRun narrower(context);
+  narrower.parameters.pop_back();
+  const std::string extra = error_of(ErrorCode::bad_argument, [&] {
+    load_checkpoint(folder.path(), kOneRank, narrower.parameters, nullptr);
+  });
+  EXPECT_THAT(extra, EndsWith("does not fit the model; not in the model (1): param.first.weight"));
+}
+
+TEST(Checkpoint, RefusesWhatIsNoCheckpoint) {
+  const test::TemporaryFolder folder;
+  Context context;
+  LocalRun run(context);
+  const auto refusal = [&] { return error_of(ErrorCode::bad_argument, [&] { run.load(folder.path()); }); };
+  EXPECT_THAT(refusal(), EndsWith("holds no checkpoint: neither latest nor index.json"));
+  std::ofstream(folder / "latest") << "step-00000009\n";
+  EXPECT_THAT(refusal(), HasSubstr("/latest names \"step-00000009\", which is no checkpoint beside it"));
+  EXPECT_THAT(error_of(ErrorCode::bad_argument, [&] { latest_checkpoint(folder.path()); }),
+              HasSubstr("step-00000009"));
+
+  run.save(folder.path(), 1);
+  const auto index_path = folder / "step-00000001" / "index.json";
+  const auto sound = nlohmann::json::parse(text_of(index_path));
+  const auto with = [&](const std::function<void(nlohmann::json&)>& change) {
+    nlohmann::json index = sound;
+    change(index);
+    std::ofstream(index_path) << index.dump();
+    return refusal();
+  };
+  EXPECT_THAT(with([](auto& i) { i["format"] = "other"; }),
+              HasSubstr("index.json: \"format\" is not \"weft checkpoint\""));
+  EXPECT_THAT(with([](auto& i) { i["version"] = 2; }),
+              HasSubstr("index.json: has version 2; this build reads 1"));
+  EXPECT_THAT(with([](auto& i) { i.erase("step"); }), HasSubstr("index.json: is no index: "));
+  EXPECT_THAT(
+      with([](auto& i) { i["tensors"]["param.second"]["parts"][0]["offset"] = {1}; }),
+      HasSubstr(
+          "the part of \"param.second\" in rank-00000.safetensors is (5) at (1), outside of the whole (5)"));
+  EXPECT_THAT(with([](auto& i) { i["tensors"]["param.second"]["parts"][0]["shape"] = {4}; }),
+              HasSubstr("the 1 parts of \"param.second\" have 4 elements; expected 5 (shape (5))"));
+  EXPECT_THAT(with([](auto& i) {
+                i["tensors"]["param.second"]["shape"] = {1, 5};
+                i["tensors"]["param.second"]["parts"][0]["shape"] = {1, 5};
+                i["tensors"]["param.second"]["parts"][0]["offset"] = {0, 0};
+              }),
+              HasSubstr("param.second f32 (1, 5), expected f32 (5)"));
+  std::ofstream(index_path) << "{";
+  EXPECT_THAT(refusal(), HasSubstr("index.json: is no index: "));
+
+  // An index that is sound by itself, but not what the file holds.
+  std::ofstream(index_path) << sound.dump();
+  const std::vector<float> four(4);
+  const std::vector<SafetensorsEntry> entries = {{"param.second", view(four)}};
+  write_safetensors(folder / "step-00000001" / "rank-00000.safetensors", entries);
+  EXPECT_THAT(refusal(), HasSubstr("has param.second as f32 (4); the index says f32 (5)"));
+}
+
+TEST(Checkpoint, RefusesToSaveNonsense) {
+  const test::TemporaryFolder folder;
+  Context context;
+  LocalRun run(context);
+  EXPECT_EQ(error_of(ErrorCode::bad_argument, [&] { run.save(folder.path(), -1); }),
+            "save_checkpoint: step is -1; expected 0 or more");
+  std::vector<Parameter*> twice = {run.parameters[0], run.parameters[0]};
+  EXPECT_EQ(
+      error_of(ErrorCode::bad_argument, [&] { save_checkpoint(folder.path(), kOneRank, 1, twice, nullptr); }),
+      "save_checkpoint: two parameters have the path second");
+  std::vector<Parameter*> one = {run.parameters[0]};
+  EXPECT_THAT(error_of(ErrorCode::bad_argument,
+                       [&] { save_checkpoint(folder.path(), kOneRank, 1, one, &*run.optimizer); }),
+              HasSubstr("the optimizer has state of first.weight, which is not among the parameters"));
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}}, 0);
+  EXPECT_EQ(
+      error_of(ErrorCode::layout, [&] { save_checkpoint(folder.path(), mesh, 1, run.parameters, nullptr); }),
+      "save_checkpoint: second is a plain tensor; on dp=2 it needs a layout");
+  std::ofstream(folder / "file") << "";
+  EXPECT_THAT(error_of(ErrorCode::system, [&] { run.save(folder / "file" / "run", 1); }),
+              AllOf(HasSubstr("save_checkpoint: "), HasSubstr("/file/run: Not a directory")));
+}
+
+}  // namespace
+}  // namespace weft
