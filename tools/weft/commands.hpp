@@ -20,4 +20,9 @@ using Body = std::function<int()>;
 /// `program`: the words after "--", which are not weft's to parse.
 void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chosen);
 
+/// `words`: all of the command line, for starting ranks with the same flags.
+void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chosen);
+void add_parity(CLI::App& app, Body& chosen);
+void add_doctor(CLI::App& app, Body& chosen);
+
 }  // namespace weft::tools

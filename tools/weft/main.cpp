@@ -22,6 +22,11 @@ int run(const std::vector<std::string>& words) {
   app.require_subcommand(1);
   weft::tools::Body chosen;
   weft::tools::add_run(app, program, chosen);
+#ifdef WEFT_HAVE_TRAIN
+  weft::tools::add_train(app, words, chosen);
+  weft::tools::add_parity(app, chosen);
+#endif
+  weft::tools::add_doctor(app, chosen);
   try {
     app.parse(std::vector<std::string>(std::make_reverse_iterator(dashes), words.rend()));  // last word first
     if (!program.empty() && !app.got_subcommand("run")) throw CLI::ExtrasError({"--"});

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "weft/base/env.hpp"
+
 namespace weft::tools {
 namespace {
 
@@ -19,14 +21,20 @@ std::string minutes(double seconds) {
   return fmt::format("{}:{:02}", s / 60, s % 60);
 }
 
+// Ranks write into pipes; the launcher tells what its own output is.
+bool on_terminal() {
+  const auto told = env::get("WEFT_TERMINAL");
+  return told ? *told == "1" : isatty(STDOUT_FILENO) != 0;
+}
+
 }  // namespace
 
 ProgressBar::ProgressBar(const std::string& style, std::int64_t first, std::int64_t until)
-    : style_(style == "bar"               ? Style::bar
-             : style == "lines"           ? Style::lines
-             : style == "none"            ? Style::none
-             : isatty(STDOUT_FILENO) != 0 ? Style::bar
-                                          : Style::lines),
+    : style_(style == "bar"     ? Style::bar
+             : style == "lines" ? Style::lines
+             : style == "none"  ? Style::none
+             : on_terminal()    ? Style::bar
+                                : Style::lines),
       first_(first),
       until_(until),
       began_(Clock::now()) {}

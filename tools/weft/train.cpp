@@ -1,6 +1,5 @@
 // weft train: the worked example. A byte-level transformer on real text, over any mesh dp x tp.
 #include <fmt/format.h>
-#include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -134,9 +133,6 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
         } else if (!words[i].starts_with("--ranks=")) {
           command.push_back(words[i]);
         }
-      }
-      if (flags->progress == "auto") {
-        command.insert(command.end(), {"--progress", isatty(STDOUT_FILENO) ? "bar" : "lines"});
       }
       return launch({.ranks = flags->ranks, .tag_output = false}, command);
     };

@@ -34,7 +34,7 @@ void each_flag(TrainConfig& c, const Visit& visit) {
 }  // namespace
 
 void add_train_flags(CLI::App& sub, TrainConfig& config) {
-  sub.add_option("--text", config.text, "Text to learn")->capture_default_str();
+  sub.add_option("--text", config.text, "Text to learn")->check(CLI::ExistingFile)->capture_default_str();
   each_flag(config, [&](const char* flag, auto& member, const char* help) {
     sub.add_option(flag, member, help)->capture_default_str();
   });

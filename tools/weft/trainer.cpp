@@ -18,6 +18,12 @@ std::uint64_t fingerprint(const std::vector<unsigned char>& text) {
   return h;
 }
 
+BuildOptions build_options(const TrainConfig& config) {
+  BuildOptions options;
+  options.seed = config.seed;
+  return options;
+}
+
 [[noreturn]] void wrong(const std::string& text) { throw Error(ErrorCode::bad_argument, "train: " + text); }
 
 }  // namespace
@@ -63,7 +69,7 @@ Trainer::Trainer(ProcessGroup& group, const TrainConfig& config)
       text_(read_text(config.text, config.sequence + 2)),
       compute_(context_, config.threads),
       parts_(build_parallel_model(config.model, DeviceMesh(group, config.check(group.size())),
-                                  {.seed = config.seed})),
+                                  build_options(config))),
       schedule_{config.peak_lr, config.floor_lr, config.warmup, config.steps},
       sampler_(parts_.data, static_cast<std::int64_t>(text_.size()) - config.sequence, config.global_batch,
                config.seed) {
