@@ -164,6 +164,8 @@ TEST(Frame, NamesBothPathsWhenBackwardDoesNotMirrorForward) {
             "frame: backward of \"first\", but the newest entry is of \"second\": backward must run in the "
             "reverse order of "
             "forward");
+  frame.clear();
+  EXPECT_TRUE(frame.empty());
   Frame fresh(bench.compute);
   EXPECT_EQ(error_of([&] { pair.second.backward(x, fresh); }, ErrorCode::bad_argument),
             "frame: backward of \"second\", but the Frame is empty: its forward did not run on this Frame, "

@@ -69,6 +69,8 @@ class Frame {
   /// of "layers.1.mlp" reached, but the newest entry is of "norm"…"), where none is left, or on an inference
   /// Frame.
   Tensors pop(const Module& of);
+  /// Forgets everything: after a forward pass that threw, or that no backward will follow.
+  void clear() noexcept { entries_.clear(); }
 
  private:
   struct Entry {
