@@ -51,20 +51,27 @@ apt_get() {
     --no-install-recommends "$command" "$@" </dev/null
 }
 
-# build PRESET [TARGET...]: configures and builds it; prints output only where something goes wrong.
+# build PRESET [TARGET...]: configures and builds it. On a terminal it shows how far it is; elsewhere it prints output only where
+# something goes wrong.
 build() {
-  local preset=$1 log target started=$SECONDS
+  local preset=$1 log target status=0 started=$SECONDS
   shift
   local targets=()
   for target in "$@"; do targets+=(--target "$target"); done
-  echo "building $preset ..."
   log=$(mktemp)
-  if ! { cmake --preset "$preset" -S "$weft_root" && cmake --build "$weft_root/build/$preset" -j "$(nproc)" "${targets[@]}"; } \
-    >"$log" 2>&1; then
-    grep -v '^\[[0-9]*/[0-9]*\] \(Building\|Linking\)' "$log" | tail -n 80 >&2
-    rm -f "$log"
-    return 1
+  cmake --preset "$preset" -S "$weft_root" >"$log" 2>&1 || status=1
+  if [ "$status" -eq 0 ]; then
+    echo "building $preset ..."
+    local command=(cmake --build "$weft_root/build/$preset" -j "$(nproc)" "${targets[@]}")
+    if [ -t 1 ]; then
+      "${command[@]}" && rm -f "$log" && echo "built $preset in $((SECONDS - started)) s"
+      return
+    fi
+    "${command[@]}" >"$log" 2>&1 || status=1
+  fi
+  if [ "$status" -ne 0 ]; then grep -v '^\[[0-9]*/[0-9]*\] \(Building\|Linking\)' "$log" | tail -n 80 >&2; else
+    echo "built $preset in $((SECONDS - started)) s"
   fi
   rm -f "$log"
-  echo "built $preset in $((SECONDS - started)) s"
+  return "$status"
 }
