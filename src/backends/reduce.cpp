@@ -33,12 +33,13 @@ bool has_f16c() noexcept {
 }
 #endif
 
+[[gnu::noinline]] const ReduceIsa* choose() noexcept {
+  const ReduceIsa* all[3];
+  runnable_reduce_isas(all);
+  return all[0];
+}
 const ReduceIsa& best() noexcept {
-  static const ReduceIsa* const chosen = [] {
-    const ReduceIsa* all[3];
-    runnable_reduce_isas(all);
-    return all[0];
-  }();
+  static const ReduceIsa* const chosen = choose();
   return *chosen;
 }
 
@@ -54,14 +55,25 @@ void fence() noexcept {
 }
 
 // Results beyond the shared cache: a block at a time is reduced into a buffer in the first-level cache and
-// written from there around the caches. Blocks end where the first output is aligned to a cache line.
-constexpr int kStreamBlock = 4096;   // bytes
+// written from there around the caches. Blocks end where the first output is aligned to a cache line. They
+// are short, so that the CPU reads the next one while it still writes this one; prefetching instead makes it
+// three times slower.
+constexpr int kStreamBlock = 1024;   // bytes
 constexpr int kStreamInputs = 64;    // more are reduced in the ordinary way
 constexpr int kStreamLeast = 65536;  // bytes; smaller results gain nothing
 
-void reduce_streaming(const ReduceIsa& isa, ReduceKernel kernel, std::int64_t element_bytes,
-                      std::span<const std::byte* const> in, std::span<std::byte* const> out,
-                      std::int64_t count) noexcept {
+// An output that is also an input is in the cache by the time it is written: going around it then costs twice
+// the time.
+[[gnu::noinline]] bool worth_streaming(std::span<const std::byte* const> in, std::span<std::byte* const> out,
+                                       std::int64_t bytes) noexcept {
+  if (bytes < kStreamLeast || in.size() > kStreamInputs || out.empty()) return false;
+  return std::none_of(out.begin(), out.end(),
+                      [&](const std::byte* o) { return std::find(in.begin(), in.end(), o) != in.end(); });
+}
+
+[[gnu::noinline]] void reduce_streaming(const ReduceIsa& isa, ReduceKernel kernel, std::int64_t element_bytes,
+                                        std::span<const std::byte* const> in, std::span<std::byte* const> out,
+                                        std::int64_t count) noexcept {
   alignas(64) std::byte block[kStreamBlock];
   std::byte* const block_out[1] = {block};
   const std::byte* in_here[kStreamInputs];
@@ -103,11 +115,9 @@ void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> in, std:
   const ReduceIsa& isa = best();
   const ReduceKernel kernel = kernel_of(isa, dtype, op);
   const int n = static_cast<int>(in.size()), outs = static_cast<int>(out.size());
-  if (stream && count * size_bytes(dtype) >= kStreamLeast && n <= kStreamInputs && outs > 0) {
-    reduce_streaming(isa, kernel, size_bytes(dtype), in, out, count);
-  } else {
-    kernel(in.data(), n, out.data(), outs, count);
-  }
+  if (stream && worth_streaming(in, out, count * size_bytes(dtype))) [[unlikely]]
+    return reduce_streaming(isa, kernel, size_bytes(dtype), in, out, count);
+  kernel(in.data(), n, out.data(), outs, count);
 }
 
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes, bool stream) noexcept {

@@ -131,6 +131,9 @@ struct F16 {
   template <int W>
   static WEFT_INLINE Vec<float, W> widen(Vec<std::uint16_t, W> x) {
 #if defined(__F16C__)
+    if constexpr (W == 1) return _cvtsh_ss(x);
+    if constexpr (W == 4)
+      return bits_as<Vec<float, W>>(_mm_cvtph_ps(_mm_cvtsi64_si128(bits_as<long long>(x))));
     if constexpr (W == 8) return bits_as<Vec<float, W>>(_mm256_cvtph_ps(bits_as<__m128i>(x)));
 #endif
 #if defined(__AVX512F__)
@@ -151,14 +154,16 @@ struct F16 {
   template <int W>
   static WEFT_INLINE Vec<std::uint16_t, W> narrow(Vec<float, W> x) {
 #if defined(__F16C__)
-    if constexpr (W == 8)
-      return bits_as<Vec<std::uint16_t, W>>(
-          _mm256_cvtps_ph(bits_as<__m256>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    using Halves = Vec<std::uint16_t, W>;
+    if constexpr (W == 1) return _cvtss_sh(x, kNearest);
+    if constexpr (W == 4)
+      return bits_as<Halves>(_mm_cvtsi128_si64(_mm_cvtps_ph(bits_as<__m128>(x), kNearest)));
+    if constexpr (W == 8) return bits_as<Halves>(_mm256_cvtps_ph(bits_as<__m256>(x), kNearest));
 #endif
 #if defined(__AVX512F__)
     if constexpr (W == 16)
-      return bits_as<Vec<std::uint16_t, W>>(
-          _mm512_maskz_cvtps_ph(0xffff, bits_as<__m512>(x), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+      return bits_as<Halves>(_mm512_maskz_cvtps_ph(0xffff, bits_as<__m512>(x), kNearest));
 #endif
     using Int = Vec<std::int32_t, W>;
     const auto u = bits_as<Int>(x);
