@@ -25,6 +25,8 @@ Kind kind_of(const Placement& placement) {
   return kUnknown;
 }
 
+ReduceOp reduction(std::int64_t kind) { return kind == kAvg ? ReduceOp::avg : ReduceOp::sum; }
+
 }  // namespace
 
 struct GradientAverager::Slot {
@@ -80,9 +82,8 @@ void GradientAverager::expect_partial(std::size_t index) {
                     what, to_string(placement), axis_.name(), axis_.size()));
   if (slot.kind != kUnknown && slot.kind != kind)
     throw Error(ErrorCode::layout,
-                fmt::format("{} is {} on {}={}; in the passes before it was the other of sum and "
-                            "avg",
-                            what, to_string(placement), axis_.name(), axis_.size()));
+                fmt::format("{} is {} on {}={}; in the passes before it was Partial({})", what,
+                            to_string(placement), axis_.name(), axis_.size(), name(reduction(slot.kind))));
   slot.kind = kind;
 }
 
@@ -113,8 +114,7 @@ void GradientAverager::became_final(std::size_t index) {
 void GradientAverager::post_ready() {
   for (; posted_ < buckets_.size() && buckets_[posted_].pending == 0; ++posted_) {
     Bucket& bucket = buckets_[posted_];
-    bucket.work = axis_.group().all_reduce(bucket.memory, bucket.memory,
-                                           {.op = bucket.kind == kAvg ? ReduceOp::avg : ReduceOp::sum});
+    bucket.work = axis_.group().all_reduce(bucket.memory, bucket.memory, {.op = reduction(bucket.kind)});
   }
 }
 
@@ -155,7 +155,7 @@ GradientAverager::Agreement GradientAverager::agree() {
             Failure{ErrorCode::mismatch,
                     fmt::format("averager: the gradient of \"{}\" is Partial({}) on {} rank {}, not on a "
                                 "rank before it",
-                                path, kinds[i] == kAvg ? "avg" : "sum", axis_.name(), rank),
+                                path, name(reduction(kinds[i])), axis_.name(), rank),
                     Op::none,
                     kNoCall,
                     {static_cast<int>(rank)}});
@@ -202,8 +202,7 @@ std::vector<std::size_t> GradientAverager::unused_here() const {
 void GradientAverager::put_zeros(std::size_t index) {
   Parameter& parameter = *slots_[index].parameter;
   LayoutRef layout = parameter.value().layout();
-  if (axis_.size() > 1)
-    layout = layout->with(axis_, Partial{slots_[index].kind == kAvg ? ReduceOp::avg : ReduceOp::sum});
+  if (axis_.size() > 1) layout = layout->with(axis_, Partial{reduction(slots_[index].kind)});
   for (int use = 0; use < parameter.uses(); ++use)
     parameter.accumulate(layout, [](const Tensor& into, bool) {
       std::memset(into.data(), 0, static_cast<std::size_t>(into.bytes()));

@@ -283,10 +283,9 @@ TEST(Averager, WhatIsNotPartialIsRefused) {
     bench.zero();
     bench.use_one(0, 0);
     averager.finish();
-    EXPECT_EQ(text(bench.partial(0, ReduceOp::avg)),
-              "averager: the gradient of \"p0\" is Partial(avg) on dp=2; in the passes before it was the "
-              "other of sum "
-              "and avg");
+    EXPECT_EQ(
+        text(bench.partial(0, ReduceOp::avg)),
+        "averager: the gradient of \"p0\" is Partial(avg) on dp=2; in the passes before it was Partial(sum)");
   });
 }
 

@@ -23,8 +23,9 @@ namespace {
 using test::Rank;
 using test::Ranks;
 
-const MeshShape kMeshes[] = {
-    {{"dp", 2}, {"tp", 1}}, {{"dp", 1}, {"tp", 2}}, {{"dp", 2}, {"tp", 2}}, {{"dp", 1}, {"tp", 4}}};
+// dp 4 cuts the six samples of a batch unevenly.
+const MeshShape kMeshes[] = {{{"dp", 2}, {"tp", 1}}, {{"dp", 3}, {"tp", 1}}, {{"dp", 4}, {"tp", 1}},
+                             {{"dp", 1}, {"tp", 2}}, {{"dp", 2}, {"tp", 2}}, {{"dp", 1}, {"tp", 4}}};
 
 constexpr std::int64_t kBatch = 6, kSequence = 8;
 
