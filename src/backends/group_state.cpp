@@ -63,7 +63,8 @@ GroupState::~GroupState() {
 
 void GroupState::release() noexcept {
   if (owners_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  if (failed() && !context.forked() && !quiesce(kDropQuiesce)) {
+  if (context.forked()) return;  // the parent's: locks may be held for ever, shared memory is not mapped
+  if (failed() && !quiesce(kDropQuiesce)) {
     // A stopped peer may still write into memory that this group lent it. The group stays, so that the arena
     // never gives that memory to anybody else.
     context.log().write(
@@ -103,6 +104,7 @@ Work GroupState::submit(const Call& call) {
   check(call, backend_->traits(), member.rank, member.size, member.name);
   const OpRow r = row(call.op);
   const bool has_in = !call.in.empty(), has_out = !call.out.empty();
+  if (failed()) throw_failure();
   if (member.size == 1 && r.collective) {  // nobody to meet: one local step, no ring
     if (has_out && call.out[0].count() > 0) {
       const std::byte* const in = call.in[0].data;
@@ -115,15 +117,14 @@ Work GroupState::submit(const Call& call) {
     }
     return {};
   }
-  if (failed()) throw_failure();
   own();
   if (free_ == 0) {
     disown();
     const Duration limit = call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline;
-    bool got = false;
+    bool got = false;  // a free slot, and the group is ours
     drive_until(
         [&] {
-          if (failed()) return true;
+          if (got || failed()) return true;
           own();
           got = free_ != 0;
           if (!got) disown();

@@ -58,7 +58,7 @@ class GroupState final : public Driven, public BlockHolder {
  private:
   struct alignas(64) Slot {
     std::atomic<std::uint32_t> generation{0};  // moves on when the call is done
-    std::uint32_t record = 0;
+    std::uint64_t record = 0;
     bool waited = false;  // a poll has failed: the deadline's clock runs
     Duration deadline{};
     Clock::time_point expires{};

@@ -93,6 +93,7 @@ Work ProcessGroup::recv(TensorView out, int src, const CallOptions& options) {
 }
 
 ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> ranks) {
+  context().check_fork("subgroup");
   const auto wrong = [&](const std::string& text) {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("subgroup \"{}\": {} [group \"{}\", rank {}]", name, text, this->name(), rank()));
@@ -118,8 +119,16 @@ ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> 
       new GroupState(context(), state_->factory, m, state_->next_token(name, ranks), state_->ranks_here));
 }
 
-void ProcessGroup::abort(std::string_view why) { state_->abort(why); }
-bool ProcessGroup::quiesce(Duration limit) { return state_->quiesce(limit); }
+void ProcessGroup::abort(std::string_view why) {
+  context().check_fork("abort");
+  state_->abort(why);
+}
+
+bool ProcessGroup::quiesce(Duration limit) {
+  context().check_fork("quiesce");
+  return state_->quiesce(limit);
+}
+
 std::string ProcessGroup::trace_json() const { return state_->recorder.json(name(), rank(), size()); }
 
 }  // namespace weft

@@ -16,8 +16,8 @@ std::string Recorder::json(const std::string& group, int rank, int size) const {
   }
   std::string out =
       fmt::format("{{\"group\": \"{}\", \"rank\": {}, \"size\": {}, \"calls\": [", escaped, rank, size);
-  const std::uint32_t next = next_.load(std::memory_order_relaxed), n = std::min(next, kEntries);
-  for (std::uint32_t k = 0; k < n; ++k) {
+  const std::uint64_t next = next_.load(std::memory_order_acquire), n = std::min(next, kEntries);
+  for (std::uint64_t k = 0; k < n; ++k) {
     const Entry& e = entries_[(next - n + k) % kEntries];
     const std::uint64_t word = e.word.load(std::memory_order_relaxed);
     const Op op = static_cast<Op>(word & 0xff);

@@ -14,14 +14,13 @@ namespace weft {
 
 class Recorder {
  public:
-  static constexpr std::uint32_t kEntries = 1024;
+  static constexpr std::uint64_t kEntries = 1024;
   enum class State : std::uint8_t { pending, done, failed };
 
-  /// Notes a call; returns its entry for finished().
-  std::uint32_t posted(const OpState& s) noexcept {
-    const std::uint32_t next = next_.load(std::memory_order_relaxed), index = next % kEntries;
-    next_.store(next + 1, std::memory_order_relaxed);
-    Entry& e = entries_[index];
+  /// Notes a call; returns its number for finished().
+  std::uint64_t posted(const OpState& s) noexcept {
+    const std::uint64_t number = next_.load(std::memory_order_relaxed);
+    Entry& e = entries_[number % kEntries];
     const std::uint64_t word =
         static_cast<std::uint64_t>(s.op) | static_cast<std::uint64_t>(s.dtype) << 8 |
         static_cast<std::uint64_t>(s.reduce.kind) << 16 | static_cast<std::uint64_t>(State::pending) << 24 |
@@ -31,11 +30,13 @@ class Recorder {
     e.count.store(s.in_count > s.out_count ? s.in_count : s.out_count, std::memory_order_relaxed);
     e.posted.store(tick(), std::memory_order_relaxed);
     e.finished.store(0, std::memory_order_relaxed);
-    return index;
+    next_.store(number + 1, std::memory_order_release);
+    return number;
   }
   /// `waited`: the call went through the slow path, so that a clock reading costs nothing that matters.
-  void finished(std::uint32_t index, State state, bool waited) noexcept {
-    Entry& e = entries_[index];
+  void finished(std::uint64_t number, State state, bool waited) noexcept {
+    if (next_.load(std::memory_order_relaxed) - number > kEntries) return;  // a later call has its entry
+    Entry& e = entries_[number % kEntries];
     const std::uint64_t word = e.word.load(std::memory_order_relaxed) & ~(std::uint64_t{0xff} << 24);
     e.word.store(word | static_cast<std::uint64_t>(state) << 24, std::memory_order_relaxed);
     if (waited) e.finished.store(tick(), std::memory_order_relaxed);
@@ -52,7 +53,7 @@ class Recorder {
     std::atomic<std::int64_t> count{0};
   };
   std::array<Entry, kEntries> entries_;
-  std::atomic<std::uint32_t> next_{0};
+  std::atomic<std::uint64_t> next_{0};  // calls noted so far
   TickScale scale_;
 };
 

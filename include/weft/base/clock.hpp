@@ -11,7 +11,11 @@ using Duration = std::chrono::nanoseconds;
 /// A point in time after which a wait gives up. Cheap to copy; `Deadline::never()` does not pass.
 class Deadline {
  public:
-  static Deadline after(Duration d) { return Deadline(Clock::now() + d); }
+  /// A duration that leads past the end of the clock: never.
+  static Deadline after(Duration d) {
+    const auto now = Clock::now();
+    return Deadline(d < Clock::time_point::max() - now ? now + d : Clock::time_point::max());
+  }
   static Deadline at(Clock::time_point t) { return Deadline(t); }
   static Deadline never() { return Deadline(Clock::time_point::max()); }
 

@@ -1,0 +1,404 @@
+// Point to point over the shm backend: eager and large messages, in memory that is shared and memory that is
+// not, in every order that must not deadlock.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <thread>
+
+#include "backends/shm/control.hpp"
+#include "support/run_ranks.hpp"
+#include "support/values.hpp"
+#include "weft/base/tensor.hpp"
+
+namespace weft::test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr std::int64_t kEager = shm::kEagerBytes, kStream = shm::kStreamBytes, kChunk = shm::kChunkBytes;
+
+struct Setting {
+  Ranks kind;
+  Memory memory;
+};
+
+class Messages : public testing::TestWithParam<Setting> {
+ protected:
+  static Tensor empty(Rank& r, std::int64_t count, DType dtype = DType::u8) {
+    const Tensor t(r.context, Shape{count}, dtype, GetParam().memory);
+    for (std::int64_t i = 0; i < count; ++i) store(t, i, 77);
+    return t;
+  }
+  // `seed` tells messages apart.
+  static Tensor filled(Rank& r, std::int64_t count, int seed, DType dtype = DType::u8) {
+    const Tensor t = empty(r, count, dtype);
+    for (std::int64_t i = 0; i < count; ++i) store(t, i, value(seed, i) + 10 * (seed % 5));
+    return t;
+  }
+  static void expect_filled(const Tensor& t, int seed) {
+    for (std::int64_t i = 0; i < t.count(); ++i)
+      ASSERT_EQ(load(t, i), value(seed, i) + 10 * (seed % 5)) << "message " << seed << " [" << i << "]";
+  }
+  static void run(int n, const std::function<void(Rank&)>& body, const RankOptions& options = {}) {
+    run_ranks(GetParam().kind, n, body, options);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Shm, Messages,
+                         testing::Values(Setting{Ranks::threads, Memory::local},
+                                         Setting{Ranks::processes, Memory::shared},
+                                         Setting{Ranks::processes, Memory::local}),
+                         [](const auto& setting) {
+                           return to_string(setting.param.kind) +
+                                  (setting.param.memory == Memory::shared ? "_shared" : "_foreign");
+                         });
+
+TEST_P(Messages, EverySizeBothWays) {
+  run(2, [](Rank& r) {
+    for (const std::int64_t bytes :
+         {std::int64_t{0}, std::int64_t{1}, std::int64_t{31}, kEager, kEager + 1, kStream, kStream + 1,
+          kChunk + 1, std::int64_t{1} << 20, std::int64_t{8} << 20}) {
+      for (const int from : {0, 1}) {
+        if (r.rank == from) {
+          const Tensor t = filled(r, bytes, from + 1);
+          r.group().send(t, 1 - from).wait();
+        } else {
+          const Tensor t = empty(r, bytes);
+          r.group().recv(t, from).wait();
+          expect_filled(t, from + 1);
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Messages, EveryDtype) {
+  run(2, [](Rank& r) {
+    for (int d = 0; d < kDTypeCount; ++d) {
+      const auto dtype = static_cast<DType>(d);
+      for (const std::int64_t count : {3, 9000}) {
+        const Tensor sent = empty(r, count, dtype), got = empty(r, count, dtype);
+        for (std::int64_t i = 0; i < count; ++i) store(sent, i, value(0, i));
+        if (r.rank == 0) {
+          r.group().send(sent, 1).wait();
+        } else {
+          r.group().recv(got, 0).wait();
+          for (std::int64_t i = 0; i < count; ++i) ASSERT_EQ(load(got, i), load(sent, i)) << name(dtype);
+        }
+      }
+    }
+  });
+}
+
+TEST_P(Messages, TagsInAnyOrder) {
+  run(2, [](Rank& r) {
+    constexpr int kTags = 12;
+    const auto bytes = [](int tag) { return tag % 3 == 0 ? kEager + 100 + tag : std::int64_t{tag}; };
+    std::vector<Tensor> tensors;
+    std::vector<Work> works;
+    for (int k = 0; k < kTags; ++k) {
+      const int tag = r.rank == 0 ? k : (k * 7 + 5) % kTags;
+      tensors.push_back(r.rank == 0 ? filled(r, bytes(tag), tag) : empty(r, bytes(tag)));
+      works.push_back(r.rank == 0 ? r.group().send(tensors.back(), 1, {.tag = tag})
+                                  : r.group().recv(tensors.back(), 0, {.tag = tag}));
+    }
+    for (Work& w : works) w.wait();
+    if (r.rank == 1)
+      for (int k = 0; k < kTags; ++k)
+        expect_filled(tensors[static_cast<std::size_t>(k)], (k * 7 + 5) % kTags);
+  });
+}
+
+TEST_P(Messages, OfOneTagKeepTheirOrder) {
+  run(2, [](Rank& r) {
+    const auto bytes = [](int k) { return k % 2 ? kEager * 3 + k : std::int64_t{k}; };
+    std::vector<Tensor> tensors;
+    std::vector<Work> works;
+    for (int k = 0; k < 50; ++k) {
+      tensors.push_back(r.rank == 0 ? filled(r, bytes(k), k) : empty(r, bytes(k)));
+      works.push_back(r.rank == 0 ? r.group().send(tensors.back(), 1) : r.group().recv(tensors.back(), 0));
+    }
+    for (auto w = works.rbegin(); w != works.rend(); ++w) w->wait();
+    if (r.rank == 1)
+      for (int k = 0; k < 50; ++k) expect_filled(tensors[static_cast<std::size_t>(k)], k);
+  });
+}
+
+TEST_P(Messages, BothSendLargeThenReceiveThenWait) {
+  run(2, [](Rank& r) {
+    for (const std::int64_t bytes : {kEager + 1, std::int64_t{3} << 20}) {
+      const Tensor out = filled(r, bytes, r.rank), in = empty(r, bytes);
+      Work send = r.group().send(out, 1 - r.rank);
+      Work recv = r.group().recv(in, 1 - r.rank);
+      send.wait();
+      recv.wait();
+      expect_filled(in, 1 - r.rank);
+    }
+  });
+}
+
+TEST_P(Messages, ToItself) {
+  for (const int n : {1, 2}) {
+    run(n, [](Rank& r) {
+      for (const std::int64_t bytes : {std::int64_t{0}, std::int64_t{5}, kEager + 1, std::int64_t{1} << 20}) {
+        for (const bool send_first : {true, false}) {
+          const Tensor out = filled(r, bytes, r.rank + 1), in = empty(r, bytes);
+          Work first =
+              send_first ? r.group().send(out, r.rank, {.tag = 3}) : r.group().recv(in, r.rank, {.tag = 3});
+          Work second =
+              send_first ? r.group().recv(in, r.rank, {.tag = 3}) : r.group().send(out, r.rank, {.tag = 3});
+          first.wait();
+          second.wait();
+          expect_filled(in, r.rank + 1);
+        }
+      }
+    });
+  }
+}
+
+// More than the ring of letters holds, while the receiver's thoughts are elsewhere: in a barrier.
+TEST_P(Messages, ManySmallSendsWhileTheReceiverIsInABarrier) {
+  run(2, [](Rank& r) {
+    constexpr int kCount = 200;
+    if (r.rank == 0) {
+      for (int k = 0; k < kCount; ++k) {
+        const Tensor t = filled(r, k % 50, k);
+        r.group().send(t, 1, {.tag = k % 3}).wait();
+      }
+      r.group().barrier().wait();
+    } else {
+      r.group().barrier().wait();
+      for (int k = 0; k < kCount; ++k) {
+        const Tensor t = empty(r, k % 50);
+        r.group().recv(t, 0, {.tag = k % 3}).wait();
+        expect_filled(t, k);
+      }
+    }
+  });
+}
+
+TEST_P(Messages, AllPairsAtOnce) {
+  run(4, [](Rank& r) {
+    for (int round = 0; round < 10; ++round) {
+      std::vector<Tensor> sent, got;
+      std::vector<Work> works;
+      const auto bytes = [&](int from, int to, int tag) {
+        return (from * 31 + to * 17 + tag * 5 + round) % 4 == 0 ? std::int64_t{70000} + from : 100 + to + tag;
+      };
+      const auto seed = [](int from, int to, int tag) { return from * 12 + to * 3 + tag; };
+      for (int tag = 0; tag < 3; ++tag) {
+        for (int peer = 0; peer < 4; ++peer) {  // itself too
+          sent.push_back(filled(r, bytes(r.rank, peer, tag), seed(r.rank, peer, tag)));
+          got.push_back(empty(r, bytes(peer, r.rank, tag)));
+          works.push_back(r.group().send(sent.back(), peer, {.tag = tag}));
+          works.push_back(r.group().recv(got.back(), peer, {.tag = tag}));
+        }
+      }
+      for (std::size_t k = 0; k < works.size(); ++k)
+        works[(k * 11 + static_cast<std::size_t>(r.rank)) % 24].wait();
+      for (int k = 0; k < 12; ++k)
+        expect_filled(got[static_cast<std::size_t>(k)], seed(k % 4, r.rank, k / 4));
+    }
+  });
+}
+
+TEST_P(Messages, OthersNeedDoNothing) {
+  run(4, [](Rank& r) {
+    r.group();
+    if (r.rank < 2) {
+      for (const std::int64_t bytes : {std::int64_t{8}, std::int64_t{1} << 20}) {
+        const Tensor t = r.rank == 0 ? filled(r, bytes, 4) : empty(r, bytes);
+        (r.rank == 0 ? r.group().send(t, 1) : r.group().recv(t, 0)).wait();
+        expect_filled(t, 4);
+      }
+    }
+    r.meet("end");
+  });
+}
+
+// As many large messages in flight as a group has room for, received in the reverse order: at once, then one
+// by one.
+TEST_P(Messages, SixtyLargeInReverse) {
+  run(2, [](Rank& r) {
+    constexpr int kCount = 60;
+    for (const bool at_once : {true, false}) {
+      std::vector<Tensor> tensors;
+      std::vector<Work> works;
+      for (int k = 0; k < kCount; ++k) {
+        const int tag = r.rank == 0 ? k : kCount - 1 - k;
+        tensors.push_back(r.rank == 0 ? filled(r, 20000 + 3000 * (tag % 5), tag)
+                                      : empty(r, 20000 + 3000 * (tag % 5)));
+        works.push_back(r.rank == 0 ? r.group().send(tensors.back(), 1, {.tag = tag})
+                                    : r.group().recv(tensors.back(), 0, {.tag = tag}));
+        if (r.rank == 1 && !at_once) works.back().wait();
+      }
+      for (Work& w : works) w.wait();
+      if (r.rank == 1)
+        for (int k = 0; k < kCount; ++k) expect_filled(tensors[static_cast<std::size_t>(k)], kCount - 1 - k);
+    }
+  });
+}
+
+TEST_P(Messages, AmongCollectives) {
+  run(3, [](Rank& r) {
+    for (int round = 0; round < 30; ++round) {
+      const std::int64_t bytes = round % 3 == 0 ? 30000 : 60, count = round % 4 == 0 ? 5000 : 9;
+      const int next = (r.rank + 1) % 3, before = (r.rank + 2) % 3;
+      const Tensor sent = filled(r, bytes, r.rank + round), got = empty(r, bytes),
+                   sum = empty(r, count, DType::f32);
+      for (std::int64_t i = 0; i < count; ++i) store(sum, i, value(r.rank, i));
+      Work recv = r.group().recv(got, before, {.tag = round});
+      Work reduce = r.group().all_reduce(sum, sum);
+      Work send = r.group().send(sent, next, {.tag = round});
+      if ((round + r.rank) % 2) recv.wait();
+      reduce.wait();
+      send.wait();
+      recv.wait();
+      expect_filled(got, before + round);
+      for (std::int64_t i = 0; i < count; ++i)
+        ASSERT_EQ(load(sum, i), combined(ReduceOp::sum, DType::f32, 3, i));
+    }
+  });
+}
+
+TEST_P(Messages, AMismatchSaysBothSides) {
+  const auto expect = [](const std::function<void(Rank&)>& call, const std::string& text) {
+    run(2, [&](Rank& r) {
+      r.group().barrier().wait();
+      const Error e = error_of([&] {
+        call(r);
+        r.group().barrier().wait();  // the sender hears of it at its next call, if not before
+      });
+      EXPECT_EQ(e.code(), ErrorCode::mismatch);
+      EXPECT_EQ(e.op(), Op::recv);
+      EXPECT_EQ(e.call(), 0u);
+      EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), ElementsAre(0, 1));
+      EXPECT_EQ(e.what(), text + " [group \"world\", rank " + std::to_string(r.rank) + ", call 0]");
+    });
+  };
+  for (const std::int64_t scale : {1, 5000}) {  // eager and large
+    const std::string small = std::to_string(10 * scale), big = std::to_string(20 * scale);
+    expect(
+        [&](Rank& r) {
+          const Tensor t = empty(r, (r.rank == 0 ? 10 : 20) * scale, DType::f32);
+          (r.rank == 0 ? r.group().send(t, 1, {.tag = 3}) : r.group().recv(t, 0, {.tag = 3})).wait();
+        },
+        "rank 0 sent f32 x" + small + " with tag 3, rank 1 receives f32 x" + big);
+    expect(
+        [&](Rank& r) {
+          const Tensor t = empty(r, 10 * scale, r.rank == 0 ? DType::i32 : DType::f32);
+          (r.rank == 0 ? r.group().recv(t, 1) : r.group().send(t, 0)).wait();
+        },
+        "rank 1 sent f32 x" + small + " with tag 0, rank 0 receives i32 x" + small);
+  }
+}
+
+TEST_P(Messages, AnAbsentSenderIsNamedWithItsTag) {
+  run(3, [](Rank& r) {
+    r.group().barrier().wait();
+    if (r.rank == 1) {
+      const Tensor t = empty(r, 4);
+      const Error e = error_of([&] { r.group().recv(t, 2, {.deadline = 200ms, .tag = 9}).wait(); });
+      EXPECT_EQ(e.code(), ErrorCode::timeout);
+      EXPECT_EQ(e.op(), Op::recv);
+      EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), ElementsAre(2));
+      EXPECT_STREQ(
+          e.what(),
+          "recv: not finished within 0.2 s: rank 2 has not sent it (tag 9) [group \"world\", rank 1, "
+          "call 0]");
+    }
+    r.meet("end");
+  });
+}
+
+TEST_P(Messages, AnAbsentReceiverIsNamedWithItsTag) {
+  run(2, [](Rank& r) {
+    r.group().barrier().wait();
+    if (r.rank == 1) {
+      const Tensor t = filled(r, kEager + 1, 1);
+      const Error e = error_of([&] { r.group().send(t, 0, {.deadline = 200ms, .tag = 4}).wait(); });
+      EXPECT_EQ(e.code(), ErrorCode::timeout);
+      EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), ElementsAre(0));
+      EXPECT_THAT(e.what(), HasSubstr("send: not finished within 0.2 s: rank 0 has not received it (tag 4)"));
+    }
+    r.meet("end");
+  });
+}
+
+TEST_P(Messages, WhoLeavesWithoutReceivingIsNamed) {
+  run(2, [](Rank& r) {
+    r.group().barrier().wait();
+    if (r.rank == 0) {
+      r.group() = ProcessGroup();
+    } else {
+      const Tensor t = filled(r, kEager + 1, 1);
+      const auto began = Clock::now();
+      const Error e = error_of([&] { r.group().send(t, 0).wait(); });
+      EXPECT_EQ(e.code(), ErrorCode::peer_lost);
+      EXPECT_THAT(e.what(), HasSubstr("rank 0 left the group"));
+      EXPECT_LT(Clock::now() - began, 2s);
+    }
+    r.meet("end");
+  });
+}
+
+// What was sent before leaving arrives.
+TEST_P(Messages, WhoLeavesAfterSendingIsNotMissed) {
+  run(2, [](Rank& r) {
+    r.group().barrier().wait();
+    if (r.rank == 0) {
+      const Tensor t = filled(r, 100, 1);
+      for (int k = 0; k < 10; ++k) r.group().send(t, 1, {.tag = k}).wait();
+      r.group() = ProcessGroup();
+      r.meet("left");
+    } else {
+      r.meet("left");
+      for (int k = 9; k >= 0; --k) {
+        const Tensor t = empty(r, 100);
+        r.group().recv(t, 0, {.tag = k}).wait();
+        expect_filled(t, 1);
+      }
+    }
+  });
+}
+
+TEST(Processes, AKilledSenderIsNamed) {
+  for (const Memory memory : {Memory::shared, Memory::local}) {
+    for (const std::int64_t bytes : {std::int64_t{10}, std::int64_t{50} << 20}) {
+      RankProcesses ranks(3, [&](Rank& r) {
+        r.group().barrier().wait();
+        const Tensor t(r.context, Shape{bytes}, DType::u8, memory);
+        r.meet("ready");
+        if (r.rank == 2) {
+          if (bytes == 10) raise(SIGKILL);
+          Work w = r.group().send(t, 0);
+          // with a part of it on its way
+          for (int k = 0; k < 3; ++k) static_cast<void>(w.done());
+          raise(SIGKILL);
+        }
+        if (r.rank == 0) {
+          const Error e = error_of([&] {
+            // Shared memory that is published outlives its owner, so the first may still arrive.
+            for (int k = 0; k < 2; ++k) r.group().recv(t, 2).wait();
+          });
+          r.store->set("told", "1");
+          EXPECT_EQ(e.code(), ErrorCode::peer_lost);
+          EXPECT_THAT(e.what(), HasSubstr("rank 2 (process "));
+          EXPECT_THAT(e.what(), HasSubstr(") died"));
+          EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), ElementsAre(2));
+        } else {
+          r.store->get("told", Deadline::after(20s));
+        }
+      });
+      EXPECT_EQ(ranks[2].wait(20s), (ExitStatus{-1, SIGKILL}));
+      EXPECT_NO_THROW(ranks.store().get("told", Deadline::after(2s)));
+      ranks.finish({2});
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::test

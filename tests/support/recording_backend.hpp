@@ -1,0 +1,68 @@
+// The `recording` test backend: a transport that goes nowhere. It notes every call it is handed and lets each
+// end as the test says. Recording is the test's end of it: any thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "weft/backends/backend.hpp"
+
+namespace weft::test {
+
+/// How a call ends: after `polls` polls that find nothing it is done, or fails with `why`; or never ends.
+struct Fate {
+  enum Kind { finish, fail, never } kind = finish;
+  int polls = 0;
+  Failure why{};
+};
+
+/// What its backends were asked and what they answer. Must outlive the groups made with factory().
+class Recording {
+ public:
+  /// A bring-up, without what a test does not compare.
+  struct Made {
+    std::string token, name;
+    int rank, size, identity;
+  };
+
+  BackendFactory factory();
+
+  /// The fate of calls posted from now on. Default: done at the first poll.
+  void decide(std::function<Fate(const OpState&)> fate);
+  void decide(const Fate& fate);
+  /// Calls whose fate was `never` are done at their next poll.
+  void let_go();
+  /// What missing() answers.
+  void miss(std::vector<int> ranks, std::string story);
+  /// As if a peer had failed: healthy() is false from now on.
+  void lose(const Failure& why);
+  /// What quiet() and quiesce() answer. Default: true.
+  void set_quiet(bool quiet);
+
+  std::vector<OpState> posted() const;       ///< every call, as it was at post()
+  std::vector<Made> made() const;            ///< every backend
+  std::vector<Failure> failed() const;       ///< every fail()
+  std::vector<MemoryRange> exposed() const;  ///< of the last quiesce()
+  int polls() const;                         ///< over all calls
+  int destroyed() const;                     ///< backends that are gone
+
+ private:
+  class RecordingBackend;
+  mutable std::mutex mutex_;
+  std::function<Fate(const OpState&)> fate_ = [](const OpState&) { return Fate{}; };
+  int let_go_ = 0;  // times let_go() was called
+  std::vector<int> missing_;
+  std::string story_ = "nobody is missing";
+  std::unique_ptr<Failure> first_cause_;
+  bool quiet_ = true;
+  std::vector<OpState> posted_;
+  std::vector<Made> made_;
+  std::vector<Failure> failed_;
+  std::vector<MemoryRange> exposed_;
+  int polls_ = 0, destroyed_ = 0;
+};
+
+}  // namespace weft::test
