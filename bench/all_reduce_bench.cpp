@@ -17,16 +17,17 @@ constexpr std::int64_t kSizes[] = {8,         256,       2 << 10, 8 << 10, 32 <<
 // Small integers that depend on rank and index: a sum is exact, a misplaced block is seen.
 float value(int rank, std::int64_t i) { return static_cast<float>((i * 7 + rank * 31) % 251); }
 
-Prepared prepare(ProcessGroup& group, Memory memory, std::int64_t bytes) {
+// In place the sums grow from run to run, which costs nothing; the first one is verified.
+Prepared prepare(ProcessGroup& group, Memory memory, bool in_place, std::int64_t bytes) {
   struct Buffers {
     Tensor in, out;
   };
   const std::int64_t count = bytes / 4;
   const auto b = std::make_shared<Buffers>();
   b->in = Tensor(group.context(), Shape{count}, DType::f32, memory);
-  b->out = Tensor(group.context(), Shape{count}, DType::f32, memory);
-  for (std::int64_t i = 0; i < count; ++i) b->in.f32()[i] = value(group.rank(), i);
+  b->out = in_place ? b->in : Tensor(group.context(), Shape{count}, DType::f32, memory);
   std::memset(b->out.data(), 0xff, static_cast<std::size_t>(bytes));
+  for (std::int64_t i = 0; i < count; ++i) b->in.f32()[i] = value(group.rank(), i);
   Prepared p;
   p.run = [&group, b, in = ConstTensorView(b->in), out = TensorView(b->out)] {
     group.all_reduce(in, out).wait();
@@ -69,12 +70,14 @@ int body(int rank, int size, const std::shared_ptr<Store>& store, int argc, char
     group.broadcast(view(&mine, 1), view(&first, 1), 0).wait();
     return first != 0;
   };
-  for (const Memory memory : {Memory::shared, Memory::local})
-    for (const std::int64_t bytes : kSizes)
-      bench.add({std::string("all_reduce/f32/") + (memory == Memory::shared ? "shared/" : "foreign/") +
-                     std::to_string(bytes),
-                 bytes, bus_factor, [&group, memory, bytes] { return prepare(group, memory, bytes); },
-                 agree});
+  for (const bool in_place : {false, true})
+    for (const Memory memory : {Memory::shared, Memory::local})
+      for (const std::int64_t bytes : kSizes)
+        bench.add({std::string("all_reduce/f32/") + (memory == Memory::shared ? "shared/" : "foreign/") +
+                       (in_place ? "in_place/" : "out_of_place/") + std::to_string(bytes),
+                   bytes, bus_factor,
+                   [&group, memory, in_place, bytes] { return prepare(group, memory, in_place, bytes); },
+                   agree});
   for (const std::int64_t bytes : kSizes)
     bench.add({"memcpy/" + std::to_string(bytes), bytes, 1, [bytes] { return prepare_copy(bytes); }, agree});
   bench.run();

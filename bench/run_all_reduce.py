@@ -23,12 +23,12 @@ def run(command, seconds):
 
 
 def ours(program, ranks, seconds):
-    """{(kind, bytes): (median, p99, bus GB/s)}"""
+    """{(kind, bytes): (median, p99, bus GB/s)}; kind: "shared out_of_place", …, "memcpy" """
     text = run([program, "--ranks", str(ranks), "--benchmark_format=json"], seconds)
     rows = {}
     for b in json.loads(text)["benchmarks"]:
         parts = b["name"].split("/iterations")[0].split("/")
-        kind = parts[2] if parts[0] == "all_reduce" else parts[0]
+        kind = " ".join(parts[2:4]) if parts[0] == "all_reduce" else parts[0]
         rows[kind, int(parts[-1])] = (b["median_us"], b["p99_us"], b["bus_GBs"])
     return rows
 
@@ -37,8 +37,28 @@ def peer(program, ranks, seconds):
     text = run(["mpirun", "-n", str(ranks), *(["--oversubscribe"] if ranks > (os.cpu_count() or 1) else []), program],
                seconds)
     rows = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-    return {("mpi", r["bytes"]): (r["median_us"], r["p99_us"], 2e-3 * (ranks - 1) / ranks * r["bytes"] / r["median_us"])
-            for r in rows}
+    return {("mpi in_place" if r["in_place"] else "mpi out_of_place", r["bytes"]):
+            (r["median_us"], r["p99_us"], 2e-3 * (ranks - 1) / ranks * r["bytes"] / r["median_us"]) for r in rows}
+
+
+def table(best, place):
+    def cell(kind, size):
+        row = best.get((kind, size))
+        return f"{row[0]:.4g} ({row[1]:.4g})" if row else "-"
+
+    def ratio(kind, size):
+        mpi = best.get(("mpi " + place, size))
+        return f"{mpi[0] / best[kind, size][0]:.2f}" if mpi else "-"
+
+    shared, foreign = "shared " + place, "foreign " + place
+    print(f"\n{place.replace('_', ' ')}\n")
+    print("| bytes | weft shared, us | bus GB/s | weft foreign, us | bus GB/s | Open MPI, us | MPI / shared | MPI / foreign "
+          "| memcpy, us |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for size in sorted({size for _, size in best}):
+        print(f"| {size} | {cell(shared, size)} | {best[shared, size][2]:.2f} | {cell(foreign, size)} "
+              f"| {best[foreign, size][2]:.2f} | {cell('mpi ' + place, size)} | {ratio(shared, size)} "
+              f"| {ratio(foreign, size)} | {cell('memcpy', size)} |")
 
 
 def main():
@@ -58,22 +78,9 @@ def main():
             if key not in best or row[0] < best[key][0]:
                 best[key] = row
     if not mpi.exists():
-        print("no Open MPI program (libopenmpi-dev was not found when this was configured): ours alone\n")
-
-    def cell(kind, size):
-        row = best.get((kind, size))
-        return f"{row[0]:.4g} ({row[1]:.4g})" if row else "-"
-
-    def ratio(kind, size):
-        return f"{best['mpi', size][0] / best[kind, size][0]:.2f}" if ("mpi", size) in best else "-"
-
-    print("| bytes | weft shared, us | bus GB/s | weft foreign, us | bus GB/s | Open MPI, us | MPI / shared | MPI / foreign "
-          "| memcpy, us |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for size in sorted({size for _, size in best}):
-        print(f"| {size} | {cell('shared', size)} | {best['shared', size][2]:.2f} | {cell('foreign', size)} "
-              f"| {best['foreign', size][2]:.2f} | {cell('mpi', size)} | {ratio('shared', size)} "
-              f"| {ratio('foreign', size)} | {cell('memcpy', size)} |")
+        print("no Open MPI program (libopenmpi-dev was not found when this was configured): ours alone")
+    table(best, "out_of_place")
+    table(best, "in_place")
 
 
 main()
