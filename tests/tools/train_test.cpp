@@ -145,8 +145,8 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   };
   expect({"--ranks", "3", "--tp", "3"}, "4 heads do not divide into tp=3 (4 = 3 x 1 + 1)");
   expect({"--ranks", "4", "--dp", "3"}, "dp=3");
-  expect({"--ranks", "4", "--dp", "3", "--tp", "1"}, "4 ranks");
-  expect({"--heads", "5"}, "5");
+  expect({"--ranks", "4", "--dp", "3", "--tp", "1"}, "mesh: dp=3 x tp=1 = 3 ranks; the group has 4");
+  expect({"--heads", "5"}, "transformer: dim 32 does not divide into heads 5");
   expect({"--seq", "500"}, "seq is 500; expected 1 to 128 (max_seq)");
   expect({"--batch", "1", "--ranks", "2"}, "batch is 1; expected at least one sequence for each of dp=2");
   expect({"--steps", "0"}, "steps is 0");

@@ -134,6 +134,7 @@ int parity(Flags flags) {
 
 void add_parity(CLI::App& app, Body& chosen) {
   auto flags = std::make_shared<Flags>();
+  flags->config.threads = 1;  // as many ranks as cores, or more
   CLI::App* sub = app.add_subcommand("parity", "Train on several meshes and compare the losses");
   sub->set_config("--config", "", "Read flags from a TOML file");
   add_train_flags(*sub, flags->config);

@@ -40,8 +40,7 @@ double tail_mean(const std::vector<double>& losses) {
 int train(const Flags& flags) {
   Context context;
   Membership m = Membership::from_env(context);
-  TrainConfig config = flags.config;
-  config.threads = threads_per_rank(m.size);
+  const TrainConfig& config = flags.config;
   config.check(m.size);  // before anybody is met: a wrong flag ends every rank at once
   ProcessGroup group = ProcessGroup::create(context, "shm", m);
   Trainer trainer(group, config);
@@ -58,7 +57,7 @@ int train(const Flags& flags) {
   if (speaks) {
     fmt::print("weft train: {} parameters, {} bytes of text a step, mesh {}, {} thread{} a rank, text {}{}\n",
                trainer.parameter_count(), trainer.tokens_per_step(), to_string(trainer.mesh().shape()),
-               config.threads, config.threads == 1 ? "" : "s", config.text.string(),
+               trainer.threads(), trainer.threads() == 1 ? "" : "s", config.text.string(),
                flags.resume ? fmt::format(", resumed at step {}", first) : "");
   }
   ProgressBar bar(speaks ? flags.progress : "none", first, until);

@@ -1,12 +1,8 @@
 #include "train_flags.hpp"
 
 #include <fmt/format.h>
-#include <sched.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
-
-#include "weft/base/env.hpp"
 
 namespace weft::tools {
 namespace {
@@ -23,6 +19,7 @@ void each_flag(TrainConfig& c, const Visit& visit) {
   visit("--weight-decay", c.weight_decay, "Of matrices");
   visit("--clip", c.max_norm, "Largest gradient norm");
   visit("--seed", c.seed, "Of weights and batches");
+  visit("--threads", c.threads, "Threads per rank; 0: WEFT_THREADS, or a share of the cores");
   visit("--dim", c.model.dim, "Width of the model");
   visit("--layers", c.model.layers, "Blocks");
   visit("--heads", c.model.heads, "Query heads");
@@ -34,9 +31,14 @@ void each_flag(TrainConfig& c, const Visit& visit) {
 }  // namespace
 
 void add_train_flags(CLI::App& sub, TrainConfig& config) {
-  sub.add_option("--text", config.text, "Text to learn")->check(CLI::ExistingFile)->capture_default_str();
+  sub.add_option("--text", config.text, "Text to learn")
+      ->check(CLI::ExistingFile)
+      ->capture_default_str()
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   each_flag(config, [&](const char* flag, auto& member, const char* help) {
-    sub.add_option(flag, member, help)->capture_default_str();
+    sub.add_option(flag, member, help)
+        ->capture_default_str()
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   });
 }
 
@@ -48,14 +50,6 @@ std::vector<std::string> to_words(const TrainConfig& config) {
     words.push_back(fmt::format("{}", member));
   });
   return words;
-}
-
-int threads_per_rank(int ranks) {
-  if (const auto set = env::get_int("WEFT_THREADS", 1, 4096)) return static_cast<int>(*set);
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  const int usable = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
-  return std::max(1, usable / ranks);
 }
 
 }  // namespace weft::tools

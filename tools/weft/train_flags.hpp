@@ -13,7 +13,5 @@ namespace weft::tools {
 void add_train_flags(CLI::App& sub, TrainConfig& config);
 /// The same flags as words, for a process that runs this configuration.
 std::vector<std::string> to_words(const TrainConfig& config);
-/// WEFT_THREADS, or this host's usable cores shared among `ranks`, at least 1.
-int threads_per_rank(int ranks);
 
 }  // namespace weft::tools

@@ -1,10 +1,13 @@
 #include "trainer.hpp"
 
 #include <fmt/format.h>
+#include <sched.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
 
+#include "weft/base/env.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
 #include "weft/dp/grad_norm.hpp"
 
@@ -38,6 +41,15 @@ std::vector<unsigned char> read_text(const std::filesystem::path& path, std::int
   return bytes;
 }
 
+int threads_per_rank(int asked, int ranks) {
+  if (asked > 0) return asked;
+  if (const auto set = env::get_int("WEFT_THREADS", 1, 4096)) return static_cast<int>(*set);
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  const int usable = sched_getaffinity(0, sizeof(cores), &cores) == 0 ? CPU_COUNT(&cores) : 1;
+  return std::max(1, usable / ranks);
+}
+
 MeshShape TrainConfig::check(int ranks) const {
   if (tp < 1) wrong(fmt::format("tp is {}; expected 1 or more", tp));
   if (dp != -1 && dp < 1) wrong(fmt::format("dp is {}; expected 1 or more", dp));
@@ -45,8 +57,8 @@ MeshShape TrainConfig::check(int ranks) const {
   model.check();
   const auto divides = [&](const char* what, std::int64_t count) {
     if (count % tp != 0)
-      wrong(fmt::format("{} {} do not divide into tp={} ({} = {} x {} + {})", count, what, tp, count,
-                        count / tp, tp, count % tp));
+      wrong(fmt::format("{} {} do not divide into tp={} ({} = {} x {} + {})", count, what, tp, count, tp,
+                        count / tp, count % tp));
   };
   divides("heads", model.heads);
   divides("kv_heads", model.kv_heads);
@@ -58,7 +70,8 @@ MeshShape TrainConfig::check(int ranks) const {
   if (sequence < 1 || sequence > model.max_seq)
     wrong(fmt::format("seq is {}; expected 1 to {} (max_seq)", sequence, model.max_seq));
   if (steps < 1) wrong(fmt::format("steps is {}; expected 1 or more", steps));
-  if (threads < 1) wrong(fmt::format("threads is {}; expected 1 or more", threads));
+  if (threads < 0)
+    wrong(fmt::format("threads is {}; expected 1 or more, or 0 for a share of the cores", threads));
   CosineSchedule{peak_lr, floor_lr, warmup, steps}.check();
   return mesh;
 }
@@ -67,7 +80,7 @@ Trainer::Trainer(ProcessGroup& group, const TrainConfig& config)
     : config_(config),
       context_(group.context()),
       text_(read_text(config.text, config.sequence + 2)),
-      compute_(context_, config.threads),
+      compute_(context_, threads_per_rank(config.threads, group.size())),
       parts_(build_parallel_model(config.model, DeviceMesh(group, config.check(group.size())),
                                   build_options(config))),
       schedule_{config.peak_lr, config.floor_lr, config.warmup, config.steps},

@@ -24,14 +24,14 @@ struct TrainConfig {
   std::int64_t steps = 300;        ///< the length of the schedule
   std::int64_t global_batch = 16;  ///< sequences per step, over all data ranks
   std::int64_t sequence = 128;     ///< bytes per sequence
-  double peak_lr = 3e-3, floor_lr = 3e-4;
-  std::int64_t warmup = 60;
+  double peak_lr = 2e-3, floor_lr = 2e-4;
+  std::int64_t warmup = 100;
   double weight_decay = 0.1;
   double max_norm = 1.0;
   std::uint64_t seed = 1;
   int dp = -1;  ///< -1: what tp leaves of the ranks
   int tp = 1;
-  int threads = 1;  ///< per rank
+  int threads = 0;  ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
 
   /// Throws bad_argument with the arithmetic where sizes do not fit each other or `ranks`: before any rank is
   /// started or met. Returns the mesh.
@@ -60,6 +60,7 @@ class Trainer {
   /// there is none, or where it was made with another model, text or schedule.
   void resume(const std::filesystem::path& directory);
 
+  int threads() const noexcept { return compute_.threads(); }
   const DeviceMesh& mesh() const noexcept { return parts_.mesh; }
   std::int64_t parameter_count() const;
   std::int64_t tokens_per_step() const noexcept { return config_.global_batch * config_.sequence; }
@@ -84,6 +85,8 @@ class Trainer {
   std::int64_t next_ = 0;
 };
 
+/// How many threads compute in each of `ranks` ranks of this host; see TrainConfig::threads.
+int threads_per_rank(int asked, int ranks);
 /// The bytes of a file. Throws system naming it, bad_argument where it has fewer than `least`.
 std::vector<unsigned char> read_text(const std::filesystem::path& path, std::int64_t least);
 
