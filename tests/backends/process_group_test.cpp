@@ -283,18 +283,17 @@ TEST_F(Group, AFullRingTimesOut) {
   for (Work& w : works) w.wait();
 }
 
-// Several threads wait for a slot while another frees them.
+// Several threads wait for a slot, some asleep, while another frees them.
 TEST_F(Group, AFullRingServesManyThreads) {
   ProcessGroup g = make();
-  std::atomic<int> posted{0};
+  constexpr int kThreads = 6, kCalls = 400;
+  recording.decide({.polls = 150});
   std::vector<std::thread> threads;
-  recording.decide({.polls = 20});
-  for (int t = 0; t < 4; ++t) {
+  for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([&] {
       std::vector<Work> works;
-      for (int k = 0; k < 300; ++k) {
+      for (int k = 0; k < kCalls; ++k) {
         works.push_back(g.send(view(a), 1));
-        ++posted;
         if (works.size() == 40) {
           for (Work& w : works) w.wait();
           works.clear();
@@ -304,8 +303,31 @@ TEST_F(Group, AFullRingServesManyThreads) {
     });
   }
   for (std::thread& t : threads) t.join();
-  EXPECT_EQ(posted, 1200);
-  EXPECT_EQ(recording.posted().size(), 1200u);
+  EXPECT_EQ(recording.posted().size(), static_cast<std::size_t>(kThreads * kCalls));
+}
+
+// Another thread frees slots at the last moment before who waits for one falls asleep.
+TEST_F(Group, ASlotFreedWhileFallingAsleepIsTaken) {
+  ProcessGroup g = make();
+  recording.decide(kNever);
+  std::vector<Work> works;
+  for (std::uint32_t k = 0; k < GroupState::kSlots; ++k) works.push_back(g.send(view(a), 1));
+  std::atomic<bool> asleep{false}, freed{false};
+  std::thread other([&] {
+    while (!asleep) std::this_thread::yield();
+    recording.let_go();
+    EXPECT_TRUE(works[0].done());  // and all others with it
+    freed = true;
+  });
+  recording.on_sleep([&] {
+    asleep = true;
+    while (!freed) std::this_thread::yield();
+  });
+  recording.decide(Fate{});
+  g.barrier({.deadline = 5s}).wait();
+  other.join();
+  recording.on_sleep({});
+  for (Work& w : works) w.wait();
 }
 
 TEST_F(Group, WaitForLeavesACallPending) {

@@ -89,7 +89,14 @@ class Recording::RecordingBackend final : public Backend {
     return r_.quiet_;
   }
 
-  void announce_sleep(bool) noexcept override {}
+  void announce_sleep(bool asleep) noexcept override {
+    std::function<void()> hook;
+    {
+      const std::lock_guard lock(r_.mutex_);
+      if (asleep) hook = r_.on_sleep_;
+    }
+    if (hook) hook();
+  }
 
  private:
   Recording& r_;
@@ -119,6 +126,11 @@ void Recording::decide(const Fate& fate) {
 void Recording::let_go() {
   const std::lock_guard lock(mutex_);
   ++let_go_;
+}
+
+void Recording::on_sleep(std::function<void()> hook) {
+  const std::lock_guard lock(mutex_);
+  on_sleep_ = std::move(hook);
 }
 
 void Recording::miss(std::vector<int> ranks, std::string story) {

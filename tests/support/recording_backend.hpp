@@ -35,6 +35,8 @@ class Recording {
   void decide(const Fate& fate);
   /// Calls whose fate was `never` are done at their next poll.
   void let_go();
+  /// Called by a thread that is about to sleep, once it has told its peers.
+  void on_sleep(std::function<void()> hook);
   /// What missing() answers.
   void miss(std::vector<int> ranks, std::string story);
   /// As if a peer had failed: healthy() is false from now on.
@@ -53,6 +55,7 @@ class Recording {
   class RecordingBackend;
   mutable std::mutex mutex_;
   std::function<Fate(const OpState&)> fate_ = [](const OpState&) { return Fate{}; };
+  std::function<void()> on_sleep_;
   int let_go_ = 0;  // times let_go() was called
   std::vector<int> missing_;
   std::string story_ = "nobody is missing";
