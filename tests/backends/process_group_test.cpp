@@ -210,9 +210,9 @@ TEST_F(Group, TheLongestDeadlineDoesNotPass) {
   Membership m = membership();
   m.deadline = Duration::max();
   ProcessGroup g = ProcessGroup::create(context, recording.factory(), m);
-  recording.decide({.polls = 500});
+  recording.decide({.polls = 410});
   g.barrier({.deadline = Duration::max()}).wait();
-  recording.decide({.polls = 500});
+  recording.decide({.polls = 410});
   EXPECT_TRUE(g.barrier().wait_for(Duration::max()));
 }
 
