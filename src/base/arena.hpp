@@ -19,8 +19,9 @@ struct Place {
   std::uint64_t offset = 0;
 };
 
-/// Asked before a freed block is used again: a group with calls in flight, or failed and not quiesced, answers true
-/// for memory its peers may still touch. Called from the thread that frees, under the arena's lock: no calls back.
+/// Asked before a freed block is used again: a group with calls in flight, or failed and not quiesced,
+/// answers true for memory its peers may still touch. Called from the thread that frees, under the arena's
+/// lock: no calls back.
 class BlockHolder {
  public:
   virtual ~BlockHolder() = default;
@@ -40,7 +41,8 @@ class Arena {
   /// A block of whole pages, 64-byte aligned at least, uninitialised; populated in bulk; recycled by size.
   /// Null where shared memory cannot be had (logged once at level info).
   void* allocate(std::size_t bytes);
-  /// Back to the cache, or into quarantine while a BlockHolder holds it (looked at again on later allocations).
+  /// Back to the cache, or into quarantine while a BlockHolder holds it (looked at again on later
+  /// allocations).
   void release(void* block) noexcept;
 
   /// Makes the first segment if there is none, so that peers can map it early. False where it cannot be had.
@@ -56,10 +58,11 @@ class Arena {
   /// arena. Lock-free, a few nanoseconds: called for each buffer of each call that is not inline.
   std::optional<Place> find(const void* data, std::size_t bytes) const noexcept;
 
-  /// Gives the blocks that [data, data + bytes) touches new pages at the same address, with the same contents, and
-  /// retires the old ones for good: a late writer that mapped the old pages hits orphans. find() then answers
-  /// with the new place. False where it is not shared memory or the system refuses (then nothing changed).
-  /// The caller sees to it that no other thread of this process touches these blocks meanwhile.
+  /// Gives the blocks that [data, data + bytes) touches new pages at the same address, with the same
+  /// contents, and retires the old ones for good: a late writer that mapped the old pages hits orphans.
+  /// find() then answers with the new place. False where it is not shared memory or the system refuses (then
+  /// nothing changed). The caller sees to it that no other thread of this process touches these blocks
+  /// meanwhile.
   bool evacuate(void* data, std::size_t bytes) noexcept;
 
   void add_holder(const BlockHolder* holder);

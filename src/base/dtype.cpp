@@ -32,11 +32,12 @@ DType dtype_from_name(std::string_view text) {
     if (name(t) == text) return t;
     known += fmt::format("{}{}", i ? ", " : "", name(t));
   }
-  throw Error(ErrorCode::bad_argument, fmt::format("dtype: \"{}\" is not known; expected one of {}", text, known));
+  throw Error(ErrorCode::bad_argument,
+              fmt::format("dtype: \"{}\" is not known; expected one of {}", text, known));
 }
 
-// binary32 to binary16 by integer arithmetic: shift the mantissa to its new width and round to nearest even on the
-// bits that fall off; subnormal results shift further.
+// binary32 to binary16 by integer arithmetic: shift the mantissa to its new width and round to nearest even
+// on the bits that fall off; subnormal results shift further.
 f16::f16(float f) noexcept {
   const auto u = std::bit_cast<std::uint32_t>(f);
   const std::uint32_t sign = (u >> 16) & 0x8000u, magnitude = u & 0x7fffffffu;
@@ -49,7 +50,8 @@ f16::f16(float f) noexcept {
     half = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
   } else if (magnitude > 0x33000000u) {  // subnormal: above 2^-25
     const std::uint32_t shift = 126u - (magnitude >> 23), mantissa = (magnitude & 0x7fffffu) | 0x800000u;
-    const std::uint32_t kept = mantissa >> shift, rest = mantissa & ((1u << shift) - 1u), tie = 1u << (shift - 1);
+    const std::uint32_t kept = mantissa >> shift, rest = mantissa & ((1u << shift) - 1u),
+                        tie = 1u << (shift - 1);
     half = kept + ((rest > tie || (rest == tie && (kept & 1u))) ? 1u : 0u);
   } else {
     half = 0;
@@ -58,7 +60,8 @@ f16::f16(float f) noexcept {
 }
 
 f16::operator float() const noexcept {
-  const std::uint32_t sign = (bits & 0x8000u) << 16, exponent = (bits >> 10) & 0x1fu, mantissa = bits & 0x3ffu;
+  const std::uint32_t sign = (bits & 0x8000u) << 16, exponent = (bits >> 10) & 0x1fu,
+                      mantissa = bits & 0x3ffu;
   if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
   if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
   const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;

@@ -18,10 +18,12 @@ std::string_view name(ErrorCode code) noexcept {
   return "?";
 }
 
-Error::Error(ErrorCode code, const std::string& text) : Error(Failure{.code = code, .text = text, .ranks = {}}) {}
+Error::Error(ErrorCode code, const std::string& text)
+    : Error(Failure{.code = code, .text = text, .ranks = {}}) {}
 
 Error::Error(Failure failure, bool quiesced)
-    : std::runtime_error(failure.text), details_(std::make_shared<Details>(Details{std::move(failure), quiesced})) {}
+    : std::runtime_error(failure.text),
+      details_(std::make_shared<Details>(Details{std::move(failure), quiesced})) {}
 
 void throw_errno(const std::string& what, int error_number) {
   throw Error(ErrorCode::system, what + ": " + std::generic_category().message(error_number));

@@ -1,8 +1,8 @@
 // The other processes of this host, as seen from this one: how their memory is reached and whether they live.
 //
-// Each Context listens on an abstract Unix socket and hands out descriptors of its own segments and regions, from a
-// small thread that sleeps otherwise. Whoever asks must run as the same user (SO_PEERCRED). No name is left in the file
-// system; descriptors close themselves. Thread-safe.
+// Each Context listens on an abstract Unix socket and hands out descriptors of its own segments and regions,
+// from a small thread that sleeps otherwise. Whoever asks must run as the same user (SO_PEERCRED). No name is
+// left in the file system; descriptors close themselves. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -34,8 +34,8 @@ class Bell {
   std::atomic<std::uint32_t>* word_ = nullptr;
 };
 
-/// Memory mapped by several processes or threads: a group's control block. Zero-filled when made. Unmapped with the
-/// last owner; excluded from children by fork and from core dumps.
+/// Memory mapped by several processes or threads: a group's control block. Zero-filled when made. Unmapped
+/// with the last owner; excluded from children by fork and from core dumps.
 struct Region {
   std::byte* data = nullptr;
   std::size_t bytes = 0;
@@ -44,7 +44,7 @@ using RegionRef = std::shared_ptr<const Region>;
 
 /// What a process publishes about itself, so that others find it. Encoded as one line of text for the Store.
 struct ProcessAddress {
-  std::string host;    ///< boot id, pid namespace and network namespace: equal means that memory can be shared
+  std::string host;  ///< boot id, pid namespace and network namespace: equal means that memory can be shared
   std::string socket;  ///< abstract socket name, without the leading zero byte; random
   std::uint32_t user = 0;
   std::int32_t pid = 0;
@@ -64,8 +64,9 @@ class Neighbour {
   virtual bool alive() const noexcept = 0;
   /// This process's mapping of that process's segment, or null where not mapped (yet). Lock-free.
   virtual std::byte* segment(std::uint32_t index) const noexcept = 0;
-  /// Maps segments [0, count) that are not mapped yet, asking their owner for the descriptors; gives up at the
-  /// deadline (a stopped owner). True: all are mapped. A refused mmap is final for that segment and logged once.
+  /// Maps segments [0, count) that are not mapped yet, asking their owner for the descriptors; gives up at
+  /// the deadline (a stopped owner). True: all are mapped. A refused mmap is final for that segment and
+  /// logged once.
   virtual bool map_segments(std::uint32_t count, Deadline deadline) noexcept = 0;
   /// The bell of the rank of that identity there. Null: not mapped.
   virtual Bell bell(int identity) const noexcept = 0;
@@ -80,15 +81,16 @@ class Neighbourhood {
   ~Neighbourhood();
 
   const ProcessAddress& self() const noexcept;
-  /// Connects, checks credentials, opens the pidfd, maps its bells. The same address gives the same Neighbour while
-  /// anyone holds it. Throws peer_lost (gone), timeout, unsupported (other host or other user: text says which).
+  /// Connects, checks credentials, opens the pidfd, maps its bells. The same address gives the same Neighbour
+  /// while anyone holds it. Throws peer_lost (gone), timeout, unsupported (other host or other user: text
+  /// says which).
   NeighbourRef meet(const ProcessAddress& address, Deadline deadline);
 
   /// Makes a region of zeros and offers it under `name` to this process's threads and to its neighbours,
   /// for as long as the returned owner lives. Throws bad_argument where the name is offered already.
   RegionRef offer(const std::string& name, std::size_t bytes);
-  /// The region that `owner` offers under that name; waits for it until the deadline. Within one process everybody
-  /// gets the same mapping. Throws timeout, peer_lost, system.
+  /// The region that `owner` offers under that name; waits for it until the deadline. Within one process
+  /// everybody gets the same mapping. Throws timeout, peer_lost, system.
   RegionRef open(Neighbour& owner, const std::string& name, Deadline deadline);
 
   /// This process's own bell for that identity.

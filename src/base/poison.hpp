@@ -1,5 +1,5 @@
-// Marks cached memory as not to be touched, where the address sanitizer is there to look: it cannot know that a
-// block in our caches is free. Nothing otherwise.
+// Marks cached memory as not to be touched, where the address sanitizer is there to look: it cannot know that
+// a block in our caches is free. Nothing otherwise.
 #pragma once
 
 #include <cstddef>

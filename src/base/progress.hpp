@@ -27,12 +27,13 @@ class ProgressList {
   void remove(Driven* d) noexcept;
   /// drive() on each. True: something moved.
   bool drive_all() noexcept;
-  /// Counts the threads of this rank that sleep: announce_sleep(true) on each group for the first, (false) for the last.
+  /// Counts the threads of this rank that sleep: announce_sleep(true) on each group for the first, (false)
+  /// for the last.
   void announce_sleep(bool asleep) noexcept;
-  /// Sleeps on the rank's bell until a peer rings or `limit` has passed. After the announcement everything is driven once
-  /// more and `finished` asked: where either says yes it does not sleep. No wake-up is lost: a peer publishes its step
-  /// first and looks for sleepers after, so either the last drive sees the step, or the peer sees the announcement and
-  /// rings, which changes the word that was read before it.
+  /// Sleeps on the rank's bell until a peer rings or `limit` has passed. After the announcement everything is
+  /// driven once more and `finished` asked: where either says yes it does not sleep. No wake-up is lost: a
+  /// peer publishes its step first and looks for sleepers after, so either the last drive sees the step, or
+  /// the peer sees the announcement and rings, which changes the word that was read before it.
   template <class Finished>
   void sleep(Duration limit, const Finished& finished) noexcept {
     const std::uint32_t seen = bell_.read();

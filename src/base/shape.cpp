@@ -9,13 +9,15 @@ namespace weft {
 
 Dims::Dims(std::span<const std::int64_t> values) {
   if (values.size() > kMaxDims)
-    throw Error(ErrorCode::bad_argument, fmt::format("shape: {} dimensions; expected at most {}", values.size(), kMaxDims));
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("shape: {} dimensions; expected at most {}", values.size(), kMaxDims));
   for (const std::int64_t v : values) values_[rank_++] = v;
 }
 
 void Dims::push_back(std::int64_t value) {
   if (rank_ == kMaxDims)
-    throw Error(ErrorCode::bad_argument, fmt::format("shape: {} dimensions; expected at most {}", rank_ + 1, kMaxDims));
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("shape: {} dimensions; expected at most {}", rank_ + 1, kMaxDims));
   values_[rank_++] = value;
 }
 

@@ -1,5 +1,5 @@
-// The one per-process object: memory, calls in flight, fork guard, log. Explicit and passed in; weft has no other
-// mutable state. Threads that are ranks of one job share one Context.
+// The one per-process object: memory, calls in flight, fork guard, log. Explicit and passed in; weft has no
+// other mutable state. Threads that are ranks of one job share one Context.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,8 @@ class ProgressList;
 struct ContextOptions {
   LogLevel log_level = LogLevel::warning;  ///< WEFT_LOG overrides where set
   LogSink log_sink = {};                   ///< empty: stderr
-  std::size_t segment_bytes = std::size_t{1} << 30;  ///< address space per shared segment; halved when refused
+  std::size_t segment_bytes = std::size_t{1}
+                              << 30;  ///< address space per shared segment; halved when refused
 };
 
 /// Thread-safe. Must outlive every Storage, Tensor and ProcessGroup made with it.
@@ -31,22 +32,25 @@ class Context {
 
   Logger& log() noexcept;
   const ContextOptions& options() const noexcept;
-  /// Throws `unsupported` in a process forked after this Context was made: "<what>: this process was forked …".
+  /// Throws `unsupported` in a process forked after this Context was made: "<what>: this process was forked
+  /// …".
   void check_fork(const char* what) const {
     if (forked()) throw_forked(what);
   }
   /// True in a child forked after this Context was made. No system call.
   bool forked() const noexcept { return *fork_mark_ == 0; }
 
-  // For weft's own layers (src/base/): this process's memory, its neighbours on the host, calls in flight by rank.
+  // For weft's own layers (src/base/): this process's memory, its neighbours on the host, calls in flight by
+  // rank.
   Arena& arena() noexcept;
   LocalMemory& local_memory() noexcept;
   Neighbourhood& neighbourhood() noexcept;
   /// Throws bad_argument where `identity` is not in [0, 1024).
   ProgressList& progress(int identity);
-  /// The one T of this Context, made as T(*this) by the first call and destroyed with the Context, last made first:
-  /// what a layer above keeps per process (a registry, a pool). Thread-safe.
-  template <class T> T& attached() {
+  /// The one T of this Context, made as T(*this) by the first call and destroyed with the Context, last made
+  /// first: what a layer above keeps per process (a registry, a pool). Thread-safe.
+  template <class T>
+  T& attached() {
     return *static_cast<T*>(
         attachment(typeid(T), [](Context& c) -> std::shared_ptr<void> { return std::make_shared<T>(c); }));
   }

@@ -14,10 +14,19 @@ inline constexpr int kDTypeCount = 13;
 /// Bytes per element.
 constexpr int size_bytes(DType t) noexcept {
   switch (t) {
-    case DType::f64: case DType::i64: case DType::u64: return 8;
-    case DType::f32: case DType::i32: case DType::u32: return 4;
-    case DType::f16: case DType::bf16: case DType::i16: case DType::u16: return 2;
-    case DType::i8: case DType::u8: case DType::boolean: return 1;
+    case DType::f64:
+    case DType::i64:
+    case DType::u64: return 8;
+    case DType::f32:
+    case DType::i32:
+    case DType::u32: return 4;
+    case DType::f16:
+    case DType::bf16:
+    case DType::i16:
+    case DType::u16: return 2;
+    case DType::i8:
+    case DType::u8:
+    case DType::boolean: return 1;
   }
   return 0;
 }
@@ -39,13 +48,18 @@ struct bf16 {
   /// Rounds to nearest, ties to even; a NaN stays a NaN (quiet).
   explicit constexpr bf16(float f) noexcept {
     const auto u = std::bit_cast<std::uint32_t>(f);
-    bits = (u & 0x7fffffffu) > 0x7f800000u ? static_cast<std::uint16_t>((u >> 16) | 0x40u)
-                                           : static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+    bits = (u & 0x7fffffffu) > 0x7f800000u
+               ? static_cast<std::uint16_t>((u >> 16) | 0x40u)
+               : static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
   }
   explicit constexpr operator float() const noexcept {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
   }
-  static constexpr bf16 from_bits(std::uint16_t b) noexcept { bf16 x; x.bits = b; return x; }
+  static constexpr bf16 from_bits(std::uint16_t b) noexcept {
+    bf16 x;
+    x.bits = b;
+    return x;
+  }
 };
 
 /// IEEE binary16. Storage only; arithmetic happens in float.
@@ -55,23 +69,41 @@ struct f16 {
   /// Rounds to nearest, ties to even; overflow gives infinity; a NaN stays a NaN (quiet).
   explicit f16(float f) noexcept;
   explicit operator float() const noexcept;
-  static constexpr f16 from_bits(std::uint16_t b) noexcept { f16 x; x.bits = b; return x; }
+  static constexpr f16 from_bits(std::uint16_t b) noexcept {
+    f16 x;
+    x.bits = b;
+    return x;
+  }
 };
 
 /// The DType of a C++ type: `dtype_of<float> == DType::f32`.
-template <class T> inline constexpr DType dtype_of = T::weft_has_no_dtype_for_this_type;
-template <> inline constexpr DType dtype_of<double> = DType::f64;
-template <> inline constexpr DType dtype_of<float> = DType::f32;
-template <> inline constexpr DType dtype_of<f16> = DType::f16;
-template <> inline constexpr DType dtype_of<bf16> = DType::bf16;
-template <> inline constexpr DType dtype_of<std::int8_t> = DType::i8;
-template <> inline constexpr DType dtype_of<std::int16_t> = DType::i16;
-template <> inline constexpr DType dtype_of<std::int32_t> = DType::i32;
-template <> inline constexpr DType dtype_of<std::int64_t> = DType::i64;
-template <> inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
-template <> inline constexpr DType dtype_of<std::uint16_t> = DType::u16;
-template <> inline constexpr DType dtype_of<std::uint32_t> = DType::u32;
-template <> inline constexpr DType dtype_of<std::uint64_t> = DType::u64;
-template <> inline constexpr DType dtype_of<bool> = DType::boolean;
+template <class T>
+inline constexpr DType dtype_of = T::weft_has_no_dtype_for_this_type;
+template <>
+inline constexpr DType dtype_of<double> = DType::f64;
+template <>
+inline constexpr DType dtype_of<float> = DType::f32;
+template <>
+inline constexpr DType dtype_of<f16> = DType::f16;
+template <>
+inline constexpr DType dtype_of<bf16> = DType::bf16;
+template <>
+inline constexpr DType dtype_of<std::int8_t> = DType::i8;
+template <>
+inline constexpr DType dtype_of<std::int16_t> = DType::i16;
+template <>
+inline constexpr DType dtype_of<std::int32_t> = DType::i32;
+template <>
+inline constexpr DType dtype_of<std::int64_t> = DType::i64;
+template <>
+inline constexpr DType dtype_of<std::uint8_t> = DType::u8;
+template <>
+inline constexpr DType dtype_of<std::uint16_t> = DType::u16;
+template <>
+inline constexpr DType dtype_of<std::uint32_t> = DType::u32;
+template <>
+inline constexpr DType dtype_of<std::uint64_t> = DType::u64;
+template <>
+inline constexpr DType dtype_of<bool> = DType::boolean;
 
 }  // namespace weft

@@ -32,10 +32,10 @@ inline constexpr std::uint64_t kNoCall = ~std::uint64_t{0};
 /// What went wrong, where and with whom: the value an Error carries and a backend reports.
 struct Failure {
   ErrorCode code = ErrorCode::system;
-  std::string text;             ///< without the group's tail
-  Op op = Op::none;             ///< the operation that failed
-  std::uint64_t call = kNoCall; ///< its number in the group
-  std::vector<int> ranks;       ///< the ranks to blame, in the group's numbering
+  std::string text;              ///< without the group's tail
+  Op op = Op::none;              ///< the operation that failed
+  std::uint64_t call = kNoCall;  ///< its number in the group
+  std::vector<int> ranks;        ///< the ranks to blame, in the group's numbering
 };
 
 /// Thrown by every weft function that fails. Copying does not throw.

@@ -24,8 +24,8 @@ std::string_view name(Op op) noexcept;
 /// How elements of several ranks become one. A small value; compare with ==.
 ///
 /// `avg` is the sum, truly divided by the number of ranks in the accumulator and then rounded once; integer
-/// averages truncate toward zero and integer sums wrap. `min` and `max` give the one quiet NaN where any input is
-/// NaN, and order -0 before +0.
+/// averages truncate toward zero and integer sums wrap. `min` and `max` give the one quiet NaN where any
+/// input is NaN, and order -0 before +0.
 struct ReduceOp {
   enum class Kind : std::uint8_t { sum, avg, min, max };
   Kind kind = Kind::sum;
@@ -41,8 +41,8 @@ inline constexpr ReduceOp ReduceOp::max{Kind::max};
 /// "sum", "avg", "min" or "max".
 std::string_view name(ReduceOp op) noexcept;
 
-/// In which order elements are combined. `native`: the backend's own. `canonical`: a binary tree over the rank
-/// index, split at the largest power of two below n (n = 3: (0+1)+2), the same bits on every backend.
+/// In which order elements are combined. `native`: the backend's own. `canonical`: a binary tree over the
+/// rank index, split at the largest power of two below n (n = 3: (0+1)+2), the same bits on every backend.
 enum class Order : std::uint8_t { native, canonical };
 
 }  // namespace weft

@@ -8,17 +8,17 @@ namespace weft {
 
 class Context;
 
-/// `local`: ordinary pages, huge where possible (weights, optimizer state). `shared`: pages that peers on this
-/// host may map, on which collectives copy nothing (boundaries, gradient buckets, shards).
+/// `local`: ordinary pages, huge where possible (weights, optimizer state). `shared`: pages that peers on
+/// this host may map, on which collectives copy nothing (boundaries, gradient buckets, shards).
 enum class Memory : unsigned char { local, shared };
 
-/// A block of at least `bytes` bytes, 64-byte aligned (shared: whole pages). Copying shares; the last owner frees.
-/// The Context must outlive it. Reference counting is thread-safe, the bytes are the user's to guard.
+/// A block of at least `bytes` bytes, 64-byte aligned (shared: whole pages). Copying shares; the last owner
+/// frees. The Context must outlive it. Reference counting is thread-safe, the bytes are the user's to guard.
 class Storage {
  public:
   Storage() = default;
-  /// Uninitialised memory. Throws system naming the size where it cannot be had. Where shared memory cannot be had at all
-  /// (RLIMIT_AS, no memfd), local memory is given instead and one line at level info says so.
+  /// Uninitialised memory. Throws system naming the size where it cannot be had. Where shared memory cannot
+  /// be had at all (RLIMIT_AS, no memfd), local memory is given instead and one line at level info says so.
   static Storage allocate(Context& context, Memory memory, std::size_t bytes);
   /// Wraps foreign memory without owning it; the caller keeps it alive.
   static Storage borrow(void* data, std::size_t bytes);

@@ -7,10 +7,12 @@
 namespace weft {
 
 struct Layout;
-/// An interned layout (weft/mesh/layout.hpp): equal layouts have equal pointers. Null: a plain tensor, known to one rank.
+/// An interned layout (weft/mesh/layout.hpp): equal layouts have equal pointers. Null: a plain tensor, known
+/// to one rank.
 using LayoutRef = const Layout*;
 
-/// Copying shares the Storage. Always contiguous and row-major. Const-ness is the handle's, not the elements'.
+/// Copying shares the Storage. Always contiguous and row-major. Const-ness is the handle's, not the
+/// elements'.
 class Tensor {
  public:
   Tensor() = default;
@@ -28,16 +30,23 @@ class Tensor {
   const Storage& storage() const noexcept { return storage_; }
   std::byte* data() const noexcept { return storage_.data() + offset_; }
   /// The elements as T; throws bad_argument where T is not the dtype.
-  template <class T> std::span<T> as() const {
+  template <class T>
+  std::span<T> as() const {
     require(dtype_of<T>);
     return {reinterpret_cast<T*>(data()), static_cast<std::size_t>(count())};
   }
   std::span<float> f32() const { return as<float>(); }
 
   LayoutRef layout() const noexcept { return layout_; }
-  /// The same storage, stated to have this layout; no data moves and nothing is checked here (mesh has the checked form).
-  Tensor with_layout(LayoutRef layout) const { Tensor t = *this; t.layout_ = layout; return t; }
-  /// The same elements in another shape of equal count; drops the layout. Throws bad_argument where the counts differ.
+  /// The same storage, stated to have this layout; no data moves and nothing is checked here (mesh has the
+  /// checked form).
+  Tensor with_layout(LayoutRef layout) const {
+    Tensor t = *this;
+    t.layout_ = layout;
+    return t;
+  }
+  /// The same elements in another shape of equal count; drops the layout. Throws bad_argument where the
+  /// counts differ.
   Tensor reshape(const Shape& shape) const;
   /// Elements [offset, offset + shape.count()) as a tensor of that shape; drops the layout.
   Tensor slice_flat(std::int64_t offset, const Shape& shape) const;

@@ -39,9 +39,7 @@ struct BasicView {
     return std::span<U>(reinterpret_cast<U*>(data), static_cast<std::size_t>(count()));
   }
 
-  operator BasicView<const std::byte>() const noexcept
-    requires(!std::is_const_v<Byte>)
-  {
+  operator BasicView<const std::byte>() const noexcept requires(!std::is_const_v<Byte>) {
     return {data, dtype, device, shape, strides};
   }
 };
@@ -53,12 +51,19 @@ using ConstTensorView = BasicView<const std::byte>;  ///< never back
 template <class T>
 auto view(T* data, std::int64_t count) noexcept {
   using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
-  return BasicView<Byte>{reinterpret_cast<Byte*>(data), dtype_of<std::remove_const_t<T>>, {}, Dims::line(count),
-                         Dims::line(1)};
+  return BasicView<Byte>{
+      reinterpret_cast<Byte*>(data), dtype_of<std::remove_const_t<T>>, {}, Dims::line(count), Dims::line(1)};
 }
-template <class T> auto view(std::span<T> s) noexcept { return view(s.data(), static_cast<std::int64_t>(s.size())); }
-template <class T> auto view(std::vector<T>& v) noexcept { return view(v.data(), static_cast<std::int64_t>(v.size())); }
-template <class T> auto view(const std::vector<T>& v) noexcept {
+template <class T>
+auto view(std::span<T> s) noexcept {
+  return view(s.data(), static_cast<std::int64_t>(s.size()));
+}
+template <class T>
+auto view(std::vector<T>& v) noexcept {
+  return view(v.data(), static_cast<std::int64_t>(v.size()));
+}
+template <class T>
+auto view(const std::vector<T>& v) noexcept {
   return view(v.data(), static_cast<std::int64_t>(v.size()));
 }
 
