@@ -1,9 +1,11 @@
-// All of weft's C++ API.
+// All of libweft: base, backends and mesh. What libweft_train adds (nn, tp, dp, models, checkpoint) is
+// included header by header.
 #pragma once
 
 #include "weft/backends/backend.hpp"
 #include "weft/backends/process_group.hpp"
 #include "weft/backends/store.hpp"
+#include "weft/backends/store_tcp.hpp"
 #include "weft/base/context.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/tensor.hpp"

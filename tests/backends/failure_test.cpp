@@ -274,6 +274,37 @@ TEST(Processes, NewSegmentsAreMappedOnTheWay) {
       options);
 }
 
+// The same where nothing but messages is sent: the first of a new segment is streamed, later ones are read in
+// place.
+TEST(Processes, NewSegmentsAreMappedByMessagesToo) {
+  RankOptions options;
+  options.context.segment_bytes = 1 << 20;
+  run_ranks(
+      Ranks::processes, 2,
+      [](Rank& r) {
+        RankOptions watched = r.options;
+        int in_place = 0;
+        watched.hooks.in_chunk = [&](std::uint64_t) { ++in_place; };
+        Rank me(r.rank, r.size, r.context, r.store, watched);
+        me.group();
+        std::vector<Tensor> keep;
+        for (int round = 0; round < 4; ++round) keep.push_back(filled(r, 200000, Memory::shared));
+        for (int round = 0; round < 8; ++round) {
+          const Tensor& t = keep.back();  // in the newest segment
+          if (r.rank == 0) {
+            me.group().send(t, 1).wait();
+          } else {
+            me.group().recv(t, 0).wait();
+            for (std::int64_t i = 0; i < t.count(); i += 7) ASSERT_EQ(load(t, i), value(0, i));
+          }
+        }
+        if (r.rank == 1) {
+          EXPECT_GT(in_place, 0);
+        }
+      },
+      options);
+}
+
 // A rank is killed with its peers' memory in hand.
 TEST(Processes, AKilledRankIsNamedWithinASecond) {
   for (const Memory memory : {Memory::shared, Memory::local}) {

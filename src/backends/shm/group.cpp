@@ -11,7 +11,7 @@ constexpr auto kMapPatience = std::chrono::milliseconds(50);  // for a stopped o
 
 }  // namespace
 
-Buffer Group::publish(const std::byte* data, std::size_t bytes) const noexcept {
+Buffer Group::publish(const std::byte* data, std::size_t bytes, int reader) const noexcept {
   if (bytes == 0) return {Buffer::none, 0, 0};
   if (one_process) return {Buffer::pointer, 0, reinterpret_cast<std::uint64_t>(data)};
   const std::optional<Place> place = context.arena().find(data, bytes);
@@ -19,8 +19,9 @@ Buffer Group::publish(const std::byte* data, std::size_t bytes) const noexcept {
   const std::uint32_t segments = context.arena().segment_count();
   if (mine().segments.load(std::memory_order_relaxed) != segments)
     mine().segments.store(segments, std::memory_order_seq_cst);
-  for (int r = 0; r < size; ++r)  // all have mapped it, or none may be sent there
-    if (r != rank && control.mapped(r, rank).load(std::memory_order_seq_cst) <= place->segment)
+  for (int r = 0; r < size; ++r)  // who reads it has mapped it, or may not be sent there
+    if (r != rank && (reader == kEverybody || reader == r) &&
+        control.mapped(r, rank).load(std::memory_order_seq_cst) <= place->segment)
       return {Buffer::foreign, 0, 0};
   return {Buffer::shared, place->segment, place->offset};
 }

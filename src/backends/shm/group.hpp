@@ -18,6 +18,7 @@ enum class Path : std::uint8_t { automatic, inline_only, direct, staged };
 
 /// The group as one rank sees it, after bring-up.
 struct Group {
+  static constexpr int kEverybody = -1;
   explicit Group(Context& c) : context(c) {}
 
   Context& context;
@@ -44,8 +45,8 @@ struct Group {
       if (r != rank) wake(r);
   }
 
-  /// Where a buffer of this rank lies, as all peers can reach it now.
-  Buffer publish(const std::byte* data, std::size_t bytes) const noexcept;
+  /// Where a buffer of this rank lies, as all peers, or the one that reads it, can reach it now.
+  Buffer publish(const std::byte* data, std::size_t bytes, int reader = kEverybody) const noexcept;
   /// The address here of what rank `r` published. Only for pointer and shared.
   std::byte* reach(int r, const Buffer& b) const noexcept {
     if (b.kind == Buffer::pointer) return reinterpret_cast<std::byte*>(b.offset);

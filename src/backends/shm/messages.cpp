@@ -68,7 +68,7 @@ bool Messages::flush(int dst) {
       peer.free_numbers &= peer.free_numbers - 1;
       letter.number = st.number;
       letter.place = dst == group_.rank ? Buffer{Buffer::pointer, 0, reinterpret_cast<std::uint64_t>(s.in)}
-                                        : group_.publish(s.in, static_cast<std::size_t>(st.bytes));
+                                        : group_.publish(s.in, static_cast<std::size_t>(st.bytes), dst);
       st.place = letter.place;
       st.phase = Phase::posted;
       peer.outstanding.push_back(&s);
@@ -157,6 +157,7 @@ bool Messages::advance() {
   const std::uint64_t mail = group_.mine().mail.load(std::memory_order_seq_cst);
   if (mail == seen_) return false;
   seen_ = mail;
+  group_.map_news();  // so that the next large message may be read where it lies
   bool moved = false;
   for (int r = 0; r < group_.size && trouble() == nullptr; ++r) {
     if (drain(r)) moved = true;
