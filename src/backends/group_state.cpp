@@ -323,7 +323,15 @@ bool GroupState::drive_until(const Done& done, Deadline limit) noexcept {
       if (idle < spins + kYields) {
         sched_yield();
       } else {
-        progress_->sleep(std::min<Duration>(kSleep, limit.left()), [&] { return done() || limit.passed(); });
+        // While this thread announced its sleep another one may have held the group, past the step that
+        // matters: then nobody will ring for it, so it looks itself or stays awake.
+        progress_->sleep(std::min<Duration>(kSleep, limit.left()), [&] {
+          if (done() || limit.passed()) return true;
+          if (!try_own()) return true;
+          const bool moved = drive_owned();
+          disown();
+          return moved || done();
+        });
       }
     }
   }

@@ -80,8 +80,7 @@ class GroupState final : public Driven, public BlockHolder {
   void disown() noexcept { owned_.store(false, std::memory_order_release); }
 
   bool drive_owned() noexcept;  // polls what is in flight; true: moved
-  Step poll_slot(std::uint32_t slot) noexcept;
-  void finish(std::uint32_t slot) noexcept;
+  void finish(std::uint32_t index) noexcept;
   void inspect() noexcept;  // slow path: health, deadlines
   void expire(Slot& slot) noexcept;
   void mark_failed() noexcept;  // takes over the backend's first cause
