@@ -29,7 +29,7 @@ fence cmake "$source_dir/README.md" >"$work/hello/CMakeLists.txt"
 grep -q all_reduce "$work/hello/hello.cpp" || { echo "FAILED: README.md has no C++ block"; exit 1; }
 grep -q find_package "$work/hello/CMakeLists.txt" || { echo "FAILED: README.md has no CMake block"; exit 1; }
 
-cmake -S "$work/hello" -B "$work/hello/build" -DCMAKE_PREFIX_PATH="$prefix" >"$work/cmake.log" 2>&1 &&
+cmake -G Ninja -S "$work/hello" -B "$work/hello/build" -DCMAKE_PREFIX_PATH="$prefix" >"$work/cmake.log" 2>&1 &&
   cmake --build "$work/hello/build" >>"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
 expect_sum "$prefix/bin/weft" run -n 2 -- "$work/hello/build/hello"
 echo "find_package: ok"
