@@ -29,7 +29,8 @@ class Tensor {
   DType dtype() const noexcept { return dtype_; }
   const Storage& storage() const noexcept { return storage_; }
   std::byte* data() const noexcept { return storage_.data() + offset_; }
-  /// The elements as T; throws bad_argument where T is not the dtype.
+  /// The elements as T, valid as long as some Tensor shares the storage: never loop over the span of a
+  /// temporary. Throws bad_argument where T is not the dtype.
   template <class T>
   std::span<T> as() const {
     require(dtype_of<T>);
