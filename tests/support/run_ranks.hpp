@@ -65,7 +65,8 @@ class RankProcesses {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The Error that `f` throws; a failed check where it throws none.
+/// The Error that `f` throws; where it throws none, one of code system, "no error was thrown", for the checks
+/// that follow.
 template <class F>
 Error error_of(const F& f) {
   try {
