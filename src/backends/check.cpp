@@ -2,7 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "backends/compose.hpp"
 #include "backends/op_table.hpp"
+#include "backends/reduce.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -26,15 +33,15 @@ struct Checker {
 
   template <class Byte>
   void buffer(const BasicView<Byte>& v, const char* which) const {
-    if (v.device.kind != DeviceKind::cpu)
-      wrong(ErrorCode::unsupported, "{} is on {}; backend {} moves cpu memory", which, to_string(v.device),
-            traits.name);
+    if ((v.device.kind != DeviceKind::cpu) != traits.device)
+      wrong(ErrorCode::unsupported, "{} is on {}; backend {} moves {} memory", which, to_string(v.device),
+            traits.name, traits.device ? "cuda" : "cpu");
     if (!v.contiguous())
       wrong(ErrorCode::bad_argument, "{} is not contiguous: shape {} has strides {}", which,
             to_string(v.shape), to_string(v.strides));
     if (v.data == nullptr && v.count() > 0)
       wrong(ErrorCode::bad_argument, "{} is null; expected {} elements", which, v.count());
-    if (((traits.dtypes >> static_cast<int>(v.dtype)) & 1u) == 0)
+    if (!traits.moves(v.dtype))
       wrong(ErrorCode::unsupported, "{} is {}, which backend {} does not move", which, name(v.dtype),
             traits.name);
   }
@@ -55,19 +62,129 @@ struct Checker {
       wrong(ErrorCode::bad_argument, "out is {}; expected {} (in)", name(out.dtype), name(in.dtype));
   }
 
-  void overlap(const ConstTensorView& in, const TensorView& out, bool in_place, const char* rule) const {
+  // In place: in_at (of or around `in`) is out_at. Null: never.
+  void overlap(const ConstTensorView& in, const TensorView& out, const std::byte* in_at,
+               const std::byte* out_at, const char* rule) const {
     const std::byte *in_end = in.data + in.bytes(), *out_end = out.data + out.bytes();
     if (in.bytes() == 0 || out.bytes() == 0 || in.data >= out_end || out.data >= in_end) return;
-    if (!in_place) wrong(ErrorCode::bad_argument, "in and out overlap; in place means {}", rule);
+    if (in_at != out_at || in_at == nullptr)
+      wrong(ErrorCode::bad_argument, "in and out overlap; {}{}", rule[0] == '-' ? "" : "in place means ",
+            rule[0] == '-' ? rule + 1 : rule);
   }
 
   void reduction(DType dtype) const {
-    if (((traits.reduce_dtypes >> static_cast<int>(dtype)) & 1u) == 0)
-      wrong(ErrorCode::unsupported, "backend {} does not reduce {}", traits.name, name(dtype));
-    if (call.options.order == Order::canonical && !traits.canonical)
-      wrong(ErrorCode::unsupported, "backend {} has no canonical order", traits.name);
+    const ReduceOp& op = call.options.op;
+    if (op.kind == ReduceOp::Kind::user && (op.user == nullptr || !op.user->combine))
+      wrong(ErrorCode::bad_argument, "op is user, but its function is empty");
+    if (!can_reduce(dtype, op))
+      wrong(ErrorCode::unsupported, "{} of {} is not defined", name(op), name(dtype));
+    if (op.kind == ReduceOp::Kind::premul_sum && !is_floating(dtype) &&
+        (op.scale != std::trunc(op.scale) || std::abs(op.scale) > 0x1p53))
+      wrong(ErrorCode::bad_argument, "scale is {}; expected a whole number for {}", op.scale, name(dtype));
+    if (road(traits, call.op, dtype, op.kind, call.options.order) == Road::unsupported)
+      wrong(ErrorCode::unsupported, "backend {} has no {} of {}{}", traits.name, name(op), name(dtype),
+            call.options.order == Order::canonical ? " in canonical order" : "");
   }
+
+  // A view's blocks: as many as ranks, inside of it, and apart from one another where they are written.
+  void blocks(const Blocks& b, const char* which, std::int64_t count, bool written) const {
+    if (static_cast<int>(b.counts.size()) != size)
+      wrong(ErrorCode::bad_argument, "{}_blocks has {} counts; expected {} (group size)", which,
+            b.counts.size(), size);
+    if (!b.offsets.empty() && b.offsets.size() != b.counts.size())
+      wrong(ErrorCode::bad_argument, "{}_blocks has {} offsets; expected {} (group size) or none", which,
+            b.offsets.size(), size);
+    std::int64_t next = 0;
+    for (std::size_t r = 0; r < b.counts.size(); ++r) {
+      const std::int64_t n = b.counts[r], at = b.offsets.empty() ? next : b.offsets[r];
+      if (n < 0)
+        wrong(ErrorCode::bad_argument, "{}_blocks.counts[{}] is {}; expected 0 or more", which, r, n);
+      if (at < 0 || at > count || n > count - at)
+        wrong(ErrorCode::bad_argument, "{}_blocks: block {} is elements {} to {}; {} has {}", which, r, at,
+              at + n, which, count);
+      next = at + n;
+    }
+    if (!written || b.offsets.empty()) return;
+    std::vector<std::size_t> order(b.counts.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::erase_if(order, [&](std::size_t r) { return b.counts[r] == 0; });
+    std::sort(order.begin(), order.end(),
+              [&](std::size_t x, std::size_t y) { return b.offsets[x] < b.offsets[y]; });
+    for (std::size_t i = 1; i < order.size(); ++i)
+      if (b.offsets[order[i - 1]] + b.counts[order[i - 1]] > b.offsets[order[i]])
+        wrong(ErrorCode::bad_argument, "{}_blocks: blocks {} and {} overlap", which, order[i - 1], order[i]);
+  }
+
+  // Where the own block begins.
+  static std::int64_t offset(const Blocks& b, int r) {
+    return b.offsets.empty() ? std::accumulate(b.counts.begin(), b.counts.begin() + r, std::int64_t{0})
+                             : b.offsets[static_cast<std::size_t>(r)];
+  }
+
+  void counts(OpRow r) const;
 };
+
+// How many elements `in` and `out` have, and how they may lie in one another.
+void Checker::counts(OpRow r) const {
+  const ConstTensorView& in = call.in;
+  const TensorView& out = call.out;
+  const std::int64_t in_count = in.count(), out_count = out.count(), element = size_bytes(in.dtype);
+  const auto own = static_cast<std::size_t>(rank);
+  switch (r.counts) {
+    case Counts::equal:
+      if (in_count != out_count)
+        wrong(ErrorCode::bad_argument, "out has {} elements; expected {} (in)", out_count, in_count);
+      if (call.op == Op::all_to_all) {
+        if (in_count % size != 0)
+          wrong(ErrorCode::bad_argument, "in has {} elements; expected a multiple of {} (group size)",
+                in_count, size);
+        overlap(in, out, nullptr, nullptr, "-all_to_all is never in place");
+      } else {
+        overlap(in, out, in.data, out.data, "the same buffer");
+      }
+      return;
+    case Counts::out_is_n_in:
+      if (out_count != in_count * size)
+        wrong(ErrorCode::bad_argument, "out has {} elements; expected {} (in) x {} (group size) = {}",
+              out_count, in_count, size, in_count * size);
+      overlap(in, out, in.data, out.data + rank * in.bytes(), "in is block rank() of out");
+      return;
+    case Counts::in_is_n_out:
+      if (in_count != out_count * size)
+        wrong(ErrorCode::bad_argument, "in has {} elements; expected {} (out) x {} (group size) = {}",
+              in_count, out_count, size, out_count * size);
+      overlap(in, out, in.data + rank * out.bytes(), out.data, "out is block rank() of in");
+      return;
+    case Counts::out_blocks:
+      blocks(call.out_blocks, "out", out_count, true);
+      if (in_count != call.out_blocks.counts[own])
+        wrong(ErrorCode::bad_argument, "in has {} elements; expected {} (out_blocks.counts[{}])", in_count,
+              call.out_blocks.counts[own], rank);
+      overlap(in, out, in.data, out.data + offset(call.out_blocks, rank) * element,
+              "in is block rank() of out");
+      return;
+    case Counts::in_blocks:
+      blocks(call.in_blocks, "in", in_count, false);
+      if (out_count != call.in_blocks.counts[own])
+        wrong(ErrorCode::bad_argument, "out has {} elements; expected {} (in_blocks.counts[{}])", out_count,
+              call.in_blocks.counts[own], rank);
+      overlap(in, out, in.data + offset(call.in_blocks, rank) * element, out.data,
+              "out is block rank() of in");
+      return;
+    case Counts::both_blocks:
+      blocks(call.in_blocks, "in", in_count, false);
+      blocks(call.out_blocks, "out", out_count, true);
+      if (call.in_blocks.counts[own] != call.out_blocks.counts[own])
+        wrong(ErrorCode::bad_argument,
+              "out_blocks.counts[{}] is {}; expected {} (in_blocks.counts[{}], this rank's own)", rank,
+              call.out_blocks.counts[own], call.in_blocks.counts[own], rank);
+      overlap(in, out, nullptr, nullptr, "-all_to_all_v is never in place");
+      return;
+    case Counts::none:
+    case Counts::in_only:
+    case Counts::out_only: return;
+  }
+}
 
 }  // namespace
 
@@ -75,57 +192,27 @@ void check(const Call& call, const Traits& traits, int rank, int size, std::stri
   const Checker c{call, traits, rank, size, group};
   if (call.options.deadline < Duration::zero()) c.wrong(ErrorCode::bad_argument, "deadline is negative");
   const OpRow r = row(call.op);
-  switch (r.counts) {
-    case Counts::none: return;
-    case Counts::in_only:
-      c.peer(call.peer, "dst");
-      c.tag();
-      c.buffer(call.in[0], "in");
-      return;
-    case Counts::out_only:
-      c.peer(call.peer, "src");
-      c.tag();
-      c.buffer(call.out[0], "out");
-      return;
-    case Counts::root_in:
-      c.peer(call.root, "root");
-      c.buffer(call.out[0], "out");
-      if (rank == call.root) {
-        const ConstTensorView& in = call.in[0];
-        const TensorView& out = call.out[0];
-        c.buffer(in, "in");
-        c.same_dtype(in, out);
-        if (in.count() != out.count())
-          c.wrong(ErrorCode::bad_argument, "out has {} elements; expected {} (in)", out.count(), in.count());
-        c.overlap(in, out, in.data == out.data, "the same buffer");
-      }
-      return;
-    case Counts::equal:
-    case Counts::out_is_n_in:
-    case Counts::in_is_n_out: break;
+  if (r.counts == Counts::none) {
+    if (call.op == Op::none)
+      c.wrong(ErrorCode::bad_argument, "the call is empty; make it with a function of namespace call");
+    return;
   }
-  const ConstTensorView& in = call.in[0];
-  const TensorView& out = call.out[0];
-  c.buffer(in, "in");
-  c.buffer(out, "out");
-  c.same_dtype(in, out);
-  if (r.reduces) c.reduction(in.dtype);
-  const std::int64_t in_count = in.count(), out_count = out.count();
-  if (r.counts == Counts::equal) {
-    if (in_count != out_count)
-      c.wrong(ErrorCode::bad_argument, "out has {} elements; expected {} (in)", out_count, in_count);
-    c.overlap(in, out, in.data == out.data, "the same buffer");
-  } else if (r.counts == Counts::out_is_n_in) {
-    if (out_count != in_count * size)
-      c.wrong(ErrorCode::bad_argument, "out has {} elements; expected {} (in) x {} (group size) = {}",
-              out_count, in_count, size, in_count * size);
-    c.overlap(in, out, in.data == out.data + rank * in.bytes(), "in is block rank() of out");
-  } else {
-    if (in_count != out_count * size)
-      c.wrong(ErrorCode::bad_argument, "in has {} elements; expected {} (out) x {} (group size) = {}",
-              in_count, out_count, size, out_count * size);
-    c.overlap(in, out, out.data == in.data + rank * out.bytes(), "out is block rank() of in");
+  if (r.rooted != Rooted::no) c.peer(call.root, "root");
+  if (!r.collective) {
+    c.peer(call.peer, call.op == Op::send ? "dst" : "src");
+    c.tag();
   }
+  const bool in = has_in(call.op, rank == call.root), out = has_out(call.op, rank == call.root);
+  if (in) c.buffer(call.in, "in");
+  if (out) c.buffer(call.out, "out");
+  if (in && out) c.same_dtype(call.in, call.out);
+  if (r.reduces) {
+    c.reduction(call.in.dtype);
+  } else if (road(traits, call.op, in ? call.in.dtype : call.out.dtype, ReduceOp::Kind::sum, Order::native) ==
+             Road::unsupported) {
+    c.wrong(ErrorCode::unsupported, "backend {} cannot do it", traits.name);
+  }
+  if (in && out) c.counts(r);
 }
 
 }  // namespace weft

@@ -5,6 +5,7 @@
 #include <sched.h>
 
 #include "backends/check.hpp"
+#include "backends/compose.hpp"
 #include "backends/op_table.hpp"
 #include "backends/reduce.hpp"
 
@@ -50,6 +51,7 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
                              .ranks_here = ranks_here,
                              .deadline = Deadline::after(m.deadline),
                              .test = m.test});
+  if (needs_composition(backend_->traits())) backend_ = compose(std::move(backend_), m.rank, m.size);
   spin_ = backend_->traits().spin;
   progress_ = &context.progress(identity);
   context.arena().add_holder(this);
@@ -99,26 +101,76 @@ void GroupState::own() noexcept {
   }
 }
 
+// One rank has nobody to meet: one local step, no ring.
+void GroupState::alone(const Call& call) {
+  const bool has_in = weft::has_in(call.op, true), has_out = weft::has_out(call.op, true);
+  if (!has_in || !has_out) return;
+  Block from{0, call.in.count()}, to{0, call.out.count()};
+  const auto first = [](const Blocks& b, Block& block) {
+    if (!b.counts.empty()) block = {b.offsets.empty() ? 0 : b.offsets[0], b.counts[0]};
+  };
+  first(call.in_blocks, from);
+  first(call.out_blocks, to);
+  if (to.count == 0) return;
+  const std::int64_t element = size_bytes(call.out.dtype);
+  const std::byte* const in = call.in.data + from.offset * element;
+  std::byte* const out = call.out.data + to.offset * element;
+  if (row(call.op).reduces) {
+    reduce(call.out.dtype, call.options.op, {&in, 1}, {&out, 1}, to.count);
+  } else if (in != out) {
+    copy_bytes(out, in, to.count * element);
+  }
+}
+
 Work GroupState::submit(const Call& call) {
   context.check_fork(name(call.op).data());
   check(call, backend_->traits(), member.rank, member.size, member.name);
-  const OpRow r = row(call.op);
-  const bool has_in = !call.in.empty(), has_out = !call.out.empty();
-  if (failed()) throw_failure();
-  if (member.size == 1 && r.collective) {  // nobody to meet: one local step, no ring
-    if (has_out && call.out[0].count() > 0) {
-      const std::byte* const in = call.in[0].data;
-      std::byte* const out = call.out[0].data;
-      if (r.reduces) {
-        reduce(call.out[0].dtype, call.options.op, {&in, 1}, {&out, 1}, call.out[0].count());
-      } else if (in != out) {
-        copy_bytes(out, in, call.out[0].bytes());
-      }
+  return submit_checked(call);
+}
+
+// All are checked before the first is sent.
+Work GroupState::submit_all(std::span<const Call> calls) {
+  context.check_fork("coalesced");
+  for (const Call& c : calls) check(c, backend_->traits(), member.rank, member.size, member.name);
+  Work first;
+  Work* last = &first;
+  struct Batch {
+    GroupState& group;
+    explicit Batch(GroupState& g) : group(g) { group.batch(true); }
+    ~Batch() { group.batch(false); }
+  } batch(*this);
+  for (const Call& c : calls) {
+    Work work = submit_checked(c);
+    if (!work.valid()) continue;
+    if (last->valid()) {
+      last->more_ = std::make_unique<Work>(std::move(work));
+      last = last->more_.get();
+    } else {
+      *last = std::move(work);
     }
+  }
+  return first;
+}
+
+void GroupState::batch(bool begin) noexcept {
+  own();
+  if (!failed()) backend_->batch(begin);
+  batching_ = begin;
+  disown();
+}
+
+Work GroupState::submit_checked(const Call& call) {
+  const OpRow r = row(call.op);
+  if (failed()) throw_failure();
+  if (member.size == 1 && r.collective) {
+    alone(call);
     return {};
   }
+  const bool at_root = call.root == member.rank;
+  const bool has_in = weft::has_in(call.op, at_root), has_out = weft::has_out(call.op, at_root);
   own();
   if (free_ == 0) {
+    if (batching_) backend_->batch(false);  // what is in it must get on, or no slot ever frees
     disown();
     const Duration limit = call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline;
     bool got = false;  // a free slot, and the group is ours
@@ -142,6 +194,7 @@ Work GroupState::submit(const Call& call) {
                           .op = call.op,
                           .ranks = {}});
     }
+    if (batching_) backend_->batch(true);
   }
   const auto index = static_cast<std::uint32_t>(__builtin_ctzll(free_));
   free_ &= free_ - 1;
@@ -151,15 +204,17 @@ Work GroupState::submit(const Call& call) {
   s.reduce = call.options.op;
   s.order = call.options.order;
   s.call = r.collective ? next_collective_++ : next_message_++;
-  s.in = has_in ? call.in[0].data : nullptr;
-  s.in_count = has_in ? call.in[0].count() : 0;
-  s.out = has_out ? call.out[0].data : nullptr;
-  s.out_count = has_out ? call.out[0].count() : 0;
-  s.dtype = has_out ? call.out[0].dtype : has_in ? call.in[0].dtype : DType::u8;
+  s.in = has_in ? call.in.data : nullptr;
+  s.in_count = has_in ? call.in.count() : 0;
+  s.out = has_out ? call.out.data : nullptr;
+  s.out_count = has_out ? call.out.count() : 0;
+  s.dtype = has_out ? call.out.dtype : has_in ? call.in.dtype : DType::u8;
   s.root = call.root;
   s.peer = call.peer;
   s.tag = call.options.tag;
-  if (r.counts == Counts::root_in && member.rank != call.root) s.in = nullptr, s.in_count = 0;
+  s.stream = call.options.stream;
+  s.in_blocks = s.out_blocks = nullptr;
+  if (!call.in_blocks.counts.empty() || !call.out_blocks.counts.empty()) keep_blocks(slot, call);
   const auto element = static_cast<std::size_t>(size_bytes(s.dtype));
   slot.in_bytes.store(static_cast<std::size_t>(s.in_count) * element, std::memory_order_relaxed);
   slot.out_bytes.store(static_cast<std::size_t>(s.out_count) * element, std::memory_order_relaxed);
@@ -179,6 +234,23 @@ Work GroupState::submit(const Call& call) {
   disown();
   retain();
   return Work(this, index, ticket);
+}
+
+// Blocks without offsets follow one another.
+void GroupState::keep_blocks(Slot& slot, const Call& call) {
+  const auto n = static_cast<std::size_t>(member.size);
+  slot.blocks.resize(2 * n);
+  const auto keep = [&](const Blocks& from, Block* to) -> const Block* {
+    if (from.counts.empty()) return nullptr;
+    std::int64_t next = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      to[i] = {from.offsets.empty() ? next : from.offsets[i], from.counts[i]};
+      next += from.counts[i];
+    }
+    return to;
+  };
+  slot.op.in_blocks = keep(call.in_blocks, slot.blocks.data());
+  slot.op.out_blocks = keep(call.out_blocks, slot.blocks.data() + n);
 }
 
 void GroupState::finish(std::uint32_t index) noexcept {
@@ -354,6 +426,14 @@ bool GroupState::wait(std::uint32_t slot, std::uint32_t ticket, std::optional<Du
   if (finished(slot, ticket)) return true;
   if (failed()) throw_failure();
   return false;
+}
+
+bool GroupState::wait_on(std::uint32_t slot, std::uint32_t ticket, void* stream) {
+  if (finished(slot, ticket)) return true;
+  own();
+  const bool there = finished(slot, ticket) || (!failed() && backend_->wait_on(slots_[slot].op, stream));
+  disown();
+  return there;
 }
 
 void GroupState::dropped(std::uint32_t slot, std::uint32_t ticket) noexcept {

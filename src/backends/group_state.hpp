@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "backends/recorder.hpp"
 #include "base/arena.hpp"
@@ -30,10 +31,13 @@ class GroupState final : public Driven, public BlockHolder {
   void release() noexcept;
 
   Work submit(const Call& call);
+  Work submit_all(std::span<const Call> calls);
   /// True: the call of that ticket is done. Throws where it failed. Polls once.
   bool poll(std::uint32_t slot, std::uint32_t ticket);
   /// Drives until the call is done (true) or `limit` passed (false). Throws where it failed.
   bool wait(std::uint32_t slot, std::uint32_t ticket, std::optional<Duration> limit);
+  /// False: the host has to wait.
+  bool wait_on(std::uint32_t slot, std::uint32_t ticket, void* stream);
   void dropped(std::uint32_t slot, std::uint32_t ticket) noexcept;
 
   void abort(std::string_view why);
@@ -53,7 +57,8 @@ class GroupState final : public Driven, public BlockHolder {
   Recorder recorder;
   std::map<std::string, int> generations;  ///< of subgroups, by name and ranks; guarded by mutex_
   std::string next_token(std::string_view name, std::span<const int> ranks);
-  std::string_view backend_name() const noexcept { return backend_->traits().name; }
+  const Traits& traits() const noexcept { return backend_->traits(); }
+  std::string_view backend_name() const noexcept { return traits().name; }
 
  private:
   struct alignas(64) Slot {
@@ -63,12 +68,17 @@ class GroupState final : public Driven, public BlockHolder {
     Duration deadline{};
     Clock::time_point expires{};
     OpState op;
+    std::vector<Block> blocks;  // of v-forms: op points into it; kept for the next
     // What the caller lent, for holds() and quiesce(): null when nothing is in flight.
     std::atomic<const std::byte*> in{nullptr}, out{nullptr};
     std::atomic<std::size_t> in_bytes{0}, out_bytes{0};
   };
 
   ~GroupState() override;
+  Work submit_checked(const Call& call);
+  void alone(const Call& call);
+  void keep_blocks(Slot& slot, const Call& call);
+  void batch(bool begin) noexcept;
   bool finished(std::uint32_t slot, std::uint32_t ticket) const noexcept {
     return slots_[slot].generation.load(std::memory_order_acquire) != ticket;
   }
@@ -95,6 +105,7 @@ class GroupState final : public Driven, public BlockHolder {
   bool spin_ = true;
 
   std::atomic<bool> owned_{false};
+  bool batching_ = false;  // the owner's
   std::array<Slot, kSlots> slots_;
   std::uint64_t free_ = ~std::uint64_t{0};          // bit per slot
   std::array<std::uint8_t, kSlots> collectives_{};  // slots in call order: [first_, last_)

@@ -4,10 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
+#include <numeric>
 #include <utility>
 
 #include "backends/group_state.hpp"
-#include "backends/shm/shm_backend.hpp"
+#include "weft/backends/plugin.hpp"
 
 namespace weft {
 namespace {
@@ -29,10 +31,7 @@ void check_membership(const Membership& m) {
 }  // namespace
 
 ProcessGroup ProcessGroup::create(Context& context, std::string_view backend, const Membership& m) {
-  if (backend != "shm")
-    throw Error(ErrorCode::unsupported,
-                fmt::format("backend \"{}\" is not known; expected \"shm\"", backend));
-  return create(context, make_shm_backend, m);
+  return create(context, load_backend(context, backend), m);
 }
 
 ProcessGroup ProcessGroup::create(Context& context, const BackendFactory& factory, const Membership& m) {
@@ -62,34 +61,60 @@ const std::string& ProcessGroup::name() const noexcept { return state_->member.n
 Context& ProcessGroup::context() const noexcept { return state_->context; }
 std::string_view ProcessGroup::backend() const noexcept { return state_->backend_name(); }
 
-Work ProcessGroup::submit(const Call& call) { return state_->submit(call); }
+const Traits& ProcessGroup::traits() const noexcept { return state_->traits(); }
+
+Work ProcessGroup::submit(const Call& c) { return state_->submit(c); }
+Work ProcessGroup::coalesced(std::span<const Call> calls) { return state_->submit_all(calls); }
+Work ProcessGroup::coalesced(std::initializer_list<Call> calls) {
+  return state_->submit_all({calls.begin(), calls.size()});
+}
 
 Work ProcessGroup::all_reduce(ConstTensorView in, TensorView out, const CallOptions& options) {
-  return submit({.op = Op::all_reduce, .in = {&in, 1}, .out = {&out, 1}, .options = options});
+  return submit(call::all_reduce(in, out, options));
 }
-
-Work ProcessGroup::all_gather(ConstTensorView in, TensorView out, const CallOptions& options) {
-  return submit({.op = Op::all_gather, .in = {&in, 1}, .out = {&out, 1}, .options = options});
+Work ProcessGroup::reduce(ConstTensorView in, TensorView out, int root, const CallOptions& options) {
+  return submit(call::reduce(in, out, root, options));
 }
-
-Work ProcessGroup::reduce_scatter(ConstTensorView in, TensorView out, const CallOptions& options) {
-  return submit({.op = Op::reduce_scatter, .in = {&in, 1}, .out = {&out, 1}, .options = options});
-}
-
 Work ProcessGroup::broadcast(ConstTensorView in, TensorView out, int root, const CallOptions& options) {
-  return submit({.op = Op::broadcast, .in = {&in, 1}, .out = {&out, 1}, .root = root, .options = options});
+  return submit(call::broadcast(in, out, root, options));
 }
-
-Work ProcessGroup::barrier(const CallOptions& options) {
-  return submit({.op = Op::barrier, .in = {}, .out = {}, .options = options});
+Work ProcessGroup::all_gather(ConstTensorView in, TensorView out, const CallOptions& options) {
+  return submit(call::all_gather(in, out, options));
 }
-
+Work ProcessGroup::all_gather_v(ConstTensorView in, TensorView out, Blocks out_blocks,
+                                const CallOptions& options) {
+  return submit(call::all_gather_v(in, out, out_blocks, options));
+}
+Work ProcessGroup::reduce_scatter(ConstTensorView in, TensorView out, const CallOptions& options) {
+  return submit(call::reduce_scatter(in, out, options));
+}
+Work ProcessGroup::reduce_scatter_v(ConstTensorView in, TensorView out, Blocks in_blocks,
+                                    const CallOptions& options) {
+  return submit(call::reduce_scatter_v(in, out, in_blocks, options));
+}
+Work ProcessGroup::gather(ConstTensorView in, TensorView out, int root, const CallOptions& options) {
+  return submit(call::gather(in, out, root, options));
+}
+Work ProcessGroup::scatter(ConstTensorView in, TensorView out, int root, const CallOptions& options) {
+  return submit(call::scatter(in, out, root, options));
+}
+Work ProcessGroup::all_to_all(ConstTensorView in, TensorView out, const CallOptions& options) {
+  return submit(call::all_to_all(in, out, options));
+}
+Work ProcessGroup::all_to_all_v(ConstTensorView in, Blocks in_blocks, TensorView out, Blocks out_blocks,
+                                const CallOptions& options) {
+  return submit(call::all_to_all_v(in, in_blocks, out, out_blocks, options));
+}
+Work ProcessGroup::barrier(const CallOptions& options) { return submit(call::barrier(options)); }
 Work ProcessGroup::send(ConstTensorView in, int dst, const CallOptions& options) {
-  return submit({.op = Op::send, .in = {&in, 1}, .out = {}, .peer = dst, .options = options});
+  return submit(call::send(in, dst, options));
 }
-
 Work ProcessGroup::recv(TensorView out, int src, const CallOptions& options) {
-  return submit({.op = Op::recv, .in = {}, .out = {&out, 1}, .peer = src, .options = options});
+  return submit(call::recv(out, src, options));
+}
+Work ProcessGroup::send_recv(ConstTensorView in, int dst, TensorView out, int src,
+                             const CallOptions& options) {
+  return coalesced({call::send(in, dst, options), call::recv(out, src, options)});
 }
 
 ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> ranks) {
@@ -117,6 +142,32 @@ ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> 
   m.name = std::string(name);
   return ProcessGroup(
       new GroupState(context(), state_->factory, m, state_->next_token(name, ranks), state_->ranks_here));
+}
+
+ProcessGroup ProcessGroup::split(int color, int key) {
+  context().check_fork("split");
+  if (color < -1)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("split: color is {}; expected 0 or more, or -1 for no group "
+                            "[group \"{}\", rank {}]",
+                            color, name(), rank()));
+  const std::array<std::int32_t, 2> mine{color, key};
+  std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
+  all_gather(view(mine.data(), 2), view(all.data()->data(), 2 * size())).wait();
+  if (color == -1) return {};
+  std::vector<int> ranks;
+  for (int r = 0; r < size(); ++r)
+    if (all[static_cast<std::size_t>(r)][0] == color) ranks.push_back(r);
+  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) {
+    return all[static_cast<std::size_t>(a)][1] < all[static_cast<std::size_t>(b)][1];
+  });
+  return subgroup(fmt::format("{}/split{}", name(), color), ranks);
+}
+
+ProcessGroup ProcessGroup::duplicate() {
+  std::vector<int> ranks(static_cast<std::size_t>(size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return subgroup(name() + "/duplicate", ranks);
 }
 
 void ProcessGroup::abort(std::string_view why) {

@@ -28,8 +28,7 @@ std::string Recorder::json(const std::string& group, int rank, int size) const {
                        name(op), e.call.load(std::memory_order_relaxed),
                        name(static_cast<DType>((word >> 8) & 0xff)), e.count.load(std::memory_order_relaxed));
     if (row(op).reduces)
-      out += fmt::format(", \"reduce\": \"{}\"",
-                         name(ReduceOp{static_cast<ReduceOp::Kind>((word >> 16) & 0xff)}));
+      out += fmt::format(", \"reduce\": \"{}\"", name(static_cast<ReduceOp::Kind>((word >> 16) & 0xff)));
     if (peer >= 0) out += fmt::format(", \"{}\": {}", row(op).collective ? "root" : "peer", peer);
     out += fmt::format(", \"posted_ns\": {}, \"finished_ns\": {}, \"state\": \"{}\"}}",
                        scale_.nanoseconds(e.posted.load(std::memory_order_relaxed)),

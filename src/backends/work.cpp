@@ -10,6 +10,7 @@ Work& Work::operator=(Work&& other) noexcept {
     group_ = other.group_;
     slot_ = other.slot_;
     ticket_ = other.ticket_;
+    more_ = std::move(other.more_);
     other.group_ = nullptr;
   }
   return *this;
@@ -41,15 +42,25 @@ bool Work::ask(const Ask& ask) {
 }
 
 bool Work::done() {
-  return ask([&] { return group_->poll(slot_, ticket_); });
+  const bool all = ask([&] { return group_->poll(slot_, ticket_); });
+  return all && (!more_ || more_->done());
 }
 
 void Work::wait() {
   ask([&] { return group_->wait(slot_, ticket_, std::nullopt); });
+  if (more_) more_->wait();
 }
 
 bool Work::wait_for(Duration limit) {
-  return ask([&] { return group_->wait(slot_, ticket_, limit); });
+  const Deadline deadline = Deadline::after(limit);
+  if (!ask([&] { return group_->wait(slot_, ticket_, limit); })) return false;
+  return !more_ || more_->wait_for(deadline.left());
+}
+
+void Work::wait_on(void* stream) {
+  if (group_ != nullptr && !group_->wait_on(slot_, ticket_, stream))
+    ask([&] { return group_->wait(slot_, ticket_, std::nullopt); });
+  if (more_) more_->wait_on(stream);
 }
 
 }  // namespace weft

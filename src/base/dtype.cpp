@@ -21,6 +21,10 @@ std::string_view name(DType t) noexcept {
     case DType::u32: return "u32";
     case DType::u64: return "u64";
     case DType::boolean: return "bool";
+    case DType::f8e4m3: return "f8e4m3";
+    case DType::f8e5m2: return "f8e5m2";
+    case DType::c64: return "c64";
+    case DType::c128: return "c128";
   }
   return "?";
 }

@@ -46,7 +46,11 @@ constexpr std::array<DTypeName, kDTypeCount> kDTypeNames = {{{DType::f64, "F64"}
                                                              {DType::u16, "U16"},
                                                              {DType::u32, "U32"},
                                                              {DType::u64, "U64"},
-                                                             {DType::boolean, "BOOL"}}};
+                                                             {DType::boolean, "BOOL"},
+                                                             {DType::f8e4m3, "F8_E4M3"},
+                                                             {DType::f8e5m2, "F8_E5M2"},
+                                                             {DType::c64, "C64"},
+                                                             {DType::c128, "C128"}}};
 
 std::string_view file_name_of(DType dtype) {
   return std::find_if(kDTypeNames.begin(), kDTypeNames.end(),

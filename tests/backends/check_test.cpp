@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "support/errors.hpp"
+#include "weft/backends/plugin.hpp"
 #include "weft/base/view.hpp"
 
 namespace weft::test {
@@ -13,18 +14,13 @@ constexpr int kRank = 1, kSize = 3;
 
 class Check : public testing::Test {
  protected:
-  Check() {
-    traits.name = "shm";
-    traits.canonical = true;
-    traits.dtypes = ~0u;
-    traits.reduce_dtypes = ~(1u << static_cast<int>(DType::boolean));
-  }
+  Check() : traits(*known_traits("shm")) {}
 
   // What check() says of a call by rank 1 of 3 (or of `size`), without the tail, which it must have.
   std::string said(Op op, ConstTensorView in, TensorView out, int root_or_peer = 0, CallOptions options = {},
                    int size = kSize) const {
     const bool message = op == Op::send || op == Op::recv;
-    Call call{.op = op, .in = {&in, 1}, .out = {&out, 1}, .options = options};
+    Call call{.op = op, .in = in, .out = out, .options = options};
     if (op == Op::send || op == Op::barrier) call.out = {};
     if (op == Op::recv || op == Op::barrier) call.in = {};
     (message ? call.peer : call.root) = root_or_peer;
@@ -64,7 +60,7 @@ TEST_F(Check, RightCallsPass) {
 
 TEST_F(Check, AnErrorHasTheOpAndNoCall) {
   const ConstTensorView in = f(0, 1);
-  const Call call{.op = Op::send, .in = {&in, 1}, .out = {}, .peer = 7, .options = {}};
+  const Call call{.op = Op::send, .in = in, .peer = 7};
   try {
     check(call, traits, kRank, kSize, "tp");
     FAIL();
@@ -184,9 +180,9 @@ TEST_F(Check, RootsPeersAndTags) {
 TEST_F(Check, WhatABackendCannotDo) {
   bool flags[30] = {};
   EXPECT_EQ(said(Op::all_reduce, view(flags, 10), view(flags, 10)),
-            "unsupported: all_reduce: backend shm does not reduce bool");
+            "unsupported: all_reduce: sum of bool is not defined");
   EXPECT_EQ(said(Op::reduce_scatter, view(flags, 30), view(flags + 10, 10)),
-            "unsupported: reduce_scatter: backend shm does not reduce bool");
+            "unsupported: reduce_scatter: sum of bool is not defined");
   EXPECT_EQ(said(Op::all_gather, view(flags + 10, 10), view(flags, 30)), "no error");  // but it moves them
   traits.dtypes = 1u << static_cast<int>(DType::f64);
   EXPECT_EQ(said(Op::send, f(0, 1), f(0, 0), 0),
@@ -194,9 +190,10 @@ TEST_F(Check, WhatABackendCannotDo) {
   EXPECT_EQ(said(Op::recv, nothing, f(0, 1), 0),
             "unsupported: recv: out is f32, which backend shm does not move");
   traits.dtypes = ~0u;
-  traits.canonical = false;
+  traits.native_is_canonical = false;
+  traits.ops &= ~op_bit(Op::send) & ~op_bit(Op::all_to_all_v);
   EXPECT_EQ(said(Op::all_reduce, f(0, 1), f(0, 1), 0, {.order = Order::canonical}),
-            "unsupported: all_reduce: backend shm has no canonical order");
+            "unsupported: all_reduce: backend shm has no sum of f32 in canonical order");
   EXPECT_EQ(said(Op::all_gather, f(0, 1), view(other, 3), 0, {.order = Order::canonical}), "no error");
 }
 

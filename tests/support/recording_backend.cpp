@@ -1,5 +1,7 @@
 #include "support/recording_backend.hpp"
 
+#include "weft/backends/plugin.hpp"
+
 namespace weft::test {
 namespace {
 
@@ -19,10 +21,8 @@ State& state(OpState& s) { return *reinterpret_cast<State*>(s.scratch.data()); }
 class Recording::RecordingBackend final : public Backend {
  public:
   explicit RecordingBackend(Recording& r) : r_(r) {
+    traits_ = *known_traits("shm");  // everything
     traits_.name = "recording";
-    traits_.canonical = true;
-    traits_.dtypes = ~0u;
-    traits_.reduce_dtypes = ~(1u << static_cast<int>(DType::boolean));
     traits_.spin = false;
   }
   ~RecordingBackend() override {

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cmath>
+#include <complex>
 #include <cstdint>
+#include <cstdlib>
 
 #include "weft/base/tensor.hpp"
 
@@ -31,7 +33,12 @@ inline void store(const TensorView& v, std::int64_t i, double x) {
     case DType::u32: return put(static_cast<std::uint32_t>(x));
     case DType::u64: return put(static_cast<std::uint64_t>(x));
     case DType::boolean: return put(x != 0);
+    case DType::c64: return put(std::complex<float>(static_cast<float>(x)));
+    case DType::c128: return put(std::complex<double>(x));
+    case DType::f8e4m3:
+    case DType::f8e5m2: break;
   }
+  std::abort();
 }
 
 inline double load(const ConstTensorView& v, std::int64_t i) {
@@ -51,8 +58,12 @@ inline double load(const ConstTensorView& v, std::int64_t i) {
     case DType::u32: return get(std::uint32_t{});
     case DType::u64: return static_cast<double>(get(std::uint64_t{}));
     case DType::boolean: return get(bool{});
+    case DType::c64: return get(std::complex<float>{}).real();
+    case DType::c128: return get(std::complex<double>{}).real();
+    case DType::f8e4m3:
+    case DType::f8e5m2: break;
   }
-  return 0;
+  std::abort();
 }
 
 /// What the combination of value(r, index) over n ranks must be, as the dtype stores it.
@@ -69,6 +80,7 @@ inline double combined(ReduceOp op, DType dtype, int n, std::int64_t index) {
     case ReduceOp::Kind::min: return low;
     case ReduceOp::Kind::max: return high;
     case ReduceOp::Kind::avg: break;
+    default: std::abort();
   }
   if (dtype == DType::f64) return sum / n;
   const float mean = static_cast<float>(sum) / static_cast<float>(n);

@@ -22,20 +22,58 @@ namespace weft {
 /// What a poll found: nothing to do now; a step taken with more to come; the end; a failure.
 enum class Step : std::uint8_t { pending, advanced, done, failed };
 
-/// What a backend can do. Asked once, when the group is created.
+/// How a transport gets on. `polled`: by poll() alone; `threaded`: a thread of its own blocks for it;
+/// `stream`: a device stream does.
+enum class ProgressStyle : std::uint8_t { polled, threaded, stream };
+
+/// What a backend promises about failures.
+struct Promises {
+  bool deadline = false;        ///< a call that is not finished by its deadline fails with `timeout`
+  bool names_absent = false;    ///< the time-out names the ranks that had not arrived
+  bool detects_death = false;   ///< a rank that dies is `peer_lost` on every survivor, before the deadline
+  bool survives_death = false;  ///< survivors may go on, in other groups
+  bool checks_calls = false;    ///< ranks that call different things get `mismatch`
+  bool revocable = false;       ///< a failed call leaves the caller's memory
+  bool quiesces = false;        ///< quiesce() becomes true even where a peer is stopped
+  friend bool operator==(const Promises&, const Promises&) = default;
+};
+
+using OpSet = std::uint32_t;  ///< bit per Op
+constexpr OpSet op_bit(Op op) noexcept { return OpSet{1} << static_cast<int>(op); }
+using DTypeSet = std::uint32_t;  ///< bit per DType
+constexpr DTypeSet dtype_bit(DType t) noexcept { return DTypeSet{1} << static_cast<int>(t); }
+
+/// What a backend can do. Asked once, when the group is created. What it lacks is composed from what it has
+/// (src/backends/compose.hpp): `send` and `recv` are enough for everything.
 struct Traits {
   std::string_view name;
-  bool native_is_canonical = false;  ///< its native order is the canonical tree
-  bool canonical = false;            ///< it can do Order::canonical
-  std::uint32_t reduce_dtypes = 0;   ///< bit per DType: may be reduced
-  std::uint32_t dtypes = 0;          ///< bit per DType: may be moved
-  bool spin = true;                  ///< a waiter may spin: no more ranks here than usable cores
+  OpSet ops = 0;        ///< operations it performs itself
+  DTypeSet dtypes = 0;  ///< may be moved
+  /// By ReduceOp::Kind: the dtypes it reduces itself, in its own order.
+  std::array<DTypeSet, kReduceKindCount> reduces{};
+  bool native_is_canonical = false;  ///< its own order is the canonical tree, with the canonical rounding
+  bool device = false;               ///< it moves CUDA memory; false: host memory
+  ProgressStyle progress = ProgressStyle::polled;
+  Promises promises{};
+  bool spin = true;  ///< a waiter may spin: no more ranks here than usable cores
+
+  bool has(Op op) const noexcept { return (ops & op_bit(op)) != 0; }
+  bool moves(DType t) const noexcept { return (dtypes & dtype_bit(t)) != 0; }
+  bool reduces_itself(ReduceOp::Kind kind, DType t) const noexcept {
+    return (reduces[static_cast<std::size_t>(kind)] & dtype_bit(t)) != 0;
+  }
 };
 
 /// Memory of the caller's that peers may write during a call.
 struct MemoryRange {
   std::byte* data = nullptr;
   std::size_t bytes = 0;
+};
+
+/// A part of a buffer, in elements.
+struct Block {
+  std::int64_t offset = 0;
+  std::int64_t count = 0;
 };
 
 /// A call in flight: a fixed slot of the group's ring, reused when done. The group fills the first part
@@ -53,6 +91,11 @@ struct OpState {
   int root = -1;
   int peer = -1;
   int tag = 0;
+  void* stream = nullptr;
+  /// v-forms: block r of `in` and of `out`, size() of each; null where the op's blocks are equal. Live as
+  /// long as the call. See in_block() and out_block() in src/backends/op_table.hpp.
+  const Block* in_blocks = nullptr;
+  const Block* out_blocks = nullptr;
 
   alignas(16) std::array<std::byte, 192> scratch;  ///< the backend's own, uninitialised at post()
 };
@@ -85,6 +128,10 @@ class Backend {
   virtual bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept = 0;
   /// The rank is about to sleep on its bell, or awake again: from any thread. See ProgressList::sleep.
   virtual void announce_sleep(bool asleep) noexcept = 0;
+  /// Calls posted between batch(true) and batch(false) belong together and may be started as one.
+  virtual void batch(bool /*begin*/) noexcept {}
+  /// Stream backends: makes `stream` wait for the call, without blocking the host. False: the host has to.
+  virtual bool wait_on(OpState& /*s*/, void* /*stream*/) noexcept { return false; }
 };
 
 /// For tests only: what a user never sets.
@@ -92,6 +139,8 @@ struct TestHooks {
   std::string path;  ///< force one path of the backend: shm knows "inline", "direct" and "staged"
   std::function<void(std::uint64_t call)>
       in_chunk;  ///< called with peers' memory in hand, in the middle of a copy
+  std::int64_t max_count =
+      0;  ///< as if the transport counted no further than this in one message; 0: its own limit
 };
 
 /// What a backend's factory gets: who meets whom, where.

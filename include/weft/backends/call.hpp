@@ -16,17 +16,47 @@ struct CallOptions {
   Order order = Order::native;
   Duration deadline{};  ///< zero: the group's
   int tag = 0;          ///< send and recv: 0 … 2^31-1
+  void* stream =
+      nullptr;  ///< stream backends: the cudaStream_t the call is ordered on; null: the default stream
 };
 
-/// Borrows its views: they live in the caller's frame until submit() returns, the memory until the Work is
-/// done.
+/// How a buffer is divided among the ranks of a group: block r has `counts[r]` elements and begins at element
+/// `offsets[r]`. Without offsets the blocks follow one another. Blocks that are written may not overlap. The
+/// vectors are copied when the call is submitted.
+struct Blocks {
+  std::span<const std::int64_t> counts;
+  std::span<const std::int64_t> offsets{};
+};
+
+/// A call that is not submitted yet, for ProcessGroup::coalesced(); made by the functions of namespace
+/// `call`. The memory of its views lives until the Work is done, the rest until it is submitted.
 struct Call {
   Op op = Op::none;
-  std::span<const ConstTensorView> in;
-  std::span<const TensorView> out;
-  int root = -1;  ///< broadcast
+  ConstTensorView in{};
+  TensorView out{};
+  int root = -1;  ///< reduce, broadcast, gather, scatter
   int peer = -1;  ///< send: the destination; recv: the source
-  CallOptions options;
+  Blocks in_blocks{}, out_blocks{};
+  CallOptions options{};
 };
+
+/// See the functions of ProcessGroup of the same names.
+namespace call {
+Call all_reduce(ConstTensorView in, TensorView out, const CallOptions& options = {});
+Call reduce(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
+Call broadcast(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
+Call all_gather(ConstTensorView in, TensorView out, const CallOptions& options = {});
+Call all_gather_v(ConstTensorView in, TensorView out, Blocks out_blocks, const CallOptions& options = {});
+Call reduce_scatter(ConstTensorView in, TensorView out, const CallOptions& options = {});
+Call reduce_scatter_v(ConstTensorView in, TensorView out, Blocks in_blocks, const CallOptions& options = {});
+Call gather(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
+Call scatter(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
+Call all_to_all(ConstTensorView in, TensorView out, const CallOptions& options = {});
+Call all_to_all_v(ConstTensorView in, Blocks in_blocks, TensorView out, Blocks out_blocks,
+                  const CallOptions& options = {});
+Call barrier(const CallOptions& options = {});
+Call send(ConstTensorView in, int dst, const CallOptions& options = {});
+Call recv(TensorView out, int src, const CallOptions& options = {});
+}  // namespace call
 
 }  // namespace weft

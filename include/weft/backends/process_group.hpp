@@ -1,6 +1,7 @@
 // What users call: a group of ranks and the operations they perform together.
 #pragma once
 
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -15,6 +16,11 @@
 
 namespace weft {
 
+/// Who gets calls on while the program computes. `caller`: only whoever waits, asks done() or submits.
+/// `thread`: a helper thread of this rank too, one for all its groups that ask for it, so that communication
+/// overlaps computation.
+enum class Progress : std::uint8_t { caller, thread };
+
 /// Who takes part in a group and how it behaves. All ranks give the same, but for `rank` and `identity`.
 struct Membership {
   std::shared_ptr<Store> store;
@@ -23,6 +29,7 @@ struct Membership {
   std::string name = "world";
   Duration deadline = std::chrono::minutes(5);  ///< of each call, and of the group's creation
   int identity = -1;  ///< which rank of this process (threads as ranks); -1: same as `rank`
+  Progress progress = Progress::caller;
   TestHooks test;
 
   /// From the environment: `weft run` (WEFT_RANK …) or torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR,
@@ -38,12 +45,19 @@ struct Membership {
 /// Every function throws bad_argument before anything is sent where an argument is wrong; the text names it.
 /// Views must be contiguous, on the CPU, of one dtype.
 ///
-/// In place: all_reduce, broadcast: `in` and `out` the same view; all_gather: `in` is block rank() of `out`;
-/// reduce_scatter: `out` is block rank() of `in`. Any other overlap is bad_argument.
+/// In place: all_reduce, reduce, broadcast: `in` and `out` the same view; all_gather(_v), gather at the root:
+/// `in` is block rank() of `out`; reduce_scatter(_v), scatter at the root: `out` is block rank() of `in`. Any
+/// other overlap is bad_argument.
+///
+/// What the transport lacks is composed from what it has, with the same results; what cannot be done is
+/// `unsupported` (docs/support.md).
 class ProcessGroup {
  public:
   ProcessGroup() = default;
-  /// Collective over the ranks of `m`. Throws timeout naming the ranks that did not come.
+  /// Collective over the ranks of `m`. `backend`: "shm" (built in), "gloo", "mpi-openmpi", "mpi-mpich",
+  /// "nccl" or another plug-in's name (weft/backends/plugin.hpp), or "auto": shm if all ranks share this
+  /// host, else the MPI under whose mpirun the program runs, else gloo. Throws timeout naming the ranks that
+  /// did not come; unsupported where the backend cannot be loaded, with the reason.
   static ProcessGroup create(Context& context, std::string_view backend, const Membership& m);
   /// The same over a transport of the caller's own (weft/backends/backend.hpp).
   static ProcessGroup create(Context& context, const BackendFactory& factory, const Membership& m);
@@ -56,14 +70,34 @@ class ProcessGroup {
   const std::string& name() const noexcept;
   Context& context() const noexcept;
   std::string_view backend() const noexcept;
+  /// What the transport does itself, and what it promises.
+  const Traits& traits() const noexcept;
   explicit operator bool() const noexcept { return state_ != nullptr; }
 
   /// out[i] = combination over ranks of in[i]. Counts equal on all ranks.
   Work all_reduce(ConstTensorView in, TensorView out, const CallOptions& options = {});
+  /// The same at rank `root` alone. Elsewhere `out` is ignored and may be empty.
+  Work reduce(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
   /// out = in of rank 0, in of rank 1, …: out has size() × in elements.
   Work all_gather(ConstTensorView in, TensorView out, const CallOptions& options = {});
+  /// Block r of out = in of rank r, which has `out_blocks.counts[r]` elements. All ranks give the same
+  /// counts.
+  Work all_gather_v(ConstTensorView in, TensorView out, Blocks out_blocks, const CallOptions& options = {});
   /// out = block rank() of the combination of all in: in has size() × out elements.
   Work reduce_scatter(ConstTensorView in, TensorView out, const CallOptions& options = {});
+  /// out = the combination of block rank() of all `in`. All ranks give the same counts; offsets are their
+  /// own.
+  Work reduce_scatter_v(ConstTensorView in, TensorView out, Blocks in_blocks,
+                        const CallOptions& options = {});
+  /// At rank `root`: out = in of rank 0, in of rank 1, …. Elsewhere `out` is ignored and may be empty.
+  Work gather(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
+  /// out = block rank() of the root's `in`. Elsewhere `in` is ignored and may be empty.
+  Work scatter(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
+  /// Block r of out = block rank() of rank r's in: n equal blocks each.
+  Work all_to_all(ConstTensorView in, TensorView out, const CallOptions& options = {});
+  /// The same with blocks of any size: `in_blocks.counts[r]` here is `out_blocks.counts[rank()]` on rank r.
+  Work all_to_all_v(ConstTensorView in, Blocks in_blocks, TensorView out, Blocks out_blocks,
+                    const CallOptions& options = {});
   /// out = in of rank `root`. Elsewhere `in` is ignored and may be empty.
   Work broadcast(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
   /// Done when all ranks have called it.
@@ -74,9 +108,24 @@ class ProcessGroup {
   /// From rank `src`. A message of another dtype or count is a mismatch.
   Work recv(TensorView out, int src, const CallOptions& options = {});
 
+  /// A send to `dst` and a receive from `src` at once, with the same tag, so that rings cannot deadlock.
+  Work send_recv(ConstTensorView in, int dst, TensorView out, int src, const CallOptions& options = {});
+  /// Many calls as one: started together, done when all are. Collectives among them happen in this order,
+  /// which is the same on all ranks. An argument wrong in any of them throws before the first is sent.
+  Work coalesced(std::span<const Call> calls);
+  Work coalesced(std::initializer_list<Call> calls);
+  /// One call made by a function of namespace `call`.
+  Work submit(const Call& call);
+
   /// A group of `ranks` (this group's numbering, in the order of their new ranks), which must hold this rank.
   /// Collective among its members only; others never block and need not call.
   ProcessGroup subgroup(std::string_view name, std::span<const int> ranks);
+
+  /// Groups by `color`: the ranks that give the same color, ordered by (key, rank). Collective over all
+  /// ranks; color -1: no group (an empty handle).
+  ProcessGroup split(int color, int key = 0);
+  /// A group of the same ranks whose calls are independent of this one's. Collective over all ranks.
+  ProcessGroup duplicate();
 
   /// Fails every pending and later call of every rank with `aborted` and this text.
   void abort(std::string_view why);
@@ -88,8 +137,7 @@ class ProcessGroup {
 
  private:
   explicit ProcessGroup(GroupState* state) : state_(state) {}
-  Work submit(const Call& call);  // the only road to a Backend
-  GroupState* state_ = nullptr;   // counted
+  GroupState* state_ = nullptr;  // counted
 };
 
 }  // namespace weft

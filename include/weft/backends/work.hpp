@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <utility>
 
 #include "weft/base/clock.hpp"
 
@@ -18,12 +20,13 @@ class GroupState;
 class [[nodiscard]] Work {
  public:
   Work() = default;
-  Work(Work&& other) noexcept : group_(other.group_), slot_(other.slot_), ticket_(other.ticket_) {
+  Work(Work&& other) noexcept
+      : group_(other.group_), slot_(other.slot_), ticket_(other.ticket_), more_(std::move(other.more_)) {
     other.group_ = nullptr;
   }
   Work& operator=(Work&& other) noexcept;
   ~Work() {
-    if (group_) drop();
+    if (group_) drop();  // then those of more_
   }
 
   /// Takes the next steps it can; never blocks. True: finished. Throws the call's Error where it failed.
@@ -32,8 +35,11 @@ class [[nodiscard]] Work {
   void wait();
   /// Like wait(), but returns false after `limit`, the call still pending.
   bool wait_for(Duration limit);
+  /// Makes `stream` (a cudaStream_t) wait for it. Stream backends do not block the host and leave the Work
+  /// pending: wait() or done() still tell how it ended. With others the host waits here.
+  void wait_on(void* stream);
   /// False: default-made, moved from, or already waited for.
-  bool valid() const noexcept { return group_ != nullptr; }
+  bool valid() const noexcept { return group_ != nullptr || (more_ && more_->valid()); }
 
  private:
   friend class GroupState;
@@ -45,7 +51,8 @@ class [[nodiscard]] Work {
   void finish() noexcept;
   GroupState* group_ = nullptr;  // counted
   std::uint32_t slot_ = 0;
-  std::uint32_t ticket_ = 0;  // the slot's generation while the call is in flight
+  std::uint32_t ticket_ = 0;    // the slot's generation while the call is in flight
+  std::unique_ptr<Work> more_;  // coalesced: the next call, waited for after this one
 };
 
 }  // namespace weft

@@ -7,16 +7,38 @@
 
 namespace weft {
 
-/// The element type of a view. `boolean` is one byte, 0 or 1.
-enum class DType : std::uint8_t { f64, f32, f16, bf16, i8, i16, i32, i64, u8, u16, u32, u64, boolean };
-inline constexpr int kDTypeCount = 13;
+/// The element type of a view. `boolean` is one byte, 0 or 1. f8e4m3 (finite, one NaN per sign) and f8e5m2
+/// are those of the OCP 8-bit floating point specification: moved, never combined. c64 and c128 are pairs of
+/// f32 and f64: real, imaginary.
+enum class DType : std::uint8_t {
+  f64,
+  f32,
+  f16,
+  bf16,
+  i8,
+  i16,
+  i32,
+  i64,
+  u8,
+  u16,
+  u32,
+  u64,
+  boolean,
+  f8e4m3,
+  f8e5m2,
+  c64,
+  c128,
+};
+inline constexpr int kDTypeCount = 17;
 
 /// Bytes per element.
 constexpr int size_bytes(DType t) noexcept {
   switch (t) {
+    case DType::c128: return 16;
     case DType::f64:
     case DType::i64:
-    case DType::u64: return 8;
+    case DType::u64:
+    case DType::c64: return 8;
     case DType::f32:
     case DType::i32:
     case DType::u32: return 4;
@@ -26,7 +48,9 @@ constexpr int size_bytes(DType t) noexcept {
     case DType::u16: return 2;
     case DType::i8:
     case DType::u8:
-    case DType::boolean: return 1;
+    case DType::boolean:
+    case DType::f8e4m3:
+    case DType::f8e5m2: return 1;
   }
   return 0;
 }
@@ -37,6 +61,7 @@ std::string_view name(DType t) noexcept;
 /// The type of that name; throws bad_argument naming the known ones.
 DType dtype_from_name(std::string_view name);
 
+/// A real number with an exponent that can be computed with: not f8, not complex.
 constexpr bool is_floating(DType t) noexcept {
   return t == DType::f64 || t == DType::f32 || t == DType::f16 || t == DType::bf16;
 }

@@ -2,7 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string>
 #include <string_view>
+
+#include "weft/base/dtype.hpp"
 
 namespace weft {
 
@@ -10,36 +14,85 @@ namespace weft {
 enum class Op : std::uint8_t {
   none,
   all_reduce,
-  all_gather,
-  reduce_scatter,
+  reduce,
   broadcast,
+  all_gather,
+  all_gather_v,
+  reduce_scatter,
+  reduce_scatter_v,
+  gather,
+  scatter,
+  all_to_all,
+  all_to_all_v,
   barrier,
   send,
   recv,
 };
+inline constexpr int kOpCount = 15;
 
 /// The operation's name as users write it: "all_reduce".
 std::string_view name(Op op) noexcept;
 
+/// A reduction of the user's own: for each i < count, out[i] = left[i] combined with right[i], all of
+/// `dtype`. It must be associative, or the result depends on the number of ranks; it need not be commutative,
+/// since `left` always comes from lower ranks. `out` may be `left`. Called on any thread, must not throw.
+/// `name` is compared between ranks. On the host only.
+struct UserReduction {
+  std::string name;
+  std::function<void(const void* left, const void* right, void* out, std::int64_t count, DType dtype)>
+      combine;
+};
+
 /// How elements of several ranks become one. A small value; compare with ==.
 ///
 /// `avg` is the sum, truly divided by the number of ranks in the accumulator and then rounded once; integer
-/// averages truncate toward zero and integer sums wrap. `min` and `max` give the one quiet NaN where any
-/// input is NaN, and order -0 before +0.
+/// averages truncate toward zero; integer sums and products wrap. `min` and `max` give the one quiet NaN
+/// where any input is NaN, and order -0 before +0. `premul_sum` multiplies each input by `scale`, which is
+/// the same on all ranks, in the accumulator, then sums; for integers `scale` must be a whole number. Bit and
+/// logical operations are for integers and bool; logical ones give 0 or 1. Complex numbers know sum, avg and
+/// prod; bool knows min, max, bit and logical operations; f8 knows none.
 struct ReduceOp {
-  enum class Kind : std::uint8_t { sum, avg, min, max };
+  enum class Kind : std::uint8_t {
+    sum,
+    avg,
+    min,
+    max,
+    prod,
+    premul_sum,
+    bit_and,
+    bit_or,
+    bit_xor,
+    logical_and,
+    logical_or,
+    logical_xor,
+    user,
+  };
   Kind kind = Kind::sum;
+  double scale = 1;                     ///< premul_sum
+  const UserReduction* user = nullptr;  ///< user: borrowed until the call is done
 
-  static const ReduceOp sum, avg, min, max;
+  static const ReduceOp sum, avg, min, max, prod, bit_and, bit_or, bit_xor, logical_and, logical_or,
+      logical_xor;
+  static constexpr ReduceOp premul_sum(double scale) { return {Kind::premul_sum, scale, nullptr}; }
+  static ReduceOp of(const UserReduction& user) { return {Kind::user, 1, &user}; }
   friend bool operator==(const ReduceOp&, const ReduceOp&) = default;
 };
+inline constexpr int kReduceKindCount = 13;
 inline constexpr ReduceOp ReduceOp::sum{Kind::sum};
 inline constexpr ReduceOp ReduceOp::avg{Kind::avg};
 inline constexpr ReduceOp ReduceOp::min{Kind::min};
 inline constexpr ReduceOp ReduceOp::max{Kind::max};
+inline constexpr ReduceOp ReduceOp::prod{Kind::prod};
+inline constexpr ReduceOp ReduceOp::bit_and{Kind::bit_and};
+inline constexpr ReduceOp ReduceOp::bit_or{Kind::bit_or};
+inline constexpr ReduceOp ReduceOp::bit_xor{Kind::bit_xor};
+inline constexpr ReduceOp ReduceOp::logical_and{Kind::logical_and};
+inline constexpr ReduceOp ReduceOp::logical_or{Kind::logical_or};
+inline constexpr ReduceOp ReduceOp::logical_xor{Kind::logical_xor};
 
-/// "sum", "avg", "min" or "max".
-std::string_view name(ReduceOp op) noexcept;
+/// "sum", "avg", …, "user".
+std::string_view name(ReduceOp::Kind kind) noexcept;
+inline std::string_view name(const ReduceOp& op) noexcept { return name(op.kind); }
 
 /// In which order elements are combined. `native`: the backend's own. `canonical`: a binary tree over the
 /// rank index, split at the largest power of two below n (n = 3: (0+1)+2), the same bits on every backend.

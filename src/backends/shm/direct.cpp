@@ -68,10 +68,7 @@ Step Collectives::direct(OpState& s) noexcept {
       finished = st.done >= block * blocks;
       break;
     }
-    case Op::barrier:
-    case Op::none:
-    case Op::send:
-    case Op::recv: break;
+    default: break;
   }
   if (!group_.leave()) return Step::failed;
   if (!finished) return Step::advanced;

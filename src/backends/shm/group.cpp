@@ -59,11 +59,11 @@ std::uint64_t call_word(const OpState& s, Path path) noexcept {
 std::string describe(int rank, std::uint64_t word, std::int64_t count, std::uint64_t call) {
   const auto op = static_cast<Op>(word & 0xff);
   const auto dtype = static_cast<DType>((word >> 8) & 0xff);
-  const ReduceOp reduce{static_cast<ReduceOp::Kind>((word >> 16) & 0xff)};
+  const auto reduce = static_cast<ReduceOp::Kind>((word >> 16) & 0xff);
   std::string text = fmt::format("rank {} called {}", rank, name(op));
   if (op != Op::barrier) text += fmt::format(" {} x{}", name(dtype), count);
   if (row(op).reduces) text += fmt::format(" {}", name(reduce));
-  if (row(op).counts == Counts::root_in)
+  if (row(op).rooted != Rooted::no)
     text += fmt::format(" root {}", static_cast<std::int64_t>(word >> 32) - 1);
   if (const auto path = static_cast<Path>((word >> 28) & 0xf); path != Path::automatic)
     text += fmt::format(" by path {}", path == Path::inline_only ? "inline"

@@ -22,10 +22,7 @@ Step Collectives::finish_inline(OpState& s) noexcept {
       break;
     }
     case Op::broadcast: copy_bytes(s.out, arrival(s.root, s).payload, block); break;
-    case Op::barrier:
-    case Op::none:
-    case Op::send:
-    case Op::recv: break;
+    default: break;
   }
   finish(s);
   return Step::done;

@@ -9,6 +9,7 @@
 
 #include "backends/shm/collectives.hpp"
 #include "backends/shm/messages.hpp"
+#include "weft/backends/plugin.hpp"
 
 namespace weft {
 namespace shm {
@@ -24,12 +25,7 @@ class ShmBackend final : public Backend {
  public:
   ShmBackend(Group group, int ranks_here)
       : group_(std::move(group)), collectives_(group_), messages_(group_) {
-    traits_.name = "shm";
-    traits_.native_is_canonical = traits_.canonical = true;
-    for (int i = 0; i < kDTypeCount; ++i) {
-      traits_.dtypes |= 1u << i;
-      if (can_reduce(static_cast<DType>(i), ReduceOp::sum)) traits_.reduce_dtypes |= 1u << i;
-    }
+    traits_ = *known_traits("shm");
     traits_.spin = ranks_here <= usable_cores();
   }
 

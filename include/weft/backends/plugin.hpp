@@ -1,0 +1,56 @@
+// A transport in a shared object of its own: `libweft_backend_<name>.so`, loaded when a group asks for
+// <name>.
+//
+// It is searched in the folders of WEFT_BACKEND_PATH (separated by ':'), then beside libweft, then in
+// <libdir>/weft. The object exports one function, weft_backend_plugin(). See examples/backend for a whole
+// one.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "weft/backends/backend.hpp"
+
+namespace weft {
+
+/// Changes with every change of what this header and backend.hpp declare. A plug-in of another number is
+/// refused.
+inline constexpr std::uint32_t kBackendAbi = 1;
+
+/// What a plug-in is. Its first field never moves.
+struct BackendPlugin {
+  std::uint32_t abi = kBackendAbi;
+  std::uint32_t op_state_bytes = sizeof(OpState);  ///< the same sources compiled otherwise are refused too
+  std::uint32_t traits_bytes = sizeof(Traits);
+  std::uint32_t bringup_bytes = sizeof(Bringup);
+  const char* name = "";
+  const char* version = "";  ///< of the transport, for people: "Open MPI 4.1.4"
+  /// Why it cannot be used in this process ("the program already carries MPICH …"); empty: it can.
+  std::string (*obstacle)() = nullptr;
+  std::unique_ptr<Backend> (*make)(const Bringup&) = nullptr;
+  Traits (*traits)() = nullptr;
+};
+
+/// A plug-in that was found, for `weft doctor`.
+struct FoundBackend {
+  std::string name, path, version;
+  std::string problem;  ///< why it cannot be used; empty: it can
+};
+/// The built-in transport and every plug-in in the search path, the first of each name. Loads them.
+std::vector<FoundBackend> find_backends(Context& context);
+/// The factory of that name: "shm" or a plug-in's. Throws unsupported, naming the folders that were searched
+/// or what is wrong with the plug-in. Plug-ins stay loaded as long as the process.
+BackendFactory load_backend(Context& context, std::string_view name);
+
+/// What weft's own transports ("shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl") do and promise, whether
+/// they are present or not: the one table that the plug-ins, the docs and the tests share. Null: another
+/// name.
+const Traits* known_traits(std::string_view name) noexcept;
+std::span<const std::string_view> known_backends() noexcept;
+
+}  // namespace weft
+
+/// The one exported function: `extern "C" const weft::BackendPlugin* weft_backend_plugin()`.
+#define WEFT_BACKEND_PLUGIN \
+  extern "C" __attribute__((visibility("default"))) const weft::BackendPlugin* weft_backend_plugin()
