@@ -53,6 +53,7 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
                              .test = m.test});
   if (needs_composition(backend_->traits())) backend_ = compose(std::move(backend_), m.rank, m.size);
   spin_ = backend_->traits().spin;
+  rings_ = backend_->traits().rings;
   progress_ = &context.progress(identity);
   context.arena().add_holder(this);
   progress_->add(this);

@@ -46,6 +46,9 @@ class GroupState final : public Driven, public BlockHolder {
   // Driven
   bool drive() noexcept override;
   void announce_sleep(bool asleep) noexcept override;
+  bool rings() const noexcept override {
+    return rings_ || in_flight_.load(std::memory_order_relaxed) == 0;  // with nothing in flight nobody would
+  }
   // BlockHolder
   bool holds(const void* block, std::size_t bytes) const noexcept override;
 
@@ -102,7 +105,7 @@ class GroupState final : public Driven, public BlockHolder {
   std::atomic<int> owners_{1};
   std::unique_ptr<Backend> backend_;
   ProgressList* progress_ = nullptr;
-  bool spin_ = true;
+  bool spin_ = true, rings_ = true;
 
   std::atomic<bool> owned_{false};
   bool batching_ = false;  // the owner's

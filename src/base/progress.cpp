@@ -22,11 +22,15 @@ bool ProgressList::drive_all() noexcept {
   return moved;
 }
 
-void ProgressList::announce_sleep(bool asleep) noexcept {
+bool ProgressList::announce_sleep(bool asleep) noexcept {
   const std::lock_guard lock(mutex_);
   const bool first_or_last = asleep ? sleepers_++ == 0 : --sleepers_ == 0;
-  if (!first_or_last) return;
-  for (Driven* d : driven_) d->announce_sleep(asleep);
+  bool silent = false;
+  for (Driven* d : driven_) {
+    silent |= !d->rings();
+    if (first_or_last) d->announce_sleep(asleep);
+  }
+  return silent;
 }
 
 }  // namespace weft

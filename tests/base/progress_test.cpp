@@ -41,6 +41,19 @@ TEST(Progress, DrivesAllOfARank) {
   list.remove(&a);
 }
 
+TEST(Progress, NapsWhereNobodyRings) {
+  struct Silent : Counting {
+    bool rings() const noexcept override { return false; }
+  } silent;
+  Context context;
+  ProgressList& list = context.progress(0);
+  list.add(&silent);
+  for (int i = 0; i < 3; ++i) list.sleep(std::chrono::hours(1), [] { return false; });
+  EXPECT_EQ(silent.drives, 3);
+  EXPECT_EQ(silent.asleep, 0);
+  list.remove(&silent);
+}
+
 TEST(Progress, RefusesAnIdentityOutOfRange) {
   Context context;
   EXPECT_EQ(test::error_of([&] { return &context.progress(1024); }),

@@ -56,6 +56,9 @@ struct Traits {
   ProgressStyle progress = ProgressStyle::polled;
   Promises promises{};
   bool spin = true;  ///< a waiter may spin: no more ranks here than usable cores
+  /// It rings the bell of a rank that sleeps when something has happened (see announce_sleep). False:
+  /// sleepers look again every fraction of a millisecond.
+  bool rings = true;
 
   bool has(Op op) const noexcept { return (ops & op_bit(op)) != 0; }
   bool moves(DType t) const noexcept { return (dtypes & dtype_bit(t)) != 0; }
