@@ -5,6 +5,7 @@
 #include "weft/backends/backend.hpp"
 #include "weft/backends/process_group.hpp"
 #include "weft/backends/store.hpp"
+#include "weft/backends/store_file.hpp"
 #include "weft/backends/store_tcp.hpp"
 #include "weft/base/context.hpp"
 #include "weft/base/error.hpp"

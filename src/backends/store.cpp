@@ -57,7 +57,7 @@ const std::string* StoreTable::find(std::string_view key) const {
   return at == values_.end() ? nullptr : &at->second;
 }
 
-std::int64_t StoreTable::add(std::string_view key, std::int64_t delta) {
+std::int64_t StoreTable::sum(std::string_view key, std::int64_t delta) const {
   std::int64_t value = 0;
   if (const std::string* held = find(key)) {
     const char* const end = held->data() + held->size();
@@ -73,8 +73,13 @@ std::int64_t StoreTable::add(std::string_view key, std::int64_t delta) {
     throw Error(ErrorCode::bad_argument, fmt::format("store: add: key {} holds {}; adding {} leaves 64 bits",
                                                      shown_key(key), value, delta));
   }
-  set(key, std::to_string(sum));
   return sum;
+}
+
+std::int64_t StoreTable::add(std::string_view key, std::int64_t delta) {
+  const std::int64_t value = sum(key, delta);
+  set(key, std::to_string(value));
+  return value;
 }
 
 std::string StoreTable::compare_set(std::string_view key, std::string_view expected,

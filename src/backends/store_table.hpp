@@ -1,5 +1,6 @@
 // What every store does with its keys, written once: the limits, counters and comparisons. The in-process
-// store and the TCP server keep one table each. Not thread-safe: whoever owns the table locks.
+// store, the TCP server and each user of a file store keep one table. Not thread-safe: whoever owns the table
+// locks.
 #pragma once
 
 #include <cstddef>
@@ -32,7 +33,9 @@ class StoreTable {
   void set(std::string_view key, std::string_view value);
   /// The value, or null. Valid until the next change.
   const std::string* find(std::string_view key) const;
-  /// Throws bad_argument where the key holds no decimal number or the sum leaves 64 bits.
+  /// What add() would set and return. Throws bad_argument where the key holds no decimal number or the sum
+  /// leaves 64 bits.
+  std::int64_t sum(std::string_view key, std::int64_t delta) const;
   std::int64_t add(std::string_view key, std::int64_t delta);
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired);
   void remove(std::string_view key);

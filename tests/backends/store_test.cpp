@@ -2,15 +2,22 @@
 #include "weft/backends/store.hpp"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -18,8 +25,12 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "support/processes.hpp"
+#include "support/temporary_folder.hpp"
+#include "weft/backends/store_file.hpp"
 #include "weft/backends/store_tcp.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
@@ -60,6 +71,11 @@ struct TcpSource final : Source {
   Logger log;
   TcpStoreServer server{log};
   std::shared_ptr<Store> client() override { return make_tcp_store("127.0.0.1", server.port(), soon()); }
+};
+
+struct FileSource final : Source {
+  test::TemporaryFolder folder;
+  std::shared_ptr<Store> client() override { return make_file_store(folder / "store"); }
 };
 
 struct Kind {
@@ -203,8 +219,191 @@ TEST_P(StoreTest, ManyThreadsAtOnce) {
 
 INSTANTIATE_TEST_SUITE_P(Kinds, StoreTest,
                          ::testing::Values(Kind{"local", [] { return std::make_unique<LocalSource>(); }},
-                                           Kind{"tcp", [] { return std::make_unique<TcpSource>(); }}),
+                                           Kind{"tcp", [] { return std::make_unique<TcpSource>(); }},
+                                           Kind{"file", [] { return std::make_unique<FileSource>(); }}),
                          [](const auto& kind) { return kind.param.name; });
+
+// ---- what only files have ----
+
+class FileStoreTest : public ::testing::Test {
+ protected:
+  std::shared_ptr<Store> open() { return make_file_store(path_); }
+  void append(std::string_view bytes) { std::ofstream(path_, std::ios::app | std::ios::binary) << bytes; }
+  std::string bytes() {
+    std::ifstream in(path_, std::ios::binary);
+    return {std::istreambuf_iterator<char>(in), {}};
+  }
+
+  test::TemporaryFolder folder_;
+  const std::string path_ = folder_ / "store";
+};
+
+TEST_F(FileStoreTest, ProcessesMeet) {
+  constexpr int kRanks = 4;
+  constexpr int kRounds = 50;
+  test::run_in_children(kRanks, [&](int rank) {
+    const auto store = open();
+    for (int round = 0; round < kRounds; ++round) {
+      const auto key = [&](int r) { return fmt::format("{}/{}", round, r); };
+      store->set(key(rank), std::to_string(round * kRanks + rank));
+      const int next = (rank + 1) % kRanks;
+      EXPECT_EQ(store->get(key(next), soon()), std::to_string(round * kRanks + next));
+      store->add("total", rank);
+    }
+  });
+  EXPECT_EQ(open()->get("total", soon()), std::to_string(kRounds * kRanks * (kRanks - 1) / 2));
+}
+
+// Killed again and again in the middle of its writes: what it had set is there, and nobody is held up.
+TEST_F(FileStoreTest, AWriterThatIsKilledDoesNoHarm) {
+  const auto store = open();
+  const std::string large(200'000, 'x');
+  for (int round = 0; round < 20; ++round) {
+    test::Pipe pipe;
+    auto writer = test::ChildProcess::fork([&] {
+      const auto mine = open();
+      for (int i = 0;; ++i) {
+        mine->set("large", large);
+        mine->add("steps", 1);
+        if (i == 3) pipe.write_line("going");
+      }
+      return 0;
+    });
+    pipe.read_line();
+    std::this_thread::sleep_for(std::chrono::microseconds(137 * round));
+    writer.kill(SIGKILL);
+    ASSERT_TRUE(writer.wait(seconds(10)));
+    EXPECT_GE(store->add("steps", 0), 4 * (round + 1));
+    EXPECT_EQ(store->get("large", soon()), large);
+    EXPECT_EQ(store->add("n", 1), round + 1);
+  }
+  EXPECT_EQ(open()->add("n", 1), 21);
+}
+
+// The same, at every byte: the file as a killed writer leaves it.
+TEST_F(FileStoreTest, TheBeginningOfARecordAtTheEndIsCutOff) {
+  open()->set("a", "1");
+  const std::string one = bytes();
+  open()->set("key", "value");
+  const std::string two = bytes();
+  for (std::size_t cut = 0; cut < two.size(); ++cut) {
+    std::filesystem::remove(path_);
+    append(two.substr(0, cut));
+    const auto store = open();
+    EXPECT_EQ(store->try_get("a").has_value(), cut >= one.size()) << cut;
+    EXPECT_FALSE(store->try_get("key").has_value()) << cut;
+    store->set("b", "2");
+    EXPECT_EQ(open()->get("b", soon()), "2") << cut;
+  }
+}
+
+// A reader that sees half of a record waits for the rest and changes nothing.
+TEST_F(FileStoreTest, AReaderLeavesHalfARecordAlone) {
+  const auto reader = open();
+  open()->set("key", "value");
+  const std::string whole = bytes();
+  const std::size_t half = whole.size() - 3;
+  std::filesystem::resize_file(path_, half);
+  EXPECT_FALSE(reader->try_get("key").has_value());
+  EXPECT_EQ(bytes().size(), half);
+  append(whole.substr(half));
+  EXPECT_EQ(reader->get("key", soon()), "value");
+}
+
+TEST_F(FileStoreTest, WhatIsNoStoreIsLeftAloneAndNamed) {
+  append("a letter to a friend");
+  expect_error(ErrorCode::system,
+               "store: " + path_ + " is not a weft store (it begins with \"a letter to a fr\")",
+               [&] { open(); });
+  EXPECT_EQ(bytes(), "a letter to a friend");
+  expect_error(ErrorCode::system, "store: cannot open " + folder_.path().string() + ": Is a directory",
+               [&] { make_file_store(folder_.path()); });
+  expect_error(ErrorCode::system, "store: cannot open " + path_ + "/x: Not a directory",
+               [&] { make_file_store(path_ + "/x"); });
+  expect_error(ErrorCode::system, "store: /dev/null is not a regular file",
+               [&] { make_file_store("/dev/null"); });
+}
+
+TEST_F(FileStoreTest, DamageIsNamedNotRepaired) {
+  const auto store = open();
+  store->set("a", "1");
+  const std::size_t good = bytes().size();
+  append("something else wrote this into it");
+  const std::string damaged = bytes();
+  const std::string text =
+      fmt::format("store: {} is damaged at byte {}: no record begins there", path_, good);
+  expect_error(ErrorCode::system, text, [&] { store->try_get("b"); });
+  expect_error(ErrorCode::system, text, [&] { open(); });
+  EXPECT_EQ(bytes(), damaged);
+
+  std::filesystem::resize_file(path_, good);
+  store->set("b", "2");
+  {
+    std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end);
+    file << '3';
+  }
+  expect_error(
+      ErrorCode::system,
+      fmt::format("store: {} is damaged at byte {}: the checksum of the record there is wrong", path_, good),
+      [&] { open(); });
+  std::filesystem::resize_file(path_, 3);
+  expect_error(ErrorCode::system, fmt::format("store: {} is damaged at byte 3: it was cut short", path_),
+               [&] { store->try_get("b"); });
+}
+
+TEST_F(FileStoreTest, ARemovedFileIsToldAtOnce) {
+  const auto store = open();
+  std::thread waiter([&, other = open()] {
+    expect_error(ErrorCode::peer_lost, "store: the file " + path_ + " was removed",
+                 [&] { other->get("waited for", soon()); });
+  });
+  std::this_thread::sleep_for(milliseconds(30));
+  std::filesystem::remove(path_);
+  waiter.join();
+  expect_error(ErrorCode::peer_lost, "store: the file " + path_ + " was removed",
+               [&] { store->set("a", "1"); });
+}
+
+// The limit stands for a full disk: a part of the record fits. Nothing of it stays, and room makes it work.
+TEST_F(FileStoreTest, AFullDiskIsAnErrorThatLeavesTheFileWhole) {
+  const auto result = test::run_in_child([&] {
+    const auto store = open();
+    store->set("a", "1");
+    const std::string before = bytes();
+    rlimit limit{};
+    ::getrlimit(RLIMIT_FSIZE, &limit);
+    const rlim_t all = std::exchange(limit.rlim_cur, before.size() + 100);
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+    expect_error(ErrorCode::system, "store: cannot write key \"b\" to " + path_ + ": File too large",
+                 [&] { store->set("b", std::string(1000, 'b')); });
+    EXPECT_EQ(bytes(), before);
+    EXPECT_FALSE(store->try_get("b").has_value());
+    store->set("c", "it fits");
+    limit.rlim_cur = all;
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
+    store->set("b", std::string(1000, 'b'));
+    EXPECT_EQ(open()->get("c", soon()), "it fits");
+    EXPECT_EQ(open()->get("b", soon()).size(), 1000u);
+    return 0;
+  });
+  EXPECT_TRUE(result.ok()) << to_string(result);
+}
+
+TEST_F(FileStoreTest, AStoppedHolderOfTheLockIsATimeout) {
+  const auto store = make_file_store(path_, milliseconds(100));
+  store->set("a", "1");
+  const int other = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(::flock(other, LOCK_EX), 0);
+  expect_error(ErrorCode::timeout,
+               "store: key \"b\": another process has held the lock of " + path_ + " for 100 ms",
+               [&] { store->set("b", "2"); });
+  expect_error(ErrorCode::timeout, "store: opening it: another process has held the lock",
+               [&] { make_file_store(path_, milliseconds(50)); });
+  EXPECT_EQ(store->get("a", soon()), "1") << "reading takes no lock";
+  ::close(other);
+  store->set("b", "2");
+}
 
 // ---- what only TCP has ----
 

@@ -1,0 +1,334 @@
+// The file store: a log of changes that every process replays into a table of its own.
+//
+// The file is a header and then records, each as long as its header says and with a checksum. Records are
+// appended by whoever holds the file's lock (flock), never changed. Reading takes no lock: a record counts
+// once it is whole, and it never is un-written. A writer that was killed leaves the beginning of a record at
+// the end of the file; the next who holds the lock cuts it off. A record that is whole but wrong was written
+// by somebody else: that is an error, not a repair.
+#include "weft/backends/store_file.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <ctime>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "backends/store_table.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+namespace {
+
+constexpr std::string_view kFileHeader = "weftlog1";
+constexpr std::uint32_t kMagic = 0x52544657;                       // "WFTR"
+constexpr Duration kLongestPause = std::chrono::milliseconds(10);  // between two looks of who waits
+
+enum class Change : std::uint32_t { set = 1, remove = 2 };
+
+struct RecordHeader {
+  std::uint32_t magic = kMagic;
+  Change change = Change::set;
+  std::uint32_t key_bytes = 0;
+  std::uint32_t value_bytes = 0;
+  std::uint64_t checksum = 0;  // of all other bytes of the record
+};
+static_assert(sizeof(RecordHeader) == 24);
+
+// FNV-1a: against damage, not against attackers.
+std::uint64_t checksum(std::string_view bytes, std::uint64_t hash = 0xcbf29ce484222325) {
+  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return hash;
+}
+
+std::uint64_t checksum(RecordHeader header, std::string_view key_and_value) {
+  header.checksum = 0;
+  return checksum(key_and_value, checksum({reinterpret_cast<const char*>(&header), sizeof header}));
+}
+
+std::string make_record(Change change, std::string_view key, std::string_view value) {
+  RecordHeader header{.change = change,
+                      .key_bytes = static_cast<std::uint32_t>(key.size()),
+                      .value_bytes = static_cast<std::uint32_t>(value.size())};
+  const std::string body = std::string(key).append(value);
+  header.checksum = checksum(header, body);
+  return std::string(reinterpret_cast<const char*>(&header), sizeof header).append(body);
+}
+
+/// Between two looks: short at first, then longer.
+class Pause {
+ public:
+  void wait(Duration limit) {
+    std::this_thread::sleep_for(std::min(next_, limit));
+    next_ = std::min(2 * next_, kLongestPause);
+  }
+
+ private:
+  Duration next_ = std::chrono::microseconds(100);
+};
+
+/// A write beyond the process's file size limit (RLIMIT_FSIZE) is an error here, not the end of the process:
+/// the signal that comes with it is held back and taken.
+class WithoutSizeSignal {
+ public:
+  WithoutSizeSignal() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGXFSZ);
+    sigset_t pending;
+    ::sigpending(&pending);
+    was_pending_ = sigismember(&pending, SIGXFSZ) == 1;
+    ::pthread_sigmask(SIG_BLOCK, &set_, &before_);
+  }
+  ~WithoutSizeSignal() {
+    const timespec at_once{};
+    if (!was_pending_) ::sigtimedwait(&set_, nullptr, &at_once);
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  WithoutSizeSignal(const WithoutSizeSignal&) = delete;
+  WithoutSizeSignal& operator=(const WithoutSizeSignal&) = delete;
+
+ private:
+  sigset_t set_{}, before_{};
+  bool was_pending_ = false;
+};
+
+class FileStore final : public Store {
+ public:
+  FileStore(const std::string& path, Duration patience) : path_(path), patience_(patience) {
+    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0600);
+    if (fd_ < 0) throw_errno(fmt::format("store: cannot open {}", path), errno);
+    try {
+      struct stat status {};
+      if (::fstat(fd_, &status) != 0) throw_errno(fmt::format("store: {}", path), errno);
+      if (!S_ISREG(status.st_mode))
+        throw Error(ErrorCode::system, fmt::format("store: {} is not a regular file", path));
+      const Lock lock(*this, "opening it");
+      catch_up(true);
+    } catch (...) {
+      ::close(fd_);
+      throw;
+    }
+  }
+  ~FileStore() override { ::close(fd_); }
+  FileStore(const FileStore&) = delete;
+  FileStore& operator=(const FileStore&) = delete;
+
+  void set(std::string_view key, std::string_view value) override {
+    check_store_key(key);
+    check_store_value(key, value);
+    const std::lock_guard guard(mutex_);
+    const Lock lock(*this, key_text(key));
+    catch_up(true);
+    append(Change::set, key, value);
+  }
+
+  std::string get(std::string_view key, Deadline deadline) override {
+    check_store_key(key);
+    const Duration limit = deadline.left();
+    for (Pause pause;; pause.wait(deadline.left())) {
+      if (auto value = try_get(key)) return std::move(*value);
+      if (deadline.passed()) throw Error(ErrorCode::timeout, timeout_text(key, limit));
+    }
+  }
+
+  std::optional<std::string> try_get(std::string_view key) override {
+    check_store_key(key);
+    const std::lock_guard guard(mutex_);
+    if (!catch_up(false)) {  // seen in the middle of a write, perhaps: the writer's lock tells
+      const Lock lock(*this, key_text(key));
+      catch_up(true);
+    }
+    const std::string* const value = table_.find(key);
+    return value ? std::optional(*value) : std::nullopt;
+  }
+
+  std::int64_t add(std::string_view key, std::int64_t delta) override {
+    check_store_key(key);
+    const std::lock_guard guard(mutex_);
+    const Lock lock(*this, key_text(key));
+    catch_up(true);
+    const std::int64_t sum = table_.sum(key, delta);
+    append(Change::set, key, std::to_string(sum));
+    return sum;
+  }
+
+  std::string compare_set(std::string_view key, std::string_view expected,
+                          std::string_view desired) override {
+    check_store_key(key);
+    check_store_value(key, expected);
+    check_store_value(key, desired);
+    const std::lock_guard guard(mutex_);
+    const Lock lock(*this, key_text(key));
+    catch_up(true);
+    const std::string* const held = table_.find(key);
+    if ((held ? std::string_view(*held) : std::string_view()) != expected)
+      return held ? *held : std::string();
+    append(Change::set, key, desired);
+    return std::string(desired);
+  }
+
+  void remove(std::string_view key) override {
+    check_store_key(key);
+    const std::lock_guard guard(mutex_);
+    const Lock lock(*this, key_text(key));
+    catch_up(true);
+    if (table_.find(key) != nullptr) append(Change::remove, key, {});
+  }
+
+ private:
+  /// The file's lock, against other processes and other stores of this one. Not waited for in the kernel,
+  /// which knows no deadline: its holder may be stopped.
+  class Lock {
+   public:
+    Lock(const FileStore& store, const std::string& what) : fd_(store.fd_) {
+      const Deadline deadline = Deadline::after(store.patience_);
+      for (Pause pause; ::flock(fd_, LOCK_EX | LOCK_NB) != 0; pause.wait(deadline.left())) {
+        if (errno != EWOULDBLOCK && errno != EINTR)
+          throw_errno(fmt::format("store: cannot lock {}", store.path_), errno);
+        if (deadline.passed())
+          throw Error(ErrorCode::timeout,
+                      fmt::format("store: {}: another process has held the lock of {} for {}", what,
+                                  store.path_, shown_duration(store.patience_)));
+      }
+    }
+    ~Lock() { ::flock(fd_, LOCK_UN); }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+   private:
+    const int fd_;
+  };
+
+  static std::string key_text(std::string_view key) { return "key " + shown_key(key); }
+
+  std::size_t size() const {
+    struct stat status {};
+    if (::fstat(fd_, &status) != 0) throw_errno(fmt::format("store: {}", path_), errno);
+    if (status.st_nlink == 0)
+      throw Error(ErrorCode::peer_lost, fmt::format("store: the file {} was removed", path_));
+    return static_cast<std::size_t>(status.st_size);
+  }
+
+  /// Reads what was appended since the last time. Under the lock (`repair`) also begins a new file, cuts off
+  /// what a killed writer left and throws where the file is damaged; without it, false says that there is
+  /// something odd.
+  bool catch_up(bool repair) {
+    const std::size_t end = size();
+    if (end < at_) {
+      if (!repair) return false;
+      throw damaged(end, "it was cut short");
+    }
+    std::string fresh(end - at_, '\0');
+    fresh.resize(read(fresh.data(), fresh.size(), at_));
+    std::string_view rest = fresh;
+    if (at_ == 0) {
+      if (rest.substr(0, kFileHeader.size()) != kFileHeader.substr(0, rest.size()))
+        throw Error(ErrorCode::system, fmt::format("store: {} is not a weft store (it begins with {})", path_,
+                                                   shown_key(rest.substr(0, 16))));
+      if (rest.size() < kFileHeader.size()) {
+        if (repair) write(kFileHeader, 0, "its header");
+        if (repair) at_ = kFileHeader.size();
+        return true;
+      }
+      at_ = kFileHeader.size();
+      rest.remove_prefix(at_);
+    }
+    while (rest.size() >= sizeof(RecordHeader)) {
+      RecordHeader header;
+      std::memcpy(static_cast<void*>(&header), rest.data(), sizeof header);
+      if (header.magic != kMagic || header.key_bytes == 0 || header.key_bytes > kMaxStoreKeyBytes ||
+          header.value_bytes > kMaxStoreValueBytes ||
+          (header.change != Change::set && header.change != Change::remove)) {
+        if (!repair) return false;
+        throw damaged(at_, "no record begins there");
+      }
+      const std::size_t body = header.key_bytes + header.value_bytes;
+      if (rest.size() < sizeof header + body) break;
+      const std::string_view key = rest.substr(sizeof header, header.key_bytes);
+      const std::string_view value = rest.substr(sizeof header + header.key_bytes, header.value_bytes);
+      if (checksum(header, rest.substr(sizeof header, body)) != header.checksum) {
+        if (!repair) return false;
+        throw damaged(at_, "the checksum of the record there is wrong");
+      }
+      apply(header.change, key, value);
+      rest.remove_prefix(sizeof header + body);
+      at_ += sizeof header + body;
+    }
+    if (repair && !rest.empty() && ::ftruncate(fd_, static_cast<off_t>(at_)) != 0)
+      throw_errno(fmt::format("store: cannot cut {} back to {} bytes", path_, at_), errno);
+    return true;
+  }
+
+  void apply(Change change, std::string_view key, std::string_view value) {
+    if (change == Change::set) {
+      table_.set(key, value);
+    } else {
+      table_.remove(key);
+    }
+  }
+
+  /// Under the lock, caught up.
+  void append(Change change, std::string_view key, std::string_view value) {
+    const std::string record = make_record(change, key, value);
+    write(record, at_, key_text(key));
+    at_ += record.size();
+    apply(change, key, value);
+  }
+
+  /// All of it, or nothing and an Error.
+  void write(std::string_view bytes, std::size_t at, const std::string& what) {
+    const WithoutSizeSignal guard;
+    for (std::size_t done = 0; done < bytes.size();) {
+      const ssize_t n =
+          ::pwrite(fd_, bytes.data() + done, bytes.size() - done, static_cast<off_t>(at + done));
+      if (n >= 0) {
+        done += static_cast<std::size_t>(n);
+      } else if (errno != EINTR) {
+        const int error_number = errno;
+        [[maybe_unused]] const int cut = ::ftruncate(fd_, static_cast<off_t>(at));  // else the next who locks
+        throw_errno(fmt::format("store: cannot write {} to {}", what, path_), error_number);
+      }
+    }
+  }
+
+  std::size_t read(char* to, std::size_t bytes, std::size_t at) const {
+    std::size_t done = 0;
+    while (done < bytes) {
+      const ssize_t n = ::pread(fd_, to + done, bytes - done, static_cast<off_t>(at + done));
+      if (n == 0) break;
+      if (n > 0) {
+        done += static_cast<std::size_t>(n);
+      } else if (errno != EINTR) {
+        throw_errno(fmt::format("store: cannot read {}", path_), errno);
+      }
+    }
+    return done;
+  }
+
+  Error damaged(std::size_t at, std::string_view why) const {
+    return Error(ErrorCode::system, fmt::format("store: {} is damaged at byte {}: {}", path_, at, why));
+  }
+
+  const std::string path_;
+  const Duration patience_;
+  int fd_ = -1;
+  std::mutex mutex_;    // the rest, against threads
+  std::size_t at_ = 0;  // bytes of the file that are in the table
+  StoreTable table_;
+};
+
+}  // namespace
+
+std::shared_ptr<Store> make_file_store(const std::string& path, Duration patience) {
+  return std::make_shared<FileStore>(path, patience);
+}
+
+}  // namespace weft
