@@ -67,7 +67,9 @@ inline Block in_block(const OpState& s, int to, int size) noexcept {
   switch (row(s.op).counts) {
     case Counts::in_blocks:
     case Counts::both_blocks: return s.in_blocks[to];
-    case Counts::in_is_n_out: return {to * (s.in_count / size), s.in_count / size};
+    case Counts::in_is_n_out:
+      if (s.in_count == 0) return {};
+      return {to * s.out_count, s.out_count};
     case Counts::equal:
       if (s.op == Op::all_to_all) return {to * (s.in_count / size), s.in_count / size};
       break;
@@ -82,7 +84,9 @@ inline Block out_block(const OpState& s, int from, int size) noexcept {
   switch (row(s.op).counts) {
     case Counts::out_blocks:
     case Counts::both_blocks: return s.out_blocks[from];
-    case Counts::out_is_n_in: return {from * (s.out_count / size), s.out_count / size};
+    case Counts::out_is_n_in:
+      if (s.out_count == 0) return {};
+      return {from * s.in_count, s.in_count};
     case Counts::equal:
       if (s.op == Op::all_to_all) return {from * (s.out_count / size), s.out_count / size};
       break;

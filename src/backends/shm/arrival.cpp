@@ -5,21 +5,37 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "backends/shm/collectives.hpp"
 
 namespace weft::shm {
 namespace {
 
-// The bytes that would travel beside the arrival: what this rank gives. A pure function of the call's counts.
-std::int64_t payload_bytes(const OpState& s) noexcept {
-  const std::int64_t count = s.op == Op::broadcast ? s.out_count : s.in_count;
-  return count * size_bytes(s.dtype);
+// The count that all ranks must agree on; no less than any block.
+std::int64_t agreed_count(const OpState& s, int size) noexcept {
+  switch (row(s.op).counts) {
+    case Counts::equal: return std::max(s.in_count, s.out_count);  // either may be a root's alone
+    case Counts::out_is_n_in: return s.in_count;
+    case Counts::in_is_n_out: return s.out_count;
+    case Counts::out_blocks:
+    case Counts::in_blocks: {
+      const Block* const blocks = s.in_blocks ? s.in_blocks : s.out_blocks;
+      return std::accumulate(blocks, blocks + size, std::int64_t{0},
+                             [](std::int64_t sum, const Block& b) { return sum + b.count; });
+    }
+    case Counts::none:
+    case Counts::both_blocks:
+    case Counts::in_only:
+    case Counts::out_only: break;
+  }
+  return 0;
 }
 
-// The count that all ranks must agree on.
-std::int64_t agreed_count(const OpState& s) noexcept {
-  return s.op == Op::all_gather ? s.in_count : s.out_count;
+// Most calls are told by their word and count alone.
+bool plain(const OpState& s) noexcept {
+  return s.in_blocks == nullptr && s.out_blocks == nullptr && s.reduce.kind != ReduceOp::Kind::premul_sum &&
+         s.reduce.kind != ReduceOp::Kind::user;
 }
 
 // Asks for lines that this rank writes next, which peers still have in their caches: the write itself then
@@ -44,14 +60,26 @@ Collectives::Collectives(const Group& group)
   static_assert(sizeof(State) <= sizeof(OpState::scratch));
 }
 
+// The bytes that would travel beside an arrival: what a rank gives at most. A pure function of what all ranks
+// know, but for in_blocks.
+std::int64_t Collectives::payload_bytes(const OpState& s) const noexcept {
+  std::int64_t count = s.in_count;
+  if (from_root(s)) {
+    count = s.op == Op::scatter ? s.out_count * group_.size : s.out_count;
+  } else if (s.op == Op::all_gather_v) {
+    for (int r = 0; r < group_.size; ++r) count = std::max(count, s.out_blocks[r].count);
+  }
+  return count * size_bytes(s.dtype);
+}
+
 void Collectives::post(OpState& s) noexcept {
   State& st = state(s);
   st.phase = Phase::unpublished;
   st.cursor = 0;
   st.done = 0;
   const auto bytes = static_cast<std::size_t>(payload_bytes(s));
-  st.fits =
-      bytes == 0 || (bytes <= kInlineBytes && group_.path != Path::direct && group_.path != Path::staged);
+  const std::size_t room = s.in_blocks ? sizeof(Arrival::both.payload) : kInlineBytes;
+  st.fits = bytes == 0 || (bytes <= room && group_.path != Path::direct && group_.path != Path::staged);
   publish(s);
 }
 
@@ -68,11 +96,14 @@ bool Collectives::publish(OpState& s) noexcept {
   }
   Arrival& line = group_.mine().arrivals[s.call % kRing];
   line.word = call_word(s, group_.path);
-  line.count = agreed_count(s);
+  line.count = agreed_count(s, group_.size);
+  line.detail = plain(s) ? 0 : elaborate(group_, s, st.fits);
   if (st.fits) {
     const std::int64_t bytes = s.in_count * size_bytes(s.dtype);
-    if (bytes > 0) std::memcpy(line.payload, s.in, static_cast<std::size_t>(bytes));
-  } else {
+    std::byte* const to = s.in_blocks ? line.both.payload : line.payload;
+    if (bytes > 0) std::memcpy(to, s.in, static_cast<std::size_t>(bytes));
+  }
+  if (!st.fits || s.in_blocks) {  // with in_blocks others may still have too much
     const auto element = static_cast<std::size_t>(size_bytes(s.dtype));
     line.places.in = group_.publish(s.in, static_cast<std::size_t>(s.in_count) * element);
     line.places.out = group_.publish(s.out, static_cast<std::size_t>(s.out_count) * element);
@@ -83,9 +114,9 @@ bool Collectives::publish(OpState& s) noexcept {
   return true;
 }
 
-// Whose arrival this rank needs before it can go on: everybody's, but in a broadcast only the root's.
+// Whose arrival this rank needs before it can go on: everybody's, but where the root alone gives, the root's.
 bool Collectives::must_see(const OpState& s, int peer) const noexcept {
-  return peer != group_.rank && (s.op != Op::broadcast || peer == s.root);
+  return peer != group_.rank && (!from_root(s) || peer == s.root);
 }
 
 Step Collectives::poll(OpState& s) noexcept {
@@ -104,20 +135,25 @@ Step Collectives::poll(OpState& s) noexcept {
   return step == Step::pending && compared_ < finished_ ? catch_up() : step;
 }
 
-// A rank goes on when those it needs have arrived and called the same. In most operations these are all. A
-// broadcast's receiver needs the root alone and its root nobody, so the comparison with the others is made up
-// for later, at the latest in the next call that needs all: until then this rank's `consumed` stays behind
-// and nobody rewrites the lines.
+// A rank goes on when those it needs have arrived and called the same. In most operations these are all. In
+// a broadcast and a scatter the receivers need the root alone and the root nobody, so the comparison with the
+// others is made up for later, at the latest in the next call that needs all: until then this rank's
+// `consumed` stays behind and nobody rewrites the lines.
 Step Collectives::arrive(OpState& s) noexcept {
   State& st = state(s);
   for (; st.cursor < group_.size; ++st.cursor) {
     if (!must_see(s, st.cursor)) continue;
     if (arrival(st.cursor, s).sequence.load(std::memory_order_seq_cst) != s.call + 1) return Step::pending;
-    const std::uint64_t first = s.op == Op::broadcast ? s.call : compared_;
+    const std::uint64_t first = from_root(s) ? s.call : compared_;
     for (std::uint64_t call = first; call <= s.call; ++call)
       if (!agree(st.cursor, call)) return Step::failed;
+    if (s.op == Op::all_to_all_v && !expected(s, st.cursor)) return Step::failed;
   }
-  if (s.op != Op::broadcast) compared_ = s.call + 1;
+  if (!from_root(s)) compared_ = s.call + 1;
+  if (s.in_blocks) {
+    for (int r = 0; r < group_.size; ++r)
+      if (group_.control.detail(r, s.call).small == 0) st.fits = false;
+  }
   return st.fits ? finish_inline(s) : choose(s);
 }
 
@@ -144,13 +180,33 @@ Step Collectives::catch_up() noexcept {
 bool Collectives::agree(int peer, std::uint64_t call) noexcept {
   const Arrival& own = group_.mine().arrivals[call % kRing];
   const Arrival& theirs = group_.of(peer).arrivals[call % kRing];
-  if (theirs.word == own.word && theirs.count == own.count) return true;
-  std::string mine = describe(group_.rank, own.word, own.count, call);
+  if (theirs.word == own.word && theirs.count == own.count && theirs.detail == own.detail) return true;
+  const auto op = static_cast<Op>(own.word & 0xff);
+  int block = -1;  // the first that differs
+  if (op == static_cast<Op>(theirs.word & 0xff) && (op == Op::all_gather_v || op == Op::reduce_scatter_v)) {
+    const auto count = [&](int r, int b) { return group_.control.detail(r, call).blocks()[b].count; };
+    for (int b = 0; b < group_.size && block < 0; ++b)
+      if (count(peer, b) != count(group_.rank, b)) block = b;
+  }
+  std::string mine = describe(group_, group_.rank, call, block);
   mine.erase(mine.find("called "), 7);
   raise(group_, {.code = ErrorCode::mismatch,
-                 .text = fmt::format("{}, {}", describe(peer, theirs.word, theirs.count, call), mine),
-                 .op = static_cast<Op>(own.word & 0xff),
+                 .text = fmt::format("{}, {}", describe(group_, peer, call, block), mine),
+                 .op = op,
                  .call = call,
+                 .ranks = {std::min(peer, group_.rank), std::max(peer, group_.rank)}});
+  return false;
+}
+
+// Does `peer` send as much as this rank expects? Only all_to_all_v has counts of its own for each pair.
+bool Collectives::expected(const OpState& s, int peer) noexcept {
+  const std::int64_t sent = lent(s, peer).count, wanted = s.out_blocks[peer].count;
+  if (sent == wanted) return true;
+  raise(group_, {.code = ErrorCode::mismatch,
+                 .text = fmt::format("{}: rank {} sends {} elements to rank {}, which expects {}", name(s.op),
+                                     peer, sent, group_.rank, wanted),
+                 .op = s.op,
+                 .call = s.call,
                  .ranks = {std::min(peer, group_.rank), std::max(peer, group_.rank)}});
   return false;
 }
@@ -164,20 +220,23 @@ Step Collectives::refuse(const OpState& s, std::string why) noexcept {
   return Step::failed;
 }
 
-// Direct or staged: a pure function of what the ranks whose memory others touch have published. An all-reduce
-// touches every `in` and `out`, all-gather and reduce-scatter every `in`, a broadcast the root's.
+// Direct or staged: a pure function of what the ranks whose memory others touch have published: every `in`
+// that is read, and every `out` that others write slices of. What a rank does not have is reachable.
 Step Collectives::choose(OpState& s) noexcept {
   State& st = state(s);
   group_.map_news();
+  if (group_.path == Path::inline_only)
+    return refuse(s, s.in_blocks
+                         ? fmt::format("path \"inline\" was asked for, but a rank has more than {} bytes",
+                                       sizeof(Arrival::both.payload))
+                         : fmt::format("path \"inline\" was asked for, but {} bytes are more than {}",
+                                       payload_bytes(s), kInlineBytes));
   int obstacle = -1;
   for (int r = 0; r < group_.size && obstacle < 0; ++r) {
-    if (s.op == Op::broadcast && r != s.root) continue;
+    if (from_root(s) && r != s.root) continue;
     const Arrival& a = arrival(r, s);
-    if (!reachable(a.places.in) || (s.op == Op::all_reduce && !reachable(a.places.out))) obstacle = r;
+    if (!reachable(a.places.in) || (sliced(s) && !reachable(a.places.out))) obstacle = r;
   }
-  if (group_.path == Path::inline_only)
-    return refuse(s, fmt::format("path \"inline\" was asked for, but {} bytes are more than {}",
-                                 payload_bytes(s), kInlineBytes));
   if (group_.path == Path::direct && obstacle >= 0)
     return refuse(s,
                   fmt::format("path \"direct\" was asked for, but rank {}'s memory is not shared", obstacle));
@@ -186,6 +245,7 @@ Step Collectives::choose(OpState& s) noexcept {
     plan(s);
   } else {
     st.phase = Phase::direct;
+    st.cursor = 0;
   }
   return Step::advanced;
 }
@@ -198,7 +258,7 @@ void Collectives::finish(const OpState& s) noexcept {
   if (state(s).fits)  // the next call is often like this one
     prefetch_to_write(&block.arrivals[(s.call + 1) % kRing],
                       static_cast<std::int64_t>(offsetof(Arrival, payload)) + payload_bytes(s));
-  if (s.op != Op::broadcast) {
+  if (!from_root(s)) {
     if (state(s).fits &&
         s.call % (kRing / 2) != 0) {  // nobody waits for just this; room in the ring comes in halves
       block.consumed.store(s.call + 1, std::memory_order_release);
@@ -215,7 +275,7 @@ void Collectives::finish(const OpState& s) noexcept {
 Step Collectives::leave(OpState& s) noexcept {
   State& st = state(s);
   for (; st.cursor < group_.size; ++st.cursor) {
-    if (st.cursor == group_.rank || (s.op == Op::broadcast && group_.rank != s.root)) continue;
+    if (st.cursor == group_.rank || !gets(s, st.cursor, group_.rank)) continue;
     if (group_.of(st.cursor).finished.load(std::memory_order_seq_cst) < s.call + 1) return Step::pending;
   }
   return Step::done;
@@ -234,10 +294,12 @@ std::vector<int> Collectives::missing(const OpState& s, std::string& story) cons
         late = must_see(s, r) && arrival(r, s).sequence.load(std::memory_order_seq_cst) != s.call + 1;
         break;
       case Phase::direct: break;
-      case Phase::leaving: late = block.finished.load(std::memory_order_seq_cst) < s.call + 1; break;
+      case Phase::leaving:
+        late = gets(s, r, group_.rank) && block.finished.load(std::memory_order_seq_cst) < s.call + 1;
+        break;
       case Phase::staged:
-        late = block.finished.load(std::memory_order_seq_cst) < s.call + 1 &&
-               (s.op != Op::broadcast || r == s.root || group_.rank == s.root);
+        late = (gets(s, r, group_.rank) || gets(s, group_.rank, r)) &&
+               block.finished.load(std::memory_order_seq_cst) < s.call + 1;
         break;
     }
     (late ? ranks : there).push_back(r);
@@ -253,9 +315,8 @@ std::vector<int> Collectives::missing(const OpState& s, std::string& story) cons
                             : "have not finished their parts");
   if (st.phase == Phase::arriving) {
     for (const int r : there) {
-      const Arrival& a = arrival(r, s);
-      if (a.sequence.load(std::memory_order_seq_cst) == s.call + 1)
-        story += fmt::format("; {}", describe(r, a.word, a.count, s.call));
+      if (arrival(r, s).sequence.load(std::memory_order_seq_cst) == s.call + 1)
+        story += fmt::format("; {}", describe(group_, r, s.call));
     }
   }
   return ranks;

@@ -1,5 +1,10 @@
 // One rank's part in the collectives of a group: arrival, then the inline, direct or staged path.
 //
+// All operations are one of two things. Moving: for each rank this one gets something from, its block of
+// that rank's `in` is copied to the block of `out` for that rank. Reducing: a part of all inputs is combined,
+// and stored where it is wanted. Which blocks, is said by in_block() and out_block() of op_table.hpp for this
+// rank's own buffers, and here by gets() and lent() for the others'.
+//
 // A call is over on this rank when nothing it lent is in use any more: at once after an inline call, after
 // everybody's `finished` on the direct path, at once on the staged one. Used by the owner of the group alone.
 #pragma once
@@ -8,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/op_table.hpp"
 #include "backends/shm/group.hpp"
 
 namespace weft::shm {
@@ -28,8 +34,8 @@ class Collectives {
   struct State {
     Phase phase;
     bool fits;            // its payload travels beside the arrival
-    std::int32_t cursor;  // arriving, leaving: ranks below it have been seen
-    std::int64_t done;    // direct: elements or bytes of the own part finished
+    std::int32_t cursor;  // arriving, leaving: ranks below it have been seen; moving: blocks finished
+    std::int64_t done;    // direct: elements of the own part combined, or bytes of the block copied
     std::int64_t part;    // staged: elements per owner and round
     std::uint64_t base;   // staged: the group's rounds before this call
     std::uint64_t rounds, staged, reduced, copied;
@@ -39,11 +45,44 @@ class Collectives {
     return *reinterpret_cast<const State*>(s.scratch.data());
   }
 
+  // Whether rank `to` works on what rank `from` lends: takes a block of it, or combines a part of it.
+  static bool gets(const OpState& s, int to, int from) noexcept {
+    const OpRow r = row(s.op);
+    switch (r.rooted) {
+      case Rooted::no: break;
+      case Rooted::in_at_root: return from == s.root;
+      case Rooted::out_at_root: return r.reduces || to == s.root;
+    }
+    return true;
+  }
+  // The root alone gives, so it waits for nobody and the others for it alone.
+  static bool from_root(const OpState& s) noexcept { return row(s.op).rooted == Rooted::in_at_root; }
+  // Each rank combines a slice of the whole, for all or for the root.
+  static bool sliced(const OpState& s) noexcept {
+    const OpRow r = row(s.op);
+    return r.reduces && r.counts == Counts::equal;
+  }
+  // `in` has a block for each rank.
+  static bool parted(const OpState& s) noexcept {
+    const Counts c = row(s.op).counts;
+    return c == Counts::in_is_n_out || c == Counts::in_blocks || c == Counts::both_blocks ||
+           s.op == Op::all_to_all;
+  }
+  // The part of rank `from`'s `in` that is for this rank, or begins at 0 where `in` is not parted. Ranks'
+  // buffers are divided alike, but for in_blocks, which each has published.
+  Block lent(const OpState& s, int from) const noexcept {
+    if (s.in_blocks) return group_.control.detail(from, s.call).blocks()[group_.rank];
+    const std::int64_t count = out_block(s, from, group_.size).count;
+    return {parted(s) ? group_.rank * count : 0, count};
+  }
+
   // arrival.cpp
   bool publish(OpState& s) noexcept;
   Step arrive(OpState& s) noexcept;
   Step catch_up() noexcept;
   bool agree(int peer, std::uint64_t call) noexcept;
+  bool expected(const OpState& s, int peer) noexcept;
+  std::int64_t payload_bytes(const OpState& s) const noexcept;
   Step choose(OpState& s) noexcept;
   bool must_see(const OpState& s, int peer) const noexcept;
   Step leave(OpState& s) noexcept;
@@ -56,21 +95,27 @@ class Collectives {
   Step finish_inline(OpState& s) noexcept;
   // direct.cpp
   Step direct(OpState& s) noexcept;
+  bool combine(OpState& s) noexcept;
+  bool move(OpState& s) noexcept;
   // staged.cpp
   void plan(OpState& s) noexcept;
   Step staged(OpState& s) noexcept;
   bool stage_round(OpState& s) noexcept;
   bool reduce_round(OpState& s) noexcept;
   bool copy_round(OpState& s) noexcept;
-  std::byte* slot(int from, int owner, std::uint64_t round, std::int64_t part_bytes) const noexcept;
+  bool gives(const OpState& s) const noexcept;
+  bool takes(const OpState& s) const noexcept;
+  Block piece(const OpState& s, Block block, int owner, std::uint64_t round) const noexcept;
+  std::byte* slot(const OpState& s, int from, int to, std::uint64_t round) const noexcept;
+  std::byte* sum_slot(const OpState& s, int owner, std::uint64_t round) const noexcept;
 
   const Group& group_;
   OpState* current_ = nullptr;
   std::uint64_t everybody_consumed_ = 0;  // a lower bound
   std::uint64_t compared_ = 0;            // calls compared with all ranks
-  std::uint64_t finished_ = 0;            // calls finished here: ahead of compared_ after broadcasts
-  std::uint64_t rounds_ = 0;              // of staging, over the group's life
-  std::vector<const std::byte*> ins_;     // one per rank: scratch of the paths
+  std::uint64_t finished_ = 0;         // calls finished here: ahead of compared_ after broadcast and scatter
+  std::uint64_t rounds_ = 0;           // of staging, over the group's life
+  std::vector<const std::byte*> ins_;  // one per rank: scratch of the paths
   std::vector<std::byte*> outs_;
 };
 

@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "backends/reduce.hpp"
+#include "weft/backends/backend.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::shm {
@@ -43,14 +43,30 @@ struct Buffer {
 /// rewritten only when everybody's `consumed` says that they have read it.
 struct alignas(64) Arrival {
   std::atomic<std::uint64_t> sequence;
-  std::uint64_t word;  ///< op, dtype, reduction, order, root, forced path: equal on all ranks
-  std::int64_t count;  ///< equal on all ranks
+  std::uint64_t word;    ///< op, dtype, reduction, order, root, forced path: equal on all ranks
+  std::int64_t count;    ///< equal on all ranks
+  std::uint64_t detail;  ///< a hash of what else is equal on all ranks; 0: nothing else, and no Detail
   union {
     struct {
       Buffer in, out;
     } places;                         ///< of a call that is not inline
     std::byte payload[kInlineBytes];  ///< of one that is
+    struct {
+      Buffer in, out;
+      std::byte payload[kInlineBytes - 2 * sizeof(Buffer)];
+    } both;  ///< of one that is inline if everybody's payload is small
   };
+};
+
+/// What few calls need and an arrival line has no room for. Beside the line, under the same rules.
+struct alignas(64) Detail {
+  double scale;          ///< premul_sum
+  std::int64_t longest;  ///< of the blocks
+  std::uint32_t small;   ///< in_blocks: `in` travels beside the arrival
+  char user[40];         ///< name of the user's reduction, as much as fits
+  /// v-forms: a block per rank: of `in`, or, where only `out` has blocks, of `out`.
+  Block* blocks() noexcept { return reinterpret_cast<Block*>(this + 1); }
+  const Block* blocks() const noexcept { return reinterpret_cast<const Block*>(this + 1); }
 };
 
 /// A message waiting in its pair's ring: written by the sender, read by the receiver.
@@ -117,6 +133,11 @@ class Control {
 
   AbortRecord& abort() const { return *reinterpret_cast<AbortRecord*>(base_); }
   RankBlock& rank(int r) const { return reinterpret_cast<RankBlock*>(base_ + kAbort)[r]; }
+  Detail& detail(int r, std::uint64_t call) const {
+    return *reinterpret_cast<Detail*>(base_ + details_at(size_) +
+                                      (static_cast<std::size_t>(r) * kRing + call % kRing) *
+                                          detail_bytes(size_));
+  }
   /// by rank r: segments of peer p's arena that r has mapped
   std::atomic<std::uint32_t>& mapped(int r, int p) const {
     return reinterpret_cast<std::atomic<std::uint32_t>*>(
@@ -142,7 +163,11 @@ class Control {
     return (size_ + 15) / 16 * 16;
   }  // a cache line's worth, so that writers do not meet
   static std::size_t mapped_at(std::size_t n) { return pages(kAbort + n * sizeof(RankBlock)); }
-  static std::size_t pairs_at(std::size_t n) { return pages(mapped_at(n) + n * ((n + 15) / 16 * 16) * 4); }
+  static std::size_t details_at(std::size_t n) { return pages(mapped_at(n) + n * ((n + 15) / 16 * 16) * 4); }
+  static constexpr std::size_t detail_bytes(std::size_t n) {
+    return (sizeof(Detail) + n * sizeof(Block) + 63) / 64 * 64;
+  }
+  static std::size_t pairs_at(std::size_t n) { return pages(details_at(n) + n * kRing * detail_bytes(n)); }
   static std::size_t stages_at(std::size_t n) { return pages(pairs_at(n) + n * n * sizeof(Pair)); }
 
   std::byte* base_ = nullptr;

@@ -1,10 +1,11 @@
 // The direct path: every rank reaches the others' memory, so nothing is copied on the way. Two
-// synchronisations: the arrival, and everybody's `finished`.
+// synchronisations: the arrival, and the `finished` of those who touch this rank's memory.
 //
-// all_reduce: rank r combines slice r of all inputs and stores it to slice r of all outputs. reduce_scatter,
-// all_gather and broadcast pull: they write only their own memory.
+// all_reduce and reduce: rank r combines slice r of all inputs and stores it to slice r of all outputs, or of
+// the root's. Everything else pulls: ranks write only their own memory.
 #include <algorithm>
 
+#include "backends/reduce.hpp"
 #include "backends/shm/collectives.hpp"
 
 namespace weft::shm {
@@ -13,69 +14,77 @@ namespace {
 // Beyond this a result leaves the caches anyway, and stores that go around them save reading the lines first.
 constexpr std::int64_t kStreamFrom = std::int64_t{64} << 20;
 
+bool streams(const OpState& s) noexcept {
+  return (s.in_count > 0 ? s.in_count : s.out_count) * size_bytes(s.dtype) >= kStreamFrom;
+}
+
 }  // namespace
 
 Step Collectives::direct(OpState& s) noexcept {
   State& st = state(s);
-  const std::int64_t element = size_bytes(s.dtype);
-  const auto in_of = [&](int r) { return group_.reach(r, arrival(r, s).places.in); };
-  const std::int64_t total = (s.op == Op::broadcast ? s.out_count : s.in_count) * element;
-  const bool stream = total >= kStreamFrom;
   if (!group_.enter(s.call)) return Step::failed;
   if (group_.in_chunk) group_.in_chunk(s.call);
-  bool finished = true;
-
-  switch (s.op) {
-    case Op::all_reduce:
-    case Op::reduce_scatter: {
-      // begin, count: the elements of `in` that this rank combines
-      std::int64_t begin = 0, count = 0;
-      if (s.op == Op::all_reduce) {
-        const std::int64_t line = 64 / element;  // slices meet at cache-line borders of an aligned buffer
-        const std::int64_t slice = ((s.in_count + group_.size - 1) / group_.size + line - 1) / line * line;
-        begin = std::min(s.in_count, group_.rank * slice);
-        count = std::min(s.in_count, begin + slice) - begin;
-      } else {
-        begin = group_.rank * s.out_count;
-        count = s.out_count;
-      }
-      const std::int64_t step = std::min(count - st.done, static_cast<std::int64_t>(kChunkBytes) / element);
-      const std::int64_t at = (begin + st.done) * element;
-      std::size_t outs = 0;
-      for (int r = 0; r < group_.size; ++r) {
-        ins_[static_cast<std::size_t>(r)] = (r == group_.rank ? s.in : in_of(r)) + at;
-        if (s.op == Op::all_reduce)
-          outs_[outs++] = (r == group_.rank ? s.out : group_.reach(r, arrival(r, s).places.out)) + at;
-      }
-      if (s.op == Op::reduce_scatter) outs_[outs++] = s.out + st.done * element;
-      if (step > 0) reduce(s.dtype, s.reduce, ins_, {outs_.data(), outs}, step, stream);
-      st.done += step;
-      finished = st.done >= count;
-      break;
-    }
-    case Op::all_gather:
-    case Op::broadcast: {
-      // done counts bytes over the blocks to copy; each rank begins with its own, so that readers spread
-      const std::int64_t block = s.op == Op::broadcast ? total : s.in_count * element;
-      const std::int64_t blocks = s.op == Op::broadcast ? 1 : group_.size;
-      const std::int64_t which = st.done / block, inside = st.done % block;
-      const int from = s.op == Op::broadcast ? s.root : static_cast<int>((group_.rank + which) % group_.size);
-      const std::int64_t step = std::min(block - inside, static_cast<std::int64_t>(kChunkBytes));
-      std::byte* const to = s.out + (s.op == Op::broadcast ? 0 : from * block) + inside;
-      const std::byte* const source = (from == group_.rank ? s.in : in_of(from)) + inside;
-      if (to != source) copy_bytes(to, source, step, stream);
-      st.done += step;
-      finished = st.done >= block * blocks;
-      break;
-    }
-    default: break;
-  }
+  const bool finished = row(s.op).reduces ? combine(s) : move(s);
   if (!group_.leave()) return Step::failed;
   if (!finished) return Step::advanced;
   finish(s);
   st.cursor = 0;
   st.phase = Phase::leaving;
   return leave(s) == Step::done ? Step::done : Step::advanced;
+}
+
+// A chunk of this rank's part of all inputs. True: it was the last.
+bool Collectives::combine(OpState& s) noexcept {
+  State& st = state(s);
+  const std::int64_t element = size_bytes(s.dtype);
+  // begin, count: the part, from where each rank's block begins
+  std::int64_t begin = 0, count = s.out_count;
+  if (sliced(s)) {
+    const std::int64_t line = 64 / element;  // slices meet at cache-line borders of an aligned buffer
+    const std::int64_t slice = ((s.in_count + group_.size - 1) / group_.size + line - 1) / line * line;
+    begin = std::min(s.in_count, group_.rank * slice);
+    count = std::min(s.in_count, begin + slice) - begin;
+  }
+  const std::int64_t step = std::min(count - st.done, static_cast<std::int64_t>(kChunkBytes) / element);
+  if (step == 0) return true;
+  const std::int64_t at = begin + st.done;
+  std::size_t outs = 0;
+  for (int r = 0; r < group_.size; ++r) {
+    const Arrival& a = arrival(r, s);
+    const std::byte* const in = r == group_.rank ? s.in : group_.reach(r, a.places.in);
+    ins_[static_cast<std::size_t>(r)] = in + (lent(s, r).offset + at) * element;
+    if (r == group_.rank ? s.out_count > 0 : sliced(s) && a.places.out.kind != Buffer::none)
+      outs_[outs++] = (r == group_.rank ? s.out : group_.reach(r, a.places.out)) + at * element;
+  }
+  reduce(s.dtype, s.reduce, ins_, {outs_.data(), outs}, step, streams(s));
+  st.done += step;
+  return st.done >= count;
+}
+
+// A chunk of the blocks for this rank. Each rank begins with its own, so that readers spread. True: it was
+// the last.
+bool Collectives::move(OpState& s) noexcept {
+  State& st = state(s);
+  const std::int64_t element = size_bytes(s.dtype);
+  std::int64_t room = kChunkBytes;
+  for (; st.cursor < group_.size; ++st.cursor, st.done = 0) {
+    const int from = (group_.rank + st.cursor) % group_.size;
+    if (!gets(s, group_.rank, from)) continue;
+    const Block to = out_block(s, from, group_.size);
+    const std::int64_t bytes = to.count * element;
+    if (bytes == 0) continue;
+    const std::byte* const source =
+        (from == group_.rank ? s.in : group_.reach(from, arrival(from, s).places.in)) +
+        lent(s, from).offset * element;
+    std::byte* const out = s.out + to.offset * element;
+    if (out == source) continue;
+    const std::int64_t step = std::min(bytes - st.done, room);
+    copy_bytes(out + st.done, source + st.done, step, streams(s));
+    st.done += step;
+    room -= step;
+    if (st.done < bytes) return false;
+  }
+  return true;
 }
 
 }  // namespace weft::shm

@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <bit>
+
 #include "backends/op_table.hpp"
 
 namespace weft::shm {
@@ -56,16 +59,54 @@ std::uint64_t call_word(const OpState& s, Path path) noexcept {
          static_cast<std::uint64_t>(s.root + 1) << 32;
 }
 
-std::string describe(int rank, std::uint64_t word, std::int64_t count, std::uint64_t call) {
-  const auto op = static_cast<Op>(word & 0xff);
-  const auto dtype = static_cast<DType>((word >> 8) & 0xff);
-  const auto reduce = static_cast<ReduceOp::Kind>((word >> 16) & 0xff);
-  std::string text = fmt::format("rank {} called {}", rank, name(op));
-  if (op != Op::barrier) text += fmt::format(" {} x{}", name(dtype), count);
-  if (row(op).reduces) text += fmt::format(" {}", name(reduce));
+std::uint64_t elaborate(const Group& g, const OpState& s, bool small) noexcept {
+  const bool reduces = row(s.op).reduces;
+  if (!reduces && s.in_blocks == nullptr && s.out_blocks == nullptr) return 0;
+  Detail& d = g.control.detail(g.rank, s.call);
+  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a, by words
+  const auto mix = [&](std::uint64_t x) {
+    hash = (hash ^ x) * 0x100000001b3u;
+    hash ^= hash >> 29;
+  };
+  if (reduces && s.reduce.kind == ReduceOp::Kind::premul_sum) {
+    d.scale = s.reduce.scale;
+    mix(std::bit_cast<std::uint64_t>(d.scale));
+  }
+  if (reduces && s.reduce.kind == ReduceOp::Kind::user) {
+    const std::string& name = s.reduce.user->name;
+    for (const char c : name) mix(static_cast<unsigned char>(c));
+    d.user[name.copy(d.user, sizeof(d.user) - 1)] = '\0';
+  }
+  if (const Block* const blocks = s.in_blocks ? s.in_blocks : s.out_blocks) {
+    d.longest = 0;
+    d.small = small ? 1 : 0;
+    for (int r = 0; r < g.size; ++r) {
+      d.blocks()[r] = blocks[r];
+      d.longest = std::max(d.longest, blocks[r].count);
+      if (s.op != Op::all_to_all_v)  // its counts differ from rank to rank
+        mix(static_cast<std::uint64_t>(blocks[r].count));
+    }
+  }
+  return hash | 1;
+}
+
+std::string describe(const Group& g, int r, std::uint64_t call, int block) {
+  const Arrival& a = g.of(r).arrivals[call % kRing];
+  const Detail& d = g.control.detail(r, call);
+  const auto op = static_cast<Op>(a.word & 0xff);
+  std::string text = fmt::format("rank {} called {}", r, name(op));
+  if (op != Op::barrier) text += fmt::format(" {}", name(static_cast<DType>((a.word >> 8) & 0xff)));
+  if (op != Op::barrier && op != Op::all_to_all_v) text += fmt::format(" x{}", a.count);
+  if (block >= 0) text += fmt::format(" with counts[{}] = {}", block, d.blocks()[block].count);
+  if (row(op).reduces) {
+    const auto kind = static_cast<ReduceOp::Kind>((a.word >> 16) & 0xff);
+    text += fmt::format(" {}", name(kind));
+    if (kind == ReduceOp::Kind::premul_sum) text += fmt::format("({})", d.scale);
+    if (kind == ReduceOp::Kind::user) text += fmt::format(" \"{}\"", d.user);
+  }
   if (row(op).rooted != Rooted::no)
-    text += fmt::format(" root {}", static_cast<std::int64_t>(word >> 32) - 1);
-  if (const auto path = static_cast<Path>((word >> 28) & 0xf); path != Path::automatic)
+    text += fmt::format(" root {}", static_cast<std::int64_t>(a.word >> 32) - 1);
+  if (const auto path = static_cast<Path>((a.word >> 28) & 0xf); path != Path::automatic)
     text += fmt::format(" by path {}", path == Path::inline_only ? "inline"
                                        : path == Path::direct    ? "direct"
                                                                  : "staged");

@@ -78,8 +78,12 @@ std::vector<int> dead_ranks(const Group& g);
 bool quiet(const Group& g) noexcept;
 bool quiesce(const Group& g, Deadline deadline, std::span<const MemoryRange> exposed) noexcept;
 
-/// "rank 1 called all_gather f32 x1000 [call 17]"
-std::string describe(int rank, std::uint64_t word, std::int64_t count, std::uint64_t call);
+/// What rank `r` published of a call, for people: "rank 1 called all_gather f32 x1000 [call 17]". Where count
+/// vectors differ, `block` is where.
+std::string describe(const Group& g, int r, std::uint64_t call, int block = -1);
+/// What all ranks must agree on. What the word has no room for is in elaborate().
 std::uint64_t call_word(const OpState& s, Path path) noexcept;
+/// Writes the Detail of this rank's call, where it has one, and returns its hash; 0: it has none.
+std::uint64_t elaborate(const Group& g, const OpState& s, bool small) noexcept;
 
 }  // namespace weft::shm

@@ -1,28 +1,28 @@
 // The inline path: the payload came with the arrival, so one synchronisation is all there is.
+#include "backends/reduce.hpp"
 #include "backends/shm/collectives.hpp"
 
 namespace weft::shm {
 
 Step Collectives::finish_inline(OpState& s) noexcept {
-  const auto n = static_cast<std::size_t>(group_.size);
-  const std::int64_t block = s.out_count * size_bytes(s.dtype);
-  switch (s.op) {
-    case Op::all_reduce:
-    case Op::reduce_scatter:
-      // in: the part of each rank's payload that is combined here
-      for (std::size_t r = 0; r < n; ++r) {
-        ins_[r] =
-            arrival(static_cast<int>(r), s).payload + (s.op == Op::reduce_scatter ? group_.rank * block : 0);
-      }
-      reduce(s.dtype, s.reduce, ins_, {&s.out, 1}, s.out_count);
-      break;
-    case Op::all_gather: {
-      const std::int64_t bytes = s.in_count * size_bytes(s.dtype);
-      for (int r = 0; r < group_.size; ++r) copy_bytes(s.out + r * bytes, arrival(r, s).payload, bytes);
-      break;
+  const std::int64_t element = size_bytes(s.dtype);
+  const auto payload = [&](int r) {
+    const Arrival& a = arrival(r, s);
+    return s.in_blocks ? a.both.payload : a.payload;
+  };
+  if (s.out_count == 0) {
+    // a barrier, or nothing is for this rank
+  } else if (row(s.op).reduces) {
+    for (int r = 0; r < group_.size; ++r)
+      ins_[static_cast<std::size_t>(r)] = payload(r) + lent(s, r).offset * element;
+    reduce(s.dtype, s.reduce, ins_, {&s.out, 1}, s.out_count);
+  } else {
+    for (int from = 0; from < group_.size; ++from) {
+      if (!gets(s, group_.rank, from)) continue;
+      const Block to = out_block(s, from, group_.size);
+      copy_bytes(s.out + to.offset * element, payload(from) + lent(s, from).offset * element,
+                 to.count * element);
     }
-    case Op::broadcast: copy_bytes(s.out, arrival(s.root, s).payload, block); break;
-    default: break;
   }
   finish(s);
   return Step::done;

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backends/reduce.hpp"
+
 namespace weft::shm {
 namespace {
 

@@ -1,66 +1,94 @@
 // The staged path, for memory that only its owner can reach: through buffers of the group, in rounds.
 //
-// A round moves one part per owner. A rank stages, into a slot per peer, only what that peer owns; the owner
-// combines the slots with its own part and writes the sum back into one of them; everybody copies the sums
-// out. So an all-reduce of two ranks copies half of the message in and half of it out. Three counters per
-// rank, which only grow, say how far it has staged, reduced and copied; kRounds rounds are under way at once.
+// A round moves one part of each block. Where `in` has a block per rank, or each rank owns a slice of the
+// sum, a rank stages what is for each peer into a slot of its own; otherwise all read the same. Moving
+// operations are over when the peer has copied its slot. In reductions the owner combines the slots with its
+// own part; of all_reduce and reduce it then writes the sum back into one of the slots, and who wants it
+// copies the sums out. So an all-reduce of two ranks copies half of the message in and half of it out.
+// Three counters per rank, which only grow, say how far it has staged, reduced and copied; kRounds rounds are
+// under way at once.
 #include <algorithm>
 
+#include "backends/reduce.hpp"
 #include "backends/shm/collectives.hpp"
 
 namespace weft::shm {
 
-// Elements per owner and round. Small messages are spread evenly over one round.
+// Whether peers read what this rank stages.
+bool Collectives::gives(const OpState& s) const noexcept {
+  const OpRow r = row(s.op);
+  return r.rooted == Rooted::no || r.reduces || (group_.rank == s.root) == from_root(s);
+}
+
+// Whether this rank copies anything out.
+bool Collectives::takes(const OpState& s) const noexcept {
+  const OpRow r = row(s.op);
+  return (sliced(s) || !r.reduces) && (r.rooted != Rooted::out_at_root || group_.rank == s.root);
+}
+
+// Elements per block and round, and rounds. Small messages are spread evenly over one round.
 void Collectives::plan(OpState& s) noexcept {
   State& st = state(s);
   const std::int64_t n = group_.size, element = size_bytes(s.dtype), line = 64 / element;
-  const bool spread = s.op == Op::all_reduce || s.op == Op::reduce_scatter;  // a slot for each peer
-  const std::int64_t slot_bytes = static_cast<std::int64_t>(kStageBytes) / (spread ? n - 1 : 1) / 64 * 64;
-  std::int64_t share = s.op == Op::all_reduce   ? (s.in_count + n - 1) / n
-                       : s.op == Op::all_gather ? s.in_count
-                                                : s.out_count;
-  share = (share + line - 1) / line * line;
-  st.part = std::min(share, slot_bytes / element);
-  const std::int64_t window = s.op == Op::all_reduce ? st.part * n : st.part;
-  const std::int64_t count = s.op == Op::all_reduce || s.op == Op::all_gather ? s.in_count : s.out_count;
-  st.rounds = static_cast<std::uint64_t>((count + window - 1) / window);
+  std::int64_t longest = 0;  // block, of all ranks'
+  if (s.in_blocks || s.out_blocks) {
+    for (int r = 0; r < group_.size; ++r)
+      longest = std::max(longest, group_.control.detail(r, s.call).longest);
+  } else if (sliced(s)) {
+    longest = (s.in_count + n - 1) / n;
+  } else {
+    longest = s.op == Op::all_to_all ? s.in_count / n : arrival(group_.rank, s).count;
+  }
+  const bool apart = parted(s) || sliced(s);
+  const std::int64_t slot_bytes = static_cast<std::int64_t>(kStageBytes) / (apart ? n - 1 : 1) / 64 * 64;
+  st.part = std::min((longest + line - 1) / line * line, slot_bytes / element);
+  const std::int64_t window = sliced(s) ? st.part * n : st.part;
+  const std::int64_t count = sliced(s) ? s.in_count : longest;
+  st.rounds = count == 0 ? 0 : static_cast<std::uint64_t>((count + window - 1) / window);
   st.base = rounds_;
   rounds_ += st.rounds;
-  st.staged = st.reduced = st.copied = 0;
-  const bool receiver = s.op == Op::broadcast && group_.rank != s.root;
-  if (receiver) st.staged = st.rounds;
-  if (!spread || receiver) st.reduced = st.rounds;
-  if (s.op == Op::reduce_scatter || (s.op == Op::broadcast && !receiver)) st.copied = st.rounds;
+  st.staged = gives(s) ? 0 : st.rounds;
+  st.reduced = row(s.op).reduces ? 0 : st.rounds;
+  st.copied = takes(s) ? 0 : st.rounds;
 }
 
-// Where rank `from` puts what `owner` combines.
-std::byte* Collectives::slot(int from, int owner, std::uint64_t round,
-                             std::int64_t part_bytes) const noexcept {
-  return group_.control.stage(from, round) + (owner < from ? owner : owner - 1) * part_bytes;
+// What a round moves of a block, or, of a sum, the owner's slice of the round's window.
+Block Collectives::piece(const OpState& s, Block block, int owner, std::uint64_t round) const noexcept {
+  const State& st = state(s);
+  const auto t = static_cast<std::int64_t>(round - st.base);
+  if (sliced(s)) block = {0, s.in_count};
+  const std::int64_t begin = std::min(block.count, (sliced(s) ? t * group_.size + owner : t) * st.part);
+  return {block.offset + begin, std::min(st.part, block.count - begin)};
+}
+
+// Where rank `from` puts what is for `to`.
+std::byte* Collectives::slot(const OpState& s, int from, int to, std::uint64_t round) const noexcept {
+  const std::int64_t index = parted(s) || sliced(s) ? (to < from ? to : to - 1) : 0;
+  return group_.control.stage(from, round) + index * state(s).part * size_bytes(s.dtype);
+}
+
+// Where the owner of a slice puts its sum: a slot that it has read.
+std::byte* Collectives::sum_slot(const OpState& s, int owner, std::uint64_t round) const noexcept {
+  return slot(s, owner == 0 ? 1 : 0, owner, round);
 }
 
 bool Collectives::stage_round(OpState& s) noexcept {
   State& st = state(s);
   if (st.staged == st.rounds) return false;
   const std::uint64_t round = st.base + st.staged;
-  for (int r = 0; r < group_.size; ++r) {  // is the buffer of kRounds ago free?
-    if (r != group_.rank && group_.of(r).copied.load(std::memory_order_seq_cst) + kRounds <= round)
+  for (int r = 0; r < group_.size; ++r) {
+    // Is the buffer of kRounds ago free? Those who read it have copied it; of an earlier call, whoever did.
+    if (r != group_.rank && (st.staged < kRounds || gets(s, r, group_.rank)) &&
+        group_.of(r).copied.load(std::memory_order_seq_cst) + kRounds <= round)
       return false;
   }
-  const std::int64_t element = size_bytes(s.dtype), part = st.part, t = static_cast<std::int64_t>(st.staged);
-  if (s.op == Op::all_reduce || s.op == Op::reduce_scatter) {
-    for (int owner = 0; owner < group_.size; ++owner) {
-      if (owner == group_.rank) continue;
-      const std::int64_t begin =
-          s.op == Op::all_reduce ? (t * group_.size + owner) * part : owner * s.out_count + t * part;
-      const std::int64_t end = s.op == Op::all_reduce ? s.in_count : (owner + 1) * s.out_count;
-      const std::int64_t count = std::min(part, end - begin);
-      if (count > 0)
-        copy_bytes(slot(group_.rank, owner, round, part * element), s.in + begin * element, count * element);
-    }
-  } else {
-    const std::int64_t count = std::min(part, s.in_count - t * part);
-    copy_bytes(group_.control.stage(group_.rank, round), s.in + t * part * element, count * element);
+  const std::int64_t element = size_bytes(s.dtype);
+  for (int to = 0; to < group_.size; ++to) {
+    if (to == group_.rank || !gets(s, to, group_.rank)) continue;
+    const Block b = piece(s, in_block(s, to, group_.size), to, round);
+    if (b.count > 0)
+      copy_bytes(slot(s, group_.rank, to, round), s.in + b.offset * element, b.count * element);
+    if (!parted(s) && !sliced(s)) break;  // the others read the same
   }
   ++st.staged;
   group_.mine().staged.store(round + 1, std::memory_order_seq_cst);
@@ -75,52 +103,44 @@ bool Collectives::reduce_round(OpState& s) noexcept {
   for (int r = 0; r < group_.size; ++r) {
     if (r != group_.rank && group_.of(r).staged.load(std::memory_order_seq_cst) <= round) return false;
   }
-  const std::int64_t element = size_bytes(s.dtype), part = st.part, t = static_cast<std::int64_t>(st.reduced);
-  const bool all = s.op == Op::all_reduce;
-  const std::int64_t begin =
-      all ? (t * group_.size + group_.rank) * part : group_.rank * s.out_count + t * part;
-  const std::int64_t end = all ? s.in_count : (group_.rank + 1) * s.out_count;
-  const std::int64_t count = std::min(part, end - begin);
-  if (count > 0) {
+  const std::int64_t element = size_bytes(s.dtype);
+  const Block own = in_block(s, group_.rank, group_.size), b = piece(s, own, group_.rank, round);
+  if (b.count > 0) {
     for (int r = 0; r < group_.size; ++r) {
       ins_[static_cast<std::size_t>(r)] =
-          r == group_.rank ? s.in + begin * element : slot(r, group_.rank, round, part * element);
+          r == group_.rank ? s.in + b.offset * element : slot(s, r, group_.rank, round);
     }
-    outs_[0] = s.out + (all ? begin : t * part) * element;
-    if (all)
-      outs_[1] =
-          slot(group_.rank == 0 ? 1 : 0, group_.rank, round, part * element);  // for the others to copy
-    reduce(s.dtype, s.reduce, ins_, {outs_.data(), all ? 2u : 1u}, count);
+    std::size_t outs = 0;
+    if (s.out_count > 0) outs_[outs++] = s.out + (b.offset - (sliced(s) ? 0 : own.offset)) * element;
+    if (s.op == Op::all_reduce || s.out_count == 0) outs_[outs++] = sum_slot(s, group_.rank, round);
+    reduce(s.dtype, s.reduce, ins_, {outs_.data(), outs}, b.count);
   }
   ++st.reduced;
   group_.mine().reduced.store(round + 1, std::memory_order_seq_cst);
-  if (!all) group_.mine().copied.store(round + 1, std::memory_order_seq_cst);  // the slots are read
+  if (!takes(s)) group_.mine().copied.store(round + 1, std::memory_order_seq_cst);  // the slots are read
   group_.wake_all();
   return true;
 }
 
 bool Collectives::copy_round(OpState& s) noexcept {
   State& st = state(s);
-  if (st.copied == st.rounds || st.reduced <= st.copied) return false;
+  const bool sums = row(s.op).reduces;
+  if (st.copied == st.rounds || (sums ? st.reduced : st.staged) <= st.copied) return false;
   const std::uint64_t round = st.base + st.copied;
-  const bool all = s.op == Op::all_reduce;
   for (int r = 0; r < group_.size; ++r) {
-    if (r == group_.rank || (s.op == Op::broadcast && r != s.root)) continue;
+    if (r == group_.rank || !gets(s, group_.rank, r)) continue;
     const RankBlock& block = group_.of(r);
-    if ((all ? block.reduced : block.staged).load(std::memory_order_seq_cst) <= round) return false;
+    if ((sums ? block.reduced : block.staged).load(std::memory_order_seq_cst) <= round) return false;
   }
-  const std::int64_t element = size_bytes(s.dtype), part = st.part, t = static_cast<std::int64_t>(st.copied);
-  for (int owner = 0; owner < group_.size; ++owner) {
-    if (owner == group_.rank || (s.op == Op::broadcast && owner != s.root)) continue;
-    // begin, end: in elements of `out`
-    const std::int64_t block = s.op == Op::all_gather ? owner * s.in_count : 0;
-    const std::int64_t begin = all ? (t * group_.size + owner) * part : block + t * part;
-    const std::int64_t end = s.op == Op::all_gather ? block + s.in_count : s.out_count;
-    const std::int64_t count = std::min(part, end - begin);
-    if (count <= 0) continue;
-    const std::byte* const from =
-        all ? slot(owner == 0 ? 1 : 0, owner, round, part * element) : group_.control.stage(owner, round);
-    copy_bytes(s.out + begin * element, from, count * element);
+  const std::int64_t element = size_bytes(s.dtype);
+  for (int from = 0; from < group_.size; ++from) {
+    if (!gets(s, group_.rank, from) || (sums && from == group_.rank)) continue;  // the own sum is there
+    const Block to = piece(s, out_block(s, from, group_.size), from, round);
+    const std::byte* source = sums ? sum_slot(s, from, round) : slot(s, from, group_.rank, round);
+    if (from == group_.rank)
+      source = s.in + piece(s, in_block(s, from, group_.size), from, round).offset * element;
+    std::byte* const out = s.out + to.offset * element;
+    if (to.count > 0 && out != source) copy_bytes(out, source, to.count * element);
   }
   ++st.copied;
   group_.mine().copied.store(round + 1, std::memory_order_seq_cst);
@@ -130,14 +150,9 @@ bool Collectives::copy_round(OpState& s) noexcept {
 
 Step Collectives::staged(OpState& s) noexcept {
   State& st = state(s);
-  if (!copy_round(s) && !reduce_round(s) && !stage_round(s)) return Step::pending;
-  if (st.copied < st.rounds || st.reduced < st.rounds || st.staged < st.rounds) return Step::advanced;
-  // The own block of a gather, the root's own output.
-  if (s.op == Op::all_gather || (s.op == Op::broadcast && group_.rank == s.root)) {
-    std::byte* const own =
-        s.op == Op::all_gather ? s.out + group_.rank * s.in_count * size_bytes(s.dtype) : s.out;
-    if (own != s.in) copy_bytes(own, s.in, s.in_count * size_bytes(s.dtype));
-  }
+  const bool moved = copy_round(s) || reduce_round(s) || stage_round(s);
+  if (st.copied < st.rounds || st.reduced < st.rounds || st.staged < st.rounds)
+    return moved ? Step::advanced : Step::pending;
   // Rounds this rank took no part in count as done, so that later calls find the counters level.
   RankBlock& block = group_.mine();
   const std::uint64_t level = st.base + st.rounds;
