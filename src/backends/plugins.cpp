@@ -1,14 +1,181 @@
-// Finding and loading transports.
-#include <fmt/format.h>
-
-#include "backends/shm/shm_backend.hpp"
+// Finding and loading transports. A plug-in is loaded once and never unloaded: its code may be on the stack
+// of a thread that nobody can end.
 #include "weft/backends/plugin.hpp"
 
-namespace weft {
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
-BackendFactory load_backend(Context&, std::string_view name) {
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <mutex>
+
+#include "backends/shm/shm_backend.hpp"
+#include "weft/base/env.hpp"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "libweft_backend_", kSuffix = ".so";
+constexpr const char* kEntry = "weft_backend_plugin";
+
+[[noreturn]] void refuse(const std::string& file, const std::string& what) {
+  throw Error(ErrorCode::unsupported, fmt::format("{}: {}", file, what));
+}
+
+// The folder of libweft itself: this function lies in it.
+std::string own_folder() {
+  Dl_info info{};
+  if (::dladdr(reinterpret_cast<const void*>(&own_folder), &info) == 0 || info.dli_fname == nullptr)
+    return {};
+  std::error_code ignored;
+  const fs::path file = fs::canonical(info.dli_fname, ignored);
+  return ignored ? std::string() : file.parent_path().string();
+}
+
+bool exists(const std::string& file) {
+  std::error_code ignored;
+  return fs::exists(file, ignored);
+}
+
+std::string file_of(const std::string& folder, std::string_view name) {
+  return fmt::format("{}/{}{}{}", folder, kPrefix, name, kSuffix);
+}
+
+// The plug-in in that file, which is its own for the life of the process. Throws unsupported.
+const BackendPlugin& load(const std::string& file, std::string_view name) {
+  void* const object = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (object == nullptr) {
+    std::string why = ::dlerror();
+    if (why.starts_with(file + ": ")) why.erase(0, file.size() + 2);
+    refuse(file, "cannot be loaded: " + why);
+  }
+  const auto entry = reinterpret_cast<const BackendPlugin* (*)()>(::dlsym(object, kEntry));
+  if (entry == nullptr) refuse(file, fmt::format("has no function {}()", kEntry));
+  const BackendPlugin* const plugin = entry();
+  if (plugin == nullptr) refuse(file, fmt::format("{}() gave null", kEntry));
+  // Of another ABI only the first field may be read.
+  if (plugin->abi != kBackendAbi)
+    refuse(file, fmt::format("built for backend ABI {}; expected {}", plugin->abi, kBackendAbi));
+  const auto same_size = [&](const char* what, std::uint32_t got, std::size_t expected) {
+    if (got != expected)
+      refuse(file, fmt::format("built with {} bytes of {}; expected {}: its compiler or its options differ",
+                               got, what, expected));
+  };
+  same_size("OpState", plugin->op_state_bytes, sizeof(OpState));
+  same_size("Traits", plugin->traits_bytes, sizeof(Traits));
+  same_size("Bringup", plugin->bringup_bytes, sizeof(Bringup));
+  if (plugin->name == nullptr || plugin->name != name)
+    refuse(file, fmt::format("says its name is \"{}\"; expected \"{}\"",
+                             plugin->name ? plugin->name : "(null)", name));
+  if (plugin->make == nullptr) refuse(file, "has no function make");
+  if (plugin->traits == nullptr) refuse(file, "has no function traits");
+  return *plugin;
+}
+
+// The plug-ins of a Context, by file. A file that was refused is tried again: it may have been replaced.
+class LoadedPlugins {
+ public:
+  explicit LoadedPlugins(Context& context) : log_(context.log()) {}
+
+  const BackendPlugin& get(const std::string& file, std::string_view name) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = plugins_.find(file); found != plugins_.end()) return *found->second;
+    const BackendPlugin& plugin = load(file, name);
+    log_.write(LogLevel::info,
+               fmt::format("backend \"{}\" ({}) is {}", name, plugin.version ? plugin.version : "", file));
+    plugins_.emplace(file, &plugin);
+    return plugin;
+  }
+
+ private:
+  Logger& log_;
+  std::mutex mutex_;
+  std::map<std::string, const BackendPlugin*> plugins_;
+};
+
+std::string obstacle(const BackendPlugin& plugin) {
+  return plugin.obstacle == nullptr ? std::string() : plugin.obstacle();
+}
+
+bool may_be_a_name(std::string_view name) {
+  return !name.empty() && std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+  });
+}
+
+}  // namespace
+
+std::vector<std::string> backend_folders() {
+  std::vector<std::string> folders;
+  const auto add = [&](const std::string& folder) {
+    if (!folder.empty() && std::find(folders.begin(), folders.end(), folder) == folders.end())
+      folders.push_back(folder);
+  };
+  std::string_view path;
+  const auto set = env::get("WEFT_BACKEND_PATH");
+  if (set) path = *set;
+  while (!path.empty()) {
+    const auto end = std::min(path.find(':'), path.size());
+    add(std::string(path.substr(0, end)));
+    path.remove_prefix(std::min(end + 1, path.size()));
+  }
+  if (const std::string own = own_folder(); !own.empty()) {
+    add(own);
+    add(own + "/weft");
+  }
+  return folders;
+}
+
+BackendFactory load_backend(Context& context, std::string_view name) {
   if (name == "shm") return make_shm_backend;
-  throw Error(ErrorCode::unsupported, fmt::format("backend \"{}\" is not known; expected \"shm\"", name));
+  if (!may_be_a_name(name))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("backend \"{}\" is no name; expected letters, digits, '-' and '_'", name));
+  const std::vector<std::string> folders = backend_folders();
+  for (const std::string& folder : folders) {
+    const std::string file = file_of(folder, name);
+    if (!exists(file)) continue;
+    const BackendPlugin& plugin = context.attached<LoadedPlugins>().get(file, name);
+    if (const std::string why = obstacle(plugin); !why.empty()) refuse(file, "cannot be used here: " + why);
+    return plugin.make;
+  }
+  throw Error(ErrorCode::unsupported,
+              fmt::format("backend \"{}\" was not found: it is not built in (\"shm\" is), and there is no "
+                          "{}{}{} in {}",
+                          name, kPrefix, name, kSuffix, fmt::join(folders, ", ")));
+}
+
+std::vector<FoundBackend> find_backends(Context& context) {
+  std::vector<FoundBackend> found{{.name = "shm", .path = "built in", .version = "", .problem = ""}};
+  for (const std::string& folder : backend_folders()) {
+    std::vector<std::string> names;
+    std::error_code error;
+    for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+      const std::string file = it->path().filename().string();
+      if (file.size() > kPrefix.size() + kSuffix.size() && file.starts_with(kPrefix) &&
+          file.ends_with(kSuffix))
+        names.push_back(file.substr(kPrefix.size(), file.size() - kPrefix.size() - kSuffix.size()));
+    }
+    std::sort(names.begin(), names.end());
+    for (const std::string& name : names) {
+      if (std::any_of(found.begin(), found.end(), [&](const FoundBackend& b) { return b.name == name; }))
+        continue;
+      FoundBackend b{.name = name, .path = file_of(folder, name), .version = "", .problem = ""};
+      try {
+        const BackendPlugin& plugin = context.attached<LoadedPlugins>().get(b.path, name);
+        b.version = plugin.version ? plugin.version : "";
+        b.problem = obstacle(plugin);
+      } catch (const Error& e) {
+        b.problem = e.what();
+      }
+      found.push_back(std::move(b));
+    }
+  }
+  return found;
 }
 
 }  // namespace weft

@@ -26,6 +26,8 @@ constexpr Variable kVariables[] = {
     {"LOCAL_RANK", "RANK", "as WEFT_LOCAL_RANK, set by torchrun"},
     {"MASTER_ADDR", "127.0.0.1", "host of the store, set by torchrun"},
     {"MASTER_PORT", "none", "port of the store, which rank 0 serves; set by torchrun"},
+    {"WEFT_BACKEND_PATH", "none",
+     "folders, separated by ':', searched for libweft_backend_<name>.so before those of the installation"},
     {"WEFT_THREADS", "usable cores / ranks of the host", "threads per rank for kernels"},
     {"WEFT_GOLDEN_DIR", "../shared/golden beside the source tree", "reference data for the golden tests"},
 };

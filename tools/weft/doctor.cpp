@@ -1,6 +1,7 @@
 // weft doctor: what this machine has, what will be used, what is wrong. First form: the host and the shm
 // backend.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/utsname.h>
@@ -12,6 +13,7 @@
 #include <thread>
 
 #include "commands.hpp"
+#include "weft/backends/plugin.hpp"
 #include "weft/backends/process_group.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/tensor.hpp"
@@ -98,6 +100,17 @@ int doctor() {
     const bool shared = t.storage().memory() == Memory::shared;
     line("memory that peers map",
          shared ? "works" : "cannot be had: collectives copy (see the address space limit)");
+  }
+
+  fmt::print("\nplug-ins\n");
+  {
+    Context context;
+    for (const FoundBackend& b : find_backends(context)) {
+      if (b.name == "shm") continue;  // built in, tried above
+      line(b.name, b.problem.empty() ? fmt::format("{} ({})", b.version, b.path)
+                                     : fmt::format("cannot be used: {} ({})", b.problem, b.path));
+    }
+    line("searched in", fmt::format("{}", fmt::join(backend_folders(), ", ")));
   }
 
   fmt::print("\nenvironment\n");

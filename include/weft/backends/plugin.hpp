@@ -1,13 +1,17 @@
 // A transport in a shared object of its own: `libweft_backend_<name>.so`, loaded when a group asks for
 // <name>.
 //
-// It is searched in the folders of WEFT_BACKEND_PATH (separated by ':'), then beside libweft, then in
-// <libdir>/weft. The object exports one function, weft_backend_plugin(). See examples/backend for a whole
+// It is searched in the folders of WEFT_BACKEND_PATH (separated by ':'), then beside libweft, then in the
+// folder `weft` there, where weft's own are. The first file of that name is taken. The object exports one
+// function, weft_backend_plugin(). See examples/backend for a whole one, docs/backends.md for how to write
 // one.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "weft/backends/backend.hpp"
@@ -18,18 +22,19 @@ namespace weft {
 /// refused.
 inline constexpr std::uint32_t kBackendAbi = 1;
 
-/// What a plug-in is. Its first field never moves.
+/// What a plug-in is. The first four fields never move.
 struct BackendPlugin {
   std::uint32_t abi = kBackendAbi;
   std::uint32_t op_state_bytes = sizeof(OpState);  ///< the same sources compiled otherwise are refused too
   std::uint32_t traits_bytes = sizeof(Traits);
   std::uint32_t bringup_bytes = sizeof(Bringup);
-  const char* name = "";
+  const char* name = "";     ///< the <name> of its file
   const char* version = "";  ///< of the transport, for people: "Open MPI 4.1.4"
-  /// Why it cannot be used in this process ("the program already carries MPICH …"); empty: it can.
+  /// Why it cannot be used in this process ("the program already carries MPICH …"); empty: it can. Null:
+  /// nothing is ever in its way. Asked at each load_backend(), so the answer may change.
   std::string (*obstacle)() = nullptr;
-  std::unique_ptr<Backend> (*make)(const Bringup&) = nullptr;
-  Traits (*traits)() = nullptr;
+  std::unique_ptr<Backend> (*make)(const Bringup&) = nullptr;  ///< see BackendFactory
+  Traits (*traits)() = nullptr;                                ///< what it can do, before there is a group
 };
 
 /// A plug-in that was found, for `weft doctor`.
@@ -38,9 +43,12 @@ struct FoundBackend {
   std::string problem;  ///< why it cannot be used; empty: it can
 };
 /// The built-in transport and every plug-in in the search path, the first of each name. Loads them.
+/// Thread-safe.
 std::vector<FoundBackend> find_backends(Context& context);
+/// The folders that are searched for plug-ins, in order.
+std::vector<std::string> backend_folders();
 /// The factory of that name: "shm" or a plug-in's. Throws unsupported, naming the folders that were searched
-/// or what is wrong with the plug-in. Plug-ins stay loaded as long as the process.
+/// or the file and what is wrong with it. Plug-ins stay loaded as long as the process. Thread-safe.
 BackendFactory load_backend(Context& context, std::string_view name);
 
 /// What weft's own transports ("shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl") do and promise, whether

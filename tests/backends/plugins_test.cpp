@@ -1,0 +1,106 @@
+// Loading transports: what is found, and what is said of what cannot be used.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "support/expect_error.hpp"
+#include "support/temporary_folder.hpp"
+#include "support/values.hpp"
+#include "weft/backends/plugin.hpp"
+#include "weft/backends/process_group.hpp"
+
+namespace weft::test {
+namespace {
+
+using testing::HasSubstr;
+using testing::StartsWith;
+
+const std::string kFolder = WEFT_TEST_PLUGINS;
+std::string file(const std::string& name) { return kFolder + "/libweft_backend_" + name + ".so"; }
+
+struct Plugins : testing::Test {
+  Plugins() { ::setenv("WEFT_BACKEND_PATH", ("/nowhere::" + kFolder).c_str(), 1); }
+  ~Plugins() override { ::unsetenv("WEFT_BACKEND_PATH"); }
+  Context context;
+
+  void refused(const std::string& name, const std::string& what) {
+    expect_error(ErrorCode::unsupported, file(name) + ": " + what, [&] { load_backend(context, name); });
+  }
+};
+
+TEST_F(Plugins, ASoundOneMakesGroups) {
+  Membership m;
+  m.store = make_local_store();
+  const ProcessGroup group = ProcessGroup::create(context, "sound", m);
+  EXPECT_EQ(group.size(), 1);
+}
+
+TEST_F(Plugins, WhatIsWrongIsSaidWithTheFile) {
+  refused("no_entry", "has no function weft_backend_plugin()");
+  refused("old", "built for backend ABI 3; expected 1");
+  refused("packed", "built with 8 bytes of OpState; expected " + std::to_string(sizeof(OpState)) +
+                        ": its compiler or its options differ");
+  refused("renamed", "says its name is \"other\"; expected \"renamed\"");
+  refused("empty", "has no function make");
+  refused("blocked", "cannot be used here: the moon is full");
+}
+
+TEST_F(Plugins, AFileThatIsNoLibraryIsRefused) {
+  const TemporaryFolder folder;
+  ::setenv("WEFT_BACKEND_PATH", folder.path().c_str(), 1);
+  const std::string garbage = folder / "libweft_backend_sound.so";
+  std::ofstream(garbage) << "these are not the bytes of a library";
+  try {
+    load_backend(context, "sound");
+    ADD_FAILURE() << "it was loaded";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::unsupported);
+    EXPECT_THAT(e.what(), StartsWith(garbage + ": cannot be loaded: "));
+    EXPECT_EQ(std::string(e.what()).find(garbage, 1), std::string::npos) << "said twice: " << e.what();
+  }
+  // The same Context takes the file that replaces it.
+  std::filesystem::remove(garbage);
+  std::filesystem::copy_file(file("sound"), garbage);
+  EXPECT_TRUE(load_backend(context, "sound"));
+}
+
+TEST_F(Plugins, WhatIsNotThereIsSaidWithTheFolders) {
+  const std::vector<std::string> folders = backend_folders();
+  ASSERT_EQ(folders.size(), 4u);
+  EXPECT_EQ(folders[0], "/nowhere");
+  EXPECT_EQ(folders[1], kFolder);
+  EXPECT_EQ(folders[3], folders[2] + "/weft");
+  EXPECT_TRUE(std::filesystem::exists(folders[2] + "/libweft.so"));
+  expect_error(ErrorCode::unsupported,
+               "backend \"pigeon\" was not found: it is not built in (\"shm\" is), and there is no "
+               "libweft_backend_pigeon.so in " +
+                   folders[0] + ", " + folders[1] + ", " + folders[2] + ", " + folders[3],
+               [&] { load_backend(context, "pigeon"); });
+}
+
+TEST_F(Plugins, NamesAreNoPaths) {
+  for (const std::string name : {"../sound", "", "carrier pigeon"})
+    expect_error(ErrorCode::bad_argument,
+                 "backend \"" + name + "\" is no name; expected letters, digits, '-' and '_'",
+                 [&] { load_backend(context, name); });
+}
+
+TEST_F(Plugins, AllAreListed) {
+  std::map<std::string, FoundBackend> by_name;
+  for (FoundBackend& b : find_backends(context)) {
+    EXPECT_FALSE(by_name.count(b.name)) << b.name;
+    by_name[b.name] = b;
+  }
+  EXPECT_EQ(by_name["shm"].path, "built in");
+  EXPECT_EQ(by_name["shm"].problem, "");
+  EXPECT_EQ(by_name["sound"].path, file("sound"));
+  EXPECT_EQ(by_name["sound"].version, "test");
+  EXPECT_EQ(by_name["sound"].problem, "");
+  EXPECT_EQ(by_name["blocked"].problem, "the moon is full");
+  EXPECT_THAT(by_name["old"].problem, HasSubstr("backend ABI 3"));
+}
+
+}  // namespace
+}  // namespace weft::test
