@@ -39,7 +39,16 @@ A combine(Kind kind, A a, A b) {
         return a + b;
       }
     case Kind::min:
-    case Kind::max: break;
+    case Kind::max:
+    case Kind::prod:
+    case Kind::premul_sum:
+    case Kind::bit_and:
+    case Kind::bit_or:
+    case Kind::bit_xor:
+    case Kind::logical_and:
+    case Kind::logical_or:
+    case Kind::logical_xor:
+    case Kind::user: break;
   }
   if constexpr (std::is_floating_point_v<A>) {
     if (std::isnan(a) || std::isnan(b)) return std::numeric_limits<A>::quiet_NaN();
@@ -405,9 +414,11 @@ TEST(ReduceTable, knows_all_but_bool) {
     for (const Kind kind : kKinds) {
       const bool want = t < 12;
       EXPECT_EQ(can_reduce(static_cast<DType>(t), ReduceOp{kind}), want);
-      if (t < 13)
-        for (const ReduceIsa* isa : isas())
+      if (t < 13) {
+        for (const ReduceIsa* isa : isas()) {
           EXPECT_EQ(isa->kernel[t][static_cast<int>(kind)] != nullptr, want);
+        }
+      }
     }
 }
 

@@ -137,8 +137,7 @@ TEST(DType, NamesAndSizes) {
     EXPECT_EQ(e.code(), ErrorCode::bad_argument);
     EXPECT_EQ(std::string(e.what()),
               "dtype: \"float\" is not known; expected one of f64, f32, f16, bf16, i8, i16, i32, i64, u8, "
-              "u16, u32, u64, "
-              "bool");
+              "u16, u32, u64, bool, f8e4m3, f8e5m2, c64, c128");
   }
 }
 
