@@ -7,7 +7,6 @@
 // get gave has passed.
 #include "weft/backends/store_tcp.hpp"
 
-#include <arpa/inet.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -27,7 +26,9 @@
 #include <utility>
 #include <vector>
 
+#include "backends/address.hpp"
 #include "backends/store_table.hpp"
+#include "base/memfd.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -85,49 +86,6 @@ std::string make_frame(Kind kind, std::string_view key, std::string_view value, 
 
 std::string errno_words(int error_number) { return std::generic_category().message(error_number); }
 
-class Descriptor {
- public:
-  Descriptor() = default;
-  explicit Descriptor(int fd) : fd_(fd) {}
-  Descriptor(Descriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Descriptor& operator=(Descriptor&& other) noexcept {
-    std::swap(fd_, other.fd_);
-    return *this;
-  }
-  ~Descriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  int get() const noexcept { return fd_; }
-  explicit operator bool() const noexcept { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
-
-/// Throws unsupported where `host` is not a loopback address.
-sockaddr_in loopback_address(std::string_view host, std::uint16_t port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  const std::string text = host == "localhost" ? "127.0.0.1" : std::string(host);
-  if (::inet_pton(AF_INET, text.c_str(), &address.sin_addr) != 1 ||
-      (ntohl(address.sin_addr.s_addr) >> 24) != 127) {
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format(
-            "store: {}:{} is not on loopback; the TCP store has no protection against strangers yet, so "
-            "it takes localhost or 127.x.x.x only",
-            host, port));
-  }
-  return address;
-}
-
-std::string text_of(const sockaddr_in& address) {
-  char text[INET_ADDRSTRLEN] = "?";
-  ::inet_ntop(AF_INET, &address.sin_addr, text, sizeof text);
-  return fmt::format("{}:{}", text, ntohs(address.sin_port));
-}
-
 void send_without_delay(int fd) {
   const int on = 1;
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // only speed depends on it
@@ -145,6 +103,39 @@ int poll_timeout(Clock::time_point when) {
 
 // ---- server ----
 
+namespace {
+
+struct Listening {
+  Descriptor socket;
+  SocketAddress address;
+};
+
+/// Listens on the first address of the host that this machine has. `elsewhere`: whether an address that is
+/// not this machine's, or a port that is taken, gives no socket rather than an Error.
+Listening listen_on(const TcpStoreOptions& options, bool elsewhere) {
+  std::string why;
+  const std::vector<SocketAddress> all = resolve_loopback(options.host, options.port, why);
+  if (all.empty()) throw Error(ErrorCode::system, fmt::format("store server: {}", why));
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    Listening l{Descriptor(::socket(all[i].family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)), all[i]};
+    const int on = 1;
+    if (l.socket) ::setsockopt(l.socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    if (l.socket && l.address.family() == AF_INET6)
+      ::setsockopt(l.socket.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
+    if (l.socket && ::bind(l.socket.get(), l.address.data(), l.address.length) == 0 &&
+        ::listen(l.socket.get(), SOMAXCONN) == 0 &&
+        ::getsockname(l.socket.get(), l.address.data(), &l.address.length) == 0)
+      return l;
+    const bool not_here = errno == EADDRNOTAVAIL || errno == EAFNOSUPPORT;
+    if (not_here && i + 1 < all.size()) continue;  // a host without IPv4, or without IPv6
+    if (elsewhere && (not_here || errno == EADDRINUSE)) break;
+    throw_errno(fmt::format("store server: cannot listen on {}", all[i].text()), errno);
+  }
+  return {};
+}
+
+}  // namespace
+
 struct TcpStoreServer::Impl {
   struct Client {
     Descriptor fd;
@@ -157,20 +148,11 @@ struct TcpStoreServer::Impl {
     bool gone = false;  // to be removed at the end of the round
   };
 
-  Impl(Logger& logger, TcpStoreOptions opts) : log(logger), options(std::move(opts)) {
-    address = loopback_address(options.host, options.port);
-    listener = Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (!listener) throw_errno("store server: socket", errno);
-    const int on = 1;
-    ::setsockopt(listener.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    socklen_t length = sizeof address;
-    if (::bind(listener.get(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
-        ::listen(listener.get(), SOMAXCONN) != 0) {
-      throw_errno(fmt::format("store server: cannot listen on {}", text_of(address)), errno);
-    }
-    if (::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-      throw_errno("store server: getsockname", errno);
-    }
+  Impl(Logger& logger, TcpStoreOptions opts, Listening listening)
+      : log(logger),
+        options(std::move(opts)),
+        address(listening.address),
+        listener(std::move(listening.socket)) {
     wake = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!wake) throw_errno("store server: eventfd", errno);
     thread = std::thread([this] {
@@ -234,10 +216,8 @@ struct TcpStoreServer::Impl {
 
   void accept_all() {
     for (;;) {
-      sockaddr_in from{};
-      socklen_t length = sizeof from;
-      Descriptor fd(::accept4(listener.get(), reinterpret_cast<sockaddr*>(&from), &length,
-                              SOCK_NONBLOCK | SOCK_CLOEXEC));
+      SocketAddress from;
+      Descriptor fd(::accept4(listener.get(), from.data(), &from.length, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!fd) {
         if (errno == EINTR || errno == ECONNABORTED) continue;
         if (errno !=
@@ -249,13 +229,13 @@ struct TcpStoreServer::Impl {
       }
       if (clients.size() >= options.max_clients) {
         log.write(LogLevel::warning, fmt::format("store server: closed {}: there are {} clients already",
-                                                 text_of(from), clients.size()));
+                                                 from.text(), clients.size()));
         continue;
       }
       send_without_delay(fd.get());
       auto client = std::make_unique<Client>();
       client->fd = std::move(fd);
-      client->name = text_of(from);
+      client->name = from.text();
       clients.push_back(std::move(client));
     }
   }
@@ -386,7 +366,7 @@ struct TcpStoreServer::Impl {
 
   Logger& log;
   const TcpStoreOptions options;
-  sockaddr_in address{};
+  SocketAddress address;
   Descriptor listener;
   Descriptor wake;
   // The thread's own.
@@ -396,12 +376,22 @@ struct TcpStoreServer::Impl {
   std::thread thread;
 };
 
-TcpStoreServer::TcpStoreServer(Logger& log, TcpStoreOptions options)
-    : impl_(std::make_unique<Impl>(log, std::move(options))) {}
+TcpStoreServer::TcpStoreServer(Logger& log, TcpStoreOptions options) {
+  Listening listening = listen_on(options, false);
+  impl_ = std::make_unique<Impl>(log, std::move(options), std::move(listening));
+}
+TcpStoreServer::TcpStoreServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TcpStoreServer::~TcpStoreServer() = default;
 
-std::uint16_t TcpStoreServer::port() const noexcept { return ntohs(impl_->address.sin_port); }
-std::string TcpStoreServer::address() const { return text_of(impl_->address); }
+std::unique_ptr<TcpStoreServer> TcpStoreServer::try_serve(Logger& log, TcpStoreOptions options) {
+  Listening listening = listen_on(options, true);
+  if (!listening.socket) return nullptr;
+  return std::unique_ptr<TcpStoreServer>(
+      new TcpStoreServer(std::make_unique<Impl>(log, std::move(options), std::move(listening))));
+}
+
+std::uint16_t TcpStoreServer::port() const noexcept { return impl_->address.port(); }
+std::string TcpStoreServer::address() const { return impl_->address.text(); }
 
 // ---- client ----
 
@@ -419,10 +409,11 @@ class Connection {
   enum class Outcome : std::uint8_t { ok, closed, silent, foreign };
 
   /// Connects; false: error() says why not.
-  bool open(const sockaddr_in& to, Clock::time_point give_up) {
-    fd_ = Descriptor(::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  bool open(const SocketAddress& to, Clock::time_point give_up) {
+    fd_ = Descriptor(::socket(to.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!fd_ && errno == EAFNOSUPPORT) return failed(errno);
     if (!fd_) throw_errno("store: socket", errno);
-    if (::connect(fd_.get(), reinterpret_cast<const sockaddr*>(&to), sizeof to) != 0) {
+    if (::connect(fd_.get(), to.data(), to.length) != 0) {
       if (errno != EINPROGRESS && errno != EINTR) return failed(errno);
       if (!ready(POLLOUT, give_up)) return failed(ETIMEDOUT);
       int error_number = 0;
@@ -432,12 +423,8 @@ class Connection {
     }
     // Where nobody listens on a port that clients' own ports are taken from, a socket can be connected to
     // itself.
-    sockaddr_in own{};
-    socklen_t length = sizeof own;
-    if (::getsockname(fd_.get(), reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
-        own.sin_port == to.sin_port && own.sin_addr.s_addr == to.sin_addr.s_addr) {
-      return failed(ECONNREFUSED);
-    }
+    SocketAddress own;
+    if (::getsockname(fd_.get(), own.data(), &own.length) == 0 && own == to) return failed(ECONNREFUSED);
     send_without_delay(fd_.get());
     return true;
   }
@@ -509,33 +496,18 @@ class Connection {
 
 class TcpStore final : public Store {
  public:
-  TcpStore(std::string_view host, std::uint16_t port, Deadline deadline)
-      : address_(loopback_address(host, port)), name_(text_of(address_)) {
+  TcpStore(std::string_view host, std::uint16_t port, Deadline deadline) {
     const Duration limit = deadline.left();
-    // A request whose answer does not matter shows that it is our server that listens there.
-    const std::string hello = make_frame(Kind::try_get, kHelloKey, {}, {}, 0);
+    std::vector<SocketAddress> addresses;
     auto pause = std::chrono::milliseconds(5);
     for (;;) {
-      auto connection = std::make_unique<Connection>();
       std::string why;
-      if (connection->open(address_, deadline.when())) {
-        Reply reply;
-        switch (connection->exchange(hello, deadline.when(), reply)) {
-          case Connection::Outcome::ok: idle_.push_back(std::move(connection)); return;
-          case Connection::Outcome::foreign:
-            throw Error(ErrorCode::system,
-                        fmt::format("store: what listens on {} is not a weft store", name_));
-          case Connection::Outcome::silent: why = "what listens there does not answer"; break;
-          case Connection::Outcome::closed:
-            why = connection->error();
-            break;  // it ends, or has too many clients
-        }
-      } else {
-        why = connection->error();
-      }
+      if (addresses.empty()) addresses = resolve_loopback(host, port, why);
+      for (const SocketAddress& address : addresses)
+        if (reach(address, addresses.size() == 1, deadline, why)) return;
       if (deadline.passed()) {
-        throw Error(ErrorCode::timeout,
-                    fmt::format("store: no server at {} within {} ({})", name_, shown_duration(limit), why));
+        throw Error(ErrorCode::timeout, fmt::format("store: no server at {} within {} ({})",
+                                                    shown_host_port(host, port), shown_duration(limit), why));
       }
       std::this_thread::sleep_for(std::min<Duration>(pause, deadline.left()));
       pause = std::min(2 * pause, std::chrono::milliseconds(200));
@@ -589,6 +561,33 @@ class TcpStore final : public Store {
   }
 
  private:
+  /// True where our server is there: a request whose answer does not matter shows it. One of several
+  /// addresses gets two seconds, so that what is silent there does not hide the others.
+  bool reach(const SocketAddress& address, bool only, Deadline deadline, std::string& why) {
+    const auto give_up =
+        only ? deadline.when() : std::min(deadline.when(), Clock::now() + std::chrono::seconds(2));
+    auto connection = std::make_unique<Connection>();
+    if (!connection->open(address, give_up)) {
+      why = connection->error();
+      return false;
+    }
+    Reply reply;
+    switch (connection->exchange(make_frame(Kind::try_get, kHelloKey, {}, {}, 0), give_up, reply)) {
+      case Connection::Outcome::ok:
+        address_ = address;
+        name_ = address.text();
+        idle_.push_back(std::move(connection));
+        return true;
+      case Connection::Outcome::foreign:
+        why = fmt::format("what listens on {} is not a weft store", address.text());
+        if (only) throw Error(ErrorCode::system, "store: " + why);
+        return false;
+      case Connection::Outcome::silent: why = "what listens there does not answer"; return false;
+      case Connection::Outcome::closed: why = connection->error(); return false;  // it ends, or is full
+    }
+    return false;
+  }
+
   /// A request that is answered at once.
   Reply call(Kind kind, std::string_view key, std::string_view value = {}, std::string_view extra = {},
              std::int64_t number = 0) {
@@ -635,8 +634,8 @@ class TcpStore final : public Store {
                  fmt::format("store: key {}: the server at {} is gone ({})", shown_key(key), name_, why));
   }
 
-  const sockaddr_in address_;
-  const std::string name_;
+  SocketAddress address_;  // that answered
+  std::string name_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<Connection>> idle_;  // as many as calls were in flight at once
 };

@@ -8,7 +8,9 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/file.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -28,6 +30,8 @@
 #include <utility>
 #include <vector>
 
+#include "backends/address.hpp"
+#include "support/errors.hpp"
 #include "support/processes.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/backends/store_file.hpp"
@@ -430,12 +434,11 @@ class TcpStoreTest : public ::testing::Test {
 /// A connection that says whatever it likes.
 class Stranger {
  public:
-  explicit Stranger(std::uint16_t port) : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_port = htons(port);
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(::connect(fd_, reinterpret_cast<const sockaddr*>(&to), sizeof to), 0);
+  explicit Stranger(std::uint16_t port, const char* host = "127.0.0.1") {
+    std::string why;
+    const SocketAddress to = resolve(host, port, why).at(0);
+    fd_ = ::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
+    EXPECT_EQ(::connect(fd_, to.data(), to.length), 0);
   }
   ~Stranger() { ::close(fd_); }
   Stranger(const Stranger&) = delete;
@@ -463,7 +466,7 @@ class Stranger {
   }
 
  private:
-  int fd_;
+  int fd_ = -1;
 };
 
 /// A request header as it goes over the wire, written out by hand; then whatever follows.
@@ -610,12 +613,127 @@ TEST_F(TcpStoreTest, APortInUseIsNamed) {
 }
 
 TEST_F(TcpStoreTest, OffLoopbackIsRefused) {
-  const char* text = " is not on loopback";
-  for (const char* host : {"0.0.0.0", "192.0.2.1", "example.org", "::1", ""}) {
-    expect_error(ErrorCode::unsupported, std::string(host) + ":1234" + text,
-                 [&] { make_tcp_store(host, 1234, soon()); });
-    expect_error(ErrorCode::unsupported, std::string(host) + ":0" + text,
-                 [&] { TcpStoreServer server(log_, TcpStoreOptions{.host = host}); });
+  for (const auto& [host, shown] : {std::pair("0.0.0.0", "0.0.0.0:1234"),
+                                    {"192.0.2.1", "192.0.2.1:1234"},
+                                    {"::", "[::]:1234"},
+                                    {"2001:db8::1", "[2001:db8::1]:1234"}}) {
+    const std::string text = std::string("store: ") + shown + " is not on loopback";
+    expect_error(ErrorCode::unsupported, text, [&] { make_tcp_store(host, 1234, soon()); });
+    expect_error(ErrorCode::unsupported, text,
+                 [&] { TcpStoreServer server(log_, TcpStoreOptions{.host = host, .port = 1234}); });
+  }
+}
+
+// Where the resolver cannot be reached it says "try again", which is done until the deadline.
+TEST_F(TcpStoreTest, AHostThatDoesNotExistIsNamed) {
+  const auto error = test::error_of(
+      [&] { make_tcp_store("no-such-host.invalid", 1234, Deadline::after(milliseconds(50))); });
+  EXPECT_THAT(error, HasSubstr("the address of no-such-host.invalid cannot be found: "));
+  EXPECT_THAT(
+      test::error_of([&] { TcpStoreServer server(log_, TcpStoreOptions{.host = "no-such-host.invalid"}); }),
+      HasSubstr("the address of no-such-host.invalid cannot be found: "));
+}
+
+TEST_F(TcpStoreTest, AServerElsewhereIsNoError) {
+  EXPECT_EQ(TcpStoreServer::try_serve(log_, {.port = server_->port()}), nullptr);
+  EXPECT_NE(TcpStoreServer::try_serve(log_, {.port = 0}), nullptr);
+}
+
+bool has_ipv6_loopback() {
+  const int fd = ::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in6 at{};
+  at.sin6_family = AF_INET6;
+  at.sin6_addr = in6addr_loopback;
+  const bool has = fd >= 0 && ::bind(fd, reinterpret_cast<const sockaddr*>(&at), sizeof at) == 0;
+  if (fd >= 0) ::close(fd);
+  return has;
+}
+
+// "IPv6 only": the server is on ::1 alone, and 127.0.0.1 refuses.
+TEST_F(TcpStoreTest, Ipv6Only) {
+  if (!has_ipv6_loopback()) GTEST_SKIP() << "this machine has no ::1";
+  server_ = std::make_unique<TcpStoreServer>(log_, TcpStoreOptions{.host = "::1"});
+  EXPECT_EQ(server_->address(), "[::1]:" + std::to_string(server_->port()));
+  make_tcp_store("::1", server_->port(), soon())->set("key", "value");
+  EXPECT_EQ(make_tcp_store("localhost", server_->port(), soon())->get("key", soon()), "value")
+      << "all addresses of the name are tried";
+  expect_error(ErrorCode::timeout, "store: no server at 127.0.0.1:", [&] {
+    make_tcp_store("127.0.0.1", server_->port(), Deadline::after(milliseconds(50)));
+  });
+  {
+    Stranger stranger(server_->port(), "::1");
+    stranger.say("h");
+  }
+  while (warnings().empty()) EXPECT_EQ(client()->add("n", 0), 0);  // bounded by ctest's time limit
+  EXPECT_THAT(warnings()[0], HasSubstr("store server: closed [::1]:"));
+}
+
+/// Runs `body` in a child that has `hosts` for its /etc/hosts; skips where the system does not let it.
+void with_hosts(const std::string& hosts, const std::function<void()>& body) {
+  const test::TemporaryFolder folder;
+  std::ofstream(folder / "hosts") << hosts;
+  constexpr int kRefused = 77;
+  const auto result = test::run_in_child([&] {
+    if (::unshare(CLONE_NEWNS) != 0 ||
+        ::mount((folder / "hosts").c_str(), "/etc/hosts", nullptr, MS_BIND, nullptr) != 0)
+      return kRefused;
+    body();
+    return 0;
+  });
+  if (result.status.code == kRefused) GTEST_SKIP() << "a mount namespace of its own is refused (needs root)";
+  EXPECT_TRUE(result.ok()) << to_string(result);
+}
+
+void meet_by_name(const char* host, const std::string& address) {
+  Logger log;
+  TcpStoreServer server(log, {.host = host, .linger = milliseconds(100)});
+  EXPECT_THAT(server.address(), ::testing::StartsWith(address));
+  const auto store = make_tcp_store(host, server.port(), soon());
+  EXPECT_EQ(store->add("n", 1), 1);
+}
+
+// "hostname that resolves to 127.0.0.1".
+TEST(TcpStoreNames, HostnameThatResolvesTo127001) {
+  with_hosts("127.0.0.1 localhost node7\n", [] { meet_by_name("node7", "127.0.0.1:"); });
+}
+
+// As Debian's installer writes it for machines without a fixed address.
+TEST(TcpStoreNames, HostnameThatResolvesTo127011) {
+  with_hosts("127.0.0.1 localhost\n127.0.1.1 node7.example node7\n",
+             [] { meet_by_name("node7", "127.0.1.1:"); });
+}
+
+TEST(TcpStoreNames, HostnameThatIsIpv6Only) {
+  if (!has_ipv6_loopback()) GTEST_SKIP() << "this machine has no ::1";
+  with_hosts("::1 localhost node7\n", [] { meet_by_name("node7", "[::1]:"); });
+}
+
+// Of a name's addresses those on loopback are taken; a name without any is refused.
+TEST(TcpStoreNames, HostnameWithAddressesOffLoopback) {
+  with_hosts("192.0.2.7 node7 node8\n127.0.1.1 node7\n", [] {
+    meet_by_name("node7", "127.0.1.1:");
+    expect_error(ErrorCode::unsupported, "store: node8:99 is not on loopback",
+                 [] { make_tcp_store("node8", 99, soon()); });
+  });
+}
+
+TEST(Address, HostAndPortAreRead) {
+  EXPECT_EQ(parse_host_port("node7:99"), (HostPort{"node7", 99}));
+  EXPECT_EQ(parse_host_port("127.0.0.1:0"), (HostPort{"127.0.0.1", 0}));
+  EXPECT_EQ(parse_host_port("[::1]:65535"), (HostPort{"::1", 65535}));
+  for (const char* bad : {"", ":", ":99", "node7", "node7:", "node7:65536", "node7:-1", "node7:9x", "::1",
+                          "::1:99", "[::1]", "[::1]99", "[]:99", "[::1:99", "file:///x:9"})
+    EXPECT_FALSE(parse_host_port(bad)) << bad;
+  EXPECT_EQ(shown_host_port("::1", 9), "[::1]:9");
+  EXPECT_EQ(shown_host_port("node7", 9), "node7:9");
+}
+
+TEST(Address, TheInterfaceIsTheRoutes) {
+  std::string why;
+  for (const char* host : {"127.0.0.1", "127.0.1.1"})
+    EXPECT_EQ(interface_to(resolve(host, 1, why).at(0)), "lo (127.0.0.1)") << host;
+  if (has_ipv6_loopback()) {
+    EXPECT_EQ(interface_to(resolve("::1", 1, why).at(0)), "lo (::1)");
   }
 }
 

@@ -1,0 +1,51 @@
+// Internet addresses of the TCP store: IPv4 and IPv6, names, and the text that a person reads.
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace weft {
+
+/// An address of either family, with its port.
+struct SocketAddress {
+  sockaddr_storage storage{};
+  socklen_t length = sizeof(sockaddr_storage);
+
+  int family() const noexcept { return storage.ss_family; }
+  sockaddr* data() noexcept { return reinterpret_cast<sockaddr*>(&storage); }
+  const sockaddr* data() const noexcept { return reinterpret_cast<const sockaddr*>(&storage); }
+  std::uint16_t port() const noexcept;
+  bool is_loopback() const noexcept;
+  /// "127.0.0.1:4711" or "[::1]:4711".
+  std::string text() const;
+  friend bool operator==(const SocketAddress& a, const SocketAddress& b) noexcept;
+};
+
+struct HostPort {
+  std::string host;  ///< without brackets
+  std::uint16_t port = 0;
+  friend bool operator==(const HostPort&, const HostPort&) = default;
+};
+/// `host:port`, an IPv6 address in brackets; nothing where it is not that. Port 0 is one.
+std::optional<HostPort> parse_host_port(std::string_view text);
+/// The same backwards: brackets where the host holds a colon.
+std::string shown_host_port(std::string_view host, std::uint16_t port);
+
+/// All addresses of `host`, in the order in which they should be tried. "localhost" is loopback, whatever the
+/// resolver thinks. Empty: the resolver cannot tell now, `why` says so and it may be asked again. Throws
+/// system where there is no such host.
+std::vector<SocketAddress> resolve(std::string_view host, std::uint16_t port, std::string& why);
+/// Those on loopback. Throws unsupported where none is: the TCP store has no protection against strangers.
+std::vector<SocketAddress> resolve_loopback(std::string_view host, std::uint16_t port, std::string& why);
+
+/// "lo (127.0.0.1)": the interface that the routing table chooses for `to`, and this host's address there;
+/// "no route (…)" where there is none. Nothing is sent.
+std::string interface_to(const SocketAddress& to);
+
+}  // namespace weft
