@@ -80,7 +80,8 @@ void Collectives::post(OpState& s) noexcept {
   const auto bytes = static_cast<std::size_t>(payload_bytes(s));
   const std::size_t room = s.in_blocks ? sizeof(Arrival::both.payload) : kInlineBytes;
   st.fits = bytes == 0 || (bytes <= room && group_.path != Path::direct && group_.path != Path::staged);
-  publish(s);
+  // In order, so that who has published a call has published all before it.
+  if (s.call == published_) publish(s);
 }
 
 // Writes the arrival line, if it is free. False: a peer is still kRing calls behind.
@@ -109,6 +110,7 @@ bool Collectives::publish(OpState& s) noexcept {
     line.places.out = group_.publish(s.out, static_cast<std::size_t>(s.out_count) * element);
   }
   line.sequence.store(s.call + 1, std::memory_order_seq_cst);
+  published_ = s.call + 1;
   group_.wake_all();
   st.phase = Phase::arriving;
   return true;

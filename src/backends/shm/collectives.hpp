@@ -112,6 +112,7 @@ class Collectives {
   const Group& group_;
   OpState* current_ = nullptr;
   std::uint64_t everybody_consumed_ = 0;  // a lower bound
+  std::uint64_t published_ = 0;           // calls whose line is written
   std::uint64_t compared_ = 0;            // calls compared with all ranks
   std::uint64_t finished_ = 0;         // calls finished here: ahead of compared_ after broadcast and scatter
   std::uint64_t rounds_ = 0;           // of staging, over the group's life

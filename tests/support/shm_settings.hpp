@@ -1,0 +1,45 @@
+// How the ranks of a test of shm run, and in which memory.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "support/run_ranks.hpp"
+#include "weft/base/tensor.hpp"
+
+namespace weft::test {
+
+// Sanitizers watch the ranks that are threads: all paths run there, in memory that they see.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kProcesses = false;
+#else
+inline constexpr bool kProcesses = true;
+#endif
+
+struct ShmSetting {
+  Ranks kind;
+  Memory memory;
+};
+
+/// "threads_foreign", "processes_shared", …
+inline std::string to_string(const ShmSetting& s) {
+  return to_string(s.kind) + (s.memory == Memory::shared ? "_shared" : "_foreign");
+}
+
+/// Every way that makes a difference: threads reach all memory, processes only what is shared.
+inline std::vector<ShmSetting> shm_settings() {
+  return {
+      {Ranks::threads, Memory::local}, {Ranks::processes, Memory::shared}, {Ranks::processes, Memory::local}};
+}
+
+/// A test whose bodies run on n ranks in each of these ways.
+class OnShm : public testing::TestWithParam<ShmSetting> {
+ protected:
+  static void run(int n, const std::function<void(Rank&)>& body, const RankOptions& options = {}) {
+    run_ranks(GetParam().kind, n, body, options);
+  }
+};
+
+}  // namespace weft::test
