@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -40,36 +42,89 @@ DType dtype_from_name(std::string_view text) {
               fmt::format("dtype: \"{}\" is not known; expected one of {}", text, known));
 }
 
-// binary32 to binary16 by integer arithmetic: shift the mantissa to its new width and round to nearest even
-// on the bits that fall off; subnormal results shift further.
-f16::f16(float f) noexcept {
-  const auto u = std::bit_cast<std::uint32_t>(f);
-  const std::uint32_t sign = (u >> 16) & 0x8000u, magnitude = u & 0x7fffffffu;
-  std::uint32_t half;
-  if (magnitude > 0x7f800000u) {
-    half = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
-  } else if (magnitude >= 0x477ff000u) {  // 65520 and above round to infinity
-    half = 0x7c00u;
-  } else if (magnitude >= 0x38800000u) {  // normal: 2^-14 and above
-    half = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  } else if (magnitude > 0x33000000u) {  // subnormal: above 2^-25
-    const std::uint32_t shift = 126u - (magnitude >> 23), mantissa = (magnitude & 0x7fffffu) | 0x800000u;
-    const std::uint32_t kept = mantissa >> shift, rest = mantissa & ((1u << shift) - 1u),
-                        tie = 1u << (shift - 1);
-    half = kept + ((rest > tie || (rest == tie && (kept & 1u))) ? 1u : 0u);
-  } else {
-    half = 0;
+namespace {
+
+// A small format of one sign bit, some bits of exponent and kMantissa of mantissa. Conversions are integer
+// arithmetic on magnitudes: shift the mantissa to its new width and round to nearest even on the bits that
+// fall off; subnormal results shift further.
+template <int kMantissaBits, int kBias>
+struct Small {
+  static constexpr int kMantissa = kMantissaBits;
+  static constexpr int kDropped = 23 - kMantissa;
+  static constexpr std::uint32_t kRebias = static_cast<std::uint32_t>(127 - kBias) << 23;
+
+  // As if exponents had no end: the caller looks for overflow. Not for NaNs.
+  static std::uint32_t narrow(std::uint32_t magnitude) noexcept {
+    if (magnitude >= kRebias + (1u << 23)) {  // normal
+      constexpr std::uint32_t kBelowHalf = (1u << (kDropped - 1)) - 1u;
+      return (magnitude - kRebias + kBelowHalf + ((magnitude >> kDropped) & 1u)) >> kDropped;
+    }
+    const std::uint32_t shift = kDropped + 128u - kBias - (magnitude >> 23);
+    if (shift > 24) return 0;  // below half the smallest subnormal
+    const std::uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u, kept = mantissa >> shift,
+                        rest = mantissa & ((1u << shift) - 1u), tie = 1u << (shift - 1);
+    return kept + ((rest > tie || (rest == tie && (kept & 1u))) ? 1u : 0u);
   }
-  bits = static_cast<std::uint16_t>(sign | half);
+
+  // Of a finite one.
+  static float widen(std::uint32_t magnitude) noexcept {
+    if (magnitude >> kMantissa == 0) return static_cast<float>(magnitude) * kSmallest;
+    return std::bit_cast<float>((magnitude << kDropped) + kRebias);
+  }
+  static constexpr float kSmallest =
+      std::bit_cast<float>(static_cast<std::uint32_t>(128 - kBias - kMantissa) << 23);
+};
+using Binary16 = Small<10, 15>;
+using E4m3 = Small<3, 7>;
+using E5m2 = Small<2, 15>;
+
+constexpr std::uint32_t kInfinity = 0x7f800000u;
+
+std::uint32_t magnitude_of(float f) noexcept { return std::bit_cast<std::uint32_t>(f) & 0x7fffffffu; }
+std::uint32_t sign_of(float f) noexcept { return std::bit_cast<std::uint32_t>(f) >> 31; }
+float with_sign(float magnitude, bool negative) noexcept { return negative ? -magnitude : magnitude; }
+
+// With infinities and NaNs where IEEE has them: binary16 and E5M2.
+template <class Format>
+std::uint32_t narrow_ieee(float f) noexcept {
+  constexpr int kMantissa = Format::kMantissa;
+  constexpr std::uint32_t infinity = 31u << kMantissa, quiet = 1u << (kMantissa - 1);
+  const std::uint32_t magnitude = magnitude_of(f);
+  const std::uint32_t bits = magnitude > kInfinity
+                                 ? infinity | quiet | ((magnitude & 0x7fffffu) >> (23 - kMantissa))
+                                 : std::min(Format::narrow(magnitude), infinity);
+  return (sign_of(f) << (kMantissa + 5)) | bits;
+}
+template <class Format>
+float widen_ieee(std::uint32_t bits) noexcept {
+  constexpr int kMantissa = Format::kMantissa;
+  constexpr std::uint32_t infinity = 31u << kMantissa;
+  const std::uint32_t magnitude = bits & ((32u << kMantissa) - 1u);
+  const bool negative = magnitude != bits;
+  if (magnitude < infinity) return with_sign(Format::widen(magnitude), negative);
+  return std::bit_cast<float>((negative ? 0x80000000u : 0u) | kInfinity |
+                              ((magnitude - infinity) << (23 - kMantissa)));
 }
 
-f16::operator float() const noexcept {
-  const std::uint32_t sign = (bits & 0x8000u) << 16, exponent = (bits >> 10) & 0x1fu,
-                      mantissa = bits & 0x3ffu;
-  if (exponent == 31) return std::bit_cast<float>(sign | 0x7f800000u | (mantissa << 13));
-  if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (mantissa << 13));
-  const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
-  return sign ? -magnitude : magnitude;
+}  // namespace
+
+f16::f16(float f) noexcept : bits(static_cast<std::uint16_t>(narrow_ieee<Binary16>(f))) {}
+f16::operator float() const noexcept { return widen_ieee<Binary16>(bits); }
+
+f8e5m2::f8e5m2(float f) noexcept : bits(static_cast<std::uint8_t>(narrow_ieee<E5m2>(f))) {}
+f8e5m2::operator float() const noexcept { return widen_ieee<E5m2>(bits); }
+
+f8e4m3::f8e4m3(float f) noexcept {
+  constexpr std::uint32_t nan = 0x7f;
+  const std::uint32_t magnitude = magnitude_of(f);
+  const std::uint32_t code = magnitude >= kInfinity ? nan : std::min(E4m3::narrow(magnitude), nan);
+  bits = static_cast<std::uint8_t>((sign_of(f) << 7) | code);
+}
+f8e4m3::operator float() const noexcept {
+  const std::uint32_t magnitude = bits & 0x7fu;
+  if (magnitude == 0x7f)
+    return std::bit_cast<float>((static_cast<std::uint32_t>(bits & 0x80u) << 24) | 0x7fc00000u);
+  return with_sign(E4m3::widen(magnitude), (bits & 0x80u) != 0);
 }
 
 }  // namespace weft

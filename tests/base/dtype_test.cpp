@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
+#include <complex>
 #include <limits>
 #include <random>
 #include <string>
@@ -16,74 +16,102 @@ namespace {
 // The slow way, in double: the value of a format with `mantissa_bits` and exponents from `min_exponent` on.
 struct Format {
   int mantissa_bits, min_exponent;
-  double overflow;  // values from here on round to infinity
+  double overflow;  // values from here on, and those that round to it, are beyond the format
+  double beyond = std::numeric_limits<double>::infinity();
 };
-constexpr Format kF16{10, -14, 65520.0};
-const Format kBf16{7, -126, std::ldexp(1.0 + 255.0 / 256.0, 127)};
+constexpr Format kF16{10, -14, 65536.0};
+const Format kBf16{7, -126, std::ldexp(1.0, 128)};
+constexpr Format kF8e4m3{3, -6, 480.0, std::numeric_limits<double>::quiet_NaN()};
+constexpr Format kF8e5m2{2, -14, 65536.0};
 
 // x rounded to the format, ties to even: to the nearest multiple of the unit in the last place at its
 // exponent.
 double rounded(double x, const Format& f) {
-  if (std::isnan(x) || std::isinf(x) || x == 0) return x;
-  if (std::fabs(x) >= f.overflow) return std::copysign(std::numeric_limits<double>::infinity(), x);
+  if (std::isnan(x) || x == 0) return x;
+  if (std::isinf(x)) return std::copysign(f.beyond, x);
   int exponent = std::ilogb(x);
   if (exponent < f.min_exponent) exponent = f.min_exponent;
   const double unit = std::ldexp(1.0, exponent - f.mantissa_bits);
-  return std::copysign(std::nearbyint(std::fabs(x) / unit) * unit, x);
+  const double nearest = std::nearbyint(std::fabs(x) / unit) * unit;
+  return std::copysign(nearest < f.overflow ? nearest : f.beyond, x);
 }
 
-double value_of_bits(std::uint16_t bits, int mantissa_bits, int exponent_bits) {
-  const int bias = (1 << (exponent_bits - 1)) - 1, mantissa = bits & ((1 << mantissa_bits) - 1);
-  const int exponent = (bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
-  const double sign = bits & 0x8000 ? -1.0 : 1.0;
-  if (exponent == (1 << exponent_bits) - 1)
-    return mantissa ? std::numeric_limits<double>::quiet_NaN()
-                    : sign * std::numeric_limits<double>::infinity();
+// The value of a code, for T's own split into exponent and mantissa.
+template <class T>
+double value_of_bits(unsigned bits, const Format& f) {
+  constexpr int kBits = sizeof(T) * 8;
+  const int bias = 1 - f.min_exponent, mantissa_bits = f.mantissa_bits;
+  const int mantissa = static_cast<int>(bits & ((1u << mantissa_bits) - 1u));
+  const int exponents = 1 << (kBits - 1 - mantissa_bits);
+  const int exponent = static_cast<int>(bits >> mantissa_bits) % exponents;
+  const double sign = bits >> (kBits - 1) ? -1.0 : 1.0, nan = std::numeric_limits<double>::quiet_NaN();
+  if constexpr (std::is_same_v<T, f8e4m3>) {
+    if (exponent == exponents - 1 && mantissa == 7) return std::copysign(nan, sign);
+  } else if (exponent == exponents - 1) {
+    return std::copysign(mantissa ? nan : std::numeric_limits<double>::infinity(), sign);
+  }
   if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - mantissa_bits);
   return sign * std::ldexp(mantissa + (1 << mantissa_bits), exponent - bias - mantissa_bits);
 }
 
-std::uint64_t double_bits(double x) {
-  std::uint64_t u;
-  std::memcpy(&u, &x, sizeof u);
-  return u;
-}
-
-template <class T>
-void every_value_goes_round(int mantissa_bits, int exponent_bits) {
-  for (unsigned b = 0; b < 65536; ++b) {
-    const auto bits = static_cast<std::uint16_t>(b);
-    const float f = static_cast<float>(T::from_bits(bits));
-    const double expected = value_of_bits(bits, mantissa_bits, exponent_bits);
-    if (std::isnan(expected)) {
-      ASSERT_TRUE(std::isnan(f)) << b;
-      const std::uint16_t again = T(f).bits, quiet = static_cast<std::uint16_t>(1u << (mantissa_bits - 1));
-      ASSERT_EQ(again, bits | quiet) << b;  // still a NaN, quiet, same sign and payload
-      continue;
-    }
-    ASSERT_EQ(double_bits(f), double_bits(expected)) << b;  // exact, signs of zero included
-    ASSERT_EQ(T(f).bits, bits) << b;
+// The same bits, or NaNs of one sign.
+void expect_same(float got, double expected, const char* of, double from) {
+  ASSERT_EQ(std::signbit(got), std::signbit(expected)) << of << std::hexfloat << from;
+  if (std::isnan(expected)) {
+    ASSERT_TRUE(std::isnan(got)) << of << std::hexfloat << from << " gave " << got;
+  } else {
+    ASSERT_EQ(static_cast<double>(got), expected) << of << std::hexfloat << from;
   }
 }
 
-TEST(F16, EveryValueGoesRound) { every_value_goes_round<f16>(10, 5); }
-TEST(Bf16, EveryValueGoesRound) { every_value_goes_round<bf16>(7, 8); }
+template <class T>
+constexpr unsigned kCodes = 1u << (sizeof(T) * 8);
+template <class T>
+T code(unsigned bits) {
+  return T::from_bits(static_cast<decltype(T::bits)>(bits));
+}
+
+template <class T>
+void every_value_goes_round(const Format& format) {
+  for (unsigned b = 0; b < kCodes<T>; ++b) {
+    const float f = static_cast<float>(code<T>(b));
+    const double expected = value_of_bits<T>(b, format);
+    expect_same(f, expected, "code ", b);
+    // A NaN is still a NaN: quiet, same sign and payload.
+    const unsigned quiet = std::isnan(expected) ? 1u << (format.mantissa_bits - 1) : 0u;
+    if (std::isinf(format.beyond) || !std::isnan(expected)) {
+      ASSERT_EQ(T(f).bits, b | quiet) << b;
+    }
+  }
+}
+
+TEST(F16, EveryValueGoesRound) { every_value_goes_round<f16>(kF16); }
+TEST(Bf16, EveryValueGoesRound) { every_value_goes_round<bf16>(kBf16); }
+TEST(F8, EveryValueGoesRound) {
+  every_value_goes_round<f8e4m3>(kF8e4m3);
+  every_value_goes_round<f8e5m2>(kF8e5m2);
+}
 
 // At every pair of neighbours: the tie between them and the floats beside it.
 template <class T>
 void ties_go_to_even(const Format& format) {
-  for (unsigned b = 0; b < 65535; ++b) {
-    const float low = static_cast<float>(T::from_bits(static_cast<std::uint16_t>(b)));
-    const float high = static_cast<float>(T::from_bits(static_cast<std::uint16_t>(b + 1)));
+  for (unsigned b = 0; b + 1 < kCodes<T>; ++b) {
+    const float low = static_cast<float>(code<T>(b)), high = static_cast<float>(code<T>(b + 1));
     if (!std::isfinite(low) || !std::isfinite(high) || std::signbit(low) != std::signbit(high)) continue;
     const auto tie = static_cast<float>((static_cast<double>(low) + high) / 2);
     for (const float f : {tie, std::nextafterf(tie, low), std::nextafterf(tie, high)})
-      ASSERT_EQ(double_bits(static_cast<float>(T(f))), double_bits(rounded(f, format))) << f;
+      expect_same(static_cast<float>(T(f)), rounded(f, format), "", f);
+    const unsigned even = b % 2 ? b + 1 : b;
+    ASSERT_EQ(T(tie).bits, even) << b;
   }
 }
 
 TEST(F16, TiesGoToEven) { ties_go_to_even<f16>(kF16); }
 TEST(Bf16, TiesGoToEven) { ties_go_to_even<bf16>(kBf16); }
+TEST(F8, TiesGoToEven) {
+  ties_go_to_even<f8e4m3>(kF8e4m3);
+  ties_go_to_even<f8e5m2>(kF8e5m2);
+}
 
 template <class T>
 void random_floats_round_as_in_double(const Format& format) {
@@ -93,16 +121,17 @@ void random_floats_round_as_in_double(const Format& format) {
     // Half of them near the format's own range, where the interesting exponents are.
     if (i % 2) u = (u & 0x807fffffu) | ((127u - 27u + u % 46u) << 23);
     const float f = std::bit_cast<float>(u);
-    if (std::isnan(f)) {
-      ASSERT_TRUE(std::isnan(static_cast<float>(T(f))));
-    } else {
-      ASSERT_EQ(double_bits(static_cast<float>(T(f))), double_bits(rounded(f, format))) << std::hexfloat << f;
-    }
+    expect_same(static_cast<float>(T(f)), rounded(f, format), "", f);
+    if (testing::Test::HasFatalFailure()) return;
   }
 }
 
 TEST(F16, RandomFloatsRoundAsInDouble) { random_floats_round_as_in_double<f16>(kF16); }
 TEST(Bf16, RandomFloatsRoundAsInDouble) { random_floats_round_as_in_double<bf16>(kBf16); }
+TEST(F8, RandomFloatsRoundAsInDouble) {
+  random_floats_round_as_in_double<f8e4m3>(kF8e4m3);
+  random_floats_round_as_in_double<f8e5m2>(kF8e5m2);
+}
 
 TEST(F16, Edges) {
   EXPECT_EQ(f16(65504.0f).bits, 0x7bff);
@@ -116,6 +145,47 @@ TEST(F16, Edges) {
   EXPECT_EQ(f16(1e-45f).bits, 0);
   EXPECT_EQ(bf16(std::numeric_limits<float>::max()).bits, 0x7f80);
   EXPECT_EQ(bf16(-0.0f).bits, 0x8000);
+}
+
+// Neither format saturates: what rounds beyond the largest value is a NaN in E4M3, infinity in E5M2.
+TEST(F8, Edges) {
+  const float infinity = std::numeric_limits<float>::infinity(),
+              nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(f8e4m3(448.0f).bits, 0x7e);
+  EXPECT_EQ(f8e4m3(464.0f).bits, 0x7e);  // the tie with 480, which is not there, goes to the even 448
+  EXPECT_EQ(f8e4m3(std::nextafterf(464.0f, infinity)).bits, 0x7f);
+  EXPECT_EQ(f8e4m3(-1e30f).bits, 0xff);
+  EXPECT_EQ(f8e4m3(infinity).bits, 0x7f);
+  EXPECT_EQ(f8e4m3(-infinity).bits, 0xff);
+  EXPECT_EQ(f8e4m3(nan).bits, 0x7f);
+  EXPECT_EQ(f8e4m3(-nan).bits, 0xff);
+  EXPECT_EQ(f8e4m3(0x1p-9f).bits, 1);
+  EXPECT_EQ(f8e4m3(0x1p-10f).bits, 0);  // tie with zero
+  EXPECT_EQ(f8e4m3(std::nextafterf(0x1p-10f, 1.0f)).bits, 1);
+  EXPECT_EQ(f8e4m3(0x1p-6f).bits, 8);
+  EXPECT_EQ(f8e4m3(-0.0f).bits, 0x80);
+  EXPECT_EQ(f8e4m3(-1e-45f).bits, 0x80);
+
+  EXPECT_EQ(f8e5m2(57344.0f).bits, 0x7b);
+  EXPECT_EQ(f8e5m2(std::nextafterf(61440.0f, 0.0f)).bits, 0x7b);
+  EXPECT_EQ(f8e5m2(61440.0f).bits, 0x7c);  // the tie with 65536 goes to the even one
+  EXPECT_EQ(f8e5m2(-infinity).bits, 0xfc);
+  EXPECT_EQ(f8e5m2(nan).bits, 0x7e);
+  EXPECT_EQ(f8e5m2(0x1p-16f).bits, 1);
+  EXPECT_EQ(f8e5m2(0x1p-17f).bits, 0);
+  EXPECT_EQ(f8e5m2(std::nextafterf(0x1p-17f, 1.0f)).bits, 1);
+  EXPECT_EQ(f8e5m2(-0.0f).bits, 0x80);
+}
+
+TEST(DType, OfTypes) {
+  EXPECT_EQ(dtype_of<f8e4m3>, DType::f8e4m3);
+  EXPECT_EQ(dtype_of<f8e5m2>, DType::f8e5m2);
+  EXPECT_EQ(dtype_of<std::complex<float>>, DType::c64);
+  EXPECT_EQ(dtype_of<std::complex<double>>, DType::c128);
+  EXPECT_EQ(size_bytes(DType::f8e4m3), sizeof(f8e4m3));
+  EXPECT_EQ(size_bytes(DType::f8e5m2), sizeof(f8e5m2));
+  EXPECT_EQ(size_bytes(DType::c64), sizeof(std::complex<float>));
+  EXPECT_EQ(size_bytes(DType::c128), sizeof(std::complex<double>));
 }
 
 TEST(DType, NamesAndSizes) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <bit>
+#include <complex>
 #include <cstdint>
 #include <string_view>
 
@@ -101,6 +102,37 @@ struct f16 {
   }
 };
 
+/// OCP E4M3 (also called e4m3fn): 4 bits of exponent, 3 of mantissa, up to 448, no infinity; all ones are a
+/// NaN. Storage only.
+struct f8e4m3 {
+  std::uint8_t bits = 0;
+  f8e4m3() = default;
+  /// Rounds to nearest, ties to even. Does not saturate: what rounds beyond 448 gives a NaN, as infinities
+  /// do.
+  explicit f8e4m3(float f) noexcept;
+  explicit operator float() const noexcept;
+  static constexpr f8e4m3 from_bits(std::uint8_t b) noexcept {
+    f8e4m3 x;
+    x.bits = b;
+    return x;
+  }
+};
+
+/// OCP E5M2: 5 bits of exponent, 2 of mantissa, up to 57344; infinities and NaNs as in binary16, whose upper
+/// half it is. Storage only.
+struct f8e5m2 {
+  std::uint8_t bits = 0;
+  f8e5m2() = default;
+  /// Rounds to nearest, ties to even. Does not saturate: overflow gives infinity; a NaN stays a NaN (quiet).
+  explicit f8e5m2(float f) noexcept;
+  explicit operator float() const noexcept;
+  static constexpr f8e5m2 from_bits(std::uint8_t b) noexcept {
+    f8e5m2 x;
+    x.bits = b;
+    return x;
+  }
+};
+
 /// The DType of a C++ type: `dtype_of<float> == DType::f32`.
 template <class T>
 inline constexpr DType dtype_of = T::weft_has_no_dtype_for_this_type;
@@ -130,5 +162,13 @@ template <>
 inline constexpr DType dtype_of<std::uint64_t> = DType::u64;
 template <>
 inline constexpr DType dtype_of<bool> = DType::boolean;
+template <>
+inline constexpr DType dtype_of<f8e4m3> = DType::f8e4m3;
+template <>
+inline constexpr DType dtype_of<f8e5m2> = DType::f8e5m2;
+template <>
+inline constexpr DType dtype_of<std::complex<float>> = DType::c64;
+template <>
+inline constexpr DType dtype_of<std::complex<double>> = DType::c128;
 
 }  // namespace weft
