@@ -115,6 +115,43 @@ TEST_P(OnRanks, AnAbsentRankIsNamedAtTheDeadline) {
   });
 }
 
+// In whatever operation: who did not come is named, by those who need it. A root that needs nobody, or one
+// whose `out` nobody writes, may be done.
+TEST_P(OnRanks, AnAbsentRankIsNamedInEveryOperation) {
+  for (const std::int64_t each : {std::int64_t{3}, std::int64_t{4000}}) {
+    run_ranks(GetParam(), 3, [each](Rank& r) {
+      const Tensor one = filled(r, each, Memory::shared), all = filled(r, 3 * each, Memory::shared),
+                   other = filled(r, 3 * each, Memory::local);
+      const std::vector<std::int64_t> counts(3, each);
+      const CallOptions soon{.deadline = 100ms};
+      const std::pair<Op, std::function<Work(ProcessGroup&)>> calls[] = {
+          {Op::reduce, [&](ProcessGroup& g) { return g.reduce(all, other, 0, soon); }},
+          {Op::gather, [&](ProcessGroup& g) { return g.gather(one, all, 0, soon); }},
+          {Op::scatter, [&](ProcessGroup& g) { return g.scatter(all, one, 1, soon); }},
+          {Op::all_gather_v, [&](ProcessGroup& g) { return g.all_gather_v(one, all, {counts}, soon); }},
+          {Op::reduce_scatter_v,
+           [&](ProcessGroup& g) { return g.reduce_scatter_v(all, one, {counts}, soon); }},
+          {Op::all_to_all, [&](ProcessGroup& g) { return g.all_to_all(all, other, soon); }},
+          {Op::all_to_all_v,
+           [&](ProcessGroup& g) { return g.all_to_all_v(all, {counts}, other, {counts}, soon); }},
+      };
+      for (const auto& [op, call] : calls) {
+        const std::string what(name(op));
+        ProcessGroup g = ProcessGroup::create(r.context, "shm", r.membership(what));
+        if (r.rank != 1) {
+          const Error e = error_of([&, &call = call] { call(g).wait(); });
+          EXPECT_EQ(e.code(), ErrorCode::timeout) << what << ": " << e.what();
+          EXPECT_EQ(e.op(), op);
+          EXPECT_THAT(ranks_of(e), ElementsAre(1)) << what;
+          EXPECT_THAT(e.what(), HasSubstr(what + ": not finished within 0.1 s: rank 1 had not arrived"));
+          EXPECT_TRUE(g.quiesce(1s));
+        }
+        r.meet("end of " + what);
+      }
+    });
+  }
+}
+
 TEST_P(OnRanks, TheOthersCallsAreToldAtTheDeadline) {
   run_ranks(GetParam(), 3, [](Rank& r) {
     if (r.rank != 1) {
@@ -341,6 +378,45 @@ TEST(Processes, AKilledRankIsNamedWithinASecond) {
   }
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
     EXPECT_THAT(entry.path().filename().string(), testing::Not(HasSubstr("weft")));
+}
+
+// The same in operations that only read, or where one rank alone works in the others' memory.
+TEST(Processes, ARankKilledInsideIsNamedInEveryOperation) {
+  for (const Op op : {Op::reduce, Op::gather, Op::scatter, Op::all_gather_v, Op::reduce_scatter_v,
+                      Op::all_to_all, Op::all_to_all_v}) {
+    RankProcesses ranks(3, [&](Rank& r) {
+      constexpr std::int64_t kEach = 20000;
+      RankOptions options = r.options;
+      if (r.rank == 2)
+        options.hooks.in_chunk = [](std::uint64_t call) {
+          if (call == 1) raise(SIGKILL);
+        };
+      Rank me(r.rank, r.size, r.context, r.store, options);
+      const Tensor one = filled(r, kEach, Memory::shared), all = filled(r, 3 * kEach, Memory::shared),
+                   other = filled(r, 3 * kEach, Memory::shared);
+      const std::vector<std::int64_t> counts(3, kEach);
+      ProcessGroup& g = me.group();
+      g.barrier().wait();
+      const Error e = error_of([&] {
+        switch (op) {
+          case Op::reduce: g.reduce(all, other, 0).wait(); break;
+          case Op::gather: g.gather(one, all, 2).wait(); break;
+          case Op::scatter: g.scatter(all, one, 0).wait(); break;
+          case Op::all_gather_v: g.all_gather_v(one, all, {counts}).wait(); break;
+          case Op::reduce_scatter_v: g.reduce_scatter_v(all, one, {counts}).wait(); break;
+          case Op::all_to_all: g.all_to_all(all, other).wait(); break;
+          default: g.all_to_all_v(all, {counts}, other, {counts}).wait();
+        }
+        g.barrier().wait();  // who needs rank 2 no more, as in a scatter, hears of it here
+      });
+      EXPECT_EQ(e.code(), ErrorCode::peer_lost) << e.what();
+      EXPECT_THAT(e.what(), HasSubstr("rank 2 (process "));
+      EXPECT_THAT(ranks_of(e), ElementsAre(2));
+      EXPECT_TRUE(g.quiesce(1s));
+    });
+    ranks.finish({2});
+    EXPECT_EQ(ranks[2].wait(1s), (ExitStatus{-1, SIGKILL})) << name(op);
+  }
 }
 
 TEST(Processes, ARankKilledWhilePeersSleepIsNamed) {

@@ -7,9 +7,8 @@
 #include <thread>
 
 #include "backends/shm/control.hpp"
-#include "support/run_ranks.hpp"
+#include "support/shm_settings.hpp"
 #include "support/values.hpp"
-#include "weft/base/tensor.hpp"
 
 namespace weft::test {
 namespace {
@@ -20,12 +19,7 @@ using testing::HasSubstr;
 
 constexpr std::int64_t kEager = shm::kEagerBytes, kStream = shm::kStreamBytes, kChunk = shm::kChunkBytes;
 
-struct Setting {
-  Ranks kind;
-  Memory memory;
-};
-
-class Messages : public testing::TestWithParam<Setting> {
+class Messages : public OnShm {
  protected:
   static Tensor empty(Rank& r, std::int64_t count, DType dtype = DType::u8) {
     const Tensor t(r.context, Shape{count}, dtype, GetParam().memory);
@@ -38,23 +32,28 @@ class Messages : public testing::TestWithParam<Setting> {
     for (std::int64_t i = 0; i < count; ++i) store(t, i, value(seed, i) + 10 * (seed % 5));
     return t;
   }
+  // Large ones are compared by the word.
+  static Tensor words(Rank& r, std::int64_t count, int seed) {
+    const Tensor t(r.context, Shape{count}, DType::u64, GetParam().memory);
+    auto* const at = reinterpret_cast<std::uint64_t*>(t.data());
+    for (std::int64_t i = 0; i < count; ++i) at[i] = word(seed, i);
+    return t;
+  }
+  static std::uint64_t word(int seed, std::int64_t i) {
+    return static_cast<std::uint64_t>(i + 1) * 0x9e3779b97f4a7c15u + static_cast<std::uint64_t>(seed);
+  }
+  static void expect_words(const Tensor& t, int seed) {
+    const auto* const at = reinterpret_cast<const std::uint64_t*>(t.data());
+    for (std::int64_t i = 0; i < t.count(); ++i) ASSERT_EQ(at[i], word(seed, i)) << "[" << i << "]";
+  }
   static void expect_filled(const Tensor& t, int seed) {
     for (std::int64_t i = 0; i < t.count(); ++i)
       ASSERT_EQ(load(t, i), value(seed, i) + 10 * (seed % 5)) << "message " << seed << " [" << i << "]";
   }
-  static void run(int n, const std::function<void(Rank&)>& body, const RankOptions& options = {}) {
-    run_ranks(GetParam().kind, n, body, options);
-  }
 };
 
-INSTANTIATE_TEST_SUITE_P(Shm, Messages,
-                         testing::Values(Setting{Ranks::threads, Memory::local},
-                                         Setting{Ranks::processes, Memory::shared},
-                                         Setting{Ranks::processes, Memory::local}),
-                         [](const auto& setting) {
-                           return to_string(setting.param.kind) +
-                                  (setting.param.memory == Memory::shared ? "_shared" : "_foreign");
-                         });
+INSTANTIATE_TEST_SUITE_P(Shm, Messages, testing::ValuesIn(shm_settings()),
+                         [](const auto& setting) { return to_string(setting.param); });
 
 TEST_P(Messages, EverySizeBothWays) {
   run(2, [](Rank& r) {
@@ -127,15 +126,39 @@ TEST_P(Messages, OfOneTagKeepTheirOrder) {
   });
 }
 
+// Free of any order: both send, then both receive, then both wait. No size is too large for it.
 TEST_P(Messages, BothSendLargeThenReceiveThenWait) {
   run(2, [](Rank& r) {
-    for (const std::int64_t bytes : {kEager + 1, std::int64_t{3} << 20}) {
-      const Tensor out = filled(r, bytes, r.rank), in = empty(r, bytes);
+    for (const std::int64_t bytes : {kEager + 1, std::int64_t{3} << 20, std::int64_t{64} << 20}) {
+      const Tensor out = words(r, bytes / 8, r.rank), in = words(r, bytes / 8, 7);
       Work send = r.group().send(out, 1 - r.rank);
       Work recv = r.group().recv(in, 1 - r.rank);
       send.wait();
       recv.wait();
-      expect_filled(in, 1 - r.rank);
+      expect_words(in, 1 - r.rank);
+    }
+  });
+}
+
+// The same where a pair's messages cross in another order than they were sent, and others wait in a
+// collective that begins only when a message has come.
+TEST_P(Messages, FreeOfTheOrderOfCollectives) {
+  run(3, [](Rank& r) {
+    constexpr std::int64_t kWords = 100000;
+    const Tensor out = words(r, kWords, r.rank), late = words(r, kWords, 7), sum = words(r, 9000, r.rank);
+    if (r.rank == 0) {
+      Work first = r.group().send(out, 1, {.tag = 1}), second = r.group().send(out, 1, {.tag = 2});
+      r.group().all_reduce(sum, sum, {.op = ReduceOp::max}).wait();
+      first.wait();
+      second.wait();
+    } else if (r.rank == 1) {
+      r.group().recv(late, 0, {.tag = 2}).wait();
+      Work reduce = r.group().all_reduce(sum, sum, {.op = ReduceOp::max});
+      r.group().recv(late, 0, {.tag = 1}).wait();
+      reduce.wait();
+      expect_words(late, 0);
+    } else {
+      r.group().all_reduce(sum, sum, {.op = ReduceOp::max}).wait();
     }
   });
 }

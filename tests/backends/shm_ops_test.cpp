@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <numeric>
 #include <optional>
 #include <random>
@@ -269,6 +270,222 @@ TEST_P(AtRandom, AllOperationsInterleaved) {
         for (auto& trial : open) trial->finish();
       },
       options);
+}
+
+class Shm : public OnShm {
+ protected:
+  static Tensor buffer(Rank& r, std::int64_t count, DType dtype = DType::f32) {
+    const Tensor t(r.context, Shape{count}, dtype, GetParam().memory);
+    for (std::int64_t i = 0; i < count; ++i) store(t, i, value(r.rank, i));
+    return t;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Shm, Shm, testing::ValuesIn(shm_settings()),
+                         [](const auto& setting) { return to_string(setting.param); });
+
+// With the ring full a rank posts two calls; meanwhile there is room for both. The first must be published
+// first: who sees the second compares the first too.
+TEST_P(Shm, CallsArePublishedInTheirOrder) {
+  run(3, [](Rank& r) {
+    const Tensor t = buffer(r, 2);
+    std::vector<Work> works;
+    const auto broadcast = [&] { works.push_back(r.group().broadcast(t, t, 2)); };
+    for (std::uint64_t k = 0; k < shm::kRing; ++k) broadcast();
+    r.meet("the ring is full");
+    if (r.rank == 0) {
+      broadcast();  // no room: the others have not read the ring
+      for (std::uint64_t k = 0; k < shm::kRing; ++k) works[k].wait();
+      static_cast<void>(works.back().done());  // reads what it had not compared
+      r.meet("rank 0 has read");
+      r.meet("all have read");
+      works.push_back(r.group().barrier());
+      r.meet("posted");
+      r.meet("looked");
+    } else {
+      r.meet("rank 0 has read");
+      broadcast();
+      if (r.rank == 2) works.back().wait();
+      r.store->add("read", 1);
+      while (r.store->try_get("read") != "2") static_cast<void>(works.back().done());
+      r.meet("all have read");
+      r.meet("posted");
+      works.push_back(r.group().barrier());
+      EXPECT_FALSE(works.back().wait_for(50ms));
+      r.meet("looked");
+    }
+    for (Work& w : works) w.wait();
+    EXPECT_EQ(load(t, 1), value(2, 1));
+  });
+}
+
+// The root of a scatter needs nobody: it is rings ahead before the others come.
+TEST_P(Shm, TheRootOfAScatterRunsAhead) {
+  run(3, [](Rank& r) {
+    constexpr int kCalls = 12;
+    std::vector<Tensor> outs;
+    r.group().barrier().wait();
+    if (r.rank != 1) r.meet("the root is done");
+    for (int k = 0; k < kCalls; ++k) {
+      const Tensor in = buffer(r, 21);
+      outs.push_back(buffer(r, 7));
+      r.group().scatter(in, outs.back(), 1).wait();
+      store(in, 0, 50);  // the root's again
+    }
+    if (r.rank == 1) r.meet("the root is done");
+    for (const Tensor& out : outs)
+      for (int i = 0; i < 7; ++i) ASSERT_EQ(load(out, i), value(1, r.rank * 7 + i));
+    r.group().barrier().wait();
+  });
+}
+
+TEST_P(Shm, EverythingEmpty) {
+  run(3, [](Rank& r) {
+    const Tensor none = buffer(r, 0);
+    const std::int64_t zeros[] = {0, 0, 0};
+    for (int round = 0; round < 20; ++round) {
+      ProcessGroup& g = r.group();
+      g.all_gather_v(none, none, {zeros}).wait();
+      g.reduce_scatter_v(none, none, {zeros}).wait();
+      g.all_to_all_v(none, {zeros}, none, {zeros}).wait();
+      g.all_to_all(none, none).wait();
+      g.gather(none, none, round % 3).wait();
+      g.scatter(none, none, round % 3).wait();
+      g.reduce(none, none, round % 3).wait();
+      // Large buffers of which nothing is moved.
+      const Tensor big = buffer(r, 5000), other = buffer(r, 5000);
+      g.all_to_all_v(big, {zeros}, other, {zeros}).wait();
+      g.reduce_scatter_v(big, none, {zeros}).wait();
+      for (int i = 0; i < 5000; ++i) ASSERT_EQ(load(other, i), value(r.rank, i));
+    }
+  });
+}
+
+// Both halves of the text name what a rank called; who is named first is whoever did not notice.
+void expect_mismatch(int n, const std::function<void(Rank&)>& call, const std::vector<std::string>& parts) {
+  run_ranks(kProcesses ? Ranks::processes : Ranks::threads, n, [&](Rank& r) {
+    const Error e = error_of([&] {
+      call(r);
+      r.group().barrier().wait();  // the root of a scatter hears of it at its next call
+    });
+    EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();
+    for (const std::string& part : parts) EXPECT_THAT(e.what(), HasSubstr(part));
+    EXPECT_THAT(e.what(), HasSubstr("[group \"world\", rank " + std::to_string(r.rank) + ", call 0]"));
+    EXPECT_EQ(e.call(), 0u);
+    EXPECT_EQ(e.ranks().size(), 2u);
+  });
+}
+
+// Small and large: what is compared does not depend on the path.
+TEST(ShmMismatch, Roots) {
+  for (const std::int64_t count : {std::int64_t{3}, std::int64_t{5000}}) {
+    const std::string x = std::to_string(count);
+    const auto tensor = [](Rank& r, std::int64_t c) { return Tensor(r.context, Shape{c}, DType::f32); };
+    expect_mismatch(2,
+                    [&](Rank& r) { r.group().gather(tensor(r, count), tensor(r, 2 * count), r.rank).wait(); },
+                    {"gather f32 x" + x + " root 0 [call 0]", "gather f32 x" + x + " root 1 [call 0]"});
+    expect_mismatch(
+        2, [&](Rank& r) { r.group().scatter(tensor(r, 2 * count), tensor(r, count), r.rank).wait(); },
+        {"scatter f32 x" + x + " root 0 [call 0]", "scatter f32 x" + x + " root 1 [call 0]"});
+    expect_mismatch(
+        2, [&](Rank& r) { r.group().reduce(tensor(r, count), tensor(r, count), r.rank).wait(); },
+        {"reduce f32 x" + x + " sum root 0 [call 0]", "reduce f32 x" + x + " sum root 1 [call 0]"});
+  }
+}
+
+TEST(ShmMismatch, Counts) {
+  const auto tensor = [](Rank& r, std::int64_t c) { return Tensor(r.context, Shape{c}, DType::i32); };
+  for (const std::int64_t scale : {std::int64_t{1}, std::int64_t{2000}}) {
+    const std::string x = "x" + std::to_string(scale), y = "x" + std::to_string(2 * scale);
+    expect_mismatch(2,
+                    [&](Rank& r) {
+                      const std::int64_t c = scale * (r.rank + 1);
+                      r.group().gather(tensor(r, c), tensor(r, 2 * c), 0).wait();
+                    },
+                    {"gather i32 " + x + " root 0", "gather i32 " + y + " root 0"});
+    expect_mismatch(2,
+                    [&](Rank& r) {
+                      const std::int64_t c = scale * (r.rank + 1);
+                      r.group().scatter(tensor(r, 2 * c), tensor(r, c), 1).wait();
+                    },
+                    {"scatter i32 " + x + " root 1", "scatter i32 " + y + " root 1"});
+    expect_mismatch(
+        2,
+        [&](Rank& r) {
+          const std::int64_t c = scale * (r.rank + 1);
+          r.group().all_to_all(tensor(r, 2 * c), tensor(r, 2 * c)).wait();
+        },
+        {"all_to_all i32 " + y + " [call 0]", "all_to_all i32 x" + std::to_string(4 * scale) + " [call 0]"});
+  }
+}
+
+// The whole vector is compared, also where this rank's own block and the sum are the same.
+TEST(ShmMismatch, CountVectors) {
+  const auto tensor = [](Rank& r, std::int64_t c) { return Tensor(r.context, Shape{c}, DType::f32); };
+  for (const std::int64_t scale : {std::int64_t{1}, std::int64_t{3000}}) {
+    const std::string x = "x" + std::to_string(10 * scale), five = std::to_string(5 * scale),
+                      four = std::to_string(4 * scale);
+    const std::vector<std::int64_t> right{2 * scale, 5 * scale, 3 * scale},
+        wrong{2 * scale, 4 * scale, 4 * scale};
+    expect_mismatch(3,
+                    [&](Rank& r) {
+                      const auto& counts = r.rank == 0 ? wrong : right;
+                      const std::int64_t own = counts[static_cast<std::size_t>(r.rank)];
+                      r.group().all_gather_v(tensor(r, own), tensor(r, 10 * scale), {counts}).wait();
+                    },
+                    {"all_gather_v f32 " + x + " with counts[1] = " + five,
+                     "all_gather_v f32 " + x + " with counts[1] = " + four});
+    expect_mismatch(3,
+                    [&](Rank& r) {
+                      const auto& counts = r.rank == 0 ? wrong : right;
+                      const std::int64_t own = counts[static_cast<std::size_t>(r.rank)];
+                      r.group()
+                          .reduce_scatter_v(tensor(r, 10 * scale), tensor(r, own), {counts},
+                                            {.op = ReduceOp::max})
+                          .wait();
+                    },
+                    {"reduce_scatter_v f32 " + x + " with counts[1] = " + five + " max",
+                     "reduce_scatter_v f32 " + x + " with counts[1] = " + four + " max"});
+    expect_mismatch(
+        3,
+        [&](Rank& r) {
+          std::vector<std::int64_t> send(3, scale), recv(3, scale);
+          if (r.rank == 1) send[0] = 5 * scale;
+          if (r.rank == 0) recv[1] = 7 * scale;
+          r.group().all_to_all_v(tensor(r, 10 * scale), {send}, tensor(r, 10 * scale), {recv}).wait();
+        },
+        {"all_to_all_v: rank 1 sends " + five + " elements to rank 0, which expects " +
+         std::to_string(7 * scale)});
+  }
+}
+
+// Shared memory is read and written where it lies; what is not shared never is.
+TEST_P(Shm, TheDirectPathIsTakenForSharedMemoryAlone) {
+  run(3, [](Rank& r) {
+    RankOptions watched = r.options;
+    int in_place = 0;
+    watched.hooks.in_chunk = [&](std::uint64_t) { ++in_place; };
+    Rank me(r.rank, r.size, r.context, r.store, watched);
+    const bool direct = GetParam().kind == Ranks::threads || GetParam().memory == Memory::shared;
+    const std::int64_t each = 3001;
+    const Tensor one = buffer(r, each), all = buffer(r, 3 * each), other = buffer(r, 3 * each);
+    const std::vector<std::int64_t> counts(3, each);
+    ProcessGroup& g = me.group();
+    g.barrier().wait();
+    const std::pair<const char*, std::function<Work()>> calls[] = {
+        {"reduce", [&] { return g.reduce(all, other, 1); }},
+        {"gather", [&] { return g.gather(one, all, 1); }},
+        {"scatter", [&] { return g.scatter(all, one, 1); }},
+        {"all_gather_v", [&] { return g.all_gather_v(one, all, {counts}); }},
+        {"reduce_scatter_v", [&] { return g.reduce_scatter_v(all, one, {counts}); }},
+        {"all_to_all", [&] { return g.all_to_all(all, other); }},
+        {"all_to_all_v", [&] { return g.all_to_all_v(all, {counts}, other, {counts}); }},
+    };
+    for (const auto& [what, call] : calls) {
+      in_place = 0;
+      call().wait();
+      EXPECT_EQ(in_place > 0, direct) << what;
+    }
+  });
 }
 
 }  // namespace

@@ -7,9 +7,8 @@
 #include <random>
 #include <thread>
 
-#include "support/run_ranks.hpp"
+#include "support/shm_settings.hpp"
 #include "support/values.hpp"
-#include "weft/base/tensor.hpp"
 
 namespace weft::test {
 namespace {
@@ -17,17 +16,8 @@ namespace {
 using namespace std::chrono_literals;
 using testing::HasSubstr;
 
-struct Setting {
-  Ranks kind;
-  Memory memory;
-};
-
-class Subgroup : public testing::TestWithParam<Setting> {
+class Subgroup : public OnShm {
  protected:
-  static void run(int n, const std::function<void(Rank&)>& body, const RankOptions& options = {}) {
-    run_ranks(GetParam().kind, n, body, options);
-  }
-
   // f32; every element says who gave it.
   static Tensor of_rank(Rank& r, std::int64_t count) {
     const Tensor t(r.context, Shape{count}, DType::f32, GetParam().memory);
@@ -56,14 +46,8 @@ class Subgroup : public testing::TestWithParam<Setting> {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Shm, Subgroup,
-                         testing::Values(Setting{Ranks::threads, Memory::local},
-                                         Setting{Ranks::processes, Memory::shared},
-                                         Setting{Ranks::processes, Memory::local}),
-                         [](const auto& setting) {
-                           return to_string(setting.param.kind) +
-                                  (setting.param.memory == Memory::shared ? "_shared" : "_foreign");
-                         });
+INSTANTIATE_TEST_SUITE_P(Shm, Subgroup, testing::ValuesIn(shm_settings()),
+                         [](const auto& setting) { return to_string(setting.param); });
 
 TEST_P(Subgroup, RowsAndColumns) {
   for (const int columns : {2, 3}) {
