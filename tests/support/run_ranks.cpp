@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -54,9 +55,78 @@ void run_threads(int n, const std::function<void(Rank&)>& body, const RankOption
   }
 }
 
+// The job this process is a rank of, met once for all tests.
+struct Job {
+  Context context;
+  Membership member = Membership::from_env(context);
+  int runs = 0;
+};
+
+Job& job() {
+  static Job the_job;
+  return the_job;
+}
+
+// The job's store, seen by one body: the next one may use the same keys.
+class BodyStore final : public Store {
+ public:
+  BodyStore(std::shared_ptr<Store> store, int run) : store_(std::move(store)), run_(run) {}
+  void set(std::string_view key, std::string_view value) override { store_->set(full(key), value); }
+  std::string get(std::string_view key, Deadline deadline) override {
+    return store_->get(full(key), deadline);
+  }
+  std::optional<std::string> try_get(std::string_view key) override { return store_->try_get(full(key)); }
+  std::int64_t add(std::string_view key, std::int64_t delta) override {
+    return store_->add(full(key), delta);
+  }
+  std::string compare_set(std::string_view key, std::string_view expected,
+                          std::string_view desired) override {
+    return store_->compare_set(full(key), expected, desired);
+  }
+  void remove(std::string_view key) override { store_->remove(full(key)); }
+
+ private:
+  std::string full(std::string_view key) const {
+    return "test/body" + std::to_string(run_) + "/" + std::string(key);
+  }
+  std::shared_ptr<Store> store_;
+  int run_;
+};
+
+// Nobody leaves a body before all have, failed or not: the next one is then the same on all ranks.
+void run_job(int n, const std::function<void(Rank&)>& body, const RankOptions& options) {
+  Job& j = job();
+  if (n > j.member.size) GTEST_SKIP() << "the job has " << j.member.size << " ranks, not " << n;
+  const auto store = std::make_shared<BodyStore>(j.member.store, j.runs++);
+  try {
+    if (j.member.rank < n) {
+      Rank rank(j.member.rank, n, j.context, store, options);
+      body(rank);
+    }
+  } catch (const std::exception& e) {
+    ADD_FAILURE() << "rank " << j.member.rank << " threw: " << e.what();
+  }
+  try {
+    Rank(j.member.rank, j.member.size, j.context, store, options).meet("end of body");
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "run_ranks: rank %d waited for the others: %s\n", j.member.rank, e.what());
+    std::fflush(nullptr);
+    _exit(3);
+  }
+}
+
 }  // namespace
 
-std::string to_string(Ranks kind) { return kind == Ranks::threads ? "threads" : "processes"; }
+int job_size() { return job().member.size; }
+
+std::string to_string(Ranks kind) {
+  switch (kind) {
+    case Ranks::threads: return "threads";
+    case Ranks::processes: return "processes";
+    case Ranks::job: return "job";
+  }
+  return {};
+}
 
 Membership Rank::membership(const std::string& name) const {
   Membership m;
@@ -70,7 +140,9 @@ Membership Rank::membership(const std::string& name) const {
 }
 
 ProcessGroup& Rank::group() {
-  if (!group_) group_ = ProcessGroup::create(context, options.backend, membership());
+  if (!group_)
+    group_ = options.factory ? ProcessGroup::create(context, options.factory, membership())
+                             : ProcessGroup::create(context, options.backend, membership());
   return group_;
 }
 
@@ -134,11 +206,10 @@ void RankProcesses::finish(std::initializer_list<int> excused) {
 }
 
 void run_ranks(Ranks kind, int n, const std::function<void(Rank&)>& body, const RankOptions& options) {
-  if (kind == Ranks::threads) {
-    run_threads(n, body, options);
-  } else {
-    RankProcesses ranks(n, body, options);
-    ranks.finish();
+  switch (kind) {
+    case Ranks::threads: return run_threads(n, body, options);
+    case Ranks::processes: return RankProcesses(n, body, options).finish();
+    case Ranks::job: return run_job(n, body, options);
   }
 }
 

@@ -1,5 +1,6 @@
-// Ranks for tests: as threads of this process (one Context) or as processes of their own. A body that hangs
-// is reported and ended, never waited for for ever.
+// Ranks for tests: as threads of this process (one Context), as processes of their own, or as the processes
+// of a job that mpirun started, of which this is one. A body that hangs is reported and ended, never waited
+// for for ever.
 #pragma once
 
 #include <functional>
@@ -11,7 +12,9 @@
 
 namespace weft::test {
 
-enum class Ranks { threads, processes };
+/// `job`: the whole test program runs in every rank of a job (mpirun -n N program), membership from the
+/// environment, and each body in the first n of its processes.
+enum class Ranks { threads, processes, job };
 std::string to_string(Ranks kind);
 
 struct RankOptions {
@@ -19,6 +22,7 @@ struct RankOptions {
   Duration limit = std::chrono::seconds(60);     ///< of the whole body
   TestHooks hooks;
   std::string backend = "shm";
+  BackendFactory factory;  ///< where set, instead of `backend`
   ContextOptions context;
 };
 
@@ -46,8 +50,12 @@ class Rank {
 };
 
 /// Runs body on n ranks at once and waits for all. An exception or a failed gtest check in any rank fails the
-/// test, with the rank named.
+/// test, with the rank named. Ranks::job: all processes of the job make the same calls of run_ranks, and more
+/// ranks than job_size() skip the test.
 void run_ranks(Ranks kind, int n, const std::function<void(Rank&)>& body, const RankOptions& options = {});
+
+/// How many processes the job has that this one belongs to; 1 outside of any.
+int job_size();
 
 /// Ranks as processes, to be killed or stopped one by one.
 class RankProcesses {
