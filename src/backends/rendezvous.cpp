@@ -1,14 +1,25 @@
 // Where a process learns who it is in a job of processes, and how it reaches the job's store.
 #include <fmt/format.h>
+#include <unistd.h>
 
-#include <charconv>
-#include <climits>
+#include <algorithm>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <random>
 #include <string>
+#include <thread>
 #include <utility>
+#include <vector>
 
+#include "backends/address.hpp"
+#include "backends/launchers.hpp"
+#include "backends/meeting_file.hpp"
+#include "backends/store_table.hpp"
+#include "base/neighbourhood.hpp"
 #include "weft/backends/process_group.hpp"
+#include "weft/backends/store_file.hpp"
 #include "weft/backends/store_tcp.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
@@ -16,12 +27,11 @@
 namespace weft {
 namespace {
 
-/// A store whose keys all carry the job's token, so that jobs that share a server do not meet. In the rank
-/// that serves the store it also owns the server, which therefore outlives this rank's own client.
+/// A store whose keys all carry the job's token, so that jobs that share a server or a file do not meet.
 class JobStore final : public Store {
  public:
-  JobStore(std::string_view job, std::unique_ptr<TcpStoreServer> server, std::shared_ptr<Store> store)
-      : server_(std::move(server)), store_(std::move(store)), prefix_(fmt::format("{}/", job)) {}
+  JobStore(std::string_view job, std::shared_ptr<Store> store)
+      : store_(std::move(store)), prefix_(fmt::format("{}/", job)) {}
 
   void set(std::string_view key, std::string_view value) override { store_->set(full(key), value); }
   std::string get(std::string_view key, Deadline deadline) override {
@@ -40,40 +50,9 @@ class JobStore final : public Store {
  private:
   std::string full(std::string_view key) const { return prefix_ + std::string(key); }
 
-  std::unique_ptr<TcpStoreServer> server_;
   std::shared_ptr<Store> store_;
   std::string prefix_;
 };
-
-/// The names under which one launcher tells a process who it is.
-struct Names {
-  const char* rank;
-  const char* size;
-};
-
-/// The variable, which must be there because `because` is.
-std::int64_t required_int(const char* name, const char* because, std::int64_t min, std::int64_t max) {
-  const auto value = env::get_int(name, min, max);
-  if (!value) {
-    throw Error(
-        ErrorCode::bad_argument,
-        fmt::format("{} is not set, but {} is; expected an integer from {} to {}", name, because, min, max));
-  }
-  return *value;
-}
-
-Membership read_rank_and_size(const Names& names, const char* because) {
-  Membership m;
-  m.identity = 0;  // one rank per process
-  m.size =
-      static_cast<int>(required_int(names.size, env::get(names.rank) ? names.rank : because, 1, INT_MAX));
-  m.rank = static_cast<int>(required_int(names.rank, names.size, 0, INT_MAX));
-  if (m.rank >= m.size) {
-    throw Error(ErrorCode::bad_argument, fmt::format("{} is \"{}\"; expected 0 to {} ({} is {})", names.rank,
-                                                     m.rank, m.size - 1, names.size, m.size));
-  }
-  return m;
-}
 
 /// Runs `reach`; an Error it throws is told with the variables that led there.
 template <class F>
@@ -85,65 +64,207 @@ auto reached_by(const std::string& variables, F&& reach) {
   }
 }
 
-// weft run serves the store itself, on a port of its choice.
-Membership from_weft_run(const char* because) {
-  Membership m = read_rank_and_size({"WEFT_RANK", "WEFT_WORLD_SIZE"}, because);
-  const auto where = env::get("WEFT_STORE");
-  if (!where) {
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("WEFT_STORE is not set, but {} is; expected host:port", because));
+/// The stores of this process's jobs, one per job and rank: asked for twice, the same store comes back, on
+/// all ranks alike. What rank 0 serves, it serves as long as the Context lives.
+class JobStores {
+ public:
+  explicit JobStores(Context& context) : context_(context) {}
+  ~JobStores() {
+    for (const auto& [place, address] : published_) place->remove(address);
+    stores_.clear();  // first the clients, for whom the servers wait
   }
-  const std::size_t colon = where->rfind(':');
-  const char* const end = where->data() + where->size();
-  std::uint16_t port = 0;
-  const auto parsed = colon == std::string::npos ? std::from_chars_result{end, std::errc::invalid_argument}
-                                                 : std::from_chars(where->data() + colon + 1, end, port);
-  if (parsed.ec != std::errc{} || parsed.ptr != end || port == 0) {
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("WEFT_STORE is \"{}\"; expected host:port, the port from 1 to 65535", *where));
+
+  std::shared_ptr<Store> open(const Seat& seat, Deadline deadline);
+
+ private:
+  std::shared_ptr<Store> reach(const Seat& seat, const std::string& job, Deadline deadline);
+  std::shared_ptr<Store> in_file(const std::string& path, const Seat& seat, const std::string& job);
+  std::shared_ptr<Store> at(const HostPort& where, bool rank_zero_must_serve, const Seat& seat,
+                            const std::string& job, Deadline deadline);
+  std::shared_ptr<Store> by_meeting(const std::string& key, const std::string& host, const Seat& seat,
+                                    const std::string& job, Deadline deadline);
+  std::string claim(Store& store, const Seat& seat) const;
+  void tell(const std::string& address) const;
+
+  Context& context_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<TcpStoreServer>> servers_;
+  std::map<std::string, std::shared_ptr<Store>> stores_;
+  std::vector<std::pair<std::shared_ptr<const MeetingPlace>, std::string>> published_;
+};
+
+std::shared_ptr<Store> JobStores::open(const Seat& seat, Deadline deadline) {
+  const auto value = [](const char* variable) { return env::get(variable).value_or(""); };
+  const std::string launcher_job = job_of(seat);
+  const std::string job = env::get("WEFT_JOB").value_or(launcher_job.empty() ? "job" : launcher_job);
+  const std::string key = fmt::format("{} of {} {} {} {}:{}", seat.rank, seat.size, job, value("WEFT_STORE"),
+                                      value("MASTER_ADDR"), value("MASTER_PORT"));
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto known = stores_.find(key); known != stores_.end()) return known->second;
   }
-  m.store = reached_by(fmt::format("WEFT_STORE is \"{}\"", *where), [&] {
-    return make_tcp_store(where->substr(0, colon), port, Deadline::after(m.deadline));
-  });
-  m.store = std::make_shared<JobStore>(env::get("WEFT_JOB").value_or("job"), nullptr, std::move(m.store));
-  return m;
+  auto store = reach(seat, job, deadline);
+  const std::lock_guard lock(mutex_);
+  return stores_[key] = std::move(store);
 }
 
-// Under torchrun's variables rank 0 serves the store. A job of one rank needs none, nor a port.
-Membership from_torchrun(Context& context, const char* because) {
-  Membership m = read_rank_and_size({"RANK", "WORLD_SIZE"}, because);
-  if (m.size == 1) {
-    m.store = make_local_store();
-    return m;
-  }
-  const std::string host = env::get("MASTER_ADDR").value_or("127.0.0.1");
-  const auto port = static_cast<std::uint16_t>(required_int("MASTER_PORT", "WORLD_SIZE", 1, 65535));
-  const std::string variables = fmt::format("MASTER_ADDR is \"{}\", MASTER_PORT is \"{}\"", host, port);
-  std::unique_ptr<TcpStoreServer> server;
-  if (m.rank == 0) {
-    server = reached_by(variables, [&] {
-      return std::make_unique<TcpStoreServer>(context.log(), TcpStoreOptions{.host = host, .port = port});
+std::shared_ptr<Store> JobStores::reach(const Seat& seat, const std::string& job, Deadline deadline) {
+  if (const auto where = env::get("WEFT_STORE")) {
+    constexpr std::string_view kFile = "file://";
+    const std::string variable = fmt::format("WEFT_STORE is \"{}\"", *where);
+    if (where->starts_with(kFile) && where->size() > kFile.size() && (*where)[kFile.size()] == '/')
+      return reached_by(variable, [&] { return in_file(where->substr(kFile.size()), seat, job); });
+    const auto place = parse_host_port(*where);
+    if (!place)
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format("{}; expected host:port, [IPv6 address]:port or file:///path, the port from 0 to "
+                      "65535",
+                      variable));
+    return reached_by(variable, [&] {
+      if (place->port != 0) return at(*place, false, seat, job, deadline);
+      return by_meeting(fmt::format("{} {}", *where, job), place->host, seat, job, deadline);
     });
   }
-  auto store = reached_by(variables, [&] { return make_tcp_store(host, port, Deadline::after(m.deadline)); });
-  m.store =
-      std::make_shared<JobStore>(env::get("WEFT_JOB").value_or("job"), std::move(server), std::move(store));
-  return m;
+  if (seat.launcher == Launcher::weft)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("WEFT_STORE is not set, but {} is; expected host:port, [IPv6 address]:port or "
+                            "file:///path",
+                            env::get(seat.rank_name) ? seat.rank_name : seat.size_name));
+  if (seat.size == 1) return make_local_store();
+
+  if (seat.launcher == Launcher::torchrun) {
+    const std::string host = env::get("MASTER_ADDR").value_or("127.0.0.1");
+    const auto port = static_cast<std::uint16_t>(required_int("MASTER_PORT", seat.size_name, 1, 65535));
+    const auto agent = env::get("TORCHELASTIC_USE_AGENT_STORE");
+    if (!agent || (*agent != "True" && *agent != "1"))
+      return reached_by(fmt::format("MASTER_ADDR is \"{}\", MASTER_PORT is \"{}\"", host, port), [&] {
+        return at({host, port}, true, seat, job, deadline);
+      });
+    // torchrun's agent has a store of its own on MASTER_PORT: ours takes another port.
+  }
+  require_one_host(seat);
+  const std::string launcher_job = job_of(seat);
+  if (launcher_job.empty())
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is set, but nothing that names the job ({}); expected that, or WEFT_STORE as "
+                            "host:port or file:///path",
+                            seat.rank_name,
+                            seat.launcher == Launcher::openmpi ? "PMIX_NAMESPACE" : "TORCHELASTIC_RUN_ID"));
+  return reached_by(name(seat.launcher),
+                    [&] { return by_meeting(launcher_job, "localhost", seat, job, deadline); });
+}
+
+/// Takes this rank's place, once in a job. Empty, or who has it already: a second process of that rank, or
+/// the rank of an earlier job that used the same store.
+std::string JobStores::claim(Store& store, const Seat& seat) const {
+  std::random_device random;
+  const std::string mine = fmt::format("process {} ({:08x}{:08x})", ::getpid(), random(), random());
+  std::string held = store.compare_set(fmt::format("weft/rank/{}", seat.rank), "", mine);
+  return held == mine ? "" : held;
+}
+
+std::shared_ptr<Store> JobStores::in_file(const std::string& path, const Seat& seat, const std::string& job) {
+  auto store = std::make_shared<JobStore>(job, make_file_store(path));
+  if (const std::string other = claim(*store, seat); !other.empty())
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("store: {} holds a rank {} already, {}; expected a file that no other job has used "
+                    "(or another WEFT_JOB)",
+                    path, seat.rank, other));
+  context_.log().write(LogLevel::info, fmt::format("rendezvous: store in {}", path));
+  return store;
+}
+
+void JobStores::tell(const std::string& address) const {
+  if (!context_.log().enabled(LogLevel::info)) return;
+  const auto place = parse_host_port(address);
+  std::string why;
+  const auto all = place ? resolve(place->host, place->port, why) : std::vector<SocketAddress>{};
+  if (all.empty()) return;
+  context_.log().write(LogLevel::info, fmt::format("rendezvous: store at {} by interface {}", address,
+                                                   interface_to(all.front())));
+}
+
+std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_serve, const Seat& seat,
+                                     const std::string& job, Deadline deadline) {
+  if (seat.rank == 0) {
+    TcpStoreOptions options{.host = where.host, .port = where.port};
+    auto server = rank_zero_must_serve ? std::make_unique<TcpStoreServer>(context_.log(), options)
+                                       : TcpStoreServer::try_serve(context_.log(), options);
+    if (server) {
+      context_.log().write(LogLevel::info, fmt::format("rendezvous: serving at {}", server->address()));
+      const std::lock_guard lock(mutex_);
+      servers_.push_back(std::move(server));
+    }
+  }
+  auto store = make_tcp_store(where.host, where.port, deadline);
+  tell(shown_host_port(where.host, where.port));
+  return std::make_shared<JobStore>(job, std::move(store));
+}
+
+std::shared_ptr<Store> JobStores::by_meeting(const std::string& key, const std::string& host,
+                                             const Seat& seat, const std::string& job, Deadline deadline) {
+  const Duration limit = deadline.left();
+  // Loopback is meant: ranks that do not share it, or the process numbers, do not share the key either.
+  const auto place =
+      std::make_shared<const MeetingPlace>(fmt::format("{} {}", context_.neighbourhood().self().host, key));
+  if (seat.rank == 0) {
+    auto server = std::make_unique<TcpStoreServer>(context_.log(), TcpStoreOptions{.host = host});
+    const std::string address = server->address();
+    place->publish(address, deadline);
+    context_.log().write(LogLevel::info,
+                         fmt::format("rendezvous: serving at {}, told in {}", address, place->path()));
+    const std::lock_guard lock(mutex_);
+    published_.emplace_back(place, address);
+    servers_.push_back(std::move(server));
+  }
+  std::string why;
+  for (auto pause = std::chrono::milliseconds(1);;
+       pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
+    if (const auto address = place->find()) {
+      try {
+        const auto at = parse_host_port(*address);
+        if (!at) throw Error(ErrorCode::system, fmt::format("it holds \"{}\"", *address));
+        auto store = std::make_shared<JobStore>(
+            job,
+            make_tcp_store(at->host, at->port,
+                           Deadline::after(std::min<Duration>(deadline.left(), std::chrono::seconds(5)))));
+        // A store that a rank of this number has joined already is an earlier program's of the same job,
+        // which is about to end.
+        const std::string other = claim(*store, seat);
+        if (other.empty()) {
+          tell(*address);
+          if (store->add("weft/ranks", 1) == seat.size) place->remove(*address);  // nobody else looks for it
+          return store;
+        }
+        why = fmt::format("the store at {} has a rank {} already, {}", *address, seat.rank, other);
+      } catch (const Error& e) {  // its server is ending, perhaps; another will be told of
+        if (why.empty() || !deadline.passed()) why = e.what();
+      }
+    }
+    if (deadline.passed())
+      throw Error(ErrorCode::timeout,
+                  fmt::format("rendezvous: rank 0 did not tell in {} where it serves within {} ({})",
+                              place->path(), shown_duration(limit), why.empty() ? "it is not there" : why));
+    std::this_thread::sleep_for(std::min<Duration>(pause, deadline.left()));
+  }
 }
 
 }  // namespace
 
-Membership Membership::from_env(Context& context) {
-  for (const char* name : {"WEFT_RANK", "WEFT_WORLD_SIZE", "WEFT_STORE"}) {
-    if (env::get(name)) return from_weft_run(name);
-  }
-  for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_PORT", "MASTER_ADDR"}) {
-    if (env::get(name)) return from_torchrun(context, name);
-  }
-  Membership alone;
-  alone.store = make_local_store();
-  alone.identity = 0;
-  return alone;
+Membership Membership::from_env(Context& context, Duration deadline) {
+  context.check_fork("Membership::from_env");
+  const Seat seat = find_seat(context);
+  Membership m;
+  m.identity = 0;  // one rank per process
+  m.rank = seat.rank;
+  m.size = seat.size;
+  m.deadline = deadline;
+  m.store = seat.launcher == Launcher::none
+                ? make_local_store()
+                : context.attached<JobStores>().open(seat, Deadline::after(deadline));
+  return m;
 }
 
 }  // namespace weft

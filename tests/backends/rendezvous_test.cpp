@@ -1,38 +1,94 @@
-// Membership::from_env under the variables of weft run and of torchrun, good and bad.
+// Membership::from_env under the variables of each launcher, good and bad, and under those launchers
+// themselves that are installed.
+#include <fcntl.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "backends/meeting_file.hpp"
+#include "support/errors.hpp"
+#include "support/processes.hpp"
+#include "support/temporary_folder.hpp"
 #include "weft/backends/process_group.hpp"
+#include "weft/backends/store_file.hpp"
 #include "weft/backends/store_tcp.hpp"
 #include "weft/base/context.hpp"
+#include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
 namespace {
 
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
-constexpr const char* kNames[] = {"WEFT_RANK", "WEFT_WORLD_SIZE", "WEFT_STORE",  "WEFT_JOB",
-                                  "RANK",      "WORLD_SIZE",      "MASTER_ADDR", "MASTER_PORT"};
+using Variables = std::map<std::string, std::string>;
 
+/// Sets these and none other of those that weft reads.
+void set_environment(const Variables& variables) {
+  for (const env::Variable& v : env::variables()) ::unsetenv(std::string(v.name).c_str());
+  for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
+}
+
+/// Ranks meet below a folder of the test's own.
 class RendezvousTest : public ::testing::Test {
  protected:
-  using Variables = std::map<std::string, std::string>;
+  /// One process's Context, whose info lines and warnings are kept.
+  class Process {
+   public:
+    std::vector<std::string> lines() {
+      const std::lock_guard lock(mutex_);
+      return lines_;
+    }
 
-  Membership from(const Variables& variables) {
-    for (const char* name : kNames) ::unsetenv(name);
-    for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
-    return Membership::from_env(context_);
+   private:
+    std::mutex mutex_;
+    std::vector<std::string> lines_;
+
+   public:
+    Context context{{.log_level = LogLevel::info, .log_sink = [this](LogLevel, std::string_view line) {
+                       const std::lock_guard lock(mutex_);
+                       if (line.starts_with("rendezvous:")) lines_.emplace_back(line);
+                     }}};
+  };
+
+  void set(Variables variables) {
+    variables.try_emplace("XDG_RUNTIME_DIR", folder_.path());
+    set_environment(variables);
   }
 
-  void expect_error(const Variables& variables, ErrorCode code, const std::string& text) {
+  Membership from(const Variables& variables, Context& context, Duration deadline = seconds(20)) {
+    set(variables);
+    return Membership::from_env(context, deadline);
+  }
+  Membership from(const Variables& variables) { return from(variables, context_); }
+
+  void expect_error(const Variables& variables, ErrorCode code, const std::string& text,
+                    Duration deadline = seconds(20)) {
     try {
-      from(variables);
+      Context context;
+      from(variables, context, deadline);
       ADD_FAILURE() << "no error; expected: " << text;
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), code) << e.what();
@@ -40,13 +96,43 @@ class RendezvousTest : public ::testing::Test {
     }
   }
 
-  static Deadline soon() { return Deadline::after(std::chrono::seconds(10)); }
+  static Deadline soon() { return Deadline::after(seconds(10)); }
 
-  /// A port that nobody listens on: a server had it and is gone.
-  std::uint16_t free_port() { return TcpStoreServer(context_.log()).port(); }
+  /// Ranks as processes, started in an order that is not theirs, tell each other their numbers.
+  void expect_they_meet(int size, const std::function<Variables(int rank)>& variables) {
+    test::run_in_children(size, [&](int child) {
+      const int rank = (child + 1) % size;
+      set(variables(rank));
+      Context context;
+      const Membership m = Membership::from_env(context, seconds(20));
+      EXPECT_EQ(m.rank, rank);
+      EXPECT_EQ(m.size, size);
+      EXPECT_EQ(m.identity, 0);
+      m.store->set(std::to_string(rank), fmt::format("I am {}", rank));
+      for (int peer = 0; peer < size; ++peer)
+        EXPECT_EQ(m.store->get(std::to_string(peer), soon()), fmt::format("I am {}", peer));
+    });
+    EXPECT_THAT(meeting_files(), IsEmpty()) << "files stay behind";
+  }
 
+  std::vector<std::string> meeting_files() {
+    std::vector<std::string> names;
+    std::error_code absent;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_ / "weft", absent))
+      names.push_back(entry.path().filename());
+    return names;
+  }
+
+  test::TemporaryFolder folder_;
+  int meeting_ = 0;
   Context context_;
 };
+
+/// A port that nobody listens on: a server had it and is gone.
+std::uint16_t free_port() {
+  Logger log;
+  return TcpStoreServer(log).port();
+}
 
 TEST_F(RendezvousTest, WithoutVariablesOneRankIsAlone) {
   const Membership m = from({});
@@ -57,7 +143,7 @@ TEST_F(RendezvousTest, WithoutVariablesOneRankIsAlone) {
 }
 
 TEST_F(RendezvousTest, RanksOfWeftRunMeetAndJobsDoNot) {
-  TcpStoreServer server(context_.log());
+  TcpStoreServer server(context_.log(), {.linger = milliseconds(0)});
   const auto member = [&](const char* rank, const char* job) {
     return from(
         {{"WEFT_RANK", rank}, {"WEFT_WORLD_SIZE", "3"}, {"WEFT_STORE", server.address()}, {"WEFT_JOB", job}});
@@ -80,7 +166,7 @@ TEST_F(RendezvousTest, RanksOfWeftRunMeetAndJobsDoNot) {
 }
 
 TEST_F(RendezvousTest, VariablesOfWeftRunComeBeforeThoseOfTorchrun) {
-  TcpStoreServer server(context_.log());
+  TcpStoreServer server(context_.log(), {.linger = milliseconds(0)});
   const Membership m = from({{"WEFT_RANK", "1"},
                              {"WEFT_WORLD_SIZE", "2"},
                              {"WEFT_STORE", server.address()},
@@ -90,37 +176,42 @@ TEST_F(RendezvousTest, VariablesOfWeftRunComeBeforeThoseOfTorchrun) {
   EXPECT_EQ(m.size, 2);
 }
 
-// Rank 0 of torchrun's variables serves; when it is gone, so is the store.
+// Rank 0 of torchrun's variables serves; when its Context is gone, so is the store.
 TEST_F(RendezvousTest, UnderTorchrunRankZeroServes) {
   const std::string port = std::to_string(free_port());
-  const auto member = [&](const char* rank) {
-    return from({{"RANK", rank}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", port}});
+  const auto member = [&](const char* rank, Process& process) {
+    return from({{"RANK", rank}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}, {"MASTER_PORT", port}},
+                process.context);
   };
-  Membership zero = member("0");
-  Membership one = member("1");
+  auto first = std::make_unique<Process>();
+  auto second = std::make_unique<Process>();
+  Membership zero = member("0", *first);
+  Membership one = member("1", *second);
   EXPECT_EQ(zero.identity, 0);
   EXPECT_EQ(one.rank, 1);
   EXPECT_EQ(one.size, 2);
   zero.store->set("key", "value");
   EXPECT_EQ(one.store->get("key", soon()), "value");
-  const auto leave = Clock::now();
-  one.store.reset();
+  EXPECT_THAT(first->lines(),
+              ElementsAre("rendezvous: rank 0 of 2 by torchrun (RANK, WORLD_SIZE)",
+                          "rendezvous: serving at 127.0.0.1:" + port,
+                          "rendezvous: store at localhost:" + port + " by interface lo (127.0.0.1)"));
   zero.store.reset();
-  EXPECT_LT(Clock::now() - leave, std::chrono::milliseconds(1500))
-      << "the server waits only while clients are there";
+  std::thread slow([&] {  // it still wants to say goodbye
+    std::this_thread::sleep_for(milliseconds(200));
+    EXPECT_EQ(one.store->add("goodbye", 1), 1);
+    one.store.reset();
+    second.reset();
+  });
+  first.reset();
+  slow.join();
 }
 
-TEST_F(RendezvousTest, TheServingRankWaitsForTheOthersGoodbye) {
+TEST_F(RendezvousTest, AskedTwiceTheSameStoreComesBack) {
   const std::string port = std::to_string(free_port());
-  Membership zero = from({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", port}});
-  Membership one = from({{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", port}});
-  std::thread slow([store = std::move(one.store)]() mutable {
-    std::this_thread::sleep_for(std::chrono::milliseconds(300));
-    EXPECT_EQ(store->add("goodbye", 1), 1);
-    store.reset();
-  });
-  zero.store.reset();
-  slow.join();
+  const Variables zero{{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", port}};
+  const Membership once = from(zero);
+  EXPECT_EQ(from(zero).store, once.store);
 }
 
 TEST_F(RendezvousTest, OneRankUnderTorchrunNeedsNoPort) {
@@ -155,12 +246,62 @@ TEST_F(RendezvousTest, BadValuesNameTheirVariable) {
   bad({{"WEFT_RANK", "0"}}, "WEFT_WORLD_SIZE is not set, but WEFT_RANK is");
   bad({{"WEFT_STORE", "localhost:1"}}, "WEFT_WORLD_SIZE is not set, but WEFT_STORE is");
   bad({{"WEFT_RANK", "0"}, {"WEFT_WORLD_SIZE", "2"}},
-      "WEFT_STORE is not set, but WEFT_RANK is; expected host:port");
-  for (const char* store :
-       {"localhost", "localhost:", "localhost:0", "localhost:12x", "localhost:65536", ":x"}) {
+      "WEFT_STORE is not set, but WEFT_RANK is; expected host:port, [IPv6 address]:port or file:///path");
+  for (const char* store : {"localhost", "localhost:", "localhost:12x", "localhost:65536", ":x", "::1:9",
+                            "file://", "file://host/x", "/tmp/x"}) {
     bad({{"WEFT_RANK", "0"}, {"WEFT_WORLD_SIZE", "2"}, {"WEFT_STORE", store}},
-        std::string("WEFT_STORE is \"") + store + "\"; expected host:port, the port from 1 to 65535");
+        std::string("WEFT_STORE is \"") + store +
+            "\"; expected host:port, [IPv6 address]:port or file:///path, the port from 0 to 65535");
   }
+  bad({{"OMPI_COMM_WORLD_RANK", "4"}, {"OMPI_COMM_WORLD_SIZE", "4"}},
+      "OMPI_COMM_WORLD_RANK is \"4\"; expected 0 to 3 (OMPI_COMM_WORLD_SIZE is 4)");
+  bad({{"OMPI_COMM_WORLD_RANK", "0"}}, "OMPI_COMM_WORLD_SIZE is not set, but OMPI_COMM_WORLD_RANK is");
+  bad({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}},
+      "OMPI_COMM_WORLD_RANK is set, but nothing that names the job (PMIX_NAMESPACE); expected that, or "
+      "WEFT_STORE as host:port or file:///path");
+  bad({{"PMI_RANK", "2"}, {"PMI_SIZE", "2"}}, "PMI_RANK is \"2\"; expected 0 to 1 (PMI_SIZE is 2)");
+  const Variables step{{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "5"}};
+  const auto with = [&](Variables more) {
+    more.insert(step.begin(), step.end());
+    return more;
+  };
+  bad(with({{"SLURM_STEP_NUM_TASKS", "3"}}),
+      "SLURM_PROCID is \"5\"; expected 0 to 2 (SLURM_STEP_NUM_TASKS is 3)");
+  bad(with({{"SLURM_NTASKS", "3"}}), "SLURM_PROCID is \"5\"; expected 0 to 2 (SLURM_NTASKS is 3)");
+  bad(with({}), "SLURM_NTASKS is not set, but SLURM_PROCID is");
+  bad(with({{"SLURM_STEP_ID", "x"}}), "SLURM_STEP_ID is \"x\"; expected an integer from 0 to 4294967295");
+  bad({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "1"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}},
+      "RANK is set, but nothing that names the job (TORCHELASTIC_RUN_ID)");
+}
+
+TEST_F(RendezvousTest, SeveralHostsNeedAStoreThatIsNamed) {
+  const auto several = [&](const Variables& variables, const std::string& because) {
+    expect_error(
+        variables, ErrorCode::bad_argument,
+        "WEFT_STORE is not set, but the job spans several hosts (" + because +
+            "); expected host:port of rank 0's host, or file:///path on a file system that all share");
+  };
+  several({{"OMPI_COMM_WORLD_RANK", "0"},
+           {"OMPI_COMM_WORLD_SIZE", "4"},
+           {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+           {"PMIX_NAMESPACE", "1"}},
+          "OMPI_COMM_WORLD_LOCAL_SIZE is 2, OMPI_COMM_WORLD_SIZE is 4");
+  several({{"PMI_RANK", "0"}, {"PMI_SIZE", "4"}, {"MPI_LOCALNRANKS", "3"}},
+          "MPI_LOCALNRANKS is 3, PMI_SIZE is 4");
+  several({{"SLURM_STEP_ID", "0"},
+           {"SLURM_PROCID", "0"},
+           {"SLURM_STEP_NUM_TASKS", "2"},
+           {"SLURM_STEP_NUM_NODES", "2"}},
+          "SLURM_STEP_NUM_NODES is 2");
+  several({{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_NNODES", "2"}},
+          "SLURM_NNODES is 2");
+  several({{"RANK", "0"},
+           {"WORLD_SIZE", "4"},
+           {"LOCAL_WORLD_SIZE", "2"},
+           {"MASTER_PORT", "1"},
+           {"TORCHELASTIC_RUN_ID", "x"},
+           {"TORCHELASTIC_USE_AGENT_STORE", "True"}},
+          "LOCAL_WORLD_SIZE is 2, WORLD_SIZE is 4");
 }
 
 TEST_F(RendezvousTest, OtherHostsAreUnsupported) {
@@ -170,8 +311,10 @@ TEST_F(RendezvousTest, OtherHostsAreUnsupported) {
         ErrorCode::unsupported,
         "MASTER_ADDR is \"192.0.2.7\", MASTER_PORT is \"1234\": store: 192.0.2.7:1234 is not on loopback");
   }
-  expect_error({{"WEFT_RANK", "0"}, {"WEFT_WORLD_SIZE", "2"}, {"WEFT_STORE", "node7:99"}},
-               ErrorCode::unsupported, "WEFT_STORE is \"node7:99\": store: node7:99 is not on loopback");
+  for (const char* where : {"192.0.2.7:99", "[2001:db8::7]:99"})
+    expect_error({{"WEFT_RANK", "0"}, {"WEFT_WORLD_SIZE", "2"}, {"WEFT_STORE", where}},
+                 ErrorCode::unsupported,
+                 fmt::format("WEFT_STORE is \"{0}\": store: {0} is not on loopback", where));
 }
 
 TEST_F(RendezvousTest, ATakenPortIsNamed) {
@@ -180,6 +323,340 @@ TEST_F(RendezvousTest, ATakenPortIsNamed) {
   expect_error({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", port}}, ErrorCode::system,
                "MASTER_PORT is \"" + port + "\": store server: cannot listen on 127.0.0.1:" + port +
                    ": Address already in use");
+}
+
+// ---- every launcher's ranks ----
+
+Variables openmpi(int rank, int size) {
+  return {{"OMPI_COMM_WORLD_RANK", std::to_string(rank)},
+          {"OMPI_COMM_WORLD_SIZE", std::to_string(size)},
+          {"OMPI_COMM_WORLD_LOCAL_SIZE", std::to_string(size)},
+          {"PMIX_NAMESPACE", "633274369"}};
+}
+
+Variables slurm(int rank, int size) {
+  return {{"SLURM_PROCID", std::to_string(rank)},
+          {"SLURM_STEP_NUM_TASKS", std::to_string(size)},
+          {"SLURM_STEP_ID", "3"},
+          {"SLURM_JOB_ID", "4711"},
+          {"SLURM_STEP_NUM_NODES", "1"},
+          {"SLURM_NNODES", "2"},
+          {"SLURM_NTASKS", "64"}};
+}
+
+Variables hydra(int rank, int size) {
+  return {{"PMI_RANK", std::to_string(rank)},
+          {"PMI_SIZE", std::to_string(size)},
+          {"MPI_LOCALNRANKS", std::to_string(size)}};
+}
+
+Variables torchrun(int rank, int size, std::uint16_t port) {
+  return {{"RANK", std::to_string(rank)},
+          {"WORLD_SIZE", std::to_string(size)},
+          {"LOCAL_WORLD_SIZE", std::to_string(size)},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", std::to_string(port)},
+          {"TORCHELASTIC_RUN_ID", "none"},
+          {"TORCHELASTIC_RESTART_COUNT", "0"},
+          {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
+}
+
+TEST_F(RendezvousTest, RanksOfOneHostMeetByAFile) {
+  expect_they_meet(3, [](int rank) { return openmpi(rank, 3); });
+  expect_they_meet(3, [](int rank) { return hydra(rank, 3); });
+  expect_they_meet(3, [](int rank) { return slurm(rank, 3); });
+}
+
+// torchrun's agent holds MASTER_PORT, here the test does.
+TEST_F(RendezvousTest, UnderTorchrunsAgentRankZeroTakesAnotherPort) {
+  TcpStoreServer agent(context_.log());
+  expect_they_meet(3, [&](int rank) { return torchrun(rank, 3, agent.port()); });
+}
+
+TEST_F(RendezvousTest, EveryLaunchersRanksMeetAtWeftStore) {
+  TcpStoreServer served(context_.log());
+  const std::string where[] = {
+      served.address(),                          // by somebody else: rank 0 finds the port taken
+      fmt::format("localhost:{}", free_port()),  // by rank 0
+      "localhost:0",                             // by rank 0, told in a file
+      fmt::format("file://{}", (folder_ / "store").string()),
+  };
+  int job = 0;
+  for (const std::string& store : where) {
+    for (const auto& launcher : {openmpi, hydra, slurm}) {
+      expect_they_meet(3, [&, token = std::to_string(job++)](int rank) {
+        Variables v = launcher(rank, 3);
+        v["WEFT_STORE"] = store;
+        v["WEFT_JOB"] = token;
+        v["OMPI_COMM_WORLD_LOCAL_SIZE"] = v["MPI_LOCALNRANKS"] = "1";  // as on several hosts
+        if (launcher != openmpi) v.erase("OMPI_COMM_WORLD_LOCAL_SIZE");
+        return v;
+      });
+    }
+    expect_they_meet(2, [&, token = std::to_string(job++)](int rank) {
+      Variables v = torchrun(rank, 2, 1);
+      v["WEFT_STORE"] = store;
+      v["WEFT_JOB"] = token;
+      return v;
+    });
+    expect_they_meet(2, [&, token = std::to_string(job++)](int rank) {
+      return Variables{{"WEFT_RANK", std::to_string(rank)},
+                       {"WEFT_WORLD_SIZE", "2"},
+                       {"WEFT_STORE", store},
+                       {"WEFT_JOB", token}};
+    });
+  }
+}
+
+TEST_F(RendezvousTest, OneRankOfAnyLauncherIsAlone) {
+  for (const Variables& v : {openmpi(0, 1), hydra(0, 1), slurm(0, 1), torchrun(0, 1, 1)}) {
+    const Membership m = from(v);
+    EXPECT_EQ(m.size, 1);
+    EXPECT_EQ(m.store->add("n", 1), 1);
+  }
+  EXPECT_THAT(meeting_files(), IsEmpty());
+}
+
+// A batch script, and what it starts without srun, is no rank.
+TEST_F(RendezvousTest, SlurmsVariablesHoldWithinAStepAlone) {
+  Variables v = slurm(0, 4);
+  v["SLURM_STEP_ID"] = "4294967291";  // SLURM_BATCH_SCRIPT
+  EXPECT_EQ(from(v).size, 1);
+  v.erase("SLURM_STEP_ID");
+  EXPECT_EQ(from(v).size, 1);
+}
+
+// ---- several launchers at once ----
+
+TEST_F(RendezvousTest, TheFirstOfSeveralLaunchersHolds) {
+  const auto chosen = [&](std::initializer_list<Variables> sets) {
+    Variables all{{"WEFT_STORE", "file://" + (folder_ / std::to_string(meeting_++)).string()}};
+    for (const Variables& v : sets) all.insert(v.begin(), v.end());
+    Process process;
+    from(all, process.context);
+    return process.lines();
+  };
+  const Variables weft{{"WEFT_RANK", "1"}, {"WEFT_WORLD_SIZE", "2"}};
+  const std::string mpi_too =
+      "rendezvous: rank 1 of 2 by weft run (WEFT_RANK, WEFT_WORLD_SIZE); set, but not used: Open MPI, Slurm";
+  EXPECT_EQ(chosen({weft, openmpi(1, 2), slurm(0, 9)})[0], mpi_too);
+  const auto differing = chosen({weft, openmpi(3, 4), slurm(0, 9)});
+  EXPECT_EQ(differing[0], mpi_too);
+  EXPECT_EQ(differing[1],
+            "rendezvous: WEFT_RANK and WEFT_WORLD_SIZE say rank 1 of 2, but OMPI_COMM_WORLD_RANK and "
+            "OMPI_COMM_WORLD_SIZE say rank 3 of 4; the first hold");
+  // mpirun within an allocation: one step per host starts its daemons.
+  EXPECT_EQ(chosen({openmpi(3, 4), slurm(0, 2)})[0],
+            "rendezvous: rank 3 of 4 by Open MPI (OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE); set, but not "
+            "used: Slurm");
+  EXPECT_EQ(chosen({hydra(3, 4), slurm(0, 2)})[0],
+            "rendezvous: rank 3 of 4 by Hydra (PMI_RANK, PMI_SIZE); set, but not used: Slurm");
+  // srun --mpi=pmi2
+  EXPECT_EQ(
+      chosen({hydra(3, 4), slurm(3, 4)})[0],
+      "rendezvous: rank 3 of 4 by Slurm (SLURM_PROCID, SLURM_STEP_NUM_TASKS); set, but not used: Hydra");
+  // The address of a torchrun job, exported for a job of srun.
+  EXPECT_EQ(chosen({slurm(3, 4), {{"MASTER_ADDR", "node7"}, {"MASTER_PORT", "9"}}})[0],
+            "rendezvous: rank 3 of 4 by Slurm (SLURM_PROCID, SLURM_STEP_NUM_TASKS)");
+}
+
+// ---- files by which ranks meet ----
+
+TEST_F(RendezvousTest, TheFileIsGoneWhenAllHaveMet) {
+  Process first, second;
+  set(openmpi(0, 2));
+  const Membership zero = Membership::from_env(first.context);
+  ASSERT_EQ(meeting_files().size(), 1u);
+  struct stat status {};
+  ASSERT_EQ(::stat((folder_ / "weft" / meeting_files()[0]).c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777, 0600u);
+  ASSERT_EQ(::stat((folder_ / "weft").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 07777, 0700u);
+  set(openmpi(1, 2));
+  const Membership one = Membership::from_env(second.context);
+  EXPECT_THAT(meeting_files(), IsEmpty());
+  EXPECT_THAT(second.lines()[1], ::testing::MatchesRegex("rendezvous: store at 127.0.0.1:[0-9]+ by interface "
+                                                         "lo .127.0.0.1."));
+}
+
+TEST_F(RendezvousTest, TheFileIsGoneWhenRankZeroLeaves) {
+  {
+    Process first;
+    from(openmpi(0, 2), first.context);
+    EXPECT_EQ(meeting_files().size(), 1u);
+  }
+  EXPECT_THAT(meeting_files(), IsEmpty());
+}
+
+// Rank 0 of an earlier job of the same name was killed, and left its file. The new job's ranks wait for their
+// own rank 0, whichever comes first.
+TEST_F(RendezvousTest, AStaleFileIsNotTaken) {
+  test::Pipe pipe;
+  auto earlier = test::ChildProcess::fork([&] {
+    set(openmpi(0, 2));
+    Context context;
+    const Membership m = Membership::from_env(context);
+    pipe.write_line("serving");
+    std::this_thread::sleep_for(seconds(60));
+    return 0;
+  });
+  pipe.read_line();
+  earlier.kill(SIGKILL);
+  ASSERT_TRUE(earlier.wait(seconds(10)));
+  ASSERT_EQ(meeting_files().size(), 1u);
+  expect_error(openmpi(1, 2), ErrorCode::timeout, "where it serves within 100 ms (it is not there)",
+               milliseconds(100));
+  expect_they_meet(2, [](int rank) { return openmpi(rank, 2); });
+}
+
+// A script starts two programs one after the other under one mpirun: rank 1 of the second may come while rank
+// 0 of the first still says its goodbyes. It waits for the second's.
+TEST_F(RendezvousTest, AnEarlierProgramsStoreIsNotTaken) {
+  auto first = std::make_unique<Process>();
+  from(openmpi(0, 3), first->context);
+  {
+    Process earlier_one;
+    from(openmpi(1, 3), earlier_one.context);
+  }
+  expect_error(openmpi(1, 3), ErrorCode::timeout, "has a rank 1 already, process ", milliseconds(200));
+  Process second_zero, second_one;
+  set(openmpi(1, 3));
+  std::thread waiting([&] {
+    const Membership one = Membership::from_env(second_one.context, seconds(20));
+    EXPECT_EQ(one.store->get("whose", soon()), "the second's");
+  });
+  std::this_thread::sleep_for(milliseconds(100));  // its variables are read by now
+  first.reset();
+  from(openmpi(0, 3), second_zero.context).store->set("whose", "the second's");
+  waiting.join();
+}
+
+TEST_F(RendezvousTest, TwoProcessesOfRankZeroAreTold) {
+  Process first;
+  from(openmpi(0, 2), first.context);
+  expect_error(
+      openmpi(0, 2), ErrorCode::system,
+      fmt::format(" was written by process {}, which still runs; expected one process of rank 0 in a "
+                  "job",
+                  ::getpid()));
+}
+
+TEST_F(RendezvousTest, AStoreFileOfAnEarlierJobIsTold) {
+  const std::string path = folder_ / "store";
+  const Variables v{{"WEFT_RANK", "0"}, {"WEFT_WORLD_SIZE", "2"}, {"WEFT_STORE", "file://" + path}};
+  {
+    Process first;
+    from(v, first.context);
+  }
+  expect_error(v, ErrorCode::bad_argument,
+               fmt::format("WEFT_STORE is \"file://{0}\": store: {0} holds a rank 0 already, process {1} (",
+                           path, ::getpid()));
+  Variables other = v;
+  other["WEFT_JOB"] = "another";
+  EXPECT_EQ(from(other).rank, 0);
+}
+
+TEST_F(RendezvousTest, AFolderOfOthersIsRefused) {
+  const std::string folder = folder_ / "weft";
+  const auto refused = [&](const std::string& text) { expect_error(openmpi(0, 2), ErrorCode::system, text); };
+  std::filesystem::create_directory(folder);
+  ::chmod(folder.c_str(), 0755);
+  refused("Open MPI: rendezvous: the folder " + folder + " has mode 0755; expected 0700");
+  std::filesystem::remove(folder);
+  std::filesystem::create_directory(folder_ / "elsewhere");
+  ::chmod((folder_ / "elsewhere").c_str(), 0700);
+  std::filesystem::create_symlink(folder_ / "elsewhere", folder);
+  refused("rendezvous: " + folder + " is not a folder (links are not followed)");
+  std::filesystem::remove(folder);
+  std::ofstream(folder) << "a file";
+  refused("rendezvous: " + folder + " is not a folder (links are not followed)");
+  std::filesystem::remove(folder);
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give a folder to another user";
+  std::filesystem::create_directory(folder);
+  ASSERT_EQ(::chown(folder.c_str(), 4711, 4711), 0);
+  refused("rendezvous: the folder " + folder + " belongs to user 4711; expected 0");
+}
+
+TEST_F(RendezvousTest, AnAbsentRuntimeFolderGivesWayToTmp) {
+  set({{"XDG_RUNTIME_DIR", (folder_ / "absent").string()}});
+  EXPECT_THAT(MeetingPlace("x").path(), HasSubstr(fmt::format("/tmp/weft-{}/meet-", ::geteuid())));
+}
+
+TEST_F(RendezvousTest, AStoppedWriterOfTheFolderIsATimeout) {
+  set({});
+  const MeetingPlace place("key");
+  const int other = ::open((folder_ / "weft").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  ASSERT_EQ(::flock(other, LOCK_EX), 0);
+  EXPECT_EQ(test::error_of([&] { place.publish("a:1", Deadline::after(milliseconds(50))); }),
+            "timeout: rendezvous: another process holds the lock of " + (folder_ / "weft").string());
+  ::close(other);
+  place.publish("a:1", soon());
+  EXPECT_EQ(place.find(), "a:1");
+  EXPECT_FALSE(MeetingPlace("another key").find());
+  place.remove("b:1");
+  EXPECT_EQ(place.find(), "a:1") << "the file tells of another store";
+  place.remove("a:1");
+  EXPECT_FALSE(place.find());
+}
+
+TEST_F(RendezvousTest, GarbageInTheFileCountsForNothing) {
+  set({});
+  const MeetingPlace place("key");
+  for (const char* text : {"", "hello", "weft meeting 1\n", "weft meeting 1\nother\na:1\n1 1\n",
+                           "weft meeting 1\nkey\na:1\n", "weft meeting 1\nkey\na:1\n1 0\n"}) {
+    std::ofstream(place.path()) << text;
+    EXPECT_FALSE(place.find()) << text;
+  }
+  place.publish("a:1", soon());
+  EXPECT_EQ(place.find(), "a:1");
+}
+
+TEST(StartTime, TellsProcessesApart) {
+  EXPECT_TRUE(start_time_of(::getpid()));
+  auto child = test::ChildProcess::fork([] { return 0; });
+  const pid_t pid = child.pid();
+  ASSERT_TRUE(child.wait(seconds(10)));
+  EXPECT_FALSE(start_time_of(pid));
+  EXPECT_FALSE(start_time_of(-1));
+}
+
+// ---- launchers that are installed ----
+
+/// Runs a command of the shell; its output, both kinds. `status` is the shell's.
+std::string run_shell(const std::string& command, int& status) {
+  std::string text;
+  FILE* const pipe = ::popen(("timeout 60 sh -c '" + command + "' 2>&1").c_str(), "r");
+  char buffer[4096];
+  for (std::size_t got = 0; (got = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) text.append(buffer, got);
+  status = ::pclose(pipe);
+  return text;
+}
+
+void expect_meet_under(const std::string& mpirun) {
+  int status = 0;
+  run_shell("command -v " + mpirun.substr(0, mpirun.find(' ')), status);
+  if (status != 0) GTEST_SKIP() << mpirun.substr(0, mpirun.find(' ')) << " is not installed";
+  const std::string once = run_shell(mpirun + " -n 3 " WEFT_MEET, status);
+  EXPECT_EQ(status, 0) << once;
+  for (int rank = 0; rank < 3; ++rank) EXPECT_THAT(once, HasSubstr(fmt::format("rank {} of 3: 33\n", rank)));
+  // By a script, twice: two jobs of one name, one after the other.
+  const std::string twice = run_shell(mpirun + " -n 2 sh -c \"" WEFT_MEET "; " WEFT_MEET "\"", status);
+  EXPECT_EQ(status, 0) << twice;
+  EXPECT_THAT(twice, HasSubstr("rank 0 of 2: 21\n"));
+  const auto lines = std::count(twice.begin(), twice.end(), '\n');
+  EXPECT_EQ(lines, 4) << twice;
+}
+
+TEST_F(RendezvousTest, RanksOfMpirunOpenMpiMeet) {
+  set({});
+  expect_meet_under("mpirun.openmpi --allow-run-as-root --oversubscribe");
+  EXPECT_THAT(meeting_files(), IsEmpty());
+}
+
+TEST_F(RendezvousTest, RanksOfMpirunMpichMeet) {
+  set({});
+  expect_meet_under("mpirun.mpich");
+  EXPECT_THAT(meeting_files(), IsEmpty());
 }
 
 }  // namespace

@@ -32,9 +32,12 @@ struct Membership {
   Progress progress = Progress::caller;
   TestHooks test;
 
-  /// From the environment: `weft run` (WEFT_RANK …) or torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR,
-  /// MASTER_PORT); with neither, a group of one rank. Throws bad_argument naming the variable that is wrong.
-  static Membership from_env(Context& context);
+  /// From the environment: weft run, torchrun, Open MPI's mpirun, Hydra's (MPICH) or srun; WEFT_STORE says
+  /// where to meet if the launcher's own means do not do (docs/rendezvous.md). With none of them, a group of
+  /// one rank. Waits until the store is reached. What rank 0 serves, `context` keeps; called twice, it gives
+  /// the same store. `deadline` is the Membership's, too. Throws bad_argument naming the variable that is
+  /// wrong, timeout where rank 0 does not come.
+  static Membership from_env(Context& context, Duration deadline = std::chrono::minutes(5));
 };
 
 /// A group of ranks. Move-only handle. Collectives must be called in the same order by all ranks of the

@@ -1,5 +1,5 @@
 // A rank that finds its place from the environment, tells the others its number through the job's store, and
-// prints the sum of all. For run_test.
+// prints the sum of all. For the tests of launchers.
 #include <cstdio>
 #include <exception>
 #include <string>

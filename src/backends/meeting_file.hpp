@@ -1,0 +1,52 @@
+// How ranks of one host find the store that their rank 0 serves where no variable can say its port: a small
+// file, named after the job, in a folder that this user alone may enter.
+//
+// What is in the file counts only while the process that wrote it lives (by its number and start time), so
+// that a file left by a killed job misleads nobody.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "base/memfd.hpp"
+#include "weft/base/clock.hpp"
+
+namespace weft {
+
+/// When a process started, in clock ticks since boot; nothing where there is no such process.
+std::optional<std::uint64_t> start_time_of(pid_t process);
+
+class MeetingPlace {
+ public:
+  /// Opens the folder, making it where it is absent: $XDG_RUNTIME_DIR/weft, or /tmp/weft-<user>. Throws
+  /// system where it is not this user's alone. `key` names the job on this host.
+  explicit MeetingPlace(std::string key);
+
+  /// The file, for error texts.
+  std::string path() const { return folder_ + "/" + name_; }
+  /// Rank 0: tells where it serves. Throws system where another process that lives has told the same.
+  void publish(const std::string& address, Deadline deadline) const;
+  /// What rank 0 told, or nothing yet.
+  std::optional<std::string> find() const;
+  /// Removes the file where it still tells this address: all have met, or rank 0 leaves.
+  void remove(const std::string& address) const noexcept;
+
+ private:
+  struct Told {
+    std::string address;
+    pid_t process = 0;
+    std::uint64_t started = 0;
+    bool lives() const { return start_time_of(process) == started; }
+  };
+  std::optional<Told> read() const;
+
+  std::string key_;
+  std::string folder_;
+  std::string name_;
+  Descriptor fd_;  // the folder's
+};
+
+}  // namespace weft
