@@ -28,8 +28,30 @@ Traits shm() {
   return t;
 }
 
-const Traits kTable[] = {shm()};
-const std::string_view kNames[] = {"shm"};
+// Reductions that MPI knows, on types that it knows; min and max of floats by a function of ours. 16-bit
+// floats would be rounded at every hop.
+Traits mpi(std::string_view name) {
+  Traits t{.name = name, .ops = kAllOps, .dtypes = kAllDTypes};
+  using Kind = ReduceOp::Kind;
+  for (const Kind k : {Kind::sum, Kind::prod, Kind::min, Kind::max, Kind::bit_and, Kind::bit_or,
+                       Kind::bit_xor, Kind::logical_and, Kind::logical_or, Kind::logical_xor})
+    for (int i = 0; i < kDTypeCount; ++i)
+      if (const auto d = static_cast<DType>(i); d != DType::f16 && d != DType::bf16 && can_reduce(d, {k}))
+        t.reduces[static_cast<std::size_t>(k)] |= dtype_bit(d);
+  t.rings = false;
+  // mpirun ends the whole job when a rank dies; where it does not, the rank is absent at the deadline.
+  t.promises = {.deadline = true,
+                .names_absent = true,
+                .detects_death = false,
+                .survives_death = false,
+                .checks_calls = true,
+                .revocable = true,
+                .quiesces = true};
+  return t;
+}
+
+const Traits kTable[] = {shm(), mpi("mpi-openmpi"), mpi("mpi-mpich")};
+const std::string_view kNames[] = {"shm", "mpi-openmpi", "mpi-mpich"};
 
 }  // namespace
 

@@ -52,6 +52,9 @@ constexpr Variable kVariables[] = {
     {"XDG_RUNTIME_DIR", "/tmp/weft-<user id>", "folder of this user's, for the files by which ranks meet"},
     {"WEFT_BACKEND_PATH", "none",
      "folders, separated by ':', searched for libweft_backend_<name>.so before those of the installation"},
+    {"WEFT_MPI_SAFE_BUFFERS", "on",
+     "off: MPI reads and writes the program's memory itself, which a failed call may then never give back"},
+    {"WEFT_MPI_CHECK", "on", "off: MPI's ranks do not compare what they call before they do it"},
     {"WEFT_THREADS", "usable cores / ranks of the host", "threads per rank for kernels"},
     {"WEFT_GOLDEN_DIR", "../shared/golden beside the source tree", "reference data for the golden tests"},
 };

@@ -2,24 +2,18 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <map>
 
 #include "backends/shm/collectives.hpp"
 #include "backends/shm/messages.hpp"
+#include "backends/usable_cores.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft {
 namespace shm {
 namespace {
-
-int usable_cores() noexcept {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 class ShmBackend final : public Backend {
  public:

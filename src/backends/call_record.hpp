@@ -1,0 +1,32 @@
+// What a rank called, in a form that travels: transports whose library does not compare calls exchange these
+// before a collective, because there a mismatch is a crash or a wrong number. Pure functions; any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "weft/backends/backend.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+
+/// Everything that all ranks give alike. Trivially copyable, of fixed size.
+struct CallRecord {
+  std::uint64_t call = 0;
+  std::int64_t count = 0;  ///< elements of the block that all ranks agree on
+  std::uint64_t hash = 0;  ///< of count vectors, a scale, the name of a user's reduction
+  std::int32_t root = -1;
+  Op op = Op::none;
+  DType dtype = DType::u8;
+  ReduceOp::Kind reduce = ReduceOp::Kind::sum;
+  Order order = Order::native;
+  friend bool operator==(const CallRecord&, const CallRecord&) = default;
+};
+
+CallRecord record_of(const OpState& s, int size);
+/// "rank 1 called all_gather f32 x1000 [call 17]"
+std::string describe(int rank, const CallRecord& record);
+/// The failure that names both: `rank 1 called … [call 17], rank 0 … [call 17]`.
+Failure mismatch(int peer, const CallRecord& theirs, int rank, const CallRecord& own);
+
+}  // namespace weft

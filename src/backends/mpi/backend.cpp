@@ -1,0 +1,623 @@
+// The Backend over MPI. A collective begins with a letter to every rank that says what is called; a rank goes
+// on when the ranks whose data it needs have called the same, and only then enters MPI's own collective. So a
+// mismatch never reaches MPI, and a time-out names who had not come. Roots of broadcast and scatter, and all
+// but the root of reduce and gather, need nobody: they run ahead, and compare later.
+//
+// After a failure everything that MPI may still use is leaked: buffers, requests, the communicator.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <sstream>
+#include <thread>
+
+#include "backends/call_record.hpp"
+#include "backends/mpi/mail.hpp"
+#include "backends/mpi/messages.hpp"
+#include "backends/mpi/process.hpp"
+#include "backends/mpi/rounds.hpp"
+#include "backends/op_table.hpp"
+#include "backends/usable_cores.hpp"
+#include "weft/backends/plugin.hpp"
+#include "weft/base/env.hpp"
+
+namespace weft::mpi {
+namespace {
+
+constexpr std::size_t kAhead = 1024;  // calls a rank may be ahead of the comparison
+constexpr auto kFlush =
+    std::chrono::milliseconds(20);  // how long a failure waits for MPI to take its letters
+constexpr auto kQuiesceNap = std::chrono::microseconds(200);
+
+bool switched_on(const char* variable) {
+  const std::string value = env::get(variable).value_or("on");
+  if (value != "on" && value != "off")
+    throw Error(ErrorCode::bad_argument, fmt::format("{} is \"{}\"; expected on or off", variable, value));
+  return value == "on";
+}
+
+struct Settings {
+  bool safe = true, check = true;
+  std::int64_t max_count = INT32_MAX;
+};
+
+// A letter of kind `call`: the record, and what concerns one pair alone.
+struct CallLetter {
+  CallRecord record;
+  std::int64_t to_you = 0;   // all_to_all_v: elements the sender has for the receiver
+  std::int64_t largest = 0;  // all_to_all_v: of the sender's blocks
+};
+
+// A letter of kind `failure`: this, the ranks, the text.
+struct FailureLetter {
+  ErrorCode code = ErrorCode::system;
+  Op op = Op::none;
+  std::uint64_t call = kNoCall;
+  std::uint32_t ranks = 0, text = 0;
+};
+
+std::vector<std::byte> encode(const Failure& why) {
+  FailureLetter head{.code = why.code, .op = why.op, .call = why.call};
+  head.ranks = static_cast<std::uint32_t>(std::min<std::size_t>(why.ranks.size(), 128));
+  head.text = static_cast<std::uint32_t>(
+      std::min(why.text.size(), Mail::kPayload - sizeof head - head.ranks * sizeof(int)));
+  std::vector<std::byte> bytes(sizeof head + head.ranks * sizeof(int) + head.text);
+  std::memcpy(bytes.data(), &head, sizeof head);
+  if (head.ranks > 0) std::memcpy(bytes.data() + sizeof head, why.ranks.data(), head.ranks * sizeof(int));
+  if (head.text > 0)
+    std::memcpy(bytes.data() + sizeof head + head.ranks * sizeof(int), why.text.data(), head.text);
+  return bytes;
+}
+
+Failure decode(std::span<const std::byte> bytes) {
+  FailureLetter head;
+  std::memcpy(&head, bytes.data(), sizeof head);
+  Failure why{.code = head.code, .text = {}, .op = head.op, .call = head.call, .ranks = {}};
+  why.ranks.resize(head.ranks);
+  if (head.ranks > 0) std::memcpy(why.ranks.data(), bytes.data() + sizeof head, head.ranks * sizeof(int));
+  why.text.assign(reinterpret_cast<const char*>(bytes.data() + sizeof head + head.ranks * sizeof(int)),
+                  head.text);
+  return why;
+}
+
+class MpiBackend final : public Backend {
+ public:
+  MpiBackend(const Bringup& b, Process& process, MPI_Comm comm, Settings settings)
+      : context_(b.context),
+        process_(process),
+        rank_(b.rank),
+        size_(b.size),
+        check_(settings.check),
+        safe_(settings.safe),
+        traits_(*known_traits(kBackend)),
+        state_(std::make_unique<State>(process, comm, b.rank, b.size,
+                                       Limits{settings.safe, settings.max_count})),
+        peers_(static_cast<std::size_t>(b.size)) {
+    traits_.spin = b.ranks_here <= usable_cores();
+    traits_.promises.names_absent = traits_.promises.checks_calls = check_;
+    traits_.promises.revocable = traits_.promises.quiesces = safe_;
+  }
+
+  ~MpiBackend() override {
+    if (context_.forked() || !Process::alive() || failed_ || !process_.refuses_thread().empty()) {
+      (void)state_.release();
+      return;
+    }
+    const auto turn = process_.lock();
+    try {
+      state_->mail->send_others({.kind = Letter::left});
+      process_.bury(std::move(state_->mail));
+    } catch (...) {  // out of memory, or MPI lost a peer
+      process_.poison();
+      (void)state_.release();
+    }
+  }
+
+  const Traits& traits() const noexcept override { return traits_; }
+
+  void post(OpState& s) noexcept override {
+    const std::lock_guard guard(mutex_);
+    if (failed_) return;
+    attempt(s, [&] {
+      if (const std::string why = process_.refuses_thread(); !why.empty())
+        throw Error(ErrorCode::unsupported, why);
+      const auto turn = process_.lock();
+      if (row(s.op).collective) {
+        announce(s);
+      } else {
+        state_->messages.post(s);
+      }
+    });
+  }
+
+  Step poll(OpState& s) noexcept override {
+    const std::lock_guard guard(mutex_);
+    if (failed_) return Step::failed;
+    if (!process_.refuses_thread().empty()) return Step::pending;  // its own thread gets it on
+    Step step = Step::failed;
+    attempt(s, [&] {
+      const auto turn = process_.lock();
+      const bool news = take_letters();
+      if (failed_) return;
+      step = row(s.op).collective ? collective(s) : state_->messages.poll(s);
+      if (const auto& trouble = state_->messages.trouble()) raise(*trouble);
+      if (step == Step::pending && news) step = Step::advanced;
+    });
+    return failed_ ? Step::failed : step;
+  }
+
+  bool healthy() noexcept override {
+    const std::lock_guard guard(mutex_);
+    if (failed_) return false;
+    if (!process_.refuses_thread().empty()) return true;
+    OpState nothing;
+    attempt(nothing, [&] {
+      const auto turn = process_.lock();
+      take_letters();
+      if (!failed_) look_for_leavers();
+    });
+    return !failed_;
+  }
+
+  std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
+    const std::lock_guard guard(mutex_);
+    if (!row(s.op).collective) {
+      story = s.op == Op::send ? fmt::format("rank {} has not received it (tag {})", s.peer, s.tag)
+                               : fmt::format("rank {} has not sent it (tag {})", s.peer, s.tag);
+      return {s.peer};
+    }
+    const Progress& p = progress(s);
+    if (!p.announced) {
+      story = "MPI cannot tell who is missing (WEFT_MPI_CHECK is off)";
+      return {};
+    }
+    std::vector<int> late;
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_ && arrived(r) <= p.sequence) late.push_back(r);
+    if (late.empty()) {
+      story = "every rank is there, MPI has not finished it";
+      return late;
+    }
+    story = fmt::format("rank{} {} had not arrived", late.size() == 1 ? "" : "s", fmt::join(late, ", "));
+    for (int r = 0; r < size_; ++r) {
+      const Peer& peer = peers_[static_cast<std::size_t>(r)];
+      if (r == rank_ || arrived(r) <= p.sequence) continue;
+      // Compared: it called the same.
+      const CallRecord& theirs =
+          peer.compared > p.sequence ? own(p.sequence).record : peer.ahead[p.sequence - peer.compared].record;
+      story += fmt::format("; {}", describe(r, theirs));
+    }
+    return late;
+  }
+
+  void fail(const Failure& why) noexcept override {
+    const std::lock_guard guard(mutex_);
+    if (failed_) return;
+    const auto turn = process_.lock();
+    raise(why);
+  }
+
+  Failure failure() const override {
+    const std::lock_guard guard(mutex_);
+    return failure_;
+  }
+
+  bool quiet() const noexcept override {
+    if (safe_) return true;
+    const std::lock_guard guard(mutex_);
+    return !exposed();
+  }
+
+  bool quiesce(Deadline deadline, std::span<const MemoryRange>) noexcept override {
+    while (!quiet()) {
+      if (deadline.passed()) return false;
+      std::this_thread::sleep_for(kQuiesceNap);
+    }
+    return true;
+  }
+
+  void announce_sleep(bool) noexcept override {}  // nothing of MPI wakes anybody: traits().rings is false
+
+ private:
+  // What MPI may still use after a failure.
+  struct State {
+    State(const Process& process, MPI_Comm comm, int rank, int size, Limits limits)
+        : mail(std::make_unique<Mail>(comm, rank, size)),
+          rounds(process, comm, rank, size, limits),
+          messages(*mail, limits) {}
+    std::unique_ptr<Mail> mail;
+    Rounds rounds;
+    Messages messages;
+  };
+  // A collective's part of its slot.
+  struct Progress {
+    std::uint64_t sequence = 0;  // among those that are announced
+    bool announced = false, running = false;
+  };
+  // A call of this rank that has not been compared with everybody yet.
+  struct Own {
+    CallRecord record;
+    std::vector<std::int64_t> expected;  // all_to_all_v: elements from each rank
+    std::int64_t largest = 0;            // all_to_all_v: of all ranks' blocks, as far as they have come
+  };
+  struct Peer {
+    std::uint64_t compared = 0;    // its calls that were compared
+    std::deque<CallLetter> ahead;  // those that came before this rank called
+    bool left = false;
+  };
+
+  static Progress& progress(OpState& s) noexcept {
+    return *std::launder(reinterpret_cast<Progress*>(s.scratch.data()));
+  }
+  static const Progress& progress(const OpState& s) noexcept {
+    return *std::launder(reinterpret_cast<const Progress*>(s.scratch.data()));
+  }
+  std::uint64_t arrived(int r) const {
+    const Peer& p = peers_[static_cast<std::size_t>(r)];
+    return p.compared + p.ahead.size();
+  }
+  const Own& own(std::uint64_t sequence) const { return own_[sequence - first_own_]; }
+
+  // Runs f; what it throws fails the group.
+  template <class F>
+  void attempt(const OpState& s, const F& f) noexcept {
+    try {
+      f();
+    } catch (const Error& e) {
+      Failure why{.code = e.code(), .text = e.what(), .op = s.op, .call = s.call, .ranks = {}};
+      if (s.op == Op::none) why.call = kNoCall;
+      raise(why);
+    } catch (const std::bad_alloc&) {
+      raise({.code = ErrorCode::system, .text = "out of memory", .op = s.op, .ranks = {}});
+    }
+  }
+
+  // The first cause stays. Peers are told, as far as MPI takes the letters at once.
+  void raise(const Failure& why) noexcept {
+    if (failed_) return;
+    failure_ = why;
+    failed_ = true;
+    process_.poison();
+    if (!Process::alive() || !process_.refuses_thread().empty()) return;
+    try {
+      state_->mail->send_others({.kind = Letter::failure}, encode(why));
+      for (const Deadline end = Deadline::after(kFlush); state_->mail->unsent() > 0 && !end.passed();)
+        state_->mail->take([](int, const Letter&, std::span<const std::byte>) {});
+    } catch (...) {  // MPI itself has failed: peers see it, or run into their deadline
+    }
+  }
+
+  // The own call goes on record and to everybody.
+  void announce(OpState& s) {
+    Progress& p = *new (s.scratch.data()) Progress;
+    p.announced =
+        check_ || s.op == Op::all_to_all_v;  // whose ranks do not know how large the largest block is
+    if (!p.announced) return;
+    p.sequence = first_own_ + own_.size();
+    Own& mine = own_.emplace_back(Own{.record = record_of(s, size_), .expected = {}, .largest = 0});
+    CallLetter letter{.record = mine.record};
+    if (s.op == Op::all_to_all_v) {
+      for (int r = 0; r < size_; ++r) {
+        mine.expected.push_back(s.out_blocks[r].count);
+        letter.largest = std::max(letter.largest, s.in_blocks[r].count);
+      }
+      mine.largest = letter.largest;
+    }
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_) continue;
+      if (s.op == Op::all_to_all_v) letter.to_you = s.in_blocks[r].count;
+      state_->mail->send(r, {.kind = Letter::call}, std::as_bytes(std::span(&letter, 1)));
+    }
+    for (int r = 0; r < size_; ++r) compare(r);
+  }
+
+  // As far as both have called.
+  void compare(int r) {
+    Peer& peer = peers_[static_cast<std::size_t>(r)];
+    while (!peer.ahead.empty() && peer.compared < first_own_ + own_.size() && !failed_) {
+      const CallLetter theirs = peer.ahead.front();
+      Own& mine = own_[peer.compared - first_own_];
+      if (theirs.record != mine.record) return raise(mismatch(r, theirs.record, rank_, mine.record));
+      if (!mine.expected.empty()) {
+        mine.largest = std::max(mine.largest, theirs.largest);
+        if (const std::int64_t wanted = mine.expected[static_cast<std::size_t>(r)]; theirs.to_you != wanted)
+          return raise({.code = ErrorCode::mismatch,
+                        .text = fmt::format("{}: rank {} sends {} elements to rank {}, which expects {}",
+                                            name(mine.record.op), r, theirs.to_you, rank_, wanted),
+                        .op = mine.record.op,
+                        .call = mine.record.call,
+                        .ranks = {std::min(r, rank_), std::max(r, rank_)}});
+      }
+      peer.ahead.pop_front();
+      ++peer.compared;
+    }
+    forget();
+  }
+
+  // Drops what was compared with everybody and is no more needed by a call in flight.
+  void forget() {
+    std::uint64_t done = done_;
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_) done = std::min(done, peers_[static_cast<std::size_t>(r)].compared);
+    while (first_own_ < done) {
+      own_.pop_front();
+      ++first_own_;
+    }
+  }
+
+  bool take_letters() {
+    return state_->mail->take([&](int from, const Letter& letter, std::span<const std::byte> payload) {
+      if (failed_) return;
+      switch (letter.kind) {
+        case Letter::call: {
+          CallLetter call;
+          std::memcpy(&call, payload.data(), sizeof call);
+          peers_[static_cast<std::size_t>(from)].ahead.push_back(call);
+          return compare(from);
+        }
+        case Letter::message: return state_->messages.arrived(from, letter, payload);
+        case Letter::failure:  // its sender has told everybody
+          failure_ = decode(payload);
+          failed_ = true;
+          process_.poison();
+          return;
+        case Letter::left: peers_[static_cast<std::size_t>(from)].left = true; return;
+      }
+    });
+  }
+
+  bool needs(const OpState& s, int r) const noexcept {
+    if (r == rank_) return false;
+    switch (row(s.op).rooted) {
+      case Rooted::no: return true;
+      case Rooted::in_at_root: return r == s.root;
+      case Rooted::out_at_root: return rank_ == s.root;
+    }
+    return true;
+  }
+
+  Step collective(OpState& s) {
+    Progress& p = progress(s);
+    if (!p.running) {
+      if (p.announced) {
+        for (int r = 0; r < size_; ++r)
+          if (needs(s, r) && peers_[static_cast<std::size_t>(r)].compared <= p.sequence) return Step::pending;
+        if (own_.size() > kAhead) return Step::pending;
+      }
+      // Everybody has said that it is there: a barrier is no more than that.
+      if (s.op == Op::barrier && p.announced) return finish(p);
+      state_->rounds.begin(s, p.announced ? own(p.sequence).largest : 0);
+      p.running = true;
+    }
+    const Step step = state_->rounds.step(s);
+    return step == Step::done ? finish(p) : step;
+  }
+
+  Step finish(const Progress& p) {
+    if (p.announced) {
+      done_ = p.sequence + 1;
+      forget();
+    }
+    return Step::done;
+  }
+
+  // Who has left cannot come any more; who came before leaving is not waited for.
+  void look_for_leavers() {
+    std::vector<int> awaited = state_->messages.awaited(), lost;
+    const bool pending = done_ < first_own_ + own_.size();
+    for (int r = 0; r < size_; ++r) {
+      if (!peers_[static_cast<std::size_t>(r)].left) continue;
+      if ((pending && arrived(r) <= done_) || std::find(awaited.begin(), awaited.end(), r) != awaited.end())
+        lost.push_back(r);
+    }
+    if (lost.empty()) return;
+    Failure why{.code = ErrorCode::peer_lost, .text = {}, .ranks = lost};
+    if (pending) {
+      why.op = own(done_).record.op;
+      why.call = own(done_).record.call;
+      why.text = fmt::format("{}: ", name(why.op));
+    }
+    why.text += fmt::format("rank{} {} left the group", lost.size() == 1 ? "" : "s", fmt::join(lost, ", "));
+    raise(why);
+  }
+
+  bool exposed() const noexcept {
+    if (!Process::alive()) return false;
+    const auto turn = process_.lock();
+    return state_->rounds.exposed() || state_->messages.exposed();
+  }
+
+  Context& context_;
+  Process& process_;
+  const int rank_, size_;
+  const bool check_, safe_;
+  Traits traits_;
+  mutable std::mutex mutex_;  // everything below; fail() comes from any thread
+  std::unique_ptr<State> state_;
+  std::vector<Peer> peers_;
+  std::deque<Own> own_;
+  std::uint64_t first_own_ = 0, done_ = 0;  // sequence numbers: of own_'s first; all below are finished here
+  std::atomic<bool> failed_{false};
+  Failure failure_;
+};
+
+// Bring-up.
+
+// What each rank tells the others through the Store.
+struct Card {
+  std::string backend;
+  int world_rank = -1, world_size = 0, size = 0, safe = 1, check = 1;
+  std::int64_t max_count = 0;
+
+  std::string encode() const {
+    return fmt::format("{} {} {} {} {} {} {}", backend, world_rank, world_size, size, safe, check, max_count);
+  }
+  static Card decode(const std::string& text) {
+    Card c;
+    std::istringstream words(text);
+    words >> c.backend >> c.world_rank >> c.world_size >> c.size >> c.safe >> c.check >> c.max_count;
+    return c;
+  }
+};
+
+[[noreturn]] void refuse(const Bringup& b, ErrorCode code, const std::string& text, std::vector<int> ranks) {
+  throw Error(Failure{.code = code,
+                      .text = fmt::format("group \"{}\": {} [rank {}]", b.name, text, b.rank),
+                      .ranks = std::move(ranks)});
+}
+
+std::vector<Card> exchange(const Bringup& b, const Card& own) {
+  const auto began = Clock::now();
+  const auto key = [&](int r) { return fmt::format("{}/mpi/{}", b.token, r); };
+  b.store->set(key(b.rank), own.encode());
+  std::vector<Card> cards;
+  try {
+    for (int r = 0; r < b.size; ++r) cards.push_back(Card::decode(b.store->get(key(r), b.deadline)));
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::timeout) throw;
+    std::vector<int> absent;
+    for (int r = 0; r < b.size; ++r)
+      if (!b.store->try_get(key(r))) absent.push_back(r);
+    refuse(b, ErrorCode::timeout,
+           fmt::format("rank{} {} did not join within {:.3g} s", absent.size() == 1 ? "" : "s",
+                       fmt::join(absent, ", "), std::chrono::duration<double>(Clock::now() - began).count()),
+           absent);
+  }
+  for (int r = 0; r < b.size; ++r) {
+    const Card& c = cards[static_cast<std::size_t>(r)];
+    const std::vector<int> both{std::min(r, b.rank), std::max(r, b.rank)};
+    if (c.backend != own.backend)
+      refuse(b, ErrorCode::mismatch,
+             fmt::format("rank {} uses {}, rank {} {}", r, c.backend, b.rank, own.backend), both);
+    if (c.size != own.size)
+      refuse(b, ErrorCode::mismatch,
+             fmt::format("rank {} says size {}, rank {} says {}", r, c.size, b.rank, own.size), both);
+    for (const auto& [variable, theirs, mine] : {std::tuple{"WEFT_MPI_SAFE_BUFFERS", c.safe, own.safe},
+                                                 std::tuple{"WEFT_MPI_CHECK", c.check, own.check}})
+      if (theirs != mine)
+        refuse(b, ErrorCode::mismatch,
+               fmt::format("{} is {} on rank {}, {} on rank {}; expected the same on all ranks", variable,
+                           theirs ? "on" : "off", r, mine ? "on" : "off", b.rank),
+               both);
+    if (c.max_count != own.max_count)
+      refuse(b, ErrorCode::mismatch,
+             fmt::format("rank {} counts to {}, rank {} to {}", r, c.max_count, b.rank, own.max_count), both);
+    for (int other = 0; other < r; ++other)
+      if (cards[static_cast<std::size_t>(other)].world_rank == c.world_rank)
+        refuse(
+            b, ErrorCode::unsupported,
+            fmt::format("ranks {} and {} are both process {} of an MPI_COMM_WORLD of {}; over {}, ranks are "
+                        "processes that one mpirun of {} has started",
+                        other, r, c.world_rank, c.world_size, kBackend, kLibrary),
+            {other, r});
+  }
+  return cards;
+}
+
+// MPI_Comm_create_group blocks and cannot be called off. So a thread calls it, where MPI allows several: past
+// the deadline that thread is left behind, with what it holds.
+struct Making {
+  std::vector<int> world_ranks;
+  int tag = 0;
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool made = false;
+  std::string error;
+  MPI_Comm comm = MPI_COMM_NULL;
+
+  void run() {
+    std::string what;
+    MPI_Comm result = MPI_COMM_NULL;
+    try {
+      MPI_Group world, group;
+      must(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+      must(MPI_Group_incl(world, static_cast<int>(world_ranks.size()), world_ranks.data(), &group),
+           "MPI_Group_incl");
+      must(MPI_Comm_create_group(MPI_COMM_WORLD, group, tag, &result), "MPI_Comm_create_group");
+      MPI_Group_free(&group);
+      MPI_Group_free(&world);
+    } catch (const Error& e) {
+      what = e.what();
+    }
+    const std::lock_guard guard(mutex);
+    error = what;
+    comm = result;
+    made = true;
+    changed.notify_all();
+  }
+};
+
+MPI_Comm make_comm(const Bringup& b, Process& process, std::vector<int> world_ranks) {
+  // A number of its own for every group of the job: groups with ranks in common, made at the same time by
+  // several threads, do not meet.
+  const std::string key = fmt::format("{}/mpi/tag", b.token);
+  if (b.rank == 0)
+    b.store->set(key, std::to_string(b.store->add(fmt::format("weft/{}/groups", kBackend), 1) % 32768));
+  const auto making = std::make_shared<Making>();
+  making->world_ranks = std::move(world_ranks);
+  making->tag = std::stoi(b.store->get(key, b.deadline));
+  if (!process.multiple()) {
+    const auto turn = process.lock();
+    making->run();
+  } else {
+    std::thread([making] { making->run(); }).detach();
+    std::unique_lock guard(making->mutex);
+    const bool made =
+        b.deadline.when() == Clock::time_point::max()
+            ? (making->changed.wait(guard, [&] { return making->made; }), true)
+            : making->changed.wait_until(guard, b.deadline.when(), [&] { return making->made; });
+    if (!made) {
+      process.poison();
+      refuse(b, ErrorCode::timeout, "all ranks came, but MPI_Comm_create_group did not end by the deadline",
+             {});
+    }
+  }
+  if (!making->error.empty()) refuse(b, ErrorCode::system, making->error, {});
+  return making->comm;
+}
+
+std::unique_ptr<Backend> make(const Bringup& b) {
+  Settings settings{.safe = switched_on("WEFT_MPI_SAFE_BUFFERS"), .check = switched_on("WEFT_MPI_CHECK")};
+  if (b.test.max_count > 0) settings.max_count = b.test.max_count;
+  Process& process = Process::join(b.context.log());
+  if (const std::string why = process.refuses_thread(); !why.empty())
+    refuse(b, ErrorCode::unsupported, why, {});
+  {
+    const auto turn = process.lock();
+    process.tend();
+  }
+  MPI_Comm comm = MPI_COMM_NULL;
+  if (b.size == 1) {
+    const auto turn = process.lock();
+    must(MPI_Comm_dup(MPI_COMM_SELF, &comm), "MPI_Comm_dup");
+  } else {
+    std::vector<int> world_ranks;
+    for (const Card& c : exchange(b, {.backend = kBackend,
+                                     .world_rank = process.world_rank(),
+                                     .world_size = process.world_size(),
+                                     .size = b.size,
+                                     .safe = settings.safe,
+                                     .check = settings.check,
+                                     .max_count = settings.max_count}))
+      world_ranks.push_back(c.world_rank);
+    comm = make_comm(b, process, std::move(world_ranks));
+  }
+  const auto turn = process.lock();
+  must(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return std::make_unique<MpiBackend>(b, process, comm, settings);
+}
+
+}  // namespace
+}  // namespace weft::mpi
+
+WEFT_BACKEND_PLUGIN {
+  static const weft::BackendPlugin plugin{.name = weft::mpi::kBackend,
+                                          .version = weft::mpi::kBuiltFor,
+                                          .obstacle = weft::mpi::obstacle,
+                                          .make = weft::mpi::make,
+                                          .traits = [] { return *weft::known_traits(weft::mpi::kBackend); }};
+  return &plugin;
+}

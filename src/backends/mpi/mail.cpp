@@ -1,0 +1,77 @@
+#include "backends/mpi/mail.hpp"
+
+#include <cstring>
+#include <type_traits>
+
+namespace weft::mpi {
+
+static_assert(std::is_trivially_copyable_v<Letter>);
+
+Mail::Mail(MPI_Comm comm, int rank, int size)
+    : comm_(comm), rank_(rank), size_(size), buffers_(new std::byte[kBytes * kPosted]) {
+  for (int i = 0; i < kPosted; ++i) {
+    head_index_ = i;
+    again();
+  }
+}
+
+// Receives that match nothing any more end at once when cancelled.
+Mail::~Mail() {
+  for (MPI_Request& r : posted_) {
+    MPI_Cancel(&r);
+    MPI_Wait(&r, MPI_STATUS_IGNORE);
+  }
+  MPI_Comm_free(&comm_);
+}
+
+void Mail::send(int to, Letter head, std::span<const std::byte> payload) {
+  const std::size_t bytes = sizeof(Letter) + payload.size();
+  head.payload = static_cast<std::uint32_t>(payload.size());
+  Sent& s = sent_.emplace_back(Sent{MPI_REQUEST_NULL, std::unique_ptr<std::byte[]>(new std::byte[bytes])});
+  std::memcpy(s.bytes.get(), &head, sizeof(Letter));
+  if (!payload.empty()) std::memcpy(s.bytes.get() + sizeof(Letter), payload.data(), payload.size());
+  must(MPI_Isend(s.bytes.get(), static_cast<int>(bytes), MPI_BYTE, to, kTag, comm_, &s.request), "MPI_Isend");
+}
+
+void Mail::send_others(const Letter& head, std::span<const std::byte> payload) {
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_) send(r, head, payload);
+}
+
+void Mail::reap() {
+  for (auto s = sent_.begin(); s != sent_.end();) {
+    int done = 0;
+    must(MPI_Test(&s->request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    s = done ? sent_.erase(s) : std::next(s);
+  }
+}
+
+// Receives match in the order they were posted, so the one at the head is the first to complete.
+const std::byte* Mail::next() {
+  int done = 0;
+  MPI_Status status;
+  must(MPI_Test(&posted_[head_index_], &done, &status), "MPI_Test");
+  if (!done) return nullptr;
+  from_ = status.MPI_SOURCE;
+  const std::byte* const bytes = buffers_.get() + kBytes * static_cast<std::size_t>(head_index_);
+  std::memcpy(&head_, bytes, sizeof(Letter));
+  return bytes;
+}
+
+void Mail::again() {
+  must(MPI_Irecv(buffers_.get() + kBytes * static_cast<std::size_t>(head_index_), static_cast<int>(kBytes),
+                 MPI_BYTE, MPI_ANY_SOURCE, kTag, comm_, &posted_[head_index_]),
+       "MPI_Irecv");
+  head_index_ = (head_index_ + 1) % kPosted;
+}
+
+bool Mail::idle() noexcept {
+  try {
+    take([](int, const Letter&, std::span<const std::byte>) {});
+  } catch (...) {  // MPI has lost somebody: it is never idle, and leaked
+    return false;
+  }
+  return left_ == size_ - 1 && sent_.empty();
+}
+
+}  // namespace weft::mpi

@@ -1,0 +1,98 @@
+// Letters between the ranks of a group: what each calls, messages of point to point, failures, farewells.
+//
+// Everything that is not the data of a collective or of a large message is a letter: one MPI message of one
+// tag, with a head and a payload of at most kPayload bytes. MPI keeps the letters of one sender in order.
+// Receives are always posted, so a letter is taken as soon as somebody polls; our copies of letters outlive
+// the caller's memory.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backends/mpi/process.hpp"
+
+namespace weft::mpi {
+
+struct Letter {
+  enum Kind : std::uint8_t { call, message, failure, left };
+  Kind kind = left;
+  DType dtype = DType::u8;  ///< message
+  bool eager = false;       ///< message: the payload is all of it
+  std::int32_t tag = 0;
+  std::uint32_t number = 0;   ///< message: which of this pair's large ones
+  std::uint32_t payload = 0;  ///< bytes
+  std::int64_t count = 0;     ///< message: elements
+};
+
+/// Used by one thread at a time.
+class Mail {
+ public:
+  static constexpr std::size_t kPayload = 4096;
+  static constexpr int kTag = 0;          ///< of letters; data of large messages has tags from kTag + 1
+  static constexpr int kNumbers = 16384;  ///< large messages of a pair in flight; a ring has 64 slots
+
+  /// Takes over `comm`.
+  Mail(MPI_Comm comm, int rank, int size);
+  /// Only when idle(): frees the communicator.
+  ~Mail();
+  Mail(const Mail&) = delete;
+  Mail& operator=(const Mail&) = delete;
+
+  MPI_Comm comm() const noexcept { return comm_; }
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
+
+  void send(int to, Letter head, std::span<const std::byte> payload = {});
+  void send_others(const Letter& head, std::span<const std::byte> payload = {});
+  /// Letters that MPI has not taken yet.
+  std::size_t unsent() const noexcept { return sent_.size(); }
+
+  /// Hands letters that have come to take(from, letter, payload), a bounded number. True: there was one.
+  template <class Take>
+  bool take(const Take& take) {
+    reap();
+    bool any = false;
+    for (int i = 0; i < kAtOnce; ++i) {
+      const std::byte* const bytes = next();
+      if (bytes == nullptr) break;
+      any = true;
+      const Letter head = head_;
+      if (head.kind == Letter::left) ++left_;
+      take(from_, head, std::span(bytes + sizeof(Letter), head.payload));
+      again();
+    }
+    return any;
+  }
+  /// All peers have said farewell and all our letters are gone: nothing comes any more.
+  bool idle() noexcept;
+
+ private:
+  static constexpr int kAtOnce = 16, kPosted = 4;
+  static constexpr std::size_t kBytes = sizeof(Letter) + kPayload;
+  struct Sent {
+    MPI_Request request;
+    std::unique_ptr<std::byte[]> bytes;
+  };
+  const std::byte* next();  // the letter at the head of the posted receives, or null
+  void again();             // its receive is posted anew
+  void reap();
+  MPI_Comm comm_;
+  int rank_, size_;
+  std::unique_ptr<std::byte[]> buffers_;
+  MPI_Request posted_[kPosted];
+  int head_index_ = 0;
+  int from_ = -1;
+  Letter head_{};
+  int left_ = 0;
+  std::list<Sent> sent_;
+};
+
+}  // namespace weft::mpi

@@ -1,0 +1,163 @@
+#include "backends/mpi/messages.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace weft::mpi {
+namespace {
+
+constexpr std::int64_t kPieceBytes = std::int64_t{1} << 18;  // of a large message, through buffers of ours
+constexpr std::size_t kUnsent = 256;  // letters that MPI has not taken: further sends are not done before
+
+/// What a call's slot keeps of its transfer.
+template <class Transfer>
+Transfer*& kept_in(OpState& s) noexcept {
+  return *reinterpret_cast<Transfer**>(s.scratch.data());
+}
+
+}  // namespace
+
+Messages::Messages(Mail& mail, Limits limits)
+    : mail_(mail), limits_(limits), peers_(static_cast<std::size_t>(mail.size())) {}
+
+void Messages::post(OpState& s) {
+  Transfer& t = transfers_.emplace_back();
+  t.call = &s;
+  new (s.scratch.data()) Transfer*(&t);
+  Peer& peer = peers_[static_cast<std::size_t>(s.peer)];
+  if (s.op == Op::recv) {
+    t.count = s.out_count;
+    const auto letter = std::find_if(peer.kept.begin(), peer.kept.end(),
+                                     [&](const Kept& k) { return k.letter.tag == s.tag; });
+    if (letter == peer.kept.end()) {
+      peer.wanted.push_back(&t);
+      return;
+    }
+    match(t, letter->letter, letter->payload);
+    peer.kept.erase(letter);
+    return;
+  }
+  t.count = s.in_count;
+  const std::int64_t bytes = t.count * size_bytes(s.dtype);
+  Letter letter{.kind = Letter::message, .dtype = s.dtype, .tag = s.tag, .count = t.count};
+  letter.eager = bytes <= kEager && t.count <= limits_.max_count;
+  if (letter.eager) {
+    mail_.send(s.peer, letter, {s.in, static_cast<std::size_t>(bytes)});
+    t.phase = Phase::done;
+    return;
+  }
+  t.number = letter.number = peer.next_number++ % Mail::kNumbers;
+  mail_.send(s.peer, letter);
+  t.phase = Phase::moving;
+  advance(t);
+}
+
+void Messages::arrived(int from, const Letter& letter, std::span<const std::byte> payload) {
+  Peer& peer = peers_[static_cast<std::size_t>(from)];
+  const auto recv = std::find_if(peer.wanted.begin(), peer.wanted.end(),
+                                 [&](const Transfer* t) { return t->call->tag == letter.tag; });
+  if (recv == peer.wanted.end()) {
+    peer.kept.push_back({letter, {payload.begin(), payload.end()}});
+    return;
+  }
+  Transfer& t = **recv;
+  peer.wanted.erase(recv);
+  match(t, letter, payload);
+}
+
+void Messages::match(Transfer& t, const Letter& letter, std::span<const std::byte> payload) {
+  const OpState& s = *t.call;
+  if (letter.dtype != s.dtype || letter.count != s.out_count) {
+    trouble_ = {.code = ErrorCode::mismatch,
+                .text = fmt::format("rank {} sent {} x{} with tag {}, rank {} receives {} x{}", s.peer,
+                                    name(letter.dtype), letter.count, s.tag, mail_.rank(), name(s.dtype),
+                                    s.out_count),
+                .op = Op::recv,
+                .call = s.call,
+                .ranks = {std::min(s.peer, mail_.rank()), std::max(s.peer, mail_.rank())}};
+    return;
+  }
+  if (letter.eager) {
+    if (!payload.empty()) std::memcpy(s.out, payload.data(), payload.size());
+    t.phase = Phase::done;
+    return;
+  }
+  t.number = letter.number;
+  t.phase = Phase::moving;
+  advance(t);
+}
+
+// Takes finished pieces off the front, puts new ones at the back. Both sides cut a message alike.
+bool Messages::advance(Transfer& t) {
+  const OpState& s = *t.call;
+  const bool sends = s.op == Op::send;
+  const std::int64_t element = size_bytes(s.dtype);
+  const std::int64_t most =
+      std::min(limits_.max_count, limits_.safe ? kPieceBytes / element : limits_.max_count);
+  bool moved = false;
+  while (!t.pieces.empty()) {
+    Piece& p = t.pieces.front();
+    int done = 0;
+    must(MPI_Test(&p.request, &done, MPI_STATUS_IGNORE), "MPI_Test");
+    if (!done) break;
+    if (!sends && limits_.safe)
+      std::memcpy(s.out + p.at * element, p.stage.get(0), static_cast<std::size_t>(p.count * element));
+    t.finished += p.count;
+    t.pieces.pop_front();
+    moved = true;
+  }
+  while (t.started < t.count && t.pieces.size() < kWindow) {
+    Piece& p = t.pieces.emplace_back();
+    p.at = t.started;
+    p.count = std::min(most, t.count - t.started);
+    std::byte* buffer = sends ? const_cast<std::byte*>(s.in) + p.at * element : s.out + p.at * element;
+    if (limits_.safe) {
+      std::byte* const ours = p.stage.get(p.count * element);
+      if (sends) std::memcpy(ours, buffer, static_cast<std::size_t>(p.count * element));
+      buffer = ours;
+    }
+    const int tag = Mail::kTag + 1 + static_cast<int>(t.number), count = static_cast<int>(p.count);
+    const MPI_Datatype type = bytes_type(s.dtype);
+    if (sends) {
+      must(MPI_Isend(buffer, count, type, s.peer, tag, mail_.comm(), &p.request), "MPI_Isend");
+    } else {
+      must(MPI_Irecv(buffer, count, type, s.peer, tag, mail_.comm(), &p.request), "MPI_Irecv");
+    }
+    t.started += p.count;
+    moved = true;
+  }
+  if (t.finished == t.count) t.phase = Phase::done;
+  return moved;
+}
+
+Step Messages::poll(OpState& s) {
+  Transfer* const t = kept_in<Transfer>(s);
+  const bool moved = t->phase == Phase::moving && advance(*t);
+  if (t->phase != Phase::done || (s.op == Op::send && mail_.unsent() > kUnsent))
+    return moved ? Step::advanced : Step::pending;
+  transfers_.remove_if([&](const Transfer& other) { return &other == t; });
+  return Step::done;
+}
+
+std::vector<int> Messages::awaited() const {
+  std::vector<int> ranks;
+  for (const Transfer& t : transfers_)
+    if (t.phase != Phase::done) ranks.push_back(t.call->peer);
+  return ranks;
+}
+
+bool Messages::exposed() noexcept {
+  if (limits_.safe) return false;
+  for (Transfer& t : transfers_) {
+    for (Piece& p : t.pieces) {
+      int done = 0;
+      if (MPI_Test(&p.request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || !done) return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace weft::mpi

@@ -1,0 +1,80 @@
+// Point to point: letters that announce a message, matched here by (source, tag) in order, and the data of
+// large ones.
+//
+// A message of at most kEager bytes travels in its letter; its send is done at once, since the letter is a
+// copy. For a larger one the letter carries a number, and the data follows in pieces under an MPI tag made
+// from that number. Numbers of a pair repeat after Mail::kNumbers messages, of which no more than a ring's 64
+// slots are in flight. So tags of any value, negative ones too, never meet MPI's limits, and a receive of
+// another dtype or count is found before MPI sees it.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "backends/mpi/mail.hpp"
+#include "backends/mpi/rounds.hpp"
+#include "weft/backends/backend.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::mpi {
+
+class Messages {
+ public:
+  static constexpr std::int64_t kEager = Mail::kPayload;
+
+  Messages(Mail& mail, Limits limits);
+  void post(OpState& s);
+  /// A letter of kind `message` has come.
+  void arrived(int from, const Letter& letter, std::span<const std::byte> payload);
+  /// done, advanced or pending.
+  Step poll(OpState& s);
+  /// A receive that does not fit what was sent.
+  const std::optional<Failure>& trouble() const noexcept { return trouble_; }
+  /// Who must still do something for a message of ours: receivers of large ones, senders to our receives.
+  std::vector<int> awaited() const;
+  /// MPI may be inside the caller's memory.
+  bool exposed() noexcept;
+
+ private:
+  static constexpr int kWindow = 4;  // pieces under way
+  struct Piece {
+    MPI_Request request = MPI_REQUEST_NULL;
+    std::int64_t at = 0, count = 0;
+    Stage stage;
+  };
+  enum class Phase : std::uint8_t { unmatched, moving, done };
+  struct Transfer {
+    OpState* call = nullptr;
+    Phase phase = Phase::unmatched;
+    std::uint32_t number = 0;
+    std::int64_t count = 0;
+    std::int64_t started = 0, finished = 0;  // elements
+    std::deque<Piece> pieces;                // under way, in order
+  };
+  struct Kept {
+    Letter letter;
+    std::vector<std::byte> payload;
+  };
+  struct Peer {
+    std::vector<Transfer*> wanted;  // receives without a letter, in order
+    std::deque<Kept> kept;          // letters without a receive, in order
+    std::uint32_t next_number = 0;
+  };
+  void match(Transfer& t, const Letter& letter, std::span<const std::byte> payload);
+  bool advance(Transfer& t);
+
+  Mail& mail_;
+  const Limits limits_;
+  std::vector<Peer> peers_;
+  std::list<Transfer> transfers_;
+  std::optional<Failure> trouble_;
+};
+
+}  // namespace weft::mpi

@@ -1,0 +1,279 @@
+#include "backends/mpi/process.hpp"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <link.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <string_view>
+#include <thread>
+
+#include "backends/mpi/mail.hpp"
+#include "backends/reduce.hpp"
+#include "weft/base/clock.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::mpi {
+
+#define WEFT_TEXT_(x) #x
+#define WEFT_TEXT(x) WEFT_TEXT_(x)
+#if defined(OPEN_MPI)
+const char* const kBuiltFor = "Open MPI " WEFT_TEXT(OMPI_MAJOR_VERSION) "." WEFT_TEXT(
+    OMPI_MINOR_VERSION) "." WEFT_TEXT(OMPI_RELEASE_VERSION);
+const char* const kLibrary = "Open MPI";
+const char* const kBackend = "mpi-openmpi";
+constexpr const char* kOther = "MPICH";
+constexpr const char* kLibraryText = "Open MPI v";  // how MPI_Get_library_version() begins
+#elif defined(MPICH)
+const char* const kBuiltFor = "MPICH " MPICH_VERSION;
+const char* const kLibrary = "MPICH";
+const char* const kBackend = "mpi-mpich";
+constexpr const char* kOther = "Open MPI";
+constexpr const char* kLibraryText = "MPICH Version:";
+#else
+#error "this mpi.h is neither Open MPI's nor MPICH's"
+#endif
+#undef WEFT_TEXT
+#undef WEFT_TEXT_
+
+namespace {
+
+constexpr auto kFarewell = std::chrono::seconds(2);  // how long the exit waits for peers to leave groups
+
+// Large enough for either library: the symbol may be the other one's.
+std::string library_text() {
+  char text[65536] = {};
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  return text;
+}
+
+/// What is loaded in this process, by the names of the files.
+struct Loaded {
+  std::string other;     // path of the other MPI
+  bool sibling = false;  // our plug-in for the other MPI, which may be what brought it
+};
+
+// Debian's MPICH is libmpich.so.12, upstream's and its relatives' libmpi.so.12; Open MPI's is libmpi.so.40.
+bool is_other(std::string_view file) noexcept {
+#if defined(OPEN_MPI)
+  return file.starts_with("libmpich.so") || file.starts_with("libmpi.so.12");
+#else
+  return file.starts_with("libmpi.so.") && !file.starts_with("libmpi.so.12");
+#endif
+}
+
+Loaded loaded() {
+  Loaded found;
+  ::dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* out) {
+        auto& f = *static_cast<Loaded*>(out);
+        const std::string_view path = info->dlpi_name == nullptr ? "" : info->dlpi_name;
+        const std::string_view file = path.substr(path.rfind('/') + 1);
+        if (f.other.empty() && is_other(file)) f.other = path;
+        if (file.starts_with("libweft_backend_mpi-") && file.find(kBackend) == std::string_view::npos)
+          f.sibling = true;
+        return 0;
+      },
+      &found);
+  return found;
+}
+
+// Asks the other library itself.
+bool is_initialised(const std::string& library) {
+  void* const handle = ::dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
+  if (handle == nullptr) return false;
+  const auto ask = reinterpret_cast<int (*)(int*)>(::dlsym(handle, "MPI_Initialized"));
+  int yes = 0;
+  if (ask != nullptr) ask(&yes);
+  ::dlclose(handle);
+  return yes != 0;
+}
+
+// Canonical min and max: one quiet NaN, -0 before +0. They are exact, so any order gives the same bits.
+template <bool kMin>
+void extreme(void* in, void* inout, int* count, MPI_Datatype* type) {
+  const DType dtype = *type == MPI_DOUBLE ? DType::f64 : DType::f32;
+  const std::byte* const ins[] = {static_cast<const std::byte*>(in), static_cast<const std::byte*>(inout)};
+  std::byte* const out = static_cast<std::byte*>(inout);
+  reduce(dtype, kMin ? ReduceOp::min : ReduceOp::max, ins, {&out, 1}, *count);
+}
+
+}  // namespace
+
+std::string obstacle() {
+  const Loaded found = loaded();
+  const bool linked = !library_text().starts_with(kLibraryText);  // its symbols come before ours
+  if (!linked && (found.other.empty() || (found.sibling && !is_initialised(found.other)))) return {};
+  return fmt::format("the program already carries {}{}; {} needs {}, and a process can have one MPI only",
+                     kOther, found.other.empty() ? "" : fmt::format(" ({})", found.other), kBackend,
+                     kLibrary);
+}
+
+void must(int code, const char* function) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0, kind = MPI_ERR_UNKNOWN;
+  MPI_Error_string(code, text, &length);
+  MPI_Error_class(code, &kind);
+  ErrorCode what = ErrorCode::system;
+#if defined(MPIX_ERR_PROC_FAILED)
+  if (kind == MPIX_ERR_PROC_FAILED) what = ErrorCode::peer_lost;
+#endif
+  throw Error(what, fmt::format("{}: {}", function, text));
+}
+
+MPI_Datatype bytes_type(DType t) noexcept {
+  switch (size_bytes(t)) {
+    case 16: return MPI_C_DOUBLE_COMPLEX;
+    case 8: return MPI_INT64_T;
+    case 4: return MPI_INT32_T;
+    case 2: return MPI_INT16_T;
+  }
+  return MPI_BYTE;
+}
+
+MPI_Datatype value_type(DType t) noexcept {
+  switch (t) {
+    case DType::f64: return MPI_DOUBLE;
+    case DType::f32: return MPI_FLOAT;
+    case DType::i8: return MPI_INT8_T;
+    case DType::i16: return MPI_INT16_T;
+    case DType::i32: return MPI_INT32_T;
+    case DType::i64: return MPI_INT64_T;
+    case DType::boolean:
+    case DType::u8: return MPI_UINT8_T;
+    case DType::u16: return MPI_UINT16_T;
+    case DType::u32: return MPI_UINT32_T;
+    case DType::u64: return MPI_UINT64_T;
+    case DType::c64: return MPI_C_FLOAT_COMPLEX;
+    case DType::c128: return MPI_C_DOUBLE_COMPLEX;
+    case DType::f16:
+    case DType::bf16:
+    case DType::f8e4m3:
+    case DType::f8e5m2: break;  // moved only
+  }
+  return MPI_DATATYPE_NULL;
+}
+
+Process& Process::join(Logger& log) {
+  static std::mutex mutex;
+  static Process* the_process = nullptr;  // never destroyed: groups may end after main
+  const std::lock_guard guard(mutex);
+  if (the_process != nullptr) return *the_process;
+  if (const std::string why = obstacle(); !why.empty()) throw Error(ErrorCode::unsupported, why);
+  int finalised = 0;
+  MPI_Finalized(&finalised);
+  if (finalised)
+    throw Error(ErrorCode::unsupported,
+                fmt::format("{}: the program has called MPI_Finalize; MPI cannot start again", kBackend));
+  the_process = new Process(log);
+  return *the_process;
+}
+
+Process::Process(Logger& log) {
+  int initialised = 0;
+  MPI_Initialized(&initialised);
+  if (initialised) {
+    must(MPI_Query_thread(&threads_), "MPI_Query_thread");
+    if (!multiple())
+      log.write(LogLevel::info,
+                fmt::format("{}: the program initialised MPI without MPI_THREAD_MULTIPLE; {}", kBackend,
+                            threads_ == MPI_THREAD_SERIALIZED ? "calls from several threads take turns"
+                                                              : "calls come from its thread only"));
+  } else {
+    must(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &threads_), "MPI_Init_thread");
+    ours_ = true;
+    struct Exit {
+      Process* process;
+      pid_t pid;
+    };
+    ::on_exit(
+        [](int status, void* argument) {
+          const std::unique_ptr<Exit> exit(static_cast<Exit*>(argument));
+          if (::getpid() == exit->pid) exit->process->finalise(status);
+        },
+        new Exit{this, ::getpid()});
+  }
+  must(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank_), "MPI_Comm_rank");
+  must(MPI_Comm_size(MPI_COMM_WORLD, &world_size_), "MPI_Comm_size");
+  must(MPI_Op_create(extreme<true>, 1, &min_), "MPI_Op_create");
+  must(MPI_Op_create(extreme<false>, 1, &max_), "MPI_Op_create");
+}
+
+bool Process::alive() noexcept {
+  int finalised = 0;
+  MPI_Finalized(&finalised);
+  return finalised == 0;
+}
+
+std::string Process::refuses_thread() const {
+  if (threads_ >= MPI_THREAD_SERIALIZED) return {};
+  int main = 0;
+  MPI_Is_thread_main(&main);
+  if (main) return {};
+  return fmt::format(
+      "the program initialised MPI for one thread, and this is another; {} with several "
+      "threads needs MPI_Init_thread(MPI_THREAD_MULTIPLE)",
+      kBackend);
+}
+
+std::unique_lock<std::mutex> Process::lock() {
+  return multiple() ? std::unique_lock<std::mutex>() : std::unique_lock(calls_);
+}
+
+MPI_Op Process::op(ReduceOp::Kind kind, DType dtype) const noexcept {
+  const bool floating = dtype == DType::f32 || dtype == DType::f64;
+  switch (kind) {
+    case ReduceOp::Kind::sum: return MPI_SUM;
+    case ReduceOp::Kind::prod: return MPI_PROD;
+    case ReduceOp::Kind::min: return floating ? min_ : MPI_MIN;
+    case ReduceOp::Kind::max: return floating ? max_ : MPI_MAX;
+    case ReduceOp::Kind::bit_and: return MPI_BAND;
+    case ReduceOp::Kind::bit_or: return MPI_BOR;
+    case ReduceOp::Kind::bit_xor: return MPI_BXOR;
+    case ReduceOp::Kind::logical_and: return MPI_LAND;
+    case ReduceOp::Kind::logical_or: return MPI_LOR;
+    case ReduceOp::Kind::logical_xor: return MPI_LXOR;
+    case ReduceOp::Kind::avg:
+    case ReduceOp::Kind::premul_sum:
+    case ReduceOp::Kind::user: break;  // composed
+  }
+  return MPI_OP_NULL;
+}
+
+void Process::poison() noexcept {
+  const std::lock_guard guard(mutex_);
+  poisoned_ = true;
+}
+
+void Process::bury(std::unique_ptr<Mail> mail) {
+  {
+    const std::lock_guard guard(mutex_);
+    buried_.push_back(std::move(mail));
+  }
+  tend();
+}
+
+void Process::tend() noexcept {
+  const std::lock_guard guard(mutex_);
+  std::erase_if(buried_, [](const std::unique_ptr<Mail>& mail) { return mail->idle(); });
+}
+
+void Process::finalise(int status) noexcept {
+  if (status != 0 || !alive()) return;
+  {
+    const std::lock_guard guard(mutex_);
+    if (poisoned_) return;
+  }
+  for (const Deadline deadline = Deadline::after(kFarewell); !deadline.passed();) {
+    tend();
+    if (buried_.empty()) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  for (std::unique_ptr<Mail>& mail : buried_) (void)mail.release();
+  MPI_Finalize();
+}
+
+}  // namespace weft::mpi

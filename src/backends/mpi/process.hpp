@@ -1,0 +1,81 @@
+// MPI as this process has it: initialised by the program or by us, once; whom it lets call; what became of
+// groups that ended. One source for Open MPI and MPICH; each plug-in has its own.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "weft/base/dtype.hpp"
+#include "weft/base/log.hpp"
+#include "weft/base/op.hpp"
+
+namespace weft::mpi {
+
+class Mail;
+
+/// The MPI this file was compiled for, "Open MPI" or "MPICH", and the plug-in's name.
+extern const char* const kLibrary;
+extern const char* const kBackend;
+extern const char* const kBuiltFor;  ///< "Open MPI 4.1.4"
+
+/// Why this MPI cannot be used in this process; empty: it can. Initialises nothing.
+std::string obstacle();
+
+/// Throws `system` (or `peer_lost`, where MPI says that a process has failed) with MPI's own words.
+void must(int code, const char* function);
+
+MPI_Datatype bytes_type(DType t) noexcept;  ///< of the same size: moves it
+MPI_Datatype value_type(DType t) noexcept;  ///< what MPI reduces it as
+
+/// One per process, for ever: MPI cannot be initialised twice. Thread-safe.
+///
+/// MPI_THREAD_MULTIPLE is asked for. Where the program has initialised MPI with less, every MPI call of ours
+/// holds one lock (SERIALIZED), or only the thread that initialised MPI may call (FUNNELED, SINGLE): calls
+/// from other threads are refused.
+///
+/// An MPI of our own is finalised when the process exits with status 0 and no group has failed. Otherwise it
+/// is not, which makes mpirun end the other ranks.
+class Process {
+ public:
+  /// Initialises MPI or joins it. Throws unsupported where obstacle() says so or MPI was finalised already.
+  static Process& join(Logger& log);
+
+  int world_rank() const noexcept { return world_rank_; }
+  int world_size() const noexcept { return world_size_; }
+  bool multiple() const noexcept { return threads_ == MPI_THREAD_MULTIPLE; }
+  /// Empty, or why this thread may not call MPI.
+  std::string refuses_thread() const;
+  /// Held around MPI calls; with MPI_THREAD_MULTIPLE it holds nothing.
+  std::unique_lock<std::mutex> lock();
+  /// MPI's operation. Floats' min and max are ours: MPI's leave NaN and signed zeros open.
+  MPI_Op op(ReduceOp::Kind kind, DType dtype) const noexcept;
+
+  /// False: MPI was finalised, so nothing of it may be called.
+  static bool alive() noexcept;
+  /// A failed group was leaked: MPI_Finalize would wait for requests that never end.
+  void poison() noexcept;
+  /// A group ended here; its peers may still write to it. It is freed once all of them have left. Under
+  /// lock().
+  void bury(std::unique_ptr<Mail> mail);
+  /// Frees what can be freed. Under lock().
+  void tend() noexcept;
+
+ private:
+  explicit Process(Logger& log);
+  void finalise(int status) noexcept;
+  int threads_ = MPI_THREAD_SINGLE;
+  int world_rank_ = 0, world_size_ = 1;
+  bool ours_ = false;
+  MPI_Op min_ = MPI_OP_NULL, max_ = MPI_OP_NULL;
+  std::mutex calls_;  // not MULTIPLE: around every MPI call
+  std::mutex mutex_;
+  bool poisoned_ = false;
+  std::vector<std::unique_ptr<Mail>> buried_;
+};
+
+}  // namespace weft::mpi

@@ -1,0 +1,78 @@
+// One collective at a time, carried out by MPI's own nonblocking ones.
+//
+// MPI counts in int and its requests cannot be revoked. So a call is a sequence of rounds: round k moves
+// elements [k·chunk, (k+1)·chunk) of every block, packed from `in` into a buffer of ours, through one
+// MPI_I*, and out of another buffer of ours into `out`. How many rounds there are depends on what all ranks
+// agree on alone. Without safe buffers a call that fits in one round goes from and to the caller's memory.
+#pragma once
+
+#include <mpi.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "backends/mpi/process.hpp"
+#include "weft/backends/backend.hpp"
+
+namespace weft::mpi {
+
+struct Limits {
+  bool safe = true;            ///< through buffers of ours
+  std::int64_t max_count = 0;  ///< elements that one MPI call counts; > 0
+};
+
+/// Memory that is kept for the next call; not initialised.
+class Stage {
+ public:
+  std::byte* get(std::int64_t bytes) {
+    if (bytes > size_) {
+      bytes_.reset(new std::byte[static_cast<std::size_t>(bytes)]);
+      size_ = bytes;
+    }
+    return bytes_.get();
+  }
+
+ private:
+  std::unique_ptr<std::byte[]> bytes_;
+  std::int64_t size_ = 0;
+};
+
+class Rounds {
+ public:
+  Rounds(const Process& process, MPI_Comm comm, int rank, int size, Limits limits);
+  /// `largest`: elements of the largest block of any rank, which all know; all_to_all_v only.
+  void begin(const OpState& s, std::int64_t largest);
+  /// done, advanced or pending.
+  Step step(const OpState& s);
+  /// MPI may be inside the caller's memory.
+  bool exposed() noexcept;
+
+ private:
+  struct Side {  // `in` or `out` of the call
+    bool present = false;
+    int blocks = 0;       // 1, or one per rank
+    bool direct = false;  // this round's buffer is the caller's
+    std::byte* at = nullptr;
+    std::int64_t elements = 0;        // of this round, all blocks together
+    std::vector<int> counts, displs;  // of this round, for v-forms; alive until its request is done
+  };
+  Block piece(const OpState& s, bool in, int block) const noexcept;
+  void prepare(const OpState& s, bool in);
+  void pack(const OpState& s);
+  void unpack(const OpState& s);
+  void start(const OpState& s);
+
+  const Process& process_;
+  const MPI_Comm comm_;
+  const int rank_, size_;
+  const Limits limits_;
+  std::int64_t chunk_ = 0, round_ = 0, rounds_ = 0;  // chunk: elements of a block
+  bool running_ = false;                             // request_ is a round's
+  MPI_Request request_ = MPI_REQUEST_NULL;
+  Side in_, out_;
+  Stage in_stage_, out_stage_;
+};
+
+}  // namespace weft::mpi
