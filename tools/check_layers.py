@@ -15,6 +15,7 @@ A finding is one line, `file:line: what; the rule`. Exit status 1 if there is an
 5. weft/weft.hpp, which includes everything, is for programs, not for the library.
 6. Tests of a layer include what that layer may, and "support/".
 7. A foreign library's headers stay in the folders that may use it (FOREIGN below).
+8. C knows no C++: a header or source of C includes no .hpp and no <name> of C++; of weft it includes weft/weft.h alone.
 """
 import pathlib
 import re
@@ -63,6 +64,8 @@ def reaches(layer, wanted):
 
 def check_include(path, layer, kind, quote, name):
     """What is wrong with one include, or None."""
+    if path.suffix in (".c", ".h") and name != "weft/weft.h" and (not name.endswith(".h") or name.startswith("weft/")):
+        return f"includes {name}; C includes headers of C, and of weft weft/weft.h alone"
     for pattern, folders in FOREIGN:
         if re.match(pattern, name):
             allowed = any(path.as_posix().startswith(f) for f in folders)
@@ -130,6 +133,10 @@ def self_test():
         "src/dp/d.cpp": '  #  include "weft/backends/g.hpp"\n#include "mesh/m.hpp"\n',
         "src/nn/kernels/k.cpp": '#include <dnnl.hpp>\n',
         "tests/nn/n_test.cpp": '#include "support/ranks.hpp"\n#include "weft/backends/g.hpp"\n#include <gtest/gtest.h>\n',
+        "include/weft/weft.h": '#include <stdint.h>\n',
+        "src/capi/c.cpp": '#include "capi/handles.hpp"\n#include "weft/weft.h"\n#include "weft/mesh/m.hpp"\n',
+        "tests/capi/c_test.c": '#include "weft/weft.h"\n#include <sys/wait.h>\n',
+        "examples/c/e.c": '#include <weft/weft.h>\n',
         "tools/weft/main.cpp": '#include "weft/weft.hpp"\n#include "commands.hpp"\n#include <CLI/CLI.hpp>\n',
     }
     faults = {
@@ -146,6 +153,11 @@ def self_test():
         ("tests/base/x_test.cpp", 1, '#include "weft/backends/store.hpp"'): "base may not know backends",
         ("src/backends/x.cpp", 1, '#include <mpi.h>'): "src/backends/mpi/",
         ("src/nn/y.cpp", 1, '#include "oneapi/dnnl/dnnl.hpp"'): "src/nn/kernels/",
+        ("examples/c/x.c", 1, '#include <weft/weft.hpp>'): "headers of C",
+        ("tests/capi/x.c", 1, '#include <vector>'): "headers of C",
+        ("include/weft/x.h", 1, '#include <cstdint>'): "headers of C",
+        ("src/mesh/u.cpp", 1, '#include "weft/weft.h"'): "is for programs",
+        ("src/checkpoint/x.cpp", 1, '#include "capi/handles.hpp"'): "checkpoint may not know capi",
         ("src/misc/x.cpp", 1, ''): "no layer",
     }
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs a build into a fresh prefix and uses it as a stranger would: README's C++ and CMake lines, taken from README.md as they
-# stand, are built by find_package(weft) and again by pkg-config, and run on two ranks by the installed launcher.
+# stand, are built by find_package(weft) and again by pkg-config, examples/c by a C compiler, and run on two ranks by the installed
+# launcher.
 #
 #   install_test.sh SOURCE BUILD
 set -euo pipefail
@@ -40,6 +41,9 @@ if command -v pkg-config >/dev/null; then
   c++ -std=c++20 "$work/hello/hello.cpp" -o "$work/hello/by_pkg_config" $(pkg-config --cflags --libs weft) \
     -Wl,-rpath,"$(pkg-config --variable=libdir weft)"
   expect_sum "$prefix/bin/weft" run -n 2 -- "$work/hello/by_pkg_config"
+  cc -std=c11 -Wall -Wextra -Wpedantic -Werror "$source_dir/examples/c/hello.c" -o "$work/hello/in_c" $(pkg-config --cflags --libs weft) \
+    -Wl,-rpath,"$(pkg-config --variable=libdir weft)"
+  expect_sum "$prefix/bin/weft" run -n 2 -- "$work/hello/in_c"
   echo "pkg-config: ok"
 else
   echo "pkg-config: skipped, it is not installed"

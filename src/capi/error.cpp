@@ -1,0 +1,100 @@
+// Errors and names in C. Any thread.
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <string_view>
+
+#include "capi/handles.hpp"
+#include "weft/base/op.hpp"
+
+namespace weft::capi {
+namespace {
+
+constexpr std::size_t kErrorFirstBytes = 1120;  // of weft_error in version 0.1
+static_assert(sizeof(weft_error) == kErrorFirstBytes);
+static_assert(std::string_view(WEFT_VERSION) == WEFT_PROJECT_VERSION);
+
+// 0 is WEFT_OK.
+constexpr weft_status status_of(ErrorCode code) { return static_cast<weft_status>(code) + 1; }
+static_assert(status_of(ErrorCode::bad_argument) == WEFT_BAD_ARGUMENT);
+static_assert(status_of(ErrorCode::layout) == WEFT_LAYOUT);
+static_assert(status_of(ErrorCode::unsupported) == WEFT_UNSUPPORTED);
+static_assert(status_of(ErrorCode::mismatch) == WEFT_MISMATCH);
+static_assert(status_of(ErrorCode::timeout) == WEFT_TIMEOUT);
+static_assert(status_of(ErrorCode::peer_lost) == WEFT_PEER_LOST);
+static_assert(status_of(ErrorCode::aborted) == WEFT_ABORTED);
+static_assert(status_of(ErrorCode::system) == WEFT_SYSTEM);
+
+constexpr weft_op op_of(Op op) { return static_cast<weft_op>(op); }
+static_assert(op_of(Op::none) == WEFT_OP_NONE && op_of(Op::all_reduce) == WEFT_OP_ALL_REDUCE);
+static_assert(op_of(Op::reduce) == WEFT_OP_REDUCE && op_of(Op::broadcast) == WEFT_OP_BROADCAST);
+static_assert(op_of(Op::all_gather) == WEFT_OP_ALL_GATHER && op_of(Op::all_gather_v) == WEFT_OP_ALL_GATHER_V);
+static_assert(op_of(Op::reduce_scatter) == WEFT_OP_REDUCE_SCATTER);
+static_assert(op_of(Op::reduce_scatter_v) == WEFT_OP_REDUCE_SCATTER_V);
+static_assert(op_of(Op::gather) == WEFT_OP_GATHER && op_of(Op::scatter) == WEFT_OP_SCATTER);
+static_assert(op_of(Op::all_to_all) == WEFT_OP_ALL_TO_ALL && op_of(Op::all_to_all_v) == WEFT_OP_ALL_TO_ALL_V);
+static_assert(op_of(Op::barrier) == WEFT_OP_BARRIER && op_of(Op::send) == WEFT_OP_SEND);
+static_assert(op_of(Op::recv) == WEFT_OP_RECV && kOpCount == WEFT_OP_RECV + 1);
+static_assert(kNoCall == WEFT_NO_CALL);
+
+// As much of `parts` as there is room for; never half a character of UTF-8.
+void write_text(weft_error& error, std::initializer_list<std::string_view> parts) noexcept {
+  constexpr std::string_view kMore = "...";
+  constexpr std::size_t kRoom = WEFT_ERROR_TEXT - 1;
+  std::size_t used = 0;
+  for (const std::string_view part : parts) {
+    const std::size_t n = std::min(part.size(), kRoom - used);
+    std::memcpy(error.text + used, part.data(), n);
+    used += n;
+    if (n < part.size()) {
+      std::size_t end = kRoom - kMore.size();
+      while (end > 0 && (static_cast<unsigned char>(error.text[end]) & 0xc0u) == 0x80u) --end;
+      std::memcpy(error.text + end, kMore.data(), kMore.size());
+      used = end + kMore.size();
+      break;
+    }
+  }
+  error.text[used] = '\0';
+}
+
+}  // namespace
+
+bool usable(const weft_error* error) noexcept {
+  return error == nullptr || error->struct_size >= kErrorFirstBytes;
+}
+
+weft_status tell(weft_error* error, const Error& e) noexcept {
+  const weft_status status = status_of(e.code());
+  if (error == nullptr) return status;
+  error->code = status;
+  error->op = op_of(e.op());
+  error->call = e.call();
+  error->quiesced = e.quiesced();
+  error->rank_count = static_cast<std::int32_t>(e.ranks().size());
+  std::fill(std::begin(error->ranks), std::end(error->ranks), -1);
+  std::copy_n(e.ranks().begin(), std::min<std::size_t>(e.ranks().size(), WEFT_ERROR_RANKS), error->ranks);
+  write_text(*error, {e.what()});
+  return status;
+}
+
+weft_status tell(weft_error* error, const char* function, const char* text) noexcept {
+  if (error == nullptr) return WEFT_SYSTEM;
+  error->code = WEFT_SYSTEM;
+  error->op = WEFT_OP_NONE;
+  error->call = WEFT_NO_CALL;
+  error->quiesced = true;
+  error->rank_count = 0;
+  std::fill(std::begin(error->ranks), std::end(error->ranks), -1);
+  write_text(*error, {function, ": ", text});
+  return WEFT_SYSTEM;
+}
+
+}  // namespace weft::capi
+
+const char* weft_version(void) { return WEFT_VERSION; }
+
+const char* weft_status_name(weft_status status) {
+  if (status == WEFT_OK) return "ok";
+  if (status < WEFT_OK || status > WEFT_SYSTEM) return "?";
+  return weft::name(static_cast<weft::ErrorCode>(status - 1)).data();  // literals, so they end in a zero
+}

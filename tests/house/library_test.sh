@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# What libweft needs and what it gives: the C and C++ libraries and fmt, no transport's library; and among the names without C++
+# mangling those of weft.h, all of them and no others.
+#
+#   library_test.sh LIBWEFT.SO WEFT.H
+set -euo pipefail
+library=$1 header=$2
+status=0
+fail() { echo "FAILED: $*"; status=1; }
+
+needed=$(readelf -d "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
+[ -n "$needed" ] || fail "readelf names nothing that $library needs"
+for name in $needed; do
+  case $name in
+    libc.so.* | libm.so.* | libstdc++.so.* | libgcc_s.so.* | libfmt.so.* | ld-linux*) ;;
+    libasan.so.* | libubsan.so.* | libtsan.so.*) echo "a sanitizer's build: $name" ;;
+    *) fail "libweft needs $name" ;;
+  esac
+done
+# The same through what those need in turn.
+if ! grep -qE 'lib(a|ub|t)san' <<<"$needed"; then
+  strangers=$(ldd "$library" | awk '{ print $1 }' | grep -vE '^(linux-vdso|.*/ld-linux|lib(c|m|stdc\+\+|gcc_s|fmt)\.so)' || true)
+  [ -z "$strangers" ] || fail "libweft brings along $strangers"
+fi
+grep -q 'not found' <(ldd "$library") && fail "libweft does not find all it needs: $(ldd "$library")"
+
+given=$(nm -D --defined-only "$library" | awk '{ print $3 }' | grep -vE '^(_Z|_init$|_fini$)' | sort -u)
+declared=$(grep -oE '\bweft_[a-z0-9_]+\(' "$header" | tr -d '(' | sort -u)
+[ -n "$declared" ] || fail "$header declares nothing"
+difference=$(diff <(echo "$declared") <(echo "$given") || true)
+[ -z "$difference" ] || fail "weft.h declares (<) and libweft gives (>): $difference"
+[ $status -eq 0 ] && echo "libweft needs $(echo $needed), and gives $(wc -l <<<"$given") names to C"
+exit $status
