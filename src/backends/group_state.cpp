@@ -12,22 +12,9 @@
 namespace weft {
 namespace {
 
-// How often an idle waiter polls before it reads a clock, yields and sleeps. A poll is a few nanoseconds, so
-// spinning lasts some 20 µs and yielding about as long as a few scheduler turns.
-constexpr int kSpins = 2000;
-constexpr int kYields = 200;
 constexpr int kInspectEvery = 64;
 constexpr auto kInspectPause = std::chrono::milliseconds(1);
-constexpr auto kSleep = std::chrono::milliseconds(50);  // a sleeper looks for dead peers this often
 constexpr auto kDropQuiesce = std::chrono::seconds(2);
-
-void pause() noexcept {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -39,7 +26,8 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
       factory(std::move(factory_in)),
       member(m),
       token(std::move(token_in)),
-      ranks_here(ranks_here_in) {
+      ranks_here(ranks_here_in),
+      helped_(m.progress == Progress::thread && m.size > 1) {
   const int identity = m.identity < 0 ? m.rank : m.identity;
   backend_ = factory(Bringup{.context = context,
                              .store = m.store,
@@ -48,7 +36,7 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
                              .rank = m.rank,
                              .size = m.size,
                              .identity = identity,
-                             .ranks_here = ranks_here,
+                             .ranks_here = helped_ ? 2 * ranks_here : ranks_here,
                              .deadline = Deadline::after(m.deadline),
                              .test = m.test});
   if (needs_composition(backend_->traits())) backend_ = compose(std::move(backend_), m.rank, m.size);
@@ -57,10 +45,18 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
   progress_ = &context.progress(identity);
   context.arena().add_holder(this);
   progress_->add(this);
+  try {
+    if (helped_) progress_->add_helped(spin_);
+  } catch (...) {
+    progress_->remove(this);
+    context.arena().remove_holder(this);
+    throw;
+  }
 }
 
 GroupState::~GroupState() {
   progress_->remove(this);
+  if (helped_) progress_->remove_helped(spin_);
   context.arena().remove_holder(this);
 }
 
@@ -75,6 +71,7 @@ void GroupState::release() noexcept {
         fmt::format("group \"{}\": a peer may still touch buffers of a failed call; they are never reused",
                     member.name));
     progress_->remove(this);
+    if (helped_) progress_->remove_helped(spin_);
     return;
   }
   delete this;
@@ -170,6 +167,10 @@ Work GroupState::submit_checked(const Call& call) {
   const bool at_root = call.root == member.rank;
   const bool has_in = weft::has_in(call.op, at_root), has_out = weft::has_out(call.op, at_root);
   own();
+  if (failed()) {  // while the group was another thread's
+    disown();
+    throw_failure();
+  }
   if (free_ == 0) {
     if (batching_) backend_->batch(false);  // what is in it must get on, or no slot ever frees
     disown();
@@ -233,6 +234,7 @@ Work GroupState::submit_checked(const Call& call) {
   backend_->post(s);
   const std::uint32_t ticket = slot.generation.load(std::memory_order_relaxed);
   disown();
+  if (helped_) progress_->in_flight(1);
   retain();
   return Work(this, index, ticket);
 }
@@ -261,6 +263,7 @@ void GroupState::finish(std::uint32_t index) noexcept {
   slot.out.store(nullptr, std::memory_order_relaxed);
   free_ |= std::uint64_t{1} << index;
   in_flight_.store(in_flight_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
+  if (helped_) progress_->in_flight(-1);
   slot.generation.store(slot.generation.load(std::memory_order_relaxed) + 1, std::memory_order_seq_cst);
   if (asleep_.load(std::memory_order_seq_cst) > 0)
     progress_->bell().ring();  // another thread may wait for this one
@@ -315,6 +318,14 @@ bool GroupState::drive() noexcept {
   return moved;
 }
 
+bool GroupState::settled() noexcept {
+  if (in_flight_.load(std::memory_order_relaxed) == 0) return true;
+  if (!try_own()) return false;
+  const bool moved = drive_owned();
+  disown();
+  return !moved;
+}
+
 // Rare and slow: who is dead, whose deadline has passed. The deadline's clock starts here, at the first look
 // after polls have failed.
 void GroupState::inspect() noexcept {
@@ -349,6 +360,7 @@ void GroupState::expire(Slot& slot) noexcept {
 
 void GroupState::mark_failed() noexcept {
   if (failed()) return;
+  if (helped_) progress_->in_flight(-in_flight_.load(std::memory_order_relaxed));  // they stay as they are
   for (std::uint64_t left = ~free_; left != 0; left &= left - 1)
     recorder.finished(slots_[static_cast<std::uint32_t>(__builtin_ctzll(left))].record,
                       Recorder::State::failed, true);
@@ -376,6 +388,7 @@ void GroupState::throw_failure() {
 template <class Done>
 bool GroupState::drive_until(const Done& done, Deadline limit) noexcept {
   const int spins = spin_ ? kSpins : 0;
+  const ProgressList::Waiter waiter(*progress_);
   for (int idle = 0;;) {
     if (done()) return true;
     if (drive()) {
@@ -398,13 +411,8 @@ bool GroupState::drive_until(const Done& done, Deadline limit) noexcept {
       } else {
         // While this thread announced its sleep another one may have held the group, past the step that
         // matters: then nobody will ring for it, so it looks itself or stays awake.
-        progress_->sleep(std::min<Duration>(kSleep, limit.left()), [&] {
-          if (done() || limit.passed()) return true;
-          if (!try_own()) return true;
-          const bool moved = drive_owned();
-          disown();
-          return moved || done();
-        });
+        progress_->sleep(std::min<Duration>(kSleep, limit.left()),
+                         [&] { return done() || limit.passed() || !settled() || done(); });
       }
     }
   }

@@ -49,6 +49,8 @@ class GroupState final : public Driven, public BlockHolder {
   bool rings() const noexcept override {
     return rings_ || in_flight_.load(std::memory_order_relaxed) == 0;  // with nothing in flight nobody would
   }
+  bool helped() const noexcept override { return helped_; }
+  bool settled() noexcept override;
   // BlockHolder
   bool holds(const void* block, std::size_t bytes) const noexcept override;
 
@@ -106,6 +108,7 @@ class GroupState final : public Driven, public BlockHolder {
   std::unique_ptr<Backend> backend_;
   ProgressList* progress_ = nullptr;
   bool spin_ = true, rings_ = true;
+  const bool helped_;  // Progress::thread, and peers to meet
 
   std::atomic<bool> owned_{false};
   bool batching_ = false;  // the owner's

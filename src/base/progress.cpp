@@ -1,8 +1,18 @@
 #include "base/progress.hpp"
 
+#include <pthread.h>
+#include <sched.h>
+
 #include <algorithm>
+#include <cassert>
+#include <csignal>
+#include <system_error>
+
+#include "weft/base/error.hpp"
 
 namespace weft {
+
+ProgressList::~ProgressList() { assert(helped_ == 0 && "a group outlives its Context"); }
 
 void ProgressList::add(Driven* d) {
   const std::lock_guard lock(mutex_);
@@ -31,6 +41,85 @@ bool ProgressList::announce_sleep(bool asleep) noexcept {
     if (first_or_last) d->announce_sleep(asleep);
   }
   return silent;
+}
+
+// ---- the helper thread ----
+
+void ProgressList::add_helped(bool spin) {
+  const std::lock_guard lock(helper_mutex_);
+  if (helped_ == 0) {
+    ending_.store(false);
+    sigset_t all, before;  // signals are for the program's threads
+    sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      helper_ = std::thread([this] { help(); });
+      ::pthread_setname_np(helper_.native_handle(), "weft-progress");
+      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    } catch (const std::system_error& e) {
+      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+      throw_errno("Progress::thread: no helper thread", e.code().value());
+    }
+  }
+  ++helped_;
+  quiet_ += spin ? 0 : 1;
+  spin_.store(quiet_ == 0);
+}
+
+void ProgressList::remove_helped(bool spin) noexcept {
+  const std::lock_guard lock(helper_mutex_);
+  quiet_ -= spin ? 0 : 1;
+  spin_.store(quiet_ == 0);
+  if (--helped_ > 0) return;
+  ending_.store(true, std::memory_order_seq_cst);
+  bell_.ring();
+  helper_.join();
+}
+
+bool ProgressList::drive_helped() noexcept {
+  const std::lock_guard lock(mutex_);
+  bool moved = false;
+  for (Driven* d : driven_)
+    if (d->helped()) moved |= d->drive();
+  return moved;
+}
+
+bool ProgressList::settled_helped() noexcept {
+  const std::lock_guard lock(mutex_);
+  return std::all_of(driven_.begin(), driven_.end(), [](Driven* d) { return !d->helped() || d->settled(); });
+}
+
+void ProgressList::help() noexcept {
+  // Whoever changes what the helper looks at before it sleeps changes it first and looks at `resting_` after;
+  // here it is the other way round. So one of the two sees the other, and the bell's word, read before both,
+  // has moved on when the helper would fall asleep.
+  for (int idle = 0; !ending_.load(std::memory_order_seq_cst);) {
+    if (!has_to_help()) {
+      const std::uint32_t seen = bell_.read();
+      resting_.store(true, std::memory_order_seq_cst);
+      if (!has_to_help() && !ending_.load(std::memory_order_seq_cst))
+        bell_.sleep(seen, std::chrono::hours(1));
+      resting_.store(false, std::memory_order_seq_cst);
+      idle = 0;
+      continue;
+    }
+    if (drive_helped()) {
+      idle = 0;
+      continue;
+    }
+    const int spins = spin_.load(std::memory_order_relaxed) ? kSpins : 0;
+    if (++idle < spins) {
+      pause();
+    } else if (idle < spins + kYields) {
+      sched_yield();
+    } else {
+      resting_.store(true, std::memory_order_seq_cst);
+      sleep_unless(
+          [&] { return !has_to_help() || ending_.load(std::memory_order_seq_cst) || !settled_helped(); },
+          kSleep);
+      resting_.store(false, std::memory_order_seq_cst);
+    }
+  }
 }
 
 }  // namespace weft

@@ -2,12 +2,28 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "base/neighbourhood.hpp"
 
 namespace weft {
+
+/// How often an idle waiter polls before it reads a clock, yields and sleeps. A poll is a few nanoseconds, so
+/// spinning lasts some 20 µs and yielding about as long as a few scheduler turns.
+inline constexpr int kSpins = 2000;
+inline constexpr int kYields = 200;
+inline constexpr auto kSleep = std::chrono::milliseconds(50);  ///< a sleeper looks for dead peers this often
+
+inline void pause() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 /// Something with calls in flight: a process group.
 class Driven {
@@ -19,12 +35,26 @@ class Driven {
   virtual void announce_sleep(bool asleep) noexcept = 0;
   /// False: nobody rings when something has happened, so sleepers nap and look again.
   virtual bool rings() const noexcept { return true; }
+  /// The rank's helper thread drives it, too.
+  virtual bool helped() const noexcept { return false; }
+  /// Drives once more. False: something moved, or another thread has it in hand and may be past the step that
+  /// matters: who wants to sleep stays awake.
+  virtual bool settled() noexcept { return !drive(); }
 };
 
 /// All groups of one rank of this process. Thread-safe; a rank's groups may be driven by several threads.
+///
+/// One of them may be the helper thread, which drives the groups that ask for it (Driven::helped) while the
+/// program computes. It rests, unannounced, where these have nothing in flight, and where a thread of the
+/// program waits, which drives everything itself. While calls are in flight and nothing moves it sleeps as a
+/// waiter does: announced, so that peers ring. Both ways it sleeps on the rank's bell, which a submitted call
+/// rings then, too.
 class ProgressList {
  public:
   explicit ProgressList(Bell bell) : bell_(bell) {}
+  ~ProgressList();
+  ProgressList(const ProgressList&) = delete;
+  ProgressList& operator=(const ProgressList&) = delete;
   void add(Driven* d);
   /// After it returns nobody drives `d` through this list.
   void remove(Driven* d) noexcept;
@@ -39,14 +69,55 @@ class ProgressList {
   /// the peer sees the announcement and rings, which changes the word that was read before it.
   template <class Finished>
   void sleep(Duration limit, const Finished& finished) noexcept {
-    const std::uint32_t seen = bell_.read();
-    const bool nap = announce_sleep(true);
-    if (!drive_all() && !finished()) bell_.sleep(seen, nap ? std::min(limit, kNap) : limit);
-    announce_sleep(false);
+    sleep_unless([&] { return drive_all() || finished(); }, limit);
   }
   Bell bell() const noexcept { return bell_; }
 
+  /// A group wants the helper thread, which the first starts and the last ends. `spin`: it may spin; one that
+  /// says no holds for all. Throws system where there can be no thread.
+  void add_helped(bool spin);
+  void remove_helped(bool spin) noexcept;
+  /// So many calls more, or fewer, are in flight in groups that are helped.
+  void in_flight(int change) noexcept {
+    pending_.fetch_add(change, std::memory_order_seq_cst);
+    if (change > 0 && resting_.load(std::memory_order_seq_cst)) bell_.ring();
+  }
+  /// A thread of the program that drives everything until it has what it waits for: the helper rests.
+  class Waiter {
+   public:
+    explicit Waiter(ProgressList& list) noexcept
+        : list_(list), counted_(list.helped_.load(std::memory_order_relaxed) > 0) {
+      if (counted_) list_.waiters_.fetch_add(1, std::memory_order_seq_cst);
+    }
+    ~Waiter() {
+      if (counted_ && list_.waiters_.fetch_sub(1, std::memory_order_seq_cst) == 1 &&
+          list_.pending_.load(std::memory_order_seq_cst) > 0 &&
+          list_.resting_.load(std::memory_order_seq_cst))
+        list_.bell_.ring();
+    }
+    Waiter(const Waiter&) = delete;
+    Waiter& operator=(const Waiter&) = delete;
+
+   private:
+    ProgressList& list_;
+    const bool counted_;  // without a helper nobody needs to know
+  };
+
  private:
+  template <class Awake>
+  void sleep_unless(const Awake& awake, Duration limit) noexcept {
+    const std::uint32_t seen = bell_.read();
+    const bool nap = announce_sleep(true);
+    if (!awake()) bell_.sleep(seen, nap ? std::min(limit, kNap) : limit);
+    announce_sleep(false);
+  }
+  void help() noexcept;
+  bool has_to_help() const noexcept {
+    return pending_.load(std::memory_order_seq_cst) > 0 && waiters_.load(std::memory_order_seq_cst) == 0;
+  }
+  bool drive_helped() noexcept;
+  bool settled_helped() noexcept;
+
   // Long enough that napping costs a few percent of a core, short beside what made the waiter give up
   // spinning.
   static constexpr Duration kNap = std::chrono::microseconds(200);
@@ -54,6 +125,15 @@ class ProgressList {
   std::vector<Driven*> driven_;
   int sleepers_ = 0;  // threads of this rank that sleep
   Bell bell_;
+
+  std::mutex helper_mutex_;
+  std::atomic<int> helped_{0};  // groups that are helped
+  int quiet_ = 0;               // those of them that forbid spinning
+  std::thread helper_;
+  std::atomic<bool> spin_{true}, ending_{false};
+  std::atomic<bool> resting_{false};  // the helper sleeps or is about to: who has news for it rings
+  std::atomic<int> pending_{0};       // calls in flight in groups that are helped
+  std::atomic<int> waiters_{0};
 };
 
 }  // namespace weft
