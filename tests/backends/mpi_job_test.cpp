@@ -1,0 +1,251 @@
+// Ranks that an mpirun started, over the MPI it belongs to: `mpirun.openmpi -n 2 this`. WEFT_TEST_BACKEND
+// names the plug-in. Every rank runs all of it; failures of a group are mpi_test's.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <thread>
+
+#include "support/random_calls.hpp"
+#include "support/run_ranks.hpp"
+#include "weft/backends/plugin.hpp"
+
+namespace weft::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+class MpiJob : public testing::Test {
+ protected:
+  void SetUp() override {
+    const char* const name = std::getenv("WEFT_TEST_BACKEND");
+    if (name == nullptr) GTEST_SKIP() << "WEFT_TEST_BACKEND is not set; ctest starts this with mpirun";
+    options_.backend = name;
+  }
+  void run(const std::function<void(Rank&)>& body) const {
+    run_ranks(Ranks::job, job_size(), body, options_);
+  }
+
+  // What MPI reduces itself: the rest is composition's.
+  static Variety native() {
+    return {.dtypes = {DType::f32, DType::i32, DType::f64, DType::u8, DType::i16},
+            .reductions = {ReduceOp::sum}};
+  }
+  RankOptions options_;
+};
+
+std::mt19937 of_all() { return std::mt19937(11); }
+std::mt19937 of_rank(const Rank& r) { return std::mt19937(static_cast<unsigned>(100 + r.rank)); }
+
+TEST_F(MpiJob, CallsAtRandom) {
+  run([&](Rank& r) {
+    Variety v = native();
+    v.many = {1009, 5003, 40009, 300007};  // the last takes several rounds
+    calls_at_random(r, r.group(), 150, of_all(), of_rank(r), v, Memory::local);
+  });
+}
+
+// As if MPI counted to 7: every operation takes rounds, every message pieces.
+TEST_F(MpiJob, CountsBeyondTheLimitOfMpi) {
+  options_.hooks.max_count = 7;
+  run([&](Rank& r) { calls_at_random(r, r.group(), 150, of_all(), of_rank(r), native(), Memory::local); });
+}
+
+TEST_F(MpiJob, WithoutSafeBuffers) {
+  for (const std::int64_t limit : {0, 7}) {
+    options_.hooks.max_count = limit;
+    run([&](Rank& r) {
+      ::setenv("WEFT_MPI_SAFE_BUFFERS", "off", 1);
+      const ProcessGroup made = ProcessGroup::create(r.context, options_.backend, r.membership());
+      ::unsetenv("WEFT_MPI_SAFE_BUFFERS");
+      EXPECT_FALSE(made.traits().promises.quiesces);
+      ProcessGroup& g = const_cast<ProcessGroup&>(made);
+      Variety v = native();
+      if (limit == 0) v.many = {1009, 40009};
+      calls_at_random(r, g, 100, of_all(), of_rank(r), v, Memory::local);
+    });
+  }
+}
+
+TEST_F(MpiJob, WithoutComparison) {
+  run([&](Rank& r) {
+    ::setenv("WEFT_MPI_CHECK", "off", 1);
+    ProcessGroup g = ProcessGroup::create(r.context, options_.backend, r.membership());
+    ::unsetenv("WEFT_MPI_CHECK");
+    EXPECT_FALSE(g.traits().promises.checks_calls);
+    calls_at_random(r, g, 100, of_all(), of_rank(r), native(), Memory::local);
+  });
+}
+
+TEST_F(MpiJob, EveryNativeReduction) {
+  run([&](Rank& r) {
+    const Traits& traits = *known_traits(options_.backend);
+    for (int k = 0; k < kReduceKindCount; ++k) {
+      for (int d = 0; d < kDTypeCount; ++d) {
+        const ReduceOp op = reduction(static_cast<ReduceOp::Kind>(k));
+        const auto dtype = static_cast<DType>(d);
+        if (!traits.reduces_itself(op.kind, dtype)) continue;
+        const std::int64_t count = 37;
+        const Tensor in(r.context, Shape{count}, dtype), out(r.context, Shape{count}, dtype);
+        for (std::int64_t i = 0; i < count; ++i) store(in, i, input(op, dtype, r.rank, i));
+        r.group().all_reduce(in, out, {.op = op}).wait();
+        for (std::int64_t i = 0; i < count; ++i)
+          ASSERT_EQ(load(out, i), combined(op, dtype, r.size, i))
+              << name(dtype) << " " << name(op) << " [" << i << "]";
+      }
+    }
+  });
+}
+
+// MPI leaves these open; its operation for them is ours.
+TEST_F(MpiJob, MinAndMaxKnowNanAndSignedZeros) {
+  run([&](Rank& r) {
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    const std::vector<float> in{r.rank == 1 ? nan : 1.0f, r.rank == 0 ? nan : 2.0f,
+                                r.rank == 0 ? 0.0f : -0.0f, r.rank == 0 ? -0.0f : 0.0f};
+    std::vector<float> low(4), high(4);
+    r.group().all_reduce(view(in), view(low), {.op = ReduceOp::min}).wait();
+    r.group().all_reduce(view(in), view(high), {.op = ReduceOp::max}).wait();
+    for (const auto* out : {&low, &high}) {
+      EXPECT_TRUE(std::isnan((*out)[0]));
+      EXPECT_TRUE(std::isnan((*out)[1]));
+    }
+    for (const std::size_t i : {2, 3}) {
+      EXPECT_TRUE(std::signbit(low[i])) << i;
+      EXPECT_FALSE(std::signbit(high[i])) << i;
+    }
+  });
+}
+
+TEST_F(MpiJob, MessagesOfAnyTagAndSizeInAnyOrder) {
+  run([&](Rank& r) {
+    ProcessGroup& g = r.group();
+    const int next = (r.rank + 1) % r.size, before = (r.rank + r.size - 1) % r.size;
+    // Large both ways, sends first; tags at both ends; received in the opposite order.
+    const std::vector<int> tags{0, 1, 32767, 32768, 2147483647};
+    std::vector<std::vector<std::int32_t>> out, in;
+    std::vector<Work> works;
+    for (std::size_t i = 0; i < tags.size(); ++i) {
+      const auto count = static_cast<std::size_t>(i % 2 ? 500000 : 5);
+      out.emplace_back(count, r.rank * 100 + tags[i] % 7 + static_cast<int>(i));
+      in.emplace_back(count, -1);
+    }
+    for (std::size_t i = 0; i < tags.size(); ++i)
+      works.push_back(g.send(view(out[i]), next, {.tag = tags[i]}));
+    for (std::size_t i = tags.size(); i-- > 0;)
+      works.push_back(g.recv(view(in[i]), before, {.tag = tags[i]}));
+    for (Work& w : works) w.wait();
+    for (std::size_t i = 0; i < tags.size(); ++i)
+      for (const std::int32_t x : in[i]) ASSERT_EQ(x, before * 100 + tags[i] % 7 + static_cast<int>(i));
+    // To itself, small and large, and in order of the tag's sends.
+    for (const std::size_t count : {std::size_t{3}, std::size_t{100000}}) {
+      std::vector<std::int32_t> a(count, 1), b(count, 2), x(count), y(count);
+      Work sends[] = {g.send(view(a), r.rank, {.tag = 5}), g.send(view(b), r.rank, {.tag = 5})};
+      Work recvs[] = {g.recv(view(x), r.rank, {.tag = 5}), g.recv(view(y), r.rank, {.tag = 5})};
+      for (Work& w : sends) w.wait();
+      for (Work& w : recvs) w.wait();
+      EXPECT_EQ(x, a);
+      EXPECT_EQ(y, b);
+    }
+  });
+}
+
+// A broadcast's root needs nobody.
+TEST_F(MpiJob, ARootRunsAhead) {
+  run([&](Rank& r) {
+    ProcessGroup& g = r.group();
+    g.barrier().wait();
+    std::vector<float> x(4, static_cast<float>(r.rank));
+    if (r.rank == 0) {
+      for (int i = 0; i < 16; ++i) {
+        x.assign(4, static_cast<float>(i));
+        g.broadcast(view(std::as_const(x)), view(x), 0).wait();
+      }
+      r.store->set("root is through", "1");
+    } else {
+      r.store->get("root is through", Deadline::after(20s));
+      for (int i = 0; i < 16; ++i) {
+        g.broadcast(view(std::as_const(x)), view(x), 0).wait();
+        ASSERT_EQ(x[3], static_cast<float>(i));
+      }
+    }
+  });
+}
+
+TEST_F(MpiJob, SubgroupsAndManyGroupsOneAfterAnother) {
+  run([&](Rank& r) {
+    for (int i = 0; i < 60; ++i) {
+      ProcessGroup half = r.group().split(r.rank % 2, -r.rank);
+      std::vector<std::int32_t> mine{r.rank}, sum{0};
+      half.all_reduce(view(mine), view(sum)).wait();
+      int expected = 0;
+      for (int other = r.rank % 2; other < r.size; other += 2) expected += other;
+      ASSERT_EQ(sum[0], expected);
+    }
+  });
+}
+
+TEST_F(MpiJob, TwoGroupsOfTheSameRanksFromTwoThreads) {
+  run([&](Rank& r) {
+    ProcessGroup a = r.group().duplicate(), b = r.group().duplicate();
+    const auto use = [&](ProcessGroup& g, unsigned seed) {
+      calls_at_random(r, g, 60, std::mt19937(seed), std::mt19937(seed + static_cast<unsigned>(r.rank)),
+                      native(), Memory::local);
+    };
+    std::thread other([&] { use(b, 2); });
+    use(a, 1);
+    other.join();
+  });
+}
+
+// Threads that make groups at once: no order is agreed on between ranks.
+TEST_F(MpiJob, GroupsAreMadeByTwoThreadsAtOnce) {
+  run([&](Rank& r) {
+    std::vector<int> everybody(static_cast<std::size_t>(r.size));
+    std::iota(everybody.begin(), everybody.end(), 0);
+    const auto make = [&](const std::string& name) {
+      for (int i = 0; i < 10; ++i) {
+        ProcessGroup g = r.group().subgroup(name, everybody);
+        g.barrier().wait();
+      }
+    };
+    const std::string names[] = {"x", "y"};
+    std::thread other([&] { make(names[r.rank % 2]); });
+    make(names[(r.rank + 1) % 2]);
+    other.join();
+  });
+}
+
+TEST_F(MpiJob, TraitsAreTheTable) {
+  run([&](Rank& r) {
+    const Traits& known = *known_traits(options_.backend);
+    EXPECT_EQ(r.group().traits().name, known.name);
+    EXPECT_EQ(r.group().traits().promises, known.promises);
+    EXPECT_EQ(r.group().traits().reduces, known.reduces);
+    EXPECT_FALSE(known.reduces_itself(ReduceOp::Kind::sum, DType::bf16));
+  });
+}
+
+TEST_F(MpiJob, SwitchesAreOnOrOff) {
+  if (job_size() < 2) GTEST_SKIP() << "needs two ranks";
+  run([&](Rank& r) {
+    const auto create = [&](const char* name) {
+      Membership m = r.membership(name);
+      return ProcessGroup::create(r.context, options_.backend, m);
+    };
+    ::setenv("WEFT_MPI_CHECK", "perhaps", 1);
+    EXPECT_STREQ(error_of([&] { create("a"); }).what(), "WEFT_MPI_CHECK is \"perhaps\"; expected on or off");
+    ::setenv("WEFT_MPI_CHECK", r.rank == 1 ? "off" : "on", 1);
+    const Error e = error_of([&] { create("b"); });
+    ::unsetenv("WEFT_MPI_CHECK");
+    EXPECT_EQ(e.code(), ErrorCode::mismatch);
+    if (r.rank == 0) {
+      EXPECT_STREQ(
+          e.what(),
+          "group \"b\": WEFT_MPI_CHECK is off on rank 1, on on rank 0; expected the same on all ranks "
+          "[rank 0]");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace weft::test
