@@ -202,9 +202,10 @@ TEST_F(MpiJob, GroupsAreMadeByTwoThreadsAtOnce) {
   run([&](Rank& r) {
     std::vector<int> everybody(static_cast<std::size_t>(r.size));
     std::iota(everybody.begin(), everybody.end(), 0);
+    ProcessGroup& world = r.group();
     const auto make = [&](const std::string& name) {
       for (int i = 0; i < 10; ++i) {
-        ProcessGroup g = r.group().subgroup(name, everybody);
+        ProcessGroup g = world.subgroup(name, everybody);
         g.barrier().wait();
       }
     };
