@@ -36,6 +36,9 @@ struct Checker {
     if ((v.device.kind != DeviceKind::cpu) != traits.device)
       wrong(ErrorCode::unsupported, "{} is on {}; backend {} moves {} memory", which, to_string(v.device),
             traits.name, traits.device ? "cuda" : "cpu");
+    if (traits.device && v.device.index != traits.device_index)
+      wrong(ErrorCode::bad_argument, "{} is on {}; expected {} (the device of the group)", which,
+            to_string(v.device), to_string(Device{DeviceKind::cuda, traits.device_index}));
     if (!v.contiguous())
       wrong(ErrorCode::bad_argument, "{} is not contiguous: shape {} has strides {}", which,
             to_string(v.shape), to_string(v.strides));

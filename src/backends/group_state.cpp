@@ -136,15 +136,24 @@ Work GroupState::submit_all(std::span<const Call> calls) {
     GroupState& group;
     explicit Batch(GroupState& g) : group(g) { group.batch(true); }
     ~Batch() { group.batch(false); }
-  } batch(*this);
-  for (const Call& c : calls) {
-    Work work = submit_checked(c);
-    if (!work.valid()) continue;
-    if (last->valid()) {
-      last->more_ = std::make_unique<Work>(std::move(work));
-      last = last->more_.get();
-    } else {
-      *last = std::move(work);
+  };
+  // A batch has room before it begins, so that all ranks divide the calls into the same batches, however full
+  // their rings are: NCCL wants what starts together on one rank to start together on all.
+  while (!calls.empty()) {
+    const auto some = calls.first(std::min<std::size_t>(calls.size(), kSlots));
+    calls = calls.subspan(some.size());
+    own_room(static_cast<int>(some.size()), some.front());
+    disown();
+    const Batch batch(*this);
+    for (const Call& c : some) {
+      Work work = submit_checked(c);
+      if (!work.valid()) continue;
+      if (last->valid()) {
+        last->more_ = std::make_unique<Work>(std::move(work));
+        last = last->more_.get();
+      } else {
+        *last = std::move(work);
+      }
     }
   }
   return first;
@@ -157,47 +166,55 @@ void GroupState::batch(bool begin) noexcept {
   disown();
 }
 
-Work GroupState::submit_checked(const Call& call) {
-  const OpRow r = row(call.op);
-  if (failed()) throw_failure();
-  if (member.size == 1 && r.collective) {
-    alone(call);
-    return {};
-  }
-  const bool at_root = call.root == member.rank;
-  const bool has_in = weft::has_in(call.op, at_root), has_out = weft::has_out(call.op, at_root);
+// Owns the group once that many slots are free. A batch that is open and in the way is started: what is in it
+// must get on, or no slot ever frees.
+void GroupState::own_room(int slots, const Call& call) {
+  const auto room = [&] { return __builtin_popcountll(free_) >= slots; };
   own();
   if (failed()) {  // while the group was another thread's
     disown();
     throw_failure();
   }
-  if (free_ == 0) {
-    if (batching_) backend_->batch(false);  // what is in it must get on, or no slot ever frees
-    disown();
-    const Duration limit = call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline;
-    bool got = false;  // a free slot, and the group is ours
-    drive_until(
-        [&] {
-          if (got || failed()) return true;
-          own();
-          got = free_ != 0;
-          if (!got) disown();
-          return got;
-        },
-        Deadline::after(limit));
-    if (failed()) {
-      if (got) disown();
-      throw_failure();
-    }
-    if (!got) {
-      throw Error(Failure{.code = ErrorCode::timeout,
-                          .text = fmt::format("{}: {} calls in flight and none finished within {:.3g} s{}",
-                                              name(call.op), kSlots, seconds(limit), tail()),
-                          .op = call.op,
-                          .ranks = {}});
-    }
-    if (batching_) backend_->batch(true);
+  if (room()) return;
+  const bool batching = batching_;
+  if (batching) backend_->batch(false);
+  disown();
+  const Duration limit = call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline;
+  bool got = false;  // enough slots, and the group is ours
+  drive_until(
+      [&] {
+        if (got || failed()) return true;
+        own();
+        got = room();
+        if (!got) disown();
+        return got;
+      },
+      Deadline::after(limit));
+  if (failed()) {
+    if (got) disown();
+    throw_failure();
   }
+  if (!got) {
+    throw Error(
+        Failure{.code = ErrorCode::timeout,
+                .text = fmt::format("{}: {} calls in flight and {} finished within {:.3g} s{}", name(call.op),
+                                    kSlots, slots == 1 ? "none" : "too few", seconds(limit), tail()),
+                .op = call.op,
+                .ranks = {}});
+  }
+  if (batching) backend_->batch(true);
+}
+
+Work GroupState::submit_checked(const Call& call) {
+  const OpRow r = row(call.op);
+  if (failed()) throw_failure();
+  if (member.size == 1 && r.collective && !traits().device) {
+    alone(call);
+    return {};
+  }
+  const bool at_root = call.root == member.rank;
+  const bool has_in = weft::has_in(call.op, at_root), has_out = weft::has_out(call.op, at_root);
+  own_room(1, call);
   const auto index = static_cast<std::uint32_t>(__builtin_ctzll(free_));
   free_ &= free_ - 1;
   Slot& slot = slots_[index];
@@ -439,9 +456,18 @@ bool GroupState::wait(std::uint32_t slot, std::uint32_t ticket, std::optional<Du
 
 bool GroupState::wait_on(std::uint32_t slot, std::uint32_t ticket, void* stream) {
   if (finished(slot, ticket)) return true;
-  own();
-  const bool there = finished(slot, ticket) || (!failed() && backend_->wait_on(slots_[slot].op, stream));
-  disown();
+  if (traits().progress != ProgressStyle::stream) return false;
+  // Not before the call has been given to the device, which may take some steps: those are driven here.
+  bool there = false;
+  drive_until(
+      [&] {
+        if (there || failed()) return true;
+        own();
+        there = finished(slot, ticket) || backend_->wait_on(slots_[slot].op, stream);
+        disown();
+        return there;
+      },
+      Deadline::never());
   return there;
 }
 

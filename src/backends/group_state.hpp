@@ -81,6 +81,7 @@ class GroupState final : public Driven, public BlockHolder {
 
   ~GroupState() override;
   Work submit_checked(const Call& call);
+  void own_room(int slots, const Call& call);
   void alone(const Call& call);
   void keep_blocks(Slot& slot, const Call& call);
   void batch(bool begin) noexcept;

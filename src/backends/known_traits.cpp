@@ -50,8 +50,34 @@ Traits mpi(std::string_view name) {
   return t;
 }
 
-const Traits kTable[] = {shm(), mpi("mpi-openmpi"), mpi("mpi-mpich")};
-const std::string_view kNames[] = {"shm", "mpi-openmpi", "mpi-mpich"};
+// Averages and 16-bit sums round as NCCL does, hop by hop. What it does not combine cannot be composed
+// either: the host does not compute on device memory.
+Traits nccl() {
+  Traits t{.name = "nccl", .ops = kAllOps, .dtypes = kAllDTypes};
+  constexpr DTypeSet floating =
+      dtype_bit(DType::f64) | dtype_bit(DType::f32) | dtype_bit(DType::f16) | dtype_bit(DType::bf16);
+  constexpr DTypeSet integers = dtype_bit(DType::i8) | dtype_bit(DType::i32) | dtype_bit(DType::i64) |
+                                dtype_bit(DType::u8) | dtype_bit(DType::u32) | dtype_bit(DType::u64);
+  constexpr DTypeSet complex = dtype_bit(DType::c64) | dtype_bit(DType::c128);
+  const auto reduces = [&](ReduceOp::Kind kind, DTypeSet dtypes) {
+    t.reduces[static_cast<std::size_t>(kind)] = dtypes;
+  };
+  reduces(ReduceOp::Kind::sum, floating | integers | complex);
+  reduces(ReduceOp::Kind::avg, floating | integers | complex);
+  reduces(ReduceOp::Kind::prod, floating | integers);
+  reduces(ReduceOp::Kind::premul_sum, floating | integers);
+  reduces(ReduceOp::Kind::min, floating | integers | dtype_bit(DType::boolean));
+  reduces(ReduceOp::Kind::max, floating | integers | dtype_bit(DType::boolean));
+  t.device = true;
+  t.progress = ProgressStyle::stream;
+  t.rings = false;
+  t.promises = {
+      .deadline = true, .names_absent = true, .survives_death = true, .revocable = true, .quiesces = true};
+  return t;
+}
+
+const Traits kTable[] = {shm(), mpi("mpi-openmpi"), mpi("mpi-mpich"), nccl()};
+const std::string_view kNames[] = {"shm", "mpi-openmpi", "mpi-mpich", "nccl"};
 
 }  // namespace
 

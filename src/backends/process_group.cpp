@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <numeric>
 #include <utility>
 
@@ -26,6 +27,24 @@ void check_membership(const Membership& m) {
   const int identity = m.identity < 0 ? m.rank : m.identity;
   if (identity >= Neighbourhood::kMaxIdentities)
     wrong(fmt::format("identity is {}; expected at most {}", identity, Neighbourhood::kMaxIdentities - 1));
+}
+
+// all[r] = mine of rank r, where the transport does not move the host's memory.
+void gather_by_store(GroupState& group, const std::array<std::int32_t, 2>& mine,
+                     std::span<std::array<std::int32_t, 2>> all) {
+  const Membership& m = group.member;
+  all[static_cast<std::size_t>(m.rank)] = mine;
+  if (m.size == 1) return;
+  const std::string token = group.next_token("gather", {});
+  const Deadline deadline = Deadline::after(m.deadline);
+  m.store->set(fmt::format("{}/{}", token, m.rank), fmt::format("{} {}", mine[0], mine[1]));
+  for (int r = 0; r < m.size; ++r) {
+    const std::string text = m.store->get(fmt::format("{}/{}", token, r), deadline);
+    char* end = nullptr;
+    auto& theirs = all[static_cast<std::size_t>(r)];
+    theirs[0] = static_cast<std::int32_t>(std::strtol(text.c_str(), &end, 10));
+    theirs[1] = static_cast<std::int32_t>(std::strtol(end, nullptr, 10));
+  }
 }
 
 }  // namespace
@@ -153,7 +172,11 @@ ProcessGroup ProcessGroup::split(int color, int key) {
                             color, name(), rank()));
   const std::array<std::int32_t, 2> mine{color, key};
   std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
-  all_gather(view(mine.data(), 2), view(all.data()->data(), 2 * size())).wait();
+  if (traits().device) {
+    gather_by_store(*state_, mine, all);
+  } else {
+    all_gather(view(mine.data(), 2), view(all.data()->data(), 2 * size())).wait();
+  }
   if (color == -1) return {};
   std::vector<int> ranks;
   for (int r = 0; r < size(); ++r)

@@ -53,6 +53,7 @@ struct Traits {
   std::array<DTypeSet, kReduceKindCount> reduces{};
   bool native_is_canonical = false;  ///< its own order is the canonical tree, with the canonical rounding
   bool device = false;               ///< it moves CUDA memory; false: host memory
+  std::int16_t device_index = 0;     ///< of a group on a device: whose memory it moves
   ProgressStyle progress = ProgressStyle::polled;
   Promises promises{};
   bool spin = true;  ///< a waiter may spin: no more ranks here than usable cores

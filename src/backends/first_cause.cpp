@@ -1,0 +1,47 @@
+#include "backends/first_cause.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <sstream>
+
+namespace weft {
+
+// "code op call n rank…\ntext"
+std::string encode(const Failure& why) {
+  return fmt::format("{} {} {} {} {}\n{}", static_cast<int>(why.code), static_cast<int>(why.op), why.call,
+                     why.ranks.size(), fmt::join(why.ranks, " "), why.text);
+}
+
+Failure decode_failure(const std::string& text) {
+  const std::size_t end = std::min(text.find('\n'), text.size());
+  std::istringstream head(text.substr(0, end));
+  int code = 0, op = 0;
+  std::size_t n = 0;
+  Failure why;
+  head >> code >> op >> why.call >> n;
+  why.code = static_cast<ErrorCode>(code);
+  why.op = static_cast<Op>(op);
+  for (int r = 0; why.ranks.size() < n && head >> r;) why.ranks.push_back(r);
+  if (end < text.size()) why.text = text.substr(end + 1);
+  return why;
+}
+
+Failure FirstCause::raise(const Failure& why) const noexcept {
+  try {
+    if (store_ != nullptr) return decode_failure(store_->compare_set(key_, "", encode(why)));
+  } catch (const std::exception&) {  // the Store is gone: every rank tells its own story
+  }
+  return why;
+}
+
+std::optional<Failure> FirstCause::look() const noexcept {
+  try {
+    if (store_ == nullptr) return std::nullopt;
+    if (const std::optional<std::string> text = store_->try_get(key_)) return decode_failure(*text);
+  } catch (const std::exception&) {}
+  return std::nullopt;
+}
+
+}  // namespace weft

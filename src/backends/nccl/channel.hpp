@@ -1,0 +1,116 @@
+// A communicator, the stream that its work runs on, and the calls that wait to be started there. Used by one
+// thread at a time.
+//
+// Communicators are non-blocking: NCCL may answer "in progress" and must then be asked until it is done
+// before it takes the next call. So calls are queued, and started one after the other by advance(). A call
+// goes through three stages:
+//
+//   queued     its `ready` event is recorded on the caller's stream
+//   launching  given to NCCL, behind `ready`, on the channel's stream; NCCL still works on the launch
+//   running    its `done` event is recorded behind it; the device does the rest
+//
+// Ranks must start the same calls together or apart: NCCL plans what is started together as one. So only the
+// calls of one batch, which the caller made as one on every rank, share a group start and end.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include "backends/nccl/nccl_api.hpp"
+#include "weft/backends/backend.hpp"
+
+namespace weft::nccl {
+
+/// The table with every result looked at. Throws Error: "ncclAllReduce: invalid usage (…)".
+struct Driver {
+  const NcclApi& api;
+  int device = 0;
+  void check(const char* what, Result r, Comm* comm = nullptr) const;  // in_progress is fine
+  void check(const char* what, CudaResult r) const;
+};
+
+/// Makes the driver's device the thread's current one, and the former one again at the end.
+class DeviceScope {
+ public:
+  explicit DeviceScope(const Driver& driver);
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  const Driver& driver_;
+  int before_ = 0;
+};
+
+/// Events that are not in use, kept: making one takes the driver's lock.
+class EventPool {
+ public:
+  explicit EventPool(const Driver& driver) : driver_(driver) {}
+  ~EventPool();
+  EventPool(const EventPool&) = delete;
+  EventPool& operator=(const EventPool&) = delete;
+  Event take();
+  void give_back(Event& event) noexcept;  // null afterwards
+
+ private:
+  const Driver& driver_;
+  std::vector<Event> free_;
+};
+
+class Channel;
+enum class Stage : std::uint8_t { queued, launching, running };
+
+/// What a call has in the scratch of its slot.
+struct Ticket {
+  Stage stage = Stage::queued;
+  Channel* channel = nullptr;
+  std::uint64_t batch = 0;  ///< calls of one number are started together; 0: alone
+  Event ready = nullptr, done = nullptr;
+};
+static_assert(sizeof(Ticket) <= sizeof(OpState::scratch));
+inline Ticket& ticket(OpState& s) noexcept { return *reinterpret_cast<Ticket*>(s.scratch.data()); }
+
+class Channel {
+ public:
+  /// `word`: a byte of device memory for barriers. Makes the stream.
+  Channel(const Driver& driver, EventPool& events, int rank, int size, std::byte* word);
+  /// Aborts the communicator where it is still there.
+  ~Channel();
+  Channel(const Channel&) = delete;
+  Channel& operator=(const Channel&) = delete;
+
+  /// Begins to connect; advance() goes on.
+  void connect(const UniqueId& id);
+  bool connected() const noexcept { return comm_ != nullptr && !busy_; }
+  void queue(OpState& s) { queue_.push_back(&s); }
+  /// Takes what steps there are; `open_batch` is not started yet. True: one was taken. Throws.
+  bool advance(std::uint64_t open_batch);
+  /// Throws what NCCL found out by itself since the launch.
+  void check_health() const;
+  Stream stream() const noexcept { return stream_; }
+  /// From now on the caller's to end.
+  Comm* release_comm() noexcept {
+    Comm* const comm = comm_;
+    comm_ = nullptr;
+    return comm;
+  }
+
+ private:
+  void start();
+  void enqueue(const OpState& s) const;  // ops.cpp
+  void send(const OpState& s, Block block, int to) const;
+  void recv(const OpState& s, Block block, int from) const;
+  void copy_own(const OpState& s, Block from, Block to) const;
+
+  const Driver& driver_;
+  EventPool& events_;
+  const int rank_, size_;
+  std::byte* const word_;
+  Stream stream_ = nullptr;
+  Comm* comm_ = nullptr;
+  bool busy_ = false;  // connecting or launching
+  std::deque<OpState*> queue_;
+  std::vector<OpState*> launching_;
+};
+
+}  // namespace weft::nccl

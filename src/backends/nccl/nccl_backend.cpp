@@ -1,0 +1,558 @@
+// Streams: a call waits on the group's own stream for what the caller's stream had been given before the call
+// (an event), and the caller's stream waits for the call only where the caller says so (wait_on). The host
+// never waits for a device here.
+//
+// Collectives run on one communicator. Messages do not: NCCL runs what is given to a communicator one after
+// the other, so that a send whose receiver is late would hold up everything behind it, and two ranks that
+// both send before they receive would wait for ever. So every (source, destination, tag) has a lane of its
+// own, a communicator of the two made at its first use, in which only the source sends. A message to oneself
+// is a copy.
+//
+// Failure: the first cause is a key in the Store. Whoever has one, or finds one there, aborts its
+// communicators on a thread of its own, because an abort waits for kernels, which wait for streams of the
+// caller's. When that is done nobody is in the callers' memory any more.
+#include "backends/nccl/nccl_backend.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <thread>
+#include <tuple>
+
+#include "backends/first_cause.hpp"
+#include "backends/nccl/channel.hpp"
+#include "backends/op_table.hpp"
+#include "weft/backends/plugin.hpp"
+
+namespace weft::nccl {
+namespace {
+
+constexpr Duration kLookAtStore = std::chrono::milliseconds(50);  // how often a rank that waits does
+constexpr Duration kLookAtMost = std::chrono::milliseconds(500);
+constexpr auto kLookForLane = std::chrono::milliseconds(1);
+constexpr auto kLeave = std::chrono::seconds(1);  // for peers to leave too, before the rest is aborted
+constexpr auto kNap = std::chrono::microseconds(200);
+constexpr std::size_t kMostLanes = 64;
+
+int usable_cores() noexcept {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+
+/// The end of communicators that have failed, on a thread of its own. Touches nothing of the backend's, so
+/// that the backend may go while a stuck device keeps it.
+struct Abortion {
+  Driver driver;
+  std::vector<Comm*> comms;
+  std::vector<Stream> streams;
+  std::atomic<bool> over{false};
+
+  static void run(const std::shared_ptr<Abortion>& a) noexcept {
+    const NcclApi& api = a->driver.api;
+    api.cudaSetDevice(a->driver.device);
+    for (Comm* const comm : a->comms) api.ncclCommAbort(comm);
+    for (const Stream stream : a->streams)
+      while (api.cudaStreamQuery(stream) == CudaResult::not_ready) std::this_thread::sleep_for(kNap);
+    a->over.store(true, std::memory_order_release);
+  }
+};
+
+class NcclBackend final : public Backend {
+ public:
+  NcclBackend(const NcclApi& api, const Bringup& b);
+  ~NcclBackend() override;
+  const Traits& traits() const noexcept override { return traits_; }
+  void post(OpState& s) noexcept override;
+  Step poll(OpState& s) noexcept override;
+  bool healthy() noexcept override;
+  std::vector<int> missing(const OpState& s, std::string& story) noexcept override;
+  void fail(const Failure& why) noexcept override { raise(why); }
+  Failure failure() const override;
+  bool quiet() const noexcept override;
+  bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept override;
+  void announce_sleep(bool) noexcept override {}  // nobody rings: the device cannot
+  void batch(bool begin) noexcept override;
+  bool wait_on(OpState& s, void* stream) noexcept override;
+
+ private:
+  /// Of one (source, destination, tag).
+  struct Lane {
+    std::unique_ptr<Channel> channel;  // none: a lane to oneself
+    std::string key;                   // under which the source publishes the communicator's id
+    bool named = false;                // the id is known
+    Clock::time_point looked{};
+    std::deque<OpState*> sends, receives;  // of a lane to oneself
+  };
+
+  std::string key(std::string_view what, int r) const {
+    return fmt::format("{}/nccl/{}/{}", token_, what, r);
+  }
+  std::string left_key() const { return token_ + "/nccl/left"; }
+  void meet(const Bringup& b);
+  void connect(const Bringup& b);
+  Lane& lane(const OpState& s);
+  bool advance(Lane& lane);
+  bool advance(OpState& s);
+  void match_own(Lane& lane);
+  void drop(Ticket& t) noexcept {
+    events_->give_back(t.ready);
+    events_->give_back(t.done);
+  }
+  /// Runs `step` on the device, unless the group has failed; what it throws fails the group.
+  template <class Step>
+  void guarded(const OpState* s, const Step& step) noexcept;
+  void raise(const Failure& why) noexcept;
+  void abort() noexcept;
+  void leave() noexcept;
+
+  const int rank_, size_;
+  const std::string token_, name_;
+  const std::shared_ptr<Store> store_;
+  const FirstCause first_cause_;
+  Traits traits_;
+  Driver driver_;
+
+  // Guards what follows up to the next blank line. Held for a few calls of the driver, never while something
+  // is waited for: abort() takes the communicators out and ends them outside.
+  std::mutex mutex_;
+  std::byte* word_ = nullptr;
+  std::unique_ptr<EventPool> events_;
+  std::unique_ptr<Channel> main_;
+  std::map<std::tuple<int, int, int>, Lane> lanes_;
+  std::uint64_t batch_ = 0, open_batch_ = 0;
+  std::uint64_t came_ = 0, told_ = 0;  // collectives posted, and as last told the others
+
+  Clock::time_point waits_since_{}, looked_{};  // healthy() alone
+  std::uint64_t waits_at_ = 0;
+
+  mutable std::mutex cause_mutex_;  // taken last
+  std::atomic<bool> failed_{false};
+  Failure cause_;
+  std::shared_ptr<Abortion> abortion_;
+};
+
+NcclBackend::NcclBackend(const NcclApi& api, const Bringup& b)
+    : rank_(b.rank),
+      size_(b.size),
+      token_(b.token),
+      name_(b.name),
+      store_(b.size > 1 ? b.store : nullptr),
+      first_cause_(store_, b.token),
+      traits_(*known_traits("nccl")),
+      driver_{api} {
+  if (const std::string why = obstacle(api); !why.empty())
+    throw Error(ErrorCode::unsupported, fmt::format("group \"{}\": nccl: {} [rank {}]", b.name, why, b.rank));
+  driver_.check("cudaGetDevice", api.cudaGetDevice(&driver_.device));
+  traits_.device_index = static_cast<std::int16_t>(driver_.device);
+  traits_.spin = b.ranks_here <= usable_cores();
+  try {
+    meet(b);
+    connect(b);
+  } catch (const Error& e) {
+    main_.reset();
+    if (word_ != nullptr) api.cudaFree(word_);
+    Failure why{e.code(), e.what(), e.op(), e.call(), {e.ranks().begin(), e.ranks().end()}};
+    first_cause_.raise(why);
+    throw;
+  }
+}
+
+// Everybody says that it is there, so that who is not can be named; NCCL itself only waits.
+void NcclBackend::meet(const Bringup& b) {
+  if (size_ == 1) return;
+  const auto began = Clock::now();
+  store_->set(key("here", rank_), fmt::format("{}", size_));
+  try {
+    for (int r = 0; r < size_; ++r) {
+      const std::string size = store_->get(key("here", r), b.deadline);
+      if (size != fmt::format("{}", size_))
+        throw Error(Failure{.code = ErrorCode::mismatch,
+                            .text = fmt::format("group \"{}\": rank {} says size {}, rank {} says {}", name_,
+                                                r, size, rank_, size_),
+                            .ranks = {r, rank_}});
+    }
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::timeout) throw;
+    std::vector<int> absent;
+    for (int r = 0; r < size_; ++r)
+      if (!store_->try_get(key("here", r))) absent.push_back(r);
+    throw Error(Failure{.code = ErrorCode::timeout,
+                        .text = fmt::format("group \"{}\": rank{} {} did not join within {:.3g} s [rank {}]",
+                                            name_, absent.size() == 1 ? "" : "s", fmt::join(absent, ", "),
+                                            seconds(Clock::now() - began), rank_),
+                        .ranks = absent});
+  }
+}
+
+void NcclBackend::connect(const Bringup& b) {
+  const auto began = Clock::now();
+  void* word = nullptr;
+  driver_.check("cudaMalloc", driver_.api.cudaMalloc(&word, 1));
+  word_ = static_cast<std::byte*>(word);
+  events_ = std::make_unique<EventPool>(driver_);
+  main_ = std::make_unique<Channel>(driver_, *events_, rank_, size_, word_);
+  UniqueId id{};
+  if (rank_ == 0) {
+    driver_.check("ncclGetUniqueId", driver_.api.ncclGetUniqueId(&id));
+    if (store_) store_->set(key("id", 0), std::string_view(id.bytes, sizeof(id.bytes)));
+  } else {
+    const std::string text = store_->get(key("id", 0), b.deadline);
+    std::memcpy(id.bytes, text.data(), std::min(text.size(), sizeof(id.bytes)));
+  }
+  main_->connect(id);
+  for (Duration nap = kNap;; nap = std::min<Duration>(2 * nap, std::chrono::milliseconds(5))) {
+    main_->advance(0);
+    if (main_->connected()) return;
+    if (b.deadline.passed())
+      throw Error(ErrorCode::timeout,
+                  fmt::format("group \"{}\": NCCL did not connect the ranks within {:.3g} s "
+                              "[rank {}]",
+                              name_, seconds(Clock::now() - began), rank_));
+    if (Clock::now() - looked_ > kLookAtStore) {
+      looked_ = Clock::now();
+      if (const auto why = first_cause_.look()) throw Error(*why);
+    }
+    std::this_thread::sleep_for(nap);
+  }
+}
+
+// The device is asked to be done with everything first; GroupState keeps a group whose abort hangs.
+NcclBackend::~NcclBackend() {
+  try {
+    const DeviceScope scope(driver_);
+    if (!failed_.load()) leave();
+    if (failed_.load()) {
+      for (const Deadline limit = Deadline::after(kLeave); !quiet() && !limit.passed();)
+        std::this_thread::sleep_for(kNap);
+    }
+    lanes_.clear();
+    main_.reset();
+    events_.reset();
+    driver_.api.cudaFree(word_);
+  } catch (const std::exception&) {  // no device any more: nothing to give back to
+  }
+}
+
+// Ends the communicators with the peers, or where they take too long without them. Peers that still wait for
+// this rank are told.
+void NcclBackend::leave() noexcept {
+  try {
+    if (store_) {  // "rank:calls rank:calls …"
+      const std::string mine = fmt::format("{}:{} ", rank_, came_);
+      for (std::string there;;) {
+        const std::string now = store_->compare_set(left_key(), there, there + mine);
+        if (now == there + mine) break;
+        there = now;
+      }
+    }
+  } catch (const std::exception&) {  // the Store has ended before the groups: so have the others
+  }
+  const NcclApi& api = driver_.api;
+  std::vector<Comm*> comms;
+  const auto take = [&](Channel& c) {
+    if (Comm* const comm = c.release_comm()) comms.push_back(comm);
+  };
+  take(*main_);
+  for (auto& entry : lanes_)
+    if (entry.second.channel) take(*entry.second.channel);
+  for (Comm* const comm : comms) api.ncclCommFinalize(comm);
+  const Deadline limit = Deadline::after(kLeave);
+  for (Comm* const comm : comms) {
+    Result state = Result::in_progress;
+    while (api.ncclCommGetAsyncError(comm, &state) == Result::success && state == Result::in_progress &&
+           !limit.passed())
+      std::this_thread::sleep_for(kNap);
+    if (state == Result::success) {
+      api.ncclCommDestroy(comm);
+    } else {
+      api.ncclCommAbort(comm);
+    }
+  }
+}
+
+template <class Step>
+void NcclBackend::guarded(const OpState* s, const Step& step) noexcept {
+  Failure why;
+  try {
+    const std::lock_guard lock(mutex_);
+    if (failed_.load(std::memory_order_acquire)) return;
+    const DeviceScope scope(driver_);
+    step();
+    return;
+  } catch (const Error& e) {
+    why = {e.code(), e.what(), s ? s->op : Op::none, s ? s->call : kNoCall, {}};
+  } catch (const std::exception& e) {
+    why = {ErrorCode::system, e.what(), s ? s->op : Op::none, s ? s->call : kNoCall, {}};
+  }
+  if (s != nullptr) why.text = fmt::format("{}: {}", name(s->op), why.text);
+  raise(why);
+}
+
+void NcclBackend::post(OpState& s) noexcept {
+  Ticket& t = *new (s.scratch.data()) Ticket;
+  guarded(&s, [&] {
+    t.ready = events_->take();
+    driver_.check("cudaEventRecord", driver_.api.cudaEventRecord(t.ready, static_cast<Stream>(s.stream)));
+    if (row(s.op).collective) {
+      came_ = s.call + 1;
+      t.batch = open_batch_;
+      t.channel = main_.get();
+      main_->queue(s);
+      main_->advance(open_batch_);
+      return;
+    }
+    Lane& l = lane(s);
+    if (l.channel) {
+      t.channel = l.channel.get();
+      l.channel->queue(s);
+    } else {
+      (s.op == Op::send ? l.sends : l.receives).push_back(&s);
+    }
+    advance(l);
+  });
+}
+
+Step NcclBackend::poll(OpState& s) noexcept {
+  Step found = Step::pending;
+  guarded(&s, [&] {
+    if (advance(s)) found = Step::advanced;
+    Ticket& t = ticket(s);
+    if (t.stage != Stage::running) return;
+    const CudaResult r = driver_.api.cudaEventQuery(t.done);
+    if (r == CudaResult::not_ready) {
+      if (t.channel) t.channel->check_health();
+      return;
+    }
+    driver_.check("cudaEventQuery", r);
+    drop(t);
+    found = Step::done;
+  });
+  // A call that this rank has seen finished stays finished; later ones fail.
+  return found != Step::done && failed_.load(std::memory_order_acquire) ? Step::failed : found;
+}
+
+bool NcclBackend::wait_on(OpState& s, void* stream) noexcept {
+  bool told = false;
+  guarded(&s, [&] {
+    advance(s);
+    Ticket& t = ticket(s);
+    if (t.stage != Stage::running) return;
+    driver_.check("cudaStreamWaitEvent",
+                  driver_.api.cudaStreamWaitEvent(static_cast<Stream>(stream), t.done, 0));
+    told = true;
+  });
+  return told;
+}
+
+void NcclBackend::batch(bool begin) noexcept {
+  open_batch_ = begin ? ++batch_ : 0;
+  if (!begin) guarded(nullptr, [&] { main_->advance(0); });
+}
+
+bool NcclBackend::advance(OpState& s) {
+  return row(s.op).collective ? main_->advance(open_batch_) : advance(lane(s));
+}
+
+NcclBackend::Lane& NcclBackend::lane(const OpState& s) {
+  const int src = s.op == Op::send ? rank_ : s.peer, dst = s.op == Op::send ? s.peer : rank_;
+  const auto at = lanes_.find({src, dst, s.tag});
+  if (at != lanes_.end()) return at->second;
+  if (lanes_.size() == kMostLanes)
+    throw Error(ErrorCode::unsupported,
+                fmt::format("tag {} would be the {}th pair of peer and tag of this rank; each takes a "
+                            "communicator of NCCL, and {} are the most",
+                            s.tag, kMostLanes + 1, kMostLanes));
+  Lane& l = lanes_[{src, dst, s.tag}];
+  if (src == dst) return l;
+  l.key = fmt::format("{}/nccl/lane/{}>{}/{}", token_, src, dst, s.tag);
+  l.channel = std::make_unique<Channel>(driver_, *events_, rank_ == src ? 0 : 1, 2, word_);
+  if (rank_ == src) {
+    UniqueId id{};
+    driver_.check("ncclGetUniqueId", driver_.api.ncclGetUniqueId(&id));
+    store_->set(l.key, std::string_view(id.bytes, sizeof(id.bytes)));
+    l.channel->connect(id);
+    l.named = true;
+  }
+  return l;
+}
+
+bool NcclBackend::advance(Lane& l) {
+  if (!l.channel) {
+    const std::size_t before = l.sends.size();
+    match_own(l);
+    return l.sends.size() != before;
+  }
+  if (!l.named) {
+    const auto now = Clock::now();
+    if (now - l.looked < kLookForLane) return false;
+    l.looked = now;
+    const std::optional<std::string> text = store_->try_get(l.key);
+    if (!text) return false;
+    UniqueId id{};
+    std::memcpy(id.bytes, text->data(), std::min(text->size(), sizeof(id.bytes)));
+    store_->remove(l.key);
+    l.channel->connect(id);
+    l.named = true;
+  }
+  return l.channel->advance(0);
+}
+
+void NcclBackend::match_own(Lane& l) {
+  while (!l.sends.empty() && !l.receives.empty()) {
+    OpState &from = *l.sends.front(), &to = *l.receives.front();
+    if (from.dtype != to.dtype || from.in_count != to.out_count)
+      throw Error(ErrorCode::mismatch,
+                  fmt::format("rank {} sends itself {} x{} [tag {}] and receives {} x{}", rank_,
+                              name(from.dtype), from.in_count, from.tag, name(to.dtype), to.out_count));
+    for (OpState* const s : {&from, &to})
+      driver_.check("cudaStreamWaitEvent",
+                    driver_.api.cudaStreamWaitEvent(main_->stream(), ticket(*s).ready, 0));
+    if (from.in_count > 0)
+      driver_.check("cudaMemcpyAsync",
+                    driver_.api.cudaMemcpyAsync(
+                        to.out, from.in, static_cast<std::size_t>(from.in_count * size_bytes(from.dtype)),
+                        CopyKind::device_to_device, main_->stream()));
+    for (OpState* const s : {&from, &to}) {
+      Ticket& t = ticket(*s);
+      t.done = events_->take();
+      driver_.check("cudaEventRecord", driver_.api.cudaEventRecord(t.done, main_->stream()));
+      t.stage = Stage::running;
+    }
+    l.sends.pop_front();
+    l.receives.pop_front();
+  }
+}
+
+// The slow path of a rank that waits: a few keys of the Store, now and then.
+bool NcclBackend::healthy() noexcept {
+  if (failed_.load(std::memory_order_acquire)) return false;
+  if (store_ == nullptr) return true;
+  std::uint64_t came = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    came = came_;
+  }
+  const auto now = Clock::now();
+  if (waits_at_ != came) {
+    waits_at_ = came;
+    waits_since_ = now;
+  }
+  // Seldomer as the wait goes on, so that a thousand ranks that wait do not wear out the Store.
+  const Duration pause = std::clamp<Duration>((now - waits_since_) / 4, kLookAtStore, kLookAtMost);
+  if (now - std::max(looked_, waits_since_) < pause) return true;
+  looked_ = now;
+  if (const auto why = first_cause_.look()) {
+    raise(*why);
+    return false;
+  }
+  try {
+    if (told_ != came) store_->set(key("came", rank_), fmt::format("{}", came));
+    told_ = came;
+    // Who left before this rank's last collective will not come to it.
+    std::vector<int> left;
+    std::istringstream leavers(store_->try_get(left_key()).value_or(""));
+    char colon = 0;
+    std::uint64_t calls = 0;
+    for (int r = 0; leavers >> r >> colon >> calls;)
+      if (calls < came) left.push_back(r);
+    if (left.empty()) return true;
+    raise(
+        {.code = ErrorCode::peer_lost,
+         .text = fmt::format("rank{} {} left the group", left.size() == 1 ? "" : "s", fmt::join(left, ", ")),
+         .ranks = left});
+    return false;
+  } catch (const std::exception&) {  // the Store has ended; the deadline still holds
+    return true;
+  }
+}
+
+std::vector<int> NcclBackend::missing(const OpState& s, std::string& story) noexcept {
+  if (!row(s.op).collective) {
+    story = s.op == Op::send ? fmt::format("rank {} has not received it (tag {})", s.peer, s.tag)
+                             : fmt::format("rank {} has not sent it (tag {})", s.peer, s.tag);
+    return {s.peer};
+  }
+  // NCCL does not know. A rank that waits says so in the Store, soon after it began to.
+  std::vector<int> silent;
+  try {
+    for (int r = 0; r < size_; ++r) {
+      if (r == rank_ || store_ == nullptr) continue;
+      const auto at = store_->try_get(key("came", r));
+      if (!at || std::stoull(*at) <= s.call) silent.push_back(r);
+    }
+  } catch (const std::exception&) {
+    story = "the Store does not tell which ranks have come";
+    return {};
+  }
+  story = silent.empty() ? std::string("all ranks wait for it: the devices are stuck or busy")
+                         : fmt::format("rank{} {} {} not said to wait for it", silent.size() == 1 ? "" : "s",
+                                       fmt::join(silent, ", "), silent.size() == 1 ? "has" : "have");
+  return silent;
+}
+
+void NcclBackend::raise(const Failure& why) noexcept {
+  {
+    const std::lock_guard lock(cause_mutex_);
+    if (failed_.load(std::memory_order_acquire)) return;
+    cause_ = first_cause_.raise(why);
+    failed_.store(true, std::memory_order_release);
+  }
+  abort();
+}
+
+void NcclBackend::abort() noexcept {
+  const auto abortion = std::make_shared<Abortion>(driver_);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto take = [&](Channel& c) {
+      if (Comm* const comm = c.release_comm()) abortion->comms.push_back(comm);
+      abortion->streams.push_back(c.stream());
+    };
+    take(*main_);
+    for (auto& entry : lanes_)
+      if (entry.second.channel) take(*entry.second.channel);
+  }
+  try {
+    std::thread([abortion] { Abortion::run(abortion); }).detach();
+  } catch (const std::system_error&) {
+    Abortion::run(abortion);  // no thread to be had: this one waits for the device
+  }
+  const std::lock_guard lock(cause_mutex_);
+  abortion_ = abortion;
+}
+
+Failure NcclBackend::failure() const {
+  const std::lock_guard lock(cause_mutex_);
+  return cause_;
+}
+
+bool NcclBackend::quiet() const noexcept {
+  const std::lock_guard lock(cause_mutex_);
+  return abortion_ != nullptr && abortion_->over.load(std::memory_order_acquire);
+}
+
+bool NcclBackend::quiesce(Deadline deadline, std::span<const MemoryRange>) noexcept {
+  while (!quiet()) {
+    if (deadline.passed()) return false;
+    std::this_thread::sleep_for(kNap);
+  }
+  return true;
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_backend(const NcclApi& api, const Bringup& bringup) {
+  return std::make_unique<NcclBackend>(api, bringup);
+}
+
+}  // namespace weft::nccl

@@ -1,0 +1,15 @@
+// The transport over NCCL: calls on device memory, ordered on streams, without a hidden synchronisation.
+#pragma once
+
+#include <memory>
+
+#include "backends/nccl/nccl_api.hpp"
+#include "weft/backends/backend.hpp"
+
+namespace weft::nccl {
+
+/// On the calling thread's current device. Collective; throws unsupported where `api` cannot be used here,
+/// timeout naming the ranks that did not come. `api` is the caller's to keep.
+std::unique_ptr<Backend> make_backend(const NcclApi& api, const Bringup& bringup);
+
+}  // namespace weft::nccl

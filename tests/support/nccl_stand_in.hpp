@@ -1,0 +1,67 @@
+// Stands in for NCCL and the CUDA runtime, so that the control flow of the nccl transport is tested where
+// there is no GPU. Ranks are threads of one process, device memory is the host's, streams are ordered queues
+// that one "device" thread works off. What is modelled is what the transport could get wrong:
+//
+// - streams: a step begins when the one before it has ended; events cover what was given before them
+// - groups: calls wait for the group's end, then a communicator's share of them is one kernel, in which
+//   sends and receives do not wait for one another; outside of a group a send holds up its stream
+// - a kernel ends when all its peers' have come; a rank that comes with other calls is never answered
+// - non-blocking communicators: a launch is "in progress" for a few questions, and nothing else may be asked
+//   of the communicator meanwhile
+// - abort, finalize (waits for all ranks), reductions that are made and destroyed
+//
+// What a program must not do is a complaint, which the test reads at the end.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/nccl/nccl_api.hpp"
+#include "weft/backends/backend.hpp"
+
+namespace weft::test {
+
+/// One at a time in a process.
+class NcclStandIn {
+ public:
+  NcclStandIn();
+  ~NcclStandIn();
+  const nccl::NcclApi& api() const noexcept;
+  /// Groups over it.
+  BackendFactory factory() const;
+
+  // What may be changed before or during a test; thread-safe.
+  void set_version(int version);
+  void set_devices(int count);
+  void set_launch_questions(int count);  ///< how often a launch is still in progress when asked; default 2
+  void never_connect();                  ///< communicators stay in progress until aborted
+  void hang_kernels(bool hang);          ///< kernels that have begun never end, until aborted
+  /// What the communicators of that rank find out by themselves from now on.
+  void break_rank(int rank, nccl::Result found, const std::string& last_error);
+  /// The next call of that function, on any rank, gives this instead.
+  void fail_next(const std::string& function, nccl::Result result);
+  void fail_next(const std::string& function, nccl::CudaResult result);
+
+  /// A stream of the "caller's", for tests; ended with the stand-in.
+  void* make_stream();
+  /// Work on a stream: `body` runs on the device thread when its turn has come, and again until it says true.
+  void run_on(void* stream, std::function<bool()> body);
+  /// Until everything on the stream is done. For tests alone: the transport has no such function.
+  void drain(void* stream);
+
+  /// The functions called so far, in order, over all ranks; those that only ask are left out.
+  std::vector<std::string> calls() const;
+  std::size_t count(const std::string& function) const;
+  /// What was done that must not be, and what was left: streams, events, communicators, memory.
+  std::vector<std::string> complaints() const;
+  std::vector<std::string> leftovers() const;
+
+  struct Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace weft::test
