@@ -137,13 +137,15 @@ Work GroupState::submit_all(std::span<const Call> calls) {
     explicit Batch(GroupState& g) : group(g) { group.batch(true); }
     ~Batch() { group.batch(false); }
   };
-  // A batch has room before it begins, so that all ranks divide the calls into the same batches, however full
-  // their rings are: NCCL wants what starts together on one rank to start together on all.
+  // On a stream a batch has room before it begins, so that all ranks divide the calls into the same batches,
+  // however full their rings are: NCCL wants what starts together on one rank to start together on all.
   while (!calls.empty()) {
     const auto some = calls.first(std::min<std::size_t>(calls.size(), kSlots));
     calls = calls.subspan(some.size());
-    own_room(static_cast<int>(some.size()), some.front());
-    disown();
+    if (traits().progress == ProgressStyle::stream) {
+      own_room(static_cast<int>(some.size()), some.front());
+      disown();
+    }
     const Batch batch(*this);
     for (const Call& c : some) {
       Work work = submit_checked(c);
