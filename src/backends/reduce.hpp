@@ -16,7 +16,9 @@ bool can_reduce(DType dtype, ReduceOp op) noexcept;
 
 /// For each element i < count: combines in[0][i] … in[n-1][i] by a binary tree over the index, split at the
 /// largest power of two below n, and stores the result to every out[j][i]. 16-bit floats are accumulated in
-/// f32 and rounded once; avg divides in the accumulator. The same bits on every instruction set.
+/// f32 and rounded once; avg divides in the accumulator, premul_sum multiplies there before it sums. NaNs are
+/// the one quiet NaN. The same bits on every instruction set. A user's function gets the elements as they
+/// are, some KB at a time; with one input it is not called.
 ///
 /// An out may be the same pointer as an in (element i is read everywhere before it is written anywhere); any
 /// other overlap is not allowed. Pointers need only the dtype's alignment. `n` is the number of ranks

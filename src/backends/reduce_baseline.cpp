@@ -1,4 +1,6 @@
-// The reduction kernels for what every machine of this architecture has (SSE2 on x86-64, NEON on aarch64).
+// The reduction kernels for what every machine of this architecture has (SSE2 on x86-64, NEON on aarch64);
+// the one table in which every pair that exists has its kernel.
+#define WEFT_REDUCE_BASELINE
 #include "backends/reduce_kernels.hpp"
 
 namespace weft {

@@ -14,14 +14,19 @@
 namespace weft {
 
 /// Combines in[0..n) element by element in the canonical order into every out[0..outs); n >= 1, count >= 0.
+/// `scale` is premul_sum's.
 using ReduceKernel = void (*)(const std::byte* const* in, int n, std::byte* const* out, int outs,
-                              std::int64_t count) noexcept;
+                              std::int64_t count, double scale) noexcept;
 /// memcpy around the caches; the caller fences.
 using StreamCopy = void (*)(std::byte* to, const std::byte* from, std::int64_t bytes) noexcept;
 
+inline constexpr int kReduceDTypes = 17;  // all
+inline constexpr int kReduceKinds = 12;   // all but the user's own
+
 struct ReduceIsa {
   const char* name;
-  ReduceKernel kernel[13][4];  // [DType][ReduceOp::Kind]; null where the pair does not exist
+  /// [DType][ReduceOp::Kind]. Null: the baseline's serves; where that is null, too, the pair does not exist.
+  ReduceKernel kernel[kReduceDTypes][kReduceKinds];
   StreamCopy stream_copy;
 };
 

@@ -9,6 +9,11 @@
 // split at the largest power of two below n. A chunk is one vector, the remainder of a count is done in
 // chunks of half the width, a quarter, … one element.
 //
+// Sums, averages, minima and maxima are what is reduced most: they have loops of their own for few inputs.
+// All else goes through one shape, blocks of accumulators; what is rarer still is compiled for the baseline
+// alone, and shares what can be shared: a bit operation on any type is one on bytes, a logical one starts
+// with 0 and 1, a sum of complex numbers is a sum of twice as many reals.
+//
 // Element i is loaded from all inputs before it is stored to any output, so outputs may be inputs.
 //
 // Same bits everywhere: each operation below is one IEEE operation per element, whatever the width. What
@@ -206,7 +211,20 @@ using U64 = Int<std::uint64_t, std::uint64_t, std::uint64_t>;
 
 // ---- Reductions
 
-enum class Kind { sum, avg, min, max };
+enum class Kind {  // the first twelve of ReduceOp::Kind
+  sum,
+  avg,
+  min,
+  max,
+  prod,
+  premul_sum,
+  bit_and,
+  bit_or,
+  bit_xor,
+  logical_and,
+  logical_or,
+  logical_xor,
+};
 
 // What avg divides by. Multiplying by the reciprocal of a power of two rounds exactly as the division does.
 template <class T>
@@ -251,6 +269,9 @@ struct ChunkOf<T, W, true> {
 template <class Number, Kind kind>
 struct Reduction {
   static constexpr bool kOrders = kind == Kind::min || kind == Kind::max;
+  static constexpr bool kScales = kind == Kind::premul_sum;
+  static constexpr bool kTruths =
+      kind == Kind::logical_and || kind == Kind::logical_or || kind == Kind::logical_xor;
   using Stored = typename Number::Stored;
   using Acc = typename Either<kOrders, typename Number::Order, typename Number::Sum>::type;
   using Bits = typename Number::Bits;
@@ -264,13 +285,31 @@ struct Reduction {
                                     ? 1
                                     : (Number::kPaired ? 2 : 1) * kVectorBytes / kWidest;
   static constexpr int kBlock = 2048 / sizeof(Acc);  // elements of a block of accumulators
-  // Loops of their own for 3 and 4 inputs: for floats, which are what is reduced most; the others save
-  // compile time.
-  static constexpr bool kManyShapes = Number::kFloating;
+  // Loops of their own for 2 inputs, and for 3 and 4 of floats; the others save compile time.
+  static constexpr bool kFewShapes = kind == Kind::sum || kind == Kind::avg || kOrders;
+  static constexpr bool kManyShapes = kFewShapes && Number::kFloating;
 
   static Divisor<Quotient> divisor(int n) {
     const auto value = static_cast<Quotient>(n);
     return {value, static_cast<Quotient>(Quotient{1} / value), (n & (n - 1)) == 0};
+  }
+
+  // premul_sum's scale as an accumulator; of integers it is a whole number.
+  static Acc factor(double scale) {
+    if constexpr (Number::kFloating) {
+      return static_cast<Acc>(scale);
+    } else {
+      return static_cast<Acc>(static_cast<std::int64_t>(scale));
+    }
+  }
+
+  template <int W>
+  static WEFT_INLINE Chunk<W> scaled(Chunk<W> x, Acc by) {
+    if constexpr (Number::kPaired && W > 1) {
+      return {x.even * by, x.odd * by};
+    } else {
+      return multiplied(x, by);
+    }
   }
 
   template <int W>
@@ -289,7 +328,13 @@ struct Reduction {
     } else {
       Vec<Stored, W> x;
       __builtin_memcpy(&x, from, sizeof x);
-      return bits_as<Vec<Acc, W>>(Number::template widen<W>(x));
+      if constexpr (kTruths && W == 1) {
+        return x != 0;
+      } else if constexpr (kTruths) {
+        return bits_as<Vec<Acc, W>>(x != Vec<Stored, W>{}) & 1;
+      } else {
+        return bits_as<Vec<Acc, W>>(Number::template widen<W>(x));
+      }
     }
   }
 
@@ -302,9 +347,28 @@ struct Reduction {
     }
   }
 
+  // b: like a, or one number for all lanes. A product of two plain 16-bit integers would be one of ints,
+  // which must not overflow.
+  template <class V, class B>
+  static WEFT_INLINE V multiplied(V a, B b) {
+    if constexpr (!Number::kFloating && sizeof(V) == sizeof(Acc)) {
+      return static_cast<V>(1u * a * b);
+    } else {
+      return a * b;
+    }
+  }
+
   template <class V>
   static WEFT_INLINE V combine_lanes(V a, V b) {
-    if constexpr (!kOrders) {
+    if constexpr (kind == Kind::prod) {
+      return multiplied(a, b);
+    } else if constexpr (kind == Kind::bit_and || kind == Kind::logical_and) {
+      return static_cast<V>(a & b);
+    } else if constexpr (kind == Kind::bit_or || kind == Kind::logical_or) {
+      return static_cast<V>(a | b);
+    } else if constexpr (kind == Kind::bit_xor || kind == Kind::logical_xor) {
+      return static_cast<V>(a ^ b);
+    } else if constexpr (!kOrders) {
       return static_cast<V>(a + b);
     } else if constexpr (!Number::kFloating) {
       return (kind == Kind::min ? a < b : b < a) ? a : b;
@@ -349,6 +413,41 @@ struct Reduction {
     } else {
       return bits_as<Vec<Stored, W>>(x);
     }
+  }
+};
+
+// The product of complex numbers, one at a time: (a + bi)(c + di) = (ac - bd) + (ad + bc)i, each operation
+// rounded.
+template <class Part>
+struct ComplexProduct {
+  struct Stored {
+    typename Part::Stored re, im;
+  };
+  using Acc = Stored;
+  using Quotient = typename Part::Stored;
+  template <int W>
+  using Chunk = Stored;
+  static constexpr int kLanes = 1;
+  static constexpr int kBlock = 2048 / sizeof(Acc);
+  static constexpr bool kFewShapes = false;
+  static constexpr bool kManyShapes = false;
+  static constexpr bool kScales = false;
+  static Divisor<Quotient> divisor(int) { return {}; }
+
+  template <int W>
+  static WEFT_INLINE Stored load(const std::byte* from, std::int64_t i) {
+    Stored x;
+    __builtin_memcpy(&x, from + i * static_cast<std::int64_t>(sizeof x), sizeof x);
+    return x;
+  }
+  template <int W>
+  static WEFT_INLINE Stored combine(Stored a, Stored b) {
+    return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+  }
+  template <int W>
+  static WEFT_INLINE Stored finish(Stored x, const Divisor<Quotient>& by) {
+    return {Reduction<Part, Kind::prod>::finish_lanes(x.re, by),
+            Reduction<Part, Kind::prod>::finish_lanes(x.im, by)};
   }
 };
 
@@ -427,6 +526,20 @@ struct LeafToBlock {
   }
 };
 
+// One input, each element multiplied.
+template <class R>
+struct ScaledToBlock {
+  const std::byte* in;
+  std::int64_t first;
+  typename R::Acc factor;
+  typename R::Acc* to;
+  template <int W>
+  WEFT_INLINE void at(std::int64_t i) const {
+    const auto x = R::template scaled<W>(R::template load<W>(in, first + i), factor);
+    __builtin_memcpy(to + i, &x, sizeof x);
+  }
+};
+
 template <class R>
 struct CombineBlocks {
   typename R::Acc* left;  // becomes left ⊕ right
@@ -460,24 +573,34 @@ struct FinishBlock {
 // The tree over any number of inputs, for `count` <= kBlock elements from `first` on. Uses one block of stack
 // for each doubling of n.
 template <class R>
-void tree(const std::byte* const* in, int n, std::int64_t first, int count, typename R::Acc* to) noexcept {
-  if (n == 1) return LeafToBlock<R, 1>::run(in, first, count, to);
-  if (n == 2) return LeafToBlock<R, 2>::run(in, first, count, to);
+void tree(const std::byte* const* in, int n, std::int64_t first, int count, typename R::Acc* to,
+          double scale) noexcept {
+  if constexpr (R::kScales) {
+    if (n == 1) return chunks<R::kLanes>(count, ScaledToBlock<R>{in[0], first, R::factor(scale), to});
+  } else {
+    if (n == 1) return LeafToBlock<R, 1>::run(in, first, count, to);
+  }
+  if constexpr (R::kFewShapes) {
+    if (n == 2) return LeafToBlock<R, 2>::run(in, first, count, to);
+  }
   if constexpr (R::kManyShapes) {
     if (n == 4) return LeafToBlock<R, 4>::run(in, first, count, to);
   }
-  int left = 2;
+  int left = 1;
   while (left * 2 < n) left *= 2;
   alignas(kVectorBytes) typename R::Acc right[R::kBlock];
-  tree<R>(in, left, first, count, to);
-  tree<R>(in + left, n - left, first, count, right);
+  tree<R>(in, left, first, count, to, scale);
+  tree<R>(in + left, n - left, first, count, right, scale);
   chunks<R::kLanes>(count, CombineBlocks<R>{to, right});
 }
 
 template <class R>
-void kernel(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count) noexcept {
-  if (n == 2 && outs == 1) return Direct<R, 2, 1>::run(in, out, outs, count);
-  if (n == 2 && outs == 2) return Direct<R, 2, 2>::run(in, out, outs, count);
+void kernel(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count,
+            double scale) noexcept {
+  if constexpr (R::kFewShapes) {
+    if (n == 2 && outs == 1) return Direct<R, 2, 1>::run(in, out, outs, count);
+    if (n == 2 && outs == 2) return Direct<R, 2, 2>::run(in, out, outs, count);
+  }
   if constexpr (R::kManyShapes) {
     if (n == 3) return Direct<R, 3, 0>::run(in, out, outs, count);
     if (n == 4) return Direct<R, 4, 0>::run(in, out, outs, count);
@@ -485,9 +608,16 @@ void kernel(const std::byte* const* in, int n, std::byte* const* out, int outs, 
   alignas(kVectorBytes) typename R::Acc block[R::kBlock];
   for (std::int64_t first = 0; first < count; first += R::kBlock) {
     const int here = count - first < R::kBlock ? static_cast<int>(count - first) : R::kBlock;
-    tree<R>(in, n, first, here, block);
+    tree<R>(in, n, first, here, block, scale);
     chunks<R::kLanes>(here, FinishBlock<R>{block, out, outs, first, R::divisor(n)});
   }
+}
+
+// Elements that are `parts` others side by side.
+template <class R, int parts>
+void kernel_of_parts(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count,
+                     double scale) noexcept {
+  kernel<R>(in, n, out, outs, count * parts, scale);
 }
 
 // Non-temporal stores need an aligned target; the ragged ends go through the caches.
@@ -515,29 +645,72 @@ void stream_copy(std::byte* to, const std::byte* from, std::int64_t bytes) noexc
   __builtin_memcpy(to + i, from + i, static_cast<std::size_t>(bytes - i));
 }
 
-// A sum that wraps is the same for both signs. In the order of DType; bool has no arithmetic.
-#define WEFT_REDUCE_ROW(Number, SumNumber)                                         \
-  {                                                                                \
-    kernel<Reduction<SumNumber, Kind::sum>>, kernel<Reduction<Number, Kind::avg>>, \
-        kernel<Reduction<Number, Kind::min>>, kernel<Reduction<Number, Kind::max>> \
+template <Kind kind, int bytes>
+constexpr ReduceKernel kBits = kernel_of_parts<Reduction<U8, kind>, bytes>;
+
+// One row for each DType, in its order; in each row one kernel for each Kind, in its order. A sum or product
+// that wraps is the same for both signs. f8 is never combined.
+#define WEFT_REDUCE_FLOAT(Number)                                                          \
+  {                                                                                        \
+    kernel<Reduction<Number, Kind::sum>>, kernel<Reduction<Number, Kind::avg>>,            \
+        kernel<Reduction<Number, Kind::min>>, kernel<Reduction<Number, Kind::max>>,        \
+        kernel<Reduction<Number, Kind::prod>>, kernel<Reduction<Number, Kind::premul_sum>> \
   }
-#define WEFT_REDUCE_TABLE(name)       \
-  {                                   \
-    name,                             \
-        {WEFT_REDUCE_ROW(F64, F64),   \
-         WEFT_REDUCE_ROW(F32, F32),   \
-         WEFT_REDUCE_ROW(F16, F16),   \
-         WEFT_REDUCE_ROW(Bf16, Bf16), \
-         WEFT_REDUCE_ROW(I8, U8),     \
-         WEFT_REDUCE_ROW(I16, U16),   \
-         WEFT_REDUCE_ROW(I32, U32),   \
-         WEFT_REDUCE_ROW(I64, U64),   \
-         WEFT_REDUCE_ROW(U8, U8),     \
-         WEFT_REDUCE_ROW(U16, U16),   \
-         WEFT_REDUCE_ROW(U32, U32),   \
-         WEFT_REDUCE_ROW(U64, U64),   \
-         {}},                         \
-        stream_copy                   \
+#define WEFT_REDUCE_COMPLEX(Part, product)                                                                   \
+  {                                                                                                          \
+    kernel_of_parts<Reduction<Part, Kind::sum>, 2>, kernel_of_parts<Reduction<Part, Kind::avg>, 2>, nullptr, \
+        nullptr, product                                                                                     \
+  }
+#define WEFT_REDUCE_COMMON_INT(Number, Wraps)                                \
+  kernel<Reduction<Wraps, Kind::sum>>, kernel<Reduction<Number, Kind::avg>>, \
+      kernel<Reduction<Number, Kind::min>>, kernel<Reduction<Number, Kind::max>>
+#define WEFT_REDUCE_TRUTHS(Wraps, bytes)                                                       \
+  kBits<Kind::bit_and, bytes>, kBits<Kind::bit_or, bytes>, kBits<Kind::bit_xor, bytes>,        \
+      kernel<Reduction<Wraps, Kind::logical_and>>, kernel<Reduction<Wraps, Kind::logical_or>>, \
+      kernel<Reduction<Wraps, Kind::logical_xor>>
+
+// What reduce.cpp takes from the baseline for every instruction set.
+#if defined(WEFT_REDUCE_BASELINE)
+#define WEFT_REDUCE_PRODUCT(Part) kernel<ComplexProduct<Part>>
+#define WEFT_REDUCE_INT(Number, Wraps, bytes)                                        \
+  {                                                                                  \
+    WEFT_REDUCE_COMMON_INT(Number, Wraps), kernel<Reduction<Wraps, Kind::prod>>,     \
+        kernel<Reduction<Wraps, Kind::premul_sum>>, WEFT_REDUCE_TRUTHS(Wraps, bytes) \
+  }
+#define WEFT_REDUCE_BOOL                                                                                    \
+  {                                                                                                         \
+    nullptr, nullptr, kernel<Reduction<U8, Kind::min>>, kernel<Reduction<U8, Kind::max>>, nullptr, nullptr, \
+        WEFT_REDUCE_TRUTHS(U8, 1)                                                                           \
+  }
+#else
+#define WEFT_REDUCE_PRODUCT(Part) nullptr
+#define WEFT_REDUCE_INT(Number, Wraps, bytes) \
+  { WEFT_REDUCE_COMMON_INT(Number, Wraps) }
+#define WEFT_REDUCE_BOOL \
+  {}
+#endif
+
+#define WEFT_REDUCE_TABLE(name)                               \
+  {                                                           \
+    name,                                                     \
+        {WEFT_REDUCE_FLOAT(F64),                              \
+         WEFT_REDUCE_FLOAT(F32),                              \
+         WEFT_REDUCE_FLOAT(F16),                              \
+         WEFT_REDUCE_FLOAT(Bf16),                             \
+         WEFT_REDUCE_INT(I8, U8, 1),                          \
+         WEFT_REDUCE_INT(I16, U16, 2),                        \
+         WEFT_REDUCE_INT(I32, U32, 4),                        \
+         WEFT_REDUCE_INT(I64, U64, 8),                        \
+         WEFT_REDUCE_INT(U8, U8, 1),                          \
+         WEFT_REDUCE_INT(U16, U16, 2),                        \
+         WEFT_REDUCE_INT(U32, U32, 4),                        \
+         WEFT_REDUCE_INT(U64, U64, 8),                        \
+         WEFT_REDUCE_BOOL,                                    \
+         {},                                                  \
+         {},                                                  \
+         WEFT_REDUCE_COMPLEX(F32, WEFT_REDUCE_PRODUCT(F32)),  \
+         WEFT_REDUCE_COMPLEX(F64, WEFT_REDUCE_PRODUCT(F64))}, \
+        stream_copy                                           \
   }
 
 }  // namespace
