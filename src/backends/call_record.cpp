@@ -6,33 +6,21 @@
 #include <bit>
 
 #include "backends/op_table.hpp"
+#include "base/fnv.hpp"
 
 namespace weft {
-namespace {
-
-// FNV-1a, 64 bit (Fowler, Noll, Vo), a byte at a time.
-struct Hash {
-  std::uint64_t value = 0xcbf29ce484222325u;
-  void add(std::uint64_t word) {
-    for (int i = 0; i < 8; ++i, word >>= 8) value = (value ^ (word & 0xff)) * 0x100000001b3u;
-  }
-};
-
-}  // namespace
-
 CallRecord record_of(const OpState& s, int size) {
   CallRecord r{.call = s.call, .op = s.op};
   const OpRow op = row(s.op);
   if (op.counts == Counts::none) return r;
   r.dtype = s.dtype;
-  Hash hash;
+  Fnv1a hash;
   if (op.rooted != Rooted::no) r.root = s.root;
   if (op.reduces) {
     r.reduce = s.reduce.kind;
     r.order = s.order;
     if (r.reduce == ReduceOp::Kind::premul_sum) hash.add(std::bit_cast<std::uint64_t>(s.reduce.scale));
-    if (r.reduce == ReduceOp::Kind::user && s.reduce.user != nullptr)
-      for (const char c : s.reduce.user->name) hash.add(static_cast<unsigned char>(c));
+    if (r.reduce == ReduceOp::Kind::user && s.reduce.user != nullptr) hash.add(s.reduce.user->name);
   }
   switch (op.counts) {
     case Counts::out_is_n_in: r.count = s.in_count; break;

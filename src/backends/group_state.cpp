@@ -8,6 +8,7 @@
 #include "backends/compose.hpp"
 #include "backends/op_table.hpp"
 #include "backends/reduce.hpp"
+#include "base/fnv.hpp"
 
 namespace weft {
 namespace {
@@ -84,7 +85,14 @@ std::string GroupState::tail(const OpState* op) const {
 }
 
 std::string GroupState::next_token(std::string_view name, std::span<const int> ranks) {
-  const std::string key = fmt::format("{}/{}({})", token, name, fmt::join(ranks, ","));
+  // Groups within groups, or of many ranks, would outgrow the keys of a store: what is long becomes a hash.
+  constexpr std::size_t kLongest = 200;
+  std::string key = fmt::format("{}/{}({})", token, name, fmt::join(ranks, ","));
+  if (key.size() > kLongest) {
+    Fnv1a hash;
+    hash.add(key);
+    key = fmt::format("weft/{:016x}", hash.value);
+  }
   const std::lock_guard lock(mutex_);
   return fmt::format("{}#{}", key, generations[key]++);
 }

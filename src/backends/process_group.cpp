@@ -30,21 +30,33 @@ void check_membership(const Membership& m) {
 }
 
 // all[r] = mine of rank r, where the transport does not move the host's memory.
-void gather_by_store(GroupState& group, const std::array<std::int32_t, 2>& mine,
-                     std::span<std::array<std::int32_t, 2>> all) {
+using Pair = std::array<std::int32_t, 2>;
+std::vector<Pair> gather_by_store(GroupState& group, Pair mine) {
   const Membership& m = group.member;
-  all[static_cast<std::size_t>(m.rank)] = mine;
-  if (m.size == 1) return;
+  std::vector<Pair> all(static_cast<std::size_t>(m.size), mine);
+  if (m.size == 1) return all;
   const std::string token = group.next_token("gather", {});
   const Deadline deadline = Deadline::after(m.deadline);
   m.store->set(fmt::format("{}/{}", token, m.rank), fmt::format("{} {}", mine[0], mine[1]));
   for (int r = 0; r < m.size; ++r) {
-    const std::string text = m.store->get(fmt::format("{}/{}", token, r), deadline);
+    std::string text;
+    try {
+      text = m.store->get(fmt::format("{}/{}", token, r), deadline);
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::timeout) throw;
+      throw Error(
+          Failure{.code = ErrorCode::timeout,
+                  .text = fmt::format("split: rank {} did not call it within {:.3g} s "
+                                      "[group \"{}\", rank {}]",
+                                      r, std::chrono::duration<double>(m.deadline).count(), m.name, m.rank),
+                  .ranks = {r}});
+    }
     char* end = nullptr;
-    auto& theirs = all[static_cast<std::size_t>(r)];
+    Pair& theirs = all[static_cast<std::size_t>(r)];
     theirs[0] = static_cast<std::int32_t>(std::strtol(text.c_str(), &end, 10));
     theirs[1] = static_cast<std::int32_t>(std::strtol(end, nullptr, 10));
   }
+  return all;
 }
 
 }  // namespace
@@ -170,10 +182,10 @@ ProcessGroup ProcessGroup::split(int color, int key) {
                 fmt::format("split: color is {}; expected 0 or more, or -1 for no group "
                             "[group \"{}\", rank {}]",
                             color, name(), rank()));
-  const std::array<std::int32_t, 2> mine{color, key};
-  std::vector<std::array<std::int32_t, 2>> all(static_cast<std::size_t>(size()));
+  const Pair mine{color, key};
+  std::vector<Pair> all(static_cast<std::size_t>(size()));
   if (traits().device) {
-    gather_by_store(*state_, mine, all);
+    all = gather_by_store(*state_, mine);
   } else {
     all_gather(view(mine.data(), 2), view(all.data()->data(), 2 * size())).wait();
   }

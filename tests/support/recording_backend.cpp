@@ -24,6 +24,7 @@ class Recording::RecordingBackend final : public Backend {
     traits_ = *known_traits("shm");  // everything
     traits_.name = "recording";
     traits_.spin = false;
+    traits_.device = r.device_;
   }
   ~RecordingBackend() override {
     const std::lock_guard lock(r_.mutex_);
@@ -142,6 +143,11 @@ void Recording::miss(std::vector<int> ranks, std::string story) {
 void Recording::lose(const Failure& why) {
   const std::lock_guard lock(mutex_);
   if (!first_cause_) first_cause_ = std::make_unique<Failure>(why);
+}
+
+void Recording::move_device_memory() {
+  const std::lock_guard lock(mutex_);
+  device_ = true;
 }
 
 void Recording::set_quiet(bool quiet) {

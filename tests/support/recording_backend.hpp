@@ -41,6 +41,8 @@ class Recording {
   void miss(std::vector<int> ranks, std::string story);
   /// As if a peer had failed: healthy() is false from now on.
   void lose(const Failure& why);
+  /// Backends made from now on move memory of devices, not of the host.
+  void move_device_memory();
   /// What quiet() and quiesce() answer. Default: true.
   void set_quiet(bool quiet);
 
@@ -60,7 +62,7 @@ class Recording {
   std::vector<int> missing_;
   std::string story_ = "nobody is missing";
   std::unique_ptr<Failure> first_cause_;
-  bool quiet_ = true;
+  bool quiet_ = true, device_ = false;
   std::vector<OpState> posted_;
   std::vector<Made> made_;
   std::vector<Failure> failed_;
