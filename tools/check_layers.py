@@ -35,7 +35,7 @@ FOREIGN = [
     (r"CLI/", ["tools/", "bench/", "examples/"]),
     (r"benchmark/", ["bench/"]),
     (r"(gtest|gmock)/", ["tests/"]),
-    (r"mpi\.h", ["src/backends/mpi/", "bench/peers/"]),
+    (r"mpi\.h", ["src/backends/mpi/", "tests/backends/mpi_", "bench/peers/"]),
     (r"gloo/", ["src/backends/gloo/", "bench/peers/"]),
     (r"nccl\.h", ["src/backends/nccl/", "bench/peers/"]),
 ]

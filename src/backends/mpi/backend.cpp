@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <sstream>
 #include <thread>
@@ -469,13 +468,13 @@ struct Card {
                       .ranks = std::move(ranks)});
 }
 
-std::vector<Card> exchange(const Bringup& b, const Card& own) {
+// What all ranks have set under that name. Names those that have not by the deadline.
+std::vector<std::string> await_all(const Bringup& b, const char* what) {
   const auto began = Clock::now();
-  const auto key = [&](int r) { return fmt::format("{}/mpi/{}", b.token, r); };
-  b.store->set(key(b.rank), own.encode());
-  std::vector<Card> cards;
+  const auto key = [&](int r) { return fmt::format("{}/mpi/{}/{}", b.token, what, r); };
+  std::vector<std::string> values;
   try {
-    for (int r = 0; r < b.size; ++r) cards.push_back(Card::decode(b.store->get(key(r), b.deadline)));
+    for (int r = 0; r < b.size; ++r) values.push_back(b.store->get(key(r), b.deadline));
   } catch (const Error& e) {
     if (e.code() != ErrorCode::timeout) throw;
     std::vector<int> absent;
@@ -486,6 +485,17 @@ std::vector<Card> exchange(const Bringup& b, const Card& own) {
                        fmt::join(absent, ", "), std::chrono::duration<double>(Clock::now() - began).count()),
            absent);
   }
+  return values;
+}
+
+void tell_all(const Bringup& b, const char* what, const std::string& value) {
+  b.store->set(fmt::format("{}/mpi/{}/{}", b.token, what, b.rank), value);
+}
+
+std::vector<Card> exchange(const Bringup& b, const Card& own) {
+  tell_all(b, "card", own.encode());
+  std::vector<Card> cards;
+  for (const std::string& text : await_all(b, "card")) cards.push_back(Card::decode(text));
   for (int r = 0; r < b.size; ++r) {
     const Card& c = cards[static_cast<std::size_t>(r)];
     const std::vector<int> both{std::min(r, b.rank), std::max(r, b.rank)};
@@ -517,36 +527,25 @@ std::vector<Card> exchange(const Bringup& b, const Card& own) {
   return cards;
 }
 
-// MPI_Comm_create_group blocks and cannot be called off. So a thread calls it, where MPI allows several: past
-// the deadline that thread is left behind, with what it holds.
+// The making of a communicator, which may outlive the call that asked for it.
 struct Making {
   std::vector<int> world_ranks;
   int tag = 0;
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool made = false;
   std::string error;
   MPI_Comm comm = MPI_COMM_NULL;
 
   void run() {
-    std::string what;
-    MPI_Comm result = MPI_COMM_NULL;
     try {
       MPI_Group world, group;
       must(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
       must(MPI_Group_incl(world, static_cast<int>(world_ranks.size()), world_ranks.data(), &group),
            "MPI_Group_incl");
-      must(MPI_Comm_create_group(MPI_COMM_WORLD, group, tag, &result), "MPI_Comm_create_group");
+      must(MPI_Comm_create_group(MPI_COMM_WORLD, group, tag, &comm), "MPI_Comm_create_group");
       MPI_Group_free(&group);
       MPI_Group_free(&world);
     } catch (const Error& e) {
-      what = e.what();
+      error = e.what();
     }
-    const std::lock_guard guard(mutex);
-    error = what;
-    comm = result;
-    made = true;
-    changed.notify_all();
   }
 };
 
@@ -559,21 +558,15 @@ MPI_Comm make_comm(const Bringup& b, Process& process, std::vector<int> world_ra
   const auto making = std::make_shared<Making>();
   making->world_ranks = std::move(world_ranks);
   making->tag = std::stoi(b.store->get(key, b.deadline));
+  // It blocks. With fewer threads it cannot be left behind, and then groups with ranks in common must be made
+  // in one order.
   if (!process.multiple()) {
     const auto turn = process.lock();
     making->run();
-  } else {
-    std::thread([making] { making->run(); }).detach();
-    std::unique_lock guard(making->mutex);
-    const bool made =
-        b.deadline.when() == Clock::time_point::max()
-            ? (making->changed.wait(guard, [&] { return making->made; }), true)
-            : making->changed.wait_until(guard, b.deadline.when(), [&] { return making->made; });
-    if (!made) {
-      process.poison();
-      refuse(b, ErrorCode::timeout, "all ranks came, but MPI_Comm_create_group did not end by the deadline",
-             {});
-    }
+  } else if (!run_until(b.deadline, [making] { making->run(); })) {
+    process.poison();
+    refuse(b, ErrorCode::timeout, "all ranks came, but MPI_Comm_create_group did not end by the deadline",
+           {});
   }
   if (!making->error.empty()) refuse(b, ErrorCode::system, making->error, {});
   return making->comm;
@@ -582,7 +575,12 @@ MPI_Comm make_comm(const Bringup& b, Process& process, std::vector<int> world_ra
 std::unique_ptr<Backend> make(const Bringup& b) {
   Settings settings{.safe = switched_on("WEFT_MPI_SAFE_BUFFERS"), .check = switched_on("WEFT_MPI_CHECK")};
   if (b.test.max_count > 0) settings.max_count = b.test.max_count;
-  Process& process = Process::join(b.context.log());
+  // MPI_Init_thread waits for everybody, and cannot say for whom.
+  if (b.size > 1) {
+    tell_all(b, "here", "1");
+    if (!Process::initialised()) await_all(b, "here");
+  }
+  Process& process = Process::join(b.context.log(), b.deadline);
   if (const std::string why = process.refuses_thread(); !why.empty())
     refuse(b, ErrorCode::unsupported, why, {});
   {

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <condition_variable>
 #include <string_view>
 #include <thread>
 
@@ -157,7 +159,34 @@ MPI_Datatype value_type(DType t) noexcept {
   return MPI_DATATYPE_NULL;
 }
 
-Process& Process::join(Logger& log) {
+bool run_until(Deadline deadline, std::function<void()> f) {
+  struct Run {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool ended = false;
+  };
+  const auto run = std::make_shared<Run>();
+  std::thread([run, f = std::move(f)] {
+    f();
+    const std::lock_guard guard(run->mutex);
+    run->ended = true;
+    run->changed.notify_all();
+  }).detach();
+  std::unique_lock guard(run->mutex);
+  const auto ended = [&] { return run->ended; };
+  if (deadline.when() != Clock::time_point::max())
+    return run->changed.wait_until(guard, deadline.when(), ended);
+  run->changed.wait(guard, ended);
+  return true;
+}
+
+bool Process::initialised() noexcept {
+  int yes = 0;
+  MPI_Initialized(&yes);
+  return yes != 0;
+}
+
+Process& Process::join(Logger& log, Deadline deadline) {
   static std::mutex mutex;
   static Process* the_process = nullptr;  // never destroyed: groups may end after main
   const std::lock_guard guard(mutex);
@@ -168,14 +197,12 @@ Process& Process::join(Logger& log) {
   if (finalised)
     throw Error(ErrorCode::unsupported,
                 fmt::format("{}: the program has called MPI_Finalize; MPI cannot start again", kBackend));
-  the_process = new Process(log);
+  the_process = new Process(log, deadline);
   return *the_process;
 }
 
-Process::Process(Logger& log) {
-  int initialised = 0;
-  MPI_Initialized(&initialised);
-  if (initialised) {
+Process::Process(Logger& log, Deadline deadline) {
+  if (initialised()) {
     must(MPI_Query_thread(&threads_), "MPI_Query_thread");
     if (!multiple())
       log.write(LogLevel::info,
@@ -183,7 +210,22 @@ Process::Process(Logger& log) {
                             threads_ == MPI_THREAD_SERIALIZED ? "calls from several threads take turns"
                                                               : "calls come from its thread only"));
   } else {
-    must(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &threads_), "MPI_Init_thread");
+    static bool begun = false;  // under join()'s lock
+    struct Init {
+      int code = MPI_SUCCESS, threads = MPI_THREAD_SINGLE;
+    };
+    const auto init = std::make_shared<Init>();
+    if (begun || (begun = true, !run_until(deadline, [init] {
+                    init->code = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &init->threads);
+                  })))
+      throw Error(
+          ErrorCode::timeout,
+          fmt::format("{}: MPI_Init_thread did not end by the deadline; it may wait for every process "
+                      "that mpirun started",
+                      kBackend));
+    must(init->code, "MPI_Init_thread");
+    // An MPI without threads cannot tell who calls it, as long as only one does.
+    threads_ = std::max(init->threads, static_cast<int>(MPI_THREAD_SERIALIZED));
     ours_ = true;
     struct Exit {
       Process* process;

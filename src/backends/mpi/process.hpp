@@ -5,11 +5,13 @@
 #include <mpi.h>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
+#include "weft/base/clock.hpp"
 #include "weft/base/dtype.hpp"
 #include "weft/base/log.hpp"
 #include "weft/base/op.hpp"
@@ -17,6 +19,10 @@
 namespace weft::mpi {
 
 class Mail;
+
+/// Runs f in a thread of its own until the deadline; past it the thread is left behind, with what it holds.
+/// False: that happened. For those MPI functions that block and cannot be called off.
+bool run_until(Deadline deadline, std::function<void()> f);
 
 /// The MPI this file was compiled for, "Open MPI" or "MPICH", and the plug-in's name.
 extern const char* const kLibrary;
@@ -42,8 +48,12 @@ MPI_Datatype value_type(DType t) noexcept;  ///< what MPI reduces it as
 /// is not, which makes mpirun end the other ranks.
 class Process {
  public:
-  /// Initialises MPI or joins it. Throws unsupported where obstacle() says so or MPI was finalised already.
-  static Process& join(Logger& log);
+  /// Initialises MPI or joins it. Throws unsupported where obstacle() says so or MPI was finalised already;
+  /// timeout where MPI_Init_thread, which may wait for every process of the job, does not end by the
+  /// deadline.
+  static Process& join(Logger& log, Deadline deadline);
+  /// By the program or by us.
+  static bool initialised() noexcept;
 
   int world_rank() const noexcept { return world_rank_; }
   int world_size() const noexcept { return world_size_; }
@@ -66,7 +76,7 @@ class Process {
   void tend() noexcept;
 
  private:
-  explicit Process(Logger& log);
+  Process(Logger& log, Deadline deadline);
   void finalise(int status) noexcept;
   int threads_ = MPI_THREAD_SINGLE;
   int world_rank_ = 0, world_size_ = 1;
