@@ -1,30 +1,50 @@
-// Every collective, over rank counts, rank kinds, kinds of memory and paths, against values computed here. A
-// rank of its own process runs all cases of its group one after the other.
+// Every operation, over backends, rank kinds, rank counts, kinds of memory and paths, against values computed
+// here; what the support table calls unsupported must be refused. A backend is a row. Its ranks run all cases
+// of a test in one group, one after the other.
+//
+// Under mpirun: WEFT_TEST_BACKEND=<name> mpirun -n N backends_conformance_test --gtest_filter='Job/*' runs
+// the suite over that backend, each process being one rank.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <numeric>
 
+#include "backends/compose.hpp"
+#include "backends/op_table.hpp"
 #include "backends/reduce.hpp"
 #include "backends/shm/control.hpp"
+#include "support/masked_backend.hpp"
 #include "support/run_ranks.hpp"
 #include "support/values.hpp"
+#include "weft/backends/plugin.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace weft::test {
 namespace {
 
+struct Row {
+  std::string label;
+  std::string backend;
+  std::optional<Mask> mask;  // of shm
+};
 struct Setting {
-  Ranks kind;
-  int size;
-  Memory memory;
-  const char* path;
+  Row row;
+  Ranks kind = Ranks::threads;
+  int size = 1;
+  Memory memory = Memory::local;
+  std::string path{};
+  std::int64_t max_count = 0;
 };
 
-std::string setting_name(const testing::TestParamInfo<Setting>& info) {
-  const Setting& s = info.param;
-  return to_string(s.kind) + std::to_string(s.size) + (s.memory == Memory::shared ? "_shared" : "_foreign") +
-         (*s.path ? std::string("_") + s.path : "");
+std::string to_string(const Setting& s) {
+  return fmt::format("{}{}{}{}{}{}{}{}", s.row.label, s.row.label.empty() ? "" : "_", to_string(s.kind),
+                     s.size, s.memory == Memory::shared ? "_shared" : "_foreign", s.path.empty() ? "" : "_",
+                     s.path, s.max_count ? fmt::format("_by{}", s.max_count) : "");
 }
+
+std::string setting_name(const testing::TestParamInfo<Setting>& info) { return to_string(info.param); }
+void PrintTo(const Setting& s, std::ostream* to) { *to << to_string(s); }
 
 // Sanitizers watch the ranks that are threads: all paths run there, in memory that they see.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -33,132 +53,460 @@ constexpr bool kProcesses = false;
 constexpr bool kProcesses = true;
 #endif
 
-std::vector<Setting> settings() {
+std::vector<Setting> shm_settings() {
+  const Row shm{"", "shm", {}};
   std::vector<Setting> all;
   for (const int n : {1, 2, 3, 4, 7}) {
     for (const char* path : {"", "direct", "staged", "inline"}) {
       if (*path && (n == 1 || n == 4)) continue;
-      all.push_back({Ranks::threads, n, Memory::local, path});
+      all.push_back({shm, Ranks::threads, n, Memory::local, path});
       if (!kProcesses || std::string(path) == "inline") continue;
-      all.push_back({Ranks::processes, n, Memory::shared, path});
-      if (!*path) all.push_back({Ranks::processes, n, Memory::local, path});
+      all.push_back({shm, Ranks::processes, n, Memory::shared, path});
+      if (!*path) all.push_back({shm, Ranks::processes, n, Memory::local, path});
     }
   }
   return all;
 }
 
+std::vector<Row> masked_rows() {
+  return {{"messages", "shm", messages_only()},
+          {"all_to_all_v", "shm", all_to_all_v_only()},
+          {"some", "shm", some()}};
+}
+
+std::vector<Setting> composed_settings() {
+  std::vector<Setting> all;
+  for (const Row& row : masked_rows()) {
+    for (const int n : {1, 2, 3, 5}) all.push_back({row, Ranks::threads, n});
+    if (kProcesses) all.push_back({row, Ranks::processes, 3});
+  }
+  return all;
+}
+
+std::vector<Setting> gloo_settings() {
+  const Row gloo{"", "gloo", {}};
+  std::vector<Setting> all;
+  for (const int n : {1, 2, 3}) all.push_back({gloo, Ranks::threads, n});
+  all.push_back({gloo, Ranks::threads, 2, Memory::local, "", 1000});
+  if (kProcesses)
+    for (const int n : {2, 4}) all.push_back({gloo, Ranks::processes, n});
+  return all;
+}
+
+// The backend named by the environment, over the job this process is a rank of.
+std::vector<Setting> job_settings() {
+  const char* backend = std::getenv("WEFT_TEST_BACKEND");
+  if (backend == nullptr) return {};
+  const Row row{"", backend, {}};
+  return {{row, Ranks::job, job_size()}, {row, Ranks::job, job_size(), Memory::local, "", 1000}};
+}
+
+const Traits* traits_of(const Row& row) {
+  static std::vector<std::unique_ptr<Traits>> kept;
+  if (!row.mask) return known_traits(row.backend);
+  return kept.emplace_back(std::make_unique<Traits>(test::traits_of(*row.mask))).get();
+}
+
+// Why the backend cannot be had here; empty: it can.
+std::string obstacle(const Row& row) {
+  if (row.mask || row.backend == "shm") return {};
+  Context context;
+  const Error e = error_of([&] { load_backend(context, row.backend); });
+  return e.code() == ErrorCode::system && std::string(e.what()) == "no error was thrown" ? "" : e.what();
+}
+
+// ---- One call and what it must give
+
+struct Case {
+  Op op = Op::none;
+  DType dtype = DType::f32;
+  std::int64_t count = 0;  // elements of a block, or of the whole where there are none
+  ReduceOp reduce = ReduceOp::sum;
+  Order order = Order::native;
+  int root = 0;
+  bool in_place = false;
+  bool offsets = false;  // v-forms: blocks backwards, with room between them
+};
+
+std::string to_string(const Case& c) {
+  return fmt::format("{} {} x{}{}{} root {}{}{}", name(c.op), name(c.dtype), c.count,
+                     row(c.op).reduces ? fmt::format(" {}", name(c.reduce)) : "",
+                     c.order == Order::canonical ? " canonical" : "", c.root, c.in_place ? " in place" : "",
+                     c.offsets ? " with offsets" : "");
+}
+
+bool is_v(Op op) { return op == Op::all_gather_v || op == Op::reduce_scatter_v || op == Op::all_to_all_v; }
+
+// What ranks put in at `index`.
+double given(const Case& c, int rank, std::int64_t index) {
+  return row(c.op).reduces ? input(c.reduce, c.dtype, rank, index) : value(rank, index);
+}
+
+// What comes out at `index` of the combination. Most repeat every 49 indices.
+class Combination {
+ public:
+  Combination(const Case& c, int n) : case_(c), n_(n) {
+    switch (c.reduce.kind) {
+      case ReduceOp::Kind::sum:
+      case ReduceOp::Kind::avg:
+      case ReduceOp::Kind::min:
+      case ReduceOp::Kind::max:
+      case ReduceOp::Kind::premul_sum:
+        for (std::int64_t i = 0; i < 49; ++i) period_.push_back(combined(c.reduce, c.dtype, n, i));
+        break;
+      default: break;
+    }
+  }
+  double operator()(std::int64_t index) const {
+    return period_.empty() ? combined(case_.reduce, case_.dtype, n_, index)
+                           : period_[static_cast<std::size_t>(index % 49)];
+  }
+
+ private:
+  Case case_;
+  int n_;
+  std::vector<double> period_;
+};
+
+// Uneven blocks, some empty, that ranks `from` and `to` agree on.
+std::int64_t block_count(const Case& c, int from, int to) {
+  const int which = c.op == Op::all_to_all_v ? from + 2 * to : c.op == Op::all_gather_v ? from : to;
+  return which % 3 == 1 ? 0 : c.count + which;
+}
+
+struct Layout {
+  std::vector<std::int64_t> counts, offsets;
+  std::int64_t total = 0;
+  Blocks blocks(bool with_offsets) const { return with_offsets ? Blocks{counts, offsets} : Blocks{counts}; }
+};
+
+Layout layout(const Case& c, const std::vector<std::int64_t>& counts, int rank) {
+  Layout l{counts, std::vector<std::int64_t>(counts.size()), 0};
+  if (!c.offsets) {
+    for (std::size_t b = 0; b < counts.size(); ++b) {
+      l.offsets[b] = l.total;
+      l.total += counts[b];
+    }
+    return l;
+  }
+  l.total = rank;  // each rank's own
+  for (std::size_t b = counts.size(); b-- > 0;) {
+    l.offsets[b] = l.total;
+    l.total += counts[b] + 1;
+  }
+  return l;
+}
+
+constexpr double kUntouched = 1;
+
 class Conformance : public testing::TestWithParam<Setting> {
  protected:
-  // Counts around the borders of the paths, in elements of `dtype` per rank.
+  void SetUp() override {
+    if (const std::string why = obstacle(GetParam().row); !why.empty()) GTEST_SKIP() << why;
+    traits_ = traits_of(GetParam().row);
+    ASSERT_NE(traits_, nullptr) << GetParam().row.backend << " has no row in known_traits.cpp";
+  }
+
+  Road road_of(const Case& c) const { return road(*traits_, c.op, c.dtype, c.reduce.kind, c.order); }
+  bool has_messages() const { return traits_->has(Op::send) && traits_->has(Op::recv); }
+  bool is_shm() const { return GetParam().row.backend == "shm" && !GetParam().row.mask; }
+
+  // Small counts, for products of everything else.
+  std::vector<std::int64_t> few() const { return {1, 13}; }
+
+  // Counts around the borders of the paths.
   std::vector<std::int64_t> counts(DType dtype) const {
-    const std::int64_t element = size_bytes(dtype),
-                       inlined = static_cast<std::int64_t>(shm::kInlineBytes) / element;
-    if (std::string(GetParam().path) == "inline")
-      return {0, 1, 7, 31, 64 / element + 1, inlined / GetParam().size};
+    const Setting& s = GetParam();
+    const std::int64_t element = size_bytes(dtype);
+    if (!is_shm()) {
+      if (s.max_count) return {0, s.max_count - 1, s.max_count, 3 * s.max_count + 17};
+      if (dtype != DType::f32) return {0, 1, 13, 5003};
+      return {0, 1, 2, 3, 31, 1021, 4099, 65537, 150001};
+    }
+    const std::int64_t inlined = static_cast<std::int64_t>(shm::kInlineBytes) / element;
+    if (s.path == "inline") return {0, 1, 7, 31, 64 / element + 1, inlined / s.size};
     if (dtype != DType::f32) return {0, 1, 13, inlined + 1, 5003};
     const std::int64_t chunk = static_cast<std::int64_t>(shm::kChunkBytes) / element,
                        stage = static_cast<std::int64_t>(shm::kStageBytes) / element;
     return {0,           1,    2,         3,         31,        inlined - 1,   inlined,
             inlined + 1, 4099, stage - 1, stage + 1, chunk + 1, 5 * stage + 17};
   }
+  // The inline path takes what fits beside an arrival line.
+  bool fits(const Case& c) const {
+    if (GetParam().path != "inline") return true;
+    const std::int64_t n = GetParam().size, most = c.count + (is_v(c.op) ? 3 * n : 0);
+    return most * n * size_bytes(c.dtype) <= static_cast<std::int64_t>(shm::kInlineBytes);
+  }
 
   void run(const std::function<void(Rank&)>& body) const {
+    const Setting& s = GetParam();
     RankOptions options;
-    options.hooks.path = GetParam().path;
-    run_ranks(GetParam().kind, GetParam().size, body, options);
+    options.hooks.path = s.path;
+    options.hooks.max_count = s.max_count;
+    options.backend = s.row.backend;
+    if (s.row.mask) options.factory = masked(*s.row.mask);
+    run_ranks(s.kind, s.size, body, options);
   }
 
   Tensor buffer(Rank& r, std::int64_t count, DType dtype) const {
     return Tensor(r.context, Shape{count}, dtype, GetParam().memory);
   }
-
   static void fill(const TensorView& v, int rank) {
     for (std::int64_t i = 0; i < v.count(); ++i) store(v, i, value(rank, i));
   }
+
+  void perform(Rank& r, const Case& c) const;
+
+  void expect_refused_messages() const {
+    run([&](Rank& r) {
+      const Tensor t = buffer(r, 1, DType::f32);
+      EXPECT_EQ(error_of([&] { r.group().send(t, 0).wait(); }).code(), ErrorCode::unsupported);
+      EXPECT_EQ(error_of([&] { r.group().recv(t, 0).wait(); }).code(), ErrorCode::unsupported);
+    });
+  }
+
+  const Traits* traits_ = nullptr;
 };
 
-const DType kReducible[] = {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::i64};
-const ReduceOp kOps[] = {ReduceOp::sum, ReduceOp::avg, ReduceOp::min, ReduceOp::max};
+// Makes the buffers of one call, carries it out and looks at every element of `out`.
+void Conformance::perform(Rank& r, const Case& c) const {
+  if (!fits(c)) return;
+  const int n = r.size, me = r.rank;
+  const OpRow about = row(c.op);
+  const bool in_here = has_in(c.op, me == c.root), out_here = has_out(c.op, me == c.root);
+  std::vector<std::int64_t> in_counts, out_counts;
+  for (int p = 0; p < n; ++p) {
+    in_counts.push_back(about.counts == Counts::in_blocks || about.counts == Counts::both_blocks
+                            ? block_count(c, me, p)
+                            : c.count);
+    out_counts.push_back(about.counts == Counts::out_blocks || about.counts == Counts::both_blocks
+                             ? block_count(c, p, me)
+                             : c.count);
+  }
+  const bool in_parted = about.counts == Counts::in_blocks || about.counts == Counts::both_blocks ||
+                         about.counts == Counts::in_is_n_out || c.op == Op::all_to_all;
+  const bool out_parted = about.counts == Counts::out_blocks || about.counts == Counts::both_blocks ||
+                          about.counts == Counts::out_is_n_in || c.op == Op::all_to_all;
+  const Layout in_layout = layout(c, in_counts, me), out_layout = layout(c, out_counts, me);
+  const auto own = static_cast<std::size_t>(me);
+  const std::int64_t in_total = in_parted    ? in_layout.total
+                                : out_parted ? out_layout.counts[own]
+                                             : c.count,
+                     out_total = out_parted  ? out_layout.total
+                                 : in_parted ? in_layout.counts[own]
+                                             : c.count;
+  // What lies where: of a parted `in`, block b begins at logical index begins[b] of what this rank gives.
+  Tensor in = buffer(r, in_here ? in_total : 0, c.dtype), out = buffer(r, out_here ? out_total : 0, c.dtype);
+  if (c.in_place && in_here && out_here) {
+    if (!in_parted && !out_parted) out = in;
+    if (in_parted) out = in.slice_flat(in_layout.offsets[own], Shape{out_total});
+    if (out_parted) in = out.slice_flat(out_layout.offsets[own], Shape{in_total});
+  }
+  // Block b of what rank `from` gives begins at this index of its values; all ranks agree where it matters.
+  const auto begins = [&](int from, int b) {
+    if (c.op == Op::all_to_all_v) return static_cast<std::int64_t>(b) * 1000;
+    std::int64_t begin = 0;
+    for (int k = 0; k < b; ++k)
+      begin += about.counts == Counts::in_blocks ? block_count(c, from, k) : c.count;
+    return begin;
+  };
+  for (std::int64_t i = 0; i < out.shape().count(); ++i) store(out, i, kUntouched);
+  if (in_here && in_parted) {
+    for (std::int64_t i = 0; i < in.shape().count(); ++i) store(in, i, kUntouched);
+    for (int b = 0; b < n; ++b)
+      for (std::int64_t i = 0; i < in_layout.counts[static_cast<std::size_t>(b)]; ++i)
+        store(in, in_layout.offsets[static_cast<std::size_t>(b)] + i, given(c, me, begins(me, b) + i));
+  } else if (in_here) {
+    for (std::int64_t i = 0; i < in_total; ++i) store(in, i, given(c, me, i));
+  }
 
-TEST_P(Conformance, AllReduce) {
+  const Call call{.op = c.op,
+                  .in = in_here ? ConstTensorView(in) : ConstTensorView{},
+                  .out = out_here ? TensorView(out) : TensorView{},
+                  .root = about.rooted == Rooted::no && c.op != Op::broadcast ? -1 : c.root,
+                  .in_blocks = about.counts == Counts::in_blocks || about.counts == Counts::both_blocks
+                                   ? in_layout.blocks(c.offsets)
+                                   : Blocks{},
+                  .out_blocks = about.counts == Counts::out_blocks || about.counts == Counts::both_blocks
+                                    ? out_layout.blocks(c.offsets)
+                                    : Blocks{},
+                  .options = {.op = c.reduce, .order = c.order}};
+  if (road_of(c) == Road::unsupported) {
+    const Error e = error_of([&] { r.group().submit(call).wait(); });
+    ASSERT_EQ(e.code(), ErrorCode::unsupported) << to_string(c) << ": " << e.what();
+    return;
+  }
+  r.group().submit(call).wait();
+  if (!out_here) return;
+
+  std::vector<double> expected(static_cast<std::size_t>(out_total), stored(c.dtype, kUntouched));
+  const auto expect = [&](std::int64_t at, double x) { expected[static_cast<std::size_t>(at)] = x; };
+  if (about.reduces) {
+    const Combination all(c, n);
+    for (std::int64_t i = 0; i < out_total; ++i) expect(i, all((in_parted ? begins(me, me) : 0) + i));
+  } else if (!out_parted) {  // broadcast, scatter
+    for (std::int64_t i = 0; i < out_total; ++i)
+      expect(i, stored(c.dtype, value(c.root, (in_parted ? begins(c.root, me) : 0) + i)));
+  } else {
+    for (int p = 0; p < n; ++p)
+      for (std::int64_t i = 0; i < out_layout.counts[static_cast<std::size_t>(p)]; ++i)
+        expect(out_layout.offsets[static_cast<std::size_t>(p)] + i,
+               stored(c.dtype, value(p, (in_parted ? begins(p, me) : 0) + i)));
+  }
+  for (std::int64_t i = 0; i < out_total; ++i)
+    ASSERT_EQ(load(out, i), expected[static_cast<std::size_t>(i)])
+        << to_string(c) << ": [" << i << "], rank " << me << " of " << n;
+}
+
+const Op kReducing[] = {Op::all_reduce, Op::reduce, Op::reduce_scatter, Op::reduce_scatter_v};
+const Op kMoving[] = {Op::broadcast, Op::all_gather, Op::all_gather_v, Op::gather,
+                      Op::scatter,   Op::all_to_all, Op::all_to_all_v};
+bool may_be_in_place(Op op) { return op != Op::all_to_all && op != Op::all_to_all_v; }
+
+// The group says of itself what the table says of it.
+TEST_P(Conformance, TraitsAreTheTables) {
   run([&](Rank& r) {
-    for (const DType dtype : kReducible) {
-      for (const std::int64_t count : counts(dtype)) {
-        for (const ReduceOp op : kOps) {
-          for (const bool in_place : {false, true}) {
-            const Tensor in = buffer(r, count, dtype), other = buffer(r, count, dtype),
-                         out = in_place ? in : other;
-            fill(in, r.rank);
-            r.group().all_reduce(in, out, {.op = op}).wait();
-            for (std::int64_t i = 0; i < count; ++i)
-              ASSERT_EQ(load(out, i), combined(op, dtype, r.size, i))
-                  << name(dtype) << " " << name(op) << " [" << i << "] of " << count << " in place "
-                  << in_place;
-          }
-        }
-      }
-    }
+    const Traits& t = r.group().traits();
+    EXPECT_EQ(t.name, traits_->name);
+    EXPECT_EQ(t.ops, traits_->ops);
+    EXPECT_EQ(t.dtypes, traits_->dtypes);
+    EXPECT_EQ(t.reduces, traits_->reduces);
+    EXPECT_EQ(t.native_is_canonical, traits_->native_is_canonical);
+    EXPECT_EQ(t.device, traits_->device);
+    EXPECT_EQ(t.progress, traits_->progress);
+    EXPECT_EQ(t.promises, traits_->promises);
   });
 }
 
-TEST_P(Conformance, ReduceScatter) {
+TEST_P(Conformance, EveryReductionOfEveryDtype) {
   run([&](Rank& r) {
-    for (const DType dtype : kReducible) {
-      for (const std::int64_t count : counts(dtype)) {
-        for (const bool in_place : {false, true}) {
-          const ReduceOp op = dtype == DType::i32   ? ReduceOp::max
-                              : dtype == DType::f64 ? ReduceOp::avg
-                                                    : ReduceOp::sum;
-          const Tensor in = buffer(r, count * r.size, dtype);
-          const Tensor out = in_place ? in.slice_flat(count * r.rank, Shape{count}) : buffer(r, count, dtype);
-          fill(in, r.rank);
-          r.group().reduce_scatter(in, out, {.op = op}).wait();
-          for (std::int64_t i = 0; i < count; ++i)
-            ASSERT_EQ(load(out, i), combined(op, dtype, r.size, count * r.rank + i))
-                << name(dtype) << " [" << i << "] of " << count << " in place " << in_place;
-        }
-      }
-    }
-  });
-}
-
-TEST_P(Conformance, AllGather) {
-  run([&](Rank& r) {
-    for (const DType dtype : {DType::f32, DType::bf16, DType::u8, DType::boolean, DType::i64}) {
-      for (const std::int64_t count : counts(dtype)) {
-        for (const bool in_place : {false, true}) {
-          const Tensor out = buffer(r, count * r.size, dtype);
-          const Tensor in = in_place ? out.slice_flat(count * r.rank, Shape{count}) : buffer(r, count, dtype);
-          for (std::int64_t i = 0; i < count * r.size; ++i) store(out, i, 1);
-          for (std::int64_t i = 0; i < count; ++i) store(in, i, value(r.rank, i));
-          r.group().all_gather(in, out).wait();
-          for (int from = 0; from < r.size; ++from)
-            for (std::int64_t i = 0; i < count; ++i) {
-              const double expected = dtype == DType::boolean ? value(from, i) != 0 : value(from, i);
-              ASSERT_EQ(load(out, from * count + i), expected)
-                  << name(dtype) << " block " << from << " [" << i << "] of " << count << " in place "
-                  << in_place;
+    int k = 0;
+    for (const Op op : kReducing)
+      for (int kind = 0; kind < kReduceKindCount; ++kind)
+        for (int d = 0; d < kDTypeCount; ++d)
+          for (const std::int64_t count : few())
+            for (const Order order : {Order::native, Order::canonical}) {
+              if (order == Order::canonical && count != 1) continue;
+              const Case c{.op = op,
+                           .dtype = static_cast<DType>(d),
+                           .count = count,
+                           .reduce = reduction(static_cast<ReduceOp::Kind>(kind)),
+                           .order = order,
+                           .root = k % r.size,
+                           .in_place = k % 3 == 0,
+                           .offsets = is_v(op) && k % 2 == 0};
+              ++k;
+              ASSERT_NO_FATAL_FAILURE(perform(r, c));
             }
+  });
+}
+
+TEST_P(Conformance, EveryMoveOfEveryDtype) {
+  run([&](Rank& r) {
+    int k = 0;
+    for (const Op op : kMoving)
+      for (int d = 0; d < kDTypeCount; ++d)
+        for (const std::int64_t count : few()) {
+          const Case c{.op = op,
+                       .dtype = static_cast<DType>(d),
+                       .count = count,
+                       .root = k % r.size,
+                       .in_place = may_be_in_place(op) && k % 3 == 0,
+                       .offsets = is_v(op) && k % 2 == 0};
+          ++k;
+          ASSERT_NO_FATAL_FAILURE(perform(r, c));
         }
+  });
+}
+
+// Around the borders of the paths, in place and not, with every root; v-forms with blocks of their own
+// offsets.
+TEST_P(Conformance, EveryOperationOfManySizes) {
+  run([&](Rank& r) {
+    const auto all = [&](const auto& ops, DType dtype, ReduceOp reduce) {
+      int k = 0;
+      for (const Op op : ops)
+        for (const std::int64_t most : counts(dtype))
+          for (const bool in_place : {false, true})
+            for (int root = 0; root < (row(op).rooted == Rooted::no ? 1 : r.size); ++root) {
+              // Large ones: the same bytes for every operation, and not all combinations.
+              const bool large = most > 5003,
+                         blocks = row(op).counts != Counts::equal || op == Op::all_to_all;
+              if (large && (root > 0 || in_place != (++k % 2 == 0))) continue;
+              if (in_place && !may_be_in_place(op)) continue;
+              const std::int64_t count = large && blocks ? most / r.size + 1 : most;
+              const Case c{.op = op,
+                           .dtype = dtype,
+                           .count = count,
+                           .reduce = reduce,
+                           .root = large ? static_cast<int>(count % r.size) : root,
+                           .in_place = in_place,
+                           .offsets = is_v(op) && count % 2 == 1};
+              ASSERT_NO_FATAL_FAILURE(perform(r, c));
+            }
+    };
+    ASSERT_NO_FATAL_FAILURE(all(kReducing, DType::f32, ReduceOp::sum));
+    ASSERT_NO_FATAL_FAILURE(all(kReducing, DType::bf16, ReduceOp::avg));
+    ASSERT_NO_FATAL_FAILURE(all(kReducing, DType::i32, ReduceOp::max));
+    ASSERT_NO_FATAL_FAILURE(all(kMoving, DType::f32, ReduceOp::sum));
+    ASSERT_NO_FATAL_FAILURE(all(kMoving, DType::boolean, ReduceOp::sum));
+  });
+}
+
+// Empty tensors and prime counts in every v-form.
+TEST_P(Conformance, EmptyAndPrimeCountsInEveryVForm) {
+  run([&](Rank& r) {
+    for (const Op op : {Op::all_gather_v, Op::reduce_scatter_v, Op::all_to_all_v})
+      for (const DType dtype : {DType::f64, DType::f16, DType::u8})
+        for (const std::int64_t count : {0, 2, 7, 31, 127, 499})
+          for (const bool offsets : {false, true}) {
+            const Case c{.op = op, .dtype = dtype, .count = count, .offsets = offsets};
+            ASSERT_NO_FATAL_FAILURE(perform(r, c));
+          }
+    // Nothing at all, from null buffers.
+    const std::vector<std::int64_t> none(static_cast<std::size_t>(r.size));
+    const ConstTensorView in = view(static_cast<const float*>(nullptr), 0);
+    const TensorView out = view(static_cast<float*>(nullptr), 0);
+    r.group().all_gather_v(in, out, {none}).wait();
+    r.group().reduce_scatter_v(in, out, {none}).wait();
+    r.group().all_to_all_v(in, {none}, out, {none}).wait();
+  });
+}
+
+// Averages that others got as sums, or rounded before the division.
+TEST_P(Conformance, ReduceScatterAvgIsTheSumOverN) {
+  run([&](Rank& r) {
+    for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8, DType::i32,
+                              DType::i64, DType::u8, DType::u64}) {
+      const Tensor in = buffer(r, 5 * r.size, dtype), out = buffer(r, 5, dtype);
+      for (std::int64_t i = 0; i < 5 * r.size; ++i) store(in, i, static_cast<double>(r.rank + i % 5));
+      r.group().reduce_scatter(in, out, {.op = ReduceOp::avg}).wait();
+      for (std::int64_t i = 0; i < 5; ++i) {
+        const double sum = r.size * (r.size - 1) / 2.0 + static_cast<double>((r.rank * 5 + i) % 5) * r.size;
+        const double mean = dtype == DType::f64  ? sum / r.size
+                            : is_floating(dtype) ? static_cast<float>(sum) / static_cast<float>(r.size)
+                                                 : std::trunc(sum / r.size);
+        ASSERT_EQ(load(out, i), stored(dtype, mean)) << name(dtype) << " [" << i << "]";
       }
+      if (dtype != DType::i8 && dtype != DType::i32 && dtype != DType::i64) continue;
+      for (std::int64_t i = 0; i < 5 * r.size; ++i) store(in, i, -static_cast<double>(r.rank + 1));
+      r.group().reduce_scatter(in, out, {.op = ReduceOp::avg}).wait();  // toward zero
+      ASSERT_EQ(load(out, 0), -std::trunc((r.size + 1) / 2.0)) << name(dtype);
     }
   });
 }
 
-TEST_P(Conformance, Broadcast) {
+// 256 + 1 + 1 + … in bf16 stays 256 where each step is rounded.
+TEST_P(Conformance, Bf16SumsAccumulateInF32) {
   run([&](Rank& r) {
-    for (const DType dtype : {DType::f32, DType::i16}) {
-      for (const std::int64_t count : counts(dtype)) {
-        for (int root = 0; root < r.size; ++root) {
-          const Tensor in = buffer(r, count, dtype), out = r.rank % 2 ? in : buffer(r, count, dtype);
-          fill(in, r.rank);
-          r.group().broadcast(in, out, root).wait();
-          for (std::int64_t i = 0; i < count; ++i)
-            ASSERT_EQ(load(out, i), value(root, i))
-                << name(dtype) << " [" << i << "] of " << count << " root " << root;
-        }
-      }
-    }
+    const Tensor t = buffer(r, 3, DType::bf16), parts = buffer(r, 3 * r.size, DType::bf16);
+    for (std::int64_t i = 0; i < 3; ++i) store(t, i, r.rank == 0 ? 256 : 1);
+    for (std::int64_t i = 0; i < 3 * r.size; ++i) store(parts, i, r.rank == 0 ? 256 : 1);
+    const double expected = stored(DType::bf16, 256 + r.size - 1);
+    r.group().all_reduce(t, t).wait();
+    for (std::int64_t i = 0; i < 3; ++i) ASSERT_EQ(load(t, i), expected);
+    r.group().reduce_scatter(parts, t).wait();
+    for (std::int64_t i = 0; i < 3; ++i) ASSERT_EQ(load(t, i), expected);
   });
 }
 
@@ -175,7 +523,16 @@ TEST_P(Conformance, BarrierHoldsEverybody) {
   });
 }
 
-// Values whose sums round: every rank must have the bits of the canonical tree, whatever path and memory.
+// Values whose sums round.
+void fill_rounding(const TensorView& v, int rank) {
+  std::uint64_t state = 0x9e3779b97f4a7c15ull * static_cast<std::uint64_t>(rank + 1);
+  for (std::int64_t i = 0; i < v.count(); ++i) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    store(v, i, (static_cast<double>(state >> 40) / (1 << 20) - 8) * (i % 5 ? 1 : 1e-3));
+  }
+}
+
+// Every rank must have the bits of the canonical tree, whatever path and memory.
 TEST_P(Conformance, CanonicalBits) {
   run([&](Rank& r) {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
@@ -184,11 +541,7 @@ TEST_P(Conformance, CanonicalBits) {
         std::vector<const std::byte*> ins;
         for (int from = 0; from < r.size; ++from) {
           all.push_back(buffer(r, count, dtype));
-          std::uint64_t state = 0x9e3779b97f4a7c15ull * static_cast<std::uint64_t>(from + 1);
-          for (std::int64_t i = 0; i < count; ++i) {
-            state = state * 6364136223846793005ull + 1442695040888963407ull;
-            store(all.back(), i, (static_cast<double>(state >> 40) / (1 << 20) - 8) * (i % 5 ? 1 : 1e-3));
-          }
+          fill_rounding(all.back(), from);
           ins.push_back(all.back().data());
         }
         const Tensor expected = buffer(r, count, dtype), out = buffer(r, count, dtype);
@@ -208,7 +561,7 @@ TEST_P(Conformance, CanonicalBits) {
 // Many calls in flight, waited for backwards, of every size.
 TEST_P(Conformance, ManyInFlight) {
   run([&](Rank& r) {
-    const bool small = std::string(GetParam().path) == "inline";
+    const bool small = GetParam().path == "inline";
     std::vector<Tensor> tensors;
     std::vector<Work> works;
     for (int k = 0; k < 150; ++k) {
@@ -229,7 +582,189 @@ TEST_P(Conformance, ManyInFlight) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Shm, Conformance, testing::ValuesIn(settings()), setting_name);
+TEST_P(Conformance, ManyAsOne) {
+  run([&](Rank& r) {
+    const std::int64_t n = r.size;
+    const Tensor sum = buffer(r, 31, DType::f32), all = buffer(r, 7 * n, DType::i32),
+                 part = all.slice_flat(7 * r.rank, Shape{7}), least = buffer(r, 3, DType::f64);
+    fill(sum, r.rank);
+    fill(part, r.rank);
+    fill(least, r.rank);
+    r.group()
+        .coalesced({call::all_reduce(sum, sum), call::all_gather(part, all), call::barrier(),
+                    call::all_reduce(least, least, {.op = ReduceOp::min})})
+        .wait();
+    for (std::int64_t i = 0; i < 31; ++i)
+      ASSERT_EQ(load(sum, i), combined(ReduceOp::sum, DType::f32, r.size, i));
+    for (std::int64_t i = 0; i < 7 * n; ++i) ASSERT_EQ(load(all, i), value(static_cast<int>(i / 7), i % 7));
+    for (std::int64_t i = 0; i < 3; ++i)
+      ASSERT_EQ(load(least, i), combined(ReduceOp::min, DType::f64, r.size, i));
+  });
+}
+
+// ---- Messages
+
+TEST_P(Conformance, RingsOfEveryDtype) {
+  if (!has_messages()) return expect_refused_messages();
+  run([&](Rank& r) {
+    if (r.size == 1) return;
+    const int next = (r.rank + 1) % r.size, last = (r.rank + r.size - 1) % r.size;
+    for (int d = 0; d < kDTypeCount; ++d) {
+      for (const std::int64_t count : {0, 1, 13, 5003}) {
+        const auto dtype = static_cast<DType>(d);
+        const Tensor in = buffer(r, count, dtype), out = buffer(r, count, dtype);
+        fill(in, r.rank);
+        r.group().send_recv(in, next, out, last, {.tag = d}).wait();
+        for (std::int64_t i = 0; i < count; ++i)
+          ASSERT_EQ(load(out, i), stored(dtype, value(last, i))) << name(dtype) << " [" << i << "]";
+      }
+    }
+  });
+}
+
+// Tags out of order, between collectives, both sides posting sends first: nothing waits behind another.
+TEST_P(Conformance, TagsOutOfOrderBetweenCollectives) {
+  if (!has_messages()) return expect_refused_messages();
+  run([&](Rank& r) {
+    if (r.size == 1) return;
+    constexpr int kTags = 5;
+    const std::int64_t sizes[kTags] = {0, 3, 1021, 70001, 17};
+    const int next = (r.rank + 1) % r.size, last = (r.rank + r.size - 1) % r.size;
+    std::vector<Tensor> in, out;
+    std::vector<Work> works;
+    for (int t = 0; t < kTags; ++t) {
+      in.push_back(buffer(r, sizes[t], DType::f32));
+      out.push_back(buffer(r, sizes[t], DType::f32));
+      fill(in.back(), r.rank + t);
+      works.push_back(r.group().send(in.back(), next, {.tag = t}));
+    }
+    const Tensor sum = buffer(r, 100, DType::f32);
+    fill(sum, r.rank);
+    Work between = r.group().all_reduce(sum, sum, {.order = Order::canonical});
+    for (int t = kTags - 1; t >= 0; --t)
+      works.push_back(r.group().recv(out[static_cast<std::size_t>(t)], last, {.tag = t}));
+    for (Work& w : works) w.wait();
+    between.wait();
+    for (int t = 0; t < kTags; ++t)
+      for (std::int64_t i = 0; i < sizes[t]; ++i)
+        ASSERT_EQ(load(out[static_cast<std::size_t>(t)], i), value(last + t, i)) << "tag " << t;
+    for (std::int64_t i = 0; i < 100; ++i)
+      ASSERT_EQ(load(sum, i), combined(ReduceOp::sum, DType::f32, r.size, i));
+  });
+}
+
+// 0 → 1 while the others do nothing at all.
+TEST_P(Conformance, APairNeedsNobodyElse) {
+  if (!has_messages()) return expect_refused_messages();
+  run([&](Rank& r) {
+    if (r.size == 1) return;
+    const Tensor t = buffer(r, 5003, DType::i16);
+    r.group();
+    if (r.rank == 0) {
+      fill(t, 0);
+      r.group().send(t, 1).wait();
+    } else if (r.rank == 1) {
+      r.group().recv(t, 0).wait();
+      for (std::int64_t i = 0; i < 5003; ++i) ASSERT_EQ(load(t, i), value(0, i));
+      r.store->set("got it", "1");
+    }
+    if (r.rank > 1) r.store->get("got it", Deadline::after(std::chrono::seconds(20)));
+    r.group().barrier().wait();
+  });
+}
+
+// Groups of other sizes.
+TEST_P(Conformance, SplitOffGroups) {
+  run([&](Rank& r) {
+    std::vector<int> ranks;
+    for (int p = r.rank % 2; p < r.size; p += 2) ranks.push_back(p);
+    ProcessGroup half = r.group().subgroup(r.rank % 2 ? "odd" : "even", ranks);
+    for (const std::int64_t count : {1, 101}) {
+      const Tensor t = buffer(r, count, DType::f32);
+      fill(t, half.rank());
+      half.all_reduce(t, t).wait();
+      for (std::int64_t i = 0; i < count; ++i)
+        ASSERT_EQ(load(t, i), combined(ReduceOp::sum, DType::f32, half.size(), i));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shm, Conformance, testing::ValuesIn(shm_settings()), setting_name);
+INSTANTIATE_TEST_SUITE_P(Composed, Conformance, testing::ValuesIn(composed_settings()), setting_name);
+INSTANTIATE_TEST_SUITE_P(Gloo, Conformance, testing::ValuesIn(gloo_settings()), setting_name);
+INSTANTIATE_TEST_SUITE_P(Job, Conformance, testing::ValuesIn(job_settings()), setting_name);
+
+// ---- One hash on every backend
+
+std::uint64_t hash(const std::byte* data, std::int64_t bytes, std::uint64_t h) {  // FNV-1a
+  for (std::int64_t i = 0; i < bytes; ++i) h = (h ^ static_cast<std::uint64_t>(data[i])) * 0x100000001b3ull;
+  return h;
+}
+
+using OneHash = Conformance;
+
+// Canonical sums, averages and products of n = 2 … 8 ranks have the bits that `reduce` gives here; the hash
+// over them is printed, to be compared between backends and machines.
+TEST_P(OneHash, OfCanonicalReductions) {
+  constexpr std::int64_t kCount = 1021;
+  const int n = GetParam().size;
+  const auto reductions = [](const auto& body) {
+    for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::c64})
+      for (const ReduceOp& op : {ReduceOp::sum, ReduceOp::avg, ReduceOp::prod, ReduceOp::premul_sum(0.3)}) {
+        if (can_reduce(dtype, op)) body(dtype, op);
+      }
+  };
+  std::uint64_t expected = 0xcbf29ce484222325ull;
+  {
+    std::vector<std::byte> room(static_cast<std::size_t>((n + 1) * kCount) * 16);
+    reductions([&](DType dtype, ReduceOp op) {
+      const std::int64_t bytes = kCount * size_bytes(dtype);
+      std::vector<const std::byte*> ins;
+      for (int p = 0; p < n; ++p) {
+        const TensorView v{room.data() + p * bytes, dtype, Device{}, {kCount}};
+        fill_rounding(v, p);
+        ins.push_back(v.data);
+      }
+      std::byte* const out = room.data() + n * bytes;
+      reduce(dtype, op, ins, {&out, 1}, kCount);
+      expected = hash(out, bytes, expected);
+    });
+  }
+  run([&](Rank& r) {
+    std::uint64_t got = 0xcbf29ce484222325ull;
+    reductions([&](DType dtype, ReduceOp op) {
+      const Tensor in = buffer(r, kCount, dtype), out = buffer(r, kCount, dtype);
+      fill_rounding(in, r.rank);
+      r.group().all_reduce(in, out, {.op = op, .order = Order::canonical}).wait();
+      got = hash(out.data(), out.bytes(), got);
+    });
+    EXPECT_EQ(got, expected) << "rank " << r.rank;
+  });
+  const std::string text = fmt::format("{:016x}", expected);
+  RecordProperty("canonical_hash", text);
+  fmt::print("canonical hash n={} {}\n", n, text);
+}
+
+std::vector<Setting> every_size(const std::vector<Row>& rows, Ranks kind, int most) {
+  std::vector<Setting> all;
+  for (const Row& row : rows)
+    for (int n = 2; n <= most; ++n) all.push_back({row, kind, n});
+  return all;
+}
+
+std::vector<Setting> job_hash_settings() {
+  const char* backend = std::getenv("WEFT_TEST_BACKEND");
+  return backend ? every_size({{"", backend, {}}}, Ranks::job, std::min(8, job_size()))
+                 : std::vector<Setting>{};
+}
+
+INSTANTIATE_TEST_SUITE_P(Shm, OneHash, testing::ValuesIn(every_size({{"", "shm", {}}}, Ranks::threads, 8)),
+                         setting_name);
+INSTANTIATE_TEST_SUITE_P(Composed, OneHash, testing::ValuesIn(every_size(masked_rows(), Ranks::threads, 8)),
+                         setting_name);
+INSTANTIATE_TEST_SUITE_P(Gloo, OneHash, testing::ValuesIn(every_size({{"", "gloo", {}}}, Ranks::threads, 8)),
+                         setting_name);
+INSTANTIATE_TEST_SUITE_P(Job, OneHash, testing::ValuesIn(job_hash_settings()), setting_name);
 
 }  // namespace
 }  // namespace weft::test

@@ -38,13 +38,18 @@ struct Promises {
   friend bool operator==(const Promises&, const Promises&) = default;
 };
 
+/// Composed collectives send messages with tags from -kComposedTags to -1, which users' never have.
+inline constexpr int kComposedTags = 1 << 15;
+
 using OpSet = std::uint32_t;  ///< bit per Op
 constexpr OpSet op_bit(Op op) noexcept { return OpSet{1} << static_cast<int>(op); }
 using DTypeSet = std::uint32_t;  ///< bit per DType
 constexpr DTypeSet dtype_bit(DType t) noexcept { return DTypeSet{1} << static_cast<int>(t); }
 
 /// What a backend can do. Asked once, when the group is created. What it lacks is composed from what it has
-/// (src/backends/compose.hpp): `send` and `recv` are enough for everything.
+/// (src/backends/compose.hpp): `send` and `recv` are enough for everything, and so is `all_to_all_v`. The
+/// transport must take the tags of kComposedTags, and an all_to_all_v whose blocks of `in` are one another's,
+/// or lie in the same buffer as `out` where no block of `out` does.
 struct Traits {
   std::string_view name;
   OpSet ops = 0;        ///< operations it performs itself
