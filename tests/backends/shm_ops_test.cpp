@@ -67,7 +67,9 @@ TEST_P(AtRandom, AllOperationsInterleaved) {
       [&](Rank& r) {
         const std::int64_t inlined = static_cast<std::int64_t>(shm::kInlineBytes) / 4;
         Variety variety;
-        if (std::string(c.path) != "inline")
+        if (std::string(c.path) == "inline")
+          variety.few = {0, 1, 2, 3, 7, 13, 31};  // five blocks of them fit beside an arrival
+        else
           variety.many = {0, 1, 13, inlined / r.size, inlined, inlined + 1, 1009, 5003, 40009};
         std::optional<Memory> memory;
         if (c.where != Where::mixed) memory = c.where == Where::shared ? Memory::shared : Memory::local;
@@ -262,6 +264,68 @@ TEST(ShmMismatch, CountVectors) {
         {"all_to_all_v: rank 1 sends " + five + " elements to rank 0, which expects " +
          std::to_string(7 * scale)});
   }
+}
+
+TEST(ShmMismatch, Reductions) {
+  const auto tensor = [](Rank& r, std::int64_t c) { return Tensor(r.context, Shape{c}, DType::f32); };
+  const auto left = [](const void* a, const void*, void* out, std::int64_t count, DType t) {
+    if (out != a) std::memcpy(out, a, static_cast<std::size_t>(count * size_bytes(t)));
+  };
+  const UserReduction first{"first", left}, foremost{"foremost", left};
+  for (const std::int64_t count : {std::int64_t{3}, std::int64_t{5000}}) {
+    const std::string x = "all_reduce f32 x" + std::to_string(count) + " ";
+    const auto differ = [&](ReduceOp zero, ReduceOp one, const std::string& zero_text,
+                            const std::string& one_text) {
+      expect_mismatch(2,
+                      [&](Rank& r) {
+                        const Tensor t = tensor(r, count);
+                        r.group().all_reduce(t, t, {.op = r.rank == 0 ? zero : one}).wait();
+                      },
+                      {x + zero_text + " [call 0]", x + one_text + " [call 0]"});
+    };
+    differ(ReduceOp::premul_sum(0.5), ReduceOp::premul_sum(0.25), "premul_sum(0.5)", "premul_sum(0.25)");
+    differ(ReduceOp::of(first), ReduceOp::of(foremost), "user \"first\"", "user \"foremost\"");
+    differ(ReduceOp::sum, ReduceOp::of(first), "sum", "user \"first\"");
+  }
+}
+
+// The scale and the name take part, the function does not: it is each rank's own.
+TEST_P(Shm, ScalesAndUserReductions) {
+  run(3, [](Rank& r) {
+    // An element is an affine map x -> a x + b, packed as (a, b): to combine is to compose. Associative, and
+    // the order of the ranks matters.
+    const auto packed = [](std::uint64_t a, std::uint64_t b) { return a << 32 | b; };
+    const UserReduction compose{
+        "compose", [&](const void* l, const void* r2, void* out, std::int64_t n, DType) {
+          const auto *p = static_cast<const std::uint64_t*>(l), *q = static_cast<const std::uint64_t*>(r2);
+          for (std::int64_t i = 0; i < n; ++i)
+            static_cast<std::uint64_t*>(out)[i] = packed(
+                (p[i] >> 32) * (q[i] >> 32), (p[i] >> 32) * (q[i] & 0xffffffffu) + (p[i] & 0xffffffffu));
+        }};
+    const auto map = [&](int rank, std::int64_t i) {
+      return std::pair(static_cast<std::uint64_t>(value(rank, i)),
+                       static_cast<std::uint64_t>(value(rank, i + 1)));
+    };
+    for (const std::int64_t count : {std::int64_t{1}, std::int64_t{97}, std::int64_t{60000}}) {
+      const Tensor maps = buffer(r, count, DType::u64);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const auto [a, b] = map(r.rank, i);
+        store(maps, i, static_cast<double>(packed(a, b)));
+      }
+      r.group().all_reduce(maps, maps, {.op = ReduceOp::of(compose)}).wait();
+      for (std::int64_t i = 0; i < count; ++i) {
+        const auto [a0, b0] = map(0, i);
+        const auto [a1, b1] = map(1, i);
+        const auto [a2, b2] = map(2, i);
+        ASSERT_EQ(load(maps, i), static_cast<double>(packed(a0 * a1 * a2, a0 * (a1 * b2 + b1) + b0))) << i;
+      }
+      const Tensor scaled = buffer(r, count);
+      r.group().reduce(scaled, scaled, 1, {.op = ReduceOp::premul_sum(0.5)}).wait();
+      for (std::int64_t i = 0; i < count; ++i)
+        ASSERT_EQ(load(scaled, i),
+                  r.rank == 1 ? combined(ReduceOp::sum, DType::f32, 3, i) / 2 : value(r.rank, i));
+    }
+  });
 }
 
 // Shared memory is read and written where it lies; what is not shared never is.
