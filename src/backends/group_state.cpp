@@ -64,7 +64,7 @@ GroupState::~GroupState() {
 void GroupState::release() noexcept {
   if (owners_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (context.forked()) return;  // the parent's: locks may be held for ever, shared memory is not mapped
-  if (failed() && !quiesce(kDropQuiesce)) {
+  if (failed() && !quiesce(drop_quiesced_.exchange(true) ? Duration::zero() : kDropQuiesce)) {
     // A stopped peer may still write into memory that this group lent it. The group stays, so that the arena
     // never gives that memory to anybody else.
     context.log().write(
@@ -134,50 +134,78 @@ Work GroupState::submit(const Call& call) {
   return submit_checked(call);
 }
 
-// All are checked before the first is sent.
+// All are checked before the first is sent. Where one then cannot be sent, peers wait for what never comes:
+// the group fails, with the reason.
 Work GroupState::submit_all(std::span<const Call> calls) {
   context.check_fork("coalesced");
   for (const Call& c : calls) check(c, backend_->traits(), member.rank, member.size, member.name);
-  Work first;
-  Work* last = &first;
   struct Batch {
     GroupState& group;
-    explicit Batch(GroupState& g) : group(g) { group.batch(true); }
-    ~Batch() { group.batch(false); }
+    explicit Batch(GroupState& g) : group(g) { group.batch(+1); }
+    ~Batch() { group.batch(-1); }
   };
-  // On a stream a batch has room before it begins, so that all ranks divide the calls into the same batches,
-  // however full their rings are: NCCL wants what starts together on one rank to start together on all.
-  while (!calls.empty()) {
-    const auto some = calls.first(std::min<std::size_t>(calls.size(), kSlots));
-    calls = calls.subspan(some.size());
-    if (traits().progress == ProgressStyle::stream) {
-      own_room(static_cast<int>(some.size()), some.front());
-      disown();
-    }
-    const Batch batch(*this);
-    for (const Call& c : some) {
-      Work work = submit_checked(c);
-      if (!work.valid()) continue;
-      if (last->valid()) {
-        last->more_ = std::make_unique<Work>(std::move(work));
-        last = last->more_.get();
-      } else {
-        *last = std::move(work);
+  Work first;
+  Work* last = &first;
+  std::size_t sent = 0;
+  try {
+    // On a stream a batch has room before it begins, so that all ranks divide the calls into the same
+    // batches, however full their rings are: NCCL wants what starts together on one rank to start together on
+    // all.
+    while (sent < calls.size()) {
+      const auto some = calls.subspan(sent, std::min<std::size_t>(calls.size() - sent, kSlots));
+      if (traits().progress == ProgressStyle::stream) {
+        own_room(static_cast<int>(some.size()), some.front());
+        disown();
+      }
+      const Batch batch(*this);
+      for (const Call& c : some) {
+        Work work = submit_checked(c);
+        ++sent;
+        if (!work.valid()) continue;
+        if (first.valid()) {
+          last->more_ = std::make_unique<Work>(std::move(work));
+          last = last->more_.get();
+        } else {
+          first = std::move(work);
+        }
       }
     }
+  } catch (const std::exception& e) {
+    if (failed() || !first.valid()) {
+      first.spend();
+      throw;
+    }
+    const auto* const error = dynamic_cast<const Error*>(&e);
+    std::string why = e.what();
+    if (why.ends_with(tail())) why.resize(why.size() - tail().size());
+    fail(Failure{.code = error ? error->code() : ErrorCode::system,
+                 .text = fmt::format("coalesced: rank {} sent {} of {} calls: {}", member.rank, sent,
+                                     calls.size(), why),
+                 .op = error ? error->op() : Op::none,
+                 .ranks = {member.rank}});
+    first.spend();
+    throw_failure();
   }
   return first;
 }
 
-void GroupState::batch(bool begin) noexcept {
+void GroupState::batch(int begun) noexcept {
   own();
-  if (!failed()) backend_->batch(begin);
-  batching_ = begin;
+  batches_ += begun;
+  arrange_batch();
   disown();
 }
 
-// Owns the group once that many slots are free. A batch that is open and in the way is started: what is in it
-// must get on, or no slot ever frees.
+// The backend's batch is open while some thread is in a batch and none waits for slots: what is in it must
+// get on then, or no slot ever frees. Called by the owner.
+void GroupState::arrange_batch() noexcept {
+  const bool open = batches_ > 0 && stalled_ == 0 && !failed();
+  if (open == batch_open_) return;
+  batch_open_ = open;
+  backend_->batch(open);
+}
+
+// Owns the group once that many slots are free.
 void GroupState::own_room(int slots, const Call& call) {
   const auto room = [&] { return __builtin_popcountll(free_) >= slots; };
   own();
@@ -186,8 +214,8 @@ void GroupState::own_room(int slots, const Call& call) {
     throw_failure();
   }
   if (room()) return;
-  const bool batching = batching_;
-  if (batching) backend_->batch(false);
+  ++stalled_;
+  arrange_batch();
   disown();
   const Duration limit = call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline;
   bool got = false;  // enough slots, and the group is ours
@@ -200,19 +228,18 @@ void GroupState::own_room(int slots, const Call& call) {
         return got;
       },
       Deadline::after(limit));
-  if (failed()) {
-    if (got) disown();
-    throw_failure();
-  }
-  if (!got) {
-    throw Error(
-        Failure{.code = ErrorCode::timeout,
-                .text = fmt::format("{}: {} calls in flight and {} finished within {:.3g} s{}", name(call.op),
-                                    kSlots, slots == 1 ? "none" : "too few", seconds(limit), tail()),
-                .op = call.op,
-                .ranks = {}});
-  }
-  if (batching) backend_->batch(true);
+  if (!got) own();
+  --stalled_;
+  arrange_batch();
+  if (got && !failed()) return;
+  disown();
+  if (failed()) throw_failure();
+  throw Error(
+      Failure{.code = ErrorCode::timeout,
+              .text = fmt::format("{}: {} calls in flight and {} finished within {:.3g} s{}", name(call.op),
+                                  kSlots, slots == 1 ? "none" : "too few", seconds(limit), tail()),
+              .op = call.op,
+              .ranks = {}});
 }
 
 Work GroupState::submit_checked(const Call& call) {
@@ -226,8 +253,15 @@ Work GroupState::submit_checked(const Call& call) {
   const bool has_in = weft::has_in(call.op, at_root), has_out = weft::has_out(call.op, at_root);
   own_room(1, call);
   const auto index = static_cast<std::uint32_t>(__builtin_ctzll(free_));
-  free_ &= free_ - 1;
   Slot& slot = slots_[index];
+  const bool blocks = !call.in_blocks.counts.empty() || !call.out_blocks.counts.empty();
+  try {
+    if (blocks) slot.blocks.resize(2 * static_cast<std::size_t>(member.size));
+  } catch (...) {  // out of memory, before anything has changed
+    disown();
+    throw;
+  }
+  free_ &= free_ - 1;
   OpState& s = slot.op;
   s.op = call.op;
   s.reduce = call.options.op;
@@ -243,7 +277,7 @@ Work GroupState::submit_checked(const Call& call) {
   s.tag = call.options.tag;
   s.stream = call.options.stream;
   s.in_blocks = s.out_blocks = nullptr;
-  if (!call.in_blocks.counts.empty() || !call.out_blocks.counts.empty()) keep_blocks(slot, call);
+  if (blocks) keep_blocks(slot, call);
   const auto element = static_cast<std::size_t>(size_bytes(s.dtype));
   slot.in_bytes.store(static_cast<std::size_t>(s.in_count) * element, std::memory_order_relaxed);
   slot.out_bytes.store(static_cast<std::size_t>(s.out_count) * element, std::memory_order_relaxed);
@@ -267,9 +301,8 @@ Work GroupState::submit_checked(const Call& call) {
 }
 
 // Blocks without offsets follow one another.
-void GroupState::keep_blocks(Slot& slot, const Call& call) {
+void GroupState::keep_blocks(Slot& slot, const Call& call) noexcept {
   const auto n = static_cast<std::size_t>(member.size);
-  slot.blocks.resize(2 * n);
   const auto keep = [&](const Blocks& from, Block* to) -> const Block* {
     if (from.counts.empty()) return nullptr;
     std::int64_t next = 0;
@@ -483,30 +516,35 @@ bool GroupState::wait_on(std::uint32_t slot, std::uint32_t ticket, void* stream)
 
 void GroupState::dropped(std::uint32_t slot, std::uint32_t ticket) noexcept {
   if (finished(slot, ticket) || context.forked()) return;
-  if (!failed()) {
-    drive();
-    if (finished(slot, ticket)) return;
-    const OpState& s = slots_[slot].op;
-    try {
-      backend_->fail(Failure{
+  own();  // else another thread might finish the call and reuse its slot
+  drive_owned();
+  const bool there = finished(slot, ticket);
+  const Op op = slots_[slot].op.op;
+  const std::uint64_t call = slots_[slot].op.call;
+  disown();
+  if (there) return;
+  try {
+    if (!failed())
+      fail(Failure{
           .code = ErrorCode::aborted,
-          .text = fmt::format("{}: rank {} dropped the Work of a call in flight", name(s.op), member.rank),
-          .op = s.op,
-          .call = s.call,
+          .text = fmt::format("{}: rank {} dropped the Work of a call in flight", name(op), member.rank),
+          .op = op,
+          .call = call,
           .ranks = {member.rank}});
-    } catch (...) {  // out of memory while saying so
-    }
-    own();
-    mark_failed();
-    disown();
+  } catch (...) {  // out of memory while saying so: peers find out when this rank leaves
   }
-  quiesce(kDropQuiesce);
+  // Of many Works that are dropped one waits.
+  quiesce(drop_quiesced_.exchange(true) ? Duration::zero() : kDropQuiesce);
 }
 
 void GroupState::abort(std::string_view why) {
-  backend_->fail(Failure{.code = ErrorCode::aborted,
-                         .text = fmt::format("aborted by rank {}: {}", member.rank, why),
-                         .ranks = {member.rank}});
+  fail(Failure{.code = ErrorCode::aborted,
+               .text = fmt::format("aborted by rank {}: {}", member.rank, why),
+               .ranks = {member.rank}});
+}
+
+void GroupState::fail(const Failure& why) noexcept {
+  backend_->fail(why);
   own();
   mark_failed();
   disown();

@@ -83,8 +83,10 @@ class GroupState final : public Driven, public BlockHolder {
   Work submit_checked(const Call& call);
   void own_room(int slots, const Call& call);
   void alone(const Call& call);
-  void keep_blocks(Slot& slot, const Call& call);
-  void batch(bool begin) noexcept;
+  void keep_blocks(Slot& slot, const Call& call) noexcept;
+  void batch(int begun) noexcept;
+  void arrange_batch() noexcept;
+  void fail(const Failure& why) noexcept;
   bool finished(std::uint32_t slot, std::uint32_t ticket) const noexcept {
     return slots_[slot].generation.load(std::memory_order_acquire) != ticket;
   }
@@ -112,7 +114,9 @@ class GroupState final : public Driven, public BlockHolder {
   const bool helped_;  // Progress::thread, and peers to meet
 
   std::atomic<bool> owned_{false};
-  bool batching_ = false;  // the owner's
+  // Threads in a coalesced(), threads that wait for slots, and what the backend was told; the owner's.
+  int batches_ = 0, stalled_ = 0;
+  bool batch_open_ = false;
   std::array<Slot, kSlots> slots_;
   std::uint64_t free_ = ~std::uint64_t{0};          // bit per slot
   std::array<std::uint8_t, kSlots> collectives_{};  // slots in call order: [first_, last_)
@@ -128,6 +132,7 @@ class GroupState final : public Driven, public BlockHolder {
   mutable std::mutex mutex_;
   std::optional<Failure> failure_;
   std::atomic<bool> quiesced_{false};
+  std::atomic<bool> drop_quiesced_{false};  // a dropped Work has waited for quiet once
 };
 
 }  // namespace weft

@@ -7,60 +7,88 @@ namespace weft {
 Work& Work::operator=(Work&& other) noexcept {
   if (this != &other) {
     if (group_) drop();
-    group_ = other.group_;
-    slot_ = other.slot_;
-    ticket_ = other.ticket_;
-    more_ = std::move(other.more_);
-    other.group_ = nullptr;
+    take(other);
   }
   return *this;
 }
 
+void Work::take(Work& other) noexcept {
+  group_ = std::exchange(other.group_, nullptr);
+  slot_ = other.slot_;
+  ticket_ = other.ticket_;
+  more_ = std::move(other.more_);
+}
+
+// The head of a chain is done with: the next is the head.
 void Work::finish() noexcept {
   group_->release();
   group_ = nullptr;
+  if (more_) {
+    const std::unique_ptr<Work> next = std::move(more_);
+    take(*next);
+  }
 }
 
 void Work::drop() noexcept {
-  group_->dropped(slot_, ticket_);
-  finish();
+  while (group_) {
+    group_->dropped(slot_, ticket_);
+    finish();
+  }
 }
 
-// A call that failed has told so: its ticket is spent, and quiesce() is the caller's to call.
+void Work::spend() noexcept {
+  while (group_) finish();
+}
+
+// A call that failed has told so: its ticket is spent, with all that are chained to it, whose group has
+// failed; quiesce() is the caller's to call.
 template <class Ask>
 bool Work::ask(const Ask& ask) {
-  if (group_ == nullptr) return true;
-  bool finished = false;
-  try {
-    finished = ask();
-  } catch (...) {
+  while (group_) {
+    bool finished = false;
+    try {
+      finished = ask();
+    } catch (...) {
+      spend();
+      throw;
+    }
+    if (!finished) return false;
     finish();
-    throw;
   }
-  if (finished) finish();
-  return finished;
+  return true;
 }
 
 bool Work::done() {
-  const bool all = ask([&] { return group_->poll(slot_, ticket_); });
-  return all && (!more_ || more_->done());
+  return ask([&] { return group_->poll(slot_, ticket_); });
 }
 
 void Work::wait() {
   ask([&] { return group_->wait(slot_, ticket_, std::nullopt); });
-  if (more_) more_->wait();
 }
 
 bool Work::wait_for(Duration limit) {
   const Deadline deadline = Deadline::after(limit);
-  if (!ask([&] { return group_->wait(slot_, ticket_, limit); })) return false;
-  return !more_ || more_->wait_for(deadline.left());
+  bool first = true;
+  return ask(
+      [&] { return group_->wait(slot_, ticket_, std::exchange(first, false) ? limit : deadline.left()); });
 }
 
 void Work::wait_on(void* stream) {
-  if (group_ != nullptr && !group_->wait_on(slot_, ticket_, stream))
-    ask([&] { return group_->wait(slot_, ticket_, std::nullopt); });
-  if (more_) more_->wait_on(stream);
+  // Those that the stream waits for stay in the chain: wait() or done() still tell how they ended.
+  bool all_here = true;
+  try {
+    for (const Work* w = this; w != nullptr && w->group_ != nullptr; w = w->more_.get()) {
+      if (w->group_->wait_on(w->slot_, w->ticket_, stream)) {
+        all_here = false;
+      } else {
+        w->group_->wait(w->slot_, w->ticket_, std::nullopt);
+      }
+    }
+  } catch (...) {
+    spend();
+    throw;
+  }
+  if (all_here) wait();  // done with, all of them
 }
 
 }  // namespace weft

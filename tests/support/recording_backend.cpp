@@ -1,5 +1,7 @@
 #include "support/recording_backend.hpp"
 
+#include <gtest/gtest.h>
+
 #include "weft/backends/plugin.hpp"
 
 namespace weft::test {
@@ -84,8 +86,15 @@ class Recording::RecordingBackend final : public Backend {
     return r_.quiet_;
   }
 
-  bool quiesce(Deadline, std::span<const MemoryRange> exposed) noexcept override {
+  void batch(bool begin) noexcept override {
     const std::lock_guard lock(r_.mutex_);
+    EXPECT_EQ(begin, r_.batches_.size() % 2 == 0) << "begin and end come in turn";
+    r_.batches_.push_back(r_.posted_.size());
+  }
+
+  bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept override {
+    const std::lock_guard lock(r_.mutex_);
+    r_.quiesces_ += deadline.passed() ? 0 : 1;
     r_.exposed_.assign(exposed.begin(), exposed.end());
     return r_.quiet_;
   }
@@ -173,6 +182,16 @@ std::vector<Failure> Recording::failed() const {
 std::vector<MemoryRange> Recording::exposed() const {
   const std::lock_guard lock(mutex_);
   return exposed_;
+}
+
+std::vector<std::size_t> Recording::batches() const {
+  const std::lock_guard lock(mutex_);
+  return batches_;
+}
+
+int Recording::quiesces() const {
+  const std::lock_guard lock(mutex_);
+  return quiesces_;
 }
 
 int Recording::polls() const {

@@ -50,8 +50,11 @@ class Recording {
   std::vector<Made> made() const;            ///< every backend
   std::vector<Failure> failed() const;       ///< every fail()
   std::vector<MemoryRange> exposed() const;  ///< of the last quiesce()
-  int polls() const;                         ///< over all calls
-  int destroyed() const;                     ///< backends that are gone
+  /// Every batch(), as how many calls had been posted: begun, ended, begun, …
+  std::vector<std::size_t> batches() const;
+  int quiesces() const;   ///< every quiesce() that was asked for with time to wait
+  int polls() const;      ///< over all calls
+  int destroyed() const;  ///< backends that are gone
 
  private:
   class RecordingBackend;
@@ -67,7 +70,8 @@ class Recording {
   std::vector<Made> made_;
   std::vector<Failure> failed_;
   std::vector<MemoryRange> exposed_;
-  int polls_ = 0, destroyed_ = 0;
+  std::vector<std::size_t> batches_;
+  int polls_ = 0, destroyed_ = 0, quiesces_ = 0;
 };
 
 }  // namespace weft::test

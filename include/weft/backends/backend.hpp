@@ -137,7 +137,9 @@ class Backend {
   virtual bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept = 0;
   /// The rank is about to sleep on its bell, or awake again: from any thread. See ProgressList::sleep.
   virtual void announce_sleep(bool asleep) noexcept = 0;
-  /// Calls posted between batch(true) and batch(false) belong together and may be started as one.
+  /// Calls posted between batch(true) and batch(false) belong together and may be started as one. Calls in an
+  /// open batch may be polled, and other threads' calls posted into it. Both come in turn, perhaps from
+  /// different threads.
   virtual void batch(bool /*begin*/) noexcept {}
   /// Stream backends: makes `stream` wait for the call, without blocking the host. False: the host has to.
   virtual bool wait_on(OpState& /*s*/, void* /*stream*/) noexcept { return false; }

@@ -115,6 +115,8 @@ class ProcessGroup {
   Work send_recv(ConstTensorView in, int dst, TensorView out, int src, const CallOptions& options = {});
   /// Many calls as one: started together, done when all are. Collectives among them happen in this order,
   /// which is the same on all ranks. An argument wrong in any of them throws before the first is sent.
+  /// Of more than 64 the later ones start as the first end. Where one cannot be sent after others were, the
+  /// group fails.
   Work coalesced(std::span<const Call> calls);
   Work coalesced(std::initializer_list<Call> calls);
   /// One call made by a function of namespace `call`.

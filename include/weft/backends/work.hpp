@@ -13,10 +13,11 @@ class GroupState;
 
 /// Move-only. `in` and `out` of the call must live, and not be touched, until it is done.
 ///
-/// Dropping an unfinished Work aborts its group and quiesces (up to 2 s): never do it on purpose. One whose
-/// Error was thrown is spent. done(), wait() and wait_for() may be called from any thread, one at a time per
-/// Work; each drives everything this rank has in flight, on all its groups, so that waiting in different
-/// orders on different ranks cannot deadlock.
+/// Dropping an unfinished Work aborts its group and quiesces (up to 2 s, once a group): never do it on
+/// purpose. One whose Error was thrown is spent. That of coalesced calls is done when all are, and fails with
+/// the first that does. done(), wait() and wait_for() may be called from any thread, one at a time per Work;
+/// each drives everything this rank has in flight, on all its groups, so that waiting in different orders on
+/// different ranks cannot deadlock.
 class [[nodiscard]] Work {
  public:
   Work() = default;
@@ -26,7 +27,7 @@ class [[nodiscard]] Work {
   }
   Work& operator=(Work&& other) noexcept;
   ~Work() {
-    if (group_) drop();  // then those of more_
+    if (group_) drop();
   }
 
   /// Takes the next steps it can; never blocks. True: finished. Throws the call's Error where it failed.
@@ -39,7 +40,7 @@ class [[nodiscard]] Work {
   /// pending: wait() or done() still tell how it ended. With others the host waits here.
   void wait_on(void* stream);
   /// False: default-made, moved from, or already waited for.
-  bool valid() const noexcept { return group_ != nullptr || (more_ && more_->valid()); }
+  bool valid() const noexcept { return group_ != nullptr; }
 
  private:
   friend class GroupState;
@@ -47,12 +48,14 @@ class [[nodiscard]] Work {
       : group_(group), slot_(slot), ticket_(ticket) {}
   template <class Ask>
   bool ask(const Ask& ask);
+  void take(Work& other) noexcept;
   void drop() noexcept;
   void finish() noexcept;
-  GroupState* group_ = nullptr;  // counted
+  void spend() noexcept;
+  GroupState* group_ = nullptr;  // counted; null: nothing is chained either
   std::uint32_t slot_ = 0;
   std::uint32_t ticket_ = 0;    // the slot's generation while the call is in flight
-  std::unique_ptr<Work> more_;  // coalesced: the next call, waited for after this one
+  std::unique_ptr<Work> more_;  // coalesced: the next call, waited for after this
 };
 
 }  // namespace weft
