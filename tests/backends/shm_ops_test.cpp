@@ -67,6 +67,7 @@ TEST_P(AtRandom, AllOperationsInterleaved) {
       [&](Rank& r) {
         const std::int64_t inlined = static_cast<std::int64_t>(shm::kInlineBytes) / 4;
         Variety variety;
+        variety.reductions.push_back(ReduceOp::premul_sum(3));
         if (std::string(c.path) == "inline")
           variety.few = {0, 1, 2, 3, 7, 13, 31};  // five blocks of them fit beside an arrival
         else
