@@ -39,6 +39,15 @@ struct Checker {
     if (traits.device && v.device.index != traits.device_index)
       wrong(ErrorCode::bad_argument, "{} is on {}; expected {} (the device of the group)", which,
             to_string(v.device), to_string(Device{DeviceKind::cuda, traits.device_index}));
+    std::int64_t bytes = size_bytes(v.dtype);
+    for (const std::int64_t extent : v.shape) {
+      if (extent < 0)
+        wrong(ErrorCode::bad_argument, "{} has shape {}; expected no negative extent", which,
+              to_string(v.shape));
+      if (__builtin_mul_overflow(bytes, extent, &bytes))
+        wrong(ErrorCode::bad_argument, "{} has shape {}; its bytes do not fit 64 bits", which,
+              to_string(v.shape));
+    }
     if (!v.contiguous())
       wrong(ErrorCode::bad_argument, "{} is not contiguous: shape {} has strides {}", which,
             to_string(v.shape), to_string(v.strides));
@@ -65,14 +74,29 @@ struct Checker {
       wrong(ErrorCode::bad_argument, "out is {}; expected {} (in)", name(out.dtype), name(in.dtype));
   }
 
-  // In place: in_at (of or around `in`) is out_at. Null: never.
-  void overlap(const ConstTensorView& in, const TensorView& out, const std::byte* in_at,
-               const std::byte* out_at, const char* rule) const {
+  // Where `in` and `out` overlap, this must hold, as the rule says it.
+  void overlap(const ConstTensorView& in, const TensorView& out, bool in_place, const char* rule) const {
     const std::byte *in_end = in.data + in.bytes(), *out_end = out.data + out.bytes();
     if (in.bytes() == 0 || out.bytes() == 0 || in.data >= out_end || out.data >= in_end) return;
-    if (in_at != out_at || in_at == nullptr)
-      wrong(ErrorCode::bad_argument, "in and out overlap; {}{}", rule[0] == '-' ? "" : "in place means ",
-            rule[0] == '-' ? rule + 1 : rule);
+    if (!in_place) wrong(ErrorCode::bad_argument, "in and out overlap; {}", rule);
+  }
+
+  // Kernels read whole elements. (Complex ones are pairs.)
+  template <class Byte>
+  void aligned(const BasicView<Byte>& v, const char* which) const {
+    const auto need = static_cast<std::uintptr_t>(std::min(size_bytes(v.dtype), 8));
+    if (v.count() > 0 && reinterpret_cast<std::uintptr_t>(v.data) % need != 0)
+      wrong(ErrorCode::bad_argument, "{} begins at {}; expected a multiple of {} bytes for {}", which,
+            static_cast<const void*>(v.data), need, name(v.dtype));
+  }
+
+  // n x size, said rather than wrapped where it does not fit.
+  std::int64_t times_size(std::int64_t n, const char* which) const {
+    std::int64_t product = 0;
+    if (__builtin_mul_overflow(n, std::int64_t{size}, &product))
+      wrong(ErrorCode::bad_argument, "{} has {} elements; {} (group size) times that does not fit 64 bits",
+            which, n, size);
+    return product;
   }
 
   void reduction(DType dtype) const {
@@ -83,9 +107,11 @@ struct Checker {
       wrong(ErrorCode::unsupported, "{} of {} is not defined", name(op), name(dtype));
     if (op.kind == ReduceOp::Kind::premul_sum && !is_floating(dtype) &&
         (op.scale != std::trunc(op.scale) || std::abs(op.scale) > 0x1p53))
-      wrong(ErrorCode::bad_argument, "scale is {}; expected a whole number for {}", op.scale, name(dtype));
+      wrong(ErrorCode::bad_argument, "scale is {}; expected a whole number of at most 2^53 for {}", op.scale,
+            name(dtype));
     if (road(traits, call.op, dtype, op.kind, call.options.order) == Road::unsupported)
-      wrong(ErrorCode::unsupported, "backend {} has no {} of {}{}", traits.name, name(op), name(dtype),
+      wrong(ErrorCode::unsupported, "backend {} has no {} of {}{}", traits.name,
+            op.kind == ReduceOp::Kind::user ? "reduction by a user's function" : name(op), name(dtype),
             call.options.order == Order::canonical ? " in canonical order" : "");
   }
 
@@ -103,16 +129,16 @@ struct Checker {
       if (n < 0)
         wrong(ErrorCode::bad_argument, "{}_blocks.counts[{}] is {}; expected 0 or more", which, r, n);
       if (at < 0 || at > count || n > count - at)
-        wrong(ErrorCode::bad_argument, "{}_blocks: block {} is elements {} to {}; {} has {}", which, r, at,
-              at + n, which, count);
+        wrong(ErrorCode::bad_argument, "{}_blocks: block {} has {} elements from {} on; {} has {}", which, r,
+              n, at, which, count);
       next = at + n;
     }
     if (!written || b.offsets.empty()) return;
     std::vector<std::size_t> order(b.counts.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
     std::erase_if(order, [&](std::size_t r) { return b.counts[r] == 0; });
-    std::sort(order.begin(), order.end(),
-              [&](std::size_t x, std::size_t y) { return b.offsets[x] < b.offsets[y]; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t x, std::size_t y) { return b.offsets[x] < b.offsets[y]; });
     for (std::size_t i = 1; i < order.size(); ++i)
       if (b.offsets[order[i - 1]] + b.counts[order[i - 1]] > b.offsets[order[i]])
         wrong(ErrorCode::bad_argument, "{}_blocks: blocks {} and {} overlap", which, order[i - 1], order[i]);
@@ -122,6 +148,11 @@ struct Checker {
   static std::int64_t offset(const Blocks& b, int r) {
     return b.offsets.empty() ? std::accumulate(b.counts.begin(), b.counts.begin() + r, std::int64_t{0})
                              : b.offsets[static_cast<std::size_t>(r)];
+  }
+
+  void no_blocks(const Blocks& b, const char* which) const {
+    if (!b.counts.empty() || !b.offsets.empty())
+      wrong(ErrorCode::bad_argument, "{}_blocks has {} counts; expected none", which, b.counts.size());
   }
 
   void counts(OpRow r) const;
@@ -141,38 +172,38 @@ void Checker::counts(OpRow r) const {
         if (in_count % size != 0)
           wrong(ErrorCode::bad_argument, "in has {} elements; expected a multiple of {} (group size)",
                 in_count, size);
-        overlap(in, out, nullptr, nullptr, "-all_to_all is never in place");
+        overlap(in, out, false, "all_to_all is never in place");
       } else {
-        overlap(in, out, in.data, out.data, "the same buffer");
+        overlap(in, out, in.data == out.data, "in place means the same buffer");
       }
       return;
     case Counts::out_is_n_in:
-      if (out_count != in_count * size)
+      if (const std::int64_t expected = times_size(in_count, "in"); out_count != expected)
         wrong(ErrorCode::bad_argument, "out has {} elements; expected {} (in) x {} (group size) = {}",
-              out_count, in_count, size, in_count * size);
-      overlap(in, out, in.data, out.data + rank * in.bytes(), "in is block rank() of out");
+              out_count, in_count, size, expected);
+      overlap(in, out, in.data == out.data + rank * in.bytes(), "in place means in is block rank() of out");
       return;
     case Counts::in_is_n_out:
-      if (in_count != out_count * size)
+      if (const std::int64_t expected = times_size(out_count, "out"); in_count != expected)
         wrong(ErrorCode::bad_argument, "in has {} elements; expected {} (out) x {} (group size) = {}",
-              in_count, out_count, size, out_count * size);
-      overlap(in, out, in.data + rank * out.bytes(), out.data, "out is block rank() of in");
+              in_count, out_count, size, expected);
+      overlap(in, out, in.data + rank * out.bytes() == out.data, "in place means out is block rank() of in");
       return;
     case Counts::out_blocks:
       blocks(call.out_blocks, "out", out_count, true);
       if (in_count != call.out_blocks.counts[own])
         wrong(ErrorCode::bad_argument, "in has {} elements; expected {} (out_blocks.counts[{}])", in_count,
               call.out_blocks.counts[own], rank);
-      overlap(in, out, in.data, out.data + offset(call.out_blocks, rank) * element,
-              "in is block rank() of out");
+      overlap(in, out, in.data == out.data + offset(call.out_blocks, rank) * element,
+              "in place means in is block rank() of out");
       return;
     case Counts::in_blocks:
       blocks(call.in_blocks, "in", in_count, false);
       if (out_count != call.in_blocks.counts[own])
         wrong(ErrorCode::bad_argument, "out has {} elements; expected {} (in_blocks.counts[{}])", out_count,
               call.in_blocks.counts[own], rank);
-      overlap(in, out, in.data + offset(call.in_blocks, rank) * element, out.data,
-              "out is block rank() of in");
+      overlap(in, out, in.data + offset(call.in_blocks, rank) * element == out.data,
+              "in place means out is block rank() of in");
       return;
     case Counts::both_blocks:
       blocks(call.in_blocks, "in", in_count, false);
@@ -181,7 +212,7 @@ void Checker::counts(OpRow r) const {
         wrong(ErrorCode::bad_argument,
               "out_blocks.counts[{}] is {}; expected {} (in_blocks.counts[{}], this rank's own)", rank,
               call.out_blocks.counts[own], call.in_blocks.counts[own], rank);
-      overlap(in, out, nullptr, nullptr, "-all_to_all_v is never in place");
+      overlap(in, out, false, "all_to_all_v is never in place");
       return;
     case Counts::none:
     case Counts::in_only:
@@ -193,13 +224,14 @@ void Checker::counts(OpRow r) const {
 
 void check(const Call& call, const Traits& traits, int rank, int size, std::string_view group) {
   const Checker c{call, traits, rank, size, group};
-  if (call.options.deadline < Duration::zero()) c.wrong(ErrorCode::bad_argument, "deadline is negative");
+  if (call.options.deadline < Duration::zero())
+    c.wrong(ErrorCode::bad_argument, "deadline is {} ns; expected 0 or more", call.options.deadline.count());
+  if (call.op == Op::none)
+    c.wrong(ErrorCode::bad_argument, "the call is empty; make it with a function of namespace call");
   const OpRow r = row(call.op);
-  if (r.counts == Counts::none) {
-    if (call.op == Op::none)
-      c.wrong(ErrorCode::bad_argument, "the call is empty; make it with a function of namespace call");
-    return;
-  }
+  if (r.counts != Counts::in_blocks && r.counts != Counts::both_blocks) c.no_blocks(call.in_blocks, "in");
+  if (r.counts != Counts::out_blocks && r.counts != Counts::both_blocks) c.no_blocks(call.out_blocks, "out");
+  if (r.counts == Counts::none) return;
   if (r.rooted != Rooted::no) c.peer(call.root, "root");
   if (!r.collective) {
     c.peer(call.peer, call.op == Op::send ? "dst" : "src");
@@ -211,6 +243,8 @@ void check(const Call& call, const Traits& traits, int rank, int size, std::stri
   if (in && out) c.same_dtype(call.in, call.out);
   if (r.reduces) {
     c.reduction(call.in.dtype);
+    c.aligned(call.in, "in");
+    if (out) c.aligned(call.out, "out");
   } else if (road(traits, call.op, in ? call.in.dtype : call.out.dtype, ReduceOp::Kind::sum, Order::native) ==
              Road::unsupported) {
     c.wrong(ErrorCode::unsupported, "backend {} cannot do it", traits.name);

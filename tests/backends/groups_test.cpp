@@ -10,7 +10,6 @@
 #include <random>
 #include <thread>
 
-#include "backends/reduce.hpp"
 #include "support/random_calls.hpp"
 #include "support/recording_backend.hpp"
 #include "support/shm_settings.hpp"
@@ -310,7 +309,6 @@ TEST_F(OneRank, Reductions) {
 }
 
 TEST_F(OneRank, ReductionsThatChangeASingleValue) {
-  if (!can_reduce(DType::f32, ReduceOp::prod)) GTEST_SKIP() << "the kernels are not there yet";
   expect_done(group.all_reduce(view(in), view(out), {.op = ReduceOp::prod}));
   EXPECT_EQ(out, expected);
   expect_done(group.all_reduce(view(in), view(out), {.op = ReduceOp::premul_sum(0.5)}));

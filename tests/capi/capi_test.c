@@ -141,7 +141,7 @@ static void reductions(rank_args* a) {
   weft_group* group = join(a, "world", 20000 * MS);
   weft_call_options options = WEFT_CALL_OPTIONS_INIT;
   const int32_t expected[] = {7 + 11, 9, 7, 11, 77, 2 * (7 + 11), 7 & 11, 7 | 11, 7 ^ 11, 1, 1, 0};
-  for (weft_reduce_op op = WEFT_SUM; op <= WEFT_MAX; ++op) {
+  for (weft_reduce_op op = WEFT_SUM; op <= WEFT_LOGICAL_XOR; ++op) {
     int32_t x = a->rank == 0 ? 7 : 11;
     const weft_buffer b = {&x, 1, WEFT_I32, WEFT_CPU};
     options.reduce_op = op;
