@@ -36,7 +36,7 @@ std::string_view name(Op op) noexcept;
 /// A reduction of the user's own: for each i < count, out[i] = left[i] combined with right[i], all of
 /// `dtype`. It must be associative, or the result depends on the number of ranks; it need not be commutative,
 /// since `left` always comes from lower ranks. `out` may be `left`. Called on any thread, must not throw.
-/// `name` is compared between ranks. On the host only.
+/// With one rank it is not called. Any dtype but f8. `name` is compared between ranks. On the host only.
 struct UserReduction {
   std::string name;
   std::function<void(const void* left, const void* right, void* out, std::int64_t count, DType dtype)>
@@ -50,7 +50,8 @@ struct UserReduction {
 /// where any input is NaN, and order -0 before +0. `premul_sum` multiplies each input by `scale`, which is
 /// the same on all ranks, in the accumulator, then sums; for integers `scale` must be a whole number. Bit and
 /// logical operations are for integers and bool; logical ones give 0 or 1. Complex numbers know sum, avg and
-/// prod; bool knows min, max, bit and logical operations; f8 knows none.
+/// prod, where (a + bi)(c + di) is (ac - bd) + (ad + bc)i with each operation rounded; bool knows min, max,
+/// bit and logical operations; f8 knows none. A user's function is known to all but f8.
 struct ReduceOp {
   enum class Kind : std::uint8_t {
     sum,
