@@ -28,16 +28,21 @@ Traits shm() {
   return t;
 }
 
-// Reductions that MPI knows, on types that it knows; min and max of floats by a function of ours. 16-bit
+// What foreign transports combine themselves: what loses nothing when it is done two ranks at a time. 16-bit
 // floats would be rounded at every hop.
-Traits mpi(std::string_view name) {
-  Traits t{.name = name, .ops = kAllOps, .dtypes = kAllDTypes};
+void reduce_pairwise(Traits& t) {
   using Kind = ReduceOp::Kind;
   for (const Kind k : {Kind::sum, Kind::prod, Kind::min, Kind::max, Kind::bit_and, Kind::bit_or,
                        Kind::bit_xor, Kind::logical_and, Kind::logical_or, Kind::logical_xor})
     for (int i = 0; i < kDTypeCount; ++i)
       if (const auto d = static_cast<DType>(i); d != DType::f16 && d != DType::bf16 && can_reduce(d, {k}))
         t.reduces[static_cast<std::size_t>(k)] |= dtype_bit(d);
+}
+
+// Reductions that MPI knows, on types that it knows; min and max of floats by a function of ours.
+Traits mpi(std::string_view name) {
+  Traits t{.name = name, .ops = kAllOps, .dtypes = kAllDTypes};
+  reduce_pairwise(t);
   t.rings = false;
   // mpirun ends the whole job when a rank dies; where it does not, the rank is absent at the deadline.
   t.promises = {.deadline = true,
@@ -76,8 +81,29 @@ Traits nccl() {
   return t;
 }
 
-const Traits kTable[] = {shm(), mpi("mpi-openmpi"), mpi("mpi-mpich"), nccl()};
-const std::string_view kNames[] = {"shm", "mpi-openmpi", "mpi-mpich", "nccl"};
+// Over TCP, in the group's thread.
+Traits gloo() {
+  Traits t{.name = "gloo",
+           .ops = op_bit(Op::all_reduce) | op_bit(Op::reduce) | op_bit(Op::broadcast) |
+                  op_bit(Op::all_gather) | op_bit(Op::all_gather_v) | op_bit(Op::gather) |
+                  op_bit(Op::scatter) | op_bit(Op::all_to_all) | op_bit(Op::all_to_all_v) |
+                  op_bit(Op::barrier) | op_bit(Op::send) | op_bit(Op::recv),
+           .dtypes = kAllDTypes};
+  reduce_pairwise(t);
+  t.progress = ProgressStyle::threaded;
+  t.promises = {.deadline = true,
+                .names_absent = true,
+                .detects_death = true,
+                .survives_death = true,
+                .checks_calls = true,
+                .revocable = true,
+                .quiesces = true};
+  t.spin = false;
+  return t;
+}
+
+const Traits kTable[] = {shm(), gloo(), mpi("mpi-openmpi"), mpi("mpi-mpich"), nccl()};
+const std::string_view kNames[] = {"shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl"};
 
 }  // namespace
 

@@ -181,17 +181,16 @@ struct Variety {
   std::vector<std::int64_t> few{0, 1, 2, 3, 7, 13, 31, 61}, many{};  ///< counts; one call in three has many
   std::vector<DType> dtypes{DType::f32, DType::i32, DType::bf16, DType::f64, DType::u8};
   std::vector<ReduceOp> reductions{ReduceOp::sum, ReduceOp::max, ReduceOp::min, ReduceOp::avg};
+  std::vector<Op> ops{Op::all_reduce, Op::reduce,           Op::broadcast, Op::all_gather, Op::all_gather_v,
+                      Op::gather,     Op::reduce_scatter_v, Op::scatter,   Op::all_to_all, Op::all_to_all_v,
+                      Op::send,       Op::reduce_scatter,   Op::barrier};
 };
 
 inline Plan any_plan(std::mt19937& all, int n, const Variety& v) {
-  constexpr Op kOps[] = {
-      Op::all_reduce, Op::reduce,           Op::broadcast, Op::all_gather, Op::all_gather_v,
-      Op::gather,     Op::reduce_scatter_v, Op::scatter,   Op::all_to_all, Op::all_to_all_v,
-      Op::send,       Op::reduce_scatter,   Op::barrier};
   const auto any = [&](const auto& list) { return list[all() % std::size(list)]; };
   const auto count = [&] { return v.many.empty() || all() % 3 ? any(v.few) : any(v.many); };
   Plan p;
-  p.op = any(kOps);
+  p.op = any(v.ops);
   p.dtype = any(v.dtypes);
   p.reduce = any(v.reductions);
   p.root = static_cast<int>(all() % static_cast<unsigned>(n));

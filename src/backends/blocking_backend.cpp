@@ -1,0 +1,239 @@
+#include "backends/blocking_backend.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <charconv>
+#include <ctime>
+#include <new>
+#include <sstream>
+
+#include "backends/op_table.hpp"
+#include "base/progress.hpp"
+
+namespace weft {
+namespace {
+
+// A failure as one text: code, op, call, number of ranks, ranks, then the words.
+std::string encode(const Failure& f) {
+  std::string text =
+      fmt::format("{} {} {} {}", static_cast<int>(f.code), static_cast<int>(f.op), f.call, f.ranks.size());
+  for (const int r : f.ranks) text += fmt::format(" {}", r);
+  return text + "\n" + f.text;
+}
+
+std::optional<Failure> decode(const std::string& text) {
+  std::istringstream in(text);
+  int code = 0, op = 0;
+  std::size_t ranks = 0;
+  Failure f;
+  if (!(in >> code >> op >> f.call >> ranks) || ranks > text.size()) return std::nullopt;
+  f.ranks.resize(ranks);
+  for (int& r : f.ranks)
+    if (!(in >> r)) return std::nullopt;
+  if (code < 0 || code > static_cast<int>(ErrorCode::system) || op < 0 || op >= kOpCount || in.get() != '\n')
+    return std::nullopt;
+  f.code = static_cast<ErrorCode>(code);
+  f.op = static_cast<Op>(op);
+  f.text.assign(std::istreambuf_iterator<char>(in), {});
+  return f;
+}
+
+// How long a call that broke waits for the thread that saw why.
+constexpr auto kCauseWait = std::chrono::seconds(2);
+
+}  // namespace
+
+struct BlockingBackend::Flight {
+  enum : int { pending, done, refused };
+  std::uint64_t number = 0;  // of a collective
+  std::atomic<int> state{pending};
+  static Flight& of(OpState& s) noexcept { return *reinterpret_cast<Flight*>(s.scratch.data()); }
+};
+
+BlockingBackend::BlockingBackend(const Bringup& b)
+    : store_(b.store), cause_key_(b.token + "/cause"), bell_(b.context.progress(b.identity).bell()) {
+  static_assert(sizeof(Flight) <= sizeof(OpState::scratch));
+}
+
+BlockingBackend::~BlockingBackend() = default;
+
+void BlockingBackend::begin() {
+  const NoSignals inherited;
+  thread_ = std::thread([this] { work(); });
+}
+
+void BlockingBackend::end() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+void BlockingBackend::post(OpState& s) noexcept {
+  Flight& f = *new (s.scratch.data()) Flight;
+  if (!row(s.op).collective) {
+    start(s);
+    return;
+  }
+  const std::lock_guard lock(mutex_);
+  f.number = posted_++;
+  queue_.push_back(&s);
+  changed_.notify_all();
+}
+
+Step BlockingBackend::poll(OpState& s) noexcept {
+  Flight& f = Flight::of(s);
+  if (row(s.op).collective) {
+    if (done_.load(std::memory_order_seq_cst) > f.number) return Step::done;
+  } else {
+    const int state = f.state.load(std::memory_order_seq_cst);
+    if (state == Flight::done) return Step::done;
+    if (state == Flight::refused) {
+      Failure why;
+      {
+        const std::lock_guard lock(mutex_);
+        if (refusal_) why = *refusal_;
+      }
+      fail(why);
+    }
+  }
+  return failed() ? Step::failed : Step::pending;
+}
+
+void BlockingBackend::ring() noexcept {
+  if (asleep_.load(std::memory_order_seq_cst)) bell_.ring();
+}
+
+void BlockingBackend::finished(OpState& s) noexcept {
+  Flight::of(s).state.store(Flight::done, std::memory_order_seq_cst);
+  ring();
+}
+
+void BlockingBackend::refuse(OpState& s, Failure why) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!refusal_) refusal_ = std::move(why);
+  }
+  Flight::of(s).state.store(Flight::refused, std::memory_order_seq_cst);
+  ring();
+}
+
+void BlockingBackend::work() noexcept {
+  ::pthread_setname_np(::pthread_self(), "weft-blocking");
+  for (;;) {
+    OpState* s = nullptr;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return ending_ || failing_ || !queue_.empty(); });
+      if (ending_ || failing_) return;
+      s = queue_.front();
+      queue_.pop_front();
+      busy_ = true;
+    }
+    std::string trouble;
+    std::optional<Failure> cause;
+    try {
+      run(*s);
+    } catch (const Error& e) {
+      cause = Failure{.code = e.code(),
+                      .text = e.what(),
+                      .op = s->op,
+                      .call = s->call,
+                      .ranks = {e.ranks().begin(), e.ranks().end()}};
+    } catch (const std::exception& e) {
+      trouble = e.what();
+    }
+    const bool well = !cause && trouble.empty();
+    if (well) done_.fetch_add(1, std::memory_order_seq_cst);
+    {
+      std::unique_lock lock(mutex_);
+      busy_ = false;
+      changed_.notify_all();
+      // A connection broke: whoever watches it knows why and says so. If nobody does, the transport's words.
+      if (!well && !cause && !changed_.wait_for(lock, kCauseWait, [&] { return failing_ || ending_; }))
+        cause = Failure{.code = ErrorCode::system,
+                        .text = fmt::format("{}: {}", name(s->op), trouble),
+                        .op = s->op,
+                        .call = s->call,
+                        .ranks = {}};
+    }
+    if (cause) fail(*cause);
+    ring();
+  }
+}
+
+// The first cause of all ranks wins; where the store is gone, this rank's own.
+Failure BlockingBackend::first_cause(const Failure& why) noexcept {
+  try {
+    if (store_ != nullptr)
+      if (auto first = decode(store_->compare_set(cause_key_, "", encode(why)))) return *std::move(first);
+  } catch (const std::exception&) {}
+  return why;
+}
+
+void BlockingBackend::fail(const Failure& why) noexcept {
+  {
+    std::unique_lock lock(mutex_);
+    if (failing_) {
+      changed_.wait(lock, [&] { return failed(); });
+      return;
+    }
+    failing_ = true;
+  }
+  Failure first = first_cause(why);
+  {
+    const std::lock_guard lock(mutex_);
+    failure_ = std::move(first);
+    failed_.store(true, std::memory_order_release);
+    changed_.notify_all();
+  }
+  interrupt();
+  {
+    const std::lock_guard lock(mutex_);
+    interrupted_.store(true, std::memory_order_release);
+    changed_.notify_all();
+  }
+  bell_.ring();
+}
+
+Failure BlockingBackend::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+bool BlockingBackend::quiet() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return interrupted_.load(std::memory_order_acquire) && !busy_;
+}
+
+bool BlockingBackend::quiesce(Deadline deadline, std::span<const MemoryRange>) noexcept {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, deadline.left(),
+                           [&] { return interrupted_.load(std::memory_order_acquire) && !busy_; });
+}
+
+NoSignals::NoSignals() noexcept {
+  static_assert(sizeof(sigset_t) <= sizeof(before_));
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, reinterpret_cast<sigset_t*>(before_));
+}
+
+NoSignals::~NoSignals() {
+  sigset_t& before = *reinterpret_cast<sigset_t*>(before_);
+  if (::sigismember(&before, SIGPIPE) == 0) {
+    sigset_t pipe;
+    ::sigemptyset(&pipe);
+    ::sigaddset(&pipe, SIGPIPE);
+    const timespec now{};
+    while (::sigtimedwait(&pipe, nullptr, &now) == SIGPIPE) {}
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+}  // namespace weft

@@ -1,0 +1,280 @@
+// Gloo over TCP. Collectives are Gloo's where it has them and they are faster than an exchange between all
+// pairs; every one begins with the ranks telling each other what they are about to do, since Gloo itself ends
+// the process when they differ.
+#include <fmt/format.h>
+#include <gloo/allgather.h>
+#include <gloo/allreduce.h>
+#include <gloo/broadcast.h>
+#include <gloo/config.h>
+#include <gloo/reduce.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "backends/blocking_backend.hpp"
+#include "backends/gloo/links.hpp"
+#include "backends/join.hpp"
+#include "backends/op_table.hpp"
+#include "backends/reduce.hpp"
+#include "base/neighbourhood.hpp"
+#include "weft/backends/plugin.hpp"
+#include "weft/base/env.hpp"
+
+namespace weft::gloo_backend {
+namespace {
+
+constexpr std::uint64_t kExchange = 0x42ull << 56;  // slots of exchange(), see links.cpp
+constexpr auto kForever =
+    std::chrono::milliseconds(std::chrono::hours(24 * 30));  // deadlines are the group's
+
+// Where Gloo's ranks find each other's ports.
+class Meeting final : public ::gloo::rendezvous::Store {
+ public:
+  explicit Meeting(const Bringup& b)
+      : store_(b.store), prefix_(b.token + "/gloo/port/"), deadline_(b.deadline) {}
+  void set(const std::string& key, const std::vector<char>& data) override {
+    store_->set(prefix_ + key, {data.data(), data.size()});
+  }
+  std::vector<char> get(const std::string& key) override {
+    const std::string value = store_->get(prefix_ + key, deadline_);
+    return {value.begin(), value.end()};
+  }
+  void wait(const std::vector<std::string>& keys) override {
+    for (const std::string& key : keys) store_->get(prefix_ + key, deadline_);
+  }
+
+ private:
+  std::shared_ptr<weft::Store> store_;
+  std::string prefix_;
+  Deadline deadline_;
+};
+
+::gloo::transport::tcp::attr loopback() { return {"127.0.0.1"}; }
+
+// Gloo has no protection against strangers, so which network it is opened to is the user's to say.
+::gloo::transport::tcp::attr chosen_interface(const Bringup& b) {
+  const auto name = env::get("WEFT_INTERFACE");
+  if (!name)
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("group \"{}\": the ranks are on several hosts and WEFT_INTERFACE is not set; expected "
+                    "the network interface that gloo may listen on",
+                    b.name));
+  ::gloo::transport::tcp::attr where;
+  where.iface = *name;
+  return where;
+}
+
+std::shared_ptr<::gloo::Context> connect(const Bringup& b) {
+  auto context = std::make_shared<::gloo::rendezvous::Context>(b.rank, b.size);
+  if (b.size == 1) return context;
+  const std::string host = b.context.neighbourhood().self().host;
+  const std::vector<std::string> hosts = join(b, "gloo", host);
+  const bool one_host = std::all_of(hosts.begin(), hosts.end(), [&](const auto& h) { return h == host; });
+  const ::gloo::transport::tcp::attr where = one_host ? loopback() : chosen_interface(b);
+  try {
+    const NoSignals inherited;  // by Gloo's own thread
+    auto device = ::gloo::transport::tcp::CreateDevice(where);
+    b.context.log().write(LogLevel::info, fmt::format("group \"{}\": {}", b.name, device->str()));
+    Meeting meeting(b);
+    // It waits five times as long as it is told.
+    context->setTimeout(std::chrono::duration_cast<std::chrono::milliseconds>(b.deadline.left() / 5) +
+                        std::chrono::milliseconds(1));
+    context->connectFullMesh(meeting, device);
+    context->setTimeout(kForever);
+  } catch (const ::gloo::Exception& e) {
+    const bool late = b.deadline.passed();
+    throw Error(
+        late ? ErrorCode::timeout : ErrorCode::system,
+        fmt::format("group \"{}\": gloo cannot connect the ranks: {} [rank {}]", b.name, e.what(), b.rank));
+  }
+  return context;
+}
+
+// Gloo wants a type, and of it only the size.
+template <std::size_t kBytes>
+struct Element {
+  std::byte bytes[kBytes];
+};
+template <class F>
+void with_element(DType dtype, const F& f) {
+  switch (size_bytes(dtype)) {
+    case 1: return f(Element<1>{});
+    case 2: return f(Element<2>{});
+    case 4: return f(Element<4>{});
+    case 8: return f(Element<8>{});
+    default: return f(Element<16>{});
+  }
+}
+
+class GlooBackend final : public BlockingBackend {
+ public:
+  explicit GlooBackend(const Bringup& b)
+      : BlockingBackend(b),
+        rank_(b.rank),
+        size_(b.size),
+        context_(connect(b)),
+        links_(context_, {.finished = [this](OpState& s) { finished(s); },
+                          .refuse = [this](OpState& s, Failure why) { refuse(s, std::move(why)); },
+                          .fail = [this](const Failure& why) { fail(why); }}) {
+    begin();
+  }
+  ~GlooBackend() override { end(); }
+
+  const Traits& traits() const noexcept override { return *known_traits("gloo"); }
+  std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
+    return links_.missing(s, story);
+  }
+
+ protected:
+  void start(OpState& s) noexcept override { links_.start(s); }
+  void interrupt() noexcept override { links_.interrupt(); }
+
+  void run(const OpState& s) override {
+    links_.agree(s);
+    switch (s.op) {
+      case Op::barrier: return;  // that was one
+      case Op::all_reduce: return all_reduce(s);
+      case Op::reduce: return reduce_to_root(s);
+      case Op::broadcast: return broadcast(s);
+      case Op::all_gather: return all_gather(s);
+      case Op::all_gather_v:
+      case Op::gather:
+      case Op::scatter:
+      case Op::all_to_all:
+      case Op::all_to_all_v: return exchange(s);
+      case Op::none:
+      case Op::reduce_scatter:
+      case Op::reduce_scatter_v:
+      case Op::send:
+      case Op::recv: break;
+    }
+    throw Error(ErrorCode::unsupported, fmt::format("{}: gloo does not have it", name(s.op)));
+  }
+
+ private:
+  static auto combine(const OpState& s) {
+    return [dtype = s.dtype, op = s.reduce](void* to, const void* a, const void* b, std::size_t n) {
+      const std::array<const std::byte*, 2> in{static_cast<const std::byte*>(a),
+                                               static_cast<const std::byte*>(b)};
+      std::byte* const out = static_cast<std::byte*>(to);
+      weft::reduce(dtype, op, in, {&out, 1}, static_cast<std::int64_t>(n));
+    };
+  }
+  template <class T>
+  static T* as(const std::byte* p) {
+    return reinterpret_cast<T*>(const_cast<std::byte*>(p));
+  }
+  std::uint32_t tag(const OpState& s) const { return static_cast<std::uint32_t>(s.call); }
+
+  void all_reduce(const OpState& s) {
+    if (s.out_count == 0) return;
+    with_element(s.dtype, [&](auto element) {
+      using T = decltype(element);
+      ::gloo::AllreduceOptions options(context_);
+      if (s.in != s.out) options.setInput(as<T>(s.in), static_cast<std::size_t>(s.in_count));
+      options.setOutput(as<T>(s.out), static_cast<std::size_t>(s.out_count));
+      options.setReduceFunction(combine(s));
+      options.setTag(tag(s));
+      ::gloo::allreduce(options);
+    });
+  }
+
+  void reduce_to_root(const OpState& s) {
+    if (s.in_count == 0) return;
+    std::vector<std::byte> unused;  // Gloo works in `out` everywhere
+    const std::byte* out = s.out;
+    if (rank_ != s.root) {
+      unused.resize(static_cast<std::size_t>(s.in_count * size_bytes(s.dtype)));
+      out = unused.data();
+    }
+    with_element(s.dtype, [&](auto element) {
+      using T = decltype(element);
+      ::gloo::ReduceOptions options(context_);
+      if (s.in != out) options.setInput(as<T>(s.in), static_cast<std::size_t>(s.in_count));
+      options.setOutput(as<T>(out), static_cast<std::size_t>(s.in_count));
+      options.setReduceFunction(combine(s));
+      options.setRoot(s.root);
+      options.setTag(tag(s));
+      ::gloo::reduce(options);
+    });
+  }
+
+  void broadcast(const OpState& s) {
+    if (s.out_count == 0) return;
+    ::gloo::BroadcastOptions options(context_);
+    const auto bytes = static_cast<std::size_t>(s.out_count * size_bytes(s.dtype));
+    if (rank_ == s.root && s.in != s.out) options.setInput(as<char>(s.in), bytes);
+    options.setOutput(as<char>(s.out), bytes);
+    options.setRoot(s.root);
+    options.setTag(tag(s));
+    ::gloo::broadcast(options);
+  }
+
+  void all_gather(const OpState& s) {
+    if (s.in_count == 0) return;
+    ::gloo::AllgatherOptions options(context_);
+    const auto bytes = static_cast<std::size_t>(s.in_count * size_bytes(s.dtype));
+    if (s.in != s.out + static_cast<std::size_t>(rank_) * bytes) options.setInput(as<char>(s.in), bytes);
+    options.setOutput(as<char>(s.out), bytes * static_cast<std::size_t>(size_));
+    options.setTag(tag(s));
+    ::gloo::allgather(options);
+  }
+
+  // Every block straight from its rank to its rank, which is what Gloo's own do too, with blocks anywhere.
+  void exchange(const OpState& s) {
+    const auto element = static_cast<std::size_t>(size_bytes(s.dtype));
+    const auto bytes = [&](std::int64_t n) { return static_cast<std::size_t>(n) * element; };
+    // As far as the blocks go: those of v-forms may leave gaps.
+    std::int64_t in_end = 0, out_end = 0;
+    for (int r = 0; r < size_; ++r) {
+      const Block give = in_block(s, r, size_), get = out_block(s, r, size_);
+      in_end = std::max(in_end, give.offset + give.count);
+      out_end = std::max(out_end, get.offset + get.count);
+    }
+    const UnboundBuffer in = context_->createUnboundBuffer(as<void>(s.in), bytes(in_end));
+    const UnboundBuffer out = context_->createUnboundBuffer(as<void>(s.out), bytes(out_end));
+    const std::uint64_t slot = kExchange + s.call;
+    int sends = 0, receives = 0;
+    for (int i = 1; i < size_; ++i) {
+      const int from = (rank_ + size_ - i) % size_, to = (rank_ + i) % size_;
+      if (const Block get = out_block(s, from, size_); get.count > 0) {
+        out->recv(from, slot, bytes(get.offset), bytes(get.count));
+        ++receives;
+      }
+      if (const Block give = in_block(s, to, size_); give.count > 0) {
+        in->send(to, slot, bytes(give.offset), bytes(give.count));
+        ++sends;
+      }
+    }
+    const Block give = in_block(s, rank_, size_), get = out_block(s, rank_, size_);
+    if (give.count > 0 && get.count > 0 && s.in + bytes(give.offset) != s.out + bytes(get.offset))
+      std::memcpy(s.out + bytes(get.offset), s.in + bytes(give.offset), bytes(give.count));
+    while (receives-- > 0) out->waitRecv(kForever);
+    while (sends-- > 0) in->waitSend(kForever);
+  }
+
+  const int rank_, size_;
+  const std::shared_ptr<::gloo::Context> context_;
+  Links links_;
+};
+
+}  // namespace
+}  // namespace weft::gloo_backend
+
+WEFT_BACKEND_PLUGIN {
+  static const std::string version =
+      fmt::format("Gloo {}.{}.{}", GLOO_VERSION_MAJOR, GLOO_VERSION_MINOR, GLOO_VERSION_PATCH);
+  static const weft::BackendPlugin plugin{
+      .name = "gloo",
+      .version = version.c_str(),
+      .make = [](const weft::Bringup& b) -> std::unique_ptr<weft::Backend> {
+        return std::make_unique<weft::gloo_backend::GlooBackend>(b);
+      },
+      .traits = [] { return *weft::known_traits("gloo"); }};
+  return &plugin;
+}

@@ -1,0 +1,447 @@
+#include "backends/gloo/links.hpp"
+
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "backends/blocking_backend.hpp"
+#include "backends/op_table.hpp"
+
+namespace weft::gloo_backend {
+namespace {
+
+// Slots of our own, apart from those of Gloo's collectives, whose first byte is 1 to 8.
+constexpr std::uint64_t kNotes = 0x40ull << 56;
+constexpr std::uint64_t kData = 0x41ull << 56;  // and the message's number
+// Gloo's way to wait for ever: deadlines are the group's to watch.
+constexpr auto kForever = std::chrono::hours(24 * 30);
+constexpr auto kGoodBye = std::chrono::seconds(2);
+constexpr std::uint64_t kUnheard = 32;  // notes of a peer after which it is told that they were read
+
+void* writable(const std::byte* p) { return const_cast<std::byte*>(p); }
+
+}  // namespace
+
+struct Links::Note {
+  enum class Kind : std::uint32_t {
+    message,   // payload follows
+    offer,     // a large message, which waits in slot kData + number
+    taken,     // that one has arrived
+    announce,  // a collective
+    heard,     // only for its field `heard`
+    leave,     // this rank leaves the group
+    farewell,  // the answer: everything was read, nothing more will be sent
+  };
+  Kind kind = Kind::heard;
+  std::int32_t tag = 0;
+  DType dtype = DType::u8;
+  std::int64_t count = 0;
+  std::uint64_t number = 0;
+  std::uint64_t heard = 0;  // notes of the receiver that the sender has read: their memory may go
+  Announcement announcement{};
+};
+
+// A message that has come and was not asked for yet. `number`: of an offer; otherwise it is in payload.
+struct Links::Letter {
+  std::int32_t tag = 0;
+  DType dtype = DType::u8;
+  std::int64_t count = 0;
+  bool offer = false;
+  std::uint64_t number = 0;
+  std::vector<std::byte> payload;
+};
+
+struct Links::Peer {
+  struct Sent {
+    std::vector<std::byte> bytes;
+    UnboundBuffer buffer;
+  };
+  struct Offered {
+    UnboundBuffer buffer;
+    OpState* send = nullptr;
+  };
+  int rank = 0;
+  std::thread thread;
+
+  std::mutex writing;  // the order of notes
+  std::deque<Sent> sent;
+  std::uint64_t first_sent = 0;  // number of sent.front()
+  std::atomic<std::uint64_t> read{0}, heard{0};
+  std::uint64_t told = 0;
+
+  std::array<std::byte, sizeof(Note) + kEagerBytes> incoming{};
+  UnboundBuffer in;
+
+  // Under Links::mutex_:
+  std::deque<OpState*> receives;
+  std::deque<Letter> letters;
+  std::deque<std::pair<OpState*, std::uint64_t>> to_fetch;  // matched by start(): for the thread
+  std::map<std::uint64_t, Offered> offers;
+  std::uint64_t next_offer = 0;
+  std::deque<Announcement> announced;
+  std::uint64_t calls = 0;  // it has announced those below
+  bool leaves = false;      // it has said leave
+  bool released = false;    // it has answered ours
+  bool gone = false;        // its thread has ended
+};
+
+Links::Links(std::shared_ptr<::gloo::Context> context, LinkEvents events)
+    : context_(std::move(context)), events_(std::move(events)) {
+  for (int r = 0; r < size(); ++r) {
+    peers_.push_back(std::make_unique<Peer>());
+    Peer& peer = *peers_.back();
+    peer.rank = r;
+    if (r == context_->rank) continue;  // what a rank sends itself is copied in start()
+    peer.in = context_->createUnboundBuffer(peer.incoming.data(), peer.incoming.size());
+    peer.in->recv(r, kNotes);
+  }
+  const NoSignals inherited;
+  for (auto& peer : peers_)
+    if (peer->rank != context_->rank) peer->thread = std::thread([this, p = peer.get()] { read(*p); });
+}
+
+Links::~Links() {
+  bool well = false;
+  {
+    const std::lock_guard lock(mutex_);
+    well = !closed_;
+  }
+  if (well) {
+    const NoSignals guard;
+    for (auto& peer : peers_) {
+      if (peer->rank == context_->rank) continue;
+      try {
+        write(*peer, Note{.kind = Note::Kind::leave});
+      } catch (const std::exception&) {}
+    }
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, kGoodBye, [&] {
+      return std::all_of(peers_.begin(), peers_.end(),
+                         [&](const auto& p) { return p->rank == context_->rank || p->released || p->gone; });
+    });
+  }
+  interrupt();
+  for (auto& peer : peers_)
+    if (peer->thread.joinable()) peer->thread.join();
+}
+
+void Links::interrupt() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return;
+    closed_ = true;
+    changed_.notify_all();
+  }
+  if (size() == 1) return;
+  // A wait that times out is how Gloo closes all pairs of a context and wakes all who wait for them.
+  try {
+    std::byte nothing{};
+    context_->createUnboundBuffer(&nothing, 1)->waitRecv(std::chrono::milliseconds(1));
+  } catch (const std::exception&) {}
+}
+
+Failure Links::left(int rank, const OpState* s) const {
+  Failure f{.code = ErrorCode::peer_lost,
+            .text = fmt::format("{}rank {} left the group", s ? fmt::format("{}: ", name(s->op)) : "", rank),
+            .ranks = {rank}};
+  if (s) f.op = s->op, f.call = s->call;
+  return f;
+}
+
+void Links::write(Peer& peer, Note note, const void* payload, std::size_t bytes) {
+  const std::lock_guard lock(peer.writing);
+  const std::uint64_t heard = peer.heard.load(std::memory_order_acquire);
+  for (; peer.first_sent < heard && !peer.sent.empty(); ++peer.first_sent) peer.sent.pop_front();
+  note.heard = peer.read.load(std::memory_order_acquire);
+  peer.told = note.heard;
+  Peer::Sent& sent = peer.sent.emplace_back();
+  sent.bytes.resize(sizeof(Note) + bytes);
+  std::memcpy(sent.bytes.data(), static_cast<const void*>(&note), sizeof(Note));
+  if (bytes > 0) std::memcpy(sent.bytes.data() + sizeof(Note), payload, bytes);
+  sent.buffer = context_->createUnboundBuffer(sent.bytes.data(), sent.bytes.size());
+  sent.buffer->send(peer.rank, kNotes);
+}
+
+// The thread of one peer.
+void Links::read(Peer& peer) noexcept {
+  ::pthread_setname_np(::pthread_self(), "weft-gloo");
+  std::string trouble = "closed";
+  try {
+    for (;;) {
+      for (;;) {
+        std::pair<OpState*, std::uint64_t> task;
+        {
+          const std::lock_guard lock(mutex_);
+          if (closed_) throw std::runtime_error("closed");
+          if (peer.to_fetch.empty()) break;
+          task = peer.to_fetch.front();
+          peer.to_fetch.pop_front();
+        }
+        fetch(peer, *task.first, task.second);
+      }
+      if (!peer.in->waitRecv(kForever)) continue;  // woken for to_fetch
+      std::array<std::byte, sizeof(Note) + kEagerBytes> bytes;
+      bytes = peer.incoming;
+      peer.read.fetch_add(1, std::memory_order_release);
+      Note note;
+      std::memcpy(static_cast<void*>(&note), bytes.data(), sizeof(Note));
+      if (note.kind != Note::Kind::farewell) peer.in->recv(peer.rank, kNotes);
+      peer.heard.store(note.heard, std::memory_order_release);
+      take(peer, note, bytes.data() + sizeof(Note));
+      bool tell = false;
+      {
+        const std::lock_guard lock(peer.writing);
+        tell = peer.read.load(std::memory_order_relaxed) - peer.told >= kUnheard;
+      }
+      if (tell) write(peer, Note{.kind = Note::Kind::heard});
+      if (note.kind == Note::Kind::farewell) break;
+    }
+  } catch (const std::exception& e) {
+    trouble = e.what();
+  }
+  bool died = false;
+  {
+    const std::lock_guard lock(mutex_);
+    died = !closed_ && !peer.leaves && !peer.released;
+    peer.gone = true;
+    changed_.notify_all();
+  }
+  if (died)
+    events_.fail(Failure{.code = ErrorCode::peer_lost,
+                         .text = fmt::format("rank {} was lost: its connection broke", peer.rank),
+                         .ranks = {peer.rank}});
+}
+
+Failure Links::wrong_size(const OpState& recv, const Letter& letter) const {
+  return {.code = ErrorCode::mismatch,
+          .text = fmt::format("rank {} sent {} x{} with tag {}, rank {} receives {} x{}", recv.peer,
+                              name(letter.dtype), letter.count, recv.tag, context_->rank, name(recv.dtype),
+                              recv.out_count),
+          .op = Op::recv,
+          .call = recv.call,
+          .ranks = {std::min(recv.peer, context_->rank), std::max(recv.peer, context_->rank)}};
+}
+
+// Gives the message to its receive: at once, or, where it is an offer, by fetch(). True: fetch it.
+bool Links::match(Peer&, OpState& recv, Letter& letter) {
+  if (letter.dtype != recv.dtype || letter.count != recv.out_count) {
+    events_.refuse(recv, wrong_size(recv, letter));
+    return false;
+  }
+  if (letter.offer) return true;
+  if (!letter.payload.empty()) std::memcpy(recv.out, letter.payload.data(), letter.payload.size());
+  events_.finished(recv);
+  return false;
+}
+
+// Waits for a message that its sender has offered: only as long as its bytes take.
+void Links::fetch(Peer& peer, OpState& recv, std::uint64_t number) {
+  const auto bytes = static_cast<std::size_t>(recv.out_count * size_bytes(recv.dtype));
+  const UnboundBuffer buffer = context_->createUnboundBuffer(recv.out, bytes);
+  buffer->recv(peer.rank, kData + number);
+  buffer->waitRecv(kForever);
+  write(peer, Note{.kind = Note::Kind::taken, .number = number});
+  events_.finished(recv);
+}
+
+void Links::take(Peer& peer, const Note& note, const std::byte* payload) {
+  switch (note.kind) {
+    case Note::Kind::heard: return;
+    case Note::Kind::message:
+    case Note::Kind::offer: {
+      Letter letter{.tag = note.tag,
+                    .dtype = note.dtype,
+                    .count = note.count,
+                    .offer = note.kind == Note::Kind::offer,
+                    .number = note.number,
+                    .payload = {}};
+      if (!letter.offer) letter.payload.assign(payload, payload + note.count * size_bytes(note.dtype));
+      OpState* recv = nullptr;
+      {
+        const std::lock_guard lock(mutex_);
+        if (closed_) return;
+        const auto waiting = std::find_if(peer.receives.begin(), peer.receives.end(),
+                                          [&](const OpState* r) { return r->tag == note.tag; });
+        if (waiting == peer.receives.end()) {
+          peer.letters.push_back(std::move(letter));
+          return;
+        }
+        recv = *waiting;
+        peer.receives.erase(waiting);
+        if (!match(peer, *recv, letter)) return;
+      }
+      fetch(peer, *recv, note.number);
+      return;
+    }
+    case Note::Kind::taken: {
+      Peer::Offered offered;
+      {
+        const std::lock_guard lock(mutex_);
+        const auto found = peer.offers.find(note.number);
+        if (closed_ || found == peer.offers.end()) return;
+        offered = std::move(found->second);
+        peer.offers.erase(found);
+      }
+      offered.buffer->waitSend(kForever);  // the bytes are there, so this does not wait
+      events_.finished(*offered.send);
+      return;
+    }
+    case Note::Kind::announce: {
+      const std::lock_guard lock(mutex_);
+      peer.announced.push_back(note.announcement);
+      peer.calls = note.announcement.record.call + 1;
+      changed_.notify_all();
+      return;
+    }
+    case Note::Kind::leave: {
+      bool owed = false;
+      {
+        const std::lock_guard lock(mutex_);
+        peer.leaves = true;
+        owed = !peer.receives.empty() || !peer.offers.empty();
+        changed_.notify_all();
+      }
+      write(peer, Note{.kind = Note::Kind::farewell});
+      if (owed) events_.fail(left(peer.rank, nullptr));
+      return;
+    }
+    case Note::Kind::farewell: {
+      const std::lock_guard lock(mutex_);
+      peer.released = true;
+      changed_.notify_all();
+      return;
+    }
+  }
+}
+
+void Links::start(OpState& s) noexcept {
+  Peer& peer = *peers_[static_cast<std::size_t>(s.peer)];
+  const bool self = s.peer == context_->rank;
+  try {
+    if (s.op == Op::send) {
+      const auto bytes = static_cast<std::size_t>(s.in_count * size_bytes(s.dtype));
+      Note note{.kind = Note::Kind::message, .tag = s.tag, .dtype = s.dtype, .count = s.in_count};
+      const NoSignals guard;
+      if (self) {
+        Letter letter{.tag = s.tag, .dtype = s.dtype, .count = s.in_count, .payload = {}};
+        letter.payload.assign(s.in, s.in + bytes);
+        const std::lock_guard lock(mutex_);
+        const auto waiting = std::find_if(peer.receives.begin(), peer.receives.end(),
+                                          [&](const OpState* r) { return r->tag == s.tag; });
+        if (waiting == peer.receives.end()) {
+          peer.letters.push_back(std::move(letter));
+        } else {
+          OpState& recv = **waiting;
+          peer.receives.erase(waiting);
+          match(peer, recv, letter);
+        }
+        events_.finished(s);
+        return;
+      }
+      if (bytes > kEagerBytes) {
+        const std::lock_guard lock(mutex_);
+        if (closed_) return;
+        if (peer.leaves || peer.gone) return events_.refuse(s, left(s.peer, &s));
+        note.kind = Note::Kind::offer;
+        note.number = peer.next_offer++;
+        Peer::Offered& offered = peer.offers[note.number];
+        offered = {context_->createUnboundBuffer(writable(s.in), bytes), &s};
+        offered.buffer->send(s.peer, kData + note.number);
+        // The note under the lock, too: two sends of one tag are matched in the order of their notes.
+        write(peer, note);
+        return;
+      }
+      {
+        const std::lock_guard lock(mutex_);
+        if (closed_) return;
+        if (peer.leaves || peer.gone) return events_.refuse(s, left(s.peer, &s));
+      }
+      write(peer, note, s.in, bytes);
+      events_.finished(s);
+      return;
+    }
+    const std::lock_guard lock(mutex_);
+    if (closed_) return;
+    const auto there = std::find_if(peer.letters.begin(), peer.letters.end(),
+                                    [&](const Letter& l) { return l.tag == s.tag; });
+    if (there == peer.letters.end()) {
+      if (peer.leaves || peer.gone) return events_.refuse(s, left(s.peer, &s));
+      peer.receives.push_back(&s);
+      return;
+    }
+    Letter letter = std::move(*there);
+    peer.letters.erase(there);
+    if (!match(peer, s, letter)) return;
+    peer.to_fetch.emplace_back(&s, letter.number);
+    peer.in->abortWaitRecv();
+  } catch (const std::exception&) {
+    // The connection broke; the peer's thread sees it too and says so.
+  }
+}
+
+void Links::agree(const OpState& s) {
+  const int n = size(), self = context_->rank;
+  Announcement mine{.record = record_of(s, n)};
+  const auto expected_of = [&](int r) {
+    Announcement a = mine;
+    if (s.op == Op::all_to_all_v) {
+      a.gives = in_block(s, r, n).count;
+      a.expects = out_block(s, r, n).count;
+    }
+    return a;
+  };
+  for (int r = 0; r < n; ++r)
+    if (r != self)
+      write(*peers_[static_cast<std::size_t>(r)],
+            Note{.kind = Note::Kind::announce, .announcement = expected_of(r)});
+  for (int r = 0; r < n; ++r) {
+    if (r == self) continue;
+    Peer& peer = *peers_[static_cast<std::size_t>(r)];
+    Announcement theirs;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [&] { return closed_ || peer.leaves || peer.gone || !peer.announced.empty(); });
+      if (closed_) throw std::runtime_error("the group has failed");
+      if (peer.announced.empty()) {
+        if (peer.leaves) throw Error(left(r, &s));
+        throw std::runtime_error("the connection broke");
+      }
+      theirs = peer.announced.front();
+      peer.announced.pop_front();
+    }
+    const Announcement here = expected_of(r);
+    if (theirs.record != here.record) throw Error(mismatch(r, theirs.record, self, here.record));
+    if (theirs.gives != here.expects || theirs.expects != here.gives)
+      throw Error(Failure{
+          .code = ErrorCode::mismatch,
+          .text = fmt::format("{}: rank {} gives rank {} {} elements, which expects {}; rank {} gives rank "
+                              "{} {} elements, which expects {} [call {}]",
+                              name(s.op), r, self, theirs.gives, here.expects, self, r, here.gives,
+                              theirs.expects, s.call),
+          .op = s.op,
+          .call = s.call,
+          .ranks = {std::min(r, self), std::max(r, self)}});
+  }
+}
+
+std::vector<int> Links::missing(const OpState& s, std::string& story) {
+  std::vector<int> absent;
+  const std::lock_guard lock(mutex_);
+  if (!row(s.op).collective) {
+    absent.push_back(s.peer);
+    story = fmt::format("rank {} {} with tag {}", s.peer,
+                        s.op == Op::send ? "has not received the message" : "has sent no message", s.tag);
+    return absent;
+  }
+  for (const auto& peer : peers_) {
+    if (peer->rank == context_->rank || peer->calls > s.call) continue;
+    absent.push_back(peer->rank);
+    story += fmt::format("{}rank {} had not arrived", story.empty() ? "" : "; ", peer->rank);
+  }
+  if (absent.empty()) story = "all ranks had arrived";
+  return absent;
+}
+
+}  // namespace weft::gloo_backend

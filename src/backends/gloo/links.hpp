@@ -1,0 +1,84 @@
+// Notes and messages between this rank and each other one, over Gloo's unbound buffers.
+//
+// Gloo tells of a finished send or receive only to a thread that blocks for it, takes a shorter message than
+// was asked for without a word, and ends the process on a longer one. So every pair of ranks has one stream
+// of notes of a known size, with a thread that reads it: a small message travels in its note; for a large one
+// the note says how large it is, the receiver asks Gloo for exactly that once it has matched it, and another
+// note tells the sender that it has arrived. A pair waits for no other, and no pair for a collective.
+// The thread is also how a peer's death is noticed.
+#pragma once
+
+#include <gloo/rendezvous/context.h>
+#include <gloo/transport/unbound_buffer.h>
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "backends/call_record.hpp"
+
+namespace weft::gloo_backend {
+
+using UnboundBuffer = std::unique_ptr<::gloo::transport::UnboundBuffer>;
+
+/// What the links tell the backend. Called from any thread.
+struct LinkEvents {
+  std::function<void(OpState&)> finished;
+  std::function<void(OpState&, Failure)> refuse;
+  std::function<void(const Failure&)> fail;
+};
+
+/// What a rank says to another before a collective.
+struct Announcement {
+  CallRecord record{};
+  std::int64_t gives = 0, expects = 0;  ///< all_to_all_v: elements between the two
+};
+
+class Links {
+ public:
+  Links(std::shared_ptr<::gloo::Context> context, LinkEvents events);
+  /// Says good-bye where the group is well, so that peers do not take this rank for dead; up to 2 s.
+  ~Links();
+
+  /// Messages: see BlockingBackend::start.
+  void start(OpState& s) noexcept;
+  /// Tells all what this rank is about to do and waits until all have told the same. Throws mismatch;
+  /// peer_lost where one has left. From the group's thread.
+  void agree(const OpState& s);
+  /// The ranks that have not announced the call that agree() waits for, or have not sent or taken.
+  std::vector<int> missing(const OpState& s, std::string& story);
+  /// Ends all connections: see BlockingBackend::interrupt.
+  void interrupt() noexcept;
+
+  static constexpr std::size_t kEagerBytes = 4096;  ///< of a message in its note
+
+ private:
+  struct Note;
+  struct Peer;
+  struct Letter;
+  void read(Peer& peer) noexcept;
+  void take(Peer& peer, const Note& note, const std::byte* payload);
+  void fetch(Peer& peer, OpState& recv, std::uint64_t number);
+  bool match(Peer& peer, OpState& recv, Letter& letter);  // with mutex_ held
+  void write(Peer& peer, Note note, const void* payload = nullptr, std::size_t bytes = 0);
+  Failure left(int rank, const OpState* s) const;
+  int size() const noexcept { return context_->size; }
+  Failure wrong_size(const OpState& recv, const Letter& letter) const;
+
+  const std::shared_ptr<::gloo::Context> context_;
+  const LinkEvents events_;
+  std::mutex mutex_;  // matching and announcements
+  std::condition_variable changed_;
+  bool closed_ = false;
+  std::vector<std::unique_ptr<Peer>> peers_;
+};
+
+}  // namespace weft::gloo_backend
