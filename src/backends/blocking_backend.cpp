@@ -1,45 +1,17 @@
 #include "backends/blocking_backend.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <pthread.h>
 #include <signal.h>
 
-#include <charconv>
 #include <ctime>
 #include <new>
-#include <sstream>
 
 #include "backends/op_table.hpp"
 #include "base/progress.hpp"
 
 namespace weft {
 namespace {
-
-// A failure as one text: code, op, call, number of ranks, ranks, then the words.
-std::string encode(const Failure& f) {
-  std::string text =
-      fmt::format("{} {} {} {}", static_cast<int>(f.code), static_cast<int>(f.op), f.call, f.ranks.size());
-  for (const int r : f.ranks) text += fmt::format(" {}", r);
-  return text + "\n" + f.text;
-}
-
-std::optional<Failure> decode(const std::string& text) {
-  std::istringstream in(text);
-  int code = 0, op = 0;
-  std::size_t ranks = 0;
-  Failure f;
-  if (!(in >> code >> op >> f.call >> ranks) || ranks > text.size()) return std::nullopt;
-  f.ranks.resize(ranks);
-  for (int& r : f.ranks)
-    if (!(in >> r)) return std::nullopt;
-  if (code < 0 || code > static_cast<int>(ErrorCode::system) || op < 0 || op >= kOpCount || in.get() != '\n')
-    return std::nullopt;
-  f.code = static_cast<ErrorCode>(code);
-  f.op = static_cast<Op>(op);
-  f.text.assign(std::istreambuf_iterator<char>(in), {});
-  return f;
-}
 
 // How long a call that broke waits for the thread that saw why.
 constexpr auto kCauseWait = std::chrono::seconds(2);
@@ -54,7 +26,7 @@ struct BlockingBackend::Flight {
 };
 
 BlockingBackend::BlockingBackend(const Bringup& b)
-    : store_(b.store), cause_key_(b.token + "/cause"), bell_(b.context.progress(b.identity).bell()) {
+    : cause_(b.store, b.token), bell_(b.context.progress(b.identity).bell()) {
   static_assert(sizeof(Flight) <= sizeof(OpState::scratch));
 }
 
@@ -167,15 +139,6 @@ void BlockingBackend::work() noexcept {
   }
 }
 
-// The first cause of all ranks wins; where the store is gone, this rank's own.
-Failure BlockingBackend::first_cause(const Failure& why) noexcept {
-  try {
-    if (store_ != nullptr)
-      if (auto first = decode(store_->compare_set(cause_key_, "", encode(why)))) return *std::move(first);
-  } catch (const std::exception&) {}
-  return why;
-}
-
 void BlockingBackend::fail(const Failure& why) noexcept {
   {
     std::unique_lock lock(mutex_);
@@ -185,7 +148,7 @@ void BlockingBackend::fail(const Failure& why) noexcept {
     }
     failing_ = true;
   }
-  Failure first = first_cause(why);
+  Failure first = cause_.raise(why);
   {
     const std::lock_guard lock(mutex_);
     failure_ = std::move(first);

@@ -12,6 +12,7 @@
 #include <optional>
 #include <thread>
 
+#include "backends/first_cause.hpp"
 #include "base/neighbourhood.hpp"
 #include "weft/backends/backend.hpp"
 
@@ -54,11 +55,9 @@ class BlockingBackend : public Backend {
  private:
   struct Flight;  // in OpState::scratch
   void work() noexcept;
-  Failure first_cause(const Failure& why) noexcept;
   void ring() noexcept;
 
-  const std::shared_ptr<Store> store_;
-  const std::string cause_key_;
+  const FirstCause cause_;
   const Bell bell_;
   std::atomic<bool> asleep_{false};
 

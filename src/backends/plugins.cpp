@@ -11,6 +11,7 @@
 #include <map>
 #include <mutex>
 
+#include "backends/auto_backend.hpp"
 #include "backends/shm/shm_backend.hpp"
 #include "weft/base/env.hpp"
 
@@ -132,6 +133,7 @@ std::vector<std::string> backend_folders() {
 
 BackendFactory load_backend(Context& context, std::string_view name) {
   if (name == "shm") return make_shm_backend;
+  if (name == "auto") return make_auto_backend;
   if (!may_be_a_name(name))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("backend \"{}\" is no name; expected letters, digits, '-' and '_'", name));
@@ -143,10 +145,12 @@ BackendFactory load_backend(Context& context, std::string_view name) {
     if (const std::string why = obstacle(plugin); !why.empty()) refuse(file, "cannot be used here: " + why);
     return plugin.make;
   }
-  throw Error(ErrorCode::unsupported,
-              fmt::format("backend \"{}\" was not found: it is not built in (\"shm\" is), and there is no "
-                          "{}{}{} in {}",
-                          name, kPrefix, name, kSuffix, fmt::join(folders, ", ")));
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format(
+          "backend \"{}\" was not found: it is not built in (\"shm\" and \"auto\" are), and there is no "
+          "{}{}{} in {}",
+          name, kPrefix, name, kSuffix, fmt::join(folders, ", ")));
 }
 
 std::vector<FoundBackend> find_backends(Context& context) {

@@ -73,11 +73,12 @@ TEST_F(Plugins, WhatIsNotThereIsSaidWithTheFolders) {
   EXPECT_EQ(folders[1], kFolder);
   EXPECT_EQ(folders[3], folders[2] + "/weft");
   EXPECT_TRUE(std::filesystem::exists(folders[2] + "/libweft.so"));
-  expect_error(ErrorCode::unsupported,
-               "backend \"pigeon\" was not found: it is not built in (\"shm\" is), and there is no "
-               "libweft_backend_pigeon.so in " +
-                   folders[0] + ", " + folders[1] + ", " + folders[2] + ", " + folders[3],
-               [&] { load_backend(context, "pigeon"); });
+  expect_error(
+      ErrorCode::unsupported,
+      "backend \"pigeon\" was not found: it is not built in (\"shm\" and \"auto\" are), and there is no "
+      "libweft_backend_pigeon.so in " +
+          folders[0] + ", " + folders[1] + ", " + folders[2] + ", " + folders[3],
+      [&] { load_backend(context, "pigeon"); });
 }
 
 TEST_F(Plugins, NamesAreNoPaths) {

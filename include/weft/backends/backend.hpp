@@ -151,7 +151,8 @@ struct TestHooks {
   std::function<void(std::uint64_t call)>
       in_chunk;  ///< called with peers' memory in hand, in the middle of a copy
   std::int64_t max_count =
-      0;  ///< as if the transport counted no further than this in one message; 0: its own limit
+      0;             ///< as if the transport counted no further than this in one message; 0: its own limit
+  std::string host;  ///< "auto" and gloo take this rank to be on that host; empty: on its own
 };
 
 /// What a backend's factory gets: who meets whom, where.

@@ -47,8 +47,8 @@ struct FoundBackend {
 std::vector<FoundBackend> find_backends(Context& context);
 /// The folders that are searched for plug-ins, in order.
 std::vector<std::string> backend_folders();
-/// The factory of that name: "shm" or a plug-in's. Throws unsupported, naming the folders that were searched
-/// or the file and what is wrong with it. Plug-ins stay loaded as long as the process. Thread-safe.
+/// The factory of that name: "shm", "auto" or a plug-in's. Throws unsupported, naming the folders that were
+/// searched or the file and what is wrong with it. Plug-ins stay loaded as long as the process. Thread-safe.
 BackendFactory load_backend(Context& context, std::string_view name);
 
 /// What weft's own transports ("shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl") do and promise, whether

@@ -72,7 +72,7 @@ class Meeting final : public ::gloo::rendezvous::Store {
 std::shared_ptr<::gloo::Context> connect(const Bringup& b) {
   auto context = std::make_shared<::gloo::rendezvous::Context>(b.rank, b.size);
   if (b.size == 1) return context;
-  const std::string host = b.context.neighbourhood().self().host;
+  const std::string host = b.test.host.empty() ? b.context.neighbourhood().self().host : b.test.host;
   const std::vector<std::string> hosts = join(b, "gloo", host);
   const bool one_host = std::all_of(hosts.begin(), hosts.end(), [&](const auto& h) { return h == host; });
   const ::gloo::transport::tcp::attr where = one_host ? loopback() : chosen_interface(b);

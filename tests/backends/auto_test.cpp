@@ -1,0 +1,112 @@
+// The backend "auto": what is chosen where, and that it is said.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <mutex>
+
+#include "support/run_ranks.hpp"
+#include "support/temporary_folder.hpp"
+#include "support/values.hpp"
+#include "weft/backends/plugin.hpp"
+
+namespace weft::test {
+namespace {
+
+using testing::HasSubstr;
+
+// Ranks as threads, each on a host of that name; what they logged.
+struct Job {
+  std::string log;
+  std::mutex mutex;
+
+  void run(const std::vector<std::string>& hosts, const std::function<void(Rank&, Membership)>& body) {
+    RankOptions options;
+    options.context.log_level = LogLevel::info;
+    options.context.log_sink = [&](LogLevel, std::string_view line) {
+      const std::lock_guard lock(mutex);
+      log.append(line).append("\n");
+    };
+    run_ranks(
+        Ranks::threads, static_cast<int>(hosts.size()),
+        [&](Rank& r) {
+          Membership m = r.membership("chosen");
+          m.test.host = hosts[static_cast<std::size_t>(r.rank)];
+          body(r, m);
+        },
+        options);
+  }
+};
+
+void sum_of_ranks(Rank& r, ProcessGroup& group) {
+  float x = static_cast<float>(r.rank + 1);
+  group.all_reduce(view(&x, 1), view(&x, 1)).wait();
+  EXPECT_EQ(x, static_cast<float>(r.size * (r.size + 1) / 2));
+}
+
+TEST(Auto, OneHostIsSharedMemory) {
+  Job job;
+  job.run({"", "", ""}, [](Rank& r, const Membership& m) {
+    ProcessGroup group = ProcessGroup::create(r.context, "auto", m);
+    EXPECT_EQ(group.backend(), "shm");
+    sum_of_ranks(r, group);
+  });
+  EXPECT_THAT(job.log, HasSubstr("group \"chosen\": auto takes shm: all ranks share this host"));
+}
+
+TEST(Auto, SeveralHostsAreGloo) {
+  if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "libgloo-dev is not installed";
+  ::setenv("WEFT_INTERFACE", "lo", 1);
+  Job job;
+  job.run({"a", "b", "a"}, [](Rank& r, const Membership& m) {
+    ProcessGroup group = ProcessGroup::create(r.context, "auto", m);
+    EXPECT_EQ(group.backend(), "gloo");
+    sum_of_ranks(r, group);
+    // Its ranks of one host have no need of it.
+    const int mates[] = {0, 2};
+    if (r.rank != 1) {
+      const ProcessGroup pair = group.subgroup("pair", mates);
+      EXPECT_EQ(pair.backend(), "shm");
+    }
+  });
+  ::unsetenv("WEFT_INTERFACE");
+  EXPECT_THAT(job.log, HasSubstr("group \"chosen\": auto takes gloo: the ranks are on several hosts, and not "
+                                 "MPI: no mpirun started it"));
+}
+
+TEST(Auto, OffItsHostGlooMustBeToldWhereToListen) {
+  if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "libgloo-dev is not installed";
+  Job job;
+  job.run({"a", "b"}, [](Rank& r, const Membership& m) {
+    const Error e = error_of([&] { ProcessGroup::create(r.context, "auto", m); });
+    EXPECT_EQ(e.code(), ErrorCode::unsupported);
+    EXPECT_STREQ(e.what(),
+                 "group \"chosen\": the ranks are on several hosts and WEFT_INTERFACE is not set; expected "
+                 "the network interface that gloo may listen on");
+  });
+}
+
+// Under Open MPI's mpirun, where not every rank can load its plug-in, all take gloo together.
+TEST(Auto, AnMpiThatCannotBeLoadedIsSaid) {
+  if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "libgloo-dev is not installed";
+  ::setenv("OMPI_COMM_WORLD_RANK", "0", 1);
+  ::setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+  const TemporaryFolder folder;
+  std::ofstream(folder / "libweft_backend_mpi-openmpi.so") << "this is no library";
+  ::setenv("WEFT_BACKEND_PATH", folder.path().c_str(), 1);
+  ::setenv("WEFT_INTERFACE", "lo", 1);
+  Job job;
+  job.run({"a", "b"}, [](Rank& r, const Membership& m) {
+    ProcessGroup group = ProcessGroup::create(r.context, "auto", m);
+    EXPECT_EQ(group.backend(), "gloo");
+    sum_of_ranks(r, group);
+  });
+  for (const char* name :
+       {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "WEFT_BACKEND_PATH", "WEFT_INTERFACE"})
+    ::unsetenv(name);
+  EXPECT_THAT(job.log, HasSubstr("libweft_backend_mpi-openmpi.so: cannot be loaded"));
+}
+
+}  // namespace
+}  // namespace weft::test
