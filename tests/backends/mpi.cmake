@@ -42,3 +42,6 @@ foreach(mpi openmpi mpich)
   endif()
   target_compile_definitions(backends_mpi_test PRIVATE WEFT_MPI_PROGRAM_${upper}="${program}")
 endforeach()
+
+# The one conformance suite, each process a rank.
+mpirun_test(backends/conformance backends_conformance_test TIMEOUT 300 LABELS conformance ARGS --gtest_filter=Job/*)

@@ -1,9 +1,11 @@
 // Drives the built `weft train`, `weft parity` and `weft doctor` on small models.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -218,6 +220,35 @@ TEST_F(TrainTest, DoctorFindsNothingWrong) {
   EXPECT_THAT(out(), HasSubstr("nothing is wrong"));
   EXPECT_THAT(out(), HasSubstr("WEFT_STORE"));
   EXPECT_THAT(out(), HasSubstr("memory that peers map        works"));
+}
+
+// The same numbers under either mpirun as over shared memory: no rank order matters in a sum of two.
+TEST_F(TrainTest, TrainsUnderMpirun) {
+  ASSERT_EQ(run(small({"--ranks", "2", "--until", "4", "--metrics", (folder_ / "shm").string()})), 0)
+      << err();
+  const std::vector<double> expected = losses("shm");
+  ASSERT_EQ(expected.size(), 4u);
+  int present = 0;
+  for (const auto& [backend, mpirun, there] :
+       {std::tuple{"mpi-openmpi", "mpirun.openmpi --oversubscribe --allow-run-as-root", WEFT_HAS_OPENMPI},
+        std::tuple{"mpi-mpich", "mpirun.mpich", WEFT_HAS_MPICH}}) {
+    if (!there) continue;
+    ++present;
+    for (const int ranks : {2, 4}) {
+      const std::string metrics = fmt::format("{}{}", backend, ranks);
+      std::string command =
+          fmt::format("OMPI_MCA_mpi_yield_when_idle=1 timeout 100 {} -n {} {}", mpirun, ranks, WEFT_COMMAND);
+      for (const std::string& word : small({"--backend", backend, "--until", "4", "--metrics",
+                                            (folder_ / metrics).string(), "--threads", "1"}))
+        command += " " + word;
+      ASSERT_EQ(std::system((command + " >/dev/null 2>" + (folder_ / "err").string()).c_str()), 0) << err();
+      const std::vector<double> got = losses(metrics);
+      ASSERT_EQ(got.size(), expected.size()) << metrics;
+      for (std::size_t i = 0; i < got.size(); ++i)
+        EXPECT_NEAR(got[i], expected[i], 1e-4) << metrics << " " << i;
+    }
+  }
+  if (present == 0) GTEST_SKIP() << "neither Open MPI nor MPICH is installed";
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ struct Flags {
   TrainConfig config;
   int ranks = 0;  // > 0: this process starts them
   std::int64_t until = -1;
-  std::string save, metrics, progress = "auto";
+  std::string save, metrics, progress = "auto", backend = "shm";
   std::int64_t save_every = 0;
   bool resume = false;
 };
@@ -42,7 +42,7 @@ int train(const Flags& flags) {
   Membership m = Membership::from_env(context);
   const TrainConfig& config = flags.config;
   config.check(m.size);  // before anybody is met: a wrong flag ends every rank at once
-  ProcessGroup group = ProcessGroup::create(context, "shm", m);
+  ProcessGroup group = ProcessGroup::create(context, flags.backend, m);
   Trainer trainer(group, config);
   const bool speaks = group.rank() == 0;
   if (flags.resume) trainer.resume(flags.save);
@@ -101,12 +101,14 @@ int train(const Flags& flags) {
 void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chosen) {
   auto flags = std::make_shared<Flags>();
   CLI::App* sub = app.add_subcommand("train", "Train a byte-level transformer on a text");
-  sub->footer("Ranks come from weft run, from torchrun's variables, or from --ranks.");
+  sub->footer("Ranks come from weft run, from torchrun's or mpirun's variables, or from --ranks.");
   sub->set_config("--config", "", "Read flags from a TOML file");
   add_train_flags(*sub, flags->config);
   sub->add_option("--dp", flags->config.dp, "Data-parallel ranks; -1: what tp leaves")->capture_default_str();
   sub->add_option("--tp", flags->config.tp, "Tensor-parallel ranks")->capture_default_str();
   sub->add_option("--ranks", flags->ranks, "Start this many ranks on this host")->check(CLI::Range(1, 256));
+  sub->add_option("--backend", flags->backend, "Transport: shm, gloo, mpi-openmpi, mpi-mpich or auto")
+      ->capture_default_str();
   sub->add_option("--until", flags->until, "Stop after this step of the schedule");
   sub->add_option("--save", flags->save, "Folder for checkpoints: one at the end");
   sub->add_option("--save-every", flags->save_every, "… and one every so many steps")

@@ -10,6 +10,7 @@ namespace weft::mpi {
 namespace {
 
 constexpr std::int64_t kPieceBytes = std::int64_t{1} << 18;  // of a large message, through buffers of ours
+constexpr std::size_t kSpare = 16;                           // buffers kept for the next pieces
 constexpr std::size_t kUnsent = 256;  // letters that MPI has not taken: further sends are not done before
 
 /// What a call's slot keeps of its transfer.
@@ -106,6 +107,7 @@ bool Messages::advance(Transfer& t) {
     if (!sends && limits_.safe)
       std::memcpy(s.out + p.at * element, p.stage.get(0), static_cast<std::size_t>(p.count * element));
     t.finished += p.count;
+    if (limits_.safe && spare_.size() < kSpare) spare_.push_back(std::move(p.stage));
     t.pieces.pop_front();
     moved = true;
   }
@@ -115,6 +117,10 @@ bool Messages::advance(Transfer& t) {
     p.count = std::min(most, t.count - t.started);
     std::byte* buffer = sends ? const_cast<std::byte*>(s.in) + p.at * element : s.out + p.at * element;
     if (limits_.safe) {
+      if (!spare_.empty()) {
+        p.stage = std::move(spare_.back());
+        spare_.pop_back();
+      }
       std::byte* const ours = p.stage.get(p.count * element);
       if (sends) std::memcpy(ours, buffer, static_cast<std::size_t>(p.count * element));
       buffer = ours;

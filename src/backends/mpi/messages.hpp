@@ -74,6 +74,7 @@ class Messages {
   const Limits limits_;
   std::vector<Peer> peers_;
   std::list<Transfer> transfers_;
+  std::vector<Stage> spare_;
   std::optional<Failure> trouble_;
 };
 

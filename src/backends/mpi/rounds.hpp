@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "backends/mpi/process.hpp"
@@ -26,6 +27,13 @@ struct Limits {
 /// Memory that is kept for the next call; not initialised.
 class Stage {
  public:
+  Stage() = default;
+  Stage(Stage&& other) noexcept : bytes_(std::move(other.bytes_)), size_(std::exchange(other.size_, 0)) {}
+  Stage& operator=(Stage&& other) noexcept {
+    bytes_ = std::move(other.bytes_);
+    size_ = std::exchange(other.size_, 0);
+    return *this;
+  }
   std::byte* get(std::int64_t bytes) {
     if (bytes > size_) {
       bytes_.reset(new std::byte[static_cast<std::size_t>(bytes)]);
