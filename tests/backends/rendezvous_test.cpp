@@ -512,23 +512,28 @@ TEST_F(RendezvousTest, AStaleFileIsNotTaken) {
 // A script starts two programs one after the other under one mpirun: rank 1 of the second may come while rank
 // 0 of the first still says its goodbyes. It waits for the second's.
 TEST_F(RendezvousTest, AnEarlierProgramsStoreIsNotTaken) {
+  test::Pipe go;
+  auto second_one = test::ChildProcess::fork([&] {
+    go.read_line();
+    set(openmpi(1, 3));
+    Context context;
+    const Membership one = Membership::from_env(context, seconds(20));
+    EXPECT_EQ(one.store->get("whose", soon()), "the second's");
+    return 0;
+  });
   auto first = std::make_unique<Process>();
   from(openmpi(0, 3), first->context);
   {
-    Process earlier_one;
-    from(openmpi(1, 3), earlier_one.context);
+    Process first_one;
+    from(openmpi(1, 3), first_one.context);
   }
   expect_error(openmpi(1, 3), ErrorCode::timeout, "has a rank 1 already, process ", milliseconds(200));
-  Process second_zero, second_one;
-  set(openmpi(1, 3));
-  std::thread waiting([&] {
-    const Membership one = Membership::from_env(second_one.context, seconds(20));
-    EXPECT_EQ(one.store->get("whose", soon()), "the second's");
-  });
-  std::this_thread::sleep_for(milliseconds(100));  // its variables are read by now
+  go.write_line("the first program's store is there to be seen");
+  std::this_thread::sleep_for(milliseconds(100));
   first.reset();
+  Process second_zero;
   from(openmpi(0, 3), second_zero.context).store->set("whose", "the second's");
-  waiting.join();
+  EXPECT_EQ(second_one.wait(seconds(20)), (test::ExitStatus{0, 0}));
 }
 
 TEST_F(RendezvousTest, TwoProcessesOfRankZeroAreTold) {
