@@ -12,6 +12,7 @@
 #include <string>
 #include <thread>
 
+#include "backends/support_table.hpp"
 #include "commands.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/backends/process_group.hpp"
@@ -128,7 +129,15 @@ int doctor() {
 
 void add_doctor(CLI::App& app, Body& chosen) {
   CLI::App* sub = app.add_subcommand("doctor", "What this machine has, what will be used, what is wrong");
-  sub->callback([&chosen] { chosen = doctor; });
+  const CLI::Option* tables =
+      sub->add_flag("--tables")
+          ->description("Print what each backend does and promises, as docs/support.md has it");
+  sub->callback([&chosen, tables] {
+    chosen = tables->count() == 0 ? Body(doctor) : Body([] {
+      fmt::print("{}", support_tables());
+      return 0;
+    });
+  });
 }
 
 }  // namespace weft::tools

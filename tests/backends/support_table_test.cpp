@@ -1,0 +1,43 @@
+// docs/support.md is what the traits say.
+#include "backends/support_table.hpp"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "weft/backends/plugin.hpp"
+
+namespace weft::test {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(SupportTable, TheFileIsTheGeneratedOne) {
+  std::ifstream file(WEFT_SUPPORT_MD);
+  ASSERT_TRUE(file) << WEFT_SUPPORT_MD << " is missing";
+  std::ostringstream text;
+  text << file.rdbuf();
+  EXPECT_EQ(text.str(), support_tables()) << "make it anew: weft doctor --tables > docs/support.md";
+}
+
+TEST(SupportTable, EveryBackendHasAColumn) {
+  for (const std::string_view backend : known_backends())
+    EXPECT_THAT(support_tables(), HasSubstr(fmt::format(" {} |", backend)));
+}
+
+// Rows whose words are known without the table: shm does everything itself, whatever else changes.
+TEST(SupportTable, SaysNativeComposedAndUnsupported) {
+  const std::string text = support_tables();
+  ASSERT_EQ(known_backends()[0], "shm");
+  EXPECT_THAT(text, HasSubstr("| all_to_all_v | native |"));
+  EXPECT_THAT(text, HasSubstr("| user of f64 f32 | native |"));
+  EXPECT_THAT(text, testing::Not(HasSubstr("prod of bool")));  // not defined
+  EXPECT_THAT(text, HasSubstr("composed |"));                  // MPI has no premultiplied sums
+  EXPECT_THAT(text, HasSubstr("unsupported"));                 // NCCL has no bit operations
+}
+
+}  // namespace
+}  // namespace weft::test
