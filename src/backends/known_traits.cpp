@@ -65,7 +65,9 @@ Traits nccl() {
                                 dtype_bit(DType::u8) | dtype_bit(DType::u32) | dtype_bit(DType::u64);
   constexpr DTypeSet complex = dtype_bit(DType::c64) | dtype_bit(DType::c128);
   const auto reduces = [&](ReduceOp::Kind kind, DTypeSet dtypes) {
-    t.reduces[static_cast<std::size_t>(kind)] = dtypes;
+    for (int d = 0; d < kDTypeCount; ++d)
+      if (const auto dtype = static_cast<DType>(d); can_reduce(dtype, ReduceOp{kind}))
+        t.reduces[static_cast<std::size_t>(kind)] |= dtype_bit(dtype) & dtypes;
   };
   reduces(ReduceOp::Kind::sum, floating | integers | complex);
   reduces(ReduceOp::Kind::avg, floating | integers | complex);

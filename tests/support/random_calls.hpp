@@ -25,6 +25,7 @@ struct Plan {
   ReduceOp reduce = ReduceOp::sum;
   int root = 0;
   std::int64_t seed = 0;             // tells calls apart
+  Device device{};                   // where the views say that they are
   std::int64_t count = 0;            // of each block, where the blocks are equal
   std::vector<std::int64_t> counts;  // v-forms: per rank; all_to_all_v: per (from, to)
 
@@ -106,8 +107,9 @@ class Trial {
   }
 
   void post(ProcessGroup& g) {
-    const ConstTensorView in = in_.there ? ConstTensorView(*in_.tensor) : ConstTensorView{};
-    const TensorView out = out_.there ? TensorView(*out_.tensor) : TensorView{};
+    ConstTensorView in = in_.there ? ConstTensorView(*in_.tensor) : ConstTensorView{};
+    TensorView out = out_.there ? TensorView(*out_.tensor) : TensorView{};
+    in.device = out.device = p_.device;
     const CallOptions o{.op = p_.reduce};
     switch (p_.op) {
       case Op::all_reduce: work_ = g.all_reduce(in, out, o); return;
@@ -184,6 +186,7 @@ struct Variety {
   std::vector<Op> ops{Op::all_reduce, Op::reduce,           Op::broadcast, Op::all_gather, Op::all_gather_v,
                       Op::gather,     Op::reduce_scatter_v, Op::scatter,   Op::all_to_all, Op::all_to_all_v,
                       Op::send,       Op::reduce_scatter,   Op::barrier};
+  Device device{};  ///< for transports that move a device's memory, in tests where that is the host's
 };
 
 inline Plan any_plan(std::mt19937& all, int n, const Variety& v) {
@@ -195,6 +198,7 @@ inline Plan any_plan(std::mt19937& all, int n, const Variety& v) {
   p.reduce = any(v.reductions);
   p.root = static_cast<int>(all() % static_cast<unsigned>(n));
   p.seed = all() % 1000;
+  p.device = v.device;
   if (p.op == Op::all_gather_v || p.op == Op::reduce_scatter_v || p.op == Op::all_to_all_v) {
     p.counts.resize(static_cast<std::size_t>(p.op == Op::all_to_all_v ? n * n : n));
     for (std::int64_t& c : p.counts) c = count();

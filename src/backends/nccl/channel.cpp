@@ -30,7 +30,7 @@ DeviceScope::~DeviceScope() {
 }
 
 EventPool::~EventPool() {
-  for (const Event e : free_) driver_.api.cudaEventDestroy(e);
+  for (const Event e : all_) driver_.api.cudaEventDestroy(e);
 }
 
 Event EventPool::take() {
@@ -41,6 +41,8 @@ Event EventPool::take() {
   }
   Event e = nullptr;
   driver_.check("cudaEventCreateWithFlags", driver_.api.cudaEventCreateWithFlags(&e, kEventDisableTiming));
+  all_.push_back(e);
+  free_.reserve(all_.size());  // so that giving back does not allocate
   return e;
 }
 

@@ -42,7 +42,8 @@ class DeviceScope {
   int before_ = 0;
 };
 
-/// Events that are not in use, kept: making one takes the driver's lock.
+/// Events, kept for the next use: making one takes the driver's lock. Ends all of them, also those that calls
+/// which failed have not given back.
 class EventPool {
  public:
   explicit EventPool(const Driver& driver) : driver_(driver) {}
@@ -54,7 +55,7 @@ class EventPool {
 
  private:
   const Driver& driver_;
-  std::vector<Event> free_;
+  std::vector<Event> all_, free_;
 };
 
 class Channel;

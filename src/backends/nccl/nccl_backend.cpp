@@ -87,11 +87,12 @@ class NcclBackend final : public Backend {
  private:
   /// Of one (source, destination, tag).
   struct Lane {
-    std::unique_ptr<Channel> channel;  // none: a lane to oneself
+    std::unique_ptr<Channel> channel;  // of a lane to oneself only the stream
     std::string key;                   // under which the source publishes the communicator's id
     bool named = false;                // the id is known
     Clock::time_point looked{};
-    std::deque<OpState*> sends, receives;  // of a lane to oneself
+    bool own = false;  // to oneself
+    std::deque<OpState*> sends, receives;
   };
 
   std::string key(std::string_view what, int r) const {
@@ -263,10 +264,10 @@ void NcclBackend::leave() noexcept {
     if (Comm* const comm = c.release_comm()) comms.push_back(comm);
   };
   take(*main_);
-  for (auto& entry : lanes_)
-    if (entry.second.channel) take(*entry.second.channel);
+  for (auto& entry : lanes_) take(*entry.second.channel);
   for (Comm* const comm : comms) api.ncclCommFinalize(comm);
-  const Deadline limit = Deadline::after(kLeave);
+  // Of a group that has failed nobody comes to end it in peace.
+  const Deadline limit = Deadline::after(first_cause_.look() ? Duration::zero() : Duration(kLeave));
   for (Comm* const comm : comms) {
     Result state = Result::in_progress;
     while (api.ncclCommGetAsyncError(comm, &state) == Result::success && state == Result::in_progress &&
@@ -312,11 +313,11 @@ void NcclBackend::post(OpState& s) noexcept {
       return;
     }
     Lane& l = lane(s);
-    if (l.channel) {
+    if (l.own) {
+      (s.op == Op::send ? l.sends : l.receives).push_back(&s);
+    } else {
       t.channel = l.channel.get();
       l.channel->queue(s);
-    } else {
-      (s.op == Op::send ? l.sends : l.receives).push_back(&s);
     }
     advance(l);
   });
@@ -372,10 +373,12 @@ NcclBackend::Lane& NcclBackend::lane(const OpState& s) {
                 fmt::format("tag {} would be the {}th pair of peer and tag of this rank; each takes a "
                             "communicator of NCCL, and {} are the most",
                             s.tag, kMostLanes + 1, kMostLanes));
+  auto channel = std::make_unique<Channel>(driver_, *events_, rank_ == src ? 0 : 1, 2, word_);
   Lane& l = lanes_[{src, dst, s.tag}];
-  if (src == dst) return l;
+  l.channel = std::move(channel);
+  l.own = src == dst;
+  if (l.own) return l;
   l.key = fmt::format("{}/nccl/lane/{}>{}/{}", token_, src, dst, s.tag);
-  l.channel = std::make_unique<Channel>(driver_, *events_, rank_ == src ? 0 : 1, 2, word_);
   if (rank_ == src) {
     UniqueId id{};
     driver_.check("ncclGetUniqueId", driver_.api.ncclGetUniqueId(&id));
@@ -387,7 +390,7 @@ NcclBackend::Lane& NcclBackend::lane(const OpState& s) {
 }
 
 bool NcclBackend::advance(Lane& l) {
-  if (!l.channel) {
+  if (l.own) {
     const std::size_t before = l.sends.size();
     match_own(l);
     return l.sends.size() != before;
@@ -408,6 +411,7 @@ bool NcclBackend::advance(Lane& l) {
 }
 
 void NcclBackend::match_own(Lane& l) {
+  const Stream stream = l.channel->stream();
   while (!l.sends.empty() && !l.receives.empty()) {
     OpState &from = *l.sends.front(), &to = *l.receives.front();
     if (from.dtype != to.dtype || from.in_count != to.out_count)
@@ -415,17 +419,16 @@ void NcclBackend::match_own(Lane& l) {
                   fmt::format("rank {} sends itself {} x{} [tag {}] and receives {} x{}", rank_,
                               name(from.dtype), from.in_count, from.tag, name(to.dtype), to.out_count));
     for (OpState* const s : {&from, &to})
-      driver_.check("cudaStreamWaitEvent",
-                    driver_.api.cudaStreamWaitEvent(main_->stream(), ticket(*s).ready, 0));
+      driver_.check("cudaStreamWaitEvent", driver_.api.cudaStreamWaitEvent(stream, ticket(*s).ready, 0));
     if (from.in_count > 0)
       driver_.check("cudaMemcpyAsync",
                     driver_.api.cudaMemcpyAsync(
                         to.out, from.in, static_cast<std::size_t>(from.in_count * size_bytes(from.dtype)),
-                        CopyKind::device_to_device, main_->stream()));
+                        CopyKind::device_to_device, stream));
     for (OpState* const s : {&from, &to}) {
       Ticket& t = ticket(*s);
       t.done = events_->take();
-      driver_.check("cudaEventRecord", driver_.api.cudaEventRecord(t.done, main_->stream()));
+      driver_.check("cudaEventRecord", driver_.api.cudaEventRecord(t.done, stream));
       t.stage = Stage::running;
     }
     l.sends.pop_front();
@@ -519,8 +522,7 @@ void NcclBackend::abort() noexcept {
       abortion->streams.push_back(c.stream());
     };
     take(*main_);
-    for (auto& entry : lanes_)
-      if (entry.second.channel) take(*entry.second.channel);
+    for (auto& entry : lanes_) take(*entry.second.channel);
   }
   try {
     std::thread([abortion] { Abortion::run(abortion); }).detach();
