@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -13,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "support/carry.hpp"
 #include "support/run_ranks.hpp"
 #include "support/values.hpp"
 
@@ -25,7 +27,7 @@ struct Plan {
   ReduceOp reduce = ReduceOp::sum;
   int root = 0;
   std::int64_t seed = 0;             // tells calls apart
-  Device device{};                   // where the views say that they are
+  const Carry* carry = nullptr;      // takes the buffers to a device
   std::int64_t count = 0;            // of each block, where the blocks are equal
   std::vector<std::int64_t> counts;  // v-forms: per rank; all_to_all_v: per (from, to)
 
@@ -107,26 +109,30 @@ class Trial {
   }
 
   void post(ProcessGroup& g) {
-    ConstTensorView in = in_.there ? ConstTensorView(*in_.tensor) : ConstTensorView{};
-    TensorView out = out_.there ? TensorView(*out_.tensor) : TensorView{};
-    in.device = out.device = p_.device;
+    const ConstTensorView in = in_.there ? ConstTensorView(*in_.tensor) : ConstTensorView{};
+    const TensorView out = out_.there ? TensorView(*out_.tensor) : TensorView{};
     const CallOptions o{.op = p_.reduce};
     switch (p_.op) {
-      case Op::all_reduce: work_ = g.all_reduce(in, out, o); return;
-      case Op::reduce: work_ = g.reduce(in, out, p_.root, o); return;
-      case Op::broadcast: work_ = g.broadcast(in, out, p_.root); return;
-      case Op::all_gather: work_ = g.all_gather(in, out); return;
-      case Op::all_gather_v: work_ = g.all_gather_v(in, out, out_.blocks()); return;
-      case Op::reduce_scatter: work_ = g.reduce_scatter(in, out, o); return;
-      case Op::reduce_scatter_v: work_ = g.reduce_scatter_v(in, out, in_.blocks(), o); return;
-      case Op::gather: work_ = g.gather(in, out, p_.root); return;
-      case Op::scatter: work_ = g.scatter(in, out, p_.root); return;
-      case Op::all_to_all: work_ = g.all_to_all(in, out); return;
-      case Op::all_to_all_v: work_ = g.all_to_all_v(in, in_.blocks(), out, out_.blocks()); return;
-      case Op::barrier: work_ = g.barrier(); return;
-      case Op::send:  // to the next, from the one before
-        work_ = g.send_recv(in, (rank_ + 1) % n_, out, (rank_ + n_ - 1) % n_, {.tag = 1});
+      case Op::all_reduce: return go(g, call::all_reduce(in, out, o));
+      case Op::reduce: return go(g, call::reduce(in, out, p_.root, o));
+      case Op::broadcast: return go(g, call::broadcast(in, out, p_.root));
+      case Op::all_gather: return go(g, call::all_gather(in, out));
+      case Op::all_gather_v: return go(g, call::all_gather_v(in, out, out_.blocks()));
+      case Op::reduce_scatter: return go(g, call::reduce_scatter(in, out, o));
+      case Op::reduce_scatter_v: return go(g, call::reduce_scatter_v(in, out, in_.blocks(), o));
+      case Op::gather: return go(g, call::gather(in, out, p_.root));
+      case Op::scatter: return go(g, call::scatter(in, out, p_.root));
+      case Op::all_to_all: return go(g, call::all_to_all(in, out));
+      case Op::all_to_all_v: return go(g, call::all_to_all_v(in, in_.blocks(), out, out_.blocks()));
+      case Op::barrier: return go(g, call::barrier());
+      case Op::send: {  // to the next, from the one before
+        Call send = call::send(in, (rank_ + 1) % n_, {.tag = 1});
+        Call receive = call::recv(out, (rank_ + n_ - 1) % n_, {.tag = 1});
+        carry(send);
+        carry(receive);
+        work_ = g.coalesced({send, receive});
         return;
+      }
       case Op::recv:
       case Op::none: break;
     }
@@ -135,6 +141,7 @@ class Trial {
 
   void finish() {
     work_.wait();
+    for (const auto& back : back_) back();
     if (out_.there) {
       std::vector<bool> written(static_cast<std::size_t>(out_.total), in_place_);
       each(out_, [&](int block, std::int64_t i, std::int64_t at) {
@@ -157,6 +164,14 @@ class Trial {
   }
 
  private:
+  void carry(Call& call) {
+    if (p_.carry != nullptr) back_.push_back((*p_.carry)(call));
+  }
+  void go(ProcessGroup& g, Call call) {
+    carry(call);
+    work_ = g.submit(call);
+  }
+
   static constexpr int kUntouched = 77;
   struct Side {
     bool there = false, loose = false;
@@ -175,6 +190,7 @@ class Trial {
   const int rank_, n_;
   Side in_, out_;
   bool in_place_ = false;
+  std::vector<std::function<void()>> back_;
   Work work_;
 };
 
@@ -186,7 +202,7 @@ struct Variety {
   std::vector<Op> ops{Op::all_reduce, Op::reduce,           Op::broadcast, Op::all_gather, Op::all_gather_v,
                       Op::gather,     Op::reduce_scatter_v, Op::scatter,   Op::all_to_all, Op::all_to_all_v,
                       Op::send,       Op::reduce_scatter,   Op::barrier};
-  Device device{};  ///< for transports that move a device's memory, in tests where that is the host's
+  Carry carry{};  ///< for transports that move a device's memory
 };
 
 inline Plan any_plan(std::mt19937& all, int n, const Variety& v) {
@@ -198,7 +214,7 @@ inline Plan any_plan(std::mt19937& all, int n, const Variety& v) {
   p.reduce = any(v.reductions);
   p.root = static_cast<int>(all() % static_cast<unsigned>(n));
   p.seed = all() % 1000;
-  p.device = v.device;
+  if (v.carry) p.carry = &v.carry;
   if (p.op == Op::all_gather_v || p.op == Op::reduce_scatter_v || p.op == Op::all_to_all_v) {
     p.counts.resize(static_cast<std::size_t>(p.op == Op::all_to_all_v ? n * n : n));
     for (std::int64_t& c : p.counts) c = count();

@@ -70,6 +70,7 @@ static_assert(equal(CudaResult::success, cudaSuccess) && equal(CudaResult::not_r
               equal(CudaResult::insufficient_driver, cudaErrorInsufficientDriver) &&
               equal(CudaResult::no_device, cudaErrorNoDevice) &&
               equal(CopyKind::device_to_device, cudaMemcpyDeviceToDevice) &&
+              equal(CopyKind::by_address, cudaMemcpyDefault) &&
               equal(kEventDisableTiming, cudaEventDisableTiming) &&
               equal(kStreamNonBlocking, cudaStreamNonBlocking));
 

@@ -72,7 +72,7 @@ enum class CudaResult : int {  // cudaError_t
   not_ready = 600,
 };
 inline constexpr unsigned kEventDisableTiming = 2, kStreamNonBlocking = 1;
-enum class CopyKind : int { device_to_device = 3 };  // cudaMemcpyKind
+enum class CopyKind : int { device_to_device = 3, by_address = 4 };  // cudaMemcpyKind
 
 // name, result, arguments. Not one of them waits for a stream or a device: that is a rule, and a test.
 #define WEFT_NCCL_FUNCTIONS(X)                                                                               \

@@ -1,0 +1,22 @@
+// Buffers of a call on a device: tests compute on the host's memory and have each call carried.
+#pragma once
+
+#include <functional>
+
+#include "weft/backends/call.hpp"
+
+namespace weft::nccl {
+struct NcclApi;
+}
+
+namespace weft::test {
+
+/// Takes a call's buffers elsewhere and changes its views. What it returns brings `out` back, once the call
+/// is done; the memory there goes with it.
+using Carry = std::function<std::function<void()>(Call&)>;
+
+/// To memory of cudaMalloc on a device of `api`, which may be a stand-in's. One rank's alone: not
+/// thread-safe.
+Carry carry_to_device(const nccl::NcclApi& api, int device = 0);
+
+}  // namespace weft::test
