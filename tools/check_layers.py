@@ -37,7 +37,7 @@ FOREIGN = [
     (r"(gtest|gmock)/", ["tests/"]),
     (r"mpi\.h", ["src/backends/mpi/", "tests/backends/mpi_", "bench/peers/"]),
     (r"gloo/", ["src/backends/gloo/", "bench/peers/"]),
-    (r"nccl\.h", ["src/backends/nccl/", "bench/peers/"]),
+    (r"(nccl|cuda_runtime(_api)?)\.h", ["src/backends/nccl/", "bench/peers/"]),
 ]
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 # Standard and system headers that a public header may name: no folder, or one of the kernel's and C library's own.

@@ -5,6 +5,7 @@
 // Under mpirun: WEFT_TEST_BACKEND=<name> mpirun -n N backends_conformance_test --gtest_filter='Job/*' runs
 // the suite over that backend, each process being one rank.
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -15,6 +16,8 @@
 #include "backends/reduce.hpp"
 #include "backends/shm/control.hpp"
 #include "support/masked_backend.hpp"
+#include "support/nccl_stand_in.hpp"
+#include "support/on_device.hpp"
 #include "support/run_ranks.hpp"
 #include "support/values.hpp"
 #include "weft/backends/plugin.hpp"
@@ -85,7 +88,7 @@ std::vector<Setting> composed_settings() {
 
 // Why the backend cannot be had here; empty: it can.
 std::string obstacle(const Row& row) {
-  if (row.mask || row.backend == "shm") return {};
+  if (row.mask || row.backend == "shm" || row.backend == "nccl") return {};
   Context context;
   const Error e = error_of([&] { load_backend(context, row.backend); });
   return e.code() == ErrorCode::system && std::string(e.what()) == "no error was thrown" ? "" : e.what();
@@ -100,6 +103,14 @@ std::vector<Setting> gloo_settings() {
   all.push_back({gloo, Ranks::threads, 2, Memory::local, "", 1000});
   if (kProcesses)
     for (const int n : {2, 4}) all.push_back({gloo, Ranks::processes, n});
+  return all;
+}
+
+// Over a stand-in for NCCL and CUDA; a real one has nccl_gpu_test.
+std::vector<Setting> nccl_settings() {
+  const Row nccl{"", "nccl", {}};
+  std::vector<Setting> all;
+  for (const int n : {1, 2, 3, 5}) all.push_back({nccl, Ranks::threads, n});
   return all;
 }
 
@@ -247,7 +258,15 @@ class Conformance : public testing::TestWithParam<Setting> {
     options.hooks.max_count = s.max_count;
     options.backend = s.row.backend;
     if (s.row.mask) options.factory = masked(*s.row.mask);
+    std::optional<NcclStandIn> nccl;
+    if (s.row.backend == "nccl") options.factory = nccl.emplace().factory();
     run_ranks(s.kind, s.size, body, options);
+    if (!nccl) return;
+    EXPECT_THAT(nccl->complaints(), testing::IsEmpty());
+    EXPECT_THAT(nccl->leftovers(), testing::IsEmpty());
+  }
+  OnDevice group(Rank& r) const {
+    return {r.group(), traits_->device ? Device{DeviceKind::cuda, 0} : Device{}};
   }
 
   Tensor buffer(Rank& r, std::int64_t count, DType dtype) const {
@@ -262,8 +281,8 @@ class Conformance : public testing::TestWithParam<Setting> {
   void expect_refused_messages() const {
     run([&](Rank& r) {
       const Tensor t = buffer(r, 1, DType::f32);
-      EXPECT_EQ(error_of([&] { r.group().send(t, 0).wait(); }).code(), ErrorCode::unsupported);
-      EXPECT_EQ(error_of([&] { r.group().recv(t, 0).wait(); }).code(), ErrorCode::unsupported);
+      EXPECT_EQ(error_of([&] { group(r).send(t, 0).wait(); }).code(), ErrorCode::unsupported);
+      EXPECT_EQ(error_of([&] { group(r).recv(t, 0).wait(); }).code(), ErrorCode::unsupported);
     });
   }
 
@@ -334,11 +353,11 @@ void Conformance::perform(Rank& r, const Case& c) const {
                                     : Blocks{},
                   .options = {.op = c.reduce, .order = c.order}};
   if (road_of(c) == Road::unsupported) {
-    const Error e = error_of([&] { r.group().submit(call).wait(); });
+    const Error e = error_of([&] { group(r).submit(call).wait(); });
     ASSERT_EQ(e.code(), ErrorCode::unsupported) << to_string(c) << ": " << e.what();
     return;
   }
-  r.group().submit(call).wait();
+  group(r).submit(call).wait();
   if (!out_here) return;
 
   std::vector<double> expected(static_cast<std::size_t>(out_total), stored(c.dtype, kUntouched));
@@ -368,7 +387,7 @@ bool may_be_in_place(Op op) { return op != Op::all_to_all && op != Op::all_to_al
 // The group says of itself what the table says of it.
 TEST_P(Conformance, TraitsAreTheTables) {
   run([&](Rank& r) {
-    const Traits& t = r.group().traits();
+    const Traits& t = group(r).traits();
     EXPECT_EQ(t.name, traits_->name);
     EXPECT_EQ(t.ops, traits_->ops);
     EXPECT_EQ(t.dtypes, traits_->dtypes);
@@ -469,9 +488,9 @@ TEST_P(Conformance, EmptyAndPrimeCountsInEveryVForm) {
     const std::vector<std::int64_t> none(static_cast<std::size_t>(r.size));
     const ConstTensorView in = view(static_cast<const float*>(nullptr), 0);
     const TensorView out = view(static_cast<float*>(nullptr), 0);
-    r.group().all_gather_v(in, out, {none}).wait();
-    r.group().reduce_scatter_v(in, out, {none}).wait();
-    r.group().all_to_all_v(in, {none}, out, {none}).wait();
+    group(r).all_gather_v(in, out, {none}).wait();
+    group(r).reduce_scatter_v(in, out, {none}).wait();
+    group(r).all_to_all_v(in, {none}, out, {none}).wait();
   });
 }
 
@@ -482,7 +501,7 @@ TEST_P(Conformance, ReduceScatterAvgIsTheSumOverN) {
                               DType::i64, DType::u8, DType::u64}) {
       const Tensor in = buffer(r, 5 * r.size, dtype), out = buffer(r, 5, dtype);
       for (std::int64_t i = 0; i < 5 * r.size; ++i) store(in, i, static_cast<double>(r.rank + i % 5));
-      r.group().reduce_scatter(in, out, {.op = ReduceOp::avg}).wait();
+      group(r).reduce_scatter(in, out, {.op = ReduceOp::avg}).wait();
       for (std::int64_t i = 0; i < 5; ++i) {
         const double sum = r.size * (r.size - 1) / 2.0 + static_cast<double>((r.rank * 5 + i) % 5) * r.size;
         const double mean = dtype == DType::f64  ? sum / r.size
@@ -492,7 +511,7 @@ TEST_P(Conformance, ReduceScatterAvgIsTheSumOverN) {
       }
       if (dtype != DType::i8 && dtype != DType::i32 && dtype != DType::i64) continue;
       for (std::int64_t i = 0; i < 5 * r.size; ++i) store(in, i, -static_cast<double>(r.rank + 1));
-      r.group().reduce_scatter(in, out, {.op = ReduceOp::avg}).wait();  // toward zero
+      group(r).reduce_scatter(in, out, {.op = ReduceOp::avg}).wait();  // toward zero
       ASSERT_EQ(load(out, 0), -std::trunc((r.size + 1) / 2.0)) << name(dtype);
     }
   });
@@ -505,9 +524,9 @@ TEST_P(Conformance, Bf16SumsAccumulateInF32) {
     for (std::int64_t i = 0; i < 3; ++i) store(t, i, r.rank == 0 ? 256 : 1);
     for (std::int64_t i = 0; i < 3 * r.size; ++i) store(parts, i, r.rank == 0 ? 256 : 1);
     const double expected = stored(DType::bf16, 256 + r.size - 1);
-    r.group().all_reduce(t, t).wait();
+    group(r).all_reduce(t, t).wait();
     for (std::int64_t i = 0; i < 3; ++i) ASSERT_EQ(load(t, i), expected);
-    r.group().reduce_scatter(parts, t).wait();
+    group(r).reduce_scatter(parts, t).wait();
     for (std::int64_t i = 0; i < 3; ++i) ASSERT_EQ(load(t, i), expected);
   });
 }
@@ -517,7 +536,7 @@ TEST_P(Conformance, BarrierHoldsEverybody) {
     for (int round = 0; round < 20; ++round) {
       const std::string key = "barrier/" + std::to_string(round);
       if (r.size > 1) r.store->add(key, 1);
-      r.group().barrier().wait();
+      group(r).barrier().wait();
       if (r.size > 1) {
         ASSERT_EQ(r.store->try_get(key), std::to_string(r.size)) << "round " << round;
       }
@@ -537,6 +556,12 @@ void fill_rounding(const TensorView& v, int rank) {
 // Every rank must have the bits of the canonical tree, whatever path and memory.
 TEST_P(Conformance, CanonicalBits) {
   run([&](Rank& r) {
+    if (traits_->device) {  // nobody computes there: refused
+      const Tensor t = buffer(r, 1, DType::f32);
+      EXPECT_EQ(error_of([&] { group(r).all_reduce(t, t, {.order = Order::canonical}).wait(); }).code(),
+                ErrorCode::unsupported);
+      return;
+    }
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
       for (const std::int64_t count : counts(dtype)) {
         std::vector<Tensor> all;
@@ -549,7 +574,7 @@ TEST_P(Conformance, CanonicalBits) {
         const Tensor expected = buffer(r, count, dtype), out = buffer(r, count, dtype);
         std::byte* const to = expected.data();
         reduce(dtype, ReduceOp::avg, ins, {&to, 1}, count);
-        r.group()
+        group(r)
             .all_reduce(all[static_cast<std::size_t>(r.rank)], out,
                         {.op = ReduceOp::avg, .order = Order::canonical})
             .wait();
@@ -570,8 +595,8 @@ TEST_P(Conformance, ManyInFlight) {
       const std::int64_t count = k % 3 == 0 && !small ? 3000 + k * 37 : k % 60;
       tensors.push_back(buffer(r, count, DType::f32));
       fill(tensors.back(), r.rank);
-      works.push_back(k % 5 == 4 ? r.group().broadcast(tensors.back(), tensors.back(), k % r.size)
-                                 : r.group().all_reduce(tensors.back(), tensors.back()));
+      works.push_back(k % 5 == 4 ? group(r).broadcast(tensors.back(), tensors.back(), k % r.size)
+                                 : group(r).all_reduce(tensors.back(), tensors.back()));
     }
     for (int k = 149; k >= 0; --k) works[static_cast<std::size_t>(k)].wait();
     for (int k = 0; k < 150; ++k) {
@@ -592,7 +617,7 @@ TEST_P(Conformance, ManyAsOne) {
     fill(sum, r.rank);
     fill(part, r.rank);
     fill(least, r.rank);
-    r.group()
+    group(r)
         .coalesced({call::all_reduce(sum, sum), call::all_gather(part, all), call::barrier(),
                     call::all_reduce(least, least, {.op = ReduceOp::min})})
         .wait();
@@ -616,7 +641,7 @@ TEST_P(Conformance, RingsOfEveryDtype) {
         const auto dtype = static_cast<DType>(d);
         const Tensor in = buffer(r, count, dtype), out = buffer(r, count, dtype);
         fill(in, r.rank);
-        r.group().send_recv(in, next, out, last, {.tag = d}).wait();
+        group(r).send_recv(in, next, out, last, {.tag = d}).wait();
         for (std::int64_t i = 0; i < count; ++i)
           ASSERT_EQ(load(out, i), stored(dtype, value(last, i))) << name(dtype) << " [" << i << "]";
       }
@@ -638,13 +663,14 @@ TEST_P(Conformance, TagsOutOfOrderBetweenCollectives) {
       in.push_back(buffer(r, sizes[t], DType::f32));
       out.push_back(buffer(r, sizes[t], DType::f32));
       fill(in.back(), r.rank + t);
-      works.push_back(r.group().send(in.back(), next, {.tag = t}));
+      works.push_back(group(r).send(in.back(), next, {.tag = t}));
     }
     const Tensor sum = buffer(r, 100, DType::f32);
     fill(sum, r.rank);
-    Work between = r.group().all_reduce(sum, sum, {.order = Order::canonical});
+    const Order order = traits_->device ? Order::native : Order::canonical;
+    Work between = group(r).all_reduce(sum, sum, {.order = order});
     for (int t = kTags - 1; t >= 0; --t)
-      works.push_back(r.group().recv(out[static_cast<std::size_t>(t)], last, {.tag = t}));
+      works.push_back(group(r).recv(out[static_cast<std::size_t>(t)], last, {.tag = t}));
     for (Work& w : works) w.wait();
     between.wait();
     for (int t = 0; t < kTags; ++t)
@@ -661,17 +687,17 @@ TEST_P(Conformance, APairNeedsNobodyElse) {
   run([&](Rank& r) {
     if (r.size == 1) return;
     const Tensor t = buffer(r, 5003, DType::i16);
-    r.group();
+    group(r);
     if (r.rank == 0) {
       fill(t, 0);
-      r.group().send(t, 1).wait();
+      group(r).send(t, 1).wait();
     } else if (r.rank == 1) {
-      r.group().recv(t, 0).wait();
+      group(r).recv(t, 0).wait();
       for (std::int64_t i = 0; i < 5003; ++i) ASSERT_EQ(load(t, i), value(0, i));
       r.store->set("got it", "1");
     }
     if (r.rank > 1) r.store->get("got it", Deadline::after(std::chrono::seconds(20)));
-    r.group().barrier().wait();
+    group(r).barrier().wait();
   });
 }
 
@@ -680,11 +706,12 @@ TEST_P(Conformance, SplitOffGroups) {
   run([&](Rank& r) {
     std::vector<int> ranks;
     for (int p = r.rank % 2; p < r.size; p += 2) ranks.push_back(p);
-    ProcessGroup half = r.group().subgroup(r.rank % 2 ? "odd" : "even", ranks);
+    ProcessGroup half = group(r).subgroup(r.rank % 2 ? "odd" : "even", ranks);
+    OnDevice on_half(half, traits_->device ? Device{DeviceKind::cuda, 0} : Device{});
     for (const std::int64_t count : {1, 101}) {
       const Tensor t = buffer(r, count, DType::f32);
       fill(t, half.rank());
-      half.all_reduce(t, t).wait();
+      on_half.all_reduce(t, t).wait();
       for (std::int64_t i = 0; i < count; ++i)
         ASSERT_EQ(load(t, i), combined(ReduceOp::sum, DType::f32, half.size(), i));
     }
@@ -694,6 +721,7 @@ TEST_P(Conformance, SplitOffGroups) {
 INSTANTIATE_TEST_SUITE_P(Shm, Conformance, testing::ValuesIn(shm_settings()), setting_name);
 INSTANTIATE_TEST_SUITE_P(Composed, Conformance, testing::ValuesIn(composed_settings()), setting_name);
 INSTANTIATE_TEST_SUITE_P(Gloo, Conformance, testing::ValuesIn(gloo_settings()), setting_name);
+INSTANTIATE_TEST_SUITE_P(Nccl, Conformance, testing::ValuesIn(nccl_settings()), setting_name);
 INSTANTIATE_TEST_SUITE_P(Job, Conformance, testing::ValuesIn(job_settings()), setting_name);
 
 // ---- One hash on every backend
