@@ -34,7 +34,7 @@ class Check : public testing::Test {
   }
   std::string said(const Call& call, int size = kSize) const {
     const int rank = size == 1 ? 0 : kRank;
-    std::string text = error_of([&] {
+    std::string text = error_text([&] {
       check(call, traits, rank, size, "tp");
       return 0;
     });

@@ -9,7 +9,7 @@
 
 #include "backends/first_cause.hpp"
 #include "backends/nccl/nccl_backend.hpp"
-#include "support/expect_error.hpp"
+#include "support/errors.hpp"
 #include "support/nccl_stand_in.hpp"
 #include "support/random_calls.hpp"
 #include "support/run_ranks.hpp"

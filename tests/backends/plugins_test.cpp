@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "support/expect_error.hpp"
+#include "support/errors.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/values.hpp"
 #include "weft/backends/plugin.hpp"

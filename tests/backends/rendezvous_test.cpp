@@ -592,7 +592,7 @@ TEST_F(RendezvousTest, AStoppedWriterOfTheFolderIsATimeout) {
   const MeetingPlace place("key");
   const int other = ::open((folder_ / "weft").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   ASSERT_EQ(::flock(other, LOCK_EX), 0);
-  EXPECT_EQ(test::error_of([&] { place.publish("a:1", Deadline::after(milliseconds(50))); }),
+  EXPECT_EQ(test::error_text([&] { place.publish("a:1", Deadline::after(milliseconds(50))); }),
             "timeout: rendezvous: another process holds the lock of " + (folder_ / "weft").string());
   ::close(other);
   place.publish("a:1", soon());

@@ -626,11 +626,11 @@ TEST_F(TcpStoreTest, OffLoopbackIsRefused) {
 
 // Where the resolver cannot be reached it says "try again", which is done until the deadline.
 TEST_F(TcpStoreTest, AHostThatDoesNotExistIsNamed) {
-  const auto error = test::error_of(
+  const auto error = test::error_text(
       [&] { make_tcp_store("no-such-host.invalid", 1234, Deadline::after(milliseconds(50))); });
   EXPECT_THAT(error, HasSubstr("the address of no-such-host.invalid cannot be found: "));
   EXPECT_THAT(
-      test::error_of([&] { TcpStoreServer server(log_, TcpStoreOptions{.host = "no-such-host.invalid"}); }),
+      test::error_text([&] { TcpStoreServer server(log_, TcpStoreOptions{.host = "no-such-host.invalid"}); }),
       HasSubstr("the address of no-such-host.invalid cannot be found: "));
 }
 

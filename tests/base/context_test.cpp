@@ -26,8 +26,8 @@ TEST(Context, TellsAForkedChildWhatToDo) {
     const std::string tail =
         ": this process was forked from process " + std::to_string(::getppid()) +
         " after its Context was made; make a new Context in the child, or fork before the first one";
-    EXPECT_EQ(test::error_of([&] { context.check_fork("all_reduce"); }), "unsupported: all_reduce" + tail);
-    EXPECT_EQ(test::error_of([&] { Storage::allocate(context, Memory::local, 8); }),
+    EXPECT_EQ(test::error_text([&] { context.check_fork("all_reduce"); }), "unsupported: all_reduce" + tail);
+    EXPECT_EQ(test::error_text([&] { Storage::allocate(context, Memory::local, 8); }),
               "unsupported: storage" + tail);
     return 0;
   });
@@ -65,11 +65,11 @@ TEST(Context, LogLevelComesFromTheEnvironment) {
   ::setenv("WEFT_LOG", "error", 1);
   EXPECT_FALSE(Context({.log_level = LogLevel::info}).log().enabled(LogLevel::info));
   ::setenv("WEFT_LOG", "garbage", 1);
-  EXPECT_EQ(test::error_of([] { Context(); }),
+  EXPECT_EQ(test::error_text([] { Context(); }),
             "bad_argument: WEFT_LOG is \"garbage\"; expected error, warning, info or debug");
   ::unsetenv("WEFT_LOG");
   EXPECT_TRUE(Context({.log_level = LogLevel::info}).log().enabled(LogLevel::info));
-  EXPECT_EQ(test::error_of([] { Context({.segment_bytes = 0}); }),
+  EXPECT_EQ(test::error_text([] { Context({.segment_bytes = 0}); }),
             "bad_argument: context: segment_bytes is 0; expected at least 1");
 }
 

@@ -41,7 +41,7 @@ TEST_F(Env, IntegersAreReadWholeAndWithinTheirRange) {
   EXPECT_EQ(env::get_int("WEFT_RANK", -3, 9), -3);
   for (const std::string text : {"x", "7x", " 7", "10", "-1", "99999999999999999999", "1.5"}) {
     ::setenv("WEFT_RANK", text.c_str(), 1);
-    EXPECT_EQ(test::error_of([] { env::get_int("WEFT_RANK", 0, 9); }),
+    EXPECT_EQ(test::error_text([] { env::get_int("WEFT_RANK", 0, 9); }),
               "bad_argument: WEFT_RANK is \"" + text + "\"; expected an integer from 0 to 9");
   }
 }

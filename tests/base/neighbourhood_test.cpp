@@ -27,7 +27,7 @@ namespace {
 
 using namespace std::chrono_literals;
 using test::ChildProcess;
-using test::error_of;
+using test::error_text;
 using test::Pipe;
 
 Deadline soon() { return Deadline::after(10s); }
@@ -80,7 +80,7 @@ TEST(ProcessAddress, IsOneLineOfText) {
 TEST(ProcessAddress, RefusesOtherText) {
   for (const std::string text :
        {"", "hello", "weft1 a b 1", "weft1 a b 1 x", "weft1 a b 1 2 3", "weft2 a b 1 2"})
-    EXPECT_EQ(error_of([&] { ProcessAddress::decode(text); }),
+    EXPECT_EQ(error_text([&] { ProcessAddress::decode(text); }),
               "mismatch: neighbourhood: \"" + text +
                   "\" is not a process address; expected \"weft1 <host> <socket> <user> <process>\", as this "
                   "version of "
@@ -135,13 +135,13 @@ TEST(Neighbourhood, RegionErrors) {
   Neighbourhood& here = context.neighbourhood();
   const NeighbourRef self = here.meet(here.self(), soon());
   RegionRef a = here.offer("a", 64);
-  EXPECT_EQ(error_of([&] { here.offer("a", 64); }),
+  EXPECT_EQ(error_text([&] { here.offer("a", 64); }),
             "bad_argument: neighbourhood: region \"a\" is offered already by this process");
-  EXPECT_EQ(error_of([&] { here.offer("b", 0); }),
+  EXPECT_EQ(error_text([&] { here.offer("b", 0); }),
             "bad_argument: neighbourhood: region \"b\" has 0 bytes; expected at least 1");
-  EXPECT_EQ(error_of([&] { here.offer(std::string(1001, 'x'), 1); }),
+  EXPECT_EQ(error_text([&] { here.offer(std::string(1001, 'x'), 1); }),
             "bad_argument: neighbourhood: a region's name has 1001 bytes; expected 1 to 1000");
-  EXPECT_EQ(error_of([&] { here.open(*self, "b", Deadline::after(100ms)); }),
+  EXPECT_EQ(error_text([&] { here.open(*self, "b", Deadline::after(100ms)); }),
             "timeout: neighbourhood: process " + std::to_string(::getpid()) +
                 " did not offer region \"b\" within 0.1 s");
   a.reset();  // withdrawn with its last owner
@@ -226,12 +226,12 @@ TEST(Neighbourhood, TellsAKilledProcess) {
   EXPECT_FALSE(there->alive());
   EXPECT_FALSE(there->map_segments(1, soon()));
   const std::string who = "peer_lost: neighbourhood: process " + std::to_string(address.pid);
-  EXPECT_EQ(error_of([&] { context.neighbourhood().open(*there, "group", soon()); }), who + " has ended");
+  EXPECT_EQ(error_text([&] { context.neighbourhood().open(*there, "group", soon()); }), who + " has ended");
   ASSERT_TRUE(peer.process->wait(5s));
   ProcessAddress stale = address;
   EXPECT_EQ(context.neighbourhood().meet(stale, soon()), there);  // still held, still dead
   Context other;
-  EXPECT_EQ(error_of([&] { other.neighbourhood().meet(stale, soon()); }),
+  EXPECT_EQ(error_text([&] { other.neighbourhood().meet(stale, soon()); }),
             who + " has ended: nobody listens on its socket");
 }
 
@@ -245,7 +245,7 @@ TEST(Neighbourhood, NamesADeathWhileItWaits) {
     peer.process->kill(SIGKILL);
   });
   const auto start = Clock::now();
-  EXPECT_EQ(error_of([&] { context.neighbourhood().open(*there, "never", Deadline::after(30s)); }),
+  EXPECT_EQ(error_text([&] { context.neighbourhood().open(*there, "never", Deadline::after(30s)); }),
             "peer_lost: neighbourhood: process " + std::to_string(address.pid) + " has ended");
   EXPECT_LT(Clock::now() - start, 5s);
   killer.join();
@@ -266,12 +266,12 @@ TEST(Neighbourhood, AStoppedProcessCostsNoMoreThanTheDeadline) {
   other.join();
   for (int i = 0; i < 20; ++i) EXPECT_FALSE(there->map_segments(1, Deadline::after(1ms)));
   EXPECT_EQ(
-      error_of([&] { context.neighbourhood().open(*there, "x", Deadline::after(100ms)); }),
+      error_text([&] { context.neighbourhood().open(*there, "x", Deadline::after(100ms)); }),
       "timeout: neighbourhood: process " + std::to_string(address.pid) + " did not answer within 0.1 s");
   EXPECT_TRUE(there->alive());
   Context fresh;
   EXPECT_EQ(
-      error_of([&] { fresh.neighbourhood().meet(address, Deadline::after(100ms)); }),
+      error_text([&] { fresh.neighbourhood().meet(address, Deadline::after(100ms)); }),
       "timeout: neighbourhood: process " + std::to_string(address.pid) + " did not answer within 0.1 s");
   EXPECT_LT(Clock::now() - start, 8s);
   peer.process->resume();
@@ -285,13 +285,13 @@ TEST(Neighbourhood, RefusesOtherHostsAndUsersByName) {
   const ProcessAddress self = context.neighbourhood().self();
   ProcessAddress elsewhere = self;
   elsewhere.host = "moon";
-  EXPECT_EQ(error_of([&] { context.neighbourhood().meet(elsewhere, soon()); }),
+  EXPECT_EQ(error_text([&] { context.neighbourhood().meet(elsewhere, soon()); }),
             "unsupported: neighbourhood: process " + std::to_string(self.pid) +
                 " is on another host, or in another pid or network namespace (moon); expected " + self.host +
                 ", as this process: memory cannot be shared");
   ProcessAddress stranger = self;
   stranger.user = self.user + 1;
-  EXPECT_EQ(error_of([&] { context.neighbourhood().meet(stranger, soon()); }),
+  EXPECT_EQ(error_text([&] { context.neighbourhood().meet(stranger, soon()); }),
             "unsupported: neighbourhood: process " + std::to_string(self.pid) + " runs as user " +
                 std::to_string(self.user + 1) + "; expected " + std::to_string(self.user) +
                 ", as this process: memory is shared with processes of the same user only");
@@ -310,7 +310,7 @@ TEST(Neighbourhood, SaysThatAProcessHasNoMemoryToShare) {
   });
   const ProcessAddress address = ProcessAddress::decode(address_out.read_line());
   Context context;
-  EXPECT_EQ(error_of([&] { context.neighbourhood().meet(address, soon()); }),
+  EXPECT_EQ(error_text([&] { context.neighbourhood().meet(address, soon()); }),
             "unsupported: neighbourhood: process " + std::to_string(address.pid) +
                 " has no memory that others can map: its system refuses memfd_create");
   done_in.write_line("done");
@@ -326,7 +326,7 @@ TEST(Neighbourhood, ChecksCredentialsOnBothSides) {
     ProcessAddress address = ProcessAddress::decode(address_to_child.read_line());
     address.user = 65534;
     Context context;
-    EXPECT_EQ(error_of([&] { context.neighbourhood().meet(address, soon()); }),
+    EXPECT_EQ(error_text([&] { context.neighbourhood().meet(address, soon()); }),
               "unsupported: neighbourhood: process " + std::to_string(address.pid) +
                   " runs as user 0; expected 65534, as this process: memory is shared with processes of the "
                   "same user "

@@ -56,9 +56,9 @@ TEST(Progress, NapsWhereNobodyRings) {
 
 TEST(Progress, RefusesAnIdentityOutOfRange) {
   Context context;
-  EXPECT_EQ(test::error_of([&] { return &context.progress(1024); }),
+  EXPECT_EQ(test::error_text([&] { return &context.progress(1024); }),
             "bad_argument: context: identity is 1024; expected 0 to 1023");
-  EXPECT_EQ(test::error_of([&] { return &context.progress(-1); }),
+  EXPECT_EQ(test::error_text([&] { return &context.progress(-1); }),
             "bad_argument: context: identity is -1; expected 0 to 1023");
 }
 

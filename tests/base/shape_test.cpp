@@ -26,8 +26,8 @@ TEST(Shape, CountsAndStrides) {
 TEST(Shape, HasAtMostEightDimensions) {
   Shape s{1, 2, 3, 4, 5, 6, 7, 8};
   const std::string text = "bad_argument: shape: 9 dimensions; expected at most 8";
-  EXPECT_EQ(test::error_of([&] { s.push_back(9); }), text);
-  EXPECT_EQ(test::error_of([&] { return Shape{1, 2, 3, 4, 5, 6, 7, 8, 9}.rank(); }), text);
+  EXPECT_EQ(test::error_text([&] { s.push_back(9); }), text);
+  EXPECT_EQ(test::error_text([&] { return Shape{1, 2, 3, 4, 5, 6, 7, 8, 9}.rank(); }), text);
   EXPECT_EQ(s.rank(), 8);
 }
 

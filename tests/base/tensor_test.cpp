@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-using test::error_of;
+using test::error_text;
 
 struct TensorTest : testing::Test {
   Context context;
@@ -65,31 +65,31 @@ TEST_F(TensorTest, ReshapesAndSlices) {
   EXPECT_EQ(s.f32()[3], 8);
   EXPECT_EQ(s.slice_flat(3, {1}).f32()[0], 8);
   EXPECT_EQ(t.slice_flat(12, {0}).count(), 0);
-  EXPECT_EQ(error_of([&] { t.reshape({5}); }),
+  EXPECT_EQ(error_text([&] { t.reshape({5}); }),
             "bad_argument: reshape: (5) has 5 elements; expected 12, as (3, 4) has");
-  EXPECT_EQ(error_of([&] { t.slice_flat(10, {3}); }),
+  EXPECT_EQ(error_text([&] { t.slice_flat(10, {3}); }),
             "bad_argument: slice_flat: 3 elements from 10 on, shape (3); expected a range within the 12 "
             "elements of (3, 4)");
-  EXPECT_EQ(error_of([&] { t.slice_flat(-1, {1}); }),
+  EXPECT_EQ(error_text([&] { t.slice_flat(-1, {1}); }),
             "bad_argument: slice_flat: 1 elements from -1 on, shape (1); expected a range within the 12 "
             "elements of (3, 4)");
 }
 
 TEST_F(TensorTest, RefusesWhatCannotBe) {
-  EXPECT_EQ(error_of([&] {
+  EXPECT_EQ(error_text([&] {
               Tensor(context, {2, -3});
             }),
             "bad_argument: tensor: dimension 1 of shape (2, -3) is -3; expected 0 or more");
-  EXPECT_EQ(error_of([&] {
+  EXPECT_EQ(error_text([&] {
               Tensor(context, {std::int64_t{1} << 40, std::int64_t{1} << 40});
             }),
             "bad_argument: tensor: shape (1099511627776, 1099511627776) of f32 has more than 2^63 bytes");
   const Tensor t(context, {4}, DType::i32);
-  EXPECT_EQ(error_of([&] { t.f32(); }), "bad_argument: tensor: read as f32; expected i32, its dtype");
-  EXPECT_EQ(error_of([&] { Tensor(t.storage(), 8, {3}, DType::f32); }),
+  EXPECT_EQ(error_text([&] { t.f32(); }), "bad_argument: tensor: read as f32; expected i32, its dtype");
+  EXPECT_EQ(error_text([&] { Tensor(t.storage(), 8, {3}, DType::f32); }),
             "bad_argument: tensor: shape (3) of f32 at byte 8 needs 20 bytes; the storage has 16");
   EXPECT_EQ(
-      error_of([&] { Tensor(t.storage(), 2, {3}, DType::f32); }),
+      error_text([&] { Tensor(t.storage(), 2, {3}, DType::f32); }),
       "bad_argument: tensor: byte 2 of the storage is not aligned for f32; expected a multiple of 4 bytes");
   EXPECT_NO_THROW(Tensor(t.storage(), 8, {2}, DType::f32));
 }

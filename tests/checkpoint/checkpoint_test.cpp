@@ -15,6 +15,7 @@
 #include <sstream>
 
 #include "checkpoint/tiny_run.hpp"
+#include "support/errors.hpp"
 #include "support/processes.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/base/error.hpp"
@@ -32,17 +33,6 @@ using test::TinyRun;
 using ::testing::UnorderedElementsAre;
 
 const DeviceMesh kOneRank;
-
-std::string error_of(ErrorCode code, const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), code) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "no Error was thrown";
-  return "";
-}
 
 std::vector<std::string> names_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;
@@ -196,7 +186,8 @@ void expect_survives_a_failed_save(const std::filesystem::path& directory, const
                 run.save(directory, 1);
                 LocalRun large(context, 1 << 18);
                 before();
-                const std::string text = error_of(ErrorCode::system, [&] { large.save(directory, 2); });
+                const std::string text =
+                    test::error_text(ErrorCode::system, [&] { large.save(directory, 2); });
                 after();
                 EXPECT_THAT(text, AllOf(HasSubstr("save_checkpoint: cannot write"),
                                         HasSubstr("rank-00000.safetensors"), EndsWith(reason)));
@@ -240,7 +231,7 @@ TEST(Checkpoint, ListsEveryTensorThatDoesNotFit) {
   run.save(folder.path(), 1);
   LocalRun wider(context, 4);
   wider.add_third(context, kOneRank);
-  const std::string text = error_of(ErrorCode::bad_argument, [&] { wider.load(folder.path()); });
+  const std::string text = test::error_text(ErrorCode::bad_argument, [&] { wider.load(folder.path()); });
   EXPECT_THAT(text, HasSubstr("step-00000001 does not fit the model; missing in it ("));
   EXPECT_THAT(text, HasSubstr("param.third f32 (2)"));
   EXPECT_THAT(text, HasSubstr("param.first.weight f32 (2, 3), expected f32 (2, 4)"));
@@ -248,7 +239,7 @@ TEST(Checkpoint, ListsEveryTensorThatDoesNotFit) {
 
   LocalRun narrower(context);
   narrower.parameters.pop_back();
-  const std::string extra = error_of(ErrorCode::bad_argument, [&] {
+  const std::string extra = test::error_text(ErrorCode::bad_argument, [&] {
     load_checkpoint(folder.path(), kOneRank, narrower.parameters, nullptr);
   });
   EXPECT_THAT(extra, EndsWith("does not fit the model; not in the model (1): param.first.weight"));
@@ -258,11 +249,13 @@ TEST(Checkpoint, RefusesWhatIsNoCheckpoint) {
   const test::TemporaryFolder folder;
   Context context;
   LocalRun run(context);
-  const auto refusal = [&] { return error_of(ErrorCode::bad_argument, [&] { run.load(folder.path()); }); };
+  const auto refusal = [&] {
+    return test::error_text(ErrorCode::bad_argument, [&] { run.load(folder.path()); });
+  };
   EXPECT_THAT(refusal(), EndsWith("holds no checkpoint: neither latest nor index.json"));
   std::ofstream(folder / "latest") << "step-00000009\n";
   EXPECT_THAT(refusal(), HasSubstr("/latest names \"step-00000009\", which is no checkpoint beside it"));
-  EXPECT_THAT(error_of(ErrorCode::bad_argument, [&] { latest_checkpoint(folder.path()); }),
+  EXPECT_THAT(test::error_text(ErrorCode::bad_argument, [&] { latest_checkpoint(folder.path()); }),
               HasSubstr("step-00000009"));
 
   run.save(folder.path(), 1);
@@ -306,22 +299,22 @@ TEST(Checkpoint, RefusesToSaveNonsense) {
   const test::TemporaryFolder folder;
   Context context;
   LocalRun run(context);
-  EXPECT_EQ(error_of(ErrorCode::bad_argument, [&] { run.save(folder.path(), -1); }),
+  EXPECT_EQ(test::error_text(ErrorCode::bad_argument, [&] { run.save(folder.path(), -1); }),
             "save_checkpoint: step is -1; expected 0 or more");
   std::vector<Parameter*> twice = {run.parameters[0], run.parameters[0]};
-  EXPECT_EQ(
-      error_of(ErrorCode::bad_argument, [&] { save_checkpoint(folder.path(), kOneRank, 1, twice, nullptr); }),
-      "save_checkpoint: two parameters have the path second");
+  EXPECT_EQ(test::error_text(ErrorCode::bad_argument,
+                             [&] { save_checkpoint(folder.path(), kOneRank, 1, twice, nullptr); }),
+            "save_checkpoint: two parameters have the path second");
   std::vector<Parameter*> one = {run.parameters[0]};
-  EXPECT_THAT(error_of(ErrorCode::bad_argument,
-                       [&] { save_checkpoint(folder.path(), kOneRank, 1, one, &*run.optimizer); }),
+  EXPECT_THAT(test::error_text(ErrorCode::bad_argument,
+                               [&] { save_checkpoint(folder.path(), kOneRank, 1, one, &*run.optimizer); }),
               HasSubstr("the optimizer has state of first.weight, which is not among the parameters"));
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}}, 0);
-  EXPECT_EQ(
-      error_of(ErrorCode::layout, [&] { save_checkpoint(folder.path(), mesh, 1, run.parameters, nullptr); }),
-      "save_checkpoint: second is a plain tensor; on dp=2 it needs a layout");
+  EXPECT_EQ(test::error_text(ErrorCode::layout,
+                             [&] { save_checkpoint(folder.path(), mesh, 1, run.parameters, nullptr); }),
+            "save_checkpoint: second is a plain tensor; on dp=2 it needs a layout");
   std::ofstream(folder / "file") << "";
-  EXPECT_THAT(error_of(ErrorCode::system, [&] { run.save(folder / "file" / "run", 1); }),
+  EXPECT_THAT(test::error_text(ErrorCode::system, [&] { run.save(folder / "file" / "run", 1); }),
               AllOf(HasSubstr("save_checkpoint: "), HasSubstr("/file/run: Not a directory")));
 }
 

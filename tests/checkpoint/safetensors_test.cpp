@@ -15,6 +15,7 @@
 #include <functional>
 #include <numeric>
 
+#include "support/errors.hpp"
 #include "support/golden.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/base/context.hpp"
@@ -27,18 +28,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
-
-// The text of the Error that `action` throws, after a check of its code.
-std::string error_of(ErrorCode code, const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), code) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "no Error was thrown";
-  return "";
-}
 
 // A file as the format wants it: length, header, data of zeros.
 std::string file_of(const std::string& header, std::size_t data_bytes) {
@@ -61,7 +50,7 @@ class Safetensors : public ::testing::Test {
   std::string refusal(const std::string& bytes) {
     const auto path = folder_ / "bad.safetensors";
     std::ofstream(path, std::ios::binary) << bytes;
-    const std::string text = error_of(ErrorCode::bad_argument, [&] { SafetensorsFile::open(path); });
+    const std::string text = test::error_text(ErrorCode::bad_argument, [&] { SafetensorsFile::open(path); });
     const std::string prefix = "safetensors: " + path.string() + ": ";
     EXPECT_THAT(text, StartsWith(prefix));
     return text.substr(std::min(prefix.size(), text.size()));
@@ -131,8 +120,8 @@ TEST_F(Safetensors, ReadsPartsOfATensor) {
   file.read_bytes("w", 16, std::as_writable_bytes(std::span(part)));
   EXPECT_THAT(part, ElementsAre(104, 105, 106));
   file.read_bytes("w", 40, {});
-  EXPECT_THAT(error_of(ErrorCode::bad_argument,
-                       [&] { file.read_bytes("w", 32, std::as_writable_bytes(std::span(part))); }),
+  EXPECT_THAT(test::error_text(ErrorCode::bad_argument,
+                               [&] { file.read_bytes("w", 32, std::as_writable_bytes(std::span(part))); }),
               HasSubstr("tensor \"w\" has 40 bytes; 12 from byte 32 were asked for"));
 }
 
@@ -189,9 +178,9 @@ TEST_F(Safetensors, RefusesAWrongFrame) {
   EXPECT_EQ(refusal(file_of(R"({"__metadata__":{"k":3}})", 0)),
             "__metadata__ has a JSON number under \"k\"; expected a string");
   std::filesystem::create_directory(folder_ / "d");
-  EXPECT_THAT(error_of(ErrorCode::bad_argument, [&] { SafetensorsFile::open(folder_ / "d"); }),
+  EXPECT_THAT(test::error_text(ErrorCode::bad_argument, [&] { SafetensorsFile::open(folder_ / "d"); }),
               HasSubstr("/d: is not a regular file"));
-  EXPECT_THAT(error_of(ErrorCode::system, [&] { SafetensorsFile::open(folder_ / "absent"); }),
+  EXPECT_THAT(test::error_text(ErrorCode::system, [&] { SafetensorsFile::open(folder_ / "absent"); }),
               ::testing::AllOf(HasSubstr("cannot open"), HasSubstr("/absent: No such file or directory")));
 }
 
@@ -241,7 +230,7 @@ TEST_F(Safetensors, AFileThatShrinksAfterOpenIsAnError) {
   write_safetensors(path, entries);
   const auto file = SafetensorsFile::open(path);
   std::filesystem::resize_file(path, static_cast<std::uintmax_t>(file.info("w").begin) + 6);
-  EXPECT_THAT(error_of(ErrorCode::system, [&] { file.read(context_, "w"); }),
+  EXPECT_THAT(test::error_text(ErrorCode::system, [&] { file.read(context_, "w"); }),
               ::testing::AllOf(HasSubstr(path.string()), HasSubstr("it ends at byte"),
                                HasSubstr("expected 250 bytes more")));
 }
@@ -251,9 +240,9 @@ TEST_F(Safetensors, NamesWhatIsNotThere) {
   const std::vector<SafetensorsEntry> entries = {{"w", view(values)}};
   write_safetensors(folder_ / "w.safetensors", entries, {{"k", "v"}});
   const auto file = SafetensorsFile::open(folder_ / "w.safetensors");
-  EXPECT_THAT(error_of(ErrorCode::bad_argument, [&] { file.info("x"); }),
+  EXPECT_THAT(test::error_text(ErrorCode::bad_argument, [&] { file.info("x"); }),
               HasSubstr("has no tensor \"x\" among its 1"));
-  EXPECT_THAT(error_of(ErrorCode::bad_argument, [&] { file.metadata("case"); }),
+  EXPECT_THAT(test::error_text(ErrorCode::bad_argument, [&] { file.metadata("case"); }),
               HasSubstr("has no metadata \"case\"; it has \"k\""));
 }
 
@@ -263,7 +252,7 @@ TEST_F(Safetensors, RefusesToWriteNonsense) {
   const auto write = [&](std::vector<SafetensorsEntry> entries,
                          const std::map<std::string, std::string>& metadata = {}) {
     const std::string text =
-        error_of(ErrorCode::bad_argument, [&] { write_safetensors(path, entries, metadata); });
+        test::error_text(ErrorCode::bad_argument, [&] { write_safetensors(path, entries, metadata); });
     EXPECT_THAT(names_in(folder_.path()), IsEmpty());
     return text;
   };
@@ -293,7 +282,7 @@ TEST_F(Safetensors, AFailedWriteLeavesTheOldFile) {
   rlimit limited = before;
   limited.rlim_cur = 100'000;
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &limited), 0);
-  const std::string text = error_of(ErrorCode::system, [&] { write_safetensors(path, new_entries); });
+  const std::string text = test::error_text(ErrorCode::system, [&] { write_safetensors(path, new_entries); });
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   std::signal(SIGXFSZ, handler);
 
@@ -304,8 +293,9 @@ TEST_F(Safetensors, AFailedWriteLeavesTheOldFile) {
 }
 
 TEST_F(Safetensors, NamesTheFolderThatIsNotThere) {
-  EXPECT_THAT(error_of(ErrorCode::system, [&] { write_safetensors(folder_ / "no" / "w.safetensors", {}); }),
-              ::testing::AllOf(HasSubstr("cannot create"), HasSubstr("No such file or directory")));
+  EXPECT_THAT(
+      test::error_text(ErrorCode::system, [&] { write_safetensors(folder_ / "no" / "w.safetensors", {}); }),
+      ::testing::AllOf(HasSubstr("cannot create"), HasSubstr("No such file or directory")));
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "mesh/whole.hpp"
-#include "support/expect_error.hpp"
+#include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 
 namespace weft {

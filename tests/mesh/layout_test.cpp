@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "mesh/whole.hpp"
-#include "support/expect_error.hpp"
+#include "support/errors.hpp"
 #include "weft/mesh/redistribute.hpp"
 
 namespace weft {

@@ -5,7 +5,7 @@
 
 #include <set>
 
-#include "support/expect_error.hpp"
+#include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 
 namespace weft {

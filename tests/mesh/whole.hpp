@@ -42,6 +42,15 @@ inline double contribution(ReduceOp op, double value, std::size_t index, int k, 
     case ReduceOp::Kind::avg: return k < n - 1 ? share(k) : n * value - others;
     case ReduceOp::Kind::min: return k == static_cast<int>(index) % n ? value : value + 1 + k;
     case ReduceOp::Kind::max: return k == static_cast<int>(index) % n ? value : value - 1 - k;
+    case ReduceOp::Kind::prod:  // no test of layouts has these
+    case ReduceOp::Kind::premul_sum:
+    case ReduceOp::Kind::bit_and:
+    case ReduceOp::Kind::bit_or:
+    case ReduceOp::Kind::bit_xor:
+    case ReduceOp::Kind::logical_and:
+    case ReduceOp::Kind::logical_or:
+    case ReduceOp::Kind::logical_xor:
+    case ReduceOp::Kind::user: break;
   }
   return 0;
 }

@@ -15,7 +15,7 @@ namespace {
 
 namespace reference = kernels::reference;
 using test::doubles;
-using test::error_of;
+using test::error_text;
 using test::random_tensor;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -68,24 +68,21 @@ TEST(Linear, TakesEmptyAndRefusesWrongShapes) {
   EXPECT_EQ(layer.backward(Tensor(bench.context, {0, 3}), frame)[0].shape(), (Shape{0, 4}));
   EXPECT_THAT(test::floats(layer.bias->gradient()), ElementsAre(0, 0, 0));
   EXPECT_THAT(layer.weight->gradient().f32(), ::testing::Each(0.0f));
-  EXPECT_EQ(error_of(
-                [&] {
-                  layer.forward(Tensor(bench.context, {2, 3}), frame);
-                },
-                ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] {
+                         layer.forward(Tensor(bench.context, {2, 3}), frame);
+                       }),
             "\"\": x is (2, 3); expected 4 features (the second dimension of weight (3, 4))");
-  EXPECT_EQ(error_of(
-                [&] {
-                  layer.forward({empty, empty}, frame);
-                },
-                ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] {
+                         layer.forward({empty, empty}, frame);
+                       }),
             "\"\": got 2 inputs; expected 1");
   layer.forward(empty, frame);
-  EXPECT_EQ(error_of(
-                [&] {
-                  layer.backward(Tensor(bench.context, {2, 3}), frame);
-                },
-                ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] {
+                         layer.backward(Tensor(bench.context, {2, 3}), frame);
+                       }),
             "\"\": dy is (2, 3); expected (0, 3)");
 }
 
@@ -100,11 +97,10 @@ TEST(RMSNorm, DividesByTheRootMeanSquare) {
   reference::rms_norm_forward(in.data(), weight.data(), y.data(), inv_rms.data(), 6, 6, 1e-3);
   test::expect_near(layer.forward(x, frame)[0], y, 1e-5, "y");
   test::expect_gradients_match_differences(layer, x, bench.compute);
-  EXPECT_EQ(error_of(
-                [&] {
-                  layer.forward(Tensor(bench.context, {2, 5}), frame);
-                },
-                ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] {
+                         layer.forward(Tensor(bench.context, {2, 5}), frame);
+                       }),
             "\"\": x is (2, 5); expected a last dimension of 6 (the weight's)");
 }
 
@@ -120,8 +116,8 @@ TEST(Embedding, LooksUpAndSumsGradientsOfRepeatedTokens) {
   EXPECT_THAT(test::floats(y), ElementsAre(w[6], w[7], w[0], w[1], w[6], w[7]));
   EXPECT_TRUE(layer.backward(test::tensor_of(bench.context, {1, 3, 2}, {1, 2, 3, 4, 5, 6}), frame).empty());
   EXPECT_THAT(test::floats(layer.weight->gradient()), ElementsAre(3, 4, 0, 0, 0, 0, 6, 8));
-  EXPECT_THAT(error_of([&] { layer.forward(test::tokens_of(bench.context, {1}, {4}), frame); },
-                       ErrorCode::bad_argument),
+  EXPECT_THAT(error_text(ErrorCode::bad_argument,
+                         [&] { layer.forward(test::tokens_of(bench.context, {1}, {4}), frame); }),
               HasSubstr("4"));
 }
 
@@ -171,32 +167,28 @@ TEST(Attention, IsCausalGroupedAndRotated) {
 TEST(Attention, RefusesWhatDoesNotFit) {
   test::Bench bench;
   const auto rope = RopeTables::make(4, 2, 10000.0);
-  EXPECT_EQ(error_of(
-                [&] {
-                  Attention({8, 4, 3, 2}, rope);
-                },
-                ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] {
+                         Attention({8, 4, 3, 2}, rope);
+                       }),
             "attention: heads 4 do not divide into kv_heads 3");
-  EXPECT_EQ(error_of(
-                [&] {
-                  Attention({8, 4, 2, 3}, rope);
-                },
-                ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] {
+                         Attention({8, 4, 2, 3}, rope);
+                       }),
             "attention: head_dim 3 is odd; rotary positions need pairs");
   Attention layer({8, 4, 2, 2}, rope);
   fill(layer, bench.context);
   Frame frame(bench.compute);
-  EXPECT_EQ(error_of(
-                [&] {
-                  layer.forward(Tensor(bench.context, {3, 8}), frame);
-                },
-                ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] {
+                         layer.forward(Tensor(bench.context, {3, 8}), frame);
+                       }),
             "\"\": x is (3, 8); expected (batch, sequence, 8)");
-  EXPECT_EQ(error_of(
-                [&] {
-                  layer.forward(Tensor::zeros(bench.context, {1, 5, 8}), frame);
-                },
-                ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] {
+                         layer.forward(Tensor::zeros(bench.context, {1, 5, 8}), frame);
+                       }),
             "\"\": sequence 5 of head_dim 2; the rotary tables are for 4 positions and head_dim 2");
 }
 
@@ -240,40 +232,35 @@ TEST(CrossEntropy, RefusesWhatDoesNotFit) {
   Frame frame(bench.compute);
   const Tensor logits = random_tensor(bench.context, {2, 5}, "logits");
   const Tensor labels = test::tokens_of(bench.context, {2}, {0, 1});
-  EXPECT_EQ(error_of(
-                [&] {
-                  layer.forward({logits, labels}, frame);
-                },
-                ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] {
+                         layer.forward({logits, labels}, frame);
+                       }),
             "\"\": got 2 inputs (logits, labels, valid); expected 3");
-  EXPECT_EQ(error_of(
-                [&] {
-                  layer.forward({logits, labels.reshape({1, 2}), scalar(bench.context, 2)}, frame);
-                },
-                ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] {
+                         layer.forward({logits, labels.reshape({1, 2}), scalar(bench.context, 2)}, frame);
+                       }),
             "cross entropy: labels are (1, 2); expected (2), as of logits (2, 5)");
-  EXPECT_EQ(error_of(
-                [&] {
-                  layer.forward({logits, labels, labels}, frame);
-                },
-                ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] {
+                         layer.forward({logits, labels, labels}, frame);
+                       }),
             "cross entropy: valid has 2 elements; expected 1");
-  EXPECT_THAT(error_of(
-                  [&] {
-                    layer.forward({logits, labels, scalar(bench.context, 0)}, frame);
-                  },
-                  ErrorCode::bad_argument),
+  EXPECT_THAT(error_text(ErrorCode::bad_argument,
+                         [&] {
+                           layer.forward({logits, labels, scalar(bench.context, 0)}, frame);
+                         }),
               HasSubstr("count"));
 }
 
 TEST(AddTensors, RefusesAnotherShape) {
   test::Bench bench;
   const Tensor a = Tensor::zeros(bench.context, {2, 3});
-  EXPECT_EQ(error_of(
-                [&] {
-                  add_tensors(a, a.reshape({3, 2}), bench.compute, "x + mlp");
-                },
-                ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] {
+                         add_tensors(a, a.reshape({3, 2}), bench.compute, "x + mlp");
+                       }),
             "x + mlp: terms of shapes (2, 3) and (3, 2)");
 }
 

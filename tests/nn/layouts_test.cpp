@@ -13,7 +13,7 @@
 namespace weft {
 namespace {
 
-using test::error_of;
+using test::error_text;
 using ::testing::HasSubstr;
 
 // dp=2 x tp=2 as rank 3 sees it.
@@ -63,7 +63,7 @@ TEST_F(OnMesh, LinearRefusesWhatItsWeightCannotTake) {
     Linear layer(8, 6);
     layer.weight->set_layout(make_layout(mesh, {kReplicate, weight}, {6, 8}));
     make(layer);
-    return error_of([&] { layer.forward(zeros(shard(0), x, {4, 6, 8}), frame); }, ErrorCode::layout);
+    return error_text(ErrorCode::layout, [&] { layer.forward(zeros(shard(0), x, {4, 6, 8}), frame); });
   };
   EXPECT_EQ(text(shard(1), kReplicate),
             "\"\": x is Replicate on tp=2; expected Shard(2), since the weight is Shard(1)");
@@ -79,24 +79,22 @@ TEST_F(OnMesh, LinearRefusesWhatItsWeightCannotTake) {
 TEST_F(OnMesh, PlainAndLaidOutDoNotMix) {
   Linear layer(8, 6);
   make(layer);
-  EXPECT_EQ(error_of(
-                [&] {
-                  layer.forward(Tensor::zeros(bench.context, {2, 8}), frame);
-                },
-                ErrorCode::layout),
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         layer.forward(Tensor::zeros(bench.context, {2, 8}), frame);
+                       }),
             "\"\": x is a plain tensor; on dp=2 x tp=2 it needs a layout (as_layout states what it is)");
   RMSNorm norm(8);
-  EXPECT_EQ(error_of(
-                [&] {
-                  materialise(norm, bench.context);
-                  norm.forward(zeros(kReplicate, kReplicate, {2, 8}), frame);
-                },
-                ErrorCode::layout),
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         materialise(norm, bench.context);
+                         norm.forward(zeros(kReplicate, kReplicate, {2, 8}), frame);
+                       }),
             "\"\": x lies over dp=2 x tp=2, but \"weight\" is plain; replicate() or parallelize() the model "
             "over that mesh first");
   const DeviceMesh other = DeviceMesh::arithmetic(bench.context, MeshShape{{"dp", 4}}, 0);
   const Tensor elsewhere = Tensor::zeros(bench.context, {2, 8}).with_layout(replicated_layout(other, {2, 8}));
-  EXPECT_EQ(error_of([&] { layer.forward(elsewhere, frame); }, ErrorCode::layout),
+  EXPECT_EQ(error_text(ErrorCode::layout, [&] { layer.forward(elsewhere, frame); }),
             "\"\": x lies over dp=4, \"weight\" over dp=2 x tp=2: not the same mesh");
   // Over a mesh of one rank a plain tensor is what it would be anyway.
   const DeviceMesh one = DeviceMesh::arithmetic(bench.context, MeshShape{{"dp", 1}, {"tp", 1}}, 0);
@@ -112,28 +110,25 @@ TEST_F(OnMesh, PlainAndLaidOutDoNotMix) {
 TEST_F(OnMesh, ValuesAreNotContributions) {
   RMSNorm norm(8);
   make(norm);
-  EXPECT_EQ(error_of(
-                [&] {
-                  norm.forward(zeros(shard(0), kPartial, {4, 8}), frame);
-                },
-                ErrorCode::layout),
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         norm.forward(zeros(shard(0), kPartial, {4, 8}), frame);
+                       }),
             "\"\": x is Partial(sum) on tp=2; a norm needs values, not contributions to them: a boundary "
             "must reduce it first");
   EXPECT_EQ(
-      error_of(
-          [&] {
-            norm.forward(zeros(shard(0), shard(1), {4, 8}), frame);
-          },
-          ErrorCode::layout),
+      error_text(ErrorCode::layout,
+                 [&] {
+                   norm.forward(zeros(shard(0), shard(1), {4, 8}), frame);
+                 }),
       "\"\": x is Shard(1) on tp=2; a norm needs its last dimension whole: a boundary must gather it first");
   // Sequence parallel: the norm's weight then has a Partial gradient on both axes.
   const Tensor x = zeros(shard(0), shard(1), {4, 6, 8});
   EXPECT_EQ(norm.forward(x, frame)[0].layout(), x.layout());
-  EXPECT_EQ(error_of(
-                [&] {
-                  norm.backward(zeros(shard(0), kReplicate, {4, 6, 8}), frame);
-                },
-                ErrorCode::layout),
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         norm.backward(zeros(shard(0), kReplicate, {4, 6, 8}), frame);
+                       }),
             "\"\": dy is Replicate on tp=2; expected Shard(1) (as y)");
   norm.forward(x, frame);
   norm.backward(x, frame);
@@ -142,40 +137,36 @@ TEST_F(OnMesh, ValuesAreNotContributions) {
   CrossEntropy loss;
   const Tensor labels = zeros(shard(0), kReplicate, {4, 6}, DType::i64);
   const Tensor valid = scalar(bench.context, 24);
-  EXPECT_EQ(error_of(
-                [&] {
-                  loss.forward({zeros(shard(0), kPartial, {4, 6, 8}), labels, valid}, frame);
-                },
-                ErrorCode::layout),
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         loss.forward({zeros(shard(0), kPartial, {4, 6, 8}), labels, valid}, frame);
+                       }),
             "cross entropy: logits is Partial(sum) on tp=2; a loss needs values, not contributions to them: "
             "a boundary must "
             "reduce it first");
-  EXPECT_EQ(error_of(
-                [&] {
-                  loss.forward({zeros(shard(0), shard(2), {4, 6, 8}), labels, valid}, frame);
-                },
-                ErrorCode::layout),
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         loss.forward({zeros(shard(0), shard(2), {4, 6, 8}), labels, valid}, frame);
+                       }),
             "cross entropy: logits is Shard(2) on tp=2; a loss needs its last dimension whole: a boundary "
             "must gather it first");
   const Tensor logits = zeros(shard(0), kReplicate, {4, 6, 8});
-  EXPECT_THAT(error_of(
-                  [&] {
-                    loss.forward({logits, zeros(shard(1), kReplicate, {4, 6}, DType::i64), valid}, frame);
-                  },
-                  ErrorCode::bad_argument),
-              HasSubstr("labels are (4, 3); expected (2, 6)"));
-  EXPECT_EQ(error_of(
-                [&] {
-                  loss.forward({logits, labels.with_layout(nullptr), valid}, frame);
-                },
-                ErrorCode::layout),
+  EXPECT_THAT(
+      error_text(ErrorCode::bad_argument,
+                 [&] {
+                   loss.forward({logits, zeros(shard(1), kReplicate, {4, 6}, DType::i64), valid}, frame);
+                 }),
+      HasSubstr("labels are (4, 3); expected (2, 6)"));
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         loss.forward({logits, labels.with_layout(nullptr), valid}, frame);
+                       }),
             "cross entropy: labels is a plain tensor; on dp=2 x tp=2 it needs a layout (as_layout states "
             "what it is)");
-  EXPECT_EQ(error_of(
-                [&] {
-                  loss.forward({logits, labels, zeros(kPartial, kReplicate, {1}, DType::i64)}, frame);
-                },
-                ErrorCode::layout),
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         loss.forward({logits, labels, zeros(kPartial, kReplicate, {1}, DType::i64)}, frame);
+                       }),
             "cross entropy: valid is (1) as [dp: Partial(sum), tp: Replicate]; it is the number of valid "
             "tokens of all ranks");
   const Tensor value = loss.forward({logits, labels, valid}, frame)[0];
@@ -185,12 +176,12 @@ TEST_F(OnMesh, ValuesAreNotContributions) {
 
 TEST_F(OnMesh, ResidualsAreOfOnePlacement) {
   const Tensor x = zeros(shard(0), kReplicate, {4, 8});
-  EXPECT_EQ(error_of(
-                [&] {
-                  add_tensors(x, zeros(shard(0), kPartial, {4, 8}), bench.compute, "layers.0: x + mlp");
-                },
-                ErrorCode::layout),
-            "layers.0: x + mlp: the second term is Partial(sum) on tp=2; expected Replicate (as the first)");
+  EXPECT_EQ(
+      error_text(ErrorCode::layout,
+                 [&] {
+                   add_tensors(x, zeros(shard(0), kPartial, {4, 8}), bench.compute, "layers.0: x + mlp");
+                 }),
+      "layers.0: x + mlp: the second term is Partial(sum) on tp=2; expected Replicate (as the first)");
   const Tensor partial = zeros(shard(0), kPartial, {4, 8});
   EXPECT_EQ(add_tensors(partial, partial, bench.compute, "dx").layout(), partial.layout());
 }
@@ -204,7 +195,7 @@ TEST_F(OnMesh, EmbeddingWantsItsTableWhole) {
   EXPECT_EQ(whole.weight->gradient_layout(), make_layout(mesh, {kPartial, kReplicate}, {8, 4}));
   cut.weight->set_layout(make_layout(mesh, {kReplicate, shard(0)}, {8, 4}));
   make(cut);
-  EXPECT_THAT(error_of([&] { cut.forward(tokens, frame); }, ErrorCode::layout),
+  EXPECT_THAT(error_text(ErrorCode::layout, [&] { cut.forward(tokens, frame); }),
               HasSubstr("\"weight\" is Shard(0) on tp=2; expected Replicate"));
 }
 
@@ -231,24 +222,23 @@ TEST_F(OnMesh, AttentionFindsItsHeadsInTheShapes) {
     Attention layer({8, 3, 3, 4}, rope);
     laid_out(layer, shard(0), shard(0), shard(0));
     EXPECT_EQ(
-        error_of([&] { layer.forward(x, frame); }, ErrorCode::layout),
+        error_text(ErrorCode::layout, [&] { layer.forward(x, frame); }),
         "\"\": q has 6 features on this rank, which is no multiple of head_dim 4: a head is cut in two");
   }
   {
     Attention layer({8, 4, 2, 4}, rope);
     laid_out(layer, shard(0), kReplicate, kReplicate);
-    EXPECT_EQ(error_of([&] { layer.forward(x, frame); }, ErrorCode::layout),
+    EXPECT_EQ(error_text(ErrorCode::layout, [&] { layer.forward(x, frame); }),
               "\"\": k is Replicate on tp=2; expected Shard(2) (as q)");
   }
   {
     Attention layer({8, 4, 2, 4}, rope);
     make(layer);
     EXPECT_EQ(
-        error_of(
-            [&] {
-              layer.forward(zeros(shard(0), shard(1), {4, 6, 8}), frame);
-            },
-            ErrorCode::layout),
+        error_text(ErrorCode::layout,
+                   [&] {
+                     layer.forward(zeros(shard(0), shard(1), {4, 6, 8}), frame);
+                   }),
         "\"\": q is Shard(1) on tp=2; attention needs the whole sequence: a boundary must gather it first");
   }
 }
@@ -257,21 +247,19 @@ TEST_F(OnMesh, ABiasWaitsForTheSum) {
   Linear row(8, 6, true);
   row.weight->set_layout(make_layout(mesh, {kReplicate, shard(1)}, {6, 8}));
   make(row);
-  EXPECT_EQ(error_of(
-                [&] {
-                  row.forward(zeros(shard(0), shard(1), {4, 8}), frame);
-                },
-                ErrorCode::layout),
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         row.forward(zeros(shard(0), shard(1), {4, 8}), frame);
+                       }),
             "\"\": y is Partial(sum) on tp=2; a bias needs values, not contributions to them: a boundary "
             "must reduce it first");
   Linear column(8, 6, true);
   column.weight->set_layout(make_layout(mesh, {kReplicate, shard(0)}, {6, 8}));
   make(column);
-  EXPECT_EQ(error_of(
-                [&] {
-                  column.forward(zeros(shard(0), kReplicate, {4, 8}), frame);
-                },
-                ErrorCode::layout),
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         column.forward(zeros(shard(0), kReplicate, {4, 8}), frame);
+                       }),
             "\"\": y has 3 features on this rank, the bias 6");
   Linear both(8, 6, true);
   both.weight->set_layout(make_layout(mesh, {kReplicate, shard(0)}, {6, 8}));
@@ -284,36 +272,33 @@ TEST_F(OnMesh, ABiasWaitsForTheSum) {
 
 TEST_F(OnMesh, ParametersAndOptimizersCheckTheirs) {
   Parameter p({6, 8});
-  EXPECT_EQ(error_of(
-                [&] {
-                  p.set_layout(replicated_layout(mesh, {8, 6}));
-                },
-                ErrorCode::layout),
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         p.set_layout(replicated_layout(mesh, {8, 6}));
+                       }),
             "parameter \"\" is (6, 8); its layout is for (8, 6)");
-  EXPECT_EQ(error_of(
-                [&] {
-                  p.set_layout(make_layout(mesh, {kReplicate, kPartial}, {6, 8}));
-                },
-                ErrorCode::layout),
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         p.set_layout(make_layout(mesh, {kReplicate, kPartial}, {6, 8}));
+                       }),
             "parameter \"\": its value cannot be (6, 8) as [dp: Replicate, tp: Partial(sum)]");
 
   Linear layer(8, 6);
   make(layer);
   SGD sgd(bench.compute, layer.parameters(), {});
-  EXPECT_EQ(error_of([&] { sgd.step(0.1); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { sgd.step(0.1); }),
             "optimizer: no gradient for weight; no backward pass has used it");
   layer.forward(zeros(shard(0), kReplicate, {4, 8}), frame);
   layer.backward(zeros(shard(0), kReplicate, {4, 6}), frame);
-  EXPECT_EQ(error_of([&] { sgd.step(0.1); }, ErrorCode::layout),
+  EXPECT_EQ(error_text(ErrorCode::layout, [&] { sgd.step(0.1); }),
             "optimizer: the gradient of \"weight\" is Partial(sum) on dp=2; expected Replicate (as the "
             "value; reduce it before "
             "the step)");
   layer.forward(zeros(kReplicate, kReplicate, {4, 8}), frame);
-  EXPECT_EQ(error_of(
-                [&] {
-                  layer.backward(zeros(kReplicate, kReplicate, {4, 6}), frame);
-                },
-                ErrorCode::layout),
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         layer.backward(zeros(kReplicate, kReplicate, {4, 6}), frame);
+                       }),
             "parameter \"weight\": a gradient is Replicate on dp=2; expected Partial(sum) (as its uses "
             "before; zero_gradient "
             "after reducing)");

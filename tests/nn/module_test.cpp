@@ -6,7 +6,7 @@
 namespace weft {
 namespace {
 
-using test::error_of;
+using test::error_text;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -85,11 +85,11 @@ TEST(Module, NamesItsTree) {
 
 TEST(Module, SaysWhereAPathEnds) {
   Tree tree;
-  EXPECT_EQ(error_of([&] { tree.get("blocks.1.third"); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { tree.get("blocks.1.third"); }),
             "get \"blocks.1.third\": \"blocks.1\" has no child \"third\"; it has first, second");
-  EXPECT_EQ(error_of([&] { tree.get("blocks.0.first.x"); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { tree.get("blocks.0.first.x"); }),
             "get \"blocks.0.first.x\": \"blocks.0.first\" has no child \"x\"; it has no children");
-  EXPECT_EQ(error_of([&] { tree.parameter("blocks.0.first.weight"); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { tree.parameter("blocks.0.first.weight"); }),
             "parameter \"blocks.0.first.weight\": \"blocks.0.first\" has no parameter \"weight\"");
 }
 
@@ -102,12 +102,12 @@ TEST(Module, RefusesNamesThatWouldBeAmbiguous) {
     Scale own{1};
   };
   Scale other(1);
-  EXPECT_THAT(error_of([&] { Bad("a.b", other); }, ErrorCode::bad_argument),
+  EXPECT_THAT(error_text(ErrorCode::bad_argument, [&] { Bad("a.b", other); }),
               HasSubstr("a name is not empty and holds no dot"));
-  EXPECT_THAT(error_of([&] { Bad("child", other); }, ErrorCode::bad_argument),
+  EXPECT_THAT(error_text(ErrorCode::bad_argument, [&] { Bad("child", other); }),
               HasSubstr("the name is taken"));
   Tree tree;
-  EXPECT_THAT(error_of([&] { Bad("c", tree.get("blocks")); }, ErrorCode::bad_argument),
+  EXPECT_THAT(error_text(ErrorCode::bad_argument, [&] { Bad("c", tree.get("blocks")); }),
               HasSubstr("it has a parent already"));
 }
 
@@ -160,21 +160,21 @@ TEST(Frame, NamesBothPathsWhenBackwardDoesNotMirrorForward) {
   Frame frame(bench.compute);
   pair.forward(x, frame);
   pair.backward_in_wrong_order = true;
-  EXPECT_EQ(error_of([&] { pair.backward(x, frame); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { pair.backward(x, frame); }),
             "frame: backward of \"first\", but the newest entry is of \"second\": backward must run in the "
             "reverse order of "
             "forward");
   frame.clear();
   EXPECT_TRUE(frame.empty());
   Frame fresh(bench.compute);
-  EXPECT_EQ(error_of([&] { pair.second.backward(x, fresh); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { pair.second.backward(x, fresh); }),
             "frame: backward of \"second\", but the Frame is empty: its forward did not run on this Frame, "
             "or its backward "
             "already has");
   Frame inference = Frame::inference(bench.compute);
   EXPECT_EQ(pair.forward(x, inference)[0].f32()[0], 6);
   EXPECT_TRUE(inference.empty());
-  EXPECT_EQ(error_of([&] { pair.second.backward(x, inference); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { pair.second.backward(x, inference); }),
             "frame: backward of \"second\" on an inference Frame, which keeps nothing");
 }
 
@@ -195,7 +195,7 @@ TEST(Frame, SeveralMayBeInFlight) {
 
 TEST(Compute, RefusesToComputeWithNoThread) {
   Context context;
-  EXPECT_THAT(error_of([&] { Compute(context, 0); }, ErrorCode::bad_argument), HasSubstr("threads"));
+  EXPECT_THAT(error_text(ErrorCode::bad_argument, [&] { Compute(context, 0); }), HasSubstr("threads"));
 }
 
 // A linear layer and its reverse, with one weight: y = W (W x), as tied embeddings share one.
@@ -251,24 +251,25 @@ TEST(Parameter, TiedIsOneWithOnePathAndTwoUses) {
     tied.first.weight->zero_gradient();
   }
   EXPECT_EQ(final_calls, 1);
-  EXPECT_EQ(error_of([&] { tied.first.weight->gradient(); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { tied.first.weight->gradient(); }),
             "parameter \"first.weight\": has no gradient; no backward pass has used it since zero_gradient");
 }
 
 TEST(Parameter, TieRefusesAnotherShape) {
   Linear narrow(2, 3), wide(3, 2);
-  EXPECT_EQ(error_of([&] { narrow.tie_weight(wide.weight); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { narrow.tie_weight(wide.weight); }),
             "tie: \"weight\" is (3, 2), \"weight\" is (2, 3)");
 }
 
 TEST(Parameter, GradientMayLiveElsewhere) {
   test::Bench bench;
   Parameter p({2});
-  EXPECT_EQ(error_of([&] { p.value(); }, ErrorCode::bad_argument), "parameter \"\": used before materialise");
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.value(); }),
+            "parameter \"\": used before materialise");
   p.materialise(bench.context);
-  EXPECT_EQ(error_of([&] { p.materialise(bench.context); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.materialise(bench.context); }),
             "parameter \"\": materialised twice");
-  EXPECT_THAT(error_of([&] { p.set_layout(nullptr); }, ErrorCode::bad_argument),
+  EXPECT_THAT(error_text(ErrorCode::bad_argument, [&] { p.set_layout(nullptr); }),
               HasSubstr("set_layout after materialise"));
   p.add_use();
   p.accumulate(test::tensor_of(bench.context, {2}, {1, 2}));
@@ -280,11 +281,11 @@ TEST(Parameter, GradientMayLiveElsewhere) {
   p.zero_gradient();
   p.accumulate(test::tensor_of(bench.context, {2}, {5, 6}));
   EXPECT_THAT(test::floats(bucket), ElementsAre(0, 0, 5, 6, 0));
-  EXPECT_EQ(error_of([&] { p.place_gradient(bucket); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.place_gradient(bucket); }),
             "parameter \"\": place_gradient got f32 (5); expected f32 (2)");
-  EXPECT_EQ(error_of([&] { p.set_value(bucket); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.set_value(bucket); }),
             "parameter \"\": set_value got f32 (5); expected f32 (2)");
-  EXPECT_EQ(error_of([&] { p.accumulate(bucket); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.accumulate(bucket); }),
             "parameter \"\": a gradient of shape (5); expected (2)");
 }
 

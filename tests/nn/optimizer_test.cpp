@@ -7,7 +7,7 @@
 namespace weft {
 namespace {
 
-using test::error_of;
+using test::error_text;
 using ::testing::ElementsAre;
 
 // A parameter of two dimensions (decays) and one of one (does not), with gradients given by hand.
@@ -136,11 +136,11 @@ TEST(Optimizer, NamesEveryParameterWithoutAGradientAndChangesNothing) {
   materialise(model, bench.context);
   initialise(model, 1);
   SGD sgd(bench.compute, model.parameters(), {});
-  EXPECT_EQ(error_of([&] { sgd.step(0.1); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { sgd.step(0.1); }),
             "optimizer: no gradient for matrix, vector; no backward pass has used it");
   const auto before = test::floats(model.matrix->value());
   model.matrix->accumulate(test::random_tensor(bench.context, {2, 2}, "g"));
-  EXPECT_EQ(error_of([&] { sgd.step(0.1); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { sgd.step(0.1); }),
             "optimizer: no gradient for vector; no backward pass has used it");
   EXPECT_EQ(test::floats(model.matrix->value()), before);
   sgd.zero_gradients();
@@ -156,9 +156,9 @@ TEST(CosineSchedule, RisesThenFalls) {
   EXPECT_NEAR(s.at(8), 0.55, 1e-12);
   EXPECT_DOUBLE_EQ(s.at(12), 0.1);
   EXPECT_DOUBLE_EQ(s.at(1000), 0.1);
-  EXPECT_EQ(error_of([] { CosineSchedule{.warmup = 5, .total = 5}.check(); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [] { CosineSchedule{.warmup = 5, .total = 5}.check(); }),
             "schedule: warmup 5 of total 5 steps; expected 0 <= warmup < total");
-  EXPECT_EQ(error_of([] { CosineSchedule{.peak = 0.1, .floor = 0.5}.check(); }, ErrorCode::bad_argument),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [] { CosineSchedule{.peak = 0.1, .floor = 0.5}.check(); }),
             "schedule: floor 0.5 and peak 0.1; expected 0 <= floor <= peak");
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "support/errors.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/init.hpp"
 #include "weft/nn/module.hpp"
@@ -50,18 +51,6 @@ inline void expect_near(const Tensor& got, const std::vector<double>& expected, 
   ASSERT_EQ(static_cast<std::size_t>(got.count()), expected.size()) << what;
   for (std::size_t i = 0; i < expected.size(); ++i)
     ASSERT_NEAR(got.f32()[i], expected[i], tolerance) << what << " [" << i << "]";
-}
-
-/// What `act` throws: its text, and its code where asked for. A test failure where it throws nothing.
-inline std::string error_of(const std::function<void()>& act, ErrorCode expected) {
-  try {
-    act();
-  } catch (const Error& e) {
-    EXPECT_EQ(e.code(), expected) << e.what();
-    return e.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
 }
 
 inline double dot(const Tensor& a, const Tensor& b) {

@@ -1,5 +1,7 @@
-// Reading an error's text in a test.
+// Reading errors in a test.
 #pragma once
+
+#include <gtest/gtest.h>
 
 #include <string>
 
@@ -7,15 +9,46 @@
 
 namespace weft::test {
 
-/// The weft::Error that `call` throws, as "code: text"; "no error" where it returns. Other exceptions pass.
-template <class Call>
-std::string error_of(const Call& call) {
+/// The Error that `f` throws; where it throws none, one of code system, "no error was thrown", for the checks
+/// that follow. Other exceptions pass, here and below.
+template <class F>
+Error error_of(const F& f) {
   try {
-    static_cast<void>(call());
+    static_cast<void>(f());
+  } catch (const Error& e) {
+    return e;
+  }
+  return Error(ErrorCode::system, "no error was thrown");
+}
+
+/// The same as "code: text"; "no error" where it returns.
+template <class F>
+std::string error_text(const F& f) {
+  try {
+    static_cast<void>(f());
   } catch (const Error& e) {
     return std::string(name(e.code())) + ": " + e.what();
   }
   return "no error";
+}
+
+/// Its text alone, after a check of its code.
+template <class F>
+std::string error_text(ErrorCode code, const F& f) {
+  try {
+    static_cast<void>(f());
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), code) << name(e.code()) << ": " << e.what();
+    return e.what();
+  }
+  ADD_FAILURE() << "no error was thrown";
+  return {};
+}
+
+/// Runs `f`, which must throw an Error of that code whose text is exactly `text`.
+template <class F>
+void expect_error(ErrorCode code, const std::string& text, const F& f) {
+  EXPECT_EQ(error_text(f), std::string(name(code)) + ": " + text);
 }
 
 }  // namespace weft::test

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "support/errors.hpp"
 #include "support/processes.hpp"
 #include "weft/backends/process_group.hpp"
 
@@ -72,17 +73,5 @@ class RankProcesses {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
-
-/// The Error that `f` throws; where it throws none, one of code system, "no error was thrown", for the checks
-/// that follow.
-template <class F>
-Error error_of(const F& f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e;
-  }
-  return Error(ErrorCode::system, "no error was thrown");
-}
 
 }  // namespace weft::test
