@@ -1,4 +1,4 @@
-# Tests over the MPIs, under their own mpirun. Absent libraries: `backends/mpi_job` remains, and skips by name.
+# Tests over the MPIs, under their own mpirun. With neither, `backends/mpi_job` remains, and skips by name.
 #
 # mpirun_test(<test> <target> [PROCESSORS n] [TIMEOUT s] [LABELS ...] [ARGS ...]) runs the program in 2 and in 4 ranks under each
 # mpirun, as <test>_openmpi_2, …, with WEFT_TEST_BACKEND set.
@@ -21,7 +21,12 @@ function(mpirun_test name target)
   endforeach()
 endfunction()
 
-weft_test(backends/mpi_job)
+add_executable(backends_mpi_job_test mpi_job_test.cpp)
+target_link_libraries(backends_mpi_job_test PRIVATE weft_test_support GTest::gtest_main)
+add_dependencies(weft_tests_backends backends_mpi_job_test)
+if(NOT TARGET weft_backend_mpi-openmpi AND NOT TARGET weft_backend_mpi-mpich)
+  add_test(NAME backends/mpi_job COMMAND backends_mpi_job_test)
+endif()
 mpirun_test(backends/mpi_job backends_mpi_job_test TIMEOUT 120)
 
 # Jobs that fail, and programs that use MPI themselves.

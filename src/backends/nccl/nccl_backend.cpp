@@ -15,7 +15,6 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
@@ -29,6 +28,7 @@
 #include "backends/first_cause.hpp"
 #include "backends/nccl/channel.hpp"
 #include "backends/op_table.hpp"
+#include "backends/usable_cores.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft::nccl {
@@ -40,12 +40,6 @@ constexpr auto kLookForLane = std::chrono::milliseconds(1);
 constexpr auto kLeave = std::chrono::seconds(1);  // for peers to leave too, before the rest is aborted
 constexpr auto kNap = std::chrono::microseconds(200);
 constexpr std::size_t kMostLanes = 64;
-
-int usable_cores() noexcept {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
