@@ -131,9 +131,9 @@ std::vector<std::string> backend_folders() {
   return folders;
 }
 
-BackendFactory load_backend(Context& context, std::string_view name) {
-  if (name == "shm") return make_shm_backend;
-  if (name == "auto") return make_auto_backend;
+namespace {
+
+const BackendPlugin& find_plugin(Context& context, std::string_view name) {
   if (!may_be_a_name(name))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("backend \"{}\" is no name; expected letters, digits, '-' and '_'", name));
@@ -143,7 +143,7 @@ BackendFactory load_backend(Context& context, std::string_view name) {
     if (!exists(file)) continue;
     const BackendPlugin& plugin = context.attached<LoadedPlugins>().get(file, name);
     if (const std::string why = obstacle(plugin); !why.empty()) refuse(file, "cannot be used here: " + why);
-    return plugin.make;
+    return plugin;
   }
   throw Error(
       ErrorCode::unsupported,
@@ -151,6 +151,19 @@ BackendFactory load_backend(Context& context, std::string_view name) {
           "backend \"{}\" was not found: it is not built in (\"shm\" and \"auto\" are), and there is no "
           "{}{}{} in {}",
           name, kPrefix, name, kSuffix, fmt::join(folders, ", ")));
+}
+
+}  // namespace
+
+BackendFactory load_backend(Context& context, std::string_view name) {
+  if (name == "shm") return make_shm_backend;
+  if (name == "auto") return make_auto_backend;
+  return find_plugin(context, name).make;
+}
+
+Traits backend_traits(Context& context, std::string_view name) {
+  if (const Traits* const known = known_traits(name)) return *known;
+  return find_plugin(context, name).traits();
 }
 
 std::vector<FoundBackend> find_backends(Context& context) {

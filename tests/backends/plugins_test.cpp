@@ -35,6 +35,7 @@ TEST_F(Plugins, ASoundOneMakesGroups) {
   m.store = make_local_store();
   const ProcessGroup group = ProcessGroup::create(context, "sound", m);
   EXPECT_EQ(group.size(), 1);
+  EXPECT_TRUE(backend_traits(context, "sound").has(Op::scatter));
 }
 
 TEST_F(Plugins, WhatIsWrongIsSaidWithTheFile) {

@@ -49,6 +49,22 @@ else
   echo "pkg-config: skipped, it is not installed"
 fi
 
+# The example transport, built by a stranger against what was installed, passes the conformance suite.
+cmake -G Ninja -S "$source_dir/examples/backend" -B "$work/backend" -DCMAKE_PREFIX_PATH="$prefix" >"$work/cmake.log" 2>&1 &&
+  cmake --build "$work/backend" >>"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
+WEFT_BACKEND_PATH=$work/backend "$prefix/bin/weft" doctor | grep -q "example *files in a folder ($work/backend/" ||
+  { echo "FAILED: weft doctor does not find the example backend"; exit 1; }
+if [ -x "$build_dir/bin/backends_conformance_test" ]; then
+  TMPDIR=$work WEFT_BACKEND_PATH=$work/backend WEFT_TEST_BACKEND=example timeout 200 "$prefix/bin/weft" run -n 2 -- \
+    "$build_dir/bin/backends_conformance_test" --gtest_filter='Job/*' >"$work/conformance.log" 2>&1 ||
+    { echo "FAILED: the conformance suite over the example backend"; grep -A8 Failure "$work/conformance.log" | head -50; exit 1; }
+  grep -q '\[  PASSED  \] [1-9]' "$work/conformance.log" || { echo "FAILED: no test was run over the example backend"; exit 1; }
+  if ls -d "$work"/weft-example-* 2>/dev/null; then echo "FAILED: the example backend left its folder"; exit 1; fi
+  echo "example backend: ok, $(grep -o 'PASSED  \] .*' "$work/conformance.log" | head -n 1)"
+else
+  echo "example backend: built; conformance skipped, the tests are not built"
+fi
+
 # Nothing of the build is needed any more, and nothing private has leaked.
 if ldd "$work/hello/build/hello" | grep -q "$build_dir"; then echo "FAILED: the program still needs $build_dir"; exit 1; fi
 if grep -rqE '#include [<"](fmt|nlohmann|CLI|dnnl)' "$prefix/include"; then echo "FAILED: private headers in public ones"; exit 1; fi

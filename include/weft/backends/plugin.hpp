@@ -50,6 +50,9 @@ std::vector<std::string> backend_folders();
 /// The factory of that name: "shm", "auto" or a plug-in's. Throws unsupported, naming the folders that were
 /// searched or the file and what is wrong with it. Plug-ins stay loaded as long as the process. Thread-safe.
 BackendFactory load_backend(Context& context, std::string_view name);
+/// What the backend of that name can do, before there is a group; loads it where it is nobody of weft's own.
+/// Throws as load_backend() does.
+Traits backend_traits(Context& context, std::string_view name);
 
 /// What weft's own transports ("shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl") do and promise, whether
 /// they are present or not: the one table that the plug-ins, the docs and the tests share. Null: another
