@@ -441,9 +441,8 @@ TEST_F(Nccl, AbsentRanksAreNamedAtTheDeadline) {
         if (r.rank != 1) {
           const Error e = error_of([&] { g.all_reduce(on_device(v), on_device(v)).wait(); });
           EXPECT_EQ(e.code(), ErrorCode::timeout);
-          EXPECT_THAT(e.what(),
-                      HasSubstr("all_reduce: not finished within 0.4 s: rank 1 has not said to wait "
-                                "for it [group \"world\", rank "));
+          EXPECT_THAT(e.what(), HasSubstr("all_reduce: not finished within 1 s: rank 1 has not said to wait "
+                                          "for it [group \"world\", rank "));
           EXPECT_THAT(e.ranks(), ElementsAre(1));
           EXPECT_TRUE(g.quiesce(10s));
         }
@@ -459,7 +458,7 @@ TEST_F(Nccl, AbsentRanksAreNamedAtTheDeadline) {
         }
         r.meet("all know");
       },
-      400ms);
+      1s);
   EXPECT_EQ(nccl.count("ncclCommAbort"), 3u);
   EXPECT_EQ(nccl.count("ncclCommDestroy"), 0u);
 }
@@ -610,9 +609,8 @@ TEST_F(Nccl, RanksThatDoNotJoinAreNamed) {
         if (r.rank == 1) return;
         const Error e = error_of([&] { group(r); });
         EXPECT_EQ(e.code(), ErrorCode::timeout);
-        EXPECT_THAT(e.what(),
-                    testing::MatchesRegex("group \"world\": rank 1 did not join within 0\\.[123].* s "
-                                          "\\[rank [02]\\]"));
+        EXPECT_THAT(e.what(), testing::MatchesRegex("group \"world\": rank 1 did not join within [0-9.]+ s "
+                                                    "\\[rank [02]\\]"));
         EXPECT_THAT(e.ranks(), ElementsAre(1));
       },
       with(200ms));
@@ -625,7 +623,7 @@ TEST_F(Nccl, ConnectingHasADeadline) {
       [&](Rank& r) {
         const Error e = error_of([&] { group(r); });
         EXPECT_EQ(e.code(), ErrorCode::timeout);
-        EXPECT_THAT(e.what(), HasSubstr("group \"world\": NCCL did not connect the ranks within 0."));
+        EXPECT_THAT(e.what(), HasSubstr("group \"world\": NCCL did not connect the ranks within "));
       },
       with(200ms));
 }
