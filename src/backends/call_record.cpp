@@ -35,8 +35,10 @@ CallRecord record_of(const OpState& s, int size) {
       }
       break;
     }
+    case Counts::both_blocks:                                      // counts are each pair's own
+      if (s.tag < 0) hash.add(static_cast<std::uint64_t>(s.tag));  // what it is a part of; see kComposedTags
+      break;
     case Counts::none:
-    case Counts::both_blocks:  // counts are each pair's own
     case Counts::in_only:
     case Counts::out_only: break;
   }

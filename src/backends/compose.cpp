@@ -20,8 +20,10 @@
 #include <cstring>
 #include <deque>
 
+#include "backends/call_record.hpp"
 #include "backends/op_table.hpp"
 #include "backends/reduce.hpp"
+#include "base/fnv.hpp"
 #include "base/local_memory.hpp"
 
 namespace weft {
@@ -96,6 +98,20 @@ void divide(DType dtype, std::byte* data, std::int64_t count, int n) noexcept {
     case DType::c64:
     case DType::c128: return;  // see divides_after()
   }
+}
+
+// What all ranks must have called alike for an exchange to be of one call: a tag that tells others apart.
+// Without it, ranks that ask for different reductions would exchange happily and get different results.
+int exchange_tag(const OpState& s, int size, std::uint64_t number, bool messages) noexcept {
+  CallRecord r = record_of(s, size);
+  if (messages) r.count = 0;  // each receiver compares its own
+  Fnv1a hash;
+  for (const std::int64_t x : {static_cast<std::int64_t>(r.op), static_cast<std::int64_t>(r.dtype),
+                               static_cast<std::int64_t>(r.reduce), static_cast<std::int64_t>(r.order),
+                               static_cast<std::int64_t>(r.root), r.count})
+    hash.add(static_cast<std::uint64_t>(x));
+  hash.add(r.hash);
+  return -1 - static_cast<int>(((hash.value ^ hash.value >> 32) + number) % kComposedTags);
 }
 
 enum class Plan : std::uint8_t { same, exchange, reduce, average };
@@ -205,10 +221,10 @@ class Composer final : public Backend {
   std::vector<Composed*> spare_;
   std::unique_ptr<Backend> inner_;
   const Traits traits_;
-  std::deque<Composed*> queue_;      // collectives that are not started: an earlier one is not wholly posted
-  Composed* unfinished_ = nullptr;   // that one
-  std::uint64_t next_inner_ = 0;     // number of the next inner collective
-  std::uint64_t next_exchange_ = 0;  // by messages
+  std::deque<Composed*> queue_;     // collectives that are not started: an earlier one is not wholly posted
+  Composed* unfinished_ = nullptr;  // that one
+  std::uint64_t next_inner_ = 0;    // number of the next inner collective
+  std::uint64_t next_exchange_ = 0;
   bool batching_ = false;
   std::atomic<bool> quiesced_{false};
   // For texts: the user's number of an inner collective, and what the user's call of a number was.
@@ -402,6 +418,7 @@ void Composer::post_step(Composed& c) noexcept {
 void Composer::post_exchange(Composed& c) noexcept {
   const Exchange& x = c.exchange;
   const DType dtype = c.user->dtype;
+  const int tag = exchange_tag(*c.user, size_, next_exchange_++, !traits_.has(Op::all_to_all_v));
   const auto fill = [&](Op op) -> OpState& {
     OpState& inner = next_inner(c);
     inner.op = op;
@@ -412,7 +429,7 @@ void Composer::post_exchange(Composed& c) noexcept {
     inner.out = nullptr;
     inner.in_count = inner.out_count = 0;
     inner.root = inner.peer = -1;
-    inner.tag = 0;
+    inner.tag = tag;
     inner.stream = c.user->stream;
     inner.in_blocks = inner.out_blocks = nullptr;
     return inner;
@@ -429,7 +446,6 @@ void Composer::post_exchange(Composed& c) noexcept {
     return;
   }
   const std::int64_t element = size_bytes(dtype);
-  const int tag = -1 - static_cast<int>(next_exchange_++ % kComposedTags);
   if (!batching_) inner_->batch(true);
   for (int k = 0; k < size_; ++k) {  // k = 0: itself
     const int from = (rank_ - k + size_) % size_, to = (rank_ + k) % size_;
@@ -438,7 +454,6 @@ void Composer::post_exchange(Composed& c) noexcept {
       inner.peer = from;
       inner.out = x.out + b.offset * element;
       inner.out_count = b.count;
-      inner.tag = tag;
       inner.call = c.user->call | kUsers;
       post_inner(c, inner);
     }
@@ -447,7 +462,6 @@ void Composer::post_exchange(Composed& c) noexcept {
       inner.peer = to;
       inner.in = x.in + b.offset * element;
       inner.in_count = b.count;
-      inner.tag = tag;
       inner.call = c.user->call | kUsers;
       post_inner(c, inner);
     }

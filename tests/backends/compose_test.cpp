@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backends/call_record.hpp"
 #include "support/masked_backend.hpp"
 #include "support/run_ranks.hpp"
 #include "support/values.hpp"
@@ -229,6 +230,35 @@ TEST_P(Failures, AMismatchBetweenMessagesIsTheUsersCall) {
         EXPECT_EQ(e.call(), 2u) << e.what();
       },
       over(messages_only()));
+}
+
+// Each would combine by its own rule.
+TEST_P(Failures, DifferentReductionsNeverMeet) {
+  run_ranks(
+      GetParam(), 2,
+      [](Rank& r) {
+        const Tensor t(r.context, Shape{100}, DType::f32, Memory::local);
+        for (std::int64_t i = 0; i < 100; ++i) store(t, i, 1);
+        r.group().all_reduce(t, t).wait();
+        const ReduceOp op = r.rank == 0 ? ReduceOp::min : ReduceOp::max;
+        const Error e = error_of([&] { r.group().all_reduce(t, t, {.op = op}).wait(); });
+        EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+        EXPECT_EQ(e.op(), Op::all_reduce);
+      },
+      over(messages_only(), 300ms));
+}
+
+TEST_F(InnerCalls, TransportsThatCompareCallsSeeThatReductionsDiffer) {
+  CallRecord records[2];
+  for (const int k : {0, 1}) {
+    over(all_to_all_v_only());
+    OpState sum = call(Op::all_reduce, 0);
+    sum.reduce = k == 0 ? ReduceOp::min : ReduceOp::max;
+    composed->post(sum);
+    ASSERT_THAT(inner->ops(), ElementsAre(Op::all_to_all_v));
+    records[k] = record_of(*inner->posted[0], 2);
+  }
+  EXPECT_NE(records[0].hash, records[1].hash);
 }
 
 // The inner backend counts its own calls: two of the user's went by messages.

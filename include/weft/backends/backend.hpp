@@ -38,7 +38,8 @@ struct Promises {
   friend bool operator==(const Promises&, const Promises&) = default;
 };
 
-/// Composed collectives send messages with tags from -kComposedTags to -1, which users' never have.
+/// Composed collectives send messages with tags from -kComposedTags to -1, which users' never have. Their
+/// all_to_all_v has such a tag too: a transport that compares calls compares it.
 inline constexpr int kComposedTags = 1 << 15;
 
 using OpSet = std::uint32_t;  ///< bit per Op
