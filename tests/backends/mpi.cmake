@@ -1,17 +1,20 @@
 # Tests over the MPIs, under their own mpirun. With neither, `backends/mpi_job` remains, and skips by name.
 #
-# mpirun_test(<test> <target> [PROCESSORS n] [TIMEOUT s] [LABELS ...] [ARGS ...]) runs the program in 2 and in 4 ranks under each
-# mpirun, as <test>_openmpi_2, …, with WEFT_TEST_BACKEND set.
+# mpirun_test(<test> <target> [RANKS n ...] [TIMEOUT s] [LABELS ...] [ARGS ...]) runs the program in 2 and in 4 ranks, or in those
+# given, under each mpirun, as <test>_openmpi_2, …, with WEFT_TEST_BACKEND set.
 set(mpirun_openmpi mpirun.openmpi --oversubscribe --allow-run-as-root)
 set(mpirun_mpich mpirun.mpich)
 function(mpirun_test name target)
-  cmake_parse_arguments(T "" "TIMEOUT" "LABELS;ARGS" ${ARGN})
+  cmake_parse_arguments(T "" "TIMEOUT" "LABELS;ARGS;RANKS" ${ARGN})
+  if(NOT T_RANKS)
+    set(T_RANKS 2 4)
+  endif()
   foreach(mpi openmpi mpich)
     if(NOT TARGET weft_backend_mpi-${mpi})
       continue()
     endif()
     add_dependencies(${target} weft_backend_mpi-${mpi})
-    foreach(ranks 2 4)
+    foreach(ranks ${T_RANKS})
       set(test ${name}_${mpi}_${ranks})
       add_test(NAME ${test} COMMAND ${mpirun_${mpi}} -n ${ranks} $<TARGET_FILE:${target}> ${T_ARGS})
       # Ranks that wait leave the cores to the others; nothing here needs more than this host.
@@ -50,3 +53,6 @@ endforeach()
 
 # The one conformance suite, each process a rank.
 mpirun_test(backends/conformance backends_conformance_test TIMEOUT 300 LABELS conformance ARGS --gtest_filter=Job/*)
+# Its canonical sums have one hash for every number of ranks and every backend.
+mpirun_test(backends/canonical_hash backends_conformance_test RANKS 3 5 6 7 8 TIMEOUT 120 LABELS conformance
+            ARGS --gtest_filter=Job/OneHash.*)

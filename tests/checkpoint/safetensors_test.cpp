@@ -188,8 +188,9 @@ TEST_F(Safetensors, RefusesAWrongTensor) {
   EXPECT_EQ(refusal_of_tensor("3"), "tensor \"w\" is a JSON number; expected an object");
   EXPECT_EQ(refusal_of_tensor(R"({"shape":[2],"data_offsets":[0,8]})"),
             "tensor \"w\" has no string \"dtype\"");
-  EXPECT_EQ(refusal_of_tensor(R"({"dtype":"F8_E4M3","shape":[8],"data_offsets":[0,8]})"),
-            "tensor \"w\" has dtype F8_E4M3; known are F64 F32 F16 BF16 I8 I16 I32 I64 U8 U16 U32 U64 BOOL");
+  EXPECT_EQ(refusal_of_tensor(R"({"dtype":"F8_E8M0","shape":[8],"data_offsets":[0,8]})"),
+            "tensor \"w\" has dtype F8_E8M0; known are F64 F32 F16 BF16 I8 I16 I32 I64 U8 U16 U32 U64 BOOL "
+            "F8_E4M3 F8_E5M2 C64 C128");
   EXPECT_EQ(refusal_of_tensor(R"({"dtype":"F32","data_offsets":[0,8]})"),
             "tensor \"w\" has no list \"shape\"");
   EXPECT_EQ(refusal_of_tensor(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})"),
