@@ -792,8 +792,8 @@ std::vector<Setting> gloo_hash_settings() {
 
 std::vector<Setting> job_hash_settings() {
   const char* backend = std::getenv("WEFT_TEST_BACKEND");
-  return backend ? every_size({{"", backend, {}}}, Ranks::job, std::min(8, job_size()))
-                 : std::vector<Setting>{};
+  return backend && job_size() > 1 ? std::vector<Setting>{{{"", backend, {}}, Ranks::job, job_size()}}
+                                   : std::vector<Setting>{};
 }
 
 INSTANTIATE_TEST_SUITE_P(Shm, OneHash, testing::ValuesIn(every_size({{"", "shm", {}}}, Ranks::threads, 8)),

@@ -169,6 +169,35 @@ TEST_P(Shm, EverythingEmpty) {
   });
 }
 
+// A sum lies in the buffer of a rank that reads it, too, which must not stage its next round over it: many
+// rounds, by more ranks than cores.
+TEST(ShmStaged, SumsAreCopiedBeforeTheirBufferIsFilledAgain) {
+  RankOptions options;
+  options.hooks.path = "staged";
+  run_ranks(
+      Ranks::threads, 7,
+      [](Rank& r) {
+        const std::int64_t count = 48 * static_cast<std::int64_t>(shm::kStageBytes) / 4 + 5;
+        const Tensor in(r.context, Shape{count}, DType::f32), out(r.context, Shape{count}, DType::f32);
+        const std::span<float> sums = out.as<float>();
+        for (int round = 0; round < 12; ++round) {
+          std::ranges::fill(in.as<float>(), static_cast<float>((r.rank + 1) * (round + 1)));
+          std::ranges::fill(sums, -1.0f);
+          const bool all = round % 2 == 0, takes = all || r.rank == 1;
+          if (all) {
+            r.group().all_reduce(in, out).wait();
+          } else {
+            r.group().reduce(in, out, 1).wait();
+          }
+          const float expected = takes ? static_cast<float>(28 * (round + 1)) : -1.0f;
+          const auto wrong = std::ranges::find_if(sums, [&](float x) { return x != expected; });
+          ASSERT_EQ(wrong, sums.end()) << "round " << round << ", element " << wrong - sums.begin()
+                                       << ": got " << *wrong << "; expected " << expected;
+        }
+      },
+      options);
+}
+
 // Both halves of the text name what a rank called; who is named first is whoever did not notice.
 void expect_mismatch(int n, const std::function<void(Rank&)>& call, const std::vector<std::string>& parts) {
   run_ranks(kProcesses ? Ranks::processes : Ranks::threads, n, [&](Rank& r) {

@@ -76,6 +76,8 @@ bool Collectives::stage_round(OpState& s) noexcept {
   State& st = state(s);
   if (st.staged == st.rounds) return false;
   const std::uint64_t round = st.base + st.staged;
+  // Sums that this rank has yet to copy may lie in its own buffer.
+  if (st.copied + kRounds <= st.staged) return false;
   for (int r = 0; r < group_.size; ++r) {
     // Is the buffer of kRounds ago free? Those who read it have copied it; of an earlier call, whoever did.
     if (r != group_.rank && (st.staged < kRounds || gets(s, r, group_.rank)) &&
