@@ -185,6 +185,7 @@ class Composer final : public Backend {
     inner_->batch(begin);
   }
   bool wait_on(OpState& s, void* stream) noexcept override;
+  std::vector<int> gone() const noexcept override { return inner_->gone(); }
 
  private:
   static Composed*& of(OpState& s) noexcept { return *reinterpret_cast<Composed**>(s.scratch.data()); }

@@ -22,23 +22,25 @@ double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 }  // namespace
 
 GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Membership& m,
-                       std::string token_in, int ranks_here_in)
+                       std::string token_in, int ranks_here_in, Origin origin_in,
+                       const std::shared_ptr<Store>& meeting, Duration patience)
     : context(context_in),
       factory(std::move(factory_in)),
       member(m),
       token(std::move(token_in)),
       ranks_here(ranks_here_in),
+      origin(std::move(origin_in)),
       helped_(m.progress == Progress::thread && m.size > 1) {
   const int identity = m.identity < 0 ? m.rank : m.identity;
   backend_ = factory(Bringup{.context = context,
-                             .store = m.store,
+                             .store = meeting ? meeting : m.store,
                              .token = token,
                              .name = m.name,
                              .rank = m.rank,
                              .size = m.size,
                              .identity = identity,
                              .ranks_here = helped_ ? 2 * ranks_here : ranks_here,
-                             .deadline = Deadline::after(m.deadline),
+                             .deadline = Deadline::after(patience > Duration::zero() ? patience : m.deadline),
                              .test = m.test});
   if (needs_composition(backend_->traits())) backend_ = compose(std::move(backend_), m.rank, m.size);
   spin_ = backend_->traits().spin;
@@ -84,15 +86,18 @@ std::string GroupState::tail(const OpState* op) const {
              : fmt::format(" [group \"{}\", rank {}, call {}]", member.name, member.rank, op->call);
 }
 
-std::string GroupState::next_token(std::string_view name, std::span<const int> ranks) {
+std::string GroupState::key(std::string_view what) const {
   // Groups within groups, or of many ranks, would outgrow the keys of a store: what is long becomes a hash.
   constexpr std::size_t kLongest = 200;
-  std::string key = fmt::format("{}/{}({})", token, name, fmt::join(ranks, ","));
-  if (key.size() > kLongest) {
-    Fnv1a hash;
-    hash.add(key);
-    key = fmt::format("weft/{:016x}", hash.value);
-  }
+  std::string key = fmt::format("{}/{}", token, what);
+  if (key.size() <= kLongest) return key;
+  Fnv1a hash;
+  hash.add(key);
+  return fmt::format("weft/{:016x}", hash.value);
+}
+
+std::string GroupState::next_token(std::string_view name, std::span<const int> ranks) {
+  const std::string key = this->key(fmt::format("{}({})", name, fmt::join(ranks, ",")));
   const std::lock_guard lock(mutex_);
   return fmt::format("{}#{}", key, generations[key]++);
 }
@@ -430,6 +435,11 @@ void GroupState::mark_failed() noexcept {
   }
   failed_.store(true, std::memory_order_release);
   progress_->bell().ring();
+}
+
+std::optional<Failure> GroupState::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
 }
 
 void GroupState::throw_failure() {

@@ -19,14 +19,21 @@
 
 namespace weft {
 
+/// How a group came from another one.
+struct Origin {
+  std::vector<int> ranks{};  ///< by rank, the one in the other group; empty: there is no other
+  std::string name{};        ///< of the first of a line of groups that were shrunk one from the other
+  int shrinks = 0;           ///< how many lie between
+};
+
 class GroupState final : public Driven, public BlockHolder {
  public:
   static constexpr std::uint32_t kSlots = 64;
 
   /// Counted: starts with one owner.
-  /// `ranks_here`: see Bringup.
-  GroupState(Context& context, BackendFactory factory, const Membership& m, std::string token,
-             int ranks_here);
+  /// `ranks_here`: see Bringup. `meeting`: where the ranks meet now, where that is not the member's store.
+  GroupState(Context& context, BackendFactory factory, const Membership& m, std::string token, int ranks_here,
+             Origin origin = {}, const std::shared_ptr<Store>& meeting = {}, Duration patience = {});
   void retain() noexcept { owners_.fetch_add(1, std::memory_order_relaxed); }
   void release() noexcept;
 
@@ -59,9 +66,22 @@ class GroupState final : public Driven, public BlockHolder {
   const Membership member;
   const std::string token;
   const int ranks_here;
+  const Origin origin;
   Recorder recorder;
-  std::map<std::string, int> generations;  ///< of subgroups, by name and ranks; guarded by mutex_
+  std::map<std::string, int> generations;        ///< of subgroups, by name and ranks; guarded by mutex_
+  std::string key(std::string_view what) const;  ///< of the store, under this group's token
   std::string next_token(std::string_view name, std::span<const int> ranks);
+  /// What is done with the whole group by this rank, one thread at a time, and how often it was.
+  struct Shrinking {
+    std::mutex mutex;
+    int rounds = 0;
+    std::vector<int> members;  ///< who may take part in the next round; empty: all
+  } shrinking;
+  /// Ranks that died or left, as far as the transport knows now.
+  std::vector<int> gone() const noexcept { return backend_->gone(); }
+  /// The first cause, where the group has failed.
+  std::optional<Failure> failure() const;
+  void fail(const Failure& why) noexcept;
   const Traits& traits() const noexcept { return backend_->traits(); }
   std::string_view backend_name() const noexcept { return traits().name; }
 
@@ -86,7 +106,6 @@ class GroupState final : public Driven, public BlockHolder {
   void keep_blocks(Slot& slot, const Call& call) noexcept;
   void batch(int begun) noexcept;
   void arrange_batch() noexcept;
-  void fail(const Failure& why) noexcept;
   bool finished(std::uint32_t slot, std::uint32_t ticket) const noexcept {
     return slots_[slot].generation.load(std::memory_order_acquire) != ticket;
   }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "backends/group_state.hpp"
+#include "backends/shrink.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft {
@@ -171,9 +172,21 @@ ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> 
   m.rank = static_cast<int>(mine - ranks.begin());
   m.size = static_cast<int>(ranks.size());
   m.name = std::string(name);
-  return ProcessGroup(
-      new GroupState(context(), state_->factory, m, state_->next_token(name, ranks), state_->ranks_here));
+  return ProcessGroup(new GroupState(context(), state_->factory, m, state_->next_token(name, ranks),
+                                     state_->ranks_here,
+                                     {.ranks = std::vector<int>(ranks.begin(), ranks.end())}));
 }
+
+ProcessGroup ProcessGroup::shrink(Duration limit) {
+  context().check_fork("shrink");
+  if (limit < Duration::zero())
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("shrink: limit is {:.3g} s; expected 0 or more [group \"{}\", rank {}]",
+                            std::chrono::duration<double>(limit).count(), name(), rank()));
+  return ProcessGroup(weft::shrink(*state_, limit));
+}
+
+std::span<const int> ProcessGroup::parent_ranks() const noexcept { return state_->origin.ranks; }
 
 ProcessGroup ProcessGroup::split(int color, int key) {
   context().check_fork("split");

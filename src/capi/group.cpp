@@ -97,3 +97,26 @@ weft_status weft_group_quiesce(weft_group* group, int64_t limit_ns, bool* quiet,
     to = g.quiesce(capi::limit(function, limit_ns, "limit_ns"));
   });
 }
+
+weft_status weft_group_shrink(weft_group* group, int64_t limit_ns, weft_group** survivors,
+                              weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    ProcessGroup& g = group_of(function, group);
+    weft_group*& to = capi::given(function, survivors, "survivors");
+    ProcessGroup rest = g.shrink(capi::limit(function, limit_ns, "limit_ns"));
+    to = new weft_group{
+        std::make_shared<capi::GroupHandle>(capi::GroupHandle{group->handle->context, std::move(rest)})};
+  });
+}
+
+weft_status weft_group_parent_rank(const weft_group* group, int32_t rank, int32_t* parent_rank,
+                                   weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const ProcessGroup& g = group_of(function, group);
+    int32_t& to = capi::given(function, parent_rank, "parent_rank");
+    if (rank < 0 || rank >= g.size())
+      capi::refuse(ErrorCode::bad_argument, function,
+                   fmt::format("rank is {}; expected 0 to {}", rank, g.size() - 1));
+    to = g.parent_ranks().empty() ? -1 : g.parent_ranks()[static_cast<std::size_t>(rank)];
+  });
+}

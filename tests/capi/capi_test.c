@@ -288,6 +288,9 @@ static void test_null_arguments(void) {
   CHECK_ERROR(weft_group_size(NULL, &number, &error), bad, "weft_group_size: group is NULL");
   CHECK_ERROR(weft_group_abort(NULL, "", &error), bad, "weft_group_abort: group is NULL");
   CHECK_ERROR(weft_group_quiesce(NULL, 0, &yes, &error), bad, "weft_group_quiesce: group is NULL");
+  CHECK_ERROR(weft_group_shrink(NULL, 0, &g, &error), bad, "weft_group_shrink: group is NULL");
+  CHECK_ERROR(weft_group_parent_rank(NULL, 0, &number, &error), bad,
+              "weft_group_parent_rank: group is NULL");
   CHECK_ERROR(weft_all_reduce(NULL, &b, &b, NULL, &w, &error), bad, "weft_all_reduce: group is NULL");
   CHECK_ERROR(weft_all_gather(NULL, &b, &b, NULL, &w, &error), bad, "weft_all_gather: group is NULL");
   CHECK_ERROR(weft_barrier(NULL, NULL, &w, &error), bad, "weft_barrier: group is NULL");
@@ -305,6 +308,8 @@ static void test_null_arguments(void) {
   CHECK_ERROR(weft_group_size(g, NULL, &error), bad, "weft_group_size: size is NULL");
   CHECK_ERROR(weft_group_abort(g, NULL, &error), bad, "weft_group_abort: why is NULL");
   CHECK_ERROR(weft_group_quiesce(g, 0, NULL, &error), bad, "weft_group_quiesce: quiet is NULL");
+  CHECK_ERROR(weft_group_shrink(g, 0, NULL, &error), bad, "weft_group_shrink: survivors is NULL");
+  CHECK_ERROR(weft_group_parent_rank(g, 0, NULL, &error), bad, "weft_group_parent_rank: parent_rank is NULL");
   CHECK_ERROR(weft_all_reduce(g, NULL, &b, NULL, &w, &error), bad, "weft_all_reduce: in is NULL");
   CHECK_ERROR(weft_all_reduce(g, &b, NULL, NULL, &w, &error), bad, "weft_all_reduce: out is NULL");
   CHECK_ERROR(weft_all_gather(g, NULL, &b, NULL, &w, &error), bad, "weft_all_gather: in is NULL");
@@ -599,6 +604,43 @@ static void aborts(rank_args* a) {
 }
 static void test_abort(void) { run_ranks(2, aborts); }
 
+/* Rank 0 leaves; the others go on without it, and the old group goes before the new one. */
+static void shrinks(rank_args* a) {
+  weft_group* group = join(a, "world", 20000 * MS);
+  weft_group* rest = NULL;
+  weft_error e = WEFT_ERROR_INIT;
+  int32_t rank = -1, size = -1, parent = 7;
+  OK(weft_barrier(group, NULL, NULL, &error));
+  OK(weft_group_parent_rank(group, 0, &parent, &error));
+  CHECK(parent == -1);
+  if (a->rank == 0) {
+    weft_group_destroy(group);
+    return;
+  }
+  CHECK(weft_barrier(group, NULL, NULL, &e) == WEFT_PEER_LOST);
+  CHECK(e.op == WEFT_OP_BARRIER && e.call == 1 && e.rank_count == 1 && e.ranks[0] == 0);
+  CHECK_ERROR(weft_group_shrink(group, -1, &rest, &error), WEFT_BAD_ARGUMENT,
+              "weft_group_shrink: limit_ns is -1; expected 0 or more");
+  CHECK(rest == NULL);
+  OK(weft_group_shrink(group, 5000 * MS, &rest, &error));
+  weft_group_destroy(group);
+  OK(weft_group_rank(rest, &rank, &error));
+  OK(weft_group_size(rest, &size, &error));
+  CHECK(rank == a->rank - 1 && size == 2);
+  for (int32_t r = 0; r < size; ++r) {
+    OK(weft_group_parent_rank(rest, r, &parent, &error));
+    CHECK(parent == r + 1);
+  }
+  CHECK_ERROR(weft_group_parent_rank(rest, 2, &parent, &error), WEFT_BAD_ARGUMENT,
+              "weft_group_parent_rank: rank is 2; expected 0 to 1");
+  float x = (float)a->rank;
+  const weft_buffer b = f32(&x, 1);
+  OK(weft_all_reduce(rest, &b, &b, NULL, NULL, &error));
+  CHECK(x == 3);
+  weft_group_destroy(rest);
+}
+static void test_shrink(void) { run_ranks(3, shrinks); }
+
 /* A Work destroyed in flight aborts the group: the other rank hears why, nobody hangs. */
 static void dropped_work(rank_args* a) {
   weft_group* group = join(a, "world", 20000 * MS);
@@ -784,6 +826,7 @@ int main(int argc, char** argv) {
       {"group_timeout", test_group_timeout},
       {"mismatch", test_mismatch},
       {"abort", test_abort},
+      {"shrink", test_shrink},
       {"dropped_work", test_dropped_work},
   };
   int run = 0;

@@ -144,6 +144,9 @@ class Backend {
   virtual void batch(bool /*begin*/) noexcept {}
   /// Stream backends: makes `stream` wait for the call, without blocking the host. False: the host has to.
   virtual bool wait_on(OpState& /*s*/, void* /*stream*/) noexcept { return false; }
+  /// Ranks that have died or left the group, as far as the transport knows at this moment; before and after a
+  /// failure. From any thread.
+  virtual std::vector<int> gone() const noexcept { return {}; }
 };
 
 /// For tests only: what a user never sets.

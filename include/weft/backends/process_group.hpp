@@ -132,6 +132,26 @@ class ProcessGroup {
   /// A group of the same ranks whose calls are independent of this one's. Collective over all ranks.
   ProcessGroup duplicate();
 
+  /// After a failure, or before one where a rank is known to be lost: a group of the survivors, numbered in
+  /// the order of their ranks here, which share nothing with this group but the Store and the transport. All
+  /// who live call it, and agree through the Store on who takes part. Ranks that the transport knows to be
+  /// dead or gone are left out at once; others are waited for, `limit` (zero: the group's deadline), and then
+  /// left out, too. Who comes later, being stopped or busy, throws peer_lost naming itself and is in no
+  /// group: never half in. Where one dies while the group is made, the others agree again, so it may take
+  /// `limit` twice for each rank that is lost on the way. If anybody is left out this group has failed, on
+  /// all ranks, if it had not before.
+  ///
+  /// Buffers of failed calls are still this group's: see quiesce(). It may be destroyed afterwards, and both
+  /// may be shrunk again.
+  ///
+  /// Throws peer_lost where the Store is lost, too: the process that served it has ended, and who is left
+  /// cannot agree on anything. `unsupported` or `system` where this rank cannot make the group: then the
+  /// others do without it.
+  ProcessGroup shrink(Duration limit = {});
+  /// The rank that each rank of this group has in the group that this one was made of by subgroup(), split(),
+  /// duplicate() or shrink(). Empty: of none.
+  std::span<const int> parent_ranks() const noexcept;
+
   /// Fails every pending and later call of every rank with `aborted` and this text.
   void abort(std::string_view why);
   /// After a failure: true once nobody can touch the buffers of failed calls any more; see Error::quiesced().

@@ -68,9 +68,20 @@ std::vector<int> dead_ranks(const Group& g) {
   for (int r = 0; r < g.size; ++r) {
     const Neighbour& home = *g.homes[static_cast<std::size_t>(r)];
     if (r == g.rank || home.is_self() || home.alive()) continue;
-    if (g.of(r).left.load(std::memory_order_seq_cst) == 0) dead.push_back(r);
+    if (!has_left(g, r)) dead.push_back(r);
   }
   return dead;
+}
+
+bool has_left(const Group& g, int r) noexcept {
+  return r != g.rank && g.of(r).left.load(std::memory_order_seq_cst) != 0;
+}
+
+std::vector<int> gone_ranks(const Group& g) {
+  std::vector<int> gone = dead_ranks(g);
+  for (int r = 0; r < g.size; ++r)
+    if (has_left(g, r)) gone.push_back(r);
+  return gone;
 }
 
 namespace {

@@ -74,6 +74,10 @@ bool raise(const Group& g, const Failure& why) noexcept;
 Failure first_cause(const Group& g);
 /// Names ranks that died; empty: none.
 std::vector<int> dead_ranks(const Group& g);
+/// Another rank that destroyed its handle of the group, before it ended perhaps.
+bool has_left(const Group& g, int r) noexcept;
+/// Ranks that died or left.
+std::vector<int> gone_ranks(const Group& g);
 /// No live rank is inside its peers' memory.
 bool quiet(const Group& g) noexcept;
 bool quiesce(const Group& g, Deadline deadline, std::span<const MemoryRange> exposed) noexcept;

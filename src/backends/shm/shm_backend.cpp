@@ -69,7 +69,7 @@ class ShmBackend final : public Backend {
     // Who left cannot come any more; who came before leaving is not waited for. `left` is read first.
     std::vector<int> left;
     for (int r = 0; r < group_.size; ++r)
-      if (r != group_.rank && group_.of(r).left.load(std::memory_order_seq_cst) != 0) left.push_back(r);
+      if (has_left(group_, r)) left.push_back(r);
     if (left.empty()) return true;
     std::string story;
     std::vector<int> awaited = messages_.awaited();
@@ -102,6 +102,7 @@ class ShmBackend final : public Backend {
   void fail(const Failure& why) noexcept override { raise(group_, why); }
   Failure failure() const override { return first_cause(group_); }
   bool quiet() const noexcept override { return shm::quiet(group_); }
+  std::vector<int> gone() const noexcept override { return shm::gone_ranks(group_); }
   bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept override {
     return shm::quiesce(group_, deadline, exposed);
   }
