@@ -5,6 +5,7 @@
 #include <ifaddrs.h>
 #include <netdb.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -116,15 +117,21 @@ std::vector<SocketAddress> resolve(std::string_view host, std::uint16_t port, st
   return all;
 }
 
-std::vector<SocketAddress> resolve_loopback(std::string_view host, std::uint16_t port, std::string& why) {
+std::vector<SocketAddress> resolve_for_store(std::string_view host, std::uint16_t port, bool has_secret,
+                                             std::string& why) {
   std::vector<SocketAddress> all = resolve(host, port, why);
+  if (has_secret) {
+    std::stable_partition(all.begin(), all.end(), [](const SocketAddress& a) { return !a.is_loopback(); });
+    return all;
+  }
   const bool none = all.empty();
   std::erase_if(all, [](const SocketAddress& a) { return !a.is_loopback(); });
   if (all.empty() && !none)
-    throw Error(ErrorCode::unsupported,
-                fmt::format("store: {} is not on loopback; the TCP store has no protection against strangers "
-                            "yet, so it takes localhost, 127.x.x.x, ::1 and names of these only",
-                            shown_host_port(host, port)));
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("store: {} is not on loopback, and there is no secret; expected one that all ranks "
+                    "have, in a file of mode 0600 (WEFT_STORE_SECRET_FILE) or in WEFT_STORE_SECRET",
+                    shown_host_port(host, port)));
   return all;
 }
 

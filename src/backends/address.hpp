@@ -41,8 +41,11 @@ std::string shown_host_port(std::string_view host, std::uint16_t port);
 /// resolver thinks. Empty: the resolver cannot tell now, `why` says so and it may be asked again. Throws
 /// system where there is no such host.
 std::vector<SocketAddress> resolve(std::string_view host, std::uint16_t port, std::string& why);
-/// Those on loopback. Throws unsupported where none is: the TCP store has no protection against strangers.
-std::vector<SocketAddress> resolve_loopback(std::string_view host, std::uint16_t port, std::string& why);
+/// Those that the TCP store may use: with a secret all, those off loopback first (a name may be on loopback
+/// on its own host and elsewhere for the others), else those on loopback. Throws bad_argument where none is
+/// left.
+std::vector<SocketAddress> resolve_for_store(std::string_view host, std::uint16_t port, bool has_secret,
+                                             std::string& why);
 
 /// "lo (127.0.0.1)": the interface that the routing table chooses for `to`, and this host's address there;
 /// "no route (…)" where there is none. Nothing is sent.

@@ -188,8 +188,15 @@ void JobStores::tell(const std::string& address) const {
 
 std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_serve, const Seat& seat,
                                      const std::string& job, Deadline deadline) {
+  const std::string secret = store_secret_from_env();
   if (seat.rank == 0) {
+    std::string why;
+    const auto all = resolve(where.host, where.port, why);
+    // On loopback alone nobody is asked for it, so that a job of one host needs no libsodium.
+    const bool off_loopback =
+        std::any_of(all.begin(), all.end(), [](const SocketAddress& a) { return !a.is_loopback(); });
     TcpStoreOptions options{.host = where.host, .port = where.port};
+    if (off_loopback) options.secret = secret;
     auto server = rank_zero_must_serve ? std::make_unique<TcpStoreServer>(context_.log(), options)
                                        : TcpStoreServer::try_serve(context_.log(), options);
     if (server) {
@@ -198,7 +205,7 @@ std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_
       servers_.push_back(std::move(server));
     }
   }
-  auto store = make_tcp_store(where.host, where.port, deadline);
+  auto store = make_tcp_store(where.host, where.port, deadline, secret);
   tell(shown_host_port(where.host, where.port));
   return std::make_shared<JobStore>(job, std::move(store));
 }

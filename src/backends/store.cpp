@@ -44,11 +44,26 @@ void check_store_value(std::string_view key, std::string_view value) {
   }
 }
 
+void StoreTable::check_room(std::string_view key, std::string_view value) const {
+  const std::string* const held = find(key);
+  const std::size_t bytes =
+      held ? bytes_ - held->size() + value.size() : bytes_ + kPerKey + key.size() + value.size();
+  if ((held == nullptr && values_.size() >= limits_.keys) || (bytes > limits_.bytes && bytes > bytes_))
+    throw Error(
+        ErrorCode::system,
+        fmt::format("store: no room for key {} ({} bytes): it holds {} keys and {} bytes; at most {} and "
+                    "{} are allowed",
+                    shown_key(key), value.size(), values_.size(), bytes_, limits_.keys, limits_.bytes));
+}
+
 void StoreTable::set(std::string_view key, std::string_view value) {
+  check_room(key, value);
   if (const auto at = values_.find(key); at != values_.end()) {
+    bytes_ += value.size() - at->second.size();
     at->second = value;
   } else {
     values_.emplace(key, value);
+    bytes_ += kPerKey + key.size() + value.size();
   }
 }
 
@@ -91,7 +106,10 @@ std::string StoreTable::compare_set(std::string_view key, std::string_view expec
 }
 
 void StoreTable::remove(std::string_view key) {
-  if (const auto at = values_.find(key); at != values_.end()) values_.erase(at);
+  if (const auto at = values_.find(key); at != values_.end()) {
+    bytes_ -= kPerKey + at->first.size() + at->second.size();
+    values_.erase(at);
+  }
 }
 
 namespace {

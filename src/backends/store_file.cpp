@@ -277,6 +277,7 @@ class FileStore final : public Store {
 
   /// Under the lock, caught up.
   void append(Change change, std::string_view key, std::string_view value) {
+    if (change == Change::set) table_.check_room(key, value);
     const std::string record = make_record(change, key, value);
     write(record, at_, key_text(key));
     at_ += record.size();

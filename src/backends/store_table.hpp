@@ -27,9 +27,19 @@ std::string timeout_text(std::string_view key, Duration waited);
 void check_store_key(std::string_view key);
 void check_store_value(std::string_view key, std::string_view value);
 
-/// Arguments are checked by the callers (check_store_key, check_store_value).
+/// How much a table may hold. Per key, 64 bytes are counted beside key and value.
+struct StoreLimits {
+  std::size_t keys = std::size_t{1} << 20;
+  std::size_t bytes = std::size_t{256} << 20;
+};
+
+/// Arguments are checked by the callers (check_store_key, check_store_value). What adds to the table throws
+/// system where it is full.
 class StoreTable {
  public:
+  explicit StoreTable(StoreLimits limits = {}) : limits_(limits) {}
+  /// Throws where set() would.
+  void check_room(std::string_view key, std::string_view value) const;
   void set(std::string_view key, std::string_view value);
   /// The value, or null. Valid until the next change.
   const std::string* find(std::string_view key) const;
@@ -41,7 +51,11 @@ class StoreTable {
   void remove(std::string_view key);
 
  private:
+  static constexpr std::size_t kPerKey = 64;
+
+  StoreLimits limits_;
   std::map<std::string, std::string, std::less<>> values_;
+  std::size_t bytes_ = 0;
 };
 
 }  // namespace weft

@@ -1,10 +1,10 @@
 // The TCP store. The server's thread owns all of its state; a client takes a connection of its own for each
 // call in flight, so that a get that waits holds up nobody.
 //
-// A frame is a FrameHeader (24 bytes, little-endian) and then key, value and extra, as long as the header
-// says. A client sends one request and reads one reply before it sends the next. The server answers at once,
-// but for a get of an absent key: it parks that connection until some request sets the key or the time the
-// get gave has passed.
+// What goes over a connection is in store_frames.hpp, and where a secret is demanded sealed as store_seal.hpp
+// says; what the server makes of the bytes of one connection is in store_session.hpp. The server answers at
+// once, but for a get of an absent key: it parks that connection until some request sets the key or the time
+// the get gave has passed.
 #include "weft/backends/store_tcp.hpp"
 
 #include <fmt/format.h>
@@ -16,17 +16,16 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
-#include <cstring>
-#include <limits>
 #include <mutex>
+#include <optional>
 #include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "backends/address.hpp"
+#include "backends/store_session.hpp"
 #include "backends/store_table.hpp"
 #include "base/memfd.hpp"
 #include "weft/base/error.hpp"
@@ -34,61 +33,23 @@
 namespace weft {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "frames are written as they lie in memory");
-
-constexpr std::uint32_t kMagic = 0x53544657;  // "WFTS"
-constexpr std::uint8_t kVersion = 1;
-
-enum class Kind : std::uint8_t {
-  // requests
-  get = 1,  // number: nanoseconds to wait, kForever: no limit
-  try_get,
-  set,
-  add,          // number: the delta
-  compare_set,  // value: expected, extra: desired
-  remove,
-  // replies
-  found = 64,  // value, or for add: number
-  absent,
-  timed_out,
-  refused,  // value: the text of a bad_argument
-};
-
-struct FrameHeader {
-  std::uint32_t magic = kMagic;
-  std::uint8_t version = kVersion;
-  Kind kind = Kind::found;
-  std::uint16_t key_bytes = 0;
-  std::uint32_t value_bytes = 0;
-  std::uint32_t extra_bytes = 0;
-  std::int64_t number = 0;
-};
-static_assert(sizeof(FrameHeader) == 24);
-
-constexpr std::int64_t kForever = -1;
 constexpr Duration kLongest = std::chrono::hours(24 * 365);  // longer waits count as this
 constexpr Duration kAnswerLimit = std::chrono::seconds(30);  // for what the server answers at once
 constexpr Duration kGrace =
-    std::chrono::milliseconds(500);                   // for the server's word that a get's time has passed
-constexpr std::string_view kHelloKey = "weft/hello";  // asked for once per client; never set
-
-std::string make_frame(Kind kind, std::string_view key, std::string_view value, std::string_view extra,
-                       std::int64_t number) {
-  const FrameHeader header{.kind = kind,
-                           .key_bytes = static_cast<std::uint16_t>(key.size()),
-                           .value_bytes = static_cast<std::uint32_t>(value.size()),
-                           .extra_bytes = static_cast<std::uint32_t>(extra.size()),
-                           .number = number};
-  std::string frame(reinterpret_cast<const char*>(&header), sizeof header);
-  frame.append(key).append(value).append(extra);
-  return frame;
-}
+    std::chrono::milliseconds(500);  // for the server's word that a get's time has passed
 
 std::string errno_words(int error_number) { return std::generic_category().message(error_number); }
 
-void send_without_delay(int fd) {
-  const int on = 1;
-  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // only speed depends on it
+/// Small frames at once; and a host that vanished is noticed within half a minute, by who waits in a get,
+/// too.
+void set_up(int fd) {
+  const int on = 1, idle = 10, between = 5, count = 4, unacknowledged = 30'000;
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between, sizeof between);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof count);
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unacknowledged, sizeof unacknowledged);
 }
 
 /// poll(2)'s timeout for a wait until `when`: rounded up, so that a loop does not spin through the last
@@ -98,6 +59,50 @@ int poll_timeout(Clock::time_point when) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(when - Clock::now()).count();
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, 3'600'000));
 }
+
+/// Warnings that strangers can cause as often as they like: the first of each ten seconds are written, the
+/// others counted.
+class Warnings {
+ public:
+  explicit Warnings(Logger& log) : log_(log) {}
+  ~Warnings() { sum_up(); }
+  Warnings(const Warnings&) = delete;
+  Warnings& operator=(const Warnings&) = delete;
+
+  void write(const std::string& line) {
+    look(Clock::now());
+    if (written_ < kAtOnce) {
+      ++written_;
+      log_.write(LogLevel::warning, line);
+    } else {
+      ++left_out_;
+    }
+  }
+  /// To be called at next() at the latest.
+  void look(Clock::time_point now) {
+    if (now - since_ < kWindow) return;
+    sum_up();
+    since_ = now;
+    written_ = 0;
+  }
+  Clock::time_point next() const { return left_out_ == 0 ? Clock::time_point::max() : since_ + kWindow; }
+
+ private:
+  static constexpr int kAtOnce = 20;
+  static constexpr Duration kWindow = std::chrono::seconds(10);
+
+  void sum_up() {
+    if (left_out_ > 0)
+      log_.write(LogLevel::warning, fmt::format("store server: and {} more warnings within {}", left_out_,
+                                                shown_duration(kWindow)));
+    left_out_ = 0;
+  }
+
+  Logger& log_;
+  Clock::time_point since_{};
+  int written_ = 0;
+  std::size_t left_out_ = 0;
+};
 
 }  // namespace
 
@@ -114,7 +119,8 @@ struct Listening {
 /// not this machine's, or a port that is taken, gives no socket rather than an Error.
 Listening listen_on(const TcpStoreOptions& options, bool elsewhere) {
   std::string why;
-  const std::vector<SocketAddress> all = resolve_loopback(options.host, options.port, why);
+  const std::vector<SocketAddress> all =
+      resolve_for_store(options.host, options.port, !options.secret.empty(), why);
   if (all.empty()) throw Error(ErrorCode::system, fmt::format("store server: {}", why));
   for (std::size_t i = 0; i < all.size(); ++i) {
     Listening l{Descriptor(::socket(all[i].family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)), all[i]};
@@ -138,19 +144,25 @@ Listening listen_on(const TcpStoreOptions& options, bool elsewhere) {
 
 struct TcpStoreServer::Impl {
   struct Client {
+    Client(Descriptor socket, std::string shown, const KeyBytes* secret)
+        : fd(std::move(socket)), name(std::move(shown)), session(secret) {}
+
     Descriptor fd;
-    std::string name;      // "127.0.0.1:51234"
-    std::string in;        // received, not yet a whole frame
+    std::string name;  // "127.0.0.1:51234"
+    StoreSession session;
+    Clock::time_point since = Clock::now();
     std::string out;       // to be sent
     bool waiting = false;  // parked in a get of `key` until `give_up`
     std::string key;
     Clock::time_point give_up;
     bool gone = false;  // to be removed at the end of the round
+    bool is_stranger() const { return session.is_stranger(); }
   };
 
-  Impl(Logger& logger, TcpStoreOptions opts, Listening listening)
+  Impl(Logger& logger, TcpStoreOptions opts, Listening listening, std::optional<KeyBytes> key_of)
       : log(logger),
         options(std::move(opts)),
+        secret(std::move(key_of)),
         address(listening.address),
         listener(std::move(listening.socket)) {
     wake = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -181,13 +193,14 @@ struct TcpStoreServer::Impl {
       polled.clear();
       polled.push_back({stopping ? -1 : wake.get(), POLLIN, 0});
       polled.push_back({Clock::now() < accept_again ? -1 : listener.get(), POLLIN, 0});
-      Clock::time_point next = stop_at;
+      Clock::time_point next = std::min(stop_at, warnings.next());
       if (Clock::now() < accept_again) next = std::min(next, accept_again);
       for (const auto& c : clients) {
         // Nothing is read from a client whose request has no full answer yet; only its leaving is noticed.
         const int events = !c->out.empty() ? POLLOUT : c->waiting ? POLLRDHUP : POLLIN;
         polled.push_back({c->fd.get(), static_cast<short>(events), 0});
         if (c->waiting) next = std::min(next, c->give_up);
+        if (c->is_stranger()) next = std::min(next, c->since + options.join_limit);
       }
       if (::poll(polled.data(), polled.size(), poll_timeout(next)) < 0 && errno != EINTR) {
         throw_errno("store server: poll", errno);
@@ -199,7 +212,7 @@ struct TcpStoreServer::Impl {
       for (std::size_t i = 0; i < clients.size(); ++i) {
         Client& c = *clients[i];
         const short happened = polled[i + 2].revents;
-        if (happened == 0) continue;
+        if (happened == 0 || c.gone) continue;
         if (!c.out.empty()) {
           flush(c);
         } else if (c.waiting) {
@@ -208,36 +221,51 @@ struct TcpStoreServer::Impl {
           receive(c);
         }
       }
-      expire_waits();
+      expire(stopping);
+      warnings.look(Clock::now());
       std::erase_if(clients, [](const auto& c) { return c->gone; });
-      if (polled[1].revents != 0) accept_all();
+      if (polled[1].revents != 0) accept_some();
     }
   }
 
-  void accept_all() {
-    for (;;) {
+  // A few at a time, so that those who came are heard before more are let in.
+  void accept_some() {
+    for (int i = 0; i < 64; ++i) {
       SocketAddress from;
       Descriptor fd(::accept4(listener.get(), from.data(), &from.length, SOCK_NONBLOCK | SOCK_CLOEXEC));
       if (!fd) {
         if (errno == EINTR || errno == ECONNABORTED) continue;
-        if (errno !=
-            EAGAIN) {  // out of descriptors: look again later, rather than spin on the ready listener
-          log.write(LogLevel::warning, fmt::format("store server: accept: {}", errno_words(errno)));
-          accept_again = Clock::now() + std::chrono::seconds(1);
-        }
+        if (errno == EAGAIN) return;
+        const int error_number = errno;  // out of descriptors, perhaps: strangers give theirs back first
+        if (close_oldest_stranger("there are too few descriptors for it")) continue;
+        // Look again later, rather than spin on the ready listener.
+        warnings.write(fmt::format("store server: accept: {}", errno_words(error_number)));
+        accept_again = Clock::now() + std::chrono::seconds(1);
         return;
       }
-      if (clients.size() >= options.max_clients) {
-        log.write(LogLevel::warning, fmt::format("store server: closed {}: there are {} clients already",
-                                                 from.text(), clients.size()));
+      const auto strangers = static_cast<std::size_t>(
+          std::count_if(clients.begin(), clients.end(), [](const auto& c) { return c->is_stranger(); }));
+      if (strangers >= options.max_strangers)
+        close_oldest_stranger(fmt::format("it was the oldest of {} that have not joined", strangers));
+      if (clients.size() >= options.max_clients &&
+          !close_oldest_stranger(
+              fmt::format("there are {} clients, and it has not joined", clients.size()))) {
+        warnings.write(fmt::format("store server: closed {}: there are {} clients already", from.text(),
+                                   clients.size()));
         continue;
       }
-      send_without_delay(fd.get());
-      auto client = std::make_unique<Client>();
-      client->fd = std::move(fd);
-      client->name = from.text();
-      clients.push_back(std::move(client));
+      set_up(fd.get());
+      clients.push_back(std::make_unique<Client>(std::move(fd), from.text(), secret ? &*secret : nullptr));
     }
+  }
+
+  bool close_oldest_stranger(std::string_view why) {
+    const auto oldest =
+        std::find_if(clients.begin(), clients.end(), [](const auto& c) { return c->is_stranger(); });
+    if (oldest == clients.end()) return false;
+    close_bad(**oldest, why);
+    clients.erase(oldest);
+    return true;
   }
 
   void receive(Client& c) {
@@ -245,62 +273,49 @@ struct TcpStoreServer::Impl {
     const ssize_t got = ::recv(c.fd.get(), buffer, sizeof buffer, 0);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) {
-      if (!c.in.empty())
-        return close_bad(c, fmt::format("it left within a frame, after {} bytes", c.in.size()));
+      if (c.session.unread() > 0)
+        return close_bad(c, fmt::format("it left within a frame, after {} bytes", c.session.unread()));
+      if (c.session.was_told()) return close_bad(c, "it left when it was asked for the secret");
       c.gone = true;
       return;
     }
-    c.in.append(buffer, static_cast<std::size_t>(got));
-    take_frame(c);
+    const StoreSession::Result result = c.session.take({buffer, static_cast<std::size_t>(got)});
+    switch (result.state) {
+      case StoreSession::Result::State::more: return check_unanswered(c);
+      case StoreSession::Result::State::reply: c.out = result.out; return flush(c);
+      case StoreSession::Result::State::request: try { answer(c, result.frame);
+        } catch (const Error& e) {
+          reply(c, make_refusal(e.code(), e.what()));
+        }
+        return check_unanswered(c);
+      case StoreSession::Result::State::bad:
+        c.out = result.out;
+        flush(c);  // as much of it as the system takes at once
+        return close_bad(c, result.why);
+    }
   }
 
   /// One warning, and the connection ends.
   void close_bad(Client& c, std::string_view why) {
-    log.write(LogLevel::warning, fmt::format("store server: closed {}: {}", c.name, why));
+    warnings.write(fmt::format("store server: closed {}: {}", c.name, why));
     c.gone = true;
   }
 
-  // Handles the frame at the front of c.in once it is whole; looks at each field as soon as it is there.
-  void take_frame(Client& c) {
-    const FrameHeader ours;
-    if (std::memcmp(c.in.data(), &ours.magic, std::min(c.in.size(), sizeof ours.magic)) != 0) {
-      return close_bad(c, fmt::format("it does not speak this protocol (it sent {})", shown_key(c.in)));
-    }
-    if (c.in.size() < sizeof(FrameHeader)) return;
-    FrameHeader header;
-    std::memcpy(static_cast<void*>(&header), c.in.data(), sizeof header);
-    if (header.version != kVersion) {
-      return close_bad(
-          c, fmt::format("it speaks version {} of the protocol; expected {}", header.version, kVersion));
-    }
-    if (header.kind < Kind::get || header.kind > Kind::remove) {
-      return close_bad(c, fmt::format("it sent a request of unknown kind {}", static_cast<int>(header.kind)));
-    }
-    if (header.key_bytes == 0 || header.key_bytes > kMaxStoreKeyBytes ||
-        header.value_bytes > kMaxStoreValueBytes || header.extra_bytes > kMaxStoreValueBytes) {
-      return close_bad(c,
-                       fmt::format("it announced a frame beyond the limits (key {} bytes, values {} and {})",
-                                   header.key_bytes, header.value_bytes, header.extra_bytes));
-    }
-    const std::size_t bytes = sizeof header + header.key_bytes + header.value_bytes + header.extra_bytes;
-    if (c.in.size() < bytes) return;
-    if (c.in.size() > bytes) return close_bad(c, "it sent a second request before the first was answered");
-    const std::string frame = std::exchange(c.in, {});
-    const std::string_view key(frame.data() + sizeof header, header.key_bytes);
-    const std::string_view value(key.data() + key.size(), header.value_bytes);
-    const std::string_view extra(value.data() + value.size(), header.extra_bytes);
-    try {
-      answer(c, header, key, value, extra);
-    } catch (const Error& e) {
-      reply(c, Kind::refused, e.what());
-    }
+  // Of half requests and answers that nobody reads only so much is kept; who would add to it has to go.
+  void check_unanswered(Client& c) {
+    if (c.session.unread() + c.out.size() < 4096) return;  // small ones cannot add up to much
+    std::size_t all = 0;
+    for (const auto& other : clients) all += other->session.unread() + other->out.size();
+    if (all > options.max_unanswered)
+      close_bad(c, fmt::format("{} bytes of requests and answers are under way; at most {} are allowed", all,
+                               options.max_unanswered));
   }
 
-  void answer(Client& c, const FrameHeader& request, std::string_view key, std::string_view value,
-              std::string_view extra) {
+  void answer(Client& c, const Frame& request) {
+    const std::string_view key = request.key;
     switch (request.kind) {
       case Kind::get:
-        if (const std::string* held = table.find(key)) return reply(c, Kind::found, *held);
+        if (const std::string* held = table.find(key)) return reply(c, found(*held));
         c.waiting = true;
         c.key = key;
         c.give_up = request.number == kForever
@@ -309,46 +324,61 @@ struct TcpStoreServer::Impl {
         return;
       case Kind::try_get: {
         const std::string* const held = table.find(key);
-        return held ? reply(c, Kind::found, *held) : reply(c, Kind::absent, {});
+        return reply(c, held ? found(*held) : make_frame(Kind::absent, {}, {}));
       }
       case Kind::set:
-        table.set(key, value);
-        reply(c, Kind::found, {});
+        table.set(key, request.value);
+        reply(c, found({}));
         return wake_waiters(key);
       case Kind::add: {
         const std::int64_t sum = table.add(key, request.number);
-        reply(c, Kind::found, {}, sum);
+        reply(c, found({}, sum));
         return wake_waiters(key);
       }
       case Kind::compare_set:
-        reply(c, Kind::found, table.compare_set(key, value, extra));
+        reply(c, found(table.compare_set(key, request.value, request.extra)));
         return wake_waiters(key);
-      case Kind::remove: table.remove(key); return reply(c, Kind::found, {});
+      case Kind::remove: table.remove(key); return reply(c, found({}));
+      case Kind::join:
+      case Kind::prove:
       case Kind::found:
       case Kind::absent:
       case Kind::timed_out:
-      case Kind::refused: return;  // take_frame lets only requests through
+      case Kind::refused:
+      case Kind::challenge:
+      case Kind::welcome:
+      case Kind::secret_demanded:
+      case Kind::stranger: return;  // a session lets only requests through
     }
+  }
+
+  static std::string found(std::string_view value, std::int64_t number = 0) {
+    return make_frame(Kind::found, {}, value, {}, number);
   }
 
   void wake_waiters(std::string_view key) {
     const std::string* const value = table.find(key);
     if (value == nullptr) return;
     for (const auto& c : clients) {
-      if (c->waiting && c->key == key) reply(*c, Kind::found, *value);
+      if (c->waiting && c->key == key) reply(*c, found(*value));
     }
   }
 
-  void expire_waits() {
+  /// Waits that are over, and strangers whose time is.
+  void expire(bool stopping) {
     const auto now = Clock::now();
     for (const auto& c : clients) {
-      if (c->waiting && c->give_up <= now) reply(*c, Kind::timed_out, {});
+      if (c->waiting && c->give_up <= now) reply(*c, make_frame(Kind::timed_out, {}, {}));
+      if (!c->is_stranger() || c->gone) continue;
+      if (now - c->since >= options.join_limit)
+        close_bad(*c, fmt::format("it has not joined within {}", shown_duration(options.join_limit)));
+      if (stopping) c->gone = true;
     }
   }
 
-  void reply(Client& c, Kind kind, std::string_view value, std::int64_t number = 0) {
+  void reply(Client& c, std::string frame) {
     c.waiting = false;
-    c.out = make_frame(kind, {}, value, {}, number);
+    c.out = c.session.wire(std::move(frame));
     flush(c);
   }
 
@@ -366,28 +396,41 @@ struct TcpStoreServer::Impl {
 
   Logger& log;
   const TcpStoreOptions options;
+  const std::optional<KeyBytes> secret;
   SocketAddress address;
   Descriptor listener;
   Descriptor wake;
   // The thread's own.
-  std::vector<std::unique_ptr<Client>> clients;
-  StoreTable table;
+  std::vector<std::unique_ptr<Client>> clients;  // in the order in which they came
+  StoreTable table{{.keys = options.max_keys, .bytes = options.max_bytes}};
+  Warnings warnings{log};
   Clock::time_point accept_again{};
   std::thread thread;
 };
 
+namespace {
+
+std::optional<KeyBytes> key_of(TcpStoreOptions& options) {
+  if (options.secret.empty()) return std::nullopt;
+  return key_of_secret(options.secret);
+}
+
+}  // namespace
+
 TcpStoreServer::TcpStoreServer(Logger& log, TcpStoreOptions options) {
+  auto key = key_of(options);
   Listening listening = listen_on(options, false);
-  impl_ = std::make_unique<Impl>(log, std::move(options), std::move(listening));
+  impl_ = std::make_unique<Impl>(log, std::move(options), std::move(listening), std::move(key));
 }
 TcpStoreServer::TcpStoreServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 TcpStoreServer::~TcpStoreServer() = default;
 
 std::unique_ptr<TcpStoreServer> TcpStoreServer::try_serve(Logger& log, TcpStoreOptions options) {
+  auto key = key_of(options);
   Listening listening = listen_on(options, true);
   if (!listening.socket) return nullptr;
-  return std::unique_ptr<TcpStoreServer>(
-      new TcpStoreServer(std::make_unique<Impl>(log, std::move(options), std::move(listening))));
+  return std::unique_ptr<TcpStoreServer>(new TcpStoreServer(
+      std::make_unique<Impl>(log, std::move(options), std::move(listening), std::move(key))));
 }
 
 std::uint16_t TcpStoreServer::port() const noexcept { return impl_->address.port(); }
@@ -403,10 +446,32 @@ struct Reply {
   std::string value;
 };
 
+/// Whether a server of ours answers such a request so.
+bool answers(Kind reply, Kind request) {
+  switch (reply) {
+    case Kind::found:
+    case Kind::refused: return request != Kind::join && request != Kind::prove;
+    case Kind::absent: return request == Kind::try_get;
+    case Kind::timed_out: return request == Kind::get;
+    case Kind::challenge: return request == Kind::join;
+    case Kind::welcome:
+    case Kind::stranger: return request == Kind::prove;
+    case Kind::secret_demanded: return true;
+    default: return false;
+  }
+}
+
 /// One connection. Used by one thread at a time; after a failure it is thrown away.
 class Connection {
  public:
-  enum class Outcome : std::uint8_t { ok, closed, silent, foreign };
+  enum class Outcome : std::uint8_t {
+    ok,
+    closed,           // error() says how
+    silent,           // until the time was over
+    foreign,          // what is there is no store
+    secret_demanded,  // by the server
+    wrong_secret,     // the server has another one, or none
+  };
 
   /// Connects; false: error() says why not.
   bool open(const SocketAddress& to, Clock::time_point give_up) {
@@ -425,15 +490,51 @@ class Connection {
     // itself.
     SocketAddress own;
     if (::getsockname(fd_.get(), own.data(), &own.length) == 0 && own == to) return failed(ECONNREFUSED);
-    send_without_delay(fd_.get());
+    set_up(fd_.get());
     return true;
   }
 
-  Outcome exchange(std::string_view request, Clock::time_point give_up, Reply& reply) {
-    while (!request.empty()) {
-      const ssize_t sent = ::send(fd_.get(), request.data(), request.size(), MSG_NOSIGNAL);
+  /// Finds out whether a store of ours is there: by the handshake where there is a secret, else by a request
+  /// whose answer does not matter. After it, this connection counts as a rank's.
+  Outcome greet(const KeyBytes* secret, Clock::time_point give_up) {
+    Reply reply;
+    if (secret == nullptr) return exchange(Kind::try_get, kHelloKey, {}, {}, 0, give_up, reply);
+    Handshake handshake(*secret);
+    if (const Outcome o = exchange(Kind::join, {}, handshake.own_half(), {}, 0, give_up, reply);
+        o != Outcome::ok)
+      return o;
+    if (!handshake.meet(reply.value, true)) return Outcome::foreign;
+    if (const Outcome o = exchange(Kind::prove, {}, handshake.proof(true), {}, 0, give_up, reply);
+        o != Outcome::ok)
+      return o;
+    if (!handshake.holds(reply.value, false)) return Outcome::wrong_secret;
+    sealed_.emplace(handshake.streams());
+    return Outcome::ok;
+  }
+
+  Outcome exchange(Kind kind, std::string_view key, std::string_view value, std::string_view extra,
+                   std::int64_t number, Clock::time_point give_up, Reply& reply) {
+    std::string request = make_frame(kind, key, value, extra, number);
+    if (sealed_) request = sealed_->to_server.seal(request);
+    if (const Outcome o = send(request, give_up); o != Outcome::ok) return o;
+    const Outcome o = receive(give_up, reply);
+    if (o != Outcome::ok) return o;
+    if (!answers(reply.kind, kind)) {
+      // A server that demands no secret refuses to begin a handshake.
+      return kind == Kind::join && reply.kind == Kind::refused ? Outcome::wrong_secret : Outcome::foreign;
+    }
+    if (reply.kind == Kind::stranger) return Outcome::wrong_secret;
+    return reply.kind == Kind::secret_demanded ? Outcome::secret_demanded : Outcome::ok;
+  }
+
+  const std::string& error() const { return error_; }
+
+ private:
+  Outcome send(std::string_view bytes, Clock::time_point give_up) {
+    while (!bytes.empty()) {
+      const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       if (sent >= 0) {
-        request.remove_prefix(static_cast<std::size_t>(sent));
+        bytes.remove_prefix(static_cast<std::size_t>(sent));
       } else if (errno == EAGAIN) {
         if (!ready(POLLOUT, give_up)) return Outcome::silent;
       } else if (errno != EINTR) {
@@ -441,37 +542,43 @@ class Connection {
         return Outcome::closed;
       }
     }
-    FrameHeader header;
-    if (const Outcome o = receive(reinterpret_cast<char*>(&header), sizeof header, give_up); o != Outcome::ok)
-      return o;
-    if (header.magic != kMagic || header.version != kVersion || header.kind < Kind::found ||
-        header.kind > Kind::refused || header.value_bytes > kMaxStoreValueBytes || header.key_bytes != 0 ||
-        header.extra_bytes != 0) {
-      return Outcome::foreign;
-    }
-    reply.kind = header.kind;
-    reply.number = header.number;
-    reply.value.resize(header.value_bytes);
-    return receive(reply.value.data(), reply.value.size(), give_up);
+    return Outcome::ok;
   }
 
-  const std::string& error() const { return error_; }
-
- private:
-  Outcome receive(char* to, std::size_t bytes, Clock::time_point give_up) {
-    while (bytes > 0) {
-      const ssize_t got = ::recv(fd_.get(), to, bytes, 0);
-      if (got > 0) {
-        to += got;
-        bytes -= static_cast<std::size_t>(got);
-      } else if (got < 0 && errno == EAGAIN) {
+  /// One whole frame, and nothing after it.
+  Outcome receive(Clock::time_point give_up, Reply& reply) {
+    std::string in;
+    char buffer[64 * 1024];
+    for (;;) {
+      const ssize_t got = ::recv(fd_.get(), buffer, sizeof buffer, 0);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0 && errno == EAGAIN) {
         if (!ready(POLLIN, give_up)) return Outcome::silent;
-      } else if (got == 0 || errno != EINTR) {
+        continue;
+      }
+      if (got <= 0) {
         error_ = got == 0 ? "it closed the connection" : errno_words(errno);
         return Outcome::closed;
       }
+      in.append(buffer, static_cast<std::size_t>(got));
+      std::string opened;
+      if (sealed_) {
+        SealedStream::Opened record = sealed_->to_client.open(in);
+        if (record.state == SealedStream::Opened::State::more) continue;
+        if (record.state == SealedStream::Opened::State::bad || record.bytes != in.size())
+          return Outcome::foreign;
+        opened = std::move(record.frame);
+      }
+      const std::string_view bytes = sealed_ ? opened : in;
+      const Parsed parsed = parse_reply(bytes);
+      if (parsed.state == Parsed::State::more && !sealed_) continue;
+      if (parsed.state != Parsed::State::whole || parsed.bytes != bytes.size()) return Outcome::foreign;
+      reply.kind = parsed.frame.kind;
+      reply.number =
+          reply.kind == Kind::refused ? static_cast<int>(refusal_code(parsed.frame)) : parsed.frame.number;
+      reply.value = parsed.frame.value;
+      return Outcome::ok;
     }
-    return Outcome::ok;
   }
 
   /// False: `give_up` came first.
@@ -492,19 +599,20 @@ class Connection {
 
   Descriptor fd_;
   std::string error_;
+  std::optional<SealedPair> sealed_;
 };
 
 class TcpStore final : public Store {
  public:
-  TcpStore(std::string_view host, std::uint16_t port, Deadline deadline) {
+  TcpStore(std::string_view host, std::uint16_t port, Deadline deadline, std::string_view secret) {
     const Duration limit = deadline.left();
     std::vector<SocketAddress> addresses;
     auto pause = std::chrono::milliseconds(5);
     for (;;) {
       std::string why;
-      if (addresses.empty()) addresses = resolve_loopback(host, port, why);
+      if (addresses.empty()) addresses = resolve_for_store(host, port, !secret.empty(), why);
       for (const SocketAddress& address : addresses)
-        if (reach(address, addresses.size() == 1, deadline, why)) return;
+        if (reach(address, addresses.size() == 1, secret, deadline, why)) return;
       if (deadline.passed()) {
         throw Error(ErrorCode::timeout, fmt::format("store: no server at {} within {} ({})",
                                                     shown_host_port(host, port), shown_duration(limit), why));
@@ -527,8 +635,7 @@ class TcpStore final : public Store {
     const auto give_up =
         forever ? Clock::time_point::max() : Clock::now() + std::min(limit, kLongest) + kGrace;
     Reply reply;
-    if (!try_call(make_frame(Kind::get, key, {}, {}, forever ? kForever : limit.count()), key, give_up,
-                  reply)) {
+    if (!try_call(Kind::get, key, {}, {}, forever ? kForever : limit.count(), give_up, reply)) {
       throw Error(ErrorCode::timeout,
                   fmt::format("{} (the server at {} does not answer)", timeout_text(key, limit), name_));
     }
@@ -561,9 +668,10 @@ class TcpStore final : public Store {
   }
 
  private:
-  /// True where our server is there: a request whose answer does not matter shows it. One of several
-  /// addresses gets two seconds, so that what is silent there does not hide the others.
-  bool reach(const SocketAddress& address, bool only, Deadline deadline, std::string& why) {
+  /// True where our server is there. One of several addresses gets two seconds, so that what is silent there
+  /// does not hide the others.
+  bool reach(const SocketAddress& address, bool only, std::string_view secret, Deadline deadline,
+             std::string& why) {
     const auto give_up =
         only ? deadline.when() : std::min(deadline.when(), Clock::now() + std::chrono::seconds(2));
     auto connection = std::make_unique<Connection>();
@@ -571,8 +679,16 @@ class TcpStore final : public Store {
       why = connection->error();
       return false;
     }
-    Reply reply;
-    switch (connection->exchange(make_frame(Kind::try_get, kHelloKey, {}, {}, 0), give_up, reply)) {
+    // On loopback the server says whether it demands the secret; elsewhere nothing is said without it.
+    sealed_ = !address.is_loopback();
+    Connection::Outcome outcome = Connection::Outcome::secret_demanded;
+    if (!sealed_) outcome = connection->greet(nullptr, give_up);
+    if (outcome == Connection::Outcome::secret_demanded && !secret.empty()) {
+      sealed_ = true;
+      if (!key_) key_ = key_of_secret(secret);
+      outcome = connection->greet(&*key_, give_up);
+    }
+    switch (outcome) {
       case Connection::Outcome::ok:
         address_ = address;
         name_ = address.text();
@@ -582,36 +698,54 @@ class TcpStore final : public Store {
         why = fmt::format("what listens on {} is not a weft store", address.text());
         if (only) throw Error(ErrorCode::system, "store: " + why);
         return false;
+      case Connection::Outcome::secret_demanded:
+        throw Error(
+            ErrorCode::bad_argument,
+            fmt::format("store: the server at {} demands a secret; expected it in a file of mode 0600 "
+                        "(WEFT_STORE_SECRET_FILE) or in WEFT_STORE_SECRET",
+                        address.text()));
+      case Connection::Outcome::wrong_secret: throw wrong_secret(address.text());
       case Connection::Outcome::silent: why = "what listens there does not answer"; return false;
       case Connection::Outcome::closed: why = connection->error(); return false;  // it ends, or is full
     }
     return false;
   }
 
+  static Error wrong_secret(std::string_view where) {
+    return Error(
+        ErrorCode::mismatch,
+        fmt::format("store: the server at {} has another secret than this process, or none; expected "
+                    "the same one on all hosts (WEFT_STORE_SECRET_FILE, WEFT_STORE_SECRET)",
+                    where));
+  }
+
   /// A request that is answered at once.
   Reply call(Kind kind, std::string_view key, std::string_view value = {}, std::string_view extra = {},
              std::int64_t number = 0) {
     Reply reply;
-    if (!try_call(make_frame(kind, key, value, extra, number), key, Clock::now() + kAnswerLimit, reply)) {
+    if (!try_call(kind, key, value, extra, number, Clock::now() + kAnswerLimit, reply)) {
       throw lost(key, fmt::format("it did not answer within {}", shown_duration(kAnswerLimit)));
     }
     return reply;
   }
 
   /// False: no answer until `give_up`. The connection is used again only after a whole answer.
-  bool try_call(std::string_view request, std::string_view key, Clock::time_point give_up, Reply& reply) {
+  bool try_call(Kind kind, std::string_view key, std::string_view value, std::string_view extra,
+                std::int64_t number, Clock::time_point give_up, Reply& reply) {
     std::unique_ptr<Connection> connection = take(key);
-    switch (connection->exchange(request, give_up, reply)) {
+    switch (connection->exchange(kind, key, value, extra, number, give_up, reply)) {
       case Connection::Outcome::ok: break;
       case Connection::Outcome::silent: return false;
       case Connection::Outcome::closed: throw lost(key, connection->error());
-      case Connection::Outcome::foreign: throw lost(key, "it sent what is not an answer");
+      case Connection::Outcome::foreign:
+      case Connection::Outcome::secret_demanded:
+      case Connection::Outcome::wrong_secret: throw lost(key, "it sent what is not an answer");
     }
     {
       const std::lock_guard lock(mutex_);
       idle_.push_back(std::move(connection));
     }
-    if (reply.kind == Kind::refused) throw Error(ErrorCode::bad_argument, reply.value);
+    if (reply.kind == Kind::refused) throw Error(static_cast<ErrorCode>(reply.number), reply.value);
     return true;
   }
 
@@ -624,9 +758,23 @@ class TcpStore final : public Store {
         return connection;
       }
     }
-    auto connection = std::make_unique<Connection>();
-    if (!connection->open(address_, Clock::now() + kAnswerLimit)) throw lost(key, connection->error());
-    return connection;
+    const auto give_up = Clock::now() + kAnswerLimit;
+    for (auto pause = std::chrono::milliseconds(5);; pause *= 2) {
+      auto connection = std::make_unique<Connection>();
+      if (!connection->open(address_, give_up)) throw lost(key, connection->error());
+      switch (connection->greet(sealed_ ? &*key_ : nullptr, give_up)) {
+        case Connection::Outcome::ok: return connection;
+        case Connection::Outcome::silent: throw lost(key, "it does not answer");
+        case Connection::Outcome::closed:
+          // Before it was known it may have been closed in favour of others, in a crowd of strangers.
+          if (pause > std::chrono::seconds(1)) throw lost(key, connection->error());
+          std::this_thread::sleep_for(pause);
+          continue;
+        case Connection::Outcome::foreign:
+        case Connection::Outcome::secret_demanded:
+        case Connection::Outcome::wrong_secret: throw lost(key, "another server is there now");
+      }
+    }
   }
 
   Error lost(std::string_view key, std::string_view why) const {
@@ -636,14 +784,17 @@ class TcpStore final : public Store {
 
   SocketAddress address_;  // that answered
   std::string name_;
+  std::optional<KeyBytes> key_;  // of the secret, where it was needed
+  bool sealed_ = false;          // connections prove that they know it
   std::mutex mutex_;
   std::vector<std::unique_ptr<Connection>> idle_;  // as many as calls were in flight at once
 };
 
 }  // namespace
 
-std::shared_ptr<Store> make_tcp_store(std::string_view host, std::uint16_t port, Deadline deadline) {
-  return std::make_shared<TcpStore>(host, port, deadline);
+std::shared_ptr<Store> make_tcp_store(std::string_view host, std::uint16_t port, Deadline deadline,
+                                      std::string_view secret) {
+  return std::make_shared<TcpStore>(host, port, deadline, secret);
 }
 
 }  // namespace weft

@@ -304,17 +304,72 @@ TEST_F(RendezvousTest, SeveralHostsNeedAStoreThatIsNamed) {
           "LOCAL_WORLD_SIZE is 2, WORLD_SIZE is 4");
 }
 
-TEST_F(RendezvousTest, OtherHostsAreUnsupported) {
+TEST_F(RendezvousTest, OtherHostsNeedASecret) {
+  constexpr const char* kHow =
+      " is not on loopback, and there is no secret; expected one that all ranks have, in a file of mode 0600 "
+      "(WEFT_STORE_SECRET_FILE) or in WEFT_STORE_SECRET";
   for (const char* rank : {"0", "1"}) {
     expect_error(
         {{"RANK", rank}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "192.0.2.7"}, {"MASTER_PORT", "1234"}},
-        ErrorCode::unsupported,
-        "MASTER_ADDR is \"192.0.2.7\", MASTER_PORT is \"1234\": store: 192.0.2.7:1234 is not on loopback");
+        ErrorCode::bad_argument,
+        fmt::format("MASTER_ADDR is \"192.0.2.7\", MASTER_PORT is \"1234\": store: 192.0.2.7:1234{}", kHow));
   }
   for (const char* where : {"192.0.2.7:99", "[2001:db8::7]:99"})
     expect_error({{"WEFT_RANK", "0"}, {"WEFT_WORLD_SIZE", "2"}, {"WEFT_STORE", where}},
-                 ErrorCode::unsupported,
-                 fmt::format("WEFT_STORE is \"{0}\": store: {0} is not on loopback", where));
+                 ErrorCode::bad_argument, fmt::format("WEFT_STORE is \"{0}\": store: {0}{1}", where, kHow));
+}
+
+// On loopback it is checked where it is set, but not asked for.
+TEST_F(RendezvousTest, TheSecretIsReadFromTheEnvironment) {
+  const std::string where = fmt::format("127.0.0.1:{}", free_port());
+  const auto expect_refused = [&](const Variables& more, ErrorCode code, const std::string& text) {
+    Variables variables{{"WEFT_RANK", "0"}, {"WEFT_WORLD_SIZE", "1"}, {"WEFT_STORE", where}};
+    variables.insert(more.begin(), more.end());
+    expect_error(variables, code, text);
+  };
+  const std::string path = folder_ / "secret";
+  const std::string said = fmt::format("WEFT_STORE_SECRET_FILE is \"{}\"", path);
+  const auto write = [&](std::string_view text, int mode) {
+    std::filesystem::remove(path);
+    std::ofstream(path) << text;
+    std::filesystem::permissions(path, static_cast<std::filesystem::perms>(mode));
+  };
+  expect_refused({{"WEFT_STORE_SECRET_FILE", path}}, ErrorCode::system,
+                 fmt::format("WEFT_STORE is \"{}\": {}", where, said) + ": No such file or directory");
+  expect_refused({{"WEFT_STORE_SECRET_FILE", folder_.path()}}, ErrorCode::bad_argument,
+                 "which is not a regular file");
+  for (const int mode : {0604, 0640, 0660, 0644}) {
+    write("0123456789abcdef", mode);
+    expect_refused(
+        {{"WEFT_STORE_SECRET_FILE", path}}, ErrorCode::bad_argument,
+        fmt::format("{}, which others may use (its mode is {:04o}); expected mode 0600", said, mode));
+  }
+  write("0123456789abcde\r\n\n", 0600);
+  expect_refused(
+      {{"WEFT_STORE_SECRET_FILE", path}}, ErrorCode::bad_argument,
+      fmt::format("WEFT_STORE_SECRET_FILE \"{}\" has a secret of 15 bytes; expected 16 to 4096, at "
+                  "random (openssl rand -hex 32)",
+                  path));
+  write(std::string(5000, 'x'), 0600);
+  expect_refused({{"WEFT_STORE_SECRET_FILE", path}}, ErrorCode::bad_argument, "expected 16 to 4096");
+  expect_refused({{"WEFT_STORE_SECRET", "short"}}, ErrorCode::bad_argument,
+                 "WEFT_STORE_SECRET has a secret of 5 bytes; expected 16 to 4096");
+  write("0123456789abcdef\n", 0600);
+  expect_refused({{"WEFT_STORE_SECRET_FILE", path}, {"WEFT_STORE_SECRET", "0123456789abcdef"}},
+                 ErrorCode::bad_argument,
+                 "WEFT_STORE_SECRET_FILE and WEFT_STORE_SECRET are both set; expected one of them");
+  if (::geteuid() == 0) {
+    ASSERT_EQ(::chown(path.c_str(), 65534, 65534), 0);
+    expect_refused({{"WEFT_STORE_SECRET_FILE", path}}, ErrorCode::bad_argument,
+                   said + ", which is user 65534's; expected a file of user 0");
+    write("0123456789abcdef\n", 0600);
+  }
+  expect_they_meet(2, [&](int rank) {
+    return Variables{{"WEFT_RANK", std::to_string(rank)},
+                     {"WEFT_WORLD_SIZE", "2"},
+                     {"WEFT_STORE", where},
+                     {"WEFT_STORE_SECRET_FILE", path}};
+  });
 }
 
 TEST_F(RendezvousTest, ATakenPortIsNamed) {

@@ -33,6 +33,7 @@
 #include "backends/address.hpp"
 #include "support/errors.hpp"
 #include "support/processes.hpp"
+#include "support/stranger.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/backends/store_file.hpp"
 #include "weft/backends/store_tcp.hpp"
@@ -44,6 +45,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using test::Stranger;
 using ::testing::HasSubstr;
 
 Deadline soon() { return Deadline::after(seconds(10)); }
@@ -431,44 +433,6 @@ class TcpStoreTest : public ::testing::Test {
       std::make_unique<TcpStoreServer>(log_, TcpStoreOptions{.max_clients = 8, .linger = milliseconds(300)});
 };
 
-/// A connection that says whatever it likes.
-class Stranger {
- public:
-  explicit Stranger(std::uint16_t port, const char* host = "127.0.0.1") {
-    std::string why;
-    const SocketAddress to = resolve(host, port, why).at(0);
-    fd_ = ::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
-    EXPECT_EQ(::connect(fd_, to.data(), to.length), 0);
-  }
-  ~Stranger() { ::close(fd_); }
-  Stranger(const Stranger&) = delete;
-  Stranger& operator=(const Stranger&) = delete;
-
-  void say(std::string_view bytes) {
-    EXPECT_EQ(::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
-  }
-
-  /// True where the server hangs up within ten seconds, whatever it says before.
-  bool is_cut_off() {
-    for (;;) {
-      pollfd p{fd_, POLLIN, 0};
-      if (::poll(&p, 1, 10'000) != 1) return false;
-      char buffer[256];
-      if (::recv(fd_, buffer, sizeof buffer, 0) <= 0) return true;
-    }
-  }
-
-  /// True where the server says something within ten seconds.
-  bool is_answered() {
-    pollfd p{fd_, POLLIN, 0};
-    char byte = 0;
-    return ::poll(&p, 1, 10'000) == 1 && ::recv(fd_, &byte, 1, 0) == 1;
-  }
-
- private:
-  int fd_ = -1;
-};
-
 /// A request header as it goes over the wire, written out by hand; then whatever follows.
 std::string frame(std::uint8_t version, std::uint8_t kind, std::uint16_t key_bytes, std::uint32_t value_bytes,
                   std::uint32_t extra_bytes, std::string_view rest = {}) {
@@ -551,15 +515,27 @@ TEST_F(TcpStoreTest, AFrameMayComeByteByByte) {
   EXPECT_THAT(warnings(), ::testing::IsEmpty());
 }
 
+// Where the room is full those who have not said anything yet go first, the oldest of them first of all;
+// where all have, the new one.
 TEST_F(TcpStoreTest, ClientsBeyondTheLimitAreRefused) {
   const auto good = client();
   std::vector<std::unique_ptr<Stranger>> crowd;
   for (int i = 0; i < 7; ++i) crowd.push_back(std::make_unique<Stranger>(server_->port()));
+  for (int i = 1; i < 7; ++i) {
+    crowd[static_cast<std::size_t>(i)]->say(frame(1, 2, 1, 0, 0, "k"));
+    EXPECT_TRUE(crowd[static_cast<std::size_t>(i)]->is_answered());
+  }
+  Stranger another(server_->port());
+  EXPECT_TRUE(crowd[0]->is_cut_off());
+  ASSERT_EQ(warnings().size(), 1u);
+  EXPECT_THAT(warnings()[0], HasSubstr("there are 8 clients, and it has not joined"));
+  another.say(frame(1, 2, 1, 0, 0, "k"));
+  EXPECT_TRUE(another.is_answered());
   Stranger one_too_many(server_->port());
   EXPECT_TRUE(one_too_many.is_cut_off());
   EXPECT_EQ(good->add("n", 1), 1);
-  ASSERT_EQ(warnings().size(), 1u);
-  EXPECT_THAT(warnings()[0], HasSubstr("there are 8 clients already"));
+  ASSERT_EQ(warnings().size(), 2u);
+  EXPECT_THAT(warnings()[1], HasSubstr("there are 8 clients already"));
 }
 
 // The destructor's patience is for ranks that still want to say goodbye.
@@ -612,14 +588,17 @@ TEST_F(TcpStoreTest, APortInUseIsNamed) {
                [&] { TcpStoreServer second(log_, TcpStoreOptions{.port = server_->port()}); });
 }
 
-TEST_F(TcpStoreTest, OffLoopbackIsRefused) {
+TEST_F(TcpStoreTest, OffLoopbackASecretIsDemanded) {
   for (const auto& [host, shown] : {std::pair("0.0.0.0", "0.0.0.0:1234"),
                                     {"192.0.2.1", "192.0.2.1:1234"},
                                     {"::", "[::]:1234"},
                                     {"2001:db8::1", "[2001:db8::1]:1234"}}) {
-    const std::string text = std::string("store: ") + shown + " is not on loopback";
-    expect_error(ErrorCode::unsupported, text, [&] { make_tcp_store(host, 1234, soon()); });
-    expect_error(ErrorCode::unsupported, text,
+    const std::string text =
+        std::string("store: ") + shown +
+        " is not on loopback, and there is no secret; expected one that all ranks have, in "
+        "a file of mode 0600 (WEFT_STORE_SECRET_FILE) or in WEFT_STORE_SECRET";
+    expect_error(ErrorCode::bad_argument, text, [&] { make_tcp_store(host, 1234, soon()); });
+    expect_error(ErrorCode::bad_argument, text,
                  [&] { TcpStoreServer server(log_, TcpStoreOptions{.host = host, .port = 1234}); });
   }
 }
@@ -708,11 +687,11 @@ TEST(TcpStoreNames, HostnameThatIsIpv6Only) {
   with_hosts("::1 localhost node7\n", [] { meet_by_name("node7", "[::1]:"); });
 }
 
-// Of a name's addresses those on loopback are taken; a name without any is refused.
+// Without a secret, of a name's addresses those on loopback are taken; a name without any is refused.
 TEST(TcpStoreNames, HostnameWithAddressesOffLoopback) {
   with_hosts("192.0.2.7 node7 node8\n127.0.1.1 node7\n", [] {
     meet_by_name("node7", "127.0.1.1:");
-    expect_error(ErrorCode::unsupported, "store: node8:99 is not on loopback",
+    expect_error(ErrorCode::bad_argument, "store: node8:99 is not on loopback, and there is no secret",
                  [] { make_tcp_store("node8", 99, soon()); });
   });
 }

@@ -117,7 +117,7 @@ int doctor() {
   fmt::print("\nenvironment\n");
   for (const env::Variable& v : env::variables()) {
     const auto set = env::get(v.name);
-    line(v.name, set ? *set : fmt::format("(not set: {})", v.fallback));
+    line(v.name, set ? (v.secret ? "(set, not shown)" : *set) : fmt::format("(not set: {})", v.fallback));
     fmt::print("  {:<28}   {}\n", "", v.meaning);
   }
   fmt::print("\n{}\n", wrong == 0 ? "nothing is wrong"

@@ -14,19 +14,36 @@
 namespace weft {
 
 struct TcpStoreOptions {
-  std::string host = "127.0.0.1";  ///< a name or an address, IPv4 or IPv6; off loopback: `unsupported`
-  std::uint16_t port = 0;          ///< 0: any that is free
+  /// A name or an address, IPv4 or IPv6. Off loopback, 0.0.0.0 and :: included, a secret is demanded.
+  std::string host = "127.0.0.1";
+  std::uint16_t port = 0;  ///< 0: any that is free
+  /// What clients must know, 16 bytes to 4 KiB; never sent. Empty: on loopback anybody may join.
+  std::string secret = {};
   std::size_t max_clients = 4096;  ///< connections at once; further ones are closed, with a warning
+  /// Of them those that have not shown yet that they belong here, by the secret or a request. Where there are
+  /// more, the oldest of them is closed: strangers never take the place of ranks.
+  std::size_t max_strangers = 512;
+  Duration join_limit = std::chrono::seconds(10);       ///< within which they must show it
+  std::size_t max_keys = std::size_t{1} << 20;          ///< in the table; a further one is refused
+  std::size_t max_bytes = std::size_t{256} << 20;       ///< of keys and values in the table
+  std::size_t max_unanswered = std::size_t{256} << 20;  ///< bytes of requests and replies under way
   Duration linger = std::chrono::seconds(2);  ///< how long the destructor waits for clients to leave
 };
 
+/// The secret of this process's job: what WEFT_STORE_SECRET_FILE holds (without line feeds at its end), or
+/// WEFT_STORE_SECRET. Empty where neither is set. Throws bad_argument where both are, where the file may be
+/// read or written by others or is another user's, or where the secret is shorter than 16 bytes; system where
+/// it cannot be read. docs/rendezvous.md says what it protects against.
+std::string store_secret_from_env();
+
 /// Serves one table of keys from a thread of its own. A connection that sends what is not a frame of ours, or
-/// a frame beyond the limits (keys 1 KiB, values 1 MiB), is closed with one warning; the others do not
-/// notice.
+/// a frame beyond the limits (keys 1 KiB, values 1 MiB), is closed with a warning, as is a stranger; the
+/// others do not notice. Of many such warnings only the first twenty in ten seconds are written, the others
+/// counted.
 class TcpStoreServer {
  public:
-  /// Listens when this returns. `log` must outlive the server. Throws unsupported off loopback, system where
-  /// the port cannot be had.
+  /// Listens when this returns. `log` must outlive the server. Throws bad_argument off loopback where there
+  /// is no secret, unsupported where there is one but no libsodium, system where the port cannot be had.
   explicit TcpStoreServer(Logger& log, TcpStoreOptions options = {});
   /// The same, but null where the port is taken or the address is not this host's: somebody else serves.
   static std::unique_ptr<TcpStoreServer> try_serve(Logger& log, TcpStoreOptions options);
@@ -46,9 +63,12 @@ class TcpStoreServer {
 };
 
 /// A client of the server at host:port. Tries all addresses of the host, again and again until the server is
-/// there; throws timeout naming the address when the deadline passes first, unsupported where none of them is
-/// on loopback, system where there is no such host. When the server goes, every function
-/// throws peer_lost naming the key.
-std::shared_ptr<Store> make_tcp_store(std::string_view host, std::uint16_t port, Deadline deadline);
+/// there; throws timeout naming the address when the deadline passes first, system where there is no such
+/// host. Off loopback, and where the server demands it, server and client prove to each other that they know
+/// `secret`, and all that follows is sealed with keys of that connection: throws bad_argument where a secret
+/// is wanted and empty, mismatch where the other side has another one, unsupported where libsodium is not
+/// here. When the server goes, every function throws peer_lost naming the key.
+std::shared_ptr<Store> make_tcp_store(std::string_view host, std::uint16_t port, Deadline deadline,
+                                      std::string_view secret = {});
 
 }  // namespace weft

@@ -13,6 +13,7 @@ struct Variable {
   std::string_view name;
   std::string_view fallback;  ///< what holds where it is not set, in words or as a value
   std::string_view meaning;
+  bool secret = false;  ///< its value is not for reports
 };
 
 /// All of them, in the order `weft doctor` prints them.
