@@ -46,15 +46,29 @@ CallRecord record_of(const OpState& s, int size) {
   return r;
 }
 
-std::string describe(int rank, const CallRecord& record) {
-  std::string text = fmt::format("rank {} called {}", rank, name(record.op));
+namespace {
+
+std::string what(const CallRecord& record) {
+  std::string text(name(record.op));
   const OpRow op = row(record.op);
   if (op.counts != Counts::none) text += fmt::format(" {}", name(record.dtype));
   if (op.counts != Counts::none && op.counts != Counts::both_blocks)
     text += fmt::format(" x{}", record.count);
   if (op.reduces) text += fmt::format(" {}", name(record.reduce));
   if (op.rooted != Rooted::no) text += fmt::format(" root {}", record.root);
-  return text + fmt::format(" [call {}]", record.call);
+  return text;
+}
+
+}  // namespace
+
+std::string what(const OpState& s, int size) {
+  if (row(s.op).collective) return what(record_of(s, size));
+  return fmt::format("{} {} x{} {} rank {}", name(s.op), name(s.dtype), std::max(s.in_count, s.out_count),
+                     s.op == Op::send ? "to" : "from", s.peer);
+}
+
+std::string describe(int rank, const CallRecord& record) {
+  return fmt::format("rank {} called {} [call {}]", rank, what(record), record.call);
 }
 
 Failure mismatch(int peer, const CallRecord& theirs, int rank, const CallRecord& own) {

@@ -24,6 +24,8 @@ struct CallRecord {
 };
 
 CallRecord record_of(const OpState& s, int size);
+/// "all_gather f32 x1000"; of a message, too.
+std::string what(const OpState& s, int size);
 /// "rank 1 called all_gather f32 x1000 [call 17]"
 std::string describe(int rank, const CallRecord& record);
 /// The failure that names both: `rank 1 called … [call 17], rank 0 … [call 17]`.

@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <sched.h>
 
+#include "backends/call_record.hpp"
 #include "backends/check.hpp"
 #include "backends/compose.hpp"
 #include "backends/op_table.hpp"
@@ -14,6 +15,7 @@ namespace weft {
 namespace {
 
 constexpr int kInspectEvery = 64;
+constexpr int kWarnAfter = 10;  // a tenth of the deadline
 constexpr auto kInspectPause = std::chrono::milliseconds(1);
 constexpr auto kDropQuiesce = std::chrono::seconds(2);
 
@@ -379,20 +381,28 @@ bool GroupState::drive_owned() noexcept {
 bool GroupState::drive() noexcept {
   if (in_flight_.load(std::memory_order_relaxed) == 0 || !try_own()) return false;
   const bool moved = drive_owned();
-  disown();
+  leave(moved);
   return moved;
+}
+
+// The group is free again, then what was to be said is said: a log may be slow.
+void GroupState::leave(bool moved) noexcept {
+  if (moved || warnings_.empty()) return disown();
+  const std::vector<std::string> lines = std::exchange(warnings_, {});
+  disown();
+  for (const std::string& line : lines) context.log().write(LogLevel::warning, line);
 }
 
 bool GroupState::settled() noexcept {
   if (in_flight_.load(std::memory_order_relaxed) == 0) return true;
   if (!try_own()) return false;
   const bool moved = drive_owned();
-  disown();
+  leave(moved);
   return !moved;
 }
 
-// Rare and slow: who is dead, whose deadline has passed. The deadline's clock starts here, at the first look
-// after polls have failed.
+// Rare and slow: who is dead, whose deadline has passed, who waits long. The deadline's clock starts here, at
+// the first look after polls have failed.
 void GroupState::inspect() noexcept {
   const auto now = Clock::now();
   if (now - inspected_ < kInspectPause) return;
@@ -402,14 +412,36 @@ void GroupState::inspect() noexcept {
     return;
   }
   for (std::uint64_t left = ~free_; left != 0 && !failed(); left &= left - 1) {
-    Slot& slot = slots_[static_cast<std::uint32_t>(__builtin_ctzll(left))];
+    const auto index = static_cast<std::uint32_t>(__builtin_ctzll(left));
+    Slot& slot = slots_[index];
+    // Collectives wait one behind the other: there is something to say of the first alone.
+    const bool behind = row(slot.op.op).collective && collectives_[first_ % kSlots] != index;
     if (!slot.waited) {
       slot.waited = true;
       slot.expires =
           slot.deadline >= std::chrono::hours(24 * 365) ? Clock::time_point::max() : now + slot.deadline;
+      slot.warns = now + slot.deadline / kWarnAfter;
     } else if (now >= slot.expires) {
       expire(slot);
+    } else if (behind) {
+      slot.warns = now + slot.deadline / kWarnAfter;
+    } else if (now >= slot.warns) {
+      warn(slot);
     }
+  }
+}
+
+// Once per call, when a tenth of its deadline has passed and somebody is missing.
+void GroupState::warn(Slot& slot) noexcept {
+  slot.warns = inspected_ + slot.deadline / kWarnAfter;
+  try {
+    std::string story;
+    if (backend_->missing(slot.op, story).empty()) return;  // all are there, and it takes its time
+    slot.warns = Clock::time_point::max();
+    warnings_.push_back(fmt::format("{}: not finished after {:.2g} s, a tenth of its deadline: {}{}",
+                                    what(slot.op, member.size), seconds(slot.deadline / kWarnAfter), story,
+                                    tail(&slot.op)));
+  } catch (...) {  // out of memory: then without a warning
   }
 }
 

@@ -91,7 +91,7 @@ class GroupState final : public Driven, public BlockHolder {
     std::uint64_t record = 0;
     bool waited = false;  // a poll has failed: the deadline's clock runs
     Duration deadline{};
-    Clock::time_point expires{};
+    Clock::time_point expires{}, warns{};
     OpState op;
     std::vector<Block> blocks;  // of v-forms: op points into it; kept for the next
     // What the caller lent, for holds() and quiesce(): null when nothing is in flight.
@@ -120,6 +120,8 @@ class GroupState final : public Driven, public BlockHolder {
   void finish(std::uint32_t index) noexcept;
   void inspect() noexcept;  // slow path: health, deadlines
   void expire(Slot& slot) noexcept;
+  void warn(Slot& slot) noexcept;
+  void leave(bool moved) noexcept;
   void mark_failed() noexcept;  // takes over the backend's first cause
   template <class Done>
   bool drive_until(const Done& done, Deadline limit) noexcept;
@@ -145,7 +147,8 @@ class GroupState final : public Driven, public BlockHolder {
   std::atomic<int> in_flight_{0};
   int idle_ = 0;  // polls in a row that moved nothing
   Clock::time_point inspected_{};
-  std::atomic<int> asleep_{0};  // threads of this rank asleep
+  std::vector<std::string> warnings_;  // the owner's: said once the group is not held any more
+  std::atomic<int> asleep_{0};         // threads of this rank asleep
 
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;

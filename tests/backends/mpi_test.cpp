@@ -124,6 +124,11 @@ TEST_P(MpiFailures, AnAbsentRankIsNamedAndToldAfterwards) {
                 HasSubstr("timeout 1: all_reduce: not finished within 0.5 s: rank 1 had not arrived"))
         << o.all;
   }
+  for (const int r : {0, 2})  // told before, too
+    EXPECT_THAT(o.all, testing::ContainsRegex(fmt::format(
+                           "weft warning: all_reduce f32 x4 sum: not finished after 0.05 s, a tenth of its "
+                           "deadline: ranks? .*1.* had not arrived.*group \"world\", rank {}, call 0",
+                           r)));
 }
 
 TEST_P(MpiFailures, AStoppedRankIsNamedAndWritesNothingLater) {

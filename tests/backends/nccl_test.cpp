@@ -432,6 +432,25 @@ TEST_F(Nccl, TheStandInKnowsTheDeadlock) {
 
 // ---- Failures
 
+// A rank that is late: the log says so once, by who waits.
+TEST_F(Nccl, LateRanksAreNamedWhileTheOthersWait) {
+  std::vector<std::string> lines;  // one call of the sink at a time
+  RankOptions options = with(5s);
+  options.context.log_sink = [&](LogLevel, std::string_view line) { lines.emplace_back(line); };
+  run_ranks(
+      Ranks::threads, 2,
+      [&](Rank& r) {
+        ProcessGroup g = group(r);
+        std::vector<float> v = values(r.rank, 100);
+        if (r.rank == 1) std::this_thread::sleep_for(1200ms);
+        g.all_reduce(on_device(v), on_device(v)).wait();
+      },
+      options);
+  EXPECT_THAT(lines,
+              ElementsAre("all_reduce f32 x100 sum: not finished after 0.5 s, a tenth of its deadline: "
+                          "rank 1 has not said to wait for it [group \"world\", rank 0, call 0]"));
+}
+
 // A rank that does not come: named, at the deadline; the kernels are aborted and memory is free again.
 TEST_F(Nccl, AbsentRanksAreNamedAtTheDeadline) {
   run(
