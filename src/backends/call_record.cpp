@@ -9,8 +9,9 @@
 #include "base/fnv.hpp"
 
 namespace weft {
-CallRecord record_of(const OpState& s, int size) {
-  CallRecord r{.call = s.call, .op = s.op};
+CallRecord record_of(const OpState& part, int size) {
+  const OpState& s = part.user != nullptr ? *part.user : part;
+  CallRecord r{.call = part.user != nullptr ? s.call | kUsersCall : s.call, .op = s.op};
   const OpRow op = row(s.op);
   if (op.counts == Counts::none) return r;
   r.dtype = s.dtype;
@@ -35,9 +36,7 @@ CallRecord record_of(const OpState& s, int size) {
       }
       break;
     }
-    case Counts::both_blocks:                                      // counts are each pair's own
-      if (s.tag < 0) hash.add(static_cast<std::uint64_t>(s.tag));  // what it is a part of; see kComposedTags
-      break;
+    case Counts::both_blocks:  // counts are each pair's own
     case Counts::none:
     case Counts::in_only:
     case Counts::out_only: break;

@@ -10,9 +10,13 @@
 
 namespace weft {
 
-/// Everything that all ranks give alike. Trivially copyable, of fixed size.
+/// Marks a call's number as the user's in what a transport under compose() tells of, beside numbers of its
+/// own.
+inline constexpr std::uint64_t kUsersCall = std::uint64_t{1} << 62;
+
+/// Everything that all ranks give alike: of a composed call, the user's. Trivially copyable, of fixed size.
 struct CallRecord {
-  std::uint64_t call = 0;
+  std::uint64_t call = 0;  ///< of a composed call marked with kUsersCall
   std::int64_t count = 0;  ///< elements of the block that all ranks agree on
   std::uint64_t hash = 0;  ///< of count vectors, a scale, the name of a user's reduction
   std::int32_t root = -1;

@@ -30,8 +30,8 @@ namespace weft {
 namespace {
 
 constexpr std::int64_t kChunkBytes = 256 << 10;  // local work of one poll
-// Marks call numbers that are the user's in what the inner backend is told; unmarked ones are its own.
-constexpr std::uint64_t kUsers = std::uint64_t{1} << 62;
+constexpr std::uint64_t kUsers =
+    kUsersCall;                             // in what the inner backend is told; unmarked numbers are its own
 constexpr std::uint64_t kRemembered = 256;  // calls whose names failures may ask for: more than a ring
 
 bool exchanges(const Traits& t) noexcept {
@@ -472,6 +472,7 @@ void Composer::post_exchange(Composed& c) noexcept {
 
 void Composer::post_collective(Composed& c, OpState& inner) noexcept {
   inner.call = next_inner_++;
+  inner.user = c.user;
   users_call_[inner.call % kRemembered].store(c.user->call, std::memory_order_relaxed);
   post_inner(c, inner);
 }
@@ -561,12 +562,9 @@ bool Composer::wait_on(OpState& s, void* stream) noexcept {
 
 // ---- Words
 
-// What the inner backend says of its own call, as the user knows it: the user's call numbers, and the user's
-// operation where a text begins with the inner one.
-std::string Composer::users_words(std::string text, Op inner, Op users) const {
-  const std::string_view begins = name(inner);
-  if (inner != users && users != Op::none && text.starts_with(begins))
-    text.replace(0, begins.size(), name(users));
+// Each call number in a text, as `said(number)` has it.
+template <class Said>
+std::string renumbered(std::string text, const Said& said) {
   constexpr std::string_view kCall = "call ";
   for (std::size_t at = 0; (at = text.find(kCall, at)) != std::string::npos;) {
     at += kCall.size();
@@ -574,11 +572,26 @@ std::string Composer::users_words(std::string text, Op inner, Op users) const {
     const char* const from = text.data() + at;
     const auto [end, error] = std::from_chars(from, text.data() + text.size(), number);
     if (error != std::errc{}) continue;
-    const std::string said = std::to_string(number & kUsers ? number & ~kUsers : users_call(number));
-    text.replace(at, static_cast<std::size_t>(end - from), said);
-    at += said.size();
+    const std::string words = std::to_string(said(number));
+    text.replace(at, static_cast<std::size_t>(end - from), words);
+    at += words.size();
   }
   return text;
+}
+
+std::string unmarked(std::string text) {
+  return renumbered(std::move(text), [](std::uint64_t number) { return number & ~kUsers; });
+}
+
+// What the inner backend says of its own call, as the user knows it: the user's call numbers, and the user's
+// operation where a text begins with the inner one.
+std::string Composer::users_words(std::string text, Op inner, Op users) const {
+  const std::string_view begins = name(inner);
+  if (inner != users && users != Op::none && text.starts_with(begins))
+    text.replace(0, begins.size(), name(users));
+  return renumbered(std::move(text), [&](std::uint64_t number) {
+    return number & kUsers ? number & ~kUsers : users_call(number);
+  });
 }
 
 std::vector<int> Composer::missing(const OpState& s, std::string& story) noexcept {
@@ -629,7 +642,10 @@ Failure Composer::failure() const {
   const bool collective = row(f.op).collective;
   if (f.call & kUsers) {
     f.call &= ~kUsers;
-    if (collective) return f;           // told by a group: its own words
+    if (collective) {  // told by a group, or of what the ranks called: the user's words but for the marks
+      f.text = unmarked(std::move(f.text));
+      return f;
+    }
     const Op users = users_op(f.call);  // a message of an exchange
     f.text = users_words(std::move(f.text), f.op, users);
     f.op = users;

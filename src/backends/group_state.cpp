@@ -491,6 +491,7 @@ template <class Done>
 bool GroupState::drive_until(const Done& done, Deadline limit) noexcept {
   const int spins = spin_ ? kSpins : 0;
   const ProgressList::Waiter waiter(*progress_);
+  Clock::time_point asleep_since;
   for (int idle = 0;;) {
     if (done()) return true;
     if (drive()) {
@@ -513,7 +514,9 @@ bool GroupState::drive_until(const Done& done, Deadline limit) noexcept {
       } else {
         // While this thread announced its sleep another one may have held the group, past the step that
         // matters: then nobody will ring for it, so it looks itself or stays awake.
-        progress_->sleep(std::min<Duration>(kSleep, limit.left()),
+        const auto now = Clock::now();
+        if (idle == spins + kYields) asleep_since = now;
+        progress_->sleep(std::min<Duration>(kSleep, limit.left()), now - asleep_since,
                          [&] { return done() || limit.passed() || !settled() || done(); });
       }
     }

@@ -93,6 +93,7 @@ void ProgressList::help() noexcept {
   // Whoever changes what the helper looks at before it sleeps changes it first and looks at `resting_` after;
   // here it is the other way round. So one of the two sees the other, and the bell's word, read before both,
   // has moved on when the helper would fall asleep.
+  Clock::time_point asleep_since;
   for (int idle = 0; !ending_.load(std::memory_order_seq_cst);) {
     if (!has_to_help()) {
       const std::uint32_t seen = bell_.read();
@@ -113,10 +114,12 @@ void ProgressList::help() noexcept {
     } else if (idle < spins + kYields) {
       sched_yield();
     } else {
+      const auto now = Clock::now();
+      if (idle == spins + kYields) asleep_since = now;
       resting_.store(true, std::memory_order_seq_cst);
       sleep_unless(
           [&] { return !has_to_help() || ending_.load(std::memory_order_seq_cst) || !settled_helped(); },
-          kSleep);
+          kSleep, now - asleep_since);
       resting_.store(false, std::memory_order_seq_cst);
     }
   }

@@ -66,10 +66,11 @@ class ProgressList {
   /// Sleeps on the rank's bell until a peer rings or `limit` has passed. After the announcement everything is
   /// driven once more and `finished` asked: where either says yes it does not sleep. No wake-up is lost: a
   /// peer publishes its step first and looks for sleepers after, so either the last drive sees the step, or
-  /// the peer sees the announcement and rings, which changes the word that was read before it.
+  /// the peer sees the announcement and rings, which changes the word that was read before it. Where nobody
+  /// rings it naps, and the longer it has `waited` the longer.
   template <class Finished>
-  void sleep(Duration limit, const Finished& finished) noexcept {
-    sleep_unless([&] { return drive_all() || finished(); }, limit);
+  void sleep(Duration limit, Duration waited, const Finished& finished) noexcept {
+    sleep_unless([&] { return drive_all() || finished(); }, limit, waited);
   }
   Bell bell() const noexcept { return bell_; }
 
@@ -105,10 +106,10 @@ class ProgressList {
 
  private:
   template <class Awake>
-  void sleep_unless(const Awake& awake, Duration limit) noexcept {
+  void sleep_unless(const Awake& awake, Duration limit, Duration waited) noexcept {
     const std::uint32_t seen = bell_.read();
-    const bool nap = announce_sleep(true);
-    if (!awake()) bell_.sleep(seen, nap ? std::min(limit, kNap) : limit);
+    const bool naps = announce_sleep(true);
+    if (!awake()) bell_.sleep(seen, naps ? std::min(limit, nap(waited)) : limit);
     announce_sleep(false);
   }
   void help() noexcept;
@@ -118,9 +119,11 @@ class ProgressList {
   bool drive_helped() noexcept;
   bool settled_helped() noexcept;
 
-  // Long enough that napping costs a few percent of a core, short beside what made the waiter give up
-  // spinning.
-  static constexpr Duration kNap = std::chrono::microseconds(200);
+  // A nap adds at most a fiftieth to a wait, from when the waiter gave up spinning. The shortest costs a few
+  // percent of a core, the longest a fraction of one.
+  static Duration nap(Duration waited) noexcept {
+    return std::clamp<Duration>(waited / 50, std::chrono::microseconds(200), std::chrono::milliseconds(4));
+  }
   std::mutex mutex_;
   std::vector<Driven*> driven_;
   int sleepers_ = 0;  // threads of this rank that sleep

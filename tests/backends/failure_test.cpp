@@ -547,27 +547,5 @@ TEST(Threads, QuiesceWaitsForAThreadInsideItsCopy) {
   });
 }
 
-// Who waits long sleeps: at most 5 % of a core.
-TEST(Processes, ALongWaitCostsLittle) {
-  run_ranks(Ranks::processes, 2, [](Rank& r) {
-    r.group().barrier().wait();
-    if (r.rank == 1) std::this_thread::sleep_for(2500ms);
-    const auto cpu = [] {
-      timespec t{};
-      clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-      return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
-    };
-    if (r.rank == 0) {
-      Work w = r.group().barrier();
-      EXPECT_FALSE(w.wait_for(500ms));
-      const double before = cpu();
-      w.wait();
-      EXPECT_LT(cpu() - before, 0.05 * 2.0);
-    } else {
-      r.group().barrier().wait();
-    }
-  });
-}
-
 }  // namespace
 }  // namespace weft::test

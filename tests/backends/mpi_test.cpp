@@ -77,7 +77,7 @@ class MpiFailures : public testing::TestWithParam<Mpi> {
     if (*GetParam().program == '\0') GTEST_SKIP() << GetParam().library << " is not installed";
   }
   static Outcome job(const std::string& what, int ranks = 2, const std::string& flags = "") {
-    return run(fmt::format("{} {} -n {} {} {} '{}'", GetParam().mpirun, flags, ranks, WEFT_MPI_RANKS,
+    return run(fmt::format("{} {} -n {} {} {} '{}'", GetParam().mpirun, flags, ranks, WEFT_FAILING_RANKS,
                            GetParam().name, what));
   }
   static Outcome program(const std::string& what, const char* backend, bool alone = false) {
@@ -166,7 +166,7 @@ TEST_P(MpiFailures, AKilledRankEndsTheJob) {
 }
 
 TEST_P(MpiFailures, RanksThatNoMpirunStartedTogetherAreRefused) {
-  const std::string start = fmt::format("{} {} mismatch", WEFT_MPI_RANKS, GetParam().name);
+  const std::string start = fmt::format("{} {} mismatch", WEFT_FAILING_RANKS, GetParam().name);
   const Outcome o = run(
       fmt::format("env WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={} sh -c 'RANK=0 {} & RANK=1 {}; wait'",
                   free_port(), start, start));

@@ -48,8 +48,15 @@ TEST(Progress, NapsWhereNobodyRings) {
   Context context;
   ProgressList& list = context.progress(0);
   list.add(&silent);
-  for (int i = 0; i < 3; ++i) list.sleep(std::chrono::hours(1), [] { return false; });
+  for (int i = 0; i < 3; ++i) list.sleep(std::chrono::hours(1), 0s, [] { return false; });
   EXPECT_EQ(silent.drives, 3);
+  // The longer, the longer it has waited, up to 4 ms.
+  for (const auto& [waited, least] : {std::pair<Duration, Duration>{50ms, 1ms}, {1s, 4ms}, {1h, 4ms}}) {
+    const auto began = Clock::now();
+    list.sleep(1h, waited, [] { return false; });
+    EXPECT_GE(Clock::now() - began, least);
+    EXPECT_LT(Clock::now() - began, 5s);
+  }
   EXPECT_EQ(silent.asleep, 0);
   list.remove(&silent);
 }
@@ -73,16 +80,16 @@ TEST(Progress, SleepsUntilRungAndAnnouncesIt) {
     while (a.asleep == 0) std::this_thread::yield();
     list.bell().ring();
   });
-  list.sleep(20s, never);
+  list.sleep(20s, 0s, never);
   peer.join();
   EXPECT_EQ(a.asleep, 0);
   EXPECT_EQ(a.drives, 1);
-  list.sleep(20s, [] { return true; });  // finished already
+  list.sleep(20s, 0s, [] { return true; });  // finished already
   a.moves = true;
-  list.sleep(20s, never);  // something moved
+  list.sleep(20s, 0s, never);  // something moved
   EXPECT_LT(Clock::now() - start, 10s);
   a.moves = false;
-  list.sleep(2ms, never);  // ends by itself
+  list.sleep(2ms, 0s, never);  // ends by itself
   list.remove(&a);
 }
 

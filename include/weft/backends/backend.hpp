@@ -106,6 +106,9 @@ struct OpState {
   /// long as the call. See in_block() and out_block() in src/backends/op_table.hpp.
   const Block* in_blocks = nullptr;
   const Block* out_blocks = nullptr;
+  /// Composed: the call that this one is a part of, for what ranks tell each other; null: itself. Lives as
+  /// long.
+  const OpState* user = nullptr;
 
   alignas(16) std::array<std::byte, 192> scratch;  ///< the backend's own, uninitialised at post()
 };

@@ -18,6 +18,7 @@ constexpr std::uint64_t kData = 0x41ull << 56;  // and the message's number
 // Gloo's way to wait for ever: deadlines are the group's to watch.
 constexpr auto kForever = std::chrono::hours(24 * 30);
 constexpr auto kGoodBye = std::chrono::seconds(2);
+constexpr auto kAnswer = std::chrono::milliseconds(300);  // to a ping, from a rank that is not stopped
 constexpr std::uint64_t kUnheard = 32;  // notes of a peer after which it is told that they were read
 
 void* writable(const std::byte* p) { return const_cast<std::byte*>(p); }
@@ -33,6 +34,8 @@ struct Links::Note {
     heard,     // only for its field `heard`
     leave,     // this rank leaves the group
     farewell,  // the answer: everything was read, nothing more will be sent
+    ping,      // whoever runs answers with
+    pong,
   };
   Kind kind = Kind::heard;
   std::int32_t tag = 0;
@@ -81,10 +84,11 @@ struct Links::Peer {
   std::map<std::uint64_t, Offered> offers;
   std::uint64_t next_offer = 0;
   std::deque<Announcement> announced;
-  std::uint64_t calls = 0;  // it has announced those below
-  bool leaves = false;      // it has said leave
-  bool released = false;    // it has answered ours
-  bool gone = false;        // its thread has ended
+  std::uint64_t calls = 0;                // it has announced those below
+  bool leaves = false;                    // it has said leave
+  bool released = false;                  // it has answered ours
+  std::uint64_t asked = 0, answered = 0;  // pings and pongs
+  bool gone = false;                      // its thread has ended
 };
 
 Links::Links(std::shared_ptr<::gloo::Context> context, LinkEvents events)
@@ -291,7 +295,7 @@ void Links::take(Peer& peer, const Note& note, const std::byte* payload) {
     case Note::Kind::announce: {
       const std::lock_guard lock(mutex_);
       peer.announced.push_back(note.announcement);
-      peer.calls = note.announcement.record.call + 1;
+      ++peer.calls;
       changed_.notify_all();
       return;
     }
@@ -305,6 +309,13 @@ void Links::take(Peer& peer, const Note& note, const std::byte* payload) {
       }
       write(peer, Note{.kind = Note::Kind::farewell});
       if (owed) events_.fail(left(peer.rank, nullptr));
+      return;
+    }
+    case Note::Kind::ping: return write(peer, Note{.kind = Note::Kind::pong});
+    case Note::Kind::pong: {
+      const std::lock_guard lock(mutex_);
+      ++peer.answered;
+      changed_.notify_all();
       return;
     }
     case Note::Kind::farewell: {
@@ -428,7 +439,7 @@ void Links::agree(const OpState& s) {
 
 std::vector<int> Links::missing(const OpState& s, std::string& story) {
   std::vector<int> absent;
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   if (!row(s.op).collective) {
     absent.push_back(s.peer);
     story = fmt::format("rank {} {} with tag {}", s.peer,
@@ -440,8 +451,38 @@ std::vector<int> Links::missing(const OpState& s, std::string& story) {
     absent.push_back(peer->rank);
     story += fmt::format("{}rank {} had not arrived", story.empty() ? "" : "; ", peer->rank);
   }
-  if (absent.empty()) story = "all ranks had arrived";
+  if (!absent.empty()) return absent;
+  lock.unlock();
+  absent = silent();
+  story = "all ranks had arrived";
+  if (!absent.empty())
+    story += fmt::format("; rank{} {} {} not answer", absent.size() == 1 ? "" : "s", fmt::join(absent, ", "),
+                         absent.size() == 1 ? "does" : "do");
   return absent;
+}
+
+// Who is stopped, or cut off: a running peer's thread answers at once, whatever its program does.
+std::vector<int> Links::silent() {
+  const NoSignals guard;
+  for (const auto& peer : peers_) {
+    if (peer->rank == context_->rank) continue;
+    {
+      const std::lock_guard lock(mutex_);
+      ++peer->asked;
+    }
+    try {
+      write(*peer, Note{.kind = Note::Kind::ping});
+    } catch (const std::exception&) {}  // the connection broke: it will not answer
+  }
+  std::unique_lock lock(mutex_);
+  std::vector<int> ranks;
+  changed_.wait_for(lock, kAnswer, [&] {
+    ranks.clear();
+    for (const auto& peer : peers_)
+      if (peer->answered < peer->asked) ranks.push_back(peer->rank);
+    return ranks.empty() || closed_;
+  });
+  return closed_ ? std::vector<int>() : ranks;
 }
 
 }  // namespace weft::gloo_backend

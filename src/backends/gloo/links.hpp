@@ -53,7 +53,8 @@ class Links {
   /// Tells all what this rank is about to do and waits until all have told the same. Throws mismatch;
   /// peer_lost where one has left. From the group's thread.
   void agree(const OpState& s);
-  /// The ranks that have not announced the call that agree() waits for, or have not sent or taken.
+  /// The ranks that have not announced the call that agree() waits for, or have not sent or taken. Where all
+  /// have, those that do not answer either.
   std::vector<int> missing(const OpState& s, std::string& story);
   /// Ends all connections: see BlockingBackend::interrupt.
   void interrupt() noexcept;
@@ -69,6 +70,7 @@ class Links {
   void fetch(Peer& peer, OpState& recv, std::uint64_t number);
   bool match(Peer& peer, OpState& recv, Letter& letter);  // with mutex_ held
   void write(Peer& peer, Note note, const void* payload = nullptr, std::size_t bytes = 0);
+  std::vector<int> silent();
   Failure left(int rank, const OpState* s) const;
   int size() const noexcept { return context_->size; }
   Failure wrong_size(const OpState& recv, const Letter& letter) const;

@@ -29,6 +29,8 @@ namespace {
 constexpr std::size_t kAhead = 1024;  // calls a rank may be ahead of the comparison
 constexpr auto kFlush =
     std::chrono::milliseconds(20);  // how long a failure waits for MPI to take its letters
+// To a ping, from a rank that waits, however long its naps are; and between two looks for it.
+constexpr auto kAnswer = std::chrono::milliseconds(300), kAnswerNap = std::chrono::milliseconds(1);
 constexpr auto kQuiesceNap = std::chrono::microseconds(200);
 
 bool switched_on(const char* variable) {
@@ -177,7 +179,11 @@ class MpiBackend final : public Backend {
     for (int r = 0; r < size_; ++r)
       if (r != rank_ && arrived(r) <= p.sequence) late.push_back(r);
     if (late.empty()) {
-      story = "every rank is there, MPI has not finished it";
+      story = "all ranks had arrived";
+      late = silent();
+      if (!late.empty())
+        story += fmt::format("; rank{} {} {} not answer", late.size() == 1 ? "" : "s", fmt::join(late, ", "),
+                             late.size() == 1 ? "does" : "do");
       return late;
     }
     story = fmt::format("rank{} {} had not arrived", late.size() == 1 ? "" : "s", fmt::join(late, ", "));
@@ -221,6 +227,29 @@ class MpiBackend final : public Backend {
   void announce_sleep(bool) noexcept override {}  // nothing of MPI wakes anybody: traits().rings is false
 
  private:
+  // Who is stopped, or has called and computes since: a rank that waits answers at its next poll.
+  std::vector<int> silent() noexcept {
+    std::vector<int> ranks;
+    OpState nothing;
+    attempt(nothing, [&] {
+      const auto turn = process_.lock();
+      for (int r = 0; r < size_; ++r) {
+        if (r == rank_) continue;
+        ++peers_[static_cast<std::size_t>(r)].asked;
+        state_->mail->send(r, {.kind = Letter::ping});
+      }
+      for (const Deadline end = Deadline::after(kAnswer);;) {
+        take_letters();
+        ranks.clear();
+        for (int r = 0; r < size_; ++r)
+          if (const Peer& p = peers_[static_cast<std::size_t>(r)]; p.answered < p.asked) ranks.push_back(r);
+        if (ranks.empty() || failed_ || end.passed()) return;
+        std::this_thread::sleep_for(kAnswerNap);
+      }
+    });
+    return failed_ ? std::vector<int>() : ranks;
+  }
+
   // What MPI may still use after a failure.
   struct State {
     State(const Process& process, MPI_Comm comm, int rank, int size, Limits limits)
@@ -246,6 +275,7 @@ class MpiBackend final : public Backend {
     std::uint64_t compared = 0;    // its calls that were compared
     std::deque<CallLetter> ahead;  // those that came before this rank called
     bool left = false;
+    std::uint64_t asked = 0, answered = 0;  // pings and pongs
   };
 
   static Progress& progress(OpState& s) noexcept {
@@ -364,6 +394,8 @@ class MpiBackend final : public Backend {
           process_.poison();
           return;
         case Letter::left: peers_[static_cast<std::size_t>(from)].left = true; return;
+        case Letter::ping: return state_->mail->send(from, {.kind = Letter::pong});
+        case Letter::pong: ++peers_[static_cast<std::size_t>(from)].answered; return;
       }
     });
   }

@@ -22,7 +22,7 @@
 namespace weft::mpi {
 
 struct Letter {
-  enum Kind : std::uint8_t { call, message, failure, left };
+  enum Kind : std::uint8_t { call, message, failure, left, ping, pong };  // a ping is answered by a pong
   Kind kind = left;
   DType dtype = DType::u8;  ///< message
   bool eager = false;       ///< message: the payload is all of it

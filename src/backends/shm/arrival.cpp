@@ -283,6 +283,14 @@ Step Collectives::leave(OpState& s) noexcept {
   return Step::done;
 }
 
+// How far a rank has come on the staged path. Whoever waits for another has gone as far as it can without
+// it, so it is ahead of it.
+std::uint64_t Collectives::rounds_of(int r) const noexcept {
+  const RankBlock& block = group_.of(r);
+  return block.staged.load(std::memory_order_seq_cst) + block.reduced.load(std::memory_order_seq_cst) +
+         block.copied.load(std::memory_order_seq_cst);
+}
+
 std::vector<int> Collectives::missing(const OpState& s, std::string& story) const {
   const State& st = state(s);
   std::vector<int> ranks, there;
@@ -305,6 +313,12 @@ std::vector<int> Collectives::missing(const OpState& s, std::string& story) cons
         break;
     }
     (late ? ranks : there).push_back(r);
+  }
+  if (st.phase == Phase::staged && !ranks.empty()) {
+    std::uint64_t least = rounds_of(ranks[0]);
+    for (const int r : ranks) least = std::min(least, rounds_of(r));
+    if (least <= rounds_of(group_.rank))  // else it is this rank that the others wait for
+      std::erase_if(ranks, [&](int r) { return rounds_of(r) > least; });
   }
   if (ranks.empty()) {
     story = "every rank is there";

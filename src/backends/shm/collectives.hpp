@@ -97,6 +97,7 @@ class Collectives {
   Step direct(OpState& s) noexcept;
   bool combine(OpState& s) noexcept;
   bool move(OpState& s) noexcept;
+  std::uint64_t rounds_of(int r) const noexcept;
   // staged.cpp
   void plan(OpState& s) noexcept;
   Step staged(OpState& s) noexcept;

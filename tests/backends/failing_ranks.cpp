@@ -1,0 +1,322 @@
+// A rank of a job in which something goes wrong, for mpi_test and hostile_test: `failing_ranks <backend>
+// <what>`. Prints what it sees, a line at a time, each led by its rank. Beside weft's own names, the backend
+// "composed" is a transport that has messages only, and "threads" is shm with all ranks in this process.
+#include <fmt/format.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/masked_backend.hpp"
+#include "weft/backends/process_group.hpp"
+
+namespace {
+
+using namespace std::chrono_literals;
+using weft::view;
+
+thread_local int rank = 0;
+bool threads = false;  // the ranks are
+
+void say(const std::string& text) {
+  const std::string line = fmt::format("rank {}: {}\n", rank, text);
+  std::fwrite(line.data(), 1, line.size(), stdout);
+  std::fflush(stdout);
+}
+
+// Says what `call` ends with.
+void tell(const std::function<void()>& call) {
+  try {
+    call();
+    say("no error");
+  } catch (const weft::Error& e) {
+    std::string blamed;
+    for (const int r : e.ranks()) blamed += fmt::format(" {}", r);
+    say(fmt::format("{}{}: {}", name(e.code()), blamed, e.what()));
+    say(fmt::format("quiesced {}", e.quiesced()));
+  }
+}
+
+// The same with everything a program can act on, and when: "op all_reduce, call 1, after 0.5 s".
+void tell_in_full(const std::function<void()>& call) {
+  const auto began = weft::Clock::now();
+  try {
+    call();
+    say("no error");
+  } catch (const weft::Error& e) {
+    std::string blamed;
+    for (const int r : e.ranks()) blamed += fmt::format(" {}", r);
+    say(fmt::format("{}{} | op {}, call {} | {}", name(e.code()), blamed, name(e.op()),
+                    e.call() == weft::kNoCall ? "none" : std::to_string(e.call()), e.what()));
+    say(fmt::format("after {:.2f} s", std::chrono::duration<double>(weft::Clock::now() - began).count()));
+  }
+}
+
+weft::ProcessGroup create(weft::Context& context, const std::string& backend, const weft::Membership& m) {
+  if (backend == "composed")
+    return weft::ProcessGroup::create(context, weft::test::masked(weft::test::messages_only()), m);
+  return weft::ProcessGroup::create(context, threads ? "shm" : backend, m);
+}
+
+struct Job {
+  weft::Context& context;
+  const std::string& backend;
+  const weft::Membership& member;
+  weft::ProcessGroup& g;
+  weft::Store& store;
+  std::vector<float> in = std::vector<float>(4, 1), out = std::vector<float>(16);
+
+  void all_reduce(weft::Duration deadline = 20s) {
+    g.all_reduce(view(std::as_const(in)), view(out.data(), 4), {.deadline = deadline}).wait();
+  }
+  void come(const char* key) { store.set(fmt::format("{}/{}", key, rank), std::to_string(::getpid())); }
+  void store_meet(const std::string& key) {
+    if (store.add(key, 1) == g.size()) store.set(key + "/all", "1");
+    store.get(key + "/all", weft::Deadline::after(30s));
+  }
+  std::string await(const char* key, int r) {
+    return store.get(fmt::format("{}/{}", key, r), weft::Deadline::after(30s));
+  }
+};
+
+double cpu_seconds() {
+  timespec t{};
+  ::clock_gettime(threads ? CLOCK_THREAD_CPUTIME_ID : CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
+}
+
+// Rank 1 gets a signal while all are in the middle of an all-reduce that takes long.
+void in_the_middle(Job& j, int signal, weft::Duration deadline) {
+  std::vector<float> large(std::size_t{16} << 20, 1.0f);
+  j.all_reduce();
+  if (rank == 1) {
+    j.come("victim");
+    weft::Work w = j.g.all_reduce(view(large), view(large), {.deadline = deadline});
+    if (w.wait_for(4ms)) return say("too late: the call is done");
+    ::raise(signal);
+    tell_in_full([&] { w.wait(); });
+    j.come("awake");
+    return;
+  }
+  const int pid = std::stoi(j.await("victim", 1));
+  tell_in_full([&] { j.g.all_reduce(view(large), view(large), {.deadline = deadline}).wait(); });
+  say(fmt::format("quiesces {}", j.g.quiesce(3s)));
+  if (signal == SIGSTOP) {
+    std::fill(large.begin(), large.end(), 7.0f);  // ours again
+    j.come("has seen it");
+    if (rank == 0) {
+      for (int r = 2; r < j.g.size(); ++r) j.await("has seen it", r);
+      ::kill(pid, SIGCONT);
+    }
+    j.await("awake", 1);
+    say(fmt::format("untouched {}", std::all_of(large.begin(), large.end(), [](float x) { return x == 7; })));
+  }
+}
+
+const std::map<std::string, void (*)(Job&)> kScenes = {
+    {"mismatch",
+     [](Job& j) {
+       tell([&] {
+         if (rank != 1) return j.all_reduce();
+         j.g.all_gather(view(std::as_const(j.in)), view(j.out.data(), 4 * j.g.size())).wait();
+       });
+       tell([&] { j.all_reduce(); });  // the same cause again
+     }},
+    {"message",
+     [](Job& j) {
+       tell([&] {
+         if (rank == 1) return j.g.send(view(std::as_const(j.in)), 0, {.tag = 7}).wait();
+         if (rank == 0) j.g.recv(view(j.out.data(), 3), 1, {.deadline = 20s, .tag = 7}).wait();
+       });
+     }},
+    {"abort",
+     [](Job& j) {
+       if (rank == 1) {
+         j.await("waits", 0);
+         j.g.abort("had enough");
+       } else {
+         j.come("waits");
+       }
+       tell([&] { j.all_reduce(); });
+     }},
+    // Rank 1 is there and does not call.
+    {"absent",
+     [](Job& j) {
+       if (rank == 1) {
+         j.await("told", 0);
+       } else {
+         tell([&] { j.all_reduce(500ms); });
+         j.come("told");
+       }
+       tell([&] { j.all_reduce(); });
+     }},
+    // Rank 1 stops for good, until rank 0 has seen its own deadline and wakes it.
+    {"stopped",
+     [](Job& j) {
+       j.all_reduce();
+       if (rank == 1) {
+         j.come("stops");
+         ::raise(SIGSTOP);
+       } else if (rank == 0) {
+         const int pid = std::stoi(j.await("stops", 1));
+         tell([&] { j.all_reduce(500ms); });
+         say(fmt::format("quiesces {}", j.g.quiesce(100ms)));
+         std::fill(j.out.begin(), j.out.end(), 7.0f);
+         ::kill(pid, SIGCONT);
+         j.await("awake", 1);
+         say(fmt::format("out is {}", j.out[0]));
+       }
+       if (rank == 1) {
+         tell([&] { j.all_reduce(); });
+         j.come("awake");
+       }
+     }},
+    {"killed",
+     [](Job& j) {
+       j.all_reduce();
+       if (rank == 1) {
+         ::raise(SIGKILL);
+       }
+       tell([&] { j.all_reduce(5s); });
+     }},
+    // Rank 1 leaves the group while rank 0 waits for it.
+    {"leaves",
+     [](Job& j) {
+       if (rank == 1) {
+         j.g = {};
+         j.await("told", 0);
+       } else {
+         tell([&] { j.all_reduce(); });
+         j.come("told");
+       }
+     }},
+
+    // Rank 1 has fewer elements.
+    {"counts",
+     [](Job& j) {
+       std::vector<float> x(1024);
+       tell_in_full([&] {
+         j.g.all_reduce(view(x.data(), rank == 1 ? 1000 : 1024), view(x.data(), rank == 1 ? 1000 : 1024))
+             .wait();
+       });
+     }},
+    {"counts of an average",
+     [](Job& j) {
+       std::vector<weft::bf16> x(1024);
+       j.all_reduce();
+       const weft::TensorView whole = view(x), part = view(x.data(), rank == 1 ? 1000 : 1024);
+       const weft::CallOptions average{.op = weft::ReduceOp::avg};
+       j.g.all_reduce(whole, whole, average).wait();
+       j.store_meet("have met");
+       tell_in_full([&] { j.g.all_reduce(part, part, average).wait(); });
+     }},
+    // Rank 1 leaves out a call: its next one meets the others' earlier one.
+    {"skips",
+     [](Job& j) {
+       std::vector<float> all(4 * static_cast<std::size_t>(j.g.size()));
+       j.all_reduce();
+       j.store_meet("have met");  // else a slow rank may hear of it in the call before
+       tell_in_full([&] {
+         if (rank != 1) j.all_reduce(1s);
+         j.g.all_gather(view(std::as_const(j.in)), view(all), {.deadline = 1s}).wait();
+       });
+     }},
+    // Rank 1 leaves out the last call, and has the same before: nothing differs but that it does not come.
+    {"skips the last",
+     [](Job& j) {
+       for (int i = 0; i < (rank == 1 ? 3 : 4); ++i) {
+         if (i < 3) {
+           j.all_reduce();
+           continue;
+         }
+         tell_in_full([&] { j.all_reduce(500ms); });
+         j.come("told");
+       }
+       for (int r = 0; r < j.g.size(); ++r)
+         if (r != 1) j.await("told", r);
+     }},
+    {"stopped in the middle", [](Job& j) { in_the_middle(j, SIGSTOP, 1s); }},
+    {"killed in the middle", [](Job& j) { in_the_middle(j, SIGKILL, 20s); }},
+    {"killed in the middle, 2 s", [](Job& j) { in_the_middle(j, SIGKILL, 2s); }},
+    // What rank 0 costs between the first and the sixth second of a wait for rank 1.
+    {"waits",
+     [](Job& j) {
+       j.all_reduce();
+       if (rank == 1) {
+         std::this_thread::sleep_for(6500ms);
+         return j.all_reduce();
+       }
+       weft::Work w = j.g.all_reduce(view(std::as_const(j.in)), view(j.out.data(), 4));
+       if (w.wait_for(1s)) say("too early");
+       const double before = cpu_seconds();
+       if (w.wait_for(5s)) say("too early");
+       say(fmt::format("cpu {:.4f}", (cpu_seconds() - before) / 5));
+       w.wait();
+     }},
+};
+
+}  // namespace
+
+int main(int, char** argv) {
+  const std::string backend = argv[1], what = argv[2];
+  threads = backend == "threads";
+  weft::Context context;
+  const auto body = [&](weft::Membership m) {
+    rank = m.rank;
+    if (what == "never comes") {  // to the group's creation
+      if (rank == 1) {
+        m.store->get("told", weft::Deadline::after(30s));
+        return;
+      }
+      m.deadline = 500ms;
+      tell([&] { create(context, backend, m); });
+      m.store->set("told", "1");
+      return;
+    }
+    weft::ProcessGroup group;
+    try {
+      group = create(context, backend, m);
+    } catch (const weft::Error& e) {
+      say(fmt::format("{}: {}", name(e.code()), e.what()));
+      if (m.store->add("refused", 1) == m.size) m.store->set("all are refused", "1");
+      m.store->get("all are refused", weft::Deadline::after(30s));
+      return;
+    }
+    Job job{context, backend, m, group, *m.store};
+    kScenes.at(what)(job);
+    // Who exits after a failure has not called MPI_Finalize, and mpirun ends the others: all have spoken
+    // first.
+    const int speakers = what.starts_with("killed") ? m.size - 1 : m.size;
+    if (m.store->add("spoken", 1) == speakers) m.store->set("all have spoken", "1");
+    m.store->get("all have spoken", weft::Deadline::after(30s));
+  };
+  if (!threads) {
+    body(weft::Membership::from_env(context));
+    return 0;
+  }
+  const std::shared_ptr<weft::Store> store = weft::make_local_store();
+  const int size = std::atoi(argv[3]);
+  std::vector<std::thread> ranks;
+  for (int r = 0; r < size; ++r)
+    ranks.emplace_back([&, r] {
+      weft::Membership m;
+      m.store = store;
+      m.rank = r;
+      m.size = size;
+      body(m);
+    });
+  for (std::thread& t : ranks) t.join();
+  return 0;
+}

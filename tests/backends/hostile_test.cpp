@@ -1,0 +1,276 @@
+// The same misfortunes on every backend, each as a job of processes of its own
+// (tests/backends/failing_ranks.cpp), read from outside: who is named, when, and that every process ends by
+// itself.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iterator>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "support/processes.hpp"
+#include "support/temporary_folder.hpp"
+#include "weft/backends/plugin.hpp"
+#include "weft/backends/store_tcp.hpp"
+
+namespace weft::test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::AnyOf;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+using testing::StartsWith;
+
+std::string contents(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+struct Kind {
+  std::string name;
+  bool there = true;
+  std::string mpirun{};  // empty: the test starts the ranks itself
+  const char* lacks = "";
+  friend void PrintTo(const Kind& k, std::ostream* out) { *out << k.name; }
+};
+
+const std::vector<Kind>& kinds() {
+  static const std::vector<Kind> all{
+      {.name = "shm"},
+      {.name = "threads"},
+      {.name = "composed"},
+      {.name = "gloo", .there = WEFT_HAVE_GLOO, .lacks = "libgloo-dev"},
+      {.name = "mpi-openmpi",
+       .there = WEFT_HAVE_OPENMPI,
+       .mpirun = "mpirun.openmpi --oversubscribe --allow-run-as-root",
+       .lacks = "libopenmpi-dev"},
+      {.name = "mpi-mpich", .there = WEFT_HAVE_MPICH, .mpirun = "mpirun.mpich", .lacks = "libmpich-dev"},
+  };
+  return all;
+}
+
+/// A job of n ranks. Nothing of it outlives this.
+class Job {
+ public:
+  Job(const Kind& kind, int n, const std::string& scene, const std::function<void()>& prepare = {},
+      const std::string& flags = "")
+      : kind_(kind), n_(n) {
+    const bool one = !kind.mpirun.empty() || kind.name == "threads";
+    for (int r = 0; r < (one ? 1 : n); ++r) {
+      processes_.push_back(ChildProcess::fork([&] {
+        for (const int fd : {1, 2})
+          ::dup2(::open((folder_ / "out").c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600), fd);
+        ::dup2(::open("/dev/null", O_RDONLY), 0);
+        ::setenv("OMPI_MCA_mpi_yield_when_idle", "1", 1);
+        if (!one) {
+          ::setenv("WEFT_RANK", std::to_string(r).c_str(), 1);
+          ::setenv("WEFT_WORLD_SIZE", std::to_string(n).c_str(), 1);
+          ::setenv("WEFT_STORE", server_.address().c_str(), 1);
+          ::setenv("WEFT_JOB", "hostile", 1);
+        }
+        if (prepare) prepare();
+        std::vector<std::string> words;
+        std::istringstream start(kind.mpirun.empty() ? ""
+                                                     : fmt::format("{} {} -n {}", kind.mpirun, flags, n));
+        for (std::string word; start >> word;) words.push_back(word);
+        for (const std::string& word : {std::string(WEFT_FAILING_RANKS), kind.name, scene, std::to_string(n)})
+          words.push_back(word);
+        std::vector<char*> argv;
+        for (std::string& word : words) argv.push_back(word.data());
+        argv.push_back(nullptr);
+        ::execvp(argv[0], argv.data());
+        return 99;
+      }));
+    }
+  }
+
+  ChildProcess& process(int rank) { return processes_[static_cast<std::size_t>(rank)]; }
+  /// How the processes end that the test has started: the ranks in order, or the one mpirun.
+  std::vector<std::optional<ExitStatus>> ends(Duration limit = 40s) {
+    std::vector<std::optional<ExitStatus>> all;
+    const Deadline deadline = Deadline::after(limit);
+    for (ChildProcess& p : processes_) all.push_back(p.wait(deadline.left()));
+    return all;
+  }
+  std::string all() const { return contents(folder_ / "out"); }
+  std::vector<std::string> of(int rank) const {
+    std::vector<std::string> lines;
+    std::istringstream stream(all());
+    const std::string lead = fmt::format("rank {}: ", rank);
+    for (std::string line; std::getline(stream, line);) {
+      std::erase(line, '\r');
+      if (line.starts_with(lead)) lines.push_back(line.substr(lead.size()));
+    }
+    return lines;
+  }
+  /// The number in the line of that rank which begins with `word`; -1 without one.
+  double number(int rank, const std::string& word) const {
+    for (const std::string& line : of(rank))
+      if (line.starts_with(word + " ")) return std::stod(line.substr(word.size() + 1));
+    return -1;
+  }
+
+ private:
+  const Kind& kind_;
+  const int n_;
+  TemporaryFolder folder_;
+  Logger log_;
+  TcpStoreServer server_{log_, {.linger = Duration::zero()}};
+  std::vector<ChildProcess> processes_;
+};
+
+class Hostile : public testing::TestWithParam<Kind> {
+ protected:
+  void SetUp() override {
+    if (!GetParam().there) GTEST_SKIP() << GetParam().lacks << " is not installed";
+  }
+  static bool mpi() { return !GetParam().mpirun.empty(); }
+  /// All ranks return from main with 0. After a failure MPI is not finalised, which mpirun reports.
+  static void expect_all_end_well(Job& job) {
+    for (const auto& end : job.ends()) {
+      ASSERT_TRUE(end.has_value()) << "hangs; so far:\n" << job.all();
+      if (!mpi()) {
+        EXPECT_EQ(*end, (ExitStatus{0, 0})) << job.all();
+      }
+    }
+  }
+};
+auto name_of = [](const testing::TestParamInfo<Kind>& kind) {
+  std::string name = kind.param.name;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+};
+std::vector<Kind> kinds_but(std::string_view without) {
+  std::vector<Kind> some = kinds();
+  std::erase_if(some, [&](const Kind& k) { return k.name == without; });
+  return some;
+}
+INSTANTIATE_TEST_SUITE_P(On, Hostile, testing::ValuesIn(kinds()), name_of);
+
+/// What threads cannot suffer alone.
+class HostileToProcesses : public Hostile {};
+INSTANTIATE_TEST_SUITE_P(On, HostileToProcesses, testing::ValuesIn(kinds_but("threads")), name_of);
+
+/// What is composed of calls that the transport compares.
+class HostileToParts : public Hostile {};
+INSTANTIATE_TEST_SUITE_P(On, HostileToParts, testing::ValuesIn(kinds_but("composed")), name_of);
+
+// Over messages alone ranks learn what the others called from the messages that do not fit.
+TEST_P(Hostile, ShortCountsAreToldOnBothSides) {
+  Job job(GetParam(), 2, "counts");
+  expect_all_end_well(job);
+  const bool composed = GetParam().name == "composed";
+  for (int r = 0; r < 2; ++r) {
+    ASSERT_FALSE(job.of(r).empty()) << job.all();
+    EXPECT_THAT(job.of(r)[0],
+                AllOf(StartsWith("mismatch 0 1 | op all_reduce, call 0 | "), HasSubstr("rank 0 "),
+                      HasSubstr("rank 1 "), HasSubstr(composed ? "x512" : "x1024 sum [call 0]"),
+                      HasSubstr(composed ? "x500" : "x1000 sum [call 0]")));
+  }
+}
+
+// The same of a call that is made of others: what is said is what the user called.
+TEST_P(HostileToParts, ShortCountsOfAComposedCallAreToldOnBothSides) {
+  Job job(GetParam(), 2, "counts of an average");
+  expect_all_end_well(job);
+  for (int r = 0; r < 2; ++r) {
+    ASSERT_FALSE(job.of(r).empty()) << job.all();
+    EXPECT_THAT(job.of(r)[0], AllOf(StartsWith("mismatch 0 1 | op all_reduce, call 2 | "),
+                                    HasSubstr("all_reduce bf16 x1024 avg [call 2]"),
+                                    HasSubstr("all_reduce bf16 x1000 avg [call 2]"), HasSubstr("rank 0 "),
+                                    HasSubstr("rank 1 ")));
+  }
+}
+
+// Over messages alone calls that differ never meet: there the one that others wait for is named.
+TEST_P(Hostile, ASkippedCallIsNamed) {
+  Job job(GetParam(), 3, "skips");
+  expect_all_end_well(job);
+  for (int r = 0; r < 3; ++r) {
+    ASSERT_FALSE(job.of(r).empty()) << job.all();
+    if (GetParam().name == "composed") {
+      EXPECT_THAT(job.of(r)[0], HasSubstr("not finished within 1 s: rank"));
+      continue;
+    }
+    EXPECT_THAT(job.of(r)[0], AllOf(StartsWith("mismatch "),
+                                    ContainsRegex("rank 1 (called )?all_gather f32 x4 \\[call 1\\]"),
+                                    ContainsRegex("rank [02] (called )?all_reduce f32 x4 sum \\[call 1\\]")));
+  }
+}
+
+TEST_P(Hostile, ASkippedLastCallIsNamed) {
+  Job job(GetParam(), 3, "skips the last");
+  expect_all_end_well(job);
+  for (const int r : {0, 2}) {
+    ASSERT_FALSE(job.of(r).empty()) << job.all();
+    EXPECT_THAT(
+        job.of(r)[0],
+        AllOf(
+            StartsWith("timeout 1 | op all_reduce, call 3 | all_reduce: not finished within 0.5 s: rank 1 "),
+            AnyOf(HasSubstr("had not arrived"), HasSubstr("has not done its part (by messages)"))));
+  }
+}
+
+TEST_P(HostileToProcesses, ARankStoppedInTheMiddleIsNamedAndWritesNothingLater) {
+  Job job(GetParam(), 3, "stopped in the middle");
+  expect_all_end_well(job);
+  for (const int r : {0, 2}) {
+    const auto lines = job.of(r);
+    ASSERT_EQ(lines.size(), 4u) << job.all();
+    EXPECT_THAT(lines[0], StartsWith("timeout 1 | op all_reduce, call 1 | ")) << job.all();
+    EXPECT_LT(job.number(r, "after"), 2.0 + 1.0);  // the deadline, a second, and one for a loaded machine
+    EXPECT_EQ(lines[2], "quiesces true");
+    EXPECT_EQ(lines[3], "untouched true");
+  }
+  ASSERT_FALSE(job.of(1).empty()) << job.all();
+  EXPECT_THAT(job.of(1)[0], StartsWith("timeout 1 | op all_reduce, call 1 | "));
+}
+
+TEST_P(HostileToProcesses, ARankKilledInTheMiddleIsNamed) {
+  Job job(GetParam(), 3, "killed in the middle");
+  if (mpi()) {  // mpirun ends the job
+    const auto end = job.ends()[0];
+    ASSERT_TRUE(end.has_value()) << job.all();
+    EXPECT_NE(*end, (ExitStatus{0, 0}));
+    EXPECT_THAT(job.all(), AnyOf(HasSubstr("signal 9"), HasSubstr("EXIT CODE: 9")));
+    return;
+  }
+  const auto ends = job.ends();
+  for (const int r : {0, 2}) {
+    EXPECT_EQ(ends[static_cast<std::size_t>(r)], (ExitStatus{0, 0})) << job.all();
+    const auto lines = job.of(r);
+    ASSERT_EQ(lines.size(), 3u) << job.all();
+    EXPECT_THAT(lines[0], StartsWith("peer_lost 1 | "));
+    EXPECT_LT(job.number(r, "after"), 3.0);  // a second, and what the call itself takes under load
+    EXPECT_EQ(lines[2], "quiesces true");
+  }
+  EXPECT_EQ(ends[1], (ExitStatus{-1, SIGKILL}));
+}
+
+// All at once: it takes long.
+TEST(HostileWaits, ALongWaitCostsAtMostFivePercentOfACore) {
+  std::vector<std::pair<Kind, std::unique_ptr<Job>>> jobs;
+  for (const Kind& kind : kinds())
+    if (kind.there) jobs.emplace_back(kind, std::make_unique<Job>(kind, 2, "waits"));
+  for (auto& [kind, job] : jobs) {
+    for (const auto& end : job->ends()) EXPECT_EQ(end, (ExitStatus{0, 0})) << kind.name << "\n" << job->all();
+    const double cpu = job->number(0, "cpu");
+    EXPECT_GE(cpu, 0) << job->all();
+    EXPECT_LE(cpu, 0.05) << kind.name;
+    std::printf("%s: %.2f %% of a core\n", kind.name.c_str(), cpu * 100);
+  }
+}
+
+}  // namespace
+}  // namespace weft::test
