@@ -32,7 +32,8 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
       token(std::move(token_in)),
       ranks_here(ranks_here_in),
       origin(std::move(origin_in)),
-      helped_(m.progress == Progress::thread && m.size > 1) {
+      helped_(m.progress == Progress::thread && m.size > 1),
+      traces_(context_in.attached<Traces>()) {
   const int identity = m.identity < 0 ? m.rank : m.identity;
   backend_ = factory(Bringup{.context = context,
                              .store = meeting ? meeting : m.store,
@@ -48,6 +49,14 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
   spin_ = backend_->traits().spin;
   rings_ = backend_->traits().rings;
   progress_ = &context.progress(identity);
+  recorder_ = traces_.open({.group = member.name,
+                            .id = token,
+                            .rank = member.rank,
+                            .size = member.size,
+                            .backend = std::string(backend_name()),
+                            .host = {},
+                            .boot = {},
+                            .identity = identity});
   context.arena().add_holder(this);
   progress_->add(this);
   try {
@@ -55,6 +64,7 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
   } catch (...) {
     progress_->remove(this);
     context.arena().remove_holder(this);
+    traces_.close(recorder_);
     throw;
   }
 }
@@ -63,6 +73,7 @@ GroupState::~GroupState() {
   progress_->remove(this);
   if (helped_) progress_->remove_helped(spin_);
   context.arena().remove_holder(this);
+  traces_.close(recorder_);
 }
 
 void GroupState::release() noexcept {
@@ -292,7 +303,7 @@ Work GroupState::submit_checked(const Call& call) {
   slot.out.store(s.out, std::memory_order_release);
   slot.waited = false;
   slot.deadline = call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline;
-  slot.record = recorder.posted(s);
+  slot.record = recorder_->posted(s);
   if (r.collective) {
     collectives_[last_++ % kSlots] = static_cast<std::uint8_t>(index);
   } else {
@@ -325,7 +336,7 @@ void GroupState::keep_blocks(Slot& slot, const Call& call) noexcept {
 
 void GroupState::finish(std::uint32_t index) noexcept {
   Slot& slot = slots_[index];
-  recorder.finished(slot.record, Recorder::State::done, slot.waited);
+  recorder_->finished(slot.record, CallState::done, slot.waited);
   slot.in.store(nullptr, std::memory_order_relaxed);
   slot.out.store(nullptr, std::memory_order_relaxed);
   free_ |= std::uint64_t{1} << index;
@@ -459,12 +470,14 @@ void GroupState::mark_failed() noexcept {
   if (failed()) return;
   if (helped_) progress_->in_flight(-in_flight_.load(std::memory_order_relaxed));  // they stay as they are
   for (std::uint64_t left = ~free_; left != 0; left &= left - 1)
-    recorder.finished(slots_[static_cast<std::uint32_t>(__builtin_ctzll(left))].record,
-                      Recorder::State::failed, true);
+    recorder_->finished(slots_[static_cast<std::uint32_t>(__builtin_ctzll(left))].record, CallState::failed,
+                        true);
   {
     const std::lock_guard lock(mutex_);
     failure_ = backend_->failure();
   }
+  recorder_->failed(*failure_);
+  traces_.write(recorder_);
   failed_.store(true, std::memory_order_release);
   progress_->bell().ring();
 }
@@ -475,6 +488,7 @@ std::optional<Failure> GroupState::failure() const {
 }
 
 void GroupState::throw_failure() {
+  traces_.written(recorder_);
   const bool quiet = quiesced_.load(std::memory_order_acquire) || backend_->quiet();
   Failure f;
   {

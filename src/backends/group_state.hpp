@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/recorder.hpp"
+#include "backends/traces.hpp"
 #include "base/arena.hpp"
 #include "base/progress.hpp"
 #include "weft/backends/process_group.hpp"
@@ -67,7 +67,7 @@ class GroupState final : public Driven, public BlockHolder {
   const std::string token;
   const int ranks_here;
   const Origin origin;
-  Recorder recorder;
+  Trace trace() const { return recorder_->read(); }
   std::map<std::string, int> generations;        ///< of subgroups, by name and ranks; guarded by mutex_
   std::string key(std::string_view what) const;  ///< of the store, under this group's token
   std::string next_token(std::string_view name, std::span<const int> ranks);
@@ -151,6 +151,8 @@ class GroupState final : public Driven, public BlockHolder {
   std::atomic<int> asleep_{0};         // threads of this rank asleep
 
   std::atomic<bool> failed_{false};
+  Traces& traces_;
+  std::shared_ptr<Recorder> recorder_;
   mutable std::mutex mutex_;
   std::optional<Failure> failure_;
   std::atomic<bool> quiesced_{false};

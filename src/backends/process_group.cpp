@@ -228,6 +228,11 @@ bool ProcessGroup::quiesce(Duration limit) {
   return state_->quiesce(limit);
 }
 
-std::string ProcessGroup::trace_json() const { return state_->recorder.json(name(), rank(), size()); }
+std::string ProcessGroup::trace_json() const { return to_json(state_->trace()); }
+
+std::string ProcessGroup::trace_chrome() const {
+  const Trace trace = state_->trace();
+  return to_chrome({&trace, 1});
+}
 
 }  // namespace weft

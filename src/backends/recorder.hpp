@@ -5,9 +5,11 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 #include <string>
 
 #include "backends/tick.hpp"
+#include "backends/trace.hpp"
 #include "weft/backends/backend.hpp"
 
 namespace weft {
@@ -15,7 +17,9 @@ namespace weft {
 class Recorder {
  public:
   static constexpr std::uint64_t kEntries = 1024;
-  enum class State : std::uint8_t { pending, done, failed };
+
+  /// `about`: what a Trace says of the group, without times and calls.
+  explicit Recorder(Trace about);
 
   /// Notes a call; returns its number for finished().
   std::uint64_t posted(const OpState& s) noexcept {
@@ -23,7 +27,8 @@ class Recorder {
     Entry& e = entries_[number % kEntries];
     const std::uint64_t word =
         static_cast<std::uint64_t>(s.op) | static_cast<std::uint64_t>(s.dtype) << 8 |
-        static_cast<std::uint64_t>(s.reduce.kind) << 16 | static_cast<std::uint64_t>(State::pending) << 24 |
+        static_cast<std::uint64_t>(s.reduce.kind) << 16 |
+        static_cast<std::uint64_t>(CallState::pending) << 24 |
         static_cast<std::uint64_t>(static_cast<std::uint32_t>(s.peer >= 0 ? s.peer : s.root)) << 32;
     e.word.store(word, std::memory_order_relaxed);
     e.call.store(s.call, std::memory_order_relaxed);
@@ -34,18 +39,18 @@ class Recorder {
     return number;
   }
   /// `waited`: the call went through the slow path, so that a clock reading costs nothing that matters.
-  void finished(std::uint64_t number, State state, bool waited) noexcept {
+  void finished(std::uint64_t number, CallState state, bool waited) noexcept {
     if (next_.load(std::memory_order_relaxed) - number > kEntries) return;  // a later call has its entry
     Entry& e = entries_[number % kEntries];
     const std::uint64_t word = e.word.load(std::memory_order_relaxed) & ~(std::uint64_t{0xff} << 24);
     e.word.store(word | static_cast<std::uint64_t>(state) << 24, std::memory_order_relaxed);
     if (waited) e.finished.store(tick(), std::memory_order_relaxed);
   }
+  /// The group has failed; the first time counts.
+  void failed(const Failure& why) noexcept;
 
-  /// {"group", "rank", "size", "calls": [{op, dtype, reduce, peer, call, count, posted_ns, finished_ns,
-  /// state}]}, oldest first. Times are nanoseconds since the group was made; finished_ns is 0 where the call
-  /// never had to wait.
-  std::string json(const std::string& group, int rank, int size) const;
+  /// All of it, calls oldest first.
+  Trace read() const;
 
  private:
   struct Entry {
@@ -55,6 +60,9 @@ class Recorder {
   std::array<Entry, kEntries> entries_;
   std::atomic<std::uint64_t> next_{0};  // calls noted so far
   TickScale scale_;
+  Trace about_;
+  mutable std::mutex mutex_;
+  std::optional<Trace::Failed> failure_;
 };
 
 }  // namespace weft

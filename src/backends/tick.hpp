@@ -20,6 +20,7 @@ inline std::uint64_t tick() noexcept {
 class TickScale {
  public:
   TickScale() : tick_(tick()), time_(Clock::now()) {}
+  Clock::time_point began() const { return time_; }
   std::int64_t nanoseconds(std::uint64_t t) const {
     const std::uint64_t ticks = tick() - tick_;
     const auto passed =

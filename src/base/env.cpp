@@ -14,6 +14,8 @@ namespace {
 
 constexpr Variable kVariables[] = {
     {"WEFT_LOG", "warning", "the least important line that is still logged: error, warning, info or debug"},
+    {"WEFT_TRACE", "none",
+     "folder to which a rank's last calls are written, when a group fails and at every SIGUSR2"},
     {"WEFT_RANK", "RANK", "this process's rank in the job; set by weft run"},
     {"WEFT_WORLD_SIZE", "WORLD_SIZE", "ranks in the job; set by weft run"},
     {"WEFT_LOCAL_RANK", "LOCAL_RANK", "this process's rank among those of its host; set by weft run"},

@@ -1,7 +1,9 @@
 // The trace of a group's calls, read back as JSON.
 #include "backends/recorder.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 #include <thread>
@@ -119,10 +121,96 @@ TEST_F(Trace, ACallThatOutlivesItsEntryLeavesTheNextAlone) {
   for (const json& c : calls) ASSERT_EQ(c["state"], "done");
 }
 
+// What a reader needs to line up the ranks, and what went wrong.
+TEST_F(Trace, ClocksAndTheFailure) {
+  const auto nanoseconds = [](auto t) {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(t.time_since_epoch()).count();
+  };
+  const std::int64_t monotonic = nanoseconds(Clock::now()),
+                     real = nanoseconds(std::chrono::system_clock::now());
+  ProcessGroup g = make();
+  g.barrier().wait();
+  const json well = json::parse(g.trace_json());
+  EXPECT_GE(well["began_monotonic_ns"].get<std::int64_t>(), monotonic);
+  EXPECT_LT(well["began_monotonic_ns"].get<std::int64_t>(), nanoseconds(Clock::now()));
+  EXPECT_LT(std::abs(well["began_realtime_ns"].get<std::int64_t>() - real), 30'000'000'000);
+  EXPECT_GE(well["taken_ns"].get<std::int64_t>(), well["calls"][0]["posted_ns"].get<std::int64_t>());
+  EXPECT_EQ(well["process"], ::getpid());
+  EXPECT_EQ(well["backend"], "recording");
+  EXPECT_EQ(well["id"], "weft/x#1");
+  EXPECT_EQ(well["forgotten"], 0);
+  EXPECT_FALSE(well.contains("failure"));
+  recording.decide({.kind = Fate::never});
+  Work w = g.all_reduce(view(a), view(a));
+  recording.lose({.code = ErrorCode::peer_lost,
+                  .text = "rank 0 \"went\"",
+                  .op = Op::all_reduce,
+                  .call = 1,
+                  .ranks = {0, 2}});
+  EXPECT_EQ(error_of([&] { w.wait(); }).code(), ErrorCode::peer_lost);
+  const json failure = json::parse(g.trace_json())["failure"];
+  EXPECT_EQ(failure["code"], "peer_lost");
+  EXPECT_EQ(failure["op"], "all_reduce");
+  EXPECT_EQ(failure["call"], 1);
+  EXPECT_EQ(failure["ranks"], json({0, 2}));
+  EXPECT_EQ(failure["text"], "rank 0 \"went\"");
+  EXPECT_GT(failure["noticed_ns"].get<std::int64_t>(), 0);
+  g.abort("later");
+  EXPECT_EQ(json::parse(g.trace_json())["failure"], failure);  // the first counts
+}
+
+// For Chrome's viewers: one process, a row for the group, more where calls overlap.
+TEST_F(Trace, ChromesFormat) {
+  ProcessGroup g = make("tp \"x\"");
+  g.barrier().wait();
+  recording.decide({.kind = Fate::never});
+  Work first = g.all_reduce(view(a), view(a), {.op = ReduceOp::max});
+  Work second = g.recv(view(b), 2);
+  EXPECT_FALSE(first.wait_for(30ms));
+  const json trace = json::parse(g.trace_chrome());
+  std::vector<json> processes, rows, calls;
+  for (const json& e : trace["traceEvents"])
+    (e["ph"] == "X" ? calls : e["name"] == "thread_name" ? rows : processes).push_back(e);
+  ASSERT_EQ(processes.size(), 2u);
+  EXPECT_EQ(processes[0]["name"], "process_name");
+  EXPECT_THAT(processes[0]["args"]["name"].get<std::string>(),
+              testing::MatchesRegex("rank 1 \\(.*, process " + std::to_string(::getpid()) + "\\)"));
+  ASSERT_EQ(rows.size(), 2u);
+  EXPECT_EQ(rows[0]["args"]["name"], "tp \"x\", rank 1 of 3");
+  ASSERT_EQ(calls.size(), 3u);
+  const std::int64_t now = Clock::now().time_since_epoch().count() / 1000;
+  for (const json& c : calls) {
+    EXPECT_EQ(c["pid"], processes[0]["pid"]);
+    EXPECT_LE(c["ts"].get<double>(), static_cast<double>(now));
+    EXPECT_GT(c["ts"].get<double>(), static_cast<double>(now) - 60e6);
+  }
+  EXPECT_EQ(calls[0]["name"], "barrier");
+  EXPECT_EQ(calls[0]["args"]["state"], "done");
+  EXPECT_EQ(calls[1]["name"], "all_reduce");
+  EXPECT_EQ(calls[1]["args"]["state"], "pending");
+  EXPECT_EQ(calls[1]["args"]["reduce"], "max");
+  EXPECT_EQ(calls[1]["args"]["count"], 12);
+  EXPECT_EQ(calls[1]["args"]["call"], 1);
+  EXPECT_GE(calls[1]["dur"].get<double>(), 30e3);  // until now
+  EXPECT_EQ(calls[2]["args"]["peer"], 2);
+  EXPECT_EQ(calls[0]["tid"], calls[1]["tid"]);
+  EXPECT_NE(calls[1]["tid"], calls[2]["tid"]);  // at the same time
+  g.abort("over");
+  EXPECT_EQ(error_of([&] { first.wait(); }).code(), ErrorCode::aborted);
+  EXPECT_EQ(error_of([&] { second.wait(); }).code(), ErrorCode::aborted);
+  const json failed = json::parse(g.trace_chrome())["traceEvents"].back();
+  EXPECT_EQ(failed["ph"], "i");
+  EXPECT_EQ(failed["name"], "aborted");
+  EXPECT_EQ(failed["args"]["text"], "aborted by rank 1: over");
+}
+
 TEST_F(Trace, NamesAreEscaped) {
   EXPECT_EQ(json::parse(make("a \"b\"\\c").trace_json())["group"], "a \"b\"\\c");
   EXPECT_EQ(json::parse(make("line\nbreak\ttab").trace_json())["group"], "line?break?tab");
   EXPECT_EQ(json::parse(make("größe").trace_json())["group"], "größe");
+  EXPECT_EQ(json::parse(make("no \xff text \xc3").trace_json())["group"], "no ? text ?");
+  EXPECT_EQ(json::parse(make("\xe2\x82 \xed\xa0\x80 \xf0\x9f\xa7\xb5").trace_chrome())["traceEvents"].size(),
+            3u);
 }
 
 TEST_F(Trace, MayBeReadWhileCallsAreMade) {

@@ -157,8 +157,12 @@ class ProcessGroup {
   /// After a failure: true once nobody can touch the buffers of failed calls any more; see Error::quiesced().
   bool quiesce(Duration limit);
 
-  /// The last 1024 calls of this rank, as JSON: op, dtype, count, call, posted and finished in ns, state.
+  /// The last 1024 calls of this rank, as JSON: op, dtype, count, call, posted and finished in ns, state, and
+  /// the failure, if any (docs/traces.md). Any thread, at any time. Where WEFT_TRACE names a folder it is
+  /// written there when the group fails, before the first Error is thrown, and at every SIGUSR2.
   std::string trace_json() const;
+  /// The same for chrome://tracing and Perfetto.
+  std::string trace_chrome() const;
 
  private:
   explicit ProcessGroup(GroupState* state) : state_(state) {}

@@ -1,0 +1,56 @@
+// What one rank did in one group, as it is written to files and read from them: JSON for `weft doctor trace`
+// and for people, Chrome's trace format for chrome://tracing and Perfetto. Pure functions; any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "weft/backends/backend.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+
+enum class CallState : std::uint8_t { pending, done, failed };
+std::string_view name(CallState state) noexcept;
+
+/// Times are nanoseconds since the group was made.
+struct TracedCall {
+  Op op = Op::none;
+  std::uint64_t call = 0;  ///< number among the group's collectives, or among its messages
+  DType dtype = DType::u8;
+  std::int64_t count = 0;  ///< elements of the longer of `in` and `out`
+  ReduceOp::Kind reduce = ReduceOp::Kind::sum;
+  int peer = -1;  ///< the root of a collective, the other rank of a message
+  std::int64_t posted_ns = 0;
+  std::int64_t finished_ns = 0;  ///< 0: not yet, or at once, without a wait
+  CallState state = CallState::pending;
+};
+
+struct Trace {
+  std::string group, id;  ///< its name, and what is this group's alone in its job
+  int rank = 0, size = 1;
+  std::string backend, host;
+  std::string boot;  ///< equal where the monotonic clock is the same
+  int process = 0, identity = 0;
+  /// Two clocks when the group was made: the first lines up the ranks of a host, the second the hosts.
+  std::int64_t began_monotonic_ns = 0, began_realtime_ns = 0;
+  std::int64_t taken_ns = 0;
+  std::uint64_t forgotten = 0;      ///< calls before those here
+  std::vector<TracedCall> calls{};  ///< in the order they were posted
+  struct Failed {
+    Failure why;
+    std::int64_t noticed_ns = 0;
+  };
+  std::optional<Failed> failure{};
+};
+
+/// One object. `events`: with a key traceEvents, so that the same file opens in Chrome's viewers.
+std::string to_json(const Trace& trace, bool events = false);
+/// All of them on one time line, a process per rank. `shifts`: nanoseconds to add to each trace's times;
+/// none: the monotonic clock.
+std::string to_chrome(std::span<const Trace> traces, std::span<const std::int64_t> shifts = {});
+
+}  // namespace weft
