@@ -510,6 +510,7 @@ bool GroupState::drive_until(const Done& done, Deadline limit) noexcept {
     if (done()) return true;
     if (drive()) {
       idle = 0;
+      if (limit.passed()) return done();  // a long call moves all the time
       continue;
     }
     // The own group is stuck: drive the rank's other groups too, now and then while spinning, always

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
@@ -270,6 +271,23 @@ Tensor filled(Rank& rank, std::int64_t count, float value) {
   Tensor t(rank.context, Shape{count}, DType::f32);
   std::fill(t.f32().begin(), t.f32().end(), value);
   return t;
+}
+
+// Each step of the call moves something, and there are many.
+TEST_P(Works, WaitForEndsInTheMiddleOfACallThatMoves) {
+  RankOptions options;
+  options.hooks.in_chunk = [](std::uint64_t) { std::this_thread::sleep_for(20ms); };
+  run_ranks(
+      GetParam(), 2,
+      [](Rank& r) {
+        const Tensor t(r.context, Shape{4 << 20}, DType::u8, Memory::shared);
+        std::memset(t.data(), 1, static_cast<std::size_t>(t.bytes()));
+        Work w = r.group().all_reduce(t, t);
+        EXPECT_FALSE(w.wait_for(30ms));  // eight chunks
+        EXPECT_TRUE(w.wait_for(20s));
+        EXPECT_EQ(t.as<std::uint8_t>().back(), 2);
+      },
+      options);
 }
 
 TEST_P(Works, WaitForLeavesACallPending) {
