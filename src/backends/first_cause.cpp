@@ -7,6 +7,13 @@
 #include <sstream>
 
 namespace weft {
+namespace {
+
+// The Store may be on a host that is cut off, or with a process that is stopped: then nobody waits for it
+// longer.
+constexpr auto kAnswer = std::chrono::milliseconds(500);
+
+}  // namespace
 
 // "code op call n rank…\ntext"
 std::string encode(const Failure& why) {
@@ -30,7 +37,8 @@ Failure decode_failure(const std::string& text) {
 
 Failure FirstCause::raise(const Failure& why) const noexcept {
   try {
-    if (store_ != nullptr) return decode_failure(store_->compare_set(key_, "", encode(why)));
+    if (store_ != nullptr)
+      return decode_failure(store_->compare_set(key_, "", encode(why), Deadline::after(kAnswer)));
   } catch (const std::exception&) {  // the Store is gone: every rank tells its own story
   }
   return why;
@@ -39,7 +47,8 @@ Failure FirstCause::raise(const Failure& why) const noexcept {
 std::optional<Failure> FirstCause::look() const noexcept {
   try {
     if (store_ == nullptr) return std::nullopt;
-    if (const std::optional<std::string> text = store_->try_get(key_)) return decode_failure(*text);
+    if (const std::optional<std::string> text = store_->try_get(key_, Deadline::after(kAnswer)))
+      return decode_failure(*text);
   } catch (const std::exception&) {}
   return std::nullopt;
 }

@@ -33,19 +33,23 @@ class JobStore final : public Store {
   JobStore(std::string_view job, std::shared_ptr<Store> store)
       : store_(std::move(store)), prefix_(fmt::format("{}/", job)) {}
 
-  void set(std::string_view key, std::string_view value) override { store_->set(full(key), value); }
+  void set(std::string_view key, std::string_view value, Deadline deadline) override {
+    store_->set(full(key), value, deadline);
+  }
   std::string get(std::string_view key, Deadline deadline) override {
     return store_->get(full(key), deadline);
   }
-  std::optional<std::string> try_get(std::string_view key) override { return store_->try_get(full(key)); }
-  std::int64_t add(std::string_view key, std::int64_t delta) override {
-    return store_->add(full(key), delta);
+  std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
+    return store_->try_get(full(key), deadline);
   }
-  std::string compare_set(std::string_view key, std::string_view expected,
-                          std::string_view desired) override {
-    return store_->compare_set(full(key), expected, desired);
+  std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
+    return store_->add(full(key), delta, deadline);
   }
-  void remove(std::string_view key) override { store_->remove(full(key)); }
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                          Deadline deadline) override {
+    return store_->compare_set(full(key), expected, desired, deadline);
+  }
+  void remove(std::string_view key, Deadline deadline) override { store_->remove(full(key), deadline); }
 
  private:
   std::string full(std::string_view key) const { return prefix_ + std::string(key); }
@@ -165,7 +169,7 @@ std::string JobStores::claim(Store& store, const Seat& seat) const {
 }
 
 std::shared_ptr<Store> JobStores::in_file(const std::string& path, const Seat& seat, const std::string& job) {
-  auto store = std::make_shared<JobStore>(job, make_file_store(path));
+  std::shared_ptr<Store> store = std::make_shared<JobStore>(job, make_file_store(path));
   if (const std::string other = claim(*store, seat); !other.empty())
     throw Error(
         ErrorCode::bad_argument,
@@ -233,7 +237,7 @@ std::shared_ptr<Store> JobStores::by_meeting(const std::string& key, const std::
       try {
         const auto at = parse_host_port(*address);
         if (!at) throw Error(ErrorCode::system, fmt::format("it holds \"{}\"", *address));
-        auto store = std::make_shared<JobStore>(
+        std::shared_ptr<Store> store = std::make_shared<JobStore>(
             job,
             make_tcp_store(at->host, at->port,
                            Deadline::after(std::min<Duration>(deadline.left(), std::chrono::seconds(5)))));

@@ -88,14 +88,20 @@ class RoundStore final : public Store {
       }
     }
   }
-  void set(std::string_view key, std::string_view value) override { store_->set(key, value); }
-  std::optional<std::string> try_get(std::string_view key) override { return store_->try_get(key); }
-  std::int64_t add(std::string_view key, std::int64_t delta) override { return store_->add(key, delta); }
-  std::string compare_set(std::string_view key, std::string_view expected,
-                          std::string_view desired) override {
-    return store_->compare_set(key, expected, desired);
+  void set(std::string_view key, std::string_view value, Deadline deadline) override {
+    store_->set(key, value, deadline);
   }
-  void remove(std::string_view key) override { store_->remove(key); }
+  std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
+    return store_->try_get(key, deadline);
+  }
+  std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
+    return store_->add(key, delta, deadline);
+  }
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                          Deadline deadline) override {
+    return store_->compare_set(key, expected, desired, deadline);
+  }
+  void remove(std::string_view key, Deadline deadline) override { store_->remove(key, deadline); }
 
  private:
   void look() {

@@ -116,7 +116,7 @@ namespace {
 
 class LocalStore final : public Store {
  public:
-  void set(std::string_view key, std::string_view value) override {
+  void set(std::string_view key, std::string_view value, Deadline) override {
     check_store_key(key);
     check_store_value(key, value);
     {
@@ -137,14 +137,14 @@ class LocalStore final : public Store {
     }
   }
 
-  std::optional<std::string> try_get(std::string_view key) override {
+  std::optional<std::string> try_get(std::string_view key, Deadline) override {
     check_store_key(key);
     const std::lock_guard lock(mutex_);
     const std::string* const value = table_.find(key);
     return value ? std::optional(*value) : std::nullopt;
   }
 
-  std::int64_t add(std::string_view key, std::int64_t delta) override {
+  std::int64_t add(std::string_view key, std::int64_t delta, Deadline) override {
     check_store_key(key);
     std::unique_lock lock(mutex_);
     const std::int64_t sum = table_.add(key, delta);
@@ -153,8 +153,8 @@ class LocalStore final : public Store {
     return sum;
   }
 
-  std::string compare_set(std::string_view key, std::string_view expected,
-                          std::string_view desired) override {
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                          Deadline) override {
     check_store_key(key);
     check_store_value(key, expected);
     check_store_value(key, desired);
@@ -165,7 +165,7 @@ class LocalStore final : public Store {
     return held;
   }
 
-  void remove(std::string_view key) override {
+  void remove(std::string_view key, Deadline) override {
     check_store_key(key);
     const std::lock_guard lock(mutex_);
     table_.remove(key);

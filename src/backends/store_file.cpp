@@ -110,7 +110,7 @@ class FileStore final : public Store {
       if (::fstat(fd_, &status) != 0) throw_errno(fmt::format("store: {}", path), errno);
       if (!S_ISREG(status.st_mode))
         throw Error(ErrorCode::system, fmt::format("store: {} is not a regular file", path));
-      const Lock lock(*this, "opening it");
+      const Lock lock(*this, "opening it", Deadline::never());
       catch_up(true);
     } catch (...) {
       ::close(fd_);
@@ -121,11 +121,11 @@ class FileStore final : public Store {
   FileStore(const FileStore&) = delete;
   FileStore& operator=(const FileStore&) = delete;
 
-  void set(std::string_view key, std::string_view value) override {
+  void set(std::string_view key, std::string_view value, Deadline deadline) override {
     check_store_key(key);
     check_store_value(key, value);
     const std::lock_guard guard(mutex_);
-    const Lock lock(*this, key_text(key));
+    const Lock lock(*this, key_text(key), deadline);
     catch_up(true);
     append(Change::set, key, value);
   }
@@ -134,39 +134,39 @@ class FileStore final : public Store {
     check_store_key(key);
     const Duration limit = deadline.left();
     for (Pause pause;; pause.wait(deadline.left())) {
-      if (auto value = try_get(key)) return std::move(*value);
+      if (auto value = try_get(key, Deadline::never())) return std::move(*value);
       if (deadline.passed()) throw Error(ErrorCode::timeout, timeout_text(key, limit));
     }
   }
 
-  std::optional<std::string> try_get(std::string_view key) override {
+  std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
     check_store_key(key);
     const std::lock_guard guard(mutex_);
     if (!catch_up(false)) {  // seen in the middle of a write, perhaps: the writer's lock tells
-      const Lock lock(*this, key_text(key));
+      const Lock lock(*this, key_text(key), deadline);
       catch_up(true);
     }
     const std::string* const value = table_.find(key);
     return value ? std::optional(*value) : std::nullopt;
   }
 
-  std::int64_t add(std::string_view key, std::int64_t delta) override {
+  std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
     check_store_key(key);
     const std::lock_guard guard(mutex_);
-    const Lock lock(*this, key_text(key));
+    const Lock lock(*this, key_text(key), deadline);
     catch_up(true);
     const std::int64_t sum = table_.sum(key, delta);
     append(Change::set, key, std::to_string(sum));
     return sum;
   }
 
-  std::string compare_set(std::string_view key, std::string_view expected,
-                          std::string_view desired) override {
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                          Deadline deadline) override {
     check_store_key(key);
     check_store_value(key, expected);
     check_store_value(key, desired);
     const std::lock_guard guard(mutex_);
-    const Lock lock(*this, key_text(key));
+    const Lock lock(*this, key_text(key), deadline);
     catch_up(true);
     const std::string* const held = table_.find(key);
     if ((held ? std::string_view(*held) : std::string_view()) != expected)
@@ -175,10 +175,10 @@ class FileStore final : public Store {
     return std::string(desired);
   }
 
-  void remove(std::string_view key) override {
+  void remove(std::string_view key, Deadline deadline) override {
     check_store_key(key);
     const std::lock_guard guard(mutex_);
-    const Lock lock(*this, key_text(key));
+    const Lock lock(*this, key_text(key), deadline);
     catch_up(true);
     if (table_.find(key) != nullptr) append(Change::remove, key, {});
   }
@@ -188,15 +188,16 @@ class FileStore final : public Store {
   /// which knows no deadline: its holder may be stopped.
   class Lock {
    public:
-    Lock(const FileStore& store, const std::string& what) : fd_(store.fd_) {
-      const Deadline deadline = Deadline::after(store.patience_);
+    Lock(const FileStore& store, const std::string& what, Deadline limit) : fd_(store.fd_) {
+      const Duration patience = std::min(store.patience_, limit.left());
+      const Deadline deadline = Deadline::after(patience);
       for (Pause pause; ::flock(fd_, LOCK_EX | LOCK_NB) != 0; pause.wait(deadline.left())) {
         if (errno != EWOULDBLOCK && errno != EINTR)
           throw_errno(fmt::format("store: cannot lock {}", store.path_), errno);
         if (deadline.passed())
           throw Error(ErrorCode::timeout,
                       fmt::format("store: {}: another process has held the lock of {} for {}", what,
-                                  store.path_, shown_duration(store.patience_)));
+                                  store.path_, shown_duration(patience)));
       }
     }
     ~Lock() { ::flock(fd_, LOCK_UN); }

@@ -622,10 +622,10 @@ class TcpStore final : public Store {
     }
   }
 
-  void set(std::string_view key, std::string_view value) override {
+  void set(std::string_view key, std::string_view value, Deadline deadline) override {
     check_store_key(key);
     check_store_value(key, value);
-    call(Kind::set, key, value);
+    call(Kind::set, key, deadline, value);
   }
 
   std::string get(std::string_view key, Deadline deadline) override {
@@ -643,28 +643,28 @@ class TcpStore final : public Store {
     return std::move(reply.value);
   }
 
-  std::optional<std::string> try_get(std::string_view key) override {
+  std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
     check_store_key(key);
-    Reply reply = call(Kind::try_get, key);
+    Reply reply = call(Kind::try_get, key, deadline);
     return reply.kind == Kind::absent ? std::nullopt : std::optional(std::move(reply.value));
   }
 
-  std::int64_t add(std::string_view key, std::int64_t delta) override {
+  std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
     check_store_key(key);
-    return call(Kind::add, key, {}, {}, delta).number;
+    return call(Kind::add, key, deadline, {}, {}, delta).number;
   }
 
-  std::string compare_set(std::string_view key, std::string_view expected,
-                          std::string_view desired) override {
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                          Deadline deadline) override {
     check_store_key(key);
     check_store_value(key, expected);
     check_store_value(key, desired);
-    return call(Kind::compare_set, key, expected, desired).value;
+    return call(Kind::compare_set, key, deadline, expected, desired).value;
   }
 
-  void remove(std::string_view key) override {
+  void remove(std::string_view key, Deadline deadline) override {
     check_store_key(key);
-    call(Kind::remove, key);
+    call(Kind::remove, key, deadline);
   }
 
  private:
@@ -720,19 +720,22 @@ class TcpStore final : public Store {
   }
 
   /// A request that is answered at once.
-  Reply call(Kind kind, std::string_view key, std::string_view value = {}, std::string_view extra = {},
-             std::int64_t number = 0) {
+  Reply call(Kind kind, std::string_view key, Deadline deadline, std::string_view value = {},
+             std::string_view extra = {}, std::int64_t number = 0) {
+    const Duration limit = std::min(kAnswerLimit, deadline.left());
     Reply reply;
-    if (!try_call(kind, key, value, extra, number, Clock::now() + kAnswerLimit, reply)) {
-      throw lost(key, fmt::format("it did not answer within {}", shown_duration(kAnswerLimit)));
-    }
-    return reply;
+    if (try_call(kind, key, value, extra, number, Clock::now() + limit, reply)) return reply;
+    const std::string why = fmt::format("it did not answer within {}", shown_duration(limit));
+    if (limit == kAnswerLimit) throw lost(key, why);
+    throw Error(ErrorCode::timeout,
+                fmt::format("store: key {}: the server at {}: {}", shown_key(key), name_, why));
   }
 
   /// False: no answer until `give_up`. The connection is used again only after a whole answer.
   bool try_call(Kind kind, std::string_view key, std::string_view value, std::string_view extra,
                 std::int64_t number, Clock::time_point give_up, Reply& reply) {
-    std::unique_ptr<Connection> connection = take(key);
+    std::unique_ptr<Connection> connection = take(key, give_up);
+    if (connection == nullptr) return false;
     switch (connection->exchange(kind, key, value, extra, number, give_up, reply)) {
       case Connection::Outcome::ok: break;
       case Connection::Outcome::silent: return false;
@@ -749,7 +752,8 @@ class TcpStore final : public Store {
     return true;
   }
 
-  std::unique_ptr<Connection> take(std::string_view key) {
+  /// Null: there was none until `give_up`.
+  std::unique_ptr<Connection> take(std::string_view key, Clock::time_point give_up) {
     {
       const std::lock_guard lock(mutex_);
       if (!idle_.empty()) {
@@ -758,13 +762,18 @@ class TcpStore final : public Store {
         return connection;
       }
     }
-    const auto give_up = Clock::now() + kAnswerLimit;
+    const auto limit = std::min(give_up, Clock::now() + kAnswerLimit);
     for (auto pause = std::chrono::milliseconds(5);; pause *= 2) {
       auto connection = std::make_unique<Connection>();
-      if (!connection->open(address_, give_up)) throw lost(key, connection->error());
-      switch (connection->greet(sealed_ ? &*key_ : nullptr, give_up)) {
+      if (!connection->open(address_, limit)) {
+        if (Clock::now() >= give_up) return nullptr;
+        throw lost(key, connection->error());
+      }
+      switch (connection->greet(sealed_ ? &*key_ : nullptr, limit)) {
         case Connection::Outcome::ok: return connection;
-        case Connection::Outcome::silent: throw lost(key, "it does not answer");
+        case Connection::Outcome::silent:
+          if (Clock::now() >= give_up) return nullptr;
+          throw lost(key, fmt::format("it did not answer within {}", shown_duration(kAnswerLimit)));
         case Connection::Outcome::closed:
           // Before it was known it may have been closed in favour of others, in a crowd of strangers.
           if (pause > std::chrono::seconds(1)) throw lost(key, connection->error());

@@ -1,6 +1,7 @@
 // The TCP store among strangers: who does not know the secret, who listens and changes what is sent, crowds,
 // and what is too much. The job goes on. All on loopback; hosts_test.cpp has the same across hosts.
 #include <arpa/inet.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -311,6 +312,36 @@ TEST_F(StrangersTest, AChangedHandshakeFails) {
       }
     }
   }
+}
+
+// Nothing goes by any more, as on a host that is cut off: who gives a deadline is back by then.
+TEST_F(StrangersTest, ASilentServerIsATimeoutAtTheDeadline) {
+  serve();
+  std::atomic<bool> silent{false};
+  Path path(server_->port(), [&](bool, std::string& bytes) {
+    if (silent) bytes.clear();
+  });
+  const auto store = client_at(path.port());
+  store->set("key", "1");
+  silent = true;
+  const std::string text =
+      fmt::format("timeout: store: key \"key\": the server at 127.0.0.1:{}: it did not answer within 200 ms",
+                  path.port());
+  const auto in_time = [] { return Deadline::after(milliseconds(200)); };
+  const auto start = Clock::now();
+  EXPECT_EQ(error_text([&] { store->set("key", "2", in_time()); }), text);
+  EXPECT_EQ(error_text([&] { store->try_get("key", in_time()); }), text);  // on a connection of its own
+  EXPECT_EQ(error_text([&] { store->add("key", 1, in_time()); }), text);
+  EXPECT_EQ(error_text([&] { store->compare_set("key", "1", "2", in_time()); }), text);
+  EXPECT_EQ(error_text([&] { store->remove("key", in_time()); }), text);
+  EXPECT_EQ(
+      error_text([&] { store->get("key", in_time()); }),
+      fmt::format("timeout: store: key \"key\" was not set within 200 ms (the server at 127.0.0.1:{} does "
+                  "not answer)",
+                  path.port()));
+  EXPECT_LT(Clock::now() - start, seconds(15));
+  silent = false;
+  EXPECT_EQ(store->get("key", soon()), "1");
 }
 
 // ---- crowds ----

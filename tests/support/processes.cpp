@@ -63,7 +63,8 @@ ChildProcess ChildProcess::fork(const std::function<int()>& body) {
   if (pid < 0) throw std::runtime_error(std::string("fork: ") + std::strerror(errno));
   if (pid == 0) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != parent) ::_exit(1);
+    // 0: it is outside of this process's pid namespace.
+    if (const pid_t now = ::getppid(); now != parent && now != 0) ::_exit(1);
     const int code = run_body(body);
     std::fflush(nullptr);
     ::_exit(code);

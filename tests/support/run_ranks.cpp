@@ -71,19 +71,23 @@ Job& job() {
 class BodyStore final : public Store {
  public:
   BodyStore(std::shared_ptr<Store> store, int run) : store_(std::move(store)), run_(run) {}
-  void set(std::string_view key, std::string_view value) override { store_->set(full(key), value); }
+  void set(std::string_view key, std::string_view value, Deadline deadline) override {
+    store_->set(full(key), value, deadline);
+  }
   std::string get(std::string_view key, Deadline deadline) override {
     return store_->get(full(key), deadline);
   }
-  std::optional<std::string> try_get(std::string_view key) override { return store_->try_get(full(key)); }
-  std::int64_t add(std::string_view key, std::int64_t delta) override {
-    return store_->add(full(key), delta);
+  std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
+    return store_->try_get(full(key), deadline);
   }
-  std::string compare_set(std::string_view key, std::string_view expected,
-                          std::string_view desired) override {
-    return store_->compare_set(full(key), expected, desired);
+  std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
+    return store_->add(full(key), delta, deadline);
   }
-  void remove(std::string_view key) override { store_->remove(full(key)); }
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                          Deadline deadline) override {
+    return store_->compare_set(full(key), expected, desired, deadline);
+  }
+  void remove(std::string_view key, Deadline deadline) override { store_->remove(full(key), deadline); }
 
  private:
   std::string full(std::string_view key) const {

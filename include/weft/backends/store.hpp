@@ -12,22 +12,25 @@
 namespace weft {
 
 /// Thread-safe. Keys carry the job's token where several jobs could meet (see rendezvous). Every function may
-/// throw system or peer_lost (the server is gone), with the key in the text.
+/// throw system or peer_lost (the server is gone), with the key in the text. `deadline`, but for get(): how
+/// long the store itself may take to answer, which is no wait for other ranks; then timeout is thrown, and
+/// what was asked for may have been done or not. By default half a minute, where it is elsewhere at all.
 class Store {
  public:
   virtual ~Store() = default;
-  virtual void set(std::string_view key, std::string_view value) = 0;
+  virtual void set(std::string_view key, std::string_view value, Deadline deadline = Deadline::never()) = 0;
   /// Waits until the key exists. Throws timeout: `store: key "x" was not set within 5.0 s`.
   virtual std::string get(std::string_view key, Deadline deadline) = 0;
   /// The value now, or nothing.
-  virtual std::optional<std::string> try_get(std::string_view key) = 0;
+  virtual std::optional<std::string> try_get(std::string_view key, Deadline deadline = Deadline::never()) = 0;
   /// Adds to a decimal counter (absent: 0) and returns the new value.
-  virtual std::int64_t add(std::string_view key, std::int64_t delta) = 0;
+  virtual std::int64_t add(std::string_view key, std::int64_t delta,
+                           Deadline deadline = Deadline::never()) = 0;
   /// Sets the key to `desired` where it holds `expected` (absent counts as ""). Returns what it holds
   /// afterwards.
-  virtual std::string compare_set(std::string_view key, std::string_view expected,
-                                  std::string_view desired) = 0;
-  virtual void remove(std::string_view key) = 0;
+  virtual std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                                  Deadline deadline = Deadline::never()) = 0;
+  virtual void remove(std::string_view key, Deadline deadline = Deadline::never()) = 0;
 };
 
 /// A store for threads of one process.

@@ -1,0 +1,332 @@
+// Several hosts, which are network namespaces here: the store and its secret, gloo, both MPIs, shm that
+// refuses, and a host that is cut off in the middle of a call.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "support/errors.hpp"
+#include "support/namespaces.hpp"
+#include "support/processes.hpp"
+#include "support/temporary_folder.hpp"
+#include "weft/backends/process_group.hpp"
+#include "weft/backends/store_tcp.hpp"
+#include "weft/base/context.hpp"
+
+namespace weft {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using test::error_text;
+using test::Hosts;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+using Variables = std::map<std::string, std::string>;
+
+/// What a rank sees: a process on its host.
+struct Rank {
+  int rank, size;
+  Context& context;
+  std::function<std::vector<std::string>()> lines;  // of its log
+  const Membership& member;
+
+  ProcessGroup group(const std::string& backend, Duration deadline, const std::string& name = "world") {
+    Membership m = member;
+    m.name = name;
+    m.deadline = deadline;
+    return ProcessGroup::create(context, backend, m);
+  }
+};
+
+class HostsTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = Hosts::unavailable(); !why.empty()) GTEST_SKIP() << why;
+    write_secret("secret", "the secret of this test, long enough\n");
+    write_secret("other", "another secret, as long as the first\n");
+  }
+
+  void write_secret(const std::string& name, const std::string& text) {
+    std::ofstream(folder_ / name) << text;
+    std::filesystem::permissions(folder_ / name,
+                                 std::filesystem::perms::owner_read | std::filesystem::perms::owner_write);
+  }
+
+  /// What a user would set on each host; `more` replaces, or removes where empty.
+  Variables variables(int rank, int size, const Variables& more = {}) const {
+    Variables all{{"WEFT_RANK", std::to_string(rank)},
+                  {"WEFT_WORLD_SIZE", std::to_string(size)},
+                  {"WEFT_STORE", Hosts::address(0) + ":29400"},
+                  {"WEFT_STORE_SECRET_FILE", folder_ / "secret"},
+                  {"WEFT_INTERFACE", Hosts::kInterface}};
+    for (const auto& [name, value] : more) all[name] = value;
+    return all;
+  }
+  static void set(const Variables& variables) {
+    for (const auto& [name, value] : variables)
+      value.empty() ? ::unsetenv(name.c_str()) : ::setenv(name.c_str(), value.c_str(), 1);
+  }
+
+  /// `per_host` ranks on each host, in order. `meanwhile` runs here.
+  static void run(
+      const Hosts& hosts, int per_host, const std::function<void(int rank)>& body,
+      const std::function<void()>& meanwhile = [] {}) {
+    std::vector<test::ChildProcess> ranks;
+    for (int r = 0; r < hosts.count() * per_host; ++r)
+      ranks.push_back(test::ChildProcess::fork([&, r] {
+        hosts.enter(r / per_host);
+        body(r);
+        return 0;
+      }));
+    meanwhile();
+    const Deadline limit = Deadline::after(seconds(60));
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      const auto status = ranks[r].wait(limit.left());
+      EXPECT_EQ(status ? test::to_string(*status) : "hangs", "exit code 0") << "rank " << r;
+    }
+  }
+  /// The same, as members of the job.
+  void run_members(
+      const Hosts& hosts, int per_host, const std::function<void(Rank&)>& body, const Variables& more = {},
+      const std::function<void()>& meanwhile = [] {}) {
+    const int size = hosts.count() * per_host;
+    run(
+        hosts, per_host,
+        [&](int rank) {
+          set(variables(rank, size, more));
+          std::mutex mutex;
+          std::vector<std::string> lines;
+          Context context({.log_level = LogLevel::info, .log_sink = [&](LogLevel, std::string_view line) {
+                             const std::lock_guard lock(mutex);
+                             lines.emplace_back(line);
+                           }});
+          const Membership member = Membership::from_env(context, seconds(20));
+          Rank r{rank, size, context,
+                 [&] {
+                   const std::lock_guard lock(mutex);
+                   return lines;
+                 },
+                 member};
+          body(r);
+        },
+        meanwhile);
+  }
+
+  test::TemporaryFolder folder_;
+};
+
+void meet(Rank& r, const std::string& name) {
+  if (r.member.store->add("met/" + name, 1) == r.size) r.member.store->set("all/" + name, "1");
+  r.member.store->get("all/" + name, Deadline::after(seconds(20)));
+}
+
+TEST_F(HostsTest, RanksMeetInTheStoreOfRankZero) {
+  const Hosts hosts(3);
+  run_members(hosts, 2, [&](Rank& r) {
+    r.member.store->set(std::to_string(r.rank), fmt::format("I am {}", r.rank));
+    for (int peer = 0; peer < r.size; ++peer)
+      EXPECT_EQ(r.member.store->get(std::to_string(peer), Deadline::after(seconds(20))),
+                fmt::format("I am {}", peer));
+    EXPECT_THAT(r.lines(),
+                Contains(fmt::format("rendezvous: store at 10.77.0.1:29400 by interface weft0 ({})",
+                                     Hosts::address(r.rank / 2))));
+  });
+}
+
+TEST_F(HostsTest, StrangersOfOtherHostsAreRefusedWhileTheJobGoesOn) {
+  const Hosts hosts(3);
+  constexpr const char* kServer = "the server at 10.77.0.1:29400";
+  run(hosts, 1, [&](int rank) {
+    if (rank == 2) {  // no rank of this job
+      set(variables(1, 2, {{"WEFT_STORE_SECRET_FILE", folder_ / "other"}}));
+      const auto join = [] {
+        Context context;
+        return Membership::from_env(context, seconds(60));
+      };
+      const auto start = Clock::now();
+      EXPECT_EQ(
+          error_text(join),
+          fmt::format("mismatch: WEFT_STORE is \"10.77.0.1:29400\": store: {} has another secret than this "
+                      "process, or none; expected the same one on all hosts (WEFT_STORE_SECRET_FILE, "
+                      "WEFT_STORE_SECRET)",
+                      kServer));
+      EXPECT_LT(Clock::now() - start, seconds(30)) << "at once, not at the deadline";
+      set({{"WEFT_STORE_SECRET_FILE", ""}});
+      EXPECT_EQ(
+          error_text(join),
+          "bad_argument: WEFT_STORE is \"10.77.0.1:29400\": store: 10.77.0.1:29400 is not on loopback, and "
+          "there is no secret; expected one that all ranks have, in a file of mode 0600 "
+          "(WEFT_STORE_SECRET_FILE) or in WEFT_STORE_SECRET");
+      set(variables(1, 2));
+      Context context;
+      make_tcp_store("10.77.0.1", 29400, Deadline::after(seconds(20)), store_secret_from_env())
+          ->set("job/strangers", "done");
+      return;
+    }
+    set(variables(rank, 2, {{"WEFT_JOB", "job"}}));
+    std::mutex mutex;
+    std::vector<std::string> lines;
+    Context context({.log_sink = [&](LogLevel, std::string_view line) {
+      const std::lock_guard lock(mutex);
+      lines.emplace_back(line);
+    }});
+    const Membership m = Membership::from_env(context, seconds(20));
+    m.store->get("strangers", Deadline::after(seconds(20)));
+    m.store->add("left", 1);
+    while (m.store->add("left", 0) != 2) std::this_thread::sleep_for(milliseconds(5));
+    if (rank == 0) {
+      const std::lock_guard lock(mutex);
+      EXPECT_THAT(lines, Contains(AllOf(HasSubstr("store server: closed 10.77.0.3:"),
+                                        HasSubstr("it does not know the secret"))));
+    }
+  });
+}
+
+TEST_F(HostsTest, ShmRefusesAndAutoKnows) {
+  const Hosts hosts(2);
+  run_members(hosts, 1, [&](Rank& r) {
+    const std::string text = error_text([&] { r.group("shm", seconds(20)); });
+    EXPECT_THAT(text,
+                AllOf(HasSubstr(fmt::format("unsupported: group \"world\": rank {}: neighbourhood: process ",
+                                            1 - r.rank)),
+                      HasSubstr(" is on another host, or in another pid or network namespace ("),
+                      HasSubstr("as this process: memory cannot be shared")));
+    meet(r, "end");
+  });
+}
+
+// Containers that share the network, but not the process numbers: a death could not be watched.
+TEST_F(HostsTest, ShmRefusesAcrossPidNamespaces) {
+  const Hosts hosts(1);
+  const auto rank = [&](int number) {
+    set(variables(number, 2, {{"WEFT_STORE", "127.0.0.1:29400"}}));
+    Context context;
+    Membership m = Membership::from_env(context, seconds(20));
+    EXPECT_THAT(error_text([&] { ProcessGroup::create(context, "shm", m); }),
+                AllOf(HasSubstr("unsupported: group \"world\": rank "),
+                      HasSubstr(" is on another host, or in another pid or network namespace (")));
+    if (m.store->add("met", 1) == 2) m.store->set("all", "1");
+    m.store->get("all", Deadline::after(seconds(20)));
+  };
+  run(hosts, 2, [&](int number) {
+    if (number == 0) return rank(0);
+    ASSERT_EQ(::unshare(CLONE_NEWPID), 0);  // for its children
+    test::run_in_children(1, [&](int) {
+      EXPECT_EQ(::getpid(), 1);
+      rank(1);
+    });
+  });
+}
+
+#if WEFT_HAVE_GLOO
+std::vector<float> numbers(int rank, std::size_t count) {
+  std::vector<float> v(count);
+  for (std::size_t i = 0; i < count; ++i) v[i] = static_cast<float>(rank * 1000 + static_cast<int>(i % 97));
+  return v;
+}
+
+TEST_F(HostsTest, GlooSumsAcrossHosts) {
+  const Hosts hosts(3);
+  run_members(hosts, 2, [&](Rank& r) {
+    for (const char* backend : {"gloo", "auto"}) {
+      ProcessGroup group = r.group(backend, seconds(20), backend);
+      EXPECT_EQ(group.backend(), "gloo");
+      for (const std::size_t count : {1u, 1009u, 200'003u}) {
+        std::vector<float> sum = numbers(r.rank, count);
+        group.all_reduce(view(sum), view(sum)).wait();
+        for (std::size_t i = 0; i < count; ++i)
+          ASSERT_EQ(sum[i], static_cast<float>(15 * 1000 + 6 * static_cast<int>(i % 97))) << i;
+      }
+      std::vector<int> all(static_cast<std::size_t>(r.size));
+      group.all_gather(view(&r.rank, 1), view(all)).wait();
+      for (int peer = 0; peer < r.size; ++peer) EXPECT_EQ(all[static_cast<std::size_t>(peer)], peer);
+    }
+    meet(r, "end");
+  });
+}
+
+TEST_F(HostsTest, GlooIsToldItsInterface) {
+  const Hosts hosts(2);
+  run_members(
+      hosts, 1,
+      [&](Rank& r) {
+        EXPECT_EQ(
+            error_text([&] { r.group("gloo", seconds(20)); }),
+            "unsupported: group \"world\": the ranks are on several hosts and WEFT_INTERFACE is not set; "
+            "expected the network interface that gloo may listen on");
+        meet(r, "end");
+      },
+      {{"WEFT_INTERFACE", ""}});
+}
+
+// The cable is out while all call: everybody, the one that is cut off too, gets an error that names who is
+// not heard of, within the deadline and a second. Host 0 takes the store with it.
+class CutOff : public HostsTest, public ::testing::WithParamInterface<int> {};
+
+TEST_P(CutOff, InMidCallEverybodyIsTold) {
+  constexpr Duration kDeadline = seconds(2);
+  const int lost = GetParam();
+  const Hosts hosts(3);
+  test::Pipe ready;
+  run_members(
+      hosts, 1,
+      [&](Rank& r) {
+        ProcessGroup group = r.group("gloo", kDeadline);
+        std::vector<float> sum = numbers(r.rank, 50'000);
+        auto began = Clock::now();
+        try {
+          for (int call = 0;; ++call) {
+            if (call == 20) ready.write_line("going");
+            began = Clock::now();
+            group.all_reduce(view(sum), view(sum)).wait();
+          }
+        } catch (const Error& e) {
+          // A second by its promise, and some more for a machine that does other things.
+          EXPECT_LT(Clock::now() - began, kDeadline + seconds(4)) << e.what();
+          EXPECT_THAT(e.code(), AnyOf(ErrorCode::timeout, ErrorCode::peer_lost)) << e.what();
+          EXPECT_EQ(e.op(), Op::all_reduce);
+          if (r.rank == lost) {
+            EXPECT_FALSE(e.ranks().empty()) << e.what();  // of its own it cannot know
+          } else {
+            EXPECT_THAT(e.ranks(), ::testing::ElementsAre(lost)) << e.what();
+            EXPECT_THAT(e.what(), HasSubstr(fmt::format("rank {}", lost)));
+          }
+        }
+        EXPECT_TRUE(group.quiesce(seconds(5)));
+        EXPECT_THAT(error_text([&] { group.barrier().wait(); }),
+                    AnyOf(HasSubstr("timeout"), HasSubstr("peer_lost")));
+        const auto left = Clock::now();
+        group = ProcessGroup();
+        EXPECT_LT(Clock::now() - left, seconds(4));
+      },
+      {},
+      [&] {
+        for (int r = 0; r < 3; ++r) EXPECT_EQ(ready.read_line(), "going");
+        hosts.cut_off(lost);
+      });
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts, CutOff, ::testing::Values(2, 0));
+#endif
+
+}  // namespace
+}  // namespace weft
