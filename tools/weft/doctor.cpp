@@ -8,15 +8,19 @@
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
+#include <cerrno>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <thread>
 
 #include "backends/support_table.hpp"
 #include "commands.hpp"
+#include "trace.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/backends/process_group.hpp"
 #include "weft/base/env.hpp"
+#include "weft/base/error.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace weft::tools {
@@ -125,6 +129,19 @@ int doctor() {
   return wrong == 0 ? 0 : 1;
 }
 
+int doctor_trace(const std::vector<std::string>& paths, const std::string& chrome) {
+  const std::vector<TraceFile> files = read_traces(paths);
+  if (!chrome.empty()) {
+    std::vector<Trace> traces;
+    for (const TraceFile& f : files) traces.push_back(f.trace);
+    std::ofstream out(chrome, std::ios::binary);
+    if (!(out << to_chrome(traces, shifts(files)) << std::flush))
+      throw_errno(fmt::format("--chrome: cannot write {}", chrome), errno);
+  }
+  fmt::print("{}", report(files));
+  return 0;
+}
+
 }  // namespace
 
 void add_doctor(CLI::App& app, Body& chosen) {
@@ -132,7 +149,19 @@ void add_doctor(CLI::App& app, Body& chosen) {
   const CLI::Option* tables =
       sub->add_flag("--tables")
           ->description("Print what each backend does and promises, as docs/support.md has it");
-  sub->callback([&chosen, tables] {
+  CLI::App* trace =
+      sub->add_subcommand("trace", "Lay the trace files of a job's ranks side by side: who was late");
+  const auto files = std::make_shared<std::vector<std::string>>();
+  const auto chrome = std::make_shared<std::string>();
+  trace->add_option("files", *files, "What WEFT_TRACE left, or folders of it")
+      ->required()
+      ->type_name("FILES");
+  trace->add_option("--chrome", *chrome, "Write all of it as one trace for chrome://tracing and Perfetto")
+      ->type_name("FILE");
+  trace->callback(
+      [&chosen, files, chrome] { chosen = [files, chrome] { return doctor_trace(*files, *chrome); }; });
+  sub->callback([&chosen, tables, trace] {
+    if (trace->parsed()) return;
     chosen = tables->count() == 0 ? Body(doctor) : Body([] {
       fmt::print("{}", support_tables());
       return 0;

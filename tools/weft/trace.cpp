@@ -1,0 +1,428 @@
+// Ranks are lined up by group and call number. When a call was posted, on clocks that agree, says who was
+// late for it: from then on the others could only wait.
+#include "trace.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "backends/op_table.hpp"
+
+namespace weft::tools {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::int64_t kMost = std::int64_t{1} << 60;  // nanoseconds, so that sums of a few stay in 64 bits
+constexpr std::size_t kWorst = 5;                      // calls that are listed
+constexpr std::size_t kDifferences = 5;
+
+// One file's JSON, with errors that name the place in it.
+class Reader {
+ public:
+  Reader(const std::string& path, const json& object, std::string where)
+      : path_(path), object_(object), where_(std::move(where)) {
+    if (!object.is_object()) wrong(where_.empty() ? "it" : where_, "is no object");
+  }
+
+  [[noreturn]] void wrong(const std::string& what, const std::string& how) const {
+    throw Error(ErrorCode::bad_argument, fmt::format("{}: {} {}", path_, what, how));
+  }
+  const json* find(const char* key) const {
+    const auto at = object_.find(key);
+    return at == object_.end() ? nullptr : &*at;
+  }
+  const json& at(const char* key) const {
+    if (const json* value = find(key)) return *value;
+    wrong(place(key), "is missing");
+  }
+  std::int64_t integer(const char* key, std::int64_t min = 0, std::int64_t max = kMost) const {
+    const json& value = at(key);
+    if (!value.is_number_integer() ||
+        (value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) ||
+        value.get<std::int64_t>() < min || value.get<std::int64_t>() > max)
+      wrong(place(key), fmt::format("is {}; expected an integer from {} to {}", shown(value), min, max));
+    return value.get<std::int64_t>();
+  }
+  int number(const char* key, int min, int max) const { return static_cast<int>(integer(key, min, max)); }
+  std::string text(const char* key) const {
+    const json& value = at(key);
+    if (!value.is_string()) wrong(place(key), fmt::format("is {}; expected a text", shown(value)));
+    return value.get<std::string>();
+  }
+  /// One of the `count` names that name(T) gives.
+  template <class T>
+  T named(const char* key, int count) const {
+    const std::string is = text(key);
+    for (int i = 0; i < count; ++i)
+      if (name(static_cast<T>(i)) == is) return static_cast<T>(i);
+    wrong(place(key), fmt::format("is \"{}\", which weft does not know", is));
+  }
+  std::string place(const char* key) const {
+    return where_.empty() ? key : fmt::format("{}.{}", where_, key);
+  }
+
+ private:
+  static std::string shown(const json& value) {
+    constexpr std::size_t kLongest = 40;
+    std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
+    if (text.size() > kLongest) text.replace(kLongest, std::string::npos, "...");
+    return text;
+  }
+  const std::string& path_;
+  const json& object_;
+  const std::string where_;
+};
+
+TracedCall read_call(const Reader& in) {
+  TracedCall c;
+  c.op = in.named<Op>("op", kOpCount);
+  c.call = static_cast<std::uint64_t>(in.integer("call"));
+  c.dtype = in.named<DType>("dtype", kDTypeCount);
+  c.count = in.integer("count", 0, INT64_MAX);
+  if (row(c.op).reduces) c.reduce = in.named<ReduceOp::Kind>("reduce", kReduceKindCount);
+  const char* const other = row(c.op).collective ? "root" : "peer";
+  if (in.find(other) != nullptr) c.peer = in.number(other, 0, INT32_MAX);
+  c.posted_ns = in.integer("posted_ns", -kMost);
+  c.finished_ns = in.integer("finished_ns", -kMost);
+  c.state = in.named<CallState>("state", 3);
+  return c;
+}
+
+std::string shown(std::int64_t ns) {
+  const auto t = static_cast<double>(ns);
+  if (ns < 1'000'000) return fmt::format("{:.3g} us", t / 1e3);
+  if (ns < 1'000'000'000) return fmt::format("{:.3g} ms", t / 1e6);
+  return fmt::format("{:.3f} s", t / 1e9);
+}
+
+std::string what(const TracedCall& c) {
+  std::string text(name(c.op));
+  if (row(c.op).counts != Counts::none) text += fmt::format(" {} x{}", name(c.dtype), c.count);
+  if (row(c.op).reduces) text += fmt::format(" {}", name(c.reduce));
+  if (c.peer >= 0) text += fmt::format(" {} {}", row(c.op).collective ? "root" : "peer", c.peer);
+  return text;
+}
+
+// Whether two ranks called what fits together, as far as a trace tells: of rooted calls and those with a
+// block per rank the lengths are each rank's own.
+bool same(const TracedCall& a, const TracedCall& b) {
+  const OpRow r = row(a.op);
+  if (a.op != b.op) return false;
+  if (r.counts == Counts::none) return true;
+  const bool same_counts = r.rooted == Rooted::no && r.counts != Counts::both_blocks &&
+                           r.counts != Counts::in_blocks && r.counts != Counts::out_blocks;
+  return a.dtype == b.dtype && a.peer == b.peer && (!r.reduces || a.reduce == b.reduce) &&
+         (!same_counts || a.count == b.count);
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
+// One group, its ranks' files side by side.
+class Group {
+ public:
+  void add(const TraceFile& file, std::int64_t shift) {
+    const Trace& t = file.trace;
+    traces_[t.rank] = &t;
+    zero_[t.rank] = t.began_monotonic_ns + shift;
+    for (const TracedCall& c : t.calls)
+      if (row(c.op).collective) calls_[c.call][t.rank] = &c;
+  }
+
+  std::string text() const {
+    const Trace& any = *traces_.begin()->second;
+    std::string out =
+        fmt::format("group \"{}\" ({}, {} ranks, over {})\n", any.group, any.id, any.size, any.backend);
+    add_failure(out);
+    add_end(out);
+    add_differences(out);
+    add_lateness(out);
+    return out;
+  }
+
+  // When the first of its ranks noticed that it had failed; nothing where it has not.
+  std::optional<std::pair<std::int64_t, const Trace*>> failed() const {
+    std::optional<std::pair<std::int64_t, const Trace*>> first;
+    for (const auto& [rank, t] : traces_)
+      if (t->failure && (!first || zero_.at(rank) + t->failure->noticed_ns < first->first))
+        first = {zero_.at(rank) + t->failure->noticed_ns, t};
+    return first;
+  }
+
+ private:
+  static void line(std::string& out, std::string_view title, const std::string& text) {
+    out += fmt::format("  {:<12}{}\n", title, text);
+  }
+
+  void add_failure(std::string& out) const {
+    const auto first = failed();
+    if (!first) return;
+    std::map<std::string, std::vector<int>> told;  // one story, unless the store was lost
+    std::vector<int> well;
+    for (const auto& [rank, t] : traces_) {
+      if (t->failure)
+        told[fmt::format("{}: {}", name(t->failure->why.code), t->failure->why.text)].push_back(rank);
+      else
+        well.push_back(rank);
+    }
+    for (const auto& [story, ranks] : told)
+      line(out, "failure", fmt::format("{} (says {})", story, ranks_text(ranks)));
+    if (!well.empty()) line(out, "", fmt::format("{} had not heard of it", ranks_text(well)));
+  }
+
+  // Who has not come to the last call that anybody made, and which calls never ended.
+  void add_end(std::string& out) const {
+    std::vector<int> absent;
+    const int size = traces_.begin()->second->size;
+    for (int r = 0; r < size && absent.size() <= 64; ++r)
+      if (!traces_.contains(r)) absent.push_back(r);
+    if (!absent.empty())
+      line(out, "no file", fmt::format("of {}{}", ranks_text(absent), absent.size() > 64 ? ", ..." : ""));
+    if (!calls_.empty()) {
+      const auto& [number, last] = *calls_.rbegin();
+      std::map<std::string, std::vector<int>> missing;  // by where they are
+      for (const auto& [rank, t] : traces_) {
+        if (last.contains(rank)) continue;
+        missing[last_call(rank)].push_back(rank);
+      }
+      for (const auto& [where, ranks] : missing)
+        line(out, "missing",
+             fmt::format("{} at {} [call {}]: {}", ranks_text(ranks), what(*last.begin()->second), number,
+                         where));
+    }
+    for (const auto& [rank, t] : traces_)
+      for (const TracedCall& c : t->calls)
+        if (c.state == CallState::pending)
+          line(out, "pending",
+               fmt::format("rank {}: {} [call {}], for {}", rank, what(c), c.call,
+                           shown(std::max<std::int64_t>(t->taken_ns - c.posted_ns, 0))));
+  }
+
+  std::string last_call(int rank) const {
+    for (auto at = calls_.rbegin(); at != calls_.rend(); ++at)
+      if (const auto own = at->second.find(rank); own != at->second.end())
+        return fmt::format("the last of its calls here is {} [call {}], {}", what(*own->second), at->first,
+                           name(own->second->state));
+    return "it made no call here";
+  }
+
+  void add_differences(std::string& out) const {
+    std::size_t found = 0;
+    for (const auto& [number, ranks] : calls_) {
+      const auto& [first, call] = *ranks.begin();
+      const auto other = std::find_if(ranks.begin(), ranks.end(),
+                                      [&call = call](const auto& r) { return !same(*call, *r.second); });
+      if (other == ranks.end()) continue;
+      if (found++ < kDifferences)
+        line(out, "different",
+             fmt::format("call {}: rank {} {}, rank {} {}", number, first, what(*call), other->first,
+                         what(*other->second)));
+    }
+    if (found > kDifferences) line(out, "", fmt::format("and {} calls more", found - kDifferences));
+  }
+
+  void add_lateness(std::string& out) const {
+    struct Late {
+      std::int64_t total = 0, worst = 0;
+      std::size_t last = 0;
+      std::uint64_t worst_call = 0;
+    };
+    struct Spread {
+      std::int64_t by;
+      std::uint64_t number;
+    };
+    std::map<int, Late> late;
+    std::vector<Spread> spreads;
+    for (const auto& [number, ranks] : calls_) {
+      if (ranks.size() < 2) continue;
+      std::int64_t first = INT64_MAX, last = INT64_MIN;
+      int last_rank = -1;
+      for (const auto& [rank, c] : ranks) {
+        const std::int64_t at = zero_.at(rank) + c->posted_ns;
+        first = std::min(first, at);
+        if (at > last) last_rank = rank;
+        last = std::max(last, at);
+      }
+      for (const auto& [rank, c] : ranks) {
+        const std::int64_t by = zero_.at(rank) + c->posted_ns - first;
+        Late& l = late[rank];
+        if (__builtin_add_overflow(l.total, by, &l.total)) l.total = INT64_MAX;
+        if (by > l.worst) l.worst_call = number;
+        l.worst = std::max(l.worst, by);
+      }
+      ++late[last_rank].last;
+      spreads.push_back({last - first, number});
+    }
+    if (spreads.empty()) {
+      line(out, "late", "nothing to compare: no call that two of these files have");
+      return;
+    }
+    line(out, "late", fmt::format("{:>5} {:>10} {:>12} {:>12}", "rank", "was last", "in all", "at worst"));
+    std::vector<std::pair<int, Late>> order(late.begin(), late.end());
+    std::stable_sort(order.begin(), order.end(),
+                     [](const auto& a, const auto& b) { return a.second.total > b.second.total; });
+    for (const auto& [rank, l] : order)
+      line(out, "",
+           fmt::format("{:>5} {:>10} {:>12} {:>12}{}", rank, fmt::format("{} of {}", l.last, spreads.size()),
+                       shown(l.total), shown(l.worst),
+                       l.worst > 0 ? fmt::format("  [call {}]", l.worst_call) : ""));
+    std::stable_sort(spreads.begin(), spreads.end(),
+                     [](const Spread& a, const Spread& b) { return a.by > b.by; });
+    for (std::size_t i = 0; i < std::min(kWorst, spreads.size()); ++i) {
+      const auto& ranks = calls_.at(spreads[i].number);
+      std::int64_t first = INT64_MAX;
+      for (const auto& [rank, c] : ranks) first = std::min(first, zero_.at(rank) + c->posted_ns);
+      std::string who;
+      for (const auto& [rank, c] : ranks)
+        if (const std::int64_t by = zero_.at(rank) + c->posted_ns - first; by > spreads[i].by / 2)
+          who += fmt::format("{}rank {} by {}", who.empty() ? "" : ", ", rank, shown(by));
+      if (!who.empty())
+        line(out, i == 0 ? "worst calls" : "",
+             fmt::format("{} [call {}]: {}", what(*ranks.begin()->second), spreads[i].number, who));
+    }
+  }
+
+  std::map<int, const Trace*> traces_;                               // by rank
+  std::map<int, std::int64_t> zero_;                                 // of its times, on the common clock
+  std::map<std::uint64_t, std::map<int, const TracedCall*>> calls_;  // collectives by number and rank
+};
+
+}  // namespace
+
+TraceFile read_trace(const std::string& path) {
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream bytes;
+  if (!file || !(bytes << file.rdbuf()) || file.bad())
+    throw Error(ErrorCode::bad_argument, fmt::format("{}: cannot read it{}", path,
+                                                     errno ? fmt::format(": {}", std::strerror(errno)) : ""));
+  json content;
+  try {
+    content = json::parse(bytes.str());
+  } catch (const json::exception& e) {
+    throw Error(ErrorCode::bad_argument, fmt::format("{}: no trace, for it is not JSON: {}", path, e.what()));
+  }
+  const Reader in(path, content, "");
+  if (in.find("weft_trace") == nullptr) in.wrong("no trace of weft:", "it has no \"weft_trace\"");
+  in.number("weft_trace", 1, 1);
+  TraceFile out{path, {}};
+  Trace& t = out.trace;
+  t.group = in.text("group");
+  t.id = in.text("id");
+  t.size = in.number("size", 1, INT32_MAX);
+  t.rank = in.number("rank", 0, t.size - 1);
+  t.backend = in.text("backend");
+  t.host = in.text("host");
+  t.boot = in.text("boot");
+  t.process = in.number("process", 0, INT32_MAX);
+  t.identity = in.number("identity", 0, INT32_MAX);
+  t.began_monotonic_ns = in.integer("began_monotonic_ns");
+  t.began_realtime_ns = in.integer("began_realtime_ns", 0, 4 * kMost);
+  t.taken_ns = in.integer("taken_ns", -kMost);
+  t.forgotten = static_cast<std::uint64_t>(in.integer("forgotten"));
+  if (const json* const failure = in.find("failure")) {
+    const Reader f(path, *failure, "failure");
+    t.failure.emplace();
+    t.failure->why.code = f.named<ErrorCode>("code", static_cast<int>(ErrorCode::system) + 1);
+    t.failure->why.text = f.text("text");
+    t.failure->noticed_ns = f.integer("noticed_ns", -kMost);
+  }
+  const json& calls = in.at("calls");
+  if (!calls.is_array()) in.wrong("calls", "is no list");
+  for (std::size_t i = 0; i < calls.size(); ++i)
+    t.calls.push_back(read_call(Reader(path, calls[i], fmt::format("calls[{}]", i))));
+  return out;
+}
+
+std::vector<TraceFile> read_traces(const std::vector<std::string>& paths) {
+  std::vector<std::string> files;
+  for (const std::string& path : paths) {
+    std::error_code ignored;
+    if (!std::filesystem::is_directory(path, ignored)) {
+      files.push_back(path);
+      continue;
+    }
+    const std::size_t before = files.size();
+    for (const auto& entry : std::filesystem::directory_iterator(path, ignored))
+      if (entry.path().extension() == ".json") files.push_back(entry.path());
+    if (files.size() == before)
+      throw Error(ErrorCode::bad_argument, fmt::format("{}: no file in this folder ends in .json", path));
+    std::sort(files.begin() + static_cast<std::ptrdiff_t>(before), files.end());
+  }
+  std::vector<TraceFile> traces;
+  std::map<std::string, std::map<int, std::size_t>> groups;
+  for (const std::string& path : files) {
+    TraceFile file = read_trace(path);
+    auto& ranks = groups[file.trace.id];
+    if (!ranks.empty()) {
+      const TraceFile& first = traces[ranks.begin()->second];
+      if (first.trace.size != file.trace.size)
+        throw Error(
+            ErrorCode::bad_argument,
+            fmt::format("{}: group \"{}\" has {} ranks, and in {} it has {}; expected files of one job", path,
+                        file.trace.group, file.trace.size, first.path, first.trace.size));
+    }
+    const auto [at, fresh] = ranks.emplace(file.trace.rank, traces.size());
+    if (!fresh)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("{}: of rank {} of group \"{}\", as {} is; expected files of one job", path,
+                              file.trace.rank, file.trace.group, traces[at->second].path));
+    traces.push_back(std::move(file));
+  }
+  return traces;
+}
+
+std::vector<std::int64_t> shifts(const std::vector<TraceFile>& files) {
+  std::map<std::string, std::int64_t>
+      by_boot;  // one shift for all of a host: its own clock is the better one
+  for (const TraceFile& f : files)
+    by_boot.emplace(f.trace.boot, f.trace.began_realtime_ns - f.trace.began_monotonic_ns);
+  std::vector<std::int64_t> out;
+  for (const TraceFile& f : files) out.push_back(by_boot.size() == 1 ? 0 : by_boot[f.trace.boot]);
+  return out;
+}
+
+std::string report(const std::vector<TraceFile>& files) {
+  const std::vector<std::int64_t> shift = shifts(files);
+  std::map<std::string, Group> groups;  // by id: there may be several of a name
+  std::vector<std::string> order;
+  std::set<std::string> hosts;
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const Trace& t = files[i].trace;
+    if (!groups.contains(t.id)) order.push_back(t.id);
+    groups[t.id].add(files[i], shift[i]);
+    hosts.insert(t.boot);
+  }
+  std::string out = fmt::format(
+      "{} file{}, {} group{}; {}\n", files.size(), files.size() == 1 ? "" : "s", order.size(),
+      order.size() == 1 ? "" : "s",
+      hosts.size() == 1 ? "one host, one clock"
+                        : fmt::format("{} hosts, lined up by their real-time clocks: what is later by "
+                                      "less than these differ means nothing",
+                                      hosts.size()));
+  std::optional<std::pair<std::int64_t, const Trace*>> first;
+  std::size_t failures = 0;
+  for (const std::string& id : order) {
+    const auto failed = groups[id].failed();
+    failures += failed ? 1 : 0;
+    if (failed && (!first || failed->first < first->first)) first = failed;
+  }
+  if (failures > 1)
+    out += fmt::format("the first failure is that of group \"{}\", noticed by its rank {}: {}\n",
+                       first->second->group, first->second->rank, first->second->failure->why.text);
+  for (const std::string& id : order) out += fmt::format("\n{}", groups[id].text());
+  return out;
+}
+
+}  // namespace weft::tools

@@ -1,0 +1,29 @@
+// What the trace files of a job's ranks tell when they are laid side by side: who was late, who did not come,
+// who called something else. Pure but for reading files; one thread.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "backends/trace.hpp"
+
+namespace weft::tools {
+
+struct TraceFile {
+  std::string path;
+  Trace trace;
+};
+
+/// Throws bad_argument naming the file, and what in it is not as it should be.
+TraceFile read_trace(const std::string& path);
+/// The files, and those that end in .json of folders among them. Throws as read_trace does, bad_argument
+/// where two are of the same rank and group, or disagree about a group's size.
+std::vector<TraceFile> read_traces(const std::vector<std::string>& paths);
+
+/// By how much each trace's monotonic clock is to be moved so that all are on one: nothing on one host, what
+/// the hosts' real-time clocks say where there are several.
+std::vector<std::int64_t> shifts(const std::vector<TraceFile>& files);
+/// For people, a paragraph per group.
+std::string report(const std::vector<TraceFile>& files);
+
+}  // namespace weft::tools
