@@ -28,7 +28,8 @@ using Ranks = std::vector<int>;
 constexpr Duration kLook = std::chrono::milliseconds(2);  // at first; then longer
 constexpr Duration kLongestLook = std::chrono::milliseconds(25);
 constexpr Duration kSlice = std::chrono::milliseconds(50);  // of a wait in the store
-constexpr int kTries = 3;                                   // of the same ranks
+constexpr Duration kAnswer = std::chrono::seconds(2), kLongestAnswer = std::chrono::seconds(30);
+constexpr int kTries = 3;  // of the same ranks
 
 bool holds(const Ranks& ranks, int r) { return std::find(ranks.begin(), ranks.end(), r) != ranks.end(); }
 
@@ -165,8 +166,10 @@ class Shrinking {
                   .ranks = {}});
     }
   }
+  // The store answers at once, or the process that serves it is stopped or out of reach.
+  Deadline answer() const { return Deadline::after(std::clamp<Duration>(limit_, kAnswer, kLongestAnswer)); }
   std::string read(const std::string& key) const {
-    return ask([&](Store& s) { return s.try_get(key).value_or(""); });
+    return ask([&](Store& s) { return s.try_get(key, answer()).value_or(""); });
   }
   // What the key holds when `change` has nothing more to change in it.
   template <class Change>
@@ -175,7 +178,7 @@ class Shrinking {
     for (;;) {
       const std::string wanted = change(held);
       if (wanted == held) return held;
-      std::string now = ask([&](Store& s) { return s.compare_set(key, held, wanted); });
+      std::string now = ask([&](Store& s) { return s.compare_set(key, held, wanted, answer()); });
       if (now == wanted) return now;
       held = std::move(now);
     }
@@ -217,7 +220,7 @@ class Shrinking {
       if (!awaited.empty() && !deadline.passed()) continue;
       roll.closed = true;
       roll.here = without(roll.here, gone);
-      ask([&](Store& s) { return s.compare_set(roll_key, held, roll.text()); });
+      ask([&](Store& s) { return s.compare_set(roll_key, held, roll.text(), answer()); });
       held = read(roll_key);
     }
     const Ranks members = Roll::parse(held).here;

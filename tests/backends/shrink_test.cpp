@@ -387,5 +387,41 @@ TEST(ShrinkOnProcesses, TheStoreIsLost) {
   ranks.finish({0});
 }
 
+// Or it is stopped: shrink says so in time, too.
+TEST(ShrinkOnProcesses, TheStoreIsStopped) {
+  const RankOptions options;
+  RankProcesses ranks(
+      2,
+      [&](Rank& r) {
+        std::unique_ptr<TcpStoreServer> server;
+        if (r.rank == 0) {
+          server = std::make_unique<TcpStoreServer>(r.context.log());
+          r.store->set("port", std::to_string(server->port()));
+        }
+        Membership m = r.membership();
+        m.store = make_tcp_store(
+            "127.0.0.1", static_cast<std::uint16_t>(std::stoi(r.store->get("port", Deadline::after(10s)))),
+            Deadline::after(10s));
+        ProcessGroup g = ProcessGroup::create(r.context, "shm", m);
+        g.barrier().wait();
+        if (r.rank == 0) {
+          raise(SIGSTOP);
+          return;
+        }
+        const Error call = error_of([&] { g.barrier({.deadline = 300ms}).wait(); });
+        EXPECT_THAT(ranks_of(call), ElementsAre(0)) << call.what();
+        const auto began = Clock::now();
+        EXPECT_THAT(
+            error_text([&] { g.shrink(500ms); }),
+            HasSubstr("shrink: the store is lost, and without it the ranks that are left cannot agree: "));
+        EXPECT_LT(Clock::now() - began, 10s);
+        r.store->set("told", "1");
+      },
+      options);
+  ranks.store().get("told", Deadline::after(30s));
+  ranks[0].resume();
+  ranks.finish();
+}
+
 }  // namespace
 }  // namespace weft::test
