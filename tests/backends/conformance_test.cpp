@@ -19,6 +19,7 @@
 #include "support/nccl_stand_in.hpp"
 #include "support/on_device.hpp"
 #include "support/run_ranks.hpp"
+#include "support/sanitizers.hpp"
 #include "support/values.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/tensor.hpp"
@@ -48,13 +49,6 @@ std::string to_string(const Setting& s) {
 
 std::string setting_name(const testing::TestParamInfo<Setting>& info) { return to_string(info.param); }
 void PrintTo(const Setting& s, std::ostream* to) { *to << to_string(s); }
-
-// Sanitizers watch the ranks that are threads: all paths run there, in memory that they see.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kProcesses = false;
-#else
-constexpr bool kProcesses = true;
-#endif
 
 std::vector<Setting> shm_settings() {
   const Row shm{"", "shm", {}};

@@ -7,7 +7,7 @@
 set(sanitized_openmpi "")
 set(sanitized_mpich "")
 if(WEFT_SANITIZE STREQUAL "thread")
-  set(tsan "TSAN_OPTIONS=halt_on_error=1:die_after_fork=0:ignore_noninstrumented_modules=1")
+  set(tsan "TSAN_OPTIONS=halt_on_error=1:ignore_noninstrumented_modules=1")
   set(sanitized_openmpi "${tsan}")
   set(sanitized_mpich "${tsan};UCX_MEM_EVENTS=no")
 elseif(WEFT_SANITIZE)

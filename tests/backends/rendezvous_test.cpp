@@ -26,6 +26,7 @@
 #include "backends/meeting_file.hpp"
 #include "support/errors.hpp"
 #include "support/processes.hpp"
+#include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/backends/process_group.hpp"
 #include "weft/backends/store_file.hpp"
@@ -100,6 +101,7 @@ class RendezvousTest : public ::testing::Test {
 
   /// Ranks as processes, started in an order that is not theirs, tell each other their numbers.
   void expect_they_meet(int size, const std::function<Variables(int rank)>& variables) {
+    if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
     test::run_in_children(size, [&](int child) {
       const int rank = (child + 1) % size;
       set(variables(rank));
@@ -546,6 +548,7 @@ TEST_F(RendezvousTest, TheFileIsGoneWhenRankZeroLeaves) {
 // Rank 0 of an earlier job of the same name was killed, and left its file. The new job's ranks wait for their
 // own rank 0, whichever comes first.
 TEST_F(RendezvousTest, AStaleFileIsNotTaken) {
+  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
   test::Pipe pipe;
   auto earlier = test::ChildProcess::fork([&] {
     set(openmpi(0, 2));
@@ -567,6 +570,7 @@ TEST_F(RendezvousTest, AStaleFileIsNotTaken) {
 // A script starts two programs one after the other under one mpirun: rank 1 of the second may come while rank
 // 0 of the first still says its goodbyes. It waits for the second's.
 TEST_F(RendezvousTest, AnEarlierProgramsStoreIsNotTaken) {
+  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
   test::Pipe go;
   auto second_one = test::ChildProcess::fork([&] {
     go.read_line();

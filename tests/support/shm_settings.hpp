@@ -7,16 +7,10 @@
 #include <vector>
 
 #include "support/run_ranks.hpp"
+#include "support/sanitizers.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace weft::test {
-
-// Sanitizers watch the ranks that are threads: all paths run there, in memory that they see.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kProcesses = false;
-#else
-inline constexpr bool kProcesses = true;
-#endif
 
 struct ShmSetting {
   Ranks kind;

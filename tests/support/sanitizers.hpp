@@ -1,0 +1,22 @@
+// What the sanitizers of this build do not see.
+#pragma once
+
+namespace weft::test {
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+/// They watch ranks that are threads: all paths run there, in memory that they see.
+inline constexpr bool kProcesses = false;
+#else
+inline constexpr bool kProcesses = true;
+#endif
+
+#ifdef __SANITIZE_THREAD__
+/// The thread sanitizer ends a forked process that starts a thread.
+inline constexpr bool kThreadsInForks = false;
+#else
+inline constexpr bool kThreadsInForks = true;
+#endif
+inline constexpr const char* kNoThreadsInForks =
+    "the thread sanitizer follows no threads of a forked process";
+
+}  // namespace weft::test
