@@ -426,14 +426,15 @@ void GroupState::inspect() noexcept {
     const auto index = static_cast<std::uint32_t>(__builtin_ctzll(left));
     Slot& slot = slots_[index];
     // Collectives wait one behind the other: there is something to say of the first alone.
-    const bool behind = row(slot.op.op).collective && collectives_[first_ % kSlots] != index;
+    Slot& head = row(slot.op.op).collective ? slots_[collectives_[first_ % kSlots]] : slot;
+    const bool behind = &head != &slot;
     if (!slot.waited) {
       slot.waited = true;
       slot.expires =
           slot.deadline >= std::chrono::hours(24 * 365) ? Clock::time_point::max() : now + slot.deadline;
       slot.warns = now + slot.deadline / kWarnAfter;
     } else if (now >= slot.expires) {
-      expire(slot);
+      expire(head.waited && now >= head.expires ? head : slot, head);
     } else if (behind) {
       slot.warns = now + slot.deadline / kWarnAfter;
     } else if (now >= slot.warns) {
@@ -456,10 +457,13 @@ void GroupState::warn(Slot& slot) noexcept {
   }
 }
 
-void GroupState::expire(Slot& slot) noexcept {
+// `head`: what the call waits behind, or itself.
+void GroupState::expire(const Slot& slot, const Slot& head) noexcept {
   std::string story;
   Failure why{.code = ErrorCode::timeout, .text = {}, .op = slot.op.op, .call = slot.op.call, .ranks = {}};
-  why.ranks = backend_->missing(slot.op, story);
+  why.ranks = backend_->missing(head.op, story);
+  if (&head != &slot)
+    story = fmt::format("it comes after {} [call {}]: {}", name(head.op.op), head.op.call, story);
   why.text =
       fmt::format("{}: not finished within {:.3g} s: {}", name(slot.op.op), seconds(slot.deadline), story);
   backend_->fail(why);
@@ -544,7 +548,9 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
   drive();
   if (finished(slot, ticket)) return true;
   if (failed()) throw_failure();
-  return false;
+  progress_
+      ->drive_all();  // a peer may need this rank's part in a call of another group before it comes to this
+  return finished(slot, ticket);
 }
 
 bool GroupState::wait(std::uint32_t slot, std::uint32_t ticket, std::optional<Duration> limit) {

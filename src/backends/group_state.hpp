@@ -119,7 +119,7 @@ class GroupState final : public Driven, public BlockHolder {
   bool drive_owned() noexcept;  // polls what is in flight; true: moved
   void finish(std::uint32_t index) noexcept;
   void inspect() noexcept;  // slow path: health, deadlines
-  void expire(Slot& slot) noexcept;
+  void expire(const Slot& slot, const Slot& head) noexcept;
   void warn(Slot& slot) noexcept;
   void leave(bool moved) noexcept;
   void mark_failed() noexcept;  // takes over the backend's first cause

@@ -5,7 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
+#include <new>
 #include <numeric>
 #include <utility>
 
@@ -60,6 +63,19 @@ std::vector<Pair> gather_by_store(GroupState& group, Pair mine) {
   return all;
 }
 
+// The one place where groups come to be. Without memory for one there is an Error, too.
+template <class... Args>
+GroupState* new_group(Context& context, const BackendFactory& factory, const Membership& m, Args&&... args) {
+  try {
+    return new GroupState(context, factory, m, std::forward<Args>(args)...);
+  } catch (const std::bad_alloc&) {
+    throw Error(Failure{.code = ErrorCode::system,
+                        .text = fmt::format("group \"{}\": no memory to make it: {} [rank {}]", m.name,
+                                            std::strerror(ENOMEM), m.rank),
+                        .ranks = {}});
+  }
+}
+
 }  // namespace
 
 ProcessGroup ProcessGroup::create(Context& context, std::string_view backend, const Membership& m) {
@@ -72,8 +88,7 @@ ProcessGroup ProcessGroup::create(Context& context, const BackendFactory& factor
   // The n-th group of a name meets the n-th of the others, so that a program may make the same group again.
   const std::int64_t generation =
       m.size == 1 ? 0 : m.store->add(fmt::format("weft/{}/generation/{}", m.name, m.rank), 1);
-  return ProcessGroup(
-      new GroupState(context, factory, m, fmt::format("weft/{}#{}", m.name, generation), m.size));
+  return ProcessGroup(new_group(context, factory, m, fmt::format("weft/{}#{}", m.name, generation), m.size));
 }
 
 ProcessGroup::ProcessGroup(ProcessGroup&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
@@ -172,9 +187,9 @@ ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> 
   m.rank = static_cast<int>(mine - ranks.begin());
   m.size = static_cast<int>(ranks.size());
   m.name = std::string(name);
-  return ProcessGroup(new GroupState(context(), state_->factory, m, state_->next_token(name, ranks),
-                                     state_->ranks_here,
-                                     {.ranks = std::vector<int>(ranks.begin(), ranks.end())}));
+  return ProcessGroup(new_group(context(), state_->factory, m, state_->next_token(name, ranks),
+                                state_->ranks_here,
+                                Origin{.ranks = std::vector<int>(ranks.begin(), ranks.end())}));
 }
 
 ProcessGroup ProcessGroup::shrink(Duration limit) {

@@ -152,6 +152,43 @@ TEST_P(OnRanks, AnAbsentRankIsNamedInEveryOperation) {
   }
 }
 
+// Of several calls in flight it is the first that is late; the others wait behind it, in whatever slots.
+TEST_P(OnRanks, TheFirstOfSeveralCallsIsNamed) {
+  run_ranks(GetParam(), 2, [](Rank& r) {
+    const Tensor t = filled(r, 4096, Memory::local);
+    Work first = r.group().barrier();
+    if (r.rank == 0) {
+      Work late = r.group().all_reduce(t, t, {.deadline = 200ms});
+      first.wait();
+      Work behind = r.group().broadcast(t, t, 0, {.deadline = 200ms});  // has the slot of the barrier
+      const Error e = error_of([&] { behind.wait(); });
+      EXPECT_EQ(e.op(), Op::all_reduce) << e.what();
+      EXPECT_EQ(e.call(), 1u);
+      EXPECT_THAT(ranks_of(e), ElementsAre(1));
+      EXPECT_THAT(e.what(), HasSubstr("all_reduce: not finished within 0.2 s: rank 1 had not arrived"));
+      error_of([&] { late.wait(); });
+    } else {
+      first.wait();
+    }
+    r.meet("end");
+  });
+  run_ranks(GetParam(), 2, [](Rank& r) {
+    const Tensor t = filled(r, 4096, Memory::local);
+    if (r.rank == 0) {
+      Work late = r.group().all_reduce(t, t);
+      Work behind = r.group().broadcast(t, t, 0, {.deadline = 200ms});
+      const Error e = error_of([&] { behind.wait(); });
+      EXPECT_EQ(e.op(), Op::broadcast) << e.what();
+      EXPECT_THAT(ranks_of(e), ElementsAre(1));
+      EXPECT_THAT(e.what(),
+                  HasSubstr("broadcast: not finished within 0.2 s: it comes after all_reduce [call 0]: "
+                            "rank 1 had not arrived"));
+      error_of([&] { late.wait(); });
+    }
+    r.meet("end");
+  });
+}
+
 TEST_P(OnRanks, TheOthersCallsAreToldAtTheDeadline) {
   run_ranks(GetParam(), 3, [](Rank& r) {
     if (r.rank != 1) {

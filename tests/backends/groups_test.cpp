@@ -378,6 +378,20 @@ TEST_P(Groups, TwoOverlappingGroupsOfTheSameRanksInterleavedFromTwoThreads) {
 }
 
 // Threads that take turns on both groups: a call on one is posted and waited for between those of the other.
+// A peer that waits in one group comes to the other only when this rank has done its part in the first.
+TEST_P(Groups, AskingInOneGroupDrivesTheOthers) {
+  run(2, [](Rank& r) {
+    ProcessGroup other = r.group().duplicate();
+    std::vector<float> in(50000, 1), out(100000);
+    Work here = r.group().all_gather(view(in), view(out));
+    if (r.rank == 0) here.wait();
+    Work there = other.barrier();
+    const Deadline limit = Deadline::after(10s);
+    while (!there.done()) ASSERT_FALSE(limit.passed()) << "the other rank never came";
+    if (r.rank == 1) here.wait();
+  });
+}
+
 TEST_P(Groups, TwoThreadsTakeTurnsOnTwoGroups) {
   run(2, [](Rank& r) {
     ProcessGroup groups[] = {r.group().duplicate(), r.group().duplicate()};

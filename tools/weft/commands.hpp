@@ -24,5 +24,6 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chose
 void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chosen);
 void add_parity(CLI::App& app, Body& chosen);
 void add_doctor(CLI::App& app, Body& chosen);
+void add_check(CLI::App& app, Body& chosen);
 
 }  // namespace weft::tools

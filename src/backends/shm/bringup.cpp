@@ -116,8 +116,13 @@ Group bring_up(const Bringup& b) {
     g.control = Control(g.region->data, 1);
     return g;
   }
-  g.region = b.rank == 0 ? neighbourhood.offer(b.token, Control::bytes(b.size))
-                         : neighbourhood.open(*g.homes[0], b.token, b.deadline);
+  try {
+    g.region = b.rank == 0 ? neighbourhood.offer(b.token, Control::bytes(b.size))
+                           : neighbourhood.open(*g.homes[0], b.token, b.deadline);
+  } catch (const Error& e) {
+    throw Error(Failure{
+        .code = e.code(), .text = fmt::format("group \"{}\": rank 0: {}", b.name, e.what()), .ranks = {0}});
+  }
   g.control = Control(g.region->data, b.size);
 
   // Two phases: all present, so that segments can be asked for; all mapped, so that the first call finds it

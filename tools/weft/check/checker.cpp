@@ -1,0 +1,307 @@
+#include "checker.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <thread>
+
+#include "shrink.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::check {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr int kShrinkRuns = 150;
+constexpr int kJobPrograms = 200;  // without faults, of one mpirun
+
+// Boards that this process and its children map.
+class Boards {
+ public:
+  explicit Boards(std::size_t count) : bytes_(count * sizeof(Board)) {
+    fd_ = ::memfd_create("check-boards", MFD_CLOEXEC);
+    if (fd_ < 0 || ::ftruncate(fd_, static_cast<off_t>(bytes_)) != 0) throw_errno("check: a board", errno);
+    void* const map = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
+    if (map == MAP_FAILED) throw_errno("check: a board", errno);
+    boards_ = static_cast<Board*>(map);
+  }
+  ~Boards() {
+    ::munmap(static_cast<void*>(boards_), bytes_);
+    ::close(fd_);
+  }
+  Boards(const Boards&) = delete;
+  Boards& operator=(const Boards&) = delete;
+  Board& operator[](std::size_t i) { return boards_[i]; }
+  Board* data() { return boards_; }
+  int fd() const { return fd_; }
+
+ private:
+  std::size_t bytes_;
+  int fd_ = -1;
+  Board* boards_ = nullptr;
+};
+
+// Programs on their way, in a process of their own that watches them.
+struct Running {
+  pid_t watcher = -1;
+  std::vector<Program> programs;
+  std::unique_ptr<Boards> boards;
+};
+
+Running start(std::vector<Program> programs, const Settings& settings) {
+  Running r;
+  r.programs = std::move(programs);
+  r.boards = std::make_unique<Boards>(r.programs.size());
+  std::fflush(nullptr);
+  const pid_t self = ::getpid();
+  r.watcher = ::fork();
+  if (r.watcher < 0) throw_errno("check: fork", errno);
+  if (r.watcher > 0) return r;
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != self) ::_exit(1);
+  int code = 0;
+  try {
+    if (settings.mpirun.empty()) {
+      run_program(r.programs[0], settings, (*r.boards)[0]);
+    } else {
+      run_job(r.programs, settings, r.boards->data(), r.boards->fd());
+    }
+  } catch (const std::exception& e) {
+    (*r.boards)[0].trouble.set(e.what());
+    code = 1;
+  }
+  ::_exit(code);
+}
+
+std::vector<Verdict> finish(Running& r, const Settings& settings, int status) {
+  if (status != 0 && (*r.boards)[0].trouble.empty())
+    (*r.boards)[0].trouble.set(fmt::format("the watcher ended with status {}", status));
+  std::vector<Verdict> verdicts;
+  for (std::size_t i = 0; i < r.programs.size(); ++i)
+    verdicts.push_back(judge(r.programs[i], settings, (*r.boards)[i]));
+  return verdicts;
+}
+
+Verdict run_one(const Program& p, const Settings& settings) {
+  Running r = start({p}, settings);
+  int status = 0;
+  while (::waitpid(r.watcher, &status, 0) < 0 && errno == EINTR) {}
+  return finish(r, settings, status)[0];
+}
+
+class Summary {
+ public:
+  void add(const Program& p, const Verdict& v) {
+    ++programs_;
+    ++outcomes_[std::string(name(p.fault.kind))][v.complaint.empty() ? v.outcome : "FAILED"];
+    if (p.fault.kind != FaultKind::none) ++points_[std::string(name(p.fault.point))];
+    if (!v.complaint.empty()) failures_.emplace_back(p.index, v.complaint);
+  }
+  std::int64_t programs() const { return programs_; }
+  std::size_t failures() const { return failures_.size(); }
+
+  void print(double took) const {
+    fmt::print("\n{:<14} {:>8}  {}\n", "fault", "programs", "outcome");
+    for (const auto& [kind, outcomes] : outcomes_) {
+      std::int64_t all = 0;
+      std::string text;
+      for (const auto& [outcome, count] : outcomes) {
+        all += count;
+        text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, outcome);
+      }
+      fmt::print("{:<14} {:>8}  {}\n", kind, all, text);
+    }
+    if (!points_.empty()) {
+      std::string text;
+      for (const auto& [point, count] : points_)
+        text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, point);
+      fmt::print("points: {}\n", text);
+    }
+    fmt::print("{} program{} in {:.1f} s, {} failed\n", programs_, programs_ == 1 ? "" : "s", took,
+               failures_.size());
+  }
+
+  nlohmann::json json() const {
+    nlohmann::json failures = nlohmann::json::array();
+    for (const auto& [index, complaint] : failures_)
+      failures.push_back({{"program", index}, {"complaint", complaint}});
+    return {{"programs", programs_}, {"outcomes", outcomes_}, {"points", points_}, {"failures", failures}};
+  }
+
+ private:
+  std::int64_t programs_ = 0;
+  std::map<std::string, std::map<std::string, std::int64_t>> outcomes_;
+  std::map<std::string, std::int64_t> points_;
+  std::vector<std::pair<std::uint64_t, std::string>> failures_;
+};
+
+class Progress {
+ public:
+  Progress(const std::string& style, std::int64_t all)
+      : bar_(style == "bar" || (style == "auto" && ::isatty(STDOUT_FILENO) != 0)),
+        lines_(style != "none"),
+        all_(all) {}
+  void show(const Summary& s) {
+    const auto now = Clock::now();
+    if (!lines_ || (now - shown_ < (bar_ ? Duration(milliseconds(100)) : Duration(std::chrono::seconds(10)))))
+      return;
+    if (!bar_ && s.programs() == 0) return;
+    shown_ = now;
+    constexpr std::size_t kWidth = 28;
+    const std::size_t filled = static_cast<std::size_t>(s.programs()) * kWidth /
+                               static_cast<std::size_t>(std::max<std::int64_t>(all_, 1));
+    const double passed = std::chrono::duration<double>(now - began_).count();
+    const std::string line =
+        fmt::format("program {:>5}/{} [{}{}] {} failed, {:.0f} s", s.programs(), all_,
+                    std::string(filled, '='), std::string(kWidth - filled, ' '), s.failures(), passed);
+    fmt::print("{}{}", line, bar_ ? "  \r" : "\n");
+    std::fflush(stdout);
+  }
+  void clear() {
+    if (bar_) fmt::print("\x1b[K");
+  }
+
+ private:
+  const bool bar_, lines_;
+  const std::int64_t all_;
+  Clock::time_point began_ = Clock::now(), shown_{};
+};
+
+void tell(const Options& o, const Program& p, const Verdict& v) {
+  fmt::print("\nFAILED: program {} of seed {}: {}\n", p.index, p.seed, v.complaint);
+  fmt::print("{}", describe(p));
+  fmt::print("replay: {} --seed {} --only {}\n", o.command, p.seed, p.index);
+  std::fflush(stdout);
+}
+
+void tell_shrunk(const Options& o, const Program& p) {
+  std::string last;
+  const auto fails = [&](const Program& q) {
+    Verdict v = run_one(q, o.settings);
+    if (v.complaint.empty()) return false;
+    last = v.complaint;
+    return true;
+  };
+  // One that fails now and then only is shown as it is.
+  int failed = 0;
+  for (int k = 0; k < 3; ++k) failed += fails(p);
+  if (failed < 3) {
+    fmt::print("it failed in {} of 3 more runs; it is not made smaller\n", failed);
+    return;
+  }
+  const Program small = shrink(p, fails, kShrinkRuns);
+  const std::string file = fmt::format("weft-check-{}-{}.json", p.seed, p.index);
+  std::ofstream(file) << encode(small) << "\n";
+  fmt::print("\nmade smaller: {}\n{}replay: {} --program {}\n", last, describe(small), o.command, file);
+}
+
+std::vector<std::vector<Program>> arrange(const Options& o) {
+  std::vector<Program> all;
+  if (!o.replay.empty()) {
+    std::ifstream in(o.replay);
+    std::stringstream text;
+    text << in.rdbuf();
+    if (!in) throw Error(ErrorCode::bad_argument, fmt::format("check: {} cannot be read", o.replay));
+    all.push_back(decode(text.str()));
+  } else if (o.only) {
+    all.push_back(draw(o.seed, *o.only, o.range));
+  } else {
+    for (std::int64_t i = 0; i < o.programs; ++i)
+      all.push_back(draw(o.seed, static_cast<std::uint64_t>(i), o.range));
+  }
+  std::vector<std::vector<Program>> jobs;
+  if (o.settings.mpirun.empty() || o.range.faults) {
+    for (Program& p : all) jobs.push_back({std::move(p)});
+    return jobs;
+  }
+  std::map<int, std::vector<Program>> by_size;  // an mpirun has one number of ranks
+  for (Program& p : all) {
+    auto& same = by_size[p.ranks()];
+    same.push_back(std::move(p));
+    if (same.size() == kJobPrograms) jobs.push_back(std::exchange(same, {}));
+  }
+  for (auto& [n, same] : by_size)
+    if (!same.empty()) jobs.push_back(std::move(same));
+  return jobs;
+}
+
+}  // namespace
+
+int run_check(const Options& o) {
+  const auto began = Clock::now();
+  std::vector<std::vector<Program>> jobs = arrange(o);
+  std::int64_t programs = 0;
+  for (const auto& job : jobs) programs += static_cast<std::int64_t>(job.size());
+  if (o.show)
+    for (const auto& job : jobs)
+      for (const Program& p : job) fmt::print("program {} of seed {}\n{}\n", p.index, p.seed, describe(p));
+  // Programs with faults mostly wait for a deadline.
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  const int at_once = o.jobs > 0                   ? o.jobs
+                      : !o.settings.mpirun.empty() ? 1
+                      : o.range.faults             ? 3 * cores
+                                                   : cores;
+  Summary summary;
+  Progress progress(o.progress, programs);
+  std::vector<Running> running;
+  std::optional<std::pair<Program, Verdict>> first;
+  std::size_t next = 0;
+  while (next < jobs.size() || !running.empty()) {
+    const bool stop = first && !o.keep_going;
+    if (stop && running.empty()) break;
+    while (!stop && next < jobs.size() && static_cast<int>(running.size()) < at_once)
+      running.push_back(start(std::move(jobs[next++]), o.settings));
+    for (std::size_t i = 0; i < running.size();) {
+      int status = 0;
+      if (::waitpid(running[i].watcher, &status, WNOHANG) != running[i].watcher) {
+        ++i;
+        continue;
+      }
+      const std::vector<Verdict> verdicts = finish(running[i], o.settings, status);
+      for (std::size_t k = 0; k < verdicts.size(); ++k) {
+        const Program& p = running[i].programs[k];
+        summary.add(p, verdicts[k]);
+        if (verdicts[k].complaint.empty()) continue;
+        progress.clear();
+        if (o.keep_going)
+          fmt::print("FAILED: program {} ({}): {}\n", p.index, describe(p.fault), verdicts[k].complaint);
+        if (!first || (p.index < first->first.index && (*running[i].boards)[k].ran))
+          first.emplace(p, verdicts[k]);
+      }
+      running.erase(running.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+    progress.show(summary);
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  progress.clear();
+  if (first) {
+    tell(o, first->first, first->second);
+    if (o.shrinks && o.replay.empty()) tell_shrunk(o, first->first);
+  }
+  const double took = std::chrono::duration<double>(Clock::now() - began).count();
+  summary.print(took);
+  if (!o.json.empty()) {
+    nlohmann::json j = summary.json();
+    j["backend"] = o.settings.backend;
+    j["seed"] = o.seed;
+    j["faults"] = o.range.faults;
+    j["seconds"] = took;
+    std::ofstream(o.json) << j.dump(1) << "\n";
+  }
+  return summary.failures() == 0 ? 0 : 1;
+}
+
+}  // namespace weft::check

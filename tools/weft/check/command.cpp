@@ -1,0 +1,110 @@
+#include "command.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "weft/backends/plugin.hpp"
+
+namespace weft::check {
+namespace {
+
+struct Flags {
+  Options options;
+  std::string backend = "shm";
+  std::vector<std::string> kinds;
+  double deadline = 1;
+  std::int64_t only = -1;
+  std::string programs_file, boards_file;
+  bool no_shrink = false;
+};
+
+std::string own_path() {
+  char path[4096];
+  const ssize_t n = ::readlink("/proc/self/exe", path, sizeof path - 1);
+  return n > 0 ? std::string(path, static_cast<std::size_t>(n)) : "weft";
+}
+
+int check(Flags& f, const MoreBackends& others) {
+  Options& o = f.options;
+  o.settings.backend = o.range.backend = f.backend;
+  o.settings.deadline = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(f.deadline));
+  if (!others || !others(f.backend, o.settings)) {
+    const Traits* const known = known_traits(f.backend);
+    if (known == nullptr || known->device)
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format(
+              "check: backend \"{}\" is not one to check; expected shm, gloo, mpi-openmpi or mpi-mpich",
+              f.backend));
+    o.settings.traits = *known;
+  }
+  o.range.traits = o.settings.traits;
+  o.settings.self = own_path();
+  if (!f.programs_file.empty()) return run_job_rank(f.programs_file, f.boards_file, o.settings);
+  if (f.backend == "mpi-openmpi") o.settings.mpirun = {"mpirun.openmpi", "--oversubscribe"};
+  if (f.backend == "mpi-openmpi" && ::geteuid() == 0) o.settings.mpirun.push_back("--allow-run-as-root");
+  if (f.backend == "mpi-mpich") o.settings.mpirun = {"mpirun.mpich"};
+  o.range.job = !o.settings.mpirun.empty();
+  if (o.range.job) o.range.threads = false;
+  for (const std::string& word : f.kinds) {
+    bool found = false;
+    for (int k = 1; k < kFaultKinds; ++k)
+      if (word == name(static_cast<FaultKind>(k))) {
+        o.range.kinds.push_back(static_cast<FaultKind>(k));
+        found = true;
+      }
+    if (!found) throw Error(ErrorCode::bad_argument, fmt::format("check: there is no fault \"{}\"", word));
+  }
+  if (!f.kinds.empty()) o.range.faults = true;
+  if (f.only >= 0) o.only = static_cast<std::uint64_t>(f.only);
+  if (!o.replay.empty()) o.range.faults = true;  // one program a job
+  o.shrinks = !f.no_shrink;
+  o.command = fmt::format("weft check --backend {}{}{}", f.backend, o.range.faults ? " --faults" : "",
+                          f.kinds.empty() ? "" : fmt::format(" --kinds {}", fmt::join(f.kinds, ",")));
+  if (o.range.ranks != Range().ranks) o.command += fmt::format(" --ranks {}", fmt::join(o.range.ranks, ","));
+  if (!o.range.threads && !o.range.job) o.command += " --no-threads";
+  if (!o.range.processes) o.command += " --no-processes";
+  if (o.range.most != Range().most) o.command += fmt::format(" --most {}", o.range.most);
+  return run_check(o);
+}
+
+}  // namespace
+
+void add_check(CLI::App& app, std::function<int()>& chosen, const MoreBackends& others) {
+  auto f = std::make_shared<Flags>();
+  Options& o = f->options;
+  CLI::App* c = app.add_subcommand("check", "Random programs of collectives, with faults, against an oracle");
+  c->add_option("--backend", f->backend, "shm, gloo, mpi-openmpi or mpi-mpich")->capture_default_str();
+  c->add_option("--programs", o.programs, "How many")->check(CLI::Range(1, 100000000))->capture_default_str();
+  c->add_option("--seed", o.seed, "What they are drawn from")->capture_default_str();
+  c->add_flag("--faults", o.range.faults, "Most of them are struck by a fault");
+  c->add_option("--kinds", f->kinds, "Only these faults")->delimiter(',');
+  c->add_option("--ranks", o.range.ranks, "Numbers of ranks to choose from")
+      ->delimiter(',')
+      ->check(CLI::Range(1, kMostRanks))
+      ->capture_default_str();
+  c->add_option("--most", o.range.most, "Elements of the largest blocks")->check(CLI::Range(1, 1 << 24));
+  c->add_flag("!--no-threads", o.range.threads, "Ranks are never threads");
+  c->add_flag("!--no-processes", o.range.processes, "Ranks are never processes");
+  c->add_option("--only", f->only, "Run this program of the seed alone");
+  c->add_option("--program", o.replay, "Run the program in this file")->check(CLI::ExistingFile);
+  c->add_option("--deadline", f->deadline, "Seconds, of calls that run into it")
+      ->check(CLI::Range(0.1, 60.0));
+  c->add_option("--jobs", o.jobs, "Programs at once")->check(CLI::Range(1, 64));
+  c->add_flag("--keep-going", o.keep_going, "Go on after a failure");
+  c->add_flag("--no-shrink", f->no_shrink, "Do not make a failing program smaller");
+  c->add_flag("--show", o.show, "Print the programs");
+  c->add_option("--progress", o.progress, "auto, bar, lines or none")
+      ->check(CLI::IsMember({"auto", "bar", "lines", "none"}));
+  c->add_option("--json", o.json, "Write a summary to this file, too");
+  c->add_option("--programs-file", f->programs_file)->group("");  // the ranks of an mpirun
+  c->add_option("--boards-file", f->boards_file)->group("");
+  c->callback([f, &chosen, others] { chosen = [f, others] { return check(*f, others); }; });
+}
+
+}  // namespace weft::check

@@ -1,0 +1,20 @@
+// The flags of weft check. Apart from the command itself so that the binary with the mutations has the same.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "checker.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace weft::check {
+
+/// Adds "check" to `app`; `chosen` receives its body when it is the one given. `others`: backends beside
+/// those that weft knows, by name.
+using MoreBackends = std::function<bool(const std::string& backend, Settings& settings)>;
+void add_check(CLI::App& app, std::function<int()>& chosen, const MoreBackends& others = {});
+
+}  // namespace weft::check

@@ -1,0 +1,34 @@
+// What every call must give, computed from the definitions alone, in plain loops: nothing of
+// src/backends/reduce is used, so that its mistakes cannot be shared.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "program.hpp"
+
+namespace weft::check {
+
+/// What rank `from` of the group puts into the block for rank `to`, as bytes.
+std::vector<std::byte> input(const Step& s, int from, int to, int n);
+
+/// The block of `out` that rank `me` gets, from rank `from` where the operation moves, of the combination
+/// where it reduces.
+struct Expected {
+  std::vector<std::byte> bytes;
+  /// Empty: the bits are known. Otherwise, per number (two in a complex one), by how much it may be off.
+  std::vector<double> slack;
+};
+/// `exact`: the backend combines in canonical order whatever is asked for.
+Expected expected(const Step& s, int from, int me, int n, bool exact);
+
+/// Where `got` is not what was expected, in words; empty: it is.
+std::string compare(const Step& s, const Expected& expected, const std::byte* got);
+
+/// The reduction of ReduceOp::Kind::user: of each byte the halves are a and b of x -> a x + b modulo 16, and
+/// two such maps are applied one after the other: associative, and what is missing, double or out of order
+/// shows.
+const UserReduction& user_reduction();
+
+}  // namespace weft::check

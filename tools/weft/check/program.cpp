@@ -1,0 +1,583 @@
+#include "program.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "weft/backends/plugin.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::check {
+namespace {
+
+using Kind = ReduceOp::Kind;
+
+constexpr std::string_view kKinds[] = {"none",     "kill",       "stop",        "stop_resume", "pause",
+                                       "exit",     "delay",      "late",        "wrong_count", "wrong_dtype",
+                                       "wrong_op", "wrong_root", "wrong_order", "skip",        "abort",
+                                       "leave",    "drop",       "descriptors", "memory",      "fork"};
+static_assert(std::size(kKinds) == kFaultKinds);
+constexpr std::string_view kPoints[] = {"before_post", "after_post", "in_chunk", "while_waiting",
+                                        "before_quiesce"};
+static_assert(std::size(kPoints) == kFaultPoints);
+
+constexpr Op kEverybody[] = {Op::all_reduce,       Op::all_gather, Op::all_gather_v, Op::reduce_scatter,
+                             Op::reduce_scatter_v, Op::all_to_all, Op::all_to_all_v};
+constexpr Op kRooted[] = {Op::reduce, Op::broadcast, Op::gather, Op::scatter};
+
+bool has_counts(Op op) {
+  return op == Op::all_gather_v || op == Op::reduce_scatter_v || op == Op::all_to_all_v;
+}
+
+// What weft defines, and what this backend has of it.
+bool can(const Traits& t, DType dtype, Kind kind, Order order) {
+  if (!t.moves(dtype) || !known_traits("shm")->reduces_itself(kind, dtype)) return false;
+  return !t.device || (order == Order::native && t.reduces_itself(kind, dtype));
+}
+
+constexpr std::int64_t kFew[] = {0, 1, 2, 3, 5, 7, 13, 31, 61, 127, 509};
+constexpr std::int64_t kMany[] = {1021, 2048, 4099, 8191};
+constexpr std::int64_t kHuge[] = {32771, 70001};
+
+std::int64_t any_count(Dice& d, const Range& range) {
+  const std::int64_t count = d.one_in(16) ? d.any(kHuge) : d.one_in(4) ? d.any(kMany) : d.any(kFew);
+  return std::min(count, range.most);
+}
+
+void any_reduction(Dice& d, Step& s, const Range& range) {
+  s.order = d.one_in(3) ? Order::canonical : Order::native;
+  constexpr Kind kOften[] = {Kind::sum, Kind::avg, Kind::min, Kind::max};
+  for (int tries = 0; tries < 200; ++tries) {
+    s.reduce = d.one_in(3) ? static_cast<Kind>(d.below(kReduceKindCount)) : d.any(kOften);
+    s.dtype = static_cast<DType>(d.below(kDTypeCount));
+    if (s.reduce == Kind::user && s.dtype == DType::boolean) continue;  // its bytes would be no bools
+    if (!can(range.traits, s.dtype, s.reduce, s.order)) continue;
+    if (s.reduce == Kind::premul_sum) {
+      constexpr double kReal[] = {0.5, -2, 3, 0.375}, kWhole[] = {2, 3, 5};
+      s.scale = is_floating(s.dtype) ? d.any(kReal) : d.any(kWhole);
+    }
+    return;
+  }
+  s.dtype = DType::f32;
+  s.reduce = Kind::sum;
+  s.order = Order::native;
+}
+
+// Counts and data of an operation that is given.
+void fill(Dice& d, Step& s, const Range& range, int n) {
+  s.salt = d.next();
+  s.dtype = static_cast<DType>(d.below(kDTypeCount));
+  if (s.reduces()) any_reduction(d, s, range);
+  if (s.op == Op::barrier) return;
+  s.root = d.below(static_cast<std::size_t>(n));
+  s.peer = d.below(static_cast<std::size_t>(n));
+  constexpr int kTags[] = {0, 0, 1, 77, 2147483647};
+  s.tag = d.any(kTags);
+  if (has_counts(s.op)) {
+    s.counts.resize(static_cast<std::size_t>(s.op == Op::all_to_all_v ? n * n : n));
+    for (std::int64_t& c : s.counts) c = any_count(d, range);
+  } else {
+    s.count = any_count(d, range);
+  }
+}
+
+Step any_step(Dice& d, const Program& p, const Range& range, int group) {
+  Step s;
+  s.group = group;
+  const int kind = d.below(10);
+  s.op = kind < 5   ? d.any(kEverybody)
+         : kind < 8 ? d.any(kRooted)
+         : kind < 9 ? (d.one_in(3) ? Op::recv : Op::send)
+                    : (d.one_in(3) ? Op::barrier : d.any(kEverybody));
+  fill(d, s, range, p.group_size(group));
+  return s;
+}
+
+// ---- Groups
+
+std::vector<int> shuffled(Dice& d, std::vector<int> list) {
+  for (std::size_t i = list.size(); i > 1; --i)
+    std::swap(list[i - 1], list[static_cast<std::size_t>(d.below(i))]);
+  return list;
+}
+
+void add_group(Dice& d, Program& p, int before) {
+  GroupPlan g;
+  g.parent = d.below(p.groups.size());
+  g.before = std::max(before, p.groups[static_cast<std::size_t>(g.parent)].before);
+  const std::vector<int> of = p.groups[static_cast<std::size_t>(g.parent)].ranks;
+  const int kind = d.below(4);
+  if (kind == 0) {
+    g.how = GroupPlan::How::duplicate;
+    g.ranks = of;
+    p.groups.push_back(g);
+  } else if (kind < 3 || of.size() < 2) {
+    g.how = GroupPlan::How::subgroup;
+    g.ranks = shuffled(d, of);
+    g.ranks.resize(static_cast<std::size_t>(d.between(1, static_cast<int>(of.size()))));
+    p.groups.push_back(g);
+  } else {  // two colors, and perhaps some ranks in neither; a group for each color that has ranks
+    g.how = GroupPlan::How::split;
+    GroupPlan other = g;
+    for (const int r : shuffled(d, of)) {
+      const int color = d.below(5);
+      if (color < 2) g.ranks.push_back(r);
+      if (color == 2 || color == 3) other.ranks.push_back(r);
+    }
+    if (g.ranks.empty()) std::swap(g.ranks, other.ranks);
+    if (g.ranks.empty()) g.ranks.push_back(of.front());
+    p.groups.push_back(g);
+    other.joined = true;
+    if (!other.ranks.empty()) p.groups.push_back(other);
+  }
+}
+
+// ---- Faults
+
+bool needs_processes(FaultKind k) {
+  switch (k) {
+    case FaultKind::kill:
+    case FaultKind::stop:
+    case FaultKind::stop_resume:
+    case FaultKind::pause:
+    case FaultKind::exit:
+    case FaultKind::descriptors:
+    case FaultKind::memory: return true;
+    case FaultKind::none:
+    case FaultKind::delay:
+    case FaultKind::late:
+    case FaultKind::wrong_count:
+    case FaultKind::wrong_dtype:
+    case FaultKind::wrong_op:
+    case FaultKind::wrong_root:
+    case FaultKind::wrong_order:
+    case FaultKind::skip:
+    case FaultKind::abort:
+    case FaultKind::leave:
+    case FaultKind::drop:
+    case FaultKind::fork: break;
+  }
+  return false;
+}
+
+// Whether the backend's row of promises says what must happen.
+bool promised(const Range& range, FaultKind k) {
+  if (!range.kinds.empty()) return std::find(range.kinds.begin(), range.kinds.end(), k) != range.kinds.end();
+  if (needs_processes(k) && !range.processes) return false;
+  const Promises& p = range.traits.promises;
+  switch (k) {
+    case FaultKind::none: return false;
+    case FaultKind::kill:
+    case FaultKind::exit: return p.detects_death || (p.deadline && p.survives_death);
+    case FaultKind::stop:
+    case FaultKind::stop_resume:
+    case FaultKind::late:
+    case FaultKind::skip: return p.deadline;
+    case FaultKind::wrong_count:
+    case FaultKind::wrong_dtype:
+    case FaultKind::wrong_op:
+    case FaultKind::wrong_root:
+    case FaultKind::wrong_order: return p.checks_calls;
+    case FaultKind::pause:
+    case FaultKind::delay:
+    case FaultKind::abort:
+    case FaultKind::leave:
+    case FaultKind::drop:
+    case FaultKind::descriptors:
+    case FaultKind::memory:
+    case FaultKind::fork: break;
+  }
+  return true;
+}
+
+FaultPoint any_point(Dice& d, const Range& range, FaultKind k) {
+  std::vector<FaultPoint> points{FaultPoint::before_post, FaultPoint::after_post};
+  switch (k) {
+    case FaultKind::kill:
+    case FaultKind::stop:
+    case FaultKind::stop_resume:
+    case FaultKind::exit: points.push_back(FaultPoint::before_quiesce); [[fallthrough]];
+    case FaultKind::pause: points.push_back(FaultPoint::while_waiting); [[fallthrough]];
+    case FaultKind::delay:
+    case FaultKind::late:
+      if (range.backend == "shm") points.insert(points.end(), 2, FaultPoint::in_chunk);
+      break;
+    case FaultKind::descriptors:
+    case FaultKind::memory:
+    case FaultKind::fork: break;
+    case FaultKind::drop: return FaultPoint::after_post;
+    case FaultKind::none:
+    case FaultKind::wrong_count:
+    case FaultKind::wrong_dtype:
+    case FaultKind::wrong_op:
+    case FaultKind::wrong_root:
+    case FaultKind::wrong_order:
+    case FaultKind::skip:
+    case FaultKind::abort:
+    case FaultKind::leave: return FaultPoint::before_post;
+  }
+  return d.any(points);
+}
+
+// A step in which the fault makes sense, of a group that holds the rank.
+Step step_for(Dice& d, const Program& p, const Range& range, const Fault& f) {
+  std::vector<int> groups;
+  for (int g = 0; g < static_cast<int>(p.groups.size()); ++g)
+    if (p.rank_in(g, f.rank) >= 0 && p.group_size(g) > 1) groups.push_back(g);
+  const int group = d.one_in(2) ? 0 : d.any(groups);
+  for (;;) {
+    Step s = any_step(d, p, range, group);
+    s.tag = 1000;
+    const int n = p.group_size(group), me = p.rank_in(group, f.rank);
+    const bool everybody =
+        std::find(std::begin(kEverybody), std::end(kEverybody), s.op) != std::end(kEverybody);
+    if (f.point == FaultPoint::in_chunk) {
+      if (!everybody && s.op != Op::reduce && s.op != Op::gather && s.op != Op::broadcast &&
+          s.op != Op::scatter)
+        continue;
+      if (s.op == Op::gather) s.root = me;  // the root reads
+      if ((s.op == Op::broadcast || s.op == Op::scatter) && s.root == me) continue;
+      constexpr std::int64_t kLarge[] = {2051, 8191, 70001};
+      if (s.count > 0 || s.counts.empty()) s.count = std::min(d.any(kLarge), range.most);
+      for (std::int64_t& c : s.counts) c += 2051;
+      s.shared = true;
+      return s;
+    }
+    if (f.point == FaultPoint::while_waiting || f.kind == FaultKind::drop) {
+      if (everybody) return s;
+      continue;
+    }
+    switch (f.kind) {
+      case FaultKind::wrong_count:
+        if (s.op == Op::barrier || s.op == Op::recv) continue;
+        if (s.op == Op::send && (s.root == s.peer || (s.root != me && s.peer != me))) continue;
+        return s;
+      case FaultKind::wrong_dtype:
+        if (s.op == Op::barrier || s.op == Op::recv || s.op == Op::all_to_all_v) continue;
+        if (s.op == Op::send && (s.root == s.peer || (s.root != me && s.peer != me))) continue;
+        return s;
+      case FaultKind::wrong_op:
+      case FaultKind::wrong_order:
+        if (everybody) return s;
+        continue;
+      case FaultKind::wrong_root:
+        if (s.op == Op::reduce || s.op == Op::broadcast || s.op == Op::gather || s.op == Op::scatter)
+          return s;
+        continue;
+      case FaultKind::skip:
+        if (s.op == Op::recv) continue;
+        if (s.op == Op::send && (s.root == s.peer || (s.root != me && s.peer != me))) continue;
+        return s;
+      case FaultKind::none:
+      case FaultKind::kill:
+      case FaultKind::stop:
+      case FaultKind::stop_resume:
+      case FaultKind::pause:
+      case FaultKind::exit:
+      case FaultKind::delay:
+      case FaultKind::late:
+      case FaultKind::abort:
+      case FaultKind::leave:
+      case FaultKind::drop:
+      case FaultKind::descriptors:
+      case FaultKind::memory:
+      case FaultKind::fork: break;
+    }
+    if (s.op == Op::send && s.root != me && s.peer != me) continue;
+    static_cast<void>(n);
+    return s;
+  }
+}
+
+void add_fault(Dice& d, Program& p, const Range& range) {
+  std::vector<FaultKind> kinds;
+  for (int k = 1; k < kFaultKinds; ++k) {
+    const auto kind = static_cast<FaultKind>(k);
+    if (promised(range, kind) && !(needs_processes(kind) && p.processes() < p.ranks())) kinds.push_back(kind);
+  }
+  if (kinds.empty()) return;
+  Fault& f = p.fault;
+  f.kind = d.any(kinds);
+  f.rank = d.below(static_cast<std::size_t>(p.ranks()));
+  f.point = any_point(d, range, f.kind);
+  if (f.point == FaultPoint::in_chunk) p.path.clear();  // the direct path
+  f.step = d.below(p.steps.size() + 1);
+  while (f.step > 0 && p.steps[static_cast<std::size_t>(f.step - 1)].coalesced) --f.step;
+  for (GroupPlan& g : p.groups) g.before = 0;  // none can be made without the rank that is gone
+  if (f.kind == FaultKind::descriptors || f.kind == FaultKind::memory) {  // a group is made under the limit
+    GroupPlan g;
+    g.how = GroupPlan::How::duplicate;
+    g.before = f.step;
+    g.ranks = p.groups[0].ranks;
+    p.groups.push_back(g);
+  }
+  std::vector<Step> more{step_for(d, p, range, f)};
+  if (f.kind == FaultKind::skip || f.kind == FaultKind::wrong_order) {
+    // What comes next in that group is something else, or the ranks could not know.
+    Step next = more[0];
+    do {
+      next.op = d.any(kEverybody);
+      next.count = 0;
+      next.counts.clear();
+      fill(d, next, range, p.group_size(next.group));
+    } while (next.op == more[0].op);
+    more.push_back(next);
+  }
+  p.steps.insert(p.steps.begin() + f.step, more.begin(), more.end());
+}
+
+}  // namespace
+
+std::string_view name(FaultKind kind) noexcept { return kKinds[static_cast<std::size_t>(kind)]; }
+std::string_view name(FaultPoint point) noexcept { return kPoints[static_cast<std::size_t>(point)]; }
+
+std::int64_t Step::elements(int from, int to, int n) const {
+  if (op == Op::all_to_all_v) return counts[static_cast<std::size_t>(from * n + to)];
+  if (op == Op::all_gather_v) return counts[static_cast<std::size_t>(from)];
+  if (op == Op::reduce_scatter_v) return counts[static_cast<std::size_t>(to)];
+  return count;
+}
+bool Step::in_parted() const {
+  return op == Op::scatter || op == Op::reduce_scatter || op == Op::reduce_scatter_v ||
+         op == Op::all_to_all || op == Op::all_to_all_v;
+}
+bool Step::out_parted() const {
+  return op == Op::gather || op == Op::all_gather || op == Op::all_gather_v || op == Op::all_to_all ||
+         op == Op::all_to_all_v;
+}
+bool Step::reduces() const {
+  return op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter || op == Op::reduce_scatter_v;
+}
+
+int Program::processes() const { return 1 + *std::max_element(homes.begin(), homes.end()); }
+int Program::rank_in(int group, int rank) const {
+  const std::vector<int>& of = groups[static_cast<std::size_t>(group)].ranks;
+  const auto at = std::find(of.begin(), of.end(), rank);
+  return at == of.end() ? -1 : static_cast<int>(at - of.begin());
+}
+bool Program::takes_part(int step, int rank) const {
+  const Step& s = steps[static_cast<std::size_t>(step)];
+  const int me = rank_in(s.group, rank);
+  return me >= 0 && (s.op != Op::send || me == s.root || me == s.peer);
+}
+
+// Threads, processes, or a mixture; processes more often where faults are, since many faults are theirs.
+namespace {
+std::vector<int> any_homes(Dice& d, const Range& range, int n) {
+  enum { threads, processes, mixture };
+  constexpr int kCalm[] = {threads, threads, processes, processes, mixture};
+  constexpr int kFaulty[] = {threads,   threads,   processes, processes,
+                             processes, processes, processes, mixture};
+  const int drawn = range.faults ? d.any(kFaulty) : d.any(kCalm);
+  const int kind = range.job || !range.threads ? processes : !range.processes ? threads : drawn;
+  std::vector<int> homes{0};
+  for (int r = 1; r < n; ++r)
+    homes.push_back(kind == processes ? r : kind == threads ? 0 : d.between(0, homes.back() + 1));
+  return homes;
+}
+}  // namespace
+
+Program draw(std::uint64_t seed, std::uint64_t index, const Range& range) {
+  Dice d(mix(seed, index));
+  Program p;
+  p.seed = seed;
+  p.index = index;
+  const int n = d.any(range.ranks);
+  p.homes = any_homes(d, range, n);
+  GroupPlan world;
+  world.ranks.resize(static_cast<std::size_t>(n));
+  std::iota(world.ranks.begin(), world.ranks.end(), 0);
+  p.groups.push_back(world);
+  const int steps = d.between(2, 12);
+  for (int more = d.below(4) - 1; more > 0; --more) add_group(d, p, d.below(static_cast<std::size_t>(steps)));
+  constexpr int kInFlight[] = {1, 1, 3, 7, 25};
+  p.in_flight = d.any(kInFlight);
+  p.helper = d.one_in(10);
+  if (range.backend == "shm" && d.one_in(5)) p.path = "staged";
+  while (static_cast<int>(p.steps.size()) < steps) {
+    const int at = static_cast<int>(p.steps.size());
+    std::vector<int> made;
+    for (int g = 0; g < static_cast<int>(p.groups.size()); ++g)
+      if (p.groups[static_cast<std::size_t>(g)].before <= at) made.push_back(g);
+    Step s = any_step(d, p, range, d.one_in(2) ? 0 : d.any(made));
+    if (d.one_in(10)) {  // many small ones of the same root in a row: they run ahead, as far as the ring goes
+      constexpr Op kAhead[] = {Op::broadcast, Op::scatter, Op::send, Op::broadcast, Op::reduce};
+      s.op = d.any(kAhead);
+      s.count = 0;
+      s.counts.clear();
+      fill(d, s, range, p.group_size(s.group));
+      p.in_flight = 60;
+      for (int k = d.between(17, 40); k > 0; --k) {
+        s.count = d.any(kFew);
+        s.salt = d.next();
+        p.steps.push_back(s);
+      }
+    }
+    if (d.one_in(8) && !p.steps.empty() && p.steps.back().group == s.group) p.steps.back().coalesced = true;
+    p.steps.push_back(std::move(s));
+  }
+  if (range.faults && !d.one_in(5)) add_fault(d, p, range);
+  if (p.fault.kind != FaultKind::none) {  // where everybody hears of it
+    Step last;
+    last.salt = d.next();
+    last.group = p.steps[static_cast<std::size_t>(p.fault.step)].group;
+    if (last.group != 0) p.steps.push_back(last);
+    last.group = 0;
+    p.steps.push_back(last);
+  }
+  settle(p);
+  return p;
+}
+
+void settle(Program& p) {
+  if (!p.steps.empty()) p.steps.back().coalesced = false;
+  for (std::size_t k = 1; k < p.steps.size(); ++k)
+    if (p.steps[k].group != p.steps[k - 1].group) p.steps[k - 1].coalesced = false;
+  for (GroupPlan& g : p.groups)
+    while (g.before > 0 && (g.before > static_cast<int>(p.steps.size()) ||
+                            p.steps[static_cast<std::size_t>(g.before - 1)].coalesced))
+      --g.before;
+}
+
+// ---- For people
+
+std::string describe(const Fault& f) {
+  if (f.kind == FaultKind::none) return "none";
+  return fmt::format("{} {} of step {} on rank {}", name(f.kind), name(f.point), f.step, f.rank);
+}
+
+std::string describe(const Program& p, int step) {
+  const Step& s = p.steps[static_cast<std::size_t>(step)];
+  std::string text = fmt::format("step {:>2}: group {}  {}", step, s.group,
+                                 s.op == Op::recv   ? "ring"
+                                 : s.op == Op::send ? "message"
+                                                    : name(s.op));
+  if (s.op == Op::barrier) return text;
+  text += fmt::format(" {}", name(s.dtype));
+  if (s.counts.empty()) text += fmt::format(" x{}", s.count);
+  if (!s.counts.empty()) text += fmt::format(" counts [{}]", fmt::join(s.counts, " "));
+  if (s.reduces()) text += fmt::format(" {}", name(s.reduce));
+  if (s.reduces() && s.reduce == Kind::premul_sum) text += fmt::format("({})", s.scale);
+  if (s.reduces() && s.order == Order::canonical) text += ", canonical order";
+  if (std::find(std::begin(kRooted), std::end(kRooted), s.op) != std::end(kRooted))
+    text += fmt::format(", root {}", s.root);
+  if (s.op == Op::send) text += fmt::format(", {} -> {}, tag {}", s.root, s.peer, s.tag);
+  if (s.op == Op::recv) text += fmt::format(", to the rank {} further on, tag {}", s.peer, s.tag);
+  if (s.shared) text += ", shared memory";
+  if (s.plain) text += ", plain buffers";
+  if (s.coalesced) text += ", together with the next";
+  return text;
+}
+
+std::string describe(const Program& p) {
+  std::string text = fmt::format("{} rank{} in processes [{}], up to {} call{} in flight{}{}\n", p.ranks(),
+                                 p.ranks() == 1 ? "" : "s", fmt::join(p.homes, " "), p.in_flight,
+                                 p.in_flight == 1 ? "" : "s", p.helper ? ", helper threads" : "",
+                                 p.path.empty() ? "" : fmt::format(", path {}", p.path));
+  constexpr std::string_view kHow[] = {"world", "subgroup", "split", "duplicate"};
+  for (std::size_t g = 0; g < p.groups.size(); ++g) {
+    const GroupPlan& plan = p.groups[g];
+    text += fmt::format("group {}: {}", g, kHow[static_cast<std::size_t>(plan.how)]);
+    if (g > 0) text += fmt::format(" of group {} before step {}", plan.parent, plan.before);
+    text += fmt::format(", ranks [{}]\n", fmt::join(plan.ranks, " "));
+  }
+  for (int k = 0; k < static_cast<int>(p.steps.size()); ++k) text += describe(p, k) + "\n";
+  return text + fmt::format("fault: {}\n", describe(p.fault));
+}
+
+// ---- For files
+
+std::string encode(const Program& p) {
+  using nlohmann::json;
+  json groups = json::array(), steps = json::array();
+  for (const GroupPlan& g : p.groups)
+    groups.push_back({{"how", static_cast<int>(g.how)},
+                      {"parent", g.parent},
+                      {"before", g.before},
+                      {"joined", g.joined},
+                      {"ranks", g.ranks}});
+  for (const Step& s : p.steps)
+    steps.push_back({{"group", s.group},
+                     {"op", static_cast<int>(s.op)},
+                     {"dtype", name(s.dtype)},
+                     {"reduce", static_cast<int>(s.reduce)},
+                     {"scale", s.scale},
+                     {"canonical", s.order == Order::canonical},
+                     {"root", s.root},
+                     {"peer", s.peer},
+                     {"tag", s.tag},
+                     {"count", s.count},
+                     {"counts", s.counts},
+                     {"coalesced", s.coalesced},
+                     {"plain", s.plain},
+                     {"shared", s.shared},
+                     {"salt", s.salt}});
+  return json{{"seed", p.seed},
+              {"index", p.index},
+              {"homes", p.homes},
+              {"groups", groups},
+              {"steps", steps},
+              {"in_flight", p.in_flight},
+              {"helper", p.helper},
+              {"path", p.path},
+              {"fault",
+               {{"kind", static_cast<int>(p.fault.kind)},
+                {"point", static_cast<int>(p.fault.point)},
+                {"rank", p.fault.rank},
+                {"step", p.fault.step}}}}
+      .dump();
+}
+
+Program decode(const std::string& text) {
+  Program p;
+  try {
+    const nlohmann::json j = nlohmann::json::parse(text);
+    p.seed = j.at("seed");
+    p.index = j.at("index");
+    j.at("homes").get_to(p.homes);
+    for (const auto& g : j.at("groups"))
+      p.groups.push_back({.how = static_cast<GroupPlan::How>(g.at("how").get<int>()),
+                          .parent = g.at("parent"),
+                          .before = g.at("before"),
+                          .joined = g.at("joined"),
+                          .ranks = g.at("ranks")});
+    for (const auto& s : j.at("steps"))
+      p.steps.push_back({.group = s.at("group"),
+                         .op = static_cast<Op>(s.at("op").get<int>()),
+                         .dtype = dtype_from_name(s.at("dtype").get<std::string>()),
+                         .reduce = static_cast<Kind>(s.at("reduce").get<int>()),
+                         .scale = s.at("scale"),
+                         .order = s.at("canonical").get<bool>() ? Order::canonical : Order::native,
+                         .root = s.at("root"),
+                         .peer = s.at("peer"),
+                         .tag = s.at("tag"),
+                         .count = s.at("count"),
+                         .counts = s.at("counts"),
+                         .coalesced = s.at("coalesced"),
+                         .plain = s.at("plain"),
+                         .shared = s.at("shared"),
+                         .salt = s.at("salt")});
+    p.in_flight = j.at("in_flight");
+    p.helper = j.at("helper");
+    p.path = j.at("path");
+    const auto& f = j.at("fault");
+    p.fault = {.kind = static_cast<FaultKind>(f.at("kind").get<int>()),
+               .point = static_cast<FaultPoint>(f.at("point").get<int>()),
+               .rank = f.at("rank"),
+               .step = f.at("step")};
+    // What was written by hand must not make the runner read beyond its lists.
+    const auto bad = [](const std::string& what) { throw Error(ErrorCode::bad_argument, what); };
+    if (p.homes.empty() || p.groups.empty()) bad("check: the program has no ranks or no group");
+    for (const Step& s : p.steps)
+      if (s.group < 0 || s.group >= static_cast<int>(p.groups.size()))
+        bad(fmt::format("check: a step is of group {}; expected 0 to {}", s.group, p.groups.size() - 1));
+  } catch (const nlohmann::json::exception& e) {
+    throw Error(ErrorCode::bad_argument, fmt::format("check: not a program: {}", e.what()));
+  }
+  return p;
+}
+
+}  // namespace weft::check

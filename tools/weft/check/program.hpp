@@ -1,0 +1,176 @@
+// A random program of collectives: what weft check runs. Plain values: a program can be drawn, printed,
+// stored and made smaller; it says everything that all ranks know. What is one rank's own (where its buffers
+// lie, in what order it waits) follows from the program's numbers too, see Habits.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weft/backends/backend.hpp"
+#include "weft/base/dtype.hpp"
+#include "weft/base/op.hpp"
+
+namespace weft::check {
+
+/// Numbers that follow from other numbers, the same on every machine: splitmix64.
+constexpr std::uint64_t mix(std::uint64_t x) noexcept {
+  x += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+constexpr std::uint64_t mix(std::uint64_t a, std::uint64_t b) noexcept { return mix(mix(a) ^ b); }
+
+class Dice {
+ public:
+  explicit Dice(std::uint64_t seed) : state_(seed) {}
+  std::uint64_t next() noexcept { return mix(state_++); }
+  /// 0 … n - 1
+  int below(std::size_t n) noexcept { return static_cast<int>(next() % n); }
+  int between(int low, int high) noexcept { return low + below(static_cast<std::size_t>(high - low + 1)); }
+  /// once in n times
+  bool one_in(int n) noexcept { return below(static_cast<std::size_t>(n)) == 0; }
+  template <class List>
+  auto any(const List& list) noexcept {
+    return *(std::begin(list) + below(std::size(list)));
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+/// How a group comes to be. The ranks are the program's, in the order of the group's numbering.
+struct GroupPlan {
+  enum class How : std::uint8_t { world, subgroup, split, duplicate };
+  How how = How::world;
+  int parent = 0;
+  int before = 0;       ///< made before this step, when its ranks have nothing in flight
+  bool joined = false;  ///< split: another color of the split before it in the list
+  std::vector<int> ranks;
+};
+
+/// One operation of one group. `Op::send` is a message from rank `root` to rank `peer`; `Op::recv` stands for
+/// a ring: everybody sends to the rank `peer` further on and receives from the one as far back.
+struct Step {
+  int group = 0;
+  Op op = Op::barrier;
+  DType dtype = DType::f32;
+  ReduceOp::Kind reduce = ReduceOp::Kind::sum;
+  double scale = 1;
+  Order order = Order::native;
+  int root = 0;
+  int peer = 0;
+  int tag = 0;
+  std::int64_t count = 0;            ///< of each block, where the blocks are equal
+  std::vector<std::int64_t> counts;  ///< v-forms: per rank; all_to_all_v: per (from, to)
+  bool coalesced = false;            ///< submitted together with the next step, which is of the same group
+  bool plain = false;                ///< ordinary memory, no gaps, not in place
+  bool shared = false;               ///< memory that peers map, on every rank
+  std::uint64_t salt = 0;            ///< what its data and each rank's habits are made from
+
+  /// Elements of the block that rank `from` gives for rank `to`, in a group of n.
+  std::int64_t elements(int from, int to, int n) const;
+  bool in_parted() const;   ///< `in` has a block for each rank
+  bool out_parted() const;  ///< `out` has a block from each rank
+  bool reduces() const;
+};
+
+enum class FaultKind : std::uint8_t {
+  none,
+  kill,         ///< SIGKILL
+  stop,         ///< SIGSTOP, for good
+  stop_resume,  ///< SIGSTOP; SIGCONT when the others have failed and used their memory for something else
+  pause,        ///< SIGSTOP; SIGCONT soon enough for everybody
+  exit,         ///< _exit(0)
+  delay,        ///< comes late, but in time
+  late,         ///< comes after the deadline
+  wrong_count,
+  wrong_dtype,
+  wrong_op,
+  wrong_root,
+  wrong_order,  ///< two calls swapped
+  skip,         ///< a call left out
+  abort,        ///< calls abort()
+  leave,        ///< destroys its groups
+  drop,         ///< drops the Work of a call in flight
+  descriptors,  ///< no more descriptors to be had
+  memory,       ///< little address space left
+  fork,         ///< a child that tries to use the group
+};
+inline constexpr int kFaultKinds = 20;
+inline constexpr int kMostRanks = 8;
+std::string_view name(FaultKind kind) noexcept;
+
+/// Where in a call it happens.
+enum class FaultPoint : std::uint8_t {
+  before_post,
+  after_post,
+  in_chunk,        ///< with peers' memory in hand, in the middle of a copy
+  while_waiting,   ///< in the middle of wait(), by a signal
+  before_quiesce,  ///< after the rank itself has seen a call fail
+};
+inline constexpr int kFaultPoints = 5;
+std::string_view name(FaultPoint point) noexcept;
+
+struct Fault {
+  FaultKind kind = FaultKind::none;
+  FaultPoint point = FaultPoint::before_post;
+  int rank = 0;
+  int step = 0;
+};
+
+struct Program {
+  std::uint64_t seed = 0;
+  std::uint64_t index = 0;
+  std::vector<int> homes;  ///< per rank: which process it is a thread of; 0 … as they come
+  std::vector<GroupPlan> groups;
+  std::vector<Step> steps;
+  int in_flight = 1;    ///< calls that a rank may leave unwaited for
+  bool helper = false;  ///< Progress::thread
+  std::string path;     ///< of shm, forced; empty: its own choice
+  Fault fault;
+
+  int ranks() const { return static_cast<int>(homes.size()); }
+  int processes() const;
+  /// The rank's number in a group; -1: not a member.
+  int rank_in(int group, int rank) const;
+  int group_size(int group) const {
+    return static_cast<int>(groups[static_cast<std::size_t>(group)].ranks.size());
+  }
+  /// Whether the rank has a part in the step.
+  bool takes_part(int step, int rank) const;
+};
+
+/// What programs are drawn from.
+struct Range {
+  std::string backend = "shm";
+  Traits traits;
+  std::vector<int> ranks{2, 3, 4, 5};
+  bool threads = true;    ///< ranks may be threads
+  bool processes = true;  ///< ranks may be processes
+  bool job = false;       ///< ranks are the processes of an mpirun
+  bool faults = false;
+  std::vector<FaultKind>
+      kinds;  ///< only these; empty: all that the backend's promises leave something to say of
+  std::int64_t most = 70001;  ///< elements of the largest blocks
+};
+
+/// Program `index` of `seed`: a function of these and of `range`, on every machine.
+Program draw(std::uint64_t seed, std::uint64_t index, const Range& range);
+
+/// Makes it one that can be run where steps were added or left out: calls are submitted together only with
+/// neighbours of their group, and no group is made in between.
+void settle(Program& program);
+
+/// As a person reads it, a line per step.
+std::string describe(const Program& program);
+std::string describe(const Program& program, int step);
+std::string describe(const Fault& fault);
+
+/// For a file, and back. parse() throws bad_argument.
+std::string encode(const Program& program);
+Program decode(const std::string& text);
+
+}  // namespace weft::check

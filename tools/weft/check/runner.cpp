@@ -1,0 +1,437 @@
+// The watcher of a program: starts its ranks, sees who dies or stops, tells the others who is left, lets
+// stopped ranks go on, and ends what does not end by itself.
+#include "runner.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <thread>
+
+#include "faults.hpp"
+#include "weft/backends/store_tcp.hpp"
+
+namespace weft::check {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr auto kTick = milliseconds(1);
+constexpr auto kPause = milliseconds(120);  // how long a paused rank stays stopped
+constexpr auto kEnd = seconds(15);          // for ranks to end once all is said
+
+int count_descriptors() {
+  int count = -1;  // the folder itself is open while it is read
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+int count_segments() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) count += line.find("memfd:weft") != std::string::npos;
+  return count;
+}
+
+// The state letter of a process and its parent.
+struct Stat {
+  char state = 0;
+  int parent = 0;
+};
+Stat stat_of(int pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string text;
+  Stat s;
+  if (!std::getline(file, text)) return s;
+  const std::size_t end = text.rfind(')');
+  if (end == std::string::npos || std::sscanf(text.c_str() + end + 1, " %c %d", &s.state, &s.parent) != 2)
+    return {};
+  return s;
+}
+
+// Kills what is left below this process, as its sub-reaper; returns how many there were.
+int kill_descendants() {
+  int found = 0;
+  for (const Deadline limit = Deadline::after(seconds(5)); !limit.passed();) {
+    pid_t reaped = 0;
+    while ((reaped = ::waitpid(-1, nullptr, WNOHANG)) > 0) {}
+    if (reaped < 0 && errno == ECHILD) return found;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      const int pid = std::atoi(entry.path().filename().c_str());
+      if (pid > 0 && stat_of(pid).parent == ::getpid() && ::kill(pid, SIGKILL) == 0) ++found;
+    }
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  return found;
+}
+
+// One process of a program: the ranks that live in it, as threads.
+int run_home(const Program& p, int home, const Settings& settings, Board& board) {
+  ProcessReport& report = board.processes[home];
+  std::vector<int> mine;
+  for (int r = 0; r < p.ranks(); ++r)
+    if (p.homes[static_cast<std::size_t>(r)] == home) mine.push_back(r);
+  for (const int r : mine) board.ranks[r].pid.store(::getpid());
+  const bool alone = p.processes() == 1;
+  while (!alone && board.port.load() == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  report.descriptors_before = count_descriptors();
+  {
+    ContextOptions options;
+    options.log_level = LogLevel::error;
+    Context context(options);
+    const std::shared_ptr<Store> store =
+        alone ? make_local_store()
+              : make_tcp_store("127.0.0.1", static_cast<std::uint16_t>(board.port.load() - 1),
+                               Deadline::after(seconds(20)));
+    const auto rank = [&](int r) {
+      Membership m;
+      m.store = store;
+      m.rank = r;
+      m.size = p.ranks();
+      m.name = "program";
+      try {
+        run_rank(p, r, context, m, settings, board);
+      } catch (const std::exception& e) {
+        board.ranks[r].untyped.set(e.what());
+      }
+    };
+    std::vector<std::thread> threads;
+    for (std::size_t i = 1; i < mine.size(); ++i) threads.emplace_back(rank, mine[i]);
+    rank(mine[0]);
+    for (std::thread& t : threads) t.join();
+  }
+  report.descriptors_after = count_descriptors();
+  report.segments_after = count_segments();
+  report.counted = true;
+  return 0;
+}
+
+// Watches one program: called again and again until over().
+class Watch {
+ public:
+  Watch(const Program& p, const Settings& settings, Board& board)
+      : p_(p), settings_(settings), board_(board), victim_(p.fault.rank), began_(now_ns()), last_(began_) {
+    board.began = began_;
+    board.ran = true;
+    const Duration call = settings.call_deadline(p), group = settings.group_deadline(p);
+    // Steps of several groups may wait one after the other; then quiesce() and the new group.
+    limit_ = std::chrono::nanoseconds(2 * (call + group) + seconds(20)).count();
+  }
+
+  void look() {
+    const std::int64_t now = now_ns();
+    const std::int64_t late = now - last_ - std::chrono::nanoseconds(kTick).count();
+    board_.late_ns = std::max(board_.late_ns, late);
+    last_ = now;
+    limit_ += std::max<std::int64_t>(late, 0);
+    resume(now);
+    decide();
+    if (board_.survivors.load() != 0 && !board_.late_over.load() && reused()) let_go();
+    if (!over_ && now - began_ > limit_) hang();
+  }
+
+  /// The process of these ranks has ended.
+  void ended(int home, std::int64_t when) {
+    for (int r = 0; r < p_.ranks(); ++r)
+      if (p_.homes[static_cast<std::size_t>(r)] == home) gone_ |= 1u << r;
+    if (takes_process(p_.fault.kind) && home == p_.homes[static_cast<std::size_t>(victim_)] &&
+        board_.died_at == 0)
+      board_.died_at = when;
+  }
+  void all_ended() { gone_ = ~0u; }
+
+  bool done() const {
+    for (int r = 0; r < p_.ranks(); ++r)
+      if ((gone_ >> r & 1u) == 0 && board_.ranks[r].phase.load() != Phase::done) return false;
+    return true;
+  }
+  bool gave_up() const { return over_; }
+
+ private:
+  bool with_victim(int r) const {
+    return p_.homes[static_cast<std::size_t>(r)] == p_.homes[static_cast<std::size_t>(victim_)];
+  }
+  bool victim_taken() const {
+    return takes_process(p_.fault.kind) && board_.ranks[victim_].struck.load() &&
+           ((gone_ >> victim_ & 1u) != 0 || stopped());
+  }
+  bool stopped() const {
+    const int pid = board_.ranks[victim_].pid.load();
+    return pid > 0 && stat_of(pid).state == 'T';
+  }
+
+  // A paused rank goes on by itself.
+  void resume(std::int64_t now) {
+    if (p_.fault.kind != FaultKind::pause || resumed_ || !board_.ranks[victim_].struck.load()) return;
+    if (stopped_at_ == 0 && stopped()) stopped_at_ = now;
+    if (stopped_at_ == 0 || now - stopped_at_ < std::chrono::nanoseconds(kPause).count()) return;
+    ::kill(board_.ranks[victim_].pid.load(), SIGCONT);
+    resumed_ = true;
+  }
+
+  // Who is left: everybody who has settled, once everybody has or is taken.
+  void decide() {
+    if (board_.survivors.load() != 0) return;
+    if (p_.fault.kind == FaultKind::none) {
+      bool failed = false;
+      for (int r = 0; r < p_.ranks(); ++r)
+        failed = failed || board_.ranks[r].has_error || !board_.ranks[r].untyped.empty();
+      if (!failed) return;
+    }
+    std::uint32_t left = 0;
+    const bool taken = victim_taken();
+    for (int r = 0; r < p_.ranks(); ++r) {
+      if (taken && with_victim(r)) continue;
+      if ((gone_ >> r & 1u) != 0) continue;
+      if (board_.ranks[r].phase.load() < Phase::settled) return;
+      left |= 1u << r;
+    }
+    const bool lost = taken && !(settings_.traits.promises.survives_death);
+    board_.survivors.store(left | Board::kDecided | (lost ? 0 : Board::kPromised));
+  }
+
+  bool reused() const {
+    for (int r = 0; r < p_.ranks(); ++r)
+      if ((board_.survivors.load() >> r & 1u) != 0 && (gone_ >> r & 1u) == 0 &&
+          board_.ranks[r].phase.load() < Phase::reused)
+        return false;
+    return true;
+  }
+
+  // The rank that was stopped goes on, into memory that is no longer what it was; or dies.
+  void let_go() {
+    const int pid = board_.ranks[victim_].pid.load();
+    if (p_.fault.kind == FaultKind::stop && (gone_ >> victim_ & 1u) == 0 && pid > 0 && victim_taken()) {
+      ::kill(pid, SIGKILL);
+      killed_ = true;
+    }
+    if (p_.fault.kind == FaultKind::stop_resume && !resumed_ && (gone_ >> victim_ & 1u) == 0 && pid > 0 &&
+        stopped()) {
+      ::kill(pid, SIGCONT);
+      resumed_ = true;
+    }
+    const bool awaited = p_.fault.kind == FaultKind::stop_resume && resumed_ &&
+                         (gone_ >> victim_ & 1u) == 0 && board_.ranks[victim_].phase.load() < Phase::done;
+    if (!awaited) board_.late_over.store(true);
+  }
+
+  void hang() {
+    over_ = true;
+    std::string who;
+    for (int r = 0; r < p_.ranks(); ++r)
+      if ((gone_ >> r & 1u) == 0 && board_.ranks[r].phase.load() != Phase::done)
+        who += fmt::format("{}rank {} at step {} ({})", who.empty() ? "" : ", ", r,
+                           board_.ranks[r].step.load(), name(board_.ranks[r].phase.load()));
+    board_.trouble.set(
+        fmt::format("hangs after {:.1f} s: {}", static_cast<double>(now_ns() - began_) * 1e-9, who));
+  }
+
+  const Program& p_;
+  const Settings& settings_;
+  Board& board_;
+  const int victim_;
+  const std::int64_t began_;
+  std::int64_t last_, limit_ = 0, stopped_at_ = 0;
+  std::uint32_t gone_ = 0;
+  bool resumed_ = false, killed_ = false, over_ = false;
+};
+
+void note_leftovers(Board& board, const char* whose) {
+  if (const int left = kill_descendants(); left > 0 && board.trouble.empty())
+    board.trouble.set(fmt::format("{} processes of {} were left", left, whose));
+}
+
+}  // namespace
+
+std::string_view name(Phase phase) noexcept {
+  constexpr std::string_view kNames[] = {"absent",           "running", "failed", "settled",
+                                         "in the new group", "waiting", "done"};
+  return kNames[static_cast<std::size_t>(phase)];
+}
+
+void run_program(const Program& p, const Settings& settings, Board& board) {
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  const pid_t self = ::getpid();
+  std::vector<pid_t> children;
+  for (int home = 0; home < p.processes(); ++home) {
+    const pid_t pid = ::fork();
+    if (pid < 0) throw_errno("check: fork", errno);
+    if (pid == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (::getppid() != self) ::_exit(1);
+      int code = 1;
+      try {
+        code = run_home(p, home, settings, board);
+      } catch (const std::exception& e) {
+        for (int r = 0; r < p.ranks(); ++r)
+          if (p.homes[static_cast<std::size_t>(r)] == home) board.ranks[r].untyped.set(e.what());
+      }
+      ::_exit(code);
+    }
+    children.push_back(pid);
+  }
+  {
+    Logger log(LogLevel::error);
+    std::unique_ptr<TcpStoreServer> server;
+    if (p.processes() > 1) {
+      TcpStoreOptions options;
+      options.linger = Duration::zero();
+      server = std::make_unique<TcpStoreServer>(log, options);
+      board.port.store(server->port() + 1);
+    }
+    Watch watch(p, settings, board);
+    std::size_t running = children.size();
+    while (running > 0 && !watch.gave_up()) {
+      std::this_thread::sleep_for(kTick);
+      watch.look();
+      for (std::size_t home = 0; home < children.size(); ++home) {
+        int status = 0;
+        if (children[home] == 0 || ::waitpid(children[home], &status, WNOHANG) != children[home]) continue;
+        children[home] = 0;
+        board.statuses[home] = status;
+        watch.ended(static_cast<int>(home), now_ns());
+        --running;
+      }
+    }
+    for (std::size_t home = 0; home < children.size(); ++home) {
+      if (children[home] == 0) continue;
+      ::kill(children[home], SIGKILL);
+      ::waitpid(children[home], nullptr, 0);
+      board.statuses[home] = -1;
+    }
+    board.ended = now_ns();
+  }
+  note_leftovers(board, "the program");
+}
+
+namespace {
+
+std::string file_of(int fd) { return fmt::format("/proc/{}/fd/{}", ::getpid(), fd); }
+
+}  // namespace
+
+void run_job(const std::vector<Program>& programs, const Settings& settings, Board* boards, int boards_fd) {
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+  const int text = ::memfd_create("check-programs", 0);
+  if (text < 0) throw_errno("check: memfd_create", errno);
+  for (const Program& p : programs) {
+    const std::string line = encode(p) + "\n";
+    if (::write(text, line.data(), line.size()) != static_cast<ssize_t>(line.size()))
+      throw_errno("check: write", errno);
+  }
+  std::vector<std::string> words = settings.mpirun;
+  for (const std::string& more :
+       {std::string("-n"), std::to_string(programs[0].ranks()), settings.self, std::string("check"),
+        std::string("--backend"), settings.backend, std::string("--deadline"),
+        fmt::format("{}", std::chrono::duration<double>(settings.deadline).count()),
+        std::string("--programs-file"), file_of(text), std::string("--boards-file"), file_of(boards_fd)})
+    words.push_back(more);
+  const pid_t self = ::getpid();
+  const pid_t mpirun = ::fork();
+  if (mpirun < 0) throw_errno("check: fork", errno);
+  if (mpirun == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != self) ::_exit(1);
+    const int nowhere = ::open("/dev/null", O_RDWR);
+    ::dup2(nowhere, 0);
+    if (std::getenv("WEFT_CHECK_SHOW_MPIRUN") == nullptr) {
+      ::dup2(nowhere, 1);
+      ::dup2(nowhere, 2);
+    }
+    ::setenv("OMPI_MCA_mpi_yield_when_idle", "1", 1);
+    ::setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 1);
+    std::vector<char*> argv;
+    for (std::string& w : words) argv.push_back(w.data());
+    argv.push_back(nullptr);
+    ::execvp(argv[0], argv.data());
+    ::_exit(127);
+  }
+  bool ended = false;
+  int status = 0;
+  for (std::size_t i = 0; i < programs.size() && !ended; ++i) {
+    // The clock starts when the first rank is there.
+    for (const Deadline start = Deadline::after(seconds(60));
+         boards[i].ranks[0].phase.load() == Phase::absent;) {
+      if (::waitpid(mpirun, &status, WNOHANG) == mpirun) ended = true;
+      if (ended || start.passed()) break;
+      std::this_thread::sleep_for(kTick);
+    }
+    if (boards[i].ranks[0].phase.load() == Phase::absent) {
+      boards[i].trouble.set(ended ? fmt::format("mpirun ended with status {} before the ranks began", status)
+                                  : "the ranks did not begin within 60 s");
+      boards[i].ran = true;
+      break;
+    }
+    Watch watch(programs[i], settings, boards[i]);
+    while (!watch.done() && !watch.gave_up()) {
+      std::this_thread::sleep_for(kTick);
+      watch.look();
+      if (!ended && ::waitpid(mpirun, &status, WNOHANG) == mpirun) {
+        ended = true;
+        boards[i].died_at = now_ns();
+        boards[i].job_ended = !watch.done();
+        watch.all_ended();
+      }
+    }
+    boards[i].ended = now_ns();
+    boards[i].job_status = status;
+    boards[i].released.store(true);
+    if (watch.gave_up()) break;
+  }
+  for (const Deadline limit = Deadline::after(kEnd); !ended && !limit.passed();) {
+    if (::waitpid(mpirun, &status, WNOHANG) == mpirun) ended = true;
+    std::this_thread::sleep_for(kTick);
+  }
+  Board& last = boards[programs.size() - 1];
+  if (!ended && last.trouble.empty()) last.trouble.set("mpirun did not end");
+  if (!ended) ::kill(mpirun, SIGTERM);
+  for (const Deadline limit = Deadline::after(seconds(3)); !ended && !limit.passed();) {
+    if (::waitpid(mpirun, &status, WNOHANG) == mpirun) ended = true;
+    std::this_thread::sleep_for(kTick);
+  }
+  last.job_status = status;
+  note_leftovers(last, "the job");
+  ::close(text);
+}
+
+int run_job_rank(const std::string& programs_file, const std::string& boards_file, const Settings& settings) {
+  std::vector<Program> programs;
+  std::ifstream in(programs_file);
+  for (std::string line; std::getline(in, line);) programs.push_back(decode(line));
+  const int fd = ::open(boards_file.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) throw_errno(fmt::format("check: {}", boards_file), errno);
+  void* const map =
+      ::mmap(nullptr, programs.size() * sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (map == MAP_FAILED) throw_errno("check: mmap", errno);
+  ::close(fd);
+  auto* const boards = static_cast<Board*>(map);
+  ContextOptions options;
+  options.log_level = LogLevel::error;
+  Context context(options);
+  Membership m = Membership::from_env(context, seconds(60));
+  for (std::size_t i = 0; i < programs.size(); ++i) {
+    m.name = fmt::format("program{}", i);
+    boards[i].ranks[m.rank].pid.store(::getpid());
+    run_rank(programs[i], m.rank, context, m, settings, boards[i]);
+    // The next begins when all ranks are done with this one; it is not begun where something has failed.
+    for (const Deadline limit = Deadline::after(seconds(90)); !boards[i].released.load() && !limit.passed();)
+      std::this_thread::sleep_for(std::chrono::microseconds(200));
+    if (boards[i].ranks[m.rank].has_error) break;
+  }
+  return 0;
+}
+
+}  // namespace weft::check

@@ -1,0 +1,45 @@
+// Runs programs: one rank's part (rank.cpp), and ranks as threads and processes of this host or as the
+// processes of an mpirun, watched from outside (runner.cpp). All that is found out is on the Board.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "board.hpp"
+#include "program.hpp"
+#include "weft/backends/process_group.hpp"
+
+namespace weft::check {
+
+struct Settings {
+  std::string backend = "shm";
+  Traits traits;
+  Duration deadline = std::chrono::seconds(1);   ///< of the calls of programs that run into it
+  Duration patience = std::chrono::seconds(10);  ///< of the calls of all others
+  /// Where set, groups are made with it instead of the backend's name.
+  std::function<BackendFactory(Context&)> factory;
+  /// `mpirun -n` comes after it, then this program's own path: words. Empty: ranks are forked here.
+  std::vector<std::string> mpirun;
+  std::string self;  ///< path of this program, for mpirun
+
+  Duration call_deadline(const Program& p) const;
+  /// Of groups that are made when something may have gone wrong.
+  Duration group_deadline(const Program& p) const;
+  bool exact() const { return traits.native_is_canonical; }
+};
+
+/// One rank's part of a program. Returns when the rank is done; its report says how.
+void run_rank(const Program& p, int rank, Context& context, const Membership& member,
+              const Settings& settings, Board& board);
+
+/// Runs one program in processes of their own and watches them; returns when none of them is left. Forks:
+/// call it from a process without threads that may become a sub-reaper of strangers.
+void run_program(const Program& p, const Settings& settings, Board& board);
+
+/// Runs programs one after the other in one job of mpirun; all have the same number of ranks.
+void run_job(const std::vector<Program>& programs, const Settings& settings, Board* boards, int boards_fd);
+/// What each process of that job does.
+int run_job_rank(const std::string& programs_file, const std::string& boards_file, const Settings& settings);
+
+}  // namespace weft::check

@@ -1,0 +1,185 @@
+#include "trial.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+namespace weft::check {
+namespace {
+
+constexpr std::size_t kGuard = 64;       // bytes before and after
+constexpr std::byte kUntouched{0xa5};    // what nobody has written
+constexpr std::byte kOverwritten{0x5c};  // what the program writes after a failure
+
+}  // namespace
+
+Trial::Trial(Context& context, const Step& s, int me, int n, Duration deadline)
+    : s_(s), me_(me), n_(n), size_(size_bytes(s.dtype)) {
+  Dice habits(mix(s.salt, static_cast<std::uint64_t>(me) + 1000));
+  const bool at_root = me == s.root;
+  const bool sends = s.op != Op::send || at_root, receives = s.op != Op::send || me == s.peer;
+  const bool in = s.op != Op::barrier && sends && (at_root || (s.op != Op::broadcast && s.op != Op::scatter));
+  const bool out =
+      s.op != Op::barrier && receives && (at_root || s.op != Op::reduce) && (at_root || s.op != Op::gather);
+  in_ = side(habits, s.in_parted(), in, [&](int to) { return s.elements(me, to, n); });
+  out_ = side(habits, s.out_parted(), out, [&](int from) { return s.elements(from, me, n); });
+  in_place_ = in && out && !s.plain && habits.one_in(2) && s.op != Op::all_to_all &&
+              s.op != Op::all_to_all_v && s.op != Op::send && s.op != Op::recv;
+  const auto own = static_cast<std::size_t>(me);
+  if (in_place_ && s.out_parted()) {
+    out_.data = room(context, habits, out_.total);
+    in_.data = out_.data + out_.offsets[own] * size_;
+  } else if (in_place_ && s.in_parted()) {
+    in_.data = room(context, habits, in_.total);
+    out_.data = in_.data + in_.offsets[own] * size_;
+  } else {
+    if (in) in_.data = room(context, habits, in_.total);
+    if (out) out_.data = in_place_ ? in_.data : room(context, habits, out_.total);
+  }
+  if (in)
+    for (std::size_t b = 0; b < in_.counts.size(); ++b) {
+      const std::vector<std::byte> bytes = input(s, me, static_cast<int>(b), n);
+      if (!bytes.empty()) std::memcpy(in_.data + in_.offsets[b] * size_, bytes.data(), bytes.size());
+    }
+
+  CallOptions o{.deadline = deadline};
+  if (s.reduces()) {
+    o.op = s.reduce == ReduceOp::Kind::user ? ReduceOp::of(user_reduction()) : ReduceOp{s.reduce, s.scale};
+    o.order = s.order;
+  }
+  CallOptions tagged = o;
+  tagged.tag = s.tag;
+  const ConstTensorView from = in_view();
+  const TensorView to = out_view();
+  switch (s.op) {
+    case Op::all_reduce: calls_ = {call::all_reduce(from, to, o)}; break;
+    case Op::reduce: calls_ = {call::reduce(from, to, s.root, o)}; break;
+    case Op::broadcast: calls_ = {call::broadcast(from, to, s.root, o)}; break;
+    case Op::all_gather: calls_ = {call::all_gather(from, to, o)}; break;
+    case Op::all_gather_v: calls_ = {call::all_gather_v(from, to, out_.blocks(), o)}; break;
+    case Op::reduce_scatter: calls_ = {call::reduce_scatter(from, to, o)}; break;
+    case Op::reduce_scatter_v: calls_ = {call::reduce_scatter_v(from, to, in_.blocks(), o)}; break;
+    case Op::gather: calls_ = {call::gather(from, to, s.root, o)}; break;
+    case Op::scatter: calls_ = {call::scatter(from, to, s.root, o)}; break;
+    case Op::all_to_all: calls_ = {call::all_to_all(from, to, o)}; break;
+    case Op::all_to_all_v: calls_ = {call::all_to_all_v(from, in_.blocks(), to, out_.blocks(), o)}; break;
+    case Op::barrier: calls_ = {call::barrier(o)}; break;
+    case Op::send:
+      if (in) calls_.push_back(call::send(from, s.peer, tagged));
+      if (out) calls_.push_back(call::recv(to, s.root, tagged));
+      break;
+    case Op::recv:
+      calls_ = {call::send(from, (me + s.peer) % n, tagged),
+                call::recv(to, (me + n - s.peer % n) % n, tagged)};
+      break;
+    case Op::none: break;
+  }
+}
+
+// Blocks one after the other, or, of v-forms, in any order and with gaps.
+template <class Elements>
+Trial::Side Trial::side(Dice& habits, bool parted, bool there, const Elements& elements) const {
+  Side side;
+  side.there = there;
+  std::vector<std::size_t> order(parted ? static_cast<std::size_t>(n_) : 1);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  side.loose = parted && !s_.counts.empty() && !s_.plain && habits.one_in(2);
+  if (side.loose)
+    for (std::size_t i = order.size(); i > 1; --i)
+      std::swap(order[i - 1], order[static_cast<std::size_t>(habits.below(i))]);
+  side.counts.resize(order.size());
+  side.offsets.resize(order.size());
+  for (const std::size_t b : order) {
+    side.counts[b] = elements(static_cast<int>(b));
+    side.offsets[b] = side.total + (side.loose ? habits.below(3) : 0);
+    side.total = side.offsets[b] + side.counts[b];
+  }
+  return side;
+}
+
+// Shared, ordinary, or memory that is not weft's; where nothing is computed, at any address.
+std::byte* Trial::room(Context& context, Dice& habits, std::int64_t elements) {
+  auto buffer = std::make_unique<Buffer>();
+  const int kind = s_.shared ? 0 : s_.plain ? 2 : habits.below(4);
+  const std::size_t shift = kind == 3 && !s_.reduces() ? static_cast<std::size_t>(habits.below(4)) : 0;
+  buffer->bytes = static_cast<std::size_t>(elements * size_) + 2 * kGuard + shift;
+  if (kind < 3) {
+    buffer->tensor = Tensor(context, Shape{static_cast<std::int64_t>(buffer->bytes)}, DType::u8,
+                            kind < 2 ? Memory::shared : Memory::local);
+    buffer->all = buffer->tensor.data();
+  } else {
+    buffer->foreign.resize(buffer->bytes);
+    buffer->all = buffer->foreign.data();
+  }
+  std::memset(buffer->all, static_cast<int>(kUntouched), buffer->bytes);
+  buffers_.push_back(std::move(buffer));
+  return buffers_.back()->all + kGuard + shift;
+}
+
+ConstTensorView Trial::in_view() const {
+  if (!in_.there) return {};
+  return {in_.data, s_.dtype, {}, Dims::line(in_.total), Dims::line(1)};
+}
+TensorView Trial::out_view() const {
+  if (!out_.there) return {};
+  return {out_.data, s_.dtype, {}, Dims::line(out_.total), Dims::line(1)};
+}
+
+// Which rank block `block` of `out` comes from.
+int Trial::source(int block) const {
+  if (s_.out_parted()) return block;
+  if (s_.op == Op::recv) return (me_ + n_ - s_.peer % n_) % n_;
+  return s_.root;
+}
+
+std::string Trial::complaint(bool exact) const {
+  // Every byte is either part of a block, or as it was.
+  std::vector<std::vector<bool>> seen;
+  for (const auto& b : buffers_) seen.emplace_back(b->bytes, false);
+  const auto mark = [&](const std::byte* at, std::int64_t bytes) {
+    for (std::size_t b = 0; b < buffers_.size(); ++b) {
+      const std::ptrdiff_t from = at - buffers_[b]->all;
+      if (from >= 0 && from < static_cast<std::ptrdiff_t>(buffers_[b]->bytes))
+        std::fill_n(seen[b].begin() + from, bytes, true);
+    }
+  };
+  for (std::size_t b = 0; out_.there && b < out_.counts.size(); ++b) {
+    const Expected e = expected(s_, source(static_cast<int>(b)), me_, n_, exact);
+    const std::byte* const got = out_.data + out_.offsets[b] * size_;
+    if (const std::string wrong = compare(s_, e, got); !wrong.empty())
+      return fmt::format("out, block {}{}: {}", b, in_place_ ? ", in place" : "", wrong);
+    mark(got, out_.counts[b] * size_);
+  }
+  for (std::size_t b = 0; in_.there && b < in_.counts.size(); ++b) {
+    const std::byte* const at = in_.data + in_.offsets[b] * size_;
+    if (!in_place_) {
+      const std::vector<std::byte> bytes = input(s_, me_, static_cast<int>(b), n_);
+      if (!bytes.empty() && std::memcmp(at, bytes.data(), bytes.size()) != 0)
+        return fmt::format("in, block {}, was changed", b);
+    }
+    mark(at, in_.counts[b] * size_);
+  }
+  for (std::size_t b = 0; b < buffers_.size(); ++b)
+    for (std::size_t i = 0; i < buffers_[b]->bytes; ++i)
+      if (!seen[b][i] && buffers_[b]->all[i] != kUntouched)
+        return fmt::format("byte {} of a buffer of {} was written, which is in no block", i,
+                           buffers_[b]->bytes);
+  return {};
+}
+
+void Trial::overwrite() {
+  for (const auto& b : buffers_) std::memset(b->all, static_cast<int>(kOverwritten), b->bytes);
+}
+
+std::string Trial::overwritten() const {
+  for (const auto& b : buffers_)
+    for (std::size_t i = 0; i < b->bytes; ++i)
+      if (b->all[i] != kOverwritten)
+        return fmt::format("byte {} of a buffer of {} was written after quiesce() had returned true", i,
+                           b->bytes);
+  return {};
+}
+
+}  // namespace weft::check

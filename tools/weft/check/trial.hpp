@@ -1,0 +1,62 @@
+// One rank's part in one step: its buffers, laid out as this rank likes, and the comparison of what came.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "oracle.hpp"
+#include "program.hpp"
+#include "weft/backends/call.hpp"
+#include "weft/base/context.hpp"
+#include "weft/base/tensor.hpp"
+
+namespace weft::check {
+
+class Trial {
+ public:
+  /// `me`: the rank's number in the group of n. `whole`: of all memory kinds, those that need nothing shared.
+  Trial(Context& context, const Step& s, int me, int n, Duration deadline);
+  /// The calls it makes: none where the rank has no part, two where a message is to itself.
+  const std::vector<Call>& calls() const { return calls_; }
+  /// What is wrong with the buffers now that the calls are done; empty: nothing.
+  std::string complaint(bool exact) const;
+  /// Writes a pattern over everything that peers may have written to, and looks whether it is still there.
+  void overwrite();
+  std::string overwritten() const;
+
+ private:
+  struct Side {
+    bool there = false, loose = false;
+    std::vector<std::int64_t> counts, offsets;
+    std::int64_t total = 0;
+    std::byte* data = nullptr;
+    Blocks blocks() const {
+      return {counts, loose ? std::span<const std::int64_t>(offsets) : std::span<const std::int64_t>{}};
+    }
+  };
+  // Memory with room around it that nobody may touch.
+  struct Buffer {
+    Tensor tensor;
+    std::vector<std::byte> foreign;
+    std::byte* all = nullptr;
+    std::size_t bytes = 0;  // all of it
+  };
+  template <class Elements>
+  Side side(Dice& habits, bool parted, bool there, const Elements& elements) const;
+  std::byte* room(Context& context, Dice& habits, std::int64_t elements);
+  ConstTensorView in_view() const;
+  TensorView out_view() const;
+  int source(int block) const;
+  std::int64_t give(int to) const;
+
+  const Step s_;
+  const int me_, n_, size_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+  Side in_, out_;
+  bool in_place_ = false;
+  std::vector<Call> calls_;
+};
+
+}  // namespace weft::check

@@ -1,0 +1,360 @@
+#include "verdict.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "faults.hpp"
+
+namespace weft::check {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr double kWithin = 1;  // seconds that a promise about time may be late by
+constexpr int kLateTimes = 4;  // the watcher's own lateness counts so often
+constexpr std::string_view kCascade = "another group of mine has failed";
+
+double to_seconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-9; }
+
+class Judge {
+ public:
+  Judge(const Program& p, const Settings& settings, const Board& board)
+      : p_(p), settings_(settings), board_(board), promises_(settings.traits.promises), kind_(p.fault.kind) {}
+
+  Verdict judge() {
+    Verdict v;
+    v.outcome = outcome();
+    if (!board_.ran) {
+      v.complaint = "it was not run: one before it in the same job had failed";
+      return v;
+    }
+    for (int r = 0; r < p_.ranks() && v.complaint.empty(); ++r) {
+      const RankReport& rank = board_.ranks[r];
+      if (!rank.complaint.empty()) v.complaint = fmt::format("rank {}: {}", r, rank.complaint.view());
+    }
+    if (v.complaint.empty() && !board_.trouble.empty()) v.complaint = board_.trouble.view();
+    for (int r = 0; r < p_.ranks() && v.complaint.empty(); ++r) {
+      const std::string wrong = of_rank(r);
+      if (wrong.empty()) continue;
+      v.complaint = fmt::format("rank {}: {}", r, wrong);
+      if (board_.ranks[r].has_error)
+        v.complaint +=
+            fmt::format("\n  its error: {}: {}", name(board_.ranks[r].code), board_.ranks[r].text.view());
+    }
+    if (v.complaint.empty()) v.complaint = together();
+    if (v.complaint.empty()) v.complaint = left_behind();
+    return v;
+  }
+
+ private:
+  bool struck() const { return kind_ != FaultKind::none && board_.ranks[p_.fault.rank].struck.load(); }
+  bool in_victims_process(int r) const {
+    return p_.homes[static_cast<std::size_t>(r)] == p_.homes[static_cast<std::size_t>(p_.fault.rank)];
+  }
+  bool taken(int r) const { return struck() && takes_process(kind_) && in_victims_process(r); }
+  // mpirun ends the others where a rank dies, unless it promises not to.
+  bool may_be_ended() const {
+    return board_.job_ended && struck() && takes_process(kind_) && !promises_.survives_death;
+  }
+
+  std::string outcome() const {
+    if (board_.job_ended) return "the launcher ended the job";
+    for (int r = 0; r < p_.ranks(); ++r)
+      if (board_.ranks[r].has_error && !taken(r) && !cascade(board_.ranks[r]))
+        return std::string(name(board_.ranks[r].code));
+    return "right bits";
+  }
+
+  bool blames(const RankReport& rank, int who) const {
+    return std::find(rank.blamed, rank.blamed + rank.blamed_count, who) != rank.blamed + rank.blamed_count;
+  }
+  bool blames_victim(const RankReport& rank) const {
+    for (int r = 0; r < p_.ranks(); ++r)
+      if ((r == p_.fault.rank || taken(r)) && blames(rank, r)) return true;
+    return false;
+  }
+  static bool cascade(const RankReport& rank) {
+    return rank.code == ErrorCode::aborted && rank.text.view().find(kCascade) != std::string_view::npos;
+  }
+
+  // The step a call of a group was, as all but the struck rank know it; -1: not a step.
+  int step_of(const RankReport& rank) const {
+    std::uint64_t number = 0;
+    std::vector<bool> counted(p_.groups.size());
+    for (int k = 0; k < static_cast<int>(p_.steps.size()); ++k) {
+      for (std::size_t g = 0; g < p_.groups.size(); ++g) {  // a split is a call of its parent
+        const GroupPlan& plan = p_.groups[g];
+        if (counted[g] || plan.before > k) continue;
+        counted[g] = true;
+        number += plan.how == GroupPlan::How::split && !plan.joined && plan.parent == rank.group;
+      }
+      const Step& s = p_.steps[static_cast<std::size_t>(k)];
+      if (s.group != rank.group || s.op == Op::send || s.op == Op::recv) continue;
+      if (number++ == rank.call) return k;
+    }
+    return -1;
+  }
+
+  // Every rank has a part in what the call does, and the struck one never came to it: nobody can finish it.
+  bool needs_all(const RankReport& rank) const {
+    const int k = step_of(rank);
+    if (k < 0 || rank.op == Op::send || rank.op == Op::recv) return false;
+    if (k < p_.fault.step || (k == p_.fault.step && p_.fault.point != FaultPoint::before_post)) return false;
+    switch (p_.steps[static_cast<std::size_t>(k)].op) {
+      case Op::all_reduce:
+      case Op::all_gather:
+      case Op::all_gather_v:
+      case Op::reduce_scatter:
+      case Op::reduce_scatter_v:
+      case Op::all_to_all:
+      case Op::all_to_all_v:
+      case Op::barrier: return p_.rank_in(rank.group, p_.fault.rank) >= 0;
+      case Op::none:
+      case Op::reduce:
+      case Op::broadcast:
+      case Op::gather:
+      case Op::scatter:
+      case Op::send:
+      case Op::recv: break;
+    }
+    return false;
+  }
+
+  // Who was absent is the struck rank, or ranks that themselves were held up by it.
+  std::string blame_of_absence(const RankReport& rank) const {
+    if (rank.blamed_count == 0) return "the error names no rank";
+    if (blames_victim(rank)) return {};
+    if (needs_all(rank) && !rank.in_creation)
+      return fmt::format("the error does not name rank {}", p_.fault.rank);
+    for (int i = 0; i < rank.blamed_count; ++i) {
+      const RankReport& other = board_.ranks[rank.blamed[i]];
+      if (!other.has_error)
+        return fmt::format("the error names rank {}, which was not held up by anybody", rank.blamed[i]);
+    }
+    return {};
+  }
+
+  // Operation and call are told, and fit one another.
+  std::string names_call(const RankReport& rank) const {
+    if (rank.in_creation || rank.code == ErrorCode::aborted || rank.op == Op::none) return {};
+    if (rank.op == Op::send || rank.op == Op::recv) return {};
+    if (kind_ == FaultKind::skip || kind_ == FaultKind::wrong_order || kind_ == FaultKind::wrong_op)
+      return {};
+    const int k = step_of(rank);
+    if (k < 0)
+      return fmt::format("the error names call {} of group {}, which is none of the program", rank.call,
+                         rank.group);
+    if (p_.steps[static_cast<std::size_t>(k)].op != rank.op)
+      return fmt::format("the error names {} as call {} of group {}; that was {}", name(rank.op), rank.call,
+                         rank.group, name(p_.steps[static_cast<std::size_t>(k)].op));
+    return {};
+  }
+
+  std::string of_error(int r, const RankReport& rank) const {
+    const bool victim = r == p_.fault.rank;
+    const auto unexpected = [&](const char* expected) {
+      return fmt::format("{} where {} was to be expected", name(rank.code), expected);
+    };
+    if (cascade(rank)) {
+      const bool known = rank.blamed_count == 1 && (board_.ranks[rank.blamed[0]].has_error ||
+                                                    !board_.ranks[rank.blamed[0]].untyped.empty());
+      return known ? std::string() : "aborted because of a rank that has not failed";
+    }
+    const bool by_victim = rank.code == ErrorCode::aborted && blames(rank, p_.fault.rank);
+    switch (kind_) {
+      case FaultKind::none:
+      case FaultKind::pause:
+      case FaultKind::delay:
+      case FaultKind::fork: return "it failed though nothing was wrong";
+      case FaultKind::kill:
+      case FaultKind::exit:
+        if (p_.fault.point == FaultPoint::before_quiesce && by_victim) return {};
+        if (promises_.detects_death) {
+          if (rank.code != ErrorCode::peer_lost) return unexpected("peer_lost");
+          return blames_victim(rank) ? names_call(rank)
+                                     : fmt::format("the error does not name rank {}", p_.fault.rank);
+        }
+        if (rank.code != ErrorCode::timeout && rank.code != ErrorCode::peer_lost)
+          return unexpected("timeout");
+        return blame_of_absence(rank);
+      case FaultKind::stop:
+      case FaultKind::stop_resume:
+      case FaultKind::late:
+        if (p_.fault.point == FaultPoint::before_quiesce && by_victim) return {};
+        if (rank.code != ErrorCode::timeout) return unexpected("timeout");
+        if (const std::string wrong = blame_of_absence(rank); !wrong.empty()) return wrong;
+        return names_call(rank);
+      case FaultKind::wrong_count:
+      case FaultKind::wrong_dtype:
+      case FaultKind::wrong_op:
+      case FaultKind::wrong_root:
+      case FaultKind::wrong_order:
+        if (rank.code != ErrorCode::mismatch) return unexpected("mismatch");
+        return blames(rank, p_.fault.rank) ? names_call(rank)
+                                           : fmt::format("the error does not name rank {}", p_.fault.rank);
+      case FaultKind::skip: {
+        const bool message = p_.steps[static_cast<std::size_t>(p_.fault.step)].op == Op::send;
+        if (message && rank.code == ErrorCode::timeout) return blame_of_absence(rank);
+        if (message || rank.code != ErrorCode::mismatch) return unexpected(message ? "timeout" : "mismatch");
+        return blames(rank, p_.fault.rank) ? std::string()
+                                           : fmt::format("the error does not name rank {}", p_.fault.rank);
+      }
+      case FaultKind::abort:
+      case FaultKind::drop: return by_victim ? std::string() : unexpected("aborted, naming the rank");
+      case FaultKind::leave:
+        if (rank.code != ErrorCode::peer_lost) return unexpected("peer_lost");
+        return blames(rank, p_.fault.rank) ? names_call(rank)
+                                           : fmt::format("the error does not name rank {}", p_.fault.rank);
+      case FaultKind::descriptors:
+      case FaultKind::memory:
+        if (victim && (rank.code == ErrorCode::system || rank.code == ErrorCode::unsupported)) return {};
+        if (rank.code == ErrorCode::timeout || rank.code == ErrorCode::peer_lost ||
+            rank.code == ErrorCode::aborted)
+          return victim || blames_victim(rank)
+                     ? std::string()
+                     : fmt::format("the error does not name rank {}", p_.fault.rank);
+        if (rank.code == ErrorCode::system ||
+            rank.code == ErrorCode::unsupported)  // it could not give its part
+          return blames_victim(rank) ? std::string()
+                                     : fmt::format("the error does not name rank {}", p_.fault.rank);
+        return unexpected("system, or timeout, peer_lost or aborted naming the rank,");
+    }
+    return {};
+  }
+
+  std::string in_time(int r, const RankReport& rank) const {
+    if (r == p_.fault.rank && kind_ != FaultKind::none) return {};
+    const double slack = kWithin + kLateTimes * to_seconds(board_.late_ns);
+    const std::int64_t since = rank.waiting_since.load();
+    const Duration deadline = rank.in_creation ? settings_.group_deadline(p_) : settings_.call_deadline(p_);
+    const double waited = to_seconds(rank.thrown_at - since);
+    const double most = std::chrono::duration<double>(deadline).count() + slack;
+    if (waited > most) return fmt::format("it waited {:.2f} s; at most {:.2f} s were promised", waited, most);
+    const bool death = (kind_ == FaultKind::kill || kind_ == FaultKind::exit) && promises_.detects_death;
+    if (!death || rank.code != ErrorCode::peer_lost || board_.died_at == 0) return {};
+    const double after = to_seconds(rank.thrown_at - std::max(board_.died_at, since));
+    if (after > slack)
+      return fmt::format("it heard of the death after {:.2f} s; {:.2f} s were promised", after, slack);
+    return {};
+  }
+
+  std::string of_rank(int r) const {
+    const RankReport& rank = board_.ranks[r];
+    if (taken(r)) return {};  // it may die at any point, or come back to whatever is left
+    if (may_be_ended()) return {};
+    if (!rank.untyped.empty())
+      return fmt::format("an exception that is no weft::Error: {}", rank.untyped.view());
+    if (board_.job_ended) return fmt::format("the launcher ended the job (status {})", board_.job_status);
+    if (rank.phase.load() != Phase::done)
+      return fmt::format("it ended at step {} ({})", rank.step.load(), name(rank.phase.load()));
+    if (!rank.has_error) return {};
+    if (const std::string wrong = of_error(r, rank); !wrong.empty()) return wrong;
+    if (const std::string wrong = in_time(r, rank); !wrong.empty()) return wrong;
+    if (promises_.quiesces && !rank.quiesced)
+      return fmt::format("quiesce() was not true after {:.2f} s", to_seconds(rank.quiesce_ns));
+    return {};
+  }
+
+  // What the ranks together must have seen.
+  std::string together() const {
+    if (kind_ == FaultKind::none || board_.job_ended) return {};
+    const Step& step = p_.steps[static_cast<std::size_t>(p_.fault.step)];
+    const Op op = step.op;
+    if (!struck() && kind_ != FaultKind::skip) return {};  // its point was never reached
+    std::vector<int> calm, failed;
+    for (int r = 0; r < p_.ranks(); ++r)
+      if (!taken(r)) (board_.ranks[r].has_error ? failed : calm).push_back(r);
+    // Others may have sent all they had before the group in question found out.
+    const auto outside = [&] { std::erase_if(calm, [&](int r) { return p_.rank_in(step.group, r) < 0; }); };
+    switch (kind_) {
+      case FaultKind::none:
+      case FaultKind::pause:
+      case FaultKind::delay: return {};
+      case FaultKind::fork:
+        return board_.child.load() == 1 ? std::string()
+                                        : "the forked child was not told that it cannot use the group";
+      case FaultKind::late:  // coming last, it may still finish what the others had all begun
+        std::erase(calm, p_.fault.rank);
+        if (failed.empty() || calm.empty()) return {};
+        break;
+      case FaultKind::drop:
+      case FaultKind::descriptors:
+      case FaultKind::memory:  // all or nobody: what nobody notices is no failure
+        if (failed.empty() || calm.empty()) return {};
+        break;
+      case FaultKind::skip:
+        outside();
+        if (op == Op::send)
+          return {};  // of a message its receiver knows, and of an eager one nobody needs to
+        return {};    // perhaps eager: nobody needs the receiver
+        if (calm.empty()) return {};
+        break;
+      case FaultKind::wrong_count:
+      case FaultKind::wrong_dtype:  // of a message its receiver knows; the sender may be done with everything
+        outside();
+        if (calm.empty() || (op == Op::send && !failed.empty())) return {};
+        break;
+      case FaultKind::wrong_op:
+      case FaultKind::wrong_root:
+      case FaultKind::wrong_order:
+      case FaultKind::abort:
+        outside();
+        if (calm.empty()) return {};
+        break;
+      case FaultKind::leave: std::erase(calm, p_.fault.rank); [[fallthrough]];
+      case FaultKind::kill:
+      case FaultKind::exit:
+      case FaultKind::stop:
+      case FaultKind::stop_resume:
+        if (calm.empty()) return {};
+        break;
+    }
+    return fmt::format("rank{} {} saw no error, though a barrier of all ranks comes after {}",
+                       calm.size() == 1 ? "" : "s", fmt::join(calm, ", "), describe(p_.fault));
+  }
+
+  // Processes, descriptors, memory.
+  std::string left_behind() const {
+    if (settings_.mpirun.empty()) {
+      for (int h = 0; h < p_.processes(); ++h) {
+        const ProcessReport& process = board_.processes[h];
+        bool gone = false, loud = false;
+        for (int r = 0; r < p_.ranks(); ++r) {
+          if (p_.homes[static_cast<std::size_t>(r)] != h) continue;
+          gone = gone || taken(r);
+          loud =
+              loud || (board_.ranks[r].has_error && !board_.ranks[r].quiesced);  // then it is kept on purpose
+        }
+        if (gone || loud) continue;
+        if (board_.statuses[h] != 0)
+          return fmt::format("process {} ended with status {} ({})", h, board_.statuses[h],
+                             WIFSIGNALED(board_.statuses[h]) ? "signal" : "exit code");
+        if (process.descriptors_after > process.descriptors_before)
+          return fmt::format("process {} has {} descriptors open after its Context is gone; {} before", h,
+                             process.descriptors_after, process.descriptors_before);
+        if (process.segments_after > 0)
+          return fmt::format("process {} still maps {} segments after its Context is gone", h,
+                             process.segments_after);
+      }
+    }
+    return {};
+  }
+
+  const Program& p_;
+  const Settings& settings_;
+  const Board& board_;
+  const Promises promises_;
+  const FaultKind kind_;
+};
+
+}  // namespace
+
+Verdict judge(const Program& p, const Settings& settings, const Board& board) {
+  return Judge(p, settings, board).judge();
+}
+
+}  // namespace weft::check

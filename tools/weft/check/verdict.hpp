@@ -1,0 +1,19 @@
+// Whether what happened is what the backend's row of promises says must happen.
+#pragma once
+
+#include <string>
+
+#include "board.hpp"
+#include "runner.hpp"
+
+namespace weft::check {
+
+struct Verdict {
+  std::string complaint;  ///< empty: all is as promised
+  std::string outcome;    ///< in a word or two, for the summary: "right bits", "peer_lost", …
+};
+
+/// `board`: of a program that has run. Bounds on time grow with how late the watcher itself was woken.
+Verdict judge(const Program& p, const Settings& settings, const Board& board);
+
+}  // namespace weft::check
