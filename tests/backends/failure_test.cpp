@@ -174,6 +174,7 @@ TEST_P(OnRanks, TheFirstOfSeveralCallsIsNamed) {
   });
   run_ranks(GetParam(), 2, [](Rank& r) {
     const Tensor t = filled(r, 4096, Memory::local);
+    r.group();
     if (r.rank == 0) {
       Work late = r.group().all_reduce(t, t);
       Work behind = r.group().broadcast(t, t, 0, {.deadline = 200ms});
