@@ -116,6 +116,32 @@ TEST_F(MpiJob, MinAndMaxKnowNanAndSignedZeros) {
   });
 }
 
+// The libraries' own get these wrong: MPICH 4.0 compares unsigned as signed, Open MPI 4.1 saturates sums.
+TEST_F(MpiJob, IntegersAreUnsignedWhereTheySaySoAndSumsWrap) {
+  run([&](Rank& r) {
+    const auto all_reduce = [&]<class T>(ReduceOp op, T mine) {
+      const std::vector<T> in(100, mine);  // long enough for vector code
+      std::vector<T> out(100);
+      r.group().all_reduce(view(in), view(out), {.op = op}).wait();
+      EXPECT_EQ(out, std::vector<T>(100, out[0]));
+      return out[0];
+    };
+    const auto of = [&]<class T>(T zero) {
+      const T large = static_cast<T>(~zero);  // -1, were it signed
+      const T mine = r.rank == 0 ? large : T{1};
+      EXPECT_EQ(all_reduce(ReduceOp::max, mine), large);
+      EXPECT_EQ(all_reduce(ReduceOp::min, mine), r.size == 1 ? large : T{1});
+      EXPECT_EQ(all_reduce(ReduceOp::sum, mine), static_cast<T>(r.size - 2));
+    };
+    of(std::uint8_t{});
+    of(std::uint16_t{});
+    of(std::uint32_t{});
+    of(std::uint64_t{});
+    EXPECT_EQ(all_reduce(ReduceOp::sum, std::int8_t{100}), static_cast<std::int8_t>(100 * r.size));
+    EXPECT_EQ(all_reduce(ReduceOp::sum, std::int16_t{30000}), static_cast<std::int16_t>(30000 * r.size));
+  });
+}
+
 TEST_F(MpiJob, MessagesOfAnyTagAndSizeInAnyOrder) {
   run([&](Rank& r) {
     ProcessGroup& g = r.group();

@@ -93,13 +93,18 @@ bool is_initialised(const std::string& library) {
   return yes != 0;
 }
 
-// Canonical min and max: one quiet NaN, -0 before +0. They are exact, so any order gives the same bits.
-template <bool kMin>
-void extreme(void* in, void* inout, int* count, MPI_Datatype* type) {
-  const DType dtype = *type == MPI_DOUBLE ? DType::f64 : DType::f32;
+// What MPI leaves open or the libraries get wrong, by our own kernels. Min and max of floats: one quiet NaN,
+// -0 before +0; they are exact, so any order gives the same bits. Of unsigned integers: MPICH 4.0 compares
+// them as signed. Sums and products of 8 and 16 bits: Open MPI 4.1's vector code saturates where ours wrap.
+template <ReduceOp::Kind kKind>
+void combine(void* in, void* inout, int* count, MPI_Datatype* type) {
+  DType dtype = DType::f64;
+  for (int d = 0; d < kDTypeCount; ++d)
+    if (value_type(static_cast<DType>(d)) == *type) dtype = static_cast<DType>(d);
+  if (dtype == DType::boolean) dtype = DType::u8;  // they share a type, and the result
   const std::byte* const ins[] = {static_cast<const std::byte*>(in), static_cast<const std::byte*>(inout)};
   std::byte* const out = static_cast<std::byte*>(inout);
-  reduce(dtype, kMin ? ReduceOp::min : ReduceOp::max, ins, {&out, 1}, *count);
+  reduce(dtype, ReduceOp{kKind}, ins, {&out, 1}, *count);
 }
 
 }  // namespace
@@ -240,8 +245,10 @@ Process::Process(Logger& log, Deadline deadline) {
   }
   must(MPI_Comm_rank(MPI_COMM_WORLD, &world_rank_), "MPI_Comm_rank");
   must(MPI_Comm_size(MPI_COMM_WORLD, &world_size_), "MPI_Comm_size");
-  must(MPI_Op_create(extreme<true>, 1, &min_), "MPI_Op_create");
-  must(MPI_Op_create(extreme<false>, 1, &max_), "MPI_Op_create");
+  must(MPI_Op_create(combine<ReduceOp::Kind::min>, 1, &min_), "MPI_Op_create");
+  must(MPI_Op_create(combine<ReduceOp::Kind::max>, 1, &max_), "MPI_Op_create");
+  must(MPI_Op_create(combine<ReduceOp::Kind::sum>, 1, &sum_), "MPI_Op_create");
+  must(MPI_Op_create(combine<ReduceOp::Kind::prod>, 1, &prod_), "MPI_Op_create");
 }
 
 bool Process::alive() noexcept {
@@ -266,12 +273,11 @@ std::unique_lock<std::mutex> Process::lock() {
 }
 
 MPI_Op Process::op(ReduceOp::Kind kind, DType dtype) const noexcept {
-  const bool floating = dtype == DType::f32 || dtype == DType::f64;
   switch (kind) {
-    case ReduceOp::Kind::sum: return MPI_SUM;
-    case ReduceOp::Kind::prod: return MPI_PROD;
-    case ReduceOp::Kind::min: return floating ? min_ : MPI_MIN;
-    case ReduceOp::Kind::max: return floating ? max_ : MPI_MAX;
+    case ReduceOp::Kind::sum: return size_bytes(dtype) <= 2 ? sum_ : MPI_SUM;
+    case ReduceOp::Kind::prod: return size_bytes(dtype) <= 2 ? prod_ : MPI_PROD;
+    case ReduceOp::Kind::min: return min_;
+    case ReduceOp::Kind::max: return max_;
     case ReduceOp::Kind::bit_and: return MPI_BAND;
     case ReduceOp::Kind::bit_or: return MPI_BOR;
     case ReduceOp::Kind::bit_xor: return MPI_BXOR;

@@ -81,7 +81,7 @@ class Process {
   int threads_ = MPI_THREAD_SINGLE;
   int world_rank_ = 0, world_size_ = 1;
   bool ours_ = false;
-  MPI_Op min_ = MPI_OP_NULL, max_ = MPI_OP_NULL;
+  MPI_Op min_ = MPI_OP_NULL, max_ = MPI_OP_NULL, sum_ = MPI_OP_NULL, prod_ = MPI_OP_NULL;  // see combine()
   std::mutex calls_;  // not MULTIPLE: around every MPI call
   std::mutex mutex_;
   bool poisoned_ = false;

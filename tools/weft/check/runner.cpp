@@ -140,6 +140,7 @@ class Watch {
     resume(now);
     decide();
     if (board_.survivors.load() != 0 && !board_.late_over.load() && reused()) let_go();
+    bury();
     if (!over_ && now - began_ > limit_) hang();
   }
 
@@ -211,13 +212,21 @@ class Watch {
     return true;
   }
 
-  // The rank that was stopped goes on, into memory that is no longer what it was; or dies.
+  // The rank that was stopped for good dies when the others need no more time.
+  void bury() {
+    if (p_.fault.kind != FaultKind::stop || killed_ || !board_.late_over.load()) return;
+    for (int r = 0; r < p_.ranks(); ++r)
+      if ((board_.survivors.load() >> r & 1u) != 0 && (gone_ >> r & 1u) == 0 &&
+          board_.ranks[r].phase.load() != Phase::done)
+        return;
+    if (const int pid = board_.ranks[victim_].pid.load(); pid > 0 && (gone_ >> victim_ & 1u) == 0)
+      ::kill(pid, SIGKILL);
+    killed_ = true;
+  }
+
+  // The rank that was stopped goes on, into memory that is no longer what it was.
   void let_go() {
     const int pid = board_.ranks[victim_].pid.load();
-    if (p_.fault.kind == FaultKind::stop && (gone_ >> victim_ & 1u) == 0 && pid > 0 && victim_taken()) {
-      ::kill(pid, SIGKILL);
-      killed_ = true;
-    }
     if (p_.fault.kind == FaultKind::stop_resume && !resumed_ && (gone_ >> victim_ & 1u) == 0 && pid > 0 &&
         stopped()) {
       ::kill(pid, SIGCONT);

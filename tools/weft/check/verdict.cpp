@@ -34,6 +34,11 @@ class Judge {
     }
     for (int r = 0; r < p_.ranks() && v.complaint.empty(); ++r) {
       const RankReport& rank = board_.ranks[r];
+      if (kind_ == FaultKind::none && rank.has_error && !cascade(rank))  // what comes after it matters less
+        v.complaint = fmt::format("rank {}: {}: {}", r, name(rank.code), rank.text.view());
+    }
+    for (int r = 0; r < p_.ranks() && v.complaint.empty(); ++r) {
+      const RankReport& rank = board_.ranks[r];
       if (!rank.complaint.empty()) v.complaint = fmt::format("rank {}: {}", r, rank.complaint.view());
     }
     if (v.complaint.empty() && !board_.trouble.empty()) v.complaint = board_.trouble.view();
@@ -245,16 +250,16 @@ class Judge {
   std::string of_rank(int r) const {
     const RankReport& rank = board_.ranks[r];
     if (taken(r)) return {};  // it may die at any point, or come back to whatever is left
-    if (may_be_ended()) return {};
     if (!rank.untyped.empty())
       return fmt::format("an exception that is no weft::Error: {}", rank.untyped.view());
-    if (board_.job_ended) return fmt::format("the launcher ended the job (status {})", board_.job_status);
-    if (rank.phase.load() != Phase::done)
+    if (board_.job_ended && !may_be_ended())
+      return fmt::format("the launcher ended the job (status {})", board_.job_status);
+    if (rank.phase.load() != Phase::done && !may_be_ended())
       return fmt::format("it ended at step {} ({})", rank.step.load(), name(rank.phase.load()));
     if (!rank.has_error) return {};
     if (const std::string wrong = of_error(r, rank); !wrong.empty()) return wrong;
     if (const std::string wrong = in_time(r, rank); !wrong.empty()) return wrong;
-    if (promises_.quiesces && !rank.quiesced)
+    if (promises_.quiesces && !rank.quiesced && rank.phase.load() >= Phase::settled)
       return fmt::format("quiesce() was not true after {:.2f} s", to_seconds(rank.quiesce_ns));
     return {};
   }
