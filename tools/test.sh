@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds and checks everything: layers, layout, base and backends under the address, undefined and thread sanitizers, libweft with
-# clang 14, then the release build with all tests. Installs what is missing from Debian (prints the command if not root).
+# clang 14, the fuzz targets for some seconds, then the release build with all tests. Installs what is missing from Debian (prints the command if not root).
 # Its last lines are ctest's own summary of the release tests; the exit status covers all of it.
 #
 #   tools/test.sh            everything; under 25 minutes on two cores with nothing built
@@ -52,6 +52,15 @@ compile_with_clang() {
   build clang weft
 }
 
+fuzz() {
+  if ! command -v clang++-14 >/dev/null; then
+    skipped+=("fuzz: clang 14 is not installed")
+    return
+  fi
+  tools/fuzz.sh 3 >build/fuzz.log 2>&1 || { tail -n 60 build/fuzz.log; return 1; }
+  grep '^fuzz: ' build/fuzz.log
+}
+
 # sanitized PRESET: builds it and runs the tests of base and backends.
 sanitized() {
   build "$1" weft_tests_base weft_tests_backends || return
@@ -78,11 +87,12 @@ mkdir -p build
 step "layers" python3 tools/check_layers.py
 step "layout" check_format
 if $quick; then
-  skipped+=("sanitizers, clang: --quick")
+  skipped+=("sanitizers, clang, fuzz targets: --quick")
 else
   step "address and undefined sanitizers" sanitized asan
   step "thread sanitizer" sanitized tsan
   step "clang 14" compile_with_clang
+  step "fuzz targets" fuzz
 fi
 
 say "release"

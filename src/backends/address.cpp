@@ -69,6 +69,7 @@ std::optional<HostPort> parse_host_port(std::string_view text) {
   std::string_view host = text.substr(0, colon);
   if (host.front() == '[' && host.back() == ']') {
     host = host.substr(1, host.size() - 2);
+    if (host.find_first_of("[]/") != std::string_view::npos) return std::nullopt;
   } else if (host.find_first_of(":[]/") != std::string_view::npos) {
     return std::nullopt;
   }

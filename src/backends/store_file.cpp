@@ -22,46 +22,14 @@
 #include <system_error>
 #include <thread>
 
+#include "backends/store_records.hpp"
 #include "backends/store_table.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
 namespace {
 
-constexpr std::string_view kFileHeader = "weftlog1";
-constexpr std::uint32_t kMagic = 0x52544657;                       // "WFTR"
 constexpr Duration kLongestPause = std::chrono::milliseconds(10);  // between two looks of who waits
-
-enum class Change : std::uint32_t { set = 1, remove = 2 };
-
-struct RecordHeader {
-  std::uint32_t magic = kMagic;
-  Change change = Change::set;
-  std::uint32_t key_bytes = 0;
-  std::uint32_t value_bytes = 0;
-  std::uint64_t checksum = 0;  // of all other bytes of the record
-};
-static_assert(sizeof(RecordHeader) == 24);
-
-// FNV-1a: against damage, not against attackers.
-std::uint64_t checksum(std::string_view bytes, std::uint64_t hash = 0xcbf29ce484222325) {
-  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return hash;
-}
-
-std::uint64_t checksum(RecordHeader header, std::string_view key_and_value) {
-  header.checksum = 0;
-  return checksum(key_and_value, checksum({reinterpret_cast<const char*>(&header), sizeof header}));
-}
-
-std::string make_record(Change change, std::string_view key, std::string_view value) {
-  RecordHeader header{.change = change,
-                      .key_bytes = static_cast<std::uint32_t>(key.size()),
-                      .value_bytes = static_cast<std::uint32_t>(value.size())};
-  const std::string body = std::string(key).append(value);
-  header.checksum = checksum(header, body);
-  return std::string(reinterpret_cast<const char*>(&header), sizeof header).append(body);
-}
 
 /// Between two looks: short at first, then longer.
 class Pause {
@@ -127,7 +95,7 @@ class FileStore final : public Store {
     const std::lock_guard guard(mutex_);
     const Lock lock(*this, key_text(key), deadline);
     catch_up(true);
-    append(Change::set, key, value);
+    append(StoreRecord::Change::set, key, value);
   }
 
   std::string get(std::string_view key, Deadline deadline) override {
@@ -156,7 +124,7 @@ class FileStore final : public Store {
     const Lock lock(*this, key_text(key), deadline);
     catch_up(true);
     const std::int64_t sum = table_.sum(key, delta);
-    append(Change::set, key, std::to_string(sum));
+    append(StoreRecord::Change::set, key, std::to_string(sum));
     return sum;
   }
 
@@ -171,7 +139,7 @@ class FileStore final : public Store {
     const std::string* const held = table_.find(key);
     if ((held ? std::string_view(*held) : std::string_view()) != expected)
       return held ? *held : std::string();
-    append(Change::set, key, desired);
+    append(StoreRecord::Change::set, key, desired);
     return std::string(desired);
   }
 
@@ -180,7 +148,7 @@ class FileStore final : public Store {
     const std::lock_guard guard(mutex_);
     const Lock lock(*this, key_text(key), deadline);
     catch_up(true);
-    if (table_.find(key) != nullptr) append(Change::remove, key, {});
+    if (table_.find(key) != nullptr) append(StoreRecord::Change::remove, key, {});
   }
 
  private:
@@ -231,45 +199,35 @@ class FileStore final : public Store {
     fresh.resize(read(fresh.data(), fresh.size(), at_));
     std::string_view rest = fresh;
     if (at_ == 0) {
-      if (rest.substr(0, kFileHeader.size()) != kFileHeader.substr(0, rest.size()))
+      if (rest.substr(0, kStoreFileHeader.size()) != kStoreFileHeader.substr(0, rest.size()))
         throw Error(ErrorCode::system, fmt::format("store: {} is not a weft store (it begins with {})", path_,
                                                    shown_key(rest.substr(0, 16))));
-      if (rest.size() < kFileHeader.size()) {
-        if (repair) write(kFileHeader, 0, "its header");
-        if (repair) at_ = kFileHeader.size();
+      if (rest.size() < kStoreFileHeader.size()) {
+        if (repair) write(kStoreFileHeader, 0, "its header");
+        if (repair) at_ = kStoreFileHeader.size();
         return true;
       }
-      at_ = kFileHeader.size();
+      at_ = kStoreFileHeader.size();
       rest.remove_prefix(at_);
     }
-    while (rest.size() >= sizeof(RecordHeader)) {
-      RecordHeader header;
-      std::memcpy(static_cast<void*>(&header), rest.data(), sizeof header);
-      if (header.magic != kMagic || header.key_bytes == 0 || header.key_bytes > kMaxStoreKeyBytes ||
-          header.value_bytes > kMaxStoreValueBytes ||
-          (header.change != Change::set && header.change != Change::remove)) {
+    for (;;) {
+      const StoreRecord record = parse_record(rest);
+      if (record.state == StoreRecord::State::more) break;
+      if (record.state == StoreRecord::State::bad) {
         if (!repair) return false;
-        throw damaged(at_, "no record begins there");
+        throw damaged(at_, record.why);
       }
-      const std::size_t body = header.key_bytes + header.value_bytes;
-      if (rest.size() < sizeof header + body) break;
-      const std::string_view key = rest.substr(sizeof header, header.key_bytes);
-      const std::string_view value = rest.substr(sizeof header + header.key_bytes, header.value_bytes);
-      if (checksum(header, rest.substr(sizeof header, body)) != header.checksum) {
-        if (!repair) return false;
-        throw damaged(at_, "the checksum of the record there is wrong");
-      }
-      apply(header.change, key, value);
-      rest.remove_prefix(sizeof header + body);
-      at_ += sizeof header + body;
+      apply(record.change, record.key, record.value);
+      rest.remove_prefix(record.bytes);
+      at_ += record.bytes;
     }
     if (repair && !rest.empty() && ::ftruncate(fd_, static_cast<off_t>(at_)) != 0)
       throw_errno(fmt::format("store: cannot cut {} back to {} bytes", path_, at_), errno);
     return true;
   }
 
-  void apply(Change change, std::string_view key, std::string_view value) {
-    if (change == Change::set) {
+  void apply(StoreRecord::Change change, std::string_view key, std::string_view value) {
+    if (change == StoreRecord::Change::set) {
       table_.set(key, value);
     } else {
       table_.remove(key);
@@ -277,8 +235,8 @@ class FileStore final : public Store {
   }
 
   /// Under the lock, caught up.
-  void append(Change change, std::string_view key, std::string_view value) {
-    if (change == Change::set) table_.check_room(key, value);
+  void append(StoreRecord::Change change, std::string_view key, std::string_view value) {
+    if (change == StoreRecord::Change::set) table_.check_room(key, value);
     const std::string record = make_record(change, key, value);
     write(record, at_, key_text(key));
     at_ += record.size();

@@ -95,6 +95,8 @@ json parse_header(const std::filesystem::path& path, const std::string& text) {
     header = json::parse(text, std::ref(keys));
   } catch (const json::parse_error& e) {
     refuse(path, fmt::format("the header is no JSON (byte {} of its {})", e.byte, text.size()));
+  } catch (const json::exception&) {  // of its kinds only this one is left
+    refuse(path, "the header has a number that is too large for JSON's readers");
   }
   if (!header.is_object())
     refuse(path, fmt::format("the header is a JSON {}; expected an object", header.type_name()));

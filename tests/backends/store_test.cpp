@@ -700,8 +700,9 @@ TEST(Address, HostAndPortAreRead) {
   EXPECT_EQ(parse_host_port("node7:99"), (HostPort{"node7", 99}));
   EXPECT_EQ(parse_host_port("127.0.0.1:0"), (HostPort{"127.0.0.1", 0}));
   EXPECT_EQ(parse_host_port("[::1]:65535"), (HostPort{"::1", 65535}));
-  for (const char* bad : {"", ":", ":99", "node7", "node7:", "node7:65536", "node7:-1", "node7:9x", "::1",
-                          "::1:99", "[::1]", "[::1]99", "[]:99", "[::1:99", "file:///x:9"})
+  for (const char* bad :
+       {"", ":", ":99", "node7", "node7:", "node7:65536", "node7:-1", "node7:9x", "::1", "::1:99", "[::1]",
+        "[::1]99", "[]:99", "[::1:99", "[]1]:5", "[[::1]]:5", "file:///x:9"})
     EXPECT_FALSE(parse_host_port(bad)) << bad;
   EXPECT_EQ(shown_host_port("::1", 9), "[::1]:9");
   EXPECT_EQ(shown_host_port("node7", 9), "node7:9");

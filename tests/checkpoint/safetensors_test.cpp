@@ -170,6 +170,8 @@ TEST_F(Safetensors, RefusesAWrongFrame) {
   EXPECT_EQ(refusal(file_of("{}", 0).substr(0, 9)),
             "says its header has 2 bytes; 1 are left (file 9 - length 8)");
   EXPECT_EQ(refusal(file_of("{\"w\":", 0)), "the header is no JSON (byte 6 of its 5)");
+  EXPECT_EQ(refusal(file_of(R"({"w":1e999})", 0)),
+            "the header has a number that is too large for JSON's readers");
   EXPECT_EQ(refusal(file_of("[]", 0)), "the header is a JSON array; expected an object");
   const std::string w = R"("w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
   EXPECT_EQ(refusal(file_of("{" + w + "," + w + "}", 4)), "the header has the key \"w\" twice");

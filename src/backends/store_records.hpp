@@ -1,0 +1,32 @@
+// The file store's records, as bytes: apart from the file, so that reading them can be tested, and fuzzed,
+// alone.
+//
+// A record is a header (24 bytes, little-endian: magic, change, lengths, checksum of everything else), key
+// and value.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace weft {
+
+inline constexpr std::string_view kStoreFileHeader = "weftlog1";
+
+/// What parse_record() finds; points into the bytes it was given.
+struct StoreRecord {
+  enum class Change : std::uint32_t { set = 1, remove = 2 };
+  enum class State : std::uint8_t { more, whole, bad };
+  State state = State::more;
+  Change change = Change::set;
+  std::string_view key{}, value{};
+  std::size_t bytes = 0;   ///< of the record, where whole
+  std::string_view why{};  ///< where bad
+};
+
+/// The record at the front of `bytes`. More: its end is not there (yet).
+StoreRecord parse_record(std::string_view bytes);
+std::string make_record(StoreRecord::Change change, std::string_view key, std::string_view value);
+
+}  // namespace weft

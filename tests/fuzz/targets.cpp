@@ -1,0 +1,341 @@
+#include "targets.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <optional>
+
+#include "backends/address.hpp"
+#include "backends/first_cause.hpp"
+#include "backends/store_frames.hpp"
+#include "backends/store_records.hpp"
+#include "backends/store_seal.hpp"
+#include "backends/store_session.hpp"
+#include "backends/store_table.hpp"
+#include "base/neighbourhood.hpp"
+#include "weft/base/error.hpp"
+#if WEFT_FUZZ_SAFETENSORS
+#include "weft/checkpoint/safetensors.hpp"
+#endif
+
+namespace weft::fuzz {
+namespace {
+
+void check(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "fuzz: does not hold: %s\n", what);
+  std::abort();
+}
+
+KeyBytes key_from(unsigned char first) {
+  KeyBytes key;
+  for (std::size_t i = 0; i < KeyBytes::size(); ++i) key.data()[i] = static_cast<unsigned char>(first + i);
+  return key;
+}
+
+// Two runs of one input do the same: keys are fixed.
+const KeyBytes& secret() {
+  static const KeyBytes key = key_from(1);
+  return key;
+}
+KeyBytes servers_half() { return key_from(100); }
+KeyBytes clients_half() { return key_from(200); }
+
+// Input as pieces, as they come from a connection: a length of two bytes, and so many bytes, again and again.
+std::optional<std::string_view> next_piece(std::string_view& rest) {
+  if (rest.size() < 2) return std::nullopt;
+  const auto byte = [&](std::size_t i) {
+    return static_cast<std::size_t>(static_cast<unsigned char>(rest[i]));
+  };
+  const std::size_t wanted = byte(0) | byte(1) << 8;
+  const std::string_view piece = rest.substr(2, wanted);
+  rest.remove_prefix(2 + piece.size());
+  return piece;
+}
+std::string piece(std::string_view bytes) {
+  const char length[2] = {static_cast<char>(bytes.size() & 255), static_cast<char>(bytes.size() >> 8)};
+  return std::string(length, 2).append(bytes);
+}
+
+// ---- the server's side of a connection ----
+
+enum Mode : char { open_to_all, demands_secret, joined };  // the first byte
+
+/// What the server would answer; the table is as small as a fuzzer wants it.
+std::string answer(StoreTable& table, const Frame& request) {
+  try {
+    switch (request.kind) {
+      case Kind::set: table.set(request.key, request.value); break;
+      case Kind::add: return make_frame(Kind::found, {}, {}, {}, table.add(request.key, request.number));
+      case Kind::compare_set:
+        return make_frame(Kind::found, {}, table.compare_set(request.key, request.value, request.extra));
+      case Kind::remove: table.remove(request.key); break;
+      default:
+        if (const std::string* held = table.find(request.key)) return make_frame(Kind::found, {}, *held);
+        return make_frame(Kind::absent, {}, {});
+    }
+  } catch (const Error& e) {
+    return make_refusal(e.code(), e.what());
+  }
+  return make_frame(Kind::found, {}, {});
+}
+
+void store_server(std::string_view bytes) {
+  if (bytes.empty()) return;
+  const Mode mode = static_cast<Mode>(static_cast<unsigned char>(bytes[0]) % 3);
+  bytes.remove_prefix(1);
+  StoreTable table({.keys = 8, .bytes = 4096});
+  StoreSession session(mode == open_to_all ? nullptr : &secret(), servers_half());
+  std::optional<SealedPair> sealed;
+  const auto take = [&](std::string_view part) {
+    const StoreSession::Result result = session.take(part);
+    check(session.unread() <= kMaxRecordBytes + 65536, "a session keeps no more than a record");
+    if (mode == demands_secret && session.is_stranger())
+      check(session.unread() <= sizeof(FrameHeader) + kHandshakeBytes ||
+                result.state == StoreSession::Result::State::bad,
+            "a stranger's bytes are not kept");
+    switch (result.state) {
+      case StoreSession::Result::State::more: return true;
+      case StoreSession::Result::State::reply:
+        check(parse_reply(result.out).state == Parsed::State::whole, "replies are frames");
+        return true;
+      case StoreSession::Result::State::request: {
+        check(!session.is_stranger(), "only who has joined is answered");
+        check(!result.frame.key.empty() && result.frame.key.size() <= kMaxStoreKeyBytes,
+              "keys are within limits");
+        std::string wire = session.wire(answer(table, result.frame));
+        if (sealed) {
+          const auto opened = sealed->to_client.open(wire);
+          check(opened.state == SealedStream::Opened::State::whole, "the client opens the answer");
+          wire = opened.frame;
+        }
+        // Who came through the handshake by its own bytes has keys that are not here.
+        if (mode != demands_secret)
+          check(parse_reply(wire).state == Parsed::State::whole, "answers are frames");
+        return true;
+      }
+      case StoreSession::Result::State::bad: check(!result.why.empty(), "refusals say why"); return false;
+    }
+    return false;
+  };
+  if (mode == joined) {
+    Handshake client(secret(), clients_half());
+    check(take(make_frame(Kind::join, {}, client.own_half())), "the handshake begins");
+    check(client.meet(Handshake(secret(), servers_half()).own_half(), true), "the halves meet");
+    check(take(make_frame(Kind::prove, {}, client.proof(true))), "the handshake ends");
+    check(!session.is_stranger(), "who proved it has joined");
+    sealed.emplace(client.streams());
+  }
+  while (const auto part = next_piece(bytes))
+    if (!take(sealed ? sealed->to_server.seal(*part) : std::string(*part))) return;
+}
+
+std::vector<std::string> store_server_seeds() {
+  const std::vector<std::string> requests = {
+      make_frame(Kind::try_get, kHelloKey, {}),
+      make_frame(Kind::set, "job/key", "value"),
+      make_frame(Kind::get, "job/key", {}, {}, 1'000'000),
+      make_frame(Kind::get, "absent", {}, {}, kForever),
+      make_frame(Kind::add, "n", {}, {}, -7),
+      make_frame(Kind::compare_set, "job/key", "value", "next"),
+      make_frame(Kind::add, "job/key", {}, {}, 1),
+      make_frame(Kind::remove, "job/key", {}),
+      make_frame(Kind::set, "large", std::string(5000, 'x')),
+  };
+  std::string conversation;
+  for (const std::string& r : requests) conversation += piece(r);
+  std::string slowly;
+  for (const char& c : requests[1]) slowly += piece({&c, 1});
+  Handshake client(secret(), clients_half());
+  client.meet(Handshake(secret(), servers_half()).own_half(), true);
+  SealedPair streams = client.streams();
+  const std::string handshake = piece(make_frame(Kind::join, {}, client.own_half())) +
+                                piece(make_frame(Kind::prove, {}, client.proof(true)));
+  std::string after;
+  for (const std::string& r : requests) after += piece(streams.to_server.seal(r));
+  const std::string asks = piece(make_frame(Kind::try_get, kHelloKey, {}));
+  const auto in = [](Mode mode, const std::string& rest) { return std::string(1, mode) + rest; };
+  return {in(open_to_all, conversation),
+          in(open_to_all, slowly),
+          in(open_to_all, piece("GET / HTTP/1.1\r\n\r\n")),
+          in(open_to_all, handshake),
+          in(demands_secret, handshake + after),
+          in(demands_secret, asks + handshake + after),
+          in(demands_secret, conversation),
+          in(demands_secret, piece(make_frame(Kind::join, {}, std::string(32, '\0')))),
+          in(joined, conversation),
+          in(joined, handshake),
+          in(joined, slowly)};
+}
+
+// ---- a client that reads replies ----
+
+void store_client(std::string_view bytes) {
+  if (bytes.empty()) return;
+  const bool sealed = bytes[0] & 1;
+  bytes.remove_prefix(1);
+  SealedStream stream(key_from(7));
+  std::string in;
+  while (const auto part = next_piece(bytes)) {
+    in += *part;
+    std::string opened;
+    if (sealed) {
+      SealedStream::Opened record = stream.open(in);
+      if (record.state == SealedStream::Opened::State::more) continue;
+      if (record.state == SealedStream::Opened::State::bad || record.bytes != in.size()) return;
+      opened = std::move(record.frame);
+    }
+    const std::string_view frame = sealed ? opened : in;
+    const Parsed parsed = parse_reply(frame);
+    if (parsed.state == Parsed::State::bad) return check(!parsed.why.empty(), "refusals say why");
+    if (parsed.state == Parsed::State::more) {
+      check(parsed.bytes <= kMaxFrameBytes, "nothing larger than a frame is waited for");
+      if (sealed) return;
+      continue;
+    }
+    check(parsed.frame.value.size() <= kMaxStoreValueBytes, "values are within limits");
+    check(!name(refusal_code(parsed.frame)).empty(), "every refusal has a code");
+    Handshake client(secret(), clients_half());
+    if (parsed.frame.kind == Kind::challenge && client.meet(parsed.frame.value, true))
+      check(!client.holds(client.proof(true), false), "a proof sent back proves nothing");
+    in.clear();
+  }
+}
+
+std::vector<std::string> store_client_seeds() {
+  const std::vector<std::string> replies = {
+      make_frame(Kind::found, {}, "value"),
+      make_frame(Kind::found, {}, {}, {}, 42),
+      make_frame(Kind::absent, {}, {}),
+      make_frame(Kind::timed_out, {}, {}),
+      make_refusal(ErrorCode::bad_argument, "store: add: key \"n\" holds \"x\"; expected a decimal counter"),
+      make_refusal(ErrorCode::system, "store: no room"),
+      make_frame(Kind::challenge, {}, Handshake(secret(), servers_half()).own_half()),
+      make_frame(Kind::welcome, {}, std::string(32, 'x')),
+      make_frame(Kind::secret_demanded, {}, {}),
+      make_frame(Kind::stranger, {}, {}),
+  };
+  SealedStream stream(key_from(7));
+  std::string plain(1, '\0'), records(1, '\1');
+  for (const std::string& r : replies) {
+    plain += piece(r);
+    records += piece(stream.seal(r));
+  }
+  return {plain, records, std::string(1, '\0') + piece("220 some other service, at your command\r\n")};
+}
+
+// ---- the file store's file ----
+
+void store_file(std::string_view bytes) {
+  StoreTable table({.keys = 64, .bytes = 1 << 20});
+  for (;;) {
+    const StoreRecord record = parse_record(bytes);
+    if (record.state == StoreRecord::State::bad) return check(!record.why.empty(), "refusals say why");
+    if (record.state == StoreRecord::State::more) return;
+    check(record.bytes <= bytes.size(), "a record ends where the bytes do");
+    check(make_record(record.change, record.key, record.value) == bytes.substr(0, record.bytes),
+          "a record is written as it was read");
+    try {
+      if (record.change == StoreRecord::Change::set) {
+        table.set(record.key, record.value);
+      } else {
+        table.remove(record.key);
+      }
+    } catch (const Error&) {}  // full
+    bytes.remove_prefix(record.bytes);
+  }
+}
+
+std::vector<std::string> store_file_seeds() {
+  using Change = StoreRecord::Change;
+  const std::string a = make_record(Change::set, "job/key", "value"),
+                    b = make_record(Change::remove, "job/key", {});
+  return {a, a + b + make_record(Change::set, "n", "1"), a.substr(0, a.size() - 1), b + "half a record"};
+}
+
+// ---- texts in the store and in variables ----
+
+void texts(std::string_view bytes) {
+  const std::string text(bytes);
+  if (const auto place = parse_host_port(text))
+    check(parse_host_port(shown_host_port(place->host, place->port)) == place,
+          "an address is read as it is shown");
+  try {
+    const ProcessAddress address = ProcessAddress::decode(text);
+    check(ProcessAddress::decode(address.encode()) == address, "a process address is read as it is written");
+  } catch (const Error& e) {
+    check(e.code() == ErrorCode::mismatch, "what is no process address is a mismatch");
+  }
+  const Failure failure = decode_failure(text);
+  check(encode(decode_failure(encode(failure))) == encode(failure), "a failure is read as it is written");
+  check(shown_key(text).size() <= 64 + 5, "a key is shown in short");
+}
+
+std::vector<std::string> texts_seeds() {
+  return {"node7:29500", "[::1]:0", "weft1 boot/pid:[1]/net:[2] weft-00ff 1000 4711",
+          encode(Failure{.code = ErrorCode::peer_lost,
+                         .text = "rank 1 was lost",
+                         .op = Op::all_reduce,
+                         .call = 17,
+                         .ranks = {1, 3}}),
+          "6 1 18446744073709551615 99999999999 1 2\ntext"};
+}
+
+// ---- checkpoints ----
+
+#if WEFT_FUZZ_SAFETENSORS
+void safetensors(std::string_view bytes) {
+  const int fd = ::memfd_create("fuzz", MFD_CLOEXEC);
+  check(fd >= 0 && ::write(fd, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()), "a memfd");
+  try {
+    const SafetensorsFile file = SafetensorsFile::open("/proc/self/fd/" + std::to_string(fd));
+    for (const std::string& name : file.names()) {
+      const SafetensorsInfo& info = file.info(name);
+      check(info.begin >= 0 && info.bytes >= 0 &&
+                static_cast<std::size_t>(info.begin + info.bytes) <= bytes.size(),
+            "a tensor lies within its file");
+      check(info.shape.count() * size_bytes(info.dtype) == info.bytes, "a tensor is as large as its shape");
+      std::vector<std::byte> out(static_cast<std::size_t>(info.bytes));
+      file.read_bytes(name, 0, out);
+    }
+  } catch (const Error& e) {
+    check(e.code() == ErrorCode::bad_argument, "a file that is wrong is the caller's to know");
+  }
+  ::close(fd);
+}
+
+std::vector<std::string> safetensors_seeds() {
+  const auto file = [](std::string_view header, std::string_view data) {
+    const std::uint64_t length = header.size();
+    return std::string(reinterpret_cast<const char*>(&length), sizeof length).append(header).append(data);
+  };
+  const std::string data(24, '\1');
+  return {
+      file("{}", ""), file(R"({"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}})", data),
+      file(
+          R"({"a":{"dtype":"F64","shape":[2],"data_offsets":[0,16]},"b":{"dtype":"I8","shape":[8],"data_offsets":[16,24]},"__metadata__":{"k":"v"}})",
+          data),
+      file(R"({"e":{"dtype":"BF16","shape":[0,5],"data_offsets":[0,0]}})", ""),
+      file(R"({"w":{"dtype":"F32","shape":[9223372036854775807,3],"data_offsets":[0,24]}})", data)};
+}
+#endif
+
+}  // namespace
+
+const std::vector<Target>& targets() {
+  static const std::vector<Target> all = {
+    {"store_server", store_server, store_server_seeds},
+    {"store_client", store_client, store_client_seeds},
+    {"store_file", store_file, store_file_seeds},
+    {"texts", texts, texts_seeds},
+#if WEFT_FUZZ_SAFETENSORS
+    {"safetensors", safetensors, safetensors_seeds},
+#endif
+  };
+  return all;
+}
+
+}  // namespace weft::fuzz

@@ -1,0 +1,22 @@
+// What reads bytes that others wrote, as functions of bytes: run by libFuzzer (main.cpp, one program each)
+// and, over seeds and corpus, by an ordinary test (corpus_test.cpp). A target returns for whatever it is
+// given, in bounded time and memory; its own checks abort.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace weft::fuzz {
+
+struct Target {
+  const char* name;
+  void (*run)(std::string_view bytes);
+  /// Real frames, files and texts to begin with.
+  std::vector<std::string> (*seeds)();
+};
+
+/// store_server, store_client, store_file, texts and, where it is built, safetensors.
+const std::vector<Target>& targets();
+
+}  // namespace weft::fuzz
