@@ -26,7 +26,7 @@ struct BlockingBackend::Flight {
 };
 
 BlockingBackend::BlockingBackend(const Bringup& b)
-    : cause_(b.store, b.token), bell_(b.context.progress(b.identity).bell()) {
+    : rank_(b.rank), cause_(b.store, b.token), bell_(b.context.progress(b.identity).bell()) {
   static_assert(sizeof(Flight) <= sizeof(OpState::scratch));
 }
 
@@ -132,7 +132,7 @@ void BlockingBackend::work() noexcept {
                         .text = fmt::format("{}: {}", name(s->op), trouble),
                         .op = s->op,
                         .call = s->call,
-                        .ranks = {}};
+                        .ranks = {rank_}};
     }
     if (cause) fail(*cause);
     ring();

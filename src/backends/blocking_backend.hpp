@@ -57,6 +57,7 @@ class BlockingBackend : public Backend {
   void work() noexcept;
   void ring() noexcept;
 
+  const int rank_;
   const FirstCause cause_;
   const Bell bell_;
   std::atomic<bool> asleep_{false};

@@ -202,7 +202,7 @@ Work GroupState::submit_all(std::span<const Call> calls) {
                  .op = error ? error->op() : Op::none,
                  .ranks = {member.rank}});
     first.spend();
-    throw_failure();
+    throw_failure(calls[std::min(sent, calls.size() - 1)].op);
   }
   return first;
 }
@@ -229,7 +229,7 @@ void GroupState::own_room(int slots, const Call& call) {
   own();
   if (failed()) {  // while the group was another thread's
     disown();
-    throw_failure();
+    throw_failure(call.op);
   }
   if (room()) return;
   ++stalled_;
@@ -250,19 +250,27 @@ void GroupState::own_room(int slots, const Call& call) {
   --stalled_;
   arrange_batch();
   if (got && !failed()) return;
+  std::string story;
+  std::vector<int> absent;  // from the call that the others wait behind
+  if (!failed())
+    absent = backend_->missing(
+        slots_[first_ != last_ ? collectives_[first_ % kSlots]
+                               : static_cast<std::uint32_t>(__builtin_ctzll(point_to_point_))]
+            .op,
+        story);
   disown();
-  if (failed()) throw_failure();
-  throw Error(
-      Failure{.code = ErrorCode::timeout,
-              .text = fmt::format("{}: {} calls in flight and {} finished within {:.3g} s{}", name(call.op),
-                                  kSlots, slots == 1 ? "none" : "too few", seconds(limit), tail()),
-              .op = call.op,
-              .ranks = {}});
+  if (failed()) throw_failure(call.op);
+  throw Error(Failure{.code = ErrorCode::timeout,
+                      .text = fmt::format("{}: {} calls in flight and {} finished within {:.3g} s{}{}",
+                                          name(call.op), kSlots, slots == 1 ? "none" : "too few",
+                                          seconds(limit), absent.empty() ? "" : ": " + story, tail()),
+                      .op = call.op,
+                      .ranks = absent});
 }
 
 Work GroupState::submit_checked(const Call& call) {
   const OpRow r = row(call.op);
-  if (failed()) throw_failure();
+  if (failed()) throw_failure(call.op);
   if (member.size == 1 && r.collective && !traits().device) {
     alone(call);
     return {};
@@ -491,13 +499,19 @@ std::optional<Failure> GroupState::failure() const {
   return failure_;
 }
 
-void GroupState::throw_failure() {
+// What fails with it is a call of `op`: the first cause may be that of another, or of none.
+void GroupState::throw_failure(Op op, std::uint64_t call) {
   traces_.written(recorder_);
   const bool quiet = quiesced_.load(std::memory_order_acquire) || backend_->quiet();
   Failure f;
   {
     const std::lock_guard lock(mutex_);
     f = *failure_;
+  }
+  if (f.op == Op::none && op != Op::none) {
+    f.op = op;
+    f.call = call;
+    f.text = fmt::format("{}: {}", name(op), f.text);
   }
   OpState at;
   at.call = f.call;
@@ -547,9 +561,9 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
   context.check_fork("wait");
   drive();
   if (finished(slot, ticket)) return true;
-  if (failed()) throw_failure();
-  progress_
-      ->drive_all();  // a peer may need this rank's part in a call of another group before it comes to this
+  if (failed()) throw_failure(slots_[slot].op.op, slots_[slot].op.call);
+  // A peer may need this rank's part in a call of another group before it comes to this.
+  progress_->drive_all();
   return finished(slot, ticket);
 }
 
@@ -559,7 +573,7 @@ bool GroupState::wait(std::uint32_t slot, std::uint32_t ticket, std::optional<Du
   const auto done = [&] { return finished(slot, ticket) || failed(); };
   drive_until(done, limit ? Deadline::after(*limit) : Deadline::never());
   if (finished(slot, ticket)) return true;
-  if (failed()) throw_failure();
+  if (failed()) throw_failure(slots_[slot].op.op, slots_[slot].op.call);
   return false;
 }
 

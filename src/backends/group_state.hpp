@@ -125,7 +125,7 @@ class GroupState final : public Driven, public BlockHolder {
   void mark_failed() noexcept;  // takes over the backend's first cause
   template <class Done>
   bool drive_until(const Done& done, Deadline limit) noexcept;
-  [[noreturn]] void throw_failure();
+  [[noreturn]] void throw_failure(Op op, std::uint64_t call = kNoCall);
   std::string tail(const OpState* op = nullptr) const;
 
   std::atomic<int> owners_{1};

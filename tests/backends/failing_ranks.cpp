@@ -248,6 +248,66 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
        for (int r = 0; r < j.g.size(); ++r)
          if (r != 1) j.await("told", r);
      }},
+    // One after the other, in a group each, whatever rank 1 can do to the others: in their second call.
+    {"every cause",
+     [](Job& j) {
+       const auto group = [&](const std::string& cause) {
+         weft::Membership m = j.member;
+         m.name = cause;
+         weft::ProcessGroup g = create(j.context, j.backend, m);
+         g.barrier().wait();
+         return g;
+       };
+       const auto all_reduce = [&](weft::ProcessGroup& g, std::int64_t count = 4) {
+         g.all_reduce(view(j.in.data(), count), view(j.out.data(), count)).wait();
+       };
+       // What fails, and what `rank 1` calls instead.
+       const std::pair<const char*, std::function<void(weft::ProcessGroup&)>> causes[] = {
+           {"counts", [&](weft::ProcessGroup& g) { all_reduce(g, rank == 1 ? 3 : 4); }},
+           {"messages",
+            [&](weft::ProcessGroup& g) {
+              if (rank == 1) return g.send(view(std::as_const(j.in)), 0, {.tag = 7}).wait();
+              if (rank == 0) g.recv(view(j.out.data(), 3), 1, {.tag = 7}).wait();
+            }},
+           {"abort",
+            [&](weft::ProcessGroup& g) {
+              if (rank == 1) g.abort("had enough");
+              all_reduce(g);
+            }},
+           {"drop",
+            [&](weft::ProcessGroup& g) {
+              if (rank == 1) {
+                { const weft::Work w = g.all_reduce(view(std::as_const(j.in)), view(j.out.data(), 4)); }
+                j.come("dropped");
+              } else {
+                j.await("dropped", 1);
+                all_reduce(g);  // rank 1 had come to this one, so it may be done
+              }
+              all_reduce(g);
+            }},
+           {"leave",
+            [&](weft::ProcessGroup& g) {
+              if (rank == 1) {
+                g = {};
+              } else {
+                all_reduce(g);
+              }
+            }},
+           {"absent",
+            [&](weft::ProcessGroup& g) {
+              if (rank != 1)
+                g.broadcast(view(std::as_const(j.in)), view(j.out.data(), 4), 1, {.deadline = 300ms}).wait();
+            }},
+       };
+       for (const auto& [cause, call] : causes) {
+         weft::ProcessGroup g = group(cause);
+         j.store_meet(std::string("before ") + cause);
+         say(cause);
+         tell_in_full([&, &call = call] { call(g); });
+         j.store_meet(std::string("after ") + cause);
+         if (g) g.quiesce(2s);
+       }
+     }},
     {"stopped in the middle", [](Job& j) { in_the_middle(j, SIGSTOP, 1s); }},
     {"killed in the middle", [](Job& j) { in_the_middle(j, SIGKILL, 20s); }},
     {"killed in the middle, 2 s", [](Job& j) { in_the_middle(j, SIGKILL, 2s); }},

@@ -222,6 +222,58 @@ TEST_P(Hostile, ASkippedLastCallIsNamed) {
   }
 }
 
+// Every failing call leaves op, call, rank and cause, in fields and in the text, whatever was the cause and
+// over whatever transport.
+TEST_P(Hostile, EveryFailingCallLeavesOpRankAndCause) {
+  struct Cause {
+    const char *name, *code, *blamed, *op, *call;
+    std::vector<const char*> words;
+    std::initializer_list<int> told;  // the ranks whose call fails; the others' may
+  };
+  const Cause causes[] = {
+      {"counts", "mismatch", "[012] [012]", "all_reduce", "1", {"rank 1 ", "all_reduce"}, {0, 1}},
+      {"messages",
+       "mismatch",
+       "0 1",
+       "recv",
+       "0",
+       {"rank 1 sent f32 x4 with tag 7, rank 0 receives f32 x3"},
+       {0}},
+      {"abort",
+       "aborted",
+       "1",
+       "all_reduce",
+       "(1|none)",
+       {"all_reduce: aborted by rank 1: had enough"},
+       {0, 1, 2}},
+      {"drop",
+       "aborted",
+       "1",
+       "all_reduce",
+       "1",
+       {"all_reduce: rank 1 dropped the Work of a call in flight"},
+       {0, 1, 2}},
+      {"leave", "peer_lost", "1", "all_reduce", "1", {"all_reduce: ", "rank 1 ", " left"}, {0, 2}},
+      {"absent", "timeout", "1", "broadcast", "1", {"broadcast: not finished within 0.3 s: rank 1 "}, {0, 2}},
+  };
+  Job job(GetParam(), 3, "every cause");
+  expect_all_end_well(job);
+  for (int r = 0; r < 3; ++r) {
+    const auto lines = job.of(r);
+    for (const Cause& cause : causes) {
+      const auto at = std::find(lines.begin(), lines.end(), cause.name);
+      ASSERT_LT(at + 1, lines.end()) << job.all();
+      const bool must = std::find(cause.told.begin(), cause.told.end(), r) != cause.told.end();
+      if (!must && at[1] == "no error") continue;
+      EXPECT_THAT(at[1],
+                  ContainsRegex(fmt::format("^{} {} \\| op {}, call {} \\| .* \\[group \"{}\", rank {}",
+                                            cause.code, cause.blamed, cause.op, cause.call, cause.name, r)))
+          << job.all();
+      for (const char* const word : cause.words) EXPECT_THAT(at[1], HasSubstr(word));
+    }
+  }
+}
+
 TEST_P(HostileToProcesses, ARankStoppedInTheMiddleIsNamedAndWritesNothingLater) {
   Job job(GetParam(), 3, "stopped in the middle");
   expect_all_end_well(job);
@@ -251,7 +303,7 @@ TEST_P(HostileToProcesses, ARankKilledInTheMiddleIsNamed) {
     EXPECT_EQ(ends[static_cast<std::size_t>(r)], (ExitStatus{0, 0})) << job.all();
     const auto lines = job.of(r);
     ASSERT_EQ(lines.size(), 3u) << job.all();
-    EXPECT_THAT(lines[0], StartsWith("peer_lost 1 | "));
+    EXPECT_THAT(lines[0], StartsWith("peer_lost 1 | op all_reduce, call 1 | all_reduce: "));
     EXPECT_LT(job.number(r, "after"), 3.0);  // a second, and what the call itself takes under load
     EXPECT_EQ(lines[2], "quiesces true");
   }

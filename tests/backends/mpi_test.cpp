@@ -112,7 +112,7 @@ TEST_P(MpiFailures, AnAbortReachesWhoWaits) {
   const Outcome o = job("abort");
   for (int r = 0; r < 2; ++r) {
     ASSERT_FALSE(o.of(r).empty()) << o.all;
-    EXPECT_THAT(o.of(r)[0], HasSubstr("aborted 1: aborted by rank 1: had enough"));
+    EXPECT_THAT(o.of(r)[0], HasSubstr("aborted 1: all_reduce: aborted by rank 1: had enough"));
   }
 }
 

@@ -541,10 +541,12 @@ TEST_F(Nccl, AnAbortReachesWaitingPeers) {
       std::this_thread::sleep_for(20ms);
       g.abort("the disk is full");
     } else {
-      expect_error(
-          ErrorCode::aborted,
-          "aborted by rank 2: the disk is full [group \"world\", rank " + std::to_string(r.rank) + "]",
-          [&] { g.all_reduce(on_device(v), on_device(v)).wait(); });
+      const Error e = error_of([&] { g.all_reduce(on_device(v), on_device(v)).wait(); });
+      EXPECT_EQ(e.code(), ErrorCode::aborted);
+      EXPECT_EQ(e.op(), Op::all_reduce);
+      EXPECT_THAT(e.what(),
+                  StartsWith("all_reduce: aborted by rank 2: the disk is full [group \"world\", rank " +
+                             std::to_string(r.rank)));
     }
     EXPECT_TRUE(g.quiesce(10s));
     r.meet("all know");
@@ -602,7 +604,8 @@ TEST_F(Nccl, WhoLeavesIsNamed) {
     if (r.rank == 1) {
       g.reset();
     } else {
-      expect_error(ErrorCode::peer_lost, "rank 1 left the group [group \"world\", rank 0]",
+      expect_error(ErrorCode::peer_lost,
+                   "all_reduce: rank 1 left the group [group \"world\", rank 0, call 1]",
                    [&] { g->all_reduce(on_device(v), on_device(v)).wait(); });
     }
     r.meet("told");

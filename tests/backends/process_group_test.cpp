@@ -152,7 +152,7 @@ TEST_F(Group, CollectivesOfOneRankNeverReachABackend) {
   EXPECT_EQ(recording.posted().size(), 1u);
   g.abort("enough");
   const Error e = error_of([&] { g.barrier().wait(); });
-  EXPECT_STREQ(e.what(), "aborted by rank 0: enough [group \"x\", rank 0]");
+  EXPECT_STREQ(e.what(), "barrier: aborted by rank 0: enough [group \"x\", rank 0]");
 }
 
 TEST_F(Group, ADeadlineNamesOpCallAndRanks) {
@@ -249,7 +249,7 @@ TEST_F(Group, AnUnhealthyBackendFailsWhoWaits) {
   EXPECT_FALSE(w.wait_for(5ms));
   recording.lose({.code = ErrorCode::peer_lost, .text = "rank 2 died", .ranks = {2}});
   const auto began = Clock::now();
-  EXPECT_STREQ(error_of([&] { w.wait(); }).what(), "rank 2 died [group \"x\", rank 0]");
+  EXPECT_STREQ(error_of([&] { w.wait(); }).what(), "barrier: rank 2 died [group \"x\", rank 0, call 0]");
   EXPECT_LT(Clock::now() - began, 1s);
 }
 
@@ -447,7 +447,8 @@ TEST_F(Group, AGroupWithFailedCallsIsDestroyed) {
     recording.decide(kNever);
     Work w = g.barrier();
     g.abort("over");
-    EXPECT_STREQ(error_of([&] { w.wait(); }).what(), "aborted by rank 0: over [group \"x\", rank 0]");
+    EXPECT_STREQ(error_of([&] { w.wait(); }).what(),
+                 "barrier: aborted by rank 0: over [group \"x\", rank 0, call 0]");
     EXPECT_EQ(recording.failed()[0].ranks, std::vector<int>{0});
   }
   EXPECT_EQ(recording.destroyed(), 1);

@@ -231,7 +231,8 @@ TEST_F(Traces, AMissingFolderIsAWarning) {
   }});
   ProcessGroup g = make(context);
   g.abort("now");
-  EXPECT_EQ(error_text([&] { g.barrier().wait(); }), "aborted: aborted by rank 0: now [group \"x\", rank 0]");
+  EXPECT_EQ(error_text([&] { g.barrier().wait(); }),
+            "aborted: barrier: aborted by rank 0: now [group \"x\", rank 0]");
   EXPECT_THAT(lines,
               ElementsAre(MatchesRegex("WEFT_TRACE: no trace is written: cannot open .*/nowhere/x.rank0.*"
                                        ".json.tmp: No such file or directory")));
@@ -246,7 +247,7 @@ TEST_F(Traces, AFullDiskIsAWarning) {
     EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
     g.abort("now");
     EXPECT_EQ(error_text([&] { g.barrier().wait(); }),
-              "aborted: aborted by rank 0: now [group \"x\", rank 0]");
+              "aborted: barrier: aborted by rank 0: now [group \"x\", rank 0]");
     EXPECT_THAT(lines, ElementsAre(MatchesRegex("WEFT_TRACE: no trace is written: cannot write .*/x.rank0.*"
                                                 ".json.tmp: File too large")));
     return 0;

@@ -599,7 +599,8 @@ static void aborts(rank_args* a) {
   CHECK(quiet); /* nothing has failed */
   if (a->rank == 1) OK(weft_group_abort(group, "enough", &error));
   CHECK(weft_barrier(group, NULL, NULL, &e) == WEFT_ABORTED);
-  CHECK(strstr(e.text, "aborted by rank 1: enough") == e.text && e.ranks[0] == 1);
+  CHECK(strstr(e.text, "barrier: aborted by rank 1: enough") == e.text && e.ranks[0] == 1);
+  CHECK(e.op == WEFT_OP_BARRIER && e.rank_count == 1 && e.quiesced);
   weft_group_destroy(group);
 }
 static void test_abort(void) { run_ranks(2, aborts); }

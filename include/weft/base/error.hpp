@@ -45,6 +45,8 @@ class Error : public std::runtime_error {
   explicit Error(Failure failure, bool quiesced = true);
 
   ErrorCode code() const noexcept { return details_->failure.code; }
+  /// The operation that failed first in the group, on whatever rank; where it was none that failed (a rank
+  /// died, or called abort()), the one that throws.
   Op op() const noexcept { return details_->failure.op; }
   /// The call's number in its group, or kNoCall.
   std::uint64_t call() const noexcept { return details_->failure.call; }

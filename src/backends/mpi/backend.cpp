@@ -296,11 +296,16 @@ class MpiBackend final : public Backend {
     try {
       f();
     } catch (const Error& e) {
-      Failure why{.code = e.code(), .text = e.what(), .op = s.op, .call = s.call, .ranks = {}};
+      Failure why{.code = e.code(),
+                  .text = e.what(),
+                  .op = s.op,
+                  .call = s.call,
+                  .ranks = {e.ranks().begin(), e.ranks().end()}};
+      if (why.ranks.empty()) why.ranks = {rank_};
       if (s.op == Op::none) why.call = kNoCall;
       raise(why);
     } catch (const std::bad_alloc&) {
-      raise({.code = ErrorCode::system, .text = "out of memory", .op = s.op, .ranks = {}});
+      raise({.code = ErrorCode::system, .text = "out of memory", .op = s.op, .ranks = {rank_}});
     }
   }
 

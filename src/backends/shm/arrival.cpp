@@ -213,12 +213,12 @@ bool Collectives::expected(const OpState& s, int peer) noexcept {
   return false;
 }
 
-Step Collectives::refuse(const OpState& s, std::string why) noexcept {
+Step Collectives::refuse(const OpState& s, int because_of, std::string why) noexcept {
   raise(group_, {.code = ErrorCode::unsupported,
                  .text = fmt::format("{}: {}", name(s.op), why),
                  .op = s.op,
                  .call = s.call,
-                 .ranks = {}});
+                 .ranks = {because_of}});
   return Step::failed;
 }
 
@@ -228,11 +228,12 @@ Step Collectives::choose(OpState& s) noexcept {
   State& st = state(s);
   group_.map_news();
   if (group_.path == Path::inline_only)
-    return refuse(s, s.in_blocks
-                         ? fmt::format("path \"inline\" was asked for, but a rank has more than {} bytes",
-                                       sizeof(Arrival::both.payload))
-                         : fmt::format("path \"inline\" was asked for, but {} bytes are more than {}",
-                                       payload_bytes(s), kInlineBytes));
+    return refuse(s, group_.rank,
+                  s.in_blocks
+                      ? fmt::format("path \"inline\" was asked for, but a rank has more than {} bytes",
+                                    sizeof(Arrival::both.payload))
+                      : fmt::format("path \"inline\" was asked for, but {} bytes are more than {}",
+                                    payload_bytes(s), kInlineBytes));
   int obstacle = -1;
   for (int r = 0; r < group_.size && obstacle < 0; ++r) {
     if (from_root(s) && r != s.root) continue;
@@ -240,7 +241,7 @@ Step Collectives::choose(OpState& s) noexcept {
     if (!reachable(a.places.in) || (sliced(s) && !reachable(a.places.out))) obstacle = r;
   }
   if (group_.path == Path::direct && obstacle >= 0)
-    return refuse(s,
+    return refuse(s, obstacle,
                   fmt::format("path \"direct\" was asked for, but rank {}'s memory is not shared", obstacle));
   if (obstacle >= 0 || group_.path == Path::staged) {
     st.phase = Phase::staged;

@@ -87,7 +87,7 @@ class Collectives {
   bool must_see(const OpState& s, int peer) const noexcept;
   Step leave(OpState& s) noexcept;
   void finish(const OpState& s) noexcept;
-  Step refuse(const OpState& s, std::string why) noexcept;
+  Step refuse(const OpState& s, int because_of, std::string why) noexcept;
   const Arrival& arrival(int r, const OpState& s) const noexcept {
     return group_.of(r).arrivals[s.call % kRing];
   }
