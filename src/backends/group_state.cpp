@@ -563,7 +563,7 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
   if (finished(slot, ticket)) return true;
   if (failed()) throw_failure(slots_[slot].op.op, slots_[slot].op.call);
   // A peer may need this rank's part in a call of another group before it comes to this.
-  progress_->drive_all();
+  progress_->drive_all(this);
   return finished(slot, ticket);
 }
 

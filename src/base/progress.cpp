@@ -25,10 +25,11 @@ void ProgressList::remove(Driven* d) noexcept {
   driven_.erase(std::remove(driven_.begin(), driven_.end(), d), driven_.end());
 }
 
-bool ProgressList::drive_all() noexcept {
+bool ProgressList::drive_all(const Driven* but) noexcept {
   const std::lock_guard lock(mutex_);
   bool moved = false;
-  for (Driven* d : driven_) moved |= d->drive();
+  for (Driven* d : driven_)
+    if (d != but) moved |= d->drive();
   return moved;
 }
 

@@ -58,8 +58,8 @@ class ProgressList {
   void add(Driven* d);
   /// After it returns nobody drives `d` through this list.
   void remove(Driven* d) noexcept;
-  /// drive() on each. True: something moved.
-  bool drive_all() noexcept;
+  /// drive() on each, but for one that has just been driven. True: something moved.
+  bool drive_all(const Driven* but = nullptr) noexcept;
   /// Counts the threads of this rank that sleep: announce_sleep(true) on each group for the first, (false)
   /// for the last. True: one of them does not ring.
   bool announce_sleep(bool asleep) noexcept;
