@@ -142,6 +142,20 @@ TEST_F(MpiJob, IntegersAreUnsignedWhereTheySaySoAndSumsWrap) {
   });
 }
 
+// A root that has run ahead leaves, and calls MPI no more: what it announced still comes to the others.
+TEST_F(MpiJob, WhatWasCalledArrivesThoughItsRankHasLeft) {
+  run([&](Rank& r) {
+    Membership m = r.membership("left early");
+    m.deadline = 5s;
+    ProcessGroup g = ProcessGroup::create(r.context, r.options.backend, m);
+    std::vector<std::uint8_t> x(64);
+    if (r.rank != 0) std::this_thread::sleep_for(100ms);
+    for (int k = 0; k < 300; ++k) g.broadcast(view(x), view(x), 0).wait();
+    g = ProcessGroup();
+    r.meet("all have left");  // by the store
+  });
+}
+
 TEST_F(MpiJob, MessagesOfAnyTagAndSizeInAnyOrder) {
   run([&](Rank& r) {
     ProcessGroup& g = r.group();

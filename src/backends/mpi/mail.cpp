@@ -8,7 +8,11 @@ namespace weft::mpi {
 static_assert(std::is_trivially_copyable_v<Letter>);
 
 Mail::Mail(MPI_Comm comm, int rank, int size)
-    : comm_(comm), rank_(rank), size_(size), buffers_(new std::byte[kBytes * kPosted]) {
+    : comm_(comm),
+      rank_(rank),
+      size_(size),
+      buffers_(new std::byte[kBytes * kPosted]),
+      gone_(static_cast<std::size_t>(size)) {
   for (int i = 0; i < kPosted; ++i) {
     head_index_ = i;
     again();
@@ -27,7 +31,8 @@ Mail::~Mail() {
 void Mail::send(int to, Letter head, std::span<const std::byte> payload) {
   const std::size_t bytes = sizeof(Letter) + payload.size();
   head.payload = static_cast<std::uint32_t>(payload.size());
-  Sent& s = sent_.emplace_back(Sent{MPI_REQUEST_NULL, std::unique_ptr<std::byte[]>(new std::byte[bytes])});
+  Sent& s =
+      sent_.emplace_back(Sent{MPI_REQUEST_NULL, std::unique_ptr<std::byte[]>(new std::byte[bytes]), to});
   std::memcpy(s.bytes.get(), &head, sizeof(Letter));
   if (!payload.empty()) std::memcpy(s.bytes.get() + sizeof(Letter), payload.data(), payload.size());
   must(MPI_Isend(s.bytes.get(), static_cast<int>(bytes), MPI_BYTE, to, kTag, comm_, &s.request), "MPI_Isend");

@@ -65,11 +65,20 @@ class Mail {
       if (bytes == nullptr) break;
       any = true;
       const Letter head = head_;
-      if (head.kind == Letter::left) ++left_;
+      if (head.kind == Letter::left) {
+        ++left_;
+        gone_[static_cast<std::size_t>(from_)] = true;
+      }
       take(from_, head, std::span(bytes + sizeof(Letter), head.payload));
       again();
     }
     return any;
+  }
+  /// Whether MPI still holds letters for peers that have not said farewell, and so may wait for them.
+  bool owes() const noexcept {
+    for (const Sent& s : sent_)
+      if (!gone_[static_cast<std::size_t>(s.to)]) return true;
+    return false;
   }
   /// All peers have said farewell and all our letters are gone: nothing comes any more.
   bool idle() noexcept;
@@ -80,6 +89,7 @@ class Mail {
   struct Sent {
     MPI_Request request;
     std::unique_ptr<std::byte[]> bytes;
+    int to;
   };
   const std::byte* next();  // the letter at the head of the posted receives, or null
   void again();             // its receive is posted anew
@@ -92,6 +102,7 @@ class Mail {
   int from_ = -1;
   Letter head_{};
   int left_ = 0;
+  std::vector<bool> gone_;  // who has left
   std::list<Sent> sent_;
 };
 

@@ -42,6 +42,8 @@ constexpr const char* kLibraryText = "MPICH Version:";
 namespace {
 
 constexpr auto kFarewell = std::chrono::seconds(2);  // how long the exit waits for peers to leave groups
+constexpr auto kLetters =
+    std::chrono::seconds(2);  // how long leaving a group waits for MPI to take its letters
 
 // Large enough for either library: the symbol may be the other one's.
 std::string library_text() {
@@ -296,7 +298,11 @@ void Process::poison() noexcept {
   poisoned_ = true;
 }
 
+// What MPI has not sent yet it sends while it is called, and nobody may call it once the program does other
+// things: peers would wait for letters of a rank that believes to have called. A stopped peer takes none.
 void Process::bury(std::unique_ptr<Mail> mail) {
+  for (const Deadline limit = Deadline::after(kLetters); !mail->idle() && mail->owes() && !limit.passed();)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
   {
     const std::lock_guard guard(mutex_);
     buried_.push_back(std::move(mail));
