@@ -126,6 +126,13 @@ void in_the_middle(Job& j, int signal, weft::Duration deadline) {
   }
 }
 
+// A group that was shrunk works: "goes on as rank 1 of 2, once 2, the sum is 2".
+void goes_on(Job& j, weft::ProcessGroup& g) {
+  g.all_reduce(view(std::as_const(j.in)), view(j.out.data(), 4)).wait();
+  say(fmt::format("goes on as rank {} of {}, once {}, the sum is {}", g.rank(), g.size(),
+                  g.parent_ranks()[static_cast<std::size_t>(g.rank())], j.out[0]));
+}
+
 const std::map<std::string, void (*)(Job&)> kScenes = {
     {"mismatch",
      [](Job& j) {
@@ -307,6 +314,32 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
          j.store_meet(std::string("after ") + cause);
          if (g) g.quiesce(2s);
        }
+     }},
+    // All go on after an abort; then without rank 1, which comes too late.
+    {"shrinks",
+     [](Job& j) {
+       if (rank == 1) j.g.abort("once more");
+       tell_in_full([&] { j.all_reduce(); });
+       weft::ProcessGroup all = j.g.shrink(10s);
+       goes_on(j, all);
+       if (rank == 1) {
+         j.await("made", 0);
+         tell_in_full([&] { all.barrier().wait(); });
+         tell_in_full([&] { all.shrink(); });
+       } else {
+         weft::ProcessGroup rest = all.shrink(500ms);
+         goes_on(j, rest);
+         if (rank == 0) j.come("made");
+       }
+       j.store_meet("end");
+     }},
+    {"killed, then shrinks",
+     [](Job& j) {
+       j.all_reduce();
+       if (rank == 1) ::raise(SIGKILL);
+       tell_in_full([&] { j.all_reduce(2s); });
+       weft::ProcessGroup rest = j.g.shrink(2s);
+       goes_on(j, rest);
      }},
     {"stopped in the middle", [](Job& j) { in_the_middle(j, SIGSTOP, 1s); }},
     {"killed in the middle", [](Job& j) { in_the_middle(j, SIGKILL, 20s); }},

@@ -310,6 +310,43 @@ TEST_P(HostileToProcesses, ARankKilledInTheMiddleIsNamed) {
   EXPECT_EQ(ends[1], (ExitStatus{-1, SIGKILL}));
 }
 
+// Over every transport: all go on after a failure; then without one that comes too late, and is told.
+TEST_P(Hostile, SurvivorsGoOnInAGroupOfTheirOwn) {
+  Job job(GetParam(), 3, "shrinks");
+  expect_all_end_well(job);
+  for (int r = 0; r < 3; ++r) {
+    const auto lines = job.of(r);
+    ASSERT_GE(lines.size(), 4u) << job.all();
+    EXPECT_THAT(lines[0], StartsWith("aborted 1 | op all_reduce"));
+    EXPECT_EQ(lines[2], fmt::format("goes on as rank {} of 3, once {}, the sum is 3", r, r));
+    if (r != 1) {
+      EXPECT_EQ(lines[3], fmt::format("goes on as rank {} of 2, once {}, the sum is 2", r / 2, r));
+      continue;
+    }
+    ASSERT_GE(lines.size(), 6u) << job.all();
+    EXPECT_THAT(lines[3], StartsWith("peer_lost 1 | op barrier, call "));
+    EXPECT_THAT(lines[3], HasSubstr("barrier: shrink: the group goes on as ranks 0, 2 without rank 1"));
+    EXPECT_THAT(lines[5],
+                StartsWith("peer_lost 1 | op none, call none | shrink: rank 1 is not in the new group"));
+  }
+}
+
+// A rank is killed. mpirun ends the job, where it is not asked to leave it alone.
+TEST_P(HostileToProcesses, SurvivorsOfADeathGoOn) {
+  Kind kind = GetParam();
+  if (kind.name == "mpi-openmpi") kind.mpirun += " --enable-recovery";
+  if (kind.name == "mpi-mpich") GTEST_SKIP() << "Hydra ends the job";
+  Job job(kind, 3, "killed, then shrinks");
+  const auto ends = job.ends();
+  ASSERT_TRUE(ends[0].has_value()) << "hangs; so far:\n" << job.all();
+  for (const int r : {0, 2}) {
+    const auto lines = job.of(r);
+    ASSERT_EQ(lines.size(), 3u) << job.all();
+    EXPECT_THAT(lines[0], StartsWith(mpi() ? "timeout 1 | " : "peer_lost 1 | "));
+    EXPECT_EQ(lines[2], fmt::format("goes on as rank {} of 2, once {}, the sum is 2", r / 2, r));
+  }
+}
+
 // All at once: it takes long.
 TEST(HostileWaits, ALongWaitCostsAtMostFivePercentOfACore) {
   std::vector<std::pair<Kind, std::unique_ptr<Job>>> jobs;
