@@ -146,6 +146,22 @@ TEST_F(DoctorTrace, ALateRankIsNamedWithItsDelay) {
   EXPECT_THAT(o.text, ContainsRegex("broadcast f32 x1000 root 1 \\[call 2\\]: rank 1 by "));
 }
 
+// Under weft run even the rank that everybody waits for leaves its trace, before it is ended.
+TEST_F(DoctorTrace, WeftRunAsksThoseItEnds) {
+  const std::string command =
+      fmt::format("cd '{}' && WEFT_TRACE=. timeout 60 '{}' run -n 3 -- '{}' 2>&1 </dev/null",
+                  folder.path().string(), WEFT_COMMAND, WEFT_LATE_RANK);
+  EXPECT_NE(std::system(command.c_str()), 0);
+  const Outcome o = doctor(".");
+  EXPECT_THAT(o.text, HasSubstr("3 files, 1 group; one host, one clock\n"));
+  EXPECT_THAT(o.text, HasSubstr("timeout: all_reduce: not finished within 0.5 s: rank 2 had not arrived"));
+  EXPECT_THAT(o.text, HasSubstr("              rank 2 had not heard of it\n"));
+  EXPECT_THAT(
+      o.text,
+      HasSubstr("  missing     rank 2 at all_reduce f32 x1000 sum [call 1]: the last of its calls here is "
+                "all_reduce f32 x1000 sum [call 0], done\n"));
+}
+
 // ---- By hand
 
 json call(const std::string& op, int number, std::int64_t posted, const std::string& state = "done") {

@@ -37,6 +37,7 @@
 
 #include "output.hpp"
 #include "weft/backends/store_tcp.hpp"
+#include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
 
@@ -431,6 +432,7 @@ class Supervisor {
       if (stage_ == Stage::running) {
         stage_ = Stage::noticed;
         next_step_ = Deadline::after(options_.notice);
+        if (env::get("WEFT_TRACE")) ask_for_traces();
       }
       return;
     }
@@ -487,6 +489,22 @@ class Supervisor {
     for (const auto& rank : ranks_) {
       if (rank->running) ::kill(for_all ? -rank->pid : rank->pid, number);
     }
+  }
+
+  /// Those who are to be ended may not have noticed what went wrong: who is late is the one whose trace
+  /// matters.
+  void ask_for_traces() {
+    for (const auto& rank : ranks_)
+      if (rank->running && catches(rank->pid, SIGUSR2)) ::kill(rank->pid, SIGUSR2);
+  }
+  /// False, too, where it is not a rank's of weft: the signal would end it.
+  static bool catches(pid_t pid, int number) {
+    std::ifstream status(fmt::format("/proc/{}/status", pid));
+    for (std::string word; status >> word;) {
+      unsigned long long caught = 0;
+      if (word == "SigCgt:") return (status >> std::hex >> caught) && ((caught >> (number - 1)) & 1) != 0;
+    }
+    return false;
   }
 
   void report(std::string_view text) { err_.add_line("weft run: ", text); }
