@@ -297,6 +297,22 @@ TEST_F(RunTest, TheFirstFailureNamesItselfAndEndsTheOthers) {
                        ") was first to fail: exited with code 3\n");
 }
 
+// Asked to, the others are left alone, and what they make of it counts.
+TEST_F(RunTest, OthersMayKeepGoing) {
+  const std::string script =
+      "if [ $WEFT_RANK = 1 ]; then echo pid $$; kill -9 $$; fi; sleep 0.8; echo still there; ";
+  const auto words = [&](const std::string& end) {
+    return std::vector<std::string>{"-n", "3", "--keep-going", "--", "sh", "-c", script + end};
+  };
+  EXPECT_EQ(run(words("exit $WEFT_RANK")), kSuccess);  // rank 0's
+  EXPECT_THAT(out(), testing::AllOf(HasSubstr("[0] still there"), HasSubstr("[2] still there")));
+  const std::string killed = "weft run: rank 1 (pid " + std::to_string(printed_number(1, "pid")) +
+                             ") failed: killed by signal 9 (SIGKILL); the others go on\n";
+  EXPECT_THAT(err(), HasSubstr(killed));
+  EXPECT_THAT(err(), HasSubstr(") failed: exited with code 2; the others go on\n"));
+  EXPECT_EQ(run(words("exit 7")), code(128 + 9));  // nobody ended well: as without
+}
+
 TEST_F(RunTest, AKilledRankIsNamedAndTheOthersEnd) {
   ChildProcess process = start_shell(3, "echo pid $$; exec sleep 60");
   const int victim = printed_number(1, "pid");

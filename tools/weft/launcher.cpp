@@ -196,6 +196,7 @@ class Supervisor {
       }
     }
     watch();
+    if (options_.keep_going && !exit_ && !one_ended_well_) exit_ = first_failure_;
     return exit_.value_or(0);
   }
 
@@ -425,7 +426,14 @@ class Supervisor {
       return WIFSIGNALED(a.second) > WIFSIGNALED(b.second);
     });
     for (const auto& [rank, status] : ended) {
+      one_ended_well_ |= status == 0;
       if (status == 0) continue;
+      if (options_.keep_going && stage_ == Stage::running) {
+        report(fmt::format("rank {} (pid {}) failed: {}; the others go on", rank->number, rank->pid,
+                           how_it_ended(status)));
+        if (!first_failure_) first_failure_ = exit_status(status);
+        continue;
+      }
       report(fmt::format("rank {} (pid {}) was first to fail: {}", rank->number, rank->pid,
                          how_it_ended(status)));
       exit_ = exit_status(status);
@@ -536,7 +544,9 @@ class Supervisor {
   std::optional<Clock::time_point> first_request_;
   bool guard_gone_ = false;
   bool abandoned_ = false;
-  std::optional<int> exit_;  // the first failure's, once there is one
+  bool one_ended_well_ = false;
+  std::optional<int> first_failure_;  // of those that the others have outlived
+  std::optional<int> exit_;           // the first failure's, once there is one
 };
 
 int supervise(const LaunchOptions& options, const std::vector<std::string>& command,

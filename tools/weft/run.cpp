@@ -32,6 +32,8 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chose
       ->capture_default_str();
   run->add_flag("--tag-output,!--no-tag-output", flags->options.tag_output,
                 "Put the rank before each line: \"[2] \" (the default)");
+  run->add_flag("--keep-going", flags->options.keep_going,
+                "Leave the others alone when a rank fails: they may go on without it");
   run->callback([flags, &program, &chosen] {
     if (program.empty())
       throw CLI::ValidationError("weft run", "no program; expected: weft run -n 4 -- PROGRAM");
