@@ -4,6 +4,10 @@
 #include <fmt/ranges.h>
 #include <sched.h>
 
+#include <cerrno>
+#include <new>
+#include <system_error>
+
 #include "backends/call_record.hpp"
 #include "backends/check.hpp"
 #include "backends/compose.hpp"
@@ -21,6 +25,27 @@ constexpr auto kDropQuiesce = std::chrono::seconds(2);
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
+// What a transport's library throws becomes an Error here: no memory, no threads, or its own words.
+std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const Bringup& b) {
+  const auto failed = [&](const std::string& why) {
+    return Error(ErrorCode::system, fmt::format("group \"{}\": {} [rank {}]", b.name, why, b.rank));
+  };
+  try {
+    return factory(b);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw failed(system_words(ENOMEM));
+  } catch (const std::system_error& e) {
+    throw failed(e.code().category() == std::generic_category() ||
+                         e.code().category() == std::system_category()
+                     ? system_words(e.code().value())
+                     : e.what());
+  } catch (const std::exception& e) {
+    throw failed(with_limits(e.what()));
+  }
+}
+
 }  // namespace
 
 GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Membership& m,
@@ -35,16 +60,17 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
       helped_(m.progress == Progress::thread && m.size > 1),
       traces_(context_in.attached<Traces>()) {
   const int identity = m.identity < 0 ? m.rank : m.identity;
-  backend_ = factory(Bringup{.context = context,
-                             .store = meeting ? meeting : m.store,
-                             .token = token,
-                             .name = m.name,
-                             .rank = m.rank,
-                             .size = m.size,
-                             .identity = identity,
-                             .ranks_here = helped_ ? 2 * ranks_here : ranks_here,
-                             .deadline = Deadline::after(patience > Duration::zero() ? patience : m.deadline),
-                             .test = m.test});
+  backend_ = make_backend(
+      factory, Bringup{.context = context,
+                       .store = meeting ? meeting : m.store,
+                       .token = token,
+                       .name = m.name,
+                       .rank = m.rank,
+                       .size = m.size,
+                       .identity = identity,
+                       .ranks_here = helped_ ? 2 * ranks_here : ranks_here,
+                       .deadline = Deadline::after(patience > Duration::zero() ? patience : m.deadline),
+                       .test = m.test});
   if (needs_composition(backend_->traits())) backend_ = compose(std::move(backend_), m.rank, m.size);
   spin_ = backend_->traits().spin;
   rings_ = backend_->traits().rings;

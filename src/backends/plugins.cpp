@@ -7,6 +7,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -52,6 +53,9 @@ const BackendPlugin& load(const std::string& file, std::string_view name) {
   if (object == nullptr) {
     std::string why = ::dlerror();
     if (why.starts_with(file + ": ")) why.erase(0, file.size() + 2);
+    why = why.find("failed to map segment") != std::string::npos  // the loader leaves out why
+              ? fmt::format("{}: {}", why, system_words(ENOMEM))
+              : with_limits(why);
     refuse(file, "cannot be loaded: " + why);
   }
   const auto entry = reinterpret_cast<const BackendPlugin* (*)()>(::dlsym(object, kEntry));

@@ -38,8 +38,6 @@ constexpr Duration kAnswerLimit = std::chrono::seconds(30);  // for what the ser
 constexpr Duration kGrace =
     std::chrono::milliseconds(500);  // for the server's word that a get's time has passed
 
-std::string errno_words(int error_number) { return std::generic_category().message(error_number); }
-
 /// Small frames at once; and a host that vanished is noticed within half a minute, by who waits in a get,
 /// too.
 void set_up(int fd) {
@@ -239,7 +237,7 @@ struct TcpStoreServer::Impl {
         const int error_number = errno;  // out of descriptors, perhaps: strangers give theirs back first
         if (close_oldest_stranger("there are too few descriptors for it")) continue;
         // Look again later, rather than spin on the ready listener.
-        warnings.write(fmt::format("store server: accept: {}", errno_words(error_number)));
+        warnings.write(fmt::format("store server: accept: {}", system_words(error_number)));
         accept_again = Clock::now() + std::chrono::seconds(1);
         return;
       }
@@ -538,7 +536,7 @@ class Connection {
       } else if (errno == EAGAIN) {
         if (!ready(POLLOUT, give_up)) return Outcome::silent;
       } else if (errno != EINTR) {
-        error_ = errno_words(errno);
+        error_ = system_words(errno);
         return Outcome::closed;
       }
     }
@@ -557,7 +555,7 @@ class Connection {
         continue;
       }
       if (got <= 0) {
-        error_ = got == 0 ? "it closed the connection" : errno_words(errno);
+        error_ = got == 0 ? "it closed the connection" : system_words(errno);
         return Outcome::closed;
       }
       in.append(buffer, static_cast<std::size_t>(got));
@@ -593,7 +591,7 @@ class Connection {
   }
 
   bool failed(int error_number) {
-    error_ = errno_words(error_number);
+    error_ = system_words(error_number);
     return false;
   }
 

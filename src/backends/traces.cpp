@@ -100,7 +100,7 @@ std::string plain(std::string_view text) {
 std::string write_file(const std::string& path, std::string_view text) {
   const std::string temporary = path + ".tmp";
   const auto problem = [&](const char* what) {
-    const std::string why = fmt::format("cannot {} {}: {}", what, temporary, std::strerror(errno));
+    const std::string why = fmt::format("cannot {} {}: {}", what, temporary, system_words(errno));
     ::unlink(temporary.c_str());
     return why;
   };
@@ -208,7 +208,7 @@ Traces::Traces(Context& context)
   writer->log = &context.log();
   writer->descriptor = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (writer->descriptor < 0) {
-    without(fmt::format("eventfd: {}", std::strerror(errno)));
+    without(fmt::format("eventfd: {}", system_words(errno)));
     return;
   }
   // Signals are for the program's threads; a write beyond the limit of a file's size is an error here.

@@ -17,6 +17,7 @@
 
 #include "base/memfd.hpp"
 #include "base/poison.hpp"
+#include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
 
 namespace weft {
@@ -82,7 +83,7 @@ struct Arena::Impl {
     log.write(LogLevel::info,
               fmt::format("shared memory of {} bytes cannot be had ({}); local memory is used instead, "
                           "and collectives on it copy",
-                          bytes, std::strerror(error)));
+                          bytes, system_words(error)));
   }
 
   void cache_insert(std::byte* begin, Extent e) {

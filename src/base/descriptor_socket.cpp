@@ -110,8 +110,8 @@ Transfer receive_message(int socket, void* message, std::size_t bytes, Descripto
     std::memcpy(&fd, CMSG_DATA(c), sizeof(int));
     received = Descriptor(fd);
   }
-  if (static_cast<std::size_t>(got) != bytes || (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0)
-    return Transfer::closed;
+  if (static_cast<std::size_t>(got) != bytes || (header.msg_flags & MSG_TRUNC) != 0) return Transfer::closed;
+  if ((header.msg_flags & MSG_CTRUNC) != 0) return Transfer::no_descriptor;
   if (descriptor != nullptr) *descriptor = std::move(received);
   return Transfer::done;
 }

@@ -54,7 +54,12 @@ Descriptor connect_abstract(const std::string& name) noexcept;
 /// The next connection, or an empty one with errno set.
 Descriptor accept_connection(int listener) noexcept;
 
-enum class Transfer { done, later, closed };
+enum class Transfer {
+  done,
+  later,
+  closed,
+  no_descriptor,  ///< it came whole, but this process may open no more descriptors (or it was sent too many)
+};
 /// Sends one message, with a descriptor where `descriptor` >= 0.
 Transfer send_message(int socket, const void* message, std::size_t bytes, int descriptor = -1) noexcept;
 /// Receives one message of exactly `bytes`; anything else counts as closed.

@@ -1,5 +1,8 @@
 #include "weft/base/error.hpp"
 
+#include <sys/resource.h>
+
+#include <cerrno>
 #include <system_error>
 
 namespace weft {
@@ -25,8 +28,39 @@ Error::Error(Failure failure, bool quiesced)
     : std::runtime_error(failure.text),
       details_(std::make_shared<Details>(Details{std::move(failure), quiesced})) {}
 
+std::string system_words(int error_number) {
+  std::string text = std::generic_category().message(error_number);
+  const auto name_limit = [&](int resource, const char* flag, rlim_t unit) {
+    rlimit limit{};
+    if (::getrlimit(static_cast<__rlimit_resource_t>(resource), &limit) != 0 ||
+        limit.rlim_cur == RLIM_INFINITY)
+      return;
+    text += std::string(" (ulimit ") + flag + " is " + std::to_string(limit.rlim_cur / unit) + ")";
+  };
+  switch (error_number) {
+    case EMFILE: name_limit(RLIMIT_NOFILE, "-n", 1); break;
+    case ENOMEM: name_limit(RLIMIT_AS, "-v", 1024); break;
+    case EFBIG: name_limit(RLIMIT_FSIZE, "-f", 1024); break;
+    case EAGAIN:  // of a thread: its stack has no room, or the user has too many
+      name_limit(RLIMIT_AS, "-v", 1024);
+      name_limit(RLIMIT_NPROC, "-u", 1);
+      break;
+    default: break;
+  }
+  return text;
+}
+
+std::string with_limits(std::string words) {
+  for (const int error_number : {EMFILE, ENOMEM, EAGAIN}) {
+    const std::string plain = std::generic_category().message(error_number);
+    if (words.find(plain) == std::string::npos) continue;
+    words += system_words(error_number).substr(plain.size());
+  }
+  return words;
+}
+
 void throw_errno(const std::string& what, int error_number) {
-  throw Error(ErrorCode::system, what + ": " + std::generic_category().message(error_number));
+  throw Error(ErrorCode::system, what + ": " + system_words(error_number));
 }
 
 }  // namespace weft

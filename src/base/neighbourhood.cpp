@@ -251,7 +251,8 @@ class Server {
     Request request;
     switch (receive_message(socket, &request, sizeof request)) {
       case Transfer::later: return true;
-      case Transfer::closed: return false;
+      case Transfer::closed:
+      case Transfer::no_descriptor: return false;
       case Transfer::done: break;
     }
     if (request.magic != Request::kMagic || request.name_bytes > Request::kNameBytes) {
@@ -514,6 +515,9 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
           if (answer.reply.number == request.number) return answer;
           continue;
         case Transfer::closed: throw lost("has ended");
+        case Transfer::no_descriptor:
+          --open_requests_;
+          throw_errno(fmt::format("neighbourhood: taking a descriptor from {}", who()), EMFILE);
         case Transfer::later: break;
       }
       if (deadline.passed()) throw no_answer(start);
@@ -547,7 +551,7 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
       log_.write(
           LogLevel::info,
           fmt::format("segment {} of {} ({} bytes) cannot be mapped ({}); what lies there is copied instead",
-                      index, who(), answer.reply.bytes, std::strerror(errno)));
+                      index, who(), answer.reply.bytes, system_words(errno)));
       return false;
     }
     bases_[index].store(segments_[index].data(), std::memory_order_release);

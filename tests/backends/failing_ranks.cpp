@@ -6,7 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -14,13 +14,17 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <map>
+#include <memory>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "support/masked_backend.hpp"
 #include "weft/backends/process_group.hpp"
+#include "weft/base/tensor.hpp"
 
 namespace {
 
@@ -90,6 +94,137 @@ struct Job {
     return store.get(fmt::format("{}/{}", key, r), weft::Deadline::after(30s));
   }
 };
+
+// What this process holds of what groups are made of.
+struct Holdings {
+  long descriptors = 0, mappings = 0, threads = 0, resident = 0, address_space = 0;  // the last two in KiB
+  static Holdings now() {
+    Holdings h;
+    const auto count = [](const char* folder) {
+      return static_cast<long>(std::distance(std::filesystem::directory_iterator(folder), {}));
+    };
+    h.descriptors = count("/proc/self/fd");
+    h.threads = count("/proc/self/task");
+    std::ifstream maps("/proc/self/maps");
+    for (std::string line; std::getline(maps, line);) ++h.mappings;
+    std::ifstream status("/proc/self/status");
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with("VmRSS:")) h.resident = std::atol(line.c_str() + 6);
+      if (line.starts_with("VmSize:")) h.address_space = std::atol(line.c_str() + 7);
+    }
+    return h;
+  }
+};
+
+// Until it goes, this process may have so much and no more.
+class Limited {
+ public:
+  Limited(int resource, rlim_t most) : resource_(resource) {
+    ::getrlimit(resource, &before_);
+    const rlimit now{most, before_.rlim_max};
+    ::setrlimit(resource, &now);
+  }
+  Limited(const Limited&) = delete;
+  Limited& operator=(const Limited&) = delete;
+  virtual ~Limited() { ::setrlimit(resource_, &before_); }
+
+ private:
+  const int resource_;
+  rlimit before_{};
+};
+// n descriptors and no more: those below the limit that are free are taken.
+class FewDescriptors final : public Limited {
+ public:
+  explicit FewDescriptors(long n) : Limited(RLIMIT_NOFILE, 256) {
+    for (int fd = 0; (fd = ::dup(0)) >= 0;) taken_.push_back(fd);
+    for (; n > 0 && !taken_.empty(); --n, taken_.pop_back()) ::close(taken_.back());
+  }
+  ~FewDescriptors() override {
+    for (const int fd : taken_) ::close(fd);
+  }
+
+ private:
+  std::vector<int> taken_;
+};
+std::unique_ptr<Limited> descriptors_left(long n) { return std::make_unique<FewDescriptors>(n); }
+std::unique_ptr<Limited> memory_left(long kib) {
+  return std::make_unique<Limited>(RLIMIT_AS,
+                                   static_cast<rlim_t>(Holdings::now().address_space + kib) * 1024);
+}
+
+// Rank 1 tries to make a group with ever more of what is limited, until it can. All ranks come along.
+void try_with(weft::Context& context, const std::string& backend, weft::Membership m,
+              const std::vector<long>& amounts, const std::function<std::unique_ptr<Limited>(long)>& limit) {
+  auto meet = [&, round = 0](const std::string& news) mutable {
+    const std::string key = fmt::format("round/{}", round++);
+    if (!news.empty()) m.store->set(key + "/news", news);
+    if (m.store->add(key, 1) == m.size) m.store->set(key + "/all", "1");
+    m.store->get(key + "/all", weft::Deadline::after(30s));
+    return m.store->get(key + "/news", weft::Deadline::after(30s));
+  };
+  m.deadline = 500ms;
+  for (const long amount : amounts) {
+    m.name = fmt::format("with {}", amount);
+    const Holdings before = Holdings::now();
+    std::string outcome = "made";
+    std::unique_ptr<Limited> limited;
+    weft::ProcessGroup g;
+    const auto began = weft::Clock::now();
+    try {
+      if (rank == 1) limited = limit(amount);
+      g = create(context, backend, m);
+      g.barrier({.deadline = 2s}).wait();
+    } catch (const weft::Error& e) {
+      limited.reset();
+      outcome = fmt::format("{} | {}", name(e.code()), e.what());
+    }
+    g = {};
+    limited.reset();
+    const double took = std::chrono::duration<double>(weft::Clock::now() - began).count();
+    say(fmt::format("{}: {} | after {:.2f} s", amount, outcome, took));
+    const std::string of_1 = meet(rank == 1 ? outcome : "");
+    if (amount != amounts.front() && outcome != "made") {
+      if (const long kept = Holdings::now().descriptors - before.descriptors; kept != 0)
+        say(fmt::format("{}: keeps {} descriptors", amount, kept));
+    }
+    if (of_1 == "made") break;
+  }
+  m.name = "afterwards";
+  m.deadline = 10s;
+  weft::ProcessGroup g = create(context, backend, m);
+  g.barrier().wait();
+  say("works afterwards");
+}
+
+// n times a group, a subgroup and a duplicate, used once each, and gone.
+void make_groups(weft::Context& context, const std::string& backend, weft::Membership m, int n) {
+  const auto one = [&] {
+    weft::ProcessGroup g = create(context, backend, m);
+    std::vector<float> x(100, 1.0f);
+    g.all_reduce(view(x), view(x)).wait();
+    weft::ProcessGroup twin = g.duplicate();
+    twin.barrier().wait();
+    const std::vector<int> all{0, 1};
+    weft::ProcessGroup sub = g.subgroup("pair", all);
+    sub.barrier().wait();
+  };
+  m.name = "again";
+  // Threads and sockets that are on their way out are given a moment.
+  const auto settled = [&] {
+    std::this_thread::sleep_for(200ms);
+    return Holdings::now();
+  };
+  for (int i = 0; i < 50; ++i) one();
+  const Holdings before = settled();
+  for (int i = 0; i < n; ++i) one();
+  Holdings after = settled();
+  for (int i = 0; i < 20 && (after.threads > before.threads || after.descriptors > before.descriptors); ++i)
+    after = settled();
+  say(fmt::format("descriptors {}", after.descriptors - before.descriptors));
+  say(fmt::format("mappings {}", after.mappings - before.mappings));
+  say(fmt::format("threads {}", after.threads - before.threads));
+  say(fmt::format("KiB {}", after.resident - before.resident));
+}
 
 double cpu_seconds() {
   timespec t{};
@@ -344,6 +479,49 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
     {"stopped in the middle", [](Job& j) { in_the_middle(j, SIGSTOP, 1s); }},
     {"killed in the middle", [](Job& j) { in_the_middle(j, SIGKILL, 20s); }},
     {"killed in the middle, 2 s", [](Job& j) { in_the_middle(j, SIGKILL, 2s); }},
+    {"large",
+     [](Job& j) {
+       const weft::Tensor t(j.context, weft::Shape{32 << 20}, weft::DType::f32, weft::Memory::shared);
+       std::fill(t.f32().begin(), t.f32().end(), 1.0f);
+       tell_in_full([&] { j.g.all_reduce(t, t).wait(); });
+       say(fmt::format("sum {}", *std::min_element(t.f32().begin(), t.f32().end())));
+     }},
+    // Rank 0 forks: what the child may do, and that nobody else notices.
+    {"forks",
+     [](Job& j) {
+       j.all_reduce();
+       if (rank == 0) {
+         const pid_t child = ::fork();
+         if (child == 0) {
+           tell_in_full([&] { j.all_reduce(); });
+           tell_in_full([&] { j.g.duplicate(); });
+           tell_in_full([&] { weft::Membership::from_env(j.context); });
+           j.g = {};
+           std::fflush(nullptr);
+           ::_exit(0);
+         }
+         int status = -1;
+         ::waitpid(child, &status, 0);
+         say(fmt::format("child {}", status));
+       }
+       j.all_reduce();
+       say(fmt::format("sum {}", j.out[0]));
+     }},
+    // Rank 1 may have no more descriptors and memory than it has; then rank 0 has a new segment.
+    {"no more of anything",
+     [](Job& j) {
+       j.all_reduce();
+       const auto no_memory = rank == 1 ? memory_left(8 << 10) : nullptr;
+       const auto no_descriptors = rank == 1 ? descriptors_left(0) : nullptr;
+       j.store_meet("limited");
+       const weft::Tensor t(j.context, weft::Shape{200'000}, weft::DType::f32,
+                            rank == 0 ? weft::Memory::shared : weft::Memory::local);
+       for (int i = 0; i < 3; ++i) {
+         std::fill(t.f32().begin(), t.f32().end(), 1.0f);
+         tell_in_full([&] { j.g.all_reduce(t, t, {.deadline = 5s}).wait(); });
+       }
+       say(fmt::format("sum {}", *std::max_element(t.f32().begin(), t.f32().end())));
+     }},
     // What rank 0 costs between the first and the sixth second of a wait for rank 1.
     {"waits",
      [](Job& j) {
@@ -369,6 +547,12 @@ int main(int, char** argv) {
   weft::Context context;
   const auto body = [&](weft::Membership m) {
     rank = m.rank;
+    if (what == "few descriptors")
+      return try_with(context, backend, m, {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 32, 64}, descriptors_left);
+    if (what == "little memory")
+      return try_with(context, backend, m, {1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20},
+                      memory_left);
+    if (what == "many groups") return make_groups(context, backend, m, std::atoi(argv[4]));
     if (what == "never comes") {  // to the group's creation
       if (rank == 1) {
         m.store->get("told", weft::Deadline::after(30s));

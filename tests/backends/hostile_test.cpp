@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -30,6 +32,7 @@ using testing::AllOf;
 using testing::AnyOf;
 using testing::ContainsRegex;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
 std::string contents(const std::filesystem::path& path) {
@@ -64,7 +67,7 @@ const std::vector<Kind>& kinds() {
 class Job {
  public:
   Job(const Kind& kind, int n, const std::string& scene, const std::function<void()>& prepare = {},
-      const std::string& flags = "")
+      const std::string& flags = "", const std::string& more = "")
       : kind_(kind), n_(n) {
     const bool one = !kind.mpirun.empty() || kind.name == "threads";
     for (int r = 0; r < (one ? 1 : n); ++r) {
@@ -84,7 +87,8 @@ class Job {
         std::istringstream start(kind.mpirun.empty() ? ""
                                                      : fmt::format("{} {} -n {}", kind.mpirun, flags, n));
         for (std::string word; start >> word;) words.push_back(word);
-        for (const std::string& word : {std::string(WEFT_FAILING_RANKS), kind.name, scene, std::to_string(n)})
+        for (const std::string& word :
+             {std::string(WEFT_FAILING_RANKS), kind.name, scene, std::to_string(n), more})
           words.push_back(word);
         std::vector<char*> argv;
         for (std::string& word : words) argv.push_back(word.data());
@@ -345,6 +349,99 @@ TEST_P(HostileToProcesses, SurvivorsOfADeathGoOn) {
     EXPECT_THAT(lines[0], StartsWith(mpi() ? "timeout 1 | " : "peer_lost 1 | "));
     EXPECT_EQ(lines[2], fmt::format("goes on as rank {} of 2, once {}, the sum is 2", r / 2, r));
   }
+}
+
+/// A job over what the test itself can start, with the ranks' limits.
+class HostileToOurs : public Hostile {};
+INSTANTIATE_TEST_SUITE_P(On, HostileToOurs, testing::Values(kinds()[0], kinds()[3]), name_of);
+
+// What rank 1 may not have it says, with the limit; rank 0 is told that rank 1 did not come. All can be made
+// good again.
+void expect_the_limit_named(const Job& job, const std::string& limit) {
+  const auto of_0 = job.of(0), of_1 = job.of(1);
+  ASSERT_GE(of_1.size(), 3u) << job.all();
+  ASSERT_EQ(of_0.back(), "works afterwards") << job.all();
+  ASSERT_EQ(of_1.back(), "works afterwards") << job.all();
+  int refused = 0;
+  for (const std::string& line : of_1) {
+    if (line.find(": made") != std::string::npos || line == "works afterwards" ||
+        line.find("keeps") != std::string::npos)
+      continue;
+    EXPECT_THAT(line, AllOf(AnyOf(HasSubstr(": system | "), HasSubstr(": unsupported | ")), HasSubstr(limit),
+                            AnyOf(HasSubstr("group \"with"), HasSubstr("cannot be loaded"))));
+    ++refused;
+  }
+  EXPECT_GE(refused, 1) << job.all();
+  for (const std::string& line : of_0)
+    EXPECT_THAT(line, AnyOf(HasSubstr(": made"), HasSubstr("works afterwards"), HasSubstr(": timeout | "),
+                            HasSubstr(": peer_lost | "), HasSubstr(": system | ")))
+        << job.all();
+}
+
+TEST_P(HostileToOurs, FewDescriptorsAreToldWithTheLimit) {
+  Job job(GetParam(), 2, "few descriptors");
+  expect_all_end_well(job);
+  expect_the_limit_named(job, "Too many open files (ulimit -n is 256)");
+  if (GetParam().name == "shm") {
+    EXPECT_THAT(job.all(), Not(HasSubstr("keeps")));
+  }
+}
+
+TEST_P(HostileToOurs, LittleMemoryIsToldWithTheLimit) {
+  Job job(GetParam(), 2, "little memory");
+  expect_all_end_well(job);
+  expect_the_limit_named(job, "(ulimit -v is ");
+}
+
+// Where a peer's new memory cannot be mapped it is copied instead.
+TEST_P(HostileToOurs, WithoutAnyMoreOfAnythingCallsGoOn) {
+  Job job(GetParam(), 2, "no more of anything");
+  expect_all_end_well(job);
+  for (int r = 0; r < 2; ++r)
+    EXPECT_THAT(job.of(r), testing::ElementsAre("no error", "no error", "no error", "sum 2")) << job.all();
+}
+
+TEST_P(HostileToProcesses, AForkedChildIsToldSoAndItsParentGoesOn) {
+  Job job(GetParam(), 2, "forks");
+  expect_all_end_well(job);
+  const auto lines = job.of(0);
+  ASSERT_EQ(lines.size(), 8u) << job.all();
+  for (const int i : {0, 2, 4})
+    EXPECT_THAT(lines[static_cast<std::size_t>(i)],
+                AllOf(StartsWith("unsupported | "), HasSubstr("this process was forked from process "),
+                      HasSubstr("make a new Context in the child, or fork before the first one")));
+  EXPECT_EQ(lines[6], "child 0");
+  EXPECT_EQ(lines[7], "sum 2");
+  EXPECT_THAT(job.of(1), testing::ElementsAre("sum 2"));
+}
+
+// 10 200 groups over shm, hundreds elsewhere.
+TEST_P(Hostile, ManyGroupsLeaveNothing) {
+  const int times = GetParam().name == "shm" ? 3400 : GetParam().name == "threads" ? 1000 : 100;
+  Job job(GetParam(), 2, "many groups", {}, "", std::to_string(times));
+  expect_all_end_well(job);
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_LE(job.number(r, "descriptors"), 0) << job.all();
+    EXPECT_LE(job.number(r, "threads"), 0) << job.all();
+    ASSERT_EQ(job.of(r).size(), 4u) << job.all();
+    EXPECT_LE(job.number(r, "mappings"), 8) << job.all();  // of the allocator
+    EXPECT_LE(job.number(r, "KiB"), 8 << 10) << job.all();
+  }
+}
+
+bool small_dev_shm() {
+  return ::unshare(CLONE_NEWNS) == 0 && ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+         ::mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=64m") == 0;
+}
+
+TEST_P(HostileToProcesses, ASmallDevShmDoesNotMatter) {
+  if (!run_in_child([] { return small_dev_shm() ? 0 : 1; }).ok())
+    GTEST_SKIP() << "mount namespaces are not permitted";
+  Job job(GetParam(), 2, "large", [] {
+    if (!small_dev_shm()) ::_exit(98);
+  });
+  expect_all_end_well(job);
+  for (int r = 0; r < 2; ++r) EXPECT_THAT(job.of(r), testing::ElementsAre("no error", "sum 2")) << job.all();
 }
 
 // All at once: it takes long.

@@ -63,7 +63,13 @@ class Error : public std::runtime_error {
   std::shared_ptr<const Details> details_;
 };
 
-/// An Error of code `system` whose text is "<what>: <errno's words>".
+/// errno's words and, where this process's own limit may be what refused, that: "Too many open files (ulimit
+/// -n is 64)".
+std::string system_words(int error_number);
+/// The same for the words of a library, which may have errno's among them.
+std::string with_limits(std::string words);
+
+/// An Error of code `system` whose text is "<what>: <system_words()>".
 [[noreturn]] void throw_errno(const std::string& what, int error_number);
 
 }  // namespace weft

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 
 #include "backends/blocking_backend.hpp"
@@ -31,26 +32,37 @@ constexpr std::uint64_t kExchange = 0x42ull << 56;  // slots of exchange(), see 
 constexpr auto kForever =
     std::chrono::milliseconds(std::chrono::hours(24 * 30));  // deadlines are the group's
 
-// Where Gloo's ranks find each other's ports.
+// Where Gloo's ranks find each other's ports; its keys are their numbers.
 class Meeting final : public ::gloo::rendezvous::Store {
  public:
-  explicit Meeting(const Bringup& b)
-      : store_(b.store), prefix_(b.token + "/gloo/port/"), deadline_(b.deadline) {}
+  explicit Meeting(const Bringup& b) : b_(b), prefix_(b.token + "/gloo/port/") {}
   void set(const std::string& key, const std::vector<char>& data) override {
-    store_->set(prefix_ + key, {data.data(), data.size()});
+    b_.store->set(prefix_ + key, {data.data(), data.size()});
   }
   std::vector<char> get(const std::string& key) override {
-    const std::string value = store_->get(prefix_ + key, deadline_);
+    const std::string value = await(key);
     return {value.begin(), value.end()};
   }
   void wait(const std::vector<std::string>& keys) override {
-    for (const std::string& key : keys) store_->get(prefix_ + key, deadline_);
+    for (const std::string& key : keys) await(key);
   }
 
  private:
-  std::shared_ptr<weft::Store> store_;
+  std::string await(const std::string& key) const {
+    try {
+      return b_.store->get(prefix_ + key, b_.deadline);
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::timeout) throw;
+      throw Error(Failure{.code = ErrorCode::timeout,
+                          .text = fmt::format("group \"{}\": rank {} joined, but did not connect by the "
+                                              "deadline [rank {}]",
+                                              b_.name, key, b_.rank),
+                          .ranks = {std::atoi(key.c_str())}});
+    }
+  }
+
+  const Bringup& b_;
   std::string prefix_;
-  Deadline deadline_;
 };
 
 ::gloo::transport::tcp::attr loopback() { return {"127.0.0.1"}; }
@@ -88,9 +100,9 @@ std::shared_ptr<::gloo::Context> connect(const Bringup& b) {
     context->setTimeout(kForever);
   } catch (const ::gloo::Exception& e) {
     const bool late = b.deadline.passed();
-    throw Error(
-        late ? ErrorCode::timeout : ErrorCode::system,
-        fmt::format("group \"{}\": gloo cannot connect the ranks: {} [rank {}]", b.name, e.what(), b.rank));
+    throw Error(late ? ErrorCode::timeout : ErrorCode::system,
+                fmt::format("group \"{}\": gloo cannot connect the ranks: {} [rank {}]", b.name,
+                            with_limits(e.what()), b.rank));
   }
   return context;
 }

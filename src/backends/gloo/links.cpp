@@ -102,8 +102,19 @@ Links::Links(std::shared_ptr<::gloo::Context> context, LinkEvents events)
     peer.in->recv(r, kNotes);
   }
   const NoSignals inherited;
+  try {
+    for (auto& peer : peers_)
+      if (peer->rank != context_->rank) peer->thread = std::thread([this, p = peer.get()] { read(*p); });
+  } catch (...) {  // no more threads: those that run end first
+    interrupt();
+    end_threads();
+    throw;
+  }
+}
+
+void Links::end_threads() noexcept {
   for (auto& peer : peers_)
-    if (peer->rank != context_->rank) peer->thread = std::thread([this, p = peer.get()] { read(*p); });
+    if (peer->thread.joinable()) peer->thread.join();
 }
 
 Links::~Links() {
@@ -127,8 +138,7 @@ Links::~Links() {
     });
   }
   interrupt();
-  for (auto& peer : peers_)
-    if (peer->thread.joinable()) peer->thread.join();
+  end_threads();
 }
 
 void Links::interrupt() noexcept {

@@ -66,6 +66,7 @@ class Links {
   struct Peer;
   struct Letter;
   void read(Peer& peer) noexcept;
+  void end_threads() noexcept;
   void take(Peer& peer, const Note& note, const std::byte* payload);
   void fetch(Peer& peer, OpState& recv, std::uint64_t number);
   bool match(Peer& peer, OpState& recv, Letter& letter);  // with mutex_ held
