@@ -214,7 +214,7 @@ void make_groups(weft::Context& context, const std::string& backend, weft::Membe
     std::this_thread::sleep_for(200ms);
     return Holdings::now();
   };
-  for (int i = 0; i < 50; ++i) one();
+  for (int i = 0; i < 20; ++i) one();
   const Holdings before = settled();
   for (int i = 0; i < n; ++i) one();
   Holdings after = settled();
