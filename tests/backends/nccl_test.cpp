@@ -612,6 +612,28 @@ TEST_F(Nccl, WhoLeavesIsNamed) {
   });
 }
 
+// Those who are left go on, on the same devices.
+TEST_F(Nccl, SurvivorsGoOnInAGroupOfTheirOwn) {
+  run_ranks(Ranks::threads, 3, [&](Rank& r) {
+    ProcessGroup g = group(r);
+    std::vector<float> v = values(r.rank, 10);
+    g.all_reduce(on_device(v), on_device(v)).wait();
+    if (r.rank == 2) {
+      g = {};
+    } else {
+      EXPECT_EQ(error_of([&] { g.all_reduce(on_device(v), on_device(v)).wait(); }).code(),
+                ErrorCode::peer_lost);
+      EXPECT_TRUE(g.quiesce(10s));
+      g = g.shrink(5s);
+      EXPECT_EQ(g.size(), 2);
+      v = values(r.rank, 10);
+      g.all_reduce(on_device(v), on_device(v)).wait();
+      EXPECT_EQ(v, sums(2, 10));
+    }
+    r.meet("end");
+  });
+}
+
 TEST_F(Nccl, RanksEndTheirCommunicatorsTogether) {
   run(3, [](Rank& r, ProcessGroup& g) {
     std::vector<float> v(10);

@@ -1,5 +1,6 @@
 // The one per-process object: memory, calls in flight, fork guard, log. Explicit and passed in; weft has no
-// other mutable state. Threads that are ranks of one job share one Context.
+// other mutable state, but for what a handler of SIGUSR2 needs where WEFT_TRACE is set (docs/traces.md).
+// Threads that are ranks of one job share one Context.
 #pragma once
 
 #include <cstddef>
