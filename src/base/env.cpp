@@ -55,6 +55,7 @@ constexpr Variable kVariables[] = {
     {"SLURM_STEP_NUM_NODES", "SLURM_NNODES", "hosts of the step, set by srun"},
     {"SLURM_NNODES", "1", "hosts of the job, set by Slurm"},
     {"XDG_RUNTIME_DIR", "/tmp/weft-<user id>", "folder of this user's, for the files by which ranks meet"},
+    {"WEFT_BACKEND", "none", "the transport that the backend \"auto\" takes; set by weft run --backend"},
     {"WEFT_INTERFACE", "none", "network interface that gloo listens on where the ranks are on several hosts"},
     {"WEFT_BACKEND_PATH", "none",
      "folders, separated by ':', searched for libweft_backend_<name>.so before those of the installation"},

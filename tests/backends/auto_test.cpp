@@ -55,6 +55,31 @@ TEST(Auto, OneHostIsSharedMemory) {
   EXPECT_THAT(job.log, HasSubstr("group \"chosen\": auto takes shm: all ranks share this host"));
 }
 
+TEST(Auto, TakesWhatTheEnvironmentSays) {
+  if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "libgloo-dev is not installed";
+  ::setenv("WEFT_BACKEND", "gloo", 1);
+  Job job;
+  job.run({"", "", ""}, [](Rank& r, const Membership& m) {
+    ProcessGroup group = ProcessGroup::create(r.context, "auto", m);
+    EXPECT_EQ(group.backend(), "gloo");
+    sum_of_ranks(r, group);
+  });
+  ::unsetenv("WEFT_BACKEND");
+  EXPECT_THAT(job.log, HasSubstr("group \"chosen\": auto takes gloo: WEFT_BACKEND says so"));
+}
+
+TEST(Auto, AllRanksMustBeToldTheSame) {
+  run_ranks(Ranks::processes, 2, [](Rank& r) {
+    if (r.rank == 1) ::setenv("WEFT_BACKEND", "gloo", 1);
+    const Error e = error_of([&] { ProcessGroup::create(r.context, "auto", r.membership()); });
+    EXPECT_EQ(e.code(), ErrorCode::mismatch);
+    EXPECT_STREQ(e.what(), r.rank == 0 ? "group \"world\": WEFT_BACKEND is gloo on rank 1, auto on rank 0; "
+                                         "expected the same on all ranks"
+                                       : "group \"world\": WEFT_BACKEND is auto on rank 0, gloo on rank 1; "
+                                         "expected the same on all ranks");
+  });
+}
+
 TEST(Auto, SeveralHostsAreGloo) {
   if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "libgloo-dev is not installed";
   ::setenv("WEFT_INTERFACE", "lo", 1);

@@ -379,6 +379,41 @@ TEST_F(RunTest, WrongFlagsExitWithTwo) {
   EXPECT_THAT(err(), HasSubstr("sockets not in {none,cores}"));
 }
 
+TEST_F(RunTest, TheLastWordsOfTheFirstThatFailedAreRepeated) {
+  EXPECT_EQ(
+      run_shell(2,
+                "if [ $WEFT_RANK = 0 ]; then exec sleep 60; fi; echo pid $$; echo first >&2; echo 'rank 1: "
+                "no such file' >&2; echo >&2; exit 7"),
+      code(7));
+  const std::string pid = std::to_string(printed_number(1, "pid"));
+  EXPECT_THAT(err(), HasSubstr("weft run: rank 1 (pid " + pid + ") was first to fail: exited with code 7\n" +
+                               "weft run: rank 1 said last: rank 1: no such file\n"));
+}
+
+TEST_F(RunTest, AJobThatTakesTooLongEndsAndWhoStillRanIsNamed) {
+  const auto begin = Clock::now();
+  EXPECT_EQ(run({"-n", "3", "--timeout", "0.5", "--", "sh", "-c",
+                 "echo pid $$; if [ $WEFT_RANK != 1 ]; then exec sleep 60; fi"}),
+            code(124));
+  EXPECT_GE(Clock::now() - begin, milliseconds(500));
+  EXPECT_LT(Clock::now() - begin, seconds(10));
+  EXPECT_EQ(err(), fmt::format("weft run: the job did not end within 0.5 s: rank 0 (pid {}), rank 2 (pid {}) "
+                               "still ran\n",
+                               printed_number(0, "pid"), printed_number(2, "pid")));
+}
+
+TEST_F(RunTest, AJobThatEndsInTimeIsNotDisturbed) {
+  EXPECT_EQ(run({"-n", "2", "--timeout", "100", "--", "true"}), kSuccess);
+  EXPECT_EQ(run({"-n", "2", "--timeout", "100", "--", "sh", "-c", "exit 3"}), code(3));
+  EXPECT_EQ(run({"-n", "2", "--timeout", "0", "--", "true"}), code(2));
+  EXPECT_THAT(err(), HasSubstr("--timeout: Value 0 not in range"));
+}
+
+TEST_F(RunTest, TheBackendIsTheRanksToTake) {
+  EXPECT_EQ(run({"-n", "2", "--backend", "gloo", "--", "sh", "-c", "echo $WEFT_BACKEND"}), kSuccess);
+  EXPECT_THAT(out_lines(), UnorderedElementsAre("[0] gloo", "[1] gloo"));
+}
+
 // ---- signals ----
 
 TEST_F(RunTest, SignalsReachEveryRank) {
@@ -463,6 +498,21 @@ TEST_F(KilledLauncherTest, NothingStaysWhenTheSupervisorIsKilled) {
   EXPECT_THAT(left_behind(), IsEmpty());
   EXPECT_EQ(err(), "weft run: the supervisor (pid " + std::to_string(supervisor) +
                        ") was killed by signal 9 (SIGKILL)\n");
+}
+
+// Nobody is left to end what the ranks have started; they themselves die.
+TEST_F(KilledLauncherTest, TheRanksDieWithBoth) {
+  ChildProcess process = start_family();
+  const int ranks[] = {printed_number(0, "pid"), printed_number(1, "pid")};
+  const int supervisor =
+      std::atoi(contents(fmt::format("/proc/{0}/task/{0}/children", process.pid())).c_str());
+  ASSERT_GT(supervisor, 0);
+  process.kill(SIGSTOP);  // so that it does not see the other one go first
+  ASSERT_EQ(::kill(supervisor, SIGKILL), 0);
+  process.kill(SIGKILL);
+  for (const int rank : ranks)
+    EXPECT_TRUE(eventually([&] { return contents(fmt::format("/proc/{}/environ", rank)).empty(); }));
+  for (const int child : left_behind()) ::kill(child, SIGKILL);  // the four sleepers
 }
 
 }  // namespace

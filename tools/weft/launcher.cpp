@@ -15,6 +15,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/signalfd.h>
@@ -47,6 +48,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+constexpr int kTimedOut = 124;  // as timeout(1) has it
 constexpr int kNotFound = 127;
 constexpr int kNotExecutable = 126;
 constexpr Duration kSweepLimit = std::chrono::seconds(5);  // for killed processes to be gone
@@ -195,6 +197,7 @@ class Supervisor {
         return error_number == ENOENT ? kNotFound : kNotExecutable;
       }
     }
+    if (options_.timeout > Duration::zero()) job_ends_ = Deadline::after(options_.timeout);
     watch();
     if (options_.keep_going && !exit_ && !one_ended_well_) exit_ = first_failure_;
     return exit_.value_or(0);
@@ -225,7 +228,7 @@ class Supervisor {
   // ---- starting ----
 
   std::vector<std::string> environment_of(int number) const {
-    const std::pair<std::string_view, std::string> ours[] = {
+    std::vector<std::pair<std::string_view, std::string>> ours{
         {"WEFT_RANK", fmt::to_string(number)},
         {"WEFT_WORLD_SIZE", fmt::to_string(options_.ranks)},
         {"WEFT_LOCAL_RANK", fmt::to_string(number)},
@@ -233,6 +236,7 @@ class Supervisor {
         {"WEFT_JOB", job_},
         {"WEFT_TERMINAL", out_.terminal() ? "1" : "0"},
     };
+    if (!options_.backend.empty()) ours.emplace_back("WEFT_BACKEND", options_.backend);
     std::vector<std::string> all;
     for (char** variable = environ; *variable != nullptr; ++variable) {
       const std::string_view name =
@@ -324,7 +328,10 @@ class Supervisor {
         err_.finish();
         if ((out_.empty() && err_.empty()) || abandoned_) return;
       }
-      poll_once(over ? Deadline::never() : swept ? drained : next_step_);
+      poll_once(over                                   ? Deadline::never()
+                : swept                                ? drained
+                : job_ends_.when() < next_step_.when() ? job_ends_
+                                                       : next_step_);
       if (abandoned_ && swept) {
         out_.drop();
         err_.drop();
@@ -372,6 +379,13 @@ class Supervisor {
     } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
       end(stream);
     }
+  }
+
+  /// What has been written so far. A rank that failed has written all it will.
+  void drain(Stream& stream) {
+    int waiting = 0;
+    while (stream.pipe.read_end >= 0 && ::ioctl(stream.pipe.read_end, FIONREAD, &waiting) == 0 && waiting > 0)
+      read(stream);
   }
 
   static void end(Stream& stream) {
@@ -436,6 +450,10 @@ class Supervisor {
       }
       report(fmt::format("rank {} (pid {}) was first to fail: {}", rank->number, rank->pid,
                          how_it_ended(status)));
+      Stream& errors = *rank->streams[1];
+      drain(errors);
+      if (!errors.lines.last().empty())
+        report(fmt::format("rank {} said last: {}", rank->number, errors.lines.last()));
       exit_ = exit_status(status);
       if (stage_ == Stage::running) {
         stage_ = Stage::noticed;
@@ -449,6 +467,7 @@ class Supervisor {
   // ---- ending ----
 
   void advance() {
+    if (job_ends_.passed()) expire();
     if (!next_step_.passed()) return;
     switch (stage_) {
       case Stage::noticed: return terminate();
@@ -462,6 +481,23 @@ class Supervisor {
       case Stage::running:
       case Stage::killed: next_step_ = Deadline::never(); return;
     }
+  }
+
+  /// The job's time is over.
+  void expire() {
+    job_ends_ = Deadline::never();
+    if (stage_ != Stage::running) return;  // it is ending already
+    std::string still;
+    for (const auto& rank : ranks_)
+      if (rank->running)
+        still += fmt::format("{}rank {} (pid {})", still.empty() ? "" : ", ", rank->number, rank->pid);
+    if (still.empty()) return;
+    report(fmt::format("the job did not end within {:g} s: {} still ran",
+                       std::chrono::duration<double>(options_.timeout).count(), still));
+    exit_ = kTimedOut;
+    stage_ = Stage::noticed;
+    next_step_ = Deadline::after(options_.notice);
+    if (env::get("WEFT_TRACE")) ask_for_traces();
   }
 
   void terminate() {
@@ -541,6 +577,7 @@ class Supervisor {
   std::vector<std::unique_ptr<Rank>> ranks_;
   Stage stage_ = Stage::running;
   Deadline next_step_ = Deadline::never();
+  Deadline job_ends_ = Deadline::never();
   std::optional<Clock::time_point> first_request_;
   bool guard_gone_ = false;
   bool abandoned_ = false;

@@ -13,6 +13,8 @@ struct LaunchOptions {
   bool bind_cores = false;  ///< each rank to its share of this process's cores
   bool tag_output = true;   ///< "[2] " before each line of rank 2
   bool keep_going = false;  ///< a rank's failure is named and the others are left alone
+  std::string backend{};    ///< what "auto" takes, whatever the ranks' environment says; empty: it chooses
+  Duration timeout{};       ///< of the whole job; zero: none
   Duration notice =
       std::chrono::milliseconds(500);        ///< from the first failure to SIGTERM: time to say what they saw
   Duration grace = std::chrono::seconds(3);  ///< from SIGTERM to SIGKILL
@@ -23,7 +25,8 @@ struct LaunchOptions {
 /// store. Forwards SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2. When this returns, no process of
 /// the job is left, also where this process or its helper is killed with SIGKILL. Returns the exit status of
 /// the first rank that failed (128 + signal where a signal ended it), 127 where the program does not exist,
-/// 126 where it cannot be run, 0 where all ranks ended well; with keep_going, where one did.
+/// 126 where it cannot be run, 124 where the job did not end within its timeout, 0 where all ranks ended
+/// well; with keep_going, where one did.
 int launch(const LaunchOptions& options, const std::vector<std::string>& command);
 
 }  // namespace weft::tools

@@ -77,7 +77,9 @@ void LineCutter::feed(std::string_view bytes) {
 }
 
 void LineCutter::line_feed() {
-  sink_.add_line(tag_, line_.empty() ? bar_ : line_);  // "done\r\n" is the line "done"
+  const std::string& text = line_.empty() ? bar_ : line_;  // "done\r\n" is the line "done"
+  sink_.add_line(tag_, text);
+  if (text.find_first_not_of(" \t") != std::string::npos) last_ = text;
   line_.clear();
   bar_.clear();
   in_bar_ = false;

@@ -55,6 +55,10 @@ class LineCutter {
   /// The stream is over: what is left is a line.
   void finish();
   Sink& sink() { return sink_; }
+  /// The last line with anything in it, also where it is not whole yet.
+  const std::string& last() const {
+    return line_.find_first_not_of(" \t") != std::string::npos ? line_ : last_;
+  }
 
  private:
   static constexpr std::size_t kLongest = std::size_t{64} << 10;  // longer lines are broken
@@ -66,6 +70,7 @@ class LineCutter {
   bool shows_bars_;
   Sink& sink_;
   std::string line_;   // since the last line end
+  std::string last_;   // the last line that left and was not blank
   std::string bar_;    // the last text that a carriage return ended, while nothing but bars came since
   std::string shown_;  // the text of the bar that was shown last
   bool in_bar_ = false;

@@ -16,6 +16,7 @@ constexpr int kMostRanks =
 struct Flags {
   LaunchOptions options;
   std::string bind = "none";
+  double timeout = 0;
 };
 
 }  // namespace
@@ -34,9 +35,17 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chose
                 "Put the rank before each line: \"[2] \" (the default)");
   run->add_flag("--keep-going", flags->options.keep_going,
                 "Leave the others alone when a rank fails: they may go on without it");
+  run->add_option(
+      "--backend", flags->options.backend,
+      "What the ranks' \"auto\" takes: shm, gloo or another transport by name (sets WEFT_BACKEND)");
+  run->add_option("--timeout", flags->timeout,
+                  "End the job after that many seconds, say which ranks still ran, exit with 124")
+      ->check(CLI::Range(0.001, 1e9));
   run->callback([flags, &program, &chosen] {
     if (program.empty())
       throw CLI::ValidationError("weft run", "no program; expected: weft run -n 4 -- PROGRAM");
+    flags->options.timeout =
+        std::chrono::duration_cast<Duration>(std::chrono::duration<double>(flags->timeout));
     flags->options.bind_cores = flags->bind == "cores";
     chosen = [flags, &program] { return launch(flags->options, program); };
   });
