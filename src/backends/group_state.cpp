@@ -527,7 +527,7 @@ std::optional<Failure> GroupState::failure() const {
 
 // What fails with it is a call of `op`: the first cause may be that of another, or of none.
 void GroupState::throw_failure(Op op, std::uint64_t call) {
-  traces_.written(recorder_);
+  if (!told_.exchange(true)) traces_.written(recorder_);  // a disk that hangs holds up the first Error alone
   const bool quiet = quiesced_.load(std::memory_order_acquire) || backend_->quiet();
   Failure f;
   {

@@ -155,6 +155,7 @@ class GroupState final : public Driven, public BlockHolder {
   std::shared_ptr<Recorder> recorder_;
   mutable std::mutex mutex_;
   std::optional<Failure> failure_;
+  std::atomic<bool> told_{false};  // an Error of the failure was thrown
   std::atomic<bool> quiesced_{false};
   std::atomic<bool> drop_quiesced_{false};  // a dropped Work has waited for quiet once
 };

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <thread>
 
 #include "support/run_ranks.hpp"
@@ -311,6 +312,41 @@ TEST_F(DoctorTrace, WhatIsNoTraceIsRefusedByName) {
   EXPECT_THAT(full.text,
               HasSubstr("weft: --chrome: cannot write /nowhere/at/all: No such file or directory"));
   EXPECT_EQ(doctor("").status, 2);
+}
+
+// Whatever stands in a file: a report, or an error that names the file.
+TEST_F(DoctorTrace, DamagedFilesAreReportedOrRefused) {
+  json whole = trace(0, 2, {call("barrier", 0, 0), call("all_reduce", 1, 1, "pending")});
+  whole["failure"] = {{"code", "timeout"}, {"text", "late"}, {"noticed_ns", 7}};
+  const std::string text = whole.dump();
+  put("other.json", trace(1, 2, {call("barrier", 0, 5)}).dump());
+  std::mt19937 random(5);
+  const auto below = [&](std::size_t n) {
+    return std::uniform_int_distribution<std::size_t>(0, n - 1)(random);
+  };
+  int refused = 0;
+  for (int k = 0; k < 150; ++k) {
+    std::string damaged = text;
+    for (std::size_t i = 1 + below(3); i > 0; --i) {
+      const std::size_t at = below(damaged.size());
+      switch (below(5)) {
+        case 0: damaged[at] = static_cast<char>(below(256)); break;
+        case 1: damaged.resize(at + 1); break;
+        case 2: damaged.erase(at, 1 + below(20)); break;
+        case 3: damaged.insert(at, "9999999999"); break;
+        default: damaged.insert(at, damaged.substr(below(damaged.size()), below(60)));
+      }
+    }
+    put("damaged.json", damaged);
+    const Outcome o = doctor("damaged.json other.json");
+    ASSERT_TRUE(o.status == 0 || o.status == 2) << o.status << "\n" << o.text << "\n" << damaged;
+    if (o.status == 2) {
+      ++refused;
+      EXPECT_THAT(o.text, HasSubstr("damaged.json: "));
+    }
+  }
+  EXPECT_GT(refused, 50);
+  EXPECT_LT(refused, 150);
 }
 
 }  // namespace

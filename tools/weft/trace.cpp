@@ -57,7 +57,10 @@ class Reader {
   std::string text(const char* key) const {
     const json& value = at(key);
     if (!value.is_string()) wrong(place(key), fmt::format("is {}; expected a text", shown(value)));
-    return value.get<std::string>();
+    std::string words = value.get<std::string>();
+    for (char& c : words)  // it will be printed
+      if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+    return words;
   }
   /// One of the `count` names that name(T) gives.
   template <class T>
