@@ -163,6 +163,9 @@ std::string job_of(const Seat& seat) {
       return job || old ? fmt::format("openmpi {}", job ? *job : *old) : "";
     }
     case Launcher::hydra: {
+      // Each host has a proxy of its own: nothing that Hydra tells is the same on several.
+      if (const auto here = env::get("MPI_LOCALNRANKS"); here && *here != std::to_string(seat.size))
+        return "hydra";
       const pid_t proxy = hydra_proxy();
       return fmt::format("hydra {} {}", proxy, start_time_of(proxy).value_or(0));
     }

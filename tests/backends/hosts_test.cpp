@@ -328,5 +328,92 @@ TEST_P(CutOff, InMidCallEverybodyIsTold) {
 INSTANTIATE_TEST_SUITE_P(Hosts, CutOff, ::testing::Values(2, 0));
 #endif
 
+// ---- MPI ----
+
+struct Mpi {
+  const char* name;
+  bool built;
+  std::string mpirun;  // with places for the agent and the variables to hand on
+};
+
+class MpiAcrossHosts : public HostsTest, public ::testing::WithParamInterface<Mpi> {
+ protected:
+  void SetUp() override {
+    if (!GetParam().built) GTEST_SKIP() << GetParam().name << " is not built here";
+    HostsTest::SetUp();
+  }
+  /// Two ranks on each of two hosts, for `limit` seconds at most. `heard` sees every line as it comes; true:
+  /// that is enough, and the job is ended. All lines.
+  std::string job(
+      const Hosts& hosts, const std::string& what, int limit,
+      const std::function<bool(const std::string&)>& heard = [](const std::string&) { return false; }) {
+    const std::string agent = folder_ / "agent";
+    hosts.write_agent(agent);
+    std::string set, passed;
+    for (const auto& [name, value] :
+         variables(0, 4, {{"WEFT_LOG", "warning"}, {"OMPI_MCA_mpi_yield_when_idle", "1"}})) {
+      if (name == "WEFT_RANK" || name == "WEFT_WORLD_SIZE") continue;
+      set += fmt::format(" {}={}", name, value);
+      if (name.starts_with("WEFT_")) passed += fmt::format(" -x {}", name);
+    }
+    const std::string mpirun =
+        fmt::format(fmt::runtime(GetParam().mpirun), fmt::arg("agent", agent), fmt::arg("passed", passed));
+    const std::string command = fmt::format("{} env{} timeout -k 2 {} {} -n 4 {} {} 2>&1 </dev/null",
+                                            hosts.on(0), set, limit, mpirun, WEFT_HOST_RANKS, what);
+    std::string all;
+    std::FILE* const pipe = ::popen(command.c_str(), "r");
+    char line[4096];
+    while (std::fgets(line, sizeof line, pipe) != nullptr) {
+      all += line;
+      if (!heard(line)) continue;
+      hosts.end_all();
+      break;
+    }
+    ::pclose(pipe);
+    return all;
+  }
+};
+
+TEST_P(MpiAcrossHosts, Sums) {
+  const Hosts hosts(2);
+  for (const std::string backend : {GetParam().name, "auto"}) {
+    const std::string all = job(hosts, backend + " sums", 40);
+    for (int r = 0; r < 4; ++r)
+      EXPECT_THAT(all,
+                  HasSubstr(fmt::format("rank {}: sums over {} on host{}\n", r, GetParam().name, r / 2)));
+  }
+}
+
+// mpirun itself is on the host that is left; what it does about the other one is not ours.
+TEST_P(MpiAcrossHosts, WhoIsLeftNamesWhoIsCutOff) {
+  const Hosts hosts(2);
+  int going = 0, told = 0;
+  const std::string all = job(hosts, std::string(GetParam().name) + " cut", 30, [&](const std::string& line) {
+    if (line.find("is going") != std::string::npos && ++going == 4) hosts.cut_off(1);
+    return line.ends_with(" ms\n") && ++told == 2;
+  });
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_THAT(all, ::testing::ContainsRegex(fmt::format(
+                         "rank {}: (timeout|peer_lost) (2 3|2|3): all_reduce: [^\n]*ranks? [23]", r)));
+    int took = 0;
+    const std::size_t end = all.find(" ms\n", all.find(fmt::format("rank {}: timeout", r)));
+    if (end != std::string::npos) took = std::stoi(all.substr(all.rfind(' ', end - 1) + 1));
+    EXPECT_LT(took, 6000) << all;
+  }
+  if (HasFailure()) std::printf("%s", all.c_str());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Both, MpiAcrossHosts,
+    ::testing::Values(
+        Mpi{"mpi-openmpi", WEFT_HAVE_OPENMPI != 0,
+            "mpirun.openmpi --allow-run-as-root --oversubscribe -host 10.77.0.1:2,10.77.0.2:2 --mca "
+            "plm_rsh_agent {agent} --mca oob_tcp_if_include weft0 --mca btl_tcp_if_include weft0 --mca "
+            "pml ob1{passed}"},
+        Mpi{"mpi-mpich", WEFT_HAVE_MPICH != 0,
+            "mpirun.mpich -launcher rsh -launcher-exec {agent} -iface weft0 -hosts "
+            "10.77.0.1:2,10.77.0.2:2"}),
+    [](const auto& mpi) { return std::string(mpi.param.name).substr(4); });
+
 }  // namespace
 }  // namespace weft

@@ -3,11 +3,15 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
+#include <sys/mount.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <stdexcept>
 
 #include "base/memfd.hpp"
@@ -15,7 +19,12 @@
 namespace weft::test {
 namespace {
 
-constexpr int kHere = CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC;
+constexpr int kHere = CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWNS;
+
+bool make_here() {
+  return ::unshare(kHere) == 0 && ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+         ::mount("sysfs", "/sys", "sysfs", 0, nullptr) == 0;
+}
 
 [[noreturn]] void refuse(const std::string& what) {
   throw std::runtime_error(fmt::format("namespaces: {}: {}", what, std::strerror(errno)));
@@ -25,7 +34,7 @@ constexpr int kHere = CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC;
 ChildProcess keeper(const std::string& name) {
   Pipe ready;
   ChildProcess child = ChildProcess::fork([&] {
-    const bool made = ::unshare(kHere) == 0 && ::sethostname(name.data(), name.size()) == 0;
+    const bool made = make_here() && ::sethostname(name.data(), name.size()) == 0;
     ready.write_line(made ? "" : std::strerror(errno));
     for (;;) ::pause();
     return 0;
@@ -36,7 +45,7 @@ ChildProcess keeper(const std::string& name) {
 }
 
 void join(pid_t process) {
-  for (const char* const kind : {"net", "uts", "ipc"}) {
+  for (const char* const kind : {"net", "uts", "ipc", "mnt"}) {
     const std::string path = fmt::format("/proc/{}/ns/{}", process, kind);
     const Descriptor fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (!fd || ::setns(fd.get(), 0) != 0) refuse(path);
@@ -57,14 +66,14 @@ void run_at(pid_t process, const std::string& commands) {
 std::string Hosts::unavailable() {
   if (std::system("ip -V >/dev/null 2>&1") != 0) return "there is no `ip` (Debian's package iproute2)";
   const auto result = run_in_child([] {
-    if (::unshare(kHere) != 0) return 2;
+    if (!make_here()) return 2;
     return std::system(
                "ip link add weftbr type bridge >/dev/null 2>&1 && "
                "ip link add weftv type veth peer name weftw >/dev/null 2>&1") == 0
                ? 0
                : 3;
   });
-  if (result.status.code == 2) return "network namespaces are not permitted (needs root)";
+  if (result.status.code == 2) return "namespaces are not permitted (needs root)";
   if (!result.ok()) return "the kernel has no bridges or veth pairs";
   return {};
 }
@@ -81,6 +90,40 @@ Hosts::Hosts(int count) {
     run_at(process(h), fmt::format("ip address add {0}/24 dev {1}; ip link set {1} up; ip link set lo up",
                                    address(h), kInterface));
   }
+}
+
+Hosts::~Hosts() { end_all(); }
+
+void Hosts::end_all() const {
+  // In a namespace of ours, but not who keeps it: the keepers end by themselves. What is ended may have
+  // started something just before, hence twice.
+  const auto net = [](const std::string& process) {
+    std::error_code gone;
+    return std::filesystem::read_symlink("/proc/" + process + "/ns/net", gone).string();
+  };
+  for (int round = 0; round < 2; ++round) {
+    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+      const std::string name = entry.path().filename();
+      if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+      const std::string where = net(name);
+      for (const ChildProcess& host : hosts_)
+        if (!where.empty() && name != std::to_string(host.pid()) && where == net(std::to_string(host.pid())))
+          ::kill(std::stoi(name), SIGKILL);
+    }
+  }
+}
+
+std::string Hosts::on(int host) const { return fmt::format("nsenter -t {} -n -u -i -m --", process(host)); }
+
+void Hosts::write_agent(const std::string& path) const {
+  {
+    std::ofstream script(path);
+    script << "#!/bin/sh\ncase \"$1\" in\n";
+    for (int h = 0; h < count(); ++h) script << address(h) << ") p=" << process(h) << ";;\n";
+    script << "*) echo \"agent: there is no host $1\" >&2; exit 1;;\nesac\nshift\n"
+           << "exec nsenter -t $p -n -u -i -m -- /bin/sh -c \"$*\" </dev/null >/dev/null 2>&1\n";
+  }
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
 }
 
 void Hosts::enter(int host) const { join(process(host)); }

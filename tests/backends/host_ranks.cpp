@@ -1,0 +1,91 @@
+// A rank of a job on several hosts, under an mpirun: `host_ranks <backend> sums|cut`. Prints what it sees, a
+// line at a time, each led by its rank. "cut": calls until that fails, and tells how.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "weft/backends/process_group.hpp"
+
+namespace {
+
+using weft::view;
+
+void say(int rank, const std::string& text) {
+  const std::string line = fmt::format("rank {}: {}\n", rank, text);
+  std::fwrite(line.data(), 1, line.size(), stdout);
+  std::fflush(stdout);
+}
+
+std::vector<float> numbers(int rank) {
+  std::vector<float> v(50'000);
+  for (std::size_t i = 0; i < v.size(); ++i)
+    v[i] = static_cast<float>(rank * 1000 + static_cast<int>(i % 97));
+  return v;
+}
+
+int sums(weft::ProcessGroup& group) {
+  const int n = group.size();
+  std::vector<float> sum = numbers(group.rank());
+  group.all_reduce(view(sum), view(sum)).wait();
+  for (std::size_t i = 0; i < sum.size(); ++i) {
+    const auto expected = static_cast<float>(1000 * n * (n - 1) / 2 + n * static_cast<int>(i % 97));
+    if (sum[i] != expected) {
+      say(group.rank(), fmt::format("element {} is {}; expected {}", i, sum[i], expected));
+      return 1;
+    }
+  }
+  char name[64] = {};
+  ::gethostname(name, sizeof name - 1);
+  say(group.rank(), fmt::format("sums over {} on {}", group.backend(), name));
+  return 0;
+}
+
+int until_cut(weft::ProcessGroup& group) {
+  std::vector<float> sum = numbers(group.rank());
+  auto began = weft::Clock::now();
+  try {
+    for (int call = 0;; ++call) {
+      if (call == 20) say(group.rank(), "is going");
+      began = weft::Clock::now();
+      group.all_reduce(view(sum), view(sum)).wait();
+    }
+  } catch (const weft::Error& e) {
+    std::string blamed;
+    for (const int r : e.ranks()) blamed += fmt::format(" {}", r);
+    say(group.rank(), fmt::format("{}{}: {}", name(e.code()), blamed, e.what()));
+    say(group.rank(),
+        fmt::format("{} ms",
+                    std::chrono::ceil<std::chrono::milliseconds>(weft::Clock::now() - began).count()));
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  if (count != 3) return 2;
+  int rank = -1;
+  try {
+    weft::Context context;
+    weft::Membership m = weft::Membership::from_env(context, std::chrono::seconds(20));
+    rank = m.rank;
+    m.deadline = std::chrono::seconds(2);
+    const bool cut = std::string(arguments[2]) == "cut";
+    if (!cut) m.deadline = std::chrono::seconds(20);
+    weft::ProcessGroup group = weft::ProcessGroup::create(context, arguments[1], m);
+    const int status = cut ? until_cut(group) : sums(group);
+    if (!cut) group.barrier().wait();
+    say(rank, "ends");
+    // Without MPI_Finalize, in which MPICH 4.0 over UCX and TCP hangs more often than not, with weft or
+    // without.
+    std::_Exit(status);
+  } catch (const std::exception& e) {
+    say(rank, fmt::format("failed: {}", e.what()));
+    return 1;
+  }
+}
