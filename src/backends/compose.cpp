@@ -25,6 +25,7 @@
 #include "backends/reduce.hpp"
 #include "base/fnv.hpp"
 #include "base/local_memory.hpp"
+#include "base/mutant.hpp"
 
 namespace weft {
 namespace {
@@ -265,7 +266,7 @@ void Composer::plan(Composed& c, OpState& s) {
                                                                            : Plan::reduce;
   switch (c.plan) {
     case Plan::same: return;
-    case Plan::average: c.work.total = s.out_count; return;
+    case Plan::average: c.work.total = WEFT_MUTANT("composed_avg") ? 0 : s.out_count; return;
     case Plan::reduce: return plan_reduce(c);
     case Plan::exchange: break;
   }
@@ -300,7 +301,7 @@ void Composer::plan(Composed& c, OpState& s) {
   if (from != to) {
     c.copy_from = from;
     c.copy_to = to;
-    c.copy.total = x.to[own].count * element;
+    c.copy.total = WEFT_MUTANT("composed_own_block") ? 0 : x.to[own].count * element;
   }
   x.to[own].count = x.from[own].count = 0;
 }
@@ -324,6 +325,7 @@ void Composer::plan_reduce(Composed& c) {
     x.from[static_cast<std::size_t>(p)] = p == rank_ ? Block{} : Block{r * c.mine.count, c.mine.count};
     c.ins[static_cast<std::size_t>(p)] = p == rank_ ? s.in + c.mine.offset * element : c.scratch + r * bytes;
   }
+  if (WEFT_MUTANT("composed_order")) std::reverse(c.ins.begin(), c.ins.end());
   x.in = s.in;
   x.in_count = s.in_count;
   x.out = c.scratch;

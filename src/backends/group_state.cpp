@@ -14,6 +14,7 @@
 #include "backends/op_table.hpp"
 #include "backends/reduce.hpp"
 #include "base/fnv.hpp"
+#include "base/mutant.hpp"
 
 namespace weft {
 namespace {
@@ -324,7 +325,7 @@ Work GroupState::submit_checked(const Call& call) {
   s.out = has_out ? call.out.data : nullptr;
   s.out_count = has_out ? call.out.count() : 0;
   s.dtype = has_out ? call.out.dtype : has_in ? call.in.dtype : DType::u8;
-  s.root = call.root;
+  s.root = WEFT_MUTANT("swapped_root") && call.root >= 0 ? (call.root + 1) % member.size : call.root;
   s.peer = call.peer;
   s.tag = call.options.tag;
   s.stream = call.options.stream;
@@ -359,7 +360,8 @@ void GroupState::keep_blocks(Slot& slot, const Call& call) noexcept {
     if (from.counts.empty()) return nullptr;
     std::int64_t next = 0;
     for (std::size_t i = 0; i < n; ++i) {
-      to[i] = {from.offsets.empty() ? next : from.offsets[i], from.counts[i]};
+      to[i] = {from.offsets.empty() || WEFT_MUTANT("ignored_offsets") ? next : from.offsets[i],
+               from.counts[i]};
       next += from.counts[i];
     }
     return to;
@@ -467,7 +469,7 @@ void GroupState::inspect() noexcept {
       slot.expires =
           slot.deadline >= std::chrono::hours(24 * 365) ? Clock::time_point::max() : now + slot.deadline;
       slot.warns = now + slot.deadline / kWarnAfter;
-    } else if (now >= slot.expires) {
+    } else if (now >= slot.expires + (WEFT_MUTANT("slow_deadline") ? 3 * slot.deadline : Duration())) {
       expire(head.waited && now >= head.expires ? head : slot, head);
     } else if (behind) {
       slot.warns = now + slot.deadline / kWarnAfter;
@@ -496,6 +498,7 @@ void GroupState::expire(const Slot& slot, const Slot& head) noexcept {
   std::string story;
   Failure why{.code = ErrorCode::timeout, .text = {}, .op = slot.op.op, .call = slot.op.call, .ranks = {}};
   why.ranks = backend_->missing(head.op, story);
+  if (WEFT_MUTANT("wrong_blame")) why.ranks = {member.rank};
   if (&head != &slot)
     story = fmt::format("it comes after {} [call {}]: {}", name(head.op.op), head.op.call, story);
   why.text =
@@ -589,7 +592,7 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
   if (finished(slot, ticket)) return true;
   if (failed()) throw_failure(slots_[slot].op.op, slots_[slot].op.call);
   // A peer may need this rank's part in a call of another group before it comes to this.
-  progress_->drive_all(this);
+  if (!WEFT_MUTANT("asking_drives_one_group")) progress_->drive_all(this);
   return finished(slot, ticket);
 }
 

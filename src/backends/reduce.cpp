@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "backends/reduce_isa.hpp"
+#include "base/mutant.hpp"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -169,6 +170,7 @@ bool can_reduce(DType dtype, ReduceOp op) noexcept {
 void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> in, std::span<std::byte* const> out,
             std::int64_t count, bool stream) noexcept {
   assert(can_reduce(dtype, op) && !in.empty() && count >= 0);
+  if (WEFT_MUTANT("avg_undivided") && op.kind == Kind::avg) op.kind = Kind::sum;
   const std::int64_t bytes = count * size_bytes(dtype);
   if (op.kind == Kind::user) [[unlikely]]
     return reduce_user(*op.user, dtype, in, out, bytes);

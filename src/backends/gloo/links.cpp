@@ -99,7 +99,13 @@ Links::Links(std::shared_ptr<::gloo::Context> context, LinkEvents events)
     peer.rank = r;
     if (r == context_->rank) continue;  // what a rank sends itself is copied in start()
     peer.in = context_->createUnboundBuffer(peer.incoming.data(), peer.incoming.size());
-    peer.in->recv(r, kNotes);
+    try {
+      peer.in->recv(r, kNotes);
+    } catch (const ::gloo::Exception& e) {  // it has made the group, and is gone already
+      throw Error(Failure{.code = ErrorCode::peer_lost,
+                          .text = fmt::format("rank {} was lost while the group was made: {}", r, e.what()),
+                          .ranks = {r}});
+    }
   }
   const NoSignals inherited;
   try {

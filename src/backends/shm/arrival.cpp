@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "backends/shm/collectives.hpp"
+#include "base/mutant.hpp"
 
 namespace weft::shm {
 namespace {
@@ -87,13 +88,14 @@ void Collectives::post(OpState& s) noexcept {
 // Writes the arrival line, if it is free. False: a peer is still kRing calls behind.
 bool Collectives::publish(OpState& s) noexcept {
   State& st = state(s);
-  if (s.call >= everybody_consumed_ + kRing) {
+  const std::uint64_t ring = kRing + (WEFT_MUTANT("slot_early") ? 1 : 0);
+  if (s.call >= everybody_consumed_ + ring) {
     everybody_consumed_ = s.call;
     // This rank too: it reads its own line until it has finished the call.
     for (int r = 0; r < group_.size; ++r)
       everybody_consumed_ =
           std::min(everybody_consumed_, group_.of(r).consumed.load(std::memory_order_seq_cst));
-    if (s.call >= everybody_consumed_ + kRing) return false;
+    if (s.call >= everybody_consumed_ + ring) return false;
   }
   Arrival& line = group_.mine().arrivals[s.call % kRing];
   line.word = call_word(s, group_.path);
@@ -109,7 +111,8 @@ bool Collectives::publish(OpState& s) noexcept {
     line.places.in = group_.publish(s.in, static_cast<std::size_t>(s.in_count) * element);
     line.places.out = group_.publish(s.out, static_cast<std::size_t>(s.out_count) * element);
   }
-  line.sequence.store(s.call + 1, std::memory_order_seq_cst);
+  line.sequence.store(s.call + 1,
+                      WEFT_MUTANT("lost_order") ? std::memory_order_relaxed : std::memory_order_seq_cst);
   published_ = s.call + 1;
   group_.wake_all();
   st.phase = Phase::arriving;
@@ -182,7 +185,9 @@ Step Collectives::catch_up() noexcept {
 bool Collectives::agree(int peer, std::uint64_t call) noexcept {
   const Arrival& own = group_.mine().arrivals[call % kRing];
   const Arrival& theirs = group_.of(peer).arrivals[call % kRing];
-  if (theirs.word == own.word && theirs.count == own.count && theirs.detail == own.detail) return true;
+  if (theirs.word == own.word && (theirs.count == own.count || WEFT_MUTANT("unchecked_count")) &&
+      theirs.detail == own.detail)
+    return true;
   const auto op = static_cast<Op>(own.word & 0xff);
   int block = -1;  // the first that differs
   if (op == static_cast<Op>(theirs.word & 0xff) && (op == Op::all_gather_v || op == Op::reduce_scatter_v)) {

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "backends/shm/group.hpp"
+#include "base/mutant.hpp"
 
 namespace weft::shm {
 namespace {
@@ -70,6 +71,7 @@ Group bring_up(const Bringup& b) {
   g.size = b.size;
   g.path = parse_path(b.test.path);
   g.in_chunk = b.test.in_chunk;
+  if (WEFT_MUTANT("leaked_descriptor")) ::memfd_create("lost", 0);
   Neighbourhood& neighbourhood = b.context.neighbourhood();
   const auto waited = [&] { return std::chrono::duration_cast<Duration>(Clock::now() - began); };
   const auto key = [&](int r) { return fmt::format("{}/shm/{}", b.token, r); };

@@ -8,6 +8,7 @@
 
 #include "backends/shm/control.hpp"
 #include "base/arena.hpp"
+#include "base/mutant.hpp"
 #include "base/neighbourhood.hpp"
 #include "weft/backends/backend.hpp"
 
@@ -55,7 +56,9 @@ struct Group {
   /// Maps what peers have added to their arenas since last time and tells them. Brief.
   void map_news() const noexcept;
 
-  bool aborted() const noexcept { return control.abort().state.load(std::memory_order_seq_cst) != 0; }
+  bool aborted() const noexcept {
+    return !WEFT_MUTANT("lost_abort") && control.abort().state.load(std::memory_order_seq_cst) != 0;
+  }
   /// Announces that this rank is about to touch peers' memory. False: the group has failed, keep out.
   bool enter(std::uint64_t call) const noexcept;
   /// Out again. False: the group has failed meanwhile.

@@ -16,8 +16,8 @@ namespace {
 struct Flags {
   Options options;
   std::string backend = "shm";
-  std::vector<std::string> kinds;
-  double deadline = 1;
+  std::vector<std::string> kinds, points;
+  double deadline = 1, patience = 10;
   std::int64_t only = -1;
   std::string programs_file, boards_file;
   bool no_shrink = false;
@@ -33,6 +33,7 @@ int check(Flags& f, const MoreBackends& others) {
   Options& o = f.options;
   o.settings.backend = o.range.backend = f.backend;
   o.settings.deadline = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(f.deadline));
+  o.settings.patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(f.patience));
   if (!others || !others(f.backend, o.settings)) {
     const Traits* const known = known_traits(f.backend);
     if (known == nullptr || known->device)
@@ -60,12 +61,23 @@ int check(Flags& f, const MoreBackends& others) {
       }
     if (!found) throw Error(ErrorCode::bad_argument, fmt::format("check: there is no fault \"{}\"", word));
   }
-  if (!f.kinds.empty()) o.range.faults = true;
+  for (const std::string& word : f.points) {
+    bool found = false;
+    for (int k = 0; k < kFaultPoints; ++k)
+      if (word == name(static_cast<FaultPoint>(k))) {
+        o.range.points.push_back(static_cast<FaultPoint>(k));
+        found = true;
+      }
+    if (!found)
+      throw Error(ErrorCode::bad_argument, fmt::format("check: there is no point \"{}\" of a call", word));
+  }
+  if (!f.kinds.empty() || !f.points.empty()) o.range.faults = true;
   if (f.only >= 0) o.only = static_cast<std::uint64_t>(f.only);
   if (!o.replay.empty()) o.range.faults = true;  // one program a job
   o.shrinks = !f.no_shrink;
   o.command = fmt::format("weft check --backend {}{}{}", f.backend, o.range.faults ? " --faults" : "",
                           f.kinds.empty() ? "" : fmt::format(" --kinds {}", fmt::join(f.kinds, ",")));
+  if (!f.points.empty()) o.command += fmt::format(" --points {}", fmt::join(f.points, ","));
   if (o.range.ranks != Range().ranks) o.command += fmt::format(" --ranks {}", fmt::join(o.range.ranks, ","));
   if (!o.range.threads && !o.range.job) o.command += " --no-threads";
   if (!o.range.processes) o.command += " --no-processes";
@@ -84,6 +96,8 @@ void add_check(CLI::App& app, std::function<int()>& chosen, const MoreBackends& 
   c->add_option("--seed", o.seed, "What they are drawn from")->capture_default_str();
   c->add_flag("--faults", o.range.faults, "Most of them are struck by a fault");
   c->add_option("--kinds", f->kinds, "Only these faults")->delimiter(',');
+  c->add_option("--points", f->points, "Only at these points of a call, where a fault may be there")
+      ->delimiter(',');
   c->add_option("--ranks", o.range.ranks, "Numbers of ranks to choose from")
       ->delimiter(',')
       ->check(CLI::Range(1, kMostRanks))
@@ -95,6 +109,9 @@ void add_check(CLI::App& app, std::function<int()>& chosen, const MoreBackends& 
   c->add_option("--program", o.replay, "Run the program in this file")->check(CLI::ExistingFile);
   c->add_option("--deadline", f->deadline, "Seconds, of calls that run into it")
       ->check(CLI::Range(0.1, 60.0));
+  c->add_option("--patience", f->patience, "Seconds, the deadline of all other calls")
+      ->check(CLI::Range(1.0, 600.0))
+      ->capture_default_str();
   c->add_option("--jobs", o.jobs, "Programs at once")->check(CLI::Range(1, 64));
   c->add_flag("--keep-going", o.keep_going, "Go on after a failure");
   c->add_flag("--no-shrink", f->no_shrink, "Do not make a failing program smaller");

@@ -24,6 +24,13 @@ constexpr std::string_view kPoints[] = {"before_post", "after_post", "in_chunk",
                                         "before_quiesce"};
 static_assert(std::size(kPoints) == kFaultPoints);
 
+// Sanitizers need descriptors and memory of their own.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
 constexpr Op kEverybody[] = {Op::all_reduce,       Op::all_gather, Op::all_gather_v, Op::reduce_scatter,
                              Op::reduce_scatter_v, Op::all_to_all, Op::all_to_all_v};
 constexpr Op kRooted[] = {Op::reduce, Op::broadcast, Op::gather, Op::scatter};
@@ -186,9 +193,10 @@ bool promised(const Range& range, FaultKind k) {
     case FaultKind::abort:
     case FaultKind::leave:
     case FaultKind::drop:
+    case FaultKind::fork: break;
     case FaultKind::descriptors:
     case FaultKind::memory:
-    case FaultKind::fork: break;
+      return range.backend == "shm" && !kSanitized;  // foreign libraries end the process
   }
   return true;
 }
@@ -230,6 +238,11 @@ Step step_for(Dice& d, const Program& p, const Range& range, const Fault& f) {
   const int group = d.one_in(2) ? 0 : d.any(groups);
   for (;;) {
     Step s = any_step(d, p, range, group);
+    if (f.point == FaultPoint::in_chunk && d.one_in(2)) {  // where one writes into the memory of others
+      s.op = Op::all_reduce;
+      s.counts.clear();
+      fill(d, s, range, p.group_size(group));
+    }
     s.tag = 1000;
     const int n = p.group_size(group), me = p.rank_in(group, f.rank);
     const bool everybody =
@@ -414,6 +427,22 @@ Program draw(std::uint64_t seed, std::uint64_t index, const Range& range) {
         s.count = d.any(kFew);
         s.salt = d.next();
         p.steps.push_back(s);
+      }
+    }
+    if (d.one_in(10)) {  // messages of several tags at once, which ranks may submit in another order
+      const int tag = d.below(1000);
+      for (int k = d.between(2, 4); k > 0; --k) {
+        Step m = s;
+        m.op = Op::send;
+        m.counts.clear();
+        fill(d, m, range, p.group_size(m.group));
+        if (k % 2 == 0 && !p.steps.empty() && p.steps.back().op == Op::send) {
+          m.root = p.steps.back().root;
+          m.peer = p.steps.back().peer;
+        }
+        m.tag = tag + k;
+        m.coalesced = k > 1;
+        p.steps.push_back(m);
       }
     }
     if (d.one_in(8) && !p.steps.empty() && p.steps.back().group == s.group) p.steps.back().coalesced = true;

@@ -154,7 +154,8 @@ struct Range {
   bool faults = false;
   std::vector<FaultKind>
       kinds;  ///< only these; empty: all that the backend's promises leave something to say of
-  std::int64_t most = 70001;  ///< elements of the largest blocks
+  std::vector<FaultPoint> points;  ///< only at these, where a fault may be there; empty: anywhere
+  std::int64_t most = 70001;       ///< elements of the largest blocks
 };
 
 /// Program `index` of `seed`: a function of these and of `range`, on every machine.

@@ -344,7 +344,9 @@ void run_job(const std::vector<Program>& programs, const Settings& settings, Boa
   std::vector<std::string> words = settings.mpirun;
   for (const std::string& more :
        {std::string("-n"), std::to_string(programs[0].ranks()), settings.self, std::string("check"),
-        std::string("--backend"), settings.backend, std::string("--deadline"),
+        std::string("--backend"), settings.backend, std::string("--patience"),
+        fmt::format("{}", std::chrono::duration<double>(settings.patience).count()),
+        std::string("--deadline"),
         fmt::format("{}", std::chrono::duration<double>(settings.deadline).count()),
         std::string("--programs-file"), file_of(text), std::string("--boards-file"), file_of(boards_fd)})
     words.push_back(more);

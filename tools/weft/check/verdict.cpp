@@ -37,9 +37,11 @@ class Judge {
       if (kind_ == FaultKind::none && rank.has_error && !cascade(rank))  // what comes after it matters less
         v.complaint = fmt::format("rank {}: {}: {}", r, name(rank.code), rank.text.view());
     }
-    for (int r = 0; r < p_.ranks() && v.complaint.empty(); ++r) {
+    for (int r = 0; r < p_.ranks() && (v.complaint.empty() || r > 0); ++r) {
       const RankReport& rank = board_.ranks[r];
-      if (!rank.complaint.empty()) v.complaint = fmt::format("rank {}: {}", r, rank.complaint.view());
+      if (!rank.complaint.empty())
+        v.complaint +=
+            fmt::format("{}rank {}: {}", v.complaint.empty() ? "" : "\n  ", r, rank.complaint.view());
     }
     if (v.complaint.empty() && !board_.trouble.empty()) v.complaint = board_.trouble.view();
     for (int r = 0; r < p_.ranks() && v.complaint.empty(); ++r) {
@@ -209,7 +211,9 @@ class Judge {
                                            : fmt::format("the error does not name rank {}", p_.fault.rank);
       }
       case FaultKind::abort:
-      case FaultKind::drop: return by_victim ? std::string() : unexpected("aborted, naming the rank");
+      case FaultKind::drop:
+        if (rank.in_creation && rank.code == ErrorCode::peer_lost && blames(rank, p_.fault.rank)) return {};
+        return by_victim ? std::string() : unexpected("aborted, naming the rank");
       case FaultKind::leave:
         if (rank.code != ErrorCode::peer_lost) return unexpected("peer_lost");
         return blames(rank, p_.fault.rank) ? names_call(rank)
@@ -239,6 +243,14 @@ class Judge {
     const double waited = to_seconds(rank.thrown_at - since);
     const double most = std::chrono::duration<double>(deadline).count() + slack;
     if (waited > most) return fmt::format("it waited {:.2f} s; at most {:.2f} s were promised", waited, most);
+    // Once one knows, all do: those that wait hear of it, and those that come later.
+    std::int64_t first = rank.thrown_at;
+    for (int other = 0; other < p_.ranks(); ++other)
+      if (board_.ranks[other].has_error) first = std::min(first, board_.ranks[other].thrown_at);
+    const double behind = to_seconds(rank.thrown_at - std::max(first, since));
+    if (!rank.in_creation && behind > slack)
+      return fmt::format("it heard of the failure {:.2f} s after the first rank; {:.2f} s were promised",
+                         behind, slack);
     const bool death = (kind_ == FaultKind::kill || kind_ == FaultKind::exit) && promises_.detects_death;
     if (!death || rank.code != ErrorCode::peer_lost || board_.died_at == 0) return {};
     const double after = to_seconds(rank.thrown_at - std::max(board_.died_at, since));

@@ -1,0 +1,19 @@
+// Mistakes on purpose, for the test of `weft check` (tests/tools/mutants): places in the code where a build
+// with WEFT_MUTATIONS does something wrong if the environment's WEFT_MUTANT names it. Elsewhere a constant
+// false.
+#pragma once
+
+#if defined(WEFT_MUTATIONS)
+#include <cstdlib>
+#include <cstring>
+
+namespace weft {
+inline bool mutant(const char* name) noexcept {
+  static const char* const chosen = std::getenv("WEFT_MUTANT");
+  return chosen != nullptr && std::strcmp(chosen, name) == 0;
+}
+}  // namespace weft
+#define WEFT_MUTANT(name) weft::mutant(name)
+#else
+#define WEFT_MUTANT(name) false
+#endif

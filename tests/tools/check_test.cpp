@@ -1,0 +1,175 @@
+// weft check: its flags and reports, and whether it finds mistakes that are made on purpose.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "support/temporary_folder.hpp"
+
+namespace weft::test {
+namespace {
+
+using testing::AnyOf;
+using testing::HasSubstr;
+using testing::Not;
+
+struct Outcome {
+  int status = -1;
+  std::string text;
+};
+
+Outcome run(const std::string& command) {
+  Outcome o;
+  std::FILE* const pipe = ::popen(fmt::format("{} 2>&1 </dev/null", command).c_str(), "r");
+  char buffer[4096];
+  for (std::size_t n = 0; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) o.text.append(buffer, n);
+  const int status = ::pclose(pipe);
+  o.status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
+  return o;
+}
+Outcome check(const std::string& flags) {
+  return run(fmt::format("timeout 100 {} check --progress none {}", WEFT_COMMAND, flags));
+}
+Outcome mutant(const std::string& name, const std::string& flags) {
+  return run(
+      fmt::format("WEFT_MUTANT={} timeout 100 {} check --progress none {}", name, WEFT_CHECK_MUTANTS, flags));
+}
+
+TEST(Check, WrongFlagsAreNamed) {
+  const auto wrong = [](const std::string& flags, const std::string& text) {
+    const Outcome o = check(flags);
+    EXPECT_EQ(o.status, 2) << flags << ": " << o.text;
+    EXPECT_THAT(o.text, HasSubstr(text));
+  };
+  wrong("--programs 0", "--programs");
+  wrong("--ranks 9", "--ranks");
+  wrong("--backend tin",
+        "check: backend \"tin\" is not one to check; expected shm, gloo, mpi-openmpi or mpi-mpich");
+  wrong("--kinds kill,flood", "check: there is no fault \"flood\"");
+  wrong("--points nowhere", "check: there is no point \"nowhere\" of a call");
+  wrong("--program /nowhere", "/nowhere");
+  const TemporaryFolder folder;
+  const std::string file = folder.path() / "program";
+  std::ofstream(file) << "{}";
+  wrong("--program " + file, "check: not a program: ");
+}
+
+TEST(Check, AProgramFollowsFromSeedAndNumber) {
+  const auto steps = [](const std::string& flags) {
+    const std::string text = check("--show --faults " + flags).text;
+    return text.substr(0, text.find("\nfault  "));
+  };
+  EXPECT_EQ(steps("--seed 5 --only 3"), steps("--seed 5 --only 3"));
+  EXPECT_NE(steps("--seed 5 --only 3"), steps("--seed 5 --only 7"));
+  EXPECT_NE(steps("--seed 5 --only 3"), steps("--seed 6 --only 3"));
+  EXPECT_THAT(steps("--seed 5 --only 3"), AllOf(HasSubstr("group 0: world"), HasSubstr("step  0: group")));
+  // One of many is the same as one alone.
+  EXPECT_THAT(steps("--seed 5 --programs 5"), HasSubstr(steps("--seed 5 --only 3")));
+}
+
+TEST(Check, SumsUpAsJson) {
+  const TemporaryFolder folder;
+  const std::string file = folder.path() / "summary.json";
+  const Outcome o = check("--seed 2 --programs 6 --json " + file);
+  EXPECT_EQ(o.status, 0) << o.text;
+  EXPECT_THAT(o.text, HasSubstr("6 programs in "));
+  const nlohmann::json j = nlohmann::json::parse(std::ifstream(file));
+  EXPECT_EQ(j.at("programs"), 6);
+  EXPECT_EQ(j.at("seed"), 2);
+  EXPECT_EQ(j.at("backend"), "shm");
+  EXPECT_EQ(j.at("outcomes").at("none").at("right bits"), 6);
+  EXPECT_TRUE(j.at("failures").empty());
+}
+
+// What fails is told, made smaller, and can be run again, both ways.
+TEST(Check, AFailureIsMadeSmall) {
+  const TemporaryFolder folder;
+  const std::string there = fmt::format("cd {} && ", folder.path().string());
+  const auto fails = [&](const std::string& flags) {
+    return run(fmt::format("{}WEFT_MUTANT=avg_undivided timeout 100 {} check --progress none {}", there,
+                           WEFT_CHECK_MUTANTS, flags));
+  };
+  const Outcome o = fails("--seed 3 --programs 60");
+  EXPECT_EQ(o.status, 1) << o.text;
+  const std::size_t small = o.text.find("made smaller: ");
+  ASSERT_NE(small, std::string::npos) << o.text;
+  EXPECT_THAT(o.text.substr(0, small), AllOf(HasSubstr("FAILED: program "), HasSubstr("; expected "),
+                                             HasSubstr("replay: weft check --backend shm --seed 3 --only ")));
+  EXPECT_THAT(o.text.substr(small),
+              AllOf(HasSubstr("step  0: "), HasSubstr(" avg"), Not(HasSubstr("step  1: ")),
+                    HasSubstr("replay: weft check --backend shm --program weft-check-3-")));
+  const std::size_t at = o.text.find("weft-check-3-");
+  const std::string file = o.text.substr(at, o.text.find('\n', at) - at);
+  EXPECT_EQ(fails("--program " + file).status, 1);
+  EXPECT_EQ(run(fmt::format("{}{} check --progress none --program {}", there, WEFT_COMMAND, file)).status, 0);
+}
+
+struct Mutant {
+  const char *name, *flags;
+  const char* complaint;  // a part of what is said of it
+};
+void PrintTo(const Mutant& m, std::ostream* os) { *os << m.name; }
+
+class Mutants : public testing::TestWithParam<Mutant> {};
+
+// Each is found within so many programs; what is not there is not found, with the same flags.
+TEST_P(Mutants, AreFound) {
+  const std::string flags = std::string("--no-shrink --seed 1 ") + GetParam().flags;
+  const Outcome o = mutant(GetParam().name, flags);
+  EXPECT_EQ(o.status, 1) << o.text;
+  EXPECT_THAT(o.text, HasSubstr(GetParam().complaint));
+}
+INSTANTIATE_TEST_SUITE_P(
+    Check, Mutants,
+    testing::Values(
+        Mutant{"lost_abort", "--faults --programs 150 --patience 3", "FAILED: program"},
+        Mutant{"avg_undivided", "--programs 50", "; expected "},
+        Mutant{"swapped_root", "--programs 50", "FAILED: program"},
+        Mutant{"slot_early", "--programs 300 --patience 2", "FAILED: program"},
+        Mutant{"stage_early", "--programs 300 --patience 2", "FAILED: program"},
+        Mutant{"skipped_quiesce", "--kinds stop_resume --points in_chunk --programs 60",
+               "was written after quiesce() had returned true"},
+        Mutant{"asking_drives_one_group", "--programs 600 --patience 2", "not finished within 2 s"},
+        Mutant{"ignored_offsets", "--programs 50", "FAILED: program"},
+        Mutant{"wrong_blame", "--kinds stop,late --programs 30", "the error "},
+        Mutant{"slow_deadline", "--kinds late,stop --programs 30 --deadline 0.4", " s; at most "},
+        Mutant{"unchecked_count", "--kinds wrong_count --programs 50 --patience 2", "FAILED: program"},
+        Mutant{"unseen_death", "--kinds kill --programs 20 --patience 2",
+               "timeout where peer_lost was to be expected"},
+        Mutant{"any_tag", "--programs 300 --patience 2", "FAILED: program"},
+        Mutant{"leaked_descriptor", "--programs 20", "descriptors open after its Context is gone"},
+        Mutant{"composed_own_block", "--backend composed-messages --programs 50", "; expected "},
+        Mutant{"composed_order", "--backend composed-messages --programs 100", "; expected "},
+        Mutant{"composed_avg", "--backend composed-some --programs 100", "; expected "}),
+    [](const auto& m) { return std::string(m.param.name); });
+
+TEST(Mutants, NoneIsNotFound) {
+  for (const char* flags :
+       {"--faults --programs 60 --seed 1", "--backend composed-messages --programs 60 --seed 1",
+        "--backend composed-some --programs 60 --seed 1"}) {
+    const Outcome o = mutant("none", flags);
+    EXPECT_EQ(o.status, 0) << o.text;
+  }
+}
+
+// A store that lost its memory order gives right bits here; the thread sanitizer sees it.
+TEST(Mutants, LostMemoryOrderIsSeenByTheThreadSanitizer) {
+#if defined(__SANITIZE_THREAD__)
+  const std::string flags = "--no-shrink --no-processes --ranks 2,3 --seed 1 --programs 30 --jobs 1";
+  const Outcome none = mutant("none", flags);
+  EXPECT_EQ(none.status, 0) << none.text;
+  const Outcome lost = mutant("lost_order", flags);
+  EXPECT_EQ(lost.status, 1) << lost.text;
+  EXPECT_THAT(lost.text, HasSubstr("WARNING: ThreadSanitizer: data race"));
+#else
+  GTEST_SKIP() << "not built with the thread sanitizer";
+#endif
+}
+
+}  // namespace
+}  // namespace weft::test
