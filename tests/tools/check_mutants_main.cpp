@@ -1,12 +1,7 @@
 // `weft check` over a libweft with mistakes: WEFT_MUTANT names the one that is made. It has backends of its
 // own, shm with operations hidden, for what is composed.
-#include <CLI/CLI.hpp>
-#include <cstdio>
-#include <functional>
-
 #include "command.hpp"
 #include "support/masked_backend.hpp"
-#include "weft/base/error.hpp"
 
 namespace {
 
@@ -26,16 +21,4 @@ bool masked(const std::string& backend, weft::check::Settings& settings) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  CLI::App app("weft check with mistakes");
-  app.require_subcommand(1);
-  std::function<int()> chosen;
-  weft::check::add_check(app, chosen, masked);
-  CLI11_PARSE(app, argc, argv);
-  try {
-    return chosen();
-  } catch (const weft::Error& e) {
-    std::fprintf(stderr, "%s\n", e.what());
-    return 2;
-  }
-}
+int main(int argc, char** argv) { return weft::check::check_main(argc, argv, masked); }

@@ -124,4 +124,18 @@ void add_check(CLI::App& app, std::function<int()>& chosen, const MoreBackends& 
   c->callback([f, &chosen, others] { chosen = [f, others] { return check(*f, others); }; });
 }
 
+int check_main(int argc, char** argv, const MoreBackends& others) {
+  CLI::App app("weft check");
+  app.require_subcommand(1);
+  std::function<int()> chosen;
+  add_check(app, chosen, others);
+  CLI11_PARSE(app, argc, argv);
+  try {
+    return chosen();
+  } catch (const Error& e) {
+    fmt::print(stderr, "{}\n", e.what());
+    return 2;
+  }
+}
+
 }  // namespace weft::check

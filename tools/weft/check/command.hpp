@@ -16,5 +16,7 @@ namespace weft::check {
 /// those that weft knows, by name.
 using MoreBackends = std::function<bool(const std::string& backend, Settings& settings)>;
 void add_check(CLI::App& app, std::function<int()>& chosen, const MoreBackends& others = {});
+/// A program that has this command alone. Returns its exit status.
+int check_main(int argc, char** argv, const MoreBackends& others);
 
 }  // namespace weft::check
