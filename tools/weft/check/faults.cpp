@@ -62,6 +62,11 @@ bool takes_process(FaultKind k) {
   return k == FaultKind::kill || k == FaultKind::exit || k == FaultKind::stop || k == FaultKind::stop_resume;
 }
 
+bool calls_wrongly(FaultKind k) {
+  return k == FaultKind::wrong_count || k == FaultKind::wrong_dtype || k == FaultKind::wrong_op ||
+         k == FaultKind::wrong_root || k == FaultKind::wrong_order;
+}
+
 bool runs_into_deadline(const Program& p, const Promises& promises) {
   switch (p.fault.kind) {
     case FaultKind::stop:

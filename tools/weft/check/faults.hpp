@@ -15,6 +15,9 @@ bool runs_into_deadline(const Program& p, const Promises& promises);
 /// Whether the struck rank's process dies or stops for good.
 bool takes_process(FaultKind kind);
 
+/// Whether the struck rank makes calls, but not those of the others.
+bool calls_wrongly(FaultKind kind);
+
 /// The step as the struck rank calls it: wrong in count, dtype, operation or root, right in itself.
 Step distorted(const Step& s, FaultKind kind, int me, int n);
 

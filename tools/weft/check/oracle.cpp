@@ -298,13 +298,11 @@ double any_real(std::uint64_t h, Kind kind, bool wide) {
   const double fraction = static_cast<double>(h >> 12) * 0x1p-52;  // [0, 1)
   const double sign = h & 1 ? -1 : 1;
   if (kind == Kind::min || kind == Kind::max) {
-    switch ((h >> 1) % 64) {
-      case 0: return 0.0;
-      case 1: return -0.0;
-      case 2: return std::numeric_limits<double>::infinity() * sign;
-      case 3: return std::numeric_limits<double>::quiet_NaN();
-      default: break;
-    }
+    const std::uint64_t special = (h >> 1) % 64;
+    if (special == 0) return 0.0;
+    if (special == 1) return -0.0;
+    if (special == 2) return std::numeric_limits<double>::infinity() * sign;
+    if (special == 3) return std::numeric_limits<double>::quiet_NaN();
   }
   if (kind == Kind::prod) return sign * (0.5 + fraction * 1.5);
   return sign * std::ldexp(1 + fraction, static_cast<int>((h >> 1) % (wide ? 24 : 10)) - (wide ? 12 : 5));
@@ -365,12 +363,14 @@ std::vector<std::byte> input(const Step& s, int from, int to, int n) {
   for (std::size_t i = 0; i < bytes.size(); i += part) {
     std::byte* const p = bytes.data() + i;
     const double x = any_real(mix(seed, i), s.reduce, s.dtype != DType::f16);
-    switch (s.dtype) {
-      case DType::f16: F16::store(p, static_cast<float>(x)); break;
-      case DType::bf16: BF16::store(p, static_cast<float>(x)); break;
-      case DType::f32:
-      case DType::c64: F32::store(p, static_cast<float>(x)); break;
-      default: F64::store(p, x); break;
+    if (s.dtype == DType::f16) {
+      F16::store(p, static_cast<float>(x));
+    } else if (s.dtype == DType::bf16) {
+      BF16::store(p, static_cast<float>(x));
+    } else if (part == sizeof(float)) {
+      F32::store(p, static_cast<float>(x));
+    } else {
+      F64::store(p, x);
     }
   }
   return bytes;

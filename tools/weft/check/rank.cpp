@@ -202,26 +202,25 @@ class Runner {
       std::this_thread::sleep_for(kHeldBack);
     if (!victim_ || p_.fault.step != k) return true;
     ProcessGroup& group = groups_[static_cast<std::size_t>(s.group)];
-    switch (p_.fault.kind) {
-      case FaultKind::abort:
-        report_.struck.store(true);
-        group.abort("the program says so");
-        return true;
-      case FaultKind::leave:
-        drain();
-        report_.struck.store(true);
-        report_.left = true;
-        for (ProcessGroup& g : groups_) g = ProcessGroup();
-        return false;
-      case FaultKind::fork:
-        if (p_.fault.point == FaultPoint::before_post) fork_and_call(group, board_, report_);
-        return true;
-      case FaultKind::wrong_count:
-      case FaultKind::wrong_dtype:
-      case FaultKind::wrong_op:
-      case FaultKind::wrong_root:
-      case FaultKind::wrong_order: report_.struck.store(true); return true;
-      default: break;
+    if (p_.fault.kind == FaultKind::abort) {
+      report_.struck.store(true);
+      group.abort("the program says so");
+      return true;
+    }
+    if (p_.fault.kind == FaultKind::leave) {
+      drain();
+      report_.struck.store(true);
+      report_.left = true;
+      for (ProcessGroup& g : groups_) g = ProcessGroup();
+      return false;
+    }
+    if (p_.fault.kind == FaultKind::fork) {
+      if (p_.fault.point == FaultPoint::before_post) fork_and_call(group, board_, report_);
+      return true;
+    }
+    if (calls_wrongly(p_.fault.kind)) {
+      report_.struck.store(true);
+      return true;
     }
     if (p_.fault.point == FaultPoint::before_quiesce) group.abort("the program says so");
     if (p_.fault.point == FaultPoint::before_post && p_.fault.kind != FaultKind::descriptors &&
