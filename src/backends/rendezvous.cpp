@@ -201,6 +201,15 @@ std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_
         std::any_of(all.begin(), all.end(), [](const SocketAddress& a) { return !a.is_loopback(); });
     TcpStoreOptions options{.host = where.host, .port = where.port};
     if (off_loopback) options.secret = secret;
+    // As Debian's /etc/hosts has a host's own name.
+    if (!off_loopback && !all.empty() && !secret.empty() &&
+        where.host.find_first_not_of("0123456789.:") < where.host.size() && where.host != "localhost")
+      context_.log().write(
+          LogLevel::warning,
+          fmt::format(
+              "rendezvous: on this host {} is {}, where ranks of other hosts cannot reach it; give the store "
+              "an address of the network between them",
+              where.host, all.front().text()));
     auto server = rank_zero_must_serve ? std::make_unique<TcpStoreServer>(context_.log(), options)
                                        : TcpStoreServer::try_serve(context_.log(), options);
     if (server) {

@@ -201,7 +201,56 @@ TEST_F(HostsTest, StrangersOfOtherHostsAreRefusedWhileTheJobGoesOn) {
   });
 }
 
-TEST_F(HostsTest, ShmRefusesAndAutoKnows) {
+/// In mounts of this process's own.
+void put_in_place_of(const std::string& path, const std::string& other) {
+  ASSERT_EQ(::mount(other.c_str(), path.c_str(), nullptr, MS_BIND, nullptr), 0) << path;
+}
+
+TEST_F(HostsTest, WithoutLibsodiumTheErrorSaysWhatToInstall) {
+  const Hosts hosts(1);
+  run(hosts, 1, [&](int) {
+    ASSERT_EQ(::unshare(CLONE_NEWNS), 0);
+    for (const char* const folder :
+         {"/usr/lib/" WEFT_MULTIARCH, "/usr/lib64", "/usr/lib", "/usr/local/lib"}) {
+      std::error_code absent;
+      for (const auto& entry : std::filesystem::directory_iterator(folder, absent))
+        if (entry.path().filename().string().starts_with("libsodium.so") && !entry.is_symlink())
+          put_in_place_of(entry.path(), "/dev/null");
+    }
+    const auto join = [] {
+      Context context;
+      return Membership::from_env(context, seconds(20));
+    };
+    set(variables(0, 1));
+    EXPECT_THAT(
+        error_text(join),
+        AllOf(HasSubstr(
+                  "unsupported: WEFT_STORE is \"10.77.0.1:29400\": store: a secret needs libsodium, which "
+                  "cannot be used: "),
+              HasSubstr("; expected libsodium.so.23 (Debian's package libsodium23)")));
+    set({{"WEFT_STORE", "127.0.0.1:29400"}});  // there nobody asks for it
+    EXPECT_EQ(error_text(join), "no error");
+  });
+}
+
+TEST_F(HostsTest, ANameThatIsLoopbackAtHomeIsWarnedOf) {
+  const Hosts hosts(1);
+  std::ofstream(folder_ / "hosts") << "127.0.0.1 localhost\n127.0.1.1 node7\n";
+  run(hosts, 1, [&](int) {
+    ASSERT_EQ(::unshare(CLONE_NEWNS), 0);
+    put_in_place_of("/etc/hosts", folder_ / "hosts");
+    set(variables(0, 1, {{"WEFT_STORE", "node7:29400"}}));
+    std::vector<std::string> lines;
+    Context context({.log_sink = [&](LogLevel, std::string_view line) { lines.emplace_back(line); }});
+    const Membership m = Membership::from_env(context, seconds(20));
+    EXPECT_THAT(lines,
+                ::testing::ElementsAre(
+                    "rendezvous: on this host node7 is 127.0.1.1:29400, where ranks of other hosts cannot "
+                    "reach it; give the store an address of the network between them"));
+  });
+}
+
+TEST_F(HostsTest, ShmRefuses) {
   const Hosts hosts(2);
   run_members(hosts, 1, [&](Rank& r) {
     const std::string text = error_text([&] { r.group("shm", seconds(20)); });
