@@ -462,7 +462,7 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
          tell_in_full([&] { all.barrier().wait(); });
          tell_in_full([&] { all.shrink(); });
        } else {
-         weft::ProcessGroup rest = all.shrink(500ms);
+         weft::ProcessGroup rest = all.shrink(1s);
          goes_on(j, rest);
          if (rank == 0) j.come("made");
        }

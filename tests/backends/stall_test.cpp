@@ -42,18 +42,18 @@ class Lines {
 struct Over {
   const char* name;
   Ranks kind;
-  const char* absent;  // its words for a rank that has not come, in a collective
+  const char* absent;  // its words for ranks that have not come to a collective; a regular expression
   BackendFactory factory = nullptr;
 };
 
 class Stall : public testing::TestWithParam<Over> {};
 INSTANTIATE_TEST_SUITE_P(
     Of, Stall,
-    testing::Values(Over{"shm", Ranks::threads, "rank 1 had not arrived"},
-                    Over{"shm", Ranks::processes, "rank 1 had not arrived"},
-                    Over{"gloo", Ranks::threads, "rank 1 had not arrived"},
-                    Over{"gloo", Ranks::processes, "rank 1 had not arrived"},
-                    Over{"composed", Ranks::threads, "rank 1 has not done its part (by messages)",
+    testing::Values(Over{"shm", Ranks::threads, "had not arrived"},
+                    Over{"shm", Ranks::processes, "had not arrived"},
+                    Over{"gloo", Ranks::threads, "had not arrived"},
+                    Over{"gloo", Ranks::processes, "had not arrived"},
+                    Over{"composed", Ranks::threads, "not done (its part|their parts) \\(by messages\\)",
                          masked(messages_only())}),
     [](const auto& p) { return std::string(p.param.name) + "_" + to_string(p.param.kind); });
 
@@ -74,34 +74,37 @@ TEST_P(Stall, TheAbsentRankIsNamedWhileTheOthersWait) {
         r.group().barrier().wait();
         r.meet("all are there");
         EXPECT_THAT(lines.take(), IsEmpty());
-        const CallOptions slow{.deadline = 3s};
-        if (r.rank == 1) std::this_thread::sleep_for(900ms);
+        const CallOptions slow{.deadline = 6s};
+        if (r.rank == 1) std::this_thread::sleep_for(1300ms);
         Work first = r.group().all_reduce(view(x), view(x), slow);
         Work second = r.group().all_reduce(view(y), view(y), slow);  // behind it
         first.wait();
         second.wait();
         r.meet("first");
         if (apart || r.rank == 0) {
-          std::vector<testing::Matcher<std::string>> expected;
+          // On a loaded machine others may be late, too; but of the call that waits nobody speaks twice.
+          const std::vector<std::string> told = lines.take();
           for (const int who : {0, 2})
-            if (!apart || r.rank == who)
-              expected.push_back(testing::AllOf(
-                  testing::StartsWith(
-                      std::string("all_reduce f32 x1000 sum: not finished after 0.3 s, a tenth "
-                                  "of its deadline: ") +
-                      GetParam().absent),
-                  testing::EndsWith(" [group \"world\", rank " + std::to_string(who) + ", call 1]")));
-          EXPECT_THAT(lines.take(), testing::UnorderedElementsAreArray(expected));
+            if (!apart || r.rank == who) {
+              EXPECT_THAT(told, testing::Contains(testing::ContainsRegex(
+                                    "^all_reduce f32 x1000 sum: not finished after 0.6 s, a tenth of its "
+                                    "deadline: (rank [02].*; )?ranks? ([02], )?1[ ,].*" +
+                                    std::string(GetParam().absent) + ".* \\[group \"world\", rank " +
+                                    std::to_string(who) + ", call 1\\]$")));
+              EXPECT_THAT(told,
+                          testing::Contains(HasSubstr("rank " + std::to_string(who) + ", call 1]")).Times(1));
+            }
+          EXPECT_THAT(told, testing::Each(testing::Not(HasSubstr("group \"world\", rank 1, call 1]"))));
         }
         r.meet("second");
         if (r.rank == 1) {
-          std::this_thread::sleep_for(700ms);
-          r.group().send(view(x), 0, {.deadline = 3s, .tag = 5}).wait();
+          std::this_thread::sleep_for(1100ms);
+          r.group().send(view(x), 0, {.deadline = 6s, .tag = 5}).wait();
         } else if (r.rank == 0) {
-          r.group().recv(view(x), 1, {.deadline = 3s, .tag = 5}).wait();
+          r.group().recv(view(x), 1, {.deadline = 6s, .tag = 5}).wait();
           EXPECT_THAT(lines.take(),
                       ElementsAre(testing::AllOf(
-                          HasSubstr("recv f32 x1000 from rank 1: not finished after 0.3 s, a tenth of its "
+                          HasSubstr("recv f32 x1000 from rank 1: not finished after 0.6 s, a tenth of its "
                                     "deadline: rank 1 has "),
                           HasSubstr("tag 5"), HasSubstr("[group \"world\", rank 0, call 0]"))));
         }
