@@ -61,6 +61,7 @@ struct RankReport {
   std::int64_t thrown_at;
   Text<700> text;
   Text<200> untyped;  ///< an exception that was no weft::Error
+  bool made;          ///< the group of all ranks
   bool left;          ///< it left its groups on purpose
   bool quiesced;
   std::int64_t quiesce_ns;

@@ -56,6 +56,7 @@ class Runner {
     }
     lift_limits();
     recover();
+    report_.made = static_cast<bool>(groups_[0]);
     report_.phase.store(Phase::settled);
     go_on();
     report_.phase.store(Phase::done);
@@ -424,7 +425,9 @@ class Runner {
       ++m.size;
       ranks.push_back(r);
     }
-    const bool shrinks = mix(p_.seed, p_.index) % 2 == 0 && p_.fault.kind != FaultKind::leave && groups_[0];
+    // Whoever was still making the group when it failed has none to shrink.
+    const bool shrinks = mix(p_.seed, p_.index) % 2 == 0 &&
+                         std::all_of(ranks.begin(), ranks.end(), [&](int r) { return board_.ranks[r].made; });
     ProcessGroup group = shrinks             ? groups_[0].shrink(kShrink)
                          : settings_.factory ? ProcessGroup::create(context_, settings_.factory(context_), m)
                                              : ProcessGroup::create(context_, settings_.backend, m);
