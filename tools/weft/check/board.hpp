@@ -60,9 +60,9 @@ struct RankReport {
   bool said_quiesced;
   std::int64_t thrown_at;
   Text<700> text;
-  Text<200> untyped;  ///< an exception that was no weft::Error
-  bool made;          ///< the group of all ranks
-  bool left;          ///< it left its groups on purpose
+  Text<200> untyped;       ///< an exception that was no weft::Error
+  std::atomic<bool> made;  ///< the group of all ranks
+  bool left;               ///< it left its groups on purpose
   bool quiesced;
   std::int64_t quiesce_ns;
   bool after_made;      ///< a new group of the survivors

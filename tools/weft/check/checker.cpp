@@ -110,6 +110,7 @@ class Summary {
     if (p.fault.kind != FaultKind::none) ++points_[std::string(name(p.fault.point))];
     if (!v.complaint.empty()) failures_.emplace_back(p.index, v.complaint);
   }
+  void again(std::size_t programs) { again_ += programs; }
   std::int64_t programs() const { return programs_; }
   std::size_t failures() const { return failures_.size(); }
 
@@ -130,6 +131,8 @@ class Summary {
         text += fmt::format("{}{} {}", text.empty() ? "" : ", ", count, point);
       fmt::print("points: {}\n", text);
     }
+    if (again_ > 0)
+      fmt::print("{} took longer than promised beside others, and ran once more alone\n", again_);
     fmt::print("{} program{} in {:.1f} s, {} failed\n", programs_, programs_ == 1 ? "" : "s", took,
                failures_.size());
   }
@@ -138,11 +141,16 @@ class Summary {
     nlohmann::json failures = nlohmann::json::array();
     for (const auto& [index, complaint] : failures_)
       failures.push_back({{"program", index}, {"complaint", complaint}});
-    return {{"programs", programs_}, {"outcomes", outcomes_}, {"points", points_}, {"failures", failures}};
+    return {{"programs", programs_},
+            {"outcomes", outcomes_},
+            {"points", points_},
+            {"again", again_},
+            {"failures", failures}};
   }
 
  private:
   std::int64_t programs_ = 0;
+  std::size_t again_ = 0;
   std::map<std::string, std::map<std::string, std::int64_t>> outcomes_;
   std::map<std::string, std::int64_t> points_;
   std::vector<std::pair<std::uint64_t, std::string>> failures_;
@@ -259,10 +267,19 @@ int run_check(const Options& o) {
   std::vector<Running> running;
   std::optional<std::pair<Program, Verdict>> first;
   std::size_t next = 0;
-  while (next < jobs.size() || !running.empty()) {
+  std::vector<std::vector<Program>> slow;  // to be run again, one at a time
+  bool alone = false;
+  while (next < jobs.size() || !running.empty() || !slow.empty()) {
+    if (next == jobs.size() && running.empty() && !slow.empty()) {
+      alone = true;
+      summary.again(slow.size());
+      jobs = std::move(slow);
+      slow.clear();
+      next = 0;
+    }
     const bool stop = first && !o.keep_going;
     if (stop && running.empty()) break;
-    while (!stop && next < jobs.size() && static_cast<int>(running.size()) < at_once)
+    while (!stop && next < jobs.size() && static_cast<int>(running.size()) < (alone ? 1 : at_once))
       running.push_back(start(std::move(jobs[next++]), o.settings));
     for (std::size_t i = 0; i < running.size();) {
       int status = 0;
@@ -273,6 +290,10 @@ int run_check(const Options& o) {
       const std::vector<Verdict> verdicts = finish(running[i], o.settings, status);
       for (std::size_t k = 0; k < verdicts.size(); ++k) {
         const Program& p = running[i].programs[k];
+        if (verdicts[k].slow && at_once > 1 && !alone) {  // time is judged where nothing else of ours runs
+          slow.push_back({p});
+          continue;
+        }
         summary.add(p, verdicts[k]);
         if (verdicts[k].complaint.empty()) continue;
         progress.clear();

@@ -436,7 +436,8 @@ Program draw(std::uint64_t seed, std::uint64_t index, const Range& range) {
         m.op = Op::send;
         m.counts.clear();
         fill(d, m, range, p.group_size(m.group));
-        if (k % 2 == 0 && !p.steps.empty() && p.steps.back().op == Op::send) {
+        if (k % 2 == 0 && !p.steps.empty() && p.steps.back().op == Op::send &&
+            p.steps.back().group == m.group) {
           m.root = p.steps.back().root;
           m.peer = p.steps.back().peer;
         }

@@ -56,7 +56,7 @@ class Runner {
     }
     lift_limits();
     recover();
-    report_.made = static_cast<bool>(groups_[0]);
+    report_.made.store(static_cast<bool>(groups_[0]));
     report_.phase.store(Phase::settled);
     go_on();
     report_.phase.store(Phase::done);
@@ -426,8 +426,9 @@ class Runner {
       ranks.push_back(r);
     }
     // Whoever was still making the group when it failed has none to shrink.
-    const bool shrinks = mix(p_.seed, p_.index) % 2 == 0 &&
-                         std::all_of(ranks.begin(), ranks.end(), [&](int r) { return board_.ranks[r].made; });
+    const bool shrinks =
+        mix(p_.seed, p_.index) % 2 == 0 &&
+        std::all_of(ranks.begin(), ranks.end(), [&](int r) { return board_.ranks[r].made.load(); });
     ProcessGroup group = shrinks             ? groups_[0].shrink(kShrink)
                          : settings_.factory ? ProcessGroup::create(context_, settings_.factory(context_), m)
                                              : ProcessGroup::create(context_, settings_.backend, m);

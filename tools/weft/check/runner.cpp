@@ -215,6 +215,7 @@ class Watch {
   // The rank that was stopped for good dies when the others need no more time.
   void bury() {
     if (p_.fault.kind != FaultKind::stop || killed_ || !board_.late_over.load()) return;
+    if ((board_.survivors.load() >> victim_ & 1u) != 0) return;  // it was never struck
     for (int r = 0; r < p_.ranks(); ++r)
       if ((board_.survivors.load() >> r & 1u) != 0 && (gone_ >> r & 1u) == 0 &&
           board_.ranks[r].phase.load() != Phase::done)

@@ -54,6 +54,7 @@ class Judge {
     }
     if (v.complaint.empty()) v.complaint = together();
     if (v.complaint.empty()) v.complaint = left_behind();
+    v.slow = slow_;
     return v;
   }
 
@@ -110,6 +111,7 @@ class Judge {
   bool needs_all(const RankReport& rank) const {
     const int k = step_of(rank);
     if (k < 0 || rank.op == Op::send || rank.op == Op::recv) return false;
+    if (kind_ == FaultKind::skip) return false;  // it comes to all others
     if (k < p_.fault.step || (k == p_.fault.step && p_.fault.point != FaultPoint::before_post)) return false;
     switch (p_.steps[static_cast<std::size_t>(k)].op) {
       case Op::all_reduce:
@@ -133,6 +135,10 @@ class Judge {
 
   // Who was absent is the struck rank, or ranks that themselves were held up by it.
   std::string blame_of_absence(const RankReport& rank) const {
+    // Who has arrived and then does nothing cannot be told from the others where the transport moves the
+    // data.
+    const bool arrived = p_.fault.point != FaultPoint::before_post && !settings_.mpirun.empty();
+    if (rank.blamed_count == 0 && arrived) return {};
     if (rank.blamed_count == 0) return "the error names no rank";
     if (blames_victim(rank)) return {};
     if (needs_all(rank) && !rank.in_creation)
@@ -270,7 +276,10 @@ class Judge {
       return fmt::format("it ended at step {} ({})", rank.step.load(), name(rank.phase.load()));
     if (!rank.has_error) return {};
     if (const std::string wrong = of_error(r, rank); !wrong.empty()) return wrong;
-    if (const std::string wrong = in_time(r, rank); !wrong.empty()) return wrong;
+    if (const std::string wrong = in_time(r, rank); !wrong.empty()) {
+      slow_ = true;
+      return wrong;
+    }
     if (promises_.quiesces && !rank.quiesced && rank.phase.load() >= Phase::settled)
       return fmt::format("quiesce() was not true after {:.2f} s", to_seconds(rank.quiesce_ns));
     return {};
@@ -313,7 +322,8 @@ class Judge {
       case FaultKind::wrong_count:
       case FaultKind::wrong_dtype:  // of a message its receiver knows; the sender may be done with everything
         outside();
-        if (calm.empty() || (op == Op::send && !failed.empty())) return {};
+        // Nor does anybody but the receiver know how much it expects in an all_to_all_v.
+        if (calm.empty() || ((op == Op::send || op == Op::all_to_all_v) && !failed.empty())) return {};
         break;
       case FaultKind::wrong_op:
       case FaultKind::wrong_root:
@@ -366,6 +376,7 @@ class Judge {
   const Board& board_;
   const Promises promises_;
   const FaultKind kind_;
+  mutable bool slow_ = false;
 };
 
 }  // namespace

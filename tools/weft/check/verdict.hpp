@@ -10,6 +10,7 @@ namespace weft::check {
 
 struct Verdict {
   std::string complaint;  ///< empty: all is as promised
+  bool slow = false;      ///< all that is wrong is how long it took
   std::string outcome;    ///< in a word or two, for the summary: "right bits", "peer_lost", …
 };
 
