@@ -59,6 +59,7 @@ constexpr Variable kVariables[] = {
     {"WEFT_INTERFACE", "none", "network interface that gloo listens on where the ranks are on several hosts"},
     {"WEFT_BACKEND_PATH", "none",
      "folders, separated by ':', searched for libweft_backend_<name>.so before those of the installation"},
+    {"WEFT_GLOO_CHECK", "on", "off: gloo's ranks do not compare what they call before they do it"},
     {"WEFT_MPI_SAFE_BUFFERS", "on",
      "off: MPI reads and writes the program's memory itself, which a failed call may then never give back"},
     {"WEFT_MPI_CHECK", "on", "off: MPI's ranks do not compare what they call before they do it"},
@@ -93,6 +94,13 @@ std::optional<std::int64_t> get_int(std::string_view name, std::int64_t min, std
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{} is \"{}\"; expected an integer from {} to {}", name, *text, min, max));
   return value;
+}
+
+bool is_on(std::string_view name) {
+  const std::string value = get(name).value_or("on");
+  if (value != "on" && value != "off")
+    throw Error(ErrorCode::bad_argument, fmt::format("{} is \"{}\"; expected on or off", name, value));
+  return value == "on";
 }
 
 }  // namespace weft::env

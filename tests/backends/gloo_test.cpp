@@ -265,6 +265,40 @@ TEST_P(Gloo, DestructionWithCallsInFlightAborts) {
       gloo());
 }
 
+// A switch, and one: calls work without the comparison, mismatches are no more found, and all ranks must
+// have it alike.
+TEST(GlooProcesses, TheComparisonCanBeSwitchedOff) {
+  SKIP_WITHOUT_GLOO();
+  run_ranks(
+      Ranks::processes, 3,
+      [](Rank& r) {
+        ::setenv("WEFT_GLOO_CHECK", "off", 1);
+        EXPECT_FALSE(r.group().traits().promises.checks_calls);
+        EXPECT_FALSE(r.group().traits().promises.names_absent);
+        Variety v;
+        v.many = {4099};
+        calls_at_random(r, r.group(), 100, std::mt19937(7), std::mt19937(100 + r.rank), v, std::nullopt);
+        r.meet("calls are done");
+        std::vector<float> x(10);
+        if (r.rank != 1) {
+          const Error e =
+              error_of([&] { r.group().all_reduce(view(x), view(x), {.deadline = 200ms}).wait(); });
+          EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+          EXPECT_THAT(e.what(), HasSubstr("Gloo cannot tell who is missing (WEFT_GLOO_CHECK is off)"));
+        }
+        r.meet("both have failed");
+        ::setenv("WEFT_GLOO_CHECK", r.rank == 1 ? "off" : "on", 1);
+        const Error e = error_of([&] { ProcessGroup::create(r.context, "gloo", r.membership("mixed")); });
+        EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();
+        EXPECT_THAT(e.what(), HasSubstr("group \"mixed\": WEFT_GLOO_CHECK is "));
+        EXPECT_THAT(e.what(), HasSubstr("expected the same on all ranks"));
+        ::setenv("WEFT_GLOO_CHECK", "perhaps", 1);
+        EXPECT_EQ(error_text([&] { ProcessGroup::create(r.context, "gloo", r.membership("other")); }),
+                  "bad_argument: WEFT_GLOO_CHECK is \"perhaps\"; expected on or off");
+      },
+      gloo());
+}
+
 TEST(GlooProcesses, AKilledRankIsNamedByTheSurvivors) {
   SKIP_WITHOUT_GLOO();
   RankOptions options = gloo();

@@ -25,4 +25,7 @@ std::optional<std::string> get(std::string_view name);
 /// The value as an integer; throws bad_argument naming the variable, its text and the range.
 std::optional<std::int64_t> get_int(std::string_view name, std::int64_t min, std::int64_t max);
 
+/// on (where it is not set, too) or off; throws bad_argument naming the variable and its text.
+bool is_on(std::string_view name);
+
 }  // namespace weft::env

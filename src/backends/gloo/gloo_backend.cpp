@@ -81,11 +81,24 @@ class Meeting final : public ::gloo::rendezvous::Store {
   return where;
 }
 
-std::shared_ptr<::gloo::Context> connect(const Bringup& b) {
+std::shared_ptr<::gloo::Context> connect(const Bringup& b, bool check) {
   auto context = std::make_shared<::gloo::rendezvous::Context>(b.rank, b.size);
   if (b.size == 1) return context;
   const std::string host = b.test.host.empty() ? b.context.neighbourhood().self().host : b.test.host;
-  const std::vector<std::string> hosts = join(b, "gloo", host);
+  const auto word = [](bool on) { return std::string(on ? "on" : "off"); };
+  std::vector<std::string> hosts = join(b, "gloo", fmt::format("{} {}", word(check), host));
+  for (int r = 0; r < b.size; ++r) {
+    std::string& card = hosts[static_cast<std::size_t>(r)];
+    const std::size_t space = card.find(' ');
+    if (const std::string theirs = card.substr(0, space); theirs != word(check))
+      throw Error(
+          Failure{.code = ErrorCode::mismatch,
+                  .text = fmt::format("group \"{}\": WEFT_GLOO_CHECK is {} on rank {}, {} on rank {}; "
+                                      "expected the same on all ranks [rank {}]",
+                                      b.name, theirs, r, word(check), b.rank, b.rank),
+                  .ranks = {std::min(r, b.rank), std::max(r, b.rank)}});
+    card.erase(0, space + 1);
+  }
   const bool one_host = std::all_of(hosts.begin(), hosts.end(), [&](const auto& h) { return h == host; });
   const ::gloo::transport::tcp::attr where = one_host ? loopback() : chosen_interface(b);
   try {
@@ -129,17 +142,22 @@ class GlooBackend final : public BlockingBackend {
       : BlockingBackend(b),
         rank_(b.rank),
         size_(b.size),
-        context_(connect(b)),
+        check_(env::is_on("WEFT_GLOO_CHECK")),
+        traits_(*known_traits("gloo")),
+        context_(connect(b, check_)),
         links_(context_, {.finished = [this](OpState& s) { finished(s); },
                           .refuse = [this](OpState& s, Failure why) { refuse(s, std::move(why)); },
                           .fail = [this](const Failure& why) { fail(why); }}) {
+    traits_.promises.checks_calls = traits_.promises.names_absent = check_;
     begin();
   }
   ~GlooBackend() override { end(); }
 
-  const Traits& traits() const noexcept override { return *known_traits("gloo"); }
+  const Traits& traits() const noexcept override { return traits_; }
   std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
-    return links_.missing(s, story);
+    if (check_ || !row(s.op).collective) return links_.missing(s, story);
+    story = "Gloo cannot tell who is missing (WEFT_GLOO_CHECK is off)";
+    return {};
   }
 
  protected:
@@ -147,7 +165,7 @@ class GlooBackend final : public BlockingBackend {
   void interrupt() noexcept override { links_.interrupt(); }
 
   void run(const OpState& s) override {
-    links_.agree(s);
+    if (check_ || s.op == Op::barrier) links_.agree(s);
     switch (s.op) {
       case Op::barrier: return;  // that was one
       case Op::all_reduce: return all_reduce(s);
@@ -271,6 +289,8 @@ class GlooBackend final : public BlockingBackend {
   }
 
   const int rank_, size_;
+  const bool check_;
+  Traits traits_;
   const std::shared_ptr<::gloo::Context> context_;
   Links links_;
 };

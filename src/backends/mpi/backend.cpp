@@ -33,13 +33,6 @@ constexpr auto kFlush =
 constexpr auto kAnswer = std::chrono::milliseconds(300), kAnswerNap = std::chrono::milliseconds(1);
 constexpr auto kQuiesceNap = std::chrono::microseconds(200);
 
-bool switched_on(const char* variable) {
-  const std::string value = env::get(variable).value_or("on");
-  if (value != "on" && value != "off")
-    throw Error(ErrorCode::bad_argument, fmt::format("{} is \"{}\"; expected on or off", variable, value));
-  return value == "on";
-}
-
 struct Settings {
   bool safe = true, check = true;
   std::int64_t max_count = INT32_MAX;
@@ -610,7 +603,7 @@ MPI_Comm make_comm(const Bringup& b, Process& process, std::vector<int> world_ra
 }
 
 std::unique_ptr<Backend> make(const Bringup& b) {
-  Settings settings{.safe = switched_on("WEFT_MPI_SAFE_BUFFERS"), .check = switched_on("WEFT_MPI_CHECK")};
+  Settings settings{.safe = env::is_on("WEFT_MPI_SAFE_BUFFERS"), .check = env::is_on("WEFT_MPI_CHECK")};
   if (b.test.max_count > 0) settings.max_count = b.test.max_count;
   // MPI_Init_thread waits for everybody, and cannot say for whom.
   if (b.size > 1) {
