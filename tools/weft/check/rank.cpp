@@ -138,6 +138,7 @@ class Runner {
           ++color;
         }
         ++posted_[parent];  // its all-gather
+        if (color >= 0) at(static_cast<int>(mine), true);
         ProcessGroup made = groups_[parent].split(color, color < 0 ? 0 : key);
         if (color >= 0) groups_[mine] = std::move(made);
         break;
