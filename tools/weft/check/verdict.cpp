@@ -154,6 +154,7 @@ class Judge {
   // Operation and call are told, and fit one another.
   std::string names_call(const RankReport& rank) const {
     if (rank.in_creation || rank.code == ErrorCode::aborted || rank.op == Op::none) return {};
+    if (rank.call == kNoCall) return {};  // the group had failed before the call got a number
     if (rank.op == Op::send || rank.op == Op::recv) return {};
     if (kind_ == FaultKind::skip || kind_ == FaultKind::wrong_order || kind_ == FaultKind::wrong_op)
       return {};
