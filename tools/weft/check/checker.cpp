@@ -290,7 +290,7 @@ int run_check(const Options& o) {
       const std::vector<Verdict> verdicts = finish(running[i], o.settings, status);
       for (std::size_t k = 0; k < verdicts.size(); ++k) {
         const Program& p = running[i].programs[k];
-        if (verdicts[k].slow && at_once > 1 && !alone) {  // time is judged where nothing else of ours runs
+        if (verdicts[k].slow && !alone) {  // time is judged where nothing else of ours runs
           slow.push_back({p});
           continue;
         }

@@ -178,11 +178,11 @@ class Judge {
                                                     !board_.ranks[rank.blamed[0]].untyped.empty());
       return known ? std::string() : "aborted because of a rank that has not failed";
     }
-    // Nor does who has failed in the parent come to a group that is being made of it.
-    if (kind_ != FaultKind::none && rank.in_creation && rank.code == ErrorCode::timeout &&
-        rank.blamed_count > 0 && std::all_of(rank.blamed, rank.blamed + rank.blamed_count, [&](int other) {
-          return board_.ranks[other].has_error;
-        }))
+    // Who has failed already comes to no group that is being made, or closes its connections of it.
+    if (kind_ != FaultKind::none && rank.in_creation && rank.blamed_count > 0 &&
+        (rank.code == ErrorCode::timeout || rank.code == ErrorCode::peer_lost) &&
+        std::all_of(rank.blamed, rank.blamed + rank.blamed_count,
+                    [&](int other) { return board_.ranks[other].has_error || other == p_.fault.rank; }))
       return {};
     const bool by_victim = rank.code == ErrorCode::aborted && blames(rank, p_.fault.rank);
     switch (kind_) {
