@@ -202,7 +202,7 @@ void expect_survives_a_failed_save(const std::filesystem::path& directory, const
 TEST(Checkpoint, AFileSizeLimitLeavesTheCheckpointBefore) {
   const test::TemporaryFolder folder;
   expect_survives_a_failed_save(
-      folder.path(), ": File too large",
+      folder.path(), ": File too large (ulimit -f is 1024)",
       [] {
         std::signal(SIGXFSZ, SIG_IGN);
         const rlimit limit{1 << 20, RLIM_INFINITY};
