@@ -365,8 +365,8 @@ void expect_the_limit_named(const Job& job, const std::string& limit) {
   int refused = 0;
   for (const std::string& line : of_1) {
     if (line.find(": made") != std::string::npos || line == "works afterwards" ||
-        line.find("keeps") != std::string::npos)
-      continue;
+        line.find("keeps") != std::string::npos || line.find(": timeout | ") != std::string::npos)
+      continue;  // on a loaded machine a peer may come too late, too
     EXPECT_THAT(line, AllOf(AnyOf(HasSubstr(": system | "), HasSubstr(": unsupported | ")), HasSubstr(limit),
                             AnyOf(HasSubstr("group \"with"), HasSubstr("cannot be loaded"))));
     ++refused;

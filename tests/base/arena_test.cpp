@@ -357,14 +357,14 @@ TEST(ArenaLimits, WithoutRoomLocalMemoryIsGivenAndOneLineSaysSo) {
       ADD_FAILURE() << "no error";
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), ErrorCode::system);
-      EXPECT_EQ(std::string(e.what()),
-                "storage: 67108864 bytes of local memory cannot be had: Cannot allocate memory");
+      EXPECT_EQ(
+          std::string(e.what()),
+          "storage: 67108864 bytes of local memory cannot be had: Cannot allocate memory (ulimit -v is 4)");
     }
     EXPECT_EQ(lines.size(), 1u);
     EXPECT_EQ(lines.at(0),
-              "shared memory of 4096 bytes cannot be had (Cannot allocate memory); local memory is used "
-              "instead, and "
-              "collectives on it copy");
+              "shared memory of 4096 bytes cannot be had (Cannot allocate memory (ulimit -v is 4)); local "
+              "memory is used instead, and collectives on it copy");
     return 0;
   });
   EXPECT_TRUE(result.ok()) << test::to_string(result);

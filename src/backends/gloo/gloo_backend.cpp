@@ -46,9 +46,13 @@ class Meeting final : public ::gloo::rendezvous::Store {
   void wait(const std::vector<std::string>& keys) override {
     for (const std::string& key : keys) await(key);
   }
+  /// Whose connection is being made: Gloo connects one rank after the other. -1: none's yet.
+  int connecting() const noexcept { return connecting_; }
 
  private:
-  std::string await(const std::string& key) const {
+  std::string await(const std::string& key) {
+    // Keys are "rank_3", where Gloo asks for hosts, and "3".
+    connecting_ = std::atoi(key.c_str() + std::min(key.find_first_of("0123456789"), key.size()));
     try {
       return b_.store->get(prefix_ + key, b_.deadline);
     } catch (const Error& e) {
@@ -56,13 +60,14 @@ class Meeting final : public ::gloo::rendezvous::Store {
       throw Error(Failure{.code = ErrorCode::timeout,
                           .text = fmt::format("group \"{}\": rank {} joined, but did not connect by the "
                                               "deadline [rank {}]",
-                                              b_.name, key, b_.rank),
-                          .ranks = {std::atoi(key.c_str())}});
+                                              b_.name, connecting_, b_.rank),
+                          .ranks = {connecting_}});
     }
   }
 
   const Bringup& b_;
   std::string prefix_;
+  int connecting_ = -1;
 };
 
 ::gloo::transport::tcp::attr loopback() { return {"127.0.0.1"}; }
@@ -101,21 +106,33 @@ std::shared_ptr<::gloo::Context> connect(const Bringup& b, bool check) {
   }
   const bool one_host = std::all_of(hosts.begin(), hosts.end(), [&](const auto& h) { return h == host; });
   const ::gloo::transport::tcp::attr where = one_host ? loopback() : chosen_interface(b);
+  Meeting meeting(b);
   try {
     const NoSignals inherited;  // by Gloo's own thread
     auto device = ::gloo::transport::tcp::CreateDevice(where);
     b.context.log().write(LogLevel::info, fmt::format("group \"{}\": {}", b.name, device->str()));
-    Meeting meeting(b);
     // It waits five times as long as it is told.
     context->setTimeout(std::chrono::duration_cast<std::chrono::milliseconds>(b.deadline.left() / 5) +
                         std::chrono::milliseconds(1));
     context->connectFullMesh(meeting, device);
     context->setTimeout(kForever);
   } catch (const ::gloo::Exception& e) {
-    const bool late = b.deadline.passed();
-    throw Error(late ? ErrorCode::timeout : ErrorCode::system,
-                fmt::format("group \"{}\": gloo cannot connect the ranks: {} [rank {}]", b.name,
-                            with_limits(e.what()), b.rank));
+    const std::string what = e.what();
+    const auto says = [&](const char* words) { return what.find(words) != std::string::npos; };
+    Failure why{.code = ErrorCode::system, .text = {}, .ranks = {}};
+    if (b.deadline.passed()) {
+      why.code = ErrorCode::timeout;
+    } else if (says("Connection closed by peer") || says("Connection reset by peer")) {
+      why.code = ErrorCode::peer_lost;  // it came, and is gone or has given up
+    }
+    std::string whom = "the ranks";
+    if (meeting.connecting() >= 0) {
+      whom = fmt::format("rank {}", meeting.connecting());
+      why.ranks = {meeting.connecting()};
+    }
+    why.text = fmt::format("group \"{}\": gloo cannot connect {}: {} [rank {}]", b.name, whom,
+                           with_limits(what), b.rank);
+    throw Error(std::move(why));
   }
   return context;
 }
