@@ -188,9 +188,9 @@ void try_with(weft::Context& context, const std::string& backend, weft::Membersh
       long kept = 0;
       for (int look = 0; look < 200; ++look, std::this_thread::sleep_for(10ms)) {
         kept = Holdings::now().descriptors - before.descriptors;
-        if (kept == 0) break;
+        if (kept <= 0) break;
       }
-      if (kept != 0) say(fmt::format("{}: keeps {} descriptors", amount, kept));
+      if (kept > 0) say(fmt::format("{}: keeps {} descriptors", amount, kept));
     }
     if (of_1 == "made") break;
   }
