@@ -68,7 +68,8 @@ sanitized() {
   local fixed=()
   if setarch -R true 2>/dev/null; then fixed=(setarch -R); fi
   logs+=("$1=build/$1/Testing/Temporary/LastTest.log")
-  ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1 \
+  ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
+    TSAN_OPTIONS=halt_on_error=1:suppressions=$weft_root/tests/support/tsan_suppressions.txt \
     "${fixed[@]}" ctest --test-dir "build/$1" -L '^(base|backends)$' --no-tests=error -j "$jobs" --output-on-failure \
     --no-label-summary >"build/$1.log" 2>&1 || { tail -n 400 "build/$1.log"; return 1; }
   tail -n 3 "build/$1.log"
