@@ -375,7 +375,7 @@ TEST_F(Group, WaitingOnOneGroupDrivesTheOthersOfTheRank) {
   ProcessGroup g = make(), h = make();
   recording.decide([](const OpState& s) { return s.op == Op::barrier ? kNever : Fate{.polls = 3}; });
   Work mine = g.barrier(), other = h.send(view(a), 1);
-  EXPECT_FALSE(mine.wait_for(20ms));
+  EXPECT_FALSE(mine.wait_for(200ms));
   const int before = recording.polls();
   EXPECT_TRUE(other.done());
   EXPECT_EQ(recording.polls(), before);  // it was done already: nothing had to be polled
