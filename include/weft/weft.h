@@ -164,8 +164,8 @@ weft_status weft_group_abort(weft_group* group, const char* why, weft_error* err
  * any more, and says so in *quiet. */
 weft_status weft_group_quiesce(weft_group* group, int64_t limit_ns, bool* quiet, weft_error* error);
 
-/* After a failure: a group of the survivors, in *survivors, numbered in the order of their ranks in `group`. All
- * who live call it. Ranks known to be dead or gone are left out at once, others after `limit_ns` (0: the
+/* After a failure: a group of the survivors, in *survivors, numbered in the order of their ranks in `group`.
+ * All who live call it. Ranks known to be dead or gone are left out at once, others after `limit_ns` (0: the
  * group's deadline); who comes later gets WEFT_PEER_LOST with its own rank, and is in no group. Blocks that
  * long, again for each rank that is lost meanwhile. Both groups are destroyed as ever. WEFT_PEER_LOST, too,
  * where the store ended with the process that served it. */

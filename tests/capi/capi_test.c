@@ -289,8 +289,7 @@ static void test_null_arguments(void) {
   CHECK_ERROR(weft_group_abort(NULL, "", &error), bad, "weft_group_abort: group is NULL");
   CHECK_ERROR(weft_group_quiesce(NULL, 0, &yes, &error), bad, "weft_group_quiesce: group is NULL");
   CHECK_ERROR(weft_group_shrink(NULL, 0, &g, &error), bad, "weft_group_shrink: group is NULL");
-  CHECK_ERROR(weft_group_parent_rank(NULL, 0, &number, &error), bad,
-              "weft_group_parent_rank: group is NULL");
+  CHECK_ERROR(weft_group_parent_rank(NULL, 0, &number, &error), bad, "weft_group_parent_rank: group is NULL");
   CHECK_ERROR(weft_all_reduce(NULL, &b, &b, NULL, &w, &error), bad, "weft_all_reduce: group is NULL");
   CHECK_ERROR(weft_all_gather(NULL, &b, &b, NULL, &w, &error), bad, "weft_all_gather: group is NULL");
   CHECK_ERROR(weft_barrier(NULL, NULL, &w, &error), bad, "weft_barrier: group is NULL");
