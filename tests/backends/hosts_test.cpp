@@ -23,6 +23,7 @@
 #include "support/errors.hpp"
 #include "support/namespaces.hpp"
 #include "support/processes.hpp"
+#include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/backends/process_group.hpp"
 #include "weft/backends/store_tcp.hpp"
@@ -60,6 +61,7 @@ struct Rank {
 class HostsTest : public ::testing::Test {
  protected:
   void SetUp() override {
+    if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
     if (const std::string why = Hosts::unavailable(); !why.empty()) GTEST_SKIP() << why;
     write_secret("secret", "the secret of this test, long enough\n");
     write_secret("other", "another secret, as long as the first\n");
