@@ -273,7 +273,10 @@ void GroupState::own_room(int slots, const Call& call) {
         return got;
       },
       Deadline::after(limit));
-  if (!got) own();
+  if (!got) {
+    own();
+    got = room();  // another thread may just have finished what was in flight
+  }
   --stalled_;
   arrange_batch();
   if (got && !failed()) return;

@@ -16,6 +16,7 @@
 #include "backends/address.hpp"
 #include "backends/launchers.hpp"
 #include "backends/meeting_file.hpp"
+#include "backends/prefix_store.hpp"
 #include "backends/store_table.hpp"
 #include "base/neighbourhood.hpp"
 #include "weft/backends/process_group.hpp"
@@ -27,36 +28,10 @@
 namespace weft {
 namespace {
 
-/// A store whose keys all carry the job's token, so that jobs that share a server or a file do not meet.
-class JobStore final : public Store {
- public:
-  JobStore(std::string_view job, std::shared_ptr<Store> store)
-      : store_(std::move(store)), prefix_(fmt::format("{}/", job)) {}
-
-  void set(std::string_view key, std::string_view value, Deadline deadline) override {
-    store_->set(full(key), value, deadline);
-  }
-  std::string get(std::string_view key, Deadline deadline) override {
-    return store_->get(full(key), deadline);
-  }
-  std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
-    return store_->try_get(full(key), deadline);
-  }
-  std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
-    return store_->add(full(key), delta, deadline);
-  }
-  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
-                          Deadline deadline) override {
-    return store_->compare_set(full(key), expected, desired, deadline);
-  }
-  void remove(std::string_view key, Deadline deadline) override { store_->remove(full(key), deadline); }
-
- private:
-  std::string full(std::string_view key) const { return prefix_ + std::string(key); }
-
-  std::shared_ptr<Store> store_;
-  std::string prefix_;
-};
+/// The keys of a job all carry its token, so that jobs that share a server or a file do not meet.
+std::shared_ptr<Store> store_of(std::string_view job, std::shared_ptr<Store> store) {
+  return std::make_shared<PrefixStore>(fmt::format("{}/", job), std::move(store));
+}
 
 /// Runs `reach`; an Error it throws is told with the variables that led there.
 template <class F>
@@ -169,7 +144,7 @@ std::string JobStores::claim(Store& store, const Seat& seat) const {
 }
 
 std::shared_ptr<Store> JobStores::in_file(const std::string& path, const Seat& seat, const std::string& job) {
-  std::shared_ptr<Store> store = std::make_shared<JobStore>(job, make_file_store(path));
+  std::shared_ptr<Store> store = store_of(job, make_file_store(path));
   if (const std::string other = claim(*store, seat); !other.empty())
     throw Error(
         ErrorCode::bad_argument,
@@ -220,7 +195,7 @@ std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_
   }
   auto store = make_tcp_store(where.host, where.port, deadline, secret);
   tell(shown_host_port(where.host, where.port));
-  return std::make_shared<JobStore>(job, std::move(store));
+  return store_of(job, std::move(store));
 }
 
 std::shared_ptr<Store> JobStores::by_meeting(const std::string& key, const std::string& host,
@@ -246,7 +221,7 @@ std::shared_ptr<Store> JobStores::by_meeting(const std::string& key, const std::
       try {
         const auto at = parse_host_port(*address);
         if (!at) throw Error(ErrorCode::system, fmt::format("it holds \"{}\"", *address));
-        std::shared_ptr<Store> store = std::make_shared<JobStore>(
+        std::shared_ptr<Store> store = store_of(
             job,
             make_tcp_store(at->host, at->port,
                            Deadline::after(std::min<Duration>(deadline.left(), std::chrono::seconds(5)))));

@@ -1,6 +1,6 @@
-// Mistakes on purpose, for the test of `weft check` (tests/tools/mutants): places in the code where a build
-// with WEFT_MUTATIONS does something wrong if the environment's WEFT_MUTANT names it. Elsewhere a constant
-// false.
+// Mistakes on purpose, for the test of `weft check` (tests/tools/check_test.cpp): places in the code where a
+// build with WEFT_MUTATIONS does something wrong if the environment's WEFT_MUTANT names it. Elsewhere a
+// constant false.
 #pragma once
 
 #if defined(WEFT_MUTATIONS)

@@ -357,19 +357,24 @@ TEST_P(ShrinkProcesses, StoppedDuringShrink) {
   ranks.finish();
 }
 
+// All ranks meet in a store that rank 0's process serves, as under torchrun.
+ProcessGroup group_in_the_store_of_rank_zero(Rank& r, std::unique_ptr<TcpStoreServer>& server) {
+  if (r.rank == 0) {
+    server = std::make_unique<TcpStoreServer>(r.context.log());
+    r.store->set("port", std::to_string(server->port()));
+  }
+  Membership m = r.membership();
+  m.store = make_tcp_store("127.0.0.1",
+                           static_cast<std::uint16_t>(std::stoi(r.store->get("port", Deadline::after(10s)))),
+                           Deadline::after(10s));
+  return ProcessGroup::create(r.context, "shm", m);
+}
+
 // The process that served the store is the one that died: nobody can agree, and the error says so.
 TEST(ShrinkOnProcesses, TheStoreIsLost) {
   RankProcesses ranks(3, [&](Rank& r) {
     std::unique_ptr<TcpStoreServer> server;
-    if (r.rank == 0) {
-      server = std::make_unique<TcpStoreServer>(r.context.log());
-      r.store->set("port", std::to_string(server->port()));
-    }
-    Membership m = r.membership();
-    m.store = make_tcp_store(
-        "127.0.0.1", static_cast<std::uint16_t>(std::stoi(r.store->get("port", Deadline::after(10s)))),
-        Deadline::after(10s));
-    ProcessGroup g = ProcessGroup::create(r.context, "shm", m);
+    ProcessGroup g = group_in_the_store_of_rank_zero(r, server);
     g.barrier().wait();
     r.meet("ready");
     if (r.rank == 0) raise(SIGKILL);
@@ -394,15 +399,7 @@ TEST(ShrinkOnProcesses, TheStoreIsStopped) {
       2,
       [&](Rank& r) {
         std::unique_ptr<TcpStoreServer> server;
-        if (r.rank == 0) {
-          server = std::make_unique<TcpStoreServer>(r.context.log());
-          r.store->set("port", std::to_string(server->port()));
-        }
-        Membership m = r.membership();
-        m.store = make_tcp_store(
-            "127.0.0.1", static_cast<std::uint16_t>(std::stoi(r.store->get("port", Deadline::after(10s)))),
-            Deadline::after(10s));
-        ProcessGroup g = ProcessGroup::create(r.context, "shm", m);
+        ProcessGroup g = group_in_the_store_of_rank_zero(r, server);
         g.barrier().wait();
         if (r.rank == 0) {
           raise(SIGSTOP);

@@ -1,5 +1,6 @@
 #include "support/run_ranks.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "backends/prefix_store.hpp"
 #include "weft/backends/store_tcp.hpp"
 
 namespace weft::test {
@@ -67,41 +69,12 @@ Job& job() {
   return the_job;
 }
 
-// The job's store, seen by one body: the next one may use the same keys.
-class BodyStore final : public Store {
- public:
-  BodyStore(std::shared_ptr<Store> store, int run) : store_(std::move(store)), run_(run) {}
-  void set(std::string_view key, std::string_view value, Deadline deadline) override {
-    store_->set(full(key), value, deadline);
-  }
-  std::string get(std::string_view key, Deadline deadline) override {
-    return store_->get(full(key), deadline);
-  }
-  std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
-    return store_->try_get(full(key), deadline);
-  }
-  std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
-    return store_->add(full(key), delta, deadline);
-  }
-  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
-                          Deadline deadline) override {
-    return store_->compare_set(full(key), expected, desired, deadline);
-  }
-  void remove(std::string_view key, Deadline deadline) override { store_->remove(full(key), deadline); }
-
- private:
-  std::string full(std::string_view key) const {
-    return "test/body" + std::to_string(run_) + "/" + std::string(key);
-  }
-  std::shared_ptr<Store> store_;
-  int run_;
-};
-
 // Nobody leaves a body before all have, failed or not: the next one is then the same on all ranks.
 void run_job(int n, const std::function<void(Rank&)>& body, const RankOptions& options) {
   Job& j = job();
   if (n > j.member.size) GTEST_SKIP() << "the job has " << j.member.size << " ranks, not " << n;
-  const auto store = std::make_shared<BodyStore>(j.member.store, j.runs++);
+  // The job's store, seen by one body: the next one may use the same keys.
+  const auto store = std::make_shared<PrefixStore>(fmt::format("test/body{}/", j.runs++), j.member.store);
   try {
     if (j.member.rank < n) {
       Rank rank(j.member.rank, n, j.context, store, options);
