@@ -2,19 +2,19 @@
 
 #include <benchmark/benchmark.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <string_view>
+#include <cstdlib>
+#include <thread>
 #include <utility>
-#include <vector>
 
-#include "plan.hpp"
 #include "weft/backends/store_tcp.hpp"
+#include "weft/base/tensor.hpp"
 
 namespace weft::bench {
 namespace {
@@ -25,60 +25,119 @@ class SilentReporter : public benchmark::BenchmarkReporter {
   void ReportRuns(const std::vector<Run>&) override {}
 };
 
-void time_case(benchmark::State& state, const Case& c) {
-  const Prepared p = c.prepare();
-  p.run();
-  if (const std::string problem = p.verify(); !problem.empty()) {
-    std::fprintf(stderr, "%s: %s\n", c.name.c_str(), problem.c_str());
-    std::fflush(nullptr);
-    _exit(1);
-  }
-  for ([[maybe_unused]] const auto _ : state) {  // once: the samples are taken inside
-    const Times t = time_samples(c.bytes, p.run, c.agree);
-    state.SetIterationTime(t.median_us * 1e-6);
-    state.counters["median_us"] = t.median_us;
-    state.counters["p99_us"] = t.p99_us;
-    state.counters["alg_GBs"] = static_cast<double>(c.bytes) / t.median_us * 1e-3;
-    state.counters["bus_GBs"] = static_cast<double>(c.bytes) / t.median_us * 1e-3 * c.bus_factor;
-    state.counters["samples"] = static_cast<double>(t.samples);
-  }
+constexpr std::int64_t kNoMore = -1;
+
+[[noreturn]] void end(const std::string& why) {
+  std::fprintf(stderr, "%s\n", why.c_str());
+  std::fflush(nullptr);
+  _exit(1);
 }
 
 }  // namespace
 
-Bench::Bench(int& argc, char** argv, bool report) : report_(report) {
-  if (!report) {  // one file and one format, and they are the reporting rank's
-    char** const end = std::remove_if(argv + 1, argv + argc, [](const char* argument) {
-      return std::string_view(argument).starts_with("--benchmark_out") ||
-             std::string_view(argument).starts_with("--benchmark_format");
-    });
-    argc = static_cast<int>(end - argv);
+Bench::Bench(int& argc, char** argv, const Spec& spec, Agree agree, int rank)
+    : spec_(spec), agree_(std::move(agree)), rank_(rank), turns_(spec.turns) {
+  if (rank == 0) benchmark::Initialize(&argc, argv);
+}
+
+void Bench::add(TableRow row) { rows_.push_back(std::move(row)); }
+
+Numbers Bench::time(const TableRow& row) const {
+  try {
+    if (row.measure) return row.measure(agree_, spec_.seconds);
+    const Times t = measure(row.prepare(), agree_, spec_.seconds);
+    Row r;
+    add_times(r, t, row.bytes, row.bus_factor);
+    return r.numbers;
+  } catch (const std::exception& e) {
+    end(row.name + ": " + e.what());
   }
-  benchmark::Initialize(&argc, argv);
 }
 
-void Bench::add(Case c) {
-  const std::string name = c.name;
-  benchmark::RegisterBenchmark(name.c_str(),
-                               [c = std::move(c)](benchmark::State& state) { time_case(state, c); })
-      ->UseManualTime()
-      ->Iterations(1)
-      ->Unit(benchmark::kMicrosecond);
-}
-
+// The first rank says which row is next; the others have nothing to do with Google Benchmark.
 void Bench::run() {
-  if (report_) {
-    benchmark::RunSpecifiedBenchmarks();
-  } else {
+  if (rank_ != 0) {
+    for (;;) {
+      turns_.take();
+      const std::int64_t next = agree_(0);
+      if (next == kNoMore) return;
+      time(rows_[static_cast<std::size_t>(next)]);
+    }
+  }
+  bool more = true;
+  for (std::size_t k = 0; k < rows_.size(); ++k) {
+    const auto body = [this, k, &more](benchmark::State& state) {
+      if (more) more = turns_.take();
+      if (!more) {
+        state.SkipWithError("no more turns");
+        return;
+      }
+      agree_(static_cast<std::int64_t>(k));
+      for ([[maybe_unused]] const auto _ : state) {  // once: the samples are taken inside
+        const Numbers numbers = time(rows_[k]);
+        state.SetIterationTime(numbers.at(0).second * 1e-6);
+        for (const auto& [key, number] : numbers) state.counters[key] = number;
+        if (spec_.rows) {
+          Row row = rows_[k].row;
+          row.numbers.insert(row.numbers.end(), numbers.begin(), numbers.end());
+          print(row);
+        }
+      }
+    };
+    benchmark::RegisterBenchmark(rows_[k].name.c_str(), body)
+        ->UseManualTime()
+        ->Iterations(1)
+        ->Unit(benchmark::kMicrosecond);
+  }
+  if (spec_.rows) {
     SilentReporter silent;
     benchmark::RunSpecifiedBenchmarks(&silent);
+  } else {
+    benchmark::RunSpecifiedBenchmarks();
   }
   benchmark::Shutdown();
+  if (more) turns_.take();  // with the others
+  agree_(kNoMore);
+}
+
+namespace {
+
+using Table = std::function<std::vector<TableRow>(RankOfBench&)>;
+
+// A page for all ranks: made before they are.
+std::byte* make_common() {
+  void* const p = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (p == MAP_FAILED) throw_errno("bench: mmap", errno);
+  return static_cast<std::byte*>(p);
+}
+
+void rank_body(const Spec& spec, int argc, char** argv, Context& context, const Membership& m,
+               std::byte* common, const Table& table) {
+  ProcessGroup group = ProcessGroup::create(context, spec.backend, m);
+  const Agree agree = [&group](std::int64_t mine) {
+    std::int64_t first = mine;
+    group.broadcast(view(&mine, 1), view(&first, 1), 0).wait();
+    return first;
+  };
+  RankOfBench rank{context, m.store, group, spec, agree, common};
+  Bench bench(argc, argv, spec, agree, m.rank);
+  for (TableRow& row : table(rank)) bench.add(std::move(row));
+  bench.run();
+  group.barrier().wait();  // nobody leaves while another still has cases to run
+}
+
+Membership member(int rank, int size, std::shared_ptr<Store> store) {
+  Membership m;
+  m.store = std::move(store);
+  m.rank = rank;
+  m.size = size;
+  m.deadline = std::chrono::minutes(2);
+  return m;
 }
 
 // The parent serves the store; it may make threads only after the last fork, so the children learn the port
 // by pipe.
-int run_processes(int n, const std::function<int(int, std::shared_ptr<Store>)>& body) {
+int run_processes(int n, const std::function<void(int, std::shared_ptr<Store>)>& body) {
   std::vector<pid_t> children;
   std::vector<int> to_child;
   for (int r = 0; r < n; ++r) {
@@ -91,8 +150,10 @@ int run_processes(int n, const std::function<int(int, std::shared_ptr<Store>)>& 
       int code = 1;
       try {
         std::uint16_t port = 0;
-        if (read(ends[0], &port, sizeof port) == sizeof port)
-          code = body(r, make_tcp_store("127.0.0.1", port, Deadline::after(std::chrono::seconds(10))));
+        if (read(ends[0], &port, sizeof port) == sizeof port) {
+          body(r, make_tcp_store("127.0.0.1", port, Deadline::after(std::chrono::seconds(10))));
+          code = 0;
+        }
       } catch (const std::exception& e) {
         std::fprintf(stderr, "rank %d: %s\n", r, e.what());
       }
@@ -120,6 +181,83 @@ int run_processes(int n, const std::function<int(int, std::shared_ptr<Store>)>& 
       for (const pid_t other : children) kill(other, SIGKILL);
   }
   return failed == 0 ? 0 : 1;
+}
+
+int run_threads(int n, const std::function<void(int, Context&, std::shared_ptr<Store>)>& body) {
+  Context context;
+  const std::shared_ptr<Store> store = make_local_store();
+  std::vector<std::thread> threads;
+  for (int r = 0; r < n; ++r)
+    threads.emplace_back([&, r] {
+      try {
+        body(r, context, store);
+      } catch (const std::exception& e) {
+        end("rank " + std::to_string(r) + ": " + e.what());
+      }
+    });
+  for (std::thread& t : threads) t.join();
+  return 0;
+}
+
+// Under a launcher that is meant for this program: mpirun for the MPIs, weft run for any.
+bool launched(const Spec& spec) {
+  return spec.backend.starts_with("mpi-") || std::getenv("WEFT_RANK") != nullptr;
+}
+
+}  // namespace
+
+Membership RankOfBench::membership(const std::string& name) const {
+  Membership m = member(group.rank(), group.size(), store);
+  m.name = name;
+  return m;
+}
+
+int run_ranks(const Spec& spec, int argc, char** argv, const Table& table) {
+  if (launched(spec)) {
+    Context context;
+    const Membership m = Membership::from_env(context, std::chrono::minutes(2));
+    Spec here = spec;
+    here.ranks = m.size;
+    rank_body(here, argc, argv, context, m, make_common(), table);
+    return 0;
+  }
+  std::byte* const common = make_common();
+  if (spec.threads)
+    return run_threads(spec.ranks, [&](int r, Context& context, std::shared_ptr<Store> store) {
+      rank_body(spec, argc, argv, context, member(r, spec.ranks, std::move(store)), common, table);
+    });
+  return run_processes(spec.ranks, [&](int r, std::shared_ptr<Store> store) {
+    Context context;
+    rank_body(spec, argc, argv, context, member(r, spec.ranks, std::move(store)), common, table);
+  });
+}
+
+int bench_main(int argc, char** argv, const Defaults& defaults, const Table& table,
+               const std::function<std::string(const Spec&)>& settings) {
+  try {
+    const Spec spec = parse_spec(argc, argv, defaults);
+    const char* const rank = std::getenv(spec.backend == "mpi-openmpi" ? "OMPI_COMM_WORLD_RANK" : "PMI_RANK");
+    if (spec.rows && (rank == nullptr || !spec.backend.starts_with("mpi-") || std::string_view(rank) == "0"))
+      spec.print_settings("weft", settings(spec));
+    return run_ranks(spec, argc, argv, table);
+  } catch (const Error& e) {
+    std::fprintf(stderr, "%s: %s\n", argv[0], e.what());
+    return e.code() == ErrorCode::bad_argument ? 2 : 1;
+  }
+}
+
+Buffers::Allocate allocator(Context& context, std::string_view memory) {
+  if (memory != "shared") return allocate_pages;
+  return [&context](std::size_t bytes) {
+    const Storage storage = Storage::allocate(context, Memory::shared, bytes);
+    return std::shared_ptr<std::byte>(storage.data(), [storage](std::byte*) {});
+  };
+}
+
+std::string name_of(const Case& c, std::string_view memory) {
+  return std::string(name(c.kind)) + "/" + std::string(name(c.dtype)) + "/" + std::string(memory) +
+         (c.in_place ? "/in_place" : "/out_of_place") + (c.rotating ? "/rotating/" : "/hot/") +
+         std::to_string(c.bytes);
 }
 
 }  // namespace weft::bench

@@ -1,51 +1,78 @@
-// The harness of the benchmarks: a case is a row of a table; registering, verifying, timing and reporting are
-// the same for all. A program makes one Bench, adds its rows and runs it. One thread.
+// The harness of our benchmarks: a row of a table is registered with Google Benchmark, verified, timed and
+// reported the same way everywhere, by one rank or by many that follow the first. A program makes the table
+// in a function of the rank and hands it to run_ranks(), or, for one rank, makes a Bench itself.
 #pragma once
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cases.hpp"
+#include "measure.hpp"
 #include "weft/backends/process_group.hpp"
 
 namespace weft::bench {
 
-/// A case made ready: what is timed, and what says that it computes the right thing.
-struct Prepared {
-  std::function<void()> run;
-  std::function<std::string()> verify;  ///< after one run: empty, or what is wrong
+using Numbers = std::vector<std::pair<std::string, double>>;
+
+struct TableRow {
+  std::string name;                        ///< "all_reduce/f32/shared/in_place/2097152"
+  std::int64_t bytes = 0;                  ///< what the algorithm bandwidth counts, per run
+  double bus_factor = 1;                   ///< bus bandwidth = algorithm bandwidth x bus_factor
+  std::function<Prepared()> prepare = {};  ///< owns the buffers through what it returns; they go with it
+  /// Instead of prepare: measures itself; the first number is the time, in us. Every rank calls it.
+  std::function<Numbers(const Agree&, double seconds)> measure = {};
+  Row row = {};  ///< what --rows prints, before the numbers
 };
 
-struct Case {
-  std::string name;                   ///< "all_reduce/f32/shared/2097152"
-  std::int64_t bytes = 0;             ///< what the algorithm bandwidth counts, per run
-  double bus_factor = 1;              ///< bus bandwidth = algorithm bandwidth x bus_factor
-  std::function<Prepared()> prepare;  ///< owns the buffers through what it returns; they go with it
-  std::function<bool(bool)> agree = [](bool more) {
-    return more;
-  };  ///< cases of several ranks: the first one's `more`
-};
-
-/// Every case is verified, warmed up and then timed in samples (plan.hpp). Reported: median (also as Time)
-/// and 99th percentile over the samples and the bandwidths at the median. A wrong result ends the program: no
-/// number without a right answer.
+/// Every row is verified and timed (measure.hpp). Reported: median (also as Time) and 99th percentile over
+/// the samples and the bandwidths at the median. A wrong result ends the program: no number without a right
+/// answer.
 class Bench {
  public:
-  /// Takes the --benchmark_… flags out of the arguments. `report` false: runs everything, prints nothing
-  /// (every rank but one).
-  Bench(int& argc, char** argv, bool report = true);
-  void add(Case c);
-  /// Runs the rows that --benchmark_filter names.
+  /// Takes the --benchmark_… flags out of the arguments. Rank 0 runs what --benchmark_filter names and
+  /// reports; the others run what it says through `agree`.
+  Bench(int& argc, char** argv, const Spec& spec = {}, Agree agree = alone, int rank = 0);
+  void add(TableRow row);
   void run();
 
  private:
-  bool report_;
+  Numbers time(const TableRow& row) const;
+  std::vector<TableRow> rows_;
+  Spec spec_;
+  Agree agree_;
+  int rank_;
+  Turns turns_;
 };
 
-/// Runs body(rank, store) in n processes of this host, which meet in `store`; returns 0 where all bodies did.
-/// Call it before the program has any thread. The first process that fails ends the others.
-int run_processes(int n, const std::function<int(int rank, std::shared_ptr<Store> store)>& body);
+/// A rank of a program of many.
+struct RankOfBench {
+  Context& context;
+  std::shared_ptr<Store> store;
+  ProcessGroup& group;  ///< "world", over spec.backend
+  const Spec& spec;
+  Agree agree;        ///< over `group`
+  std::byte* common;  ///< a page that all ranks map, zeroed: for what is no collective
+  /// Another group of the same ranks, or what one is made from.
+  Membership membership(const std::string& name) const;
+};
+
+/// Runs the table in spec.ranks processes or threads of this host, or, where a launcher started this process
+/// as one of them (weft run, mpirun), as that one. Call it before the program has any thread. Returns the
+/// exit status.
+int run_ranks(const Spec& spec, int argc, char** argv,
+              const std::function<std::vector<TableRow>(RankOfBench&)>& table);
+
+/// The whole main() of such a program: parses the flags, runs the ranks, prints what went wrong. 2: wrong
+/// flags.
+int bench_main(int argc, char** argv, const Defaults& defaults,
+               const std::function<std::vector<TableRow>(RankOfBench&)>& table,
+               const std::function<std::string(const Spec&)>& settings);
+
+/// Where the buffers of a case lie: "shared", or pages of the program's own.
+Buffers::Allocate allocator(Context& context, std::string_view memory);
+/// "/f32/shared/in_place/hot/2048"
+std::string name_of(const Case& c, std::string_view memory);
 
 }  // namespace weft::bench

@@ -64,7 +64,7 @@ struct Buffers {
 template <class T>
 void add_sum(Bench& bench, How how, int n, std::int64_t bytes, bool in_place = false) {
   const char* const who = how == How::plain ? "plain" : how == How::weft ? "weft" : "weft_stream";
-  Case c;
+  TableRow c;
   c.name = "sum/" + std::string(name(dtype_of<T>)) + "/n" + std::to_string(n) +
            (in_place ? "/in_place/" : "/") + std::to_string(bytes) + "/" + who;
   c.bytes = bytes;
@@ -86,7 +86,7 @@ void add_sum(Bench& bench, How how, int n, std::int64_t bytes, bool in_place = f
 }
 
 void add_copy(Bench& bench, std::int64_t bytes, bool stream) {
-  Case c;
+  TableRow c;
   c.name = "copy/" + std::to_string(bytes) + (stream ? "/weft_stream" : "/memcpy");
   c.bytes = bytes;
   c.bus_factor = 2;

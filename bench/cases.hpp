@@ -1,0 +1,147 @@
+// What is measured, said by flags that are the same for our programs and for the peers', and what comes out:
+// one line of JSON a case. One thread per rank.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "measure.hpp"
+#include "weft/base/dtype.hpp"
+
+namespace weft::bench {
+
+/// The operations that are measured. `ping_pong`: rank 0 sends and rank 1 sends back, the time is half of
+/// both. `one_way`: rank 0 sends kWindow messages, rank 1 answers the last with a few bytes, the time is that
+/// of one message.
+enum class Kind { all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, ping_pong, one_way };
+inline constexpr int kWindow = 16;
+std::string_view name(Kind kind) noexcept;
+/// Throws bad_argument naming the known ones.
+Kind kind_from_name(std::string_view name);
+inline bool is_message(Kind kind) noexcept { return kind == Kind::ping_pong || kind == Kind::one_way; }
+/// Has this operation a form in place (or one that is not)? And which is measured where nothing is said: in
+/// place for all_reduce, reduce and broadcast.
+bool has_place(Kind kind, bool in_place) noexcept;
+bool usual_place(Kind kind) noexcept;
+/// A run of ping_pong and of one_way is several messages: the times of one.
+Times per_message(Times t, Kind kind) noexcept;
+/// Bus bandwidth = algorithm bandwidth x this, as nccl-tests (NVIDIA/nccl-tests, doc/PERFORMANCE.md) defines
+/// it: 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and all_to_all, 1 for the rest.
+double bus_factor(Kind kind, int ranks) noexcept;
+
+struct Case {
+  Kind kind = Kind::all_reduce;
+  DType dtype = DType::f32;
+  std::int64_t bytes = 0;  ///< as nccl-tests counts: of the larger of a rank's two buffers
+  bool in_place = false;
+  bool rotating = false;  ///< other buffers in every run: 256 MB in all, at most 64 of each
+  int ranks = 2;
+
+  /// Elements that one rank gives to or gets from one other where buffers have a block per rank; otherwise
+  /// all.
+  std::int64_t block() const noexcept;
+  std::int64_t in_count() const noexcept;
+  std::int64_t out_count() const noexcept;
+  /// What is really moved: `bytes`, rounded up to equal blocks of whole elements.
+  std::int64_t moved_bytes() const noexcept;
+};
+
+/// One rank's buffers of a case. Values are small integers that depend on rank and index, and their sum over
+/// up to 8 ranks is exact in every dtype: a misplaced block is seen.
+class Buffers {
+ public:
+  using Allocate = std::function<std::shared_ptr<std::byte>(std::size_t bytes)>;
+  Buffers(const Case& c, int rank, const Allocate& allocate);
+  int sets() const noexcept { return static_cast<int>(sets_.size()); }
+  std::byte* in(int set) const noexcept { return sets_[static_cast<std::size_t>(set)].in; }
+  std::byte* out(int set) const noexcept { return sets_[static_cast<std::size_t>(set)].out; }
+  /// Fresh inputs; outputs that no result looks like.
+  void reset();
+  /// Empty, or "rank 1: element 5 is 3; expected 7".
+  std::string wrong() const;
+
+ private:
+  struct Set {
+    std::shared_ptr<std::byte> owner, other;
+    std::byte* in;
+    std::byte* out;
+  };
+  Case case_;
+  int rank_;
+  std::vector<Set> sets_;
+};
+
+/// Pages that nobody but this process knows: what `foreign` is, and what the peers get.
+std::shared_ptr<std::byte> allocate_pages(std::size_t bytes);
+
+/// Buffers and the call on them, as a Prepared: call(in, out) is one run.
+Prepared prepare(const std::shared_ptr<Buffers>& buffers,
+                 const std::function<void(std::byte* in, std::byte* out)>& call);
+
+/// What a program was asked for.
+struct Spec {
+  std::vector<Kind> kinds;
+  std::vector<DType> dtypes = {DType::f32};
+  std::vector<std::int64_t> bytes;  ///< default: 8 B to 128 MB in steps of four
+  std::vector<bool> in_place;       ///< --place in,out
+  std::vector<bool> rotating = {false};
+  std::vector<std::string> memory = {"foreign"};
+  std::string backend = "shm";
+  int ranks = 2;
+  bool threads = false;
+  double seconds = 0.25;  ///< of sampling per case
+  std::string turns{};    ///< a FIFO: a byte for each rank before each case, its end ends the program
+  bool rows = false;      ///< print rows (below) instead of Google Benchmark's report
+
+  /// What rank 0 prints before all rows: who, and the settings it runs with.
+  void print_settings(std::string_view who, std::string_view settings) const;
+};
+
+/// What a program knows besides.
+struct Defaults {
+  std::vector<Kind> kinds;  ///< the only ones it can be asked for
+  std::vector<std::string> memory = {"foreign"};
+};
+
+/// Takes the flags above out of the arguments; flags that begin with --benchmark_ stay. Throws bad_argument
+/// naming the flag, its value and what was expected.
+Spec parse_spec(int& argc, char** argv, const Defaults& defaults);
+/// The cases of one memory in their order: kind, dtype, place, buffers, bytes. Where an operation has no such
+/// place the case is left out.
+std::vector<Case> cases_of(const Spec& spec);
+
+/// Labels and numbers of a case that was measured.
+struct Row {
+  std::vector<std::pair<std::string, std::string>> labels;  ///< "op", "dtype", "memory", "place", "buffers"
+  std::int64_t ranks = 0, bytes = 0;
+  std::vector<std::pair<std::string, double>> numbers;  ///< "median_us", …
+};
+Row row_of(const Case& c, std::string_view memory);
+void add_times(Row& row, const Times& t, std::int64_t moved_bytes, double factor);
+/// To standard output, as one line of JSON.
+void print(const Row& row);
+/// The same for a case that this program cannot do.
+void print_unsupported(Row row, std::string_view why);
+
+/// Programs that run in turns, case by case: each waits, asleep, until it is told to go on.
+class Turns {
+ public:
+  explicit Turns(const std::string& path);  ///< empty: it is always one's turn
+  ~Turns();
+  Turns(const Turns&) = delete;
+  Turns& operator=(const Turns&) = delete;
+  /// Blocks. False: there are no more.
+  bool take();
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace weft::bench

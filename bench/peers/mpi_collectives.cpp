@@ -1,0 +1,157 @@
+// The peers of collectives_bench and p2p_bench: raw MPI calls on buffers of the same kind, with the same
+// flags, checks, samples and rows. One source, built against each MPI. Run by `weft bench`; by hand:
+//
+//   mpirun -n 2 mpi_collectives_openmpi --op all_reduce --rows
+#include <mpi.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+#include <map>
+#include <stdexcept>
+#include <string>
+
+#include "cases.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::bench {
+namespace {
+
+// bf16 is no type of MPI: pairs of bytes, and an operation of the program's own, which the compiler
+// vectorises.
+void add_bf16(void* in, void* inout, int* count, MPI_Datatype*) {
+  const auto* const a = static_cast<const bf16*>(in);
+  auto* const b = static_cast<bf16*>(inout);
+  for (int i = 0; i < *count; ++i) b[i] = bf16(static_cast<float>(a[i]) + static_cast<float>(b[i]));
+}
+
+struct Types {
+  std::map<DType, MPI_Datatype> of = {
+      {DType::f64, MPI_DOUBLE},   {DType::f32, MPI_FLOAT},   {DType::bf16, MPI_UINT16_T},
+      {DType::i8, MPI_INT8_T},    {DType::i16, MPI_INT16_T}, {DType::i32, MPI_INT32_T},
+      {DType::i64, MPI_INT64_T},  {DType::u8, MPI_UINT8_T},  {DType::u16, MPI_UINT16_T},
+      {DType::u32, MPI_UINT32_T}, {DType::u64, MPI_UINT64_T}};
+  MPI_Op sum_bf16;
+  Types() { MPI_Op_create(add_bf16, 1, &sum_bf16); }
+  MPI_Op sum(DType t) const { return t == DType::bf16 ? sum_bf16 : MPI_SUM; }
+};
+
+std::string obstacle(const Case& c, const Types& types) {
+  if (types.of.count(c.dtype) == 0) return "MPI has no " + std::string(name(c.dtype));
+  if (std::max(c.in_count(), c.out_count()) > INT_MAX) return "MPI counts in int";
+  if (c.kind == Kind::reduce_scatter && c.in_place) return "in place MPI puts every rank's result first";
+  return "";
+}
+
+std::function<void(std::byte*, std::byte*)> call_of(const Case& c, int rank, const Types& types) {
+  const MPI_Datatype type = types.of.at(c.dtype);
+  const MPI_Op sum = types.sum(c.dtype);
+  const MPI_Comm world = MPI_COMM_WORLD;
+  const int block = static_cast<int>(c.block());
+  const bool in_place = c.in_place;
+  const std::int64_t before = rank * c.block() * size_bytes(c.dtype);  // bytes of the lower ranks' blocks
+  switch (c.kind) {
+    case Kind::all_reduce:
+      return [=](std::byte* in, std::byte* out) {
+        MPI_Allreduce(in_place ? MPI_IN_PLACE : in, out, block, type, sum, world);
+      };
+    case Kind::reduce:
+      return [=](std::byte* in, std::byte* out) {
+        MPI_Reduce(in_place && rank == 0 ? MPI_IN_PLACE : in, out, block, type, sum, 0, world);
+      };
+    case Kind::broadcast:
+      return [=](std::byte* in, std::byte* out) { MPI_Bcast(rank == 0 ? in : out, block, type, 0, world); };
+    case Kind::all_gather:
+      return [=](std::byte* in, std::byte* out) {
+        if (in_place) {
+          MPI_Allgather(MPI_IN_PLACE, 0, type, in - before, block, type, world);
+        } else {
+          MPI_Allgather(in, block, type, out, block, type, world);
+        }
+      };
+    case Kind::reduce_scatter:
+      return
+          [=](std::byte* in, std::byte* out) { MPI_Reduce_scatter_block(in, out, block, type, sum, world); };
+    case Kind::all_to_all:
+      return [=](std::byte* in, std::byte* out) { MPI_Alltoall(in, block, type, out, block, type, world); };
+    case Kind::ping_pong:
+      return [=](std::byte* in, std::byte* out) {
+        if (rank == 0) {
+          MPI_Send(in, block, type, 1, 0, world);
+          MPI_Recv(out, block, type, 1, 0, world, MPI_STATUS_IGNORE);
+        } else if (rank == 1) {
+          MPI_Recv(out, block, type, 0, 0, world, MPI_STATUS_IGNORE);
+          MPI_Send(in, block, type, 0, 0, world);
+        }
+      };
+    case Kind::one_way:
+      return [=](std::byte* in, std::byte* out) {
+        MPI_Request requests[kWindow];
+        int done = 0;
+        if (rank == 0) {
+          for (MPI_Request& r : requests) MPI_Isend(in, block, type, 1, 0, world, &r);
+          MPI_Waitall(kWindow, requests, MPI_STATUSES_IGNORE);
+          MPI_Recv(&done, 1, MPI_INT, 1, 1, world, MPI_STATUS_IGNORE);
+        } else if (rank == 1) {
+          for (MPI_Request& r : requests) MPI_Irecv(out, block, type, 0, 0, world, &r);
+          MPI_Waitall(kWindow, requests, MPI_STATUSES_IGNORE);
+          MPI_Send(&done, 1, MPI_INT, 0, 1, world);
+        }
+      };
+  }
+  return {};
+}
+
+std::string library_version() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING];
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  std::string line(text, static_cast<std::size_t>(length));
+  line = line.substr(0, line.find_first_of(",\n"));
+  std::replace(line.begin(), line.end(), '\t', ' ');
+  return line;
+}
+
+void body(int argc, char** argv) {
+  int rank = 0, size = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  Spec spec = parse_spec(argc, argv,
+                         {{Kind::all_reduce, Kind::reduce, Kind::broadcast, Kind::all_gather,
+                           Kind::reduce_scatter, Kind::all_to_all, Kind::ping_pong, Kind::one_way}});
+  spec.ranks = size;
+  if (rank == 0) spec.print_settings(WEFT_PEER, library_version());
+  const Agree agree = [](std::int64_t mine) {
+    MPI_Bcast(&mine, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
+    return mine;
+  };
+  const Types types;
+  Turns turns(spec.turns);
+  for (const Case& c : cases_of(spec)) {
+    if (!turns.take()) return;
+    Row row = row_of(c, "foreign");
+    if (const std::string why = obstacle(c, types); !why.empty()) {
+      if (rank == 0) print_unsupported(row, why);
+      continue;
+    }
+    const auto buffers = std::make_shared<Buffers>(c, rank, allocate_pages);
+    const Times t = measure(prepare(buffers, call_of(c, rank, types)), agree, spec.seconds);
+    add_times(row, per_message(t, c.kind), c.moved_bytes(), bus_factor(c.kind, c.ranks));
+    if (rank == 0) print(row);
+  }
+  turns.take();  // nobody leaves before the end
+}
+
+}  // namespace
+}  // namespace weft::bench
+
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  try {
+    weft::bench::body(argc, argv);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s: %s\n", argv[0], e.what());
+    MPI_Abort(MPI_COMM_WORLD, 1);
+  }
+  MPI_Finalize();
+}
