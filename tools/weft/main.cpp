@@ -28,6 +28,7 @@ int run(const std::vector<std::string>& words) {
 #endif
   weft::tools::add_doctor(app, chosen);
   weft::tools::add_check(app, chosen);
+  weft::tools::add_bench(app, chosen);
   try {
     app.parse(std::vector<std::string>(std::make_reverse_iterator(dashes), words.rend()));  // last word first
     if (!program.empty() && !app.got_subcommand("run")) throw CLI::ExtrasError({"--"});

@@ -1,0 +1,41 @@
+// weft bench: the flags; see bench/.
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "commands.hpp"
+#include "run_bench.hpp"
+
+namespace weft::tools {
+
+void add_bench(CLI::App& app, Body& chosen) {
+  auto o = std::make_shared<bench::Options>();
+  CLI::App* c = app.add_subcommand("bench", "How fast this is here, beside its peers, in one run");
+  c->add_option("operation", o->op, bench::known_ops())->required();
+  c->add_option("--against", o->against, "Peers: openmpi, mpich, intelmpi, gloo, torch")->delimiter(',');
+  c->add_option("--ranks", o->ranks, "How many ranks")->capture_default_str();
+  c->add_option("--ranks-as", o->ranks_as, "processes or threads (ours alone)")->capture_default_str();
+  c->add_option("--dtype", o->dtype, "f32, bf16, f64, i32, …")->capture_default_str();
+  c->add_option("--bytes", o->bytes, "Sizes; default: 8 bytes to 128 MB in steps of four")->delimiter(',');
+  c->add_option("--memory", o->memory, "Of ours: shared, foreign, single_copy; default: shared,foreign")
+      ->delimiter(',');
+  c->add_option("--backend", o->backends, "Of ours: shm, gloo, mpi-openmpi, mpi-mpich")->delimiter(',');
+  c->add_option("--place", o->place, "in or out; default: in for all_reduce, broadcast and reduce");
+  c->add_option("--buffers", o->buffers, "hot: the same every time; rotating: others every time")
+      ->capture_default_str();
+  c->add_option("--rounds", o->rounds, "How often every size is measured; the better median counts")
+      ->capture_default_str();
+  c->add_option("--seconds", o->seconds, "Of sampling for each size, program and round")
+      ->capture_default_str();
+  c->add_option("--limit", o->limit, "Seconds after which a program is said not to finish")
+      ->capture_default_str();
+  c->add_option("--json", o->json, "Write all results to this file");
+  c->add_option("--plot", o->plot, "Draw the curves into this SVG file");
+  c->add_flag("--markdown", o->markdown, "Tables as Markdown");
+  c->add_option("--programs", o->programs, "Folder of the benchmark programs; default: where weft is");
+  c->add_option("--python", o->python, "The python that has torch")->capture_default_str();
+  c->add_option("--intel-mpi", o->intel_mpi,
+                "Folder of Intel MPI; default: the one the benchmark was built with");
+  c->callback([o, &chosen] { chosen = [o] { return bench::run_bench(*o); }; });
+}
+
+}  // namespace weft::tools

@@ -1,0 +1,220 @@
+#include "contenders.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "weft/base/error.hpp"
+
+namespace weft::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool executable(const std::string& path) {
+  return ::access(path.c_str(), X_OK) == 0 && !fs::is_directory(path);
+}
+
+bool in_path(const std::string& name) {
+  if (name.find('/') != std::string::npos) return executable(name);
+  const char* const path = std::getenv("PATH");
+  std::istringstream folders(path == nullptr ? "/usr/bin:/bin" : path);
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (executable(folder + "/" + name)) return true;
+  return false;
+}
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+std::vector<std::string> flags(const Options& o, const std::string& op) {
+  std::vector<std::string> bytes;
+  for (int r = 0; r < o.rounds; ++r)
+    for (const std::int64_t b : o.bytes) bytes.push_back(std::to_string(b));
+  std::vector<std::string> words = {"--op",      op,
+                                    "--dtype",   o.dtype,
+                                    "--bytes",   fmt::format("{}", fmt::join(bytes, ",")),
+                                    "--buffers", o.buffers,
+                                    "--seconds", fmt::format("{}", o.seconds),
+                                    "--rows"};
+  if (!o.place.empty()) words.insert(words.end(), {"--place", o.place});
+  return words;
+}
+
+Contender mpi_job(const Options& o, const std::string& name) {
+  Contender c;
+  c.name = name;
+  c.who = Contender::Who::mpi;
+  const std::string n = std::to_string(o.ranks);
+  const bool crowded = o.ranks > usable_cores();
+  std::string mpirun;
+  if (name == "openmpi") {
+    mpirun = "mpirun.openmpi";
+    c.title = "Open MPI";
+    c.start.command = {mpirun, "--mca", "pml", "ob1", "--mca", "btl", "self,vader"};
+    if (crowded) {
+      c.start.command.push_back("--oversubscribe");
+    } else {
+      c.start.command.insert(c.start.command.end(), {"--bind-to", "core"});
+    }
+    c.start.command.insert(c.start.command.end(), {"-n", n});
+    // Root has to say so twice.
+    if (::geteuid() == 0)
+      c.start.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
+    c.settings = crowded ? "pml ob1, btl vader (shared memory), oversubscribed"
+                         : "pml ob1, btl vader (shared memory), bound to cores";
+  } else if (name == "mpich") {
+    mpirun = "mpirun.mpich";
+    c.title = "MPICH";
+    c.start.command = {mpirun, "-n", n};
+    if (!crowded) c.start.command.insert(c.start.command.end(), {"-bind-to", "core"});
+    c.settings = crowded ? "ch4, shared memory, not bound" : "ch4, shared memory, bound to cores";
+  } else {
+    c.title = "Intel MPI";
+    std::string root = o.intel_mpi;
+    if (root.empty()) {
+      std::ifstream file(o.programs + "/mpi_collectives_intelmpi.root");
+      std::getline(file, root);
+    }
+    if (root.empty()) {
+      c.missing =
+          "its folder is not known; pip install impi-rt impi-devel, then configure with WEFT_INTEL_MPI_ROOT "
+          "and build weft_benchmarks";
+      return c;
+    }
+    mpirun = root + "/bin/mpiexec.hydra";
+    c.start.command = {mpirun, "-n", n};
+    const char* const libraries = std::getenv("LD_LIBRARY_PATH");
+    c.start.environment = {
+        {"LD_LIBRARY_PATH", root + "/lib" + (libraries == nullptr ? "" : ":" + std::string(libraries))},
+        {"I_MPI_FABRICS", "shm"},
+        {"I_MPI_PIN", crowded ? "0" : "1"}};
+    c.settings = crowded ? "I_MPI_FABRICS=shm, not pinned" : "I_MPI_FABRICS=shm, pinned to cores";
+  }
+  if (!in_path(mpirun))
+    c.missing = fmt::format("{} is not there; install {}", mpirun,
+                            name == "openmpi" ? "openmpi-bin"
+                            : name == "mpich" ? "mpich"
+                                              : "impi-rt (pip)");
+  return c;
+}
+
+Contender peer(const Options& o, const std::string& name, const std::string& op) {
+  Contender c;
+  std::string path, package;
+  if (name == "openmpi" || name == "mpich" || name == "intelmpi") {
+    c = mpi_job(o, name);
+    path = o.programs + "/mpi_collectives_" + name;
+    package = name == "openmpi" ? "libopenmpi-dev" : name == "mpich" ? "libmpich-dev" : "impi-devel (pip)";
+    c.start.command.push_back(path);
+  } else if (name == "gloo") {
+    c.title = "Gloo";
+    c.who = Contender::Who::other;
+    path = o.programs + "/gloo_collectives";
+    package = "libgloo-dev";
+    c.start.command = {path, "--ranks", std::to_string(o.ranks)};
+    c.settings = "TCP over loopback";
+  } else {
+    c.title = "torch Gloo";
+    c.who = Contender::Who::other;
+    path = o.programs + "/torch_collectives.py";
+    package = "python3";
+    c.start.command = {o.python, path, "--ranks", std::to_string(o.ranks)};
+    c.start.environment = {{"OMP_NUM_THREADS", "1"}};
+    c.settings = "torch.distributed, gloo over loopback, OMP_NUM_THREADS=1, torch.set_num_threads(1)";
+    if (!in_path(o.python)) c.missing = o.python + " is not there; name a python that has torch by --python";
+  }
+  c.name = name;
+  c.start.ranks = o.ranks;
+  if (c.missing.empty() && !fs::exists(path))
+    c.missing =
+        fmt::format("{} is not there; install {}, configure again and build weft_benchmarks", path, package);
+  const std::vector<std::string> more = flags(o, op);
+  c.start.command.insert(c.start.command.end(), more.begin(), more.end());
+  return c;
+}
+
+Contender ours(const Options& o, const std::string& op, const std::string& backend,
+               const std::string& memory) {
+  Contender c;
+  if (backend == "mpi-openmpi" || backend == "mpi-mpich") c = mpi_job(o, backend.substr(4));
+  const bool message = op == "ping_pong" || op == "one_way";
+  c.start.command.push_back(program(o, message ? "p2p_bench" : "collectives_bench"));
+  const std::vector<std::string> more = flags(o, op);
+  c.start.command.insert(c.start.command.end(), more.begin(), more.end());
+  c.start.command.insert(c.start.command.end(),
+                         {"--backend", backend, "--memory", memory == "shared" ? "shared" : "foreign",
+                          "--ranks", std::to_string(o.ranks), "--ranks-as", o.ranks_as});
+  if (memory == "single_copy") c.start.environment["WEFT_SINGLE_COPY"] = "push";
+  c.start.ranks = o.ranks;
+  c.who = Contender::Who::weft;
+  c.name = backend == "shm" ? memory : backend;
+  c.title = "weft " + c.name;
+  return c;
+}
+
+}  // namespace
+
+const std::vector<std::string>& known_peers() {
+  static const std::vector<std::string> names = {"openmpi", "mpich", "intelmpi", "gloo", "torch"};
+  return names;
+}
+
+std::string program(const Options& o, const std::string& name) {
+  const std::string path = o.programs + "/" + name;
+  if (!executable(path))
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format(
+            "bench: {} is not there; expected the benchmark programs beside weft: install libbenchmark-dev, "
+            "configure again with WEFT_BENCH=ON and build weft_benchmarks, or name their folder by "
+            "--programs",
+            path));
+  return path;
+}
+
+std::vector<Contender> contenders(const Options& o, const std::string& op) {
+  std::vector<Contender> all;
+  for (const std::string& backend : o.backends) {
+    if (backend == "shm") {
+      for (const std::string& memory : o.memory) all.push_back(ours(o, op, backend, memory));
+    } else {
+      all.push_back(ours(o, op, backend, "foreign"));
+    }
+  }
+  for (const std::string& name : o.against) all.push_back(peer(o, name, op));
+  Contender machine;
+  machine.name = "machine";
+  machine.title = "machine";
+  machine.who = Contender::Who::machine;
+  machine.start.ranks = o.ranks;
+  machine.start.command = {program(o, "machine_bench"), "--ranks", std::to_string(o.ranks)};
+  Options plain = o;
+  plain.place.clear();
+  const std::vector<std::string> more = flags(plain, "all_reduce");
+  machine.start.command.insert(machine.start.command.end(), more.begin(), more.end());
+  all.push_back(machine);
+  return all;
+}
+
+std::string scheduling() {
+  sched_param p{};
+  ::sched_getparam(0, &p);
+  switch (::sched_getscheduler(0)) {
+    case SCHED_FIFO: return fmt::format("SCHED_FIFO {}", p.sched_priority);
+    case SCHED_RR: return fmt::format("SCHED_RR {}", p.sched_priority);
+    default: return "SCHED_OTHER";
+  }
+}
+
+}  // namespace weft::bench

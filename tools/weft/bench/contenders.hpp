@@ -1,0 +1,36 @@
+// Who is measured, and how each is started with its best settings for one host.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "job.hpp"
+#include "options.hpp"
+
+namespace weft::bench {
+
+struct Contender {
+  enum class Who { weft, mpi, other, machine };
+  std::string name;   ///< "shared", "openmpi", …: what JSON and flags say
+  std::string title;  ///< "weft shared", "Open MPI"
+  Who who = Who::weft;
+  Job::Start start{};
+  std::string settings{};  ///< for people: transport, binding; the program adds its version
+  std::string missing{};   ///< why it cannot be started here, and what to install; empty: it can
+};
+
+/// Names that --against knows.
+const std::vector<std::string>& known_peers();
+
+/// Ours by memory and backend, the peers of --against, and the machine; each measuring `op` with o's sizes,
+/// `rounds` times over. `op` is one of the programs' operations. Throws bad_argument for peers, memories or
+/// backends that there are not.
+std::vector<Contender> contenders(const Options& o, const std::string& op);
+
+/// The path of one of our programs. Throws unsupported where it is not there, naming it and what to install.
+std::string program(const Options& o, const std::string& name);
+
+/// How this process is scheduled, and so all it starts: "SCHED_FIFO 10".
+std::string scheduling();
+
+}  // namespace weft::bench

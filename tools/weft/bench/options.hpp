@@ -1,0 +1,26 @@
+// What `weft bench` was asked for.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace weft::bench {
+
+struct Options {
+  std::string op;                    ///< "all_reduce", …, "p2p", "facade", "overlap"
+  std::vector<std::string> against;  ///< peers by name
+  std::vector<std::string> memory;   ///< of ours: shared, foreign, single_copy
+  std::vector<std::string> backends = {"shm"};
+  std::vector<std::int64_t> bytes;
+  std::string dtype = "f32", place, buffers = "hot", ranks_as = "processes";
+  int ranks = 2, rounds = 2;
+  double seconds = 0.2;  ///< of sampling per case
+  double limit = 100;    ///< seconds, for one case of one program
+  std::string programs;  ///< folder of the benchmark programs
+  std::string python = "python3", intel_mpi;
+  std::string json, plot;
+  bool markdown = false;
+};
+
+}  // namespace weft::bench

@@ -1,0 +1,215 @@
+#include "results.hpp"
+
+#include <fmt/format.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "weft/base/error.hpp"
+
+namespace weft::bench {
+namespace {
+
+using json = nlohmann::ordered_json;
+using Who = Contender::Who;
+using Rows = std::vector<std::vector<std::string>>;
+
+std::string processor() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  return "unknown";
+}
+
+std::string heading(const Result& r) {
+  std::string what = fmt::format("{} {}, {} {}", r.op, r.options.dtype, r.options.ranks, r.options.ranks_as);
+  if (r.op != "ping_pong" && r.op != "one_way") what += r.place == "in" ? ", in place" : ", out of place";
+  return what + (r.options.buffers == "hot" ? ", the same buffers every time" : ", rotating buffers");
+}
+
+std::string time_cell(const Column& c, std::int64_t bytes) {
+  if (const auto cell = c.cells.find(bytes); cell != c.cells.end())
+    return fmt::format("{} ({})", digits(cell->second.median_us), digits(cell->second.p99_us));
+  if (const auto gap = c.gaps.find(bytes); gap != c.gaps.end()) return gap->second;
+  return "-";
+}
+
+std::string ratio_cell(const Column& ours, const Column* theirs, std::int64_t bytes) {
+  const auto mine = ours.cells.find(bytes);
+  if (theirs == nullptr || mine == ours.cells.end()) return "-";
+  const auto other = theirs->cells.find(bytes);
+  if (other != theirs->cells.end())
+    return fmt::format("{:.2f}", other->second.median_us / mine->second.median_us);
+  return theirs->gaps.count(bytes) != 0 && theirs->gaps.at(bytes).starts_with("did not finish") ? "ahead"
+                                                                                                : "-";
+}
+
+}  // namespace
+
+const Column* Result::find(const std::string& name) const {
+  for (const Column& c : columns)
+    if (c.contender.name == name) return &c;
+  return nullptr;
+}
+
+const Column* Result::best_mpi(std::int64_t bytes) const {
+  const Column* best = nullptr;
+  for (const Column& c : columns)
+    if (c.contender.who == Who::mpi && c.cells.count(bytes) != 0 &&
+        (best == nullptr || c.cells.at(bytes).median_us < best->cells.at(bytes).median_us))
+      best = &c;
+  return best;
+}
+
+double limit_factor(const std::string& op, int ranks) {
+  // Read and written per rank, in halves of a copy: all of S, or S read and S / n written.
+  if (op == "reduce_scatter" || op == "reduce") return (1 + 1.0 / ranks) / 2;
+  return 1;
+}
+
+std::string digits(double x) {
+  if (!(x > 0)) return fmt::format("{}", x);
+  const int before = static_cast<int>(std::floor(std::log10(x))) + 1;
+  return fmt::format("{:.{}f}", x, std::clamp(4 - std::max(before, 1), 0, 3));
+}
+
+std::string draw_table(const Rows& rows, bool markdown) {
+  std::vector<std::size_t> width;
+  for (const auto& row : rows)
+    for (std::size_t k = 0; k < row.size(); ++k) {
+      if (k == width.size()) width.push_back(3);
+      width[k] = std::max(width[k], row[k].size());
+    }
+  std::string text;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    std::string line = markdown ? "|" : "";
+    for (std::size_t k = 0; k < rows[i].size(); ++k)
+      line += k == 0 ? fmt::format("{}{:<{}}", markdown ? " " : "", rows[i][k], width[k])
+                     : fmt::format("{}{:>{}}", markdown ? " | " : "  ", rows[i][k], width[k]);
+    text += line + (markdown ? " |\n" : "\n");
+    if (i == 0) {
+      std::string rule = markdown ? "|" : "";
+      for (std::size_t k = 0; k < width.size(); ++k)
+        rule += markdown ? (k == 0 ? "---|" : "---:|")
+                         : fmt::format("{}{:-<{}}", k == 0 ? "" : "  ", "", width[k]);
+      text += rule + "\n";
+    }
+  }
+  return text;
+}
+
+std::string tables(const Result& r) {
+  const bool md = r.options.markdown;
+  const auto title = [&](const std::string& words) { return md ? "**" + words + "**\n\n" : words + "\n\n"; };
+  std::string text =
+      title(heading(r) +
+            fmt::format(": us, median of the better of {} rounds (99th percentile)", r.options.rounds));
+  Rows times = {{"bytes"}};
+  for (const Column& c : r.columns) times[0].push_back(c.contender.title);
+  times[0].push_back("memory limit");
+  for (const std::int64_t b : r.options.bytes) {
+    times.push_back({std::to_string(b)});
+    for (const Column& c : r.columns) times.back().push_back(time_cell(c, b));
+    const auto limit = r.limit_us.find(b);
+    times.back().push_back(limit == r.limit_us.end() ? "-" : digits(limit->second));
+  }
+  text += draw_table(times, md) + "\n";
+
+  for (const Column& ours : r.columns) {
+    if (ours.contender.who != Who::weft) continue;
+    Rows ratios = {{"bytes", "GB/s", "bus GB/s"}};
+    bool mpi = false;
+    for (const Column& c : r.columns) mpi = mpi || c.contender.who == Who::mpi;
+    if (mpi) ratios[0].push_back("best MPI");
+    for (const Column& c : r.columns)
+      if (c.contender.who != Who::weft) ratios[0].push_back(c.contender.title);
+    ratios[0].push_back("of the limit");
+    for (const std::int64_t b : r.options.bytes) {
+      const auto cell = ours.cells.find(b);
+      const bool have = cell != ours.cells.end();
+      ratios.push_back({std::to_string(b), have ? digits(cell->second.alg_gbs) : "-",
+                        have ? digits(cell->second.bus_gbs) : "-"});
+      if (mpi) {
+        const Column* best = r.best_mpi(b);
+        ratios.back().push_back(ratio_cell(ours, best, b) +
+                                (best == nullptr ? "" : " " + best->contender.name));
+      }
+      for (const Column& c : r.columns)
+        if (c.contender.who != Who::weft) ratios.back().push_back(ratio_cell(ours, &c, b));
+      const auto limit = r.limit_us.find(b);
+      ratios.back().push_back(have && limit != r.limit_us.end()
+                                  ? fmt::format("{:.0f} %", 100 * limit->second / cell->second.median_us)
+                                  : "-");
+    }
+    text += title(fmt::format("{}: bandwidth, and the others' time divided by it", ours.contender.title));
+    text += draw_table(ratios, md) + "\n";
+  }
+  const std::string bullet = md ? "- " : "  ";
+  for (const Column& c : r.columns)
+    text += fmt::format("{}{}: {}{}{}\n", bullet, c.contender.title, c.version,
+                        c.version.empty() || c.contender.settings.empty() ? "" : "; ", c.contender.settings);
+  text += fmt::format(
+      "{}memory limit: a cache line from rank to rank, and each rank's {} of the bytes it must read and "
+      "write\n",
+      bullet, r.place == "in" ? "pass in place" : "copy");
+  text += fmt::format("{}machine: {}, {} cores, {}\n", bullet, processor(), ::sysconf(_SC_NPROCESSORS_ONLN),
+                      scheduling());
+  for (const std::string& note : r.notes) text += bullet + note + "\n";
+  return text;
+}
+
+std::string to_json(const std::vector<Result>& results) {
+  utsname system{};
+  ::uname(&system);
+  json all = {{"machine",
+               {{"processor", processor()},
+                {"cores", ::sysconf(_SC_NPROCESSORS_ONLN)},
+                {"system", fmt::format("{} {}", system.sysname, system.release)},
+                {"scheduling", scheduling()}}},
+              {"results", json::array()}};
+  for (const Result& r : results) {
+    json one = {{"op", r.op},
+                {"dtype", r.options.dtype},
+                {"ranks", r.options.ranks},
+                {"ranks_as", r.options.ranks_as},
+                {"place", r.place},
+                {"buffers", r.options.buffers},
+                {"rounds", r.options.rounds},
+                {"seconds", r.options.seconds},
+                {"contenders", json::array()},
+                {"limit", json::array()},
+                {"left_out", r.notes}};
+    for (const Column& c : r.columns) {
+      json rows = json::array();
+      for (const auto& [bytes, cell] : c.cells)
+        rows.push_back({{"bytes", bytes},
+                        {"median_us", cell.median_us},
+                        {"p99_us", cell.p99_us},
+                        {"alg_GBs", cell.alg_gbs},
+                        {"bus_GBs", cell.bus_gbs},
+                        {"rounds_us", cell.rounds}});
+      for (const auto& [bytes, why] : c.gaps) rows.push_back({{"bytes", bytes}, {"gap", why}});
+      one["contenders"].push_back({{"name", c.contender.name},
+                                   {"version", c.version},
+                                   {"settings", c.contender.settings},
+                                   {"rows", rows}});
+    }
+    for (const auto& [bytes, us] : r.limit_us) one["limit"].push_back({{"bytes", bytes}, {"us", us}});
+    all["results"].push_back(std::move(one));
+  }
+  return all.dump(1) + "\n";
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  if (!file) throw_errno("bench: cannot write " + path, errno);
+}
+
+}  // namespace weft::bench

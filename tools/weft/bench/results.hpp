@@ -1,0 +1,62 @@
+// What was measured, and how it is shown: tables, JSON, a plot.
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "contenders.hpp"
+#include "options.hpp"
+
+namespace weft::bench {
+
+struct Cell {
+  double median_us = 0, p99_us = 0, alg_gbs = 0, bus_gbs = 0;
+  std::vector<double> rounds{};  ///< the medians of all of them; median_us is the least
+};
+
+struct Column {
+  Contender contender;
+  std::string version{};  ///< as the program itself says
+  std::map<std::int64_t, Cell> cells{};
+  std::map<std::int64_t, std::string> gaps{};  ///< why there is no cell: "did not finish in 100 s"
+};
+
+/// One operation, all contenders.
+struct Result {
+  std::string op;
+  Options options;
+  std::string place{};  ///< "in" or "out", as the programs had it
+  std::vector<Column> columns{};
+  std::map<std::int64_t, double> limit_us{};  ///< what the machine allows at most: see limit_factor()
+  std::vector<std::string> notes{};           ///< who is left out, and why
+
+  const Column* find(const std::string& name) const;
+  /// The fastest MPI at that size; null: there is none.
+  const Column* best_mpi(std::int64_t bytes) const;
+};
+
+/// The machine's time for an operation is the latency of a cache line plus this times the time of one pass
+/// over `bytes` by every rank (in place: read and written; otherwise copied): a rank of n reads a part of
+/// every input and writes a part of every output, at least.
+double limit_factor(const std::string& op, int ranks);
+
+/// Times, then a table of ratios per contender of ours, then how everybody was run.
+std::string tables(const Result& r);
+/// All of it, for programs.
+std::string to_json(const std::vector<Result>& results);
+/// Time over bytes, both logarithmic, and the machine's limit as a dashed line.
+std::string to_svg(const Result& r);
+
+/// Rows of cells as a table: of Markdown, or in columns for a terminal. The first column is aligned left.
+std::string draw_table(const std::vector<std::vector<std::string>>& rows, bool markdown);
+/// "4.18", "0.287", "24900": three or four digits.
+std::string digits(double x);
+
+/// Writes a file or throws system naming it.
+void write_file(const std::string& path, const std::string& text);
+
+}  // namespace weft::bench

@@ -1,0 +1,310 @@
+#include "run_bench.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <limits>
+#include <map>
+#include <memory>
+
+#include "results.hpp"
+#include "weft/base/dtype.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::bench {
+namespace {
+
+using json = nlohmann::ordered_json;
+using Who = Contender::Who;
+
+const std::vector<std::string> kCollectives = {"all_reduce", "all_gather", "reduce_scatter",
+                                               "broadcast",  "all_to_all", "reduce"};
+const std::vector<std::string> kMessages = {"ping_pong", "one_way"};
+const std::vector<std::string> kOps = {"all_reduce", "all_gather", "reduce_scatter",
+                                       "broadcast",  "all_to_all", "reduce",
+                                       "p2p",        "facade",     "overlap"};
+
+[[noreturn]] void refuse(const std::string& flag, const std::string& value, const std::string& expected) {
+  throw Error(ErrorCode::bad_argument, fmt::format("bench: {} \"{}\"; expected {}", flag, value, expected));
+}
+
+bool among(const std::string& word, const std::vector<std::string>& known) {
+  return std::find(known.begin(), known.end(), word) != known.end();
+}
+
+void check(const std::string& flag, const std::vector<std::string>& words,
+           const std::vector<std::string>& known) {
+  for (const std::string& w : words)
+    if (!among(w, known)) refuse(flag, w, fmt::format("{}", fmt::join(known, ", ")));
+}
+
+void check(Options& o) {
+  check("operation", {o.op}, kOps);
+  check("--against", o.against, known_peers());
+  check("--memory", o.memory, {"shared", "foreign", "single_copy"});
+  check("--backend", o.backends, {"shm", "gloo", "mpi-openmpi", "mpi-mpich"});
+  if (!o.place.empty()) check("--place", {o.place}, {"in", "out"});
+  if (o.place == "in" && (o.op == "all_to_all" || o.op == "p2p"))
+    refuse("--place", "in", "out: " + o.op + " has no form in place");
+  check("--buffers", {o.buffers}, {"hot", "rotating"});
+  check("--ranks-as", {o.ranks_as}, {"processes", "threads"});
+  dtype_from_name(o.dtype);
+  for (const std::int64_t b : o.bytes)
+    if (b < 1 || b > (std::int64_t{1} << 32))
+      refuse("--bytes", std::to_string(b), "sizes from 1 to 4294967296");
+  if (o.ranks < 2 || o.ranks > 64) refuse("--ranks", std::to_string(o.ranks), "2 to 64");
+  if (o.op == "p2p" && o.ranks != 2)
+    refuse("--ranks", std::to_string(o.ranks), "2: p2p is between two ranks");
+  if (o.rounds < 1 || o.rounds > 100) refuse("--rounds", std::to_string(o.rounds), "1 to 100");
+  if (!(o.seconds > 0 && o.seconds <= 60))
+    refuse("--seconds", fmt::format("{}", o.seconds), "above 0, up to 60");
+  if (!(o.limit >= 1 && o.limit <= 3600)) refuse("--limit", fmt::format("{}", o.limit), "1 to 3600 seconds");
+  std::sort(o.bytes.begin(), o.bytes.end());
+  o.bytes.erase(std::unique(o.bytes.begin(), o.bytes.end()), o.bytes.end());
+}
+
+std::string own_folder() {
+  char path[4096];
+  const ssize_t n = ::readlink("/proc/self/exe", path, sizeof path - 1);
+  const std::string self(path, n > 0 ? static_cast<std::size_t>(n) : 0);
+  return self.substr(0, self.rfind('/'));
+}
+
+Duration seconds(double s) { return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(s)); }
+
+void say(const std::string& text) { fmt::print(stderr, "bench: {}\n", text); }
+
+// The turns of one operation: every contender measures one size, then the next, round by round, so that what
+// changes on the machine meanwhile hits all alike.
+class Race {
+ public:
+  Race(const Options& o, const std::string& op, const WorkFolder& folder) : result_{op, o} {
+    for (Contender& c : contenders(o, op)) enter(std::move(c), folder);
+  }
+
+  Result run() {
+    const Options& o = result_.options;
+    for (int round = 0; round < o.rounds; ++round)
+      for (const std::int64_t bytes : o.bytes) {
+        if (::isatty(STDERR_FILENO))
+          fmt::print(stderr, "\r{} round {} of {}, {} bytes \033[K", result_.op, round + 1, o.rounds, bytes);
+        for (std::size_t k = 0; k < jobs_.size(); ++k) turn(k, bytes);
+      }
+    if (::isatty(STDERR_FILENO)) fmt::print(stderr, "\r\033[K");
+    jobs_.clear();
+    take_machine();
+    return std::move(result_);
+  }
+
+ private:
+  void enter(Contender c, const WorkFolder& folder) {
+    std::string why = c.missing;
+    std::unique_ptr<Job> job;
+    Column column{c};
+    if (why.empty()) {
+      job = std::make_unique<Job>(folder, result_.op + "." + c.name, c.start);
+      const auto hello = job->next(seconds(std::max(result_.options.limit, 30.0)));
+      if (hello && hello->contains("settings")) {
+        column.version = hello->at("settings").get<std::string>();
+      } else {
+        why = hello ? "it printed no settings" : job->problem();
+      }
+    }
+    if (!why.empty()) {
+      if (c.who == Who::weft || c.who == Who::machine)
+        throw Error(ErrorCode::system, fmt::format("bench: {}: {}", c.title, why));
+      result_.notes.push_back(fmt::format("{} is left out: {}", c.name, why));
+      say(result_.notes.back());
+      return;
+    }
+    result_.columns.push_back(std::move(column));
+    jobs_.push_back(std::move(job));
+  }
+
+  void turn(std::size_t k, std::int64_t bytes) {
+    Column& column = result_.columns[k];
+    std::unique_ptr<Job>& job = jobs_[k];
+    if (job == nullptr) {
+      column.gaps.emplace(bytes, "not run");
+      return;
+    }
+    job->go();
+    const auto row = job->next(seconds(result_.options.limit));
+    if (!row) {
+      if (column.contender.who == Who::weft || column.contender.who == Who::machine)
+        throw Error(ErrorCode::system, fmt::format("bench: {} {} bytes: {}: {}", result_.op, bytes,
+                                                   column.contender.title, job->problem()));
+      say(fmt::format("{} {} bytes: {} {}", result_.op, bytes, column.contender.title, job->problem()));
+      column.cells.erase(bytes);
+      column.gaps[bytes] = job->timed_out() ? job->problem() : "failed";
+      if (!job->timed_out())
+        result_.notes.push_back(
+            fmt::format("{} at {} bytes: {}", column.contender.name, bytes, job->problem()));
+      job->kill();
+      job.reset();
+      return;
+    }
+    take(column, *row, bytes);
+  }
+
+  void take(Column& column, const json& row, std::int64_t bytes) {
+    if (row.value("bytes", std::int64_t{0}) != bytes)
+      throw Error(ErrorCode::system,
+                  fmt::format("bench: {}: a row of {} bytes; expected {}", column.contender.title,
+                              row.value("bytes", std::int64_t{0}), bytes));
+    if (row.contains("unsupported")) {
+      column.gaps[bytes] = "-";
+      const std::string note =
+          fmt::format("{}: {}", column.contender.name, row.at("unsupported").get<std::string>());
+      if (!among(note, result_.notes)) result_.notes.push_back(note);
+      return;
+    }
+    if (column.contender.who == Who::machine) {
+      Cell& cell = column.cells[bytes];
+      const auto least = [](double& x, double y) { x = x == 0 ? y : std::min(x, y); };
+      least(cell.median_us, row.at("copy_us"));  // see take_machine()
+      least(cell.p99_us, row.at("pass_us"));
+      least(cell.alg_gbs, row.at("line_us"));
+      return;
+    }
+    result_.place = row.at("place");
+    Cell& cell = column.cells[bytes];
+    const double median = row.at("median_us");
+    cell.rounds.push_back(median);
+    if (cell.rounds.size() > 1 && median >= cell.median_us) return;
+    cell.median_us = median;
+    cell.p99_us = row.at("p99_us");
+    cell.alg_gbs = row.at("alg_GBs");
+    cell.bus_gbs = row.at("bus_GBs");
+  }
+
+  // The machine's cells hold copy, pass and line; they become the limit of this operation.
+  void take_machine() {
+    const auto machine = std::find_if(result_.columns.begin(), result_.columns.end(),
+                                      [](const Column& c) { return c.contender.who == Who::machine; });
+    if (machine == result_.columns.end()) return;
+    double line = std::numeric_limits<double>::max();
+    for (const auto& [bytes, cell] : machine->cells) line = std::min(line, cell.alg_gbs);
+    for (const auto& [bytes, cell] : machine->cells)
+      result_.limit_us[bytes] = line + limit_factor(result_.op, result_.options.ranks) *
+                                           (result_.place == "in" ? cell.p99_us : cell.median_us);
+    result_.columns.erase(machine);
+  }
+
+  Result result_;
+  std::vector<std::unique_ptr<Job>> jobs_;  // beside result_.columns; null: given up
+};
+
+std::string numbered(const std::string& path, std::size_t k, std::size_t of, const std::string& op) {
+  if (of < 2 || k == 0) return path;
+  const std::size_t dot = path.rfind('.');
+  return dot == std::string::npos ? path + "." + op : path.substr(0, dot) + "." + op + path.substr(dot);
+}
+
+int compare(const Options& o, const std::vector<std::string>& ops) {
+  const WorkFolder folder;
+  std::vector<Result> results;
+  for (std::size_t k = 0; k < ops.size(); ++k) {
+    results.push_back(Race(o, ops[k], folder).run());
+    fmt::print("{}\n", tables(results.back()));
+    std::fflush(stdout);
+    if (!o.plot.empty()) write_file(numbered(o.plot, k, ops.size(), ops[k]), to_svg(results.back()));
+  }
+  if (!o.json.empty()) write_file(o.json, to_json(results));
+  return 0;
+}
+
+// What a row of such a program says, in its order.
+std::vector<std::pair<std::string, double>> numbers(const json& row) {
+  std::vector<std::pair<std::string, double>> all;
+  for (const auto& [key, x] : row.items())
+    if (x.is_number() && key != "ranks" && key != "bytes") all.emplace_back(key, x.get<double>());
+  return all;
+}
+
+// facade and overlap: one program of ours, whose rows name their numbers themselves.
+int alone(const Options& o, const std::string& op) {
+  const WorkFolder folder;
+  std::vector<std::string> bytes;
+  for (int r = 0; r < o.rounds; ++r)
+    for (const std::int64_t b : o.bytes) bytes.push_back(std::to_string(b));
+  Job job(folder, op,
+          {{program(o, op + "_bench"), "--rows", "--bytes", fmt::format("{}", fmt::join(bytes, ",")),
+            "--dtype", o.dtype, "--memory", o.memory.at(0) == "shared" ? "shared" : "foreign", "--seconds",
+            fmt::format("{}", o.seconds), "--ranks", std::to_string(o.ranks), "--ranks-as", o.ranks_as},
+           {},
+           o.ranks});
+  std::vector<json> rows;
+  std::string settings;
+  const auto failed = [&] {
+    return Error(ErrorCode::system, fmt::format("bench: {}: {}", op, job.problem()));
+  };
+  const auto hello = job.next(seconds(o.limit));
+  if (!hello) throw failed();
+  settings = hello->value("settings", "");
+  const std::size_t cases = o.bytes.size() * static_cast<std::size_t>(o.rounds);
+  for (std::size_t k = 0; k < cases; ++k) {
+    job.go();
+    auto row = job.next(seconds(o.limit));
+    if (!row) throw failed();
+    rows.push_back(std::move(*row));
+  }
+  // The better round is the one with the smaller first number.
+  std::map<std::int64_t, json> best;
+  for (const json& row : rows) {
+    const std::int64_t at = row.at("bytes");
+    const auto first = [&](const json& r) { return numbers(r).at(0).second; };
+    if (best.count(at) == 0 || first(row) < first(best.at(at))) best[at] = row;
+  }
+  std::vector<std::vector<std::string>> table = {{"bytes"}};
+  for (const auto& [key, x] : numbers(rows.at(0))) table[0].push_back(key);
+  for (const auto& [at, row] : best) {
+    table.push_back({std::to_string(at)});
+    for (const auto& [key, x] : numbers(row)) table.back().push_back(digits(x));
+  }
+  fmt::print("{}: {} {}, {}; the better of {} rounds, {}\n\n{}\n", op, o.ranks, o.ranks_as, settings,
+             o.rounds, scheduling(), draw_table(table, o.markdown));
+  if (!o.json.empty())
+    write_file(o.json, json{{"op", op}, {"settings", settings}, {"rows", rows}}.dump(1) + "\n");
+  return 0;
+}
+
+}  // namespace
+
+const char* known_ops() {
+  return "all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, reduce, p2p, facade or overlap";
+}
+
+int run_bench(Options o) {
+  if (o.bytes.empty()) {
+    if (o.op == "facade") {
+      o.bytes = {8, 2048, 32768, 524288, 8388608};
+    } else if (o.op == "overlap") {
+      o.bytes = {1 << 20};
+    } else {
+      for (std::int64_t b = 8; b <= 128 << 20; b *= 4) o.bytes.push_back(b);
+    }
+  }
+  if (o.memory.empty())
+    o.memory = o.op == "facade" || o.op == "overlap" ? std::vector<std::string>{"shared"}
+                                                     : std::vector<std::string>{"shared", "foreign"};
+  check(o);
+  if (o.programs.empty()) o.programs = own_folder();
+  const int policy = ::sched_getscheduler(0);
+  if (o.ranks > ::sysconf(_SC_NPROCESSORS_ONLN) && (policy == SCHED_FIFO || policy == SCHED_RR))
+    say("more ranks than cores under a real-time policy: a peer that spins keeps the cores from the ranks it "
+        "waits for");
+  const Watch watch;
+  try {
+    if (o.op == "facade" || o.op == "overlap") return alone(o, o.op);
+    return compare(o, o.op == "p2p" ? kMessages : std::vector<std::string>{o.op});
+  } catch (const Interrupted& i) {
+    return 128 + i.signal;
+  }
+}
+
+}  // namespace weft::bench

@@ -1,0 +1,15 @@
+// weft bench: our programs and the peers', in turns, and what came out.
+#pragma once
+
+#include "options.hpp"
+
+namespace weft::bench {
+
+/// Runs what `o` asks for and prints it. Returns the exit status: 0 where all of ours was measured. Throws
+/// bad_argument naming the flag that is wrong, unsupported where the programs are not there.
+int run_bench(Options o);
+
+/// The operations `weft bench` knows, for its help.
+const char* known_ops();
+
+}  // namespace weft::bench
