@@ -279,7 +279,7 @@ Spec parse_spec(int& argc, char** argv, const Defaults& defaults) {
     }
     static constexpr const char* kKnown[] = {"--op",       "--dtype",   "--bytes",   "--place",
                                              "--buffers",  "--memory",  "--backend", "--ranks",
-                                             "--ranks-as", "--seconds", "--turns"};
+                                             "--ranks-as", "--seconds", "--turns",   "--bind"};
     if (std::find(std::begin(kKnown), std::end(kKnown), flag) == std::end(kKnown))
       refuse("flag", flag,
              "--op, --dtype, --bytes, --place, --buffers, --memory, --backend, --ranks, --ranks-as, "
@@ -325,6 +325,9 @@ Spec parse_spec(int& argc, char** argv, const Defaults& defaults) {
     } else if (flag == "--ranks-as") {
       if (text != "processes" && text != "threads") refuse(flag, text, "processes or threads");
       spec.threads = text == "threads";
+    } else if (flag == "--bind") {
+      if (text != "cores" && text != "none") refuse(flag, text, "cores or none");
+      spec.bind = text == "cores";
     } else if (flag == "--seconds") {
       char* end = nullptr;
       spec.seconds = std::strtod(text.c_str(), &end);

@@ -96,6 +96,7 @@ struct Spec {
   std::string backend = "shm";
   int ranks = 2;
   bool threads = false;
+  bool bind = true;       ///< each rank to a core of its own, where there are enough
   double seconds = 0.25;  ///< of sampling per case
   std::string turns{};    ///< a FIFO: a byte for each rank before each case, its end ends the program
   bool rows = false;      ///< print rows (below) instead of Google Benchmark's report

@@ -60,9 +60,9 @@ std::vector<TableRow> table(RankOfBench& rank) {
 int main(int argc, char** argv) {
   using weft::bench::Kind;
   const auto settings = [](const weft::bench::Spec& s) {
+    using weft::bench::settings_of;
     const char* const push = std::getenv("WEFT_SINGLE_COPY");
-    return s.backend + (s.threads ? ", ranks are threads" : ", ranks are processes") +
-           (push != nullptr ? ", WEFT_SINGLE_COPY=" + std::string(push) : "");
+    return settings_of(s) + (push != nullptr ? ", WEFT_SINGLE_COPY=" + std::string(push) : "");
   };
   return weft::bench::bench_main(argc, argv,
                                  {{Kind::all_reduce, Kind::reduce, Kind::broadcast, Kind::all_gather,

@@ -1,10 +1,7 @@
 #include "harness.hpp"
 
 #include <benchmark/benchmark.h>
-#include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "weft/backends/store_tcp.hpp"
+#include "processes.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace weft::bench {
@@ -135,61 +132,14 @@ Membership member(int rank, int size, std::shared_ptr<Store> store) {
   return m;
 }
 
-// The parent serves the store; it may make threads only after the last fork, so the children learn the port
-// by pipe.
-int run_processes(int n, const std::function<void(int, std::shared_ptr<Store>)>& body) {
-  std::vector<pid_t> children;
-  std::vector<int> to_child;
-  for (int r = 0; r < n; ++r) {
-    int ends[2];
-    if (pipe(ends) != 0) throw_errno("bench: pipe", errno);
-    const pid_t pid = fork();
-    if (pid < 0) throw_errno("bench: fork", errno);
-    if (pid == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);
-      int code = 1;
-      try {
-        std::uint16_t port = 0;
-        if (read(ends[0], &port, sizeof port) == sizeof port) {
-          body(r, make_tcp_store("127.0.0.1", port, Deadline::after(std::chrono::seconds(10))));
-          code = 0;
-        }
-      } catch (const std::exception& e) {
-        std::fprintf(stderr, "rank %d: %s\n", r, e.what());
-      }
-      std::fflush(nullptr);
-      _exit(code);
-    }
-    close(ends[0]);
-    children.push_back(pid);
-    to_child.push_back(ends[1]);
-  }
-  Logger log;
-  TcpStoreServer server(log);
-  const std::uint16_t port = server.port();
-  for (const int fd : to_child) {
-    if (write(fd, &port, sizeof port) != sizeof port) std::fprintf(stderr, "bench: a rank ended early\n");
-    close(fd);
-  }
-  int failed = 0;
-  for (int left = n; left > 0; --left) {
-    int status = 0;
-    const pid_t ended = waitpid(-1, &status, 0);
-    if (ended < 0) throw_errno("bench: waitpid", errno);
-    std::erase(children, ended);
-    if (status != 0 && failed++ == 0)
-      for (const pid_t other : children) kill(other, SIGKILL);
-  }
-  return failed == 0 ? 0 : 1;
-}
-
-int run_threads(int n, const std::function<void(int, Context&, std::shared_ptr<Store>)>& body) {
+int run_threads(int n, bool bind, const std::function<void(int, Context&, std::shared_ptr<Store>)>& body) {
   Context context;
   const std::shared_ptr<Store> store = make_local_store();
   std::vector<std::thread> threads;
   for (int r = 0; r < n; ++r)
     threads.emplace_back([&, r] {
       try {
+        if (bind) bind_to_core(r, n);
         body(r, context, store);
       } catch (const std::exception& e) {
         end("rank " + std::to_string(r) + ": " + e.what());
@@ -223,10 +173,11 @@ int run_ranks(const Spec& spec, int argc, char** argv, const Table& table) {
   }
   std::byte* const common = make_common();
   if (spec.threads)
-    return run_threads(spec.ranks, [&](int r, Context& context, std::shared_ptr<Store> store) {
+    return run_threads(spec.ranks, spec.bind, [&](int r, Context& context, std::shared_ptr<Store> store) {
       rank_body(spec, argc, argv, context, member(r, spec.ranks, std::move(store)), common, table);
     });
   return run_processes(spec.ranks, [&](int r, std::shared_ptr<Store> store) {
+    if (spec.bind) bind_to_core(r, spec.ranks);
     Context context;
     rank_body(spec, argc, argv, context, member(r, spec.ranks, std::move(store)), common, table);
   });
@@ -244,6 +195,12 @@ int bench_main(int argc, char** argv, const Defaults& defaults, const Table& tab
     std::fprintf(stderr, "%s: %s\n", argv[0], e.what());
     return e.code() == ErrorCode::bad_argument ? 2 : 1;
   }
+}
+
+std::string settings_of(const Spec& spec) {
+  const bool room = static_cast<int>(std::thread::hardware_concurrency()) >= spec.ranks;
+  const char* const bound = launched(spec) ? "" : spec.bind && room ? ", bound to cores" : ", not bound";
+  return spec.backend + (spec.threads ? ", ranks are threads" : ", ranks are processes") + bound;
 }
 
 Buffers::Allocate allocator(Context& context, std::string_view memory) {

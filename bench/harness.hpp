@@ -70,6 +70,8 @@ int bench_main(int argc, char** argv, const Defaults& defaults,
                const std::function<std::vector<TableRow>(RankOfBench&)>& table,
                const std::function<std::string(const Spec&)>& settings);
 
+/// "shm, ranks are processes, bound to cores"
+std::string settings_of(const Spec& spec);
 /// Where the buffers of a case lie: "shared", or pages of the program's own.
 Buffers::Allocate allocator(Context& context, std::string_view memory);
 /// "/f32/shared/in_place/hot/2048"

@@ -123,7 +123,8 @@ Contender peer(const Options& o, const std::string& name, const std::string& op)
     path = o.programs + "/gloo_collectives";
     package = "libgloo-dev";
     c.start.command = {path, "--ranks", std::to_string(o.ranks)};
-    c.settings = "TCP over loopback";
+    c.settings =
+        std::string("TCP over loopback, ") + (o.ranks > usable_cores() ? "not bound" : "bound to cores");
   } else {
     c.title = "torch Gloo";
     c.who = Contender::Who::other;
@@ -131,7 +132,9 @@ Contender peer(const Options& o, const std::string& name, const std::string& op)
     package = "python3";
     c.start.command = {o.python, path, "--ranks", std::to_string(o.ranks)};
     c.start.environment = {{"OMP_NUM_THREADS", "1"}};
-    c.settings = "torch.distributed, gloo over loopback, OMP_NUM_THREADS=1, torch.set_num_threads(1)";
+    const std::string bound = o.ranks > usable_cores() ? "not bound" : "bound to cores";
+    c.settings =
+        "torch.distributed, gloo over loopback, OMP_NUM_THREADS=1, torch.set_num_threads(1), " + bound;
     if (!in_path(o.python)) c.missing = o.python + " is not there; name a python that has torch by --python";
   }
   c.name = name;
