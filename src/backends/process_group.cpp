@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "backends/group_state.hpp"
+#include "backends/join.hpp"
 #include "backends/shrink.hpp"
 #include "weft/backends/plugin.hpp"
 
@@ -41,13 +42,13 @@ std::vector<Pair> gather_by_store(GroupState& group, Pair mine) {
   if (m.size == 1) return all;
   const std::string token = group.next_token("gather", {});
   const Deadline deadline = Deadline::after(m.deadline);
-  m.store->set(fmt::format("{}/{}", token, m.rank), fmt::format("{} {}", mine[0], mine[1]));
+  m.store->set(fmt::format("{}/{}", token, m.rank), fmt::format("{} {}", mine[0], mine[1]), deadline);
   for (int r = 0; r < m.size; ++r) {
     std::string text;
     try {
       text = m.store->get(fmt::format("{}/{}", token, r), deadline);
     } catch (const Error& e) {
-      if (e.code() != ErrorCode::timeout) throw;
+      if (e.code() != ErrorCode::timeout || unset(*m.store, {fmt::format("{}/{}", token, r)}).empty()) throw;
       throw Error(
           Failure{.code = ErrorCode::timeout,
                   .text = fmt::format("split: rank {} did not call it within {:.3g} s "
@@ -86,8 +87,10 @@ ProcessGroup ProcessGroup::create(Context& context, const BackendFactory& factor
   context.check_fork("ProcessGroup::create");
   check_membership(m);
   // The n-th group of a name meets the n-th of the others, so that a program may make the same group again.
-  const std::int64_t generation =
-      m.size == 1 ? 0 : m.store->add(fmt::format("weft/{}/generation/{}", m.name, m.rank), 1);
+  const std::int64_t generation = m.size == 1
+                                      ? 0
+                                      : m.store->add(fmt::format("weft/{}/generation/{}", m.name, m.rank), 1,
+                                                     Deadline::after(m.deadline));
   return ProcessGroup(new_group(context, factory, m, fmt::format("weft/{}#{}", m.name, generation), m.size));
 }
 

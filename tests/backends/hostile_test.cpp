@@ -299,7 +299,10 @@ TEST_P(HostileToProcesses, ARankKilledInTheMiddleIsNamed) {
     const auto end = job.ends()[0];
     ASSERT_TRUE(end.has_value()) << job.all();
     EXPECT_NE(*end, (ExitStatus{0, 0}));
-    EXPECT_THAT(job.all(), AnyOf(HasSubstr("signal 9"), HasSubstr("EXIT CODE: 9")));
+    // MPICH's own transport aborts a survivor that was reading from the dead rank's memory; then Hydra
+    // reports whichever of the two ended first.
+    EXPECT_THAT(job.all(), AnyOf(HasSubstr("signal 9"), HasSubstr("EXIT CODE: 9"),
+                                 ContainsRegex("process_vm_readv[^\n]*No such process")));
     return;
   }
   const auto ends = job.ends();

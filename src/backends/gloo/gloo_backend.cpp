@@ -37,7 +37,7 @@ class Meeting final : public ::gloo::rendezvous::Store {
  public:
   explicit Meeting(const Bringup& b) : b_(b), prefix_(b.token + "/gloo/port/") {}
   void set(const std::string& key, const std::vector<char>& data) override {
-    b_.store->set(prefix_ + key, {data.data(), data.size()});
+    b_.store->set(prefix_ + key, {data.data(), data.size()}, b_.deadline);
   }
   std::vector<char> get(const std::string& key) override {
     const std::string value = await(key);
@@ -56,7 +56,7 @@ class Meeting final : public ::gloo::rendezvous::Store {
     try {
       return b_.store->get(prefix_ + key, b_.deadline);
     } catch (const Error& e) {
-      if (e.code() != ErrorCode::timeout) throw;
+      if (e.code() != ErrorCode::timeout || unset(*b_.store, {prefix_ + key}).empty()) throw;
       throw Error(Failure{.code = ErrorCode::timeout,
                           .text = fmt::format("group \"{}\": rank {} joined, but did not connect by the "
                                               "deadline [rank {}]",
@@ -116,6 +116,7 @@ std::shared_ptr<::gloo::Context> connect(const Bringup& b, bool check) {
                         std::chrono::milliseconds(1));
     context->connectFullMesh(meeting, device);
     context->setTimeout(kForever);
+    withdraw(b, "gloo");  // who is connected has read the cards, but perhaps not yet all the ports
   } catch (const ::gloo::Exception& e) {
     const std::string what = e.what();
     const auto says = [&](const char* words) { return what.find(words) != std::string::npos; };

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "backends/call_record.hpp"
+#include "backends/join.hpp"
 #include "backends/mpi/mail.hpp"
 #include "backends/mpi/messages.hpp"
 #include "backends/mpi/process.hpp"
@@ -478,16 +479,19 @@ class MpiBackend final : public Backend {
 // What each rank tells the others through the Store.
 struct Card {
   std::string backend;
-  int world_rank = -1, world_size = 0, size = 0, safe = 1, check = 1;
+  int world_rank = -1, world_size = 0, safe = 1, check = 1;
   std::int64_t max_count = 0;
+  // Rank 0's: a number of its own for every group of the job, so that groups with ranks in common, made at
+  // the same time by several threads, do not meet.
+  int tag = 0;
 
   std::string encode() const {
-    return fmt::format("{} {} {} {} {} {} {}", backend, world_rank, world_size, size, safe, check, max_count);
+    return fmt::format("{} {} {} {} {} {} {}", backend, world_rank, world_size, safe, check, max_count, tag);
   }
   static Card decode(const std::string& text) {
     Card c;
     std::istringstream words(text);
-    words >> c.backend >> c.world_rank >> c.world_size >> c.size >> c.safe >> c.check >> c.max_count;
+    words >> c.backend >> c.world_rank >> c.world_size >> c.safe >> c.check >> c.max_count >> c.tag;
     return c;
   }
 };
@@ -498,43 +502,15 @@ struct Card {
                       .ranks = std::move(ranks)});
 }
 
-// What all ranks have set under that name. Names those that have not by the deadline.
-std::vector<std::string> await_all(const Bringup& b, const char* what) {
-  const auto began = Clock::now();
-  const auto key = [&](int r) { return fmt::format("{}/mpi/{}/{}", b.token, what, r); };
-  std::vector<std::string> values;
-  try {
-    for (int r = 0; r < b.size; ++r) values.push_back(b.store->get(key(r), b.deadline));
-  } catch (const Error& e) {
-    if (e.code() != ErrorCode::timeout) throw;
-    std::vector<int> absent;
-    for (int r = 0; r < b.size; ++r)
-      if (!b.store->try_get(key(r))) absent.push_back(r);
-    refuse(b, ErrorCode::timeout,
-           fmt::format("rank{} {} did not join within {:.3g} s", absent.size() == 1 ? "" : "s",
-                       fmt::join(absent, ", "), std::chrono::duration<double>(Clock::now() - began).count()),
-           absent);
-  }
-  return values;
-}
-
-void tell_all(const Bringup& b, const char* what, const std::string& value) {
-  b.store->set(fmt::format("{}/mpi/{}/{}", b.token, what, b.rank), value);
-}
-
 std::vector<Card> exchange(const Bringup& b, const Card& own) {
-  tell_all(b, "card", own.encode());
   std::vector<Card> cards;
-  for (const std::string& text : await_all(b, "card")) cards.push_back(Card::decode(text));
+  for (const std::string& text : join(b, "mpi/card", own.encode())) cards.push_back(Card::decode(text));
   for (int r = 0; r < b.size; ++r) {
     const Card& c = cards[static_cast<std::size_t>(r)];
     const std::vector<int> both{std::min(r, b.rank), std::max(r, b.rank)};
     if (c.backend != own.backend)
       refuse(b, ErrorCode::mismatch,
              fmt::format("rank {} uses {}, rank {} {}", r, c.backend, b.rank, own.backend), both);
-    if (c.size != own.size)
-      refuse(b, ErrorCode::mismatch,
-             fmt::format("rank {} says size {}, rank {} says {}", r, c.size, b.rank, own.size), both);
     for (const auto& [variable, theirs, mine] : {std::tuple{"WEFT_MPI_SAFE_BUFFERS", c.safe, own.safe},
                                                  std::tuple{"WEFT_MPI_CHECK", c.check, own.check}})
       if (theirs != mine)
@@ -555,6 +531,14 @@ std::vector<Card> exchange(const Bringup& b, const Card& own) {
             {other, r});
   }
   return cards;
+}
+
+int next_tag(const Bringup& b) {
+  try {
+    return static_cast<int>(b.store->add(fmt::format("weft/{}/groups", kBackend), 1, b.deadline) % 32768);
+  } catch (const Error& e) {
+    refuse(b, e.code(), e.what(), {});
+  }
 }
 
 // The making of a communicator, which may outlive the call that asked for it.
@@ -579,15 +563,10 @@ struct Making {
   }
 };
 
-MPI_Comm make_comm(const Bringup& b, Process& process, std::vector<int> world_ranks) {
-  // A number of its own for every group of the job: groups with ranks in common, made at the same time by
-  // several threads, do not meet.
-  const std::string key = fmt::format("{}/mpi/tag", b.token);
-  if (b.rank == 0)
-    b.store->set(key, std::to_string(b.store->add(fmt::format("weft/{}/groups", kBackend), 1) % 32768));
+MPI_Comm make_comm(const Bringup& b, Process& process, const std::vector<Card>& cards) {
   const auto making = std::make_shared<Making>();
-  making->world_ranks = std::move(world_ranks);
-  making->tag = std::stoi(b.store->get(key, b.deadline));
+  for (const Card& c : cards) making->world_ranks.push_back(c.world_rank);
+  making->tag = cards[0].tag;
   // It blocks. With fewer threads it cannot be left behind, and then groups with ranks in common must be made
   // in one order.
   if (!process.multiple()) {
@@ -607,8 +586,10 @@ std::unique_ptr<Backend> make(const Bringup& b) {
   if (b.test.max_count > 0) settings.max_count = b.test.max_count;
   // MPI_Init_thread waits for everybody, and cannot say for whom.
   if (b.size > 1) {
-    tell_all(b, "here", "1");
-    if (!Process::initialised()) await_all(b, "here");
+    if (Process::initialised())
+      announce(b, "mpi/here", {});
+    else
+      join(b, "mpi/here", {});
   }
   Process& process = Process::join(b.context.log(), b.deadline);
   if (const std::string why = process.refuses_thread(); !why.empty())
@@ -622,16 +603,16 @@ std::unique_ptr<Backend> make(const Bringup& b) {
     const auto turn = process.lock();
     must(MPI_Comm_dup(MPI_COMM_SELF, &comm), "MPI_Comm_dup");
   } else {
-    std::vector<int> world_ranks;
-    for (const Card& c : exchange(b, {.backend = kBackend,
-                                     .world_rank = process.world_rank(),
-                                     .world_size = process.world_size(),
-                                     .size = b.size,
-                                     .safe = settings.safe,
-                                     .check = settings.check,
-                                     .max_count = settings.max_count}))
-      world_ranks.push_back(c.world_rank);
-    comm = make_comm(b, process, std::move(world_ranks));
+    Card own{.backend = kBackend,
+             .world_rank = process.world_rank(),
+             .world_size = process.world_size(),
+             .safe = settings.safe,
+             .check = settings.check,
+             .max_count = settings.max_count};
+    if (b.rank == 0) own.tag = next_tag(b);
+    comm = make_comm(b, process, exchange(b, own));
+    withdraw(b, "mpi/here");  // all have entered MPI_Comm_create_group
+    withdraw(b, "mpi/card");
   }
   const auto turn = process.lock();
   must(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");

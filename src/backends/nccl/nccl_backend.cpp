@@ -26,6 +26,7 @@
 #include <tuple>
 
 #include "backends/first_cause.hpp"
+#include "backends/join.hpp"
 #include "backends/nccl/channel.hpp"
 #include "backends/op_table.hpp"
 #include "backends/usable_cores.hpp"
@@ -93,7 +94,6 @@ class NcclBackend final : public Backend {
     return fmt::format("{}/nccl/{}/{}", token_, what, r);
   }
   std::string left_key() const { return token_ + "/nccl/left"; }
-  void meet(const Bringup& b);
   void connect(const Bringup& b);
   Lane& lane(const OpState& s);
   bool advance(Lane& lane);
@@ -151,7 +151,6 @@ NcclBackend::NcclBackend(const NcclApi& api, const Bringup& b)
   traits_.device_index = static_cast<std::int16_t>(driver_.device);
   traits_.spin = b.ranks_here <= usable_cores();
   try {
-    meet(b);
     connect(b);
   } catch (const Error& e) {
     main_.reset();
@@ -159,33 +158,6 @@ NcclBackend::NcclBackend(const NcclApi& api, const Bringup& b)
     Failure why{e.code(), e.what(), e.op(), e.call(), {e.ranks().begin(), e.ranks().end()}};
     first_cause_.raise(why);
     throw;
-  }
-}
-
-// Everybody says that it is there, so that who is not can be named; NCCL itself only waits.
-void NcclBackend::meet(const Bringup& b) {
-  if (size_ == 1) return;
-  const auto began = Clock::now();
-  store_->set(key("here", rank_), fmt::format("{}", size_));
-  try {
-    for (int r = 0; r < size_; ++r) {
-      const std::string size = store_->get(key("here", r), b.deadline);
-      if (size != fmt::format("{}", size_))
-        throw Error(Failure{.code = ErrorCode::mismatch,
-                            .text = fmt::format("group \"{}\": rank {} says size {}, rank {} says {}", name_,
-                                                r, size, rank_, size_),
-                            .ranks = {r, rank_}});
-    }
-  } catch (const Error& e) {
-    if (e.code() != ErrorCode::timeout) throw;
-    std::vector<int> absent;
-    for (int r = 0; r < size_; ++r)
-      if (!store_->try_get(key("here", r))) absent.push_back(r);
-    throw Error(Failure{.code = ErrorCode::timeout,
-                        .text = fmt::format("group \"{}\": rank{} {} did not join within {:.3g} s [rank {}]",
-                                            name_, absent.size() == 1 ? "" : "s", fmt::join(absent, ", "),
-                                            seconds(Clock::now() - began), rank_),
-                        .ranks = absent});
   }
 }
 
@@ -197,17 +169,18 @@ void NcclBackend::connect(const Bringup& b) {
   events_ = std::make_unique<EventPool>(driver_);
   main_ = std::make_unique<Channel>(driver_, *events_, rank_, size_, word_);
   UniqueId id{};
-  if (rank_ == 0) {
-    driver_.check("ncclGetUniqueId", driver_.api.ncclGetUniqueId(&id));
-    if (store_) store_->set(key("id", 0), std::string_view(id.bytes, sizeof(id.bytes)));
-  } else {
-    const std::string text = store_->get(key("id", 0), b.deadline);
-    std::memcpy(id.bytes, text.data(), std::min(text.size(), sizeof(id.bytes)));
-  }
+  if (rank_ == 0) driver_.check("ncclGetUniqueId", driver_.api.ncclGetUniqueId(&id));
+  // Everybody says that it is there, so that who is not can be named; NCCL itself only waits.
+  const std::string card =
+      join(b, "nccl/here", std::string_view(id.bytes, rank_ == 0 ? sizeof(id.bytes) : 0))[0];
+  std::memcpy(id.bytes, card.data(), std::min(card.size(), sizeof(id.bytes)));
   main_->connect(id);
   for (Duration nap = kNap;; nap = std::min<Duration>(2 * nap, std::chrono::milliseconds(5))) {
     main_->advance(0);
-    if (main_->connected()) return;
+    if (main_->connected()) {
+      withdraw(b, "nccl/here");
+      return;
+    }
     if (b.deadline.passed())
       throw Error(ErrorCode::timeout,
                   fmt::format("group \"{}\": NCCL did not connect the ranks within {:.3g} s "

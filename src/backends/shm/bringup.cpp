@@ -1,7 +1,6 @@
 // How the ranks of a group find each other: addresses through the Store, then one control region, made by
 // rank 0 and opened by the others, then each other's segments.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <sched.h>
 #include <sys/mman.h>
 
@@ -10,6 +9,7 @@
 #include <map>
 #include <thread>
 
+#include "backends/join.hpp"
 #include "backends/shm/group.hpp"
 #include "base/mutant.hpp"
 
@@ -26,29 +26,20 @@ Path parse_path(const std::string& text) {
       fmt::format("shm: path \"{}\" is not known; expected \"inline\", \"direct\" or \"staged\"", text));
 }
 
-[[noreturn]] void absent(const Bringup& b, const std::vector<int>& ranks, Duration waited) {
-  throw Error(Failure{.code = ErrorCode::timeout,
-                      .text = fmt::format("group \"{}\": rank{} {} did not join within {:.3g} s [rank {}]",
-                                          b.name, ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
-                                          std::chrono::duration<double>(waited).count(), b.rank),
-                      .ranks = ranks});
-}
-
-// What each rank tells the others through the Store: size, identity, address.
+// What each rank tells the others through the Store.
 struct Card {
-  int size = 0;
   int identity = 0;
   ProcessAddress address;
-};
 
-Card parse_card(const std::string& text) {
-  Card c;
-  char* end = nullptr;
-  c.size = static_cast<int>(std::strtol(text.c_str(), &end, 10));
-  c.identity = static_cast<int>(std::strtol(end, &end, 10));
-  c.address = ProcessAddress::decode(*end == ' ' ? end + 1 : end);
-  return c;
-}
+  std::string encode() const { return fmt::format("{} {}", identity, address.encode()); }
+  static Card decode(const std::string& text) {
+    Card c;
+    char* end = nullptr;
+    c.identity = static_cast<int>(std::strtol(text.c_str(), &end, 10));
+    c.address = ProcessAddress::decode(*end == ' ' ? end + 1 : end);
+    return c;
+  }
+};
 
 // Region of a group of one: nobody else ever maps it.
 RegionRef private_region(std::size_t bytes) {
@@ -74,32 +65,10 @@ Group bring_up(const Bringup& b) {
   if (WEFT_MUTANT("leaked_descriptor")) ::memfd_create("lost", 0);
   Neighbourhood& neighbourhood = b.context.neighbourhood();
   const auto waited = [&] { return std::chrono::duration_cast<Duration>(Clock::now() - began); };
-  const auto key = [&](int r) { return fmt::format("{}/shm/{}", b.token, r); };
-
-  std::vector<Card> cards(static_cast<std::size_t>(b.size));
-  cards[static_cast<std::size_t>(b.rank)] = {b.size, b.identity, neighbourhood.self()};
-  if (b.size > 1) {
-    b.store->set(key(b.rank), fmt::format("{} {} {}", b.size, b.identity, neighbourhood.self().encode()));
-    try {
-      for (int r = 0; r < b.size; ++r)
-        cards[static_cast<std::size_t>(r)] = parse_card(b.store->get(key(r), b.deadline));
-    } catch (const Error& e) {
-      if (e.code() != ErrorCode::timeout) throw;
-      std::vector<int> missing;
-      for (int r = 0; r < b.size; ++r)
-        if (!b.store->try_get(key(r))) missing.push_back(r);
-      absent(b, missing, waited());
-    }
-  }
+  const std::vector<std::string> cards = join(b, "shm", Card{b.identity, neighbourhood.self()}.encode());
   std::map<std::string, NeighbourRef> by_socket;
   for (int r = 0; r < b.size; ++r) {
-    const Card& card = cards[static_cast<std::size_t>(r)];
-    if (card.size != b.size) {
-      throw Error(Failure{.code = ErrorCode::mismatch,
-                          .text = fmt::format("group \"{}\": rank {} says size {}, rank {} says {}", b.name,
-                                              r, card.size, b.rank, b.size),
-                          .ranks = {r, b.rank}});
-    }
+    const Card card = Card::decode(cards[static_cast<std::size_t>(r)]);
     NeighbourRef& home = by_socket[card.address.socket];
     try {
       if (!home) home = neighbourhood.meet(card.address, b.deadline);
@@ -136,7 +105,7 @@ Group bring_up(const Bringup& b) {
       for (int r = 0; r < b.size; ++r)
         if (g.of(r).joined.load(std::memory_order_seq_cst) < phase) missing.push_back(r);
       if (missing.empty()) return;
-      if (b.deadline.passed()) absent(b, missing, waited());
+      if (b.deadline.passed()) throw_absent(b, missing, waited());
       if (const std::vector<int> dead = dead_ranks(g); !dead.empty()) {
         throw Error(Failure{
             .code = ErrorCode::peer_lost,
@@ -157,7 +126,7 @@ Group bring_up(const Bringup& b) {
   meet(1);
   g.map_news();
   meet(2);
-  b.store->remove(key(b.rank));  // all have read it: a program that makes many groups leaves nothing
+  withdraw(b, "shm");
   return g;
 }
 
