@@ -67,6 +67,7 @@ struct RankReport {
   std::int64_t quiesce_ns;
   bool after_made;      ///< a new group of the survivors
   Text<700> complaint;  ///< the first thing that the rank itself found wrong
+  bool perhaps_late;    ///< which a rank that came too late would explain, too
 };
 
 /// Written by the first rank of each process.

@@ -70,8 +70,10 @@ class Runner {
     std::vector<int> steps;
   };
 
-  void complain(const std::string& what) {
-    if (report_.complaint.empty()) report_.complaint.set(what);
+  void complain(const std::string& what, bool perhaps_late = false) {
+    if (!report_.complaint.empty()) return;
+    report_.complaint.set(what);
+    report_.perhaps_late = perhaps_late;
   }
 
   // Where a rank is when something goes wrong, for note().
@@ -436,7 +438,8 @@ class Runner {
     if (shrinks &&
         !std::equal(ranks.begin(), ranks.end(), group.parent_ranks().begin(), group.parent_ranks().end()))
       complain(fmt::format("shrink() gave ranks {}; expected {}", fmt::join(group.parent_ranks(), ", "),
-                           fmt::join(ranks, ", ")));
+                           fmt::join(ranks, ", ")),
+               true);
     return group;
   }
 
@@ -458,7 +461,7 @@ class Runner {
       group.barrier().wait();
       report_.after_made = true;
     } catch (const std::exception& e) {
-      complain(fmt::format("the new group of those who are left: {}", e.what()));
+      complain(fmt::format("the new group of those who are left: {}", e.what()), true);
     }
   }
 

@@ -15,7 +15,8 @@ namespace {
 using std::chrono::seconds;
 
 constexpr double kWithin = 1;  // seconds that a promise about time may be late by
-constexpr int kLateTimes = 4;  // the watcher's own lateness counts so often
+constexpr Duration kLoaded = std::chrono::milliseconds(100);  // of the watcher, too
+constexpr int kLateTimes = 4;                                 // the watcher's own lateness counts so often
 constexpr std::string_view kCascade = "another group of mine has failed";
 
 double to_seconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-9; }
@@ -34,19 +35,24 @@ class Judge {
     }
     for (int r = 0; r < p_.ranks() && v.complaint.empty(); ++r) {
       const RankReport& rank = board_.ranks[r];
-      if (kind_ == FaultKind::none && rank.has_error && !cascade(rank))  // what comes after it matters less
-        v.complaint = fmt::format("rank {}: {}: {}", r, name(rank.code), rank.text.view());
+      if (kind_ != FaultKind::none || !rank.has_error || cascade(rank)) continue;
+      v.complaint = fmt::format("rank {}: {}: {}", r, name(rank.code), rank.text.view());
+      slow_ = perhaps_late(rank);  // what comes after it matters less
     }
+    bool never_late = false;
     for (int r = 0; r < p_.ranks() && (v.complaint.empty() || r > 0); ++r) {
       const RankReport& rank = board_.ranks[r];
-      if (!rank.complaint.empty())
-        v.complaint +=
-            fmt::format("{}rank {}: {}", v.complaint.empty() ? "" : "\n  ", r, rank.complaint.view());
+      if (rank.complaint.empty()) continue;
+      v.complaint +=
+          fmt::format("{}rank {}: {}", v.complaint.empty() ? "" : "\n  ", r, rank.complaint.view());
+      never_late = never_late || !rank.perhaps_late;
+      slow_ = loaded() && !never_late;
     }
     if (v.complaint.empty() && !board_.trouble.empty()) v.complaint = board_.trouble.view();
     for (int r = 0; r < p_.ranks() && v.complaint.empty(); ++r) {
       const std::string wrong = of_rank(r);
       if (wrong.empty()) continue;
+      slow_ = slow_ || perhaps_late(board_.ranks[r]);
       v.complaint = fmt::format("rank {}: {}", r, wrong);
       if (board_.ranks[r].has_error)
         v.complaint +=
@@ -67,6 +73,15 @@ class Judge {
   // mpirun ends the others where a rank dies, unless it promises not to.
   bool may_be_ended() const {
     return board_.job_ended && struck() && takes_process(kind_) && !promises_.survives_death;
+  }
+
+  // Ranks that had no processor for so long may run into deadlines, and be left behind by the others.
+  bool loaded() const { return board_.late_ns > std::chrono::nanoseconds(kLoaded).count(); }
+
+  bool perhaps_late(const RankReport& rank) const {
+    return loaded() && rank.has_error &&
+           (rank.code == ErrorCode::timeout || rank.code == ErrorCode::peer_lost ||
+            rank.code == ErrorCode::aborted);
   }
 
   std::string outcome() const {

@@ -10,7 +10,7 @@ namespace weft::check {
 
 struct Verdict {
   std::string complaint;  ///< empty: all is as promised
-  bool slow = false;      ///< all that is wrong is how long it took
+  bool slow = false;      ///< the machine's load alone may explain it: to be run again, by itself
   std::string outcome;    ///< in a word or two, for the summary: "right bits", "peer_lost", …
 };
 
