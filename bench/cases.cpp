@@ -290,7 +290,7 @@ Spec parse_spec(int& argc, char** argv, const Defaults& defaults) {
     const std::vector<std::string> words = split(text);
     const auto choose = [&](const std::vector<std::string>& known) {
       for (const std::string& w : words)
-        if (std::find(known.begin(), known.end(), w) == known.end()) refuse(flag, w, "of " + join(known));
+        if (std::find(known.begin(), known.end(), w) == known.end()) refuse(flag, w, "one of " + join(known));
     };
     if (flag == "--op") {
       std::vector<std::string> known;

@@ -31,12 +31,6 @@ bool in_path(const std::string& name) {
   return false;
 }
 
-int usable_cores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 std::vector<std::string> flags(const Options& o, const std::string& op) {
   std::vector<std::string> bytes;
   for (int r = 0; r < o.rounds; ++r)
@@ -208,6 +202,12 @@ std::vector<Contender> contenders(const Options& o, const std::string& op) {
   machine.start.command.insert(machine.start.command.end(), more.begin(), more.end());
   all.push_back(machine);
   return all;
+}
+
+int usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
 std::string scheduling() {

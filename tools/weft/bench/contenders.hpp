@@ -30,6 +30,8 @@ std::vector<Contender> contenders(const Options& o, const std::string& op);
 /// The path of one of our programs. Throws unsupported where it is not there, naming it and what to install.
 std::string program(const Options& o, const std::string& name);
 
+/// Cores that this process, and so all it starts, may use.
+int usable_cores();
 /// How this process is scheduled, and so all it starts: "SCHED_FIFO 10".
 std::string scheduling();
 

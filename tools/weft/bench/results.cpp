@@ -51,6 +51,10 @@ std::string ratio_cell(const Column& ours, const Column* theirs, std::int64_t by
 
 }  // namespace
 
+bool Result::passes() const {
+  return place == "in" && (op == "all_reduce" || op == "reduce" || op == "reduce_scatter");
+}
+
 const Column* Result::find(const std::string& name) const {
   for (const Column& c : columns)
     if (c.contender.name == name) return &c;
@@ -65,6 +69,8 @@ const Column* Result::best_mpi(std::int64_t bytes) const {
       best = &c;
   return best;
 }
+
+bool pipelined(const std::string& op) { return op == "broadcast" || op == "reduce" || op == "one_way"; }
 
 double limit_factor(const std::string& op, int ranks) {
   // Read and written per rank, in halves of a copy: all of S, or S read and S / n written.
@@ -153,10 +159,12 @@ std::string tables(const Result& r) {
   for (const Column& c : r.columns)
     text += fmt::format("{}{}: {}{}{}\n", bullet, c.contender.title, c.version,
                         c.version.empty() || c.contender.settings.empty() ? "" : "; ", c.contender.settings);
-  text += fmt::format(
-      "{}memory limit: a cache line from rank to rank, and each rank's {} of the bytes it must read and "
-      "write\n",
-      bullet, r.place == "in" ? "pass in place" : "copy");
+  if (!r.limit_us.empty())
+    text += fmt::format(
+        "{}memory limit: {}each rank's {} of the bytes it must read and "
+        "write\n",
+        bullet, pipelined(r.op) ? "" : "a cache line from rank to rank, and ",
+        r.passes() ? "pass in place" : "copy");
   text += fmt::format("{}machine: {}, {} cores, {}\n", bullet, processor(), ::sysconf(_SC_NPROCESSORS_ONLN),
                       scheduling());
   for (const std::string& note : r.notes) text += bullet + note + "\n";

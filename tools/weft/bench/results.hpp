@@ -34,14 +34,19 @@ struct Result {
   std::map<std::int64_t, double> limit_us{};  ///< what the machine allows at most: see limit_factor()
   std::vector<std::string> notes{};           ///< who is left out, and why
 
+  /// Does every rank read and write the same bytes (a reduction in place), or copy from one place to another?
+  bool passes() const;
   const Column* find(const std::string& name) const;
   /// The fastest MPI at that size; null: there is none.
   const Column* best_mpi(std::int64_t bytes) const;
 };
 
-/// The machine's time for an operation is the latency of a cache line plus this times the time of one pass
-/// over `bytes` by every rank (in place: read and written; otherwise copied): a rank of n reads a part of
-/// every input and writes a part of every output, at least.
+/// Calls in a row overlap: the first rank never waits for the others, and a cache line's latency is not in
+/// its time.
+bool pipelined(const std::string& op);
+/// The machine's time for an operation is the latency of a cache line (unless pipelined) plus this times the
+/// time of one pass over `bytes` by every rank (in place: read and written; otherwise copied): a rank of n
+/// reads a part of every input and writes a part of every output, at least.
 double limit_factor(const std::string& op, int ranks);
 
 /// Times, then a table of ratios per contender of ours, then how everybody was run.

@@ -182,16 +182,18 @@ class Race {
     cell.bus_gbs = row.at("bus_GBs");
   }
 
-  // The machine's cells hold copy, pass and line; they become the limit of this operation.
+  // The machine's cells hold copy, pass and line; they become the limit of this operation. With more ranks
+  // than cores a rank's pass alone says nothing of all of them.
   void take_machine() {
     const auto machine = std::find_if(result_.columns.begin(), result_.columns.end(),
                                       [](const Column& c) { return c.contender.who == Who::machine; });
-    if (machine == result_.columns.end()) return;
     double line = std::numeric_limits<double>::max();
     for (const auto& [bytes, cell] : machine->cells) line = std::min(line, cell.alg_gbs);
-    for (const auto& [bytes, cell] : machine->cells)
-      result_.limit_us[bytes] = line + limit_factor(result_.op, result_.options.ranks) *
-                                           (result_.place == "in" ? cell.p99_us : cell.median_us);
+    if (result_.options.ranks <= usable_cores())
+      for (const auto& [bytes, cell] : machine->cells)
+        result_.limit_us[bytes] =
+            (pipelined(result_.op) ? 0 : line) + limit_factor(result_.op, result_.options.ranks) *
+                                                     (result_.passes() ? cell.p99_us : cell.median_us);
     result_.columns.erase(machine);
   }
 
@@ -235,7 +237,8 @@ int alone(const Options& o, const std::string& op) {
   Job job(folder, op,
           {{program(o, op + "_bench"), "--rows", "--bytes", fmt::format("{}", fmt::join(bytes, ",")),
             "--dtype", o.dtype, "--memory", o.memory.at(0) == "shared" ? "shared" : "foreign", "--seconds",
-            fmt::format("{}", o.seconds), "--ranks", std::to_string(o.ranks), "--ranks-as", o.ranks_as},
+            fmt::format("{}", o.seconds), "--ranks", std::to_string(o.ranks), "--ranks-as", o.ranks_as,
+            "--bind", op == "overlap" ? "none" : "cores"},
            {},
            o.ranks});
   std::vector<json> rows;
@@ -260,11 +263,13 @@ int alone(const Options& o, const std::string& op) {
     const auto first = [&](const json& r) { return numbers(r).at(0).second; };
     if (best.count(at) == 0 || first(row) < first(best.at(at))) best[at] = row;
   }
+  // A number a line: there are many, and few sizes.
   std::vector<std::vector<std::string>> table = {{"bytes"}};
-  for (const auto& [key, x] : numbers(rows.at(0))) table[0].push_back(key);
+  for (const auto& [key, x] : numbers(rows.at(0))) table.push_back({key});
   for (const auto& [at, row] : best) {
-    table.push_back({std::to_string(at)});
-    for (const auto& [key, x] : numbers(row)) table.back().push_back(digits(x));
+    table[0].push_back(std::to_string(at));
+    std::size_t line = 1;
+    for (const auto& [key, x] : numbers(row)) table.at(line++).push_back(digits(x));
   }
   fmt::print("{}: {} {}, {}; the better of {} rounds, {}\n\n{}\n", op, o.ranks, o.ranks_as, settings,
              o.rounds, scheduling(), draw_table(table, o.markdown));
@@ -295,7 +300,7 @@ int run_bench(Options o) {
   check(o);
   if (o.programs.empty()) o.programs = own_folder();
   const int policy = ::sched_getscheduler(0);
-  if (o.ranks > ::sysconf(_SC_NPROCESSORS_ONLN) && (policy == SCHED_FIFO || policy == SCHED_RR))
+  if (o.ranks > usable_cores() && (policy == SCHED_FIFO || policy == SCHED_RR))
     say("more ranks than cores under a real-time policy: a peer that spins keeps the cores from the ranks it "
         "waits for");
   const Watch watch;

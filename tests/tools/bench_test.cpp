@@ -1,0 +1,331 @@
+// `weft bench` from outside, with tiny samples: tables, files, turns, what is said of what is not there; and
+// what verifies the results of every program.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+#include <thread>
+
+#include "cases.hpp"
+#include "support/processes.hpp"
+#include "support/temporary_folder.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::test {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+std::string contents(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class WeftBench : public ::testing::Test {
+ protected:
+  ChildProcess start(std::vector<std::string> words) {
+    return ChildProcess::fork([&] {
+      const auto open_as = [&](const char* name, int fd) {
+        return ::dup2(::open((folder_ / name).c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600), fd) == fd;
+      };
+      if (!open_as("out", 1) || !open_as("err", 2)) return 99;
+      ::signal(SIGTERM, SIG_DFL);
+      ::setenv("WEFT_TEST_MARK", folder_.path().c_str(), 1);
+      words.insert(words.begin(), {WEFT_COMMAND, "bench"});
+      std::vector<char*> argv;
+      for (auto& word : words) argv.push_back(word.data());
+      argv.push_back(nullptr);
+      ::execv(argv[0], argv.data());
+      return 99;
+    });
+  }
+  ExitStatus run(std::vector<std::string> words) {
+    words.insert(words.end(), {"--seconds", "0.005"});
+    ChildProcess process = start(std::move(words));
+    const ExitStatus status = process.wait(seconds(50)).value_or(ExitStatus{});
+    out_ = contents(folder_ / "out");
+    err_ = contents(folder_ / "err");
+    return status;
+  }
+  void expect_refused(const std::vector<std::string>& words, const std::string& text) {
+    EXPECT_EQ(run(words), (ExitStatus{.code = 2})) << text;
+    EXPECT_THAT(err_, HasSubstr(text));
+    EXPECT_EQ(out_, "");
+  }
+
+  /// A folder of programs with ours alone in it.
+  std::string our_programs() {
+    const auto folder = folder_ / "programs";
+    std::filesystem::create_directories(folder);
+    for (const char* name : {"collectives_bench", "machine_bench"})
+      if (!std::filesystem::exists(folder / name))
+        std::filesystem::create_symlink(std::filesystem::path(WEFT_COMMAND).parent_path() / name,
+                                        folder / name);
+    return folder;
+  }
+  /// … and a peer that is a shell script.
+  void add_peer(const std::string& script) {
+    const std::string path = our_programs() + "/gloo_collectives";
+    std::ofstream(path) << "#!/bin/sh\n" << script;
+    ASSERT_EQ(::chmod(path.c_str(), 0700), 0);
+  }
+
+  /// Processes that carry our mark.
+  int left_behind() {
+    int count = 0;
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored))
+      if (std::atoi(entry.path().filename().c_str()) > 0 &&
+          contents(entry.path() / "environ").find("WEFT_TEST_MARK=" + folder_.path().string()) !=
+              std::string::npos)
+        ++count;
+    return count;
+  }
+
+  TemporaryFolder folder_;
+  std::string out_, err_;
+};
+
+// ---- what comes out ----
+
+TEST_F(WeftBench, TableJsonAndPlotCarryTheSizes) {
+  const std::string file = folder_ / "r.json", plot = folder_ / "r.svg";
+  ASSERT_EQ(run({"all_reduce", "--bytes", "1024,8", "--rounds", "2", "--json", file, "--plot", plot}),
+            ExitStatus{.code = 0})
+      << err_;
+  EXPECT_THAT(out_,
+              AllOf(HasSubstr("all_reduce f32, 2 processes, in place"), HasSubstr("weft shared"),
+                    HasSubstr("weft foreign"), HasSubstr("memory limit"), HasSubstr("better of 2 rounds")));
+  EXPECT_THAT(out_, ContainsRegex("\n8 .*[0-9] \\(.*\n1024 .*[0-9] \\("));
+
+  const json all = json::parse(contents(file));
+  ASSERT_EQ(all.at("results").size(), 1u);
+  const json& r = all.at("results")[0];
+  EXPECT_EQ(r.at("op"), "all_reduce");
+  std::vector<std::string> names;
+  for (const json& c : r.at("contenders")) {
+    names.push_back(c.at("name"));
+    ASSERT_EQ(c.at("rows").size(), 2u);
+    EXPECT_EQ(c.at("rows")[0].at("bytes"), 8);
+    EXPECT_EQ(c.at("rows")[1].at("bytes"), 1024);
+    for (const json& row : c.at("rows")) {
+      const std::vector<double> rounds = row.at("rounds_us");
+      ASSERT_EQ(rounds.size(), 2u);
+      EXPECT_EQ(row.at("median_us"), std::min(rounds[0], rounds[1]));
+      EXPECT_GT(row.at("median_us"), 0);
+      EXPECT_GE(row.at("p99_us"), row.at("median_us"));
+      // Two ranks: a factor of 2 (n-1)/n = 1.
+      EXPECT_NEAR(row.at("bus_GBs"), row.at("bytes").get<double>() / row.at("median_us").get<double>() * 1e-3,
+                  1e-3 * row.at("bus_GBs").get<double>());
+    }
+  }
+  EXPECT_THAT(names, ::testing::ElementsAre("shared", "foreign"));
+
+  const std::string svg = contents(plot);
+  EXPECT_THAT(svg, AllOf(HasSubstr("<svg"), HasSubstr(">8 B<"), HasSubstr(">1 KB<"),
+                         HasSubstr(">weft shared<"), HasSubstr("</svg>")));
+}
+
+TEST_F(WeftBench, OtherOperationsTypesAndPlaces) {
+  for (const char* op : {"all_gather", "reduce_scatter", "broadcast", "all_to_all", "reduce"}) {
+    ASSERT_EQ(run({op, "--bytes", "1000", "--rounds", "1", "--ranks", "3", "--dtype", "bf16", "--memory",
+                   "foreign", "--buffers", "rotating", "--markdown"}),
+              ExitStatus{.code = 0})
+        << err_;
+    EXPECT_THAT(out_, AllOf(HasSubstr(fmt::format("**{} bf16, 3 processes", op)), HasSubstr("| 1000 "),
+                            HasSubstr("rotating buffers")));
+  }
+  ASSERT_EQ(run({"all_gather", "--bytes", "64", "--rounds", "1", "--ranks-as", "threads", "--place", "in",
+                 "--memory", "shared"}),
+            ExitStatus{.code = 0})
+      << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("2 threads, in place"), HasSubstr("ranks are threads")));
+}
+
+TEST_F(WeftBench, MessagesFacadeAndOverlap) {
+  ASSERT_EQ(run({"p2p", "--bytes", "8", "--rounds", "1"}), ExitStatus{.code = 0}) << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("ping_pong f32, 2 processes"), HasSubstr("one_way f32, 2 processes")));
+  ASSERT_EQ(run({"facade", "--bytes", "8,64", "--rounds", "1"}), ExitStatus{.code = 0}) << err_;
+  EXPECT_THAT(out_, ContainsRegex("bytes +8 +64\n(.*\n)*facade_us .*\nbackend_us .*\ndifference_ns "));
+  ASSERT_EQ(run({"overlap", "--bytes", "65536", "--rounds", "1"}), ExitStatus{.code = 0}) << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("thread_free_hidden_%"), HasSubstr("caller_busy_hidden_%")));
+}
+
+// ---- peers ----
+
+TEST_F(WeftBench, PeersThatAreNotThereAreNamedWithWhatToInstall) {
+  ASSERT_EQ(run({"all_reduce", "--bytes", "8", "--rounds", "1", "--memory", "shared", "--against",
+                 "openmpi,mpich,intelmpi,gloo,torch", "--programs", our_programs()}),
+            ExitStatus{.code = 0})
+      << err_;
+  EXPECT_THAT(
+      err_, AllOf(HasSubstr("openmpi is left out: "), HasSubstr("mpich is left out: "),
+                  HasSubstr("intelmpi is left out: its folder is not known; pip install impi-rt impi-devel"),
+                  HasSubstr("gloo_collectives is not there; install libgloo-dev"),
+                  HasSubstr("torch is left out: ")));
+  EXPECT_THAT(out_, HasSubstr("gloo is left out"));  // in the report, too
+}
+
+TEST_F(WeftBench, APeerThatDoesNotFinishIsShownSo) {
+  add_peer("echo '{\"who\": \"gloo\", \"settings\": \"a script\"}'\nexec sleep 60\n");
+  ASSERT_EQ(run({"all_reduce", "--bytes", "8,16", "--rounds", "1", "--memory", "shared", "--against", "gloo",
+                 "--limit", "1", "--programs", our_programs()}),
+            ExitStatus{.code = 0})
+      << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("did not finish in 1 s"), HasSubstr("not run"), HasSubstr("ahead")));
+  EXPECT_EQ(left_behind(), 0);
+}
+
+TEST_F(WeftBench, APeerThatFailsIsShownWithItsWords) {
+  add_peer(
+      "echo '{\"who\": \"gloo\", \"settings\": \"a script\"}'\necho 'rank 1: element 5 is 3; expected 7' "
+      ">&2\nexit 1\n");
+  ASSERT_EQ(run({"all_reduce", "--bytes", "8", "--rounds", "1", "--memory", "shared", "--against", "gloo",
+                 "--programs", our_programs()}),
+            ExitStatus{.code = 0})
+      << err_;
+  EXPECT_THAT(out_, HasSubstr("gloo at 8 bytes: exit code 1: rank 1: element 5 is 3; expected 7"));
+}
+
+TEST_F(WeftBench, ASignalEndsItAndAllItStarted) {
+  add_peer("echo '{\"who\": \"gloo\", \"settings\": \"a script\"}'\nexec sleep 60\n");
+  ChildProcess process =
+      start({"all_reduce", "--bytes", "8", "--against", "gloo", "--programs", our_programs()});
+  const Deadline deadline = Deadline::after(seconds(20));
+  while (left_behind() < 6 && !deadline.passed()) std::this_thread::sleep_for(milliseconds(10));
+  process.kill(SIGTERM);
+  EXPECT_EQ(process.wait(seconds(20)), (ExitStatus{.code = 128 + SIGTERM}));
+  EXPECT_EQ(left_behind(), 0);
+}
+
+// ---- what is refused ----
+
+TEST_F(WeftBench, WrongFlagsAreNamedWithTheirValueAndWhatWasExpected) {
+  expect_refused({"all_sum"}, "bench: operation \"all_sum\"; expected all_reduce, all_gather, ");
+  expect_refused({"all_reduce", "--against", "mpich,lam"},
+                 "bench: --against \"lam\"; expected openmpi, mpich, intelmpi, gloo, torch");
+  expect_refused({"all_reduce", "--memory", "pooled"},
+                 "bench: --memory \"pooled\"; expected shared, foreign, single_copy");
+  expect_refused({"all_reduce", "--backend", "tcp"},
+                 "bench: --backend \"tcp\"; expected shm, gloo, mpi-openmpi, mpi-mpich");
+  expect_refused({"all_reduce", "--place", "there"}, "bench: --place \"there\"; expected in, out");
+  expect_refused({"all_to_all", "--place", "in"},
+                 "bench: --place \"in\"; expected out: all_to_all has no form in place");
+  expect_refused({"all_reduce", "--buffers", "cold"}, "bench: --buffers \"cold\"; expected hot, rotating");
+  expect_refused({"all_reduce", "--ranks-as", "fibres"},
+                 "bench: --ranks-as \"fibres\"; expected processes, threads");
+  expect_refused({"all_reduce", "--dtype", "f33"}, "f33");
+  expect_refused({"all_reduce", "--bytes", "0"}, "bench: --bytes \"0\"; expected sizes from 1 to 4294967296");
+  expect_refused({"all_reduce", "--ranks", "1"}, "bench: --ranks \"1\"; expected 2 to 64");
+  expect_refused({"p2p", "--ranks", "3"}, "bench: --ranks \"3\"; expected 2: p2p is between two ranks");
+  expect_refused({"all_reduce", "--rounds", "0"}, "bench: --rounds \"0\"; expected 1 to 100");
+  expect_refused({"all_reduce", "--limit", "0"}, "bench: --limit \"0\"; expected 1 to 3600 seconds");
+}
+
+TEST_F(WeftBench, ProgramsThatAreNotBuiltAreNamed) {
+  EXPECT_EQ(run({"all_reduce", "--programs", folder_.path()}), (ExitStatus{.code = 1}));
+  EXPECT_THAT(err_,
+              AllOf(HasSubstr("/collectives_bench is not there; expected the benchmark programs beside weft"),
+                    HasSubstr("install libbenchmark-dev")));
+}
+
+// ---- what verifies ----
+
+using bench::Buffers;
+using bench::Case;
+using bench::Kind;
+
+TEST(BenchBuffers, SeeAMisplacedElementOfEveryOperation) {
+  for (const Kind kind : {Kind::all_reduce, Kind::reduce, Kind::broadcast, Kind::all_gather,
+                          Kind::reduce_scatter, Kind::all_to_all})
+    for (const DType dtype : {DType::f32, DType::bf16, DType::i8}) {
+      const Case c{kind, dtype, 600, false, false, 2};
+      Buffers zero(c, 0, bench::allocate_pages), one(c, 1, bench::allocate_pages);
+      EXPECT_THAT(zero.wrong(), HasSubstr("rank 0: element 0 is "))
+          << bench::name(kind);  // nothing was called yet
+      EXPECT_THAT(zero.wrong(), HasSubstr("; expected "));
+    }
+  // all_gather by hand, then one element of another rank's block in the wrong place.
+  const Case c{Kind::all_gather, DType::i8, 512, false, false, 2};
+  Buffers zero(c, 0, bench::allocate_pages), one(c, 1, bench::allocate_pages);
+  std::memcpy(zero.out(0), zero.in(0), 256);
+  std::memcpy(zero.out(0) + 256, one.in(0), 256);
+  EXPECT_EQ(zero.wrong(), "");
+  zero.out(0)[300] = zero.out(0)[301];
+  EXPECT_THAT(zero.wrong(), HasSubstr("all_gather of 512 bytes: rank 0: element 300 is "));
+  zero.reset();
+  EXPECT_NE(zero.wrong(), "");
+}
+
+TEST(BenchMeasure, GivesNoTimeWithoutARightAnswer) {
+  bench::Prepared p;
+  int runs = 0;
+  p.run = [&] { ++runs; };
+  p.verify = [] { return "rank 0: element 1 is 2; expected 3"; };
+  EXPECT_THAT([&] { bench::measure(p, bench::alone, 0.01); },
+              ::testing::ThrowsMessage<std::runtime_error>(HasSubstr("element 1 is 2; expected 3")));
+  EXPECT_EQ(runs, 1);
+  // Right at first and wrong after the timing is as bad.
+  p.reset = [] {};
+  p.verify = [&] { return runs > 1 ? "it went wrong later; expected not to" : ""; };
+  runs = 0;
+  EXPECT_THAT([&] { bench::measure(p, bench::alone, 0.001); },
+              ::testing::ThrowsMessage<std::runtime_error>(HasSubstr("it went wrong later")));
+}
+
+TEST(BenchCases, CountBytesAndFactorsAsNcclTestsDoes) {
+  EXPECT_EQ(bench::bus_factor(Kind::all_reduce, 4), 1.5);
+  EXPECT_EQ(bench::bus_factor(Kind::all_gather, 4), 0.75);
+  EXPECT_EQ(bench::bus_factor(Kind::reduce_scatter, 4), 0.75);
+  EXPECT_EQ(bench::bus_factor(Kind::all_to_all, 4), 0.75);
+  EXPECT_EQ(bench::bus_factor(Kind::broadcast, 4), 1);
+  EXPECT_EQ(bench::bus_factor(Kind::reduce, 4), 1);
+  // The larger of the two buffers, in equal blocks of whole elements.
+  const Case gather{Kind::all_gather, DType::f32, 1000, false, false, 3};
+  EXPECT_EQ(gather.in_count(), 84);
+  EXPECT_EQ(gather.out_count(), 252);
+  EXPECT_EQ(gather.moved_bytes(), 1008);
+}
+
+TEST(BenchSpec, RefusesFlagsByName) {
+  const auto parse = [](std::vector<std::string> words) {
+    words.insert(words.begin(), "program");
+    std::vector<char*> argv;
+    for (auto& w : words) argv.push_back(w.data());
+    argv.push_back(nullptr);
+    int argc = static_cast<int>(words.size());
+    return bench::parse_spec(argc, argv.data(), {{Kind::all_reduce}, {"shared", "foreign"}});
+  };
+  const auto refuses = [&](std::vector<std::string> words, const std::string& text) {
+    EXPECT_THAT([&] { parse(words); }, ::testing::ThrowsMessage<Error>(HasSubstr(text)));
+  };
+  refuses({"--op", "broadcast"}, "--op \"broadcast\"; expected one of all_reduce");
+  refuses({"--bytes", "8,x"}, "--bytes \"x\"; expected whole numbers from 1 to 4294967296");
+  refuses({"--seconds", "0"}, "--seconds \"0\"; expected seconds above 0, up to 60");
+  refuses({"--dtype", "c64"}, "--dtype \"c64\"; expected a number that can be summed");
+  refuses({"--ranks"}, "--ranks \"\"; expected a value after it");
+  refuses({"--fast"}, "flag \"--fast\"; expected --op, ");
+  const bench::Spec spec =
+      parse({"--bytes", "8,16", "--memory", "shared", "--place", "out", "--benchmark_filter=x"});
+  EXPECT_EQ(spec.bytes, (std::vector<std::int64_t>{8, 16}));
+  EXPECT_EQ(bench::cases_of(spec).size(), 2u);
+}
+
+}  // namespace
+}  // namespace weft::test
