@@ -143,13 +143,19 @@ TEST_F(WeftBench, TableJsonAndPlotCarryTheSizes) {
 }
 
 TEST_F(WeftBench, OtherOperationsTypesAndPlaces) {
+  ASSERT_EQ(
+      run({"all_reduce", "--bytes", "64", "--rounds", "1", "--dtype", "f32,bf16", "--memory", "foreign"}),
+      ExitStatus{.code = 0})
+      << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("all_reduce f32 and bf16"), HasSubstr("weft foreign f32"),
+                          HasSubstr("weft foreign bf16")));
   for (const char* op : {"all_gather", "reduce_scatter", "broadcast", "all_to_all", "reduce"}) {
-    ASSERT_EQ(run({op, "--bytes", "1000", "--rounds", "1", "--ranks", "3", "--dtype", "bf16", "--memory",
-                   "foreign", "--buffers", "rotating", "--markdown"}),
+    ASSERT_EQ(run({op, "--bytes", "1000", "--rounds", "1", "--ranks", op[0] == 'a' ? "3" : "2", "--dtype",
+                   "bf16", "--memory", "foreign", "--buffers", "rotating", "--markdown"}),
               ExitStatus{.code = 0})
         << err_;
-    EXPECT_THAT(out_, AllOf(HasSubstr(fmt::format("**{} bf16, 3 processes", op)), HasSubstr("| 1000 "),
-                            HasSubstr("rotating buffers")));
+    EXPECT_THAT(out_, AllOf(HasSubstr(fmt::format("**{} bf16, {} processes", op, op[0] == 'a' ? 3 : 2)),
+                            HasSubstr("| 1000 "), HasSubstr("rotating buffers")));
   }
   ASSERT_EQ(run({"all_gather", "--bytes", "64", "--rounds", "1", "--ranks-as", "threads", "--place", "in",
                  "--memory", "shared"}),
@@ -231,6 +237,8 @@ TEST_F(WeftBench, WrongFlagsAreNamedWithTheirValueAndWhatWasExpected) {
   expect_refused({"all_reduce", "--ranks-as", "fibres"},
                  "bench: --ranks-as \"fibres\"; expected processes, threads");
   expect_refused({"all_reduce", "--dtype", "f33"}, "f33");
+  expect_refused({"all_reduce", "--dtype", "f32,bf16", "--against", "mpich"},
+                 "bench: --dtype \"f32,bf16\"; expected one dtype with --against");
   expect_refused({"all_reduce", "--bytes", "0"}, "bench: --bytes \"0\"; expected sizes from 1 to 4294967296");
   expect_refused({"all_reduce", "--ranks", "1"}, "bench: --ranks \"1\"; expected 2 to 64");
   expect_refused({"p2p", "--ranks", "3"}, "bench: --ranks \"3\"; expected 2: p2p is between two ranks");

@@ -14,7 +14,9 @@ void add_bench(CLI::App& app, Body& chosen) {
   c->add_option("--against", o->against, "Peers: openmpi, mpich, intelmpi, gloo, torch")->delimiter(',');
   c->add_option("--ranks", o->ranks, "How many ranks")->capture_default_str();
   c->add_option("--ranks-as", o->ranks_as, "processes or threads (ours alone)")->capture_default_str();
-  c->add_option("--dtype", o->dtype, "f32, bf16, f64, i32, …")->capture_default_str();
+  c->add_option("--dtype", o->dtypes, "f32, bf16, f64, i32, …; several: beside each other")
+      ->delimiter(',')
+      ->capture_default_str();
   c->add_option("--bytes", o->bytes, "Sizes; default: 8 bytes to 128 MB in steps of four")->delimiter(',');
   c->add_option("--memory", o->memory, "Of ours: shared, foreign, single_copy; default: shared,foreign")
       ->delimiter(',');

@@ -31,12 +31,12 @@ bool in_path(const std::string& name) {
   return false;
 }
 
-std::vector<std::string> flags(const Options& o, const std::string& op) {
+std::vector<std::string> flags(const Options& o, const std::string& op, const std::string& dtype) {
   std::vector<std::string> bytes;
   for (int r = 0; r < o.rounds; ++r)
     for (const std::int64_t b : o.bytes) bytes.push_back(std::to_string(b));
   std::vector<std::string> words = {"--op",      op,
-                                    "--dtype",   o.dtype,
+                                    "--dtype",   dtype,
                                     "--bytes",   fmt::format("{}", fmt::join(bytes, ",")),
                                     "--buffers", o.buffers,
                                     "--seconds", fmt::format("{}", o.seconds),
@@ -136,18 +136,18 @@ Contender peer(const Options& o, const std::string& name, const std::string& op)
   if (c.missing.empty() && !fs::exists(path))
     c.missing =
         fmt::format("{} is not there; install {}, configure again and build weft_benchmarks", path, package);
-  const std::vector<std::string> more = flags(o, op);
+  const std::vector<std::string> more = flags(o, op, o.dtypes.at(0));
   c.start.command.insert(c.start.command.end(), more.begin(), more.end());
   return c;
 }
 
-Contender ours(const Options& o, const std::string& op, const std::string& backend,
+Contender ours(const Options& o, const std::string& op, const std::string& dtype, const std::string& backend,
                const std::string& memory) {
   Contender c;
   if (backend == "mpi-openmpi" || backend == "mpi-mpich") c = mpi_job(o, backend.substr(4));
   const bool message = op == "ping_pong" || op == "one_way";
   c.start.command.push_back(program(o, message ? "p2p_bench" : "collectives_bench"));
-  const std::vector<std::string> more = flags(o, op);
+  const std::vector<std::string> more = flags(o, op, dtype);
   c.start.command.insert(c.start.command.end(), more.begin(), more.end());
   c.start.command.insert(c.start.command.end(),
                          {"--backend", backend, "--memory", memory == "shared" ? "shared" : "foreign",
@@ -156,6 +156,7 @@ Contender ours(const Options& o, const std::string& op, const std::string& backe
   c.start.ranks = o.ranks;
   c.who = Contender::Who::weft;
   c.name = backend == "shm" ? memory : backend;
+  if (o.dtypes.size() > 1) c.name += " " + dtype;
   c.title = "weft " + c.name;
   return c;
 }
@@ -182,13 +183,9 @@ std::string program(const Options& o, const std::string& name) {
 
 std::vector<Contender> contenders(const Options& o, const std::string& op) {
   std::vector<Contender> all;
-  for (const std::string& backend : o.backends) {
-    if (backend == "shm") {
-      for (const std::string& memory : o.memory) all.push_back(ours(o, op, backend, memory));
-    } else {
-      all.push_back(ours(o, op, backend, "foreign"));
-    }
-  }
+  for (const std::string& backend : o.backends)
+    for (const std::string& memory : backend == "shm" ? o.memory : std::vector<std::string>{"foreign"})
+      for (const std::string& dtype : o.dtypes) all.push_back(ours(o, op, dtype, backend, memory));
   for (const std::string& name : o.against) all.push_back(peer(o, name, op));
   Contender machine;
   machine.name = "machine";
@@ -198,7 +195,7 @@ std::vector<Contender> contenders(const Options& o, const std::string& op) {
   machine.start.command = {program(o, "machine_bench"), "--ranks", std::to_string(o.ranks)};
   Options plain = o;
   plain.place.clear();
-  const std::vector<std::string> more = flags(plain, "all_reduce");
+  const std::vector<std::string> more = flags(plain, "all_reduce", "f32");
   machine.start.command.insert(machine.start.command.end(), more.begin(), more.end());
   all.push_back(machine);
   return all;

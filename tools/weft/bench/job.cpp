@@ -23,7 +23,8 @@ namespace {
 
 using std::chrono::milliseconds;
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
-constexpr Duration kGoodbye = std::chrono::seconds(3);  // for a job to end by itself, and again after SIGTERM
+constexpr Duration kGoodbye = std::chrono::seconds(2);  // for a job to end by itself, and again after SIGTERM
+constexpr Duration kHaste = milliseconds(50);           // where somebody waits for us to end
 
 volatile std::sig_atomic_t interrupted = 0;
 void note(int signal) { interrupted = signal; }
@@ -110,7 +111,7 @@ Job::Job(const WorkFolder& folder, const std::string& name, Start start)
 
 Job::~Job() {
   if (turns_ >= 0) ::close(turns_);  // the end of the turns: it ends
-  if (pid_ > 0 && !ended(pid_, timed_out_ ? milliseconds(0) : kGoodbye)) kill();
+  if (pid_ > 0 && !ended(pid_, timed_out_ || interrupted != 0 ? kHaste : kGoodbye)) kill();
   if (out_ >= 0) ::close(out_);
 }
 

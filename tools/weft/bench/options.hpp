@@ -13,7 +13,8 @@ struct Options {
   std::vector<std::string> memory;   ///< of ours: shared, foreign, single_copy
   std::vector<std::string> backends = {"shm"};
   std::vector<std::int64_t> bytes;
-  std::string dtype = "f32", place, buffers = "hot", ranks_as = "processes";
+  std::vector<std::string> dtypes = {"f32"};  ///< several: beside each other, without peers
+  std::string place, buffers = "hot", ranks_as = "processes";
   int ranks = 2, rounds = 2;
   double seconds = 0.2;  ///< of sampling per case
   double limit = 100;    ///< seconds, for one case of one program

@@ -1,6 +1,7 @@
 // The curve of a Result as SVG: no library, so that a table and its picture come from the same run
 // everywhere.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -86,7 +87,9 @@ std::string to_svg(const Result& r) {
       "font-family=\"sans-serif\">\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n",
       kWidth, kHeight);
   svg += words(kLeft, 28, "start",
-               fmt::format("{} {}, {} {}", r.op, r.options.dtype, r.options.ranks, r.options.ranks_as), 16);
+               fmt::format("{} {}, {} {}", r.op, fmt::join(r.options.dtypes, " and "), r.options.ranks,
+                           r.options.ranks_as),
+               16);
   for (double v = y.low; v <= y.high * 1.001; v *= 10) {
     svg += line(kLeft, y.at(v), kWidth - kRight, y.at(v), "stroke=\"#ddd\"");
     svg += words(kLeft - 8, y.at(v) + 4, "end", fmt::format("{:g}", v));

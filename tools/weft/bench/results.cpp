@@ -1,6 +1,7 @@
 #include "results.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -27,7 +28,8 @@ std::string processor() {
 }
 
 std::string heading(const Result& r) {
-  std::string what = fmt::format("{} {}, {} {}", r.op, r.options.dtype, r.options.ranks, r.options.ranks_as);
+  std::string what = fmt::format("{} {}, {} {}", r.op, fmt::join(r.options.dtypes, " and "), r.options.ranks,
+                                 r.options.ranks_as);
   if (r.op != "ping_pong" && r.op != "one_way") what += r.place == "in" ? ", in place" : ", out of place";
   return what + (r.options.buffers == "hot" ? ", the same buffers every time" : ", rotating buffers");
 }
@@ -133,7 +135,7 @@ std::string tables(const Result& r) {
     for (const Column& c : r.columns) mpi = mpi || c.contender.who == Who::mpi;
     if (mpi) ratios[0].push_back("best MPI");
     for (const Column& c : r.columns)
-      if (c.contender.who != Who::weft) ratios[0].push_back(c.contender.title);
+      if (&c != &ours) ratios[0].push_back(c.contender.title);
     ratios[0].push_back("of the limit");
     for (const std::int64_t b : r.options.bytes) {
       const auto cell = ours.cells.find(b);
@@ -146,7 +148,7 @@ std::string tables(const Result& r) {
                                 (best == nullptr ? "" : " " + best->contender.name));
       }
       for (const Column& c : r.columns)
-        if (c.contender.who != Who::weft) ratios.back().push_back(ratio_cell(ours, &c, b));
+        if (&c != &ours) ratios.back().push_back(ratio_cell(ours, &c, b));
       const auto limit = r.limit_us.find(b);
       ratios.back().push_back(have && limit != r.limit_us.end()
                                   ? fmt::format("{:.0f} %", 100 * limit->second / cell->second.median_us)
@@ -182,7 +184,7 @@ std::string to_json(const std::vector<Result>& results) {
               {"results", json::array()}};
   for (const Result& r : results) {
     json one = {{"op", r.op},
-                {"dtype", r.options.dtype},
+                {"dtype", fmt::format("{}", fmt::join(r.options.dtypes, ","))},
                 {"ranks", r.options.ranks},
                 {"ranks_as", r.options.ranks_as},
                 {"place", r.place},

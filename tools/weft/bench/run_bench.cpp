@@ -52,7 +52,9 @@ void check(Options& o) {
     refuse("--place", "in", "out: " + o.op + " has no form in place");
   check("--buffers", {o.buffers}, {"hot", "rotating"});
   check("--ranks-as", {o.ranks_as}, {"processes", "threads"});
-  dtype_from_name(o.dtype);
+  for (const std::string& d : o.dtypes) dtype_from_name(d);
+  if (o.dtypes.size() > 1 && !o.against.empty())
+    refuse("--dtype", fmt::format("{}", fmt::join(o.dtypes, ",")), "one dtype with --against");
   for (const std::int64_t b : o.bytes)
     if (b < 1 || b > (std::int64_t{1} << 32))
       refuse("--bytes", std::to_string(b), "sizes from 1 to 4294967296");
@@ -236,9 +238,9 @@ int alone(const Options& o, const std::string& op) {
     for (const std::int64_t b : o.bytes) bytes.push_back(std::to_string(b));
   Job job(folder, op,
           {{program(o, op + "_bench"), "--rows", "--bytes", fmt::format("{}", fmt::join(bytes, ",")),
-            "--dtype", o.dtype, "--memory", o.memory.at(0) == "shared" ? "shared" : "foreign", "--seconds",
-            fmt::format("{}", o.seconds), "--ranks", std::to_string(o.ranks), "--ranks-as", o.ranks_as,
-            "--bind", op == "overlap" ? "none" : "cores"},
+            "--dtype", o.dtypes.at(0), "--memory", o.memory.at(0) == "shared" ? "shared" : "foreign",
+            "--seconds", fmt::format("{}", o.seconds), "--ranks", std::to_string(o.ranks), "--ranks-as",
+            o.ranks_as, "--bind", op == "overlap" ? "none" : "cores"},
            {},
            o.ranks});
   std::vector<json> rows;
