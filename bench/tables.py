@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Takes all the tables of bench/README.md, one `weft bench` after the other, and puts them there.
+
+    bench/tables.py --out FOLDER                   everything: FOLDER/<name>.md, .json, .svg
+    bench/tables.py --out FOLDER --only facade,p2p some of it
+    bench/tables.py --out FOLDER --paste           writes what FOLDER holds into bench/README.md
+    bench/tables.py --list                         the commands
+
+With rights to it (root) each command runs under a real-time policy, which keeps other programs off the cores: `chrt -f 10`;
+where there are more ranks than cores, or a helper thread beside a rank, at a high niceness instead: ranks that spin would
+otherwise keep the cores from those that they wait for.
+"""
+import argparse
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+MPI = "openmpi,mpich,intelmpi"
+ALL = MPI + ",gloo,torch"
+CROWDED = "8,2048,32768,524288,8388608,67108864"
+
+
+def runs(a):
+    """name: (arguments of weft bench, more threads than cores?)"""
+    memory = ["--memory", a.memory]
+    fast = ["--seconds", str(a.seconds), "--rounds", str(a.rounds)]
+    table = {"all_reduce": (["all_reduce", "--against", ALL, *memory, *fast], False)}
+    for op in ("all_gather", "reduce_scatter", "broadcast", "all_to_all", "reduce"):
+        table[op] = ([op, "--against", MPI, *memory, *fast], False)
+    table["all_reduce_out"] = (["all_reduce", "--place", "out", "--against", MPI, *memory, *fast], False)
+    table["all_reduce_rotating"] = (["all_reduce", "--buffers", "rotating", "--against", MPI, *memory, *fast], False)
+    table["bf16"] = (["all_reduce", "--dtype", "f32,bf16", *memory, *fast], False)
+    table["all_reduce_bf16"] = (["all_reduce", "--dtype", "bf16", "--against", MPI + ",torch", *memory, *fast], False)
+    table["p2p"] = (["p2p", "--against", ALL, *memory, *fast], False)
+    table["facade"] = (["facade", "--seconds", "0.5", "--rounds", "3"], False)
+    table["overlap"] = (["overlap", "--bytes", "262144,1048576,4194304", "--seconds", "1", "--rounds", "2"], True)
+    table["all_reduce_4"] = (["all_reduce", "--ranks", "4", "--against", ALL, "--bytes", CROWDED, *memory,
+                              "--seconds", str(a.seconds), "--rounds", "1"], True)
+    for op in ("all_gather", "reduce_scatter", "broadcast", "all_to_all"):
+        table[op + "_4"] = ([op, "--ranks", "4", "--against", MPI, "--bytes", CROWDED, *memory,
+                             "--seconds", str(a.seconds), "--rounds", "1"], True)
+    return table
+
+
+def policy(crowded):
+    if os.geteuid() != 0:
+        return []
+    return ["nice", "-n", "-15"] if crowded else ["chrt", "-f", "10"]
+
+
+def commit():
+    done = subprocess.run(["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return done.stdout.strip() or "unknown"
+
+
+def take(a, name, arguments, crowded):
+    out = a.out / name
+    files = ["--json", f"{out}.json"] + ([] if arguments[0] in ("facade", "overlap") else ["--plot", f"{out}.svg"])
+    program = [str(a.build / "bin" / "weft"), "bench", *arguments, "--markdown"]
+    python = ["--python", a.python] if "torch" in " ".join(arguments) else []
+    started = time.monotonic()
+    done = subprocess.run([*policy(crowded), *program, *python, *files], stdout=subprocess.PIPE, text=True)
+    print(f"{name}: exit code {done.returncode}, {time.monotonic() - started:.0f} s", flush=True)
+    if done.returncode == 0:
+        shown = shlex.join([*policy(crowded), "weft", "bench", *arguments])
+        date = time.strftime("%Y-%m-%d")
+        (a.out / f"{name}.md").write_text(f"`{shown}`, {date}, commit {commit()}\n\n{done.stdout.strip()}\n")
+    return done.returncode
+
+
+def paste(a):
+    readme = HERE / "README.md"
+    text = readme.read_text()
+    for name in re.findall(r"<!-- table (\w+) -->", text):
+        table = a.out / f"{name}.md"
+        if not table.exists():
+            print(f"{name}: {table} is not there, its table stays")
+            continue
+        begin, end = f"<!-- table {name} -->", "<!-- end -->"
+        first = text.index(begin) + len(begin)
+        text = text[:first] + "\n" + table.read_text().strip() + "\n" + text[text.index(end, first):]
+    readme.write_text(text)
+    for name in ("all_reduce",):
+        if (a.out / f"{name}.svg").exists():
+            shutil.copyfile(a.out / f"{name}.svg", HERE / f"{name}.svg")
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--out", type=pathlib.Path, help="folder for what comes out")
+    p.add_argument("--build", type=pathlib.Path, default=HERE.parent / "build" / "release")
+    p.add_argument("--memory", default="shared,foreign", help="of ours: shared,foreign,single_copy")
+    p.add_argument("--python", default="python3", help="the python that has torch")
+    p.add_argument("--seconds", type=float, default=0.1, help="of sampling for each size, program and round")
+    p.add_argument("--rounds", type=int, default=2)
+    p.add_argument("--only", default="", help="names, separated by commas")
+    p.add_argument("--paste", action="store_true", help="write into bench/README.md what --out holds")
+    p.add_argument("--list", action="store_true")
+    a = p.parse_args()
+    table = runs(a)
+    chosen = [n for n in a.only.split(",") if n] or list(table)
+    for name in chosen:
+        if name not in table:
+            p.error(f"--only \"{name}\"; expected {', '.join(table)}")
+    if a.list:
+        for name in chosen:
+            print(f"{name}: {shlex.join([*policy(table[name][1]), 'weft', 'bench', *table[name][0]])}")
+        return
+    if a.out is None:
+        p.error("--out is not given; expected a folder for what comes out")
+    a.out.mkdir(parents=True, exist_ok=True)
+    if a.paste:
+        paste(a)
+        return
+    started = time.monotonic()
+    failed = [name for name in chosen if take(a, name, *table[name]) != 0]
+    print(f"{time.monotonic() - started:.0f} s in all")
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)
+
+
+main()
