@@ -104,6 +104,15 @@ Traits gloo() {
   return t;
 }
 
+// A rank that was stopped before its system call writes when it goes on, to an address which may have a new
+// owner by then; and unlike shared memory the owner's pages cannot be put elsewhere. So while it is inside,
+// quiesce() says false.
+Traits shm_single_copy() {
+  Traits t = shm();
+  t.promises.quiesces = false;
+  return t;
+}
+
 const Traits kTable[] = {shm(), gloo(), mpi("mpi-openmpi"), mpi("mpi-mpich"), nccl()};
 const std::string_view kNames[] = {"shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl"};
 
@@ -113,6 +122,11 @@ const Traits* known_traits(std::string_view name) noexcept {
   const auto* const found =
       std::find_if(std::begin(kTable), std::end(kTable), [&](const Traits& t) { return t.name == name; });
   return found == std::end(kTable) ? nullptr : found;
+}
+
+const Traits& shm_single_copy_traits() noexcept {
+  static const Traits traits = shm_single_copy();
+  return traits;
 }
 
 std::span<const std::string_view> known_backends() noexcept { return kNames; }

@@ -134,7 +134,11 @@ std::string promises() {
   };
   std::string text = head("promise");
   for (const Promise& p : all)
-    text += row_of(p.label, [&](const Traits& t) { return t.promises.*p.of ? "yes" : "no"; });
+    text += row_of(p.label, [&](const Traits& t) -> std::string {
+      if (t.name == "shm" && !(shm_single_copy_traits().promises.*p.of) && t.promises.*p.of)
+        return "yes; no with `WEFT_SINGLE_COPY=push`";
+      return t.promises.*p.of ? "yes" : "no";
+    });
   text += row_of("memory", [](const Traits& t) { return t.device ? "CUDA" : "host"; });
   text += row_of("its own order is the canonical one",
                  [](const Traits& t) { return t.native_is_canonical ? "yes" : "no"; });
@@ -179,7 +183,11 @@ Of `all_reduce` in native order. What is not listed is not defined: f8 is moved,
 {}
 ## Promises
 
-{})",
+{}
+With `WEFT_SINGLE_COPY=push` ranks of shm write each other's foreign memory by the kernel. One that was stopped before its system
+call writes when it goes on, to an address which may have a new owner by then; nothing but its end or its return makes
+`quiesce()` true.
+)",
       moving(), reducing(), reductions(), promises());
 }
 

@@ -54,7 +54,7 @@ std::vector<Setting> shm_settings() {
   const Row shm{"", "shm", {}};
   std::vector<Setting> all;
   for (const int n : {1, 2, 3, 4, 7}) {
-    for (const char* path : {"", "direct", "staged", "inline"}) {
+    for (const char* path : {"", "direct", "staged", "inline", "single"}) {
       if (*path && (n == 1 || n == 4)) continue;
       all.push_back({shm, Ranks::threads, n, Memory::local, path});
       if (!kProcesses || std::string(path) == "inline") continue;

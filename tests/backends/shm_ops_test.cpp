@@ -35,7 +35,7 @@ class AtRandom : public testing::TestWithParam<RandomCase> {};
 std::vector<RandomCase> random_cases() {
   std::vector<RandomCase> all;
   for (const int n : {2, 3, 5}) {
-    for (const char* path : {"", "direct", "staged", "inline"})
+    for (const char* path : {"", "direct", "staged", "inline", "single"})
       all.push_back({Ranks::threads, n, Where::mixed, path});
     if (!kProcesses) continue;
     for (const Where where : {Where::shared, Where::foreign, Where::mixed})

@@ -52,13 +52,18 @@ void prefetch_to_write(const void* from, std::int64_t bytes) noexcept {
   }
 }
 
-bool reachable(const Buffer& b) noexcept { return b.kind != Buffer::foreign; }
+bool reachable(const Buffer& b) noexcept { return b.kind != Buffer::foreign && b.kind != Buffer::remote; }
 
 }  // namespace
 
 Collectives::Collectives(const Group& group)
-    : group_(group), ins_(static_cast<std::size_t>(group.size)), outs_(static_cast<std::size_t>(group.size)) {
+    : group_(group),
+      ins_(static_cast<std::size_t>(group.size)),
+      outs_(static_cast<std::size_t>(group.size)),
+      peers_(group) {
   static_assert(sizeof(State) <= sizeof(OpState::scratch));
+  if (group.single_copy || group.path == Path::single)
+    pieces_.resize(static_cast<std::size_t>(group.size) * kPieceBytes / sizeof(Line));
 }
 
 // The bytes that would travel beside an arrival: what a rank gives at most. A pure function of what all ranks
@@ -80,7 +85,8 @@ void Collectives::post(OpState& s) noexcept {
   st.done = 0;
   const auto bytes = static_cast<std::size_t>(payload_bytes(s));
   const std::size_t room = s.in_blocks ? sizeof(Arrival::both.payload) : kInlineBytes;
-  st.fits = bytes == 0 || (bytes <= room && group_.path != Path::direct && group_.path != Path::staged);
+  st.fits =
+      bytes == 0 || (bytes <= room && (group_.path == Path::automatic || group_.path == Path::inline_only));
   // In order, so that who has published a call has published all before it.
   if (s.call == published_) publish(s);
 }
@@ -135,6 +141,7 @@ Step Collectives::poll(OpState& s) noexcept {
     case Phase::direct: step = direct(s); break;
     case Phase::leaving: step = leave(s); break;
     case Phase::staged: step = staged(s); break;
+    case Phase::single: step = single(s); break;
   }
   if (step == Step::done) current_ = nullptr;
   return step == Step::pending && compared_ < finished_ ? catch_up() : step;
@@ -227,8 +234,9 @@ Step Collectives::refuse(const OpState& s, int because_of, std::string why) noex
   return Step::failed;
 }
 
-// Direct or staged: a pure function of what the ranks whose memory others touch have published: every `in`
-// that is read, and every `out` that others write slices of. What a rank does not have is reachable.
+// Direct, by single copies or staged: a pure function of what the ranks whose memory others touch have
+// published: every `in` that is read, and every `out` that others write slices of. What a rank does not have
+// is reachable.
 Step Collectives::choose(OpState& s) noexcept {
   State& st = state(s);
   group_.map_news();
@@ -240,15 +248,27 @@ Step Collectives::choose(OpState& s) noexcept {
                       : fmt::format("path \"inline\" was asked for, but {} bytes are more than {}",
                                     payload_bytes(s), kInlineBytes));
   int obstacle = -1;
-  for (int r = 0; r < group_.size && obstacle < 0; ++r) {
+  bool foreign = false;  // beyond the kernel's reach, too
+  for (int r = 0; r < group_.size && !foreign; ++r) {
     if (from_root(s) && r != s.root) continue;
     const Arrival& a = arrival(r, s);
-    if (!reachable(a.places.in) || (sliced(s) && !reachable(a.places.out))) obstacle = r;
+    if (!reachable(a.places.in) || (sliced(s) && !reachable(a.places.out)))
+      obstacle = obstacle < 0 ? r : obstacle;
+    foreign =
+        foreign || a.places.in.kind == Buffer::foreign || (sliced(s) && a.places.out.kind == Buffer::foreign);
   }
   if (group_.path == Path::direct && obstacle >= 0)
     return refuse(s, obstacle,
                   fmt::format("path \"direct\" was asked for, but rank {}'s memory is not shared", obstacle));
-  if (obstacle >= 0 || group_.path == Path::staged) {
+  if (group_.path == Path::single && foreign)
+    return refuse(
+        s, obstacle,
+        fmt::format("path \"single\" was asked for, but rank {}'s memory is beyond reach", obstacle));
+  if (group_.path == Path::single ||
+      (obstacle >= 0 && !foreign && group_.path == Path::automatic && pays(s))) {
+    st.phase = Phase::single;
+    st.cursor = 0;
+  } else if (obstacle >= 0 || group_.path == Path::staged) {
     st.phase = Phase::staged;
     plan(s);
   } else {
@@ -309,7 +329,8 @@ std::vector<int> Collectives::missing(const OpState& s, std::string& story) cons
       case Phase::arriving:
         late = must_see(s, r) && arrival(r, s).sequence.load(std::memory_order_seq_cst) != s.call + 1;
         break;
-      case Phase::direct: break;
+      case Phase::direct:
+      case Phase::single: break;
       case Phase::leaving:
         late = gets(s, r, group_.rank) && block.finished.load(std::memory_order_seq_cst) < s.call + 1;
         break;

@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "backends/join.hpp"
-#include "backends/shm/group.hpp"
+#include "backends/shm/single_copy.hpp"
 #include "base/mutant.hpp"
 
 namespace weft::shm {
@@ -21,21 +21,27 @@ Path parse_path(const std::string& text) {
   if (text == "inline") return Path::inline_only;
   if (text == "direct") return Path::direct;
   if (text == "staged") return Path::staged;
+  if (text == "single") return Path::single;
   throw Error(
       ErrorCode::bad_argument,
-      fmt::format("shm: path \"{}\" is not known; expected \"inline\", \"direct\" or \"staged\"", text));
+      fmt::format("shm: path \"{}\" is not known; expected \"inline\", \"direct\", \"staged\" or \"single\"",
+                  text));
 }
 
 // What each rank tells the others through the Store.
 struct Card {
   int identity = 0;
+  SingleCopy single_copy = SingleCopy::off;
   ProcessAddress address;
 
-  std::string encode() const { return fmt::format("{} {}", identity, address.encode()); }
+  std::string encode() const {
+    return fmt::format("{} {} {}", identity, static_cast<int>(single_copy), address.encode());
+  }
   static Card decode(const std::string& text) {
     Card c;
     char* end = nullptr;
     c.identity = static_cast<int>(std::strtol(text.c_str(), &end, 10));
+    c.single_copy = static_cast<SingleCopy>(std::strtol(end, &end, 10));
     c.address = ProcessAddress::decode(*end == ' ' ? end + 1 : end);
     return c;
   }
@@ -65,10 +71,18 @@ Group bring_up(const Bringup& b) {
   if (WEFT_MUTANT("leaked_descriptor")) ::memfd_create("lost", 0);
   Neighbourhood& neighbourhood = b.context.neighbourhood();
   const auto waited = [&] { return std::chrono::duration_cast<Duration>(Clock::now() - began); };
-  const std::vector<std::string> cards = join(b, "shm", Card{b.identity, neighbourhood.self()}.encode());
+  const SingleCopy single_copy = single_copy_setting();
+  const std::vector<std::string> cards =
+      join(b, "shm", Card{b.identity, single_copy, neighbourhood.self()}.encode());
   std::map<std::string, NeighbourRef> by_socket;
   for (int r = 0; r < b.size; ++r) {
     const Card card = Card::decode(cards[static_cast<std::size_t>(r)]);
+    if (card.single_copy != single_copy) {
+      throw Error(Failure{.code = ErrorCode::mismatch,
+                          .text = fmt::format("group \"{}\": rank {} has WEFT_SINGLE_COPY={}, rank {} has {}",
+                                              b.name, r, name(card.single_copy), b.rank, name(single_copy)),
+                          .ranks = {r, b.rank}});
+    }
     NeighbourRef& home = by_socket[card.address.socket];
     try {
       if (!home) home = neighbourhood.meet(card.address, b.deadline);
@@ -123,9 +137,12 @@ Group bring_up(const Bringup& b) {
     b.context.arena().ensure_segment();
     g.mine().segments.store(b.context.arena().segment_count(), std::memory_order_seq_cst);
   }
+  SingleCopyProbe probe(g, single_copy);
   meet(1);
   g.map_news();
+  probe.look();
   meet(2);
+  probe.settle();
   withdraw(b, "shm");
   return g;
 }

@@ -1,4 +1,5 @@
-// One rank's part in the collectives of a group: arrival, then the inline, direct or staged path.
+// One rank's part in the collectives of a group: arrival, then the inline, direct, single-copy or staged
+// path.
 //
 // All operations are one of two things. Moving: for each rank this one gets something from, its block of
 // that rank's `in` is copied to the block of `out` for that rank. Reducing: a part of all inputs is combined,
@@ -14,7 +15,7 @@
 #include <vector>
 
 #include "backends/op_table.hpp"
-#include "backends/shm/group.hpp"
+#include "backends/shm/single_copy.hpp"
 
 namespace weft::shm {
 
@@ -29,7 +30,7 @@ class Collectives {
   const OpState* current() const noexcept { return current_; }
 
  private:
-  enum class Phase : std::uint32_t { unpublished, arriving, direct, leaving, staged };
+  enum class Phase : std::uint32_t { unpublished, arriving, direct, leaving, staged, single };
   // A call's state, in the scratch of its slot.
   struct State {
     Phase phase;
@@ -98,6 +99,16 @@ class Collectives {
   bool combine(OpState& s) noexcept;
   bool move(OpState& s) noexcept;
   std::uint64_t rounds_of(int r) const noexcept;
+  // What this rank combines: an offset from where each rank's block begins, and a count, in elements.
+  Block own_part(const OpState& s) const noexcept;
+  // single_path.cpp
+  bool pays(const OpState& s) const noexcept;
+  Step single(OpState& s) noexcept;
+  Step push(OpState& s) noexcept;
+  Step pull(OpState& s) noexcept;
+  bool by_kernel(int r, const Buffer& b) const noexcept {
+    return b.kind == Buffer::remote && !group_.homes[static_cast<std::size_t>(r)]->is_self();
+  }
   // staged.cpp
   void plan(OpState& s) noexcept;
   Step staged(OpState& s) noexcept;
@@ -119,6 +130,11 @@ class Collectives {
   std::uint64_t rounds_ = 0;           // of staging, over the group's life
   std::vector<const std::byte*> ins_;  // one per rank: scratch of the paths
   std::vector<std::byte*> outs_;
+  PeerMemory peers_;  // single copies
+  struct alignas(64) Line {
+    std::byte bytes[64];
+  };
+  std::vector<Line> pieces_;  // one piece per rank of what the kernel has read
 };
 
 }  // namespace weft::shm

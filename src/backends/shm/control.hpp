@@ -21,7 +21,9 @@ inline constexpr std::size_t kInlineBytes = 2048;      ///< payload beside an ar
 inline constexpr std::size_t kStageBytes = 128 << 10;  ///< staged by one rank per round
 inline constexpr std::uint64_t kRounds = 4;            ///< rounds in flight, a staging buffer each
 inline constexpr std::size_t kChunkBytes = 256 << 10;  ///< most that one poll step moves in a peer's memory
-inline constexpr std::uint64_t kMailRing = 16;         ///< descriptors per pair of ranks
+inline constexpr std::size_t kPieceBytes =
+    128 << 10;  ///< most that is read at once from a peer by the kernel, to be combined
+inline constexpr std::uint64_t kMailRing = 16;    ///< descriptors per pair of ranks
 inline constexpr std::size_t kEagerBytes = 4096;  ///< a message up to this size travels with its descriptor
 inline constexpr std::size_t kLetters = 64;       ///< large messages in flight per pair: the slots of a group
 inline constexpr std::size_t kStreamBytes = 64 << 10;  ///< a chunk of a large foreign message; two per pair
@@ -33,6 +35,7 @@ struct Buffer {
     pointer,  ///< an address of this process: all ranks are threads of it
     shared,   ///< (segment, offset) of the owner's arena, mapped by every rank
     foreign,  ///< nobody else can reach it
+    remote,   ///< an address of the owner's process, which others reach by the kernel's single copies
   };
   Kind kind;
   std::uint32_t segment;
@@ -92,19 +95,24 @@ struct Pair {
   alignas(64) std::byte stream[2][kStreamBytes];
 };
 
+/// Added to RankBlock::active where the kernel copies: what it writes to cannot be given other pages.
+inline constexpr std::uint64_t kByKernel = std::uint64_t{1} << 63;
+
 /// One rank's words. Each line has one writer, the owner, but for `mail`.
 struct RankBlock {
   alignas(64)
       std::atomic<std::uint64_t> consumed;  ///< calls whose arrival lines are read: peers may rewrite them
   std::atomic<std::uint64_t> finished;      ///< calls after which what peers lent may be theirs again
-  alignas(64) std::atomic<std::uint64_t> staged;    ///< rounds of staging filled, over the group's life
-  std::atomic<std::uint64_t> reduced;               ///< rounds whose own part is summed
-  std::atomic<std::uint64_t> copied;                ///< rounds taken out of the peers' slots
-  alignas(64) std::atomic<std::uint64_t> active;    ///< call + 1 while inside peers' memory, else 0
+  alignas(64) std::atomic<std::uint64_t> staged;  ///< rounds of staging filled, over the group's life
+  std::atomic<std::uint64_t> reduced;             ///< rounds whose own part is summed
+  std::atomic<std::uint64_t> copied;              ///< rounds taken out of the peers' slots
+  alignas(64) std::atomic<std::uint64_t> active;  ///< call + 1 while inside peers' memory, else 0; kByKernel
   alignas(64) std::atomic<std::uint32_t> sleeping;  ///< threads of this rank asleep on its bell
   std::atomic<std::uint32_t> left;                  ///< the group's handle is gone
   std::atomic<std::uint32_t> joined;                ///< bring-up: 1 present, 2 has mapped the others
   std::atomic<std::uint32_t> segments;              ///< segments of its arena, for peers to map
+  std::atomic<std::uint64_t> probe;                 ///< bring-up: address of its words for single copies
+  std::atomic<std::uint32_t> single;                ///< bring-up: how its look at the others' words went
   alignas(64) std::atomic<std::uint64_t> mail;      ///< by peers: letters, answers, chunks for this rank
   Arrival arrivals[kRing];
 };

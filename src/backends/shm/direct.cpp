@@ -33,18 +33,20 @@ Step Collectives::direct(OpState& s) noexcept {
   return leave(s) == Step::done ? Step::done : Step::advanced;
 }
 
+Block Collectives::own_part(const OpState& s) const noexcept {
+  if (!sliced(s)) return {0, s.out_count};
+  const std::int64_t line =
+      64 / size_bytes(s.dtype);  // slices meet at cache-line borders of an aligned buffer
+  const std::int64_t slice = ((s.in_count + group_.size - 1) / group_.size + line - 1) / line * line;
+  const std::int64_t begin = std::min(s.in_count, group_.rank * slice);
+  return {begin, std::min(s.in_count, begin + slice) - begin};
+}
+
 // A chunk of this rank's part of all inputs. True: it was the last.
 bool Collectives::combine(OpState& s) noexcept {
   State& st = state(s);
   const std::int64_t element = size_bytes(s.dtype);
-  // begin, count: the part, from where each rank's block begins
-  std::int64_t begin = 0, count = s.out_count;
-  if (sliced(s)) {
-    const std::int64_t line = 64 / element;  // slices meet at cache-line borders of an aligned buffer
-    const std::int64_t slice = ((s.in_count + group_.size - 1) / group_.size + line - 1) / line * line;
-    begin = std::min(s.in_count, group_.rank * slice);
-    count = std::min(s.in_count, begin + slice) - begin;
-  }
+  const auto [begin, count] = own_part(s);
   const std::int64_t step = std::min(count - st.done, static_cast<std::int64_t>(kChunkBytes) / element);
   if (step == 0) return true;
   const std::int64_t at = begin + st.done;

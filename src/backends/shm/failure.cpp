@@ -5,7 +5,8 @@
 // `active` and then reads the record, the aborter claims the record and then reads every `active`; the
 // accesses are sequentially consistent, so one of the two sees the other. What is left is a rank that was
 // inside already. It leaves at the end of its chunk, or it is dead, or it is stopped: then the memory it
-// might still write gets new pages, and its late writes hit the old ones.
+// might still write gets new pages, and its late writes hit the old ones. Where the kernel copies for it
+// (single_copy.hpp) there is nothing to do but wait: its write goes to an address, whatever pages are there.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sched.h>
@@ -87,15 +88,18 @@ std::vector<int> gone_ranks(const Group& g) {
 
 namespace {
 
-enum class Inside { nobody, process, thread };
+enum class Inside { nobody, process, kernel, thread };
 
-// Whether a live rank is inside its peers' memory, and whether one of them is a thread of this process.
+// Whether a live rank is inside its peers' memory, and whether one of them cannot be shut out: a thread of
+// this process, or one whose kernel copies to our addresses.
 Inside inside(const Group& g) noexcept {
   Inside found = Inside::nobody;
   for (int r = 0; r < g.size; ++r) {
     const Neighbour& home = *g.homes[static_cast<std::size_t>(r)];
-    if (r == g.rank || g.of(r).active.load(std::memory_order_seq_cst) == 0 || !home.alive()) continue;
+    const std::uint64_t active = g.of(r).active.load(std::memory_order_seq_cst);
+    if (r == g.rank || active == 0 || !home.alive()) continue;
     if (home.is_self()) return Inside::thread;
+    if ((active & kByKernel) != 0) return Inside::kernel;
     found = Inside::process;
   }
   return found;
@@ -110,8 +114,7 @@ bool quiesce(const Group& g, Deadline deadline, std::span<const MemoryRange> exp
   Inside who = inside(g);
   for (; who != Inside::nobody && !deadline.passed(); who = inside(g))
     std::this_thread::sleep_for(kQuiesceNap);
-  if (who != Inside::process)
-    return who == Inside::nobody;  // a thread uses our addresses: it cannot be shut out
+  if (who != Inside::process) return who == Inside::nobody;  // who uses our addresses cannot be shut out
   for (const MemoryRange& m : exposed) {
     Arena& arena = g.context.arena();
     if (arena.find(m.data, m.bytes) && !arena.evacuate(m.data, m.bytes)) return false;

@@ -17,15 +17,17 @@ constexpr auto kMapPatience = std::chrono::milliseconds(50);  // for a stopped o
 Buffer Group::publish(const std::byte* data, std::size_t bytes, int reader) const noexcept {
   if (bytes == 0) return {Buffer::none, 0, 0};
   if (one_process) return {Buffer::pointer, 0, reinterpret_cast<std::uint64_t>(data)};
+  const Buffer foreign = single_copy ? Buffer{Buffer::remote, 0, reinterpret_cast<std::uint64_t>(data)}
+                                     : Buffer{Buffer::foreign, 0, 0};
   const std::optional<Place> place = context.arena().find(data, bytes);
-  if (!place) return {Buffer::foreign, 0, 0};
+  if (!place) return foreign;
   const std::uint32_t segments = context.arena().segment_count();
   if (mine().segments.load(std::memory_order_relaxed) != segments)
     mine().segments.store(segments, std::memory_order_seq_cst);
   for (int r = 0; r < size; ++r)  // who reads it has mapped it, or may not be sent there
     if (r != rank && (reader == kEverybody || reader == r) &&
         control.mapped(r, rank).load(std::memory_order_seq_cst) <= place->segment)
-      return {Buffer::foreign, 0, 0};
+      return foreign;
   return {Buffer::shared, place->segment, place->offset};
 }
 
@@ -44,8 +46,8 @@ void Group::map_news() const noexcept {
   }
 }
 
-bool Group::enter(std::uint64_t call) const noexcept {
-  mine().active.store(call + 1, std::memory_order_seq_cst);
+bool Group::enter(std::uint64_t call, std::uint64_t how) const noexcept {
+  mine().active.store((call + 1) | how, std::memory_order_seq_cst);
   if (!aborted()) return true;
   leave();
   return false;
@@ -109,7 +111,8 @@ std::string describe(const Group& g, int r, std::uint64_t call, int block) {
   if (const auto path = static_cast<Path>((a.word >> 28) & 0xf); path != Path::automatic)
     text += fmt::format(" by path {}", path == Path::inline_only ? "inline"
                                        : path == Path::direct    ? "direct"
-                                                                 : "staged");
+                                       : path == Path::staged    ? "staged"
+                                                                 : "single");
   return text + fmt::format(" [call {}]", call);
 }
 

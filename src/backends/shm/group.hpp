@@ -15,7 +15,10 @@
 namespace weft::shm {
 
 /// What a test may force; part of the call word, so that ranks which disagree notice.
-enum class Path : std::uint8_t { automatic, inline_only, direct, staged };
+enum class Path : std::uint8_t { automatic, inline_only, direct, staged, single };
+
+/// WEFT_SINGLE_COPY: see single_copy.hpp.
+enum class SingleCopy : std::uint8_t { off, push };
 
 /// The group as one rank sees it, after bring-up.
 struct Group {
@@ -27,7 +30,8 @@ struct Group {
   int rank = 0;
   int size = 1;
   Path path = Path::automatic;
-  bool one_process = true;  ///< all ranks are threads of this process
+  bool one_process = true;   ///< all ranks are threads of this process
+  bool single_copy = false;  ///< all ranks may, and are to, reach each other by the kernel's single copies
   RegionRef region;
   Control control;
   std::vector<NeighbourRef> homes;              ///< the process of each rank
@@ -48,9 +52,9 @@ struct Group {
 
   /// Where a buffer of this rank lies, as all peers, or the one that reads it, can reach it now.
   Buffer publish(const std::byte* data, std::size_t bytes, int reader = kEverybody) const noexcept;
-  /// The address here of what rank `r` published. Only for pointer and shared.
+  /// The address here of what rank `r` published. Only for pointer and shared, and remote of a thread's.
   std::byte* reach(int r, const Buffer& b) const noexcept {
-    if (b.kind == Buffer::pointer) return reinterpret_cast<std::byte*>(b.offset);
+    if (b.kind != Buffer::shared) return reinterpret_cast<std::byte*>(b.offset);
     return homes[static_cast<std::size_t>(r)]->segment(b.segment) + b.offset;
   }
   /// Maps what peers have added to their arenas since last time and tells them. Brief.
@@ -59,8 +63,9 @@ struct Group {
   bool aborted() const noexcept {
     return !WEFT_MUTANT("lost_abort") && control.abort().state.load(std::memory_order_seq_cst) != 0;
   }
-  /// Announces that this rank is about to touch peers' memory. False: the group has failed, keep out.
-  bool enter(std::uint64_t call) const noexcept;
+  /// Announces that this rank is about to touch peers' memory, `how` being 0 or kByKernel. False: the group
+  /// has failed, keep out.
+  bool enter(std::uint64_t call, std::uint64_t how = 0) const noexcept;
   /// Out again. False: the group has failed meanwhile.
   bool leave() const noexcept {
     mine().active.store(0, std::memory_order_seq_cst);

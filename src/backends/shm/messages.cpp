@@ -72,6 +72,7 @@ bool Messages::flush(int dst) {
       letter.number = st.number;
       letter.place = dst == group_.rank ? Buffer{Buffer::pointer, 0, reinterpret_cast<std::uint64_t>(s.in)}
                                         : group_.publish(s.in, static_cast<std::size_t>(st.bytes), dst);
+      if (letter.place.kind == Buffer::remote) letter.place.kind = Buffer::foreign;
       st.place = letter.place;
       st.phase = Phase::posted;
       peer.outstanding.push_back(&s);

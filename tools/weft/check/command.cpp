@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "weft/backends/plugin.hpp"
+#include "weft/base/env.hpp"
 
 namespace weft::check {
 namespace {
@@ -42,7 +43,8 @@ int check(Flags& f, const MoreBackends& others) {
           fmt::format(
               "check: backend \"{}\" is not one to check; expected shm, gloo, mpi-openmpi or mpi-mpich",
               f.backend));
-    o.settings.traits = *known;
+    const bool single_copy = f.backend == "shm" && env::get("WEFT_SINGLE_COPY") == "push";
+    o.settings.traits = single_copy ? shm_single_copy_traits() : *known;
   }
   o.range.traits = o.settings.traits;
   o.settings.self = own_path();

@@ -1,0 +1,38 @@
+// Which sizes take which path, by operation and number of ranks: the one place for numbers that were
+// measured.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "backends/op_table.hpp"
+
+namespace weft::shm {
+
+/// [from, to) bytes of the longer of the two buffers of a call.
+struct SizeRange {
+  std::int64_t from = 0, to = 0;
+  bool has(std::int64_t bytes) const noexcept { return bytes >= from && bytes < to; }
+};
+
+/// Where the kernel's single copies are faster than staging. From
+///   WEFT_SINGLE_COPY=push chrt -f 10 build/release/bin/paths_bench 2     (and 4, without chrt)
+/// on two cores: a system call costs more than small stages do, the more so where ranks share cores; and
+/// beyond the shared cache, where a reduction is bound by memory, the staged path writes around the caches.
+struct SingleCopyRow {
+  int ranks;  ///< up to so many
+  SizeRange reductions, moves;
+};
+inline constexpr std::int64_t kNoLimit = INT64_MAX;
+inline constexpr SingleCopyRow kSingleCopy[] = {
+    {2, {32 << 10, 64 << 20}, {16 << 10, kNoLimit}},
+    {64, {1 << 20, 64 << 20}, {256 << 10, kNoLimit}},
+};
+
+constexpr SizeRange single_copy_pays(Op op, int ranks) noexcept {
+  for (const SingleCopyRow& line : kSingleCopy)
+    if (ranks <= line.ranks) return row(op).reduces ? line.reductions : line.moves;
+  return {};  // never measured
+}
+
+}  // namespace weft::shm

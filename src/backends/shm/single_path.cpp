@@ -1,0 +1,118 @@
+// The path of single copies, for foreign memory that the kernel may copy between processes:
+// WEFT_SINGLE_COPY=push. Synchronised as the direct path is, by the arrival and by the `finished` of those
+// who touch this rank's memory.
+//
+// Reductions push: a rank reads a piece of its part of each peer's `in` into a buffer that stays in the
+// cache, combines, and writes the result to its own `out` and from there to the others'. All else pulls: the
+// kernel copies from the peer's `in` to this rank's `out`. Memory that this rank reaches itself, being
+// shared, is read and written in place, as on the direct path.
+#include <algorithm>
+
+#include "backends/reduce.hpp"
+#include "backends/shm/collectives.hpp"
+#include "backends/shm/paths.hpp"
+
+namespace weft::shm {
+
+// Whether single copies are faster than staging: a pure function of what all ranks know.
+bool Collectives::pays(const OpState& s) const noexcept {
+  if (s.op == Op::all_to_all_v) return false;  // nobody knows how much there is
+  const Counts counts = row(s.op).counts;
+  const bool each = counts == Counts::out_is_n_in || counts == Counts::in_is_n_out;  // told by one block of n
+  const std::int64_t bytes = arrival(group_.rank, s).count * size_bytes(s.dtype) * (each ? group_.size : 1);
+  return single_copy_pays(s.op, group_.size).has(bytes);
+}
+
+Step Collectives::single(OpState& s) noexcept {
+  State& st = state(s);
+  if (!group_.enter(s.call, kByKernel)) return Step::failed;
+  if (group_.in_chunk) group_.in_chunk(s.call);
+  const Step step = row(s.op).reduces ? push(s) : pull(s);
+  if (!group_.leave()) return Step::failed;
+  if (step != Step::done) return step;
+  finish(s);
+  st.cursor = 0;
+  st.phase = Phase::leaving;
+  return leave(s) == Step::done ? Step::done : Step::advanced;
+}
+
+// A piece of this rank's part of all inputs. Done: it was the last.
+Step Collectives::push(OpState& s) noexcept {
+  State& st = state(s);
+  const std::int64_t element = size_bytes(s.dtype);
+  const auto [begin, count] = own_part(s);
+  // Of all ranks together what one chunk may be.
+  const std::int64_t piece =
+      std::min<std::int64_t>(kPieceBytes, kChunkBytes / group_.size) / 64 * 64 / element;
+  const std::int64_t step = std::min(count - st.done, piece);
+  if (step == 0) return Step::done;
+  const std::int64_t at = begin + st.done;
+  const auto own_piece = [&](int r) {
+    return pieces_[static_cast<std::size_t>(r) * kPieceBytes / sizeof(Line)].bytes;
+  };
+  std::size_t outs = 0;
+  if (s.out_count > 0) outs_[outs++] = s.out + at * element;
+  for (int r = 0; r < group_.size; ++r) {
+    const Arrival& a = arrival(r, s);
+    const std::int64_t from = (lent(s, r).offset + at) * element;
+    const std::byte*& in = ins_[static_cast<std::size_t>(r)];
+    if (r == group_.rank) {
+      in = s.in + from;
+      continue;
+    }
+    if (by_kernel(r, a.places.in)) {
+      in = own_piece(r);
+      if (!peers_.read(s, r, a.places.in.offset + static_cast<std::uint64_t>(from), own_piece(r),
+                       step * element))
+        return Step::failed;
+    } else {
+      in = group_.reach(r, a.places.in) + from;
+    }
+    if (sliced(s) && a.places.out.kind != Buffer::none && !by_kernel(r, a.places.out))
+      outs_[outs++] = group_.reach(r, a.places.out) + at * element;
+  }
+  if (outs == 0) outs_[outs++] = own_piece(group_.rank);  // on the way to a root
+  const std::byte* const sums = outs_[0];
+  reduce(s.dtype, s.reduce, ins_, {outs_.data(), outs}, step);
+  for (int i = 1; i < group_.size && sliced(s); ++i) {
+    const int r = (group_.rank + i) % group_.size;  // not all to the same one
+    const Buffer& out = arrival(r, s).places.out;
+    if (out.kind != Buffer::none && by_kernel(r, out) &&
+        !peers_.write(s, r, sums, out.offset + static_cast<std::uint64_t>(at * element), step * element))
+      return Step::failed;
+  }
+  st.done += step;
+  return st.done >= count ? Step::done : Step::advanced;
+}
+
+// A chunk of the blocks for this rank. Each rank begins with its own, so that readers spread. Done: it was
+// the last.
+Step Collectives::pull(OpState& s) noexcept {
+  State& st = state(s);
+  const std::int64_t element = size_bytes(s.dtype);
+  std::int64_t room = kChunkBytes;
+  for (; st.cursor < group_.size; ++st.cursor, st.done = 0) {
+    const int from = (group_.rank + st.cursor) % group_.size;
+    if (!gets(s, group_.rank, from)) continue;
+    const Block to = out_block(s, from, group_.size);
+    const std::int64_t bytes = to.count * element, skip = lent(s, from).offset * element + st.done;
+    if (bytes == 0) continue;
+    const std::int64_t step = std::min(bytes - st.done, room);
+    std::byte* const out = s.out + to.offset * element + st.done;
+    const Buffer& place = arrival(from, s).places.in;
+    if (from != group_.rank && by_kernel(from, place)) {
+      if (!peers_.read(s, from, place.offset + static_cast<std::uint64_t>(skip), out, step))
+        return Step::failed;
+    } else {
+      const std::byte* const source = (from == group_.rank ? s.in : group_.reach(from, place)) + skip;
+      if (out == source) continue;
+      copy_bytes(out, source, step);
+    }
+    st.done += step;
+    room -= step;
+    if (st.done < bytes || room == 0) return Step::advanced;
+  }
+  return Step::done;
+}
+
+}  // namespace weft::shm

@@ -1,0 +1,320 @@
+// WEFT_SINGLE_COPY=push: the kernel copies between processes. The same bits as by staging; agreed on by all
+// ranks; left alone, with a line, where the system forbids it; and what a dead, a stopped and a mistaken peer
+// make of it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "backends/shm/control.hpp"
+#include "backends/shm/paths.hpp"
+#include "support/random_calls.hpp"
+#include "support/sanitizers.hpp"
+#include "support/values.hpp"
+#include "weft/backends/plugin.hpp"
+#include "weft/base/tensor.hpp"
+
+namespace weft::test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+class Setting {
+ public:
+  explicit Setting(const char* value) { ::setenv("WEFT_SINGLE_COPY", value, 1); }
+  ~Setting() { ::unsetenv("WEFT_SINGLE_COPY"); }
+  Setting(const Setting&) = delete;
+  Setting& operator=(const Setting&) = delete;
+};
+
+// From now on the kernel refuses this thread the system call of that number.
+void forbid(unsigned number) {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (EPERM & SECCOMP_RET_DATA)),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter = {.len = std::size(program), .filter = program};
+  ASSERT_EQ(::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+  ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0), 0) << std::strerror(errno);
+}
+
+class SingleCopies : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!kProcesses) GTEST_SKIP() << "no processes under this sanitizer";
+  }
+};
+
+// Sums that are not exact, so that another order of adding would show.
+float inexact(int rank, std::int64_t i) {
+  return static_cast<float>((i * 2654435761u + static_cast<unsigned>(rank) * 40503u) % 100003) * 1e-3f + 0.1f;
+}
+
+TEST_F(SingleCopies, GiveTheBitsThatStagingGives) {
+  const Setting push("push");
+  for (const int n : {2, 3, 4}) {
+    run_ranks(Ranks::processes, n, [](Rank& r) {
+      const auto group = [&](const char* path) {
+        Membership m = r.membership(std::string("by ") + path);
+        m.test.path = path;
+        return ProcessGroup::create(r.context, "shm", m);
+      };
+      ProcessGroup single = group("single"), staged = group("staged");
+      for (const std::int64_t count : {0, 1, 13, 1009, 16411, 65536, 200003, 524309}) {
+        for (const ReduceOp op : {ReduceOp(ReduceOp::sum), ReduceOp(ReduceOp::avg), ReduceOp(ReduceOp::min),
+                                  ReduceOp::premul_sum(0.3)}) {
+          std::vector<float> in(static_cast<std::size_t>(count)), a(in.size(), -1.0f), b(in.size(), -2.0f);
+          for (std::int64_t i = 0; i < count; ++i) in[static_cast<std::size_t>(i)] = inexact(r.rank, i);
+          std::vector<float> c = in;  // in place
+          single.all_reduce(view(std::as_const(in)), view(a), {.op = op}).wait();
+          staged.all_reduce(view(std::as_const(in)), view(b), {.op = op}).wait();
+          single.all_reduce(view(c), view(c), {.op = op}).wait();
+          ASSERT_EQ(std::memcmp(a.data(), b.data(), a.size() * 4), 0) << count << " " << name(op.kind);
+          ASSERT_EQ(std::memcmp(a.data(), c.data(), a.size() * 4), 0) << count << " " << name(op.kind);
+        }
+      }
+    });
+  }
+}
+
+// Hundreds of calls of all operations, in shared, foreign and mixed memory.
+TEST_F(SingleCopies, AllOperationsInterleaved) {
+  const Setting push("push");
+  for (const char* path : {"single", ""}) {
+    for (const int n : {2, 3, 5}) {
+      RankOptions options;
+      options.hooks.path = path;
+      run_ranks(
+          Ranks::processes, n,
+          [&](Rank& r) {
+            Variety variety;
+            variety.reductions.push_back(ReduceOp::premul_sum(3));
+            variety.many = {0, 1, 13, 513, 5003, 40009, 100003};
+            calls_at_random(r, r.group(), 200, std::mt19937(static_cast<unsigned>(11 * n)),
+                            std::mt19937(static_cast<unsigned>(100 + r.rank)), variety, std::nullopt);
+          },
+          options);
+    }
+  }
+}
+
+// Without being forced: where it pays, and there alone. The hook of a copy in peers' memory is not called by
+// staging.
+TEST_F(SingleCopies, AreTakenWhereTheyPay) {
+  for (const char* setting : {"push", "off"}) {
+    const Setting chosen(setting);
+    run_ranks(Ranks::processes, 2, [&](Rank& r) {
+      RankOptions options = r.options;
+      int copies = 0;
+      options.hooks.in_chunk = [&](std::uint64_t) { ++copies; };
+      Rank me(r.rank, r.size, r.context, r.store, options);
+      const shm::SizeRange pays = shm::single_copy_pays(Op::all_reduce, 2);
+      ASSERT_LT(pays.from, 1 << 20);
+      ASSERT_GT(pays.to, 1 << 20);
+      for (const std::int64_t bytes : {pays.from - 4, std::int64_t{1} << 20}) {
+        std::vector<float> v(static_cast<std::size_t>(bytes / 4), 1.0f);
+        copies = 0;
+        me.group().all_reduce(view(v), view(v)).wait();
+        EXPECT_EQ(copies > 0, std::string(setting) == "push" && pays.has(bytes))
+            << bytes << " bytes, " << setting;
+      }
+      // No arrival says how much an all_to_all_v moves.
+      const std::vector<std::int64_t> counts(2, 100000);
+      std::vector<float> a(200000, 1.0f), b(200000);
+      copies = 0;
+      me.group().all_to_all_v(view(std::as_const(a)), {counts}, view(b), {counts}).wait();
+      EXPECT_EQ(copies, 0);
+    });
+  }
+}
+
+TEST_F(SingleCopies, TheSettingIsOneOfTwo) {
+  const Setting wrong("pull");
+  Context context;
+  Membership m;
+  m.store = make_local_store();
+  const Error e = error_of([&] { ProcessGroup::create(context, "shm", m); });
+  EXPECT_EQ(e.code(), ErrorCode::bad_argument);
+  EXPECT_THAT(e.what(), HasSubstr("WEFT_SINGLE_COPY is \"pull\"; expected off or push"));
+}
+
+TEST_F(SingleCopies, RanksThatAreSetDifferentlySaySo) {
+  run_ranks(Ranks::processes, 3, [](Rank& r) {
+    ::setenv("WEFT_SINGLE_COPY", r.rank == 1 ? "push" : "off", 1);
+    const Error e = error_of([&] { r.group(); });
+    EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();
+    if (r.rank == 1) {
+      EXPECT_THAT(e.what(), HasSubstr("rank 0 has WEFT_SINGLE_COPY=off, rank 1 has push"));
+    } else {
+      EXPECT_THAT(e.what(),
+                  HasSubstr("rank 1 has WEFT_SINGLE_COPY=push, rank " + std::to_string(r.rank) + " has off"));
+    }
+    r.meet("end");
+  });
+}
+
+// One of three may not: none does, all say why, once, and the results are right.
+TEST_F(SingleCopies, AreLeftAloneWhereTheSystemForbidsThem) {
+  const Setting push("push");
+  for (const auto& [number, text] : {std::pair<unsigned, const char*>{SYS_process_vm_readv, "read"},
+                                     std::pair<unsigned, const char*>{SYS_process_vm_writev, "write"}}) {
+    run_ranks(Ranks::processes, 3, [number = number](Rank& r) {
+      if (r.rank == 1) forbid(number);
+      std::mutex mutex;
+      std::vector<std::string> lines;
+      Context context({.log_level = LogLevel::info, .log_sink = [&](LogLevel, std::string_view line) {
+                         const std::lock_guard lock(mutex);
+                         lines.emplace_back(line);
+                       }});
+      RankOptions options = r.options;
+      int copies = 0;
+      options.hooks.in_chunk = [&](std::uint64_t) { ++copies; };
+      Rank me(r.rank, r.size, context, r.store, options);
+      std::vector<float> v(200003, static_cast<float>(r.rank + 1));
+      me.group().all_reduce(view(v), view(v)).wait();
+      EXPECT_THAT(v, testing::Each(6.0f));
+      EXPECT_EQ(copies, 0);
+      ProcessGroup second = me.group().duplicate();
+      second.all_reduce(view(v), view(v)).wait();
+      const std::lock_guard lock(mutex);
+      std::erase_if(lines, [](const std::string& l) { return l.find("SINGLE_COPY") == std::string::npos; });
+      ASSERT_EQ(lines.size(), 1u);
+      EXPECT_THAT(
+          lines[0],
+          HasSubstr("WEFT_SINGLE_COPY=push: the system does not let rank 1 reach the memory of rank 0 "
+                    "(Operation not permitted"));
+      EXPECT_THAT(lines[0], HasSubstr("collectives on foreign memory copy twice"));
+    });
+  }
+}
+
+// Killed in its copy, and between its arrival and the others' copies from it.
+TEST_F(SingleCopies, AKilledRankIsNamedWithinASecond) {
+  const Setting push("push");
+  RankProcesses ranks(3, [](Rank& r) {
+    RankOptions options = r.options;
+    options.hooks.in_chunk = [&](std::uint64_t call) {
+      if (call != 2) return;
+      if (r.rank == 2) raise(SIGKILL);
+      std::this_thread::sleep_for(200ms);  // rank 2 has gone when the kernel is asked
+    };
+    Rank me(r.rank, r.size, r.context, r.store, options);
+    std::vector<float> v(300007, 1.0f);
+    for (int k = 0; k < 2; ++k) me.group().all_reduce(view(v), view(v), {.op = ReduceOp::max}).wait();
+    const auto began = Clock::now();
+    const Error e = error_of([&] { me.group().all_reduce(view(v), view(v), {.op = ReduceOp::max}).wait(); });
+    EXPECT_LT(Clock::now() - began, 1200ms);
+    EXPECT_EQ(e.code(), ErrorCode::peer_lost) << e.what();
+    EXPECT_THAT(e.what(), HasSubstr("all_reduce: rank 2 (process "));
+    EXPECT_THAT(e.what(), HasSubstr(") died"));
+    EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), ElementsAre(2));
+    EXPECT_EQ(e.call(), 2u);
+    EXPECT_TRUE(me.group().quiesce(1s));
+  });
+  ranks.finish({2});
+  EXPECT_EQ(ranks[2].wait(1s), (ExitStatus{-1, SIGKILL}));
+}
+
+// Memory that goes away while it is lent: some of it can be copied, then no more.
+TEST_F(SingleCopies, MemoryThatIsGoneIsASystemErrorThatNamesItsOwner) {
+  const Setting push("push");
+  run_ranks(Ranks::processes, 2, [](Rank& r) {
+    constexpr std::size_t kBytes = 1 << 20;
+    void* const in = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(in, MAP_FAILED);
+    RankOptions options = r.options;
+    options.hooks.in_chunk = [&, first = true](std::uint64_t) mutable {
+      if (!std::exchange(first, false)) return;
+      if (r.rank == 1) {
+        ::munmap(static_cast<std::byte*>(in) + 5 * 4096, 4096);  // in rank 0's half
+        r.meet("gone");
+        std::this_thread::sleep_for(100ms);  // rank 0 finds it out first
+      } else {
+        r.meet("gone");
+      }
+    };
+    Rank me(r.rank, r.size, r.context, r.store, options);
+    std::vector<float> out(kBytes / 4);
+    const Error e = error_of([&] {
+      me.group().all_reduce(view(static_cast<const float*>(in), kBytes / 4), view(out)).wait();
+      me.group().barrier().wait();
+    });
+    EXPECT_EQ(e.code(), ErrorCode::system) << e.what();
+    EXPECT_THAT(e.what(), HasSubstr("all_reduce: rank 0 cannot read the memory of rank 1 (process "));
+    EXPECT_THAT(e.what(), HasSubstr("): Bad address"));
+    EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), ElementsAre(1));
+    ::munmap(in, kBytes);
+  });
+}
+
+// Its row of the promises: true where all have left, false while a stopped rank may still write, which only
+// its end or its return changes. Memory that is shared is still moved out of the way.
+TEST_F(SingleCopies, AStoppedRankHoldsUpQuiesce) {
+  EXPECT_FALSE(shm_single_copy_traits().promises.quiesces);
+  const Setting push("push");
+  for (const Memory memory : {Memory::local, Memory::shared}) {
+    RankProcesses ranks(3, [&](Rank& r) {
+      RankOptions options = r.options;
+      options.deadline = 400ms;
+      if (r.rank == 1)
+        options.hooks.in_chunk = [](std::uint64_t call) {
+          if (call == 1) raise(SIGSTOP);
+        };
+      Rank me(r.rank, r.size, r.context, r.store, options);
+      EXPECT_FALSE(me.group().traits().promises.quiesces);
+      const Tensor t(r.context, Shape{100003}, DType::f32, memory);
+      for (float& x : t.as<float>()) x = 1.0f;
+      me.group().all_reduce(t, t).wait();
+      const auto began = Clock::now();
+      const Error e = error_of([&] { me.group().all_reduce(t, t).wait(); });
+      EXPECT_LT(Clock::now() - began, 1400ms);
+      EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+      EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), ElementsAre(1));
+      EXPECT_THAT(e.what(), HasSubstr("rank 1 has not finished its part"));
+      EXPECT_FALSE(e.quiesced());
+      EXPECT_EQ(me.group().quiesce(100ms), memory == Memory::shared);
+      r.store->set("asked " + std::to_string(r.rank), "1");
+      r.store->get("rank 1 has ended", Deadline::after(20s));
+      EXPECT_TRUE(me.group().quiesce(1s));
+    });
+    for (const char* who : {"asked 0", "asked 2"}) ranks.store().get(who, Deadline::after(20s));
+    ranks[1].kill(SIGKILL);
+    EXPECT_TRUE(ranks[1].wait(5s));
+    ranks.store().set("rank 1 has ended", "1");
+    ranks.finish({1});
+  }
+}
+
+// A large message in foreign memory is as it was.
+TEST_F(SingleCopies, MessagesArrive) {
+  const Setting push("push");
+  run_ranks(Ranks::processes, 2, [](Rank& r) {
+    std::vector<float> v(100003), w(100003);
+    for (std::size_t i = 0; i < v.size(); ++i)
+      v[i] = static_cast<float>(i % 977) + static_cast<float>(r.rank);
+    Work send = r.group().send(view(std::as_const(v)), 1 - r.rank);
+    r.group().recv(view(w), 1 - r.rank).wait();
+    send.wait();
+    for (std::size_t i = 0; i < w.size(); ++i)
+      ASSERT_EQ(w[i], static_cast<float>(i % 977) + static_cast<float>(1 - r.rank));
+  });
+}
+
+}  // namespace
+}  // namespace weft::test
