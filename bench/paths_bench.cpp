@@ -5,14 +5,15 @@
 //
 // A cell is the median in microseconds of f32 out of place, the buffers used again every time; "-" where the
 // path cannot take the call. Bytes are of the longer of the two buffers.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <vector>
 
-#include "harness.hpp"
-#include "plan.hpp"
+#include "measure.hpp"
+#include "processes.hpp"
+#include "weft/backends/process_group.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace weft::bench {
@@ -40,7 +41,23 @@ std::function<void()> call(ProcessGroup& g, const std::string& op, const Tensor&
   return [&g, in, out] { g.all_to_all(in, out).wait(); };
 }
 
-int body(int rank, const Arguments& a, const std::shared_ptr<Store>& store) {
+// Ranks give their number and one. Empty where `out` is right.
+std::string wrong(const std::string& op, int rank, int ranks, const Tensor& out) {
+  const std::span<const float> got = out.as<float>();
+  const std::size_t each = got.size() / static_cast<std::size_t>(ranks);
+  const bool sums = op == "all_reduce" || op.starts_with("reduce");
+  if (op == "reduce" && rank != 0) return {};
+  for (std::size_t i = 0; i < (op == "reduce_scatter" ? each : got.size()); ++i) {
+    const float want = sums                ? static_cast<float>(ranks * (ranks + 1) / 2)
+                       : op == "broadcast" ? 1.0f
+                                           : static_cast<float>(i / each + 1);
+    if (got[i] != want && i / each < static_cast<std::size_t>(ranks))
+      return op + ": element " + std::to_string(i) + " is " + std::to_string(got[i]);
+  }
+  return {};
+}
+
+void body(int rank, const Arguments& a, const std::shared_ptr<Store>& store) {
   Context context;
   Membership m;
   m.store = store;
@@ -54,11 +71,10 @@ int body(int rank, const Arguments& a, const std::shared_ptr<Store>& store) {
     m.name = m.test.path = path;
     groups.push_back(ProcessGroup::create(context, "shm", m));
   }
-  const auto agree = [&](bool more) {
-    const float mine = more ? 1.0f : 0.0f;
-    float first = 0;
+  const auto agree = [&](std::int64_t mine) {
+    std::int64_t first = 0;
     between.broadcast(view(&mine, 1), view(&first, 1), 0).wait();
-    return first != 0;
+    return first;
   };
   for (const std::string op : kOps) {
     if (a.op != "all" && a.op != op) continue;
@@ -70,8 +86,8 @@ int body(int rank, const Arguments& a, const std::shared_ptr<Store>& store) {
     for (std::int64_t bytes = 256; bytes <= a.largest; bytes *= bytes < (512 << 10) ? 2 : 4) {
       const Shape shape{bytes / 4};
       const Tensor in(context, shape, DType::f32, a.memory), out(context, shape, DType::f32, a.memory);
-      std::memset(in.data(), 0, static_cast<std::size_t>(bytes));
-      std::memset(out.data(), 0, static_cast<std::size_t>(bytes));
+      std::ranges::fill(in.as<float>(), static_cast<float>(rank + 1));
+      std::ranges::fill(out.as<float>(), -1.0f);
       if (rank == 0) std::printf("| %lld |", static_cast<long long>(bytes));
       for (ProcessGroup& g : groups) {
         std::function<void()> run;
@@ -91,7 +107,8 @@ int body(int rank, const Arguments& a, const std::shared_ptr<Store>& store) {
           run();
           if (op == "broadcast" || op == "reduce") between.barrier().wait();
         };
-        const double us = can ? time_samples(bytes, together, agree).median_us : 0;
+        const auto verify = [&] { return wrong(op, rank, a.ranks, out); };
+        const double us = can ? measure({together, verify}, agree, 0.3).median_us : 0;
         if (rank == 0) std::printf(can ? " %.4g |" : " - |", us);
         std::fflush(stdout);
       }
@@ -103,7 +120,6 @@ int body(int rank, const Arguments& a, const std::shared_ptr<Store>& store) {
     }
   }
   between.barrier().wait();
-  return 0;
 }
 
 }  // namespace
