@@ -109,7 +109,7 @@ std::byte* make_common() {
 }
 
 void rank_body(const Spec& spec, int argc, char** argv, Context& context, const Membership& m,
-               std::byte* common, const Table& table) {
+               std::byte* common, const Table& table, const std::string& settings) {
   ProcessGroup group = ProcessGroup::create(context, spec.backend, m);
   const Agree agree = [&group](std::int64_t mine) {
     std::int64_t first = mine;
@@ -118,6 +118,9 @@ void rank_body(const Spec& spec, int argc, char** argv, Context& context, const 
   };
   RankOfBench rank{context, m.store, group, spec, agree, common};
   Bench bench(argc, argv, spec, agree, m.rank);
+  // Said once nobody spins any more: who comes next may need the cores.
+  group.barrier().wait();
+  if (spec.rows && m.rank == 0) spec.print_settings("weft", settings);
   for (TableRow& row : table(rank)) bench.add(std::move(row));
   bench.run();
   group.barrier().wait();  // nobody leaves while another still has cases to run
@@ -162,24 +165,24 @@ Membership RankOfBench::membership(const std::string& name) const {
   return m;
 }
 
-int run_ranks(const Spec& spec, int argc, char** argv, const Table& table) {
+int run_ranks(const Spec& spec, int argc, char** argv, const Table& table, const std::string& settings) {
   if (launched(spec)) {
     Context context;
     const Membership m = Membership::from_env(context, std::chrono::minutes(2));
     Spec here = spec;
     here.ranks = m.size;
-    rank_body(here, argc, argv, context, m, make_common(), table);
+    rank_body(here, argc, argv, context, m, make_common(), table, settings);
     return 0;
   }
   std::byte* const common = make_common();
   if (spec.threads)
     return run_threads(spec.ranks, spec.bind, [&](int r, Context& context, std::shared_ptr<Store> store) {
-      rank_body(spec, argc, argv, context, member(r, spec.ranks, std::move(store)), common, table);
+      rank_body(spec, argc, argv, context, member(r, spec.ranks, std::move(store)), common, table, settings);
     });
   return run_processes(spec.ranks, [&](int r, std::shared_ptr<Store> store) {
     if (spec.bind) bind_to_core(r, spec.ranks);
     Context context;
-    rank_body(spec, argc, argv, context, member(r, spec.ranks, std::move(store)), common, table);
+    rank_body(spec, argc, argv, context, member(r, spec.ranks, std::move(store)), common, table, settings);
   });
 }
 
@@ -187,10 +190,7 @@ int bench_main(int argc, char** argv, const Defaults& defaults, const Table& tab
                const std::function<std::string(const Spec&)>& settings) {
   try {
     const Spec spec = parse_spec(argc, argv, defaults);
-    const char* const rank = std::getenv(spec.backend == "mpi-openmpi" ? "OMPI_COMM_WORLD_RANK" : "PMI_RANK");
-    if (spec.rows && (rank == nullptr || !spec.backend.starts_with("mpi-") || std::string_view(rank) == "0"))
-      spec.print_settings("weft", settings(spec));
-    return run_ranks(spec, argc, argv, table);
+    return run_ranks(spec, argc, argv, table, settings(spec));
   } catch (const Error& e) {
     std::fprintf(stderr, "%s: %s\n", argv[0], e.what());
     return e.code() == ErrorCode::bad_argument ? 2 : 1;

@@ -62,7 +62,7 @@ struct RankOfBench {
 /// as one of them (weft run, mpirun), as that one. Call it before the program has any thread. Returns the
 /// exit status.
 int run_ranks(const Spec& spec, int argc, char** argv,
-              const std::function<std::vector<TableRow>(RankOfBench&)>& table);
+              const std::function<std::vector<TableRow>(RankOfBench&)>& table, const std::string& settings);
 
 /// The whole main() of such a program: parses the flags, runs the ranks, prints what went wrong. 2: wrong
 /// flags.

@@ -195,6 +195,9 @@ void body(const Spec& spec, int rank, const std::shared_ptr<weft::Store>& store)
     ::gloo::broadcast(o);
     return mine;
   };
+  agree(0);
+  if (rank == 0)
+    spec.print_settings("gloo", "Debian's libgloo; all_reduce: the better of ring and halving/doubling");
   Turns turns(spec.turns);
   for (const Case& c : cases_of(spec)) {
     if (!turns.take()) return;
@@ -226,9 +229,11 @@ int main(int argc, char** argv) {
     const Spec spec = parse_spec(argc, argv,
                                  {{Kind::all_reduce, Kind::reduce, Kind::broadcast, Kind::all_gather,
                                    Kind::reduce_scatter, Kind::all_to_all, Kind::ping_pong, Kind::one_way}});
-    spec.print_settings("gloo", "Debian's libgloo; all_reduce: the better of ring and halving/doubling");
-    return run_processes(
-        spec.ranks, [&](int rank, const std::shared_ptr<weft::Store>& store) { body(spec, rank, store); });
+  all_reduce:
+    the better of ring and halving / doubling ");
+        return run_processes(spec.ranks, [&](int rank, const std::shared_ptr<weft::Store>& store) {
+          body(spec, rank, store);
+        });
   } catch (const weft::Error& e) {
     std::fprintf(stderr, "%s: %s\n", argv[0], e.what());
     return e.code() == weft::ErrorCode::bad_argument ? 2 : 1;

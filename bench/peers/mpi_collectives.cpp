@@ -120,11 +120,12 @@ void body(int argc, char** argv) {
                          {{Kind::all_reduce, Kind::reduce, Kind::broadcast, Kind::all_gather,
                            Kind::reduce_scatter, Kind::all_to_all, Kind::ping_pong, Kind::one_way}});
   spec.ranks = size;
-  if (rank == 0) spec.print_settings(WEFT_PEER, library_version());
   const Agree agree = [](std::int64_t mine) {
     MPI_Bcast(&mine, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
     return mine;
   };
+  MPI_Barrier(MPI_COMM_WORLD);
+  if (rank == 0) spec.print_settings(WEFT_PEER, library_version());
   const Types types;
   Turns turns(spec.turns);
   for (const Case& c : cases_of(spec)) {

@@ -164,6 +164,7 @@ def body(rank, a, port):
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=a.ranks)
+    dist.barrier()
     if rank == 0:
         print_row({"who": "torch", "settings": f"torch {torch.__version__}"})
     types = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i8": torch.int8,

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -208,13 +209,16 @@ int usable_cores() {
 }
 
 std::string scheduling() {
-  sched_param p{};
-  ::sched_getparam(0, &p);
-  switch (::sched_getscheduler(0)) {
-    case SCHED_FIFO: return fmt::format("SCHED_FIFO {}", p.sched_priority);
-    case SCHED_RR: return fmt::format("SCHED_RR {}", p.sched_priority);
-    default: return "SCHED_OTHER";
-  }
+  static const std::string first = [] {
+    sched_param p{};
+    ::sched_getparam(0, &p);
+    switch (::sched_getscheduler(0)) {
+      case SCHED_FIFO: return fmt::format("SCHED_FIFO {}", p.sched_priority);
+      case SCHED_RR: return fmt::format("SCHED_RR {}", p.sched_priority);
+      default: return fmt::format("SCHED_OTHER, nice {}", ::getpriority(PRIO_PROCESS, 0));
+    }
+  }();
+  return first;
 }
 
 }  // namespace weft::bench

@@ -32,7 +32,7 @@ std::string program(const Options& o, const std::string& name);
 
 /// Cores that this process, and so all it starts, may use.
 int usable_cores();
-/// How this process is scheduled, and so all it starts: "SCHED_FIFO 10".
+/// How this process was scheduled when it was first asked, and so all it starts: "SCHED_FIFO 10".
 std::string scheduling();
 
 }  // namespace weft::bench

@@ -3,11 +3,13 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdlib>
@@ -53,6 +55,16 @@ bool ended(pid_t pid, Duration limit) {
   }
 }
 
+sched_param children{};  // what jobs run with, where this process stands above them
+
+// Under a real-time policy a job that spins for ever leaves nothing to a process of its own priority: this
+// one stands above what it starts, so that it can end it.
+int own_priority(int policy) {
+  sched_param p{};
+  ::sched_getparam(0, &p);
+  return std::min(p.sched_priority + 1, ::sched_get_priority_max(policy));
+}
+
 }  // namespace
 
 WorkFolder::WorkFolder() {
@@ -66,6 +78,11 @@ WorkFolder::~WorkFolder() {
 }
 
 Watch::Watch() {
+  if (const int policy = ::sched_getscheduler(0); policy == SCHED_FIFO || policy == SCHED_RR) {
+    ::sched_getparam(0, &children);
+    const sched_param mine{own_priority(policy)};
+    ::sched_setscheduler(0, policy, &mine);
+  }
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   struct sigaction action {};
   action.sa_handler = note;  // no SA_RESTART: poll returns
@@ -95,6 +112,7 @@ Job::Job(const WorkFolder& folder, const std::string& name, Start start)
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     ::setpgid(0, 0);
     for (const int s : kSignals) ::signal(s, SIG_DFL);
+    if (children.sched_priority > 0) ::sched_setscheduler(0, ::sched_getscheduler(0), &children);
     for (const auto& [key, value] : start.environment) ::setenv(key.c_str(), value.c_str(), 1);
     const int nothing = ::open("/dev/null", O_RDONLY);
     const int errors = ::open(error_path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_APPEND, 0600);

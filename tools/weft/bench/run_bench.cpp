@@ -305,6 +305,7 @@ int run_bench(Options o) {
   if (o.ranks > usable_cores() && (policy == SCHED_FIFO || policy == SCHED_RR))
     say("more ranks than cores under a real-time policy: a peer that spins keeps the cores from the ranks it "
         "waits for");
+  scheduling();  // before it changes
   const Watch watch;
   try {
     if (o.op == "facade" || o.op == "overlap") return alone(o, o.op);
