@@ -229,11 +229,8 @@ int main(int argc, char** argv) {
     const Spec spec = parse_spec(argc, argv,
                                  {{Kind::all_reduce, Kind::reduce, Kind::broadcast, Kind::all_gather,
                                    Kind::reduce_scatter, Kind::all_to_all, Kind::ping_pong, Kind::one_way}});
-  all_reduce:
-    the better of ring and halving / doubling ");
-        return run_processes(spec.ranks, [&](int rank, const std::shared_ptr<weft::Store>& store) {
-          body(spec, rank, store);
-        });
+    return run_processes(
+        spec.ranks, [&](int rank, const std::shared_ptr<weft::Store>& store) { body(spec, rank, store); });
   } catch (const weft::Error& e) {
     std::fprintf(stderr, "%s: %s\n", argv[0], e.what());
     return e.code() == weft::ErrorCode::bad_argument ? 2 : 1;

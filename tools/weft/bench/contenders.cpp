@@ -46,22 +46,21 @@ std::vector<std::string> flags(const Options& o, const std::string& op, const st
   return words;
 }
 
-Contender mpi_job(const Options& o, const std::string& name) {
+// `bound`: not where a process has threads of its own beside MPI's.
+Contender mpi_job(const Options& o, const std::string& name, bool bound) {
   Contender c;
   c.name = name;
   c.who = Contender::Who::mpi;
   const std::string n = std::to_string(o.ranks);
   const bool crowded = o.ranks > usable_cores();
+  const bool bind = bound && !crowded;
   std::string mpirun;
   if (name == "openmpi") {
     mpirun = "mpirun.openmpi";
     c.title = "Open MPI";
     c.start.command = {mpirun, "--mca", "pml", "ob1", "--mca", "btl", "self,vader"};
-    if (crowded) {
-      c.start.command.push_back("--oversubscribe");
-    } else {
-      c.start.command.insert(c.start.command.end(), {"--bind-to", "core"});
-    }
+    if (crowded) c.start.command.push_back("--oversubscribe");
+    c.start.command.insert(c.start.command.end(), {"--bind-to", bind ? "core" : "none"});
     c.start.command.insert(c.start.command.end(), {"-n", n});
     // Root has to say so twice.
     if (::geteuid() == 0)
@@ -72,7 +71,7 @@ Contender mpi_job(const Options& o, const std::string& name) {
     mpirun = "mpirun.mpich";
     c.title = "MPICH";
     c.start.command = {mpirun, "-n", n};
-    if (!crowded) c.start.command.insert(c.start.command.end(), {"-bind-to", "core"});
+    if (bind) c.start.command.insert(c.start.command.end(), {"-bind-to", "core"});
     c.settings = crowded ? "ch4, shared memory, not bound" : "ch4, shared memory, bound to cores";
   } else {
     c.title = "Intel MPI";
@@ -108,7 +107,7 @@ Contender peer(const Options& o, const std::string& name, const std::string& op)
   Contender c;
   std::string path, package;
   if (name == "openmpi" || name == "mpich" || name == "intelmpi") {
-    c = mpi_job(o, name);
+    c = mpi_job(o, name, true);
     path = o.programs + "/mpi_collectives_" + name;
     package = name == "openmpi" ? "libopenmpi-dev" : name == "mpich" ? "libmpich-dev" : "impi-devel (pip)";
     c.start.command.push_back(path);
@@ -145,7 +144,7 @@ Contender peer(const Options& o, const std::string& name, const std::string& op)
 Contender ours(const Options& o, const std::string& op, const std::string& dtype, const std::string& backend,
                const std::string& memory) {
   Contender c;
-  if (backend == "mpi-openmpi" || backend == "mpi-mpich") c = mpi_job(o, backend.substr(4));
+  if (backend == "mpi-openmpi" || backend == "mpi-mpich") c = mpi_job(o, backend.substr(4), false);
   const bool message = op == "ping_pong" || op == "one_way";
   c.start.command.push_back(program(o, message ? "p2p_bench" : "collectives_bench"));
   const std::vector<std::string> more = flags(o, op, dtype);
@@ -155,6 +154,7 @@ Contender ours(const Options& o, const std::string& op, const std::string& dtype
                           "--ranks", std::to_string(o.ranks), "--ranks-as", o.ranks_as});
   if (memory == "single_copy") c.start.environment["WEFT_SINGLE_COPY"] = "push";
   c.start.ranks = o.ranks;
+  if (!c.settings.empty()) c.settings = "not bound";
   c.who = Contender::Who::weft;
   c.name = backend == "shm" ? memory : backend;
   if (o.dtypes.size() > 1) c.name += " " + dtype;
