@@ -63,9 +63,10 @@ constexpr Variable kVariables[] = {
     {"WEFT_MPI_SAFE_BUFFERS", "on",
      "off: MPI reads and writes the program's memory itself, which a failed call may then never give back"},
     {"WEFT_MPI_CHECK", "on", "off: MPI's ranks do not compare what they call before they do it"},
-    {"WEFT_SINGLE_COPY", "off",
-     "push: shm's processes copy to and from each other's foreign memory by the kernel, where it pays and is "
-     "permitted; after a failure quiesce() then waits for peers that are stopped"},
+    {"WEFT_SINGLE_COPY", "pull",
+     "what shm's processes may do to each other's foreign memory by the kernel, where it pays and is "
+     "permitted: "
+     "pull (read), push (write too: quiesce() then waits for peers that are stopped) or off"},
     {"WEFT_THREADS", "usable cores / ranks of the host", "threads per rank for kernels"},
     {"WEFT_GOLDEN_DIR", "../shared/golden beside the source tree", "reference data for the golden tests"},
 };

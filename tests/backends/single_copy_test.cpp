@@ -1,4 +1,4 @@
-// WEFT_SINGLE_COPY=push: the kernel copies between processes. The same bits as by staging; agreed on by all
+// WEFT_SINGLE_COPY: the kernel copies between processes. The same bits as by staging; agreed on by all
 // ranks; left alone, with a line, where the system forbids it; and what a dead, a stopped and a mistaken peer
 // make of it.
 #include <gmock/gmock.h>
@@ -117,23 +117,34 @@ TEST_F(SingleCopies, AllOperationsInterleaved) {
 // Without being forced: where it pays, and there alone. The hook of a copy in peers' memory is not called by
 // staging.
 TEST_F(SingleCopies, AreTakenWhereTheyPay) {
-  for (const char* setting : {"push", "off"}) {
+  for (const char* setting : {"push", "pull", "off"}) {
     const Setting chosen(setting);
     run_ranks(Ranks::processes, 2, [&](Rank& r) {
       RankOptions options = r.options;
       int copies = 0;
       options.hooks.in_chunk = [&](std::uint64_t) { ++copies; };
       Rank me(r.rank, r.size, r.context, r.store, options);
-      const shm::SizeRange pays = shm::single_copy_pays(Op::all_reduce, 2);
-      ASSERT_LT(pays.from, 1 << 20);
-      ASSERT_GT(pays.to, 1 << 20);
-      for (const std::int64_t bytes : {pays.from - 4, std::int64_t{1} << 20}) {
-        std::vector<float> v(static_cast<std::size_t>(bytes / 4), 1.0f);
-        copies = 0;
-        me.group().all_reduce(view(v), view(v)).wait();
-        EXPECT_EQ(copies > 0, std::string(setting) == "push" && pays.has(bytes))
-            << bytes << " bytes, " << setting;
-      }
+      const std::string set = setting;
+      const auto expect = [&](Op op, bool allowed, const std::function<void(std::int64_t)>& call) {
+        const shm::SizeRange pays = shm::single_copy_pays(op, 2);
+        ASSERT_LT(pays.from, 1 << 20);
+        ASSERT_GT(pays.to, 1 << 20);
+        for (const std::int64_t bytes : {pays.from - 8, std::int64_t{1} << 20}) {
+          copies = 0;
+          call(bytes / 4);
+          EXPECT_EQ(copies > 0, allowed && pays.has(bytes)) << name(op) << ", " << bytes << " bytes, " << set;
+        }
+      };
+      std::vector<float> v(1 << 18, 1.0f), w(1 << 18);
+      expect(Op::all_reduce, set == "push", [&](std::int64_t n) {
+        me.group().all_reduce(view(std::as_const(v).data(), n), view(w.data(), n)).wait();
+      });
+      expect(Op::reduce_scatter, set != "off", [&](std::int64_t n) {
+        me.group().reduce_scatter(view(std::as_const(v).data(), n), view(w.data(), n / 2)).wait();
+      });
+      expect(Op::all_gather, set != "off", [&](std::int64_t n) {
+        me.group().all_gather(view(std::as_const(v).data(), n / 2), view(w.data(), n)).wait();
+      });
       // No arrival says how much an all_to_all_v moves.
       const std::vector<std::int64_t> counts(2, 100000);
       std::vector<float> a(200000, 1.0f), b(200000);
@@ -145,13 +156,13 @@ TEST_F(SingleCopies, AreTakenWhereTheyPay) {
 }
 
 TEST_F(SingleCopies, TheSettingIsOneOfTwo) {
-  const Setting wrong("pull");
+  const Setting wrong("both");
   Context context;
   Membership m;
   m.store = make_local_store();
   const Error e = error_of([&] { ProcessGroup::create(context, "shm", m); });
   EXPECT_EQ(e.code(), ErrorCode::bad_argument);
-  EXPECT_THAT(e.what(), HasSubstr("WEFT_SINGLE_COPY is \"pull\"; expected off or push"));
+  EXPECT_THAT(e.what(), HasSubstr("WEFT_SINGLE_COPY is \"both\"; expected off, pull or push"));
 }
 
 TEST_F(SingleCopies, RanksThatAreSetDifferentlySaySo) {
@@ -171,11 +182,28 @@ TEST_F(SingleCopies, RanksThatAreSetDifferentlySaySo) {
 
 // One of three may not: none does, all say why, once, and the results are right.
 TEST_F(SingleCopies, AreLeftAloneWhereTheSystemForbidsThem) {
-  const Setting push("push");
-  for (const auto& [number, text] : {std::pair<unsigned, const char*>{SYS_process_vm_readv, "read"},
-                                     std::pair<unsigned, const char*>{SYS_process_vm_writev, "write"}}) {
-    run_ranks(Ranks::processes, 3, [number = number](Rank& r) {
-      if (r.rank == 1) forbid(number);
+  struct Forbidden {
+    unsigned number;
+    const char* setting;
+    bool pulls;
+    std::string line;
+  };
+  for (const Forbidden& f :
+       {Forbidden{
+            SYS_process_vm_readv, "push", false,
+            "WEFT_SINGLE_COPY=push: the system does not let rank 1 read the memory of rank 0 (Operation not "
+            "permitted); calls on foreign memory copy twice [group \"world\", rank "},
+        Forbidden{
+            SYS_process_vm_readv, "pull", false,
+            "WEFT_SINGLE_COPY=pull: the system does not let rank 1 read the memory of rank 0 (Operation not "
+            "permitted); calls on foreign memory copy twice [group \"world\", rank "},
+        Forbidden{
+            SYS_process_vm_writev, "push", true,
+            "WEFT_SINGLE_COPY=push: the system does not let rank 1 write the memory of rank 0 (Operation not "
+            "permitted); all_reduce and reduce of foreign memory copy twice [group \"world\", rank "}}) {
+    const Setting setting(f.setting);
+    run_ranks(Ranks::processes, 3, [&](Rank& r) {
+      if (r.rank == 1) forbid(f.number);
       std::mutex mutex;
       std::vector<std::string> lines;
       Context context({.log_level = LogLevel::info, .log_sink = [&](LogLevel, std::string_view line) {
@@ -186,20 +214,20 @@ TEST_F(SingleCopies, AreLeftAloneWhereTheSystemForbidsThem) {
       int copies = 0;
       options.hooks.in_chunk = [&](std::uint64_t) { ++copies; };
       Rank me(r.rank, r.size, context, r.store, options);
-      std::vector<float> v(200003, static_cast<float>(r.rank + 1));
+      std::vector<float> v(600000, static_cast<float>(r.rank + 1)), w(1800000);
       me.group().all_reduce(view(v), view(v)).wait();
-      EXPECT_THAT(v, testing::Each(6.0f));
+      EXPECT_EQ(std::count(v.begin(), v.end(), 6.0f), 600000);
       EXPECT_EQ(copies, 0);
+      EXPECT_TRUE(me.group().traits().promises.quiesces);
+      me.group().all_gather(view(std::as_const(v)), view(w)).wait();
+      EXPECT_EQ(std::count(w.begin(), w.end(), 6.0f), 1800000);
+      EXPECT_EQ(copies > 0, f.pulls);
       ProcessGroup second = me.group().duplicate();
       second.all_reduce(view(v), view(v)).wait();
       const std::lock_guard lock(mutex);
       std::erase_if(lines, [](const std::string& l) { return l.find("SINGLE_COPY") == std::string::npos; });
       ASSERT_EQ(lines.size(), 1u);
-      EXPECT_THAT(
-          lines[0],
-          HasSubstr("WEFT_SINGLE_COPY=push: the system does not let rank 1 reach the memory of rank 0 "
-                    "(Operation not permitted"));
-      EXPECT_THAT(lines[0], HasSubstr("collectives on foreign memory copy twice"));
+      EXPECT_THAT(lines[0], HasSubstr(f.line + std::to_string(r.rank)));
     });
   }
 }
@@ -302,19 +330,49 @@ TEST_F(SingleCopies, AStoppedRankHoldsUpQuiesce) {
   }
 }
 
-// A large message in foreign memory is as it was.
-TEST_F(SingleCopies, MessagesArrive) {
-  const Setting push("push");
-  run_ranks(Ranks::processes, 2, [](Rank& r) {
-    std::vector<float> v(100003), w(100003);
-    for (std::size_t i = 0; i < v.size(); ++i)
-      v[i] = static_cast<float>(i % 977) + static_cast<float>(r.rank);
-    Work send = r.group().send(view(std::as_const(v)), 1 - r.rank);
-    r.group().recv(view(w), 1 - r.rank).wait();
-    send.wait();
-    for (std::size_t i = 0; i < w.size(); ++i)
-      ASSERT_EQ(w[i], static_cast<float>(i % 977) + static_cast<float>(1 - r.rank));
+// Large messages are read where they lie, but not from a sender that has died.
+TEST_F(SingleCopies, MessagesAreReadWhereTheyLie) {
+  for (const char* setting : {"pull", "off"}) {
+    const Setting chosen(setting);
+    run_ranks(Ranks::processes, 2, [&](Rank& r) {
+      RankOptions options = r.options;
+      int copies = 0;
+      options.hooks.in_chunk = [&](std::uint64_t) { ++copies; };
+      Rank me(r.rank, r.size, r.context, r.store, options);
+      std::vector<float> v(100003), w(100003);
+      for (std::size_t i = 0; i < v.size(); ++i)
+        v[i] = static_cast<float>(i % 977) + static_cast<float>(r.rank);
+      Work send = me.group().send(view(std::as_const(v)), 1 - r.rank);
+      me.group().recv(view(w), 1 - r.rank).wait();
+      send.wait();
+      for (std::size_t i = 0; i < w.size(); ++i)
+        ASSERT_EQ(w[i], static_cast<float>(i % 977) + static_cast<float>(1 - r.rank));
+      EXPECT_EQ(copies > 0, std::string(setting) == "pull");
+    });
+  }
+  const Setting pull("pull");
+  RankProcesses ranks(2, [](Rank& r) {
+    RankOptions options = r.options;
+    options.hooks.in_chunk = [&](std::uint64_t) {
+      r.store->set("reads", "1");
+      r.store->get("rank 0 has ended", Deadline::after(20s));
+    };
+    Rank me(r.rank, r.size, r.context, r.store, options);
+    std::vector<float> v(100003);
+    const Error e = error_of([&] {
+      if (r.rank == 0) me.group().send(view(std::as_const(v)), 1).wait();
+      me.group().recv(view(v), 0).wait();
+    });
+    EXPECT_EQ(e.code(), ErrorCode::peer_lost) << e.what();
+    EXPECT_THAT(e.what(), HasSubstr("recv: rank 0 (process "));
+    EXPECT_THAT(e.what(), HasSubstr(") died"));
+    EXPECT_TRUE(me.group().quiesce(1s));
   });
+  ranks.store().get("reads", Deadline::after(20s));
+  ranks[0].kill(SIGKILL);
+  EXPECT_TRUE(ranks[0].wait(5s));
+  ranks.store().set("rank 0 has ended", "1");
+  ranks.finish({0});
 }
 
 }  // namespace

@@ -59,7 +59,7 @@ Traits backend_traits(Context& context, std::string_view name);
 /// name.
 const Traits* known_traits(std::string_view name) noexcept;
 std::span<const std::string_view> known_backends() noexcept;
-/// What shm promises where its ranks copy through the kernel (WEFT_SINGLE_COPY=push, and the system permits
+/// What shm promises where its ranks write through the kernel (WEFT_SINGLE_COPY=push, and the system permits
 /// it): its own row but for quiesce(), which a peer that is stopped in the middle of a copy holds up.
 const Traits& shm_single_copy_traits() noexcept;
 

@@ -62,7 +62,7 @@ Collectives::Collectives(const Group& group)
       outs_(static_cast<std::size_t>(group.size)),
       peers_(group) {
   static_assert(sizeof(State) <= sizeof(OpState::scratch));
-  if (group.single_copy || group.path == Path::single)
+  if (group.single_copy != SingleCopy::off || group.path == Path::single)
     pieces_.resize(static_cast<std::size_t>(group.size) * kPieceBytes / sizeof(Line));
 }
 
@@ -252,10 +252,9 @@ Step Collectives::choose(OpState& s) noexcept {
   for (int r = 0; r < group_.size && !foreign; ++r) {
     if (from_root(s) && r != s.root) continue;
     const Arrival& a = arrival(r, s);
-    if (!reachable(a.places.in) || (sliced(s) && !reachable(a.places.out)))
-      obstacle = obstacle < 0 ? r : obstacle;
-    foreign =
-        foreign || a.places.in.kind == Buffer::foreign || (sliced(s) && a.places.out.kind == Buffer::foreign);
+    const bool beyond = !reachable(a.places.in) || (sliced(s) && !reachable(a.places.out));
+    if (beyond && obstacle < 0) obstacle = r;
+    foreign = beyond && group_.single_copy < (sliced(s) ? SingleCopy::push : SingleCopy::pull);
   }
   if (group_.path == Path::direct && obstacle >= 0)
     return refuse(s, obstacle,

@@ -106,9 +106,6 @@ class Collectives {
   Step single(OpState& s) noexcept;
   Step push(OpState& s) noexcept;
   Step pull(OpState& s) noexcept;
-  bool by_kernel(int r, const Buffer& b) const noexcept {
-    return b.kind == Buffer::remote && !group_.homes[static_cast<std::size_t>(r)]->is_self();
-  }
   // staged.cpp
   void plan(OpState& s) noexcept;
   Step staged(OpState& s) noexcept;

@@ -17,8 +17,9 @@ constexpr auto kMapPatience = std::chrono::milliseconds(50);  // for a stopped o
 Buffer Group::publish(const std::byte* data, std::size_t bytes, int reader) const noexcept {
   if (bytes == 0) return {Buffer::none, 0, 0};
   if (one_process) return {Buffer::pointer, 0, reinterpret_cast<std::uint64_t>(data)};
-  const Buffer foreign = single_copy ? Buffer{Buffer::remote, 0, reinterpret_cast<std::uint64_t>(data)}
-                                     : Buffer{Buffer::foreign, 0, 0};
+  const Buffer foreign = single_copy != SingleCopy::off
+                             ? Buffer{Buffer::remote, 0, reinterpret_cast<std::uint64_t>(data)}
+                             : Buffer{Buffer::foreign, 0, 0};
   const std::optional<Place> place = context.arena().find(data, bytes);
   if (!place) return foreign;
   const std::uint32_t segments = context.arena().segment_count();

@@ -17,8 +17,8 @@ namespace weft::shm {
 /// What a test may force; part of the call word, so that ranks which disagree notice.
 enum class Path : std::uint8_t { automatic, inline_only, direct, staged, single };
 
-/// WEFT_SINGLE_COPY: see single_copy.hpp.
-enum class SingleCopy : std::uint8_t { off, push };
+/// WEFT_SINGLE_COPY: see single_copy.hpp. Each allows what those before it do.
+enum class SingleCopy : std::uint8_t { off, pull, push };
 
 /// The group as one rank sees it, after bring-up.
 struct Group {
@@ -30,8 +30,9 @@ struct Group {
   int rank = 0;
   int size = 1;
   Path path = Path::automatic;
-  bool one_process = true;   ///< all ranks are threads of this process
-  bool single_copy = false;  ///< all ranks may, and are to, reach each other by the kernel's single copies
+  bool one_process = true;  ///< all ranks are threads of this process
+  SingleCopy single_copy =
+      SingleCopy::off;  ///< all ranks may, and are to, reach each other by the kernel's single copies
   RegionRef region;
   Control control;
   std::vector<NeighbourRef> homes;              ///< the process of each rank
@@ -56,6 +57,10 @@ struct Group {
   std::byte* reach(int r, const Buffer& b) const noexcept {
     if (b.kind != Buffer::shared) return reinterpret_cast<std::byte*>(b.offset);
     return homes[static_cast<std::size_t>(r)]->segment(b.segment) + b.offset;
+  }
+  /// Rank `r`'s memory that this process reaches through the kernel alone.
+  bool by_kernel(int r, const Buffer& b) const noexcept {
+    return b.kind == Buffer::remote && !homes[static_cast<std::size_t>(r)]->is_self();
   }
   /// Maps what peers have added to their arenas since last time and tells them. Brief.
   void map_news() const noexcept;

@@ -15,7 +15,8 @@ std::int64_t bytes_of(DType dtype, std::int64_t count) { return count * size_byt
 
 }  // namespace
 
-Messages::Messages(const Group& group) : group_(group), peers_(static_cast<std::size_t>(group.size)) {
+Messages::Messages(const Group& group)
+    : group_(group), peers_(static_cast<std::size_t>(group.size)), peer_memory_(group) {
   static_assert(sizeof(State) <= sizeof(OpState::scratch));
   for (Peer& p : peers_) {
     for (auto* list : {&p.unposted, &p.outstanding, &p.wanted, &p.streams}) list->reserve(kLetters);
@@ -72,7 +73,6 @@ bool Messages::flush(int dst) {
       letter.number = st.number;
       letter.place = dst == group_.rank ? Buffer{Buffer::pointer, 0, reinterpret_cast<std::uint64_t>(s.in)}
                                         : group_.publish(s.in, static_cast<std::size_t>(st.bytes), dst);
-      if (letter.place.kind == Buffer::remote) letter.place.kind = Buffer::foreign;
       st.place = letter.place;
       st.phase = Phase::posted;
       peer.outstanding.push_back(&s);
@@ -212,8 +212,14 @@ Step Messages::receive(OpState& s) {
     const std::int64_t chunk = std::min(st.bytes - st.moved_bytes, static_cast<std::int64_t>(kChunkBytes));
     if (!group_.enter(s.call)) return Step::failed;
     if (group_.in_chunk) group_.in_chunk(s.call);
-    copy_bytes(s.out + st.moved_bytes, group_.reach(s.peer, st.place) + st.moved_bytes, chunk);
-    if (!group_.leave()) return Step::failed;
+    bool copied = true;
+    if (group_.by_kernel(s.peer, st.place)) {
+      copied = peer_memory_.read(s, s.peer, st.place.offset + static_cast<std::uint64_t>(st.moved_bytes),
+                                 s.out + st.moved_bytes, chunk);
+    } else {
+      copy_bytes(s.out + st.moved_bytes, group_.reach(s.peer, st.place) + st.moved_bytes, chunk);
+    }
+    if (!group_.leave() || !copied) return Step::failed;
     st.moved_bytes += chunk;
     if (st.moved_bytes < st.bytes) return Step::advanced;
     pair.answers[st.number].store(Pair::taken, std::memory_order_seq_cst);

@@ -5,14 +5,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "backends/shm/group.hpp"
+#include "backends/shm/single_copy.hpp"
 
 namespace weft::shm {
 
 /// Small messages travel with their letter (eager). A large one lies where the receiver can reach it and is
-/// copied once from there, or, being foreign, is granted after its match and streamed through two chunks of
-/// the pair, one message of the pair at a time. Letters nobody asked for yet are taken out of the ring and
-/// kept, so that a ring never blocks.
+/// copied once from there, by the kernel if need be, or, being foreign, is granted after its match and
+/// streamed through two chunks of the pair, one message of the pair at a time. Letters nobody asked for yet
+/// are taken out of the ring and kept, so that a ring never blocks.
 class Messages {
  public:
   explicit Messages(const Group& group);
@@ -67,6 +67,7 @@ class Messages {
 
   const Group& group_;
   std::vector<Peer> peers_;
+  PeerMemory peer_memory_;
   std::uint64_t seen_ = 0;
   Failure trouble_;
 };

@@ -19,7 +19,7 @@ class ShmBackend final : public Backend {
  public:
   ShmBackend(Group group, int ranks_here)
       : group_(std::move(group)), collectives_(group_), messages_(group_) {
-    traits_ = group_.single_copy ? shm_single_copy_traits() : *known_traits("shm");
+    traits_ = group_.single_copy == SingleCopy::push ? shm_single_copy_traits() : *known_traits("shm");
     traits_.spin = ranks_here <= usable_cores();
   }
 

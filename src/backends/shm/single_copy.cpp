@@ -36,41 +36,55 @@ struct Refusal {
   std::atomic<bool> told{false};
 };
 
-// RankBlock::single: how a rank's look went.
-constexpr std::uint32_t kPermitted = 1, kRefused = 2;  // kRefused + errno, the peer's rank above
+// RankBlock::single: how a rank's look went: what it may do, and, where that is less than what is set, why,
+// and of which peer.
+std::uint32_t encode(SingleCopy may, int error, int peer) noexcept {
+  return (static_cast<std::uint32_t>(may) + 1) | static_cast<std::uint32_t>(error) << 4 |
+         static_cast<std::uint32_t>(peer) << 16;
+}
+SingleCopy permitted(std::uint32_t look) noexcept { return static_cast<SingleCopy>((look & 15) - 1); }
 
 }  // namespace
 
 SingleCopy single_copy_setting() {
-  const std::string text = env::get("WEFT_SINGLE_COPY").value_or("off");
-  if (text == "off") return SingleCopy::off;
-  if (text == "push") return SingleCopy::push;
-  throw Error(ErrorCode::bad_argument, fmt::format("WEFT_SINGLE_COPY is \"{}\"; expected off or push", text));
+  const std::string text = env::get("WEFT_SINGLE_COPY").value_or("pull");
+  for (const SingleCopy setting : {SingleCopy::off, SingleCopy::pull, SingleCopy::push})
+    if (text == name(setting)) return setting;
+  throw Error(ErrorCode::bad_argument,
+              fmt::format("WEFT_SINGLE_COPY is \"{}\"; expected off, pull or push", text));
 }
 
-std::string_view name(SingleCopy setting) noexcept { return setting == SingleCopy::off ? "off" : "push"; }
+std::string_view name(SingleCopy setting) noexcept {
+  switch (setting) {
+    case SingleCopy::off: return "off";
+    case SingleCopy::pull: return "pull";
+    case SingleCopy::push: return "push";
+  }
+  return {};
+}
 
 SingleCopyProbe::SingleCopyProbe(Group& g, SingleCopy setting)
     : group_(g),
-      wanted_(setting == SingleCopy::push && !g.one_process),
-      words_(wanted_ ? static_cast<std::size_t>(g.size) : 0) {
-  if (!wanted_) return;
+      wanted_(g.one_process ? SingleCopy::off : setting),
+      words_(static_cast<std::size_t>(wanted_ == SingleCopy::off ? 0 : g.size)) {
+  if (wanted_ == SingleCopy::off) return;
   const auto address = reinterpret_cast<std::uint64_t>(words_.data());
   for (std::size_t r = 0; r < words_.size(); ++r) words_[r] = address ^ (r << 56);
   g.mine().probe.store(address, std::memory_order_seq_cst);
 }
 
 void SingleCopyProbe::look() noexcept {
-  if (!wanted_) return;
-  std::uint32_t result = kPermitted;
-  for (int r = 0; r < group_.size && result == kPermitted; ++r) {
+  if (wanted_ == SingleCopy::off) return;
+  SingleCopy may = wanted_;
+  int error = 0, peer = 0;
+  for (int r = 0; r < group_.size && may != SingleCopy::off; ++r) {
     const Neighbour& home = *group_.homes[static_cast<std::size_t>(r)];
     if (r == group_.rank || home.is_self()) continue;
     const int pid = home.address().pid;
     const std::uint64_t words = group_.of(r).probe.load(std::memory_order_seq_cst);
     const std::uint64_t mine = words + static_cast<std::uint64_t>(group_.rank) * sizeof(std::uint64_t);
     constexpr std::int64_t kBytes = sizeof(std::uint64_t);
-    const auto attempt = [&](std::uint64_t expected) {
+    const auto reads = [&](std::uint64_t expected) {
       std::uint64_t seen = 0;
       if (read_some(pid, mine, reinterpret_cast<std::byte*>(&seen), kBytes) != kBytes) return false;
       if (seen == expected) return true;
@@ -78,45 +92,57 @@ void SingleCopyProbe::look() noexcept {
       return false;
     };
     const std::uint64_t before = words ^ (static_cast<std::uint64_t>(group_.rank) << 56), after = ~before;
-    errno = 0;
-    if (attempt(before) &&
-        write_some(pid, reinterpret_cast<const std::byte*>(&after), mine, kBytes) == kBytes && attempt(after))
-      continue;
-    result = static_cast<std::uint32_t>(r) << 16 | (kRefused + static_cast<std::uint32_t>(errno));
+    const auto refused = [&](SingleCopy left) {
+      error = errno;
+      peer = r;
+      may = left;
+    };
+    if (!reads(before)) {
+      refused(SingleCopy::off);
+    } else if (may == SingleCopy::push &&
+               (write_some(pid, reinterpret_cast<const std::byte*>(&after), mine, kBytes) != kBytes ||
+                !reads(after))) {
+      refused(SingleCopy::pull);
+    }
   }
-  group_.mine().single.store(result, std::memory_order_seq_cst);
+  group_.mine().single.store(encode(may, error, peer), std::memory_order_seq_cst);
 }
 
 void SingleCopyProbe::settle() {
-  if (!wanted_) return;
-  for (int r = 0; r < group_.size; ++r) {
-    const std::uint32_t result = group_.of(r).single.load(std::memory_order_seq_cst);
-    if (result == kPermitted) continue;
-    if (!group_.context.attached<Refusal>().told.exchange(true))
-      group_.context.log().write(
-          LogLevel::info,
-          fmt::format(
-              "WEFT_SINGLE_COPY=push: the system does not let rank {} reach the memory of rank {} ({}); "
-              "collectives on foreign memory copy twice [group \"{}\", rank {}]",
-              r, result >> 16, system_words(static_cast<int>((result & 0xffff) - kRefused)), group_.name,
-              group_.rank));
-    return;
-  }
-  group_.single_copy = true;
+  if (wanted_ == SingleCopy::off) return;
+  int least = 0;
+  const auto look = [&](int r) { return group_.of(r).single.load(std::memory_order_seq_cst); };
+  for (int r = 1; r < group_.size; ++r)
+    if (permitted(look(r)) < permitted(look(least))) least = r;
+  const std::uint32_t said = look(least);
+  group_.single_copy = permitted(said);
+  if (group_.single_copy == wanted_ || group_.context.attached<Refusal>().told.exchange(true)) return;
+  const bool reads = group_.single_copy == SingleCopy::off;
+  group_.context.log().write(
+      LogLevel::info,
+      fmt::format(
+          "WEFT_SINGLE_COPY={}: the system does not let rank {} {} the memory of rank {} ({}); {} foreign "
+          "memory copy twice [group \"{}\", rank {}]",
+          name(wanted_), least, reads ? "read" : "write", said >> 16,
+          system_words(static_cast<int>((said >> 4) & 0xfff)),
+          reads ? "calls on" : "all_reduce and reduce of", group_.name, group_.rank));
 }
 
 PeerMemory::PeerMemory(const Group& g) : group_(g), seen_alive_(static_cast<std::size_t>(g.size)) {}
 
-template <class Copy>
-bool PeerMemory::copy(const OpState& s, int r, std::int64_t bytes, const char* what,
-                      const Copy& copy) noexcept {
-  const Neighbour& home = *group_.homes[static_cast<std::size_t>(r)];
+// 0, or ESRCH where the process that we mean has ended.
+int PeerMemory::look(int r) noexcept {
   Clock::time_point& seen = seen_alive_[static_cast<std::size_t>(r)];
-  int error = 0;
-  if (const auto now = Clock::now(); now - seen > kAliveFor) {
-    if (!home.alive()) error = ESRCH;
-    seen = now;
-  }
+  const auto now = Clock::now();
+  if (now - seen <= kAliveFor) return 0;
+  seen = now;
+  return group_.homes[static_cast<std::size_t>(r)]->alive() ? 0 : ESRCH;
+}
+
+template <class Copy>
+bool PeerMemory::copy(const OpState& s, int r, std::int64_t bytes, bool writes, const Copy& copy) noexcept {
+  const Neighbour& home = *group_.homes[static_cast<std::size_t>(r)];
+  int error = writes ? look(r) : 0;
   // A copy may end early, at the end of a page.
   for (std::int64_t done = 0; error == 0 && done < bytes;) {
     const ssize_t got = copy(home.address().pid, done);
@@ -126,6 +152,7 @@ bool PeerMemory::copy(const OpState& s, int r, std::int64_t bytes, const char* w
       error = got < 0 ? errno : EFAULT;
     }
   }
+  if (error == 0 && !writes) error = look(r);
   if (error == 0) return true;
   const auto patience = Deadline::after(kDeathPatience);
   if (error == ESRCH)
@@ -136,8 +163,8 @@ bool PeerMemory::copy(const OpState& s, int r, std::int64_t bytes, const char* w
                    .text = dead ? fmt::format("{}: rank {} (process {}) died", weft::name(s.op), r,
                                               home.address().pid)
                                 : fmt::format("{}: rank {} cannot {} the memory of rank {} (process {}): {}",
-                                              weft::name(s.op), group_.rank, what, r, home.address().pid,
-                                              system_words(error)),
+                                              weft::name(s.op), group_.rank, writes ? "write" : "read", r,
+                                              home.address().pid, system_words(error)),
                    .op = s.op,
                    .call = s.call,
                    .ranks = {r}});
@@ -153,14 +180,14 @@ bool PeerMemory::copy(const OpState& s, int r, std::int64_t bytes, const char* w
 
 bool PeerMemory::read(const OpState& s, int r, std::uint64_t address, std::byte* to,
                       std::int64_t bytes) noexcept {
-  return copy(s, r, bytes, "read", [&](int pid, std::int64_t done) {
+  return copy(s, r, bytes, false, [&](int pid, std::int64_t done) {
     return read_some(pid, address + static_cast<std::uint64_t>(done), to + done, bytes - done);
   });
 }
 
 bool PeerMemory::write(const OpState& s, int r, const std::byte* from, std::uint64_t address,
                        std::int64_t bytes) noexcept {
-  return copy(s, r, bytes, "write", [&](int pid, std::int64_t done) {
+  return copy(s, r, bytes, true, [&](int pid, std::int64_t done) {
     return write_some(pid, from + done, address + static_cast<std::uint64_t>(done), bytes - done);
   });
 }

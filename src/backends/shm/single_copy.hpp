@@ -1,14 +1,17 @@
-// The kernel's single copies between processes, which WEFT_SINGLE_COPY=push asks for: a rank reads and writes
-// the foreign memory of another process by process_vm_readv and process_vm_writev. Used by the owner of a
-// group alone.
+// The kernel's single copies between processes, for foreign memory. WEFT_SINGLE_COPY says what ranks may do:
 //
-// It is no default. The kernel writes to an address, whoever owns it then: a rank that is stopped on its way
-// into the system call writes when it goes on, and nobody can stop it, or give it other pages, as is done
-// with shared memory. So a group that uses it promises no quiesce() where a peer is stopped: see
-// shm_single_copy_traits().
+//   off    nothing
+//   pull   read each other's memory (process_vm_readv): the default
+//   push   write it, too (process_vm_writev)
 //
-// A process is named by its number, which the system may give to another once it has ended. It does so only
-// after all others have been used, so a look at the peer's pidfd holds for a millisecond.
+// Pushing is no default. The kernel writes to an address, whoever owns it then: a rank that is stopped on its
+// way into the system call writes when it goes on, and nobody can stop it, or give it other pages, as is done
+// with shared memory. So a group that pushes promises no quiesce() where a peer is stopped: see
+// shm_single_copy_traits(). A late reader harms nobody: its own call has failed.
+//
+// A process is named by its number, which the system may give to another once it has ended, but only after
+// all others have been used: a look at the peer's pidfd holds for a millisecond. A rank looks before it
+// writes, and after it has read. Used by the owner of a group alone.
 #pragma once
 
 #include <cstddef>
@@ -20,14 +23,14 @@
 
 namespace weft::shm {
 
-/// What WEFT_SINGLE_COPY says. Throws bad_argument where it says neither.
+/// What WEFT_SINGLE_COPY says. Throws bad_argument where it says something else.
 SingleCopy single_copy_setting();
 std::string_view name(SingleCopy setting) noexcept;
 
-/// Finds out, while a group is made, whether all its ranks may reach each other so: ptrace restrictions, a
-/// seccomp filter or a container may forbid it, to some or to all. Each rank has a word per peer, which that
-/// peer reads, writes and reads again. Three steps, with a meeting of all ranks between one and the next;
-/// does nothing where the setting is off or all ranks are threads of one process.
+/// Finds out, while a group is made, what all its ranks may do of what is set: ptrace restrictions, a seccomp
+/// filter or a container may forbid it, to some or to all. Each rank has a word per peer, which that peer
+/// reads, and, to push, writes and reads again. Three steps, with a meeting of all ranks between one and the
+/// next; does nothing where the setting is off or all ranks are threads of one process.
 class SingleCopyProbe {
  public:
   SingleCopyProbe(Group& g, SingleCopy setting);
@@ -37,7 +40,7 @@ class SingleCopyProbe {
 
  private:
   Group& group_;
-  const bool wanted_;
+  const SingleCopy wanted_;
   std::vector<std::uint64_t> words_;
 };
 
@@ -54,7 +57,8 @@ class PeerMemory {
 
  private:
   template <class Copy>
-  bool copy(const OpState& s, int r, std::int64_t bytes, const char* what, const Copy& copy) noexcept;
+  bool copy(const OpState& s, int r, std::int64_t bytes, bool writes, const Copy& copy) noexcept;
+  int look(int r) noexcept;
 
   const Group& group_;
   std::vector<Clock::time_point> seen_alive_;  // by rank

@@ -1,11 +1,12 @@
-// The path of single copies, for foreign memory that the kernel may copy between processes:
-// WEFT_SINGLE_COPY=push. Synchronised as the direct path is, by the arrival and by the `finished` of those
-// who touch this rank's memory.
+// The path of single copies, for foreign memory that the kernel may copy between processes: WEFT_SINGLE_COPY.
+// Synchronised as the direct path is, by the arrival and by the `finished` of those who touch this rank's
+// memory.
 //
-// Reductions push: a rank reads a piece of its part of each peer's `in` into a buffer that stays in the
-// cache, combines, and writes the result to its own `out` and from there to the others'. All else pulls: the
-// kernel copies from the peer's `in` to this rank's `out`. Memory that this rank reaches itself, being
-// shared, is read and written in place, as on the direct path.
+// all_reduce and reduce push, where that is asked for: a rank reads a piece of its part of each peer's `in`
+// into a buffer that stays in the cache, combines, and writes the result to its own `out` and from there to
+// the others'. In reduce_scatter it keeps the result. All else pulls: the kernel copies from the peer's `in`
+// to this rank's `out`. Memory that this rank reaches itself, being shared, is read and written in place, as
+// on the direct path.
 #include <algorithm>
 
 #include "backends/reduce.hpp"
@@ -25,7 +26,7 @@ bool Collectives::pays(const OpState& s) const noexcept {
 
 Step Collectives::single(OpState& s) noexcept {
   State& st = state(s);
-  if (!group_.enter(s.call, kByKernel)) return Step::failed;
+  if (!group_.enter(s.call, sliced(s) ? kByKernel : 0)) return Step::failed;
   if (group_.in_chunk) group_.in_chunk(s.call);
   const Step step = row(s.op).reduces ? push(s) : pull(s);
   if (!group_.leave()) return Step::failed;
@@ -60,7 +61,7 @@ Step Collectives::push(OpState& s) noexcept {
       in = s.in + from;
       continue;
     }
-    if (by_kernel(r, a.places.in)) {
+    if (group_.by_kernel(r, a.places.in)) {
       in = own_piece(r);
       if (!peers_.read(s, r, a.places.in.offset + static_cast<std::uint64_t>(from), own_piece(r),
                        step * element))
@@ -68,7 +69,7 @@ Step Collectives::push(OpState& s) noexcept {
     } else {
       in = group_.reach(r, a.places.in) + from;
     }
-    if (sliced(s) && a.places.out.kind != Buffer::none && !by_kernel(r, a.places.out))
+    if (sliced(s) && a.places.out.kind != Buffer::none && !group_.by_kernel(r, a.places.out))
       outs_[outs++] = group_.reach(r, a.places.out) + at * element;
   }
   if (outs == 0) outs_[outs++] = own_piece(group_.rank);  // on the way to a root
@@ -77,7 +78,7 @@ Step Collectives::push(OpState& s) noexcept {
   for (int i = 1; i < group_.size && sliced(s); ++i) {
     const int r = (group_.rank + i) % group_.size;  // not all to the same one
     const Buffer& out = arrival(r, s).places.out;
-    if (out.kind != Buffer::none && by_kernel(r, out) &&
+    if (out.kind != Buffer::none && group_.by_kernel(r, out) &&
         !peers_.write(s, r, sums, out.offset + static_cast<std::uint64_t>(at * element), step * element))
       return Step::failed;
   }
@@ -100,7 +101,7 @@ Step Collectives::pull(OpState& s) noexcept {
     const std::int64_t step = std::min(bytes - st.done, room);
     std::byte* const out = s.out + to.offset * element + st.done;
     const Buffer& place = arrival(from, s).places.in;
-    if (from != group_.rank && by_kernel(from, place)) {
+    if (from != group_.rank && group_.by_kernel(from, place)) {
       if (!peers_.read(s, from, place.offset + static_cast<std::uint64_t>(skip), out, step))
         return Step::failed;
     } else {
