@@ -227,7 +227,7 @@ TEST_F(WeftBench, WrongFlagsAreNamedWithTheirValueAndWhatWasExpected) {
   expect_refused({"all_reduce", "--against", "mpich,lam"},
                  "bench: --against \"lam\"; expected openmpi, mpich, intelmpi, gloo, torch");
   expect_refused({"all_reduce", "--memory", "pooled"},
-                 "bench: --memory \"pooled\"; expected shared, foreign, single_copy");
+                 "bench: --memory \"pooled\"; expected shared, foreign, single_copy, staged");
   expect_refused({"all_reduce", "--backend", "tcp"},
                  "bench: --backend \"tcp\"; expected shm, gloo, mpi-openmpi, mpi-mpich");
   expect_refused({"all_reduce", "--place", "there"}, "bench: --place \"there\"; expected in, out");

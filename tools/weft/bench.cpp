@@ -18,7 +18,8 @@ void add_bench(CLI::App& app, Body& chosen) {
       ->delimiter(',')
       ->capture_default_str();
   c->add_option("--bytes", o->bytes, "Sizes; default: 8 bytes to 128 MB in steps of four")->delimiter(',');
-  c->add_option("--memory", o->memory, "Of ours: shared, foreign, single_copy; default: shared,foreign")
+  c->add_option("--memory", o->memory,
+                "Of ours: shared, foreign, single_copy, staged; default: shared,foreign")
       ->delimiter(',');
   c->add_option("--backend", o->backends, "Of ours: shm, gloo, mpi-openmpi, mpi-mpich")->delimiter(',');
   c->add_option("--place", o->place, "in or out; default: in for all_reduce, broadcast and reduce");

@@ -153,6 +153,7 @@ Contender ours(const Options& o, const std::string& op, const std::string& dtype
                          {"--backend", backend, "--memory", memory == "shared" ? "shared" : "foreign",
                           "--ranks", std::to_string(o.ranks), "--ranks-as", o.ranks_as});
   if (memory == "single_copy") c.start.environment["WEFT_SINGLE_COPY"] = "push";
+  if (memory == "staged") c.start.environment["WEFT_SINGLE_COPY"] = "off";
   c.start.ranks = o.ranks;
   if (!c.settings.empty()) c.settings = "not bound";
   c.who = Contender::Who::weft;

@@ -10,7 +10,7 @@ namespace weft::bench {
 struct Options {
   std::string op;                    ///< "all_reduce", …, "p2p", "facade", "overlap"
   std::vector<std::string> against;  ///< peers by name
-  std::vector<std::string> memory;   ///< of ours: shared, foreign, single_copy
+  std::vector<std::string> memory;   ///< of ours: shared, foreign, single_copy, staged
   std::vector<std::string> backends = {"shm"};
   std::vector<std::int64_t> bytes;
   std::vector<std::string> dtypes = {"f32"};  ///< several: beside each other, without peers

@@ -45,7 +45,7 @@ void check(const std::string& flag, const std::vector<std::string>& words,
 void check(Options& o) {
   check("operation", {o.op}, kOps);
   check("--against", o.against, known_peers());
-  check("--memory", o.memory, {"shared", "foreign", "single_copy"});
+  check("--memory", o.memory, {"shared", "foreign", "single_copy", "staged"});
   check("--backend", o.backends, {"shm", "gloo", "mpi-openmpi", "mpi-mpich"});
   if (!o.place.empty()) check("--place", {o.place}, {"in", "out"});
   if (o.place == "in" && (o.op == "all_to_all" || o.op == "p2p"))
