@@ -11,6 +11,7 @@
 #include <random>
 
 #include "backends/shm/control.hpp"
+#include "backends/shm/paths.hpp"
 #include "support/random_calls.hpp"
 #include "support/shm_settings.hpp"
 #include "support/values.hpp"
@@ -144,6 +145,40 @@ TEST_P(Shm, TheRootOfAScatterRunsAhead) {
     for (const Tensor& out : outs)
       for (int i = 0; i < 7; ++i) ASSERT_EQ(load(out, i), value(1, r.rank * 7 + i));
     r.group().barrier().wait();
+  });
+}
+
+// Small, but not tiny: where all memory is shared nothing travels beside the arrival; where some is not, all
+// does.
+TEST(ShmSmall, CallsAreDoneInPlaceWhereAllShare) {
+  if (!kProcesses) GTEST_SKIP() << "all ranks are threads here, whose memory is always shared";
+  const std::int64_t from = shm::in_place_from(2), most = static_cast<std::int64_t>(shm::kInlineBytes);
+  ASSERT_LT(from, most);
+  EXPECT_EQ(shm::in_place_from(3), shm::kNoLimit);
+  run_ranks(Ranks::processes, 2, [&](Rank& r) {
+    RankOptions options = r.options;
+    int copies = 0;
+    options.hooks.in_chunk = [&](std::uint64_t) { ++copies; };
+    Rank me(r.rank, r.size, r.context, r.store, options);
+    for (const std::int64_t bytes : {from - 4, from, most}) {
+      for (const int sharing : {0, 1, 2}) {  // so many of the ranks
+        const std::int64_t n = bytes / 4;
+        const Memory memory = r.rank < sharing ? Memory::shared : Memory::local;
+        const Tensor in(r.context, Shape{n}, DType::f32, memory),
+            out(r.context, Shape{n}, DType::f32, memory), both(r.context, Shape{2 * n}, DType::f32, memory);
+        for (std::int64_t i = 0; i < n; ++i) store(in, i, value(r.rank, i));
+        copies = 0;
+        me.group().all_reduce(in, out).wait();
+        for (std::int64_t i = 0; i < n; ++i)
+          ASSERT_EQ(load(out, i), combined(ReduceOp::sum, DType::f32, 2, i));
+        me.group().all_gather(in, both).wait();
+        for (std::int64_t i = 0; i < 2 * n; ++i)
+          ASSERT_EQ(load(both, i), value(static_cast<int>(i / n), i % n))
+              << bytes << " bytes, " << sharing << " share";
+        EXPECT_EQ(copies, sharing == 2 && bytes >= from ? 2 : 0)
+            << bytes << " bytes, " << sharing << " share";
+      }
+    }
   });
 }
 

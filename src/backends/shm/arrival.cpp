@@ -52,6 +52,11 @@ void prefetch_to_write(const void* from, std::int64_t bytes) noexcept {
   }
 }
 
+// Asks for lines that are read in a moment: a peer's payload, which lies in that peer's cache.
+void prefetch_to_read(const std::byte* from, std::int64_t bytes) noexcept {
+  for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+}
+
 bool reachable(const Buffer& b) noexcept { return b.kind != Buffer::foreign && b.kind != Buffer::remote; }
 
 }  // namespace
@@ -83,12 +88,20 @@ void Collectives::post(OpState& s) noexcept {
   st.phase = Phase::unpublished;
   st.cursor = 0;
   st.done = 0;
+  st.small = false;
   const auto bytes = static_cast<std::size_t>(payload_bytes(s));
   const std::size_t room = s.in_blocks ? sizeof(Arrival::both.payload) : kInlineBytes;
   st.fits =
       bytes == 0 || (bytes <= room && (group_.path == Path::automatic || group_.path == Path::inline_only));
   // In order, so that who has published a call has published all before it.
   if (s.call == published_) publish(s);
+}
+
+// Whether this rank lends its memory, where it is shared, though its payload fits beside the arrival. A root
+// that waits for nobody keeps running ahead.
+bool Collectives::may_place(const OpState& s) const noexcept {
+  return state(s).fits && group_.path == Path::automatic && !from_root(s) && !s.in_blocks &&
+         payload_bytes(s) >= in_place_from(group_.size);
 }
 
 // Writes the arrival line, if it is free. False: a peer is still kRing calls behind.
@@ -104,18 +117,24 @@ bool Collectives::publish(OpState& s) noexcept {
     if (s.call >= everybody_consumed_ + ring) return false;
   }
   Arrival& line = group_.mine().arrivals[s.call % kRing];
-  line.word = call_word(s, group_.path);
   line.count = agreed_count(s, group_.size);
   line.detail = plain(s) ? 0 : elaborate(group_, s, st.fits);
-  if (st.fits) {
+  Buffer in{}, out{};
+  if (!st.fits || s.in_blocks || may_place(s)) {  // with in_blocks others may still have too much
+    const auto element = static_cast<std::size_t>(size_bytes(s.dtype));
+    in = group_.publish(s.in, static_cast<std::size_t>(s.in_count) * element);
+    out = group_.publish(s.out, static_cast<std::size_t>(s.out_count) * element);
+  }
+  const bool placed = may_place(s) && reachable(in) && (!sliced(s) || reachable(out));
+  line.word = call_word(s, group_.path) | (placed ? kPlaced : 0);
+  if (st.fits && !placed) {
     const std::int64_t bytes = s.in_count * size_bytes(s.dtype);
     std::byte* const to = s.in_blocks ? line.both.payload : line.payload;
     if (bytes > 0) std::memcpy(to, s.in, static_cast<std::size_t>(bytes));
   }
-  if (!st.fits || s.in_blocks) {  // with in_blocks others may still have too much
-    const auto element = static_cast<std::size_t>(size_bytes(s.dtype));
-    line.places.in = group_.publish(s.in, static_cast<std::size_t>(s.in_count) * element);
-    line.places.out = group_.publish(s.out, static_cast<std::size_t>(s.out_count) * element);
+  if (!st.fits || s.in_blocks || placed) {
+    line.places.in = in;
+    line.places.out = out;
   }
   line.sequence.store(s.call + 1,
                       WEFT_MUTANT("lost_order") ? std::memory_order_relaxed : std::memory_order_seq_cst);
@@ -155,7 +174,9 @@ Step Collectives::arrive(OpState& s) noexcept {
   State& st = state(s);
   for (; st.cursor < group_.size; ++st.cursor) {
     if (!must_see(s, st.cursor)) continue;
-    if (arrival(st.cursor, s).sequence.load(std::memory_order_seq_cst) != s.call + 1) return Step::pending;
+    const Arrival& theirs = arrival(st.cursor, s);
+    if (theirs.sequence.load(std::memory_order_seq_cst) != s.call + 1) return Step::pending;
+    if (st.fits && (theirs.word & kPlaced) == 0) prefetch_to_read(theirs.payload, payload_bytes(s));
     const std::uint64_t first = from_root(s) ? s.call : compared_;
     for (std::uint64_t call = first; call <= s.call; ++call)
       if (!agree(st.cursor, call)) return Step::failed;
@@ -165,6 +186,11 @@ Step Collectives::arrive(OpState& s) noexcept {
   if (s.in_blocks) {
     for (int r = 0; r < group_.size; ++r)
       if (group_.control.detail(r, s.call).small == 0) st.fits = false;
+  }
+  if (may_place(s)) {
+    for (int r = 0; r < group_.size; ++r)
+      if ((arrival(r, s).word & kPlaced) != 0) st.small = true;
+    if (st.small) st.fits = false;
   }
   return st.fits ? finish_inline(s) : choose(s);
 }
@@ -192,8 +218,8 @@ Step Collectives::catch_up() noexcept {
 bool Collectives::agree(int peer, std::uint64_t call) noexcept {
   const Arrival& own = group_.mine().arrivals[call % kRing];
   const Arrival& theirs = group_.of(peer).arrivals[call % kRing];
-  if (theirs.word == own.word && (theirs.count == own.count || WEFT_MUTANT("unchecked_count")) &&
-      theirs.detail == own.detail)
+  if (((theirs.word ^ own.word) & ~kPlaced) == 0 &&
+      (theirs.count == own.count || WEFT_MUTANT("unchecked_count")) && theirs.detail == own.detail)
     return true;
   const auto op = static_cast<Op>(own.word & 0xff);
   int block = -1;  // the first that differs
@@ -252,6 +278,11 @@ Step Collectives::choose(OpState& s) noexcept {
   for (int r = 0; r < group_.size && !foreign; ++r) {
     if (from_root(s) && r != s.root) continue;
     const Arrival& a = arrival(r, s);
+    if (st.small && (a.word & kPlaced) == 0) {  // it has sent a payload: where its memory lies, nobody knows
+      obstacle = r;
+      foreign = true;
+      break;
+    }
     const bool beyond = !reachable(a.places.in) || (sliced(s) && !reachable(a.places.out));
     if (beyond && obstacle < 0) obstacle = r;
     foreign = beyond && group_.single_copy < (sliced(s) ? SingleCopy::push : SingleCopy::pull);

@@ -10,11 +10,13 @@
 // everybody's `finished` on the direct path, at once on the staged one. Used by the owner of the group alone.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "backends/op_table.hpp"
+#include "backends/shm/paths.hpp"
 #include "backends/shm/single_copy.hpp"
 
 namespace weft::shm {
@@ -35,6 +37,7 @@ class Collectives {
   struct State {
     Phase phase;
     bool fits;            // its payload travels beside the arrival
+    bool small;           // it would, but for ranks that lend their memory instead: see kPlaced
     std::int32_t cursor;  // arriving, leaving: ranks below it have been seen; moving: blocks finished
     std::int64_t done;    // direct: elements of the own part combined, or bytes of the block copied
     std::int64_t part;    // staged: elements per owner and round
@@ -77,10 +80,16 @@ class Collectives {
     return {parted(s) ? group_.rank * count : 0, count};
   }
 
+  // Its result goes around the caches.
+  static bool streams(const OpState& s) noexcept {
+    return std::max(s.in_count, s.out_count) * size_bytes(s.dtype) >= kStreamFrom;
+  }
+
   // arrival.cpp
   bool publish(OpState& s) noexcept;
   Step arrive(OpState& s) noexcept;
   Step catch_up() noexcept;
+  bool may_place(const OpState& s) const noexcept;
   bool agree(int peer, std::uint64_t call) noexcept;
   bool expected(const OpState& s, int peer) noexcept;
   std::int64_t payload_bytes(const OpState& s) const noexcept;

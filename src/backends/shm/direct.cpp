@@ -9,17 +9,6 @@
 #include "backends/shm/collectives.hpp"
 
 namespace weft::shm {
-namespace {
-
-// Beyond this a result leaves the caches anyway, and stores that go around them save reading the lines first.
-constexpr std::int64_t kStreamFrom = std::int64_t{64} << 20;
-
-bool streams(const OpState& s) noexcept {
-  return (s.in_count > 0 ? s.in_count : s.out_count) * size_bytes(s.dtype) >= kStreamFrom;
-}
-
-}  // namespace
-
 Step Collectives::direct(OpState& s) noexcept {
   State& st = state(s);
   if (!group_.enter(s.call)) return Step::failed;

@@ -108,7 +108,7 @@ std::string describe(const Group& g, int r, std::uint64_t call, int block) {
     if (kind == ReduceOp::Kind::user) text += fmt::format(" \"{}\"", d.user);
   }
   if (row(op).rooted != Rooted::no)
-    text += fmt::format(" root {}", static_cast<std::int64_t>(a.word >> 32) - 1);
+    text += fmt::format(" root {}", static_cast<std::int64_t>((a.word & ~kPlaced) >> 32) - 1);
   if (const auto path = static_cast<Path>((a.word >> 28) & 0xf); path != Path::automatic)
     text += fmt::format(" by path {}", path == Path::inline_only ? "inline"
                                        : path == Path::direct    ? "direct"

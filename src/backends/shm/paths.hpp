@@ -35,4 +35,25 @@ constexpr SizeRange single_copy_pays(Op op, int ranks) noexcept {
   return {};  // never measured
 }
 
+/// A call that is small enough to travel beside its arrival is done where its memory lies instead, from so
+/// many bytes on, if all ranks share theirs: then nothing is copied into the line and out of it, for one
+/// synchronisation more. From
+///   chrt -f 10 build/release/bin/paths_bench 2 all shared 4096        (and 4, without chrt)
+/// Where ranks share cores a synchronisation costs more than any payload.
+struct InPlaceRow {
+  int ranks;  ///< up to so many
+  std::int64_t from;
+};
+inline constexpr InPlaceRow kInPlace[] = {{2, 1024}, {64, kNoLimit}};
+
+constexpr std::int64_t in_place_from(int ranks) noexcept {
+  for (const InPlaceRow& line : kInPlace)
+    if (ranks <= line.ranks) return line.from;
+  return kNoLimit;
+}
+
+/// Results of calls of so many bytes leave the caches anyway; stores that go around them save reading the
+/// lines first.
+inline constexpr std::int64_t kStreamFrom = std::int64_t{64} << 20;
+
 }  // namespace weft::shm

@@ -145,7 +145,7 @@ bool Collectives::copy_round(OpState& s) noexcept {
     if (from == group_.rank)
       source = s.in + piece(s, in_block(s, from, group_.size), from, round).offset * element;
     std::byte* const out = s.out + to.offset * element;
-    if (to.count > 0 && out != source) copy_bytes(out, source, to.count * element);
+    if (to.count > 0 && out != source) copy_bytes(out, source, to.count * element, streams(s));
   }
   ++st.copied;
   group_.mine().copied.store(round + 1, std::memory_order_seq_cst);
