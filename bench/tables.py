@@ -23,6 +23,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 MPI = "openmpi,mpich,intelmpi"
 ALL = MPI + ",gloo,torch"
+SIZES = "8,128,2048,8192,32768,131072,524288,2097152,8388608,33554432"
 CROWDED = "8,2048,32768,524288,8388608,67108864"
 
 
@@ -31,6 +32,7 @@ def runs(a):
     memory = ["--memory", a.memory]
     fast = ["--seconds", str(a.seconds), "--rounds", str(a.rounds)]
     table = {"all_reduce": (["all_reduce", "--against", ALL, *memory, *fast], False)}
+    fast += ["--bytes", SIZES]
     for op in ("all_gather", "reduce_scatter", "broadcast", "all_to_all", "reduce"):
         table[op] = ([op, "--against", MPI, *memory, *fast], False)
     table["all_reduce_out"] = (["all_reduce", "--place", "out", "--against", MPI, *memory, *fast], False)

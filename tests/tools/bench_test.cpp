@@ -188,6 +188,33 @@ TEST_F(WeftBench, PeersThatAreNotThereAreNamedWithWhatToInstall) {
   EXPECT_THAT(out_, HasSubstr("gloo is left out"));  // in the report, too
 }
 
+TEST_F(WeftBench, PeersThatAreThereAreComparedWith) {
+  const auto folder = std::filesystem::path(WEFT_COMMAND).parent_path();
+  std::vector<std::string> there;
+  for (const std::string name : {"openmpi", "mpich"})
+    if (std::filesystem::exists(folder / ("mpi_collectives_" + name))) there.push_back(name);
+  if (std::filesystem::exists(folder / "gloo_collectives")) there.push_back("gloo");
+  if (there.empty())
+    GTEST_SKIP() << "no peer is built: libopenmpi-dev, libmpich-dev and libgloo-dev are not installed";
+  const std::string file = folder_ / "r.json";
+  for (const std::string& name : there) {
+    ASSERT_EQ(run({"all_reduce", "--bytes", "8,4096", "--rounds", "1", "--memory", "shared", "--against",
+                   name, "--json", file}),
+              ExitStatus{.code = 0})
+        << err_;
+    const json r = json::parse(contents(file)).at("results").at(0);
+    if (r.at("contenders").size() == 1)
+      continue;  // its launcher is not there, or not for this user: said in a line
+    const json& c = r.at("contenders").at(1);
+    EXPECT_EQ(c.at("name"), name);
+    EXPECT_NE(c.at("version"), "");
+    EXPECT_GT(c.at("rows").at(1).at("median_us"), 0);
+    EXPECT_EQ(c.at("rows").at(1).at("bytes"), 4096);
+    EXPECT_EQ(out_.find("best MPI") != std::string::npos, name != "gloo");
+  }
+  EXPECT_EQ(left_behind(), 0);
+}
+
 TEST_F(WeftBench, APeerThatDoesNotFinishIsShownSo) {
   add_peer("echo '{\"who\": \"gloo\", \"settings\": \"a script\"}'\nexec sleep 60\n");
   ASSERT_EQ(run({"all_reduce", "--bytes", "8,16", "--rounds", "1", "--memory", "shared", "--against", "gloo",

@@ -63,7 +63,8 @@ std::string to_svg(const Result& r) {
                               c.contender.who == Contender::Who::weft ? 2.5 : 1.5);
     if (!curve.points.empty()) curves.push_back(std::move(curve));
   }
-  Curve limit{"memory limit",
+  const std::string limit_title = "memory limit";
+  Curve limit{limit_title,
               {r.limit_us.begin(), r.limit_us.end()},
               "stroke=\"#000\" stroke-width=\"1.2\" stroke-dasharray=\"6 4\""};
   if (!limit.points.empty()) curves.push_back(std::move(limit));
@@ -112,6 +113,7 @@ std::string to_svg(const Result& r) {
     for (const auto& [bytes, us] : c.points) {
       const double px = x.at(static_cast<double>(bytes)), py = y.at(std::max(us, y.low));
       points += fmt::format("{}{:.1f},{:.1f}", points.empty() ? "" : " ", px, py);
+      if (c.title == limit_title) continue;
       svg += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"2\" fill=\"none\" {}/>\n", px, py, c.style);
     }
     svg += fmt::format("<polyline fill=\"none\" {} points=\"{}\"/>\n", c.style, points);
