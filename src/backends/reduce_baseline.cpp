@@ -1,6 +1,4 @@
-// The reduction kernels for what every machine of this architecture has (SSE2 on x86-64, NEON on aarch64);
-// the one table in which every pair that exists has its kernel.
-#define WEFT_REDUCE_BASELINE
+// The reduction kernels for what every machine of this architecture has (SSE2 on x86-64, NEON on aarch64).
 #include "backends/reduce_kernels.hpp"
 
 namespace weft {

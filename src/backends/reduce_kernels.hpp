@@ -10,9 +10,9 @@
 // chunks of half the width, a quarter, … one element.
 //
 // Sums, averages, minima and maxima are what is reduced most: they have loops of their own for few inputs.
-// All else goes through one shape, blocks of accumulators; what is rarer still is compiled for the baseline
-// alone, and shares what can be shared: a bit operation on any type is one on bytes, a logical one starts
-// with 0 and 1, a sum of complex numbers is a sum of twice as many reals.
+// All else goes through one shape, blocks of accumulators; what is rarer shares what can be shared: a
+// bit operation on any type is one on bytes, a logical one starts with 0 and 1, a sum of complex numbers is a
+// sum of twice as many reals.
 //
 // Element i is loaded from all inputs before it is stored to any output, so outputs may be inputs.
 //
@@ -24,6 +24,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -408,26 +409,38 @@ struct Reduction {
     } else if constexpr (Number::kFloating) {
       return Number::template narrow<W>(finish_lanes(x, by));
     } else if constexpr (kind == Kind::avg) {
-      const auto total = bits_as<Vec<Stored, W>>(x);
-      return convert<Stored, W>(convert<Quotient, W>(total) / by.value);
+      if constexpr (sizeof(Stored) < sizeof(std::int32_t)) {
+        // By way of 32-bit integers, which is what the hardware converts; the stored ones unsigned, since g++
+        // has no vector form of widening and narrowing signed bytes.
+        constexpr std::int32_t kTop = std::int32_t{1} << (8 * sizeof(Stored) - 1);
+        auto wide = convert<std::int32_t, W>(bits_as<Vec<Bits, W>>(x));
+        if constexpr (static_cast<Stored>(-1) < 0) wide = (wide ^ kTop) - kTop;
+        wide = convert<std::int32_t, W>(convert<Quotient, W>(wide) / by.value);
+        return bits_as<Vec<Stored, W>>(convert<Bits, W>(wide));
+      } else {
+        const auto total = bits_as<Vec<Stored, W>>(x);
+        return convert<Stored, W>(convert<Quotient, W>(total) / by.value);
+      }
     } else {
       return bits_as<Vec<Stored, W>>(x);
     }
   }
 };
 
-// The product of complex numbers, one at a time: (a + bi)(c + di) = (ac - bd) + (ad + bc)i, each operation
-// rounded.
+// The product of complex numbers: (a + bi)(c + di) = (ac - bd) + (ad + bc)i, each operation rounded. A chunk
+// is W of them as they lie in memory, real and imaginary parts by turns. A difference is the sum with a
+// changed sign, bit for bit.
 template <class Part>
 struct ComplexProduct {
+  using Real = typename Part::Stored;
   struct Stored {
-    typename Part::Stored re, im;
+    Real re, im;
   };
   using Acc = Stored;
-  using Quotient = typename Part::Stored;
+  using Quotient = Real;
   template <int W>
-  using Chunk = Stored;
-  static constexpr int kLanes = 1;
+  using Chunk = Vec<Real, 2 * W>;
+  static constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(Stored));
   static constexpr int kBlock = 2048 / sizeof(Acc);
   static constexpr bool kFewShapes = false;
   static constexpr bool kManyShapes = false;
@@ -435,19 +448,30 @@ struct ComplexProduct {
   static Divisor<Quotient> divisor(int) { return {}; }
 
   template <int W>
-  static WEFT_INLINE Stored load(const std::byte* from, std::int64_t i) {
-    Stored x;
-    __builtin_memcpy(&x, from + i * static_cast<std::int64_t>(sizeof x), sizeof x);
+  static WEFT_INLINE Chunk<W> load(const std::byte* from, std::int64_t i) {
+    Chunk<W> x;
+    __builtin_memcpy(&x, from + i * static_cast<std::int64_t>(sizeof(Stored)), sizeof x);
     return x;
   }
   template <int W>
-  static WEFT_INLINE Stored combine(Stored a, Stored b) {
-    return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+  static WEFT_INLINE Chunk<W> combine(Chunk<W> a, Chunk<W> b) {
+    return product<W>(a, b, std::make_integer_sequence<int, 2 * W>());
   }
   template <int W>
-  static WEFT_INLINE Stored finish(Stored x, const Divisor<Quotient>& by) {
-    return {Reduction<Part, Kind::prod>::finish_lanes(x.re, by),
-            Reduction<Part, Kind::prod>::finish_lanes(x.im, by)};
+  static WEFT_INLINE Chunk<W> finish(Chunk<W> x, const Divisor<Quotient>& by) {
+    return Reduction<Part, Kind::prod>::finish_lanes(x, by);
+  }
+
+ private:
+  template <int W, int... lane>
+  static WEFT_INLINE Chunk<W> product(Chunk<W> a, Chunk<W> b, std::integer_sequence<int, lane...>) {
+    using Bits = typename Part::Bits;
+    constexpr Bits kSign = Bits{1} << (8 * sizeof(Real) - 1);
+    constexpr Vec<Bits, 2 * W> even = {(lane % 2 == 0 ? kSign : Bits{0})...};
+    const Chunk<W> straight = a * __builtin_shufflevector(b, b, (lane & ~1)...);
+    const Chunk<W> crossed =
+        __builtin_shufflevector(a, a, (lane ^ 1)...) * __builtin_shufflevector(b, b, (lane | 1)...);
+    return straight + bits_as<Chunk<W>>(bits_as<Vec<Bits, 2 * W>>(crossed) ^ even);
   }
 };
 
@@ -669,9 +693,6 @@ constexpr ReduceKernel kBits = kernel_of_parts<Reduction<U8, kind>, bytes>;
       kernel<Reduction<Wraps, Kind::logical_and>>, kernel<Reduction<Wraps, Kind::logical_or>>, \
       kernel<Reduction<Wraps, Kind::logical_xor>>
 
-// What reduce.cpp takes from the baseline for every instruction set.
-#if defined(WEFT_REDUCE_BASELINE)
-#define WEFT_REDUCE_PRODUCT(Part) kernel<ComplexProduct<Part>>
 #define WEFT_REDUCE_INT(Number, Wraps, bytes)                                        \
   {                                                                                  \
     WEFT_REDUCE_COMMON_INT(Number, Wraps), kernel<Reduction<Wraps, Kind::prod>>,     \
@@ -682,35 +703,28 @@ constexpr ReduceKernel kBits = kernel_of_parts<Reduction<U8, kind>, bytes>;
     nullptr, nullptr, kernel<Reduction<U8, Kind::min>>, kernel<Reduction<U8, Kind::max>>, nullptr, nullptr, \
         WEFT_REDUCE_TRUTHS(U8, 1)                                                                           \
   }
-#else
-#define WEFT_REDUCE_PRODUCT(Part) nullptr
-#define WEFT_REDUCE_INT(Number, Wraps, bytes) \
-  { WEFT_REDUCE_COMMON_INT(Number, Wraps) }
-#define WEFT_REDUCE_BOOL \
-  {}
-#endif
 
-#define WEFT_REDUCE_TABLE(name)                               \
-  {                                                           \
-    name,                                                     \
-        {WEFT_REDUCE_FLOAT(F64),                              \
-         WEFT_REDUCE_FLOAT(F32),                              \
-         WEFT_REDUCE_FLOAT(F16),                              \
-         WEFT_REDUCE_FLOAT(Bf16),                             \
-         WEFT_REDUCE_INT(I8, U8, 1),                          \
-         WEFT_REDUCE_INT(I16, U16, 2),                        \
-         WEFT_REDUCE_INT(I32, U32, 4),                        \
-         WEFT_REDUCE_INT(I64, U64, 8),                        \
-         WEFT_REDUCE_INT(U8, U8, 1),                          \
-         WEFT_REDUCE_INT(U16, U16, 2),                        \
-         WEFT_REDUCE_INT(U32, U32, 4),                        \
-         WEFT_REDUCE_INT(U64, U64, 8),                        \
-         WEFT_REDUCE_BOOL,                                    \
-         {},                                                  \
-         {},                                                  \
-         WEFT_REDUCE_COMPLEX(F32, WEFT_REDUCE_PRODUCT(F32)),  \
-         WEFT_REDUCE_COMPLEX(F64, WEFT_REDUCE_PRODUCT(F64))}, \
-        stream_copy                                           \
+#define WEFT_REDUCE_TABLE(name)                                  \
+  {                                                              \
+    name,                                                        \
+        {WEFT_REDUCE_FLOAT(F64),                                 \
+         WEFT_REDUCE_FLOAT(F32),                                 \
+         WEFT_REDUCE_FLOAT(F16),                                 \
+         WEFT_REDUCE_FLOAT(Bf16),                                \
+         WEFT_REDUCE_INT(I8, U8, 1),                             \
+         WEFT_REDUCE_INT(I16, U16, 2),                           \
+         WEFT_REDUCE_INT(I32, U32, 4),                           \
+         WEFT_REDUCE_INT(I64, U64, 8),                           \
+         WEFT_REDUCE_INT(U8, U8, 1),                             \
+         WEFT_REDUCE_INT(U16, U16, 2),                           \
+         WEFT_REDUCE_INT(U32, U32, 4),                           \
+         WEFT_REDUCE_INT(U64, U64, 8),                           \
+         WEFT_REDUCE_BOOL,                                       \
+         {},                                                     \
+         {},                                                     \
+         WEFT_REDUCE_COMPLEX(F32, kernel<ComplexProduct<F32>>),  \
+         WEFT_REDUCE_COMPLEX(F64, kernel<ComplexProduct<F64>>)}, \
+        stream_copy                                              \
   }
 
 }  // namespace
