@@ -3,6 +3,7 @@
 // different things are told; who may run ahead of whom.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
@@ -12,6 +13,7 @@
 
 #include "backends/shm/control.hpp"
 #include "backends/shm/paths.hpp"
+#include "backends/usable_cores.hpp"
 #include "support/random_calls.hpp"
 #include "support/shm_settings.hpp"
 #include "support/values.hpp"
@@ -231,6 +233,43 @@ TEST(ShmStaged, SumsAreCopiedBeforeTheirBufferIsFilledAgain) {
         }
       },
       options);
+}
+
+// Where there are several memory nodes each rank's part of the control region lies on its own.
+TEST(ShmControl, ARankTouchesAllOfItsOwnAndNothingElse) {
+  constexpr int kRanks = 3;
+  constexpr std::size_t kPage = 4096;
+  const std::size_t bytes = shm::Control::bytes(kRanks);
+  void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(data, MAP_FAILED);
+  ::madvise(data, bytes, MADV_NOHUGEPAGE);
+  const shm::Control control(static_cast<std::byte*>(data), kRanks);
+  const auto there = [&](const void* at) {
+    unsigned char resident = 0;
+    const auto page = reinterpret_cast<std::uintptr_t>(at) / kPage * kPage;
+    EXPECT_EQ(::mincore(reinterpret_cast<void*>(page), 1, &resident), 0);
+    return (resident & 1) != 0;
+  };
+  control.touch(1);
+  for (int r = 0; r < kRanks; ++r) {
+    for (std::uint64_t round = 0; round < shm::kRounds; ++round)
+      for (std::size_t i = 0; i < shm::kStageBytes; i += kPage)
+        ASSERT_EQ(there(control.stage(r, round) + i), r == 1)
+            << "rank " << r << ", round " << round << ", byte " << i;
+    EXPECT_EQ(there(&control.rank(r).arrivals[shm::kRing / 2]), r == 1);
+    EXPECT_EQ(there(&control.pair(r, 1).letters[shm::kMailRing / 2]), r == 1);
+  }
+  const auto* const all = static_cast<const std::byte*>(data);
+  EXPECT_TRUE(std::all_of(all, all + bytes, [](std::byte b) { return b == std::byte{0}; }));
+  ::munmap(data, bytes);
+}
+
+TEST(MemoryNodes, AreCountedAsTheKernelListsThem) {
+  EXPECT_EQ(count_listed("0"), 1);
+  EXPECT_EQ(count_listed("0-1"), 2);
+  EXPECT_EQ(count_listed("0-3,8,10-11"), 7);
+  EXPECT_EQ(count_listed(""), 0);
+  EXPECT_GE(memory_nodes(), 1);
 }
 
 // Both halves of the text name what a rank called; who is named first is whoever did not notice.

@@ -11,6 +11,7 @@
 
 #include "backends/join.hpp"
 #include "backends/shm/single_copy.hpp"
+#include "backends/usable_cores.hpp"
 #include "base/mutant.hpp"
 
 namespace weft::shm {
@@ -137,6 +138,7 @@ Group bring_up(const Bringup& b) {
     b.context.arena().ensure_segment();
     g.mine().segments.store(b.context.arena().segment_count(), std::memory_order_seq_cst);
   }
+  if (memory_nodes() > 1) g.control.touch(b.rank);
   SingleCopyProbe probe(g, single_copy);
   meet(1);
   g.map_news();

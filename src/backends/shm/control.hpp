@@ -162,6 +162,10 @@ class Control {
   std::byte* stage(int r, std::uint64_t round) const {
     return base_ + stages_at(size_) + (static_cast<std::size_t>(r) * kRounds + round % kRounds) * kStageBytes;
   }
+  /// Writes zeros to every page of rank r's own: its arrivals and words, the tables beside them, its letters
+  /// and staging buffers. By r itself, before others look, so that the pages lie on its memory node and not
+  /// on that of whoever polls them first.
+  void touch(int r) const noexcept;
   static std::size_t bytes(int size) {
     const auto n = static_cast<std::size_t>(size);
     return stages_at(n) + n * kRounds * kStageBytes;

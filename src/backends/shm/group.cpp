@@ -54,6 +54,19 @@ bool Group::enter(std::uint64_t call, std::uint64_t how) const noexcept {
   return false;
 }
 
+void Control::touch(int r) const noexcept {
+  const auto touch = [&](void* data, std::size_t bytes) {
+    auto* const first = static_cast<std::byte*>(data);
+    for (std::size_t i = 0; i < bytes;
+         i += kPage)  // nobody else writes these words yet, but others read them
+      reinterpret_cast<std::atomic<std::uint64_t>*>(first + i)->fetch_add(0, std::memory_order_relaxed);
+  };
+  touch(&rank(r), sizeof(RankBlock));
+  touch(&detail(r, 0), kRing * detail_bytes(size_));
+  touch(&pair(r, 0), size_ * sizeof(Pair));
+  touch(stage(r, 0), kRounds * kStageBytes);
+}
+
 std::uint64_t call_word(const OpState& s, Path path) noexcept {
   const bool reduces = row(s.op).reduces;
   return static_cast<std::uint64_t>(s.op) | static_cast<std::uint64_t>(s.dtype) << 8 |

@@ -20,18 +20,25 @@ struct SizeRange {
 /// on two cores: a system call costs more than small stages do, the more so where ranks share cores; and
 /// beyond the shared cache, where a reduction is bound by memory, the staged path writes around the caches.
 struct SingleCopyRow {
-  int ranks;  ///< up to so many
-  SizeRange reductions, moves;
+  int ranks;           ///< up to so many
+  SizeRange pushed;    ///< all_reduce, reduce
+  SizeRange combined;  ///< reduce_scatter
+  SizeRange moved;     ///< to all from all, or to one: each rank copies
+  SizeRange given;     ///< from one: staged, the root copies too while the others do
 };
 inline constexpr std::int64_t kNoLimit = INT64_MAX;
 inline constexpr SingleCopyRow kSingleCopy[] = {
-    {2, {32 << 10, 64 << 20}, {16 << 10, kNoLimit}},
-    {64, {1 << 20, 64 << 20}, {256 << 10, kNoLimit}},
+    {2, {32 << 10, 64 << 20}, {32 << 10, 16 << 20}, {16 << 10, kNoLimit}, {16 << 10, 1 << 20}},
+    {64, {1 << 20, 64 << 20}, {1 << 20, 16 << 20}, {256 << 10, kNoLimit}, {256 << 10, 16 << 20}},
 };
 
 constexpr SizeRange single_copy_pays(Op op, int ranks) noexcept {
-  for (const SingleCopyRow& line : kSingleCopy)
-    if (ranks <= line.ranks) return row(op).reduces ? line.reductions : line.moves;
+  const OpRow r = row(op);
+  for (const SingleCopyRow& line : kSingleCopy) {
+    if (ranks > line.ranks) continue;
+    if (r.reduces) return r.counts == Counts::equal ? line.pushed : line.combined;
+    return r.rooted == Rooted::in_at_root ? line.given : line.moved;
+  }
   return {};  // never measured
 }
 
