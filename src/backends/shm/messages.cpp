@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 
 #include "backends/reduce.hpp"
+#include "backends/shm/prefetch.hpp"
 #include "base/mutant.hpp"
 
 namespace weft::shm {
@@ -79,6 +81,10 @@ bool Messages::flush(int dst) {
     }
     pair.posted.store(index + 1, std::memory_order_seq_cst);
     notify(dst);
+    if (letter.eager &&
+        st.bytes > 64)  // the next message is often like this one, and its lines are the reader's
+      prefetch_to_write(&pair.letters[(index + 1) % kMailRing],
+                        static_cast<std::int64_t>(offsetof(Letter, payload)) + st.bytes);
     peer.unposted.erase(peer.unposted.begin());
     moved = true;
   }
@@ -115,8 +121,9 @@ void Messages::match(OpState& recv, const AnyLetter& letter, const std::byte* pa
 bool Messages::drain(int src) {
   Pair& pair = group_.control.pair(src, group_.rank);
   Peer& peer = peers_[static_cast<std::size_t>(src)];
-  const std::uint64_t posted = pair.posted.load(std::memory_order_seq_cst);
-  std::uint64_t index = pair.drained.load(std::memory_order_relaxed);
+  const std::uint64_t posted = pair.posted.load(std::memory_order_seq_cst),
+                      first = pair.drained.load(std::memory_order_relaxed);
+  std::uint64_t index = first;
   if (index == posted) return false;
   for (; index != posted; ++index) {
     const Letter& letter = pair.letters[index % kMailRing];
@@ -134,7 +141,9 @@ bool Messages::drain(int src) {
     }
   }
   pair.drained.store(index, std::memory_order_seq_cst);
-  notify(src);
+  // Only a sender that found the ring full waits for this. It posts first and looks for room after, here it
+  // is the other way round, so one of the two sees the other.
+  if (pair.posted.load(std::memory_order_seq_cst) - first >= kMailRing) notify(src);
   return true;
 }
 
@@ -230,7 +239,10 @@ Step Messages::receive(OpState& s) {
 }
 
 Step Messages::poll(OpState& s) {
-  const bool moved = advance();
+  // What is looked for first is the letter itself: the count of mail is one more line to fetch, for those who
+  // wait for anything from anybody.
+  bool moved = s.op == Op::recv && state(s).phase == Phase::queued && drain(s.peer);
+  if (advance()) moved = true;
   if (trouble() != nullptr) {
     raise(group_, trouble_);
     return Step::failed;
