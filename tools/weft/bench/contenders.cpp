@@ -157,7 +157,8 @@ Contender ours(const Options& o, const std::string& op, const std::string& dtype
   c.start.ranks = o.ranks;
   if (!c.settings.empty()) c.settings = "not bound";
   c.who = Contender::Who::weft;
-  c.name = backend == "shm" ? memory : backend;
+  c.name = c.memory = backend == "shm" ? memory : backend;
+  c.dtype = dtype;
   if (o.dtypes.size() > 1) c.name += " " + dtype;
   c.title = "weft " + c.name;
   return c;

@@ -14,6 +14,7 @@ struct Contender {
   std::string name;   ///< "shared", "openmpi", …: what JSON and flags say
   std::string title;  ///< "weft shared", "Open MPI"
   Who who = Who::weft;
+  std::string memory{}, dtype{};  ///< of ours; memory may be a backend
   Job::Start start{};
   std::string settings{};  ///< for people: transport, binding; the program adds its version
   std::string missing{};   ///< why it cannot be started here, and what to install; empty: it can

@@ -129,13 +129,18 @@ std::string tables(const Result& r) {
   text += draw_table(times, md) + "\n";
 
   for (const Column& ours : r.columns) {
-    if (ours.contender.who != Who::weft) continue;
+    const Contender& mine = ours.contender;
+    if (mine.who != Who::weft || mine.dtype != r.options.dtypes.at(0)) continue;
+    // The peers, and the same memory in other dtypes.
+    const auto beside = [&](const Column& c) {
+      return c.contender.who != Who::weft || (c.contender.memory == mine.memory && &c != &ours);
+    };
     Rows ratios = {{"bytes", "GB/s", "bus GB/s"}};
     bool mpi = false;
     for (const Column& c : r.columns) mpi = mpi || c.contender.who == Who::mpi;
     if (mpi) ratios[0].push_back("best MPI");
     for (const Column& c : r.columns)
-      if (&c != &ours) ratios[0].push_back(c.contender.title);
+      if (beside(c)) ratios[0].push_back(c.contender.title);
     ratios[0].push_back("of the limit");
     for (const std::int64_t b : r.options.bytes) {
       const auto cell = ours.cells.find(b);
@@ -148,7 +153,7 @@ std::string tables(const Result& r) {
                                 (best == nullptr ? "" : " " + best->contender.name));
       }
       for (const Column& c : r.columns)
-        if (&c != &ours) ratios.back().push_back(ratio_cell(ours, &c, b));
+        if (beside(c)) ratios.back().push_back(ratio_cell(ours, &c, b));
       const auto limit = r.limit_us.find(b);
       ratios.back().push_back(have && limit != r.limit_us.end()
                                   ? fmt::format("{:.0f} %", 100 * limit->second / cell->second.median_us)
