@@ -101,7 +101,7 @@ Numbers overlap(RankOfBench& rank, Groups& groups, const Case& c, const std::str
           },
           agree, part);
       const std::string name = who + (busy ? "_busy" : "_free");
-      if (numbers.empty()) numbers.emplace_back("comm_us", comm);
+      if (busy) numbers.emplace_back(who + "_comm_us", comm);
       numbers.emplace_back(name + "_comp_us", comp);
       numbers.emplace_back(name + "_both_us", both);
       numbers.emplace_back(name + "_hidden_%", 100 * (comm + comp - both) / std::min(comm, comp));
