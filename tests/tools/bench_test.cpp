@@ -106,7 +106,7 @@ class WeftBench : public ::testing::Test {
 
 TEST_F(WeftBench, TableJsonAndPlotCarryTheSizes) {
   const std::string file = folder_ / "r.json", plot = folder_ / "r.svg";
-  ASSERT_EQ(run({"all_reduce", "--bytes", "1024,8", "--rounds", "2", "--json", file, "--plot", plot}),
+  ASSERT_EQ(run({"all_reduce", "--bytes", "1K,8", "--rounds", "2", "--json", file, "--plot", plot}),
             ExitStatus{.code = 0})
       << err_;
   EXPECT_THAT(out_,
@@ -266,7 +266,11 @@ TEST_F(WeftBench, WrongFlagsAreNamedWithTheirValueAndWhatWasExpected) {
   expect_refused({"all_reduce", "--dtype", "f33"}, "f33");
   expect_refused({"all_reduce", "--dtype", "f32,bf16", "--against", "mpich"},
                  "bench: --dtype \"f32,bf16\"; expected one dtype with --against");
-  expect_refused({"all_reduce", "--bytes", "0"}, "bench: --bytes \"0\"; expected sizes from 1 to 4294967296");
+  expect_refused({"all_reduce", "--bytes", "0"},
+                 "bench: --bytes \"0\"; expected sizes from 1 to 4294967296, such as 8, 32K or 8M");
+  for (const char* size : {"abc", "8k", "-8", "8 M", "5000M", "99999999999999999999"})
+    expect_refused({"all_reduce", "--bytes", fmt::format("8,{}", size)},
+                   fmt::format("bench: --bytes \"{}\"; expected sizes", size));
   expect_refused({"all_reduce", "--ranks", "1"}, "bench: --ranks \"1\"; expected 2 to 64");
   expect_refused({"p2p", "--ranks", "3"}, "bench: --ranks \"3\"; expected 2: p2p is between two ranks");
   expect_refused({"all_reduce", "--rounds", "0"}, "bench: --rounds \"0\"; expected 1 to 100");

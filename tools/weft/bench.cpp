@@ -17,7 +17,8 @@ void add_bench(CLI::App& app, Body& chosen) {
   c->add_option("--dtype", o->dtypes, "f32, bf16, f64, i32, …; several: beside each other")
       ->delimiter(',')
       ->capture_default_str();
-  c->add_option("--bytes", o->bytes, "Sizes; default: 8 bytes to 128 MB in steps of four")->delimiter(',');
+  c->add_option("--bytes", o->sizes, "Sizes: 8, 32K, 8M; default: 8 bytes to 128 MB in steps of four")
+      ->delimiter(',');
   c->add_option("--memory", o->memory,
                 "Of ours: shared, foreign, single_copy, staged; default: shared,foreign")
       ->delimiter(',');

@@ -12,7 +12,8 @@ struct Options {
   std::vector<std::string> against;  ///< peers by name
   std::vector<std::string> memory;   ///< of ours: shared, foreign, single_copy, staged
   std::vector<std::string> backends = {"shm"};
-  std::vector<std::int64_t> bytes;
+  std::vector<std::string> sizes;             ///< as given: "8", "32K", "8M"
+  std::vector<std::int64_t> bytes;            ///< the same as numbers, ascending
   std::vector<std::string> dtypes = {"f32"};  ///< several: beside each other, without peers
   std::string place, buffers = "hot", ranks_as = "processes";
   int ranks = 2, rounds = 2;

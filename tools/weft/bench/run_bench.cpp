@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
 #include <limits>
 #include <map>
@@ -42,6 +43,17 @@ void check(const std::string& flag, const std::vector<std::string>& words,
     if (!among(w, known)) refuse(flag, w, fmt::format("{}", fmt::join(known, ", ")));
 }
 
+std::int64_t bytes_of(const std::string& size) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 32;
+  std::int64_t n = 0;
+  const auto [end, error] = std::from_chars(size.data(), size.data() + size.size(), n);
+  const std::string unit(end, size.data() + size.size());
+  if (n <= kMost && (unit == "K" || unit == "M")) n <<= unit == "K" ? 10 : 20;
+  if (error != std::errc{} || (!unit.empty() && unit != "K" && unit != "M") || n < 1 || n > kMost)
+    refuse("--bytes", size, "sizes from 1 to 4294967296, such as 8, 32K or 8M");
+  return n;
+}
+
 void check(Options& o) {
   check("operation", {o.op}, kOps);
   check("--against", o.against, known_peers());
@@ -55,9 +67,6 @@ void check(Options& o) {
   for (const std::string& d : o.dtypes) dtype_from_name(d);
   if (o.dtypes.size() > 1 && !o.against.empty())
     refuse("--dtype", fmt::format("{}", fmt::join(o.dtypes, ",")), "one dtype with --against");
-  for (const std::int64_t b : o.bytes)
-    if (b < 1 || b > (std::int64_t{1} << 32))
-      refuse("--bytes", std::to_string(b), "sizes from 1 to 4294967296");
   if (o.ranks < 2 || o.ranks > 64) refuse("--ranks", std::to_string(o.ranks), "2 to 64");
   if (o.op == "p2p" && o.ranks != 2)
     refuse("--ranks", std::to_string(o.ranks), "2: p2p is between two ranks");
@@ -290,6 +299,7 @@ const char* known_ops() {
 }
 
 int run_bench(Options o) {
+  for (const std::string& size : o.sizes) o.bytes.push_back(bytes_of(size));
   if (o.bytes.empty()) {
     if (o.op == "facade") {
       o.bytes = {8, 2048, 32768, 524288, 8388608};
