@@ -17,7 +17,6 @@
 
 #include "backends/usable_cores.hpp"
 #include "support/run_ranks.hpp"
-#include "support/sanitizers.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace {
@@ -93,7 +92,6 @@ INSTANTIATE_TEST_SUITE_P(Shm, QuietWay, testing::Values(Memory::shared, Memory::
                          [](const auto& m) { return m.param == Memory::shared ? "shared" : "foreign"; });
 
 TEST_P(QuietWay, NeitherAllocatesNorAsksTheKernel) {
-  if (!kProcesses) GTEST_SKIP() << "the sanitizer allocates and asks by itself";
   if (usable_cores() < 2) GTEST_SKIP() << "two ranks on one core have to yield";
   ::setenv("WEFT_SINGLE_COPY", "off", 1);  // which is a system call, of course
   run_ranks(Ranks::processes, 2, [&](Rank& r) {
