@@ -162,7 +162,8 @@ bool PeerMemory::copy(const OpState& s, int r, std::int64_t bytes, bool writes, 
     raise(group_, {.code = dead ? ErrorCode::peer_lost : ErrorCode::system,
                    .text = dead ? fmt::format("{}: rank {} (process {}) died", weft::name(s.op), r,
                                               home.address().pid)
-                                : fmt::format("{}: rank {} cannot {} the memory of rank {} (process {}): {}",
+                                : fmt::format("{}: rank {} cannot {} the memory of rank {} (process {}): {}; "
+                                              "WEFT_SINGLE_COPY=off does without",
                                               weft::name(s.op), group_.rank, writes ? "write" : "read", r,
                                               home.address().pid, system_words(error)),
                    .op = s.op,
