@@ -140,10 +140,10 @@ Step Collectives::poll(OpState& s) noexcept {
   switch (st.phase) {
     case Phase::unpublished: break;
     case Phase::arriving: step = arrive(s); break;
-    case Phase::direct: step = direct(s); break;
+    case Phase::direct:
+    case Phase::single: step = touch(s); break;
     case Phase::leaving: step = leave(s); break;
     case Phase::staged: step = staged(s); break;
-    case Phase::single: step = single(s); break;
   }
   if (step == Step::done) current_ = nullptr;
   return step == Step::pending && compared_ < finished_ ? catch_up() : step;

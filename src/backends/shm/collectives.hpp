@@ -104,17 +104,15 @@ class Collectives {
   // inline_path.cpp
   Step finish_inline(OpState& s) noexcept;
   // direct.cpp
-  Step direct(OpState& s) noexcept;
-  bool combine(OpState& s) noexcept;
-  bool move(OpState& s) noexcept;
+  Step touch(OpState& s) noexcept;
+  Step combine(OpState& s) noexcept;
+  Step pull(OpState& s) noexcept;
   std::uint64_t rounds_of(int r) const noexcept;
   // What this rank combines: an offset from where each rank's block begins, and a count, in elements.
   Block own_part(const OpState& s) const noexcept;
   // single_path.cpp
   bool pays(const OpState& s) const noexcept;
-  Step single(OpState& s) noexcept;
   Step push(OpState& s) noexcept;
-  Step pull(OpState& s) noexcept;
   // staged.cpp
   void plan(OpState& s) noexcept;
   Step staged(OpState& s) noexcept;

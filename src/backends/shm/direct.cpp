@@ -9,13 +9,16 @@
 #include "backends/shm/collectives.hpp"
 
 namespace weft::shm {
-Step Collectives::direct(OpState& s) noexcept {
+
+// A step inside peers' memory, for this path and that of single copies.
+Step Collectives::touch(OpState& s) noexcept {
   State& st = state(s);
-  if (!group_.enter(s.call)) return Step::failed;
+  const bool reduces = row(s.op).reduces, by_kernel = st.phase == Phase::single;
+  if (!group_.enter(s.call, by_kernel && sliced(s) ? kByKernel : 0)) return Step::failed;
   if (group_.in_chunk) group_.in_chunk(s.call);
-  const bool finished = row(s.op).reduces ? combine(s) : move(s);
+  const Step step = !reduces ? pull(s) : by_kernel ? push(s) : combine(s);
   if (!group_.leave()) return Step::failed;
-  if (!finished) return Step::advanced;
+  if (step != Step::done) return step;
   finish(s);
   st.cursor = 0;
   st.phase = Phase::leaving;
@@ -31,13 +34,13 @@ Block Collectives::own_part(const OpState& s) const noexcept {
   return {begin, std::min(s.in_count, begin + slice) - begin};
 }
 
-// A chunk of this rank's part of all inputs. True: it was the last.
-bool Collectives::combine(OpState& s) noexcept {
+// A chunk of this rank's part of all inputs. Done: it was the last.
+Step Collectives::combine(OpState& s) noexcept {
   State& st = state(s);
   const std::int64_t element = size_bytes(s.dtype);
   const auto [begin, count] = own_part(s);
   const std::int64_t step = std::min(count - st.done, static_cast<std::int64_t>(kChunkBytes) / element);
-  if (step == 0) return true;
+  if (step == 0) return Step::done;
   const std::int64_t at = begin + st.done;
   std::size_t outs = 0;
   for (int r = 0; r < group_.size; ++r) {
@@ -49,12 +52,12 @@ bool Collectives::combine(OpState& s) noexcept {
   }
   reduce(s.dtype, s.reduce, ins_, {outs_.data(), outs}, step, streams(s));
   st.done += step;
-  return st.done >= count;
+  return st.done >= count ? Step::done : Step::advanced;
 }
 
-// A chunk of the blocks for this rank. Each rank begins with its own, so that readers spread. True: it was
+// A chunk of the blocks for this rank. Each rank begins with its own, so that readers spread. Done: it was
 // the last.
-bool Collectives::move(OpState& s) noexcept {
+Step Collectives::pull(OpState& s) noexcept {
   State& st = state(s);
   const std::int64_t element = size_bytes(s.dtype);
   std::int64_t room = kChunkBytes;
@@ -62,20 +65,24 @@ bool Collectives::move(OpState& s) noexcept {
     const int from = (group_.rank + st.cursor) % group_.size;
     if (!gets(s, group_.rank, from)) continue;
     const Block to = out_block(s, from, group_.size);
-    const std::int64_t bytes = to.count * element;
+    const std::int64_t bytes = to.count * element, skip = lent(s, from).offset * element + st.done;
     if (bytes == 0) continue;
-    const std::byte* const source =
-        (from == group_.rank ? s.in : group_.reach(from, arrival(from, s).places.in)) +
-        lent(s, from).offset * element;
-    std::byte* const out = s.out + to.offset * element;
-    if (out == source) continue;
     const std::int64_t step = std::min(bytes - st.done, room);
-    copy_bytes(out + st.done, source + st.done, step, streams(s));
+    std::byte* const out = s.out + to.offset * element + st.done;
+    const Buffer& place = arrival(from, s).places.in;
+    if (from != group_.rank && group_.by_kernel(from, place)) {
+      if (!peers_.read(s, from, place.offset + static_cast<std::uint64_t>(skip), out, step))
+        return Step::failed;
+    } else {
+      const std::byte* const source = (from == group_.rank ? s.in : group_.reach(from, place)) + skip;
+      if (out == source) continue;
+      copy_bytes(out, source, step, streams(s));
+    }
     st.done += step;
     room -= step;
-    if (st.done < bytes) return false;
+    if (st.done < bytes || room == 0) return Step::advanced;
   }
-  return true;
+  return Step::done;
 }
 
 }  // namespace weft::shm

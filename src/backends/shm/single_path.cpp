@@ -6,7 +6,7 @@
 // into a buffer that stays in the cache, combines, and writes the result to its own `out` and from there to
 // the others'. In reduce_scatter it keeps the result. All else pulls: the kernel copies from the peer's `in`
 // to this rank's `out`. Memory that this rank reaches itself, being shared, is read and written in place, as
-// on the direct path.
+// on the direct path, whose pull() and frame, touch(), serve here too.
 #include <algorithm>
 
 #include "backends/reduce.hpp"
@@ -22,19 +22,6 @@ bool Collectives::pays(const OpState& s) const noexcept {
   const bool each = counts == Counts::out_is_n_in || counts == Counts::in_is_n_out;  // told by one block of n
   const std::int64_t bytes = arrival(group_.rank, s).count * size_bytes(s.dtype) * (each ? group_.size : 1);
   return single_copy_pays(s.op, group_.size).has(bytes);
-}
-
-Step Collectives::single(OpState& s) noexcept {
-  State& st = state(s);
-  if (!group_.enter(s.call, sliced(s) ? kByKernel : 0)) return Step::failed;
-  if (group_.in_chunk) group_.in_chunk(s.call);
-  const Step step = row(s.op).reduces ? push(s) : pull(s);
-  if (!group_.leave()) return Step::failed;
-  if (step != Step::done) return step;
-  finish(s);
-  st.cursor = 0;
-  st.phase = Phase::leaving;
-  return leave(s) == Step::done ? Step::done : Step::advanced;
 }
 
 // A piece of this rank's part of all inputs. Done: it was the last.
@@ -84,36 +71,6 @@ Step Collectives::push(OpState& s) noexcept {
   }
   st.done += step;
   return st.done >= count ? Step::done : Step::advanced;
-}
-
-// A chunk of the blocks for this rank. Each rank begins with its own, so that readers spread. Done: it was
-// the last.
-Step Collectives::pull(OpState& s) noexcept {
-  State& st = state(s);
-  const std::int64_t element = size_bytes(s.dtype);
-  std::int64_t room = kChunkBytes;
-  for (; st.cursor < group_.size; ++st.cursor, st.done = 0) {
-    const int from = (group_.rank + st.cursor) % group_.size;
-    if (!gets(s, group_.rank, from)) continue;
-    const Block to = out_block(s, from, group_.size);
-    const std::int64_t bytes = to.count * element, skip = lent(s, from).offset * element + st.done;
-    if (bytes == 0) continue;
-    const std::int64_t step = std::min(bytes - st.done, room);
-    std::byte* const out = s.out + to.offset * element + st.done;
-    const Buffer& place = arrival(from, s).places.in;
-    if (from != group_.rank && group_.by_kernel(from, place)) {
-      if (!peers_.read(s, from, place.offset + static_cast<std::uint64_t>(skip), out, step))
-        return Step::failed;
-    } else {
-      const std::byte* const source = (from == group_.rank ? s.in : group_.reach(from, place)) + skip;
-      if (out == source) continue;
-      copy_bytes(out, source, step);
-    }
-    st.done += step;
-    room -= step;
-    if (st.done < bytes || room == 0) return Step::advanced;
-  }
-  return Step::done;
 }
 
 }  // namespace weft::shm
