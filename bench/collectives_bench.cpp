@@ -38,20 +38,13 @@ std::function<void(std::byte*, std::byte*)> call_of(ProcessGroup& group, const C
 }
 
 std::vector<TableRow> table(RankOfBench& rank) {
-  std::vector<TableRow> rows;
-  for (const std::string& memory : rank.spec.memory)
-    for (const Case& c : cases_of(rank.spec))
-      rows.push_back({name_of(c, memory),
-                      c.moved_bytes(),
-                      bus_factor(c.kind, c.ranks),
-                      [c, memory, &rank] {
-                        const auto buffers =
-                            std::make_shared<Buffers>(c, rank.group.rank(), allocator(rank.context, memory));
-                        return prepare(buffers, call_of(rank.group, c));
-                      },
-                      {},
-                      row_of(c, memory)});
-  return rows;
+  return table_of(rank.spec, [&rank](TableRow& row, const Case& c, const std::string& memory) {
+    row.bus_factor = bus_factor(c.kind, c.ranks);
+    row.prepare = [c, memory, &rank] {
+      const auto buffers = std::make_shared<Buffers>(c, rank.group.rank(), allocator(rank.context, memory));
+      return prepare(buffers, call_of(rank.group, c));
+    };
+  });
 }
 
 }  // namespace

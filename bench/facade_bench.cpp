@@ -92,16 +92,12 @@ Numbers compare(RankOfBench& rank, Bare& bare, const Case& c, const std::string&
 
 std::vector<TableRow> table(RankOfBench& rank) {
   const auto bare = std::make_shared<Bare>(rank);
-  std::vector<TableRow> rows;
-  for (const std::string& memory : rank.spec.memory)
-    for (const Case& c : cases_of(rank.spec)) {
-      TableRow row{"facade/" + name_of(c, memory), c.moved_bytes(), 1, {}, {}, row_of(c, memory)};
-      row.measure = [&rank, bare, c, memory](const Agree& agree, double seconds) {
-        return compare(rank, *bare, c, memory, agree, seconds);
-      };
-      rows.push_back(std::move(row));
-    }
-  return rows;
+  return table_of(rank.spec, [&rank, bare](TableRow& row, const Case& c, const std::string& memory) {
+    row.name = "facade/" + row.name;
+    row.measure = [&rank, bare, c, memory](const Agree& agree, double seconds) {
+      return compare(rank, *bare, c, memory, agree, seconds);
+    };
+  });
 }
 
 }  // namespace

@@ -217,4 +217,14 @@ std::string name_of(const Case& c, std::string_view memory) {
          std::to_string(c.bytes);
 }
 
+std::vector<TableRow> table_of(const Spec& spec, const Complete& complete) {
+  std::vector<TableRow> rows;
+  for (const std::string& memory : spec.memory)
+    for (const Case& c : cases_of(spec)) {
+      rows.push_back({name_of(c, memory), c.moved_bytes(), 1, {}, {}, row_of(c, memory)});
+      complete(rows.back(), c, memory);
+    }
+  return rows;
+}
+
 }  // namespace weft::bench

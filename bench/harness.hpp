@@ -76,5 +76,8 @@ std::string settings_of(const Spec& spec);
 Buffers::Allocate allocator(Context& context, std::string_view memory);
 /// "/f32/shared/in_place/hot/2048"
 std::string name_of(const Case& c, std::string_view memory);
+/// A row for each memory and case of the spec, without what is to be done: that is `complete`'s to say.
+using Complete = std::function<void(TableRow& row, const Case& c, const std::string& memory)>;
+std::vector<TableRow> table_of(const Spec& spec, const Complete& complete);
 
 }  // namespace weft::bench

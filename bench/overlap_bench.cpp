@@ -112,16 +112,12 @@ Numbers overlap(RankOfBench& rank, Groups& groups, const Case& c, const std::str
 
 std::vector<TableRow> table(RankOfBench& rank) {
   const auto groups = std::make_shared<Groups>(rank);
-  std::vector<TableRow> rows;
-  for (const std::string& memory : rank.spec.memory)
-    for (const Case& c : cases_of(rank.spec)) {
-      TableRow row{"overlap/" + name_of(c, memory), c.moved_bytes(), 1, {}, {}, row_of(c, memory)};
-      row.measure = [&rank, groups, c, memory](const Agree& agree, double seconds) {
-        return overlap(rank, *groups, c, memory, agree, seconds);
-      };
-      rows.push_back(std::move(row));
-    }
-  return rows;
+  return table_of(rank.spec, [&rank, groups](TableRow& row, const Case& c, const std::string& memory) {
+    row.name = "overlap/" + row.name;
+    row.measure = [&rank, groups, c, memory](const Agree& agree, double seconds) {
+      return overlap(rank, *groups, c, memory, agree, seconds);
+    };
+  });
 }
 
 }  // namespace

@@ -36,20 +36,15 @@ std::function<void(std::byte*, std::byte*)> call_of(ProcessGroup& group, const C
 }
 
 std::vector<TableRow> table(RankOfBench& rank) {
-  std::vector<TableRow> rows;
-  for (const std::string& memory : rank.spec.memory)
-    for (const Case& c : cases_of(rank.spec)) {
-      TableRow row{name_of(c, memory), c.moved_bytes(), 1, {}, {}, row_of(c, memory)};
-      row.measure = [c, memory, &rank](const Agree& agree, double seconds) {
-        const auto buffers = std::make_shared<Buffers>(c, rank.group.rank(), allocator(rank.context, memory));
-        const Times t = measure(prepare(buffers, call_of(rank.group, c)), agree, seconds);
-        Row numbers;
-        add_times(numbers, per_message(t, c.kind), c.moved_bytes(), 1);
-        return numbers.numbers;
-      };
-      rows.push_back(std::move(row));
-    }
-  return rows;
+  return table_of(rank.spec, [&rank](TableRow& row, const Case& c, const std::string& memory) {
+    row.measure = [c, memory, &rank](const Agree& agree, double seconds) {
+      const auto buffers = std::make_shared<Buffers>(c, rank.group.rank(), allocator(rank.context, memory));
+      const Times t = measure(prepare(buffers, call_of(rank.group, c)), agree, seconds);
+      Row numbers;
+      add_times(numbers, per_message(t, c.kind), c.moved_bytes(), 1);
+      return numbers.numbers;
+    };
+  });
 }
 
 }  // namespace

@@ -15,11 +15,46 @@
 namespace weft {
 namespace {
 
+// What a view's shape and strides come to.
+struct Measure {
+  std::int64_t count = 1;
+  bool negative = false;  // an extent
+  bool beyond = false;    // its bytes do not fit 64 bits
+  bool dense = true;
+};
+
+template <class Byte>
+Measure measure(const BasicView<Byte>& v) noexcept {
+  Measure m;
+  std::int64_t bytes = 0;
+  for (int i = v.shape.rank() - 1; i >= 0; --i) {
+    const std::int64_t extent = v.shape[i];
+    m.negative |= extent < 0;
+    m.dense &= extent == 1 || v.strides[i] == m.count;
+    m.beyond |= __builtin_mul_overflow(m.count, extent, &m.count);
+  }
+  m.beyond |= __builtin_mul_overflow(m.count, std::int64_t{size_bytes(v.dtype)}, &bytes);
+  return m;
+}
+
+// Kernels read whole elements. (Complex ones are pairs.)
+std::uintptr_t alignment(DType dtype) noexcept {
+  return static_cast<std::uintptr_t>(std::min(size_bytes(dtype), 8));
+}
+bool aligned(const void* data, DType dtype) noexcept {
+  return (reinterpret_cast<std::uintptr_t>(data) & (alignment(dtype) - 1)) == 0;
+}
+
+bool apart(const std::byte* a, std::int64_t a_bytes, const std::byte* b, std::int64_t b_bytes) noexcept {
+  return a >= b + b_bytes || b >= a + a_bytes;
+}
+
 struct Checker {
-  const Call& call;
+  const Request& call;
   const Traits& traits;
   int rank, size;
   std::string_view group;
+  Operands have{};  // the buffers that were looked at
 
   template <class... Args>
   [[noreturn, gnu::cold, gnu::noinline]] void wrong(ErrorCode code, fmt::format_string<Args...> text,
@@ -31,31 +66,31 @@ struct Checker {
                         .ranks = {}});
   }
 
+  // Its elements.
   template <class Byte>
-  void buffer(const BasicView<Byte>& v, const char* which) const {
+  std::int64_t buffer(const BasicView<Byte>& v, const char* which) const {
     if ((v.device.kind != DeviceKind::cpu) != traits.device)
       wrong(ErrorCode::unsupported, "{} is on {}; backend {} moves {} memory", which, to_string(v.device),
             traits.name, traits.device ? "cuda" : "cpu");
     if (traits.device && v.device.index != traits.device_index)
       wrong(ErrorCode::bad_argument, "{} is on {}; expected {} (the device of the group)", which,
             to_string(v.device), to_string(Device{DeviceKind::cuda, traits.device_index}));
-    std::int64_t bytes = size_bytes(v.dtype);
-    for (const std::int64_t extent : v.shape) {
-      if (extent < 0)
-        wrong(ErrorCode::bad_argument, "{} has shape {}; expected no negative extent", which,
-              to_string(v.shape));
-      if (__builtin_mul_overflow(bytes, extent, &bytes))
-        wrong(ErrorCode::bad_argument, "{} has shape {}; its bytes do not fit 64 bits", which,
-              to_string(v.shape));
-    }
-    if (!v.contiguous())
+    const auto [count, negative, beyond, dense] = measure(v);
+    if (negative)
+      wrong(ErrorCode::bad_argument, "{} has shape {}; expected no negative extent", which,
+            to_string(v.shape));
+    if (beyond)
+      wrong(ErrorCode::bad_argument, "{} has shape {}; its bytes do not fit 64 bits", which,
+            to_string(v.shape));
+    if (!dense)
       wrong(ErrorCode::bad_argument, "{} is not contiguous: shape {} has strides {}", which,
             to_string(v.shape), to_string(v.strides));
-    if (v.data == nullptr && v.count() > 0)
-      wrong(ErrorCode::bad_argument, "{} is null; expected {} elements", which, v.count());
+    if (v.data == nullptr && count > 0)
+      wrong(ErrorCode::bad_argument, "{} is null; expected {} elements", which, count);
     if (!traits.moves(v.dtype))
       wrong(ErrorCode::unsupported, "{} is {}, which backend {} does not move", which, name(v.dtype),
             traits.name);
+    return count;
   }
 
   void peer(int value, const char* which) const {
@@ -75,19 +110,18 @@ struct Checker {
   }
 
   // Where `in` and `out` overlap, this must hold, as the rule says it.
-  void overlap(const ConstTensorView& in, const TensorView& out, bool in_place, const char* rule) const {
-    const std::byte *in_end = in.data + in.bytes(), *out_end = out.data + out.bytes();
-    if (in.bytes() == 0 || out.bytes() == 0 || in.data >= out_end || out.data >= in_end) return;
-    if (!in_place) wrong(ErrorCode::bad_argument, "in and out overlap; {}", rule);
+  void overlap(bool in_place, const char* rule) const {
+    if (in_place || have.in_count == 0 || have.out_count == 0) return;
+    const std::int64_t element = size_bytes(call.in.dtype);
+    if (apart(call.in.data, have.in_count * element, call.out.data, have.out_count * element)) return;
+    wrong(ErrorCode::bad_argument, "in and out overlap; {}", rule);
   }
 
-  // Kernels read whole elements. (Complex ones are pairs.)
   template <class Byte>
-  void aligned(const BasicView<Byte>& v, const char* which) const {
-    const auto need = static_cast<std::uintptr_t>(std::min(size_bytes(v.dtype), 8));
-    if (v.count() > 0 && reinterpret_cast<std::uintptr_t>(v.data) % need != 0)
+  void aligned(const BasicView<Byte>& v, std::int64_t count, const char* which) const {
+    if (count > 0 && !weft::aligned(v.data, v.dtype))
       wrong(ErrorCode::bad_argument, "{} begins at {}; expected a multiple of {} bytes for {}", which,
-            static_cast<const void*>(v.data), need, name(v.dtype));
+            static_cast<const void*>(v.data), alignment(v.dtype), name(v.dtype));
   }
 
   // n x size, said rather than wrapped where it does not fit.
@@ -103,7 +137,7 @@ struct Checker {
     const ReduceOp& op = call.options.op;
     if (op.kind == ReduceOp::Kind::user && (op.user == nullptr || !op.user->combine))
       wrong(ErrorCode::bad_argument, "op is user, but its function is empty");
-    if (!can_reduce(dtype, op))
+    if (!can_reduce(dtype, op.kind))
       wrong(ErrorCode::unsupported, "{} of {} is not defined", name(op), name(dtype));
     if (op.kind == ReduceOp::Kind::premul_sum && !is_floating(dtype) &&
         (op.scale != std::trunc(op.scale) || std::abs(op.scale) > 0x1p53))
@@ -162,7 +196,7 @@ struct Checker {
 void Checker::counts(OpRow r) const {
   const ConstTensorView& in = call.in;
   const TensorView& out = call.out;
-  const std::int64_t in_count = in.count(), out_count = out.count(), element = size_bytes(in.dtype);
+  const std::int64_t in_count = have.in_count, out_count = have.out_count, element = size_bytes(in.dtype);
   const auto own = static_cast<std::size_t>(rank);
   switch (r.counts) {
     case Counts::equal:
@@ -172,29 +206,29 @@ void Checker::counts(OpRow r) const {
         if (in_count % size != 0)
           wrong(ErrorCode::bad_argument, "in has {} elements; expected a multiple of {} (group size)",
                 in_count, size);
-        overlap(in, out, false, "all_to_all is never in place");
+        overlap(false, "all_to_all is never in place");
       } else {
-        overlap(in, out, in.data == out.data, "in place means the same buffer");
+        overlap(in.data == out.data, "in place means the same buffer");
       }
       return;
     case Counts::out_is_n_in:
       if (const std::int64_t expected = times_size(in_count, "in"); out_count != expected)
         wrong(ErrorCode::bad_argument, "out has {} elements; expected {} (in) x {} (group size) = {}",
               out_count, in_count, size, expected);
-      overlap(in, out, in.data == out.data + rank * in.bytes(), "in place means in is block rank() of out");
+      overlap(in.data == out.data + rank * in_count * element, "in place means in is block rank() of out");
       return;
     case Counts::in_is_n_out:
       if (const std::int64_t expected = times_size(out_count, "out"); in_count != expected)
         wrong(ErrorCode::bad_argument, "in has {} elements; expected {} (out) x {} (group size) = {}",
               in_count, out_count, size, expected);
-      overlap(in, out, in.data + rank * out.bytes() == out.data, "in place means out is block rank() of in");
+      overlap(in.data + rank * out_count * element == out.data, "in place means out is block rank() of in");
       return;
     case Counts::out_blocks:
       blocks(call.out_blocks, "out", out_count, true);
       if (in_count != call.out_blocks.counts[own])
         wrong(ErrorCode::bad_argument, "in has {} elements; expected {} (out_blocks.counts[{}])", in_count,
               call.out_blocks.counts[own], rank);
-      overlap(in, out, in.data == out.data + offset(call.out_blocks, rank) * element,
+      overlap(in.data == out.data + offset(call.out_blocks, rank) * element,
               "in place means in is block rank() of out");
       return;
     case Counts::in_blocks:
@@ -202,7 +236,7 @@ void Checker::counts(OpRow r) const {
       if (out_count != call.in_blocks.counts[own])
         wrong(ErrorCode::bad_argument, "out has {} elements; expected {} (in_blocks.counts[{}])", out_count,
               call.in_blocks.counts[own], rank);
-      overlap(in, out, in.data + offset(call.in_blocks, rank) * element == out.data,
+      overlap(in.data + offset(call.in_blocks, rank) * element == out.data,
               "in place means out is block rank() of in");
       return;
     case Counts::both_blocks:
@@ -212,7 +246,7 @@ void Checker::counts(OpRow r) const {
         wrong(ErrorCode::bad_argument,
               "out_blocks.counts[{}] is {}; expected {} (in_blocks.counts[{}], this rank's own)", rank,
               call.out_blocks.counts[own], call.in_blocks.counts[own], rank);
-      overlap(in, out, false, "all_to_all_v is never in place");
+      overlap(false, "all_to_all_v is never in place");
       return;
     case Counts::none:
     case Counts::in_only:
@@ -220,10 +254,80 @@ void Checker::counts(OpRow r) const {
   }
 }
 
-}  // namespace
+// Is a buffer in order, in few instructions?
+template <class Byte>
+bool plain(const BasicView<Byte>& v, const Traits& traits, bool reduced, std::int64_t& count) noexcept {
+  constexpr std::int64_t kMost = std::int64_t{1} << 48;  // whose bytes fit, times the ranks of any group
+  if (v.shape.rank() == 1) {
+    count = v.shape[0];
+    if (v.strides[0] != 1 && count != 1) return false;
+  } else {
+    const Measure m = measure(v);
+    count = m.count;
+    if (m.negative || m.beyond || !m.dense) return false;
+  }
+  return count >= 0 && count <= kMost && v.device.kind == DeviceKind::cpu && traits.moves(v.dtype) &&
+         (v.data != nullptr || count == 0) && (!reduced || aligned(v.data, v.dtype));
+}
 
-void check(const Call& call, const Traits& traits, int rank, int size, std::string_view group) {
-  const Checker c{call, traits, rank, size, group};
+// Most calls are right, and most of these are told from the others in few instructions: the host's memory,
+// equal blocks, a dtype and a reduction that the transport has itself. False says nothing but that the checks
+// below must look.
+bool plainly_right(const Request& call, const Traits& traits, int rank, int size, Operands& have) noexcept {
+  const OpRow r = row(call.op);
+  if (traits.device || !traits.has(call.op) || call.options.deadline < Duration::zero() ||
+      (call.in_blocks.counts.size() | call.in_blocks.offsets.size() | call.out_blocks.counts.size() |
+       call.out_blocks.offsets.size()) != 0)
+    return false;
+  const auto a_rank = [&](int value) { return static_cast<unsigned>(value) < static_cast<unsigned>(size); };
+  if (r.rooted != Rooted::no && !a_rank(call.root)) return false;
+  if (!r.collective && (!a_rank(call.peer) || call.options.tag < 0)) return false;
+  const bool at_root = rank == call.root;
+  if (has_in(call.op, at_root)) {
+    if (!plain(call.in, traits, r.reduces, have.in_count)) return false;
+    have.in = call.in.data;
+    have.dtype = call.in.dtype;
+  }
+  if (has_out(call.op, at_root)) {
+    if (!plain(call.out, traits, r.reduces, have.out_count)) return false;
+    have.out = call.out.data;
+    if (has_in(call.op, at_root) && call.out.dtype != have.dtype) return false;
+    have.dtype = call.out.dtype;
+  }
+  if (r.reduces) {
+    const ReduceOp::Kind kind = call.options.op.kind;
+    if (kind == ReduceOp::Kind::user || kind == ReduceOp::Kind::premul_sum ||
+        !traits.reduces_itself(kind, have.dtype) || !can_reduce(have.dtype, kind) ||
+        (call.options.order != Order::native && !traits.native_is_canonical))
+      return false;
+  }
+  if (have.in == nullptr || have.out == nullptr)
+    return !has_in(call.op, at_root) || !has_out(call.op, at_root);
+  // They are the same where the operation is in place, or they lie apart.
+  const std::int64_t element = size_bytes(have.dtype), in_bytes = have.in_count * element,
+                     out_bytes = have.out_count * element;
+  switch (r.counts) {
+    case Counts::equal:
+      if (call.op == Op::all_to_all || have.in_count != have.out_count) return false;
+      if (have.in == have.out) return true;
+      break;
+    case Counts::out_is_n_in:
+      if (have.out_count != have.in_count * size) return false;
+      if (have.in == have.out + rank * in_bytes) return true;
+      break;
+    case Counts::in_is_n_out:
+      if (have.in_count != have.out_count * size) return false;
+      if (have.in + rank * out_bytes == have.out) return true;
+      break;
+    default: return false;
+  }
+  return apart(have.in, in_bytes, have.out, out_bytes);
+}
+
+// All of them.
+[[gnu::noinline]] Operands check_closely(const Request& call, const Traits& traits, int rank, int size,
+                                         std::string_view group) {
+  Checker c{call, traits, rank, size, group};
   if (call.options.deadline < Duration::zero())
     c.wrong(ErrorCode::bad_argument, "deadline is {} ns; expected 0 or more", call.options.deadline.count());
   if (call.op == Op::none)
@@ -231,25 +335,38 @@ void check(const Call& call, const Traits& traits, int rank, int size, std::stri
   const OpRow r = row(call.op);
   if (r.counts != Counts::in_blocks && r.counts != Counts::both_blocks) c.no_blocks(call.in_blocks, "in");
   if (r.counts != Counts::out_blocks && r.counts != Counts::both_blocks) c.no_blocks(call.out_blocks, "out");
-  if (r.counts == Counts::none) return;
+  if (r.counts == Counts::none) return {};
   if (r.rooted != Rooted::no) c.peer(call.root, "root");
   if (!r.collective) {
     c.peer(call.peer, call.op == Op::send ? "dst" : "src");
     c.tag();
   }
   const bool in = has_in(call.op, rank == call.root), out = has_out(call.op, rank == call.root);
-  if (in) c.buffer(call.in, "in");
-  if (out) c.buffer(call.out, "out");
+  if (in) c.have = {call.in.data, nullptr, c.buffer(call.in, "in"), 0, call.in.dtype};
+  if (out) {
+    c.have.out_count = c.buffer(call.out, "out");
+    c.have.out = call.out.data;
+    c.have.dtype = call.out.dtype;
+  }
   if (in && out) c.same_dtype(call.in, call.out);
   if (r.reduces) {
     c.reduction(call.in.dtype);
-    c.aligned(call.in, "in");
-    if (out) c.aligned(call.out, "out");
+    c.aligned(call.in, c.have.in_count, "in");
+    if (out) c.aligned(call.out, c.have.out_count, "out");
   } else if (road(traits, call.op, in ? call.in.dtype : call.out.dtype, ReduceOp::Kind::sum, Order::native) ==
              Road::unsupported) {
     c.wrong(ErrorCode::unsupported, "backend {} cannot do it", traits.name);
   }
   if (in && out) c.counts(r);
+  return c.have;
+}
+
+}  // namespace
+
+Operands check(const Request& call, const Traits& traits, int rank, int size, std::string_view group) {
+  Operands have;
+  return plainly_right(call, traits, rank, size, have) ? have
+                                                       : check_closely(call, traits, rank, size, group);
 }
 
 }  // namespace weft

@@ -1,15 +1,25 @@
 // Every argument check of a call, before it is numbered. Pure; any thread.
 #pragma once
 
-#include <string>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
 
+#include "backends/request.hpp"
 #include "weft/backends/backend.hpp"
-#include "weft/backends/call.hpp"
 
 namespace weft {
 
-/// Throws bad_argument or unsupported naming the one argument that is wrong; `tail` ends every message
-/// (`[group "tp", rank 3]`).
-void check(const Call& call, const Traits& traits, int rank, int size, std::string_view group);
+/// What a call has on this rank: null and 0 elements where it has none.
+struct Operands {
+  const std::byte* in = nullptr;
+  std::byte* out = nullptr;
+  std::int64_t in_count = 0, out_count = 0;
+  DType dtype = DType::u8;
+};
+
+/// Throws bad_argument or unsupported naming the one argument that is wrong; every message ends in group and
+/// rank (`[group "tp", rank 3]`).
+Operands check(const Request& call, const Traits& traits, int rank, int size, std::string_view group);
 
 }  // namespace weft

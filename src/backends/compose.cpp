@@ -670,7 +670,7 @@ Road road(const Traits& t, Op op, DType dtype, ReduceOp::Kind kind, Order order)
     return t.has(op) ? Road::native : r.collective && exchanges(t) ? Road::composed : Road::unsupported;
   if (t.has(op) && t.reduces_itself(kind, dtype) && (order == Order::native || t.native_is_canonical))
     return Road::native;
-  return !t.device && can_reduce(dtype, ReduceOp{kind}) && exchanges(t) ? Road::composed : Road::unsupported;
+  return !t.device && can_reduce(dtype, kind) && exchanges(t) ? Road::composed : Road::unsupported;
 }
 
 bool needs_composition(const Traits& t) noexcept {

@@ -104,8 +104,24 @@ GroupState::~GroupState() {
 }
 
 void GroupState::release() noexcept {
-  if (owners_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   if (context.forked()) return;  // the parent's: locks may be held for ever, shared memory is not mapped
+  own();
+  handle_ = false;
+  const bool last = works_ == 0;
+  disown();
+  if (last) end();
+}
+
+void GroupState::give_back() noexcept {
+  if (context.forked()) return;
+  own();
+  const bool last = count_back();
+  disown();
+  if (last) end();
+}
+
+// Nobody knows the group any more.
+void GroupState::end() noexcept {
   if (failed() && !quiesce(drop_quiesced_.exchange(true) ? Duration::zero() : kDropQuiesce)) {
     // A stopped peer may still write into memory that this group lent it. The group stays, so that the arena
     // never gives that memory to anybody else.
@@ -153,10 +169,9 @@ void GroupState::own() noexcept {
 }
 
 // One rank has nobody to meet: one local step, no ring.
-void GroupState::alone(const Call& call) {
-  const bool has_in = weft::has_in(call.op, true), has_out = weft::has_out(call.op, true);
-  if (!has_in || !has_out) return;
-  Block from{0, call.in.count()}, to{0, call.out.count()};
+void GroupState::alone(const Request& call, const Operands& have) {
+  if (!has_in(call.op, true) || !has_out(call.op, true)) return;
+  Block from{0, have.in_count}, to{0, have.out_count};
   const auto first = [](const Blocks& b, Block& block) {
     if (!b.counts.empty()) block = {b.offsets.empty() ? 0 : b.offsets[0], b.counts[0]};
   };
@@ -173,17 +188,19 @@ void GroupState::alone(const Call& call) {
   }
 }
 
-Work GroupState::submit(const Call& call) {
-  context.check_fork(name(call.op).data());
-  check(call, backend_->traits(), member.rank, member.size, member.name);
-  return submit_checked(call);
+Work GroupState::submit(const Request& call) {
+  if (context.forked()) context.check_fork(name(call.op).data());
+  return submit_checked(call, check(call, traits(), member.rank, member.size, member.name));
 }
 
 // All are checked before the first is sent. Where one then cannot be sent, peers wait for what never comes:
 // the group fails, with the reason.
 Work GroupState::submit_all(std::span<const Call> calls) {
   context.check_fork("coalesced");
-  for (const Call& c : calls) check(c, backend_->traits(), member.rank, member.size, member.name);
+  std::vector<Operands> operands;
+  operands.reserve(calls.size());
+  for (const Call& c : calls)
+    operands.push_back(check(borrowed(c), traits(), member.rank, member.size, member.name));
   struct Batch {
     GroupState& group;
     explicit Batch(GroupState& g) : group(g) { group.batch(+1); }
@@ -199,12 +216,12 @@ Work GroupState::submit_all(std::span<const Call> calls) {
     while (sent < calls.size()) {
       const auto some = calls.subspan(sent, std::min<std::size_t>(calls.size() - sent, kSlots));
       if (traits().progress == ProgressStyle::stream) {
-        own_room(static_cast<int>(some.size()), some.front());
+        own_room(static_cast<int>(some.size()), some.front().op, some.front().options.deadline);
         disown();
       }
       const Batch batch(*this);
       for (const Call& c : some) {
-        Work work = submit_checked(c);
+        Work work = submit_checked(borrowed(c), operands[sent]);
         ++sent;
         if (!work.valid()) continue;
         if (first.valid()) {
@@ -251,18 +268,18 @@ void GroupState::arrange_batch() noexcept {
 }
 
 // Owns the group once that many slots are free.
-void GroupState::own_room(int slots, const Call& call) {
-  const auto room = [&] { return __builtin_popcountll(free_) >= slots; };
+void GroupState::own_room(int slots, Op op, Duration deadline) {
+  const auto room = [&] { return slots == 1 ? free_ != 0 : __builtin_popcountll(free_) >= slots; };
   own();
   if (failed()) {  // while the group was another thread's
     disown();
-    throw_failure(call.op);
+    throw_failure(op);
   }
   if (room()) return;
   ++stalled_;
   arrange_batch();
   disown();
-  const Duration limit = call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline;
+  const Duration limit = deadline > Duration::zero() ? deadline : member.deadline;
   bool got = false;  // enough slots, and the group is ours
   drive_until(
       [&] {
@@ -289,25 +306,23 @@ void GroupState::own_room(int slots, const Call& call) {
             .op,
         story);
   disown();
-  if (failed()) throw_failure(call.op);
+  if (failed()) throw_failure(op);
   throw Error(Failure{.code = ErrorCode::timeout,
                       .text = fmt::format("{}: {} calls in flight and {} finished within {:.3g} s{}{}",
-                                          name(call.op), kSlots, slots == 1 ? "none" : "too few",
-                                          seconds(limit), absent.empty() ? "" : ": " + story, tail()),
-                      .op = call.op,
+                                          name(op), kSlots, slots == 1 ? "none" : "too few", seconds(limit),
+                                          absent.empty() ? "" : ": " + story, tail()),
+                      .op = op,
                       .ranks = absent});
 }
 
-Work GroupState::submit_checked(const Call& call) {
+Work GroupState::submit_checked(const Request& call, const Operands& have) {
   const OpRow r = row(call.op);
   if (failed()) throw_failure(call.op);
   if (member.size == 1 && r.collective && !traits().device) {
-    alone(call);
+    alone(call, have);
     return {};
   }
-  const bool at_root = call.root == member.rank;
-  const bool has_in = weft::has_in(call.op, at_root), has_out = weft::has_out(call.op, at_root);
-  own_room(1, call);
+  own_room(1, call.op, call.options.deadline);
   const auto index = static_cast<std::uint32_t>(__builtin_ctzll(free_));
   Slot& slot = slots_[index];
   const bool blocks = !call.in_blocks.counts.empty() || !call.out_blocks.counts.empty();
@@ -320,14 +335,16 @@ Work GroupState::submit_checked(const Call& call) {
   free_ &= free_ - 1;
   OpState& s = slot.op;
   s.op = call.op;
-  s.reduce = call.options.op;
+  s.reduce.kind = call.options.op.kind;  // one by one: a wide load would wait for the caller's narrow stores
+  s.reduce.scale = call.options.op.scale;
+  s.reduce.user = call.options.op.user;
   s.order = call.options.order;
   s.call = r.collective ? next_collective_++ : next_message_++;
-  s.in = has_in ? call.in.data : nullptr;
-  s.in_count = has_in ? call.in.count() : 0;
-  s.out = has_out ? call.out.data : nullptr;
-  s.out_count = has_out ? call.out.count() : 0;
-  s.dtype = has_out ? call.out.dtype : has_in ? call.in.dtype : DType::u8;
+  s.in = have.in;
+  s.in_count = have.in_count;
+  s.out = have.out;
+  s.out_count = have.out_count;
+  s.dtype = have.dtype;
   s.root = WEFT_MUTANT("swapped_root") && call.root >= 0 ? (call.root + 1) % member.size : call.root;
   s.peer = call.peer;
   s.tag = call.options.tag;
@@ -341,7 +358,6 @@ Work GroupState::submit_checked(const Call& call) {
   slot.out.store(s.out, std::memory_order_release);
   slot.waited = false;
   slot.deadline = call.options.deadline > Duration::zero() ? call.options.deadline : member.deadline;
-  slot.record = recorder_->posted(s);
   if (r.collective) {
     collectives_[last_++ % kSlots] = static_cast<std::uint8_t>(index);
   } else {
@@ -349,15 +365,16 @@ Work GroupState::submit_checked(const Call& call) {
   }
   in_flight_.store(in_flight_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   backend_->post(s);
+  slot.record = recorder_->posted(s);  // while peers already see the call
   const std::uint32_t ticket = slot.generation.load(std::memory_order_relaxed);
+  ++works_;
   disown();
   if (helped_) progress_->in_flight(1);
-  retain();
   return Work(this, index, ticket);
 }
 
 // Blocks without offsets follow one another.
-void GroupState::keep_blocks(Slot& slot, const Call& call) noexcept {
+void GroupState::keep_blocks(Slot& slot, const Request& call) noexcept {
   const auto n = static_cast<std::size_t>(member.size);
   const auto keep = [&](const Blocks& from, Block* to) -> const Block* {
     if (from.counts.empty()) return nullptr;
@@ -373,17 +390,18 @@ void GroupState::keep_blocks(Slot& slot, const Call& call) noexcept {
   slot.op.out_blocks = keep(call.out_blocks, slot.blocks.data() + n);
 }
 
+// Another thread of this rank may sleep until this. It has announced that, and then owned the group and found
+// the call in flight (settled), before this owner did: so no fence is needed to see it.
 void GroupState::finish(std::uint32_t index) noexcept {
   Slot& slot = slots_[index];
   recorder_->finished(slot.record, CallState::done, slot.waited);
   slot.in.store(nullptr, std::memory_order_relaxed);
   slot.out.store(nullptr, std::memory_order_relaxed);
   free_ |= std::uint64_t{1} << index;
-  in_flight_.store(in_flight_.load(std::memory_order_relaxed) - 1, std::memory_order_relaxed);
   if (helped_) progress_->in_flight(-1);
-  slot.generation.store(slot.generation.load(std::memory_order_relaxed) + 1, std::memory_order_seq_cst);
-  if (asleep_.load(std::memory_order_seq_cst) > 0)
-    progress_->bell().ring();  // another thread may wait for this one
+  slot.generation.store(slot.generation.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  in_flight_.store(in_flight_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
+  if (asleep_.load(std::memory_order_relaxed) > 0) progress_->bell().ring();
 }
 
 // True where something moved. Called by the owner.
@@ -428,23 +446,30 @@ bool GroupState::drive_owned() noexcept {
   return moved;
 }
 
-bool GroupState::drive() noexcept {
-  if (in_flight_.load(std::memory_order_relaxed) == 0 || !try_own()) return false;
+template <class After>
+bool GroupState::drive_and(const After& after) noexcept {
+  if (idle() || !try_own()) return false;
   const bool moved = drive_owned();
+  after();
   leave(moved);
   return moved;
 }
 
-// The group is free again, then what was to be said is said: a log may be slow.
+bool GroupState::drive() noexcept {
+  return drive_and([] {});
+}
+
+// The group is free again, and perhaps gone; then what was to be said is said: a log may be slow.
 void GroupState::leave(bool moved) noexcept {
   if (moved || warnings_.empty()) return disown();
   const std::vector<std::string> lines = std::exchange(warnings_, {});
+  Logger& log = context.log();
   disown();
-  for (const std::string& line : lines) context.log().write(LogLevel::warning, line);
+  for (const std::string& line : lines) log.write(LogLevel::warning, line);
 }
 
 bool GroupState::settled() noexcept {
-  if (in_flight_.load(std::memory_order_relaxed) == 0) return true;
+  if (idle()) return true;
   if (!try_own()) return false;
   const bool moved = drive_owned();
   leave(moved);
@@ -551,14 +576,15 @@ void GroupState::throw_failure(Op op, std::uint64_t call) {
   throw Error(std::move(f), quiet);
 }
 
-template <class Done>
-bool GroupState::drive_until(const Done& done, Deadline limit) noexcept {
+// Once `done` is true nothing of the group is touched any more: it may be gone.
+template <class Done, class After>
+bool GroupState::drive_until(const Done& done, Deadline limit, const After& after) noexcept {
   const int spins = spin_ ? kSpins : 0;
   const ProgressList::Waiter waiter(*progress_);
   Clock::time_point asleep_since;
   for (int idle = 0;;) {
     if (done()) return true;
-    if (drive()) {
+    if (drive_and(after)) {
       idle = 0;
       if (limit.passed()) return done();  // a long call moves all the time
       continue;
@@ -588,30 +614,65 @@ bool GroupState::drive_until(const Done& done, Deadline limit) noexcept {
   }
 }
 
+// A Work is given back by the thread that asks for it, as soon as that holds the group and the call is done.
+class GroupState::Taking {
+ public:
+  Taking(GroupState& group, std::uint32_t slot, std::uint32_t ticket) noexcept
+      : group_(group), slot_(slot), ticket_(ticket) {}
+  bool finished() const noexcept { return taken_ || group_.finished(slot_, ticket_); }
+  bool failed() const noexcept { return !taken_ && group_.failed(); }
+  // By the owner.
+  void take() noexcept {
+    if (taken_ || !group_.finished(slot_, ticket_)) return;
+    taken_ = true;
+    last_ = group_.count_back();
+  }
+  // The end, of a call that is finished.
+  void give_back() noexcept {
+    if (!taken_) return group_.give_back();
+    if (last_) group_.end();
+  }
+
+ private:
+  GroupState& group_;
+  const std::uint32_t slot_, ticket_;
+  bool taken_ = false, last_ = false;
+};
+
 bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
-  if (finished(slot, ticket)) return true;
-  context.check_fork("wait");
-  drive();
-  if (finished(slot, ticket)) return true;
-  if (failed()) throw_failure(slots_[slot].op.op, slots_[slot].op.call);
-  // A peer may need this rank's part in a call of another group before it comes to this.
-  if (!WEFT_MUTANT("asking_drives_one_group")) progress_->drive_all(this);
-  return finished(slot, ticket);
+  Taking work(*this, slot, ticket);
+  if (!work.finished()) {
+    context.check_fork("wait");
+    drive_and([&] { work.take(); });
+    if (!work.finished()) {
+      if (failed()) throw_failure(slots_[slot].op.op, slots_[slot].op.call);
+      // A peer may need this rank's part in a call of another group before it comes to this.
+      if (!WEFT_MUTANT("asking_drives_one_group")) progress_->drive_all(this);
+      if (!work.finished()) return false;
+    }
+  }
+  work.give_back();
+  return true;
 }
 
 bool GroupState::wait(std::uint32_t slot, std::uint32_t ticket, std::optional<Duration> limit) {
-  if (finished(slot, ticket)) return true;
-  context.check_fork("wait");
-  const auto done = [&] { return finished(slot, ticket) || failed(); };
-  drive_until(done, limit ? Deadline::after(*limit) : Deadline::never());
-  if (finished(slot, ticket)) return true;
-  if (failed()) throw_failure(slots_[slot].op.op, slots_[slot].op.call);
-  return false;
+  Taking work(*this, slot, ticket);
+  if (!work.finished()) {
+    context.check_fork("wait");
+    drive_until([&] { return work.finished() || work.failed(); },
+                limit ? Deadline::after(*limit) : Deadline::never(), [&] { work.take(); });
+    if (!work.finished()) {
+      if (failed()) throw_failure(slots_[slot].op.op, slots_[slot].op.call);
+      return false;
+    }
+  }
+  work.give_back();
+  return true;
 }
 
-bool GroupState::wait_on(std::uint32_t slot, std::uint32_t ticket, void* stream) {
-  if (finished(slot, ticket)) return true;
-  if (traits().progress != ProgressStyle::stream) return false;
+void GroupState::wait_on(std::uint32_t slot, std::uint32_t ticket, void* stream) {
+  if (finished(slot, ticket)) return;
+  context.check_fork("wait");
   // Not before the call has been given to the device, which may take some steps: those are driven here.
   bool there = false;
   drive_until(
@@ -623,11 +684,17 @@ bool GroupState::wait_on(std::uint32_t slot, std::uint32_t ticket, void* stream)
         return there;
       },
       Deadline::never());
-  return there;
+  if (!there && !finished(slot, ticket)) throw_failure(slots_[slot].op.op, slots_[slot].op.call);
 }
 
 void GroupState::dropped(std::uint32_t slot, std::uint32_t ticket) noexcept {
-  if (finished(slot, ticket) || context.forked()) return;
+  if (context.forked()) return;
+  drop(slot, ticket);
+  give_back();
+}
+
+void GroupState::drop(std::uint32_t slot, std::uint32_t ticket) noexcept {
+  if (finished(slot, ticket)) return;
   own();  // else another thread might finish the call and reuse its slot
   drive_owned();
   const bool there = finished(slot, ticket);

@@ -1,6 +1,7 @@
 // What a ProcessGroup handle and its Works share: the backend, the ring of calls in flight, the first
 // failure. The owner flag guards the ring and the backend: whoever holds it submits or polls; nobody blocks
-// while holding it.
+// while holding it. It guards the count of Works, too, so that a call which is submitted and waited for takes
+// the flag twice and needs no other locked instruction.
 #pragma once
 
 #include <array>
@@ -12,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "backends/check.hpp"
+#include "backends/request.hpp"
 #include "backends/traces.hpp"
 #include "base/arena.hpp"
 #include "base/progress.hpp"
@@ -30,21 +33,25 @@ class GroupState final : public Driven, public BlockHolder {
  public:
   static constexpr std::uint32_t kSlots = 64;
 
-  /// Counted: starts with one owner.
+  /// Lives until its handle has let go of it and every Work was given back.
   /// `ranks_here`: see Bringup. `meeting`: where the ranks meet now, where that is not the member's store.
   GroupState(Context& context, BackendFactory factory, const Membership& m, std::string token, int ranks_here,
              Origin origin = {}, const std::shared_ptr<Store>& meeting = {}, Duration patience = {});
-  void retain() noexcept { owners_.fetch_add(1, std::memory_order_relaxed); }
+  /// By the handle, once.
   void release() noexcept;
 
-  Work submit(const Call& call);
+  Work submit(const Request& call);
   Work submit_all(std::span<const Call> calls);
-  /// True: the call of that ticket is done. Throws where it failed. Polls once.
+  /// True: the call of that ticket is done, and its Work given back. Throws where it failed. Polls once.
   bool poll(std::uint32_t slot, std::uint32_t ticket);
-  /// Drives until the call is done (true) or `limit` passed (false). Throws where it failed.
+  /// Drives until the call is done (true: and its Work given back) or `limit` passed (false). Throws where it
+  /// failed.
   bool wait(std::uint32_t slot, std::uint32_t ticket, std::optional<Duration> limit);
-  /// False: the host has to wait.
-  bool wait_on(std::uint32_t slot, std::uint32_t ticket, void* stream);
+  /// Stream backends: makes `stream` wait for the call. Throws where it failed.
+  void wait_on(std::uint32_t slot, std::uint32_t ticket, void* stream);
+  /// Of a call that failed, whose Work is spent.
+  void give_back() noexcept;
+  /// Of a call that may be in flight: then the group fails. The Work is given back.
   void dropped(std::uint32_t slot, std::uint32_t ticket) noexcept;
 
   void abort(std::string_view why);
@@ -54,7 +61,7 @@ class GroupState final : public Driven, public BlockHolder {
   bool drive() noexcept override;
   void announce_sleep(bool asleep) noexcept override;
   bool rings() const noexcept override {
-    return rings_ || in_flight_.load(std::memory_order_relaxed) == 0;  // with nothing in flight nobody would
+    return rings_ || idle();  // with nothing in flight nobody would
   }
   bool helped() const noexcept override { return helped_; }
   bool settled() noexcept override;
@@ -83,6 +90,7 @@ class GroupState final : public Driven, public BlockHolder {
   std::optional<Failure> failure() const;
   void fail(const Failure& why) noexcept;
   const Traits& traits() const noexcept { return backend_->traits(); }
+  bool streams() const noexcept { return traits().progress == ProgressStyle::stream; }
   std::string_view backend_name() const noexcept { return traits().name; }
 
  private:
@@ -100,10 +108,10 @@ class GroupState final : public Driven, public BlockHolder {
   };
 
   ~GroupState() override;
-  Work submit_checked(const Call& call);
-  void own_room(int slots, const Call& call);
-  void alone(const Call& call);
-  void keep_blocks(Slot& slot, const Call& call) noexcept;
+  Work submit_checked(const Request& call, const Operands& have);
+  void own_room(int slots, Op op, Duration deadline);
+  void alone(const Request& call, const Operands& have);
+  void keep_blocks(Slot& slot, const Request& call) noexcept;
   void batch(int begun) noexcept;
   void arrange_batch() noexcept;
   bool finished(std::uint32_t slot, std::uint32_t ticket) const noexcept {
@@ -116,25 +124,38 @@ class GroupState final : public Driven, public BlockHolder {
   void own() noexcept;
   void disown() noexcept { owned_.store(false, std::memory_order_release); }
 
+  bool idle() const noexcept { return in_flight_.load(std::memory_order_acquire) == 0; }
   bool drive_owned() noexcept;  // polls what is in flight; true: moved
+  template <class After>
+  bool drive_and(const After& after) noexcept;  // `after` while the group is held
   void finish(std::uint32_t index) noexcept;
   void inspect() noexcept;  // slow path: health, deadlines
   void expire(const Slot& slot, const Slot& head) noexcept;
   void warn(Slot& slot) noexcept;
   void leave(bool moved) noexcept;
   void mark_failed() noexcept;  // takes over the backend's first cause
+  template <class Done, class After>
+  bool drive_until(const Done& done, Deadline limit, const After& after) noexcept;
   template <class Done>
-  bool drive_until(const Done& done, Deadline limit) noexcept;
+  bool drive_until(const Done& done, Deadline limit) noexcept {
+    return drive_until(done, limit, [] {});
+  }
+  // True: it was the last, and nobody else holds the group. Called by the owner.
+  bool count_back() noexcept { return --works_ == 0 && !handle_; }
+  void end() noexcept;
+  class Taking;
+  void drop(std::uint32_t slot, std::uint32_t ticket) noexcept;
   [[noreturn]] void throw_failure(Op op, std::uint64_t call = kNoCall);
   std::string tail(const OpState* op = nullptr) const;
 
-  std::atomic<int> owners_{1};
   std::unique_ptr<Backend> backend_;
   ProgressList* progress_ = nullptr;
   bool spin_ = true, rings_ = true;
   const bool helped_;  // Progress::thread, and peers to meet
 
   std::atomic<bool> owned_{false};
+  bool handle_ = true;      // the owner's
+  std::int64_t works_ = 0;  // handed out and not given back; the owner's
   // Threads in a coalesced(), threads that wait for slots, and what the backend was told; the owner's.
   int batches_ = 0, stalled_ = 0;
   bool batch_open_ = false;

@@ -15,7 +15,7 @@ Traits shm() {
   Traits t{.name = "shm", .ops = kAllOps, .dtypes = kAllDTypes};
   for (int k = 0; k < kReduceKindCount; ++k)
     for (int d = 0; d < kDTypeCount; ++d)
-      if (can_reduce(static_cast<DType>(d), ReduceOp{static_cast<ReduceOp::Kind>(k)}))
+      if (can_reduce(static_cast<DType>(d), static_cast<ReduceOp::Kind>(k)))
         t.reduces[static_cast<std::size_t>(k)] |= dtype_bit(static_cast<DType>(d));
   t.native_is_canonical = true;
   t.promises = {.deadline = true,
@@ -35,7 +35,7 @@ void reduce_pairwise(Traits& t) {
   for (const Kind k : {Kind::sum, Kind::prod, Kind::min, Kind::max, Kind::bit_and, Kind::bit_or,
                        Kind::bit_xor, Kind::logical_and, Kind::logical_or, Kind::logical_xor})
     for (int i = 0; i < kDTypeCount; ++i)
-      if (const auto d = static_cast<DType>(i); d != DType::f16 && d != DType::bf16 && can_reduce(d, {k}))
+      if (const auto d = static_cast<DType>(i); d != DType::f16 && d != DType::bf16 && can_reduce(d, k))
         t.reduces[static_cast<std::size_t>(k)] |= dtype_bit(d);
 }
 
@@ -66,7 +66,7 @@ Traits nccl() {
   constexpr DTypeSet complex = dtype_bit(DType::c64) | dtype_bit(DType::c128);
   const auto reduces = [&](ReduceOp::Kind kind, DTypeSet dtypes) {
     for (int d = 0; d < kDTypeCount; ++d)
-      if (const auto dtype = static_cast<DType>(d); can_reduce(dtype, ReduceOp{kind}))
+      if (const auto dtype = static_cast<DType>(d); can_reduce(dtype, kind))
         t.reduces[static_cast<std::size_t>(kind)] |= dtype_bit(dtype) & dtypes;
   };
   reduces(ReduceOp::Kind::sum, floating | integers | complex);

@@ -29,26 +29,26 @@ struct OpRow {
   Rooted rooted = Rooted::no;
 };
 
-constexpr OpRow row(Op op) noexcept {
-  switch (op) {
-    case Op::none: break;
-    case Op::all_reduce: return {Counts::equal, true, true};
-    case Op::reduce: return {Counts::equal, true, true, Rooted::out_at_root};
-    case Op::broadcast: return {Counts::equal, true, false, Rooted::in_at_root};
-    case Op::all_gather: return {Counts::out_is_n_in, true, false};
-    case Op::all_gather_v: return {Counts::out_blocks, true, false};
-    case Op::reduce_scatter: return {Counts::in_is_n_out, true, true};
-    case Op::reduce_scatter_v: return {Counts::in_blocks, true, true};
-    case Op::gather: return {Counts::out_is_n_in, true, false, Rooted::out_at_root};
-    case Op::scatter: return {Counts::in_is_n_out, true, false, Rooted::in_at_root};
-    case Op::all_to_all: return {Counts::equal, true, false};
-    case Op::all_to_all_v: return {Counts::both_blocks, true, false};
-    case Op::barrier: return {Counts::none, true, false};
-    case Op::send: return {Counts::in_only, false, false};
-    case Op::recv: return {Counts::out_only, false, false};
-  }
-  return {Counts::none, true, false};
-}
+inline constexpr OpRow kOpRows[kOpCount] = {
+    /* none */ {Counts::none, true, false},
+    /* all_reduce */ {Counts::equal, true, true},
+    /* reduce */ {Counts::equal, true, true, Rooted::out_at_root},
+    /* broadcast */ {Counts::equal, true, false, Rooted::in_at_root},
+    /* all_gather */ {Counts::out_is_n_in, true, false},
+    /* all_gather_v */ {Counts::out_blocks, true, false},
+    /* reduce_scatter */ {Counts::in_is_n_out, true, true},
+    /* reduce_scatter_v */ {Counts::in_blocks, true, true},
+    /* gather */ {Counts::out_is_n_in, true, false, Rooted::out_at_root},
+    /* scatter */ {Counts::in_is_n_out, true, false, Rooted::in_at_root},
+    /* all_to_all */ {Counts::equal, true, false},
+    /* all_to_all_v */ {Counts::both_blocks, true, false},
+    /* barrier */ {Counts::none, true, false},
+    /* send */ {Counts::in_only, false, false},
+    /* recv */ {Counts::out_only, false, false},
+};
+static_assert(static_cast<int>(Op::recv) == kOpCount - 1);
+
+constexpr OpRow row(Op op) noexcept { return kOpRows[static_cast<int>(op)]; }
 
 constexpr bool has_in(Op op, bool at_root) noexcept {
   const OpRow r = row(op);

@@ -14,6 +14,7 @@
 
 #include "backends/group_state.hpp"
 #include "backends/join.hpp"
+#include "backends/request.hpp"
 #include "backends/shrink.hpp"
 #include "weft/backends/plugin.hpp"
 
@@ -113,56 +114,61 @@ std::string_view ProcessGroup::backend() const noexcept { return state_->backend
 
 const Traits& ProcessGroup::traits() const noexcept { return state_->traits(); }
 
-Work ProcessGroup::submit(const Call& c) { return state_->submit(c); }
+Work ProcessGroup::submit(const Call& c) { return state_->submit(borrowed(c)); }
 Work ProcessGroup::coalesced(std::span<const Call> calls) { return state_->submit_all(calls); }
 Work ProcessGroup::coalesced(std::initializer_list<Call> calls) {
   return state_->submit_all({calls.begin(), calls.size()});
 }
 
-Work ProcessGroup::all_reduce(ConstTensorView in, TensorView out, const CallOptions& options) {
-  return submit(call::all_reduce(in, out, options));
+Work ProcessGroup::all_reduce(const ConstTensorView& in, const TensorView& out, const CallOptions& options) {
+  return state_->submit(request::all_reduce(in, out, options));
 }
-Work ProcessGroup::reduce(ConstTensorView in, TensorView out, int root, const CallOptions& options) {
-  return submit(call::reduce(in, out, root, options));
+Work ProcessGroup::reduce(const ConstTensorView& in, const TensorView& out, int root,
+                          const CallOptions& options) {
+  return state_->submit(request::reduce(in, out, root, options));
 }
-Work ProcessGroup::broadcast(ConstTensorView in, TensorView out, int root, const CallOptions& options) {
-  return submit(call::broadcast(in, out, root, options));
+Work ProcessGroup::broadcast(const ConstTensorView& in, const TensorView& out, int root,
+                             const CallOptions& options) {
+  return state_->submit(request::broadcast(in, out, root, options));
 }
-Work ProcessGroup::all_gather(ConstTensorView in, TensorView out, const CallOptions& options) {
-  return submit(call::all_gather(in, out, options));
+Work ProcessGroup::all_gather(const ConstTensorView& in, const TensorView& out, const CallOptions& options) {
+  return state_->submit(request::all_gather(in, out, options));
 }
-Work ProcessGroup::all_gather_v(ConstTensorView in, TensorView out, Blocks out_blocks,
+Work ProcessGroup::all_gather_v(const ConstTensorView& in, const TensorView& out, const Blocks& out_blocks,
                                 const CallOptions& options) {
-  return submit(call::all_gather_v(in, out, out_blocks, options));
+  return state_->submit(request::all_gather_v(in, out, out_blocks, options));
 }
-Work ProcessGroup::reduce_scatter(ConstTensorView in, TensorView out, const CallOptions& options) {
-  return submit(call::reduce_scatter(in, out, options));
+Work ProcessGroup::reduce_scatter(const ConstTensorView& in, const TensorView& out,
+                                  const CallOptions& options) {
+  return state_->submit(request::reduce_scatter(in, out, options));
 }
-Work ProcessGroup::reduce_scatter_v(ConstTensorView in, TensorView out, Blocks in_blocks,
+Work ProcessGroup::reduce_scatter_v(const ConstTensorView& in, const TensorView& out, const Blocks& in_blocks,
                                     const CallOptions& options) {
-  return submit(call::reduce_scatter_v(in, out, in_blocks, options));
+  return state_->submit(request::reduce_scatter_v(in, out, in_blocks, options));
 }
-Work ProcessGroup::gather(ConstTensorView in, TensorView out, int root, const CallOptions& options) {
-  return submit(call::gather(in, out, root, options));
+Work ProcessGroup::gather(const ConstTensorView& in, const TensorView& out, int root,
+                          const CallOptions& options) {
+  return state_->submit(request::gather(in, out, root, options));
 }
-Work ProcessGroup::scatter(ConstTensorView in, TensorView out, int root, const CallOptions& options) {
-  return submit(call::scatter(in, out, root, options));
+Work ProcessGroup::scatter(const ConstTensorView& in, const TensorView& out, int root,
+                           const CallOptions& options) {
+  return state_->submit(request::scatter(in, out, root, options));
 }
-Work ProcessGroup::all_to_all(ConstTensorView in, TensorView out, const CallOptions& options) {
-  return submit(call::all_to_all(in, out, options));
+Work ProcessGroup::all_to_all(const ConstTensorView& in, const TensorView& out, const CallOptions& options) {
+  return state_->submit(request::all_to_all(in, out, options));
 }
-Work ProcessGroup::all_to_all_v(ConstTensorView in, Blocks in_blocks, TensorView out, Blocks out_blocks,
-                                const CallOptions& options) {
-  return submit(call::all_to_all_v(in, in_blocks, out, out_blocks, options));
+Work ProcessGroup::all_to_all_v(const ConstTensorView& in, const Blocks& in_blocks, const TensorView& out,
+                                const Blocks& out_blocks, const CallOptions& options) {
+  return state_->submit(request::all_to_all_v(in, in_blocks, out, out_blocks, options));
 }
-Work ProcessGroup::barrier(const CallOptions& options) { return submit(call::barrier(options)); }
-Work ProcessGroup::send(ConstTensorView in, int dst, const CallOptions& options) {
-  return submit(call::send(in, dst, options));
+Work ProcessGroup::barrier(const CallOptions& options) { return state_->submit(request::barrier(options)); }
+Work ProcessGroup::send(const ConstTensorView& in, int dst, const CallOptions& options) {
+  return state_->submit(request::send(in, dst, options));
 }
-Work ProcessGroup::recv(TensorView out, int src, const CallOptions& options) {
-  return submit(call::recv(out, src, options));
+Work ProcessGroup::recv(const TensorView& out, int src, const CallOptions& options) {
+  return state_->submit(request::recv(out, src, options));
 }
-Work ProcessGroup::send_recv(ConstTensorView in, int dst, TensorView out, int src,
+Work ProcessGroup::send_recv(const ConstTensorView& in, int dst, const TensorView& out, int src,
                              const CallOptions& options) {
   return coalesced({call::send(in, dst, options), call::recv(out, src, options)});
 }

@@ -59,8 +59,8 @@ const ReduceIsa& best() noexcept {
   return chosen;
 }
 
-ReduceKernel kernel_of(const ReduceIsa& isa, DType dtype, ReduceOp op) noexcept {
-  return isa.kernel[static_cast<int>(dtype)][static_cast<int>(op.kind)];
+ReduceKernel kernel_of(const ReduceIsa& isa, DType dtype, Kind kind) noexcept {
+  return isa.kernel[static_cast<int>(dtype)][static_cast<int>(kind)];
 }
 
 // Non-temporal stores are ordered by nothing else.
@@ -162,20 +162,20 @@ int runnable_reduce_isas(const ReduceIsa** to) noexcept {
   return n;
 }
 
-bool can_reduce(DType dtype, ReduceOp op) noexcept {
-  if (op.kind == Kind::user) return dtype != DType::f8e4m3 && dtype != DType::f8e5m2;
-  return kernel_of(kReduceBaseline, dtype, op) != nullptr;
+bool can_reduce(DType dtype, Kind kind) noexcept {
+  if (kind == Kind::user) return dtype != DType::f8e4m3 && dtype != DType::f8e5m2;
+  return kernel_of(kReduceBaseline, dtype, kind) != nullptr;
 }
 
-void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> in, std::span<std::byte* const> out,
-            std::int64_t count, bool stream) noexcept {
-  assert(can_reduce(dtype, op) && !in.empty() && count >= 0);
-  if (WEFT_MUTANT("avg_undivided") && op.kind == Kind::avg) op.kind = Kind::sum;
+void reduce(DType dtype, const ReduceOp& op, std::span<const std::byte* const> in,
+            std::span<std::byte* const> out, std::int64_t count, bool stream) noexcept {
+  assert(can_reduce(dtype, op.kind) && !in.empty() && count >= 0);
+  const Kind kind = WEFT_MUTANT("avg_undivided") && op.kind == Kind::avg ? Kind::sum : op.kind;
   const std::int64_t bytes = count * size_bytes(dtype);
-  if (op.kind == Kind::user) [[unlikely]]
+  if (kind == Kind::user) [[unlikely]]
     return reduce_user(*op.user, dtype, in, out, bytes);
   const ReduceIsa& isa = best();
-  const ReduceKernel kernel = kernel_of(isa, dtype, op);
+  const ReduceKernel kernel = kernel_of(isa, dtype, kind);
   const int n = static_cast<int>(in.size()), outs = static_cast<int>(out.size());
   if (stream && worth_streaming(in, out, bytes)) [[unlikely]]
     return reduce_streaming(isa, kernel, op.scale, size_bytes(dtype), in, out, count);

@@ -12,7 +12,7 @@
 namespace weft {
 
 /// True where `reduce` knows the pair.
-bool can_reduce(DType dtype, ReduceOp op) noexcept;
+bool can_reduce(DType dtype, ReduceOp::Kind kind) noexcept;
 
 /// For each element i < count: combines in[0][i] … in[n-1][i] by a binary tree over the index, split at the
 /// largest power of two below n, and stores the result to every out[j][i]. 16-bit floats are accumulated in
@@ -24,8 +24,8 @@ bool can_reduce(DType dtype, ReduceOp op) noexcept;
 /// other overlap is not allowed. Pointers need only the dtype's alignment. `n` is the number of ranks
 /// averaged over: in.size(). `stream`: write around the caches (fenced before it returns); for results beyond
 /// the shared cache.
-void reduce(DType dtype, ReduceOp op, std::span<const std::byte* const> in, std::span<std::byte* const> out,
-            std::int64_t count, bool stream = false) noexcept;
+void reduce(DType dtype, const ReduceOp& op, std::span<const std::byte* const> in,
+            std::span<std::byte* const> out, std::int64_t count, bool stream = false) noexcept;
 
 /// memcpy that may write around the caches, fenced before it returns.
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes, bool stream = false) noexcept;

@@ -73,6 +73,24 @@ WEFT_INLINE To bits_as(From x) {
   return __builtin_bit_cast(To, x);
 }
 
+// False: none of these floats is a NaN.
+template <class V>
+WEFT_INLINE bool may_hold_nan(V a, V b) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64)
+    return _mm512_cmp_ps_mask(bits_as<__m512>(a), bits_as<__m512>(b), _CMP_UNORD_Q) != 0;
+#endif
+#if defined(__AVX__)
+  if constexpr (sizeof(V) == 32)
+    return _mm256_movemask_ps(_mm256_cmp_ps(bits_as<__m256>(a), bits_as<__m256>(b), _CMP_UNORD_Q)) != 0;
+#endif
+#if defined(__SSE2__)
+  if constexpr (sizeof(V) == 16)
+    return _mm_movemask_ps(_mm_cmpunord_ps(bits_as<__m128>(a), bits_as<__m128>(b))) != 0;
+#endif
+  return true;
+}
+
 // ---- Numbers: Stored in memory, Sum is what sum and avg accumulate in, Order what min and max compare in.
 
 template <class T, class B, B nan>
@@ -390,10 +408,18 @@ struct Reduction {
 
   // Floats: divided, and NaNs made the one.
   template <class V>
-  static WEFT_INLINE V finish_lanes(V x, const Divisor<Quotient>& by) {
+  static WEFT_INLINE V divided(V x, const Divisor<Quotient>& by) {
     if constexpr (kind == Kind::avg) x = by.power_of_two ? x * by.reciprocal : x / by.value;
+    return x;
+  }
+  template <class V>
+  static WEFT_INLINE V with_one_nan(V x) {
     const V nan = bits_as<V>(Vec<Bits, sizeof(V) / sizeof(Bits)>{} + Number::kNan);
     return x != x ? nan : x;
+  }
+  template <class V>
+  static WEFT_INLINE V finish_lanes(V x, const Divisor<Quotient>& by) {
+    return with_one_nan(divided(x, by));
   }
 
   // The bytes of W stored elements.
@@ -401,9 +427,13 @@ struct Reduction {
   static WEFT_INLINE auto finish(Chunk<W> x, const Divisor<Quotient>& by) {
     if constexpr (Number::kPaired && W > 1) {
       using Lanes = Vec<Bits, W / 2>;
-      const auto even = Number::rounded(bits_as<Lanes>(finish_lanes(x.even, by)));
-      const auto odd = Number::rounded(bits_as<Lanes>(finish_lanes(x.odd, by)));
-      return (even >> 16) | (odd & 0xffff0000u);
+      auto even = divided(x.even, by), odd = divided(x.odd, by);
+      if (may_hold_nan(even, odd)) [[unlikely]] {  // one comparison for both, most of the time
+        even = with_one_nan(even);
+        odd = with_one_nan(odd);
+      }
+      return (Number::rounded(bits_as<Lanes>(even)) >> 16) |
+             (Number::rounded(bits_as<Lanes>(odd)) & 0xffff0000u);
     } else if constexpr (Number::kPaired) {
       return static_cast<Stored>(Number::rounded(bits_as<Bits>(finish_lanes(x, by))) >> 16);
     } else if constexpr (Number::kFloating) {

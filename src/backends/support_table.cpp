@@ -108,7 +108,7 @@ std::string reductions() {
     for (const Class& c : classes()) {
       std::vector<DType> defined;
       for (const DType d : c.dtypes)
-        if (can_reduce(d, ReduceOp{kind})) defined.push_back(d);
+        if (can_reduce(d, kind)) defined.push_back(d);
       if (defined.empty()) continue;
       text += row_of(fmt::format("{} of {}", name(kind), c.label), [&](const Traits& t) {
         return by_dtype(defined, [&](DType d) { return road(t, Op::all_reduce, d, kind, Order::native); });

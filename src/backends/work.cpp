@@ -19,9 +19,8 @@ void Work::take(Work& other) noexcept {
   more_ = std::move(other.more_);
 }
 
-// The head of a chain is done with: the next is the head.
+// The head of a chain is given back: the next is the head.
 void Work::finish() noexcept {
-  group_->release();
   group_ = nullptr;
   if (more_) {
     const std::unique_ptr<Work> next = std::move(more_);
@@ -30,21 +29,18 @@ void Work::finish() noexcept {
 }
 
 void Work::drop() noexcept {
-  while (group_) {
-    group_->dropped(slot_, ticket_);
-    finish();
-  }
+  for (; group_; finish()) group_->dropped(slot_, ticket_);
 }
 
 void Work::spend() noexcept {
-  while (group_) finish();
+  for (; group_; finish()) group_->give_back();
 }
 
 // A call that failed has told so: its ticket is spent, with all that are chained to it, whose group has
 // failed; quiesce() is the caller's to call.
 template <class Ask>
 bool Work::ask(const Ask& ask) {
-  while (group_) {
+  for (; group_; finish()) {
     bool finished = false;
     try {
       finished = ask();
@@ -53,7 +49,6 @@ bool Work::ask(const Ask& ask) {
       throw;
     }
     if (!finished) return false;
-    finish();
   }
   return true;
 }
@@ -74,21 +69,15 @@ bool Work::wait_for(Duration limit) {
 }
 
 void Work::wait_on(void* stream) {
-  // Those that the stream waits for stay in the chain: wait() or done() still tell how they ended.
-  bool all_here = true;
+  if (!group_ || !group_->streams()) return wait();
+  // They stay in the chain: wait() or done() still tell how they ended.
   try {
-    for (const Work* w = this; w != nullptr && w->group_ != nullptr; w = w->more_.get()) {
-      if (w->group_->wait_on(w->slot_, w->ticket_, stream)) {
-        all_here = false;
-      } else {
-        w->group_->wait(w->slot_, w->ticket_, std::nullopt);
-      }
-    }
+    for (const Work* w = this; w != nullptr && w->group_ != nullptr; w = w->more_.get())
+      w->group_->wait_on(w->slot_, w->ticket_, stream);
   } catch (...) {
     spend();
     throw;
   }
-  if (all_here) wait();  // done with, all of them
 }
 
 }  // namespace weft

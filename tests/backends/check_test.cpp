@@ -35,7 +35,7 @@ class Check : public testing::Test {
   std::string said(const Call& call, int size = kSize) const {
     const int rank = size == 1 ? 0 : kRank;
     std::string text = error_text([&] {
-      check(call, traits, rank, size, "tp");
+      check(borrowed(call), traits, rank, size, "tp");
       return 0;
     });
     const std::string tail = " [group \"tp\", rank " + std::to_string(rank) + "]";
@@ -71,7 +71,7 @@ TEST_F(Check, AnErrorHasTheOpAndNoCall) {
   const ConstTensorView in = f(0, 1);
   const Call call{.op = Op::send, .in = in, .peer = 7};
   try {
-    check(call, traits, kRank, kSize, "tp");
+    check(borrowed(call), traits, kRank, kSize, "tp");
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.op(), Op::send);

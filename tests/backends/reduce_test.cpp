@@ -710,7 +710,7 @@ TEST(ReduceTable, knows_what_is_defined) {
       const auto kind = static_cast<Kind>(k);
       const bool want = defined(dtype, kind);
       SCOPED_TRACE(fmt::format("{} of {}", name(kind), name(dtype)));
-      EXPECT_EQ(can_reduce(dtype, ReduceOp{kind}), want);
+      EXPECT_EQ(can_reduce(dtype, kind), want);
       EXPECT_EQ((shm->reduces[static_cast<std::size_t>(k)] & dtype_bit(dtype)) != 0, want);
       if (kind == Kind::user) continue;
       EXPECT_EQ(kernel_of(kReduceBaseline, dtype, kind) != nullptr, want);

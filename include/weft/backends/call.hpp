@@ -42,21 +42,23 @@ struct Call {
 
 /// See the functions of ProcessGroup of the same names.
 namespace call {
-Call all_reduce(ConstTensorView in, TensorView out, const CallOptions& options = {});
-Call reduce(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
-Call broadcast(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
-Call all_gather(ConstTensorView in, TensorView out, const CallOptions& options = {});
-Call all_gather_v(ConstTensorView in, TensorView out, Blocks out_blocks, const CallOptions& options = {});
-Call reduce_scatter(ConstTensorView in, TensorView out, const CallOptions& options = {});
-Call reduce_scatter_v(ConstTensorView in, TensorView out, Blocks in_blocks, const CallOptions& options = {});
-Call gather(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
-Call scatter(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
-Call all_to_all(ConstTensorView in, TensorView out, const CallOptions& options = {});
-Call all_to_all_v(ConstTensorView in, Blocks in_blocks, TensorView out, Blocks out_blocks,
+Call all_reduce(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
+Call reduce(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
+Call broadcast(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
+Call all_gather(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
+Call all_gather_v(const ConstTensorView& in, const TensorView& out, const Blocks& out_blocks,
                   const CallOptions& options = {});
+Call reduce_scatter(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
+Call reduce_scatter_v(const ConstTensorView& in, const TensorView& out, const Blocks& in_blocks,
+                      const CallOptions& options = {});
+Call gather(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
+Call scatter(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
+Call all_to_all(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
+Call all_to_all_v(const ConstTensorView& in, const Blocks& in_blocks, const TensorView& out,
+                  const Blocks& out_blocks, const CallOptions& options = {});
 Call barrier(const CallOptions& options = {});
-Call send(ConstTensorView in, int dst, const CallOptions& options = {});
-Call recv(TensorView out, int src, const CallOptions& options = {});
+Call send(const ConstTensorView& in, int dst, const CallOptions& options = {});
+Call recv(const TensorView& out, int src, const CallOptions& options = {});
 }  // namespace call
 
 }  // namespace weft

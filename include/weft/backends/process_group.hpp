@@ -78,41 +78,43 @@ class ProcessGroup {
   explicit operator bool() const noexcept { return state_ != nullptr; }
 
   /// out[i] = combination over ranks of in[i]. Counts equal on all ranks.
-  Work all_reduce(ConstTensorView in, TensorView out, const CallOptions& options = {});
+  Work all_reduce(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
   /// The same at rank `root` alone. Elsewhere `out` is ignored and may be empty.
-  Work reduce(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
+  Work reduce(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
   /// out = in of rank 0, in of rank 1, …: out has size() × in elements.
-  Work all_gather(ConstTensorView in, TensorView out, const CallOptions& options = {});
+  Work all_gather(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
   /// Block r of out = in of rank r, which has `out_blocks.counts[r]` elements. All ranks give the same
   /// counts.
-  Work all_gather_v(ConstTensorView in, TensorView out, Blocks out_blocks, const CallOptions& options = {});
+  Work all_gather_v(const ConstTensorView& in, const TensorView& out, const Blocks& out_blocks,
+                    const CallOptions& options = {});
   /// out = block rank() of the combination of all in: in has size() × out elements.
-  Work reduce_scatter(ConstTensorView in, TensorView out, const CallOptions& options = {});
+  Work reduce_scatter(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
   /// out = the combination of block rank() of all `in`. All ranks give the same counts; offsets are their
   /// own.
-  Work reduce_scatter_v(ConstTensorView in, TensorView out, Blocks in_blocks,
+  Work reduce_scatter_v(const ConstTensorView& in, const TensorView& out, const Blocks& in_blocks,
                         const CallOptions& options = {});
   /// At rank `root`: out = in of rank 0, in of rank 1, …. Elsewhere `out` is ignored and may be empty.
-  Work gather(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
+  Work gather(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
   /// out = block rank() of the root's `in`. Elsewhere `in` is ignored and may be empty.
-  Work scatter(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
+  Work scatter(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
   /// Block r of out = block rank() of rank r's in: n equal blocks each.
-  Work all_to_all(ConstTensorView in, TensorView out, const CallOptions& options = {});
+  Work all_to_all(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
   /// The same with blocks of any size: `in_blocks.counts[r]` here is `out_blocks.counts[rank()]` on rank r.
-  Work all_to_all_v(ConstTensorView in, Blocks in_blocks, TensorView out, Blocks out_blocks,
-                    const CallOptions& options = {});
+  Work all_to_all_v(const ConstTensorView& in, const Blocks& in_blocks, const TensorView& out,
+                    const Blocks& out_blocks, const CallOptions& options = {});
   /// out = in of rank `root`. Elsewhere `in` is ignored and may be empty.
-  Work broadcast(ConstTensorView in, TensorView out, int root, const CallOptions& options = {});
+  Work broadcast(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
   /// Done when all ranks have called it.
   Work barrier(const CallOptions& options = {});
   /// To rank `dst`, matched by its recv of the same tag. Done when `in` may be reused, which above the eager
   /// limit (shm: 4 KiB) may be as late as the match.
-  Work send(ConstTensorView in, int dst, const CallOptions& options = {});
+  Work send(const ConstTensorView& in, int dst, const CallOptions& options = {});
   /// From rank `src`. A message of another dtype or count is a mismatch.
-  Work recv(TensorView out, int src, const CallOptions& options = {});
+  Work recv(const TensorView& out, int src, const CallOptions& options = {});
 
   /// A send to `dst` and a receive from `src` at once, with the same tag, so that rings cannot deadlock.
-  Work send_recv(ConstTensorView in, int dst, TensorView out, int src, const CallOptions& options = {});
+  Work send_recv(const ConstTensorView& in, int dst, const TensorView& out, int src,
+                 const CallOptions& options = {});
   /// Many calls as one: started together, done when all are. Collectives among them happen in this order,
   /// which is the same on all ranks. An argument wrong in any of them throws before the first is sent.
   /// Of more than 64 the later ones start as the first end. Where one cannot be sent after others were, the

@@ -13,7 +13,13 @@ class Dims {
  public:
   static constexpr int kMaxDims = 8;
 
-  constexpr Dims() = default;
+  constexpr Dims() noexcept {}
+  constexpr Dims(const Dims& other) noexcept : rank_(other.rank_) { take(other); }
+  constexpr Dims& operator=(const Dims& other) noexcept {
+    rank_ = other.rank_;
+    take(other);
+    return *this;
+  }
   /// Throws bad_argument for more than kMaxDims.
   Dims(std::initializer_list<std::int64_t> values) : Dims(std::span(values.begin(), values.size())) {}
   explicit Dims(std::span<const std::int64_t> values);
@@ -48,8 +54,17 @@ class Dims {
   }
 
  private:
+  // What is there: views are made and copied for every call, and most have one dimension.
+  constexpr void take(const Dims& other) noexcept {
+    if (rank_ == 1) {
+      values_[0] = other.values_[0];
+    } else {
+      for (int i = 0; i < rank_; ++i) values_[i] = other.values_[i];
+    }
+  }
+
   int rank_ = 0;
-  std::int64_t values_[kMaxDims] = {};
+  std::int64_t values_[kMaxDims];  // the first rank_ of them
 };
 
 using Shape = Dims;

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "backends/reduce.hpp"
 #include "backends/shm/collectives.hpp"
 #include "backends/shm/prefetch.hpp"
 #include "base/mutant.hpp"
@@ -100,8 +101,8 @@ bool Collectives::publish(OpState& s) noexcept {
     if (s.call >= everybody_consumed_ + ring) return false;
   }
   Arrival& line = group_.mine().arrivals[s.call % kRing];
-  line.count = agreed_count(s, group_.size);
-  line.detail = plain(s) ? 0 : elaborate(group_, s, st.fits);
+  const std::int64_t count = agreed_count(s, group_.size);
+  const std::uint64_t detail = plain(s) ? 0 : elaborate(group_, s, st.fits);
   Buffer in{}, out{};
   if (!st.fits || s.in_blocks || may_place(s)) {  // with in_blocks others may still have too much
     const auto element = static_cast<std::size_t>(size_bytes(s.dtype));
@@ -109,18 +110,27 @@ bool Collectives::publish(OpState& s) noexcept {
     out = group_.publish(s.out, static_cast<std::size_t>(s.out_count) * element);
   }
   const bool placed = may_place(s) && reachable(in) && (!sliced(s) || reachable(out));
-  line.word = call_word(s, group_.path) | (placed ? kPlaced : 0);
-  if (st.fits && !placed) {
-    const std::int64_t bytes = s.in_count * size_bytes(s.dtype);
-    std::byte* const to = s.in_blocks ? line.both.payload : line.payload;
-    if (bytes > 0) std::memcpy(to, s.in, static_cast<std::size_t>(bytes));
+  const std::uint64_t word = call_word(s, group_.path) | (placed ? kPlaced : 0);
+  // The first cache line is written last and all at once: peers poll it.
+  const std::int64_t bytes = st.fits && !placed ? s.in_count * size_bytes(s.dtype) : 0;
+  constexpr std::int64_t kHead = kLine - offsetof(Arrival, payload);
+  std::int64_t head = 0;
+  if (s.in_blocks) {
+    copy_bytes(line.both.payload, s.in, bytes);
+  } else {
+    head = std::min(bytes, kHead);
+    copy_bytes(line.payload + head, s.in + head, bytes - head);
+    copy_bytes(line.payload, s.in, head);
   }
   if (!st.fits || s.in_blocks || placed) {
     line.places.in = in;
     line.places.out = out;
   }
+  line.word = word;
+  line.count = count;
+  line.detail = detail;
   line.sequence.store(s.call + 1,
-                      WEFT_MUTANT("lost_order") ? std::memory_order_relaxed : std::memory_order_seq_cst);
+                      WEFT_MUTANT("lost_order") ? std::memory_order_relaxed : std::memory_order_release);
   published_ = s.call + 1;
   group_.wake_all();
   st.phase = Phase::arriving;
@@ -137,14 +147,18 @@ Step Collectives::poll(OpState& s) noexcept {
   current_ = &s;
   if (st.phase == Phase::unpublished && !publish(s)) return catch_up();  // peers may wait for the same of us
   Step step = Step::pending;
-  switch (st.phase) {
-    case Phase::unpublished: break;
-    case Phase::arriving: step = arrive(s); break;
-    case Phase::direct:
-    case Phase::single: step = touch(s); break;
-    case Phase::leaving: step = leave(s); break;
-    case Phase::staged: step = staged(s); break;
-  }
+  Phase before = Phase::unpublished;
+  do {  // one phase leads to the next at once
+    before = st.phase;
+    switch (st.phase) {
+      case Phase::unpublished: break;
+      case Phase::arriving: step = arrive(s); break;
+      case Phase::direct:
+      case Phase::single: step = touch(s); break;
+      case Phase::leaving: step = leave(s); break;
+      case Phase::staged: step = staged(s); break;
+    }
+  } while (step == Step::advanced && st.phase != before);
   if (step == Step::done) current_ = nullptr;
   return step == Step::pending && compared_ < finished_ ? catch_up() : step;
 }
@@ -192,7 +206,7 @@ Step Collectives::catch_up() noexcept {
       if (!agree(r, compared_)) return Step::failed;
   }
   if (compared_ == before) return Step::pending;
-  group_.mine().consumed.store(compared_, std::memory_order_seq_cst);
+  group_.mine().consumed.store(compared_, std::memory_order_release);
   group_.wake_all();
   return Step::advanced;
 }
@@ -299,17 +313,13 @@ void Collectives::finish(const OpState& s) noexcept {
   if (state(s).fits)  // the next call is often like this one
     prefetch_to_write(&block.arrivals[(s.call + 1) % kRing],
                       static_cast<std::int64_t>(offsetof(Arrival, payload)) + payload_bytes(s));
-  if (!from_root(s)) {
-    if (state(s).fits &&
-        s.call % (kRing / 2) != 0) {  // nobody waits for just this; room in the ring comes in halves
-      block.consumed.store(s.call + 1, std::memory_order_release);
-      block.finished.store(s.call + 1, std::memory_order_release);
-      return;
-    }
-    block.consumed.store(s.call + 1, std::memory_order_seq_cst);
-  }
-  block.finished.store(s.call + 1, std::memory_order_seq_cst);
-  group_.wake_all();
+  if (!from_root(s)) block.consumed.store(s.call + 1, std::memory_order_release);
+  block.finished.store(s.call + 1, std::memory_order_release);
+  // Nobody waits for the end of an inline call; room in the ring comes in halves, and after a broadcast with
+  // the comparison.
+  if (!state(s).fits || (!from_root(s) && s.call % (kRing / 2) == 0)) group_.wake_all();
+  if (from_root(s) && s.root != group_.rank)  // a root runs ahead
+    __builtin_prefetch(&group_.of(s.root).arrivals[(s.call + 1) % kRing]);
 }
 
 // The direct path's end: this rank's memory is its own again when those who touch it have finished.

@@ -1,9 +1,9 @@
 // What the ranks of a group share: the layout of its control region, mapped by every rank. Zero-filled at
 // birth.
 //
-// Every word has one writer, named beside it. Sequences count from 1, so that zero means "not yet". All flags
-// are read and written with sequentially consistent accesses where a sleeper may depend on them: whoever
-// publishes then looks for sleepers, whoever falls asleep says so and then looks again, and one of the two
+// Every word has one writer, named beside it. Sequences count from 1, so that zero means "not yet". What a
+// sleeper may depend on is stored before a full fence and read sequentially consistent: whoever publishes
+// looks for sleepers after the fence, whoever falls asleep says so and then looks again, and one of the two
 // sees the other.
 #pragma once
 
@@ -16,6 +16,7 @@
 
 namespace weft::shm {
 
+inline constexpr std::size_t kLine = 64;               ///< bytes of a cache line
 inline constexpr std::uint64_t kRing = 16;             ///< arrival lines per rank
 inline constexpr std::size_t kInlineBytes = 2048;      ///< payload beside an arrival
 inline constexpr std::size_t kStageBytes = 128 << 10;  ///< staged by one rank per round
@@ -76,22 +77,26 @@ struct alignas(64) Detail {
   const Block* blocks() const noexcept { return reinterpret_cast<const Block*>(this + 1); }
 };
 
-/// A message waiting in its pair's ring: written by the sender, read by the receiver.
+/// A message waiting in its pair's ring: letter k is in slot k mod kMailRing. Written by the sender, the
+/// first cache line last; read by the receiver once `sequence` is k + 1; rewritten only when `drained` says
+/// that the receiver has taken it.
 struct alignas(64) Letter {
+  std::atomic<std::uint64_t> sequence;
+  std::int64_t count;
   std::int32_t tag;
+  std::uint32_t number;  ///< of its answer, where it is large
   DType dtype;
   bool eager;
-  std::uint32_t number;  ///< of its answer, where it is large
-  std::int64_t count;
-  Buffer place;
-  std::byte payload[kEagerBytes];
+  union alignas(8) {
+    Buffer place;                    ///< of a large one
+    std::byte payload[kEagerBytes];  ///< of an eager one
+  };
 };
 
 /// From one rank to another (perhaps itself).
 struct Pair {
-  alignas(64) std::atomic<std::uint64_t> posted;   ///< by the sender: letters in the ring so far
-  std::atomic<std::uint64_t> sent;                 ///< by the sender: stream chunks filled so far
-  alignas(64) std::atomic<std::uint64_t> drained;  ///< by the receiver: letters taken so far
+  alignas(64) std::atomic<std::uint64_t> sent;     ///< by the sender: stream chunks filled so far
+  alignas(64) std::atomic<std::uint64_t> drained;  ///< by the receiver: letters taken so far, now and then
   std::atomic<std::uint64_t> received;             ///< by the receiver: stream chunks emptied so far
   enum Answer : std::uint32_t { waiting, granted, taken };
   std::atomic<std::uint32_t> answers[kLetters];  ///< by the receiver; back to waiting by the sender

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "backends/shm/control.hpp"
+#include "backends/shm/fence.hpp"
 #include "base/arena.hpp"
 #include "base/mutant.hpp"
 #include "base/neighbourhood.hpp"
@@ -42,13 +43,19 @@ struct Group {
   RankBlock& mine() const { return control.rank(rank); }
   RankBlock& of(int r) const { return control.rank(r); }
 
-  /// After publishing something that `r` may wait for (with a sequentially consistent store).
+  /// After publishing something that `r` may wait for (with release stores).
   void wake(int r) const noexcept {
+    full_fence();
+    wake_fenced(r);
+  }
+  /// The same where a fence came after what was published.
+  void wake_fenced(int r) const noexcept {
     if (of(r).sleeping.load(std::memory_order_seq_cst) != 0) bells[static_cast<std::size_t>(r)].ring();
   }
   void wake_all() const noexcept {
+    full_fence();
     for (int r = 0; r < size; ++r)
-      if (r != rank) wake(r);
+      if (r != rank) wake_fenced(r);
   }
 
   /// Where a buffer of this rank lies, as all peers, or the one that reads it, can reach it now.
@@ -73,7 +80,7 @@ struct Group {
   bool enter(std::uint64_t call, std::uint64_t how = 0) const noexcept;
   /// Out again. False: the group has failed meanwhile.
   bool leave() const noexcept {
-    mine().active.store(0, std::memory_order_seq_cst);
+    mine().active.store(0, std::memory_order_release);
     return !aborted();
   }
 };

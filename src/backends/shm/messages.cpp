@@ -27,7 +27,17 @@ Messages::Messages(const Group& group)
 
 void Messages::notify(int r) noexcept {
   group_.of(r).mail.fetch_add(1, std::memory_order_seq_cst);
-  if (r != group_.rank) group_.wake(r);
+  if (r != group_.rank) group_.wake_fenced(r);
+}
+
+// Is there room for a letter? Where there is none, the receiver is asked to look: it may wait for others.
+bool Messages::has_room(int dst) {
+  Peer& peer = peers_[static_cast<std::size_t>(dst)];
+  if (peer.posted < peer.room_to) return true;
+  peer.room_to = group_.control.pair(group_.rank, dst).drained.load(std::memory_order_seq_cst) + kMailRing;
+  if (peer.posted < peer.room_to) return true;
+  notify(dst);
+  return false;
 }
 
 void Messages::post(OpState& s) {
@@ -55,35 +65,36 @@ bool Messages::flush(int dst) {
   Peer& peer = peers_[static_cast<std::size_t>(dst)];
   Pair& pair = group_.control.pair(group_.rank, dst);
   bool moved = false;
-  while (!peer.unposted.empty()) {
-    const std::uint64_t index = pair.posted.load(std::memory_order_relaxed);
-    if (index - pair.drained.load(std::memory_order_seq_cst) >= kMailRing) break;
+  while (!peer.unposted.empty() && has_room(dst)) {
     OpState& s = *peer.unposted.front();
     State& st = state(s);
-    Letter& letter = pair.letters[index % kMailRing];
-    letter.tag = s.tag;
-    letter.dtype = s.dtype;
-    letter.count = s.in_count;
-    letter.eager = st.bytes <= static_cast<std::int64_t>(kEagerBytes);
-    if (letter.eager) {
-      if (st.bytes > 0) std::memcpy(letter.payload, s.in, static_cast<std::size_t>(st.bytes));
+    Letter& letter = pair.letters[peer.posted % kMailRing];
+    const bool eager = st.bytes <= static_cast<std::int64_t>(kEagerBytes);
+    if (eager) {
+      constexpr std::int64_t kHead = kLine - offsetof(Letter, payload);
+      const std::int64_t head = std::min(st.bytes, kHead);
+      copy_bytes(letter.payload + head, s.in + head, st.bytes - head);
+      copy_bytes(letter.payload, s.in, head);
       st.phase = Phase::done;
     } else {
       st.number =
           static_cast<std::uint32_t>(__builtin_ctzll(peer.free_numbers));  // never empty: as many as slots
       peer.free_numbers &= peer.free_numbers - 1;
       letter.number = st.number;
-      letter.place = dst == group_.rank ? Buffer{Buffer::pointer, 0, reinterpret_cast<std::uint64_t>(s.in)}
-                                        : group_.publish(s.in, static_cast<std::size_t>(st.bytes), dst);
-      st.place = letter.place;
+      st.place = dst == group_.rank ? Buffer{Buffer::pointer, 0, reinterpret_cast<std::uint64_t>(s.in)}
+                                    : group_.publish(s.in, static_cast<std::size_t>(st.bytes), dst);
+      letter.place = st.place;
       st.phase = Phase::posted;
       peer.outstanding.push_back(&s);
     }
-    pair.posted.store(index + 1, std::memory_order_seq_cst);
-    notify(dst);
-    if (letter.eager &&
-        st.bytes > 64)  // the next message is often like this one, and its lines are the reader's
-      prefetch_to_write(&pair.letters[(index + 1) % kMailRing],
+    letter.tag = s.tag;
+    letter.dtype = s.dtype;
+    letter.count = s.in_count;
+    letter.eager = eager;
+    letter.sequence.store(++peer.posted, std::memory_order_release);
+    if (dst != group_.rank) group_.wake(dst);
+    if (eager)  // the next message is often like this one, and its lines are the reader's
+      prefetch_to_write(&pair.letters[peer.posted % kMailRing],
                         static_cast<std::int64_t>(offsetof(Letter, payload)) + st.bytes);
     peer.unposted.erase(peer.unposted.begin());
     moved = true;
@@ -105,7 +116,7 @@ void Messages::match(OpState& recv, const AnyLetter& letter, const std::byte* pa
     return;
   }
   if (letter.eager) {
-    if (st.bytes > 0) std::memcpy(recv.out, payload, static_cast<std::size_t>(st.bytes));
+    copy_bytes(recv.out, payload, st.bytes);
     st.phase = Phase::done;
     return;
   }
@@ -121,30 +132,46 @@ void Messages::match(OpState& recv, const AnyLetter& letter, const std::byte* pa
 bool Messages::drain(int src) {
   Pair& pair = group_.control.pair(src, group_.rank);
   Peer& peer = peers_[static_cast<std::size_t>(src)];
-  const std::uint64_t posted = pair.posted.load(std::memory_order_seq_cst),
-                      first = pair.drained.load(std::memory_order_relaxed);
-  std::uint64_t index = first;
-  if (index == posted) return false;
-  for (; index != posted; ++index) {
-    const Letter& letter = pair.letters[index % kMailRing];
+  const auto next = [&]() -> const Letter* {
+    const Letter& letter = pair.letters[peer.taken % kMailRing];
+    return letter.sequence.load(std::memory_order_seq_cst) == peer.taken + 1 ? &letter : nullptr;
+  };
+  const std::uint64_t before = peer.taken;
+  for (const Letter* letter = next(); letter != nullptr; letter = next()) {
     const auto recv = std::find_if(peer.wanted.begin(), peer.wanted.end(), [&](const OpState* s) {
-      return s->tag == letter.tag || WEFT_MUTANT("any_tag");
+      return s->tag == letter->tag || WEFT_MUTANT("any_tag");
     });
     if (recv != peer.wanted.end()) {
-      match(**recv, letter, letter.payload);
+      match(**recv, *letter, letter->payload);
       peer.wanted.erase(recv);
     } else {
-      Kept kept{letter.tag, letter.dtype, letter.eager, letter.number, letter.count, letter.place, {}};
-      if (letter.eager)
-        kept.payload.assign(letter.payload, letter.payload + bytes_of(letter.dtype, letter.count));
+      Kept kept{letter->tag, letter->dtype, letter->eager, letter->number, letter->count, {}, {}};
+      if (letter->eager) {
+        kept.payload.assign(letter->payload, letter->payload + bytes_of(letter->dtype, letter->count));
+      } else {
+        kept.place = letter->place;
+      }
       peer.kept.push_back(std::move(kept));
     }
+    ++peer.taken;
+    if (peer.taken - peer.told < kMailRing / 2) continue;  // the sender hears of room now and then
+    // Only a sender that found the ring full waits for this. It posts first and looks for room after, here it
+    // is the other way round, so one of the two sees the other.
+    const Letter& last = pair.letters[(peer.told + kMailRing - 1) % kMailRing];
+    const std::uint64_t full = peer.told + kMailRing;
+    pair.drained.store(peer.told = peer.taken, std::memory_order_seq_cst);
+    if (last.sequence.load(std::memory_order_seq_cst) == full) notify(src);
   }
-  pair.drained.store(index, std::memory_order_seq_cst);
-  // Only a sender that found the ring full waits for this. It posts first and looks for room after, here it
-  // is the other way round, so one of the two sees the other.
-  if (pair.posted.load(std::memory_order_seq_cst) - first >= kMailRing) notify(src);
-  return true;
+  return peer.taken != before;
+}
+
+bool Messages::unread() const noexcept {
+  for (int r = 0; r < group_.size; ++r) {
+    const std::uint64_t taken = peers_[static_cast<std::size_t>(r)].taken;
+    const Letter& next = group_.control.pair(r, group_.rank).letters[taken % kMailRing];
+    if (next.sequence.load(std::memory_order_seq_cst) == taken + 1) return true;
+  }
+  return false;
 }
 
 bool Messages::answers(int dst) {
@@ -239,8 +266,6 @@ Step Messages::receive(OpState& s) {
 }
 
 Step Messages::poll(OpState& s) {
-  // What is looked for first is the letter itself: the count of mail is one more line to fetch, for those who
-  // wait for anything from anybody.
   bool moved = s.op == Op::recv && state(s).phase == Phase::queued && drain(s.peer);
   if (advance()) moved = true;
   if (trouble() != nullptr) {

@@ -20,8 +20,11 @@ class Messages {
   Step poll(OpState& s);
   /// Looks at what arrived, also while only collectives are in flight. True: something moved.
   bool advance();
-  /// A cheap look: has anything arrived since the last advance()?
+  /// A cheap look: did anybody send word since the last advance()? Of a letter nobody does while its ring has
+  /// room: whoever wants it looks for it.
   bool news() const noexcept { return group_.mine().mail.load(std::memory_order_seq_cst) != seen_; }
+  /// Are there letters that were not looked at?
+  bool unread() const noexcept;
   /// Peers that calls in flight wait for.
   std::vector<int> awaited() const;
   /// Where advance() found ranks that disagree: raise it.
@@ -53,9 +56,14 @@ class Messages {
     std::vector<OpState*> streams;      // recvs of large foreign messages, in order; the first is granted
     std::vector<Kept> kept;
     std::uint64_t free_numbers = ~std::uint64_t{0};
+    std::uint64_t posted = 0;   // letters to the peer
+    std::uint64_t room_to = 0;  // letters that were known to fit
+    std::uint64_t taken = 0;    // letters from the peer
+    std::uint64_t told = 0;     // those the peer knows to be taken: Pair::drained
   };
   static State& state(OpState& s) noexcept { return *reinterpret_cast<State*>(s.scratch.data()); }
 
+  bool has_room(int dst);
   bool flush(int dst);
   bool drain(int src);
   bool answers(int dst);

@@ -73,7 +73,7 @@ class ShmBackend final : public Backend {
     if (left.empty()) return true;
     std::string story;
     std::vector<int> awaited = messages_.awaited();
-    if (messages_.news()) awaited.clear();
+    if (messages_.news() || messages_.unread()) awaited.clear();
     if (call) {
       const std::vector<int> late = collectives_.missing(*call, story);
       awaited.insert(awaited.end(), late.begin(), late.end());

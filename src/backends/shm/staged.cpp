@@ -96,7 +96,7 @@ bool Collectives::stage_round(OpState& s) noexcept {
     if (!parted(s) && !sliced(s)) break;  // the others read the same
   }
   ++st.staged;
-  group_.mine().staged.store(round + 1, std::memory_order_seq_cst);
+  group_.mine().staged.store(round + 1, std::memory_order_release);
   group_.wake_all();
   return true;
 }
@@ -121,8 +121,8 @@ bool Collectives::reduce_round(OpState& s) noexcept {
     reduce(s.dtype, s.reduce, ins_, {outs_.data(), outs}, b.count);
   }
   ++st.reduced;
-  group_.mine().reduced.store(round + 1, std::memory_order_seq_cst);
-  if (!takes(s)) group_.mine().copied.store(round + 1, std::memory_order_seq_cst);  // the slots are read
+  group_.mine().reduced.store(round + 1, std::memory_order_release);
+  if (!takes(s)) group_.mine().copied.store(round + 1, std::memory_order_release);  // the slots are read
   group_.wake_all();
   return true;
 }
@@ -148,21 +148,24 @@ bool Collectives::copy_round(OpState& s) noexcept {
     if (to.count > 0 && out != source) copy_bytes(out, source, to.count * element, streams(s));
   }
   ++st.copied;
-  group_.mine().copied.store(round + 1, std::memory_order_seq_cst);
+  group_.mine().copied.store(round + 1, std::memory_order_release);
   group_.wake_all();
   return true;
 }
 
 Step Collectives::staged(OpState& s) noexcept {
   State& st = state(s);
-  const bool moved = copy_round(s) || reduce_round(s) || stage_round(s);
+  bool moved = false;
+  for (std::int64_t room = kChunkBytes, round = st.part * group_.size * size_bytes(s.dtype);
+       room > 0 && (copy_round(s) || reduce_round(s) || stage_round(s)); room -= round)
+    moved = true;
   if (st.copied < st.rounds || st.reduced < st.rounds || st.staged < st.rounds)
     return moved ? Step::advanced : Step::pending;
   // Rounds this rank took no part in count as done, so that later calls find the counters level.
   RankBlock& block = group_.mine();
   const std::uint64_t level = st.base + st.rounds;
   for (auto* counter : {&block.staged, &block.reduced, &block.copied})
-    if (counter->load(std::memory_order_relaxed) < level) counter->store(level, std::memory_order_seq_cst);
+    if (counter->load(std::memory_order_relaxed) < level) counter->store(level, std::memory_order_release);
   finish(s);
   return Step::done;
 }
