@@ -13,8 +13,12 @@ inline constexpr bool kProcesses = true;
 #ifdef __SANITIZE_THREAD__
 /// The thread sanitizer ends a forked process that starts a thread.
 inline constexpr bool kThreadsInForks = false;
+/// What ranks do to each other does not depend on the kernel that combines their elements: one dtype with every
+/// reduction, and every dtype with one, will do, at a tenth of the time.
+inline constexpr bool kEveryKernel = false;
 #else
 inline constexpr bool kThreadsInForks = true;
+inline constexpr bool kEveryKernel = true;
 #endif
 inline constexpr const char* kNoThreadsInForks =
     "the thread sanitizer follows no threads of a forked process";
