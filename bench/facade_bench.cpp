@@ -58,16 +58,18 @@ class Bare {
 
 Numbers compare(RankOfBench& rank, Bare& bare, const Case& c, const std::string& memory, const Agree& agree,
                 double seconds) {
-  const auto prepared = [&](const std::function<void(ConstTensorView, TensorView)>& call) {
-    const auto buffers = std::make_shared<Buffers>(c, rank.group.rank(), allocator(rank.context, memory));
+  // The same memory for both: where it lies may make more of a difference than what is measured.
+  const auto buffers = std::make_shared<Buffers>(c, rank.group.rank(), allocator(rank.context, memory));
+  const auto prepared = [&](const std::function<void(const ConstTensorView&, const TensorView&)>& call) {
     return prepare(buffers, [c, call](std::byte* in, std::byte* out) {
       const auto count = Dims::line(c.block()), step = Dims::line(1);
       call({in, c.dtype, {}, count, step}, {out, c.dtype, {}, count, step});
     });
   };
-  const Prepared facade =
-      prepared([&](ConstTensorView in, TensorView out) { rank.group.all_reduce(in, out).wait(); });
-  const Prepared backend = prepared([&](ConstTensorView in, TensorView out) { bare.all_reduce(in, out); });
+  const Prepared facade = prepared(
+      [&](const ConstTensorView& in, const TensorView& out) { rank.group.all_reduce(in, out).wait(); });
+  const Prepared backend =
+      prepared([&](const ConstTensorView& in, const TensorView& out) { bare.all_reduce(in, out); });
   // Verified, warm, and how many runs make a sample.
   const Times rough = measure(backend, agree, seconds / 4);
   measure(facade, agree, seconds / 4);

@@ -254,10 +254,10 @@ void Checker::counts(OpRow r) const {
   }
 }
 
-// Is a buffer in order, in few instructions?
+// Dense memory of the host, of so many elements that their bytes fit, times the ranks of any group.
 template <class Byte>
-bool plain(const BasicView<Byte>& v, const Traits& traits, bool reduced, std::int64_t& count) noexcept {
-  constexpr std::int64_t kMost = std::int64_t{1} << 48;  // whose bytes fit, times the ranks of any group
+bool plain(const BasicView<Byte>& v, std::int64_t& count) noexcept {
+  constexpr std::int64_t kMost = std::int64_t{1} << 48;
   if (v.shape.rank() == 1) {
     count = v.shape[0];
     if (v.strides[0] != 1 && count != 1) return false;
@@ -266,43 +266,43 @@ bool plain(const BasicView<Byte>& v, const Traits& traits, bool reduced, std::in
     count = m.count;
     if (m.negative || m.beyond || !m.dense) return false;
   }
-  return count >= 0 && count <= kMost && v.device.kind == DeviceKind::cpu && traits.moves(v.dtype) &&
-         (v.data != nullptr || count == 0) && (!reduced || aligned(v.data, v.dtype));
+  return static_cast<std::uint64_t>(count) <= kMost && v.device.kind == DeviceKind::cpu &&
+         (v.data != nullptr || count == 0);
 }
 
-// Most calls are right, and most of these are told from the others in few instructions: the host's memory,
-// equal blocks, a dtype and a reduction that the transport has itself. False says nothing but that the checks
-// below must look.
+// Most calls are right, and most of these are told from the others in few instructions: equal blocks, a dtype
+// and a reduction that the transport has itself. False says nothing but that the checks below must look.
 bool plainly_right(const Request& call, const Traits& traits, int rank, int size, Operands& have) noexcept {
   const OpRow r = row(call.op);
   if (traits.device || !traits.has(call.op) || call.options.deadline < Duration::zero() ||
       (call.in_blocks.counts.size() | call.in_blocks.offsets.size() | call.out_blocks.counts.size() |
        call.out_blocks.offsets.size()) != 0)
     return false;
+  if (r.counts == Counts::none) return true;
   const auto a_rank = [&](int value) { return static_cast<unsigned>(value) < static_cast<unsigned>(size); };
   if (r.rooted != Rooted::no && !a_rank(call.root)) return false;
   if (!r.collective && (!a_rank(call.peer) || call.options.tag < 0)) return false;
-  const bool at_root = rank == call.root;
-  if (has_in(call.op, at_root)) {
-    if (!plain(call.in, traits, r.reduces, have.in_count)) return false;
+  const bool at_root = rank == call.root, in = has_in(call.op, at_root), out = has_out(call.op, at_root);
+  if (in) {
+    if (!plain(call.in, have.in_count)) return false;
     have.in = call.in.data;
     have.dtype = call.in.dtype;
   }
-  if (has_out(call.op, at_root)) {
-    if (!plain(call.out, traits, r.reduces, have.out_count)) return false;
+  if (out) {
+    if (!plain(call.out, have.out_count) || (in && call.out.dtype != have.dtype)) return false;
     have.out = call.out.data;
-    if (has_in(call.op, at_root) && call.out.dtype != have.dtype) return false;
     have.dtype = call.out.dtype;
   }
+  if (!traits.moves(have.dtype)) return false;
   if (r.reduces) {
     const ReduceOp::Kind kind = call.options.op.kind;
     if (kind == ReduceOp::Kind::user || kind == ReduceOp::Kind::premul_sum ||
-        !traits.reduces_itself(kind, have.dtype) || !can_reduce(have.dtype, kind) ||
-        (call.options.order != Order::native && !traits.native_is_canonical))
+        !traits.reduces_itself(kind, have.dtype) ||
+        (call.options.order != Order::native && !traits.native_is_canonical) ||
+        !aligned(have.in, have.dtype) || !aligned(have.out, have.dtype))
       return false;
   }
-  if (have.in == nullptr || have.out == nullptr)
-    return !has_in(call.op, at_root) || !has_out(call.op, at_root);
+  if (!in || !out) return true;
   // They are the same where the operation is in place, or they lie apart.
   const std::int64_t element = size_bytes(have.dtype), in_bytes = have.in_count * element,
                      out_bytes = have.out_count * element;

@@ -158,7 +158,7 @@ std::string GroupState::next_token(std::string_view name, std::span<const int> r
   return fmt::format("{}#{}", key, generations[key]++);
 }
 
-void GroupState::own() noexcept {
+void GroupState::contend() noexcept {
   for (int spins = 0; !try_own(); ++spins) {
     if (spin_ && spins < kSpins) {
       pause();
@@ -188,7 +188,7 @@ void GroupState::alone(const Request& call, const Operands& have) {
   }
 }
 
-Work GroupState::submit(const Request& call) {
+[[gnu::flatten]] Work GroupState::submit(const Request& call) {
   if (context.forked()) context.check_fork(name(call.op).data());
   return submit_checked(call, check(call, traits(), member.rank, member.size, member.name));
 }
@@ -267,15 +267,12 @@ void GroupState::arrange_batch() noexcept {
   backend_->batch(open);
 }
 
-// Owns the group once that many slots are free.
-void GroupState::own_room(int slots, Op op, Duration deadline) {
-  const auto room = [&] { return slots == 1 ? free_ != 0 : __builtin_popcountll(free_) >= slots; };
-  own();
-  if (failed()) {  // while the group was another thread's
+// Owned, but without room, or failed while the group was another thread's.
+void GroupState::await_room(int slots, Op op, Duration deadline) {
+  if (failed()) {
     disown();
     throw_failure(op);
   }
-  if (room()) return;
   ++stalled_;
   arrange_batch();
   disown();
@@ -285,14 +282,14 @@ void GroupState::own_room(int slots, Op op, Duration deadline) {
       [&] {
         if (got || failed()) return true;
         own();
-        got = room();
+        got = room(slots);
         if (!got) disown();
         return got;
       },
       Deadline::after(limit));
   if (!got) {
     own();
-    got = room();  // another thread may just have finished what was in flight
+    got = room(slots);  // another thread may just have finished what was in flight
   }
   --stalled_;
   arrange_batch();
@@ -459,9 +456,7 @@ bool GroupState::drive() noexcept {
   return drive_and([] {});
 }
 
-// The group is free again, and perhaps gone; then what was to be said is said: a log may be slow.
-void GroupState::leave(bool moved) noexcept {
-  if (moved || warnings_.empty()) return disown();
+void GroupState::leave_and_warn() noexcept {
   const std::vector<std::string> lines = std::exchange(warnings_, {});
   Logger& log = context.log();
   disown();
@@ -655,7 +650,8 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
   return true;
 }
 
-bool GroupState::wait(std::uint32_t slot, std::uint32_t ticket, std::optional<Duration> limit) {
+[[gnu::flatten]] bool GroupState::wait(std::uint32_t slot, std::uint32_t ticket,
+                                       std::optional<Duration> limit) {
   Taking work(*this, slot, ticket);
   if (!work.finished()) {
     context.check_fork("wait");

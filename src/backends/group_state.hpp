@@ -109,7 +109,16 @@ class GroupState final : public Driven, public BlockHolder {
 
   ~GroupState() override;
   Work submit_checked(const Request& call, const Operands& have);
-  void own_room(int slots, Op op, Duration deadline);
+  // Owns the group, with so many slots free.
+  void own_room(int slots, Op op, Duration deadline) {
+    own();
+    if (failed() || !room(slots)) [[unlikely]]
+      await_room(slots, op, deadline);
+  }
+  bool room(int slots) const noexcept {
+    return slots == 1 ? free_ != 0 : __builtin_popcountll(free_) >= slots;
+  }
+  [[gnu::cold]] void await_room(int slots, Op op, Duration deadline);
   void alone(const Request& call, const Operands& have);
   void keep_blocks(Slot& slot, const Request& call) noexcept;
   void batch(int begun) noexcept;
@@ -121,7 +130,11 @@ class GroupState final : public Driven, public BlockHolder {
   bool try_own() noexcept {
     return !owned_.load(std::memory_order_relaxed) && !owned_.exchange(true, std::memory_order_acquire);
   }
-  void own() noexcept;
+  void own() noexcept {
+    if (!try_own()) [[unlikely]]
+      contend();
+  }
+  [[gnu::cold]] void contend() noexcept;
   void disown() noexcept { owned_.store(false, std::memory_order_release); }
 
   bool idle() const noexcept { return in_flight_.load(std::memory_order_acquire) == 0; }
@@ -129,11 +142,16 @@ class GroupState final : public Driven, public BlockHolder {
   template <class After>
   bool drive_and(const After& after) noexcept;  // `after` while the group is held
   void finish(std::uint32_t index) noexcept;
-  void inspect() noexcept;  // slow path: health, deadlines
+  [[gnu::cold]] void inspect() noexcept;  // slow path: health, deadlines
   void expire(const Slot& slot, const Slot& head) noexcept;
   void warn(Slot& slot) noexcept;
-  void leave(bool moved) noexcept;
-  void mark_failed() noexcept;  // takes over the backend's first cause
+  // The group is free again, and perhaps gone; then what was to be said is said: a log may be slow.
+  void leave(bool moved) noexcept {
+    if (moved || warnings_.empty()) return disown();
+    leave_and_warn();
+  }
+  [[gnu::cold]] void leave_and_warn() noexcept;
+  [[gnu::cold]] void mark_failed() noexcept;  // takes over the backend's first cause
   template <class Done, class After>
   bool drive_until(const Done& done, Deadline limit, const After& after) noexcept;
   template <class Done>
