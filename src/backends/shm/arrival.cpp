@@ -160,7 +160,10 @@ Step Collectives::poll(OpState& s) noexcept {
     }
   } while (step == Step::advanced && st.phase != before);
   if (step == Step::done) current_ = nullptr;
-  return step == Step::pending && compared_ < finished_ ? catch_up() : step;
+  // After roots' calls: when there is time, and so often that the ring's other half stays free meanwhile.
+  if (finished_ < compared_ + (step == Step::pending ? 1 : kRing / 2)) return step;
+  const Step caught = catch_up();
+  return caught == Step::failed || step == Step::pending ? caught : step;
 }
 
 // A rank goes on when those it needs have arrived and called the same. In most operations these are all. In
@@ -202,6 +205,10 @@ Step Collectives::catch_up() noexcept {
     return true;
   };
   for (; compared_ < finished_ && all_came(compared_); ++compared_) {
+    if (compared_ == before) {  // these lines come one after the other otherwise
+      for (std::uint64_t call = before + 1; call < finished_; ++call)
+        for (int r = 0; r < group_.size; ++r) __builtin_prefetch(&group_.of(r).arrivals[call % kRing]);
+    }
     for (int r = 0; r < group_.size; ++r)
       if (!agree(r, compared_)) return Step::failed;
   }
