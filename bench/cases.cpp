@@ -346,8 +346,8 @@ Spec parse_spec(int& argc, char** argv, const Defaults& defaults) {
       if (text != "processes" && text != "threads") refuse(flag, text, "processes or threads");
       spec.threads = text == "threads";
     } else if (flag == "--bind") {
-      if (text != "cores" && text != "none") refuse(flag, text, "cores or none");
-      spec.bind = text == "cores";
+      if (text != "cores" && text != "share" && text != "none") refuse(flag, text, "cores, share or none");
+      spec.bind = text == "cores" ? Bind::cores : text == "share" ? Bind::share : Bind::none;
     } else if (flag == "--seconds") {
       char* end = nullptr;
       spec.seconds = std::strtod(text.c_str(), &end);

@@ -85,6 +85,10 @@ std::shared_ptr<std::byte> allocate_pages(std::size_t bytes);
 Prepared prepare(const std::shared_ptr<Buffers>& buffers,
                  const std::function<void(std::byte* in, std::byte* out)>& call);
 
+/// Where ranks run, if there are as many cores as ranks: anywhere; each on a core of its own; each, with its
+/// helper thread, on an equal share of them.
+enum class Bind : std::uint8_t { none, cores, share };
+
 /// What a program was asked for.
 struct Spec {
   std::vector<Kind> kinds;
@@ -96,7 +100,7 @@ struct Spec {
   std::string backend = "shm";
   int ranks = 2;
   bool threads = false;
-  bool bind = true;       ///< each rank to a core of its own, where there are enough
+  Bind bind = Bind::cores;
   double seconds = 0.25;  ///< of sampling per case
   std::string turns{};    ///< a FIFO: a byte for each rank before each case, its end ends the program
   bool rows = false;      ///< print rows (below) instead of Google Benchmark's report

@@ -135,14 +135,14 @@ Membership member(int rank, int size, std::shared_ptr<Store> store) {
   return m;
 }
 
-int run_threads(int n, bool bind, const std::function<void(int, Context&, std::shared_ptr<Store>)>& body) {
+int run_threads(int n, Bind bind, const std::function<void(int, Context&, std::shared_ptr<Store>)>& body) {
   Context context;
   const std::shared_ptr<Store> store = make_local_store();
   std::vector<std::thread> threads;
   for (int r = 0; r < n; ++r)
     threads.emplace_back([&, r] {
       try {
-        if (bind) bind_to_core(r, n);
+        bind_to_cores(r, n, bind);
         body(r, context, store);
       } catch (const std::exception& e) {
         end("rank " + std::to_string(r) + ": " + e.what());
@@ -180,7 +180,7 @@ int run_ranks(const Spec& spec, int argc, char** argv, const Table& table, const
       rank_body(spec, argc, argv, context, member(r, spec.ranks, std::move(store)), common, table, settings);
     });
   return run_processes(spec.ranks, [&](int r, std::shared_ptr<Store> store) {
-    if (spec.bind) bind_to_core(r, spec.ranks);
+    bind_to_cores(r, spec.ranks, spec.bind);
     Context context;
     rank_body(spec, argc, argv, context, member(r, spec.ranks, std::move(store)), common, table, settings);
   });
@@ -199,7 +199,10 @@ int bench_main(int argc, char** argv, const Defaults& defaults, const Table& tab
 
 std::string settings_of(const Spec& spec) {
   const bool room = static_cast<int>(std::thread::hardware_concurrency()) >= spec.ranks;
-  const char* const bound = launched(spec) ? "" : spec.bind && room ? ", bound to cores" : ", not bound";
+  const char* const bound = launched(spec)                     ? ""
+                            : spec.bind == Bind::none || !room ? ", not bound"
+                            : spec.bind == Bind::share         ? ", bound to a share of the cores"
+                                                               : ", bound to cores";
   return spec.backend + (spec.threads ? ", ranks are threads" : ", ranks are processes") + bound;
 }
 

@@ -9,10 +9,10 @@
 //
 // Twice with Progress::thread (a helper thread gets the call on) and twice without (whoever waits does):
 // `busy`, where the computation keeps the rank's core, so that helper and computation share it unless there
-// are more cores than ranks; and `free`, where the computation is elsewhere (a device, other hosts) and
-// leaves the core to the helper. Ranks are not bound, so that a helper may take any core. Run it without a
-// real-time policy: under one, the helper and the computation do not share a core but take turns as long as
-// one of them likes.
+// are more cores than ranks; and `free`, where the computation is elsewhere (a device, other hosts), was
+// started just before the call was posted, and leaves the core to the helper. Run it with --bind share, so
+// that a helper finds its rank's cores, and no other rank's helper on them, and without a real-time policy:
+// under one, the helper and the computation do not share a core but take turns as long as one of them likes.
 #include <sys/prctl.h>
 
 #include <chrono>
@@ -85,18 +85,20 @@ Numbers overlap(RankOfBench& rank, Groups& groups, const Case& c, const std::str
     const auto rounds = agree(static_cast<std::int64_t>(100000 * comm / us_since(start)));
     const auto pause = std::chrono::nanoseconds(agree(static_cast<std::int64_t>(comm * 1e3)));
     for (const bool busy : {true, false}) {
-      const auto work = [&] {
+      // What is elsewhere goes on since `begun`, whatever this core does meanwhile.
+      const auto work = [&](Clock::time_point begun) {
         if (busy) {
           sink = compute(rounds);
         } else {
-          std::this_thread::sleep_for(pause);
+          std::this_thread::sleep_until(begun + pause);
         }
       };
-      const double comp = median(work, agree, part);
+      const double comp = median([&] { work(Clock::now()); }, agree, part);
       const double both = median(
           [&] {
+            const auto begun = Clock::now();
             Work w = group->all_reduce(in, out);
-            work();
+            work(begun);
             w.wait();
           },
           agree, part);

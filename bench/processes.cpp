@@ -16,19 +16,18 @@
 
 namespace weft::bench {
 
-bool bind_to_core(int rank, int ranks) {
-  cpu_set_t usable;
+void bind_to_cores(int rank, int ranks, Bind bind) {
+  cpu_set_t usable, mine;
   CPU_ZERO(&usable);
-  if (sched_getaffinity(0, sizeof usable, &usable) != 0 || CPU_COUNT(&usable) < ranks) return false;
-  int left = rank;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (!CPU_ISSET(core, &usable) || left-- > 0) continue;
-    cpu_set_t mine;
-    CPU_ZERO(&mine);
-    CPU_SET(core, &mine);
-    return sched_setaffinity(0, sizeof mine, &mine) == 0;
+  CPU_ZERO(&mine);
+  if (bind == Bind::none || sched_getaffinity(0, sizeof usable, &usable) != 0 || CPU_COUNT(&usable) < ranks)
+    return;
+  const int each = bind == Bind::share ? CPU_COUNT(&usable) / ranks : 1;
+  for (int core = 0, index = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &usable)) continue;
+    if (index++ / each == rank) CPU_SET(core, &mine);
   }
-  return false;
+  sched_setaffinity(0, sizeof mine, &mine);
 }
 
 // The parent serves the store; it may make threads only after the last fork, so the children learn the port

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 
+#include "cases.hpp"
 #include "weft/backends/store.hpp"
 
 namespace weft::bench {
@@ -12,8 +13,8 @@ namespace weft::bench {
 /// not throw. Call it before the program has any thread. The first process that fails ends the others.
 int run_processes(int n, const std::function<void(int rank, std::shared_ptr<Store> store)>& body);
 
-/// Keeps this thread, and those it makes, on core `rank` of the usable ones, as mpirun does. Does nothing and
-/// returns false where there are fewer cores than ranks.
-bool bind_to_core(int rank, int ranks);
+/// Keeps this thread, and those it makes, on core `rank` of the usable ones, as mpirun does, or on a share of
+/// them. Does nothing where there are fewer cores than ranks.
+void bind_to_cores(int rank, int ranks, Bind bind = Bind::cores);
 
 }  // namespace weft::bench

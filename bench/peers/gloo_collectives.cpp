@@ -180,7 +180,7 @@ Prepared halving_doubling(const Case& c, const Context& context, const std::shar
 }
 
 void body(const Spec& spec, int rank, const std::shared_ptr<weft::Store>& store) {
-  if (spec.bind) bind_to_core(rank, spec.ranks);
+  bind_to_cores(rank, spec.ranks, spec.bind);
   auto context = std::make_shared<::gloo::rendezvous::Context>(rank, spec.ranks);
   ::gloo::transport::tcp::attr where;
   where.hostname = "127.0.0.1";

@@ -252,7 +252,7 @@ int alone(const Options& o, const std::string& op) {
           {{program(o, op + "_bench"), "--rows", "--bytes", fmt::format("{}", fmt::join(bytes, ",")),
             "--dtype", o.dtypes.at(0), "--memory", o.memory.at(0) == "shared" ? "shared" : "foreign",
             "--seconds", fmt::format("{}", o.seconds), "--ranks", std::to_string(o.ranks), "--ranks-as",
-            o.ranks_as, "--bind", op == "overlap" ? "none" : "cores"},
+            o.ranks_as, "--bind", op == "overlap" ? "share" : "cores"},
            {},
            o.ranks});
   std::vector<json> rows;
