@@ -6,19 +6,20 @@ namespace weft::test {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 /// They watch ranks that are threads: all paths run there, in memory that they see.
 inline constexpr bool kProcesses = false;
+/// What ranks do to each other does not depend on the kernel that combines their elements (reduce_test has
+/// all of them): one dtype with every reduction, and every dtype with one, will do, in a fraction of the
+/// time.
+inline constexpr bool kEveryKernel = false;
 #else
 inline constexpr bool kProcesses = true;
+inline constexpr bool kEveryKernel = true;
 #endif
 
 #ifdef __SANITIZE_THREAD__
 /// The thread sanitizer ends a forked process that starts a thread.
 inline constexpr bool kThreadsInForks = false;
-/// What ranks do to each other does not depend on the kernel that combines their elements: one dtype with every
-/// reduction, and every dtype with one, will do, at a tenth of the time.
-inline constexpr bool kEveryKernel = false;
 #else
 inline constexpr bool kThreadsInForks = true;
-inline constexpr bool kEveryKernel = true;
 #endif
 inline constexpr const char* kNoThreadsInForks =
     "the thread sanitizer follows no threads of a forked process";
