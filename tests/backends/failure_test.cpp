@@ -352,6 +352,7 @@ TEST(Processes, NewSegmentsAreMappedOnTheWay) {
 // The same where nothing but messages is sent: the first of a new segment is streamed, later ones are read in
 // place.
 TEST(Processes, NewSegmentsAreMappedByMessagesToo) {
+  ::setenv("WEFT_SINGLE_COPY", "off", 1);  // the kernel's copies go through the hook, too; streams do not
   RankOptions options;
   options.context.segment_bytes = 1 << 20;
   run_ranks(
@@ -378,6 +379,7 @@ TEST(Processes, NewSegmentsAreMappedByMessagesToo) {
         }
       },
       options);
+  ::unsetenv("WEFT_SINGLE_COPY");
 }
 
 // A rank is killed with its peers' memory in hand.

@@ -368,6 +368,26 @@ TEST_P(Messages, WhoLeavesWithoutReceivingIsNamed) {
   });
 }
 
+// Letters that nobody asked for, of a rank that stays, do not hide that another one has left.
+TEST_P(Messages, WhoLeavesIsNamedBesideUnwantedLetters) {
+  run(3, [](Rank& r) {
+    r.group().barrier().wait();
+    if (r.rank == 1) r.group().send(filled(r, 100, 1), 0, {.tag = 9}).wait();
+    r.meet("sent");
+    if (r.rank == 2) r.group() = ProcessGroup();
+    r.meet("left");
+    if (r.rank == 0) {
+      const Tensor t = empty(r, 100);
+      const auto began = Clock::now();
+      const Error e = error_of([&] { r.group().recv(t, 2, {.tag = 5}).wait(); });
+      EXPECT_EQ(e.code(), ErrorCode::peer_lost);
+      EXPECT_THAT(e.what(), HasSubstr("rank 2 left the group"));
+      EXPECT_LT(Clock::now() - began, 2s);
+    }
+    r.meet("end");
+  });
+}
+
 // What was sent before leaving arrives.
 TEST_P(Messages, WhoLeavesAfterSendingIsNotMissed) {
   run(2, [](Rank& r) {

@@ -123,6 +123,8 @@ void Messages::match(OpState& recv, const AnyLetter& letter, const std::byte* pa
   st.number = letter.number;
   st.place = letter.place;
   st.phase = Phase::matched;
+  if (letter.place.kind == Buffer::shared || letter.place.kind == Buffer::pointer) return;
+  group_.map_news();  // so that the next one may be read where it lies
   if (letter.place.kind != Buffer::foreign) return;
   std::vector<OpState*>& streams = peers_[static_cast<std::size_t>(recv.peer)].streams;
   streams.push_back(&recv);
@@ -165,13 +167,10 @@ bool Messages::drain(int src) {
   return peer.taken != before;
 }
 
-bool Messages::unread() const noexcept {
-  for (int r = 0; r < group_.size; ++r) {
-    const std::uint64_t taken = peers_[static_cast<std::size_t>(r)].taken;
-    const Letter& next = group_.control.pair(r, group_.rank).letters[taken % kMailRing];
-    if (next.sequence.load(std::memory_order_seq_cst) == taken + 1) return true;
-  }
-  return false;
+bool Messages::collect() {
+  bool moved = false;
+  for (int r = 0; r < group_.size; ++r) moved |= drain(r);
+  return moved;
 }
 
 bool Messages::answers(int dst) {
@@ -198,7 +197,6 @@ bool Messages::advance() {
   const std::uint64_t mail = group_.mine().mail.load(std::memory_order_seq_cst);
   if (mail == seen_) return false;
   seen_ = mail;
-  group_.map_news();  // so that the next large message may be read where it lies
   bool moved = false;
   for (int r = 0; r < group_.size && trouble() == nullptr; ++r) {
     if (drain(r)) moved = true;

@@ -23,8 +23,8 @@ class Messages {
   /// A cheap look: did anybody send word since the last advance()? Of a letter nobody does while its ring has
   /// room: whoever wants it looks for it.
   bool news() const noexcept { return group_.mine().mail.load(std::memory_order_seq_cst) != seen_; }
-  /// Are there letters that were not looked at?
-  bool unread() const noexcept;
+  /// Takes every letter that is there, wanted or not. True: there were some.
+  bool collect();
   /// Peers that calls in flight wait for.
   std::vector<int> awaited() const;
   /// Where advance() found ranks that disagree: raise it.

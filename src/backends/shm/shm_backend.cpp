@@ -72,8 +72,9 @@ class ShmBackend final : public Backend {
       if (has_left(group_, r)) left.push_back(r);
     if (left.empty()) return true;
     std::string story;
+    const bool arrived = messages_.collect() || messages_.news();
     std::vector<int> awaited = messages_.awaited();
-    if (messages_.news() || messages_.unread()) awaited.clear();
+    if (arrived) awaited.clear();  // it is seen to first
     if (call) {
       const std::vector<int> late = collectives_.missing(*call, story);
       awaited.insert(awaited.end(), late.begin(), late.end());
