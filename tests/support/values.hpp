@@ -31,11 +31,11 @@ inline std::complex<double> as_complex(double x) { return {x, -2 * x}; }
 inline double from_complex(std::complex<double> z) { return z.real() + 4096 * (z.imag() + 2 * z.real()); }
 
 /// Element i of v becomes x; of bool: x != 0; of integers: x wrapped.
-inline void store(const TensorView& v, std::int64_t i, double x) {
-  std::byte* const at = v.data + i * size_bytes(v.dtype);
+inline void store(std::byte* data, DType dtype, std::int64_t i, double x) {
+  std::byte* const at = data + i * size_bytes(dtype);
   const auto put = [&](auto y) { std::memcpy(at, &y, sizeof y); };
   const auto whole = [&] { return static_cast<std::int64_t>(x); };
-  switch (v.dtype) {
+  switch (dtype) {
     case DType::f64: return put(x);
     case DType::f32: return put(static_cast<float>(x));
     case DType::f16: return put(f16(static_cast<float>(x)));
@@ -57,13 +57,13 @@ inline void store(const TensorView& v, std::int64_t i, double x) {
   std::abort();
 }
 
-inline double load(const ConstTensorView& v, std::int64_t i) {
-  const std::byte* const at = v.data + i * size_bytes(v.dtype);
+inline double load(const std::byte* data, DType dtype, std::int64_t i) {
+  const std::byte* const at = data + i * size_bytes(dtype);
   const auto get = [&]<class T>(T x) {
     std::memcpy(static_cast<void*>(&x), at, sizeof x);
     return x;
   };
-  switch (v.dtype) {
+  switch (dtype) {
     case DType::f64: return get(double{});
     case DType::f32: return get(float{});
     case DType::f16: return static_cast<float>(get(f16{}));
@@ -85,13 +85,17 @@ inline double load(const ConstTensorView& v, std::int64_t i) {
   }
   std::abort();
 }
+// Of a Tensor without its view, which is made anew for every element otherwise.
+inline void store(const Tensor& t, std::int64_t i, double x) { store(t.data(), t.dtype(), i, x); }
+inline void store(const TensorView& v, std::int64_t i, double x) { store(v.data, v.dtype, i, x); }
+inline double load(const Tensor& t, std::int64_t i) { return load(t.data(), t.dtype(), i); }
+inline double load(const ConstTensorView& v, std::int64_t i) { return load(v.data, v.dtype, i); }
 
 /// What `load` gives once x was stored: x as the dtype can hold it.
 inline double stored(DType dtype, double x) {
   alignas(16) std::byte room[16];
-  const TensorView v{room, dtype, Device{}, {1}};
-  store(v, 0, x);
-  return load(v, 0);
+  store(room, dtype, 0, x);
+  return load(room, dtype, 0);
 }
 
 /// The lowest rank's element that is not zero: associative, not commutative, and known for every dtype.
