@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "weft/backends/process_group.hpp"
@@ -80,6 +81,8 @@ int main(int count, char** arguments) {
     weft::ProcessGroup group = weft::ProcessGroup::create(context, arguments[1], m);
     const int status = cut ? until_cut(group) : sums(group);
     if (!cut) group.barrier().wait();
+    // Who ends without MPI_Finalize has mpirun end the others, who have not spoken yet.
+    if (cut) std::this_thread::sleep_for(std::chrono::seconds(4));
     say(rank, "ends");
     // MPICH 4.0 over UCX and TCP hangs in MPI_Finalize more often than not, with weft or without.
     if (group.backend() == "mpi-mpich") std::_Exit(status);
