@@ -358,8 +358,7 @@ TEST_P(CutOff, InMidCallEverybodyIsTold) {
           if (r.rank == lost) {
             EXPECT_FALSE(e.ranks().empty()) << e.what();  // of its own it cannot know
           } else {
-            // And perhaps the other one, which waits for it in the call before.
-            EXPECT_THAT(e.ranks(), ::testing::Contains(lost)) << e.what();
+            EXPECT_THAT(e.ranks(), ::testing::ElementsAre(lost)) << e.what();
             EXPECT_THAT(e.what(), HasSubstr(fmt::format("rank {}", lost)));
           }
         }

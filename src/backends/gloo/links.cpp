@@ -462,13 +462,21 @@ std::vector<int> Links::missing(const OpState& s, std::string& story) {
                         s.op == Op::send ? "has not received the message" : "has sent no message", s.tag);
     return absent;
   }
-  for (const auto& peer : peers_) {
-    if (peer->rank == context_->rank || peer->calls > s.call) continue;
-    absent.push_back(peer->rank);
-    story += fmt::format("{}rank {} had not arrived", story.empty() ? "" : "; ", peer->rank);
-  }
-  if (!absent.empty()) return absent;
+  for (const auto& peer : peers_)
+    if (peer->rank != context_->rank && peer->calls <= s.call) absent.push_back(peer->rank);
   lock.unlock();
+  if (!absent.empty()) {
+    // One that is stuck in the call before, behind a rank that is lost, has not arrived either; but it
+    // answers.
+    if (absent.size() > 1) {
+      const std::vector<int> lost = silent();
+      const auto answers = [&](int r) { return std::find(lost.begin(), lost.end(), r) == lost.end(); };
+      if (!std::all_of(absent.begin(), absent.end(), answers)) std::erase_if(absent, answers);
+    }
+    for (const int r : absent)
+      story += fmt::format("{}rank {} had not arrived", story.empty() ? "" : "; ", r);
+    return absent;
+  }
   absent = silent();
   story = "all ranks had arrived";
   if (!absent.empty())
