@@ -63,6 +63,15 @@ class ProgressThread : public ::testing::TestWithParam<Ranks> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, ProgressThread, ::testing::Values(Ranks::threads, Ranks::processes),
                          [](const auto& kind) { return to_string(kind.param); });
 
+// Posts an all_reduce of a large tensor, rank 0 before rank 1: two ranks that post at one moment may each do
+// all of their part while posting, and then nothing is left that waits for rank 0 to come back.
+Work post_in_turn(ProcessGroup& group, Rank& rank, const Tensor& t) {
+  if (rank.rank == 1) rank.store->get("posted", soon());
+  Work work = group.all_reduce(t, t);
+  if (rank.rank == 0) rank.store->set("posted", "");
+  return work;
+}
+
 // Rank 0 posts and then does not come back before its peers have finished.
 TEST_P(ProgressThread, PeersFinishWhileARankComputes) {
   run_ranks(GetParam(), 3, [](Rank& rank) {
@@ -88,7 +97,7 @@ TEST_P(ProgressThread, WithoutItTheyTimeOut) {
       [](Rank& rank) {
         ProcessGroup group = make_group(rank, Progress::caller);
         const Tensor t = filled(rank.context, kLarge, 1);
-        Work work = group.all_reduce(t, t);
+        Work work = post_in_turn(group, rank, t);
         if (rank.rank == 0) rank.store->get("gave up", soon());
         EXPECT_EQ(error_of([&] { work.wait(); }).code(), ErrorCode::timeout);
         rank.store->set("gave up", "");
@@ -125,7 +134,7 @@ TEST_P(ProgressThread, OtherGroupsAreLeftAlone) {
         ProcessGroup helped = make_group(rank, Progress::thread, "helped");
         ProcessGroup group = make_group(rank, Progress::caller, "alone");
         const Tensor t = filled(rank.context, kLarge, 1);
-        Work work = group.all_reduce(t, t);
+        Work work = post_in_turn(group, rank, t);
         helped.barrier().wait();
         if (rank.rank == 0) rank.store->get("gave up", soon());
         EXPECT_EQ(error_of([&] { work.wait(); }).code(), ErrorCode::timeout);
