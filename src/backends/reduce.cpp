@@ -44,14 +44,15 @@ bool has_f16c() noexcept {
 }
 #endif
 
-// The best table, its gaps filled.
+// Of each kernel the best there is.
 [[gnu::noinline]] ReduceIsa choose() noexcept {
-  const ReduceIsa* all[3];
-  runnable_reduce_isas(all);
+  const ReduceIsa* all[kReduceIsas];
+  const int n = runnable_reduce_isas(all);
   ReduceIsa chosen = *all[0];
-  for (int d = 0; d < kReduceDTypes; ++d)
-    for (int k = 0; k < kReduceKinds; ++k)
-      if (chosen.kernel[d][k] == nullptr) chosen.kernel[d][k] = kReduceBaseline.kernel[d][k];
+  for (int i = 1; i < n; ++i)
+    for (int d = 0; d < kReduceDTypes; ++d)
+      for (int k = 0; k < kReduceKinds; ++k)
+        if (chosen.kernel[d][k] == nullptr) chosen.kernel[d][k] = all[i]->kernel[d][k];
   return chosen;
 }
 const ReduceIsa& best() noexcept {
@@ -154,8 +155,10 @@ int runnable_reduce_isas(const ReduceIsa** to) noexcept {
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && has_f16c();
   if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl")) {
+    if (__builtin_cpu_supports("avx512bf16")) to[n++] = &kReduceAvx512Bf16;
     to[n++] = &kReduceAvx512;
+  }
   if (avx2) to[n++] = &kReduceAvx2;
 #endif
   to[n++] = &kReduceBaseline;

@@ -25,16 +25,18 @@ inline constexpr int kReduceKinds = 12;   // all but the user's own
 
 struct ReduceIsa {
   const char* name;
-  /// [DType][ReduceOp::Kind]. Null: the baseline's serves; where that is null, too, the pair does not exist.
+  /// [DType][ReduceOp::Kind]. Null: the next best table's serves; null in all: the pair does not exist.
   ReduceKernel kernel[kReduceDTypes][kReduceKinds];
   StreamCopy stream_copy;
 };
 
 extern const ReduceIsa kReduceBaseline;
-extern const ReduceIsa kReduceAvx2;    // x86-64 with AVX2 and F16C
-extern const ReduceIsa kReduceAvx512;  // x86-64 with AVX-512 F, BW, DQ, VL
+extern const ReduceIsa kReduceAvx2;        // x86-64 with AVX2 and F16C
+extern const ReduceIsa kReduceAvx512;      // x86-64 with AVX-512 F, BW, DQ, VL
+extern const ReduceIsa kReduceAvx512Bf16;  // and BF16: that dtype alone
 
-/// The tables this machine can run, best first: fills `to` (room for 3) and returns how many.
+inline constexpr int kReduceIsas = 4;
+/// The tables this machine can run, best first: fills `to` (room for kReduceIsas) and returns how many.
 int runnable_reduce_isas(const ReduceIsa** to) noexcept;
 
 }  // namespace weft
