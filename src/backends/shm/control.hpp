@@ -17,7 +17,7 @@
 namespace weft::shm {
 
 inline constexpr std::size_t kLine = 64;               ///< bytes of a cache line
-inline constexpr std::uint64_t kRing = 16;             ///< arrival lines per rank
+inline constexpr std::uint64_t kRing = 32;             ///< arrival lines per rank
 inline constexpr std::size_t kInlineBytes = 2048;      ///< payload beside an arrival
 inline constexpr std::size_t kStageBytes = 128 << 10;  ///< staged by one rank per round
 inline constexpr std::uint64_t kRounds = 4;            ///< rounds in flight, a staging buffer each

@@ -423,7 +423,7 @@ Program draw(std::uint64_t seed, std::uint64_t index, const Range& range) {
       s.counts.clear();
       fill(d, s, range, p.group_size(s.group));
       p.in_flight = 60;
-      for (int k = d.between(17, 40); k > 0; --k) {
+      for (int k = d.between(33, 60); k > 0; --k) {
         s.count = d.any(kFew);
         s.salt = d.next();
         p.steps.push_back(s);
