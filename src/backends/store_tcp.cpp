@@ -169,9 +169,9 @@ struct TcpStoreServer::Impl {
       try {
         serve();
       } catch (const std::exception& e) {  // out of memory; clients find their connections closed
-        log.write(LogLevel::error, fmt::format("store server: ends: {}", e.what()));
         clients.clear();
         listener = Descriptor();
+        say_end(e.what());
       }
     });
   }
@@ -180,6 +180,11 @@ struct TcpStoreServer::Impl {
     const std::uint64_t one = 1;
     [[maybe_unused]] const auto written = ::write(wake.get(), &one, sizeof one);
     thread.join();
+  }
+
+  void say_end(std::string_view why) noexcept try {
+    log.write(LogLevel::error, fmt::format("store server: ends: {}", why));
+  } catch (const std::bad_alloc&) {  // not even for that
   }
 
   // Serves until woken by the destructor, and then until the last client has left or `linger` has passed.

@@ -149,7 +149,8 @@ struct Traces::Writer {
   static constexpr std::uint64_t kWake = std::uint64_t{1} << 32;
   void wake() const { static_cast<void>(!::write(descriptor, &kWake, sizeof kWake)); }
 
-  void write_one(const Recorder& recorder, int number) {
+  // Without memory there is no file, and perhaps no word of it.
+  void write_one(const Recorder& recorder, int number) noexcept try {
     std::string problem;
     try {
       const Trace trace = recorder.read();
@@ -162,7 +163,12 @@ struct Traces::Writer {
     if (problem.empty()) return;
     const std::lock_guard lock(log_mutex);
     if (log != nullptr) log->write(LogLevel::warning, "WEFT_TRACE: no trace is written: " + problem);
-  }
+  } catch (const std::bad_alloc&) {}
+
+  // By a signal: all groups, as far as there is memory for.
+  void ask_for_all() noexcept try {
+    for (const auto& group : groups) asked.push_back(group);
+  } catch (const std::bad_alloc&) {}
 
   void run() {
     ::pthread_setname_np(::pthread_self(), "weft-traces");
@@ -172,8 +178,7 @@ struct Traces::Writer {
       std::uint64_t rung = 0;
       if (::read(descriptor, &rung, sizeof rung) < 0) rung = 0;
       std::unique_lock lock(mutex);
-      if (rung % kWake != 0)
-        for (const auto& group : groups) asked.push_back(group);
+      if (rung % kWake != 0) ask_for_all();
       while (!asked.empty()) {
         const auto [recorder, number] = asked.front();
         asked.pop_front();

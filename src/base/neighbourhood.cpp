@@ -147,10 +147,11 @@ struct HeldRegion : Region {
 struct OfferTable {
   std::mutex mutex;
   std::condition_variable added;
-  std::map<std::string, std::pair<std::uint64_t, std::weak_ptr<HeldRegion>>> regions;  // id, region
+  std::map<std::string, std::pair<std::uint64_t, std::weak_ptr<HeldRegion>>, std::less<>>
+      regions;  // id, region
   std::uint64_t next_id = 1;
 
-  std::shared_ptr<HeldRegion> find(const std::string& name) {
+  std::shared_ptr<HeldRegion> find(std::string_view name) {
     const auto i = regions.find(name);
     return i == regions.end() ? nullptr : i->second.second.lock();
   }
@@ -180,6 +181,8 @@ class Server {
         listener_(listen_abstract(self.socket)),
         stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!stop_) throw_errno("neighbourhood: eventfd", errno);
+    connections_.reserve(kNeighbours);
+    watched_.reserve(2 + kNeighbours);
     // Signals are for the program's own threads.
     sigset_t all, before;
     ::sigfillset(&all);
@@ -202,34 +205,44 @@ class Server {
  private:
   void serve() noexcept {
     ::pthread_setname_np(::pthread_self(), "weft-socket");
-    std::vector<Descriptor> connections;
-    std::vector<pollfd> watched;
     bool listen = true;
     while (true) {
-      watched.clear();
-      watched.push_back({.fd = stop_.get(), .events = POLLIN, .revents = 0});
-      watched.push_back({.fd = listen ? listener_.get() : -1, .events = POLLIN, .revents = 0});
-      for (const Descriptor& c : connections)
-        watched.push_back({.fd = c.get(), .events = POLLIN, .revents = 0});
-      const int ready = ::poll(watched.data(), watched.size(), listen ? -1 : 50);
-      if (watched[0].revents != 0) break;
+      watched_.clear();
+      watched_.push_back({.fd = stop_.get(), .events = POLLIN, .revents = 0});
+      watched_.push_back({.fd = listen ? listener_.get() : -1, .events = POLLIN, .revents = 0});
+      for (const Descriptor& c : connections_)
+        watched_.push_back({.fd = c.get(), .events = POLLIN, .revents = 0});
+      const int ready = ::poll(watched_.data(), watched_.size(), listen ? -1 : 50);
+      if (watched_[0].revents != 0) break;
       listen = true;
       if (ready <= 0) continue;
       // From the last to the first: what is erased has been looked at.
-      for (std::size_t i = connections.size(); i-- > 0;)
-        if (watched[2 + i].revents != 0 && !answer(connections[i].get()))
-          connections.erase(connections.begin() + static_cast<std::ptrdiff_t>(i));
-      if (watched[1].revents != 0) {
-        if (Descriptor c = accept_connection(listener_.get())) {
-          if (is_ours(c.get())) connections.push_back(std::move(c));
+      for (std::size_t i = connections_.size(); i-- > 0;)
+        if (watched_[2 + i].revents != 0 && !answer(connections_[i].get()))
+          connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(i));
+      if (watched_[1].revents != 0) {
+        // Out of memory or descriptors: who knocks waits in the listener's queue until there are some.
+        if (!room_for_one()) {
+          listen = false;
+        } else if (Descriptor c = accept_connection(listener_.get())) {
+          if (is_ours(c.get())) connections_.push_back(std::move(c));
         } else {
-          listen = errno == EINTR || errno == EAGAIN ||
-                   errno == ECONNABORTED;  // out of descriptors: try again later
+          listen = errno == EINTR || errno == EAGAIN || errno == ECONNABORTED;
         }
       }
     }
     // A forked child may hold copies: closing alone would not tell the neighbours.
-    for (const Descriptor& c : connections) ::shutdown(c.get(), SHUT_RDWR);
+    for (const Descriptor& c : connections_) ::shutdown(c.get(), SHUT_RDWR);
+  }
+
+  // In both lists, so that they never need memory anywhere else.
+  bool room_for_one() noexcept try {
+    const std::size_t wanted = connections_.size() + 1;
+    if (wanted > connections_.capacity()) connections_.reserve(2 * wanted);
+    if (2 + wanted > watched_.capacity()) watched_.reserve(2 + 2 * wanted);
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
   }
 
   bool is_ours(int socket) noexcept try {
@@ -275,7 +288,7 @@ class Server {
         break;
       case Request::Kind::region: {
         const std::lock_guard lock(offers_->mutex);
-        region = offers_->find(std::string(request.name, request.name_bytes));
+        region = offers_->find({request.name, request.name_bytes});
         if (!region) break;
         descriptor = region->memfd.get();
         reply.status = descriptor >= 0 ? Reply::Status::ok : Reply::Status::no_memory;
@@ -297,6 +310,10 @@ class Server {
   const std::shared_ptr<OfferTable> offers_;
   Descriptor listener_;
   Descriptor stop_;
+  // The thread's. Memory for most jobs is there from the beginning.
+  static constexpr std::size_t kNeighbours = 64;
+  std::vector<Descriptor> connections_;
+  std::vector<pollfd> watched_;
   std::thread thread_;
 };
 

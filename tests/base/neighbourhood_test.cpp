@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -9,14 +10,17 @@
 
 #include <atomic>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/arena.hpp"
+#include "base/descriptor_socket.hpp"
 #include "support/errors.hpp"
 #include "support/processes.hpp"
 #include "weft/base/context.hpp"
@@ -314,6 +318,53 @@ TEST(Neighbourhood, SaysThatAProcessHasNoMemoryToShare) {
             "unsupported: neighbourhood: process " + std::to_string(address.pid) +
                 " has no memory that others can map: its system refuses memfd_create");
   done_in.write_line("done");
+  EXPECT_EQ(child.wait(10s), (test::ExitStatus{0, 0}));
+}
+
+// A process that gets no memory any more lets those who knock wait, and goes on when it has some.
+TEST(Neighbourhood, AProcessWithoutMemoryServesLater) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need the address space that this test takes away";
+#endif
+  Pipe address_out, starved, fed;
+  ChildProcess child = ChildProcess::fork([&] {
+    ::mallopt(M_ARENA_MAX, 1);  // the socket's thread has no memory of its own
+    Context context;
+    address_out.write_line(context.neighbourhood().self().encode());
+    rlimit before{};
+    ::getrlimit(RLIMIT_AS, &before);
+    const rlimit none{.rlim_cur = 4096, .rlim_max = before.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_AS, &none), 0);
+    void* all = nullptr;  // a list
+    for (std::size_t size = 1 << 20; size >= sizeof(void*); size /= 2)
+      while (void* const block = std::malloc(size)) {
+        std::memcpy(block, &all, sizeof all);
+        all = block;
+      }
+    starved.write_line("now");
+    fed.read_line();
+    EXPECT_EQ(::setrlimit(RLIMIT_AS, &before), 0);
+    while (all != nullptr) {
+      void* next = nullptr;
+      std::memcpy(&next, all, sizeof next);
+      std::free(std::exchange(all, next));
+    }
+    fed.read_line();
+    return 0;
+  });
+  const ProcessAddress address = ProcessAddress::decode(address_out.read_line());
+  starved.read_line();
+  std::vector<Descriptor> knocking;  // more than it has room for, and fewer than a listener's queue holds
+  for (int k = 0; k < 100; ++k) {
+    knocking.push_back(connect_abstract(address.socket));
+    EXPECT_TRUE(k > 64 || knocking.back()) << k << ": " << std::strerror(errno);
+  }
+  std::this_thread::sleep_for(200ms);
+  EXPECT_FALSE(child.wait(0ms).has_value());
+  fed.write_line("now");
+  Context context;
+  EXPECT_TRUE(context.neighbourhood().meet(address, soon())->alive());
+  fed.write_line("done");
   EXPECT_EQ(child.wait(10s), (test::ExitStatus{0, 0}));
 }
 

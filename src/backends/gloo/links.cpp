@@ -187,7 +187,6 @@ void Links::write(Peer& peer, Note note, const void* payload, std::size_t bytes)
 // The thread of one peer.
 void Links::read(Peer& peer) noexcept {
   ::pthread_setname_np(::pthread_self(), "weft-gloo");
-  std::string trouble = "closed";
   try {
     for (;;) {
       for (;;) {
@@ -218,8 +217,7 @@ void Links::read(Peer& peer) noexcept {
       if (tell) write(peer, Note{.kind = Note::Kind::heard});
       if (note.kind == Note::Kind::farewell) break;
     }
-  } catch (const std::exception& e) {
-    trouble = e.what();
+  } catch (const std::exception&) {  // closed by one of the two sides, or broken
   }
   bool died = false;
   {
