@@ -604,7 +604,7 @@ struct Direct {
     d.out = out;
     d.outs = outs;
     d.by = R::divisor(n);
-    chunks<R::kLanes>(count, d, chunks_ahead<R>(in, n, count, d));
+    chunks<R::kLanes>(count, d, chunks_ahead<R>(d.in, n, count, d));
   }
 };
 
