@@ -35,6 +35,9 @@ std::int64_t agreed_count(const OpState& s, int size) noexcept {
   return 0;
 }
 
+// Of an inline payload, what is asked for before its arrival is seen. More of it takes lines from who writes.
+constexpr std::int64_t kAheadBytes = 448;
+
 // Most calls are told by their word and count alone.
 bool plain(const OpState& s) noexcept {
   return s.in_blocks == nullptr && s.out_blocks == nullptr && s.reduce.kind != ReduceOp::Kind::premul_sum &&
@@ -113,12 +116,11 @@ bool Collectives::publish(OpState& s) noexcept {
   const std::uint64_t word = call_word(s, group_.path) | (placed ? kPlaced : 0);
   // The first cache line is written last and all at once: peers poll it.
   const std::int64_t bytes = st.fits && !placed ? s.in_count * size_bytes(s.dtype) : 0;
-  constexpr std::int64_t kHead = kLine - offsetof(Arrival, payload);
   std::int64_t head = 0;
   if (s.in_blocks) {
     copy_bytes(line.both.payload, s.in, bytes);
   } else {
-    head = std::min(bytes, kHead);
+    head = std::min(bytes, kHeadBytes);
     copy_bytes(line.payload + head, s.in + head, bytes - head);
     copy_bytes(line.payload, s.in, head);
   }
@@ -175,8 +177,12 @@ Step Collectives::arrive(OpState& s) noexcept {
   for (; st.cursor < group_.size; ++st.cursor) {
     if (!must_see(s, st.cursor)) continue;
     const Arrival& theirs = arrival(st.cursor, s);
+    // Asked for with the first line, and again with every look, the others come with it and not after it.
+    const std::int64_t behind = st.fits ? payload_bytes(s) - kHeadBytes : 0;
+    prefetch_to_read(theirs.payload + kHeadBytes, std::min(behind, kAheadBytes));
     if (theirs.sequence.load(std::memory_order_seq_cst) != s.call + 1) return Step::pending;
-    if (st.fits && (theirs.word & kPlaced) == 0) prefetch_to_read(theirs.payload, payload_bytes(s));
+    if ((theirs.word & kPlaced) == 0)
+      prefetch_to_read(theirs.payload + kHeadBytes + kAheadBytes, behind - kAheadBytes);
     const std::uint64_t first = from_root(s) ? s.call : compared_;
     for (std::uint64_t call = first; call <= s.call; ++call)
       if (!agree(st.cursor, call)) return Step::failed;

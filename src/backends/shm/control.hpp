@@ -66,6 +66,9 @@ struct alignas(64) Arrival {
   };
 };
 
+/// Of the payload, what lies in the arrival's first cache line.
+inline constexpr std::int64_t kHeadBytes = kLine - offsetof(Arrival, payload);
+
 /// What few calls need and an arrival line has no room for. Beside the line, under the same rules.
 struct alignas(64) Detail {
   double scale;          ///< premul_sum
