@@ -22,7 +22,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 MPI = "openmpi,mpich,intelmpi"
-ALL = MPI + ",gloo,torch"
+ALL = MPI + ",gloo,torch,deepspeed"
 SIZES = "8,128,2048,8192,32768,131072,524288,2097152,8388608,33554432"
 CROWDED = "8,2048,32768,524288,8388608,67108864"
 
@@ -38,8 +38,8 @@ def runs(a):
     table["all_reduce_out"] = (["all_reduce", "--place", "out", "--against", MPI, *memory, *fast], False)
     table["all_reduce_rotating"] = (["all_reduce", "--buffers", "rotating", "--against", MPI, *memory, *fast], False)
     table["bf16"] = (["all_reduce", "--dtype", "f32,bf16", *fast], False)
-    table["all_reduce_bf16"] = (["all_reduce", "--dtype", "bf16", "--against", MPI + ",torch", *memory, *fast], False)
-    table["p2p"] = (["p2p", "--against", ALL, *fast], False)
+    table["all_reduce_bf16"] = (["all_reduce", "--dtype", "bf16", "--against", MPI + ",torch,deepspeed", *memory, *fast], False)
+    table["p2p"] = (["p2p", "--against", MPI + ",gloo,torch", *fast], False)
     table["facade"] = (["facade", "--seconds", "0.5", "--rounds", "3"], False)
     table["overlap"] = (["overlap", "--bytes", "262144,1048576,4194304", "--seconds", "1", "--rounds", "2"], True)
     table["all_reduce_4"] = (["all_reduce", "--ranks", "4", "--against", ALL, "--bytes", CROWDED, *memory,

@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
 """torch.distributed over Gloo: the same flags, checks, samples and rows as collectives_bench (bench/cases.hpp, bench/measure.hpp).
+With --library deepspeed: the all_reduce in shared memory of DeepSpeed's CPU inference, built by torch from the installed package's sources.
 
     torch_collectives.py --ranks 2 --op all_reduce --rows
 """
 import argparse
+import glob
+import importlib.metadata
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -22,6 +26,7 @@ def words(text):
 
 def flags():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--library", choices=["gloo", "deepspeed"], default="gloo")
     p.add_argument("--op", type=words, default=["all_reduce"])
     p.add_argument("--dtype", type=words, default=["f32"])
     p.add_argument("--bytes", type=lambda t: [int(w) for w in t.split(",")], default=[8 * 4**k for k in range(13)])
@@ -40,11 +45,38 @@ def flags():
     return a
 
 
+class DeepSpeed:
+    """Its shared-memory all_reduce: `build` once, before there are ranks; `start` in each of them."""
+
+    DTYPES = ("f32", "f16", "bf16")
+
+    @staticmethod
+    def build(ranks, port):
+        from torch.utils import cpp_extension
+
+        package = importlib.util.find_spec("deepspeed")
+        if package is None:
+            sys.exit("Error: no deepspeed; pip install deepspeed, and name its python by --python")
+        comm = package.submodule_search_locations[0] + "/ops/csrc/cpu/comm/"
+        os.environ.update(LOCAL_SIZE=str(ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        return cpp_extension.load(name="deepspeed_shm_comm", sources=[comm + "shm_interface.cpp", comm + "shm.cpp"],
+                                  extra_cflags=["-O2", "-fopenmp"])
+
+    @staticmethod
+    def start(library, dist, rank, ranks):
+        library.initialize(ranks, rank)
+        dist.barrier()
+        if rank == 0:  # everybody has them mapped; it would leave them behind
+            for segment in glob.glob(f"/dev/shm/deepspeed_allreduce_buffer_*_{os.environ['MASTER_PORT']}_*"):
+                os.unlink(segment)
+
+
 class Case:
     """One rank's tensors of a case: in and out, what to call, and what must come out."""
 
-    def __init__(self, torch, dist, op, dtype, place, size, rank, ranks):
+    def __init__(self, torch, dist, all_reduce, op, dtype, place, size, rank, ranks):
         self.torch, self.dist, self.op, self.rank, self.n = torch, dist, op, rank, ranks
+        self.all_reduce = all_reduce
         self.type = dtype
         item = torch.empty(0, dtype=dtype).element_size()
         parts = ranks if op in BLOCKS else 1
@@ -89,7 +121,7 @@ class Case:
     def run(self):
         d, r = self.dist, self.rank
         if self.op == "all_reduce":
-            d.all_reduce(self.x)
+            self.all_reduce(self.x)
         elif self.op == "reduce":
             d.reduce(self.x, 0)
         elif self.op == "broadcast":
@@ -158,15 +190,20 @@ def print_row(row):
     print(json.dumps(row), flush=True)
 
 
-def body(rank, a, port):
+def body(rank, a, port, library):
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=a.ranks)
     dist.barrier()
+    who, settings, all_reduce = "torch", f"torch {torch.__version__}", dist.all_reduce
+    if library:
+        who, settings = "deepspeed", f"DeepSpeed {importlib.metadata.version('deepspeed')}, {settings}"
+        DeepSpeed.start(library, dist, rank, a.ranks)
+        all_reduce = torch.ops.deepspeed.inference_all_reduce_
     if rank == 0:
-        print_row({"who": "torch", "settings": f"torch {torch.__version__}"})
+        print_row({"who": who, "settings": settings})
     types = {"f64": torch.float64, "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i8": torch.int8,
              "i16": torch.int16, "i32": torch.int32, "i64": torch.int64, "u8": torch.uint8}
     word = torch.zeros(1, dtype=torch.int64)
@@ -185,7 +222,11 @@ def body(rank, a, port):
         usual = "in" if op in ("all_reduce", "reduce", "broadcast") else "out"
         row = {"op": op, "dtype": dtype, "memory": "foreign", "place": usual, "buffers": buffers, "ranks": a.ranks, "bytes": size}
         why = ""
-        if dtype not in types:
+        if library and op != "all_reduce":
+            why = f"DeepSpeed has no {op} in shared memory"
+        elif library and dtype not in DeepSpeed.DTYPES:
+            why = f"DeepSpeed has no {dtype} in shared memory"
+        elif dtype not in types:
             why = f"torch over Gloo has no {dtype}"
         elif buffers != "hot":
             why = "rotating buffers are not measured"
@@ -195,7 +236,7 @@ def body(rank, a, port):
             if rank == 0:
                 print_row({**row, "unsupported": why})
             continue
-        case = Case(torch, dist, op, types[dtype], usual, size, rank, a.ranks)
+        case = Case(torch, dist, all_reduce, op, types[dtype], usual, size, rank, a.ranks)
         median, p99, samples = measure(case, agree, a.seconds)
         part = 2 if op == "ping_pong" else WINDOW if op == "one_way" else 1
         median, p99 = median / part, p99 / part
@@ -219,12 +260,12 @@ def die_with(parent):
         os._exit(1)
 
 
-def rank_main(rank, a, port, parent):
+def rank_main(rank, a, port, parent, library):
     die_with(parent)
     cores = sorted(os.sched_getaffinity(0))
     if a.bind == "cores" and len(cores) >= a.ranks:
         os.sched_setaffinity(0, {cores[rank]})
-    body(rank, a, port)
+    body(rank, a, port, library)
 
 
 def main():
@@ -237,8 +278,9 @@ def main():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
+    library = DeepSpeed.build(a.ranks, port) if a.library == "deepspeed" else None
     start = multiprocessing.get_context("fork")
-    ranks = [start.Process(target=rank_main, args=(r, a, port, os.getpid())) for r in range(a.ranks)]
+    ranks = [start.Process(target=rank_main, args=(r, a, port, os.getpid(), library)) for r in range(a.ranks)]
     for r in ranks:
         r.start()
     for r in ranks:

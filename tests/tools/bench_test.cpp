@@ -177,14 +177,14 @@ TEST_F(WeftBench, MessagesFacadeAndOverlap) {
 
 TEST_F(WeftBench, PeersThatAreNotThereAreNamedWithWhatToInstall) {
   ASSERT_EQ(run({"all_reduce", "--bytes", "8", "--rounds", "1", "--memory", "shared", "--against",
-                 "openmpi,mpich,intelmpi,gloo,torch", "--programs", our_programs()}),
+                 "openmpi,mpich,intelmpi,gloo,torch,deepspeed", "--programs", our_programs()}),
             ExitStatus{.code = 0})
       << err_;
   EXPECT_THAT(
       err_, AllOf(HasSubstr("openmpi is left out: "), HasSubstr("mpich is left out: "),
                   HasSubstr("intelmpi is left out: its folder is not known; pip install impi-rt impi-devel"),
                   HasSubstr("gloo_collectives is not there; install libgloo-dev"),
-                  HasSubstr("torch is left out: ")));
+                  HasSubstr("torch is left out: "), HasSubstr("deepspeed is left out: ")));
   EXPECT_THAT(out_, HasSubstr("gloo is left out"));  // in the report, too
 }
 
@@ -252,7 +252,7 @@ TEST_F(WeftBench, ASignalEndsItAndAllItStarted) {
 TEST_F(WeftBench, WrongFlagsAreNamedWithTheirValueAndWhatWasExpected) {
   expect_refused({"all_sum"}, "bench: operation \"all_sum\"; expected all_reduce, all_gather, ");
   expect_refused({"all_reduce", "--against", "mpich,lam"},
-                 "bench: --against \"lam\"; expected openmpi, mpich, intelmpi, gloo, torch");
+                 "bench: --against \"lam\"; expected openmpi, mpich, intelmpi, gloo, torch, deepspeed");
   expect_refused({"all_reduce", "--memory", "pooled"},
                  "bench: --memory \"pooled\"; expected shared, foreign, single_copy, staged");
   expect_refused({"all_reduce", "--backend", "tcp"},

@@ -11,7 +11,8 @@ void add_bench(CLI::App& app, Body& chosen) {
   auto o = std::make_shared<bench::Options>();
   CLI::App* c = app.add_subcommand("bench", "How fast this is here, beside its peers, in one run");
   c->add_option("operation", o->op, bench::known_ops())->required();
-  c->add_option("--against", o->against, "Peers: openmpi, mpich, intelmpi, gloo, torch")->delimiter(',');
+  c->add_option("--against", o->against, "Peers: openmpi, mpich, intelmpi, gloo, torch, deepspeed")
+      ->delimiter(',');
   c->add_option("--ranks", o->ranks, "How many ranks")->capture_default_str();
   c->add_option("--ranks-as", o->ranks_as, "processes or threads (ours alone)")->capture_default_str();
   c->add_option("--dtype", o->dtypes, "f32, bf16, f64, i32, …; several: beside each other")

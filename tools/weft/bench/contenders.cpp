@@ -120,16 +120,20 @@ Contender peer(const Options& o, const std::string& name, const std::string& op)
     c.settings =
         std::string("TCP over loopback, ") + (o.ranks > usable_cores() ? "not bound" : "bound to cores");
   } else {
-    c.title = "torch Gloo";
+    const bool deepspeed = name == "deepspeed";
+    c.title = deepspeed ? "DeepSpeed" : "torch Gloo";
     c.who = Contender::Who::other;
     path = o.programs + "/torch_collectives.py";
     package = "python3";
-    c.start.command = {o.python, path, "--ranks", std::to_string(o.ranks)};
+    c.start.command = {
+        o.python, path, "--library", deepspeed ? "deepspeed" : "gloo", "--ranks", std::to_string(o.ranks)};
     c.start.environment = {{"OMP_NUM_THREADS", "1"}};
-    const std::string bound = o.ranks > usable_cores() ? "not bound" : "bound to cores";
     c.settings =
-        "torch.distributed, gloo over loopback, OMP_NUM_THREADS=1, torch.set_num_threads(1), " + bound;
-    if (!in_path(o.python)) c.missing = o.python + " is not there; name a python that has torch by --python";
+        fmt::format("{}, OMP_NUM_THREADS=1, torch.set_num_threads(1), {}",
+                    deepspeed ? "its all_reduce in shared memory" : "torch.distributed, gloo over loopback",
+                    o.ranks > usable_cores() ? "not bound" : "bound to cores");
+    if (!in_path(o.python))
+      c.missing = fmt::format("{} is not there; name a python that has {} by --python", o.python, name);
   }
   c.name = name;
   c.start.ranks = o.ranks;
@@ -167,7 +171,8 @@ Contender ours(const Options& o, const std::string& op, const std::string& dtype
 }  // namespace
 
 const std::vector<std::string>& known_peers() {
-  static const std::vector<std::string> names = {"openmpi", "mpich", "intelmpi", "gloo", "torch"};
+  static const std::vector<std::string> names = {"openmpi", "mpich", "intelmpi",
+                                                 "gloo",    "torch", "deepspeed"};
   return names;
 }
 
