@@ -52,6 +52,7 @@ struct Abortion {
   std::vector<Stream> streams;
   std::atomic<bool> over{false};
 
+  explicit Abortion(const Driver& d) : driver(d) {}
   static void run(const std::shared_ptr<Abortion>& a) noexcept {
     const NcclApi& api = a->driver.api;
     api.cudaSetDevice(a->driver.device);
