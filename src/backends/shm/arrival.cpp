@@ -35,9 +35,6 @@ std::int64_t agreed_count(const OpState& s, int size) noexcept {
   return 0;
 }
 
-// Of an inline payload, what is asked for before its arrival is seen. More of it takes lines from who writes.
-constexpr std::int64_t kAheadBytes = 448;
-
 // Most calls are told by their word and count alone.
 bool plain(const OpState& s) noexcept {
   return s.in_blocks == nullptr && s.out_blocks == nullptr && s.reduce.kind != ReduceOp::Kind::premul_sum &&
@@ -179,10 +176,10 @@ Step Collectives::arrive(OpState& s) noexcept {
     const Arrival& theirs = arrival(st.cursor, s);
     // Asked for with the first line, and again with every look, the others come with it and not after it.
     const std::int64_t behind = st.fits ? payload_bytes(s) - kHeadBytes : 0;
-    prefetch_to_read(theirs.payload + kHeadBytes, std::min(behind, kAheadBytes));
+    prefetch_to_read(theirs.payload + kHeadBytes, std::min(behind, kAskedAhead));
     if (theirs.sequence.load(std::memory_order_seq_cst) != s.call + 1) return Step::pending;
     if ((theirs.word & kPlaced) == 0)
-      prefetch_to_read(theirs.payload + kHeadBytes + kAheadBytes, behind - kAheadBytes);
+      prefetch_to_read(theirs.payload + kHeadBytes + kAskedAhead, behind - kAskedAhead);
     const std::uint64_t first = from_root(s) ? s.call : compared_;
     for (std::uint64_t call = first; call <= s.call; ++call)
       if (!agree(st.cursor, call)) return Step::failed;

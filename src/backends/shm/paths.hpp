@@ -59,6 +59,11 @@ constexpr std::int64_t in_place_from(int ranks) noexcept {
   return kNoLimit;
 }
 
+/// Bytes of an inline payload, behind its arrival's first line, that are asked for before the arrival is
+/// seen. All 2 KiB of it would take lines from who writes them. From
+///   chrt -f 10 weft bench all_reduce --memory foreign --bytes 8,128,512,1024,2048
+inline constexpr std::int64_t kAskedAhead = 448;
+
 /// Results of calls of so many bytes leave the caches anyway; stores that go around them save reading the
 /// lines first.
 inline constexpr std::int64_t kStreamFrom = std::int64_t{64} << 20;

@@ -106,6 +106,7 @@ Contender mpi_job(const Options& o, const std::string& name, bool bound) {
 Contender peer(const Options& o, const std::string& name, const std::string& op) {
   Contender c;
   std::string path, package;
+  const char* const bound = o.ranks > usable_cores() ? "not bound" : "bound to cores";
   if (name == "openmpi" || name == "mpich" || name == "intelmpi") {
     c = mpi_job(o, name, true);
     path = o.programs + "/mpi_collectives_" + name;
@@ -117,8 +118,7 @@ Contender peer(const Options& o, const std::string& name, const std::string& op)
     path = o.programs + "/gloo_collectives";
     package = "libgloo-dev";
     c.start.command = {path, "--ranks", std::to_string(o.ranks)};
-    c.settings =
-        std::string("TCP over loopback, ") + (o.ranks > usable_cores() ? "not bound" : "bound to cores");
+    c.settings = fmt::format("TCP over loopback, {}", bound);
   } else {
     const bool deepspeed = name == "deepspeed";
     c.title = deepspeed ? "DeepSpeed" : "torch Gloo";
@@ -128,10 +128,9 @@ Contender peer(const Options& o, const std::string& name, const std::string& op)
     c.start.command = {
         o.python, path, "--library", deepspeed ? "deepspeed" : "gloo", "--ranks", std::to_string(o.ranks)};
     c.start.environment = {{"OMP_NUM_THREADS", "1"}};
-    c.settings =
-        fmt::format("{}, OMP_NUM_THREADS=1, torch.set_num_threads(1), {}",
-                    deepspeed ? "its all_reduce in shared memory" : "torch.distributed, gloo over loopback",
-                    o.ranks > usable_cores() ? "not bound" : "bound to cores");
+    c.settings = fmt::format(
+        "{}, OMP_NUM_THREADS=1, torch.set_num_threads(1), {}",
+        deepspeed ? "its all_reduce in shared memory" : "torch.distributed, gloo over loopback", bound);
     if (!in_path(o.python))
       c.missing = fmt::format("{} is not there; name a python that has {} by --python", o.python, name);
   }
