@@ -1,11 +1,13 @@
-// A rank of a job on several hosts, under an mpirun: `host_ranks <backend> sums|cut`. Prints what it sees, a
-// line at a time, each led by its rank. "cut": calls until that fails, and tells how.
+// A rank of a job on several hosts, under an mpirun: `host_ranks <backend> sums|cut <file>`. Prints what it
+// sees, a line at a time, each led by its rank. "cut": calls until that fails, and tells how. It ends once
+// `file` is there: who started it has heard all ranks.
 #include <fmt/format.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
@@ -66,10 +68,17 @@ int until_cut(weft::ProcessGroup& group) {
   return 0;
 }
 
+/// Who ends without MPI_Finalize has mpirun end the others, whose words may still be on their way.
+void wait_for(const std::filesystem::path& file) {
+  const weft::Deadline limit = weft::Deadline::after(std::chrono::seconds(20));
+  while (!std::filesystem::exists(file) && !limit.passed())
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count != 3) return 2;
+  if (count != 4) return 2;
   int rank = -1;
   try {
     weft::Context context;
@@ -81,8 +90,7 @@ int main(int count, char** arguments) {
     weft::ProcessGroup group = weft::ProcessGroup::create(context, arguments[1], m);
     const int status = cut ? until_cut(group) : sums(group);
     if (!cut) group.barrier().wait();
-    // Who ends without MPI_Finalize has mpirun end the others, who have not spoken yet.
-    if (cut) std::this_thread::sleep_for(std::chrono::seconds(4));
+    wait_for(arguments[3]);
     say(rank, "ends");
     // MPICH 4.0 over UCX and TCP hangs in MPI_Finalize more often than not, with weft or without.
     if (group.backend() == "mpi-mpich") std::_Exit(status);

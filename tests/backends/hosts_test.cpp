@@ -393,11 +393,11 @@ class MpiAcrossHosts : public HostsTest, public ::testing::WithParamInterface<Mp
     if (!GetParam().built) GTEST_SKIP() << GetParam().name << " is not built here";
     HostsTest::SetUp();
   }
-  /// Two ranks on each of two hosts, for `limit` seconds at most. `heard` sees every line as it comes; true:
-  /// that is enough, and the job is ended. All lines.
-  std::string job(
-      const Hosts& hosts, const std::string& what, int limit,
-      const std::function<bool(const std::string&)>& heard = [](const std::string&) { return false; }) {
+  enum class Then { go_on, may_end, end_all };
+  /// Two ranks on each of two hosts, for `limit` seconds at most. `heard` sees every line as it comes, and
+  /// says whether the ranks may end now, or are to be ended. All lines.
+  std::string job(const Hosts& hosts, const std::string& what, int limit,
+                  const std::function<Then(const std::string&)>& heard) {
     const std::string agent = folder_ / "agent";
     hosts.write_agent(agent);
     std::string set, passed;
@@ -409,16 +409,22 @@ class MpiAcrossHosts : public HostsTest, public ::testing::WithParamInterface<Mp
     }
     const std::string mpirun =
         fmt::format(fmt::runtime(GetParam().mpirun), fmt::arg("agent", agent), fmt::arg("passed", passed));
-    const std::string command = fmt::format("{} env{} timeout -k 2 {} {} -n 4 {} {} 2>&1 </dev/null",
-                                            hosts.on(0), set, limit, mpirun, WEFT_HOST_RANKS, what);
+    const std::filesystem::path all_heard = folder_ / "all_heard";
+    std::filesystem::remove(all_heard);
+    const std::string command =
+        fmt::format("{} env{} timeout -k 2 {} {} -n 4 {} {} {} 2>&1 </dev/null", hosts.on(0), set, limit,
+                    mpirun, WEFT_HOST_RANKS, what, all_heard.string());
     std::string all;
     std::FILE* const pipe = ::popen(command.c_str(), "r");
     char line[4096];
     while (std::fgets(line, sizeof line, pipe) != nullptr) {
       all += line;
-      if (!heard(line)) continue;
-      hosts.end_all();
-      break;
+      const Then then = heard(line);
+      if (then == Then::may_end) std::ofstream(all_heard) << "all\n";
+      if (then == Then::end_all) {
+        hosts.end_all();
+        break;
+      }
     }
     ::pclose(pipe);
     return all;
@@ -428,7 +434,10 @@ class MpiAcrossHosts : public HostsTest, public ::testing::WithParamInterface<Mp
 TEST_P(MpiAcrossHosts, Sums) {
   const Hosts hosts(2);
   for (const std::string backend : {GetParam().name, "auto"}) {
-    const std::string all = job(hosts, backend + " sums", 40);
+    int summed = 0;
+    const std::string all = job(hosts, backend + " sums", 40, [&](const std::string& line) {
+      return line.find(": sums over ") != std::string::npos && ++summed == 4 ? Then::may_end : Then::go_on;
+    });
     for (int r = 0; r < 4; ++r)
       EXPECT_THAT(all,
                   HasSubstr(fmt::format("rank {}: sums over {} on host{}\n", r, GetParam().name, r / 2)));
@@ -441,7 +450,7 @@ TEST_P(MpiAcrossHosts, WhoIsLeftNamesWhoIsCutOff) {
   int going = 0, told = 0;
   const std::string all = job(hosts, std::string(GetParam().name) + " cut", 30, [&](const std::string& line) {
     if (line.find("is going") != std::string::npos && ++going == 4) hosts.cut_off(1);
-    return line.ends_with(" ms\n") && ++told == 2;
+    return line.ends_with(" ms\n") && ++told == 2 ? Then::end_all : Then::go_on;
   });
   for (int r = 0; r < 2; ++r) {
     EXPECT_THAT(all, ::testing::ContainsRegex(fmt::format(
