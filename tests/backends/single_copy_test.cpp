@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdlib>
@@ -289,6 +290,89 @@ TEST_F(SingleCopies, MemoryThatIsGoneIsASystemErrorThatNamesItsOwner) {
     EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), ElementsAre(1));
     ::munmap(in, kBytes);
   });
+}
+
+// Memory that the kernel copies for nobody but its owner, as drivers have some.
+class SecretMemory {
+ public:
+  explicit SecretMemory(std::size_t bytes) : bytes_(bytes) {
+    const int fd = static_cast<int>(::syscall(447, 0));  // memfd_secret
+    if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return;
+    void* const at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    ::close(fd);
+    if (at != MAP_FAILED) data_ = static_cast<float*>(at);
+  }
+  ~SecretMemory() {
+    if (data_ != nullptr) ::munmap(data_, bytes_);
+  }
+  SecretMemory(const SecretMemory&) = delete;
+  SecretMemory& operator=(const SecretMemory&) = delete;
+  float* data() const { return data_; }
+
+ private:
+  std::size_t bytes_;
+  float* data_ = nullptr;
+};
+
+// One rank's is such: nobody copies by the kernel then, and nobody fails.
+TEST_F(SingleCopies, MemoryThatTheKernelDoesNotCopyIsStaged) {
+  if (SecretMemory(4096).data() == nullptr) GTEST_SKIP() << "no memfd_secret here: " << std::strerror(errno);
+  const Setting push("push");
+  for (const int n : {2, 3}) {
+    run_ranks(Ranks::processes, n, [&](Rank& r) {
+      RankOptions options = r.options;
+      int copies = 0;
+      options.hooks.in_chunk = [&](std::uint64_t) { ++copies; };
+      Rank me(r.rank, r.size, r.context, r.store, options);
+      const std::int64_t part = (2 << 20) / 4 / n, all = part * n;
+      SecretMemory secret_in(static_cast<std::size_t>(all) * 4),
+          secret_out(static_cast<std::size_t>(all) * 4);
+      std::vector<float> plain_in(static_cast<std::size_t>(all)), plain_out(plain_in.size());
+      for (const int who : {-1, 0, n - 1}) {  // rank -1: nobody
+        float* const in = r.rank == who ? secret_in.data() : plain_in.data();
+        float* const out = r.rank == who ? secret_out.data() : plain_out.data();
+        ASSERT_NE(in, nullptr);
+        ASSERT_NE(out, nullptr);
+        const auto expect = [&](Op op, bool copied, std::int64_t ins, std::int64_t outs,
+                                const std::function<void()>& call, const std::function<float(int)>& result) {
+          for (std::int64_t i = 0; i < ins; ++i) in[i] = static_cast<float>(r.rank + i / part * 10);
+          std::fill_n(out, outs, -1.0f);
+          copies = 0;
+          call();
+          EXPECT_EQ(copies > 0, copied) << name(op) << ", secret on rank " << who;
+          for (std::int64_t i = 0; i < outs; ++i)
+            ASSERT_EQ(out[i], result(static_cast<int>(i / part))) << name(op) << " " << i;
+        };
+        const auto of = [&](float* p, std::int64_t count) { return view(p, count); };
+        ProcessGroup& group = me.group();
+        const int sum = n * (n - 1) / 2;
+        const bool lent = who < 0;
+        expect(
+            Op::all_reduce, lent, all, all, [&] { group.all_reduce(of(in, all), of(out, all)).wait(); },
+            [&](int b) { return static_cast<float>(sum + 10 * b * n); });
+        expect(
+            Op::reduce_scatter, lent, all, part,
+            [&] { group.reduce_scatter(of(in, all), of(out, part)).wait(); },
+            [&](int) { return static_cast<float>(sum + 10 * r.rank * n); });
+        expect(
+            Op::all_gather, lent, part, all, [&] { group.all_gather(of(in, part), of(out, all)).wait(); },
+            [](int b) { return static_cast<float>(b); });
+        expect(
+            Op::all_to_all, lent, all, all, [&] { group.all_to_all(of(in, all), of(out, all)).wait(); },
+            [&](int b) { return static_cast<float>(b + 10 * r.rank); });
+        // A message is the business of two.
+        const int to = (r.rank + 1) % n, from = (r.rank + n - 1) % n;
+        expect(
+            Op::send, from != who, part, part,
+            [&] {
+              Work send = group.send(of(in, part), to);
+              group.recv(of(out, part), from).wait();
+              send.wait();
+            },
+            [&](int) { return static_cast<float>(from); });
+      }
+    });
+  }
 }
 
 // Its row of the promises: true where all have left, false while a stopped rank may still write, which only

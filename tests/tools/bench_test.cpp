@@ -215,6 +215,37 @@ TEST_F(WeftBench, PeersThatAreThereAreComparedWith) {
   EXPECT_EQ(left_behind(), 0);
 }
 
+// Those that a python has, which WEFT_TEST_PYTHON names.
+class PeersInPython : public WeftBench, public ::testing::WithParamInterface<const char*> {};
+
+TEST_P(PeersInPython, AreComparedWith) {
+  const std::string name = GetParam();
+  const char* const named = std::getenv("WEFT_TEST_PYTHON");
+  const std::string python = named != nullptr ? named : "python3";
+  for (const std::string& module : {std::string("torch"), name}) {
+    const std::string look = fmt::format(
+        "'{}' -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(\"{}\") is None)' 2>&1",
+        python, module);
+    if (std::system(look.c_str()) != 0)
+      GTEST_SKIP() << python << " has no " << module << " (WEFT_TEST_PYTHON names one that has)";
+  }
+  const std::string file = folder_ / "r.json";
+  ASSERT_EQ(run({"all_reduce", "--bytes", "8,4096", "--rounds", "1", "--memory", "shared", "--against", name,
+                 "--python", python, "--json", file}),
+            ExitStatus{.code = 0})
+      << err_;
+  const json r = json::parse(contents(file)).at("results").at(0);
+  ASSERT_EQ(r.at("contenders").size(), 2u) << err_;
+  const json& c = r.at("contenders").at(1);
+  EXPECT_EQ(c.at("name"), name);
+  EXPECT_NE(c.at("version"), "");
+  for (const json& row : c.at("rows")) EXPECT_GT(row.at("median_us"), 0) << out_;
+  EXPECT_EQ(left_behind(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Peers, PeersInPython, ::testing::Values("torch", "deepspeed"),
+                         [](const auto& peer) { return std::string(peer.param); });
+
 TEST_F(WeftBench, APeerThatDoesNotFinishIsShownSo) {
   add_peer("echo '{\"who\": \"gloo\", \"settings\": \"a script\"}'\nexec sleep 60\n");
   ASSERT_EQ(run({"all_reduce", "--bytes", "8,16", "--rounds", "1", "--memory", "shared", "--against", "gloo",

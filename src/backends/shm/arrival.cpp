@@ -88,6 +88,16 @@ bool Collectives::may_place(const OpState& s) const noexcept {
          payload_bytes(s) >= in_place_from(group_.size);
 }
 
+// Where peers reach a buffer of a call: not by the kernel where that would not copy it.
+Buffer Collectives::lend(const OpState& s, std::int64_t count, const std::byte* data,
+                         std::int64_t elements) noexcept {
+  const std::size_t bytes = static_cast<std::size_t>(elements * size_bytes(s.dtype));
+  const Buffer place = group_.publish(data, bytes);
+  const bool used = place.kind == Buffer::remote && group_.single_copy >= needed(s) &&
+                    (group_.path == Path::single || (group_.path == Path::automatic && pays(s, count)));
+  return used && !own_.copyable(data, bytes) ? Buffer{Buffer::foreign, 0, 0} : place;
+}
+
 // Writes the arrival line, if it is free. False: a peer is still kRing calls behind.
 bool Collectives::publish(OpState& s) noexcept {
   State& st = state(s);
@@ -105,9 +115,8 @@ bool Collectives::publish(OpState& s) noexcept {
   const std::uint64_t detail = plain(s) ? 0 : elaborate(group_, s, st.fits);
   Buffer in{}, out{};
   if (!st.fits || s.in_blocks || may_place(s)) {  // with in_blocks others may still have too much
-    const auto element = static_cast<std::size_t>(size_bytes(s.dtype));
-    in = group_.publish(s.in, static_cast<std::size_t>(s.in_count) * element);
-    out = group_.publish(s.out, static_cast<std::size_t>(s.out_count) * element);
+    in = lend(s, count, s.in, s.in_count);
+    if (sliced(s)) out = lend(s, count, s.out, s.out_count);  // else nobody else touches it
   }
   const bool placed = may_place(s) && reachable(in) && (!sliced(s) || reachable(out));
   const std::uint64_t word = call_word(s, group_.path) | (placed ? kPlaced : 0);
@@ -292,7 +301,8 @@ Step Collectives::choose(OpState& s) noexcept {
     }
     const bool beyond = !reachable(a.places.in) || (sliced(s) && !reachable(a.places.out));
     if (beyond && obstacle < 0) obstacle = r;
-    foreign = beyond && group_.single_copy < (sliced(s) ? SingleCopy::push : SingleCopy::pull);
+    foreign = beyond && (group_.single_copy < needed(s) || a.places.in.kind == Buffer::foreign ||
+                         (sliced(s) && a.places.out.kind == Buffer::foreign));
   }
   if (group_.path == Path::direct && obstacle >= 0)
     return refuse(s, obstacle,
@@ -301,8 +311,8 @@ Step Collectives::choose(OpState& s) noexcept {
     return refuse(
         s, obstacle,
         fmt::format("path \"single\" was asked for, but rank {}'s memory is beyond reach", obstacle));
-  if (group_.path == Path::single ||
-      (obstacle >= 0 && !foreign && group_.path == Path::automatic && pays(s))) {
+  if (group_.path == Path::single || (obstacle >= 0 && !foreign && group_.path == Path::automatic &&
+                                      pays(s, arrival(group_.rank, s).count))) {
     st.phase = Phase::single;
     st.cursor = 0;
   } else if (obstacle >= 0 || group_.path == Path::staged) {

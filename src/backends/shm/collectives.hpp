@@ -80,6 +80,10 @@ class Collectives {
     return {parted(s) ? group_.rank * count : 0, count};
   }
 
+  // What it takes of the kernel's single copies.
+  static SingleCopy needed(const OpState& s) noexcept {
+    return sliced(s) ? SingleCopy::push : SingleCopy::pull;
+  }
   // Its result goes around the caches.
   static bool streams(const OpState& s) noexcept {
     return std::max(s.in_count, s.out_count) * size_bytes(s.dtype) >= kStreamFrom;
@@ -87,6 +91,7 @@ class Collectives {
 
   // arrival.cpp
   bool publish(OpState& s) noexcept;
+  Buffer lend(const OpState& s, std::int64_t count, const std::byte* data, std::int64_t elements) noexcept;
   Step arrive(OpState& s) noexcept;
   Step catch_up() noexcept;
   bool may_place(const OpState& s) const noexcept;
@@ -111,7 +116,7 @@ class Collectives {
   // What this rank combines: an offset from where each rank's block begins, and a count, in elements.
   Block own_part(const OpState& s) const noexcept;
   // single_path.cpp
-  bool pays(const OpState& s) const noexcept;
+  bool pays(const OpState& s, std::int64_t count) const noexcept;
   Step push(OpState& s) noexcept;
   // staged.cpp
   void plan(OpState& s) noexcept;
@@ -135,6 +140,7 @@ class Collectives {
   std::vector<const std::byte*> ins_;  // one per rank: scratch of the paths
   std::vector<std::byte*> outs_;
   PeerMemory peers_;  // single copies
+  OwnMemory own_;
   struct alignas(64) Line {
     std::byte bytes[64];
   };

@@ -83,6 +83,8 @@ bool Messages::flush(int dst) {
       letter.number = st.number;
       st.place = dst == group_.rank ? Buffer{Buffer::pointer, 0, reinterpret_cast<std::uint64_t>(s.in)}
                                     : group_.publish(s.in, static_cast<std::size_t>(st.bytes), dst);
+      if (group_.by_kernel(dst, st.place) && !own_memory_.copyable(s.in, static_cast<std::size_t>(st.bytes)))
+        st.place = {Buffer::foreign, 0, 0};
       letter.place = st.place;
       st.phase = Phase::posted;
       peer.outstanding.push_back(&s);

@@ -76,6 +76,7 @@ class Messages {
   const Group& group_;
   std::vector<Peer> peers_;
   PeerMemory peer_memory_;
+  OwnMemory own_memory_;
   std::uint64_t seen_ = 0;
   Failure trouble_;
 };

@@ -14,6 +14,7 @@
 // writes, and after it has read. Used by the owner of a group alone.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -42,6 +43,23 @@ class SingleCopyProbe {
   Group& group_;
   const SingleCopy wanted_;
   std::vector<std::uint64_t> words_;
+};
+
+/// What of this process's memory the kernel copies for others. Not what belongs to a device's driver (some
+/// kinds of pinned buffers) or is secret (memfd_secret): such memory is staged.
+class OwnMemory {
+ public:
+  /// By a look at the first and the last byte of a range that is not known yet, through the kernel (a
+  /// microsecond). What it found copyable it does not look at again, so memory that is replaced later by such
+  /// that is not is an error of who reads it.
+  bool copyable(const std::byte* data, std::size_t bytes) noexcept;
+
+ private:
+  struct Range {
+    const std::byte *from = nullptr, *to = nullptr;
+  };
+  std::array<Range, 8> known_{};
+  std::size_t oldest_ = 0;
 };
 
 /// Copies between this process and others.

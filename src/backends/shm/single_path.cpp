@@ -15,12 +15,12 @@
 
 namespace weft::shm {
 
-// Whether single copies are faster than staging: a pure function of what all ranks know.
-bool Collectives::pays(const OpState& s) const noexcept {
+// Whether single copies are faster than staging: a pure function of what all ranks know, as is the count.
+bool Collectives::pays(const OpState& s, std::int64_t count) const noexcept {
   if (s.op == Op::all_to_all_v) return false;  // nobody knows how much there is
   const Counts counts = row(s.op).counts;
   const bool each = counts == Counts::out_is_n_in || counts == Counts::in_is_n_out;  // told by one block of n
-  const std::int64_t bytes = arrival(group_.rank, s).count * size_bytes(s.dtype) * (each ? group_.size : 1);
+  const std::int64_t bytes = count * size_bytes(s.dtype) * (each ? group_.size : 1);
   return single_copy_pays(s.op, group_.size).has(bytes);
 }
 
