@@ -15,6 +15,7 @@
 #include "backends/op_table.hpp"
 #include "backends/reduce.hpp"
 #include "backends/shm/control.hpp"
+#include "backends/shm/paths.hpp"
 #include "support/masked_backend.hpp"
 #include "support/nccl_stand_in.hpp"
 #include "support/on_device.hpp"
@@ -238,8 +239,9 @@ class Conformance : public testing::TestWithParam<Setting> {
     if (dtype != DType::f32) return {0, 1, 13, inlined + 1, 5003};
     const std::int64_t chunk = static_cast<std::int64_t>(shm::kChunkBytes) / element,
                        stage = static_cast<std::int64_t>(shm::kStageBytes) / element;
-    return {0,           1,    2,         3,         31,        inlined - 1,   inlined,
-            inlined + 1, 4099, stage - 1, stage + 1, chunk + 1, 5 * stage + 17};
+    const std::int64_t combined = shm::inline_bytes(Op::all_reduce) / element;
+    return {0,       1,           2,    3,         31,        combined,  combined + 1,
+            inlined, inlined + 1, 4099, stage - 1, stage + 1, chunk + 1, 5 * stage + 17};
   }
   // The inline path takes what fits beside an arrival line.
   bool fits(const Case& c) const {

@@ -154,34 +154,38 @@ TEST_P(Shm, TheRootOfAScatterRunsAhead) {
 // does.
 TEST(ShmSmall, CallsAreDoneInPlaceWhereAllShare) {
   if (!kProcesses) GTEST_SKIP() << "all ranks are threads here, whose memory is always shared";
-  const std::int64_t from = shm::in_place_from(2), most = static_cast<std::int64_t>(shm::kInlineBytes);
-  ASSERT_LT(from, most);
-  EXPECT_EQ(shm::in_place_from(3), shm::kNoLimit);
-  run_ranks(Ranks::processes, 2, [&](Rank& r) {
-    RankOptions options = r.options;
-    int copies = 0;
-    options.hooks.in_chunk = [&](std::uint64_t) { ++copies; };
-    Rank me(r.rank, r.size, r.context, r.store, options);
-    for (const std::int64_t bytes : {from - 4, from, most}) {
-      for (const int sharing : {0, 1, 2}) {  // so many of the ranks
-        const std::int64_t n = bytes / 4;
-        const Memory memory = r.rank < sharing ? Memory::shared : Memory::local;
-        const Tensor in(r.context, Shape{n}, DType::f32, memory),
-            out(r.context, Shape{n}, DType::f32, memory), both(r.context, Shape{2 * n}, DType::f32, memory);
-        for (std::int64_t i = 0; i < n; ++i) store(in, i, value(r.rank, i));
-        copies = 0;
-        me.group().all_reduce(in, out).wait();
-        for (std::int64_t i = 0; i < n; ++i)
-          ASSERT_EQ(load(out, i), combined(ReduceOp::sum, DType::f32, 2, i));
-        me.group().all_gather(in, both).wait();
-        for (std::int64_t i = 0; i < 2 * n; ++i)
-          ASSERT_EQ(load(both, i), value(static_cast<int>(i / n), i % n))
-              << bytes << " bytes, " << sharing << " share";
-        EXPECT_EQ(copies, sharing == 2 && bytes >= from ? 2 : 0)
-            << bytes << " bytes, " << sharing << " share";
+  for (const int n : {2, 3}) {
+    const std::int64_t from = shm::in_place_from(n), most = shm::inline_bytes(Op::all_gather);
+    ASSERT_LE(from, shm::inline_bytes(Op::all_reduce));
+    ASSERT_LT(from, most);
+    run_ranks(Ranks::processes, n, [&](Rank& r) {
+      RankOptions options = r.options;
+      int copies = 0;
+      options.hooks.in_chunk = [&](std::uint64_t) { ++copies; };
+      Rank me(r.rank, r.size, r.context, r.store, options);
+      for (const std::int64_t bytes : {from - 4, from, most}) {
+        for (const int sharing : {0, 1, n}) {  // so many of the ranks
+          const std::int64_t count = bytes / 4;
+          const Memory memory = r.rank < sharing ? Memory::shared : Memory::local;
+          const auto tensor = [&](std::int64_t c) { return Tensor(r.context, Shape{c}, DType::f32, memory); };
+          const Tensor in = tensor(count), out = tensor(count), all = tensor(n * count);
+          for (std::int64_t i = 0; i < count; ++i) store(in, i, value(r.rank, i));
+          copies = 0;
+          me.group().all_reduce(in, out).wait();
+          const int reduced_in_place = copies;
+          for (std::int64_t i = 0; i < count; ++i)
+            ASSERT_EQ(load(out, i), combined(ReduceOp::sum, DType::f32, n, i));
+          me.group().all_gather(in, all).wait();
+          for (std::int64_t i = 0; i < n * count; ++i)
+            ASSERT_EQ(load(all, i), value(static_cast<int>(i / count), i % count))
+                << bytes << " bytes, " << sharing << " share";
+          const bool in_place = sharing == n && bytes >= from;
+          EXPECT_EQ(reduced_in_place > 0, in_place) << bytes << " bytes, " << sharing << " share";
+          EXPECT_EQ(copies > reduced_in_place, in_place) << bytes << " bytes, " << sharing << " share";
+        }
       }
-    }
-  });
+    });
+  }
 }
 
 TEST_P(Shm, EverythingEmpty) {

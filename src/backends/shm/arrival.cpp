@@ -73,8 +73,10 @@ void Collectives::post(OpState& s) noexcept {
   st.cursor = 0;
   st.done = 0;
   st.small = false;
-  const auto bytes = static_cast<std::size_t>(payload_bytes(s));
-  const std::size_t room = s.in_blocks ? sizeof(Arrival::both.payload) : kInlineBytes;
+  const std::int64_t bytes = payload_bytes(s),
+                     limit = group_.path == Path::inline_only ? kInlineBytes : inline_bytes(s.op),
+                     room =
+                         s.in_blocks ? std::min<std::int64_t>(limit, sizeof(Arrival::both.payload)) : limit;
   st.fits =
       bytes == 0 || (bytes <= room && (group_.path == Path::automatic || group_.path == Path::inline_only));
   // In order, so that who has published a call has published all before it.
@@ -183,8 +185,10 @@ Step Collectives::arrive(OpState& s) noexcept {
   for (; st.cursor < group_.size; ++st.cursor) {
     if (!must_see(s, st.cursor)) continue;
     const Arrival& theirs = arrival(st.cursor, s);
-    // Asked for with the first line, and again with every look, the others come with it and not after it.
-    const std::int64_t behind = st.fits ? payload_bytes(s) - kHeadBytes : 0;
+    // Asked for with the first line, and again with every look, the others come with it and not after it. A
+    // rank that lends its memory expects the others to.
+    const bool lends = (arrival(group_.rank, s).word & kPlaced) != 0;
+    const std::int64_t behind = st.fits && !lends ? payload_bytes(s) - kHeadBytes : 0;
     prefetch_to_read(theirs.payload + kHeadBytes, std::min(behind, kAskedAhead));
     if (theirs.sequence.load(std::memory_order_seq_cst) != s.call + 1) return Step::pending;
     if ((theirs.word & kPlaced) == 0)
@@ -331,8 +335,9 @@ void Collectives::finish(const OpState& s) noexcept {
   finished_ = s.call + 1;
   RankBlock& block = group_.mine();
   if (state(s).fits)  // the next call is often like this one
-    prefetch_to_write(&block.arrivals[(s.call + 1) % kRing],
-                      static_cast<std::int64_t>(offsetof(Arrival, payload)) + payload_bytes(s));
+    prefetch_to_write(
+        &block.arrivals[(s.call + 1) % kRing],
+        static_cast<std::int64_t>(offsetof(Arrival, payload)) + s.in_count * size_bytes(s.dtype));
   if (!from_root(s)) block.consumed.store(s.call + 1, std::memory_order_release);
   block.finished.store(s.call + 1, std::memory_order_release);
   // Nobody waits for the end of an inline call; room in the ring comes in halves, and after a broadcast with

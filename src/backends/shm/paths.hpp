@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "backends/op_table.hpp"
+#include "backends/shm/control.hpp"
 
 namespace weft::shm {
 
@@ -42,16 +43,23 @@ constexpr SizeRange single_copy_pays(Op op, int ranks) noexcept {
   return {};  // never measured
 }
 
+/// Payloads travel beside an arrival up to so many bytes. Beyond, staging is the faster way to combine: each
+/// rank then reads a part of what the others have, and not all of it. From
+///   chrt -f 10 weft bench all_reduce --memory foreign --bytes 2048,4096,8192          (and the others)
+constexpr std::int64_t inline_bytes(Op op) noexcept {
+  return row(op).reduces ? 4 << 10 : static_cast<std::int64_t>(kInlineBytes);
+}
+
 /// A call that is small enough to travel beside its arrival is done where its memory lies instead, from so
 /// many bytes on, if all ranks share theirs: then nothing is copied into the line and out of it, for one
 /// synchronisation more. From
-///   chrt -f 10 build/release/bin/paths_bench 2 all shared 4096        (and 4, without chrt)
-/// Where ranks share cores a synchronisation costs more than any payload.
+///   chrt -f 10 build/release/bin/paths_bench 2 all shared 8192        (and 4, without chrt)
+/// Where ranks share cores a synchronisation costs more than 2 KiB of payload.
 struct InPlaceRow {
   int ranks;  ///< up to so many
   std::int64_t from;
 };
-inline constexpr InPlaceRow kInPlace[] = {{2, 1024}, {64, kNoLimit}};
+inline constexpr InPlaceRow kInPlace[] = {{2, 1024}, {64, 4096}};
 
 constexpr std::int64_t in_place_from(int ranks) noexcept {
   for (const InPlaceRow& line : kInPlace)
@@ -60,7 +68,7 @@ constexpr std::int64_t in_place_from(int ranks) noexcept {
 }
 
 /// Bytes of an inline payload, behind its arrival's first line, that are asked for before the arrival is
-/// seen. All 2 KiB of it would take lines from who writes them. From
+/// seen. All of it would take lines from who writes them. From
 ///   chrt -f 10 weft bench all_reduce --memory foreign --bytes 8,128,512,1024,2048
 inline constexpr std::int64_t kAskedAhead = 448;
 
