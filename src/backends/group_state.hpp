@@ -73,6 +73,8 @@ class GroupState final : public Driven, public BlockHolder {
   const Membership member;
   const std::string token;
   const int ranks_here;
+  /// Of a group of some of these ranks: if those here have a core each, it need not ask for the others.
+  int ranks_here_of(int ranks) const noexcept { return spin_ ? ranks : ranks_here; }
   const Origin origin;
   Trace trace() const { return recorder_->read(); }
   std::map<std::string, int> generations;        ///< of subgroups, by name and ranks; guarded by mutex_

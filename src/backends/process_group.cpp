@@ -197,7 +197,7 @@ ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> 
   m.size = static_cast<int>(ranks.size());
   m.name = std::string(name);
   return ProcessGroup(new_group(context(), state_->factory, m, state_->next_token(name, ranks),
-                                state_->ranks_here,
+                                state_->ranks_here_of(m.size),
                                 Origin{.ranks = std::vector<int>(ranks.begin(), ranks.end())}));
 }
 

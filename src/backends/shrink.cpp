@@ -334,8 +334,8 @@ class Shrinking {
     m.size = static_cast<int>(members.size());
     m.name = fmt::format("{}/shrunk{}", origin.name,
                          origin.shrinks == 1 ? std::string() : std::to_string(origin.shrinks));
-    return new GroupState(group_.context, group_.factory, m, key("group", round), group_.ranks_here,
-                          std::move(origin), meeting, limit_);
+    return new GroupState(group_.context, group_.factory, m, key("group", round),
+                          group_.ranks_here_of(m.size), std::move(origin), meeting, limit_);
   }
 
   GroupState& group_;

@@ -1,21 +1,59 @@
-// How many cores this process may run on: with more ranks than that, nobody spins. And how many memory nodes
-// the machine has.
+// Which cores this thread may run on, and all ranks of a group together: with more ranks than that, nobody
+// spins. And how many memory nodes the machine has.
 #pragma once
 
 #include <sched.h>
 
 #include <algorithm>
+#include <bitset>
 #include <cstdlib>
 #include <fstream>
 #include <string>
 
 namespace weft {
 
-inline int usable_cores() noexcept {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
+/// Cores, which ranks may tell each other: each may be bound to one of its own.
+class CoreSet {
+ public:
+  /// Those that this thread may use. Beyond 1024 the kernel tells nothing, and they count as one.
+  static CoreSet usable() noexcept {
+    CoreSet cores;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof(set), &set) != 0) CPU_SET(0, &set);
+    for (int core = 0; core < CPU_SETSIZE; ++core)
+      cores.bits_[static_cast<std::size_t>(core)] = CPU_ISSET(core, &set);
+    return cores;
+  }
+  /// Four to a hexadecimal digit, the lowest first.
+  std::string encode() const {
+    std::string text;
+    for (std::size_t i = 0; i < bits_.size(); i += 4)
+      text += "0123456789abcdef"[bits_[i] + 2 * bits_[i + 1] + 4 * bits_[i + 2] + 8 * bits_[i + 3]];
+    text.erase(text.find_last_not_of('0') + 1);
+    return text.empty() ? "0" : text;
+  }
+  /// What is no such digit says nothing.
+  static CoreSet decode(const std::string& text) noexcept {
+    CoreSet cores;
+    for (std::size_t i = 0; i < std::min(text.size(), cores.bits_.size() / 4); ++i) {
+      const std::size_t digit = std::string("0123456789abcdef").find(text[i]);
+      for (std::size_t bit = 0; bit < 4 && digit < 16; ++bit)
+        cores.bits_[4 * i + bit] = (digit >> bit & 1) != 0;
+    }
+    return cores;
+  }
+  CoreSet& operator|=(const CoreSet& others) noexcept {
+    bits_ |= others.bits_;
+    return *this;
+  }
+  int count() const noexcept { return static_cast<int>(bits_.count()); }
+
+ private:
+  std::bitset<CPU_SETSIZE> bits_;
+};
+
+inline int usable_cores() noexcept { return CoreSet::usable().count(); }
 
 /// The numbers in a list as the kernel writes it, "0-3,8".
 inline int count_listed(const std::string& list) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -87,20 +88,43 @@ void trap_system_calls() {
   ASSERT_EQ(::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter, 0, 0), 0);
 }
 
-class QuietWay : public testing::TestWithParam<Memory> {};
-INSTANTIATE_TEST_SUITE_P(Shm, QuietWay, testing::Values(Memory::shared, Memory::local),
-                         [](const auto& m) { return m.param == Memory::shared ? "shared" : "foreign"; });
+// `bound`: each rank to a core of its own, as launchers do.
+struct Place {
+  Memory memory;
+  bool bound;
+};
+
+// Of the cores that this process may use, the one of that number.
+void bind_to(int number) {
+  cpu_set_t usable, one;
+  CPU_ZERO(&usable);
+  CPU_ZERO(&one);
+  ASSERT_EQ(::sched_getaffinity(0, sizeof usable, &usable), 0);
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &usable) && number-- == 0) CPU_SET(core, &one);
+  ASSERT_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+}
+
+class QuietWay : public testing::TestWithParam<Place> {};
+INSTANTIATE_TEST_SUITE_P(Shm, QuietWay,
+                         testing::Values(Place{Memory::shared, false}, Place{Memory::local, false},
+                                         Place{Memory::shared, true}),
+                         [](const auto& place) {
+                           return std::string(place.param.memory == Memory::shared ? "shared" : "foreign") +
+                                  (place.param.bound ? "_bound" : "");
+                         });
 
 TEST_P(QuietWay, NeitherAllocatesNorAsksTheKernel) {
   if (usable_cores() < 2) GTEST_SKIP() << "two ranks on one core have to yield";
   ::setenv("WEFT_SINGLE_COPY", "off", 1);  // which is a system call, of course
   run_ranks(Ranks::processes, 2, [&](Rank& r) {
-    ProcessGroup& g = r.group();
+    if (GetParam().bound) bind_to(r.rank);
+    ProcessGroup g = r.group().duplicate();
     const std::int64_t counts[] = {2, 500, 10000, 200000};
     std::vector<Tensor> in, out;
     for (const std::int64_t n : counts) {
-      in.emplace_back(r.context, Shape{n}, DType::f32, GetParam());
-      out.emplace_back(r.context, Shape{n}, DType::f32, GetParam());
+      in.emplace_back(r.context, Shape{n}, DType::f32, GetParam().memory);
+      out.emplace_back(r.context, Shape{n}, DType::f32, GetParam().memory);
       for (float& x : in.back().as<float>()) x = 1.0f;
     }
     const auto calls = [&](std::size_t i) {

@@ -276,6 +276,23 @@ TEST(MemoryNodes, AreCountedAsTheKernelListsThem) {
   EXPECT_GE(memory_nodes(), 1);
 }
 
+TEST(UsableCores, OfRanksThatAreBoundApartAreAllOfThem) {
+  EXPECT_EQ(CoreSet().encode(), "0");
+  EXPECT_EQ(CoreSet::decode("0").count(), 0);
+  const CoreSet usable = CoreSet::usable();
+  EXPECT_GE(usable.count(), 1);
+  EXPECT_EQ(usable.count(), usable_cores());
+  EXPECT_EQ(CoreSet::decode(usable.encode()).encode(), usable.encode());
+  CoreSet both = CoreSet::decode("1");  // core 0
+  both |= CoreSet::decode("08");        // core 7
+  EXPECT_EQ(both.encode(), "18");
+  EXPECT_EQ(both.count(), 2);
+  both |= CoreSet::decode("1");
+  EXPECT_EQ(both.count(), 2);
+  EXPECT_EQ(CoreSet::decode(std::string(2000, 'f')).count(), CPU_SETSIZE);
+  EXPECT_EQ(CoreSet::decode("x4 ?!").encode(), "04");
+}
+
 // Both halves of the text name what a rank called; who is named first is whoever did not notice.
 void expect_mismatch(int n, const std::function<void(Rank&)>& call, const std::vector<std::string>& parts) {
   run_ranks(kProcesses ? Ranks::processes : Ranks::threads, n, [&](Rank& r) {

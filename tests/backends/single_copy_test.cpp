@@ -21,6 +21,7 @@
 
 #include "backends/shm/control.hpp"
 #include "backends/shm/paths.hpp"
+#include "backends/usable_cores.hpp"
 #include "support/random_calls.hpp"
 #include "support/sanitizers.hpp"
 #include "support/values.hpp"
@@ -435,28 +436,117 @@ TEST_F(SingleCopies, MessagesAreReadWhereTheyLie) {
     });
   }
   const Setting pull("pull");
-  RankProcesses ranks(2, [](Rank& r) {
+  for (const std::int64_t bytes : {shm::kHelpFrom / 4, 2 * shm::kHelpFrom}) {  // of the latter both copy
+    RankProcesses ranks(2, [&](Rank& r) {
+      RankOptions options = r.options;
+      options.hooks.in_chunk = [&](std::uint64_t) {
+        r.store->set("reads", "1");
+        r.store->get("rank 0 has ended", Deadline::after(20s));
+      };
+      Rank me(r.rank, r.size, r.context, r.store, options);
+      std::vector<float> v(static_cast<std::size_t>(bytes) / 4);
+      const Error e = error_of([&] {
+        if (r.rank == 0) me.group().send(view(std::as_const(v)), 1).wait();
+        me.group().recv(view(v), 0).wait();
+      });
+      EXPECT_EQ(e.code(), ErrorCode::peer_lost) << e.what();
+      EXPECT_THAT(e.what(), HasSubstr("recv: rank 0 (process "));
+      EXPECT_THAT(e.what(), HasSubstr(") died"));
+      EXPECT_TRUE(me.group().quiesce(1s));
+    });
+    ranks.store().get("reads", Deadline::after(20s));
+    ranks[0].kill(SIGKILL);
+    EXPECT_TRUE(ranks[0].wait(5s));
+    ranks.store().set("rank 0 has ended", "1");
+    ranks.finish({0});
+  }
+}
+
+// A very large message is copied by both: by the sender while it waits, and then the receiver copies less.
+TEST_F(SingleCopies, ASenderThatWaitsHelps) {
+  if (usable_cores() < 2) GTEST_SKIP() << "two ranks on one core do not help each other";
+  const std::int64_t pieces = 40, count = pieces * static_cast<std::int64_t>(shm::kStreamBytes) / 4 - 13;
+  ASSERT_GE(count * 4, shm::kHelpFrom);
+  run_ranks(Ranks::processes, 2, [&](Rank& r) {
     RankOptions options = r.options;
+    int copies = 0;
     options.hooks.in_chunk = [&](std::uint64_t) {
-      r.store->set("reads", "1");
-      r.store->get("rank 0 has ended", Deadline::after(20s));
+      ++copies;
+      std::this_thread::sleep_for(1ms);  // two chunks are there by then
     };
     Rank me(r.rank, r.size, r.context, r.store, options);
-    std::vector<float> v(100003);
-    const Error e = error_of([&] {
-      if (r.rank == 0) me.group().send(view(std::as_const(v)), 1).wait();
-      me.group().recv(view(v), 0).wait();
-    });
-    EXPECT_EQ(e.code(), ErrorCode::peer_lost) << e.what();
-    EXPECT_THAT(e.what(), HasSubstr("recv: rank 0 (process "));
-    EXPECT_THAT(e.what(), HasSubstr(") died"));
-    EXPECT_TRUE(me.group().quiesce(1s));
+    std::vector<float> v(static_cast<std::size_t>(count));
+    for (int round = 0; round < 3; ++round) {
+      const bool waits = round != 1;
+      const std::string received = "received " + std::to_string(round);
+      copies = 0;
+      if (r.rank == 0) {
+        for (std::size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>(i % 8191);
+        Work send = me.group().send(view(std::as_const(v)), 1);
+        if (!waits) r.meet(received);  // it does other things until then
+        send.wait();
+        if (waits) r.meet(received);
+      } else {
+        std::fill(v.begin(), v.end(), -1.0f);
+        me.group().recv(view(v), 0).wait();
+        r.meet(received);
+        for (std::size_t i = 0; i < v.size(); ++i) ASSERT_EQ(v[i], static_cast<float>(i % 8191)) << i;
+        if (waits) {
+          EXPECT_LE(copies, pieces - 2);
+        } else {
+          EXPECT_EQ(copies, pieces);
+        }
+      }
+    }
   });
-  ranks.store().get("reads", Deadline::after(20s));
-  ranks[0].kill(SIGKILL);
-  EXPECT_TRUE(ranks[0].wait(5s));
-  ranks.store().set("rank 0 has ended", "1");
-  ranks.finish({0});
+}
+
+// Messages that both copy, that the receiver alone reads, that are streamed and that are small, both ways at
+// once: a chunk that came too late for its message is nobody else's.
+TEST_F(SingleCopies, MessagesOfAllKindsInterleaved) {
+  run_ranks(Ranks::processes, 2, [&](Rank& r) {
+    const SecretMemory secret(4 << 20);
+    std::mt19937 same(5), own(static_cast<unsigned>(r.rank));
+    const int peer = 1 - r.rank;
+    for (int round = 0; round < 25; ++round) {
+      struct Message {
+        std::int64_t count;
+        bool streamed;
+        std::vector<float> in, out;
+        Work send, recv;
+      };
+      std::vector<Message> messages(1 + same() % 3);
+      for (std::size_t k = 0; k < messages.size(); ++k) {
+        Message& m = messages[k];
+        m.count = same() % 4 == 0 ? 1 + same() % 3000 : 300000 + same() % 700000;
+        m.streamed = same() % 3 == 0 && k == 0 && secret.data() != nullptr;
+        m.in.resize(static_cast<std::size_t>(m.count));
+        m.out.resize(m.in.size());
+        for (std::size_t i = 0; i < m.in.size(); ++i)
+          m.in[i] = static_cast<float>((i + k * 17 + static_cast<std::size_t>(round + 31 * r.rank)) % 4093);
+        if (m.streamed) std::copy(m.in.begin(), m.in.end(), secret.data());
+        const float* const from = m.streamed ? secret.data() : m.in.data();
+        m.send = r.group().send(view(from, m.count), peer, {.tag = static_cast<int>(k)});
+      }
+      for (std::size_t k = 0; k < messages.size(); ++k) {
+        Message& m = messages[k];
+        if (own() % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(own() % 500));
+        m.recv = r.group().recv(view(m.out), peer, {.tag = static_cast<int>(k)});
+        if (own() % 2 == 0) m.recv.wait();
+      }
+      for (Message& m : messages) {
+        m.send.wait();
+        m.recv.wait();
+      }
+      for (std::size_t k = 0; k < messages.size(); ++k) {
+        const Message& m = messages[k];
+        for (std::size_t i = 0; i < m.out.size(); ++i)
+          ASSERT_EQ(m.out[i],
+                    static_cast<float>((i + k * 17 + static_cast<std::size_t>(round + 31 * peer)) % 4093))
+              << "round " << round << ", message " << k << " [" << i << "]";
+      }
+    }
+  });
 }
 
 }  // namespace

@@ -33,17 +33,22 @@ Path parse_path(const std::string& text) {
 struct Card {
   int identity = 0;
   SingleCopy single_copy = SingleCopy::off;
+  CoreSet cores;
   ProcessAddress address;
 
   std::string encode() const {
-    return fmt::format("{} {} {}", identity, static_cast<int>(single_copy), address.encode());
+    return fmt::format("{} {} {} {}", identity, static_cast<int>(single_copy), cores.encode(),
+                       address.encode());
   }
   static Card decode(const std::string& text) {
     Card c;
     char* end = nullptr;
     c.identity = static_cast<int>(std::strtol(text.c_str(), &end, 10));
     c.single_copy = static_cast<SingleCopy>(std::strtol(end, &end, 10));
-    c.address = ProcessAddress::decode(*end == ' ' ? end + 1 : end);
+    std::string rest = *end == ' ' ? end + 1 : end;
+    const std::size_t space = std::min(rest.find(' '), rest.size());
+    c.cores = CoreSet::decode(rest.substr(0, space));
+    c.address = ProcessAddress::decode(rest.substr(std::min(space + 1, rest.size())));
     return c;
   }
 };
@@ -74,8 +79,9 @@ Group bring_up(const Bringup& b) {
   const auto waited = [&] { return std::chrono::duration_cast<Duration>(Clock::now() - began); };
   const SingleCopy single_copy = single_copy_setting();
   const std::vector<std::string> cards =
-      join(b, "shm", Card{b.identity, single_copy, neighbourhood.self()}.encode());
+      join(b, "shm", Card{b.identity, single_copy, CoreSet::usable(), neighbourhood.self()}.encode());
   std::map<std::string, NeighbourRef> by_socket;
+  CoreSet cores;
   for (int r = 0; r < b.size; ++r) {
     const Card card = Card::decode(cards[static_cast<std::size_t>(r)]);
     if (card.single_copy != single_copy) {
@@ -84,6 +90,7 @@ Group bring_up(const Bringup& b) {
                                               b.name, r, name(card.single_copy), b.rank, name(single_copy)),
                           .ranks = {r, b.rank}});
     }
+    cores |= card.cores;
     NeighbourRef& home = by_socket[card.address.socket];
     try {
       if (!home) home = neighbourhood.meet(card.address, b.deadline);
@@ -96,6 +103,7 @@ Group bring_up(const Bringup& b) {
     g.homes.push_back(home);
     g.bells.push_back(home->bell(card.identity));
   }
+  g.crowded = b.ranks_here > cores.count();
 
   if (b.size == 1) {
     g.region = private_region(Control::bytes(1));

@@ -98,13 +98,20 @@ struct alignas(64) Letter {
 
 /// From one rank to another (perhaps itself).
 struct Pair {
+  struct Chunk {
+    std::uint64_t letter;  ///< its number from 1
+    std::int64_t offset;   ///< in the message
+  };
   alignas(64) std::atomic<std::uint64_t> sent;     ///< by the sender: stream chunks filled so far
+  Chunk chunks[2];                                 ///< by the sender: what they hold
   alignas(64) std::atomic<std::uint64_t> drained;  ///< by the receiver: letters taken so far, now and then
   std::atomic<std::uint64_t> received;             ///< by the receiver: stream chunks emptied so far
+  std::atomic<std::uint64_t> helped;     ///< by the receiver: the letter whose message both may copy; 0: none
+  std::atomic<std::int64_t> taken_from;  ///< by the receiver: of that, what it copies itself begins here
   enum Answer : std::uint32_t { waiting, granted, taken };
   std::atomic<std::uint32_t> answers[kLetters];  ///< by the receiver; back to waiting by the sender
   Letter letters[kMailRing];
-  alignas(64) std::byte stream[2][kStreamBytes];
+  alignas(64) std::byte stream[2][kStreamBytes];  ///< by the sender
 };
 
 /// Added to RankBlock::active where the kernel copies: what it writes to cannot be given other pages.

@@ -32,6 +32,7 @@ struct Group {
   int size = 1;
   Path path = Path::automatic;
   bool one_process = true;  ///< all ranks are threads of this process
+  bool crowded = false;     ///< more ranks here than cores that those of the group may use: nobody spins
   SingleCopy single_copy =
       SingleCopy::off;  ///< all ranks may, and are to, reach each other by the kernel's single copies
   RegionRef region;

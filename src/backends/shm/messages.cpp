@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "backends/reduce.hpp"
+#include "backends/shm/paths.hpp"
 #include "backends/shm/prefetch.hpp"
 #include "base/mutant.hpp"
 
@@ -44,19 +45,19 @@ void Messages::post(OpState& s) {
   State& st = state(s);
   Peer& peer = peers_[static_cast<std::size_t>(s.peer)];
   if (s.op == Op::send) {
-    st = {Phase::queued, 0, 0, bytes_of(s.dtype, s.in_count), {}};
+    st = {Phase::queued, 0, 0, bytes_of(s.dtype, s.in_count), {}, 0, 0};
     peer.unposted.push_back(&s);
     flush(s.peer);
     return;
   }
-  st = {Phase::queued, 0, 0, bytes_of(s.dtype, s.out_count), {}};
+  st = {Phase::queued, 0, 0, bytes_of(s.dtype, s.out_count), {}, 0, 0};
   const auto letter =
       std::find_if(peer.kept.begin(), peer.kept.end(), [&](const Kept& k) { return k.tag == s.tag; });
   if (letter == peer.kept.end()) {
     peer.wanted.push_back(&s);
     return;
   }
-  match(s, *letter, letter->payload.data());
+  match(s, *letter, letter->letter, letter->payload.data());
   peer.kept.erase(letter);
 }
 
@@ -93,6 +94,7 @@ bool Messages::flush(int dst) {
     letter.dtype = s.dtype;
     letter.count = s.in_count;
     letter.eager = eager;
+    st.letter = peer.posted + 1;
     letter.sequence.store(++peer.posted, std::memory_order_release);
     if (dst != group_.rank) group_.wake(dst);
     if (eager)  // the next message is often like this one, and its lines are the reader's
@@ -105,7 +107,7 @@ bool Messages::flush(int dst) {
 }
 
 template <class AnyLetter>
-void Messages::match(OpState& recv, const AnyLetter& letter, const std::byte* payload) {
+void Messages::match(OpState& recv, const AnyLetter& letter, std::uint64_t number, const std::byte* payload) {
   State& st = state(recv);
   if (letter.dtype != recv.dtype || letter.count != recv.out_count) {
     trouble_ = {.code = ErrorCode::mismatch,
@@ -124,12 +126,17 @@ void Messages::match(OpState& recv, const AnyLetter& letter, const std::byte* pa
   }
   st.number = letter.number;
   st.place = letter.place;
+  st.letter = number;
+  st.end = st.bytes;
   st.phase = Phase::matched;
   if (letter.place.kind == Buffer::shared || letter.place.kind == Buffer::pointer) return;
+  Peer& peer = peers_[static_cast<std::size_t>(recv.peer)];
   group_.map_news();  // so that the next one may be read where it lies
-  if (letter.place.kind != Buffer::foreign) return;
-  std::vector<OpState*>& streams = peers_[static_cast<std::size_t>(recv.peer)].streams;
-  streams.push_back(&recv);
+  if (letter.place.kind == Buffer::foreign) {
+    peer.streams.push_back(&recv);
+  } else {
+    ++peer.read;
+  }
 }
 
 // Takes letters out of the ring: to the recv that wants them, or to the kept ones.
@@ -146,10 +153,11 @@ bool Messages::drain(int src) {
       return s->tag == letter->tag || WEFT_MUTANT("any_tag");
     });
     if (recv != peer.wanted.end()) {
-      match(**recv, *letter, letter->payload);
+      match(**recv, *letter, peer.taken + 1, letter->payload);
       peer.wanted.erase(recv);
     } else {
-      Kept kept{letter->tag, letter->dtype, letter->eager, letter->number, letter->count, {}, {}};
+      Kept kept{letter->tag, letter->dtype, letter->eager, letter->number, letter->count, peer.taken + 1, {},
+                {}};
       if (letter->eager) {
         kept.payload.assign(letter->payload, letter->payload + bytes_of(letter->dtype, letter->count));
       } else {
@@ -208,60 +216,145 @@ bool Messages::advance() {
   return moved;
 }
 
-Step Messages::stream_out(OpState& s) {
+// The next part of a message, up to `end`, into a chunk. False: there is none free, or no part left.
+bool Messages::fill_chunk(OpState& s, std::int64_t end) {
   State& st = state(s);
   Pair& pair = group_.control.pair(group_.rank, s.peer);
   const std::uint64_t sent = pair.sent.load(std::memory_order_relaxed);
-  if (sent - pair.received.load(std::memory_order_seq_cst) >= 2) return Step::pending;
-  const std::int64_t chunk = std::min(st.bytes - st.moved_bytes, static_cast<std::int64_t>(kStreamBytes));
-  std::memcpy(pair.stream[sent % 2], s.in + st.moved_bytes, static_cast<std::size_t>(chunk));
-  st.moved_bytes += chunk;
+  if (st.moved_bytes >= end || sent - pair.received.load(std::memory_order_seq_cst) >= 2) return false;
+  const std::int64_t bytes = std::min(st.bytes - st.moved_bytes, static_cast<std::int64_t>(kStreamBytes));
+  std::memcpy(pair.stream[sent % 2], s.in + st.moved_bytes, static_cast<std::size_t>(bytes));
+  pair.chunks[sent % 2] = {st.letter, st.moved_bytes};
+  st.moved_bytes += bytes;
   pair.sent.store(sent + 1, std::memory_order_seq_cst);
   notify(s.peer);
+  return true;
+}
+
+Step Messages::stream_out(OpState& s) {
+  State& st = state(s);
+  if (!fill_chunk(s, st.bytes)) return Step::pending;
   if (st.moved_bytes < st.bytes) return Step::advanced;
   st.phase = Phase::done;
   return Step::done;
 }
 
-Step Messages::receive(OpState& s) {
+// Whether a sender that waits is to copy, too.
+bool Messages::helps(const OpState& s, const Buffer& place) const noexcept {
+  return !group_.crowded && state(s).bytes >= kHelpFrom && group_.by_kernel(s.peer, place);
+}
+
+// The sender's part of a message that its receiver reads by the kernel.
+Step Messages::help(OpState& s) {
+  const State& st = state(s);
+  if (st.phase != Phase::posted || !helps(s, st.place) ||
+      peers_[static_cast<std::size_t>(s.peer)].outstanding.size() != 1)
+    return Step::pending;
+  const Pair& pair = group_.control.pair(group_.rank, s.peer);
+  if (pair.helped.load(std::memory_order_seq_cst) != st.letter) return Step::pending;
+  return fill_chunk(s, pair.taken_from.load(std::memory_order_seq_cst)) ? Step::advanced : Step::pending;
+}
+
+// Takes the oldest chunk, if it is this message's; throws away one that came too late for its message. False:
+// there was nothing of either.
+bool Messages::empty_chunk(OpState& s) {
+  State& st = state(s);
+  const Peer& peer = peers_[static_cast<std::size_t>(s.peer)];
+  Pair& pair = group_.control.pair(s.peer, group_.rank);
+  const std::uint64_t received = pair.received.load(std::memory_order_relaxed);
+  if (pair.sent.load(std::memory_order_seq_cst) == received) return false;
+  const Pair::Chunk chunk = pair.chunks[received % 2];
+  if (chunk.letter == st.letter) {
+    const std::int64_t bytes = std::min(st.bytes - chunk.offset, static_cast<std::int64_t>(kStreamBytes));
+    std::memcpy(s.out + chunk.offset, pair.stream[received % 2], static_cast<std::size_t>(bytes));
+    st.moved_bytes = chunk.offset + bytes;
+  } else {
+    for (const OpState* other : {peer.helped, peer.streams.empty() ? nullptr : peer.streams.front()})
+      if (other != nullptr && state(*other).letter == chunk.letter) return false;
+  }
+  pair.received.store(received + 1, std::memory_order_seq_cst);
+  notify(s.peer);
+  return true;
+}
+
+Step Messages::receive_stream(OpState& s) {
+  State& st = state(s);
+  Peer& peer = peers_[static_cast<std::size_t>(s.peer)];
+  if (peer.streams.front() != &s) return Step::pending;
+  if (st.phase == Phase::matched) {
+    st.phase = Phase::streaming;
+    group_.control.pair(s.peer, group_.rank)
+        .answers[st.number]
+        .store(Pair::granted, std::memory_order_seq_cst);
+    notify(s.peer);
+    return Step::advanced;
+  }
+  if (!empty_chunk(s)) return Step::pending;
+  if (st.moved_bytes < st.bytes) return Step::advanced;
+  peer.streams.erase(peer.streams.begin());
+  st.phase = Phase::done;
+  return Step::done;
+}
+
+// Reads a part of a message where it lies. False: the group has failed.
+bool Messages::read(OpState& s, std::int64_t from, std::int64_t bytes) {
+  const State& st = state(s);
+  if (!group_.enter(s.call)) return false;
+  if (group_.in_chunk) group_.in_chunk(s.call);
+  bool copied = true;
+  if (group_.by_kernel(s.peer, st.place)) {
+    copied =
+        peer_memory_.read(s, s.peer, st.place.offset + static_cast<std::uint64_t>(from), s.out + from, bytes);
+  } else {
+    copy_bytes(s.out + from, group_.reach(s.peer, st.place) + from, bytes);
+  }
+  return group_.leave() && copied;
+}
+
+// Tells the sender that its message is here.
+void Messages::take(OpState& s) {
+  State& st = state(s);
+  group_.control.pair(s.peer, group_.rank).answers[st.number].store(Pair::taken, std::memory_order_seq_cst);
+  notify(s.peer);
+  if (st.place.kind == Buffer::remote) --peers_[static_cast<std::size_t>(s.peer)].read;
+  st.phase = Phase::done;
+}
+
+// What the sender has streamed comes first; where there is nothing, this rank reads from the back.
+Step Messages::receive_helped(OpState& s) {
   State& st = state(s);
   Peer& peer = peers_[static_cast<std::size_t>(s.peer)];
   Pair& pair = group_.control.pair(s.peer, group_.rank);
-  if (st.place.kind == Buffer::foreign) {
-    if (peer.streams.front() != &s) return Step::pending;
-    if (st.phase == Phase::matched) {
-      st.phase = Phase::streaming;
-      pair.answers[st.number].store(Pair::granted, std::memory_order_seq_cst);
-      notify(s.peer);
-      return Step::advanced;
-    }
-    const std::uint64_t received = pair.received.load(std::memory_order_relaxed);
-    if (pair.sent.load(std::memory_order_seq_cst) == received) return Step::pending;
-    const std::int64_t chunk = std::min(st.bytes - st.moved_bytes, static_cast<std::int64_t>(kStreamBytes));
-    std::memcpy(s.out + st.moved_bytes, pair.stream[received % 2], static_cast<std::size_t>(chunk));
-    st.moved_bytes += chunk;
-    pair.received.store(received + 1, std::memory_order_seq_cst);
-    notify(s.peer);
-    if (st.moved_bytes < st.bytes) return Step::advanced;
-    peer.streams.erase(peer.streams.begin());
-  } else {
-    const std::int64_t chunk = std::min(st.bytes - st.moved_bytes, static_cast<std::int64_t>(kChunkBytes));
-    if (!group_.enter(s.call)) return Step::failed;
-    if (group_.in_chunk) group_.in_chunk(s.call);
-    bool copied = true;
-    if (group_.by_kernel(s.peer, st.place)) {
-      copied = peer_memory_.read(s, s.peer, st.place.offset + static_cast<std::uint64_t>(st.moved_bytes),
-                                 s.out + st.moved_bytes, chunk);
-    } else {
-      copy_bytes(s.out + st.moved_bytes, group_.reach(s.peer, st.place) + st.moved_bytes, chunk);
-    }
-    if (!group_.leave() || !copied) return Step::failed;
-    st.moved_bytes += chunk;
-    if (st.moved_bytes < st.bytes) return Step::advanced;
-    pair.answers[st.number].store(Pair::taken, std::memory_order_seq_cst);
+  if (peer.helped == nullptr) {
+    peer.helped = &s;
+    pair.taken_from.store(st.end, std::memory_order_seq_cst);
+    pair.helped.store(st.letter, std::memory_order_seq_cst);
     notify(s.peer);
   }
-  st.phase = Phase::done;
+  if (!empty_chunk(s)) {
+    const std::int64_t bytes = std::min(st.end - st.moved_bytes, static_cast<std::int64_t>(kStreamBytes));
+    pair.taken_from.store(st.end - bytes, std::memory_order_seq_cst);
+    if (!read(s, st.end - bytes, bytes)) return Step::failed;
+    st.end -= bytes;
+  }
+  if (st.moved_bytes < st.end) return Step::advanced;
+  pair.helped.store(0, std::memory_order_seq_cst);
+  peer.helped = nullptr;
+  take(s);
+  return Step::done;
+}
+
+Step Messages::receive(OpState& s) {
+  State& st = state(s);
+  if (st.place.kind == Buffer::foreign) return receive_stream(s);
+  const Peer& peer = peers_[static_cast<std::size_t>(s.peer)];
+  const bool alone = peer.helped == nullptr && peer.read == 1 && peer.wanted.empty();
+  if (peer.helped == &s || (alone && st.moved_bytes == 0 && helps(s, st.place))) return receive_helped(s);
+  const std::int64_t bytes = std::min(st.bytes - st.moved_bytes, static_cast<std::int64_t>(kChunkBytes));
+  if (!read(s, st.moved_bytes, bytes)) return Step::failed;
+  st.moved_bytes += bytes;
+  if (st.moved_bytes < st.bytes) return Step::advanced;
+  take(s);
   return Step::done;
 }
 
@@ -276,7 +369,7 @@ Step Messages::poll(OpState& s) {
   Step step = Step::pending;
   if (st.phase == Phase::done) return Step::done;
   if (s.op == Op::send) {
-    if (st.phase == Phase::streaming) step = stream_out(s);
+    step = st.phase == Phase::streaming ? stream_out(s) : help(s);
   } else if (st.phase != Phase::queued) {
     step = receive(s);
   }

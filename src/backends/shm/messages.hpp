@@ -11,8 +11,10 @@ namespace weft::shm {
 
 /// Small messages travel with their letter (eager). A large one lies where the receiver can reach it and is
 /// copied once from there, by the kernel if need be, or, being foreign, is granted after its match and
-/// streamed through two chunks of the pair, one message of the pair at a time. Letters nobody asked for yet
-/// are taken out of the ring and kept, so that a ring never blocks.
+/// streamed through two chunks of the pair, one message of the pair at a time. Of a very large one that is
+/// read by the kernel, a sender that waits streams what it can from the front, while the receiver reads from
+/// the back where no chunk is ready, until they meet; so it never waits for the sender. Letters nobody asked
+/// for yet are taken out of the ring and kept, so that a ring never blocks.
 class Messages {
  public:
   explicit Messages(const Group& group);
@@ -38,7 +40,9 @@ class Messages {
     std::uint32_t number;  // of the letter's answer
     std::int64_t moved_bytes;
     std::int64_t bytes;
-    Buffer place;  // recv, matched: where the sender's bytes lie
+    Buffer place;          // recv, matched: where the sender's bytes lie
+    std::uint64_t letter;  // its number from 1
+    std::int64_t end;      // recv, helped: from here on the bytes are there
   };
   struct Kept {  // a letter taken out of the ring before its recv was called
     std::int32_t tag;
@@ -46,6 +50,7 @@ class Messages {
     bool eager;
     std::uint32_t number;
     std::int64_t count;
+    std::uint64_t letter;
     Buffer place;
     std::vector<std::byte> payload;
   };
@@ -54,6 +59,8 @@ class Messages {
     std::vector<OpState*> outstanding;  // large sends whose answer is awaited
     std::vector<OpState*> wanted;       // recvs without a letter, in order
     std::vector<OpState*> streams;      // recvs of large foreign messages, in order; the first is granted
+    OpState* helped = nullptr;          // the recv of Pair::helped
+    int read = 0;                       // recvs that read where the sender's bytes lie
     std::vector<Kept> kept;
     std::uint64_t free_numbers = ~std::uint64_t{0};
     std::uint64_t posted = 0;   // letters to the peer
@@ -62,15 +69,26 @@ class Messages {
     std::uint64_t told = 0;     // those the peer knows to be taken: Pair::drained
   };
   static State& state(OpState& s) noexcept { return *reinterpret_cast<State*>(s.scratch.data()); }
+  static const State& state(const OpState& s) noexcept {
+    return *reinterpret_cast<const State*>(s.scratch.data());
+  }
 
   bool has_room(int dst);
   bool flush(int dst);
   bool drain(int src);
   bool answers(int dst);
   template <class AnyLetter>
-  void match(OpState& recv, const AnyLetter& letter, const std::byte* payload);
-  Step receive(OpState& s);
+  void match(OpState& recv, const AnyLetter& letter, std::uint64_t number, const std::byte* payload);
+  bool fill_chunk(OpState& s, std::int64_t end);
   Step stream_out(OpState& s);
+  bool helps(const OpState& s, const Buffer& place) const noexcept;
+  Step help(OpState& s);
+  bool empty_chunk(OpState& s);
+  Step receive(OpState& s);
+  Step receive_stream(OpState& s);
+  Step receive_helped(OpState& s);
+  bool read(OpState& s, std::int64_t from, std::int64_t bytes);
+  void take(OpState& s);
   void notify(int r) noexcept;
 
   const Group& group_;

@@ -72,6 +72,12 @@ constexpr std::int64_t in_place_from(int ranks) noexcept {
 ///   chrt -f 10 weft bench all_reduce --memory foreign --bytes 8,128,512,1024,2048
 inline constexpr std::int64_t kAskedAhead = 448;
 
+/// From so many bytes on, a message that the receiver reads by the kernel is copied by both ranks, if it is
+/// the only one under way and the sender waits: it is in neither's caches, and one core alone does not use
+/// what memory gives. From
+///   chrt -f 10 weft bench p2p --memory foreign --bytes 512K,1M,2M,8M,32M
+inline constexpr std::int64_t kHelpFrom = std::int64_t{2} << 20;
+
 /// Results of calls of so many bytes leave the caches anyway; stores that go around them save reading the
 /// lines first.
 inline constexpr std::int64_t kStreamFrom = std::int64_t{64} << 20;

@@ -8,7 +8,6 @@
 
 #include "backends/shm/collectives.hpp"
 #include "backends/shm/messages.hpp"
-#include "backends/usable_cores.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft {
@@ -17,10 +16,9 @@ namespace {
 
 class ShmBackend final : public Backend {
  public:
-  ShmBackend(Group group, int ranks_here)
-      : group_(std::move(group)), collectives_(group_), messages_(group_) {
+  explicit ShmBackend(Group group) : group_(std::move(group)), collectives_(group_), messages_(group_) {
     traits_ = group_.single_copy == SingleCopy::push ? shm_single_copy_traits() : *known_traits("shm");
-    traits_.spin = ranks_here <= usable_cores();
+    traits_.spin = !group_.crowded;
   }
 
   ~ShmBackend() override {
@@ -122,7 +120,7 @@ class ShmBackend final : public Backend {
 }  // namespace shm
 
 std::unique_ptr<Backend> make_shm_backend(const Bringup& bringup) {
-  return std::make_unique<shm::ShmBackend>(shm::bring_up(bringup), bringup.ranks_here);
+  return std::make_unique<shm::ShmBackend>(shm::bring_up(bringup));
 }
 
 }  // namespace weft
