@@ -24,15 +24,15 @@ std::int64_t befall(std::string_view what) {
   if (what == "stops") std::raise(SIGSTOP);
   if (what == "is late") std::this_thread::sleep_for(4s);
   if (what == "leaves") throw std::runtime_error("the input is not a number");
-  return what == "has less" ? 1000 : 1024;
+  return what == "has less" ? 1000 : 4096;
 }
 
 int steps(weft::ProcessGroup& group, std::string_view what) {
-  std::vector<float> x(1024);
+  std::vector<float> x(4096);
   const int once = group.rank();
   for (int step = 0; step < 5; ++step) {
     try {
-      const std::int64_t count = once == 1 && step == 3 ? befall(what) : 1024;
+      const std::int64_t count = once == 1 && step == 3 ? befall(what) : 4096;
       group.all_reduce(weft::view(x.data(), count), weft::view(x.data(), count), {.deadline = 1s}).wait();
     } catch (const weft::Error& e) {
       const std::string code(name(e.code()));

@@ -37,6 +37,7 @@ constexpr auto kQuiesceNap = std::chrono::microseconds(200);
 struct Settings {
   bool safe = true, check = true;
   std::int64_t max_count = INT32_MAX;
+  int cores = 0;  // that the ranks of the group may use, all together
 };
 
 // A letter of kind `call`: the record, and what concerns one pair alone.
@@ -91,7 +92,7 @@ class MpiBackend final : public Backend {
         state_(std::make_unique<State>(process, comm, b.rank, b.size,
                                        Limits{settings.safe, settings.max_count})),
         peers_(static_cast<std::size_t>(b.size)) {
-    traits_.spin = b.ranks_here <= usable_cores();
+    traits_.spin = b.ranks_here <= settings.cores;
     traits_.promises.names_absent = traits_.promises.checks_calls = check_;
     traits_.promises.revocable = traits_.promises.quiesces = safe_;
   }
@@ -484,14 +485,18 @@ struct Card {
   // Rank 0's: a number of its own for every group of the job, so that groups with ranks in common, made at
   // the same time by several threads, do not meet.
   int tag = 0;
+  CoreSet cores;
 
   std::string encode() const {
-    return fmt::format("{} {} {} {} {} {} {}", backend, world_rank, world_size, safe, check, max_count, tag);
+    return fmt::format("{} {} {} {} {} {} {} {}", backend, world_rank, world_size, safe, check, max_count,
+                       tag, cores.encode());
   }
   static Card decode(const std::string& text) {
     Card c;
     std::istringstream words(text);
-    words >> c.backend >> c.world_rank >> c.world_size >> c.safe >> c.check >> c.max_count >> c.tag;
+    std::string cores;
+    words >> c.backend >> c.world_rank >> c.world_size >> c.safe >> c.check >> c.max_count >> c.tag >> cores;
+    c.cores = CoreSet::decode(cores);
     return c;
   }
 };
@@ -599,6 +604,7 @@ std::unique_ptr<Backend> make(const Bringup& b) {
     process.tend();
   }
   MPI_Comm comm = MPI_COMM_NULL;
+  CoreSet cores = CoreSet::usable();
   if (b.size == 1) {
     const auto turn = process.lock();
     must(MPI_Comm_dup(MPI_COMM_SELF, &comm), "MPI_Comm_dup");
@@ -608,12 +614,16 @@ std::unique_ptr<Backend> make(const Bringup& b) {
              .world_size = process.world_size(),
              .safe = settings.safe,
              .check = settings.check,
-             .max_count = settings.max_count};
+             .max_count = settings.max_count,
+             .cores = cores};
     if (b.rank == 0) own.tag = next_tag(b);
-    comm = make_comm(b, process, exchange(b, own));
+    const std::vector<Card> cards = exchange(b, own);
+    for (const Card& c : cards) cores |= c.cores;  // of several hosts, which are bound alike
+    comm = make_comm(b, process, cards);
     withdraw(b, "mpi/here");  // all have entered MPI_Comm_create_group
     withdraw(b, "mpi/card");
   }
+  settings.cores = cores.count();
   const auto turn = process.lock();
   must(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   return std::make_unique<MpiBackend>(b, process, comm, settings);
