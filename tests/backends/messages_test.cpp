@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "backends/shm/control.hpp"
+#include "backends/shm/paths.hpp"
 #include "support/shm_settings.hpp"
 #include "support/values.hpp"
 
@@ -58,8 +59,8 @@ INSTANTIATE_TEST_SUITE_P(Shm, Messages, testing::ValuesIn(shm_settings()),
 TEST_P(Messages, EverySizeBothWays) {
   run(2, [](Rank& r) {
     for (const std::int64_t bytes :
-         {std::int64_t{0}, std::int64_t{1}, std::int64_t{31}, kEager, kEager + 1, kStream, kStream + 1,
-          kChunk + 1, std::int64_t{1} << 20, std::int64_t{8} << 20}) {
+         {std::int64_t{0}, std::int64_t{1}, std::int64_t{31}, shm::kLentFrom, shm::kLentFrom + 1, kEager,
+          kEager + 1, kStream, kStream + 1, kChunk + 1, std::int64_t{1} << 20, std::int64_t{8} << 20}) {
       for (const int from : {0, 1}) {
         if (r.rank == from) {
           const Tensor t = filled(r, bytes, from + 1);

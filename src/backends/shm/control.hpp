@@ -24,9 +24,10 @@ inline constexpr std::uint64_t kRounds = 4;            ///< rounds in flight, a 
 inline constexpr std::size_t kChunkBytes = 256 << 10;  ///< most that one poll step moves in a peer's memory
 inline constexpr std::size_t kPieceBytes =
     128 << 10;  ///< most that is read at once from a peer by the kernel, to be combined
-inline constexpr std::uint64_t kMailRing = 16;    ///< descriptors per pair of ranks
-inline constexpr std::size_t kEagerBytes = 8192;  ///< a message up to this size travels with its descriptor
-inline constexpr std::size_t kLetters = 64;       ///< large messages in flight per pair: the slots of a group
+inline constexpr std::uint64_t kMailRing = 16;  ///< descriptors per pair of ranks
+inline constexpr std::size_t kEagerBytes =
+    8192;                                    ///< a message up to this size may travel with its descriptor
+inline constexpr std::size_t kLetters = 64;  ///< large messages in flight per pair: the slots of a group
 inline constexpr std::size_t kStreamBytes = 64 << 10;  ///< a chunk of a large foreign message; two per pair
 
 /// Where a buffer lies, as its owner publishes it.

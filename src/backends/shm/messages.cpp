@@ -61,6 +61,12 @@ void Messages::post(OpState& s) {
   peer.kept.erase(letter);
 }
 
+// Where the receiver of a message reaches it.
+Buffer Messages::place(const OpState& s) const noexcept {
+  if (s.peer == group_.rank) return {Buffer::pointer, 0, reinterpret_cast<std::uint64_t>(s.in)};
+  return group_.publish(s.in, static_cast<std::size_t>(state(s).bytes), s.peer);
+}
+
 // Writes letters while the ring has room, in the order of the sends.
 bool Messages::flush(int dst) {
   Peer& peer = peers_[static_cast<std::size_t>(dst)];
@@ -70,7 +76,10 @@ bool Messages::flush(int dst) {
     OpState& s = *peer.unposted.front();
     State& st = state(s);
     Letter& letter = pair.letters[peer.posted % kMailRing];
-    const bool eager = st.bytes <= static_cast<std::int64_t>(kEagerBytes);
+    if (st.bytes > kLentFrom) st.place = place(s);
+    const bool eager =
+        st.bytes <= kLentFrom || (st.bytes <= static_cast<std::int64_t>(kEagerBytes) &&
+                                  st.place.kind != Buffer::pointer && st.place.kind != Buffer::shared);
     if (eager) {
       constexpr std::int64_t kHead = kLine - offsetof(Letter, payload);
       const std::int64_t head = std::min(st.bytes, kHead);
@@ -82,8 +91,6 @@ bool Messages::flush(int dst) {
           static_cast<std::uint32_t>(__builtin_ctzll(peer.free_numbers));  // never empty: as many as slots
       peer.free_numbers &= peer.free_numbers - 1;
       letter.number = st.number;
-      st.place = dst == group_.rank ? Buffer{Buffer::pointer, 0, reinterpret_cast<std::uint64_t>(s.in)}
-                                    : group_.publish(s.in, static_cast<std::size_t>(st.bytes), dst);
       if (group_.by_kernel(dst, st.place) && !own_memory_.copyable(s.in, static_cast<std::size_t>(st.bytes)))
         st.place = {Buffer::foreign, 0, 0};
       letter.place = st.place;

@@ -73,6 +73,7 @@ class Messages {
     return *reinterpret_cast<const State*>(s.scratch.data());
   }
 
+  Buffer place(const OpState& s) const noexcept;
   bool has_room(int dst);
   bool flush(int dst);
   bool drain(int src);

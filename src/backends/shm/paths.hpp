@@ -72,6 +72,10 @@ constexpr std::int64_t in_place_from(int ranks) noexcept {
 ///   chrt -f 10 weft bench all_reduce --memory foreign --bytes 8,128,512,1024,2048
 inline constexpr std::int64_t kAskedAhead = 448;
 
+/// Beyond so many bytes a message is read where it lies if the receiver reaches it itself. From
+///   chrt -f 10 weft bench p2p --bytes 2048,4096,6000,8192
+inline constexpr std::int64_t kLentFrom = 4096;
+
 /// From so many bytes on, a message that the receiver reads by the kernel is copied by both ranks, if it is
 /// the only one under way and the sender waits: it is in neither's caches, and one core alone does not use
 /// what memory gives. From
