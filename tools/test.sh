@@ -3,7 +3,7 @@
 # clang 14, the fuzz targets for some seconds, then the release build with all tests. Installs what is missing from Debian (prints the command if not root).
 # Its last lines are ctest's own summary of the release tests; the exit status covers all of it.
 #
-#   tools/test.sh            everything; under 25 minutes on two cores with nothing built
+#   tools/test.sh            everything; about 35 minutes on two cores with a warm ccache, 50 with nothing built
 #   tools/test.sh --quick    layers, layout and the release tests only
 set -uo pipefail
 . "$(dirname "$0")/lib.sh"
