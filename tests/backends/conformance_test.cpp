@@ -240,7 +240,7 @@ class Conformance : public testing::TestWithParam<Setting> {
     const std::int64_t chunk = static_cast<std::int64_t>(shm::kChunkBytes) / element,
                        stage = static_cast<std::int64_t>(shm::kStageBytes) / element;
     const std::int64_t combined = shm::inline_bytes(Op::all_reduce) / element;
-    return {0,       1,           2,    3,         31,        combined,  combined + 1,
+    return {0,       1,           2,    3,         31,        combined,  combined + 1,  inlined - 1,
             inlined, inlined + 1, 4099, stage - 1, stage + 1, chunk + 1, 5 * stage + 17};
   }
   // The inline path takes what fits beside an arrival line.

@@ -180,8 +180,9 @@ TEST(ShmSmall, CallsAreDoneInPlaceWhereAllShare) {
             ASSERT_EQ(load(all, i), value(static_cast<int>(i / count), i % count))
                 << bytes << " bytes, " << sharing << " share";
           const bool in_place = sharing == n && bytes >= from;
-          EXPECT_EQ(reduced_in_place > 0, in_place) << bytes << " bytes, " << sharing << " share";
-          EXPECT_EQ(copies > reduced_in_place, in_place) << bytes << " bytes, " << sharing << " share";
+          EXPECT_EQ(reduced_in_place, in_place ? 1 : 0) << bytes << " bytes, " << sharing << " share";
+          EXPECT_EQ(copies - reduced_in_place, in_place ? 1 : 0)
+              << bytes << " bytes, " << sharing << " share";
         }
       }
     });

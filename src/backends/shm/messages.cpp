@@ -247,14 +247,15 @@ Step Messages::stream_out(OpState& s) {
 }
 
 // Whether a sender that waits is to copy, too.
-bool Messages::helps(const OpState& s, const Buffer& place) const noexcept {
-  return !group_.crowded && state(s).bytes >= kHelpFrom && group_.by_kernel(s.peer, place);
+bool Messages::helps(const OpState& s) const noexcept {
+  const State& st = state(s);
+  return !group_.crowded && st.bytes >= kHelpFrom && group_.by_kernel(s.peer, st.place);
 }
 
 // The sender's part of a message that its receiver reads by the kernel.
 Step Messages::help(OpState& s) {
   const State& st = state(s);
-  if (st.phase != Phase::posted || !helps(s, st.place) ||
+  if (st.phase != Phase::posted || !helps(s) ||
       peers_[static_cast<std::size_t>(s.peer)].outstanding.size() != 1)
     return Step::pending;
   const Pair& pair = group_.control.pair(group_.rank, s.peer);
@@ -356,7 +357,7 @@ Step Messages::receive(OpState& s) {
   if (st.place.kind == Buffer::foreign) return receive_stream(s);
   const Peer& peer = peers_[static_cast<std::size_t>(s.peer)];
   const bool alone = peer.helped == nullptr && peer.read == 1 && peer.wanted.empty();
-  if (peer.helped == &s || (alone && st.moved_bytes == 0 && helps(s, st.place))) return receive_helped(s);
+  if (peer.helped == &s || (alone && st.moved_bytes == 0 && helps(s))) return receive_helped(s);
   const std::int64_t bytes = std::min(st.bytes - st.moved_bytes, static_cast<std::int64_t>(kChunkBytes));
   if (!read(s, st.moved_bytes, bytes)) return Step::failed;
   st.moved_bytes += bytes;

@@ -82,7 +82,7 @@ class Messages {
   void match(OpState& recv, const AnyLetter& letter, std::uint64_t number, const std::byte* payload);
   bool fill_chunk(OpState& s, std::int64_t end);
   Step stream_out(OpState& s);
-  bool helps(const OpState& s, const Buffer& place) const noexcept;
+  bool helps(const OpState& s) const noexcept;
   Step help(OpState& s);
   bool empty_chunk(OpState& s);
   Step receive(OpState& s);

@@ -53,7 +53,8 @@ constexpr std::int64_t inline_bytes(Op op) noexcept {
 /// A call that is small enough to travel beside its arrival is done where its memory lies instead, from so
 /// many bytes on, if all ranks share theirs: then nothing is copied into the line and out of it, for one
 /// synchronisation more. From
-///   chrt -f 10 build/release/bin/paths_bench 2 all shared 8192        (and 4, without chrt)
+///   chrt -f 10 build/release/bin/paths_bench 2 all shared 4096
+///   nice -n -15 weft bench all_reduce --ranks 4 --memory shared --bytes 2048,4096,8192     (and all_to_all)
 /// Where ranks share cores a synchronisation costs more than 2 KiB of payload.
 struct InPlaceRow {
   int ranks;  ///< up to so many
