@@ -6,6 +6,7 @@
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <malloc.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -93,6 +94,35 @@ TEST_F(SingleCopies, GiveTheBitsThatStagingGives) {
       }
     });
   }
+}
+
+// What a reduction reads from its peers has room in 256 KiB, however many ranks there are, and a group that
+// has not reduced this way has none.
+TEST_F(SingleCopies, TakeLittleMemoryAndAtFirstUse) {
+  const Setting push("push");
+  run_ranks(Ranks::processes, 12, [](Rank& r) {
+    const auto allocated = [] {
+      const struct mallinfo2 now = ::mallinfo2();
+      return static_cast<std::int64_t>(now.hblkhd + now.uordblks);
+    };
+    const auto group = [&](const char* name) {
+      Membership m = r.membership(name);
+      m.test.path = "single";
+      return ProcessGroup::create(r.context, "shm", m);
+    };
+    ProcessGroup first = group("first");  // with what a process allocates once
+    std::vector<float> in(12 * 12345, 1.0f), out(12345);
+    first.reduce_scatter(view(std::as_const(in)), view(out)).wait();
+    constexpr std::int64_t kPieces = 256 << 10, kGroup = 256 << 10;
+    std::int64_t before = allocated();
+    ProcessGroup second = group("second");
+    EXPECT_LT(allocated() - before, kGroup);
+    before = allocated();
+    for (int k = 0; k < 3; ++k) second.reduce_scatter(view(std::as_const(in)), view(out)).wait();
+    for (const float sum : out) ASSERT_EQ(sum, 12);
+    EXPECT_LT(allocated() - before, kPieces + (64 << 10));
+    r.meet("end");
+  });
 }
 
 // Hundreds of calls of all operations, in shared, foreign and mixed memory.

@@ -51,8 +51,6 @@ Collectives::Collectives(const Group& group)
       outs_(static_cast<std::size_t>(group.size)),
       peers_(group) {
   static_assert(sizeof(State) <= sizeof(OpState::scratch));
-  if (group.single_copy != SingleCopy::off || group.path == Path::single)
-    pieces_.resize(static_cast<std::size_t>(group.size) * kPieceBytes / sizeof(Line));
 }
 
 // The bytes that would travel beside an arrival: what a rank gives at most. A pure function of what all ranks

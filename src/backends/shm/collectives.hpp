@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -117,6 +118,7 @@ class Collectives {
   Block own_part(const OpState& s) const noexcept;
   // single_path.cpp
   bool pays(const OpState& s, std::int64_t count) const noexcept;
+  bool have_pieces(const OpState& s) noexcept;
   Step push(OpState& s) noexcept;
   // staged.cpp
   void plan(OpState& s) noexcept;
@@ -144,7 +146,8 @@ class Collectives {
   struct alignas(64) Line {
     std::byte bytes[64];
   };
-  std::vector<Line> pieces_;  // one piece per rank of what the kernel has read
+  std::unique_ptr<Line[]> pieces_;  // one per rank of what the kernel has read, kChunkBytes in all; made at
+                                    // the first push()
 };
 
 }  // namespace weft::shm

@@ -7,13 +7,24 @@
 // the others'. In reduce_scatter it keeps the result. All else pulls: the kernel copies from the peer's `in`
 // to this rank's `out`. Memory that this rank reaches itself, being shared, is read and written in place, as
 // on the direct path, whose pull() and frame, touch(), serve here too.
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <new>
 
 #include "backends/reduce.hpp"
 #include "backends/shm/collectives.hpp"
 #include "backends/shm/paths.hpp"
 
 namespace weft::shm {
+namespace {
+
+// Bytes of one rank's piece. The pieces of all ranks together fit in kChunkBytes.
+std::int64_t piece_bytes(int ranks) noexcept {
+  return std::min<std::int64_t>(kPieceBytes, kChunkBytes / ranks) / kLine * kLine;
+}
+
+}  // namespace
 
 // Whether single copies are faster than staging: a pure function of what all ranks know, as is the count.
 bool Collectives::pays(const OpState& s, std::int64_t count) const noexcept {
@@ -24,20 +35,33 @@ bool Collectives::pays(const OpState& s, std::int64_t count) const noexcept {
   return single_copy_pays(s.op, group_.size).has(bytes);
 }
 
+// Allocates the pieces at first use, not zeroed. False: there is no memory, and the group has failed.
+bool Collectives::have_pieces(const OpState& s) noexcept {
+  if (pieces_ != nullptr) return true;
+  const std::int64_t bytes = group_.size * piece_bytes(group_.size);
+  pieces_.reset(new (std::nothrow) Line[static_cast<std::size_t>(bytes) / sizeof(Line)]);
+  if (pieces_ != nullptr) return true;
+  Failure why{.code = ErrorCode::system, .text = {}, .op = s.op, .call = s.call, .ranks = {}};
+  try {
+    why.text = fmt::format("{}: rank {} has no memory for {} bytes that it reads from its peers", name(s.op),
+                           group_.rank, bytes);
+    why.ranks = {group_.rank};
+  } catch (...) {  // not for the words either
+  }
+  raise(group_, why);
+  return false;
+}
+
 // A piece of this rank's part of all inputs. Done: it was the last.
 Step Collectives::push(OpState& s) noexcept {
   State& st = state(s);
-  const std::int64_t element = size_bytes(s.dtype);
+  const std::int64_t element = size_bytes(s.dtype), room = piece_bytes(group_.size);
   const auto [begin, count] = own_part(s);
-  // Of all ranks together what one chunk may be.
-  const std::int64_t piece =
-      std::min<std::int64_t>(kPieceBytes, kChunkBytes / group_.size) / 64 * 64 / element;
-  const std::int64_t step = std::min(count - st.done, piece);
+  const std::int64_t step = std::min(count - st.done, room / element);
   if (step == 0) return Step::done;
+  if (!have_pieces(s)) return Step::failed;
   const std::int64_t at = begin + st.done;
-  const auto own_piece = [&](int r) {
-    return pieces_[static_cast<std::size_t>(r) * kPieceBytes / sizeof(Line)].bytes;
-  };
+  const auto own_piece = [&](int r) { return pieces_[static_cast<std::size_t>(r * room / kLine)].bytes; };
   std::size_t outs = 0;
   if (s.out_count > 0) outs_[outs++] = s.out + at * element;
   for (int r = 0; r < group_.size; ++r) {
