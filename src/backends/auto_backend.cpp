@@ -47,7 +47,7 @@ std::unique_ptr<Backend> make_auto_backend(const Bringup& b) {
   std::string why_not;
   const std::string mpi = usable_mpi(b.context, why_not);
   std::vector<std::string> cards =
-      join(b, "auto", fmt::format("{} {} {}", wanted, mpi.empty() ? "-" : mpi, host));
+      join(b, "auto", fmt::format("{} {} {}", wanted, mpi.empty() ? "-" : mpi, host), 0);
   for (int r = 0; r < b.size; ++r) {
     std::string& card = cards[static_cast<std::size_t>(r)];
     const std::size_t space = card.find(' ');

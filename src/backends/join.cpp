@@ -3,8 +3,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
+
+#include "backends/build.hpp"
+#include "base/mutant.hpp"
 
 namespace weft {
 namespace {
@@ -39,6 +43,25 @@ bool came(Store& store, const std::string& key, Deadline deadline, std::string& 
   }
 }
 
+// Takes the first word off.
+std::string next_word(std::string& text) {
+  const std::size_t space = std::min(text.find(' '), text.size());
+  std::string word = text.substr(0, space);
+  text.erase(0, space + 1);
+  return word;
+}
+
+[[noreturn]] void throw_mixed(const Bringup& b, int r, const std::string& theirs, const std::string& own) {
+  const int low = std::min(r, b.rank), high = std::max(r, b.rank);
+  const auto of = [&](int rank) { return describe_build(rank == r ? theirs : own); };
+  throw Error(Failure{
+      .code = ErrorCode::mismatch,
+      .text = fmt::format("group \"{}\": rank {} runs {}, rank {} {}; expected the same build of weft "
+                          "on all ranks [rank {}]",
+                          b.name, low, of(low), high, of(high), b.rank),
+      .ranks = {low, high}});
+}
+
 }  // namespace
 
 std::vector<int> unset(Store& store, const std::vector<std::string>& keys) {
@@ -49,15 +72,18 @@ std::vector<int> unset(Store& store, const std::vector<std::string>& keys) {
   return absent;
 }
 
-void announce(const Bringup& b, std::string_view what, std::string_view card) {
-  for_group(b,
-            [&] { b.store->set(key_of(b, what, b.rank), fmt::format("{} {}", b.size, card), b.deadline); });
+void announce(const Bringup& b, std::string_view what, std::string_view card, std::uint64_t layout) {
+  // What build it is comes first, whatever other versions write after it.
+  const std::string text = fmt::format("{} {} {}", build_word(layout, b.rank), b.size, card);
+  for_group(b, [&] { b.store->set(key_of(b, what, b.rank), text, b.deadline); });
 }
 
-std::vector<std::string> join(const Bringup& b, std::string_view what, std::string_view card) {
+std::vector<std::string> join(const Bringup& b, std::string_view what, std::string_view card,
+                              std::uint64_t layout) {
   if (b.size == 1) return {std::string(card)};
   const auto began = Clock::now();
-  announce(b, what, card);
+  announce(b, what, card, layout);
+  const std::string build = build_word(layout, b.rank);
   std::vector<std::string> keys, cards;
   for (int r = 0; r < b.size; ++r) keys.push_back(key_of(b, what, r));
   for (int r = 0; r < b.size; ++r) {
@@ -68,14 +94,15 @@ std::vector<std::string> join(const Bringup& b, std::string_view what, std::stri
       if (absent.empty()) absent.push_back(r);
       throw_absent(b, std::move(absent), std::chrono::duration_cast<Duration>(Clock::now() - began));
     }
-    const std::size_t space = text.find(' ');
-    const std::string size = text.substr(0, space);
+    const std::string theirs = next_word(text);
+    if (theirs != build && !WEFT_MUTANT("mixed_builds_unseen")) throw_mixed(b, r, theirs, build);
+    const std::string size = next_word(text);
     if (size != std::to_string(b.size))
       throw Error(Failure{.code = ErrorCode::mismatch,
                           .text = fmt::format("group \"{}\": rank {} says size {}, rank {} says {}", b.name,
                                               r, size, b.rank, b.size),
                           .ranks = {r, b.rank}});
-    cards.push_back(text.substr(space + 1));
+    cards.push_back(text);
   }
   return cards;
 }

@@ -1,6 +1,7 @@
 // The first thing the ranks of a group do: each puts a card into the store and reads those of the others.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,13 +15,15 @@ namespace weft {
 /// own error where it is the store that does not answer: then nobody can say which rank is missing.
 std::vector<int> unset(Store& store, const std::vector<std::string>& keys);
 
-/// This rank's card for the others; join() begins with it. Throws the store's error, with the group's name.
-void announce(const Bringup& b, std::string_view what, std::string_view card);
+/// This rank's card for the others; join() begins with it. `layout`: digest_of() the constants that the ranks
+/// share in this transport. Throws the store's error, with the group's name.
+void announce(const Bringup& b, std::string_view what, std::string_view card, std::uint64_t layout);
 
 /// The cards of all ranks, by rank. `what` keeps the keys of several uses of one token apart. Throws timeout
-/// naming the ranks that did not join by the deadline, mismatch where they do not agree on the size, and what
-/// announce() throws.
-std::vector<std::string> join(const Bringup& b, std::string_view what, std::string_view card);
+/// naming the ranks that did not join by the deadline, mismatch where they do not run the same build of weft
+/// (build.hpp) or do not agree on the size, and what announce() throws.
+std::vector<std::string> join(const Bringup& b, std::string_view what, std::string_view card,
+                              std::uint64_t layout);
 
 /// Takes this rank's card out of the store, once all have read it, so that a program that makes many groups
 /// leaves nothing there. A store that has no answer keeps it.

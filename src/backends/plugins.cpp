@@ -13,6 +13,7 @@
 #include <mutex>
 
 #include "backends/auto_backend.hpp"
+#include "backends/build.hpp"
 #include "backends/shm/shm_backend.hpp"
 #include "weft/base/env.hpp"
 
@@ -162,7 +163,12 @@ const BackendPlugin& find_plugin(Context& context, std::string_view name) {
 BackendFactory load_backend(Context& context, std::string_view name) {
   if (name == "shm") return make_shm_backend;
   if (name == "auto") return make_auto_backend;
-  return find_plugin(context, name).make;
+  const auto make = find_plugin(context, name).make;
+  if (known_traits(name) != nullptr) return make;  // weft's own compare their builds as they meet
+  return [make](const Bringup& b) {
+    compare_builds(b);
+    return make(b);
+  };
 }
 
 Traits backend_traits(Context& context, std::string_view name) {

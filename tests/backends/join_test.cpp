@@ -79,7 +79,7 @@ TEST_F(Join, GivesTheCardsOfAllAndLeavesNothing) {
   {
     std::vector<std::jthread> ranks;
     for (int r = 0; r < 3; ++r)
-      ranks.emplace_back([&, r] { cards[r] = join(at(r), "card", "of " + std::to_string(r)); });
+      ranks.emplace_back([&, r] { cards[r] = join(at(r), "card", "of " + std::to_string(r), 0); });
   }
   for (const auto& seen : cards) EXPECT_THAT(seen, ElementsAre("of 0", "of 1", "of 2"));
   for (int r = 0; r < 3; ++r) withdraw(at(r), "card");
@@ -88,15 +88,15 @@ TEST_F(Join, GivesTheCardsOfAllAndLeavesNothing) {
 }
 
 TEST_F(Join, NamesAllThatAreAbsent) {
-  const Error e = error_of([&] { join(at(1, 3, milliseconds(50)), "card", {}); });
+  const Error e = error_of([&] { join(at(1, 3, milliseconds(50)), "card", {}, 0); });
   EXPECT_EQ(e.code(), ErrorCode::timeout);
   EXPECT_THAT(e.what(), MatchesRegex("group \"g\": ranks 0, 2 did not join within [0-9.]+ s \\[rank 1\\]"));
   EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), ElementsAre(0, 2));
 }
 
 TEST_F(Join, AnotherSizeIsAMismatchAtOnce) {
-  announce(at(0, 2), "card", {});
-  const Error e = error_of([&] { join(at(1), "card", {}); });
+  announce(at(0, 2), "card", {}, 0);
+  const Error e = error_of([&] { join(at(1), "card", {}, 0); });
   EXPECT_EQ(e.code(), ErrorCode::mismatch);
   EXPECT_STREQ(e.what(), "group \"g\": rank 0 says size 2, rank 1 says 3");
 }
@@ -104,8 +104,8 @@ TEST_F(Join, AnotherSizeIsAMismatchAtOnce) {
 // Then nobody can say who is absent.
 TEST_F(Join, ASilentStoreIsNotTakenForAnAbsentRank) {
   store_->silent_when_asked = true;  // after the deadline has passed
-  const Error late = error_of([&] { join(at(1, 3, milliseconds(50)), "card", {}); });
-  for (const Error& e : {late, error_of([&] { join(at(1), "card", {}); })}) {
+  const Error late = error_of([&] { join(at(1, 3, milliseconds(50)), "card", {}, 0); });
+  for (const Error& e : {late, error_of([&] { join(at(1), "card", {}, 0); })}) {
     EXPECT_EQ(e.code(), ErrorCode::timeout);
     EXPECT_STREQ(e.what(), "group \"g\": store: the server does not answer [rank 1]");
     EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), IsEmpty());

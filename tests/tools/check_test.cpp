@@ -143,6 +143,9 @@ INSTANTIATE_TEST_SUITE_P(
                "timeout where peer_lost was to be expected"},
         Mutant{"any_tag", "--programs 300 --patience 2", "FAILED: program"},
         Mutant{"leaked_descriptor", "--programs 20", "descriptors open after its Context is gone"},
+        // Two builds in one job: told, and, where nobody compares them, seen by what they do.
+        Mutant{"mixed_builds", "--programs 10", "runs weft "},
+        Mutant{"mixed_builds_unseen", "--programs 100 --patience 2", "FAILED: program"},
         Mutant{"composed_own_block", "--backend composed-messages --programs 50", "; expected "},
         Mutant{"composed_order", "--backend composed-messages --programs 100", "; expected "},
         Mutant{"composed_avg", "--backend composed-some --programs 100", "; expected "}),

@@ -91,7 +91,8 @@ std::shared_ptr<::gloo::Context> connect(const Bringup& b, bool check) {
   if (b.size == 1) return context;
   const std::string host = b.test.host.empty() ? b.context.neighbourhood().self().host : b.test.host;
   const auto word = [](bool on) { return std::string(on ? "on" : "off"); };
-  std::vector<std::string> hosts = join(b, "gloo", fmt::format("{} {}", word(check), host));
+  std::vector<std::string> hosts =
+      join(b, "gloo", fmt::format("{} {}", word(check), host), Links::layout() + kExchange);
   for (int r = 0; r < b.size; ++r) {
     std::string& card = hosts[static_cast<std::size_t>(r)];
     const std::size_t space = card.find(' ');

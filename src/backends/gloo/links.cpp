@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 
 #include "backends/blocking_backend.hpp"
 #include "backends/op_table.hpp"
+#include "base/fnv.hpp"
 
 namespace weft::gloo_backend {
 namespace {
@@ -45,6 +47,14 @@ struct Links::Note {
   std::uint64_t heard = 0;  // notes of the receiver that the sender has read: their memory may go
   Announcement announcement{};
 };
+
+std::uint64_t Links::layout() noexcept {
+  return digest_of(sizeof(Note), offsetof(Note, kind), offsetof(Note, tag), offsetof(Note, dtype),
+                   offsetof(Note, count), offsetof(Note, number), offsetof(Note, heard),
+                   offsetof(Note, announcement), sizeof(Announcement), offsetof(Announcement, record),
+                   offsetof(Announcement, gives), offsetof(Announcement, expects),
+                   static_cast<int>(Note::Kind::pong), kEagerBytes, kNotes, kData);
+}
 
 // A message that has come and was not asked for yet. `number`: of an offer; otherwise it is in payload.
 struct Links::Letter {

@@ -60,6 +60,8 @@ class Links {
   void interrupt() noexcept;
 
   static constexpr std::size_t kEagerBytes = 4096;  ///< of a message in its note
+  /// Of what the two ends must have alike.
+  static std::uint64_t layout() noexcept;
 
  private:
   struct Note;

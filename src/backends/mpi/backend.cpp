@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <sstream>
 #include <thread>
@@ -21,6 +22,7 @@
 #include "backends/mpi/rounds.hpp"
 #include "backends/op_table.hpp"
 #include "backends/usable_cores.hpp"
+#include "base/fnv.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
 
@@ -54,6 +56,16 @@ struct FailureLetter {
   std::uint64_t call = kNoCall;
   std::uint32_t ranks = 0, text = 0;
 };
+
+// Of what the ranks must have alike.
+constexpr std::uint64_t kLayout = digest_of(
+    sizeof(Letter), offsetof(Letter, kind), offsetof(Letter, dtype), offsetof(Letter, eager),
+    offsetof(Letter, tag), offsetof(Letter, number), offsetof(Letter, payload), offsetof(Letter, count),
+    static_cast<int>(Letter::pong), Mail::kPayload, Mail::kTag, Mail::kNumbers, sizeof(CallLetter),
+    offsetof(CallLetter, record), offsetof(CallLetter, to_you), offsetof(CallLetter, largest),
+    sizeof(FailureLetter), offsetof(FailureLetter, code), offsetof(FailureLetter, op),
+    offsetof(FailureLetter, call), offsetof(FailureLetter, ranks), offsetof(FailureLetter, text),
+    Messages::kEager, Messages::kPieceBytes, Rounds::kStageBytes, Rounds::kLeastBlockBytes);
 
 std::vector<std::byte> encode(const Failure& why) {
   FailureLetter head{.code = why.code, .op = why.op, .call = why.call};
@@ -509,7 +521,8 @@ struct Card {
 
 std::vector<Card> exchange(const Bringup& b, const Card& own) {
   std::vector<Card> cards;
-  for (const std::string& text : join(b, "mpi/card", own.encode())) cards.push_back(Card::decode(text));
+  for (const std::string& text : join(b, "mpi/card", own.encode(), kLayout))
+    cards.push_back(Card::decode(text));
   for (int r = 0; r < b.size; ++r) {
     const Card& c = cards[static_cast<std::size_t>(r)];
     const std::vector<int> both{std::min(r, b.rank), std::max(r, b.rank)};
@@ -592,9 +605,9 @@ std::unique_ptr<Backend> make(const Bringup& b) {
   // MPI_Init_thread waits for everybody, and cannot say for whom.
   if (b.size > 1) {
     if (Process::initialised())
-      announce(b, "mpi/here", {});
+      announce(b, "mpi/here", {}, kLayout);
     else
-      join(b, "mpi/here", {});
+      join(b, "mpi/here", {}, kLayout);
   }
   Process& process = Process::join(b.context.log(), b.deadline);
   if (const std::string why = process.refuses_thread(); !why.empty())

@@ -9,8 +9,7 @@
 namespace weft::mpi {
 namespace {
 
-constexpr std::int64_t kPieceBytes = std::int64_t{1} << 18;  // of a large message, through buffers of ours
-constexpr std::size_t kSpare = 16;                           // buffers kept for the next pieces
+constexpr std::size_t kSpare = 16;    // buffers kept for the next pieces
 constexpr std::size_t kUnsent = 256;  // letters that MPI has not taken: further sends are not done before
 
 /// What a call's slot keeps of its transfer.

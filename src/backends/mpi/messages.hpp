@@ -28,6 +28,7 @@ namespace weft::mpi {
 class Messages {
  public:
   static constexpr std::int64_t kEager = Mail::kPayload;
+  static constexpr std::int64_t kPieceBytes = std::int64_t{1} << 18;  ///< of a large one, through our buffers
 
   Messages(Mail& mail, Limits limits);
   void post(OpState& s);

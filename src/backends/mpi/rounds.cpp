@@ -9,9 +9,6 @@
 namespace weft::mpi {
 namespace {
 
-constexpr std::int64_t kStageBytes = std::int64_t{1} << 20;       // of a round, all blocks together
-constexpr std::int64_t kLeastBlockBytes = std::int64_t{1} << 14;  // of a block in a round, with many ranks
-
 // A block per rank on that side, rather than one.
 bool many(Op op, bool in) noexcept {
   switch (row(op).counts) {

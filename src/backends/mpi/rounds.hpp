@@ -49,6 +49,9 @@ class Stage {
 
 class Rounds {
  public:
+  static constexpr std::int64_t kStageBytes = std::int64_t{1} << 20;  ///< of a round, all blocks together
+  static constexpr std::int64_t kLeastBlockBytes = std::int64_t{1}
+                                                   << 14;  ///< of a block in a round, with many ranks
   Rounds(const Process& process, MPI_Comm comm, int rank, int size, Limits limits);
   /// `largest`: elements of the largest block of any rank, which all know; all_to_all_v only.
   void begin(const OpState& s, std::int64_t largest);

@@ -30,6 +30,7 @@
 #include "backends/nccl/channel.hpp"
 #include "backends/op_table.hpp"
 #include "backends/usable_cores.hpp"
+#include "base/fnv.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft::nccl {
@@ -41,6 +42,8 @@ constexpr auto kLookForLane = std::chrono::milliseconds(1);
 constexpr auto kLeave = std::chrono::seconds(1);  // for peers to leave too, before the rest is aborted
 constexpr auto kNap = std::chrono::microseconds(200);
 constexpr std::size_t kMostLanes = 64;
+// What ranks must have alike: what they exchange through the store, and how many lanes a group has.
+constexpr std::uint64_t kLayout = digest_of(sizeof(UniqueId), kMostLanes);
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -173,7 +176,7 @@ void NcclBackend::connect(const Bringup& b) {
   if (rank_ == 0) driver_.check("ncclGetUniqueId", driver_.api.ncclGetUniqueId(&id));
   // Everybody says that it is there, so that who is not can be named; NCCL itself only waits.
   const std::string card =
-      join(b, "nccl/here", std::string_view(id.bytes, rank_ == 0 ? sizeof(id.bytes) : 0))[0];
+      join(b, "nccl/here", std::string_view(id.bytes, rank_ == 0 ? sizeof(id.bytes) : 0), kLayout)[0];
   std::memcpy(id.bytes, card.data(), std::min(card.size(), sizeof(id.bytes)));
   main_->connect(id);
   for (Duration nap = kNap;; nap = std::min<Duration>(2 * nap, std::chrono::milliseconds(5))) {

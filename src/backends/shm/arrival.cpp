@@ -41,6 +41,11 @@ bool plain(const OpState& s) noexcept {
          s.reduce.kind != ReduceOp::Kind::user;
 }
 
+// Rank 1 is of a build with another threshold.
+bool is_other_build(int rank) noexcept {
+  return rank == 1 && (WEFT_MUTANT("mixed_builds") || WEFT_MUTANT("mixed_builds_unseen"));
+}
+
 bool reachable(const Buffer& b) noexcept { return b.kind != Buffer::foreign && b.kind != Buffer::remote; }
 
 }  // namespace
@@ -72,7 +77,8 @@ void Collectives::post(OpState& s) noexcept {
   st.done = 0;
   st.small = false;
   const std::int64_t bytes = payload_bytes(s),
-                     limit = group_.path == Path::inline_only ? kInlineBytes : inline_bytes(s.op),
+                     most = inline_bytes(s.op) / (is_other_build(group_.rank) ? 2 : 1),
+                     limit = group_.path == Path::inline_only ? kInlineBytes : most,
                      room =
                          s.in_blocks ? std::min<std::int64_t>(limit, sizeof(Arrival::both.payload)) : limit;
   st.fits =

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "backends/join.hpp"
+#include "backends/shm/layout.hpp"
 #include "backends/shm/single_copy.hpp"
 #include "backends/usable_cores.hpp"
 #include "base/mutant.hpp"
@@ -78,8 +79,8 @@ Group bring_up(const Bringup& b) {
   Neighbourhood& neighbourhood = b.context.neighbourhood();
   const auto waited = [&] { return std::chrono::duration_cast<Duration>(Clock::now() - began); };
   const SingleCopy single_copy = single_copy_setting();
-  const std::vector<std::string> cards =
-      join(b, "shm", Card{b.identity, single_copy, CoreSet::usable(), neighbourhood.self()}.encode());
+  const std::vector<std::string> cards = join(
+      b, "shm", Card{b.identity, single_copy, CoreSet::usable(), neighbourhood.self()}.encode(), layout());
   std::map<std::string, NeighbourRef> by_socket;
   CoreSet cores;
   for (int r = 0; r < b.size; ++r) {

@@ -1,0 +1,60 @@
+#include "backends/build.hpp"
+
+#include <fmt/format.h>
+
+#include <cstddef>
+
+#include "backends/call_record.hpp"
+#include "backends/join.hpp"
+#include "base/fnv.hpp"
+#include "base/mutant.hpp"
+
+namespace weft {
+namespace {
+
+constexpr std::string_view kPrefix = "weft-";
+
+// What ranks share over every transport: the numbers of operations, dtypes and reductions are in what they
+// tell each other of a call, and composed calls are made of the same messages everywhere.
+std::uint64_t common_layout() {
+  Fnv1a hash;
+  hash.add(digest_of(kProtocol, kComposedTags, kUsersCall, sizeof(CallRecord), offsetof(CallRecord, call),
+                     offsetof(CallRecord, count), offsetof(CallRecord, hash), offsetof(CallRecord, root),
+                     offsetof(CallRecord, op), offsetof(CallRecord, dtype), offsetof(CallRecord, reduce),
+                     offsetof(CallRecord, order), sizeof(Block), kOpCount, kDTypeCount, kReduceKindCount));
+  for (int i = 0; i < kOpCount; ++i) hash.add(name(static_cast<Op>(i)));
+  for (int i = 0; i < kDTypeCount; ++i) hash.add(name(static_cast<DType>(i)));
+  for (int i = 0; i < kReduceKindCount; ++i) hash.add(name(static_cast<ReduceOp::Kind>(i)));
+  return hash.value;
+}
+
+}  // namespace
+
+std::string build_word(std::uint64_t layout, int rank) {
+  static const std::uint64_t common = common_layout();
+  std::uint64_t all = digest_of(common, layout);
+  if (rank == 1 && WEFT_MUTANT("mixed_builds")) ++all;
+  return fmt::format("{}{}-{:08x}", kPrefix, WEFT_PROJECT_VERSION,
+                     static_cast<std::uint32_t>(all ^ (all >> 32)));
+}
+
+std::string describe_build(std::string_view word) {
+  const std::size_t layout = word.rfind('-');
+  if (!word.starts_with(kPrefix) || layout < kPrefix.size())
+    return fmt::format("another weft (\"{}\")", word);
+  return fmt::format("weft {} (layout {})", word.substr(kPrefix.size(), layout - kPrefix.size()),
+                     word.substr(layout + 1));
+}
+
+void compare_builds(const Bringup& b) {
+  if (b.size == 1) return;
+  const std::string what = "build";
+  join(b, what, {}, 0);
+  // Who comes last knows that all have read.
+  const std::string done = fmt::format("{}/{}/done", b.token, what);
+  if (b.store->add(done, 1, b.deadline) != b.size) return;
+  for (int r = 0; r < b.size; ++r) b.store->remove(fmt::format("{}/{}/{}", b.token, what, r), b.deadline);
+  b.store->remove(done, b.deadline);
+}
+
+}  // namespace weft

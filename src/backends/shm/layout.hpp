@@ -1,0 +1,82 @@
+// What the ranks of a group must have alike, as a digest: see build.hpp. A constant or a field of control.hpp
+// or paths.hpp that is missing here is found by tests/backends/build_test.cpp.
+#pragma once
+
+#include <cstddef>
+
+#include "backends/shm/control.hpp"
+#include "backends/shm/paths.hpp"
+#include "base/arena.hpp"
+#include "base/descriptor_socket.hpp"
+#include "base/fnv.hpp"
+#include "base/neighbourhood.hpp"
+
+namespace weft::shm {
+
+/// Which path a call takes.
+constexpr std::uint64_t digest_of_paths() noexcept {
+  Fnv1a hash;
+  for (const std::int64_t bytes : {kAskedAhead, kLentFrom, kHelpFrom, kStreamFrom, kNoLimit})
+    hash.add(static_cast<std::uint64_t>(bytes));
+  const auto add = [&](SizeRange range) { hash.add(digest_of(range.from, range.to)); };
+  for (const SingleCopyRow& r : kSingleCopy) {
+    hash.add(digest_of(r.ranks));
+    for (const SizeRange& range : {r.pushed, r.combined, r.moved, r.given}) add(range);
+  }
+  for (const InPlaceRow& r : kInPlace) hash.add(digest_of(r.ranks, r.from));
+  for (int op = 0; op < kOpCount; ++op) {
+    hash.add(digest_of(inline_bytes(static_cast<Op>(op))));
+    add(single_copy_pays(static_cast<Op>(op), 3));
+  }
+  hash.add(digest_of(in_place_from(3)));
+  return hash.value;
+}
+
+/// Where the parts of a control region lie.
+constexpr std::uint64_t digest_of_control() noexcept {
+  Fnv1a hash;
+  hash.add(digest_of(kLine, kRing, kInlineBytes, kStageBytes, kRounds, kChunkBytes, kPieceBytes, kMailRing,
+                     kEagerBytes, kLetters, kStreamBytes, kPlaced, kHeadBytes, kByKernel));
+  hash.add(digest_of(sizeof(Buffer), offsetof(Buffer, kind), offsetof(Buffer, segment),
+                     offsetof(Buffer, offset), static_cast<int>(Buffer::remote)));
+  hash.add(digest_of(sizeof(Arrival), offsetof(Arrival, sequence), offsetof(Arrival, word),
+                     offsetof(Arrival, count), offsetof(Arrival, detail), offsetof(Arrival, places),
+                     offsetof(Arrival, payload), offsetof(Arrival, both.payload)));
+  hash.add(digest_of(sizeof(Detail), offsetof(Detail, scale), offsetof(Detail, longest),
+                     offsetof(Detail, small), offsetof(Detail, user), sizeof(Block), offsetof(Block, offset),
+                     offsetof(Block, count)));
+  hash.add(digest_of(sizeof(Letter), offsetof(Letter, sequence), offsetof(Letter, count),
+                     offsetof(Letter, tag), offsetof(Letter, number), offsetof(Letter, dtype),
+                     offsetof(Letter, eager), offsetof(Letter, place), offsetof(Letter, payload)));
+  hash.add(digest_of(sizeof(Pair), offsetof(Pair, sent), offsetof(Pair, chunks), offsetof(Pair, drained),
+                     offsetof(Pair, received), offsetof(Pair, helped), offsetof(Pair, taken_from),
+                     offsetof(Pair, answers), offsetof(Pair, letters), offsetof(Pair, stream),
+                     static_cast<int>(Pair::taken)));
+  hash.add(digest_of(sizeof(RankBlock), offsetof(RankBlock, consumed), offsetof(RankBlock, finished),
+                     offsetof(RankBlock, staged), offsetof(RankBlock, reduced), offsetof(RankBlock, copied),
+                     offsetof(RankBlock, active), offsetof(RankBlock, sleeping), offsetof(RankBlock, left),
+                     offsetof(RankBlock, joined), offsetof(RankBlock, segments), offsetof(RankBlock, probe),
+                     offsetof(RankBlock, single), offsetof(RankBlock, mail), offsetof(RankBlock, arrivals)));
+  hash.add(digest_of(sizeof(AbortRecord), offsetof(AbortRecord, state), offsetof(AbortRecord, code),
+                     offsetof(AbortRecord, op), offsetof(AbortRecord, call),
+                     offsetof(AbortRecord, rank_count), offsetof(AbortRecord, ranks),
+                     offsetof(AbortRecord, text), AbortRecord::kSealed, AbortRecord::kMaxRanks));
+  return hash.value;
+}
+
+/// What processes ask each other for, through their sockets.
+constexpr std::uint64_t digest_of_sockets() noexcept {
+  return digest_of(Request::kMagic, Request::kNameBytes, sizeof(Request), offsetof(Request, kind),
+                   offsetof(Request, number), offsetof(Request, segment), offsetof(Request, name_bytes),
+                   offsetof(Request, name), static_cast<int>(Request::Kind::region), sizeof(Reply),
+                   offsetof(Reply, status), offsetof(Reply, number), offsetof(Reply, bytes),
+                   offsetof(Reply, id), static_cast<int>(Reply::Status::stranger),
+                   Neighbourhood::kMaxIdentities, Arena::kMaxSegments);
+}
+
+inline std::uint64_t layout() noexcept {
+  constexpr std::uint64_t kAll = digest_of(digest_of_paths(), digest_of_control(), digest_of_sockets());
+  return digest_of(kAll, Control::bytes(2), Control::bytes(3), Control::bytes(7), Control::bytes(64));
+}
+
+}  // namespace weft::shm

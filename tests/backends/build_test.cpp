@@ -1,0 +1,196 @@
+// Two builds of weft in one job: whoever makes a group is told, over every transport, before anything is
+// shared.
+#include "backends/build.hpp"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <thread>
+#include <vector>
+
+#include "backends/join.hpp"
+#include "support/errors.hpp"
+#include "support/processes.hpp"
+#include "support/temporary_folder.hpp"
+#include "support/values.hpp"
+#include "weft/backends/plugin.hpp"
+#include "weft/backends/process_group.hpp"
+#include "weft/backends/store_file.hpp"
+
+namespace weft::test {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::MatchesRegex;
+using testing::StartsWith;
+
+constexpr auto kLimit = std::chrono::seconds(20);
+
+class Builds : public testing::Test {
+ protected:
+  Bringup at(int rank, int size) {
+    return {.context = context_,
+            .store = store_,
+            .token = "token",
+            .name = "g",
+            .rank = rank,
+            .size = size,
+            .deadline = Deadline::after(kLimit),
+            .test = {}};
+  }
+  Context context_;
+  std::shared_ptr<Store> store_ = make_local_store();
+};
+
+TEST_F(Builds, AreNamedByVersionAndLayout) {
+  const std::string word = build_word(1, 0);
+  EXPECT_THAT(word, MatchesRegex("weft-[0-9.]+-[0-9a-f]+"));
+  EXPECT_THAT(describe_build(word), MatchesRegex("weft [0-9.]+ \\(layout [0-9a-f]+\\)"));
+  EXPECT_EQ(describe_build("weft-0.2.0-rc1-00001234"), "weft 0.2.0-rc1 (layout 00001234)");
+  EXPECT_EQ(describe_build("3"), "another weft (\"3\")");
+  EXPECT_EQ(word, build_word(1, 0));
+  EXPECT_NE(word, build_word(2, 0));
+}
+
+// Ranks whose transports have other constants; one of three is enough for all.
+TEST_F(Builds, OfTwoLayoutsDoNotJoin) {
+  std::string said[3];
+  {
+    std::vector<std::jthread> ranks;
+    for (int r = 0; r < 3; ++r)
+      ranks.emplace_back([&, r] {
+        said[r] = error_text(ErrorCode::mismatch, [&] { join(at(r, 3), "card", "of it", r == 1 ? 8 : 7); });
+      });
+  }
+  const std::string most = describe_build(build_word(7, 0)), one = describe_build(build_word(8, 0));
+  const auto expected = [&](int low, int high, int self) {
+    return fmt::format(
+        "group \"g\": rank {} runs {}, rank {} {}; expected the same build of weft on all ranks [rank {}]",
+        low, low == 1 ? one : most, high, high == 1 ? one : most, self);
+  };
+  EXPECT_EQ(said[0], expected(0, 1, 0));
+  EXPECT_EQ(said[1], expected(0, 1, 1));
+  EXPECT_EQ(said[2], expected(1, 2, 2));
+}
+
+// A card as a weft wrote it that said nothing of its build.
+TEST_F(Builds, AnOldCardIsAMismatch) {
+  store_->set("token/card/0", "2 of it", Deadline::never());
+  const Error e = error_of([&] { join(at(1, 2), "card", {}, 0); });
+  EXPECT_EQ(e.code(), ErrorCode::mismatch);
+  EXPECT_THAT(e.what(), StartsWith("group \"g\": rank 0 runs another weft (\"2\"), rank 1 weft "));
+  EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), ElementsAre(0, 1));
+}
+
+// Before the transport itself shares anything, whatever it is; with MPI, before MPI_Init.
+TEST_F(Builds, AreComparedByEveryTransport) {
+  struct Row {
+    const char *backend, *key;
+  };
+  for (const Row& row : {Row{"shm", "shm"}, Row{"auto", "auto"}, Row{"gloo", "gloo"},
+                         Row{"mpi-openmpi", "mpi/here"}, Row{"mpi-mpich", "mpi/here"}}) {
+    SCOPED_TRACE(row.backend);
+    // A process each: of the MPIs there can be one alone.
+    const ProcessResult result = run_in_child([&] {
+      Context context;
+      try {
+        load_backend(context, row.backend);
+      } catch (const Error& e) {
+        return e.code() == ErrorCode::unsupported ? 0 : 1;  // not built here
+      }
+      Membership m;
+      m.store = store_;
+      m.size = 2;
+      m.deadline = kLimit;
+      m.store->set(fmt::format("weft/world#1/{}/1", row.key), "weft-9.9.9-00c0ffee 2 a card");
+      const std::string said =
+          error_text(ErrorCode::mismatch, [&] { ProcessGroup::create(context, row.backend, m); });
+      EXPECT_THAT(said, MatchesRegex("group \"world\": rank 0 runs weft [0-9.]+ \\(layout [0-9a-f]+\\), rank "
+                                     "1 weft 9\\.9\\.9 \\(layout 00c0ffee\\); expected the same build of "
+                                     "weft on all ranks \\[rank 0\\]"));
+      return 0;
+    });
+    EXPECT_TRUE(result.ok()) << to_string(result);
+  }
+}
+
+// A transport from outside does not say it itself.
+TEST_F(Builds, AreComparedForPluginsFromOutside) {
+  ::setenv("WEFT_BACKEND_PATH", WEFT_TEST_PLUGINS, 1);
+  store_->set("token/build/1", "weft-9.9.9-00c0ffee 2 ");
+  const Error e = error_of([&] { load_backend(context_, "sound")(at(0, 2)); });
+  ::unsetenv("WEFT_BACKEND_PATH");
+  EXPECT_EQ(e.code(), ErrorCode::mismatch);
+  EXPECT_THAT(e.what(), HasSubstr("rank 1 weft 9.9.9 (layout 00c0ffee)"));
+}
+
+TEST_F(Builds, AComparisonLeavesNothing) {
+  {
+    std::vector<std::jthread> ranks;
+    for (int r = 0; r < 3; ++r) ranks.emplace_back([&, r] { compare_builds(at(r, 3)); });
+  }
+  for (const char* key : {"token/build/0", "token/build/1", "token/build/2", "token/build/done"})
+    EXPECT_FALSE(store_->try_get(key, Deadline::never())) << key;
+}
+
+// A library with another threshold for inline payloads in one process, this one in the other. Without the
+// comparison every element of the sum was wrong on both, and both succeeded.
+TEST_F(Builds, TwoInOneJobOfTwoProcesses) {
+#ifndef WEFT_OTHER_BUILD
+  GTEST_SKIP() << "the other build needs the tools";
+#else
+  const TemporaryFolder folder;
+  const std::string file = folder / "store", said = folder / "said";
+  ChildProcess other = ChildProcess::fork([&] {
+    ::setenv("WEFT_MUTANT", "mixed_builds", 1);
+    ::execl(WEFT_OTHER_BUILD, WEFT_OTHER_BUILD, file.c_str(), said.c_str(), nullptr);
+    return 1;
+  });
+  const ProcessResult result = run_in_child([&] {
+    Context context;
+    Membership m;
+    m.store = make_file_store(file);
+    m.size = 2;
+    m.deadline = kLimit;
+    const Error e = error_of([&] { ProcessGroup::create(context, "shm", m); });
+    EXPECT_EQ(e.code(), ErrorCode::mismatch);
+    EXPECT_THAT(e.what(), MatchesRegex("group \"world\": rank 0 runs weft .*, rank 1 weft .*\\[rank 0\\]"));
+    return 0;
+  });
+  EXPECT_TRUE(result.ok()) << to_string(result);
+  EXPECT_EQ(other.wait(kLimit), (ExitStatus{0, 0}));
+  std::string text;
+  std::getline(std::ifstream(said), text);
+  EXPECT_THAT(text, StartsWith("mismatch: group \"world\": rank 0 runs weft "));
+#endif
+}
+
+// What is added to the layouts of shared memory is added to their digest, too.
+TEST_F(Builds, TheDigestOfSharedMemoryHasAllItsConstants) {
+  const auto read = [](const std::string& name) {
+    std::ifstream file(fmt::format("{}/src/backends/shm/{}", WEFT_SOURCE_DIR, name));
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const std::string digest = read("layout.hpp");
+  const auto all_of = [&](const std::string& file, const std::string& pattern, const std::string& form) {
+    const std::regex regex(pattern);
+    int found = 0;
+    for (std::sregex_iterator m(file.begin(), file.end(), regex), end; m != end; ++m, ++found)
+      EXPECT_THAT(digest, HasSubstr(fmt::format(fmt::runtime(form), (*m)[1].str())));
+    EXPECT_GT(found, 0) << pattern;
+  };
+  const std::string control = read("control.hpp"), paths = read("paths.hpp");
+  all_of(control, "\ninline constexpr [a-z_0-9: ]*\\b(k[A-Z]\\w+)", "{}");
+  all_of(paths, "\ninline constexpr \\w[\\w: ]*\\b(k[A-Z]\\w+)", "{}");
+  all_of(control, "\nstruct (?:alignas\\(64\\) )?(\\w+) \\{", "sizeof({})");
+}
+
+}  // namespace
+}  // namespace weft::test
