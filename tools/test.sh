@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# Builds and checks everything: layers, layout, base and backends under the address, undefined and thread sanitizers, libweft with
-# clang 14, the fuzz targets for some seconds, then the release build with all tests. Installs what is missing from Debian (prints the command if not root).
-# Its last lines are ctest's own summary of the release tests; the exit status covers all of it.
+# Builds and checks: layers, layout, base and backends under the address, undefined and thread sanitizers, libweft with clang 14, then
+# the release build with all tests. Installs what is missing from Debian (prints the command if not root). Its last lines are ctest's
+# own summary of the release tests; the exit status covers all of it.
 #
-#   tools/test.sh            everything; about 35 minutes on two cores with a warm ccache, 50 with nothing built
+#   tools/test.sh            the default tier, which continuous integration runs
+#   tools/test.sh --full     also the fuzz targets, and under the sanitizers the tests that have the label "full" there
 #   tools/test.sh --quick    layers, layout and the release tests only
 set -uo pipefail
 . "$(dirname "$0")/lib.sh"
 cd "$weft_root" || exit 1
 
-quick=false
+tier=default
 case "${1:-}" in
   "") ;;
-  --quick) quick=true ;;
-  *) echo "usage: tools/test.sh [--quick]" >&2; exit 2 ;;
+  --quick) tier=quick ;;
+  --full) tier=full ;;
+  *) echo "usage: tools/test.sh [--quick | --full]" >&2; exit 2 ;;
 esac
 
 install_missing test
@@ -61,16 +63,18 @@ fuzz() {
   grep '^fuzz: ' build/fuzz.log
 }
 
-# sanitized PRESET: builds it and runs the tests of base and backends.
+# sanitized PRESET: builds it and runs the tests of base and backends, without those labelled "full" unless that is the tier.
 sanitized() {
   build "$1" weft_tests_base weft_tests_backends || return
+  local left_out=()
+  if [ "$tier" != full ]; then left_out=(-LE '^full$'); fi
   # Fixed addresses: gcc 12's thread sanitizer cannot map its shadow under some settings of the kernel's randomisation.
   local fixed=()
   if setarch -R true 2>/dev/null; then fixed=(setarch -R); fi
   logs+=("$1=build/$1/Testing/Temporary/LastTest.log")
   ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
     TSAN_OPTIONS=halt_on_error=1:suppressions=$weft_root/tests/support/tsan_suppressions.txt \
-    "${fixed[@]}" ctest --test-dir "build/$1" -L '^(base|backends)$' --no-tests=error -j "$jobs" --output-on-failure \
+    "${fixed[@]}" ctest --test-dir "build/$1" -L '^(base|backends)$' "${left_out[@]}" --no-tests=error -j "$jobs" --output-on-failure \
     --no-label-summary >"build/$1.log" 2>&1 || { tail -n 400 "build/$1.log"; return 1; }
   tail -n 3 "build/$1.log"
 }
@@ -87,13 +91,17 @@ report_skips() {
 mkdir -p build
 step "layers" python3 tools/check_layers.py
 step "layout" check_format
-if $quick; then
-  skipped+=("sanitizers, clang, fuzz targets: --quick")
+if [ "$tier" = quick ]; then
+  skipped+=("sanitizers, clang: --quick")
 else
   step "address and undefined sanitizers" sanitized asan
   step "thread sanitizer" sanitized tsan
   step "clang 14" compile_with_clang
+fi
+if [ "$tier" = full ]; then
   step "fuzz targets" fuzz
+else
+  skipped+=("fuzz targets, long tests under the sanitizers: only with --full")
 fi
 
 say "release"
