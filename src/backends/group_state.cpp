@@ -11,6 +11,7 @@
 #include "backends/call_record.hpp"
 #include "backends/check.hpp"
 #include "backends/compose.hpp"
+#include "backends/join.hpp"
 #include "backends/op_table.hpp"
 #include "backends/reduce.hpp"
 #include "base/fnv.hpp"
@@ -27,7 +28,7 @@ constexpr auto kDropQuiesce = std::chrono::seconds(2);
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
 // What a transport's library throws becomes an Error here: no memory, no threads, or its own words.
-std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const Bringup& b) {
+std::unique_ptr<Backend> call_factory(const BackendFactory& factory, const Bringup& b) {
   const auto failed = [&](const std::string& why) {
     return Error(ErrorCode::system, fmt::format("group \"{}\": {} [rank {}]", b.name, why, b.rank));
   };
@@ -44,6 +45,16 @@ std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const Bring
                      : e.what());
   } catch (const std::exception& e) {
     throw failed(with_limits(e.what()));
+  }
+}
+
+// The one place where a transport is made: a rank that cannot tells the others why, and none blames one that
+// only gave up because of another.
+std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const Bringup& b) {
+  try {
+    return call_factory(factory, b);
+  } catch (const Error& e) {
+    throw give_up(b, e);
   }
 }
 

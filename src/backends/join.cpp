@@ -4,20 +4,41 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
+#include <cstdlib>
+#include <system_error>
+#include <thread>
 #include <utility>
 
 #include "backends/build.hpp"
+#include "backends/first_cause.hpp"
 #include "base/mutant.hpp"
 
 namespace weft {
 namespace {
 
-// What the store may take to say which keys are there, once the deadline has passed, or to remove one.
+// What the store may take to say which keys are there, once the deadline has passed, or to remove one; and
+// what it may take more for each of many keys.
 constexpr Duration kAnswer = std::chrono::milliseconds(500);
+constexpr Duration kAnswerEach = std::chrono::milliseconds(4);
 
+// Who waits looks for the first cause this often: soon at first, then more rarely, so that many ranks that
+// wait long do not keep the store busy.
+constexpr Duration kFirstLook = std::chrono::milliseconds(50);
+constexpr Duration kRareLook = std::chrono::milliseconds(500);
+
+// A store that gives up a wait this long before its time does not answer at all.
+constexpr Duration kEarly = std::chrono::milliseconds(10);
+
+// Ranks that join add 1 to a counter, and their size above these bits.
+constexpr int kCountBits = 24;
+
+std::string key_of(const Bringup& b, std::string_view what, std::string_view of) {
+  return fmt::format("{}/{}/{}", b.token, what, of);
+}
 std::string key_of(const Bringup& b, std::string_view what, int r) {
-  return fmt::format("{}/{}/{}", b.token, what, r);
+  return key_of(b, what, std::to_string(r));
 }
 
 // Runs f; what the store throws then says which group it was for.
@@ -26,21 +47,34 @@ auto for_group(const Bringup& b, const F& f) {
   try {
     return f();
   } catch (const Error& e) {
+    if (std::string_view(e.what()).starts_with("group ")) throw;
     throw Error(Failure{.code = e.code(),
                         .text = fmt::format("group \"{}\": {} [rank {}]", b.name, e.what(), b.rank),
                         .ranks = {}});
   }
 }
 
-// False: the key was not set by the deadline.
-bool came(Store& store, const std::string& key, Deadline deadline, std::string& value) {
-  try {
-    value = store.get(key, deadline);
-    return true;
-  } catch (const Error& e) {
-    if (e.code() != ErrorCode::timeout) throw;
-    return false;
+// All cards as one value, and back: each with its length, since a card may hold any byte.
+std::string pack(const std::vector<std::string>& cards) {
+  std::string text;
+  for (const std::string& card : cards) text += fmt::format("{}:{}", card.size(), card);
+  return text;
+}
+std::vector<std::string> unpack(const Bringup& b, std::string_view text) {
+  std::vector<std::string> cards;
+  while (!text.empty()) {
+    std::size_t bytes = 0;
+    const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), bytes);
+    text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+    if (failed != std::errc{} || text.empty() || text[0] != ':' || text.size() - 1 < bytes) break;
+    cards.emplace_back(text.substr(1, bytes));
+    text.remove_prefix(1 + bytes);
   }
+  if (!text.empty() || cards.size() != static_cast<std::size_t>(b.size))
+    throw Error(ErrorCode::mismatch,
+                fmt::format("group \"{}\": what the store holds are not the cards of {} ranks [rank {}]",
+                            b.name, b.size, b.rank));
+  return cards;
 }
 
 // Takes the first word off.
@@ -62,6 +96,50 @@ std::string next_word(std::string& text) {
       .ranks = {low, high}});
 }
 
+// What a rank wrote with announce(): "build size place card", where it was the place-th to come.
+struct Announced {
+  int place = 0;
+  std::string card;
+};
+
+// Throws mismatch where it is of another build, or of a group of another size.
+Announced parse(const Bringup& b, const std::string& build, int r, std::string text) {
+  const std::string theirs = next_word(text);
+  if (theirs != build && !WEFT_MUTANT("mixed_builds_unseen")) throw_mixed(b, r, theirs, build);
+  const std::string size = next_word(text);
+  if (size != std::to_string(b.size))
+    throw Error(Failure{.code = ErrorCode::mismatch,
+                        .text = fmt::format("group \"{}\": rank {} says size {}, rank {} says {}", b.name, r,
+                                            size, b.rank, b.size),
+                        .ranks = {r, b.rank}});
+  const std::string place = next_word(text);
+  return {std::atoi(place.c_str()), std::move(text)};
+}
+
+// Somebody who came has another size, and has set its card or is about to; or (sizes = 0) some rank has told
+// of a mismatch. Throws this rank's side of it.
+void name_mismatch(const Bringup& b, std::string_view what, const std::string& build, std::int64_t sizes) {
+  constexpr std::int64_t kMost = 4096;  // ranks looked at
+  do {
+    for (int r = 0; r < std::min(std::max<std::int64_t>(sizes, b.size), kMost); ++r)
+      if (auto text = b.store->try_get(key_of(b, what, r), b.deadline)) parse(b, build, r, std::move(*text));
+    if (sizes > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  } while (sizes > 0 && !b.deadline.passed());
+}
+
+// "words" of "group "g": words [rank 3]".
+std::string words_of(const Bringup& b, std::string text) {
+  const std::string head = fmt::format("group \"{}\": ", b.name), tail = fmt::format(" [rank {}]", b.rank);
+  if (text.ends_with(tail)) text.resize(text.size() - tail.size());
+  if (text.starts_with(head)) text.erase(0, head.size());
+  return text;
+}
+
+Error as_told(const Bringup& b, Failure why) {
+  why.text = fmt::format("group \"{}\": {} [rank {}]", b.name, why.text, b.rank);
+  return Error(std::move(why));
+}
+
 }  // namespace
 
 std::vector<int> unset(Store& store, const std::vector<std::string>& keys) {
@@ -72,10 +150,83 @@ std::vector<int> unset(Store& store, const std::vector<std::string>& keys) {
   return absent;
 }
 
+void throw_first_cause(const Bringup& b) {
+  if (b.size == 1 || WEFT_MUTANT("last_cause")) return;
+  if (auto why = FirstCause(b.store, b.token).look()) throw as_told(b, std::move(*why));
+}
+
+Error give_up(const Bringup& b, const Error& own) {
+  if (b.size == 1 || WEFT_MUTANT("last_cause")) return own;
+  Failure mine{.code = own.code(),
+               .text = words_of(b, own.what()),
+               .ranks = std::vector<int>(own.ranks().begin(), own.ranks().end())};
+  const bool blames_others = own.code() == ErrorCode::timeout || own.code() == ErrorCode::peer_lost;
+  if (!blames_others && own.code() != ErrorCode::mismatch) {  // the reason is this rank's own
+    mine.text = fmt::format("rank {} cannot make it: {}", b.rank, mine.text);
+    mine.ranks = {b.rank};
+  }
+  Failure first = FirstCause(b.store, b.token).raise(mine);
+  return !blames_others || first.text == mine.text ? own : as_told(b, std::move(first));
+}
+
+std::optional<std::string> await(const Bringup& b, const std::string& key) {
+  for (Duration pause = kFirstLook;; pause = std::min(2 * pause, kRareLook)) {
+    const bool last = b.deadline.left() <= pause;
+    const Deadline until = last ? b.deadline : Deadline::after(pause);
+    try {
+      return b.store->get(key, until);
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::timeout || until.left() > kEarly) throw;
+    }
+    throw_first_cause(b);
+    if (last) return b.store->try_get(key, Deadline::after(kAnswer));  // it may have come a moment ago
+  }
+}
+
+namespace {
+
+// The deadline has passed. Names who did not come; where all came, the one that came last, which was to put
+// the cards together.
+[[noreturn]] void throw_late(const Bringup& b, std::string_view what, const std::string& build,
+                             Clock::time_point began) {
+  const Deadline answer = Deadline::after(kAnswer + kAnswerEach * b.size);
+  std::vector<int> absent, last;
+  for (int r = 0; r < b.size; ++r) {
+    const auto text = b.store->try_get(key_of(b, what, r), answer);
+    if (!text)
+      absent.push_back(r);
+    else if (parse(b, build, r, *text).place == b.size)
+      last.push_back(r);
+  }
+  throw_absent(b, absent.empty() ? last : absent, std::chrono::duration_cast<Duration>(Clock::now() - began));
+}
+
+// By who came last. The others are about to set their cards, or have: one that died before it had is absent.
+void put_together(const Bringup& b, std::string_view what, const std::string& build,
+                  Clock::time_point began) {
+  std::vector<std::string> all;
+  for (int r = 0; r < b.size; ++r) {
+    auto text = await(b, key_of(b, what, r));
+    if (!text) throw_late(b, what, build, began);
+    all.push_back(std::move(*text));
+  }
+  b.store->set(key_of(b, what, "all"), pack(all), b.deadline);
+}
+
+}  // namespace
+
 void announce(const Bringup& b, std::string_view what, std::string_view card, std::uint64_t layout) {
-  // What build it is comes first, whatever other versions write after it.
-  const std::string text = fmt::format("{} {} {}", build_word(layout, b.rank), b.size, card);
-  for_group(b, [&] { b.store->set(key_of(b, what, b.rank), text, b.deadline); });
+  const auto began = Clock::now();
+  const std::string build = build_word(layout, b.rank);
+  for_group(b, [&] {
+    const std::int64_t sum =
+        b.store->add(key_of(b, what, "count"), (std::int64_t{b.size} << kCountBits) + 1, b.deadline);
+    const std::int64_t sizes = sum >> kCountBits, count = sum - (sizes << kCountBits);
+    // What build it is comes first, whatever other versions write after it.
+    b.store->set(key_of(b, what, b.rank), fmt::format("{} {} {} {}", build, b.size, count, card), b.deadline);
+    if (sizes != count * b.size) name_mismatch(b, what, build, sizes);
+    if (count == b.size) put_together(b, what, build, began);
+  });
 }
 
 std::vector<std::string> join(const Bringup& b, std::string_view what, std::string_view card,
@@ -84,33 +235,31 @@ std::vector<std::string> join(const Bringup& b, std::string_view what, std::stri
   const auto began = Clock::now();
   announce(b, what, card, layout);
   const std::string build = build_word(layout, b.rank);
-  std::vector<std::string> keys, cards;
-  for (int r = 0; r < b.size; ++r) keys.push_back(key_of(b, what, r));
-  for (int r = 0; r < b.size; ++r) {
-    std::string text;
-    if (!for_group(b, [&] { return came(*b.store, keys[static_cast<std::size_t>(r)], b.deadline, text); })) {
-      // All that are missing, and this one even where it came a moment ago.
-      std::vector<int> absent = for_group(b, [&] { return unset(*b.store, keys); });
-      if (absent.empty()) absent.push_back(r);
-      throw_absent(b, std::move(absent), std::chrono::duration_cast<Duration>(Clock::now() - began));
+  return for_group(b, [&] {
+    std::optional<std::string> all;
+    try {
+      all = await(b, key_of(b, what, "all"));
+    } catch (const Error& e) {
+      if (e.code() == ErrorCode::mismatch) name_mismatch(b, what, build, 0);
+      throw;
     }
-    const std::string theirs = next_word(text);
-    if (theirs != build && !WEFT_MUTANT("mixed_builds_unseen")) throw_mixed(b, r, theirs, build);
-    const std::string size = next_word(text);
-    if (size != std::to_string(b.size))
-      throw Error(Failure{.code = ErrorCode::mismatch,
-                          .text = fmt::format("group \"{}\": rank {} says size {}, rank {} says {}", b.name,
-                                              r, size, b.rank, b.size),
-                          .ranks = {r, b.rank}});
-    cards.push_back(text);
-  }
-  return cards;
+    if (!all) throw_late(b, what, build, began);
+    std::vector<std::string> cards = unpack(b, *all);
+    for (int r = 0; r < b.size; ++r) {
+      std::string& text = cards[static_cast<std::size_t>(r)];
+      text = parse(b, build, r, std::move(text)).card;
+    }
+    return cards;
+  });
 }
 
 void withdraw(const Bringup& b, std::string_view what) noexcept {
   if (b.size == 1) return;
   try {
-    b.store->remove(key_of(b, what, b.rank), Deadline::after(kAnswer));
+    const Deadline answer = Deadline::after(kAnswer);
+    b.store->remove(key_of(b, what, b.rank), answer);
+    if (b.rank != 0) return;
+    for (const std::string_view of : {"count", "all"}) b.store->remove(key_of(b, what, of), answer);
   } catch (const std::exception&) {}  // a few bytes stay behind
 }
 

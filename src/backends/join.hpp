@@ -1,13 +1,21 @@
-// The first thing the ranks of a group do: each puts a card into the store and reads those of the others.
+// The first thing the ranks of a group do: each puts a card into the store and reads those of the others. Who
+// comes last reads all cards and writes them into one key, which the others wait for: a few requests per
+// rank.
+//
+// And what holds for all that comes after it, until the group is made: a rank that gives up leaves the reason
+// in the store, under the group's token (FirstCause), and who waits for others looks there now and then. The
+// first reason counts: nobody blames a rank that only gave up because of another.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "weft/backends/backend.hpp"
 #include "weft/backends/store.hpp"
+#include "weft/base/error.hpp"
 
 namespace weft {
 
@@ -15,13 +23,27 @@ namespace weft {
 /// own error where it is the store that does not answer: then nobody can say which rank is missing.
 std::vector<int> unset(Store& store, const std::vector<std::string>& keys);
 
+/// Throws the first cause, if some rank has given up this group. Asks the store.
+void throw_first_cause(const Bringup& b);
+
+/// Leaves the reason why this rank gives up the group for the others, unless one is there already. Returns
+/// what this rank is to throw: its own error; but where that blames others (timeout, peer_lost), the first
+/// cause.
+Error give_up(const Bringup& b, const Error& own);
+
+/// Waits for a key; nothing where it is not set by the deadline. Throws the first cause where a rank gives up
+/// meanwhile, and the store's error.
+std::optional<std::string> await(const Bringup& b, const std::string& key);
+
 /// This rank's card for the others; join() begins with it. `layout`: digest_of() the constants that the ranks
-/// share in this transport. Throws the store's error, with the group's name.
+/// share in this transport. Throws mismatch where another rank gave another size, and the store's error, with
+/// the group's name.
 void announce(const Bringup& b, std::string_view what, std::string_view card, std::uint64_t layout);
 
 /// The cards of all ranks, by rank. `what` keeps the keys of several uses of one token apart. Throws timeout
 /// naming the ranks that did not join by the deadline, mismatch where they do not run the same build of weft
-/// (build.hpp) or do not agree on the size, and what announce() throws.
+/// (build.hpp) or do not agree on the size, the first cause where a rank gives up meanwhile, and what
+/// announce() throws.
 std::vector<std::string> join(const Bringup& b, std::string_view what, std::string_view card,
                               std::uint64_t layout);
 

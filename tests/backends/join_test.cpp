@@ -4,12 +4,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "backends/build.hpp"
 #include "support/errors.hpp"
 #include "weft/base/context.hpp"
 
@@ -38,6 +40,7 @@ class Mortal final : public Store {
     return store_->try_get(key, deadline);
   }
   std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
+    ++requests;
     return store_->add(key, delta, deadline);
   }
   std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
@@ -50,9 +53,11 @@ class Mortal final : public Store {
   }
 
   bool silent = false, silent_when_asked = false;
+  std::atomic<int> requests{0};
 
  private:
-  void answer() const {
+  void answer() {
+    ++requests;
     if (silent) throw Error(ErrorCode::timeout, "store: the server does not answer");
   }
   std::shared_ptr<Store> store_ = make_local_store();
@@ -85,6 +90,96 @@ TEST_F(Join, GivesTheCardsOfAllAndLeavesNothing) {
   for (int r = 0; r < 3; ++r) withdraw(at(r), "card");
   for (int r = 0; r < 3; ++r)
     EXPECT_FALSE(store_->try_get("token/card/" + std::to_string(r), Deadline::never()));
+}
+
+TEST_F(Join, AsksTheStoreAFewTimesPerRank) {
+  constexpr int kRanks = 64;
+  {
+    std::vector<std::jthread> ranks;
+    for (int r = 0; r < kRanks; ++r)
+      ranks.emplace_back(
+          [&, r] { EXPECT_EQ(join(at(r, kRanks), "card", std::string(1, '\0'), 0).size(), kRanks); });
+  }
+  EXPECT_LE(store_->requests,
+            8 * kRanks);  // and some more where this machine is busy: looks for a first cause
+}
+
+TEST_F(Join, AnyByteMayBeInACard) {
+  const std::string odd("7:\0 12:\n", 9);
+  std::vector<std::string> cards[2];
+  {
+    std::vector<std::jthread> ranks;
+    for (int r = 0; r < 2; ++r)
+      ranks.emplace_back([&, r] { cards[r] = join(at(r, 2), "card", r == 0 ? odd : "", 0); });
+  }
+  for (const auto& seen : cards) EXPECT_THAT(seen, ElementsAre(odd, ""));
+}
+
+TEST_F(Join, WhatTheStoreHoldsIsChecked) {
+  for (const char* text :
+       {"", "2:ab", "1:a1:b", "1:a1:b1:c1:d", "1:a1:b9:c", "1:a1:b1c", "x", "99999999999999999999:a"}) {
+    store_->set("token/card/all", text, Deadline::never());
+    store_->remove("token/card/count", Deadline::never());
+    const Error e = error_of([&] { join(at(1), "card", {}, 0); });
+    EXPECT_EQ(e.code(), ErrorCode::mismatch);
+    EXPECT_STREQ(e.what(), "group \"g\": what the store holds are not the cards of 3 ranks [rank 1]");
+  }
+}
+
+// Whoever comes last puts the cards together. Here it stopped before it had.
+TEST_F(Join, WhoStopsBeforeItHasPutTheCardsTogetherIsNamed) {
+  store_->set("token/card/0", build_word(0, 0) + " 3 1 x", Deadline::never());
+  store_->set("token/card/2", build_word(0, 2) + " 3 3 x", Deadline::never());
+  store_->add("token/card/count", (std::int64_t{3} << 24) + 1, Deadline::never());
+  const Error e = error_of([&] { join(at(1, 3, milliseconds(50)), "card", "x", 0); });
+  EXPECT_EQ(e.code(), ErrorCode::timeout);
+  EXPECT_THAT(e.what(), MatchesRegex("group \"g\": rank 2 did not join within [0-9.]+ s \\[rank 1\\]"));
+}
+
+// Rank 0 was counted, and stopped before its card was there.
+TEST_F(Join, WhoStopsBeforeItsCardIsThereIsNamed) {
+  store_->add("token/card/count", (std::int64_t{2} << 24) + 1, Deadline::never());
+  const Error e = error_of([&] { join(at(1, 2, milliseconds(50)), "card", "x", 0); });
+  EXPECT_THAT(e.what(), MatchesRegex("group \"g\": rank 0 did not join within [0-9.]+ s \\[rank 1\\]"));
+}
+
+// Rank 2 gives up before it joins; nobody waits until the deadline, and nobody names another.
+TEST_F(Join, TheReasonOfWhoGaveUpIsTold) {
+  const auto began = Clock::now();
+  std::vector<Error> errors(2, Error(ErrorCode::system, "none"));
+  {
+    std::vector<std::jthread> ranks;
+    for (int r = 0; r < 2; ++r)
+      ranks.emplace_back(
+          [&, r] { errors[r] = give_up(at(r), error_of([&] { join(at(r), "card", {}, 0); })); });
+    const Error own(ErrorCode::system, "group \"g\": no pidfd: Too many open files [rank 2]");
+    EXPECT_STREQ(give_up(at(2), own).what(), own.what());
+  }
+  EXPECT_LT(Clock::now() - began, std::chrono::seconds(10));
+  for (int r = 0; r < 2; ++r) {
+    EXPECT_EQ(errors[r].code(), ErrorCode::system);
+    EXPECT_EQ(errors[r].what(), "group \"g\": rank 2 cannot make it: no pidfd: Too many open files [rank " +
+                                    std::to_string(r) + "]");
+    EXPECT_THAT(std::vector<int>(errors[r].ranks().begin(), errors[r].ranks().end()), ElementsAre(2));
+  }
+}
+
+// The cascade: rank 0 noticed that rank 2 died and went; rank 1 finds rank 0 gone, or nobody by its deadline.
+TEST_F(Join, WhoOnlyGaveUpIsNotBlamed) {
+  const auto lost = [](int self, int other) {
+    return Error(Failure{
+        .code = ErrorCode::peer_lost,
+        .text = "group \"g\": rank " + std::to_string(other) + " died [rank " + std::to_string(self) + "]",
+        .ranks = {other}});
+  };
+  EXPECT_STREQ(give_up(at(0), lost(0, 2)).what(), "group \"g\": rank 2 died [rank 0]");
+  const Error cascaded = give_up(at(1), lost(1, 0));
+  EXPECT_EQ(cascaded.code(), ErrorCode::peer_lost);
+  EXPECT_STREQ(cascaded.what(), "group \"g\": rank 2 died [rank 1]");
+  EXPECT_THAT(std::vector<int>(cascaded.ranks().begin(), cascaded.ranks().end()), ElementsAre(2));
+  // A reason of its own is told, whatever came first.
+  const Error own(ErrorCode::bad_argument, "WEFT_SINGLE_COPY is \"x\"");
+  EXPECT_STREQ(give_up(at(1), own).what(), own.what());
 }
 
 TEST_F(Join, NamesAllThatAreAbsent) {

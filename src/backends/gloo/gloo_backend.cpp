@@ -53,16 +53,12 @@ class Meeting final : public ::gloo::rendezvous::Store {
   std::string await(const std::string& key) {
     // Keys are "rank_3", where Gloo asks for hosts, and "3".
     connecting_ = std::atoi(key.c_str() + std::min(key.find_first_of("0123456789"), key.size()));
-    try {
-      return b_.store->get(prefix_ + key, b_.deadline);
-    } catch (const Error& e) {
-      if (e.code() != ErrorCode::timeout || unset(*b_.store, {prefix_ + key}).empty()) throw;
-      throw Error(Failure{.code = ErrorCode::timeout,
-                          .text = fmt::format("group \"{}\": rank {} joined, but did not connect by the "
-                                              "deadline [rank {}]",
-                                              b_.name, connecting_, b_.rank),
-                          .ranks = {connecting_}});
-    }
+    if (auto value = weft::await(b_, prefix_ + key)) return std::move(*value);
+    throw Error(Failure{.code = ErrorCode::timeout,
+                        .text = fmt::format("group \"{}\": rank {} joined, but did not connect by the "
+                                            "deadline [rank {}]",
+                                            b_.name, connecting_, b_.rank),
+                        .ranks = {connecting_}});
   }
 
   const Bringup& b_;
