@@ -67,6 +67,9 @@ constexpr Variable kVariables[] = {
      "what shm's processes may do to each other's foreign memory by the kernel, where it pays and is "
      "permitted: "
      "pull (read), push (write too: quiesce() then waits for peers that are stopped) or off"},
+    {"WEFT_UNEXPECTED_MESSAGES", "1048576",
+     "messages that a rank keeps, per group, though it has not asked for them yet"},
+    {"WEFT_UNEXPECTED_BYTES", "1073741824", "bytes of these messages"},
     {"WEFT_THREADS", "usable cores / ranks of the host", "threads per rank for kernels"},
     {"WEFT_GOLDEN_DIR", "../shared/golden beside the source tree", "reference data for the golden tests"},
 };

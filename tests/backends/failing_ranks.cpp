@@ -289,6 +289,14 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
          if (rank == 0) j.g.recv(view(j.out.data(), 3), 1, {.deadline = 20s, .tag = 7}).wait();
        });
      }},
+    {"unexpected",  // see main()
+     [](Job& j) {
+       tell([&] {
+         for (int k = 0; k < 101 && rank == 1; ++k) j.g.send(view(std::as_const(j.in)), 0, {.tag = k}).wait();
+         if (rank == 0) j.g.recv(view(j.out.data(), 4), 1, {.deadline = 20s, .tag = 5000}).wait();
+         j.all_reduce();
+       });
+     }},
     {"abort",
      [](Job& j) {
        if (rank == 1) {
@@ -549,6 +557,7 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
 int main(int, char** argv) {
   const std::string backend = argv[1], what = argv[2];
   threads = backend == "threads";
+  if (what == "unexpected") ::setenv("WEFT_UNEXPECTED_MESSAGES", "100", 1);
   weft::Context context;
   const auto body = [&](weft::Membership m) {
     rank = m.rank;

@@ -125,6 +125,35 @@ TEST_P(Gloo, AMessageOfAnotherSizeIsAMismatch) {
         gloo());
 }
 
+// The announcements of collectives are behind messages that nobody has asked for, so these cannot wait.
+TEST_P(Gloo, TooManyUnexpectedMessagesFailTheGroup) {
+  ::setenv("WEFT_UNEXPECTED_MESSAGES", "100", 1);
+  run_ranks(
+      GetParam(), 2,
+      [&](Rank& r) {
+        std::vector<float> x(5);
+        for (int round = 0; round < 3; ++round) {  // as many as are allowed, in the opposite order
+          for (int k = 0; k < 100 && r.rank == 0; ++k) r.group().send(view(x), 1, {.tag = k}).wait();
+          r.group().barrier().wait();
+          for (int k = 100; k-- > 0 && r.rank == 1;) r.group().recv(view(x), 0, {.tag = k}).wait();
+          r.group().barrier().wait();
+        }
+        const Error e = error_of([&] {
+          for (int k = 0; k < 101 && r.rank == 0; ++k) r.group().send(view(x), 1, {.tag = k}).wait();
+          r.group().barrier().wait();
+          r.group().barrier().wait();
+        });
+        EXPECT_EQ(e.code(), ErrorCode::system) << e.what();
+        EXPECT_THAT(ranks_of(e), ElementsAre(0, 1));
+        EXPECT_THAT(e.what(),
+                    HasSubstr("rank 1 has no room for a message of 20 bytes with tag 100 from rank 0: "
+                              "it holds 100 messages of 2000 bytes that it has not received yet, and "
+                              "WEFT_UNEXPECTED_MESSAGES is 100"));
+      },
+      gloo());
+  ::unsetenv("WEFT_UNEXPECTED_MESSAGES");
+}
+
 TEST_P(Gloo, MismatchSaysWhatBothCalled) {
   run_ranks(
       GetParam(), 2,

@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <time.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <thread>
 
 #include "backends/shm/control.hpp"
@@ -407,6 +410,124 @@ TEST_P(Messages, WhoLeavesAfterSendingIsNotMissed) {
       }
     }
   });
+}
+
+// Messages that nobody has asked for are found at once: sixteen times as many of them cost their receiver
+// some sixteen times as much, not the square of it.
+TEST_P(Messages, ManyUnexpectedOnesAreFoundAtOnce) {
+  run(2, [](Rank& r) {
+    const Tensor t = empty(r, 4);
+    const auto seconds_of = [&](int count) {
+      timespec began{}, now{};
+      for (int k = 0; k < count && r.rank == 0; ++k) r.group().send(t, 1, {.tag = k}).wait();
+      r.group().barrier().wait();
+      ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &began);
+      for (int k = count; k-- > 0 && r.rank == 1;) r.group().recv(t, 0, {.tag = k}).wait();
+      ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+      return static_cast<double>(now.tv_sec - began.tv_sec) +
+             static_cast<double>(now.tv_nsec - began.tv_nsec) * 1e-9;
+    };
+    seconds_of(100);
+    double few = 1;
+    for (int round = 0; round < 3; ++round) few = std::min(few, seconds_of(1250));
+    const double many = seconds_of(20000);
+    if (r.rank == 1) {
+      EXPECT_LT(many, 80 * few) << few;
+    }
+  });
+}
+
+class Limit {
+ public:
+  Limit(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+  ~Limit() { ::unsetenv(name_); }
+  Limit(const Limit&) = delete;
+  Limit& operator=(const Limit&) = delete;
+
+ private:
+  const char* const name_;
+};
+
+// Beyond the limit messages stay in the ring. Their sender waits, with everything it called later able to go
+// on, and the receiver gets all of them.
+TEST_P(Messages, UnexpectedOnesBeyondTheLimitMakeTheirSenderWait) {
+  const Limit limit("WEFT_UNEXPECTED_MESSAGES", "10");
+  run(3, [](Rank& r) {
+    r.group().barrier().wait();
+    for (int round = 0; round < 3; ++round) {
+      std::vector<Tensor> sent;
+      std::vector<Work> works;
+      for (int k = 0; k < 50 && r.rank == 0; ++k) {
+        sent.push_back(filled(r, k % 3 ? 40 : 20000, k));
+        works.push_back(r.group().send(sent.back(), 1, {.tag = k % 2}));
+      }
+      r.group().barrier().wait();
+      if (r.rank == 0) {
+        EXPECT_FALSE(works.back().done());
+        r.store->set("late " + std::to_string(round), "1");
+      }
+      if (r.rank == 2) r.group().send(filled(r, 5, 7), 1).wait();  // another one's are not in their way
+      if (r.rank == 1) {
+        r.store->get("late " + std::to_string(round), Deadline::after(20s));
+        for (int k = 0; k < 50; ++k) {
+          const Tensor t = empty(r, k % 3 ? 40 : 20000);
+          r.group().recv(t, 0, {.tag = k % 2}).wait();
+          expect_filled(t, k);
+        }
+        const Tensor t = empty(r, 5);
+        r.group().recv(t, 2).wait();
+        expect_filled(t, 7);
+      }
+      for (Work& w : works) w.wait();
+      r.group().barrier().wait();
+    }
+  });
+}
+
+TEST_P(Messages, AReceiveOfWhatIsBehindTooManyFailsAndSaysSo) {
+  for (const bool number : {true, false}) {
+    const Limit limit(number ? "WEFT_UNEXPECTED_MESSAGES" : "WEFT_UNEXPECTED_BYTES", number ? "10" : "1000");
+    run(2, [&](Rank& r) {
+      r.group().barrier().wait();
+      const Tensor t = empty(r, 100);
+      const Error e = error_of([&] {
+        for (int k = 0; k < 30 && r.rank == 0; ++k) r.group().send(t, 1, {.tag = 3}).wait();
+        if (r.rank == 1) r.group().recv(t, 0, {.tag = 4}).wait();
+        r.group().barrier().wait();
+      });
+      EXPECT_EQ(e.code(), ErrorCode::system);
+      EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), ElementsAre(0, 1));
+      EXPECT_THAT(e.what(),
+                  HasSubstr("rank 1 has no room for a message of 100 bytes with tag 3 from rank 0: it "
+                            "holds 10 messages of 1000 bytes that it has not received yet, and " +
+                            std::string(number ? "WEFT_UNEXPECTED_MESSAGES is 10 ["
+                                               : "WEFT_UNEXPECTED_BYTES is 1000 [")));
+    });
+  }
+}
+
+TEST_P(Messages, ADeadlineSaysThatTheReceiverHoldsTooMany) {
+  const Limit limit("WEFT_UNEXPECTED_MESSAGES", "10");
+  const char* const allow =
+      " holds as many messages that it has not received as WEFT_UNEXPECTED_MESSAGES and "
+      "WEFT_UNEXPECTED_BYTES allow";
+  for (const int impatient : {0, 1}) {
+    run(2, [&](Rank& r) {
+      r.group().barrier().wait();
+      const Tensor t = empty(r, 8);
+      const Duration deadline = r.rank == impatient ? 500ms : 20s;
+      const Error e = error_of([&] {
+        for (int k = 0; k < 30 && r.rank == 0; ++k)
+          r.group().send(t, 1, {.deadline = deadline, .tag = k}).wait();
+        r.group().barrier({.deadline = deadline}).wait();
+      });
+      EXPECT_EQ(e.code(), ErrorCode::timeout);
+      EXPECT_THAT(e.what(), HasSubstr(impatient == 0
+                                          ? "rank 1 has not received it (tag 26); rank 1" + std::string(allow)
+                                          : "rank 0 had not arrived; rank 1" + std::string(allow) +
+                                                ", so rank 0 may wait to send more"));
+    });
+  }
 }
 
 TEST(Processes, AKilledSenderIsNamed) {

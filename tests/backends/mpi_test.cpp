@@ -109,6 +109,19 @@ TEST_P(MpiFailures, AReceiveThatDoesNotFitIsAMismatchAndNoCrash) {
             "call 0]");
 }
 
+TEST_P(MpiFailures, TooManyUnexpectedMessagesFailTheGroup) {
+  const Outcome o = job("unexpected");
+  for (int r = 0; r < 2; ++r) {
+    ASSERT_FALSE(o.of(r).empty()) << o.all;
+    EXPECT_THAT(
+        o.of(r)[0],
+        AllOf(HasSubstr("system 0 1: "),
+              HasSubstr("rank 0 has no room for a message of 16 bytes with tag 100 from rank 1: it holds "
+                        "100 messages of 1600 bytes that it has not received yet, and "
+                        "WEFT_UNEXPECTED_MESSAGES is 100 [")));
+  }
+}
+
 TEST_P(MpiFailures, AnAbortReachesWhoWaits) {
   const Outcome o = job("abort");
   for (int r = 0; r < 2; ++r) {

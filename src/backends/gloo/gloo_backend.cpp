@@ -158,11 +158,13 @@ class GlooBackend final : public BlockingBackend {
         rank_(b.rank),
         size_(b.size),
         check_(env::is_on("WEFT_GLOO_CHECK")),
+        unexpected_(UnexpectedLimits::from_env()),
         traits_(*known_traits("gloo")),
         context_(connect(b, check_)),
-        links_(context_, {.finished = [this](OpState& s) { finished(s); },
-                          .refuse = [this](OpState& s, Failure why) { refuse(s, std::move(why)); },
-                          .fail = [this](const Failure& why) { fail(why); }}) {
+        links_(context_, unexpected_,
+               {.finished = [this](OpState& s) { finished(s); },
+                .refuse = [this](OpState& s, Failure why) { refuse(s, std::move(why)); },
+                .fail = [this](const Failure& why) { fail(why); }}) {
     traits_.promises.checks_calls = traits_.promises.names_absent = check_;
     begin();
   }
@@ -305,6 +307,7 @@ class GlooBackend final : public BlockingBackend {
 
   const int rank_, size_;
   const bool check_;
+  const UnexpectedLimits unexpected_;
   Traits traits_;
   const std::shared_ptr<::gloo::Context> context_;
   Links links_;

@@ -56,9 +56,8 @@ std::uint64_t Links::layout() noexcept {
                    static_cast<int>(Note::Kind::pong), kEagerBytes, kNotes, kData);
 }
 
-// A message that has come and was not asked for yet. `number`: of an offer; otherwise it is in payload.
+// A message that has come. `number`: of an offer; otherwise it is in payload.
 struct Links::Letter {
-  std::int32_t tag = 0;
   DType dtype = DType::u8;
   std::int64_t count = 0;
   bool offer = false;
@@ -88,8 +87,6 @@ struct Links::Peer {
   UnboundBuffer in;
 
   // Under Links::mutex_:
-  std::deque<OpState*> receives;
-  std::deque<Letter> letters;
   std::deque<std::pair<OpState*, std::uint64_t>> to_fetch;  // matched by start(): for the thread
   std::map<std::uint64_t, Offered> offers;
   std::uint64_t next_offer = 0;
@@ -101,8 +98,8 @@ struct Links::Peer {
   bool gone = false;                      // its thread has ended
 };
 
-Links::Links(std::shared_ptr<::gloo::Context> context, LinkEvents events)
-    : context_(std::move(context)), events_(std::move(events)) {
+Links::Links(std::shared_ptr<::gloo::Context> context, UnexpectedLimits limits, LinkEvents events)
+    : context_(std::move(context)), events_(std::move(events)), matcher_(context_->size, limits) {
   for (int r = 0; r < size(); ++r) {
     peers_.push_back(std::make_unique<Peer>());
     Peer& peer = *peers_.back();
@@ -253,7 +250,7 @@ Failure Links::wrong_size(const OpState& recv, const Letter& letter) const {
 }
 
 // Gives the message to its receive: at once, or, where it is an offer, by fetch(). True: fetch it.
-bool Links::match(Peer&, OpState& recv, Letter& letter) {
+bool Links::match(OpState& recv, const Letter& letter) {
   if (letter.dtype != recv.dtype || letter.count != recv.out_count) {
     events_.refuse(recv, wrong_size(recv, letter));
     return false;
@@ -279,27 +276,27 @@ void Links::take(Peer& peer, const Note& note, const std::byte* payload) {
     case Note::Kind::heard: return;
     case Note::Kind::message:
     case Note::Kind::offer: {
-      Letter letter{.tag = note.tag,
-                    .dtype = note.dtype,
+      Letter letter{.dtype = note.dtype,
                     .count = note.count,
                     .offer = note.kind == Note::Kind::offer,
                     .number = note.number,
                     .payload = {}};
-      if (!letter.offer) letter.payload.assign(payload, payload + note.count * size_bytes(note.dtype));
+      const std::int64_t bytes = letter.offer ? 0 : note.count * size_bytes(note.dtype);
+      letter.payload.assign(payload, payload + bytes);
       OpState* recv = nullptr;
+      std::optional<Failure> refusal;  // other notes, of collectives too, are behind it: nobody can wait
       {
         const std::lock_guard lock(mutex_);
         if (closed_) return;
-        const auto waiting = std::find_if(peer.receives.begin(), peer.receives.end(),
-                                          [&](const OpState* r) { return r->tag == note.tag; });
-        if (waiting == peer.receives.end()) {
-          peer.letters.push_back(std::move(letter));
+        recv = matcher_.take_receive(peer.rank, note.tag);
+        if (recv == nullptr && matcher_.has_room(bytes)) {
+          matcher_.keep(peer.rank, note.tag, bytes) = std::move(letter);
           return;
         }
-        recv = *waiting;
-        peer.receives.erase(waiting);
-        if (!match(peer, *recv, letter)) return;
+        if (recv == nullptr) refusal = matcher_.refusal(context_->rank, peer.rank, note.tag, bytes);
+        if (recv != nullptr && !match(*recv, letter)) return;
       }
+      if (refusal) return events_.fail(*refusal);
       fetch(peer, *recv, note.number);
       return;
     }
@@ -328,7 +325,7 @@ void Links::take(Peer& peer, const Note& note, const std::byte* payload) {
       {
         const std::lock_guard lock(mutex_);
         peer.leaves = true;
-        owed = !peer.receives.empty() || !peer.offers.empty();
+        owed = matcher_.awaits(peer.rank) || !peer.offers.empty();
         changed_.notify_all();
       }
       write(peer, Note{.kind = Note::Kind::farewell});
@@ -360,17 +357,16 @@ void Links::start(OpState& s) noexcept {
       Note note{.kind = Note::Kind::message, .tag = s.tag, .dtype = s.dtype, .count = s.in_count};
       const NoSignals guard;
       if (self) {
-        Letter letter{.tag = s.tag, .dtype = s.dtype, .count = s.in_count, .payload = {}};
+        Letter letter{.dtype = s.dtype, .count = s.in_count, .payload = {}};
         letter.payload.assign(s.in, s.in + bytes);
+        const auto kept_bytes = static_cast<std::int64_t>(bytes);
         const std::lock_guard lock(mutex_);
-        const auto waiting = std::find_if(peer.receives.begin(), peer.receives.end(),
-                                          [&](const OpState* r) { return r->tag == s.tag; });
-        if (waiting == peer.receives.end()) {
-          peer.letters.push_back(std::move(letter));
+        if (OpState* const recv = matcher_.take_receive(s.peer, s.tag)) {
+          match(*recv, letter);
+        } else if (matcher_.has_room(kept_bytes)) {
+          matcher_.keep(s.peer, s.tag, kept_bytes) = std::move(letter);
         } else {
-          OpState& recv = **waiting;
-          peer.receives.erase(waiting);
-          match(peer, recv, letter);
+          return events_.refuse(s, matcher_.refusal(context_->rank, s.peer, s.tag, kept_bytes));
         }
         events_.finished(s);
         return;
@@ -399,17 +395,18 @@ void Links::start(OpState& s) noexcept {
     }
     const std::lock_guard lock(mutex_);
     if (closed_) return;
-    const auto there = std::find_if(peer.letters.begin(), peer.letters.end(),
-                                    [&](const Letter& l) { return l.tag == s.tag; });
-    if (there == peer.letters.end()) {
+    bool offered = false;
+    std::uint64_t number = 0;
+    const bool found = matcher_.take_message(s.peer, s.tag, [&](const Letter& letter) {
+      offered = match(s, letter);
+      number = letter.number;
+    });
+    if (!found) {
       if (peer.leaves || peer.gone) return events_.refuse(s, left(s.peer, &s));
-      peer.receives.push_back(&s);
-      return;
+      return matcher_.post(s.peer, s.tag, s);
     }
-    Letter letter = std::move(*there);
-    peer.letters.erase(there);
-    if (!match(peer, s, letter)) return;
-    peer.to_fetch.emplace_back(&s, letter.number);
+    if (!offered) return;
+    peer.to_fetch.emplace_back(&s, number);
     peer.in->abortWaitRecv();
   } catch (const std::exception&) {
     // The connection broke; the peer's thread sees it too and says so.

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "backends/call_record.hpp"
+#include "backends/message_matcher.hpp"
 
 namespace weft::gloo_backend {
 
@@ -44,7 +45,7 @@ struct Announcement {
 
 class Links {
  public:
-  Links(std::shared_ptr<::gloo::Context> context, LinkEvents events);
+  Links(std::shared_ptr<::gloo::Context> context, UnexpectedLimits limits, LinkEvents events);
   /// Says good-bye where the group is well, so that peers do not take this rank for dead; up to 2 s.
   ~Links();
 
@@ -71,7 +72,7 @@ class Links {
   void end_threads() noexcept;
   void take(Peer& peer, const Note& note, const std::byte* payload);
   void fetch(Peer& peer, OpState& recv, std::uint64_t number);
-  bool match(Peer& peer, OpState& recv, Letter& letter);  // with mutex_ held
+  bool match(OpState& recv, const Letter& letter);  // with mutex_ held
   void write(Peer& peer, Note note, const void* payload = nullptr, std::size_t bytes = 0);
   std::vector<int> silent();
   Failure left(int rank, const OpState* s) const;
@@ -84,6 +85,7 @@ class Links {
   std::condition_variable changed_;
   bool closed_ = false;
   std::vector<std::unique_ptr<Peer>> peers_;
+  MessageMatcher<OpState, Letter> matcher_;  // under mutex_
 };
 
 }  // namespace weft::gloo_backend

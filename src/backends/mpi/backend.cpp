@@ -40,6 +40,7 @@ struct Settings {
   bool safe = true, check = true;
   std::int64_t max_count = INT32_MAX;
   int cores = 0;  // that the ranks of the group may use, all together
+  UnexpectedLimits unexpected{};
 };
 
 // A letter of kind `call`: the record, and what concerns one pair alone.
@@ -102,7 +103,7 @@ class MpiBackend final : public Backend {
         safe_(settings.safe),
         traits_(*known_traits(kBackend)),
         state_(std::make_unique<State>(process, comm, b.rank, b.size,
-                                       Limits{settings.safe, settings.max_count})),
+                                       Limits{settings.safe, settings.max_count}, settings.unexpected)),
         peers_(static_cast<std::size_t>(b.size)) {
     traits_.spin = b.ranks_here <= settings.cores;
     traits_.promises.names_absent = traits_.promises.checks_calls = check_;
@@ -259,10 +260,11 @@ class MpiBackend final : public Backend {
 
   // What MPI may still use after a failure.
   struct State {
-    State(const Process& process, MPI_Comm comm, int rank, int size, Limits limits)
+    State(const Process& process, MPI_Comm comm, int rank, int size, Limits limits,
+          UnexpectedLimits unexpected)
         : mail(std::make_unique<Mail>(comm, rank, size)),
           rounds(process, comm, rank, size, limits),
-          messages(*mail, limits) {}
+          messages(*mail, limits, unexpected) {}
     std::unique_ptr<Mail> mail;
     Rounds rounds;
     Messages messages;
@@ -601,6 +603,7 @@ MPI_Comm make_comm(const Bringup& b, Process& process, const std::vector<Card>& 
 
 std::unique_ptr<Backend> make(const Bringup& b) {
   Settings settings{.safe = env::is_on("WEFT_MPI_SAFE_BUFFERS"), .check = env::is_on("WEFT_MPI_CHECK")};
+  settings.unexpected = UnexpectedLimits::from_env();
   if (b.test.max_count > 0) settings.max_count = b.test.max_count;
   // MPI_Init_thread waits for everybody, and cannot say for whom.
   if (b.size > 1) {

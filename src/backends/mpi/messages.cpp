@@ -20,24 +20,20 @@ Transfer*& kept_in(OpState& s) noexcept {
 
 }  // namespace
 
-Messages::Messages(Mail& mail, Limits limits)
-    : mail_(mail), limits_(limits), peers_(static_cast<std::size_t>(mail.size())) {}
+Messages::Messages(Mail& mail, Limits limits, UnexpectedLimits unexpected)
+    : mail_(mail),
+      limits_(limits),
+      next_numbers_(static_cast<std::size_t>(mail.size())),
+      matcher_(mail.size(), unexpected) {}
 
 void Messages::post(OpState& s) {
   Transfer& t = transfers_.emplace_back();
   t.call = &s;
   new (s.scratch.data()) Transfer*(&t);
-  Peer& peer = peers_[static_cast<std::size_t>(s.peer)];
   if (s.op == Op::recv) {
     t.count = s.out_count;
-    const auto letter = std::find_if(peer.kept.begin(), peer.kept.end(),
-                                     [&](const Kept& k) { return k.letter.tag == s.tag; });
-    if (letter == peer.kept.end()) {
-      peer.wanted.push_back(&t);
-      return;
-    }
-    match(t, letter->letter, letter->payload);
-    peer.kept.erase(letter);
+    if (!matcher_.take_message(s.peer, s.tag, [&](const Kept& k) { match(t, k.letter, k.payload); }))
+      matcher_.post(s.peer, s.tag, t);
     return;
   }
   t.count = s.in_count;
@@ -49,23 +45,22 @@ void Messages::post(OpState& s) {
     t.phase = Phase::done;
     return;
   }
-  t.number = letter.number = peer.next_number++ % Mail::kNumbers;
+  t.number = letter.number = next_numbers_[static_cast<std::size_t>(s.peer)]++ % Mail::kNumbers;
   mail_.send(s.peer, letter);
   t.phase = Phase::moving;
   advance(t);
 }
 
 void Messages::arrived(int from, const Letter& letter, std::span<const std::byte> payload) {
-  Peer& peer = peers_[static_cast<std::size_t>(from)];
-  const auto recv = std::find_if(peer.wanted.begin(), peer.wanted.end(),
-                                 [&](const Transfer* t) { return t->call->tag == letter.tag; });
-  if (recv == peer.wanted.end()) {
-    peer.kept.push_back({letter, {payload.begin(), payload.end()}});
+  if (Transfer* const t = matcher_.take_receive(from, letter.tag)) return match(*t, letter, payload);
+  const auto bytes = static_cast<std::int64_t>(payload.size());
+  if (!matcher_.has_room(bytes)) {  // MPI keeps letters in order: other messages and calls are behind it
+    if (!trouble_) trouble_ = matcher_.refusal(mail_.rank(), from, letter.tag, bytes);
     return;
   }
-  Transfer& t = **recv;
-  peer.wanted.erase(recv);
-  match(t, letter, payload);
+  Kept& kept = matcher_.keep(from, letter.tag, bytes);
+  kept.letter = letter;
+  kept.payload.assign(payload.begin(), payload.end());
 }
 
 void Messages::match(Transfer& t, const Letter& letter, std::span<const std::byte> payload) {

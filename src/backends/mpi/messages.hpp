@@ -18,6 +18,7 @@
 #include <span>
 #include <vector>
 
+#include "backends/message_matcher.hpp"
 #include "backends/mpi/mail.hpp"
 #include "backends/mpi/rounds.hpp"
 #include "weft/backends/backend.hpp"
@@ -30,13 +31,13 @@ class Messages {
   static constexpr std::int64_t kEager = Mail::kPayload;
   static constexpr std::int64_t kPieceBytes = std::int64_t{1} << 18;  ///< of a large one, through our buffers
 
-  Messages(Mail& mail, Limits limits);
+  Messages(Mail& mail, Limits limits, UnexpectedLimits unexpected);
   void post(OpState& s);
   /// A letter of kind `message` has come.
   void arrived(int from, const Letter& letter, std::span<const std::byte> payload);
   /// done, advanced or pending.
   Step poll(OpState& s);
-  /// A receive that does not fit what was sent.
+  /// A receive that does not fit what was sent, or a message that there is no room for.
   const std::optional<Failure>& trouble() const noexcept { return trouble_; }
   /// Who must still do something for a message of ours: receivers of large ones, senders to our receives.
   std::vector<int> awaited() const;
@@ -63,17 +64,13 @@ class Messages {
     Letter letter;
     std::vector<std::byte> payload;
   };
-  struct Peer {
-    std::vector<Transfer*> wanted;  // receives without a letter, in order
-    std::deque<Kept> kept;          // letters without a receive, in order
-    std::uint32_t next_number = 0;
-  };
   void match(Transfer& t, const Letter& letter, std::span<const std::byte> payload);
   bool advance(Transfer& t);
 
   Mail& mail_;
   const Limits limits_;
-  std::vector<Peer> peers_;
+  std::vector<std::uint32_t> next_numbers_;  // by peer
+  MessageMatcher<Transfer, Kept> matcher_;
   std::list<Transfer> transfers_;
   std::vector<Stage> spare_;
   std::optional<Failure> trouble_;

@@ -109,6 +109,8 @@ struct Pair {
   std::atomic<std::uint64_t> received;             ///< by the receiver: stream chunks emptied so far
   std::atomic<std::uint64_t> helped;     ///< by the receiver: the letter whose message both may copy; 0: none
   std::atomic<std::int64_t> taken_from;  ///< by the receiver: of that, what it copies itself begins here
+  std::atomic<std::uint32_t>
+      held;  ///< by the receiver: 1 while letters stay in the ring, since it may not keep more
   enum Answer : std::uint32_t { waiting, granted, taken };
   std::atomic<std::uint32_t> answers[kLetters];  ///< by the receiver; back to waiting by the sender
   Letter letters[kMailRing];

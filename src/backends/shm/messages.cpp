@@ -18,11 +18,14 @@ std::int64_t bytes_of(DType dtype, std::int64_t count) { return count * size_byt
 
 }  // namespace
 
-Messages::Messages(const Group& group)
-    : group_(group), peers_(static_cast<std::size_t>(group.size)), peer_memory_(group) {
+Messages::Messages(const Group& group, UnexpectedLimits limits)
+    : group_(group),
+      peers_(static_cast<std::size_t>(group.size)),
+      matcher_(group.size, limits),
+      peer_memory_(group) {
   static_assert(sizeof(State) <= sizeof(OpState::scratch));
   for (Peer& p : peers_) {
-    for (auto* list : {&p.unposted, &p.outstanding, &p.wanted, &p.streams}) list->reserve(kLetters);
+    for (auto* list : {&p.unposted, &p.outstanding, &p.streams}) list->reserve(kLetters);
   }
 }
 
@@ -51,14 +54,13 @@ void Messages::post(OpState& s) {
     return;
   }
   st = {Phase::queued, 0, 0, bytes_of(s.dtype, s.out_count), {}, 0, 0};
-  const auto letter =
-      std::find_if(peer.kept.begin(), peer.kept.end(), [&](const Kept& k) { return k.tag == s.tag; });
-  if (letter == peer.kept.end()) {
-    peer.wanted.push_back(&s);
-    return;
+  const bool found = matcher_.take_message(
+      s.peer, s.tag, [&](const Kept& letter) { match(s, letter, letter.letter, letter.payload.data()); });
+  if (!found) return matcher_.post(s.peer, s.tag, s);
+  if (held_) {  // there is room for those that stay in the rings: advance() looks
+    held_ = false;
+    seen_ = ~seen_;
   }
-  match(s, *letter, letter->letter, letter->payload.data());
-  peer.kept.erase(letter);
 }
 
 // Where the receiver of a message reaches it.
@@ -156,32 +158,77 @@ bool Messages::drain(int src) {
   };
   const std::uint64_t before = peer.taken;
   for (const Letter* letter = next(); letter != nullptr; letter = next()) {
-    const auto recv = std::find_if(peer.wanted.begin(), peer.wanted.end(), [&](const OpState* s) {
-      return s->tag == letter->tag || WEFT_MUTANT("any_tag");
-    });
-    if (recv != peer.wanted.end()) {
-      match(**recv, *letter, peer.taken + 1, letter->payload);
-      peer.wanted.erase(recv);
-    } else {
-      Kept kept{letter->tag, letter->dtype, letter->eager, letter->number, letter->count, peer.taken + 1, {},
-                {}};
-      if (letter->eager) {
-        kept.payload.assign(letter->payload, letter->payload + bytes_of(letter->dtype, letter->count));
-      } else {
-        kept.place = letter->place;
-      }
-      peer.kept.push_back(std::move(kept));
+    if (OpState* const recv = matcher_.take_receive(src, letter->tag)) {
+      match(*recv, *letter, peer.taken + 1, letter->payload);
+    } else if (!keep(src, *letter)) {
+      hold(src, *letter);
+      break;
     }
     ++peer.taken;
-    if (peer.taken - peer.told < kMailRing / 2) continue;  // the sender hears of room now and then
-    // Only a sender that found the ring full waits for this. It posts first and looks for room after, here it
-    // is the other way round, so one of the two sees the other.
-    const Letter& last = pair.letters[(peer.told + kMailRing - 1) % kMailRing];
-    const std::uint64_t full = peer.told + kMailRing;
-    pair.drained.store(peer.told = peer.taken, std::memory_order_seq_cst);
-    if (last.sequence.load(std::memory_order_seq_cst) == full) notify(src);
+    if (peer.taken - peer.told >= kMailRing / 2) acknowledge(src);  // the sender hears of room now and then
+  }
+  if (peer.held && next() == nullptr) {
+    peer.held = false;
+    pair.held.store(0, std::memory_order_release);
   }
   return peer.taken != before;
+}
+
+// Tells the sender how many letters are taken. Only a sender that found the ring full waits for this. It
+// posts first and looks for room after, here it is the other way round, so one of the two sees the other.
+void Messages::acknowledge(int src) {
+  Pair& pair = group_.control.pair(src, group_.rank);
+  Peer& peer = peers_[static_cast<std::size_t>(src)];
+  const Letter& last = pair.letters[(peer.told + kMailRing - 1) % kMailRing];
+  const std::uint64_t full = peer.told + kMailRing;
+  pair.drained.store(peer.told = peer.taken, std::memory_order_seq_cst);
+  if (last.sequence.load(std::memory_order_seq_cst) == full) notify(src);
+}
+
+// Keeps the next letter for a recv to come. False: there is no room.
+bool Messages::keep(int src, const Letter& letter) {
+  const std::int64_t bytes = letter.eager ? bytes_of(letter.dtype, letter.count) : 0;
+  if (!matcher_.has_room(bytes)) return false;
+  Kept& kept = matcher_.keep(src, letter.tag, bytes);
+  kept.dtype = letter.dtype;
+  kept.eager = letter.eager;
+  kept.number = letter.number;
+  kept.count = letter.count;
+  kept.letter = peers_[static_cast<std::size_t>(src)].taken + 1;
+  if (letter.eager) {
+    kept.payload.assign(letter.payload, letter.payload + bytes);
+  } else {
+    kept.place = letter.place;
+  }
+  return true;
+}
+
+// Leaves the next letter in the ring, and so makes its sender wait, unless a recv waits for another letter of
+// that sender: it may lie behind this one.
+void Messages::hold(int src, const Letter& letter) {
+  if (trouble() != nullptr) return;
+  if (matcher_.awaits(src)) {
+    trouble_ = matcher_.refusal(group_.rank, src, letter.tag,
+                                letter.eager ? bytes_of(letter.dtype, letter.count) : 0);
+    return;
+  }
+  Peer& peer = peers_[static_cast<std::size_t>(src)];
+  held_ = true;
+  if (peer.taken != peer.told) acknowledge(src);  // nothing else may come for long
+  if (peer.held) return;
+  peer.held = true;
+  group_.control.pair(src, group_.rank).held.store(1, std::memory_order_release);
+}
+
+std::vector<int> Messages::held_back() const {
+  std::vector<int> ranks;
+  for (int r = 0; r < group_.size; ++r)
+    if (peers_[static_cast<std::size_t>(r)].held) ranks.push_back(r);
+  return ranks;
+}
+
+bool Messages::held_by(int peer) const noexcept {
+  return group_.control.pair(group_.rank, peer).held.load(std::memory_order_acquire) != 0;
 }
 
 bool Messages::collect() {
@@ -356,7 +403,7 @@ Step Messages::receive(OpState& s) {
   State& st = state(s);
   if (st.place.kind == Buffer::foreign) return receive_stream(s);
   const Peer& peer = peers_[static_cast<std::size_t>(s.peer)];
-  const bool alone = peer.helped == nullptr && peer.read == 1 && peer.wanted.empty();
+  const bool alone = peer.helped == nullptr && peer.read == 1 && !matcher_.awaits(s.peer);
   if (peer.helped == &s || (alone && st.moved_bytes == 0 && helps(s))) return receive_helped(s);
   const std::int64_t bytes = std::min(st.bytes - st.moved_bytes, static_cast<std::int64_t>(kChunkBytes));
   if (!read(s, st.moved_bytes, bytes)) return Step::failed;
@@ -388,7 +435,7 @@ std::vector<int> Messages::awaited() const {
   std::vector<int> ranks;
   for (int r = 0; r < group_.size; ++r) {
     const Peer& p = peers_[static_cast<std::size_t>(r)];
-    if (!p.unposted.empty() || !p.outstanding.empty() || !p.wanted.empty() || !p.streams.empty())
+    if (!p.unposted.empty() || !p.outstanding.empty() || matcher_.awaits(r) || !p.streams.empty())
       ranks.push_back(r);
   }
   return ranks;

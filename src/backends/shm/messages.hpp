@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "backends/message_matcher.hpp"
 #include "backends/shm/single_copy.hpp"
 
 namespace weft::shm {
@@ -14,10 +15,12 @@ namespace weft::shm {
 /// streamed through two chunks of the pair, one message of the pair at a time. Of a very large one that is
 /// read by the kernel, a sender that waits streams what it can from the front, while the receiver reads from
 /// the back where no chunk is ready, until they meet; so it never waits for the sender. Letters nobody asked
-/// for yet are taken out of the ring and kept, so that a ring never blocks.
+/// for yet are taken out of the ring and kept, so that a ring never blocks, up to UnexpectedLimits. Beyond
+/// them they stay in the ring and their sender waits, until the receiver has received some that it keeps;
+/// where it waits for another message of that sender instead, which may be behind them, the group fails.
 class Messages {
  public:
-  explicit Messages(const Group& group);
+  Messages(const Group& group, UnexpectedLimits limits);
   void post(OpState& s);
   Step poll(OpState& s);
   /// Looks at what arrived, also while only collectives are in flight. True: something moved.
@@ -29,7 +32,11 @@ class Messages {
   bool collect();
   /// Peers that calls in flight wait for.
   std::vector<int> awaited() const;
-  /// Where advance() found ranks that disagree: raise it.
+  /// Senders whose letters stay in the ring, since this rank may not keep more.
+  std::vector<int> held_back() const;
+  /// Whether that peer leaves this rank's letters in the ring for the same reason.
+  bool held_by(int peer) const noexcept;
+  /// Where advance() found ranks that disagree, or no room for a message: raise it.
   const Failure* trouble() const noexcept { return trouble_.text.empty() ? nullptr : &trouble_; }
 
  private:
@@ -45,28 +52,26 @@ class Messages {
     std::int64_t end;      // recv, helped: from here on the bytes are there
   };
   struct Kept {  // a letter taken out of the ring before its recv was called
-    std::int32_t tag;
-    DType dtype;
-    bool eager;
-    std::uint32_t number;
-    std::int64_t count;
-    std::uint64_t letter;
-    Buffer place;
-    std::vector<std::byte> payload;
+    DType dtype{};
+    bool eager = false;
+    std::uint32_t number = 0;
+    std::int64_t count = 0;
+    std::uint64_t letter = 0;
+    Buffer place{};
+    std::vector<std::byte> payload{};
   };
   struct Peer {
     std::vector<OpState*> unposted;     // sends waiting for room in the ring, in order
     std::vector<OpState*> outstanding;  // large sends whose answer is awaited
-    std::vector<OpState*> wanted;       // recvs without a letter, in order
     std::vector<OpState*> streams;      // recvs of large foreign messages, in order; the first is granted
     OpState* helped = nullptr;          // the recv of Pair::helped
     int read = 0;                       // recvs that read where the sender's bytes lie
-    std::vector<Kept> kept;
     std::uint64_t free_numbers = ~std::uint64_t{0};
     std::uint64_t posted = 0;   // letters to the peer
     std::uint64_t room_to = 0;  // letters that were known to fit
     std::uint64_t taken = 0;    // letters from the peer
     std::uint64_t told = 0;     // those the peer knows to be taken: Pair::drained
+    bool held = false;          // Pair::held
   };
   static State& state(OpState& s) noexcept { return *reinterpret_cast<State*>(s.scratch.data()); }
   static const State& state(const OpState& s) noexcept {
@@ -77,6 +82,9 @@ class Messages {
   bool has_room(int dst);
   bool flush(int dst);
   bool drain(int src);
+  bool keep(int src, const Letter& letter);
+  void hold(int src, const Letter& letter);
+  void acknowledge(int src);
   bool answers(int dst);
   template <class AnyLetter>
   void match(OpState& recv, const AnyLetter& letter, std::uint64_t number, const std::byte* payload);
@@ -94,9 +102,11 @@ class Messages {
 
   const Group& group_;
   std::vector<Peer> peers_;
+  MessageMatcher<OpState, Kept> matcher_;
   PeerMemory peer_memory_;
   OwnMemory own_memory_;
   std::uint64_t seen_ = 0;
+  bool held_ = false;  // letters stay in rings for want of room
   Failure trouble_;
 };
 

@@ -16,7 +16,8 @@ namespace {
 
 class ShmBackend final : public Backend {
  public:
-  explicit ShmBackend(Group group) : group_(std::move(group)), collectives_(group_), messages_(group_) {
+  ShmBackend(Group group, UnexpectedLimits limits)
+      : group_(std::move(group)), collectives_(group_), messages_(group_, limits) {
     traits_ = group_.single_copy == SingleCopy::push ? shm_single_copy_traits() : *known_traits("shm");
     traits_.spin = !group_.crowded;
   }
@@ -92,10 +93,24 @@ class ShmBackend final : public Backend {
   }
 
   std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
-    if (s.op != Op::send && s.op != Op::recv) return collectives_.missing(s, story);
-    story = s.op == Op::send ? fmt::format("rank {} has not received it (tag {})", s.peer, s.tag)
-                             : fmt::format("rank {} has not sent it (tag {})", s.peer, s.tag);
-    return {s.peer};
+    if (s.op == Op::send) {
+      story = fmt::format("rank {} has not received it (tag {})", s.peer, s.tag);
+      if (messages_.held_by(s.peer))
+        story +=
+            fmt::format("; rank {} holds as many messages that it has not received as {}", s.peer, kLimits);
+      return {s.peer};
+    }
+    if (s.op == Op::recv) {
+      story = fmt::format("rank {} has not sent it (tag {})", s.peer, s.tag);
+      return {s.peer};
+    }
+    std::vector<int> ranks = collectives_.missing(s, story);
+    if (const std::vector<int> held = messages_.held_back(); !held.empty())
+      story += fmt::format(
+          "; rank {} holds as many messages that it has not received as {}, so rank{} {} may wait "
+          "to send more",
+          group_.rank, kLimits, held.size() == 1 ? "" : "s", fmt::join(held, ", "));
+    return ranks;
   }
 
   void fail(const Failure& why) noexcept override { raise(group_, why); }
@@ -110,6 +125,8 @@ class ShmBackend final : public Backend {
   }
 
  private:
+  static constexpr const char* kLimits = "WEFT_UNEXPECTED_MESSAGES and WEFT_UNEXPECTED_BYTES allow";
+
   const Group group_;
   Traits traits_;
   Collectives collectives_;
@@ -120,7 +137,8 @@ class ShmBackend final : public Backend {
 }  // namespace shm
 
 std::unique_ptr<Backend> make_shm_backend(const Bringup& bringup) {
-  return std::make_unique<shm::ShmBackend>(shm::bring_up(bringup));
+  const UnexpectedLimits limits = UnexpectedLimits::from_env();  // before others count on this rank
+  return std::make_unique<shm::ShmBackend>(shm::bring_up(bringup), limits);
 }
 
 }  // namespace weft

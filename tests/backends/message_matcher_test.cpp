@@ -1,0 +1,130 @@
+// Matching by (source, tag): the order, the limits, the cost.
+#include "backends/message_matcher.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <ctime>
+#include <string>
+
+#include "support/errors.hpp"
+
+namespace weft::test {
+namespace {
+
+using testing::ElementsAre;
+
+struct Receive {
+  int got = -1;
+};
+struct Message {
+  int number = -1;
+};
+using Matcher = MessageMatcher<Receive, Message>;
+
+// What a transport does with a message that comes, and with a receive that is called.
+void come(Matcher& m, int source, int tag, int number) {
+  if (Receive* const r = m.take_receive(source, tag)) {
+    r->got = number;
+  } else {
+    m.keep(source, tag, 8).number = number;
+  }
+}
+void call(Matcher& m, int source, int tag, Receive& r) {
+  if (!m.take_message(source, tag, [&](const Message& message) { r.got = message.number; }))
+    m.post(source, tag, r);
+}
+
+TEST(MessageMatcher, KeepsTheOrderOfEachSourceAndTag) {
+  Matcher m(3, {});
+  Receive r[8];
+  call(m, 1, 5, r[0]);
+  call(m, 1, 5, r[1]);
+  call(m, 1, -5, r[2]);
+  call(m, 2, 5, r[3]);
+  EXPECT_TRUE(m.awaits(1));
+  EXPECT_FALSE(m.awaits(0));
+  come(m, 2, 5, 20);
+  come(m, 1, -5, 12);
+  come(m, 1, 5, 10);
+  come(m, 1, 5, 11);
+  EXPECT_THAT((std::vector{r[0].got, r[1].got, r[2].got, r[3].got}), ElementsAre(10, 11, 12, 20));
+  EXPECT_FALSE(m.awaits(1));
+  for (const int tag : {7, INT32_MIN, INT32_MAX, 0, 7}) come(m, 0, tag, 30 + static_cast<int>(m.messages()));
+  EXPECT_EQ(m.messages(), 5);
+  call(m, 0, 7, r[4]);
+  call(m, 0, 7, r[5]);
+  call(m, 0, INT32_MIN, r[6]);
+  call(m, 1, 0, r[7]);  // of another source
+  EXPECT_THAT((std::vector{r[4].got, r[5].got, r[6].got, r[7].got}), ElementsAre(30, 34, 31, -1));
+  EXPECT_EQ(m.messages(), 2);
+}
+
+TEST(MessageMatcher, SaysWhenItHoldsTooMuch) {
+  Matcher few(2, {.messages = 3, .bytes = 1000});
+  EXPECT_TRUE(few.has_room(5000));  // a single one
+  for (int k = 0; k < 3; ++k) {
+    EXPECT_TRUE(few.has_room(8));
+    come(few, 1, k, k);
+  }
+  EXPECT_FALSE(few.has_room(0));
+  const Failure number = few.refusal(0, 1, -9, 16);
+  EXPECT_EQ(number.code, ErrorCode::system);
+  EXPECT_THAT(number.ranks, ElementsAre(0, 1));
+  EXPECT_EQ(number.text,
+            "rank 0 has no room for a message of 16 bytes with tag -9 from rank 1: it holds 3 messages of 24 "
+            "bytes that it has not received yet, and WEFT_UNEXPECTED_MESSAGES is 3");
+  Receive r;
+  call(few, 1, 2, r);
+  EXPECT_EQ(r.got, 2);
+  EXPECT_TRUE(few.has_room(984));
+  EXPECT_FALSE(few.has_room(985));
+  EXPECT_EQ(few.refusal(0, 1, 4, 985).text,
+            "rank 0 has no room for a message of 985 bytes with tag 4 from rank 1: it holds 2 messages of 16 "
+            "bytes that it has not received yet, and WEFT_UNEXPECTED_BYTES is 1000");
+}
+
+TEST(MessageMatcher, LimitsComeFromTheEnvironment) {
+  EXPECT_EQ(UnexpectedLimits::from_env().messages, 1 << 20);
+  EXPECT_EQ(UnexpectedLimits::from_env().bytes, 1 << 30);
+  ::setenv("WEFT_UNEXPECTED_MESSAGES", "17", 1);
+  ::setenv("WEFT_UNEXPECTED_BYTES", "0", 1);
+  EXPECT_STREQ(error_of([] { UnexpectedLimits::from_env(); }).what(),
+               "WEFT_UNEXPECTED_BYTES is \"0\"; expected an integer from 1 to 281474976710656");
+  ::unsetenv("WEFT_UNEXPECTED_BYTES");
+  EXPECT_EQ(UnexpectedLimits::from_env().messages, 17);
+  ::unsetenv("WEFT_UNEXPECTED_MESSAGES");
+}
+
+// Processor time of n messages of n tags that are received in the opposite order.
+double seconds_of(int n) {
+  const auto now = [] {
+    timespec t{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
+  };
+  const double began = now();
+  Matcher m(1, {});
+  for (int k = 0; k < n; ++k) come(m, 0, k, k);
+  for (int k = n; k-- > 0;) {
+    Receive r;
+    call(m, 0, k, r);
+    EXPECT_EQ(r.got, k);
+  }
+  return now() - began;
+}
+
+// Eight times as many cost some eight times as much. A search would make it sixty-four.
+TEST(MessageMatcher, CostsTheSamePerMessageHoweverManyThereAre) {
+  seconds_of(1000);
+  double few = 1, many = 1;
+  for (int round = 0; round < 3; ++round) {
+    few = std::min(few, seconds_of(12500));
+    many = std::min(many, seconds_of(100000));
+  }
+  EXPECT_LT(many, 30 * few);
+}
+
+}  // namespace
+}  // namespace weft::test
