@@ -9,6 +9,7 @@
 #include "weft/backends/store_tcp.hpp"
 #include "weft/base/context.hpp"
 #include "weft/base/error.hpp"
+#include "weft/base/pin.hpp"
 #include "weft/base/tensor.hpp"
 #include "weft/base/view.hpp"
 #include "weft/mesh/boundary.hpp"

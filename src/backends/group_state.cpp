@@ -756,7 +756,10 @@ void GroupState::announce_sleep(bool asleep) noexcept {
 }
 
 bool GroupState::holds(const void* block, std::size_t bytes) const noexcept {
-  if (quiesced_.load(std::memory_order_acquire)) return false;
+  return !quiesced_.load(std::memory_order_acquire) && lent(block, bytes);
+}
+
+bool GroupState::lent(const void* block, std::size_t bytes) const noexcept {
   const auto* begin = static_cast<const std::byte*>(block);
   const auto touches = [&](const std::byte* p, std::size_t n) {
     return p != nullptr && p < begin + bytes && begin < p + n;

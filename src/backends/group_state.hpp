@@ -67,6 +67,11 @@ class GroupState final : public Driven, public BlockHolder {
   bool settled() noexcept override;
   // BlockHolder
   bool holds(const void* block, std::size_t bytes) const noexcept override;
+  bool stand_still() noexcept override { return try_own(); }  // nobody submits or polls
+  void go_on() noexcept override { disown(); }
+  bool uses(const void* block, std::size_t bytes) const noexcept override {
+    return !failed() && lent(block, bytes);
+  }
 
   Context& context;
   const BackendFactory factory;
@@ -139,6 +144,7 @@ class GroupState final : public Driven, public BlockHolder {
   [[gnu::cold]] void contend() noexcept;
   void disown() noexcept { owned_.store(false, std::memory_order_release); }
 
+  bool lent(const void* block, std::size_t bytes) const noexcept;  // a call in flight, or failed, has it
   bool idle() const noexcept { return in_flight_.load(std::memory_order_acquire) == 0; }
   bool drive_owned() noexcept;  // polls what is in flight; true: moved
   template <class After>

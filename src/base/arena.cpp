@@ -8,15 +8,21 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <fstream>
 #include <iterator>
 #include <map>
 #include <mutex>
 #include <set>
+#include <string>
+#include <thread>
 #include <utility>
 
 #include "base/memfd.hpp"
+#include "base/mutant.hpp"
 #include "base/poison.hpp"
+#include "weft/base/clock.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
 
@@ -34,6 +40,10 @@ namespace weft {
 //     because its pages are not next to theirs;
 //   - the donor's own address range is never handed out: its pages are in use elsewhere;
 //   - the old place is retired: its pages are returned to the system, no address of this process leads there.
+// Meanwhile all groups stand still: what is in flight was published by its old place, so a block that one of
+// them uses does not move; what comes after finds the new one. To move a block that a failed call used is
+// always right: whoever still works on it learns of the failure before it can call that a success.
+//
 // find() learns of it by a new sorted list of moved ranges, published whole; old lists are kept until the
 // arena dies, since a reader may still look at them. Evacuation is rare.
 struct Arena::Impl {
@@ -71,7 +81,8 @@ struct Arena::Impl {
   std::map<std::byte*, Extent> cache;                          // free extents by address …
   std::set<std::pair<std::size_t, std::byte*>> cache_by_size;  // … and by size
   std::vector<std::byte*> quarantine;
-  std::vector<const BlockHolder*> holders;
+  std::map<std::byte*, int> pins;  // by block, how often
+  std::vector<BlockHolder*> holders;
   std::size_t in_use = 0, cached = 0, quarantined = 0, retired = 0;
 
   std::array<Segment, kMaxSegments> segments;  // those below segment_count_ do not change but for `fresh`
@@ -111,9 +122,9 @@ struct Arena::Impl {
     return cache.erase(i);
   }
 
-  bool held(const std::byte* block, std::size_t bytes) const {
-    return std::any_of(holders.begin(), holders.end(),
-                       [&](const BlockHolder* h) { return h->holds(block, bytes); });
+  bool held(std::byte* block, std::size_t bytes) const {
+    return pins.count(block) > 0 || std::any_of(holders.begin(), holders.end(),
+                                                [&](const BlockHolder* h) { return h->holds(block, bytes); });
   }
 
   void look_at_quarantine() {
@@ -333,21 +344,86 @@ std::optional<Place> Arena::find(const void* data, std::size_t bytes) const noex
   return std::nullopt;
 }
 
-bool Arena::evacuate(void* data, std::size_t bytes) noexcept try {
-  Impl& a = *impl_;
-  if (bytes > PTRDIFF_MAX) return false;
-  const std::lock_guard lock(a.mutex);
-  auto* begin = static_cast<std::byte*>(data);
-  std::byte* end = begin + std::max<std::size_t>(bytes, 1);
+// A block that is given other pages.
+struct Arena::Move {
+  std::byte* block;
+  std::size_t bytes;
+  Place from, to;
+  std::byte* donor;
+};
 
-  struct Move {
-    std::byte* block;
-    std::size_t bytes;
-    Place from, to;
-    std::byte* donor;
-  };
+namespace {
+
+constexpr auto kStandStill = std::chrono::milliseconds(100);  // for holders to be between two steps
+constexpr auto kStandStillNap = std::chrono::microseconds(50);
+
+// All holders stand still while it lives.
+class StandStill {
+ public:
+  explicit StandStill(const std::vector<BlockHolder*>& holders) {
+    stopped_.reserve(holders.size());
+    for (BlockHolder* const h : holders) {
+      if (!h->stand_still()) {
+        all_ = false;
+        return;
+      }
+      stopped_.push_back(h);
+    }
+  }
+  ~StandStill() {
+    for (BlockHolder* const h : stopped_) h->go_on();
+  }
+  StandStill(const StandStill&) = delete;
+  StandStill& operator=(const StandStill&) = delete;
+  bool all() const noexcept { return all_; }
+
+ private:
+  std::vector<BlockHolder*> stopped_;
+  bool all_ = true;
+};
+
+// Pages that drivers hold for good (verbs, io_uring's registered buffers, VFIO): the kernel counts them, and
+// does not say which they are.
+bool has_pinned_pages() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;)
+    if (std::uint64_t kilobytes = 0; word == "VmPin:") return status >> kilobytes && kilobytes > 0;
+  return false;
+}
+
+}  // namespace
+
+bool Arena::evacuate(void* data, std::size_t bytes) noexcept try {
+  if (bytes > PTRDIFF_MAX) return false;
+  for (const Deadline patience = Deadline::after(kStandStill);;) {
+    const Outcome outcome = try_evacuate(static_cast<std::byte*>(data), std::max<std::size_t>(bytes, 1));
+    if (outcome != Outcome::later || patience.passed()) return outcome == Outcome::moved;
+    std::this_thread::sleep_for(kStandStillNap);  // without the lock: who is at work may need it
+  }
+} catch (...) {
+  return false;
+}
+
+Arena::Outcome Arena::try_evacuate(std::byte* begin, std::size_t bytes) {
+  Impl& a = *impl_;
+  const std::lock_guard lock(a.mutex);
   std::vector<Move> moves;
-  // The block that `begin` lies in and those that follow it without a gap, up to `end`.
+  if (!find_moves(begin, bytes, moves)) return Outcome::refused;
+  const auto pinned = [&](const Move& m) { return a.pins.count(m.block) > 0; };
+  if (std::any_of(moves.begin(), moves.end(), pinned) || has_pinned_pages()) return Outcome::refused;
+  if (WEFT_MUTANT("moved_in_use")) return carry_out(moves) ? Outcome::moved : Outcome::refused;
+  const StandStill still(a.holders);
+  if (!still.all()) return Outcome::later;
+  for (const Move& m : moves)
+    for (const BlockHolder* const h : a.holders)
+      if (h->uses(m.block, m.bytes)) return Outcome::refused;
+  return carry_out(moves) ? Outcome::moved : Outcome::refused;
+}
+
+// The block that `begin` lies in and those that follow it without a gap, up to the end. False: there is one.
+bool Arena::find_moves(std::byte* begin, std::size_t bytes, std::vector<Move>& moves) const {
+  const Impl& a = *impl_;
+  std::byte* const end = begin + bytes;
   auto i = a.blocks.upper_bound(begin);
   if (i == a.blocks.begin()) return false;
   --i;
@@ -357,7 +433,11 @@ bool Arena::evacuate(void* data, std::size_t bytes) noexcept try {
     reached = i->first + i->second.bytes;
     moves.push_back({i->first, i->second.bytes, a.place_of(i->first, count), {}, nullptr});
   }
+  return true;
+}
 
+bool Arena::carry_out(std::vector<Move>& moves) {
+  Impl& a = *impl_;
   // Donors are taken as any block is: what a peer may still touch is in quarantine, not in the cache.
   const auto give_back_donors = [&] {
     for (const Move& m : moves) {
@@ -405,11 +485,32 @@ bool Arena::evacuate(void* data, std::size_t bytes) noexcept try {
     a.retired += m.bytes;
   }
   return true;
-} catch (...) {
-  return false;
 }
 
-void Arena::add_holder(const BlockHolder* holder) {
+bool Arena::pin(const void* data, std::size_t bytes) {
+  Impl& a = *impl_;
+  if (bytes > PTRDIFF_MAX) return false;
+  const std::lock_guard lock(a.mutex);
+  std::vector<Move> touched;
+  if (!find_moves(static_cast<std::byte*>(const_cast<void*>(data)), std::max<std::size_t>(bytes, 1), touched))
+    return false;
+  for (const Move& m : touched) ++a.pins[m.block];
+  return true;
+}
+
+void Arena::unpin(const void* data, std::size_t bytes) noexcept {
+  Impl& a = *impl_;
+  const auto* const end = static_cast<const std::byte*>(data) + std::max<std::size_t>(bytes, 1);
+  const std::lock_guard lock(a.mutex);
+  auto i = a.pins.upper_bound(static_cast<std::byte*>(const_cast<void*>(data)));
+  if (i != a.pins.begin()) --i;
+  while (i != a.pins.end() && i->first < end) {
+    const bool touched = i->first + a.blocks.at(i->first).bytes > data;
+    i = touched && --i->second == 0 ? a.pins.erase(i) : std::next(i);
+  }
+}
+
+void Arena::add_holder(BlockHolder* holder) {
   const std::lock_guard lock(impl_->mutex);
   impl_->holders.push_back(holder);
 }

@@ -26,6 +26,13 @@ class BlockHolder {
  public:
   virtual ~BlockHolder() = default;
   virtual bool holds(const void* block, std::size_t bytes) const noexcept = 0;
+  /// Before blocks get other pages: until go_on() it begins no call, and nobody is told where a buffer lies.
+  /// False: it is at work just now. Called under the arena's lock, as the others: never waits.
+  virtual bool stand_still() noexcept { return true; }
+  virtual void go_on() noexcept {}
+  /// While it stands still: whether a call in flight, which has not failed, uses the block. Then the block
+  /// stays where it is: peers have been told that place.
+  virtual bool uses(const void* /*block*/, std::size_t /*bytes*/) const noexcept { return false; }
 };
 
 class Arena {
@@ -60,12 +67,18 @@ class Arena {
 
   /// Gives the blocks that [data, data + bytes) touches new pages at the same address, with the same
   /// contents, and retires the old ones for good: a late writer that mapped the old pages hits orphans.
-  /// find() then answers with the new place. False where it is not shared memory or the system refuses (then
-  /// nothing changed). The caller sees to it that no other thread of this process touches these blocks
-  /// meanwhile.
+  /// find() then answers with the new place. False, and nothing changed, where it is not shared memory, a
+  /// holder uses a block, its pages are pinned, or the system refuses. Waits a moment for holders that are at
+  /// work. The caller sees to it that no other thread of this process writes to these blocks meanwhile, but
+  /// for holders.
   bool evacuate(void* data, std::size_t bytes) noexcept;
 
-  void add_holder(const BlockHolder* holder);
+  /// A driver holds the pages of the blocks that the range touches: they stay where they are, and are given
+  /// to nobody else, until unpin(). Counted. False where it is not shared memory of this arena.
+  bool pin(const void* data, std::size_t bytes);
+  void unpin(const void* data, std::size_t bytes) noexcept;
+
+  void add_holder(BlockHolder* holder);
   void remove_holder(const BlockHolder* holder) noexcept;
 
   struct Counters {
@@ -74,6 +87,11 @@ class Arena {
   Counters counters() const;
 
  private:
+  struct Move;
+  enum class Outcome { moved, refused, later };
+  Outcome try_evacuate(std::byte* begin, std::size_t bytes);
+  bool find_moves(std::byte* begin, std::size_t bytes, std::vector<Move>& moves) const;
+  bool carry_out(std::vector<Move>& moves);
   bool add_segment(std::size_t bytes);
   std::byte* take(std::size_t bytes);
 

@@ -1,12 +1,17 @@
 #include "base/arena.hpp"
 
 #include <gtest/gtest.h>
+#include <linux/io_uring.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <random>
@@ -201,6 +206,94 @@ TEST_F(ArenaTest, EvacuationKeepsContentsAndOrphansTheOldPages) {
   EXPECT_FALSE(arena.find(block + 64 * kKiB - 10, 20));
   EXPECT_TRUE(arena.find(before, 4096));
   EXPECT_TRUE(arena.find(after, 4096));
+}
+
+// A group with a call in flight in one block, which may be at work.
+struct User : BlockHolder {
+  const std::byte* block = nullptr;
+  std::atomic<bool> at_work{false};
+  std::atomic<int> stood_still{0}, went_on{0};
+  bool holds(const void*, std::size_t) const noexcept override { return false; }
+  bool stand_still() noexcept override {
+    if (at_work) return false;
+    ++stood_still;
+    return true;
+  }
+  void go_on() noexcept override { ++went_on; }
+  bool uses(const void* b, std::size_t bytes) const noexcept override {
+    return block >= b && block < static_cast<const std::byte*>(b) + bytes;
+  }
+};
+
+TEST_F(ArenaTest, ABlockInUseStaysWhereItIs) {
+  User first, second;
+  arena.add_holder(&first);
+  arena.add_holder(&second);
+  auto* block = static_cast<std::byte*>(arena.allocate(64 * kKiB));
+  const Place place = *arena.find(block, 1);
+  second.block = block + 60 * kKiB;
+  EXPECT_FALSE(arena.evacuate(block, 10));  // another part of the block
+  second.block = nullptr;
+  second.at_work = true;
+  EXPECT_FALSE(arena.evacuate(block, 10));
+  EXPECT_EQ(arena.find(block, 1)->offset, place.offset);
+  std::thread idle([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    second.at_work = false;
+  });
+  EXPECT_TRUE(arena.evacuate(block, 10));  // waits a moment
+  idle.join();
+  EXPECT_NE(arena.find(block, 1)->offset, place.offset);
+  for (const User* u : {&first, &second}) EXPECT_EQ(u->stood_still, u->went_on);
+  arena.remove_holder(&first);
+  arena.remove_holder(&second);
+}
+
+TEST_F(ArenaTest, PinnedPagesStayWhereTheyAre) {
+  auto* a = static_cast<std::byte*>(arena.allocate(8192));
+  auto* b = static_cast<std::byte*>(arena.allocate(8192));
+  ASSERT_EQ(b, a + 8192);
+  const Place place = *arena.find(a, 1);
+  EXPECT_TRUE(arena.pin(a + 100, 1));
+  EXPECT_TRUE(arena.pin(a + 200, 8192));  // and of b
+  EXPECT_FALSE(arena.evacuate(a, 1));
+  EXPECT_FALSE(arena.evacuate(b, 1));
+  arena.unpin(a + 200, 8192);
+  EXPECT_FALSE(arena.evacuate(a, 1));
+  EXPECT_TRUE(arena.evacuate(b, 1));
+  arena.release(a);  // nobody is given what a driver still has
+  auto* c = static_cast<std::byte*>(arena.allocate(8192));
+  EXPECT_NE(c, a);
+  EXPECT_EQ(arena.counters().quarantined_bytes, 8192u);
+  arena.unpin(a + 100, 1);
+  EXPECT_EQ(arena.allocate(8192), a);
+  EXPECT_EQ(arena.find(a, 1)->offset, place.offset);
+  EXPECT_TRUE(arena.evacuate(a, 1));
+  int local = 0;
+  EXPECT_FALSE(arena.pin(&local, sizeof local));
+}
+
+// The kernel counts what io_uring has registered. It would go on with the old pages.
+TEST_F(ArenaTest, PagesThatTheKernelCountsAsPinnedStayWhereTheyAre) {
+  auto* block = static_cast<std::byte*>(arena.allocate(64 * kKiB));
+  io_uring_params parameters{};
+  const int ring = static_cast<int>(::syscall(SYS_io_uring_setup, 1, &parameters));
+  if (ring < 0) GTEST_SKIP() << "no io_uring here: " << std::strerror(errno);
+  const iovec buffer{block, 64 * kKiB};
+  if (::syscall(SYS_io_uring_register, ring, IORING_REGISTER_BUFFERS, &buffer, 1) != 0) {
+    ::close(ring);
+    GTEST_SKIP() << "io_uring registers nothing here: " << std::strerror(errno);
+  }
+  EXPECT_FALSE(arena.evacuate(block, 1));
+  EXPECT_EQ(::syscall(SYS_io_uring_register, ring, IORING_UNREGISTER_BUFFERS, nullptr, 0), 0);
+  ::close(ring);
+  // Its pages are given back a moment later.
+  bool moved = false;
+  for (int i = 0; i < 5000 && !moved; ++i) {
+    moved = arena.evacuate(block, 1);
+    if (!moved) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(moved);
 }
 
 TEST_F(ArenaTest, EvacuatesAgainAndSeveralBlocks) {

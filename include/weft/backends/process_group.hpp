@@ -157,6 +157,14 @@ class ProcessGroup {
   /// Fails every pending and later call of every rank with `aborted` and this text.
   void abort(std::string_view why);
   /// After a failure: true once nobody can touch the buffers of failed calls any more; see Error::quiesced().
+  /// Waits up to `limit` for ranks that are inside them. Where one is stopped there, the allocations of
+  /// Memory::shared that these buffers lie in get other pages, whole: addresses and contents stay, what the
+  /// stopped rank writes later is lost. Meanwhile no other thread may write anywhere in these allocations;
+  /// calls of other groups may be made. False, then and until that has changed, where
+  ///   - a call of another group that uses these allocations is in flight: finish it and ask again;
+  ///   - a driver holds their pages (weft/base/pin.hpp), or the kernel counts pinned pages of this process;
+  ///   - the rank that is stopped is a thread of this process, or writes through the kernel.
+  /// From any thread.
   bool quiesce(Duration limit);
 
   /// The last 1024 calls of this rank, as JSON: op, dtype, count, call, posted and finished in ns, state, and
