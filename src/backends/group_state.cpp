@@ -24,6 +24,10 @@ constexpr int kInspectEvery = 64;
 constexpr int kWarnAfter = 10;  // a tenth of the deadline
 constexpr auto kInspectPause = std::chrono::milliseconds(1);
 constexpr auto kDropQuiesce = std::chrono::seconds(2);
+// An owner that has not come back after this is stuck in the kernel. To fail a group loses nothing by not
+// waiting, so it waits less.
+constexpr auto kStuck = std::chrono::seconds(2);
+constexpr auto kStuckInFailure = std::chrono::milliseconds(200);
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -116,16 +120,29 @@ GroupState::~GroupState() {
 
 void GroupState::release() noexcept {
   if (context.forked()) return;  // the parent's: locks may be held for ever, shared memory is not mapped
-  own();
+  if (!own_within(kStuck)) {
+    given_up_.fetch_add(kHandle, std::memory_order_relaxed);  // the owner ends the group, when it comes back
+    return;
+  }
   handle_ = false;
   const bool last = works_ == 0;
   disown();
   if (last) end();
 }
 
+// Whoever holds the group has a Work of its own to give back, or helps, and then the group stays for ever.
+void GroupState::take_given_up() noexcept {
+  const std::int64_t given = given_up_.exchange(0, std::memory_order_relaxed);
+  works_ -= given % kHandle;
+  if (given >= kHandle) handle_ = false;
+}
+
 void GroupState::give_back() noexcept {
   if (context.forked()) return;
-  own();
+  if (!own_within(kStuck)) {
+    given_up_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
   const bool last = count_back();
   disown();
   if (last) end();
@@ -169,14 +186,17 @@ std::string GroupState::next_token(std::string_view name, std::span<const int> r
   return fmt::format("{}#{}", key, generations[key]++);
 }
 
-void GroupState::contend() noexcept {
+bool GroupState::contend(Deadline limit, bool well) noexcept {
   for (int spins = 0; !try_own(); ++spins) {
+    if (well && failed()) return false;
     if (spin_ && spins < kSpins) {
       pause();
     } else {
+      if (limit.passed()) return false;
       sched_yield();
     }
   }
+  return true;
 }
 
 // One rank has nobody to meet: one local step, no ring.
@@ -414,7 +434,10 @@ void GroupState::finish(std::uint32_t index) noexcept {
 
 // True where something moved. Called by the owner.
 bool GroupState::drive_owned() noexcept {
-  if (failed()) return false;
+  if (failed()) {
+    mark_failed();
+    return false;
+  }
   bool moved = false;
   while (first_ != last_) {
     const std::uint32_t index = collectives_[first_ % kSlots];
@@ -542,13 +565,18 @@ void GroupState::expire(const Slot& slot, const Slot& head) noexcept {
 }
 
 void GroupState::mark_failed() noexcept {
-  if (failed()) return;
+  if (std::exchange(accounted_, true)) return;
   if (helped_) progress_->in_flight(-in_flight_.load(std::memory_order_relaxed));  // they stay as they are
   for (std::uint64_t left = ~free_; left != 0; left &= left - 1)
     recorder_->finished(slots_[static_cast<std::uint32_t>(__builtin_ctzll(left))].record, CallState::failed,
                         true);
+  tell_failed();
+}
+
+void GroupState::tell_failed() noexcept {
   {
     const std::lock_guard lock(mutex_);
+    if (failure_) return;  // by another thread
     failure_ = backend_->failure();
   }
   recorder_->failed(*failure_);
@@ -702,7 +730,12 @@ void GroupState::dropped(std::uint32_t slot, std::uint32_t ticket) noexcept {
 
 void GroupState::drop(std::uint32_t slot, std::uint32_t ticket) noexcept {
   if (finished(slot, ticket)) return;
-  own();  // else another thread might finish the call and reuse its slot
+  if (!own_within(kStuck)) {  // else another thread might finish the call and reuse its slot
+    fail(Failure{.code = ErrorCode::aborted,
+                 .text = fmt::format("rank {} dropped the Work of a call in flight", member.rank),
+                 .ranks = {member.rank}});
+    return;
+  }
   drive_owned();
   const bool there = finished(slot, ticket);
   const Op op = slots_[slot].op.op;
@@ -731,7 +764,7 @@ void GroupState::abort(std::string_view why) {
 
 void GroupState::fail(const Failure& why) noexcept {
   backend_->fail(why);
-  own();
+  if (!own_within(kStuckInFailure)) return tell_failed();
   mark_failed();
   disown();
 }

@@ -118,7 +118,8 @@ class GroupState final : public Driven, public BlockHolder {
   Work submit_checked(const Request& call, const Operands& have);
   // Owns the group, with so many slots free.
   void own_room(int slots, Op op, Duration deadline) {
-    own();
+    if (!try_own() && !contend(Deadline::never(), true)) [[unlikely]]
+      throw_failure(op);
     if (failed() || !room(slots)) [[unlikely]]
       await_room(slots, op, deadline);
   }
@@ -139,9 +140,12 @@ class GroupState final : public Driven, public BlockHolder {
   }
   void own() noexcept {
     if (!try_own()) [[unlikely]]
-      contend();
+      contend(Deadline::never(), false);
   }
-  [[gnu::cold]] void contend() noexcept;
+  // False: not by then, or, where `well` is asked for, the group has failed. The owner never blocks, but for
+  // a kernel that waits for a peer's page (shm/single_copy.hpp).
+  [[gnu::cold]] bool contend(Deadline limit, bool well) noexcept;
+  bool own_within(Duration limit) noexcept { return try_own() || contend(Deadline::after(limit), false); }
   void disown() noexcept { owned_.store(false, std::memory_order_release); }
 
   bool lent(const void* block, std::size_t bytes) const noexcept;  // a call in flight, or failed, has it
@@ -160,6 +164,7 @@ class GroupState final : public Driven, public BlockHolder {
   }
   [[gnu::cold]] void leave_and_warn() noexcept;
   [[gnu::cold]] void mark_failed() noexcept;  // takes over the backend's first cause
+  void tell_failed() noexcept;                // the part of it that needs no owner
   template <class Done, class After>
   bool drive_until(const Done& done, Deadline limit, const After& after) noexcept;
   template <class Done>
@@ -167,7 +172,12 @@ class GroupState final : public Driven, public BlockHolder {
     return drive_until(done, limit, [] {});
   }
   // True: it was the last, and nobody else holds the group. Called by the owner.
-  bool count_back() noexcept { return --works_ == 0 && !handle_; }
+  bool count_back() noexcept {
+    if (given_up_.load(std::memory_order_relaxed) != 0) [[unlikely]]
+      take_given_up();
+    return --works_ == 0 && !handle_;
+  }
+  void take_given_up() noexcept;
   void end() noexcept;
   class Taking;
   void drop(std::uint32_t slot, std::uint32_t ticket) noexcept;
@@ -182,6 +192,11 @@ class GroupState final : public Driven, public BlockHolder {
   std::atomic<bool> owned_{false};
   bool handle_ = true;      // the owner's
   std::int64_t works_ = 0;  // handed out and not given back; the owner's
+  // What was given back while the owner was stuck: Works, and kHandle. Whoever gives back a Work takes it
+  // over.
+  static constexpr std::int64_t kHandle = std::int64_t{1} << 32;
+  std::atomic<std::int64_t> given_up_{0};
+  bool accounted_ = false;  // of the failure; the owner's
   // Threads in a coalesced(), threads that wait for slots, and what the backend was told; the owner's.
   int batches_ = 0, stalled_ = 0;
   bool batch_open_ = false;

@@ -60,7 +60,7 @@ Step Collectives::combine(OpState& s) noexcept {
 Step Collectives::pull(OpState& s) noexcept {
   State& st = state(s);
   const std::int64_t element = size_bytes(s.dtype);
-  std::int64_t room = kChunkBytes;
+  std::int64_t room = st.phase == Phase::single ? peers_.most() : static_cast<std::int64_t>(kChunkBytes);
   for (; st.cursor < group_.size; ++st.cursor, st.done = 0) {
     const int from = (group_.rank + st.cursor) % group_.size;
     if (!gets(s, group_.rank, from)) continue;

@@ -91,13 +91,14 @@ namespace {
 enum class Inside { nobody, process, kernel, thread };
 
 // Whether a live rank is inside its peers' memory, and whether one of them cannot be shut out: a thread of
-// this process, or one whose kernel copies to our addresses.
+// this process, or one whose kernel copies to our addresses. Another thread of this rank may be in the middle
+// of a step, too.
 Inside inside(const Group& g) noexcept {
   Inside found = Inside::nobody;
   for (int r = 0; r < g.size; ++r) {
     const Neighbour& home = *g.homes[static_cast<std::size_t>(r)];
     const std::uint64_t active = g.of(r).active.load(std::memory_order_seq_cst);
-    if (r == g.rank || active == 0 || !home.alive()) continue;
+    if (active == 0 || (r != g.rank && !home.alive())) continue;
     if (home.is_self()) return Inside::thread;
     if ((active & kByKernel) != 0) return Inside::kernel;
     found = Inside::process;

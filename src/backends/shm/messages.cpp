@@ -405,7 +405,7 @@ Step Messages::receive(OpState& s) {
   const Peer& peer = peers_[static_cast<std::size_t>(s.peer)];
   const bool alone = peer.helped == nullptr && peer.read == 1 && !matcher_.awaits(s.peer);
   if (peer.helped == &s || (alone && st.moved_bytes == 0 && helps(s))) return receive_helped(s);
-  const std::int64_t bytes = std::min(st.bytes - st.moved_bytes, static_cast<std::int64_t>(kChunkBytes));
+  const std::int64_t bytes = std::min(st.bytes - st.moved_bytes, peer_memory_.most());
   if (!read(s, st.moved_bytes, bytes)) return Step::failed;
   st.moved_bytes += bytes;
   if (st.moved_bytes < st.bytes) return Step::advanced;

@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <thread>
@@ -17,6 +18,11 @@ namespace {
 constexpr auto kAliveFor = std::chrono::milliseconds(1);  // how long a look at a pidfd holds
 constexpr auto kDeathPatience =
     std::chrono::milliseconds(100);  // a process loses its memory before its pidfd says so
+
+// A system call that takes longer is one that waits for pages; they then come one by one, until they are fast
+// again.
+constexpr auto kSlow = std::chrono::milliseconds(50);
+constexpr std::int64_t kPage = 4096;
 
 iovec piece(std::uint64_t address, std::int64_t bytes) noexcept {
   return {reinterpret_cast<void*>(address), static_cast<std::size_t>(bytes)};
@@ -158,7 +164,10 @@ bool PeerMemory::copy(const OpState& s, int r, std::int64_t bytes, bool writes, 
   int error = writes ? look(r) : 0;
   // A copy may end early, at the end of a page.
   for (std::int64_t done = 0; error == 0 && done < bytes;) {
-    const ssize_t got = copy(home.address().pid, done);
+    if (done > 0 && group_.aborted()) return false;
+    const auto began = Clock::now();
+    const ssize_t got = copy(home.address().pid, done, std::min(bytes - done, piece_));
+    piece_ = Clock::now() - began > kSlow ? kPage : std::min<std::int64_t>(2 * piece_, kChunkBytes);
     if (got > 0) {
       done += got;
     } else {
@@ -194,15 +203,15 @@ bool PeerMemory::copy(const OpState& s, int r, std::int64_t bytes, bool writes, 
 
 bool PeerMemory::read(const OpState& s, int r, std::uint64_t address, std::byte* to,
                       std::int64_t bytes) noexcept {
-  return copy(s, r, bytes, false, [&](int pid, std::int64_t done) {
-    return read_some(pid, address + static_cast<std::uint64_t>(done), to + done, bytes - done);
+  return copy(s, r, bytes, false, [&](int pid, std::int64_t done, std::int64_t some) {
+    return read_some(pid, address + static_cast<std::uint64_t>(done), to + done, some);
   });
 }
 
 bool PeerMemory::write(const OpState& s, int r, const std::byte* from, std::uint64_t address,
                        std::int64_t bytes) noexcept {
-  return copy(s, r, bytes, true, [&](int pid, std::int64_t done) {
-    return write_some(pid, from + done, address + static_cast<std::uint64_t>(done), bytes - done);
+  return copy(s, r, bytes, true, [&](int pid, std::int64_t done, std::int64_t some) {
+    return write_some(pid, from + done, address + static_cast<std::uint64_t>(done), some);
   });
 }
 

@@ -9,6 +9,12 @@
 // with shared memory. So a group that pushes promises no quiesce() where a peer is stopped: see
 // shm_single_copy_traits(). A late reader harms nobody: its own call has failed.
 //
+// A system call of these may block in the kernel for as long as a page of the peer's memory does not come: a
+// file on NFS or FUSE that is mapped there, userfaultfd. Only SIGKILL ends it. Nobody else can look at this
+// group's deadlines meanwhile; abort(), quiesce(), other calls and destructors on other threads do not wait
+// for it (GroupState::own_within). Where pages are slow, copies go page by page, with a look at the abort
+// record and at the rank's other groups between one and the next. WEFT_SINGLE_COPY=off does without.
+//
 // A process is named by its number, which the system may give to another once it has ended, but only after
 // all others have been used: a look at the peer's pidfd holds for a millisecond. A rank looks before it
 // writes, and after it has read. Used by the owner of a group alone.
@@ -69,6 +75,9 @@ class PeerMemory {
   /// Copies bytes at `address` of rank r's process to `to`, whole. False: it cannot be, and the group has
   /// failed: peer_lost where r has died, else system, naming it.
   bool read(const OpState& s, int r, std::uint64_t address, std::byte* to, std::int64_t bytes) noexcept;
+  /// The most bytes that a step should copy: few where the peers' pages are slow to come, so that the owner
+  /// of the group soon looks at what else there is.
+  std::int64_t most() const noexcept { return piece_; }
   /// The other way.
   bool write(const OpState& s, int r, const std::byte* from, std::uint64_t address,
              std::int64_t bytes) noexcept;
@@ -79,6 +88,7 @@ class PeerMemory {
   int look(int r) noexcept;
 
   const Group& group_;
+  std::int64_t piece_ = kChunkBytes;           // of one system call
   std::vector<Clock::time_point> seen_alive_;  // by rank
 };
 
