@@ -184,6 +184,7 @@ Of `all_reduce` in native order. What is not listed is not defined: f8 is moved,
 ## Promises
 
 {}
+Over shm nothing moves, and `quiesce()` waits for the stopped rank, while pages are pinned ([shm.md](shm.md), "Failure").
 With `WEFT_SINGLE_COPY=push` ranks of shm write each other's foreign memory by the kernel. One that was stopped before its system
 call writes when it goes on, to an address which may have a new owner by then; nothing but its end or its return makes
 `quiesce()` true.

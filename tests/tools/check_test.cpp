@@ -134,6 +134,8 @@ INSTANTIATE_TEST_SUITE_P(
         Mutant{"stage_early", "--programs 300 --patience 2", "FAILED: program"},
         Mutant{"skipped_quiesce", "--kinds stop_resume --points in_chunk --programs 60",
                "was written after quiesce() had returned true"},
+        Mutant{"moved_in_use", "--kinds stop_resume --points in_chunk --programs 60 --ranks 3,4",
+               "whose memory is in the same block: "},
         Mutant{"asking_drives_one_group", "--programs 600 --patience 2", "not finished within 2 s"},
         Mutant{"ignored_offsets", "--programs 50", "FAILED: program"},
         Mutant{"wrong_blame", "--kinds stop,late --programs 30", "the error "},

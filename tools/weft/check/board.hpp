@@ -92,7 +92,8 @@ struct Board {
   bool job_ended;     ///< mpirun ended it before the ranks were done
   Text<500> trouble;  ///< what the watcher found wrong
   // By the ranks.
-  std::atomic<int> child;  ///< fault fork: 1 the child had the right error, 2 not
+  std::atomic<std::uint32_t> tried;  ///< bit per rank: quiesced once, with a call of another group in flight
+  std::atomic<int> child;            ///< fault fork: 1 the child had the right error, 2 not
   RankReport ranks[kMostRanks];
   ProcessReport processes[kMostRanks];
 

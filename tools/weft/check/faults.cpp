@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <numeric>
@@ -60,6 +61,13 @@ void on_alarm_exit(int) { ::_exit(0); }
 
 bool takes_process(FaultKind k) {
   return k == FaultKind::kill || k == FaultKind::exit || k == FaultKind::stop || k == FaultKind::stop_resume;
+}
+
+bool shares_block(const Program& p) {
+  const auto alone =
+      std::count(p.homes.begin(), p.homes.end(), p.homes[static_cast<std::size_t>(p.fault.rank)]);
+  return (p.fault.kind == FaultKind::stop || p.fault.kind == FaultKind::stop_resume) &&
+         p.fault.point == FaultPoint::in_chunk && p.ranks() > 2 && alone == 1;
 }
 
 bool calls_wrongly(FaultKind k) {

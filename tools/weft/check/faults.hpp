@@ -15,6 +15,10 @@ bool runs_into_deadline(const Program& p, const Promises& promises);
 /// Whether the struck rank's process dies or stops for good.
 bool takes_process(FaultKind kind);
 
+/// Whether all buffers of a rank lie in one block, and the ranks that are not struck have a group of their
+/// own there: where one is stopped inside the others' memory.
+bool shares_block(const Program& p);
+
 /// Whether the struck rank makes calls, but not those of the others.
 bool calls_wrongly(FaultKind kind);
 

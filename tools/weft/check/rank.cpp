@@ -25,6 +25,8 @@ constexpr auto kHeldBack =
 constexpr auto kQuiesce = seconds(3);  // for quiesce() to become true
 constexpr auto kShrink = seconds(1);   // for ranks to come to shrink()
 constexpr auto kPoll = std::chrono::microseconds(500);
+constexpr auto kTry = milliseconds(50);        // for a quiesce() that another group may hold up
+constexpr std::int64_t kPoolBytes = 16 << 20;  // for all buffers of a program whose groups share one block
 
 class Runner {
  public:
@@ -86,14 +88,61 @@ class Runner {
   // All buffers are there before the first call, so that nothing but weft needs memory later.
   void prepare() {
     order_ = order_of(p_, rank_);
+    if (shares_block(p_)) pool_ = std::make_unique<Pool>(context_, kPoolBytes);
     trials_.resize(p_.steps.size());
     for (const int k : order_) {
       if (!p_.takes_part(k, rank_)) continue;
       const Step& s = p_.steps[static_cast<std::size_t>(k)];
       const int me = p_.rank_in(s.group, rank_), n = p_.group_size(s.group);
       const bool wrong = victim_ && k == p_.fault.step;
-      trials_[static_cast<std::size_t>(k)] = std::make_unique<Trial>(
-          context_, wrong ? distorted(s, p_.fault.kind, me, n) : s, me, n, settings_.call_deadline(p_));
+      trials_[static_cast<std::size_t>(k)] =
+          std::make_unique<Trial>(context_, wrong ? distorted(s, p_.fault.kind, me, n) : s, me, n,
+                                  settings_.call_deadline(p_), pool_.get());
+    }
+  }
+
+  // Where a rank is stopped inside the others' memory, these have a group of their own, whose buffers lie in
+  // one block with all others. A call of it is in flight while they give that memory other pages.
+  void make_others() {
+    if (!shares_block(p_) || victim_) return;
+    Membership m = member_;
+    m.name += "/others";
+    m.deadline = settings_.patience;
+    if (m.identity < 0) m.identity = m.rank;
+    m.rank -= rank_ > p_.fault.rank ? 1 : 0;
+    --m.size;
+    at(0, true);
+    others_ = ProcessGroup::create(context_, settings_.backend, m);
+    Step s;
+    s.op = Op::all_reduce;
+    s.dtype = DType::i32;
+    s.count = 20011;
+    s.plain = s.shared = true;
+    s.salt = mix(p_.seed, p_.index);
+    beside_ = std::make_unique<Trial>(context_, s, m.rank, m.size, settings_.patience, pool_.get());
+  }
+
+  // The last of them comes to that call when all others have tried to quiesce.
+  void call_beside() {
+    if (!others_) return;
+    const std::uint32_t mine = std::uint32_t{1} << rank_;
+    const bool last = others_.rank() == others_.size() - 1;
+    try {
+      Work work;
+      if (!last) work = others_.submit(beside_->calls()[0]);
+      for (ProcessGroup& g : groups_)
+        if (g) g.quiesce(kTry);
+      board_.tried.fetch_or(mine);
+      const std::uint32_t all = (std::uint32_t{1} << p_.ranks()) - 1 - (std::uint32_t{1} << p_.fault.rank);
+      if (last) {
+        await([&] { return board_.tried.load() == all; }, seconds(10));
+        work = others_.submit(beside_->calls()[0]);
+      }
+      work.wait();
+      if (const std::string wrong = beside_->complaint(true); !wrong.empty())
+        complain(fmt::format("the group of the others, whose memory is in the same block: {}", wrong));
+    } catch (const std::exception& e) {
+      complain(fmt::format("the group of the others, whose memory is in the same block: {}", e.what()), true);
     }
   }
 
@@ -153,6 +202,7 @@ class Runner {
   }
 
   void work() {
+    make_others();
     Dice habits(mix(mix(p_.seed, p_.index), static_cast<std::uint64_t>(rank_) + 77));
     std::size_t made = 0;
     for (std::size_t i = 0; i < order_.size(); ++i) {
@@ -346,7 +396,7 @@ class Runner {
 
   // Every other call of the rank ends too, with the first cause of its group; then its memory is its own.
   void recover() {
-    if (!report_.has_error && report_.untyped.empty()) return;
+    if (!report_.has_error && report_.untyped.empty()) return call_beside();
     report_.phase.store(Phase::failed);
     if (victim_ && p_.fault.point == FaultPoint::before_quiesce && p_.fault.kind != FaultKind::none)
       strike(p_, report_, settings_.call_deadline(p_));
@@ -371,6 +421,7 @@ class Runner {
       }
     }
     open_.clear();
+    call_beside();
     const std::int64_t began = now_ns();
     report_.quiesced = true;
     for (ProcessGroup& g : groups_)
@@ -394,6 +445,7 @@ class Runner {
   void go_on() {
     if (p_.fault.kind == FaultKind::none && !report_.has_error && report_.untyped.empty()) {
       groups_.clear();
+      others_ = ProcessGroup();
       return;
     }
     if (!await([&] { return board_.survivors.load() != 0; }, seconds(60)))
@@ -412,6 +464,7 @@ class Runner {
               complain(fmt::format("step {}: {}", k, wrong));
     }
     groups_.clear();
+    others_ = ProcessGroup();
   }
 
   // The survivors' group: by shrink(), or new from the store.
@@ -473,8 +526,11 @@ class Runner {
   Board& board_;
   RankReport& report_;
   std::vector<int> order_;
+  std::unique_ptr<Pool> pool_;
   std::vector<std::unique_ptr<Trial>> trials_;  // outlive the groups
+  std::unique_ptr<Trial> beside_;
   std::vector<ProcessGroup> groups_;
+  ProcessGroup others_;
   std::vector<bool> made_;
   std::vector<std::uint64_t> posted_;  // collectives, by group
   std::vector<Open> open_;

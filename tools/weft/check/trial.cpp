@@ -15,8 +15,8 @@ constexpr std::byte kOverwritten{0x5c};  // what the program writes after a fail
 
 }  // namespace
 
-Trial::Trial(Context& context, const Step& s, int me, int n, Duration deadline)
-    : s_(s), me_(me), n_(n), size_(size_bytes(s.dtype)) {
+Trial::Trial(Context& context, const Step& s, int me, int n, Duration deadline, Pool* pool)
+    : s_(s), me_(me), n_(n), size_(size_bytes(s.dtype)), pool_(pool) {
   Dice habits(mix(s.salt, static_cast<std::uint64_t>(me) + 1000));
   const bool at_root = me == s.root;
   const bool sends = s.op != Op::send || at_root, receives = s.op != Op::send || me == s.peer;
@@ -105,7 +105,12 @@ std::byte* Trial::room(Context& context, Dice& habits, std::int64_t elements) {
   const int kind = s_.shared ? 0 : s_.plain ? 2 : habits.below(4);
   const std::size_t shift = kind == 3 && !s_.reduces() ? static_cast<std::size_t>(habits.below(4)) : 0;
   buffer->bytes = static_cast<std::size_t>(elements * size_) + 2 * kGuard + shift;
-  if (kind < 3) {
+  std::optional<Tensor> part;
+  if (kind < 2 && pool_ != nullptr) part = pool_->cut(static_cast<std::int64_t>(buffer->bytes));
+  if (part) {
+    buffer->tensor = std::move(*part);
+    buffer->all = buffer->tensor.data();
+  } else if (kind < 3) {
     buffer->tensor = Tensor(context, Shape{static_cast<std::int64_t>(buffer->bytes)}, DType::u8,
                             kind < 2 ? Memory::shared : Memory::local);
     buffer->all = buffer->tensor.data();

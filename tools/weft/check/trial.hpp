@@ -14,10 +14,27 @@
 
 namespace weft::check {
 
+/// One allocation of shared memory, from which buffers are cut as long as there is room.
+class Pool {
+ public:
+  Pool(Context& context, std::int64_t bytes) : block_(context, Shape{bytes}, DType::u8, Memory::shared) {}
+  std::optional<Tensor> cut(std::int64_t bytes) {
+    bytes = (bytes + 63) / 64 * 64;
+    if (bytes > block_.count() - used_) return std::nullopt;
+    used_ += bytes;
+    return block_.slice_flat(used_ - bytes, Shape{bytes});
+  }
+
+ private:
+  Tensor block_;
+  std::int64_t used_ = 0;
+};
+
 class Trial {
  public:
   /// `me`: the rank's number in the group of n. `whole`: of all memory kinds, those that need nothing shared.
-  Trial(Context& context, const Step& s, int me, int n, Duration deadline);
+  /// `pool`: where its shared memory is from, if not null.
+  Trial(Context& context, const Step& s, int me, int n, Duration deadline, Pool* pool = nullptr);
   /// The calls it makes: none where the rank has no part, two where a message is to itself.
   const std::vector<Call>& calls() const { return calls_; }
   /// What is wrong with the buffers now that the calls are done; empty: nothing.
@@ -53,6 +70,7 @@ class Trial {
 
   const Step s_;
   const int me_, n_, size_;
+  Pool* const pool_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
   Side in_, out_;
   bool in_place_ = false;
