@@ -53,7 +53,8 @@ void compare_builds(const Bringup& b) {
   // Who comes last knows that all have read.
   const std::string done = fmt::format("{}/{}/done", b.token, what);
   if (b.store->add(done, 1, b.deadline) != b.size) return;
-  for (int r = 0; r < b.size; ++r) b.store->remove(fmt::format("{}/{}/{}", b.token, what, r), b.deadline);
+  Bringup each = b;
+  for (each.rank = 0; each.rank < b.size; ++each.rank) withdraw(each, what);
   b.store->remove(done, b.deadline);
 }
 
