@@ -32,6 +32,7 @@
 #include "base/arena.hpp"
 #include "base/descriptor_socket.hpp"
 #include "base/memfd.hpp"
+#include "base/process_state.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
 
@@ -326,6 +327,7 @@ class Self final : public Neighbour {
   const ProcessAddress& address() const noexcept override { return address_; }
   bool is_self() const noexcept override { return true; }
   bool alive() const noexcept override { return true; }
+  State look() noexcept override { return State::running; }
   std::byte* segment(std::uint32_t index) const noexcept override { return arena_.segment_base(index); }
   bool map_segments(std::uint32_t count, Deadline) noexcept override {
     return count <= arena_.segment_count();
@@ -367,10 +369,18 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
   // The pidfd becomes readable when the process ends; the socket hangs up when its Context ends, or it turns
   // into another program by exec.
   bool alive() const noexcept override {
+    if (dumps_core_.load(std::memory_order_relaxed)) return false;
     std::array<pollfd, 2> ends = {{{.fd = pidfd_.get(), .events = POLLIN, .revents = 0},
                                    {.fd = socket_.get(), .events = 0, .revents = 0}}};
     while (::poll(ends.data(), ends.size(), 0) < 0 && errno == EINTR) {}
     return ends[0].revents == 0 && ends[1].revents == 0;
+  }
+
+  State look() noexcept override {
+    const ProcessState state = process_state(address_.pid);
+    if (!alive()) return State::ended;  // whoever has its number now
+    if (state.dumping) dumps_core_.store(true, std::memory_order_relaxed);
+    return state.dumping ? State::ended : state.stopped ? State::stopped : State::running;
   }
 
   std::byte* segment(std::uint32_t index) const noexcept override {
@@ -579,6 +589,7 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
   const ProcessAddress address_;
   Descriptor socket_, pidfd_;
   SharedMapping bells_;
+  std::atomic<bool> dumps_core_{false};
 
   std::mutex turn_mutex_;
   std::condition_variable turn_free_;

@@ -62,6 +62,10 @@ class Neighbour {
   virtual bool is_self() const noexcept = 0;
   /// False once the process has ended. One cheap system call.
   virtual bool alive() const noexcept = 0;
+  enum class State { running, stopped, ended };
+  /// More than alive() sees, by a read of /proc (some 20 µs). A process that writes its core has ended, long
+  /// before its pidfd says so; alive() is false from then on.
+  virtual State look() noexcept = 0;
   /// This process's mapping of that process's segment, or null where not mapped (yet). Lock-free.
   virtual std::byte* segment(std::uint32_t index) const noexcept = 0;
   /// Maps segments [0, count) that are not mapped yet, asking their owner for the descriptors; gives up at

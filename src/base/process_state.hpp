@@ -1,0 +1,16 @@
+// What the system says of another process.
+#pragma once
+
+#include <sys/types.h>
+
+namespace weft {
+
+struct ProcessState {
+  bool stopped = false;  ///< by a signal, or by a debugger
+  bool dumping = false;  ///< it has died and writes its core, which may take seconds
+};
+
+/// By a read of <proc>/<process>/status, some 20 µs. Nothing where that cannot be read.
+ProcessState process_state(pid_t process, const char* proc = "/proc") noexcept;
+
+}  // namespace weft
