@@ -172,6 +172,8 @@ class Composer final : public Backend {
   Step poll(OpState& s) noexcept override;
   bool healthy() noexcept override { return inner_->healthy(); }
   std::vector<int> missing(const OpState& s, std::string& story) noexcept override;
+  bool ask(const OpState& s) noexcept override;
+  void answer() noexcept override { inner_->answer(); }
   void fail(const Failure& why) noexcept override;
   Failure failure() const override;
   bool quiet() const noexcept override { return inner_->quiet(); }
@@ -594,6 +596,17 @@ std::string Composer::users_words(std::string text, Op inner, Op users) const {
   return renumbered(std::move(text), [&](std::uint64_t number) {
     return number & kUsers ? number & ~kUsers : users_call(number);
   });
+}
+
+bool Composer::ask(const OpState& s) noexcept {
+  if (!row(s.op).collective) return inner_->ask(s);
+  const Composed* c = of(s);
+  if (c != nullptr && c->posted == 0) c = unfinished_;
+  bool known = true;
+  for (int i = 0; c != nullptr && i < c->count; ++i)
+    if (!c->done[static_cast<std::size_t>(i)] && !inner_->ask(c->inner[static_cast<std::size_t>(i)]))
+      known = false;
+  return known;
 }
 
 std::vector<int> Composer::missing(const OpState& s, std::string& story) noexcept {

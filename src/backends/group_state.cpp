@@ -28,6 +28,7 @@ constexpr auto kDropQuiesce = std::chrono::seconds(2);
 // waiting, so it waits less.
 constexpr auto kStuck = std::chrono::seconds(2);
 constexpr auto kStuckInFailure = std::chrono::milliseconds(200);
+constexpr auto kAnswers = std::chrono::milliseconds(500);  // of ranks that are asked who is there
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -308,16 +309,24 @@ void GroupState::await_room(int slots, Op op, Duration deadline) {
   arrange_batch();
   disown();
   const Duration limit = deadline > Duration::zero() ? deadline : member.deadline;
-  bool got = false;  // enough slots, and the group is ours
-  drive_until(
-      [&] {
-        if (got || failed()) return true;
-        own();
-        got = room(slots);
-        if (!got) disown();
-        return got;
-      },
-      Deadline::after(limit));
+  bool got = false;    // enough slots, and the group is ours
+  bool asked = false;  // or who holds up the call that the others wait behind
+  const auto oldest = [&]() -> const OpState& {
+    return slots_[first_ != last_ ? collectives_[first_ % kSlots]
+                                  : static_cast<std::uint32_t>(__builtin_ctzll(point_to_point_))]
+        .op;
+  };
+  const auto look = [&](bool ask) {
+    if (got || asked || failed()) return true;
+    own();
+    got = room(slots);
+    if (got) return true;
+    asked = ask && backend_->ask(oldest());
+    disown();
+    return asked;
+  };
+  drive_until([&] { return look(false); }, Deadline::after(limit));
+  if (!got && !failed()) drive_until([&] { return look(true); }, Deadline::after(kAnswers));
   if (!got) {
     own();
     got = room(slots);  // another thread may just have finished what was in flight
@@ -327,12 +336,7 @@ void GroupState::await_room(int slots, Op op, Duration deadline) {
   if (got && !failed()) return;
   std::string story;
   std::vector<int> absent;  // from the call that the others wait behind
-  if (!failed())
-    absent = backend_->missing(
-        slots_[first_ != last_ ? collectives_[first_ % kSlots]
-                               : static_cast<std::uint32_t>(__builtin_ctzll(point_to_point_))]
-            .op,
-        story);
+  if (!failed()) absent = backend_->missing(oldest(), story);
   disown();
   if (failed()) throw_failure(op);
   throw Error(Failure{.code = ErrorCode::timeout,
@@ -497,6 +501,12 @@ void GroupState::leave_and_warn() noexcept {
   for (const std::string& line : lines) log.write(LogLevel::warning, line);
 }
 
+void GroupState::answer() noexcept {
+  if (!try_own()) return;
+  if (!failed()) backend_->answer();
+  disown();
+}
+
 bool GroupState::settled() noexcept {
   if (idle()) return true;
   if (!try_own()) return false;
@@ -527,10 +537,10 @@ void GroupState::inspect() noexcept {
           slot.deadline >= std::chrono::hours(24 * 365) ? Clock::time_point::max() : now + slot.deadline;
       slot.warns = now + slot.deadline / kWarnAfter;
     } else if (now >= slot.expires + (WEFT_MUTANT("slow_deadline") ? 3 * slot.deadline : Duration())) {
-      expire(head.waited && now >= head.expires ? head : slot, head);
+      if (backend_->ask(head.op)) expire(head.waited && now >= head.expires ? head : slot, head);
     } else if (behind) {
       slot.warns = now + slot.deadline / kWarnAfter;
-    } else if (now >= slot.warns) {
+    } else if (now >= slot.warns && backend_->ask(slot.op)) {
       warn(slot);
     }
   }

@@ -65,6 +65,7 @@ class GroupState final : public Driven, public BlockHolder {
   }
   bool helped() const noexcept override { return helped_; }
   bool settled() noexcept override;
+  void answer() noexcept override;
   // BlockHolder
   bool holds(const void* block, std::size_t bytes) const noexcept override;
   bool stand_still() noexcept override { return try_own(); }  // nobody submits or polls

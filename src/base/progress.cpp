@@ -40,6 +40,7 @@ bool ProgressList::announce_sleep(bool asleep) noexcept {
   for (Driven* d : driven_) {
     silent |= !d->rings();
     if (first_or_last) d->announce_sleep(asleep);
+    if (asleep) d->answer();  // who asks now sees that this rank sleeps, and rings
   }
   return silent;
 }

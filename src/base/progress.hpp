@@ -37,6 +37,8 @@ class Driven {
   virtual bool rings() const noexcept { return true; }
   /// The rank's helper thread drives it, too.
   virtual bool helped() const noexcept { return false; }
+  /// Answers peers that ask who is there: the rank goes to sleep, in a call of whatever group.
+  virtual void answer() noexcept {}
   /// Drives once more. False: something moved, or another thread has it in hand and may be past the step that
   /// matters: who wants to sleep stays awake.
   virtual bool settled() noexcept { return !drive(); }

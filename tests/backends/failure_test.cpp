@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <filesystem>
+#include <mutex>
 #include <thread>
 
 #include "support/run_ranks.hpp"
@@ -93,6 +94,65 @@ TEST_P(OnRanks, CountsDtypesOpsAndRootsAreCompared) {
       "x5000 avg", "x5000 max");
   expect([](Rank& r) { return r.group().broadcast(view(g[r.rank]), view(g[r.rank]), r.rank); }, "root 0",
          "root 1");
+}
+
+// Roots need nobody, so nobody has compared a last broadcast when the ranks leave: who leaves says so, and
+// who still uses the group hears of it in its next call.
+TEST_P(OnRanks, TwoRootsOfTheLastCallAreToldWhenTheGroupIsLeft) {
+  for (const bool stays : {true, false}) {
+    for (const Op op : {Op::broadcast, Op::scatter}) {
+      run_ranks(GetParam(), 3, [&](Rank& r) {
+        std::mutex mutex;
+        std::string said;
+        ContextOptions options;
+        options.log_sink = [&](LogLevel, std::string_view line) {
+          const std::lock_guard lock(mutex);
+          said += std::string(line) + "\n";
+        };
+        Context context(options);
+        Rank me(r.rank, r.size, context, r.store, r.options);
+        ProcessGroup g = ProcessGroup::create(context, "shm", me.membership());
+        const Tensor one = filled(me, 10, Memory::local), all = filled(me, 30, Memory::local);
+        const int root = r.rank == 2 ? 0 : r.rank;
+        (op == Op::scatter ? g.scatter(all, one, root) : g.broadcast(one, one, root)).wait();
+        r.meet("called");
+        const std::string what =
+            op == Op::scatter ? "scatter f32 x10 root 1 [call 0]" : "broadcast f32 x10 root 1 [call 0]";
+        if (r.rank == 0) g = ProcessGroup();
+        r.meet("left");
+        if (r.rank == 1 && stays) {
+          const Error e = error_of([&] { g.barrier().wait(); });
+          EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();
+          EXPECT_THAT(e.what(), HasSubstr(what));
+          EXPECT_THAT(ranks_of(e), ElementsAre(0, 1));
+        }
+        g = ProcessGroup();
+        const std::lock_guard lock(mutex);
+        if (r.rank == 1 && stays) {
+          EXPECT_EQ(said, "");  // it was told
+        } else {
+          EXPECT_THAT(said, HasSubstr("mismatch, found when the group was left: rank "));
+          EXPECT_THAT(said, HasSubstr(what));
+          EXPECT_THAT(said, HasSubstr("[group \"world\", rank " + std::to_string(r.rank) + "]"));
+        }
+      });
+    }
+  }
+}
+
+// Who is alone when it leaves has nobody to compare with, and does not wait.
+TEST_P(OnRanks, LeavingWaitsForNobody) {
+  run_ranks(GetParam(), 2, [](Rank& r) {
+    r.group().barrier().wait();
+    if (r.rank == 0) {
+      const Tensor t = filled(r, 10, Memory::local);
+      r.group().broadcast(t, t, 0).wait();
+      const auto began = Clock::now();
+      r.group() = ProcessGroup();
+      EXPECT_LT(Clock::now() - began, 1s);
+    }
+    r.meet("end");
+  });
 }
 
 TEST_P(OnRanks, AnAbsentRankIsNamedAtTheDeadline) {

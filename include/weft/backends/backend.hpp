@@ -150,6 +150,11 @@ class Backend {
   /// Ranks that have died or left the group, as far as the transport knows at this moment; before and after a
   /// failure. From any thread.
   virtual std::vector<int> gone() const noexcept { return {}; }
+  /// Before missing() names anybody in a time-out: asks the ranks who is there and whom they wait for, or
+  /// goes on asking, without waiting. True: missing() knows as much as it ever will. False: ask again soon.
+  virtual bool ask(const OpState& /*s*/) noexcept { return true; }
+  /// Answers peers that ask. Called when the rank goes to sleep, also where it has no calls in flight here.
+  virtual void answer() noexcept {}
 };
 
 /// For tests only: what a user never sets.

@@ -238,6 +238,14 @@ Step Collectives::catch_up() noexcept {
   return Step::advanced;
 }
 
+void Collectives::compare_the_rest() noexcept {
+  for (std::uint64_t call = compared_; call < published_; ++call)
+    for (int r = 0; r < group_.size; ++r)
+      if (group_.of(r).arrivals[call % kRing].sequence.load(std::memory_order_seq_cst) == call + 1 &&
+          !agree(r, call))
+        return;
+}
+
 // Did `peer` call the same as this rank? Raises a mismatch where not.
 bool Collectives::agree(int peer, std::uint64_t call) noexcept {
   const Arrival& own = group_.mine().arrivals[call % kRing];
@@ -361,60 +369,55 @@ Step Collectives::leave(OpState& s) noexcept {
   return Step::done;
 }
 
-// How far a rank has come on the staged path. Whoever waits for another has gone as far as it can without
-// it, so it is ahead of it.
-std::uint64_t Collectives::rounds_of(int r) const noexcept {
-  const RankBlock& block = group_.of(r);
-  return block.staged.load(std::memory_order_seq_cst) + block.reduced.load(std::memory_order_seq_cst) +
-         block.copied.load(std::memory_order_seq_cst);
-}
-
-std::vector<int> Collectives::missing(const OpState& s, std::string& story) const {
+std::vector<int> Collectives::missing(const OpState& s) const {
   const State& st = state(s);
-  std::vector<int> ranks, there;
+  std::vector<int> ranks;
   for (int r = 0; r < group_.size; ++r) {
     if (r == group_.rank) continue;
     const RankBlock& block = group_.of(r);
     bool late = false;
     switch (st.phase) {
       case Phase::unpublished: late = block.consumed.load(std::memory_order_seq_cst) + kRing <= s.call; break;
-      case Phase::arriving:
-        late = must_see(s, r) && arrival(r, s).sequence.load(std::memory_order_seq_cst) != s.call + 1;
-        break;
+      case Phase::arriving: late = must_see(s, r) && !has_arrived(r, s); break;
       case Phase::direct:
       case Phase::single: break;
       case Phase::leaving:
         late = gets(s, r, group_.rank) && block.finished.load(std::memory_order_seq_cst) < s.call + 1;
         break;
-      case Phase::staged:
-        late = (gets(s, r, group_.rank) || gets(s, group_.rank, r)) &&
-               block.finished.load(std::memory_order_seq_cst) < s.call + 1;
-        break;
+      case Phase::staged: late = holds_up_staging(s, r) || holds_up_reducing(s, r) || holds_up_copying(s, r);
     }
-    (late ? ranks : there).push_back(r);
-  }
-  if (st.phase == Phase::staged && !ranks.empty()) {
-    std::uint64_t least = rounds_of(ranks[0]);
-    for (const int r : ranks) least = std::min(least, rounds_of(r));
-    if (least <= rounds_of(group_.rank))  // else it is this rank that the others wait for
-      std::erase_if(ranks, [&](int r) { return rounds_of(r) > least; });
-  }
-  if (ranks.empty()) {
-    story = "every rank is there";
-    return ranks;
-  }
-  const bool one = ranks.size() == 1;
-  story = fmt::format("rank{} {} {}", one ? "" : "s", fmt::join(ranks, ", "),
-                      st.phase == Phase::arriving || st.phase == Phase::unpublished ? "had not arrived"
-                      : one ? "has not finished its part"
-                            : "have not finished their parts");
-  if (st.phase == Phase::arriving) {
-    for (const int r : there) {
-      if (arrival(r, s).sequence.load(std::memory_order_seq_cst) == s.call + 1)
-        story += fmt::format("; {}", describe(group_, r, s.call));
-    }
+    if (late) ranks.push_back(r);
   }
   return ranks;
+}
+
+// Of many ranks that are there, one is told of for each call that some of them made.
+std::string Collectives::story(const OpState& s, std::span<const int> late) const {
+  constexpr std::size_t kToldOneByOne = 8;
+  const State& st = state(s);
+  if (late.empty()) return "every rank is there";
+  const bool one = late.size() == 1;
+  std::string text =
+      fmt::format("{} {}", name_ranks(late),
+                  st.phase == Phase::arriving || st.phase == Phase::unpublished ? "had not arrived"
+                  : one                                                         ? "has not finished its part"
+                        : "have not finished their parts");
+  if (st.phase != Phase::arriving) return text;
+  std::vector<std::string> told;
+  std::size_t there = 0;
+  for (int r = 0; r < group_.size; ++r) {
+    if (r == group_.rank || !has_arrived(r, s)) continue;
+    ++there;
+    const std::string called = describe(group_, r, s.call);
+    std::string what = called.substr(called.find(" called "));
+    if (told.size() >= kToldOneByOne || (group_.size > static_cast<int>(kToldOneByOne) &&
+                                         std::find(told.begin(), told.end(), what) != told.end()))
+      continue;
+    text += fmt::format("; {}", called);
+    told.push_back(std::move(what));
+  }
+  if (there > told.size()) text += fmt::format("; {} more had arrived", there - told.size());
+  return text;
 }
 
 }  // namespace weft::shm

@@ -13,9 +13,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "backends/hold_up.hpp"
 #include "backends/op_table.hpp"
 #include "backends/shm/paths.hpp"
 #include "backends/shm/single_copy.hpp"
@@ -27,8 +29,13 @@ class Collectives {
   explicit Collectives(const Group& group);
   void post(OpState& s) noexcept;
   Step poll(OpState& s) noexcept;
-  /// Ranks this call waits for, and why.
-  std::vector<int> missing(const OpState& s, std::string& story) const;
+  /// Ranks this call waits for.
+  std::vector<int> missing(const OpState& s) const;
+  /// What these, of the ranks it waits for, have not done.
+  std::string story(const OpState& s, std::span<const int> late) const;
+  /// Leaving: compares what is not compared yet with those who have called it, without waiting. Of two ranks
+  /// one sees the other's call. A mismatch fails the group.
+  void compare_the_rest() noexcept;
   /// The call that was polled last and is not done.
   const OpState* current() const noexcept { return current_; }
 
@@ -107,13 +114,15 @@ class Collectives {
   const Arrival& arrival(int r, const OpState& s) const noexcept {
     return group_.of(r).arrivals[s.call % kRing];
   }
+  bool has_arrived(int r, const OpState& s) const noexcept {
+    return arrival(r, s).sequence.load(std::memory_order_seq_cst) == s.call + 1;
+  }
   // inline_path.cpp
   Step finish_inline(OpState& s) noexcept;
   // direct.cpp
   Step touch(OpState& s) noexcept;
   Step combine(OpState& s) noexcept;
   Step pull(OpState& s) noexcept;
-  std::uint64_t rounds_of(int r) const noexcept;
   // What this rank combines: an offset from where each rank's block begins, and a count, in elements.
   Block own_part(const OpState& s) const noexcept;
   // single_path.cpp
@@ -126,6 +135,9 @@ class Collectives {
   bool stage_round(OpState& s) noexcept;
   bool reduce_round(OpState& s) noexcept;
   bool copy_round(OpState& s) noexcept;
+  bool holds_up_staging(const OpState& s, int r) const noexcept;
+  bool holds_up_reducing(const OpState& s, int r) const noexcept;
+  bool holds_up_copying(const OpState& s, int r) const noexcept;
   bool gives(const OpState& s) const noexcept;
   bool takes(const OpState& s) const noexcept;
   Block piece(const OpState& s, Block block, int owner, std::uint64_t round) const noexcept;

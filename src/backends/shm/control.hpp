@@ -10,6 +10,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <vector>
 
 #include "weft/backends/backend.hpp"
 #include "weft/base/error.hpp"
@@ -135,21 +137,51 @@ struct RankBlock {
   std::atomic<std::uint32_t> segments;              ///< segments of its arena, for peers to map
   std::atomic<std::uint64_t> probe;                 ///< bring-up: address of its words for single copies
   std::atomic<std::uint32_t> single;                ///< bring-up: how its look at the others' words went
+  std::atomic<std::uint32_t> asking;                ///< it waits for answers to a roll-call
+  std::atomic<std::uint64_t> answered;              ///< the last roll-call that it has answered
   alignas(64) std::atomic<std::uint64_t> mail;      ///< by peers: letters, answers, chunks for this rank
   Arrival arrivals[kRing];
 };
 
-/// The first cause of all ranks. Claimed once by compare-and-swap, then written, then sealed.
+/// The first cause of all ranks. Claimed once by compare-and-swap, then written, then sealed. Whom it names
+/// is a RankSet beside it.
 struct AbortRecord {
   static constexpr std::uint32_t kSealed = 1u << 31;
-  static constexpr int kMaxRanks = 64;
   std::atomic<std::uint32_t> state;  ///< 0; 1 + claiming rank; the same with kSealed
   ErrorCode code;
   Op op;
   std::uint64_t call;
-  std::int32_t rank_count;
-  std::int32_t ranks[kMaxRanks];
-  char text[1024];
+  char text[2048];                               ///< what is longer ends in dots
+  alignas(64) std::atomic<std::uint64_t> asked;  ///< by all: roll-calls so far, see roll_call.hpp
+};
+
+/// Some of the group's ranks, a bit each, in memory that others read: whole once a word says so that was
+/// stored after it.
+class RankSet {
+ public:
+  using Word = std::atomic<std::uint64_t>;
+  RankSet(Word* words, int size) : words_(words), size_(size) {}
+  void store(std::span<const int> ranks) noexcept {
+    for (int i = 0; i * 64 < size_; ++i) words_[i].store(0, std::memory_order_relaxed);
+    for (const int r : ranks) {
+      if (r < 0 || r >= size_) continue;
+      const std::uint64_t before = words_[r / 64].load(std::memory_order_relaxed);
+      words_[r / 64].store(before | std::uint64_t{1} << (r % 64), std::memory_order_relaxed);
+    }
+  }
+  bool has(int r) const noexcept {
+    return (words_[r / 64].load(std::memory_order_relaxed) >> (r % 64) & 1) != 0;
+  }
+  std::vector<int> list() const {
+    std::vector<int> ranks;
+    for (int r = 0; r < size_; ++r)
+      if (has(r)) ranks.push_back(r);
+    return ranks;
+  }
+
+ private:
+  Word* words_;
+  int size_;
 };
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
@@ -173,6 +205,10 @@ class Control {
     return reinterpret_cast<std::atomic<std::uint32_t>*>(
         base_ + mapped_at(size_))[static_cast<std::size_t>(r) * row() + p];
   }
+  /// whom the abort record names: by who has claimed it
+  RankSet blamed() const { return rank_set(size_); }
+  /// whom rank r waits for, as it said in its last answer to a roll-call: by r
+  RankSet awaited(int r) const { return rank_set(static_cast<std::size_t>(r)); }
   Pair& pair(int from, int to) const {
     return reinterpret_cast<Pair*>(base_ + pairs_at(size_))[static_cast<std::size_t>(from) * size_ + to];
   }
@@ -197,7 +233,13 @@ class Control {
     return (size_ + 15) / 16 * 16;
   }  // a cache line's worth, so that writers do not meet
   static std::size_t mapped_at(std::size_t n) { return pages(kAbort + n * sizeof(RankBlock)); }
-  static std::size_t details_at(std::size_t n) { return pages(mapped_at(n) + n * ((n + 15) / 16 * 16) * 4); }
+  static constexpr std::size_t set_bytes(std::size_t n) { return (n + 511) / 512 * kLine; }
+  RankSet rank_set(std::size_t which) const {
+    return {reinterpret_cast<RankSet::Word*>(base_ + sets_at(size_) + which * set_bytes(size_)),
+            static_cast<int>(size_)};
+  }
+  static std::size_t sets_at(std::size_t n) { return mapped_at(n) + n * ((n + 15) / 16 * 16) * 4; }
+  static std::size_t details_at(std::size_t n) { return pages(sets_at(n) + (n + 1) * set_bytes(n)); }
   static constexpr std::size_t detail_bytes(std::size_t n) {
     return (sizeof(Detail) + n * sizeof(Block) + 63) / 64 * 64;
   }

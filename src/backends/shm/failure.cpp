@@ -22,6 +22,7 @@ namespace {
 
 constexpr auto kSealPatience = std::chrono::milliseconds(20);
 constexpr auto kQuiesceNap = std::chrono::microseconds(200);
+constexpr std::string_view kDots = " ...";
 
 }  // namespace
 
@@ -33,12 +34,11 @@ bool raise(const Group& g, const Failure& why) noexcept {
   record.code = why.code;
   record.op = why.op;
   record.call = why.call;
-  record.rank_count = 0;
-  for (const int r : why.ranks)
-    if (record.rank_count < AbortRecord::kMaxRanks) record.ranks[record.rank_count++] = r;
+  g.control.blamed().store(why.ranks);
   const std::size_t length = std::min(why.text.size(), sizeof(record.text) - 1);
   std::memcpy(record.text, why.text.data(), length);
   record.text[length] = '\0';
+  if (length < why.text.size()) std::memcpy(record.text + length - kDots.size(), kDots.data(), kDots.size());
   record.state.store(claim | AbortRecord::kSealed, std::memory_order_seq_cst);
   for (const Bell& bell : g.bells) bell.ring();
   return true;
@@ -62,7 +62,7 @@ Failure first_cause(const Group& g) {
           .text = record.text,
           .op = record.op,
           .call = record.call,
-          .ranks = std::vector<int>(record.ranks, record.ranks + record.rank_count)};
+          .ranks = g.control.blamed().list()};
 }
 
 std::vector<int> dead_ranks(const Group& g) {

@@ -56,11 +56,11 @@ constexpr std::uint64_t digest_of_control() noexcept {
                      offsetof(RankBlock, staged), offsetof(RankBlock, reduced), offsetof(RankBlock, copied),
                      offsetof(RankBlock, active), offsetof(RankBlock, sleeping), offsetof(RankBlock, left),
                      offsetof(RankBlock, joined), offsetof(RankBlock, segments), offsetof(RankBlock, probe),
-                     offsetof(RankBlock, single), offsetof(RankBlock, mail), offsetof(RankBlock, arrivals)));
+                     offsetof(RankBlock, single), offsetof(RankBlock, asking), offsetof(RankBlock, answered),
+                     offsetof(RankBlock, mail), offsetof(RankBlock, arrivals)));
   hash.add(digest_of(sizeof(AbortRecord), offsetof(AbortRecord, state), offsetof(AbortRecord, code),
-                     offsetof(AbortRecord, op), offsetof(AbortRecord, call),
-                     offsetof(AbortRecord, rank_count), offsetof(AbortRecord, ranks),
-                     offsetof(AbortRecord, text), AbortRecord::kSealed, AbortRecord::kMaxRanks));
+                     offsetof(AbortRecord, op), offsetof(AbortRecord, call), offsetof(AbortRecord, text),
+                     offsetof(AbortRecord, asked), AbortRecord::kSealed));
   return hash.value;
 }
 

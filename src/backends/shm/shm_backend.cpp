@@ -1,13 +1,13 @@
 #include "backends/shm/shm_backend.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
-#include <map>
+#include <atomic>
 
 #include "backends/shm/collectives.hpp"
 #include "backends/shm/messages.hpp"
+#include "backends/shm/roll_call.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft {
@@ -17,13 +17,15 @@ namespace {
 class ShmBackend final : public Backend {
  public:
   ShmBackend(Group group, UnexpectedLimits limits)
-      : group_(std::move(group)), collectives_(group_), messages_(group_, limits) {
+      : group_(std::move(group)), collectives_(group_), messages_(group_, limits), roll_(group_) {
     traits_ = group_.single_copy == SingleCopy::push ? shm_single_copy_traits() : *known_traits("shm");
     traits_.spin = !group_.crowded;
   }
 
   ~ShmBackend() override {
     if (group_.context.forked()) return;  // the region is not mapped in a child
+    if (!group_.aborted() && !WEFT_MUTANT("uncompared_rest")) collectives_.compare_the_rest();
+    if (group_.aborted() && !told_.load(std::memory_order_relaxed)) warn();
     group_.mine().left.store(1, std::memory_order_seq_cst);
     group_.wake_all();
   }
@@ -51,6 +53,8 @@ class ShmBackend final : public Backend {
 
   bool healthy() noexcept override {
     if (group_.aborted()) return false;
+    answer();
+    look_for_cores();
     const OpState* call = collectives_.current();
     if (const std::vector<int> dead = dead_ranks(group_); !dead.empty()) {
       Failure why{.code = ErrorCode::peer_lost,
@@ -70,51 +74,55 @@ class ShmBackend final : public Backend {
     for (int r = 0; r < group_.size; ++r)
       if (has_left(group_, r)) left.push_back(r);
     if (left.empty()) return true;
-    std::string story;
     const bool arrived = messages_.collect() || messages_.news();
     std::vector<int> awaited = messages_.awaited();
     if (arrived) awaited.clear();  // it is seen to first
     if (call) {
-      const std::vector<int> late = collectives_.missing(*call, story);
+      const std::vector<int> late = collectives_.missing(*call);
       awaited.insert(awaited.end(), late.begin(), late.end());
     }
     std::vector<int> lost;
     for (const int r : left)
       if (std::find(awaited.begin(), awaited.end(), r) != awaited.end()) lost.push_back(r);
     if (lost.empty()) return true;
-    raise(group_,
-          {.code = ErrorCode::peer_lost,
-           .text = fmt::format("{}rank{} {} left the group", call ? fmt::format("{}: ", name(call->op)) : "",
-                               lost.size() == 1 ? "" : "s", fmt::join(lost, ", ")),
-           .op = call ? call->op : Op::none,
-           .call = call ? call->call : kNoCall,
-           .ranks = lost});
+    raise(group_, {.code = ErrorCode::peer_lost,
+                   .text = fmt::format("{}{} left the group", call ? fmt::format("{}: ", name(call->op)) : "",
+                                       name_ranks(lost)),
+                   .op = call ? call->op : Op::none,
+                   .call = call ? call->call : kNoCall,
+                   .ranks = lost});
     return false;
   }
 
   std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
+    std::vector<int> ranks = awaited_by(s);
+    story = tell(ranks, roll_.found(ranks), [&](std::span<const int> late) {
+      if (s.op != Op::send && s.op != Op::recv) return collectives_.story(s, late);
+      return fmt::format("rank {} has not {} it (tag {})", s.peer, s.op == Op::send ? "received" : "sent",
+                         s.tag);
+    });
     if (s.op == Op::send) {
-      story = fmt::format("rank {} has not received it (tag {})", s.peer, s.tag);
       if (messages_.held_by(s.peer))
         story +=
             fmt::format("; rank {} holds as many messages that it has not received as {}", s.peer, kLimits);
-      return {s.peer};
-    }
-    if (s.op == Op::recv) {
-      story = fmt::format("rank {} has not sent it (tag {})", s.peer, s.tag);
-      return {s.peer};
-    }
-    std::vector<int> ranks = collectives_.missing(s, story);
-    if (const std::vector<int> held = messages_.held_back(); !held.empty())
+    } else if (const std::vector<int> held = messages_.held_back(); s.op != Op::recv && !held.empty()) {
       story += fmt::format(
-          "; rank {} holds as many messages that it has not received as {}, so rank{} {} may wait "
-          "to send more",
-          group_.rank, kLimits, held.size() == 1 ? "" : "s", fmt::join(held, ", "));
+          "; rank {} holds as many messages that it has not received as {}, so {} may wait to send more",
+          group_.rank, kLimits, name_ranks(held));
+    }
     return ranks;
   }
 
+  bool ask(const OpState& s) noexcept override { return roll_.ask(awaited_by(s)); }
+  void answer() noexcept override {
+    roll_.answer([&] { return awaited(); });
+  }
+
   void fail(const Failure& why) noexcept override { raise(group_, why); }
-  Failure failure() const override { return first_cause(group_); }
+  Failure failure() const override {
+    told_.store(true, std::memory_order_relaxed);
+    return first_cause(group_);
+  }
   bool quiet() const noexcept override { return shm::quiet(group_); }
   std::vector<int> gone() const noexcept override { return shm::gone_ranks(group_); }
   bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept override {
@@ -126,11 +134,64 @@ class ShmBackend final : public Backend {
 
  private:
   static constexpr const char* kLimits = "WEFT_UNEXPECTED_MESSAGES and WEFT_UNEXPECTED_BYTES allow";
+  // This rank has left without having been told that the ranks called different things: there is nobody to
+  // throw it to.
+  void warn() const noexcept try {
+    const Failure why = first_cause(group_);
+    if (why.code == ErrorCode::mismatch)
+      group_.context.log().write(
+          LogLevel::warning,
+          fmt::format("mismatch, found when the group was left: {} [group \"{}\", rank {}]", why.text,
+                      group_.name, group_.rank));
+  } catch (...) {  // out of memory
+  }
+
+  std::vector<int> awaited_by(const OpState& s) const {
+    if (s.op == Op::send || s.op == Op::recv) return {s.peer};
+    return collectives_.missing(s);
+  }
+  // By all calls in flight.
+  std::vector<int> awaited() const {
+    std::vector<int> ranks = messages_.awaited();
+    if (const OpState* const call = collectives_.current()) {
+      const std::vector<int> late = collectives_.missing(*call);
+      ranks.insert(ranks.end(), late.begin(), late.end());
+    }
+    return ranks;
+  }
+
+  // Now and then, of the processes this rank waits for, from itself on: all ranks together look at all.
+  void look_for_cores() {
+    constexpr auto kEvery = std::chrono::milliseconds(200);
+    constexpr int kAtOnce = 64;
+    const auto now = Clock::now();
+    if (now < looks_for_cores_) return;
+    looks_for_cores_ = now + kEvery;
+    std::vector<int> ranks = awaited();
+    std::sort(ranks.begin(), ranks.end());
+    std::rotate(ranks.begin(),
+                std::lower_bound(ranks.begin(), ranks.end(), (group_.rank + last_looked_) % group_.size),
+                ranks.end());
+    const Neighbour* before = nullptr;
+    int looks = 0;
+    for (const int r : ranks) {
+      Neighbour& home = *group_.homes[static_cast<std::size_t>(r)];
+      if (home.is_self() || &home == before) continue;
+      if (looks++ == kAtOnce) break;
+      home.look();
+      before = &home;
+    }
+    last_looked_ += looks;
+  }
 
   const Group group_;
   Traits traits_;
   Collectives collectives_;
   Messages messages_;
+  RollCall roll_;
+  Clock::time_point looks_for_cores_{};
+  int last_looked_ = 0;
+  mutable std::atomic<bool> told_{false};  // the group has asked for the first cause
 };
 
 }  // namespace

@@ -73,20 +73,39 @@ std::byte* Collectives::sum_slot(const OpState& s, int owner, std::uint64_t roun
   return slot(s, owner == 0 ? 1 : 0, owner, round);
 }
 
+// Whether this rank's next round waits for rank `r`, which has its buffers, parts or sums still to read or to
+// write. False where it is not that rank's turn, or there is no such round.
+bool Collectives::holds_up_staging(const OpState& s, int r) const noexcept {
+  const State& st = state(s);
+  // Is the buffer of kRounds ago free? Those who read it have copied it; of an earlier call, whoever did.
+  return st.staged < st.rounds && r != group_.rank && (st.staged < kRounds || gets(s, r, group_.rank)) &&
+         group_.of(r).copied.load(std::memory_order_seq_cst) + kRounds +
+                 (WEFT_MUTANT("stage_early") ? 1 : 0) <=
+             st.base + st.staged;
+}
+
+bool Collectives::holds_up_reducing(const OpState& s, int r) const noexcept {
+  const State& st = state(s);
+  return st.reduced < st.rounds && r != group_.rank &&
+         group_.of(r).staged.load(std::memory_order_seq_cst) <= st.base + st.reduced;
+}
+
+bool Collectives::holds_up_copying(const OpState& s, int r) const noexcept {
+  const State& st = state(s);
+  if (st.copied == st.rounds || r == group_.rank || !gets(s, group_.rank, r)) return false;
+  const RankBlock& block = group_.of(r);
+  return (row(s.op).reduces ? block.reduced : block.staged).load(std::memory_order_seq_cst) <=
+         st.base + st.copied;
+}
+
 bool Collectives::stage_round(OpState& s) noexcept {
   State& st = state(s);
   if (st.staged == st.rounds) return false;
   const std::uint64_t round = st.base + st.staged;
   // Sums that this rank has yet to copy may lie in its own buffer.
   if (st.copied + kRounds <= st.staged) return false;
-  for (int r = 0; r < group_.size; ++r) {
-    // Is the buffer of kRounds ago free? Those who read it have copied it; of an earlier call, whoever did.
-    if (r != group_.rank && (st.staged < kRounds || gets(s, r, group_.rank)) &&
-        group_.of(r).copied.load(std::memory_order_seq_cst) + kRounds +
-                (WEFT_MUTANT("stage_early") ? 1 : 0) <=
-            round)
-      return false;
-  }
+  for (int r = 0; r < group_.size; ++r)
+    if (holds_up_staging(s, r)) return false;
   const std::int64_t element = size_bytes(s.dtype);
   for (int to = 0; to < group_.size; ++to) {
     if (to == group_.rank || !gets(s, to, group_.rank)) continue;
@@ -105,9 +124,8 @@ bool Collectives::reduce_round(OpState& s) noexcept {
   State& st = state(s);
   if (st.reduced == st.rounds || st.staged <= st.reduced) return false;
   const std::uint64_t round = st.base + st.reduced;
-  for (int r = 0; r < group_.size; ++r) {
-    if (r != group_.rank && group_.of(r).staged.load(std::memory_order_seq_cst) <= round) return false;
-  }
+  for (int r = 0; r < group_.size; ++r)
+    if (holds_up_reducing(s, r)) return false;
   const std::int64_t element = size_bytes(s.dtype);
   const Block own = in_block(s, group_.rank, group_.size), b = piece(s, own, group_.rank, round);
   if (b.count > 0) {
@@ -132,11 +150,8 @@ bool Collectives::copy_round(OpState& s) noexcept {
   const bool sums = row(s.op).reduces;
   if (st.copied == st.rounds || (sums ? st.reduced : st.staged) <= st.copied) return false;
   const std::uint64_t round = st.base + st.copied;
-  for (int r = 0; r < group_.size; ++r) {
-    if (r == group_.rank || !gets(s, group_.rank, r)) continue;
-    const RankBlock& block = group_.of(r);
-    if ((sums ? block.reduced : block.staged).load(std::memory_order_seq_cst) <= round) return false;
-  }
+  for (int r = 0; r < group_.size; ++r)
+    if (holds_up_copying(s, r)) return false;
   const std::int64_t element = size_bytes(s.dtype);
   for (int from = 0; from < group_.size; ++from) {
     if (!gets(s, group_.rank, from) || (sums && from == group_.rank)) continue;  // the own sum is there

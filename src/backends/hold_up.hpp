@@ -1,0 +1,108 @@
+// Who holds up a call, by what the ranks of its group say of themselves: for time-outs and warnings.
+//
+// A rank that waits for another one is not to blame if that one waits, too. So the ranks ask each other whom
+// they wait for (a roll-call), and from the rank whose deadline has passed the way leads, from one that is
+// waited for to those it waits for, to who does not answer: it is stopped, or it computes and has not come.
+#pragma once
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace weft {
+
+/// A rank that waits answers within this time, however long its naps are.
+inline constexpr auto kRollCallPatience = std::chrono::milliseconds(300);
+
+/// "rank 3", "ranks 2, 3"; of very many the first, and how many more.
+inline std::string name_ranks(std::span<const int> ranks) {
+  constexpr std::size_t kNamed = 32;
+  const std::size_t named = ranks.size() <= kNamed + 1 ? ranks.size() : kNamed;
+  std::string text =
+      fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks.first(named), ", "));
+  if (named < ranks.size()) text += fmt::format(" and {} more", ranks.size() - named);
+  return text;
+}
+
+/// What a rank has said, or has not.
+enum class Heard { no, yes, stopped };  ///< stopped: the system says that it will not answer
+
+struct HoldUp {
+  std::vector<int> ranks;  ///< in order; empty: nobody in particular, as where ranks wait in a circle
+  bool silent = true;      ///< they do not answer; false: they do, and wait for nobody in this group
+  bool settled = true;     ///< further answers change nothing
+};
+
+/// `awaited`: whom rank `self` waits for. `heard(r)`; where that is yes, `waits(r, q)`: for rank q.
+template <class HeardOf, class Waits>
+HoldUp who_holds_up(int self, int size, std::span<const int> awaited, const HeardOf& heard,
+                    const Waits& waits) {
+  HoldUp found;
+  std::vector<int> way(awaited.begin(), awaited.end()), ends;
+  std::vector<bool> seen(static_cast<std::size_t>(size));
+  seen[static_cast<std::size_t>(self)] = true;
+  for (const int r : awaited) seen[static_cast<std::size_t>(r)] = true;
+  for (std::size_t i = 0; i < way.size(); ++i) {
+    const int r = way[i];
+    if (r == self) continue;
+    const Heard said = heard(r);
+    if (said != Heard::yes) {
+      found.ranks.push_back(r);
+      if (said == Heard::no) found.settled = false;
+      continue;
+    }
+    bool any = false;
+    for (int q = 0; q < size; ++q) {
+      if (q == r || !waits(r, q)) continue;
+      any = true;
+      if (!seen[static_cast<std::size_t>(q)]) way.push_back(q);
+      seen[static_cast<std::size_t>(q)] = true;
+    }
+    if (!any) ends.push_back(r);
+  }
+  if (found.ranks.empty()) {
+    found.silent = false;
+    found.ranks = std::move(ends);
+  }
+  std::sort(found.ranks.begin(), found.ranks.end());
+  return found;
+}
+
+/// `awaited` without those that `found` says are innocent; empty where none of them is to blame.
+inline std::vector<int> to_blame(std::span<const int> awaited, const HoldUp& found) {
+  std::vector<int> ranks;
+  for (const int r : awaited)
+    if (std::binary_search(found.ranks.begin(), found.ranks.end(), r)) ranks.push_back(r);
+  return ranks;
+}
+
+/// What is said of a call: `simple(ranks)` says of ranks it waits for what they have not done; the rest is
+/// who is to blame beyond them. Leaves in `awaited` whom the error names.
+template <class Simple>
+std::string tell(std::vector<int>& awaited, const HoldUp& found, const Simple& simple) {
+  if (found.ranks.empty() || found.ranks == awaited) return simple(awaited);
+  const std::vector<int> near = to_blame(awaited, found);
+  std::vector<int> far, others;
+  std::set_difference(found.ranks.begin(), found.ranks.end(), near.begin(), near.end(),
+                      std::back_inserter(far));
+  std::set_difference(awaited.begin(), awaited.end(), near.begin(), near.end(), std::back_inserter(others));
+  std::string story = simple(near.empty() ? awaited : near);
+  if (near.empty())
+    story += fmt::format(", but wait{} {}", awaited.size() == 1 ? "s" : "",
+                         awaited.size() == 1 ? "itself" : "themselves");
+  if (!far.empty())
+    story += fmt::format("; {} {}", name_ranks(far),
+                         found.silent ? (far.size() == 1 ? "does not answer" : "do not answer")
+                                      : (far.size() == 1 ? "waits for nobody here" : "wait for nobody here"));
+  if (!near.empty() && !others.empty())
+    story += fmt::format("; {} wait{}, too", name_ranks(others), others.size() == 1 ? "s" : "");
+  awaited = found.ranks;
+  return story;
+}
+
+}  // namespace weft

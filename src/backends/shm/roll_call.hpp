@@ -1,0 +1,50 @@
+// Who is there: asked before a time-out names anybody.
+//
+// The rank whose deadline has passed counts up the group's number of roll-calls and rings whoever sleeps. A
+// rank that waits, in whatever group, looks at that number where it looks for failures and when it goes to
+// sleep, writes down whom it waits for, and then the number: so it has answered. Nothing of this is on the
+// way of a call that finishes. See hold_up.hpp for what is made of the answers.
+#pragma once
+
+#include <chrono>
+#include <span>
+#include <vector>
+
+#include "backends/hold_up.hpp"
+#include "backends/shm/group.hpp"
+
+namespace weft::shm {
+
+/// One rank's part. Used by the owner of the group alone.
+class RollCall {
+ public:
+  explicit RollCall(const Group& group) : group_(group), stopped_(static_cast<std::size_t>(group.size)) {}
+  /// Answers, where a peer has asked since last time. `awaited()`: whom this rank waits for, in this group.
+  template <class Awaited>
+  void answer(const Awaited& awaited) noexcept {
+    const std::uint64_t asked = group_.control.abort().asked.load(std::memory_order_seq_cst);
+    if (asked == group_.mine().answered.load(std::memory_order_relaxed) || WEFT_MUTANT("unheard_roll_call"))
+      return;
+    try {
+      write(asked, awaited());
+    } catch (...) {  // no memory for the ranks: later
+    }
+  }
+  /// Asks, or goes on asking, for a call that waits for `awaited`. True: found() knows as much as it ever
+  /// will.
+  bool ask(std::span<const int> awaited) noexcept;
+  /// Who holds up a call that waits for `awaited`. Nobody where it was not asked.
+  HoldUp found(std::span<const int> awaited) const;
+
+ private:
+  void write(std::uint64_t asked, const std::vector<int>& awaited) noexcept;
+  void begin() noexcept;
+  void look() noexcept;
+
+  const Group& group_;
+  std::uint64_t number_ = 0;  // 0: none
+  Clock::time_point began_{}, looks_{};
+  std::vector<bool> stopped_;  // processes, by rank, as the system says
+};
+
+}  // namespace weft::shm

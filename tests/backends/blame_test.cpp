@@ -1,0 +1,232 @@
+// Who is named where a call does not get on: the rank that is stopped, or has not come, and none of those
+// that only wait for it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "support/run_ranks.hpp"
+#include "support/sanitizers.hpp"
+#include "support/temporary_folder.hpp"
+#include "support/values.hpp"
+#include "weft/base/tensor.hpp"
+
+namespace weft::test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+std::vector<int> ranks_of(const Error& e) { return {e.ranks().begin(), e.ranks().end()}; }
+
+constexpr auto kSoon = 300ms;  // the deadline of a rank that is far from who holds it up
+constexpr auto kLater = 10s;   // of the others
+
+Tensor made(Rank& r, std::int64_t count, Memory memory) {
+  Tensor t(r.context, Shape{count}, DType::f32, memory);
+  for (std::int64_t i = 0; i < count; ++i) store(t, i, value(r.rank, i));
+  return t;
+}
+
+// Ranks as processes; `victim` stops itself after a first barrier, and is killed when the others, who run
+// `body`, are through.
+void with_a_stopped_rank(int n, int victim, const std::function<void(Rank&)>& body,
+                         const std::string& backend = "shm") {
+  RankOptions options;
+  options.backend = backend;
+  RankProcesses ranks(
+      n,
+      [&](Rank& r) {
+        r.group().barrier().wait();
+        if (r.rank == victim) {
+          raise(SIGSTOP);
+          return;
+        }
+        body(r);
+        r.store->add("through", 1, Deadline::after(10s));
+      },
+      options);
+  const Deadline end = Deadline::after(30s);
+  while (ranks.store().add("through", 0, Deadline::after(10s)) < n - 1 && !end.passed())
+    std::this_thread::sleep_for(5ms);
+  EXPECT_FALSE(end.passed());
+  ranks[victim].kill(SIGKILL);
+  ranks.finish({victim});
+}
+
+class RootedCalls : public testing::TestWithParam<std::tuple<Op, Memory>> {};
+INSTANTIATE_TEST_SUITE_P(Shm, RootedCalls,
+                         testing::Combine(testing::Values(Op::broadcast, Op::scatter),
+                                          testing::Values(Memory::shared, Memory::local)),
+                         [](const auto& p) {
+                           return std::string(name(std::get<0>(p.param))) +
+                                  (std::get<1>(p.param) == Memory::shared ? "_shared" : "_local");
+                         });
+
+// The receivers wait for the root, and the root for the receiver that is stopped.
+TEST_P(RootedCalls, TheReceiverThatIsStoppedIsNamedAndNotTheRoot) {
+  const auto [op, memory] = GetParam();
+  with_a_stopped_rank(6, 3, [op = op, memory = memory](Rank& r) {
+    constexpr std::int64_t kCount = 1200000;  // many rounds of staging
+    const Tensor one = made(r, op == Op::scatter ? kCount / 6 : kCount, memory),
+                 all = made(r, kCount, memory);
+    const CallOptions options{.deadline = r.rank == 5 ? Duration(kSoon) : Duration(kLater)};
+    const auto began = Clock::now();
+    const Error e = error_of([&] {
+      (op == Op::scatter ? r.group().scatter(all, one, 0, options)
+                         : r.group().broadcast(one, one, 0, options))
+          .wait();
+      r.group().barrier(options).wait();
+    });
+    EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+    EXPECT_THAT(ranks_of(e), ElementsAre(3)) << e.what();
+    EXPECT_LT(Clock::now() - began, 2s);
+  });
+}
+
+// Each receives from its left before it sends to its right: all wait in a chain behind the rank that is
+// stopped.
+void chain(Rank& r) {
+  const Tensor in = made(r, 100000, Memory::local), out = made(r, 100000, Memory::local);
+  const CallOptions options{.deadline = r.rank == 1 ? Duration(kSoon) : Duration(kLater)};
+  const int left = (r.rank + r.size - 1) % r.size, right = (r.rank + 1) % r.size;
+  const Error e = error_of([&] {
+    r.group().recv(in, left, options).wait();
+    r.group().send(out, right, options).wait();
+  });
+  EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+  EXPECT_THAT(ranks_of(e), ElementsAre(2)) << e.what();
+  EXPECT_THAT(e.what(),
+              HasSubstr("recv: not finished within 0.3 s: rank 0 has not sent it (tag 0), but waits "
+                        "itself; rank 2 does not answer"));
+}
+TEST(Messages, TheRankAtTheEndOfAChainIsNamed) { with_a_stopped_rank(5, 2, chain); }
+
+TEST(Messages, AThreadThatHasNotComeIsNamedAtTheEndOfAChain) {
+  run_ranks(Ranks::threads, 5, [](Rank& r) {
+    r.group().barrier().wait();
+    if (r.rank != 2) chain(r);
+    r.meet("end");
+  });
+}
+
+// Who waits in another group has not arrived either; but it answers.
+TEST(Subgroups, WhoWaitsInAnotherGroupIsNotNamed) {
+  RankProcesses ranks(4, [](Rank& r) {
+    const std::vector<int> pair{2, 3};
+    ProcessGroup two;
+    if (r.rank >= 2) two = r.group().subgroup("two", pair);
+    r.group().barrier().wait();
+    if (r.rank == 3) {
+      raise(SIGSTOP);
+      return;
+    }
+    const auto began = Clock::now();
+    ProcessGroup& waits = r.rank == 2 ? two : r.group();
+    const Error e = error_of(
+        [&] { waits.barrier({.deadline = r.rank == 0 ? Duration(kSoon) : Duration(kLater / 5)}).wait(); });
+    EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+    EXPECT_THAT(ranks_of(e), ElementsAre(r.rank == 2 ? 1 : 3)) << e.what();
+    if (r.rank < 2) {
+      EXPECT_THAT(e.what(), HasSubstr("rank 3 had not arrived"));
+      EXPECT_THAT(e.what(), HasSubstr("; rank 2 waits, too"));
+      EXPECT_LT(Clock::now() - began, 1500ms);
+    }
+    r.store->add("through", 1, Deadline::after(10s));
+  });
+  const Deadline end = Deadline::after(30s);
+  while (ranks.store().add("through", 0, Deadline::after(10s)) < 3 && !end.passed())
+    std::this_thread::sleep_for(5ms);
+  ranks[3].kill(SIGKILL);
+  ranks.finish({3});
+}
+
+// However many they are: the error has all, its text the first of them.
+TEST(ManyRanks, AllThatAreAbsentAreInTheError) {
+  run_ranks(Ranks::threads, 80, [](Rank& r) {
+    r.group();
+    r.meet("made");
+    if (r.rank == 40) {
+      const Error e = error_of([&] { r.group().barrier({.deadline = 100ms}).wait(); });
+      EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+      ASSERT_EQ(e.ranks().size(), 79u);
+      for (int i = 0; i < 79; ++i) EXPECT_EQ(e.ranks()[static_cast<std::size_t>(i)], i < 40 ? i : i + 1);
+      EXPECT_THAT(e.what(), HasSubstr("within 0.1 s: ranks 0, 1, 2, 3, "));
+      EXPECT_THAT(e.what(), HasSubstr(", 30, 31 and 47 more had not arrived [group"));
+    }
+    r.meet("end");
+  });
+}
+
+// A rank that came in between, and has nothing more to do with the group, is not named, though it computes.
+TEST(Messages, WhoOwesNothingIsNotNamed) {
+  run_ranks(Ranks::threads, 4, [](Rank& r) {
+    r.group().barrier().wait();
+    if (r.rank < 2) {
+      const Tensor t = made(r, 10, Memory::local);
+      const Error e =
+          error_of([&] { r.group().recv(t, r.rank + 1, {.deadline = r.rank == 0 ? 200ms : 10s}).wait(); });
+      EXPECT_THAT(ranks_of(e), ElementsAre(2)) << e.what();  // and not 3
+    }
+    r.meet("end");
+  });
+}
+
+// The system tells of its end only when the core is written.
+TEST(Processes, ARankThatDumpsItsCoreIsNamedBeforeItIsWritten) {
+  if (!kProcesses) GTEST_SKIP() << "not with a sanitizer, whose processes write no core";
+  std::string pattern;
+  std::getline(std::ifstream("/proc/sys/kernel/core_pattern") >> std::ws, pattern);
+  constexpr std::size_t kBytes = std::size_t{1} << 30;
+  const TemporaryFolder folder;
+  if (pattern.empty() || pattern.find_first_of("|/") != std::string::npos)
+    GTEST_SKIP() << "cores go to \"" << pattern << "\", not to the process's folder";
+  if (std::filesystem::space(folder.path()).available < 4 * kBytes)
+    GTEST_SKIP() << "no room for a core in " << folder.path();
+  RankProcesses ranks(2, [&](Rank& r) {
+    r.group().barrier().wait();
+    if (r.rank == 1) {
+      std::filesystem::current_path(folder.path());
+      const rlimit all{RLIM_INFINITY, RLIM_INFINITY};
+      ::setrlimit(RLIMIT_CORE, &all);
+      void* const memory =
+          ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      std::memset(memory, 1, kBytes);
+      r.store->set("aborts", "1");
+      ::signal(SIGABRT, SIG_DFL);
+      std::abort();
+    }
+    const Error e = error_of([&] { r.group().barrier().wait(); });
+    r.store->set("told", "1");
+    EXPECT_EQ(e.code(), ErrorCode::peer_lost) << e.what();
+    EXPECT_THAT(e.what(), HasSubstr("barrier: rank 1 (process "));
+    EXPECT_THAT(ranks_of(e), ElementsAre(1));
+    EXPECT_TRUE(r.group().quiesce(100ms));
+  });
+  ranks.store().get("aborts", Deadline::after(30s));
+  const auto began = Clock::now();
+  bool told = false, ended = false;
+  while (!told && !ended) {
+    told = ranks.store().try_get("told").has_value();
+    ended = ranks[1].wait(5ms).has_value();
+  }
+  const auto took = Clock::now() - began;
+  const bool dumps = !std::filesystem::is_empty(folder.path());
+  ranks[1].kill(SIGKILL);  // the rest of the core is of no use
+  ranks.finish({1});
+  if (!dumps) GTEST_SKIP() << "the system has written no core";
+  if (ended && took < 1s) GTEST_SKIP() << "the core was written at once";
+  EXPECT_FALSE(ended);
+  EXPECT_LT(took, 1s);
+}
+
+}  // namespace
+}  // namespace weft::test
