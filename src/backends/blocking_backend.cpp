@@ -2,9 +2,7 @@
 
 #include <fmt/format.h>
 #include <pthread.h>
-#include <signal.h>
 
-#include <ctime>
 #include <new>
 
 #include "backends/op_table.hpp"
@@ -33,8 +31,7 @@ BlockingBackend::BlockingBackend(const Bringup& b)
 BlockingBackend::~BlockingBackend() = default;
 
 void BlockingBackend::begin() {
-  const NoSignals inherited;
-  thread_ = std::thread([this] { work(); });
+  thread_ = start_thread("backend", [this] { work(); });
 }
 
 void BlockingBackend::end() noexcept {
@@ -178,25 +175,6 @@ bool BlockingBackend::quiesce(Deadline deadline, std::span<const MemoryRange>) n
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, deadline.left(),
                            [&] { return interrupted_.load(std::memory_order_acquire) && !busy_; });
-}
-
-NoSignals::NoSignals() noexcept {
-  static_assert(sizeof(sigset_t) <= sizeof(before_));
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, reinterpret_cast<sigset_t*>(before_));
-}
-
-NoSignals::~NoSignals() {
-  sigset_t& before = *reinterpret_cast<sigset_t*>(before_);
-  if (::sigismember(&before, SIGPIPE) == 0) {
-    sigset_t pipe;
-    ::sigemptyset(&pipe);
-    ::sigaddset(&pipe, SIGPIPE);
-    const timespec now{};
-    while (::sigtimedwait(&pipe, nullptr, &now) == SIGPIPE) {}
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 }  // namespace weft

@@ -14,6 +14,7 @@
 
 #include "backends/first_cause.hpp"
 #include "base/neighbourhood.hpp"
+#include "base/no_signals.hpp"
 #include "weft/backends/backend.hpp"
 
 namespace weft {
@@ -72,19 +73,6 @@ class BlockingBackend : public Backend {
   std::uint64_t posted_ = 0;
   std::atomic<std::uint64_t> done_{0};
   std::thread thread_;
-};
-
-/// Until it goes, this thread takes no signals; threads it makes inherit that. A SIGPIPE that was raised
-/// meanwhile (gloo writes to sockets whose peer may be gone) is swallowed.
-class NoSignals {
- public:
-  NoSignals() noexcept;
-  ~NoSignals();
-  NoSignals(const NoSignals&) = delete;
-  NoSignals& operator=(const NoSignals&) = delete;
-
- private:
-  alignas(8) std::byte before_[128];
 };
 
 }  // namespace weft

@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "base/neighbourhood.hpp"
+#include "base/no_signals.hpp"
 #include "weft/base/env.hpp"
 
 namespace weft {
@@ -216,19 +217,11 @@ Traces::Traces(Context& context)
     without(fmt::format("eventfd: {}", system_words(errno)));
     return;
   }
-  // Signals are for the program's threads; a write beyond the limit of a file's size is an error here.
-  sigset_t all, before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::string problem;
+  // It takes no signals: a write beyond the limit of a file's size is an error there.
   try {
-    writer->thread = std::thread([writer] { writer->run(); });
-  } catch (const std::system_error& e) {
-    problem = fmt::format("no thread: {}", e.what());
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (!problem.empty()) {
-    without(problem);
+    writer->thread = start_thread("the writer", [writer] { writer->run(); });
+  } catch (const Error& e) {
+    without(e.what());
     return;
   }
   writer_ = std::move(writer);

@@ -5,9 +5,8 @@
 
 #include <algorithm>
 #include <cassert>
-#include <csignal>
-#include <system_error>
 
+#include "base/no_signals.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -51,17 +50,8 @@ void ProgressList::add_helped(bool spin) {
   const std::lock_guard lock(helper_mutex_);
   if (helped_ == 0) {
     ending_.store(false);
-    sigset_t all, before;  // signals are for the program's threads
-    sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    try {
-      helper_ = std::thread([this] { help(); });
-      ::pthread_setname_np(helper_.native_handle(), "weft-progress");
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    } catch (const std::system_error& e) {
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      throw_errno("Progress::thread: no helper thread", e.code().value());
-    }
+    helper_ = start_thread("Progress::thread", [this] { help(); });
+    ::pthread_setname_np(helper_.native_handle(), "weft-progress");
   }
   ++helped_;
   quiet_ += spin ? 0 : 1;

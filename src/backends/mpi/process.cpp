@@ -13,6 +13,7 @@
 
 #include "backends/mpi/mail.hpp"
 #include "backends/reduce.hpp"
+#include "base/no_signals.hpp"
 #include "weft/base/clock.hpp"
 #include "weft/base/error.hpp"
 
@@ -173,7 +174,7 @@ bool run_until(Deadline deadline, std::function<void()> f) {
     bool ended = false;
   };
   const auto run = std::make_shared<Run>();
-  std::thread([run, f = std::move(f)] {
+  start_thread("MPI", [run, f = std::move(f)] {
     f();
     const std::lock_guard guard(run->mutex);
     run->ended = true;

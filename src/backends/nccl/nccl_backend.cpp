@@ -31,6 +31,7 @@
 #include "backends/op_table.hpp"
 #include "backends/usable_cores.hpp"
 #include "base/fnv.hpp"
+#include "base/no_signals.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft::nccl {
@@ -496,8 +497,8 @@ void NcclBackend::abort() noexcept {
     for (auto& entry : lanes_) take(*entry.second.channel);
   }
   try {
-    std::thread([abortion] { Abortion::run(abortion); }).detach();
-  } catch (const std::system_error&) {
+    start_thread("nccl", [abortion] { Abortion::run(abortion); }).detach();
+  } catch (const Error&) {
     Abortion::run(abortion);  // no thread to be had: this one waits for the device
   }
   const std::lock_guard lock(cause_mutex_);
