@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <sstream>
 
 #include "backends/join.hpp"
 #include "backends/launchers.hpp"
@@ -32,6 +33,38 @@ std::string usable_mpi(Context& context, std::string& why) {
   }
 }
 
+/// What a rank tells the others.
+struct Card {
+  std::string mpi;     // that it can use, or "-"
+  std::string host;    // and its user
+  std::string socket;  // of its process
+  std::string no_shared_memory;
+};
+
+Card read_card(const std::string& text) {
+  std::istringstream words(text);
+  Card c;
+  words >> c.mpi >> c.host >> c.socket >> std::ws;
+  std::getline(words, c.no_shared_memory);
+  return c;
+}
+
+/// Empty: shm can be used.
+std::string why_not_shared(const std::vector<Card>& all) {
+  const auto same = [&](std::string Card::*field) {
+    return std::all_of(all.begin(), all.end(), [&](const Card& c) { return c.*field == all[0].*field; });
+  };
+  if (same(&Card::socket) && same(&Card::host)) return {};  // threads of one process
+  for (std::size_t r = 0; r < all.size(); ++r)
+    if (is_unknown_host(all[r].host))
+      return fmt::format("rank {} cannot tell its host ({})", r, kUnknownHostText);
+  if (!same(&Card::host)) return "the ranks are on several hosts";
+  for (std::size_t r = 0; r < all.size(); ++r)
+    if (!all[r].no_shared_memory.empty())
+      return fmt::format("rank {} has no memory that others can map ({})", r, all[r].no_shared_memory);
+  return {};
+}
+
 }  // namespace
 
 std::unique_ptr<Backend> make_auto_backend(const Bringup& b) {
@@ -47,7 +80,10 @@ std::unique_ptr<Backend> make_auto_backend(const Bringup& b) {
   std::string why_not;
   const std::string mpi = usable_mpi(b.context, why_not);
   std::vector<std::string> cards =
-      join(b, "auto", fmt::format("{} {} {}", wanted, mpi.empty() ? "-" : mpi, host), 0);
+      join(b, "auto",
+           fmt::format("{} {} {} {} {}", wanted, mpi.empty() ? "-" : mpi, host, self.socket,
+                       b.context.neighbourhood().no_shared_memory()),
+           0);
   for (int r = 0; r < b.size; ++r) {
     std::string& card = cards[static_cast<std::size_t>(r)];
     const std::size_t space = card.find(' ');
@@ -61,14 +97,14 @@ std::unique_ptr<Backend> make_auto_backend(const Bringup& b) {
   }
   if (wanted != "auto") return take(wanted, "WEFT_BACKEND says so");
   // Of what all have said, so that all choose alike.
-  const auto all = [&](const auto& is) { return std::all_of(cards.begin(), cards.end(), is); };
-  const auto host_of = [](const std::string& card) { return card.substr(card.find(' ') + 1); };
-  if (all([&](const std::string& c) { return host_of(c) == host; }))
-    return take("shm", "all ranks share this host");
-  if (!mpi.empty() && all([&](const std::string& c) { return c.starts_with(mpi + " "); }))
-    return take(mpi, "the ranks are on several hosts, and its mpirun started them");
+  std::vector<Card> all;
+  for (const std::string& text : cards) all.push_back(read_card(text));
+  const std::string not_shared = why_not_shared(all);
+  if (not_shared.empty()) return take("shm", "all ranks share this host");
+  if (!mpi.empty() && std::all_of(all.begin(), all.end(), [&](const Card& c) { return c.mpi == mpi; }))
+    return take(mpi, not_shared + ", and its mpirun started them");
   const std::string why = mpi.empty() ? why_not : "not all ranks can use " + mpi;
-  return take("gloo", fmt::format("the ranks are on several hosts, and not MPI: {}", why));
+  return take("gloo", fmt::format("{}, and not MPI: {}", not_shared, why));
 }
 
 }  // namespace weft

@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "backends/meeting_file.hpp"
+#include "weft/backends/process_group.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 
@@ -53,7 +54,8 @@ bool present(const Variables& v) {
 Seat read_seat(const Variables& v, const char* because) {
   Seat seat{.launcher = v.launcher, .rank_name = v.rank, .size_name = v.size};
   if (v.launcher == Launcher::slurm && !env::get(v.size)) seat.size_name = "SLURM_NTASKS";  // older Slurm
-  seat.size = static_cast<int>(required_int(seat.size_name, env::get(v.rank) ? v.rank : because, 1, INT_MAX));
+  seat.size =
+      static_cast<int>(required_int(seat.size_name, env::get(v.rank) ? v.rank : because, 1, kMaxRanks));
   seat.rank = static_cast<int>(required_int(seat.rank_name, seat.size_name, 0, INT_MAX));
   if (seat.rank >= seat.size) {
     throw Error(ErrorCode::bad_argument,

@@ -26,6 +26,7 @@ void check_membership(const Membership& m) {
     throw Error(ErrorCode::bad_argument, fmt::format("group \"{}\": {}", m.name, text));
   };
   if (m.size < 1) wrong(fmt::format("size is {}; expected 1 or more", m.size));
+  if (m.size > kMaxRanks) wrong(fmt::format("size is {}; expected at most {}", m.size, kMaxRanks));
   if (m.rank < 0 || m.rank >= m.size)
     wrong(fmt::format("rank is {}; expected 0 to {} (size {})", m.rank, m.size - 1, m.size));
   if (m.size > 1 && m.store == nullptr) wrong("store is null; ranks have nowhere to meet");
@@ -73,7 +74,7 @@ GroupState* new_group(Context& context, const BackendFactory& factory, const Mem
   } catch (const std::bad_alloc&) {
     throw Error(Failure{.code = ErrorCode::system,
                         .text = fmt::format("group \"{}\": no memory to make it: {} [rank {}]", m.name,
-                                            std::strerror(ENOMEM), m.rank),
+                                            system_words(ENOMEM), m.rank),
                         .ranks = {}});
   }
 }

@@ -70,7 +70,8 @@ class WithoutSizeSignal {
 
 class FileStore final : public Store {
  public:
-  FileStore(const std::string& path, Duration patience) : path_(path), patience_(patience) {
+  FileStore(const std::string& path, Duration patience, Deadline deadline)
+      : path_(path), patience_(patience) {
     fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0600);
     if (fd_ < 0) throw_errno(fmt::format("store: cannot open {}", path), errno);
     try {
@@ -78,7 +79,7 @@ class FileStore final : public Store {
       if (::fstat(fd_, &status) != 0) throw_errno(fmt::format("store: {}", path), errno);
       if (!S_ISREG(status.st_mode))
         throw Error(ErrorCode::system, fmt::format("store: {} is not a regular file", path));
-      const Lock lock(*this, "opening it", Deadline::never());
+      const Lock lock(*this, "opening it", deadline);
       catch_up(true);
     } catch (...) {
       ::close(fd_);
@@ -287,8 +288,8 @@ class FileStore final : public Store {
 
 }  // namespace
 
-std::shared_ptr<Store> make_file_store(const std::string& path, Duration patience) {
-  return std::make_shared<FileStore>(path, patience);
+std::shared_ptr<Store> make_file_store(const std::string& path, Duration patience, Deadline deadline) {
+  return std::make_shared<FileStore>(path, patience, deadline);
 }
 
 }  // namespace weft

@@ -30,7 +30,7 @@ struct Reply {
   enum class Status : std::uint32_t {
     ok,         ///< a descriptor comes with it
     absent,     ///< no such segment or region (yet)
-    no_memory,  ///< it exists, but the system refused memory that others can map
+    no_memory,  ///< it exists, but the system refused memory that others can map; `bytes`: errno
     stranger,   ///< the asking process runs as another user
   };
   std::uint32_t magic = Request::kMagic;

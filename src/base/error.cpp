@@ -39,10 +39,14 @@ std::string system_words(int error_number) {
   };
   switch (error_number) {
     case EMFILE: name_limit(RLIMIT_NOFILE, "-n", 1); break;
-    case ENOMEM: name_limit(RLIMIT_AS, "-v", 1024); break;
+    case ENOMEM:
+      name_limit(RLIMIT_AS, "-v", 1024);
+      name_limit(RLIMIT_DATA, "-d", 1024);
+      break;
     case EFBIG: name_limit(RLIMIT_FSIZE, "-f", 1024); break;
     case EAGAIN:  // of a thread: its stack has no room, or the user has too many
       name_limit(RLIMIT_AS, "-v", 1024);
+      name_limit(RLIMIT_DATA, "-d", 1024);
       name_limit(RLIMIT_NPROC, "-u", 1);
       break;
     default: break;
@@ -51,7 +55,7 @@ std::string system_words(int error_number) {
 }
 
 std::string with_limits(std::string words) {
-  for (const int error_number : {EMFILE, ENOMEM, EAGAIN}) {
+  for (const int error_number : {EMFILE, ENOMEM, EAGAIN, EFBIG}) {
     const std::string plain = std::generic_category().message(error_number);
     if (words.find(plain) == std::string::npos) continue;
     words += system_words(error_number).substr(plain.size());

@@ -17,7 +17,6 @@
 #include <cerrno>
 #include <climits>
 #include <condition_variable>
-#include <csignal>
 #include <cstring>
 #include <ctime>
 #include <fstream>
@@ -32,6 +31,7 @@
 #include "base/arena.hpp"
 #include "base/descriptor_socket.hpp"
 #include "base/memfd.hpp"
+#include "base/no_signals.hpp"
 #include "base/process_state.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
@@ -51,6 +51,8 @@ std::string random_name() {
   return text;
 }
 
+constexpr std::string_view kUnknownHost = "unknown-";
+
 // The inode of a namespace of this process, or nothing.
 std::string namespace_of(const char* path) {
   std::array<char, 64> target{};
@@ -64,7 +66,7 @@ std::string this_host() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   const std::string pids = namespace_of("/proc/self/ns/pid"), network = namespace_of("/proc/self/ns/net");
-  if (boot.empty() || pids.empty() || network.empty()) return random_name();
+  if (boot.empty() || pids.empty() || network.empty()) return std::string(kUnknownHost) + random_name();
   return fmt::format("{}/{}/{}", boot, pids, network);
 }
 
@@ -75,6 +77,8 @@ Bell bell_in(std::byte* bells, int identity) {
 }
 
 }  // namespace
+
+bool is_unknown_host(std::string_view host) noexcept { return host.starts_with(kUnknownHost); }
 
 void Bell::ring() const noexcept {
   word_->fetch_add(1, std::memory_order_seq_cst);
@@ -109,6 +113,17 @@ ProcessAddress ProcessAddress::decode(const std::string& text) {
 
 namespace {
 
+// Why another process has no memory to share: its limits are not this one's, so the one that was met is named
+// without its value.
+std::string refusal_text(const Reply& reply) {
+  const int error_number = reply.bytes < 4096 ? static_cast<int>(reply.bytes) : 0;
+  if (error_number == 0) return {};
+  const char* const limit = error_number == EFBIG    ? " (ulimit -f there)"
+                            : error_number == EMFILE ? " (ulimit -n there)"
+                                                     : "";
+  return fmt::format(": {}{}", std::generic_category().message(error_number), limit);
+}
+
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -129,6 +144,7 @@ struct OfferTable;
 struct HeldRegion : Region {
   SharedMapping mapping;
   Descriptor memfd;
+  int refusal = 0;  // errno, where the system refused a memfd
   std::uint64_t id = 0;
   std::string name;
   std::weak_ptr<OfferTable> offers;
@@ -172,29 +188,21 @@ HeldRegion::~HeldRegion() {
 
 class Server {
  public:
+  // `bells`: their memfd, or -errno.
   Server(Logger& log, const Arena& arena, const ProcessAddress& self, int bells,
          std::shared_ptr<OfferTable> offers)
       : log_(log),
         arena_(arena),
         user_(self.user),
-        bells_(bells),
+        bells_(std::max(bells, -1)),
+        bells_refusal_(bells < 0 ? -bells : 0),
         offers_(std::move(offers)),
         listener_(listen_abstract(self.socket)),
         stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!stop_) throw_errno("neighbourhood: eventfd", errno);
     connections_.reserve(kNeighbours);
     watched_.reserve(2 + kNeighbours);
-    // Signals are for the program's own threads.
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    try {
-      thread_ = std::thread([this] { serve(); });
-    } catch (const std::system_error& e) {
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      throw Error(ErrorCode::system, fmt::format("neighbourhood: no thread for the socket: {}", e.what()));
-    }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    thread_ = start_thread("neighbourhood", [this] { serve(); });
   }
 
   ~Server() {
@@ -280,6 +288,7 @@ class Server {
       case Request::Kind::bells:
         descriptor = bells_;
         reply.status = descriptor >= 0 ? Reply::Status::ok : Reply::Status::no_memory;
+        if (descriptor < 0) reply.bytes = static_cast<std::uint64_t>(bells_refusal_);
         break;
       case Request::Kind::segment:
         if (request.segment >= arena_.segment_count()) break;
@@ -293,7 +302,7 @@ class Server {
         if (!region) break;
         descriptor = region->memfd.get();
         reply.status = descriptor >= 0 ? Reply::Status::ok : Reply::Status::no_memory;
-        reply.bytes = region->bytes;
+        reply.bytes = descriptor >= 0 ? region->bytes : static_cast<std::uint64_t>(region->refusal);
         reply.id = region->id;
         break;
       }
@@ -307,7 +316,7 @@ class Server {
   Logger& log_;
   const Arena& arena_;
   const uid_t user_;
-  const int bells_;
+  const int bells_, bells_refusal_;
   const std::shared_ptr<OfferTable> offers_;
   Descriptor listener_;
   Descriptor stop_;
@@ -354,8 +363,8 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
         throw Error(
             ErrorCode::unsupported,
             fmt::format(
-                "neighbourhood: {} has no memory that others can map: its system refuses memfd_create",
-                who()));
+                "neighbourhood: {} has no memory that others can map: its system refuses memfd_create{}",
+                who(), refusal_text(answer.reply)));
       case Reply::Status::absent:
       case Reply::Status::stranger: throw other_user();
     }
@@ -418,8 +427,8 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
         throw Error(
             ErrorCode::unsupported,
             fmt::format(
-                "neighbourhood: region \"{}\" of {} cannot be mapped: its system refuses memfd_create", name,
-                who()));
+                "neighbourhood: region \"{}\" of {} cannot be mapped: its system refuses memfd_create{}",
+                name, who(), refusal_text(answer.reply)));
       case Reply::Status::stranger: throw other_user();
     }
     for (auto i = opened_.begin(); i != opened_.end();)
@@ -614,18 +623,29 @@ struct Neighbourhood::Impl {
                 .socket = random_name(),
                 .user = static_cast<std::uint32_t>(::geteuid()),
                 .pid = static_cast<std::int32_t>(::getpid())},
-        bells_memfd(make_memfd("weft-bells", kBellsBytes)),
+        bells_memfd(make_bells()),
         bells(SharedMapping::map(bells_memfd.get(), kBellsBytes)) {
     if (!bells)
       throw_errno(fmt::format("neighbourhood: {} bytes for the ranks' bells cannot be had", kBellsBytes),
                   errno);
     self = std::make_shared<Self>(address, arena, bells.data());
-    server.emplace(log, arena, address, bells_memfd.get(), offers);
+    server.emplace(log, arena, address, bells_memfd ? bells_memfd.get() : -refusal, offers);
+  }
+
+  Descriptor make_bells() {
+    Descriptor fd = make_memfd("weft-bells", kBellsBytes);
+    if (!fd) {
+      refusal = errno;
+      no_shared_memory = fmt::format("memfd_create: {}", system_words(refusal));
+    }
+    return fd;
   }
 
   Logger& log;
   Arena& arena;
   const ProcessAddress address;
+  int refusal = 0;  // errno, where there is no memfd
+  std::string no_shared_memory;
   Descriptor bells_memfd;  // empty where the system has none: then the bells ring within this process only
   SharedMapping bells;
   NeighbourRef self;
@@ -641,12 +661,19 @@ Neighbourhood::Neighbourhood(Logger& log, Arena& arena) : impl_(std::make_unique
 Neighbourhood::~Neighbourhood() = default;
 
 const ProcessAddress& Neighbourhood::self() const noexcept { return impl_->address; }
+const std::string& Neighbourhood::no_shared_memory() const noexcept { return impl_->no_shared_memory; }
 
 Bell Neighbourhood::own_bell(int identity) noexcept { return bell_in(impl_->bells.data(), identity); }
 
 NeighbourRef Neighbourhood::meet(const ProcessAddress& address, Deadline deadline) {
   const ProcessAddress& self = impl_->address;
   if (address == self) return impl_->self;
+  for (const ProcessAddress* a : {&self, &address})
+    if (is_unknown_host(a->host))
+      throw Error(
+          ErrorCode::unsupported,
+          fmt::format("neighbourhood: process {} cannot tell its host, where memory could be shared: {}",
+                      a->pid, kUnknownHostText));
   if (address.host != self.host)
     throw Error(
         ErrorCode::unsupported,
@@ -697,11 +724,13 @@ RegionRef Neighbourhood::offer(const std::string& name, std::size_t bytes) {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("neighbourhood: region \"{}\" has 0 bytes; expected at least 1", name));
   Descriptor memfd = make_memfd("weft-region", bytes);
+  const int refusal = memfd ? 0 : errno;
   SharedMapping mapping = SharedMapping::map(memfd.get(), bytes);
   if (!mapping)
     throw_errno(fmt::format("neighbourhood: {} bytes for region \"{}\" cannot be had", bytes, name), errno);
   auto region = std::make_shared<HeldRegion>(std::move(mapping));
   region->memfd = std::move(memfd);
+  region->refusal = refusal;
   region->name = name;
   OfferTable& offers = *impl_->offers;
   std::shared_ptr<HeldRegion> other;  // outlives the lock, which its destructor would take

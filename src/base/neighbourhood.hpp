@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "weft/base/clock.hpp"
 
@@ -44,7 +45,9 @@ using RegionRef = std::shared_ptr<const Region>;
 
 /// What a process publishes about itself, so that others find it. Encoded as one line of text for the Store.
 struct ProcessAddress {
-  std::string host;  ///< boot id, pid namespace and network namespace: equal means that memory can be shared
+  /// Boot id, pid namespace and network namespace: equal means that memory can be shared. Random where the
+  /// system does not tell (is_unknown_host()).
+  std::string host;
   std::string socket;  ///< abstract socket name, without the leading zero byte; random
   std::uint32_t user = 0;
   std::int32_t pid = 0;
@@ -53,6 +56,11 @@ struct ProcessAddress {
   static ProcessAddress decode(const std::string& text);
   friend bool operator==(const ProcessAddress&, const ProcessAddress&) = default;
 };
+
+/// Whether a ProcessAddress::host is of a process that could not tell where it is.
+bool is_unknown_host(std::string_view host) noexcept;
+inline constexpr const char* kUnknownHostText =
+    "/proc/sys/kernel/random/boot_id or /proc/self/ns cannot be read (is /proc mounted?)";
 
 /// One process of this host (perhaps this one), watched by pidfd. Shared by all groups that have ranks there.
 class Neighbour {
@@ -85,6 +93,9 @@ class Neighbourhood {
   ~Neighbourhood();
 
   const ProcessAddress& self() const noexcept;
+  /// Why other processes cannot map memory of this one: "memfd_create: Operation not permitted". Empty: they
+  /// can.
+  const std::string& no_shared_memory() const noexcept;
   /// Connects, checks credentials, opens the pidfd, maps its bells. The same address gives the same Neighbour
   /// while anyone holds it. Throws peer_lost (gone), timeout, unsupported (other host or other user: text
   /// says which).

@@ -2,14 +2,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sched.h>
+#include <sys/mount.h>
+#include <unistd.h>
+
 #include <cstdlib>
 #include <fstream>
 #include <mutex>
 
+#include "support/processes.hpp"
 #include "support/run_ranks.hpp"
+#include "support/seccomp.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/values.hpp"
 #include "weft/backends/plugin.hpp"
+#include "weft/backends/store_tcp.hpp"
 
 namespace weft::test {
 namespace {
@@ -110,6 +117,87 @@ TEST(Auto, OffItsHostGlooMustBeToldWhereToListen) {
                  "group \"chosen\": the ranks are on several hosts and WEFT_INTERFACE is not set; expected "
                  "the network interface that gloo may listen on");
   });
+}
+
+/// The lines that rank's Context logs at info.
+struct Lines {
+  std::mutex mutex;
+  std::string text;
+  LogSink sink() {
+    return [this](LogLevel, std::string_view line) {
+      const std::lock_guard lock(mutex);
+      text.append(line).append("\n");
+    };
+  }
+};
+
+/// A rank of two processes that meet at that port.
+Membership pair_of(int rank, const std::string& port) {
+  Membership m;
+  m.rank = rank;
+  m.size = 2;
+  m.name = "chosen";
+  m.identity = 0;
+  m.deadline = std::chrono::seconds(20);
+  m.store =
+      make_tcp_store("127.0.0.1", static_cast<std::uint16_t>(std::stoi(port)), Deadline::after(m.deadline));
+  return m;
+}
+
+// A sandbox's filter refuses one rank memory that others can map: all take gloo, and it is said why.
+TEST(Auto, WithoutMemfdTheRanksTakeGloo) {
+  if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "libgloo-dev is not installed";
+  Pipe where[2];
+  std::vector<ChildProcess> ranks;
+  for (int rank = 0; rank < 2; ++rank)
+    ranks.push_back(ChildProcess::fork([&, rank] {
+      if (rank == 1) forbid(SYS_memfd_create);
+      Lines lines;
+      Context context({.log_level = LogLevel::info, .log_sink = lines.sink()});
+      const Membership m = pair_of(rank, where[rank].read_line());
+      ProcessGroup group = ProcessGroup::create(context, "auto", m);
+      EXPECT_EQ(group.backend(), "gloo");
+      float x = static_cast<float>(rank + 1);
+      group.all_reduce(view(&x, 1), view(&x, 1)).wait();
+      EXPECT_EQ(x, 3.0f);
+      EXPECT_THAT(lines.text, HasSubstr("group \"chosen\": auto takes gloo: rank 1 has no memory that others "
+                                        "can map (memfd_create: Operation not permitted), and not MPI: "));
+      return 0;
+    }));
+  Logger log;
+  TcpStoreServer server(log);
+  for (Pipe& pipe : where) pipe.write_line(std::to_string(server.port()));
+  for (ChildProcess& rank : ranks) EXPECT_EQ(rank.wait(std::chrono::seconds(30)), (ExitStatus{0, 0}));
+}
+
+// Without /proc a process cannot tell where it is, which is not the same as another host.
+TEST(Auto, WithoutProcTheHostIsUnknownAndItIsSaid) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can take /proc away";
+  constexpr int kRefused = 77;
+  Pipe where[2];
+  std::vector<ChildProcess> ranks;
+  for (int rank = 0; rank < 2; ++rank)
+    ranks.push_back(ChildProcess::fork([&, rank] {
+      if (rank == 1 &&
+          (::unshare(CLONE_NEWNS) != 0 || ::mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+           ::mount("none", "/proc", "tmpfs", 0, nullptr) != 0))
+        return kRefused;
+      Context context;
+      const Membership m = pair_of(rank, where[rank].read_line());
+      const Error e = error_of([&] { ProcessGroup::create(context, "shm", m); });
+      EXPECT_THAT(e.what(), HasSubstr("cannot tell its host, where memory could be shared: "
+                                      "/proc/sys/kernel/random/boot_id or /proc/self/ns cannot be read (is "
+                                      "/proc mounted?)"));
+      return 0;
+    }));
+  Logger log;
+  TcpStoreServer server(log);
+  for (Pipe& pipe : where) pipe.write_line(std::to_string(server.port()));
+  for (ChildProcess& rank : ranks) {
+    const auto ended = rank.wait(std::chrono::seconds(30));
+    if (ended && ended->code == kRefused) GTEST_SKIP() << "a mount namespace of its own is refused";
+    EXPECT_EQ(ended, (ExitStatus{0, 0}));
+  }
 }
 
 // Under Open MPI's mpirun, where not every rank can load its plug-in, all take gloo together.

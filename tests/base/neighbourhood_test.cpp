@@ -314,9 +314,11 @@ TEST(Neighbourhood, SaysThatAProcessHasNoMemoryToShare) {
   });
   const ProcessAddress address = ProcessAddress::decode(address_out.read_line());
   Context context;
-  EXPECT_EQ(error_text([&] { context.neighbourhood().meet(address, soon()); }),
-            "unsupported: neighbourhood: process " + std::to_string(address.pid) +
-                " has no memory that others can map: its system refuses memfd_create");
+  EXPECT_EQ(
+      error_text([&] { context.neighbourhood().meet(address, soon()); }),
+      "unsupported: neighbourhood: process " + std::to_string(address.pid) +
+          " has no memory that others can map: its system refuses memfd_create: File too large (ulimit -f "
+          "there)");
   done_in.write_line("done");
   EXPECT_EQ(child.wait(10s), (test::ExitStatus{0, 0}));
 }

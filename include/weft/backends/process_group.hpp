@@ -21,11 +21,13 @@ namespace weft {
 /// overlaps computation.
 enum class Progress : std::uint8_t { caller, thread };
 
+inline constexpr int kMaxRanks = 65536;  ///< of a job, and of a group
+
 /// Who takes part in a group and how it behaves. All ranks give the same, but for `rank` and `identity`.
 struct Membership {
   std::shared_ptr<Store> store;
   int rank = 0;
-  int size = 1;
+  int size = 1;  ///< at most kMaxRanks
   std::string name = "world";
   Duration deadline = std::chrono::minutes(5);  ///< of each call, and of the group's creation
   int identity = -1;  ///< which rank of this process (threads as ranks); -1: same as `rank`
@@ -34,9 +36,11 @@ struct Membership {
 
   /// From the environment: weft run, torchrun, Open MPI's mpirun, Hydra's (MPICH) or srun; WEFT_STORE says
   /// where to meet if the launcher's own means do not do (docs/rendezvous.md). With none of them, a group of
-  /// one rank. Waits until the store is reached. What rank 0 serves, `context` keeps; called twice, it gives
-  /// the same store. `deadline` is the Membership's, too. Throws bad_argument naming the variable that is
-  /// wrong, timeout where rank 0 does not come.
+  /// one rank. Waits until the store is reached, and takes the rank's place there, which can be done once:
+  /// throws bad_argument naming both processes where another one that lives has it, or the store is another
+  /// job's. What rank 0 serves, `context` keeps; called twice, it gives the same store. `deadline` is the
+  /// Membership's, too. Throws bad_argument naming the variable that is wrong, timeout where rank 0 does not
+  /// come.
   static Membership from_env(Context& context, Duration deadline = std::chrono::minutes(5));
 };
 
