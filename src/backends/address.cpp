@@ -4,10 +4,13 @@
 #include <fmt/format.h>
 #include <ifaddrs.h>
 #include <netdb.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <system_error>
@@ -38,6 +41,17 @@ bool same_host(const SocketAddress& a, const SocketAddress& b) noexcept {
   return v4(a).sin_addr.s_addr == v4(b).sin_addr.s_addr;
 }
 
+// An abstract name begins with a zero byte and ends where the length says: no file, gone with its socket.
+SocketAddress abstract_address(std::string_view name) {
+  SocketAddress a;
+  auto& at = reinterpret_cast<sockaddr_un&>(a.storage);
+  at.sun_family = AF_UNIX;
+  const std::size_t n = std::min(name.size(), sizeof at.sun_path - 1);
+  std::memcpy(at.sun_path + 1, name.data(), n);
+  a.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + n);
+  return a;
+}
+
 struct AddressList {
   addrinfo* first = nullptr;
   ~AddressList() {
@@ -49,6 +63,14 @@ struct AddressList {
 
 std::uint16_t SocketAddress::port() const noexcept {
   return ntohs(family() == AF_INET6 ? v6(*this).sin6_port : v4(*this).sin_port);
+}
+
+void SocketAddress::set_port(std::uint16_t port) noexcept {
+  if (family() == AF_INET6) {
+    reinterpret_cast<sockaddr_in6&>(storage).sin6_port = htons(port);
+  } else {
+    reinterpret_cast<sockaddr_in&>(storage).sin_port = htons(port);
+  }
 }
 
 bool SocketAddress::is_loopback() const noexcept {
@@ -134,6 +156,10 @@ std::vector<SocketAddress> resolve_for_store(std::string_view host, std::uint16_
                     "have, in a file of mode 0600 (WEFT_STORE_SECRET_FILE) or in WEFT_STORE_SECRET",
                     shown_host_port(host, port)));
   return all;
+}
+
+SocketAddress local_socket_of(const SocketAddress& loopback) {
+  return abstract_address(fmt::format("weft-store-{}-{}", ::geteuid(), loopback.text()));
 }
 
 std::string interface_to(const SocketAddress& to) {

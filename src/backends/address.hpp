@@ -21,6 +21,7 @@ struct SocketAddress {
   sockaddr* data() noexcept { return reinterpret_cast<sockaddr*>(&storage); }
   const sockaddr* data() const noexcept { return reinterpret_cast<const sockaddr*>(&storage); }
   std::uint16_t port() const noexcept;
+  void set_port(std::uint16_t port) noexcept;
   bool is_loopback() const noexcept;
   /// "127.0.0.1:4711" or "[::1]:4711".
   std::string text() const;
@@ -46,6 +47,10 @@ std::vector<SocketAddress> resolve(std::string_view host, std::uint16_t port, st
 /// left.
 std::vector<SocketAddress> resolve_for_store(std::string_view host, std::uint16_t port, bool has_secret,
                                              std::string& why);
+
+/// Where the store at an address on loopback is found by processes of this user: an abstract Unix socket,
+/// whose name holds the user's number and the address. As loopback, it is this network namespace's alone.
+SocketAddress local_socket_of(const SocketAddress& loopback);
 
 /// "lo (127.0.0.1)": the interface that the routing table chooses for `to`, and this host's address there;
 /// "no route (…)" where there is none. Nothing is sent.

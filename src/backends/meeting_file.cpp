@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <pwd.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -44,34 +45,54 @@ class FolderLock {
   const int fd_;
 };
 
-/// A folder of this user's, that nobody else may enter: else another user could send our ranks to a store of
-/// his. Opened without following a link, then checked on what was opened.
-Descriptor open_folder(const std::string& path) {
-  if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
-    throw_errno(fmt::format("rendezvous: cannot make the folder {}", path), errno);
-  Descriptor fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!fd && (errno == ELOOP || errno == ENOTDIR))
-    throw Error(ErrorCode::system,
-                fmt::format("rendezvous: {} is not a folder (links are not followed)", path));
-  struct stat status {};
-  if (!fd || ::fstat(fd.get(), &status) != 0)
-    throw_errno(fmt::format("rendezvous: cannot open the folder {}", path), errno);
-  if (status.st_uid != ::geteuid())
-    throw Error(ErrorCode::system, fmt::format("rendezvous: the folder {} belongs to user {}; expected {}",
-                                               path, status.st_uid, ::geteuid()));
-  if ((status.st_mode & 077) != 0)
-    throw Error(ErrorCode::system, fmt::format("rendezvous: the folder {} has mode {:04o}; expected 0700",
-                                               path, status.st_mode & 07777));
-  return fd;
+std::string words(const std::string& what, int error_number) {
+  return what + ": " + system_words(error_number);
 }
 
-std::string folder_path() {
+/// A folder of this user's, that nobody else may enter: else another user could send our ranks to a store of
+/// his. Opened without following a link, then checked on what was opened. Empty: it is not to be used, `why`
+/// tells.
+Descriptor open_folder(const std::string& path, bool make, std::string& why) {
+  if (make && ::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
+    why = words(fmt::format("cannot make the folder {}", path), errno);
+    return {};
+  }
+  Descriptor fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat status {};
+  if (!fd && (errno == ELOOP || errno == ENOTDIR)) {
+    why = fmt::format("{} is not a folder (links are not followed)", path);
+  } else if (fd && ::fstat(fd.get(), &status) == 0) {
+    if (status.st_uid != ::geteuid()) {
+      why = fmt::format("the folder {} belongs to user {}; expected {}", path, status.st_uid, ::geteuid());
+    } else if ((status.st_mode & 077) != 0) {
+      why = fmt::format("the folder {} has mode {:04o}; expected 0700", path, status.st_mode & 07777);
+    } else {
+      return fd;
+    }
+  } else if (errno == EACCES && ::lstat(path.c_str(), &status) == 0 && status.st_uid != ::geteuid()) {
+    why = fmt::format("the folder {} belongs to user {}; expected {}", path, status.st_uid, ::geteuid());
+  } else {
+    why = words(fmt::format("cannot open the folder {}", path), errno);
+  }
+  return {};
+}
+
+/// Where to meet, the best place first. Nobody else can take a name in the folder of the session.
+std::vector<std::string> candidate_folders() {
   const auto runtime = env::get("XDG_RUNTIME_DIR");
   struct stat status {};
   if (runtime && runtime->front() == '/' && ::stat(runtime->c_str(), &status) == 0 &&
       S_ISDIR(status.st_mode) && status.st_uid == ::geteuid())
-    return *runtime + "/weft";
-  return fmt::format("/tmp/weft-{}", ::geteuid());
+    return {*runtime + "/weft"};
+  std::vector<std::string> all{fmt::format("/tmp/weft-{}", ::geteuid())};
+  for (int i = 1; i <= 9; ++i) all.push_back(fmt::format("{}-{}", all.front(), i));
+  passwd entry{};
+  passwd* found = nullptr;
+  std::vector<char> buffer(16384);
+  if (::getpwuid_r(::geteuid(), &entry, buffer.data(), buffer.size(), &found) == 0 && found != nullptr &&
+      found->pw_dir != nullptr && found->pw_dir[0] == '/')
+    all.push_back(fmt::format("{}/.weft", found->pw_dir));
+  return all;
 }
 
 std::uint64_t hash(std::string_view text) {
@@ -99,15 +120,38 @@ std::optional<std::uint64_t> start_time_of(pid_t process) {
 }
 
 MeetingPlace::MeetingPlace(std::string key)
-    : key_(std::move(key)),
-      folder_(folder_path()),
-      name_(fmt::format("meet-{:016x}", hash(key_))),
-      fd_(open_folder(folder_)) {
+    : key_(std::move(key)), name_(fmt::format("meet-{:016x}", hash(key_))), candidates_(candidate_folders()) {
   std::replace(key_.begin(), key_.end(), '\n', ' ');
+  std::string all;
+  for (const std::string& path : candidates_) {
+    std::string why;
+    folder_ = {path, open_folder(path, true, why)};
+    if (folder_.fd) return;
+    all += (all.empty() ? "" : "; ") + why;
+  }
+  throw Error(ErrorCode::system,
+              fmt::format("rendezvous: {}{}", all,
+                          candidates_.size() == 1
+                              ? ""
+                              : "; expected XDG_RUNTIME_DIR to be a folder of this user's, or WEFT_STORE"));
 }
 
-std::optional<MeetingPlace::Told> MeetingPlace::read() const {
-  const Descriptor fd(::openat(fd_.get(), name_.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+/// Wherever it is: who made a folder before rank 0 looked may have removed it since.
+std::optional<MeetingPlace::Told> MeetingPlace::read_any() const {
+  if (auto told = read(folder_)) return told;
+  for (const std::string& path : candidates_) {
+    if (path == folder_.path) continue;
+    std::string why;
+    const Folder other{path, open_folder(path, false, why)};
+    if (!other.fd) continue;
+    if (auto told = read(other); told && told->lives()) return told;
+  }
+  return std::nullopt;
+}
+
+std::optional<MeetingPlace::Told> MeetingPlace::read(const Folder& folder) const {
+  const Descriptor fd(
+      ::openat(folder.fd.get(), name_.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
   char bytes[4096];
   const ssize_t got = fd ? ::read(fd.get(), bytes, sizeof bytes) : -1;
   if (got <= 0) return std::nullopt;
@@ -121,14 +165,14 @@ std::optional<MeetingPlace::Told> MeetingPlace::read() const {
 }
 
 std::optional<std::string> MeetingPlace::find() const {
-  auto told = read();
+  auto told = read_any();
   if (!told || !told->lives()) return std::nullopt;
   return std::move(told->address);
 }
 
 void MeetingPlace::publish(const std::string& address, Deadline deadline) const {
-  const FolderLock lock(fd_.get(), folder_, deadline);
-  if (const auto told = read(); told && told->lives())
+  const FolderLock lock(folder_.fd.get(), folder_.path, deadline);
+  if (const auto told = read_any(); told && told->lives())
     throw Error(
         ErrorCode::system,
         fmt::format("rendezvous: {} was written by process {}, which still runs; expected one process "
@@ -139,25 +183,28 @@ void MeetingPlace::publish(const std::string& address, Deadline deadline) const 
   // Under another name first: whoever finds the file finds all of it.
   const std::string fresh = name_ + ".new";
   const Descriptor fd(
-      ::openat(fd_.get(), fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
+      ::openat(folder_.fd.get(), fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!fd) throw_errno(fmt::format("rendezvous: cannot write {}.new", path()), errno);
   const ssize_t written = ::write(fd.get(), text.data(), text.size());
   if (written != static_cast<ssize_t>(text.size())) {
     const int error_number = written < 0 ? errno : ENOSPC;
-    ::unlinkat(fd_.get(), fresh.c_str(), 0);
+    ::unlinkat(folder_.fd.get(), fresh.c_str(), 0);
     throw_errno(fmt::format("rendezvous: cannot write {}.new", path()), error_number);
   }
-  if (::renameat(fd_.get(), fresh.c_str(), fd_.get(), name_.c_str()) != 0)
+  if (::renameat(folder_.fd.get(), fresh.c_str(), folder_.fd.get(), name_.c_str()) != 0)
     throw_errno(fmt::format("rendezvous: cannot write {}", path()), errno);
 }
 
 void MeetingPlace::remove(const std::string& address) const noexcept {
-  try {
-    const FolderLock lock(fd_.get(), folder_, Deadline::after(std::chrono::seconds(1)));
-    const auto told = read();
-    if (told && told->address == address) ::unlinkat(fd_.get(), name_.c_str(), 0);
-  } catch (...) {  // the file stays; its writer will not live, and then it counts for nothing
-  }
+  for (const std::string& path : candidates_) try {
+      std::string why;
+      const Folder folder{path, open_folder(path, false, why)};
+      if (!folder.fd) continue;
+      const FolderLock lock(folder.fd.get(), path, Deadline::after(std::chrono::seconds(1)));
+      const auto told = read(folder);
+      if (told && told->address == address) ::unlinkat(folder.fd.get(), name_.c_str(), 0);
+    } catch (...) {  // the file stays; its writer will not live, and then it counts for nothing
+    }
 }
 
 }  // namespace weft

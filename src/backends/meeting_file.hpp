@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/memfd.hpp"
 #include "weft/base/clock.hpp"
@@ -21,12 +22,14 @@ std::optional<std::uint64_t> start_time_of(pid_t process);
 
 class MeetingPlace {
  public:
-  /// Opens the folder, making it where it is absent: $XDG_RUNTIME_DIR/weft, or /tmp/weft-<user>. Throws
-  /// system where it is not this user's alone. `key` names the job on this host.
+  /// Opens the folder, making it where it is absent: $XDG_RUNTIME_DIR/weft, else the first of
+  /// /tmp/weft-<user>, /tmp/weft-<user>-1 to -9 and ~/.weft that is or can be made this user's alone: who may
+  /// write to /tmp may have taken any name there. Throws system where there is none. `key` names the job on
+  /// this host.
   explicit MeetingPlace(std::string key);
 
   /// The file, for error texts.
-  std::string path() const { return folder_ + "/" + name_; }
+  std::string path() const { return path_in(folder_); }
   /// Rank 0: tells where it serves. Throws system where another process that lives has told the same.
   void publish(const std::string& address, Deadline deadline) const;
   /// What rank 0 told, or nothing yet.
@@ -41,12 +44,18 @@ class MeetingPlace {
     std::uint64_t started = 0;
     bool lives() const { return start_time_of(process) == started; }
   };
-  std::optional<Told> read() const;
+  struct Folder {
+    std::string path;
+    Descriptor fd;
+  };
+  std::optional<Told> read(const Folder& folder) const;
+  std::optional<Told> read_any() const;
+  std::string path_in(const Folder& folder) const { return folder.path + "/" + name_; }
 
   std::string key_;
-  std::string folder_;
   std::string name_;
-  Descriptor fd_;  // the folder's
+  std::vector<std::string> candidates_;
+  Folder folder_;  // to which this process writes
 };
 
 }  // namespace weft

@@ -7,13 +7,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <random>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "backends/address.hpp"
+#include "backends/claim.hpp"
 #include "backends/launchers.hpp"
 #include "backends/meeting_file.hpp"
 #include "backends/prefix_store.hpp"
@@ -50,19 +50,34 @@ class JobStores {
   explicit JobStores(Context& context) : context_(context) {}
   ~JobStores() {
     for (const auto& [place, address] : published_) place->remove(address);
+    for (const auto& [store, claim] : claims_) leave(*store, claim);
+    claims_.clear();
     stores_.clear();  // first the clients, for whom the servers wait
   }
 
   std::shared_ptr<Store> open(const Seat& seat, Deadline deadline);
 
  private:
+  struct Refusal {
+    std::string why;
+    bool will_pass = false;  // the job that is there is ending
+  };
+
   std::shared_ptr<Store> reach(const Seat& seat, const std::string& job, Deadline deadline);
-  std::shared_ptr<Store> in_file(const std::string& path, const Seat& seat, const std::string& job);
+  std::shared_ptr<Store> in_file(const std::string& path, const Seat& seat, const std::string& job,
+                                 Deadline deadline);
   std::shared_ptr<Store> at(const HostPort& where, bool rank_zero_must_serve, const Seat& seat,
                             const std::string& job, Deadline deadline);
+  bool serve(const HostPort& where, bool must, const std::string& secret, const std::string& owner);
+  std::optional<Refusal> take_place(Store& server, Store& store, const Claim& mine, const std::string& job,
+                                    Deadline deadline) const;
   std::shared_ptr<Store> by_meeting(const std::string& key, const std::string& host, const Seat& seat,
                                     const std::string& job, Deadline deadline);
-  std::string claim(Store& store, const Seat& seat) const;
+  Claim claim_of(const Seat& seat) const {
+    return make_claim(context_.neighbourhood().self().host, seat.rank, seat.size);
+  }
+  static std::string claim(Store& store, const Claim& mine, Deadline deadline);
+  static void leave(Store& store, Claim claim) noexcept;
   void tell(const std::string& address) const;
 
   Context& context_;
@@ -70,7 +85,10 @@ class JobStores {
   std::vector<std::unique_ptr<TcpStoreServer>> servers_;
   std::map<std::string, std::shared_ptr<Store>> stores_;
   std::vector<std::pair<std::shared_ptr<const MeetingPlace>, std::string>> published_;
+  std::vector<std::pair<std::shared_ptr<Store>, Claim>> claims_;  // at stores of servers
 };
+
+std::string place_of(int rank) { return fmt::format("weft/rank/{}", rank); }
 
 std::shared_ptr<Store> JobStores::open(const Seat& seat, Deadline deadline) {
   const auto value = [](const char* variable) { return env::get(variable).value_or(""); };
@@ -92,7 +110,7 @@ std::shared_ptr<Store> JobStores::reach(const Seat& seat, const std::string& job
     constexpr std::string_view kFile = "file://";
     const std::string variable = fmt::format("WEFT_STORE is \"{}\"", *where);
     if (where->starts_with(kFile) && where->size() > kFile.size() && (*where)[kFile.size()] == '/')
-      return reached_by(variable, [&] { return in_file(where->substr(kFile.size()), seat, job); });
+      return reached_by(variable, [&] { return in_file(where->substr(kFile.size()), seat, job, deadline); });
     const auto place = parse_host_port(*where);
     if (!place)
       throw Error(
@@ -136,21 +154,31 @@ std::shared_ptr<Store> JobStores::reach(const Seat& seat, const std::string& job
 
 /// Takes this rank's place, once in a job. Empty, or who has it already: a second process of that rank, or
 /// the rank of an earlier job that used the same store.
-std::string JobStores::claim(Store& store, const Seat& seat) const {
-  std::random_device random;
-  const std::string mine = fmt::format("process {} ({:08x}{:08x})", ::getpid(), random(), random());
-  std::string held = store.compare_set(fmt::format("weft/rank/{}", seat.rank), "", mine);
-  return held == mine ? "" : held;
+std::string JobStores::claim(Store& store, const Claim& mine, Deadline deadline) {
+  std::string held = store.compare_set(place_of(mine.rank), "", mine.text(), deadline);
+  return held == mine.text() ? "" : held;
 }
 
-std::shared_ptr<Store> JobStores::in_file(const std::string& path, const Seat& seat, const std::string& job) {
-  std::shared_ptr<Store> store = store_of(job, make_file_store(path));
-  if (const std::string other = claim(*store, seat); !other.empty())
+/// Says that the place may be taken by another process: this one may live on without its Context. It does not
+/// matter much where that cannot be said.
+void JobStores::leave(Store& store, Claim claim) noexcept try {
+  const std::string held = claim.text();
+  claim.left = true;
+  store.compare_set(place_of(claim.rank), held, claim.text(),
+                    Deadline::after(std::chrono::milliseconds(200)));
+} catch (...) {}
+
+std::shared_ptr<Store> JobStores::in_file(const std::string& path, const Seat& seat, const std::string& job,
+                                          Deadline deadline) {
+  const Duration patience = std::chrono::seconds(30);
+  std::shared_ptr<Store> store = store_of(job, make_file_store(path, patience, deadline));
+  const Claim mine = claim_of(seat);
+  if (const std::string other = claim(*store, mine, deadline); !other.empty())
     throw Error(
         ErrorCode::bad_argument,
         fmt::format("store: {} holds a rank {} already, {}; expected a file that no other job has used "
-                    "(or another WEFT_JOB)",
-                    path, seat.rank, other));
+                    "(or another WEFT_JOB); this is {}",
+                    path, seat.rank, shown_claim(other), mine.shown()));
   context_.log().write(LogLevel::info, fmt::format("rendezvous: store in {}", path));
   return store;
 }
@@ -165,45 +193,112 @@ void JobStores::tell(const std::string& address) const {
                                                    interface_to(all.front())));
 }
 
+/// Rank 0 serves where nobody does. False: somebody does.
+bool JobStores::serve(const HostPort& where, bool must, const std::string& secret, const std::string& owner) {
+  std::string why;
+  const auto all = resolve(where.host, where.port, why);
+  // On loopback alone nobody is asked for it, so that a job of one host needs no libsodium.
+  const bool off_loopback =
+      std::any_of(all.begin(), all.end(), [](const SocketAddress& a) { return !a.is_loopback(); });
+  TcpStoreOptions options{.host = where.host, .port = where.port, .served_by = owner};
+  if (off_loopback) options.secret = secret;
+  // As Debian's /etc/hosts has a host's own name.
+  if (!off_loopback && !all.empty() && !secret.empty() &&
+      where.host.find_first_not_of("0123456789.:") < where.host.size() && where.host != "localhost")
+    context_.log().write(
+        LogLevel::warning,
+        fmt::format(
+            "rendezvous: on this host {} is {}, where ranks of other hosts cannot reach it; give the store "
+            "an address of the network between them",
+            where.host, all.front().text()));
+  auto server = must ? std::make_unique<TcpStoreServer>(context_.log(), options)
+                     : TcpStoreServer::try_serve(context_.log(), options);
+  if (!server) return false;
+  context_.log().write(LogLevel::info, fmt::format("rendezvous: serving at {}", server->address()));
+  const std::lock_guard lock(mutex_);
+  servers_.push_back(std::move(server));
+  return true;
+}
+
+/// Takes this rank's place in the store of a server, which may be another job's. In a store that outlives
+/// jobs, the places of an earlier job that is over are free.
+std::optional<JobStores::Refusal> JobStores::take_place(Store& server, Store& store, const Claim& mine,
+                                                        const std::string& job, Deadline deadline) const {
+  const auto over = [&](const std::string& text) {
+    const auto claim = Claim::parse(text);
+    return claim && claim->is_over(mine.host);
+  };
+  const auto told = server.try_get(kServedByKey, deadline);
+  if (told && told->empty()) return Refusal{"the process that serves it is leaving", true};
+  const std::string owner = told.value_or("");
+  const std::string serving = owner.substr(0, owner.find('\n'));
+  if (!owner.empty() && owner != fmt::format("{}\n{}", serving, job))
+    return Refusal{fmt::format("it is another job's, and served by {}", shown_claim(serving)), over(serving)};
+  // As the key there says, or else this process from now on.
+  const auto hold = [&](const std::string& key) {
+    std::string held = store.compare_set(key, "", mine.text(), deadline);
+    if (owner.empty() && held != mine.text() && over(held))
+      held = store.compare_set(key, held, mine.text(), deadline);
+    return held;
+  };
+  std::string held = hold("weft/size");
+  if (const auto first = Claim::parse(held); first && first->size != mine.size)
+    return Refusal{fmt::format("it is of a job of {} ranks, as {} said", first->size, first->shown()),
+                   over(held)};
+  held = hold(place_of(mine.rank));
+  if (held == mine.text()) return std::nullopt;
+  return Refusal{fmt::format("it has a rank {} already, {}", mine.rank, shown_claim(held)), over(held)};
+}
+
 std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_serve, const Seat& seat,
                                      const std::string& job, Deadline deadline) {
   const std::string secret = store_secret_from_env();
-  if (seat.rank == 0) {
-    std::string why;
-    const auto all = resolve(where.host, where.port, why);
-    // On loopback alone nobody is asked for it, so that a job of one host needs no libsodium.
-    const bool off_loopback =
-        std::any_of(all.begin(), all.end(), [](const SocketAddress& a) { return !a.is_loopback(); });
-    TcpStoreOptions options{.host = where.host, .port = where.port};
-    if (off_loopback) options.secret = secret;
-    // As Debian's /etc/hosts has a host's own name.
-    if (!off_loopback && !all.empty() && !secret.empty() &&
-        where.host.find_first_not_of("0123456789.:") < where.host.size() && where.host != "localhost")
-      context_.log().write(
-          LogLevel::warning,
-          fmt::format(
-              "rendezvous: on this host {} is {}, where ranks of other hosts cannot reach it; give the store "
-              "an address of the network between them",
-              where.host, all.front().text()));
-    auto server = rank_zero_must_serve ? std::make_unique<TcpStoreServer>(context_.log(), options)
-                                       : TcpStoreServer::try_serve(context_.log(), options);
-    if (server) {
-      context_.log().write(LogLevel::info, fmt::format("rendezvous: serving at {}", server->address()));
-      const std::lock_guard lock(mutex_);
-      servers_.push_back(std::move(server));
+  const Claim mine = claim_of(seat);
+  const std::string address = shown_host_port(where.host, where.port);
+  bool served = false;
+  Refusal refusal;
+  for (auto pause = std::chrono::milliseconds(5);;
+       pause = std::min(2 * pause, std::chrono::milliseconds(100))) {
+    if (seat.rank == 0 && !served)
+      served = serve(where, rank_zero_must_serve, secret, fmt::format("{}\n{}", mine.text(), job));
+    try {
+      auto server = make_tcp_store(where.host, where.port, deadline, secret);
+      auto store = store_of(job, server);
+      auto refused = seat.size == 1 ? std::nullopt : take_place(*server, *store, mine, job, deadline);
+      if (!refused) {
+        tell(address);
+        const std::lock_guard lock(mutex_);
+        if (seat.size > 1 && !served) claims_.emplace_back(store, mine);
+        return store;
+      }
+      refusal = std::move(*refused);
+    } catch (const Error& e) {
+      // The server of a job that was ending, perhaps; after it there was none until the deadline.
+      const bool was_ending = e.code() == ErrorCode::timeout && refusal.will_pass;
+      if (!was_ending && (e.code() != ErrorCode::peer_lost || served)) throw;
+      if (!was_ending) refusal = {e.what(), true};
     }
+    // An earlier job's that is ending makes room for this one's.
+    if (!refusal.will_pass || deadline.passed())
+      throw Error(refusal.will_pass ? ErrorCode::timeout : ErrorCode::bad_argument,
+                  fmt::format("store: the store at {}: {}; expected one for each job: another address, or "
+                              "another WEFT_JOB where the store is nobody's; this is {}",
+                              address, refusal.why, mine.shown()));
+    std::this_thread::sleep_for(std::min<Duration>(pause, deadline.left()));
   }
-  auto store = make_tcp_store(where.host, where.port, deadline, secret);
-  tell(shown_host_port(where.host, where.port));
-  return store_of(job, std::move(store));
 }
 
 std::shared_ptr<Store> JobStores::by_meeting(const std::string& key, const std::string& host,
                                              const Seat& seat, const std::string& job, Deadline deadline) {
   const Duration limit = deadline.left();
+  const Claim mine = claim_of(seat);
+  if (is_unknown_host(mine.host))
+    throw Error(ErrorCode::unsupported,
+                fmt::format("rendezvous: this process cannot tell its host: {}; expected WEFT_STORE as "
+                            "host:port, the port not 0",
+                            kUnknownHostText));
   // Loopback is meant: ranks that do not share it, or the process numbers, do not share the key either.
-  const auto place =
-      std::make_shared<const MeetingPlace>(fmt::format("{} {}", context_.neighbourhood().self().host, key));
+  const auto place = std::make_shared<const MeetingPlace>(fmt::format("{} {}", mine.host, key));
   if (seat.rank == 0) {
     auto server = std::make_unique<TcpStoreServer>(context_.log(), TcpStoreOptions{.host = host});
     const std::string address = server->address();
@@ -227,13 +322,15 @@ std::shared_ptr<Store> JobStores::by_meeting(const std::string& key, const std::
                            Deadline::after(std::min<Duration>(deadline.left(), std::chrono::seconds(5)))));
         // A store that a rank of this number has joined already is an earlier program's of the same job,
         // which is about to end.
-        const std::string other = claim(*store, seat);
+        const std::string other = claim(*store, mine, deadline);
         if (other.empty()) {
           tell(*address);
-          if (store->add("weft/ranks", 1) == seat.size) place->remove(*address);  // nobody else looks for it
+          if (store->add("weft/ranks", 1, deadline) == seat.size)
+            place->remove(*address);  // nobody else looks for it
           return store;
         }
-        why = fmt::format("the store at {} has a rank {} already, {}", *address, seat.rank, other);
+        why =
+            fmt::format("the store at {} has a rank {} already, {}", *address, seat.rank, shown_claim(other));
       } catch (const Error& e) {  // its server is ending, perhaps; another will be told of
         if (why.empty() || !deadline.passed()) why = e.what();
       }

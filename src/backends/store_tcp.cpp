@@ -1,5 +1,6 @@
-// The TCP store. The server's thread owns all of its state; a client takes a connection of its own for each
-// call in flight, so that a get that waits holds up nobody.
+// The TCP store. On loopback without a secret it is a Unix socket instead, whose two sides the kernel names
+// to each other: both must run as one user. The server's thread owns all of its state; a client takes a
+// connection of its own for each call in flight, so that a get that waits holds up nobody.
 //
 // What goes over a connection is in store_frames.hpp, and where a secret is demanded sealed as store_seal.hpp
 // says; what the server makes of the bytes of one connection is in store_session.hpp. The server answers at
@@ -11,6 +12,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -19,7 +21,7 @@
 #include <cerrno>
 #include <mutex>
 #include <optional>
-#include <system_error>
+#include <random>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -27,7 +29,9 @@
 #include "backends/address.hpp"
 #include "backends/store_session.hpp"
 #include "backends/store_table.hpp"
+#include "base/descriptor_socket.hpp"
 #include "base/memfd.hpp"
+#include "base/no_signals.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -110,8 +114,38 @@ namespace {
 
 struct Listening {
   Descriptor socket;
-  SocketAddress address;
+  SocketAddress address;  // of TCP, also where the socket is a Unix socket
 };
+
+/// The process at the other end of a connected Unix socket: " (process 4711 of user 1000)".
+std::string shown(const Credentials& c) { return fmt::format("process {} of user {}", c.process, c.user); }
+
+/// Who listens on a Unix socket, to be put after an error's text; empty where nobody can be found there.
+std::string holder_of(const SocketAddress& local) {
+  const Descriptor fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!fd || ::connect(fd.get(), local.data(), local.length) != 0) return {};
+  return fmt::format(" ({} serves there; this is process {})", shown(credentials(fd.get())), ::getpid());
+}
+
+/// Listens on the Unix socket of an address on loopback, on a free one where its port is 0. `elsewhere`: as
+/// for listen_on().
+Listening listen_locally(SocketAddress address, bool elsewhere) {
+  const bool any = address.port() == 0;
+  std::random_device random;
+  for (int attempt = 0;; ++attempt) {
+    if (any) address.set_port(std::uniform_int_distribution<std::uint16_t>(1024)(random));
+    const SocketAddress at = local_socket_of(address);
+    Descriptor fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (fd && ::bind(fd.get(), at.data(), at.length) == 0 && ::listen(fd.get(), SOMAXCONN) == 0)
+      return {std::move(fd), address};
+    const int error_number = errno;
+    if (error_number == EADDRINUSE && any && attempt < 1000) continue;
+    if (error_number == EADDRINUSE && elsewhere) return {};
+    throw Error(ErrorCode::system, fmt::format("store server: cannot listen on {}: {}{}", address.text(),
+                                               system_words(error_number),
+                                               error_number == EADDRINUSE ? holder_of(at) : std::string()));
+  }
+}
 
 /// Listens on the first address of the host that this machine has. `elsewhere`: whether an address that is
 /// not this machine's, or a port that is taken, gives no socket rather than an Error.
@@ -120,6 +154,7 @@ Listening listen_on(const TcpStoreOptions& options, bool elsewhere) {
   const std::vector<SocketAddress> all =
       resolve_for_store(options.host, options.port, !options.secret.empty(), why);
   if (all.empty()) throw Error(ErrorCode::system, fmt::format("store server: {}", why));
+  if (options.secret.empty()) return listen_locally(all.front(), elsewhere);
   for (std::size_t i = 0; i < all.size(); ++i) {
     Listening l{Descriptor(::socket(all[i].family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)), all[i]};
     const int on = 1;
@@ -146,7 +181,7 @@ struct TcpStoreServer::Impl {
         : fd(std::move(socket)), name(std::move(shown)), session(secret) {}
 
     Descriptor fd;
-    std::string name;  // "127.0.0.1:51234"
+    std::string name;  // "10.1.0.7:51234" or "process 4711"
     StoreSession session;
     Clock::time_point since = Clock::now();
     std::string out;       // to be sent
@@ -165,7 +200,9 @@ struct TcpStoreServer::Impl {
         listener(std::move(listening.socket)) {
     wake = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!wake) throw_errno("store server: eventfd", errno);
-    thread = std::thread([this] {
+    if (!options.served_by.empty()) table.set(kServedByKey, options.served_by);
+    thread = start_thread("store server", [this] {
+      ::pthread_setname_np(::pthread_self(), "weft-store");
       try {
         serve();
       } catch (const std::exception& e) {  // out of memory; clients find their connections closed
@@ -210,6 +247,7 @@ struct TcpStoreServer::Impl {
       }
       if (polled[0].revents != 0) {
         stopping = true;
+        if (table.find(kServedByKey) != nullptr) table.set(kServedByKey, {});
         stop_at = Clock::now() + options.linger;
       }
       for (std::size_t i = 0; i < clients.size(); ++i) {
@@ -240,12 +278,15 @@ struct TcpStoreServer::Impl {
         if (errno == EINTR || errno == ECONNABORTED) continue;
         if (errno == EAGAIN) return;
         const int error_number = errno;  // out of descriptors, perhaps: strangers give theirs back first
-        if (close_oldest_stranger("there are too few descriptors for it")) continue;
+        if (close_oldest_stranger("there are too few descriptors for it: " + system_words(error_number)))
+          continue;
         // Look again later, rather than spin on the ready listener.
         warnings.write(fmt::format("store server: accept: {}", system_words(error_number)));
         accept_again = Clock::now() + std::chrono::seconds(1);
         return;
       }
+      const std::string name = name_of(fd.get(), from);
+      if (name.empty()) continue;
       const auto strangers = static_cast<std::size_t>(
           std::count_if(clients.begin(), clients.end(), [](const auto& c) { return c->is_stranger(); }));
       if (strangers >= options.max_strangers)
@@ -253,13 +294,24 @@ struct TcpStoreServer::Impl {
       if (clients.size() >= options.max_clients &&
           !close_oldest_stranger(
               fmt::format("there are {} clients, and it has not joined", clients.size()))) {
-        warnings.write(fmt::format("store server: closed {}: there are {} clients already", from.text(),
-                                   clients.size()));
+        warnings.write(
+            fmt::format("store server: closed {}: there are {} clients already", name, clients.size()));
         continue;
       }
-      set_up(fd.get());
-      clients.push_back(std::make_unique<Client>(std::move(fd), from.text(), secret ? &*secret : nullptr));
+      if (secret) set_up(fd.get());
+      clients.push_back(std::make_unique<Client>(std::move(fd), name, secret ? &*secret : nullptr));
     }
+  }
+
+  /// What a new connection is called in warnings. Empty: it came over the Unix socket from a process of
+  /// another user, and is to be closed.
+  std::string name_of(int fd, const SocketAddress& from) {
+    if (secret) return from.text();
+    const Credentials c = credentials(fd);
+    if (c.user == user) return fmt::format("process {}", c.process);
+    warnings.write(
+        fmt::format("store server: closed {}: expected processes of user {} only", shown(c), user));
+    return {};
   }
 
   bool close_oldest_stranger(std::string_view why) {
@@ -399,7 +451,8 @@ struct TcpStoreServer::Impl {
 
   Logger& log;
   const TcpStoreOptions options;
-  const std::optional<KeyBytes> secret;
+  const std::optional<KeyBytes> secret;  // none: the listener is a Unix socket
+  const uid_t user = ::geteuid();
   SocketAddress address;
   Descriptor listener;
   Descriptor wake;
@@ -481,6 +534,7 @@ class Connection {
     fd_ = Descriptor(::socket(to.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!fd_ && errno == EAFNOSUPPORT) return failed(errno);
     if (!fd_) throw_errno("store: socket", errno);
+    if (to.family() == AF_UNIX) return open_local(to, give_up);
     if (::connect(fd_.get(), to.data(), to.length) != 0) {
       if (errno != EINPROGRESS && errno != EINTR) return failed(errno);
       if (!ready(POLLOUT, give_up)) return failed(ETIMEDOUT);
@@ -496,6 +550,10 @@ class Connection {
     set_up(fd_.get());
     return true;
   }
+
+  /// Who serves, where open() was given a Unix socket.
+  const Credentials& server() const { return server_; }
+  bool is_own_users() const { return server_.user == ::geteuid(); }
 
   /// Finds out whether a store of ours is there: by the handshake where there is a secret, else by a request
   /// whose answer does not matter. After it, this connection counts as a rank's.
@@ -533,6 +591,17 @@ class Connection {
   const std::string& error() const { return error_; }
 
  private:
+  bool open_local(const SocketAddress& to, Clock::time_point give_up) {
+    while (::connect(fd_.get(), to.data(), to.length) != 0) {
+      // The listener's queue is full: the kernel tells at once, and there is nothing to poll.
+      if (errno != EAGAIN && errno != EINTR) return failed(errno);
+      if (Clock::now() >= give_up) return failed(ETIMEDOUT);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    server_ = credentials(fd_.get());
+    return true;
+  }
+
   Outcome send(std::string_view bytes, Clock::time_point give_up) {
     while (!bytes.empty()) {
       const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -601,6 +670,7 @@ class Connection {
   }
 
   Descriptor fd_;
+  Credentials server_;
   std::string error_;
   std::optional<SealedPair> sealed_;
 };
@@ -677,15 +747,23 @@ class TcpStore final : public Store {
              std::string& why) {
     const auto give_up =
         only ? deadline.when() : std::min(deadline.when(), Clock::now() + std::chrono::seconds(2));
+    if (address.is_loopback()) {
+      const SocketAddress local = local_socket_of(address);
+      auto connection = std::make_unique<Connection>();
+      if (connection->open(local, give_up))
+        return keep_local(std::move(connection), local, address, give_up, why);
+    }
     auto connection = std::make_unique<Connection>();
     if (!connection->open(address, give_up)) {
       why = connection->error();
       return false;
     }
-    // On loopback the server says whether it demands the secret; elsewhere nothing is said without it.
+    // On loopback the server says that it demands the secret; elsewhere nothing is said without it. One of
+    // TCP that demands none is not ours.
     sealed_ = !address.is_loopback();
     Connection::Outcome outcome = Connection::Outcome::secret_demanded;
     if (!sealed_) outcome = connection->greet(nullptr, give_up);
+    if (outcome == Connection::Outcome::ok) outcome = Connection::Outcome::foreign;
     if (outcome == Connection::Outcome::secret_demanded && !secret.empty()) {
       sealed_ = true;
       if (!key_) key_ = key_of_secret(secret);
@@ -712,6 +790,30 @@ class TcpStore final : public Store {
       case Connection::Outcome::closed: why = connection->error(); return false;  // it ends, or is full
     }
     return false;
+  }
+
+  /// The same, where something listens on the Unix socket of an address.
+  bool keep_local(std::unique_ptr<Connection> connection, const SocketAddress& local,
+                  const SocketAddress& address, Clock::time_point give_up, std::string& why) {
+    if (!connection->is_own_users())
+      throw Error(ErrorCode::system,
+                  fmt::format("store: the server at {} is {}; expected user {}, as this process",
+                              address.text(), shown(connection->server()), ::geteuid()));
+    switch (connection->greet(nullptr, give_up)) {
+      case Connection::Outcome::ok: break;
+      case Connection::Outcome::silent: why = "what listens there does not answer"; return false;
+      case Connection::Outcome::closed: why = connection->error(); return false;  // it ends, or is full
+      case Connection::Outcome::foreign:
+      case Connection::Outcome::secret_demanded:
+      case Connection::Outcome::wrong_secret:
+        throw Error(ErrorCode::system, fmt::format("store: what listens on {} is not a weft store ({})",
+                                                   address.text(), shown(connection->server())));
+    }
+    sealed_ = false;
+    address_ = local;
+    name_ = address.text();
+    idle_.push_back(std::move(connection));
+    return true;
   }
 
   static Error wrong_secret(std::string_view where) {
@@ -772,6 +874,8 @@ class TcpStore final : public Store {
         if (Clock::now() >= give_up) return nullptr;
         throw lost(key, connection->error());
       }
+      if (address_.family() == AF_UNIX && !connection->is_own_users())
+        throw lost(key, "another server is there now");
       switch (connection->greet(sealed_ ? &*key_ : nullptr, limit)) {
         case Connection::Outcome::ok: return connection;
         case Connection::Outcome::silent:

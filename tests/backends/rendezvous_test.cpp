@@ -21,10 +21,12 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "backends/meeting_file.hpp"
 #include "support/errors.hpp"
+#include "support/other_user.hpp"
 #include "support/processes.hpp"
 #include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
@@ -55,6 +57,7 @@ void set_environment(const Variables& variables) {
 /// Ranks meet below a folder of the test's own.
 class RendezvousTest : public ::testing::Test {
  protected:
+  class Found;
   /// One process's Context, whose info lines and warnings are kept.
   class Process {
    public:
@@ -242,6 +245,8 @@ TEST_F(RendezvousTest, BadValuesNameTheirVariable) {
   bad({{"RANK", "-1"}, {"WORLD_SIZE", "2"}}, "RANK is \"-1\"; expected an integer from 0");
   bad({{"RANK", "0"}, {"WORLD_SIZE", "0"}}, "WORLD_SIZE is \"0\"; expected an integer from 1");
   bad({{"RANK", "one"}, {"WORLD_SIZE", "2"}}, "RANK is \"one\"; expected an integer from 0");
+  bad({{"RANK", "0"}, {"WORLD_SIZE", "2147483647"}, {"MASTER_PORT", "1234"}},
+      "WORLD_SIZE is \"2147483647\"; expected an integer from 1 to 65536");
 
   bad({{"WEFT_RANK", "3"}, {"WEFT_WORLD_SIZE", "3"}, {"WEFT_STORE", "localhost:1"}},
       "WEFT_RANK is \"3\"; expected 0 to 2 (WEFT_WORLD_SIZE is 3)");
@@ -380,6 +385,183 @@ TEST_F(RendezvousTest, ATakenPortIsNamed) {
   expect_error({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", port}}, ErrorCode::system,
                "MASTER_PORT is \"" + port + "\": store server: cannot listen on 127.0.0.1:" + port +
                    ": Address already in use");
+}
+
+// ---- two jobs at one address ----
+
+/// The variables of a rank that was started by hand.
+Variables by_hand(int rank, int size, const std::string& store) {
+  return {
+      {"WEFT_RANK", std::to_string(rank)}, {"WEFT_WORLD_SIZE", std::to_string(size)}, {"WEFT_STORE", store}};
+}
+
+Variables by_port(int rank, int size, std::uint16_t port) {
+  return {{"RANK", std::to_string(rank)},
+          {"WORLD_SIZE", std::to_string(size)},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", std::to_string(port)}};
+}
+
+/// A rank that has found its job, in a process of its own, until it goes.
+class RendezvousTest::Found {
+ public:
+  Found(RendezvousTest& test, const Variables& variables)
+      : process_(test::ChildProcess::fork([&] {
+          test.set(variables);
+          Context context;
+          const Membership m = Membership::from_env(context, seconds(20));
+          ready_.write_line("here");
+          leave_.read_line();
+          return 0;
+        })) {
+    ready_.read_line();
+  }
+  ~Found() {
+    leave_.write_line("now");
+    EXPECT_EQ(process_.wait(seconds(20)), (test::ExitStatus{0, 0}));
+  }
+  int pid() const { return process_.pid(); }
+
+ private:
+  test::Pipe ready_, leave_;
+  test::ChildProcess process_;
+};
+
+TEST_F(RendezvousTest, ARankThatIsTakenIsToldByWhom) {
+  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+  const std::string where = fmt::format("127.0.0.1:{}", free_port());
+  const Found zero(*this, by_hand(0, 2, where));
+  const Found one(*this, by_hand(1, 2, where));
+  for (const auto& [rank, holder] : {std::pair(0, zero.pid()), {1, one.pid()}}) {
+    expect_error(
+        by_hand(rank, 2, where), ErrorCode::bad_argument,
+        fmt::format("WEFT_STORE is \"{0}\": store: the store at {0}: it has a rank {1} already, process "
+                    "{2} (on ",
+                    where, rank, holder));
+    expect_error(
+        by_hand(rank, 2, where), ErrorCode::bad_argument,
+        fmt::format(", rank {} of 2); expected one for each job: another address, or another WEFT_JOB "
+                    "where the store is nobody's; this is process {} (on ",
+                    rank, ::getpid()));
+  }
+}
+
+TEST_F(RendezvousTest, TwoJobsAtOneMasterPortAreTold) {
+  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+  const std::uint16_t port = free_port();
+  const Found zero(*this, by_port(0, 2, port));
+  const Found one(*this, by_port(1, 2, port));
+  expect_error(
+      by_port(0, 2, port), ErrorCode::system,
+      fmt::format("MASTER_ADDR is \"127.0.0.1\", MASTER_PORT is \"{0}\": store server: cannot listen on "
+                  "127.0.0.1:{0}: Address already in use (process {1} of user {2} serves there; this is "
+                  "process {3})",
+                  port, zero.pid(), ::geteuid(), ::getpid()));
+  expect_error(by_port(1, 2, port), ErrorCode::bad_argument,
+               fmt::format("it has a rank 1 already, process {} (on ", one.pid()));
+}
+
+TEST_F(RendezvousTest, AJobOfAnotherSizeIsTold) {
+  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+  const std::string where = fmt::format("127.0.0.1:{}", free_port());
+  const Found zero(*this, by_hand(0, 2, where));
+  expect_error(by_hand(2, 3, where), ErrorCode::bad_argument,
+               fmt::format("store: the store at {}: it is of a job of 2 ranks, as process {} (on ", where,
+                           zero.pid()));
+}
+
+// Its rank 0 serves, and takes the store with it when it ends.
+TEST_F(RendezvousTest, TheStoreOfAnotherJobIsTold) {
+  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+  const std::string where = fmt::format("127.0.0.1:{}", free_port());
+  const Found zero(*this, by_hand(0, 2, where));
+  for (const int rank : {0, 1}) {
+    Variables other = by_hand(rank, 2, where);
+    other["WEFT_JOB"] = "another";
+    expect_error(other, ErrorCode::bad_argument,
+                 fmt::format("store: the store at {}: it is another job's, and served by process {} (on ",
+                             where, zero.pid()));
+  }
+}
+
+// A job that ended well, or whose ranks were killed, may be started again at its address: with a rank 0 that
+// serves, and in a store that outlives the jobs.
+TEST_F(RendezvousTest, AJobMayBeStartedAgain) {
+  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+  TcpStoreServer lasting(context_.log(), {.linger = milliseconds(100)});
+  const std::uint16_t port = free_port();
+  const std::string where = fmt::format("127.0.0.1:{}", free_port());
+  const std::function<Variables(int, int)> starts[] = {
+      [&](int rank, int size) { return by_hand(rank, size, lasting.address()); },
+      [&](int rank, int size) { return by_hand(rank, size, where); },
+      [&](int rank, int size) { return by_port(rank, size, port); },
+  };
+  for (const auto& start : starts) {
+    expect_they_meet(2, [&](int rank) { return start(rank, 2); });
+    expect_they_meet(2, [&](int rank) { return start(rank, 2); });
+    expect_they_meet(3, [&](int rank) { return start(rank, 3); });
+    {
+      test::Pipe ready;
+      auto killed = test::ChildProcess::fork([&] {
+        set(start(0, 3));
+        Context context;
+        const Membership m = Membership::from_env(context, seconds(20));
+        ready.write_line("here");
+        std::this_thread::sleep_for(seconds(60));
+        return 0;
+      });
+      ready.read_line();
+      killed.kill(SIGKILL);
+      ASSERT_TRUE(killed.wait(seconds(10)));
+    }
+    expect_they_meet(3, [&](int rank) { return start(rank, 3); });
+  }
+  // Within one process: the Context of before is gone.
+  for (int i = 0; i < 2; ++i) {
+    Process again;
+    EXPECT_EQ(from(by_hand(1, 3, lasting.address()), again.context).rank, 1);
+  }
+}
+
+// Rank 1 of the second job comes while rank 0 of the first still says its goodbyes.
+TEST_F(RendezvousTest, ARankWaitsForAnEarlierJobToEnd) {
+  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+  const std::uint16_t port = free_port();
+  test::Pipe go;
+  auto second_one = test::ChildProcess::fork([&] {
+    go.read_line();
+    set(by_port(1, 2, port));
+    Context context;
+    const Membership one = Membership::from_env(context, seconds(20));
+    EXPECT_EQ(one.store->get("whose", soon()), "the second's");
+    return 0;
+  });
+  auto first = std::make_unique<Process>();
+  from(by_port(0, 2, port), first->context);
+  {
+    Process first_one;
+    from(by_port(1, 2, port), first_one.context);
+  }
+  expect_error(by_port(1, 2, port), ErrorCode::timeout, "it has a rank 1 already, process ",
+               milliseconds(200));
+  go.write_line("the first job's store is there to be seen");
+  std::this_thread::sleep_for(milliseconds(100));
+  first.reset();
+  Process second_zero;
+  from(by_port(0, 2, port), second_zero.context).store->set("whose", "the second's");
+  EXPECT_EQ(second_one.wait(seconds(20)), (test::ExitStatus{0, 0}));
+}
+
+TEST_F(RendezvousTest, AStoreFileThatIsLockedIsATimeoutAtTheDeadline) {
+  const std::string path = folder_ / "store";
+  const int other = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  ASSERT_EQ(::flock(other, LOCK_EX), 0);
+  const auto start = Clock::now();
+  expect_error(by_hand(0, 2, "file://" + path), ErrorCode::timeout,
+               fmt::format("store: opening it: another process has held the lock of {} for ", path),
+               milliseconds(200));
+  EXPECT_LT(Clock::now() - start, seconds(10));
+  ::close(other);
 }
 
 // ---- every launcher's ranks ----
@@ -639,6 +821,68 @@ TEST_F(RendezvousTest, AFolderOfOthersIsRefused) {
   std::filesystem::create_directory(folder);
   ASSERT_EQ(::chown(folder.c_str(), 4711, 4711), 0);
   refused("rendezvous: the folder " + folder + " belongs to user 4711; expected 0");
+}
+
+// Another user has made the folder before: the ranks find each other in the next, even those who look first
+// where he has given his up meanwhile.
+TEST_F(RendezvousTest, AFolderInTmpThatAnotherUserHasTakenIsPassedOver) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can play another user";
+  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+  const uid_t user = 3'000'000'000u + static_cast<uid_t>(::getpid());
+  const std::string taken = fmt::format("/tmp/weft-{}", user), next = taken + "-1";
+  std::filesystem::create_directory(taken);
+  ::chmod(taken.c_str(), 0777);
+  const auto vars = [](int rank) {
+    Variables v = openmpi(rank, 2);
+    v["XDG_RUNTIME_DIR"] = "";
+    return v;
+  };
+  test::Pipe served;
+  auto zero = test::ChildProcess::fork([&] {
+    EXPECT_TRUE(test::become_user(user));
+    set(vars(0));
+    Context context;
+    const Membership m = Membership::from_env(context, seconds(20));
+    served.write_line("told");
+    EXPECT_EQ(m.store->get("from one", soon()), "yes");
+    return 0;
+  });
+  served.read_line();
+  EXPECT_TRUE(std::filesystem::is_directory(next));
+  std::filesystem::remove(taken);
+  auto one = test::ChildProcess::fork([&] {
+    EXPECT_TRUE(test::become_user(user));
+    set(vars(1));
+    Context context;
+    const Membership m = Membership::from_env(context, seconds(20));
+    m.store->set("from one", "yes");
+    return 0;
+  });
+  EXPECT_EQ(one.wait(seconds(30)), (test::ExitStatus{0, 0}));
+  EXPECT_EQ(zero.wait(seconds(30)), (test::ExitStatus{0, 0}));
+  EXPECT_TRUE(std::filesystem::is_empty(next)) << "files stay behind";
+  for (const std::string& folder : {taken, next}) std::filesystem::remove_all(folder);
+}
+
+// Every name in /tmp, and there is no home: what is wrong with each is said.
+TEST_F(RendezvousTest, WhereEveryFolderIsTakenItIsSaid) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can play another user";
+  const uid_t user = 3'100'000'000u + static_cast<uid_t>(::getpid());
+  std::vector<std::string> all{fmt::format("/tmp/weft-{}", user)};
+  for (int i = 1; i <= 9; ++i) all.push_back(fmt::format("{}-{}", all[0], i));
+  for (const std::string& folder : all) std::filesystem::create_directory(folder);
+  const auto result = test::run_in_child([&] {
+    EXPECT_TRUE(test::become_user(user));
+    set({{"XDG_RUNTIME_DIR", ""}});
+    const std::string text = test::error_text([] { MeetingPlace("x"); });
+    for (const std::string& folder : all)
+      EXPECT_THAT(text, HasSubstr(fmt::format("the folder {} belongs to user 0; expected {}", folder, user)));
+    EXPECT_THAT(
+        text, ::testing::EndsWith("; expected XDG_RUNTIME_DIR to be a folder of this user's, or WEFT_STORE"));
+    return 0;
+  });
+  EXPECT_TRUE(result.ok()) << to_string(result);
+  for (const std::string& folder : all) std::filesystem::remove(folder);
 }
 
 TEST_F(RendezvousTest, AnAbsentRuntimeFolderGivesWayToTmp) {

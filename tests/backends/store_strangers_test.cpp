@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -21,6 +22,8 @@
 #include "backends/store_seal.hpp"
 #include "base/memfd.hpp"
 #include "support/errors.hpp"
+#include "support/other_user.hpp"
+#include "support/processes.hpp"
 #include "support/stranger.hpp"
 #include "weft/backends/store_tcp.hpp"
 
@@ -444,6 +447,115 @@ TEST_F(StrangersTest, TwoHundredAndFiftySixClientsJoinAtOnce) {
     for (const std::string& w : warnings())
       EXPECT_THAT(w, HasSubstr("did not prove")) << "the first question";
   }
+}
+
+// ---- other users ----
+
+// A port of TCP on loopback is everybody's; the Unix socket is not.
+TEST(OtherUsers, WithoutASecretNoPortOfTcpIsOpen) {
+  Logger log;
+  TcpStoreServer server(log);
+  std::string why;
+  const SocketAddress at = resolve("127.0.0.1", server.port(), why).at(0);
+  const Descriptor fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_NE(::connect(fd.get(), at.data(), at.length), 0);
+  EXPECT_EQ(errno, ECONNREFUSED);
+}
+
+// One of them knocks a hundred times: there is room for four clients, and those of this user find it.
+TEST(OtherUsers, AreRefusedAtOnceAndTakeNobodysPlace) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can play another user";
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  Logger log(LogLevel::warning, [&](LogLevel, std::string_view line) {
+    const std::lock_guard lock(mutex);
+    lines.emplace_back(line);
+  });
+  test::Pipe where, told;
+  std::string why;
+  auto other = test::ChildProcess::fork([&] {
+    const auto port = static_cast<std::uint16_t>(std::stoi(where.read_line()));
+    const SocketAddress socket = local_socket_of(resolve("127.0.0.1", port, why).at(0));  // root's
+    EXPECT_TRUE(test::become_user(test::kNobody));
+    for (int i = 0; i < 100; ++i) {
+      const Descriptor fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      EXPECT_EQ(::connect(fd.get(), socket.data(), socket.length), 0);
+      const std::string request = make_frame(Kind::set, "weft/rank/1", "mine");
+      ::send(fd.get(), request.data(), request.size(), MSG_NOSIGNAL);
+      char byte = 0;
+      EXPECT_LE(::recv(fd.get(), &byte, 1, 0), 0) << "it was answered";
+    }
+    EXPECT_THAT(error_text([&] { make_tcp_store("127.0.0.1", port, Deadline::after(milliseconds(50))); }),
+                HasSubstr("timeout: store: no server at 127.0.0.1:"));
+    told.write_line("done");
+    return 0;
+  });
+  const pid_t pid = other.pid();
+  TcpStoreServer server(log, {.max_clients = 4, .linger = milliseconds(300)});
+  const auto first = make_tcp_store("127.0.0.1", server.port(), soon());
+  where.write_line(std::to_string(server.port()));
+  for (int i = 1; i <= 20; ++i) EXPECT_EQ(first->add("n", 1), i);
+  told.read_line();
+  EXPECT_FALSE(make_tcp_store("127.0.0.1", server.port(), soon())->try_get("weft/rank/1"));
+  EXPECT_EQ(other.wait(seconds(20)), (test::ExitStatus{0, 0}));
+  const std::lock_guard lock(mutex);
+  ASSERT_FALSE(lines.empty());
+  EXPECT_EQ(lines[0],
+            fmt::format("store server: closed process {} of user {}: expected processes of user 0 only", pid,
+                        test::kNobody));
+  EXPECT_LE(lines.size(), 25u) << "only so many in ten seconds";
+}
+
+// Another user has taken the name before rank 0: nobody believes him, and both sides are told who he is.
+TEST(OtherUsers, AServerOfAnotherUserIsNotBelieved) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can play another user";
+  std::string why;
+  SocketAddress at = resolve("127.0.0.1", 0, why).at(0);
+  {
+    Logger log;
+    at.set_port(TcpStoreServer(log).port());
+  }
+  test::Pipe ready, done;
+  auto other = test::ChildProcess::fork([&] {
+    const SocketAddress socket = local_socket_of(at);
+    EXPECT_TRUE(test::become_user(test::kNobody));
+    const Descriptor listener(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(::bind(listener.get(), socket.data(), socket.length), 0);
+    EXPECT_EQ(::listen(listener.get(), 8), 0);
+    ready.write_line("listening");
+    done.read_line();
+    return 0;
+  });
+  ready.read_line();
+  EXPECT_EQ(error_text([&] { make_tcp_store("127.0.0.1", at.port(), soon()); }),
+            fmt::format("system: store: the server at {} is process {} of user {}; expected user 0, as this "
+                        "process",
+                        at.text(), other.pid(), test::kNobody));
+  Logger log;
+  EXPECT_EQ(
+      error_text([&] { TcpStoreServer(log, {.port = at.port()}); }),
+      fmt::format("system: store server: cannot listen on {}: Address already in use (process {} of user "
+                  "{} serves there; this is process {})",
+                  at.text(), other.pid(), test::kNobody, ::getpid()));
+  done.write_line("done");
+  EXPECT_EQ(other.wait(seconds(20)), (test::ExitStatus{0, 0}));
+}
+
+// Somebody listens on the port of TCP and speaks our protocol without asking for a secret.
+TEST(OtherUsers, AServerOfTcpThatDemandsNoSecretIsNotBelieved) {
+  std::uint16_t port = 0;
+  const Descriptor listener = listen_on_loopback(port);
+  std::thread impostor([&] {
+    const Descriptor fd(::accept(listener.get(), nullptr, nullptr));
+    char buffer[4096];
+    EXPECT_GT(::recv(fd.get(), buffer, sizeof buffer, 0), 0);
+    const std::string reply = make_frame(Kind::absent, {}, {});
+    ::send(fd.get(), reply.data(), reply.size(), MSG_NOSIGNAL);
+    EXPECT_LE(::recv(fd.get(), buffer, sizeof buffer, 0), 0) << "nothing more is said to it";
+  });
+  EXPECT_EQ(error_text([&] { make_tcp_store("127.0.0.1", port, soon(), kSecret); }),
+            fmt::format("system: store: what listens on 127.0.0.1:{} is not a weft store", port));
+  impostor.join();
 }
 
 // ---- too much ----

@@ -406,6 +406,9 @@ TEST_F(FileStoreTest, AStoppedHolderOfTheLockIsATimeout) {
                [&] { store->set("b", "2"); });
   expect_error(ErrorCode::timeout, "store: opening it: another process has held the lock",
                [&] { make_file_store(path_, milliseconds(50)); });
+  expect_error(ErrorCode::timeout,
+               "store: opening it: another process has held the lock of " + path_ + " for 50 ms",
+               [&] { make_file_store(path_, seconds(30), Deadline::after(milliseconds(50))); });
   EXPECT_EQ(store->get("a", soon()), "1") << "reading takes no lock";
   ::close(other);
   store->set("b", "2");
@@ -484,7 +487,7 @@ TEST_F(TcpStoreTest, BadFramesEndOnlyTheirOwnConnection) {
     EXPECT_TRUE(stranger.is_cut_off()) << cases[i].warning;
     EXPECT_EQ(good->add("round", 1), static_cast<int>(i) + 1);
     ASSERT_EQ(warnings().size(), i + 1) << cases[i].warning;
-    EXPECT_THAT(warnings()[i], HasSubstr("store server: closed 127.0.0.1:"));
+    EXPECT_THAT(warnings()[i], HasSubstr(fmt::format("store server: closed process {}: ", ::getpid())));
     EXPECT_THAT(warnings()[i], HasSubstr(cases[i].warning));
   }
   good->set("at the end", "yes");
@@ -613,6 +616,26 @@ TEST_F(TcpStoreTest, AHostThatDoesNotExistIsNamed) {
       HasSubstr("the address of no-such-host.invalid cannot be found: "));
 }
 
+// Signals are for the program's threads.
+TEST_F(TcpStoreTest, ItsThreadTakesNoSignals) {
+  EXPECT_EQ(client()->add("n", 1), 1);
+  int found = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name, blocked;
+    std::ifstream status(task.path() / "status");
+    for (std::string word; status >> word;) {
+      if (word == "Name:") status >> name;
+      if (word == "SigBlk:") status >> blocked;
+    }
+    if (name != "weft-store") continue;
+    ++found;
+    const auto mask = std::stoull(blocked, nullptr, 16);
+    for (const int number : {SIGTERM, SIGINT, SIGUSR1, SIGUSR2, SIGCHLD, SIGALRM})
+      EXPECT_TRUE((mask >> (number - 1)) & 1) << number;
+  }
+  EXPECT_EQ(found, 1);
+}
+
 TEST_F(TcpStoreTest, AServerElsewhereIsNoError) {
   EXPECT_EQ(TcpStoreServer::try_serve(log_, {.port = server_->port()}), nullptr);
   EXPECT_NE(TcpStoreServer::try_serve(log_, {.port = 0}), nullptr);
@@ -644,7 +667,7 @@ TEST_F(TcpStoreTest, Ipv6Only) {
     stranger.say("h");
   }
   while (warnings().empty()) EXPECT_EQ(client()->add("n", 0), 0);  // bounded by ctest's time limit
-  EXPECT_THAT(warnings()[0], HasSubstr("store server: closed [::1]:"));
+  EXPECT_THAT(warnings()[0], HasSubstr(fmt::format("store server: closed process {}: ", ::getpid())));
 }
 
 /// Runs `body` in a child that has `hosts` for its /etc/hosts; skips where the system does not let it.

@@ -15,12 +15,16 @@
 
 namespace weft::test {
 
-/// A connection that says whatever it likes.
+/// A connection that says whatever it likes, to the Unix socket of that address or else to its port.
 class Stranger {
  public:
   explicit Stranger(std::uint16_t port, const char* host = "127.0.0.1") {
     std::string why;
     const SocketAddress to = resolve(host, port, why).at(0);
+    const SocketAddress local = local_socket_of(to);
+    fd_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (::connect(fd_, local.data(), local.length) == 0) return;
+    ::close(fd_);
     fd_ = ::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
     EXPECT_EQ(::connect(fd_, to.data(), to.length), 0);
   }

@@ -1,4 +1,5 @@
-// The store over TCP, for ranks that are processes: one of them (or the launcher) serves, all are clients.
+// The store of ranks that are processes: one of them (or the launcher) serves, all are clients. Over TCP and
+// with a secret; on loopback without one, over a Unix socket that is for processes of one user.
 #pragma once
 
 #include <cstddef>
@@ -13,12 +14,19 @@
 
 namespace weft {
 
+inline constexpr std::string_view kServedByKey = "weft/served-by";
+
 struct TcpStoreOptions {
   /// A name or an address, IPv4 or IPv6. Off loopback, 0.0.0.0 and :: included, a secret is demanded.
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;  ///< 0: any that is free
-  /// What clients must know, 16 bytes to 4 KiB; never sent. Empty: on loopback anybody may join.
+  /// What clients must know, 16 bytes to 4 KiB; never sent. Empty: no port of TCP is opened. Processes of
+  /// this user on this host, of whom the kernel tells who they are, join at an abstract Unix socket, whose
+  /// name follows from host and port; others are refused.
   std::string secret = {};
+  /// What clients find under kServedByKey from the beginning, and "" once the server is ending; where it is
+  /// empty, nothing.
+  std::string served_by = {};
   std::size_t max_clients = 4096;  ///< connections at once; further ones are closed, with a warning
   /// Of them those that have not shown yet that they belong here, by the secret or a request. Where there are
   /// more, the oldest of them is closed: strangers never take the place of ranks.
@@ -36,14 +44,15 @@ struct TcpStoreOptions {
 /// it cannot be read. docs/rendezvous.md says what it protects against.
 std::string store_secret_from_env();
 
-/// Serves one table of keys from a thread of its own. A connection that sends what is not a frame of ours, or
-/// a frame beyond the limits (keys 1 KiB, values 1 MiB), is closed with a warning, as is a stranger; the
-/// others do not notice. Of many such warnings only the first twenty in ten seconds are written, the others
-/// counted.
+/// Serves one table of keys from a thread of its own, which takes no signals. A connection that sends what is
+/// not a frame of ours, or a frame beyond the limits (keys 1 KiB, values 1 MiB), is closed with a warning, as
+/// is a stranger; the others do not notice. Of many such warnings only the first twenty in ten seconds are
+/// written, the others counted.
 class TcpStoreServer {
  public:
   /// Listens when this returns. `log` must outlive the server. Throws bad_argument off loopback where there
-  /// is no secret, unsupported where there is one but no libsodium, system where the port cannot be had.
+  /// is no secret, unsupported where there is one but no libsodium, system where the port cannot be had or
+  /// there is no thread.
   explicit TcpStoreServer(Logger& log, TcpStoreOptions options = {});
   /// The same, but null where the port is taken or the address is not this host's: somebody else serves.
   static std::unique_ptr<TcpStoreServer> try_serve(Logger& log, TcpStoreOptions options);
@@ -64,10 +73,12 @@ class TcpStoreServer {
 
 /// A client of the server at host:port. Tries all addresses of the host, again and again until the server is
 /// there; throws timeout naming the address when the deadline passes first, system where there is no such
-/// host. Off loopback, and where the server demands it, server and client prove to each other that they know
-/// `secret`, and all that follows is sealed with keys of that connection: throws bad_argument where a secret
-/// is wanted and empty, mismatch where the other side has another one, unsupported where libsodium is not
-/// here. When the server goes, every function throws peer_lost naming the key.
+/// host. On loopback the Unix socket of this user is tried first, and the server's process must be this
+/// user's: throws system where it is not. Off loopback, and where the server demands it, server and client
+/// prove to each other that they know `secret`, and all that follows is sealed with keys of that connection:
+/// throws bad_argument where a secret is wanted and empty, mismatch where the other side has another one,
+/// unsupported where libsodium is not here. When the server goes, every function throws peer_lost naming the
+/// key.
 std::shared_ptr<Store> make_tcp_store(std::string_view host, std::uint16_t port, Deadline deadline,
                                       std::string_view secret = {});
 

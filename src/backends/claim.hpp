@@ -1,0 +1,40 @@
+// A rank's place in a job's store, which is taken once, and who has taken it.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace weft {
+
+/// A process that has taken a place, as it writes itself into the store. Any text may stand there: parse()
+/// lets nothing through that text() did not write.
+struct Claim {
+  pid_t process = 0;
+  std::uint64_t started = 0;  ///< start_time_of(process)
+  std::string host;           ///< ProcessAddress::host
+  std::string machine;        ///< its name, for people
+  int rank = 0;
+  int size = 1;             ///< of the job that it belongs to
+  std::uint64_t nonce = 0;  ///< of this one claim
+  bool left = false;        ///< the Context that made it is gone
+
+  std::string text() const;
+  static std::optional<Claim> parse(std::string_view text);
+  /// "process 4711 (on node7, rank 1 of 2)".
+  std::string shown() const;
+  /// True where its process is known to be gone, or has left: `own_host` is the asking process's. Of a
+  /// process on another host nothing is known.
+  bool is_over(std::string_view own_host) const;
+};
+
+/// This process's, with a nonce of its own.
+Claim make_claim(std::string host, int rank, int size);
+
+/// What a claim in a store says, or the beginning of what else stands there.
+std::string shown_claim(std::string_view text);
+
+}  // namespace weft
