@@ -31,7 +31,8 @@ BlockingBackend::BlockingBackend(const Bringup& b)
 BlockingBackend::~BlockingBackend() = default;
 
 void BlockingBackend::begin() {
-  thread_ = start_thread("backend", [this] { work(); });
+  const NoSignals inherited;
+  thread_ = std::thread([this] { work(); });
 }
 
 void BlockingBackend::end() noexcept {

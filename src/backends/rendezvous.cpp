@@ -162,6 +162,7 @@ std::string JobStores::claim(Store& store, const Claim& mine, Deadline deadline)
 /// Says that the place may be taken by another process: this one may live on without its Context. It does not
 /// matter much where that cannot be said.
 void JobStores::leave(Store& store, Claim claim) noexcept try {
+  if (claim.process != ::getpid()) return;  // a forked child: the place is its parent's
   const std::string held = claim.text();
   claim.left = true;
   store.compare_set(place_of(claim.rank), held, claim.text(),
@@ -228,6 +229,12 @@ std::optional<JobStores::Refusal> JobStores::take_place(Store& server, Store& st
     const auto claim = Claim::parse(text);
     return claim && claim->is_over(mine.host);
   };
+  // Of another Context of this process: it is no other job.
+  const auto is_own = [&](const std::string& text) {
+    const auto claim = Claim::parse(text);
+    return claim && claim->host == mine.host && claim->process == mine.process &&
+           claim->started == mine.started && claim->rank == mine.rank && claim->size == mine.size;
+  };
   const auto told = server.try_get(kServedByKey, deadline);
   if (told && told->empty()) return Refusal{"the process that serves it is leaving", true};
   const std::string owner = told.value_or("");
@@ -237,7 +244,7 @@ std::optional<JobStores::Refusal> JobStores::take_place(Store& server, Store& st
   // As the key there says, or else this process from now on.
   const auto hold = [&](const std::string& key) {
     std::string held = store.compare_set(key, "", mine.text(), deadline);
-    if (owner.empty() && held != mine.text() && over(held))
+    if (held != mine.text() && (is_own(held) || (owner.empty() && over(held))))
       held = store.compare_set(key, held, mine.text(), deadline);
     return held;
   };

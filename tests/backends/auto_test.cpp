@@ -188,6 +188,13 @@ TEST(Auto, WithoutProcTheHostIsUnknownAndItIsSaid) {
       EXPECT_THAT(e.what(), HasSubstr("cannot tell its host, where memory could be shared: "
                                       "/proc/sys/kernel/random/boot_id or /proc/self/ns cannot be read (is "
                                       "/proc mounted?)"));
+      if (WEFT_HAVE_GLOO) {
+        const Error other = error_of([&] { ProcessGroup::create(context, "auto", m); });
+        EXPECT_THAT(other.what(),
+                    HasSubstr("group \"chosen\": a rank cannot tell its host "
+                              "(/proc/sys/kernel/random/boot_id or /proc/self/ns cannot be read "
+                              "(is /proc mounted?)) and WEFT_INTERFACE is not set"));
+      }
       return 0;
     }));
   Logger log;

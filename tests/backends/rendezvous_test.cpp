@@ -516,7 +516,12 @@ TEST_F(RendezvousTest, AJobMayBeStartedAgain) {
     }
     expect_they_meet(3, [&](int rank) { return start(rank, 3); });
   }
-  // Within one process: the Context of before is gone.
+  // Within one process two libraries may have a Context each, and the one of before may be gone.
+  {
+    Process one, other;
+    EXPECT_EQ(from(by_hand(2, 3, lasting.address()), one.context).rank, 2);
+    EXPECT_EQ(from(by_hand(2, 3, lasting.address()), other.context).rank, 2);
+  }
   for (int i = 0; i < 2; ++i) {
     Process again;
     EXPECT_EQ(from(by_hand(1, 3, lasting.address()), again.context).rank, 1);

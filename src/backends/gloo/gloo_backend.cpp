@@ -69,14 +69,15 @@ class Meeting final : public ::gloo::rendezvous::Store {
 ::gloo::transport::tcp::attr loopback() { return {"127.0.0.1"}; }
 
 // Gloo has no protection against strangers, so which network it is opened to is the user's to say.
-::gloo::transport::tcp::attr chosen_interface(const Bringup& b) {
+::gloo::transport::tcp::attr chosen_interface(const Bringup& b, std::string_view because) {
   const auto name = env::get("WEFT_INTERFACE");
   if (!name)
     throw Error(
         ErrorCode::unsupported,
-        fmt::format("group \"{}\": the ranks are on several hosts and WEFT_INTERFACE is not set; expected "
-                    "the network interface that gloo may listen on",
-                    b.name));
+        fmt::format(
+            "group \"{}\": {} and WEFT_INTERFACE is not set; expected the network interface that gloo "
+            "may listen on",
+            b.name, because));
   ::gloo::transport::tcp::attr where;
   where.iface = *name;
   return where;
@@ -102,7 +103,10 @@ std::shared_ptr<::gloo::Context> connect(const Bringup& b, bool check) {
     card.erase(0, space + 1);
   }
   const bool one_host = std::all_of(hosts.begin(), hosts.end(), [&](const auto& h) { return h == host; });
-  const ::gloo::transport::tcp::attr where = one_host ? loopback() : chosen_interface(b);
+  const std::string because = std::none_of(hosts.begin(), hosts.end(), is_unknown_host)
+                                  ? "the ranks are on several hosts"
+                                  : fmt::format("a rank cannot tell its host ({})", kUnknownHostText);
+  const ::gloo::transport::tcp::attr where = one_host ? loopback() : chosen_interface(b, because);
   Meeting meeting(b);
   try {
     const NoSignals inherited;  // by Gloo's own thread

@@ -174,12 +174,15 @@ bool run_until(Deadline deadline, std::function<void()> f) {
     bool ended = false;
   };
   const auto run = std::make_shared<Run>();
-  start_thread("MPI", [run, f = std::move(f)] {
-    f();
-    const std::lock_guard guard(run->mutex);
-    run->ended = true;
-    run->changed.notify_all();
-  }).detach();
+  {
+    const NoSignals inherited;
+    std::thread([run, f = std::move(f)] {
+      f();
+      const std::lock_guard guard(run->mutex);
+      run->ended = true;
+      run->changed.notify_all();
+    }).detach();
+  }
   std::unique_lock guard(run->mutex);
   const auto ended = [&] { return run->ended; };
   if (deadline.when() != Clock::time_point::max())
