@@ -2,10 +2,11 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <system_error>
 #include <utility>
 
 #include "weft/base/error.hpp"
@@ -77,14 +78,23 @@ void read_exactly(int fd, const std::filesystem::path& path, std::int64_t offset
   }
 }
 
-std::string read_text(const std::filesystem::path& path) {
-  const FileHandle file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (file.get() < 0) throw_errno(fmt::format("cannot open {}", path.string()), errno);
-  struct stat status {};
-  if (::fstat(file.get(), &status) != 0) throw_errno(fmt::format("cannot read {}", path.string()), errno);
-  std::string text(static_cast<std::size_t>(status.st_size), '\0');
-  read_exactly(file.get(), path, 0, std::as_writable_bytes(std::span(text)));
-  return text;
+bool is_there(const std::filesystem::path& path) {
+  std::error_code error;
+  const bool there = std::filesystem::exists(path, error);
+  if (error) throw_errno(fmt::format("cannot look for {}", path.string()), error.value());
+  return there;
+}
+
+std::optional<std::string> why_no_file_name(std::string_view name) {
+  constexpr std::size_t kLongest = 255;
+  if (name.empty()) return "empty";
+  if (name.size() > kLongest)
+    return fmt::format("a text of {} characters, more than the {} of a name", name.size(), kLongest);
+  if (std::any_of(name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }))
+    return "a text with control characters";
+  if (name.find('/') != std::string_view::npos || name == "." || name == "..")
+    return fmt::format("\"{}\", in another folder", name);
+  return std::nullopt;
 }
 
 }  // namespace weft

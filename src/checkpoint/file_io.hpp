@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -54,7 +55,11 @@ void sync_folder(const std::filesystem::path& folder);
 /// or the file ends before.
 void read_exactly(int fd, const std::filesystem::path& path, std::int64_t offset, std::span<std::byte> out);
 
-/// A whole small file. Throws `system` naming it.
-std::string read_text(const std::filesystem::path& path);
+/// Whether there is something under that name. Throws `system` naming it where that cannot be told.
+bool is_there(const std::filesystem::path& path);
+
+/// Why a text that a file gives is not the name of a file in a known folder ("empty", "\"../x\", with a
+/// '/'"); nothing where it is.
+std::optional<std::string> why_no_file_name(std::string_view name);
 
 }  // namespace weft

@@ -5,49 +5,10 @@
 
 #include <algorithm>
 #include <exception>
-#include <nlohmann/json.hpp>
 
 #include "weft/base/error.hpp"
 
 namespace weft {
-namespace {
-
-using nlohmann::json;
-
-constexpr std::string_view kFormat = "weft checkpoint";
-constexpr int kVersion = 1;
-
-std::vector<std::int64_t> list(const Dims& dims) { return {dims.begin(), dims.end()}; }
-
-[[noreturn]] void refuse(const std::filesystem::path& path, const std::string& what) {
-  throw Error(ErrorCode::bad_argument, fmt::format("checkpoint: {}: {}", path.string(), what));
-}
-
-Dims dims_from(const json& values) {
-  return Dims(std::span<const std::int64_t>(values.get<std::vector<std::int64_t>>()));
-}
-
-// Each part lies inside the whole and together they have as many elements: with parts that do not overlap,
-// which is what `save` writes, that is the whole.
-void check_parts(const std::filesystem::path& path, const std::string& name, const CheckpointEntry& entry) {
-  std::int64_t count = 0;
-  for (const CheckpointPart& part : entry.parts) {
-    bool inside = part.box.offset.rank() == entry.shape.rank() && part.box.shape.rank() == entry.shape.rank();
-    for (int d = 0; inside && d < entry.shape.rank(); ++d)
-      inside = part.box.offset[d] >= 0 && part.box.shape[d] >= 0 && part.box.offset[d] <= entry.shape[d] &&
-               part.box.shape[d] <= entry.shape[d] - part.box.offset[d];
-    if (!inside)
-      refuse(path,
-             fmt::format("the part of \"{}\" in {} is {} at {}, outside of the whole {}", name, part.file,
-                         to_string(part.box.shape), to_string(part.box.offset), to_string(entry.shape)));
-    count += part.box.shape.count();
-  }
-  if (count != entry.shape.count())
-    refuse(path, fmt::format("the {} parts of \"{}\" have {} elements; expected {} (shape {})",
-                             entry.parts.size(), name, count, entry.shape.count(), to_string(entry.shape)));
-}
-
-}  // namespace
 
 CheckpointBox intersection(const CheckpointBox& a, const CheckpointBox& b) {
   CheckpointBox both = a;
@@ -58,54 +19,6 @@ CheckpointBox intersection(const CheckpointBox& a, const CheckpointBox& b) {
     both.shape[d] = std::max<std::int64_t>(0, end - begin);
   }
   return both;
-}
-
-std::string to_json(const CheckpointIndex& index) {
-  json tensors = json::object();
-  for (const auto& [name, entry] : index.tensors) {
-    json parts = json::array();
-    for (const CheckpointPart& part : entry.parts)
-      parts.push_back(
-          {{"file", part.file}, {"offset", list(part.box.offset)}, {"shape", list(part.box.shape)}});
-    tensors[name] = {{"dtype", weft::name(entry.dtype)},
-                     {"shape", list(entry.shape)},
-                     {"layout", entry.layout},
-                     {"parts", std::move(parts)}};
-  }
-  const json whole = {{"format", kFormat},  {"version", kVersion},  {"step", index.step},
-                      {"mesh", index.mesh}, {"extra", index.extra}, {"tensors", std::move(tensors)}};
-  try {
-    return whole.dump(1) + "\n";
-  } catch (const json::type_error&) {
-    throw Error(ErrorCode::bad_argument, "save_checkpoint: a string of `extra` or a path is not UTF-8");
-  }
-}
-
-CheckpointIndex index_from_json(const std::filesystem::path& path, const std::string& text) {
-  CheckpointIndex index;
-  try {
-    const json whole = json::parse(text);
-    if (!whole.is_object() || whole.value("format", "") != kFormat)
-      refuse(path, fmt::format("\"format\" is not \"{}\"", kFormat));
-    if (whole.at("version") != kVersion)
-      refuse(path, fmt::format("has version {}; this build reads {}", whole.at("version").dump(), kVersion));
-    index.step = whole.at("step").get<std::int64_t>();
-    index.mesh = whole.at("mesh").get<std::string>();
-    index.extra = whole.at("extra").get<CheckpointExtra>();
-    for (const auto& [name, entry] : whole.at("tensors").items()) {
-      CheckpointEntry& tensor = index.tensors[name];
-      tensor.dtype = dtype_from_name(entry.at("dtype").get<std::string>());
-      tensor.shape = dims_from(entry.at("shape"));
-      tensor.layout = entry.at("layout").get<std::vector<std::string>>();
-      for (const json& part : entry.at("parts"))
-        tensor.parts.push_back({part.at("file").get<std::string>(),
-                                {dims_from(part.at("offset")), dims_from(part.at("shape"))}});
-      check_parts(path, name, tensor);
-    }
-  } catch (const json::exception& e) {
-    refuse(path, fmt::format("is no index: {}", e.what()));
-  }
-  return index;
 }
 
 std::vector<CheckpointTensor> checkpoint_tensors(std::string_view what, const DeviceMesh& mesh,

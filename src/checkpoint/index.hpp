@@ -48,10 +48,12 @@ struct CheckpointIndex {
 
 inline constexpr std::string_view kIndexFile = "index.json";
 inline constexpr std::string_view kLatestFile = "latest";
+inline constexpr std::size_t kMaxIndexBytes = std::size_t{256} << 20;
 
 std::string to_json(const CheckpointIndex& index);
-/// Throws bad_argument naming `path` where the text is no index of a version we know, or where the parts of a
-/// tensor do not make up its whole.
+/// Throws bad_argument naming `path` where the text is no index of a version we know, a number in it is none
+/// that could be meant, a part's file is not in the index's folder, or where the parts of a tensor do not
+/// cover each element of its whole once.
 CheckpointIndex index_from_json(const std::filesystem::path& path, const std::string& text);
 
 /// One tensor of a training run under the name it has in checkpoints.

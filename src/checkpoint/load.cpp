@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include "base/regular_file.hpp"
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/index.hpp"
 #include "weft/base/error.hpp"
@@ -14,7 +15,9 @@ namespace weft {
 namespace {
 
 CheckpointIndex read_index(const std::filesystem::path& folder) {
-  return index_from_json(folder / kIndexFile, read_text(folder / kIndexFile));
+  const std::filesystem::path path = folder / kIndexFile;
+  return index_from_json(
+      path, read_regular_file(path, fmt::format("checkpoint: {}:", path.string()), kMaxIndexBytes));
 }
 
 CheckpointInfo info_of(const std::filesystem::path& folder, const CheckpointIndex& index) {
@@ -23,12 +26,16 @@ CheckpointInfo info_of(const std::filesystem::path& folder, const CheckpointInde
 
 // The folder that `latest` names, or nothing.
 std::optional<std::filesystem::path> latest_folder(const std::filesystem::path& directory) {
+  constexpr std::size_t kMostBytes = 4096;
   const std::filesystem::path latest = directory / kLatestFile;
-  if (!std::filesystem::exists(latest)) return std::nullopt;
-  std::string name = read_text(latest);
+  if (!is_there(latest)) return std::nullopt;
+  std::string name = read_regular_file(latest, fmt::format("checkpoint: {}:", latest.string()), kMostBytes);
   while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
-  if (name.empty() || name.find('/') != std::string::npos ||
-      !std::filesystem::exists(directory / name / kIndexFile))
+  if (const auto why = why_no_file_name(name))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("checkpoint: {} names what is {}; expected the name of a folder beside it",
+                            latest.string(), *why));
+  if (!is_there(directory / name / kIndexFile))
     throw Error(
         ErrorCode::bad_argument,
         fmt::format("checkpoint: {} names \"{}\", which is no checkpoint beside it", latest.string(), name));
@@ -36,7 +43,7 @@ std::optional<std::filesystem::path> latest_folder(const std::filesystem::path& 
 }
 
 std::filesystem::path folder_to_load(const std::filesystem::path& directory) {
-  if (std::filesystem::exists(directory / kIndexFile)) return directory;
+  if (is_there(directory / kIndexFile)) return directory;
   if (const auto folder = latest_folder(directory)) return *folder;
   throw Error(ErrorCode::bad_argument,
               fmt::format("load_checkpoint: {} holds no checkpoint: neither {} nor {}", directory.string(),

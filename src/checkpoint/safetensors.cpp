@@ -1,9 +1,7 @@
 #include "weft/checkpoint/safetensors.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sys/stat.h>
 
 #include <algorithm>
 #include <array>
@@ -12,8 +10,11 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "base/json_reader.hpp"
+#include "base/regular_file.hpp"
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/safetensors_write.hpp"
+#include "checkpoint/shape_bytes.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -26,6 +27,7 @@ static_assert(std::endian::native == std::endian::little,
 
 // The format puts a limit of 100 MB on headers, so that a wrong length cannot ask for all memory.
 constexpr std::int64_t kMaxHeaderBytes = 100'000'000;
+constexpr JsonLimits kHeaderLimits{.bytes = kMaxHeaderBytes};
 constexpr std::int64_t kLengthBytes = 8;
 constexpr std::int64_t kAlignment = 64;
 constexpr std::string_view kMetadataKey = "__metadata__";
@@ -69,38 +71,10 @@ std::string known_dtypes() {
   throw Error(ErrorCode::bad_argument, fmt::format("safetensors: {}: {}", path.string(), what));
 }
 
-// nlohmann's parser keeps the last of two equal keys and says nothing: this keeps the keys of every open
-// object.
-class DuplicateKeys {
- public:
-  bool operator()(int, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::object_start) open_.emplace_back();
-    if (event == json::parse_event_t::object_end) open_.pop_back();
-    if (event == json::parse_event_t::key && !open_.back().insert(parsed.get<std::string>()).second &&
-        found_.empty())
-      found_ = parsed.get<std::string>();
-    return true;
-  }
-  const std::string& found() const { return found_; }
-
- private:
-  std::vector<std::set<std::string>> open_;
-  std::string found_;
-};
-
 json parse_header(const std::filesystem::path& path, const std::string& text) {
-  DuplicateKeys keys;
-  json header;
-  try {
-    header = json::parse(text, std::ref(keys));
-  } catch (const json::parse_error& e) {
-    refuse(path, fmt::format("the header is no JSON (byte {} of its {})", e.byte, text.size()));
-  } catch (const json::exception&) {  // of its kinds only this one is left
-    refuse(path, "the header has a number that is too large for JSON's readers");
-  }
+  json header = parse_json(text, fmt::format("safetensors: {}: the header", path.string()), kHeaderLimits);
   if (!header.is_object())
     refuse(path, fmt::format("the header is a JSON {}; expected an object", header.type_name()));
-  if (!keys.found().empty()) refuse(path, fmt::format("the header has the key \"{}\" twice", keys.found()));
   return header;
 }
 
@@ -148,14 +122,13 @@ SafetensorsInfo parse_tensor(const std::filesystem::path& path, const std::strin
   info.shape = Shape(shape);
   info.begin = data_begin + offsets[0];
   info.bytes = offsets[1] - offsets[0];
-  std::int64_t expected = size_bytes(info.dtype);
-  for (const std::int64_t size : shape)
-    if (__builtin_mul_overflow(expected, size, &expected))
-      bad(fmt::format("has shape {} of {}; a product beyond 2^63 - 1 bytes", to_string(info.shape),
-                      known->name));
-  if (expected != info.bytes)
+  const auto expected = shape_bytes(shape, size_bytes(info.dtype));
+  if (!expected)
+    bad(fmt::format("has shape {} of {}; a product beyond 2^63 - 1 bytes", to_string(info.shape),
+                    known->name));
+  if (*expected != info.bytes)
     bad(fmt::format("has {} bytes (data_offsets {} to {}); expected {} (shape {} of {})", info.bytes,
-                    offsets[0], offsets[1], expected, to_string(info.shape), known->name));
+                    offsets[0], offsets[1], *expected, to_string(info.shape), known->name));
   return info;
 }
 
@@ -189,7 +162,7 @@ void check_cover(const std::filesystem::path& path,
 
 struct SafetensorsFile::Impl {
   std::filesystem::path path;
-  FileHandle file;
+  Descriptor file;
   std::vector<std::string> names;
   std::map<std::string, SafetensorsInfo, std::less<>> tensors;
   std::map<std::string, std::string, std::less<>> metadata;
@@ -198,13 +171,12 @@ struct SafetensorsFile::Impl {
 SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   auto impl = std::make_shared<Impl>();
   impl->path = path;
-  impl->file = FileHandle(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (impl->file.get() < 0) throw_errno(fmt::format("safetensors: cannot open {}", path.string()), errno);
-  struct stat status {};
-  if (::fstat(impl->file.get(), &status) != 0)
-    throw_errno(fmt::format("safetensors: cannot read {}", path.string()), errno);
-  if (!S_ISREG(status.st_mode)) refuse(path, "is not a regular file");
-  const std::int64_t file_bytes = status.st_size;
+  RegularFile opened = open_regular_file(path.string());
+  if (opened.error_number != 0)
+    throw_errno(fmt::format("safetensors: cannot open {}", path.string()), opened.error_number);
+  if (!opened.fd) refuse(path, opened.why);
+  impl->file = std::move(opened.fd);
+  const std::int64_t file_bytes = opened.bytes;
 
   // A file is: header length (8 bytes, little-endian), header (JSON), data.
   if (file_bytes < kLengthBytes)
@@ -225,6 +197,8 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   const json header = parse_header(path, text);
   for (const auto& [name, entry] : header.items()) {
     if (name != kMetadataKey) {
+      if (name.find('\0') != std::string::npos)
+        refuse(path, fmt::format("the name of a tensor, \"{}\", goes on after a NUL", name.c_str()));
       impl->tensors.emplace(name, parse_tensor(path, name, entry, data_begin, file_bytes));
       impl->names.push_back(name);
       continue;
@@ -301,6 +275,8 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Safete
   for (const SafetensorsEntry& entry : entries) {
     if (entry.name == kMetadataKey)
       refuse(path, fmt::format("a tensor may not be called \"{}\"", kMetadataKey));
+    if (entry.name.find('\0') != std::string::npos)
+      refuse(path, fmt::format("the name of a tensor, \"{}\", goes on after a NUL", entry.name.c_str()));
     if (!names.insert(entry.name).second)
       refuse(path, fmt::format("tensor \"{}\" is given twice", entry.name));
     if (!entry.data.contiguous())
@@ -315,11 +291,13 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Safete
 
   json header = json::object();  // a sorted map: the header lists tensors by name
   if (!metadata.empty()) header[std::string(kMetadataKey)] = metadata;
+  std::size_t values = 2 + metadata.size();
   std::int64_t end = 0;
   for (const SafetensorsEntry* entry : order) {
     const std::int64_t begin = end;
     end += entry->data.bytes();
     const auto shape = entry->data.shape.values();
+    values += 6 + shape.size();  // the entry, dtype, shape, data_offsets and two numbers
     header[entry->name] = {{"dtype", file_name_of(entry->data.dtype)},
                            {"shape", std::vector<std::int64_t>(shape.begin(), shape.end())},
                            {"data_offsets", {begin, end}}};
@@ -332,6 +310,10 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Safete
   }
   const auto used = static_cast<std::size_t>(kLengthBytes) + text.size();
   text.append((kAlignment - used % kAlignment) % kAlignment, ' ');
+  if (text.size() > kHeaderLimits.bytes || values > kHeaderLimits.values)  // no reader would take it
+    refuse(path,
+           fmt::format("the header of {} tensors has {} bytes and {} values; at most {} and {} are allowed",
+                       order.size(), text.size(), values, kHeaderLimits.bytes, kHeaderLimits.values));
 
   AtomicFile file(path);
   const std::uint64_t header_bytes = text.size();

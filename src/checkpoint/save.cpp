@@ -110,8 +110,10 @@ void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& m
     });
     all_ranks([&] {
       if (rank != 0) return;
+      const std::string text = to_json(index);
+      index_from_json(unfinished / kIndexFile, text);  // what cannot be read is not written
       AtomicFile file(unfinished / kIndexFile);
-      file.write(to_json(index));
+      file.write(text);
       file.commit();
       reached("index");
       rename_folder(unfinished, folder);

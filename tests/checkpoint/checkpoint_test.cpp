@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -293,6 +294,148 @@ TEST(Checkpoint, RefusesWhatIsNoCheckpoint) {
   const std::vector<SafetensorsEntry> entries = {{"param.second", view(four)}};
   write_safetensors(folder / "step-00000001" / "rank-00000.safetensors", entries);
   EXPECT_THAT(refusal(), HasSubstr("has param.second as f32 (4); the index says f32 (5)"));
+}
+
+// The index of a saved run, with something in it changed.
+class ChangedIndex : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    run_.save(folder_.path(), 1);
+    sound_ = text_of(path_);
+  }
+  std::string refusal_of(const std::string& text) {
+    std::ofstream(path_) << text;
+    const std::string prefix = "checkpoint: " + path_.string() + ": ";
+    const std::string why =
+        test::error_text(ErrorCode::bad_argument, [&] { latest_checkpoint(folder_.path()); });
+    EXPECT_THAT(why, ::testing::StartsWith(prefix));
+    return why.substr(std::min(prefix.size(), why.size()));
+  }
+  std::string refusal(const std::function<void(nlohmann::json&)>& change) {
+    nlohmann::json index = nlohmann::json::parse(sound_);
+    change(index);
+    return refusal_of(index.dump());
+  }
+  std::string with_parts(const std::string& tensor, const nlohmann::json& parts) {
+    return refusal([&](auto& i) { i["tensors"][tensor]["parts"] = parts; });
+  }
+
+  test::TemporaryFolder folder_;
+  Context context_;
+  LocalRun run_{context_};
+  const std::filesystem::path path_ = folder_ / "step-00000001" / "index.json";
+  std::string sound_;
+};
+
+nlohmann::json part(std::vector<std::int64_t> offset, std::vector<std::int64_t> shape) {
+  return {{"file", "rank-00000.safetensors"}, {"offset", std::move(offset)}, {"shape", std::move(shape)}};
+}
+
+TEST_F(ChangedIndex, EachElementIsInOnePart) {
+  EXPECT_EQ(with_parts("param.second", {part({0}, {3}), part({2}, {2})}),
+            "element (2) of \"param.second\" is in 2 of its 2 parts; expected 1");
+  EXPECT_EQ(with_parts("param.first.weight", {part({0, 0}, {1, 3}), part({0, 0}, {1, 3})}),
+            "element (0, 0) of \"param.first.weight\" is in 2 of its 2 parts; expected 1");
+  EXPECT_EQ(with_parts("param.first.weight", {part({1, 0}, {1, 3}), part({1, 0}, {1, 3})}),
+            "element (0, 0) of \"param.first.weight\" is in 0 of its 2 parts; expected 1");
+  EXPECT_EQ(with_parts("param.first.weight", {part({0, 0}, {2, 1}), part({0, 1}, {1, 1}),
+                                              part({0, 2}, {2, 1}), part({0, 2}, {1, 1})}),
+            "element (0, 2) of \"param.first.weight\" is in 2 of its 4 parts; expected 1");
+  std::ofstream(path_) << sound_;
+  EXPECT_TRUE(latest_checkpoint(folder_.path()));
+}
+
+TEST_F(ChangedIndex, EveryNumberIsOneThatCanBeMeant) {
+  const std::string range = "; expected an integer from 0 to 9223372036854775807";
+  EXPECT_EQ(refusal([](auto& i) { i["step"] = 1e300; }), "is no index: step is 1e+300" + range);
+  EXPECT_EQ(refusal([](auto& i) { i["step"] = 8.7; }), "is no index: step is 8.7" + range);
+  EXPECT_EQ(refusal([](auto& i) { i["step"] = -1; }), "is no index: step is -1" + range);
+  EXPECT_EQ(refusal([](auto& i) { i["step"] = "1"; }), "is no index: step is \"1\"" + range);
+  EXPECT_EQ(refusal([](auto& i) { i["step"] = 9223372036854775808u; }),
+            "is no index: step is 9223372036854775808" + range);
+  const std::string second = "is no index: tensors.param.second.";
+  EXPECT_EQ(refusal([](auto& i) {
+              i["tensors"]["param.second"]["shape"] = {4611686018427387904, 4};
+            }),
+            second + "shape is (4611686018427387904, 4) of f32; a product beyond 2^63 - 1 bytes");
+  EXPECT_EQ(refusal([](auto& i) { i["tensors"]["param.second"]["shape"] = std::vector<int>(9, 1); }),
+            second + "shape has 9 dimensions; at most 8 are supported");
+  EXPECT_EQ(refusal([](auto& i) { i["tensors"]["param.second"]["parts"][0]["offset"] = {-1}; }),
+            second + "parts[0].offset[0] is -1" + range);
+  EXPECT_EQ(refusal([](auto& i) { i["tensors"]["param.second"]["parts"][0]["shape"] = {5.5}; }),
+            second + "parts[0].shape[0] is 5.5" + range);
+  EXPECT_EQ(refusal([](auto& i) { i["tensors"]["param.second"]["dtype"] = "f31"; }),
+            second + "dtype is \"f31\", which weft does not know");
+  EXPECT_EQ(refusal([](auto& i) { i["extra"]["position"] = 3; }),
+            "is no index: extra.position is 3; expected a text");
+}
+
+TEST_F(ChangedIndex, FilesAreThoseOfItsFolder) {
+  const auto with_file = [&](const std::string& file) {
+    return refusal([&](auto& i) { i["tensors"]["param.second"]["parts"][0]["file"] = file; });
+  };
+  const auto text = [](const std::string& what) {
+    return "is no index: tensors.param.second.parts[0].file is " + what +
+           "; expected the name of a file in the same folder";
+  };
+  EXPECT_EQ(with_file("../other/rank-00000.safetensors"),
+            text("\"../other/rank-00000.safetensors\", in another folder"));
+  EXPECT_EQ(with_file("/etc/passwd"), text("\"/etc/passwd\", in another folder"));
+  EXPECT_EQ(with_file(".."), text("\"..\", in another folder"));
+  EXPECT_EQ(with_file(""), text("empty"));
+  EXPECT_EQ(with_file(std::string("rank-00000.safetensors\0x", 24)), text("a text with control characters"));
+  EXPECT_EQ(with_file(std::string(300, 'x')), text("a text of 300 characters, more than the 255 of a name"));
+}
+
+TEST_F(ChangedIndex, TheTextIsBounded) {
+  EXPECT_EQ(refusal_of(std::string(100'000, '[')), "is no index: it nests deeper than 32 levels");
+  std::string twice = sound_;
+  twice.insert(1, "\"step\": 7,");
+  EXPECT_EQ(refusal_of(twice), "is no index: it has the key \"step\" twice");
+  std::filesystem::resize_file(path_, (std::size_t{256} << 20) + 1);  // a hole
+  EXPECT_THAT(test::error_text(ErrorCode::bad_argument, [&] { latest_checkpoint(folder_.path()); }),
+              EndsWith("index.json: has more than 268435456 bytes"));
+  std::filesystem::remove(path_);
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+  EXPECT_THAT(test::error_text(ErrorCode::bad_argument, [&] { latest_checkpoint(folder_.path()); }),
+              EndsWith("index.json: is not a regular file (it is a FIFO)"));
+}
+
+// 60000 parts in no order: each pair of them would take minutes.
+TEST_F(ChangedIndex, ManyPartsAreCheckedInTime) {
+  constexpr std::int64_t kParts = 60'000;
+  nlohmann::json parts = nlohmann::json::array();
+  for (std::int64_t i = 0; i < kParts; ++i) parts.push_back(part({i * 7919 % kParts}, {1}));
+  const auto began = Clock::now();
+  EXPECT_EQ(refusal([&](auto& i) {
+              parts.back()["offset"] = {7};
+              i["tensors"]["param.second"]["shape"] = {kParts};
+              i["tensors"]["param.second"]["parts"] = parts;
+            }),
+            "element (7) of \"param.second\" is in 2 of its 60000 parts; expected 1");
+  EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));  // some 0.3 s
+}
+
+TEST_F(ChangedIndex, LatestNamesAFolderBesideIt) {
+  const auto latest = [&](const std::string& text) {
+    std::ofstream(folder_ / "latest", std::ios::binary) << text;
+    return test::error_text(ErrorCode::bad_argument, [&] { latest_checkpoint(folder_.path()); });
+  };
+  const std::string start = "checkpoint: " + (folder_ / "latest").string();
+  const std::string end = "; expected the name of a folder beside it";
+  EXPECT_EQ(latest(std::string(5000, 's')), start + ": has more than 4096 bytes");
+  EXPECT_EQ(latest(std::string(300, 's')),
+            start + " names what is a text of 300 characters, more than the 255 of a name" + end);
+  EXPECT_EQ(latest(std::string("step-00000001\0/../x", 20)),
+            start + " names what is a text with control characters" + end);
+  EXPECT_EQ(latest("..\n"), start + " names what is \"..\", in another folder" + end);
+  EXPECT_EQ(latest(""), start + " names what is empty" + end);
+  std::filesystem::remove(folder_ / "latest");
+  ASSERT_EQ(::mkfifo((folder_ / "latest").c_str(), 0600), 0);
+  EXPECT_EQ(test::error_text(ErrorCode::bad_argument, [&] { latest_checkpoint(folder_.path()); }),
+            start + ": is not a regular file (it is a FIFO)");
+  EXPECT_THAT(test::error_text(ErrorCode::system, [&] { run_.load(std::string(300, 'd')); }),
+              AllOf(HasSubstr("cannot look for ddd"), EndsWith("/index.json: File name too long")));
 }
 
 TEST(Checkpoint, RefusesToSaveNonsense) {

@@ -3,9 +3,11 @@
 #include "weft/checkpoint/safetensors.hpp"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +20,7 @@
 #include "support/errors.hpp"
 #include "support/golden.hpp"
 #include "support/temporary_folder.hpp"
+#include "weft/base/clock.hpp"
 #include "weft/base/context.hpp"
 #include "weft/base/error.hpp"
 
@@ -186,6 +189,45 @@ TEST_F(Safetensors, RefusesAWrongFrame) {
               ::testing::AllOf(HasSubstr("cannot open"), HasSubstr("/absent: No such file or directory")));
 }
 
+// Depth, time and kind of file are bounded, whatever a header says.
+TEST_F(Safetensors, RefusesADeepHeader) {
+  EXPECT_EQ(refusal(file_of(std::string(100'000, '['), 0)), "the header nests deeper than 32 levels");
+  EXPECT_EQ(refusal_of_tensor(R"({"dtype":"F32","data_offsets":[0,8],"shape":)" + std::string(100'000, '[')),
+            "the header nests deeper than 32 levels");
+  std::string zeros = "[0";
+  for (int i = 0; i < 10'000'000; ++i) zeros += ",0";
+  EXPECT_EQ(refusal(file_of(zeros + "]", 0)), "the header has more than 10000000 values");
+}
+
+TEST_F(Safetensors, ManyTensorsAreReadInTime) {
+  constexpr int kTensors = 80'000;
+  std::string header = "{";
+  for (int i = 0; i < kTensors; ++i)
+    header += fmt::format(R"("{}":{{"dtype":"U8","shape":[1],"data_offsets":[{},{}]}},)", i, i, i + 1);
+  header.back() = '}';
+  std::ofstream(folder_ / "many", std::ios::binary) << file_of(header, kTensors);
+  const auto began = Clock::now();
+  EXPECT_EQ(SafetensorsFile::open(folder_ / "many").names().size(), std::size_t{kTensors});
+  EXPECT_LT(Clock::now() - began, std::chrono::seconds(20));  // some 0.2 s; 100 s once
+}
+
+TEST_F(Safetensors, WaitsForNoFifo) {
+  ASSERT_EQ(::mkfifo((folder_ / "fifo").c_str(), 0600), 0);
+  EXPECT_EQ(test::error_text(ErrorCode::bad_argument, [&] { SafetensorsFile::open(folder_ / "fifo"); }),
+            "safetensors: " + (folder_ / "fifo").string() + ": is not a regular file (it is a FIFO)");
+  EXPECT_EQ(test::error_text(ErrorCode::bad_argument, [] { SafetensorsFile::open("/dev/zero"); }),
+            "safetensors: /dev/zero: is not a regular file (it is a character device)");
+}
+
+TEST_F(Safetensors, NulEndsNoName) {
+  EXPECT_EQ(refusal(file_of(R"({"w\u0000x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1)),
+            "the name of a tensor, \"w\", goes on after a NUL");
+  EXPECT_THAT(
+      test::error_text(ErrorCode::system,
+                       [&] { SafetensorsFile::open((folder_ / "w").string() + std::string("\0x", 2)); }),
+      HasSubstr("cannot open"));
+}
+
 TEST_F(Safetensors, RefusesAWrongTensor) {
   EXPECT_EQ(refusal_of_tensor("3"), "tensor \"w\" is a JSON number; expected an object");
   EXPECT_EQ(refusal_of_tensor(R"({"shape":[2],"data_offsets":[0,8]})"),
@@ -209,6 +251,10 @@ TEST_F(Safetensors, RefusesAWrongTensor) {
             "tensor \"w\" has 4 bytes (data_offsets 0 to 4); expected 8 (shape (2) of F32)");
   EXPECT_EQ(refusal_of_tensor(R"({"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]})"),
             "tensor \"w\" has shape (4611686018427387904, 4) of F32; a product beyond 2^63 - 1 bytes");
+  EXPECT_EQ(refusal_of_tensor(R"({"dtype":"F32","shape":[0,4611686018427387904,4],"data_offsets":[0,0]})", 0),
+            "tensor \"w\" has shape (0, 4611686018427387904, 4) of F32; a product beyond 2^63 - 1 bytes");
+  EXPECT_EQ(refusal_of_tensor(R"({"dtype":"F32","shape":[1e300],"data_offsets":[0,8]})"),
+            "tensor \"w\" has 1e+300 in \"shape\"; expected integers from 0 to 2^63 - 1");
 }
 
 TEST_F(Safetensors, RefusesWrongOffsets) {
@@ -267,6 +313,10 @@ TEST_F(Safetensors, RefusesToWriteNonsense) {
   every_second.strides = Strides{2};
   EXPECT_THAT(write({{"w", every_second}}),
               HasSubstr("tensor \"w\" has strides (2) at shape (2); expected contiguous"));
+  EXPECT_THAT(write({{std::string("w\0x", 3), view(values)}}),
+              HasSubstr("the name of a tensor, \"w\", goes on after a NUL"));
+  EXPECT_THAT(write({{"w", view(values)}}, {{"k", std::string(100'000'000, 'v')}}),
+              HasSubstr("the header of 1 tensors has 100000"));
   EXPECT_THAT(write({{"w", view(values)}}, {{"k", "\xff"}}),
               HasSubstr("a name or a metadata string is not UTF-8"));
 }

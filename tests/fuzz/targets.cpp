@@ -314,12 +314,17 @@ std::vector<std::string> safetensors_seeds() {
   };
   const std::string data(24, '\1');
   return {
-      file("{}", ""), file(R"({"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}})", data),
+      file("{}", ""),
+      file(R"({"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}})", data),
       file(
           R"({"a":{"dtype":"F64","shape":[2],"data_offsets":[0,16]},"b":{"dtype":"I8","shape":[8],"data_offsets":[16,24]},"__metadata__":{"k":"v"}})",
           data),
       file(R"({"e":{"dtype":"BF16","shape":[0,5],"data_offsets":[0,0]}})", ""),
-      file(R"({"w":{"dtype":"F32","shape":[9223372036854775807,3],"data_offsets":[0,24]}})", data)};
+      file(R"({"w":{"dtype":"F32","shape":[9223372036854775807,3],"data_offsets":[0,24]}})", data),
+      file(R"({"w":{"dtype":"F32","shape":[0,9223372036854775807,3],"data_offsets":[0,0]}})", ""),
+      file(R"({"w":1,"w":{"w":1e300,"shape":8.7}})", data),
+      file(R"({"w\u0000x":{"dtype":"I8","shape":[24],"data_offsets":[0,24]}})", data),
+      file(std::string(1000, '['), data)};
 }
 #endif
 

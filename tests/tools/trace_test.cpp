@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <cstdio>
@@ -312,6 +313,33 @@ TEST_F(DoctorTrace, WhatIsNoTraceIsRefusedByName) {
   EXPECT_THAT(full.text,
               HasSubstr("weft: --chrome: cannot write /nowhere/at/all: No such file or directory"));
   EXPECT_EQ(doctor("").status, 2);
+}
+
+// Depth, size and kind of file are bounded, and nothing is said twice.
+TEST_F(DoctorTrace, HostileFilesAreRefusedByName) {
+  const auto refused = [&](const std::string& name, const std::string& text) {
+    const Outcome o = doctor(name);
+    EXPECT_EQ(o.status, 2) << name;
+    EXPECT_EQ(o.text, "weft: " + name + ": " + text + "\n");
+  };
+  put("deep", std::string(100'000, '['));
+  refused("deep", "no trace, for it nests deeper than 32 levels");
+  put("twice", "{\"weft_trace\": 1, \"weft_trace\": 2}");
+  refused("twice", "no trace, for it has the key \"weft_trace\" twice");
+  put("number", "{\"weft_trace\": 1e999}");
+  refused("number", "no trace, for it has a number that is too large for JSON's readers");
+  put("large", "");
+  std::filesystem::resize_file(folder / "large", (std::size_t{64} << 20) + 1);
+  refused("large", "has more than 67108864 bytes");
+  ASSERT_EQ(::mkfifo((folder / "fifo.json").c_str(), 0600), 0);
+  refused("fifo.json", "is not a regular file (it is a FIFO)");
+  refused("/dev/zero", "is not a regular file (it is a character device)");
+  json t = trace(0, 2, {call("barrier", 0, 0)});
+  t["calls"][0]["posted_ns"] = 1e300;
+  put("float", t.dump());
+  refused(
+      "float",
+      "calls[0].posted_ns is 1e+300; expected an integer from -1152921504606846976 to 1152921504606846976");
 }
 
 // Whatever stands in a file: a report, or an error that names the file.

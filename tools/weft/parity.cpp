@@ -9,8 +9,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "base/json_reader.hpp"
 #include "commands.hpp"
 #include "launcher.hpp"
+#include "number_flag.hpp"
 #include "train_flags.hpp"
 
 namespace weft::tools {
@@ -57,6 +59,14 @@ class Scratch {
   std::filesystem::path path_;
 };
 
+double loss_of(const std::string& line, const std::string& where) {
+  const nlohmann::json row = parse_json(line, where + ": it");
+  const JsonReader in(where, row, "");
+  if (!in.at("loss").is_number())
+    in.wrong("loss", fmt::format("is {}; expected a number", shown_json(in.at("loss"))));
+  return in.at("loss").get<double>();
+}
+
 std::vector<double> losses_on(const Mesh& mesh, const Flags& flags, const std::filesystem::path& file) {
   std::vector<std::string> command{std::filesystem::read_symlink("/proc/self/exe").string(), "train"};
   const std::vector<std::string> words = to_words(flags.config);
@@ -74,7 +84,7 @@ std::vector<double> losses_on(const Mesh& mesh, const Flags& flags, const std::f
   std::ifstream in(file);
   std::vector<double> losses;
   for (std::string line; std::getline(in, line);)
-    losses.push_back(nlohmann::json::parse(line).at("loss").get<double>());
+    losses.push_back(loss_of(line, fmt::format("parity: {}:{}", file.string(), losses.size() + 1)));
   if (static_cast<std::int64_t>(losses.size()) != flags.compared)
     throw Error(ErrorCode::system, fmt::format("parity: {} losses on dp x tp = {}; expected {}",
                                                losses.size(), mesh.text, flags.compared));
@@ -145,6 +155,7 @@ void add_parity(CLI::App& app, Body& chosen) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   sub->add_option("--tolerance", flags->tolerance, "Largest relative difference of a loss")
+      ->check(number_between(0, 1e9))
       ->capture_default_str();
   sub->add_option("--every", flags->every, "Print one of so many steps")
       ->check(CLI::PositiveNumber)

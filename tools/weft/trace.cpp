@@ -6,16 +6,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
 #include "backends/op_table.hpp"
+#include "base/json_reader.hpp"
+#include "base/regular_file.hpp"
 
 namespace weft::tools {
 namespace {
@@ -26,77 +24,24 @@ constexpr std::int64_t kMost = std::int64_t{1} << 60;  // nanoseconds, so that s
 constexpr std::size_t kWorst = 5;                      // calls that are listed
 constexpr std::size_t kDifferences = 5;
 
-// One file's JSON, with errors that name the place in it.
-class Reader {
- public:
-  Reader(const std::string& path, const json& object, std::string where)
-      : path_(path), object_(object), where_(std::move(where)) {
-    if (!object.is_object()) wrong(where_.empty() ? "it" : where_, "is no object");
-  }
+// A text that will be printed.
+std::string printable(std::string words) {
+  for (char& c : words)
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+  return words;
+}
 
-  [[noreturn]] void wrong(const std::string& what, const std::string& how) const {
-    throw Error(ErrorCode::bad_argument, fmt::format("{}: {} {}", path_, what, how));
-  }
-  const json* find(const char* key) const {
-    const auto at = object_.find(key);
-    return at == object_.end() ? nullptr : &*at;
-  }
-  const json& at(const char* key) const {
-    if (const json* value = find(key)) return *value;
-    wrong(place(key), "is missing");
-  }
-  std::int64_t integer(const char* key, std::int64_t min = 0, std::int64_t max = kMost) const {
-    const json& value = at(key);
-    if (!value.is_number_integer() ||
-        (value.is_number_unsigned() && value.get<std::uint64_t>() > INT64_MAX) ||
-        value.get<std::int64_t>() < min || value.get<std::int64_t>() > max)
-      wrong(place(key), fmt::format("is {}; expected an integer from {} to {}", shown(value), min, max));
-    return value.get<std::int64_t>();
-  }
-  int number(const char* key, int min, int max) const { return static_cast<int>(integer(key, min, max)); }
-  std::string text(const char* key) const {
-    const json& value = at(key);
-    if (!value.is_string()) wrong(place(key), fmt::format("is {}; expected a text", shown(value)));
-    std::string words = value.get<std::string>();
-    for (char& c : words)  // it will be printed
-      if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-    return words;
-  }
-  /// One of the `count` names that name(T) gives.
-  template <class T>
-  T named(const char* key, int count) const {
-    const std::string is = text(key);
-    for (int i = 0; i < count; ++i)
-      if (name(static_cast<T>(i)) == is) return static_cast<T>(i);
-    wrong(place(key), fmt::format("is \"{}\", which weft does not know", is));
-  }
-  std::string place(const char* key) const {
-    return where_.empty() ? key : fmt::format("{}.{}", where_, key);
-  }
-
- private:
-  static std::string shown(const json& value) {
-    constexpr std::size_t kLongest = 40;
-    std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
-    if (text.size() > kLongest) text.replace(kLongest, std::string::npos, "...");
-    return text;
-  }
-  const std::string& path_;
-  const json& object_;
-  const std::string where_;
-};
-
-TracedCall read_call(const Reader& in) {
+TracedCall read_call(const JsonReader& in) {
   TracedCall c;
   c.op = in.named<Op>("op", kOpCount);
-  c.call = static_cast<std::uint64_t>(in.integer("call"));
+  c.call = static_cast<std::uint64_t>(in.integer("call", 0, kMost));
   c.dtype = in.named<DType>("dtype", kDTypeCount);
   c.count = in.integer("count", 0, INT64_MAX);
   if (row(c.op).reduces) c.reduce = in.named<ReduceOp::Kind>("reduce", kReduceKindCount);
   const char* const other = row(c.op).collective ? "root" : "peer";
-  if (in.find(other) != nullptr) c.peer = in.number(other, 0, INT32_MAX);
-  c.posted_ns = in.integer("posted_ns", -kMost);
-  c.finished_ns = in.integer("finished_ns", -kMost);
+  if (in.find(other) != nullptr) c.peer = static_cast<int>(in.integer(other, 0, INT32_MAX));
+  c.posted_ns = in.integer("posted_ns", -kMost, kMost);
+  c.finished_ns = in.integer("finished_ns", -kMost, kMost);
   c.state = in.named<CallState>("state", 3);
   return c;
 }
@@ -304,47 +249,49 @@ class Group {
 }  // namespace
 
 TraceFile read_trace(const std::string& path) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream bytes;
-  if (!file || !(bytes << file.rdbuf()) || file.bad())
-    throw Error(ErrorCode::bad_argument, fmt::format("{}: cannot read it{}", path,
-                                                     errno ? fmt::format(": {}", std::strerror(errno)) : ""));
-  json content;
-  try {
-    content = json::parse(bytes.str());
-  } catch (const json::exception& e) {
-    throw Error(ErrorCode::bad_argument, fmt::format("{}: no trace, for it is not JSON: {}", path, e.what()));
-  }
-  const Reader in(path, content, "");
+  constexpr JsonLimits kLimits;
+  const RegularFile opened = open_regular_file(path);
+  if (opened.error_number != 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{}: cannot read it: {}", path, system_words(opened.error_number)));
+  const std::string bytes = read_regular_file(path, fmt::format("{}:", path), kLimits.bytes);
+  JsonProblem why;
+  const auto content = try_parse_json(bytes, why, kLimits);
+  if (!content)
+    throw Error(ErrorCode::bad_argument,
+                why.malformed ? fmt::format("{}: no trace, for it is not JSON: it {}", path, why.text)
+                              : fmt::format("{}: no trace, for it {}", path, why.text));
+  const JsonReader in(path, *content, "");
+  const auto number = [&](const char* key, int min, int max) {
+    return static_cast<int>(in.integer(key, min, max));
+  };
   if (in.find("weft_trace") == nullptr) in.wrong("no trace of weft:", "it has no \"weft_trace\"");
-  in.number("weft_trace", 1, 1);
+  number("weft_trace", 1, 1);
   TraceFile out{path, {}};
   Trace& t = out.trace;
-  t.group = in.text("group");
-  t.id = in.text("id");
-  t.size = in.number("size", 1, INT32_MAX);
-  t.rank = in.number("rank", 0, t.size - 1);
-  t.backend = in.text("backend");
-  t.host = in.text("host");
-  t.boot = in.text("boot");
-  t.process = in.number("process", 0, INT32_MAX);
-  t.identity = in.number("identity", 0, INT32_MAX);
-  t.began_monotonic_ns = in.integer("began_monotonic_ns");
+  t.group = printable(in.text("group"));
+  t.id = printable(in.text("id"));
+  t.size = number("size", 1, INT32_MAX);
+  t.rank = number("rank", 0, t.size - 1);
+  t.backend = printable(in.text("backend"));
+  t.host = printable(in.text("host"));
+  t.boot = printable(in.text("boot"));
+  t.process = number("process", 0, INT32_MAX);
+  t.identity = number("identity", 0, INT32_MAX);
+  t.began_monotonic_ns = in.integer("began_monotonic_ns", 0, kMost);
   t.began_realtime_ns = in.integer("began_realtime_ns", 0, 4 * kMost);
-  t.taken_ns = in.integer("taken_ns", -kMost);
-  t.forgotten = static_cast<std::uint64_t>(in.integer("forgotten"));
+  t.taken_ns = in.integer("taken_ns", -kMost, kMost);
+  t.forgotten = static_cast<std::uint64_t>(in.integer("forgotten", 0, kMost));
   if (const json* const failure = in.find("failure")) {
-    const Reader f(path, *failure, "failure");
+    const JsonReader f(path, *failure, "failure");
     t.failure.emplace();
     t.failure->why.code = f.named<ErrorCode>("code", static_cast<int>(ErrorCode::system) + 1);
-    t.failure->why.text = f.text("text");
-    t.failure->noticed_ns = f.integer("noticed_ns", -kMost);
+    t.failure->why.text = printable(f.text("text"));
+    t.failure->noticed_ns = f.integer("noticed_ns", -kMost, kMost);
   }
-  const json& calls = in.at("calls");
-  if (!calls.is_array()) in.wrong("calls", "is no list");
+  const json& calls = in.list("calls");
   for (std::size_t i = 0; i < calls.size(); ++i)
-    t.calls.push_back(read_call(Reader(path, calls[i], fmt::format("calls[{}]", i))));
+    t.calls.push_back(read_call(JsonReader(path, calls[i], fmt::format("calls[{}]", i))));
   return out;
 }
 

@@ -18,6 +18,7 @@
 #include <fstream>
 #include <thread>
 
+#include "base/json_reader.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::bench {
@@ -25,6 +26,7 @@ namespace {
 
 using std::chrono::milliseconds;
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+constexpr std::size_t kLongestLine = std::size_t{1} << 20;  // of a row of results
 constexpr Duration kGoodbye = std::chrono::seconds(2);  // for a job to end by itself, and again after SIGTERM
 constexpr Duration kHaste = milliseconds(50);           // where somebody waits for us to end
 
@@ -157,8 +159,9 @@ std::optional<nlohmann::ordered_json> Job::next(Duration limit) {
     if (end != std::string::npos) {
       const std::string line = pending_.substr(0, end);
       pending_.erase(0, end + 1);
-      const auto row = nlohmann::ordered_json::parse(line, nullptr, false);
-      if (row.is_object()) return row;
+      JsonProblem ignored;
+      const auto row = try_parse_json<nlohmann::ordered_json>(line, ignored, {.bytes = kLongestLine});
+      if (row && row->is_object()) return row;
       continue;  // libraries chat
     }
     if (deadline.passed()) {
@@ -174,6 +177,8 @@ std::optional<nlohmann::ordered_json> Job::next(Duration limit) {
     const ssize_t n = ::read(out_, text, sizeof text);
     if (n > 0) {
       pending_.append(text, static_cast<std::size_t>(n));
+      if (pending_.size() > kLongestLine && pending_.find('\n') == std::string::npos)
+        pending_.clear();  // no row
     } else if (n == 0) {
       int status = 0;
       if (::waitpid(pid_, &status, 0) == pid_) pid_ = -1;

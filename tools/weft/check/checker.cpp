@@ -14,9 +14,9 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <thread>
 
+#include "base/regular_file.hpp"
 #include "shrink.hpp"
 #include "weft/base/error.hpp"
 
@@ -219,11 +219,8 @@ void tell_shrunk(const Options& o, const Program& p) {
 std::vector<std::vector<Program>> arrange(const Options& o) {
   std::vector<Program> all;
   if (!o.replay.empty()) {
-    std::ifstream in(o.replay);
-    std::stringstream text;
-    text << in.rdbuf();
-    if (!in) throw Error(ErrorCode::bad_argument, fmt::format("check: {} cannot be read", o.replay));
-    all.push_back(decode(text.str()));
+    constexpr std::size_t kMostBytes = std::size_t{1} << 20;
+    all.push_back(decode(read_regular_file(o.replay, fmt::format("check: {}:", o.replay), kMostBytes)));
   } else if (o.only) {
     all.push_back(draw(o.seed, *o.only, o.range));
   } else {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "number_flag.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
 
@@ -110,9 +111,9 @@ void add_check(CLI::App& app, std::function<int()>& chosen, const MoreBackends& 
   c->add_option("--only", f->only, "Run this program of the seed alone");
   c->add_option("--program", o.replay, "Run the program in this file")->check(CLI::ExistingFile);
   c->add_option("--deadline", f->deadline, "Seconds, of calls that run into it")
-      ->check(CLI::Range(0.1, 60.0));
+      ->check(number_between(0.1, 60.0));
   c->add_option("--patience", f->patience, "Seconds, the deadline of all other calls")
-      ->check(CLI::Range(1.0, 600.0))
+      ->check(number_between(1.0, 600.0))
       ->capture_default_str();
   c->add_option("--jobs", o.jobs, "Programs at once")->check(CLI::Range(1, 64));
   c->add_flag("--keep-going", o.keep_going, "Go on after a failure");

@@ -1,0 +1,69 @@
+// Count, for each element, the parts that it is in, less 1: the elements must all have 0. That count is a sum
+// of boxes, each part with the sign + and the whole with the sign -. Along the first dimension the sum
+// changes only at coordinates where a box begins or ends, and it is 0 everywhere if and only if each of these
+// changes is 0. A change is again a sum of boxes with signs, in one dimension less: those that begin there,
+// and with the other sign those that end. With no dimension left it is a number. The first change that is not
+// 0 stands at the first element whose count is not 0.
+#include "checkpoint/coverage.hpp"
+
+#include <algorithm>
+#include <vector>
+
+namespace weft {
+namespace {
+
+struct SignedBox {
+  const CheckpointBox* box;
+  int sign;
+};
+
+struct Change {
+  std::int64_t at;
+  SignedBox box;
+};
+
+// The count at the first element, from `dim` on, where it is not 0; `element` is that one then.
+std::int64_t first_count(int dim, const std::vector<SignedBox>& boxes, Dims& element) {
+  if (dim == element.rank()) {
+    std::int64_t sum = 0;
+    for (const SignedBox& b : boxes) sum += b.sign;
+    return sum;
+  }
+  std::vector<Change> changes;
+  changes.reserve(2 * boxes.size());
+  for (const SignedBox& b : boxes) {
+    changes.push_back({b.box->offset[dim], b});
+    changes.push_back({b.box->offset[dim] + b.box->shape[dim], {b.box, -b.sign}});
+  }
+  std::sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) { return a.at < b.at; });
+  std::vector<SignedBox> here;
+  for (auto next = changes.begin(); next != changes.end();) {
+    const std::int64_t at = next->at;
+    here.clear();
+    for (; next != changes.end() && next->at == at; ++next) here.push_back(next->box);
+    // All changes together are 0: where the others are, the last one is.
+    if (next == changes.end()) break;
+    element[dim] = at;
+    if (const std::int64_t count = first_count(dim + 1, here, element); count != 0) return count;
+  }
+  return 0;
+}
+
+}  // namespace
+
+std::optional<NotCovered> first_not_covered_once(const Shape& whole, std::span<const CheckpointPart> parts) {
+  CheckpointBox all{whole, whole};
+  for (int d = 0; d < whole.rank(); ++d) all.offset[d] = 0;
+  std::vector<SignedBox> boxes;
+  if (all.shape.count() > 0) boxes.push_back({&all, -1});
+  for (const CheckpointPart& part : parts)
+    if (part.box.shape.count() > 0) boxes.push_back({&part.box, 1});
+  NotCovered wrong{.element = whole};
+  for (int d = 0; d < whole.rank(); ++d) wrong.element[d] = 0;
+  const std::int64_t count = first_count(0, boxes, wrong.element);
+  if (count == 0) return std::nullopt;
+  wrong.parts = count + 1;
+  return wrong;
+}
+
+}  // namespace weft

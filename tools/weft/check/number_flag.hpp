@@ -1,0 +1,22 @@
+// Flags whose values are numbers with a fraction.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+namespace weft {
+
+/// As CLI::Range, which lets NaN pass: for it no comparison holds.
+inline CLI::Validator number_between(double low, double high) {
+  return CLI::Validator(
+      [low, high](std::string& text) {
+        double value = 0;
+        if (CLI::detail::lexical_cast(text, value) && value >= low && value <= high) return std::string();
+        return fmt::format("Value {} not in range {} to {}", text, low, high);
+      },
+      fmt::format("FLOAT in [{} - {}]", low, high));
+}
+
+}  // namespace weft
