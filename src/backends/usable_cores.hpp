@@ -1,5 +1,6 @@
-// Which cores this thread may run on, and all ranks of a group together: with more ranks than that, nobody
-// spins. And how many memory nodes the machine has.
+// Which cores this thread may run on, and how much time there the cgroups of its process leave it; and the
+// same of all ranks of a group together: with more ranks than that, nobody spins. And how many memory nodes
+// the machine has.
 #pragma once
 
 #include <sched.h>
@@ -8,7 +9,12 @@
 #include <bitset>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
+#include <sstream>
 #include <string>
+#include <vector>
+
+#include "backends/cpu_quota.hpp"
 
 namespace weft {
 
@@ -53,7 +59,56 @@ class CoreSet {
   std::bitset<CPU_SETSIZE> bits_;
 };
 
-inline int usable_cores() noexcept { return CoreSet::usable().count(); }
+/// What processes may use of one host's processors: cores, and no more time on them than the quotas of their
+/// cgroups.
+class CpuShare {
+ public:
+  static CpuShare usable() {
+    CpuShare share;
+    share.cores_ = CoreSet::usable();
+    std::string boot;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+    share.host_ = std::hash<std::string>()(boot);
+    share.quotas_.push_back(cpu_quotas());
+    return share;
+  }
+  /// Text without blanks.
+  std::string encode() const {
+    std::string text = cores_.encode();
+    text.append("/").append(std::to_string(host_));
+    for (const auto& list : quotas_) text.append("/").append(weft::encode(list));
+    return text;
+  }
+  /// What is not such text says nothing.
+  static CpuShare decode(const std::string& text) {
+    CpuShare share;
+    std::istringstream parts(text);
+    std::string part;
+    if (std::getline(parts, part, '/')) share.cores_ = CoreSet::decode(part);
+    if (std::getline(parts, part, '/')) share.host_ = std::strtoull(part.c_str(), nullptr, 10);
+    while (std::getline(parts, part, '/')) share.quotas_.push_back(decode_quotas(part));
+    return share;
+  }
+  /// Together with others'. Ranks of other hosts are bound alike, and take nothing of this one's quotas.
+  CpuShare& operator|=(const CpuShare& others) {
+    cores_ |= others.cores_;
+    if (others.host_ == host_) quotas_.insert(quotas_.end(), others.quotas_.begin(), others.quotas_.end());
+    return *this;
+  }
+  /// Whole cores; at least one.
+  int count() const {
+    const std::int64_t quota = shared_millicores(quotas_);
+    const int cores = std::max(1, cores_.count());
+    return quota == 0 ? cores : static_cast<int>(std::clamp<std::int64_t>(quota / 1000, 1, cores));
+  }
+
+ private:
+  CoreSet cores_;
+  std::uint64_t host_ = 0;
+  std::vector<std::vector<CpuQuota>> quotas_;  // of each process
+};
+
+inline int usable_cores() { return CpuShare::usable().count(); }
 
 /// The numbers in a list as the kernel writes it, "0-3,8".
 inline int count_listed(const std::string& list) {

@@ -499,7 +499,7 @@ struct Card {
   // Rank 0's: a number of its own for every group of the job, so that groups with ranks in common, made at
   // the same time by several threads, do not meet.
   int tag = 0;
-  CoreSet cores;
+  CpuShare cores;
 
   std::string encode() const {
     return fmt::format("{} {} {} {} {} {} {} {}", backend, world_rank, world_size, safe, check, max_count,
@@ -510,7 +510,7 @@ struct Card {
     std::istringstream words(text);
     std::string cores;
     words >> c.backend >> c.world_rank >> c.world_size >> c.safe >> c.check >> c.max_count >> c.tag >> cores;
-    c.cores = CoreSet::decode(cores);
+    c.cores = CpuShare::decode(cores);
     return c;
   }
 };
@@ -620,7 +620,7 @@ std::unique_ptr<Backend> make(const Bringup& b) {
     process.tend();
   }
   MPI_Comm comm = MPI_COMM_NULL;
-  CoreSet cores = CoreSet::usable();
+  CpuShare cores = CpuShare::usable();
   if (b.size == 1) {
     const auto turn = process.lock();
     must(MPI_Comm_dup(MPI_COMM_SELF, &comm), "MPI_Comm_dup");

@@ -34,7 +34,7 @@ Path parse_path(const std::string& text) {
 struct Card {
   int identity = 0;
   SingleCopy single_copy = SingleCopy::off;
-  CoreSet cores;
+  CpuShare cores;
   ProcessAddress address;
 
   std::string encode() const {
@@ -48,7 +48,7 @@ struct Card {
     c.single_copy = static_cast<SingleCopy>(std::strtol(end, &end, 10));
     std::string rest = *end == ' ' ? end + 1 : end;
     const std::size_t space = std::min(rest.find(' '), rest.size());
-    c.cores = CoreSet::decode(rest.substr(0, space));
+    c.cores = CpuShare::decode(rest.substr(0, space));
     c.address = ProcessAddress::decode(rest.substr(std::min(space + 1, rest.size())));
     return c;
   }
@@ -80,9 +80,9 @@ Group bring_up(const Bringup& b) {
   const auto waited = [&] { return std::chrono::duration_cast<Duration>(Clock::now() - began); };
   const SingleCopy single_copy = single_copy_setting();
   const std::vector<std::string> cards = join(
-      b, "shm", Card{b.identity, single_copy, CoreSet::usable(), neighbourhood.self()}.encode(), layout());
+      b, "shm", Card{b.identity, single_copy, CpuShare::usable(), neighbourhood.self()}.encode(), layout());
   std::map<std::string, NeighbourRef> by_socket;
-  CoreSet cores;
+  CpuShare cores = CpuShare::usable();
   for (int r = 0; r < b.size; ++r) {
     const Card card = Card::decode(cards[static_cast<std::size_t>(r)]);
     if (card.single_copy != single_copy) {

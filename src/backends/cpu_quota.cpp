@@ -1,0 +1,175 @@
+#include "backends/cpu_quota.hpp"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <set>
+#include <sstream>
+
+namespace weft {
+namespace {
+
+// Where a hierarchy of cgroups is mounted, and which of its cgroups is there.
+struct Mount {
+  std::string at, shows;
+};
+
+std::optional<std::int64_t> number(const std::string& text) {
+  char* end = nullptr;
+  const long long value = std::strtoll(text.c_str(), &end, 10);
+  if (end == text.c_str() || *end != '\0') return std::nullopt;
+  return value;
+}
+
+// A mount point with a blank in it has "\040" there.
+std::string unescaped(const std::string& text) {
+  std::string plain;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] == '\\' && i + 3 < text.size()) {
+      plain += static_cast<char>(std::strtol(text.substr(i + 1, 3).c_str(), nullptr, 8));
+      i += 3;
+    } else {
+      plain += text[i];
+    }
+  }
+  return plain;
+}
+
+bool lists(const std::string& commas, const std::string& word) {
+  return ("," + commas + ",").find("," + word + ",") != std::string::npos;
+}
+
+// Of /proc/self/mountinfo, see proc(5): id, parent, device, root, mount point, options, optional fields, "-",
+// type, source, options of the type.
+std::optional<Mount> find_mount(const std::string& root, bool version2) {
+  std::ifstream file(root + "/proc/self/mountinfo");
+  std::optional<Mount> found;
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t dash = line.find(" - ");
+    if (dash == std::string::npos) continue;
+    std::istringstream before(line), after(line.substr(dash + 3));
+    std::string id, parent, device, shows, at, type, source, options;
+    if (!(before >> id >> parent >> device >> shows >> at) || !(after >> type >> source >> options)) continue;
+    if (version2 ? type == "cgroup2" : type == "cgroup" && lists(options, "cpu"))
+      found = Mount{unescaped(at), unescaped(shows)};  // the last one hides those before
+  }
+  return found;
+}
+
+// Quota and period in microseconds, in thousandths of a core. A quota of "max" or -1 is none.
+std::optional<std::int64_t> millicores(const std::string& quota, const std::string& period) {
+  const auto q = number(quota), p = number(period);
+  if (!q || !p || *q <= 0 || *p <= 0) return std::nullopt;
+  return std::max<std::int64_t>(1, *q * 1000 / *p);
+}
+
+std::optional<std::int64_t> quota_in(const std::string& folder, bool version2) {
+  std::string quota, period;
+  if (version2) {
+    std::ifstream(folder + "/cpu.max") >> quota >> period;
+  } else {
+    std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;
+    std::ifstream(folder + "/cpu.cfs_period_us") >> period;
+  }
+  return millicores(quota, period);
+}
+
+// From the mount point down to `cgroup`, which /proc/self/cgroup names as seen from the hierarchy's root.
+void add_quotas(const std::string& root, std::string cgroup, bool version2, std::vector<CpuQuota>& found) {
+  const std::optional<Mount> mount = find_mount(root, version2);
+  if (!mount) return;
+  if (mount->shows != "/") {  // a container that sees its own part only
+    if (cgroup == mount->shows || cgroup.starts_with(mount->shows + "/")) {
+      cgroup.erase(0, mount->shows.size());
+    } else {
+      cgroup.clear();
+    }
+  }
+  if (cgroup.find("..") != std::string::npos) cgroup.clear();  // outside of what is mounted
+  for (std::size_t end = 0; end != std::string::npos;) {
+    const std::string folder = root + mount->at + cgroup.substr(0, end);
+    struct stat info {};
+    const auto quota = quota_in(folder, version2);
+    if (quota && ::stat(folder.c_str(), &info) == 0)
+      found.push_back(
+          {static_cast<std::uint64_t>(info.st_ino) ^ static_cast<std::uint64_t>(info.st_dev) << 48, *quota});
+    if (end >= cgroup.size() || cgroup == "/") break;
+    end = std::min(cgroup.find('/', end + 1), cgroup.size());
+  }
+}
+
+}  // namespace
+
+std::vector<CpuQuota> cpu_quotas(const std::string& root) {
+  std::vector<CpuQuota> found;
+  std::ifstream file(root + "/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {  // "0::/path", or "4:cpu,cpuacct:/path" of version 1
+    const std::size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1),
+                      path = line.substr(second + 1);
+    if (controllers.empty() || lists(controllers, "cpu")) add_quotas(root, path, controllers.empty(), found);
+  }
+  return found;
+}
+
+std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& processes) {
+  // Of each cgroup its quota, and what is directly in it: other cgroups, or processes. 0 is the root of all.
+  struct Node {
+    std::int64_t quota = 0;
+    bool process = false;
+    std::set<std::uint64_t> inside;
+  };
+  std::map<std::uint64_t, Node> nodes;
+  for (const auto& list : processes) {
+    std::uint64_t outer = 0;
+    for (const CpuQuota& q : list) {
+      nodes[outer].inside.insert(q.id);
+      nodes[outer = q.id].quota = q.millicores;
+    }
+    nodes[outer].process = true;
+  }
+  // What a cgroup gives: what those inside take, within its quota. 0: no limit.
+  const auto given = [&](const auto& self, std::uint64_t id, int depth) -> std::int64_t {
+    const Node& node = nodes[id];
+    if (node.process || depth > 64) return node.quota;
+    std::int64_t sum = 0;
+    for (const std::uint64_t inner : node.inside) {
+      const std::int64_t part = self(self, inner, depth + 1);
+      if (part == 0) return node.quota;
+      sum += part;
+    }
+    return node.quota == 0 ? sum : std::min(sum, node.quota);
+  };
+  return given(given, 0, 0);
+}
+
+std::string encode(const std::vector<CpuQuota>& quotas) {
+  std::string text;
+  for (const CpuQuota& q : quotas)
+    text += fmt::format("{}{}:{}", text.empty() ? "" : ",", q.id, q.millicores);
+  return text.empty() ? "-" : text;
+}
+
+std::vector<CpuQuota> decode_quotas(const std::string& text) {
+  std::vector<CpuQuota> quotas;
+  std::istringstream items(text);
+  for (std::string item; std::getline(items, item, ',');) {
+    CpuQuota q;
+    char* end = nullptr;
+    q.id = std::strtoull(item.c_str(), &end, 10);
+    if (*end != ':') return {};
+    const auto value = number(end + 1);
+    if (!value || *value <= 0) return {};
+    q.millicores = *value;
+    quotas.push_back(q);
+  }
+  return quotas;
+}
+
+}  // namespace weft

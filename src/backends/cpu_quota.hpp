@@ -1,0 +1,31 @@
+// How much processor time control groups (cgroups) leave to a process: the quotas of containers and batch
+// systems.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace weft {
+
+/// A cgroup that limits its processes, all together.
+struct CpuQuota {
+  std::uint64_t id = 0;         ///< of the cgroup, on this host
+  std::int64_t millicores = 0;  ///< thousandths of a core
+  friend bool operator==(const CpuQuota&, const CpuQuota&) = default;
+};
+
+/// The cgroups with a quota that this process is in, from the outermost to its own; version 2 (cpu.max) and
+/// version 1 (cpu.cfs_quota_us). Empty where none has one or the system does not tell. `root` is put before
+/// every path, for tests.
+std::vector<CpuQuota> cpu_quotas(const std::string& root = "");
+
+/// What several processes, each in the cgroups of its list, have together: each cgroup gives no more than its
+/// quota to all that are in it. 0: some of them are not limited.
+std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& processes);
+
+/// As text without blanks: "17:2000,23:500"; "-" for none. What is not such text says nothing.
+std::string encode(const std::vector<CpuQuota>& quotas);
+std::vector<CpuQuota> decode_quotas(const std::string& text);
+
+}  // namespace weft
