@@ -1,8 +1,17 @@
 // What is Gloo's own: the transport under random calls, and each way in which it fails.
+#include <arpa/inet.h>
+#include <dirent.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
+#include <fstream>
+#include <mutex>
+#include <set>
+#include <sstream>
 #include <thread>
 
 #include "support/random_calls.hpp"
@@ -271,6 +280,173 @@ TEST_P(Gloo, ARankThatLeavesIsNamed) {
           r.group() = ProcessGroup();
         }
         r.meet("end");
+      },
+      gloo());
+}
+
+// Each rank is answered by all before it tells its predecessor that it leaves, so the predecessor has its own
+// answer before the other's leave. Nobody may take that for the end of what it has to answer.
+TEST_P(Gloo, RanksThatLeaveInACircleDoNotWaitForOneAnother) {
+  constexpr int n = 3;
+  run_ranks(
+      GetParam(), n,
+      [](Rank& r) {
+        Membership m = r.membership("circle");
+        const int last = (r.rank + n - 1) % n;
+        const auto answered = [](int rank) { return "left/" + std::to_string(rank); };
+        m.test.before_leave = [&](int peer) {
+          if (peer != last) return;
+          // The predecessor has told this rank, whose thread has answered; so has it been by the others.
+          r.store->set(answered(r.rank), "1", Deadline::after(20s));
+          for (int rank = 0; rank < n; ++rank) r.store->get(answered(rank), Deadline::after(20s));
+          std::this_thread::sleep_for(100ms);  // the answers are under way
+        };
+        ProcessGroup g = ProcessGroup::create(r.context, "gloo", m);
+        g.barrier().wait();
+        const auto began = Clock::now();
+        g = {};
+        EXPECT_LT(Clock::now() - began, 1500ms);
+        r.meet("all have left");
+      },
+      gloo());
+}
+
+// Where this process listens: "0100007F:1F90" as the kernel writes 127.0.0.1:8080.
+std::set<std::string> listening() {
+  std::set<std::string> sockets;
+  DIR* const folder = ::opendir("/proc/self/fd");
+  while (const dirent* const entry = ::readdir(folder)) {
+    char to[64] = {};
+    if (::readlinkat(::dirfd(folder), entry->d_name, to, sizeof(to) - 1) > 0) sockets.insert(to);
+  }
+  ::closedir(folder);
+  std::set<std::string> found;
+  std::ifstream table("/proc/self/net/tcp");
+  std::string line;
+  while (std::getline(table, line)) {
+    std::istringstream words(line);
+    std::string number, local, remote, state, word, inode;
+    words >> number >> local >> remote >> state;
+    for (int i = 0; i < 5; ++i) words >> word;
+    words >> inode;
+    if (state == "0A" && sockets.count("socket:[" + inode + "]") != 0) found.insert(local);
+  }
+  return found;
+}
+
+// Connects to each port that this process listens on, as a port scanner would, and keeps the connections.
+class Scanner {
+ public:
+  explicit Scanner(std::string says) : says_(std::move(says)) {}
+  ~Scanner() {
+    for (const int fd : connections_) ::close(fd);
+  }
+  Scanner(const Scanner&) = delete;
+  Scanner& operator=(const Scanner&) = delete;
+
+  void scan(const std::set<std::string>& not_these) {
+    const std::lock_guard lock(mutex_);
+    for (const std::string& where : listening()) {
+      if (not_these.count(where) != 0) continue;
+      EXPECT_THAT(where, testing::StartsWith("0100007F:"));  // all ranks are on one host
+      sockaddr_in to{};
+      to.sin_family = AF_INET;
+      to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      to.sin_port = htons(static_cast<std::uint16_t>(std::stoi(where.substr(9), nullptr, 16)));
+      const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      connections_.push_back(fd);
+      if (::connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) != 0) continue;
+      if (!says_.empty()) ::send(fd, says_.data(), says_.size(), MSG_NOSIGNAL);
+    }
+  }
+  std::size_t connections() {
+    const std::lock_guard lock(mutex_);
+    return connections_.size();
+  }
+
+ private:
+  const std::string says_;
+  std::mutex mutex_;
+  std::vector<int> connections_;
+};
+
+// A store in which a rank that gives its ports to the others waits first until a stranger has been there.
+class ScannedStore final : public Store {
+ public:
+  ScannedStore(std::shared_ptr<Store> store, Scanner& scanner, int times)
+      : store_(std::move(store)), scanner_(scanner), times_(times) {}
+  void set(std::string_view key, std::string_view value, Deadline deadline) override {
+    scan(key);
+    store_->set(key, value, deadline);
+  }
+  std::string get(std::string_view key, Deadline deadline) override { return store_->get(key, deadline); }
+  std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
+    return store_->try_get(key, deadline);
+  }
+  std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
+    scan(key);
+    return store_->add(key, delta, deadline);
+  }
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                          Deadline deadline) override {
+    return store_->compare_set(key, expected, desired, deadline);
+  }
+  void remove(std::string_view key, Deadline deadline) override { store_->remove(key, deadline); }
+
+ private:
+  void scan(std::string_view key) {
+    if (key.find("/gloo/") == key.npos || key.find("/port") == key.npos || key.ends_with("/all")) return;
+    if (scanned_.size() < times_ || scanned_.count(std::string(key)) != 0) {
+      scanned_.insert(std::string(key));
+      scanner_.scan(before_);
+    }
+  }
+  const std::shared_ptr<Store> store_;
+  Scanner& scanner_;
+  const std::size_t times_;
+  const std::set<std::string> before_ = listening();
+  std::set<std::string> scanned_;
+};
+
+// Gloo takes whoever connects first for the peer. The ranks notice, and try again on other ports.
+TEST_P(Gloo, AStrangerThatConnectsWhileAGroupIsMadeDoesNotKillTheJob) {
+  for (const std::string& says :
+       {std::string("GET / HTTP/1.0\r\n\r\n"), std::string(), std::string(100, '\0')})
+    run_ranks(
+        GetParam(), 3,
+        [&](Rank& r) {
+          r.meet("here");
+          Scanner scanner(says);
+          Membership m = r.membership("scanned");
+          // Of the first attempt, which puts two keys of its ports.
+          m.store = std::make_shared<ScannedStore>(r.store, scanner, 2);
+          r.meet("all look before anybody listens");
+          ProcessGroup g = ProcessGroup::create(r.context, "gloo", m);
+          EXPECT_GT(scanner.connections(), 0u);
+          std::vector<float> x(1000, 1.0f);
+          g.all_reduce(view(x), view(x)).wait();
+          EXPECT_EQ(x, std::vector<float>(1000, 3.0f));
+        },
+        gloo());
+}
+
+// Who does so again and again is named, on every rank.
+TEST_P(Gloo, AStrangerThatConnectsAgainAndAgainIsAnErrorOfAllRanks) {
+  run_ranks(
+      GetParam(), 2,
+      [](Rank& r) {
+        r.meet("here");
+        Scanner scanner("GET / HTTP/1.0\r\n\r\n");
+        Membership m = r.membership("scanned");
+        m.store = std::make_shared<ScannedStore>(r.store, scanner, 1000);
+        r.meet("all look before anybody listens");
+        const Error e = error_of([&] { ProcessGroup::create(r.context, "gloo", m); });
+        EXPECT_EQ(e.code(), ErrorCode::system) << e.what();
+        EXPECT_THAT(e.what(), HasSubstr("group \"scanned\": gloo cannot connect the ranks: rank "));
+        EXPECT_THAT(e.what(), HasSubstr("; does somebody else connect to the ports? [rank "));
+        r.meet("both know");
+        ProcessGroup again = ProcessGroup::create(r.context, "gloo", r.membership("again"));
+        again.barrier().wait();
       },
       gloo());
 }

@@ -147,6 +147,11 @@ class Backend {
   virtual void batch(bool /*begin*/) noexcept {}
   /// Stream backends: makes `stream` wait for the call, without blocking the host. False: the host has to.
   virtual bool wait_on(OpState& /*s*/, void* /*stream*/) noexcept { return false; }
+  /// Stream backends, before anything is posted: throws bad_argument where calls cannot be ordered on
+  /// `stream`, because it is no stream or another device's, and unsupported where it is being captured into a
+  /// graph. `calls`: it is for calls; false: for wait_on(), which takes streams of any device. From any
+  /// thread.
+  virtual void check_stream(void* /*stream*/, bool /*calls*/) {}
   /// Ranks that have died or left the group, as far as the transport knows at this moment; before and after a
   /// failure. From any thread.
   virtual std::vector<int> gone() const noexcept { return {}; }
@@ -165,6 +170,7 @@ struct TestHooks {
   std::int64_t max_count =
       0;             ///< as if the transport counted no further than this in one message; 0: its own limit
   std::string host;  ///< "auto" and gloo take this rank to be on that host; empty: on its own
+  std::function<void(int peer)> before_leave;  ///< gloo: called before `peer` is told that this rank leaves
 };
 
 /// What a backend's factory gets: who meets whom, where.

@@ -6,10 +6,8 @@
 #include <gloo/allreduce.h>
 #include <gloo/broadcast.h>
 #include <gloo/config.h>
+#include <gloo/context.h>
 #include <gloo/reduce.h>
-#include <gloo/rendezvous/context.h>
-#include <gloo/rendezvous/store.h>
-#include <gloo/transport/tcp/device.h>
 
 #include <algorithm>
 #include <array>
@@ -18,6 +16,7 @@
 
 #include "backends/blocking_backend.hpp"
 #include "backends/gloo/links.hpp"
+#include "backends/gloo/mesh.hpp"
 #include "backends/join.hpp"
 #include "backends/op_table.hpp"
 #include "backends/reduce.hpp"
@@ -31,40 +30,6 @@ namespace {
 constexpr std::uint64_t kExchange = 0x42ull << 56;  // slots of exchange(), see links.cpp
 constexpr auto kForever =
     std::chrono::milliseconds(std::chrono::hours(24 * 30));  // deadlines are the group's
-
-// Where Gloo's ranks find each other's ports; its keys are their numbers.
-class Meeting final : public ::gloo::rendezvous::Store {
- public:
-  explicit Meeting(const Bringup& b) : b_(b), prefix_(b.token + "/gloo/port/") {}
-  void set(const std::string& key, const std::vector<char>& data) override {
-    b_.store->set(prefix_ + key, {data.data(), data.size()}, b_.deadline);
-  }
-  std::vector<char> get(const std::string& key) override {
-    const std::string value = await(key);
-    return {value.begin(), value.end()};
-  }
-  void wait(const std::vector<std::string>& keys) override {
-    for (const std::string& key : keys) await(key);
-  }
-  /// Whose connection is being made: Gloo connects one rank after the other. -1: none's yet.
-  int connecting() const noexcept { return connecting_; }
-
- private:
-  std::string await(const std::string& key) {
-    // Keys are "rank_3", where Gloo asks for hosts, and "3".
-    connecting_ = std::atoi(key.c_str() + std::min(key.find_first_of("0123456789"), key.size()));
-    if (auto value = weft::await(b_, prefix_ + key)) return std::move(*value);
-    throw Error(Failure{.code = ErrorCode::timeout,
-                        .text = fmt::format("group \"{}\": rank {} joined, but did not connect by the "
-                                            "deadline [rank {}]",
-                                            b_.name, connecting_, b_.rank),
-                        .ranks = {connecting_}});
-  }
-
-  const Bringup& b_;
-  std::string prefix_;
-  int connecting_ = -1;
-};
 
 ::gloo::transport::tcp::attr loopback() { return {"127.0.0.1"}; }
 
@@ -84,8 +49,7 @@ class Meeting final : public ::gloo::rendezvous::Store {
 }
 
 std::shared_ptr<::gloo::Context> connect(const Bringup& b, bool check) {
-  auto context = std::make_shared<::gloo::rendezvous::Context>(b.rank, b.size);
-  if (b.size == 1) return context;
+  if (b.size == 1) return std::make_shared<::gloo::Context>(b.rank, b.size);
   const std::string host = b.test.host.empty() ? b.context.neighbourhood().self().host : b.test.host;
   const auto word = [](bool on) { return std::string(on ? "on" : "off"); };
   std::vector<std::string> hosts =
@@ -107,35 +71,9 @@ std::shared_ptr<::gloo::Context> connect(const Bringup& b, bool check) {
                                   ? "the ranks are on several hosts"
                                   : fmt::format("a rank cannot tell its host ({})", kUnknownHostText);
   const ::gloo::transport::tcp::attr where = one_host ? loopback() : chosen_interface(b, because);
-  Meeting meeting(b);
-  try {
-    const NoSignals inherited;  // by Gloo's own thread
-    auto device = ::gloo::transport::tcp::CreateDevice(where);
-    b.context.log().write(LogLevel::info, fmt::format("group \"{}\": {}", b.name, device->str()));
-    // It waits five times as long as it is told.
-    context->setTimeout(std::chrono::duration_cast<std::chrono::milliseconds>(b.deadline.left() / 5) +
-                        std::chrono::milliseconds(1));
-    context->connectFullMesh(meeting, device);
-    context->setTimeout(kForever);
-    withdraw(b, "gloo");  // who is connected has read the cards, but perhaps not yet all the ports
-  } catch (const ::gloo::Exception& e) {
-    const std::string what = e.what();
-    const auto says = [&](const char* words) { return what.find(words) != std::string::npos; };
-    Failure why{.code = ErrorCode::system, .text = {}, .ranks = {}};
-    if (b.deadline.passed()) {
-      why.code = ErrorCode::timeout;
-    } else if (says("Connection closed by peer") || says("Connection reset by peer")) {
-      why.code = ErrorCode::peer_lost;  // it came, and is gone or has given up
-    }
-    std::string whom = "the ranks";
-    if (meeting.connecting() >= 0) {
-      whom = fmt::format("rank {}", meeting.connecting());
-      why.ranks = {meeting.connecting()};
-    }
-    why.text = fmt::format("group \"{}\": gloo cannot connect {}: {} [rank {}]", b.name, whom,
-                           with_limits(what), b.rank);
-    throw Error(std::move(why));
-  }
+  const std::shared_ptr<::gloo::Context> context = connect_all(b, where);
+  context->setTimeout(kForever);
+  withdraw(b, "gloo");  // who is connected has read the cards
   return context;
 }
 
@@ -168,7 +106,8 @@ class GlooBackend final : public BlockingBackend {
         links_(context_, unexpected_,
                {.finished = [this](OpState& s) { finished(s); },
                 .refuse = [this](OpState& s, Failure why) { refuse(s, std::move(why)); },
-                .fail = [this](const Failure& why) { fail(why); }}) {
+                .fail = [this](const Failure& why) { fail(why); },
+                .before_leave = b.test.before_leave}) {
     traits_.promises.checks_calls = traits_.promises.names_absent = check_;
     begin();
   }

@@ -35,7 +35,7 @@ struct Links::Note {
     announce,  // a collective
     heard,     // only for its field `heard`
     leave,     // this rank leaves the group
-    farewell,  // the answer: everything was read, nothing more will be sent
+    farewell,  // the answer: everything before it was read; the answering rank's own leave may still come
     ping,      // whoever runs answers with
     pong,
   };
@@ -138,10 +138,11 @@ Links::~Links() {
   }
   if (well) {
     const NoSignals guard;
-    for (auto& peer : peers_) {
-      if (peer->rank == context_->rank) continue;
+    for (int i = 1; i < size(); ++i) {
+      Peer& peer = *peers_[static_cast<std::size_t>((context_->rank + i) % size())];
+      if (events_.before_leave) events_.before_leave(peer.rank);
       try {
-        write(*peer, Note{.kind = Note::Kind::leave});
+        write(peer, Note{.kind = Note::Kind::leave});
       } catch (const std::exception&) {}
     }
     std::unique_lock lock(mutex_);
@@ -167,6 +168,9 @@ void Links::interrupt() noexcept {
     std::byte nothing{};
     context_->createUnboundBuffer(&nothing, 1)->waitRecv(std::chrono::milliseconds(1));
   } catch (const std::exception&) {}
+  // But not who waits for a message of which a part has come.
+  for (auto& peer : peers_)
+    if (peer->in) peer->in->abortWaitRecv();
 }
 
 Failure Links::left(int rank, const OpState* s) const {
@@ -191,7 +195,9 @@ void Links::write(Peer& peer, Note note, const void* payload, std::size_t bytes)
   sent.buffer->send(peer.rank, kNotes);
 }
 
-// The thread of one peer.
+// The thread of one peer. It reads until the connection ends, also once the peer has answered this rank's
+// leave: the peer's own leave may come after that and wants its answer. A rank that stopped there would keep
+// the peer waiting until the connection ends, and that peer another one, perhaps in a circle.
 void Links::read(Peer& peer) noexcept {
   ::pthread_setname_np(::pthread_self(), "weft-gloo");
   try {
@@ -213,7 +219,7 @@ void Links::read(Peer& peer) noexcept {
       peer.read.fetch_add(1, std::memory_order_release);
       Note note;
       std::memcpy(static_cast<void*>(&note), bytes.data(), sizeof(Note));
-      if (note.kind != Note::Kind::farewell) peer.in->recv(peer.rank, kNotes);
+      peer.in->recv(peer.rank, kNotes);
       peer.heard.store(note.heard, std::memory_order_release);
       take(peer, note, bytes.data() + sizeof(Note));
       bool tell = false;
@@ -222,7 +228,6 @@ void Links::read(Peer& peer) noexcept {
         tell = peer.read.load(std::memory_order_relaxed) - peer.told >= kUnheard;
       }
       if (tell) write(peer, Note{.kind = Note::Kind::heard});
-      if (note.kind == Note::Kind::farewell) break;
     }
   } catch (const std::exception&) {  // closed by one of the two sides, or broken
   }

@@ -35,6 +35,7 @@ struct LinkEvents {
   std::function<void(OpState&)> finished;
   std::function<void(OpState&, Failure)> refuse;
   std::function<void(const Failure&)> fail;
+  std::function<void(int peer)> before_leave;  // tests; may be null
 };
 
 /// What a rank says to another before a collective.

@@ -1,0 +1,267 @@
+#include "backends/gloo/mesh.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <gloo/common/error.h>
+#include <gloo/transport/context.h>
+#include <gloo/transport/tcp/device.h>
+#include <gloo/transport/unbound_buffer.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "backends/blocking_backend.hpp"
+#include "backends/join.hpp"
+#include "base/fnv.hpp"
+
+namespace weft::gloo_backend {
+namespace {
+
+namespace transport = ::gloo::transport;
+
+constexpr int kAttempts = 4;
+constexpr std::uint64_t kHello = 0x43ull << 56;  // slot, see links.cpp
+// How long a rank may take to come to the next attempt: a live one comes at once.
+constexpr Duration kComesAgain = std::chrono::seconds(2), kComesAgainAtMost = std::chrono::seconds(10);
+constexpr Duration kAnswer = std::chrono::milliseconds(500);  // of the store, once a deadline has passed
+constexpr std::string_view kMade = "made";
+
+using Token = std::array<char, 16>;
+
+Token random_token() {
+  Token token;
+  for (std::size_t have = 0; have < token.size();) {
+    const ssize_t got = ::getrandom(token.data() + have, token.size() - have, 0);
+    if (got < 0 && errno != EINTR) throw_errno("getrandom", errno);
+    have += static_cast<std::size_t>(std::max<ssize_t>(got, 0));
+  }
+  return token;
+}
+
+// A group of Gloo's whose connections were made here.
+class Connected final : public ::gloo::Context {
+ public:
+  Connected(int rank_in, int size_in, std::shared_ptr<transport::Device> device,
+            std::shared_ptr<transport::Context> connections)
+      : ::gloo::Context(rank_in, size_in) {
+    device_ = std::move(device);
+    transportContext_ = std::move(connections);
+  }
+};
+
+// A wait that times out is how Gloo ends all connections and wakes all who wait for them.
+void end_all(transport::Context& connections) noexcept {
+  try {
+    std::byte nothing{};
+    connections.createUnboundBuffer(&nothing, 1)->waitRecv(std::chrono::milliseconds(1));
+  } catch (const std::exception&) {}
+}
+
+class Attempt {
+ public:
+  Attempt(const Bringup& b, const transport::tcp::attr& where, int number);
+  /// The group, or null: then all ranks have failed(), or some have thrown.
+  std::shared_ptr<::gloo::Context> run(Deadline comes, const std::string& former);
+  /// What one of them said.
+  const std::string& failed() const noexcept { return failed_; }
+
+ private:
+  void exchange_addresses(Deadline comes, const std::string& former);
+  void connect_and_greet();
+  void tell(const std::optional<std::string>& trouble);
+  std::string settle(std::string_view verdict);
+  std::string await_verdict();
+  std::string what(std::string_view part) const { return fmt::format("gloo/{}/{}", number_, part); }
+  std::string key(std::string_view part) const { return fmt::format("{}/{}", b_.token, what(part)); }
+
+  const Bringup& b_;
+  const int number_;
+  const Token token_ = random_token();
+  const std::shared_ptr<transport::Device> device_;
+  const std::shared_ptr<transport::Context> connections_;
+  std::vector<Token> tokens_;                 // by rank
+  std::vector<std::vector<char>> addresses_;  // where they listen for this rank
+  Deadline limit_;
+  int connecting_ = -1;
+  std::string failed_;
+};
+
+Attempt::Attempt(const Bringup& b, const transport::tcp::attr& where, int number)
+    : b_(b),
+      number_(number),
+      device_(transport::tcp::CreateDevice(where)),
+      connections_(device_->createContext(b.rank, b.size)),
+      limit_(b.deadline) {
+  b.context.log().write(LogLevel::info, fmt::format("group \"{}\": {}", b.name, device_->str()));
+  // Gloo waits five times as long as it is told.
+  connections_->setTimeout(std::chrono::duration_cast<std::chrono::milliseconds>(limit_.left() / 5) +
+                           std::chrono::milliseconds(1));
+  for (int r = 0; r < b.size; ++r)
+    if (r != b.rank) connections_->createPair(r);
+}
+
+// A card is a token, then of each rank, itself among them, the length of an address and the address.
+void Attempt::exchange_addresses(Deadline comes, const std::string& former) {
+  std::string card(token_.data(), token_.size());
+  for (int r = 0; r < b_.size; ++r) {
+    const std::vector<char> bytes =
+        r == b_.rank ? std::vector<char>() : connections_->getPair(r)->address().bytes();
+    card += static_cast<char>(bytes.size());
+    card.append(bytes.data(), bytes.size());
+  }
+  Bringup b = b_;
+  b.deadline = comes;
+  std::vector<std::string> cards;
+  try {
+    cards = join(b, what("ports"), card, digest_of(kHello, sizeof(Token)));
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::timeout || e.ranks().empty() || former.empty()) throw;
+    throw Error(
+        Failure{.code = ErrorCode::peer_lost,
+                .text = fmt::format("group \"{}\": rank{} {} {} lost while the group was made ({}) [rank {}]",
+                                    b.name, e.ranks().size() == 1 ? "" : "s", fmt::join(e.ranks(), ", "),
+                                    e.ranks().size() == 1 ? "was" : "were", former, b.rank),
+                .ranks = {e.ranks().begin(), e.ranks().end()}});
+  }
+  for (const std::string& text : cards) {
+    std::memcpy(tokens_.emplace_back().data(), text.data(), std::min(text.size(), sizeof(Token)));
+    std::size_t at = sizeof(Token);
+    for (int r = 0; at < text.size(); ++r) {
+      const std::size_t bytes = static_cast<unsigned char>(text[at++]);
+      const std::string_view address = std::string_view(text).substr(at, bytes);
+      if (r == b_.rank) addresses_.emplace_back(address.begin(), address.end());
+      at += bytes;
+    }
+  }
+}
+
+// Throws what Gloo throws, and runtime_error where somebody else is at the other end.
+void Attempt::connect_and_greet() {
+  const auto of = [&](auto& by_rank) -> auto& { return by_rank[static_cast<std::size_t>(connecting_)]; };
+  const auto each = [&](const auto& f) {
+    for (connecting_ = 0; connecting_ < b_.size; ++connecting_)
+      if (connecting_ != b_.rank) f();
+  };
+  each([&] { connections_->getPair(connecting_)->connect(of(addresses_)); });
+  Token mine = token_;
+  const auto out = connections_->createUnboundBuffer(mine.data(), mine.size());
+  std::vector<Token> theirs(static_cast<std::size_t>(b_.size));
+  std::vector<std::unique_ptr<transport::UnboundBuffer>> in(theirs.size());
+  each([&] {
+    of(in) = connections_->createUnboundBuffer(of(theirs).data(), sizeof(Token));
+    of(in)->recv(connecting_, kHello);
+    out->send(connecting_, kHello);
+  });
+  const auto left = [&] {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(limit_.left()) +
+           std::chrono::milliseconds(1);
+  };
+  each([&] {
+    of(in)->waitRecv(left());
+    if (of(theirs) != of(tokens_)) throw std::runtime_error("it was not that rank which connected");
+  });
+  each([&] { out->waitSend(left()); });
+}
+
+// The verdict is one key for all ranks: who sets it first decides. Returns what it is then.
+std::string Attempt::settle(std::string_view verdict) {
+  return b_.store->compare_set(key("verdict"), "", verdict, Deadline::after(kAnswer));
+}
+
+// Who is in trouble says so; of those that are connected the last says that all are.
+void Attempt::tell(const std::optional<std::string>& trouble) {
+  if (trouble) {
+    settle(*trouble);
+  } else if (b_.store->add(key("connected"), 1, Deadline::after(kAnswer)) == b_.size) {
+    settle(kMade);
+  }
+}
+
+std::string Attempt::await_verdict() {
+  Bringup limited = b_;
+  limited.deadline = limit_;
+  if (auto verdict = await(limited, key("verdict"))) return *verdict;
+  return settle(fmt::format("rank {} waited in vain until all were connected", b_.rank));
+}
+
+std::shared_ptr<::gloo::Context> Attempt::run(Deadline comes, const std::string& former) {
+  exchange_addresses(comes, former);
+  // Of the time that is left the last attempt gets all.
+  limit_ = Deadline::after(b_.deadline.left() / (kAttempts - number_));
+  std::string verdict;
+  std::exception_ptr lost;  // the store, or a rank that has given up
+  // Who waits for a peer that is in trouble hears of it here.
+  std::thread listener([&] {
+    try {
+      verdict = await_verdict();
+    } catch (...) {
+      lost = std::current_exception();
+    }
+    if (verdict != kMade) end_all(*connections_);
+  });
+  std::optional<std::string> trouble;
+  try {
+    connect_and_greet();
+  } catch (const std::exception& e) {
+    trouble =
+        fmt::format("rank {} could not connect rank {}: {}", b_.rank, connecting_, with_limits(e.what()));
+  }
+  std::exception_ptr mute;
+  try {
+    tell(trouble);
+  } catch (...) {
+    mute = std::current_exception();
+  }
+  listener.join();
+  if (lost || mute) std::rethrow_exception(lost ? lost : mute);
+  if (verdict == kMade) {
+    withdraw(b_, what("ports"));
+    return std::make_shared<Connected>(b_.rank, b_.size, device_, connections_);
+  }
+  failed_ = verdict;
+  return nullptr;
+}
+
+}  // namespace
+
+std::shared_ptr<::gloo::Context> connect_all(const Bringup& b, const transport::tcp::attr& where) {
+  const NoSignals inherited;  // by Gloo's own thread, too
+  std::string former;
+  for (int number = 0; number < kAttempts && !b.deadline.passed(); ++number) {
+    const Duration again = std::clamp<Duration>(b.deadline.left() / 4, kComesAgain, kComesAgainAtMost);
+    try {
+      Attempt attempt(b, where, number);
+      auto made =
+          attempt.run(number == 0 ? b.deadline : Deadline::after(std::min(again, b.deadline.left())), former);
+      if (made) return made;
+      former = attempt.failed();
+    } catch (
+        const ::gloo::Exception& e) {  // no descriptors, no such interface: not a matter of another attempt
+      throw Error(Failure{.code = ErrorCode::system,
+                          .text = fmt::format("group \"{}\": gloo cannot listen: {} [rank {}]", b.name,
+                                              with_limits(e.what()), b.rank),
+                          .ranks = {b.rank}});
+    }
+    b.context.log().write(
+        LogLevel::info,
+        fmt::format("group \"{}\": attempt {} to connect the ranks failed: {}", b.name, number + 1, former));
+  }
+  throw Error(Failure{
+      .code = b.deadline.passed() ? ErrorCode::timeout : ErrorCode::system,
+      .text =
+          fmt::format("group \"{}\": gloo cannot connect the ranks: {}; does somebody else connect to the "
+                      "ports? [rank {}]",
+                      b.name, former, b.rank),
+      .ranks = {}});
+}
+
+}  // namespace weft::gloo_backend

@@ -1,0 +1,22 @@
+// The connections between all ranks of a group.
+//
+// For each pair of ranks Gloo listens on a port of its own, takes the first who connects there for the peer,
+// and then listens no more. A stranger who connects in those milliseconds (a port scanner, say) takes the
+// peer's place. So nothing is taken for a connection before each end has shown the other what only the ranks
+// know, through the store; and where one does not come about, all ranks try again together, on new ports.
+#pragma once
+
+#include <gloo/context.h>
+#include <gloo/transport/tcp/attr.h>
+
+#include <memory>
+
+#include "weft/backends/backend.hpp"
+
+namespace weft::gloo_backend {
+
+/// Collective. `where`: what to listen on. Throws timeout or peer_lost naming the ranks that do not come,
+/// system where the ranks could not be connected in several attempts, and the store's errors.
+std::shared_ptr<::gloo::Context> connect_all(const Bringup& b, const ::gloo::transport::tcp::attr& where);
+
+}  // namespace weft::gloo_backend
