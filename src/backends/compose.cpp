@@ -188,6 +188,7 @@ class Composer final : public Backend {
     inner_->batch(begin);
   }
   bool wait_on(OpState& s, void* stream) noexcept override;
+  void check_stream(void* stream, bool calls) override { inner_->check_stream(stream, calls); }
   std::vector<int> gone() const noexcept override { return inner_->gone(); }
 
  private:

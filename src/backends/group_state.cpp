@@ -220,8 +220,20 @@ void GroupState::alone(const Request& call, const Operands& have) {
   }
 }
 
+// What fails here fails one call; on the device it would fail the group.
+void GroupState::check_stream(void* stream, std::string_view what, bool calls) const {
+  try {
+    backend_->check_stream(stream, calls);
+  } catch (const Error& e) {
+    throw Error(
+        Failure{.code = e.code(), .text = fmt::format("{}: {}{}", what, e.what(), tail()), .ranks = {}});
+  }
+}
+
 [[gnu::flatten]] Work GroupState::submit(const Request& call) {
   if (context.forked()) context.check_fork(name(call.op).data());
+  if (call.options.stream != nullptr) [[unlikely]]
+    check_stream(call.options.stream, name(call.op), true);
   return submit_checked(call, check(call, traits(), member.rank, member.size, member.name));
 }
 
@@ -231,8 +243,10 @@ Work GroupState::submit_all(std::span<const Call> calls) {
   context.check_fork("coalesced");
   std::vector<Operands> operands;
   operands.reserve(calls.size());
-  for (const Call& c : calls)
+  for (const Call& c : calls) {
+    if (c.options.stream != nullptr) check_stream(c.options.stream, name(c.op), true);
     operands.push_back(check(borrowed(c), traits(), member.rank, member.size, member.name));
+  }
   struct Batch {
     GroupState& group;
     explicit Batch(GroupState& g) : group(g) { group.batch(+1); }
@@ -718,6 +732,7 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
 void GroupState::wait_on(std::uint32_t slot, std::uint32_t ticket, void* stream) {
   if (finished(slot, ticket)) return;
   context.check_fork("wait");
+  check_stream(stream, "wait_on", false);
   // Not before the call has been given to the device, which may take some steps: those are driven here.
   bool there = false;
   drive_until(

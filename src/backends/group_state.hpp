@@ -117,6 +117,7 @@ class GroupState final : public Driven, public BlockHolder {
 
   ~GroupState() override;
   Work submit_checked(const Request& call, const Operands& have);
+  [[gnu::cold]] void check_stream(void* stream, std::string_view what, bool calls) const;
   // Owns the group, with so many slots free.
   void own_room(int slots, Op op, Duration deadline) {
     if (!try_own() && !contend(Deadline::never(), true)) [[unlikely]]

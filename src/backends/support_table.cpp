@@ -188,6 +188,9 @@ Over shm nothing moves, and `quiesce()` waits for the stopped rank, while pages 
 With `WEFT_SINGLE_COPY=push` ranks of shm write each other's foreign memory by the kernel. One that was stopped before its system
 call writes when it goes on, to an address which may have a new owner by then; nothing but its end or its return makes
 `quiesce()` true.
+
+What stands here of nccl is checked over a stand-in for NCCL and CUDA. Some of it no GPU has confirmed yet: see "Not verified on a
+GPU" in nccl.md.
 )",
       moving(), reducing(), reductions(), promises());
 }

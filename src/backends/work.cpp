@@ -75,7 +75,7 @@ void Work::wait_on(void* stream) {
     for (const Work* w = this; w != nullptr && w->group_ != nullptr; w = w->more_.get())
       w->group_->wait_on(w->slot_, w->ticket_, stream);
   } catch (...) {
-    spend();
+    if (group_->failure()) spend();  // else it is the stream that cannot wait
     throw;
   }
 }

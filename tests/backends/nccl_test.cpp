@@ -219,6 +219,56 @@ TEST_F(Nccl, StreamsWaitOnAWork) {
   });
 }
 
+// A stream that the group cannot use is one call's error, before anything is posted: the group goes on.
+TEST_F(Nccl, AStreamOfAnotherDeviceIsABadArgument) {
+  nccl.set_devices(2);
+  run(2, [&](Rank& r, ProcessGroup& g) {
+    std::vector<float> v = values(r.rank, 10);
+    nccl.api().cudaSetDevice(1);
+    void* const other = nccl.make_stream();
+    nccl.api().cudaSetDevice(0);
+    const std::string tail = " [group \"world\", rank " + std::to_string(r.rank) + "]";
+    const std::string text = "the stream is no stream of cuda:0; expected one (the device of the group)";
+    expect_error(ErrorCode::bad_argument, "all_reduce: " + text + tail,
+                 [&] { g.all_reduce(on_device(v), on_device(v), {.stream = other}).wait(); });
+    int none = 0;
+    expect_error(ErrorCode::bad_argument, "send: " + text + tail,
+                 [&] { g.send(on_device(v), 1 - r.rank, {.stream = &none}).wait(); });
+    expect_error(ErrorCode::bad_argument, "barrier: " + text + tail, [&] {
+      g.coalesced({call::all_reduce(on_device(v), on_device(v)), call::barrier({.stream = other})}).wait();
+    });
+    Work work = g.all_reduce(on_device(v), on_device(v));
+    work.wait_on(other);  // may wait all the same
+    work.wait();
+    EXPECT_EQ(v, sums(2, 10));
+  });
+}
+
+TEST_F(Nccl, AStreamThatIsCapturedIsUnsupported) {
+  run(2, [&](Rank& r, ProcessGroup& g) {
+    std::vector<float> v = values(r.rank, 10);
+    void* const stream = nccl.make_stream();
+    nccl.capture(stream, true);
+    const std::string tail =
+        "the stream is being captured into a graph, and a call that is replayed would have "
+        "no Work; expected one that is not [group \"world\", rank " +
+        std::to_string(r.rank) + "]";
+    expect_error(ErrorCode::unsupported, "all_reduce: " + tail,
+                 [&] { g.all_reduce(on_device(v), on_device(v), {.stream = stream}).wait(); });
+    // A capture elsewhere in the program goes on while a group works: its questions do not end it.
+    Work work = g.all_reduce(on_device(v), on_device(v));
+    expect_error(ErrorCode::unsupported, "wait_on: " + tail, [&] {
+      r.meet("posted");
+      work.wait_on(stream);
+    });
+    work.wait();
+    nccl.capture(stream, false);
+    EXPECT_EQ(v, sums(2, 10));
+    g.all_reduce(on_device(v), on_device(v), {.stream = stream}).wait();
+    r.meet("captured no more");
+  });
+}
+
 TEST_F(Nccl, EventsAreUsedAgain) {
   run(2, [&](Rank&, ProcessGroup& g) {
     std::vector<float> v(10);
@@ -642,6 +692,141 @@ TEST_F(Nccl, RanksEndTheirCommunicatorsTogether) {
   });
   EXPECT_EQ(nccl.count("ncclCommAbort"), 0u);
   EXPECT_EQ(nccl.count("ncclCommDestroy"), 3u + 6u);  // of all, and of each of three pairs
+}
+
+// What was sent may still lie in the sender's buffers when the sender has long left.
+TEST_F(Nccl, WhoLeavesKeepsWhatPeersHaveYetToReceive) {
+  nccl.send_eagerly(true);
+  run_ranks(Ranks::threads, 2, [&](Rank& r) {
+    ProcessGroup g = group(r);
+    std::vector<float> v = values(0, 100), out(100);
+    if (r.rank == 0) {
+      g.send(on_device(v), 1).wait();
+      g = {};
+      r.meet("left");
+    } else {
+      void* const stream = nccl.make_stream();
+      std::atomic<bool> open{false};
+      nccl.run_on(stream, [&] { return open.load(); });
+      Work receive = g.recv(on_device(out), 0, {.stream = stream});
+      EXPECT_FALSE(receive.wait_for(20ms));  // the lane is there, and the receive queued
+      while (nccl.count("ncclRecv") == 0) EXPECT_FALSE(receive.wait_for(5ms));
+      r.meet("left");
+      open = true;
+      receive.wait();
+      EXPECT_EQ(out, values(0, 100));
+    }
+  });
+  EXPECT_THAT(nccl.leftovers(), IsEmpty());
+  EXPECT_EQ(nccl.count("ncclCommAbort"), 0u);
+}
+
+TEST_F(Nccl, MoreCommunicatorsThanQueuesAreNamedAtTheDeadline) {
+  run(
+      2,
+      [&](Rank& r, ProcessGroup& g) {
+        std::vector<float> v(1);
+        for (int tag = 0; tag < 8; ++tag) {
+          if (r.rank == 0) g.send(on_device(v), 1, {.deadline = 20s, .tag = tag}).wait();
+          if (r.rank == 1) g.recv(on_device(v), 0, {.deadline = 20s, .tag = tag}).wait();
+        }
+        if (r.rank == 0) {
+          const Error e = error_of([&] { g.recv(on_device(v), 1, {.tag = 0}).wait(); });
+          EXPECT_THAT(
+              e.what(),
+              HasSubstr(
+                  "rank 1 has not sent it (tag 0); this rank has 10 communicators of NCCL in this group "
+                  "and the device 8 queues (CUDA_DEVICE_MAX_CONNECTIONS), so that one may wait behind "
+                  "another"));
+        }
+        r.meet("failed");
+      },
+      200ms);
+}
+
+// A store whose process is stopped: it answers nobody, and who asks it without a limit waits for half a
+// minute.
+class StoppedStore final : public Store {
+ public:
+  explicit StoppedStore(std::shared_ptr<Store> store) : store_(std::move(store)) {}
+  void set(std::string_view key, std::string_view value, Deadline deadline) override {
+    answer(deadline);
+    store_->set(key, value, deadline);
+  }
+  std::string get(std::string_view key, Deadline deadline) override {
+    answer(deadline);
+    return store_->get(key, deadline);
+  }
+  std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
+    answer(deadline);
+    return store_->try_get(key, deadline);
+  }
+  std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
+    answer(deadline);
+    return store_->add(key, delta, deadline);
+  }
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                          Deadline deadline) override {
+    answer(deadline);
+    return store_->compare_set(key, expected, desired, deadline);
+  }
+  void remove(std::string_view key, Deadline deadline) override {
+    answer(deadline);
+    store_->remove(key, deadline);
+  }
+
+  std::atomic<bool> stopped{false};
+
+ private:
+  void answer(Deadline deadline) const {
+    if (!stopped) return;
+    std::this_thread::sleep_for(std::min<Duration>(deadline.left(), 30s));
+    throw Error(ErrorCode::timeout, "store: the server does not answer");
+  }
+  const std::shared_ptr<Store> store_;
+};
+
+// Then an error is due at the deadline and little more, other threads of the rank get on meanwhile, and
+// leaving takes no longer than it would.
+TEST_F(Nccl, AStoppedStoreHoldsNobodyUp) {
+  run_ranks(Ranks::threads, 2, [&](Rank& r) {
+    const auto store = std::make_shared<StoppedStore>(r.store);
+    Membership m = r.membership();
+    m.store = store;
+    ProcessGroup g = ProcessGroup::create(r.context, nccl.factory(), m);
+    std::vector<float> v(10), w(10);
+    g.all_reduce(on_device(v), on_device(v)).wait();
+    r.meet("made");
+    store->stopped = true;
+    if (r.rank == 0) {
+      // A lane that is not made yet, and a collective that a thread waits for meanwhile.
+      const auto began = Clock::now();
+      const auto since = [&] { return Clock::now() - began; };
+      Work send = g.send(on_device(w), 1, {.tag = 1});
+      Work receive = g.recv(on_device(w), 1, {.tag = 2});
+      EXPECT_LT(since(), 400ms);
+      std::thread other([&] {
+        std::this_thread::sleep_for(300ms);  // the other thread's wait has long begun to look at the Store
+        const auto asked = Clock::now();
+        EXPECT_FALSE(send.done());
+        EXPECT_LT(Clock::now() - asked, 300ms);
+      });
+      const Error e = error_of([&] { g.all_reduce(on_device(v), on_device(v), {.deadline = 1s}).wait(); });
+      EXPECT_EQ(e.code(), ErrorCode::timeout);
+      EXPECT_THAT(e.what(),
+                  HasSubstr("not finished within 1 s: the Store does not tell which ranks have come"));
+      EXPECT_LT(since(), 4s);
+      other.join();
+      EXPECT_TRUE(g.quiesce(10s));
+      error_of([&] { send.wait(); });
+      error_of([&] { receive.wait(); });
+    }
+    r.meet("failed");
+    if (r.rank == 1) g.abort("nobody could tell it");
+    const auto began = Clock::now();
+    g = {};
+    EXPECT_LT(Clock::now() - began, 5s);
+  });
 }
 
 // ---- Bring-up

@@ -74,6 +74,14 @@ struct Request {
   }
 };
 
+struct CommState;
+
+// What an eager send has left in the buffers of its communicator.
+struct Staged {
+  std::vector<std::byte> bytes;
+  std::shared_ptr<CommState> sender;
+};
+
 // The ranks that share an id.
 struct Clique {
   int size = 0, came = 0, finalized = 0;
@@ -85,6 +93,7 @@ struct Clique {
   };
   std::map<std::uint64_t, Round> rounds;
   std::map<std::pair<int, int>, std::pair<std::deque<Request*>, std::deque<Request*>>> pairs;
+  std::map<std::pair<int, int>, std::deque<Staged>> staged;
 };
 
 // A communicator's part of a group.
@@ -99,6 +108,7 @@ struct CommState {
   int rank = 0, device = 0;
   int questions = 0;  // still in progress for that many
   bool connected = false, finalized = false, aborted = false;
+  bool gone = false;  // with its buffers
   std::shared_ptr<Kernel> launching;
   Stream stream = nullptr;  // of what is launching
   std::uint64_t next_round = 0;
@@ -108,6 +118,7 @@ struct CommState {
 };
 
 using Item = std::function<bool()>;
+using Lock = std::unique_lock<std::mutex>;
 
 }  // namespace
 }  // namespace weft::test
@@ -120,6 +131,7 @@ struct Comm {
 struct StreamTag {
   int device = 0;
   std::deque<test::Item> items;
+  CaptureStatus capture = CaptureStatus::none;
 };
 struct EventTag {
   int device = 0;
@@ -138,7 +150,7 @@ struct NcclStandIn::Impl {
   std::thread device_thread;
 
   int version = 22005, devices = 1, launch_questions = 2;
-  bool connects = true, hangs = false;
+  bool connects = true, hangs = false, eager = false;
   std::map<int, std::pair<Result, std::string>> broken;
   std::map<std::string, int> failures;
   std::vector<std::string> calls, complaints;
@@ -153,11 +165,15 @@ struct NcclStandIn::Impl {
   std::string last_error;
 
   void complain(const std::string& text) { complaints.push_back(text); }
+  // Communicators may be ended by threads that the groups have left behind.
+  void await_partings(Lock& lock) {
+    changed.wait_for(lock, std::chrono::seconds(10), [&] { return comms.empty(); });
+  }
 
   StreamTag* stream_of(Stream s, int device) {
     if (s != nullptr) return s;
     auto& d = defaults[device];
-    if (!d) d = std::make_unique<StreamTag>(StreamTag{device, {}});
+    if (!d) d = std::make_unique<StreamTag>(StreamTag{device, {}, {}});
     return d.get();
   }
   std::vector<StreamTag*> all_streams() {
@@ -191,13 +207,18 @@ struct NcclStandIn::Impl {
     changed.notify_all();
   }
 
-  bool step(CommState& c, Kernel& k) {
+  bool step(const std::shared_ptr<CommState>& comm, Kernel& k) {
+    CommState& c = *comm;
     if (c.aborted) return true;
     Clique& q = *c.clique;
     if (!k.begun) {
       k.begun = true;
       for (Request& r : k.requests) {
-        if (r.what == What::send) {
+        if (r.what == What::send && eager) {
+          const auto* const in = static_cast<const std::byte*>(r.in);
+          q.staged[{c.rank, r.peer}].push_back({{in, in + r.bytes()}, comm});
+          r.done = true;
+        } else if (r.what == What::send) {
           q.pairs[{c.rank, r.peer}].first.push_back(&r);
         } else if (r.what == What::recv) {
           q.pairs[{r.peer, c.rank}].second.push_back(&r);
@@ -211,6 +232,7 @@ struct NcclStandIn::Impl {
       }
     }
     if (hangs || q.broken) return false;
+    for (auto& pair : q.staged) deliver(pair.second, q.pairs[pair.first].second);
     for (auto& pair : q.pairs) exchange(pair.second.first, pair.second.second);
     bool all = true;
     for (const Request& r : k.requests) all &= r.done || (r.what != What::send && r.what != What::recv);
@@ -223,6 +245,19 @@ struct NcclStandIn::Impl {
     for (const std::uint64_t n : k.rounds)
       if (++q.rounds[n].seen == q.size) q.rounds.erase(n);
     return true;
+  }
+
+  void deliver(std::deque<Staged>& sent, std::deque<Request*>& receives) {
+    while (!sent.empty() && !receives.empty()) {
+      if (sent.front().sender->gone) {
+        complain("a receive reads buffers that its sender has given back");
+      } else {
+        std::memcpy(receives.front()->out, sent.front().bytes.data(), sent.front().bytes.size());
+      }
+      receives.front()->done = true;
+      sent.pop_front();
+      receives.pop_front();
+    }
   }
 
   void exchange(std::deque<Request*>& sends, std::deque<Request*>& receives) {
@@ -290,7 +325,7 @@ struct NcclStandIn::Impl {
     const std::shared_ptr<Kernel> kernel = std::move(c->launching);
     c->launching = nullptr;
     push(stream_of(c->stream, c->device), [this, c, kernel] {
-      if (!step(*c, *kernel)) return false;
+      if (!step(c, *kernel)) return false;
       --c->kernels;
       return true;
     });
@@ -304,14 +339,13 @@ NcclStandIn::Impl* g = nullptr;  // the one of this process: NCCL's functions ca
 // The calling thread's.
 thread_local int device = 0;
 thread_local int group_depth = 0;
+thread_local CaptureMode capture_mode = CaptureMode::global;
 struct Grouped {
   Comm* comm;
   Stream stream;
   Request request;
 };
 thread_local std::vector<Grouped> grouped;
-
-using Lock = std::unique_lock<std::mutex>;
 
 // Writes the call down; the result that a test has asked for instead, if any.
 template <class R>
@@ -488,8 +522,10 @@ Result ncclCommDestroy(Comm* comm) {
   if (!known(comm, "ncclCommDestroy")) return Result::invalid_argument;
   if (comm->state->kernels > 0) g->complain("ncclCommDestroy while kernels run");
   if (!comm->state->made.empty()) g->complain("a made reduction was not destroyed");
+  comm->state->gone = true;
   g->comms.erase(comm);
   delete comm;
+  g->changed.notify_all();
   return Result::success;
 }
 
@@ -504,8 +540,10 @@ Result ncclCommAbort(Comm* comm) {
   c->clique->broken = true;
   g->changed.notify_all();
   g->changed.wait(lock, [&] { return c->kernels == 0; });
+  c->gone = true;
   g->comms.erase(comm);
   delete comm;
+  g->changed.notify_all();
   return Result::success;
 }
 
@@ -584,6 +622,7 @@ const char* cudaGetErrorString(CudaResult r) {
     case CudaResult::insufficient_driver:
       return "CUDA driver version is insufficient for CUDA runtime version";
     case CudaResult::no_device: return "no CUDA-capable device is detected";
+    case CudaResult::invalid_resource_handle: return "invalid resource handle";
     case CudaResult::not_ready: return "device not ready";
   }
   return "unspecified launch failure";
@@ -622,11 +661,40 @@ bool known(Event event, const char* name) {
 
 constexpr auto kInvalidValue = static_cast<CudaResult>(1);
 
+// Some functions end every capture in the global mode, unless the thread that calls them is relaxed.
+void unsafe(const char* name) {
+  if (capture_mode == CaptureMode::relaxed) return;
+  for (StreamTag* const s : g->all_streams()) {
+    if (s->capture != CaptureStatus::active) continue;
+    s->capture = CaptureStatus::invalidated;
+    g->complain(std::string(name) + " while a stream is captured");
+  }
+}
+
+bool captured(Stream stream, const char* name) {
+  if (stream == nullptr || stream->capture == CaptureStatus::none) return false;
+  g->complain(std::string(name) + " of a stream that is captured");
+  return true;
+}
+
+CudaResult cudaStreamIsCapturing(Stream stream, CaptureStatus* status) {
+  const Lock lock(g->mutex);
+  const std::vector<StreamTag*> all = g->all_streams();
+  if (std::find(all.begin(), all.end(), stream) == all.end()) return CudaResult::invalid_resource_handle;
+  *status = stream->capture;
+  return CudaResult::success;
+}
+
+CudaResult cudaThreadExchangeStreamCaptureMode(CaptureMode* mode) {
+  std::swap(capture_mode, *mode);
+  return CudaResult::success;
+}
+
 CudaResult cudaStreamCreateWithFlags(Stream* stream, unsigned flags) {
   const Lock lock(g->mutex);
   if (const auto r = begin<CudaResult>("cudaStreamCreateWithFlags")) return *r;
   if (flags != kStreamNonBlocking) g->complain("a stream that waits for the default stream");
-  *stream = new StreamTag{device, {}};
+  *stream = new StreamTag{device, {}, {}};
   g->streams.insert(*stream);
   return CudaResult::success;
 }
@@ -644,6 +712,7 @@ CudaResult cudaStreamDestroy(Stream stream) {
 CudaResult cudaStreamQuery(Stream stream) {
   const Lock lock(g->mutex);
   if (!known(stream, "cudaStreamQuery")) return kInvalidValue;
+  unsafe("cudaStreamQuery");
   return g->stream_of(stream, device)->items.empty() ? CudaResult::success : CudaResult::not_ready;
 }
 
@@ -651,6 +720,7 @@ CudaResult cudaStreamWaitEvent(Stream stream, Event event, unsigned) {
   const Lock lock(g->mutex);
   if (const auto r = begin<CudaResult>("cudaStreamWaitEvent")) return *r;
   if (!known(stream, "cudaStreamWaitEvent") || !known(event, "cudaStreamWaitEvent")) return kInvalidValue;
+  if (captured(stream, "cudaStreamWaitEvent")) return kInvalidValue;
   if (event->last) g->push(g->stream_of(stream, device), [flag = event->last] { return *flag; });
   return CudaResult::success;
 }
@@ -669,7 +739,8 @@ CudaResult cudaEventRecord(Event event, Stream stream) {
   if (const auto r = begin<CudaResult>("cudaEventRecord")) return *r;
   if (!known(stream, "cudaEventRecord") || !known(event, "cudaEventRecord")) return kInvalidValue;
   StreamTag* const s = g->stream_of(stream, device);
-  if (s->device != event->device) g->complain("an event on a stream of another device");
+  if (s->device != event->device) return CudaResult::invalid_resource_handle;
+  if (captured(stream, "cudaEventRecord")) return kInvalidValue;
   for (const Comm* const comm : g->comms)
     if (comm->state->launching && comm->state->stream == stream && stream != nullptr)
       g->complain("cudaEventRecord before the launch is over");
@@ -690,6 +761,7 @@ CudaResult cudaEventQuery(Event event) {
     return r;
   }
   if (!known(event, "cudaEventQuery")) return kInvalidValue;
+  unsafe("cudaEventQuery");
   return event->last && !*event->last ? CudaResult::not_ready : CudaResult::success;
 }
 
@@ -716,6 +788,7 @@ CudaResult cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, CopyKi
 CudaResult cudaMalloc(void** data, std::size_t bytes) {
   const Lock lock(g->mutex);
   if (const auto r = begin<CudaResult>("cudaMalloc")) return *r;
+  unsafe("cudaMalloc");
   *data = ::operator new(bytes);
   g->memory.insert(*data);
   return CudaResult::success;
@@ -745,7 +818,8 @@ NcclStandIn::NcclStandIn() : impl_(std::make_unique<Impl>()) {
 
 NcclStandIn::~NcclStandIn() {
   {
-    const Lock lock(impl_->mutex);
+    Lock lock(impl_->mutex);
+    impl_->await_partings(lock);
     impl_->stopping = true;
     impl_->changed.notify_all();
   }
@@ -780,6 +854,14 @@ void NcclStandIn::hang_kernels(bool hang) {
   impl_->hangs = hang;
   impl_->changed.notify_all();
 }
+void NcclStandIn::send_eagerly(bool eager) {
+  const Lock lock(impl_->mutex);
+  impl_->eager = eager;
+}
+void NcclStandIn::capture(void* stream, bool on) {
+  const Lock lock(impl_->mutex);
+  static_cast<Stream>(stream)->capture = on ? CaptureStatus::active : CaptureStatus::none;
+}
 void NcclStandIn::break_rank(int rank, Result found, const std::string& last_error) {
   const Lock lock(impl_->mutex);
   impl_->broken[rank] = {found, last_error};
@@ -795,7 +877,7 @@ void NcclStandIn::fail_next(const std::string& function, CudaResult result) {
 
 void* NcclStandIn::make_stream() {
   const Lock lock(impl_->mutex);
-  impl_->callers.push_back(std::make_unique<StreamTag>(StreamTag{device, {}}));
+  impl_->callers.push_back(std::make_unique<StreamTag>(StreamTag{device, {}, {}}));
   return impl_->callers.back().get();
 }
 
@@ -826,7 +908,8 @@ std::vector<std::string> NcclStandIn::complaints() const {
 }
 
 std::vector<std::string> NcclStandIn::leftovers() const {
-  const Lock lock(impl_->mutex);
+  Lock lock(impl_->mutex);
+  impl_->await_partings(lock);
   std::vector<std::string> left;
   const auto add = [&](std::size_t n, const char* what) {
     if (n > 0) left.push_back(std::to_string(n) + " " + what);

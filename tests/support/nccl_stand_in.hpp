@@ -8,7 +8,10 @@
 // - a kernel ends when all its peers' have come; a rank that comes with other calls is never answered
 // - non-blocking communicators: a launch is "in progress" for a few questions, and nothing else may be asked
 //   of the communicator meanwhile
-// - abort, finalize (waits for all ranks), reductions that are made and destroyed
+// - abort, finalize (waits for all ranks), reductions that are made and destroyed; a communicator's buffers,
+// in
+//   which what was sent may lie until it is received, go with it
+// - a stream belongs to a device, and may be captured into a graph: what ends such a capture is a complaint
 //
 // What a program must not do is a complaint, which the test reads at the end.
 #pragma once
@@ -38,6 +41,10 @@ class NcclStandIn {
   void set_launch_questions(int count);  ///< how often a launch is still in progress when asked; default 2
   void never_connect();                  ///< communicators stay in progress until aborted
   void hang_kernels(bool hang);          ///< kernels that have begun never end, until aborted
+  /// Sends end at once: what they sent lies in buffers of the communicator until it is received.
+  void send_eagerly(bool eager);
+  /// Begins or ends a capture of that stream of the caller's into a graph, in CUDA's global mode.
+  void capture(void* stream, bool on);
   /// What the communicators of that rank find out by themselves from now on.
   void break_rank(int rank, nccl::Result found, const std::string& last_error);
   /// The next call of that function, on any rank, gives this instead.

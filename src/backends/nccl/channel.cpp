@@ -23,9 +23,11 @@ void Driver::check(const char* what, CudaResult r) const {
 DeviceScope::DeviceScope(const Driver& driver) : driver_(driver) {
   driver.check("cudaGetDevice", driver.api.cudaGetDevice(&before_));
   if (before_ != driver.device) driver.check("cudaSetDevice", driver.api.cudaSetDevice(driver.device));
+  driver.check("cudaThreadExchangeStreamCaptureMode", driver.api.cudaThreadExchangeStreamCaptureMode(&mode_));
 }
 
 DeviceScope::~DeviceScope() {
+  driver_.api.cudaThreadExchangeStreamCaptureMode(&mode_);
   if (before_ != driver_.device) driver_.api.cudaSetDevice(before_);
 }
 

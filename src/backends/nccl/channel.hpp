@@ -29,7 +29,9 @@ struct Driver {
   void check(const char* what, CudaResult r) const;
 };
 
-/// Makes the driver's device the thread's current one, and the former one again at the end.
+/// Makes the driver's device the thread's current one, and the former one again at the end. Meanwhile the
+/// thread may ask for events though another one captures a stream into a graph: in CUDA's global mode that
+/// would end the capture with an error.
 class DeviceScope {
  public:
   explicit DeviceScope(const Driver& driver);
@@ -40,6 +42,7 @@ class DeviceScope {
  private:
   const Driver& driver_;
   int before_ = 0;
+  CaptureMode mode_ = CaptureMode::relaxed;
 };
 
 /// Events, kept for the next use: making one takes the driver's lock. Ends all of them, also those that calls

@@ -69,6 +69,13 @@ static_assert(equal(Residence::device, ncclScalarDevice) &&
 static_assert(equal(CudaResult::success, cudaSuccess) && equal(CudaResult::not_ready, cudaErrorNotReady) &&
               equal(CudaResult::insufficient_driver, cudaErrorInsufficientDriver) &&
               equal(CudaResult::no_device, cudaErrorNoDevice) &&
+              equal(CudaResult::invalid_resource_handle, cudaErrorInvalidResourceHandle) &&
+              equal(CaptureStatus::none, cudaStreamCaptureStatusNone) &&
+              equal(CaptureStatus::active, cudaStreamCaptureStatusActive) &&
+              equal(CaptureStatus::invalidated, cudaStreamCaptureStatusInvalidated) &&
+              equal(CaptureMode::global, cudaStreamCaptureModeGlobal) &&
+              equal(CaptureMode::thread_local_, cudaStreamCaptureModeThreadLocal) &&
+              equal(CaptureMode::relaxed, cudaStreamCaptureModeRelaxed) &&
               equal(CopyKind::device_to_device, cudaMemcpyDeviceToDevice) &&
               equal(CopyKind::by_address, cudaMemcpyDefault) &&
               equal(kEventDisableTiming, cudaEventDisableTiming) &&

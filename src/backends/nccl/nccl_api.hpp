@@ -69,8 +69,11 @@ enum class CudaResult : int {  // cudaError_t
   success = 0,
   insufficient_driver = 35,
   no_device = 100,
+  invalid_resource_handle = 400,  // no stream, or one of another device's
   not_ready = 600,
 };
+enum class CaptureStatus : int { none = 0, active = 1, invalidated = 2 };     // cudaStreamCaptureStatus
+enum class CaptureMode : int { global = 0, thread_local_ = 1, relaxed = 2 };  // cudaStreamCaptureMode
 inline constexpr unsigned kEventDisableTiming = 2, kStreamNonBlocking = 1;
 enum class CopyKind : int { device_to_device = 3, by_address = 4 };  // cudaMemcpyKind
 
@@ -112,6 +115,8 @@ enum class CopyKind : int { device_to_device = 3, by_address = 4 };  // cudaMemc
   X(cudaStreamDestroy, CudaResult, Stream stream)                                              \
   X(cudaStreamQuery, CudaResult, Stream stream)                                                \
   X(cudaStreamWaitEvent, CudaResult, Stream stream, Event event, unsigned flags)               \
+  X(cudaStreamIsCapturing, CudaResult, Stream stream, CaptureStatus* status)                   \
+  X(cudaThreadExchangeStreamCaptureMode, CudaResult, CaptureMode* mode)                        \
   X(cudaEventCreateWithFlags, CudaResult, Event* event, unsigned flags)                        \
   X(cudaEventRecord, CudaResult, Event event, Stream stream)                                   \
   X(cudaEventQuery, CudaResult, Event event)                                                   \

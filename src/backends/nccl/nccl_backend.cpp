@@ -8,6 +8,9 @@
 // own, a communicator of the two made at its first use, in which only the source sends. A message to oneself
 // is a copy.
 //
+// The Store is asked by a thread of its own (Notices), or for half a second at most, when the group fails or
+// ends.
+//
 // Failure: the first cause is a key in the Store. Whoever has one, or finds one there, aborts its
 // communicators on a thread of its own, because an abort waits for kernels, which wait for streams of the
 // caller's. When that is done nobody is in the callers' memory any more.
@@ -18,6 +21,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -25,28 +29,82 @@
 #include <thread>
 #include <tuple>
 
+#include "backends/blocking_backend.hpp"
 #include "backends/first_cause.hpp"
 #include "backends/join.hpp"
 #include "backends/nccl/channel.hpp"
+#include "backends/nccl/notices.hpp"
 #include "backends/op_table.hpp"
 #include "backends/usable_cores.hpp"
 #include "base/fnv.hpp"
 #include "base/no_signals.hpp"
 #include "weft/backends/plugin.hpp"
+#include "weft/base/env.hpp"
 
 namespace weft::nccl {
 namespace {
 
 constexpr Duration kLookAtStore = std::chrono::milliseconds(50);  // how often a rank that waits does
 constexpr Duration kLookAtMost = std::chrono::milliseconds(500);
-constexpr auto kLookForLane = std::chrono::milliseconds(1);
-constexpr auto kLeave = std::chrono::seconds(1);  // for peers to leave too, before the rest is aborted
+constexpr auto kLeave = std::chrono::seconds(1);  // for peers to leave too, before a thread waits for them
+constexpr auto kPart = std::chrono::minutes(10);  // of that thread; then the rest is aborted
 constexpr auto kNap = std::chrono::microseconds(200);
 constexpr std::size_t kMostLanes = 64;
 // What ranks must have alike: what they exchange through the store, and how many lanes a group has.
 constexpr std::uint64_t kLayout = digest_of(sizeof(UniqueId), kMostLanes);
 
+// CUDA reads the variable itself, at its first use in a process: 1 to 32.
+int hardware_queues() {
+  constexpr int kDefault = 8;
+  const int n = std::atoi(env::get("CUDA_DEVICE_MAX_CONNECTIONS").value_or("").c_str());
+  return n >= 1 && n <= 32 ? n : kDefault;
+}
+
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+
+// A thread that lives for a few calls of one device.
+void begin_thread(const Driver& driver) noexcept {
+  driver.api.cudaSetDevice(driver.device);
+  CaptureMode mode = CaptureMode::relaxed;  // see DeviceScope
+  driver.api.cudaThreadExchangeStreamCaptureMode(&mode);
+}
+
+/// The end of communicators in peace. NCCL has "finalized" one when the kernels of all its ranks are done
+/// with the buffers of all others: a peer's kernel, queued on a stream that is late, may read what this rank
+/// has sent out of this rank's buffers, however long ago the send was done here.
+struct Parting {
+  Driver driver;
+  FirstCause first_cause;
+  std::vector<Comm*> comms;  // finalized
+
+  /// True: all are ended. Those that fail, or whose group has failed, are aborted. Stops at the limit.
+  bool until(Deadline limit) noexcept {
+    const NcclApi& api = driver.api;
+    Clock::time_point looked{};
+    bool failed = false;
+    for (Duration nap = kNap;; nap = std::min<Duration>(2 * nap, kLookAtStore)) {
+      std::erase_if(comms, [&](Comm* comm) {
+        Result state = Result::in_progress;
+        if (api.ncclCommGetAsyncError(comm, &state) == Result::success && state == Result::in_progress &&
+            !failed)
+          return false;
+        if (state == Result::success) {
+          api.ncclCommDestroy(comm);
+        } else {
+          api.ncclCommAbort(comm);
+        }
+        return true;
+      });
+      if (comms.empty()) return true;
+      if (limit.passed()) return false;
+      if (Clock::now() - looked > kLookAtStore) {
+        failed = first_cause.look().has_value();
+        looked = Clock::now();
+      }
+      std::this_thread::sleep_for(nap);
+    }
+  }
+};
 
 /// The end of communicators that have failed, on a thread of its own. Touches nothing of the backend's, so
 /// that the backend may go while a stuck device keeps it.
@@ -59,7 +117,7 @@ struct Abortion {
   explicit Abortion(const Driver& d) : driver(d) {}
   static void run(const std::shared_ptr<Abortion>& a) noexcept {
     const NcclApi& api = a->driver.api;
-    api.cudaSetDevice(a->driver.device);
+    begin_thread(a->driver);
     for (Comm* const comm : a->comms) api.ncclCommAbort(comm);
     for (const Stream stream : a->streams)
       while (api.cudaStreamQuery(stream) == CudaResult::not_ready) std::this_thread::sleep_for(kNap);
@@ -83,6 +141,7 @@ class NcclBackend final : public Backend {
   void announce_sleep(bool) noexcept override {}  // nobody rings: the device cannot
   void batch(bool begin) noexcept override;
   bool wait_on(OpState& s, void* stream) noexcept override;
+  void check_stream(void* stream, bool calls) override;
 
  private:
   /// Of one (source, destination, tag).
@@ -90,15 +149,10 @@ class NcclBackend final : public Backend {
     std::unique_ptr<Channel> channel;  // of a lane to oneself only the stream
     std::string key;                   // under which the source publishes the communicator's id
     bool named = false;                // the id is known
-    Clock::time_point looked{};
-    bool own = false;  // to oneself
+    bool own = false;                  // to oneself
     std::deque<OpState*> sends, receives;
   };
 
-  std::string key(std::string_view what, int r) const {
-    return fmt::format("{}/nccl/{}/{}", token_, what, r);
-  }
-  std::string left_key() const { return token_ + "/nccl/left"; }
   void connect(const Bringup& b);
   Lane& lane(const OpState& s);
   bool advance(Lane& lane);
@@ -114,6 +168,8 @@ class NcclBackend final : public Backend {
   void raise(const Failure& why) noexcept;
   void abort() noexcept;
   void leave() noexcept;
+  void tell_leave() noexcept;
+  std::string crowded() const;
 
   const int rank_, size_;
   const std::string token_, name_;
@@ -130,15 +186,19 @@ class NcclBackend final : public Backend {
   std::unique_ptr<Channel> main_;
   std::map<std::tuple<int, int, int>, Lane> lanes_;
   std::uint64_t batch_ = 0, open_batch_ = 0;
-  std::uint64_t came_ = 0, told_ = 0;  // collectives posted, and as last told the others
+  std::uint64_t came_ = 0;  // collectives posted
+  Event probe_ = nullptr;   // recorded on callers' streams, to see whether they are ours
 
   Clock::time_point waits_since_{}, looked_{};  // healthy() alone
   std::uint64_t waits_at_ = 0;
+  std::atomic<int> communicators_{1};  // of this rank
 
+  std::mutex raise_mutex_;          // one at a time asks the Store which cause was the first
   mutable std::mutex cause_mutex_;  // taken last
   std::atomic<bool> failed_{false};
   Failure cause_;
   std::shared_ptr<Abortion> abortion_;
+  std::unique_ptr<Notices> notices_;  // null: a group of one
 };
 
 NcclBackend::NcclBackend(const NcclApi& api, const Bringup& b)
@@ -157,11 +217,10 @@ NcclBackend::NcclBackend(const NcclApi& api, const Bringup& b)
   traits_.spin = b.ranks_here <= usable_cores();
   try {
     connect(b);
-  } catch (const Error& e) {
+    if (store_) notices_ = std::make_unique<Notices>(store_, token_, rank_);
+  } catch (const Error&) {  // the group tells the others
     main_.reset();
     if (word_ != nullptr) api.cudaFree(word_);
-    Failure why{e.code(), e.what(), e.op(), e.call(), {e.ranks().begin(), e.ranks().end()}};
-    first_cause_.raise(why);
     throw;
   }
 }
@@ -193,7 +252,7 @@ void NcclBackend::connect(const Bringup& b) {
                               name_, seconds(Clock::now() - began), rank_));
     if (Clock::now() - looked_ > kLookAtStore) {
       looked_ = Clock::now();
-      if (const auto why = first_cause_.look()) throw Error(*why);
+      throw_first_cause(b);
     }
     std::this_thread::sleep_for(nap);
   }
@@ -216,40 +275,42 @@ NcclBackend::~NcclBackend() {
   }
 }
 
-// Ends the communicators with the peers, or where they take too long without them. Peers that still wait for
-// this rank are told.
-void NcclBackend::leave() noexcept {
+// Those that still wait for this rank are told that it leaves: "rank:calls rank:calls …".
+void NcclBackend::tell_leave() noexcept {
+  if (!store_) return;
   try {
-    if (store_) {  // "rank:calls rank:calls …"
-      const std::string mine = fmt::format("{}:{} ", rank_, came_);
-      for (std::string there;;) {
-        const std::string now = store_->compare_set(left_key(), there, there + mine);
-        if (now == there + mine) break;
-        there = now;
-      }
+    const Deadline answer = Deadline::after(kStoreAnswer);
+    const std::string mine = fmt::format("{}:{} ", rank_, came_), left_key = Notices::left_key(token_);
+    for (std::string there;;) {
+      const std::string now = store_->compare_set(left_key, there, there + mine, answer);
+      if (now == there + mine) return;
+      there = now;
     }
   } catch (const std::exception&) {  // the Store has ended before the groups: so have the others
   }
-  const NcclApi& api = driver_.api;
-  std::vector<Comm*> comms;
+}
+
+// Ends the communicators with the peers; where those take long, on a thread of its own.
+void NcclBackend::leave() noexcept {
+  tell_leave();
+  const auto parting = std::make_shared<Parting>(Parting{driver_, first_cause_, {}});
   const auto take = [&](Channel& c) {
-    if (Comm* const comm = c.release_comm()) comms.push_back(comm);
+    if (Comm* const comm = c.release_comm()) parting->comms.push_back(comm);
   };
   take(*main_);
   for (auto& entry : lanes_) take(*entry.second.channel);
-  for (Comm* const comm : comms) api.ncclCommFinalize(comm);
-  // Of a group that has failed nobody comes to end it in peace.
-  const Deadline limit = Deadline::after(first_cause_.look() ? Duration::zero() : Duration(kLeave));
-  for (Comm* const comm : comms) {
-    Result state = Result::in_progress;
-    while (api.ncclCommGetAsyncError(comm, &state) == Result::success && state == Result::in_progress &&
-           !limit.passed())
-      std::this_thread::sleep_for(kNap);
-    if (state == Result::success) {
-      api.ncclCommDestroy(comm);
-    } else {
-      api.ncclCommAbort(comm);
-    }
+  for (Comm* const comm : parting->comms) driver_.api.ncclCommFinalize(comm);
+  if (parting->until(Deadline::after(kLeave))) return;
+  const auto rest = [parting] {
+    begin_thread(parting->driver);
+    if (parting->until(Deadline::after(kPart))) return;
+    for (Comm* const comm : parting->comms) parting->driver.api.ncclCommAbort(comm);
+  };
+  try {
+    const NoSignals inherited;
+    std::thread(rest).detach();
+  } catch (const std::system_error&) {
+    rest();  // no thread to be had: this one waits for the peers
   }
 }
 
@@ -327,6 +388,29 @@ bool NcclBackend::wait_on(OpState& s, void* stream) noexcept {
   return told;
 }
 
+void NcclBackend::check_stream(void* stream, bool calls) {
+  if (stream == nullptr) return;  // the default stream of the group's device
+  const std::lock_guard lock(mutex_);
+  if (failed_.load(std::memory_order_acquire)) return;
+  const DeviceScope scope(driver_);
+  const NcclApi& api = driver_.api;
+  CaptureStatus capture = CaptureStatus::none;
+  CudaResult r = api.cudaStreamIsCapturing(static_cast<Stream>(stream), &capture);
+  if (r == CudaResult::success && capture != CaptureStatus::none)
+    throw Error(ErrorCode::unsupported,
+                "the stream is being captured into a graph, and a call that is replayed would have no Work; "
+                "expected one that is not");
+  if (r == CudaResult::success && calls) {
+    if (probe_ == nullptr) probe_ = events_->take();
+    r = api.cudaEventRecord(probe_, static_cast<Stream>(stream));
+  }
+  if (r == CudaResult::invalid_resource_handle)
+    throw Error(ErrorCode::bad_argument, fmt::format("the stream is no stream of cuda:{}; expected one (the "
+                                                     "device of the group)",
+                                                     driver_.device));
+  driver_.check(calls ? "cudaEventRecord" : "cudaStreamIsCapturing", r);
+}
+
 void NcclBackend::batch(bool begin) noexcept {
   open_batch_ = begin ? ++batch_ : 0;
   if (!begin) guarded(nullptr, [&] { main_->advance(0); });
@@ -354,10 +438,13 @@ NcclBackend::Lane& NcclBackend::lane(const OpState& s) {
   if (rank_ == src) {
     UniqueId id{};
     driver_.check("ncclGetUniqueId", driver_.api.ncclGetUniqueId(&id));
-    store_->set(l.key, std::string_view(id.bytes, sizeof(id.bytes)));
+    notices_->put(l.key, std::string(id.bytes, sizeof(id.bytes)));
     l.channel->connect(id);
     l.named = true;
+  } else {
+    notices_->want(l.key);
   }
+  communicators_.fetch_add(1, std::memory_order_relaxed);
   return l;
 }
 
@@ -368,14 +455,10 @@ bool NcclBackend::advance(Lane& l) {
     return l.sends.size() != before;
   }
   if (!l.named) {
-    const auto now = Clock::now();
-    if (now - l.looked < kLookForLane) return false;
-    l.looked = now;
-    const std::optional<std::string> text = store_->try_get(l.key);
+    const std::optional<std::string> text = notices_->got(l.key);
     if (!text) return false;
     UniqueId id{};
     std::memcpy(id.bytes, text->data(), std::min(text->size(), sizeof(id.bytes)));
-    store_->remove(l.key);
     l.channel->connect(id);
     l.named = true;
   }
@@ -408,45 +491,32 @@ void NcclBackend::match_own(Lane& l) {
   }
 }
 
-// The slow path of a rank that waits: a few keys of the Store, now and then.
+// The slow path of a rank that waits: a few keys of the Store, now and then, which another thread reads.
 bool NcclBackend::healthy() noexcept {
   if (failed_.load(std::memory_order_acquire)) return false;
-  if (store_ == nullptr) return true;
+  if (!notices_) return true;
   std::uint64_t came = 0;
   {
     const std::lock_guard lock(mutex_);
     came = came_;
   }
-  const auto now = Clock::now();
-  if (waits_at_ != came) {
-    waits_at_ = came;
-    waits_since_ = now;
-  }
-  // Seldomer as the wait goes on, so that a thousand ranks that wait do not wear out the Store.
-  const Duration pause = std::clamp<Duration>((now - waits_since_) / 4, kLookAtStore, kLookAtMost);
-  if (now - std::max(looked_, waits_since_) < pause) return true;
-  looked_ = now;
-  if (const auto why = first_cause_.look()) {
+  try {
+    const auto now = Clock::now();
+    if (waits_at_ != came) {
+      waits_at_ = came;
+      waits_since_ = now;
+    }
+    // Seldomer as the wait goes on, so that a thousand ranks that wait do not wear out the Store.
+    const Duration pause = std::clamp<Duration>((now - waits_since_) / 4, kLookAtStore, kLookAtMost);
+    if (now - std::max(looked_, waits_since_) >= pause) {
+      looked_ = now;
+      notices_->look(came);
+    }
+    const std::optional<Failure> why = notices_->found();
+    if (!why) return true;
     raise(*why);
     return false;
-  }
-  try {
-    if (told_ != came) store_->set(key("came", rank_), fmt::format("{}", came));
-    told_ = came;
-    // Who left before this rank's last collective will not come to it.
-    std::vector<int> left;
-    std::istringstream leavers(store_->try_get(left_key()).value_or(""));
-    char colon = 0;
-    std::uint64_t calls = 0;
-    for (int r = 0; leavers >> r >> colon >> calls;)
-      if (calls < came) left.push_back(r);
-    if (left.empty()) return true;
-    raise(
-        {.code = ErrorCode::peer_lost,
-         .text = fmt::format("rank{} {} left the group", left.size() == 1 ? "" : "s", fmt::join(left, ", ")),
-         .ranks = left});
-    return false;
-  } catch (const std::exception&) {  // the Store has ended; the deadline still holds
+  } catch (const std::exception&) {  // no memory for a look; the deadline still holds
     return true;
   }
 }
@@ -455,31 +525,48 @@ std::vector<int> NcclBackend::missing(const OpState& s, std::string& story) noex
   if (!row(s.op).collective) {
     story = s.op == Op::send ? fmt::format("rank {} has not received it (tag {})", s.peer, s.tag)
                              : fmt::format("rank {} has not sent it (tag {})", s.peer, s.tag);
+    story += crowded();
     return {s.peer};
   }
   // NCCL does not know. A rank that waits says so in the Store, soon after it began to.
   std::vector<int> silent;
   try {
+    const Deadline answer = Deadline::after(kStoreAnswer);  // of all
     for (int r = 0; r < size_; ++r) {
       if (r == rank_ || store_ == nullptr) continue;
-      const auto at = store_->try_get(key("came", r));
+      const auto at = store_->try_get(Notices::came_key(token_, r), answer);
       if (!at || std::stoull(*at) <= s.call) silent.push_back(r);
     }
   } catch (const std::exception&) {
-    story = "the Store does not tell which ranks have come";
+    story = "the Store does not tell which ranks have come" + crowded();
     return {};
   }
   story = silent.empty() ? std::string("all ranks wait for it: the devices are stuck or busy")
                          : fmt::format("rank{} {} {} not said to wait for it", silent.size() == 1 ? "" : "s",
                                        fmt::join(silent, ", "), silent.size() == 1 ? "has" : "have");
+  story += crowded();
   return silent;
 }
 
+// What may be behind a call that does not end: the device runs kernels of so many streams side by side, and
+// one that is queued behind a kernel which waits for a peer does not begin.
+std::string NcclBackend::crowded() const {
+  const int have = communicators_.load(std::memory_order_relaxed);
+  const int queues = hardware_queues();
+  if (have <= queues) return {};
+  return fmt::format(
+      "; this rank has {} communicators of NCCL in this group and the device {} queues "
+      "(CUDA_DEVICE_MAX_CONNECTIONS), so that one may wait behind another",
+      have, queues);
+}
+
 void NcclBackend::raise(const Failure& why) noexcept {
+  const std::lock_guard one(raise_mutex_);
+  if (failed_.load(std::memory_order_acquire)) return;
+  Failure first = first_cause_.raise(why);
   {
     const std::lock_guard lock(cause_mutex_);
-    if (failed_.load(std::memory_order_acquire)) return;
-    cause_ = first_cause_.raise(why);
+    cause_ = std::move(first);
     failed_.store(true, std::memory_order_release);
   }
   abort();
