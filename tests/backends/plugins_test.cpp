@@ -40,7 +40,8 @@ TEST_F(Plugins, ASoundOneMakesGroups) {
 
 TEST_F(Plugins, WhatIsWrongIsSaidWithTheFile) {
   refused("no_entry", "has no function weft_backend_plugin()");
-  refused("old", "built for backend ABI 1; expected " + std::to_string(kBackendAbi));
+  refused("old", "built for backend ABI " + std::to_string(kBackendAbi + 1) + "; expected " +
+                     std::to_string(kBackendAbi));
   refused("packed", "built with 8 bytes of OpState; expected " + std::to_string(sizeof(OpState)) +
                         ": its compiler or its options differ");
   refused("renamed", "says its name is \"other\"; expected \"renamed\"");
