@@ -99,8 +99,9 @@ enum { WEFT_LOG_ERROR = 0, WEFT_LOG_WARNING = 1, WEFT_LOG_INFO = 2, WEFT_LOG_DEB
 typedef struct weft_context_options {
   uint32_t struct_size;
   weft_log_level log_level; /* WEFT_LOG in the environment overrides it */
-  /* Receives one line, without a line feed; NULL: stderr. Called from any thread, one call at a time; must
-   * not call weft. */
+  /* Receives one line, without a line feed; NULL: stderr. Called from any thread, weft's own among them, one
+   * call at a time, and with no lock of weft's held: it may wait for a lock of its own and call weft, but
+   * must not destroy the context; and who does that must not hold a lock that it takes. */
   void (*log)(void* log_data, weft_log_level level, const char* line);
   void* log_data;
 } weft_context_options;

@@ -88,11 +88,16 @@ class LoadedPlugins {
   explicit LoadedPlugins(Context& context) : log_(context.log()) {}
 
   const BackendPlugin& get(const std::string& file, std::string_view name) {
+    struct Flush {
+      Logger& log;
+      ~Flush() { log.flush(); }
+    };
+    const Flush unlocked{log_};
     const std::lock_guard lock(mutex_);
     if (const auto found = plugins_.find(file); found != plugins_.end()) return *found->second;
     const BackendPlugin& plugin = load(file, name);
-    log_.write(LogLevel::info,
-               fmt::format("backend \"{}\" ({}) is {}", name, plugin.version ? plugin.version : "", file));
+    log_.write_later(LogLevel::info, fmt::format("backend \"{}\" ({}) is {}", name,
+                                                 plugin.version ? plugin.version : "", file));
     plugins_.emplace(file, &plugin);
     return plugin;
   }

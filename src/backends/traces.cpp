@@ -206,7 +206,7 @@ Traces::Traces(Context& context)
   const auto folder = env::get("WEFT_TRACE");
   if (!folder) return;
   const auto without = [&](const std::string& why) {
-    context.log().write(LogLevel::warning, "WEFT_TRACE: no traces are written: " + why);
+    context.log().write_later(LogLevel::warning, "WEFT_TRACE: no traces are written: " + why);
   };
   auto writer = std::make_shared<Writer>();
   writer->folder = *folder;
@@ -227,7 +227,7 @@ Traces::Traces(Context& context)
   writer_ = std::move(writer);
   writer_->has_signal = claim_signal(writer_->descriptor);
   if (!writer_->has_signal)
-    context.log().write(
+    context.log().write_later(
         LogLevel::info,
         "WEFT_TRACE: SIGUSR2 is the program's or another Context's: it writes no traces here");
 }

@@ -91,10 +91,10 @@ struct Arena::Impl {
 
   void log_refusal(std::size_t bytes, int error) {
     if (std::exchange(refusal_logged, true)) return;
-    log.write(LogLevel::info,
-              fmt::format("shared memory of {} bytes cannot be had ({}); local memory is used instead, "
-                          "and collectives on it copy",
-                          bytes, system_words(error)));
+    log.write_later(LogLevel::info,
+                    fmt::format("shared memory of {} bytes cannot be had ({}); local memory is used instead, "
+                                "and collectives on it copy",
+                                bytes, system_words(error)));
   }
 
   void cache_insert(std::byte* begin, Extent e) {
@@ -273,10 +273,14 @@ void* Arena::allocate(std::size_t bytes) {
   Impl& a = *impl_;
   if (bytes > PTRDIFF_MAX - a.page) return nullptr;
   bytes = a.round_up(std::max<std::size_t>(bytes, 1));
-  const std::lock_guard lock(a.mutex);
-  if (!a.quarantine.empty()) a.look_at_quarantine();
-  std::byte* block = take(bytes);
-  if (block != nullptr) a.in_use += bytes;
+  std::byte* block = nullptr;
+  {
+    const std::lock_guard lock(a.mutex);
+    if (!a.quarantine.empty()) a.look_at_quarantine();
+    block = take(bytes);
+    if (block != nullptr) a.in_use += bytes;
+  }
+  if (block == nullptr) a.log.flush();  // why
   return block;
 }
 

@@ -87,6 +87,7 @@ struct Context::Impl {
   std::array<std::unique_ptr<ProgressList>, Neighbourhood::kMaxIdentities> progress;
 
   std::recursive_mutex attachments_mutex;  // recursive: making one may ask for another
+  int attachments_being_made = 0;
   std::vector<std::pair<std::type_index, std::shared_ptr<void>>> attachments;
 };
 
@@ -111,17 +112,33 @@ ProgressList& Context::progress(int identity) {
                                                      Neighbourhood::kMaxIdentities - 1));
   const std::lock_guard lock(impl_->progress_mutex);
   auto& list = impl_->progress[identity];
-  if (!list) list = std::make_unique<ProgressList>(impl_->neighbourhood.own_bell(identity));
+  if (!list) list = std::make_unique<ProgressList>(impl_->neighbourhood.own_bell(identity), impl_->log);
   return *list;
 }
 
 void* Context::attachment(std::type_index type, std::shared_ptr<void> (*make)(Context&)) {
-  const std::lock_guard lock(impl_->attachments_mutex);
-  for (const auto& [key, object] : impl_->attachments)
-    if (key == type) return object.get();
-  auto object = make(*this);
-  impl_->attachments.emplace_back(type, object);
-  return object.get();
+  void* made = nullptr;
+  bool unlocked = false;
+  {
+    const std::lock_guard lock(impl_->attachments_mutex);
+    for (const auto& [key, object] : impl_->attachments)
+      if (key == type) return object.get();
+    struct Making {
+      int& count;
+      explicit Making(int& c) : count(c) { ++count; }
+      ~Making() { --count; }
+    };
+    std::shared_ptr<void> object;
+    {
+      const Making making(impl_->attachments_being_made);
+      object = make(*this);
+    }
+    impl_->attachments.emplace_back(type, object);
+    made = object.get();
+    unlocked = impl_->attachments_being_made == 0;
+  }
+  if (unlocked) impl_->log.flush();  // what it had to say
+  return made;
 }
 
 void Context::throw_forked(const char* what) const {

@@ -2,8 +2,12 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
+#include <deque>
 #include <mutex>
+#include <optional>
+#include <utility>
 
 namespace weft {
 namespace {
@@ -32,23 +36,83 @@ void write_to_stderr(LogLevel level, std::string_view line) {
 }  // namespace
 
 struct Logger::Impl {
-  std::mutex mutex;
-  LogSink sink;
+  static constexpr std::size_t kMost = 1024;
+  struct Line {
+    LogLevel level;
+    std::string text;
+  };
+
+  explicit Impl(LogSink s) : sink(std::move(s)) {}
+
+  void add(LogLevel level, std::string_view text) {
+    const std::lock_guard lock(mutex);
+    if (lines.size() >= kMost) {
+      ++left_out;
+      return;
+    }
+    lines.push_back({level, std::string(text)});
+    waiting.store(true, std::memory_order_relaxed);
+  }
+
+  // The next line, for the thread that is in the sink. Nothing: there is none, and it is in the sink no more.
+  std::optional<Line> next() {
+    const std::lock_guard lock(mutex);
+    std::optional<Line> line;
+    if (!lines.empty()) {
+      line = std::move(lines.front());
+      lines.pop_front();
+    } else if (left_out > 0) {
+      const std::size_t n = std::exchange(left_out, 0);
+      line = Line{LogLevel::warning,
+                  "log: " + std::to_string(n) + " lines were left out: the sink was too slow"};
+    } else {
+      in_sink = false;
+      waiting.store(false, std::memory_order_relaxed);
+    }
+    return line;
+  }
+
+  bool enter_sink() {
+    const std::lock_guard lock(mutex);
+    return !std::exchange(in_sink, true);
+  }
+
+  const LogSink sink;
+  std::atomic<bool> waiting{false};  // there are lines
+  std::mutex mutex;                  // of what follows; never held while the sink runs
+  std::deque<Line> lines;
+  std::size_t left_out = 0;
+  bool in_sink = false;  // a thread is there and takes what comes
 };
 
 Logger::Logger(LogLevel level, LogSink sink)
-    : level_(level),
-      impl_(new Impl{.mutex = {}, .sink = sink ? std::move(sink) : LogSink(write_to_stderr)}) {}
+    : level_(level), impl_(std::make_unique<Impl>(sink ? std::move(sink) : LogSink(write_to_stderr))) {}
 
-Logger::~Logger() { delete impl_; }
+Logger::~Logger() { flush(); }
 
 void Logger::write(LogLevel level, std::string_view line) noexcept {
   if (!enabled(level)) return;
+  write_later(level, line);
+  flush();
+}
+
+void Logger::write_later(LogLevel level, std::string_view line) noexcept {
+  if (!enabled(level)) return;
   try {
-    const std::lock_guard lock(impl_->mutex);
-    impl_->sink(level, line);
-  } catch (
-      ...) {  // a sink that throws must not take the program along: diagnostics are worth less than the run
+    impl_->add(level, line);
+  } catch (...) {  // out of memory: diagnostics are worth less than the run
+  }
+}
+
+void Logger::flush() noexcept {
+  if (!impl_->waiting.load(std::memory_order_relaxed) || !impl_->enter_sink()) return;
+  for (bool more = true; more;) {
+    try {
+      const std::optional<Impl::Line> line = impl_->next();
+      more = line.has_value();
+      if (more) impl_->sink(line->level, line->text);
+    } catch (...) {  // a sink that throws must not take the program along
+    }
   }
 }
 

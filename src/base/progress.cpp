@@ -25,11 +25,19 @@ void ProgressList::remove(Driven* d) noexcept {
 }
 
 bool ProgressList::drive_all(const Driven* but) noexcept {
-  const std::lock_guard lock(mutex_);
   bool moved = false;
-  for (Driven* d : driven_)
-    if (d != but) moved |= d->drive();
+  {
+    const std::lock_guard lock(mutex_);
+    for (Driven* d : driven_)
+      if (d != but) moved |= d->drive();
+  }
+  log_.flush();
   return moved;
+}
+
+void ProgressList::watch_all() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (Driven* d : driven_) d->watch();
 }
 
 bool ProgressList::announce_sleep(bool asleep) noexcept {
@@ -69,15 +77,20 @@ void ProgressList::remove_helped(bool spin) noexcept {
 }
 
 bool ProgressList::drive_helped() noexcept {
-  const std::lock_guard lock(mutex_);
   bool moved = false;
-  for (Driven* d : driven_)
-    if (d->helped()) moved |= d->drive();
+  {
+    const std::lock_guard lock(mutex_);
+    for (Driven* d : driven_)
+      if (d->helped()) moved |= d->drive();
+  }
+  log_.flush();
   return moved;
 }
 
 bool ProgressList::settled_helped() noexcept {
   const std::lock_guard lock(mutex_);
+  for (Driven* d : driven_)
+    if (d->helped()) d->watch();
   return std::all_of(driven_.begin(), driven_.end(), [](Driven* d) { return !d->helped() || d->settled(); });
 }
 

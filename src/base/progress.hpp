@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/neighbourhood.hpp"
+#include "weft/base/log.hpp"
 
 namespace weft {
 
@@ -42,9 +43,13 @@ class Driven {
   /// Drives once more. False: something moved, or another thread has it in hand and may be past the step that
   /// matters: who wants to sleep stays awake.
   virtual bool settled() noexcept { return !drive(); }
+  /// Looks after deadlines and dead peers, by the clock. Whoever sleeps calls it at every wake-up.
+  virtual void watch() noexcept {}
 };
 
 /// All groups of one rank of this process. Thread-safe; a rank's groups may be driven by several threads.
+/// What they have to say while they are driven goes to Logger::write_later(), and to the sink when the list
+/// is unlocked.
 ///
 /// One of them may be the helper thread, which drives the groups that ask for it (Driven::helped) while the
 /// program computes. It rests, unannounced, where these have nothing in flight, and where a thread of the
@@ -53,7 +58,7 @@ class Driven {
 /// rings then, too.
 class ProgressList {
  public:
-  explicit ProgressList(Bell bell) : bell_(bell) {}
+  ProgressList(Bell bell, Logger& log) : bell_(bell), log_(log) {}
   ~ProgressList();
   ProgressList(const ProgressList&) = delete;
   ProgressList& operator=(const ProgressList&) = delete;
@@ -72,7 +77,12 @@ class ProgressList {
   /// rings it naps, and the longer it has `waited` the longer.
   template <class Finished>
   void sleep(Duration limit, Duration waited, const Finished& finished) noexcept {
-    sleep_unless([&] { return drive_all() || finished(); }, limit, waited);
+    sleep_unless(
+        [&] {
+          watch_all();
+          return drive_all() || finished();
+        },
+        limit, waited);
   }
   Bell bell() const noexcept { return bell_; }
 
@@ -113,7 +123,9 @@ class ProgressList {
     const bool naps = announce_sleep(true);
     if (!awake()) bell_.sleep(seen, naps ? std::min(limit, nap(waited)) : limit);
     announce_sleep(false);
+    log_.flush();
   }
+  void watch_all() noexcept;
   void help() noexcept;
   bool has_to_help() const noexcept {
     return pending_.load(std::memory_order_seq_cst) > 0 && waiters_.load(std::memory_order_seq_cst) == 0;
@@ -130,6 +142,7 @@ class ProgressList {
   std::vector<Driven*> driven_;
   int sleepers_ = 0;  // threads of this rank that sleep
   Bell bell_;
+  Logger& log_;
 
   std::mutex helper_mutex_;
   std::atomic<int> helped_{0};  // groups that are helped

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -45,6 +47,57 @@ TEST(Log, CallsItsSinkFromOneThreadAtATimeAndSurvivesIt) {
     });
   for (std::thread& t : threads) t.join();
   EXPECT_EQ(lines.size(), 400u);
+}
+
+// Two threads with the lock of an interpreter, say: one holds it and logs, the other is in the sink and wants
+// it.
+TEST(Log, HoldsNoLockWhileItsSinkRuns) {
+  std::mutex users;
+  std::atomic<int> in_sink{0};
+  std::vector<std::string> lines;
+  Logger log(LogLevel::error, [&](LogLevel, std::string_view line) {
+    ++in_sink;
+    const std::lock_guard lock(users);
+    lines.emplace_back(line);
+  });
+  std::unique_lock lock(users);
+  std::thread other([&] { log.write(LogLevel::error, "from a thread without the lock"); });
+  while (in_sink == 0) std::this_thread::yield();
+  log.write(LogLevel::error, "from the thread that has it");  // it would wait for ever
+  EXPECT_THAT(lines, testing::IsEmpty());
+  lock.unlock();
+  other.join();
+  EXPECT_THAT(lines, ElementsAre("from a thread without the lock", "from the thread that has it"));
+}
+
+TEST(Log, ASinkMayLog) {
+  std::vector<std::string> lines;
+  Logger* self = nullptr;
+  Logger log(LogLevel::error, [&](LogLevel, std::string_view line) {
+    if (lines.empty()) self->write(LogLevel::error, "again");
+    lines.emplace_back(line);
+  });
+  self = &log;
+  log.write(LogLevel::error, "once");
+  EXPECT_THAT(lines, ElementsAre("once", "again"));
+}
+
+TEST(Log, KeepsLinesUntilNoLockIsHeld) {
+  std::vector<std::string> lines;
+  {
+    Logger log(LogLevel::error, [&](LogLevel, std::string_view line) { lines.emplace_back(line); });
+    log.write_later(LogLevel::error, "a");
+    log.write_later(LogLevel::info, "no");
+    EXPECT_THAT(lines, testing::IsEmpty());
+    log.write(LogLevel::error, "b");
+    EXPECT_THAT(lines, ElementsAre("a", "b"));
+    log.write_later(LogLevel::error, "c");
+    log.flush();
+    EXPECT_THAT(lines, ElementsAre("a", "b", "c"));
+    for (int i = 0; i < 1030; ++i) log.write_later(LogLevel::error, "many");
+  }
+  ASSERT_EQ(lines.size(), 3u + 1024 + 1);
+  EXPECT_EQ(lines.back(), "log: 6 lines were left out: the sink was too slow");
 }
 
 }  // namespace
