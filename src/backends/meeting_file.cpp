@@ -13,9 +13,9 @@
 #include <fstream>
 #include <iterator>
 #include <sstream>
-#include <thread>
 #include <utility>
 
+#include "base/suspension.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 
@@ -34,7 +34,7 @@ class FolderLock {
       if (deadline.passed())
         throw Error(ErrorCode::timeout,
                     fmt::format("rendezvous: another process holds the lock of {}", folder));
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      sleep_noticing(std::chrono::milliseconds(1));
     }
   }
   ~FolderLock() { ::flock(fd_, LOCK_UN); }

@@ -8,7 +8,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,6 +18,7 @@
 #include "backends/prefix_store.hpp"
 #include "backends/store_table.hpp"
 #include "base/neighbourhood.hpp"
+#include "base/suspension.hpp"
 #include "weft/backends/process_group.hpp"
 #include "weft/backends/store_file.hpp"
 #include "weft/backends/store_tcp.hpp"
@@ -346,7 +346,7 @@ std::shared_ptr<Store> JobStores::by_meeting(const std::string& key, const std::
       throw Error(ErrorCode::timeout,
                   fmt::format("rendezvous: rank 0 did not tell in {} where it serves within {} ({})",
                               place->path(), shown_duration(limit), why.empty() ? "it is not there" : why));
-    std::this_thread::sleep_for(std::min<Duration>(pause, deadline.left()));
+    sleep_noticing(std::min<Duration>(pause, deadline.left()));
   }
 }
 

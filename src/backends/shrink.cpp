@@ -16,9 +16,9 @@
 
 #include <algorithm>
 #include <sstream>
-#include <thread>
 
 #include "backends/store_table.hpp"
+#include "base/suspension.hpp"
 
 namespace weft {
 namespace {
@@ -187,7 +187,7 @@ class Shrinking {
   class Pause {
    public:
     void wait() {
-      std::this_thread::sleep_for(next_);
+      sleep_noticing(next_);
       next_ = std::min(2 * next_, kLongestLook);
     }
 

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "backends/store_table.hpp"
+#include "base/suspension.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -133,7 +134,9 @@ class LocalStore final : public Store {
     for (;;) {
       if (const std::string* value = table_.find(key)) return *value;
       if (deadline.passed()) throw Error(ErrorCode::timeout, timeout_text(key, limit));
-      changed_.wait_until(lock, Clock::now() + deadline.left());
+      const Duration piece = std::min(deadline.left(), kWaitPiece);
+      const TimedWait wait(piece);
+      changed_.wait_for(lock, piece);
     }
   }
 

@@ -20,10 +20,10 @@
 #include <ctime>
 #include <mutex>
 #include <system_error>
-#include <thread>
 
 #include "backends/store_records.hpp"
 #include "backends/store_table.hpp"
+#include "base/suspension.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -35,7 +35,7 @@ constexpr Duration kLongestPause = std::chrono::milliseconds(10);  // between tw
 class Pause {
  public:
   void wait(Duration limit) {
-    std::this_thread::sleep_for(std::min(next_, limit));
+    sleep_noticing(std::min(next_, limit));
     next_ = std::min(2 * next_, kLongestPause);
   }
 

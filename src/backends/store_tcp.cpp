@@ -32,6 +32,7 @@
 #include "base/descriptor_socket.hpp"
 #include "base/memfd.hpp"
 #include "base/no_signals.hpp"
+#include "base/suspension.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -530,7 +531,7 @@ class Connection {
   };
 
   /// Connects; false: error() says why not.
-  bool open(const SocketAddress& to, Clock::time_point give_up) {
+  bool open(const SocketAddress& to, Deadline give_up) {
     fd_ = Descriptor(::socket(to.family(), SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
     if (!fd_ && errno == EAFNOSUPPORT) return failed(errno);
     if (!fd_) throw_errno("store: socket", errno);
@@ -557,7 +558,7 @@ class Connection {
 
   /// Finds out whether a store of ours is there: by the handshake where there is a secret, else by a request
   /// whose answer does not matter. After it, this connection counts as a rank's.
-  Outcome greet(const KeyBytes* secret, Clock::time_point give_up) {
+  Outcome greet(const KeyBytes* secret, Deadline give_up) {
     Reply reply;
     if (secret == nullptr) return exchange(Kind::try_get, kHelloKey, {}, {}, 0, give_up, reply);
     Handshake handshake(*secret);
@@ -574,7 +575,7 @@ class Connection {
   }
 
   Outcome exchange(Kind kind, std::string_view key, std::string_view value, std::string_view extra,
-                   std::int64_t number, Clock::time_point give_up, Reply& reply) {
+                   std::int64_t number, Deadline give_up, Reply& reply) {
     std::string request = make_frame(kind, key, value, extra, number);
     if (sealed_) request = sealed_->to_server.seal(request);
     if (const Outcome o = send(request, give_up); o != Outcome::ok) return o;
@@ -591,18 +592,18 @@ class Connection {
   const std::string& error() const { return error_; }
 
  private:
-  bool open_local(const SocketAddress& to, Clock::time_point give_up) {
+  bool open_local(const SocketAddress& to, Deadline give_up) {
     while (::connect(fd_.get(), to.data(), to.length) != 0) {
       // The listener's queue is full: the kernel tells at once, and there is nothing to poll.
       if (errno != EAGAIN && errno != EINTR) return failed(errno);
-      if (Clock::now() >= give_up) return failed(ETIMEDOUT);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (give_up.passed()) return failed(ETIMEDOUT);
+      sleep_noticing(std::chrono::milliseconds(1));
     }
     server_ = credentials(fd_.get());
     return true;
   }
 
-  Outcome send(std::string_view bytes, Clock::time_point give_up) {
+  Outcome send(std::string_view bytes, Deadline give_up) {
     while (!bytes.empty()) {
       const ssize_t sent = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
       if (sent >= 0) {
@@ -618,7 +619,7 @@ class Connection {
   }
 
   /// One whole frame, and nothing after it.
-  Outcome receive(Clock::time_point give_up, Reply& reply) {
+  Outcome receive(Deadline give_up, Reply& reply) {
     std::string in;
     char buffer[64 * 1024];
     for (;;) {
@@ -654,13 +655,18 @@ class Connection {
   }
 
   /// False: `give_up` came first.
-  bool ready(short events, Clock::time_point give_up) {
+  bool ready(short events, Deadline give_up) {
     for (;;) {
       pollfd p{fd_.get(), events, 0};
-      const int n = ::poll(&p, 1, poll_timeout(give_up));
+      int n = 0;
+      {
+        const Duration piece = std::min(give_up.left(), kWaitPiece);
+        const TimedWait wait(piece);
+        n = ::poll(&p, 1, static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(piece).count()));
+      }
       if (n > 0) return true;
       if (n < 0 && errno != EINTR) throw_errno("store: poll", errno);
-      if (Clock::now() >= give_up) return false;
+      if (give_up.passed()) return false;
     }
   }
 
@@ -690,7 +696,7 @@ class TcpStore final : public Store {
         throw Error(ErrorCode::timeout, fmt::format("store: no server at {} within {} ({})",
                                                     shown_host_port(host, port), shown_duration(limit), why));
       }
-      std::this_thread::sleep_for(std::min<Duration>(pause, deadline.left()));
+      sleep_noticing(std::min<Duration>(pause, deadline.left()));
       pause = std::min(2 * pause, std::chrono::milliseconds(200));
     }
   }
@@ -705,15 +711,18 @@ class TcpStore final : public Store {
     check_store_key(key);
     const bool forever = deadline.when() == Clock::time_point::max();
     const Duration limit = deadline.left();
-    const auto give_up =
-        forever ? Clock::time_point::max() : Clock::now() + std::min(limit, kLongest) + kGrace;
-    Reply reply;
-    if (!try_call(Kind::get, key, {}, {}, forever ? kForever : limit.count(), give_up, reply)) {
-      throw Error(ErrorCode::timeout,
-                  fmt::format("{} (the server at {} does not answer)", timeout_text(key, limit), name_));
+    for (Duration left = limit;; left = deadline.left()) {
+      const Deadline give_up =
+          forever ? Deadline::never() : Deadline::after(std::min(left, kLongest) + kGrace);
+      Reply reply;
+      if (!try_call(Kind::get, key, {}, {}, forever ? kForever : left.count(), give_up, reply)) {
+        throw Error(ErrorCode::timeout,
+                    fmt::format("{} (the server at {} does not answer)", timeout_text(key, limit), name_));
+      }
+      if (reply.kind != Kind::timed_out) return std::move(reply.value);
+      // The server does not know that this process was suspended meanwhile: then it is asked again.
+      if (deadline.passed()) throw Error(ErrorCode::timeout, timeout_text(key, limit));
     }
-    if (reply.kind == Kind::timed_out) throw Error(ErrorCode::timeout, timeout_text(key, limit));
-    return std::move(reply.value);
   }
 
   std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
@@ -745,8 +754,8 @@ class TcpStore final : public Store {
   /// does not hide the others.
   bool reach(const SocketAddress& address, bool only, std::string_view secret, Deadline deadline,
              std::string& why) {
-    const auto give_up =
-        only ? deadline.when() : std::min(deadline.when(), Clock::now() + std::chrono::seconds(2));
+    const Deadline soon = Deadline::after(std::chrono::seconds(2));
+    const Deadline give_up = only || deadline.when() < soon.when() ? deadline : soon;
     if (address.is_loopback()) {
       const SocketAddress local = local_socket_of(address);
       auto connection = std::make_unique<Connection>();
@@ -794,7 +803,7 @@ class TcpStore final : public Store {
 
   /// The same, where something listens on the Unix socket of an address.
   bool keep_local(std::unique_ptr<Connection> connection, const SocketAddress& local,
-                  const SocketAddress& address, Clock::time_point give_up, std::string& why) {
+                  const SocketAddress& address, Deadline give_up, std::string& why) {
     if (!connection->is_own_users())
       throw Error(ErrorCode::system,
                   fmt::format("store: the server at {} is {}; expected user {}, as this process",
@@ -829,7 +838,7 @@ class TcpStore final : public Store {
              std::string_view extra = {}, std::int64_t number = 0) {
     const Duration limit = std::min(kAnswerLimit, deadline.left());
     Reply reply;
-    if (try_call(kind, key, value, extra, number, Clock::now() + limit, reply)) return reply;
+    if (try_call(kind, key, value, extra, number, Deadline::after(limit), reply)) return reply;
     const std::string why = fmt::format("it did not answer within {}", shown_duration(limit));
     if (limit == kAnswerLimit) throw lost(key, why);
     throw Error(ErrorCode::timeout,
@@ -838,7 +847,7 @@ class TcpStore final : public Store {
 
   /// False: no answer until `give_up`. The connection is used again only after a whole answer.
   bool try_call(Kind kind, std::string_view key, std::string_view value, std::string_view extra,
-                std::int64_t number, Clock::time_point give_up, Reply& reply) {
+                std::int64_t number, Deadline give_up, Reply& reply) {
     std::unique_ptr<Connection> connection = take(key, give_up);
     if (connection == nullptr) return false;
     switch (connection->exchange(kind, key, value, extra, number, give_up, reply)) {
@@ -858,7 +867,7 @@ class TcpStore final : public Store {
   }
 
   /// Null: there was none until `give_up`.
-  std::unique_ptr<Connection> take(std::string_view key, Clock::time_point give_up) {
+  std::unique_ptr<Connection> take(std::string_view key, Deadline give_up) {
     {
       const std::lock_guard lock(mutex_);
       if (!idle_.empty()) {
@@ -867,11 +876,12 @@ class TcpStore final : public Store {
         return connection;
       }
     }
-    const auto limit = std::min(give_up, Clock::now() + kAnswerLimit);
+    const Deadline answer = Deadline::after(kAnswerLimit);
+    const Deadline limit = give_up.when() < answer.when() ? give_up : answer;
     for (auto pause = std::chrono::milliseconds(5);; pause *= 2) {
       auto connection = std::make_unique<Connection>();
       if (!connection->open(address_, limit)) {
-        if (Clock::now() >= give_up) return nullptr;
+        if (give_up.passed()) return nullptr;
         throw lost(key, connection->error());
       }
       if (address_.family() == AF_UNIX && !connection->is_own_users())
@@ -879,7 +889,7 @@ class TcpStore final : public Store {
       switch (connection->greet(sealed_ ? &*key_ : nullptr, limit)) {
         case Connection::Outcome::ok: return connection;
         case Connection::Outcome::silent:
-          if (Clock::now() >= give_up) return nullptr;
+          if (give_up.passed()) return nullptr;
           throw lost(key, fmt::format("it did not answer within {}", shown_duration(kAnswerLimit)));
         case Connection::Outcome::closed:
           // Before it was known it may have been closed in favour of others, in a crowd of strangers.

@@ -33,6 +33,7 @@
 #include "base/memfd.hpp"
 #include "base/no_signals.hpp"
 #include "base/process_state.hpp"
+#include "base/suspension.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
 
@@ -91,6 +92,7 @@ void Bell::sleep(std::uint32_t seen, Duration limit) const noexcept {
   timespec time{};
   time.tv_sec = static_cast<std::time_t>(seconds.count());
   time.tv_nsec = static_cast<long>((limit - seconds).count());
+  const TimedWait wait(limit);
   ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word_), FUTEX_WAIT, seen, &time, nullptr, 0);
 }
 
@@ -128,10 +130,10 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Milliseconds for poll(): rounded up, so that a wait does not spin at its end.
+// Milliseconds for poll(): rounded up, so that a wait does not spin at its end; a piece of the wait.
 int poll_timeout(const Deadline& deadline) {
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.left()).count();
-  return static_cast<int>(std::min<std::int64_t>(left, 60'000));
+  const auto piece = std::chrono::ceil<std::chrono::milliseconds>(std::min(deadline.left(), kWaitPiece));
+  return static_cast<int>(piece.count());
 }
 
 // ---- Regions ----
@@ -467,7 +469,9 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
       std::unique_lock lock(remote_.turn_mutex_);
       while (remote_.turn_taken_) {
         if (deadline.passed()) throw remote_.no_answer(start);
-        remote_.turn_free_.wait_for(lock, deadline.left());
+        const Duration piece = std::min(deadline.left(), kWaitPiece);
+        const TimedWait wait(piece);
+        remote_.turn_free_.wait_for(lock, piece);
       }
       remote_.turn_taken_ = true;
     }
@@ -503,7 +507,7 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
       if (errno != EAGAIN && errno != EINTR)
         throw_errno(fmt::format("neighbourhood: connecting to {}", who()), errno);
       if (deadline.passed()) throw no_answer(start);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      sleep_noticing(std::chrono::milliseconds(1));
     }
     const Credentials c = credentials(socket_.get());
     if (c.user != ::geteuid())
@@ -562,7 +566,11 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
                                       .events = static_cast<short>(POLLIN | (may_send ? POLLOUT : 0)),
                                       .revents = 0},
                                      {.fd = pidfd_.get(), .events = POLLIN, .revents = 0}}};
-      ::poll(ends.data(), ends.size(), poll_timeout(deadline));
+      const int timeout = poll_timeout(deadline);
+      {
+        const TimedWait wait{std::chrono::milliseconds(timeout)};
+        ::poll(ends.data(), ends.size(), timeout);
+      }
       if (ends[1].revents != 0 && ends[0].revents == 0) throw lost("has ended");
     }
   }
@@ -584,7 +592,7 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
     segments_[index] = map(answer, answer.reply.bytes);
     if (!segments_[index]) {
       refused_[index] = true;
-      log_.write(
+      log_.write_later(  // a group may be held, and the list of all groups
           LogLevel::info,
           fmt::format("segment {} of {} ({} bytes) cannot be mapped ({}); what lies there is copied instead",
                       index, who(), answer.reply.bytes, system_words(errno)));
@@ -760,7 +768,9 @@ RegionRef Neighbourhood::open(Neighbour& owner, const std::string& name, Deadlin
     while (true) {
       if (RegionRef region = offers.find(name)) return region;
       if (deadline.passed()) throw not_offered();
-      offers.added.wait_for(lock, deadline.left());
+      const Duration piece = std::min(deadline.left(), kWaitPiece);
+      const TimedWait wait(piece);
+      offers.added.wait_for(lock, piece);
     }
   }
   auto& remote = static_cast<Remote&>(owner);
@@ -769,7 +779,7 @@ RegionRef Neighbourhood::open(Neighbour& owner, const std::string& name, Deadlin
     if (RegionRef region = remote.open(name, deadline)) return region;
     if (!remote.alive()) throw remote.lost("has ended");
     if (deadline.passed()) throw not_offered();
-    std::this_thread::sleep_for(std::min(pause, deadline.left()));
+    sleep_noticing(std::min(pause, deadline.left()));
     pause = std::min<Duration>(pause * 2, std::chrono::milliseconds(10));
   }
 }

@@ -36,6 +36,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/suspension.hpp"
 #include "output.hpp"
 #include "weft/backends/store_tcp.hpp"
 #include "weft/base/env.hpp"
@@ -355,9 +356,14 @@ class Supervisor {
         streams.push_back(stream.get());
       }
     }
-    const auto left = std::chrono::ceil<milliseconds>(until.left()).count();
-    if (::poll(polled.data(), polled.size(), static_cast<int>(left)) < 0 && errno != EINTR) {
-      throw_errno("weft run: poll", errno);
+    // In pieces where there is a time to come: a job that is suspended is not late.
+    const bool timed = until.when() != Clock::time_point::max();
+    const auto left =
+        std::chrono::ceil<milliseconds>(timed ? std::min(until.left(), kWaitPiece) : until.left());
+    {
+      const TimedWait wait(left);
+      if (::poll(polled.data(), polled.size(), static_cast<int>(left.count())) < 0 && errno != EINTR)
+        throw_errno("weft run: poll", errno);
     }
     for (std::size_t i = 0; i < streams.size(); ++i) {
       if (polled[i + 4].revents != 0) read(*streams[i]);

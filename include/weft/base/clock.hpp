@@ -1,4 +1,6 @@
-// Time as weft uses it: one monotonic clock, durations in nanoseconds, and deadlines.
+// Time as weft uses it: one monotonic clock, durations in nanoseconds, and deadlines. The clock stands still
+// while the machine sleeps (suspend to memory or disk); a process that is stopped, or whose container is
+// paused, it does not wait for: that is what suspended_time() is for.
 #pragma once
 
 #include <chrono>
@@ -8,7 +10,12 @@ namespace weft {
 using Clock = std::chrono::steady_clock;
 using Duration = std::chrono::nanoseconds;
 
-/// A point in time after which a wait gives up. Cheap to copy; `Deadline::never()` does not pass.
+/// How long this process has been suspended so far, as far as its waits have noticed: weft asked to be woken
+/// by a time, and woke more than 0.1 s after it. Never decreases. Thread-safe.
+Duration suspended_time() noexcept;
+
+/// A point in time after which a wait gives up. Cheap to copy; `Deadline::never()` does not pass. Time in
+/// which this process was suspended does not count: a deadline moves by it.
 class Deadline {
  public:
   /// A duration that leads past the end of the clock: never.
@@ -19,18 +26,22 @@ class Deadline {
   static Deadline at(Clock::time_point t) { return Deadline(t); }
   static Deadline never() { return Deadline(Clock::time_point::max()); }
 
-  bool passed() const { return at_ != Clock::time_point::max() && Clock::now() >= at_; }
+  bool passed() const { return at_ != Clock::time_point::max() && Clock::now() >= when(); }
   /// Time left, never negative; an hour where there is no limit.
   Duration left() const {
     if (at_ == Clock::time_point::max()) return std::chrono::hours(1);
-    const auto d = std::chrono::duration_cast<Duration>(at_ - Clock::now());
+    const auto d = std::chrono::duration_cast<Duration>(when() - Clock::now());
     return d < Duration::zero() ? Duration::zero() : d;
   }
-  Clock::time_point when() const { return at_; }
+  /// As it is now; the end of the clock where there is no limit.
+  Clock::time_point when() const {
+    return at_ == Clock::time_point::max() ? at_ : at_ + (suspended_time() - suspended_before_);
+  }
 
  private:
-  explicit Deadline(Clock::time_point t) : at_(t) {}
+  explicit Deadline(Clock::time_point t) : at_(t), suspended_before_(suspended_time()) {}
   Clock::time_point at_;
+  Duration suspended_before_;
 };
 
 }  // namespace weft

@@ -14,6 +14,7 @@
 #include "backends/mpi/mail.hpp"
 #include "backends/reduce.hpp"
 #include "base/no_signals.hpp"
+#include "base/suspension.hpp"
 #include "weft/base/clock.hpp"
 #include "weft/base/error.hpp"
 
@@ -185,10 +186,12 @@ bool run_until(Deadline deadline, std::function<void()> f) {
   }
   std::unique_lock guard(run->mutex);
   const auto ended = [&] { return run->ended; };
-  if (deadline.when() != Clock::time_point::max())
-    return run->changed.wait_until(guard, deadline.when(), ended);
-  run->changed.wait(guard, ended);
-  return true;
+  while (!ended() && !deadline.passed()) {
+    const Duration piece = std::min(deadline.left(), kWaitPiece);
+    const TimedWait wait(piece);
+    run->changed.wait_for(guard, piece, ended);
+  }
+  return ended();
 }
 
 bool Process::initialised() noexcept {
@@ -216,10 +219,10 @@ Process::Process(Logger& log, Deadline deadline) {
   if (initialised()) {
     must(MPI_Query_thread(&threads_), "MPI_Query_thread");
     if (!multiple())
-      log.write(LogLevel::info,
-                fmt::format("{}: the program initialised MPI without MPI_THREAD_MULTIPLE; {}", kBackend,
-                            threads_ == MPI_THREAD_SERIALIZED ? "calls from several threads take turns"
-                                                              : "calls come from its thread only"));
+      log.write_later(LogLevel::info,
+                      fmt::format("{}: the program initialised MPI without MPI_THREAD_MULTIPLE; {}", kBackend,
+                                  threads_ == MPI_THREAD_SERIALIZED ? "calls from several threads take turns"
+                                                                    : "calls come from its thread only"));
   } else {
     static bool begun = false;  // under join()'s lock
     struct Init {

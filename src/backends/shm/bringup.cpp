@@ -7,13 +7,13 @@
 #include <cerrno>
 #include <cstdlib>
 #include <map>
-#include <thread>
 
 #include "backends/join.hpp"
 #include "backends/shm/layout.hpp"
 #include "backends/shm/single_copy.hpp"
 #include "backends/usable_cores.hpp"
 #include "base/mutant.hpp"
+#include "base/suspension.hpp"
 
 namespace weft::shm {
 namespace {
@@ -139,7 +139,7 @@ Group bring_up(const Bringup& b) {
       if (spins < 100) {
         sched_yield();
       } else {
-        std::this_thread::sleep_for(std::chrono::microseconds(spins < 1000 ? 100 : 2000));
+        sleep_noticing(std::chrono::microseconds(spins < 1000 ? 100 : 2000));
       }
     }
   };

@@ -1,0 +1,36 @@
+// How this process learns that it was suspended: stopped by a signal (Ctrl-Z, a scheduler), or in a container
+// that was paused. Nobody tells it; but a wait that asked to be woken by a time comes back long after it.
+//
+// So every wait of weft that a Deadline may end asks for little at a time, inside a TimedWait. What is found
+// counts once, whichever and however many threads find it, and moves every Deadline (weft/base/clock.hpp).
+// Thread-safe.
+#pragma once
+
+#include <algorithm>
+
+#include "weft/base/clock.hpp"
+
+namespace weft {
+
+/// A wake-up that is late by less is the machine's load.
+inline constexpr Duration kLateWake = std::chrono::milliseconds(100);
+/// A wait in pieces of this length notices nearly all of a suspension.
+inline constexpr Duration kWaitPiece = std::chrono::milliseconds(200);
+
+/// Lives as long as one wait in the kernel, which asked to be woken after `asked` at the latest.
+class TimedWait {
+ public:
+  explicit TimedWait(Duration asked) noexcept : due_(Clock::now() + std::min<Duration>(asked, kLongest)) {}
+  ~TimedWait();
+  TimedWait(const TimedWait&) = delete;
+  TimedWait& operator=(const TimedWait&) = delete;
+
+ private:
+  static constexpr Duration kLongest = std::chrono::hours(24 * 365);
+  const Clock::time_point due_;
+};
+
+/// Sleeps for `span`, in pieces.
+void sleep_noticing(Duration span) noexcept;
+
+}  // namespace weft
