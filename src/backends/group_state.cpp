@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sched.h>
+#include <time.h>
 
 #include <cerrno>
 #include <new>
@@ -23,12 +24,21 @@ namespace {
 constexpr int kInspectEvery = 64;
 constexpr int kWarnAfter = 10;  // a tenth of the deadline
 constexpr auto kInspectPause = std::chrono::milliseconds(1);
+constexpr auto kGap =
+    2 * kSleep;  // between two looks of who waits; what is longer may have been a suspension
 constexpr auto kDropQuiesce = std::chrono::seconds(2);
 // An owner that has not come back after this is stuck in the kernel. To fail a group loses nothing by not
 // waiting, so it waits less.
 constexpr auto kStuck = std::chrono::seconds(2);
 constexpr auto kStuckInFailure = std::chrono::milliseconds(200);
 constexpr auto kAnswers = std::chrono::milliseconds(500);  // of ranks that are asked who is there
+
+// The kernel's tick: some milliseconds, and cheaper to read than the clock.
+std::int64_t kernel_tick() noexcept {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
+}
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -110,6 +120,7 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
     traces_.close(recorder_);
     throw;
   }
+  context.log().flush();
 }
 
 GroupState::~GroupState() {
@@ -487,9 +498,10 @@ bool GroupState::drive_owned() noexcept {
       return true;
     }
   }
-  if (moved) {
-    idle_ = 0;
-  } else if (++idle_ >= kInspectEvery) {
+  // Counted whatever moves, and only while something stays in flight: small calls that succeed read no clock.
+  if (idle() || (moved && WEFT_MUTANT("watch_reset_by_traffic"))) {
+    polls_ = 0;
+  } else if (++polls_ >= kInspectEvery) {
     inspect();
   }
   return moved;
@@ -500,19 +512,12 @@ bool GroupState::drive_and(const After& after) noexcept {
   if (idle() || !try_own()) return false;
   const bool moved = drive_owned();
   after();
-  leave(moved);
+  disown();
   return moved;
 }
 
 bool GroupState::drive() noexcept {
   return drive_and([] {});
-}
-
-void GroupState::leave_and_warn() noexcept {
-  const std::vector<std::string> lines = std::exchange(warnings_, {});
-  Logger& log = context.log();
-  disown();
-  for (const std::string& line : lines) log.write(LogLevel::warning, line);
 }
 
 void GroupState::answer() noexcept {
@@ -525,16 +530,55 @@ bool GroupState::settled() noexcept {
   if (idle()) return true;
   if (!try_own()) return false;
   const bool moved = drive_owned();
-  leave(moved);
+  disown();
   return !moved;
+}
+
+// Whoever else holds the group polls it, and looks by count.
+void GroupState::watch() noexcept {
+  if (idle() || WEFT_MUTANT("watch_reset_by_traffic") || !try_own()) return;
+  if (!idle()) inspect();
+  disown();
+}
+
+// For who asks rarely: counting polls would take too long. Called by the owner.
+void GroupState::inspect_each_tick() noexcept {
+  const std::int64_t now = kernel_tick();
+  if (now == tick_ || WEFT_MUTANT("watch_reset_by_traffic")) return;
+  tick_ = now;
+  inspect();
+}
+
+// A rank that was suspended (stopped by a signal, in a container that was paused) has not looked, and
+// neither, if the whole job was, could anybody do its part: the gap does not count. But the caller may look
+// rarely of its own accord, for whom it must count: so a gap counts as far as gaps like it came before. After
+// a suspension a call has as long again as that lasted, at most its whole deadline, since ranks do not go on
+// at one moment.
+void GroupState::pass_over(Duration gap) noexcept {
+  const Duration uncounted = gap - std::max<Duration>(kGap, 2 * gap_);
+  bool waited = false;
+  for (std::uint64_t left = ~free_; left != 0; left &= left - 1) {
+    Slot& slot = slots_[static_cast<std::uint32_t>(__builtin_ctzll(left))];
+    if (!slot.waited) continue;
+    waited = true;
+    if (uncounted <= Duration::zero() || WEFT_MUTANT("suspension_counts")) continue;
+    if (slot.expires != Clock::time_point::max())
+      slot.expires = std::max(slot.expires + uncounted, inspected_ + std::min(uncounted, slot.deadline));
+    if (slot.warns != Clock::time_point::max()) slot.warns += uncounted;
+  }
+  gap_ = waited ? gap : Duration::zero();
 }
 
 // Rare and slow: who is dead, whose deadline has passed, who waits long. The deadline's clock starts here, at
 // the first look after polls have failed.
 void GroupState::inspect() noexcept {
+  polls_ = 0;
+  if (failed()) return;
   const auto now = Clock::now();
-  if (now - inspected_ < kInspectPause) return;
+  const Duration gap = now - inspected_;
+  if (gap < kInspectPause) return;
   inspected_ = now;
+  pass_over(gap);
   if (!backend_->healthy()) {
     mark_failed();
     return;
@@ -567,9 +611,10 @@ void GroupState::warn(Slot& slot) noexcept {
     std::string story;
     if (backend_->missing(slot.op, story).empty()) return;  // all are there, and it takes its time
     slot.warns = Clock::time_point::max();
-    warnings_.push_back(fmt::format("{}: not finished after {:.2g} s, a tenth of its deadline: {}{}",
-                                    what(slot.op, member.size), seconds(slot.deadline / kWarnAfter), story,
-                                    tail(&slot.op)));
+    context.log().write_later(
+        LogLevel::warning,  // the sink gets it when the group is not held any more
+        fmt::format("{}: not finished after {:.2g} s, a tenth of its deadline: {}{}",
+                    what(slot.op, member.size), seconds(slot.deadline / kWarnAfter), story, tail(&slot.op)));
   } catch (...) {  // out of memory: then without a warning
   }
 }
@@ -616,6 +661,7 @@ std::optional<Failure> GroupState::failure() const {
 
 // What fails with it is a call of `op`: the first cause may be that of another, or of none.
 void GroupState::throw_failure(Op op, std::uint64_t call) {
+  context.log().flush();                                  // what was to be said before it
   if (!told_.exchange(true)) traces_.written(recorder_);  // a disk that hangs holds up the first Error alone
   const bool quiet = quiesced_.load(std::memory_order_acquire) || backend_->quiet();
   Failure f;
@@ -651,11 +697,13 @@ bool GroupState::drive_until(const Done& done, Deadline limit, const After& afte
     // afterwards.
     if ((idle < spins ? idle % 16 == 15 : true) && progress_->drive_all()) {
       idle = 0;
+      if (limit.passed()) return done();  // other groups may move all the time
       continue;
     }
     ++idle;
     if (idle < spins) {
       pause();
+      if (idle % 8 == 0 && limit.passed()) return done();
     } else {
       if (limit.passed()) return done();
       if (idle < spins + kYields) {
@@ -701,7 +749,10 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
   Taking work(*this, slot, ticket);
   if (!work.finished()) {
     context.check_fork("wait");
-    drive_and([&] { work.take(); });
+    drive_and([&] {
+      work.take();
+      if (!work.finished()) inspect_each_tick();
+    });
     if (!work.finished()) {
       if (failed()) throw_failure(slots_[slot].op.op, slots_[slot].op.call);
       // A peer may need this rank's part in a call of another group before it comes to this.
@@ -715,6 +766,7 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
 
 [[gnu::flatten]] bool GroupState::wait(std::uint32_t slot, std::uint32_t ticket,
                                        std::optional<Duration> limit) {
+  if (limit && *limit <= Duration::zero()) return poll(slot, ticket);
   Taking work(*this, slot, ticket);
   if (!work.finished()) {
     context.check_fork("wait");

@@ -66,6 +66,7 @@ class GroupState final : public Driven, public BlockHolder {
   bool helped() const noexcept override { return helped_; }
   bool settled() noexcept override;
   void answer() noexcept override;
+  void watch() noexcept override;
   // BlockHolder
   bool holds(const void* block, std::size_t bytes) const noexcept override;
   bool stand_still() noexcept override { return try_own(); }  // nobody submits or polls
@@ -157,14 +158,10 @@ class GroupState final : public Driven, public BlockHolder {
   bool drive_and(const After& after) noexcept;  // `after` while the group is held
   void finish(std::uint32_t index) noexcept;
   [[gnu::cold]] void inspect() noexcept;  // slow path: health, deadlines
+  void inspect_each_tick() noexcept;
+  void pass_over(Duration gap) noexcept;
   void expire(const Slot& slot, const Slot& head) noexcept;
   void warn(Slot& slot) noexcept;
-  // The group is free again, and perhaps gone; then what was to be said is said: a log may be slow.
-  void leave(bool moved) noexcept {
-    if (moved || warnings_.empty()) return disown();
-    leave_and_warn();
-  }
-  [[gnu::cold]] void leave_and_warn() noexcept;
   [[gnu::cold]] void mark_failed() noexcept;  // takes over the backend's first cause
   void tell_failed() noexcept;                // the part of it that needs no owner
   template <class Done, class After>
@@ -209,10 +206,13 @@ class GroupState final : public Driven, public BlockHolder {
   std::uint64_t point_to_point_ = 0;  // bit per slot
   std::uint64_t next_collective_ = 0, next_message_ = 0;
   std::atomic<int> in_flight_{0};
-  int idle_ = 0;  // polls in a row that moved nothing
+  // The watch, which is the owner's: polls since the last look at the clock that left something in flight;
+  // when that was, and how long after the one before; the kernel's tick at which done() looked.
+  int polls_ = 0;
   Clock::time_point inspected_{};
-  std::vector<std::string> warnings_;  // the owner's: said once the group is not held any more
-  std::atomic<int> asleep_{0};         // threads of this rank asleep
+  Duration gap_{};
+  std::int64_t tick_ = 0;
+  std::atomic<int> asleep_{0};  // threads of this rank asleep
 
   std::atomic<bool> failed_{false};
   Traces& traces_;
