@@ -232,7 +232,7 @@ std::optional<JobStores::Refusal> JobStores::take_place(Store& server, Store& st
   // Of another Context of this process: it is no other job.
   const auto is_own = [&](const std::string& text) {
     const auto claim = Claim::parse(text);
-    return claim && claim->host == mine.host && claim->process == mine.process &&
+    return claim && !claim->left && claim->host == mine.host && claim->process == mine.process &&
            claim->started == mine.started && claim->rank == mine.rank && claim->size == mine.size;
   };
   const auto told = server.try_get(kServedByKey, deadline);
