@@ -15,6 +15,7 @@
 #include <sstream>
 #include <utility>
 
+#include "backends/own_file.hpp"
 #include "base/suspension.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
@@ -152,6 +153,9 @@ std::optional<MeetingPlace::Told> MeetingPlace::read_any() const {
 std::optional<MeetingPlace::Told> MeetingPlace::read(const Folder& folder) const {
   const Descriptor fd(
       ::openat(folder.fd.get(), name_.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  struct stat status {};
+  if (fd && ::fstat(fd.get(), &status) == 0)
+    check_own_file(fmt::format("rendezvous: {}", path_in(folder)), status);
   char bytes[4096];
   const ssize_t got = fd ? ::read(fd.get(), bytes, sizeof bytes) : -1;
   if (got <= 0) return std::nullopt;
@@ -182,8 +186,8 @@ void MeetingPlace::publish(const std::string& address, Deadline deadline) const 
                                        start_time_of(::getpid()).value_or(0));
   // Under another name first: whoever finds the file finds all of it.
   const std::string fresh = name_ + ".new";
-  const Descriptor fd(
-      ::openat(folder_.fd.get(), fresh.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
+  const Descriptor fd(::openat(folder_.fd.get(), fresh.c_str(),
+                               O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600));
   if (!fd) throw_errno(fmt::format("rendezvous: cannot write {}.new", path()), errno);
   const ssize_t written = ::write(fd.get(), text.data(), text.size());
   if (written != static_cast<ssize_t>(text.size())) {

@@ -21,6 +21,7 @@
 #include <mutex>
 #include <system_error>
 
+#include "backends/own_file.hpp"
 #include "backends/store_records.hpp"
 #include "backends/store_table.hpp"
 #include "base/suspension.hpp"
@@ -71,22 +72,10 @@ class WithoutSizeSignal {
 class FileStore final : public Store {
  public:
   FileStore(const std::string& path, Duration patience, Deadline deadline)
-      : path_(path), patience_(patience) {
-    fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0600);
-    if (fd_ < 0) throw_errno(fmt::format("store: cannot open {}", path), errno);
-    try {
-      struct stat status {};
-      if (::fstat(fd_, &status) != 0) throw_errno(fmt::format("store: {}", path), errno);
-      if (!S_ISREG(status.st_mode))
-        throw Error(ErrorCode::system, fmt::format("store: {} is not a regular file", path));
-      const Lock lock(*this, "opening it", deadline);
-      catch_up(true);
-    } catch (...) {
-      ::close(fd_);
-      throw;
-    }
+      : path_(path), patience_(patience), file_(open_own_file("store", path, O_RDWR | O_CREAT)) {
+    const Lock lock(*this, "opening it", deadline);
+    catch_up(true);
   }
-  ~FileStore() override { ::close(fd_); }
   FileStore(const FileStore&) = delete;
   FileStore& operator=(const FileStore&) = delete;
 
@@ -280,7 +269,8 @@ class FileStore final : public Store {
 
   const std::string path_;
   const Duration patience_;
-  int fd_ = -1;
+  const Descriptor file_;
+  const int fd_ = file_.get();
   std::mutex mutex_;    // the rest, against threads
   std::size_t at_ = 0;  // bytes of the file that are in the table
   StoreTable table_;

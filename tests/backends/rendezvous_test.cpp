@@ -924,6 +924,16 @@ TEST_F(RendezvousTest, GarbageInTheFileCountsForNothing) {
   EXPECT_EQ(place.find(), "a:1");
 }
 
+TEST_F(RendezvousTest, AFileThatOthersMayWriteIsRefused) {
+  set({});
+  const MeetingPlace place("key");
+  place.publish("a:1", soon());
+  ASSERT_EQ(::chmod(place.path().c_str(), 0622), 0);
+  EXPECT_EQ(test::error_text([&] { place.find(); }),
+            "system: rendezvous: " + place.path() +
+                " has mode 0622; expected one that only its owner may write, such as 0600");
+}
+
 TEST(StartTime, TellsProcessesApart) {
   EXPECT_TRUE(start_time_of(::getpid()));
   auto child = test::ChildProcess::fork([] { return 0; });

@@ -13,6 +13,7 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -328,6 +329,67 @@ TEST_F(FileStoreTest, WhatIsNoStoreIsLeftAloneAndNamed) {
                [&] { make_file_store(path_ + "/x"); });
   expect_error(ErrorCode::system, "store: /dev/null is not a regular file",
                [&] { make_file_store("/dev/null"); });
+}
+
+// What others could have written, or put in its place, is refused by what was opened.
+TEST_F(FileStoreTest, OnlyAFileOfThisUsersIsTaken) {
+  open()->set("a", "1");
+  const std::string before = bytes();
+  for (const int mode : {0620, 0602, 0666}) {
+    ASSERT_EQ(::chmod(path_.c_str(), static_cast<mode_t>(mode)), 0);
+    expect_error(
+        ErrorCode::system,
+        fmt::format("store: {} has mode {:04o}; expected one that only its owner may write, such as 0600",
+                    path_, mode),
+        [&] { open(); });
+  }
+  ASSERT_EQ(::chmod(path_.c_str(), 0644), 0);
+  EXPECT_EQ(open()->try_get("a"), "1");
+
+  const std::string link = folder_ / "link";
+  ASSERT_EQ(::symlink(path_.c_str(), link.c_str()), 0);
+  expect_error(ErrorCode::system, "store: " + link + " is a symbolic link; expected the file itself",
+               [&] { make_file_store(link); });
+  const std::string nowhere = folder_ / "nowhere";
+  ASSERT_EQ(::symlink((folder_ / "made").c_str(), nowhere.c_str()), 0);
+  expect_error(ErrorCode::system, "store: " + nowhere + " is a symbolic link; expected the file itself",
+               [&] { make_file_store(nowhere); });
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "made"));
+
+  const std::string fifo = folder_ / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  expect_error(ErrorCode::system, "store: " + fifo + " is not a regular file",
+               [&] { make_file_store(fifo); });
+  EXPECT_EQ(bytes(), before);
+}
+
+TEST_F(FileStoreTest, AFolderThatAnybodyMayChangeIsRefused) {
+  const std::filesystem::path folder = folder_ / "open";
+  std::filesystem::create_directory(folder);
+  ASSERT_EQ(::chmod(folder.c_str(), 0777), 0);
+  expect_error(
+      ErrorCode::system,
+      "store: the folder " + folder.string() +
+          " has mode 0777; expected one that others may not write to, or one with the sticky bit, such as "
+          "0755 or 1777",
+      [&] { make_file_store(folder / "store"); });
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  for (const int mode : {01777, 0775, 0700}) {
+    ASSERT_EQ(::chmod(folder.c_str(), static_cast<mode_t>(mode)), 0);
+    make_file_store(folder / "store")->set("a", "1");
+  }
+  std::filesystem::create_directory_symlink(folder, folder_ / "way");  // folders may be reached by a link
+  EXPECT_EQ(make_file_store(folder_ / "way/store")->try_get("a"), "1");
+}
+
+TEST_F(FileStoreTest, AnotherUsersFileIsRefused) {
+  if (::geteuid() != 0) GTEST_SKIP() << "a file cannot be given to another user here (needs root)";
+  open()->set("a", "1");
+  constexpr uid_t kOther = 54321;
+  ASSERT_EQ(::chown(path_.c_str(), kOther, static_cast<gid_t>(-1)), 0);
+  expect_error(ErrorCode::system,
+               "store: " + path_ + " belongs to user 54321; expected a file of this user's, 0",
+               [&] { open(); });
 }
 
 TEST_F(FileStoreTest, DamageIsNamedNotRepaired) {
