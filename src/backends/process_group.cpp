@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <numeric>
@@ -16,6 +15,8 @@
 #include "backends/join.hpp"
 #include "backends/request.hpp"
 #include "backends/shrink.hpp"
+#include "backends/store_table.hpp"
+#include "base/parse_number.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft {
@@ -58,10 +59,17 @@ std::vector<Pair> gather_by_store(GroupState& group, Pair mine) {
                                       r, std::chrono::duration<double>(m.deadline).count(), m.name, m.rank),
                   .ranks = {r}});
     }
-    char* end = nullptr;
-    Pair& theirs = all[static_cast<std::size_t>(r)];
-    theirs[0] = static_cast<std::int32_t>(std::strtol(text.c_str(), &end, 10));
-    theirs[1] = static_cast<std::int32_t>(std::strtol(end, nullptr, 10));
+    const std::string_view both = text;
+    const std::size_t space = std::min(both.find(' '), both.size() - 1);
+    const auto first = parse_integer<std::int32_t>(both.substr(0, space));
+    const auto second = parse_integer<std::int32_t>(both.substr(space + 1));
+    if (!first || !second)
+      throw Error(Failure{
+          .code = ErrorCode::mismatch,
+          .text = fmt::format("split: key {} holds {}; expected two integers [group \"{}\", rank {}]",
+                              shown_key(fmt::format("{}/{}", token, r)), shown_key(text), m.name, m.rank),
+          .ranks = {r}});
+    all[static_cast<std::size_t>(r)] = {*first, *second};
   }
   return all;
 }

@@ -15,9 +15,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <optional>
 #include <sstream>
 
 #include "backends/store_table.hpp"
+#include "base/parse_number.hpp"
 #include "base/suspension.hpp"
 
 namespace weft {
@@ -45,15 +47,22 @@ struct Roll {
   bool closed = false;
   Ranks here{}, resigned{};
 
-  static Roll parse(const std::string& text) {
+  // Nothing where `text` is no roll of a group of `size`.
+  static std::optional<Roll> parse(const std::string& text, int size) {
     Roll roll;
+    if (text.empty()) return roll;  // nobody has written one yet
     std::istringstream in(text);
     std::string word;
     in >> word;
     roll.closed = word == "closed";
-    while (in >> word)
-      (word[0] == '-' ? roll.resigned : roll.here)
-          .push_back(std::stoi(word[0] == '-' ? word.substr(1) : word));
+    if (!roll.closed && word != "open") return std::nullopt;
+    while (in >> word) {
+      const bool resigned = word[0] == '-';
+      const auto rank = parse_integer<int>(std::string_view(word).substr(resigned ? 1 : 0));
+      Ranks& list = resigned ? roll.resigned : roll.here;
+      if (!rank || *rank < 0 || *rank >= size || holds(list, *rank)) return std::nullopt;
+      list.push_back(*rank);
+    }
     return roll;
   }
   std::string text() const {
@@ -151,6 +160,18 @@ class Shrinking {
   }
   std::string tail() const { return fmt::format(" [group \"{}\", rank {}]", group_.member.name, rank_); }
 
+  // What a key of ours holds. Others of the job, or who shares its store, may have written it.
+  Roll parse(const std::string& key, const std::string& text) const {
+    if (auto roll = Roll::parse(text, group_.member.size)) return std::move(*roll);
+    throw Error(Failure{
+        .code = ErrorCode::mismatch,
+        .text =
+            fmt::format("shrink: key {} holds {}; expected \"open\" or \"closed\" and ranks from 0 to {}, "
+                        "each once{}",
+                        shown_key(key), shown_key(text), group_.member.size - 1, tail()),
+        .ranks = {}});
+  }
+
   // The store's functions, with a text of our own where it is lost.
   template <class F>
   auto ask(const F& f) const {
@@ -204,16 +225,16 @@ class Shrinking {
     if (const std::optional<Failure> why = group_.failure(); why && why->code == ErrorCode::peer_lost)
       accused = why->ranks;
     std::string held = update(roll_key, [&](const std::string& text) {
-      Roll roll = Roll::parse(text);
+      Roll roll = parse(roll_key, text);
       if (roll.closed || holds(roll.here, rank_)) return text;
       roll.here.push_back(rank_);
       roll.resigned = without(roll.resigned, {rank_});  // it tries again
       return roll.text();
     });
-    for (Pause pause; !Roll::parse(held).closed; pause.wait()) {
+    for (Pause pause; !parse(roll_key, held).closed; pause.wait()) {
       const Ranks gone = group_.gone();  // first: who has signed and then left is no member
       held = read(roll_key);
-      Roll roll = Roll::parse(held);
+      Roll roll = parse(roll_key, held);
       if (roll.closed) break;
       Ranks awaited = without(without(candidates, roll.here), roll.resigned);
       awaited = without(without(awaited, gone), accused);
@@ -223,7 +244,7 @@ class Shrinking {
       ask([&](Store& s) { return s.compare_set(roll_key, held, roll.text(), answer()); });
       held = read(roll_key);
     }
-    const Ranks members = Roll::parse(held).here;
+    const Ranks members = parse(roll_key, held).here;
     if (holds(members, rank_)) {
       const Ranks out = without(candidates, members);
       // Who is left out and lives may wait in a call of the old group.
@@ -245,8 +266,9 @@ class Shrinking {
 
   // Nobody waits for this rank in that round.
   void resign(int round) const {
-    update(key("roll", round), [&](const std::string& text) {
-      Roll roll = Roll::parse(text);
+    const std::string roll_key = key("roll", round);
+    update(roll_key, [&](const std::string& text) {
+      Roll roll = parse(roll_key, text);
       if (roll.closed || holds(roll.resigned, rank_)) return text;
       roll.resigned.push_back(rank_);
       return roll.text();
@@ -258,7 +280,7 @@ class Shrinking {
     const std::string built = key("built", round);
     const auto bad = [](const std::string& text) { return text == "bad"; };
     const auto good = [&](const std::string& text) {
-      return !bad(text) && Roll::parse(text).here.size() == members.size();
+      return !bad(text) && parse(built, text).here.size() == members.size();
     };
     // True: this rank is who made it so.
     const auto spoil = [&] {
@@ -299,8 +321,9 @@ class Shrinking {
     const Deadline deadline = Deadline::after(limit_);
     try {
       std::string held = update(built, [&](const std::string& text) {
-        Roll roll = Roll::parse(text);
-        if (bad(text) || holds(roll.here, rank_)) return text;
+        if (bad(text)) return text;
+        Roll roll = parse(built, text);
+        if (holds(roll.here, rank_)) return text;
         roll.here.push_back(rank_);
         return roll.text();
       });

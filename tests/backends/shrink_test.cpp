@@ -210,6 +210,54 @@ TEST(ShrinkOnThreads, ARankThatCannotIsLeftOut) {
   });
 }
 
+// A store that gives back something else for keys with `part` in them.
+class GarbledStore final : public Store {
+ public:
+  GarbledStore(std::shared_ptr<Store> store, std::string part, std::string garbage)
+      : store_(std::move(store)), part_(std::move(part)), garbage_(std::move(garbage)) {}
+  std::string get(std::string_view key, Deadline deadline) override {
+    return garbled(key) ? garbage_ : store_->get(key, deadline);
+  }
+  std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
+    return garbled(key) ? garbage_ : store_->try_get(key, deadline);
+  }
+  void set(std::string_view key, std::string_view value, Deadline deadline) override {
+    store_->set(key, value, deadline);
+  }
+  std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
+    return store_->add(key, delta, deadline);
+  }
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                          Deadline deadline) override {
+    return store_->compare_set(key, expected, desired, deadline);
+  }
+  void remove(std::string_view key, Deadline deadline) override { store_->remove(key, deadline); }
+
+ private:
+  bool garbled(std::string_view key) const { return key.find(part_) != std::string_view::npos; }
+  const std::shared_ptr<Store> store_;
+  const std::string part_, garbage_;
+};
+
+// What somebody wrote into the keys by which ranks agree is told as an Error, which names the key.
+TEST(ShrinkOnThreads, GarbageInTheStoreIsNamed) {
+  for (const std::string garbage : {"open 0 x", "open 99999999999999999999", "closed 0 2", "open -",
+                                    "closed 1 1", "shut", "open 0x1", "closed 1.5"}) {
+    run_ranks(Ranks::threads, 2, [&](Rank& r) {
+      Membership m = r.membership();
+      if (r.rank == 0) m.store = std::make_shared<GarbledStore>(m.store, "shrink0/roll", garbage);
+      ProcessGroup g = ProcessGroup::create(r.context, "shm", m);
+      if (r.rank == 0) {
+        const std::string text = error_text([&] { g.shrink(1s); });
+        EXPECT_THAT(text, testing::StartsWith("mismatch: shrink: key \""));
+        EXPECT_THAT(text, HasSubstr("shrink0/roll\" holds \"" + garbage +
+                                    "\"; expected \"open\" or \"closed\" and ranks from 0 to 1, each once"));
+      }
+      r.meet("end");
+    });
+  }
+}
+
 TEST(ShrinkOnThreads, Arguments) {
   Context context;
   ProcessGroup one = ProcessGroup::create(context, "shm", Membership{});
