@@ -142,8 +142,8 @@ SealedStream::Opened SealedStream::open(std::string_view bytes) {
     result.state = Opened::State::bad;
     return result;
   }
-  if (bytes.size() < sizeof length + length) return result;
   result.bytes = sizeof length + length;
+  if (bytes.size() < result.bytes) return result;
   result.frame.resize(length - kSealBytes);
   Count written = 0;
   const int failed = sodium().crypto_aead_xchacha20poly1305_ietf_decrypt(

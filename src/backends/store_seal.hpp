@@ -64,7 +64,7 @@ class SealedStream {
     enum class State : std::uint8_t { more, whole, bad };
     State state = State::more;
     std::string frame;      ///< where whole
-    std::size_t bytes = 0;  ///< of the record, where whole
+    std::size_t bytes = 0;  ///< of the record; 0 where its length is not there yet
   };
   /// Looks at the front of `bytes`. Bad: a length beyond the limits, or a record that is not the next of this
   /// stream.

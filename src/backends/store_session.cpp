@@ -11,6 +11,12 @@ StoreSession::Result bad(std::string why, std::string out = {}) {
   return {.state = State::bad, .out = std::move(out), .why = std::move(why)};
 }
 
+// A frame grows to a size that its first bytes tell: it gets that much at once, not twice as much in steps,
+// which would leave holes behind. Memory that is not written yet costs nothing.
+void make_room(std::string& in, std::size_t bytes) {
+  if (bytes > in.capacity()) in.reserve(bytes);
+}
+
 constexpr const char* kTooEarly = "it sent a second request before the first was answered";
 
 }  // namespace
@@ -20,13 +26,13 @@ StoreSession::Result StoreSession::take(std::string_view bytes) {
   if (sealed_) {
     SealedStream::Opened opened = sealed_->to_server.open(in_);
     switch (opened.state) {
-      case SealedStream::Opened::State::more: return {};
+      case SealedStream::Opened::State::more: make_room(in_, opened.bytes); return {};
       case SealedStream::Opened::State::bad:
         return bad("it sent what is not sealed with its key: somebody changed it, perhaps");
       case SealedStream::Opened::State::whole: break;
     }
     if (in_.size() > opened.bytes) return bad(kTooEarly);
-    in_.clear();
+    std::string().swap(in_);
     current_ = std::move(opened.frame);
   } else {
     const Parsed parsed = parse_request(in_);
@@ -36,7 +42,10 @@ StoreSession::Result StoreSession::take(std::string_view bytes) {
       return bad("it sent a request, but did not prove that it knows the secret",
                  make_frame(Kind::secret_demanded, {}, {}));
     if (parsed.state == Parsed::State::bad) return bad(parsed.why);
-    if (parsed.state == Parsed::State::more) return {};
+    if (parsed.state == Parsed::State::more) {
+      make_room(in_, parsed.bytes);
+      return {};
+    }
     if (in_.size() > parsed.bytes) return bad(kTooEarly);
     if (secret_ != nullptr) {
       Result result = handshake(parsed);

@@ -26,7 +26,7 @@ class StoreSession {
     enum class State : std::uint8_t {
       more,     ///< nothing is whole yet
       reply,    ///< `out` is to be sent
-      request,  ///< `frame` is to be answered; points into the session until the next call
+      request,  ///< `frame` is to be answered; points into the session until answered()
       bad,      ///< the connection is to be closed with the warning `why`, after `out` was sent
     };
     State state = State::more;
@@ -35,6 +35,8 @@ class StoreSession {
     std::string why{};
   };
   Result take(std::string_view bytes);
+  /// The request that was handed out is not looked at any more: its memory is given back.
+  void answered() noexcept { std::string().swap(current_); }
   /// A reply as it goes over the wire.
   std::string wire(std::string frame);
 

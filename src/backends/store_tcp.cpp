@@ -325,8 +325,7 @@ struct TcpStoreServer::Impl {
   }
 
   void receive(Client& c) {
-    char buffer[64 * 1024];
-    const ssize_t got = ::recv(c.fd.get(), buffer, sizeof buffer, 0);
+    const ssize_t got = ::recv(c.fd.get(), buffer.data(), buffer.size(), 0);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (got <= 0) {
       if (c.session.unread() > 0)
@@ -335,7 +334,7 @@ struct TcpStoreServer::Impl {
       c.gone = true;
       return;
     }
-    const StoreSession::Result result = c.session.take({buffer, static_cast<std::size_t>(got)});
+    const StoreSession::Result result = c.session.take({buffer.data(), static_cast<std::size_t>(got)});
     switch (result.state) {
       case StoreSession::Result::State::more: return check_unanswered(c);
       case StoreSession::Result::State::reply: c.out = result.out; return flush(c);
@@ -343,6 +342,7 @@ struct TcpStoreServer::Impl {
         } catch (const Error& e) {
           reply(c, make_refusal(e.code(), e.what()));
         }
+        c.session.answered();
         return check_unanswered(c);
       case StoreSession::Result::State::bad:
         c.out = result.out;
@@ -448,6 +448,7 @@ struct TcpStoreServer::Impl {
       }
       c.out.erase(0, static_cast<std::size_t>(sent));
     }
+    std::string().swap(c.out);  // a client that waits or thinks keeps nothing
   }
 
   Logger& log;
@@ -460,6 +461,7 @@ struct TcpStoreServer::Impl {
   // The thread's own.
   std::vector<std::unique_ptr<Client>> clients;  // in the order in which they came
   StoreTable table{{.keys = options.max_keys, .bytes = options.max_bytes}};
+  std::vector<char> buffer = std::vector<char>(64 * 1024);  // a stack may be as small as that
   Warnings warnings{log};
   Clock::time_point accept_again{};
   std::thread thread;
@@ -621,7 +623,7 @@ class Connection {
   /// One whole frame, and nothing after it.
   Outcome receive(Deadline give_up, Reply& reply) {
     std::string in;
-    char buffer[64 * 1024];
+    char buffer[16 * 1024];  // a stack may be as small as 64 KiB
     for (;;) {
       const ssize_t got = ::recv(fd_.get(), buffer, sizeof buffer, 0);
       if (got < 0 && errno == EINTR) continue;

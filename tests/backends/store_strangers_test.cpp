@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -12,6 +13,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -24,6 +26,7 @@
 #include "support/errors.hpp"
 #include "support/other_user.hpp"
 #include "support/processes.hpp"
+#include "support/sanitizers.hpp"
 #include "support/stranger.hpp"
 #include "weft/backends/store_tcp.hpp"
 
@@ -595,6 +598,43 @@ TEST_F(StrangersTest, HalfRequestsAddUpToSoMuch) {
   third.say_if_heard(half);
   EXPECT_TRUE(warned_of("bytes of requests and answers are under way; at most 300000 are allowed"));
   EXPECT_EQ(good->get("small", soon()), "1");
+}
+
+std::size_t resident_bytes() {
+  std::size_t pages = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident;
+  return resident * static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+/// What the process has asked for and not given back. What it has given back, malloc may keep for the next.
+std::size_t allocated_bytes() {
+  const struct mallinfo2 info = ::mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
+// What is said to be under way is what it takes, and it is given back once it is answered.
+TEST_F(StrangersTest, RequestsUnderWayTakeNoMoreThanTheirBytes) {
+  if (!test::kPlainMemory) GTEST_SKIP() << test::kNoPlainMemory;
+  constexpr std::size_t kRequests = 48, kValue = 1 << 20;
+  server_ = std::make_unique<TcpStoreServer>(log_, TcpStoreOptions{});
+  const auto good = client("");
+  const std::string whole = make_frame(Kind::set, "k", std::string(kValue, 'x'));
+  const std::size_t before = resident_bytes(), allocated_before = allocated_bytes();
+  std::vector<std::unique_ptr<Stranger>> many;
+  for (std::size_t i = 0; i < kRequests; ++i) {
+    many.push_back(std::make_unique<Stranger>(server_->port()));
+    many.back()->say(std::string_view(whole).substr(0, whole.size() - 1));
+    good->set("another", "1");  // the server has read most of it by now
+  }
+  for (const Deadline limit = soon();
+       resident_bytes() - before < kRequests * kValue * 9 / 10 && !limit.passed();)
+    good->set("another", "1");
+  EXPECT_LT(resident_bytes() - before, kRequests * kValue * 5 / 4);
+  for (auto& m : many) {
+    m->say(std::string_view(whole).substr(whole.size() - 1));
+    EXPECT_TRUE(m->is_answered());
+  }
+  EXPECT_LT(allocated_bytes() - allocated_before, 12 * kValue);
 }
 
 }  // namespace

@@ -10,9 +10,12 @@ inline constexpr bool kProcesses = false;
 /// all of them): one dtype with every reduction, and every dtype with one, will do, in a fraction of the
 /// time.
 inline constexpr bool kEveryKernel = false;
+/// They take memory and stack of their own, and keep what is given back.
+inline constexpr bool kPlainMemory = false;
 #else
 inline constexpr bool kProcesses = true;
 inline constexpr bool kEveryKernel = true;
+inline constexpr bool kPlainMemory = true;
 #endif
 
 #ifdef __SANITIZE_THREAD__
@@ -21,6 +24,7 @@ inline constexpr bool kThreadsInForks = false;
 #else
 inline constexpr bool kThreadsInForks = true;
 #endif
+inline constexpr const char* kNoPlainMemory = "the sanitizers take memory and stack of their own";
 inline constexpr const char* kNoThreadsInForks =
     "the thread sanitizer follows no threads of a forked process";
 
