@@ -20,6 +20,7 @@
 #include <cstring>
 #include <deque>
 
+#include "backends/call_numbers.hpp"
 #include "backends/call_record.hpp"
 #include "backends/op_table.hpp"
 #include "backends/reduce.hpp"
@@ -566,27 +567,6 @@ bool Composer::wait_on(OpState& s, void* stream) noexcept {
 }
 
 // ---- Words
-
-// Each call number in a text, as `said(number)` has it.
-template <class Said>
-std::string renumbered(std::string text, const Said& said) {
-  constexpr std::string_view kCall = "call ";
-  for (std::size_t at = 0; (at = text.find(kCall, at)) != std::string::npos;) {
-    at += kCall.size();
-    std::uint64_t number = 0;
-    const char* const from = text.data() + at;
-    const auto [end, error] = std::from_chars(from, text.data() + text.size(), number);
-    if (error != std::errc{}) continue;
-    const std::string words = std::to_string(said(number));
-    text.replace(at, static_cast<std::size_t>(end - from), words);
-    at += words.size();
-  }
-  return text;
-}
-
-std::string unmarked(std::string text) {
-  return renumbered(std::move(text), [](std::uint64_t number) { return number & ~kUsers; });
-}
 
 // What the inner backend says of its own call, as the user knows it: the user's call numbers, and the user's
 // operation where a text begins with the inner one.

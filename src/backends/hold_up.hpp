@@ -18,6 +18,8 @@ namespace weft {
 
 /// A rank that waits answers within this time, however long its naps are.
 inline constexpr auto kRollCallPatience = std::chrono::milliseconds(300);
+/// Answers are of another time then.
+inline constexpr auto kRollCallStale = kRollCallPatience + std::chrono::seconds(1);
 
 /// "rank 3", "ranks 2, 3"; of very many the first, and how many more.
 inline std::string name_ranks(std::span<const int> ranks) {
@@ -36,6 +38,7 @@ struct HoldUp {
   std::vector<int> ranks;  ///< in order; empty: nobody in particular, as where ranks wait in a circle
   bool silent = true;      ///< they do not answer; false: they do, and wait for nobody in this group
   bool settled = true;     ///< further answers change nothing
+  std::vector<int> ends;   ///< those that answer, and wait for nobody in this group
 };
 
 /// `awaited`: whom rank `self` waits for. `heard(r)`; where that is yes, `waits(r, q)`: for rank q.
@@ -43,7 +46,7 @@ template <class HeardOf, class Waits>
 HoldUp who_holds_up(int self, int size, std::span<const int> awaited, const HeardOf& heard,
                     const Waits& waits) {
   HoldUp found;
-  std::vector<int> way(awaited.begin(), awaited.end()), ends;
+  std::vector<int> way(awaited.begin(), awaited.end());
   std::vector<bool> seen(static_cast<std::size_t>(size));
   seen[static_cast<std::size_t>(self)] = true;
   for (const int r : awaited) seen[static_cast<std::size_t>(r)] = true;
@@ -63,11 +66,12 @@ HoldUp who_holds_up(int self, int size, std::span<const int> awaited, const Hear
       if (!seen[static_cast<std::size_t>(q)]) way.push_back(q);
       seen[static_cast<std::size_t>(q)] = true;
     }
-    if (!any) ends.push_back(r);
+    if (!any) found.ends.push_back(r);
   }
+  std::sort(found.ends.begin(), found.ends.end());
   if (found.ranks.empty()) {
     found.silent = false;
-    found.ranks = std::move(ends);
+    found.ranks = found.ends;
   }
   std::sort(found.ranks.begin(), found.ranks.end());
   return found;
@@ -82,17 +86,22 @@ inline std::vector<int> to_blame(std::span<const int> awaited, const HoldUp& fou
 }
 
 /// What is said of a call: `simple(ranks)` says of ranks it waits for what they have not done; the rest is
-/// who is to blame beyond them. Leaves in `awaited` whom the error names.
+/// who is to blame beyond them. Leaves in `awaited` whom the error names. `all_answer`: so do ranks that do
+/// not wait, but compute.
 template <class Simple>
-std::string tell(std::vector<int>& awaited, const HoldUp& found, const Simple& simple) {
+std::string tell(std::vector<int>& awaited, const HoldUp& found, const Simple& simple,
+                 bool all_answer = false) {
   if (found.ranks.empty() || found.ranks == awaited) return simple(awaited);
   const std::vector<int> near = to_blame(awaited, found);
   std::vector<int> far, others;
   std::set_difference(found.ranks.begin(), found.ranks.end(), near.begin(), near.end(),
                       std::back_inserter(far));
   std::set_difference(awaited.begin(), awaited.end(), near.begin(), near.end(), std::back_inserter(others));
+  const bool wait = !all_answer || std::none_of(others.begin(), others.end(), [&](int r) {
+    return std::binary_search(found.ends.begin(), found.ends.end(), r);
+  });
   std::string story = simple(near.empty() ? awaited : near);
-  if (near.empty())
+  if (near.empty() && wait)
     story += fmt::format(", but wait{} {}", awaited.size() == 1 ? "s" : "",
                          awaited.size() == 1 ? "itself" : "themselves");
   if (!far.empty())
@@ -100,7 +109,8 @@ std::string tell(std::vector<int>& awaited, const HoldUp& found, const Simple& s
                          found.silent ? (far.size() == 1 ? "does not answer" : "do not answer")
                                       : (far.size() == 1 ? "waits for nobody here" : "wait for nobody here"));
   if (!near.empty() && !others.empty())
-    story += fmt::format("; {} wait{}, too", name_ranks(others), others.size() == 1 ? "s" : "");
+    story += fmt::format("; {} {}{}{}", name_ranks(others), wait ? "wait" : "answer",
+                         others.size() == 1 ? "s" : "", wait ? ", too" : "");
   awaited = found.ranks;
   return story;
 }

@@ -359,6 +359,31 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
        }
      }},
 
+    // Both are roots of the last call. Who leaves says so.
+    {"two roots",
+     [](Job& j) {
+       tell([&] { j.g.broadcast(view(std::as_const(j.in)), view(j.out.data(), 4), rank).wait(); });
+       j.store_meet("called");
+       j.g = {};
+       j.store_meet("left");
+     }},
+
+    // Rank 2 does not come; the others wait in a chain behind it: 3 for 2, 0 for 3, 1 for 0, which is first
+    // at its deadline.
+    {"chain",
+     [](Job& j) {
+       if (rank == 2) {
+         for (const int r : {0, 1, 3}) j.await("told", r);
+         return;
+       }
+       const weft::CallOptions options{.deadline = rank == 1 ? 500ms : 20000ms};
+       tell([&] {
+         j.g.recv(view(j.out.data(), 4), (rank + 3) % 4, options).wait();
+         j.g.send(view(std::as_const(j.in)), (rank + 1) % 4, options).wait();
+       });
+       j.come("told");
+     }},
+
     // Rank 1 has fewer elements.
     {"counts",
      [](Job& j) {

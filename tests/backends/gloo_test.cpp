@@ -562,5 +562,38 @@ TEST(GlooProcesses, AStoppedRankIsATimeoutAndMemoryIsOursAgain) {
   ranks[1].kill(SIGKILL);
 }
 
+// Each receives from its left before it sends to its right: all wait in a chain behind the rank that is
+// stopped, and name it, not the next one.
+TEST(GlooChain, TheRankAtItsEndIsNamed) {
+  SKIP_WITHOUT_GLOO();
+  RankProcesses ranks(
+      4,
+      [](Rank& r) {
+        r.group().barrier().wait();
+        if (r.rank == 2) {
+          raise(SIGSTOP);
+          return;
+        }
+        std::vector<float> in(100000), out(in.size());
+        const CallOptions options{.deadline = r.rank == 1 ? Duration(300ms) : Duration(10s)};
+        const Error e = error_of([&] {
+          r.group().recv(view(in), (r.rank + 3) % 4, options).wait();
+          r.group().send(view(out), (r.rank + 1) % 4, options).wait();
+        });
+        EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+        EXPECT_THAT(ranks_of(e), ElementsAre(2)) << e.what();
+        EXPECT_THAT(
+            e.what(),
+            HasSubstr("rank 0 has sent no message with tag 0, but waits itself; rank 2 does not answer"));
+        r.store->add("through", 1, Deadline::after(10s));
+      },
+      gloo());
+  const Deadline end = Deadline::after(30s);
+  while (ranks.store().add("through", 0, Deadline::after(10s)) < 3 && !end.passed())
+    std::this_thread::sleep_for(5ms);
+  ranks[2].kill(SIGKILL);
+  ranks.finish({2});
+}
+
 }  // namespace
 }  // namespace weft::test

@@ -101,6 +101,35 @@ TEST_P(MpiFailures, RanksThatCallDifferentThingsAreNamedOnAll) {
   }
 }
 
+// Either by the call, where the other one's letter has come already, or by the warning.
+TEST_P(MpiFailures, TwoRootsOfTheLastCallAreTold) {
+  const Outcome o = job("two roots");
+  for (int r = 0; r < 2; ++r) {
+    ASSERT_FALSE(o.of(r).empty()) << o.all;
+    if (o.of(r)[0] == "no error") {
+      EXPECT_THAT(o.all, HasSubstr(fmt::format(
+                             "weft warning: mismatch, found when the group was left: rank {0} called "
+                             "broadcast f32 x4 root {0} [call 0], rank {1} broadcast f32 x4 root {1} "
+                             "[call 0] [group \"world\", rank {1}]",
+                             1 - r, r)));
+    } else {
+      EXPECT_THAT(o.of(r)[0],
+                  AllOf(HasSubstr("mismatch 0 1: "), HasSubstr("broadcast f32 x4 root 0 [call 0]"),
+                        HasSubstr("broadcast f32 x4 root 1 [call 0]")));
+    }
+  }
+}
+
+TEST_P(MpiFailures, TheRankAtTheEndOfAChainIsNamed) {
+  const Outcome o = job("chain", 4);
+  for (const int r : {0, 1, 3}) {
+    ASSERT_FALSE(o.of(r).empty()) << o.all;
+    EXPECT_THAT(o.of(r)[0],
+                HasSubstr("timeout 2: recv: not finished within 0.5 s: rank 0 has not sent it (tag "
+                          "0), but waits itself; rank 2 does not answer"));
+  }
+}
+
 TEST_P(MpiFailures, AReceiveThatDoesNotFitIsAMismatchAndNoCrash) {
   const Outcome o = job("message");
   ASSERT_EQ(o.of(0).size(), 2u) << o.all;

@@ -119,6 +119,11 @@ class GlooBackend final : public BlockingBackend {
     story = "Gloo cannot tell who is missing (WEFT_GLOO_CHECK is off)";
     return {};
   }
+  bool ask(const OpState& s) noexcept override try {
+    return (!check_ && row(s.op).collective) || links_.ask(s);
+  } catch (const std::exception&) {  // out of memory: then without
+    return true;
+  }
 
  protected:
   void start(OpState& s) noexcept override { links_.start(s); }
@@ -126,6 +131,12 @@ class GlooBackend final : public BlockingBackend {
 
   void run(const OpState& s) override {
     if (check_ || s.op == Op::barrier) links_.agree(s);
+    carry_out(s);
+    links_.over();
+  }
+
+ private:
+  void carry_out(const OpState& s) {
     switch (s.op) {
       case Op::barrier: return;  // that was one
       case Op::all_reduce: return all_reduce(s);
@@ -146,7 +157,6 @@ class GlooBackend final : public BlockingBackend {
     throw Error(ErrorCode::unsupported, fmt::format("{}: gloo does not have it", name(s.op)));
   }
 
- private:
   static auto combine(const OpState& s) {
     return [dtype = s.dtype, op = s.reduce](void* to, const void* a, const void* b, std::size_t n) {
       const std::array<const std::byte*, 2> in{static_cast<const std::byte*>(a),

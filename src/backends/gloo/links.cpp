@@ -20,7 +20,6 @@ constexpr std::uint64_t kData = 0x41ull << 56;  // and the message's number
 // Gloo's way to wait for ever: deadlines are the group's to watch.
 constexpr auto kForever = std::chrono::hours(24 * 30);
 constexpr auto kGoodBye = std::chrono::seconds(2);
-constexpr auto kAnswer = std::chrono::milliseconds(300);  // to a ping, from a rank that is not stopped
 constexpr std::uint64_t kUnheard = 32;  // notes of a peer after which it is told that they were read
 
 void* writable(const std::byte* p) { return const_cast<std::byte*>(p); }
@@ -37,7 +36,7 @@ struct Links::Note {
     leave,     // this rank leaves the group
     farewell,  // the answer: everything before it was read; the answering rank's own leave may still come
     ping,      // whoever runs answers with
-    pong,
+    pong,      // payload: whom it waits for
   };
   Kind kind = Kind::heard;
   std::int32_t tag = 0;
@@ -91,15 +90,18 @@ struct Links::Peer {
   std::map<std::uint64_t, Offered> offers;
   std::uint64_t next_offer = 0;
   std::deque<Announcement> announced;
-  std::uint64_t calls = 0;                // it has announced those below
-  bool leaves = false;                    // it has said leave
-  bool released = false;                  // it has answered ours
-  std::uint64_t asked = 0, answered = 0;  // pings and pongs
-  bool gone = false;                      // its thread has ended
+  std::uint64_t calls = 0;  // it has announced those below
+  bool leaves = false;      // it has said leave
+  bool released = false;    // it has answered ours
+  bool gone = false;        // its thread has ended
+  bool fetching = false;    // its thread waits for the bytes of a large message
 };
 
 Links::Links(std::shared_ptr<::gloo::Context> context, UnexpectedLimits limits, LinkEvents events)
-    : context_(std::move(context)), events_(std::move(events)), matcher_(context_->size, limits) {
+    : context_(std::move(context)),
+      events_(std::move(events)),
+      matcher_(context_->size, limits),
+      roll_(context_->rank, context_->size) {
   for (int r = 0; r < size(); ++r) {
     peers_.push_back(std::make_unique<Peer>());
     Peer& peer = *peers_.back();
@@ -271,7 +273,15 @@ void Links::fetch(Peer& peer, OpState& recv, std::uint64_t number) {
   const auto bytes = static_cast<std::size_t>(recv.out_count * size_bytes(recv.dtype));
   const UnboundBuffer buffer = context_->createUnboundBuffer(recv.out, bytes);
   buffer->recv(peer.rank, kData + number);
+  {
+    const std::lock_guard lock(mutex_);
+    peer.fetching = true;
+  }
   buffer->waitRecv(kForever);
+  {
+    const std::lock_guard lock(mutex_);
+    peer.fetching = false;
+  }
   write(peer, Note{.kind = Note::Kind::taken, .number = number});
   events_.finished(recv);
 }
@@ -337,11 +347,22 @@ void Links::take(Peer& peer, const Note& note, const std::byte* payload) {
       if (owed) events_.fail(left(peer.rank, nullptr));
       return;
     }
-    case Note::Kind::ping: return write(peer, Note{.kind = Note::Kind::pong});
+    case Note::Kind::ping: {
+      std::vector<std::byte> awaits;
+      {
+        const std::lock_guard lock(mutex_);
+        awaits = RollLetters::encode(awaited(), std::min(size(), static_cast<int>(8 * kEagerBytes)));
+      }
+      return write(peer,
+                   Note{.kind = Note::Kind::pong,
+                        .count = static_cast<std::int64_t>(awaits.size()),
+                        .number = note.number},
+                   awaits.data(), awaits.size());
+    }
     case Note::Kind::pong: {
       const std::lock_guard lock(mutex_);
-      ++peer.answered;
-      changed_.notify_all();
+      roll_.answered(peer.rank, static_cast<std::uint32_t>(note.number),
+                     {payload, static_cast<std::size_t>(note.count)});
       return;
     }
     case Note::Kind::farewell: {
@@ -421,6 +442,10 @@ void Links::start(OpState& s) noexcept {
 void Links::agree(const OpState& s) {
   const int n = size(), self = context_->rank;
   Announcement mine{.record = record_of(s, n)};
+  {
+    const std::lock_guard lock(mutex_);
+    current_ = s.call;
+  }
   const auto expected_of = [&](int r) {
     Announcement a = mine;
     if (s.op == Op::all_to_all_v) {
@@ -463,60 +488,77 @@ void Links::agree(const OpState& s) {
   }
 }
 
-std::vector<int> Links::missing(const OpState& s, std::string& story) {
-  std::vector<int> absent;
-  std::unique_lock lock(mutex_);
-  if (!row(s.op).collective) {
-    absent.push_back(s.peer);
-    story = fmt::format("rank {} {} with tag {}", s.peer,
-                        s.op == Op::send ? "has not received the message" : "has sent no message", s.tag);
-    return absent;
-  }
-  for (const auto& peer : peers_)
-    if (peer->rank != context_->rank && peer->calls <= s.call) absent.push_back(peer->rank);
-  lock.unlock();
-  if (!absent.empty()) {
-    // One that is stuck in the call before, behind a rank that is lost, has not arrived either; but it
-    // answers.
-    if (absent.size() > 1) {
-      const std::vector<int> lost = silent();
-      const auto answers = [&](int r) { return std::find(lost.begin(), lost.end(), r) == lost.end(); };
-      if (!std::all_of(absent.begin(), absent.end(), answers)) std::erase_if(absent, answers);
-    }
-    for (const int r : absent)
-      story += fmt::format("{}rank {} had not arrived", story.empty() ? "" : "; ", r);
-    return absent;
-  }
-  absent = silent();
-  story = "all ranks had arrived";
-  if (!absent.empty())
-    story += fmt::format("; rank{} {} {} not answer", absent.size() == 1 ? "" : "s", fmt::join(absent, ", "),
-                         absent.size() == 1 ? "does" : "do");
-  return absent;
+void Links::over() noexcept {
+  const std::lock_guard lock(mutex_);
+  current_.reset();
 }
 
-// Who is stopped, or cut off: a running peer's thread answers at once, whatever its program does.
-std::vector<int> Links::silent() {
+std::vector<int> Links::late(std::uint64_t call) const {
+  std::vector<int> ranks;
+  for (const auto& peer : peers_)
+    if (peer->rank != context_->rank && peer->calls <= call) ranks.push_back(peer->rank);
+  return ranks;
+}
+
+// With mutex_ held. Inside a collective of Gloo's anybody may be waited for.
+std::vector<int> Links::awaited_by(const OpState& s) const {
+  if (!row(s.op).collective) return {s.peer};
+  std::vector<int> ranks = late(s.call);
+  for (int r = 0; r < size() && ranks.empty(); ++r)
+    if (r != context_->rank) ranks.push_back(r);
+  return ranks;
+}
+
+// By all calls in flight, with mutex_ held.
+std::vector<int> Links::awaited() const {
+  std::vector<int> ranks = current_ ? late(*current_) : std::vector<int>();
+  const bool inside = current_ && ranks.empty();
+  for (const auto& peer : peers_)
+    if (peer->rank != context_->rank &&
+        (inside || peer->fetching || matcher_.awaits(peer->rank) || !peer->offers.empty()))
+      ranks.push_back(peer->rank);
+  return ranks;
+}
+
+bool Links::ask(const OpState& s) {
   const NoSignals guard;
+  std::uint32_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return true;
+    number = roll_.begin();
+  }
   for (const auto& peer : peers_) {
-    if (peer->rank == context_->rank) continue;
-    {
-      const std::lock_guard lock(mutex_);
-      ++peer->asked;
-    }
+    if (number == 0 || peer->rank == context_->rank) continue;
     try {
-      write(*peer, Note{.kind = Note::Kind::ping});
+      write(*peer, Note{.kind = Note::Kind::ping, .number = number});
     } catch (const std::exception&) {}  // the connection broke: it will not answer
   }
-  std::unique_lock lock(mutex_);
-  std::vector<int> ranks;
-  changed_.wait_for(lock, kAnswer, [&] {
-    ranks.clear();
-    for (const auto& peer : peers_)
-      if (peer->answered < peer->asked) ranks.push_back(peer->rank);
-    return ranks.empty() || closed_;
-  });
-  return closed_ ? std::vector<int>() : ranks;
+  const std::lock_guard lock(mutex_);
+  return closed_ || roll_.settled(awaited_by(s));
+}
+
+std::vector<int> Links::missing(const OpState& s, std::string& story) {
+  const std::lock_guard lock(mutex_);
+  std::vector<int> ranks = awaited_by(s);
+  const HoldUp found = roll_.found(ranks);
+  if (row(s.op).collective && late(s.call).empty()) {
+    story = "all ranks had arrived";
+    if (!found.silent || found.ranks.empty()) return {};
+    story +=
+        fmt::format("; {} {} not answer", name_ranks(found.ranks), found.ranks.size() == 1 ? "does" : "do");
+    return found.ranks;
+  }
+  const auto simple = [&](std::span<const int> these) {
+    if (!row(s.op).collective)
+      return fmt::format("rank {} {} with tag {}", s.peer,
+                         s.op == Op::send ? "has not received the message" : "has sent no message", s.tag);
+    std::string text;
+    for (const int r : these) text += fmt::format("{}rank {} had not arrived", text.empty() ? "" : "; ", r);
+    return text;
+  };
+  story = tell(ranks, found, simple, true);
+  return ranks;
 }
 
 }  // namespace weft::gloo_backend

@@ -20,11 +20,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "backends/call_record.hpp"
 #include "backends/message_matcher.hpp"
+#include "backends/roll_letters.hpp"
 
 namespace weft::gloo_backend {
 
@@ -55,9 +57,13 @@ class Links {
   /// Tells all what this rank is about to do and waits until all have told the same. Throws mismatch;
   /// peer_lost where one has left. From the group's thread.
   void agree(const OpState& s);
-  /// The ranks that have not announced the call that agree() waits for, or have not sent or taken. Where all
-  /// have, those that do not answer either.
+  /// The call that agree() was about is over.
+  void over() noexcept;
+  /// Who holds up the call, of those that have not announced it, or have not sent or taken, and those they
+  /// wait for; where all have, those that do not answer.
   std::vector<int> missing(const OpState& s, std::string& story);
+  /// See Backend::ask(). Whoever runs answers, whatever its program does: a thread does it.
+  bool ask(const OpState& s);
   /// Ends all connections: see BlockingBackend::interrupt.
   void interrupt() noexcept;
 
@@ -75,7 +81,9 @@ class Links {
   void fetch(Peer& peer, OpState& recv, std::uint64_t number);
   bool match(OpState& recv, const Letter& letter);  // with mutex_ held
   void write(Peer& peer, Note note, const void* payload = nullptr, std::size_t bytes = 0);
-  std::vector<int> silent();
+  std::vector<int> late(std::uint64_t call) const;
+  std::vector<int> awaited_by(const OpState& s) const;
+  std::vector<int> awaited() const;
   Failure left(int rank, const OpState* s) const;
   int size() const noexcept { return context_->size; }
   Failure wrong_size(const OpState& recv, const Letter& letter) const;
@@ -87,6 +95,8 @@ class Links {
   bool closed_ = false;
   std::vector<std::unique_ptr<Peer>> peers_;
   MessageMatcher<OpState, Letter> matcher_;  // under mutex_
+  RollLetters roll_;                         // under mutex_, and so is
+  std::optional<std::uint64_t> current_;     // the collective that is announced and not over
 };
 
 }  // namespace weft::gloo_backend

@@ -14,6 +14,7 @@
 #include <sstream>
 #include <thread>
 
+#include "backends/call_numbers.hpp"
 #include "backends/call_record.hpp"
 #include "backends/join.hpp"
 #include "backends/mpi/mail.hpp"
@@ -21,6 +22,7 @@
 #include "backends/mpi/process.hpp"
 #include "backends/mpi/rounds.hpp"
 #include "backends/op_table.hpp"
+#include "backends/roll_letters.hpp"
 #include "backends/usable_cores.hpp"
 #include "base/fnv.hpp"
 #include "weft/backends/plugin.hpp"
@@ -32,8 +34,8 @@ namespace {
 constexpr std::size_t kAhead = 1024;  // calls a rank may be ahead of the comparison
 constexpr auto kFlush =
     std::chrono::milliseconds(20);  // how long a failure waits for MPI to take its letters
-// To a ping, from a rank that waits, however long its naps are; and between two looks for it.
-constexpr auto kAnswer = std::chrono::milliseconds(300), kAnswerNap = std::chrono::milliseconds(1);
+constexpr auto kLookForPings = std::chrono::milliseconds(20);  // of a rank that waits in another group
+constexpr int kLastLooks = 16;  // one after another that bring nothing, of a rank that leaves
 constexpr auto kQuiesceNap = std::chrono::microseconds(200);
 
 struct Settings {
@@ -70,7 +72,7 @@ constexpr std::uint64_t kLayout = digest_of(
 
 std::vector<std::byte> encode(const Failure& why) {
   FailureLetter head{.code = why.code, .op = why.op, .call = why.call};
-  head.ranks = static_cast<std::uint32_t>(std::min<std::size_t>(why.ranks.size(), 128));
+  head.ranks = static_cast<std::uint32_t>(std::min<std::size_t>(why.ranks.size(), 512));
   head.text = static_cast<std::uint32_t>(
       std::min(why.text.size(), Mail::kPayload - sizeof head - head.ranks * sizeof(int)));
   std::vector<std::byte> bytes(sizeof head + head.ranks * sizeof(int) + head.text);
@@ -97,6 +99,7 @@ class MpiBackend final : public Backend {
   MpiBackend(const Bringup& b, Process& process, MPI_Comm comm, Settings settings)
       : context_(b.context),
         process_(process),
+        name_(b.name),
         rank_(b.rank),
         size_(b.size),
         check_(settings.check),
@@ -104,7 +107,8 @@ class MpiBackend final : public Backend {
         traits_(*known_traits(kBackend)),
         state_(std::make_unique<State>(process, comm, b.rank, b.size,
                                        Limits{settings.safe, settings.max_count}, settings.unexpected)),
-        peers_(static_cast<std::size_t>(b.size)) {
+        peers_(static_cast<std::size_t>(b.size)),
+        roll_(b.rank, b.size) {
     traits_.spin = b.ranks_here <= settings.cores;
     traits_.promises.names_absent = traits_.promises.checks_calls = check_;
     traits_.promises.revocable = traits_.promises.quiesces = safe_;
@@ -115,14 +119,8 @@ class MpiBackend final : public Backend {
       (void)state_.release();
       return;
     }
-    const auto turn = process_.lock();
-    try {
-      state_->mail->send_others({.kind = Letter::left});
-      process_.bury(std::move(state_->mail));
-    } catch (...) {  // out of memory, or MPI lost a peer
-      process_.poison();
-      (void)state_.release();
-    }
+    leave();
+    context_.log().flush();
   }
 
   const Traits& traits() const noexcept override { return traits_; }
@@ -173,37 +171,47 @@ class MpiBackend final : public Backend {
 
   std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
     const std::lock_guard guard(mutex_);
-    if (!row(s.op).collective) {
-      story = s.op == Op::send ? fmt::format("rank {} has not received it (tag {})", s.peer, s.tag)
-                               : fmt::format("rank {} has not sent it (tag {})", s.peer, s.tag);
-      return {s.peer};
-    }
-    const Progress& p = progress(s);
-    if (!p.announced) {
+    if (row(s.op).collective && !progress(s).announced) {
       story = "MPI cannot tell who is missing (WEFT_MPI_CHECK is off)";
       return {};
     }
-    std::vector<int> late;
-    for (int r = 0; r < size_; ++r)
-      if (r != rank_ && arrived(r) <= p.sequence) late.push_back(r);
-    if (late.empty()) {
+    std::vector<int> ranks = awaited_by(s);
+    const HoldUp found = roll_.found(ranks);
+    if (row(s.op).collective && late(progress(s).sequence).empty()) {
       story = "all ranks had arrived";
-      late = silent();
-      if (!late.empty())
-        story += fmt::format("; rank{} {} {} not answer", late.size() == 1 ? "" : "s", fmt::join(late, ", "),
-                             late.size() == 1 ? "does" : "do");
-      return late;
+      if (!found.silent || found.ranks.empty()) return {};
+      story +=
+          fmt::format("; {} {} not answer", name_ranks(found.ranks), found.ranks.size() == 1 ? "does" : "do");
+      return found.ranks;
     }
-    story = fmt::format("rank{} {} had not arrived", late.size() == 1 ? "" : "s", fmt::join(late, ", "));
-    for (int r = 0; r < size_; ++r) {
-      const Peer& peer = peers_[static_cast<std::size_t>(r)];
-      if (r == rank_ || arrived(r) <= p.sequence) continue;
-      // Compared: it called the same.
-      const CallRecord& theirs =
-          peer.compared > p.sequence ? own(p.sequence).record : peer.ahead[p.sequence - peer.compared].record;
-      story += fmt::format("; {}", describe(r, theirs));
-    }
-    return late;
+    story = tell(ranks, found, [&](std::span<const int> these) { return story_of(s, these); });
+    return ranks;
+  }
+
+  bool ask(const OpState& s) noexcept override {
+    const std::lock_guard guard(mutex_);
+    if (failed_ || (row(s.op).collective && !progress(s).announced)) return true;
+    if (!process_.refuses_thread().empty()) return true;
+    bool settled = true;
+    OpState nothing;
+    attempt(nothing, [&] {
+      const std::vector<int> ranks = awaited_by(s);
+      if (ranks.empty()) return;
+      const auto turn = process_.lock();
+      if (const std::uint32_t number = roll_.begin(); number != 0)
+        state_->mail->send_others({.kind = Letter::ping, .number = number});
+      take_letters();
+      settled = roll_.settled(ranks);
+    });
+    return settled || failed_;
+  }
+
+  // MPI brings a ping only to who looks.
+  void answer() noexcept override {
+    const auto now = Clock::now();
+    if (now < looks_for_pings_) return;
+    looks_for_pings_ = now + kLookForPings;
+    healthy();
   }
 
   void fail(const Failure& why) noexcept override {
@@ -235,29 +243,6 @@ class MpiBackend final : public Backend {
   void announce_sleep(bool) noexcept override {}  // nothing of MPI wakes anybody: traits().rings is false
 
  private:
-  // Who is stopped, or has called and computes since: a rank that waits answers at its next poll.
-  std::vector<int> silent() noexcept {
-    std::vector<int> ranks;
-    OpState nothing;
-    attempt(nothing, [&] {
-      const auto turn = process_.lock();
-      for (int r = 0; r < size_; ++r) {
-        if (r == rank_) continue;
-        ++peers_[static_cast<std::size_t>(r)].asked;
-        state_->mail->send(r, {.kind = Letter::ping});
-      }
-      for (const Deadline end = Deadline::after(kAnswer);;) {
-        take_letters();
-        ranks.clear();
-        for (int r = 0; r < size_; ++r)
-          if (const Peer& p = peers_[static_cast<std::size_t>(r)]; p.answered < p.asked) ranks.push_back(r);
-        if (ranks.empty() || failed_ || end.passed()) return;
-        std::this_thread::sleep_for(kAnswerNap);
-      }
-    });
-    return failed_ ? std::vector<int>() : ranks;
-  }
-
   // What MPI may still use after a failure.
   struct State {
     State(const Process& process, MPI_Comm comm, int rank, int size, Limits limits,
@@ -284,7 +269,6 @@ class MpiBackend final : public Backend {
     std::uint64_t compared = 0;    // its calls that were compared
     std::deque<CallLetter> ahead;  // those that came before this rank called
     bool left = false;
-    std::uint64_t asked = 0, answered = 0;  // pings and pongs
   };
 
   static Progress& progress(OpState& s) noexcept {
@@ -296,6 +280,51 @@ class MpiBackend final : public Backend {
   std::uint64_t arrived(int r) const {
     const Peer& p = peers_[static_cast<std::size_t>(r)];
     return p.compared + p.ahead.size();
+  }
+  // Who has not called it.
+  std::vector<int> late(std::uint64_t sequence) const {
+    std::vector<int> ranks;
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_ && arrived(r) <= sequence) ranks.push_back(r);
+    return ranks;
+  }
+  std::vector<int> others() const {
+    std::vector<int> ranks;
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_) ranks.push_back(r);
+    return ranks;
+  }
+  // Inside a collective of MPI's anybody may be waited for.
+  std::vector<int> awaited_by(const OpState& s) const {
+    if (!row(s.op).collective) return {s.peer};
+    std::vector<int> ranks = late(progress(s).sequence);
+    return ranks.empty() ? others() : ranks;
+  }
+  // By all calls in flight.
+  std::vector<int> awaited() const {
+    std::vector<int> ranks = state_->messages.awaited();
+    if (done_ < first_own_ + own_.size()) {
+      const std::vector<int> these = late(done_);
+      const std::vector<int> all = these.empty() ? others() : these;
+      ranks.insert(ranks.end(), all.begin(), all.end());
+    }
+    return ranks;
+  }
+  std::string story_of(const OpState& s, std::span<const int> these) const {
+    if (!row(s.op).collective)
+      return fmt::format("rank {} has not {} it (tag {})", s.peer, s.op == Op::send ? "received" : "sent",
+                         s.tag);
+    std::string story = fmt::format("{} had not arrived", name_ranks(these));
+    const std::uint64_t sequence = progress(s).sequence;
+    for (int r = 0; r < size_; ++r) {
+      const Peer& peer = peers_[static_cast<std::size_t>(r)];
+      if (r == rank_ || arrived(r) <= sequence) continue;
+      // Compared: it called the same.
+      const CallRecord& theirs =
+          peer.compared > sequence ? own(sequence).record : peer.ahead[sequence - peer.compared].record;
+      story += fmt::format("; {}", describe(r, theirs));
+    }
+    return story;
   }
   const Own& own(std::uint64_t sequence) const { return own_[sequence - first_own_]; }
 
@@ -408,8 +437,10 @@ class MpiBackend final : public Backend {
           process_.poison();
           return;
         case Letter::left: peers_[static_cast<std::size_t>(from)].left = true; return;
-        case Letter::ping: return state_->mail->send(from, {.kind = Letter::pong});
-        case Letter::pong: ++peers_[static_cast<std::size_t>(from)].answered; return;
+        case Letter::ping:
+          return state_->mail->send(from, {.kind = Letter::pong, .number = letter.number},
+                                    RollLetters::encode(awaited(), size_));
+        case Letter::pong: return roll_.answered(from, letter.number, payload);
       }
     });
   }
@@ -469,6 +500,38 @@ class MpiBackend final : public Backend {
     raise(why);
   }
 
+  void leave() noexcept {
+    const auto turn = process_.lock();
+    compare_the_rest();
+    if (failed_) {
+      (void)state_.release();
+      return;
+    }
+    try {
+      state_->mail->send_others({.kind = Letter::left});
+      process_.bury(std::move(state_->mail));
+    } catch (...) {  // out of memory, or MPI lost a peer
+      process_.poison();
+      (void)state_.release();
+    }
+  }
+
+  // Leaving: calls that nobody was needed for are compared with whoever has made them. Nobody is waited for,
+  // but MPI may need several looks to bring what was sent. A mismatch has nobody here to be thrown to; who
+  // stays gets it.
+  void compare_the_rest() noexcept {
+    OpState nothing;
+    attempt(nothing, [&] {
+      for (int looks = 0; looks < kLastLooks && !failed_ && !own_.empty(); ++looks)
+        if (take_letters()) looks = 0;
+      if (failed_ && failure_.code == ErrorCode::mismatch)
+        context_.log().write_later(
+            LogLevel::warning,
+            fmt::format("mismatch, found when the group was left: {} [group \"{}\", rank {}]",
+                        unmarked(failure_.text), name_, rank_));
+    });
+  }
+
   bool exposed() const noexcept {
     if (!Process::alive()) return false;
     const auto turn = process_.lock();
@@ -477,12 +540,15 @@ class MpiBackend final : public Backend {
 
   Context& context_;
   Process& process_;
+  const std::string name_;
   const int rank_, size_;
   const bool check_, safe_;
   Traits traits_;
   mutable std::mutex mutex_;  // everything below; fail() comes from any thread
   std::unique_ptr<State> state_;
   std::vector<Peer> peers_;
+  RollLetters roll_;
+  Clock::time_point looks_for_pings_{};
   std::deque<Own> own_;
   std::uint64_t first_own_ = 0, done_ = 0;  // sequence numbers: of own_'s first; all below are finished here
   std::atomic<bool> failed_{false};

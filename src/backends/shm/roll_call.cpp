@@ -3,8 +3,7 @@
 namespace weft::shm {
 namespace {
 
-constexpr auto kStale = kRollCallPatience + std::chrono::seconds(1);  // answers are of another time then
-constexpr auto kFirstLook = std::chrono::milliseconds(5);             // most have answered by then
+constexpr auto kFirstLook = std::chrono::milliseconds(5);  // most have answered by then
 constexpr auto kLookAgain = std::chrono::milliseconds(50);
 
 }  // namespace
@@ -39,7 +38,7 @@ void RollCall::look() noexcept {
 bool RollCall::ask(std::span<const int> awaited) noexcept try {
   if (awaited.empty()) return true;
   const auto now = Clock::now();
-  if (number_ == 0 || now - began_ >= kStale) begin();
+  if (number_ == 0 || now - began_ >= kRollCallStale) begin();
   if (now >= looks_) look();
   if (now - began_ < kRollCallPatience && !found(awaited).settled) return false;
   group_.mine().asking.store(0, std::memory_order_relaxed);
@@ -49,7 +48,7 @@ bool RollCall::ask(std::span<const int> awaited) noexcept try {
 }
 
 HoldUp RollCall::found(std::span<const int> awaited) const {
-  if (number_ == 0 || Clock::now() - began_ >= kStale) return {};
+  if (number_ == 0 || Clock::now() - began_ >= kRollCallStale) return {};
   return who_holds_up(
       group_.rank, group_.size, awaited,
       [&](int r) {

@@ -1,0 +1,37 @@
+// Numbers of calls in what is said of them: under compose() the user's are marked.
+#pragma once
+
+#include <charconv>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "backends/call_record.hpp"
+
+namespace weft {
+
+/// Each call number in a text, as `said(number)` has it.
+template <class Said>
+std::string renumbered(std::string text, const Said& said) {
+  constexpr std::string_view kCall = "call ";
+  for (std::size_t at = 0; (at = text.find(kCall, at)) != std::string::npos;) {
+    at += kCall.size();
+    std::uint64_t number = 0;
+    const char* const from = text.data() + at;
+    const auto [end, error] = std::from_chars(from, text.data() + text.size(), number);
+    if (error != std::errc{}) continue;
+    const std::string words = std::to_string(said(number));
+    text.replace(at, static_cast<std::size_t>(end - from), words);
+    at += words.size();
+  }
+  return text;
+}
+
+/// The user's numbers without their marks.
+inline std::string unmarked(std::string text) {
+  return renumbered(std::move(text), [](std::uint64_t number) { return number & ~kUsersCall; });
+}
+
+}  // namespace weft
