@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -16,12 +18,14 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "support/processes.hpp"
+#include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
 
 namespace weft::test {
@@ -243,6 +247,116 @@ TEST_F(RunTest, ProgressBarsOfRankZeroMoveOnATerminal) {
             "[1] crlf\r\n[1] 1\r\n");
 }
 
+// Standard output is a full disk: told, and in the exit status.
+TEST_F(RunTest, OutputThatCannotBeWrittenIsTold) {
+  const auto run_full = [&](int fd, const std::string& script) {
+    return start({"-n", "2", "--", "sh", "-c", script}, [fd] { ::dup2(::open("/dev/full", O_WRONLY), fd); })
+        .wait(seconds(20))
+        .value_or(ExitStatus{});
+  };
+  EXPECT_EQ(run_full(1, "echo words; echo more >&2"), code(74));
+  EXPECT_THAT(
+      lines_of(err()),
+      UnorderedElementsAre("[0] more", "[1] more",
+                           "weft run: cannot write standard output: No space left on device; what the ranks "
+                           "write there is lost from here on"));
+  EXPECT_EQ(run_full(2, "echo words; echo more >&2"), code(74));
+  EXPECT_EQ(run_full(1, "echo words"), code(74));
+  EXPECT_EQ(run_full(1, "true"), kSuccess);
+  EXPECT_EQ(run_full(1, "echo words; exit 3"), code(3));
+}
+
+TEST_F(RunTest, OtherSubCommandsSayThatOutputIsLost) {
+  const std::string command =
+      fmt::format("'{}' --help >/dev/full 2>'{}'", WEFT_COMMAND, (folder_ / "err").string());
+  const int status = std::system(command.c_str());
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+  EXPECT_THAT(err(), ::testing::StartsWith("weft: cannot write standard output: "));
+}
+
+// A reader that takes nothing slows the ranks down; what they write meanwhile is not kept without end.
+TEST_F(RunTest, RanksThatWriteFasterThanTheReaderAreSlowed) {
+  if (!test::kPlainMemory) GTEST_SKIP() << test::kNoPlainMemory;
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  // Short lines, tagged, take six times what the rank wrote.
+  ChildProcess process = start({"-n", "64", "--", "yes", ""},
+                               [&] { ::dup2(ends[1], STDOUT_FILENO), ::close(ends[0]), ::close(ends[1]); });
+  ::close(ends[1]);
+  const auto supervisor = [&] {
+    return std::atoi(contents(fmt::format("/proc/{0}/task/{0}/children", process.pid())).c_str());
+  };
+  EXPECT_TRUE(eventually([&] { return supervisor() > 0; }));
+  const auto memory_kib = [&](int pid) {
+    const std::string status = contents(fmt::format("/proc/{}/status", pid));
+    const std::size_t at = status.find("VmHWM:");
+    return at == std::string::npos ? 0 : std::atoi(status.c_str() + at + 6);
+  };
+  std::set<std::string> ranks;  // who has been heard: each has its turn
+  std::string text(64 * 1024, ' ');
+  for (const Deadline limit = Deadline::after(seconds(20)); ranks.size() < 64 && !limit.passed();) {
+    const ssize_t got = ::read(ends[0], text.data(), text.size());
+    if (got <= 0) break;
+    const std::string part = text.substr(0, static_cast<std::size_t>(got));
+    for (std::size_t at = 0; (at = part.find("\n[", at)) != std::string::npos; ++at)
+      if (const std::size_t end = part.find(']', at); end != std::string::npos)
+        ranks.insert(part.substr(at, end - at));
+  }
+  EXPECT_EQ(ranks.size(), 64u);
+  EXPECT_LT(memory_kib(supervisor()), 24 * 1024);
+  process.kill(SIGKILL);
+  EXPECT_TRUE(eventually([&] { return left_behind().empty(); }));
+  ::close(ends[0]);
+}
+
+// ---- limits ----
+
+TEST_F(RunTest, ASmallStackIsEnough) {
+  if (!test::kPlainMemory) GTEST_SKIP() << test::kNoPlainMemory;
+  const auto small = [](rlim_t bytes) {
+    return [bytes] {
+      const rlimit limit{bytes, bytes};
+      ::setrlimit(RLIMIT_STACK, &limit);
+    };
+  };
+  const auto run_small = [&](std::vector<std::string> words, rlim_t bytes) {
+    return start(std::move(words), small(bytes)).wait(seconds(20)).value_or(ExitStatus{});
+  };
+  EXPECT_EQ(run_small({"-n", "2", "--", "sh", "-c", "seq 1 20000; echo end"}, 64 * 1024), kSuccess);
+  EXPECT_EQ(out_lines().size(), 2u * 20001);
+  EXPECT_EQ(run_small({"-n", "2", "--", WEFT_MEET}, 64 * 1024), kSuccess) << err();
+  EXPECT_THAT(out(), HasSubstr("[1] rank 1 of 2: "));
+}
+
+TEST_F(RunTest, TheLimitThatKeptARankFromStartingIsNamed) {
+  ChildProcess process = start({"-n", "8", "--", "sleep", "60"}, [] {
+    const rlimit limit{16, 16};
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  });
+  EXPECT_EQ(process.wait(seconds(20)), code(126));
+  EXPECT_THAT(err(),
+              ::testing::MatchesRegex(
+                  "weft run: cannot start rank [0-9] of 8: pipe: Too many open files .ulimit -n is 16.\n"));
+}
+
+// The number of processes is limited for users other than root.
+TEST_F(RunTest, TheLimitOfProcessesIsNamed) {
+  if (::geteuid() != 0) GTEST_SKIP() << "a user without other processes is needed (needs root)";
+  constexpr uid_t kNobodyElse = 54321;
+  ChildProcess can = ChildProcess::fork([] {
+    return ::setresuid(kNobodyElse, kNobodyElse, kNobodyElse) == 0 && ::access(WEFT_COMMAND, X_OK) == 0 ? 0
+                                                                                                        : 1;
+  });
+  if (can.wait(seconds(10)) != kSuccess) GTEST_SKIP() << "other users may not run " << WEFT_COMMAND;
+  ChildProcess process = start({"-n", "4", "--", "sleep", "60"}, [] {
+    const rlimit limit{4, 4};
+    ::setrlimit(RLIMIT_NPROC, &limit);
+    [[maybe_unused]] const int changed = ::setresuid(kNobodyElse, kNobodyElse, kNobodyElse);
+  });
+  EXPECT_EQ(process.wait(seconds(20)), code(126));
+  EXPECT_EQ(err(), "weft run: cannot start \"sleep\": Resource temporarily unavailable (ulimit -u is 4)\n");
+}
+
 // ---- environment ----
 
 TEST_F(RunTest, RanksKnowTheirPlace) {
@@ -356,6 +470,26 @@ TEST_F(RunTest, WhatSuccessfulRanksLeaveRunningIsEnded) {
   EXPECT_THAT(left_behind(), IsEmpty());
 }
 
+// Also what has left its process group, a daemon, while other ranks go on.
+TEST_F(RunTest, WhatARankLeavesRunningEndsWithIt) {
+  ChildProcess process = start_shell(2,
+                                     "if [ $WEFT_RANK = 1 ]; then echo pid $$; exec sleep 60; fi; "
+                                     "(setsid sh -c 'echo daemon $$; exec sleep 60' &) ; (setsid sh -c "
+                                     "'sleep 60 & echo mother $$; wait' &) ; "
+                                     "while [ ! -e \"$WEFT_TEST_MARK/go\" ]; do sleep 0.02; done");
+  const int daemon = printed_number(0, "daemon"), mother = printed_number(0, "mother");
+  const int other = printed_number(1, "pid");
+  const auto runs = [](int pid) { return !contents(fmt::format("/proc/{}/environ", pid)).empty(); };
+  EXPECT_TRUE(runs(daemon));
+  std::ofstream(folder_ / "go").flush();
+  EXPECT_TRUE(eventually([&] { return !runs(daemon) && !runs(mother); }));
+  EXPECT_TRUE(eventually([&] { return left_behind().size() == 3; })) << "guard, supervisor, rank 1";
+  EXPECT_TRUE(runs(other));
+  EXPECT_FALSE(process.wait(milliseconds(50)).has_value());
+  process.kill(SIGTERM);
+  EXPECT_EQ(process.wait(seconds(20)), code(128 + SIGTERM));
+}
+
 TEST_F(RunTest, AProgramThatDoesNotExistIsNamed) {
   EXPECT_EQ(run({"-n", "2", "--", "no-such-program", "x"}), code(127));
   EXPECT_EQ(err(), "weft run: cannot start \"no-such-program\": No such file or directory\n");
@@ -407,6 +541,12 @@ TEST_F(RunTest, AJobThatEndsInTimeIsNotDisturbed) {
   EXPECT_EQ(run({"-n", "2", "--timeout", "100", "--", "sh", "-c", "exit 3"}), code(3));
   EXPECT_EQ(run({"-n", "2", "--timeout", "0", "--", "true"}), code(2));
   EXPECT_THAT(err(), HasSubstr("--timeout: Value 0 not in range"));
+  for (const std::string value : {"nan", "-nan", "inf", "-inf", "-1", "1e10", "1e999"}) {
+    EXPECT_EQ(run({"-n", "2", "--timeout=" + value, "--", "true"}), code(2)) << value;
+    EXPECT_THAT(err(), HasSubstr("--timeout: Value " + value + " not in range 0.001 to 1000000000"));
+  }
+  EXPECT_EQ(run({"-n", "2", "--timeout", "soon", "--", "true"}), code(2));
+  EXPECT_THAT(err(), HasSubstr("--timeout: Value soon not in range 0.001 to 1000000000"));
 }
 
 TEST_F(RunTest, TheBackendIsTheRanksToTake) {

@@ -36,6 +36,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/parse_number.hpp"
 #include "base/suspension.hpp"
 #include "output.hpp"
 #include "weft/backends/store_tcp.hpp"
@@ -49,7 +50,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
-constexpr int kTimedOut = 124;  // as timeout(1) has it
+constexpr int kOutputLost = 74;  // EX_IOERR of sysexits.h
+constexpr int kTimedOut = 124;   // as timeout(1) has it
 constexpr int kNotFound = 127;
 constexpr int kNotExecutable = 126;
 constexpr Duration kSweepLimit = std::chrono::seconds(5);  // for killed processes to be gone
@@ -68,7 +70,7 @@ struct Pipe {
 
   Pipe() {
     int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) throw_errno("weft run: pipe", errno);
+    if (::pipe2(ends, O_CLOEXEC) != 0) throw_errno("pipe", errno);
     read_end = ends[0];
     write_end = ends[1];
   }
@@ -108,19 +110,44 @@ std::optional<pid_t> parent_of(const std::filesystem::path& process) {
   return parent;
 }
 
+/// The children of this process, of all its threads. Where the kernel has no file `children`, all processes
+/// are looked through.
+std::vector<pid_t> own_children() {
+  std::vector<pid_t> pids;
+  std::error_code failed;
+  bool known = true;
+  for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task", failed)) {
+    std::ifstream children(thread.path() / "children");
+    known &= children.good();
+    for (pid_t pid = 0; children >> pid;) pids.push_back(pid);
+  }
+  if (known && !failed) return pids;
+  pids.clear();
+  const pid_t self = ::getpid();
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", failed)) {
+    const auto pid = parse_integer<pid_t>(entry.path().filename().string());
+    if (pid && parent_of(entry.path()) == self) pids.push_back(*pid);
+  }
+  return pids;
+}
+
+/// The value of a variable as a process was started with it.
+std::optional<std::string> variable_of(pid_t process, std::string_view name) {
+  std::ifstream environment(fmt::format("/proc/{}/environ", process), std::ios::binary);
+  for (std::string entry; std::getline(environment, entry, '\0');)
+    if (entry.size() > name.size() && entry.starts_with(name) && entry[name.size()] == '=')
+      return entry.substr(name.size() + 1);
+  return std::nullopt;
+}
+
 /// Kills all children, and as a sub-reaper thereby gets their children, until there are none.
 void kill_all_descendants() {
   const Deadline deadline = Deadline::after(kSweepLimit);
-  const pid_t self = ::getpid();
   while (!deadline.passed()) {
     pid_t reaped = 0;
     while ((reaped = ::waitpid(-1, nullptr, WNOHANG)) > 0) {}
     if (reaped < 0 && errno == ECHILD) return;
-    std::error_code ignored;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
-      const int pid = std::atoi(entry.path().filename().c_str());
-      if (pid > 0 && parent_of(entry.path()) == self) ::kill(pid, SIGKILL);
-    }
+    for (const pid_t pid : own_children()) ::kill(pid, SIGKILL);
     std::this_thread::sleep_for(milliseconds(2));
   }
   say("some processes of the job did not end on SIGKILL");
@@ -164,7 +191,7 @@ cpu_set_t share_of_cores(const cpu_set_t& usable, int rank, int ranks) {
 
 std::string random_token() {
   std::uint64_t bits = 0;
-  if (::getrandom(&bits, sizeof bits, 0) != sizeof bits) throw_errno("weft run: getrandom", errno);
+  if (::getrandom(&bits, sizeof bits, 0) != sizeof bits) throw_errno("getrandom", errno);
   return fmt::format("{:016x}", bits);
 }
 
@@ -176,11 +203,10 @@ class Supervisor {
              const sigset_t& ranks_mask, const sigset_t& to_read, int guard_pipe)
       : options_(options), command_(command), ranks_mask_(ranks_mask), guard_pipe_(guard_pipe) {
     signals_ = ::signalfd(-1, &to_read, SFD_CLOEXEC | SFD_NONBLOCK);
-    if (signals_ < 0) throw_errno("weft run: signalfd", errno);
+    if (signals_ < 0) throw_errno("signalfd", errno);
     ::signal(SIGPIPE, SIG_IGN);
     CPU_ZERO(&usable_);
-    if (::sched_getaffinity(0, sizeof usable_, &usable_) != 0)
-      throw_errno("weft run: sched_getaffinity", errno);
+    if (::sched_getaffinity(0, sizeof usable_, &usable_) != 0) throw_errno("sched_getaffinity", errno);
   }
 
   ~Supervisor() {  // whatever happened: nothing is left behind
@@ -193,15 +219,23 @@ class Supervisor {
 
   int run() {
     for (int number = 0; number < options_.ranks; ++number) {
-      if (const int error_number = start(number); error_number != 0) {
-        say(fmt::format("cannot start \"{}\": {}", command_.front(), std::strerror(error_number)));
+      int error_number = 0;
+      try {
+        error_number = start(number);
+      } catch (const Error& e) {
+        say(fmt::format("cannot start rank {} of {}: {}", number, options_.ranks, e.what()));
+        return kNotExecutable;
+      }
+      if (error_number != 0) {
+        say(fmt::format("cannot start \"{}\": {}", command_.front(), system_words(error_number)));
         return error_number == ENOENT ? kNotFound : kNotExecutable;
       }
     }
     if (options_.timeout > Duration::zero()) job_ends_ = Deadline::after(options_.timeout);
     watch();
     if (options_.keep_going && !exit_ && !one_ended_well_) exit_ = first_failure_;
-    return exit_.value_or(0);
+    const bool lost = out_.error() != 0 || err_.error() != 0;
+    return exit_.value_or(lost ? kOutputLost : 0);
   }
 
  private:
@@ -363,13 +397,16 @@ class Supervisor {
     {
       const TimedWait wait(left);
       if (::poll(polled.data(), polled.size(), static_cast<int>(left.count())) < 0 && errno != EINTR)
-        throw_errno("weft run: poll", errno);
+        throw_errno("poll", errno);
     }
-    for (std::size_t i = 0; i < streams.size(); ++i) {
-      if (polled[i + 4].revents != 0) read(*streams[i]);
+    // Each time beginning with another one: where a sink takes little, all ranks get their share of it.
+    ++turn_;
+    for (std::size_t k = 0; k < streams.size(); ++k) {
+      const std::size_t i = (k + turn_) % streams.size();
+      if (polled[i + 4].revents != 0 && !streams[i]->lines.sink().full()) read(*streams[i]);
     }
-    out_.flush();
-    err_.flush();
+    flush(out_, "standard output");
+    flush(err_, "standard error");
     if (polled[1].revents != 0) {
       guard_gone_ = true;
       abandon();
@@ -377,21 +414,36 @@ class Supervisor {
     if (polled[0].revents != 0) take_signals();
   }
 
-  void read(Stream& stream) {
-    char buffer[64 * 1024];
-    const ssize_t got = ::read(stream.pipe.read_end, buffer, sizeof buffer);
+  /// Writes what can be. A write that fails is told once, where that can still be read.
+  void flush(Sink& sink, std::string_view what) {
+    const bool well = sink.error() == 0;
+    sink.flush();
+    if (well && sink.error() != 0)
+      report(fmt::format("cannot write {}: {}; what the ranks write there is lost from here on", what,
+                         system_words(sink.error())));
+  }
+
+  /// How many bytes came.
+  std::size_t read(Stream& stream) {
+    const ssize_t got = ::read(stream.pipe.read_end, buffer_.data(), buffer_.size());
     if (got > 0) {
-      stream.lines.feed({buffer, static_cast<std::size_t>(got)});
+      stream.lines.feed({buffer_.data(), static_cast<std::size_t>(got)});
     } else if (got == 0 || (errno != EAGAIN && errno != EINTR)) {
       end(stream);
     }
+    return static_cast<std::size_t>(std::max<ssize_t>(got, 0));
   }
 
-  /// What has been written so far. A rank that failed has written all it will.
+  /// What has been written so far: all that a rank which has failed will write. Others may hold its pipe, and
+  /// go on.
   void drain(Stream& stream) {
     int waiting = 0;
-    while (stream.pipe.read_end >= 0 && ::ioctl(stream.pipe.read_end, FIONREAD, &waiting) == 0 && waiting > 0)
-      read(stream);
+    if (stream.pipe.read_end < 0 || ::ioctl(stream.pipe.read_end, FIONREAD, &waiting) != 0) return;
+    for (auto left = static_cast<std::size_t>(std::max(waiting, 0)); left > 0 && stream.pipe.read_end >= 0;) {
+      const std::size_t got = read(stream);
+      if (got == 0) return;
+      left -= std::min(left, got);
+    }
   }
 
   static void end(Stream& stream) {
@@ -439,6 +491,7 @@ class Supervisor {
       (*at)->running = false;
       ended.emplace_back(at->get(), status);
     }
+    end_orphans();
     if (exit_) return;
     // The kernel does not tell in which order children ended. Where one was killed by a signal, the others
     // that are found with it are those who noticed.
@@ -467,6 +520,20 @@ class Supervisor {
         if (env::get("WEFT_TRACE")) ask_for_traces();
       }
       return;
+    }
+  }
+
+  /// Ends what a rank that has ended left outside of its process group: it is our child then, and has the
+  /// rank's variables. Each that ends gives us its own children, and SIGCHLD, by which this is called again.
+  void end_orphans() {
+    if (none_runs()) return;  // all go then
+    for (const pid_t pid : own_children()) {
+      if (std::any_of(ranks_.begin(), ranks_.end(),
+                      [&](const auto& r) { return r->running && r->pid == pid; }))
+        continue;
+      if (variable_of(pid, "WEFT_JOB") != job_) continue;
+      const auto number = parse_integer<std::size_t>(variable_of(pid, "WEFT_RANK").value_or(""));
+      if (number && *number < ranks_.size() && !ranks_[*number]->running) ::kill(pid, SIGKILL);
     }
   }
 
@@ -581,6 +648,8 @@ class Supervisor {
   Sink out_{STDOUT_FILENO, screen_};
   Sink err_{STDERR_FILENO, screen_};
   std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<char> buffer_ = std::vector<char>(64 * 1024);  // not on the stack, which may be small
+  std::size_t turn_ = 0;
   Stage stage_ = Stage::running;
   Deadline next_step_ = Deadline::never();
   Deadline job_ends_ = Deadline::never();

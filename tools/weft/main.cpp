@@ -1,6 +1,7 @@
 // weft: the command line. One sub-command per file; see commands.hpp.
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <exception>
 #include <iterator>
@@ -38,11 +39,20 @@ int run(const std::vector<std::string>& words) {
   return chosen();
 }
 
+// What a sub-command printed may lie in a buffer still, and the disk may be full.
+int with_output_written(int status) {
+  errno = 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  std::fprintf(stderr, "weft: cannot write standard output: %s\n",
+               errno != 0 ? weft::system_words(errno).c_str() : "a write failed");
+  return status == 0 ? 1 : status;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    return run(std::vector<std::string>(argv + 1, argv + argc));
+    return with_output_written(run(std::vector<std::string>(argv + 1, argv + argc)));
   } catch (const weft::Error& e) {
     std::fprintf(stderr, "weft: %s\n", e.what());
     return e.code() == weft::ErrorCode::bad_argument ? kUsage : 1;

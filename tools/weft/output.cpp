@@ -51,6 +51,7 @@ void Sink::flush() {
       written += static_cast<std::size_t>(n);
     } else if (errno != EINTR && errno != EAGAIN) {
       broken_ = true;
+      if (errno != EPIPE) error_ = errno;
       written = pending_.size();
     }
   }

@@ -20,6 +20,9 @@ class Sink {
   bool terminal() const { return terminal_; }
   bool shows_bar() const { return screen_.bar_shown; }
   bool empty() const { return pending_.empty(); }
+  /// The errno of the write that failed, after which nothing more is written; 0: none did, or the reader left
+  /// (EPIPE), which is no failure.
+  int error() const { return error_; }
   /// So much is queued that no more should be read from the ranks.
   bool full() const { return pending_.size() > kFull; }
 
@@ -38,6 +41,7 @@ class Sink {
   int fd_;
   bool terminal_;
   bool broken_ = false;
+  int error_ = 0;
   Screen& screen_;
   std::string pending_;
 };

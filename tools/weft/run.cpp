@@ -6,6 +6,7 @@
 
 #include "commands.hpp"
 #include "launcher.hpp"
+#include "number_flag.hpp"
 
 namespace weft::tools {
 namespace {
@@ -40,7 +41,7 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chose
       "What the ranks' \"auto\" takes: shm, gloo or another transport by name (sets WEFT_BACKEND)");
   run->add_option("--timeout", flags->timeout,
                   "End the job after that many seconds, say which ranks still ran, exit with 124")
-      ->check(CLI::Range(0.001, 1e9));
+      ->check(number_between(0.001, 1e9));
   run->callback([flags, &program, &chosen] {
     if (program.empty())
       throw CLI::ValidationError("weft run", "no program; expected: weft run -n 4 -- PROGRAM");
