@@ -79,6 +79,7 @@ bool runs_into_deadline(const Program& p, const Promises& promises) {
   switch (p.fault.kind) {
     case FaultKind::stop:
     case FaultKind::stop_resume:
+    case FaultKind::suspend:
     case FaultKind::late:
     case FaultKind::skip: return true;
     case FaultKind::kill:
@@ -146,6 +147,7 @@ Step distorted(const Step& s, FaultKind kind, int me, int n) {
     case FaultKind::stop:
     case FaultKind::stop_resume:
     case FaultKind::pause:
+    case FaultKind::suspend:
     case FaultKind::exit:
     case FaultKind::delay:
     case FaultKind::late:
@@ -178,7 +180,8 @@ void strike(const Program& p, RankReport& report, Duration deadline) {
     case FaultKind::kill: ::kill(::getpid(), SIGKILL); break;
     case FaultKind::stop:
     case FaultKind::stop_resume:
-    case FaultKind::pause: ::kill(::getpid(), SIGSTOP); break;
+    case FaultKind::pause:
+    case FaultKind::suspend: ::kill(::getpid(), SIGSTOP); break;
     case FaultKind::exit: ::_exit(0);
     case FaultKind::delay: std::this_thread::sleep_for(kInTime); break;
     case FaultKind::late: std::this_thread::sleep_for(deadline + kOverdue); break;

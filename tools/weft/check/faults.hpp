@@ -10,7 +10,8 @@
 
 namespace weft::check {
 
-/// Whether survivors can go on only after a deadline: calls of such programs get a short one.
+/// Whether a deadline passes before survivors can go on, or while all are suspended: calls of such programs
+/// get a short one.
 bool runs_into_deadline(const Program& p, const Promises& promises);
 /// Whether the struck rank's process dies or stops for good.
 bool takes_process(FaultKind kind);

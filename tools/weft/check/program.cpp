@@ -15,10 +15,10 @@ namespace {
 
 using Kind = ReduceOp::Kind;
 
-constexpr std::string_view kKinds[] = {"none",     "kill",       "stop",        "stop_resume", "pause",
-                                       "exit",     "delay",      "late",        "wrong_count", "wrong_dtype",
-                                       "wrong_op", "wrong_root", "wrong_order", "skip",        "abort",
-                                       "leave",    "drop",       "descriptors", "memory",      "fork"};
+constexpr std::string_view kKinds[] = {
+    "none",  "kill",        "stop",        "stop_resume", "pause",      "exit",        "delay",
+    "late",  "wrong_count", "wrong_dtype", "wrong_op",    "wrong_root", "wrong_order", "skip",
+    "abort", "leave",       "drop",        "descriptors", "memory",     "fork",        "suspend"};
 static_assert(std::size(kKinds) == kFaultKinds);
 constexpr std::string_view kPoints[] = {"before_post", "after_post", "in_chunk", "while_waiting",
                                         "before_quiesce"};
@@ -150,6 +150,7 @@ bool needs_processes(FaultKind k) {
     case FaultKind::stop:
     case FaultKind::stop_resume:
     case FaultKind::pause:
+    case FaultKind::suspend:
     case FaultKind::exit:
     case FaultKind::descriptors:
     case FaultKind::memory: return true;
@@ -168,6 +169,11 @@ bool needs_processes(FaultKind k) {
     case FaultKind::fork: break;
   }
   return false;
+}
+
+bool somebody_is_gone(FaultKind k) {
+  return k == FaultKind::kill || k == FaultKind::exit || k == FaultKind::stop ||
+         k == FaultKind::stop_resume || k == FaultKind::late;
 }
 
 // Whether the backend's row of promises says what must happen.
@@ -189,6 +195,7 @@ bool promised(const Range& range, FaultKind k) {
     case FaultKind::wrong_root:
     case FaultKind::wrong_order: return p.checks_calls;
     case FaultKind::pause:
+    case FaultKind::suspend:
     case FaultKind::delay:
     case FaultKind::abort:
     case FaultKind::leave:
@@ -208,7 +215,8 @@ FaultPoint any_point(Dice& d, const Range& range, FaultKind k) {
     case FaultKind::stop:
     case FaultKind::stop_resume:
     case FaultKind::exit: points.push_back(FaultPoint::before_quiesce); [[fallthrough]];
-    case FaultKind::pause: points.push_back(FaultPoint::while_waiting); [[fallthrough]];
+    case FaultKind::pause:
+    case FaultKind::suspend: points.push_back(FaultPoint::while_waiting); [[fallthrough]];
     case FaultKind::delay:
     case FaultKind::late:
       if (range.backend == "shm") points.insert(points.end(), 2, FaultPoint::in_chunk);
@@ -289,6 +297,7 @@ Step step_for(Dice& d, const Program& p, const Range& range, const Fault& f) {
       case FaultKind::stop:
       case FaultKind::stop_resume:
       case FaultKind::pause:
+      case FaultKind::suspend:
       case FaultKind::exit:
       case FaultKind::delay:
       case FaultKind::late:
@@ -450,6 +459,8 @@ Program draw(std::uint64_t seed, std::uint64_t index, const Range& range) {
     p.steps.push_back(std::move(s));
   }
   if (range.faults && !d.one_in(5)) add_fault(d, p, range);
+  // By a number of its own, which moves no other one.
+  p.heartbeats = !range.job && somebody_is_gone(p.fault.kind) && mix(mix(seed, index), 4242) % 2 == 0;
   if (p.fault.kind != FaultKind::none) {  // where everybody hears of it
     Step last;
     last.salt = d.next();
@@ -460,6 +471,13 @@ Program draw(std::uint64_t seed, std::uint64_t index, const Range& range) {
   }
   settle(p);
   return p;
+}
+
+std::vector<int> Program::heartbeat_ranks() const {
+  std::vector<int> those;
+  for (int r = 0; heartbeats && r < ranks() && those.size() < 2; ++r)
+    if (homes[static_cast<std::size_t>(r)] != homes[static_cast<std::size_t>(fault.rank)]) those.push_back(r);
+  return those.size() == 2 ? those : std::vector<int>();
 }
 
 void settle(Program& p) {
@@ -515,6 +533,8 @@ std::string describe(const Program& p) {
     text += fmt::format(", ranks [{}]\n", fmt::join(plan.ranks, " "));
   }
   for (int k = 0; k < static_cast<int>(p.steps.size()); ++k) text += describe(p, k) + "\n";
+  if (const auto those = p.heartbeat_ranks(); !those.empty())
+    text += fmt::format("heartbeats in group 0: rank {} to rank {}\n", those[0], those[1]);
   return text + fmt::format("fault: {}\n", describe(p.fault));
 }
 
@@ -553,6 +573,7 @@ std::string encode(const Program& p) {
               {"in_flight", p.in_flight},
               {"helper", p.helper},
               {"path", p.path},
+              {"heartbeats", p.heartbeats},
               {"fault",
                {{"kind", static_cast<int>(p.fault.kind)},
                 {"point", static_cast<int>(p.fault.point)},
@@ -593,6 +614,7 @@ Program decode(const std::string& text) {
     p.in_flight = j.at("in_flight");
     p.helper = j.at("helper");
     p.path = j.at("path");
+    p.heartbeats = j.value("heartbeats", false);
     const auto& f = j.at("fault");
     p.fault = {.kind = static_cast<FaultKind>(f.at("kind").get<int>()),
                .point = static_cast<FaultPoint>(f.at("point").get<int>()),

@@ -98,8 +98,9 @@ enum class FaultKind : std::uint8_t {
   descriptors,  ///< no more descriptors to be had
   memory,       ///< little address space left
   fork,         ///< a child that tries to use the group
+  suspend,      ///< SIGSTOP to all ranks, for longer than the deadline; then SIGCONT to all
 };
-inline constexpr int kFaultKinds = 20;
+inline constexpr int kFaultKinds = 21;
 inline constexpr int kMostRanks = 8;
 std::string_view name(FaultKind kind) noexcept;
 
@@ -127,9 +128,10 @@ struct Program {
   std::vector<int> homes;  ///< per rank: which process it is a thread of; 0 … as they come
   std::vector<GroupPlan> groups;
   std::vector<Step> steps;
-  int in_flight = 1;    ///< calls that a rank may leave unwaited for
-  bool helper = false;  ///< Progress::thread
-  std::string path;     ///< of shm, forced; empty: its own choice
+  int in_flight = 1;        ///< calls that a rank may leave unwaited for
+  bool helper = false;      ///< Progress::thread
+  std::string path;         ///< of shm, forced; empty: its own choice
+  bool heartbeats = false;  ///< see heartbeat_ranks()
   Fault fault;
 
   int ranks() const { return static_cast<int>(homes.size()); }
@@ -139,6 +141,9 @@ struct Program {
   int group_size(int group) const {
     return static_cast<int>(groups[static_cast<std::size_t>(group)].ranks.size());
   }
+  /// The two ranks of which second threads send small messages, one to the other, in the group of all while a
+  /// third is struck: what moves must not hide what does not. Empty: there are none.
+  std::vector<int> heartbeat_ranks() const;
   /// Whether the rank has a part in the step.
   bool takes_part(int step, int rank) const;
 };

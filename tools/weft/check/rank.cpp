@@ -13,6 +13,7 @@
 #include "faults.hpp"
 #include "runner.hpp"
 #include "trial.hpp"
+#include "weft/base/view.hpp"
 
 namespace weft::check {
 namespace {
@@ -27,6 +28,50 @@ constexpr auto kShrink = seconds(1);   // for ranks to come to shrink()
 constexpr auto kPoll = std::chrono::microseconds(500);
 constexpr auto kTry = milliseconds(50);        // for a quiesce() that another group may hold up
 constexpr std::int64_t kPoolBytes = 16 << 20;  // for all buffers of a program whose groups share one block
+
+// A thread of this rank that sends or receives small messages, until it is destroyed, the group fails or its
+// time is over.
+class Heartbeat {
+ public:
+  Heartbeat(const Program& p, int rank, ProcessGroup& group, Duration patience)
+      : p_(p), group_(group), options_{.deadline = patience, .tag = kHeartbeatTag} {
+    const std::vector<int> ranks = p.heartbeat_ranks();
+    if (ranks.empty() || (rank != ranks[0] && rank != ranks[1])) return;
+    thread_ = std::thread([this, ranks, sends = rank == ranks[0]] {
+      try {
+        sends ? send(ranks[1]) : receive(ranks[0]);
+      } catch (const std::exception&) {}  // the group has failed: the rank's own calls tell
+    });
+  }
+  ~Heartbeat() {
+    ending_.store(true);
+    if (thread_.joinable()) thread_.join();
+  }
+  Heartbeat(const Heartbeat&) = delete;
+  Heartbeat& operator=(const Heartbeat&) = delete;
+
+ private:
+  void send(int to) {
+    Dice pauses(mix(p_.seed, p_.index));
+    const Deadline end = Deadline::after(kLongest);
+    for (std::int32_t last = 0; last == 0;) {
+      std::this_thread::sleep_for(milliseconds(pauses.between(1, 60)));
+      last = ending_.load() || end.passed() ? 1 : 0;
+      group_.send(view(&last, 1), to, options_).wait();
+    }
+  }
+  void receive(int from) {
+    for (std::int32_t last = 0; last == 0;) group_.recv(view(&last, 1), from, options_).wait();
+  }
+
+  static constexpr int kHeartbeatTag = 4242;
+  static constexpr Duration kLongest = seconds(6);  // far beyond what a deadline and a second allow
+  const Program& p_;
+  ProcessGroup& group_;
+  const CallOptions options_;
+  std::atomic<bool> ending_{false};
+  std::thread thread_;
+};
 
 class Runner {
  public:
@@ -224,6 +269,8 @@ class Runner {
           made_[g] = true;
           make(g);
         }
+        if (heartbeat_ == nullptr && groups_[0])
+          heartbeat_ = std::make_unique<Heartbeat>(p_, rank_, groups_[0], settings_.patience);
         ++made;
       }
       if (!p_.takes_part(k, rank_)) continue;
@@ -245,6 +292,7 @@ class Runner {
         finish(static_cast<std::size_t>(habits.below(open_.size())), habits.below(4));
     }
     drain();
+    heartbeat_.reset();  // the group lives
   }
 
   // What happens to the rank before it posts. False: it goes no further.
@@ -405,6 +453,7 @@ class Runner {
     for (std::size_t g = 0; g < groups_.size(); ++g)
       if (groups_[g] && static_cast<int>(g) != report_.group)
         groups_[g].abort("another group of mine has failed");
+    heartbeat_.reset();
     for (Open& open : open_) {
       try {
         at(open.group);
@@ -531,6 +580,7 @@ class Runner {
   std::unique_ptr<Trial> beside_;
   std::vector<ProcessGroup> groups_;
   ProcessGroup others_;
+  std::unique_ptr<Heartbeat> heartbeat_;
   std::vector<bool> made_;
   std::vector<std::uint64_t> posted_;  // collectives, by group
   std::vector<Open> open_;

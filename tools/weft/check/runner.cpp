@@ -30,8 +30,9 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr auto kTick = milliseconds(1);
-constexpr auto kPause = milliseconds(120);  // how long a paused rank stays stopped
-constexpr auto kEnd = seconds(15);          // for ranks to end once all is said
+constexpr auto kPause = milliseconds(120);    // how long a paused rank stays stopped
+constexpr auto kOverdue = milliseconds(600);  // beyond the deadline: how long a suspended job is stopped
+constexpr auto kEnd = seconds(15);            // for ranks to end once all is said
 
 int count_descriptors() {
   int count = -1;  // the folder itself is open while it is read
@@ -174,13 +175,25 @@ class Watch {
     return pid > 0 && stat_of(pid).state == 'T';
   }
 
-  // A paused rank goes on by itself.
+  // A paused rank goes on by itself, a suspended job as a whole.
   void resume(std::int64_t now) {
-    if (p_.fault.kind != FaultKind::pause || resumed_ || !board_.ranks[victim_].struck.load()) return;
-    if (stopped_at_ == 0 && stopped()) stopped_at_ = now;
-    if (stopped_at_ == 0 || now - stopped_at_ < std::chrono::nanoseconds(kPause).count()) return;
+    const bool all = p_.fault.kind == FaultKind::suspend;
+    if (p_.fault.kind != FaultKind::pause && !all) return;
+    if (resumed_ || !board_.ranks[victim_].struck.load()) return;
+    if (stopped_at_ == 0 && stopped()) {
+      stopped_at_ = now;
+      if (all) signal_all(SIGSTOP);
+    }
+    const Duration span = all ? Duration(settings_.call_deadline(p_) + kOverdue) : kPause;
+    if (stopped_at_ == 0 || now - stopped_at_ < span.count()) return;
+    if (all) signal_all(SIGCONT);
     ::kill(board_.ranks[victim_].pid.load(), SIGCONT);
     resumed_ = true;
+  }
+
+  void signal_all(int number) {
+    for (int r = 0; r < p_.ranks(); ++r)
+      if (const int pid = board_.ranks[r].pid.load(); pid > 0 && (gone_ >> r & 1u) == 0) ::kill(pid, number);
   }
 
   // Who is left: everybody who has settled, once everybody has or is taken.

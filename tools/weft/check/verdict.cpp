@@ -212,6 +212,7 @@ class Judge {
     switch (kind_) {
       case FaultKind::none:
       case FaultKind::pause:
+      case FaultKind::suspend:
       case FaultKind::delay:
       case FaultKind::fork: return "it failed though nothing was wrong";
       case FaultKind::kill:
@@ -330,6 +331,7 @@ class Judge {
     switch (kind_) {
       case FaultKind::none:
       case FaultKind::pause:
+      case FaultKind::suspend:
       case FaultKind::delay: return {};
       case FaultKind::fork:
         return board_.child.load() == 1 ? std::string()
