@@ -65,6 +65,43 @@ RegionRef private_region(std::size_t bytes) {
   });
 }
 
+// A rank that waits for others elsewhere than in the store looks there now and then whether one has given up.
+class Looks {
+ public:
+  explicit Looks(const Bringup& b) : b_(b) {}
+  Deadline next() const { return next_.when() < b_.deadline.when() ? next_ : b_.deadline; }
+  // Throws the first cause, if there is one and it is time to look.
+  void look() {
+    if (!next_.passed()) return;
+    throw_first_cause(b_);
+    pause_ = std::min<Duration>(2 * pause_, std::chrono::milliseconds(500));
+    next_ = Deadline::after(pause_);
+  }
+
+ private:
+  const Bringup& b_;
+  Duration pause_ = std::chrono::milliseconds(50);
+  Deadline next_ = Deadline::after(pause_);
+};
+
+// The group's memory: rank 0 offers it. It may have given up, and then never does.
+RegionRef offer_or_open(const Bringup& b, Neighbour& owner, Clock::time_point began) {
+  Neighbourhood& neighbourhood = b.context.neighbourhood();
+  for (Looks looks(b);; looks.look()) {
+    try {
+      return b.rank == 0 ? neighbourhood.offer(b.token, Control::bytes(b.size))
+                         : neighbourhood.open(owner, b.token, looks.next());
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::timeout)
+        throw Error(Failure{.code = e.code(),
+                            .text = fmt::format("group \"{}\": rank 0: {}", b.name, e.what()),
+                            .ranks = {0}});
+      if (b.deadline.passed())
+        throw_absent(b, {0}, std::chrono::duration_cast<Duration>(Clock::now() - began));
+    }
+  }
+}
+
 }  // namespace
 
 Group bring_up(const Bringup& b) {
@@ -111,19 +148,14 @@ Group bring_up(const Bringup& b) {
     g.control = Control(g.region->data, 1);
     return g;
   }
-  try {
-    g.region = b.rank == 0 ? neighbourhood.offer(b.token, Control::bytes(b.size))
-                           : neighbourhood.open(*g.homes[0], b.token, b.deadline);
-  } catch (const Error& e) {
-    throw Error(Failure{
-        .code = e.code(), .text = fmt::format("group \"{}\": rank 0: {}", b.name, e.what()), .ranks = {0}});
-  }
+  g.region = offer_or_open(b, *g.homes[0], began);
   g.control = Control(g.region->data, b.size);
 
   // Two phases: all present, so that segments can be asked for; all mapped, so that the first call finds it
   // done.
   const auto meet = [&](std::uint32_t phase) {
     g.mine().joined.store(phase, std::memory_order_seq_cst);
+    Looks looks(b);
     for (int spins = 0;; ++spins) {
       std::vector<int> missing;
       for (int r = 0; r < b.size; ++r)
@@ -139,6 +171,7 @@ Group bring_up(const Bringup& b) {
       if (spins < 100) {
         sched_yield();
       } else {
+        looks.look();
         sleep_noticing(std::chrono::microseconds(spins < 1000 ? 100 : 2000));
       }
     }
