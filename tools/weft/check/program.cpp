@@ -20,8 +20,8 @@ constexpr std::string_view kKinds[] = {
     "late",  "wrong_count", "wrong_dtype", "wrong_op",    "wrong_root", "wrong_order", "skip",
     "abort", "leave",       "drop",        "descriptors", "memory",     "fork",        "suspend"};
 static_assert(std::size(kKinds) == kFaultKinds);
-constexpr std::string_view kPoints[] = {"before_post", "after_post", "in_chunk", "while_waiting",
-                                        "before_quiesce"};
+constexpr std::string_view kPoints[] = {"before_post",   "after_post",     "in_chunk",
+                                        "while_waiting", "before_quiesce", "in_creation"};
 static_assert(std::size(kPoints) == kFaultPoints);
 
 // Sanitizers need descriptors and memory of their own.
@@ -214,7 +214,10 @@ FaultPoint any_point(Dice& d, const Range& range, FaultKind k) {
     case FaultKind::kill:
     case FaultKind::stop:
     case FaultKind::stop_resume:
-    case FaultKind::exit: points.push_back(FaultPoint::before_quiesce); [[fallthrough]];
+    case FaultKind::exit:
+      points.push_back(FaultPoint::before_quiesce);
+      if (!range.job && k != FaultKind::stop_resume) points.push_back(FaultPoint::in_creation);
+      [[fallthrough]];
     case FaultKind::pause:
     case FaultKind::suspend: points.push_back(FaultPoint::while_waiting); [[fallthrough]];
     case FaultKind::delay:
@@ -222,7 +225,7 @@ FaultPoint any_point(Dice& d, const Range& range, FaultKind k) {
       if (range.backend == "shm") points.insert(points.end(), 2, FaultPoint::in_chunk);
       break;
     case FaultKind::descriptors:
-    case FaultKind::memory:
+    case FaultKind::memory: points.push_back(FaultPoint::in_creation); break;
     case FaultKind::fork: break;
     case FaultKind::drop: return FaultPoint::after_post;
     case FaultKind::none:
@@ -235,7 +238,11 @@ FaultPoint any_point(Dice& d, const Range& range, FaultKind k) {
     case FaultKind::abort:
     case FaultKind::leave: return FaultPoint::before_post;
   }
-  return d.any(points);
+  std::vector<FaultPoint> asked = points;
+  std::erase_if(asked, [&](FaultPoint at) {
+    return std::find(range.points.begin(), range.points.end(), at) == range.points.end();
+  });
+  return d.any(asked.empty() ? points : asked);
 }
 
 // A step in which the fault makes sense, of a group that holds the rank.
@@ -329,7 +336,10 @@ void add_fault(Dice& d, Program& p, const Range& range) {
   f.step = d.below(p.steps.size() + 1);
   while (f.step > 0 && p.steps[static_cast<std::size_t>(f.step - 1)].coalesced) --f.step;
   for (GroupPlan& g : p.groups) g.before = 0;  // none can be made without the rank that is gone
-  if (f.kind == FaultKind::descriptors || f.kind == FaultKind::memory) {  // a group is made under the limit
+  const bool in_creation = f.point == FaultPoint::in_creation;
+  if (in_creation && d.one_in(2)) f.step = 0;  // the group of all
+  if (f.kind == FaultKind::descriptors || f.kind == FaultKind::memory ||
+      (in_creation && f.step > 0)) {  // a group is made under the limit, or by a rank that is struck
     GroupPlan g;
     g.how = GroupPlan::How::duplicate;
     g.before = f.step;
@@ -379,6 +389,12 @@ int Program::rank_in(int group, int rank) const {
   const std::vector<int>& of = groups[static_cast<std::size_t>(group)].ranks;
   const auto at = std::find(of.begin(), of.end(), rank);
   return at == of.end() ? -1 : static_cast<int>(at - of.begin());
+}
+int Program::struck_group() const {
+  if (fault.kind == FaultKind::none || fault.point != FaultPoint::in_creation) return -1;
+  for (int g = 0; g < static_cast<int>(groups.size()); ++g)
+    if (groups[static_cast<std::size_t>(g)].before == fault.step && group_size(g) == ranks()) return g;
+  return -1;
 }
 bool Program::takes_part(int step, int rank) const {
   const Step& s = steps[static_cast<std::size_t>(step)];

@@ -111,8 +111,9 @@ enum class FaultPoint : std::uint8_t {
   in_chunk,        ///< with peers' memory in hand, in the middle of a copy
   while_waiting,   ///< in the middle of wait(), by a signal
   before_quiesce,  ///< after the rank itself has seen a call fail
+  in_creation,     ///< while it makes a group before that step, at one of its requests to the store
 };
-inline constexpr int kFaultPoints = 5;
+inline constexpr int kFaultPoints = 6;
 std::string_view name(FaultPoint point) noexcept;
 
 struct Fault {
@@ -144,6 +145,8 @@ struct Program {
   /// The two ranks of which second threads send small messages, one to the other, in the group of all while a
   /// third is struck: what moves must not hide what does not. Empty: there are none.
   std::vector<int> heartbeat_ranks() const;
+  /// The group in whose making a rank is struck, where the point is in_creation; -1: none.
+  int struck_group() const;
   /// Whether the rank has a part in the step.
   bool takes_part(int step, int rank) const;
 };

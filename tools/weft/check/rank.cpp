@@ -191,6 +191,13 @@ class Runner {
     }
   }
 
+  // Before each request to the store: one of those that it makes for the group in question is its last.
+  void on_request() {
+    constexpr std::uint64_t kRequests = 6;
+    if (creation_ && group_ == p_.struck_group() && requests_++ == mix(p_.seed, p_.index) / 7 % kRequests)
+      strike(p_, report_, settings_.call_deadline(p_));
+  }
+
   void make(std::size_t g) {
     const GroupPlan& plan = p_.groups[g];
     if (plan.joined) return;  // with the one before
@@ -201,6 +208,8 @@ class Runner {
       m.deadline = settings_.group_deadline(p_);
       m.progress = p_.helper ? Progress::thread : Progress::caller;
       m.test.path = p_.path;
+      if (victim_ && p_.fault.point == FaultPoint::in_creation)
+        m.store = observed_store(m.store, [this] { on_request(); });
       if (victim_ && p_.fault.point == FaultPoint::in_chunk)
         m.test.in_chunk = [this](std::uint64_t call) {
           if (armed_.load() == call + 1 && armed_.exchange(0) != 0)
@@ -586,6 +595,7 @@ class Runner {
   std::vector<Open> open_;
   std::vector<int> pending_, lost_;
   std::vector<std::vector<int>> failed_;
+  std::uint64_t requests_ = 0;           // made for the group in whose making the rank is struck
   std::atomic<std::uint64_t> armed_{0};  // in_chunk: call + 1
   int group_ = 0;
   bool creation_ = false;
@@ -600,7 +610,9 @@ Duration Settings::call_deadline(const Program& p) const {
 
 Duration Settings::group_deadline(const Program& p) const {
   const bool limits = p.fault.kind == FaultKind::descriptors || p.fault.kind == FaultKind::memory;
-  return limits || runs_into_deadline(p, traits.promises) ? deadline + seconds(2) : patience;
+  return limits || p.fault.point == FaultPoint::in_creation || runs_into_deadline(p, traits.promises)
+             ? deadline + seconds(2)
+             : patience;
 }
 
 void run_rank(const Program& p, int rank, Context& context, const Membership& member,

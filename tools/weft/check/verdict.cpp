@@ -127,7 +127,8 @@ class Judge {
     const int k = step_of(rank);
     if (k < 0 || rank.op == Op::send || rank.op == Op::recv) return false;
     if (kind_ == FaultKind::skip) return false;  // it comes to all others
-    if (k < p_.fault.step || (k == p_.fault.step && p_.fault.point != FaultPoint::before_post)) return false;
+    const bool came = p_.fault.point != FaultPoint::before_post && p_.fault.point != FaultPoint::in_creation;
+    if (k < p_.fault.step || (k == p_.fault.step && came)) return false;
     switch (p_.steps[static_cast<std::size_t>(k)].op) {
       case Op::all_reduce:
       case Op::all_gather:
@@ -192,6 +193,22 @@ class Judge {
     return {};
   }
 
+  // Of a rank that was making the group in whose making another was struck.
+  std::string of_creation(const RankReport& rank) const {
+    const RankReport& struck_rank = board_.ranks[p_.fault.rank];
+    if (!blames_victim(rank)) return fmt::format("the error does not name rank {}", p_.fault.rank);
+    if (rank.code == ErrorCode::system || rank.code == ErrorCode::unsupported)
+      return kind_ == FaultKind::descriptors || kind_ == FaultKind::memory
+                 ? std::string()
+                 : fmt::format("{} where nobody was refused anything", name(rank.code));
+    if (rank.code != ErrorCode::timeout && rank.code != ErrorCode::peer_lost)
+      return fmt::format("{} where timeout or peer_lost was to be expected", name(rank.code));
+    if (struck_rank.has_error && struck_rank.in_creation && struck_rank.group == rank.group &&
+        rank.code == ErrorCode::timeout && to_seconds(rank.thrown_at - struck_rank.thrown_at) > kWithin)
+      return fmt::format("the error does not tell why rank {} could not make the group", p_.fault.rank);
+    return {};
+  }
+
   std::string of_error(int r, const RankReport& rank) const {
     const bool victim = r == p_.fault.rank;
     const auto unexpected = [&](const char* expected) {
@@ -202,6 +219,9 @@ class Judge {
                                                     !board_.ranks[rank.blamed[0]].untyped.empty());
       return known ? std::string() : "aborted because of a rank that has not failed";
     }
+    // Who was struck while it made this very group is its first cause, whoever gave up because of that.
+    const bool of_struck_group = rank.in_creation && rank.group == p_.struck_group();
+    if (of_struck_group && !victim && struck()) return of_creation(rank);
     // Who has failed already comes to no group that is being made, or closes its connections of it.
     if (kind_ != FaultKind::none && rank.in_creation && rank.blamed_count > 0 &&
         (rank.code == ErrorCode::timeout || rank.code == ErrorCode::peer_lost) &&
