@@ -33,6 +33,7 @@
 #include "base/memfd.hpp"
 #include "base/no_signals.hpp"
 #include "base/suspension.hpp"
+#include "base/warnings.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -62,50 +63,6 @@ int poll_timeout(Clock::time_point when) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(when - Clock::now()).count();
   return static_cast<int>(std::clamp<std::int64_t>(left, 0, 3'600'000));
 }
-
-/// Warnings that strangers can cause as often as they like: the first of each ten seconds are written, the
-/// others counted.
-class Warnings {
- public:
-  explicit Warnings(Logger& log) : log_(log) {}
-  ~Warnings() { sum_up(); }
-  Warnings(const Warnings&) = delete;
-  Warnings& operator=(const Warnings&) = delete;
-
-  void write(const std::string& line) {
-    look(Clock::now());
-    if (written_ < kAtOnce) {
-      ++written_;
-      log_.write(LogLevel::warning, line);
-    } else {
-      ++left_out_;
-    }
-  }
-  /// To be called at next() at the latest.
-  void look(Clock::time_point now) {
-    if (now - since_ < kWindow) return;
-    sum_up();
-    since_ = now;
-    written_ = 0;
-  }
-  Clock::time_point next() const { return left_out_ == 0 ? Clock::time_point::max() : since_ + kWindow; }
-
- private:
-  static constexpr int kAtOnce = 20;
-  static constexpr Duration kWindow = std::chrono::seconds(10);
-
-  void sum_up() {
-    if (left_out_ > 0)
-      log_.write(LogLevel::warning, fmt::format("store server: and {} more warnings within {}", left_out_,
-                                                shown_duration(kWindow)));
-    left_out_ = 0;
-  }
-
-  Logger& log_;
-  Clock::time_point since_{};
-  int written_ = 0;
-  std::size_t left_out_ = 0;
-};
 
 }  // namespace
 
@@ -462,7 +419,7 @@ struct TcpStoreServer::Impl {
   std::vector<std::unique_ptr<Client>> clients;  // in the order in which they came
   StoreTable table{{.keys = options.max_keys, .bytes = options.max_bytes}};
   std::vector<char> buffer = std::vector<char>(64 * 1024);  // a stack may be as small as that
-  Warnings warnings{log};
+  Warnings warnings{log, "store server"};
   Clock::time_point accept_again{};
   std::thread thread;
 };

@@ -1,0 +1,39 @@
+// Warnings that strangers can cause as often as they like: of each ten seconds the first are written, the
+// others counted. Not thread-safe: whoever serves the strangers owns them.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "weft/base/clock.hpp"
+#include "weft/base/log.hpp"
+
+namespace weft {
+
+class Warnings {
+ public:
+  static constexpr int kAtOnce = 20;
+  static constexpr Duration kWindow = std::chrono::seconds(10);
+
+  /// `who` begins the line that tells how many were left out. `log` must outlive this.
+  Warnings(Logger& log, std::string who) : log_(log), who_(std::move(who)) {}
+  ~Warnings();
+  Warnings(const Warnings&) = delete;
+  Warnings& operator=(const Warnings&) = delete;
+
+  void write(const std::string& line);
+  /// To be called at next() at the latest: tells of those that were left out.
+  void look(Clock::time_point now);
+  Clock::time_point next() const { return left_out_ == 0 ? Clock::time_point::max() : since_ + kWindow; }
+
+ private:
+  void sum_up() noexcept;
+
+  Logger& log_;
+  const std::string who_;
+  Clock::time_point since_{};
+  int written_ = 0;
+  std::size_t left_out_ = 0;
+};
+
+}  // namespace weft
