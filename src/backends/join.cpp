@@ -135,6 +135,20 @@ std::string words_of(const Bringup& b, std::string text) {
   return text;
 }
 
+bool blames_others(const Error& e) noexcept {
+  switch (e.code()) {
+    case ErrorCode::timeout:
+    case ErrorCode::peer_lost:
+    case ErrorCode::mismatch: return true;
+    case ErrorCode::bad_argument:
+    case ErrorCode::layout:
+    case ErrorCode::unsupported:
+    case ErrorCode::aborted:
+    case ErrorCode::system: break;
+  }
+  return !e.ranks().empty();
+}
+
 Error as_told(const Bringup& b, Failure why) {
   why.text = fmt::format("group \"{}\": {} [rank {}]", b.name, why.text, b.rank);
   return Error(std::move(why));
@@ -155,18 +169,23 @@ void throw_first_cause(const Bringup& b) {
   if (auto why = FirstCause(b.store, b.token).look()) throw as_told(b, std::move(*why));
 }
 
+Failure reason_of(const Bringup& b, const Error& own) {
+  Failure why{.code = own.code(),
+              .text = words_of(b, own.what()),
+              .ranks = std::vector<int>(own.ranks().begin(), own.ranks().end())};
+  if (!blames_others(own)) {
+    why.text = fmt::format("rank {} cannot make it: {}", b.rank, why.text);
+    why.ranks = {b.rank};
+  }
+  return why;
+}
+
 Error give_up(const Bringup& b, const Error& own) {
   if (b.size == 1 || WEFT_MUTANT("last_cause")) return own;
-  Failure mine{.code = own.code(),
-               .text = words_of(b, own.what()),
-               .ranks = std::vector<int>(own.ranks().begin(), own.ranks().end())};
-  const bool blames_others = own.code() == ErrorCode::timeout || own.code() == ErrorCode::peer_lost;
-  if (!blames_others && own.code() != ErrorCode::mismatch) {  // the reason is this rank's own
-    mine.text = fmt::format("rank {} cannot make it: {}", b.rank, mine.text);
-    mine.ranks = {b.rank};
-  }
+  const Failure mine = reason_of(b, own);
   Failure first = FirstCause(b.store, b.token).raise(mine);
-  return !blames_others || first.text == mine.text ? own : as_told(b, std::move(first));
+  const bool may_be_a_consequence = own.code() == ErrorCode::timeout || own.code() == ErrorCode::peer_lost;
+  return !may_be_a_consequence || first.text == mine.text ? own : as_told(b, std::move(first));
 }
 
 std::optional<std::string> await(const Bringup& b, const std::string& key) {

@@ -26,6 +26,10 @@ std::vector<int> unset(Store& store, const std::vector<std::string>& keys);
 /// Throws the first cause, if some rank has given up this group. Asks the store.
 void throw_first_cause(const Bringup& b);
 
+/// What the others are to be told of an Error of this rank's: the same; but where the reason is its own (no
+/// memory, say), under its name.
+Failure reason_of(const Bringup& b, const Error& own);
+
 /// Leaves the reason why this rank gives up the group for the others, unless one is there already. Returns
 /// what this rank is to throw: its own error; but where that blames others (timeout, peer_lost), the first
 /// cause.

@@ -32,9 +32,6 @@ void check_membership(const Membership& m) {
     wrong(fmt::format("rank is {}; expected 0 to {} (size {})", m.rank, m.size - 1, m.size));
   if (m.size > 1 && m.store == nullptr) wrong("store is null; ranks have nowhere to meet");
   if (m.deadline <= Duration::zero()) wrong("deadline is not positive");
-  const int identity = m.identity < 0 ? m.rank : m.identity;
-  if (identity >= Neighbourhood::kMaxIdentities)
-    wrong(fmt::format("identity is {}; expected at most {}", identity, Neighbourhood::kMaxIdentities - 1));
 }
 
 // all[r] = mine of rank r, where the transport does not move the host's memory.

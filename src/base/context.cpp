@@ -4,8 +4,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <array>
 #include <cerrno>
+#include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -84,7 +84,7 @@ struct Context::Impl {
   const pid_t process;
 
   std::mutex progress_mutex;
-  std::array<std::unique_ptr<ProgressList>, Neighbourhood::kMaxIdentities> progress;
+  std::map<int, std::unique_ptr<ProgressList>> progress;  // by identity
 
   std::recursive_mutex attachments_mutex;  // recursive: making one may ask for another
   int attachments_being_made = 0;
@@ -107,9 +107,9 @@ LocalMemory& Context::local_memory() noexcept { return impl_->local_memory; }
 Neighbourhood& Context::neighbourhood() noexcept { return impl_->neighbourhood; }
 
 ProgressList& Context::progress(int identity) {
-  if (identity < 0 || identity >= Neighbourhood::kMaxIdentities)
-    throw Error(ErrorCode::bad_argument, fmt::format("context: identity is {}; expected 0 to {}", identity,
-                                                     Neighbourhood::kMaxIdentities - 1));
+  if (identity < 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("context: identity is {}; expected 0 or more", identity));
   const std::lock_guard lock(impl_->progress_mutex);
   auto& list = impl_->progress[identity];
   if (!list) list = std::make_unique<ProgressList>(impl_->neighbourhood.own_bell(identity), impl_->log);

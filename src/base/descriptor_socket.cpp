@@ -35,6 +35,7 @@ Descriptor open_socket() noexcept {
 }
 
 Transfer transfer_error() noexcept {
+  if (errno == ETOOMANYREFS) return Transfer::crowded;
   return errno == EAGAIN || errno == EINTR || errno == ENOBUFS ? Transfer::later : Transfer::closed;
 }
 

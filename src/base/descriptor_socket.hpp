@@ -13,12 +13,12 @@ namespace weft {
 
 /// What one process asks another for. Fixed size; checked by the receiver.
 struct Request {
-  enum class Kind : std::uint32_t { bells, segment, region };
+  enum class Kind : std::uint32_t { board, segment, region };
   static constexpr std::uint32_t kMagic = 0x57454654;
   static constexpr std::size_t kNameBytes = 1000;
 
   std::uint32_t magic = kMagic;
-  Kind kind = Kind::bells;
+  Kind kind = Kind::board;
   std::uint64_t number =
       0;  ///< repeated by the reply, so that a late reply to a request given up is told apart
   std::uint32_t segment = 0;
@@ -32,6 +32,7 @@ struct Reply {
     absent,     ///< no such segment or region (yet)
     no_memory,  ///< it exists, but the system refused memory that others can map; `bytes`: errno
     stranger,   ///< the asking process runs as another user
+    busy,       ///< it exists, but too many descriptors of this user are on their way: ask again
   };
   std::uint32_t magic = Request::kMagic;
   Status status = Status::ok;
@@ -58,6 +59,7 @@ enum class Transfer {
   done,
   later,
   closed,
+  crowded,        ///< the system carries no more descriptors for this user until some have arrived
   no_descriptor,  ///< it came whole, but this process may open no more descriptors (or it was sent too many)
 };
 /// Sends one message, with a descriptor where `descriptor` >= 0.

@@ -1,10 +1,15 @@
 #include "base/memfd.hpp"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
+#include <cstdio>
 
 namespace weft {
 
@@ -28,6 +33,34 @@ Descriptor make_memfd(const char* name, std::size_t bytes) noexcept {
   if (!fd && errno == EINVAL) fd = Descriptor(::memfd_create(name, MFD_CLOEXEC));
   if (fd && ::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) return {};
   return fd;
+}
+
+std::uint64_t inode_of(int fd) noexcept {
+  struct stat file {};
+  return fd >= 0 && ::fstat(fd, &file) == 0 ? file.st_ino : 0;
+}
+
+Descriptor open_file_of(pid_t pid, int descriptor, std::uint64_t inode) noexcept {
+  if (descriptor < 0 || inode == 0) return {};
+  std::array<char, 64> path{};
+  std::snprintf(path.data(), path.size(), "/proc/%d/fd/%d", static_cast<int>(pid), descriptor);
+  const auto is_it = [&](const struct stat& file) {
+    return S_ISREG(file.st_mode) && file.st_ino == inode && file.st_uid == ::geteuid();
+  };
+  // Looked at before it is opened: opening a device, which may have that number by now, can do something.
+  struct stat file {};
+  if (::stat(path.data(), &file) != 0 || !is_it(file)) return {};
+  Descriptor fd(::open(path.data(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));
+  if (!fd || ::fstat(fd.get(), &file) != 0 || !is_it(file)) return {};
+  return fd;
+}
+
+std::size_t raise_descriptor_limit(std::size_t wanted) noexcept {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= wanted || limit.rlim_cur == limit.rlim_max)
+    return 0;
+  limit.rlim_cur = std::min<rlim_t>(wanted, limit.rlim_max);
+  return ::setrlimit(RLIMIT_NOFILE, &limit) == 0 ? static_cast<std::size_t>(limit.rlim_cur) : 0;
 }
 
 SharedMapping SharedMapping::map(int fd, std::size_t bytes) noexcept {

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 
 namespace weft {
@@ -31,6 +32,18 @@ class Descriptor {
 /// A new memfd of `bytes` zeros, no page of it allocated yet; empty, with errno set, where the system
 /// refuses.
 Descriptor make_memfd(const char* name, std::size_t bytes) noexcept;
+
+/// The inode of an open file; 0 where there is none.
+std::uint64_t inode_of(int fd) noexcept;
+
+/// A descriptor of the file of this user that process `pid` holds open under the number `descriptor`, if it
+/// is still the one with that inode. Empty where the system does not let us (no /proc, a process that may not
+/// be traced), and where it is not that file. The process need not run.
+Descriptor open_file_of(pid_t pid, int descriptor, std::uint64_t inode) noexcept;
+
+/// Raises this process's soft limit of descriptors, up to the hard one, where it is less than `wanted`. The
+/// new limit, or 0 where it stays as it is.
+std::size_t raise_descriptor_limit(std::size_t wanted) noexcept;
 
 /// Pages shared with others; unmapped by the process that mapped them only, never by a forked child.
 class SharedMapping {

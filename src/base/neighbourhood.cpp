@@ -14,9 +14,11 @@
 
 #include <algorithm>
 #include <array>
+#include <bitset>
 #include <cerrno>
 #include <climits>
 #include <condition_variable>
+#include <cstddef>
 #include <cstring>
 #include <ctime>
 #include <fstream>
@@ -30,18 +32,64 @@
 
 #include "base/arena.hpp"
 #include "base/descriptor_socket.hpp"
+#include "base/fnv.hpp"
 #include "base/memfd.hpp"
 #include "base/no_signals.hpp"
 #include "base/process_state.hpp"
 #include "base/suspension.hpp"
+#include "base/warnings.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
 
 namespace weft {
 namespace {
 
-constexpr std::size_t kLineBytes = 64;  // one bell a cache line
-constexpr std::size_t kBellsBytes = kLineBytes * Neighbourhood::kMaxIdentities;
+constexpr std::size_t kLineBytes = 64;
+
+// What a process shows its neighbours, and what they ring. But for the bells it writes alone; an entry of
+// `segments` once, `bytes` last.
+struct Board {
+  struct Segment {
+    std::atomic<std::uint64_t> bytes;  // 0: not there yet
+    std::uint64_t inode;
+    std::int32_t descriptor;
+  };
+  struct alignas(kLineBytes) BellLine {
+    std::atomic<std::uint32_t> word;
+  };
+  static constexpr std::uint32_t kEnded = 0, kBegins = 1;
+
+  alignas(kLineBytes) char name[kLineBytes];            // the socket's
+  alignas(kLineBytes) std::atomic<std::uint32_t> life;  // see LifeMark
+  alignas(kLineBytes) Segment segments[Arena::kMaxSegments];
+  BellLine bells[Neighbourhood::kMaxBells];
+};
+
+// While it exists, the calling thread's end, however it comes, is told by the word on the board: by the
+// kernel (the word is a robust futex) where the process is killed or becomes another program, which a pidfd
+// does not tell. Replaces the thread's list of robust mutexes: for a thread that uses none.
+class LifeMark {
+ public:
+  explicit LifeMark(std::atomic<std::uint32_t>& word) noexcept : word_(word) {
+    word_.store(static_cast<std::uint32_t>(::syscall(SYS_gettid)), std::memory_order_seq_cst);
+    head_.list.next = &node_;
+    node_.next = &head_.list;
+    head_.futex_offset = reinterpret_cast<char*>(&word_) - reinterpret_cast<char*>(&node_);
+    head_.list_op_pending = nullptr;
+    ::syscall(SYS_set_robust_list, &head_, sizeof head_);
+  }
+  ~LifeMark() {
+    word_.store(Board::kEnded, std::memory_order_seq_cst);
+    ::syscall(SYS_set_robust_list, nullptr, sizeof head_);
+  }
+  LifeMark(const LifeMark&) = delete;
+  LifeMark& operator=(const LifeMark&) = delete;
+
+ private:
+  std::atomic<std::uint32_t>& word_;
+  robust_list_head head_{};
+  robust_list node_{};
+};
 
 std::string random_name() {
   std::array<unsigned char, 16> bytes{};
@@ -71,10 +119,9 @@ std::string this_host() {
   return fmt::format("{}/{}/{}", boot, pids, network);
 }
 
-Bell bell_in(std::byte* bells, int identity) {
-  if (bells == nullptr || identity < 0 || identity >= Neighbourhood::kMaxIdentities) return {};
-  return Bell(
-      reinterpret_cast<std::atomic<std::uint32_t>*>(bells + kLineBytes * static_cast<std::size_t>(identity)));
+Bell bell_on(Board* board, int number) {
+  if (board == nullptr || number < 0 || number >= Neighbourhood::kMaxBells) return {};
+  return Bell(&board->bells[number].word);
 }
 
 }  // namespace
@@ -97,18 +144,19 @@ void Bell::sleep(std::uint32_t seen, Duration limit) const noexcept {
 }
 
 std::string ProcessAddress::encode() const {
-  return fmt::format("weft1 {} {} {} {}", host, socket, user, pid);
+  return fmt::format("weft1 {} {} {} {} {} {}", host, socket, user, pid, board, board_inode);
 }
 
 ProcessAddress ProcessAddress::decode(const std::string& text) {
   ProcessAddress a;
   std::istringstream words(text);
   std::string version, rest;
-  if (!(words >> version >> a.host >> a.socket >> a.user >> a.pid) || version != "weft1" || words >> rest)
+  if (!(words >> version >> a.host >> a.socket >> a.user >> a.pid >> a.board >> a.board_inode) ||
+      version != "weft1" || words >> rest)
     throw Error(
         ErrorCode::mismatch,
         fmt::format("neighbourhood: \"{}\" is not a process address; expected \"weft1 <host> <socket> <user> "
-                    "<process>\", as this version of weft writes it",
+                    "<process> <board> <inode>\", as this version of weft writes it",
                     text));
   return a;
 }
@@ -190,14 +238,15 @@ HeldRegion::~HeldRegion() {
 
 class Server {
  public:
-  // `bells`: their memfd, or -errno.
-  Server(Logger& log, const Arena& arena, const ProcessAddress& self, int bells,
+  // `refusal`: why there is no memfd of the board (errno), or 0.
+  Server(Logger& log, const Arena& arena, const ProcessAddress& self, Board& board, int refusal,
          std::shared_ptr<OfferTable> offers)
-      : log_(log),
+      : warnings_(log, "neighbourhood"),
         arena_(arena),
         user_(self.user),
-        bells_(std::max(bells, -1)),
-        bells_refusal_(bells < 0 ? -bells : 0),
+        board_(board),
+        board_descriptor_(self.board),
+        board_refusal_(refusal),
         offers_(std::move(offers)),
         listener_(listen_abstract(self.socket)),
         stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -216,6 +265,7 @@ class Server {
  private:
   void serve() noexcept {
     ::pthread_setname_np(::pthread_self(), "weft-socket");
+    const LifeMark mark(board_.life);
     bool listen = true;
     while (true) {
       watched_.clear();
@@ -223,8 +273,9 @@ class Server {
       watched_.push_back({.fd = listen ? listener_.get() : -1, .events = POLLIN, .revents = 0});
       for (const Descriptor& c : connections_)
         watched_.push_back({.fd = c.get(), .events = POLLIN, .revents = 0});
-      const int ready = ::poll(watched_.data(), watched_.size(), listen ? -1 : 50);
+      const int ready = ::poll(watched_.data(), watched_.size(), timeout(listen));
       if (watched_[0].revents != 0) break;
+      warnings_.look(Clock::now());
       listen = true;
       if (ready <= 0) continue;
       // From the last to the first: what is erased has been looked at.
@@ -243,7 +294,17 @@ class Server {
       }
     }
     // A forked child may hold copies: closing alone would not tell the neighbours.
+    ::shutdown(listener_.get(), SHUT_RDWR);
     for (const Descriptor& c : connections_) ::shutdown(c.get(), SHUT_RDWR);
+  }
+
+  // Until there may be descriptors again, or warnings that were left out are to be told of.
+  int timeout(bool listen) const noexcept {
+    const int soon = listen ? -1 : 50;
+    if (warnings_.next() == Clock::time_point::max()) return soon;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(warnings_.next() - Clock::now()).count();
+    const int then = static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
+    return listen ? then : std::min(soon, then);
   }
 
   // In both lists, so that they never need memory anywhere else.
@@ -259,10 +320,10 @@ class Server {
   bool is_ours(int socket) noexcept try {
     const Credentials c = credentials(socket);
     if (c.user == user_) return true;
-    log_.write(LogLevel::warning,
-               fmt::format("refused process {} of user {}, which asked for memory of this process; "
-                           "only user {} may",
-                           c.process, c.user, user_));
+    warnings_.write(
+        fmt::format("refused process {} of user {}, which asked for memory of this process; "
+                    "only user {} may",
+                    c.process, c.user, user_));
     const Reply reply{.status = Reply::Status::stranger};
     send_message(socket, &reply, sizeof reply);
     return false;
@@ -276,21 +337,22 @@ class Server {
     switch (receive_message(socket, &request, sizeof request)) {
       case Transfer::later: return true;
       case Transfer::closed:
+      case Transfer::crowded:
       case Transfer::no_descriptor: return false;
       case Transfer::done: break;
     }
     if (request.magic != Request::kMagic || request.name_bytes > Request::kNameBytes) {
-      log_.write(LogLevel::warning, "refused a message on this process's socket that is not weft's");
+      warnings_.write("refused a message on this process's socket that is not weft's");
       return false;
     }
     Reply reply{.status = Reply::Status::absent, .number = request.number};
     int descriptor = -1;
     std::shared_ptr<HeldRegion> region;  // keeps its descriptor open while it is sent
     switch (request.kind) {
-      case Request::Kind::bells:
-        descriptor = bells_;
+      case Request::Kind::board:
+        descriptor = board_descriptor_;
         reply.status = descriptor >= 0 ? Reply::Status::ok : Reply::Status::no_memory;
-        if (descriptor < 0) reply.bytes = static_cast<std::uint64_t>(bells_refusal_);
+        if (descriptor < 0) reply.bytes = static_cast<std::uint64_t>(board_refusal_);
         break;
       case Request::Kind::segment:
         if (request.segment >= arena_.segment_count()) break;
@@ -309,16 +371,22 @@ class Server {
         break;
       }
     }
-    // A neighbour has few requests open at a time: a full socket means one that never reads.
-    return send_message(socket, &reply, sizeof reply, descriptor) == Transfer::done;
+    const Transfer sent = send_message(socket, &reply, sizeof reply, descriptor);
+    if (sent == Transfer::crowded) {
+      reply.status = Reply::Status::busy;
+      return send_message(socket, &reply, sizeof reply) == Transfer::done;
+    }
+    // A neighbour has one request open at a time: a full socket means one that never reads.
+    return sent == Transfer::done;
   } catch (...) {
     return false;
   }
 
-  Logger& log_;
+  Warnings warnings_;  // the thread's
   const Arena& arena_;
   const uid_t user_;
-  const int bells_, bells_refusal_;
+  Board& board_;
+  const int board_descriptor_, board_refusal_;
   const std::shared_ptr<OfferTable> offers_;
   Descriptor listener_;
   Descriptor stop_;
@@ -333,8 +401,8 @@ class Server {
 
 class Self final : public Neighbour {
  public:
-  Self(const ProcessAddress& address, Arena& arena, std::byte* bells)
-      : address_(address), arena_(arena), bells_(bells) {}
+  Self(const ProcessAddress& address, Arena& arena, Board* board)
+      : address_(address), arena_(arena), board_(board) {}
   const ProcessAddress& address() const noexcept override { return address_; }
   bool is_self() const noexcept override { return true; }
   bool alive() const noexcept override { return true; }
@@ -343,48 +411,39 @@ class Self final : public Neighbour {
   bool map_segments(std::uint32_t count, Deadline) noexcept override {
     return count <= arena_.segment_count();
   }
-  Bell bell(int identity) const noexcept override { return bell_in(bells_, identity); }
+  Bell bell(int number) const noexcept override { return bell_on(board_, number); }
 
  private:
   const ProcessAddress address_;
   Arena& arena_;
-  std::byte* const bells_;
+  Board* const board_;
 };
 
 // ---- Another process ----
 
 class Remote final : public Neighbour, public std::enable_shared_from_this<Remote> {
  public:
-  // Connects and maps the bells; throws as Neighbourhood::meet().
+  // Maps the board; throws as Neighbourhood::meet().
   Remote(Logger& log, const ProcessAddress& address, Deadline deadline) : log_(log), address_(address) {
-    connect(deadline);
-    const Answer answer = ask({.kind = Request::Kind::bells}, deadline);
-    switch (answer.reply.status) {
-      case Reply::Status::ok: break;
-      case Reply::Status::no_memory:
-        throw Error(
-            ErrorCode::unsupported,
-            fmt::format(
-                "neighbourhood: {} has no memory that others can map: its system refuses memfd_create{}",
-                who(), refusal_text(answer.reply)));
-      case Reply::Status::absent:
-      case Reply::Status::stranger: throw other_user();
-    }
-    bells_ = map(answer, kBellsBytes);
-    if (!bells_) throw_errno(fmt::format("neighbourhood: mapping the bells of {}", who()), errno);
+    // The pid cannot be another process's: the board, which is opened after this, is the one we mean. Where
+    // there is no such process, its socket is asked in vain, and that is told.
+    static_cast<void>(watch());
+    board_ = open_board();
+    if (!board_) board_ = ask_for_board(deadline);
+    if (has_ended()) throw lost("has ended");
   }
 
   const ProcessAddress& address() const noexcept override { return address_; }
   bool is_self() const noexcept override { return false; }
 
-  // The pidfd becomes readable when the process ends; the socket hangs up when its Context ends, or it turns
+  // The pidfd becomes readable when the process ends; the board tells where its Context ends, or it turns
   // into another program by exec.
   bool alive() const noexcept override {
-    if (dumps_core_.load(std::memory_order_relaxed)) return false;
-    std::array<pollfd, 2> ends = {{{.fd = pidfd_.get(), .events = POLLIN, .revents = 0},
-                                   {.fd = socket_.get(), .events = 0, .revents = 0}}};
-    while (::poll(ends.data(), ends.size(), 0) < 0 && errno == EINTR) {}
-    return ends[0].revents == 0 && ends[1].revents == 0;
+    if (has_ended() || dumps_core_.load(std::memory_order_relaxed)) return false;
+    if (!pidfd_) return true;
+    pollfd end{.fd = pidfd_.get(), .events = POLLIN, .revents = 0};
+    while (::poll(&end, 1, 0) < 0 && errno == EINTR) {}
+    return end.revents == 0;
   }
 
   State look() noexcept override {
@@ -414,7 +473,7 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
     return false;
   }
 
-  Bell bell(int identity) const noexcept override { return bell_in(bells_.data(), identity); }
+  Bell bell(int number) const noexcept override { return bell_on(&board(), number); }
 
   // The region it offers under `name`, or null where it offers none now.
   RegionRef open(const std::string& name, Deadline deadline) {
@@ -424,6 +483,7 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
     const Answer answer = exchange(request, deadline);
     switch (answer.reply.status) {
       case Reply::Status::ok: break;
+      case Reply::Status::busy:
       case Reply::Status::absent: return nullptr;
       case Reply::Status::no_memory:
         throw Error(
@@ -437,7 +497,7 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
       i = i->second.expired() ? opened_.erase(i) : std::next(i);
     if (const auto known = opened_.find(answer.reply.id); known != opened_.end())
       if (auto region = known->second.lock()) return region;
-    SharedMapping mapping = map(answer, answer.reply.bytes);
+    SharedMapping mapping = map(answer.descriptor.get(), answer.reply.bytes);
     if (!mapping)
       throw_errno(fmt::format("neighbourhood: mapping region \"{}\" of {} ({} bytes)", name, who(),
                               answer.reply.bytes),
@@ -460,8 +520,8 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
     Descriptor descriptor;
   };
 
-  // One conversation at a time: whoever holds the turn may use the socket. Bounded, since the one before may
-  // be waiting for a stopped process.
+  // One conversation at a time, over a connection of its own: whoever holds the turn may use the socket.
+  // Bounded, since the one before may be waiting for a stopped process.
   class Turn {
    public:
     Turn(Remote& remote, Deadline deadline) : remote_(remote) {
@@ -476,6 +536,7 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
       remote_.turn_taken_ = true;
     }
     ~Turn() {
+      remote_.socket_ = Descriptor();
       const std::lock_guard lock(remote_.turn_mutex_);
       remote_.turn_taken_ = false;
       remote_.turn_free_.notify_one();
@@ -500,10 +561,58 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
             ::geteuid()));
   }
 
+  Board& board() const noexcept { return *reinterpret_cast<Board*>(board_.data()); }
+
+  bool has_ended() const noexcept {
+    const std::uint32_t life = board().life.load(std::memory_order_seq_cst);
+    return life == Board::kEnded || (life & FUTEX_OWNER_DIED) != 0;
+  }
+
+  // Without pidfds (a kernel before 5.3, a sandbox) the board alone tells of its end. False: there is no such
+  // process.
+  bool watch() {
+    pidfd_ = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, address_.pid, 0)));
+    if (!pidfd_ && errno == ESRCH) return false;
+    if (!pidfd_ && errno != ENOSYS && errno != EPERM)
+      throw_errno(fmt::format("neighbourhood: pidfd of {}", who()), errno);
+    return true;
+  }
+
+  // Empty where the system does not let us, and where another file has that place.
+  SharedMapping open_board() const {
+    const Descriptor file = open_file_of(address_.pid, address_.board, address_.board_inode);
+    if (!file) return {};
+    SharedMapping mapping = map(file.get(), sizeof(Board));
+    if (!mapping) return {};
+    const char* const name = reinterpret_cast<const Board*>(mapping.data())->name;
+    return std::string_view(name, ::strnlen(name, kLineBytes)) == address_.socket ? std::move(mapping)
+                                                                                  : SharedMapping();
+  }
+
+  SharedMapping ask_for_board(Deadline deadline) {
+    const Turn turn(*this, deadline);
+    const Answer answer = exchange({.kind = Request::Kind::board}, deadline);
+    switch (answer.reply.status) {
+      case Reply::Status::ok: break;
+      case Reply::Status::no_memory:
+        throw Error(
+            ErrorCode::unsupported,
+            fmt::format(
+                "neighbourhood: {} has no memory that others can map: its system refuses memfd_create{}",
+                who(), refusal_text(answer.reply)));
+      case Reply::Status::busy:
+      case Reply::Status::absent:
+      case Reply::Status::stranger: throw other_user();
+    }
+    SharedMapping mapping = map(answer.descriptor.get(), sizeof(Board));
+    if (!mapping) throw_errno(fmt::format("neighbourhood: mapping the board of {}", who()), errno);
+    return mapping;
+  }
+
   void connect(Deadline deadline) {
     const auto start = Clock::now();
     while (!(socket_ = connect_abstract(address_.socket))) {
-      if (errno == ECONNREFUSED) throw lost("has ended: nobody listens on its socket");
+      if (errno == ECONNREFUSED) throw lost(board_ ? "has ended" : "has ended: nobody listens on its socket");
       if (errno != EAGAIN && errno != EINTR)
         throw_errno(fmt::format("neighbourhood: connecting to {}", who()), errno);
       if (deadline.passed()) throw no_answer(start);
@@ -521,101 +630,105 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
       throw Error(ErrorCode::unsupported,
                   fmt::format("neighbourhood: the socket of {} is held by process {}", who(), c.process));
     // The pid cannot be another process's by now: an answer will come over the connection, after this.
-    pidfd_ = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, c.process, 0)));
-    if (!pidfd_ && errno == ESRCH) throw lost("has ended");
-    if (!pidfd_ && errno != ENOSYS && errno != EPERM)
-      throw_errno(fmt::format("neighbourhood: pidfd of {}", who()), errno);
-    // Without pidfds (a kernel before 5.3, a sandbox) the socket alone tells of its end.
+    // A forked child may hold a copy of the socket of a process that has ended.
+    if (!pidfd_ && !watch()) throw lost("has ended");
   }
 
-  Answer ask(const Request& request, Deadline deadline) {
-    const Turn turn(*this, deadline);
-    return exchange(request, deadline);
-  }
-
-  // Sends and waits for the reply. Replies to requests that were given up earlier are dropped on the way. The
-  // caller has the turn.
+  // Asks until there is an answer, where descriptors of this user crowd the system. The caller has the turn.
   Answer exchange(Request request, Deadline deadline) {
-    constexpr int kMaxOpen = 8;  // requests without reply: a stopped process does not read
     const auto start = Clock::now();
-    request.number = ++last_number_;
+    if (!socket_) connect(deadline);
+    while (true) {
+      request.number = ++last_number_;
+      Answer answer = ask(request, deadline, start);
+      if (answer.reply.status != Reply::Status::busy) return answer;
+      if (deadline.passed()) throw no_answer(start);
+      sleep_noticing(std::chrono::milliseconds(1));
+    }
+  }
+
+  // Sends and waits for the reply.
+  Answer ask(const Request& request, Deadline deadline, Clock::time_point start) {
     bool sent = false;
     while (true) {
-      if (!sent && open_requests_ < kMaxOpen) {
-        const Transfer t = send_message(socket_.get(), &request, sizeof request);
-        sent = t == Transfer::done;
-        if (sent) ++open_requests_;
-        // Closed: it may have left a last word (a refusal), which is read below.
-      }
+      // Closed: it may have left a last word (a refusal), which is read below.
+      if (!sent) sent = send_message(socket_.get(), &request, sizeof request) == Transfer::done;
       Answer answer;
       switch (receive_message(socket_.get(), &answer.reply, sizeof answer.reply, &answer.descriptor)) {
         case Transfer::done:
-          if (answer.reply.status == Reply::Status::stranger) return answer;
-          --open_requests_;
-          if (answer.reply.number == request.number) return answer;
+          if (answer.reply.status == Reply::Status::stranger || answer.reply.number == request.number)
+            return answer;
           continue;
         case Transfer::closed: throw lost("has ended");
         case Transfer::no_descriptor:
-          --open_requests_;
           throw_errno(fmt::format("neighbourhood: taking a descriptor from {}", who()), EMFILE);
+        case Transfer::crowded:
         case Transfer::later: break;
       }
       if (deadline.passed()) throw no_answer(start);
-      const bool may_send = !sent && open_requests_ < kMaxOpen;
-      std::array<pollfd, 2> ends = {{{.fd = socket_.get(),
-                                      .events = static_cast<short>(POLLIN | (may_send ? POLLOUT : 0)),
-                                      .revents = 0},
-                                     {.fd = pidfd_.get(), .events = POLLIN, .revents = 0}}};
+      std::array<pollfd, 2> ends = {
+          {{.fd = socket_.get(), .events = static_cast<short>(POLLIN | (sent ? 0 : POLLOUT)), .revents = 0},
+           {.fd = pidfd_.get(), .events = POLLIN, .revents = 0}}};
       const int timeout = poll_timeout(deadline);
       {
         const TimedWait wait{std::chrono::milliseconds(timeout)};
         ::poll(ends.data(), ends.size(), timeout);
       }
-      if (ends[1].revents != 0 && ends[0].revents == 0) throw lost("has ended");
+      if (ends[0].revents == 0 && (ends[1].revents != 0 || (board_ && has_ended()))) throw lost("has ended");
     }
   }
 
-  // Maps what came with an answer, where it is as large as promised: beyond its end a mapping is a trap.
-  static SharedMapping map(const Answer& answer, std::uint64_t bytes) {
+  // Maps a file that is as large as promised: beyond its end a mapping is a trap.
+  static SharedMapping map(int fd, std::uint64_t bytes) {
     struct stat file {};
-    if (::fstat(answer.descriptor.get(), &file) != 0) return {};
+    if (::fstat(fd, &file) != 0) return {};
     if (bytes == 0 || static_cast<std::uint64_t>(file.st_size) < bytes) {
       errno = EINVAL;
       return {};
     }
-    return SharedMapping::map(answer.descriptor.get(), bytes);
+    return SharedMapping::map(fd, bytes);
   }
 
   bool map_segment(std::uint32_t index, Deadline deadline) {
-    const Answer answer = exchange({.kind = Request::Kind::segment, .segment = index}, deadline);
-    if (answer.reply.status != Reply::Status::ok) return false;
-    segments_[index] = map(answer, answer.reply.bytes);
-    if (!segments_[index]) {
+    const Board::Segment& shown = board().segments[index];
+    std::uint64_t bytes = shown.bytes.load(std::memory_order_acquire);
+    Descriptor file;
+    if (bytes > 0) file = open_file_of(address_.pid, shown.descriptor, shown.inode);
+    if (file && !alive()) return false;  // another process may have had its number by then
+    if (!file) {
+      Answer answer = exchange({.kind = Request::Kind::segment, .segment = index}, deadline);
+      if (answer.reply.status != Reply::Status::ok) return false;
+      file = std::move(answer.descriptor);
+      bytes = answer.reply.bytes;
+    }
+    SharedMapping mapping = map(file.get(), bytes);
+    if (!mapping) {
       refused_[index] = true;
       log_.write_later(  // a group may be held, and the list of all groups
           LogLevel::info,
           fmt::format("segment {} of {} ({} bytes) cannot be mapped ({}); what lies there is copied instead",
-                      index, who(), answer.reply.bytes, system_words(errno)));
+                      index, who(), bytes, system_words(errno)));
       return false;
     }
-    bases_[index].store(segments_[index].data(), std::memory_order_release);
+    const SharedMapping& kept = segments_[index] = std::move(mapping);
+    bases_[index].store(kept.data(), std::memory_order_release);
     return true;
   }
 
   Logger& log_;
   const ProcessAddress address_;
-  Descriptor socket_, pidfd_;
-  SharedMapping bells_;
+  Descriptor pidfd_;
+  SharedMapping board_;
   std::atomic<bool> dumps_core_{false};
 
   std::mutex turn_mutex_;
   std::condition_variable turn_free_;
   bool turn_taken_ = false;
   // Below: whoever has the turn.
+  Descriptor socket_;
   std::uint64_t last_number_ = 0;
-  int open_requests_ = 0;
-  std::array<SharedMapping, Arena::kMaxSegments> segments_;
-  std::array<bool, Arena::kMaxSegments> refused_{};
+  std::map<std::uint32_t, SharedMapping> segments_;
+  std::bitset<Arena::kMaxSegments> refused_;
   std::map<std::uint64_t, std::weak_ptr<HeldRegion>> opened_;
   // Read by all.
   std::array<std::atomic<std::byte*>, Arena::kMaxSegments> bases_{};
@@ -627,40 +740,51 @@ struct Neighbourhood::Impl {
   Impl(Logger& l, Arena& a)
       : log(l),
         arena(a),
+        board_memfd(make_board()),
+        board_mapping(SharedMapping::map(board_memfd.get(), sizeof(Board))),
         address{.host = this_host(),
                 .socket = random_name(),
                 .user = static_cast<std::uint32_t>(::geteuid()),
-                .pid = static_cast<std::int32_t>(::getpid())},
-        bells_memfd(make_bells()),
-        bells(SharedMapping::map(bells_memfd.get(), kBellsBytes)) {
-    if (!bells)
-      throw_errno(fmt::format("neighbourhood: {} bytes for the ranks' bells cannot be had", kBellsBytes),
+                .pid = static_cast<std::int32_t>(::getpid()),
+                .board = board_memfd.get(),
+                .board_inode = inode_of(board_memfd.get())} {
+    if (!board_mapping)
+      throw_errno(fmt::format("neighbourhood: {} bytes for the ranks' bells cannot be had", sizeof(Board)),
                   errno);
-    self = std::make_shared<Self>(address, arena, bells.data());
-    server.emplace(log, arena, address, bells_memfd ? bells_memfd.get() : -refusal, offers);
+    address.socket.copy(board().name, kLineBytes - 1);
+    board().life.store(Board::kBegins, std::memory_order_seq_cst);
+    self = std::make_shared<Self>(address, arena, &board());
+    server.emplace(log, arena, address, board(), refusal, offers);
   }
 
-  Descriptor make_bells() {
-    Descriptor fd = make_memfd("weft-bells", kBellsBytes);
+  Descriptor make_board() {
+    Descriptor fd = make_memfd("weft-board", sizeof(Board));
     if (!fd) {
       refusal = errno;
       no_shared_memory = fmt::format("memfd_create: {}", system_words(refusal));
     }
     return fd;
   }
+  Board& board() noexcept { return *reinterpret_cast<Board*>(board_mapping.data()); }
 
   Logger& log;
   Arena& arena;
-  const ProcessAddress address;
   int refusal = 0;  // errno, where there is no memfd
   std::string no_shared_memory;
-  Descriptor bells_memfd;  // empty where the system has none: then the bells ring within this process only
-  SharedMapping bells;
+  Descriptor board_memfd;  // empty where the system has none: then the bells ring within this process only
+  SharedMapping board_mapping;
+  const ProcessAddress address;
   NeighbourRef self;
   std::shared_ptr<OfferTable> offers = std::make_shared<OfferTable>();
 
   std::mutex remotes_mutex;
   std::map<std::string, std::weak_ptr<Neighbour>> remotes;  // by socket
+  std::size_t sweep_at = 64;                                // remotes, when those that are gone are dropped
+
+  std::mutex bells_mutex;
+  std::map<int, int> bell_numbers;  // by identity
+  std::mutex shown_mutex;
+  std::atomic<std::uint32_t> shown{0};  // segments on the board
 
   std::optional<Server> server;  // last: its thread uses what is above
 };
@@ -671,7 +795,43 @@ Neighbourhood::~Neighbourhood() = default;
 const ProcessAddress& Neighbourhood::self() const noexcept { return impl_->address; }
 const std::string& Neighbourhood::no_shared_memory() const noexcept { return impl_->no_shared_memory; }
 
-Bell Neighbourhood::own_bell(int identity) noexcept { return bell_in(impl_->bells.data(), identity); }
+int Neighbourhood::bell_number(int identity) {
+  const std::lock_guard lock(impl_->bells_mutex);
+  auto& numbers = impl_->bell_numbers;
+  if (const auto known = numbers.find(identity); known != numbers.end()) return known->second;
+  if (numbers.size() == kMaxBells)
+    throw Error(ErrorCode::unsupported,
+                fmt::format("neighbourhood: no bell for identity {}: {} ranks are threads of this process; "
+                            "expected at most that many",
+                            identity, kMaxBells));
+  const int number = static_cast<int>(numbers.size());
+  numbers.emplace(identity, number);
+  return number;
+}
+
+Bell Neighbourhood::own_bell(int identity) {
+  return identity < 0 ? Bell() : bell_on(&impl_->board(), bell_number(identity));
+}
+
+std::uint64_t Neighbourhood::board_layout() noexcept {
+  return digest_of(sizeof(Board), offsetof(Board, name), offsetof(Board, life), offsetof(Board, segments),
+                   offsetof(Board, bells), sizeof(Board::Segment), offsetof(Board::Segment, bytes),
+                   offsetof(Board::Segment, inode), offsetof(Board::Segment, descriptor),
+                   sizeof(Board::BellLine));
+}
+
+void Neighbourhood::show_segments() noexcept {
+  const std::uint32_t made = impl_->arena.segment_count();
+  if (impl_->shown.load(std::memory_order_acquire) >= made) return;
+  const std::lock_guard lock(impl_->shown_mutex);
+  for (std::uint32_t i = impl_->shown.load(std::memory_order_relaxed); i < made; ++i) {
+    Board::Segment& segment = impl_->board().segments[i];
+    segment.descriptor = impl_->arena.segment_descriptor(i);
+    segment.inode = inode_of(segment.descriptor);
+    segment.bytes.store(impl_->arena.segment_bytes(i), std::memory_order_release);
+    impl_->shown.store(i + 1, std::memory_order_release);
+  }
+}
 
 NeighbourRef Neighbourhood::meet(const ProcessAddress& address, Deadline deadline) {
   const ProcessAddress& self = impl_->address;
@@ -709,9 +869,12 @@ NeighbourRef Neighbourhood::meet(const ProcessAddress& address, Deadline deadlin
   auto made = std::make_shared<Remote>(impl_->log, address, deadline);
   const std::lock_guard lock(impl_->remotes_mutex);
   if (NeighbourRef neighbour = known()) return neighbour;
-  for (auto i = impl_->remotes.begin(); i != impl_->remotes.end();)
-    i = i->second.expired() ? impl_->remotes.erase(i) : std::next(i);
   impl_->remotes[address.socket] = made;
+  if (impl_->remotes.size() >= impl_->sweep_at) {  // now and then, so that many are met in little time
+    for (auto i = impl_->remotes.begin(); i != impl_->remotes.end();)
+      i = i->second.expired() ? impl_->remotes.erase(i) : std::next(i);
+    impl_->sweep_at = 64 + 2 * impl_->remotes.size();
+  }
   return made;
 }
 

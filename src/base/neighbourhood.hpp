@@ -1,8 +1,12 @@
 // The other processes of this host, as seen from this one: how their memory is reached and whether they live.
 //
-// Each Context listens on an abstract Unix socket and hands out descriptors of its own segments and regions,
-// from a small thread that sleeps otherwise. Whoever asks must run as the same user (SO_PEERCRED). No name is
-// left in the file system; descriptors close themselves. Thread-safe.
+// Each Context has a board: shared memory with its bells, a word that tells whether it lives, and the numbers
+// of its segments' descriptors. Processes of the same user open each other's boards and segments through
+// /proc, without asking: a peer may be stopped, and n ranks need no n² conversations. What /proc refuses
+// (a process that is not dumpable) is asked for over an abstract Unix socket, on which each Context listens
+// with a small thread that sleeps otherwise; so are regions. Whoever asks must run as the same user
+// (SO_PEERCRED). A connection lasts as long as one conversation; what is kept per neighbour is one pidfd. No
+// name is left in the file system; descriptors close themselves. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -51,6 +55,8 @@ struct ProcessAddress {
   std::string socket;  ///< abstract socket name, without the leading zero byte; random
   std::uint32_t user = 0;
   std::int32_t pid = 0;
+  std::int32_t board = -1;  ///< its board's descriptor there; -1: none, or not to be opened so
+  std::uint64_t board_inode = 0;
   std::string encode() const;
   /// Throws mismatch with the text where it is not an address.
   static ProcessAddress decode(const std::string& text);
@@ -68,7 +74,8 @@ class Neighbour {
   virtual ~Neighbour() = default;
   virtual const ProcessAddress& address() const noexcept = 0;
   virtual bool is_self() const noexcept = 0;
-  /// False once the process has ended. One cheap system call.
+  /// False once the process or its Context has ended, or it has become another program. One cheap system
+  /// call.
   virtual bool alive() const noexcept = 0;
   enum class State { running, stopped, ended };
   /// More than alive() sees, by a read of /proc (some 20 µs). A process that writes its core has ended, long
@@ -76,18 +83,18 @@ class Neighbour {
   virtual State look() noexcept = 0;
   /// This process's mapping of that process's segment, or null where not mapped (yet). Lock-free.
   virtual std::byte* segment(std::uint32_t index) const noexcept = 0;
-  /// Maps segments [0, count) that are not mapped yet, asking their owner for the descriptors; gives up at
-  /// the deadline (a stopped owner). True: all are mapped. A refused mmap is final for that segment and
-  /// logged once.
+  /// Maps segments [0, count) that are not mapped yet. Where their owner has to be asked for the descriptors,
+  /// gives up at the deadline (a stopped owner). True: all are mapped. A refused mmap is final for that
+  /// segment and logged once.
   virtual bool map_segments(std::uint32_t count, Deadline deadline) noexcept = 0;
-  /// The bell of the rank of that identity there. Null: not mapped.
-  virtual Bell bell(int identity) const noexcept = 0;
+  /// The bell of that number there. Null: there is none.
+  virtual Bell bell(int number) const noexcept = 0;
 };
 using NeighbourRef = std::shared_ptr<Neighbour>;
 
 class Neighbourhood {
  public:
-  static constexpr int kMaxIdentities = 1024;
+  static constexpr int kMaxBells = 1024;  ///< ranks that are threads of one process
 
   Neighbourhood(Logger& log, Arena& arena);
   ~Neighbourhood();
@@ -96,7 +103,7 @@ class Neighbourhood {
   /// Why other processes cannot map memory of this one: "memfd_create: Operation not permitted". Empty: they
   /// can.
   const std::string& no_shared_memory() const noexcept;
-  /// Connects, checks credentials, opens the pidfd, maps its bells. The same address gives the same Neighbour
+  /// Checks who it is, opens the pidfd, maps its board. The same address gives the same Neighbour
   /// while anyone holds it. Throws peer_lost (gone), timeout, unsupported (other host or other user: text
   /// says which).
   NeighbourRef meet(const ProcessAddress& address, Deadline deadline);
@@ -108,8 +115,16 @@ class Neighbourhood {
   /// everybody gets the same mapping. Throws timeout, peer_lost, system.
   RegionRef open(Neighbour& owner, const std::string& name, Deadline deadline);
 
-  /// This process's own bell for that identity.
-  Bell own_bell(int identity) noexcept;
+  /// The number of this process's bell for the rank of that identity, given at first use: what peers ask
+  /// bell() for. Throws unsupported where kMaxBells identities have one.
+  int bell_number(int identity);
+  /// That bell; none for a negative identity.
+  Bell own_bell(int identity);
+  /// Puts segments that the arena has made meanwhile on the board, so that neighbours need not ask. Cheap
+  /// where there are none.
+  void show_segments() noexcept;
+  /// A digest of where things lie on a board: equal in processes that meet.
+  static std::uint64_t board_layout() noexcept;
 
  private:
   struct Impl;

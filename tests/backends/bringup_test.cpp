@@ -4,7 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
-#include <filesystem>
+#include <thread>
 
 #include "support/run_ranks.hpp"
 #include "weft/backends/plugin.hpp"
@@ -15,7 +15,6 @@ namespace {
 using namespace std::chrono_literals;
 using testing::AnyOf;
 using testing::ElementsAre;
-using testing::HasSubstr;
 using testing::StartsWith;
 
 std::vector<int> ranks_of(const Error& e) { return {e.ranks().begin(), e.ranks().end()}; }
@@ -120,6 +119,23 @@ TEST_P(BringUp, OnlyTheRankThatDiesIsNamed) {
         options);
     ranks.finish({2});
   }
+}
+
+// What is kept of each peer is one pidfd; a connection lasts as long as one conversation.
+TEST(ManyRanks, KeepOneDescriptorAPeer) {
+  constexpr int kRanks = 24;
+  run_ranks(Ranks::processes, kRanks, [](Rank& r) {
+    const int before = count_descriptors();
+    r.group().barrier().wait();
+    r.meet("made");
+    int more = count_descriptors() - before;
+    // A peer that asked for the region may close its connection a moment later.
+    for (const Deadline limit = Deadline::after(10s); more > kRanks + 4 && !limit.passed();
+         more = count_descriptors() - before)
+      std::this_thread::sleep_for(10ms);
+    EXPECT_LE(more, kRanks + 4);
+    r.meet("counted");
+  });
 }
 
 }  // namespace

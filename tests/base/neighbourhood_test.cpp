@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -76,17 +77,23 @@ struct Peer {
 };
 
 TEST(ProcessAddress, IsOneLineOfText) {
-  const ProcessAddress a{.host = "boot/pid:[1]/net:[2]", .socket = "weft-00ff", .user = 1000, .pid = 77};
-  EXPECT_EQ(a.encode(), "weft1 boot/pid:[1]/net:[2] weft-00ff 1000 77");
+  const ProcessAddress a{.host = "boot/pid:[1]/net:[2]",
+                         .socket = "weft-00ff",
+                         .user = 1000,
+                         .pid = 77,
+                         .board = 5,
+                         .board_inode = 12};
+  EXPECT_EQ(a.encode(), "weft1 boot/pid:[1]/net:[2] weft-00ff 1000 77 5 12");
   EXPECT_EQ(ProcessAddress::decode(a.encode()), a);
 }
 
 TEST(ProcessAddress, RefusesOtherText) {
-  for (const std::string text :
-       {"", "hello", "weft1 a b 1", "weft1 a b 1 x", "weft1 a b 1 2 3", "weft2 a b 1 2"})
+  for (const std::string text : {"", "hello", "weft1 a b 1", "weft1 a b 1 x", "weft1 a b 1 2 3",
+                                 "weft1 a b 1 2 3 4 5", "weft2 a b 1 2 3 4"})
     EXPECT_EQ(error_text([&] { ProcessAddress::decode(text); }),
               "mismatch: neighbourhood: \"" + text +
-                  "\" is not a process address; expected \"weft1 <host> <socket> <user> <process>\", as this "
+                  "\" is not a process address; expected \"weft1 <host> <socket> <user> <process> <board> "
+                  "<inode>\", as this "
                   "version of "
                   "weft writes it");
 }
@@ -109,7 +116,20 @@ TEST(Bell, WakesASleeperAndNotOneThatLooksAgain) {
   EXPECT_LT(Clock::now() - start, 10s);
   bell.sleep(bell.read(), 5ms);  // nobody rings: ends by itself
   EXPECT_FALSE(context.neighbourhood().own_bell(-1));
-  EXPECT_FALSE(context.neighbourhood().own_bell(Neighbourhood::kMaxIdentities));
+  EXPECT_TRUE(context.neighbourhood().own_bell(1'000'000));
+}
+
+TEST(Bell, ThereAreSoManyInAProcess) {
+  Context context;
+  Neighbourhood& here = context.neighbourhood();
+  for (int i = 0; i < Neighbourhood::kMaxBells; ++i) EXPECT_EQ(here.bell_number(7 * i), i);
+  EXPECT_EQ(here.bell_number(7), 1);
+  EXPECT_EQ(error_text([&] { here.bell_number(1); }),
+            "unsupported: neighbourhood: no bell for identity 1: 1024 ranks are threads of this process; "
+            "expected at most that many");
+  const NeighbourRef self = here.meet(here.self(), soon());
+  EXPECT_FALSE(self->bell(-1));
+  EXPECT_FALSE(self->bell(Neighbourhood::kMaxBells));
 }
 
 TEST(Neighbourhood, ThreadsShareOneMapping) {
@@ -184,7 +204,7 @@ TEST(Neighbourhood, ProcessesShareRegionsSegmentsAndBells) {
   EXPECT_EQ(there->segment(300), nullptr);
   EXPECT_FALSE(there->map_segments(Arena::kMaxSegments + 1, soon()));
 
-  there->bell(5).ring();
+  there->bell(0).ring();  // the first that it asked for
   const std::atomic_ref<std::byte> answer(region->data[1]);
   for (const Deadline limit = soon(); answer.load() == std::byte{0} && !limit.passed();)
     std::this_thread::sleep_for(1ms);
@@ -255,9 +275,165 @@ TEST(Neighbourhood, NamesADeathWhileItWaits) {
   killer.join();
 }
 
-TEST(Neighbourhood, AStoppedProcessCostsNoMoreThanTheDeadline) {
+// A stopped process is not needed: what it has shown is opened without it.
+TEST(Neighbourhood, AStoppedProcessIsMetAndMapped) {
+  Peer peer([](Context& context) {
+    Kept kept = region_and_block(context);
+    context.neighbourhood().show_segments();
+    return kept;
+  });
+  const ProcessAddress address = peer.address();
+  peer.process->stop();
+  Context context;
+  const NeighbourRef there = context.neighbourhood().meet(address, Deadline::after(0s));
+  EXPECT_TRUE(there->map_segments(1, Deadline::after(0s)));
+  EXPECT_NE(there->segment(0), nullptr);
+  EXPECT_TRUE(there->alive());
+  EXPECT_FALSE(there->map_segments(2, Deadline::after(1ms)));  // there is no second one
+  peer.process->resume();
+  peer.go();
+  EXPECT_FALSE(there->alive());
+}
+
+// As where /proc refuses it: a process that is not dumpable.
+ProcessAddress by_socket(ProcessAddress address) {
+  address.board = -1;
+  return address;
+}
+
+TEST(Neighbourhood, WhatCannotBeOpenedIsAskedFor) {
   Peer peer(region_and_block);
   const ProcessAddress address = peer.address();
+  Context context;
+  ProcessAddress wrong = address;
+  ++wrong.board_inode;
+  for (const ProcessAddress& a : {by_socket(address), wrong}) {
+    const int before = test::count_descriptors();
+    const NeighbourRef there = context.neighbourhood().meet(a, soon());
+    EXPECT_TRUE(there->map_segments(1, soon()));
+    EXPECT_NE(there->segment(0), nullptr);
+    EXPECT_TRUE(there->alive());
+    EXPECT_EQ(test::count_descriptors(), before + 1);  // the pidfd
+  }
+}
+
+// It keeps its pid, and its children hold copies of all that it had open.
+TEST(Neighbourhood, TellsAProcessThatBecameAnother) {
+  Pipe address_out, go;
+  ChildProcess child = ChildProcess::fork([&] {
+    Context context;
+    address_out.write_line(context.neighbourhood().self().encode());
+    go.read_line();
+    if (::fork() == 0) {
+      ::sleep(2);
+      ::_exit(0);
+    }
+    ::execl("/bin/sleep", "sleep", "30", nullptr);
+    return 1;
+  });
+  const ProcessAddress address = ProcessAddress::decode(address_out.read_line());
+  Context context;
+  const NeighbourRef there = context.neighbourhood().meet(address, soon());
+  EXPECT_TRUE(there->alive());
+  go.write_line("go");
+  for (const Deadline limit = soon(); there->alive() && !limit.passed();) std::this_thread::sleep_for(1ms);
+  EXPECT_FALSE(there->alive());
+  EXPECT_FALSE(child.wait(0ms).has_value());  // still there
+}
+
+// The child holds a copy of the socket, which lets others knock for as long as it runs.
+TEST(Neighbourhood, AChildOfItsDoesNotHideAnEnd) {
+  for (const bool dies : {false, true}) {
+    Pipe from_child, to_child;
+    ChildProcess child = ChildProcess::fork([&] {
+      auto context = std::make_unique<Context>();
+      const std::string address = context->neighbourhood().self().encode();
+      if (::fork() == 0) {
+        to_child.read_line(20s);
+        ::_exit(0);
+      }
+      if (dies) {
+        from_child.write_line(address);
+        ::_exit(0);
+      }
+      context.reset();
+      from_child.write_line(address);
+      ::sleep(20);
+      return 0;
+    });
+    const ProcessAddress address = by_socket(ProcessAddress::decode(from_child.read_line()));
+    if (dies) {
+      ASSERT_TRUE(child.wait(5s));
+    }
+    Context context;
+    EXPECT_THAT(error_text([&] { context.neighbourhood().meet(address, soon()); }),
+                testing::StartsWith("peer_lost: neighbourhood: process " + std::to_string(address.pid) +
+                                    " has ended"));
+    to_child.write_line("go");
+    if (!dies) child.kill(SIGKILL);
+  }
+}
+
+// Many descriptors on their way, of a user who may have few: the kernel says ETOOMANYREFS. That means later.
+TEST(Neighbourhood, ACrowdOfDescriptorsIsWaitedFor) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can become a user whose descriptors are counted";
+  const test::ProcessResult result = test::run_in_child([] {
+    const rlimit few{.rlim_cur = 64, .rlim_max = 64};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+    if (::setuid(65533) != 0) return 2;
+    int pair[2];
+    EXPECT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), 0);
+    const Descriptor in(pair[0]), out(pair[1]);
+    char byte = 0;
+    int sent = 0;
+    Transfer last = Transfer::done;
+    for (; sent < 200 && last == Transfer::done; ++sent) last = send_message(in.get(), &byte, 1, in.get());
+    EXPECT_EQ(last, Transfer::crowded);
+    Context one, other;
+    std::thread receiver([&] {
+      std::this_thread::sleep_for(100ms);
+      Descriptor received;
+      while (receive_message(out.get(), &byte, 1, &received) == Transfer::done) {}
+    });
+    EXPECT_TRUE(one.neighbourhood().meet(by_socket(other.neighbourhood().self()), soon())->alive());
+    receiver.join();
+    return 0;
+  });
+  EXPECT_TRUE(result.ok()) << to_string(result);
+}
+
+TEST(Neighbourhood, AStrangersFloodOfConnectionsIsFewLines) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  std::atomic<int> lines{0};
+  {
+    Pipe address_to_child;
+    ChildProcess child = ChildProcess::fork([&] {
+      if (::setuid(65534) != 0) return 2;
+      const std::string name = address_to_child.read_line();
+      for (int i = 0; i < 2000; ++i) {
+        const Descriptor s = connect_abstract(name);
+        if (!s) std::this_thread::sleep_for(1ms);
+      }
+      return 0;
+    });
+    Context context({.log_sink = [&](LogLevel, std::string_view line) {
+      if (line.find("refused process") != line.npos || line.find(" more warnings within") != line.npos)
+        ++lines;
+    }});
+    address_to_child.write_line(context.neighbourhood().self().socket);
+    const auto status = child.wait(30s);
+    ASSERT_TRUE(status.has_value());
+    EXPECT_EQ(test::to_string(*status), "exit code 0");
+    Context ours;  // still served
+    EXPECT_TRUE(ours.neighbourhood().meet(by_socket(context.neighbourhood().self()), soon())->alive());
+  }
+  EXPECT_GE(lines, 2);
+  EXPECT_LE(lines, 100);  // 21 within ten seconds
+}
+
+TEST(Neighbourhood, AStoppedProcessCostsNoMoreThanTheDeadline) {
+  Peer peer(region_and_block);
+  const ProcessAddress address = by_socket(peer.address());
   Context context;
   const NeighbourRef there = context.neighbourhood().meet(address, soon());
   peer.process->stop();

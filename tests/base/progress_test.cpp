@@ -63,10 +63,9 @@ TEST(Progress, NapsWhereNobodyRings) {
 
 TEST(Progress, RefusesAnIdentityOutOfRange) {
   Context context;
-  EXPECT_EQ(test::error_text([&] { return &context.progress(1024); }),
-            "bad_argument: context: identity is 1024; expected 0 to 1023");
+  EXPECT_NE(&context.progress(1'000'000), &context.progress(1024));
   EXPECT_EQ(test::error_text([&] { return &context.progress(-1); }),
-            "bad_argument: context: identity is -1; expected 0 to 1023");
+            "bad_argument: context: identity is -1; expected 0 or more");
 }
 
 TEST(Progress, SleepsUntilRungAndAnnouncesIt) {

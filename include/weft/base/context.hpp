@@ -46,7 +46,7 @@ class Context {
   Arena& arena() noexcept;
   LocalMemory& local_memory() noexcept;
   Neighbourhood& neighbourhood() noexcept;
-  /// Throws bad_argument where `identity` is not in [0, 1024).
+  /// Throws bad_argument where `identity` is negative, unsupported where 1024 others are in use here.
   ProgressList& progress(int identity);
   /// The one T of this Context, made as T(*this) by the first call and destroyed with the Context, last made
   /// first: what a layer above keeps per process (a registry, a pool). Thread-safe.

@@ -4,14 +4,17 @@
 #include <sched.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <map>
+#include <vector>
 
 #include "backends/join.hpp"
 #include "backends/shm/layout.hpp"
 #include "backends/shm/single_copy.hpp"
 #include "backends/usable_cores.hpp"
+#include "base/memfd.hpp"
 #include "base/mutant.hpp"
 #include "base/suspension.hpp"
 
@@ -32,19 +35,18 @@ Path parse_path(const std::string& text) {
 
 // What each rank tells the others through the Store.
 struct Card {
-  int identity = 0;
+  int bell = 0;
   SingleCopy single_copy = SingleCopy::off;
   CpuShare cores;
   ProcessAddress address;
 
   std::string encode() const {
-    return fmt::format("{} {} {} {}", identity, static_cast<int>(single_copy), cores.encode(),
-                       address.encode());
+    return fmt::format("{} {} {} {}", bell, static_cast<int>(single_copy), cores.encode(), address.encode());
   }
   static Card decode(const std::string& text) {
     Card c;
     char* end = nullptr;
-    c.identity = static_cast<int>(std::strtol(text.c_str(), &end, 10));
+    c.bell = static_cast<int>(std::strtol(text.c_str(), &end, 10));
     c.single_copy = static_cast<SingleCopy>(std::strtol(end, &end, 10));
     std::string rest = *end == ' ' ? end + 1 : end;
     const std::size_t space = std::min(rest.find(' '), rest.size());
@@ -84,22 +86,140 @@ class Looks {
   Deadline next_ = Deadline::after(pause_);
 };
 
-// The group's memory: rank 0 offers it. It may have given up, and then never does.
-RegionRef offer_or_open(const Bringup& b, Neighbour& owner, Clock::time_point began) {
-  Neighbourhood& neighbourhood = b.context.neighbourhood();
+// What this process may not have is no other's fault.
+Error about_rank_0(const Bringup& b, const Error& e) {
+  return Error(Failure{.code = e.code(),
+                       .text = fmt::format("group \"{}\": rank 0: {}", b.name, e.what()),
+                       .ranks = e.code() == ErrorCode::system ? std::vector<int>() : std::vector<int>{0}});
+}
+
+// The group's memory, which rank 0 offers from before it joined. It may have given up, and then does no more.
+RegionRef offer_control(const Bringup& b) {
+  try {
+    return b.context.neighbourhood().offer(b.token, Control::bytes(b.size));
+  } catch (const Error& e) {
+    throw about_rank_0(b, e);
+  }
+}
+RegionRef open_control(const Bringup& b, Neighbour& owner, Clock::time_point began) {
   for (Looks looks(b);; looks.look()) {
     try {
-      return b.rank == 0 ? neighbourhood.offer(b.token, Control::bytes(b.size))
-                         : neighbourhood.open(owner, b.token, looks.next());
+      return b.context.neighbourhood().open(owner, b.token, looks.next());
     } catch (const Error& e) {
-      if (e.code() != ErrorCode::timeout)
-        throw Error(Failure{.code = e.code(),
-                            .text = fmt::format("group \"{}\": rank 0: {}", b.name, e.what()),
-                            .ranks = {0}});
+      if (e.code() != ErrorCode::timeout) throw about_rank_0(b, e);
       if (b.deadline.passed())
         throw_absent(b, {0}, std::chrono::duration_cast<Duration>(Clock::now() - began));
     }
   }
+}
+
+constexpr int kManyRanks = 128;                 // need more descriptors than programs do by themselves
+constexpr std::size_t kOtherDescriptors = 512;  // what the program may need beside one for each rank
+
+// Who waits looks so often for those who died or gave up: a millisecond for each rank, between these.
+constexpr Duration kShortestNap = std::chrono::milliseconds(20);
+constexpr Duration kLongestNap = std::chrono::milliseconds(400);
+
+// The process of each rank, with its bell.
+void meet_processes(const Bringup& b, Group& g, const std::vector<Card>& cards) {
+  Neighbourhood& neighbourhood = b.context.neighbourhood();
+  if (b.size >= kManyRanks) {
+    const std::size_t limit = raise_descriptor_limit(static_cast<std::size_t>(b.size) + kOtherDescriptors);
+    if (limit > 0)
+      b.context.log().write(LogLevel::info, fmt::format("group \"{}\": {} ranks: this process may open up to "
+                                                        "{} descriptors now (ulimit -n)",
+                                                        b.name, b.size, limit));
+  }
+  std::map<std::string, NeighbourRef> by_socket;
+  for (int r = 0; r < b.size; ++r) {
+    const Card& card = cards[static_cast<std::size_t>(r)];
+    NeighbourRef& home = by_socket[card.address.socket];
+    try {
+      if (!home) home = neighbourhood.meet(card.address, b.deadline);
+    } catch (const Error& e) {
+      // What this process may not have is not the other's fault.
+      throw Error(Failure{.code = e.code(),
+                          .text = fmt::format("group \"{}\": rank {}: {}", b.name, r, e.what()),
+                          .ranks = e.code() == ErrorCode::system ? std::vector<int>() : std::vector<int>{r}});
+    }
+    if (!home->is_self()) g.one_process = false;
+    g.homes.push_back(home);
+    g.bells.push_back(home->bell(card.bell));
+  }
+}
+
+// Waits until all have come to a point of bring-up. Who comes last wakes the others; these look now and then
+// whether somebody died or has given up.
+class Assembled {
+ public:
+  Assembled(const Bringup& b, const Group& g)
+      : b_(b), g_(g), all_(g.control.assembly()), began_(Clock::now()), looks_(b) {}
+
+  void meet(std::uint32_t phase) {
+    std::atomic<std::uint32_t>& came = all_.came[phase - 1];
+    const auto size = static_cast<std::uint32_t>(b_.size);
+    const Bell news(&all_.news);
+    g_.mine().joined.store(phase, std::memory_order_seq_cst);
+    if (came.fetch_add(1, std::memory_order_seq_cst) + 1 == size) return news.ring();
+    for (int looks = 0; came.load(std::memory_order_seq_cst) < size; ++looks) {
+      const std::uint32_t seen = news.read();
+      if (looks < 100) {
+        sched_yield();
+        continue;
+      }
+      try {
+        look(phase);
+      } catch (const Error&) {
+        if (came.load(std::memory_order_seq_cst) < size) throw;  // else it happened after all had come
+      }
+      if (came.load(std::memory_order_seq_cst) < size) news.sleep(seen, std::min(nap_, b_.deadline.left()));
+    }
+  }
+
+ private:
+  void look(std::uint32_t phase) {
+    if (g_.aborted() && !WEFT_MUTANT("last_cause")) {
+      Failure why = first_cause(g_);
+      why.text = fmt::format("group \"{}\": {} [rank {}]", b_.name, why.text, b_.rank);
+      throw Error(std::move(why));
+    }
+    if (const std::vector<int> dead = dead_ranks(g_); !dead.empty())
+      throw Error(Failure{
+          .code = ErrorCode::peer_lost,
+          .text = fmt::format("group \"{}\": rank {} died while the group was made", b_.name, dead[0]),
+          .ranks = dead});
+    looks_.look();  // a rank that has no control region tells it there
+    if (!b_.deadline.passed()) return;
+    std::vector<int> missing;
+    for (int r = 0; r < b_.size; ++r)
+      if (g_.of(r).joined.load(std::memory_order_seq_cst) < phase) missing.push_back(r);
+    if (!missing.empty())
+      throw_absent(b_, missing, std::chrono::duration_cast<Duration>(Clock::now() - began_));
+  }
+
+  const Bringup& b_;
+  const Group& g_;
+  Assembly& all_;
+  const Duration nap_ = std::clamp<Duration>(std::chrono::milliseconds(b_.size), kShortestNap, kLongestNap);
+  const Clock::time_point began_;
+  Looks looks_;
+};
+
+// Two phases: all present, so that segments can be mapped; all mapped, so that the first call finds it done.
+void map_all(const Bringup& b, Group& g, SingleCopy single_copy) {
+  if (!g.one_process) {
+    b.context.arena().ensure_segment();
+    b.context.neighbourhood().show_segments();
+    g.mine().segments.store(b.context.arena().segment_count(), std::memory_order_seq_cst);
+  }
+  if (memory_nodes() > 1) g.control.touch(b.rank);
+  SingleCopyProbe probe(g, single_copy);
+  Assembled all(b, g);
+  all.meet(1);
+  g.map_news();
+  probe.look();
+  all.meet(2);
+  probe.settle();
 }
 
 }  // namespace
@@ -114,33 +234,29 @@ Group bring_up(const Bringup& b) {
   g.in_chunk = b.test.in_chunk;
   if (WEFT_MUTANT("leaked_descriptor")) ::memfd_create("lost", 0);
   Neighbourhood& neighbourhood = b.context.neighbourhood();
-  const auto waited = [&] { return std::chrono::duration_cast<Duration>(Clock::now() - began); };
   const SingleCopy single_copy = single_copy_setting();
-  const std::vector<std::string> cards = join(
-      b, "shm", Card{b.identity, single_copy, CpuShare::usable(), neighbourhood.self()}.encode(), layout());
-  std::map<std::string, NeighbourRef> by_socket;
+  // Before the others know of this rank, so that they find it.
+  if (b.size > 1 && b.rank == 0) g.region = offer_control(b);
+  const std::vector<std::string> texts =
+      join(b, "shm",
+           Card{neighbourhood.bell_number(b.identity), single_copy, CpuShare::usable(), neighbourhood.self()}
+               .encode(),
+           layout());
   CpuShare cores = CpuShare::usable();
+  std::vector<Card> cards;
   for (int r = 0; r < b.size; ++r) {
-    const Card card = Card::decode(cards[static_cast<std::size_t>(r)]);
-    if (card.single_copy != single_copy) {
-      throw Error(Failure{.code = ErrorCode::mismatch,
-                          .text = fmt::format("group \"{}\": rank {} has WEFT_SINGLE_COPY={}, rank {} has {}",
-                                              b.name, r, name(card.single_copy), b.rank, name(single_copy)),
-                          .ranks = {r, b.rank}});
+    cards.push_back(Card::decode(texts[static_cast<std::size_t>(r)]));
+    if (cards.back().single_copy != single_copy) {
+      throw Error(
+          Failure{.code = ErrorCode::mismatch,
+                  .text = fmt::format("group \"{}\": rank {} has WEFT_SINGLE_COPY={}, rank {} has {}", b.name,
+                                      r, name(cards.back().single_copy), b.rank, name(single_copy)),
+                  .ranks = {r, b.rank}});
     }
-    cores |= card.cores;
-    NeighbourRef& home = by_socket[card.address.socket];
-    try {
-      if (!home) home = neighbourhood.meet(card.address, b.deadline);
-    } catch (const Error& e) {
-      throw Error(Failure{.code = e.code(),
-                          .text = fmt::format("group \"{}\": rank {}: {}", b.name, r, e.what()),
-                          .ranks = {r}});
-    }
-    if (!home->is_self()) g.one_process = false;
-    g.homes.push_back(home);
-    g.bells.push_back(home->bell(card.identity));
+    cores |= cards.back().cores;
   }
+  g.ask_again.resize(static_cast<std::size_t>(b.size));
+  meet_processes(b, g, cards);
   g.crowded = b.ranks_here > cores.count();
 
   if (b.size == 1) {
@@ -148,45 +264,16 @@ Group bring_up(const Bringup& b) {
     g.control = Control(g.region->data, 1);
     return g;
   }
-  g.region = offer_or_open(b, *g.homes[0], began);
+  if (b.rank != 0) g.region = open_control(b, *g.homes[0], began);
   g.control = Control(g.region->data, b.size);
-
-  // Two phases: all present, so that segments can be asked for; all mapped, so that the first call finds it
-  // done.
-  const auto meet = [&](std::uint32_t phase) {
-    g.mine().joined.store(phase, std::memory_order_seq_cst);
-    Looks looks(b);
-    for (int spins = 0;; ++spins) {
-      std::vector<int> missing;
-      for (int r = 0; r < b.size; ++r)
-        if (g.of(r).joined.load(std::memory_order_seq_cst) < phase) missing.push_back(r);
-      if (missing.empty()) return;
-      if (b.deadline.passed()) throw_absent(b, missing, waited());
-      if (const std::vector<int> dead = dead_ranks(g); !dead.empty()) {
-        throw Error(Failure{
-            .code = ErrorCode::peer_lost,
-            .text = fmt::format("group \"{}\": rank {} died while the group was made", b.name, dead[0]),
-            .ranks = dead});
-      }
-      if (spins < 100) {
-        sched_yield();
-      } else {
-        looks.look();
-        sleep_noticing(std::chrono::microseconds(spins < 1000 ? 100 : 2000));
-      }
-    }
-  };
-  if (!g.one_process) {
-    b.context.arena().ensure_segment();
-    g.mine().segments.store(b.context.arena().segment_count(), std::memory_order_seq_cst);
+  try {
+    map_all(b, g, single_copy);
+  } catch (const Error& e) {
+    const Error told = give_up(b, e);
+    raise(g, reason_of(b, told));
+    Bell(&g.control.assembly().news).ring();
+    throw told;
   }
-  if (memory_nodes() > 1) g.control.touch(b.rank);
-  SingleCopyProbe probe(g, single_copy);
-  meet(1);
-  g.map_news();
-  probe.look();
-  meet(2);
-  probe.settle();
   withdraw(b, "shm");
   return g;
 }

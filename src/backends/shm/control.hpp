@@ -143,6 +143,12 @@ struct RankBlock {
   Arrival arrivals[kRing];
 };
 
+/// How many ranks have come while the group is made, so that nobody looks at all of them again and again.
+struct alignas(64) Assembly {
+  std::atomic<std::uint32_t> came[2];  ///< present; have mapped the others: each rank adds one to each
+  std::atomic<std::uint32_t> news;     ///< rung when all have
+};
+
 /// The first cause of all ranks. Claimed once by compare-and-swap, then written, then sealed. Whom it names
 /// is a RankSet beside it.
 struct AbortRecord {
@@ -194,7 +200,8 @@ class Control {
   Control(std::byte* base, int size) : base_(base), size_(static_cast<std::size_t>(size)) {}
 
   AbortRecord& abort() const { return *reinterpret_cast<AbortRecord*>(base_); }
-  RankBlock& rank(int r) const { return reinterpret_cast<RankBlock*>(base_ + kAbort)[r]; }
+  Assembly& assembly() const { return *reinterpret_cast<Assembly*>(base_ + kAbort); }
+  RankBlock& rank(int r) const { return reinterpret_cast<RankBlock*>(base_ + kHead)[r]; }
   Detail& detail(int r, std::uint64_t call) const {
     return *reinterpret_cast<Detail*>(base_ + details_at(size_) +
                                       (static_cast<std::size_t>(r) * kRing + call % kRing) *
@@ -229,10 +236,11 @@ class Control {
   static constexpr std::size_t kPage = 4096;
   static constexpr std::size_t pages(std::size_t b) { return (b + kPage - 1) / kPage * kPage; }
   static constexpr std::size_t kAbort = (sizeof(AbortRecord) + 63) / 64 * 64;
+  static constexpr std::size_t kHead = kAbort + sizeof(Assembly);
   std::size_t row() const {
     return (size_ + 15) / 16 * 16;
   }  // a cache line's worth, so that writers do not meet
-  static std::size_t mapped_at(std::size_t n) { return pages(kAbort + n * sizeof(RankBlock)); }
+  static std::size_t mapped_at(std::size_t n) { return pages(kHead + n * sizeof(RankBlock)); }
   static constexpr std::size_t set_bytes(std::size_t n) { return (n + 511) / 512 * kLine; }
   RankSet rank_set(std::size_t which) const {
     return {reinterpret_cast<RankSet::Word*>(base_ + sets_at(size_) + which * set_bytes(size_)),

@@ -10,7 +10,10 @@
 namespace weft::shm {
 namespace {
 
-constexpr auto kMapPatience = std::chrono::milliseconds(50);  // for a stopped owner of a new segment
+// An owner of a new segment that has to be asked for it may be stopped: it gets this long, and is asked again
+// so much later.
+constexpr auto kMapPatience = std::chrono::milliseconds(50);
+constexpr auto kMapPause = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -23,8 +26,10 @@ Buffer Group::publish(const std::byte* data, std::size_t bytes, int reader) cons
   const std::optional<Place> place = context.arena().find(data, bytes);
   if (!place) return foreign;
   const std::uint32_t segments = context.arena().segment_count();
-  if (mine().segments.load(std::memory_order_relaxed) != segments)
+  if (mine().segments.load(std::memory_order_relaxed) != segments) {
+    context.neighbourhood().show_segments();
     mine().segments.store(segments, std::memory_order_seq_cst);
+  }
   for (int r = 0; r < size; ++r)  // who reads it has mapped it, or may not be sent there
     if (r != rank && (reader == kEverybody || reader == r) &&
         control.mapped(r, rank).load(std::memory_order_seq_cst) <= place->segment)
@@ -40,8 +45,10 @@ void Group::map_news() const noexcept {
     const std::uint32_t wanted = of(r).segments.load(std::memory_order_seq_cst);
     std::uint32_t have = mapped.load(std::memory_order_relaxed);
     if (have >= wanted) continue;
+    Clock::time_point& not_before = ask_again[static_cast<std::size_t>(r)];
+    if (Clock::now() < not_before) continue;
     Neighbour& home = *homes[static_cast<std::size_t>(r)];
-    home.map_segments(wanted, Deadline::after(kMapPatience));
+    if (!home.map_segments(wanted, Deadline::after(kMapPatience))) not_before = Clock::now() + kMapPause;
     while (have < wanted && home.segment(have) != nullptr) ++have;
     mapped.store(have, std::memory_order_seq_cst);
   }

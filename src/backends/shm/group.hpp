@@ -37,9 +37,10 @@ struct Group {
       SingleCopy::off;  ///< all ranks may, and are to, reach each other by the kernel's single copies
   RegionRef region;
   Control control;
-  std::vector<NeighbourRef> homes;              ///< the process of each rank
-  std::vector<Bell> bells;                      ///< of each rank
-  std::function<void(std::uint64_t)> in_chunk;  ///< tests
+  std::vector<NeighbourRef> homes;                   ///< the process of each rank
+  std::vector<Bell> bells;                           ///< of each rank
+  mutable std::vector<Clock::time_point> ask_again;  ///< when map_news() may ask each rank again
+  std::function<void(std::uint64_t)> in_chunk;       ///< tests
 
   RankBlock& mine() const { return control.rank(rank); }
   RankBlock& of(int r) const { return control.rank(r); }

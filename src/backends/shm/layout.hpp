@@ -61,6 +61,7 @@ constexpr std::uint64_t digest_of_control() noexcept {
   hash.add(digest_of(sizeof(AbortRecord), offsetof(AbortRecord, state), offsetof(AbortRecord, code),
                      offsetof(AbortRecord, op), offsetof(AbortRecord, call), offsetof(AbortRecord, text),
                      offsetof(AbortRecord, asked), AbortRecord::kSealed));
+  hash.add(digest_of(sizeof(Assembly), offsetof(Assembly, came), offsetof(Assembly, news)));
   return hash.value;
 }
 
@@ -70,13 +71,14 @@ constexpr std::uint64_t digest_of_sockets() noexcept {
                    offsetof(Request, number), offsetof(Request, segment), offsetof(Request, name_bytes),
                    offsetof(Request, name), static_cast<int>(Request::Kind::region), sizeof(Reply),
                    offsetof(Reply, status), offsetof(Reply, number), offsetof(Reply, bytes),
-                   offsetof(Reply, id), static_cast<int>(Reply::Status::stranger),
-                   Neighbourhood::kMaxIdentities, Arena::kMaxSegments);
+                   offsetof(Reply, id), static_cast<int>(Reply::Status::stranger), Neighbourhood::kMaxBells,
+                   Arena::kMaxSegments);
 }
 
 inline std::uint64_t layout() noexcept {
   constexpr std::uint64_t kAll = digest_of(digest_of_paths(), digest_of_control(), digest_of_sockets());
-  return digest_of(kAll, Control::bytes(2), Control::bytes(3), Control::bytes(7), Control::bytes(64));
+  return digest_of(kAll, Control::bytes(2), Control::bytes(3), Control::bytes(7), Control::bytes(64),
+                   Neighbourhood::board_layout());
 }
 
 }  // namespace weft::shm
