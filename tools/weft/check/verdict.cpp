@@ -161,6 +161,8 @@ class Judge {
       return {};
     if (rank.blamed_count == 0) return "the error names no rank";
     if (blames_victim(rank)) return {};
+    // Who leaves a message out goes on, and waits in the end for those that wait for whom it was meant for.
+    const bool in_circle = kind_ == FaultKind::skip;
     if (needs_all(rank) && !rank.in_creation)
       return fmt::format("the error does not name rank {}", p_.fault.rank);
     for (int i = 0; i < rank.blamed_count; ++i) {
@@ -168,8 +170,8 @@ class Judge {
       if (!other.has_error)
         return fmt::format("the error names rank {}, which was not held up by anybody", rank.blamed[i]);
       // In the same group it can say so; in another one nobody here knows for whom it waits there.
-      if (!rank.in_creation && !other.in_creation && other.group == rank.group && !cascade(other) &&
-          p_.rank_in(rank.group, p_.fault.rank) >= 0)
+      if (!in_circle && !rank.in_creation && !other.in_creation && other.group == rank.group &&
+          !cascade(other) && p_.rank_in(rank.group, p_.fault.rank) >= 0)
         return fmt::format("the error names rank {}, which waited itself, and not rank {}", rank.blamed[i],
                            p_.fault.rank);
     }
