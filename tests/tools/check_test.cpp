@@ -142,7 +142,7 @@ INSTANTIATE_TEST_SUITE_P(
         Mutant{"slow_deadline", "--kinds late,stop --programs 30 --deadline 0.4", " s; at most "},
         Mutant{"watch_reset_by_traffic", "--kinds stop,late --ranks 3 --programs 60 --deadline 0.4",
                "FAILED: program"},
-        Mutant{"suspension_counts", "--kinds suspend --programs 80 --deadline 0.4",
+        Mutant{"suspension_counts", "--kinds suspend --points before_post --programs 30",
                "it failed though nothing was wrong"},
         Mutant{"unheard_roll_call",
                "--kinds stop,late --ranks 5 --points before_post --programs 100 --deadline 0.4",

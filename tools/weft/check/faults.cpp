@@ -214,8 +214,11 @@ void strike(const Program& p, RankReport& report, Duration deadline) {
     case FaultKind::kill: ::kill(::getpid(), SIGKILL); break;
     case FaultKind::stop:
     case FaultKind::stop_resume:
-    case FaultKind::pause:
-    case FaultKind::suspend: ::kill(::getpid(), SIGSTOP); break;
+    case FaultKind::pause: ::kill(::getpid(), SIGSTOP); break;
+    case FaultKind::suspend:  // and comes in time, where the time of the suspension does not count
+      ::kill(::getpid(), SIGSTOP);
+      std::this_thread::sleep_for(deadline / 2);
+      break;
     case FaultKind::exit: ::_exit(0);
     case FaultKind::delay: std::this_thread::sleep_for(kInTime); break;
     case FaultKind::late: std::this_thread::sleep_for(deadline + kOverdue); break;
