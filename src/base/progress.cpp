@@ -89,9 +89,11 @@ bool ProgressList::drive_helped() noexcept {
 
 bool ProgressList::settled_helped() noexcept {
   const std::lock_guard lock(mutex_);
+  const bool settled =
+      std::all_of(driven_.begin(), driven_.end(), [](Driven* d) { return !d->helped() || d->settled(); });
   for (Driven* d : driven_)
     if (d->helped()) d->watch();
-  return std::all_of(driven_.begin(), driven_.end(), [](Driven* d) { return !d->helped() || d->settled(); });
+  return settled;
 }
 
 void ProgressList::help() noexcept {

@@ -79,8 +79,9 @@ class ProgressList {
   void sleep(Duration limit, Duration waited, const Finished& finished) noexcept {
     sleep_unless(
         [&] {
-          watch_all();
-          return drive_all() || finished();
+          const bool moved = drive_all();
+          watch_all();  // after it: what a peer did before it died counts
+          return moved || finished();
         },
         limit, waited);
   }

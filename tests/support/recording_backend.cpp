@@ -55,13 +55,13 @@ class Recording::RecordingBackend final : public Backend {
     if (st.kind == Fate::never) return st.let_go < r_.let_go_ ? Step::done : Step::pending;
     if (st.polls-- > 0) return Step::pending;
     if (st.kind == Fate::finish) return Step::done;
-    if (!r_.first_cause_) r_.first_cause_ = std::make_unique<Failure>(*st.why);
+    if (!cause()) first_cause_ = std::make_unique<Failure>(*st.why);
     return Step::failed;
   }
 
   bool healthy() noexcept override {
     const std::lock_guard lock(r_.mutex_);
-    return r_.first_cause_ == nullptr;
+    return cause() == nullptr;
   }
 
   std::vector<int> missing(const OpState&, std::string& story) noexcept override {
@@ -73,12 +73,12 @@ class Recording::RecordingBackend final : public Backend {
   void fail(const Failure& why) noexcept override {
     const std::lock_guard lock(r_.mutex_);
     r_.failed_.push_back(why);
-    if (!r_.first_cause_) r_.first_cause_ = std::make_unique<Failure>(why);
+    if (!cause()) first_cause_ = std::make_unique<Failure>(why);
   }
 
   Failure failure() const override {
     const std::lock_guard lock(r_.mutex_);
-    return *r_.first_cause_;
+    return *cause();
   }
 
   bool quiet() const noexcept override {
@@ -109,8 +109,12 @@ class Recording::RecordingBackend final : public Backend {
   }
 
  private:
+  // Why this group has failed, or all have; null: neither. Under the lock.
+  const Failure* cause() const { return first_cause_ ? first_cause_.get() : r_.lost_.get(); }
+
   Recording& r_;
   Traits traits_;
+  std::unique_ptr<Failure> first_cause_;
   std::vector<std::unique_ptr<Failure>> causes_;
 };
 
@@ -151,7 +155,7 @@ void Recording::miss(std::vector<int> ranks, std::string story) {
 
 void Recording::lose(const Failure& why) {
   const std::lock_guard lock(mutex_);
-  if (!first_cause_) first_cause_ = std::make_unique<Failure>(why);
+  if (!lost_) lost_ = std::make_unique<Failure>(why);
 }
 
 void Recording::move_device_memory() {

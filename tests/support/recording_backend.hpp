@@ -64,7 +64,7 @@ class Recording {
   int let_go_ = 0;  // times let_go() was called
   std::vector<int> missing_;
   std::string story_ = "nobody is missing";
-  std::unique_ptr<Failure> first_cause_;
+  std::unique_ptr<Failure> lost_;  // what lose() said, to all groups
   bool quiet_ = true, device_ = false;
   std::vector<OpState> posted_;
   std::vector<Made> made_;
