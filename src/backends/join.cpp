@@ -185,7 +185,14 @@ Error give_up(const Bringup& b, const Error& own) {
   const Failure mine = reason_of(b, own);
   Failure first = FirstCause(b.store, b.token).raise(mine);
   const bool may_be_a_consequence = own.code() == ErrorCode::timeout || own.code() == ErrorCode::peer_lost;
-  return !may_be_a_consequence || first.text == mine.text ? own : as_told(b, std::move(first));
+  if (may_be_a_consequence && first.text != mine.text) return as_told(b, std::move(first));
+  // What the store throws does not say for which group it was asked.
+  if (!std::string_view(own.what()).starts_with("store: ")) return own;
+  return as_told(b, {.code = own.code(),
+                     .text = own.what(),
+                     .op = own.op(),
+                     .call = own.call(),
+                     .ranks = std::vector<int>(own.ranks().begin(), own.ranks().end())});
 }
 
 std::optional<std::string> await(const Bringup& b, const std::string& key) {

@@ -155,7 +155,7 @@ void add_parity(CLI::App& app, Body& chosen) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   sub->add_option("--tolerance", flags->tolerance, "Largest relative difference of a loss")
-      ->check(number_between(0, 1e9))
+      ->check(number_between(-1, 1e9))  // below 0: one that nothing meets
       ->capture_default_str();
   sub->add_option("--every", flags->every, "Print one of so many steps")
       ->check(CLI::PositiveNumber)

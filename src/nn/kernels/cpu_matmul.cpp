@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <oneapi/dnnl/dnnl_debug.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "nn/kernels/cpu_context.hpp"
@@ -64,6 +65,20 @@ const PreparedProduct& prepared(KernelContext::State& state, const ProductKey& k
   const auto found = state.prepared.find(key);
   return found != state.prepared.end() ? found->second
                                        : state.prepared.emplace(key, prepare(state, key)).first->second;
+}
+
+// Without AVX-512 the library has no bf16 products.
+bool has_bf16_products() {
+  static const bool has = (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & dnnl_cpu_isa_avx512_core) ==
+                          dnnl_cpu_isa_avx512_core;
+  return has;
+}
+
+// The same numbers in f32, which is exact.
+void widen(KernelContext::State& state, const bf16* from, float* to, std::int64_t count) {
+  parallel_blocks(state, count, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    std::transform(from + begin, from + end, to + begin, [](bf16 x) { return static_cast<float>(x); });
+  });
 }
 
 // c = a b or c += a b for a k that the library can do; see matmul.
@@ -168,6 +183,13 @@ void matmul(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16* b, S
   if (k == 0) {
     if (!accumulate) fill(ctx, c, 0.0f, m * n);
     return;
+  }
+  if (!has_bf16_products()) {  // the products of bf16 are exact in f32, and the sums are f32's either way
+    float* const wide_a = ctx.state().scratch(m * k + k * n);
+    float* const wide_b = wide_a + m * k;
+    widen(ctx.state(), a, wide_a, m * k);
+    widen(ctx.state(), b, wide_b, k * n);
+    return matmul(ctx, wide_a, a_stored, wide_b, b_stored, c, m, n, k, accumulate);
   }
   const ThreadCountGuard one_thread_per_piece(1);
   const std::int64_t lda = a_stored == Stored::transposed ? m : k,
