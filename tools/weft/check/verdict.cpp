@@ -169,9 +169,10 @@ class Judge {
       const RankReport& other = board_.ranks[rank.blamed[i]];
       if (!other.has_error)
         return fmt::format("the error names rank {}, which was not held up by anybody", rank.blamed[i]);
-      // In the same group it can say so; in another one nobody here knows for whom it waits there.
-      if (!in_circle && !rank.in_creation && !other.in_creation && other.group == rank.group &&
-          !cascade(other) && p_.rank_in(rank.group, p_.fault.rank) >= 0)
+      // In the same group it can say so; in another one nobody here knows for whom it waits there. Over MPI
+      // it answers only while it polls.
+      if (settings_.mpirun.empty() && !in_circle && !rank.in_creation && !other.in_creation &&
+          other.group == rank.group && !cascade(other) && p_.rank_in(rank.group, p_.fault.rank) >= 0)
         return fmt::format("the error names rank {}, which waited itself, and not rank {}", rank.blamed[i],
                            p_.fault.rank);
     }
