@@ -70,6 +70,8 @@ constexpr Variable kVariables[] = {
     {"WEFT_UNEXPECTED_MESSAGES", "1048576",
      "messages that a rank keeps, per group, though it has not asked for them yet"},
     {"WEFT_UNEXPECTED_BYTES", "1073741824", "bytes of these messages"},
+    {"CUDA_DEVICE_MAX_CONNECTIONS", "8",
+     "hardware queues of a GPU, read by CUDA; nccl names it where they are too few"},
     {"WEFT_THREADS", "usable cores / ranks of the host", "threads per rank for kernels"},
     {"WEFT_GOLDEN_DIR", "../shared/golden beside the source tree", "reference data for the golden tests"},
 };
