@@ -19,6 +19,7 @@ function(mpirun_test name target)
   cmake_parse_arguments(T "" "TIMEOUT" "LABELS;ARGS;RANKS" ${ARGN})
   if(WEFT_SANITIZE STREQUAL "thread")  # it sees the threads of one process: two ranks show them all
     set(T_RANKS 2)
+    list(APPEND T_LABELS full)  # and of MPI's it sees little
   elseif(NOT T_RANKS)
     set(T_RANKS 2 4)
   endif()
