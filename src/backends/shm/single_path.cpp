@@ -19,9 +19,9 @@
 namespace weft::shm {
 namespace {
 
-// Bytes of one rank's piece. The pieces of all ranks together fit in kChunkBytes.
+// Bytes of one rank's piece, a cache line at least. Of up to 4096 ranks they fit in kChunkBytes together.
 std::int64_t piece_bytes(int ranks) noexcept {
-  return std::min<std::int64_t>(kPieceBytes, kChunkBytes / ranks) / kLine * kLine;
+  return std::max<std::int64_t>(std::min<std::int64_t>(kPieceBytes, kChunkBytes / ranks) / kLine, 1) * kLine;
 }
 
 }  // namespace
