@@ -15,6 +15,7 @@ namespace weft::test {
 namespace {
 
 using testing::AnyOf;
+using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
@@ -108,6 +109,26 @@ TEST(Check, AFailureIsMadeSmall) {
   EXPECT_EQ(fails("--program " + file).status, 1);
   EXPECT_EQ(run(fmt::format("{}{} check --progress none --program {}", there, WEFT_COMMAND, file)).status, 0);
 }
+
+#if WEFT_CHECK_HAS_OPENMPI
+// mpirun does not wait for what it ends, so that it outlives mpirun by some milliseconds.
+TEST(Check, WhoOutlivesTheJobForLongIsNamed) {
+  const TemporaryFolder folder;
+  const auto beside = [&](const char* seconds) {  // mpirun starts one process more
+    std::ofstream(folder.path() / "mpirun.openmpi")
+        << "#!/bin/sh\nsleep " << seconds << " &\nPATH=${PATH#*:} exec mpirun.openmpi \"$@\"\n";
+    return run(
+        fmt::format("chmod +x {0}/mpirun.openmpi; PATH={0}:$PATH timeout 100 {1} check --progress none "
+                    "--backend mpi-openmpi --ranks 2 --programs 1 --no-shrink",
+                    folder.path().string(), WEFT_COMMAND));
+  };
+  const Outcome shortly = beside("0.2");
+  EXPECT_EQ(shortly.status, 0) << shortly.text;
+  const Outcome for_long = beside("50");
+  EXPECT_EQ(for_long.status, 1) << for_long.text;
+  EXPECT_THAT(for_long.text, ContainsRegex("the job left: process [0-9]+ \\(state S\\)"));
+}
+#endif
 
 struct Mutant {
   const char *name, *flags;

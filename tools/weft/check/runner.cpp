@@ -33,6 +33,7 @@ constexpr auto kTick = milliseconds(1);
 constexpr auto kPause = milliseconds(120);    // how long a paused rank stays stopped
 constexpr auto kOverdue = milliseconds(600);  // beyond the deadline: how long a suspended job is stopped
 constexpr auto kEnd = seconds(15);            // for ranks to end once all is said
+constexpr auto kEnding = milliseconds(500);   // for a process that was told to end
 
 int count_descriptors() {
   int count = -1;  // the folder itself is open while it is read
@@ -63,16 +64,39 @@ Stat stat_of(int pid) {
   return s;
 }
 
-// Kills what is left below this process, as its sub-reaper; returns how many there were.
-int kill_descendants() {
-  int found = 0;
-  for (const Deadline limit = Deadline::after(seconds(5)); !limit.passed();) {
-    pid_t reaped = 0;
-    while ((reaped = ::waitpid(-1, nullptr, WNOHANG)) > 0) {}
-    if (reaped < 0 && errno == ECHILD) return found;
-    for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-      const int pid = std::atoi(entry.path().filename().c_str());
-      if (pid > 0 && stat_of(pid).parent == ::getpid() && ::kill(pid, SIGKILL) == 0) ++found;
+// Reaps the children that have ended; false where there are none at all.
+bool reap() {
+  pid_t reaped = 0;
+  while ((reaped = ::waitpid(-1, nullptr, WNOHANG)) > 0) {}
+  return reaped == 0 || errno != ECHILD;
+}
+
+// Children of this process, their sub-reaper, that have not ended.
+std::vector<int> children() {
+  std::vector<int> pids;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const int pid = std::atoi(entry.path().filename().c_str());
+    if (pid <= 0) continue;
+    const Stat s = stat_of(pid);
+    if (s.parent == ::getpid() && s.state != 'Z' && s.state != 'X') pids.push_back(pid);
+  }
+  return pids;
+}
+
+// Kills what is left below this process, and says which that was. mpirun does not wait for the ranks that it
+// ends: who ends within kEnding was not left.
+std::string kill_descendants() {
+  for (const Deadline limit = Deadline::after(kEnding); !limit.passed();) {
+    if (!reap()) return {};
+    std::this_thread::sleep_for(kTick);
+  }
+  std::string found;
+  for (const Deadline limit = Deadline::after(seconds(5)); !limit.passed() && reap();) {
+    for (const int pid : children()) {
+      const std::string who = fmt::format("process {} (", pid);
+      const Stat s = stat_of(pid);
+      if (::kill(pid, SIGKILL) == 0 && found.find(who) == std::string::npos)
+        found += fmt::format("{}{}state {})", found.empty() ? "" : ", ", who, s.state);
     }
     std::this_thread::sleep_for(milliseconds(2));
   }
@@ -273,8 +297,8 @@ class Watch {
 };
 
 void note_leftovers(Board& board, const char* whose) {
-  if (const int left = kill_descendants(); left > 0 && board.trouble.empty())
-    board.trouble.set(fmt::format("{} processes of {} were left", left, whose));
+  const std::string left = kill_descendants();
+  if (!left.empty() && board.trouble.empty()) board.trouble.set(fmt::format("{} left: {}", whose, left));
 }
 
 }  // namespace
