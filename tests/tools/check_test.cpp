@@ -52,12 +52,20 @@ TEST(Check, WrongFlagsAreNamed) {
   wrong("--backend tin",
         "check: backend \"tin\" is not one to check; expected shm, gloo, mpi-openmpi or mpi-mpich");
   wrong("--kinds kill,flood", "check: there is no fault \"flood\"");
+  wrong("--faults --ranks 1", "check: --ranks is 1; faults need 2 or more, so that somebody notices");
   wrong("--points nowhere", "check: there is no point \"nowhere\" of a call");
   wrong("--program /nowhere", "/nowhere");
   const TemporaryFolder folder;
   const std::string file = folder.path() / "program";
   std::ofstream(file) << "{}";
   wrong("--program " + file, "check: not a program: ");
+}
+
+// In a program of one rank nobody would tell of a fault: none is drawn.
+TEST(Check, OneRankHasNoFaults) {
+  const Outcome o = check("--faults --ranks 1,2 --programs 40");
+  EXPECT_EQ(o.status, 0) << o.text;
+  EXPECT_THAT(o.text, HasSubstr("40 programs in "));
 }
 
 TEST(Check, AProgramFollowsFromSeedAndNumber) {

@@ -75,6 +75,9 @@ int check(Flags& f, const MoreBackends& others) {
       throw Error(ErrorCode::bad_argument, fmt::format("check: there is no point \"{}\" of a call", word));
   }
   if (!f.kinds.empty() || !f.points.empty()) o.range.faults = true;
+  if (o.range.faults && std::all_of(o.range.ranks.begin(), o.range.ranks.end(), [](int n) { return n < 2; }))
+    throw Error(ErrorCode::bad_argument,
+                "check: --ranks is 1; faults need 2 or more, so that somebody notices");
   if (f.only >= 0) o.only = static_cast<std::uint64_t>(f.only);
   if (!o.replay.empty()) o.range.faults = true;  // one program a job
   o.shrinks = !f.no_shrink;

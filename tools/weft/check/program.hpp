@@ -178,7 +178,8 @@ std::string describe(const Program& program);
 std::string describe(const Program& program, int step);
 std::string describe(const Fault& fault);
 
-/// For a file, and back. parse() throws bad_argument.
+/// For a file, and back. decode() throws bad_argument where the text is no program that can be run: every
+/// number is within what a program can have, and its groups, steps and fault fit each other.
 std::string encode(const Program& program);
 Program decode(const std::string& text);
 

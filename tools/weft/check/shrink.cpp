@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "weft/base/error.hpp"
+
 namespace weft::check {
 namespace {
 
@@ -85,11 +87,21 @@ std::optional<Program> without_last_rank(const Program& p) {
   return q;
 }
 
+// Such as a program in a file must be. One whose struck rank is alone in its group is none, for example.
+bool can_run(const Program& p) {
+  try {
+    decode(encode(p));
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 Program shrink(Program p, const std::function<bool(const Program&)>& fails, int runs) {
   const auto take = [&](const std::optional<Program>& q) {
-    if (!q || runs <= 0 || q->steps.empty()) return false;
+    if (!q || runs <= 0 || q->steps.empty() || !can_run(*q)) return false;
     --runs;
     if (!fails(*q)) return false;
     p = *q;
