@@ -10,6 +10,11 @@
 #include "weft/base/error.hpp"
 
 namespace weft {
+namespace {
+
+constexpr unsigned kAnswerEvery = 16;  // drives of a rank that waits
+
+}  // namespace
 
 ProgressList::~ProgressList() { assert(helped_ == 0 && "a group outlives its Context"); }
 
@@ -30,6 +35,8 @@ bool ProgressList::drive_all(const Driven* but) noexcept {
     const std::lock_guard lock(mutex_);
     for (Driven* d : driven_)
       if (d != but) moved |= d->drive();
+    if (++drives_ % kAnswerEvery == 0)
+      for (Driven* d : driven_) d->answer();
   }
   log_.flush();
   return moved;

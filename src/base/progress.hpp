@@ -38,7 +38,7 @@ class Driven {
   virtual bool rings() const noexcept { return true; }
   /// The rank's helper thread drives it, too.
   virtual bool helped() const noexcept { return false; }
-  /// Answers peers that ask who is there: the rank goes to sleep, in a call of whatever group.
+  /// Answers peers that ask who is there: the rank waits, in a call of whatever group.
   virtual void answer() noexcept {}
   /// Drives once more. False: something moved, or another thread has it in hand and may be past the step that
   /// matters: who wants to sleep stays awake.
@@ -65,7 +65,8 @@ class ProgressList {
   void add(Driven* d);
   /// After it returns nobody drives `d` through this list.
   void remove(Driven* d) noexcept;
-  /// drive() on each, but for one that has just been driven. True: something moved.
+  /// drive() on each, but for one that has just been driven. True: something moved. Now and then answer() on
+  /// each, too: who waits may never sleep, because it polls, or because other groups move.
   bool drive_all(const Driven* but = nullptr) noexcept;
   /// Counts the threads of this rank that sleep: announce_sleep(true) on each group for the first, (false)
   /// for the last. True: one of them does not ring.
@@ -142,6 +143,7 @@ class ProgressList {
   std::mutex mutex_;
   std::vector<Driven*> driven_;
   int sleepers_ = 0;  // threads of this rank that sleep
+  unsigned drives_ = 0;
   Bell bell_;
   Logger& log_;
 

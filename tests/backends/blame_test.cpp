@@ -149,6 +149,68 @@ TEST(Subgroups, WhoWaitsInAnotherGroupIsNotNamed) {
   ranks.finish({3});
 }
 
+// Though it never sleeps: it polls, and further groups move meanwhile.
+TEST(Subgroups, WhoPollsInAnotherGroupIsNotNamed) {
+  RankProcesses ranks(4, [](Rank& r) {
+    const std::vector<int> stuck_pair{2, 3}, moving_pair{1, 2};
+    ProcessGroup stuck, moving;
+    if (r.rank >= 2) stuck = r.group().subgroup("stuck", stuck_pair);
+    if (r.rank == 1 || r.rank == 2) moving = r.group().subgroup("moving", moving_pair);
+    r.group().barrier().wait();
+    if (r.rank == 2) stuck.barrier().wait();
+    if (r.rank == 3) {
+      stuck.barrier().wait();
+      raise(SIGSTOP);
+      return;
+    }
+    const Error e = error_of([&] {
+      if (r.rank == 0) r.group().barrier({.deadline = kSoon}).wait();
+      Work waits = (r.rank == 1 ? r.group() : stuck).barrier({.deadline = 2s});
+      for (Work beat; !waits.done();)
+        if (beat.done()) beat = moving.barrier();
+    });
+    if (r.rank < 2) {
+      EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+      EXPECT_THAT(ranks_of(e), ElementsAre(3)) << e.what();
+      EXPECT_THAT(e.what(), HasSubstr("rank 3 had not arrived"));
+      EXPECT_THAT(e.what(), HasSubstr("; rank 2 waits, too"));
+    }
+    r.store->add("through", 1, Deadline::after(10s));
+  });
+  const Deadline end = Deadline::after(30s);
+  while (ranks.store().add("through", 0, Deadline::after(10s)) < 3 && !end.passed())
+    std::this_thread::sleep_for(5ms);
+  ranks[3].kill(SIGKILL);
+  ranks.finish({3});
+}
+
+// What a rank answered when a warning was due, at a tenth of the deadline, says nothing of the deadline.
+TEST(Messages, WhoIsStoppedAfterItHasAnsweredIsNamed) {
+  RankProcesses ranks(3, [](Rank& r) {
+    ProcessGroup& g = r.group();
+    const Tensor t = made(r, 10, Memory::local);
+    g.barrier().wait();
+    if (r.rank == 0) {
+      const Error e = error_of([&] { g.recv(t, 1, {.deadline = 1s}).wait(); });
+      EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+      EXPECT_THAT(ranks_of(e), ElementsAre(1)) << e.what();
+      EXPECT_THAT(e.what(), HasSubstr("rank 1 has not sent it (tag 0)"));
+      EXPECT_THAT(e.what(), testing::Not(HasSubstr("waits itself")));
+      r.store->set("through", "1", Deadline::after(10s));
+    } else if (r.rank == 1) {
+      g.recv(t, 2).wait();  // for longer than the warning and its answers take
+      raise(SIGSTOP);
+    } else {
+      std::this_thread::sleep_for(550ms);
+      g.send(t, 1).wait();
+      r.store->get("through", Deadline::after(20s));  // it computes
+    }
+  });
+  ranks.store().get("through", Deadline::after(20s));
+  ranks[1].kill(SIGKILL);
+  ranks.finish({1});
+}
+
 // However many they are: the error has all, its text the first of them.
 TEST(ManyRanks, AllThatAreAbsentAreInTheError) {
   run_ranks(Ranks::threads, 80, [](Rank& r) {

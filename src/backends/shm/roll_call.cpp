@@ -5,6 +5,7 @@ namespace {
 
 constexpr auto kFirstLook = std::chrono::milliseconds(5);  // most have answered by then
 constexpr auto kLookAgain = std::chrono::milliseconds(50);
+constexpr auto kFresh = std::chrono::milliseconds(20);  // one roll-call serves all calls due at a time
 
 }  // namespace
 
@@ -18,6 +19,7 @@ void RollCall::write(std::uint64_t asked, const std::vector<int>& awaited) noexc
 
 void RollCall::begin() noexcept {
   began_ = Clock::now();
+  settled_ = Clock::time_point::max();
   looks_ = began_ + kFirstLook;
   std::fill(stopped_.begin(), stopped_.end(), false);
   group_.mine().asking.store(1, std::memory_order_seq_cst);
@@ -38,9 +40,11 @@ void RollCall::look() noexcept {
 bool RollCall::ask(std::span<const int> awaited) noexcept try {
   if (awaited.empty()) return true;
   const auto now = Clock::now();
-  if (number_ == 0 || now - began_ >= kRollCallStale) begin();
+  // A rank that answered a warning may have been stopped since: the deadline asks anew.
+  if (number_ == 0 || now - began_ >= kRollCallStale || (now > settled_ && now - settled_ >= kFresh)) begin();
   if (now >= looks_) look();
   if (now - began_ < kRollCallPatience && !found(awaited).settled) return false;
+  settled_ = std::min(settled_, now);
   group_.mine().asking.store(0, std::memory_order_relaxed);
   return true;
 } catch (...) {  // out of memory: then without

@@ -31,7 +31,7 @@ class RollCall {
     }
   }
   /// Asks, or goes on asking, for a call that waits for `awaited`. True: found() knows as much as it ever
-  /// will.
+  /// will. What was answered to an earlier question, a moment ago excepted, does not count.
   bool ask(std::span<const int> awaited) noexcept;
   /// Who holds up a call that waits for `awaited`. Nobody where it was not asked.
   HoldUp found(std::span<const int> awaited) const;
@@ -43,7 +43,7 @@ class RollCall {
 
   const Group& group_;
   std::uint64_t number_ = 0;  // 0: none
-  Clock::time_point began_{}, looks_{};
+  Clock::time_point began_{}, looks_{}, settled_ = Clock::time_point::max();
   std::vector<bool> stopped_;  // processes, by rank, as the system says
 };
 
