@@ -809,9 +809,25 @@ TEST_F(Nccl, AStoppedStoreHoldsNobodyUp) {
         std::this_thread::sleep_for(300ms);  // the other thread's wait has long begun to look at the Store
         const auto asked = Clock::now();
         EXPECT_FALSE(send.done());
-        EXPECT_LT(Clock::now() - asked, 700ms);  // the question of who is missing takes at most half a second
+        EXPECT_LT(Clock::now() - asked, 300ms);
+      });
+      // At every moment: warnings and the deadline ask who is missing, and the failure is to be told.
+      std::atomic<bool> over{false};
+      Duration longest{};
+      std::thread often([&] {
+        while (!over) {
+          const auto asked = Clock::now();
+          try {
+            receive.done();
+          } catch (const Error&) {}
+          longest = std::max<Duration>(longest, Clock::now() - asked);
+          std::this_thread::sleep_for(5ms);
+        }
       });
       const Error e = error_of([&] { g.all_reduce(on_device(v), on_device(v), {.deadline = 1s}).wait(); });
+      over = true;
+      often.join();
+      EXPECT_LT(longest, 300ms);
       EXPECT_EQ(e.code(), ErrorCode::timeout);
       EXPECT_THAT(e.what(),
                   HasSubstr("not finished within 1 s: the Store does not tell which ranks have come"));
@@ -827,6 +843,23 @@ TEST_F(Nccl, AStoppedStoreHoldsNobodyUp) {
     g = {};
     EXPECT_LT(Clock::now() - began, 5s);
   });
+}
+
+TEST_F(Nccl, AGroupOverAStoppedStoreIsATimeoutAtTheDeadline) {
+  run_ranks(
+      Ranks::threads, 2,
+      [&](Rank& r) {
+        const auto store = std::make_shared<StoppedStore>(r.store);
+        store->stopped = true;
+        Membership m = r.membership();
+        m.store = store;
+        const auto began = Clock::now();
+        const Error e = error_of([&] { ProcessGroup::create(r.context, nccl.factory(), m); });
+        EXPECT_EQ(e.code(), ErrorCode::timeout);
+        EXPECT_THAT(e.what(), HasSubstr("store: the server does not answer"));
+        EXPECT_LT(Clock::now() - began, 3s);
+      },
+      with(500ms));
 }
 
 // ---- Bring-up

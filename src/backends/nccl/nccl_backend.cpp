@@ -8,8 +8,8 @@
 // own, a communicator of the two made at its first use, in which only the source sends. A message to oneself
 // is a copy.
 //
-// The Store is asked by a thread of its own (Notices), or for half a second at most, when the group fails or
-// ends.
+// The Store is asked by a thread of its own (Notices), or for half a second at most, when the group ends, or
+// fails while the Store answers.
 //
 // Failure: the first cause is a key in the Store. Whoever has one, or finds one there, aborts its
 // communicators on a thread of its own, because an abort waits for kernels, which wait for streams of the
@@ -133,6 +133,7 @@ class NcclBackend final : public Backend {
   void post(OpState& s) noexcept override;
   Step poll(OpState& s) noexcept override;
   bool healthy() noexcept override;
+  bool ask(const OpState& s) noexcept override;
   std::vector<int> missing(const OpState& s, std::string& story) noexcept override;
   void fail(const Failure& why) noexcept override { raise(why); }
   Failure failure() const override;
@@ -521,6 +522,13 @@ bool NcclBackend::healthy() noexcept {
   }
 }
 
+bool NcclBackend::ask(const OpState& s) noexcept try {
+  return !notices_ || !row(s.op).collective || notices_->ask(s.call, size_);
+} catch (const std::exception&) {  // no memory for a question
+  return true;
+}
+
+// After ask().
 std::vector<int> NcclBackend::missing(const OpState& s, std::string& story) noexcept {
   if (!row(s.op).collective) {
     story = s.op == Op::send ? fmt::format("rank {} has not received it (tag {})", s.peer, s.tag)
@@ -528,19 +536,12 @@ std::vector<int> NcclBackend::missing(const OpState& s, std::string& story) noex
     story += crowded();
     return {s.peer};
   }
-  // NCCL does not know. A rank that waits says so in the Store, soon after it began to.
-  std::vector<int> silent;
-  try {
-    const Deadline answer = Deadline::after(kStoreAnswer);  // of all
-    for (int r = 0; r < size_; ++r) {
-      if (r == rank_ || store_ == nullptr) continue;
-      const auto at = store_->try_get(Notices::came_key(token_, r), answer);
-      if (!at || std::stoull(*at) <= s.call) silent.push_back(r);
-    }
-  } catch (const std::exception&) {
+  const auto told = notices_ ? notices_->silent() : std::vector<int>{};
+  if (!told) {
     story = "the Store does not tell which ranks have come" + crowded();
     return {};
   }
+  const std::vector<int>& silent = *told;
   story = silent.empty() ? std::string("all ranks wait for it: the devices are stuck or busy")
                          : fmt::format("rank{} {} {} not said to wait for it", silent.size() == 1 ? "" : "s",
                                        fmt::join(silent, ", "), silent.size() == 1 ? "has" : "have");
@@ -563,7 +564,12 @@ std::string NcclBackend::crowded() const {
 void NcclBackend::raise(const Failure& why) noexcept {
   const std::lock_guard one(raise_mutex_);
   if (failed_.load(std::memory_order_acquire)) return;
-  Failure first = first_cause_.raise(why);
+  Failure first = why;
+  if (notices_ && !notices_->answers()) {
+    notices_->raise(why);  // for the others, who may reach the Store, or later
+  } else {
+    first = first_cause_.raise(why);
+  }
   {
     const std::lock_guard lock(cause_mutex_);
     cause_ = std::move(first);

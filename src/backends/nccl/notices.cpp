@@ -15,6 +15,7 @@ namespace {
 
 constexpr Duration kLookForKey = std::chrono::milliseconds(1);  // at first; then an eighth of the wait
 constexpr Duration kLookForKeyAtMost = std::chrono::milliseconds(20);
+constexpr Duration kFresh = std::chrono::milliseconds(20);  // one question serves all calls due at a time
 constexpr Duration kPause = std::chrono::milliseconds(50);  // after a Store that refused
 
 }  // namespace
@@ -27,8 +28,10 @@ std::string Notices::left_key(const std::string& token) { return token + "/nccl/
 Notices::Notices(std::shared_ptr<Store> store, const std::string& token, int rank)
     : store_(std::move(store)),
       first_cause_(store_, token),
+      token_(token),
       came_key_(came_key(token, rank)),
-      left_key_(left_key(token)) {
+      left_key_(left_key(token)),
+      rank_(rank) {
   const NoSignals inherited;
   thread_ = std::thread([this] { work(); });
 }
@@ -76,20 +79,59 @@ std::optional<Failure> Notices::found() const {
   return found_;
 }
 
+bool Notices::ask(std::uint64_t call, int size) {
+  const std::lock_guard lock(mutex_);
+  const auto now = Clock::now();
+  Question& q = question_;
+  // A rank that had not come when a warning was due may have come since: the deadline asks anew.
+  if (q.state == Question::State::none || q.call != call || (q.settled < now && now - q.settled >= kFresh)) {
+    q = {.call = call,
+         .size = size,
+         .number = q.number + 1,
+         .limit = Deadline::after(kStoreAnswer),
+         .state = Question::State::asked,
+         .silent = {}};
+    changed_.notify_all();
+  }
+  const bool over = q.state == Question::State::told || q.state == Question::State::failed;
+  if (!over && !q.limit.passed()) return false;
+  if (!over) q.state = Question::State::failed;
+  q.settled = std::min(q.settled, now);
+  return true;
+}
+
+std::optional<std::vector<int>> Notices::silent() const {
+  const std::lock_guard lock(mutex_);
+  if (question_.state != Question::State::told) return std::nullopt;
+  return question_.silent;
+}
+
+bool Notices::answers() const {
+  const std::lock_guard lock(mutex_);
+  return question_.state != Question::State::failed;
+}
+
+void Notices::raise(const Failure& why) {
+  const std::lock_guard lock(mutex_);
+  if (!to_raise_) to_raise_ = why;
+  changed_.notify_all();
+}
+
 void Notices::work() noexcept {
   ::pthread_setname_np(::pthread_self(), "weft-notices");
   Lock lock(mutex_);
   while (!ending_) {
     bool answered = true;
     try {
-      const bool did = look_once(lock) || put_one(lock) || fetch_one(lock);
+      const bool did =
+          raise_once(lock) || ask_once(lock) || look_once(lock) || put_one(lock) || fetch_one(lock);
       if (did) continue;
     } catch (const std::exception&) {
       // The Store has ended, or does not answer: the group's deadlines hold without it.
       answered = false;
       if (!lock) lock.lock();
     }
-    if (ending_) return;
+    if (ending_) break;
     if (!answered) {
       changed_.wait_for(lock, kPause, [&] { return ending_; });
       continue;
@@ -103,6 +145,7 @@ void Notices::work() noexcept {
       changed_.wait_until(lock, next);
     }
   }
+  raise_once(lock);
 }
 
 // Each true where it had something to do; the lock is not held while the Store is asked.
@@ -114,6 +157,44 @@ bool Notices::put_one(Lock& lock) {
   lock.lock();
   puts_.pop_front();
   return true;
+}
+
+bool Notices::raise_once(Lock& lock) {
+  if (!to_raise_) return false;
+  const Failure why = *std::exchange(to_raise_, std::nullopt);
+  lock.unlock();
+  first_cause_.raise(why);
+  lock.lock();
+  return true;
+}
+
+bool Notices::ask_once(Lock& lock) {
+  using State = Question::State;
+  if (question_.state != State::asked) return false;
+  question_.state = State::underway;
+  const Question q = question_;
+  lock.unlock();
+  std::optional<std::vector<int>> silent;
+  try {
+    silent = silent_at(q.call, q.size);
+  } catch (const std::exception&) {}  // the Store does not answer
+  lock.lock();
+  if (question_.state != State::underway || question_.number != q.number) return true;  // it was too late
+  question_.state = silent ? State::told : State::failed;
+  if (silent) question_.silent = *std::move(silent);
+  return true;
+}
+
+// NCCL does not know. A rank that waits says so in the Store, soon after it began to.
+std::vector<int> Notices::silent_at(std::uint64_t call, int size) {
+  const Deadline answer = Deadline::after(kStoreAnswer);  // of all
+  std::vector<int> silent;
+  for (int r = 0; r < size; ++r) {
+    if (r == rank_) continue;
+    const auto at = store_->try_get(came_key(token_, r), answer);
+    if (!at || std::stoull(*at) <= call) silent.push_back(r);
+  }
+  return silent;
 }
 
 bool Notices::look_once(Lock& lock) {

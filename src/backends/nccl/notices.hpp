@@ -12,6 +12,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "backends/first_cause.hpp"
 #include "weft/backends/store.hpp"
@@ -22,7 +23,8 @@ namespace weft::nccl {
 /// How long a Store may take to answer where somebody waits for it, or one of its calls here.
 inline constexpr Duration kStoreAnswer = std::chrono::milliseconds(500);
 
-/// No function waits for the Store, the destructor excepted: for the one call that is under way. Thread-safe.
+/// No function waits for the Store, the destructor excepted: for the one call that is under way, and for a
+/// first cause that is not told yet. Thread-safe.
 class Notices {
  public:
   /// `token`: of the group.
@@ -43,11 +45,31 @@ class Notices {
   void look(std::uint64_t came);
   std::optional<Failure> found() const;
 
+  /// Asks which of `size` ranks have not said that they came to collective `call`, or goes on asking. True:
+  /// silent() knows, or the Store has not answered in time.
+  bool ask(std::uint64_t call, int size);
+  /// Nothing where the Store does not tell.
+  std::optional<std::vector<int>> silent() const;
+  /// False: the Store has not answered the last question in time. Who cannot wait for it does not ask it.
+  bool answers() const;
+  /// Makes `why` the first cause, soon, where there is none.
+  void raise(const Failure& why);
+
   /// The keys, under the group's token.
   static std::string came_key(const std::string& token, int rank);
   static std::string left_key(const std::string& token);
 
  private:
+  /// Who has not come to a call; a new one each time, since ranks come.
+  struct Question {
+    std::uint64_t call = 0;
+    int size = 0;
+    std::uint64_t number = 0;
+    Deadline limit = Deadline::never();
+    Clock::time_point settled = Clock::time_point::max();
+    enum class State : std::uint8_t { none, asked, underway, told, failed } state = State::none;
+    std::vector<int> silent;
+  };
   struct Wanted {
     Clock::time_point since{}, next{};
     std::optional<std::string> value;
@@ -57,11 +79,15 @@ class Notices {
   bool put_one(Lock& lock);
   bool look_once(Lock& lock);
   bool fetch_one(Lock& lock);
+  bool raise_once(Lock& lock);
+  bool ask_once(Lock& lock);
+  std::vector<int> silent_at(std::uint64_t call, int size);
   std::optional<Failure> ask(std::uint64_t came);
 
   const std::shared_ptr<Store> store_;
   const FirstCause first_cause_;
-  const std::string came_key_, left_key_;
+  const std::string token_, came_key_, left_key_;
+  const int rank_;
   std::uint64_t told_ = 0;  // the thread's
 
   mutable std::mutex mutex_;
@@ -70,7 +96,8 @@ class Notices {
   std::uint64_t came_ = 0;
   std::deque<std::pair<std::string, std::string>> puts_;
   std::map<std::string, Wanted> wanted_;
-  std::optional<Failure> found_;
+  std::optional<Failure> found_, to_raise_;
+  Question question_;
   std::thread thread_;
 };
 
