@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails on every #include that goes against the arrows between layers.
+"""Fails on every #include that goes against the arrows between layers, and on calls of a Store that may wait for half a minute.
 
     tools/check_layers.py [TREE]        checks the tree (default: the one this file lies in)
     tools/check_layers.py --self-test   checks itself on a small tree of known faults
@@ -16,6 +16,7 @@ A finding is one line, `file:line: what; the rule`. Exit status 1 if there is an
 6. Tests of a layer include what that layer may, and "support/".
 7. A foreign library's headers stay in the folders that may use it (FOREIGN below).
 8. C knows no C++: a header or source of C includes no .hpp and no <name> of C++; of weft it includes weft/weft.h alone.
+9. In src/ and tools/ a call of a Store states its deadline: the default is for programs, which may wait.
 """
 import pathlib
 import re
@@ -43,6 +44,10 @@ FOREIGN = [
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 # Standard and system headers that a public header may name: no folder, or one of the kernel's and C library's own.
 SYSTEM_FOLDERS = ("sys/", "linux/", "netinet/", "arpa/", "bits/", "asm/")
+
+# A Store by the names it has here; its functions and how many arguments they take with the deadline.
+STORE_CALL = re.compile(r"\b(?:\w*store_?|server)\s*(?:->|\.)\s*(set|get|try_get|add|compare_set|remove)\(")
+STORE_ARGUMENTS = {"set": 3, "get": 2, "try_get": 2, "add": 3, "compare_set": 4, "remove": 2}
 
 
 def layer_of_file(path):
@@ -104,6 +109,35 @@ def check_include(path, layer, kind, quote, name):
     return None
 
 
+def arguments_at(text, start):
+    """How many arguments a call has whose opening parenthesis is before `start`."""
+    depth, count, quote, i = 0, 1, None, start
+    while i < len(text):
+        c = text[i]
+        if quote:
+            i += c == "\\"
+            quote = None if c == quote else quote
+        elif c in "\"'":
+            quote = c
+        elif c in "([{":
+            depth += 1
+        elif c in ")]}":
+            if depth == 0:
+                return count
+            depth -= 1
+        elif c == "," and depth == 0:
+            count += 1
+        i += 1
+    return count
+
+
+def calls_without_deadline(text):
+    """(line, what is wrong) of each call of a Store that leaves the deadline to the default."""
+    for call in STORE_CALL.finditer(text):
+        if arguments_at(text, call.end()) < STORE_ARGUMENTS[call.group(1)]:
+            yield text.count("\n", 0, call.start()) + 1, f"{call.group(1)}() of a Store without a deadline; expected one"
+
+
 def findings(tree):
     found = []
     files = sorted(p for top in ("include", "src", "tests", "tools", "bench", "examples")
@@ -117,7 +151,10 @@ def findings(tree):
         if layer not in COLUMN and layer not in ("api", "support", "house", "fuzz"):
             found.append(f"{path}:1: lies in a folder that is no layer, \"{layer}\"; {ARROWS}")
             continue
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        text = file.read_text(encoding="utf-8")
+        if kind == "private" or path.parts[0] == "tools":
+            found += [f"{path}:{number}: {wrong}" for number, wrong in calls_without_deadline(text)]
+        for number, line in enumerate(text.splitlines(), 1):
             match = INCLUDE.match(line)
             wrong = match and check_include(path, layer, kind, match.group(1), match.group(2))
             if wrong:
@@ -138,6 +175,8 @@ def self_test():
         "src/capi/c.cpp": '#include "capi/handles.hpp"\n#include "weft/weft.h"\n#include "weft/mesh/m.hpp"\n',
         "tests/capi/c_test.c": '#include "weft/weft.h"\n#include <sys/wait.h>\n',
         "examples/c/e.c": '#include <weft/weft.h>\n',
+        "src/backends/s.cpp": 'b.store->set(fmt::format("{}, {}", a, \',\'), pack(all),\n  b.deadline);\nstore_->get(k, d); x.remove(y);\n',
+        "tests/backends/s_test.cpp": 'store->set("a", "b");\n',
         "tools/weft/main.cpp": '#include "weft/weft.hpp"\n#include "commands.hpp"\n#include <CLI/CLI.hpp>\n',
     }
     faults = {
@@ -160,6 +199,8 @@ def self_test():
         ("src/mesh/u.cpp", 1, '#include "weft/weft.h"'): "is for programs",
         ("src/checkpoint/x.cpp", 1, '#include "capi/handles.hpp"'): "checkpoint may not know capi",
         ("src/misc/x.cpp", 1, ''): "no layer",
+        ("src/backends/y.cpp", 2, '\nm.store->add(fmt::format("{}", f(a, b)), 1);'): "without a deadline",
+        ("src/backends/z.cpp", 1, 'server.try_get(kKey);'): "without a deadline",
     }
     with tempfile.TemporaryDirectory() as folder:
         tree = pathlib.Path(folder)
@@ -188,7 +229,7 @@ def main():
         return 0
     tree = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).resolve().parent.parent)
     found, count = findings(tree)
-    print("\n".join(found) if found else f"check_layers: {count} files, every include goes left")
+    print("\n".join(found) if found else f"check_layers: {count} files, every include goes left, every call of a Store has its deadline")
     return 1 if found else 0
 
 

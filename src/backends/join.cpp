@@ -31,6 +31,9 @@ constexpr Duration kRareLook = std::chrono::milliseconds(500);
 // A store that gives up a wait this long before its time does not answer at all.
 constexpr Duration kEarly = std::chrono::milliseconds(10);
 
+// And one that gives it up this long after, neither: it is not asked for more than it must.
+constexpr Duration kLate = std::chrono::milliseconds(250);
+
 // Ranks that join add 1 to a counter, and their size above these bits.
 constexpr int kCountBits = 24;
 
@@ -204,7 +207,7 @@ std::optional<std::string> await(const Bringup& b, const std::string& key) {
     } catch (const Error& e) {
       if (e.code() != ErrorCode::timeout || until.left() > kEarly) throw;
     }
-    throw_first_cause(b);
+    if (Clock::now() < until.when() + kLate) throw_first_cause(b);
     if (last) return b.store->try_get(key, Deadline::after(kAnswer));  // it may have come a moment ago
   }
 }

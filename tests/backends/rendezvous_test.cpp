@@ -30,6 +30,7 @@
 #include "support/processes.hpp"
 #include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
+#include "weft/backends/plugin.hpp"
 #include "weft/backends/process_group.hpp"
 #include "weft/backends/store_file.hpp"
 #include "weft/backends/store_tcp.hpp"
@@ -567,6 +568,96 @@ TEST_F(RendezvousTest, AStoreFileThatIsLockedIsATimeoutAtTheDeadline) {
                milliseconds(200));
   EXPECT_LT(Clock::now() - start, seconds(10));
   ::close(other);
+}
+
+/// False: a plug-in that was not built.
+bool is_here(const char* backend) {
+  try {
+    Context context;
+    load_backend(context, backend);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// With a server that is stopped nothing waits longer than its deadline, and it is told who does not answer.
+TEST_F(RendezvousTest, AStoppedServerIsATimeoutAtTheDeadline) {
+  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+  test::Pipe told;
+  auto server = test::ChildProcess::fork([&] {
+    Context context;
+    const TcpStoreServer serves(context.log());
+    told.write_line(serves.address());
+    std::this_thread::sleep_for(seconds(60));
+    return 0;
+  });
+  const std::string where = told.read_line();
+  auto process = std::make_unique<Process>();
+  Membership m = from(by_hand(0, 2, where), process->context);
+  server.stop();
+  const auto within = [&](const std::string& text, const std::function<void()>& call) {
+    const auto began = Clock::now();
+    try {
+      call();
+      ADD_FAILURE() << "no error; expected: " << text;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+      EXPECT_THAT(e.what(), HasSubstr(text));
+    }
+    EXPECT_LT(Clock::now() - began, seconds(3)) << text;
+  };
+  within(fmt::format("store: no server at {} within 500 ms (what listens there does not answer)", where),
+         [&] {
+           Context context;
+           from(by_hand(1, 2, where), context, milliseconds(500));
+         });
+  m.deadline = milliseconds(500);
+  for (const char* backend : {"shm", "gloo", "auto"}) {
+    if (!is_here(backend)) continue;
+    within(fmt::format("the server at {}: it did not answer within ", where),
+           [&] { ProcessGroup::create(process->context, backend, m); });
+  }
+  // Nor does the place that was taken hold up the end.
+  const auto began = Clock::now();
+  m = {};
+  process.reset();
+  EXPECT_LT(Clock::now() - began, seconds(3));
+}
+
+// One that is stopped in the middle of it.
+TEST_F(RendezvousTest, AServerThatStopsWhileAGroupIsMadeIsATimeoutAtTheDeadline) {
+  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+  test::Pipe told;
+  auto server = test::ChildProcess::fork([&] {
+    Context context;
+    const TcpStoreServer serves(context.log());
+    told.write_line(serves.address());
+    std::this_thread::sleep_for(seconds(60));
+    return 0;
+  });
+  const std::string where = told.read_line();
+  Process process;
+  Membership m = from(by_hand(0, 2, where), process.context);
+  m.deadline = seconds(1);
+  for (const char* backend : {"shm", "gloo", "auto"}) {
+    if (!is_here(backend)) continue;
+    std::thread stops([&] {
+      std::this_thread::sleep_for(milliseconds(300));
+      server.stop();
+    });
+    const auto began = Clock::now();
+    try {
+      ProcessGroup::create(process.context, backend, m);
+      ADD_FAILURE() << backend << ": no error";
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+      EXPECT_THAT(e.what(), HasSubstr("the server at " + where));
+    }
+    EXPECT_LT(Clock::now() - began, seconds(5)) << backend;
+    stops.join();
+    server.resume();
+  }
 }
 
 // ---- every launcher's ranks ----
