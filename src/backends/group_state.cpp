@@ -550,23 +550,30 @@ void GroupState::inspect_each_tick() noexcept {
 }
 
 // A rank that was suspended (stopped by a signal, in a container that was paused) has not looked, and
-// neither, if the whole job was, could anybody do its part: the gap does not count. But the caller may look
-// rarely of its own accord, for whom it must count: so a gap counts as far as gaps like it came before. After
-// a suspension a call has as long again as that lasted, at most its whole deadline, since ranks do not go on
-// at one moment.
+// neither, if the whole job was, could anybody do its part: the gap does not count. What weft's own waits
+// have noticed of it never does. Of the rest the caller may be the cause, who computes between two waits and
+// for whom it must count: so a gap counts as far as the longest before it, since a call began to wait. After
+// a suspension unlike those before a call has as long again as that lasted, at most its whole deadline, since
+// ranks do not go on at one moment.
 void GroupState::pass_over(Duration gap) noexcept {
-  const Duration uncounted = gap - std::max<Duration>(kGap, 2 * gap_);
+  const Duration suspended = suspended_time();
+  const Duration noticed = std::min(gap, suspended - std::exchange(suspended_, suspended)) - kGap;
+  const Duration unlike = gap - std::max<Duration>(kGap, 2 * gap_);
+  const Duration uncounted = std::max(noticed, unlike);
   bool waited = false;
   for (std::uint64_t left = ~free_; left != 0; left &= left - 1) {
     Slot& slot = slots_[static_cast<std::uint32_t>(__builtin_ctzll(left))];
     if (!slot.waited) continue;
     waited = true;
     if (uncounted <= Duration::zero() || WEFT_MUTANT("suspension_counts")) continue;
-    if (slot.expires != Clock::time_point::max())
-      slot.expires = std::max(slot.expires + uncounted, inspected_ + std::min(uncounted, slot.deadline));
+    if (slot.expires != Clock::time_point::max()) {
+      slot.expires += uncounted;
+      if (unlike > Duration::zero())
+        slot.expires = std::max(slot.expires, inspected_ + std::min(unlike, slot.deadline));
+    }
     if (slot.warns != Clock::time_point::max()) slot.warns += uncounted;
   }
-  gap_ = waited ? gap : Duration::zero();
+  gap_ = waited ? std::max(gap_, gap) : Duration::zero();
 }
 
 // Rare and slow: who is dead, whose deadline has passed, who waits long. The deadline's clock starts here, at

@@ -207,10 +207,11 @@ class GroupState final : public Driven, public BlockHolder {
   std::uint64_t next_collective_ = 0, next_message_ = 0;
   std::atomic<int> in_flight_{0};
   // The watch, which is the owner's: polls since the last look at the clock that left something in flight;
-  // when that was, and how long after the one before; the kernel's tick at which done() looked.
+  // when that was, and suspended_time() then; the longest time between two looks while calls wait; the
+  // kernel's tick at which done() looked.
   int polls_ = 0;
   Clock::time_point inspected_{};
-  Duration gap_{};
+  Duration suspended_{}, gap_{};
   std::int64_t tick_ = 0;
   std::atomic<int> asleep_{0};  // threads of this rank asleep
 

@@ -122,6 +122,30 @@ TEST_P(Watch, WhoAsksRarelyHearsInTime) {
       options);
 }
 
+// Though the answers of those who are asked who is there are of another time when it looks again.
+TEST_P(Watch, WhoAsksEvenMoreRarelyHears) {
+  SKIP_WITHOUT_GLOO();
+  RankOptions options;
+  options.backend = GetParam().name;
+  run_ranks(
+      GetParam().kind, 2,
+      [](Rank& r) {
+        r.group().barrier().wait();
+        if (r.rank == 0) {
+          std::vector<float> x(10);
+          Work work = r.group().recv(view(x), 1, {.deadline = 200ms});
+          int asked = 0;
+          const Error e = error_of([&] {
+            for (; asked < 5 && !work.done(); ++asked) std::this_thread::sleep_for(1400ms);
+          });
+          EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+          EXPECT_THAT(ranks_of(e), ElementsAre(1)) << e.what();
+        }
+        r.meet("end");
+      },
+      options);
+}
+
 // Nobody waits but the helper thread.
 TEST_P(Watch, TheHelperThreadSeesItInTime) {
   SKIP_WITHOUT_GLOO();
@@ -261,6 +285,20 @@ TEST(WatchOfOne, GapsThatComeEachTimeCount) {
   EXPECT_EQ(e.code(), ErrorCode::timeout);
   EXPECT_GE(asked, 3);
   EXPECT_LE(asked, 8);
+}
+
+// Who waits a little, several looks long, and computes in between, is no different: those looks do not make
+// each gap a new one.
+TEST(WatchOfOne, GapsBetweenShortWaitsCount) {
+  Alone a;
+  const Moving other(a.context.progress(0), 20s);  // keeps the waiter awake
+  Work w = a.group.broadcast(view(a.x), view(a.x), 2, {.deadline = 300ms});
+  int asked = 0;
+  const Error e = error_of([&] {
+    for (; asked < 20 && !w.wait_for(10ms); ++asked) std::this_thread::sleep_for(250ms);
+  });
+  EXPECT_EQ(e.code(), ErrorCode::timeout);
+  EXPECT_LE(asked, 6);
 }
 
 TEST(WatchOfOne, ACallWithoutRoomEndsAtItsDeadlineWhileAnotherGroupMoves) {
