@@ -167,12 +167,13 @@ class RankSet {
  public:
   using Word = std::atomic<std::uint64_t>;
   RankSet(Word* words, int size) : words_(words), size_(size) {}
+  /// A reader beside it sees the old ranks or the new ones, of each 64.
   void store(std::span<const int> ranks) noexcept {
-    for (int i = 0; i * 64 < size_; ++i) words_[i].store(0, std::memory_order_relaxed);
-    for (const int r : ranks) {
-      if (r < 0 || r >= size_) continue;
-      const std::uint64_t before = words_[r / 64].load(std::memory_order_relaxed);
-      words_[r / 64].store(before | std::uint64_t{1} << (r % 64), std::memory_order_relaxed);
+    for (int i = 0; i * 64 < size_; ++i) {
+      std::uint64_t word = 0;
+      for (const int r : ranks)
+        if (r >= 0 && r < size_ && r / 64 == i) word |= std::uint64_t{1} << (r % 64);
+      words_[i].store(word, std::memory_order_relaxed);
     }
   }
   bool has(int r) const noexcept {
