@@ -10,9 +10,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "weft/base/clock.hpp"
+#include "weft/base/error.hpp"
 
 namespace weft {
 
@@ -20,6 +25,40 @@ namespace weft {
 inline constexpr auto kRollCallPatience = std::chrono::milliseconds(300);
 /// Answers are of another time then.
 inline constexpr auto kRollCallStale = kRollCallPatience + std::chrono::seconds(1);
+/// One roll-call serves all calls that are due within this time after it. Later ones ask anew: a rank that
+/// answered for a warning may have gone on or been stopped since.
+inline constexpr auto kRollCallFresh = std::chrono::milliseconds(20);
+
+/// When a rank's roll-call began and ended, and for which call.
+class RollCallTimes {
+ public:
+  /// Whether a call that is due needs a new one. The one that began for it goes on until it is asked again,
+  /// however late that is: its caller may look rarely. One of another call, which may be over, serves it for
+  /// a while.
+  bool due(Op op, std::uint64_t call, Clock::time_point now) const {
+    if (!begun_) return true;
+    if (ended_) return now - *ended_ >= kRollCallFresh;
+    return (op != op_ || call != call_) && now - *begun_ >= kRollCallStale;
+  }
+  void begin(Op op, std::uint64_t call, Clock::time_point now) {
+    op_ = op;
+    call_ = call;
+    begun_ = now;
+    ended_.reset();
+  }
+  /// Further answers may come.
+  bool patient(Clock::time_point now) const { return begun_ && now - *begun_ < kRollCallPatience; }
+  void end(Clock::time_point now) {
+    if (!ended_) ended_ = now;
+  }
+  /// There are answers, and they are not of another time.
+  bool counts(Clock::time_point now) const { return begun_ && (!ended_ || now - *ended_ < kRollCallStale); }
+
+ private:
+  Op op_ = Op::none;
+  std::uint64_t call_ = 0;
+  std::optional<Clock::time_point> begun_, ended_;
+};
 
 /// "rank 3", "ranks 2, 3"; of very many the first, and how many more.
 inline std::string name_ranks(std::span<const int> ranks) {

@@ -18,13 +18,11 @@ namespace weft {
 class RollLetters {
  public:
   RollLetters(int self, int size) : self_(self), peers_(static_cast<std::size_t>(size)) {}
-  /// The number for a ping to every other rank; 0: they were asked a moment ago.
-  std::uint32_t begin() {
+  /// The number for a ping to every other rank, for a call that is due; 0: they were asked a moment ago.
+  std::uint32_t begin(Op op, std::uint64_t call) {
     const auto now = Clock::now();
-    // A rank that answered a warning may have called since: the deadline asks anew.
-    if (asked() && now - settled_ < kFresh) return 0;
-    began_ = now;
-    settled_ = Clock::time_point::max();
+    if (!times_.due(op, call, now)) return 0;
+    times_.begin(op, call, now);
     return ++number_;
   }
   /// What a pong carries.
@@ -42,13 +40,13 @@ class RollLetters {
   /// Further answers change nothing, or will not come.
   bool settled(std::span<const int> awaited) {
     const auto now = Clock::now();
-    if (now - began_ < kRollCallPatience && !found(awaited).settled) return false;
-    settled_ = std::min(settled_, now);
+    if (times_.patient(now) && !found(awaited).settled) return false;
+    times_.end(now);
     return true;
   }
   /// Who holds up a call that waits for `awaited`. Nobody where it was not asked.
   HoldUp found(std::span<const int> awaited) const {
-    if (!asked()) return {};
+    if (!times_.counts(Clock::now())) return {};
     return who_holds_up(
         self_, static_cast<int>(peers_.size()), awaited,
         [&](int r) {
@@ -62,18 +60,15 @@ class RollLetters {
   }
 
  private:
-  static constexpr auto kFresh =
-      std::chrono::milliseconds(20);  // one roll-call serves all calls due at a time
   struct Peer {
     std::uint32_t answered = 0;
     std::vector<std::byte> awaits;
   };
-  bool asked() const noexcept { return number_ != 0 && Clock::now() - began_ < kRollCallStale; }
 
   const int self_;
   std::vector<Peer> peers_;
   std::uint32_t number_ = 0;
-  Clock::time_point began_{}, settled_ = Clock::time_point::max();
+  RollCallTimes times_;
 };
 
 }  // namespace weft

@@ -6,12 +6,14 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <thread>
 
+#include "backends/shm/control.hpp"
 #include "support/run_ranks.hpp"
 #include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
@@ -226,6 +228,28 @@ TEST(ManyRanks, AllThatAreAbsentAreInTheError) {
     }
     r.meet("end");
   });
+}
+
+// Who reads whom a rank waits for while that rank writes it anew sees the old ranks or the new ones, not
+// none: a rank that waits for nobody may be named.
+TEST(RollCall, RanksThatAreWrittenAnewAreNeverGone) {
+  std::atomic<std::uint64_t> word{0};
+  shm::RankSet set(&word, 64);
+  set.store(std::vector<int>{1, 2});
+  std::atomic<bool> ended{false};
+  std::thread writer([&] {
+    const std::vector<int> few{1}, more{0, 1, 2, 63};
+    while (!ended) {
+      set.store(few);
+      set.store(more);
+    }
+  });
+  int gone = 0;
+  for (const Deadline end = Deadline::after(200ms); !end.passed();)
+    for (int i = 0; i < 1000; ++i) gone += set.has(1) ? 0 : 1;
+  ended = true;
+  writer.join();
+  EXPECT_EQ(gone, 0);
 }
 
 // A rank that came in between, and has nothing more to do with the group, is not named, though it computes.

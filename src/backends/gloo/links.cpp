@@ -526,7 +526,7 @@ bool Links::ask(const OpState& s) {
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return true;
-    number = roll_.begin();
+    number = roll_.begin(s.op, s.call);
   }
   for (const auto& peer : peers_) {
     if (number == 0 || peer->rank == context_->rank) continue;

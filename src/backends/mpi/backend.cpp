@@ -198,7 +198,7 @@ class MpiBackend final : public Backend {
       const std::vector<int> ranks = awaited_by(s);
       if (ranks.empty()) return;
       const auto turn = process_.lock();
-      if (const std::uint32_t number = roll_.begin(); number != 0)
+      if (const std::uint32_t number = roll_.begin(s.op, s.call); number != 0)
         state_->mail->send_others({.kind = Letter::ping, .number = number});
       take_letters();
       settled = roll_.settled(ranks);

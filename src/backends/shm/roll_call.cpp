@@ -5,7 +5,6 @@ namespace {
 
 constexpr auto kFirstLook = std::chrono::milliseconds(5);  // most have answered by then
 constexpr auto kLookAgain = std::chrono::milliseconds(50);
-constexpr auto kFresh = std::chrono::milliseconds(20);  // one roll-call serves all calls due at a time
 
 }  // namespace
 
@@ -17,10 +16,9 @@ void RollCall::write(std::uint64_t asked, const std::vector<int>& awaited) noexc
     if (r != group_.rank && group_.of(r).asking.load(std::memory_order_seq_cst) != 0) group_.wake_fenced(r);
 }
 
-void RollCall::begin() noexcept {
-  began_ = Clock::now();
-  settled_ = Clock::time_point::max();
-  looks_ = began_ + kFirstLook;
+void RollCall::begin(const OpState& s, Clock::time_point now) noexcept {
+  times_.begin(s.op, s.call, now);
+  looks_ = now + kFirstLook;
   std::fill(stopped_.begin(), stopped_.end(), false);
   group_.mine().asking.store(1, std::memory_order_seq_cst);
   number_ = group_.control.abort().asked.fetch_add(1, std::memory_order_seq_cst) + 1;
@@ -28,8 +26,8 @@ void RollCall::begin() noexcept {
 }
 
 // Who is stopped does not answer: there is no need to wait for it.
-void RollCall::look() noexcept {
-  looks_ = Clock::now() + kLookAgain;
+void RollCall::look(Clock::time_point now) noexcept {
+  looks_ = now + kLookAgain;
   for (int r = 0; r < group_.size; ++r) {
     Neighbour& home = *group_.homes[static_cast<std::size_t>(r)];
     if (r == group_.rank || group_.of(r).answered.load(std::memory_order_seq_cst) >= number_) continue;
@@ -37,14 +35,13 @@ void RollCall::look() noexcept {
   }
 }
 
-bool RollCall::ask(std::span<const int> awaited) noexcept try {
+bool RollCall::ask(const OpState& s, std::span<const int> awaited) noexcept try {
   if (awaited.empty()) return true;
   const auto now = Clock::now();
-  // A rank that answered a warning may have been stopped since: the deadline asks anew.
-  if (number_ == 0 || now - began_ >= kRollCallStale || (now > settled_ && now - settled_ >= kFresh)) begin();
-  if (now >= looks_) look();
-  if (now - began_ < kRollCallPatience && !found(awaited).settled) return false;
-  settled_ = std::min(settled_, now);
+  if (times_.due(s.op, s.call, now)) begin(s, now);
+  if (now >= looks_) look(now);
+  if (times_.patient(now) && !found(awaited).settled) return false;
+  times_.end(now);
   group_.mine().asking.store(0, std::memory_order_relaxed);
   return true;
 } catch (...) {  // out of memory: then without
@@ -52,7 +49,7 @@ bool RollCall::ask(std::span<const int> awaited) noexcept try {
 }
 
 HoldUp RollCall::found(std::span<const int> awaited) const {
-  if (number_ == 0 || Clock::now() - began_ >= kRollCallStale) return {};
+  if (!times_.counts(Clock::now())) return {};
   return who_holds_up(
       group_.rank, group_.size, awaited,
       [&](int r) {

@@ -30,20 +30,21 @@ class RollCall {
     } catch (...) {  // no memory for the ranks: later
     }
   }
-  /// Asks, or goes on asking, for a call that waits for `awaited`. True: found() knows as much as it ever
+  /// Asks, or goes on asking, for a call, which waits for `awaited`. True: found() knows as much as it ever
   /// will. What was answered to an earlier question, a moment ago excepted, does not count.
-  bool ask(std::span<const int> awaited) noexcept;
+  bool ask(const OpState& s, std::span<const int> awaited) noexcept;
   /// Who holds up a call that waits for `awaited`. Nobody where it was not asked.
   HoldUp found(std::span<const int> awaited) const;
 
  private:
   void write(std::uint64_t asked, const std::vector<int>& awaited) noexcept;
-  void begin() noexcept;
-  void look() noexcept;
+  void begin(const OpState& s, Clock::time_point now) noexcept;
+  void look(Clock::time_point now) noexcept;
 
   const Group& group_;
   std::uint64_t number_ = 0;  // 0: none
-  Clock::time_point began_{}, looks_{}, settled_ = Clock::time_point::max();
+  RollCallTimes times_;
+  Clock::time_point looks_{};
   std::vector<bool> stopped_;  // processes, by rank, as the system says
 };
 

@@ -113,7 +113,7 @@ class ShmBackend final : public Backend {
     return ranks;
   }
 
-  bool ask(const OpState& s) noexcept override { return roll_.ask(awaited_by(s)); }
+  bool ask(const OpState& s) noexcept override { return roll_.ask(s, awaited_by(s)); }
   void answer() noexcept override {
     roll_.answer([&] { return awaited(); });
   }
