@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <fstream>
 #include <sstream>
@@ -174,6 +175,18 @@ std::string job_of(const Seat& seat) {
     case Launcher::slurm:
       return fmt::format("slurm {}.{} {}", value("SLURM_JOB_ID"), value("SLURM_STEP_ID"),
                          value("SLURM_RESTART_COUNT"));
+  }
+  return "";
+}
+
+std::string batch_job() {
+  for (const char* name : {"TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
+                           "SLURM_HET_JOB_ID", "SLURM_JOB_ID"}) {
+    auto value = env::get(name);
+    if (!value || value->empty()) continue;
+    std::replace_if(
+        value->begin(), value->end(), [](char c) { return c <= ' ' || c > '~'; }, '_');
+    return fmt::format("{}={}", name, value->substr(0, 128));
   }
   return "";
 }

@@ -33,6 +33,10 @@ Seat find_seat(Context& context);
 /// none.
 std::string job_of(const Seat& seat);
 
+/// "variable=value", one word, of the launcher's or batch system's job that this process runs in, whoever
+/// told it its rank; empty where there is none.
+std::string batch_job();
+
 /// Throws bad_argument where the launcher says that not all ranks are on this host: they cannot meet by a
 /// file.
 void require_one_host(const Seat& seat);

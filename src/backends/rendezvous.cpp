@@ -75,8 +75,13 @@ class JobStores {
   std::shared_ptr<Store> by_meeting(const std::string& key, const std::string& host, const Seat& seat,
                                     const std::string& job, Deadline deadline);
   Claim claim_of(const Seat& seat) const {
-    return make_claim(context_.neighbourhood().self().host, seat.rank, seat.size);
+    Claim mine = make_claim(context_.neighbourhood().self().host, seat.rank, seat.size);
+    // Jobs that have names are told apart by these.
+    if (!env::get("WEFT_JOB") && job_of(seat).empty()) add_origin(mine, batch_job());
+    return mine;
   }
+  static std::optional<Refusal> give_way(Store& store, const std::string& first, const Claim& mine,
+                                         Deadline deadline);
   static std::string claim(Store& store, const Claim& mine, Deadline deadline);
   static void leave(Store& store, Claim claim) noexcept;
   void tell(const std::string& address) const;
@@ -170,11 +175,37 @@ void JobStores::leave(Store& store, Claim claim) noexcept try {
                     Deadline::after(std::chrono::milliseconds(200)));
 } catch (...) {}
 
+/// `first`: the claim of the rank that serves, or came first. Two jobs without names that were given one
+/// address at the same moment could share its places between them. So one that another process started takes
+/// its place a moment later: those whom the same process started come before it. Where batch systems say that
+/// the jobs are two, it is refused.
+std::optional<JobStores::Refusal> JobStores::give_way(Store& store, const std::string& first,
+                                                      const Claim& mine, Deadline deadline) {
+  constexpr Duration kSiblingsFirst = std::chrono::milliseconds(500);
+  const auto other = Claim::parse(first);
+  if (!other || other->is_over(mine.host)) return std::nullopt;
+  if (mine.is_of_another_batch(*other))
+    return Refusal{
+        fmt::format("it is another job's: {} runs in {}, this process in {}; ranks of one job that spans "
+                    "both have the same WEFT_JOB",
+                    other->shown(), other->batch, mine.batch)};
+  if (!mine.is_no_sibling_of(*other)) return std::nullopt;
+  const Deadline turn = Deadline::after(std::min<Duration>(kSiblingsFirst, deadline.left() / 4));
+  while (!turn.passed() && !store.try_get(place_of(mine.rank), deadline))
+    sleep_noticing(std::min<Duration>(std::chrono::milliseconds(20), turn.left()));
+  return std::nullopt;
+}
+
 std::shared_ptr<Store> JobStores::in_file(const std::string& path, const Seat& seat, const std::string& job,
                                           Deadline deadline) {
   const Duration patience = std::chrono::seconds(30);
   std::shared_ptr<Store> store = store_of(job, make_file_store(path, patience, deadline));
   const Claim mine = claim_of(seat);
+  const std::string first = store->compare_set("weft/first", "", mine.text(), deadline);
+  if (const auto refused = give_way(*store, first, mine, deadline))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("store: {}: {}; expected a file for each job (or another WEFT_JOB); this is {}",
+                            path, refused->why, mine.shown()));
   if (const std::string other = claim(*store, mine, deadline); !other.empty())
     throw Error(
         ErrorCode::bad_argument,
@@ -242,6 +273,13 @@ std::optional<JobStores::Refusal> JobStores::take_place(Store& server, Store& st
   const std::string serving = owner.substr(0, owner.find('\n'));
   if (!owner.empty() && owner != fmt::format("{}\n{}", serving, job))
     return Refusal{fmt::format("it is another job's, and served by {}", shown_claim(serving)), over(serving)};
+  // Who serves has its place, also before it has taken it.
+  if (const auto server_rank = Claim::parse(serving);
+      server_rank && server_rank->rank == mine.rank && serving != mine.text() && !is_own(serving))
+    return Refusal{fmt::format("it has a rank {} already, {}", mine.rank, shown_claim(serving)),
+                   over(serving)};
+  const std::string here = owner.empty() ? store.try_get("weft/size", deadline).value_or("") : serving;
+  if (auto refused = give_way(store, here, mine, deadline)) return refused;
   // As the key there says, or else this process from now on.
   const auto hold = [&](const std::string& key) {
     std::string held = store.compare_set(key, "", mine.text(), deadline);
@@ -308,7 +346,8 @@ std::shared_ptr<Store> JobStores::by_meeting(const std::string& key, const std::
   // Loopback is meant: ranks that do not share it, or the process numbers, do not share the key either.
   const auto place = std::make_shared<const MeetingPlace>(fmt::format("{} {}", mine.host, key));
   if (seat.rank == 0) {
-    auto server = std::make_unique<TcpStoreServer>(context_.log(), TcpStoreOptions{.host = host});
+    auto server = std::make_unique<TcpStoreServer>(
+        context_.log(), TcpStoreOptions{.host = host, .served_by = fmt::format("{}\n{}", mine.text(), job)});
     const std::string address = server->address();
     place->publish(address, deadline);
     context_.log().write(LogLevel::info,
@@ -324,10 +363,13 @@ std::shared_ptr<Store> JobStores::by_meeting(const std::string& key, const std::
       try {
         const auto at = parse_host_port(*address);
         if (!at) throw Error(ErrorCode::system, fmt::format("it holds \"{}\"", *address));
-        std::shared_ptr<Store> store = store_of(
-            job,
+        const auto server =
             make_tcp_store(at->host, at->port,
-                           Deadline::after(std::min<Duration>(deadline.left(), std::chrono::seconds(5)))));
+                           Deadline::after(std::min<Duration>(deadline.left(), std::chrono::seconds(5))));
+        const auto store = store_of(job, server);
+        const std::string owner = server->try_get(kServedByKey, deadline).value_or("");
+        const auto refused = give_way(*store, owner.substr(0, owner.find('\n')), mine, deadline);
+        if (refused) throw Error(ErrorCode::bad_argument, refused->why);
         // A store that a rank of this number has joined already is an earlier program's of the same job,
         // which is about to end.
         const std::string other = claim(*store, mine, deadline);

@@ -51,6 +51,7 @@ constexpr Variable kVariables[] = {
     {"SLURM_NTASKS", "1", "as WEFT_WORLD_SIZE, set by srun"},
     {"SLURM_STEP_ID", "none", "number of the step; without one, Slurm's other variables are not looked at"},
     {"SLURM_JOB_ID", "none", "number of the job, set by Slurm"},
+    {"SLURM_HET_JOB_ID", "none", "number of a job of several parts, set by Slurm"},
     {"SLURM_RESTART_COUNT", "0", "how often Slurm has started the job again"},
     {"SLURM_STEP_NUM_NODES", "SLURM_NNODES", "hosts of the step, set by srun"},
     {"SLURM_NNODES", "1", "hosts of the job, set by Slurm"},

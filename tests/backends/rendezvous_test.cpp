@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "backends/claim.hpp"
 #include "backends/meeting_file.hpp"
 #include "support/errors.hpp"
 #include "support/other_user.hpp"
@@ -390,6 +391,13 @@ TEST_F(RendezvousTest, ATakenPortIsNamed) {
 
 // ---- two jobs at one address ----
 
+/// As this process's parent would have written it.
+std::string claim_of_rank_zero() {
+  Claim claim = make_claim("elsewhere", 0, 2);
+  claim.process = ::getppid();
+  return claim.text();
+}
+
 /// The variables of a rank that was started by hand.
 Variables by_hand(int rank, int size, const std::string& store) {
   return {
@@ -556,6 +564,120 @@ TEST_F(RendezvousTest, ARankWaitsForAnEarlierJobToEnd) {
   Process second_zero;
   from(by_port(0, 2, port), second_zero.context).store->set("whose", "the second's");
   EXPECT_EQ(second_one.wait(seconds(20)), (test::ExitStatus{0, 0}));
+}
+
+// Jobs without names that were given one address at the same moment.
+class RacingJobs : public RendezvousTest, public ::testing::WithParamInterface<std::string> {
+ protected:
+  void SetUp() override {
+    if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+    where_ = GetParam() == "port"        ? fmt::format("127.0.0.1:{}", free_port())
+             : GetParam() == "free_port" ? "localhost:0"
+                                         : "file://" + (folder_ / "store").string();
+  }
+  /// A process that starts others, as a shell does, and waits for them.
+  static test::ChildProcess shell(const std::vector<std::function<void()>>& ranks) {
+    return test::ChildProcess::fork([&] {
+      std::vector<test::ChildProcess> children;
+      for (const auto& rank : ranks)
+        children.push_back(test::ChildProcess::fork([&] {
+          rank();
+          return 0;
+        }));
+      for (auto& child : children) EXPECT_EQ(child.wait(seconds(30)), (test::ExitStatus{0, 0}));
+      return 0;
+    });
+  }
+  /// Joins as a rank of two, says so, and stays until the other side lets it go. Both must be of one job.
+  void take_part(int rank, const std::string& job, test::Pipe& says, test::Pipe& leave) {
+    set(by_hand(rank, 2, where_));
+    Context context;
+    const Membership m = Membership::from_env(context, seconds(20));
+    says.write_line(std::to_string(::getpid()));
+    m.store->set(std::to_string(rank), job, soon());
+    EXPECT_EQ(m.store->get(std::to_string(1 - rank), soon()), job) << "of another job";
+    if (rank == 0) {
+      m.store->get("read", soon());
+    } else {
+      m.store->set("read", "1", soon());
+    }
+    leave.read_line();
+  }
+
+  std::string where_;
+};
+INSTANTIATE_TEST_SUITE_P(Over, RacingJobs, ::testing::Values("port", "free_port", "file"),
+                         [](const auto& p) { return p.param; });
+
+// Rank 0 of job A was first, then comes rank 1 of B, and then rank 1 of A.
+TEST_P(RacingJobs, RanksOfOneParentComeFirst) {
+  test::Pipe zero_says, one_says, other_is_there, other_says, zero_leaves, one_leaves;
+  auto a = shell({[&] { take_part(0, "A", zero_says, zero_leaves); },
+                  [&] {
+                    other_is_there.read_line();
+                    std::this_thread::sleep_for(milliseconds(50));
+                    take_part(1, "A", one_says, one_leaves);
+                  }});
+  zero_says.read_line();
+  auto b = shell({[&] {
+    set(by_hand(1, 2, where_));
+    other_is_there.write_line("now");
+    std::string text = "joined";
+    try {
+      Context context;
+      Membership::from_env(context, seconds(3));
+    } catch (const Error& e) {
+      text = e.what();
+    }
+    other_says.write_line(text);
+  }});
+  const std::string said = other_says.read_line();
+  if (said == "joined") {  // then rank 1 of A did not
+    a.kill(SIGKILL);
+    FAIL() << "ranks of two jobs have met";
+  }
+  EXPECT_THAT(said, HasSubstr(fmt::format(" a rank 1 already, process {} (on ", one_says.read_line())));
+  for (test::Pipe* leaves : {&zero_leaves, &one_leaves}) leaves->write_line("now");
+  EXPECT_EQ(a.wait(seconds(30)), (test::ExitStatus{0, 0}));
+  EXPECT_EQ(b.wait(seconds(30)), (test::ExitStatus{0, 0}));
+}
+
+// Started from two terminals.
+TEST_P(RacingJobs, RanksOfTwoParentsMayMeet) {
+  test::Pipe says, zero_leaves, one_leaves;
+  auto a = shell({[&] { take_part(0, "A", says, zero_leaves); }});
+  says.read_line();
+  auto b = shell({[&] { take_part(1, "A", says, one_leaves); }});
+  says.read_line();
+  for (test::Pipe* leaves : {&zero_leaves, &one_leaves}) leaves->write_line("now");
+  EXPECT_EQ(a.wait(seconds(30)), (test::ExitStatus{0, 0}));
+  EXPECT_EQ(b.wait(seconds(30)), (test::ExitStatus{0, 0}));
+}
+
+// The ranks were told by hand who they are, but the batch system says whose they are.
+TEST_P(RacingJobs, TwoBatchJobsAreTold) {
+  const auto in_batch = [&](int rank, const char* batch) {
+    Variables v = by_hand(rank, 2, where_);
+    v["SLURM_JOB_ID"] = batch;
+    return v;
+  };
+  const Found zero(*this, in_batch(0, "4711"));
+  const ErrorCode code = GetParam() == "free_port" ? ErrorCode::timeout : ErrorCode::bad_argument;
+  expect_error(in_batch(1, "4712"), code, fmt::format("it is another job's: process {} (on ", zero.pid()),
+               milliseconds(500));
+  expect_error(
+      in_batch(1, "4712"), code,
+      "runs in SLURM_JOB_ID=4711, this process in SLURM_JOB_ID=4712; ranks of one job that spans both "
+      "have the same WEFT_JOB",
+      milliseconds(500));
+  const Found one(*this, in_batch(1, "4711"));
+}
+
+// Rank 0 of job A serves, and has not taken its place yet.
+TEST_F(RendezvousTest, WhoServesHasItsPlace) {
+  TcpStoreServer server(context_.log(), {.served_by = fmt::format("{}\njob", claim_of_rank_zero())});
+  expect_error(by_hand(0, 2, server.address()), ErrorCode::bad_argument,
+               fmt::format("it has a rank 0 already, process {} (on ", ::getppid()));
 }
 
 TEST_F(RendezvousTest, AStoreFileThatIsLockedIsATimeoutAtTheDeadline) {
