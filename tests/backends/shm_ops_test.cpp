@@ -3,19 +3,26 @@
 // different things are told; who may run ahead of whom.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
 #include <optional>
 #include <random>
+#include <span>
 
 #include "backends/shm/control.hpp"
 #include "backends/shm/paths.hpp"
 #include "backends/usable_cores.hpp"
 #include "support/random_calls.hpp"
 #include "support/shm_settings.hpp"
+#include "support/temporary_folder.hpp"
 #include "support/values.hpp"
 
 namespace weft::test {
@@ -240,33 +247,154 @@ TEST(ShmStaged, SumsAreCopiedBeforeTheirBufferIsFilledAgain) {
       options);
 }
 
-// Where there are several memory nodes each rank's part of the control region lies on its own.
-TEST(ShmControl, ARankTouchesAllOfItsOwnAndNothingElse) {
-  constexpr int kRanks = 3;
-  constexpr std::size_t kPage = 4096;
-  const std::size_t bytes = shm::Control::bytes(kRanks);
-  void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  ASSERT_NE(data, MAP_FAILED);
-  ::madvise(data, bytes, MADV_NOHUGEPAGE);
-  const shm::Control control(static_cast<std::byte*>(data), kRanks);
-  const auto there = [&](const void* at) {
-    unsigned char resident = 0;
-    const auto page = reinterpret_cast<std::uintptr_t>(at) / kPage * kPage;
-    EXPECT_EQ(::mincore(reinterpret_cast<void*>(page), 1, &resident), 0);
-    return (resident & 1) != 0;
-  };
-  control.touch(1);
-  for (int r = 0; r < kRanks; ++r) {
-    for (std::uint64_t round = 0; round < shm::kRounds; ++round)
-      for (std::size_t i = 0; i < shm::kStageBytes; i += kPage)
-        ASSERT_EQ(there(control.stage(r, round) + i), r == 1)
-            << "rank " << r << ", round " << round << ", byte " << i;
-    EXPECT_EQ(there(&control.rank(r).arrivals[shm::kRing / 2]), r == 1);
-    EXPECT_EQ(there(&control.pair(r, 1).letters[shm::kMailRing / 2]), r == 1);
+// A control region in memory of its own, none of which is there yet.
+class FreshRegion {
+ public:
+  static constexpr std::size_t kPage = 4096;
+  explicit FreshRegion(int ranks, int pages = MADV_NOHUGEPAGE)
+      : bytes_(shm::Control::bytes(ranks)),
+        data_(::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+                     0)),
+        control_(static_cast<std::byte*>(data_), ranks) {
+    EXPECT_NE(data_, MAP_FAILED);
+    ::madvise(data_, bytes_, pages);
   }
-  const auto* const all = static_cast<const std::byte*>(data);
-  EXPECT_TRUE(std::all_of(all, all + bytes, [](std::byte b) { return b == std::byte{0}; }));
-  ::munmap(data, bytes);
+  ~FreshRegion() { ::munmap(data_, bytes_); }
+  FreshRegion(const FreshRegion&) = delete;
+  FreshRegion& operator=(const FreshRegion&) = delete;
+  const shm::Control* operator->() const { return &control_; }
+  std::span<const std::byte> all() const { return {static_cast<const std::byte*>(data_), bytes_}; }
+  // The pages that somebody has touched.
+  std::vector<unsigned char> pages() const {
+    std::vector<unsigned char> there((bytes_ + kPage - 1) / kPage);
+    EXPECT_EQ(::mincore(data_, bytes_, there.data()), 0);
+    for (unsigned char& page : there) page &= 1;
+    return there;
+  }
+  bool has(const void* at) const {
+    return pages()[static_cast<std::size_t>(static_cast<const std::byte*>(at) - all().data()) / kPage] != 0;
+  }
+
+ private:
+  std::size_t bytes_;
+  void* data_;
+  shm::Control control_;
+};
+
+// Where there are several memory nodes, what is polled of a rank lies on its own.
+TEST(ShmControl, ARankTouchesWhatOthersPollAndNothingElse) {
+  constexpr int kRanks = 3;
+  const FreshRegion region(kRanks);
+  region->touch(1);
+  for (int r = 0; r < kRanks; ++r) {
+    for (std::size_t k = 1; k + 1 < shm::kRing; ++k)
+      EXPECT_EQ(region.has(&region->rank(r).arrivals[k]), r == 1) << "rank " << r << ", line " << k;
+    EXPECT_FALSE(region.has(region->stage(r, 0)));
+    EXPECT_FALSE(region.has(&region->pair(1, r).letters[shm::kMailRing / 2]));
+  }
+  EXPECT_TRUE(std::ranges::all_of(region.all(), [](std::byte b) { return b == std::byte{0}; }));
+}
+
+TEST(ShmControl, RanksOfSeveralMemoryNodesTouchTheHeadsOfTheirLinesAlone) {
+  constexpr int kRanks = 32;
+  const FreshRegion region(kRanks);
+  for (int r = 0; r < kRanks; ++r) region->touch(r);
+  const std::vector<unsigned char> pages = region.pages();
+  EXPECT_LE(std::accumulate(pages.begin(), pages.end(), std::size_t{0}), kRanks * (shm::kRing + 2));
+}
+
+// A huge page would hold rings of pairs that never send.
+TEST(ShmControl, APairThatSendsTakesNoHugePage) {
+  const FreshRegion region(8, MADV_HUGEPAGE);
+  region->keep_pairs_small();
+  region->pair(4, 4).sent.store(1, std::memory_order_relaxed);
+  const std::vector<unsigned char> pages = region.pages();
+  EXPECT_EQ(std::accumulate(pages.begin(), pages.end(), 0), 1);
+}
+
+// What the control region of a group of n ranks takes, in bytes, of all of them. Asked in the process of rank
+// 0, which keeps its file.
+std::size_t region_memory(int n) {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    struct stat file {};
+    if (std::filesystem::read_symlink(entry, gone).string().starts_with("/memfd:weft-region") &&
+        ::stat(entry.path().c_str(), &file) == 0 &&
+        static_cast<std::size_t>(file.st_size) == shm::Control::bytes(n))
+      return static_cast<std::size_t>(file.st_blocks) * 512;
+  }
+  ADD_FAILURE() << "rank 0 holds no region of " << n << " ranks";
+  return 0;
+}
+
+// Each rank sends to the next one, then rank 0 to one more.
+void expect_memory_for_used_pairs_only(Rank& r) {
+  constexpr std::size_t kPage = 4096;
+  constexpr std::size_t kPair = 8 * kPage;  // of two letters and the next one
+  const auto n = static_cast<std::size_t>(r.size);
+  // Others wait in a barrier while rank 0 looks.
+  const auto look = [&] {
+    r.group().barrier().wait();
+    const std::size_t bytes = r.rank == 0 ? region_memory(r.size) : 0;
+    r.group().barrier().wait();
+    return bytes;
+  };
+  const auto exchange = [&](int to, int from) {
+    for (const std::int64_t bytes : {std::int64_t{100}, std::int64_t{20000}}) {
+      const Tensor out(r.context, Shape{bytes}, DType::u8, Memory::shared);
+      const Tensor in(r.context, Shape{bytes}, DType::u8, Memory::shared);
+      Work sent = to < 0 ? Work() : r.group().send(out, to);
+      if (from >= 0) r.group().recv(in, from).wait();
+      if (to >= 0) sent.wait();
+    }
+  };
+  EXPECT_LE(look(), n * (shm::kRing + 4) * kPage);
+  for (std::uint64_t k = 0; k < shm::kRing; ++k) r.group().barrier().wait();  // all lines are there
+  const std::size_t before = look();
+  exchange((r.rank + 1) % r.size, (r.rank + r.size - 1) % r.size);
+  const std::size_t ring = look();
+  EXPECT_TRUE(r.rank != 0 || ring > before);
+  EXPECT_LE(ring - before, n * kPair);
+  exchange(r.rank == 0 ? 2 : -1, r.rank == 2 ? 0 : -1);
+  const std::size_t after = look();
+  EXPECT_TRUE(r.rank != 0 || after > ring);
+  EXPECT_LE(after - ring, kPair);
+}
+
+constexpr int kManyPairs = 16;  // ranks: few of their pairs send
+
+TEST(ShmControl, OnlyPairsOfThreadsThatSendTakeMemory) {
+  run_ranks(Ranks::threads, kManyPairs, expect_memory_for_used_pairs_only);
+}
+
+TEST(ShmControl, OnlyPairsOfProcessesThatSendTakeMemory) {
+  if (!kProcesses) GTEST_SKIP() << "no processes under this sanitizer";
+  run_ranks(Ranks::processes, kManyPairs, expect_memory_for_used_pairs_only);
+}
+
+// In a process of one thread: has it see a machine of four memory nodes. False: the system does not permit
+// that.
+bool pretend_memory_nodes(const std::string& folder) {
+  const std::string list = folder + "/online";
+  std::ofstream(list) << "0-3\n";
+  return (::unshare(CLONE_NEWNS) == 0 || ::unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0) &&
+         ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+         ::mount(list.c_str(), "/sys/devices/system/node/online", nullptr, MS_BIND, nullptr) == 0;
+}
+
+TEST(MemoryNodes, OfSeveralAGroupTakesMemoryForPairsThatSendOnly) {
+  if (!kProcesses) GTEST_SKIP() << "no processes under this sanitizer";
+  const TemporaryFolder folder;
+  for (const Ranks kind : {Ranks::threads, Ranks::processes}) {
+    const ProcessResult result = run_in_child([&] {
+      if (!pretend_memory_nodes(folder.path().string())) return 2;
+      EXPECT_EQ(memory_nodes(), 4);
+      run_ranks(kind, kManyPairs, expect_memory_for_used_pairs_only);
+      return 0;
+    });
+    if (result.status.code == 2) GTEST_SKIP() << "mount namespaces are not permitted";
+    EXPECT_TRUE(result.ok()) << to_string(kind) << ": " << to_string(result);
+  }
 }
 
 TEST(MemoryNodes, AreCountedAsTheKernelListsThem) {

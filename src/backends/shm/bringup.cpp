@@ -212,6 +212,7 @@ void map_all(const Bringup& b, Group& g, SingleCopy single_copy) {
     b.context.neighbourhood().show_segments();
     g.mine().segments.store(b.context.arena().segment_count(), std::memory_order_seq_cst);
   }
+  g.control.keep_pairs_small();
   if (memory_nodes() > 1) g.control.touch(b.rank);
   SingleCopyProbe probe(g, single_copy);
   Assembled all(b, g);

@@ -99,7 +99,8 @@ struct alignas(64) Letter {
   };
 };
 
-/// From one rank to another (perhaps itself).
+/// From one rank to another (perhaps itself). There is room for all pairs; nobody touches one before its
+/// sender has opened it, so those that never send take no memory.
 struct Pair {
   struct Chunk {
     std::uint64_t letter;  ///< its number from 1
@@ -213,6 +214,11 @@ class Control {
     return reinterpret_cast<std::atomic<std::uint32_t>*>(
         base_ + mapped_at(size_))[static_cast<std::size_t>(r) * row() + p];
   }
+  /// by rank `from`: 1 once it has opened its pair with rank `to`. Those of one receiver are side by side.
+  std::atomic<std::uint32_t>& opened(int from, int to) const {
+    return reinterpret_cast<std::atomic<std::uint32_t>*>(
+        base_ + opened_at(size_))[static_cast<std::size_t>(to) * row() + from];
+  }
   /// whom the abort record names: by who has claimed it
   RankSet blamed() const { return rank_set(size_); }
   /// whom rank r waits for, as it said in its last answer to a roll-call: by r
@@ -224,10 +230,12 @@ class Control {
   std::byte* stage(int r, std::uint64_t round) const {
     return base_ + stages_at(size_) + (static_cast<std::size_t>(r) * kRounds + round % kRounds) * kStageBytes;
   }
-  /// Writes zeros to every page of rank r's own: its arrivals and words, the tables beside them, its letters
-  /// and staging buffers. By r itself, before others look, so that the pages lie on its memory node and not
-  /// on that of whoever polls them first.
+  /// Writes zeros to the pages of rank r's own that others poll before r has written to them: its words and
+  /// the heads of its arrivals. By r itself, before others look, so that the pages lie on its memory node and
+  /// not on that of whoever polls them first. Of all else the owner is the first that touches it.
   void touch(int r) const noexcept;
+  /// Asks the system for small pages where the pairs lie, in this process's mapping: a huge one holds many.
+  void keep_pairs_small() const noexcept;
   static std::size_t bytes(int size) {
     const auto n = static_cast<std::size_t>(size);
     return stages_at(n) + n * kRounds * kStageBytes;
@@ -242,12 +250,13 @@ class Control {
     return (size_ + 15) / 16 * 16;
   }  // a cache line's worth, so that writers do not meet
   static std::size_t mapped_at(std::size_t n) { return pages(kHead + n * sizeof(RankBlock)); }
+  static std::size_t opened_at(std::size_t n) { return mapped_at(n) + n * ((n + 15) / 16 * 16) * 4; }
   static constexpr std::size_t set_bytes(std::size_t n) { return (n + 511) / 512 * kLine; }
   RankSet rank_set(std::size_t which) const {
     return {reinterpret_cast<RankSet::Word*>(base_ + sets_at(size_) + which * set_bytes(size_)),
             static_cast<int>(size_)};
   }
-  static std::size_t sets_at(std::size_t n) { return mapped_at(n) + n * ((n + 15) / 16 * 16) * 4; }
+  static std::size_t sets_at(std::size_t n) { return opened_at(n) + n * ((n + 15) / 16 * 16) * 4; }
   static std::size_t details_at(std::size_t n) { return pages(sets_at(n) + (n + 1) * set_bytes(n)); }
   static constexpr std::size_t detail_bytes(std::size_t n) {
     return (sizeof(Detail) + n * sizeof(Block) + 63) / 64 * 64;

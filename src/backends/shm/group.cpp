@@ -1,6 +1,7 @@
 #include "backends/shm/group.hpp"
 
 #include <fmt/format.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <bit>
@@ -62,16 +63,15 @@ bool Group::enter(std::uint64_t call, std::uint64_t how) const noexcept {
 }
 
 void Control::touch(int r) const noexcept {
-  const auto touch = [&](void* data, std::size_t bytes) {
-    auto* const first = static_cast<std::byte*>(data);
-    for (std::size_t i = 0; i < bytes;
-         i += kPage)  // nobody else writes these words yet, but others read them
-      reinterpret_cast<std::atomic<std::uint64_t>*>(first + i)->fetch_add(0, std::memory_order_relaxed);
-  };
-  touch(&rank(r), sizeof(RankBlock));
-  touch(&detail(r, 0), kRing * detail_bytes(size_));
-  touch(&pair(r, 0), size_ * sizeof(Pair));
-  touch(stage(r, 0), kRounds * kStageBytes);
+  const auto touch = [](std::atomic<std::uint64_t>& word) { word.fetch_add(0, std::memory_order_relaxed); };
+  RankBlock& block = rank(r);
+  touch(block.consumed);
+  touch(block.mail);
+  for (Arrival& a : block.arrivals) touch(a.sequence);
+}
+
+void Control::keep_pairs_small() const noexcept {
+  ::madvise(base_ + pairs_at(size_), stages_at(size_) - pairs_at(size_), MADV_NOHUGEPAGE);
 }
 
 std::uint64_t call_word(const OpState& s, Path path) noexcept {

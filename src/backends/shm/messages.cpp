@@ -34,10 +34,27 @@ void Messages::notify(int r) noexcept {
   if (r != group_.rank) group_.wake_fenced(r);
 }
 
+// Of a ring that is written for the first time: opens the pair, and writes to the next letter and to the one
+// that the receiver will look for after it, before it does. So the sender is the first that touches each of
+// them, and they lie on its memory node.
+void Messages::make_letters(int dst) noexcept {
+  Peer& peer = peers_[static_cast<std::size_t>(dst)];
+  Pair& pair = group_.control.pair(group_.rank, dst);
+  if (peer.posted == 0) pair.sent.store(0, std::memory_order_relaxed);
+  peer.room_to = peer.posted + 1;
+  for (std::uint64_t k = peer.posted; k <= peer.room_to && k < kMailRing; ++k)
+    pair.letters[k].sequence.store(0, std::memory_order_relaxed);
+  if (peer.posted == 0) group_.control.opened(group_.rank, dst).store(1, std::memory_order_release);
+}
+
 // Is there room for a letter? Where there is none, the receiver is asked to look: it may wait for others.
 bool Messages::has_room(int dst) {
   Peer& peer = peers_[static_cast<std::size_t>(dst)];
   if (peer.posted < peer.room_to) return true;
+  if (peer.posted < kMailRing) {
+    make_letters(dst);
+    return true;
+  }
   peer.room_to = group_.control.pair(group_.rank, dst).drained.load(std::memory_order_seq_cst) + kMailRing;
   if (peer.posted < peer.room_to) return true;
   notify(dst);
@@ -152,6 +169,10 @@ void Messages::match(OpState& recv, const AnyLetter& letter, std::uint64_t numbe
 bool Messages::drain(int src) {
   Pair& pair = group_.control.pair(src, group_.rank);
   Peer& peer = peers_[static_cast<std::size_t>(src)];
+  if (!peer.heard) {
+    if (group_.control.opened(src, group_.rank).load(std::memory_order_seq_cst) == 0) return false;
+    peer.heard = true;
+  }
   const auto next = [&]() -> const Letter* {
     const Letter& letter = pair.letters[peer.taken % kMailRing];
     return letter.sequence.load(std::memory_order_seq_cst) == peer.taken + 1 ? &letter : nullptr;
@@ -228,6 +249,7 @@ std::vector<int> Messages::held_back() const {
 }
 
 bool Messages::held_by(int peer) const noexcept {
+  if (peers_[static_cast<std::size_t>(peer)].posted == 0) return false;
   return group_.control.pair(group_.rank, peer).held.load(std::memory_order_acquire) != 0;
 }
 

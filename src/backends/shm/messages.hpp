@@ -66,12 +66,13 @@ class Messages {
     std::vector<OpState*> streams;      // recvs of large foreign messages, in order; the first is granted
     OpState* helped = nullptr;          // the recv of Pair::helped
     int read = 0;                       // recvs that read where the sender's bytes lie
+    bool held = false;                  // Pair::held
+    bool heard = false;                 // the peer has opened its pair with this rank: Control::opened()
     std::uint64_t free_numbers = ~std::uint64_t{0};
     std::uint64_t posted = 0;   // letters to the peer
     std::uint64_t room_to = 0;  // letters that were known to fit
     std::uint64_t taken = 0;    // letters from the peer
     std::uint64_t told = 0;     // those the peer knows to be taken: Pair::drained
-    bool held = false;          // Pair::held
   };
   static State& state(OpState& s) noexcept { return *reinterpret_cast<State*>(s.scratch.data()); }
   static const State& state(const OpState& s) noexcept {
@@ -80,6 +81,7 @@ class Messages {
 
   Buffer place(const OpState& s) const noexcept;
   bool has_room(int dst);
+  void make_letters(int dst) noexcept;
   bool flush(int dst);
   bool drain(int src);
   bool keep(int src, const Letter& letter);
