@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds and checks: layers, layout, base and backends under the address, undefined and thread sanitizers, libweft with clang 14, then
-# the release build with all tests. Installs what is missing from Debian (prints the command if not root). Its last lines are ctest's
+# Builds and checks: layers, layout, base and backends under the address and undefined sanitizers, what shares memory between threads
+# under the thread sanitizer, libweft with clang 14, then the release build with all tests. Installs what is missing from Debian (prints the command if not root). Its last lines are ctest's
 # own summary of the release tests; the exit status covers all of it.
 #
 #   tools/test.sh            the default tier, which continuous integration runs
-#   tools/test.sh --full     also the fuzz targets, and under the sanitizers the tests that have the label "full" there
+#   tools/test.sh --full     also the fuzz targets, and both sanitizers over all of base and backends, long tests too
 #   tools/test.sh --quick    layers, layout and the release tests only
 set -uo pipefail
 . "$(dirname "$0")/lib.sh"
@@ -63,20 +63,25 @@ fuzz() {
   grep '^fuzz: ' build/fuzz.log
 }
 
-# sanitized PRESET: builds it and runs the tests of base and backends, without those labelled "full" unless that is the tier.
+# sanitized PRESET LABELS: builds the tests that have one of these labels (a|b) and runs them; without those labelled "full" unless that
+# is the tier.
 sanitized() {
-  build "$1" weft_tests_base weft_tests_backends || return
+  local preset=$1 labels=$2 targets
+  IFS='|' read -ra targets <<<"$labels"
+  build "$preset" "${targets[@]/#/weft_tests_}" || return
   local left_out=()
   if [ "$tier" != full ]; then left_out=(-LE '^full$'); fi
   # Fixed addresses: gcc 12's thread sanitizer cannot map its shadow under some settings of the kernel's randomisation.
   local fixed=()
   if setarch -R true 2>/dev/null; then fixed=(setarch -R); fi
-  logs+=("$1=build/$1/Testing/Temporary/LastTest.log")
+  logs+=("$preset=build/$preset/Testing/Temporary/LastTest.log")
+  local status=0
   ASAN_OPTIONS=detect_stack_use_after_return=1 UBSAN_OPTIONS=print_stacktrace=1 \
     TSAN_OPTIONS=halt_on_error=1:suppressions=$weft_root/tests/support/tsan_suppressions.txt \
-    "${fixed[@]}" ctest --test-dir "build/$1" -L '^(base|backends)$' "${left_out[@]}" --no-tests=error -j "$jobs" --output-on-failure \
-    --no-label-summary >"build/$1.log" 2>&1 || { tail -n 400 "build/$1.log"; return 1; }
-  tail -n 3 "build/$1.log"
+    "${fixed[@]}" ctest --test-dir "build/$preset" -L "^($labels)\$" "${left_out[@]}" --no-tests=error -j "$jobs" \
+    --no-label-summary >"build/$preset.log" 2>&1 || status=1
+  sed -n '/tests passed/,$p' "build/$preset.log"
+  return "$status"
 }
 
 report_skips() {
@@ -88,20 +93,28 @@ report_skips() {
   if [ -s build/skips.txt ]; then cat build/skips.txt; else echo "  nothing"; fi
 }
 
+report_failures() {
+  python3 tools/report_failures.py "${logs[@]}" >build/failures.txt
+  [ -s build/failures.txt ] || return
+  say "What the tests that failed printed (all of it: Testing/Temporary/LastTest.log of each build)"
+  cat build/failures.txt
+}
+
 mkdir -p build
 step "layers" python3 tools/check_layers.py
 step "layout" check_format
 if [ "$tier" = quick ]; then
   skipped+=("sanitizers, clang: --quick")
 else
-  step "address and undefined sanitizers" sanitized asan
-  step "thread sanitizer" sanitized tsan
+  step "address and undefined sanitizers" sanitized asan 'base|backends'
+  if [ "$tier" = full ]; then races='base|backends'; else races=races; fi
+  step "thread sanitizer" sanitized tsan "$races"
   step "clang 14" compile_with_clang
 fi
 if [ "$tier" = full ]; then
   step "fuzz targets" fuzz
 else
-  skipped+=("fuzz targets, long tests under the sanitizers: only with --full")
+  skipped+=("fuzz targets, both sanitizers over everything: only with --full")
 fi
 
 say "release"
@@ -119,9 +132,10 @@ hold_summary() {
     if $held; then printf '%s\n' "$line" >>build/summary.txt; else printf '%s\n' "$line"; fi
   done
 }
-ctest --test-dir build/release --no-tests=error -j "$jobs" --output-on-failure --no-label-summary | hold_summary
+ctest --test-dir build/release --no-tests=error -j "$jobs" --no-label-summary | hold_summary
 status=${PIPESTATUS[0]}
 report_skips
+report_failures
 printf '\nweft: %d s in all\n' "$SECONDS"
 if [ ${#failed[@]} -gt 0 ]; then
   printf 'FAILED: %s\n' "${failed[@]}"

@@ -17,6 +17,7 @@
 #include "backends/join.hpp"
 #include "support/errors.hpp"
 #include "support/processes.hpp"
+#include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/values.hpp"
 #include "weft/backends/plugin.hpp"
@@ -91,6 +92,7 @@ TEST_F(Builds, AnOldCardIsAMismatch) {
 
 // Before the transport itself shares anything, whatever it is; with MPI, before MPI_Init.
 TEST_F(Builds, AreComparedByEveryTransport) {
+  if (!kThreadsInForks) GTEST_SKIP() << kNoThreadsInForks;
   struct Row {
     const char *backend, *key;
   };
@@ -149,6 +151,7 @@ TEST_F(Builds, TwoInOneJobOfTwoProcesses) {
 #ifndef WEFT_OTHER_BUILD
   GTEST_SKIP() << "the other build needs the tools";
 #else
+  if (!kThreadsInForks) GTEST_SKIP() << kNoThreadsInForks;
   const TemporaryFolder folder;
   const std::string file = folder / "store", said = folder / "said";
   ChildProcess other = ChildProcess::fork([&] {

@@ -33,12 +33,13 @@ TEST(SystemWords, NameTheLimitThatWasMet) {
     EXPECT_EQ(system_words(EFBIG), "File too large (ulimit -f is 4)");
     limit(RLIMIT_NPROC, 7);
     EXPECT_THAT(system_words(EAGAIN), HasSubstr("(ulimit -u is 7)"));
-    limit(RLIMIT_DATA, rlim_t{1} << 40);
-    EXPECT_EQ(system_words(ENOMEM), "Cannot allocate memory (ulimit -d is 1073741824)");
-    EXPECT_THAT(system_words(EAGAIN), HasSubstr("(ulimit -d is 1073741824)"));
-    for (const auto& [words, expected] : {std::pair("a library: File too large", "(ulimit -f is 4)"),
-                                          {"Cannot allocate memory, it says", "(ulimit -d is 1073741824)"},
-                                          {"Resource temporarily unavailable", "(ulimit -u is 7)"}})
+    limit(RLIMIT_DATA, rlim_t{1} << 60);
+    EXPECT_EQ(system_words(ENOMEM), "Cannot allocate memory (ulimit -d is 1125899906842624)");
+    EXPECT_THAT(system_words(EAGAIN), HasSubstr("(ulimit -d is 1125899906842624)"));
+    for (const auto& [words, expected] :
+         {std::pair("a library: File too large", "(ulimit -f is 4)"),
+          {"Cannot allocate memory, it says", "(ulimit -d is 1125899906842624)"},
+          {"Resource temporarily unavailable", "(ulimit -u is 7)"}})
       EXPECT_THAT(with_limits(words), HasSubstr(expected));
     EXPECT_EQ(with_limits("no reason"), "no reason");
     return 0;
