@@ -1,5 +1,7 @@
 #include "base/suspension.hpp"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <mutex>
 #include <thread>
@@ -8,22 +10,42 @@ namespace weft {
 namespace {
 
 // Of the process, as its clock is: a suspension concerns all Contexts.
+struct Gap {
+  Clock::time_point from, until;
+};
 std::atomic<Duration::rep> suspended{0};
+std::atomic<Clock::rep> counted_until{0};  // the end of the last gap
 std::mutex counting;
-Clock::time_point counted_until;  // guarded by counting
+std::array<Gap, 256> gaps;  // the last ones, disjoint; guarded by counting
+std::size_t found = 0;      // gaps in all; guarded by counting
+
+Clock::time_point last_end() noexcept {
+  return Clock::time_point(Clock::duration(counted_until.load(std::memory_order_acquire)));
+}
 
 }  // namespace
 
 Duration suspended_time() noexcept { return Duration(suspended.load(std::memory_order_acquire)); }
 
+// Who goes on first may make a Deadline before another thread has noticed the gap that is over.
+Duration suspended_since(Clock::time_point t) noexcept {
+  if (last_end() <= t) return Duration::zero();
+  const std::lock_guard lock(counting);
+  Duration sum{};
+  for (std::size_t i = 0; i < std::min(found, gaps.size()); ++i)
+    if (gaps[i].until > t) sum += gaps[i].until - std::max(gaps[i].from, t);
+  return sum;
+}
+
 TimedWait::~TimedWait() {
   const auto now = Clock::now();
   if (now - due_ < kLateWake) return;
   const std::lock_guard lock(counting);
-  const auto from = std::max(due_, counted_until);  // another thread has found the rest
+  const auto from = std::max(due_, last_end());  // another thread has found the rest
   if (now <= from) return;
+  gaps[found++ % gaps.size()] = {from, now};
   suspended.fetch_add(std::chrono::duration_cast<Duration>(now - from).count(), std::memory_order_release);
-  counted_until = now;
+  counted_until.store(now.time_since_epoch().count(), std::memory_order_release);
 }
 
 void sleep_noticing(Duration span) noexcept {

@@ -13,18 +13,20 @@ using Duration = std::chrono::nanoseconds;
 /// How long this process has been suspended so far, as far as its waits have noticed: weft asked to be woken
 /// by a time, and woke more than 0.1 s after it. Never decreases. Thread-safe.
 Duration suspended_time() noexcept;
+/// The part of it that lies after `t`, whenever it was noticed; of very many gaps the last 256. Thread-safe.
+Duration suspended_since(Clock::time_point t) noexcept;
 
 /// A point in time after which a wait gives up. Cheap to copy; `Deadline::never()` does not pass. Time in
-/// which this process was suspended does not count: a deadline moves by it.
+/// which this process was suspended does not count: a deadline moves by it, if it was made before.
 class Deadline {
  public:
   /// A duration that leads past the end of the clock: never.
   static Deadline after(Duration d) {
     const auto now = Clock::now();
-    return Deadline(d < Clock::time_point::max() - now ? now + d : Clock::time_point::max());
+    return Deadline(now, d < Clock::time_point::max() - now ? now + d : Clock::time_point::max());
   }
-  static Deadline at(Clock::time_point t) { return Deadline(t); }
-  static Deadline never() { return Deadline(Clock::time_point::max()); }
+  static Deadline at(Clock::time_point t) { return Deadline(Clock::now(), t); }
+  static Deadline never() { return Deadline(Clock::time_point::max(), Clock::time_point::max()); }
 
   bool passed() const { return at_ != Clock::time_point::max() && Clock::now() >= when(); }
   /// Time left, never negative; an hour where there is no limit.
@@ -35,13 +37,12 @@ class Deadline {
   }
   /// As it is now; the end of the clock where there is no limit.
   Clock::time_point when() const {
-    return at_ == Clock::time_point::max() ? at_ : at_ + (suspended_time() - suspended_before_);
+    return at_ == Clock::time_point::max() ? at_ : at_ + suspended_since(made_);
   }
 
  private:
-  explicit Deadline(Clock::time_point t) : at_(t), suspended_before_(suspended_time()) {}
-  Clock::time_point at_;
-  Duration suspended_before_;
+  Deadline(Clock::time_point made, Clock::time_point at) : at_(at), made_(made) {}
+  Clock::time_point at_, made_;
 };
 
 }  // namespace weft

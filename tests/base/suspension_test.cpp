@@ -1,0 +1,44 @@
+// What a late wake-up moves, without anybody being stopped: a TimedWait that is held too long is one.
+#include "base/suspension.hpp"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <thread>
+
+namespace weft::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+// A wait that comes back so long after its time; `within` runs before that is noticed.
+template <class F>
+void late_by(Duration span, const F& within) {
+  std::optional<TimedWait> wait;
+  wait.emplace(Duration::zero());
+  std::this_thread::sleep_for(span);
+  within();
+  wait.reset();
+}
+
+TEST(Suspension, MovesDeadlinesThatWereMadeBefore) {
+  const Deadline before = Deadline::after(10s);
+  const Duration known = suspended_time();
+  late_by(500ms, [] {});
+  EXPECT_GE(suspended_time() - known, 500ms);
+  EXPECT_GE(before.left(), 9800ms);
+  late_by(500ms, [] {});
+  EXPECT_GE(before.left(), 9700ms);
+}
+
+// The thread that goes on first makes one when nobody has noticed yet: wait_for(1 ms) after a night's
+// suspension is not to take a night.
+TEST(Suspension, DoesNotMoveDeadlinesThatWereMadeAfterIt) {
+  std::optional<Deadline> after;
+  late_by(2s, [&] { after = Deadline::after(1ms); });
+  EXPECT_LT(after->left(), 1s);
+  EXPECT_EQ(Deadline::never().when(), Clock::time_point::max());
+}
+
+}  // namespace
+}  // namespace weft::test
