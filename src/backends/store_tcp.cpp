@@ -137,6 +137,10 @@ struct TcpStoreServer::Impl {
   struct Client {
     Client(Descriptor socket, std::string shown, const KeyBytes* secret)
         : fd(std::move(socket)), name(std::move(shown)), session(secret) {}
+    // A forked child may hold copies: closing alone would not tell the client.
+    ~Client() { ::shutdown(fd.get(), SHUT_RDWR); }
+    Client(const Client&) = delete;
+    Client& operator=(const Client&) = delete;
 
     Descriptor fd;
     std::string name;  // "10.1.0.7:51234" or "process 4711"
@@ -164,10 +168,11 @@ struct TcpStoreServer::Impl {
       try {
         serve();
       } catch (const std::exception& e) {  // out of memory; clients find their connections closed
-        clients.clear();
-        listener = Descriptor();
         say_end(e.what());
       }
+      clients.clear();
+      ::shutdown(listener.get(), SHUT_RDWR);  // a forked child may hold a copy of it, too
+      listener = Descriptor();
     });
   }
 

@@ -637,6 +637,27 @@ TEST_F(TcpStoreTest, WhenTheServerGoesCallsNameTheirKey) {
                [&] { make_tcp_store("127.0.0.1", port, Deadline::after(milliseconds(100))); });
 }
 
+// It has copies of the server's sockets, which closing those does not end.
+TEST_F(TcpStoreTest, AForkedChildDoesNotHideThatTheServerIsGone) {
+  const auto store = client();
+  const std::uint16_t port = server_->port();
+  store->set("a", "1");
+  test::ChildProcess child = test::ChildProcess::fork([] {
+    ::pause();
+    return 0;
+  });
+  const auto start = Clock::now();
+  std::thread waiter([&, other = client()] {
+    expect_error(ErrorCode::peer_lost, "is gone (it closed the connection)",
+                 [&] { other->get("waited for", Deadline::after(seconds(20))); });
+  });
+  server_.reset();
+  waiter.join();
+  EXPECT_LT(Clock::now() - start, seconds(10));
+  expect_error(ErrorCode::timeout, "(Connection refused)",
+               [&] { make_tcp_store("127.0.0.1", port, Deadline::after(milliseconds(100))); });
+}
+
 TEST_F(TcpStoreTest, AClientWaitsForItsServer) {
   const std::uint16_t port = server_->port();
   server_.reset();
