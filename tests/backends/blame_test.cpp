@@ -13,7 +13,7 @@
 #include <fstream>
 #include <thread>
 
-#include "backends/shm/control.hpp"
+#include "backends/shm/group.hpp"
 #include "support/run_ranks.hpp"
 #include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
@@ -250,6 +250,32 @@ TEST(RollCall, RanksThatAreWrittenAnewAreNeverGone) {
   ended = true;
   writer.join();
   EXPECT_EQ(gone, 0);
+}
+
+// A rank that is about to tell a failure, and is kept from running by others, has neither died nor stopped.
+TEST(FirstCause, OfARankThatDoesNotRunForAWhileIsWaitedFor) {
+  Context context;
+  Neighbourhood& here = context.neighbourhood();
+  shm::Group group(context);
+  group.size = 2;
+  group.region = here.offer("first cause", shm::Control::bytes(2));
+  group.control = shm::Control(group.region->data, 2);
+  group.homes.assign(2, here.meet(here.self(), Deadline::after(1s)));
+  shm::AbortRecord& record = group.control.abort();
+  const std::uint32_t claim = 1 + 1;  // by rank 1
+  record.state.store(claim);
+  std::thread claimer([&] {
+    std::this_thread::sleep_for(300ms);
+    record.code = ErrorCode::aborted;
+    std::strcpy(record.text, "words");
+    group.control.blamed().store(std::vector<int>{0});
+    record.state.store(claim | shm::AbortRecord::kSealed);
+  });
+  const Failure why = shm::first_cause(group);
+  claimer.join();
+  EXPECT_EQ(why.code, ErrorCode::aborted);
+  EXPECT_EQ(why.text, "words");
+  EXPECT_THAT(why.ranks, ElementsAre(0));
 }
 
 // A rank that came in between, and has nothing more to do with the group, is not named, though it computes.

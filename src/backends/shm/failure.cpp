@@ -9,7 +9,6 @@
 // (single_copy.hpp) there is nothing to do but wait: its write goes to an address, whatever pages are there.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <sched.h>
 
 #include <cstring>
 #include <thread>
@@ -20,7 +19,10 @@
 namespace weft::shm {
 namespace {
 
-constexpr auto kSealPatience = std::chrono::milliseconds(20);
+constexpr auto kSealPatience = std::chrono::seconds(2);
+constexpr auto kSealLook =
+    std::chrono::milliseconds(20);  // then the system is asked whether the claimer runs
+constexpr auto kSealNap = std::chrono::milliseconds(1);
 constexpr auto kQuiesceNap = std::chrono::microseconds(200);
 constexpr std::string_view kDots = " ...";
 
@@ -44,20 +46,25 @@ bool raise(const Group& g, const Failure& why) noexcept {
   return true;
 }
 
+// Where many ranks share few cores a claimer that lives may not run for long.
 Failure first_cause(const Group& g) {
   const AbortRecord& record = g.control.abort();
   const Deadline patience = Deadline::after(kSealPatience);
   std::uint32_t state = record.state.load(std::memory_order_seq_cst);
-  while ((state & AbortRecord::kSealed) == 0 && !patience.passed()) {
-    sched_yield();
+  const auto claimer = [&] { return static_cast<int>(state & ~AbortRecord::kSealed) - 1; };
+  Deadline look = Deadline::after(kSealLook);
+  for (bool runs = true; (state & AbortRecord::kSealed) == 0 && runs && !patience.passed();) {
+    if (look.passed()) {
+      runs = g.homes[static_cast<std::size_t>(claimer())]->look() == Neighbour::State::running;
+      look = Deadline::after(kSealLook);
+    }
+    std::this_thread::sleep_for(kSealNap);
     state = record.state.load(std::memory_order_seq_cst);
   }
-  if ((state & AbortRecord::kSealed) == 0) {
-    const int claimer = static_cast<int>(state) - 1;
+  if ((state & AbortRecord::kSealed) == 0)
     return {.code = ErrorCode::peer_lost,
-            .text = fmt::format("rank {} died or stopped while it reported a failure", claimer),
-            .ranks = {claimer}};
-  }
+            .text = fmt::format("rank {} died or stopped while it reported a failure", claimer()),
+            .ranks = {claimer()}};
   return {.code = record.code,
           .text = record.text,
           .op = record.op,
