@@ -13,9 +13,10 @@
 namespace weft {
 
 /// A connection begins as a stranger's. Where the server demands a secret it must prove that it knows it;
-/// otherwise its first whole request tells that it belongs here. Who asks (for kHelloKey) is told once that a
-/// secret is demanded. What a stranger may have unread is as much
-/// as a handshake in the first case, one frame in the second.
+/// otherwise it is a process of this user's, the server has closed all others before they had a session, and
+/// its first whole request tells that it is a client. Who asks (for kHelloKey) is told once that a secret is
+/// demanded. What a stranger may have unread is as much as a handshake in the first case, one frame in the
+/// second.
 class StoreSession {
  public:
   /// `secret`: null where none is demanded; must outlive the session. `seed`: for tests.

@@ -41,6 +41,7 @@ namespace {
 
 constexpr Duration kLongest = std::chrono::hours(24 * 365);  // longer waits count as this
 constexpr Duration kAnswerLimit = std::chrono::seconds(30);  // for what the server answers at once
+constexpr Duration kFullPatience = std::chrono::seconds(2);  // with a server that has no more descriptors
 constexpr Duration kGrace =
     std::chrono::milliseconds(500);  // for the server's word that a get's time has passed
 
@@ -161,7 +162,8 @@ struct TcpStoreServer::Impl {
         address(listening.address),
         listener(std::move(listening.socket)) {
     wake = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    if (!wake) throw_errno("store server: eventfd", errno);
+    spare = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!wake || !spare) throw_errno("store server: eventfd", errno);
     if (!options.served_by.empty()) table.set(kServedByKey, options.served_by);
     thread = start_thread("store server", [this] {
       ::pthread_setname_np(::pthread_self(), "weft-store");
@@ -240,9 +242,14 @@ struct TcpStoreServer::Impl {
       if (!fd) {
         if (errno == EINTR || errno == ECONNABORTED) continue;
         if (errno == EAGAIN) return;
-        const int error_number = errno;  // out of descriptors, perhaps: strangers give theirs back first
-        if (close_oldest_stranger("there are too few descriptors for it: " + system_words(error_number)))
-          continue;
+        const int error_number = errno;
+        pollfd knocks{listener.get(), POLLIN, 0};
+        if (::poll(&knocks, 1, 0) == 0)
+          return;  // accept() wants a descriptor before it looks for a connection
+        // Out of descriptors, perhaps: strangers give theirs back first.
+        const std::string why = system_words(error_number);
+        if (close_oldest_stranger("there are too few descriptors for it: " + why, full_text(why))) continue;
+        if (refuse_next(full_text(why))) continue;
         // Look again later, rather than spin on the ready listener.
         warnings.write(fmt::format("store server: accept: {}", system_words(error_number)));
         accept_again = Clock::now() + std::chrono::seconds(1);
@@ -277,13 +284,41 @@ struct TcpStoreServer::Impl {
     return {};
   }
 
-  bool close_oldest_stranger(std::string_view why) {
+  static std::string full_text(const std::string& why) {
+    return fmt::format("its process can take no more connections: {}", why);
+  }
+
+  /// `told`: what it hears itself, if anything.
+  bool close_oldest_stranger(std::string_view why, std::string_view told = {}) {
     const auto oldest =
         std::find_if(clients.begin(), clients.end(), [](const auto& c) { return c->is_stranger(); });
     if (oldest == clients.end()) return false;
+    if (!told.empty()) refuse((*oldest)->fd.get(), told);
     close_bad(**oldest, why);
     clients.erase(oldest);
     return true;
+  }
+
+  static void refuse(int fd, std::string_view why) {
+    const std::string frame = make_refusal(ErrorCode::system, why);
+    ::send(fd, frame.data(), frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+  }
+
+  /// Whoever knocks where there is no descriptor for it would wait until its deadline: a spare one is kept,
+  /// to tell it why. False: it could not be told.
+  bool refuse_next(std::string_view why) {
+    if (!spare) return false;
+    spare = Descriptor();
+    SocketAddress from;
+    {
+      const Descriptor fd(::accept4(listener.get(), from.data(), &from.length, SOCK_NONBLOCK | SOCK_CLOEXEC));
+      if (fd && !name_of(fd.get(), from).empty()) {
+        refuse(fd.get(), why);
+        warnings.write(fmt::format("store server: refused a connection: {}", why));
+      }
+    }
+    spare = Descriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    return static_cast<bool>(spare);
   }
 
   void receive(Client& c) {
@@ -417,9 +452,11 @@ struct TcpStoreServer::Impl {
   const TcpStoreOptions options;
   const std::optional<KeyBytes> secret;  // none: the listener is a Unix socket
   const uid_t user = ::geteuid();
+  const pid_t process = ::getpid();
   SocketAddress address;
   Descriptor listener;
   Descriptor wake;
+  Descriptor spare;  // of any kind: see refuse_next()
   // The thread's own.
   std::vector<std::unique_ptr<Client>> clients;  // in the order in which they came
   StoreTable table{{.keys = options.max_keys, .bytes = options.max_bytes}};
@@ -444,7 +481,10 @@ TcpStoreServer::TcpStoreServer(Logger& log, TcpStoreOptions options) {
   impl_ = std::make_unique<Impl>(log, std::move(options), std::move(listening), std::move(key));
 }
 TcpStoreServer::TcpStoreServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
-TcpStoreServer::~TcpStoreServer() = default;
+TcpStoreServer::~TcpStoreServer() {
+  // In a forked child there is no thread, and the parent's would be woken to end.
+  if (impl_ && impl_->process != ::getpid()) static_cast<void>(impl_.release());
+}
 
 std::unique_ptr<TcpStoreServer> TcpStoreServer::try_serve(Logger& log, TcpStoreOptions options) {
   auto key = key_of(options);
@@ -487,7 +527,7 @@ class Connection {
  public:
   enum class Outcome : std::uint8_t {
     ok,
-    closed,           // error() says how
+    closed,           // error() says how; is_full(): because the server may have no more
     silent,           // until the time was over
     foreign,          // what is there is no store
     secret_demanded,  // by the server
@@ -523,6 +563,14 @@ class Connection {
   /// Finds out whether a store of ours is there: by the handshake where there is a secret, else by a request
   /// whose answer does not matter. After it, this connection counts as a rank's.
   Outcome greet(const KeyBytes* secret, Deadline give_up) {
+    greets_ = true;
+    const Outcome outcome = introduce(secret, give_up);
+    greets_ = false;
+    return outcome;
+  }
+
+ private:
+  Outcome introduce(const KeyBytes* secret, Deadline give_up) {
     Reply reply;
     if (secret == nullptr) return exchange(Kind::try_get, kHelloKey, {}, {}, 0, give_up, reply);
     Handshake handshake(*secret);
@@ -538,13 +586,20 @@ class Connection {
     return Outcome::ok;
   }
 
+ public:
   Outcome exchange(Kind kind, std::string_view key, std::string_view value, std::string_view extra,
                    std::int64_t number, Deadline give_up, Reply& reply) {
     std::string request = make_frame(kind, key, value, extra, number);
     if (sealed_) request = sealed_->to_server.seal(request);
-    if (const Outcome o = send(request, give_up); o != Outcome::ok) return o;
+    if (const Outcome o = send(request, give_up); o != Outcome::ok) {
+      // What it said before it closed is here.
+      const bool told = greets_ && o == Outcome::closed && receive(Deadline::after({}), reply) == Outcome::ok;
+      if (told) check_full(reply);
+      return o;
+    }
     const Outcome o = receive(give_up, reply);
     if (o != Outcome::ok) return o;
+    if (greets_ && check_full(reply)) return Outcome::closed;
     if (!answers(reply.kind, kind)) {
       // A server that demands no secret refuses to begin a handshake.
       return kind == Kind::join && reply.kind == Kind::refused ? Outcome::wrong_secret : Outcome::foreign;
@@ -554,8 +609,19 @@ class Connection {
   }
 
   const std::string& error() const { return error_; }
+  bool is_full() const { return full_; }
 
  private:
+  /// What is said before anything was asked for, perhaps by a stranger: so much of it is shown.
+  bool check_full(const Reply& reply) {
+    constexpr std::size_t kShown = 200;
+    if (reply.kind != Kind::refused || reply.number != static_cast<int>(ErrorCode::system)) return false;
+    error_ = reply.value.substr(0, kShown);
+    for (char& c : error_)
+      if (c < ' ' || c > '~') c = '.';
+    return full_ = true;
+  }
+
   bool open_local(const SocketAddress& to, Deadline give_up) {
     while (::connect(fd_.get(), to.data(), to.length) != 0) {
       // The listener's queue is full: the kernel tells at once, and there is nothing to poll.
@@ -642,6 +708,7 @@ class Connection {
   Descriptor fd_;
   Credentials server_;
   std::string error_;
+  bool greets_ = false, full_ = false;
   std::optional<SealedPair> sealed_;
 };
 
@@ -656,6 +723,9 @@ class TcpStore final : public Store {
       if (addresses.empty()) addresses = resolve_for_store(host, port, !secret.empty(), why);
       for (const SocketAddress& address : addresses)
         if (reach(address, addresses.size() == 1, secret, deadline, why)) return;
+      if (full_ && full_->passed())
+        throw Error(ErrorCode::system,
+                    fmt::format("store: the server at {}: {}", shown_host_port(host, port), why));
       if (deadline.passed()) {
         throw Error(ErrorCode::timeout, fmt::format("store: no server at {} within {} ({})",
                                                     shown_host_port(host, port), shown_duration(limit), why));
@@ -760,7 +830,7 @@ class TcpStore final : public Store {
                         address.text()));
       case Connection::Outcome::wrong_secret: throw wrong_secret(address.text());
       case Connection::Outcome::silent: why = "what listens there does not answer"; return false;
-      case Connection::Outcome::closed: why = connection->error(); return false;  // it ends, or is full
+      case Connection::Outcome::closed: note_closed(*connection, why); return false;  // it ends, or is full
     }
     return false;
   }
@@ -775,7 +845,7 @@ class TcpStore final : public Store {
     switch (connection->greet(nullptr, give_up)) {
       case Connection::Outcome::ok: break;
       case Connection::Outcome::silent: why = "what listens there does not answer"; return false;
-      case Connection::Outcome::closed: why = connection->error(); return false;  // it ends, or is full
+      case Connection::Outcome::closed: note_closed(*connection, why); return false;  // it ends, or is full
       case Connection::Outcome::foreign:
       case Connection::Outcome::secret_demanded:
       case Connection::Outcome::wrong_secret:
@@ -787,6 +857,16 @@ class TcpStore final : public Store {
     name_ = address.text();
     idle_.push_back(std::move(connection));
     return true;
+  }
+
+  /// One that is full may have room again, when strangers have left.
+  void note_closed(const Connection& connection, std::string& why) {
+    why = connection.error();
+    if (!connection.is_full()) {
+      full_.reset();
+    } else if (!full_) {
+      full_ = Deadline::after(kFullPatience);
+    }
   }
 
   static Error wrong_secret(std::string_view where) {
@@ -857,8 +937,12 @@ class TcpStore final : public Store {
           throw lost(key, fmt::format("it did not answer within {}", shown_duration(kAnswerLimit)));
         case Connection::Outcome::closed:
           // Before it was known it may have been closed in favour of others, in a crowd of strangers.
+          if (pause > std::chrono::seconds(1) && connection->is_full())
+            throw Error(ErrorCode::system, fmt::format("store: key {}: the server at {}: {}", shown_key(key),
+                                                       name_, connection->error()));
           if (pause > std::chrono::seconds(1)) throw lost(key, connection->error());
-          std::this_thread::sleep_for(pause);
+          if (give_up.passed()) return nullptr;
+          sleep_noticing(std::min<Duration>(pause, give_up.left()));
           continue;
         case Connection::Outcome::foreign:
         case Connection::Outcome::secret_demanded:
@@ -872,7 +956,8 @@ class TcpStore final : public Store {
                  fmt::format("store: key {}: the server at {} is gone ({})", shown_key(key), name_, why));
   }
 
-  SocketAddress address_;  // that answered
+  std::optional<Deadline> full_;  // how long one that has no more room is tried again
+  SocketAddress address_;         // that answered
   std::string name_;
   std::optional<KeyBytes> key_;  // of the secret, where it was needed
   bool sealed_ = false;          // connections prove that they know it

@@ -818,6 +818,28 @@ Variables torchrun(int rank, int size, std::uint16_t port) {
           {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
 }
 
+// It ends what it has from its parent, which serves, has a place, and has told others where.
+TEST_F(RendezvousTest, AForkedChildLeavesItsParentsJobAlone) {
+  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+  const Variables places[] = {by_hand(0, 2, fmt::format("127.0.0.1:{}", free_port())),
+                              by_hand(0, 2, "file://" + (folder_ / "store").string()), openmpi(0, 2)};
+  for (const Variables& where : places) {
+    auto process = std::make_unique<Process>();
+    const Membership m = from(where, process->context);
+    const auto files = meeting_files();
+    EXPECT_TRUE(test::run_in_child(
+                    [&] {
+                      process.reset();
+                      return 0;
+                    },
+                    seconds(10))
+                    .ok());
+    EXPECT_EQ(m.store->add("n", 1, soon()), 1);
+    EXPECT_EQ(meeting_files(), files);
+    EXPECT_THAT(m.store->try_get("weft/rank/0", soon()).value_or(""), ::testing::EndsWith(" here"));
+  }
+}
+
 TEST_F(RendezvousTest, RanksOfOneHostMeetByAFile) {
   expect_they_meet(3, [](int rank) { return openmpi(rank, 3); });
   expect_they_meet(3, [](int rank) { return hydra(rank, 3); });

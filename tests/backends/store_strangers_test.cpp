@@ -561,6 +561,91 @@ TEST(OtherUsers, AServerOfTcpThatDemandsNoSecretIsNotBelieved) {
   impostor.join();
 }
 
+// ---- too few descriptors ----
+
+class FewDescriptors : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(TcpStore, FewDescriptors, ::testing::Bool(),
+                         [](const auto& p) { return p.param ? "secret" : "no_secret"; });
+
+// The server has room for two connections.
+TEST_P(FewDescriptors, AreToldToTheClientsWithTheLimit) {
+  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+  const std::string secret(GetParam() ? kSecret : "");
+  try {
+    if (GetParam()) key_of_secret(kSecret);
+  } catch (const Error& e) {
+    GTEST_SKIP() << e.what();
+  }
+  test::Pipe told, more;
+  auto server = test::ChildProcess::fork([&] {
+    Logger log(LogLevel::error);
+    const TcpStoreServer serves(log, {.secret = secret});
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    const rlim_t before = limit.rlim_cur;
+    const int next = ::dup(0);
+    ::close(next);
+    limit.rlim_cur = static_cast<rlim_t>(next) + 2;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+    told.write_line(std::to_string(serves.port()));
+    told.write_line(std::to_string(limit.rlim_cur));
+    more.read_line();
+    limit.rlim_cur = before;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+    told.write_line("more");
+    more.read_line();
+    return 0;
+  });
+  const auto port = static_cast<std::uint16_t>(std::stoi(told.read_line()));
+  const std::string full = fmt::format(
+      "the server at 127.0.0.1:{}: its process can take no more connections: Too many open files (ulimit -n "
+      "is "
+      "{})",
+      port, told.read_line());
+  const auto one = make_tcp_store("127.0.0.1", port, soon(), secret);
+  const auto two = make_tcp_store("127.0.0.1", port, soon(), secret);
+  const auto began = Clock::now();
+  EXPECT_EQ(error_text([&] { make_tcp_store("127.0.0.1", port, soon(), secret); }), "system: store: " + full);
+  // Of two calls at one time one has the client's connection, and the other needs another.
+  std::string texts[2];
+  const auto wait = [&](std::string& text) {
+    text = error_text([&] { one->get("key", Deadline::after(seconds(5))); });
+  };
+  std::thread first(wait, std::ref(texts[0]));
+  wait(texts[1]);
+  first.join();
+  EXPECT_THAT(texts, ::testing::Contains("system: store: key \"key\": " + full));
+  EXPECT_THAT(texts, ::testing::Contains(HasSubstr("timeout: store: key \"key\" was not set within ")));
+  EXPECT_LT(Clock::now() - began, seconds(30));
+  two->set("set", "1", soon());
+  more.write_line("now");
+  told.read_line();
+  make_tcp_store("127.0.0.1", port, soon(), secret)->set("key", "1", soon());
+  more.write_line("end");
+  EXPECT_EQ(server.wait(seconds(20)), (test::ExitStatus{0, 0}));
+}
+
+// ---- forked children ----
+
+// One that ends what it has from its parent leaves its parent's server alone.
+TEST(Forks, AServerIsItsProcesss) {
+  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+  Logger log;
+  auto server = std::make_unique<TcpStoreServer>(
+      log, TcpStoreOptions{.served_by = "its process", .linger = milliseconds(50)});
+  const auto store = make_tcp_store("127.0.0.1", server->port(), soon());
+  EXPECT_TRUE(test::run_in_child(
+                  [&] {
+                    server.reset();
+                    return 0;
+                  },
+                  seconds(10))
+                  .ok());
+  // An ending server would say so, and then be gone.
+  for (const Deadline end = Deadline::after(milliseconds(200)); !end.passed();)
+    ASSERT_EQ(store->try_get(kServedByKey, soon()), "its process");
+}
+
 // ---- too much ----
 
 TEST_F(StrangersTest, AFullTableRefusesAndGoesOn) {

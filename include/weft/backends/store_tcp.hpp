@@ -47,7 +47,8 @@ std::string store_secret_from_env();
 /// Serves one table of keys from a thread of its own, which takes no signals. A connection that sends what is
 /// not a frame of ours, or a frame beyond the limits (keys 1 KiB, values 1 MiB), is closed with a warning, as
 /// is a stranger; the others do not notice. Of many such warnings only the first twenty in ten seconds are
-/// written, the others counted.
+/// written, the others counted. Where its process may have no more descriptors, clients are told so, with the
+/// limit.
 class TcpStoreServer {
  public:
   /// Listens when this returns. `log` must outlive the server. Throws bad_argument off loopback where there
@@ -56,7 +57,8 @@ class TcpStoreServer {
   explicit TcpStoreServer(Logger& log, TcpStoreOptions options = {});
   /// The same, but null where the port is taken or the address is not this host's: somebody else serves.
   static std::unique_ptr<TcpStoreServer> try_serve(Logger& log, TcpStoreOptions options);
-  /// Waits up to `linger` for the clients to leave, then cuts them off.
+  /// Waits up to `linger` for the clients to leave, then cuts them off. In a forked child: nothing, the
+  /// server is its parent's.
   ~TcpStoreServer();
   TcpStoreServer(const TcpStoreServer&) = delete;
   TcpStoreServer& operator=(const TcpStoreServer&) = delete;
@@ -73,12 +75,12 @@ class TcpStoreServer {
 
 /// A client of the server at host:port. Tries all addresses of the host, again and again until the server is
 /// there; throws timeout naming the address when the deadline passes first, system where there is no such
-/// host. On loopback the Unix socket of this user is tried first, and the server's process must be this
-/// user's: throws system where it is not. Off loopback, and where the server demands it, server and client
-/// prove to each other that they know `secret`, and all that follows is sealed with keys of that connection:
-/// throws bad_argument where a secret is wanted and empty, mismatch where the other side has another one,
-/// unsupported where libsodium is not here. When the server goes, every function throws peer_lost naming the
-/// key.
+/// host, or where the server has had no descriptor for it for two seconds. On loopback the Unix socket of
+/// this user is tried first, and the server's process must be this user's: throws system where it is not. Off
+/// loopback, and where the server demands it, server and client prove to each other that they know `secret`,
+/// and all that follows is sealed with keys of that connection: throws bad_argument where a secret is wanted
+/// and empty, mismatch where the other side has another one, unsupported where libsodium is not here. When
+/// the server goes, every function throws peer_lost naming the key.
 std::shared_ptr<Store> make_tcp_store(std::string_view host, std::uint16_t port, Deadline deadline,
                                       std::string_view secret = {});
 
