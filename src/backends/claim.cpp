@@ -39,8 +39,10 @@ bool Claim::is_over(std::string_view own_host) const {
 }
 
 bool Claim::is_no_sibling_of(const Claim& other) const {
-  return parent != 0 && other.parent != 0 && host == other.host &&
-         (parent != other.parent || parent_started != other.parent_started);
+  if (parent == 0 || other.parent == 0 || host != other.host) return false;
+  if (parent == other.parent && parent_started == other.parent_started) return false;
+  return (parent != other.process || parent_started != other.started) &&
+         (process != other.parent || started != other.parent_started);
 }
 
 bool Claim::is_of_another_batch(const Claim& other) const {

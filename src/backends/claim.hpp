@@ -33,7 +33,7 @@ struct Claim {
   /// True where its process is known to be gone, or has left: `own_host` is the asking process's. Of a
   /// process on another host nothing is known.
   bool is_over(std::string_view own_host) const;
-  /// True where both are of one host and different processes started them.
+  /// True where both are of one host, different processes started them, and neither started the other.
   bool is_no_sibling_of(const Claim& other) const;
   /// True where both run in jobs of one batch system, and not in the same.
   bool is_of_another_batch(const Claim& other) const;

@@ -92,7 +92,7 @@ class FileStore final : public Store {
     check_store_key(key);
     const Duration limit = deadline.left();
     for (Pause pause;; pause.wait(deadline.left())) {
-      if (auto value = try_get(key, Deadline::never())) return std::move(*value);
+      if (auto value = try_get(key, deadline)) return std::move(*value);
       if (deadline.passed()) throw Error(ErrorCode::timeout, timeout_text(key, limit));
     }
   }

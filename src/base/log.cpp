@@ -72,6 +72,12 @@ struct Logger::Impl {
     return line;
   }
 
+  // Lines come faster than the sink takes them, perhaps from the sink itself: the next call goes on.
+  void leave_sink() {
+    const std::lock_guard lock(mutex);
+    in_sink = false;
+  }
+
   bool enter_sink() {
     const std::lock_guard lock(mutex);
     return !std::exchange(in_sink, true);
@@ -106,14 +112,15 @@ void Logger::write_later(LogLevel level, std::string_view line) noexcept {
 
 void Logger::flush() noexcept {
   if (!impl_->waiting.load(std::memory_order_relaxed) || !impl_->enter_sink()) return;
-  for (bool more = true; more;) {
+  for (std::size_t told = 0; told <= Impl::kMost; ++told) {
     try {
       const std::optional<Impl::Line> line = impl_->next();
-      more = line.has_value();
-      if (more) impl_->sink(line->level, line->text);
+      if (!line) return;
+      impl_->sink(line->level, line->text);
     } catch (...) {  // a sink that throws must not take the program along
     }
   }
+  impl_->leave_sink();
 }
 
 }  // namespace weft

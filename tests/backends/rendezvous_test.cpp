@@ -392,6 +392,23 @@ TEST_F(RendezvousTest, ATakenPortIsNamed) {
 // ---- two jobs at one address ----
 
 /// As this process's parent would have written it.
+TEST(Claim, KnowsWhoIsOfOneFamily) {
+  Claim first = make_claim("here", 0, 2), other = make_claim("here", 1, 2);
+  EXPECT_FALSE(other.is_no_sibling_of(first)) << "nobody's parent is known";
+  first.process = 20, first.started = 7, first.parent = 10, first.parent_started = 5;
+  other.process = 21, other.started = 8, other.parent = 10, other.parent_started = 5;
+  EXPECT_FALSE(other.is_no_sibling_of(first));
+  other.parent_started = 6;
+  EXPECT_TRUE(other.is_no_sibling_of(first)) << "another process of that number";
+  other.parent = 20, other.parent_started = 7;
+  EXPECT_FALSE(other.is_no_sibling_of(first)) << "its child";
+  EXPECT_FALSE(first.is_no_sibling_of(other)) << "its parent";
+  other.parent = 11;
+  EXPECT_TRUE(other.is_no_sibling_of(first));
+  other.host = "elsewhere";
+  EXPECT_FALSE(other.is_no_sibling_of(first)) << "not known there";
+}
+
 std::string claim_of_rank_zero() {
   Claim claim = make_claim("elsewhere", 0, 2);
   claim.process = ::getppid();

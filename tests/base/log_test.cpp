@@ -82,6 +82,22 @@ TEST(Log, ASinkMayLog) {
   EXPECT_THAT(lines, ElementsAre("once", "again"));
 }
 
+// Whoever is in the sink takes what others log meanwhile: not for ever, where that never ends.
+TEST(Log, EndsThoughItsSinkLogsEachTime) {
+  Logger* self = nullptr;
+  int lines = 0;
+  Logger log(LogLevel::error, [&](LogLevel, std::string_view) {
+    ++lines;
+    self->write(LogLevel::error, "again");
+  });
+  self = &log;
+  log.write(LogLevel::error, "once");
+  const int told = lines;
+  EXPECT_GE(told, 1000);
+  log.write(LogLevel::error, "twice");
+  EXPECT_GE(lines, told + 1000);
+}
+
 TEST(Log, KeepsLinesUntilNoLockIsHeld) {
   std::vector<std::string> lines;
   {

@@ -181,7 +181,7 @@ class ShmBackend final : public Backend {
       home.look();
       before = &home;
     }
-    last_looked_ += looks;
+    last_looked_ = (last_looked_ + looks) % group_.size;
   }
 
   const Group group_;
