@@ -18,6 +18,7 @@
 #include <optional>
 #include <sstream>
 
+#include "backends/forwarding_store.hpp"
 #include "backends/store_table.hpp"
 #include "base/parse_number.hpp"
 #include "base/suspension.hpp"
@@ -76,11 +77,11 @@ struct Roll {
 };
 
 // The group's store while it is made: a wait ends early where the round is lost.
-class RoundStore final : public Store {
+class RoundStore final : public ForwardingStore {
  public:
   /// `look` throws where there is nothing to wait for any more.
   RoundStore(std::shared_ptr<Store> store, std::function<void()> look)
-      : store_(std::move(store)), look_(std::move(look)) {}
+      : ForwardingStore(std::move(store)), look_(std::move(look)) {}
   /// From now on it is the store below, for who has kept it.
   void over() {
     const std::lock_guard lock(mutex_);
@@ -91,34 +92,19 @@ class RoundStore final : public Store {
     for (;;) {
       look();
       try {
-        return store_->get(key, Deadline::after(std::min(kSlice, deadline.left())));
+        return ForwardingStore::get(key, Deadline::after(std::min(kSlice, deadline.left())));
       } catch (const Error& e) {
         if (e.code() != ErrorCode::timeout) throw;
         if (deadline.passed()) throw Error(ErrorCode::timeout, timeout_text(key, Clock::now() - began));
       }
     }
   }
-  void set(std::string_view key, std::string_view value, Deadline deadline) override {
-    store_->set(key, value, deadline);
-  }
-  std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
-    return store_->try_get(key, deadline);
-  }
-  std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
-    return store_->add(key, delta, deadline);
-  }
-  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
-                          Deadline deadline) override {
-    return store_->compare_set(key, expected, desired, deadline);
-  }
-  void remove(std::string_view key, Deadline deadline) override { store_->remove(key, deadline); }
 
  private:
   void look() {
     const std::lock_guard lock(mutex_);
     if (look_) look_();
   }
-  const std::shared_ptr<Store> store_;
   std::mutex mutex_;
   std::function<void()> look_;
 };

@@ -14,6 +14,7 @@
 #include <sstream>
 #include <thread>
 
+#include "backends/forwarding_store.hpp"
 #include "support/random_calls.hpp"
 #include "support/run_ranks.hpp"
 #include "support/values.hpp"
@@ -371,27 +372,18 @@ class Scanner {
 };
 
 // A store in which a rank that gives its ports to the others waits first until a stranger has been there.
-class ScannedStore final : public Store {
+class ScannedStore final : public ForwardingStore {
  public:
   ScannedStore(std::shared_ptr<Store> store, Scanner& scanner, int times)
-      : store_(std::move(store)), scanner_(scanner), times_(times) {}
+      : ForwardingStore(std::move(store)), scanner_(scanner), times_(times) {}
   void set(std::string_view key, std::string_view value, Deadline deadline) override {
     scan(key);
-    store_->set(key, value, deadline);
-  }
-  std::string get(std::string_view key, Deadline deadline) override { return store_->get(key, deadline); }
-  std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
-    return store_->try_get(key, deadline);
+    ForwardingStore::set(key, value, deadline);
   }
   std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
     scan(key);
-    return store_->add(key, delta, deadline);
+    return ForwardingStore::add(key, delta, deadline);
   }
-  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
-                          Deadline deadline) override {
-    return store_->compare_set(key, expected, desired, deadline);
-  }
-  void remove(std::string_view key, Deadline deadline) override { store_->remove(key, deadline); }
 
  private:
   void scan(std::string_view key) {
@@ -401,7 +393,6 @@ class ScannedStore final : public Store {
       scanner_.scan(before_);
     }
   }
-  const std::shared_ptr<Store> store_;
   Scanner& scanner_;
   const std::size_t times_;
   const std::set<std::string> before_ = listening();

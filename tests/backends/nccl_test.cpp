@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "backends/first_cause.hpp"
+#include "backends/forwarding_store.hpp"
 #include "backends/nccl/nccl_backend.hpp"
 #include "support/errors.hpp"
 #include "support/nccl_stand_in.hpp"
@@ -744,60 +745,28 @@ TEST_F(Nccl, MoreCommunicatorsThanQueuesAreNamedAtTheDeadline) {
       200ms);
 }
 
-// A store whose process is stopped: it answers nobody, and who asks it without a limit waits for half a
-// minute.
-class StoppedStore final : public Store {
- public:
-  explicit StoppedStore(std::shared_ptr<Store> store) : store_(std::move(store)) {}
-  void set(std::string_view key, std::string_view value, Deadline deadline) override {
-    answer(deadline);
-    store_->set(key, value, deadline);
-  }
-  std::string get(std::string_view key, Deadline deadline) override {
-    answer(deadline);
-    return store_->get(key, deadline);
-  }
-  std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
-    answer(deadline);
-    return store_->try_get(key, deadline);
-  }
-  std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
-    answer(deadline);
-    return store_->add(key, delta, deadline);
-  }
-  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
-                          Deadline deadline) override {
-    answer(deadline);
-    return store_->compare_set(key, expected, desired, deadline);
-  }
-  void remove(std::string_view key, Deadline deadline) override {
-    answer(deadline);
-    store_->remove(key, deadline);
-  }
-
-  std::atomic<bool> stopped{false};
-
- private:
-  void answer(Deadline deadline) const {
-    if (!stopped) return;
-    std::this_thread::sleep_for(std::min<Duration>(deadline.left(), 30s));
-    throw Error(ErrorCode::timeout, "store: the server does not answer");
-  }
-  const std::shared_ptr<Store> store_;
-};
+// A store whose process is stopped answers nobody, and who asks it without a limit waits for half a minute.
+std::shared_ptr<Store> stopped_store(std::shared_ptr<Store> store, const std::atomic<bool>& stopped) {
+  return std::make_shared<ObservedStore>(
+      std::move(store), [&stopped](StoreRequest, std::string_view, Deadline deadline) {
+        if (!stopped) return;
+        std::this_thread::sleep_for(std::min<Duration>(deadline.left(), 30s));
+        throw Error(ErrorCode::timeout, "store: the server does not answer");
+      });
+}
 
 // Then an error is due at the deadline and little more, other threads of the rank get on meanwhile, and
 // leaving takes no longer than it would.
 TEST_F(Nccl, AStoppedStoreHoldsNobodyUp) {
   run_ranks(Ranks::threads, 2, [&](Rank& r) {
-    const auto store = std::make_shared<StoppedStore>(r.store);
+    std::atomic<bool> stopped{false};
     Membership m = r.membership();
-    m.store = store;
+    m.store = stopped_store(r.store, stopped);
     ProcessGroup g = ProcessGroup::create(r.context, nccl.factory(), m);
     std::vector<float> v(10), w(10);
     g.all_reduce(on_device(v), on_device(v)).wait();
     r.meet("made");
-    store->stopped = true;
+    stopped = true;
     if (r.rank == 0) {
       // A lane that is not made yet, and a collective that a thread waits for meanwhile.
       const auto began = Clock::now();

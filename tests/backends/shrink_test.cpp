@@ -6,6 +6,7 @@
 
 #include <thread>
 
+#include "support/garbled_store.hpp"
 #include "support/run_ranks.hpp"
 #include "support/values.hpp"
 #include "weft/backends/plugin.hpp"
@@ -209,35 +210,6 @@ TEST(ShrinkOnThreads, ARankThatCannotIsLeftOut) {
     r.meet("end");
   });
 }
-
-// A store that gives back something else for keys with `part` in them.
-class GarbledStore final : public Store {
- public:
-  GarbledStore(std::shared_ptr<Store> store, std::string part, std::string garbage)
-      : store_(std::move(store)), part_(std::move(part)), garbage_(std::move(garbage)) {}
-  std::string get(std::string_view key, Deadline deadline) override {
-    return garbled(key) ? garbage_ : store_->get(key, deadline);
-  }
-  std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
-    return garbled(key) ? garbage_ : store_->try_get(key, deadline);
-  }
-  void set(std::string_view key, std::string_view value, Deadline deadline) override {
-    store_->set(key, value, deadline);
-  }
-  std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
-    return store_->add(key, delta, deadline);
-  }
-  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
-                          Deadline deadline) override {
-    return store_->compare_set(key, expected, desired, deadline);
-  }
-  void remove(std::string_view key, Deadline deadline) override { store_->remove(key, deadline); }
-
- private:
-  bool garbled(std::string_view key) const { return key.find(part_) != std::string_view::npos; }
-  const std::shared_ptr<Store> store_;
-  const std::string part_, garbage_;
-};
 
 // What somebody wrote into the keys by which ranks agree is told as an Error, which names the key.
 TEST(ShrinkOnThreads, GarbageInTheStoreIsNamed) {

@@ -50,40 +50,6 @@ rlim_t next_descriptor() {
 // Set by the handler's process-wide signal alone.
 volatile std::sig_atomic_t alarm_came = 0;
 
-class ObservedStore final : public Store {
- public:
-  ObservedStore(std::shared_ptr<Store> store, std::function<void()> before)
-      : store_(std::move(store)), before_(std::move(before)) {}
-  void set(std::string_view key, std::string_view value, Deadline d) override {
-    before_();
-    store_->set(key, value, d);
-  }
-  std::string get(std::string_view key, Deadline d) override {
-    before_();
-    return store_->get(key, d);
-  }
-  std::optional<std::string> try_get(std::string_view key, Deadline d) override {
-    return store_->try_get(key, d);
-  }
-  std::int64_t add(std::string_view key, std::int64_t delta, Deadline d) override {
-    before_();
-    return store_->add(key, delta, d);
-  }
-  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
-                          Deadline d) override {
-    before_();
-    return store_->compare_set(key, expected, desired, d);
-  }
-  void remove(std::string_view key, Deadline d) override {
-    before_();
-    store_->remove(key, d);
-  }
-
- private:
-  const std::shared_ptr<Store> store_;
-  const std::function<void()> before_;
-};
-
 void on_alarm(int) { ::kill(::getpid(), SIGKILL); }
 void on_alarm_stop(int) {
   ::kill(::getpid(), SIGSTOP);
@@ -255,10 +221,6 @@ void strike_soon(const Program& p, RankReport& report) {
 
 void await_strike() {
   while (alarm_came == 0) std::this_thread::sleep_for(milliseconds(1));
-}
-
-std::shared_ptr<Store> observed_store(std::shared_ptr<Store> store, std::function<void()> before) {
-  return std::make_shared<ObservedStore>(std::move(store), std::move(before));
 }
 
 void lift_limits() {

@@ -1,14 +1,11 @@
 // The faults that a program's rank is struck by, and how a call is made wrong.
 #pragma once
 
-#include <functional>
-#include <memory>
 #include <vector>
 
 #include "board.hpp"
 #include "program.hpp"
 #include "weft/backends/process_group.hpp"
-#include "weft/backends/store.hpp"
 
 namespace weft::check {
 
@@ -38,9 +35,6 @@ void strike(const Program& p, RankReport& report, Duration deadline);
 void strike_soon(const Program& p, RankReport& report);
 /// Until that has happened: the call it was meant for may have been quicker.
 void await_strike();
-/// A store that passes all on to `store`, and calls `before` before each request, looks at a key excepted: a
-/// rank that waits makes many of these.
-std::shared_ptr<Store> observed_store(std::shared_ptr<Store> store, std::function<void()> before);
 /// Gives back what descriptors and memory have taken.
 void lift_limits();
 

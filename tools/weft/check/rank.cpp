@@ -10,6 +10,7 @@
 #include <memory>
 #include <thread>
 
+#include "backends/forwarding_store.hpp"
 #include "faults.hpp"
 #include "runner.hpp"
 #include "trial.hpp"
@@ -209,7 +210,11 @@ class Runner {
       m.progress = p_.helper ? Progress::thread : Progress::caller;
       m.test.path = p_.path;
       if (victim_ && p_.fault.point == FaultPoint::in_creation)
-        m.store = observed_store(m.store, [this] { on_request(); });
+        m.store = std::make_shared<ObservedStore>(m.store,
+                                                  [this](StoreRequest request, std::string_view, Deadline) {
+                                                    if (request != StoreRequest::try_get)
+                                                      on_request();  // who waits makes many of these
+                                                  });
       if (victim_ && p_.fault.point == FaultPoint::in_chunk)
         m.test.in_chunk = [this](std::uint64_t call) {
           if (armed_.load() == call + 1 && armed_.exchange(0) != 0)
