@@ -1,6 +1,7 @@
-// Numbers in texts that others wrote.
+// Words and numbers in texts that others wrote.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <optional>
 #include <string_view>
@@ -17,6 +18,20 @@ std::optional<Integer> parse_integer(std::string_view text) noexcept {
   const auto [stop, failed] = std::from_chars(text.data(), end, value);
   if (failed != std::errc() || stop != end) return std::nullopt;
   return value;
+}
+
+/// Takes the next word off a text of words with one space between each two.
+inline std::string_view next_word(std::string_view& text) noexcept {
+  const std::string_view word = text.substr(0, text.find(' '));
+  text.remove_prefix(std::min(word.size() + 1, text.size()));
+  return word;
+}
+
+/// The same, where the word is an integer from min to max.
+template <class Integer>
+std::optional<Integer> next_integer(std::string_view& text, Integer min, Integer max) noexcept {
+  const auto value = parse_integer<Integer>(next_word(text));
+  return value && *value >= min && *value <= max ? value : std::nullopt;
 }
 
 }  // namespace weft

@@ -1,11 +1,15 @@
 #include "base/process_state.hpp"
 
 #include <fcntl.h>
+#include <poll.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdio>
 #include <string_view>
+
+#include "base/memfd.hpp"
 
 namespace weft {
 
@@ -31,6 +35,14 @@ ProcessState process_state(pid_t process, const char* proc) noexcept {
   };
   const char state = first_of("\nState:\t");
   return {.stopped = state == 'T' || state == 't', .dumping = first_of("\nCoreDumping:\t") == '1'};
+}
+
+bool has_ended(pid_t process) noexcept {
+  const Descriptor pidfd(static_cast<int>(::syscall(SYS_pidfd_open, process, 0)));
+  if (!pidfd) return errno == ESRCH;
+  pollfd end{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
+  while (::poll(&end, 1, 0) < 0 && errno == EINTR) {}
+  return end.revents != 0 || process_state(process).dumping;
 }
 
 }  // namespace weft

@@ -13,4 +13,8 @@ struct ProcessState {
 /// By a read of <proc>/<process>/status, some 20 µs. Nothing where that cannot be read.
 ProcessState process_state(pid_t process, const char* proc = "/proc") noexcept;
 
+/// Whether the process has ended, or does nothing any more but write its core. Some 30 µs. False where the
+/// system does not tell.
+bool has_ended(pid_t process) noexcept;
+
 }  // namespace weft

@@ -6,6 +6,7 @@
 
 #include <thread>
 
+#include "backends/forwarding_store.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/backends/plugin.hpp"
 
@@ -15,6 +16,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::AnyOf;
 using testing::ElementsAre;
+using testing::HasSubstr;
 using testing::StartsWith;
 
 std::vector<int> ranks_of(const Error& e) { return {e.ranks().begin(), e.ranks().end()}; }
@@ -60,41 +62,13 @@ TEST_P(BringUp, ARankThatMayNotHaveWhatItNeedsTellsTheOthers) {
       options);
 }
 
-// Ends its process at the n-th request.
-class DeadlyStore final : public Store {
- public:
-  DeadlyStore(std::shared_ptr<Store> store, int at) : store_(std::move(store)), left_(at) {}
-  void set(std::string_view key, std::string_view value, Deadline d) override {
-    count();
-    store_->set(key, value, d);
-  }
-  std::string get(std::string_view key, Deadline d) override {
-    count();
-    return store_->get(key, d);
-  }
-  std::optional<std::string> try_get(std::string_view key, Deadline d) override {
-    return store_->try_get(key, d);
-  }
-  std::int64_t add(std::string_view key, std::int64_t delta, Deadline d) override {
-    count();
-    return store_->add(key, delta, d);
-  }
-  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
-                          Deadline d) override {
-    return store_->compare_set(key, expected, desired, d);
-  }
-  void remove(std::string_view key, Deadline d) override {
-    count();
-    store_->remove(key, d);
-  }
-
- private:
-  void count() {
-    if (left_-- == 0) ::raise(SIGKILL);
-  }
-  std::shared_ptr<Store> store_;
-  int left_;
-};
+// The process ends at its n-th request.
+std::shared_ptr<Store> deadly(std::shared_ptr<Store> store, int n) {
+  return std::make_shared<ObservedStore>(std::move(store),
+                                         [n](StoreRequest request, std::string_view, Deadline) mutable {
+                                           if (request != StoreRequest::try_get && n-- == 0) ::raise(SIGKILL);
+                                         });
+}
 
 // Wherever it dies, nobody names a rank that only gave up because of it.
 TEST_P(BringUp, OnlyTheRankThatDiesIsNamed) {
@@ -108,7 +82,7 @@ TEST_P(BringUp, OnlyTheRankThatDiesIsNamed) {
         [at](Rank& r) {
           Membership m = r.membership();
           m.deadline = 1500ms;
-          if (r.rank == 2) m.store = std::make_shared<DeadlyStore>(r.store, at);
+          if (r.rank == 2) m.store = deadly(r.store, at);
           try {
             const ProcessGroup g = ProcessGroup::create(r.context, r.options.backend, m);
           } catch (const Error& e) {
@@ -120,6 +94,41 @@ TEST_P(BringUp, OnlyTheRankThatDiesIsNamed) {
     ranks.finish({2});
   }
 }
+
+#if WEFT_HAVE_GLOO
+// Once the ranks know each other's processes: not at the deadline, nor when the ranks have tried again in
+// vain.
+TEST(GlooBringUp, ARankThatDiesIsNamedWithinASecond) {
+  const std::pair<StoreRequest, const char*> deaths[] = {{StoreRequest::add, "/gloo/0/ports/count"},
+                                                         {StoreRequest::set, "/gloo/0/ports/2"},
+                                                         {StoreRequest::get, "/gloo/0/ports/"},
+                                                         {StoreRequest::get, "/gloo/0/verdict"},
+                                                         {StoreRequest::add, "/gloo/0/connected"}};
+  for (const auto& death : deaths) {
+    SCOPED_TRACE(death.second);
+    RankOptions options;
+    options.backend = "gloo";
+    RankProcesses ranks(
+        4,
+        [death](Rank& r) {
+          Membership m = r.membership();
+          if (r.rank == 2)
+            m.store = std::make_shared<ObservedStore>(
+                r.store, [death](StoreRequest request, std::string_view key, Deadline) {
+                  if (request == death.first && key.find(death.second) != key.npos) ::raise(SIGKILL);
+                });
+          const auto began = Clock::now();
+          const Error e = error_of([&] { ProcessGroup::create(r.context, r.options.backend, m); });
+          EXPECT_LT(Clock::now() - began, 4s) << e.what();  // a second, and as much as a busy machine takes
+          EXPECT_EQ(e.code(), ErrorCode::peer_lost) << e.what();
+          EXPECT_THAT(ranks_of(e), ElementsAre(2)) << e.what();
+          EXPECT_THAT(e.what(), HasSubstr("rank 2 was lost while the group was made (")) << e.what();
+        },
+        options);
+    ranks.finish({2});
+  }
+}
+#endif
 
 // What is kept of each peer is one pidfd; a connection lasts as long as one conversation.
 TEST(ManyRanks, KeepOneDescriptorAPeer) {

@@ -2,6 +2,7 @@
 #include "base/process_state.hpp"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <fstream>
@@ -48,6 +49,23 @@ TEST(ProcessState, SeesAStoppedProcess) {
   child.resume();
   for (int i = 0; i < 1000 && process_state(child.pid()).stopped; ++i) ::usleep(1000);
   EXPECT_FALSE(process_state(child.pid()).stopped);
+}
+
+TEST(ProcessState, SeesAProcessThatHasEnded) {
+  EXPECT_FALSE(has_ended(::getpid()));
+  int ended = 0;
+  {
+    test::ChildProcess child = test::ChildProcess::fork([] {
+      ::sleep(20);
+      return 0;
+    });
+    EXPECT_FALSE(has_ended(child.pid()));
+    ended = child.pid();
+    ::kill(ended, SIGKILL);  // and nobody has waited for it
+    for (int i = 0; i < 5000 && !has_ended(ended); ++i) ::usleep(1000);
+    EXPECT_TRUE(has_ended(ended));
+  }
+  EXPECT_TRUE(has_ended(ended));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <gloo/config.h>
 #include <gloo/context.h>
 #include <gloo/reduce.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -21,6 +22,7 @@
 #include "backends/op_table.hpp"
 #include "backends/reduce.hpp"
 #include "base/neighbourhood.hpp"
+#include "base/parse_number.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
 
@@ -28,6 +30,7 @@ namespace weft::gloo_backend {
 namespace {
 
 constexpr std::uint64_t kExchange = 0x42ull << 56;  // slots of exchange(), see links.cpp
+constexpr std::uint64_t kCard = 2;                  // its form
 constexpr auto kForever =
     std::chrono::milliseconds(std::chrono::hours(24 * 30));  // deadlines are the group's
 
@@ -52,8 +55,10 @@ std::shared_ptr<::gloo::Context> connect(const Bringup& b, bool check) {
   if (b.size == 1) return std::make_shared<::gloo::Context>(b.rank, b.size);
   const std::string host = b.test.host.empty() ? b.context.neighbourhood().self().host : b.test.host;
   const auto word = [](bool on) { return std::string(on ? "on" : "off"); };
-  std::vector<std::string> hosts =
-      join(b, "gloo", fmt::format("{} {}", word(check), host), Links::layout() + kExchange);
+  // "on host process"
+  std::vector<std::string> hosts = join(b, "gloo", fmt::format("{} {} {}", word(check), host, ::getpid()),
+                                        Links::layout() + kExchange + kCard);
+  std::vector<pid_t> processes(hosts.size());
   for (int r = 0; r < b.size; ++r) {
     std::string& card = hosts[static_cast<std::size_t>(r)];
     const std::size_t space = card.find(' ');
@@ -65,13 +70,18 @@ std::shared_ptr<::gloo::Context> connect(const Bringup& b, bool check) {
                                       b.name, theirs, r, word(check), b.rank, b.rank),
                   .ranks = {std::min(r, b.rank), std::max(r, b.rank)}});
     card.erase(0, space + 1);
+    const std::size_t end = std::min(card.rfind(' '), card.size());
+    const auto process = parse_integer<pid_t>(std::string_view(card).substr(std::min(end + 1, card.size())));
+    card.erase(end);
+    if (card == host && !is_unknown_host(host) && process && *process != ::getpid())
+      processes[static_cast<std::size_t>(r)] = *process;
   }
   const bool one_host = std::all_of(hosts.begin(), hosts.end(), [&](const auto& h) { return h == host; });
   const std::string because = std::none_of(hosts.begin(), hosts.end(), is_unknown_host)
                                   ? "the ranks are on several hosts"
                                   : fmt::format("a rank cannot tell its host ({})", kUnknownHostText);
   const ::gloo::transport::tcp::attr where = one_host ? loopback() : chosen_interface(b, because);
-  const std::shared_ptr<::gloo::Context> context = connect_all(b, where);
+  const std::shared_ptr<::gloo::Context> context = connect_all(b, where, std::move(processes));
   context->setTimeout(kForever);
   withdraw(b, "gloo");  // who is connected has read the cards
   return context;

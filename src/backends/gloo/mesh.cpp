@@ -20,8 +20,10 @@
 #include <vector>
 
 #include "backends/blocking_backend.hpp"
+#include "backends/forwarding_store.hpp"
 #include "backends/join.hpp"
 #include "base/fnv.hpp"
+#include "base/process_state.hpp"
 
 namespace weft::gloo_backend {
 namespace {
@@ -30,7 +32,7 @@ namespace transport = ::gloo::transport;
 
 constexpr int kAttempts = 4;
 constexpr std::uint64_t kHello = 0x43ull << 56;  // slot, see links.cpp
-// How long a rank may take to come to the next attempt: a live one comes at once.
+// How long a rank of another host may take to come to the next attempt: a live one comes at once.
 constexpr Duration kComesAgain = std::chrono::seconds(2), kComesAgainAtMost = std::chrono::seconds(10);
 constexpr Duration kAnswer = std::chrono::milliseconds(500);  // of the store, once a deadline has passed
 constexpr std::string_view kMade = "made";
@@ -65,6 +67,40 @@ void end_all(transport::Context& connections) noexcept {
     connections.createUnboundBuffer(&nothing, 1)->waitRecv(std::chrono::milliseconds(1));
   } catch (const std::exception&) {}
 }
+
+Error lost(const Bringup& b, const std::vector<int>& ranks, std::string_view why) {
+  const bool one = ranks.size() == 1;
+  return Error(Failure{
+      .code = ErrorCode::peer_lost,
+      .text = fmt::format("group \"{}\": rank{} {} {} lost while the group was made ({}) [rank {}]", b.name,
+                          one ? "" : "s", fmt::join(ranks, ", "), one ? "was" : "were", why, b.rank),
+      .ranks = ranks});
+}
+
+// Who waits for what a rank was to write hears of that rank's end. What it wrote before is still good.
+class WatchingStore final : public ForwardingStore {
+ public:
+  WatchingStore(const Bringup& b, std::vector<pid_t> processes)
+      : ForwardingStore(b.store), b_(b), processes_(std::move(processes)) {}
+  std::string get(std::string_view key, Deadline deadline) override {
+    try {
+      return ForwardingStore::get(key, deadline);
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::timeout) throw;
+      std::vector<int> ended;
+      for (int r = 0; r < b_.size; ++r)
+        if (const pid_t p = processes_[static_cast<std::size_t>(r)]; p > 0 && has_ended(p))
+          ended.push_back(r);
+      if (ended.empty()) throw;
+      if (auto held = try_get(key, Deadline::after(kAnswer))) return std::move(*held);
+      throw lost(b_, ended, ended.size() == 1 ? "its process has ended" : "their processes have ended");
+    }
+  }
+
+ private:
+  const Bringup& b_;
+  const std::vector<pid_t> processes_;
+};
 
 class Attempt {
  public:
@@ -125,12 +161,7 @@ void Attempt::exchange_addresses(Deadline comes, const std::string& former) {
     cards = join(b, what("ports"), card, digest_of(kHello, sizeof(Token)));
   } catch (const Error& e) {
     if (e.code() != ErrorCode::timeout || e.ranks().empty() || former.empty()) throw;
-    throw Error(
-        Failure{.code = ErrorCode::peer_lost,
-                .text = fmt::format("group \"{}\": rank{} {} {} lost while the group was made ({}) [rank {}]",
-                                    b.name, e.ranks().size() == 1 ? "" : "s", fmt::join(e.ranks(), ", "),
-                                    e.ranks().size() == 1 ? "was" : "were", former, b.rank),
-                .ranks = {e.ranks().begin(), e.ranks().end()}});
+    throw lost(b, {e.ranks().begin(), e.ranks().end()}, former);
   }
   for (const std::string& text : cards) {
     std::memcpy(tokens_.emplace_back().data(), text.data(), std::min(text.size(), sizeof(Token)));
@@ -198,13 +229,13 @@ std::shared_ptr<::gloo::Context> Attempt::run(Deadline comes, const std::string&
   // Of the time that is left the last attempt gets all.
   limit_ = Deadline::after(b_.deadline.left() / (kAttempts - number_));
   std::string verdict;
-  std::exception_ptr lost;  // the store, or a rank that has given up
+  std::exception_ptr gone;  // the store, or a rank that has given up or ended
   // Who waits for a peer that is in trouble hears of it here.
   std::thread listener([&] {
     try {
       verdict = await_verdict();
     } catch (...) {
-      lost = std::current_exception();
+      gone = std::current_exception();
     }
     if (verdict != kMade) end_all(*connections_);
   });
@@ -222,7 +253,7 @@ std::shared_ptr<::gloo::Context> Attempt::run(Deadline comes, const std::string&
     mute = std::current_exception();
   }
   listener.join();
-  if (lost || mute) std::rethrow_exception(lost ? lost : mute);
+  if (gone || mute) std::rethrow_exception(gone ? gone : mute);
   if (verdict == kMade) {
     withdraw(b_, what("ports"));
     return std::make_shared<Connected>(b_.rank, b_.size, device_, connections_);
@@ -233,8 +264,11 @@ std::shared_ptr<::gloo::Context> Attempt::run(Deadline comes, const std::string&
 
 }  // namespace
 
-std::shared_ptr<::gloo::Context> connect_all(const Bringup& b, const transport::tcp::attr& where) {
+std::shared_ptr<::gloo::Context> connect_all(const Bringup& asked, const transport::tcp::attr& where,
+                                             std::vector<pid_t> processes) {
   const NoSignals inherited;  // by Gloo's own thread, too
+  Bringup b = asked;
+  b.store = std::make_shared<WatchingStore>(asked, std::move(processes));
   std::string former;
   for (int number = 0; number < kAttempts && !b.deadline.passed(); ++number) {
     const Duration again = std::clamp<Duration>(b.deadline.left() / 4, kComesAgain, kComesAgainAtMost);

@@ -8,15 +8,20 @@
 
 #include <gloo/context.h>
 #include <gloo/transport/tcp/attr.h>
+#include <sys/types.h>
 
 #include <memory>
+#include <vector>
 
 #include "weft/backends/backend.hpp"
 
 namespace weft::gloo_backend {
 
-/// Collective. `where`: what to listen on. Throws timeout or peer_lost naming the ranks that do not come,
-/// system where the ranks could not be connected in several attempts, and the store's errors.
-std::shared_ptr<::gloo::Context> connect_all(const Bringup& b, const ::gloo::transport::tcp::attr& where);
+/// Collective. `where`: what to listen on. `processes`: by rank, which process of this host it is; 0: it is
+/// this one, or of another host. Throws timeout or peer_lost naming the ranks that do not come, peer_lost
+/// within half a second where such a process ends, system where the ranks could not be connected in several
+/// attempts, and the store's errors.
+std::shared_ptr<::gloo::Context> connect_all(const Bringup& b, const ::gloo::transport::tcp::attr& where,
+                                             std::vector<pid_t> processes);
 
 }  // namespace weft::gloo_backend
