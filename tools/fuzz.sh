@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes what reads bytes that others wrote (tests/fuzz): the store's server, client and file, texts, safetensors files. Starts from
+# Fuzzes what reads bytes that others wrote (tests/fuzz): the store's server, client and file, texts,
+# cards, safetensors files and indices of checkpoints. Starts from
 # the targets' seeds and tests/fuzz/corpus. What it finds stays in build/fuzz/found/<target>; a crash also prints its input.
 #
 #   tools/fuzz.sh                    every target for 3 seconds
@@ -15,7 +16,7 @@ if [ "${1:-}" = --keep ]; then keep=true; shift; fi
 seconds=${1:-3}
 shift || true
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(store_server store_client store_file texts safetensors)
+[ ${#targets[@]} -gt 0 ] || targets=(store_server store_client store_file texts cards safetensors index)
 
 build fuzz weft_fuzz
 # Small inputs reach everything; time and memory are limits of the targets, too.

@@ -10,21 +10,20 @@
 #include <optional>
 #include <set>
 #include <sstream>
+#include <utility>
+
+#include "base/parse_number.hpp"
 
 namespace weft {
 namespace {
+
+constexpr std::int64_t kMostMillicores = 1'000'000'000;  // a million cores
+constexpr std::size_t kMostDepth = 64;                   // of cgroups in each other
 
 // Where a hierarchy of cgroups is mounted, and which of its cgroups is there.
 struct Mount {
   std::string at, shows;
 };
-
-std::optional<std::int64_t> number(const std::string& text) {
-  char* end = nullptr;
-  const long long value = std::strtoll(text.c_str(), &end, 10);
-  if (end == text.c_str() || *end != '\0') return std::nullopt;
-  return value;
-}
 
 // A mount point with a blank in it has "\040" there.
 std::string unescaped(const std::string& text) {
@@ -63,9 +62,10 @@ std::optional<Mount> find_mount(const std::string& root, bool version2) {
 
 // Quota and period in microseconds, in thousandths of a core. A quota of "max" or -1 is none.
 std::optional<std::int64_t> millicores(const std::string& quota, const std::string& period) {
-  const auto q = number(quota), p = number(period);
+  const auto q = parse_integer<std::int64_t>(quota), p = parse_integer<std::int64_t>(period);
   if (!q || !p || *q <= 0 || *p <= 0) return std::nullopt;
-  return std::max<std::int64_t>(1, *q * 1000 / *p);
+  const double thousandths = static_cast<double>(*q) / static_cast<double>(*p) * 1000;
+  return static_cast<std::int64_t>(std::clamp(thousandths, 1.0, static_cast<double>(kMostMillicores)));
 }
 
 std::optional<std::int64_t> quota_in(const std::string& folder, bool version2) {
@@ -124,6 +124,7 @@ std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& process
     std::int64_t quota = 0;
     bool process = false;
     std::set<std::uint64_t> inside;
+    bool counted = false;  // once, whatever lists from elsewhere say is inside what
   };
   std::map<std::uint64_t, Node> nodes;
   for (const auto& list : processes) {
@@ -135,18 +136,18 @@ std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& process
     nodes[outer].process = true;
   }
   // What a cgroup gives: what those inside take, within its quota. 0: no limit.
-  const auto given = [&](const auto& self, std::uint64_t id, int depth) -> std::int64_t {
-    const Node& node = nodes[id];
-    if (node.process || depth > 64) return node.quota;
+  const auto given = [&](const auto& self, std::uint64_t id) -> std::int64_t {
+    Node& node = nodes[id];
+    if (node.process || std::exchange(node.counted, true)) return node.quota;
     std::int64_t sum = 0;
     for (const std::uint64_t inner : node.inside) {
-      const std::int64_t part = self(self, inner, depth + 1);
+      const std::int64_t part = self(self, inner);
       if (part == 0) return node.quota;
       sum += part;
     }
     return node.quota == 0 ? sum : std::min(sum, node.quota);
   };
-  return given(given, 0, 0);
+  return given(given, 0);
 }
 
 std::string encode(const std::vector<CpuQuota>& quotas) {
@@ -160,14 +161,11 @@ std::vector<CpuQuota> decode_quotas(const std::string& text) {
   std::vector<CpuQuota> quotas;
   std::istringstream items(text);
   for (std::string item; std::getline(items, item, ',');) {
-    CpuQuota q;
-    char* end = nullptr;
-    q.id = std::strtoull(item.c_str(), &end, 10);
-    if (*end != ':') return {};
-    const auto value = number(end + 1);
-    if (!value || *value <= 0) return {};
-    q.millicores = *value;
-    quotas.push_back(q);
+    const std::size_t colon = std::min(item.find(':'), item.size());
+    const auto id = parse_integer<std::uint64_t>(item.substr(0, colon));
+    const auto value = parse_integer<std::int64_t>(item.substr(std::min(colon + 1, item.size())));
+    if (!id || !value || *value < 1 || *value > kMostMillicores || quotas.size() == kMostDepth) return {};
+    quotas.push_back({*id, *value});
   }
   return quotas;
 }

@@ -13,7 +13,9 @@
 
 #include "backends/build.hpp"
 #include "backends/first_cause.hpp"
+#include "backends/store_table.hpp"
 #include "base/mutant.hpp"
+#include "base/parse_number.hpp"
 
 namespace weft {
 namespace {
@@ -80,14 +82,6 @@ std::vector<std::string> unpack(const Bringup& b, std::string_view text) {
   return cards;
 }
 
-// Takes the first word off.
-std::string next_word(std::string& text) {
-  const std::size_t space = std::min(text.find(' '), text.size());
-  std::string word = text.substr(0, space);
-  text.erase(0, space + 1);
-  return word;
-}
-
 [[noreturn]] void throw_mixed(const Bringup& b, int r, const std::string& theirs, const std::string& own) {
   const int low = std::min(r, b.rank), high = std::max(r, b.rank);
   const auto of = [&](int rank) { return describe_build(rank == r ? theirs : own); };
@@ -106,17 +100,25 @@ struct Announced {
 };
 
 // Throws mismatch where it is of another build, or of a group of another size.
-Announced parse(const Bringup& b, const std::string& build, int r, std::string text) {
-  const std::string theirs = next_word(text);
+Announced parse(const Bringup& b, const std::string& build, int r, std::string_view text) {
+  const std::string theirs(next_word(text));
   if (theirs != build && !WEFT_MUTANT("mixed_builds_unseen")) throw_mixed(b, r, theirs, build);
-  const std::string size = next_word(text);
+  const std::string_view size = next_word(text);
   if (size != std::to_string(b.size))
     throw Error(Failure{.code = ErrorCode::mismatch,
                         .text = fmt::format("group \"{}\": rank {} says size {}, rank {} says {}", b.name, r,
                                             size, b.rank, b.size),
                         .ranks = {r, b.rank}});
-  const std::string place = next_word(text);
-  return {std::atoi(place.c_str()), std::move(text)};
+  const std::string_view place = next_word(text);
+  const auto number = parse_integer<int>(place);
+  if (!number || *number < 1)
+    throw Error(
+        Failure{.code = ErrorCode::mismatch,
+                .text = fmt::format("group \"{}\": rank {} says that it came as number {}; expected 1 "
+                                    "or more [rank {}]",
+                                    b.name, r, shown_key(place), b.rank),
+                .ranks = {r}});
+  return {*number, std::string(text)};
 }
 
 // Somebody who came has another size, and has set its card or is about to; or (sizes = 0) some rank has told
@@ -125,7 +127,7 @@ void name_mismatch(const Bringup& b, std::string_view what, const std::string& b
   constexpr std::int64_t kMost = 4096;  // ranks looked at
   do {
     for (int r = 0; r < std::min(std::max<std::int64_t>(sizes, b.size), kMost); ++r)
-      if (auto text = b.store->try_get(key_of(b, what, r), b.deadline)) parse(b, build, r, std::move(*text));
+      if (auto text = b.store->try_get(key_of(b, what, r), b.deadline)) parse(b, build, r, *text);
     if (sizes > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   } while (sizes > 0 && !b.deadline.passed());
 }
@@ -276,7 +278,7 @@ std::vector<std::string> join(const Bringup& b, std::string_view what, std::stri
     std::vector<std::string> cards = unpack(b, *all);
     for (int r = 0; r < b.size; ++r) {
       std::string& text = cards[static_cast<std::size_t>(r)];
-      text = parse(b, build, r, std::move(text)).card;
+      text = parse(b, build, r, text).card;
     }
     return cards;
   });

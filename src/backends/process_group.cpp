@@ -56,17 +56,17 @@ std::vector<Pair> gather_by_store(GroupState& group, Pair mine) {
                                       r, std::chrono::duration<double>(m.deadline).count(), m.name, m.rank),
                   .ranks = {r}});
     }
-    const std::string_view both = text;
-    const std::size_t space = std::min(both.find(' '), both.size() - 1);
-    const auto first = parse_integer<std::int32_t>(both.substr(0, space));
-    const auto second = parse_integer<std::int32_t>(both.substr(space + 1));
-    if (!first || !second)
+    std::string_view rest = text;
+    const auto color = next_integer<std::int32_t>(rest, -1, INT32_MAX);
+    const auto order = parse_integer<std::int32_t>(rest);
+    if (!color || !order)
       throw Error(Failure{
           .code = ErrorCode::mismatch,
-          .text = fmt::format("split: key {} holds {}; expected two integers [group \"{}\", rank {}]",
-                              shown_key(fmt::format("{}/{}", token, r)), shown_key(text), m.name, m.rank),
+          .text = fmt::format(
+              "split: key {} holds {}; expected a color of -1 or more and a key [group \"{}\", rank {}]",
+              shown_key(fmt::format("{}/{}", token, r)), shown_key(text), m.name, m.rank),
           .ranks = {r}});
-    all[static_cast<std::size_t>(r)] = {*first, *second};
+    all[static_cast<std::size_t>(r)] = {*color, *order};
   }
   return all;
 }

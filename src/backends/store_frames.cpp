@@ -89,7 +89,7 @@ std::string make_refusal(ErrorCode code, std::string_view text) {
   return make_frame(Kind::refused, {}, text.substr(0, kMaxStoreValueBytes), {}, static_cast<int>(code));
 }
 
-ErrorCode refusal_code(const Frame& frame) noexcept {
+ErrorCode refusal_code(const StoreFrame& frame) noexcept {
   const bool known = frame.number >= 0 && frame.number <= static_cast<int>(ErrorCode::system);
   return known ? static_cast<ErrorCode>(frame.number) : ErrorCode::system;
 }

@@ -57,7 +57,7 @@ inline constexpr std::size_t kMaxFrameBytes =
     sizeof(FrameHeader) + kMaxStoreKeyBytes + 2 * kMaxStoreValueBytes;
 
 /// A frame that was read; points into the bytes it was read from.
-struct Frame {
+struct StoreFrame {
   Kind kind = Kind::found;
   std::int64_t number = 0;
   std::string_view key, value, extra;
@@ -67,12 +67,12 @@ std::string make_frame(Kind kind, std::string_view key, std::string_view value, 
                        std::int64_t number = 0);
 std::string make_refusal(ErrorCode code, std::string_view text);
 /// The code that a `refused` frame carries; `system` where it is none of ours.
-ErrorCode refusal_code(const Frame& frame) noexcept;
+ErrorCode refusal_code(const StoreFrame& frame) noexcept;
 
 struct Parsed {
   enum class State : std::uint8_t { more, whole, bad };
   State state = State::more;
-  Frame frame{};          ///< where whole
+  StoreFrame frame{};     ///< where whole
   std::size_t bytes = 0;  ///< of the frame; where more, of as much of it as its header tells
   std::string why{};      ///< where bad: "it does not speak this protocol (it sent "GET / HT")"
 };

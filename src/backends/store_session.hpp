@@ -31,7 +31,7 @@ class StoreSession {
       bad,      ///< the connection is to be closed with the warning `why`, after `out` was sent
     };
     State state = State::more;
-    Frame frame{};
+    StoreFrame frame{};
     std::string out{};
     std::string why{};
   };

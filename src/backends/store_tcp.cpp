@@ -364,7 +364,7 @@ struct TcpStoreServer::Impl {
                                options.max_unanswered));
   }
 
-  void answer(Client& c, const Frame& request) {
+  void answer(Client& c, const StoreFrame& request) {
     const std::string_view key = request.key;
     switch (request.kind) {
       case Kind::get:

@@ -7,7 +7,7 @@
 
 #include <algorithm>
 #include <bitset>
-#include <cstdlib>
+#include <cstdint>
 #include <fstream>
 #include <functional>
 #include <sstream>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "backends/cpu_quota.hpp"
+#include "base/parse_number.hpp"
 
 namespace weft {
 
@@ -85,7 +86,7 @@ class CpuShare {
     std::istringstream parts(text);
     std::string part;
     if (std::getline(parts, part, '/')) share.cores_ = CoreSet::decode(part);
-    if (std::getline(parts, part, '/')) share.host_ = std::strtoull(part.c_str(), nullptr, 10);
+    if (std::getline(parts, part, '/')) share.host_ = parse_integer<std::uint64_t>(part).value_or(0);
     while (std::getline(parts, part, '/')) share.quotas_.push_back(decode_quotas(part));
     return share;
   }
@@ -110,14 +111,15 @@ class CpuShare {
 
 inline int usable_cores() { return CpuShare::usable().count(); }
 
-/// The numbers in a list as the kernel writes it, "0-3,8".
+/// The numbers in a list as the kernel writes it, "0-3,8". What is not one adds nothing.
 inline int count_listed(const std::string& list) {
+  std::istringstream parts(list);
   int count = 0;
-  for (const char* p = list.c_str(); *p >= '0' && *p <= '9';) {
-    char* end = nullptr;
-    const long first = std::strtol(p, &end, 10), last = *end == '-' ? std::strtol(end + 1, &end, 10) : first;
-    count += static_cast<int>(last - first + 1);
-    p = *end == ',' ? end + 1 : end;
+  for (std::string part; std::getline(parts, part, ',');) {
+    const std::size_t dash = part.find('-');
+    const auto first = parse_integer<std::uint16_t>(part.substr(0, dash));
+    const auto last = dash == std::string::npos ? first : parse_integer<std::uint16_t>(part.substr(dash + 1));
+    if (first && last && *first <= *last) count += *last - *first + 1;
   }
   return count;
 }

@@ -12,7 +12,7 @@
 namespace weft {
 
 /// What one process asks another for. Fixed size; checked by the receiver.
-struct Request {
+struct SocketRequest {
   enum class Kind : std::uint32_t { board, segment, region };
   static constexpr std::uint32_t kMagic = 0x57454654;
   static constexpr std::size_t kNameBytes = 1000;
@@ -26,7 +26,7 @@ struct Request {
   char name[kNameBytes] = {};
 };
 
-struct Reply {
+struct SocketReply {
   enum class Status : std::uint32_t {
     ok,         ///< a descriptor comes with it
     absent,     ///< no such segment or region (yet)
@@ -34,7 +34,7 @@ struct Reply {
     stranger,   ///< the asking process runs as another user
     busy,       ///< it exists, but too many descriptors of this user are on their way: ask again
   };
-  std::uint32_t magic = Request::kMagic;
+  std::uint32_t magic = SocketRequest::kMagic;
   Status status = Status::ok;
   std::uint64_t number = 0;
   std::uint64_t bytes = 0;

@@ -35,6 +35,7 @@
 #include "base/fnv.hpp"
 #include "base/memfd.hpp"
 #include "base/no_signals.hpp"
+#include "base/parse_number.hpp"
 #include "base/process_state.hpp"
 #include "base/suspension.hpp"
 #include "base/warnings.hpp"
@@ -148,11 +149,18 @@ std::string ProcessAddress::encode() const {
 }
 
 ProcessAddress ProcessAddress::decode(const std::string& text) {
-  ProcessAddress a;
   std::istringstream words(text);
-  std::string version, rest;
-  if (!(words >> version >> a.host >> a.socket >> a.user >> a.pid >> a.board >> a.board_inode) ||
-      version != "weft1" || words >> rest)
+  std::string version, user, pid, board, inode, rest;
+  ProcessAddress a;
+  const bool complete =
+      static_cast<bool>(words >> version >> a.host >> a.socket >> user >> pid >> board >> inode);
+  const auto read = [](auto& number, const std::string& word) {
+    const auto is = parse_integer<std::remove_reference_t<decltype(number)>>(word);
+    number = is.value_or(0);
+    return is.has_value();
+  };
+  if (!complete || version != "weft1" || words >> rest || !read(a.user, user) || !read(a.pid, pid) ||
+      a.pid < 1 || !read(a.board, board) || a.board < -1 || !read(a.board_inode, inode))
     throw Error(
         ErrorCode::mismatch,
         fmt::format("neighbourhood: \"{}\" is not a process address; expected \"weft1 <host> <socket> <user> "
@@ -165,7 +173,7 @@ namespace {
 
 // Why another process has no memory to share: its limits are not this one's, so the one that was met is named
 // without its value.
-std::string refusal_text(const Reply& reply) {
+std::string refusal_text(const SocketReply& reply) {
   const int error_number = reply.bytes < 4096 ? static_cast<int>(reply.bytes) : 0;
   if (error_number == 0) return {};
   const char* const limit = error_number == EFBIG    ? " (ulimit -f there)"
@@ -324,7 +332,7 @@ class Server {
         fmt::format("refused process {} of user {}, which asked for memory of this process; "
                     "only user {} may",
                     c.process, c.user, user_));
-    const Reply reply{.status = Reply::Status::stranger};
+    const SocketReply reply{.status = SocketReply::Status::stranger};
     send_message(socket, &reply, sizeof reply);
     return false;
   } catch (...) {
@@ -333,7 +341,7 @@ class Server {
 
   // Answers one request. False: the connection is at its end.
   bool answer(int socket) noexcept try {
-    Request request;
+    SocketRequest request;
     switch (receive_message(socket, &request, sizeof request)) {
       case Transfer::later: return true;
       case Transfer::closed:
@@ -341,31 +349,31 @@ class Server {
       case Transfer::no_descriptor: return false;
       case Transfer::done: break;
     }
-    if (request.magic != Request::kMagic || request.name_bytes > Request::kNameBytes) {
+    if (request.magic != SocketRequest::kMagic || request.name_bytes > SocketRequest::kNameBytes) {
       warnings_.write("refused a message on this process's socket that is not weft's");
       return false;
     }
-    Reply reply{.status = Reply::Status::absent, .number = request.number};
+    SocketReply reply{.status = SocketReply::Status::absent, .number = request.number};
     int descriptor = -1;
     std::shared_ptr<HeldRegion> region;  // keeps its descriptor open while it is sent
     switch (request.kind) {
-      case Request::Kind::board:
+      case SocketRequest::Kind::board:
         descriptor = board_descriptor_;
-        reply.status = descriptor >= 0 ? Reply::Status::ok : Reply::Status::no_memory;
+        reply.status = descriptor >= 0 ? SocketReply::Status::ok : SocketReply::Status::no_memory;
         if (descriptor < 0) reply.bytes = static_cast<std::uint64_t>(board_refusal_);
         break;
-      case Request::Kind::segment:
+      case SocketRequest::Kind::segment:
         if (request.segment >= arena_.segment_count()) break;
         descriptor = arena_.segment_descriptor(request.segment);
-        reply.status = Reply::Status::ok;
+        reply.status = SocketReply::Status::ok;
         reply.bytes = arena_.segment_bytes(request.segment);
         break;
-      case Request::Kind::region: {
+      case SocketRequest::Kind::region: {
         const std::lock_guard lock(offers_->mutex);
         region = offers_->find({request.name, request.name_bytes});
         if (!region) break;
         descriptor = region->memfd.get();
-        reply.status = descriptor >= 0 ? Reply::Status::ok : Reply::Status::no_memory;
+        reply.status = descriptor >= 0 ? SocketReply::Status::ok : SocketReply::Status::no_memory;
         reply.bytes = descriptor >= 0 ? region->bytes : static_cast<std::uint64_t>(region->refusal);
         reply.id = region->id;
         break;
@@ -373,7 +381,7 @@ class Server {
     }
     const Transfer sent = send_message(socket, &reply, sizeof reply, descriptor);
     if (sent == Transfer::crowded) {
-      reply.status = Reply::Status::busy;
+      reply.status = SocketReply::Status::busy;
       return send_message(socket, &reply, sizeof reply) == Transfer::done;
     }
     // A neighbour has one request open at a time: a full socket means one that never reads.
@@ -477,21 +485,22 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
 
   // The region it offers under `name`, or null where it offers none now.
   RegionRef open(const std::string& name, Deadline deadline) {
-    Request request{.kind = Request::Kind::region, .name_bytes = static_cast<std::uint32_t>(name.size())};
+    SocketRequest request{.kind = SocketRequest::Kind::region,
+                          .name_bytes = static_cast<std::uint32_t>(name.size())};
     std::memcpy(request.name, name.data(), name.size());
     const Turn turn(*this, deadline);
     const Answer answer = exchange(request, deadline);
     switch (answer.reply.status) {
-      case Reply::Status::ok: break;
-      case Reply::Status::busy:
-      case Reply::Status::absent: return nullptr;
-      case Reply::Status::no_memory:
+      case SocketReply::Status::ok: break;
+      case SocketReply::Status::busy:
+      case SocketReply::Status::absent: return nullptr;
+      case SocketReply::Status::no_memory:
         throw Error(
             ErrorCode::unsupported,
             fmt::format(
                 "neighbourhood: region \"{}\" of {} cannot be mapped: its system refuses memfd_create{}",
                 name, who(), refusal_text(answer.reply)));
-      case Reply::Status::stranger: throw other_user();
+      case SocketReply::Status::stranger: throw other_user();
     }
     for (auto i = opened_.begin(); i != opened_.end();)
       i = i->second.expired() ? opened_.erase(i) : std::next(i);
@@ -516,7 +525,7 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
 
  private:
   struct Answer {
-    Reply reply;
+    SocketReply reply;
     Descriptor descriptor;
   };
 
@@ -591,18 +600,18 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
 
   SharedMapping ask_for_board(Deadline deadline) {
     const Turn turn(*this, deadline);
-    const Answer answer = exchange({.kind = Request::Kind::board}, deadline);
+    const Answer answer = exchange({.kind = SocketRequest::Kind::board}, deadline);
     switch (answer.reply.status) {
-      case Reply::Status::ok: break;
-      case Reply::Status::no_memory:
+      case SocketReply::Status::ok: break;
+      case SocketReply::Status::no_memory:
         throw Error(
             ErrorCode::unsupported,
             fmt::format(
                 "neighbourhood: {} has no memory that others can map: its system refuses memfd_create{}",
                 who(), refusal_text(answer.reply)));
-      case Reply::Status::busy:
-      case Reply::Status::absent:
-      case Reply::Status::stranger: throw other_user();
+      case SocketReply::Status::busy:
+      case SocketReply::Status::absent:
+      case SocketReply::Status::stranger: throw other_user();
     }
     SharedMapping mapping = map(answer.descriptor.get(), sizeof(Board));
     if (!mapping) throw_errno(fmt::format("neighbourhood: mapping the board of {}", who()), errno);
@@ -635,20 +644,20 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
   }
 
   // Asks until there is an answer, where descriptors of this user crowd the system. The caller has the turn.
-  Answer exchange(Request request, Deadline deadline) {
+  Answer exchange(SocketRequest request, Deadline deadline) {
     const auto start = Clock::now();
     if (!socket_) connect(deadline);
     while (true) {
       request.number = ++last_number_;
       Answer answer = ask(request, deadline, start);
-      if (answer.reply.status != Reply::Status::busy) return answer;
+      if (answer.reply.status != SocketReply::Status::busy) return answer;
       if (deadline.passed()) throw no_answer(start);
       sleep_noticing(std::chrono::milliseconds(1));
     }
   }
 
   // Sends and waits for the reply.
-  Answer ask(const Request& request, Deadline deadline, Clock::time_point start) {
+  Answer ask(const SocketRequest& request, Deadline deadline, Clock::time_point start) {
     bool sent = false;
     while (true) {
       // Closed: it may have left a last word (a refusal), which is read below.
@@ -656,7 +665,7 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
       Answer answer;
       switch (receive_message(socket_.get(), &answer.reply, sizeof answer.reply, &answer.descriptor)) {
         case Transfer::done:
-          if (answer.reply.status == Reply::Status::stranger || answer.reply.number == request.number)
+          if (answer.reply.status == SocketReply::Status::stranger || answer.reply.number == request.number)
             return answer;
           continue;
         case Transfer::closed: throw lost("has ended");
@@ -696,8 +705,8 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
     if (bytes > 0) file = open_file_of(address_.pid, shown.descriptor, shown.inode);
     if (file && !alive()) return false;  // another process may have had its number by then
     if (!file) {
-      Answer answer = exchange({.kind = Request::Kind::segment, .segment = index}, deadline);
-      if (answer.reply.status != Reply::Status::ok) return false;
+      Answer answer = exchange({.kind = SocketRequest::Kind::segment, .segment = index}, deadline);
+      if (answer.reply.status != SocketReply::Status::ok) return false;
       file = std::move(answer.descriptor);
       bytes = answer.reply.bytes;
     }
@@ -881,10 +890,10 @@ NeighbourRef Neighbourhood::meet(const ProcessAddress& address, Deadline deadlin
 namespace {
 
 void check_name(const std::string& name) {
-  if (name.empty() || name.size() > Request::kNameBytes)
+  if (name.empty() || name.size() > SocketRequest::kNameBytes)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("neighbourhood: a region's name has {} bytes; expected 1 to {}", name.size(),
-                            Request::kNameBytes));
+                            SocketRequest::kNameBytes));
 }
 
 }  // namespace

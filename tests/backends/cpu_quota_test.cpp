@@ -117,9 +117,25 @@ TEST(SharedQuota, Travels) {
   EXPECT_EQ(encode(two), "18446744073709551615:2500,7:1");
   EXPECT_EQ(decode_quotas(encode(two)), two);
   EXPECT_EQ(encode(std::vector<CpuQuota>()), "-");
-  for (const char* text : {"-", "", "7", "7:", "7:-1", "7:x", ":", "x:1 "})
+  for (const char* text : {"-", "", "7", "7:", "7:-1", "7:x", ":", "x:1 ", "-7:1", "7:99999999999999999999",
+                           "18446744073709551616:1", "7:1000000001", "7:1,8"})
 
     EXPECT_TRUE(decode_quotas(text).empty()) << text;
+}
+
+// Cgroups that are in each other are none, but must not take for ever.
+TEST(SharedQuota, OfListsThatContradictEachOtherIsFound) {
+  std::string deep = "1:1";
+  for (int i = 2; i <= 64; ++i) deep += "," + std::to_string(i) + ":1";
+  EXPECT_EQ(decode_quotas(deep).size(), 64u);
+  EXPECT_TRUE(decode_quotas(deep + ",65:1").empty());
+  std::vector<std::vector<CpuQuota>> processes;
+  for (std::uint64_t i = 1; i <= 40; ++i) {  // each in each, and no process in any but 99
+    processes.emplace_back();
+    for (std::uint64_t k = 0; k < 40; ++k) processes.back().push_back({1 + (i + k * i) % 40, 1000});
+    processes.back().push_back({99, 500});
+  }
+  EXPECT_GT(shared_millicores(processes), 0);
 }
 
 TEST(SharedQuota, LimitsTheCoresThatCount) {

@@ -10,6 +10,7 @@
 #include <random>
 #include <thread>
 
+#include "support/garbled_store.hpp"
 #include "support/random_calls.hpp"
 #include "support/recording_backend.hpp"
 #include "support/shm_settings.hpp"
@@ -21,6 +22,7 @@ using namespace std::chrono_literals;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::StartsWith;
 
 // The world's ranks behind those of `g`.
 std::vector<int> members(Rank& r, ProcessGroup& g) {
@@ -229,6 +231,28 @@ TEST(GroupsOfDevices, SplitByTheStore) {
   EXPECT_EQ(e.code(), ErrorCode::timeout);
   EXPECT_STREQ(e.what(), "split: rank 1 did not call it within 0.05 s [group \"gpus\", rank 0]");
   EXPECT_THAT(e.ranks(), ElementsAre(1));
+}
+
+// What somebody wrote where a rank writes its color and key.
+TEST(GroupsOfDevices, GarbageInSplitsKeysIsNamed) {
+  Context context;
+  Recording recording;
+  recording.move_device_memory();
+  for (const std::string garbage :
+       {"", "7", "x y", "1 2 3", "-2 0", "1  2", "99999999999 1", "0x1 0", "1.5 0"}) {
+    Membership m;
+    m.store = std::make_shared<GarbledStore>(make_local_store(), "gather", garbage);
+    m.size = 2;
+    m.name = "gpus";
+    ProcessGroup g = ProcessGroup::create(context, recording.factory(), m);
+    const Error e = error_of([&] { g.split(0); });
+    EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();
+    EXPECT_THAT(e.what(),
+                AllOf(StartsWith("split: key \""),
+                      HasSubstr("/0\" holds \"" + garbage +
+                                "\"; expected a color of -1 or more and a key [group \"gpus\", rank 0]")));
+    EXPECT_THAT(e.ranks(), ElementsAre(0));
+  }
 }
 
 // One rank -------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 // How the ranks of a group meet in the store, and what they say where one, or the store, does not answer.
 #include "backends/join.hpp"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "backends/build.hpp"
+#include "backends/forwarding_store.hpp"
 #include "support/errors.hpp"
 #include "weft/base/context.hpp"
 
@@ -22,46 +24,6 @@ using std::chrono::milliseconds;
 using testing::ElementsAre;
 using testing::IsEmpty;
 using testing::MatchesRegex;
-
-// A store that stops answering, as one does whose process is stopped.
-class Mortal final : public Store {
- public:
-  void set(std::string_view key, std::string_view value, Deadline deadline) override {
-    answer();
-    store_->set(key, value, deadline);
-  }
-  std::string get(std::string_view key, Deadline deadline) override {
-    answer();
-    return store_->get(key, deadline);
-  }
-  std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
-    if (silent_when_asked) silent = true;
-    answer();
-    return store_->try_get(key, deadline);
-  }
-  std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
-    ++requests;
-    return store_->add(key, delta, deadline);
-  }
-  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
-                          Deadline deadline) override {
-    return store_->compare_set(key, expected, desired, deadline);
-  }
-  void remove(std::string_view key, Deadline deadline) override {
-    answer();
-    store_->remove(key, deadline);
-  }
-
-  bool silent = false, silent_when_asked = false;
-  std::atomic<int> requests{0};
-
- private:
-  void answer() {
-    ++requests;
-    if (silent) throw Error(ErrorCode::timeout, "store: the server does not answer");
-  }
-  std::shared_ptr<Store> store_ = make_local_store();
-};
 
 class Join : public testing::Test {
  protected:
@@ -76,7 +38,15 @@ class Join : public testing::Test {
             .test = {}};
   }
   Context context_;
-  std::shared_ptr<Mortal> store_ = std::make_shared<Mortal>();
+  // As one whose process is stopped, from now on or from the first try_get() on.
+  std::atomic<bool> silent_{false}, silent_when_asked_{false};
+  std::atomic<int> requests_{0};
+  const std::shared_ptr<Store> store_ = std::make_shared<ObservedStore>(
+      make_local_store(), [this](StoreRequest request, std::string_view, Deadline) {
+        ++requests_;
+        if (silent_when_asked_ && request == StoreRequest::try_get) silent_ = true;
+        if (silent_) throw Error(ErrorCode::timeout, "store: the server does not answer");
+      });
 };
 
 TEST_F(Join, GivesTheCardsOfAllAndLeavesNothing) {
@@ -100,7 +70,7 @@ TEST_F(Join, AsksTheStoreAFewTimesPerRank) {
       ranks.emplace_back(
           [&, r] { EXPECT_EQ(join(at(r, kRanks), "card", std::string(1, '\0'), 0).size(), kRanks); });
   }
-  EXPECT_LE(store_->requests,
+  EXPECT_LE(requests_,
             8 * kRanks);  // and some more where this machine is busy: looks for a first cause
 }
 
@@ -134,6 +104,20 @@ TEST_F(Join, WhoStopsBeforeItHasPutTheCardsTogetherIsNamed) {
   const Error e = error_of([&] { join(at(1, 3, milliseconds(50)), "card", "x", 0); });
   EXPECT_EQ(e.code(), ErrorCode::timeout);
   EXPECT_THAT(e.what(), MatchesRegex("group \"g\": rank 2 did not join within [0-9.]+ s \\[rank 1\\]"));
+}
+
+// Who came last is looked for by what the others wrote.
+TEST_F(Join, ANumberThatIsNoneIsNamed) {
+  for (const char* number : {"", "0", "-1", "1x", "99999999999"}) {
+    store_->set("token/card/0", fmt::format("{} 3 {} x", build_word(0, 0), number), Deadline::never());
+    store_->set("token/card/2", build_word(0, 2) + " 3 3 x", Deadline::never());
+    store_->set("token/card/count", std::to_string((std::int64_t{3} << 24) + 1), Deadline::never());
+    expect_error(ErrorCode::mismatch,
+                 fmt::format("group \"g\": rank 0 says that it came as number \"{}\"; expected 1 or more "
+                             "[rank 1]",
+                             number),
+                 [&] { join(at(1, 3, milliseconds(20)), "card", "x", 0); });
+  }
 }
 
 // Rank 0 was counted, and stopped before its card was there.
@@ -198,7 +182,7 @@ TEST_F(Join, AnotherSizeIsAMismatchAtOnce) {
 
 // Then nobody can say who is absent.
 TEST_F(Join, ASilentStoreIsNotTakenForAnAbsentRank) {
-  store_->silent_when_asked = true;  // after the deadline has passed
+  silent_when_asked_ = true;  // after the deadline has passed
   const Error late = error_of([&] { join(at(1, 3, milliseconds(50)), "card", {}, 0); });
   for (const Error& e : {late, error_of([&] { join(at(1), "card", {}, 0); })}) {
     EXPECT_EQ(e.code(), ErrorCode::timeout);

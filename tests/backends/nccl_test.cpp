@@ -818,10 +818,9 @@ TEST_F(Nccl, AGroupOverAStoppedStoreIsATimeoutAtTheDeadline) {
   run_ranks(
       Ranks::threads, 2,
       [&](Rank& r) {
-        const auto store = std::make_shared<StoppedStore>(r.store);
-        store->stopped = true;
+        const std::atomic<bool> stopped{true};
         Membership m = r.membership();
-        m.store = store;
+        m.store = stopped_store(r.store, stopped);
         const auto began = Clock::now();
         const Error e = error_of([&] { ProcessGroup::create(r.context, nccl.factory(), m); });
         EXPECT_EQ(e.code(), ErrorCode::timeout);

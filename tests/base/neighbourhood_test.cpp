@@ -88,8 +88,11 @@ TEST(ProcessAddress, IsOneLineOfText) {
 }
 
 TEST(ProcessAddress, RefusesOtherText) {
-  for (const std::string text : {"", "hello", "weft1 a b 1", "weft1 a b 1 x", "weft1 a b 1 2 3",
-                                 "weft1 a b 1 2 3 4 5", "weft2 a b 1 2 3 4"})
+  for (const std::string text :
+       {"", "hello", "weft1 a b 1", "weft1 a b 1 x", "weft1 a b 1 2 3", "weft1 a b 1 2 3 4 5",
+        "weft2 a b 1 2 3 4", "weft1 a b -1 2 3 4", "weft1 a b 4294967296 2 3 4", "weft1 a b 0x1 2 3 4",
+        "weft1 a b 1 0 3 4", "weft1 a b 1 -2 3 4", "weft1 a b 1 2147483648 3 4", "weft1 a b 1 2 -2 4",
+        "weft1 a b 1 2 3 -4", "weft1 a b 1 2 3 4x"})
     EXPECT_EQ(error_text([&] { ProcessAddress::decode(text); }),
               "mismatch: neighbourhood: \"" + text +
                   "\" is not a process address; expected \"weft1 <host> <socket> <user> <process> <board> "

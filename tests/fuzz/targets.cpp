@@ -10,6 +10,7 @@
 
 #include "backends/address.hpp"
 #include "backends/first_cause.hpp"
+#include "backends/shm/card.hpp"
 #include "backends/store_frames.hpp"
 #include "backends/store_records.hpp"
 #include "backends/store_seal.hpp"
@@ -17,7 +18,9 @@
 #include "backends/store_table.hpp"
 #include "base/neighbourhood.hpp"
 #include "weft/base/error.hpp"
-#if WEFT_FUZZ_SAFETENSORS
+#if WEFT_FUZZ_CHECKPOINTS
+#include "checkpoint/file_io.hpp"
+#include "checkpoint/index.hpp"
 #include "weft/checkpoint/safetensors.hpp"
 #endif
 
@@ -65,7 +68,7 @@ std::string piece(std::string_view bytes) {
 enum Mode : char { open_to_all, demands_secret, joined };  // the first byte
 
 /// What the server would answer; the table is as small as a fuzzer wants it.
-std::string answer(StoreTable& table, const Frame& request) {
+std::string answer(StoreTable& table, const StoreFrame& request) {
   try {
     switch (request.kind) {
       case Kind::set: table.set(request.key, request.value); break;
@@ -284,9 +287,37 @@ std::vector<std::string> texts_seeds() {
           "6 1 18446744073709551615 99999999999 1 2\ntext"};
 }
 
+// ---- what ranks tell each other when they meet ----
+
+void cards(std::string_view bytes) {
+  try {
+    const shm::Card card = shm::Card::decode(bytes);
+    const std::string written = card.encode();
+    check(shm::Card::decode(written).encode() == written, "a card is read as it is written");
+    CpuShare all = card.cores;
+    all |= card.cores;
+    check(all.count() >= 1 && all.count() <= CPU_SETSIZE, "cores are counted");
+  } catch (const Error& e) {
+    check(e.code() == ErrorCode::mismatch, "what is no card is a mismatch");
+  }
+  std::vector<std::vector<CpuQuota>> processes;  // a line each
+  for (std::string_view rest = bytes; !rest.empty() && processes.size() < 64;) {
+    const std::string_view line = rest.substr(0, rest.find('\n'));
+    processes.push_back(decode_quotas(std::string(line)));
+    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
+  }
+  check(shared_millicores(processes) >= 0, "a quota is no negative number");
+}
+
+std::vector<std::string> cards_seeds() {
+  const std::string address = " weft1 boot/pid:[1]/net:[2] weft-00ff 1000 4711 5 12";
+  return {"0 0 ff/17/5:2500" + address, "1023 2 f/1/1:1,2:2/-/7:9" + address, "1024 0 f/1/-" + address,
+          "1:5,2:5\n2:5,1:5\n3:1000000000", "1:5,1:5,2:5,1:5"};
+}
+
 // ---- checkpoints ----
 
-#if WEFT_FUZZ_SAFETENSORS
+#if WEFT_FUZZ_CHECKPOINTS
 void safetensors(std::string_view bytes) {
   const int fd = ::memfd_create("fuzz", MFD_CLOEXEC);
   check(fd >= 0 && ::write(fd, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()), "a memfd");
@@ -326,6 +357,48 @@ std::vector<std::string> safetensors_seeds() {
       file(R"({"w\u0000x":{"dtype":"I8","shape":[24],"data_offsets":[0,24]}})", data),
       file(std::string(1000, '['), data)};
 }
+
+// A checkpoint's index: what is read can be written and is then read as the same, and its parts are sound.
+void index(std::string_view bytes) {
+  const std::string text(bytes);
+  try {
+    const CheckpointIndex read = index_from_json("index.json", text);
+    check(read.step >= 0, "a step is no negative number");
+    for (const auto& [name, entry] : read.tensors) {
+      std::int64_t elements = 0;
+      for (const CheckpointPart& part : entry.parts) {
+        check(!why_no_file_name(part.file), "a part's file lies beside the index");
+        elements += part.box.shape.count();
+      }
+      check(elements == entry.shape.count(), "the parts have as many elements as the whole");
+    }
+    const std::string written = to_json(read);
+    check(to_json(index_from_json("index.json", written)) == written, "an index is read as it is written");
+  } catch (const Error& e) {
+    check(e.code() == ErrorCode::bad_argument, "an index that is wrong is the caller's to know");
+  }
+}
+
+std::vector<std::string> index_seeds() {
+  const auto tensor = [](std::string_view shape, std::string_view parts) {
+    return std::string(R"({"format":"weft checkpoint","version":1,"step":7,"mesh":"dp=2","extra":{"k":"v"},)")
+        .append(R"x("tensors":{"w":{"dtype":"f32","layout":["Shard(0)"],"shape":)x")
+        .append(shape)
+        .append(R"(,"parts":[)")
+        .append(parts)
+        .append("]}}}");
+  };
+  return {tensor("[2,3]",
+                 R"({"file":"a","offset":[0,0],"shape":[1,3]},{"file":"b","offset":[1,0],"shape":[1,3]})"),
+          tensor("[2,3]",
+                 R"({"file":"a","offset":[0,0],"shape":[1,3]},{"file":"b","offset":[0,0],"shape":[1,3]})"),
+          tensor("[]", R"({"file":"a","offset":[],"shape":[]})"),
+          tensor("[0,5]", ""),
+          tensor("[9223372036854775807,3]", R"({"file":"a","offset":[0,0],"shape":[9223372036854775807,3]})"),
+          tensor("[1e300]", R"({"file":"../a","offset":[8.7],"shape":[-1]})"),
+          tensor("[1]", R"({"file":"a\u0000b","offset":[0],"shape":[1],"shape":[1]})"),
+          std::string(1000, '[')};
+}
 #endif
 
 }  // namespace
@@ -336,8 +409,10 @@ const std::vector<Target>& targets() {
     {"store_client", store_client, store_client_seeds},
     {"store_file", store_file, store_file_seeds},
     {"texts", texts, texts_seeds},
-#if WEFT_FUZZ_SAFETENSORS
+    {"cards", cards, cards_seeds},
+#if WEFT_FUZZ_CHECKPOINTS
     {"safetensors", safetensors, safetensors_seeds},
+    {"index", index, index_seeds},
 #endif
   };
   return all;

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/json_reader.hpp"
+#include "base/parse_number.hpp"
 #include "commands.hpp"
 #include "launcher.hpp"
 #include "number_flag.hpp"
@@ -33,12 +34,13 @@ struct Mesh {
 };
 
 Mesh parse(const std::string& text) {
-  Mesh m{text, 0, 0};
-  char rest = 0;
-  if (std::sscanf(text.c_str(), "%dx%d%c", &m.dp, &m.tp, &rest) != 2 || m.dp < 1 || m.tp < 1)
+  const std::size_t x = std::min(text.find('x'), text.size());
+  const auto dp = parse_integer<int>(text.substr(0, x));
+  const auto tp = parse_integer<int>(text.substr(std::min(x + 1, text.size())));
+  if (!dp || !tp || *dp < 1 || *tp < 1)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("parity: mesh \"{}\" is not dp x tp; expected such as \"2x1\"", text));
-  return m;
+  return {text, *dp, *tp};
 }
 
 // A folder of this run, removed with all in it.

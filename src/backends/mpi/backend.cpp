@@ -9,9 +9,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <climits>
 #include <cstddef>
 #include <cstring>
-#include <sstream>
+#include <optional>
 #include <thread>
 
 #include "backends/call_numbers.hpp"
@@ -23,8 +24,10 @@
 #include "backends/mpi/rounds.hpp"
 #include "backends/op_table.hpp"
 #include "backends/roll_letters.hpp"
+#include "backends/store_table.hpp"
 #include "backends/usable_cores.hpp"
 #include "base/fnv.hpp"
+#include "base/parse_number.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
 
@@ -557,6 +560,8 @@ class MpiBackend final : public Backend {
 
 // Bring-up.
 
+constexpr int kMostTag = 32767;  // MPI has tags up to it at least
+
 // What each rank tells the others through the Store.
 struct Card {
   std::string backend;
@@ -571,12 +576,20 @@ struct Card {
     return fmt::format("{} {} {} {} {} {} {} {}", backend, world_rank, world_size, safe, check, max_count,
                        tag, cores.encode());
   }
-  static Card decode(const std::string& text) {
+  /// Nothing where it is no card.
+  static std::optional<Card> decode(std::string_view text) {
     Card c;
-    std::istringstream words(text);
-    std::string cores;
-    words >> c.backend >> c.world_rank >> c.world_size >> c.safe >> c.check >> c.max_count >> c.tag >> cores;
-    c.cores = CpuShare::decode(cores);
+    c.backend = next_word(text);
+    const auto take = [&text](auto& number, auto min, auto max) {
+      const auto is = next_integer<std::remove_reference_t<decltype(number)>>(text, min, max);
+      number = is.value_or(number);
+      return is.has_value();
+    };
+    const bool whole = take(c.world_rank, 0, INT_MAX) && take(c.world_size, 1, INT_MAX) &&
+                       take(c.safe, 0, 1) && take(c.check, 0, 1) && take(c.max_count, 0, INT64_MAX) &&
+                       take(c.tag, 0, kMostTag);
+    if (!whole || c.world_rank >= c.world_size) return std::nullopt;
+    c.cores = CpuShare::decode(std::string(text));
     return c;
   }
 };
@@ -589,8 +602,14 @@ struct Card {
 
 std::vector<Card> exchange(const Bringup& b, const Card& own) {
   std::vector<Card> cards;
-  for (const std::string& text : join(b, "mpi/card", own.encode(), kLayout))
-    cards.push_back(Card::decode(text));
+  for (const std::string& text : join(b, "mpi/card", own.encode(), kLayout)) {
+    const int r = static_cast<int>(cards.size());
+    auto card = Card::decode(text);
+    if (!card)
+      refuse(b, ErrorCode::mismatch,
+             fmt::format("rank {} wrote {}, which is no rank's card", r, shown_key(text)), {r});
+    cards.push_back(std::move(*card));
+  }
   for (int r = 0; r < b.size; ++r) {
     const Card& c = cards[static_cast<std::size_t>(r)];
     const std::vector<int> both{std::min(r, b.rank), std::max(r, b.rank)};
@@ -621,7 +640,8 @@ std::vector<Card> exchange(const Bringup& b, const Card& own) {
 
 int next_tag(const Bringup& b) {
   try {
-    return static_cast<int>(b.store->add(fmt::format("weft/{}/groups", kBackend), 1, b.deadline) % 32768);
+    return static_cast<int>(b.store->add(fmt::format("weft/{}/groups", kBackend), 1, b.deadline) %
+                            (kMostTag + 1));
   } catch (const Error& e) {
     refuse(b, e.code(), e.what(), {});
   }

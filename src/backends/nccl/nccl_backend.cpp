@@ -38,6 +38,7 @@
 #include "backends/usable_cores.hpp"
 #include "base/fnv.hpp"
 #include "base/no_signals.hpp"
+#include "base/parse_number.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
 
@@ -56,7 +57,7 @@ constexpr std::uint64_t kLayout = digest_of(sizeof(UniqueId), kMostLanes);
 // CUDA reads the variable itself, at its first use in a process: 1 to 32.
 int hardware_queues() {
   constexpr int kDefault = 8;
-  const int n = std::atoi(env::get("CUDA_DEVICE_MAX_CONNECTIONS").value_or("").c_str());
+  const int n = parse_integer<int>(env::get("CUDA_DEVICE_MAX_CONNECTIONS").value_or("")).value_or(0);
   return n >= 1 && n <= 32 ? n : kDefault;
 }
 

@@ -6,14 +6,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <map>
 #include <vector>
 
 #include "backends/join.hpp"
+#include "backends/shm/card.hpp"
 #include "backends/shm/layout.hpp"
 #include "backends/shm/single_copy.hpp"
-#include "backends/usable_cores.hpp"
 #include "base/memfd.hpp"
 #include "base/mutant.hpp"
 #include "base/suspension.hpp"
@@ -32,29 +31,6 @@ Path parse_path(const std::string& text) {
       fmt::format("shm: path \"{}\" is not known; expected \"inline\", \"direct\", \"staged\" or \"single\"",
                   text));
 }
-
-// What each rank tells the others through the Store.
-struct Card {
-  int bell = 0;
-  SingleCopy single_copy = SingleCopy::off;
-  CpuShare cores;
-  ProcessAddress address;
-
-  std::string encode() const {
-    return fmt::format("{} {} {} {}", bell, static_cast<int>(single_copy), cores.encode(), address.encode());
-  }
-  static Card decode(const std::string& text) {
-    Card c;
-    char* end = nullptr;
-    c.bell = static_cast<int>(std::strtol(text.c_str(), &end, 10));
-    c.single_copy = static_cast<SingleCopy>(std::strtol(end, &end, 10));
-    std::string rest = *end == ' ' ? end + 1 : end;
-    const std::size_t space = std::min(rest.find(' '), rest.size());
-    c.cores = CpuShare::decode(rest.substr(0, space));
-    c.address = ProcessAddress::decode(rest.substr(std::min(space + 1, rest.size())));
-    return c;
-  }
-};
 
 // Region of a group of one: nobody else ever maps it.
 RegionRef private_region(std::size_t bytes) {
@@ -246,7 +222,14 @@ Group bring_up(const Bringup& b) {
   CpuShare cores = CpuShare::usable();
   std::vector<Card> cards;
   for (int r = 0; r < b.size; ++r) {
-    cards.push_back(Card::decode(texts[static_cast<std::size_t>(r)]));
+    try {
+      cards.push_back(Card::decode(texts[static_cast<std::size_t>(r)]));
+    } catch (const Error& e) {
+      throw Error(
+          Failure{.code = e.code(),
+                  .text = fmt::format("group \"{}\": rank {}: {} [rank {}]", b.name, r, e.what(), b.rank),
+                  .ranks = {r}});
+    }
     if (cards.back().single_copy != single_copy) {
       throw Error(
           Failure{.code = ErrorCode::mismatch,

@@ -67,12 +67,13 @@ constexpr std::uint64_t digest_of_control() noexcept {
 
 /// What processes ask each other for, through their sockets.
 constexpr std::uint64_t digest_of_sockets() noexcept {
-  return digest_of(Request::kMagic, Request::kNameBytes, sizeof(Request), offsetof(Request, kind),
-                   offsetof(Request, number), offsetof(Request, segment), offsetof(Request, name_bytes),
-                   offsetof(Request, name), static_cast<int>(Request::Kind::region), sizeof(Reply),
-                   offsetof(Reply, status), offsetof(Reply, number), offsetof(Reply, bytes),
-                   offsetof(Reply, id), static_cast<int>(Reply::Status::stranger), Neighbourhood::kMaxBells,
-                   Arena::kMaxSegments);
+  return digest_of(
+      SocketRequest::kMagic, SocketRequest::kNameBytes, sizeof(SocketRequest), offsetof(SocketRequest, kind),
+      offsetof(SocketRequest, number), offsetof(SocketRequest, segment), offsetof(SocketRequest, name_bytes),
+      offsetof(SocketRequest, name), static_cast<int>(SocketRequest::Kind::region), sizeof(SocketReply),
+      offsetof(SocketReply, status), offsetof(SocketReply, number), offsetof(SocketReply, bytes),
+      offsetof(SocketReply, id), static_cast<int>(SocketReply::Status::stranger), Neighbourhood::kMaxBells,
+      Arena::kMaxSegments);
 }
 
 inline std::uint64_t layout() noexcept {

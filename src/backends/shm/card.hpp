@@ -1,0 +1,46 @@
+// What each rank of a group of shared memory tells the others through the store.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+
+#include "backends/shm/group.hpp"
+#include "backends/store_table.hpp"
+#include "backends/usable_cores.hpp"
+#include "base/neighbourhood.hpp"
+#include "base/parse_number.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::shm {
+
+struct Card {
+  int bell = 0;
+  SingleCopy single_copy = SingleCopy::off;
+  CpuShare cores;
+  ProcessAddress address;
+
+  std::string encode() const {
+    return fmt::format("{} {} {} {}", bell, static_cast<int>(single_copy), cores.encode(), address.encode());
+  }
+  /// Throws mismatch with the text where it is no card.
+  static Card decode(std::string_view text) {
+    std::string_view rest = text;
+    const auto bell = next_integer(rest, 0, Neighbourhood::kMaxBells - 1);
+    const auto single_copy = next_integer(rest, 0, static_cast<int>(SingleCopy::push));
+    if (!bell || !single_copy)
+      throw Error(
+          ErrorCode::mismatch,
+          fmt::format("shm: {} is no rank's card; expected \"<bell from 0 to {}> <single copy from 0 "
+                      "to {}> <cores> <process address>\"",
+                      shown_key(text), Neighbourhood::kMaxBells - 1, static_cast<int>(SingleCopy::push)));
+    const CpuShare cores = CpuShare::decode(std::string(next_word(rest)));
+    return {.bell = *bell,
+            .single_copy = static_cast<SingleCopy>(*single_copy),
+            .cores = cores,
+            .address = ProcessAddress::decode(std::string(rest))};
+  }
+};
+
+}  // namespace weft::shm
