@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backends/blocking_backend.hpp"
+#include "base/parse_number.hpp"
 
 namespace weft::nccl {
 namespace {
@@ -192,7 +193,8 @@ std::vector<int> Notices::silent_at(std::uint64_t call, int size) {
   for (int r = 0; r < size; ++r) {
     if (r == rank_) continue;
     const auto at = store_->try_get(came_key(token_, r), answer);
-    if (!at || std::stoull(*at) <= call) silent.push_back(r);
+    const auto came = at ? parse_integer<std::uint64_t>(*at) : std::nullopt;
+    if (!came || *came <= call) silent.push_back(r);
   }
   return silent;
 }
