@@ -26,7 +26,7 @@ class BlockingBackend : public Backend {
   ~BlockingBackend() override;
   void post(OpState& s) noexcept final;
   Step poll(OpState& s) noexcept final;
-  bool healthy() noexcept final { return !failed(); }
+  bool healthy() noexcept override { return !failed(); }
   void fail(const Failure& why) noexcept final;
   Failure failure() const final;
   bool quiet() const noexcept final;

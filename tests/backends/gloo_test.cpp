@@ -527,6 +527,43 @@ TEST(GlooProcesses, AKilledRankIsNamedByTheSurvivors) {
   ranks.finish({1});
 }
 
+// A worker that a rank forked lives on with copies of its connections: these do not tell that the rank died.
+TEST(GlooProcesses, ARankThatDiesBeforeAChildItForkedIsNamedWithinASecond) {
+  SKIP_WITHOUT_GLOO();
+  RankOptions options = gloo();
+  options.deadline = 20s;  // so it is not the deadline that tells
+  options.limit = 30s;
+  RankProcesses ranks(
+      3,
+      [](Rank& r) {
+        r.group().barrier().wait();
+        if (r.rank == 1) {
+          const pid_t child = ::fork();
+          if (child == 0) {
+            ::alarm(30);
+            for (;;) ::pause();
+          }
+          r.store->set("child", std::to_string(child), Deadline::after(20s));
+          r.store->get("waiting", Deadline::after(20s));
+          ::raise(SIGKILL);
+        }
+        if (r.rank == 0) r.store->set("waiting", "", Deadline::after(20s));
+        const auto began = Clock::now();
+        const Error e = error_of([&] { r.group().barrier().wait(); });
+        EXPECT_LT(Clock::now() - began, 2s);
+        EXPECT_EQ(e.code(), ErrorCode::peer_lost) << e.what();
+        EXPECT_THAT(e.what(), HasSubstr("rank 1 was lost: its process has ended"));
+        EXPECT_THAT(ranks_of(e), ElementsAre(1));
+        r.store->set("told/" + std::to_string(r.rank), "", Deadline::after(20s));
+      },
+      options);
+  const pid_t child = std::stoi(ranks.store().get("child", Deadline::after(20s)));
+  for (const char* told : {"told/0", "told/2"})
+    EXPECT_NO_THROW(ranks.store().get(told, Deadline::after(25s))) << told;
+  ::kill(child, SIGKILL);
+  ranks.finish({1});
+}
+
 TEST(GlooProcesses, AStoppedRankIsATimeoutAndMemoryIsOursAgain) {
   SKIP_WITHOUT_GLOO();
   RankProcesses ranks(

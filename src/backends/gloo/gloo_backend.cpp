@@ -23,6 +23,7 @@
 #include "backends/reduce.hpp"
 #include "base/neighbourhood.hpp"
 #include "base/parse_number.hpp"
+#include "base/process_state.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
 
@@ -51,8 +52,13 @@ constexpr auto kForever =
   return where;
 }
 
-std::shared_ptr<::gloo::Context> connect(const Bringup& b, bool check) {
-  if (b.size == 1) return std::make_shared<::gloo::Context>(b.rank, b.size);
+struct Connection {
+  std::shared_ptr<::gloo::Context> context;
+  std::vector<pid_t> processes;  // by rank; 0: it is this one, or of another host
+};
+
+Connection connect(const Bringup& b, bool check) {
+  if (b.size == 1) return {std::make_shared<::gloo::Context>(b.rank, b.size), {0}};
   const std::string host = b.test.host.empty() ? b.context.neighbourhood().self().host : b.test.host;
   const auto word = [](bool on) { return std::string(on ? "on" : "off"); };
   // "on host process"
@@ -81,11 +87,42 @@ std::shared_ptr<::gloo::Context> connect(const Bringup& b, bool check) {
                                   ? "the ranks are on several hosts"
                                   : fmt::format("a rank cannot tell its host ({})", kUnknownHostText);
   const ::gloo::transport::tcp::attr where = one_host ? loopback() : chosen_interface(b, because);
-  const std::shared_ptr<::gloo::Context> context = connect_all(b, where, std::move(processes));
+  const std::shared_ptr<::gloo::Context> context = connect_all(b, where, processes);
   context->setTimeout(kForever);
   withdraw(b, "gloo");  // who is connected has read the cards
-  return context;
+  return {context, std::move(processes)};
 }
+
+// Which ranks of this host have died. Connections tell it sooner, but not where a child that a rank has
+// forked lives on with copies of them. A rank that leaves ends, too, a moment after it has said so: so it
+// takes two looks. For one thread at a time.
+class Deaths {
+ public:
+  explicit Deaths(std::vector<pid_t> processes)
+      : processes_(std::move(processes)), ended_(processes_.size()) {}
+  /// `stays`: of a rank, whether it has not said that it leaves.
+  template <class F>
+  std::optional<int> look(const F& stays) noexcept {
+    constexpr auto kEvery = std::chrono::milliseconds(200);
+    constexpr std::size_t kAtOnce = 64;
+    const auto now = Clock::now();
+    if (now < next_look_) return std::nullopt;
+    next_look_ = now + kEvery;
+    for (std::size_t i = 0; i < std::min(kAtOnce, processes_.size()); ++i) {
+      const std::size_t r = std::exchange(next_, (next_ + 1) % processes_.size());
+      if (processes_[r] == 0 || !stays(static_cast<int>(r)) || !has_ended(processes_[r])) continue;
+      if (ended_[r]) return static_cast<int>(r);
+      ended_[r] = true;
+    }
+    return std::nullopt;
+  }
+
+ private:
+  const std::vector<pid_t> processes_;
+  std::vector<bool> ended_;  // at the last look
+  std::size_t next_ = 0;
+  Clock::time_point next_look_{};
+};
 
 // Gloo wants a type, and of it only the size.
 template <std::size_t kBytes>
@@ -112,7 +149,9 @@ class GlooBackend final : public BlockingBackend {
         check_(env::is_on("WEFT_GLOO_CHECK")),
         unexpected_(UnexpectedLimits::from_env()),
         traits_(*known_traits("gloo")),
-        context_(connect(b, check_)),
+        connection_(connect(b, check_)),
+        context_(connection_.context),
+        deaths_(connection_.processes),
         links_(context_, unexpected_,
                {.finished = [this](OpState& s) { finished(s); },
                 .refuse = [this](OpState& s, Failure why) { refuse(s, std::move(why)); },
@@ -124,6 +163,16 @@ class GlooBackend final : public BlockingBackend {
   ~GlooBackend() override { end(); }
 
   const Traits& traits() const noexcept override { return traits_; }
+  bool healthy() noexcept override try {
+    if (failed()) return false;
+    if (const auto rank = deaths_.look([&](int r) { return links_.stays(r); }))
+      fail(Failure{.code = ErrorCode::peer_lost,
+                   .text = fmt::format("rank {} was lost: its process has ended", *rank),
+                   .ranks = {*rank}});
+    return !failed();
+  } catch (const std::exception&) {  // no memory for a text: at the next look
+    return !failed();
+  }
   std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
     if (check_ || !row(s.op).collective) return links_.missing(s, story);
     story = "Gloo cannot tell who is missing (WEFT_GLOO_CHECK is off)";
@@ -272,7 +321,9 @@ class GlooBackend final : public BlockingBackend {
   const bool check_;
   const UnexpectedLimits unexpected_;
   Traits traits_;
+  const Connection connection_;
   const std::shared_ptr<::gloo::Context> context_;
+  Deaths deaths_;
   Links links_;
 };
 

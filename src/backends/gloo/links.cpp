@@ -175,6 +175,12 @@ void Links::interrupt() noexcept {
     if (peer->in) peer->in->abortWaitRecv();
 }
 
+bool Links::stays(int rank) {
+  const std::lock_guard lock(mutex_);
+  const Peer& peer = *peers_[static_cast<std::size_t>(rank)];
+  return !closed_ && !peer.leaves && !peer.released;
+}
+
 Failure Links::left(int rank, const OpState* s) const {
   Failure f{.code = ErrorCode::peer_lost,
             .text = fmt::format("{}rank {} left the group", s ? fmt::format("{}: ", name(s->op)) : "", rank),

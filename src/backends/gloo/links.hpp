@@ -64,6 +64,8 @@ class Links {
   std::vector<int> missing(const OpState& s, std::string& story);
   /// See Backend::ask(). Whoever runs answers, whatever its program does: a thread does it.
   bool ask(const OpState& s);
+  /// The rank has not said that it leaves.
+  bool stays(int rank);
   /// Ends all connections: see BlockingBackend::interrupt.
   void interrupt() noexcept;
 
