@@ -4,15 +4,18 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <sstream>
 #include <utility>
 
 #include "base/parse_number.hpp"
+#include "weft/base/clock.hpp"
 
 namespace weft {
 namespace {
@@ -116,6 +119,22 @@ std::vector<CpuQuota> cpu_quotas(const std::string& root) {
     if (controllers.empty() || lists(controllers, "cpu")) add_quotas(root, path, controllers.empty(), found);
   }
   return found;
+}
+
+std::vector<CpuQuota> recent_cpu_quotas() {
+  constexpr auto kRecent = std::chrono::seconds(1);
+  static std::mutex mutex;
+  static std::optional<Clock::time_point> read;
+  static std::vector<CpuQuota> quotas;
+  // A child that was forked while another thread was here never gets it.
+  const std::unique_lock lock(mutex, std::try_to_lock);
+  if (!lock) return cpu_quotas();
+  const auto now = Clock::now();
+  if (!read || now - *read >= kRecent) {
+    quotas = cpu_quotas();
+    read = now;
+  }
+  return quotas;
 }
 
 std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& processes) {

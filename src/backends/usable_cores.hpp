@@ -67,10 +67,13 @@ class CpuShare {
   static CpuShare usable() {
     CpuShare share;
     share.cores_ = CoreSet::usable();
-    std::string boot;
-    std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-    share.host_ = std::hash<std::string>()(boot);
-    share.quotas_.push_back(cpu_quotas());
+    static const std::uint64_t host = [] {
+      std::string boot;
+      std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+      return std::hash<std::string>()(boot);
+    }();
+    share.host_ = host;
+    share.quotas_.push_back(recent_cpu_quotas());
     return share;
   }
   /// Text without blanks.

@@ -194,5 +194,10 @@ TEST(RealCgroup, QuotaIsFound) {
   if (tried == 0) GTEST_SKIP() << "no cgroup with a quota can be made here";
 }
 
+TEST(RecentQuotas, AreThoseOfTheSystem) {
+  EXPECT_EQ(recent_cpu_quotas(), cpu_quotas());
+  EXPECT_EQ(recent_cpu_quotas(), cpu_quotas()) << "kept";
+}
+
 }  // namespace
 }  // namespace weft::test
