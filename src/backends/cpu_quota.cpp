@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -125,14 +126,16 @@ std::vector<CpuQuota> recent_cpu_quotas() {
   constexpr auto kRecent = std::chrono::seconds(1);
   static std::mutex mutex;
   static std::optional<Clock::time_point> read;
+  static pid_t reader = 0;
   static std::vector<CpuQuota> quotas;
   // A child that was forked while another thread was here never gets it.
   const std::unique_lock lock(mutex, std::try_to_lock);
   if (!lock) return cpu_quotas();
   const auto now = Clock::now();
-  if (!read || now - *read >= kRecent) {
+  if (!read || now - *read >= kRecent || reader != ::getpid()) {
     quotas = cpu_quotas();
     read = now;
+    reader = ::getpid();
   }
   return quotas;
 }

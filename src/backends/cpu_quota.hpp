@@ -20,7 +20,8 @@ struct CpuQuota {
 /// every path, for tests.
 std::vector<CpuQuota> cpu_quotas(const std::string& root = "");
 
-/// The same, perhaps of up to a second ago: half a dozen files would be read for every group. Thread-safe.
+/// The same, perhaps of up to a second ago in this process: half a dozen files would be read for every group.
+/// Thread-safe.
 std::vector<CpuQuota> recent_cpu_quotas();
 
 /// What several processes, each in the cgroups of its list, have together: each cgroup gives no more than its
