@@ -17,6 +17,7 @@
 
 #include "backends/own_file.hpp"
 #include "base/suspension.hpp"
+#include "base/without_size_signal.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 
@@ -189,9 +190,10 @@ void MeetingPlace::publish(const std::string& address, Deadline deadline) const 
   const Descriptor fd(::openat(folder_.fd.get(), fresh.c_str(),
                                O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600));
   if (!fd) throw_errno(fmt::format("rendezvous: cannot write {}.new", path()), errno);
+  const WithoutSizeSignal guard;
   const ssize_t written = ::write(fd.get(), text.data(), text.size());
   if (written != static_cast<ssize_t>(text.size())) {
-    const int error_number = written < 0 ? errno : ENOSPC;
+    const int error_number = written < 0 ? errno : ENOSPC;  // of a part only
     ::unlinkat(folder_.fd.get(), fresh.c_str(), 0);
     throw_errno(fmt::format("rendezvous: cannot write {}.new", path()), error_number);
   }

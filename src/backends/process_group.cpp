@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "backends/group_state.hpp"
+#include "backends/hold_up.hpp"
 #include "backends/join.hpp"
 #include "backends/request.hpp"
 #include "backends/shrink.hpp"
@@ -179,6 +180,26 @@ Work ProcessGroup::send_recv(const ConstTensorView& in, int dst, const TensorVie
   return coalesced({call::send(in, dst, options), call::recv(out, src, options)});
 }
 
+namespace {
+
+// An Error from the making of a subgroup: its caller knows the ranks of the parent only.
+Error as_of_parent(const Error& e, const ProcessGroup& parent, std::span<const int> members) {
+  std::vector<int> ranks;
+  for (const int r : e.ranks())
+    if (r >= 0 && r < static_cast<int>(members.size())) ranks.push_back(members[static_cast<std::size_t>(r)]);
+  if (std::equal(ranks.begin(), ranks.end(), e.ranks().begin(), e.ranks().end())) return e;
+  std::sort(ranks.begin(), ranks.end());
+  return Error(
+      Failure{.code = e.code(),
+              .text = fmt::format("{} (in group \"{}\": {})", e.what(), parent.name(), name_ranks(ranks)),
+              .op = e.op(),
+              .call = e.call(),
+              .ranks = ranks},
+      e.quiesced());
+}
+
+}  // namespace
+
 ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> ranks) {
   context().check_fork("subgroup");
   const auto wrong = [&](const std::string& text) {
@@ -202,9 +223,13 @@ ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> 
   m.rank = static_cast<int>(mine - ranks.begin());
   m.size = static_cast<int>(ranks.size());
   m.name = std::string(name);
-  return ProcessGroup(new_group(context(), state_->factory, m, state_->next_token(name, ranks),
-                                state_->ranks_here_of(m.size),
-                                Origin{.ranks = std::vector<int>(ranks.begin(), ranks.end())}));
+  try {
+    return ProcessGroup(new_group(context(), state_->factory, m, state_->next_token(name, ranks),
+                                  state_->ranks_here_of(m.size),
+                                  Origin{.ranks = std::vector<int>(ranks.begin(), ranks.end())}));
+  } catch (const Error& e) {
+    throw as_of_parent(e, *this, ranks);
+  }
 }
 
 ProcessGroup ProcessGroup::shrink(Duration limit) {

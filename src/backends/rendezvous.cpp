@@ -321,6 +321,11 @@ std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_
     } catch (const Error& e) {
       // The server of a job that was ending, perhaps; after it there was none until the deadline.
       const bool was_ending = e.code() == ErrorCode::timeout && refusal.will_pass;
+      if (e.code() == ErrorCode::timeout && !was_ending && seat.rank == 0 && !served)
+        throw Error(ErrorCode::timeout,
+                    fmt::format("{}; nor could this rank 0 serve there: the address is not of this host, or "
+                                "its port is in use",
+                                e.what()));
       if (!was_ending && (e.code() != ErrorCode::peer_lost || served)) throw;
       if (!was_ending) refusal = {e.what(), true};
     }

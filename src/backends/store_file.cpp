@@ -15,9 +15,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
-#include <ctime>
 #include <mutex>
 #include <system_error>
 
@@ -25,11 +23,13 @@
 #include "backends/store_records.hpp"
 #include "backends/store_table.hpp"
 #include "base/suspension.hpp"
+#include "base/without_size_signal.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
 namespace {
 
+constexpr std::size_t kPiece = std::size_t{4} << 20;               // of the file, read at once
 constexpr Duration kLongestPause = std::chrono::milliseconds(10);  // between two looks of who waits
 
 /// Between two looks: short at first, then longer.
@@ -42,31 +42,6 @@ class Pause {
 
  private:
   Duration next_ = std::chrono::microseconds(100);
-};
-
-/// A write beyond the process's file size limit (RLIMIT_FSIZE) is an error here, not the end of the process:
-/// the signal that comes with it is held back and taken.
-class WithoutSizeSignal {
- public:
-  WithoutSizeSignal() {
-    sigemptyset(&set_);
-    sigaddset(&set_, SIGXFSZ);
-    sigset_t pending;
-    ::sigpending(&pending);
-    was_pending_ = sigismember(&pending, SIGXFSZ) == 1;
-    ::pthread_sigmask(SIG_BLOCK, &set_, &before_);
-  }
-  ~WithoutSizeSignal() {
-    const timespec at_once{};
-    if (!was_pending_) ::sigtimedwait(&set_, nullptr, &at_once);
-    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-  }
-  WithoutSizeSignal(const WithoutSizeSignal&) = delete;
-  WithoutSizeSignal& operator=(const WithoutSizeSignal&) = delete;
-
- private:
-  sigset_t set_{}, before_{};
-  bool was_pending_ = false;
 };
 
 class FileStore final : public Store {
@@ -185,24 +160,39 @@ class FileStore final : public Store {
       if (!repair) return false;
       throw damaged(end, "it was cut short");
     }
-    std::string fresh(end - at_, '\0');
-    fresh.resize(read(fresh.data(), fresh.size(), at_));
-    std::string_view rest = fresh;
-    if (at_ == 0) {
-      if (rest.substr(0, kStoreFileHeader.size()) != kStoreFileHeader.substr(0, rest.size()))
-        throw Error(ErrorCode::system, fmt::format("store: {} is not a weft store (it begins with {})", path_,
-                                                   shown_key(rest.substr(0, 16))));
-      if (rest.size() < kStoreFileHeader.size()) {
-        if (repair) write(kStoreFileHeader, 0, "its header");
-        if (repair) at_ = kStoreFileHeader.size();
-        return true;
+    std::string bytes;  // from at_ on
+    // Piece by piece: a file that somebody made longer has any size.
+    for (bool more = true; more;) {
+      const std::size_t had = bytes.size(), piece = std::min(kPiece, end - at_ - had);
+      bytes.resize(had + piece);
+      bytes.resize(had + read(bytes.data() + had, piece, at_ + had));
+      more = bytes.size() == had + kPiece;
+      std::string_view rest = bytes;
+      if (at_ == 0) {
+        if (rest.substr(0, kStoreFileHeader.size()) != kStoreFileHeader.substr(0, rest.size()))
+          throw Error(ErrorCode::system, fmt::format("store: {} is not a weft store (it begins with {})",
+                                                     path_, shown_key(rest.substr(0, 16))));
+        if (rest.size() < kStoreFileHeader.size()) {
+          if (repair) write(kStoreFileHeader, 0, "its header");
+          if (repair) at_ = kStoreFileHeader.size();
+          return true;
+        }
+        at_ = kStoreFileHeader.size();
+        rest.remove_prefix(at_);
       }
-      at_ = kStoreFileHeader.size();
-      rest.remove_prefix(at_);
+      if (!take_records(rest, repair)) return false;
+      bytes.erase(0, bytes.size() - rest.size());
     }
+    if (repair && !bytes.empty() && ::ftruncate(fd_, static_cast<off_t>(at_)) != 0)
+      throw_errno(fmt::format("store: cannot cut {} back to {} bytes", path_, at_), errno);
+    return true;
+  }
+
+  /// Those at the beginning of `rest`, which stands at at_ in the file, off it. False: something odd follows.
+  bool take_records(std::string_view& rest, bool repair) {
     for (;;) {
       const StoreRecord record = parse_record(rest);
-      if (record.state == StoreRecord::State::more) break;
+      if (record.state == StoreRecord::State::more) return true;
       if (record.state == StoreRecord::State::bad) {
         if (!repair) return false;
         throw damaged(at_, record.why);
@@ -211,9 +201,6 @@ class FileStore final : public Store {
       rest.remove_prefix(record.bytes);
       at_ += record.bytes;
     }
-    if (repair && !rest.empty() && ::ftruncate(fd_, static_cast<off_t>(at_)) != 0)
-      throw_errno(fmt::format("store: cannot cut {} back to {} bytes", path_, at_), errno);
-    return true;
   }
 
   void apply(StoreRecord::Change change, std::string_view key, std::string_view value) {

@@ -725,7 +725,7 @@ class TcpStore final : public Store {
         if (reach(address, addresses.size() == 1, secret, deadline, why)) return;
       if (full_ && full_->passed())
         throw Error(ErrorCode::system,
-                    fmt::format("store: the server at {}: {}", shown_host_port(host, port), why));
+                    fmt::format("store: the server at {}: {}", shown_host_port(host, port), full_why_));
       if (deadline.passed()) {
         throw Error(ErrorCode::timeout, fmt::format("store: no server at {} within {} ({})",
                                                     shown_host_port(host, port), shown_duration(limit), why));
@@ -864,9 +864,10 @@ class TcpStore final : public Store {
     why = connection.error();
     if (!connection.is_full()) {
       full_.reset();
-    } else if (!full_) {
-      full_ = Deadline::after(kFullPatience);
+      return;
     }
+    full_why_ = why;  // it may be gone at the next attempt
+    if (!full_) full_ = Deadline::after(kFullPatience);
   }
 
   static Error wrong_secret(std::string_view where) {
@@ -956,6 +957,7 @@ class TcpStore final : public Store {
                  fmt::format("store: key {}: the server at {} is gone ({})", shown_key(key), name_, why));
   }
 
+  std::string full_why_;
   std::optional<Deadline> full_;  // how long one that has no more room is tried again
   SocketAddress address_;         // that answered
   std::string name_;

@@ -1,10 +1,14 @@
 // Membership::from_env under the variables of each launcher, good and bad, and under those launchers
 // themselves that are installed.
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -861,6 +865,38 @@ TEST_F(RendezvousTest, RanksOfOneHostMeetByAFile) {
   expect_they_meet(3, [](int rank) { return openmpi(rank, 3); });
   expect_they_meet(3, [](int rank) { return hydra(rank, 3); });
   expect_they_meet(3, [](int rank) { return slurm(rank, 3); });
+}
+
+// Somebody has the port and does not listen there: rank 0 takes it for a server. (On loopback alone the store
+// has no port.)
+TEST_F(RendezvousTest, RankZeroSaysThatItCouldNotServe) {
+  const int taken = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_ANY);
+  socklen_t length = sizeof address;
+  ASSERT_EQ(::bind(taken, reinterpret_cast<sockaddr*>(&address), length), 0);
+  ASSERT_EQ(::getsockname(taken, reinterpret_cast<sockaddr*>(&address), &length), 0);
+  expect_error({{"WEFT_RANK", "0"},
+                {"WEFT_WORLD_SIZE", "2"},
+                {"WEFT_STORE", fmt::format("0.0.0.0:{}", ntohs(address.sin_port))},
+                {"WEFT_STORE_SECRET", "a secret of some bytes"}},
+               ErrorCode::timeout,
+               "; nor could this rank 0 serve there: the address is not of this host, or its port is in use",
+               milliseconds(300));
+  ::close(taken);
+}
+
+// The file that tells where rank 0 serves.
+TEST_F(RendezvousTest, ALimitOfTheSizeOfFilesIsAnError) {
+  const auto result = test::run_in_child([&] {
+    const rlimit none{};
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &none), 0);
+    expect_error({{"WEFT_RANK", "0"}, {"WEFT_WORLD_SIZE", "2"}, {"WEFT_STORE", "localhost:0"}},
+                 ErrorCode::system, ".new: File too large (ulimit -f is 0)", seconds(2));
+    return 0;
+  });
+  EXPECT_TRUE(result.ok()) << to_string(result);
 }
 
 // torchrun's agent holds MASTER_PORT, here the test does.

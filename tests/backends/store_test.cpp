@@ -420,6 +420,25 @@ TEST_F(FileStoreTest, DamageIsNamedNotRepaired) {
                [&] { store->try_get("b"); });
 }
 
+// It has no bytes on the disk, and no process has memory for them.
+TEST_F(FileStoreTest, WhatMadeItLongerIsNotRead) {
+  const auto store = open();
+  store->set("a", "1");
+  const std::size_t good = bytes().size();
+  std::error_code refused;
+  std::filesystem::resize_file(path_, std::uintmax_t{1} << 40, refused);
+  if (refused) GTEST_SKIP() << "files of 1 TiB: " << refused.message();
+  const std::string text =
+      fmt::format("store: {} is damaged at byte {}: no record begins there", path_, good);
+  expect_error(ErrorCode::system, text, [&] { store->try_get("b"); });
+  expect_error(ErrorCode::system, text, [&] { open(); });
+  std::filesystem::resize_file(path_, good);
+  const std::string large(1000003, 'x');  // of several pieces, together
+  for (int i = 0; i < 12; ++i) store->set(std::to_string(i), large + std::to_string(i));
+  const auto other = open();
+  for (int i = 0; i < 12; ++i) EXPECT_EQ(other->get(std::to_string(i), soon()), large + std::to_string(i));
+}
+
 TEST_F(FileStoreTest, ARemovedFileIsToldAtOnce) {
   const auto store = open();
   std::thread waiter([&, other = open()] {

@@ -141,6 +141,20 @@ TEST_P(Subgroup, AMemberThatDoesNotComeIsNamed) {
           const Error e = error_of([&] { r.group().subgroup("s", ranks); });
           EXPECT_EQ(e.code(), ErrorCode::timeout);
           EXPECT_THAT(e.what(), HasSubstr("group \"s\": rank 1 did not join within "));
+          EXPECT_THAT(e.ranks(), testing::ElementsAre(1));
+        }
+        if (r.rank == 2) {  // its caller knows the parent's numbers
+          const int ranks[] = {0, 2};
+          const Error e = error_of([&] { r.group().subgroup("t", ranks); });
+          EXPECT_THAT(e.what(), HasSubstr("group \"t\": rank 0 did not join within "));
+          EXPECT_THAT(e.ranks(), testing::ElementsAre(0));
+        }
+        if (r.rank == 2) {
+          const int ranks[] = {2, 0};
+          const Error e = error_of([&] { r.group().subgroup("u", ranks); });
+          EXPECT_THAT(e.what(), HasSubstr("group \"u\": rank 1 did not join within "));
+          EXPECT_THAT(e.what(), HasSubstr(" (in group \"world\": rank 0)"));
+          EXPECT_THAT(e.ranks(), testing::ElementsAre(0));
         }
         r.meet("end");
         r.group().barrier().wait();  // the parent is none the worse

@@ -129,7 +129,8 @@ class ProcessGroup {
   Work submit(const Call& call);
 
   /// A group of `ranks` (this group's numbering, in the order of their new ranks), which must hold this rank.
-  /// Collective among its members only; others never block and need not call.
+  /// Collective among its members only; others never block and need not call. Error::ranks() of its errors
+  /// are ranks of this group.
   ProcessGroup subgroup(std::string_view name, std::span<const int> ranks);
 
   /// Groups by `color`: the ranks that give the same color, ordered by (key, rank). Collective over all
