@@ -4,9 +4,9 @@
 LOG is a build's Testing/Temporary/LastTest.log, which holds the whole output of each test.
 """
 import re
-import sys
 
-START = re.compile(r"^\d+/\d+ Test: (.*)$")
+from report_skips import START, in_logs
+
 KEPT = 60
 TELLING = re.compile(r"Failure$|FAILED|ERROR|WARNING: ThreadSanitizer|rror:|xpected|ctual|Which is|Value of")
 
@@ -36,13 +36,7 @@ def shortened(output):
 
 
 def main():
-    for argument in sys.argv[1:]:
-        build, path = argument.split("=", 1)
-        try:
-            with open(path, encoding="utf-8", errors="replace") as log:
-                found = list(failed(log))
-        except FileNotFoundError:
-            continue
+    for build, found in in_logs(failed):
         for test, output in found:
             print(f"  {build}: {test} failed:")
             for line in shortened(output):

@@ -28,14 +28,20 @@ def skips(lines):
             reason.append(line.strip())
 
 
-def main():
+def in_logs(find):
+    """(build, what find(lines) yields as a list) of each NAME=LOG of the command line whose log is there."""
     for argument in sys.argv[1:]:
         build, path = argument.split("=", 1)
         try:
             with open(path, encoding="utf-8", errors="replace") as log:
-                found = list(skips(log))
+                found = list(find(log))
         except FileNotFoundError:
             continue
+        yield build, found
+
+
+def main():
+    for build, found in in_logs(skips):
         by_reason = collections.defaultdict(list)
         for test, name, reason in found:
             by_reason[(test, reason)].append(name)

@@ -38,6 +38,16 @@ Tensor made(Rank& r, std::int64_t count, Memory memory) {
   return t;
 }
 
+// Ends the stopped rank when all others have said that they are through, or after half a minute.
+void kill_when_others_are_through(RankProcesses& ranks, int stopped, int others) {
+  const Deadline end = Deadline::after(30s);
+  while (ranks.store().add("through", 0, Deadline::after(10s)) < others && !end.passed())
+    std::this_thread::sleep_for(5ms);
+  EXPECT_FALSE(end.passed());
+  ranks[stopped].kill(SIGKILL);
+  ranks.finish({stopped});
+}
+
 // Ranks as processes; `victim` stops itself after a first barrier, and is killed when the others, who run
 // `body`, are through.
 void with_a_stopped_rank(int n, int victim, const std::function<void(Rank&)>& body,
@@ -56,12 +66,7 @@ void with_a_stopped_rank(int n, int victim, const std::function<void(Rank&)>& bo
         r.store->add("through", 1, Deadline::after(10s));
       },
       options);
-  const Deadline end = Deadline::after(30s);
-  while (ranks.store().add("through", 0, Deadline::after(10s)) < n - 1 && !end.passed())
-    std::this_thread::sleep_for(5ms);
-  EXPECT_FALSE(end.passed());
-  ranks[victim].kill(SIGKILL);
-  ranks.finish({victim});
+  kill_when_others_are_through(ranks, victim, n - 1);
 }
 
 class RootedCalls : public testing::TestWithParam<std::tuple<Op, Memory>> {};
@@ -144,11 +149,7 @@ TEST(Subgroups, WhoWaitsInAnotherGroupIsNotNamed) {
     }
     r.store->add("through", 1, Deadline::after(10s));
   });
-  const Deadline end = Deadline::after(30s);
-  while (ranks.store().add("through", 0, Deadline::after(10s)) < 3 && !end.passed())
-    std::this_thread::sleep_for(5ms);
-  ranks[3].kill(SIGKILL);
-  ranks.finish({3});
+  kill_when_others_are_through(ranks, 3, 3);
 }
 
 // Though it never sleeps: it polls, and further groups move meanwhile.
@@ -179,11 +180,7 @@ TEST(Subgroups, WhoPollsInAnotherGroupIsNotNamed) {
     }
     r.store->add("through", 1, Deadline::after(10s));
   });
-  const Deadline end = Deadline::after(30s);
-  while (ranks.store().add("through", 0, Deadline::after(10s)) < 3 && !end.passed())
-    std::this_thread::sleep_for(5ms);
-  ranks[3].kill(SIGKILL);
-  ranks.finish({3});
+  kill_when_others_are_through(ranks, 3, 3);
 }
 
 // What a rank answered when a warning was due, at a tenth of the deadline, says nothing of the deadline.

@@ -724,9 +724,8 @@ bool is_here(const char* backend) {
   }
 }
 
-// With a server that is stopped nothing waits longer than its deadline, and it is told who does not answer.
-TEST_F(RendezvousTest, AStoppedServerIsATimeoutAtTheDeadline) {
-  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+// A process that serves a store and does nothing else; `where` becomes its address.
+test::ChildProcess serving_process(std::string& where) {
   test::Pipe told;
   auto server = test::ChildProcess::fork([&] {
     Context context;
@@ -735,7 +734,15 @@ TEST_F(RendezvousTest, AStoppedServerIsATimeoutAtTheDeadline) {
     std::this_thread::sleep_for(seconds(60));
     return 0;
   });
-  const std::string where = told.read_line();
+  where = told.read_line();
+  return server;
+}
+
+// With a server that is stopped nothing waits longer than its deadline, and it is told who does not answer.
+TEST_F(RendezvousTest, AStoppedServerIsATimeoutAtTheDeadline) {
+  if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
+  std::string where;
+  auto server = serving_process(where);
   auto process = std::make_unique<Process>();
   Membership m = from(by_hand(0, 2, where), process->context);
   server.stop();
@@ -771,15 +778,8 @@ TEST_F(RendezvousTest, AStoppedServerIsATimeoutAtTheDeadline) {
 // One that is stopped in the middle of it.
 TEST_F(RendezvousTest, AServerThatStopsWhileAGroupIsMadeIsATimeoutAtTheDeadline) {
   if (!test::kThreadsInForks) GTEST_SKIP() << test::kNoThreadsInForks;
-  test::Pipe told;
-  auto server = test::ChildProcess::fork([&] {
-    Context context;
-    const TcpStoreServer serves(context.log());
-    told.write_line(serves.address());
-    std::this_thread::sleep_for(seconds(60));
-    return 0;
-  });
-  const std::string where = told.read_line();
+  std::string where;
+  auto server = serving_process(where);
   Process process;
   Membership m = from(by_hand(0, 2, where), process.context);
   m.deadline = seconds(1);
