@@ -22,6 +22,7 @@
 #include <cstring>
 #include <ctime>
 #include <fstream>
+#include <latch>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -262,6 +263,8 @@ class Server {
     connections_.reserve(kNeighbours);
     watched_.reserve(2 + kNeighbours);
     thread_ = start_thread("neighbourhood", [this] { serve(); });
+    marked_
+        .wait();  // a process that becomes another program right now has ended for those who know its address
   }
 
   ~Server() {
@@ -274,6 +277,7 @@ class Server {
   void serve() noexcept {
     ::pthread_setname_np(::pthread_self(), "weft-socket");
     const LifeMark mark(board_.life);
+    marked_.count_down();
     bool listen = true;
     while (true) {
       watched_.clear();
@@ -402,6 +406,7 @@ class Server {
   static constexpr std::size_t kNeighbours = 64;
   std::vector<Descriptor> connections_;
   std::vector<pollfd> watched_;
+  std::latch marked_{1};  // its life is on the board
   std::thread thread_;
 };
 

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <malloc.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -339,6 +340,40 @@ TEST(Neighbourhood, TellsAProcessThatBecameAnother) {
   const NeighbourRef there = context.neighbourhood().meet(address, soon());
   EXPECT_TRUE(there->alive());
   go.write_line("go");
+  for (const Deadline limit = soon(); there->alive() && !limit.passed();) std::this_thread::sleep_for(1ms);
+  EXPECT_FALSE(there->alive());
+  EXPECT_FALSE(child.wait(0ms).has_value());  // still there
+}
+
+// From here on this process has one processor, and whatever else wants to run there waits until it sleeps.
+bool take_one_processor() {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(::sched_getcpu(), &one);
+  const sched_param first{.sched_priority = 1};
+  return ::sched_setaffinity(0, sizeof one, &one) == 0 && ::sched_setscheduler(0, SCHED_FIFO, &first) == 0;
+}
+
+// Also where the threads of weft have not run yet, but for what making a Context waits for.
+TEST(Neighbourhood, TellsAProcessThatBecameAnotherAtOnce) {
+  Pipe address_out;
+  ChildProcess child = ChildProcess::fork([&] {
+    if (!take_one_processor()) {
+      address_out.write_line("none");
+      return 0;
+    }
+    Context context;
+    const Bell bell = context.neighbourhood().own_bell(0);
+    address_out.write_line(context.neighbourhood().self().encode());
+    for (const Deadline limit = Deadline::after(5s); bell.read() == 0 && !limit.passed();) {}
+    ::execl("/bin/sleep", "sleep", "30", nullptr);
+    return 1;
+  });
+  const std::string address = address_out.read_line();
+  if (address == "none") GTEST_SKIP() << "this system lets no process take a processor for itself";
+  Context context;
+  const NeighbourRef there = context.neighbourhood().meet(ProcessAddress::decode(address), soon());
+  there->bell(0).ring();
   for (const Deadline limit = soon(); there->alive() && !limit.passed();) std::this_thread::sleep_for(1ms);
   EXPECT_FALSE(there->alive());
   EXPECT_FALSE(child.wait(0ms).has_value());  // still there
