@@ -1,7 +1,8 @@
 # Tests over the MPIs, under their own mpirun. With neither, `backends/mpi_job` remains, and skips by name.
 #
 # mpirun_test(<test> <target> [RANKS n ...] [TIMEOUT s] [LABELS ...] [ARGS ...]) runs the program in 2 and in 4 ranks, or in those
-# given, under each mpirun, as <test>_openmpi_2, …, with WEFT_TEST_BACKEND set.
+# given, under each mpirun, as <test>_openmpi_2, …, with WEFT_TEST_BACKEND set. Under sanitizers more than two ranks are for the tier
+# "full".
 # Sanitizers see only what they compiled: of the MPIs, thread's leaves the locks alone, and UCX beneath MPICH must not patch mmap;
 # what Open MPI never frees is not ours (weft's own leaks are looked for over MPICH).
 set(sanitized_openmpi "")
@@ -35,7 +36,11 @@ function(mpirun_test name target)
       set(test ${name}_${mpi}_${ranks})
       add_test(NAME ${test} COMMAND ${mpirun_${mpi}} -n ${ranks} $<TARGET_FILE:${target}> ${T_ARGS})
       # Ranks that wait leave the cores to the others; nothing here needs more than this host.
-      set_tests_properties(${test} PROPERTIES PROCESSORS 2 TIMEOUT ${T_TIMEOUT} LABELS "backends;${T_LABELS}"
+      set(labels backends ${T_LABELS})
+      if(WEFT_SANITIZE AND ranks GREATER 2)
+        list(APPEND labels full)
+      endif()
+      set_tests_properties(${test} PROPERTIES PROCESSORS 2 TIMEOUT ${T_TIMEOUT} LABELS "${labels}"
         ENVIRONMENT "WEFT_TEST_BACKEND=mpi-${mpi};OMPI_MCA_mpi_yield_when_idle=1;OMPI_MCA_rmaps_base_oversubscribe=1;${sanitized_${mpi}}")
     endforeach()
   endforeach()
