@@ -189,6 +189,97 @@ TEST_F(MpiJob, MessagesOfAnyTagAndSizeInAnyOrder) {
   });
 }
 
+// More messages than MPI takes for a rank that does not look.
+class Flood {
+ public:
+  static constexpr int kGroups = 12, kEach = 60;  // of 64 calls in flight
+
+  Flood(Rank& r, const std::string& name) : r_(r), name_(name) {
+    for (int i = 0; i < kGroups; ++i) groups_.push_back(r.group().duplicate());
+    r.group().barrier().wait();
+  }
+  ProcessGroup& group() { return groups_[0]; }
+  void send() {
+    for (ProcessGroup& g : groups_)
+      for (int k = 0; k < kEach; ++k) works_.push_back(g.send(view(std::as_const(bytes_)), 1));
+    tell("posted");
+  }
+  void wait() {
+    for (Work& w : works_) w.wait();
+    tell("sent");
+  }
+  void receive() {
+    for (ProcessGroup& g : groups_)
+      for (int k = 0; k < kEach; ++k) g.recv(view(bytes_), 0, {.deadline = 5s}).wait();
+  }
+  // By the store, so that nobody calls MPI meanwhile.
+  void tell(const std::string& what) { r_.store->set(name_ + what, "1"); }
+  void hear(const std::string& what) { r_.store->get(name_ + what, Deadline::after(20s)); }
+  // Where all is well it does not come.
+  void perhaps_hear(const std::string& what) {
+    try {
+      r_.store->get(name_ + what, Deadline::after(300ms));
+    } catch (const Error&) {}
+  }
+
+ private:
+  Rank& r_;
+  const std::string name_;
+  std::vector<ProcessGroup> groups_;
+  std::vector<std::uint8_t> bytes_ = std::vector<std::uint8_t>(1024);
+  std::vector<Work> works_;
+};
+
+// A rank whose sends are done does other things, and calls MPI no more.
+TEST_F(MpiJob, WhatIsSentArrivesThoughItsRankDoesOtherThings) {
+  run([&](Rank& r) {
+    Flood flood(r, "flood ");
+    if (r.rank == 0) {
+      flood.send();
+      flood.wait();
+      flood.hear("received");
+    } else if (r.rank == 1) {
+      flood.hear("posted");
+      flood.perhaps_hear("sent");
+      flood.receive();
+      flood.tell("received");
+    }
+    r.meet("all is there");
+  });
+}
+
+// Likewise of a rank whose last collective is done.
+TEST_F(MpiJob, WhatIsCalledArrivesThoughItsRankDoesOtherThings) {
+  for (const bool rooted : {false, true}) {
+    run([&](Rank& r) {
+      Flood flood(r, rooted ? "rooted " : "not rooted ");
+      std::vector<std::uint8_t> nothing;
+      const auto call = [&] {
+        const CallOptions options{.deadline = 5s};
+        return rooted ? flood.group().broadcast(view(nothing), view(nothing), 0, options)
+                      : flood.group().barrier(options);
+      };
+      if (r.rank == 0) {
+        flood.send();
+        call().wait();
+        flood.tell("through");
+        flood.hear("called");
+        flood.wait();
+      } else if (r.rank == 1) {
+        flood.hear("posted");
+        Work work = call();
+        flood.perhaps_hear("through");
+        work.wait();
+        flood.tell("called");
+        flood.receive();
+      } else {
+        call().wait();
+      }
+      r.meet("all are there");
+    });
+  }
+}
+
 // A broadcast's root needs nobody.
 TEST_F(MpiJob, ARootRunsAhead) {
   run([&](Rank& r) {

@@ -259,7 +259,8 @@ class MpiBackend final : public Backend {
   };
   // A collective's part of its slot.
   struct Progress {
-    std::uint64_t sequence = 0;  // among those that are announced
+    std::uint64_t sequence = 0;                       // among those that are announced
+    std::uint64_t first_letter = 0, last_letter = 0;  // that announced it
     bool announced = false, running = false;
   };
   // A call of this rank that has not been compared with everybody yet.
@@ -301,7 +302,13 @@ class MpiBackend final : public Backend {
   std::vector<int> awaited_by(const OpState& s) const {
     if (!row(s.op).collective) return {s.peer};
     std::vector<int> ranks = late(progress(s).sequence);
+    if (ranks.empty()) ranks = owed(s);
     return ranks.empty() ? others() : ranks;
+  }
+  // Who needs the letter of this call, and MPI has not taken it yet.
+  std::vector<int> owed(const OpState& s) const {
+    const Progress& p = progress(s);
+    return state_->mail->owed(p.first_letter, p.last_letter, [&](int r) { return needs(s, rank_, r); });
   }
   // By all calls in flight.
   std::vector<int> awaited() const {
@@ -384,7 +391,8 @@ class MpiBackend final : public Backend {
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
       if (s.op == Op::all_to_all_v) letter.to_you = s.in_blocks[r].count;
-      state_->mail->send(r, {.kind = Letter::call}, std::as_bytes(std::span(&letter, 1)));
+      p.last_letter = state_->mail->send(r, {.kind = Letter::call}, std::as_bytes(std::span(&letter, 1)));
+      if (p.first_letter == 0) p.first_letter = p.last_letter;
     }
     for (int r = 0; r < size_; ++r) compare(r);
   }
@@ -441,19 +449,21 @@ class MpiBackend final : public Backend {
           return;
         case Letter::left: peers_[static_cast<std::size_t>(from)].left = true; return;
         case Letter::ping:
-          return state_->mail->send(from, {.kind = Letter::pong, .number = letter.number},
-                                    RollLetters::encode(awaited(), size_));
+          state_->mail->send(from, {.kind = Letter::pong, .number = letter.number},
+                             RollLetters::encode(awaited(), size_));
+          return;
         case Letter::pong: return roll_.answered(from, letter.number, payload);
       }
     });
   }
 
-  bool needs(const OpState& s, int r) const noexcept {
-    if (r == rank_) return false;
+  // Whether `who` cannot do its part before `whom` has called.
+  static bool needs(const OpState& s, int whom, int who) noexcept {
+    if (whom == who) return false;
     switch (row(s.op).rooted) {
       case Rooted::no: return true;
-      case Rooted::in_at_root: return r == s.root;
-      case Rooted::out_at_root: return rank_ == s.root;
+      case Rooted::in_at_root: return whom == s.root;
+      case Rooted::out_at_root: return who == s.root;
     }
     return true;
   }
@@ -463,20 +473,24 @@ class MpiBackend final : public Backend {
     if (!p.running) {
       if (p.announced) {
         for (int r = 0; r < size_; ++r)
-          if (needs(s, r) && peers_[static_cast<std::size_t>(r)].compared <= p.sequence) return Step::pending;
+          if (needs(s, r, rank_) && peers_[static_cast<std::size_t>(r)].compared <= p.sequence)
+            return Step::pending;
         if (own_.size() > kAhead) return Step::pending;
       }
       // Everybody has said that it is there: a barrier is no more than that.
-      if (s.op == Op::barrier && p.announced) return finish(p);
+      if (s.op == Op::barrier && p.announced) return finish(s, p);
       state_->rounds.begin(s, p.announced ? own(p.sequence).largest : 0);
       p.running = true;
     }
     const Step step = state_->rounds.step(s);
-    return step == Step::done ? finish(p) : step;
+    return step == Step::done ? finish(s, p) : step;
   }
 
-  Step finish(const Progress& p) {
+  // A rank that is done may call MPI no more: what MPI has not taken by then stays here, and whoever needs it
+  // waits.
+  Step finish(const OpState& s, const Progress& p) {
     if (p.announced) {
+      if (!owed(s).empty()) return Step::pending;
       done_ = p.sequence + 1;
       forget();
     }

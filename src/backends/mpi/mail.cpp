@@ -28,14 +28,15 @@ Mail::~Mail() {
   MPI_Comm_free(&comm_);
 }
 
-void Mail::send(int to, Letter head, std::span<const std::byte> payload) {
+std::uint64_t Mail::send(int to, Letter head, std::span<const std::byte> payload) {
   const std::size_t bytes = sizeof(Letter) + payload.size();
   head.payload = static_cast<std::uint32_t>(payload.size());
-  Sent& s =
-      sent_.emplace_back(Sent{MPI_REQUEST_NULL, std::unique_ptr<std::byte[]>(new std::byte[bytes]), to});
+  Sent& s = sent_.emplace_back(
+      Sent{MPI_REQUEST_NULL, std::unique_ptr<std::byte[]>(new std::byte[bytes]), to, ++written_});
   std::memcpy(s.bytes.get(), &head, sizeof(Letter));
   if (!payload.empty()) std::memcpy(s.bytes.get() + sizeof(Letter), payload.data(), payload.size());
   must(MPI_Isend(s.bytes.get(), static_cast<int>(bytes), MPI_BYTE, to, kTag, comm_, &s.request), "MPI_Isend");
+  return s.number;
 }
 
 void Mail::send_others(const Letter& head, std::span<const std::byte> payload) {

@@ -50,10 +50,26 @@ class Mail {
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
 
-  void send(int to, Letter head, std::span<const std::byte> payload = {});
+  /// The letter's place among all that this rank writes here: 1, 2, ...
+  std::uint64_t send(int to, Letter head, std::span<const std::byte> payload = {});
   void send_others(const Letter& head, std::span<const std::byte> payload = {});
   /// Letters that MPI has not taken yet.
   std::size_t unsent() const noexcept { return sent_.size(); }
+  /// To whom of `asked` (called with a rank, tells whether it matters) MPI has not taken one of the letters
+  /// `first` to `last` yet; those that have left matter to nobody. What MPI has not taken goes out only while
+  /// this process calls MPI.
+  template <class Asked>
+  std::vector<int> owed(std::uint64_t first, std::uint64_t last, const Asked& asked) const {
+    std::vector<int> ranks;
+    for (const Sent& s : sent_)
+      if (s.number >= first && s.number <= last && !gone_[static_cast<std::size_t>(s.to)] && asked(s.to))
+        ranks.push_back(s.to);
+    return ranks;
+  }
+  /// The same of one letter.
+  bool owes(std::uint64_t number) const {
+    return !owed(number, number, [](int) { return true; }).empty();
+  }
 
   /// Hands letters that have come to take(from, letter, payload), a bounded number. True: there was one.
   template <class Take>
@@ -90,6 +106,7 @@ class Mail {
     MPI_Request request;
     std::unique_ptr<std::byte[]> bytes;
     int to;
+    std::uint64_t number;
   };
   const std::byte* next();  // the letter at the head of the posted receives, or null
   void again();             // its receive is posted anew
@@ -102,6 +119,7 @@ class Mail {
   int from_ = -1;
   Letter head_{};
   int left_ = 0;
+  std::uint64_t written_ = 0;
   std::vector<bool> gone_;  // who has left
   std::list<Sent> sent_;
 };

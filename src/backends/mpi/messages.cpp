@@ -9,8 +9,7 @@
 namespace weft::mpi {
 namespace {
 
-constexpr std::size_t kSpare = 16;    // buffers kept for the next pieces
-constexpr std::size_t kUnsent = 256;  // letters that MPI has not taken: further sends are not done before
+constexpr std::size_t kSpare = 16;  // buffers kept for the next pieces
 
 /// What a call's slot keeps of its transfer.
 template <class Transfer>
@@ -41,8 +40,8 @@ void Messages::post(OpState& s) {
   Letter letter{.kind = Letter::message, .dtype = s.dtype, .tag = s.tag, .count = t.count};
   letter.eager = bytes <= kEager && t.count <= limits_.max_count;
   if (letter.eager) {
-    mail_.send(s.peer, letter, {s.in, static_cast<std::size_t>(bytes)});
-    t.phase = Phase::done;
+    t.letter = mail_.send(s.peer, letter, {s.in, static_cast<std::size_t>(bytes)});
+    t.phase = Phase::written;
     return;
   }
   t.number = letter.number = next_numbers_[static_cast<std::size_t>(s.peer)]++ % Mail::kNumbers;
@@ -136,8 +135,8 @@ bool Messages::advance(Transfer& t) {
 Step Messages::poll(OpState& s) {
   Transfer* const t = kept_in<Transfer>(s);
   const bool moved = t->phase == Phase::moving && advance(*t);
-  if (t->phase != Phase::done || (s.op == Op::send && mail_.unsent() > kUnsent))
-    return moved ? Step::advanced : Step::pending;
+  if (t->phase == Phase::written && !mail_.owes(t->letter)) t->phase = Phase::done;
+  if (t->phase != Phase::done) return moved ? Step::advanced : Step::pending;
   transfers_.remove_if([&](const Transfer& other) { return &other == t; });
   return Step::done;
 }
@@ -145,7 +144,8 @@ Step Messages::poll(OpState& s) {
 std::vector<int> Messages::awaited() const {
   std::vector<int> ranks;
   for (const Transfer& t : transfers_)
-    if (t.phase != Phase::done) ranks.push_back(t.call->peer);
+    if (t.phase != Phase::done && (t.phase != Phase::written || mail_.owes(t.letter)))
+      ranks.push_back(t.call->peer);
   return ranks;
 }
 

@@ -1,11 +1,11 @@
 // Point to point: letters that announce a message, matched here by (source, tag) in order, and the data of
 // large ones.
 //
-// A message of at most kEager bytes travels in its letter; its send is done at once, since the letter is a
-// copy. For a larger one the letter carries a number, and the data follows in pieces under an MPI tag made
-// from that number. Numbers of a pair repeat after Mail::kNumbers messages, of which no more than a ring's 64
-// slots are in flight. So tags of any value, negative ones too, never meet MPI's limits, and a receive of
-// another dtype or count is found before MPI sees it.
+// A message of at most kEager bytes travels in its letter; its send is done when MPI has taken that. For a
+// larger one the letter carries a number, and the data follows in pieces under an MPI tag made from that
+// number. Numbers of a pair repeat after Mail::kNumbers messages, of which no more than a ring's 64 slots are
+// in flight. So tags of any value, negative ones too, never meet MPI's limits, and a receive of another dtype
+// or count is found before MPI sees it.
 #pragma once
 
 #include <mpi.h>
@@ -51,11 +51,12 @@ class Messages {
     std::int64_t at = 0, count = 0;
     Stage stage;
   };
-  enum class Phase : std::uint8_t { unmatched, moving, done };
+  enum class Phase : std::uint8_t { unmatched, moving, written, done };  // written: all of it, in its letter
   struct Transfer {
     OpState* call = nullptr;
     Phase phase = Phase::unmatched;
     std::uint32_t number = 0;
+    std::uint64_t letter = 0;  // its place in the mail; written
     std::int64_t count = 0;
     std::int64_t started = 0, finished = 0;  // elements
     std::deque<Piece> pieces;                // under way, in order
