@@ -17,6 +17,7 @@
 #include "backends/reduce.hpp"
 #include "base/fnv.hpp"
 #include "base/mutant.hpp"
+#include "base/suspension.hpp"
 
 namespace weft {
 namespace {
@@ -48,6 +49,9 @@ std::unique_ptr<Backend> call_factory(const BackendFactory& factory, const Bring
     return Error(ErrorCode::system, fmt::format("group \"{}\": {} [rank {}]", b.name, why, b.rank));
   };
   try {
+    // It waits for ranks in many places, and peers of this rank's other groups may ask who is there.
+    ProgressList& progress = b.context.progress(b.identity);
+    const CalledInWaits answers([&progress] { progress.answer(); });
     return factory(b);
   } catch (const Error&) {
     throw;

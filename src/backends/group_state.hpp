@@ -18,6 +18,7 @@
 #include "backends/traces.hpp"
 #include "base/arena.hpp"
 #include "base/progress.hpp"
+#include "base/suspension.hpp"
 #include "weft/backends/process_group.hpp"
 
 namespace weft {
@@ -98,6 +99,11 @@ class GroupState final : public Driven, public BlockHolder {
   /// The first cause, where the group has failed.
   std::optional<Failure> failure() const;
   void fail(const Failure& why) noexcept;
+  /// While it lives, peers of all groups of this rank are answered in the waits of this thread, which waits
+  /// for ranks elsewhere than in a call: they may ask who is there.
+  CalledInWaits answering() const {
+    return CalledInWaits([this] { progress_->answer(); });
+  }
   const Traits& traits() const noexcept { return backend_->traits(); }
   bool streams() const noexcept { return traits().progress == ProgressStyle::stream; }
   std::string_view backend_name() const noexcept { return traits().name; }

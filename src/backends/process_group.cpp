@@ -43,6 +43,7 @@ std::vector<Pair> gather_by_store(GroupState& group, Pair mine) {
   if (m.size == 1) return all;
   const std::string token = group.next_token("gather", {});
   const Deadline deadline = Deadline::after(m.deadline);
+  const CalledInWaits answers = group.answering();
   m.store->set(fmt::format("{}/{}", token, m.rank), fmt::format("{} {}", mine[0], mine[1]), deadline);
   for (int r = 0; r < m.size; ++r) {
     std::string text;
@@ -238,6 +239,7 @@ ProcessGroup ProcessGroup::shrink(Duration limit) {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("shrink: limit is {:.3g} s; expected 0 or more [group \"{}\", rank {}]",
                             std::chrono::duration<double>(limit).count(), name(), rank()));
+  const CalledInWaits answers = state_->answering();
   return ProcessGroup(weft::shrink(*state_, limit));
 }
 

@@ -42,6 +42,12 @@ bool ProgressList::drive_all(const Driven* but) noexcept {
   return moved;
 }
 
+void ProgressList::answer() noexcept {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  for (Driven* d : driven_) d->answer();
+}
+
 void ProgressList::watch_all() noexcept {
   const std::lock_guard lock(mutex_);
   for (Driven* d : driven_) d->watch();

@@ -68,6 +68,9 @@ class ProgressList {
   /// drive() on each, but for one that has just been driven. True: something moved. Now and then answer() on
   /// each, too: who waits may never sleep, because it polls, or because other groups move.
   bool drive_all(const Driven* but = nullptr) noexcept;
+  /// answer() on each, for a thread of this rank that waits outside of any group. Does not wait: where
+  /// another thread drives the list, that one answers.
+  void answer() noexcept;
   /// Counts the threads of this rank that sleep: announce_sleep(true) on each group for the first, (false)
   /// for the last. True: one of them does not ring.
   bool announce_sleep(bool asleep) noexcept;

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 namespace weft {
 namespace {
@@ -18,6 +19,8 @@ std::atomic<Clock::rep> counted_until{0};  // the end of the last gap
 std::mutex counting;
 std::array<Gap, 256> gaps;  // the last ones, disjoint; guarded by counting
 std::size_t found = 0;      // gaps in all; guarded by counting
+
+thread_local CalledInWaits* called_in_waits = nullptr;
 
 Clock::time_point last_end() noexcept {
   return Clock::time_point(Clock::duration(counted_until.load(std::memory_order_acquire)));
@@ -35,6 +38,19 @@ Duration suspended_since(Clock::time_point t) noexcept {
   for (std::size_t i = 0; i < std::min(found, gaps.size()); ++i)
     if (gaps[i].until > t) sum += gaps[i].until - std::max(gaps[i].from, t);
   return sum;
+}
+
+CalledInWaits::CalledInWaits(std::function<void()> f) noexcept
+    : f_(std::move(f)), outer_(std::exchange(called_in_waits, this)) {}
+
+CalledInWaits::~CalledInWaits() { called_in_waits = outer_; }
+
+TimedWait::TimedWait(Duration asked) noexcept {
+  if (CalledInWaits* const called = std::exchange(called_in_waits, nullptr)) {
+    called->f_();
+    called_in_waits = called;
+  }
+  due_ = Clock::now() + std::min<Duration>(asked, kLongest);
 }
 
 TimedWait::~TimedWait() {

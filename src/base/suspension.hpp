@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 
 #include "weft/base/clock.hpp"
 
@@ -20,14 +21,30 @@ inline constexpr Duration kWaitPiece = std::chrono::milliseconds(200);
 /// Lives as long as one wait in the kernel, which asked to be woken after `asked` at the latest.
 class TimedWait {
  public:
-  explicit TimedWait(Duration asked) noexcept : due_(Clock::now() + std::min<Duration>(asked, kLongest)) {}
+  explicit TimedWait(Duration asked) noexcept;
   ~TimedWait();
   TimedWait(const TimedWait&) = delete;
   TimedWait& operator=(const TimedWait&) = delete;
 
  private:
   static constexpr Duration kLongest = std::chrono::hours(24 * 365);
-  const Clock::time_point due_;
+  Clock::time_point due_;
+};
+
+/// While it lives, every TimedWait of this thread begins with a call of `f`: so `f` is called several times a
+/// second while the thread waits, whatever for. `f` must not throw. The thread may hold locks then: `f` must
+/// not wait for a lock that others hold while they wait. The waits of `f` itself do not call it.
+class CalledInWaits {
+ public:
+  explicit CalledInWaits(std::function<void()> f) noexcept;
+  ~CalledInWaits();
+  CalledInWaits(const CalledInWaits&) = delete;
+  CalledInWaits& operator=(const CalledInWaits&) = delete;
+
+ private:
+  friend class TimedWait;
+  const std::function<void()> f_;
+  CalledInWaits* const outer_;  // the one before, which is not called as long as this one lives
 };
 
 /// Sleeps for `span`, in pieces.

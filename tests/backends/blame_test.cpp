@@ -18,6 +18,7 @@
 #include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/values.hpp"
+#include "weft/backends/store_tcp.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace weft::test {
@@ -146,6 +147,89 @@ TEST(Subgroups, WhoWaitsInAnotherGroupIsNotNamed) {
       EXPECT_THAT(e.what(), HasSubstr("rank 3 had not arrived"));
       EXPECT_THAT(e.what(), HasSubstr("; rank 2 waits, too"));
       EXPECT_LT(Clock::now() - began, 1500ms);
+    }
+    r.store->add("through", 1, Deadline::after(10s));
+  });
+  kill_when_others_are_through(ranks, 3, 3);
+}
+
+// Nor is who waits in the making of one; where the store's process is the one that is stopped, too.
+class GroupsBeingMade : public testing::TestWithParam<std::tuple<const char*, bool>> {};
+INSTANTIATE_TEST_SUITE_P(Subgroups, GroupsBeingMade,
+                         testing::Values(std::tuple{"shm", false}, std::tuple{"shm", true},
+                                         std::tuple{"gloo", false}),
+                         [](const auto& p) {
+                           return std::string(std::get<0>(p.param)) +
+                                  (std::get<1>(p.param) ? "_store_stopped" : "");
+                         });
+
+TEST_P(GroupsBeingMade, WhoWaitsThereIsNotNamed) {
+  const auto [backend, serves] = GetParam();
+  RankOptions options;
+  options.backend = backend;
+  RankProcesses ranks(
+      4,
+      [serves = serves](Rank& r) {
+        std::unique_ptr<TcpStoreServer> server;
+        Membership m = r.membership("parent");
+        m.deadline = kLater / 5;  // of the making of groups
+        if (serves) {
+          if (r.rank == 3) {
+            server = std::make_unique<TcpStoreServer>(r.context.log(), TcpStoreOptions{});
+            r.store->set("port", std::to_string(server->port()), Deadline::after(10s));
+          }
+          const std::string port = r.store->get("port", Deadline::after(10s));
+          m.store =
+              make_tcp_store("127.0.0.1", static_cast<std::uint16_t>(std::stoi(port)), Deadline::after(10s));
+        }
+        ProcessGroup parent = ProcessGroup::create(r.context, r.options.backend, m);
+        parent.barrier().wait();
+        if (r.rank == 3) {
+          raise(SIGSTOP);
+          return;
+        }
+        const auto began = Clock::now();
+        const Error e = error_of([&] {
+          if (r.rank == 2) {
+            parent.subgroup("pair", std::vector<int>{2, 3});
+          } else {
+            parent.barrier({.deadline = r.rank == 0 ? Duration(kSoon) : Duration(kLater)}).wait();
+          }
+        });
+        EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+        if (r.rank < 2) {
+          EXPECT_THAT(ranks_of(e), ElementsAre(3)) << e.what();
+          EXPECT_THAT(e.what(), HasSubstr("rank 3 had not arrived"));
+          EXPECT_THAT(e.what(), testing::ContainsRegex("; rank 2 (waits, too|answers)"));
+          EXPECT_LT(Clock::now() - began, 2s);
+        } else if (!serves) {
+          EXPECT_THAT(ranks_of(e), ElementsAre(3)) << e.what();
+        }
+        r.store->add("through", 1, Deadline::after(10s));
+      },
+      options);
+  kill_when_others_are_through(ranks, 3, 3);
+}
+
+TEST(Subgroups, WhoShrinksAnotherGroupIsNotNamed) {
+  RankProcesses ranks(4, [](Rank& r) {
+    const std::vector<int> pair{2, 3};
+    ProcessGroup two;
+    if (r.rank >= 2) two = r.group().subgroup("two", pair);
+    r.group().barrier().wait();
+    if (r.rank == 3) {
+      raise(SIGSTOP);
+      return;
+    }
+    if (r.rank == 2) {
+      two.abort("it goes on without a rank that does not come");
+      EXPECT_EQ(two.shrink(kLater / 5).size(), 1);
+    } else {
+      const Error e = error_of(
+          [&] { r.group().barrier({.deadline = r.rank == 0 ? Duration(kSoon) : Duration(kLater)}).wait(); });
+      EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+      EXPECT_THAT(ranks_of(e), ElementsAre(3)) << e.what();
+      EXPECT_THAT(e.what(), HasSubstr("; rank 2 waits, too"));
     }
     r.store->add("through", 1, Deadline::after(10s));
   });

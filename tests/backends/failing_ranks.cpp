@@ -393,6 +393,19 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
        j.come("told");
      }},
 
+    // Rank 1 waits for rank 2 in the making of a group; that one comes when the others have been told.
+    {"makes a group",
+     [](Job& j) {
+       j.all_reduce();
+       if (rank == 0 || rank == 3) {
+         tell([&] { j.all_reduce(500ms); });
+         return j.come("told");
+       }
+       if (rank == 2)
+         for (const int r : {0, 3}) j.await("told", r);
+       tell([&] { j.g.subgroup("pair", std::vector<int>{1, 2}); });
+     }},
+
     // Rank 1 has fewer elements.
     {"counts",
      [](Job& j) {

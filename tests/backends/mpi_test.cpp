@@ -23,6 +23,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::MatchesRegex;
 using testing::Not;
+using testing::StartsWith;
 
 // One of the two, and what starts its jobs. Empty: not built here.
 struct Mpi {
@@ -127,6 +128,16 @@ TEST_P(MpiFailures, TheRankAtTheEndOfAChainIsNamed) {
     EXPECT_THAT(o.of(r)[0],
                 HasSubstr("timeout 2: recv: not finished within 0.5 s: rank 0 has not sent it (tag "
                           "0), but waits itself; rank 2 does not answer"));
+  }
+}
+
+TEST_P(MpiFailures, WhoWaitsInTheMakingOfAGroupIsNotNamed) {
+  const Outcome o = job("makes a group", 4);
+  for (const int r : {0, 3}) {
+    ASSERT_FALSE(o.of(r).empty()) << o.all;
+    EXPECT_THAT(o.of(r)[0],
+                StartsWith("timeout 2: all_reduce: not finished within 0.5 s: rank 2 had not arrived; "));
+    EXPECT_THAT(o.of(r)[0], HasSubstr("; rank 1 waits, too"));
   }
 }
 
