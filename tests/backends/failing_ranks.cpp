@@ -316,6 +316,25 @@ const std::map<std::string, void (*)(Job&)> kScenes = {
        }
        tell([&] { j.all_reduce(); });
      }},
+    // Rank 1 has sent more than MPI takes for a rank that does not look, aborts, and calls MPI no more.
+    {"abort behind messages",
+     [](Job& j) {
+       std::vector<weft::ProcessGroup> groups(12);
+       for (weft::ProcessGroup& g : groups) g = j.g.duplicate();
+       j.all_reduce();
+       std::vector<weft::Work> works;
+       if (rank == 1) {
+         for (weft::ProcessGroup& g : groups)
+           for (int k = 0; k < 60; ++k) works.push_back(g.send(view(std::as_const(j.in)), 0));
+         j.g.abort("had enough");
+         j.come("aborted");
+         j.await("told", 0);
+       } else {
+         j.await("aborted", 1);
+         tell([&] { j.all_reduce(5s); });
+         j.come("told");
+       }
+     }},
     // Rank 1 is there and does not call.
     {"absent",
      [](Job& j) {

@@ -170,6 +170,12 @@ TEST_P(MpiFailures, AnAbortReachesWhoWaits) {
   }
 }
 
+TEST_P(MpiFailures, AnAbortReachesWhoComesLaterThoughItsRankCallsMpiNoMore) {
+  const Outcome o = job("abort behind messages");
+  ASSERT_FALSE(o.of(0).empty()) << o.all;
+  EXPECT_THAT(o.of(0)[0], HasSubstr("aborted 1: all_reduce: aborted by rank 1: had enough"));
+}
+
 TEST_P(MpiFailures, AnAbsentRankIsNamedAndToldAfterwards) {
   const Outcome o = job("absent", 3);
   for (int r = 0; r < 3; ++r) {

@@ -174,6 +174,10 @@ class MpiBackend final : public Backend {
 
   std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
     const std::lock_guard guard(mutex_);
+    if (failed_) {
+      story = "the group has failed";
+      return {};
+    }
     if (row(s.op).collective && !progress(s).announced) {
       story = "MPI cannot tell who is missing (WEFT_MPI_CHECK is off)";
       return {};
@@ -222,6 +226,7 @@ class MpiBackend final : public Backend {
     if (failed_) return;
     const auto turn = process_.lock();
     raise(why);
+    flush();
   }
 
   Failure failure() const override {
@@ -355,20 +360,34 @@ class MpiBackend final : public Backend {
     } catch (const std::bad_alloc&) {
       raise({.code = ErrorCode::system, .text = "out of memory", .op = s.op, .ranks = {rank_}});
     }
+    if (!telling_) return;
+    const auto turn = process_.lock();
+    flush();
   }
 
-  // The first cause stays. Peers are told, as far as MPI takes the letters at once.
+  // The first cause stays. Peers are told; flush() must follow.
   void raise(const Failure& why) noexcept {
     if (failed_) return;
     failure_ = why;
     failed_ = true;
     process_.poison();
     if (!Process::alive() || !process_.refuses_thread().empty()) return;
+    telling_ = true;
     try {
       state_->mail->send_others({.kind = Letter::failure}, encode(why));
+    } catch (...) {  // MPI itself has failed: peers see it, or run into their deadline
+    }
+  }
+
+  // Has MPI take what raise() wrote, at once or, where a peer does not look, when it does. Afterwards the
+  // mail is not ours any more. Under process_.lock(), and not while letters are being taken.
+  void flush() noexcept {
+    if (!std::exchange(telling_, false)) return;
+    try {
       for (const Deadline end = Deadline::after(kFlush); state_->mail->unsent() > 0 && !end.passed();)
         state_->mail->take([](int, const Letter&, std::span<const std::byte>) {});
-    } catch (...) {  // MPI itself has failed: peers see it, or run into their deadline
+      if (state_->mail->owes()) process_.deliver(*state_->mail);
+    } catch (...) {  // as above
     }
   }
 
@@ -518,12 +537,12 @@ class MpiBackend final : public Backend {
   }
 
   void leave() noexcept {
-    const auto turn = process_.lock();
     compare_the_rest();
     if (failed_) {
       (void)state_.release();
       return;
     }
+    const auto turn = process_.lock();
     try {
       state_->mail->send_others({.kind = Letter::left});
       process_.bury(std::move(state_->mail));
@@ -539,6 +558,7 @@ class MpiBackend final : public Backend {
   void compare_the_rest() noexcept {
     OpState nothing;
     attempt(nothing, [&] {
+      const auto turn = process_.lock();
       for (int looks = 0; looks < kLastLooks && !failed_ && !own_.empty(); ++looks)
         if (take_letters()) looks = 0;
       if (failed_ && failure_.code == ErrorCode::mismatch)
@@ -569,6 +589,7 @@ class MpiBackend final : public Backend {
   std::deque<Own> own_;
   std::uint64_t first_own_ = 0, done_ = 0;  // sequence numbers: of own_'s first; all below are finished here
   std::atomic<bool> failed_{false};
+  bool telling_ = false;  // letters of a failure are written, and not flushed
   Failure failure_;
 };
 

@@ -44,6 +44,8 @@ constexpr const char* kLibraryText = "MPICH Version:";
 namespace {
 
 constexpr auto kFarewell = std::chrono::seconds(2);  // how long the exit waits for peers to leave groups
+constexpr auto kDelivery = std::chrono::minutes(5);  // how long a failure is kept for peers that do not look
+constexpr auto kCarryNap = std::chrono::milliseconds(20);
 constexpr auto kLetters =
     std::chrono::seconds(2);  // how long leaving a group waits for MPI to take its letters
 
@@ -322,7 +324,43 @@ void Process::tend() noexcept {
   std::erase_if(buried_, [](const std::unique_ptr<Mail>& mail) { return mail->idle(); });
 }
 
+void Process::deliver(Mail& mail) {
+  if (!multiple() || !ours_) return;
+  const std::lock_guard guard(mutex_);
+  if (ending_) return;
+  undelivered_.push_back({&mail, Deadline::after(kDelivery)});
+  if (carries_) return;
+  const NoSignals inherited;
+  std::thread([this] { carry(); }).detach();
+  carries_ = true;
+}
+
+void Process::carry() noexcept {
+  const auto is_over = [](const Undelivered& u) {
+    if (u.limit.passed()) return true;
+    try {
+      u.mail->take([](int, const Letter&, std::span<const std::byte>) {});
+      return !u.mail->owes();
+    } catch (...) {  // MPI has lost somebody
+      return true;
+    }
+  };
+  for (Duration nap = std::chrono::milliseconds(1);; nap = std::min<Duration>(2 * nap, kCarryNap)) {
+    std::this_thread::sleep_for(nap);
+    const std::lock_guard guard(mutex_);
+    if (ending_ || !alive()) undelivered_.clear();
+    std::erase_if(undelivered_, is_over);
+    if (!undelivered_.empty()) continue;
+    carries_ = false;
+    return;
+  }
+}
+
 void Process::finalise(int status) noexcept {
+  {
+    const std::lock_guard guard(mutex_);
+    ending_ = true;  // carry() calls MPI under the mutex, and no more from here on
+  }
   if (status != 0 || !alive()) return;
   {
     const std::lock_guard guard(mutex_);

@@ -74,10 +74,20 @@ class Process {
   void bury(std::unique_ptr<Mail> mail);
   /// Frees what can be freed. Under lock().
   void tend() noexcept;
+  /// Of a group that has failed: what MPI has not taken of `mail`, which is leaked, goes out in a thread of
+  /// its own, for some minutes. Peers that come late hear of the failure, whatever the program does
+  /// meanwhile. Only where MPI is ours and serves several threads; elsewhere it goes out while the program
+  /// calls MPI.
+  void deliver(Mail& mail);
 
  private:
   Process(Logger& log, Deadline deadline);
   void finalise(int status) noexcept;
+  void carry() noexcept;
+  struct Undelivered {
+    Mail* mail;
+    Deadline limit;
+  };
   int threads_ = MPI_THREAD_SINGLE;
   int world_rank_ = 0, world_size_ = 1;
   bool ours_ = false;
@@ -85,6 +95,9 @@ class Process {
   std::mutex calls_;  // not MULTIPLE: around every MPI call
   std::mutex mutex_;
   bool poisoned_ = false;
+  bool ending_ = false;   // exit() has begun
+  bool carries_ = false;  // there is a thread that runs carry()
+  std::vector<Undelivered> undelivered_;
   std::vector<std::unique_ptr<Mail>> buried_;
 };
 
