@@ -245,6 +245,9 @@ HeldRegion::~HeldRegion() {
 
 // ---- The thread that serves this process's socket ----
 
+constexpr std::chrono::milliseconds kLookAgain{50};  // for descriptors, where there were none
+constexpr int kRefusedLooks = 10;                    // half a second: they do not come back by themselves
+
 class Server {
  public:
   // `refusal`: why there is no memfd of the board (errno), or 0.
@@ -265,6 +268,13 @@ class Server {
     thread_ = start_thread("neighbourhood", [this] { serve(); });
     marked_
         .wait();  // a process that becomes another program right now has ended for those who know its address
+  }
+
+  // errno, where at least so many looks in a row, kLookAgain apart, found somebody who could not be let in;
+  // else 0.
+  int refuses(int looks) const noexcept {
+    return refused_looks_.load(std::memory_order_acquire) < looks ? 0
+                                                                  : refusal_.load(std::memory_order_relaxed);
   }
 
   ~Server() {
@@ -296,13 +306,18 @@ class Server {
           connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(i));
       if (watched_[1].revents != 0) {
         // Out of memory or descriptors: who knocks waits in the listener's queue until there are some.
+        int refusal = 0;
         if (!room_for_one()) {
-          listen = false;
+          refusal = ENOMEM;
         } else if (Descriptor c = accept_connection(listener_.get())) {
           if (is_ours(c.get())) connections_.push_back(std::move(c));
-        } else {
-          listen = errno == EINTR || errno == EAGAIN || errno == ECONNABORTED;
+        } else if (errno != EINTR && errno != EAGAIN && errno != ECONNABORTED) {
+          refusal = errno;
         }
+        listen = refusal == 0;
+        refusal_.store(refusal, std::memory_order_relaxed);
+        refused_looks_.store(listen ? 0 : refused_looks_.load(std::memory_order_relaxed) + 1,
+                             std::memory_order_release);
       }
     }
     // A forked child may hold copies: closing alone would not tell the neighbours.
@@ -312,7 +327,7 @@ class Server {
 
   // Until there may be descriptors again, or warnings that were left out are to be told of.
   int timeout(bool listen) const noexcept {
-    const int soon = listen ? -1 : 50;
+    const int soon = listen ? -1 : static_cast<int>(kLookAgain.count());
     if (warnings_.next() == Clock::time_point::max()) return soon;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(warnings_.next() - Clock::now()).count();
     const int then = static_cast<int>(std::clamp<std::int64_t>(left, 0, 60'000));
@@ -402,6 +417,7 @@ class Server {
   const std::shared_ptr<OfferTable> offers_;
   Descriptor listener_;
   Descriptor stop_;
+  std::atomic<int> refusal_{0}, refused_looks_{0};
   // The thread's. Memory for most jobs is there from the beginning.
   static constexpr std::size_t kNeighbours = 64;
   std::vector<Descriptor> connections_;
@@ -929,6 +945,11 @@ RegionRef Neighbourhood::offer(const std::string& name, std::size_t bytes) {
   offers.regions[name] = {region->id, region};
   offers.added.notify_all();
   return region;
+}
+
+void Neighbourhood::check_admits(bool last) const {
+  if (const int refusal = impl_->server ? impl_->server->refuses(last ? 1 : kRefusedLooks) : 0; refusal != 0)
+    throw_errno("neighbourhood: this process cannot take the connection of another one", refusal);
 }
 
 RegionRef Neighbourhood::open(Neighbour& owner, const std::string& name, Deadline deadline) {

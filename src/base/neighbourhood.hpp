@@ -114,6 +114,9 @@ class Neighbourhood {
   /// The region that `owner` offers under that name; waits for it until the deadline. Within one process
   /// everybody gets the same mapping. Throws timeout, peer_lost, system.
   RegionRef open(Neighbour& owner, const std::string& name, Deadline deadline);
+  /// Throws system, with the limit, where another process has been waiting for half a second (`last`: for a
+  /// moment) to connect to this one, which may have no more descriptors or memory. Does not wait.
+  void check_admits(bool last) const;
 
   /// The number of this process's bell for the rank of that identity, given at first use: what peers ask
   /// bell() for. Throws unsupported where kMaxBells identities have one.

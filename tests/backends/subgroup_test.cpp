@@ -1,11 +1,16 @@
 // Groups within groups, and several groups over the same ranks: each independent of the others, in any order
 // and from any thread.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <optional>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "support/shm_settings.hpp"
 #include "support/values.hpp"
@@ -301,6 +306,67 @@ TEST_P(Subgroup, ManyThreadsSendThroughOneGroup) {
     for (std::thread& t : threads) t.join();
     g.barrier().wait();
   });
+}
+
+// n descriptors and no more, until it goes: those below a limit that are free are taken.
+class FewDescriptors {
+ public:
+  explicit FewDescriptors(int n) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    const rlimit few{256, before_.rlim_max};
+    ::setrlimit(RLIMIT_NOFILE, &few);
+    for (int fd = 0; (fd = ::dup(0)) >= 0;) taken_.push_back(fd);
+    for (; n > 0; --n, taken_.pop_back()) ::close(taken_.back());
+  }
+  FewDescriptors(const FewDescriptors&) = delete;
+  FewDescriptors& operator=(const FewDescriptors&) = delete;
+  ~FewDescriptors() {
+    for (const int fd : taken_) ::close(fd);
+    ::setrlimit(RLIMIT_NOFILE, &before_);
+  }
+
+ private:
+  rlimit before_{};
+  std::vector<int> taken_;
+};
+
+// With one descriptor left rank 0 has memory for the group, but cannot let in who asks for it.
+class SplitsWithFewDescriptors : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Of, SplitsWithFewDescriptors, testing::Values(0, 1),
+                         [](const auto& p) { return "rank_" + std::to_string(p.param); });
+
+TEST_P(SplitsWithFewDescriptors, NameTheLimit) {
+  RankProcesses ranks(2, [who = GetParam()](Rank& r) {
+    Membership m = r.membership("parent");
+    m.deadline = 8s;
+    ProcessGroup parent = ProcessGroup::create(r.context, "shm", m), child;
+    parent.barrier().wait();
+    int refusals = 0;
+    for (int left = 0; !child && left < 16; ++left) {
+      {
+        std::optional<FewDescriptors> few;
+        if (r.rank == who) few.emplace(left);
+        parent.barrier().wait();
+        const auto began = Clock::now();
+        try {
+          child = parent.split(0, 0);
+        } catch (const Error& e) {
+          EXPECT_EQ(e.code(), ErrorCode::system) << e.what();
+          EXPECT_THAT(e.what(), HasSubstr("Too many open files (ulimit -n is 256)"));
+          if (r.rank != who) {
+            EXPECT_THAT(e.what(), HasSubstr(fmt::format("rank {} cannot make it: ", who)));
+          }
+          EXPECT_LT(Clock::now() - began, 4s);
+          ++refusals;
+        }
+      }
+      parent.barrier().wait();
+    }
+    EXPECT_GT(refusals, 0);
+    ASSERT_TRUE(child);
+    child.barrier().wait();
+  });
+  ranks.finish();
 }
 
 }  // namespace

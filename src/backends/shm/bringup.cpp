@@ -165,12 +165,22 @@ class Assembled {
           .text = fmt::format("group \"{}\": rank {} died while the group was made", b_.name, dead[0]),
           .ranks = dead});
     looks_.look();  // a rank that has no control region tells it there
+    if (phase == 1 && b_.rank == 0) check_admits();
     if (!b_.deadline.passed()) return;
     std::vector<int> missing;
     for (int r = 0; r < b_.size; ++r)
       if (g_.of(r).joined.load(std::memory_order_seq_cst) < phase) missing.push_back(r);
     if (!missing.empty())
       throw_absent(b_, missing, std::chrono::duration_cast<Duration>(Clock::now() - began_));
+  }
+
+  // The others come for the control region: they wait where this process may have no more descriptors.
+  void check_admits() const {
+    try {
+      b_.context.neighbourhood().check_admits(b_.deadline.passed());
+    } catch (const Error& e) {
+      throw Error(e.code(), fmt::format("group \"{}\": {}", b_.name, e.what()));
+    }
   }
 
   const Bringup& b_;
