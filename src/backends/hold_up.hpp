@@ -140,16 +140,14 @@ std::string tell(std::vector<int>& awaited, const HoldUp& found, const Simple& s
     return std::binary_search(found.ends.begin(), found.ends.end(), r);
   });
   std::string story = simple(near.empty() ? awaited : near);
-  if (near.empty() && wait)
-    story += fmt::format(", but wait{} {}", awaited.size() == 1 ? "s" : "",
-                         awaited.size() == 1 ? "itself" : "themselves");
+  // Of ranks by their numbers: the words before may end with what another rank called.
+  if ((wait || !near.empty()) && !others.empty())
+    story += fmt::format("; {} {}{}{}", name_ranks(others), wait ? "wait" : "answer",
+                         others.size() == 1 ? "s" : "", wait ? ", too" : "");
   if (!far.empty())
     story += fmt::format("; {} {}", name_ranks(far),
                          found.silent ? (far.size() == 1 ? "does not answer" : "do not answer")
                                       : (far.size() == 1 ? "waits for nobody here" : "wait for nobody here"));
-  if (!near.empty() && !others.empty())
-    story += fmt::format("; {} {}{}{}", name_ranks(others), wait ? "wait" : "answer",
-                         others.size() == 1 ? "s" : "", wait ? ", too" : "");
   awaited = found.ranks;
   return story;
 }

@@ -331,10 +331,11 @@ std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_
     }
     // An earlier job's that is ending makes room for this one's.
     if (!refusal.will_pass || deadline.passed())
-      throw Error(refusal.will_pass ? ErrorCode::timeout : ErrorCode::bad_argument,
-                  fmt::format("store: the store at {}: {}; expected one for each job: another address, or "
-                              "another WEFT_JOB where the store is nobody's; this is {}",
-                              address, refusal.why, mine.shown()));
+      throw Error(
+          refusal.will_pass ? ErrorCode::timeout : ErrorCode::bad_argument,
+          fmt::format("store: the store at {}: {}; expected another address for each job or, in a store "
+                      "that no rank serves, another WEFT_JOB; this is {}",
+                      address, refusal.why, mine.shown()));
     std::this_thread::sleep_for(std::min<Duration>(pause, deadline.left()));
   }
 }

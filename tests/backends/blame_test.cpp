@@ -113,8 +113,8 @@ void chain(Rank& r) {
   EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
   EXPECT_THAT(ranks_of(e), ElementsAre(2)) << e.what();
   EXPECT_THAT(e.what(),
-              HasSubstr("recv: not finished within 0.3 s: rank 0 has not sent it (tag 0), but waits "
-                        "itself; rank 2 does not answer"));
+              HasSubstr("recv: not finished within 0.3 s: rank 0 has not sent it (tag 0); rank 0 waits, too; "
+                        "rank 2 does not answer"));
 }
 TEST(Messages, TheRankAtTheEndOfAChainIsNamed) { with_a_stopped_rank(5, 2, chain); }
 
@@ -278,7 +278,7 @@ TEST(Messages, WhoIsStoppedAfterItHasAnsweredIsNamed) {
       EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
       EXPECT_THAT(ranks_of(e), ElementsAre(1)) << e.what();
       EXPECT_THAT(e.what(), HasSubstr("rank 1 has not sent it (tag 0)"));
-      EXPECT_THAT(e.what(), testing::Not(HasSubstr("waits itself")));
+      EXPECT_THAT(e.what(), testing::Not(HasSubstr("waits")));
       r.store->set("through", "1", Deadline::after(10s));
     } else if (r.rank == 1) {
       g.recv(t, 2).wait();  // for longer than the warning and its answers take

@@ -612,7 +612,7 @@ TEST(GlooChain, TheRankAtItsEndIsNamed) {
         EXPECT_THAT(ranks_of(e), ElementsAre(2)) << e.what();
         EXPECT_THAT(
             e.what(),
-            HasSubstr("rank 0 has sent no message with tag 0, but waits itself; rank 2 does not answer"));
+            HasSubstr("rank 0 has sent no message with tag 0; rank 0 waits, too; rank 2 does not answer"));
         r.store->add("through", 1, Deadline::after(10s));
       },
       gloo());

@@ -127,7 +127,7 @@ TEST_P(MpiFailures, TheRankAtTheEndOfAChainIsNamed) {
     ASSERT_FALSE(o.of(r).empty()) << o.all;
     EXPECT_THAT(o.of(r)[0],
                 HasSubstr("timeout 2: recv: not finished within 0.5 s: rank 0 has not sent it (tag "
-                          "0), but waits itself; rank 2 does not answer"));
+                          "0); rank 0 waits, too; rank 2 does not answer"));
   }
 }
 

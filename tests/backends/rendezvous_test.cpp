@@ -470,9 +470,10 @@ TEST_F(RendezvousTest, ARankThatIsTakenIsToldByWhom) {
                     where, rank, holder));
     expect_error(
         by_hand(rank, 2, where), ErrorCode::bad_argument,
-        fmt::format(", rank {} of 2); expected one for each job: another address, or another WEFT_JOB "
-                    "where the store is nobody's; this is process {} (on ",
-                    rank, ::getpid()));
+        fmt::format(
+            ", rank {} of 2); expected another address for each job or, in a store that no rank serves, "
+            "another WEFT_JOB; this is process {} (on ",
+            rank, ::getpid()));
   }
 }
 
