@@ -1,5 +1,6 @@
 #include "backends/group_state.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sched.h>
@@ -16,6 +17,7 @@
 #include "backends/op_table.hpp"
 #include "backends/reduce.hpp"
 #include "base/fnv.hpp"
+#include "base/memfd.hpp"
 #include "base/mutant.hpp"
 #include "base/suspension.hpp"
 
@@ -43,6 +45,16 @@ std::int64_t kernel_tick() noexcept {
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
+// What a library says; and where this process may open nothing more, which it may have met and not said,
+// that.
+std::string words_of(const std::exception& e) {
+  std::string words = with_limits(e.what());
+  const Descriptor one(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!one && errno == EMFILE && words.find("ulimit -n") == std::string::npos)
+    words += ": " + system_words(EMFILE);
+  return words;
+}
+
 // What a transport's library throws becomes an Error here: no memory, no threads, or its own words.
 std::unique_ptr<Backend> call_factory(const BackendFactory& factory, const Bringup& b) {
   const auto failed = [&](const std::string& why) {
@@ -63,7 +75,7 @@ std::unique_ptr<Backend> call_factory(const BackendFactory& factory, const Bring
                      ? system_words(e.code().value())
                      : e.what());
   } catch (const std::exception& e) {
-    throw failed(with_limits(e.what()));
+    throw failed(words_of(e));
   }
 }
 

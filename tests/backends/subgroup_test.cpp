@@ -369,5 +369,29 @@ TEST_P(SplitsWithFewDescriptors, NameTheLimit) {
   ranks.finish();
 }
 
+// Gloo does not say why it cannot resolve an address.
+TEST(Gloo, ASplitWithoutDescriptorsNamesTheLimit) {
+  if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "the build found no Gloo";
+  RankOptions options;
+  options.backend = "gloo";
+  RankProcesses ranks(
+      2,
+      [](Rank& r) {
+        r.group().barrier().wait();
+        std::optional<FewDescriptors> none;
+        if (r.rank == 1) none.emplace(0);
+        const Error e = error_of([&] { r.group().split(0, 0); });
+        none.reset();
+        EXPECT_EQ(e.code(), ErrorCode::system) << e.what();
+        EXPECT_THAT(e.what(), HasSubstr("Too many open files (ulimit -n is 256)"));
+        if (r.rank == 0) {
+          EXPECT_THAT(e.what(), HasSubstr("rank 1 cannot make it: "));
+        }
+        r.group().split(0, 0).barrier().wait();
+      },
+      options);
+  ranks.finish();
+}
+
 }  // namespace
 }  // namespace weft::test
