@@ -10,7 +10,7 @@
 
 #include "cases.hpp"
 #include "measure.hpp"
-#include "weft/backends/process_group.hpp"
+#include "weft/group/process_group.hpp"
 
 namespace weft::bench {
 

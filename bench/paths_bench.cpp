@@ -13,7 +13,7 @@
 
 #include "measure.hpp"
 #include "processes.hpp"
-#include "weft/backends/process_group.hpp"
+#include "weft/group/process_group.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace weft::bench {

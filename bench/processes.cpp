@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "weft/backends/store_tcp.hpp"
+#include "weft/store/store_tcp.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
 

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "cases.hpp"
-#include "weft/backends/store.hpp"
+#include "weft/store/store.hpp"
 
 namespace weft::bench {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/reduce.hpp"
+#include "reduce/reduce.hpp"
 #include "harness.hpp"
 #include "plain_loops.hpp"
 

@@ -10,7 +10,7 @@ A finding is one line, `file:line: what; the rule`. Exit status 1 if there is an
 
 1. A file includes its own folder or one to the left. tp, dp, domain and ep do not know each other.
 2. nn communicates through boundaries alone: it includes nothing of backends.
-3. An include names its layer ("weft/base/error.hpp", "base/arena.hpp"), never a bare or relative path.
+3. An include names its layer ("weft/base/error.hpp", "host/arena.hpp"), never a bare or relative path.
 4. Public headers (include/) include public headers and the C and C++ standard libraries only.
 5. weft/weft.hpp, which includes everything, is for programs, not for the library.
 6. Tests of a layer include what that layer may, and "support/".
@@ -39,7 +39,7 @@ FOREIGN = [
     (r"benchmark/", ["bench/"]),
     (r"(gtest|gmock)/", ["tests/"]),
     (r"mpi\.h", ["src/backends/mpi/", "tests/backends/mpi_", "bench/peers/"]),
-    (r"sodium\.h", ["src/backends/store_seal.cpp"]),
+    (r"sodium\.h", ["src/store/store_seal.cpp"]),
     (r"gloo/", ["src/backends/gloo/", "bench/peers/"]),
     (r"(nccl|cuda_runtime(_api)?)\.h", ["src/backends/nccl/", "bench/peers/"]),
 ]
@@ -86,7 +86,7 @@ def check_include(path, layer, kind, quote, name):
         # A program and a test may have headers beside them; the library names the layer.
         if kind in ("program", "test") and not name.startswith(".") and "/" not in name:
             return None
-        return f'includes "{name}"; an include names its layer, as in "base/arena.hpp"'
+        return f'includes "{name}"; an include names its layer, as in "host/arena.hpp"'
     if name in ("weft/weft.hpp", "weft/weft.h"):
         if kind in ("program", "test") or layer in ("api", "capi"):
             return None
@@ -198,22 +198,22 @@ def self_test():
         "examples/c/e.c": '#include <weft/weft.h>\n',
         "src/backends/s.cpp": 'b.store->set(fmt::format("{}, {}", a, \',\'), pack(all),\n  b.deadline);\nstore_->get(k, d); x.remove(y);\n',
         "tests/backends/s_test.cpp": 'store->set("a", "b");\n',
-        "src/base/arena.cpp": '#include "base/mutant.hpp"\n',
+        "src/host/arena.cpp": '#include "base/mutant.hpp"\n',
         "src/CMakeLists.txt": 'set(with_mutants base/arena.cpp)\n',
         "tools/weft/main.cpp": '#include "weft/weft.hpp"\n#include "commands.hpp"\n#include <CLI/CLI.hpp>\n',
     }
     faults = {
         ("src/base/x.cpp", 2, '\n#include "weft/mesh/mesh.hpp"'): "base may not know mesh",
         ("src/tp/x.cpp", 1, '#include "weft/dp/averaging.hpp"'): "tp may not know dp",
-        ("src/nn/x.cpp", 1, '#include "weft/backends/process_group.hpp"'): "boundaries of mesh alone",
+        ("src/nn/x.cpp", 1, '#include "weft/group/process_group.hpp"'): "boundaries of mesh alone",
         ("src/mesh/x.cpp", 1, '#include "layout.hpp"'): "an include names its layer",
         ("src/mesh/y.cpp", 1, '#include "../base/arena.hpp"'): "an include names its layer",
-        ("include/weft/base/x.hpp", 1, '#include "base/arena.hpp"'): "public headers only",
+        ("include/weft/base/x.hpp", 1, '#include "host/arena.hpp"'): "public headers only",
         ("include/weft/base/y.hpp", 1, '#include <fmt/format.h>'): "standard libraries only",
         ("src/mesh/z.cpp", 1, '#include "weft/weft.hpp"'): "is for programs",
         ("src/mesh/w.cpp", 1, '#include "support/ranks.hpp"'): "support/ is for tests",
         ("src/mesh/v.cpp", 1, '#include "weft/mash/mesh.hpp"'): 'there is no layer "mash"',
-        ("tests/base/x_test.cpp", 1, '#include "weft/backends/store.hpp"'): "base may not know backends",
+        ("tests/base/x_test.cpp", 1, '#include "weft/store/store.hpp"'): "base may not know backends",
         ("src/backends/x.cpp", 1, '#include <mpi.h>'): "src/backends/mpi/",
         ("src/nn/y.cpp", 1, '#include "oneapi/dnnl/dnnl.hpp"'): "src/nn/kernels/",
         ("examples/c/x.c", 1, '#include <weft/weft.hpp>'): "headers of C",

@@ -6,8 +6,8 @@
 #include <sstream>
 
 #include "backends/join.hpp"
-#include "backends/launchers.hpp"
-#include "base/neighbourhood.hpp"
+#include "store/launchers.hpp"
+#include "host/neighbourhood.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
 

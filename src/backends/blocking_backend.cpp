@@ -6,7 +6,7 @@
 #include <new>
 
 #include "backends/op_table.hpp"
-#include "base/progress.hpp"
+#include "host/progress.hpp"
 
 namespace weft {
 namespace {

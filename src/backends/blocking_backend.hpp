@@ -13,7 +13,7 @@
 #include <thread>
 
 #include "backends/first_cause.hpp"
-#include "base/neighbourhood.hpp"
+#include "host/neighbourhood.hpp"
 #include "base/no_signals.hpp"
 #include "weft/backends/backend.hpp"
 

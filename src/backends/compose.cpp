@@ -23,9 +23,9 @@
 #include "backends/call_numbers.hpp"
 #include "backends/call_record.hpp"
 #include "backends/op_table.hpp"
-#include "backends/reduce.hpp"
+#include "reduce/reduce.hpp"
 #include "base/fnv.hpp"
-#include "base/local_memory.hpp"
+#include "host/local_memory.hpp"
 #include "base/mutant.hpp"
 
 namespace weft {

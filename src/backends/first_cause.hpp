@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "weft/backends/store.hpp"
+#include "weft/store/store.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

@@ -13,7 +13,7 @@
 
 #include "backends/build.hpp"
 #include "backends/first_cause.hpp"
-#include "backends/store_table.hpp"
+#include "store/store_table.hpp"
 #include "base/mutant.hpp"
 #include "base/parse_number.hpp"
 

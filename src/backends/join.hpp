@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "weft/backends/backend.hpp"
-#include "weft/backends/store.hpp"
+#include "weft/store/store.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

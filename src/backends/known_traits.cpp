@@ -2,7 +2,7 @@
 // the conformance tests take it.
 #include <algorithm>
 
-#include "backends/reduce.hpp"
+#include "reduce/reduce.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft {

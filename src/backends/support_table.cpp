@@ -8,7 +8,7 @@
 
 #include "backends/compose.hpp"
 #include "backends/op_table.hpp"
-#include "backends/reduce.hpp"
+#include "reduce/reduce.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft {

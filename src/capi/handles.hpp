@@ -13,8 +13,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "weft/backends/process_group.hpp"
-#include "weft/base/context.hpp"
+#include "weft/group/process_group.hpp"
+#include "weft/host/context.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/storage.hpp"
 #include "weft/weft.h"

@@ -18,7 +18,7 @@
 #include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/values.hpp"
-#include "weft/backends/store_tcp.hpp"
+#include "weft/store/store_tcp.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace weft::test {

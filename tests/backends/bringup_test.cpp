@@ -6,7 +6,7 @@
 
 #include <thread>
 
-#include "backends/forwarding_store.hpp"
+#include "store/forwarding_store.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/backends/plugin.hpp"
 

@@ -22,8 +22,8 @@
 #include "support/temporary_folder.hpp"
 #include "support/values.hpp"
 #include "weft/backends/plugin.hpp"
-#include "weft/backends/process_group.hpp"
-#include "weft/backends/store_file.hpp"
+#include "weft/group/process_group.hpp"
+#include "weft/store/store_file.hpp"
 
 namespace weft::test {
 namespace {

@@ -13,7 +13,7 @@
 
 #include "backends/compose.hpp"
 #include "backends/op_table.hpp"
-#include "backends/reduce.hpp"
+#include "reduce/reduce.hpp"
 #include "backends/shm/control.hpp"
 #include "backends/shm/paths.hpp"
 #include "support/masked_backend.hpp"

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "support/masked_backend.hpp"
-#include "weft/backends/process_group.hpp"
+#include "weft/group/process_group.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace {

@@ -14,7 +14,7 @@
 #include <sstream>
 #include <thread>
 
-#include "backends/forwarding_store.hpp"
+#include "store/forwarding_store.hpp"
 #include "support/random_calls.hpp"
 #include "support/run_ranks.hpp"
 #include "support/values.hpp"

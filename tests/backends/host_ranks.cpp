@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "weft/backends/process_group.hpp"
+#include "weft/group/process_group.hpp"
 
 namespace {
 

@@ -25,9 +25,9 @@
 #include "support/processes.hpp"
 #include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
-#include "weft/backends/process_group.hpp"
-#include "weft/backends/store_tcp.hpp"
-#include "weft/base/context.hpp"
+#include "weft/group/process_group.hpp"
+#include "weft/store/store_tcp.hpp"
+#include "weft/host/context.hpp"
 
 namespace weft {
 namespace {

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "backends/build.hpp"
-#include "backends/forwarding_store.hpp"
+#include "store/forwarding_store.hpp"
 #include "support/errors.hpp"
-#include "weft/base/context.hpp"
+#include "weft/host/context.hpp"
 
 namespace weft::test {
 namespace {

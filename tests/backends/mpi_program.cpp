@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "weft/backends/plugin.hpp"
-#include "weft/backends/process_group.hpp"
+#include "weft/group/process_group.hpp"
 
 int main(int argc, char** argv) {
   const std::string what = argv[1], backend = argv[2];

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "backends/first_cause.hpp"
-#include "backends/forwarding_store.hpp"
+#include "store/forwarding_store.hpp"
 #include "backends/nccl/nccl_backend.hpp"
 #include "support/errors.hpp"
 #include "support/nccl_stand_in.hpp"

@@ -4,8 +4,8 @@
 #include <fstream>
 #include <string>
 
-#include "weft/backends/process_group.hpp"
-#include "weft/backends/store_file.hpp"
+#include "weft/group/process_group.hpp"
+#include "weft/store/store_file.hpp"
 
 int main(int count, char** arguments) {
   if (count != 3) return 2;

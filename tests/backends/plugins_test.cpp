@@ -9,7 +9,7 @@
 #include "support/temporary_folder.hpp"
 #include "support/values.hpp"
 #include "weft/backends/plugin.hpp"
-#include "weft/backends/process_group.hpp"
+#include "weft/group/process_group.hpp"
 
 namespace weft::test {
 namespace {

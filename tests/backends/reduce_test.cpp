@@ -1,5 +1,5 @@
 // Element-wise reduction against a reference written the slow way, on every instruction set this machine has.
-#include "backends/reduce.hpp"
+#include "reduce/reduce.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include <random>
 #include <vector>
 
-#include "backends/reduce_isa.hpp"
+#include "reduce/reduce_isa.hpp"
 #include "support/values.hpp"
 #include "weft/backends/plugin.hpp"
 

@@ -28,18 +28,18 @@
 #include <utility>
 #include <vector>
 
-#include "backends/claim.hpp"
-#include "backends/meeting_file.hpp"
+#include "store/claim.hpp"
+#include "store/meeting_file.hpp"
 #include "support/errors.hpp"
 #include "support/other_user.hpp"
 #include "support/processes.hpp"
 #include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/backends/plugin.hpp"
-#include "weft/backends/process_group.hpp"
-#include "weft/backends/store_file.hpp"
-#include "weft/backends/store_tcp.hpp"
-#include "weft/base/context.hpp"
+#include "weft/group/process_group.hpp"
+#include "weft/store/store_file.hpp"
+#include "weft/store/store_tcp.hpp"
+#include "weft/host/context.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 

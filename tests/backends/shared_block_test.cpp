@@ -6,10 +6,10 @@
 #include <atomic>
 #include <thread>
 
-#include "base/arena.hpp"
+#include "host/arena.hpp"
 #include "support/run_ranks.hpp"
 #include "support/values.hpp"
-#include "weft/base/pin.hpp"
+#include "weft/host/pin.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace weft::test {

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "backends/forwarding_store.hpp"
+#include "store/forwarding_store.hpp"
 #include "support/run_ranks.hpp"
 
 namespace weft::test {

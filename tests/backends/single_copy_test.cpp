@@ -18,7 +18,7 @@
 
 #include "backends/shm/control.hpp"
 #include "backends/shm/paths.hpp"
-#include "backends/usable_cores.hpp"
+#include "host/usable_cores.hpp"
 #include "support/random_calls.hpp"
 #include "support/sanitizers.hpp"
 #include "support/seccomp.hpp"

@@ -21,7 +21,7 @@
 #include "support/golden.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/base/clock.hpp"
-#include "weft/base/context.hpp"
+#include "weft/host/context.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/store_seal.hpp"
+#include "store/store_seal.hpp"
 #include "targets.hpp"
 #include "weft/base/error.hpp"
 

@@ -8,15 +8,15 @@
 #include <cstring>
 #include <optional>
 
-#include "backends/address.hpp"
+#include "store/address.hpp"
 #include "backends/first_cause.hpp"
 #include "backends/shm/card.hpp"
-#include "backends/store_frames.hpp"
-#include "backends/store_records.hpp"
-#include "backends/store_seal.hpp"
-#include "backends/store_session.hpp"
-#include "backends/store_table.hpp"
-#include "base/neighbourhood.hpp"
+#include "store/store_frames.hpp"
+#include "store/store_records.hpp"
+#include "store/store_seal.hpp"
+#include "store/store_session.hpp"
+#include "store/store_table.hpp"
+#include "host/neighbourhood.hpp"
 #include "weft/base/error.hpp"
 #if WEFT_FUZZ_CHECKPOINTS
 #include "checkpoint/file_io.hpp"

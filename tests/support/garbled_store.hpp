@@ -7,7 +7,7 @@
 #include <string_view>
 #include <utility>
 
-#include "backends/forwarding_store.hpp"
+#include "store/forwarding_store.hpp"
 
 namespace weft::test {
 

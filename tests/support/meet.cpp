@@ -4,8 +4,8 @@
 #include <exception>
 #include <string>
 
-#include "weft/backends/process_group.hpp"
-#include "weft/base/context.hpp"
+#include "weft/group/process_group.hpp"
+#include "weft/host/context.hpp"
 
 int main() {
   try {

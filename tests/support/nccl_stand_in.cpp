@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "backends/nccl/nccl_backend.hpp"
-#include "backends/reduce.hpp"
+#include "reduce/reduce.hpp"
 
 namespace weft::test {
 

@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "weft/backends/process_group.hpp"
+#include "weft/group/process_group.hpp"
 
 namespace weft::test {
 

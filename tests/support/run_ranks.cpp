@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "backends/prefix_store.hpp"
-#include "weft/backends/store_tcp.hpp"
+#include "store/prefix_store.hpp"
+#include "weft/store/store_tcp.hpp"
 
 namespace weft::test {
 namespace {

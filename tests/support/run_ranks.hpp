@@ -9,7 +9,7 @@
 
 #include "support/errors.hpp"
 #include "support/processes.hpp"
-#include "weft/backends/process_group.hpp"
+#include "weft/group/process_group.hpp"
 
 namespace weft::test {
 

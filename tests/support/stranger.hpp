@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "backends/address.hpp"
+#include "store/address.hpp"
 
 namespace weft::test {
 

@@ -3,7 +3,7 @@
 #include <thread>
 #include <vector>
 
-#include "weft/backends/process_group.hpp"
+#include "weft/group/process_group.hpp"
 
 int main() {
   using namespace std::chrono_literals;

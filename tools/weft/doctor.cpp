@@ -18,7 +18,7 @@
 #include "commands.hpp"
 #include "trace.hpp"
 #include "weft/backends/plugin.hpp"
-#include "weft/backends/process_group.hpp"
+#include "weft/group/process_group.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/tensor.hpp"

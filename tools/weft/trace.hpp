@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/trace.hpp"
+#include "group/trace.hpp"
 
 namespace weft::tools {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "weft/backends/process_group.hpp"
+#include "weft/group/process_group.hpp"
 #include "weft/dp/sampler.hpp"
 #include "weft/models/build.hpp"
 #include "weft/nn/loss.hpp"

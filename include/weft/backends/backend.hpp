@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "weft/backends/call.hpp"
-#include "weft/backends/store.hpp"
-#include "weft/base/context.hpp"
+#include "weft/store/store.hpp"
+#include "weft/host/context.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "weft/backends/process_group.hpp"
+#include "weft/group/process_group.hpp"
 
 namespace weft {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "weft/base/context.hpp"
+#include "weft/host/context.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace weft {

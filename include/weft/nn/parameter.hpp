@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "weft/base/context.hpp"
+#include "weft/host/context.hpp"
 #include "weft/base/tensor.hpp"
 #include "weft/nn/init.hpp"
 

@@ -20,10 +20,10 @@
 #include <vector>
 
 #include "backends/blocking_backend.hpp"
-#include "backends/forwarding_store.hpp"
+#include "store/forwarding_store.hpp"
 #include "backends/join.hpp"
 #include "base/fnv.hpp"
-#include "base/process_state.hpp"
+#include "host/process_state.hpp"
 
 namespace weft::gloo_backend {
 namespace {

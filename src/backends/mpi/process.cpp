@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "backends/mpi/mail.hpp"
-#include "backends/reduce.hpp"
+#include "reduce/reduce.hpp"
 #include "base/no_signals.hpp"
 #include "base/suspension.hpp"
 #include "weft/base/clock.hpp"

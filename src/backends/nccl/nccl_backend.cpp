@@ -35,7 +35,7 @@
 #include "backends/nccl/channel.hpp"
 #include "backends/nccl/notices.hpp"
 #include "backends/op_table.hpp"
-#include "backends/usable_cores.hpp"
+#include "host/usable_cores.hpp"
 #include "base/fnv.hpp"
 #include "base/no_signals.hpp"
 #include "base/parse_number.hpp"

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "backends/first_cause.hpp"
-#include "weft/backends/store.hpp"
+#include "weft/store/store.hpp"
 #include "weft/base/clock.hpp"
 
 namespace weft::nccl {

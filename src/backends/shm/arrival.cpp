@@ -7,7 +7,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "backends/reduce.hpp"
+#include "reduce/reduce.hpp"
 #include "backends/shm/collectives.hpp"
 #include "backends/shm/prefetch.hpp"
 #include "base/mutant.hpp"

@@ -7,9 +7,9 @@
 #include <string_view>
 
 #include "backends/shm/group.hpp"
-#include "backends/store_table.hpp"
-#include "backends/usable_cores.hpp"
-#include "base/neighbourhood.hpp"
+#include "store/store_table.hpp"
+#include "host/usable_cores.hpp"
+#include "host/neighbourhood.hpp"
 #include "base/parse_number.hpp"
 #include "weft/base/error.hpp"
 

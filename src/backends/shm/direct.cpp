@@ -5,7 +5,7 @@
 // the root's. Everything else pulls: ranks write only their own memory.
 #include <algorithm>
 
-#include "backends/reduce.hpp"
+#include "reduce/reduce.hpp"
 #include "backends/shm/collectives.hpp"
 
 namespace weft::shm {

@@ -8,9 +8,9 @@
 
 #include "backends/shm/control.hpp"
 #include "backends/shm/fence.hpp"
-#include "base/arena.hpp"
+#include "host/arena.hpp"
 #include "base/mutant.hpp"
-#include "base/neighbourhood.hpp"
+#include "host/neighbourhood.hpp"
 #include "weft/backends/backend.hpp"
 
 namespace weft::shm {

@@ -1,7 +1,7 @@
 // The inline path: the payload came with the arrival, so one synchronisation is all there is.
 #include <cstddef>
 
-#include "backends/reduce.hpp"
+#include "reduce/reduce.hpp"
 #include "backends/shm/collectives.hpp"
 
 namespace weft::shm {

@@ -6,10 +6,10 @@
 
 #include "backends/shm/control.hpp"
 #include "backends/shm/paths.hpp"
-#include "base/arena.hpp"
-#include "base/descriptor_socket.hpp"
+#include "host/arena.hpp"
+#include "host/descriptor_socket.hpp"
 #include "base/fnv.hpp"
-#include "base/neighbourhood.hpp"
+#include "host/neighbourhood.hpp"
 
 namespace weft::shm {
 

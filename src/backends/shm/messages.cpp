@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "backends/reduce.hpp"
+#include "reduce/reduce.hpp"
 #include "backends/shm/paths.hpp"
 #include "backends/shm/prefetch.hpp"
 #include "base/mutant.hpp"

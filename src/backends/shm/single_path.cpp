@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <new>
 
-#include "backends/reduce.hpp"
+#include "reduce/reduce.hpp"
 #include "backends/shm/collectives.hpp"
 #include "backends/shm/paths.hpp"
 

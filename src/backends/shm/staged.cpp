@@ -9,7 +9,7 @@
 // under way at once.
 #include <algorithm>
 
-#include "backends/reduce.hpp"
+#include "reduce/reduce.hpp"
 #include "backends/shm/collectives.hpp"
 #include "base/mutant.hpp"
 

@@ -10,7 +10,7 @@
 #include <memory>
 #include <thread>
 
-#include "backends/forwarding_store.hpp"
+#include "store/forwarding_store.hpp"
 #include "faults.hpp"
 #include "runner.hpp"
 #include "trial.hpp"

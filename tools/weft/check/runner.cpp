@@ -21,7 +21,7 @@
 #include <thread>
 
 #include "faults.hpp"
-#include "weft/backends/store_tcp.hpp"
+#include "weft/store/store_tcp.hpp"
 
 namespace weft::check {
 namespace {

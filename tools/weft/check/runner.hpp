@@ -8,7 +8,7 @@
 
 #include "board.hpp"
 #include "program.hpp"
-#include "weft/backends/process_group.hpp"
+#include "weft/group/process_group.hpp"
 
 namespace weft::check {
 

@@ -9,7 +9,7 @@
 #include "oracle.hpp"
 #include "program.hpp"
 #include "weft/backends/call.hpp"
-#include "weft/base/context.hpp"
+#include "weft/host/context.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace weft::check {

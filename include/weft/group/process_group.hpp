@@ -1,0 +1,187 @@
+// What users call: a group of ranks and the operations they perform together.
+#pragma once
+
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "weft/backends/backend.hpp"
+#include "weft/backends/call.hpp"
+#include "weft/store/store.hpp"
+#include "weft/group/work.hpp"
+#include "weft/host/context.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+
+/// Who gets calls on while the program computes. `caller`: only whoever waits, asks done() or submits.
+/// `thread`: a helper thread of this rank too, one for all its groups that ask for it, so that communication
+/// overlaps computation.
+enum class Progress : std::uint8_t { caller, thread };
+
+inline constexpr int kMaxRanks = 65536;  ///< of a job, and of a group
+
+/// Who takes part in a group and how it behaves. All ranks give the same, but for `rank` and `identity`.
+struct Membership {
+  std::shared_ptr<Store> store;
+  int rank = 0;
+  int size = 1;  ///< at most kMaxRanks
+  std::string name = "world";
+  Duration deadline = std::chrono::minutes(5);  ///< of each call, and of the group's creation
+  int identity = -1;  ///< which rank of this process (threads as ranks); -1: same as `rank`
+  Progress progress = Progress::caller;
+  TestHooks test;
+
+  /// From the environment: weft run, torchrun, Open MPI's mpirun, Hydra's (MPICH) or srun; WEFT_STORE says
+  /// where to meet if the launcher's own means do not do (docs/rendezvous.md). With none of them, a group of
+  /// one rank. Waits until the store is reached, and takes the rank's place there, which can be done once:
+  /// throws bad_argument naming both processes where another one that lives has it, or the store is another
+  /// job's. What rank 0 serves, `context` keeps; called twice, it gives the same store. `deadline` is the
+  /// Membership's, too. Throws bad_argument naming the variable that is wrong, timeout where rank 0 does not
+  /// come.
+  static Membership from_env(Context& context, Duration deadline = std::chrono::minutes(5));
+};
+
+/// A group of ranks. Move-only handle. Collectives must be called in the same order by all ranks of the
+/// group; point to point is ordered per (source, destination, tag) only. Functions may be called from several
+/// threads, but the order of collectives is then the callers' to agree on. Destroying it leaves the group:
+/// peers that still wait for this rank get peer_lost.
+///
+/// Every function throws bad_argument before anything is sent where an argument is wrong; the text names it.
+/// Views must be contiguous, on the CPU, of one dtype.
+///
+/// In place: all_reduce, reduce, broadcast: `in` and `out` the same view; all_gather(_v), gather at the root:
+/// `in` is block rank() of `out`; reduce_scatter(_v), scatter at the root: `out` is block rank() of `in`. Any
+/// other overlap is bad_argument.
+///
+/// What the transport lacks is composed from what it has, with the same results; what cannot be done is
+/// `unsupported` (docs/support.md).
+class ProcessGroup {
+ public:
+  ProcessGroup() = default;
+  /// Collective over the ranks of `m`. `backend`: "shm" (built in), "gloo", "mpi-openmpi", "mpi-mpich",
+  /// "nccl" or another plug-in's name (weft/backends/plugin.hpp), or "auto": shm if all ranks share this
+  /// host, else the MPI under whose mpirun the program runs, else gloo. Throws timeout naming the ranks that
+  /// did not come; unsupported where the backend cannot be loaded, with the reason.
+  static ProcessGroup create(Context& context, std::string_view backend, const Membership& m);
+  /// The same over a transport of the caller's own (weft/backends/backend.hpp).
+  static ProcessGroup create(Context& context, const BackendFactory& factory, const Membership& m);
+  ProcessGroup(ProcessGroup&&) noexcept;
+  ProcessGroup& operator=(ProcessGroup&&) noexcept;
+  ~ProcessGroup();
+
+  int rank() const noexcept;
+  int size() const noexcept;
+  const std::string& name() const noexcept;
+  Context& context() const noexcept;
+  std::string_view backend() const noexcept;
+  /// What the transport does itself, and what it promises.
+  const Traits& traits() const noexcept;
+  explicit operator bool() const noexcept { return state_ != nullptr; }
+
+  /// out[i] = combination over ranks of in[i]. Counts equal on all ranks.
+  Work all_reduce(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
+  /// The same at rank `root` alone. Elsewhere `out` is ignored and may be empty.
+  Work reduce(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
+  /// out = in of rank 0, in of rank 1, …: out has size() × in elements.
+  Work all_gather(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
+  /// Block r of out = in of rank r, which has `out_blocks.counts[r]` elements. All ranks give the same
+  /// counts.
+  Work all_gather_v(const ConstTensorView& in, const TensorView& out, const Blocks& out_blocks,
+                    const CallOptions& options = {});
+  /// out = block rank() of the combination of all in: in has size() × out elements.
+  Work reduce_scatter(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
+  /// out = the combination of block rank() of all `in`. All ranks give the same counts; offsets are their
+  /// own.
+  Work reduce_scatter_v(const ConstTensorView& in, const TensorView& out, const Blocks& in_blocks,
+                        const CallOptions& options = {});
+  /// At rank `root`: out = in of rank 0, in of rank 1, …. Elsewhere `out` is ignored and may be empty.
+  Work gather(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
+  /// out = block rank() of the root's `in`. Elsewhere `in` is ignored and may be empty.
+  Work scatter(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
+  /// Block r of out = block rank() of rank r's in: n equal blocks each.
+  Work all_to_all(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
+  /// The same with blocks of any size: `in_blocks.counts[r]` here is `out_blocks.counts[rank()]` on rank r.
+  Work all_to_all_v(const ConstTensorView& in, const Blocks& in_blocks, const TensorView& out,
+                    const Blocks& out_blocks, const CallOptions& options = {});
+  /// out = in of rank `root`. Elsewhere `in` is ignored and may be empty.
+  Work broadcast(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
+  /// Done when all ranks have called it.
+  Work barrier(const CallOptions& options = {});
+  /// To rank `dst`, matched by its recv of the same tag. Done when `in` may be reused, which above the eager
+  /// limit (shm: 4 KiB) may be as late as the match.
+  Work send(const ConstTensorView& in, int dst, const CallOptions& options = {});
+  /// From rank `src`. A message of another dtype or count is a mismatch.
+  Work recv(const TensorView& out, int src, const CallOptions& options = {});
+
+  /// A send to `dst` and a receive from `src` at once, with the same tag, so that rings cannot deadlock.
+  Work send_recv(const ConstTensorView& in, int dst, const TensorView& out, int src,
+                 const CallOptions& options = {});
+  /// Many calls as one: started together, done when all are. Collectives among them happen in this order,
+  /// which is the same on all ranks. An argument wrong in any of them throws before the first is sent.
+  /// Of more than 64 the later ones start as the first end. Where one cannot be sent after others were, the
+  /// group fails.
+  Work coalesced(std::span<const Call> calls);
+  Work coalesced(std::initializer_list<Call> calls);
+  /// One call made by a function of namespace `call`.
+  Work submit(const Call& call);
+
+  /// A group of `ranks` (this group's numbering, in the order of their new ranks), which must hold this rank.
+  /// Collective among its members only; others never block and need not call. Error::ranks() of its errors
+  /// are ranks of this group.
+  ProcessGroup subgroup(std::string_view name, std::span<const int> ranks);
+
+  /// Groups by `color`: the ranks that give the same color, ordered by (key, rank). Collective over all
+  /// ranks; color -1: no group (an empty handle).
+  ProcessGroup split(int color, int key = 0);
+  /// A group of the same ranks whose calls are independent of this one's. Collective over all ranks.
+  ProcessGroup duplicate();
+
+  /// After a failure, or before one where a rank is known to be lost: a group of the survivors, numbered in
+  /// the order of their ranks here, which share nothing with this group but the Store and the transport. All
+  /// who live call it, and agree through the Store on who takes part. Ranks that the transport knows to be
+  /// dead or gone are left out at once; others are waited for, `limit` (zero: the group's deadline), and then
+  /// left out, too. Who comes later, being stopped or busy, throws peer_lost naming itself and is in no
+  /// group: never half in. Where one dies while the group is made, the others agree again, so it may take
+  /// `limit` twice for each rank that is lost on the way. If anybody is left out this group has failed, on
+  /// all ranks, if it had not before.
+  ///
+  /// Buffers of failed calls are still this group's: see quiesce(). It may be destroyed afterwards, and both
+  /// may be shrunk again.
+  ///
+  /// Throws peer_lost where the Store is lost, too: the process that served it has ended, and who is left
+  /// cannot agree on anything. `unsupported` or `system` where this rank cannot make the group: then the
+  /// others do without it.
+  ProcessGroup shrink(Duration limit = {});
+  /// The rank that each rank of this group has in the group that this one was made of by subgroup(), split(),
+  /// duplicate() or shrink(). Empty: of none.
+  std::span<const int> parent_ranks() const noexcept;
+
+  /// Fails every pending and later call of every rank with `aborted` and this text.
+  void abort(std::string_view why);
+  /// After a failure: true once nobody can touch the buffers of failed calls any more; see Error::quiesced().
+  /// Waits up to `limit` for ranks that are inside them. Where one is stopped there, the allocations of
+  /// Memory::shared that these buffers lie in get other pages, whole: addresses and contents stay, what the
+  /// stopped rank writes later is lost. Meanwhile no other thread may write anywhere in these allocations;
+  /// calls of other groups may be made. False, then and until that has changed, where
+  ///   - a call of another group that uses these allocations is in flight: finish it and ask again;
+  ///   - a driver holds their pages (weft/base/pin.hpp), or the kernel counts pinned pages of this process;
+  ///   - the rank that is stopped is a thread of this process, or writes through the kernel.
+  /// From any thread.
+  bool quiesce(Duration limit);
+
+  /// The last 1024 calls of this rank, as JSON: op, dtype, count, call, posted and finished in ns, state, and
+  /// the failure, if any (docs/traces.md). Any thread, at any time. Where WEFT_TRACE names a folder it is
+  /// written there when the group fails, before the first Error is thrown, and at every SIGUSR2.
+  std::string trace_json() const;
+  /// The same for chrome://tracing and Perfetto.
+  std::string trace_chrome() const;
+
+ private:
+  explicit ProcessGroup(GroupState* state) : state_(state) {}
+  GroupState* state_ = nullptr;  // counted
+};
+
+}  // namespace weft

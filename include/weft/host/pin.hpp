@@ -1,0 +1,36 @@
+// Memory whose pages a driver holds.
+#pragma once
+
+#include <cstddef>
+#include <utility>
+
+#include "weft/host/context.hpp"
+
+namespace weft {
+
+/// While it lives, [data, data + bytes) is registered with a driver that reads or writes its pages by itself:
+/// by cudaHostRegister, ibv_reg_mr or the like. Then ProcessGroup::quiesce() does not give that memory
+/// (Memory::shared; other memory never moves) other pages, which the driver would not notice: it is false
+/// where it would have to. Memory that is freed meanwhile is given to nobody else. What the kernel itself
+/// counts (VmPin in /proc/self/status: verbs, io_uring's registered buffers) is respected without it; CUDA's
+/// driver is not among it. To lock memory (mlock) pins nothing. Thread-safe.
+class PinnedPages {
+ public:
+  PinnedPages(Context& context, const void* data, std::size_t bytes);
+  PinnedPages(PinnedPages&& other) noexcept
+      : context_(std::exchange(other.context_, nullptr)), data_(other.data_), bytes_(other.bytes_) {}
+  PinnedPages& operator=(PinnedPages&& other) noexcept {
+    std::swap(context_, other.context_);
+    std::swap(data_, other.data_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~PinnedPages();
+
+ private:
+  Context* context_;  // null: nothing is pinned
+  const void* data_;
+  std::size_t bytes_;
+};
+
+}  // namespace weft

@@ -1,0 +1,24 @@
+// The store in a file, for ranks that share a file system and nothing else.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "weft/store/store.hpp"
+#include "weft/base/clock.hpp"
+
+namespace weft {
+
+/// A store in the file at `path`, which is made where it is absent. All who open the same file share one
+/// table; any number of processes and threads. The file only grows: it is for meeting, not for data. A
+/// process that is killed while it writes does no harm; one that is stopped then holds up the others, who
+/// throw `timeout` after `patience`. Whoever made the file removes it; a store whose file was removed throws
+/// peer_lost. On network file systems, flock(2) must work across hosts.
+///
+/// Throws system where the file cannot be opened, holds something else, belongs to another user, may be
+/// written by others, is a symbolic link, or lies in a folder that others may write to (without the sticky
+/// bit); timeout where its lock is held for `patience`, or until `deadline`.
+std::shared_ptr<Store> make_file_store(const std::string& path, Duration patience = std::chrono::seconds(30),
+                                       Deadline deadline = Deadline::never());
+
+}  // namespace weft

@@ -1,6 +1,0 @@
-// The reduction kernels compiled for AVX2 and F16C; called only where the CPU has them.
-#include "backends/reduce_kernels.hpp"
-
-namespace weft {
-const ReduceIsa kReduceAvx2 = WEFT_REDUCE_TABLE("avx2");
-}  // namespace weft

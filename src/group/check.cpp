@@ -1,0 +1,372 @@
+#include "group/check.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "backends/compose.hpp"
+#include "backends/op_table.hpp"
+#include "reduce/reduce.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+namespace {
+
+// What a view's shape and strides come to.
+struct Measure {
+  std::int64_t count = 1;
+  bool negative = false;  // an extent
+  bool beyond = false;    // its bytes do not fit 64 bits
+  bool dense = true;
+};
+
+template <class Byte>
+Measure measure(const BasicView<Byte>& v) noexcept {
+  Measure m;
+  std::int64_t bytes = 0;
+  for (int i = v.shape.rank() - 1; i >= 0; --i) {
+    const std::int64_t extent = v.shape[i];
+    m.negative |= extent < 0;
+    m.dense &= extent == 1 || v.strides[i] == m.count;
+    m.beyond |= __builtin_mul_overflow(m.count, extent, &m.count);
+  }
+  m.beyond |= __builtin_mul_overflow(m.count, std::int64_t{size_bytes(v.dtype)}, &bytes);
+  return m;
+}
+
+// Kernels read whole elements. (Complex ones are pairs.)
+std::uintptr_t alignment(DType dtype) noexcept {
+  return static_cast<std::uintptr_t>(std::min(size_bytes(dtype), 8));
+}
+bool aligned(const void* data, DType dtype) noexcept {
+  return (reinterpret_cast<std::uintptr_t>(data) & (alignment(dtype) - 1)) == 0;
+}
+
+bool apart(const std::byte* a, std::int64_t a_bytes, const std::byte* b, std::int64_t b_bytes) noexcept {
+  return a >= b + b_bytes || b >= a + a_bytes;
+}
+
+struct Checker {
+  const Request& call;
+  const Traits& traits;
+  int rank, size;
+  std::string_view group;
+  Operands have{};  // the buffers that were looked at
+
+  template <class... Args>
+  [[noreturn, gnu::cold, gnu::noinline]] void wrong(ErrorCode code, fmt::format_string<Args...> text,
+                                                    Args&&... args) const {
+    throw Error(Failure{.code = code,
+                        .text = fmt::format("{}: {} [group \"{}\", rank {}]", name(call.op),
+                                            fmt::format(text, std::forward<Args>(args)...), group, rank),
+                        .op = call.op,
+                        .ranks = {}});
+  }
+
+  // Its elements.
+  template <class Byte>
+  std::int64_t buffer(const BasicView<Byte>& v, const char* which) const {
+    if ((v.device.kind != DeviceKind::cpu) != traits.device)
+      wrong(ErrorCode::unsupported, "{} is on {}; backend {} moves {} memory", which, to_string(v.device),
+            traits.name, traits.device ? "cuda" : "cpu");
+    if (traits.device && v.device.index != traits.device_index)
+      wrong(ErrorCode::bad_argument, "{} is on {}; expected {} (the device of the group)", which,
+            to_string(v.device), to_string(Device{DeviceKind::cuda, traits.device_index}));
+    const auto [count, negative, beyond, dense] = measure(v);
+    if (negative)
+      wrong(ErrorCode::bad_argument, "{} has shape {}; expected no negative extent", which,
+            to_string(v.shape));
+    if (beyond)
+      wrong(ErrorCode::bad_argument, "{} has shape {}; its bytes do not fit 64 bits", which,
+            to_string(v.shape));
+    if (!dense)
+      wrong(ErrorCode::bad_argument, "{} is not contiguous: shape {} has strides {}", which,
+            to_string(v.shape), to_string(v.strides));
+    if (v.data == nullptr && count > 0)
+      wrong(ErrorCode::bad_argument, "{} is null; expected {} elements", which, count);
+    if (!traits.moves(v.dtype))
+      wrong(ErrorCode::unsupported, "{} is {}, which backend {} does not move", which, name(v.dtype),
+            traits.name);
+    return count;
+  }
+
+  void peer(int value, const char* which) const {
+    if (value < 0 || value >= size)
+      wrong(ErrorCode::bad_argument, "{} is {}; expected 0 to {} (group size {})", which, value, size - 1,
+            size);
+  }
+
+  void tag() const {
+    if (call.options.tag < 0)
+      wrong(ErrorCode::bad_argument, "tag is {}; expected 0 or more", call.options.tag);
+  }
+
+  void same_dtype(const ConstTensorView& in, const TensorView& out) const {
+    if (in.dtype != out.dtype)
+      wrong(ErrorCode::bad_argument, "out is {}; expected {} (in)", name(out.dtype), name(in.dtype));
+  }
+
+  // Where `in` and `out` overlap, this must hold, as the rule says it.
+  void overlap(bool in_place, const char* rule) const {
+    if (in_place || have.in_count == 0 || have.out_count == 0) return;
+    const std::int64_t element = size_bytes(call.in.dtype);
+    if (apart(call.in.data, have.in_count * element, call.out.data, have.out_count * element)) return;
+    wrong(ErrorCode::bad_argument, "in and out overlap; {}", rule);
+  }
+
+  template <class Byte>
+  void aligned(const BasicView<Byte>& v, std::int64_t count, const char* which) const {
+    if (count > 0 && !weft::aligned(v.data, v.dtype))
+      wrong(ErrorCode::bad_argument, "{} begins at {}; expected a multiple of {} bytes for {}", which,
+            static_cast<const void*>(v.data), alignment(v.dtype), name(v.dtype));
+  }
+
+  // n x size, said rather than wrapped where it does not fit.
+  std::int64_t times_size(std::int64_t n, const char* which) const {
+    std::int64_t product = 0;
+    if (__builtin_mul_overflow(n, std::int64_t{size}, &product))
+      wrong(ErrorCode::bad_argument, "{} has {} elements; {} (group size) times that does not fit 64 bits",
+            which, n, size);
+    return product;
+  }
+
+  void reduction(DType dtype) const {
+    const ReduceOp& op = call.options.op;
+    if (op.kind == ReduceOp::Kind::user && (op.user == nullptr || !op.user->combine))
+      wrong(ErrorCode::bad_argument, "op is user, but its function is empty");
+    if (!can_reduce(dtype, op.kind))
+      wrong(ErrorCode::unsupported, "{} of {} is not defined", name(op), name(dtype));
+    if (op.kind == ReduceOp::Kind::premul_sum && !is_floating(dtype) &&
+        (op.scale != std::trunc(op.scale) || std::abs(op.scale) > 0x1p53))
+      wrong(ErrorCode::bad_argument, "scale is {}; expected a whole number of at most 2^53 for {}", op.scale,
+            name(dtype));
+    if (road(traits, call.op, dtype, op.kind, call.options.order) == Road::unsupported)
+      wrong(ErrorCode::unsupported, "backend {} has no {} of {}{}", traits.name,
+            op.kind == ReduceOp::Kind::user ? "reduction by a user's function" : name(op), name(dtype),
+            call.options.order == Order::canonical ? " in canonical order" : "");
+  }
+
+  // A view's blocks: as many as ranks, inside of it, and apart from one another where they are written.
+  void blocks(const Blocks& b, const char* which, std::int64_t count, bool written) const {
+    if (static_cast<int>(b.counts.size()) != size)
+      wrong(ErrorCode::bad_argument, "{}_blocks has {} counts; expected {} (group size)", which,
+            b.counts.size(), size);
+    if (!b.offsets.empty() && b.offsets.size() != b.counts.size())
+      wrong(ErrorCode::bad_argument, "{}_blocks has {} offsets; expected {} (group size) or none", which,
+            b.offsets.size(), size);
+    std::int64_t next = 0;
+    for (std::size_t r = 0; r < b.counts.size(); ++r) {
+      const std::int64_t n = b.counts[r], at = b.offsets.empty() ? next : b.offsets[r];
+      if (n < 0)
+        wrong(ErrorCode::bad_argument, "{}_blocks.counts[{}] is {}; expected 0 or more", which, r, n);
+      if (at < 0 || at > count || n > count - at)
+        wrong(ErrorCode::bad_argument, "{}_blocks: block {} has {} elements from {} on; {} has {}", which, r,
+              n, at, which, count);
+      next = at + n;
+    }
+    if (!written || b.offsets.empty()) return;
+    std::vector<std::size_t> order(b.counts.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::erase_if(order, [&](std::size_t r) { return b.counts[r] == 0; });
+    std::stable_sort(order.begin(), order.end(),
+                     [&](std::size_t x, std::size_t y) { return b.offsets[x] < b.offsets[y]; });
+    for (std::size_t i = 1; i < order.size(); ++i)
+      if (b.offsets[order[i - 1]] + b.counts[order[i - 1]] > b.offsets[order[i]])
+        wrong(ErrorCode::bad_argument, "{}_blocks: blocks {} and {} overlap", which, order[i - 1], order[i]);
+  }
+
+  // Where the own block begins.
+  static std::int64_t offset(const Blocks& b, int r) {
+    return b.offsets.empty() ? std::accumulate(b.counts.begin(), b.counts.begin() + r, std::int64_t{0})
+                             : b.offsets[static_cast<std::size_t>(r)];
+  }
+
+  void no_blocks(const Blocks& b, const char* which) const {
+    if (!b.counts.empty() || !b.offsets.empty())
+      wrong(ErrorCode::bad_argument, "{}_blocks has {} counts; expected none", which, b.counts.size());
+  }
+
+  void counts(OpRow r) const;
+};
+
+// How many elements `in` and `out` have, and how they may lie in one another.
+void Checker::counts(OpRow r) const {
+  const ConstTensorView& in = call.in;
+  const TensorView& out = call.out;
+  const std::int64_t in_count = have.in_count, out_count = have.out_count, element = size_bytes(in.dtype);
+  const auto own = static_cast<std::size_t>(rank);
+  switch (r.counts) {
+    case Counts::equal:
+      if (in_count != out_count)
+        wrong(ErrorCode::bad_argument, "out has {} elements; expected {} (in)", out_count, in_count);
+      if (call.op == Op::all_to_all) {
+        if (in_count % size != 0)
+          wrong(ErrorCode::bad_argument, "in has {} elements; expected a multiple of {} (group size)",
+                in_count, size);
+        overlap(false, "all_to_all is never in place");
+      } else {
+        overlap(in.data == out.data, "in place means the same buffer");
+      }
+      return;
+    case Counts::out_is_n_in:
+      if (const std::int64_t expected = times_size(in_count, "in"); out_count != expected)
+        wrong(ErrorCode::bad_argument, "out has {} elements; expected {} (in) x {} (group size) = {}",
+              out_count, in_count, size, expected);
+      overlap(in.data == out.data + rank * in_count * element, "in place means in is block rank() of out");
+      return;
+    case Counts::in_is_n_out:
+      if (const std::int64_t expected = times_size(out_count, "out"); in_count != expected)
+        wrong(ErrorCode::bad_argument, "in has {} elements; expected {} (out) x {} (group size) = {}",
+              in_count, out_count, size, expected);
+      overlap(in.data + rank * out_count * element == out.data, "in place means out is block rank() of in");
+      return;
+    case Counts::out_blocks:
+      blocks(call.out_blocks, "out", out_count, true);
+      if (in_count != call.out_blocks.counts[own])
+        wrong(ErrorCode::bad_argument, "in has {} elements; expected {} (out_blocks.counts[{}])", in_count,
+              call.out_blocks.counts[own], rank);
+      overlap(in.data == out.data + offset(call.out_blocks, rank) * element,
+              "in place means in is block rank() of out");
+      return;
+    case Counts::in_blocks:
+      blocks(call.in_blocks, "in", in_count, false);
+      if (out_count != call.in_blocks.counts[own])
+        wrong(ErrorCode::bad_argument, "out has {} elements; expected {} (in_blocks.counts[{}])", out_count,
+              call.in_blocks.counts[own], rank);
+      overlap(in.data + offset(call.in_blocks, rank) * element == out.data,
+              "in place means out is block rank() of in");
+      return;
+    case Counts::both_blocks:
+      blocks(call.in_blocks, "in", in_count, false);
+      blocks(call.out_blocks, "out", out_count, true);
+      if (call.in_blocks.counts[own] != call.out_blocks.counts[own])
+        wrong(ErrorCode::bad_argument,
+              "out_blocks.counts[{}] is {}; expected {} (in_blocks.counts[{}], this rank's own)", rank,
+              call.out_blocks.counts[own], call.in_blocks.counts[own], rank);
+      overlap(false, "all_to_all_v is never in place");
+      return;
+    case Counts::none:
+    case Counts::in_only:
+    case Counts::out_only: return;
+  }
+}
+
+// Dense memory of the host, of so many elements that their bytes fit, times the ranks of any group.
+template <class Byte>
+bool plain(const BasicView<Byte>& v, std::int64_t& count) noexcept {
+  constexpr std::int64_t kMost = std::int64_t{1} << 48;
+  if (v.shape.rank() == 1) {
+    count = v.shape[0];
+    if (v.strides[0] != 1 && count != 1) return false;
+  } else {
+    const Measure m = measure(v);
+    count = m.count;
+    if (m.negative || m.beyond || !m.dense) return false;
+  }
+  return static_cast<std::uint64_t>(count) <= kMost && v.device.kind == DeviceKind::cpu &&
+         (v.data != nullptr || count == 0);
+}
+
+// Most calls are right, and most of these are told from the others in few instructions: equal blocks, a dtype
+// and a reduction that the transport has itself. False says nothing but that the checks below must look.
+bool plainly_right(const Request& call, const Traits& traits, int rank, int size, Operands& have) noexcept {
+  const OpRow r = row(call.op);
+  if (traits.device || !traits.has(call.op) || call.options.deadline < Duration::zero() ||
+      (call.in_blocks.counts.size() | call.in_blocks.offsets.size() | call.out_blocks.counts.size() |
+       call.out_blocks.offsets.size()) != 0)
+    return false;
+  if (r.counts == Counts::none) return true;
+  const auto a_rank = [&](int value) { return static_cast<unsigned>(value) < static_cast<unsigned>(size); };
+  if (r.rooted != Rooted::no && !a_rank(call.root)) return false;
+  if (!r.collective && (!a_rank(call.peer) || call.options.tag < 0)) return false;
+  const bool at_root = rank == call.root, in = has_in(call.op, at_root), out = has_out(call.op, at_root);
+  if (in) {
+    if (!plain(call.in, have.in_count)) return false;
+    have.in = call.in.data;
+    have.dtype = call.in.dtype;
+  }
+  if (out) {
+    if (!plain(call.out, have.out_count) || (in && call.out.dtype != have.dtype)) return false;
+    have.out = call.out.data;
+    have.dtype = call.out.dtype;
+  }
+  if (!traits.moves(have.dtype)) return false;
+  if (r.reduces) {
+    const ReduceOp::Kind kind = call.options.op.kind;
+    if (kind == ReduceOp::Kind::user || kind == ReduceOp::Kind::premul_sum ||
+        !traits.reduces_itself(kind, have.dtype) ||
+        (call.options.order != Order::native && !traits.native_is_canonical) ||
+        !aligned(have.in, have.dtype) || !aligned(have.out, have.dtype))
+      return false;
+  }
+  if (!in || !out) return true;
+  // They are the same where the operation is in place, or they lie apart.
+  const std::int64_t element = size_bytes(have.dtype), in_bytes = have.in_count * element,
+                     out_bytes = have.out_count * element;
+  switch (r.counts) {
+    case Counts::equal:
+      if (call.op == Op::all_to_all || have.in_count != have.out_count) return false;
+      if (have.in == have.out) return true;
+      break;
+    case Counts::out_is_n_in:
+      if (have.out_count != have.in_count * size) return false;
+      if (have.in == have.out + rank * in_bytes) return true;
+      break;
+    case Counts::in_is_n_out:
+      if (have.in_count != have.out_count * size) return false;
+      if (have.in + rank * out_bytes == have.out) return true;
+      break;
+    default: return false;
+  }
+  return apart(have.in, in_bytes, have.out, out_bytes);
+}
+
+// All of them.
+[[gnu::noinline]] Operands check_closely(const Request& call, const Traits& traits, int rank, int size,
+                                         std::string_view group) {
+  Checker c{call, traits, rank, size, group};
+  if (call.options.deadline < Duration::zero())
+    c.wrong(ErrorCode::bad_argument, "deadline is {} ns; expected 0 or more", call.options.deadline.count());
+  if (call.op == Op::none)
+    c.wrong(ErrorCode::bad_argument, "the call is empty; make it with a function of namespace call");
+  const OpRow r = row(call.op);
+  if (r.counts != Counts::in_blocks && r.counts != Counts::both_blocks) c.no_blocks(call.in_blocks, "in");
+  if (r.counts != Counts::out_blocks && r.counts != Counts::both_blocks) c.no_blocks(call.out_blocks, "out");
+  if (r.counts == Counts::none) return {};
+  if (r.rooted != Rooted::no) c.peer(call.root, "root");
+  if (!r.collective) {
+    c.peer(call.peer, call.op == Op::send ? "dst" : "src");
+    c.tag();
+  }
+  const bool in = has_in(call.op, rank == call.root), out = has_out(call.op, rank == call.root);
+  if (in) c.have = {call.in.data, nullptr, c.buffer(call.in, "in"), 0, call.in.dtype};
+  if (out) {
+    c.have.out_count = c.buffer(call.out, "out");
+    c.have.out = call.out.data;
+    c.have.dtype = call.out.dtype;
+  }
+  if (in && out) c.same_dtype(call.in, call.out);
+  if (r.reduces) {
+    c.reduction(call.in.dtype);
+    c.aligned(call.in, c.have.in_count, "in");
+    if (out) c.aligned(call.out, c.have.out_count, "out");
+  } else if (road(traits, call.op, in ? call.in.dtype : call.out.dtype, ReduceOp::Kind::sum, Order::native) ==
+             Road::unsupported) {
+    c.wrong(ErrorCode::unsupported, "backend {} cannot do it", traits.name);
+  }
+  if (in && out) c.counts(r);
+  return c.have;
+}
+
+}  // namespace
+
+Operands check(const Request& call, const Traits& traits, int rank, int size, std::string_view group) {
+  Operands have;
+  return plainly_right(call, traits, rank, size, have) ? have
+                                                       : check_closely(call, traits, rank, size, group);
+}
+
+}  // namespace weft

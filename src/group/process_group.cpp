@@ -1,0 +1,295 @@
+#include "weft/group/process_group.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <numeric>
+#include <utility>
+
+#include "group/group_state.hpp"
+#include "backends/hold_up.hpp"
+#include "backends/join.hpp"
+#include "backends/request.hpp"
+#include "group/shrink.hpp"
+#include "store/store_table.hpp"
+#include "base/parse_number.hpp"
+#include "weft/backends/plugin.hpp"
+
+namespace weft {
+namespace {
+
+void check_membership(const Membership& m) {
+  const auto wrong = [&](const std::string& text) {
+    throw Error(ErrorCode::bad_argument, fmt::format("group \"{}\": {}", m.name, text));
+  };
+  if (m.size < 1) wrong(fmt::format("size is {}; expected 1 or more", m.size));
+  if (m.size > kMaxRanks) wrong(fmt::format("size is {}; expected at most {}", m.size, kMaxRanks));
+  if (m.rank < 0 || m.rank >= m.size)
+    wrong(fmt::format("rank is {}; expected 0 to {} (size {})", m.rank, m.size - 1, m.size));
+  if (m.size > 1 && m.store == nullptr) wrong("store is null; ranks have nowhere to meet");
+  if (m.deadline <= Duration::zero()) wrong("deadline is not positive");
+}
+
+// all[r] = mine of rank r, where the transport does not move the host's memory.
+using Pair = std::array<std::int32_t, 2>;
+std::vector<Pair> gather_by_store(GroupState& group, Pair mine) {
+  const Membership& m = group.member;
+  std::vector<Pair> all(static_cast<std::size_t>(m.size), mine);
+  if (m.size == 1) return all;
+  const std::string token = group.next_token("gather", {});
+  const Deadline deadline = Deadline::after(m.deadline);
+  const CalledInWaits answers = group.answering();
+  m.store->set(fmt::format("{}/{}", token, m.rank), fmt::format("{} {}", mine[0], mine[1]), deadline);
+  for (int r = 0; r < m.size; ++r) {
+    std::string text;
+    try {
+      text = m.store->get(fmt::format("{}/{}", token, r), deadline);
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::timeout || unset(*m.store, {fmt::format("{}/{}", token, r)}).empty()) throw;
+      throw Error(
+          Failure{.code = ErrorCode::timeout,
+                  .text = fmt::format("split: rank {} did not call it within {:.3g} s "
+                                      "[group \"{}\", rank {}]",
+                                      r, std::chrono::duration<double>(m.deadline).count(), m.name, m.rank),
+                  .ranks = {r}});
+    }
+    std::string_view rest = text;
+    const auto color = next_integer<std::int32_t>(rest, -1, INT32_MAX);
+    const auto order = parse_integer<std::int32_t>(rest);
+    if (!color || !order)
+      throw Error(Failure{
+          .code = ErrorCode::mismatch,
+          .text = fmt::format(
+              "split: key {} holds {}; expected a color of -1 or more and a key [group \"{}\", rank {}]",
+              shown_key(fmt::format("{}/{}", token, r)), shown_key(text), m.name, m.rank),
+          .ranks = {r}});
+    all[static_cast<std::size_t>(r)] = {*color, *order};
+  }
+  return all;
+}
+
+// The one place where groups come to be. Without memory for one there is an Error, too.
+template <class... Args>
+GroupState* new_group(Context& context, const BackendFactory& factory, const Membership& m, Args&&... args) {
+  try {
+    return new GroupState(context, factory, m, std::forward<Args>(args)...);
+  } catch (const std::bad_alloc&) {
+    throw Error(Failure{.code = ErrorCode::system,
+                        .text = fmt::format("group \"{}\": no memory to make it: {} [rank {}]", m.name,
+                                            system_words(ENOMEM), m.rank),
+                        .ranks = {}});
+  }
+}
+
+}  // namespace
+
+ProcessGroup ProcessGroup::create(Context& context, std::string_view backend, const Membership& m) {
+  return create(context, load_backend(context, backend), m);
+}
+
+ProcessGroup ProcessGroup::create(Context& context, const BackendFactory& factory, const Membership& m) {
+  context.check_fork("ProcessGroup::create");
+  check_membership(m);
+  // The n-th group of a name meets the n-th of the others, so that a program may make the same group again.
+  const std::int64_t generation = m.size == 1
+                                      ? 0
+                                      : m.store->add(fmt::format("weft/{}/generation/{}", m.name, m.rank), 1,
+                                                     Deadline::after(m.deadline));
+  return ProcessGroup(new_group(context, factory, m, fmt::format("weft/{}#{}", m.name, generation), m.size));
+}
+
+ProcessGroup::ProcessGroup(ProcessGroup&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
+
+ProcessGroup& ProcessGroup::operator=(ProcessGroup&& other) noexcept {
+  std::swap(state_, other.state_);
+  return *this;
+}
+
+ProcessGroup::~ProcessGroup() {
+  if (state_) state_->release();
+}
+
+int ProcessGroup::rank() const noexcept { return state_->member.rank; }
+int ProcessGroup::size() const noexcept { return state_->member.size; }
+const std::string& ProcessGroup::name() const noexcept { return state_->member.name; }
+Context& ProcessGroup::context() const noexcept { return state_->context; }
+std::string_view ProcessGroup::backend() const noexcept { return state_->backend_name(); }
+
+const Traits& ProcessGroup::traits() const noexcept { return state_->traits(); }
+
+Work ProcessGroup::submit(const Call& c) { return state_->submit(borrowed(c)); }
+Work ProcessGroup::coalesced(std::span<const Call> calls) { return state_->submit_all(calls); }
+Work ProcessGroup::coalesced(std::initializer_list<Call> calls) {
+  return state_->submit_all({calls.begin(), calls.size()});
+}
+
+Work ProcessGroup::all_reduce(const ConstTensorView& in, const TensorView& out, const CallOptions& options) {
+  return state_->submit(request::all_reduce(in, out, options));
+}
+Work ProcessGroup::reduce(const ConstTensorView& in, const TensorView& out, int root,
+                          const CallOptions& options) {
+  return state_->submit(request::reduce(in, out, root, options));
+}
+Work ProcessGroup::broadcast(const ConstTensorView& in, const TensorView& out, int root,
+                             const CallOptions& options) {
+  return state_->submit(request::broadcast(in, out, root, options));
+}
+Work ProcessGroup::all_gather(const ConstTensorView& in, const TensorView& out, const CallOptions& options) {
+  return state_->submit(request::all_gather(in, out, options));
+}
+Work ProcessGroup::all_gather_v(const ConstTensorView& in, const TensorView& out, const Blocks& out_blocks,
+                                const CallOptions& options) {
+  return state_->submit(request::all_gather_v(in, out, out_blocks, options));
+}
+Work ProcessGroup::reduce_scatter(const ConstTensorView& in, const TensorView& out,
+                                  const CallOptions& options) {
+  return state_->submit(request::reduce_scatter(in, out, options));
+}
+Work ProcessGroup::reduce_scatter_v(const ConstTensorView& in, const TensorView& out, const Blocks& in_blocks,
+                                    const CallOptions& options) {
+  return state_->submit(request::reduce_scatter_v(in, out, in_blocks, options));
+}
+Work ProcessGroup::gather(const ConstTensorView& in, const TensorView& out, int root,
+                          const CallOptions& options) {
+  return state_->submit(request::gather(in, out, root, options));
+}
+Work ProcessGroup::scatter(const ConstTensorView& in, const TensorView& out, int root,
+                           const CallOptions& options) {
+  return state_->submit(request::scatter(in, out, root, options));
+}
+Work ProcessGroup::all_to_all(const ConstTensorView& in, const TensorView& out, const CallOptions& options) {
+  return state_->submit(request::all_to_all(in, out, options));
+}
+Work ProcessGroup::all_to_all_v(const ConstTensorView& in, const Blocks& in_blocks, const TensorView& out,
+                                const Blocks& out_blocks, const CallOptions& options) {
+  return state_->submit(request::all_to_all_v(in, in_blocks, out, out_blocks, options));
+}
+Work ProcessGroup::barrier(const CallOptions& options) { return state_->submit(request::barrier(options)); }
+Work ProcessGroup::send(const ConstTensorView& in, int dst, const CallOptions& options) {
+  return state_->submit(request::send(in, dst, options));
+}
+Work ProcessGroup::recv(const TensorView& out, int src, const CallOptions& options) {
+  return state_->submit(request::recv(out, src, options));
+}
+Work ProcessGroup::send_recv(const ConstTensorView& in, int dst, const TensorView& out, int src,
+                             const CallOptions& options) {
+  return coalesced({call::send(in, dst, options), call::recv(out, src, options)});
+}
+
+namespace {
+
+// An Error from the making of a subgroup: its caller knows the ranks of the parent only.
+Error as_of_parent(const Error& e, const ProcessGroup& parent, std::span<const int> members) {
+  std::vector<int> ranks;
+  for (const int r : e.ranks())
+    if (r >= 0 && r < static_cast<int>(members.size())) ranks.push_back(members[static_cast<std::size_t>(r)]);
+  if (std::equal(ranks.begin(), ranks.end(), e.ranks().begin(), e.ranks().end())) return e;
+  std::sort(ranks.begin(), ranks.end());
+  return Error(
+      Failure{.code = e.code(),
+              .text = fmt::format("{} (in group \"{}\": {})", e.what(), parent.name(), name_ranks(ranks)),
+              .op = e.op(),
+              .call = e.call(),
+              .ranks = ranks},
+      e.quiesced());
+}
+
+}  // namespace
+
+ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> ranks) {
+  context().check_fork("subgroup");
+  const auto wrong = [&](const std::string& text) {
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("subgroup \"{}\": {} [group \"{}\", rank {}]", name, text, this->name(), rank()));
+  };
+  std::vector<int> sorted(ranks.begin(), ranks.end());
+  std::sort(sorted.begin(), sorted.end());
+  if (sorted.empty()) wrong("ranks is empty");
+  if (sorted.front() < 0 || sorted.back() >= size())
+    wrong(fmt::format("ranks holds {}; expected 0 to {}", sorted.front() < 0 ? sorted.front() : sorted.back(),
+                      size() - 1));
+  if (const auto twice = std::adjacent_find(sorted.begin(), sorted.end()); twice != sorted.end())
+    wrong(fmt::format("ranks holds {} twice", *twice));
+  const auto mine = std::find(ranks.begin(), ranks.end(), rank());
+  if (mine == ranks.end())
+    wrong(fmt::format("ranks {} does not hold this rank, {}; only members may call it",
+                      fmt::join(ranks, ", "), rank()));
+  Membership m = state_->member;
+  m.identity = m.identity < 0 ? m.rank : m.identity;
+  m.rank = static_cast<int>(mine - ranks.begin());
+  m.size = static_cast<int>(ranks.size());
+  m.name = std::string(name);
+  try {
+    return ProcessGroup(new_group(context(), state_->factory, m, state_->next_token(name, ranks),
+                                  state_->ranks_here_of(m.size),
+                                  Origin{.ranks = std::vector<int>(ranks.begin(), ranks.end())}));
+  } catch (const Error& e) {
+    throw as_of_parent(e, *this, ranks);
+  }
+}
+
+ProcessGroup ProcessGroup::shrink(Duration limit) {
+  context().check_fork("shrink");
+  if (limit < Duration::zero())
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("shrink: limit is {:.3g} s; expected 0 or more [group \"{}\", rank {}]",
+                            std::chrono::duration<double>(limit).count(), name(), rank()));
+  const CalledInWaits answers = state_->answering();
+  return ProcessGroup(weft::shrink(*state_, limit));
+}
+
+std::span<const int> ProcessGroup::parent_ranks() const noexcept { return state_->origin.ranks; }
+
+ProcessGroup ProcessGroup::split(int color, int key) {
+  context().check_fork("split");
+  if (color < -1)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("split: color is {}; expected 0 or more, or -1 for no group "
+                            "[group \"{}\", rank {}]",
+                            color, name(), rank()));
+  const Pair mine{color, key};
+  std::vector<Pair> all(static_cast<std::size_t>(size()));
+  if (traits().device) {
+    all = gather_by_store(*state_, mine);
+  } else {
+    all_gather(view(mine.data(), 2), view(all.data()->data(), 2 * size())).wait();
+  }
+  if (color == -1) return {};
+  std::vector<int> ranks;
+  for (int r = 0; r < size(); ++r)
+    if (all[static_cast<std::size_t>(r)][0] == color) ranks.push_back(r);
+  std::stable_sort(ranks.begin(), ranks.end(), [&](int a, int b) {
+    return all[static_cast<std::size_t>(a)][1] < all[static_cast<std::size_t>(b)][1];
+  });
+  return subgroup(fmt::format("{}/split{}", name(), color), ranks);
+}
+
+ProcessGroup ProcessGroup::duplicate() {
+  std::vector<int> ranks(static_cast<std::size_t>(size()));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return subgroup(name() + "/duplicate", ranks);
+}
+
+void ProcessGroup::abort(std::string_view why) {
+  context().check_fork("abort");
+  state_->abort(why);
+}
+
+bool ProcessGroup::quiesce(Duration limit) {
+  context().check_fork("quiesce");
+  return state_->quiesce(limit);
+}
+
+std::string ProcessGroup::trace_json() const { return to_json(state_->trace()); }
+
+std::string ProcessGroup::trace_chrome() const {
+  const Trace trace = state_->trace();
+  return to_chrome({&trace, 1});
+}
+
+}  // namespace weft

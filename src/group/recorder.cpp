@@ -1,0 +1,47 @@
+#include "group/recorder.hpp"
+
+#include <algorithm>
+
+namespace weft {
+
+Recorder::Recorder(Trace about) : about_(std::move(about)) {
+  about_.began_monotonic_ns = scale_.began().time_since_epoch().count();
+  about_.began_realtime_ns =
+      std::chrono::duration_cast<Duration>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+void Recorder::failed(const Failure& why) noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = Trace::Failed{why, scale_.nanoseconds(tick())};
+  } catch (const std::exception&) {  // out of memory: then the trace tells of its calls alone
+  }
+}
+
+Trace Recorder::read() const {
+  Trace t = about_;
+  {
+    const std::lock_guard lock(mutex_);
+    t.failure = failure_;
+  }
+  const std::uint64_t next = next_.load(std::memory_order_acquire), n = std::min(next, kEntries);
+  t.forgotten = next - n;
+  for (std::uint64_t k = 0; k < n; ++k) {
+    const Entry& e = entries_[(next - n + k) % kEntries];
+    const std::uint64_t word = e.word.load(std::memory_order_relaxed);
+    const std::uint64_t finished = e.finished.load(std::memory_order_relaxed);
+    t.calls.push_back({.op = static_cast<Op>(word & 0xff),
+                       .call = e.call.load(std::memory_order_relaxed),
+                       .dtype = static_cast<DType>((word >> 8) & 0xff),
+                       .count = e.count.load(std::memory_order_relaxed),
+                       .reduce = static_cast<ReduceOp::Kind>((word >> 16) & 0xff),
+                       .peer = static_cast<std::int32_t>(word >> 32),
+                       .posted_ns = scale_.nanoseconds(e.posted.load(std::memory_order_relaxed)),
+                       .finished_ns = finished ? scale_.nanoseconds(finished) : 0,
+                       .state = static_cast<CallState>((word >> 24) & 0xff)});
+  }
+  t.taken_ns = scale_.nanoseconds(tick());
+  return t;
+}
+
+}  // namespace weft

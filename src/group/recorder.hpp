@@ -1,0 +1,68 @@
+// The last calls of one rank in one group. Written by whoever owns the group; read at any time (entries in
+// motion may be torn in a reader's eyes, never out of bounds).
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+#include "group/tick.hpp"
+#include "group/trace.hpp"
+#include "weft/backends/backend.hpp"
+
+namespace weft {
+
+class Recorder {
+ public:
+  static constexpr std::uint64_t kEntries = 1024;
+
+  /// `about`: what a Trace says of the group, without times and calls.
+  explicit Recorder(Trace about);
+
+  /// Notes a call; returns its number for finished().
+  std::uint64_t posted(const OpState& s) noexcept {
+    const std::uint64_t number = next_.load(std::memory_order_relaxed);
+    Entry& e = entries_[number % kEntries];
+    const std::uint64_t word =
+        static_cast<std::uint64_t>(s.op) | static_cast<std::uint64_t>(s.dtype) << 8 |
+        static_cast<std::uint64_t>(s.reduce.kind) << 16 |
+        static_cast<std::uint64_t>(CallState::pending) << 24 |
+        static_cast<std::uint64_t>(static_cast<std::uint32_t>(s.peer >= 0 ? s.peer : s.root)) << 32;
+    e.word.store(word, std::memory_order_relaxed);
+    e.call.store(s.call, std::memory_order_relaxed);
+    e.count.store(s.in_count > s.out_count ? s.in_count : s.out_count, std::memory_order_relaxed);
+    e.posted.store(tick(), std::memory_order_relaxed);
+    e.finished.store(0, std::memory_order_relaxed);
+    next_.store(number + 1, std::memory_order_release);
+    return number;
+  }
+  /// `waited`: the call went through the slow path, so that a clock reading costs nothing that matters.
+  void finished(std::uint64_t number, CallState state, bool waited) noexcept {
+    if (next_.load(std::memory_order_relaxed) - number > kEntries) return;  // a later call has its entry
+    Entry& e = entries_[number % kEntries];
+    const std::uint64_t word = e.word.load(std::memory_order_relaxed) & ~(std::uint64_t{0xff} << 24);
+    e.word.store(word | static_cast<std::uint64_t>(state) << 24, std::memory_order_relaxed);
+    if (waited) e.finished.store(tick(), std::memory_order_relaxed);
+  }
+  /// The group has failed; the first time counts.
+  void failed(const Failure& why) noexcept;
+
+  /// All of it, calls oldest first.
+  Trace read() const;
+
+ private:
+  struct Entry {
+    std::atomic<std::uint64_t> word{0}, call{0}, posted{0}, finished{0};
+    std::atomic<std::int64_t> count{0};
+  };
+  std::array<Entry, kEntries> entries_;
+  std::atomic<std::uint64_t> next_{0};  // calls noted so far
+  TickScale scale_;
+  Trace about_;
+  mutable std::mutex mutex_;
+  std::optional<Trace::Failed> failure_;
+};
+
+}  // namespace weft

@@ -1,0 +1,360 @@
+// How the survivors of a group agree on who they are, through the Store alone: the group has failed, and its
+// transport cannot be asked.
+//
+// They do it in rounds. A round has a roll, one key, to which each rank adds itself by compare_set while it
+// is open. Whoever sees that all have come who can (the transport knows of the others that they are gone), or
+// has waited long enough, closes it, by compare_set too, and with that the list is decided: who comes later
+// finds it closed without him and is told so. Then those on the list make the group. It counts once all have
+// made it: each signs a second key, and the last signature makes it good; who fails, sees a member die or has
+// waited too long writes that it is bad, unless it is good already. All see one of the two. After a bad round
+// its members meet in the next one, without those who do not come. A rank may stop at any point and go on at
+// any later one: what it would add is compared with what the key holds by then.
+#include "group/shrink.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <optional>
+#include <sstream>
+
+#include "store/forwarding_store.hpp"
+#include "store/store_table.hpp"
+#include "base/parse_number.hpp"
+#include "base/suspension.hpp"
+
+namespace weft {
+namespace {
+
+using Ranks = std::vector<int>;
+
+constexpr Duration kLook = std::chrono::milliseconds(2);  // at first; then longer
+constexpr Duration kLongestLook = std::chrono::milliseconds(25);
+constexpr Duration kSlice = std::chrono::milliseconds(50);  // of a wait in the store
+constexpr Duration kAnswer = std::chrono::seconds(2), kLongestAnswer = std::chrono::seconds(30);
+constexpr int kTries = 3;  // of the same ranks
+
+bool holds(const Ranks& ranks, int r) { return std::find(ranks.begin(), ranks.end(), r) != ranks.end(); }
+
+Ranks without(const Ranks& ranks, const Ranks& others) {
+  Ranks rest;
+  std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(rest),
+               [&](int r) { return !holds(others, r); });
+  return rest;
+}
+
+// "open 0 2 -3" or "closed 0 2": -3 has given up and says so, that nobody waits for it.
+struct Roll {
+  bool closed = false;
+  Ranks here{}, resigned{};
+
+  // Nothing where `text` is no roll of a group of `size`.
+  static std::optional<Roll> parse(const std::string& text, int size) {
+    Roll roll;
+    if (text.empty()) return roll;  // nobody has written one yet
+    std::istringstream in(text);
+    std::string word;
+    in >> word;
+    roll.closed = word == "closed";
+    if (!roll.closed && word != "open") return std::nullopt;
+    while (in >> word) {
+      const bool resigned = word[0] == '-';
+      const auto rank = parse_integer<int>(std::string_view(word).substr(resigned ? 1 : 0));
+      Ranks& list = resigned ? roll.resigned : roll.here;
+      if (!rank || *rank < 0 || *rank >= size || holds(list, *rank)) return std::nullopt;
+      list.push_back(*rank);
+    }
+    return roll;
+  }
+  std::string text() const {
+    std::string out = closed ? "closed" : "open";
+    Ranks sorted = here;
+    std::sort(sorted.begin(), sorted.end());
+    for (const int r : sorted) out += fmt::format(" {}", r);
+    for (const int r : resigned) out += fmt::format(" -{}", r);
+    return out;
+  }
+};
+
+// The group's store while it is made: a wait ends early where the round is lost.
+class RoundStore final : public ForwardingStore {
+ public:
+  /// `look` throws where there is nothing to wait for any more.
+  RoundStore(std::shared_ptr<Store> store, std::function<void()> look)
+      : ForwardingStore(std::move(store)), look_(std::move(look)) {}
+  /// From now on it is the store below, for who has kept it.
+  void over() {
+    const std::lock_guard lock(mutex_);
+    look_ = nullptr;
+  }
+  std::string get(std::string_view key, Deadline deadline) override {
+    const auto began = Clock::now();
+    for (;;) {
+      look();
+      try {
+        return ForwardingStore::get(key, Deadline::after(std::min(kSlice, deadline.left())));
+      } catch (const Error& e) {
+        if (e.code() != ErrorCode::timeout) throw;
+        if (deadline.passed()) throw Error(ErrorCode::timeout, timeout_text(key, Clock::now() - began));
+      }
+    }
+  }
+
+ private:
+  void look() {
+    const std::lock_guard lock(mutex_);
+    if (look_) look_();
+  }
+  std::mutex mutex_;
+  std::function<void()> look_;
+};
+
+class Shrinking {
+ public:
+  Shrinking(GroupState& group, Duration limit)
+      : group_(group),
+        store_(group.member.store),
+        rank_(group.member.rank),
+        limit_(limit > Duration::zero() ? limit : group.member.deadline) {}
+
+  GroupState* run() {
+    GroupState::Shrinking& state = group_.shrinking;
+    const std::lock_guard one_at_a_time(state.mutex);
+    if (state.members.empty())
+      for (int r = 0; r < group_.member.size; ++r) state.members.push_back(r);
+    if (store_ == nullptr) return make({rank_}, 0, nullptr);  // a group of one
+    int tries = 0;
+    for (;;) {
+      const int round = state.rounds;
+      const Ranks members = gather(state.members, round);
+      tries = members == state.members ? tries + 1 : 1;
+      state.members = members;
+      state.rounds = round + 1;
+      if (GroupState* made = attempt(members, round, tries)) return made;
+      if (tries < kTries) continue;
+      resign(state.rounds);
+      throw Error(Failure{.code = ErrorCode::timeout,
+                          .text = fmt::format("shrink: ranks {} tried {} times and could not make a group{}",
+                                              fmt::join(members, ", "), tries, tail()),
+                          .ranks = members});
+    }
+  }
+
+ private:
+  std::string key(std::string_view what, int round) const {
+    return group_.key(fmt::format("shrink{}/{}", round, what));
+  }
+  std::string tail() const { return fmt::format(" [group \"{}\", rank {}]", group_.member.name, rank_); }
+
+  // What a key of ours holds. Others of the job, or who shares its store, may have written it.
+  Roll parse(const std::string& key, const std::string& text) const {
+    if (auto roll = Roll::parse(text, group_.member.size)) return std::move(*roll);
+    throw Error(Failure{
+        .code = ErrorCode::mismatch,
+        .text =
+            fmt::format("shrink: key {} holds {}; expected \"open\" or \"closed\" and ranks from 0 to {}, "
+                        "each once{}",
+                        shown_key(key), shown_key(text), group_.member.size - 1, tail()),
+        .ranks = {}});
+  }
+
+  // The store's functions, with a text of our own where it is lost.
+  template <class F>
+  auto ask(const F& f) const {
+    try {
+      return f(*store_);
+    } catch (const Error& e) {
+      if (e.code() == ErrorCode::bad_argument) throw;
+      throw Error(
+          Failure{.code = e.code(),
+                  .text = fmt::format("shrink: the store is lost, and without it the ranks that are left "
+                                      "cannot agree: {}{}",
+                                      e.what(), tail()),
+                  .ranks = {}});
+    }
+  }
+  // The store answers at once, or the process that serves it is stopped or out of reach.
+  Deadline answer() const { return Deadline::after(std::clamp<Duration>(limit_, kAnswer, kLongestAnswer)); }
+  std::string read(const std::string& key) const {
+    return ask([&](Store& s) { return s.try_get(key, answer()).value_or(""); });
+  }
+  // What the key holds when `change` has nothing more to change in it.
+  template <class Change>
+  std::string update(const std::string& key, const Change& change) const {
+    std::string held = read(key);
+    for (;;) {
+      const std::string wanted = change(held);
+      if (wanted == held) return held;
+      std::string now = ask([&](Store& s) { return s.compare_set(key, held, wanted, answer()); });
+      if (now == wanted) return now;
+      held = std::move(now);
+    }
+  }
+
+  class Pause {
+   public:
+    void wait() {
+      sleep_noticing(next_);
+      next_ = std::min(2 * next_, kLongestLook);
+    }
+
+   private:
+    Duration next_ = kLook;
+  };
+
+  // Who takes part in a round. Throws where this rank does not.
+  Ranks gather(const Ranks& candidates, int round) const {
+    const std::string roll_key = key("roll", round);
+    const Deadline deadline = Deadline::after(limit_);
+    // Who the first cause says is lost is not waited for. It may yet come: then it is not.
+    Ranks accused;
+    if (const std::optional<Failure> why = group_.failure(); why && why->code == ErrorCode::peer_lost)
+      accused = why->ranks;
+    std::string held = update(roll_key, [&](const std::string& text) {
+      Roll roll = parse(roll_key, text);
+      if (roll.closed || holds(roll.here, rank_)) return text;
+      roll.here.push_back(rank_);
+      roll.resigned = without(roll.resigned, {rank_});  // it tries again
+      return roll.text();
+    });
+    for (Pause pause; !parse(roll_key, held).closed; pause.wait()) {
+      const Ranks gone = group_.gone();  // first: who has signed and then left is no member
+      held = read(roll_key);
+      Roll roll = parse(roll_key, held);
+      if (roll.closed) break;
+      Ranks awaited = without(without(candidates, roll.here), roll.resigned);
+      awaited = without(without(awaited, gone), accused);
+      if (!awaited.empty() && !deadline.passed()) continue;
+      roll.closed = true;
+      roll.here = without(roll.here, gone);
+      ask([&](Store& s) { return s.compare_set(roll_key, held, roll.text(), answer()); });
+      held = read(roll_key);
+    }
+    const Ranks members = parse(roll_key, held).here;
+    if (holds(members, rank_)) {
+      const Ranks out = without(candidates, members);
+      // Who is left out and lives may wait in a call of the old group.
+      if (!out.empty())
+        group_.fail(Failure{
+            .code = ErrorCode::peer_lost,
+            .text = fmt::format("shrink: the group goes on as ranks {} without rank{} {}",
+                                fmt::join(members, ", "), out.size() == 1 ? "" : "s", fmt::join(out, ", ")),
+            .ranks = out});
+      return members;
+    }
+    throw Error(
+        Failure{.code = ErrorCode::peer_lost,
+                .text = fmt::format("shrink: rank {} is not in the new group, which the others, rank{} {}, "
+                                    "have made without it: it came too late, or was taken for dead{}",
+                                    rank_, members.size() == 1 ? "" : "s", fmt::join(members, ", "), tail()),
+                .ranks = {rank_}});
+  }
+
+  // Nobody waits for this rank in that round.
+  void resign(int round) const {
+    const std::string roll_key = key("roll", round);
+    update(roll_key, [&](const std::string& text) {
+      Roll roll = parse(roll_key, text);
+      if (roll.closed || holds(roll.resigned, rank_)) return text;
+      roll.resigned.push_back(rank_);
+      return roll.text();
+    });
+  }
+
+  // The group of `members`; null where they have to agree again.
+  GroupState* attempt(const Ranks& members, int round, int tries) const {
+    const std::string built = key("built", round);
+    const auto bad = [](const std::string& text) { return text == "bad"; };
+    const auto good = [&](const std::string& text) {
+      return !bad(text) && parse(built, text).here.size() == members.size();
+    };
+    // True: this rank is who made it so.
+    const auto spoil = [&] {
+      bool mine = false;
+      update(built, [&](const std::string& text) {
+        mine = !bad(text) && !good(text);
+        return mine ? "bad" : text;
+      });
+      return mine;
+    };
+    const auto lost = [&] {
+      const Ranks gone = group_.gone();
+      return std::any_of(gone.begin(), gone.end(), [&](int r) { return holds(members, r); });
+    };
+    const auto meeting = std::make_shared<RoundStore>(store_, [&] {
+      if (lost() || bad(read(built)))
+        throw Error(ErrorCode::peer_lost, "shrink: a rank was lost while the group was made");
+    });
+    GroupState* made = nullptr;
+    try {
+      made = make(members, round, meeting);
+      meeting->over();
+    } catch (const Error& e) {
+      meeting->over();
+      const bool first = spoil();
+      const bool others = e.code() == ErrorCode::timeout || e.code() == ErrorCode::peer_lost;
+      if ((first && !others && !lost()) || tries >= kTries) {
+        resign(round + 1);
+        throw;
+      }
+      return nullptr;
+    } catch (...) {
+      meeting->over();
+      spoil();
+      resign(round + 1);
+      throw;
+    }
+    const Deadline deadline = Deadline::after(limit_);
+    try {
+      std::string held = update(built, [&](const std::string& text) {
+        if (bad(text)) return text;
+        Roll roll = parse(built, text);
+        if (holds(roll.here, rank_)) return text;
+        roll.here.push_back(rank_);
+        return roll.text();
+      });
+      for (Pause pause; !good(held) && !bad(held); pause.wait()) {
+        const bool one_is_gone = lost();  // first: who has left may have done so after all was good
+        held = read(built);
+        if (good(held) || bad(held) || (!one_is_gone && !deadline.passed())) continue;
+        spoil();
+        held = read(built);
+      }
+      if (good(held)) return made;
+    } catch (...) {
+      give_up(made);
+      throw;
+    }
+    give_up(made);
+    return nullptr;
+  }
+
+  static void give_up(GroupState* made) noexcept {
+    made->fail(Failure{.code = ErrorCode::aborted, .text = "shrink: given up", .ranks = {}});
+    made->release();
+  }
+
+  GroupState* make(const Ranks& members, int round, const std::shared_ptr<Store>& meeting) const {
+    Origin origin{.ranks = members, .name = group_.origin.name, .shrinks = group_.origin.shrinks + 1};
+    if (origin.name.empty()) origin.name = group_.member.name;
+    Membership m = group_.member;
+    m.identity = m.identity < 0 ? m.rank : m.identity;
+    m.rank = static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
+    m.size = static_cast<int>(members.size());
+    m.name = fmt::format("{}/shrunk{}", origin.name,
+                         origin.shrinks == 1 ? std::string() : std::to_string(origin.shrinks));
+    return new GroupState(group_.context, group_.factory, m, key("group", round),
+                          group_.ranks_here_of(m.size), std::move(origin), meeting, limit_);
+  }
+
+  GroupState& group_;
+  const std::shared_ptr<Store> store_;
+  const int rank_;
+  const Duration limit_;
+};
+
+}  // namespace
+
+GroupState* shrink(GroupState& group, Duration limit) { return Shrinking(group, limit).run(); }
+
+}  // namespace weft

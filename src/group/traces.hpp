@@ -1,0 +1,41 @@
+// Where the recorders of a Context's groups are kept, and who writes them to files: WEFT_TRACE names a
+// folder, and a thread writes there what a group did when it fails first, and what all did at every SIGUSR2.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "group/recorder.hpp"
+#include "weft/host/context.hpp"
+
+namespace weft {
+
+/// Made by Context::attached. Thread-safe. Without WEFT_TRACE there is no thread, no file and no signal, and
+/// the functions do nothing.
+///
+/// SIGUSR2 is taken only where WEFT_TRACE is set and nobody else has taken it, by one Context of the process,
+/// and given back when that one goes.
+class Traces {
+ public:
+  explicit Traces(Context& context);
+  /// What is asked for is written first, unless the disk takes more than two seconds.
+  ~Traces();
+  Traces(const Traces&) = delete;
+  Traces& operator=(const Traces&) = delete;
+
+  /// `about`: group, id, rank, size, backend and identity.
+  std::shared_ptr<Recorder> open(Trace about);
+  /// No signal asks for it any more.
+  void close(const std::shared_ptr<Recorder>& recorder) noexcept;
+  /// Asks for a file. Does not wait.
+  void write(const std::shared_ptr<Recorder>& recorder) noexcept;
+  /// Waits, two seconds at most, until what was asked for of it is written: the program may end next.
+  void written(const std::shared_ptr<Recorder>& recorder) noexcept;
+
+ private:
+  struct Writer;
+  const std::string host_, boot_;
+  std::shared_ptr<Writer> writer_;  // null: WEFT_TRACE is not set
+};
+
+}  // namespace weft

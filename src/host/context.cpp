@@ -1,0 +1,153 @@
+#include "weft/host/context.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "host/arena.hpp"
+#include "host/local_memory.hpp"
+#include "host/neighbourhood.hpp"
+#include "host/progress.hpp"
+#include "weft/base/env.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+namespace {
+
+LogLevel log_level(LogLevel asked_for) {
+  const auto text = env::get("WEFT_LOG");
+  if (!text) return asked_for;
+  if (*text == "error") return LogLevel::error;
+  if (*text == "warning") return LogLevel::warning;
+  if (*text == "info") return LogLevel::info;
+  if (*text == "debug") return LogLevel::debug;
+  throw Error(ErrorCode::bad_argument,
+              fmt::format("WEFT_LOG is \"{}\"; expected error, warning, info or debug", *text));
+}
+
+ContextOptions checked(ContextOptions options) {
+  options.log_level = log_level(options.log_level);
+  if (options.segment_bytes == 0)
+    throw Error(ErrorCode::bad_argument, "context: segment_bytes is 0; expected at least 1");
+  return options;
+}
+
+std::size_t page_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
+
+// A page that holds a 1 here and that the kernel clears in every child made by fork: telling costs one load.
+class ForkMark {
+ public:
+  explicit ForkMark(Logger& log) {
+    void* page = ::mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED) throw_errno("context: no page for the fork guard", errno);
+    mark_ = static_cast<unsigned char*>(page);
+    *mark_ = 1;
+    if (::madvise(page, page_bytes(), MADV_WIPEONFORK) != 0)
+      log.write(LogLevel::info,
+                "no fork guard: this kernel cannot clear a page in children (MADV_WIPEONFORK)");
+  }
+  ~ForkMark() { ::munmap(mark_, page_bytes()); }
+  ForkMark(const ForkMark&) = delete;
+  ForkMark& operator=(const ForkMark&) = delete;
+  const volatile unsigned char* get() const { return mark_; }
+
+ private:
+  unsigned char* mark_;
+};
+
+}  // namespace
+
+struct Context::Impl {
+  explicit Impl(ContextOptions o)
+      : options(checked(std::move(o))),
+        log(options.log_level, options.log_sink),
+        fork_mark(log),
+        arena(log, options.segment_bytes),
+        neighbourhood(log, arena),
+        process(::getpid()) {}
+  ~Impl() {
+    while (!attachments.empty()) attachments.pop_back();
+  }
+
+  const ContextOptions options;
+  Logger log;
+  ForkMark fork_mark;
+  LocalMemory local_memory;
+  Arena arena;
+  Neighbourhood neighbourhood;
+  const pid_t process;
+
+  std::mutex progress_mutex;
+  std::map<int, std::unique_ptr<ProgressList>> progress;  // by identity
+
+  std::recursive_mutex attachments_mutex;  // recursive: making one may ask for another
+  int attachments_being_made = 0;
+  std::vector<std::pair<std::type_index, std::shared_ptr<void>>> attachments;
+};
+
+Context::Context(ContextOptions options)
+    : impl_(std::make_unique<Impl>(std::move(options))), fork_mark_(impl_->fork_mark.get()) {}
+
+Context::~Context() {
+  // In a forked child nothing here is the child's: threads do not exist, locks may be held for ever, shared
+  // memory is not mapped (something else may be at its address). All of it is left alone.
+  if (forked()) static_cast<void>(impl_.release());
+}
+
+Logger& Context::log() noexcept { return impl_->log; }
+const ContextOptions& Context::options() const noexcept { return impl_->options; }
+Arena& Context::arena() noexcept { return impl_->arena; }
+LocalMemory& Context::local_memory() noexcept { return impl_->local_memory; }
+Neighbourhood& Context::neighbourhood() noexcept { return impl_->neighbourhood; }
+
+ProgressList& Context::progress(int identity) {
+  if (identity < 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("context: identity is {}; expected 0 or more", identity));
+  const std::lock_guard lock(impl_->progress_mutex);
+  auto& list = impl_->progress[identity];
+  if (!list) list = std::make_unique<ProgressList>(impl_->neighbourhood.own_bell(identity), impl_->log);
+  return *list;
+}
+
+void* Context::attachment(std::type_index type, std::shared_ptr<void> (*make)(Context&)) {
+  void* made = nullptr;
+  bool unlocked = false;
+  {
+    const std::lock_guard lock(impl_->attachments_mutex);
+    for (const auto& [key, object] : impl_->attachments)
+      if (key == type) return object.get();
+    struct Making {
+      int& count;
+      explicit Making(int& c) : count(c) { ++count; }
+      ~Making() { --count; }
+    };
+    std::shared_ptr<void> object;
+    {
+      const Making making(impl_->attachments_being_made);
+      object = make(*this);
+    }
+    impl_->attachments.emplace_back(type, object);
+    made = object.get();
+    unlocked = impl_->attachments_being_made == 0;
+  }
+  if (unlocked) impl_->log.flush();  // what it had to say
+  return made;
+}
+
+void Context::throw_forked(const char* what) const {
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format(
+          "{}: this process was forked from process {} after its Context was made; make a new Context "
+          "in the child, or fork before the first one",
+          what, impl_->process));
+}
+
+}  // namespace weft

@@ -1,0 +1,111 @@
+#include "host/local_memory.hpp"
+
+#include <sys/mman.h>
+
+#include <bit>
+#include <cstdint>
+#include <cstdlib>
+
+#include "base/poison.hpp"
+
+namespace weft {
+namespace {
+
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+
+std::size_t round_up(std::size_t n, std::size_t step) { return (n + step - 1) / step * step; }
+
+// Sizes are rounded up to eighths of a power of two, so that nearly equal sizes share their blocks.
+std::size_t size_class(std::size_t bytes) { return round_up(bytes, std::bit_floor(bytes) / 8); }
+
+// Pages that begin at a multiple of a huge page: mapped with that much to spare, and the spare given back.
+void* map_pages(std::size_t bytes) noexcept {
+  if (bytes > SIZE_MAX - kHugePage) return nullptr;
+  void* got = ::mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (got == MAP_FAILED) return nullptr;
+  const auto begin = reinterpret_cast<std::uintptr_t>(got), aligned = round_up(begin, kHugePage);
+  if (aligned > begin) ::munmap(got, aligned - begin);
+  ::munmap(reinterpret_cast<void*>(aligned + bytes), kHugePage - (aligned - begin));
+  void* block = reinterpret_cast<void*>(aligned);
+  if (bytes >= kHugePage) ::madvise(block, bytes, MADV_HUGEPAGE);  // a wish: small pages work as well
+  return block;
+}
+
+}  // namespace
+
+LocalMemory::~LocalMemory() {
+  while (!cached_.empty()) drop(cached_.begin());
+}
+
+void* LocalMemory::allocate(std::size_t bytes) noexcept {
+  if (bytes < kCachedBytes) return std::aligned_alloc(kAlignment, round_up(bytes ? bytes : 1, kAlignment));
+  if (bytes > SIZE_MAX / 2) return nullptr;
+  const std::size_t rounded = size_class(bytes);
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = by_size_.find(rounded); found != by_size_.end()) {
+      void* block = found->second->block;
+      cached_.erase(found->second);
+      by_size_.erase(found);
+      cached_bytes_ -= rounded;
+      take(rounded);
+      unpoison(block, rounded);
+      return block;
+    }
+  }
+  void* block = map_pages(rounded);
+  const std::lock_guard lock(mutex_);
+  if (block == nullptr) {  // what is cached in other sizes may be what is missing
+    while (!cached_.empty()) drop(cached_.begin());
+    block = map_pages(rounded);
+    if (block == nullptr) return nullptr;
+  }
+  take(rounded);
+  return block;
+}
+
+void LocalMemory::take(std::size_t bytes) noexcept {
+  in_use_ += bytes;
+  if (in_use_ > peak_in_use_) peak_in_use_ = in_use_;
+}
+
+void LocalMemory::release(void* block, std::size_t bytes) noexcept {
+  if (bytes < kCachedBytes) return std::free(block);
+  const std::size_t rounded = size_class(bytes);
+  const std::lock_guard lock(mutex_);
+  in_use_ -= rounded;
+  try {
+    cached_.push_back({block, rounded});
+    try {
+      by_size_.emplace(rounded, std::prev(cached_.end()));
+    } catch (...) {
+      cached_.pop_back();
+      throw;
+    }
+  } catch (...) {  // no room for the note: the pages go back at once
+    ::munmap(block, rounded);
+    return;
+  }
+  cached_bytes_ += rounded;
+  poison(block, rounded);
+  // Never more in the cache than was in use at once: a program whose sizes keep changing does not grow
+  // without end.
+  while (cached_bytes_ > peak_in_use_) drop(cached_.begin());
+}
+
+void LocalMemory::drop(Order::iterator oldest) noexcept {
+  auto [note, end] = by_size_.equal_range(oldest->bytes);
+  while (note != end && note->second != oldest) ++note;
+  if (note != end) by_size_.erase(note);
+  unpoison(oldest->block, oldest->bytes);
+  ::munmap(oldest->block, oldest->bytes);
+  cached_bytes_ -= oldest->bytes;
+  cached_.erase(oldest);
+}
+
+LocalMemory::Counters LocalMemory::counters() const {
+  const std::lock_guard lock(mutex_);
+  return {in_use_, cached_bytes_};
+}
+
+}  // namespace weft

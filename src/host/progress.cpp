@@ -1,0 +1,148 @@
+#include "host/progress.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cassert>
+
+#include "base/no_signals.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+namespace {
+
+constexpr unsigned kAnswerEvery = 16;  // drives of a rank that waits
+
+}  // namespace
+
+ProgressList::~ProgressList() { assert(helped_ == 0 && "a group outlives its Context"); }
+
+void ProgressList::add(Driven* d) {
+  const std::lock_guard lock(mutex_);
+  driven_.push_back(d);
+  if (sleepers_ > 0) d->announce_sleep(true);
+}
+
+void ProgressList::remove(Driven* d) noexcept {
+  const std::lock_guard lock(mutex_);
+  driven_.erase(std::remove(driven_.begin(), driven_.end(), d), driven_.end());
+}
+
+bool ProgressList::drive_all(const Driven* but) noexcept {
+  bool moved = false;
+  {
+    const std::lock_guard lock(mutex_);
+    for (Driven* d : driven_)
+      if (d != but) moved |= d->drive();
+    if (++drives_ % kAnswerEvery == 0)
+      for (Driven* d : driven_) d->answer();
+  }
+  log_.flush();
+  return moved;
+}
+
+void ProgressList::answer() noexcept {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return;
+  for (Driven* d : driven_) d->answer();
+}
+
+void ProgressList::watch_all() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (Driven* d : driven_) d->watch();
+}
+
+bool ProgressList::announce_sleep(bool asleep) noexcept {
+  const std::lock_guard lock(mutex_);
+  const bool first_or_last = asleep ? sleepers_++ == 0 : --sleepers_ == 0;
+  bool silent = false;
+  for (Driven* d : driven_) {
+    silent |= !d->rings();
+    if (first_or_last) d->announce_sleep(asleep);
+    if (asleep) d->answer();  // who asks now sees that this rank sleeps, and rings
+  }
+  return silent;
+}
+
+// ---- the helper thread ----
+
+void ProgressList::add_helped(bool spin) {
+  const std::lock_guard lock(helper_mutex_);
+  if (helped_ == 0) {
+    ending_.store(false);
+    helper_ = start_thread("Progress::thread", [this] { help(); });
+    ::pthread_setname_np(helper_.native_handle(), "weft-progress");
+  }
+  ++helped_;
+  quiet_ += spin ? 0 : 1;
+  spin_.store(quiet_ == 0);
+}
+
+void ProgressList::remove_helped(bool spin) noexcept {
+  const std::lock_guard lock(helper_mutex_);
+  quiet_ -= spin ? 0 : 1;
+  spin_.store(quiet_ == 0);
+  if (--helped_ > 0) return;
+  ending_.store(true, std::memory_order_seq_cst);
+  bell_.ring();
+  helper_.join();
+}
+
+bool ProgressList::drive_helped() noexcept {
+  bool moved = false;
+  {
+    const std::lock_guard lock(mutex_);
+    for (Driven* d : driven_)
+      if (d->helped()) moved |= d->drive();
+  }
+  log_.flush();
+  return moved;
+}
+
+bool ProgressList::settled_helped() noexcept {
+  const std::lock_guard lock(mutex_);
+  const bool settled =
+      std::all_of(driven_.begin(), driven_.end(), [](Driven* d) { return !d->helped() || d->settled(); });
+  for (Driven* d : driven_)
+    if (d->helped()) d->watch();
+  return settled;
+}
+
+void ProgressList::help() noexcept {
+  // Whoever changes what the helper looks at before it sleeps changes it first and looks at `resting_` after;
+  // here it is the other way round. So one of the two sees the other, and the bell's word, read before both,
+  // has moved on when the helper would fall asleep.
+  Clock::time_point asleep_since;
+  for (int idle = 0; !ending_.load(std::memory_order_seq_cst);) {
+    if (!has_to_help()) {
+      const std::uint32_t seen = bell_.read();
+      resting_.store(true, std::memory_order_seq_cst);
+      if (!has_to_help() && !ending_.load(std::memory_order_seq_cst))
+        bell_.sleep(seen, std::chrono::hours(1));
+      resting_.store(false, std::memory_order_seq_cst);
+      idle = 0;
+      continue;
+    }
+    if (drive_helped()) {
+      idle = 0;
+      continue;
+    }
+    const int spins = spin_.load(std::memory_order_relaxed) ? kSpins : 0;
+    if (++idle < spins) {
+      pause();
+    } else if (idle < spins + kYields) {
+      sched_yield();
+    } else {
+      const auto now = Clock::now();
+      if (idle == spins + kYields) asleep_since = now;
+      resting_.store(true, std::memory_order_seq_cst);
+      sleep_unless(
+          [&] { return !has_to_help() || ending_.load(std::memory_order_seq_cst) || !settled_helped(); },
+          kSleep, now - asleep_since);
+      resting_.store(false, std::memory_order_seq_cst);
+    }
+  }
+}
+
+}  // namespace weft

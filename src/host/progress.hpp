@@ -1,0 +1,163 @@
+// Calls in flight of one rank of this process, over all its groups: whoever waits drives all of them.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "host/neighbourhood.hpp"
+#include "weft/base/log.hpp"
+
+namespace weft {
+
+/// How often an idle waiter polls before it reads a clock, yields and sleeps. A poll is a few nanoseconds, so
+/// spinning lasts some 20 µs and yielding about as long as a few scheduler turns.
+inline constexpr int kSpins = 2000;
+inline constexpr int kYields = 200;
+inline constexpr auto kSleep = std::chrono::milliseconds(50);  ///< a sleeper looks for dead peers this often
+
+inline void pause() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+/// Something with calls in flight: a process group.
+class Driven {
+ public:
+  virtual ~Driven() = default;
+  /// Takes the next steps of what is in flight, without blocking. True: something moved.
+  virtual bool drive() noexcept = 0;
+  /// Tells peers that this rank is about to sleep on its bell (true) or is awake again (false).
+  virtual void announce_sleep(bool asleep) noexcept = 0;
+  /// False: nobody rings when something has happened, so sleepers nap and look again.
+  virtual bool rings() const noexcept { return true; }
+  /// The rank's helper thread drives it, too.
+  virtual bool helped() const noexcept { return false; }
+  /// Answers peers that ask who is there: the rank waits, in a call of whatever group.
+  virtual void answer() noexcept {}
+  /// Drives once more. False: something moved, or another thread has it in hand and may be past the step that
+  /// matters: who wants to sleep stays awake.
+  virtual bool settled() noexcept { return !drive(); }
+  /// Looks after deadlines and dead peers, by the clock. Whoever sleeps calls it at every wake-up.
+  virtual void watch() noexcept {}
+};
+
+/// All groups of one rank of this process. Thread-safe; a rank's groups may be driven by several threads.
+/// What they have to say while they are driven goes to Logger::write_later(), and to the sink when the list
+/// is unlocked.
+///
+/// One of them may be the helper thread, which drives the groups that ask for it (Driven::helped) while the
+/// program computes. It rests, unannounced, where these have nothing in flight, and where a thread of the
+/// program waits, which drives everything itself. While calls are in flight and nothing moves it sleeps as a
+/// waiter does: announced, so that peers ring. Both ways it sleeps on the rank's bell, which a submitted call
+/// rings then, too.
+class ProgressList {
+ public:
+  ProgressList(Bell bell, Logger& log) : bell_(bell), log_(log) {}
+  ~ProgressList();
+  ProgressList(const ProgressList&) = delete;
+  ProgressList& operator=(const ProgressList&) = delete;
+  void add(Driven* d);
+  /// After it returns nobody drives `d` through this list.
+  void remove(Driven* d) noexcept;
+  /// drive() on each, but for one that has just been driven. True: something moved. Now and then answer() on
+  /// each, too: who waits may never sleep, because it polls, or because other groups move.
+  bool drive_all(const Driven* but = nullptr) noexcept;
+  /// answer() on each, for a thread of this rank that waits outside of any group. Does not wait: where
+  /// another thread drives the list, that one answers.
+  void answer() noexcept;
+  /// Counts the threads of this rank that sleep: announce_sleep(true) on each group for the first, (false)
+  /// for the last. True: one of them does not ring.
+  bool announce_sleep(bool asleep) noexcept;
+  /// Sleeps on the rank's bell until a peer rings or `limit` has passed. After the announcement everything is
+  /// driven once more and `finished` asked: where either says yes it does not sleep. No wake-up is lost: a
+  /// peer publishes its step first and looks for sleepers after, so either the last drive sees the step, or
+  /// the peer sees the announcement and rings, which changes the word that was read before it. Where nobody
+  /// rings it naps, and the longer it has `waited` the longer.
+  template <class Finished>
+  void sleep(Duration limit, Duration waited, const Finished& finished) noexcept {
+    sleep_unless(
+        [&] {
+          const bool moved = drive_all();
+          watch_all();  // after it: what a peer did before it died counts
+          return moved || finished();
+        },
+        limit, waited);
+  }
+  Bell bell() const noexcept { return bell_; }
+
+  /// A group wants the helper thread, which the first starts and the last ends. `spin`: it may spin; one that
+  /// says no holds for all. Throws system where there can be no thread.
+  void add_helped(bool spin);
+  void remove_helped(bool spin) noexcept;
+  /// So many calls more, or fewer, are in flight in groups that are helped.
+  void in_flight(int change) noexcept {
+    pending_.fetch_add(change, std::memory_order_seq_cst);
+    if (change > 0 && resting_.load(std::memory_order_seq_cst)) bell_.ring();
+  }
+  /// A thread of the program that drives everything until it has what it waits for: the helper rests.
+  class Waiter {
+   public:
+    explicit Waiter(ProgressList& list) noexcept
+        : list_(list), counted_(list.helped_.load(std::memory_order_relaxed) > 0) {
+      if (counted_) list_.waiters_.fetch_add(1, std::memory_order_seq_cst);
+    }
+    ~Waiter() {
+      if (counted_ && list_.waiters_.fetch_sub(1, std::memory_order_seq_cst) == 1 &&
+          list_.pending_.load(std::memory_order_seq_cst) > 0 &&
+          list_.resting_.load(std::memory_order_seq_cst))
+        list_.bell_.ring();
+    }
+    Waiter(const Waiter&) = delete;
+    Waiter& operator=(const Waiter&) = delete;
+
+   private:
+    ProgressList& list_;
+    const bool counted_;  // without a helper nobody needs to know
+  };
+
+ private:
+  template <class Awake>
+  void sleep_unless(const Awake& awake, Duration limit, Duration waited) noexcept {
+    const std::uint32_t seen = bell_.read();
+    const bool naps = announce_sleep(true);
+    if (!awake()) bell_.sleep(seen, naps ? std::min(limit, nap(waited)) : limit);
+    announce_sleep(false);
+    log_.flush();
+  }
+  void watch_all() noexcept;
+  void help() noexcept;
+  bool has_to_help() const noexcept {
+    return pending_.load(std::memory_order_seq_cst) > 0 && waiters_.load(std::memory_order_seq_cst) == 0;
+  }
+  bool drive_helped() noexcept;
+  bool settled_helped() noexcept;
+
+  // A nap adds at most a fiftieth to a wait, from when the waiter gave up spinning. The shortest costs a few
+  // percent of a core, the longest a fraction of one.
+  static Duration nap(Duration waited) noexcept {
+    return std::clamp<Duration>(waited / 50, std::chrono::microseconds(200), std::chrono::milliseconds(4));
+  }
+  std::mutex mutex_;
+  std::vector<Driven*> driven_;
+  int sleepers_ = 0;  // threads of this rank that sleep
+  unsigned drives_ = 0;
+  Bell bell_;
+  Logger& log_;
+
+  std::mutex helper_mutex_;
+  std::atomic<int> helped_{0};  // groups that are helped
+  int quiet_ = 0;               // those of them that forbid spinning
+  std::thread helper_;
+  std::atomic<bool> spin_{true}, ending_{false};
+  std::atomic<bool> resting_{false};  // the helper sleeps or is about to: who has news for it rings
+  std::atomic<int> pending_{0};       // calls in flight in groups that are helped
+  std::atomic<int> waiters_{0};
+};
+
+}  // namespace weft

@@ -1,0 +1,137 @@
+// Which cores this thread may run on, and how much time there the cgroups of its process leave it; and the
+// same of all ranks of a group together: with more ranks than that, nobody spins. And how many memory nodes
+// the machine has.
+#pragma once
+
+#include <sched.h>
+
+#include <algorithm>
+#include <bitset>
+#include <cstdint>
+#include <fstream>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "host/cpu_quota.hpp"
+#include "base/parse_number.hpp"
+
+namespace weft {
+
+/// Cores, which ranks may tell each other: each may be bound to one of its own.
+class CoreSet {
+ public:
+  /// Those that this thread may use. Beyond 1024 the kernel tells nothing, and they count as one.
+  static CoreSet usable() noexcept {
+    CoreSet cores;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    if (sched_getaffinity(0, sizeof(set), &set) != 0) CPU_SET(0, &set);
+    for (int core = 0; core < CPU_SETSIZE; ++core)
+      cores.bits_[static_cast<std::size_t>(core)] = CPU_ISSET(core, &set);
+    return cores;
+  }
+  /// Four to a hexadecimal digit, the lowest first.
+  std::string encode() const {
+    std::string text;
+    for (std::size_t i = 0; i < bits_.size(); i += 4)
+      text += "0123456789abcdef"[bits_[i] + 2 * bits_[i + 1] + 4 * bits_[i + 2] + 8 * bits_[i + 3]];
+    text.erase(text.find_last_not_of('0') + 1);
+    return text.empty() ? "0" : text;
+  }
+  /// What is no such digit says nothing.
+  static CoreSet decode(const std::string& text) noexcept {
+    CoreSet cores;
+    for (std::size_t i = 0; i < std::min(text.size(), cores.bits_.size() / 4); ++i) {
+      const std::size_t digit = std::string("0123456789abcdef").find(text[i]);
+      for (std::size_t bit = 0; bit < 4 && digit < 16; ++bit)
+        cores.bits_[4 * i + bit] = (digit >> bit & 1) != 0;
+    }
+    return cores;
+  }
+  CoreSet& operator|=(const CoreSet& others) noexcept {
+    bits_ |= others.bits_;
+    return *this;
+  }
+  int count() const noexcept { return static_cast<int>(bits_.count()); }
+
+ private:
+  std::bitset<CPU_SETSIZE> bits_;
+};
+
+/// What processes may use of one host's processors: cores, and no more time on them than the quotas of their
+/// cgroups.
+class CpuShare {
+ public:
+  static CpuShare usable() {
+    CpuShare share;
+    share.cores_ = CoreSet::usable();
+    static const std::uint64_t host = [] {
+      std::string boot;
+      std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+      return std::hash<std::string>()(boot);
+    }();
+    share.host_ = host;
+    share.quotas_.push_back(recent_cpu_quotas());
+    return share;
+  }
+  /// Text without blanks.
+  std::string encode() const {
+    std::string text = cores_.encode();
+    text.append("/").append(std::to_string(host_));
+    for (const auto& list : quotas_) text.append("/").append(weft::encode(list));
+    return text;
+  }
+  /// What is not such text says nothing.
+  static CpuShare decode(const std::string& text) {
+    CpuShare share;
+    std::istringstream parts(text);
+    std::string part;
+    if (std::getline(parts, part, '/')) share.cores_ = CoreSet::decode(part);
+    if (std::getline(parts, part, '/')) share.host_ = parse_integer<std::uint64_t>(part).value_or(0);
+    while (std::getline(parts, part, '/')) share.quotas_.push_back(decode_quotas(part));
+    return share;
+  }
+  /// Together with others'. Ranks of other hosts are bound alike, and take nothing of this one's quotas.
+  CpuShare& operator|=(const CpuShare& others) {
+    cores_ |= others.cores_;
+    if (others.host_ == host_) quotas_.insert(quotas_.end(), others.quotas_.begin(), others.quotas_.end());
+    return *this;
+  }
+  /// Whole cores; at least one.
+  int count() const {
+    const std::int64_t quota = shared_millicores(quotas_);
+    const int cores = std::max(1, cores_.count());
+    return quota == 0 ? cores : static_cast<int>(std::clamp<std::int64_t>(quota / 1000, 1, cores));
+  }
+
+ private:
+  CoreSet cores_;
+  std::uint64_t host_ = 0;
+  std::vector<std::vector<CpuQuota>> quotas_;  // of each process
+};
+
+inline int usable_cores() { return CpuShare::usable().count(); }
+
+/// The numbers in a list as the kernel writes it, "0-3,8". What is not one adds nothing.
+inline int count_listed(const std::string& list) {
+  std::istringstream parts(list);
+  int count = 0;
+  for (std::string part; std::getline(parts, part, ',');) {
+    const std::size_t dash = part.find('-');
+    const auto first = parse_integer<std::uint16_t>(part.substr(0, dash));
+    const auto last = dash == std::string::npos ? first : parse_integer<std::uint16_t>(part.substr(dash + 1));
+    if (first && last && *first <= *last) count += *last - *first + 1;
+  }
+  return count;
+}
+
+/// 1 where the kernel does not tell.
+inline int memory_nodes() {
+  std::string list;
+  std::ifstream("/sys/devices/system/node/online") >> list;
+  return std::max(1, count_listed(list));
+}
+
+}  // namespace weft

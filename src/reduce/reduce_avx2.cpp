@@ -1,0 +1,6 @@
+// The reduction kernels compiled for AVX2 and F16C; called only where the CPU has them.
+#include "reduce/reduce_kernels.hpp"
+
+namespace weft {
+const ReduceIsa kReduceAvx2 = WEFT_REDUCE_TABLE("avx2");
+}  // namespace weft

@@ -1,0 +1,7 @@
+// The kernels of bf16 once more, for CPUs that round to it themselves; called only where the CPU has AVX-512
+// BF16.
+#include "reduce/reduce_kernels.hpp"
+
+namespace weft {
+const ReduceIsa kReduceAvx512Bf16 = {"avx512_bf16", {{}, {}, {}, WEFT_REDUCE_FLOAT(Bf16)}, stream_copy};
+}  // namespace weft

@@ -1,0 +1,216 @@
+#include "store/launchers.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <fstream>
+#include <sstream>
+
+#include "store/meeting_file.hpp"
+#include "weft/group/process_group.hpp"
+#include "weft/base/env.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+namespace {
+
+/// One launcher's variables. Present where rank or size is set.
+struct Variables {
+  Launcher launcher;
+  const char* rank;
+  const char* size;
+  const char* local_size;  ///< ranks on this host
+};
+
+constexpr Variables kVariables[] = {
+    {Launcher::weft, "WEFT_RANK", "WEFT_WORLD_SIZE", nullptr},
+    {Launcher::torchrun, "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"},
+    {Launcher::openmpi, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    {Launcher::hydra, "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"},
+    {Launcher::slurm, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", nullptr},
+};
+
+const Variables& variables_of(Launcher launcher) {
+  for (const Variables& v : kVariables)
+    if (v.launcher == launcher) return v;
+  return kVariables[0];
+}
+
+/// srun started this process. A batch script and what it starts by other means carry Slurm's variables, too,
+/// but no step's number, or one of the reserved ones from 2^32 - 16 on.
+bool in_slurm_step() {
+  constexpr std::int64_t kReserved = 0xfffffff0;
+  if (!env::get("SLURM_STEP_ID") || !env::get("SLURM_PROCID")) return false;
+  return *env::get_int("SLURM_STEP_ID", 0, UINT_MAX) < kReserved;
+}
+
+bool present(const Variables& v) {
+  if (v.launcher == Launcher::slurm) return in_slurm_step();
+  return env::get(v.rank) || env::get(v.size);
+}
+
+Seat read_seat(const Variables& v, const char* because) {
+  Seat seat{.launcher = v.launcher, .rank_name = v.rank, .size_name = v.size};
+  if (v.launcher == Launcher::slurm && !env::get(v.size)) seat.size_name = "SLURM_NTASKS";  // older Slurm
+  seat.size =
+      static_cast<int>(required_int(seat.size_name, env::get(v.rank) ? v.rank : because, 1, kMaxRanks));
+  seat.rank = static_cast<int>(required_int(seat.rank_name, seat.size_name, 0, INT_MAX));
+  if (seat.rank >= seat.size) {
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is \"{}\"; expected 0 to {} ({} is {})", seat.rank_name, seat.rank,
+                            seat.size - 1, seat.size_name, seat.size));
+  }
+  return seat;
+}
+
+bool same(const Seat& a, const Seat& b) { return a.rank == b.rank && a.size == b.size; }
+
+/// Hydra's proxy, the same for all ranks of a host, is an ancestor: the ranks may be started by scripts.
+pid_t hydra_proxy() {
+  pid_t process = ::getppid();
+  for (int up = 0; up < 32 && process > 1; ++up) {
+    std::ifstream status(fmt::format("/proc/{}/status", process));
+    std::string line, comm;
+    pid_t parent = 0;
+    while (std::getline(status, line)) {
+      std::istringstream words(line);
+      std::string key;
+      words >> key;
+      if (key == "Name:") words >> comm;
+      if (key == "PPid:") words >> parent;
+    }
+    if (comm.starts_with("hydra_")) return process;
+    process = parent;
+  }
+  return ::getppid();
+}
+
+}  // namespace
+
+std::int64_t required_int(const char* name, const char* because, std::int64_t min, std::int64_t max) {
+  const auto value = env::get_int(name, min, max);
+  if (!value) {
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("{} is not set, but {} is; expected an integer from {} to {}", name, because, min, max));
+  }
+  return *value;
+}
+
+const char* name(Launcher launcher) noexcept {
+  switch (launcher) {
+    case Launcher::none: return "none";
+    case Launcher::weft: return "weft run";
+    case Launcher::torchrun: return "torchrun";
+    case Launcher::openmpi: return "Open MPI";
+    case Launcher::hydra: return "Hydra";
+    case Launcher::slurm: return "Slurm";
+  }
+  return "?";
+}
+
+Seat find_seat(Context& context) {
+  std::vector<Seat> seats;
+  for (const Variables& v : kVariables) {
+    if (!present(v)) continue;
+    // What is not used need not be right.
+    if (seats.empty() || (env::get(v.rank) && env::get(v.size))) seats.push_back(read_seat(v, v.size));
+  }
+  if (seats.empty()) {
+    // Where to meet, but not who we are: half of a launcher's variables.
+    if (env::get("WEFT_STORE")) return read_seat(variables_of(Launcher::weft), "WEFT_STORE");
+    for (const char* where : {"MASTER_PORT", "MASTER_ADDR"})
+      if (env::get(where)) return read_seat(variables_of(Launcher::torchrun), where);
+    return {};
+  }
+  const bool by_srun = seats.size() == 2 && seats[0].launcher == Launcher::hydra && same(seats[0], seats[1]);
+  if (by_srun) std::swap(seats[0], seats[1]);
+  const Seat& seat = seats[0];
+  std::vector<std::string> others;
+  for (std::size_t i = 1; i < seats.size(); ++i) others.emplace_back(name(seats[i].launcher));
+  Logger& log = context.log();
+  if (log.enabled(LogLevel::info))
+    log.write(
+        LogLevel::info,
+        fmt::format("rendezvous: rank {} of {} by {} ({}, {}){}", seat.rank, seat.size, name(seat.launcher),
+                    seat.rank_name, seat.size_name,
+                    others.empty() ? "" : fmt::format("; set, but not used: {}", fmt::join(others, ", "))));
+  // mpirun inside weft run gives all its processes one and the same WEFT_RANK.
+  for (const Seat& other : seats) {
+    if (other.launcher == Launcher::slurm || same(seat, other)) continue;  // an allocation holds other jobs
+    log.write(
+        LogLevel::warning,
+        fmt::format("rendezvous: {} and {} say rank {} of {}, but {} and {} say rank {} of {}; the first "
+                    "hold",
+                    seat.rank_name, seat.size_name, seat.rank, seat.size, other.rank_name, other.size_name,
+                    other.rank, other.size));
+  }
+  return seat;
+}
+
+std::string job_of(const Seat& seat) {
+  const auto value = [](const char* variable) { return env::get(variable).value_or(""); };
+  switch (seat.launcher) {
+    case Launcher::none:
+    case Launcher::weft: return "";
+    case Launcher::torchrun:
+      if (!env::get("TORCHELASTIC_RUN_ID")) return "";
+      return fmt::format("torchrun {}:{} {} {}", value("MASTER_ADDR"), value("MASTER_PORT"),
+                         value("TORCHELASTIC_RUN_ID"), value("TORCHELASTIC_RESTART_COUNT"));
+    case Launcher::openmpi: {
+      const auto job = env::get("PMIX_NAMESPACE");
+      const auto old = env::get("OMPI_MCA_ess_base_jobid");
+      return job || old ? fmt::format("openmpi {}", job ? *job : *old) : "";
+    }
+    case Launcher::hydra: {
+      // Each host has a proxy of its own: nothing that Hydra tells is the same on several.
+      if (const auto here = env::get("MPI_LOCALNRANKS"); here && *here != std::to_string(seat.size))
+        return "hydra";
+      const pid_t proxy = hydra_proxy();
+      return fmt::format("hydra {} {}", proxy, start_time_of(proxy).value_or(0));
+    }
+    case Launcher::slurm:
+      return fmt::format("slurm {}.{} {}", value("SLURM_JOB_ID"), value("SLURM_STEP_ID"),
+                         value("SLURM_RESTART_COUNT"));
+  }
+  return "";
+}
+
+std::string batch_job() {
+  for (const char* name : {"TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid",
+                           "SLURM_HET_JOB_ID", "SLURM_JOB_ID"}) {
+    auto value = env::get(name);
+    if (!value || value->empty()) continue;
+    std::replace_if(
+        value->begin(), value->end(), [](char c) { return c <= ' ' || c > '~'; }, '_');
+    return fmt::format("{}={}", name, value->substr(0, 128));
+  }
+  return "";
+}
+
+void require_one_host(const Seat& seat) {
+  const auto several = [&](const std::string& because) {
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("WEFT_STORE is not set, but the job spans several hosts ({}); expected host:port of "
+                    "rank 0's host, or file:///path on a file system that all share",
+                    because));
+  };
+  if (const char* local = variables_of(seat.launcher).local_size) {
+    const auto here = env::get_int(local, 1, INT_MAX);
+    if (here && *here < seat.size)
+      several(fmt::format("{} is {}, {} is {}", local, *here, seat.size_name, seat.size));
+  }
+  if (seat.launcher == Launcher::slurm) {
+    for (const char* nodes : {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}) {
+      const auto count = env::get_int(nodes, 1, INT_MAX);
+      if (count && *count > 1) several(fmt::format("{} is {}", nodes, *count));
+      if (count) break;
+    }
+  }
+}
+
+}  // namespace weft

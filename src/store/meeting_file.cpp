@@ -1,0 +1,216 @@
+#include "store/meeting_file.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <pwd.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <utility>
+
+#include "store/own_file.hpp"
+#include "base/suspension.hpp"
+#include "base/without_size_signal.hpp"
+#include "weft/base/env.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+namespace {
+
+constexpr std::string_view kFirstLine = "weft meeting 1";
+
+/// The folder's lock, against others who write there at the same moment.
+class FolderLock {
+ public:
+  FolderLock(int fd, const std::string& folder, Deadline deadline) : fd_(fd) {
+    while (::flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK && errno != EINTR)
+        throw_errno(fmt::format("rendezvous: cannot lock {}", folder), errno);
+      if (deadline.passed())
+        throw Error(ErrorCode::timeout,
+                    fmt::format("rendezvous: another process holds the lock of {}", folder));
+      sleep_noticing(std::chrono::milliseconds(1));
+    }
+  }
+  ~FolderLock() { ::flock(fd_, LOCK_UN); }
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  const int fd_;
+};
+
+std::string words(const std::string& what, int error_number) {
+  return what + ": " + system_words(error_number);
+}
+
+/// A folder of this user's, that nobody else may enter: else another user could send our ranks to a store of
+/// his. Opened without following a link, then checked on what was opened. Empty: it is not to be used, `why`
+/// tells.
+Descriptor open_folder(const std::string& path, bool make, std::string& why) {
+  if (make && ::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
+    why = words(fmt::format("cannot make the folder {}", path), errno);
+    return {};
+  }
+  Descriptor fd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat status {};
+  if (!fd && (errno == ELOOP || errno == ENOTDIR)) {
+    why = fmt::format("{} is not a folder (links are not followed)", path);
+  } else if (fd && ::fstat(fd.get(), &status) == 0) {
+    if (status.st_uid != ::geteuid()) {
+      why = fmt::format("the folder {} belongs to user {}; expected {}", path, status.st_uid, ::geteuid());
+    } else if ((status.st_mode & 077) != 0) {
+      why = fmt::format("the folder {} has mode {:04o}; expected 0700", path, status.st_mode & 07777);
+    } else {
+      return fd;
+    }
+  } else if (errno == EACCES && ::lstat(path.c_str(), &status) == 0 && status.st_uid != ::geteuid()) {
+    why = fmt::format("the folder {} belongs to user {}; expected {}", path, status.st_uid, ::geteuid());
+  } else {
+    why = words(fmt::format("cannot open the folder {}", path), errno);
+  }
+  return {};
+}
+
+/// Where to meet, the best place first. Nobody else can take a name in the folder of the session.
+std::vector<std::string> candidate_folders() {
+  const auto runtime = env::get("XDG_RUNTIME_DIR");
+  struct stat status {};
+  if (runtime && runtime->front() == '/' && ::stat(runtime->c_str(), &status) == 0 &&
+      S_ISDIR(status.st_mode) && status.st_uid == ::geteuid())
+    return {*runtime + "/weft"};
+  std::vector<std::string> all{fmt::format("/tmp/weft-{}", ::geteuid())};
+  for (int i = 1; i <= 9; ++i) all.push_back(fmt::format("{}-{}", all.front(), i));
+  passwd entry{};
+  passwd* found = nullptr;
+  std::vector<char> buffer(16384);
+  if (::getpwuid_r(::geteuid(), &entry, buffer.data(), buffer.size(), &found) == 0 && found != nullptr &&
+      found->pw_dir != nullptr && found->pw_dir[0] == '/')
+    all.push_back(fmt::format("{}/.weft", found->pw_dir));
+  return all;
+}
+
+std::uint64_t hash(std::string_view text) {
+  std::uint64_t h = 0xcbf29ce484222325;
+  for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return h;
+}
+
+}  // namespace
+
+std::optional<std::uint64_t> start_time_of(pid_t process) {
+  std::ifstream file(fmt::format("/proc/{}/stat", process));
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  // After the name, which is in parentheses and may hold anything: the state, and the 22nd field in all.
+  const std::size_t name_end = text.rfind(')');
+  if (name_end == std::string::npos) return std::nullopt;
+  std::istringstream rest(text.substr(name_end + 1));
+  std::string field;
+  for (int number = 3; number < 22; ++number) {
+    rest >> field;
+    if (number == 3 && (field == "Z" || field == "X")) return std::nullopt;  // it has ended
+  }
+  std::uint64_t started = 0;
+  return rest >> started ? std::optional(started) : std::nullopt;
+}
+
+MeetingPlace::MeetingPlace(std::string key)
+    : key_(std::move(key)), name_(fmt::format("meet-{:016x}", hash(key_))), candidates_(candidate_folders()) {
+  std::replace(key_.begin(), key_.end(), '\n', ' ');
+  std::string all;
+  for (const std::string& path : candidates_) {
+    std::string why;
+    folder_ = {path, open_folder(path, true, why)};
+    if (folder_.fd) return;
+    all += (all.empty() ? "" : "; ") + why;
+  }
+  throw Error(ErrorCode::system,
+              fmt::format("rendezvous: {}{}", all,
+                          candidates_.size() == 1
+                              ? ""
+                              : "; expected XDG_RUNTIME_DIR to be a folder of this user's, or WEFT_STORE"));
+}
+
+/// Wherever it is: who made a folder before rank 0 looked may have removed it since.
+std::optional<MeetingPlace::Told> MeetingPlace::read_any() const {
+  if (auto told = read(folder_)) return told;
+  for (const std::string& path : candidates_) {
+    if (path == folder_.path) continue;
+    std::string why;
+    const Folder other{path, open_folder(path, false, why)};
+    if (!other.fd) continue;
+    if (auto told = read(other); told && told->lives()) return told;
+  }
+  return std::nullopt;
+}
+
+std::optional<MeetingPlace::Told> MeetingPlace::read(const Folder& folder) const {
+  const Descriptor fd(
+      ::openat(folder.fd.get(), name_.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+  struct stat status {};
+  if (fd && ::fstat(fd.get(), &status) == 0)
+    check_own_file(fmt::format("rendezvous: {}", path_in(folder)), status);
+  char bytes[4096];
+  const ssize_t got = fd ? ::read(fd.get(), bytes, sizeof bytes) : -1;
+  if (got <= 0) return std::nullopt;
+  std::istringstream text(std::string(bytes, static_cast<std::size_t>(got)));
+  std::string first, key;
+  Told told;
+  if (!std::getline(text, first) || first != kFirstLine || !std::getline(text, key) || key != key_ ||
+      !std::getline(text, told.address) || !(text >> told.process >> told.started))
+    return std::nullopt;
+  return told;
+}
+
+std::optional<std::string> MeetingPlace::find() const {
+  auto told = read_any();
+  if (!told || !told->lives()) return std::nullopt;
+  return std::move(told->address);
+}
+
+void MeetingPlace::publish(const std::string& address, Deadline deadline) const {
+  const FolderLock lock(folder_.fd.get(), folder_.path, deadline);
+  if (const auto told = read_any(); told && told->lives())
+    throw Error(
+        ErrorCode::system,
+        fmt::format("rendezvous: {} was written by process {}, which still runs; expected one process "
+                    "of rank 0 in a job",
+                    path(), told->process));
+  const std::string text = fmt::format("{}\n{}\n{}\n{} {}\n", kFirstLine, key_, address, ::getpid(),
+                                       start_time_of(::getpid()).value_or(0));
+  // Under another name first: whoever finds the file finds all of it.
+  const std::string fresh = name_ + ".new";
+  const Descriptor fd(::openat(folder_.fd.get(), fresh.c_str(),
+                               O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600));
+  if (!fd) throw_errno(fmt::format("rendezvous: cannot write {}.new", path()), errno);
+  const WithoutSizeSignal guard;
+  const ssize_t written = ::write(fd.get(), text.data(), text.size());
+  if (written != static_cast<ssize_t>(text.size())) {
+    const int error_number = written < 0 ? errno : ENOSPC;  // of a part only
+    ::unlinkat(folder_.fd.get(), fresh.c_str(), 0);
+    throw_errno(fmt::format("rendezvous: cannot write {}.new", path()), error_number);
+  }
+  if (::renameat(folder_.fd.get(), fresh.c_str(), folder_.fd.get(), name_.c_str()) != 0)
+    throw_errno(fmt::format("rendezvous: cannot write {}", path()), errno);
+}
+
+void MeetingPlace::remove(const std::string& address) const noexcept {
+  for (const std::string& path : candidates_) try {
+      std::string why;
+      const Folder folder{path, open_folder(path, false, why)};
+      if (!folder.fd) continue;
+      const FolderLock lock(folder.fd.get(), path, Deadline::after(std::chrono::seconds(1)));
+      const auto told = read(folder);
+      if (told && told->address == address) ::unlinkat(folder.fd.get(), name_.c_str(), 0);
+    } catch (...) {  // the file stays; its writer will not live, and then it counts for nothing
+    }
+}
+
+}  // namespace weft

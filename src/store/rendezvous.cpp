@@ -1,0 +1,418 @@
+// Where a process learns who it is in a job of processes, and how it reaches the job's store.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "store/address.hpp"
+#include "store/claim.hpp"
+#include "store/launchers.hpp"
+#include "store/meeting_file.hpp"
+#include "store/prefix_store.hpp"
+#include "store/store_table.hpp"
+#include "host/neighbourhood.hpp"
+#include "base/suspension.hpp"
+#include "weft/group/process_group.hpp"
+#include "weft/store/store_file.hpp"
+#include "weft/store/store_tcp.hpp"
+#include "weft/base/env.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+namespace {
+
+/// The keys of a job all carry its token, so that jobs that share a server or a file do not meet.
+std::shared_ptr<Store> store_of(std::string_view job, std::shared_ptr<Store> store) {
+  return std::make_shared<PrefixStore>(fmt::format("{}/", job), std::move(store));
+}
+
+/// Runs `reach`; an Error it throws is told with the variables that led there.
+template <class F>
+auto reached_by(const std::string& variables, F&& reach) {
+  try {
+    return reach();
+  } catch (const Error& e) {
+    throw Error(e.code(), fmt::format("{}: {}", variables, e.what()));
+  }
+}
+
+/// The stores of this process's jobs, one per job and rank: asked for twice, the same store comes back, on
+/// all ranks alike. What rank 0 serves, it serves as long as the Context lives.
+class JobStores {
+ public:
+  explicit JobStores(Context& context) : context_(context) {}
+  ~JobStores() {
+    for (const auto& [place, address] : published_) place->remove(address);
+    for (const auto& [store, claim] : claims_) leave(*store, claim);
+    claims_.clear();
+    stores_.clear();  // first the clients, for whom the servers wait
+  }
+
+  std::shared_ptr<Store> open(const Seat& seat, Deadline deadline);
+
+ private:
+  struct Refusal {
+    std::string why;
+    bool will_pass = false;  // the job that is there is ending
+  };
+
+  std::shared_ptr<Store> reach(const Seat& seat, const std::string& job, Deadline deadline);
+  std::shared_ptr<Store> in_file(const std::string& path, const Seat& seat, const std::string& job,
+                                 Deadline deadline);
+  std::shared_ptr<Store> at(const HostPort& where, bool rank_zero_must_serve, const Seat& seat,
+                            const std::string& job, Deadline deadline);
+  bool serve(const HostPort& where, bool must, const std::string& secret, const std::string& owner);
+  std::optional<Refusal> take_place(Store& server, Store& store, const Claim& mine, const std::string& job,
+                                    Deadline deadline) const;
+  std::shared_ptr<Store> by_meeting(const std::string& key, const std::string& host, const Seat& seat,
+                                    const std::string& job, Deadline deadline);
+  Claim claim_of(const Seat& seat) const {
+    Claim mine = make_claim(context_.neighbourhood().self().host, seat.rank, seat.size);
+    // Jobs that have names are told apart by these.
+    if (!env::get("WEFT_JOB") && job_of(seat).empty()) add_origin(mine, batch_job());
+    return mine;
+  }
+  static std::optional<Refusal> give_way(Store& store, const std::string& first, const Claim& mine,
+                                         Deadline deadline);
+  static std::string claim(Store& store, const Claim& mine, Deadline deadline);
+  static void leave(Store& store, Claim claim) noexcept;
+  void tell(const std::string& address) const;
+
+  Context& context_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<TcpStoreServer>> servers_;
+  std::map<std::string, std::shared_ptr<Store>> stores_;
+  std::vector<std::pair<std::shared_ptr<const MeetingPlace>, std::string>> published_;
+  std::vector<std::pair<std::shared_ptr<Store>, Claim>> claims_;  // at stores of servers
+};
+
+std::string place_of(int rank) { return fmt::format("weft/rank/{}", rank); }
+
+std::shared_ptr<Store> JobStores::open(const Seat& seat, Deadline deadline) {
+  const auto value = [](const char* variable) { return env::get(variable).value_or(""); };
+  const std::string launcher_job = job_of(seat);
+  const std::string job = env::get("WEFT_JOB").value_or(launcher_job.empty() ? "job" : launcher_job);
+  const std::string key = fmt::format("{} of {} {} {} {}:{}", seat.rank, seat.size, job, value("WEFT_STORE"),
+                                      value("MASTER_ADDR"), value("MASTER_PORT"));
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto known = stores_.find(key); known != stores_.end()) return known->second;
+  }
+  auto store = reach(seat, job, deadline);
+  const std::lock_guard lock(mutex_);
+  return stores_[key] = std::move(store);
+}
+
+std::shared_ptr<Store> JobStores::reach(const Seat& seat, const std::string& job, Deadline deadline) {
+  if (const auto where = env::get("WEFT_STORE")) {
+    constexpr std::string_view kFile = "file://";
+    const std::string variable = fmt::format("WEFT_STORE is \"{}\"", *where);
+    if (where->starts_with(kFile) && where->size() > kFile.size() && (*where)[kFile.size()] == '/')
+      return reached_by(variable, [&] { return in_file(where->substr(kFile.size()), seat, job, deadline); });
+    const auto place = parse_host_port(*where);
+    if (!place)
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format("{}; expected host:port, [IPv6 address]:port or file:///path, the port from 0 to "
+                      "65535",
+                      variable));
+    return reached_by(variable, [&] {
+      if (place->port != 0) return at(*place, false, seat, job, deadline);
+      return by_meeting(fmt::format("{} {}", *where, job), place->host, seat, job, deadline);
+    });
+  }
+  if (seat.launcher == Launcher::weft)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("WEFT_STORE is not set, but {} is; expected host:port, [IPv6 address]:port or "
+                            "file:///path",
+                            env::get(seat.rank_name) ? seat.rank_name : seat.size_name));
+  if (seat.size == 1) return make_local_store();
+
+  if (seat.launcher == Launcher::torchrun) {
+    const std::string host = env::get("MASTER_ADDR").value_or("127.0.0.1");
+    const auto port = static_cast<std::uint16_t>(required_int("MASTER_PORT", seat.size_name, 1, 65535));
+    const auto agent = env::get("TORCHELASTIC_USE_AGENT_STORE");
+    if (!agent || (*agent != "True" && *agent != "1"))
+      return reached_by(fmt::format("MASTER_ADDR is \"{}\", MASTER_PORT is \"{}\"", host, port), [&] {
+        return at({host, port}, true, seat, job, deadline);
+      });
+    // torchrun's agent has a store of its own on MASTER_PORT: ours takes another port.
+  }
+  require_one_host(seat);
+  const std::string launcher_job = job_of(seat);
+  if (launcher_job.empty())
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is set, but nothing that names the job ({}); expected that, or WEFT_STORE as "
+                            "host:port or file:///path",
+                            seat.rank_name,
+                            seat.launcher == Launcher::openmpi ? "PMIX_NAMESPACE" : "TORCHELASTIC_RUN_ID"));
+  return reached_by(name(seat.launcher),
+                    [&] { return by_meeting(launcher_job, "localhost", seat, job, deadline); });
+}
+
+/// Takes this rank's place, once in a job. Empty, or who has it already: a second process of that rank, or
+/// the rank of an earlier job that used the same store.
+std::string JobStores::claim(Store& store, const Claim& mine, Deadline deadline) {
+  std::string held = store.compare_set(place_of(mine.rank), "", mine.text(), deadline);
+  return held == mine.text() ? "" : held;
+}
+
+/// Says that the place may be taken by another process: this one may live on without its Context. It does not
+/// matter much where that cannot be said.
+void JobStores::leave(Store& store, Claim claim) noexcept try {
+  if (claim.process != ::getpid()) return;  // a forked child: the place is its parent's
+  const std::string held = claim.text();
+  claim.left = true;
+  store.compare_set(place_of(claim.rank), held, claim.text(),
+                    Deadline::after(std::chrono::milliseconds(200)));
+} catch (...) {}
+
+/// `first`: the claim of the rank that serves, or came first. Two jobs without names that were given one
+/// address at the same moment could share its places between them. So one that another process started takes
+/// its place a moment later: those whom the same process started come before it. Where batch systems say that
+/// the jobs are two, it is refused.
+std::optional<JobStores::Refusal> JobStores::give_way(Store& store, const std::string& first,
+                                                      const Claim& mine, Deadline deadline) {
+  constexpr Duration kSiblingsFirst = std::chrono::milliseconds(500);
+  const auto other = Claim::parse(first);
+  if (!other || other->is_over(mine.host)) return std::nullopt;
+  if (mine.is_of_another_batch(*other))
+    return Refusal{
+        fmt::format("it is another job's: {} runs in {}, this process in {}; ranks of one job that spans "
+                    "both have the same WEFT_JOB",
+                    other->shown(), other->batch, mine.batch)};
+  if (!mine.is_no_sibling_of(*other)) return std::nullopt;
+  const Deadline turn = Deadline::after(std::min<Duration>(kSiblingsFirst, deadline.left() / 4));
+  while (!turn.passed() && !store.try_get(place_of(mine.rank), deadline))
+    sleep_noticing(std::min<Duration>(std::chrono::milliseconds(20), turn.left()));
+  return std::nullopt;
+}
+
+std::shared_ptr<Store> JobStores::in_file(const std::string& path, const Seat& seat, const std::string& job,
+                                          Deadline deadline) {
+  const Duration patience = std::chrono::seconds(30);
+  std::shared_ptr<Store> store = store_of(job, make_file_store(path, patience, deadline));
+  const Claim mine = claim_of(seat);
+  const std::string first = store->compare_set("weft/first", "", mine.text(), deadline);
+  if (const auto refused = give_way(*store, first, mine, deadline))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("store: {}: {}; expected a file for each job (or another WEFT_JOB); this is {}",
+                            path, refused->why, mine.shown()));
+  if (const std::string other = claim(*store, mine, deadline); !other.empty())
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("store: {} holds a rank {} already, {}; expected a file that no other job has used "
+                    "(or another WEFT_JOB); this is {}",
+                    path, seat.rank, shown_claim(other), mine.shown()));
+  context_.log().write(LogLevel::info, fmt::format("rendezvous: store in {}", path));
+  return store;
+}
+
+void JobStores::tell(const std::string& address) const {
+  if (!context_.log().enabled(LogLevel::info)) return;
+  const auto place = parse_host_port(address);
+  std::string why;
+  const auto all = place ? resolve(place->host, place->port, why) : std::vector<SocketAddress>{};
+  if (all.empty()) return;
+  context_.log().write(LogLevel::info, fmt::format("rendezvous: store at {} by interface {}", address,
+                                                   interface_to(all.front())));
+}
+
+/// Rank 0 serves where nobody does. False: somebody does.
+bool JobStores::serve(const HostPort& where, bool must, const std::string& secret, const std::string& owner) {
+  std::string why;
+  const auto all = resolve(where.host, where.port, why);
+  // On loopback alone nobody is asked for it, so that a job of one host needs no libsodium.
+  const bool off_loopback =
+      std::any_of(all.begin(), all.end(), [](const SocketAddress& a) { return !a.is_loopback(); });
+  TcpStoreOptions options{.host = where.host, .port = where.port, .served_by = owner};
+  if (off_loopback) options.secret = secret;
+  // As Debian's /etc/hosts has a host's own name.
+  if (!off_loopback && !all.empty() && !secret.empty() &&
+      where.host.find_first_not_of("0123456789.:") < where.host.size() && where.host != "localhost")
+    context_.log().write(
+        LogLevel::warning,
+        fmt::format(
+            "rendezvous: on this host {} is {}, where ranks of other hosts cannot reach it; give the store "
+            "an address of the network between them",
+            where.host, all.front().text()));
+  auto server = must ? std::make_unique<TcpStoreServer>(context_.log(), options)
+                     : TcpStoreServer::try_serve(context_.log(), options);
+  if (!server) return false;
+  context_.log().write(LogLevel::info, fmt::format("rendezvous: serving at {}", server->address()));
+  const std::lock_guard lock(mutex_);
+  servers_.push_back(std::move(server));
+  return true;
+}
+
+/// Takes this rank's place in the store of a server, which may be another job's. In a store that outlives
+/// jobs, the places of an earlier job that is over are free.
+std::optional<JobStores::Refusal> JobStores::take_place(Store& server, Store& store, const Claim& mine,
+                                                        const std::string& job, Deadline deadline) const {
+  const auto over = [&](const std::string& text) {
+    const auto claim = Claim::parse(text);
+    return claim && claim->is_over(mine.host);
+  };
+  // Of another Context of this process: it is no other job.
+  const auto is_own = [&](const std::string& text) {
+    const auto claim = Claim::parse(text);
+    return claim && !claim->left && claim->host == mine.host && claim->process == mine.process &&
+           claim->started == mine.started && claim->rank == mine.rank && claim->size == mine.size;
+  };
+  const auto told = server.try_get(kServedByKey, deadline);
+  if (told && told->empty()) return Refusal{"the process that serves it is leaving", true};
+  const std::string owner = told.value_or("");
+  const std::string serving = owner.substr(0, owner.find('\n'));
+  if (!owner.empty() && owner != fmt::format("{}\n{}", serving, job))
+    return Refusal{fmt::format("it is another job's, and served by {}", shown_claim(serving)), over(serving)};
+  // Who serves has its place, also before it has taken it.
+  if (const auto server_rank = Claim::parse(serving);
+      server_rank && server_rank->rank == mine.rank && serving != mine.text() && !is_own(serving))
+    return Refusal{fmt::format("it has a rank {} already, {}", mine.rank, shown_claim(serving)),
+                   over(serving)};
+  const std::string here = owner.empty() ? store.try_get("weft/size", deadline).value_or("") : serving;
+  if (auto refused = give_way(store, here, mine, deadline)) return refused;
+  // As the key there says, or else this process from now on.
+  const auto hold = [&](const std::string& key) {
+    std::string held = store.compare_set(key, "", mine.text(), deadline);
+    if (held != mine.text() && (is_own(held) || (owner.empty() && over(held))))
+      held = store.compare_set(key, held, mine.text(), deadline);
+    return held;
+  };
+  std::string held = hold("weft/size");
+  if (const auto first = Claim::parse(held); first && first->size != mine.size)
+    return Refusal{fmt::format("it is of a job of {} ranks, as {} said", first->size, first->shown()),
+                   over(held)};
+  held = hold(place_of(mine.rank));
+  if (held == mine.text()) return std::nullopt;
+  return Refusal{fmt::format("it has a rank {} already, {}", mine.rank, shown_claim(held)), over(held)};
+}
+
+std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_serve, const Seat& seat,
+                                     const std::string& job, Deadline deadline) {
+  const std::string secret = store_secret_from_env();
+  const Claim mine = claim_of(seat);
+  const std::string address = shown_host_port(where.host, where.port);
+  bool served = false;
+  Refusal refusal;
+  for (auto pause = std::chrono::milliseconds(5);;
+       pause = std::min(2 * pause, std::chrono::milliseconds(100))) {
+    if (seat.rank == 0 && !served)
+      served = serve(where, rank_zero_must_serve, secret, fmt::format("{}\n{}", mine.text(), job));
+    try {
+      auto server = make_tcp_store(where.host, where.port, deadline, secret);
+      auto store = store_of(job, server);
+      auto refused = seat.size == 1 ? std::nullopt : take_place(*server, *store, mine, job, deadline);
+      if (!refused) {
+        tell(address);
+        const std::lock_guard lock(mutex_);
+        if (seat.size > 1 && !served) claims_.emplace_back(store, mine);
+        return store;
+      }
+      refusal = std::move(*refused);
+    } catch (const Error& e) {
+      // The server of a job that was ending, perhaps; after it there was none until the deadline.
+      const bool was_ending = e.code() == ErrorCode::timeout && refusal.will_pass;
+      if (e.code() == ErrorCode::timeout && !was_ending && seat.rank == 0 && !served)
+        throw Error(ErrorCode::timeout,
+                    fmt::format("{}; nor could this rank 0 serve there: the address is not of this host, or "
+                                "its port is in use",
+                                e.what()));
+      if (!was_ending && (e.code() != ErrorCode::peer_lost || served)) throw;
+      if (!was_ending) refusal = {e.what(), true};
+    }
+    // An earlier job's that is ending makes room for this one's.
+    if (!refusal.will_pass || deadline.passed())
+      throw Error(
+          refusal.will_pass ? ErrorCode::timeout : ErrorCode::bad_argument,
+          fmt::format("store: the store at {}: {}; expected another address for each job or, in a store "
+                      "that no rank serves, another WEFT_JOB; this is {}",
+                      address, refusal.why, mine.shown()));
+    std::this_thread::sleep_for(std::min<Duration>(pause, deadline.left()));
+  }
+}
+
+std::shared_ptr<Store> JobStores::by_meeting(const std::string& key, const std::string& host,
+                                             const Seat& seat, const std::string& job, Deadline deadline) {
+  const Duration limit = deadline.left();
+  const Claim mine = claim_of(seat);
+  if (is_unknown_host(mine.host))
+    throw Error(ErrorCode::unsupported,
+                fmt::format("rendezvous: this process cannot tell its host: {}; expected WEFT_STORE as "
+                            "host:port, the port not 0",
+                            kUnknownHostText));
+  // Loopback is meant: ranks that do not share it, or the process numbers, do not share the key either.
+  const auto place = std::make_shared<const MeetingPlace>(fmt::format("{} {}", mine.host, key));
+  if (seat.rank == 0) {
+    auto server = std::make_unique<TcpStoreServer>(
+        context_.log(), TcpStoreOptions{.host = host, .served_by = fmt::format("{}\n{}", mine.text(), job)});
+    const std::string address = server->address();
+    place->publish(address, deadline);
+    context_.log().write(LogLevel::info,
+                         fmt::format("rendezvous: serving at {}, told in {}", address, place->path()));
+    const std::lock_guard lock(mutex_);
+    published_.emplace_back(place, address);
+    servers_.push_back(std::move(server));
+  }
+  std::string why;
+  for (auto pause = std::chrono::milliseconds(1);;
+       pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
+    if (const auto address = place->find()) {
+      try {
+        const auto at = parse_host_port(*address);
+        if (!at) throw Error(ErrorCode::system, fmt::format("it holds \"{}\"", *address));
+        const auto server =
+            make_tcp_store(at->host, at->port,
+                           Deadline::after(std::min<Duration>(deadline.left(), std::chrono::seconds(5))));
+        const auto store = store_of(job, server);
+        const std::string owner = server->try_get(kServedByKey, deadline).value_or("");
+        const auto refused = give_way(*store, owner.substr(0, owner.find('\n')), mine, deadline);
+        if (refused) throw Error(ErrorCode::bad_argument, refused->why);
+        // A store that a rank of this number has joined already is an earlier program's of the same job,
+        // which is about to end.
+        const std::string other = claim(*store, mine, deadline);
+        if (other.empty()) {
+          tell(*address);
+          if (store->add("weft/ranks", 1, deadline) == seat.size)
+            place->remove(*address);  // nobody else looks for it
+          return store;
+        }
+        why =
+            fmt::format("the store at {} has a rank {} already, {}", *address, seat.rank, shown_claim(other));
+      } catch (const Error& e) {  // its server is ending, perhaps; another will be told of
+        if (why.empty() || !deadline.passed()) why = e.what();
+      }
+    }
+    if (deadline.passed())
+      throw Error(ErrorCode::timeout,
+                  fmt::format("rendezvous: rank 0 did not tell in {} where it serves within {} ({})",
+                              place->path(), shown_duration(limit), why.empty() ? "it is not there" : why));
+    sleep_noticing(std::min<Duration>(pause, deadline.left()));
+  }
+}
+
+}  // namespace
+
+Membership Membership::from_env(Context& context, Duration deadline) {
+  context.check_fork("Membership::from_env");
+  const Seat seat = find_seat(context);
+  Membership m;
+  m.identity = 0;  // one rank per process
+  m.rank = seat.rank;
+  m.size = seat.size;
+  m.deadline = deadline;
+  m.store = seat.launcher == Launcher::none
+                ? make_local_store()
+                : context.attached<JobStores>().open(seat, Deadline::after(deadline));
+  return m;
+}
+
+}  // namespace weft

@@ -1,0 +1,187 @@
+// The table behind every store, and the store for threads of one process (any thread may call it).
+#include "weft/store/store.hpp"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <condition_variable>
+#include <mutex>
+
+#include "store/store_table.hpp"
+#include "base/suspension.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+
+std::string shown_key(std::string_view key) {
+  constexpr std::size_t kShown = 64;
+  std::string text = "\"";
+  for (const char c : key.substr(0, kShown)) text += (c >= ' ' && c <= '~') ? c : '.';
+  text += key.size() > kShown ? "...\"" : "\"";
+  return text;
+}
+
+std::string shown_duration(Duration d) {
+  const double seconds = std::chrono::duration<double>(d).count();
+  return seconds < 0.9995 ? fmt::format("{:.0f} ms", seconds * 1e3) : fmt::format("{:.1f} s", seconds);
+}
+
+std::string timeout_text(std::string_view key, Duration waited) {
+  return fmt::format("store: key {} was not set within {}", shown_key(key), shown_duration(waited));
+}
+
+void check_store_key(std::string_view key) {
+  if (key.empty() || key.size() > kMaxStoreKeyBytes) {
+    throw Error(ErrorCode::bad_argument, fmt::format("store: key {} has {} bytes; expected 1 to {}",
+                                                     shown_key(key), key.size(), kMaxStoreKeyBytes));
+  }
+}
+
+void check_store_value(std::string_view key, std::string_view value) {
+  if (value.size() > kMaxStoreValueBytes) {
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("store: the value for key {} has {} bytes; expected at most {}", shown_key(key),
+                            value.size(), kMaxStoreValueBytes));
+  }
+}
+
+void StoreTable::check_room(std::string_view key, std::string_view value) const {
+  const std::string* const held = find(key);
+  const std::size_t bytes =
+      held ? bytes_ - held->size() + value.size() : bytes_ + kPerKey + key.size() + value.size();
+  if ((held == nullptr && values_.size() >= limits_.keys) || (bytes > limits_.bytes && bytes > bytes_))
+    throw Error(
+        ErrorCode::system,
+        fmt::format("store: no room for key {} ({} bytes): it holds {} keys and {} bytes; at most {} and "
+                    "{} are allowed",
+                    shown_key(key), value.size(), values_.size(), bytes_, limits_.keys, limits_.bytes));
+}
+
+void StoreTable::set(std::string_view key, std::string_view value) {
+  check_room(key, value);
+  if (const auto at = values_.find(key); at != values_.end()) {
+    bytes_ += value.size() - at->second.size();
+    at->second = value;
+  } else {
+    values_.emplace(key, value);
+    bytes_ += kPerKey + key.size() + value.size();
+  }
+}
+
+const std::string* StoreTable::find(std::string_view key) const {
+  const auto at = values_.find(key);
+  return at == values_.end() ? nullptr : &at->second;
+}
+
+std::int64_t StoreTable::sum(std::string_view key, std::int64_t delta) const {
+  std::int64_t value = 0;
+  if (const std::string* held = find(key)) {
+    const char* const end = held->data() + held->size();
+    const auto [stop, failed] = std::from_chars(held->data(), end, value);
+    if (failed != std::errc{} || stop != end) {
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("store: add: key {} holds {}; expected a decimal counter", shown_key(key),
+                              shown_key(*held)));
+    }
+  }
+  std::int64_t sum = 0;
+  if (__builtin_add_overflow(value, delta, &sum)) {
+    throw Error(ErrorCode::bad_argument, fmt::format("store: add: key {} holds {}; adding {} leaves 64 bits",
+                                                     shown_key(key), value, delta));
+  }
+  return sum;
+}
+
+std::int64_t StoreTable::add(std::string_view key, std::int64_t delta) {
+  const std::int64_t value = sum(key, delta);
+  set(key, std::to_string(value));
+  return value;
+}
+
+std::string StoreTable::compare_set(std::string_view key, std::string_view expected,
+                                    std::string_view desired) {
+  const std::string* const held = find(key);
+  if ((held ? std::string_view(*held) : std::string_view()) != expected) return held ? *held : std::string();
+  set(key, desired);
+  return std::string(desired);
+}
+
+void StoreTable::remove(std::string_view key) {
+  if (const auto at = values_.find(key); at != values_.end()) {
+    bytes_ -= kPerKey + at->first.size() + at->second.size();
+    values_.erase(at);
+  }
+}
+
+namespace {
+
+class LocalStore final : public Store {
+ public:
+  void set(std::string_view key, std::string_view value, Deadline) override {
+    check_store_key(key);
+    check_store_value(key, value);
+    {
+      const std::lock_guard lock(mutex_);
+      table_.set(key, value);
+    }
+    changed_.notify_all();
+  }
+
+  std::string get(std::string_view key, Deadline deadline) override {
+    check_store_key(key);
+    const Duration limit = deadline.left();
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      if (const std::string* value = table_.find(key)) return *value;
+      if (deadline.passed()) throw Error(ErrorCode::timeout, timeout_text(key, limit));
+      const Duration piece = std::min(deadline.left(), kWaitPiece);
+      const TimedWait wait(piece);
+      changed_.wait_for(lock, piece);
+    }
+  }
+
+  std::optional<std::string> try_get(std::string_view key, Deadline) override {
+    check_store_key(key);
+    const std::lock_guard lock(mutex_);
+    const std::string* const value = table_.find(key);
+    return value ? std::optional(*value) : std::nullopt;
+  }
+
+  std::int64_t add(std::string_view key, std::int64_t delta, Deadline) override {
+    check_store_key(key);
+    std::unique_lock lock(mutex_);
+    const std::int64_t sum = table_.add(key, delta);
+    lock.unlock();
+    changed_.notify_all();
+    return sum;
+  }
+
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                          Deadline) override {
+    check_store_key(key);
+    check_store_value(key, expected);
+    check_store_value(key, desired);
+    std::unique_lock lock(mutex_);
+    std::string held = table_.compare_set(key, expected, desired);
+    lock.unlock();
+    changed_.notify_all();
+    return held;
+  }
+
+  void remove(std::string_view key, Deadline) override {
+    check_store_key(key);
+    const std::lock_guard lock(mutex_);
+    table_.remove(key);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  StoreTable table_;
+};
+
+}  // namespace
+
+std::shared_ptr<Store> make_local_store() { return std::make_shared<LocalStore>(); }
+
+}  // namespace weft

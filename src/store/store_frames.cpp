@@ -1,0 +1,100 @@
+#include "store/store_frames.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+namespace weft {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "frames are written as they lie in memory");
+
+Parsed bad(std::string why) { return {.state = Parsed::State::bad, .why = std::move(why)}; }
+
+bool is_request(Kind kind) { return kind >= Kind::get && kind <= Kind::prove; }
+bool is_reply(Kind kind) { return kind >= Kind::found && kind <= Kind::stranger; }
+
+/// Whether a frame of that kind may have these lengths. A request names a key, but for those of the
+/// handshake, which are of one size; a reply has a value at most.
+bool lengths_fit(const FrameHeader& h) {
+  switch (h.kind) {
+    case Kind::get:
+    case Kind::try_get:
+    case Kind::add:
+    case Kind::remove:
+    case Kind::set:
+    case Kind::compare_set:
+      return h.key_bytes > 0 && h.key_bytes <= kMaxStoreKeyBytes && h.value_bytes <= kMaxStoreValueBytes &&
+             h.extra_bytes <= kMaxStoreValueBytes;
+    case Kind::join:
+    case Kind::prove:
+    case Kind::challenge:
+    case Kind::welcome: return h.key_bytes == 0 && h.value_bytes == kHandshakeBytes && h.extra_bytes == 0;
+    case Kind::found:
+    case Kind::absent:
+    case Kind::timed_out:
+    case Kind::refused:
+    case Kind::secret_demanded:
+    case Kind::stranger:
+      return h.key_bytes == 0 && h.value_bytes <= kMaxStoreValueBytes && h.extra_bytes == 0;
+  }
+  return false;
+}
+
+Parsed parse(std::string_view bytes, bool (*expected)(Kind), std::string_view what) {
+  const std::uint32_t magic = kFrameMagic;
+  if (std::memcmp(bytes.data(), &magic, std::min(bytes.size(), sizeof magic)) != 0)
+    return bad(fmt::format("it does not speak this protocol (it sent {})", shown_key(bytes)));
+  if (bytes.size() < sizeof(FrameHeader)) return {.bytes = sizeof(FrameHeader)};
+  FrameHeader header;
+  std::memcpy(static_cast<void*>(&header), bytes.data(), sizeof header);
+  if (header.version != kFrameVersion)
+    return bad(
+        fmt::format("it speaks version {} of the protocol; expected {}", header.version, kFrameVersion));
+  if (!expected(header.kind))
+    return bad(fmt::format("it sent a {} of unknown kind {}", what, static_cast<int>(header.kind)));
+  if (!lengths_fit(header))
+    return bad(fmt::format("it announced a frame beyond the limits (key {} bytes, values {} and {})",
+                           header.key_bytes, header.value_bytes, header.extra_bytes));
+  Parsed result;
+  result.bytes = sizeof header + header.key_bytes + header.value_bytes + header.extra_bytes;
+  if (bytes.size() < result.bytes) return result;
+  result.state = Parsed::State::whole;
+  result.frame = {.kind = header.kind,
+                  .number = header.number,
+                  .key = bytes.substr(sizeof header, header.key_bytes),
+                  .value = bytes.substr(sizeof header + header.key_bytes, header.value_bytes),
+                  .extra = bytes.substr(result.bytes - header.extra_bytes, header.extra_bytes)};
+  return result;
+}
+
+}  // namespace
+
+std::string make_frame(Kind kind, std::string_view key, std::string_view value, std::string_view extra,
+                       std::int64_t number) {
+  const FrameHeader header{.kind = kind,
+                           .key_bytes = static_cast<std::uint16_t>(key.size()),
+                           .value_bytes = static_cast<std::uint32_t>(value.size()),
+                           .extra_bytes = static_cast<std::uint32_t>(extra.size()),
+                           .number = number};
+  std::string frame;
+  frame.reserve(sizeof header + key.size() + value.size() + extra.size());
+  frame.append(reinterpret_cast<const char*>(&header), sizeof header);
+  return frame.append(key).append(value).append(extra);
+}
+
+std::string make_refusal(ErrorCode code, std::string_view text) {
+  return make_frame(Kind::refused, {}, text.substr(0, kMaxStoreValueBytes), {}, static_cast<int>(code));
+}
+
+ErrorCode refusal_code(const StoreFrame& frame) noexcept {
+  const bool known = frame.number >= 0 && frame.number <= static_cast<int>(ErrorCode::system);
+  return known ? static_cast<ErrorCode>(frame.number) : ErrorCode::system;
+}
+
+Parsed parse_request(std::string_view bytes) { return parse(bytes, is_request, "request"); }
+Parsed parse_reply(std::string_view bytes) { return parse(bytes, is_reply, "reply"); }
+
+}  // namespace weft

@@ -1,0 +1,83 @@
+// What client and server of the TCP store say to each other, as bytes. No sockets and no state here, so that
+// a parser can be tested, and fuzzed, with nothing but bytes.
+//
+// A frame is a FrameHeader (24 bytes, little-endian) and then key, value and extra, as long as the header
+// says. A client sends one request and reads one reply before it sends the next.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "store/store_table.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+
+inline constexpr std::uint32_t kFrameMagic = 0x53544657;  // "WFTS"
+inline constexpr std::uint8_t kFrameVersion = 1;
+
+enum class Kind : std::uint8_t {
+  // requests
+  get = 1,  // number: nanoseconds to wait, kForever: no limit
+  try_get,
+  set,
+  add,          // number: the delta
+  compare_set,  // value: expected, extra: desired
+  remove,
+  join,   // value: the client's half of a handshake (store_seal.hpp)
+  prove,  // value: that it knows the secret
+  // replies
+  found = 64,  // value, or for add: number
+  absent,
+  timed_out,
+  refused,          // number: an ErrorCode, value: its text
+  challenge,        // value: the server's half of the handshake
+  welcome,          // value: that the server knows the secret, too
+  secret_demanded,  // to a request of a client that has not joined
+  stranger,         // the client's proof is wrong: it has another secret
+};
+
+struct FrameHeader {
+  std::uint32_t magic = kFrameMagic;
+  std::uint8_t version = kFrameVersion;
+  Kind kind = Kind::found;
+  std::uint16_t key_bytes = 0;
+  std::uint32_t value_bytes = 0;
+  std::uint32_t extra_bytes = 0;
+  std::int64_t number = 0;
+};
+static_assert(sizeof(FrameHeader) == 24);
+
+inline constexpr std::int64_t kForever = -1;
+inline constexpr std::string_view kHelloKey = "weft/hello";  // asked for once per connection; never set
+inline constexpr std::size_t kHandshakeBytes = 32;           // of every value in a handshake
+inline constexpr std::size_t kMaxFrameBytes =
+    sizeof(FrameHeader) + kMaxStoreKeyBytes + 2 * kMaxStoreValueBytes;
+
+/// A frame that was read; points into the bytes it was read from.
+struct StoreFrame {
+  Kind kind = Kind::found;
+  std::int64_t number = 0;
+  std::string_view key, value, extra;
+};
+
+std::string make_frame(Kind kind, std::string_view key, std::string_view value, std::string_view extra = {},
+                       std::int64_t number = 0);
+std::string make_refusal(ErrorCode code, std::string_view text);
+/// The code that a `refused` frame carries; `system` where it is none of ours.
+ErrorCode refusal_code(const StoreFrame& frame) noexcept;
+
+struct Parsed {
+  enum class State : std::uint8_t { more, whole, bad };
+  State state = State::more;
+  StoreFrame frame{};     ///< where whole
+  std::size_t bytes = 0;  ///< of the frame; where more, of as much of it as its header tells
+  std::string why{};      ///< where bad: "it does not speak this protocol (it sent "GET / HT")"
+};
+/// Looks at the front of `bytes`, at each field as soon as it is there.
+Parsed parse_request(std::string_view bytes);
+Parsed parse_reply(std::string_view bytes);
+
+}  // namespace weft

@@ -1,0 +1,105 @@
+// Who belongs to a job, and what nobody else may read or change: the handshake of the TCP store's two sides
+// over a secret that both know, and the records that everything after it travels in. No sockets here.
+//
+//   client -> server  join       C, a fresh X25519 public key
+//   server -> client  challenge  S, another
+//   client -> server  prove      MAC(k, "client")
+//   server -> client  welcome    MAC(k, "server")
+//
+// with k = BLAKE2b(key: BLAKE2b(label, secret), label, C, S, X25519 of the two). The secret itself never
+// travels. C and S are new for every connection, so nothing that was said before is of use again; the two
+// proofs and the two directions' keys differ by their labels, so nothing can be sent back to who said it. The
+// client proves first: who merely connects learns nothing to try guesses on, nor does who only listens, since
+// k depends on the Diffie-Hellman secret, too.
+//
+// Then each frame is one record: its length (4 bytes) and the frame, encrypted and authenticated
+// (XChaCha20-Poly1305) with its direction's key and its number as the nonce: one that is changed, left out,
+// repeated or moved to the other direction does not open, and the connection ends.
+//
+// An object belongs to one thread. libsodium is loaded by the first of them.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "store/store_frames.hpp"
+
+namespace weft {
+
+inline constexpr std::size_t kMinSecretBytes = 16;
+inline constexpr std::size_t kMaxSecretBytes = 4096;
+inline constexpr std::size_t kSealBytes = 16;  // by which a record's contents are longer than its frame
+inline constexpr std::size_t kMaxRecordBytes = sizeof(std::uint32_t) + kMaxFrameBytes + kSealBytes;
+
+/// 32 bytes that are wiped when they go.
+class KeyBytes {
+ public:
+  KeyBytes() = default;
+  KeyBytes(const KeyBytes&) = default;
+  KeyBytes& operator=(const KeyBytes&) = default;
+  ~KeyBytes();
+  unsigned char* data() noexcept { return bytes_.data(); }
+  const unsigned char* data() const noexcept { return bytes_.data(); }
+  static constexpr std::size_t size() { return 32; }
+
+ private:
+  std::array<unsigned char, 32> bytes_{};
+};
+
+/// What both sides make of the secret. Throws unsupported where libsodium is not here, bad_argument where the
+/// secret is too short or too long (never with any of it in the text).
+KeyBytes key_of_secret(std::string_view secret);
+
+/// One direction of a connection: seals frames, or opens records, in their order.
+class SealedStream {
+ public:
+  explicit SealedStream(const KeyBytes& key) : key_(key) {}
+  /// The record of a frame.
+  std::string seal(std::string_view frame);
+  struct Opened {
+    enum class State : std::uint8_t { more, whole, bad };
+    State state = State::more;
+    std::string frame;      ///< where whole
+    std::size_t bytes = 0;  ///< of the record; 0 where its length is not there yet
+  };
+  /// Looks at the front of `bytes`. Bad: a length beyond the limits, or a record that is not the next of this
+  /// stream.
+  Opened open(std::string_view bytes);
+
+ private:
+  KeyBytes key_;
+  std::uint64_t next_ = 0;
+};
+
+struct SealedPair {
+  SealedStream to_server, to_client;
+};
+
+/// One side's keys of one handshake. `seed` fixes what is random otherwise: for tests.
+class Handshake {
+ public:
+  using Value = std::array<char, kHandshakeBytes>;
+
+  explicit Handshake(const KeyBytes& secret, std::optional<KeyBytes> seed = std::nullopt);
+  /// What goes into `join`, or into `challenge`.
+  std::string_view own_half() const noexcept { return {own_.data(), own_.size()}; }
+  /// Takes the other side's half. False: it is none that a key can be made of.
+  bool meet(std::string_view other_half, bool is_client);
+  /// What goes into `prove`, or into `welcome`.
+  std::string proof(bool of_client) const;
+  /// Takes the same time whatever is wrong about it.
+  bool holds(std::string_view proof, bool of_client) const;
+  SealedPair streams() const;
+
+ private:
+  KeyBytes label(std::string_view text) const;
+
+  KeyBytes secret_, own_secret_, shared_;
+  Value own_{};
+};
+
+}  // namespace weft

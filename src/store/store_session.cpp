@@ -1,0 +1,100 @@
+#include "store/store_session.hpp"
+
+#include <utility>
+
+namespace weft {
+namespace {
+
+using State = StoreSession::Result::State;
+
+StoreSession::Result bad(std::string why, std::string out = {}) {
+  return {.state = State::bad, .out = std::move(out), .why = std::move(why)};
+}
+
+// A frame grows to a size that its first bytes tell: it gets that much at once, not twice as much in steps,
+// which would leave holes behind. Memory that is not written yet costs nothing.
+void make_room(std::string& in, std::size_t bytes) {
+  if (bytes > in.capacity()) in.reserve(bytes);
+}
+
+constexpr const char* kTooEarly = "it sent a second request before the first was answered";
+
+}  // namespace
+
+StoreSession::Result StoreSession::take(std::string_view bytes) {
+  in_.append(bytes);
+  if (sealed_) {
+    SealedStream::Opened opened = sealed_->to_server.open(in_);
+    switch (opened.state) {
+      case SealedStream::Opened::State::more: make_room(in_, opened.bytes); return {};
+      case SealedStream::Opened::State::bad:
+        return bad("it sent what is not sealed with its key: somebody changed it, perhaps");
+      case SealedStream::Opened::State::whole: break;
+    }
+    if (in_.size() > opened.bytes) return bad(kTooEarly);
+    std::string().swap(in_);
+    current_ = std::move(opened.frame);
+  } else {
+    const Parsed parsed = parse_request(in_);
+    // Before it is known, a connection may not even announce more than a handshake has.
+    if (parsed.state != Parsed::State::bad && secret_ != nullptr &&
+        parsed.bytes > sizeof(FrameHeader) + kHandshakeBytes)
+      return bad("it sent a request, but did not prove that it knows the secret",
+                 make_frame(Kind::secret_demanded, {}, {}));
+    if (parsed.state == Parsed::State::bad) return bad(parsed.why);
+    if (parsed.state == Parsed::State::more) {
+      make_room(in_, parsed.bytes);
+      return {};
+    }
+    if (in_.size() > parsed.bytes) return bad(kTooEarly);
+    if (secret_ != nullptr) {
+      Result result = handshake(parsed);
+      in_.clear();
+      return result;
+    }
+    current_ = std::exchange(in_, {});
+  }
+  const Parsed parsed = parse_request(current_);
+  if (parsed.state == Parsed::State::bad) return bad(parsed.why);
+  if (parsed.state == Parsed::State::more || parsed.bytes != current_.size())
+    return bad("it sealed what is no whole frame");
+  if (parsed.frame.kind == Kind::join || parsed.frame.kind == Kind::prove)
+    return sealed_ ? bad("it began a handshake again")
+                   : bad("it began a handshake, but no secret is demanded here",
+                         make_refusal(ErrorCode::mismatch, "no secret is demanded there"));
+  stranger_ = false;
+  return {.state = State::request, .frame = parsed.frame};
+}
+
+StoreSession::Result StoreSession::handshake(const Parsed& parsed) {
+  const auto reply = [](Kind kind, std::string_view value) {
+    return Result{.state = State::reply, .out = make_frame(kind, {}, value)};
+  };
+  if (parsed.frame.kind == Kind::try_get && parsed.frame.key == kHelloKey && !handshake_ && !told_) {
+    told_ = true;
+    return reply(Kind::secret_demanded, {});
+  }
+  if (parsed.frame.kind == Kind::join && !handshake_) {
+    handshake_.emplace(*secret_, seed_);
+    if (!handshake_->meet(parsed.frame.value, false))
+      return bad("it began a handshake with a key that is none");
+    return reply(Kind::challenge, handshake_->own_half());
+  }
+  if (parsed.frame.kind == Kind::prove && handshake_) {
+    if (!handshake_->holds(parsed.frame.value, true))
+      return bad("it does not know the secret", make_frame(Kind::stranger, {}, {}));
+    Result result = reply(Kind::welcome, handshake_->proof(false));
+    sealed_.emplace(handshake_->streams());
+    handshake_.reset();
+    stranger_ = false;
+    return result;
+  }
+  return bad("it sent a request, but did not prove that it knows the secret",
+             make_frame(Kind::secret_demanded, {}, {}));
+}
+
+std::string StoreSession::wire(std::string frame) {
+  return sealed_ ? sealed_->to_client.seal(frame) : std::move(frame);
+}
+
+}  // namespace weft

@@ -1,0 +1,418 @@
+// Works: tickets for calls in flight, one by one and coalesced. What is the group's own over the recording
+// backend; what needs peers over shm. The rest of a Work's life is in process_group_test.
+#include "weft/group/work.hpp"
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "group/group_state.hpp"
+#include "support/recording_backend.hpp"
+#include "support/run_ranks.hpp"
+#include "weft/group/process_group.hpp"
+#include "weft/base/tensor.hpp"
+
+namespace weft::test {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+const Fate kNever{.kind = Fate::never};
+
+// ---- the group's part, over a backend that goes nowhere ----
+
+class Coalesced : public testing::Test {
+ protected:
+  ProcessGroup make(int size = 3) {
+    Membership m;
+    m.store = store;
+    m.size = size;
+    m.name = "x";
+    m.deadline = 10s;
+    return ProcessGroup::create(context, recording.factory(), m);
+  }
+  Call add() { return call::all_reduce(view(a), view(b)); }
+  std::vector<Call> adds(std::size_t n) { return std::vector<Call>(n, add()); }
+
+  Context context;
+  std::shared_ptr<Store> store = make_local_store();
+  Recording recording;
+  std::vector<float> a = std::vector<float>(12, 1.f), b = std::vector<float>(12, 2.f);
+};
+
+TEST_F(Coalesced, CallsArePostedInOrderWithinOneBatch) {
+  ProcessGroup g = make();
+  g.coalesced({add(), call::barrier(), call::send(view(a), 1), call::recv(view(b), 2)}).wait();
+  std::vector<Op> ops;
+  for (const OpState& s : recording.posted()) ops.push_back(s.op);
+  EXPECT_THAT(ops, ElementsAre(Op::all_reduce, Op::barrier, Op::send, Op::recv));
+  EXPECT_THAT(recording.batches(), ElementsAre(0, 4));
+}
+
+TEST_F(Coalesced, NothingIsDoneAtOnce) {
+  ProcessGroup g = make();
+  Work w = g.coalesced(std::span<const Call>{});
+  EXPECT_FALSE(w.valid());
+  EXPECT_TRUE(w.done());
+  w.wait();
+}
+
+TEST_F(Coalesced, OfOneRankIsDoneAtOnce) {
+  ProcessGroup g = make(1);
+  Work w = g.coalesced(adds(3));
+  EXPECT_FALSE(w.valid());
+  EXPECT_EQ(b[11], 1.f);
+}
+
+TEST_F(Coalesced, AnArgumentWrongInTheLastThrowsBeforeTheFirstIsSent) {
+  ProcessGroup g = make();
+  std::vector<Call> calls = adds(5);
+  calls.push_back(call::send(view(a), 3));
+  const Error e = error_of([&] { g.coalesced(calls).wait(); });
+  EXPECT_EQ(e.code(), ErrorCode::bad_argument);
+  EXPECT_THAT(e.what(), HasSubstr("send: "));
+  EXPECT_TRUE(recording.posted().empty());
+  EXPECT_TRUE(recording.batches().empty());
+  g.barrier().wait();
+}
+
+TEST_F(Coalesced, DoneWhenAllAre) {
+  ProcessGroup g = make();
+  recording.decide([](const OpState& s) { return s.op == Op::send ? kNever : Fate{}; });
+  for (const std::size_t last : {0u, 1u, 2u}) {  // wherever the one that is not done stands
+    std::vector<Call> calls = adds(3);
+    calls[last] = call::send(view(a), 1);
+    Work w = g.coalesced(calls);
+    EXPECT_FALSE(w.done());
+    EXPECT_FALSE(w.done());
+    EXPECT_FALSE(w.wait_for(5ms));
+    EXPECT_TRUE(w.valid());
+    recording.let_go();
+    EXPECT_TRUE(w.wait_for(5s));
+    EXPECT_FALSE(w.valid());
+    EXPECT_TRUE(w.done());
+    EXPECT_TRUE(w.wait_for(0ns));
+  }
+}
+
+TEST_F(Coalesced, WorksOfManyCallsMove) {
+  ProcessGroup g = make();
+  recording.decide(kNever);
+  Work w = g.coalesced(adds(3));
+  Work moved = std::move(w);
+  EXPECT_FALSE(w.valid());  // NOLINT(bugprone-use-after-move): that it is empty is the point
+  EXPECT_TRUE(w.done());
+  EXPECT_FALSE(moved.done());
+  recording.let_go();
+  w = std::move(moved);
+  w.wait();
+  EXPECT_TRUE(recording.failed().empty());
+}
+
+// More than the ring holds: the batch is handed on to make room, and goes on.
+TEST_F(Coalesced, MoreThanTheRingHolds) {
+  ProcessGroup g = make();
+  recording.decide({.polls = 3});
+  g.coalesced(adds(150)).wait();
+  EXPECT_EQ(recording.posted().size(), 150u);
+  const auto batches = recording.batches();
+  EXPECT_EQ(batches[1], GroupState::kSlots) << "handed on when the ring was full";
+  EXPECT_EQ(batches.back(), 150u);
+  EXPECT_EQ(batches.size() % 2, 0u) << "begun as often as ended";
+}
+
+TEST_F(Coalesced, AVeryLongChainNeedsNoStack) {
+  ProcessGroup g = make();
+  g.coalesced(adds(100'000)).wait();
+  Work w = g.coalesced(adds(100'000));
+  EXPECT_TRUE(w.wait_for(60s));
+  recording.decide([&](const OpState& s) { return s.call == 299'999 ? kNever : Fate{}; });
+  { const Work dropped = g.coalesced(adds(100'000)); }
+  EXPECT_EQ(recording.failed().size(), 1u);
+}
+
+// Some calls were sent and the next finds no slot: peers would wait for what never comes.
+TEST_F(Coalesced, WhatCannotBeSentWholeFailsTheGroup) {
+  ProcessGroup g = make();
+  recording.decide(kNever);
+  std::vector<Call> calls = adds(64);
+  calls.resize(100, call::all_reduce(view(a), view(b), {.deadline = 50ms}));
+  const Error e = error_of([&] { static_cast<void>(g.coalesced(calls)); });
+  EXPECT_EQ(e.code(), ErrorCode::timeout);
+  EXPECT_STREQ(e.what(),
+               "coalesced: rank 0 sent 64 of 100 calls: all_reduce: 64 calls in flight and none finished "
+               "within 0.05 s [group \"x\", rank 0]");
+  ASSERT_EQ(recording.failed().size(), 1u);
+  EXPECT_THAT(recording.failed()[0].ranks, ElementsAre(0));
+  EXPECT_EQ(recording.batches().size() % 2, 0u) << "the batch is ended";
+  EXPECT_EQ(error_of([&] { static_cast<void>(g.barrier()); }).code(), ErrorCode::timeout);
+}
+
+TEST_F(Coalesced, AFullRingBeforeTheFirstFailsNobody) {
+  ProcessGroup g = make();
+  recording.decide(kNever);
+  std::vector<Work> works;
+  for (std::uint32_t k = 0; k < GroupState::kSlots; ++k) works.push_back(g.send(view(a), 1));
+  const std::vector<Call> calls(2, call::recv(view(b), 1, {.deadline = 50ms}));
+  EXPECT_STREQ(error_of([&] { static_cast<void>(g.coalesced(calls)); }).what(),
+               "recv: 64 calls in flight and none finished within 0.05 s [group \"x\", rank 0]");
+  EXPECT_TRUE(recording.failed().empty());
+  EXPECT_EQ(recording.batches().size() % 2, 0u);
+  recording.let_go();
+  for (Work& w : works) w.wait();
+  recording.decide(Fate{});
+  g.coalesced(calls).wait();
+}
+
+TEST_F(Coalesced, TheFirstThatFailsIsTold) {
+  for (const int failing : {0, 1, 2}) {
+    Recording own;
+    Membership m;
+    m.store = store;
+    m.size = 2;
+    m.name = fmt::format("x{}", failing);
+    ProcessGroup g = ProcessGroup::create(context, own.factory(), m);
+    own.set_quiet(false);
+    own.decide([&](const OpState& s) {
+      if (s.call != static_cast<std::uint64_t>(failing)) return Fate{.polls = 1};
+      return Fate{
+          .kind = Fate::fail,
+          .polls = 1,
+          .why = {
+              .code = ErrorCode::peer_lost, .text = "rank 1 died", .op = s.op, .call = s.call, .ranks = {}}};
+    });
+    {
+      Work w = g.coalesced(adds(3));
+      EXPECT_EQ(error_of([&] { w.wait(); }).what(),
+                fmt::format("rank 1 died [group \"x{0}\", rank 0, call {0}]", failing));
+      EXPECT_FALSE(w.valid()) << "spent, with all that came after";
+      EXPECT_TRUE(w.done());
+    }
+    EXPECT_EQ(own.quiesces(), 0) << "quiescing is the caller's to ask for";
+    own.set_quiet(true);
+  }
+}
+
+TEST_F(Coalesced, DroppingItFailsTheGroupOnceAndWaitsOnce) {
+  ProcessGroup g = make();
+  recording.decide(kNever);
+  recording.set_quiet(false);
+  {
+    const Work coalesced = g.coalesced(adds(30));
+    const Work single = g.barrier();
+  }
+  ASSERT_EQ(recording.failed().size(), 1u);
+  EXPECT_THAT(recording.failed()[0].text, HasSubstr("rank 0 dropped the Work of a call in flight"));
+  EXPECT_EQ(recording.quiesces(), 1) << "31 Works";
+  EXPECT_EQ(recording.batches().size(), 2u);
+  recording.set_quiet(true);
+  EXPECT_TRUE(g.quiesce(1s));
+}
+
+TEST_F(Coalesced, WaitOnAHostBackendWaitsForAll) {
+  ProcessGroup g = make();
+  recording.decide({.polls = 5});
+  Work w = g.coalesced(adds(3));
+  w.wait_on(nullptr);
+  EXPECT_TRUE(w.done());
+  recording.decide([](const OpState& s) {
+    return Fate{.kind = Fate::fail,
+                .why = {.code = ErrorCode::peer_lost, .text = "gone", .op = s.op, .ranks = {}}};
+  });
+  Work failing = g.coalesced(adds(2));
+  EXPECT_EQ(error_of([&] { failing.wait_on(nullptr); }).code(), ErrorCode::peer_lost);
+  EXPECT_FALSE(failing.valid());
+}
+
+// Two threads in batches of their own, a third without one: what the backend hears comes in turn (the
+// recording backend looks), and its last word is an end.
+TEST_F(Coalesced, BatchesOfSeveralThreads) {
+  ProcessGroup g = make();
+  recording.decide({.polls = 2});
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (int k = 0; k < 200; ++k) {
+        if (t == 3) {
+          g.send(view(a), 1).wait();
+        } else {
+          const std::vector<Call> calls(k % 10 == 0 ? 80 : 3, call::recv(view(b), 1));
+          g.coalesced(calls).wait();
+        }
+      }
+    });
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(recording.posted().size(), 200u + 3 * (20 * 80 + 180 * 3));
+  EXPECT_EQ(recording.batches().size() % 2, 0u);
+  EXPECT_EQ(recording.batches().back() <= recording.posted().size(), true);
+}
+
+// ---- with peers ----
+
+class Works : public testing::TestWithParam<Ranks> {
+ protected:
+  void run(int n, const std::function<void(Rank&)>& body) {
+    const RankOptions options;
+    run_ranks(GetParam(), n, body, options);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Kinds, Works, testing::Values(Ranks::threads, Ranks::processes),
+                         [](const auto& kind) { return to_string(kind.param); });
+
+Tensor filled(Rank& rank, std::int64_t count, float value) {
+  Tensor t(rank.context, Shape{count}, DType::f32);
+  std::fill(t.f32().begin(), t.f32().end(), value);
+  return t;
+}
+
+// Each step of the call moves something, and there are many.
+TEST_P(Works, WaitForEndsInTheMiddleOfACallThatMoves) {
+  RankOptions options;
+  options.hooks.in_chunk = [](std::uint64_t) { std::this_thread::sleep_for(20ms); };
+  run_ranks(
+      GetParam(), 2,
+      [](Rank& r) {
+        const Tensor t(r.context, Shape{4 << 20}, DType::u8, Memory::shared);
+        std::memset(t.data(), 1, static_cast<std::size_t>(t.bytes()));
+        Work w = r.group().all_reduce(t, t);
+        EXPECT_FALSE(w.wait_for(30ms));  // eight chunks
+        EXPECT_TRUE(w.wait_for(20s));
+        EXPECT_EQ(t.as<std::uint8_t>().back(), 2);
+      },
+      options);
+}
+
+TEST_P(Works, WaitForLeavesACallPending) {
+  run(2, [](Rank& rank) {
+    const Tensor t = filled(rank, 100'000, static_cast<float>(rank.rank + 1));
+    ProcessGroup& g = rank.group();
+    if (rank.rank == 1) rank.store->get("rank 0 has seen it pending", Deadline::after(20s));
+    Work w = g.all_reduce(t, t);
+    if (rank.rank == 0) {
+      EXPECT_FALSE(w.wait_for(10ms));
+      EXPECT_FALSE(w.done());
+      EXPECT_TRUE(w.valid());
+      rank.store->set("rank 0 has seen it pending", "");
+    }
+    EXPECT_TRUE(w.wait_for(20s));
+    EXPECT_EQ(t.f32()[99'999], 3.f);
+  });
+}
+
+// As many as the ring holds, waited for from the last to the first; then many more than it holds, kept.
+TEST_P(Works, ManyOutstanding) {
+  run(3, [](Rank& rank) {
+    ProcessGroup& g = rank.group();
+    for (const int count : {static_cast<int>(GroupState::kSlots), 65, 300}) {
+      std::vector<Tensor> tensors;
+      std::vector<Work> works;
+      for (int k = 0; k < count; ++k) {
+        tensors.push_back(filled(rank, k % 16 == 0 ? 70'000 : 5, static_cast<float>(rank.rank + k)));
+        works.push_back(g.all_reduce(tensors.back(), tensors.back()));
+      }
+      for (int k = count - 1; k >= 0; --k) {
+        works[static_cast<std::size_t>(k)].wait();
+        EXPECT_EQ(tensors[static_cast<std::size_t>(k)].f32()[4], static_cast<float>(3 + 3 * k));
+      }
+    }
+  });
+}
+
+TEST_P(Works, CoalescedMoreThanTheRingHolds) {
+  run(2, [](Rank& rank) {
+    std::vector<Tensor> tensors;
+    std::vector<Call> calls;
+    for (int k = 0; k < 200; ++k) {
+      tensors.push_back(filled(rank, k % 20 == 0 ? 70'000 : 7, static_cast<float>(rank.rank + k)));
+      calls.push_back(call::all_reduce(tensors.back(), tensors.back()));
+    }
+    rank.group().coalesced(calls).wait();
+    for (int k = 0; k < 200; ++k)
+      EXPECT_EQ(tensors[static_cast<std::size_t>(k)].f32()[6], static_cast<float>(1 + 2 * k));
+  });
+}
+
+// Every rank to every other at once, large enough that a send waits for its match.
+TEST_P(Works, CoalescedMessagesOfAllPairs) {
+  run(4, [](Rank& rank) {
+    constexpr std::int64_t kCount = 50'000;
+    std::vector<Tensor> in;
+    std::vector<Call> calls;
+    const Tensor out = filled(rank, kCount, static_cast<float>(rank.rank));
+    for (int peer = 0; peer < rank.size; ++peer) {
+      in.push_back(filled(rank, kCount, -1));
+      if (peer != rank.rank) calls.push_back(call::send(out, peer));
+    }
+    for (int peer = 0; peer < rank.size; ++peer)
+      if (peer != rank.rank) calls.push_back(call::recv(in[static_cast<std::size_t>(peer)], peer));
+    Work w = rank.group().coalesced(calls);
+    while (!w.done()) std::this_thread::yield();
+    for (int peer = 0; peer < rank.size; ++peer)
+      if (peer != rank.rank) {
+        EXPECT_EQ(in[static_cast<std::size_t>(peer)].f32()[kCount - 1], static_cast<float>(peer));
+      }
+  });
+}
+
+TEST_P(Works, CoalescedWaitedForInOppositeOrders) {
+  run(2, [](Rank& rank) {
+    ProcessGroup a = rank.group().duplicate(), b = rank.group().duplicate();
+    for (int round = 0; round < 10; ++round) {
+      std::vector<Tensor> tensors;
+      std::vector<Call> calls[2];
+      for (int k = 0; k < 10; ++k) {
+        tensors.push_back(filled(rank, k % 3 == 0 ? 100'000 : 9, static_cast<float>(rank.rank)));
+        calls[k % 2].push_back(call::all_reduce(tensors.back(), tensors.back()));
+      }
+      Work on_a = a.coalesced(calls[0]), on_b = b.coalesced(calls[1]);
+      (rank.rank == 0 ? on_a : on_b).wait();
+      (rank.rank == 0 ? on_b : on_a).wait();
+      for (const Tensor& t : tensors) EXPECT_EQ(t.f32()[8], 1.f);
+    }
+  });
+}
+
+// Threads that share one group, each with batches of messages of its own tag.
+TEST_P(Works, CoalescedFromSeveralThreads) {
+  run(2, [](Rank& rank) {
+    ProcessGroup& g = rank.group();
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t)
+      threads.emplace_back([&, t] {
+        for (int k = 0; k < 40; ++k) {
+          const Tensor out = filled(rank, 3000, static_cast<float>(100 * t + k));
+          const Tensor in = filled(rank, 3000, -1);
+          g.coalesced({call::send(out, 1 - rank.rank, {.tag = t}), call::recv(in, 1 - rank.rank, {.tag = t})})
+              .wait();
+          ASSERT_EQ(in.f32()[2999], static_cast<float>(100 * t + k));
+        }
+      });
+    for (std::thread& t : threads) t.join();
+  });
+}
+
+// A rank that drops a batch half-way takes its peers out of theirs, with the reason.
+TEST_P(Works, DroppingACoalescedWorkIsToldToPeers) {
+  run(2, [](Rank& rank) {
+    const Tensor t = filled(rank, 1000, 1), other = filled(rank, 1000, 0);
+    ProcessGroup& g = rank.group();
+    if (rank.rank == 0) {
+      const Work dropped = g.coalesced({call::recv(t, 1, {.tag = 1}), call::recv(other, 1, {.tag = 2})});
+    }
+    const Error e = error_of([&] { g.barrier().wait(); });
+    EXPECT_EQ(e.code(), ErrorCode::aborted);
+    EXPECT_THAT(e.what(), HasSubstr("recv: rank 0 dropped the Work of a call in flight"));
+    EXPECT_TRUE(g.quiesce(5s));
+  });
+}
+
+}  // namespace
+}  // namespace weft::test

@@ -1,0 +1,112 @@
+#include "weft/host/context.hpp"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "host/arena.hpp"
+#include "support/errors.hpp"
+#include "support/processes.hpp"
+#include "weft/base/tensor.hpp"
+
+namespace weft {
+namespace {
+
+TEST(Context, TellsAForkedChildWhatToDo) {
+  Context context;
+  EXPECT_FALSE(context.forked());
+  EXPECT_NO_THROW(context.check_fork("storage"));
+  const auto result = test::run_in_child([&] {
+    EXPECT_TRUE(context.forked());
+    const std::string tail =
+        ": this process was forked from process " + std::to_string(::getppid()) +
+        " after its Context was made; make a new Context in the child, or fork before the first one";
+    EXPECT_EQ(test::error_text([&] { context.check_fork("all_reduce"); }), "unsupported: all_reduce" + tail);
+    EXPECT_EQ(test::error_text([&] { Storage::allocate(context, Memory::local, 8); }),
+              "unsupported: storage" + tail);
+    return 0;
+  });
+  EXPECT_TRUE(result.ok()) << test::to_string(result);
+}
+
+// What a child destroys is the parent's: it must neither hang, nor crash, nor take anything from the parent.
+TEST(Context, AForkedChildMayDestroyWhatItInherited) {
+  auto context = std::make_unique<Context>();
+  auto tensors = std::make_unique<std::vector<Tensor>>();
+  for (const Memory m : {Memory::local, Memory::shared})
+    for (const std::int64_t n : {10, 1'000'000})
+      tensors->push_back(Tensor::zeros(*context, {n}, DType::f32, m));
+  const auto result = test::run_in_child([&] {
+    tensors.reset();
+    context.reset();
+#ifndef __SANITIZE_THREAD__  // which does not let a child of a threaded process start threads
+    Context fresh;
+    EXPECT_FALSE(fresh.forked());
+    Tensor::zeros(fresh, {1000}, DType::f32, Memory::shared);
+#endif
+    return 0;
+  });
+  EXPECT_TRUE(result.ok()) << test::to_string(result);
+  EXPECT_EQ(context->arena().counters().in_use_bytes, 4096u + 4'001'792u);
+  for (const Tensor& t : *tensors)
+    for (const float f : t.f32()) ASSERT_EQ(f, 0.0f);
+  tensors.reset();
+  EXPECT_EQ(context->arena().counters().in_use_bytes, 0u);
+}
+
+TEST(Context, LogLevelComesFromTheEnvironment) {
+  ::setenv("WEFT_LOG", "debug", 1);
+  EXPECT_TRUE(Context().log().enabled(LogLevel::debug));
+  ::setenv("WEFT_LOG", "error", 1);
+  EXPECT_FALSE(Context({.log_level = LogLevel::info}).log().enabled(LogLevel::info));
+  ::setenv("WEFT_LOG", "garbage", 1);
+  EXPECT_EQ(test::error_text([] { Context(); }),
+            "bad_argument: WEFT_LOG is \"garbage\"; expected error, warning, info or debug");
+  ::unsetenv("WEFT_LOG");
+  EXPECT_TRUE(Context({.log_level = LogLevel::info}).log().enabled(LogLevel::info));
+  EXPECT_EQ(test::error_text([] { Context({.segment_bytes = 0}); }),
+            "bad_argument: context: segment_bytes is 0; expected at least 1");
+}
+
+std::vector<std::string> events;
+
+struct Pool {
+  explicit Pool(Context&) { events.push_back("pool made"); }
+  ~Pool() { events.push_back("pool gone"); }
+};
+
+struct Registry {
+  explicit Registry(Context& c) : pool(c.attached<Pool>()) { events.push_back("registry made"); }
+  ~Registry() { events.push_back("registry gone"); }
+  Pool& pool;
+};
+
+TEST(Context, LayersAttachOneObjectEach) {
+  {
+    Context context;
+    std::vector<std::thread> threads;
+    std::vector<Registry*> seen(4);
+    for (auto& s : seen) threads.emplace_back([&] { s = &context.attached<Registry>(); });
+    for (std::thread& t : threads) t.join();
+    for (Registry* r : seen) EXPECT_EQ(r, seen[0]);
+    EXPECT_EQ(&seen[0]->pool, &context.attached<Pool>());
+  }
+  EXPECT_EQ(events, (std::vector<std::string>{"pool made", "registry made", "registry gone", "pool gone"}));
+}
+
+TEST(Context, LeavesNoDescriptorBehind) {
+  const int before = test::count_descriptors();
+  for (int i = 0; i < 3; ++i) {
+    Context context;
+    Storage::allocate(context, Memory::shared, 100);
+  }
+  EXPECT_EQ(test::count_descriptors(), before);
+}
+
+}  // namespace
+}  // namespace weft

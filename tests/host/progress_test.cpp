@@ -1,0 +1,117 @@
+#include "host/progress.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "support/errors.hpp"
+#include "weft/host/context.hpp"
+
+namespace weft {
+namespace {
+
+using namespace std::chrono_literals;
+
+struct Counting : Driven {
+  std::atomic<int> drives{0}, asleep{0};
+  std::atomic<bool> moves{false};
+  bool drive() noexcept override {
+    ++drives;
+    return moves;
+  }
+  void announce_sleep(bool a) noexcept override { asleep += a ? 1 : -1; }
+};
+
+TEST(Progress, DrivesAllOfARank) {
+  Context context;
+  ProgressList& list = context.progress(2);
+  EXPECT_EQ(&list, &context.progress(2));
+  EXPECT_NE(&list, &context.progress(3));
+  Counting a, b;
+  list.add(&a);
+  list.add(&b);
+  EXPECT_FALSE(list.drive_all());
+  b.moves = true;
+  EXPECT_TRUE(list.drive_all());
+  list.remove(&b);
+  EXPECT_FALSE(list.drive_all());
+  EXPECT_EQ(a.drives, 3);
+  EXPECT_EQ(b.drives, 2);
+  list.remove(&a);
+}
+
+TEST(Progress, NapsWhereNobodyRings) {
+  struct Silent : Counting {
+    bool rings() const noexcept override { return false; }
+  } silent;
+  Context context;
+  ProgressList& list = context.progress(0);
+  list.add(&silent);
+  for (int i = 0; i < 3; ++i) list.sleep(std::chrono::hours(1), 0s, [] { return false; });
+  EXPECT_EQ(silent.drives, 3);
+  // The longer, the longer it has waited, up to 4 ms.
+  for (const auto& [waited, least] : {std::pair<Duration, Duration>{50ms, 1ms}, {1s, 4ms}, {1h, 4ms}}) {
+    const auto began = Clock::now();
+    list.sleep(1h, waited, [] { return false; });
+    EXPECT_GE(Clock::now() - began, least);
+    EXPECT_LT(Clock::now() - began, 5s);
+  }
+  EXPECT_EQ(silent.asleep, 0);
+  list.remove(&silent);
+}
+
+TEST(Progress, RefusesAnIdentityOutOfRange) {
+  Context context;
+  EXPECT_NE(&context.progress(1'000'000), &context.progress(1024));
+  EXPECT_EQ(test::error_text([&] { return &context.progress(-1); }),
+            "bad_argument: context: identity is -1; expected 0 or more");
+}
+
+TEST(Progress, SleepsUntilRungAndAnnouncesIt) {
+  Context context;
+  ProgressList& list = context.progress(0);
+  Counting a;
+  list.add(&a);
+  const auto never = [] { return false; };
+  const auto start = Clock::now();
+  std::thread peer([&] {
+    while (a.asleep == 0) std::this_thread::yield();
+    list.bell().ring();
+  });
+  list.sleep(20s, 0s, never);
+  peer.join();
+  EXPECT_EQ(a.asleep, 0);
+  EXPECT_EQ(a.drives, 1);
+  list.sleep(20s, 0s, [] { return true; });  // finished already
+  a.moves = true;
+  list.sleep(20s, 0s, never);  // something moved
+  EXPECT_LT(Clock::now() - start, 10s);
+  a.moves = false;
+  list.sleep(2ms, 0s, never);  // ends by itself
+  list.remove(&a);
+}
+
+// With two sleepers the announcement stands until the last is awake, and a group added meanwhile makes it
+// too.
+TEST(Progress, TheLastSleeperTakesTheAnnouncementBack) {
+  Context context;
+  ProgressList& list = context.progress(0);
+  Counting a, b;
+  list.add(&a);
+  list.announce_sleep(true);
+  list.announce_sleep(true);
+  EXPECT_EQ(a.asleep, 1);
+  list.add(&b);
+  EXPECT_EQ(b.asleep, 1);
+  list.announce_sleep(false);
+  EXPECT_EQ(a.asleep, 1);
+  list.announce_sleep(false);
+  EXPECT_EQ(a.asleep, 0);
+  EXPECT_EQ(b.asleep, 0);
+  list.remove(&a);
+  list.remove(&b);
+}
+
+}  // namespace
+}  // namespace weft
