@@ -13,8 +13,8 @@
 
 #include "measure.hpp"
 #include "processes.hpp"
-#include "weft/group/process_group.hpp"
 #include "weft/base/tensor.hpp"
+#include "weft/group/process_group.hpp"
 
 namespace weft::bench {
 namespace {

@@ -10,9 +10,9 @@
 #include <cstdio>
 #include <vector>
 
-#include "weft/store/store_tcp.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
+#include "weft/store/store_tcp.hpp"
 
 namespace weft::bench {
 

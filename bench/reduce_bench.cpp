@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "reduce/reduce.hpp"
 #include "harness.hpp"
 #include "plain_loops.hpp"
+#include "reduce/reduce.hpp"
 
 namespace weft::bench {
 namespace {

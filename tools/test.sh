@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds and checks: layers, layout, base and backends under the address and undefined sanitizers, what shares memory between threads
+# Builds and checks: layers, layout, base to group under the address and undefined sanitizers, what shares memory between threads
 # under the thread sanitizer, libweft with clang 14, then the release build with all tests. Installs what is missing from Debian (prints
 # the command if not root). Its last lines are ctest's own summary of the release tests; the exit status covers all of it.
 #
 #   tools/test.sh            the default tier, which continuous integration runs
-#   tools/test.sh --full     also the fuzz targets, and both sanitizers over all of base and backends, long tests too
+#   tools/test.sh --full     also the fuzz targets, and both sanitizers over all of base to group, long tests too
 #   tools/test.sh --quick    layers, layout and the release tests only
 #
 # Up to five tests that fail run a second time, alone, and those that then pass are listed as "unsteady" and do not fail the run; with
@@ -132,8 +132,9 @@ step "layout" check_format
 if [ "$tier" = quick ]; then
   skipped+=("sanitizers, clang: --quick")
 else
-  step "address and undefined sanitizers" sanitized asan 'base|backends'
-  if [ "$tier" = full ]; then races='base|backends'; else races=races; fi
+  core='base|host|store|backends|group'
+  step "address and undefined sanitizers" sanitized asan "$core"
+  if [ "$tier" = full ]; then races=$core; else races=races; fi
   step "thread sanitizer" sanitized tsan "$races"
   step "clang 14" compile_with_clang
 fi

@@ -1,18 +1,18 @@
-// All of libweft: base, backends and mesh. What libweft_train adds (nn, tp, dp, models, checkpoint) is
+// All of libweft: base to mesh. What libweft_train adds (nn, tp, dp, models, checkpoint) is
 // included header by header.
 #pragma once
 
 #include "weft/backends/backend.hpp"
-#include "weft/group/process_group.hpp"
-#include "weft/store/store.hpp"
-#include "weft/store/store_file.hpp"
-#include "weft/store/store_tcp.hpp"
-#include "weft/host/context.hpp"
 #include "weft/base/error.hpp"
-#include "weft/host/pin.hpp"
 #include "weft/base/tensor.hpp"
 #include "weft/base/view.hpp"
+#include "weft/group/process_group.hpp"
+#include "weft/host/context.hpp"
+#include "weft/host/pin.hpp"
 #include "weft/mesh/boundary.hpp"
 #include "weft/mesh/layout.hpp"
 #include "weft/mesh/mesh.hpp"
 #include "weft/mesh/redistribute.hpp"
+#include "weft/store/store.hpp"
+#include "weft/store/store_file.hpp"
+#include "weft/store/store_tcp.hpp"

@@ -6,8 +6,8 @@
 #include <sstream>
 
 #include "backends/join.hpp"
-#include "store/launchers.hpp"
 #include "host/neighbourhood.hpp"
+#include "store/launchers.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
 

@@ -13,8 +13,8 @@
 #include <thread>
 
 #include "backends/first_cause.hpp"
-#include "host/neighbourhood.hpp"
 #include "base/no_signals.hpp"
+#include "host/neighbourhood.hpp"
 #include "weft/backends/backend.hpp"
 
 namespace weft {

@@ -23,10 +23,10 @@
 #include "backends/call_numbers.hpp"
 #include "backends/call_record.hpp"
 #include "backends/op_table.hpp"
-#include "reduce/reduce.hpp"
 #include "base/fnv.hpp"
-#include "host/local_memory.hpp"
 #include "base/mutant.hpp"
+#include "host/local_memory.hpp"
+#include "reduce/reduce.hpp"
 
 namespace weft {
 namespace {

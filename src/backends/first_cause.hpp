@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "weft/store/store.hpp"
 #include "weft/base/error.hpp"
+#include "weft/store/store.hpp"
 
 namespace weft {
 

@@ -13,9 +13,9 @@
 
 #include "backends/build.hpp"
 #include "backends/first_cause.hpp"
-#include "store/store_table.hpp"
 #include "base/mutant.hpp"
 #include "base/parse_number.hpp"
+#include "store/store_table.hpp"
 
 namespace weft {
 namespace {

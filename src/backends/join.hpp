@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "weft/backends/backend.hpp"
-#include "weft/store/store.hpp"
 #include "weft/base/error.hpp"
+#include "weft/store/store.hpp"
 
 namespace weft {
 

@@ -13,10 +13,10 @@
 #include <unordered_map>
 #include <utility>
 
-#include "weft/group/process_group.hpp"
-#include "weft/host/context.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/storage.hpp"
+#include "weft/group/process_group.hpp"
+#include "weft/host/context.hpp"
 #include "weft/weft.h"
 
 namespace weft::capi {

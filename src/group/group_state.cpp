@@ -11,15 +11,15 @@
 #include <system_error>
 
 #include "backends/call_record.hpp"
-#include "group/check.hpp"
 #include "backends/compose.hpp"
 #include "backends/join.hpp"
 #include "backends/op_table.hpp"
-#include "reduce/reduce.hpp"
 #include "base/fnv.hpp"
 #include "base/memfd.hpp"
 #include "base/mutant.hpp"
 #include "base/suspension.hpp"
+#include "group/check.hpp"
+#include "reduce/reduce.hpp"
 
 namespace weft {
 namespace {

@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
-#include "group/check.hpp"
 #include "backends/request.hpp"
+#include "base/suspension.hpp"
+#include "group/check.hpp"
 #include "group/traces.hpp"
 #include "host/arena.hpp"
 #include "host/progress.hpp"
-#include "base/suspension.hpp"
 #include "weft/group/process_group.hpp"
 
 namespace weft {

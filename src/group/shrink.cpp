@@ -18,10 +18,10 @@
 #include <optional>
 #include <sstream>
 
-#include "store/forwarding_store.hpp"
-#include "store/store_table.hpp"
 #include "base/parse_number.hpp"
 #include "base/suspension.hpp"
+#include "store/forwarding_store.hpp"
+#include "store/store_table.hpp"
 
 namespace weft {
 namespace {

@@ -18,8 +18,8 @@
 #include <random>
 #include <thread>
 
-#include "host/neighbourhood.hpp"
 #include "base/no_signals.hpp"
+#include "host/neighbourhood.hpp"
 #include "weft/base/env.hpp"
 
 namespace weft {

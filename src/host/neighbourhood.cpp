@@ -31,15 +31,15 @@
 #include <utility>
 #include <vector>
 
-#include "host/arena.hpp"
-#include "host/descriptor_socket.hpp"
 #include "base/fnv.hpp"
 #include "base/memfd.hpp"
 #include "base/no_signals.hpp"
 #include "base/parse_number.hpp"
-#include "host/process_state.hpp"
 #include "base/suspension.hpp"
 #include "base/warnings.hpp"
+#include "host/arena.hpp"
+#include "host/descriptor_socket.hpp"
+#include "host/process_state.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
 

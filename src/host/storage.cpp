@@ -6,8 +6,8 @@
 
 #include "host/arena.hpp"
 #include "host/local_memory.hpp"
-#include "weft/host/context.hpp"
 #include "weft/base/error.hpp"
+#include "weft/host/context.hpp"
 
 namespace weft {
 

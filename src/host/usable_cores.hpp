@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "host/cpu_quota.hpp"
 #include "base/parse_number.hpp"
+#include "host/cpu_quota.hpp"
 
 namespace weft {
 

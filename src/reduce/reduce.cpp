@@ -5,8 +5,8 @@
 #include <cassert>
 #include <cstring>
 
-#include "reduce/reduce_isa.hpp"
 #include "base/mutant.hpp"
+#include "reduce/reduce_isa.hpp"
 
 #if defined(__x86_64__)
 #include <cpuid.h>

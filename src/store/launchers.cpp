@@ -10,9 +10,9 @@
 #include <sstream>
 
 #include "store/meeting_file.hpp"
-#include "weft/group/process_group.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
+#include "weft/store/store.hpp"
 
 namespace weft {
 namespace {

@@ -15,9 +15,9 @@
 #include <sstream>
 #include <utility>
 
-#include "store/own_file.hpp"
 #include "base/suspension.hpp"
 #include "base/without_size_signal.hpp"
+#include "store/own_file.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 

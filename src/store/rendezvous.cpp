@@ -12,19 +12,19 @@
 #include <utility>
 #include <vector>
 
+#include "base/suspension.hpp"
+#include "host/neighbourhood.hpp"
 #include "store/address.hpp"
 #include "store/claim.hpp"
 #include "store/launchers.hpp"
 #include "store/meeting_file.hpp"
 #include "store/prefix_store.hpp"
+#include "store/rendezvous.hpp"
 #include "store/store_table.hpp"
-#include "host/neighbourhood.hpp"
-#include "base/suspension.hpp"
-#include "weft/group/process_group.hpp"
-#include "weft/store/store_file.hpp"
-#include "weft/store/store_tcp.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
+#include "weft/store/store_file.hpp"
+#include "weft/store/store_tcp.hpp"
 
 namespace weft {
 namespace {
@@ -401,18 +401,12 @@ std::shared_ptr<Store> JobStores::by_meeting(const std::string& key, const std::
 
 }  // namespace
 
-Membership Membership::from_env(Context& context, Duration deadline) {
-  context.check_fork("Membership::from_env");
+Place meet_by_env(Context& context, Deadline deadline) {
   const Seat seat = find_seat(context);
-  Membership m;
-  m.identity = 0;  // one rank per process
-  m.rank = seat.rank;
-  m.size = seat.size;
-  m.deadline = deadline;
-  m.store = seat.launcher == Launcher::none
-                ? make_local_store()
-                : context.attached<JobStores>().open(seat, Deadline::after(deadline));
-  return m;
+  return {.store = seat.launcher == Launcher::none ? make_local_store()
+                                                   : context.attached<JobStores>().open(seat, deadline),
+          .rank = seat.rank,
+          .size = seat.size};
 }
 
 }  // namespace weft

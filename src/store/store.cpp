@@ -7,8 +7,8 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "store/store_table.hpp"
 #include "base/suspension.hpp"
+#include "store/store_table.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

@@ -19,11 +19,11 @@
 #include <mutex>
 #include <system_error>
 
+#include "base/suspension.hpp"
+#include "base/without_size_signal.hpp"
 #include "store/own_file.hpp"
 #include "store/store_records.hpp"
 #include "store/store_table.hpp"
-#include "base/suspension.hpp"
-#include "base/without_size_signal.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

@@ -6,11 +6,11 @@
 
 #include <cerrno>
 
-#include "store/store_seal.hpp"
 #include "base/memfd.hpp"
-#include "weft/store/store_tcp.hpp"
+#include "store/store_seal.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
+#include "weft/store/store_tcp.hpp"
 
 namespace weft {
 namespace {

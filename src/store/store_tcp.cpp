@@ -26,14 +26,14 @@
 #include <utility>
 #include <vector>
 
-#include "store/address.hpp"
-#include "store/store_session.hpp"
-#include "store/store_table.hpp"
-#include "host/descriptor_socket.hpp"
 #include "base/memfd.hpp"
 #include "base/no_signals.hpp"
 #include "base/suspension.hpp"
 #include "base/warnings.hpp"
+#include "host/descriptor_socket.hpp"
+#include "store/address.hpp"
+#include "store/store_session.hpp"
+#include "store/store_table.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

@@ -18,8 +18,8 @@
 #include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/values.hpp"
-#include "weft/store/store_tcp.hpp"
 #include "weft/base/tensor.hpp"
+#include "weft/store/store_tcp.hpp"
 
 namespace weft::test {
 namespace {

@@ -13,9 +13,9 @@
 
 #include "backends/compose.hpp"
 #include "backends/op_table.hpp"
-#include "reduce/reduce.hpp"
 #include "backends/shm/control.hpp"
 #include "backends/shm/paths.hpp"
+#include "reduce/reduce.hpp"
 #include "support/masked_backend.hpp"
 #include "support/nccl_stand_in.hpp"
 #include "support/on_device.hpp"

@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "support/masked_backend.hpp"
-#include "weft/group/process_group.hpp"
 #include "weft/base/tensor.hpp"
+#include "weft/group/process_group.hpp"
 
 namespace {
 

@@ -26,8 +26,8 @@
 #include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/group/process_group.hpp"
-#include "weft/store/store_tcp.hpp"
 #include "weft/host/context.hpp"
+#include "weft/store/store_tcp.hpp"
 
 namespace weft {
 namespace {

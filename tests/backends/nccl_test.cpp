@@ -8,8 +8,8 @@
 #include <thread>
 
 #include "backends/first_cause.hpp"
-#include "store/forwarding_store.hpp"
 #include "backends/nccl/nccl_backend.hpp"
+#include "store/forwarding_store.hpp"
 #include "support/errors.hpp"
 #include "support/nccl_stand_in.hpp"
 #include "support/random_calls.hpp"

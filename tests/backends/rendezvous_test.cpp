@@ -36,12 +36,12 @@
 #include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/backends/plugin.hpp"
-#include "weft/group/process_group.hpp"
-#include "weft/store/store_file.hpp"
-#include "weft/store/store_tcp.hpp"
-#include "weft/host/context.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
+#include "weft/group/process_group.hpp"
+#include "weft/host/context.hpp"
+#include "weft/store/store_file.hpp"
+#include "weft/store/store_tcp.hpp"
 
 namespace weft {
 namespace {

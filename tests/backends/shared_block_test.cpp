@@ -9,8 +9,8 @@
 #include "host/arena.hpp"
 #include "support/run_ranks.hpp"
 #include "support/values.hpp"
-#include "weft/host/pin.hpp"
 #include "weft/base/tensor.hpp"
+#include "weft/host/pin.hpp"
 
 namespace weft::test {
 namespace {

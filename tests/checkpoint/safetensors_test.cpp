@@ -21,8 +21,8 @@
 #include "support/golden.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/base/clock.hpp"
-#include "weft/host/context.hpp"
 #include "weft/base/error.hpp"
+#include "weft/host/context.hpp"
 
 namespace weft {
 namespace {

@@ -8,15 +8,15 @@
 #include <cstring>
 #include <optional>
 
-#include "store/address.hpp"
 #include "backends/first_cause.hpp"
 #include "backends/shm/card.hpp"
+#include "host/neighbourhood.hpp"
+#include "store/address.hpp"
 #include "store/store_frames.hpp"
 #include "store/store_records.hpp"
 #include "store/store_seal.hpp"
 #include "store/store_session.hpp"
 #include "store/store_table.hpp"
-#include "host/neighbourhood.hpp"
 #include "weft/base/error.hpp"
 #if WEFT_FUZZ_CHECKPOINTS
 #include "checkpoint/file_io.hpp"

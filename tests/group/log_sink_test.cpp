@@ -8,8 +8,8 @@
 
 #include "support/processes.hpp"
 #include "support/recording_backend.hpp"
-#include "weft/group/process_group.hpp"
 #include "weft/base/view.hpp"
+#include "weft/group/process_group.hpp"
 
 namespace weft::test {
 namespace {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "support/run_ranks.hpp"
-#include "weft/group/process_group.hpp"
 #include "weft/base/tensor.hpp"
+#include "weft/group/process_group.hpp"
 
 namespace weft::test {
 namespace {

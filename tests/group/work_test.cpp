@@ -15,8 +15,8 @@
 #include "group/group_state.hpp"
 #include "support/recording_backend.hpp"
 #include "support/run_ranks.hpp"
-#include "weft/group/process_group.hpp"
 #include "weft/base/tensor.hpp"
+#include "weft/group/process_group.hpp"
 
 namespace weft::test {
 namespace {

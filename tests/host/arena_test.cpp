@@ -22,9 +22,9 @@
 
 #include "host/neighbourhood.hpp"
 #include "support/processes.hpp"
-#include "weft/host/context.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/storage.hpp"
+#include "weft/host/context.hpp"
 
 namespace weft {
 namespace {

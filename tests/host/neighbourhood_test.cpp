@@ -25,8 +25,8 @@
 #include "host/descriptor_socket.hpp"
 #include "support/errors.hpp"
 #include "support/processes.hpp"
-#include "weft/host/context.hpp"
 #include "weft/base/storage.hpp"
+#include "weft/host/context.hpp"
 
 namespace weft {
 namespace {

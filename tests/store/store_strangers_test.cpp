@@ -21,8 +21,8 @@
 #include <thread>
 #include <vector>
 
-#include "store/store_seal.hpp"
 #include "base/memfd.hpp"
+#include "store/store_seal.hpp"
 #include "support/errors.hpp"
 #include "support/other_user.hpp"
 #include "support/processes.hpp"

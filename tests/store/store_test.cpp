@@ -36,10 +36,10 @@
 #include "support/processes.hpp"
 #include "support/stranger.hpp"
 #include "support/temporary_folder.hpp"
-#include "weft/store/store_file.hpp"
-#include "weft/store/store_tcp.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
+#include "weft/store/store_file.hpp"
+#include "weft/store/store_tcp.hpp"
 
 namespace weft {
 namespace {

@@ -18,10 +18,10 @@
 #include "commands.hpp"
 #include "trace.hpp"
 #include "weft/backends/plugin.hpp"
-#include "weft/group/process_group.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/tensor.hpp"
+#include "weft/group/process_group.hpp"
 
 namespace weft::tools {
 namespace {

@@ -39,10 +39,10 @@
 #include "base/parse_number.hpp"
 #include "base/suspension.hpp"
 #include "output.hpp"
-#include "weft/store/store_tcp.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
+#include "weft/store/store_tcp.hpp"
 
 namespace weft::tools {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "weft/group/process_group.hpp"
 #include "weft/dp/sampler.hpp"
+#include "weft/group/process_group.hpp"
 #include "weft/models/build.hpp"
 #include "weft/nn/loss.hpp"
 #include "weft/nn/optimizer.hpp"

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "weft/backends/call.hpp"
-#include "weft/store/store.hpp"
-#include "weft/host/context.hpp"
 #include "weft/base/error.hpp"
+#include "weft/host/context.hpp"
+#include "weft/store/store.hpp"
 
 namespace weft {
 

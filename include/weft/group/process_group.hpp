@@ -9,10 +9,10 @@
 
 #include "weft/backends/backend.hpp"
 #include "weft/backends/call.hpp"
-#include "weft/store/store.hpp"
+#include "weft/base/error.hpp"
 #include "weft/group/work.hpp"
 #include "weft/host/context.hpp"
-#include "weft/base/error.hpp"
+#include "weft/store/store.hpp"
 
 namespace weft {
 
@@ -20,8 +20,6 @@ namespace weft {
 /// `thread`: a helper thread of this rank too, one for all its groups that ask for it, so that communication
 /// overlaps computation.
 enum class Progress : std::uint8_t { caller, thread };
-
-inline constexpr int kMaxRanks = 65536;  ///< of a job, and of a group
 
 /// Who takes part in a group and how it behaves. All ranks give the same, but for `rank` and `identity`.
 struct Membership {
@@ -167,7 +165,7 @@ class ProcessGroup {
   /// stopped rank writes later is lost. Meanwhile no other thread may write anywhere in these allocations;
   /// calls of other groups may be made. False, then and until that has changed, where
   ///   - a call of another group that uses these allocations is in flight: finish it and ask again;
-  ///   - a driver holds their pages (weft/base/pin.hpp), or the kernel counts pinned pages of this process;
+  ///   - a driver holds their pages (weft/host/pin.hpp), or the kernel counts pinned pages of this process;
   ///   - the rank that is stopped is a thread of this process, or writes through the kernel.
   /// From any thread.
   bool quiesce(Duration limit);

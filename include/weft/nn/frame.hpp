@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "weft/host/context.hpp"
 #include "weft/base/tensor.hpp"
+#include "weft/host/context.hpp"
 
 namespace weft {
 

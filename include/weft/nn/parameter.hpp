@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "weft/host/context.hpp"
 #include "weft/base/tensor.hpp"
+#include "weft/host/context.hpp"
 #include "weft/nn/init.hpp"
 
 namespace weft {

@@ -11,6 +11,8 @@
 
 namespace weft {
 
+inline constexpr int kMaxRanks = 65536;  ///< of a job, and of a group
+
 /// Thread-safe. Keys carry the job's token where several jobs could meet (see rendezvous). Every function may
 /// throw system or peer_lost (the server is gone), with the key in the text. `deadline`, but for get(): how
 /// long the store itself may take to answer, which is no wait for other ranks; then timeout is thrown, and

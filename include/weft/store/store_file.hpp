@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "weft/store/store.hpp"
 #include "weft/base/clock.hpp"
+#include "weft/store/store.hpp"
 
 namespace weft {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <string_view>
 
-#include "weft/store/store.hpp"
 #include "weft/base/clock.hpp"
 #include "weft/base/log.hpp"
+#include "weft/store/store.hpp"
 
 namespace weft {
 

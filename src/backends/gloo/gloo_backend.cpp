@@ -20,10 +20,10 @@
 #include "backends/gloo/mesh.hpp"
 #include "backends/join.hpp"
 #include "backends/op_table.hpp"
-#include "reduce/reduce.hpp"
-#include "host/neighbourhood.hpp"
 #include "base/parse_number.hpp"
+#include "host/neighbourhood.hpp"
 #include "host/process_state.hpp"
+#include "reduce/reduce.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
 

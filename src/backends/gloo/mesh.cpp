@@ -20,10 +20,10 @@
 #include <vector>
 
 #include "backends/blocking_backend.hpp"
-#include "store/forwarding_store.hpp"
 #include "backends/join.hpp"
 #include "base/fnv.hpp"
 #include "host/process_state.hpp"
+#include "store/forwarding_store.hpp"
 
 namespace weft::gloo_backend {
 namespace {

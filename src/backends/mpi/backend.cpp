@@ -24,10 +24,10 @@
 #include "backends/mpi/rounds.hpp"
 #include "backends/op_table.hpp"
 #include "backends/roll_letters.hpp"
-#include "store/store_table.hpp"
-#include "host/usable_cores.hpp"
 #include "base/fnv.hpp"
 #include "base/parse_number.hpp"
+#include "host/usable_cores.hpp"
+#include "store/store_table.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
 

@@ -12,9 +12,9 @@
 #include <thread>
 
 #include "backends/mpi/mail.hpp"
-#include "reduce/reduce.hpp"
 #include "base/no_signals.hpp"
 #include "base/suspension.hpp"
+#include "reduce/reduce.hpp"
 #include "weft/base/clock.hpp"
 #include "weft/base/error.hpp"
 

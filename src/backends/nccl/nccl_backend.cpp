@@ -35,10 +35,10 @@
 #include "backends/nccl/channel.hpp"
 #include "backends/nccl/notices.hpp"
 #include "backends/op_table.hpp"
-#include "host/usable_cores.hpp"
 #include "base/fnv.hpp"
 #include "base/no_signals.hpp"
 #include "base/parse_number.hpp"
+#include "host/usable_cores.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
 

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "backends/first_cause.hpp"
-#include "weft/store/store.hpp"
 #include "weft/base/clock.hpp"
+#include "weft/store/store.hpp"
 
 namespace weft::nccl {
 

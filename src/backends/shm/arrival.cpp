@@ -7,10 +7,10 @@
 #include <cstring>
 #include <numeric>
 
-#include "reduce/reduce.hpp"
 #include "backends/shm/collectives.hpp"
 #include "backends/shm/prefetch.hpp"
 #include "base/mutant.hpp"
+#include "reduce/reduce.hpp"
 
 namespace weft::shm {
 namespace {

@@ -7,10 +7,10 @@
 #include <string_view>
 
 #include "backends/shm/group.hpp"
-#include "store/store_table.hpp"
-#include "host/usable_cores.hpp"
-#include "host/neighbourhood.hpp"
 #include "base/parse_number.hpp"
+#include "host/neighbourhood.hpp"
+#include "host/usable_cores.hpp"
+#include "store/store_table.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::shm {

@@ -5,8 +5,8 @@
 // the root's. Everything else pulls: ranks write only their own memory.
 #include <algorithm>
 
-#include "reduce/reduce.hpp"
 #include "backends/shm/collectives.hpp"
+#include "reduce/reduce.hpp"
 
 namespace weft::shm {
 

@@ -8,8 +8,8 @@
 
 #include "backends/shm/control.hpp"
 #include "backends/shm/fence.hpp"
-#include "host/arena.hpp"
 #include "base/mutant.hpp"
+#include "host/arena.hpp"
 #include "host/neighbourhood.hpp"
 #include "weft/backends/backend.hpp"
 

@@ -1,8 +1,8 @@
 // The inline path: the payload came with the arrival, so one synchronisation is all there is.
 #include <cstddef>
 
-#include "reduce/reduce.hpp"
 #include "backends/shm/collectives.hpp"
+#include "reduce/reduce.hpp"
 
 namespace weft::shm {
 

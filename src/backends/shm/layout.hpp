@@ -6,9 +6,9 @@
 
 #include "backends/shm/control.hpp"
 #include "backends/shm/paths.hpp"
+#include "base/fnv.hpp"
 #include "host/arena.hpp"
 #include "host/descriptor_socket.hpp"
-#include "base/fnv.hpp"
 #include "host/neighbourhood.hpp"
 
 namespace weft::shm {

@@ -6,10 +6,10 @@
 #include <cstddef>
 #include <cstring>
 
-#include "reduce/reduce.hpp"
 #include "backends/shm/paths.hpp"
 #include "backends/shm/prefetch.hpp"
 #include "base/mutant.hpp"
+#include "reduce/reduce.hpp"
 
 namespace weft::shm {
 namespace {

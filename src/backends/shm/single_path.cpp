@@ -12,9 +12,9 @@
 #include <algorithm>
 #include <new>
 
-#include "reduce/reduce.hpp"
 #include "backends/shm/collectives.hpp"
 #include "backends/shm/paths.hpp"
+#include "reduce/reduce.hpp"
 
 namespace weft::shm {
 namespace {

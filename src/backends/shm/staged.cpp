@@ -9,9 +9,9 @@
 // under way at once.
 #include <algorithm>
 
-#include "reduce/reduce.hpp"
 #include "backends/shm/collectives.hpp"
 #include "base/mutant.hpp"
+#include "reduce/reduce.hpp"
 
 namespace weft::shm {
 

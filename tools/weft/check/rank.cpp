@@ -10,9 +10,9 @@
 #include <memory>
 #include <thread>
 
-#include "store/forwarding_store.hpp"
 #include "faults.hpp"
 #include "runner.hpp"
+#include "store/forwarding_store.hpp"
 #include "trial.hpp"
 #include "weft/base/view.hpp"
 

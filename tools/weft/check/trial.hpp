@@ -9,8 +9,8 @@
 #include "oracle.hpp"
 #include "program.hpp"
 #include "weft/backends/call.hpp"
-#include "weft/host/context.hpp"
 #include "weft/base/tensor.hpp"
+#include "weft/host/context.hpp"
 
 namespace weft::check {
 

@@ -1,0 +1,21 @@
+// Where the ranks of a job meet, and which of them this process is.
+#pragma once
+
+#include <memory>
+
+#include "weft/base/clock.hpp"
+#include "weft/host/context.hpp"
+#include "weft/store/store.hpp"
+
+namespace weft {
+
+struct Place {
+  std::shared_ptr<Store> store;
+  int rank = 0;
+  int size = 1;
+};
+
+/// What Membership::from_env() promises (weft/group/process_group.hpp).
+Place meet_by_env(Context& context, Deadline deadline);
+
+}  // namespace weft
