@@ -95,6 +95,9 @@ bool ProgressList::drive_helped() noexcept {
     const std::lock_guard lock(mutex_);
     for (Driven* d : driven_)
       if (d->helped()) moved |= d->drive();
+    // A thread of this rank that waits elsewhere finds the list taken.
+    if (++drives_ % kAnswerEvery == 0)
+      for (Driven* d : driven_) d->answer();
   }
   log_.flush();
   return moved;

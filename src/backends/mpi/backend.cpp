@@ -303,11 +303,16 @@ class MpiBackend final : public Backend {
       if (r != rank_) ranks.push_back(r);
     return ranks;
   }
-  // Inside a collective of MPI's anybody may be waited for.
+  // First those without whom this rank cannot do its part, then those that have left no room for its letter.
+  // Inside a collective of MPI's anybody may be waited for, whoever has not called before the others.
   std::vector<int> awaited_by(const OpState& s) const {
     if (!row(s.op).collective) return {s.peer};
-    std::vector<int> ranks = late(progress(s).sequence);
+    const std::vector<int> all_late = late(progress(s).sequence);
+    std::vector<int> ranks;
+    for (const int r : all_late)
+      if (needs(s, r, rank_)) ranks.push_back(r);
     if (ranks.empty()) ranks = owed(s);
+    if (ranks.empty()) ranks = all_late;
     return ranks.empty() ? others() : ranks;
   }
   // Who needs the letter of this call, and MPI has not taken it yet.
@@ -356,8 +361,10 @@ class MpiBackend final : public Backend {
                   .ranks = {e.ranks().begin(), e.ranks().end()}};
       if (why.ranks.empty()) why.ranks = {rank_};
       if (s.op == Op::none) why.call = kNoCall;
+      const auto turn = process_.lock();
       raise(why);
     } catch (const std::bad_alloc&) {
+      const auto turn = process_.lock();
       raise({.code = ErrorCode::system, .text = "out of memory", .op = s.op, .ranks = {rank_}});
     }
     if (!telling_) return;
@@ -386,7 +393,8 @@ class MpiBackend final : public Backend {
     try {
       for (const Deadline end = Deadline::after(kFlush); state_->mail->unsent() > 0 && !end.passed();)
         state_->mail->take([](int, const Letter&, std::span<const std::byte>) {});
-      if (state_->mail->owes()) process_.deliver(*state_->mail);
+      // With calls on the program's own memory MPI is left alone: it may be another's by then.
+      if (safe_ && state_->mail->owes()) process_.deliver(*state_->mail);
     } catch (...) {  // as above
     }
   }

@@ -357,13 +357,11 @@ void Process::carry() noexcept {
 }
 
 void Process::finalise(int status) noexcept {
-  {
-    const std::lock_guard guard(mutex_);
-    ending_ = true;  // carry() calls MPI under the mutex, and no more from here on
-  }
+  ending_ = true;  // carry() looks at it before it calls MPI
+  // Here MPI itself may have ended the process, from within a call of this thread.
   if (status != 0 || !alive()) return;
   {
-    const std::lock_guard guard(mutex_);
+    const std::lock_guard guard(mutex_);  // after the last call of carry()
     if (poisoned_) return;
   }
   for (const Deadline deadline = Deadline::after(kFarewell); !deadline.passed();) {

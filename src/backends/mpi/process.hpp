@@ -4,6 +4,7 @@
 
 #include <mpi.h>
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -95,8 +96,8 @@ class Process {
   std::mutex calls_;  // not MULTIPLE: around every MPI call
   std::mutex mutex_;
   bool poisoned_ = false;
-  bool ending_ = false;   // exit() has begun
-  bool carries_ = false;  // there is a thread that runs carry()
+  std::atomic<bool> ending_{false};  // exit() has begun
+  bool carries_ = false;             // there is a thread that runs carry()
   std::vector<Undelivered> undelivered_;
   std::vector<std::unique_ptr<Mail>> buried_;
 };

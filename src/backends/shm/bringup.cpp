@@ -148,7 +148,8 @@ class Assembled {
       } catch (const Error&) {
         if (came.load(std::memory_order_seq_cst) < size) throw;  // else it happened after all had come
       }
-      if (came.load(std::memory_order_seq_cst) < size) news.sleep(seen, std::min(nap_, b_.deadline.left()));
+      if (came.load(std::memory_order_seq_cst) < size)  // Others may ask meanwhile who is there.
+        news.sleep(seen, std::min<Duration>({nap_, kWaitPiece, b_.deadline.left()}));
     }
   }
 

@@ -398,6 +398,7 @@ class Runner {
       open_.push_back(std::move(open));
       finish(open_.size() - 1, 0);
       if (p_.fault.point == FaultPoint::while_waiting) await_strike();
+      armed_.store(0);  // a call that reached into no memory is struck no more
       return false;
     }
     return true;
@@ -443,11 +444,11 @@ class Runner {
     report_.call = e.call();
     report_.group = group_;
     report_.in_creation = creation_;
-    // A group in the making is spoken of in its own numbers, but for a split's first exchange.
+    // Of a group in the making errors speak in the numbers of the one that it is made from.
     const GroupPlan& plan = p_.groups[static_cast<std::size_t>(group_)];
-    const bool exchange = creation_ && plan.how == GroupPlan::How::split && e.op() != Op::none;
+    const bool from_parent = creation_ && plan.how != GroupPlan::How::world;
     const std::vector<int>& of =
-        exchange ? p_.groups[static_cast<std::size_t>(plan.parent)].ranks : plan.ranks;
+        from_parent ? p_.groups[static_cast<std::size_t>(plan.parent)].ranks : plan.ranks;
     for (const int r : e.ranks())
       if (r >= 0 && r < static_cast<int>(of.size()) && report_.blamed_count < kMostRanks)
         report_.blamed[report_.blamed_count++] = of[static_cast<std::size_t>(r)];
