@@ -247,8 +247,8 @@ class Runner {
           if (key >= 0) break;
           ++color;
         }
-        ++posted_[parent];  // its all-gather
-        if (color >= 0) at(static_cast<int>(mine), true);
+        ++posted_[parent];                                 // its all-gather
+        at(static_cast<int>(color < 0 ? g : mine), true);  // who stays out has a part in the exchange, too
         ProcessGroup made = groups_[parent].split(color, color < 0 ? 0 : key);
         if (color >= 0) groups_[mine] = std::move(made);
         break;
