@@ -107,6 +107,14 @@ TEST_P(ProgressThread, WithoutItTheyTimeOut) {
       options);
 }
 
+// Until its calls are done by others than this thread.
+void await_without_driving(const ProcessGroup& group) {
+  for (const Deadline deadline = soon();
+       group.trace_json().find("pending") != std::string::npos && !deadline.passed();)
+    std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_THAT(group.trace_json(), Not(HasSubstr("pending")));
+}
+
 // The rank's own call is done, too, without a look at its Work.
 TEST_P(ProgressThread, ALargeAllReduceOverlaps) {
   run_ranks(GetParam(), 2, [](Rank& rank) {
@@ -114,10 +122,7 @@ TEST_P(ProgressThread, ALargeAllReduceOverlaps) {
     for (int round = 0; round < 5; ++round) {
       const Tensor t = filled(rank.context, kLarge, static_cast<float>(rank.rank + round));
       Work work = group.all_reduce(t, t);
-      for (const Deadline deadline = soon();
-           group.trace_json().find("pending") != std::string::npos && !deadline.passed();)
-        std::this_thread::sleep_for(milliseconds(1));
-      EXPECT_THAT(group.trace_json(), Not(HasSubstr("pending")));
+      await_without_driving(group);
       work.wait();
       EXPECT_EQ(t.f32()[7], static_cast<float>(1 + 2 * round));
     }
