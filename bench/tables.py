@@ -50,10 +50,10 @@ def runs(a):
     return table
 
 
-def policy(crowded):
+def policy(oversubscribed):
     if os.geteuid() != 0:
         return []
-    return ["nice", "-n", "-15"] if crowded else ["chrt", "-f", "10"]
+    return ["nice", "-n", "-15"] if oversubscribed else ["chrt", "-f", "10"]
 
 
 def commit():
@@ -61,16 +61,16 @@ def commit():
     return done.stdout.strip() or "unknown"
 
 
-def take(a, name, arguments, crowded):
+def take(a, name, arguments, oversubscribed):
     out = a.out / name
     files = ["--json", f"{out}.json"] + ([] if arguments[0] in ("facade", "overlap") else ["--plot", f"{out}.svg"])
     program = [str(a.build / "bin" / "weft"), "bench", *arguments, "--markdown"]
     python = ["--python", a.python] if "torch" in " ".join(arguments) else []
     started = time.monotonic()
-    done = subprocess.run([*policy(crowded), *program, *python, *files], stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([*policy(oversubscribed), *program, *python, *files], stdout=subprocess.PIPE, text=True)
     print(f"{name}: exit code {done.returncode}, {time.monotonic() - started:.0f} s", flush=True)
     if done.returncode == 0:
-        shown = shlex.join([*policy(crowded), "weft", "bench", *arguments])
+        shown = shlex.join([*policy(oversubscribed), "weft", "bench", *arguments])
         date = time.strftime("%Y-%m-%d")
         (a.out / f"{name}.md").write_text(f"`{shown}`, {date}, commit {commit()}\n\n{done.stdout.strip()}\n")
     return done.returncode

@@ -20,7 +20,7 @@ Traits example_traits() {
   Traits t{.name = "example"};
   t.ops = op_bit(Op::send) | op_bit(Op::recv);
   t.dtypes = (DTypeSet{1} << kDTypeCount) - 1;  // it moves bytes
-  t.promises = {.deadline = true, .survives_death = true, .revocable = true, .quiesces = true};
+  t.guarantees = {.deadline = true, .survives_death = true, .revocable = true, .quiesces = true};
   t.spin = false;   // a poll is a system call
   t.rings = false;  // nobody tells a sleeper of a new file
   return t;
@@ -29,7 +29,7 @@ Traits example_traits() {
 class FileBackend final : public Backend {
  public:
   // All ranks come here. Rank 0 makes the folder, the store tells the others.
-  explicit FileBackend(const Bringup& b) : store_(b.store), token_(b.token), rank_(b.rank), size_(b.size) {
+  explicit FileBackend(const GroupInit& b) : store_(b.store), token_(b.token), rank_(b.rank), size_(b.size) {
     if (size_ == 1) {
       folder_ = make_folder();
       return;
@@ -170,7 +170,7 @@ WEFT_BACKEND_PLUGIN {
   static const BackendPlugin plugin{
       .name = "example",
       .version = "files in a folder",
-      .make = [](const Bringup& b) -> std::unique_ptr<Backend> { return std::make_unique<FileBackend>(b); },
+      .make = [](const GroupInit& b) -> std::unique_ptr<Backend> { return std::make_unique<FileBackend>(b); },
       .traits = example_traits};
   return &plugin;
 }

@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "backends/join.hpp"
-#include "host/neighbourhood.hpp"
+#include "host/peers.hpp"
 #include "store/launchers.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
@@ -16,7 +16,7 @@ namespace {
 
 // What this rank could use off its host: the launcher's MPI if its plug-in loads here. Empty: gloo.
 std::string usable_mpi(Context& context, std::string& why) {
-  const Launcher launcher = find_seat(context).launcher;
+  const Launcher launcher = find_launch_info(context).launcher;
   const std::string_view mpi = launcher == Launcher::openmpi ? "mpi-openmpi"
                                : launcher == Launcher::hydra ? "mpi-mpich"
                                                              : "";
@@ -34,31 +34,32 @@ std::string usable_mpi(Context& context, std::string& why) {
 }
 
 /// What a rank tells the others.
-struct Card {
+struct BootstrapInfo {
   std::string mpi;     // that it can use, or "-"
   std::string host;    // and its user
   std::string socket;  // of its process
   std::string no_shared_memory;
 };
 
-Card read_card(const std::string& text) {
+BootstrapInfo read_info(const std::string& text) {
   std::istringstream words(text);
-  Card c;
+  BootstrapInfo c;
   words >> c.mpi >> c.host >> c.socket >> std::ws;
   std::getline(words, c.no_shared_memory);
   return c;
 }
 
 /// Empty: shm can be used.
-std::string why_not_shared(const std::vector<Card>& all) {
-  const auto same = [&](std::string Card::*field) {
-    return std::all_of(all.begin(), all.end(), [&](const Card& c) { return c.*field == all[0].*field; });
+std::string why_not_shared(const std::vector<BootstrapInfo>& all) {
+  const auto same = [&](std::string BootstrapInfo::*field) {
+    return std::all_of(all.begin(), all.end(),
+                       [&](const BootstrapInfo& c) { return c.*field == all[0].*field; });
   };
-  if (same(&Card::socket) && same(&Card::host)) return {};  // threads of one process
+  if (same(&BootstrapInfo::socket) && same(&BootstrapInfo::host)) return {};  // threads of one process
   for (std::size_t r = 0; r < all.size(); ++r)
     if (is_unknown_host(all[r].host))
       return fmt::format("rank {} cannot tell its host ({})", r, kUnknownHostText);
-  if (!same(&Card::host)) return "the ranks are on several hosts";
+  if (!same(&BootstrapInfo::host)) return "the ranks are on several hosts";
   for (std::size_t r = 0; r < all.size(); ++r)
     if (!all[r].no_shared_memory.empty())
       return fmt::format("rank {} has no memory that others can map ({})", r, all[r].no_shared_memory);
@@ -67,41 +68,41 @@ std::string why_not_shared(const std::vector<Card>& all) {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_auto_backend(const Bringup& b) {
+std::unique_ptr<Backend> make_auto_backend(const GroupInit& b) {
   const auto take = [&](std::string_view name, const std::string& why) {
     b.context.log().write(LogLevel::info, fmt::format("group \"{}\": auto takes {}: {}", b.name, name, why));
     return load_backend(b.context, name)(b);
   };
   const std::string wanted = env::get("WEFT_BACKEND").value_or("auto");
   if (b.size == 1) return wanted == "auto" ? take("shm", "one rank") : take(wanted, "WEFT_BACKEND says so");
-  const ProcessAddress self = b.context.neighbourhood().self();
-  // Memory is shared with processes of the same user on the same host (see Neighbourhood).
+  const ProcessAddress self = b.context.host_peers().self();
+  // Memory is shared with processes of the same user on the same host (see HostPeers).
   const std::string host = b.test.host.empty() ? fmt::format("{}/{}", self.host, self.user) : b.test.host;
   std::string why_not;
   const std::string mpi = usable_mpi(b.context, why_not);
-  std::vector<std::string> cards =
-      join(b, "auto",
-           fmt::format("{} {} {} {} {}", wanted, mpi.empty() ? "-" : mpi, host, self.socket,
-                       b.context.neighbourhood().no_shared_memory()),
-           0);
+  std::vector<std::string> infos = join(b, "auto",
+                                        fmt::format("{} {} {} {} {}", wanted, mpi.empty() ? "-" : mpi, host,
+                                                    self.socket, b.context.host_peers().no_shared_memory()),
+                                        0);
   for (int r = 0; r < b.size; ++r) {
-    std::string& card = cards[static_cast<std::size_t>(r)];
-    const std::size_t space = card.find(' ');
-    if (const std::string theirs = card.substr(0, space); theirs != wanted)
+    std::string& info = infos[static_cast<std::size_t>(r)];
+    const std::size_t space = info.find(' ');
+    if (const std::string theirs = info.substr(0, space); theirs != wanted)
       throw Error(Failure{.code = ErrorCode::mismatch,
                           .text = fmt::format("group \"{}\": WEFT_BACKEND is {} on rank {}, {} on rank {}; "
                                               "expected the same on all ranks",
                                               b.name, theirs, r, wanted, b.rank),
                           .ranks = {std::min(r, b.rank), std::max(r, b.rank)}});
-    card.erase(0, space + 1);
+    info.erase(0, space + 1);
   }
   if (wanted != "auto") return take(wanted, "WEFT_BACKEND says so");
   // Of what all have said, so that all choose alike.
-  std::vector<Card> all;
-  for (const std::string& text : cards) all.push_back(read_card(text));
+  std::vector<BootstrapInfo> all;
+  for (const std::string& text : infos) all.push_back(read_info(text));
   const std::string not_shared = why_not_shared(all);
   if (not_shared.empty()) return take("shm", "all ranks share this host");
-  if (!mpi.empty() && std::all_of(all.begin(), all.end(), [&](const Card& c) { return c.mpi == mpi; }))
+  if (!mpi.empty() &&
+      std::all_of(all.begin(), all.end(), [&](const BootstrapInfo& c) { return c.mpi == mpi; }))
     return take(mpi, not_shared + ", and its mpirun started them");
   const std::string why = mpi.empty() ? why_not : "not all ranks can use " + mpi;
   return take("gloo", fmt::format("{}, and not MPI: {}", not_shared, why));

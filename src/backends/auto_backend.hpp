@@ -7,6 +7,6 @@ namespace weft {
 
 /// Collective over the ranks of `b`: shm where all share memory, else the MPI under whose mpirun they run,
 /// if all can load it, else gloo. Says at info what it chose and why.
-std::unique_ptr<Backend> make_auto_backend(const Bringup& b);
+std::unique_ptr<Backend> make_auto_backend(const GroupInit& b);
 
 }  // namespace weft

@@ -23,8 +23,8 @@ struct BlockingBackend::Flight {
   static Flight& of(OpState& s) noexcept { return *reinterpret_cast<Flight*>(s.scratch.data()); }
 };
 
-BlockingBackend::BlockingBackend(const Bringup& b)
-    : rank_(b.rank), cause_(b.store, b.token), bell_(b.context.progress(b.identity).bell()) {
+BlockingBackend::BlockingBackend(const GroupInit& b)
+    : rank_(b.rank), cause_(b.store, b.token), doorbell_(b.context.progress(b.process_rank).doorbell()) {
   static_assert(sizeof(Flight) <= sizeof(OpState::scratch));
 }
 
@@ -76,7 +76,7 @@ Step BlockingBackend::poll(OpState& s) noexcept {
 }
 
 void BlockingBackend::ring() noexcept {
-  if (asleep_.load(std::memory_order_seq_cst)) bell_.ring();
+  if (asleep_.load(std::memory_order_seq_cst)) doorbell_.ring();
 }
 
 void BlockingBackend::finished(OpState& s) noexcept {
@@ -159,7 +159,7 @@ void BlockingBackend::fail(const Failure& why) noexcept {
     interrupted_.store(true, std::memory_order_release);
     changed_.notify_all();
   }
-  bell_.ring();
+  doorbell_.ring();
 }
 
 Failure BlockingBackend::failure() const {

@@ -14,7 +14,7 @@
 
 #include "backends/first_cause.hpp"
 #include "base/no_signals.hpp"
-#include "host/neighbourhood.hpp"
+#include "host/peers.hpp"
 #include "weft/backends/backend.hpp"
 
 namespace weft {
@@ -34,7 +34,7 @@ class BlockingBackend : public Backend {
   void announce_sleep(bool asleep) noexcept final { asleep_.store(asleep, std::memory_order_seq_cst); }
 
  protected:
-  explicit BlockingBackend(const Bringup& b);
+  explicit BlockingBackend(const GroupInit& b);
 
   /// A collective, in the group's thread; returns when it is done. May throw.
   virtual void run(const OpState& s) = 0;
@@ -60,7 +60,7 @@ class BlockingBackend : public Backend {
 
   const int rank_;
   const FirstCause cause_;
-  const Bell bell_;
+  const Doorbell doorbell_;
   std::atomic<bool> asleep_{false};
 
   mutable std::mutex mutex_;

@@ -46,14 +46,14 @@ std::string describe_build(std::string_view word) {
                      word.substr(layout + 1));
 }
 
-void compare_builds(const Bringup& b) {
+void compare_builds(const GroupInit& b) {
   if (b.size == 1) return;
   const std::string what = "build";
   join(b, what, {}, 0);
   // Who comes last knows that all have read.
   const std::string done = fmt::format("{}/{}/done", b.token, what);
   if (b.store->add(done, 1, b.deadline) != b.size) return;
-  Bringup each = b;
+  GroupInit each = b;
   for (each.rank = 0; each.rank < b.size; ++each.rank) withdraw(each, what);
   b.store->remove(done, b.deadline);
 }

@@ -1,5 +1,5 @@
 // Which weft a rank runs. Ranks read what the others have written as it lies in memory, and each decides by
-// itself which path a call takes, so all need the same layouts and thresholds: each says with its card what
+// itself which path a call takes, so all need the same layouts and thresholds: each says with its info what
 // they are (join.hpp), and a group of two builds is a mismatch that names both.
 #pragma once
 
@@ -23,6 +23,6 @@ std::string describe_build(std::string_view word);
 
 /// For transports from outside, which do not say it themselves: all ranks say it, and read what the others
 /// say. Leaves nothing in the store. Throws as join() does.
-void compare_builds(const Bringup& b);
+void compare_builds(const GroupInit& b);
 
 }  // namespace weft

@@ -62,7 +62,8 @@ bool divides_after(const Traits& t, Op op, DType dtype, ReduceOp::Kind kind, Ord
     case DType::c64:
     case DType::c128: return false;
   }
-  return kind == ReduceOp::Kind::avg && road(t, op, dtype, ReduceOp::Kind::sum, order) == Road::native;
+  return kind == ReduceOp::Kind::avg &&
+         op_support(t, op, dtype, ReduceOp::Kind::sum, order) == OpSupport::native;
 }
 
 // Slice r of `count` elements divided evenly: the first `count % n` slices have one more.
@@ -221,7 +222,7 @@ class Composer final : public Backend {
   std::string users_words(std::string text, Op inner, Op users) const;
 
   const int rank_, size_;
-  // In this order: the inner backend goes first, and no longer holds what the calls lent it.
+  // In this order: the inner backend goes first, and no longer holds what the calls exposed to it.
   LocalMemory memory_;
   std::vector<std::unique_ptr<Composed>> calls_;  // all that were ever made
   std::vector<Composed*> spare_;
@@ -263,7 +264,7 @@ void Composer::plan(Composed& c, OpState& s) {
   c.posted = c.count = c.open = 0;
   c.steps = 1;
   c.copy = c.work = {};
-  const bool native = road(traits_, s.op, s.dtype, s.reduce.kind, s.order) == Road::native;
+  const bool native = op_support(traits_, s.op, s.dtype, s.reduce.kind, s.order) == OpSupport::native;
   c.plan = native                                                          ? Plan::same
            : !r.reduces                                                    ? Plan::exchange
            : divides_after(traits_, s.op, s.dtype, s.reduce.kind, s.order) ? Plan::average
@@ -657,14 +658,16 @@ Failure Composer::failure() const {
 
 }  // namespace
 
-Road road(const Traits& t, Op op, DType dtype, ReduceOp::Kind kind, Order order) noexcept {
+OpSupport op_support(const Traits& t, Op op, DType dtype, ReduceOp::Kind kind, Order order) noexcept {
   const OpRow r = row(op);
-  if (r.counts != Counts::none && !t.moves(dtype)) return Road::unsupported;
+  if (r.counts != Counts::none && !t.moves(dtype)) return OpSupport::unsupported;
   if (!r.reduces)
-    return t.has(op) ? Road::native : r.collective && exchanges(t) ? Road::composed : Road::unsupported;
+    return t.has(op)                      ? OpSupport::native
+           : r.collective && exchanges(t) ? OpSupport::composed
+                                          : OpSupport::unsupported;
   if (t.has(op) && t.reduces_itself(kind, dtype) && (order == Order::native || t.native_is_canonical))
-    return Road::native;
-  return !t.device && can_reduce(dtype, kind) && exchanges(t) ? Road::composed : Road::unsupported;
+    return OpSupport::native;
+  return !t.device && can_reduce(dtype, kind) && exchanges(t) ? OpSupport::composed : OpSupport::unsupported;
 }
 
 bool needs_composition(const Traits& t) noexcept {
@@ -674,7 +677,8 @@ bool needs_composition(const Traits& t) noexcept {
       const auto op = static_cast<Op>(o);
       for (int k = 0; k < (row(op).reduces ? kReduceKindCount : 1); ++k)
         for (const Order order : {Order::native, Order::canonical})
-          if (road(t, op, dtype, static_cast<ReduceOp::Kind>(k), order) == Road::composed) return true;
+          if (op_support(t, op, dtype, static_cast<ReduceOp::Kind>(k), order) == OpSupport::composed)
+            return true;
     }
   }
   return false;

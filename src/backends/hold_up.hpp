@@ -71,7 +71,7 @@ inline std::string name_ranks(std::span<const int> ranks) {
 }
 
 /// What a rank has said, or has not.
-enum class Heard { no, yes, stopped };  ///< stopped: the system says that it will not answer
+enum class Answer { no, yes, stopped };  ///< stopped: the system says that it will not answer
 
 struct HoldUp {
   std::vector<int> ranks;  ///< in order; empty: nobody in particular, as where ranks wait in a circle
@@ -80,9 +80,9 @@ struct HoldUp {
   std::vector<int> ends;   ///< those that answer, and wait for nobody in this group
 };
 
-/// `awaited`: whom rank `self` waits for. `heard(r)`; where that is yes, `waits(r, q)`: for rank q.
-template <class HeardOf, class Waits>
-HoldUp who_holds_up(int self, int size, std::span<const int> awaited, const HeardOf& heard,
+/// `awaited`: whom rank `self` waits for. `answer(r)`; where that is yes, `waits(r, q)`: for rank q.
+template <class AnswerOf, class Waits>
+HoldUp who_holds_up(int self, int size, std::span<const int> awaited, const AnswerOf& answer,
                     const Waits& waits) {
   HoldUp found;
   std::vector<int> way(awaited.begin(), awaited.end());
@@ -92,10 +92,10 @@ HoldUp who_holds_up(int self, int size, std::span<const int> awaited, const Hear
   for (std::size_t i = 0; i < way.size(); ++i) {
     const int r = way[i];
     if (r == self) continue;
-    const Heard said = heard(r);
-    if (said != Heard::yes) {
+    const Answer said = answer(r);
+    if (said != Answer::yes) {
       found.ranks.push_back(r);
-      if (said == Heard::no) found.settled = false;
+      if (said == Answer::no) found.settled = false;
       continue;
     }
     bool any = false;

@@ -39,16 +39,16 @@ constexpr Duration kLate = std::chrono::milliseconds(250);
 // Ranks that join add 1 to a counter, and their size above these bits.
 constexpr int kCountBits = 24;
 
-std::string key_of(const Bringup& b, std::string_view what, std::string_view of) {
+std::string key_of(const GroupInit& b, std::string_view what, std::string_view of) {
   return fmt::format("{}/{}/{}", b.token, what, of);
 }
-std::string key_of(const Bringup& b, std::string_view what, int r) {
+std::string key_of(const GroupInit& b, std::string_view what, int r) {
   return key_of(b, what, std::to_string(r));
 }
 
 // Runs f; what the store throws then says which group it was for.
 template <class F>
-auto for_group(const Bringup& b, const F& f) {
+auto for_group(const GroupInit& b, const F& f) {
   try {
     return f();
   } catch (const Error& e) {
@@ -59,30 +59,30 @@ auto for_group(const Bringup& b, const F& f) {
   }
 }
 
-// All cards as one value, and back: each with its length, since a card may hold any byte.
-std::string pack(const std::vector<std::string>& cards) {
+// All infos as one value, and back: each with its length, since a rank's info may hold any byte.
+std::string pack(const std::vector<std::string>& infos) {
   std::string text;
-  for (const std::string& card : cards) text += fmt::format("{}:{}", card.size(), card);
+  for (const std::string& info : infos) text += fmt::format("{}:{}", info.size(), info);
   return text;
 }
-std::vector<std::string> unpack(const Bringup& b, std::string_view text) {
-  std::vector<std::string> cards;
+std::vector<std::string> unpack(const GroupInit& b, std::string_view text) {
+  std::vector<std::string> infos;
   while (!text.empty()) {
     std::size_t bytes = 0;
     const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), bytes);
     text.remove_prefix(static_cast<std::size_t>(end - text.data()));
     if (failed != std::errc{} || text.empty() || text[0] != ':' || text.size() - 1 < bytes) break;
-    cards.emplace_back(text.substr(1, bytes));
+    infos.emplace_back(text.substr(1, bytes));
     text.remove_prefix(1 + bytes);
   }
-  if (!text.empty() || cards.size() != static_cast<std::size_t>(b.size))
+  if (!text.empty() || infos.size() != static_cast<std::size_t>(b.size))
     throw Error(ErrorCode::mismatch,
-                fmt::format("group \"{}\": what the store holds are not the cards of {} ranks [rank {}]",
+                fmt::format("group \"{}\": what the store holds are not the infos of {} ranks [rank {}]",
                             b.name, b.size, b.rank));
-  return cards;
+  return infos;
 }
 
-[[noreturn]] void throw_mixed(const Bringup& b, int r, const std::string& theirs, const std::string& own) {
+[[noreturn]] void throw_mixed(const GroupInit& b, int r, const std::string& theirs, const std::string& own) {
   const int low = std::min(r, b.rank), high = std::max(r, b.rank);
   const auto of = [&](int rank) { return describe_build(rank == r ? theirs : own); };
   throw Error(Failure{
@@ -93,14 +93,14 @@ std::vector<std::string> unpack(const Bringup& b, std::string_view text) {
       .ranks = {low, high}});
 }
 
-// What a rank wrote with announce(): "build size place card", where it was the place-th to come.
+// What a rank wrote with announce(): "build size place info", where it was the place-th to come.
 struct Announced {
   int place = 0;
-  std::string card;
+  std::string info;
 };
 
 // Throws mismatch where it is of another build, or of a group of another size.
-Announced parse(const Bringup& b, const std::string& build, int r, std::string_view text) {
+Announced parse(const GroupInit& b, const std::string& build, int r, std::string_view text) {
   const std::string theirs(next_word(text));
   if (theirs != build && !WEFT_MUTANT("mixed_builds_unseen")) throw_mixed(b, r, theirs, build);
   const std::string_view size = next_word(text);
@@ -121,9 +121,9 @@ Announced parse(const Bringup& b, const std::string& build, int r, std::string_v
   return {*number, std::string(text)};
 }
 
-// Somebody who came has another size, and has set its card or is about to; or (sizes = 0) some rank has told
+// Somebody who came has another size, and has set its info or is about to; or (sizes = 0) some rank has told
 // of a mismatch. Throws this rank's side of it.
-void name_mismatch(const Bringup& b, std::string_view what, const std::string& build, std::int64_t sizes) {
+void name_mismatch(const GroupInit& b, std::string_view what, const std::string& build, std::int64_t sizes) {
   constexpr std::int64_t kMost = 4096;  // ranks looked at
   do {
     for (int r = 0; r < std::min(std::max<std::int64_t>(sizes, b.size), kMost); ++r)
@@ -133,7 +133,7 @@ void name_mismatch(const Bringup& b, std::string_view what, const std::string& b
 }
 
 // "words" of "group "g": words [rank 3]".
-std::string words_of(const Bringup& b, std::string text) {
+std::string words_of(const GroupInit& b, std::string text) {
   const std::string head = fmt::format("group \"{}\": ", b.name), tail = fmt::format(" [rank {}]", b.rank);
   if (text.ends_with(tail)) text.resize(text.size() - tail.size());
   if (text.starts_with(head)) text.erase(0, head.size());
@@ -154,7 +154,7 @@ bool blames_others(const Error& e) noexcept {
   return !e.ranks().empty();
 }
 
-Error as_told(const Bringup& b, Failure why) {
+Error as_told(const GroupInit& b, Failure why) {
   why.text = fmt::format("group \"{}\": {} [rank {}]", b.name, why.text, b.rank);
   return Error(std::move(why));
 }
@@ -169,12 +169,12 @@ std::vector<int> unset(Store& store, const std::vector<std::string>& keys) {
   return absent;
 }
 
-void throw_first_cause(const Bringup& b) {
+void throw_first_cause(const GroupInit& b) {
   if (b.size == 1 || WEFT_MUTANT("last_cause")) return;
   if (auto why = FirstCause(b.store, b.token).look()) throw as_told(b, std::move(*why));
 }
 
-Failure reason_of(const Bringup& b, const Error& own) {
+Failure reason_of(const GroupInit& b, const Error& own) {
   Failure why{.code = own.code(),
               .text = words_of(b, own.what()),
               .ranks = std::vector<int>(own.ranks().begin(), own.ranks().end())};
@@ -185,7 +185,7 @@ Failure reason_of(const Bringup& b, const Error& own) {
   return why;
 }
 
-Error give_up(const Bringup& b, const Error& own) {
+Error give_up(const GroupInit& b, const Error& own) {
   if (b.size == 1 || WEFT_MUTANT("last_cause")) return own;
   const Failure mine = reason_of(b, own);
   Failure first = FirstCause(b.store, b.token).raise(mine);
@@ -200,7 +200,7 @@ Error give_up(const Bringup& b, const Error& own) {
                      .ranks = std::vector<int>(own.ranks().begin(), own.ranks().end())});
 }
 
-std::optional<std::string> await(const Bringup& b, const std::string& key) {
+std::optional<std::string> await(const GroupInit& b, const std::string& key) {
   for (Duration pause = kFirstLook;; pause = std::min(2 * pause, kRareLook)) {
     const bool last = b.deadline.left() <= pause;
     const Deadline until = last ? b.deadline : Deadline::after(pause);
@@ -217,8 +217,8 @@ std::optional<std::string> await(const Bringup& b, const std::string& key) {
 namespace {
 
 // The deadline has passed. Names who did not come; where all came, the one that came last, which was to put
-// the cards together.
-[[noreturn]] void throw_late(const Bringup& b, std::string_view what, const std::string& build,
+// the infos together.
+[[noreturn]] void throw_late(const GroupInit& b, std::string_view what, const std::string& build,
                              Clock::time_point began) {
   const Deadline answer = Deadline::after(kAnswer + kAnswerEach * b.size);
   std::vector<int> absent, last;
@@ -232,8 +232,8 @@ namespace {
   throw_absent(b, absent.empty() ? last : absent, std::chrono::duration_cast<Duration>(Clock::now() - began));
 }
 
-// By who came last. The others are about to set their cards, or have: one that died before it had is absent.
-void put_together(const Bringup& b, std::string_view what, const std::string& build,
+// By who came last. The others are about to set their infos, or have: one that died before it had is absent.
+void put_together(const GroupInit& b, std::string_view what, const std::string& build,
                   Clock::time_point began) {
   std::vector<std::string> all;
   for (int r = 0; r < b.size; ++r) {
@@ -246,7 +246,7 @@ void put_together(const Bringup& b, std::string_view what, const std::string& bu
 
 }  // namespace
 
-void announce(const Bringup& b, std::string_view what, std::string_view card, std::uint64_t layout) {
+void announce(const GroupInit& b, std::string_view what, std::string_view info, std::uint64_t layout) {
   const auto began = Clock::now();
   const std::string build = build_word(layout, b.rank);
   for_group(b, [&] {
@@ -254,17 +254,17 @@ void announce(const Bringup& b, std::string_view what, std::string_view card, st
         b.store->add(key_of(b, what, "count"), (std::int64_t{b.size} << kCountBits) + 1, b.deadline);
     const std::int64_t sizes = sum >> kCountBits, count = sum - (sizes << kCountBits);
     // What build it is comes first, whatever other versions write after it.
-    b.store->set(key_of(b, what, b.rank), fmt::format("{} {} {} {}", build, b.size, count, card), b.deadline);
+    b.store->set(key_of(b, what, b.rank), fmt::format("{} {} {} {}", build, b.size, count, info), b.deadline);
     if (sizes != count * b.size) name_mismatch(b, what, build, sizes);
     if (count == b.size) put_together(b, what, build, began);
   });
 }
 
-std::vector<std::string> join(const Bringup& b, std::string_view what, std::string_view card,
+std::vector<std::string> join(const GroupInit& b, std::string_view what, std::string_view info,
                               std::uint64_t layout) {
-  if (b.size == 1) return {std::string(card)};
+  if (b.size == 1) return {std::string(info)};
   const auto began = Clock::now();
-  announce(b, what, card, layout);
+  announce(b, what, info, layout);
   const std::string build = build_word(layout, b.rank);
   return for_group(b, [&] {
     std::optional<std::string> all;
@@ -275,16 +275,16 @@ std::vector<std::string> join(const Bringup& b, std::string_view what, std::stri
       throw;
     }
     if (!all) throw_late(b, what, build, began);
-    std::vector<std::string> cards = unpack(b, *all);
+    std::vector<std::string> infos = unpack(b, *all);
     for (int r = 0; r < b.size; ++r) {
-      std::string& text = cards[static_cast<std::size_t>(r)];
-      text = parse(b, build, r, text).card;
+      std::string& text = infos[static_cast<std::size_t>(r)];
+      text = parse(b, build, r, text).info;
     }
-    return cards;
+    return infos;
   });
 }
 
-void withdraw(const Bringup& b, std::string_view what) noexcept {
+void withdraw(const GroupInit& b, std::string_view what) noexcept {
   if (b.size == 1) return;
   try {
     const Deadline answer = Deadline::after(kAnswer);
@@ -294,7 +294,7 @@ void withdraw(const Bringup& b, std::string_view what) noexcept {
   } catch (const std::exception&) {}  // a few bytes stay behind
 }
 
-void throw_absent(const Bringup& b, std::vector<int> ranks, Duration waited) {
+void throw_absent(const GroupInit& b, std::vector<int> ranks, Duration waited) {
   std::string text = fmt::format("group \"{}\": rank{} {} did not join within {:.3g} s [rank {}]", b.name,
                                  ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
                                  std::chrono::duration<double>(waited).count(), b.rank);

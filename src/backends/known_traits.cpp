@@ -18,13 +18,13 @@ Traits shm() {
       if (can_reduce(static_cast<DType>(d), static_cast<ReduceOp::Kind>(k)))
         t.reduces[static_cast<std::size_t>(k)] |= dtype_bit(static_cast<DType>(d));
   t.native_is_canonical = true;
-  t.promises = {.deadline = true,
-                .names_absent = true,
-                .detects_death = true,
-                .survives_death = true,
-                .checks_calls = true,
-                .revocable = true,
-                .quiesces = true};
+  t.guarantees = {.deadline = true,
+                  .names_absent = true,
+                  .detects_death = true,
+                  .survives_death = true,
+                  .checks_calls = true,
+                  .revocable = true,
+                  .quiesces = true};
   return t;
 }
 
@@ -45,13 +45,13 @@ Traits mpi(std::string_view name) {
   reduce_pairwise(t);
   t.rings = false;
   // mpirun ends the whole job when a rank dies; where it does not, the rank is absent at the deadline.
-  t.promises = {.deadline = true,
-                .names_absent = true,
-                .detects_death = false,
-                .survives_death = false,
-                .checks_calls = true,
-                .revocable = true,
-                .quiesces = true};
+  t.guarantees = {.deadline = true,
+                  .names_absent = true,
+                  .detects_death = false,
+                  .survives_death = false,
+                  .checks_calls = true,
+                  .revocable = true,
+                  .quiesces = true};
   return t;
 }
 
@@ -78,7 +78,7 @@ Traits nccl() {
   t.device = true;
   t.progress = ProgressStyle::stream;
   t.rings = false;
-  t.promises = {
+  t.guarantees = {
       .deadline = true, .names_absent = true, .survives_death = true, .revocable = true, .quiesces = true};
   return t;
 }
@@ -93,13 +93,13 @@ Traits gloo() {
            .dtypes = kAllDTypes};
   reduce_pairwise(t);
   t.progress = ProgressStyle::threaded;
-  t.promises = {.deadline = true,
-                .names_absent = true,
-                .detects_death = true,
-                .survives_death = true,
-                .checks_calls = true,
-                .revocable = true,
-                .quiesces = true};
+  t.guarantees = {.deadline = true,
+                  .names_absent = true,
+                  .detects_death = true,
+                  .survives_death = true,
+                  .checks_calls = true,
+                  .revocable = true,
+                  .quiesces = true};
   t.spin = false;
   return t;
 }
@@ -109,7 +109,7 @@ Traits gloo() {
 // quiesce() says false.
 Traits shm_single_copy() {
   Traits t = shm();
-  t.promises.quiesces = false;
+  t.guarantees.quiesces = false;
   return t;
 }
 

@@ -73,7 +73,7 @@ const BackendPlugin& load(const std::string& file, std::string_view name) {
   };
   same_size("OpState", plugin->op_state_bytes, sizeof(OpState));
   same_size("Traits", plugin->traits_bytes, sizeof(Traits));
-  same_size("Bringup", plugin->bringup_bytes, sizeof(Bringup));
+  same_size("GroupInit", plugin->group_init_bytes, sizeof(GroupInit));
   if (plugin->name == nullptr || plugin->name != name)
     refuse(file, fmt::format("says its name is \"{}\"; expected \"{}\"",
                              plugin->name ? plugin->name : "(null)", name));
@@ -146,7 +146,7 @@ namespace {
 const BackendPlugin& find_plugin(Context& context, std::string_view name) {
   if (!may_be_a_name(name))
     throw Error(ErrorCode::bad_argument,
-                fmt::format("backend \"{}\" is no name; expected letters, digits, '-' and '_'", name));
+                fmt::format("backend \"{}\" is no name; expected envelopes, digits, '-' and '_'", name));
   const std::vector<std::string> folders = backend_folders();
   for (const std::string& folder : folders) {
     const std::string file = file_of(folder, name);
@@ -170,7 +170,7 @@ BackendFactory load_backend(Context& context, std::string_view name) {
   if (name == "auto") return make_auto_backend;
   const auto make = find_plugin(context, name).make;
   if (known_traits(name) != nullptr) return make;  // weft's own compare their builds as they meet
-  return [make](const Bringup& b) {
+  return [make](const GroupInit& b) {
     compare_builds(b);
     return make(b);
   };

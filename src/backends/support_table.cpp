@@ -32,22 +32,22 @@ std::string row_of(std::string_view label, const Cell& cell) {
   return line + "\n";
 }
 
-std::string word(Road road) {
-  switch (road) {
-    case Road::native: return "native";
-    case Road::composed: return "composed";
-    case Road::unsupported: return "unsupported";
+std::string word(OpSupport op_support) {
+  switch (op_support) {
+    case OpSupport::native: return "native";
+    case OpSupport::composed: return "composed";
+    case OpSupport::unsupported: return "unsupported";
   }
   return {};
 }
 
 // "native", or where the dtypes differ "native; composed: f16 bf16".
-std::string by_dtype(const std::vector<DType>& dtypes, const std::function<Road(DType)>& road) {
+std::string by_dtype(const std::vector<DType>& dtypes, const std::function<OpSupport(DType)>& op_support) {
   std::string text;
-  for (const Road r : {Road::native, Road::composed, Road::unsupported}) {
+  for (const OpSupport r : {OpSupport::native, OpSupport::composed, OpSupport::unsupported}) {
     std::vector<std::string_view> these;
     for (const DType d : dtypes)
-      if (road(d) == r) these.push_back(name(d));
+      if (op_support(d) == r) these.push_back(name(d));
     if (these.empty()) continue;
     if (these.size() == dtypes.size()) return word(r);
     text += fmt::format("{}{}: {}", text.empty() ? "" : "; ", word(r), fmt::join(these, " "));
@@ -81,7 +81,7 @@ std::string moving() {
     if (row(op).reduces) continue;
     text += row_of(name(op), [&](const Traits& t) {
       return by_dtype(all_dtypes(),
-                      [&](DType d) { return road(t, op, d, ReduceOp::Kind::sum, Order::native); });
+                      [&](DType d) { return op_support(t, op, d, ReduceOp::Kind::sum, Order::native); });
     });
   }
   return text;
@@ -94,9 +94,9 @@ std::string reducing() {
     const auto op = static_cast<Op>(o);
     if (!row(op).reduces) continue;
     for (const Order order : {Order::native, Order::canonical})
-      text +=
-          row_of(fmt::format("{}{}", name(op), order == Order::canonical ? ", canonical order" : ""),
-                 [&](const Traits& t) { return word(road(t, op, DType::f32, ReduceOp::Kind::sum, order)); });
+      text += row_of(
+          fmt::format("{}{}", name(op), order == Order::canonical ? ", canonical order" : ""),
+          [&](const Traits& t) { return word(op_support(t, op, DType::f32, ReduceOp::Kind::sum, order)); });
   }
   return text;
 }
@@ -111,7 +111,8 @@ std::string reductions() {
         if (can_reduce(d, kind)) defined.push_back(d);
       if (defined.empty()) continue;
       text += row_of(fmt::format("{} of {}", name(kind), c.label), [&](const Traits& t) {
-        return by_dtype(defined, [&](DType d) { return road(t, Op::all_reduce, d, kind, Order::native); });
+        return by_dtype(defined,
+                        [&](DType d) { return op_support(t, Op::all_reduce, d, kind, Order::native); });
       });
     }
   }
@@ -121,23 +122,24 @@ std::string reductions() {
 std::string promises() {
   struct Promise {
     std::string_view label;
-    bool Promises::*of;
+    bool FailureGuarantees::*of;
   };
   const Promise all[] = {
-      {"a call not finished by its deadline fails with `timeout`", &Promises::deadline},
-      {"the time-out names the ranks that had not arrived", &Promises::names_absent},
-      {"a rank that dies is `peer_lost` on every survivor, before the deadline", &Promises::detects_death},
-      {"survivors may go on, in other groups", &Promises::survives_death},
-      {"ranks that call different things get `mismatch`", &Promises::checks_calls},
-      {"a failed call leaves the caller's memory", &Promises::revocable},
-      {"`quiesce()` becomes true even where a peer is stopped", &Promises::quiesces},
+      {"a call not finished by its deadline fails with `timeout`", &FailureGuarantees::deadline},
+      {"the time-out names the ranks that had not arrived", &FailureGuarantees::names_absent},
+      {"a rank that dies is `peer_lost` on every survivor, before the deadline",
+       &FailureGuarantees::detects_death},
+      {"survivors may go on, in other groups", &FailureGuarantees::survives_death},
+      {"ranks that call different things get `mismatch`", &FailureGuarantees::checks_calls},
+      {"a failed call leaves the caller's memory", &FailureGuarantees::revocable},
+      {"`quiesce()` becomes true even where a peer is stopped", &FailureGuarantees::quiesces},
   };
   std::string text = head("promise");
   for (const Promise& p : all)
     text += row_of(p.label, [&](const Traits& t) -> std::string {
-      if (t.name == "shm" && !(shm_single_copy_traits().promises.*p.of) && t.promises.*p.of)
+      if (t.name == "shm" && !(shm_single_copy_traits().guarantees.*p.of) && t.guarantees.*p.of)
         return "yes; no with `WEFT_SINGLE_COPY=push`";
-      return t.promises.*p.of ? "yes" : "no";
+      return t.guarantees.*p.of ? "yes" : "no";
     });
   text += row_of("memory", [](const Traits& t) { return t.device ? "CUDA" : "host"; });
   text += row_of("its own order is the canonical one",
@@ -181,7 +183,7 @@ Of an f32 sum; where the next table says composed, so is the operation.
 Of `all_reduce` in native order. What is not listed is not defined: f8 is moved, never combined.
 
 {}
-## Promises
+## FailureGuarantees
 
 {}
 Over shm nothing moves, and `quiesce()` waits for the stopped rank, while pages are pinned ([shm.md](shm.md), "Failure").

@@ -143,7 +143,7 @@ struct Checker {
         (op.scale != std::trunc(op.scale) || std::abs(op.scale) > 0x1p53))
       wrong(ErrorCode::bad_argument, "scale is {}; expected a whole number of at most 2^53 for {}", op.scale,
             name(dtype));
-    if (road(traits, call.op, dtype, op.kind, call.options.order) == Road::unsupported)
+    if (op_support(traits, call.op, dtype, op.kind, call.options.order) == OpSupport::unsupported)
       wrong(ErrorCode::unsupported, "backend {} has no {} of {}{}", traits.name,
             op.kind == ReduceOp::Kind::user ? "reduction by a user's function" : name(op), name(dtype),
             call.options.order == Order::canonical ? " in canonical order" : "");
@@ -353,8 +353,8 @@ bool plainly_right(const Request& call, const Traits& traits, int rank, int size
     c.reduction(call.in.dtype);
     c.aligned(call.in, c.have.in_count, "in");
     if (out) c.aligned(call.out, c.have.out_count, "out");
-  } else if (road(traits, call.op, in ? call.in.dtype : call.out.dtype, ReduceOp::Kind::sum, Order::native) ==
-             Road::unsupported) {
+  } else if (op_support(traits, call.op, in ? call.in.dtype : call.out.dtype, ReduceOp::Kind::sum,
+                        Order::native) == OpSupport::unsupported) {
     c.wrong(ErrorCode::unsupported, "backend {} cannot do it", traits.name);
   }
   if (in && out) c.counts(r);

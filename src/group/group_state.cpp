@@ -56,13 +56,13 @@ std::string words_of(const std::exception& e) {
 }
 
 // What a transport's library throws becomes an Error here: no memory, no threads, or its own words.
-std::unique_ptr<Backend> call_factory(const BackendFactory& factory, const Bringup& b) {
+std::unique_ptr<Backend> call_factory(const BackendFactory& factory, const GroupInit& b) {
   const auto failed = [&](const std::string& why) {
     return Error(ErrorCode::system, fmt::format("group \"{}\": {} [rank {}]", b.name, why, b.rank));
   };
   try {
     // It waits for ranks in many places, and peers of this rank's other groups may ask who is there.
-    ProgressList& progress = b.context.progress(b.identity);
+    ProgressEngine& progress = b.context.progress(b.process_rank);
     const CalledInWaits answers([&progress] { progress.answer(); });
     return factory(b);
   } catch (const Error&) {
@@ -81,7 +81,7 @@ std::unique_ptr<Backend> call_factory(const BackendFactory& factory, const Bring
 
 // The one place where a transport is made: a rank that cannot tells the others why, and none blames one that
 // only gave up because of another.
-std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const Bringup& b) {
+std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const GroupInit& b) {
   try {
     return call_factory(factory, b);
   } catch (const Error& e) {
@@ -93,7 +93,7 @@ std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const Bring
 
 GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Membership& m,
                        std::string token_in, int ranks_here_in, Origin origin_in,
-                       const std::shared_ptr<Store>& meeting, Duration patience)
+                       const std::shared_ptr<Store>& rendezvous_store, Duration patience)
     : context(context_in),
       factory(std::move(factory_in)),
       member(m),
@@ -101,31 +101,31 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
       ranks_here(ranks_here_in),
       origin(std::move(origin_in)),
       helped_(m.progress == Progress::thread && m.size > 1),
-      traces_(context_in.attached<Traces>()) {
-  const int identity = m.identity < 0 ? m.rank : m.identity;
+      trace_files_(context_in.attached<TraceFiles>()) {
+  const int process_rank = m.process_rank < 0 ? m.rank : m.process_rank;
   backend_ = make_backend(
-      factory, Bringup{.context = context,
-                       .store = meeting ? meeting : m.store,
-                       .token = token,
-                       .name = m.name,
-                       .rank = m.rank,
-                       .size = m.size,
-                       .identity = identity,
-                       .ranks_here = helped_ ? 2 * ranks_here : ranks_here,
-                       .deadline = Deadline::after(patience > Duration::zero() ? patience : m.deadline),
-                       .test = m.test});
+      factory, GroupInit{.context = context,
+                         .store = rendezvous_store ? rendezvous_store : m.store,
+                         .token = token,
+                         .name = m.name,
+                         .rank = m.rank,
+                         .size = m.size,
+                         .process_rank = process_rank,
+                         .ranks_here = helped_ ? 2 * ranks_here : ranks_here,
+                         .deadline = Deadline::after(patience > Duration::zero() ? patience : m.deadline),
+                         .test = m.test});
   if (needs_composition(backend_->traits())) backend_ = compose(std::move(backend_), m.rank, m.size);
   spin_ = backend_->traits().spin;
   rings_ = backend_->traits().rings;
-  progress_ = &context.progress(identity);
-  recorder_ = traces_.open({.group = member.name,
-                            .id = token,
-                            .rank = member.rank,
-                            .size = member.size,
-                            .backend = std::string(backend_name()),
-                            .host = {},
-                            .boot = {},
-                            .identity = identity});
+  progress_ = &context.progress(process_rank);
+  recorder_ = trace_files_.open({.group = member.name,
+                                 .id = token,
+                                 .rank = member.rank,
+                                 .size = member.size,
+                                 .backend = std::string(backend_name()),
+                                 .host = {},
+                                 .boot = {},
+                                 .process_rank = process_rank});
   context.arena().add_holder(this);
   progress_->add(this);
   try {
@@ -133,7 +133,7 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
   } catch (...) {
     progress_->remove(this);
     context.arena().remove_holder(this);
-    traces_.close(recorder_);
+    trace_files_.close(recorder_);
     throw;
   }
   context.log().flush();
@@ -143,7 +143,7 @@ GroupState::~GroupState() {
   progress_->remove(this);
   if (helped_) progress_->remove_helped(spin_);
   context.arena().remove_holder(this);
-  traces_.close(recorder_);
+  trace_files_.close(recorder_);
 }
 
 void GroupState::release() noexcept {
@@ -474,7 +474,7 @@ void GroupState::finish(std::uint32_t index) noexcept {
   if (helped_) progress_->in_flight(-1);
   slot.generation.store(slot.generation.load(std::memory_order_relaxed) + 1, std::memory_order_release);
   in_flight_.store(in_flight_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
-  if (asleep_.load(std::memory_order_relaxed) > 0) progress_->bell().ring();
+  if (asleep_.load(std::memory_order_relaxed) > 0) progress_->doorbell().ring();
 }
 
 // True where something moved. Called by the owner.
@@ -672,9 +672,9 @@ void GroupState::tell_failed() noexcept {
     failure_ = backend_->failure();
   }
   recorder_->failed(*failure_);
-  traces_.write(recorder_);
+  trace_files_.write(recorder_);
   failed_.store(true, std::memory_order_release);
-  progress_->bell().ring();
+  progress_->doorbell().ring();
 }
 
 std::optional<Failure> GroupState::failure() const {
@@ -684,8 +684,9 @@ std::optional<Failure> GroupState::failure() const {
 
 // What fails with it is a call of `op`: the first cause may be that of another, or of none.
 void GroupState::throw_failure(Op op, std::uint64_t call) {
-  context.log().flush();                                  // what was to be said before it
-  if (!told_.exchange(true)) traces_.written(recorder_);  // a disk that hangs holds up the first Error alone
+  context.log().flush();  // what was to be said before it
+  if (!told_.exchange(true))
+    trace_files_.written(recorder_);  // a disk that hangs holds up the first Error alone
   const bool quiet = quiesced_.load(std::memory_order_acquire) || backend_->quiet();
   Failure f;
   {
@@ -707,7 +708,7 @@ void GroupState::throw_failure(Op op, std::uint64_t call) {
 template <class Done, class After>
 bool GroupState::drive_until(const Done& done, Deadline limit, const After& after) noexcept {
   const int spins = spin_ ? kSpins : 0;
-  const ProgressList::Waiter waiter(*progress_);
+  const ProgressEngine::Waiter waiter(*progress_);
   Clock::time_point asleep_since;
   for (int idle = 0;;) {
     if (done()) return true;

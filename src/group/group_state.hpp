@@ -16,7 +16,7 @@
 #include "backends/request.hpp"
 #include "base/suspension.hpp"
 #include "group/check.hpp"
-#include "group/traces.hpp"
+#include "group/trace_files.hpp"
 #include "host/arena.hpp"
 #include "host/progress.hpp"
 #include "weft/group/process_group.hpp"
@@ -35,9 +35,10 @@ class GroupState final : public Driven, public BlockHolder {
   static constexpr std::uint32_t kSlots = 64;
 
   /// Lives until its handle has let go of it and every Work was given back.
-  /// `ranks_here`: see Bringup. `meeting`: where the ranks meet now, where that is not the member's store.
+  /// `ranks_here`: see GroupInit. `rendezvous_store`: where the ranks meet now, where that is not the
+  /// member's store.
   GroupState(Context& context, BackendFactory factory, const Membership& m, std::string token, int ranks_here,
-             Origin origin = {}, const std::shared_ptr<Store>& meeting = {}, Duration patience = {});
+             Origin origin = {}, const std::shared_ptr<Store>& rendezvous_store = {}, Duration patience = {});
   /// By the handle, once.
   void release() noexcept;
 
@@ -190,7 +191,7 @@ class GroupState final : public Driven, public BlockHolder {
   std::string tail(const OpState* op = nullptr) const;
 
   std::unique_ptr<Backend> backend_;
-  ProgressList* progress_ = nullptr;
+  ProgressEngine* progress_ = nullptr;
   bool spin_ = true, rings_ = true;
   const bool helped_;  // Progress::thread, and peers to meet
 
@@ -222,7 +223,7 @@ class GroupState final : public Driven, public BlockHolder {
   std::atomic<int> asleep_{0};  // threads of this rank asleep
 
   std::atomic<bool> failed_{false};
-  Traces& traces_;
+  TraceFiles& trace_files_;
   std::shared_ptr<Recorder> recorder_;
   mutable std::mutex mutex_;
   std::optional<Failure> failure_;

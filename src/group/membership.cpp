@@ -9,7 +9,7 @@ Membership Membership::from_env(Context& context, Duration deadline) {
   context.check_fork("Membership::from_env");
   Place place = meet_by_env(context, Deadline::after(deadline));
   Membership m;
-  m.identity = 0;  // one rank per process
+  m.process_rank = 0;  // one rank per process
   m.store = std::move(place.store);
   m.rank = place.rank;
   m.size = place.size;

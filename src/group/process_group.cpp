@@ -220,7 +220,7 @@ ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> 
     wrong(fmt::format("ranks {} does not hold this rank, {}; only members may call it",
                       fmt::join(ranks, ", "), rank()));
   Membership m = state_->member;
-  m.identity = m.identity < 0 ? m.rank : m.identity;
+  m.process_rank = m.process_rank < 0 ? m.rank : m.process_rank;
   m.rank = static_cast<int>(mine - ranks.begin());
   m.size = static_cast<int>(ranks.size());
   m.name = std::string(name);

@@ -281,16 +281,16 @@ class Shrinking {
       const Ranks gone = group_.gone();
       return std::any_of(gone.begin(), gone.end(), [&](int r) { return holds(members, r); });
     };
-    const auto meeting = std::make_shared<RoundStore>(store_, [&] {
+    const auto rendezvous_store = std::make_shared<RoundStore>(store_, [&] {
       if (lost() || bad(read(built)))
         throw Error(ErrorCode::peer_lost, "shrink: a rank was lost while the group was made");
     });
     GroupState* made = nullptr;
     try {
-      made = make(members, round, meeting);
-      meeting->over();
+      made = make(members, round, rendezvous_store);
+      rendezvous_store->over();
     } catch (const Error& e) {
-      meeting->over();
+      rendezvous_store->over();
       const bool first = spoil();
       const bool others = e.code() == ErrorCode::timeout || e.code() == ErrorCode::peer_lost;
       if ((first && !others && !lost()) || tries >= kTries) {
@@ -299,7 +299,7 @@ class Shrinking {
       }
       return nullptr;
     } catch (...) {
-      meeting->over();
+      rendezvous_store->over();
       spoil();
       resign(round + 1);
       throw;
@@ -334,17 +334,17 @@ class Shrinking {
     made->release();
   }
 
-  GroupState* make(const Ranks& members, int round, const std::shared_ptr<Store>& meeting) const {
+  GroupState* make(const Ranks& members, int round, const std::shared_ptr<Store>& rendezvous_store) const {
     Origin origin{.ranks = members, .name = group_.origin.name, .shrinks = group_.origin.shrinks + 1};
     if (origin.name.empty()) origin.name = group_.member.name;
     Membership m = group_.member;
-    m.identity = m.identity < 0 ? m.rank : m.identity;
+    m.process_rank = m.process_rank < 0 ? m.rank : m.process_rank;
     m.rank = static_cast<int>(std::find(members.begin(), members.end(), rank_) - members.begin());
     m.size = static_cast<int>(members.size());
     m.name = fmt::format("{}/shrunk{}", origin.name,
                          origin.shrinks == 1 ? std::string() : std::to_string(origin.shrinks));
     return new GroupState(group_.context, group_.factory, m, key("group", round),
-                          group_.ranks_here_of(m.size), std::move(origin), meeting, limit_);
+                          group_.ranks_here_of(m.size), std::move(origin), rendezvous_store, limit_);
   }
 
   GroupState& group_;

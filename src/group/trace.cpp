@@ -85,7 +85,7 @@ std::string events(std::span<const Trace> traces, std::span<const std::int64_t> 
   };
   std::map<Key, Process> processes;
   for (const Trace& t : traces) {
-    Process& p = processes[{t.boot, t.host, t.process, t.identity}];
+    Process& p = processes[{t.boot, t.host, t.process, t.process_rank}];
     if (p.widest == nullptr || t.size > p.widest->size) p.widest = &t;
   }
   std::vector<Process*> order;
@@ -109,7 +109,7 @@ std::string events(std::span<const Trace> traces, std::span<const std::int64_t> 
   for (std::size_t i = 0; i < traces.size(); ++i) {
     const Trace& t = traces[i];
     const std::int64_t zero = t.began_monotonic_ns + (shifts.empty() ? 0 : shifts[i]);
-    Process& p = processes[{t.boot, t.host, t.process, t.identity}];
+    Process& p = processes[{t.boot, t.host, t.process, t.process_rank}];
     std::vector<std::int64_t> durations;
     const std::vector<int> row_of = rows(t, durations);
     const int first_row = p.rows;
@@ -151,10 +151,10 @@ std::string_view name(CallState state) noexcept {
 std::string to_json(const Trace& t, bool with_events) {
   std::string out = fmt::format(
       "{{\"weft_trace\": 1, \"group\": {}, \"id\": {}, \"rank\": {}, \"size\": {}, \"backend\": {},\n"
-      " \"host\": {}, \"boot\": {}, \"process\": {}, \"identity\": {},\n"
+      " \"host\": {}, \"boot\": {}, \"process\": {}, \"process_rank\": {},\n"
       " \"began_monotonic_ns\": {}, \"began_realtime_ns\": {}, \"taken_ns\": {}, \"forgotten\": {},\n",
       quoted(t.group), quoted(t.id), t.rank, t.size, quoted(t.backend), quoted(t.host), quoted(t.boot),
-      t.process, t.identity, t.began_monotonic_ns, t.began_realtime_ns, t.taken_ns, t.forgotten);
+      t.process, t.process_rank, t.began_monotonic_ns, t.began_realtime_ns, t.taken_ns, t.forgotten);
   if (t.failure) {
     const Failure& f = t.failure->why;
     out += fmt::format(

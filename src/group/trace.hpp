@@ -34,7 +34,7 @@ struct Trace {
   int rank = 0, size = 1;
   std::string backend, host;
   std::string boot;  ///< equal where the monotonic clock is the same
-  int process = 0, identity = 0;
+  int process = 0, process_rank = 0;
   /// Two clocks when the group was made: the first lines up the ranks of a host, the second the hosts.
   std::int64_t began_monotonic_ns = 0, began_realtime_ns = 0;
   std::int64_t taken_ns = 0;

@@ -36,7 +36,7 @@ namespace weft {
 // An evacuated block keeps its address and gets other pages: those of a `donor`, a block taken in the usual
 // way, whose place in its segment is mapped a second time over the evacuated address range. From then on
 //   - the address range belongs to an `island` of its own: it is recycled, but never merged with its
-//   neighbours,
+//   peer processes,
 //     because its pages are not next to theirs;
 //   - the donor's own address range is never handed out: its pages are in use elsewhere;
 //   - the old place is retired: its pages are returned to the system, no address of this process leads there.

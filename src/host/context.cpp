@@ -12,7 +12,7 @@
 
 #include "host/arena.hpp"
 #include "host/local_memory.hpp"
-#include "host/neighbourhood.hpp"
+#include "host/peers.hpp"
 #include "host/progress.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
@@ -69,7 +69,7 @@ struct Context::Impl {
         log(options.log_level, options.log_sink),
         fork_mark(log),
         arena(log, options.segment_bytes),
-        neighbourhood(log, arena),
+        host_peers(log, arena),
         process(::getpid()) {}
   ~Impl() {
     while (!attachments.empty()) attachments.pop_back();
@@ -80,11 +80,11 @@ struct Context::Impl {
   ForkMark fork_mark;
   LocalMemory local_memory;
   Arena arena;
-  Neighbourhood neighbourhood;
+  HostPeers host_peers;
   const pid_t process;
 
   std::mutex progress_mutex;
-  std::map<int, std::unique_ptr<ProgressList>> progress;  // by identity
+  std::map<int, std::unique_ptr<ProgressEngine>> progress;  // by process_rank
 
   std::recursive_mutex attachments_mutex;  // recursive: making one may ask for another
   int attachments_being_made = 0;
@@ -104,15 +104,16 @@ Logger& Context::log() noexcept { return impl_->log; }
 const ContextOptions& Context::options() const noexcept { return impl_->options; }
 Arena& Context::arena() noexcept { return impl_->arena; }
 LocalMemory& Context::local_memory() noexcept { return impl_->local_memory; }
-Neighbourhood& Context::neighbourhood() noexcept { return impl_->neighbourhood; }
+HostPeers& Context::host_peers() noexcept { return impl_->host_peers; }
 
-ProgressList& Context::progress(int identity) {
-  if (identity < 0)
+ProgressEngine& Context::progress(int process_rank) {
+  if (process_rank < 0)
     throw Error(ErrorCode::bad_argument,
-                fmt::format("context: identity is {}; expected 0 or more", identity));
+                fmt::format("context: process_rank is {}; expected 0 or more", process_rank));
   const std::lock_guard lock(impl_->progress_mutex);
-  auto& list = impl_->progress[identity];
-  if (!list) list = std::make_unique<ProgressList>(impl_->neighbourhood.own_bell(identity), impl_->log);
+  auto& list = impl_->progress[process_rank];
+  if (!list)
+    list = std::make_unique<ProgressEngine>(impl_->host_peers.own_doorbell(process_rank), impl_->log);
   return *list;
 }
 

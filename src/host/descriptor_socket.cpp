@@ -35,7 +35,7 @@ Descriptor open_socket() noexcept {
 }
 
 Transfer transfer_error() noexcept {
-  if (errno == ETOOMANYREFS) return Transfer::crowded;
+  if (errno == ETOOMANYREFS) return Transfer::too_many_in_flight;
   return errno == EAGAIN || errno == EINTR || errno == ENOBUFS ? Transfer::later : Transfer::closed;
 }
 
@@ -45,17 +45,17 @@ Credentials credentials(int socket) {
   ucred c{};
   socklen_t bytes = sizeof c;
   if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &c, &bytes) != 0)
-    throw_errno("neighbourhood: the other side's credentials", errno);
+    throw_errno("host peers: the other side's credentials", errno);
   return {c.pid, c.uid};
 }
 
 Descriptor listen_abstract(const std::string& name) {
   Descriptor s = open_socket();
-  if (!s) throw_errno("neighbourhood: no Unix socket", errno);
+  if (!s) throw_errno("host peers: no Unix socket", errno);
   const AbstractAddress a = abstract_address(name);
   if (::bind(s.get(), reinterpret_cast<const sockaddr*>(&a.address), a.bytes) != 0)
-    throw_errno("neighbourhood: bind", errno);
-  if (::listen(s.get(), kBacklog) != 0) throw_errno("neighbourhood: listen", errno);
+    throw_errno("host peers: bind", errno);
+  if (::listen(s.get(), kBacklog) != 0) throw_errno("host peers: listen", errno);
   return s;
 }
 

@@ -1,5 +1,5 @@
 // Messages with descriptors between processes of one host: sequenced packets over an abstract Unix socket, as
-// the neighbourhood uses them. Nothing here blocks; who waits, polls.
+// the host peers uses them. Nothing here blocks; who waits, polls.
 #pragma once
 
 #include <sys/types.h>
@@ -13,12 +13,12 @@ namespace weft {
 
 /// What one process asks another for. Fixed size; checked by the receiver.
 struct SocketRequest {
-  enum class Kind : std::uint32_t { board, segment, region };
+  enum class Kind : std::uint32_t { block, segment, region };
   static constexpr std::uint32_t kMagic = 0x57454654;
   static constexpr std::size_t kNameBytes = 1000;
 
   std::uint32_t magic = kMagic;
-  Kind kind = Kind::board;
+  Kind kind = Kind::block;
   std::uint64_t number =
       0;  ///< repeated by the reply, so that a late reply to a request given up is told apart
   std::uint32_t segment = 0;
@@ -28,11 +28,11 @@ struct SocketRequest {
 
 struct SocketReply {
   enum class Status : std::uint32_t {
-    ok,         ///< a descriptor comes with it
-    absent,     ///< no such segment or region (yet)
-    no_memory,  ///< it exists, but the system refused memory that others can map; `bytes`: errno
-    stranger,   ///< the asking process runs as another user
-    busy,       ///< it exists, but too many descriptors of this user are on their way: ask again
+    ok,          ///< a descriptor comes with it
+    absent,      ///< no such segment or region (yet)
+    no_memory,   ///< it exists, but the system refused memory that others can map; `bytes`: errno
+    other_user,  ///< the asking process runs as another user
+    busy,        ///< it exists, but too many descriptors of this user are on their way: ask again
   };
   std::uint32_t magic = SocketRequest::kMagic;
   Status status = Status::ok;
@@ -59,7 +59,7 @@ enum class Transfer {
   done,
   later,
   closed,
-  crowded,        ///< the system carries no more descriptors for this user until some have arrived
+  too_many_in_flight,  ///< the system carries no more descriptors for this user until some have arrived
   no_descriptor,  ///< it came whole, but this process may open no more descriptors (or it was sent too many)
 };
 /// Sends one message, with a descriptor where `descriptor` >= 0.

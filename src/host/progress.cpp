@@ -16,20 +16,20 @@ constexpr unsigned kAnswerEvery = 16;  // drives of a rank that waits
 
 }  // namespace
 
-ProgressList::~ProgressList() { assert(helped_ == 0 && "a group outlives its Context"); }
+ProgressEngine::~ProgressEngine() { assert(helped_ == 0 && "a group outlives its Context"); }
 
-void ProgressList::add(Driven* d) {
+void ProgressEngine::add(Driven* d) {
   const std::lock_guard lock(mutex_);
   driven_.push_back(d);
   if (sleepers_ > 0) d->announce_sleep(true);
 }
 
-void ProgressList::remove(Driven* d) noexcept {
+void ProgressEngine::remove(Driven* d) noexcept {
   const std::lock_guard lock(mutex_);
   driven_.erase(std::remove(driven_.begin(), driven_.end(), d), driven_.end());
 }
 
-bool ProgressList::drive_all(const Driven* but) noexcept {
+bool ProgressEngine::drive_all(const Driven* but) noexcept {
   bool moved = false;
   {
     const std::lock_guard lock(mutex_);
@@ -42,18 +42,18 @@ bool ProgressList::drive_all(const Driven* but) noexcept {
   return moved;
 }
 
-void ProgressList::answer() noexcept {
+void ProgressEngine::answer() noexcept {
   const std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return;
   for (Driven* d : driven_) d->answer();
 }
 
-void ProgressList::watch_all() noexcept {
+void ProgressEngine::watch_all() noexcept {
   const std::lock_guard lock(mutex_);
   for (Driven* d : driven_) d->watch();
 }
 
-bool ProgressList::announce_sleep(bool asleep) noexcept {
+bool ProgressEngine::announce_sleep(bool asleep) noexcept {
   const std::lock_guard lock(mutex_);
   const bool first_or_last = asleep ? sleepers_++ == 0 : --sleepers_ == 0;
   bool silent = false;
@@ -67,7 +67,7 @@ bool ProgressList::announce_sleep(bool asleep) noexcept {
 
 // ---- the helper thread ----
 
-void ProgressList::add_helped(bool spin) {
+void ProgressEngine::add_helped(bool spin) {
   const std::lock_guard lock(helper_mutex_);
   if (helped_ == 0) {
     ending_.store(false);
@@ -79,17 +79,17 @@ void ProgressList::add_helped(bool spin) {
   spin_.store(quiet_ == 0);
 }
 
-void ProgressList::remove_helped(bool spin) noexcept {
+void ProgressEngine::remove_helped(bool spin) noexcept {
   const std::lock_guard lock(helper_mutex_);
   quiet_ -= spin ? 0 : 1;
   spin_.store(quiet_ == 0);
   if (--helped_ > 0) return;
   ending_.store(true, std::memory_order_seq_cst);
-  bell_.ring();
+  doorbell_.ring();
   helper_.join();
 }
 
-bool ProgressList::drive_helped() noexcept {
+bool ProgressEngine::drive_helped() noexcept {
   bool moved = false;
   {
     const std::lock_guard lock(mutex_);
@@ -103,7 +103,7 @@ bool ProgressList::drive_helped() noexcept {
   return moved;
 }
 
-bool ProgressList::settled_helped() noexcept {
+bool ProgressEngine::settled_helped() noexcept {
   const std::lock_guard lock(mutex_);
   const bool settled =
       std::all_of(driven_.begin(), driven_.end(), [](Driven* d) { return !d->helped() || d->settled(); });
@@ -112,17 +112,17 @@ bool ProgressList::settled_helped() noexcept {
   return settled;
 }
 
-void ProgressList::help() noexcept {
+void ProgressEngine::help() noexcept {
   // Whoever changes what the helper looks at before it sleeps changes it first and looks at `resting_` after;
-  // here it is the other way round. So one of the two sees the other, and the bell's word, read before both,
-  // has moved on when the helper would fall asleep.
+  // here it is the other way round. So one of the two sees the other, and the doorbell's word, read before
+  // both, has moved on when the helper would fall asleep.
   Clock::time_point asleep_since;
   for (int idle = 0; !ending_.load(std::memory_order_seq_cst);) {
     if (!has_to_help()) {
-      const std::uint32_t seen = bell_.read();
+      const std::uint32_t seen = doorbell_.read();
       resting_.store(true, std::memory_order_seq_cst);
       if (!has_to_help() && !ending_.load(std::memory_order_seq_cst))
-        bell_.sleep(seen, std::chrono::hours(1));
+        doorbell_.sleep(seen, std::chrono::hours(1));
       resting_.store(false, std::memory_order_seq_cst);
       idle = 0;
       continue;

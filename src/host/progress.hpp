@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "host/neighbourhood.hpp"
+#include "host/peers.hpp"
 #include "weft/base/log.hpp"
 
 namespace weft {
@@ -32,7 +32,7 @@ class Driven {
   virtual ~Driven() = default;
   /// Takes the next steps of what is in flight, without blocking. True: something moved.
   virtual bool drive() noexcept = 0;
-  /// Tells peers that this rank is about to sleep on its bell (true) or is awake again (false).
+  /// Tells peers that this rank is about to sleep on its doorbell (true) or is awake again (false).
   virtual void announce_sleep(bool asleep) noexcept = 0;
   /// False: nobody rings when something has happened, so sleepers nap and look again.
   virtual bool rings() const noexcept { return true; }
@@ -54,14 +54,14 @@ class Driven {
 /// One of them may be the helper thread, which drives the groups that ask for it (Driven::helped) while the
 /// program computes. It rests, unannounced, where these have nothing in flight, and where a thread of the
 /// program waits, which drives everything itself. While calls are in flight and nothing moves it sleeps as a
-/// waiter does: announced, so that peers ring. Both ways it sleeps on the rank's bell, which a submitted call
-/// rings then, too.
-class ProgressList {
+/// waiter does: announced, so that peers ring. Both ways it sleeps on the rank's doorbell, which a submitted
+/// call rings then, too.
+class ProgressEngine {
  public:
-  ProgressList(Bell bell, Logger& log) : bell_(bell), log_(log) {}
-  ~ProgressList();
-  ProgressList(const ProgressList&) = delete;
-  ProgressList& operator=(const ProgressList&) = delete;
+  ProgressEngine(Doorbell doorbell, Logger& log) : doorbell_(doorbell), log_(log) {}
+  ~ProgressEngine();
+  ProgressEngine(const ProgressEngine&) = delete;
+  ProgressEngine& operator=(const ProgressEngine&) = delete;
   void add(Driven* d);
   /// After it returns nobody drives `d` through this list.
   void remove(Driven* d) noexcept;
@@ -74,11 +74,11 @@ class ProgressList {
   /// Counts the threads of this rank that sleep: announce_sleep(true) on each group for the first, (false)
   /// for the last. True: one of them does not ring.
   bool announce_sleep(bool asleep) noexcept;
-  /// Sleeps on the rank's bell until a peer rings or `limit` has passed. After the announcement everything is
-  /// driven once more and `finished` asked: where either says yes it does not sleep. No wake-up is lost: a
-  /// peer publishes its step first and looks for sleepers after, so either the last drive sees the step, or
-  /// the peer sees the announcement and rings, which changes the word that was read before it. Where nobody
-  /// rings it naps, and the longer it has `waited` the longer.
+  /// Sleeps on the rank's doorbell until a peer rings or `limit` has passed. After the announcement
+  /// everything is driven once more and `finished` asked: where either says yes it does not sleep. No wake-up
+  /// is lost: a peer publishes its step first and looks for sleepers after, so either the last drive sees the
+  /// step, or the peer sees the announcement and rings, which changes the word that was read before it. Where
+  /// nobody rings it naps, and the longer it has `waited` the longer.
   template <class Finished>
   void sleep(Duration limit, Duration waited, const Finished& finished) noexcept {
     sleep_unless(
@@ -89,7 +89,7 @@ class ProgressList {
         },
         limit, waited);
   }
-  Bell bell() const noexcept { return bell_; }
+  Doorbell doorbell() const noexcept { return doorbell_; }
 
   /// A group wants the helper thread, which the first starts and the last ends. `spin`: it may spin; one that
   /// says no holds for all. Throws system where there can be no thread.
@@ -98,12 +98,12 @@ class ProgressList {
   /// So many calls more, or fewer, are in flight in groups that are helped.
   void in_flight(int change) noexcept {
     pending_.fetch_add(change, std::memory_order_seq_cst);
-    if (change > 0 && resting_.load(std::memory_order_seq_cst)) bell_.ring();
+    if (change > 0 && resting_.load(std::memory_order_seq_cst)) doorbell_.ring();
   }
   /// A thread of the program that drives everything until it has what it waits for: the helper rests.
   class Waiter {
    public:
-    explicit Waiter(ProgressList& list) noexcept
+    explicit Waiter(ProgressEngine& list) noexcept
         : list_(list), counted_(list.helped_.load(std::memory_order_relaxed) > 0) {
       if (counted_) list_.waiters_.fetch_add(1, std::memory_order_seq_cst);
     }
@@ -111,22 +111,22 @@ class ProgressList {
       if (counted_ && list_.waiters_.fetch_sub(1, std::memory_order_seq_cst) == 1 &&
           list_.pending_.load(std::memory_order_seq_cst) > 0 &&
           list_.resting_.load(std::memory_order_seq_cst))
-        list_.bell_.ring();
+        list_.doorbell_.ring();
     }
     Waiter(const Waiter&) = delete;
     Waiter& operator=(const Waiter&) = delete;
 
    private:
-    ProgressList& list_;
+    ProgressEngine& list_;
     const bool counted_;  // without a helper nobody needs to know
   };
 
  private:
   template <class Awake>
   void sleep_unless(const Awake& awake, Duration limit, Duration waited) noexcept {
-    const std::uint32_t seen = bell_.read();
+    const std::uint32_t seen = doorbell_.read();
     const bool naps = announce_sleep(true);
-    if (!awake()) bell_.sleep(seen, naps ? std::min(limit, nap(waited)) : limit);
+    if (!awake()) doorbell_.sleep(seen, naps ? std::min(limit, nap(waited)) : limit);
     announce_sleep(false);
     log_.flush();
   }
@@ -147,7 +147,7 @@ class ProgressList {
   std::vector<Driven*> driven_;
   int sleepers_ = 0;  // threads of this rank that sleep
   unsigned drives_ = 0;
-  Bell bell_;
+  Doorbell doorbell_;
   Logger& log_;
 
   std::mutex helper_mutex_;

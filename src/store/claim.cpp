@@ -8,7 +8,7 @@
 #include <sstream>
 #include <utility>
 
-#include "store/meeting_file.hpp"
+#include "store/rendezvous_file.hpp"
 #include "store/store_table.hpp"
 
 namespace weft {

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "store/meeting_file.hpp"
+#include "store/rendezvous_file.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 #include "weft/store/store.hpp"
@@ -52,21 +52,21 @@ bool present(const Variables& v) {
   return env::get(v.rank) || env::get(v.size);
 }
 
-Seat read_seat(const Variables& v, const char* because) {
-  Seat seat{.launcher = v.launcher, .rank_name = v.rank, .size_name = v.size};
-  if (v.launcher == Launcher::slurm && !env::get(v.size)) seat.size_name = "SLURM_NTASKS";  // older Slurm
-  seat.size =
-      static_cast<int>(required_int(seat.size_name, env::get(v.rank) ? v.rank : because, 1, kMaxRanks));
-  seat.rank = static_cast<int>(required_int(seat.rank_name, seat.size_name, 0, INT_MAX));
-  if (seat.rank >= seat.size) {
+LaunchInfo read_launch_info(const Variables& v, const char* because) {
+  LaunchInfo launch{.launcher = v.launcher, .rank_name = v.rank, .size_name = v.size};
+  if (v.launcher == Launcher::slurm && !env::get(v.size)) launch.size_name = "SLURM_NTASKS";  // older Slurm
+  launch.size =
+      static_cast<int>(required_int(launch.size_name, env::get(v.rank) ? v.rank : because, 1, kMaxRanks));
+  launch.rank = static_cast<int>(required_int(launch.rank_name, launch.size_name, 0, INT_MAX));
+  if (launch.rank >= launch.size) {
     throw Error(ErrorCode::bad_argument,
-                fmt::format("{} is \"{}\"; expected 0 to {} ({} is {})", seat.rank_name, seat.rank,
-                            seat.size - 1, seat.size_name, seat.size));
+                fmt::format("{} is \"{}\"; expected 0 to {} ({} is {})", launch.rank_name, launch.rank,
+                            launch.size - 1, launch.size_name, launch.size));
   }
-  return seat;
+  return launch;
 }
 
-bool same(const Seat& a, const Seat& b) { return a.rank == b.rank && a.size == b.size; }
+bool same(const LaunchInfo& a, const LaunchInfo& b) { return a.rank == b.rank && a.size == b.size; }
 
 /// Hydra's proxy, the same for all ranks of a host, is an ancestor: the ranks may be started by scripts.
 pid_t hydra_proxy() {
@@ -112,48 +112,50 @@ const char* name(Launcher launcher) noexcept {
   return "?";
 }
 
-Seat find_seat(Context& context) {
-  std::vector<Seat> seats;
+LaunchInfo find_launch_info(Context& context) {
+  std::vector<LaunchInfo> launch_infos;
   for (const Variables& v : kVariables) {
     if (!present(v)) continue;
     // What is not used need not be right.
-    if (seats.empty() || (env::get(v.rank) && env::get(v.size))) seats.push_back(read_seat(v, v.size));
+    if (launch_infos.empty() || (env::get(v.rank) && env::get(v.size)))
+      launch_infos.push_back(read_launch_info(v, v.size));
   }
-  if (seats.empty()) {
+  if (launch_infos.empty()) {
     // Where to meet, but not who we are: half of a launcher's variables.
-    if (env::get("WEFT_STORE")) return read_seat(variables_of(Launcher::weft), "WEFT_STORE");
+    if (env::get("WEFT_STORE")) return read_launch_info(variables_of(Launcher::weft), "WEFT_STORE");
     for (const char* where : {"MASTER_PORT", "MASTER_ADDR"})
-      if (env::get(where)) return read_seat(variables_of(Launcher::torchrun), where);
+      if (env::get(where)) return read_launch_info(variables_of(Launcher::torchrun), where);
     return {};
   }
-  const bool by_srun = seats.size() == 2 && seats[0].launcher == Launcher::hydra && same(seats[0], seats[1]);
-  if (by_srun) std::swap(seats[0], seats[1]);
-  const Seat& seat = seats[0];
+  const bool by_srun = launch_infos.size() == 2 && launch_infos[0].launcher == Launcher::hydra &&
+                       same(launch_infos[0], launch_infos[1]);
+  if (by_srun) std::swap(launch_infos[0], launch_infos[1]);
+  const LaunchInfo& launch = launch_infos[0];
   std::vector<std::string> others;
-  for (std::size_t i = 1; i < seats.size(); ++i) others.emplace_back(name(seats[i].launcher));
+  for (std::size_t i = 1; i < launch_infos.size(); ++i) others.emplace_back(name(launch_infos[i].launcher));
   Logger& log = context.log();
   if (log.enabled(LogLevel::info))
     log.write(
         LogLevel::info,
-        fmt::format("rendezvous: rank {} of {} by {} ({}, {}){}", seat.rank, seat.size, name(seat.launcher),
-                    seat.rank_name, seat.size_name,
+        fmt::format("rendezvous: rank {} of {} by {} ({}, {}){}", launch.rank, launch.size,
+                    name(launch.launcher), launch.rank_name, launch.size_name,
                     others.empty() ? "" : fmt::format("; set, but not used: {}", fmt::join(others, ", "))));
   // mpirun inside weft run gives all its processes one and the same WEFT_RANK.
-  for (const Seat& other : seats) {
-    if (other.launcher == Launcher::slurm || same(seat, other)) continue;  // an allocation holds other jobs
+  for (const LaunchInfo& other : launch_infos) {
+    if (other.launcher == Launcher::slurm || same(launch, other)) continue;  // an allocation holds other jobs
     log.write(
         LogLevel::warning,
         fmt::format("rendezvous: {} and {} say rank {} of {}, but {} and {} say rank {} of {}; the first "
                     "hold",
-                    seat.rank_name, seat.size_name, seat.rank, seat.size, other.rank_name, other.size_name,
-                    other.rank, other.size));
+                    launch.rank_name, launch.size_name, launch.rank, launch.size, other.rank_name,
+                    other.size_name, other.rank, other.size));
   }
-  return seat;
+  return launch;
 }
 
-std::string job_of(const Seat& seat) {
+std::string job_of(const LaunchInfo& launch) {
   const auto value = [](const char* variable) { return env::get(variable).value_or(""); };
-  switch (seat.launcher) {
+  switch (launch.launcher) {
     case Launcher::none:
     case Launcher::weft: return "";
     case Launcher::torchrun:
@@ -167,7 +169,7 @@ std::string job_of(const Seat& seat) {
     }
     case Launcher::hydra: {
       // Each host has a proxy of its own: nothing that Hydra tells is the same on several.
-      if (const auto here = env::get("MPI_LOCALNRANKS"); here && *here != std::to_string(seat.size))
+      if (const auto here = env::get("MPI_LOCALNRANKS"); here && *here != std::to_string(launch.size))
         return "hydra";
       const pid_t proxy = hydra_proxy();
       return fmt::format("hydra {} {}", proxy, start_time_of(proxy).value_or(0));
@@ -191,7 +193,7 @@ std::string batch_job() {
   return "";
 }
 
-void require_one_host(const Seat& seat) {
+void require_one_host(const LaunchInfo& launch) {
   const auto several = [&](const std::string& because) {
     throw Error(
         ErrorCode::bad_argument,
@@ -199,12 +201,12 @@ void require_one_host(const Seat& seat) {
                     "rank 0's host, or file:///path on a file system that all share",
                     because));
   };
-  if (const char* local = variables_of(seat.launcher).local_size) {
+  if (const char* local = variables_of(launch.launcher).local_size) {
     const auto here = env::get_int(local, 1, INT_MAX);
-    if (here && *here < seat.size)
-      several(fmt::format("{} is {}, {} is {}", local, *here, seat.size_name, seat.size));
+    if (here && *here < launch.size)
+      several(fmt::format("{} is {}, {} is {}", local, *here, launch.size_name, launch.size));
   }
-  if (seat.launcher == Launcher::slurm) {
+  if (launch.launcher == Launcher::slurm) {
     for (const char* nodes : {"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}) {
       const auto count = env::get_int(nodes, 1, INT_MAX);
       if (count && *count > 1) several(fmt::format("{} is {}", nodes, *count));

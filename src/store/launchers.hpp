@@ -16,7 +16,7 @@ enum class Launcher : std::uint8_t { none, weft, torchrun, openmpi, hydra, slurm
 const char* name(Launcher launcher) noexcept;
 
 /// This process's place in its job, and the variables that told it.
-struct Seat {
+struct LaunchInfo {
   Launcher launcher = Launcher::none;
   int rank = 0;
   int size = 1;
@@ -27,11 +27,11 @@ struct Seat {
 /// The launcher that holds here: the first of the enum's order that is present, but Slurm before Hydra where
 /// both say the same (srun sets Hydra's variables, too). Tells what was chosen and what was not, at info.
 /// Throws bad_argument naming the variable that is wrong.
-Seat find_seat(Context& context);
+LaunchInfo find_launch_info(Context& context);
 
 /// The launcher's name for the job, different in every job of this user on this host; empty where it has
 /// none.
-std::string job_of(const Seat& seat);
+std::string job_of(const LaunchInfo& launch);
 
 /// "variable=value", one word, of the launcher's or batch system's job that this process runs in, whoever
 /// told it its rank; empty where there is none.
@@ -39,7 +39,7 @@ std::string batch_job();
 
 /// Throws bad_argument where the launcher says that not all ranks are on this host: they cannot meet by a
 /// file.
-void require_one_host(const Seat& seat);
+void require_one_host(const LaunchInfo& launch);
 
 /// The variable, which must be there because `because` is.
 std::int64_t required_int(const char* name, const char* because, std::int64_t min, std::int64_t max);

@@ -13,13 +13,13 @@
 #include <vector>
 
 #include "base/suspension.hpp"
-#include "host/neighbourhood.hpp"
+#include "host/peers.hpp"
 #include "store/address.hpp"
 #include "store/claim.hpp"
 #include "store/launchers.hpp"
-#include "store/meeting_file.hpp"
 #include "store/prefix_store.hpp"
 #include "store/rendezvous.hpp"
+#include "store/rendezvous_file.hpp"
 #include "store/store_table.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
@@ -56,7 +56,7 @@ class JobStores {
     stores_.clear();  // first the clients, for whom the servers wait
   }
 
-  std::shared_ptr<Store> open(const Seat& seat, Deadline deadline);
+  std::shared_ptr<Store> open(const LaunchInfo& launch, Deadline deadline);
 
  private:
   struct Refusal {
@@ -64,20 +64,21 @@ class JobStores {
     bool will_pass = false;  // the job that is there is ending
   };
 
-  std::shared_ptr<Store> reach(const Seat& seat, const std::string& job, Deadline deadline);
-  std::shared_ptr<Store> in_file(const std::string& path, const Seat& seat, const std::string& job,
+  std::shared_ptr<Store> reach(const LaunchInfo& launch, const std::string& job, Deadline deadline);
+  std::shared_ptr<Store> in_file(const std::string& path, const LaunchInfo& launch, const std::string& job,
                                  Deadline deadline);
-  std::shared_ptr<Store> at(const HostPort& where, bool rank_zero_must_serve, const Seat& seat,
+  std::shared_ptr<Store> at(const HostPort& where, bool rank_zero_must_serve, const LaunchInfo& launch,
                             const std::string& job, Deadline deadline);
   bool serve(const HostPort& where, bool must, const std::string& secret, const std::string& owner);
   std::optional<Refusal> take_place(Store& server, Store& store, const Claim& mine, const std::string& job,
                                     Deadline deadline) const;
-  std::shared_ptr<Store> by_meeting(const std::string& key, const std::string& host, const Seat& seat,
-                                    const std::string& job, Deadline deadline);
-  Claim claim_of(const Seat& seat) const {
-    Claim mine = make_claim(context_.neighbourhood().self().host, seat.rank, seat.size);
+  std::shared_ptr<Store> by_rendezvous_file(const std::string& key, const std::string& host,
+                                            const LaunchInfo& launch, const std::string& job,
+                                            Deadline deadline);
+  Claim claim_of(const LaunchInfo& launch) const {
+    Claim mine = make_claim(context_.host_peers().self().host, launch.rank, launch.size);
     // Jobs that have names are told apart by these.
-    if (!env::get("WEFT_JOB") && job_of(seat).empty()) add_origin(mine, batch_job());
+    if (!env::get("WEFT_JOB") && job_of(launch).empty()) add_origin(mine, batch_job());
     return mine;
   }
   static std::optional<Refusal> give_way(Store& store, const std::string& first, const Claim& mine,
@@ -90,33 +91,34 @@ class JobStores {
   std::mutex mutex_;
   std::vector<std::unique_ptr<TcpStoreServer>> servers_;
   std::map<std::string, std::shared_ptr<Store>> stores_;
-  std::vector<std::pair<std::shared_ptr<const MeetingPlace>, std::string>> published_;
+  std::vector<std::pair<std::shared_ptr<const RendezvousFile>, std::string>> published_;
   std::vector<std::pair<std::shared_ptr<Store>, Claim>> claims_;  // at stores of servers
 };
 
 std::string place_of(int rank) { return fmt::format("weft/rank/{}", rank); }
 
-std::shared_ptr<Store> JobStores::open(const Seat& seat, Deadline deadline) {
+std::shared_ptr<Store> JobStores::open(const LaunchInfo& launch, Deadline deadline) {
   const auto value = [](const char* variable) { return env::get(variable).value_or(""); };
-  const std::string launcher_job = job_of(seat);
+  const std::string launcher_job = job_of(launch);
   const std::string job = env::get("WEFT_JOB").value_or(launcher_job.empty() ? "job" : launcher_job);
-  const std::string key = fmt::format("{} of {} {} {} {}:{}", seat.rank, seat.size, job, value("WEFT_STORE"),
-                                      value("MASTER_ADDR"), value("MASTER_PORT"));
+  const std::string key = fmt::format("{} of {} {} {} {}:{}", launch.rank, launch.size, job,
+                                      value("WEFT_STORE"), value("MASTER_ADDR"), value("MASTER_PORT"));
   {
     const std::lock_guard lock(mutex_);
     if (const auto known = stores_.find(key); known != stores_.end()) return known->second;
   }
-  auto store = reach(seat, job, deadline);
+  auto store = reach(launch, job, deadline);
   const std::lock_guard lock(mutex_);
   return stores_[key] = std::move(store);
 }
 
-std::shared_ptr<Store> JobStores::reach(const Seat& seat, const std::string& job, Deadline deadline) {
+std::shared_ptr<Store> JobStores::reach(const LaunchInfo& launch, const std::string& job, Deadline deadline) {
   if (const auto where = env::get("WEFT_STORE")) {
     constexpr std::string_view kFile = "file://";
     const std::string variable = fmt::format("WEFT_STORE is \"{}\"", *where);
     if (where->starts_with(kFile) && where->size() > kFile.size() && (*where)[kFile.size()] == '/')
-      return reached_by(variable, [&] { return in_file(where->substr(kFile.size()), seat, job, deadline); });
+      return reached_by(variable,
+                        [&] { return in_file(where->substr(kFile.size()), launch, job, deadline); });
     const auto place = parse_host_port(*where);
     if (!place)
       throw Error(
@@ -125,37 +127,37 @@ std::shared_ptr<Store> JobStores::reach(const Seat& seat, const std::string& job
                       "65535",
                       variable));
     return reached_by(variable, [&] {
-      if (place->port != 0) return at(*place, false, seat, job, deadline);
-      return by_meeting(fmt::format("{} {}", *where, job), place->host, seat, job, deadline);
+      if (place->port != 0) return at(*place, false, launch, job, deadline);
+      return by_rendezvous_file(fmt::format("{} {}", *where, job), place->host, launch, job, deadline);
     });
   }
-  if (seat.launcher == Launcher::weft)
+  if (launch.launcher == Launcher::weft)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("WEFT_STORE is not set, but {} is; expected host:port, [IPv6 address]:port or "
                             "file:///path",
-                            env::get(seat.rank_name) ? seat.rank_name : seat.size_name));
-  if (seat.size == 1) return make_local_store();
+                            env::get(launch.rank_name) ? launch.rank_name : launch.size_name));
+  if (launch.size == 1) return make_local_store();
 
-  if (seat.launcher == Launcher::torchrun) {
+  if (launch.launcher == Launcher::torchrun) {
     const std::string host = env::get("MASTER_ADDR").value_or("127.0.0.1");
-    const auto port = static_cast<std::uint16_t>(required_int("MASTER_PORT", seat.size_name, 1, 65535));
+    const auto port = static_cast<std::uint16_t>(required_int("MASTER_PORT", launch.size_name, 1, 65535));
     const auto agent = env::get("TORCHELASTIC_USE_AGENT_STORE");
     if (!agent || (*agent != "True" && *agent != "1"))
       return reached_by(fmt::format("MASTER_ADDR is \"{}\", MASTER_PORT is \"{}\"", host, port), [&] {
-        return at({host, port}, true, seat, job, deadline);
+        return at({host, port}, true, launch, job, deadline);
       });
     // torchrun's agent has a store of its own on MASTER_PORT: ours takes another port.
   }
-  require_one_host(seat);
-  const std::string launcher_job = job_of(seat);
+  require_one_host(launch);
+  const std::string launcher_job = job_of(launch);
   if (launcher_job.empty())
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{} is set, but nothing that names the job ({}); expected that, or WEFT_STORE as "
                             "host:port or file:///path",
-                            seat.rank_name,
-                            seat.launcher == Launcher::openmpi ? "PMIX_NAMESPACE" : "TORCHELASTIC_RUN_ID"));
-  return reached_by(name(seat.launcher),
-                    [&] { return by_meeting(launcher_job, "localhost", seat, job, deadline); });
+                            launch.rank_name,
+                            launch.launcher == Launcher::openmpi ? "PMIX_NAMESPACE" : "TORCHELASTIC_RUN_ID"));
+  return reached_by(name(launch.launcher),
+                    [&] { return by_rendezvous_file(launcher_job, "localhost", launch, job, deadline); });
 }
 
 /// Takes this rank's place, once in a job. Empty, or who has it already: a second process of that rank, or
@@ -196,11 +198,11 @@ std::optional<JobStores::Refusal> JobStores::give_way(Store& store, const std::s
   return std::nullopt;
 }
 
-std::shared_ptr<Store> JobStores::in_file(const std::string& path, const Seat& seat, const std::string& job,
-                                          Deadline deadline) {
+std::shared_ptr<Store> JobStores::in_file(const std::string& path, const LaunchInfo& launch,
+                                          const std::string& job, Deadline deadline) {
   const Duration patience = std::chrono::seconds(30);
   std::shared_ptr<Store> store = store_of(job, make_file_store(path, patience, deadline));
-  const Claim mine = claim_of(seat);
+  const Claim mine = claim_of(launch);
   const std::string first = store->compare_set("weft/first", "", mine.text(), deadline);
   if (const auto refused = give_way(*store, first, mine, deadline))
     throw Error(ErrorCode::bad_argument,
@@ -211,7 +213,7 @@ std::shared_ptr<Store> JobStores::in_file(const std::string& path, const Seat& s
         ErrorCode::bad_argument,
         fmt::format("store: {} holds a rank {} already, {}; expected a file that no other job has used "
                     "(or another WEFT_JOB); this is {}",
-                    path, seat.rank, shown_claim(other), mine.shown()));
+                    path, launch.rank, shown_claim(other), mine.shown()));
   context_.log().write(LogLevel::info, fmt::format("rendezvous: store in {}", path));
   return store;
 }
@@ -296,32 +298,32 @@ std::optional<JobStores::Refusal> JobStores::take_place(Store& server, Store& st
   return Refusal{fmt::format("it has a rank {} already, {}", mine.rank, shown_claim(held)), over(held)};
 }
 
-std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_serve, const Seat& seat,
-                                     const std::string& job, Deadline deadline) {
+std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_serve,
+                                     const LaunchInfo& launch, const std::string& job, Deadline deadline) {
   const std::string secret = store_secret_from_env();
-  const Claim mine = claim_of(seat);
+  const Claim mine = claim_of(launch);
   const std::string address = shown_host_port(where.host, where.port);
   bool served = false;
   Refusal refusal;
   for (auto pause = std::chrono::milliseconds(5);;
        pause = std::min(2 * pause, std::chrono::milliseconds(100))) {
-    if (seat.rank == 0 && !served)
+    if (launch.rank == 0 && !served)
       served = serve(where, rank_zero_must_serve, secret, fmt::format("{}\n{}", mine.text(), job));
     try {
       auto server = make_tcp_store(where.host, where.port, deadline, secret);
       auto store = store_of(job, server);
-      auto refused = seat.size == 1 ? std::nullopt : take_place(*server, *store, mine, job, deadline);
+      auto refused = launch.size == 1 ? std::nullopt : take_place(*server, *store, mine, job, deadline);
       if (!refused) {
         tell(address);
         const std::lock_guard lock(mutex_);
-        if (seat.size > 1 && !served) claims_.emplace_back(store, mine);
+        if (launch.size > 1 && !served) claims_.emplace_back(store, mine);
         return store;
       }
       refusal = std::move(*refused);
     } catch (const Error& e) {
       // The server of a job that was ending, perhaps; after it there was none until the deadline.
       const bool was_ending = e.code() == ErrorCode::timeout && refusal.will_pass;
-      if (e.code() == ErrorCode::timeout && !was_ending && seat.rank == 0 && !served)
+      if (e.code() == ErrorCode::timeout && !was_ending && launch.rank == 0 && !served)
         throw Error(ErrorCode::timeout,
                     fmt::format("{}; nor could this rank 0 serve there: the address is not of this host, or "
                                 "its port is in use",
@@ -340,18 +342,19 @@ std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_
   }
 }
 
-std::shared_ptr<Store> JobStores::by_meeting(const std::string& key, const std::string& host,
-                                             const Seat& seat, const std::string& job, Deadline deadline) {
+std::shared_ptr<Store> JobStores::by_rendezvous_file(const std::string& key, const std::string& host,
+                                                     const LaunchInfo& launch, const std::string& job,
+                                                     Deadline deadline) {
   const Duration limit = deadline.left();
-  const Claim mine = claim_of(seat);
+  const Claim mine = claim_of(launch);
   if (is_unknown_host(mine.host))
     throw Error(ErrorCode::unsupported,
                 fmt::format("rendezvous: this process cannot tell its host: {}; expected WEFT_STORE as "
                             "host:port, the port not 0",
                             kUnknownHostText));
   // Loopback is meant: ranks that do not share it, or the process numbers, do not share the key either.
-  const auto place = std::make_shared<const MeetingPlace>(fmt::format("{} {}", mine.host, key));
-  if (seat.rank == 0) {
+  const auto place = std::make_shared<const RendezvousFile>(fmt::format("{} {}", mine.host, key));
+  if (launch.rank == 0) {
     auto server = std::make_unique<TcpStoreServer>(
         context_.log(), TcpStoreOptions{.host = host, .served_by = fmt::format("{}\n{}", mine.text(), job)});
     const std::string address = server->address();
@@ -381,12 +384,12 @@ std::shared_ptr<Store> JobStores::by_meeting(const std::string& key, const std::
         const std::string other = claim(*store, mine, deadline);
         if (other.empty()) {
           tell(*address);
-          if (store->add("weft/ranks", 1, deadline) == seat.size)
+          if (store->add("weft/ranks", 1, deadline) == launch.size)
             place->remove(*address);  // nobody else looks for it
           return store;
         }
-        why =
-            fmt::format("the store at {} has a rank {} already, {}", *address, seat.rank, shown_claim(other));
+        why = fmt::format("the store at {} has a rank {} already, {}", *address, launch.rank,
+                          shown_claim(other));
       } catch (const Error& e) {  // its server is ending, perhaps; another will be told of
         if (why.empty() || !deadline.passed()) why = e.what();
       }
@@ -402,11 +405,11 @@ std::shared_ptr<Store> JobStores::by_meeting(const std::string& key, const std::
 }  // namespace
 
 Place meet_by_env(Context& context, Deadline deadline) {
-  const Seat seat = find_seat(context);
-  return {.store = seat.launcher == Launcher::none ? make_local_store()
-                                                   : context.attached<JobStores>().open(seat, deadline),
-          .rank = seat.rank,
-          .size = seat.size};
+  const LaunchInfo launch = find_launch_info(context);
+  return {.store = launch.launcher == Launcher::none ? make_local_store()
+                                                     : context.attached<JobStores>().open(launch, deadline),
+          .rank = launch.rank,
+          .size = launch.size};
 }
 
 }  // namespace weft

@@ -14,7 +14,7 @@ static_assert(std::endian::native == std::endian::little, "frames are written as
 Parsed bad(std::string why) { return {.state = Parsed::State::bad, .why = std::move(why)}; }
 
 bool is_request(Kind kind) { return kind >= Kind::get && kind <= Kind::prove; }
-bool is_reply(Kind kind) { return kind >= Kind::found && kind <= Kind::stranger; }
+bool is_reply(Kind kind) { return kind >= Kind::found && kind <= Kind::wrong_proof; }
 
 /// Whether a frame of that kind may have these lengths. A request names a key, but for those of the
 /// handshake, which are of one size; a reply has a value at most.
@@ -37,7 +37,7 @@ bool lengths_fit(const FrameHeader& h) {
     case Kind::timed_out:
     case Kind::refused:
     case Kind::secret_demanded:
-    case Kind::stranger:
+    case Kind::wrong_proof:
       return h.key_bytes == 0 && h.value_bytes <= kMaxStoreValueBytes && h.extra_bytes == 0;
   }
   return false;

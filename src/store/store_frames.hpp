@@ -36,7 +36,7 @@ enum class Kind : std::uint8_t {
   challenge,        // value: the server's half of the handshake
   welcome,          // value: that the server knows the secret, too
   secret_demanded,  // to a request of a client that has not joined
-  stranger,         // the client's proof is wrong: it has another secret
+  wrong_proof,      // the client's proof is wrong: it has another secret
 };
 
 struct FrameHeader {

@@ -62,7 +62,7 @@ StoreSession::Result StoreSession::take(std::string_view bytes) {
     return sealed_ ? bad("it began a handshake again")
                    : bad("it began a handshake, but no secret is demanded here",
                          make_refusal(ErrorCode::mismatch, "no secret is demanded there"));
-  stranger_ = false;
+  unauthenticated_ = false;
   return {.state = State::request, .frame = parsed.frame};
 }
 
@@ -70,8 +70,9 @@ StoreSession::Result StoreSession::handshake(const Parsed& parsed) {
   const auto reply = [](Kind kind, std::string_view value) {
     return Result{.state = State::reply, .out = make_frame(kind, {}, value)};
   };
-  if (parsed.frame.kind == Kind::try_get && parsed.frame.key == kHelloKey && !handshake_ && !told_) {
-    told_ = true;
+  if (parsed.frame.kind == Kind::try_get && parsed.frame.key == kHelloKey && !handshake_ &&
+      !told_of_secret_) {
+    told_of_secret_ = true;
     return reply(Kind::secret_demanded, {});
   }
   if (parsed.frame.kind == Kind::join && !handshake_) {
@@ -82,11 +83,11 @@ StoreSession::Result StoreSession::handshake(const Parsed& parsed) {
   }
   if (parsed.frame.kind == Kind::prove && handshake_) {
     if (!handshake_->holds(parsed.frame.value, true))
-      return bad("it does not know the secret", make_frame(Kind::stranger, {}, {}));
+      return bad("it does not know the secret", make_frame(Kind::wrong_proof, {}, {}));
     Result result = reply(Kind::welcome, handshake_->proof(false));
     sealed_.emplace(handshake_->streams());
     handshake_.reset();
-    stranger_ = false;
+    unauthenticated_ = false;
     return result;
   }
   return bad("it sent a request, but did not prove that it knows the secret",

@@ -41,9 +41,9 @@ class StoreSession {
   /// A reply as it goes over the wire.
   std::string wire(std::string frame);
 
-  bool is_stranger() const noexcept { return stranger_; }
+  bool is_unauthenticated() const noexcept { return unauthenticated_; }
   /// It asked, learned that a secret is demanded, and has not proven it.
-  bool was_told() const noexcept { return told_ && stranger_; }
+  bool was_told_of_secret() const noexcept { return told_of_secret_ && unauthenticated_; }
   std::size_t unread() const noexcept { return in_.size(); }
 
  private:
@@ -55,8 +55,8 @@ class StoreSession {
   std::optional<SealedPair> sealed_;
   std::string in_;       // received, not yet whole
   std::string current_;  // the frame that was handed out
-  bool stranger_ = true;
-  bool told_ = false;
+  bool unauthenticated_ = true;
+  bool told_of_secret_ = false;
 };
 
 }  // namespace weft

@@ -152,7 +152,7 @@ struct TcpStoreServer::Impl {
     std::string key;
     Clock::time_point give_up;
     bool gone = false;  // to be removed at the end of the round
-    bool is_stranger() const { return session.is_stranger(); }
+    bool is_unauthenticated() const { return session.is_unauthenticated(); }
   };
 
   Impl(Logger& logger, TcpStoreOptions opts, Listening listening, std::optional<KeyBytes> key_of)
@@ -205,7 +205,7 @@ struct TcpStoreServer::Impl {
         const int events = !c->out.empty() ? POLLOUT : c->waiting ? POLLRDHUP : POLLIN;
         polled.push_back({c->fd.get(), static_cast<short>(events), 0});
         if (c->waiting) next = std::min(next, c->give_up);
-        if (c->is_stranger()) next = std::min(next, c->since + options.join_limit);
+        if (c->is_unauthenticated()) next = std::min(next, c->since + options.join_limit);
       }
       if (::poll(polled.data(), polled.size(), poll_timeout(next)) < 0 && errno != EINTR) {
         throw_errno("store server: poll", errno);
@@ -248,7 +248,8 @@ struct TcpStoreServer::Impl {
           return;  // accept() wants a descriptor before it looks for a connection
         // Out of descriptors, perhaps: strangers give theirs back first.
         const std::string why = system_words(error_number);
-        if (close_oldest_stranger("there are too few descriptors for it: " + why, full_text(why))) continue;
+        if (close_oldest_unauthenticated("there are too few descriptors for it: " + why, full_text(why)))
+          continue;
         if (refuse_next(full_text(why))) continue;
         // Look again later, rather than spin on the ready listener.
         warnings.write(fmt::format("store server: accept: {}", system_words(error_number)));
@@ -257,12 +258,12 @@ struct TcpStoreServer::Impl {
       }
       const std::string name = name_of(fd.get(), from);
       if (name.empty()) continue;
-      const auto strangers = static_cast<std::size_t>(
-          std::count_if(clients.begin(), clients.end(), [](const auto& c) { return c->is_stranger(); }));
-      if (strangers >= options.max_strangers)
-        close_oldest_stranger(fmt::format("it was the oldest of {} that have not joined", strangers));
+      const auto strangers = static_cast<std::size_t>(std::count_if(
+          clients.begin(), clients.end(), [](const auto& c) { return c->is_unauthenticated(); }));
+      if (strangers >= options.max_unauthenticated)
+        close_oldest_unauthenticated(fmt::format("it was the oldest of {} that have not joined", strangers));
       if (clients.size() >= options.max_clients &&
-          !close_oldest_stranger(
+          !close_oldest_unauthenticated(
               fmt::format("there are {} clients, and it has not joined", clients.size()))) {
         warnings.write(
             fmt::format("store server: closed {}: there are {} clients already", name, clients.size()));
@@ -289,9 +290,9 @@ struct TcpStoreServer::Impl {
   }
 
   /// `told`: what it hears itself, if anything.
-  bool close_oldest_stranger(std::string_view why, std::string_view told = {}) {
+  bool close_oldest_unauthenticated(std::string_view why, std::string_view told = {}) {
     const auto oldest =
-        std::find_if(clients.begin(), clients.end(), [](const auto& c) { return c->is_stranger(); });
+        std::find_if(clients.begin(), clients.end(), [](const auto& c) { return c->is_unauthenticated(); });
     if (oldest == clients.end()) return false;
     if (!told.empty()) refuse((*oldest)->fd.get(), told);
     close_bad(**oldest, why);
@@ -327,7 +328,7 @@ struct TcpStoreServer::Impl {
     if (got <= 0) {
       if (c.session.unread() > 0)
         return close_bad(c, fmt::format("it left within a frame, after {} bytes", c.session.unread()));
-      if (c.session.was_told()) return close_bad(c, "it left when it was asked for the secret");
+      if (c.session.was_told_of_secret()) return close_bad(c, "it left when it was asked for the secret");
       c.gone = true;
       return;
     }
@@ -401,7 +402,7 @@ struct TcpStoreServer::Impl {
       case Kind::challenge:
       case Kind::welcome:
       case Kind::secret_demanded:
-      case Kind::stranger: return;  // a session lets only requests through
+      case Kind::wrong_proof: return;  // a session lets only requests through
     }
   }
 
@@ -422,7 +423,7 @@ struct TcpStoreServer::Impl {
     const auto now = Clock::now();
     for (const auto& c : clients) {
       if (c->waiting && c->give_up <= now) reply(*c, make_frame(Kind::timed_out, {}, {}));
-      if (!c->is_stranger() || c->gone) continue;
+      if (!c->is_unauthenticated() || c->gone) continue;
       if (now - c->since >= options.join_limit)
         close_bad(*c, fmt::format("it has not joined within {}", shown_duration(options.join_limit)));
       if (stopping) c->gone = true;
@@ -516,7 +517,7 @@ bool answers(Kind reply, Kind request) {
     case Kind::timed_out: return request == Kind::get;
     case Kind::challenge: return request == Kind::join;
     case Kind::welcome:
-    case Kind::stranger: return request == Kind::prove;
+    case Kind::wrong_proof: return request == Kind::prove;
     case Kind::secret_demanded: return true;
     default: return false;
   }
@@ -604,7 +605,7 @@ class Connection {
       // A server that demands no secret refuses to begin a handshake.
       return kind == Kind::join && reply.kind == Kind::refused ? Outcome::wrong_secret : Outcome::foreign;
     }
-    if (reply.kind == Kind::stranger) return Outcome::wrong_secret;
+    if (reply.kind == Kind::wrong_proof) return Outcome::wrong_secret;
     return reply.kind == Kind::secret_demanded ? Outcome::secret_demanded : Outcome::ok;
   }
 

@@ -137,7 +137,7 @@ Membership pair_of(int rank, const std::string& port) {
   m.rank = rank;
   m.size = 2;
   m.name = "chosen";
-  m.identity = 0;
+  m.process_rank = 0;
   m.deadline = std::chrono::seconds(20);
   m.store =
       make_tcp_store("127.0.0.1", static_cast<std::uint16_t>(std::stoi(port)), Deadline::after(m.deadline));

@@ -337,7 +337,7 @@ TEST(RollCall, RanksThatAreWrittenAnewAreNeverGone) {
 // A rank that is about to tell a failure, and is kept from running by others, has neither died nor stopped.
 TEST(FirstCause, OfARankThatDoesNotRunForAWhileIsWaitedFor) {
   Context context;
-  Neighbourhood& here = context.neighbourhood();
+  HostPeers& here = context.host_peers();
   shm::Group group(context);
   group.size = 2;
   group.region = here.offer("first cause", shm::Control::bytes(2));

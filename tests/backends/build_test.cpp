@@ -37,7 +37,7 @@ constexpr auto kLimit = std::chrono::seconds(20);
 
 class Builds : public testing::Test {
  protected:
-  Bringup at(int rank, int size) {
+  GroupInit at(int rank, int size) {
     return {.context = context_,
             .store = store_,
             .token = "token",
@@ -68,7 +68,7 @@ TEST_F(Builds, OfTwoLayoutsDoNotJoin) {
     std::vector<std::jthread> ranks;
     for (int r = 0; r < 3; ++r)
       ranks.emplace_back([&, r] {
-        said[r] = error_text(ErrorCode::mismatch, [&] { join(at(r, 3), "card", "of it", r == 1 ? 8 : 7); });
+        said[r] = error_text(ErrorCode::mismatch, [&] { join(at(r, 3), "info", "of it", r == 1 ? 8 : 7); });
       });
   }
   const std::string most = describe_build(build_word(7, 0)), one = describe_build(build_word(8, 0));
@@ -82,10 +82,10 @@ TEST_F(Builds, OfTwoLayoutsDoNotJoin) {
   EXPECT_EQ(said[2], expected(1, 2, 2));
 }
 
-// A card as a weft wrote it that said nothing of its build.
-TEST_F(Builds, AnOldCardIsAMismatch) {
-  store_->set("token/card/all", "7:2 of it1:x", Deadline::never());
-  const Error e = error_of([&] { join(at(1, 2), "card", {}, 0); });
+// A rank's info as a weft wrote it that said nothing of its build.
+TEST_F(Builds, AnOldInfoIsAMismatch) {
+  store_->set("token/info/all", "7:2 of it1:x", Deadline::never());
+  const Error e = error_of([&] { join(at(1, 2), "info", {}, 0); });
   EXPECT_EQ(e.code(), ErrorCode::mismatch);
   EXPECT_THAT(e.what(), StartsWith("group \"g\": rank 0 runs another weft (\"2\"), rank 1 weft "));
   EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), ElementsAre(0, 1));
@@ -112,9 +112,9 @@ TEST_F(Builds, AreComparedByEveryTransport) {
       m.store = store_;
       m.size = 2;
       m.deadline = kLimit;
-      Bringup other = at(1, 2);
+      GroupInit other = at(1, 2);
       other.token = "weft/world#1";
-      announce(other, row.key, "a card", 12345);
+      announce(other, row.key, "a info", 12345);
       const std::string said =
           error_text(ErrorCode::mismatch, [&] { ProcessGroup::create(context, row.backend, m); });
       EXPECT_THAT(said, StartsWith("group \"world\": rank 0 runs weft "));

@@ -218,7 +218,9 @@ class Conformance : public testing::TestWithParam<Setting> {
     traits_ = traits_of(GetParam().row);
   }
 
-  Road road_of(const Case& c) const { return road(*traits_, c.op, c.dtype, c.reduce.kind, c.order); }
+  OpSupport support_of(const Case& c) const {
+    return op_support(*traits_, c.op, c.dtype, c.reduce.kind, c.order);
+  }
   bool has_messages() const { return traits_->has(Op::send) && traits_->has(Op::recv); }
   bool is_shm() const { return GetParam().row.backend == "shm" && !GetParam().row.mask; }
 
@@ -351,7 +353,7 @@ void Conformance::perform(Rank& r, const Case& c) const {
                                     ? out_layout.blocks(c.offsets)
                                     : Blocks{},
                   .options = {.op = c.reduce, .order = c.order}};
-  if (road_of(c) == Road::unsupported) {
+  if (support_of(c) == OpSupport::unsupported) {
     const Error e = error_of([&] { group(r).submit(call).wait(); });
     ASSERT_EQ(e.code(), ErrorCode::unsupported) << to_string(c) << ": " << e.what();
     return;
@@ -394,7 +396,7 @@ TEST_P(Conformance, TraitsAreTheTables) {
     EXPECT_EQ(t.native_is_canonical, traits_->native_is_canonical);
     EXPECT_EQ(t.device, traits_->device);
     EXPECT_EQ(t.progress, traits_->progress);
-    EXPECT_EQ(t.promises, traits_->promises);
+    EXPECT_EQ(t.guarantees, traits_->guarantees);
   });
 }
 

@@ -469,8 +469,8 @@ TEST(GlooProcesses, TheComparisonCanBeSwitchedOff) {
       Ranks::processes, 3,
       [](Rank& r) {
         ::setenv("WEFT_GLOO_CHECK", "off", 1);
-        EXPECT_FALSE(r.group().traits().promises.checks_calls);
-        EXPECT_FALSE(r.group().traits().promises.names_absent);
+        EXPECT_FALSE(r.group().traits().guarantees.checks_calls);
+        EXPECT_FALSE(r.group().traits().guarantees.names_absent);
         Variety v;
         v.many = {4099};
         calls_at_random(r, r.group(), 100, std::mt19937(7), std::mt19937(100 + r.rank), v, std::nullopt);

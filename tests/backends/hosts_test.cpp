@@ -256,11 +256,10 @@ TEST_F(HostsTest, ShmRefuses) {
   const Hosts hosts(2);
   run_members(hosts, 1, [&](Rank& r) {
     const std::string text = error_text([&] { r.group("shm", seconds(20)); });
-    EXPECT_THAT(text,
-                AllOf(HasSubstr(fmt::format("unsupported: group \"world\": rank {}: neighbourhood: process ",
-                                            1 - r.rank)),
-                      HasSubstr(" is on another host, or in another pid or network namespace ("),
-                      HasSubstr("as this process: memory cannot be shared")));
+    EXPECT_THAT(text, AllOf(HasSubstr(fmt::format(
+                                "unsupported: group \"world\": rank {}: host peers: process ", 1 - r.rank)),
+                            HasSubstr(" is on another host, or in another pid or network namespace ("),
+                            HasSubstr("as this process: memory cannot be shared")));
     meet(r, "end");
   });
 }

@@ -27,7 +27,7 @@ using testing::MatchesRegex;
 
 class Join : public testing::Test {
  protected:
-  Bringup at(int rank, int size = 3, Duration limit = std::chrono::seconds(20)) {
+  GroupInit at(int rank, int size = 3, Duration limit = std::chrono::seconds(20)) {
     return {.context = context_,
             .store = store_,
             .token = "token",
@@ -49,17 +49,17 @@ class Join : public testing::Test {
       });
 };
 
-TEST_F(Join, GivesTheCardsOfAllAndLeavesNothing) {
-  std::vector<std::string> cards[3];
+TEST_F(Join, GivesTheInfoOfAllAndLeavesNothing) {
+  std::vector<std::string> infos[3];
   {
     std::vector<std::jthread> ranks;
     for (int r = 0; r < 3; ++r)
-      ranks.emplace_back([&, r] { cards[r] = join(at(r), "card", "of " + std::to_string(r), 0); });
+      ranks.emplace_back([&, r] { infos[r] = join(at(r), "info", "of " + std::to_string(r), 0); });
   }
-  for (const auto& seen : cards) EXPECT_THAT(seen, ElementsAre("of 0", "of 1", "of 2"));
-  for (int r = 0; r < 3; ++r) withdraw(at(r), "card");
+  for (const auto& seen : infos) EXPECT_THAT(seen, ElementsAre("of 0", "of 1", "of 2"));
+  for (int r = 0; r < 3; ++r) withdraw(at(r), "info");
   for (int r = 0; r < 3; ++r)
-    EXPECT_FALSE(store_->try_get("token/card/" + std::to_string(r), Deadline::never()));
+    EXPECT_FALSE(store_->try_get("token/info/" + std::to_string(r), Deadline::never()));
 }
 
 TEST_F(Join, AsksTheStoreAFewTimesPerRank) {
@@ -68,40 +68,40 @@ TEST_F(Join, AsksTheStoreAFewTimesPerRank) {
     std::vector<std::jthread> ranks;
     for (int r = 0; r < kRanks; ++r)
       ranks.emplace_back(
-          [&, r] { EXPECT_EQ(join(at(r, kRanks), "card", std::string(1, '\0'), 0).size(), kRanks); });
+          [&, r] { EXPECT_EQ(join(at(r, kRanks), "info", std::string(1, '\0'), 0).size(), kRanks); });
   }
   EXPECT_LE(requests_,
             8 * kRanks);  // and some more where this machine is busy: looks for a first cause
 }
 
-TEST_F(Join, AnyByteMayBeInACard) {
+TEST_F(Join, AnyByteMayBeInAnInfo) {
   const std::string odd("7:\0 12:\n", 9);
-  std::vector<std::string> cards[2];
+  std::vector<std::string> infos[2];
   {
     std::vector<std::jthread> ranks;
     for (int r = 0; r < 2; ++r)
-      ranks.emplace_back([&, r] { cards[r] = join(at(r, 2), "card", r == 0 ? odd : "", 0); });
+      ranks.emplace_back([&, r] { infos[r] = join(at(r, 2), "info", r == 0 ? odd : "", 0); });
   }
-  for (const auto& seen : cards) EXPECT_THAT(seen, ElementsAre(odd, ""));
+  for (const auto& seen : infos) EXPECT_THAT(seen, ElementsAre(odd, ""));
 }
 
 TEST_F(Join, WhatTheStoreHoldsIsChecked) {
   for (const char* text :
        {"", "2:ab", "1:a1:b", "1:a1:b1:c1:d", "1:a1:b9:c", "1:a1:b1c", "x", "99999999999999999999:a"}) {
-    store_->set("token/card/all", text, Deadline::never());
-    store_->remove("token/card/count", Deadline::never());
-    const Error e = error_of([&] { join(at(1), "card", {}, 0); });
+    store_->set("token/info/all", text, Deadline::never());
+    store_->remove("token/info/count", Deadline::never());
+    const Error e = error_of([&] { join(at(1), "info", {}, 0); });
     EXPECT_EQ(e.code(), ErrorCode::mismatch);
-    EXPECT_STREQ(e.what(), "group \"g\": what the store holds are not the cards of 3 ranks [rank 1]");
+    EXPECT_STREQ(e.what(), "group \"g\": what the store holds are not the infos of 3 ranks [rank 1]");
   }
 }
 
-// Whoever comes last puts the cards together. Here it stopped before it had.
-TEST_F(Join, WhoStopsBeforeItHasPutTheCardsTogetherIsNamed) {
-  store_->set("token/card/0", build_word(0, 0) + " 3 1 x", Deadline::never());
-  store_->set("token/card/2", build_word(0, 2) + " 3 3 x", Deadline::never());
-  store_->add("token/card/count", (std::int64_t{3} << 24) + 1, Deadline::never());
-  const Error e = error_of([&] { join(at(1, 3, milliseconds(50)), "card", "x", 0); });
+// Whoever comes last puts the infos together. Here it stopped before it had.
+TEST_F(Join, WhoStopsBeforeItHasPutTheInfosTogetherIsNamed) {
+  store_->set("token/info/0", build_word(0, 0) + " 3 1 x", Deadline::never());
+  store_->set("token/info/2", build_word(0, 2) + " 3 3 x", Deadline::never());
+  store_->add("token/info/count", (std::int64_t{3} << 24) + 1, Deadline::never());
+  const Error e = error_of([&] { join(at(1, 3, milliseconds(50)), "info", "x", 0); });
   EXPECT_EQ(e.code(), ErrorCode::timeout);
   EXPECT_THAT(e.what(), MatchesRegex("group \"g\": rank 2 did not join within [0-9.]+ s \\[rank 1\\]"));
 }
@@ -109,21 +109,21 @@ TEST_F(Join, WhoStopsBeforeItHasPutTheCardsTogetherIsNamed) {
 // Who came last is looked for by what the others wrote.
 TEST_F(Join, ANumberThatIsNoneIsNamed) {
   for (const char* number : {"", "0", "-1", "1x", "99999999999"}) {
-    store_->set("token/card/0", fmt::format("{} 3 {} x", build_word(0, 0), number), Deadline::never());
-    store_->set("token/card/2", build_word(0, 2) + " 3 3 x", Deadline::never());
-    store_->set("token/card/count", std::to_string((std::int64_t{3} << 24) + 1), Deadline::never());
+    store_->set("token/info/0", fmt::format("{} 3 {} x", build_word(0, 0), number), Deadline::never());
+    store_->set("token/info/2", build_word(0, 2) + " 3 3 x", Deadline::never());
+    store_->set("token/info/count", std::to_string((std::int64_t{3} << 24) + 1), Deadline::never());
     expect_error(ErrorCode::mismatch,
                  fmt::format("group \"g\": rank 0 says that it came as number \"{}\"; expected 1 or more "
                              "[rank 1]",
                              number),
-                 [&] { join(at(1, 3, milliseconds(20)), "card", "x", 0); });
+                 [&] { join(at(1, 3, milliseconds(20)), "info", "x", 0); });
   }
 }
 
-// Rank 0 was counted, and stopped before its card was there.
-TEST_F(Join, WhoStopsBeforeItsCardIsThereIsNamed) {
-  store_->add("token/card/count", (std::int64_t{2} << 24) + 1, Deadline::never());
-  const Error e = error_of([&] { join(at(1, 2, milliseconds(50)), "card", "x", 0); });
+// Rank 0 was counted, and stopped before its info was there.
+TEST_F(Join, WhoStopsBeforeItsInfoIsThereIsNamed) {
+  store_->add("token/info/count", (std::int64_t{2} << 24) + 1, Deadline::never());
+  const Error e = error_of([&] { join(at(1, 2, milliseconds(50)), "info", "x", 0); });
   EXPECT_THAT(e.what(), MatchesRegex("group \"g\": rank 0 did not join within [0-9.]+ s \\[rank 1\\]"));
 }
 
@@ -135,7 +135,7 @@ TEST_F(Join, TheReasonOfWhoGaveUpIsTold) {
     std::vector<std::jthread> ranks;
     for (int r = 0; r < 2; ++r)
       ranks.emplace_back(
-          [&, r] { errors[r] = give_up(at(r), error_of([&] { join(at(r), "card", {}, 0); })); });
+          [&, r] { errors[r] = give_up(at(r), error_of([&] { join(at(r), "info", {}, 0); })); });
     const Error own(ErrorCode::system, "group \"g\": no pidfd: Too many open files [rank 2]");
     EXPECT_STREQ(give_up(at(2), own).what(), own.what());
   }
@@ -167,15 +167,15 @@ TEST_F(Join, WhoOnlyGaveUpIsNotBlamed) {
 }
 
 TEST_F(Join, NamesAllThatAreAbsent) {
-  const Error e = error_of([&] { join(at(1, 3, milliseconds(50)), "card", {}, 0); });
+  const Error e = error_of([&] { join(at(1, 3, milliseconds(50)), "info", {}, 0); });
   EXPECT_EQ(e.code(), ErrorCode::timeout);
   EXPECT_THAT(e.what(), MatchesRegex("group \"g\": ranks 0, 2 did not join within [0-9.]+ s \\[rank 1\\]"));
   EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), ElementsAre(0, 2));
 }
 
 TEST_F(Join, AnotherSizeIsAMismatchAtOnce) {
-  announce(at(0, 2), "card", {}, 0);
-  const Error e = error_of([&] { join(at(1), "card", {}, 0); });
+  announce(at(0, 2), "info", {}, 0);
+  const Error e = error_of([&] { join(at(1), "info", {}, 0); });
   EXPECT_EQ(e.code(), ErrorCode::mismatch);
   EXPECT_STREQ(e.what(), "group \"g\": rank 0 says size 2, rank 1 says 3");
 }
@@ -183,13 +183,13 @@ TEST_F(Join, AnotherSizeIsAMismatchAtOnce) {
 // Then nobody can say who is absent.
 TEST_F(Join, ASilentStoreIsNotTakenForAnAbsentRank) {
   silent_when_asked_ = true;  // after the deadline has passed
-  const Error late = error_of([&] { join(at(1, 3, milliseconds(50)), "card", {}, 0); });
-  for (const Error& e : {late, error_of([&] { join(at(1), "card", {}, 0); })}) {
+  const Error late = error_of([&] { join(at(1, 3, milliseconds(50)), "info", {}, 0); });
+  for (const Error& e : {late, error_of([&] { join(at(1), "info", {}, 0); })}) {
     EXPECT_EQ(e.code(), ErrorCode::timeout);
     EXPECT_STREQ(e.what(), "group \"g\": store: the server does not answer [rank 1]");
     EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), IsEmpty());
   }
-  withdraw(at(1), "card");  // no error: what stays is small
+  withdraw(at(1), "info");  // no error: what stays is small
 }
 
 }  // namespace

@@ -61,9 +61,9 @@ INSTANTIATE_TEST_SUITE_P(Shm, Messages, testing::ValuesIn(shm_settings()),
 
 TEST_P(Messages, EverySizeBothWays) {
   run(2, [](Rank& r) {
-    for (const std::int64_t bytes :
-         {std::int64_t{0}, std::int64_t{1}, std::int64_t{31}, shm::kLentFrom, shm::kLentFrom + 1, kEager,
-          kEager + 1, kStream, kStream + 1, kChunk + 1, std::int64_t{1} << 20, std::int64_t{8} << 20}) {
+    for (const std::int64_t bytes : {std::int64_t{0}, std::int64_t{1}, std::int64_t{31}, shm::kExposedFrom,
+                                     shm::kExposedFrom + 1, kEager, kEager + 1, kStream, kStream + 1,
+                                     kChunk + 1, std::int64_t{1} << 20, std::int64_t{8} << 20}) {
       for (const int from : {0, 1}) {
         if (r.rank == from) {
           const Tensor t = filled(r, bytes, from + 1);
@@ -186,7 +186,7 @@ TEST_P(Messages, ToItself) {
   }
 }
 
-// More than the ring of letters holds, while the receiver's thoughts are elsewhere: in a barrier.
+// More than the ring of envelopes holds, while the receiver's thoughts are elsewhere: in a barrier.
 TEST_P(Messages, ManySmallSendsWhileTheReceiverIsInABarrier) {
   run(2, [](Rank& r) {
     constexpr int kCount = 200;
@@ -372,8 +372,8 @@ TEST_P(Messages, WhoLeavesWithoutReceivingIsNamed) {
   });
 }
 
-// Letters that nobody asked for, of a rank that stays, do not hide that another one has left.
-TEST_P(Messages, WhoLeavesIsNamedBesideUnwantedLetters) {
+// Envelopes that nobody asked for, of a rank that stays, do not hide that another one has left.
+TEST_P(Messages, WhoLeavesIsNamedBesideUnexpectedMessages) {
   run(3, [](Rank& r) {
     r.group().barrier().wait();
     if (r.rank == 1) r.group().send(filled(r, 100, 1), 0, {.tag = 9}).wait();

@@ -57,7 +57,7 @@ TEST_F(MpiJob, WithoutSafeBuffers) {
       ::setenv("WEFT_MPI_SAFE_BUFFERS", "off", 1);
       const ProcessGroup made = ProcessGroup::create(r.context, options_.backend, r.membership());
       ::unsetenv("WEFT_MPI_SAFE_BUFFERS");
-      EXPECT_FALSE(made.traits().promises.quiesces);
+      EXPECT_FALSE(made.traits().guarantees.quiesces);
       ProcessGroup& g = const_cast<ProcessGroup&>(made);
       Variety v = native();
       if (limit == 0) v.many = {1009, 40009};
@@ -71,7 +71,7 @@ TEST_F(MpiJob, WithoutComparison) {
     ::setenv("WEFT_MPI_CHECK", "off", 1);
     ProcessGroup g = ProcessGroup::create(r.context, options_.backend, r.membership());
     ::unsetenv("WEFT_MPI_CHECK");
-    EXPECT_FALSE(g.traits().promises.checks_calls);
+    EXPECT_FALSE(g.traits().guarantees.checks_calls);
     calls_at_random(r, g, 100, of_all(), of_rank(r), native(), Memory::local);
   });
 }
@@ -351,7 +351,7 @@ TEST_F(MpiJob, TraitsAreTheTable) {
   run([&](Rank& r) {
     const Traits& known = *known_traits(options_.backend);
     EXPECT_EQ(r.group().traits().name, known.name);
-    EXPECT_EQ(r.group().traits().promises, known.promises);
+    EXPECT_EQ(r.group().traits().guarantees, known.guarantees);
     EXPECT_EQ(r.group().traits().reduces, known.reduces);
     EXPECT_FALSE(known.reduces_itself(ReduceOp::Kind::sum, DType::bf16));
   });

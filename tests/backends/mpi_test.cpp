@@ -102,7 +102,7 @@ TEST_P(MpiFailures, RanksThatCallDifferentThingsAreNamedOnAll) {
   }
 }
 
-// Either by the call, where the other one's letter has come already, or by the warning.
+// Either by the call, where the other one's envelope has come already, or by the warning.
 TEST_P(MpiFailures, TwoRootsOfTheLastCallAreTold) {
   const Outcome o = job("two roots");
   for (int r = 0; r < 2; ++r) {

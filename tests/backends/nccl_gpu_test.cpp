@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "backends/nccl/nccl_backend.hpp"
-#include "support/carry.hpp"
+#include "support/device_staging.hpp"
 #include "support/random_calls.hpp"
 #include "support/run_ranks.hpp"
 #include "support/values.hpp"
@@ -40,7 +40,7 @@ class NcclGpu : public testing::TestWithParam<int> {
         Ranks::threads, GetParam(),
         [&](Rank& r) {
           ProcessGroup g = ProcessGroup::create(
-              r.context, [](const Bringup& b) { return nccl::make_backend(api(), b); }, r.membership());
+              r.context, [](const GroupInit& b) { return nccl::make_backend(api(), b); }, r.membership());
           body(r, g);
         },
         options);
@@ -54,7 +54,7 @@ TEST_P(NcclGpu, EveryOperationInterleaved) {
     variety.many = {1009, 5003, 300007};
     variety.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
                       DType::i32, DType::i64, DType::u8,  DType::u32,  DType::u64};
-    variety.carry = carry_to_device(api());
+    variety.staging = stage_to_device(api());
     r.meet("memory is there");
     calls_at_random(r, g, 200, std::mt19937(1), std::mt19937(static_cast<unsigned>(100 + r.rank)), variety,
                     Memory::local);
@@ -65,7 +65,7 @@ TEST_P(NcclGpu, EveryOperationInterleaved) {
 // What the table promises, from which the numbers of all backends are said to be the same: exact here.
 TEST_P(NcclGpu, EveryReductionOfEveryType) {
   run([](Rank& r, ProcessGroup& g) {
-    const Carry carry = carry_to_device(api());
+    const DeviceStaging staging = stage_to_device(api());
     for (int k = 0; k < kReduceKindCount; ++k) {
       for (int d = 0; d < kDTypeCount; ++d) {
         const ReduceOp op = reduction(static_cast<ReduceOp::Kind>(k));
@@ -74,7 +74,7 @@ TEST_P(NcclGpu, EveryReductionOfEveryType) {
         const Tensor t(r.context, Shape{1013}, dtype);
         for (std::int64_t i = 0; i < t.count(); ++i) store(t, i, input(op, dtype, r.rank, i));
         Call call = call::all_reduce(t, t, {.op = op});
-        const auto back = carry(call);
+        const auto back = staging(call);
         g.submit(call).wait();
         back();
         for (std::int64_t i = 0; i < t.count(); ++i)
@@ -91,7 +91,7 @@ TEST_P(NcclGpu, StreamsWaitOnAWork) {
     const Tensor t(r.context, Shape{count}), home(r.context, Shape{count});
     for (std::int64_t i = 0; i < count; ++i) store(t, i, value(r.rank, i));
     Call call = call::all_reduce(t, t);
-    const auto back = carry_to_device(api())(call);
+    const auto back = stage_to_device(api())(call);
     nccl::Stream before = nullptr, after = nullptr;
     ASSERT_EQ(api().cudaStreamCreateWithFlags(&before, nccl::kStreamNonBlocking), nccl::CudaResult::success);
     ASSERT_EQ(api().cudaStreamCreateWithFlags(&after, nccl::kStreamNonBlocking), nccl::CudaResult::success);
@@ -119,7 +119,7 @@ TEST_P(NcclGpu, AbsentRanksAreNamed) {
         Tensor t(r.context, Shape{1000});
         for (std::int64_t i = 0; i < 1000; ++i) store(t, i, 1);
         Call call = call::all_reduce(t, t);
-        const auto back = carry_to_device(api())(call);
+        const auto back = stage_to_device(api())(call);
         g.submit(call).wait();
         if (r.rank == 0) {
           const Error e = error_of([&] { g.submit(call).wait(); });

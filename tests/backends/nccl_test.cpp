@@ -86,7 +86,7 @@ TEST_F(Nccl, EveryOperationInterleaved) {
         variety.many = {1009, 5003};
         variety.dtypes = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i8,
                           DType::i32, DType::i64, DType::u8,  DType::u32,  DType::u64};
-        variety.carry = carry_to_device(nccl.api());
+        variety.staging = stage_to_device(nccl.api());
         calls_at_random(r, g, 150, std::mt19937(static_cast<unsigned>(n)),
                         std::mt19937(static_cast<unsigned>(100 + r.rank)), variety, Memory::local);
       });

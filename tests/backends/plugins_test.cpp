@@ -86,7 +86,7 @@ TEST_F(Plugins, WhatIsNotThereIsSaidWithTheFolders) {
 TEST_F(Plugins, NamesAreNoPaths) {
   for (const std::string name : {"../sound", "", "carrier pigeon"})
     expect_error(ErrorCode::bad_argument,
-                 "backend \"" + name + "\" is no name; expected letters, digits, '-' and '_'",
+                 "backend \"" + name + "\" is no name; expected envelopes, digits, '-' and '_'",
                  [&] { load_backend(context, name); });
 }
 

@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "store/claim.hpp"
-#include "store/meeting_file.hpp"
+#include "store/rendezvous_file.hpp"
 #include "support/errors.hpp"
 #include "support/other_user.hpp"
 #include "support/processes.hpp"
@@ -118,15 +118,15 @@ class RendezvousTest : public ::testing::Test {
       const Membership m = Membership::from_env(context, seconds(20));
       EXPECT_EQ(m.rank, rank);
       EXPECT_EQ(m.size, size);
-      EXPECT_EQ(m.identity, 0);
+      EXPECT_EQ(m.process_rank, 0);
       m.store->set(std::to_string(rank), fmt::format("I am {}", rank));
       for (int peer = 0; peer < size; ++peer)
         EXPECT_EQ(m.store->get(std::to_string(peer), soon()), fmt::format("I am {}", peer));
     });
-    EXPECT_THAT(meeting_files(), IsEmpty()) << "files stay behind";
+    EXPECT_THAT(rendezvous_files(), IsEmpty()) << "files stay behind";
   }
 
-  std::vector<std::string> meeting_files() {
+  std::vector<std::string> rendezvous_files() {
     std::vector<std::string> names;
     std::error_code absent;
     for (const auto& entry : std::filesystem::directory_iterator(folder_ / "weft", absent))
@@ -135,7 +135,7 @@ class RendezvousTest : public ::testing::Test {
   }
 
   test::TemporaryFolder folder_;
-  int meeting_ = 0;
+  int next_file_ = 0;
   Context context_;
 };
 
@@ -149,7 +149,7 @@ TEST_F(RendezvousTest, WithoutVariablesOneRankIsAlone) {
   const Membership m = from({});
   EXPECT_EQ(m.rank, 0);
   EXPECT_EQ(m.size, 1);
-  EXPECT_EQ(m.identity, 0);
+  EXPECT_EQ(m.process_rank, 0);
   EXPECT_EQ(m.store->add("n", 1), 1);
 }
 
@@ -165,7 +165,7 @@ TEST_F(RendezvousTest, RanksOfWeftRunMeetAndJobsDoNot) {
   EXPECT_EQ(zero.rank, 0);
   EXPECT_EQ(two.rank, 2);
   EXPECT_EQ(two.size, 3);
-  EXPECT_EQ(two.identity, 0);
+  EXPECT_EQ(two.process_rank, 0);
   zero.store->set("key", "from zero");
   EXPECT_EQ(two.store->get("key", soon()), "from zero");
   EXPECT_FALSE(stranger.store->try_get("key").has_value());
@@ -198,7 +198,7 @@ TEST_F(RendezvousTest, UnderTorchrunRankZeroServes) {
   auto second = std::make_unique<Process>();
   Membership zero = member("0", *first);
   Membership one = member("1", *second);
-  EXPECT_EQ(zero.identity, 0);
+  EXPECT_EQ(zero.process_rank, 0);
   EXPECT_EQ(one.rank, 1);
   EXPECT_EQ(one.size, 2);
   zero.store->set("key", "value");
@@ -851,7 +851,7 @@ TEST_F(RendezvousTest, AForkedChildLeavesItsParentsJobAlone) {
   for (const Variables& where : places) {
     auto process = std::make_unique<Process>();
     const Membership m = from(where, process->context);
-    const auto files = meeting_files();
+    const auto files = rendezvous_files();
     EXPECT_TRUE(test::run_in_child(
                     [&] {
                       process.reset();
@@ -860,7 +860,7 @@ TEST_F(RendezvousTest, AForkedChildLeavesItsParentsJobAlone) {
                     seconds(10))
                     .ok());
     EXPECT_EQ(m.store->add("n", 1, soon()), 1);
-    EXPECT_EQ(meeting_files(), files);
+    EXPECT_EQ(rendezvous_files(), files);
     EXPECT_THAT(m.store->try_get("weft/rank/0", soon()).value_or(""), ::testing::EndsWith(" here"));
   }
 }
@@ -950,7 +950,7 @@ TEST_F(RendezvousTest, OneRankOfAnyLauncherIsAlone) {
     EXPECT_EQ(m.size, 1);
     EXPECT_EQ(m.store->add("n", 1), 1);
   }
-  EXPECT_THAT(meeting_files(), IsEmpty());
+  EXPECT_THAT(rendezvous_files(), IsEmpty());
 }
 
 // A batch script, and what it starts without srun, is no rank.
@@ -966,7 +966,7 @@ TEST_F(RendezvousTest, SlurmsVariablesHoldWithinAStepAlone) {
 
 TEST_F(RendezvousTest, TheFirstOfSeveralLaunchersHolds) {
   const auto chosen = [&](std::initializer_list<Variables> sets) {
-    Variables all{{"WEFT_STORE", "file://" + (folder_ / std::to_string(meeting_++)).string()}};
+    Variables all{{"WEFT_STORE", "file://" + (folder_ / std::to_string(next_file_++)).string()}};
     for (const Variables& v : sets) all.insert(v.begin(), v.end());
     Process process;
     from(all, process.context);
@@ -1002,15 +1002,15 @@ TEST_F(RendezvousTest, TheFileIsGoneWhenAllHaveMet) {
   Process first, second;
   set(openmpi(0, 2));
   const Membership zero = Membership::from_env(first.context);
-  ASSERT_EQ(meeting_files().size(), 1u);
+  ASSERT_EQ(rendezvous_files().size(), 1u);
   struct stat status {};
-  ASSERT_EQ(::stat((folder_ / "weft" / meeting_files()[0]).c_str(), &status), 0);
+  ASSERT_EQ(::stat((folder_ / "weft" / rendezvous_files()[0]).c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 07777, 0600u);
   ASSERT_EQ(::stat((folder_ / "weft").c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 07777, 0700u);
   set(openmpi(1, 2));
   const Membership one = Membership::from_env(second.context);
-  EXPECT_THAT(meeting_files(), IsEmpty());
+  EXPECT_THAT(rendezvous_files(), IsEmpty());
   EXPECT_THAT(second.lines()[1], ::testing::MatchesRegex("rendezvous: store at 127.0.0.1:[0-9]+ by interface "
                                                          "lo .127.0.0.1."));
 }
@@ -1019,9 +1019,9 @@ TEST_F(RendezvousTest, TheFileIsGoneWhenRankZeroLeaves) {
   {
     Process first;
     from(openmpi(0, 2), first.context);
-    EXPECT_EQ(meeting_files().size(), 1u);
+    EXPECT_EQ(rendezvous_files().size(), 1u);
   }
-  EXPECT_THAT(meeting_files(), IsEmpty());
+  EXPECT_THAT(rendezvous_files(), IsEmpty());
 }
 
 // Rank 0 of an earlier job of the same name was killed, and left its file. The new job's ranks wait for their
@@ -1040,7 +1040,7 @@ TEST_F(RendezvousTest, AStaleFileIsNotTaken) {
   pipe.read_line();
   earlier.kill(SIGKILL);
   ASSERT_TRUE(earlier.wait(seconds(10)));
-  ASSERT_EQ(meeting_files().size(), 1u);
+  ASSERT_EQ(rendezvous_files().size(), 1u);
   expect_error(openmpi(1, 2), ErrorCode::timeout, "where it serves within 100 ms (it is not there)",
                milliseconds(100));
   expect_they_meet(2, [](int rank) { return openmpi(rank, 2); });
@@ -1171,7 +1171,7 @@ TEST_F(RendezvousTest, WhereEveryFolderIsTakenItIsSaid) {
   const auto result = test::run_in_child([&] {
     EXPECT_TRUE(test::become_user(user));
     set({{"XDG_RUNTIME_DIR", ""}});
-    const std::string text = test::error_text([] { MeetingPlace("x"); });
+    const std::string text = test::error_text([] { RendezvousFile("x"); });
     for (const std::string& folder : all)
       EXPECT_THAT(text, HasSubstr(fmt::format("the folder {} belongs to user 0; expected {}", folder, user)));
     EXPECT_THAT(
@@ -1184,12 +1184,12 @@ TEST_F(RendezvousTest, WhereEveryFolderIsTakenItIsSaid) {
 
 TEST_F(RendezvousTest, AnAbsentRuntimeFolderGivesWayToTmp) {
   set({{"XDG_RUNTIME_DIR", (folder_ / "absent").string()}});
-  EXPECT_THAT(MeetingPlace("x").path(), HasSubstr(fmt::format("/tmp/weft-{}/meet-", ::geteuid())));
+  EXPECT_THAT(RendezvousFile("x").path(), HasSubstr(fmt::format("/tmp/weft-{}/meet-", ::geteuid())));
 }
 
 TEST_F(RendezvousTest, AStoppedWriterOfTheFolderIsATimeout) {
   set({});
-  const MeetingPlace place("key");
+  const RendezvousFile place("key");
   const int other = ::open((folder_ / "weft").c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   ASSERT_EQ(::flock(other, LOCK_EX), 0);
   EXPECT_EQ(test::error_text([&] { place.publish("a:1", Deadline::after(milliseconds(50))); }),
@@ -1197,7 +1197,7 @@ TEST_F(RendezvousTest, AStoppedWriterOfTheFolderIsATimeout) {
   ::close(other);
   place.publish("a:1", soon());
   EXPECT_EQ(place.find(), "a:1");
-  EXPECT_FALSE(MeetingPlace("another key").find());
+  EXPECT_FALSE(RendezvousFile("another key").find());
   place.remove("b:1");
   EXPECT_EQ(place.find(), "a:1") << "the file tells of another store";
   place.remove("a:1");
@@ -1206,9 +1206,9 @@ TEST_F(RendezvousTest, AStoppedWriterOfTheFolderIsATimeout) {
 
 TEST_F(RendezvousTest, GarbageInTheFileCountsForNothing) {
   set({});
-  const MeetingPlace place("key");
-  for (const char* text : {"", "hello", "weft meeting 1\n", "weft meeting 1\nother\na:1\n1 1\n",
-                           "weft meeting 1\nkey\na:1\n", "weft meeting 1\nkey\na:1\n1 0\n"}) {
+  const RendezvousFile place("key");
+  for (const char* text : {"", "hello", "weft rendezvous 1\n", "weft rendezvous 1\nother\na:1\n1 1\n",
+                           "weft rendezvous 1\nkey\na:1\n", "weft rendezvous 1\nkey\na:1\n1 0\n"}) {
     std::ofstream(place.path()) << text;
     EXPECT_FALSE(place.find()) << text;
   }
@@ -1218,7 +1218,7 @@ TEST_F(RendezvousTest, GarbageInTheFileCountsForNothing) {
 
 TEST_F(RendezvousTest, AFileThatOthersMayWriteIsRefused) {
   set({});
-  const MeetingPlace place("key");
+  const RendezvousFile place("key");
   place.publish("a:1", soon());
   ASSERT_EQ(::chmod(place.path().c_str(), 0622), 0);
   EXPECT_EQ(test::error_text([&] { place.find(); }),
@@ -1265,13 +1265,13 @@ void expect_meet_under(const std::string& mpirun) {
 TEST_F(RendezvousTest, RanksOfMpirunOpenMpiMeet) {
   set({});
   expect_meet_under("mpirun.openmpi --allow-run-as-root --oversubscribe");
-  EXPECT_THAT(meeting_files(), IsEmpty());
+  EXPECT_THAT(rendezvous_files(), IsEmpty());
 }
 
 TEST_F(RendezvousTest, RanksOfMpirunMpichMeet) {
   set({});
   expect_meet_under("mpirun.mpich");
-  EXPECT_THAT(meeting_files(), IsEmpty());
+  EXPECT_THAT(rendezvous_files(), IsEmpty());
 }
 
 }  // namespace

@@ -290,7 +290,7 @@ TEST(ShmControl, ARankTouchesWhatOthersPollAndNothingElse) {
     for (std::size_t k = 1; k + 1 < shm::kRing; ++k)
       EXPECT_EQ(region.has(&region->rank(r).arrivals[k]), r == 1) << "rank " << r << ", line " << k;
     EXPECT_FALSE(region.has(region->stage(r, 0)));
-    EXPECT_FALSE(region.has(&region->pair(1, r).letters[shm::kMailRing / 2]));
+    EXPECT_FALSE(region.has(&region->pair(1, r).envelopes[shm::kEnvelopeRing / 2]));
   }
   EXPECT_TRUE(std::ranges::all_of(region.all(), [](std::byte b) { return b == std::byte{0}; }));
 }
@@ -330,7 +330,7 @@ std::size_t region_memory(int n) {
 // Each rank sends to the next one, then rank 0 to one more.
 void expect_memory_for_used_pairs_only(Rank& r) {
   constexpr std::size_t kPage = 4096;
-  constexpr std::size_t kPair = 8 * kPage;  // of two letters and the next one
+  constexpr std::size_t kPair = 8 * kPage;  // of two envelopes and the next one
   const auto n = static_cast<std::size_t>(r.size);
   // Others wait in a barrier while rank 0 looks.
   const auto look = [&] {

@@ -142,7 +142,7 @@ TEST_F(SingleCopies, AreTakenWhereTheyPay) {
       Rank me(r.rank, r.size, r.context, r.store, options);
       const std::string set = setting;
       const auto expect = [&](Op op, bool allowed, const std::function<void(std::int64_t)>& call) {
-        const shm::SizeRange pays = shm::single_copy_pays(op, 2);
+        const shm::SizeRange pays = shm::profitable_single_copy(op, 2);
         ASSERT_LT(pays.from, 1 << 20);
         ASSERT_GT(pays.to, 1 << 20);
         for (const std::int64_t bytes : {pays.from - 8, std::int64_t{1} << 20}) {
@@ -234,7 +234,7 @@ TEST_F(SingleCopies, AreLeftAloneWhereTheSystemForbidsThem) {
       me.group().all_reduce(view(v), view(v)).wait();
       EXPECT_EQ(std::count(v.begin(), v.end(), 6.0f), 600000);
       EXPECT_EQ(copies, 0);
-      EXPECT_TRUE(me.group().traits().promises.quiesces);
+      EXPECT_TRUE(me.group().traits().guarantees.quiesces);
       me.group().all_gather(view(std::as_const(v)), view(w)).wait();
       EXPECT_EQ(std::count(w.begin(), w.end(), 6.0f), 1800000);
       EXPECT_EQ(copies > 0, f.pulls);
@@ -393,7 +393,7 @@ TEST_F(SingleCopies, MemoryThatTheKernelDoesNotCopyIsStaged) {
 // Its row of the promises: true where all have left, false while a stopped rank may still write, which only
 // its end or its return changes. Memory that is shared is still moved out of the way.
 TEST_F(SingleCopies, AStoppedRankHoldsUpQuiesce) {
-  EXPECT_FALSE(shm_single_copy_traits().promises.quiesces);
+  EXPECT_FALSE(shm_single_copy_traits().guarantees.quiesces);
   const Setting push("push");
   for (const Memory memory : {Memory::local, Memory::shared}) {
     RankProcesses ranks(3, [&](Rank& r) {
@@ -404,8 +404,8 @@ TEST_F(SingleCopies, AStoppedRankHoldsUpQuiesce) {
           if (call == 1) raise(SIGSTOP);
         };
       Rank me(r.rank, r.size, r.context, r.store, options);
-      EXPECT_FALSE(me.group().traits().promises.quiesces);
-      const std::int64_t count = shm::single_copy_pays(Op::all_reduce, 3).from / 4 + 100003;
+      EXPECT_FALSE(me.group().traits().guarantees.quiesces);
+      const std::int64_t count = shm::profitable_single_copy(Op::all_reduce, 3).from / 4 + 100003;
       const Tensor t(r.context, Shape{count}, DType::f32, memory);
       for (float& x : t.as<float>()) x = 1.0f;
       me.group().all_reduce(t, t).wait();

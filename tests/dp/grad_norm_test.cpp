@@ -26,10 +26,10 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // --- the reference cases ---
 
 // ["R", "S0"] → placements of a gradient; null → none
-Placement placement_of(const std::string& letters) {
-  if (letters == "R") return Replicate{};
-  if (letters == "P") return Partial{};
-  return Shard{std::stoi(letters.substr(1))};
+Placement placement_of(const std::string& envelopes) {
+  if (envelopes == "R") return Replicate{};
+  if (envelopes == "P") return Partial{};
+  return Shard{std::stoi(envelopes.substr(1))};
 }
 
 // One set of gradients of the file as this rank holds them.
@@ -44,8 +44,8 @@ struct GoldenGradients {
       LayoutRef of_gradient = nullptr, of_value = nullptr;
       if (!g.at("placement").is_null()) {
         Placements placements, values;
-        for (const std::string letters : g.at("placement")) {
-          placements.push_back(placement_of(letters));
+        for (const std::string envelopes : g.at("placement")) {
+          placements.push_back(placement_of(envelopes));
           values.push_back(is_partial(placements.back()) ? Replicate{} : placements.back());
           partial = partial || is_partial(placements.back());
         }

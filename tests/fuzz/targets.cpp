@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "backends/first_cause.hpp"
-#include "backends/shm/card.hpp"
-#include "host/neighbourhood.hpp"
+#include "backends/shm/bootstrap_info.hpp"
+#include "host/peers.hpp"
 #include "store/address.hpp"
 #include "store/store_frames.hpp"
 #include "store/store_records.hpp"
@@ -96,7 +96,7 @@ void store_server(std::string_view bytes) {
   const auto take = [&](std::string_view part) {
     const StoreSession::Result result = session.take(part);
     check(session.unread() <= kMaxRecordBytes + 65536, "a session keeps no more than a record");
-    if (mode == demands_secret && session.is_stranger())
+    if (mode == demands_secret && session.is_unauthenticated())
       check(session.unread() <= sizeof(FrameHeader) + kHandshakeBytes ||
                 result.state == StoreSession::Result::State::bad,
             "a stranger's bytes are not kept");
@@ -106,7 +106,7 @@ void store_server(std::string_view bytes) {
         check(parse_reply(result.out).state == Parsed::State::whole, "replies are frames");
         return true;
       case StoreSession::Result::State::request: {
-        check(!session.is_stranger(), "only who has joined is answered");
+        check(!session.is_unauthenticated(), "only who has joined is answered");
         check(!result.frame.key.empty() && result.frame.key.size() <= kMaxStoreKeyBytes,
               "keys are within limits");
         std::string wire = session.wire(answer(table, result.frame));
@@ -129,7 +129,7 @@ void store_server(std::string_view bytes) {
     check(take(make_frame(Kind::join, {}, client.own_half())), "the handshake begins");
     check(client.meet(Handshake(secret(), servers_half()).own_half(), true), "the halves meet");
     check(take(make_frame(Kind::prove, {}, client.proof(true))), "the handshake ends");
-    check(!session.is_stranger(), "who proved it has joined");
+    check(!session.is_unauthenticated(), "who proved it has joined");
     sealed.emplace(client.streams());
   }
   while (const auto part = next_piece(bytes))
@@ -219,7 +219,7 @@ std::vector<std::string> store_client_seeds() {
       make_frame(Kind::challenge, {}, Handshake(secret(), servers_half()).own_half()),
       make_frame(Kind::welcome, {}, std::string(32, 'x')),
       make_frame(Kind::secret_demanded, {}, {}),
-      make_frame(Kind::stranger, {}, {}),
+      make_frame(Kind::wrong_proof, {}, {}),
   };
   SealedStream stream(key_from(7));
   std::string plain(1, '\0'), records(1, '\1');
@@ -289,16 +289,16 @@ std::vector<std::string> texts_seeds() {
 
 // ---- what ranks tell each other when they meet ----
 
-void cards(std::string_view bytes) {
+void infos(std::string_view bytes) {
   try {
-    const shm::Card card = shm::Card::decode(bytes);
-    const std::string written = card.encode();
-    check(shm::Card::decode(written).encode() == written, "a card is read as it is written");
-    CpuShare all = card.cores;
-    all |= card.cores;
+    const shm::BootstrapInfo info = shm::BootstrapInfo::decode(bytes);
+    const std::string written = info.encode();
+    check(shm::BootstrapInfo::decode(written).encode() == written, "an info is read as it is written");
+    CpuShare all = info.cores;
+    all |= info.cores;
     check(all.count() >= 1 && all.count() <= CPU_SETSIZE, "cores are counted");
   } catch (const Error& e) {
-    check(e.code() == ErrorCode::mismatch, "what is no card is a mismatch");
+    check(e.code() == ErrorCode::mismatch, "what is no info is a mismatch");
   }
   std::vector<std::vector<CpuQuota>> processes;  // a line each
   for (std::string_view rest = bytes; !rest.empty() && processes.size() < 64;) {
@@ -309,7 +309,7 @@ void cards(std::string_view bytes) {
   check(shared_millicores(processes) >= 0, "a quota is no negative number");
 }
 
-std::vector<std::string> cards_seeds() {
+std::vector<std::string> infos_seeds() {
   const std::string address = " weft1 boot/pid:[1]/net:[2] weft-00ff 1000 4711 5 12";
   return {"0 0 ff/17/5:2500" + address, "1023 2 f/1/1:1,2:2/-/7:9" + address, "1024 0 f/1/-" + address,
           "1:5,2:5\n2:5,1:5\n3:1000000000", "1:5,1:5,2:5,1:5"};
@@ -409,7 +409,7 @@ const std::vector<Target>& targets() {
     {"store_client", store_client, store_client_seeds},
     {"store_file", store_file, store_file_seeds},
     {"texts", texts, texts_seeds},
-    {"cards", cards, cards_seeds},
+    {"infos", infos, infos_seeds},
 #if WEFT_FUZZ_CHECKPOINTS
     {"safetensors", safetensors, safetensors_seeds},
     {"index", index, index_seeds},

@@ -118,7 +118,7 @@ TEST_F(Group, CollectivesAndMessagesAreNumberedApart) {
 
 TEST_F(Group, TheBringUpIsHandedToTheFactory) {
   Membership m = membership(3, 1);
-  m.identity = 5;
+  m.process_rank = 5;
   const ProcessGroup first = ProcessGroup::create(context, recording.factory(), m);
   const ProcessGroup second = ProcessGroup::create(context, recording.factory(), m);
   EXPECT_EQ(first.rank(), 1);
@@ -131,7 +131,7 @@ TEST_F(Group, TheBringUpIsHandedToTheFactory) {
   EXPECT_EQ(made[0].name, "x");
   EXPECT_EQ(made[0].rank, 1);
   EXPECT_EQ(made[0].size, 3);
-  EXPECT_EQ(made[0].identity, 5);
+  EXPECT_EQ(made[0].process_rank, 5);
   EXPECT_NE(made[0].token, made[1].token);  // the same name again is another group
 }
 
@@ -541,17 +541,18 @@ TEST_F(Group, CreateSaysWhatIsWrong) {
   EXPECT_THAT(e.what(), testing::HasSubstr("backend \"carrier-pigeon\" was not found"));
 }
 
-// Bells are few, and shared memory's: what has none is no reason to refuse a transport of thousands of ranks.
+// Doorbells are few, and shared memory's: what has none is no reason to refuse a transport of thousands of
+// ranks.
 TEST_F(Group, ARankMayHaveAnyNumber) {
   Membership m = membership(3000, 2000);
   EXPECT_EQ(ProcessGroup::create(context, recording.factory(), m).rank(), 2000);
-  m.identity = 1'000'000;
+  m.process_rank = 1'000'000;
   m.name = "y";
   EXPECT_EQ(ProcessGroup::create(context, recording.factory(), m).size(), 3000);
 }
 
 TEST_F(Group, WhatAFactoryThrowsIsTheCallersToSee) {
-  const BackendFactory refuses = [](const Bringup&) -> std::unique_ptr<Backend> {
+  const BackendFactory refuses = [](const GroupInit&) -> std::unique_ptr<Backend> {
     throw Error(ErrorCode::system, "no wires");
   };
   EXPECT_STREQ(error_of([&] { ProcessGroup::create(context, refuses, membership()); }).what(), "no wires");
@@ -585,7 +586,7 @@ TEST_F(Group, ASubgroupIsMadeByTheSameFactory) {
   const auto made = recording.made();
   ASSERT_EQ(made.size(), 5u);
   for (std::size_t i = 0; i < made.size(); ++i) {
-    EXPECT_EQ(made[i].identity, 2);  // the rank's place in its process stays
+    EXPECT_EQ(made[i].process_rank, 2);  // the rank's place in its process stays
     for (std::size_t k = 0; k < i; ++k) EXPECT_NE(made[i].token, made[k].token);
   }
   s.barrier().wait();

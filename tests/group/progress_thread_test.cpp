@@ -191,7 +191,7 @@ TEST(ProgressThreadLife, OnePerRankFromTheFirstGroupToTheLast) {
       {
         ProcessGroup one_rank = [&] {
           Membership m;
-          m.identity = rank.rank;
+          m.process_rank = rank.rank;
           m.progress = Progress::thread;
           m.name = "alone";
           return ProcessGroup::create(rank.context, "shm", m);

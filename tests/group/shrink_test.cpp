@@ -192,7 +192,7 @@ TEST(ShrinkOnThreads, ARankThatCannotIsLeftOut) {
   run_ranks(Ranks::threads, 3, [](Rank& r) {
     int made = 0;
     const BackendFactory plain = load_backend(r.context, "shm");
-    const BackendFactory factory = [&](const Bringup& b) {
+    const BackendFactory factory = [&](const GroupInit& b) {
       if (made++ > 0 && r.rank == 2) throw Error(ErrorCode::system, "out of something");
       return plain(b);
     };
@@ -290,7 +290,7 @@ TEST_P(ShrinkProcesses, KilledDuringShrink) {
       [&](Rank& r) {
         int made = 0;
         BackendFactory plain = load_backend(r.context, GetParam());
-        const BackendFactory factory = [&](const Bringup& b) {
+        const BackendFactory factory = [&](const GroupInit& b) {
           if (made++ > 0 && r.rank == 2) raise(SIGKILL);
           return plain(b);
         };
@@ -354,7 +354,7 @@ TEST_P(ShrinkProcesses, StoppedDuringShrink) {
       [&](Rank& r) {
         int made = 0;
         BackendFactory plain = load_backend(r.context, GetParam());
-        const BackendFactory factory = [&](const Bringup& b) {
+        const BackendFactory factory = [&](const GroupInit& b) {
           if (made++ == 1 && r.rank == 0) raise(SIGSTOP);
           return plain(b);
         };

@@ -203,7 +203,7 @@ TEST(WatchOfProcesses, TrafficDoesNotHideADeath) {
 /// Another group of this rank, in which something moves for `span`.
 class Moving final : public Driven {
  public:
-  Moving(ProgressList& list, Duration span) : list_(list), end_(Deadline::after(span)) { list_.add(this); }
+  Moving(ProgressEngine& list, Duration span) : list_(list), end_(Deadline::after(span)) { list_.add(this); }
   ~Moving() override { list_.remove(this); }
   bool drive() noexcept override {
     ++drives;
@@ -213,7 +213,7 @@ class Moving final : public Driven {
   std::atomic<int> drives{0};
 
  private:
-  ProgressList& list_;
+  ProgressEngine& list_;
   const Deadline end_;
 };
 

@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "host/neighbourhood.hpp"
+#include "host/peers.hpp"
 #include "support/processes.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/storage.hpp"
@@ -486,12 +486,12 @@ TEST(ArenaLimits, WithoutMemfdThreadsGoOn) {
     EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
     Context context;
     EXPECT_EQ(Storage::allocate(context, Memory::shared, 100).memory(), Memory::local);
-    Neighbourhood& here = context.neighbourhood();
+    HostPeers& here = context.host_peers();
     const RegionRef region = here.offer("group", 4096);
     const Deadline soon = Deadline::after(std::chrono::seconds(5));
     EXPECT_EQ(here.open(*here.meet(here.self(), soon), "group", soon)->data, region->data);
-    here.own_bell(0).ring();
-    EXPECT_EQ(here.own_bell(0).read(), 1u);
+    here.own_doorbell(0).ring();
+    EXPECT_EQ(here.own_doorbell(0).read(), 1u);
     return 0;
   });
   EXPECT_TRUE(result.ok()) << test::to_string(result);

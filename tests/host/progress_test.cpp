@@ -25,7 +25,7 @@ struct Counting : Driven {
 
 TEST(Progress, DrivesAllOfARank) {
   Context context;
-  ProgressList& list = context.progress(2);
+  ProgressEngine& list = context.progress(2);
   EXPECT_EQ(&list, &context.progress(2));
   EXPECT_NE(&list, &context.progress(3));
   Counting a, b;
@@ -46,7 +46,7 @@ TEST(Progress, NapsWhereNobodyRings) {
     bool rings() const noexcept override { return false; }
   } silent;
   Context context;
-  ProgressList& list = context.progress(0);
+  ProgressEngine& list = context.progress(0);
   list.add(&silent);
   for (int i = 0; i < 3; ++i) list.sleep(std::chrono::hours(1), 0s, [] { return false; });
   EXPECT_EQ(silent.drives, 3);
@@ -61,23 +61,23 @@ TEST(Progress, NapsWhereNobodyRings) {
   list.remove(&silent);
 }
 
-TEST(Progress, RefusesAnIdentityOutOfRange) {
+TEST(Progress, RefusesAProcessRankOutOfRange) {
   Context context;
   EXPECT_NE(&context.progress(1'000'000), &context.progress(1024));
   EXPECT_EQ(test::error_text([&] { return &context.progress(-1); }),
-            "bad_argument: context: identity is -1; expected 0 or more");
+            "bad_argument: context: process_rank is -1; expected 0 or more");
 }
 
 TEST(Progress, SleepsUntilRungAndAnnouncesIt) {
   Context context;
-  ProgressList& list = context.progress(0);
+  ProgressEngine& list = context.progress(0);
   Counting a;
   list.add(&a);
   const auto never = [] { return false; };
   const auto start = Clock::now();
   std::thread peer([&] {
     while (a.asleep == 0) std::this_thread::yield();
-    list.bell().ring();
+    list.doorbell().ring();
   });
   list.sleep(20s, 0s, never);
   peer.join();
@@ -96,7 +96,7 @@ TEST(Progress, SleepsUntilRungAndAnnouncesIt) {
 // too.
 TEST(Progress, TheLastSleeperTakesTheAnnouncementBack) {
   Context context;
-  ProgressList& list = context.progress(0);
+  ProgressEngine& list = context.progress(0);
   Counting a, b;
   list.add(&a);
   list.announce_sleep(true);

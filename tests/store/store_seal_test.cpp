@@ -163,7 +163,7 @@ class StoreSessionTest : public StoreSeal {
     const auto heard = session.take(make_frame(Kind::join, {}, client.own_half()));
     ASSERT_EQ(heard.state, Said::reply);
     ASSERT_TRUE(client.meet(parse_reply(heard.out).frame.value, true));
-    EXPECT_TRUE(session.is_stranger());
+    EXPECT_TRUE(session.is_unauthenticated());
   }
   static StoreSession::Result prove(StoreSession& session, const Handshake& client) {
     return session.take(make_frame(Kind::prove, {}, client.proof(true)));
@@ -189,7 +189,7 @@ TEST_F(StoreSessionTest, AfterTheHandshakeRequestsAreSealed) {
   const auto welcome = prove(session, client);
   ASSERT_EQ(welcome.state, Said::reply);
   EXPECT_TRUE(client.holds(parse_reply(welcome.out).frame.value, false));
-  EXPECT_FALSE(session.is_stranger());
+  EXPECT_FALSE(session.is_unauthenticated());
   SealedPair streams = client.streams();
   std::string record = streams.to_server.seal(make_frame(Kind::set, "key", "value"));
   for (const char byte : record.substr(0, record.size() - 1))
@@ -216,7 +216,7 @@ TEST_F(StoreSessionTest, WhoDoesNotProveIsToldAndClosed) {
     const auto told = session.take(make_frame(Kind::try_get, kHelloKey, {}));
     EXPECT_EQ(told.state, Said::reply);
     EXPECT_EQ(parse_reply(told.out).frame.kind, Kind::secret_demanded);
-    EXPECT_TRUE(session.was_told());
+    EXPECT_TRUE(session.was_told_of_secret());
     expect_bad(session.take(make_frame(Kind::try_get, kHelloKey, {})), unproven, Kind::secret_demanded);
   }
   {  // a large frame is not waited for
@@ -233,7 +233,7 @@ TEST_F(StoreSessionTest, WhoDoesNotProveIsToldAndClosed) {
     StoreSession session(&key_);
     Handshake client(counting_from(8));
     begin(session, client);
-    expect_bad(prove(session, client), "it does not know the secret", Kind::stranger);
+    expect_bad(prove(session, client), "it does not know the secret", Kind::wrong_proof);
   }
   {  // twice the same half, to try another server half
     StoreSession session(&key_);

@@ -34,8 +34,8 @@
 #include "store/address.hpp"
 #include "support/errors.hpp"
 #include "support/processes.hpp"
-#include "support/stranger.hpp"
 #include "support/temporary_folder.hpp"
+#include "support/unauthenticated_client.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
 #include "weft/store/store_file.hpp"
@@ -46,7 +46,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using test::Stranger;
+using test::UnauthenticatedClient;
 using ::testing::HasSubstr;
 
 Deadline soon() { return Deadline::after(seconds(10)); }
@@ -532,7 +532,7 @@ std::string frame(std::uint8_t version, std::uint8_t kind, std::uint16_t key_byt
 }
 
 TEST_F(TcpStoreTest, TheTestsOwnFramesAreAnswered) {
-  Stranger well_behaved(server_->port());
+  UnauthenticatedClient well_behaved(server_->port());
   well_behaved.say(frame(1, 3, 3, 2, 0, "keyhi"));
   EXPECT_TRUE(well_behaved.is_answered());
   EXPECT_EQ(client()->try_get("key"), "hi");
@@ -563,7 +563,7 @@ TEST_F(TcpStoreTest, BadFramesEndOnlyTheirOwnConnection) {
   const auto good = client();
   std::thread waiter([store = client()] { EXPECT_EQ(store->get("at the end", soon()), "yes"); });
   for (std::size_t i = 0; i < std::size(cases); ++i) {
-    Stranger stranger(server_->port());
+    UnauthenticatedClient stranger(server_->port());
     stranger.say(cases[i].bytes);
     EXPECT_TRUE(stranger.is_cut_off()) << cases[i].warning;
     EXPECT_EQ(good->add("round", 1), static_cast<int>(i) + 1);
@@ -578,8 +578,8 @@ TEST_F(TcpStoreTest, BadFramesEndOnlyTheirOwnConnection) {
 TEST_F(TcpStoreTest, HalfFramesHoldUpNobody) {
   const auto good = client();
   {
-    Stranger in_header(server_->port());
-    Stranger in_value(server_->port());
+    UnauthenticatedClient in_header(server_->port());
+    UnauthenticatedClient in_value(server_->port());
     in_header.say(frame(1, 3, 3, 4, 0).substr(0, 10));
     in_value.say(frame(1, 3, 3, 1000, 0, "key and half of a va"));
     EXPECT_EQ(good->add("n", 1), 1);
@@ -592,7 +592,7 @@ TEST_F(TcpStoreTest, HalfFramesHoldUpNobody) {
 }
 
 TEST_F(TcpStoreTest, AFrameMayComeByteByByte) {
-  Stranger slow(server_->port());
+  UnauthenticatedClient slow(server_->port());
   for (const char byte : frame(1, 3, 3, 2, 0, "keyhi")) slow.say({&byte, 1});
   EXPECT_TRUE(slow.is_answered());
   EXPECT_EQ(client()->try_get("key"), "hi");
@@ -603,19 +603,19 @@ TEST_F(TcpStoreTest, AFrameMayComeByteByByte) {
 // where all have, the new one.
 TEST_F(TcpStoreTest, ClientsBeyondTheLimitAreRefused) {
   const auto good = client();
-  std::vector<std::unique_ptr<Stranger>> crowd;
-  for (int i = 0; i < 7; ++i) crowd.push_back(std::make_unique<Stranger>(server_->port()));
+  std::vector<std::unique_ptr<UnauthenticatedClient>> crowd;
+  for (int i = 0; i < 7; ++i) crowd.push_back(std::make_unique<UnauthenticatedClient>(server_->port()));
   for (int i = 1; i < 7; ++i) {
     crowd[static_cast<std::size_t>(i)]->say(frame(1, 2, 1, 0, 0, "k"));
     EXPECT_TRUE(crowd[static_cast<std::size_t>(i)]->is_answered());
   }
-  Stranger another(server_->port());
+  UnauthenticatedClient another(server_->port());
   EXPECT_TRUE(crowd[0]->is_cut_off());
   ASSERT_EQ(warnings().size(), 1u);
   EXPECT_THAT(warnings()[0], HasSubstr("there are 8 clients, and it has not joined"));
   another.say(frame(1, 2, 1, 0, 0, "k"));
   EXPECT_TRUE(another.is_answered());
-  Stranger one_too_many(server_->port());
+  UnauthenticatedClient one_too_many(server_->port());
   EXPECT_TRUE(one_too_many.is_cut_off());
   EXPECT_EQ(good->add("n", 1), 1);
   ASSERT_EQ(warnings().size(), 2u);
@@ -765,7 +765,7 @@ TEST_F(TcpStoreTest, Ipv6Only) {
     make_tcp_store("127.0.0.1", server_->port(), Deadline::after(milliseconds(50)));
   });
   {
-    Stranger stranger(server_->port(), "::1");
+    UnauthenticatedClient stranger(server_->port(), "::1");
     stranger.say("h");
   }
   while (warnings().empty()) EXPECT_EQ(client()->add("n", 0), 0);  // bounded by ctest's time limit

@@ -17,7 +17,7 @@ class Masked final : public Backend {
   }
   const Traits& traits() const noexcept override { return traits_; }
   void post(OpState& s) noexcept override {
-    const bool known = road(traits_, s.op, s.dtype, s.reduce.kind, s.order) == Road::native;
+    const bool known = op_support(traits_, s.op, s.dtype, s.reduce.kind, s.order) == OpSupport::native;
     const bool in_order = !row(s.op).collective || s.call == next_++;
     if (!known || !in_order)
       inner_->fail({.code = ErrorCode::system,
@@ -57,7 +57,7 @@ Traits traits_of(const Mask& mask) {
 }
 
 BackendFactory masked(const Mask& mask) {
-  return [mask](const Bringup& b) -> std::unique_ptr<Backend> {
+  return [mask](const GroupInit& b) -> std::unique_ptr<Backend> {
     return std::make_unique<Masked>(load_backend(b.context, "shm")(b), mask);
   };
 }

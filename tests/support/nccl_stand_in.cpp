@@ -830,7 +830,7 @@ NcclStandIn::~NcclStandIn() {
 const NcclApi& NcclStandIn::api() const noexcept { return impl_->api; }
 
 BackendFactory NcclStandIn::factory() const {
-  return [this](const Bringup& b) { return make_backend(impl_->api, b); };
+  return [this](const GroupInit& b) { return make_backend(impl_->api, b); };
 }
 
 void NcclStandIn::set_version(int version) {

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "support/carry.hpp"
+#include "support/device_staging.hpp"
 #include "support/run_ranks.hpp"
 #include "support/values.hpp"
 
@@ -26,10 +26,10 @@ struct Plan {
   DType dtype = DType::f32;
   ReduceOp reduce = ReduceOp::sum;
   int root = 0;
-  std::int64_t seed = 0;             // tells calls apart
-  const Carry* carry = nullptr;      // takes the buffers to a device
-  std::int64_t count = 0;            // of each block, where the blocks are equal
-  std::vector<std::int64_t> counts;  // v-forms: per rank; all_to_all_v: per (from, to)
+  std::int64_t seed = 0;                   // tells calls apart
+  const DeviceStaging* staging = nullptr;  // takes the buffers to a device
+  std::int64_t count = 0;                  // of each block, where the blocks are equal
+  std::vector<std::int64_t> counts;        // v-forms: per rank; all_to_all_v: per (from, to)
 
   bool reduces() const {
     return op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter || op == Op::reduce_scatter_v;
@@ -128,8 +128,8 @@ class Trial {
       case Op::send: {  // to the next, from the one before
         Call send = call::send(in, (rank_ + 1) % n_, {.tag = 1});
         Call receive = call::recv(out, (rank_ + n_ - 1) % n_, {.tag = 1});
-        carry(send);
-        carry(receive);
+        staging(send);
+        staging(receive);
         work_ = g.coalesced({send, receive});
         return;
       }
@@ -164,11 +164,11 @@ class Trial {
   }
 
  private:
-  void carry(Call& call) {
-    if (p_.carry != nullptr) back_.push_back((*p_.carry)(call));
+  void staging(Call& call) {
+    if (p_.staging != nullptr) back_.push_back((*p_.staging)(call));
   }
   void go(ProcessGroup& g, Call call) {
-    carry(call);
+    staging(call);
     work_ = g.submit(call);
   }
 
@@ -202,7 +202,7 @@ struct Variety {
   std::vector<Op> ops{Op::all_reduce, Op::reduce,           Op::broadcast, Op::all_gather, Op::all_gather_v,
                       Op::gather,     Op::reduce_scatter_v, Op::scatter,   Op::all_to_all, Op::all_to_all_v,
                       Op::send,       Op::reduce_scatter,   Op::barrier};
-  Carry carry{};  ///< for transports that move a device's memory
+  DeviceStaging staging{};  ///< for transports that move a device's memory
 };
 
 inline Plan any_plan(std::mt19937& all, int n, const Variety& v) {
@@ -214,7 +214,7 @@ inline Plan any_plan(std::mt19937& all, int n, const Variety& v) {
   p.reduce = any(v.reductions);
   p.root = static_cast<int>(all() % static_cast<unsigned>(n));
   p.seed = all() % 1000;
-  if (v.carry) p.carry = &v.carry;
+  if (v.staging) p.staging = &v.staging;
   if (p.op == Op::all_gather_v || p.op == Op::reduce_scatter_v || p.op == Op::all_to_all_v) {
     p.counts.resize(static_cast<std::size_t>(p.op == Op::all_to_all_v ? n * n : n));
     for (std::int64_t& c : p.counts) c = count();

@@ -119,10 +119,10 @@ class Recording::RecordingBackend final : public Backend {
 };
 
 BackendFactory Recording::factory() {
-  return [this](const Bringup& b) -> std::unique_ptr<Backend> {
+  return [this](const GroupInit& b) -> std::unique_ptr<Backend> {
     {
       const std::lock_guard lock(mutex_);
-      made_.push_back({b.token, b.name, b.rank, b.size, b.identity});
+      made_.push_back({b.token, b.name, b.rank, b.size, b.process_rank});
     }
     return std::make_unique<RecordingBackend>(*this);
   };

@@ -25,7 +25,7 @@ class Recording {
   /// A bring-up, without what a test does not compare.
   struct Made {
     std::string token, name;
-    int rank, size, identity;
+    int rank, size, process_rank;
   };
 
   BackendFactory factory();

@@ -119,7 +119,7 @@ TEST_F(WeftBench, TableJsonAndPlotCarryTheSizes) {
   const json& r = all.at("results")[0];
   EXPECT_EQ(r.at("op"), "all_reduce");
   std::vector<std::string> names;
-  for (const json& c : r.at("contenders")) {
+  for (const json& c : r.at("competitors")) {
     names.push_back(c.at("name"));
     ASSERT_EQ(c.at("rows").size(), 2u);
     EXPECT_EQ(c.at("rows")[0].at("bytes"), 8);
@@ -203,9 +203,9 @@ TEST_F(WeftBench, PeersThatAreThereAreComparedWith) {
               ExitStatus{.code = 0})
         << err_;
     const json r = json::parse(contents(file)).at("results").at(0);
-    if (r.at("contenders").size() == 1)
+    if (r.at("competitors").size() == 1)
       continue;  // its launcher is not there, or not for this user: said in a line
-    const json& c = r.at("contenders").at(1);
+    const json& c = r.at("competitors").at(1);
     EXPECT_EQ(c.at("name"), name);
     EXPECT_NE(c.at("version"), "");
     EXPECT_GT(c.at("rows").at(1).at("median_us"), 0);
@@ -235,8 +235,8 @@ TEST_P(PeersInPython, AreComparedWith) {
             ExitStatus{.code = 0})
       << err_;
   const json r = json::parse(contents(file)).at("results").at(0);
-  ASSERT_EQ(r.at("contenders").size(), 2u) << err_;
-  const json& c = r.at("contenders").at(1);
+  ASSERT_EQ(r.at("competitors").size(), 2u) << err_;
+  const json& c = r.at("competitors").at(1);
   EXPECT_EQ(c.at("name"), name);
   EXPECT_NE(c.at("version"), "");
   for (const json& row : c.at("rows")) EXPECT_GT(row.at("median_us"), 0) << out_;

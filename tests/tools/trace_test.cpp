@@ -185,7 +185,7 @@ json trace(int rank, int size, const std::vector<json>& calls, const std::string
           {"host", "h"},
           {"boot", "b"},
           {"process", 100 + rank},
-          {"identity", 0},
+          {"process_rank", 0},
           {"began_monotonic_ns", 1'000'000'000},
           {"began_realtime_ns", 1'700'000'000'000'000'000},
           {"taken_ns", 9'000'000},

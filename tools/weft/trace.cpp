@@ -277,7 +277,7 @@ TraceFile read_trace(const std::string& path) {
   t.host = printable(in.text("host"));
   t.boot = printable(in.text("boot"));
   t.process = number("process", 0, INT32_MAX);
-  t.identity = number("identity", 0, INT32_MAX);
+  t.process_rank = number("process_rank", 0, INT32_MAX);
   t.began_monotonic_ns = in.integer("began_monotonic_ns", 0, kMost);
   t.began_realtime_ns = in.integer("began_realtime_ns", 0, 4 * kMost);
   t.taken_ns = in.integer("taken_ns", -kMost, kMost);

@@ -27,7 +27,7 @@ enum class Step : std::uint8_t { pending, advanced, done, failed };
 enum class ProgressStyle : std::uint8_t { polled, threaded, stream };
 
 /// What a backend promises about failures.
-struct Promises {
+struct FailureGuarantees {
   bool deadline = false;        ///< a call that is not finished by its deadline fails with `timeout`
   bool names_absent = false;    ///< the time-out names the ranks that had not arrived
   bool detects_death = false;   ///< a rank that dies is `peer_lost` on every survivor, before the deadline
@@ -35,7 +35,7 @@ struct Promises {
   bool checks_calls = false;    ///< ranks that call different things get `mismatch`
   bool revocable = false;       ///< a failed call leaves the caller's memory
   bool quiesces = false;        ///< quiesce() becomes true even where a peer is stopped
-  friend bool operator==(const Promises&, const Promises&) = default;
+  friend bool operator==(const FailureGuarantees&, const FailureGuarantees&) = default;
 };
 
 /// Composed collectives send messages with tags from -kComposedTags to -1, which users' never have. Their
@@ -61,9 +61,9 @@ struct Traits {
   bool device = false;               ///< it moves CUDA memory; false: host memory
   std::int16_t device_index = 0;     ///< of a group on a device: whose memory it moves
   ProgressStyle progress = ProgressStyle::polled;
-  Promises promises{};
+  FailureGuarantees guarantees{};
   bool spin = true;  ///< a waiter may spin: no more ranks here than usable cores
-  /// It rings the bell of a rank that sleeps when something has happened (see announce_sleep). False:
+  /// It rings the doorbell of a rank that sleeps when something has happened (see announce_sleep). False:
   /// sleepers look again every fraction of a millisecond.
   bool rings = true;
 
@@ -139,7 +139,7 @@ class Backend {
   /// memory to new pages where a stopped peer might still write. `exposed`: the buffers of the calls that
   /// failed. False: not reached by the deadline. From any thread.
   virtual bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept = 0;
-  /// The rank is about to sleep on its bell, or awake again: from any thread. See ProgressList::sleep.
+  /// The rank is about to sleep on its doorbell, or awake again: from any thread. See ProgressEngine::sleep.
   virtual void announce_sleep(bool asleep) noexcept = 0;
   /// Calls posted between batch(true) and batch(false) belong together and may be started as one. Calls in an
   /// open batch may be polled, and other threads' calls posted into it. Both come in turn, perhaps from
@@ -174,7 +174,7 @@ struct TestHooks {
 };
 
 /// What a backend's factory gets: who meets whom, where.
-struct Bringup {
+struct GroupInit {
   Context& context;
   std::shared_ptr<Store> store;
   std::string
@@ -182,7 +182,7 @@ struct Bringup {
   std::string name;
   int rank = 0;
   int size = 1;
-  int identity = 0;  ///< which rank of this process this is: names its bell and its progress list
+  int process_rank = 0;  ///< which rank of this process this is: names its doorbell and its progress list
   int ranks_here =
       1;  ///< ranks of the whole job on this host, as far as known: more than cores means no spinning
   Deadline deadline;  ///< for the bring-up
@@ -190,6 +190,6 @@ struct Bringup {
 };
 
 /// Makes a transport. Throws where the group cannot be had; collective over its ranks.
-using BackendFactory = std::function<std::unique_ptr<Backend>(const Bringup&)>;
+using BackendFactory = std::function<std::unique_ptr<Backend>(const GroupInit&)>;
 
 }  // namespace weft

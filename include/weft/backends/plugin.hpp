@@ -27,14 +27,14 @@ struct BackendPlugin {
   std::uint32_t abi = kBackendAbi;
   std::uint32_t op_state_bytes = sizeof(OpState);  ///< the same sources compiled otherwise are refused too
   std::uint32_t traits_bytes = sizeof(Traits);
-  std::uint32_t bringup_bytes = sizeof(Bringup);
+  std::uint32_t group_init_bytes = sizeof(GroupInit);
   const char* name = "";     ///< the <name> of its file
   const char* version = "";  ///< of the transport, for people: "Open MPI 4.1.4"
   /// Why it cannot be used in this process ("the program already carries MPICH …"); empty: it can. Null:
   /// nothing is ever in its way. Asked at each load_backend(), so the answer may change.
   std::string (*obstacle)() = nullptr;
-  std::unique_ptr<Backend> (*make)(const Bringup&) = nullptr;  ///< see BackendFactory
-  Traits (*traits)() = nullptr;                                ///< what it can do, before there is a group
+  std::unique_ptr<Backend> (*make)(const GroupInit&) = nullptr;  ///< see BackendFactory
+  Traits (*traits)() = nullptr;                                  ///< what it can do, before there is a group
 };
 
 /// A plug-in that was found, for `weft doctor`.

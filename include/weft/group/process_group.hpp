@@ -21,14 +21,14 @@ namespace weft {
 /// overlaps computation.
 enum class Progress : std::uint8_t { caller, thread };
 
-/// Who takes part in a group and how it behaves. All ranks give the same, but for `rank` and `identity`.
+/// Who takes part in a group and how it behaves. All ranks give the same, but for `rank` and `process_rank`.
 struct Membership {
   std::shared_ptr<Store> store;
   int rank = 0;
   int size = 1;  ///< at most kMaxRanks
   std::string name = "world";
   Duration deadline = std::chrono::minutes(5);  ///< of each call, and of the group's creation
-  int identity = -1;  ///< which rank of this process (threads as ranks); -1: same as `rank`
+  int process_rank = -1;  ///< which rank of this process (threads as ranks); -1: same as `rank`
   Progress progress = Progress::caller;
   TestHooks test;
 

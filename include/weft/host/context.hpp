@@ -13,8 +13,8 @@ namespace weft {
 
 class Arena;
 class LocalMemory;
-class Neighbourhood;
-class ProgressList;
+class HostPeers;
+class ProgressEngine;
 
 struct ContextOptions {
   LogLevel log_level = LogLevel::warning;  ///< WEFT_LOG overrides where set
@@ -45,9 +45,9 @@ class Context {
   // rank.
   Arena& arena() noexcept;
   LocalMemory& local_memory() noexcept;
-  Neighbourhood& neighbourhood() noexcept;
-  /// Throws bad_argument where `identity` is negative, unsupported where 1024 others are in use here.
-  ProgressList& progress(int identity);
+  HostPeers& host_peers() noexcept;
+  /// Throws bad_argument where `process_rank` is negative, unsupported where 1024 others are in use here.
+  ProgressEngine& progress(int process_rank);
   /// The one T of this Context, made as T(*this) by the first call and destroyed with the Context, last made
   /// first: what a layer above keeps per process (a registry, a pool). Thread-safe.
   template <class T>

@@ -30,7 +30,7 @@ struct TcpStoreOptions {
   std::size_t max_clients = 4096;  ///< connections at once; further ones are closed, with a warning
   /// Of them those that have not shown yet that they belong here, by the secret or a request. Where there are
   /// more, the oldest of them is closed: strangers never take the place of ranks.
-  std::size_t max_strangers = 512;
+  std::size_t max_unauthenticated = 512;
   Duration join_limit = std::chrono::seconds(10);       ///< within which they must show it
   std::size_t max_keys = std::size_t{1} << 20;          ///< in the table; a further one is refused
   std::size_t max_bytes = std::size_t{256} << 20;       ///< of keys and values in the table

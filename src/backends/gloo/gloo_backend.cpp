@@ -21,7 +21,7 @@
 #include "backends/join.hpp"
 #include "backends/op_table.hpp"
 #include "base/parse_number.hpp"
-#include "host/neighbourhood.hpp"
+#include "host/peers.hpp"
 #include "host/process_state.hpp"
 #include "reduce/reduce.hpp"
 #include "weft/backends/plugin.hpp"
@@ -31,14 +31,14 @@ namespace weft::gloo_backend {
 namespace {
 
 constexpr std::uint64_t kExchange = 0x42ull << 56;  // slots of exchange(), see links.cpp
-constexpr std::uint64_t kCard = 2;                  // its form
+constexpr std::uint64_t kBootstrapInfo = 2;         // its form
 constexpr auto kForever =
     std::chrono::milliseconds(std::chrono::hours(24 * 30));  // deadlines are the group's
 
 ::gloo::transport::tcp::attr loopback() { return {"127.0.0.1"}; }
 
 // Gloo has no protection against strangers, so which network it is opened to is the user's to say.
-::gloo::transport::tcp::attr chosen_interface(const Bringup& b, std::string_view because) {
+::gloo::transport::tcp::attr chosen_interface(const GroupInit& b, std::string_view because) {
   const auto name = env::get("WEFT_INTERFACE");
   if (!name)
     throw Error(
@@ -57,29 +57,29 @@ struct Connection {
   std::vector<pid_t> processes;  // by rank; 0: it is this one, or of another host
 };
 
-Connection connect(const Bringup& b, bool check) {
+Connection connect(const GroupInit& b, bool check) {
   if (b.size == 1) return {std::make_shared<::gloo::Context>(b.rank, b.size), {0}};
-  const std::string host = b.test.host.empty() ? b.context.neighbourhood().self().host : b.test.host;
+  const std::string host = b.test.host.empty() ? b.context.host_peers().self().host : b.test.host;
   const auto word = [](bool on) { return std::string(on ? "on" : "off"); };
   // "on host process"
   std::vector<std::string> hosts = join(b, "gloo", fmt::format("{} {} {}", word(check), host, ::getpid()),
-                                        Links::layout() + kExchange + kCard);
+                                        Links::layout() + kExchange + kBootstrapInfo);
   std::vector<pid_t> processes(hosts.size());
   for (int r = 0; r < b.size; ++r) {
-    std::string& card = hosts[static_cast<std::size_t>(r)];
-    const std::size_t space = card.find(' ');
-    if (const std::string theirs = card.substr(0, space); theirs != word(check))
+    std::string& info = hosts[static_cast<std::size_t>(r)];
+    const std::size_t space = info.find(' ');
+    if (const std::string theirs = info.substr(0, space); theirs != word(check))
       throw Error(
           Failure{.code = ErrorCode::mismatch,
                   .text = fmt::format("group \"{}\": WEFT_GLOO_CHECK is {} on rank {}, {} on rank {}; "
                                       "expected the same on all ranks [rank {}]",
                                       b.name, theirs, r, word(check), b.rank, b.rank),
                   .ranks = {std::min(r, b.rank), std::max(r, b.rank)}});
-    card.erase(0, space + 1);
-    const std::size_t end = std::min(card.rfind(' '), card.size());
-    const auto process = parse_integer<pid_t>(std::string_view(card).substr(std::min(end + 1, card.size())));
-    card.erase(end);
-    if (card == host && !is_unknown_host(host) && process && *process != ::getpid())
+    info.erase(0, space + 1);
+    const std::size_t end = std::min(info.rfind(' '), info.size());
+    const auto process = parse_integer<pid_t>(std::string_view(info).substr(std::min(end + 1, info.size())));
+    info.erase(end);
+    if (info == host && !is_unknown_host(host) && process && *process != ::getpid())
       processes[static_cast<std::size_t>(r)] = *process;
   }
   const bool one_host = std::all_of(hosts.begin(), hosts.end(), [&](const auto& h) { return h == host; });
@@ -89,7 +89,7 @@ Connection connect(const Bringup& b, bool check) {
   const ::gloo::transport::tcp::attr where = one_host ? loopback() : chosen_interface(b, because);
   const std::shared_ptr<::gloo::Context> context = connect_all(b, where, processes);
   context->setTimeout(kForever);
-  withdraw(b, "gloo");  // who is connected has read the cards
+  withdraw(b, "gloo");  // who is connected has read the infos
   return {context, std::move(processes)};
 }
 
@@ -142,7 +142,7 @@ void with_element(DType dtype, const F& f) {
 
 class GlooBackend final : public BlockingBackend {
  public:
-  explicit GlooBackend(const Bringup& b)
+  explicit GlooBackend(const GroupInit& b)
       : BlockingBackend(b),
         rank_(b.rank),
         size_(b.size),
@@ -157,7 +157,7 @@ class GlooBackend final : public BlockingBackend {
                 .refuse = [this](OpState& s, Failure why) { refuse(s, std::move(why)); },
                 .fail = [this](const Failure& why) { fail(why); },
                 .before_leave = b.test.before_leave}) {
-    traits_.promises.checks_calls = traits_.promises.names_absent = check_;
+    traits_.guarantees.checks_calls = traits_.guarantees.names_absent = check_;
     begin();
   }
   ~GlooBackend() override { end(); }
@@ -336,7 +336,7 @@ WEFT_BACKEND_PLUGIN {
   static const weft::BackendPlugin plugin{
       .name = "gloo",
       .version = version.c_str(),
-      .make = [](const weft::Bringup& b) -> std::unique_ptr<weft::Backend> {
+      .make = [](const weft::GroupInit& b) -> std::unique_ptr<weft::Backend> {
         return std::make_unique<weft::gloo_backend::GlooBackend>(b);
       },
       .traits = [] { return *weft::known_traits("gloo"); }};

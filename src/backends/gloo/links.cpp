@@ -15,48 +15,51 @@ namespace weft::gloo_backend {
 namespace {
 
 // Slots of our own, apart from those of Gloo's collectives, whose first byte is 1 to 8.
-constexpr std::uint64_t kNotes = 0x40ull << 56;
+constexpr std::uint64_t kControlMessages = 0x40ull << 56;
 constexpr std::uint64_t kData = 0x41ull << 56;  // and the message's number
 // Gloo's way to wait for ever: deadlines are the group's to watch.
 constexpr auto kForever = std::chrono::hours(24 * 30);
 constexpr auto kGoodBye = std::chrono::seconds(2);
-constexpr std::uint64_t kUnheard = 32;  // notes of a peer after which it is told that they were read
+constexpr std::uint64_t kUnacknowledged =
+    32;  // control messages of a peer after which it is told that they were read
 
 void* writable(const std::byte* p) { return const_cast<std::byte*>(p); }
 
 }  // namespace
 
-struct Links::Note {
+struct Links::ControlMessage {
   enum class Kind : std::uint32_t {
-    message,   // payload follows
-    offer,     // a large message, which waits in slot kData + number
-    taken,     // that one has arrived
-    announce,  // a collective
-    heard,     // only for its field `heard`
-    leave,     // this rank leaves the group
-    farewell,  // the answer: everything before it was read; the answering rank's own leave may still come
-    ping,      // whoever runs answers with
-    pong,      // payload: whom it waits for
+    message,       // payload follows
+    offer,         // a large message, which waits in slot kData + number
+    taken,         // that one has arrived
+    announce,      // a collective
+    acknowledged,  // only for its field `acknowledged`
+    leave,         // this rank leaves the group
+    farewell,      // the answer: everything before it was read; the answering rank's own leave may still come
+    ping,          // whoever runs answers with
+    pong,          // payload: whom it waits for
   };
-  Kind kind = Kind::heard;
+  Kind kind = Kind::acknowledged;
   std::int32_t tag = 0;
   DType dtype = DType::u8;
   std::int64_t count = 0;
   std::uint64_t number = 0;
-  std::uint64_t heard = 0;  // notes of the receiver that the sender has read: their memory may go
+  std::uint64_t acknowledged =
+      0;  // control messages of the receiver that the sender has read: their memory may go
   Announcement announcement{};
 };
 
 std::uint64_t Links::layout() noexcept {
-  return digest_of(sizeof(Note), offsetof(Note, kind), offsetof(Note, tag), offsetof(Note, dtype),
-                   offsetof(Note, count), offsetof(Note, number), offsetof(Note, heard),
-                   offsetof(Note, announcement), sizeof(Announcement), offsetof(Announcement, record),
-                   offsetof(Announcement, gives), offsetof(Announcement, expects),
-                   static_cast<int>(Note::Kind::pong), kEagerBytes, kNotes, kData);
+  return digest_of(
+      sizeof(ControlMessage), offsetof(ControlMessage, kind), offsetof(ControlMessage, tag),
+      offsetof(ControlMessage, dtype), offsetof(ControlMessage, count), offsetof(ControlMessage, number),
+      offsetof(ControlMessage, acknowledged), offsetof(ControlMessage, announcement), sizeof(Announcement),
+      offsetof(Announcement, record), offsetof(Announcement, gives), offsetof(Announcement, expects),
+      static_cast<int>(ControlMessage::Kind::pong), kEagerBytes, kControlMessages, kData);
 }
 
 // A message that has come. `number`: of an offer; otherwise it is in payload.
-struct Links::Letter {
+struct Links::Envelope {
   DType dtype = DType::u8;
   std::int64_t count = 0;
   bool offer = false;
@@ -76,13 +79,13 @@ struct Links::Peer {
   int rank = 0;
   std::thread thread;
 
-  std::mutex writing;  // the order of notes
+  std::mutex writing;  // the order of control messages
   std::deque<Sent> sent;
   std::uint64_t first_sent = 0;  // number of sent.front()
-  std::atomic<std::uint64_t> read{0}, heard{0};
-  std::uint64_t told = 0;
+  std::atomic<std::uint64_t> read{0}, acknowledged{0};
+  std::uint64_t acknowledgement_sent = 0;
 
-  std::array<std::byte, sizeof(Note) + kEagerBytes> incoming{};
+  std::array<std::byte, sizeof(ControlMessage) + kEagerBytes> incoming{};
   UnboundBuffer in;
 
   // Under Links::mutex_:
@@ -109,7 +112,7 @@ Links::Links(std::shared_ptr<::gloo::Context> context, UnexpectedLimits limits, 
     if (r == context_->rank) continue;  // what a rank sends itself is copied in start()
     peer.in = context_->createUnboundBuffer(peer.incoming.data(), peer.incoming.size());
     try {
-      peer.in->recv(r, kNotes);
+      peer.in->recv(r, kControlMessages);
     } catch (const ::gloo::Exception& e) {  // it has made the group, and is gone already
       throw Error(Failure{.code = ErrorCode::peer_lost,
                           .text = fmt::format("rank {} was lost while the group was made: {}", r, e.what()),
@@ -144,7 +147,7 @@ Links::~Links() {
       Peer& peer = *peers_[static_cast<std::size_t>((context_->rank + i) % size())];
       if (events_.before_leave) events_.before_leave(peer.rank);
       try {
-        write(peer, Note{.kind = Note::Kind::leave});
+        write(peer, ControlMessage{.kind = ControlMessage::Kind::leave});
       } catch (const std::exception&) {}
     }
     std::unique_lock lock(mutex_);
@@ -189,18 +192,18 @@ Failure Links::left(int rank, const OpState* s) const {
   return f;
 }
 
-void Links::write(Peer& peer, Note note, const void* payload, std::size_t bytes) {
+void Links::write(Peer& peer, ControlMessage control, const void* payload, std::size_t bytes) {
   const std::lock_guard lock(peer.writing);
-  const std::uint64_t heard = peer.heard.load(std::memory_order_acquire);
-  for (; peer.first_sent < heard && !peer.sent.empty(); ++peer.first_sent) peer.sent.pop_front();
-  note.heard = peer.read.load(std::memory_order_acquire);
-  peer.told = note.heard;
+  const std::uint64_t acknowledged = peer.acknowledged.load(std::memory_order_acquire);
+  for (; peer.first_sent < acknowledged && !peer.sent.empty(); ++peer.first_sent) peer.sent.pop_front();
+  control.acknowledged = peer.read.load(std::memory_order_acquire);
+  peer.acknowledgement_sent = control.acknowledged;
   Peer::Sent& sent = peer.sent.emplace_back();
-  sent.bytes.resize(sizeof(Note) + bytes);
-  std::memcpy(sent.bytes.data(), static_cast<const void*>(&note), sizeof(Note));
-  if (bytes > 0) std::memcpy(sent.bytes.data() + sizeof(Note), payload, bytes);
+  sent.bytes.resize(sizeof(ControlMessage) + bytes);
+  std::memcpy(sent.bytes.data(), static_cast<const void*>(&control), sizeof(ControlMessage));
+  if (bytes > 0) std::memcpy(sent.bytes.data() + sizeof(ControlMessage), payload, bytes);
   sent.buffer = context_->createUnboundBuffer(sent.bytes.data(), sent.bytes.size());
-  sent.buffer->send(peer.rank, kNotes);
+  sent.buffer->send(peer.rank, kControlMessages);
 }
 
 // The thread of one peer. It reads until the connection ends, also once the peer has answered this rank's
@@ -222,20 +225,20 @@ void Links::read(Peer& peer) noexcept {
         fetch(peer, *task.first, task.second);
       }
       if (!peer.in->waitRecv(kForever)) continue;  // woken for to_fetch
-      std::array<std::byte, sizeof(Note) + kEagerBytes> bytes;
+      std::array<std::byte, sizeof(ControlMessage) + kEagerBytes> bytes;
       bytes = peer.incoming;
       peer.read.fetch_add(1, std::memory_order_release);
-      Note note;
-      std::memcpy(static_cast<void*>(&note), bytes.data(), sizeof(Note));
-      peer.in->recv(peer.rank, kNotes);
-      peer.heard.store(note.heard, std::memory_order_release);
-      take(peer, note, bytes.data() + sizeof(Note));
+      ControlMessage control;
+      std::memcpy(static_cast<void*>(&control), bytes.data(), sizeof(ControlMessage));
+      peer.in->recv(peer.rank, kControlMessages);
+      peer.acknowledged.store(control.acknowledged, std::memory_order_release);
+      take(peer, control, bytes.data() + sizeof(ControlMessage));
       bool tell = false;
       {
         const std::lock_guard lock(peer.writing);
-        tell = peer.read.load(std::memory_order_relaxed) - peer.told >= kUnheard;
+        tell = peer.read.load(std::memory_order_relaxed) - peer.acknowledgement_sent >= kUnacknowledged;
       }
-      if (tell) write(peer, Note{.kind = Note::Kind::heard});
+      if (tell) write(peer, ControlMessage{.kind = ControlMessage::Kind::acknowledged});
     }
   } catch (const std::exception&) {  // closed by one of the two sides, or broken
   }
@@ -252,24 +255,24 @@ void Links::read(Peer& peer) noexcept {
                          .ranks = {peer.rank}});
 }
 
-Failure Links::wrong_size(const OpState& recv, const Letter& letter) const {
+Failure Links::wrong_size(const OpState& recv, const Envelope& envelope) const {
   return {.code = ErrorCode::mismatch,
           .text = fmt::format("rank {} sent {} x{} with tag {}, rank {} receives {} x{}", recv.peer,
-                              name(letter.dtype), letter.count, recv.tag, context_->rank, name(recv.dtype),
-                              recv.out_count),
+                              name(envelope.dtype), envelope.count, recv.tag, context_->rank,
+                              name(recv.dtype), recv.out_count),
           .op = Op::recv,
           .call = recv.call,
           .ranks = {std::min(recv.peer, context_->rank), std::max(recv.peer, context_->rank)}};
 }
 
 // Gives the message to its receive: at once, or, where it is an offer, by fetch(). True: fetch it.
-bool Links::match(OpState& recv, const Letter& letter) {
-  if (letter.dtype != recv.dtype || letter.count != recv.out_count) {
-    events_.refuse(recv, wrong_size(recv, letter));
+bool Links::match(OpState& recv, const Envelope& envelope) {
+  if (envelope.dtype != recv.dtype || envelope.count != recv.out_count) {
+    events_.refuse(recv, wrong_size(recv, envelope));
     return false;
   }
-  if (letter.offer) return true;
-  if (!letter.payload.empty()) std::memcpy(recv.out, letter.payload.data(), letter.payload.size());
+  if (envelope.offer) return true;
+  if (!envelope.payload.empty()) std::memcpy(recv.out, envelope.payload.data(), envelope.payload.size());
   events_.finished(recv);
   return false;
 }
@@ -288,44 +291,45 @@ void Links::fetch(Peer& peer, OpState& recv, std::uint64_t number) {
     const std::lock_guard lock(mutex_);
     peer.fetching = false;
   }
-  write(peer, Note{.kind = Note::Kind::taken, .number = number});
+  write(peer, ControlMessage{.kind = ControlMessage::Kind::taken, .number = number});
   events_.finished(recv);
 }
 
-void Links::take(Peer& peer, const Note& note, const std::byte* payload) {
-  switch (note.kind) {
-    case Note::Kind::heard: return;
-    case Note::Kind::message:
-    case Note::Kind::offer: {
-      Letter letter{.dtype = note.dtype,
-                    .count = note.count,
-                    .offer = note.kind == Note::Kind::offer,
-                    .number = note.number,
-                    .payload = {}};
-      const std::int64_t bytes = letter.offer ? 0 : note.count * size_bytes(note.dtype);
-      letter.payload.assign(payload, payload + bytes);
+void Links::take(Peer& peer, const ControlMessage& control, const std::byte* payload) {
+  switch (control.kind) {
+    case ControlMessage::Kind::acknowledged: return;
+    case ControlMessage::Kind::message:
+    case ControlMessage::Kind::offer: {
+      Envelope envelope{.dtype = control.dtype,
+                        .count = control.count,
+                        .offer = control.kind == ControlMessage::Kind::offer,
+                        .number = control.number,
+                        .payload = {}};
+      const std::int64_t bytes = envelope.offer ? 0 : control.count * size_bytes(control.dtype);
+      envelope.payload.assign(payload, payload + bytes);
       OpState* recv = nullptr;
-      std::optional<Failure> refusal;  // other notes, of collectives too, are behind it: nobody can wait
+      std::optional<Failure>
+          refusal;  // other control messages, of collectives too, are behind it: nobody can wait
       {
         const std::lock_guard lock(mutex_);
         if (closed_) return;
-        recv = matcher_.take_receive(peer.rank, note.tag);
+        recv = matcher_.take_receive(peer.rank, control.tag);
         if (recv == nullptr && matcher_.has_room(bytes)) {
-          matcher_.keep(peer.rank, note.tag, bytes) = std::move(letter);
+          matcher_.keep(peer.rank, control.tag, bytes) = std::move(envelope);
           return;
         }
-        if (recv == nullptr) refusal = matcher_.refusal(context_->rank, peer.rank, note.tag, bytes);
-        if (recv != nullptr && !match(*recv, letter)) return;
+        if (recv == nullptr) refusal = matcher_.refusal(context_->rank, peer.rank, control.tag, bytes);
+        if (recv != nullptr && !match(*recv, envelope)) return;
       }
       if (refusal) return events_.fail(*refusal);
-      fetch(peer, *recv, note.number);
+      fetch(peer, *recv, control.number);
       return;
     }
-    case Note::Kind::taken: {
+    case ControlMessage::Kind::taken: {
       Peer::Offered offered;
       {
         const std::lock_guard lock(mutex_);
-        const auto found = peer.offers.find(note.number);
+        const auto found = peer.offers.find(control.number);
         if (closed_ || found == peer.offers.end()) return;
         offered = std::move(found->second);
         peer.offers.erase(found);
@@ -334,14 +338,14 @@ void Links::take(Peer& peer, const Note& note, const std::byte* payload) {
       events_.finished(*offered.send);
       return;
     }
-    case Note::Kind::announce: {
+    case ControlMessage::Kind::announce: {
       const std::lock_guard lock(mutex_);
-      peer.announced.push_back(note.announcement);
+      peer.announced.push_back(control.announcement);
       ++peer.calls;
       changed_.notify_all();
       return;
     }
-    case Note::Kind::leave: {
+    case ControlMessage::Kind::leave: {
       bool owed = false;
       {
         const std::lock_guard lock(mutex_);
@@ -349,29 +353,29 @@ void Links::take(Peer& peer, const Note& note, const std::byte* payload) {
         owed = matcher_.awaits(peer.rank) || !peer.offers.empty();
         changed_.notify_all();
       }
-      write(peer, Note{.kind = Note::Kind::farewell});
+      write(peer, ControlMessage{.kind = ControlMessage::Kind::farewell});
       if (owed) events_.fail(left(peer.rank, nullptr));
       return;
     }
-    case Note::Kind::ping: {
+    case ControlMessage::Kind::ping: {
       std::vector<std::byte> awaits;
       {
         const std::lock_guard lock(mutex_);
-        awaits = RollLetters::encode(awaited(), std::min(size(), static_cast<int>(8 * kEagerBytes)));
+        awaits = RollCallMessages::encode(awaited(), std::min(size(), static_cast<int>(8 * kEagerBytes)));
       }
       return write(peer,
-                   Note{.kind = Note::Kind::pong,
-                        .count = static_cast<std::int64_t>(awaits.size()),
-                        .number = note.number},
+                   ControlMessage{.kind = ControlMessage::Kind::pong,
+                                  .count = static_cast<std::int64_t>(awaits.size()),
+                                  .number = control.number},
                    awaits.data(), awaits.size());
     }
-    case Note::Kind::pong: {
+    case ControlMessage::Kind::pong: {
       const std::lock_guard lock(mutex_);
-      roll_.answered(peer.rank, static_cast<std::uint32_t>(note.number),
-                     {payload, static_cast<std::size_t>(note.count)});
+      roll_.answered(peer.rank, static_cast<std::uint32_t>(control.number),
+                     {payload, static_cast<std::size_t>(control.count)});
       return;
     }
-    case Note::Kind::farewell: {
+    case ControlMessage::Kind::farewell: {
       const std::lock_guard lock(mutex_);
       peer.released = true;
       changed_.notify_all();
@@ -386,17 +390,18 @@ void Links::start(OpState& s) noexcept {
   try {
     if (s.op == Op::send) {
       const auto bytes = static_cast<std::size_t>(s.in_count * size_bytes(s.dtype));
-      Note note{.kind = Note::Kind::message, .tag = s.tag, .dtype = s.dtype, .count = s.in_count};
+      ControlMessage control{
+          .kind = ControlMessage::Kind::message, .tag = s.tag, .dtype = s.dtype, .count = s.in_count};
       const NoSignals guard;
       if (self) {
-        Letter letter{.dtype = s.dtype, .count = s.in_count, .payload = {}};
-        letter.payload.assign(s.in, s.in + bytes);
+        Envelope envelope{.dtype = s.dtype, .count = s.in_count, .payload = {}};
+        envelope.payload.assign(s.in, s.in + bytes);
         const auto kept_bytes = static_cast<std::int64_t>(bytes);
         const std::lock_guard lock(mutex_);
         if (OpState* const recv = matcher_.take_receive(s.peer, s.tag)) {
-          match(*recv, letter);
+          match(*recv, envelope);
         } else if (matcher_.has_room(kept_bytes)) {
-          matcher_.keep(s.peer, s.tag, kept_bytes) = std::move(letter);
+          matcher_.keep(s.peer, s.tag, kept_bytes) = std::move(envelope);
         } else {
           return events_.refuse(s, matcher_.refusal(context_->rank, s.peer, s.tag, kept_bytes));
         }
@@ -407,13 +412,14 @@ void Links::start(OpState& s) noexcept {
         const std::lock_guard lock(mutex_);
         if (closed_) return;
         if (peer.leaves || peer.gone) return events_.refuse(s, left(s.peer, &s));
-        note.kind = Note::Kind::offer;
-        note.number = peer.next_offer++;
-        Peer::Offered& offered = peer.offers[note.number];
+        control.kind = ControlMessage::Kind::offer;
+        control.number = peer.next_offer++;
+        Peer::Offered& offered = peer.offers[control.number];
         offered = {context_->createUnboundBuffer(writable(s.in), bytes), &s};
-        offered.buffer->send(s.peer, kData + note.number);
-        // The note under the lock, too: two sends of one tag are matched in the order of their notes.
-        write(peer, note);
+        offered.buffer->send(s.peer, kData + control.number);
+        // The control message under the lock, too: two sends of one tag are matched in the order of their control
+        // messages.
+        write(peer, control);
         return;
       }
       {
@@ -421,7 +427,7 @@ void Links::start(OpState& s) noexcept {
         if (closed_) return;
         if (peer.leaves || peer.gone) return events_.refuse(s, left(s.peer, &s));
       }
-      write(peer, note, s.in, bytes);
+      write(peer, control, s.in, bytes);
       events_.finished(s);
       return;
     }
@@ -429,9 +435,9 @@ void Links::start(OpState& s) noexcept {
     if (closed_) return;
     bool offered = false;
     std::uint64_t number = 0;
-    const bool found = matcher_.take_message(s.peer, s.tag, [&](const Letter& letter) {
-      offered = match(s, letter);
-      number = letter.number;
+    const bool found = matcher_.take_message(s.peer, s.tag, [&](const Envelope& envelope) {
+      offered = match(s, envelope);
+      number = envelope.number;
     });
     if (!found) {
       if (peer.leaves || peer.gone) return events_.refuse(s, left(s.peer, &s));
@@ -463,7 +469,7 @@ void Links::agree(const OpState& s) {
   for (int r = 0; r < n; ++r)
     if (r != self)
       write(*peers_[static_cast<std::size_t>(r)],
-            Note{.kind = Note::Kind::announce, .announcement = expected_of(r)});
+            ControlMessage{.kind = ControlMessage::Kind::announce, .announcement = expected_of(r)});
   for (int r = 0; r < n; ++r) {
     if (r == self) continue;
     Peer& peer = *peers_[static_cast<std::size_t>(r)];
@@ -537,7 +543,7 @@ bool Links::ask(const OpState& s) {
   for (const auto& peer : peers_) {
     if (number == 0 || peer->rank == context_->rank) continue;
     try {
-      write(*peer, Note{.kind = Note::Kind::ping, .number = number});
+      write(*peer, ControlMessage{.kind = ControlMessage::Kind::ping, .number = number});
     } catch (const std::exception&) {}  // the connection broke: it will not answer
   }
   const std::lock_guard lock(mutex_);

@@ -1,11 +1,11 @@
-// Notes and messages between this rank and each other one, over Gloo's unbound buffers.
+// Control messages and messages between this rank and each other one, over Gloo's unbound buffers.
 //
 // Gloo tells of a finished send or receive only to a thread that blocks for it, takes a shorter message than
 // was asked for without a word, and ends the process on a longer one. So every pair of ranks has one stream
-// of notes of a known size, with a thread that reads it: a small message travels in its note; for a large one
-// the note says how large it is, the receiver asks Gloo for exactly that once it has matched it, and another
-// note tells the sender that it has arrived. A pair waits for no other, and no pair for a collective.
-// The thread is also how a peer's death is noticed.
+// of control messages of a known size, with a thread that reads it: a small message travels in its control message;
+// for a large one the control message says how large it is, the receiver asks Gloo for exactly that once it has
+// matched it, and another control message tells the sender that it has arrived. A pair waits for no other, and no
+// pair for a collective. The thread is also how a peer's death is noticed.
 #pragma once
 
 #include <gloo/rendezvous/context.h>
@@ -26,7 +26,7 @@
 
 #include "backends/call_record.hpp"
 #include "backends/message_matcher.hpp"
-#include "backends/roll_letters.hpp"
+#include "backends/roll_call_messages.hpp"
 
 namespace weft::gloo_backend {
 
@@ -69,26 +69,26 @@ class Links {
   /// Ends all connections: see BlockingBackend::interrupt.
   void interrupt() noexcept;
 
-  static constexpr std::size_t kEagerBytes = 4096;  ///< of a message in its note
+  static constexpr std::size_t kEagerBytes = 4096;  ///< of a message in its control message
   /// Of what the two ends must have alike.
   static std::uint64_t layout() noexcept;
 
  private:
-  struct Note;
+  struct ControlMessage;
   struct Peer;
-  struct Letter;
+  struct Envelope;
   void read(Peer& peer) noexcept;
   void end_threads() noexcept;
-  void take(Peer& peer, const Note& note, const std::byte* payload);
+  void take(Peer& peer, const ControlMessage& control, const std::byte* payload);
   void fetch(Peer& peer, OpState& recv, std::uint64_t number);
-  bool match(OpState& recv, const Letter& letter);  // with mutex_ held
-  void write(Peer& peer, Note note, const void* payload = nullptr, std::size_t bytes = 0);
+  bool match(OpState& recv, const Envelope& envelope);  // with mutex_ held
+  void write(Peer& peer, ControlMessage control, const void* payload = nullptr, std::size_t bytes = 0);
   std::vector<int> late(std::uint64_t call) const;
   std::vector<int> awaited_by(const OpState& s) const;
   std::vector<int> awaited() const;
   Failure left(int rank, const OpState* s) const;
   int size() const noexcept { return context_->size; }
-  Failure wrong_size(const OpState& recv, const Letter& letter) const;
+  Failure wrong_size(const OpState& recv, const Envelope& envelope) const;
 
   const std::shared_ptr<::gloo::Context> context_;
   const LinkEvents events_;
@@ -96,9 +96,9 @@ class Links {
   std::condition_variable changed_;
   bool closed_ = false;
   std::vector<std::unique_ptr<Peer>> peers_;
-  MessageMatcher<OpState, Letter> matcher_;  // under mutex_
-  RollLetters roll_;                         // under mutex_, and so is
-  std::optional<std::uint64_t> current_;     // the collective that is announced and not over
+  MessageMatcher<OpState, Envelope> matcher_;  // under mutex_
+  RollCallMessages roll_;                      // under mutex_, and so is
+  std::optional<std::uint64_t> current_;       // the collective that is announced and not over
 };
 
 }  // namespace weft::gloo_backend

@@ -68,7 +68,7 @@ void end_all(transport::Context& connections) noexcept {
   } catch (const std::exception&) {}
 }
 
-Error lost(const Bringup& b, const std::vector<int>& ranks, std::string_view why) {
+Error lost(const GroupInit& b, const std::vector<int>& ranks, std::string_view why) {
   const bool one = ranks.size() == 1;
   return Error(Failure{
       .code = ErrorCode::peer_lost,
@@ -80,7 +80,7 @@ Error lost(const Bringup& b, const std::vector<int>& ranks, std::string_view why
 // Who waits for what a rank was to write hears of that rank's end. What it wrote before is still good.
 class WatchingStore final : public ForwardingStore {
  public:
-  WatchingStore(const Bringup& b, std::vector<pid_t> processes)
+  WatchingStore(const GroupInit& b, std::vector<pid_t> processes)
       : ForwardingStore(b.store), b_(b), processes_(std::move(processes)) {}
   std::string get(std::string_view key, Deadline deadline) override {
     try {
@@ -98,13 +98,13 @@ class WatchingStore final : public ForwardingStore {
   }
 
  private:
-  const Bringup& b_;
+  const GroupInit& b_;
   const std::vector<pid_t> processes_;
 };
 
 class Attempt {
  public:
-  Attempt(const Bringup& b, const transport::tcp::attr& where, int number);
+  Attempt(const GroupInit& b, const transport::tcp::attr& where, int number);
   /// The group, or null: then all ranks have failed(), or some have thrown.
   std::shared_ptr<::gloo::Context> run(Deadline comes, const std::string& former);
   /// What one of them said.
@@ -119,7 +119,7 @@ class Attempt {
   std::string what(std::string_view part) const { return fmt::format("gloo/{}/{}", number_, part); }
   std::string key(std::string_view part) const { return fmt::format("{}/{}", b_.token, what(part)); }
 
-  const Bringup& b_;
+  const GroupInit& b_;
   const int number_;
   const Token token_ = random_token();
   const std::shared_ptr<transport::Device> device_;
@@ -131,7 +131,7 @@ class Attempt {
   std::string failed_;
 };
 
-Attempt::Attempt(const Bringup& b, const transport::tcp::attr& where, int number)
+Attempt::Attempt(const GroupInit& b, const transport::tcp::attr& where, int number)
     : b_(b),
       number_(number),
       device_(transport::tcp::CreateDevice(where)),
@@ -145,25 +145,25 @@ Attempt::Attempt(const Bringup& b, const transport::tcp::attr& where, int number
     if (r != b.rank) connections_->createPair(r);
 }
 
-// A card is a token, then of each rank, itself among them, the length of an address and the address.
+// A rank's info is a token, then of each rank, itself among them, the length of an address and the address.
 void Attempt::exchange_addresses(Deadline comes, const std::string& former) {
-  std::string card(token_.data(), token_.size());
+  std::string info(token_.data(), token_.size());
   for (int r = 0; r < b_.size; ++r) {
     const std::vector<char> bytes =
         r == b_.rank ? std::vector<char>() : connections_->getPair(r)->address().bytes();
-    card += static_cast<char>(bytes.size());
-    card.append(bytes.data(), bytes.size());
+    info += static_cast<char>(bytes.size());
+    info.append(bytes.data(), bytes.size());
   }
-  Bringup b = b_;
+  GroupInit b = b_;
   b.deadline = comes;
-  std::vector<std::string> cards;
+  std::vector<std::string> infos;
   try {
-    cards = join(b, what("ports"), card, digest_of(kHello, sizeof(Token)));
+    infos = join(b, what("ports"), info, digest_of(kHello, sizeof(Token)));
   } catch (const Error& e) {
     if (e.code() != ErrorCode::timeout || e.ranks().empty() || former.empty()) throw;
     throw lost(b, {e.ranks().begin(), e.ranks().end()}, former);
   }
-  for (const std::string& text : cards) {
+  for (const std::string& text : infos) {
     std::memcpy(tokens_.emplace_back().data(), text.data(), std::min(text.size(), sizeof(Token)));
     std::size_t at = sizeof(Token);
     for (int r = 0; at < text.size(); ++r) {
@@ -218,7 +218,7 @@ void Attempt::tell(const std::optional<std::string>& trouble) {
 }
 
 std::string Attempt::await_verdict() {
-  Bringup limited = b_;
+  GroupInit limited = b_;
   limited.deadline = limit_;
   if (auto verdict = await(limited, key("verdict"))) return *verdict;
   return settle(fmt::format("rank {} waited in vain until all were connected", b_.rank));
@@ -264,10 +264,10 @@ std::shared_ptr<::gloo::Context> Attempt::run(Deadline comes, const std::string&
 
 }  // namespace
 
-std::shared_ptr<::gloo::Context> connect_all(const Bringup& asked, const transport::tcp::attr& where,
+std::shared_ptr<::gloo::Context> connect_all(const GroupInit& asked, const transport::tcp::attr& where,
                                              std::vector<pid_t> processes) {
   const NoSignals inherited;  // by Gloo's own thread, too
-  Bringup b = asked;
+  GroupInit b = asked;
   b.store = std::make_shared<WatchingStore>(asked, std::move(processes));
   std::string former;
   for (int number = 0; number < kAttempts && !b.deadline.passed(); ++number) {

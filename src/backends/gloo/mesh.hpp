@@ -21,7 +21,7 @@ namespace weft::gloo_backend {
 /// this one, or of another host. Throws timeout or peer_lost naming the ranks that do not come, peer_lost
 /// within half a second where such a process ends, system where the ranks could not be connected in several
 /// attempts, and the store's errors.
-std::shared_ptr<::gloo::Context> connect_all(const Bringup& b, const ::gloo::transport::tcp::attr& where,
+std::shared_ptr<::gloo::Context> connect_all(const GroupInit& b, const ::gloo::transport::tcp::attr& where,
                                              std::vector<pid_t> processes);
 
 }  // namespace weft::gloo_backend

@@ -1,7 +1,7 @@
-// The Backend over MPI. A collective begins with a letter to every rank that says what is called; a rank goes
-// on when the ranks whose data it needs have called the same, and only then enters MPI's own collective. So a
-// mismatch never reaches MPI, and a time-out names who had not come. Roots of broadcast and scatter, and all
-// but the root of reduce and gather, need nobody: they run ahead, and compare later.
+// The Backend over MPI. A collective begins with an envelope to every rank that says what is called; a rank
+// goes on when the ranks whose data it needs have called the same, and only then enters MPI's own collective.
+// So a mismatch never reaches MPI, and a time-out names who had not come. Roots of broadcast and scatter, and
+// all but the root of reduce and gather, need nobody: they run ahead, and compare later.
 //
 // After a failure everything that MPI may still use is leaked: buffers, requests, the communicator.
 #include <fmt/format.h>
@@ -18,12 +18,12 @@
 #include "backends/call_numbers.hpp"
 #include "backends/call_record.hpp"
 #include "backends/join.hpp"
-#include "backends/mpi/mail.hpp"
+#include "backends/mpi/control_channel.hpp"
 #include "backends/mpi/messages.hpp"
 #include "backends/mpi/process.hpp"
 #include "backends/mpi/rounds.hpp"
 #include "backends/op_table.hpp"
-#include "backends/roll_letters.hpp"
+#include "backends/roll_call_messages.hpp"
 #include "base/fnv.hpp"
 #include "base/parse_number.hpp"
 #include "host/usable_cores.hpp"
@@ -36,7 +36,7 @@ namespace {
 
 constexpr std::size_t kAhead = 1024;  // calls a rank may be ahead of the comparison
 constexpr auto kFlush =
-    std::chrono::milliseconds(20);  // how long a failure waits for MPI to take its letters
+    std::chrono::milliseconds(20);  // how long a failure waits for MPI to take its envelopes
 constexpr auto kLookForPings = std::chrono::milliseconds(20);  // of a rank that waits in another group
 constexpr int kLastLooks = 16;  // one after another that bring nothing, of a rank that leaves
 constexpr auto kQuiesceNap = std::chrono::microseconds(200);
@@ -48,15 +48,15 @@ struct Settings {
   UnexpectedLimits unexpected{};
 };
 
-// A letter of kind `call`: the record, and what concerns one pair alone.
-struct CallLetter {
+// An envelope of kind `call`: the record, and what concerns one pair alone.
+struct CallMessage {
   CallRecord record;
   std::int64_t to_you = 0;   // all_to_all_v: elements the sender has for the receiver
   std::int64_t largest = 0;  // all_to_all_v: of the sender's blocks
 };
 
-// A letter of kind `failure`: this, the ranks, the text.
-struct FailureLetter {
+// An envelope of kind `failure`: this, the ranks, the text.
+struct FailureMessage {
   ErrorCode code = ErrorCode::system;
   Op op = Op::none;
   std::uint64_t call = kNoCall;
@@ -64,20 +64,21 @@ struct FailureLetter {
 };
 
 // Of what the ranks must have alike.
-constexpr std::uint64_t kLayout = digest_of(
-    sizeof(Letter), offsetof(Letter, kind), offsetof(Letter, dtype), offsetof(Letter, eager),
-    offsetof(Letter, tag), offsetof(Letter, number), offsetof(Letter, payload), offsetof(Letter, count),
-    static_cast<int>(Letter::pong), Mail::kPayload, Mail::kTag, Mail::kNumbers, sizeof(CallLetter),
-    offsetof(CallLetter, record), offsetof(CallLetter, to_you), offsetof(CallLetter, largest),
-    sizeof(FailureLetter), offsetof(FailureLetter, code), offsetof(FailureLetter, op),
-    offsetof(FailureLetter, call), offsetof(FailureLetter, ranks), offsetof(FailureLetter, text),
-    Messages::kEager, Messages::kPieceBytes, Rounds::kStageBytes, Rounds::kLeastBlockBytes);
+constexpr std::uint64_t kLayout =
+    digest_of(sizeof(Envelope), offsetof(Envelope, kind), offsetof(Envelope, dtype),
+              offsetof(Envelope, eager), offsetof(Envelope, tag), offsetof(Envelope, number),
+              offsetof(Envelope, payload), offsetof(Envelope, count), static_cast<int>(Envelope::pong),
+              ControlChannel::kPayload, ControlChannel::kTag, ControlChannel::kNumbers, sizeof(CallMessage),
+              offsetof(CallMessage, record), offsetof(CallMessage, to_you), offsetof(CallMessage, largest),
+              sizeof(FailureMessage), offsetof(FailureMessage, code), offsetof(FailureMessage, op),
+              offsetof(FailureMessage, call), offsetof(FailureMessage, ranks), offsetof(FailureMessage, text),
+              Messages::kEager, Messages::kPieceBytes, Rounds::kStageBytes, Rounds::kLeastBlockBytes);
 
 std::vector<std::byte> encode(const Failure& why) {
-  FailureLetter head{.code = why.code, .op = why.op, .call = why.call};
+  FailureMessage head{.code = why.code, .op = why.op, .call = why.call};
   head.ranks = static_cast<std::uint32_t>(std::min<std::size_t>(why.ranks.size(), 512));
   head.text = static_cast<std::uint32_t>(
-      std::min(why.text.size(), Mail::kPayload - sizeof head - head.ranks * sizeof(int)));
+      std::min(why.text.size(), ControlChannel::kPayload - sizeof head - head.ranks * sizeof(int)));
   std::vector<std::byte> bytes(sizeof head + head.ranks * sizeof(int) + head.text);
   std::memcpy(bytes.data(), &head, sizeof head);
   if (head.ranks > 0) std::memcpy(bytes.data() + sizeof head, why.ranks.data(), head.ranks * sizeof(int));
@@ -87,7 +88,7 @@ std::vector<std::byte> encode(const Failure& why) {
 }
 
 Failure decode(std::span<const std::byte> bytes) {
-  FailureLetter head;
+  FailureMessage head;
   std::memcpy(&head, bytes.data(), sizeof head);
   Failure why{.code = head.code, .text = {}, .op = head.op, .call = head.call, .ranks = {}};
   why.ranks.resize(head.ranks);
@@ -99,7 +100,7 @@ Failure decode(std::span<const std::byte> bytes) {
 
 class MpiBackend final : public Backend {
  public:
-  MpiBackend(const Bringup& b, Process& process, MPI_Comm comm, Settings settings)
+  MpiBackend(const GroupInit& b, Process& process, MPI_Comm comm, Settings settings)
       : context_(b.context),
         process_(process),
         name_(b.name),
@@ -113,8 +114,8 @@ class MpiBackend final : public Backend {
         peers_(static_cast<std::size_t>(b.size)),
         roll_(b.rank, b.size) {
     traits_.spin = b.ranks_here <= settings.cores;
-    traits_.promises.names_absent = traits_.promises.checks_calls = check_;
-    traits_.promises.revocable = traits_.promises.quiesces = safe_;
+    traits_.guarantees.names_absent = traits_.guarantees.checks_calls = check_;
+    traits_.guarantees.revocable = traits_.guarantees.quiesces = safe_;
   }
 
   ~MpiBackend() override {
@@ -150,7 +151,7 @@ class MpiBackend final : public Backend {
     Step step = Step::failed;
     attempt(s, [&] {
       const auto turn = process_.lock();
-      const bool news = take_letters();
+      const bool news = take_control_messages();
       if (failed_) return;
       step = row(s.op).collective ? collective(s) : state_->messages.poll(s);
       if (const auto& trouble = state_->messages.trouble()) raise(*trouble);
@@ -166,7 +167,7 @@ class MpiBackend final : public Backend {
     OpState nothing;
     attempt(nothing, [&] {
       const auto turn = process_.lock();
-      take_letters();
+      take_control_messages();
       if (!failed_) look_for_leavers();
     });
     return !failed_;
@@ -178,13 +179,13 @@ class MpiBackend final : public Backend {
       story = "the group has failed";
       return {};
     }
-    if (row(s.op).collective && !progress(s).announced) {
+    if (row(s.op).collective && !call_state(s).announced) {
       story = "MPI cannot tell who is missing (WEFT_MPI_CHECK is off)";
       return {};
     }
     std::vector<int> ranks = awaited_by(s);
     const HoldUp found = roll_.found(ranks);
-    if (row(s.op).collective && late(progress(s).sequence).empty()) {
+    if (row(s.op).collective && late(call_state(s).sequence).empty()) {
       story = "all ranks had arrived";
       if (!found.silent || found.ranks.empty()) return {};
       story +=
@@ -197,7 +198,7 @@ class MpiBackend final : public Backend {
 
   bool ask(const OpState& s) noexcept override {
     const std::lock_guard guard(mutex_);
-    if (failed_ || (row(s.op).collective && !progress(s).announced)) return true;
+    if (failed_ || (row(s.op).collective && !call_state(s).announced)) return true;
     if (!process_.refuses_thread().empty()) return true;
     bool settled = true;
     OpState nothing;
@@ -206,8 +207,8 @@ class MpiBackend final : public Backend {
       if (ranks.empty()) return;
       const auto turn = process_.lock();
       if (const std::uint32_t number = roll_.begin(s.op, s.call); number != 0)
-        state_->mail->send_others({.kind = Letter::ping, .number = number});
-      take_letters();
+        state_->channel->send_others({.kind = Envelope::ping, .number = number});
+      take_control_messages();
       settled = roll_.settled(ranks);
     });
     return settled || failed_;
@@ -255,17 +256,17 @@ class MpiBackend final : public Backend {
   struct State {
     State(const Process& process, MPI_Comm comm, int rank, int size, Limits limits,
           UnexpectedLimits unexpected)
-        : mail(std::make_unique<Mail>(comm, rank, size)),
+        : channel(std::make_unique<ControlChannel>(comm, rank, size)),
           rounds(process, comm, rank, size, limits),
-          messages(*mail, limits, unexpected) {}
-    std::unique_ptr<Mail> mail;
+          messages(*channel, limits, unexpected) {}
+    std::unique_ptr<ControlChannel> channel;
     Rounds rounds;
     Messages messages;
   };
   // A collective's part of its slot.
-  struct Progress {
-    std::uint64_t sequence = 0;                       // among those that are announced
-    std::uint64_t first_letter = 0, last_letter = 0;  // that announced it
+  struct CallState {
+    std::uint64_t sequence = 0;                         // among those that are announced
+    std::uint64_t first_message = 0, last_message = 0;  // that announced it
     bool announced = false, running = false;
   };
   // A call of this rank that has not been compared with everybody yet.
@@ -275,16 +276,16 @@ class MpiBackend final : public Backend {
     std::int64_t largest = 0;            // all_to_all_v: of all ranks' blocks, as far as they have come
   };
   struct Peer {
-    std::uint64_t compared = 0;    // its calls that were compared
-    std::deque<CallLetter> ahead;  // those that came before this rank called
+    std::uint64_t compared = 0;     // its calls that were compared
+    std::deque<CallMessage> ahead;  // those that came before this rank called
     bool left = false;
   };
 
-  static Progress& progress(OpState& s) noexcept {
-    return *std::launder(reinterpret_cast<Progress*>(s.scratch.data()));
+  static CallState& call_state(OpState& s) noexcept {
+    return *std::launder(reinterpret_cast<CallState*>(s.scratch.data()));
   }
-  static const Progress& progress(const OpState& s) noexcept {
-    return *std::launder(reinterpret_cast<const Progress*>(s.scratch.data()));
+  static const CallState& call_state(const OpState& s) noexcept {
+    return *std::launder(reinterpret_cast<const CallState*>(s.scratch.data()));
   }
   std::uint64_t arrived(int r) const {
     const Peer& p = peers_[static_cast<std::size_t>(r)];
@@ -303,11 +304,12 @@ class MpiBackend final : public Backend {
       if (r != rank_) ranks.push_back(r);
     return ranks;
   }
-  // First those without whom this rank cannot do its part, then those that have left no room for its letter.
-  // Inside a collective of MPI's anybody may be waited for, whoever has not called before the others.
+  // First those without whom this rank cannot do its part, then those that have left no room for its
+  // envelope. Inside a collective of MPI's anybody may be waited for, whoever has not called before the
+  // others.
   std::vector<int> awaited_by(const OpState& s) const {
     if (!row(s.op).collective) return {s.peer};
-    const std::vector<int> all_late = late(progress(s).sequence);
+    const std::vector<int> all_late = late(call_state(s).sequence);
     std::vector<int> ranks;
     for (const int r : all_late)
       if (needs(s, r, rank_)) ranks.push_back(r);
@@ -315,10 +317,10 @@ class MpiBackend final : public Backend {
     if (ranks.empty()) ranks = all_late;
     return ranks.empty() ? others() : ranks;
   }
-  // Who needs the letter of this call, and MPI has not taken it yet.
+  // Who needs the envelope of this call, and MPI has not taken it yet.
   std::vector<int> owed(const OpState& s) const {
-    const Progress& p = progress(s);
-    return state_->mail->owed(p.first_letter, p.last_letter, [&](int r) { return needs(s, rank_, r); });
+    const CallState& p = call_state(s);
+    return state_->channel->owed(p.first_message, p.last_message, [&](int r) { return needs(s, rank_, r); });
   }
   // By all calls in flight.
   std::vector<int> awaited() const {
@@ -335,7 +337,7 @@ class MpiBackend final : public Backend {
       return fmt::format("rank {} has not {} it (tag {})", s.peer, s.op == Op::send ? "received" : "sent",
                          s.tag);
     std::string story = fmt::format("{} had not arrived", name_ranks(these));
-    const std::uint64_t sequence = progress(s).sequence;
+    const std::uint64_t sequence = call_state(s).sequence;
     for (int r = 0; r < size_; ++r) {
       const Peer& peer = peers_[static_cast<std::size_t>(r)];
       if (r == rank_ || arrived(r) <= sequence) continue;
@@ -381,45 +383,46 @@ class MpiBackend final : public Backend {
     if (!Process::alive() || !process_.refuses_thread().empty()) return;
     telling_ = true;
     try {
-      state_->mail->send_others({.kind = Letter::failure}, encode(why));
+      state_->channel->send_others({.kind = Envelope::failure}, encode(why));
     } catch (...) {  // MPI itself has failed: peers see it, or run into their deadline
     }
   }
 
   // Has MPI take what raise() wrote, at once or, where a peer does not look, when it does. Afterwards the
-  // mail is not ours any more. Under process_.lock(), and not while letters are being taken.
+  // channel is not ours any more. Under process_.lock(), and not while control messages are being taken.
   void flush() noexcept {
     if (!std::exchange(telling_, false)) return;
     try {
-      for (const Deadline end = Deadline::after(kFlush); state_->mail->unsent() > 0 && !end.passed();)
-        state_->mail->take([](int, const Letter&, std::span<const std::byte>) {});
+      for (const Deadline end = Deadline::after(kFlush); state_->channel->unsent() > 0 && !end.passed();)
+        state_->channel->take([](int, const Envelope&, std::span<const std::byte>) {});
       // With calls on the program's own memory MPI is left alone: it may be another's by then.
-      if (safe_ && state_->mail->owes()) process_.deliver(*state_->mail);
+      if (safe_ && state_->channel->owes()) process_.deliver(*state_->channel);
     } catch (...) {  // as above
     }
   }
 
   // The own call goes on record and to everybody.
   void announce(OpState& s) {
-    Progress& p = *new (s.scratch.data()) Progress;
+    CallState& p = *new (s.scratch.data()) CallState;
     p.announced =
         check_ || s.op == Op::all_to_all_v;  // whose ranks do not know how large the largest block is
     if (!p.announced) return;
     p.sequence = first_own_ + own_.size();
     Own& mine = own_.emplace_back(Own{.record = record_of(s, size_), .expected = {}, .largest = 0});
-    CallLetter letter{.record = mine.record};
+    CallMessage envelope{.record = mine.record};
     if (s.op == Op::all_to_all_v) {
       for (int r = 0; r < size_; ++r) {
         mine.expected.push_back(s.out_blocks[r].count);
-        letter.largest = std::max(letter.largest, s.in_blocks[r].count);
+        envelope.largest = std::max(envelope.largest, s.in_blocks[r].count);
       }
-      mine.largest = letter.largest;
+      mine.largest = envelope.largest;
     }
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
-      if (s.op == Op::all_to_all_v) letter.to_you = s.in_blocks[r].count;
-      p.last_letter = state_->mail->send(r, {.kind = Letter::call}, std::as_bytes(std::span(&letter, 1)));
-      if (p.first_letter == 0) p.first_letter = p.last_letter;
+      if (s.op == Op::all_to_all_v) envelope.to_you = s.in_blocks[r].count;
+      p.last_message =
+          state_->channel->send(r, {.kind = Envelope::call}, std::as_bytes(std::span(&envelope, 1)));
+      if (p.first_message == 0) p.first_message = p.last_message;
     }
     for (int r = 0; r < size_; ++r) compare(r);
   }
@@ -428,7 +431,7 @@ class MpiBackend final : public Backend {
   void compare(int r) {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
     while (!peer.ahead.empty() && peer.compared < first_own_ + own_.size() && !failed_) {
-      const CallLetter theirs = peer.ahead.front();
+      const CallMessage theirs = peer.ahead.front();
       Own& mine = own_[peer.compared - first_own_];
       if (theirs.record != mine.record) return raise(mismatch(r, theirs.record, rank_, mine.record));
       if (!mine.expected.empty()) {
@@ -458,28 +461,28 @@ class MpiBackend final : public Backend {
     }
   }
 
-  bool take_letters() {
-    return state_->mail->take([&](int from, const Letter& letter, std::span<const std::byte> payload) {
+  bool take_control_messages() {
+    return state_->channel->take([&](int from, const Envelope& envelope, std::span<const std::byte> payload) {
       if (failed_) return;
-      switch (letter.kind) {
-        case Letter::call: {
-          CallLetter call;
+      switch (envelope.kind) {
+        case Envelope::call: {
+          CallMessage call;
           std::memcpy(&call, payload.data(), sizeof call);
           peers_[static_cast<std::size_t>(from)].ahead.push_back(call);
           return compare(from);
         }
-        case Letter::message: return state_->messages.arrived(from, letter, payload);
-        case Letter::failure:  // its sender has told everybody
+        case Envelope::message: return state_->messages.arrived(from, envelope, payload);
+        case Envelope::failure:  // its sender has told everybody
           failure_ = decode(payload);
           failed_ = true;
           process_.poison();
           return;
-        case Letter::left: peers_[static_cast<std::size_t>(from)].left = true; return;
-        case Letter::ping:
-          state_->mail->send(from, {.kind = Letter::pong, .number = letter.number},
-                             RollLetters::encode(awaited(), size_));
+        case Envelope::left: peers_[static_cast<std::size_t>(from)].left = true; return;
+        case Envelope::ping:
+          state_->channel->send(from, {.kind = Envelope::pong, .number = envelope.number},
+                                RollCallMessages::encode(awaited(), size_));
           return;
-        case Letter::pong: return roll_.answered(from, letter.number, payload);
+        case Envelope::pong: return roll_.answered(from, envelope.number, payload);
       }
     });
   }
@@ -496,7 +499,7 @@ class MpiBackend final : public Backend {
   }
 
   Step collective(OpState& s) {
-    Progress& p = progress(s);
+    CallState& p = call_state(s);
     if (!p.running) {
       if (p.announced) {
         for (int r = 0; r < size_; ++r)
@@ -515,7 +518,7 @@ class MpiBackend final : public Backend {
 
   // A rank that is done may call MPI no more: what MPI has not taken by then stays here, and whoever needs it
   // waits.
-  Step finish(const OpState& s, const Progress& p) {
+  Step finish(const OpState& s, const CallState& p) {
     if (p.announced) {
       if (!owed(s).empty()) return Step::pending;
       done_ = p.sequence + 1;
@@ -552,8 +555,8 @@ class MpiBackend final : public Backend {
     }
     const auto turn = process_.lock();
     try {
-      state_->mail->send_others({.kind = Letter::left});
-      process_.bury(std::move(state_->mail));
+      state_->channel->send_others({.kind = Envelope::left});
+      process_.defer_free(std::move(state_->channel));
     } catch (...) {  // out of memory, or MPI lost a peer
       process_.poison();
       (void)state_.release();
@@ -568,7 +571,7 @@ class MpiBackend final : public Backend {
     attempt(nothing, [&] {
       const auto turn = process_.lock();
       for (int looks = 0; looks < kLastLooks && !failed_ && !own_.empty(); ++looks)
-        if (take_letters()) looks = 0;
+        if (take_control_messages()) looks = 0;
       if (failed_ && failure_.code == ErrorCode::mismatch)
         context_.log().write_later(
             LogLevel::warning,
@@ -592,12 +595,12 @@ class MpiBackend final : public Backend {
   mutable std::mutex mutex_;  // everything below; fail() comes from any thread
   std::unique_ptr<State> state_;
   std::vector<Peer> peers_;
-  RollLetters roll_;
+  RollCallMessages roll_;
   Clock::time_point looks_for_pings_{};
   std::deque<Own> own_;
   std::uint64_t first_own_ = 0, done_ = 0;  // sequence numbers: of own_'s first; all below are finished here
   std::atomic<bool> failed_{false};
-  bool telling_ = false;  // letters of a failure are written, and not flushed
+  bool telling_ = false;  // envelopes of a failure are written, and not flushed
   Failure failure_;
 };
 
@@ -606,7 +609,7 @@ class MpiBackend final : public Backend {
 constexpr int kMostTag = 32767;  // MPI has tags up to it at least
 
 // What each rank tells the others through the Store.
-struct Card {
+struct BootstrapInfo {
   std::string backend;
   int world_rank = -1, world_size = 0, safe = 1, check = 1;
   std::int64_t max_count = 0;
@@ -619,9 +622,9 @@ struct Card {
     return fmt::format("{} {} {} {} {} {} {} {}", backend, world_rank, world_size, safe, check, max_count,
                        tag, cores.encode());
   }
-  /// Nothing where it is no card.
-  static std::optional<Card> decode(std::string_view text) {
-    Card c;
+  /// Nothing where it is no info.
+  static std::optional<BootstrapInfo> decode(std::string_view text) {
+    BootstrapInfo c;
     c.backend = next_word(text);
     const auto take = [&text](auto& number, auto min, auto max) {
       const auto is = next_integer<std::remove_reference_t<decltype(number)>>(text, min, max);
@@ -637,24 +640,25 @@ struct Card {
   }
 };
 
-[[noreturn]] void refuse(const Bringup& b, ErrorCode code, const std::string& text, std::vector<int> ranks) {
+[[noreturn]] void refuse(const GroupInit& b, ErrorCode code, const std::string& text,
+                         std::vector<int> ranks) {
   throw Error(Failure{.code = code,
                       .text = fmt::format("group \"{}\": {} [rank {}]", b.name, text, b.rank),
                       .ranks = std::move(ranks)});
 }
 
-std::vector<Card> exchange(const Bringup& b, const Card& own) {
-  std::vector<Card> cards;
-  for (const std::string& text : join(b, "mpi/card", own.encode(), kLayout)) {
-    const int r = static_cast<int>(cards.size());
-    auto card = Card::decode(text);
-    if (!card)
+std::vector<BootstrapInfo> exchange(const GroupInit& b, const BootstrapInfo& own) {
+  std::vector<BootstrapInfo> infos;
+  for (const std::string& text : join(b, "mpi/info", own.encode(), kLayout)) {
+    const int r = static_cast<int>(infos.size());
+    auto info = BootstrapInfo::decode(text);
+    if (!info)
       refuse(b, ErrorCode::mismatch,
-             fmt::format("rank {} wrote {}, which is no rank's card", r, shown_key(text)), {r});
-    cards.push_back(std::move(*card));
+             fmt::format("rank {} wrote {}, which is no rank's info", r, shown_key(text)), {r});
+    infos.push_back(std::move(*info));
   }
   for (int r = 0; r < b.size; ++r) {
-    const Card& c = cards[static_cast<std::size_t>(r)];
+    const BootstrapInfo& c = infos[static_cast<std::size_t>(r)];
     const std::vector<int> both{std::min(r, b.rank), std::max(r, b.rank)};
     if (c.backend != own.backend)
       refuse(b, ErrorCode::mismatch,
@@ -670,7 +674,7 @@ std::vector<Card> exchange(const Bringup& b, const Card& own) {
       refuse(b, ErrorCode::mismatch,
              fmt::format("rank {} counts to {}, rank {} to {}", r, c.max_count, b.rank, own.max_count), both);
     for (int other = 0; other < r; ++other)
-      if (cards[static_cast<std::size_t>(other)].world_rank == c.world_rank)
+      if (infos[static_cast<std::size_t>(other)].world_rank == c.world_rank)
         refuse(
             b, ErrorCode::unsupported,
             fmt::format("ranks {} and {} are both process {} of an MPI_COMM_WORLD of {}; over {}, ranks are "
@@ -678,10 +682,10 @@ std::vector<Card> exchange(const Bringup& b, const Card& own) {
                         other, r, c.world_rank, c.world_size, kBackend, kLibrary),
             {other, r});
   }
-  return cards;
+  return infos;
 }
 
-int next_tag(const Bringup& b) {
+int next_tag(const GroupInit& b) {
   try {
     return static_cast<int>(b.store->add(fmt::format("weft/{}/groups", kBackend), 1, b.deadline) %
                             (kMostTag + 1));
@@ -712,10 +716,10 @@ struct Making {
   }
 };
 
-MPI_Comm make_comm(const Bringup& b, Process& process, const std::vector<Card>& cards) {
+MPI_Comm make_comm(const GroupInit& b, Process& process, const std::vector<BootstrapInfo>& infos) {
   const auto making = std::make_shared<Making>();
-  for (const Card& c : cards) making->world_ranks.push_back(c.world_rank);
-  making->tag = cards[0].tag;
+  for (const BootstrapInfo& c : infos) making->world_ranks.push_back(c.world_rank);
+  making->tag = infos[0].tag;
   // It blocks. With fewer threads it cannot be left behind, and then groups with ranks in common must be made
   // in one order.
   if (!process.multiple()) {
@@ -730,7 +734,7 @@ MPI_Comm make_comm(const Bringup& b, Process& process, const std::vector<Card>& 
   return making->comm;
 }
 
-std::unique_ptr<Backend> make(const Bringup& b) {
+std::unique_ptr<Backend> make(const GroupInit& b) {
   Settings settings{.safe = env::is_on("WEFT_MPI_SAFE_BUFFERS"), .check = env::is_on("WEFT_MPI_CHECK")};
   settings.unexpected = UnexpectedLimits::from_env();
   if (b.test.max_count > 0) settings.max_count = b.test.max_count;
@@ -746,7 +750,7 @@ std::unique_ptr<Backend> make(const Bringup& b) {
     refuse(b, ErrorCode::unsupported, why, {});
   {
     const auto turn = process.lock();
-    process.tend();
+    process.reap();
   }
   MPI_Comm comm = MPI_COMM_NULL;
   CpuShare cores = CpuShare::usable();
@@ -754,19 +758,19 @@ std::unique_ptr<Backend> make(const Bringup& b) {
     const auto turn = process.lock();
     must(MPI_Comm_dup(MPI_COMM_SELF, &comm), "MPI_Comm_dup");
   } else {
-    Card own{.backend = kBackend,
-             .world_rank = process.world_rank(),
-             .world_size = process.world_size(),
-             .safe = settings.safe,
-             .check = settings.check,
-             .max_count = settings.max_count,
-             .cores = cores};
+    BootstrapInfo own{.backend = kBackend,
+                      .world_rank = process.world_rank(),
+                      .world_size = process.world_size(),
+                      .safe = settings.safe,
+                      .check = settings.check,
+                      .max_count = settings.max_count,
+                      .cores = cores};
     if (b.rank == 0) own.tag = next_tag(b);
-    const std::vector<Card> cards = exchange(b, own);
-    for (const Card& c : cards) cores |= c.cores;  // of several hosts, which are bound alike
-    comm = make_comm(b, process, cards);
+    const std::vector<BootstrapInfo> infos = exchange(b, own);
+    for (const BootstrapInfo& c : infos) cores |= c.cores;  // of several hosts, which are bound alike
+    comm = make_comm(b, process, infos);
     withdraw(b, "mpi/here");  // all have entered MPI_Comm_create_group
-    withdraw(b, "mpi/card");
+    withdraw(b, "mpi/info");
   }
   settings.cores = cores.count();
   const auto turn = process.lock();

@@ -19,11 +19,11 @@ Transfer*& kept_in(OpState& s) noexcept {
 
 }  // namespace
 
-Messages::Messages(Mail& mail, Limits limits, UnexpectedLimits unexpected)
-    : mail_(mail),
+Messages::Messages(ControlChannel& channel, Limits limits, UnexpectedLimits unexpected)
+    : channel_(channel),
       limits_(limits),
-      next_numbers_(static_cast<std::size_t>(mail.size())),
-      matcher_(mail.size(), unexpected) {}
+      next_numbers_(static_cast<std::size_t>(channel.size())),
+      matcher_(channel.size(), unexpected) {}
 
 void Messages::post(OpState& s) {
   Transfer& t = transfers_.emplace_back();
@@ -31,55 +31,57 @@ void Messages::post(OpState& s) {
   new (s.scratch.data()) Transfer*(&t);
   if (s.op == Op::recv) {
     t.count = s.out_count;
-    if (!matcher_.take_message(s.peer, s.tag, [&](const Kept& k) { match(t, k.letter, k.payload); }))
+    if (!matcher_.take_message(s.peer, s.tag,
+                               [&](const UnexpectedMessage& k) { match(t, k.envelope, k.payload); }))
       matcher_.post(s.peer, s.tag, t);
     return;
   }
   t.count = s.in_count;
   const std::int64_t bytes = t.count * size_bytes(s.dtype);
-  Letter letter{.kind = Letter::message, .dtype = s.dtype, .tag = s.tag, .count = t.count};
-  letter.eager = bytes <= kEager && t.count <= limits_.max_count;
-  if (letter.eager) {
-    t.letter = mail_.send(s.peer, letter, {s.in, static_cast<std::size_t>(bytes)});
+  Envelope envelope{.kind = Envelope::message, .dtype = s.dtype, .tag = s.tag, .count = t.count};
+  envelope.eager = bytes <= kEager && t.count <= limits_.max_count;
+  if (envelope.eager) {
+    t.envelope = channel_.send(s.peer, envelope, {s.in, static_cast<std::size_t>(bytes)});
     t.phase = Phase::written;
     return;
   }
-  t.number = letter.number = next_numbers_[static_cast<std::size_t>(s.peer)]++ % Mail::kNumbers;
-  mail_.send(s.peer, letter);
+  t.number = envelope.number = next_numbers_[static_cast<std::size_t>(s.peer)]++ % ControlChannel::kNumbers;
+  channel_.send(s.peer, envelope);
   t.phase = Phase::moving;
   advance(t);
 }
 
-void Messages::arrived(int from, const Letter& letter, std::span<const std::byte> payload) {
-  if (Transfer* const t = matcher_.take_receive(from, letter.tag)) return match(*t, letter, payload);
+void Messages::arrived(int from, const Envelope& envelope, std::span<const std::byte> payload) {
+  if (Transfer* const t = matcher_.take_receive(from, envelope.tag)) return match(*t, envelope, payload);
   const auto bytes = static_cast<std::int64_t>(payload.size());
-  if (!matcher_.has_room(bytes)) {  // MPI keeps letters in order: other messages and calls are behind it
-    if (!trouble_) trouble_ = matcher_.refusal(mail_.rank(), from, letter.tag, bytes);
+  if (!matcher_.has_room(
+          bytes)) {  // MPI keeps control messages in order: other messages and calls are behind it
+    if (!trouble_) trouble_ = matcher_.refusal(channel_.rank(), from, envelope.tag, bytes);
     return;
   }
-  Kept& kept = matcher_.keep(from, letter.tag, bytes);
-  kept.letter = letter;
+  UnexpectedMessage& kept = matcher_.keep(from, envelope.tag, bytes);
+  kept.envelope = envelope;
   kept.payload.assign(payload.begin(), payload.end());
 }
 
-void Messages::match(Transfer& t, const Letter& letter, std::span<const std::byte> payload) {
+void Messages::match(Transfer& t, const Envelope& envelope, std::span<const std::byte> payload) {
   const OpState& s = *t.call;
-  if (letter.dtype != s.dtype || letter.count != s.out_count) {
+  if (envelope.dtype != s.dtype || envelope.count != s.out_count) {
     trouble_ = {.code = ErrorCode::mismatch,
                 .text = fmt::format("rank {} sent {} x{} with tag {}, rank {} receives {} x{}", s.peer,
-                                    name(letter.dtype), letter.count, s.tag, mail_.rank(), name(s.dtype),
-                                    s.out_count),
+                                    name(envelope.dtype), envelope.count, s.tag, channel_.rank(),
+                                    name(s.dtype), s.out_count),
                 .op = Op::recv,
                 .call = s.call,
-                .ranks = {std::min(s.peer, mail_.rank()), std::max(s.peer, mail_.rank())}};
+                .ranks = {std::min(s.peer, channel_.rank()), std::max(s.peer, channel_.rank())}};
     return;
   }
-  if (letter.eager) {
+  if (envelope.eager) {
     if (!payload.empty()) std::memcpy(s.out, payload.data(), payload.size());
     t.phase = Phase::done;
     return;
   }
-  t.number = letter.number;
+  t.number = envelope.number;
   t.phase = Phase::moving;
   advance(t);
 }
@@ -118,12 +120,12 @@ bool Messages::advance(Transfer& t) {
       if (sends) std::memcpy(ours, buffer, static_cast<std::size_t>(p.count * element));
       buffer = ours;
     }
-    const int tag = Mail::kTag + 1 + static_cast<int>(t.number), count = static_cast<int>(p.count);
+    const int tag = ControlChannel::kTag + 1 + static_cast<int>(t.number), count = static_cast<int>(p.count);
     const MPI_Datatype type = bytes_type(s.dtype);
     if (sends) {
-      must(MPI_Isend(buffer, count, type, s.peer, tag, mail_.comm(), &p.request), "MPI_Isend");
+      must(MPI_Isend(buffer, count, type, s.peer, tag, channel_.comm(), &p.request), "MPI_Isend");
     } else {
-      must(MPI_Irecv(buffer, count, type, s.peer, tag, mail_.comm(), &p.request), "MPI_Irecv");
+      must(MPI_Irecv(buffer, count, type, s.peer, tag, channel_.comm(), &p.request), "MPI_Irecv");
     }
     t.started += p.count;
     moved = true;
@@ -135,7 +137,7 @@ bool Messages::advance(Transfer& t) {
 Step Messages::poll(OpState& s) {
   Transfer* const t = kept_in<Transfer>(s);
   const bool moved = t->phase == Phase::moving && advance(*t);
-  if (t->phase == Phase::written && !mail_.owes(t->letter)) t->phase = Phase::done;
+  if (t->phase == Phase::written && !channel_.owes(t->envelope)) t->phase = Phase::done;
   if (t->phase != Phase::done) return moved ? Step::advanced : Step::pending;
   transfers_.remove_if([&](const Transfer& other) { return &other == t; });
   return Step::done;
@@ -144,7 +146,7 @@ Step Messages::poll(OpState& s) {
 std::vector<int> Messages::awaited() const {
   std::vector<int> ranks;
   for (const Transfer& t : transfers_)
-    if (t.phase != Phase::done && (t.phase != Phase::written || mail_.owes(t.letter)))
+    if (t.phase != Phase::done && (t.phase != Phase::written || channel_.owes(t.envelope)))
       ranks.push_back(t.call->peer);
   return ranks;
 }

@@ -1,11 +1,11 @@
-// Point to point: letters that announce a message, matched here by (source, tag) in order, and the data of
+// Point to point: envelopes that announce a message, matched here by (source, tag) in order, and the data of
 // large ones.
 //
-// A message of at most kEager bytes travels in its letter; its send is done when MPI has taken that. For a
-// larger one the letter carries a number, and the data follows in pieces under an MPI tag made from that
-// number. Numbers of a pair repeat after Mail::kNumbers messages, of which no more than a ring's 64 slots are
-// in flight. So tags of any value, negative ones too, never meet MPI's limits, and a receive of another dtype
-// or count is found before MPI sees it.
+// A message of at most kEager bytes travels in its envelope; its send is done when MPI has taken that. For a
+// larger one the envelope carries a number, and the data follows in pieces under an MPI tag made from that
+// number. Numbers of a pair repeat after ControlChannel::kNumbers messages, of which no more than a ring's 64
+// slots are in flight. So tags of any value, negative ones too, never meet MPI's limits, and a receive of
+// another dtype or count is found before MPI sees it.
 #pragma once
 
 #include <mpi.h>
@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "backends/message_matcher.hpp"
-#include "backends/mpi/mail.hpp"
+#include "backends/mpi/control_channel.hpp"
 #include "backends/mpi/rounds.hpp"
 #include "weft/backends/backend.hpp"
 #include "weft/base/error.hpp"
@@ -28,13 +28,13 @@ namespace weft::mpi {
 
 class Messages {
  public:
-  static constexpr std::int64_t kEager = Mail::kPayload;
+  static constexpr std::int64_t kEager = ControlChannel::kPayload;
   static constexpr std::int64_t kPieceBytes = std::int64_t{1} << 18;  ///< of a large one, through our buffers
 
-  Messages(Mail& mail, Limits limits, UnexpectedLimits unexpected);
+  Messages(ControlChannel& channel, Limits limits, UnexpectedLimits unexpected);
   void post(OpState& s);
-  /// A letter of kind `message` has come.
-  void arrived(int from, const Letter& letter, std::span<const std::byte> payload);
+  /// An envelope of kind `message` has come.
+  void arrived(int from, const Envelope& envelope, std::span<const std::byte> payload);
   /// done, advanced or pending.
   Step poll(OpState& s);
   /// A receive that does not fit what was sent, or a message that there is no room for.
@@ -51,27 +51,32 @@ class Messages {
     std::int64_t at = 0, count = 0;
     Stage stage;
   };
-  enum class Phase : std::uint8_t { unmatched, moving, written, done };  // written: all of it, in its letter
+  enum class Phase : std::uint8_t {
+    unmatched,
+    moving,
+    written,
+    done
+  };  // written: all of it, in its envelope
   struct Transfer {
     OpState* call = nullptr;
     Phase phase = Phase::unmatched;
     std::uint32_t number = 0;
-    std::uint64_t letter = 0;  // its place in the mail; written
+    std::uint64_t envelope = 0;  // its place in the channel; written
     std::int64_t count = 0;
     std::int64_t started = 0, finished = 0;  // elements
     std::deque<Piece> pieces;                // under way, in order
   };
-  struct Kept {
-    Letter letter;
+  struct UnexpectedMessage {
+    Envelope envelope;
     std::vector<std::byte> payload;
   };
-  void match(Transfer& t, const Letter& letter, std::span<const std::byte> payload);
+  void match(Transfer& t, const Envelope& envelope, std::span<const std::byte> payload);
   bool advance(Transfer& t);
 
-  Mail& mail_;
+  ControlChannel& channel_;
   const Limits limits_;
   std::vector<std::uint32_t> next_numbers_;  // by peer
-  MessageMatcher<Transfer, Kept> matcher_;
+  MessageMatcher<Transfer, UnexpectedMessage> matcher_;
   std::list<Transfer> transfers_;
   std::vector<Stage> spare_;
   std::optional<Failure> trouble_;

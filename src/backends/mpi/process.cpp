@@ -11,7 +11,7 @@
 #include <string_view>
 #include <thread>
 
-#include "backends/mpi/mail.hpp"
+#include "backends/mpi/control_channel.hpp"
 #include "base/no_signals.hpp"
 #include "base/suspension.hpp"
 #include "reduce/reduce.hpp"
@@ -46,8 +46,8 @@ namespace {
 constexpr auto kFarewell = std::chrono::seconds(2);  // how long the exit waits for peers to leave groups
 constexpr auto kDelivery = std::chrono::minutes(5);  // how long a failure is kept for peers that do not look
 constexpr auto kCarryNap = std::chrono::milliseconds(20);
-constexpr auto kLetters =
-    std::chrono::seconds(2);  // how long leaving a group waits for MPI to take its letters
+constexpr auto kEnvelopes =
+    std::chrono::seconds(2);  // how long leaving a group waits for MPI to take its envelopes
 
 // Large enough for either library: the symbol may be the other one's.
 std::string library_text() {
@@ -308,39 +308,41 @@ void Process::poison() noexcept {
 }
 
 // What MPI has not sent yet it sends while it is called, and nobody may call it once the program does other
-// things: peers would wait for letters of a rank that believes to have called. A stopped peer takes none.
-void Process::bury(std::unique_ptr<Mail> mail) {
-  for (const Deadline limit = Deadline::after(kLetters); !mail->idle() && mail->owes() && !limit.passed();)
+// things: peers would wait for control messages of a rank that believes to have called. A stopped peer takes
+// none.
+void Process::defer_free(std::unique_ptr<ControlChannel> channel) {
+  for (const Deadline limit = Deadline::after(kEnvelopes);
+       !channel->idle() && channel->owes() && !limit.passed();)
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   {
     const std::lock_guard guard(mutex_);
-    buried_.push_back(std::move(mail));
+    deferred_.push_back(std::move(channel));
   }
-  tend();
+  reap();
 }
 
-void Process::tend() noexcept {
+void Process::reap() noexcept {
   const std::lock_guard guard(mutex_);
-  std::erase_if(buried_, [](const std::unique_ptr<Mail>& mail) { return mail->idle(); });
+  std::erase_if(deferred_, [](const std::unique_ptr<ControlChannel>& channel) { return channel->idle(); });
 }
 
-void Process::deliver(Mail& mail) {
+void Process::deliver(ControlChannel& channel) {
   if (!multiple() || !ours_) return;
   const std::lock_guard guard(mutex_);
   if (ending_) return;
-  undelivered_.push_back({&mail, Deadline::after(kDelivery)});
-  if (carries_) return;
+  undelivered_.push_back({&channel, Deadline::after(kDelivery)});
+  if (delivering_) return;
   const NoSignals inherited;
-  std::thread([this] { carry(); }).detach();
-  carries_ = true;
+  std::thread([this] { deliver_undelivered(); }).detach();
+  delivering_ = true;
 }
 
-void Process::carry() noexcept {
+void Process::deliver_undelivered() noexcept {
   const auto is_over = [](const Undelivered& u) {
     if (u.limit.passed()) return true;
     try {
-      u.mail->take([](int, const Letter&, std::span<const std::byte>) {});
-      return !u.mail->owes();
+      u.channel->take([](int, const Envelope&, std::span<const std::byte>) {});
+      return !u.channel->owes();
     } catch (...) {  // MPI has lost somebody
       return true;
     }
@@ -351,25 +353,25 @@ void Process::carry() noexcept {
     if (ending_ || !alive()) undelivered_.clear();
     std::erase_if(undelivered_, is_over);
     if (!undelivered_.empty()) continue;
-    carries_ = false;
+    delivering_ = false;
     return;
   }
 }
 
 void Process::finalise(int status) noexcept {
-  ending_ = true;  // carry() looks at it before it calls MPI
+  ending_ = true;  // deliver_undelivered() looks at it before it calls MPI
   // Here MPI itself may have ended the process, from within a call of this thread.
   if (status != 0 || !alive()) return;
   {
-    const std::lock_guard guard(mutex_);  // after the last call of carry()
+    const std::lock_guard guard(mutex_);  // after the last call of deliver_undelivered()
     if (poisoned_) return;
   }
   for (const Deadline deadline = Deadline::after(kFarewell); !deadline.passed();) {
-    tend();
-    if (buried_.empty()) break;
+    reap();
+    if (deferred_.empty()) break;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  for (std::unique_ptr<Mail>& mail : buried_) (void)mail.release();
+  for (std::unique_ptr<ControlChannel>& channel : deferred_) (void)channel.release();
   MPI_Finalize();
 }
 

@@ -19,7 +19,7 @@
 
 namespace weft::mpi {
 
-class Mail;
+class ControlChannel;
 
 /// Runs f in a thread of its own until the deadline; past it the thread is left behind, with what it holds.
 /// False: that happened. For those MPI functions that block and cannot be called off.
@@ -72,21 +72,21 @@ class Process {
   void poison() noexcept;
   /// A group ended here; its peers may still write to it. It is freed once all of them have left. Under
   /// lock().
-  void bury(std::unique_ptr<Mail> mail);
+  void defer_free(std::unique_ptr<ControlChannel> channel);
   /// Frees what can be freed. Under lock().
-  void tend() noexcept;
-  /// Of a group that has failed: what MPI has not taken of `mail`, which is leaked, goes out in a thread of
-  /// its own, for some minutes. Peers that come late hear of the failure, whatever the program does
+  void reap() noexcept;
+  /// Of a group that has failed: what MPI has not taken of `channel`, which is leaked, goes out in a thread
+  /// of its own, for some minutes. Peers that come late hear of the failure, whatever the program does
   /// meanwhile. Only where MPI is ours and serves several threads; elsewhere it goes out while the program
   /// calls MPI.
-  void deliver(Mail& mail);
+  void deliver(ControlChannel& channel);
 
  private:
   Process(Logger& log, Deadline deadline);
   void finalise(int status) noexcept;
-  void carry() noexcept;
+  void deliver_undelivered() noexcept;
   struct Undelivered {
-    Mail* mail;
+    ControlChannel* channel;
     Deadline limit;
   };
   int threads_ = MPI_THREAD_SINGLE;
@@ -97,9 +97,9 @@ class Process {
   std::mutex mutex_;
   bool poisoned_ = false;
   std::atomic<bool> ending_{false};  // exit() has begun
-  bool carries_ = false;             // there is a thread that runs carry()
+  bool delivering_ = false;          // there is a thread that runs deliver_undelivered()
   std::vector<Undelivered> undelivered_;
-  std::vector<std::unique_ptr<Mail>> buried_;
+  std::vector<std::unique_ptr<ControlChannel>> deferred_;
 };
 
 }  // namespace weft::mpi

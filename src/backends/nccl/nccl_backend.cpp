@@ -128,7 +128,7 @@ struct Abortion {
 
 class NcclBackend final : public Backend {
  public:
-  NcclBackend(const NcclApi& api, const Bringup& b);
+  NcclBackend(const NcclApi& api, const GroupInit& b);
   ~NcclBackend() override;
   const Traits& traits() const noexcept override { return traits_; }
   void post(OpState& s) noexcept override;
@@ -155,7 +155,7 @@ class NcclBackend final : public Backend {
     std::deque<OpState*> sends, receives;
   };
 
-  void connect(const Bringup& b);
+  void connect(const GroupInit& b);
   Lane& lane(const OpState& s);
   bool advance(Lane& lane);
   bool advance(OpState& s);
@@ -171,7 +171,7 @@ class NcclBackend final : public Backend {
   void abort() noexcept;
   void leave() noexcept;
   void tell_leave() noexcept;
-  std::string crowded() const;
+  std::string oversubscribed() const;
 
   const int rank_, size_;
   const std::string token_, name_;
@@ -203,7 +203,7 @@ class NcclBackend final : public Backend {
   std::unique_ptr<Notices> notices_;  // null: a group of one
 };
 
-NcclBackend::NcclBackend(const NcclApi& api, const Bringup& b)
+NcclBackend::NcclBackend(const NcclApi& api, const GroupInit& b)
     : rank_(b.rank),
       size_(b.size),
       token_(b.token),
@@ -227,7 +227,7 @@ NcclBackend::NcclBackend(const NcclApi& api, const Bringup& b)
   }
 }
 
-void NcclBackend::connect(const Bringup& b) {
+void NcclBackend::connect(const GroupInit& b) {
   const auto began = Clock::now();
   void* word = nullptr;
   driver_.check("cudaMalloc", driver_.api.cudaMalloc(&word, 1));
@@ -237,9 +237,9 @@ void NcclBackend::connect(const Bringup& b) {
   UniqueId id{};
   if (rank_ == 0) driver_.check("ncclGetUniqueId", driver_.api.ncclGetUniqueId(&id));
   // Everybody says that it is there, so that who is not can be named; NCCL itself only waits.
-  const std::string card =
+  const std::string info =
       join(b, "nccl/here", std::string_view(id.bytes, rank_ == 0 ? sizeof(id.bytes) : 0), kLayout)[0];
-  std::memcpy(id.bytes, card.data(), std::min(card.size(), sizeof(id.bytes)));
+  std::memcpy(id.bytes, info.data(), std::min(info.size(), sizeof(id.bytes)));
   main_->connect(id);
   for (Duration nap = kNap;; nap = std::min<Duration>(2 * nap, std::chrono::milliseconds(5))) {
     main_->advance(0);
@@ -534,25 +534,25 @@ std::vector<int> NcclBackend::missing(const OpState& s, std::string& story) noex
   if (!row(s.op).collective) {
     story = s.op == Op::send ? fmt::format("rank {} has not received it (tag {})", s.peer, s.tag)
                              : fmt::format("rank {} has not sent it (tag {})", s.peer, s.tag);
-    story += crowded();
+    story += oversubscribed();
     return {s.peer};
   }
   const auto told = notices_ ? notices_->silent() : std::vector<int>{};
   if (!told) {
-    story = "the Store does not tell which ranks have come" + crowded();
+    story = "the Store does not tell which ranks have come" + oversubscribed();
     return {};
   }
   const std::vector<int>& silent = *told;
   story = silent.empty() ? std::string("all ranks wait for it: the devices are stuck or busy")
                          : fmt::format("rank{} {} {} not said to wait for it", silent.size() == 1 ? "" : "s",
                                        fmt::join(silent, ", "), silent.size() == 1 ? "has" : "have");
-  story += crowded();
+  story += oversubscribed();
   return silent;
 }
 
 // What may be behind a call that does not end: the device runs kernels of so many streams side by side, and
 // one that is queued behind a kernel which waits for a peer does not begin.
-std::string NcclBackend::crowded() const {
+std::string NcclBackend::oversubscribed() const {
   const int have = communicators_.load(std::memory_order_relaxed);
   const int queues = hardware_queues();
   if (have <= queues) return {};
@@ -619,8 +619,8 @@ bool NcclBackend::quiesce(Deadline deadline, std::span<const MemoryRange>) noexc
 
 }  // namespace
 
-std::unique_ptr<Backend> make_backend(const NcclApi& api, const Bringup& bringup) {
-  return std::make_unique<NcclBackend>(api, bringup);
+std::unique_ptr<Backend> make_backend(const NcclApi& api, const GroupInit& init) {
+  return std::make_unique<NcclBackend>(api, init);
 }
 
 }  // namespace weft::nccl

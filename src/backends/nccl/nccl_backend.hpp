@@ -10,6 +10,6 @@ namespace weft::nccl {
 
 /// On the calling thread's current device. Collective; throws unsupported where `api` cannot be used here,
 /// timeout naming the ranks that did not come. `api` is the caller's to keep.
-std::unique_ptr<Backend> make_backend(const NcclApi& api, const Bringup& bringup);
+std::unique_ptr<Backend> make_backend(const NcclApi& api, const GroupInit& init);
 
 }  // namespace weft::nccl

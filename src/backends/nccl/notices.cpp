@@ -55,16 +55,16 @@ void Notices::put(std::string key, std::string value) {
 void Notices::want(const std::string& key) {
   const std::lock_guard lock(mutex_);
   const auto now = Clock::now();
-  wanted_[key] = {.since = now, .next = now, .value = {}};
+  requested_[key] = {.since = now, .next = now, .value = {}};
   changed_.notify_all();
 }
 
 std::optional<std::string> Notices::got(const std::string& key) {
   const std::lock_guard lock(mutex_);
-  const auto at = wanted_.find(key);
-  if (at == wanted_.end() || !at->second.value) return std::nullopt;
+  const auto at = requested_.find(key);
+  if (at == requested_.end() || !at->second.value) return std::nullopt;
   std::optional<std::string> value = std::move(at->second.value);
-  wanted_.erase(at);
+  requested_.erase(at);
   return value;
 }
 
@@ -138,7 +138,7 @@ void Notices::work() noexcept {
       continue;
     }
     auto next = Clock::time_point::max();
-    for (const auto& [key, w] : wanted_)
+    for (const auto& [key, w] : requested_)
       if (!w.value) next = std::min(next, w.next);
     if (next == Clock::time_point::max()) {
       changed_.wait(lock);
@@ -231,9 +231,9 @@ std::optional<Failure> Notices::ask(std::uint64_t came) {
 
 bool Notices::fetch_one(Lock& lock) {
   const auto now = Clock::now();
-  const auto due = std::find_if(wanted_.begin(), wanted_.end(),
+  const auto due = std::find_if(requested_.begin(), requested_.end(),
                                 [&](const auto& w) { return !w.second.value && w.second.next <= now; });
-  if (due == wanted_.end()) return false;
+  if (due == requested_.end()) return false;
   const std::string key = due->first;
   due->second.next =
       now + std::clamp<Duration>((now - due->second.since) / 8, kLookForKey, kLookForKeyAtMost);
@@ -246,7 +246,7 @@ bool Notices::fetch_one(Lock& lock) {
     } catch (const std::exception&) {}  // it stays: it is small
   }
   lock.lock();
-  if (value) wanted_[key].value = std::move(value);
+  if (value) requested_[key].value = std::move(value);
   return true;
 }
 

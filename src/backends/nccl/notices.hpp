@@ -70,7 +70,7 @@ class Notices {
     enum class State : std::uint8_t { none, asked, underway, told, failed } state = State::none;
     std::vector<int> silent;
   };
-  struct Wanted {
+  struct Requested {
     Clock::time_point since{}, next{};
     std::optional<std::string> value;
   };
@@ -95,7 +95,7 @@ class Notices {
   bool ending_ = false, look_ = false;
   std::uint64_t came_ = 0;
   std::deque<std::pair<std::string, std::string>> puts_;
-  std::map<std::string, Wanted> wanted_;
+  std::map<std::string, Requested> requested_;
   std::optional<Failure> found_, to_raise_;
   Question question_;
   std::thread thread_;

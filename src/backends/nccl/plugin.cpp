@@ -12,11 +12,11 @@ std::string obstacle_here() {
   return loaded.problem.empty() ? obstacle(loaded.api) : loaded.problem;
 }
 
-std::unique_ptr<Backend> make(const Bringup& bringup) {
+std::unique_ptr<Backend> make(const GroupInit& init) {
   if (const std::string& problem = loaded_api().problem; !problem.empty())
     throw Error(ErrorCode::unsupported,
-                fmt::format("group \"{}\": nccl: {} [rank {}]", bringup.name, problem, bringup.rank));
-  return make_backend(loaded_api().api, bringup);
+                fmt::format("group \"{}\": nccl: {} [rank {}]", init.name, problem, init.rank));
+  return make_backend(loaded_api().api, init);
 }
 
 }  // namespace

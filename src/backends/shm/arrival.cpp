@@ -87,20 +87,21 @@ void Collectives::post(OpState& s) noexcept {
   if (s.call == published_) publish(s);
 }
 
-// Whether this rank lends its memory, where it is shared, though its payload fits beside the arrival. A root
-// that waits for nobody keeps running ahead.
+// Whether this rank exposes its memory, where it is shared, though its payload fits beside the arrival. A
+// root that waits for nobody keeps running ahead.
 bool Collectives::may_place(const OpState& s) const noexcept {
   return state(s).fits && group_.path == Path::automatic && !from_root(s) && !s.in_blocks &&
          payload_bytes(s) >= in_place_from(group_.size);
 }
 
 // Where peers reach a buffer of a call: not by the kernel where that would not copy it.
-Buffer Collectives::lend(const OpState& s, std::int64_t count, const std::byte* data,
-                         std::int64_t elements) noexcept {
+Buffer Collectives::expose(const OpState& s, std::int64_t count, const std::byte* data,
+                           std::int64_t elements) noexcept {
   const std::size_t bytes = static_cast<std::size_t>(elements * size_bytes(s.dtype));
   const Buffer place = group_.publish(data, bytes);
-  const bool used = place.kind == Buffer::remote && group_.single_copy >= needed(s) &&
-                    (group_.path == Path::single || (group_.path == Path::automatic && pays(s, count)));
+  const bool used =
+      place.kind == Buffer::remote && group_.single_copy >= needed(s) &&
+      (group_.path == Path::single || (group_.path == Path::automatic && is_profitable(s, count)));
   return used && !own_.copyable(data, bytes) ? Buffer{Buffer::foreign, 0, 0} : place;
 }
 
@@ -121,8 +122,8 @@ bool Collectives::publish(OpState& s) noexcept {
   const std::uint64_t detail = plain(s) ? 0 : elaborate(group_, s, st.fits);
   Buffer in{}, out{};
   if (!st.fits || s.in_blocks || may_place(s)) {  // with in_blocks others may still have too much
-    in = lend(s, count, s.in, s.in_count);
-    if (sliced(s)) out = lend(s, count, s.out, s.out_count);  // else nobody else touches it
+    in = expose(s, count, s.in, s.in_count);
+    if (sliced(s)) out = expose(s, count, s.out, s.out_count);  // else nobody else touches it
   }
   const bool placed = may_place(s) && reachable(in) && (!sliced(s) || reachable(out));
   const std::uint64_t word = call_word(s, group_.path) | (placed ? kPlaced : 0);
@@ -190,9 +191,9 @@ Step Collectives::arrive(OpState& s) noexcept {
     if (!must_see(s, st.cursor)) continue;
     const Arrival& theirs = arrival(st.cursor, s);
     // Asked for with the first line, and again with every look, the others come with it and not after it. A
-    // rank that lends its memory expects the others to.
-    const bool lends = (arrival(group_.rank, s).word & kPlaced) != 0;
-    const std::int64_t behind = st.fits && !lends ? payload_bytes(s) - kHeadBytes : 0;
+    // rank that exposes its memory expects the others to.
+    const bool exposes = (arrival(group_.rank, s).word & kPlaced) != 0;
+    const std::int64_t behind = st.fits && !exposes ? payload_bytes(s) - kHeadBytes : 0;
     prefetch_to_read(theirs.payload + kHeadBytes, std::min(behind, kAskedAhead));
     if (theirs.sequence.load(std::memory_order_seq_cst) != s.call + 1) return Step::pending;
     if ((theirs.word & kPlaced) == 0)
@@ -272,7 +273,7 @@ bool Collectives::agree(int peer, std::uint64_t call) noexcept {
 
 // Does `peer` send as much as this rank expects? Only all_to_all_v has counts of its own for each pair.
 bool Collectives::expected(const OpState& s, int peer) noexcept {
-  const std::int64_t sent = lent(s, peer).count, wanted = s.out_blocks[peer].count;
+  const std::int64_t sent = exposed_block(s, peer).count, wanted = s.out_blocks[peer].count;
   if (sent == wanted) return true;
   raise(group_, {.code = ErrorCode::mismatch,
                  .text = fmt::format("{}: rank {} sends {} elements to rank {}, which expects {}", name(s.op),
@@ -328,7 +329,7 @@ Step Collectives::choose(OpState& s) noexcept {
         s, obstacle,
         fmt::format("path \"single\" was asked for, but rank {}'s memory is beyond reach", obstacle));
   if (group_.path == Path::single || (obstacle >= 0 && !foreign && group_.path == Path::automatic &&
-                                      pays(s, arrival(group_.rank, s).count))) {
+                                      is_profitable(s, arrival(group_.rank, s).count))) {
     st.phase = Phase::single;
     st.cursor = 0;
   } else if (obstacle >= 0 || group_.path == Path::staged) {

@@ -4,9 +4,9 @@
 // All operations are one of two things. Moving: for each rank this one gets something from, its block of
 // that rank's `in` is copied to the block of `out` for that rank. Reducing: a part of all inputs is combined,
 // and stored where it is wanted. Which blocks, is said by in_block() and out_block() of op_table.hpp for this
-// rank's own buffers, and here by gets() and lent() for the others'.
+// rank's own buffers, and here by gets() and exposed() for the others'.
 //
-// A call is over on this rank when nothing it lent is in use any more: at once after an inline call, after
+// A call is over on this rank when nothing it exposed is in use any more: at once after an inline call, after
 // everybody's `finished` on the direct path, at once on the staged one. Used by the owner of the group alone.
 #pragma once
 
@@ -45,7 +45,7 @@ class Collectives {
   struct State {
     Phase phase;
     bool fits;            // its payload travels beside the arrival
-    bool small;           // it would, but for ranks that lend their memory instead: see kPlaced
+    bool small;           // it would, but for ranks that expose their memory instead: see kPlaced
     std::int32_t cursor;  // arriving, leaving: ranks below it have been seen; moving: blocks finished
     std::int64_t done;    // direct: elements of the own part combined, or bytes of the block copied
     std::int64_t part;    // staged: elements per owner and round
@@ -57,7 +57,7 @@ class Collectives {
     return *reinterpret_cast<const State*>(s.scratch.data());
   }
 
-  // Whether rank `to` works on what rank `from` lends: takes a block of it, or combines a part of it.
+  // Whether rank `to` works on what rank `from` exposes: takes a block of it, or combines a part of it.
   static bool gets(const OpState& s, int to, int from) noexcept {
     const OpRow r = row(s.op);
     switch (r.rooted) {
@@ -82,7 +82,7 @@ class Collectives {
   }
   // The part of rank `from`'s `in` that is for this rank, or begins at 0 where `in` is not parted. Ranks'
   // buffers are divided alike, but for in_blocks, which each has published.
-  Block lent(const OpState& s, int from) const noexcept {
+  Block exposed_block(const OpState& s, int from) const noexcept {
     if (s.in_blocks) return group_.control.detail(from, s.call).blocks()[group_.rank];
     const std::int64_t count = out_block(s, from, group_.size).count;
     return {parted(s) ? group_.rank * count : 0, count};
@@ -99,7 +99,7 @@ class Collectives {
 
   // arrival.cpp
   bool publish(OpState& s) noexcept;
-  Buffer lend(const OpState& s, std::int64_t count, const std::byte* data, std::int64_t elements) noexcept;
+  Buffer expose(const OpState& s, std::int64_t count, const std::byte* data, std::int64_t elements) noexcept;
   Step arrive(OpState& s) noexcept;
   Step catch_up() noexcept;
   bool may_place(const OpState& s) const noexcept;
@@ -126,7 +126,7 @@ class Collectives {
   // What this rank combines: an offset from where each rank's block begins, and a count, in elements.
   Block own_part(const OpState& s) const noexcept;
   // single_path.cpp
-  bool pays(const OpState& s, std::int64_t count) const noexcept;
+  bool is_profitable(const OpState& s, std::int64_t count) const noexcept;
   bool have_pieces(const OpState& s) noexcept;
   Step push(OpState& s) noexcept;
   // staged.cpp

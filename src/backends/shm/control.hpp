@@ -26,10 +26,10 @@ inline constexpr std::uint64_t kRounds = 4;            ///< rounds in flight, a 
 inline constexpr std::size_t kChunkBytes = 256 << 10;  ///< most that one poll step moves in a peer's memory
 inline constexpr std::size_t kPieceBytes =
     128 << 10;  ///< most that is read at once from a peer by the kernel, to be combined
-inline constexpr std::uint64_t kMailRing = 16;  ///< descriptors per pair of ranks
+inline constexpr std::uint64_t kEnvelopeRing = 16;  ///< descriptors per pair of ranks
 inline constexpr std::size_t kEagerBytes =
-    8192;                                    ///< a message up to this size may travel with its descriptor
-inline constexpr std::size_t kLetters = 64;  ///< large messages in flight per pair: the slots of a group
+    8192;                                      ///< a message up to this size may travel with its descriptor
+inline constexpr std::size_t kEnvelopes = 64;  ///< large messages in flight per pair: the slots of a group
 inline constexpr std::size_t kStreamBytes = 64 << 10;  ///< a chunk of a large foreign message; two per pair
 
 /// Where a buffer lies, as its owner publishes it.
@@ -46,7 +46,7 @@ struct Buffer {
   std::uint64_t offset;  ///< or the address
 };
 
-/// Added to Arrival::word where a call is small enough to be inline but its memory is shared, and lent
+/// Added to Arrival::word where a call is small enough to be inline but its memory is shared, and exposed
 /// instead.
 inline constexpr std::uint64_t kPlaced = std::uint64_t{1} << 63;
 
@@ -83,10 +83,10 @@ struct alignas(64) Detail {
   const Block* blocks() const noexcept { return reinterpret_cast<const Block*>(this + 1); }
 };
 
-/// A message waiting in its pair's ring: letter k is in slot k mod kMailRing. Written by the sender, the
-/// first cache line last; read by the receiver once `sequence` is k + 1; rewritten only when `drained` says
-/// that the receiver has taken it.
-struct alignas(64) Letter {
+/// A message waiting in its pair's ring: envelope k is in slot k mod kEnvelopeRing. Written by the sender,
+/// the first cache line last; read by the receiver once `sequence` is k + 1; rewritten only when `drained`
+/// says that the receiver has taken it.
+struct alignas(64) Envelope {
   std::atomic<std::uint64_t> sequence;
   std::int64_t count;
   std::int32_t tag;
@@ -103,36 +103,36 @@ struct alignas(64) Letter {
 /// sender has opened it, so those that never send take no memory.
 struct Pair {
   struct Chunk {
-    std::uint64_t letter;  ///< its number from 1
-    std::int64_t offset;   ///< in the message
+    std::uint64_t envelope;  ///< its number from 1
+    std::int64_t offset;     ///< in the message
   };
   alignas(64) std::atomic<std::uint64_t> sent;     ///< by the sender: stream chunks filled so far
   Chunk chunks[2];                                 ///< by the sender: what they hold
-  alignas(64) std::atomic<std::uint64_t> drained;  ///< by the receiver: letters taken so far, now and then
+  alignas(64) std::atomic<std::uint64_t> drained;  ///< by the receiver: envelopes taken so far, now and then
   std::atomic<std::uint64_t> received;             ///< by the receiver: stream chunks emptied so far
-  std::atomic<std::uint64_t> helped;     ///< by the receiver: the letter whose message both may copy; 0: none
+  std::atomic<std::uint64_t> helped;  ///< by the receiver: the envelope whose message both may copy; 0: none
   std::atomic<std::int64_t> taken_from;  ///< by the receiver: of that, what it copies itself begins here
   std::atomic<std::uint32_t>
-      held;  ///< by the receiver: 1 while letters stay in the ring, since it may not keep more
+      held;  ///< by the receiver: 1 while envelopes stay in the ring, since it may not keep more
   enum Answer : std::uint32_t { waiting, granted, taken };
-  std::atomic<std::uint32_t> answers[kLetters];  ///< by the receiver; back to waiting by the sender
-  Letter letters[kMailRing];
+  std::atomic<std::uint32_t> answers[kEnvelopes];  ///< by the receiver; back to waiting by the sender
+  Envelope envelopes[kEnvelopeRing];
   alignas(64) std::byte stream[2][kStreamBytes];  ///< by the sender
 };
 
 /// Added to RankBlock::active where the kernel copies: what it writes to cannot be given other pages.
 inline constexpr std::uint64_t kByKernel = std::uint64_t{1} << 63;
 
-/// One rank's words. Each line has one writer, the owner, but for `mail`.
+/// One rank's words. Each line has one writer, the owner, but for `inbox`.
 struct RankBlock {
   alignas(64)
       std::atomic<std::uint64_t> consumed;  ///< calls whose arrival lines are read: peers may rewrite them
-  std::atomic<std::uint64_t> finished;      ///< calls after which what peers lent may be theirs again
+  std::atomic<std::uint64_t> finished;      ///< calls after which what peers exposed may be theirs again
   alignas(64) std::atomic<std::uint64_t> staged;  ///< rounds of staging filled, over the group's life
   std::atomic<std::uint64_t> reduced;             ///< rounds whose own part is summed
   std::atomic<std::uint64_t> copied;              ///< rounds taken out of the peers' slots
   alignas(64) std::atomic<std::uint64_t> active;  ///< call + 1 while inside peers' memory, else 0; kByKernel
-  alignas(64) std::atomic<std::uint32_t> sleeping;  ///< threads of this rank asleep on its bell
+  alignas(64) std::atomic<std::uint32_t> sleeping;  ///< threads of this rank asleep on its doorbell
   std::atomic<std::uint32_t> left;                  ///< the group's handle is gone
   std::atomic<std::uint32_t> joined;                ///< bring-up: 1 present, 2 has mapped the others
   std::atomic<std::uint32_t> segments;              ///< segments of its arena, for peers to map
@@ -140,7 +140,7 @@ struct RankBlock {
   std::atomic<std::uint32_t> single;                ///< bring-up: how its look at the others' words went
   std::atomic<std::uint32_t> asking;                ///< it waits for answers to a roll-call
   std::atomic<std::uint64_t> answered;              ///< the last roll-call that it has answered
-  alignas(64) std::atomic<std::uint64_t> mail;      ///< by peers: letters, answers, chunks for this rank
+  alignas(64) std::atomic<std::uint64_t> inbox;     ///< by peers: envelopes, answers, chunks for this rank
   Arrival arrivals[kRing];
 };
 

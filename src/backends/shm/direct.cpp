@@ -46,7 +46,7 @@ Step Collectives::combine(OpState& s) noexcept {
   for (int r = 0; r < group_.size; ++r) {
     const Arrival& a = arrival(r, s);
     const std::byte* const in = r == group_.rank ? s.in : group_.reach(r, a.places.in);
-    ins_[static_cast<std::size_t>(r)] = in + (lent(s, r).offset + at) * element;
+    ins_[static_cast<std::size_t>(r)] = in + (exposed_block(s, r).offset + at) * element;
     if (r == group_.rank ? s.out_count > 0 : sliced(s) && a.places.out.kind != Buffer::none)
       outs_[outs++] = (r == group_.rank ? s.out : group_.reach(r, a.places.out)) + at * element;
   }
@@ -65,7 +65,7 @@ Step Collectives::pull(OpState& s) noexcept {
     const int from = (group_.rank + st.cursor) % group_.size;
     if (!gets(s, group_.rank, from)) continue;
     const Block to = out_block(s, from, group_.size);
-    const std::int64_t bytes = to.count * element, skip = lent(s, from).offset * element + st.done;
+    const std::int64_t bytes = to.count * element, skip = exposed_block(s, from).offset * element + st.done;
     if (bytes == 0) continue;
     const std::int64_t step = std::min(bytes - st.done, room);
     std::byte* const out = s.out + to.offset * element + st.done;

@@ -42,7 +42,7 @@ bool raise(const Group& g, const Failure& why) noexcept {
   record.text[length] = '\0';
   if (length < why.text.size()) std::memcpy(record.text + length - kDots.size(), kDots.data(), kDots.size());
   record.state.store(claim | AbortRecord::kSealed, std::memory_order_seq_cst);
-  for (const Bell& bell : g.bells) bell.ring();
+  for (const Doorbell& doorbell : g.doorbells) doorbell.ring();
   return true;
 }
 
@@ -55,7 +55,7 @@ Failure first_cause(const Group& g) {
   Deadline look = Deadline::after(kSealLook);
   for (bool runs = true; (state & AbortRecord::kSealed) == 0 && runs && !patience.passed();) {
     if (look.passed()) {
-      runs = g.homes[static_cast<std::size_t>(claimer())]->look() == Neighbour::State::running;
+      runs = g.homes[static_cast<std::size_t>(claimer())]->look() == PeerProcess::State::running;
       look = Deadline::after(kSealLook);
     }
     std::this_thread::sleep_for(kSealNap);
@@ -75,7 +75,7 @@ Failure first_cause(const Group& g) {
 std::vector<int> dead_ranks(const Group& g) {
   std::vector<int> dead;
   for (int r = 0; r < g.size; ++r) {
-    const Neighbour& home = *g.homes[static_cast<std::size_t>(r)];
+    const PeerProcess& home = *g.homes[static_cast<std::size_t>(r)];
     if (r == g.rank || home.is_self() || home.alive() || WEFT_MUTANT("unseen_death")) continue;
     if (!has_left(g, r)) dead.push_back(r);
   }
@@ -103,7 +103,7 @@ enum class Inside { nobody, process, kernel, thread };
 Inside inside(const Group& g) noexcept {
   Inside found = Inside::nobody;
   for (int r = 0; r < g.size; ++r) {
-    const Neighbour& home = *g.homes[static_cast<std::size_t>(r)];
+    const PeerProcess& home = *g.homes[static_cast<std::size_t>(r)];
     const std::uint64_t active = g.of(r).active.load(std::memory_order_seq_cst);
     if (active == 0 || (r != g.rank && !home.alive())) continue;
     if (home.is_self()) return Inside::thread;

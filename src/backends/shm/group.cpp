@@ -28,7 +28,7 @@ Buffer Group::publish(const std::byte* data, std::size_t bytes, int reader) cons
   if (!place) return foreign;
   const std::uint32_t segments = context.arena().segment_count();
   if (mine().segments.load(std::memory_order_relaxed) != segments) {
-    context.neighbourhood().show_segments();
+    context.host_peers().show_segments();
     mine().segments.store(segments, std::memory_order_seq_cst);
   }
   for (int r = 0; r < size; ++r)  // who reads it has mapped it, or may not be sent there
@@ -48,7 +48,7 @@ void Group::map_news() const noexcept {
     if (have >= wanted) continue;
     Clock::time_point& not_before = ask_again[static_cast<std::size_t>(r)];
     if (Clock::now() < not_before) continue;
-    Neighbour& home = *homes[static_cast<std::size_t>(r)];
+    PeerProcess& home = *homes[static_cast<std::size_t>(r)];
     if (!home.map_segments(wanted, Deadline::after(kMapPatience))) not_before = Clock::now() + kMapPause;
     while (have < wanted && home.segment(have) != nullptr) ++have;
     mapped.store(have, std::memory_order_seq_cst);
@@ -66,7 +66,7 @@ void Control::touch(int r) const noexcept {
   const auto touch = [](std::atomic<std::uint64_t>& word) { word.fetch_add(0, std::memory_order_relaxed); };
   RankBlock& block = rank(r);
   touch(block.consumed);
-  touch(block.mail);
+  touch(block.inbox);
   for (Arrival& a : block.arrivals) touch(a.sequence);
 }
 

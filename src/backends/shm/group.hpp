@@ -10,7 +10,7 @@
 #include "backends/shm/fence.hpp"
 #include "base/mutant.hpp"
 #include "host/arena.hpp"
-#include "host/neighbourhood.hpp"
+#include "host/peers.hpp"
 #include "weft/backends/backend.hpp"
 
 namespace weft::shm {
@@ -31,14 +31,14 @@ struct Group {
   int rank = 0;
   int size = 1;
   Path path = Path::automatic;
-  bool one_process = true;  ///< all ranks are threads of this process
-  bool crowded = false;     ///< more ranks here than cores that those of the group may use: nobody spins
+  bool one_process = true;      ///< all ranks are threads of this process
+  bool oversubscribed = false;  ///< more ranks here than cores that those of the group may use: nobody spins
   SingleCopy single_copy =
       SingleCopy::off;  ///< all ranks may, and are to, reach each other by the kernel's single copies
   RegionRef region;
   Control control;
-  std::vector<NeighbourRef> homes;                   ///< the process of each rank
-  std::vector<Bell> bells;                           ///< of each rank
+  std::vector<PeerProcessRef> homes;                 ///< the process of each rank
+  std::vector<Doorbell> doorbells;                   ///< of each rank
   mutable std::vector<Clock::time_point> ask_again;  ///< when map_news() may ask each rank again
   std::function<void(std::uint64_t)> in_chunk;       ///< tests
 
@@ -52,7 +52,7 @@ struct Group {
   }
   /// The same where a fence came after what was published.
   void wake_fenced(int r) const noexcept {
-    if (of(r).sleeping.load(std::memory_order_seq_cst) != 0) bells[static_cast<std::size_t>(r)].ring();
+    if (of(r).sleeping.load(std::memory_order_seq_cst) != 0) doorbells[static_cast<std::size_t>(r)].ring();
   }
   void wake_all() const noexcept {
     full_fence();
@@ -88,7 +88,7 @@ struct Group {
 };
 
 /// Meets the other ranks. Throws as make_shm_backend says.
-Group bring_up(const Bringup& b);
+Group bring_up(const GroupInit& b);
 
 /// Claims the first cause, writes and seals it, wakes everybody. False: another cause came first.
 bool raise(const Group& g, const Failure& why) noexcept;

@@ -16,13 +16,14 @@ Step Collectives::finish_inline(OpState& s) noexcept {
     // The same in all `in` that are divided alike.
     const std::int64_t at = in_block(s, group_.rank, group_.size).offset;
     for (int r = 0; r < group_.size; ++r)
-      ins_[static_cast<std::size_t>(r)] = payload(r) + (s.in_blocks ? lent(s, r).offset : at) * element;
+      ins_[static_cast<std::size_t>(r)] =
+          payload(r) + (s.in_blocks ? exposed_block(s, r).offset : at) * element;
     reduce(s.dtype, s.reduce, ins_, {&s.out, 1}, s.out_count);
   } else {
     for (int from = 0; from < group_.size; ++from) {
       if (!gets(s, group_.rank, from)) continue;
       const Block to = out_block(s, from, group_.size);
-      copy_bytes(s.out + to.offset * element, payload(from) + lent(s, from).offset * element,
+      copy_bytes(s.out + to.offset * element, payload(from) + exposed_block(s, from).offset * element,
                  to.count * element);
     }
   }

@@ -9,14 +9,14 @@
 #include "base/fnv.hpp"
 #include "host/arena.hpp"
 #include "host/descriptor_socket.hpp"
-#include "host/neighbourhood.hpp"
+#include "host/peers.hpp"
 
 namespace weft::shm {
 
 /// Which path a call takes.
 constexpr std::uint64_t digest_of_paths() noexcept {
   Fnv1a hash;
-  for (const std::int64_t bytes : {kAskedAhead, kLentFrom, kHelpFrom, kStreamFrom, kNoLimit})
+  for (const std::int64_t bytes : {kAskedAhead, kExposedFrom, kHelpFrom, kStreamFrom, kNoLimit})
     hash.add(static_cast<std::uint64_t>(bytes));
   const auto add = [&](SizeRange range) { hash.add(digest_of(range.from, range.to)); };
   for (const SingleCopyRow& r : kSingleCopy) {
@@ -26,7 +26,7 @@ constexpr std::uint64_t digest_of_paths() noexcept {
   for (const InPlaceRow& r : kInPlace) hash.add(digest_of(r.ranks, r.from));
   for (int op = 0; op < kOpCount; ++op) {
     hash.add(digest_of(inline_bytes(static_cast<Op>(op))));
-    add(single_copy_pays(static_cast<Op>(op), 3));
+    add(profitable_single_copy(static_cast<Op>(op), 3));
   }
   hash.add(digest_of(in_place_from(3)));
   return hash.value;
@@ -35,8 +35,8 @@ constexpr std::uint64_t digest_of_paths() noexcept {
 /// Where the parts of a control region lie.
 constexpr std::uint64_t digest_of_control() noexcept {
   Fnv1a hash;
-  hash.add(digest_of(kLine, kRing, kInlineBytes, kStageBytes, kRounds, kChunkBytes, kPieceBytes, kMailRing,
-                     kEagerBytes, kLetters, kStreamBytes, kPlaced, kHeadBytes, kByKernel));
+  hash.add(digest_of(kLine, kRing, kInlineBytes, kStageBytes, kRounds, kChunkBytes, kPieceBytes,
+                     kEnvelopeRing, kEagerBytes, kEnvelopes, kStreamBytes, kPlaced, kHeadBytes, kByKernel));
   hash.add(digest_of(sizeof(Buffer), offsetof(Buffer, kind), offsetof(Buffer, segment),
                      offsetof(Buffer, offset), static_cast<int>(Buffer::remote)));
   hash.add(digest_of(sizeof(Arrival), offsetof(Arrival, sequence), offsetof(Arrival, word),
@@ -45,19 +45,19 @@ constexpr std::uint64_t digest_of_control() noexcept {
   hash.add(digest_of(sizeof(Detail), offsetof(Detail, scale), offsetof(Detail, longest),
                      offsetof(Detail, small), offsetof(Detail, user), sizeof(Block), offsetof(Block, offset),
                      offsetof(Block, count)));
-  hash.add(digest_of(sizeof(Letter), offsetof(Letter, sequence), offsetof(Letter, count),
-                     offsetof(Letter, tag), offsetof(Letter, number), offsetof(Letter, dtype),
-                     offsetof(Letter, eager), offsetof(Letter, place), offsetof(Letter, payload)));
+  hash.add(digest_of(sizeof(Envelope), offsetof(Envelope, sequence), offsetof(Envelope, count),
+                     offsetof(Envelope, tag), offsetof(Envelope, number), offsetof(Envelope, dtype),
+                     offsetof(Envelope, eager), offsetof(Envelope, place), offsetof(Envelope, payload)));
   hash.add(digest_of(sizeof(Pair), offsetof(Pair, sent), offsetof(Pair, chunks), offsetof(Pair, drained),
                      offsetof(Pair, received), offsetof(Pair, helped), offsetof(Pair, taken_from),
-                     offsetof(Pair, held), offsetof(Pair, answers), offsetof(Pair, letters),
+                     offsetof(Pair, held), offsetof(Pair, answers), offsetof(Pair, envelopes),
                      offsetof(Pair, stream), static_cast<int>(Pair::taken)));
   hash.add(digest_of(sizeof(RankBlock), offsetof(RankBlock, consumed), offsetof(RankBlock, finished),
                      offsetof(RankBlock, staged), offsetof(RankBlock, reduced), offsetof(RankBlock, copied),
                      offsetof(RankBlock, active), offsetof(RankBlock, sleeping), offsetof(RankBlock, left),
                      offsetof(RankBlock, joined), offsetof(RankBlock, segments), offsetof(RankBlock, probe),
                      offsetof(RankBlock, single), offsetof(RankBlock, asking), offsetof(RankBlock, answered),
-                     offsetof(RankBlock, mail), offsetof(RankBlock, arrivals)));
+                     offsetof(RankBlock, inbox), offsetof(RankBlock, arrivals)));
   hash.add(digest_of(sizeof(AbortRecord), offsetof(AbortRecord, state), offsetof(AbortRecord, code),
                      offsetof(AbortRecord, op), offsetof(AbortRecord, call), offsetof(AbortRecord, text),
                      offsetof(AbortRecord, asked), AbortRecord::kSealed));
@@ -72,14 +72,14 @@ constexpr std::uint64_t digest_of_sockets() noexcept {
       offsetof(SocketRequest, number), offsetof(SocketRequest, segment), offsetof(SocketRequest, name_bytes),
       offsetof(SocketRequest, name), static_cast<int>(SocketRequest::Kind::region), sizeof(SocketReply),
       offsetof(SocketReply, status), offsetof(SocketReply, number), offsetof(SocketReply, bytes),
-      offsetof(SocketReply, id), static_cast<int>(SocketReply::Status::stranger), Neighbourhood::kMaxBells,
+      offsetof(SocketReply, id), static_cast<int>(SocketReply::Status::other_user), HostPeers::kMaxDoorbells,
       Arena::kMaxSegments);
 }
 
 inline std::uint64_t layout() noexcept {
   constexpr std::uint64_t kAll = digest_of(digest_of_paths(), digest_of_control(), digest_of_sockets());
   return digest_of(kAll, Control::bytes(2), Control::bytes(3), Control::bytes(7), Control::bytes(64),
-                   Neighbourhood::board_layout());
+                   HostPeers::process_block_layout());
 }
 
 }  // namespace weft::shm

@@ -25,37 +25,38 @@ Messages::Messages(const Group& group, UnexpectedLimits limits)
       peer_memory_(group) {
   static_assert(sizeof(State) <= sizeof(OpState::scratch));
   for (Peer& p : peers_) {
-    for (auto* list : {&p.unposted, &p.outstanding, &p.streams}) list->reserve(kLetters);
+    for (auto* list : {&p.unposted, &p.outstanding, &p.streams}) list->reserve(kEnvelopes);
   }
 }
 
 void Messages::notify(int r) noexcept {
-  group_.of(r).mail.fetch_add(1, std::memory_order_seq_cst);
+  group_.of(r).inbox.fetch_add(1, std::memory_order_seq_cst);
   if (r != group_.rank) group_.wake_fenced(r);
 }
 
-// Of a ring that is written for the first time: opens the pair, and writes to the next letter and to the one
-// that the receiver will look for after it, before it does. So the sender is the first that touches each of
-// them, and they lie on its memory node.
-void Messages::make_letters(int dst) noexcept {
+// Of a ring that is written for the first time: opens the pair, and writes to the next envelope and to the
+// one that the receiver will look for after it, before it does. So the sender is the first that touches each
+// of them, and they lie on its memory node.
+void Messages::open_ring(int dst) noexcept {
   Peer& peer = peers_[static_cast<std::size_t>(dst)];
   Pair& pair = group_.control.pair(group_.rank, dst);
   if (peer.posted == 0) pair.sent.store(0, std::memory_order_relaxed);
   peer.room_to = peer.posted + 1;
-  for (std::uint64_t k = peer.posted; k <= peer.room_to && k < kMailRing; ++k)
-    pair.letters[k].sequence.store(0, std::memory_order_relaxed);
+  for (std::uint64_t k = peer.posted; k <= peer.room_to && k < kEnvelopeRing; ++k)
+    pair.envelopes[k].sequence.store(0, std::memory_order_relaxed);
   if (peer.posted == 0) group_.control.opened(group_.rank, dst).store(1, std::memory_order_release);
 }
 
-// Is there room for a letter? Where there is none, the receiver is asked to look: it may wait for others.
+// Is there room for an envelope? Where there is none, the receiver is asked to look: it may wait for others.
 bool Messages::has_room(int dst) {
   Peer& peer = peers_[static_cast<std::size_t>(dst)];
   if (peer.posted < peer.room_to) return true;
-  if (peer.posted < kMailRing) {
-    make_letters(dst);
+  if (peer.posted < kEnvelopeRing) {
+    open_ring(dst);
     return true;
   }
-  peer.room_to = group_.control.pair(group_.rank, dst).drained.load(std::memory_order_seq_cst) + kMailRing;
+  peer.room_to =
+      group_.control.pair(group_.rank, dst).drained.load(std::memory_order_seq_cst) + kEnvelopeRing;
   if (peer.posted < peer.room_to) return true;
   notify(dst);
   return false;
@@ -71,8 +72,9 @@ void Messages::post(OpState& s) {
     return;
   }
   st = {Phase::queued, 0, 0, bytes_of(s.dtype, s.out_count), {}, 0, 0};
-  const bool found = matcher_.take_message(
-      s.peer, s.tag, [&](const Kept& letter) { match(s, letter, letter.letter, letter.payload.data()); });
+  const bool found = matcher_.take_message(s.peer, s.tag, [&](const UnexpectedMessage& envelope) {
+    match(s, envelope, envelope.envelope, envelope.payload.data());
+  });
   if (!found) return matcher_.post(s.peer, s.tag, s);
   if (held_) {  // there is room for those that stay in the rings: advance() looks
     held_ = false;
@@ -86,7 +88,7 @@ Buffer Messages::place(const OpState& s) const noexcept {
   return group_.publish(s.in, static_cast<std::size_t>(state(s).bytes), s.peer);
 }
 
-// Writes letters while the ring has room, in the order of the sends.
+// Writes envelopes while the ring has room, in the order of the sends.
 bool Messages::flush(int dst) {
   Peer& peer = peers_[static_cast<std::size_t>(dst)];
   Pair& pair = group_.control.pair(group_.rank, dst);
@@ -94,78 +96,79 @@ bool Messages::flush(int dst) {
   while (!peer.unposted.empty() && has_room(dst)) {
     OpState& s = *peer.unposted.front();
     State& st = state(s);
-    Letter& letter = pair.letters[peer.posted % kMailRing];
-    if (st.bytes > kLentFrom) st.place = place(s);
+    Envelope& envelope = pair.envelopes[peer.posted % kEnvelopeRing];
+    if (st.bytes > kExposedFrom) st.place = place(s);
     const bool eager =
-        st.bytes <= kLentFrom || (st.bytes <= static_cast<std::int64_t>(kEagerBytes) &&
-                                  st.place.kind != Buffer::pointer && st.place.kind != Buffer::shared);
+        st.bytes <= kExposedFrom || (st.bytes <= static_cast<std::int64_t>(kEagerBytes) &&
+                                     st.place.kind != Buffer::pointer && st.place.kind != Buffer::shared);
     if (eager) {
-      constexpr std::int64_t kHead = kLine - offsetof(Letter, payload);
+      constexpr std::int64_t kHead = kLine - offsetof(Envelope, payload);
       const std::int64_t head = std::min(st.bytes, kHead);
-      copy_bytes(letter.payload + head, s.in + head, st.bytes - head);
-      copy_bytes(letter.payload, s.in, head);
+      copy_bytes(envelope.payload + head, s.in + head, st.bytes - head);
+      copy_bytes(envelope.payload, s.in, head);
       st.phase = Phase::done;
     } else {
       st.number =
           static_cast<std::uint32_t>(__builtin_ctzll(peer.free_numbers));  // never empty: as many as slots
       peer.free_numbers &= peer.free_numbers - 1;
-      letter.number = st.number;
+      envelope.number = st.number;
       if (group_.by_kernel(dst, st.place) && !own_memory_.copyable(s.in, static_cast<std::size_t>(st.bytes)))
         st.place = {Buffer::foreign, 0, 0};
-      letter.place = st.place;
+      envelope.place = st.place;
       st.phase = Phase::posted;
       peer.outstanding.push_back(&s);
     }
-    letter.tag = s.tag;
-    letter.dtype = s.dtype;
-    letter.count = s.in_count;
-    letter.eager = eager;
-    st.letter = peer.posted + 1;
-    letter.sequence.store(++peer.posted, std::memory_order_release);
+    envelope.tag = s.tag;
+    envelope.dtype = s.dtype;
+    envelope.count = s.in_count;
+    envelope.eager = eager;
+    st.envelope = peer.posted + 1;
+    envelope.sequence.store(++peer.posted, std::memory_order_release);
     if (dst != group_.rank) group_.wake(dst);
     if (eager)  // the next message is often like this one, and its lines are the reader's
-      prefetch_to_write(&pair.letters[peer.posted % kMailRing],
-                        static_cast<std::int64_t>(offsetof(Letter, payload)) + st.bytes);
+      prefetch_to_write(&pair.envelopes[peer.posted % kEnvelopeRing],
+                        static_cast<std::int64_t>(offsetof(Envelope, payload)) + st.bytes);
     peer.unposted.erase(peer.unposted.begin());
     moved = true;
   }
   return moved;
 }
 
-template <class AnyLetter>
-void Messages::match(OpState& recv, const AnyLetter& letter, std::uint64_t number, const std::byte* payload) {
+template <class AnyEnvelope>
+void Messages::match(OpState& recv, const AnyEnvelope& envelope, std::uint64_t number,
+                     const std::byte* payload) {
   State& st = state(recv);
-  if (letter.dtype != recv.dtype || letter.count != recv.out_count) {
+  if (envelope.dtype != recv.dtype || envelope.count != recv.out_count) {
     trouble_ = {.code = ErrorCode::mismatch,
                 .text = fmt::format("rank {} sent {} x{} with tag {}, rank {} receives {} x{}", recv.peer,
-                                    name(letter.dtype), letter.count, recv.tag, group_.rank, name(recv.dtype),
-                                    recv.out_count),
+                                    name(envelope.dtype), envelope.count, recv.tag, group_.rank,
+                                    name(recv.dtype), recv.out_count),
                 .op = Op::recv,
                 .call = recv.call,
                 .ranks = {std::min(recv.peer, group_.rank), std::max(recv.peer, group_.rank)}};
     return;
   }
-  if (letter.eager) {
+  if (envelope.eager) {
     copy_bytes(recv.out, payload, st.bytes);
     st.phase = Phase::done;
     return;
   }
-  st.number = letter.number;
-  st.place = letter.place;
-  st.letter = number;
+  st.number = envelope.number;
+  st.place = envelope.place;
+  st.envelope = number;
   st.end = st.bytes;
   st.phase = Phase::matched;
-  if (letter.place.kind == Buffer::shared || letter.place.kind == Buffer::pointer) return;
+  if (envelope.place.kind == Buffer::shared || envelope.place.kind == Buffer::pointer) return;
   Peer& peer = peers_[static_cast<std::size_t>(recv.peer)];
   group_.map_news();  // so that the next one may be read where it lies
-  if (letter.place.kind == Buffer::foreign) {
+  if (envelope.place.kind == Buffer::foreign) {
     peer.streams.push_back(&recv);
   } else {
     ++peer.read;
   }
 }
 
-// Takes letters out of the ring: to the recv that wants them, or to the kept ones.
+// Takes envelopes out of the ring: to the recv that wants them, or to the unexpected ones.
 bool Messages::drain(int src) {
   Pair& pair = group_.control.pair(src, group_.rank);
   Peer& peer = peers_[static_cast<std::size_t>(src)];
@@ -173,20 +176,21 @@ bool Messages::drain(int src) {
     if (group_.control.opened(src, group_.rank).load(std::memory_order_seq_cst) == 0) return false;
     peer.heard = true;
   }
-  const auto next = [&]() -> const Letter* {
-    const Letter& letter = pair.letters[peer.taken % kMailRing];
-    return letter.sequence.load(std::memory_order_seq_cst) == peer.taken + 1 ? &letter : nullptr;
+  const auto next = [&]() -> const Envelope* {
+    const Envelope& envelope = pair.envelopes[peer.taken % kEnvelopeRing];
+    return envelope.sequence.load(std::memory_order_seq_cst) == peer.taken + 1 ? &envelope : nullptr;
   };
   const std::uint64_t before = peer.taken;
-  for (const Letter* letter = next(); letter != nullptr; letter = next()) {
-    if (OpState* const recv = matcher_.take_receive(src, letter->tag)) {
-      match(*recv, *letter, peer.taken + 1, letter->payload);
-    } else if (!keep(src, *letter)) {
-      hold(src, *letter);
+  for (const Envelope* envelope = next(); envelope != nullptr; envelope = next()) {
+    if (OpState* const recv = matcher_.take_receive(src, envelope->tag)) {
+      match(*recv, *envelope, peer.taken + 1, envelope->payload);
+    } else if (!keep(src, *envelope)) {
+      hold(src, *envelope);
       break;
     }
     ++peer.taken;
-    if (peer.taken - peer.told >= kMailRing / 2) acknowledge(src);  // the sender hears of room now and then
+    if (peer.taken - peer.told >= kEnvelopeRing / 2)
+      acknowledge(src);  // the sender hears of room now and then
   }
   if (peer.held && next() == nullptr) {
     peer.held = false;
@@ -195,42 +199,42 @@ bool Messages::drain(int src) {
   return peer.taken != before;
 }
 
-// Tells the sender how many letters are taken. Only a sender that found the ring full waits for this. It
+// Tells the sender how many envelopes are taken. Only a sender that found the ring full waits for this. It
 // posts first and looks for room after, here it is the other way round, so one of the two sees the other.
 void Messages::acknowledge(int src) {
   Pair& pair = group_.control.pair(src, group_.rank);
   Peer& peer = peers_[static_cast<std::size_t>(src)];
-  const Letter& last = pair.letters[(peer.told + kMailRing - 1) % kMailRing];
-  const std::uint64_t full = peer.told + kMailRing;
+  const Envelope& last = pair.envelopes[(peer.told + kEnvelopeRing - 1) % kEnvelopeRing];
+  const std::uint64_t full = peer.told + kEnvelopeRing;
   pair.drained.store(peer.told = peer.taken, std::memory_order_seq_cst);
   if (last.sequence.load(std::memory_order_seq_cst) == full) notify(src);
 }
 
-// Keeps the next letter for a recv to come. False: there is no room.
-bool Messages::keep(int src, const Letter& letter) {
-  const std::int64_t bytes = letter.eager ? bytes_of(letter.dtype, letter.count) : 0;
+// Keeps the next envelope for a recv to come. False: there is no room.
+bool Messages::keep(int src, const Envelope& envelope) {
+  const std::int64_t bytes = envelope.eager ? bytes_of(envelope.dtype, envelope.count) : 0;
   if (!matcher_.has_room(bytes)) return false;
-  Kept& kept = matcher_.keep(src, letter.tag, bytes);
-  kept.dtype = letter.dtype;
-  kept.eager = letter.eager;
-  kept.number = letter.number;
-  kept.count = letter.count;
-  kept.letter = peers_[static_cast<std::size_t>(src)].taken + 1;
-  if (letter.eager) {
-    kept.payload.assign(letter.payload, letter.payload + bytes);
+  UnexpectedMessage& unexpected = matcher_.keep(src, envelope.tag, bytes);
+  unexpected.dtype = envelope.dtype;
+  unexpected.eager = envelope.eager;
+  unexpected.number = envelope.number;
+  unexpected.count = envelope.count;
+  unexpected.envelope = peers_[static_cast<std::size_t>(src)].taken + 1;
+  if (envelope.eager) {
+    unexpected.payload.assign(envelope.payload, envelope.payload + bytes);
   } else {
-    kept.place = letter.place;
+    unexpected.place = envelope.place;
   }
   return true;
 }
 
-// Leaves the next letter in the ring, and so makes its sender wait, unless a recv waits for another letter of
-// that sender: it may lie behind this one.
-void Messages::hold(int src, const Letter& letter) {
+// Leaves the next envelope in the ring, and so makes its sender wait, unless a recv waits for another
+// envelope of that sender: it may lie behind this one.
+void Messages::hold(int src, const Envelope& envelope) {
   if (trouble() != nullptr) return;
   if (matcher_.awaits(src)) {
-    trouble_ = matcher_.refusal(group_.rank, src, letter.tag,
-                                letter.eager ? bytes_of(letter.dtype, letter.count) : 0);
+    trouble_ = matcher_.refusal(group_.rank, src, envelope.tag,
+                                envelope.eager ? bytes_of(envelope.dtype, envelope.count) : 0);
     return;
   }
   Peer& peer = peers_[static_cast<std::size_t>(src)];
@@ -280,9 +284,9 @@ bool Messages::answers(int dst) {
 }
 
 bool Messages::advance() {
-  const std::uint64_t mail = group_.mine().mail.load(std::memory_order_seq_cst);
-  if (mail == seen_) return false;
-  seen_ = mail;
+  const std::uint64_t inbox = group_.mine().inbox.load(std::memory_order_seq_cst);
+  if (inbox == seen_) return false;
+  seen_ = inbox;
   bool moved = false;
   for (int r = 0; r < group_.size && trouble() == nullptr; ++r) {
     if (drain(r)) moved = true;
@@ -300,7 +304,7 @@ bool Messages::fill_chunk(OpState& s, std::int64_t end) {
   if (st.moved_bytes >= end || sent - pair.received.load(std::memory_order_seq_cst) >= 2) return false;
   const std::int64_t bytes = std::min(st.bytes - st.moved_bytes, static_cast<std::int64_t>(kStreamBytes));
   std::memcpy(pair.stream[sent % 2], s.in + st.moved_bytes, static_cast<std::size_t>(bytes));
-  pair.chunks[sent % 2] = {st.letter, st.moved_bytes};
+  pair.chunks[sent % 2] = {st.envelope, st.moved_bytes};
   st.moved_bytes += bytes;
   pair.sent.store(sent + 1, std::memory_order_seq_cst);
   notify(s.peer);
@@ -318,7 +322,7 @@ Step Messages::stream_out(OpState& s) {
 // Whether a sender that waits is to copy, too.
 bool Messages::helps(const OpState& s) const noexcept {
   const State& st = state(s);
-  return !group_.crowded && st.bytes >= kHelpFrom && group_.by_kernel(s.peer, st.place);
+  return !group_.oversubscribed && st.bytes >= kHelpFrom && group_.by_kernel(s.peer, st.place);
 }
 
 // The sender's part of a message that its receiver reads by the kernel.
@@ -328,7 +332,7 @@ Step Messages::help(OpState& s) {
       peers_[static_cast<std::size_t>(s.peer)].outstanding.size() != 1)
     return Step::pending;
   const Pair& pair = group_.control.pair(group_.rank, s.peer);
-  if (pair.helped.load(std::memory_order_seq_cst) != st.letter) return Step::pending;
+  if (pair.helped.load(std::memory_order_seq_cst) != st.envelope) return Step::pending;
   return fill_chunk(s, pair.taken_from.load(std::memory_order_seq_cst)) ? Step::advanced : Step::pending;
 }
 
@@ -341,13 +345,13 @@ bool Messages::empty_chunk(OpState& s) {
   const std::uint64_t received = pair.received.load(std::memory_order_relaxed);
   if (pair.sent.load(std::memory_order_seq_cst) == received) return false;
   const Pair::Chunk chunk = pair.chunks[received % 2];
-  if (chunk.letter == st.letter) {
+  if (chunk.envelope == st.envelope) {
     const std::int64_t bytes = std::min(st.bytes - chunk.offset, static_cast<std::int64_t>(kStreamBytes));
     std::memcpy(s.out + chunk.offset, pair.stream[received % 2], static_cast<std::size_t>(bytes));
     st.moved_bytes = chunk.offset + bytes;
   } else {
     for (const OpState* other : {peer.helped, peer.streams.empty() ? nullptr : peer.streams.front()})
-      if (other != nullptr && state(*other).letter == chunk.letter) return false;
+      if (other != nullptr && state(*other).envelope == chunk.envelope) return false;
   }
   pair.received.store(received + 1, std::memory_order_seq_cst);
   notify(s.peer);
@@ -405,7 +409,7 @@ Step Messages::receive_helped(OpState& s) {
   if (peer.helped == nullptr) {
     peer.helped = &s;
     pair.taken_from.store(st.end, std::memory_order_seq_cst);
-    pair.helped.store(st.letter, std::memory_order_seq_cst);
+    pair.helped.store(st.envelope, std::memory_order_seq_cst);
     notify(s.peer);
   }
   if (!empty_chunk(s)) {

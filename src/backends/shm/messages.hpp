@@ -1,5 +1,5 @@
-// Point to point: rings of letters per pair of ranks, matched by (source, tag) in order, never waiting behind
-// another pair. Used by the owner of the group alone.
+// Point to point: rings of envelopes per pair of ranks, matched by (source, tag) in order, never waiting
+// behind another pair. Used by the owner of the group alone.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,15 @@
 
 namespace weft::shm {
 
-/// Small messages travel with their letter (eager). A large one lies where the receiver can reach it and is
+/// Small messages travel with their envelope (eager). A large one lies where the receiver can reach it and is
 /// copied once from there, by the kernel if need be, or, being foreign, is granted after its match and
 /// streamed through two chunks of the pair, one message of the pair at a time. Of a very large one that is
 /// read by the kernel, a sender that waits streams what it can from the front, while the receiver reads from
-/// the back where no chunk is ready, until they meet; so it never waits for the sender. Letters nobody asked
-/// for yet are taken out of the ring and kept, so that a ring never blocks, up to UnexpectedLimits. Beyond
-/// them they stay in the ring and their sender waits, until the receiver has received some that it keeps;
-/// where it waits for another message of that sender instead, which may be behind them, the group fails.
+/// the back where no chunk is ready, until they meet; so it never waits for the sender. Envelopes nobody
+/// asked for yet are taken out of the ring and unexpected, so that a ring never blocks, up to
+/// UnexpectedLimits. Beyond them they stay in the ring and their sender waits, until the receiver has
+/// received some that it keeps; where it waits for another message of that sender instead, which may be
+/// behind them, the group fails.
 class Messages {
  public:
   Messages(const Group& group, UnexpectedLimits limits);
@@ -25,16 +26,16 @@ class Messages {
   Step poll(OpState& s);
   /// Looks at what arrived, also while only collectives are in flight. True: something moved.
   bool advance();
-  /// A cheap look: did anybody send word since the last advance()? Of a letter nobody does while its ring has
-  /// room: whoever wants it looks for it.
-  bool news() const noexcept { return group_.mine().mail.load(std::memory_order_seq_cst) != seen_; }
-  /// Takes every letter that is there, wanted or not. True: there were some.
+  /// A cheap look: did anybody send word since the last advance()? Of an envelope nobody does while its ring
+  /// has room: whoever wants it looks for it.
+  bool news() const noexcept { return group_.mine().inbox.load(std::memory_order_seq_cst) != seen_; }
+  /// Takes every envelope that is there, wanted or not. True: there were some.
   bool collect();
   /// Peers that calls in flight wait for.
   std::vector<int> awaited() const;
-  /// Senders whose letters stay in the ring, since this rank may not keep more.
+  /// Senders whose envelopes stay in the ring, since this rank may not keep more.
   std::vector<int> held_back() const;
-  /// Whether that peer leaves this rank's letters in the ring for the same reason.
+  /// Whether that peer leaves this rank's envelopes in the ring for the same reason.
   bool held_by(int peer) const noexcept;
   /// Where advance() found ranks that disagree, or no room for a message: raise it.
   const Failure* trouble() const noexcept { return trouble_.text.empty() ? nullptr : &trouble_; }
@@ -44,19 +45,19 @@ class Messages {
   // A call's state, in the scratch of its slot.
   struct State {
     Phase phase;
-    std::uint32_t number;  // of the letter's answer
+    std::uint32_t number;  // of the envelope's answer
     std::int64_t moved_bytes;
     std::int64_t bytes;
-    Buffer place;          // recv, matched: where the sender's bytes lie
-    std::uint64_t letter;  // its number from 1
-    std::int64_t end;      // recv, helped: from here on the bytes are there
+    Buffer place;            // recv, matched: where the sender's bytes lie
+    std::uint64_t envelope;  // its number from 1
+    std::int64_t end;        // recv, helped: from here on the bytes are there
   };
-  struct Kept {  // a letter taken out of the ring before its recv was called
+  struct UnexpectedMessage {  // an envelope taken out of the ring before its recv was called
     DType dtype{};
     bool eager = false;
     std::uint32_t number = 0;
     std::int64_t count = 0;
-    std::uint64_t letter = 0;
+    std::uint64_t envelope = 0;
     Buffer place{};
     std::vector<std::byte> payload{};
   };
@@ -69,9 +70,9 @@ class Messages {
     bool held = false;                  // Pair::held
     bool heard = false;                 // the peer has opened its pair with this rank: Control::opened()
     std::uint64_t free_numbers = ~std::uint64_t{0};
-    std::uint64_t posted = 0;   // letters to the peer
-    std::uint64_t room_to = 0;  // letters that were known to fit
-    std::uint64_t taken = 0;    // letters from the peer
+    std::uint64_t posted = 0;   // envelopes to the peer
+    std::uint64_t room_to = 0;  // envelopes that were known to fit
+    std::uint64_t taken = 0;    // envelopes from the peer
     std::uint64_t told = 0;     // those the peer knows to be taken: Pair::drained
   };
   static State& state(OpState& s) noexcept { return *reinterpret_cast<State*>(s.scratch.data()); }
@@ -81,15 +82,15 @@ class Messages {
 
   Buffer place(const OpState& s) const noexcept;
   bool has_room(int dst);
-  void make_letters(int dst) noexcept;
+  void open_ring(int dst) noexcept;
   bool flush(int dst);
   bool drain(int src);
-  bool keep(int src, const Letter& letter);
-  void hold(int src, const Letter& letter);
+  bool keep(int src, const Envelope& envelope);
+  void hold(int src, const Envelope& envelope);
   void acknowledge(int src);
   bool answers(int dst);
-  template <class AnyLetter>
-  void match(OpState& recv, const AnyLetter& letter, std::uint64_t number, const std::byte* payload);
+  template <class AnyEnvelope>
+  void match(OpState& recv, const AnyEnvelope& envelope, std::uint64_t number, const std::byte* payload);
   bool fill_chunk(OpState& s, std::int64_t end);
   Step stream_out(OpState& s);
   bool helps(const OpState& s) const noexcept;
@@ -104,11 +105,11 @@ class Messages {
 
   const Group& group_;
   std::vector<Peer> peers_;
-  MessageMatcher<OpState, Kept> matcher_;
+  MessageMatcher<OpState, UnexpectedMessage> matcher_;
   PeerMemory peer_memory_;
   OwnMemory own_memory_;
   std::uint64_t seen_ = 0;
-  bool held_ = false;  // letters stay in rings for want of room
+  bool held_ = false;  // envelopes stay in rings for want of room
   Failure trouble_;
 };
 

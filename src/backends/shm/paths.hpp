@@ -36,7 +36,7 @@ inline constexpr SingleCopyRow kSingleCopy[] = {
     {64, {1 << 20, 64 << 20}, {1 << 20, 16 << 20}, {1 << 20, kNoLimit}, {}},
 };
 
-constexpr SizeRange single_copy_pays(Op op, int ranks) noexcept {
+constexpr SizeRange profitable_single_copy(Op op, int ranks) noexcept {
   const OpRow r = row(op);
   for (const SingleCopyRow& line : kSingleCopy) {
     if (ranks > line.ranks) continue;
@@ -78,7 +78,7 @@ inline constexpr std::int64_t kAskedAhead = 448;
 
 /// Beyond so many bytes a message is read where it lies if the receiver reaches it itself. From
 ///   chrt -f 10 weft bench p2p --bytes 2048,4096,6000,8192
-inline constexpr std::int64_t kLentFrom = 4096;
+inline constexpr std::int64_t kExposedFrom = 4096;
 
 /// From so many bytes on, a message that the receiver reads by the kernel is copied by both ranks, if it is
 /// the only one under way and the sender waits: it is in neither's caches, and one core alone does not use

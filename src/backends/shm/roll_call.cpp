@@ -29,9 +29,9 @@ void RollCall::begin(const OpState& s, Clock::time_point now) noexcept {
 void RollCall::look(Clock::time_point now) noexcept {
   looks_ = now + kLookAgain;
   for (int r = 0; r < group_.size; ++r) {
-    Neighbour& home = *group_.homes[static_cast<std::size_t>(r)];
+    PeerProcess& home = *group_.homes[static_cast<std::size_t>(r)];
     if (r == group_.rank || group_.of(r).answered.load(std::memory_order_seq_cst) >= number_) continue;
-    stopped_[static_cast<std::size_t>(r)] = home.look() != Neighbour::State::running;
+    stopped_[static_cast<std::size_t>(r)] = home.look() != PeerProcess::State::running;
   }
 }
 
@@ -53,8 +53,8 @@ HoldUp RollCall::found(std::span<const int> awaited) const {
   return who_holds_up(
       group_.rank, group_.size, awaited,
       [&](int r) {
-        if (group_.of(r).answered.load(std::memory_order_seq_cst) >= number_) return Heard::yes;
-        return stopped_[static_cast<std::size_t>(r)] ? Heard::stopped : Heard::no;
+        if (group_.of(r).answered.load(std::memory_order_seq_cst) >= number_) return Answer::yes;
+        return stopped_[static_cast<std::size_t>(r)] ? Answer::stopped : Answer::no;
       },
       [&](int r, int q) { return group_.control.awaited(r).has(q); });
 }

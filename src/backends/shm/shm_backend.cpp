@@ -19,7 +19,7 @@ class ShmBackend final : public Backend {
   ShmBackend(Group group, UnexpectedLimits limits)
       : group_(std::move(group)), collectives_(group_), messages_(group_, limits), roll_(group_) {
     traits_ = group_.single_copy == SingleCopy::push ? shm_single_copy_traits() : *known_traits("shm");
-    traits_.spin = !group_.crowded;
+    traits_.spin = !group_.oversubscribed;
   }
 
   ~ShmBackend() override {
@@ -43,7 +43,7 @@ class ShmBackend final : public Backend {
   Step poll(OpState& s) noexcept override {
     if (s.op == Op::send || s.op == Op::recv) return messages_.poll(s);
     const Step step = collectives_.poll(s);
-    // Peers may be waiting for room in a ring of letters, or for an answer, while this rank waits here.
+    // Peers may be waiting for room in a ring of envelopes, or for an answer, while this rank waits here.
     if (step != Step::pending || !messages_.news()) return step;
     const bool moved = messages_.advance();
     if (messages_.trouble() == nullptr) return moved ? Step::advanced : step;
@@ -172,10 +172,10 @@ class ShmBackend final : public Backend {
     std::rotate(ranks.begin(),
                 std::lower_bound(ranks.begin(), ranks.end(), (group_.rank + last_looked_) % group_.size),
                 ranks.end());
-    const Neighbour* before = nullptr;
+    const PeerProcess* before = nullptr;
     int looks = 0;
     for (const int r : ranks) {
-      Neighbour& home = *group_.homes[static_cast<std::size_t>(r)];
+      PeerProcess& home = *group_.homes[static_cast<std::size_t>(r)];
       if (home.is_self() || &home == before) continue;
       if (looks++ == kAtOnce) break;
       home.look();
@@ -197,9 +197,9 @@ class ShmBackend final : public Backend {
 }  // namespace
 }  // namespace shm
 
-std::unique_ptr<Backend> make_shm_backend(const Bringup& bringup) {
+std::unique_ptr<Backend> make_shm_backend(const GroupInit& init) {
   const UnexpectedLimits limits = UnexpectedLimits::from_env();  // before others count on this rank
-  return std::make_unique<shm::ShmBackend>(shm::bring_up(bringup), limits);
+  return std::make_unique<shm::ShmBackend>(shm::bring_up(init), limits);
 }
 
 }  // namespace weft

@@ -4,7 +4,7 @@
 // Otherwise the ranks, having compared what they called, take the direct path, on memory that all can reach
 // (direct), or the staged one, through the group's own buffers (staged). Messages between two ranks have
 // rings of their own (pairs). Death, abort and quiescence are in failure; how ranks find each other is in
-// bringup.
+// init.
 #pragma once
 
 #include <memory>
@@ -15,6 +15,6 @@ namespace weft {
 
 /// BackendFactory of "shm". Throws unsupported where the ranks are not on one host or not one user's, timeout
 /// naming the ranks that did not come, bad_argument for an unknown forced path.
-std::unique_ptr<Backend> make_shm_backend(const Bringup& bringup);
+std::unique_ptr<Backend> make_shm_backend(const GroupInit& init);
 
 }  // namespace weft

@@ -71,20 +71,20 @@ std::string_view name(SingleCopy setting) noexcept {
 
 SingleCopyProbe::SingleCopyProbe(Group& g, SingleCopy setting)
     : group_(g),
-      wanted_(g.one_process ? SingleCopy::off : setting),
-      words_(static_cast<std::size_t>(wanted_ == SingleCopy::off ? 0 : g.size)) {
-  if (wanted_ == SingleCopy::off) return;
+      requested_(g.one_process ? SingleCopy::off : setting),
+      words_(static_cast<std::size_t>(requested_ == SingleCopy::off ? 0 : g.size)) {
+  if (requested_ == SingleCopy::off) return;
   const auto address = reinterpret_cast<std::uint64_t>(words_.data());
   for (std::size_t r = 0; r < words_.size(); ++r) words_[r] = address ^ (r << 56);
   g.mine().probe.store(address, std::memory_order_seq_cst);
 }
 
 void SingleCopyProbe::look() noexcept {
-  if (wanted_ == SingleCopy::off) return;
-  SingleCopy may = wanted_;
+  if (requested_ == SingleCopy::off) return;
+  SingleCopy may = requested_;
   int error = 0, peer = 0;
   for (int r = 0; r < group_.size && may != SingleCopy::off; ++r) {
-    const Neighbour& home = *group_.homes[static_cast<std::size_t>(r)];
+    const PeerProcess& home = *group_.homes[static_cast<std::size_t>(r)];
     if (r == group_.rank || home.is_self()) continue;
     const int pid = home.address().pid;
     const std::uint64_t words = group_.of(r).probe.load(std::memory_order_seq_cst);
@@ -115,21 +115,21 @@ void SingleCopyProbe::look() noexcept {
 }
 
 void SingleCopyProbe::settle() {
-  if (wanted_ == SingleCopy::off) return;
+  if (requested_ == SingleCopy::off) return;
   int least = 0;
   const auto look = [&](int r) { return group_.of(r).single.load(std::memory_order_seq_cst); };
   for (int r = 1; r < group_.size; ++r)
     if (permitted(look(r)) < permitted(look(least))) least = r;
   const std::uint32_t said = look(least);
   group_.single_copy = permitted(said);
-  if (group_.single_copy == wanted_ || group_.context.attached<Refusal>().told.exchange(true)) return;
+  if (group_.single_copy == requested_ || group_.context.attached<Refusal>().told.exchange(true)) return;
   const bool reads = group_.single_copy == SingleCopy::off;
   group_.context.log().write(
       LogLevel::info,
       fmt::format(
           "WEFT_SINGLE_COPY={}: the system does not let rank {} {} the memory of rank {} ({}); {} foreign "
           "memory copy twice [group \"{}\", rank {}]",
-          name(wanted_), least, reads ? "read" : "write", said >> 16,
+          name(requested_), least, reads ? "read" : "write", said >> 16,
           system_words(static_cast<int>((said >> 4) & 0xfff)),
           reads ? "calls on" : "all_reduce and reduce of", group_.name, group_.rank));
 }
@@ -160,7 +160,7 @@ int PeerMemory::look(int r) noexcept {
 
 template <class Copy>
 bool PeerMemory::copy(const OpState& s, int r, std::int64_t bytes, bool writes, const Copy& copy) noexcept {
-  const Neighbour& home = *group_.homes[static_cast<std::size_t>(r)];
+  const PeerProcess& home = *group_.homes[static_cast<std::size_t>(r)];
   int error = writes ? look(r) : 0;
   // A copy may end early, at the end of a page.
   for (std::int64_t done = 0; error == 0 && done < bytes;) {

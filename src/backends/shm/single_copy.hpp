@@ -47,7 +47,7 @@ class SingleCopyProbe {
 
  private:
   Group& group_;
-  const SingleCopy wanted_;
+  const SingleCopy requested_;
   std::vector<std::uint64_t> words_;
 };
 

@@ -27,12 +27,12 @@ std::int64_t piece_bytes(int ranks) noexcept {
 }  // namespace
 
 // Whether single copies are faster than staging: a pure function of what all ranks know, as is the count.
-bool Collectives::pays(const OpState& s, std::int64_t count) const noexcept {
+bool Collectives::is_profitable(const OpState& s, std::int64_t count) const noexcept {
   if (s.op == Op::all_to_all_v) return false;  // nobody knows how much there is
   const Counts counts = row(s.op).counts;
   const bool each = counts == Counts::out_is_n_in || counts == Counts::in_is_n_out;  // told by one block of n
   const std::int64_t bytes = count * size_bytes(s.dtype) * (each ? group_.size : 1);
-  return single_copy_pays(s.op, group_.size).has(bytes);
+  return profitable_single_copy(s.op, group_.size).has(bytes);
 }
 
 // Allocates the pieces at first use, not zeroed. False: there is no memory, and the group has failed.
@@ -66,7 +66,7 @@ Step Collectives::push(OpState& s) noexcept {
   if (s.out_count > 0) outs_[outs++] = s.out + at * element;
   for (int r = 0; r < group_.size; ++r) {
     const Arrival& a = arrival(r, s);
-    const std::int64_t from = (lent(s, r).offset + at) * element;
+    const std::int64_t from = (exposed_block(s, r).offset + at) * element;
     const std::byte*& in = ins_[static_cast<std::size_t>(r)];
     if (r == group_.rank) {
       in = s.in + from;

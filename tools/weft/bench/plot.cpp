@@ -57,10 +57,10 @@ std::string to_svg(const Result& r) {
   };
   std::vector<Curve> curves;
   for (const Column& c : r.columns) {
-    Curve curve{c.contender.title, {}, {}};
+    Curve curve{c.competitor.title, {}, {}};
     for (const auto& [bytes, cell] : c.cells) curve.points.emplace_back(bytes, cell.median_us);
     curve.style = fmt::format("stroke=\"{}\" stroke-width=\"{}\"", kColours[curves.size() % kColours.size()],
-                              c.contender.who == Contender::Who::weft ? 2.5 : 1.5);
+                              c.competitor.who == Competitor::Who::weft ? 2.5 : 1.5);
     if (!curve.points.empty()) curves.push_back(std::move(curve));
   }
   const std::string limit_title = "memory limit";

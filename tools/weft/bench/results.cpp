@@ -17,7 +17,7 @@ namespace weft::bench {
 namespace {
 
 using json = nlohmann::ordered_json;
-using Who = Contender::Who;
+using Who = Competitor::Who;
 using Rows = std::vector<std::vector<std::string>>;
 
 std::string processor() {
@@ -59,14 +59,14 @@ bool Result::passes() const {
 
 const Column* Result::find(const std::string& name) const {
   for (const Column& c : columns)
-    if (c.contender.name == name) return &c;
+    if (c.competitor.name == name) return &c;
   return nullptr;
 }
 
 const Column* Result::best_mpi(std::int64_t bytes) const {
   const Column* best = nullptr;
   for (const Column& c : columns)
-    if (c.contender.who == Who::mpi && c.cells.count(bytes) != 0 &&
+    if (c.competitor.who == Who::mpi && c.cells.count(bytes) != 0 &&
         (best == nullptr || c.cells.at(bytes).median_us < best->cells.at(bytes).median_us))
       best = &c;
   return best;
@@ -118,7 +118,7 @@ std::string tables(const Result& r) {
       title(heading(r) +
             fmt::format(": us, median of the better of {} rounds (99th percentile)", r.options.rounds));
   Rows times = {{"bytes"}};
-  for (const Column& c : r.columns) times[0].push_back(c.contender.title);
+  for (const Column& c : r.columns) times[0].push_back(c.competitor.title);
   times[0].push_back("memory limit");
   for (const std::int64_t b : r.options.bytes) {
     times.push_back({std::to_string(b)});
@@ -129,18 +129,18 @@ std::string tables(const Result& r) {
   text += draw_table(times, md) + "\n";
 
   for (const Column& ours : r.columns) {
-    const Contender& mine = ours.contender;
+    const Competitor& mine = ours.competitor;
     if (mine.who != Who::weft || mine.dtype != r.options.dtypes.at(0)) continue;
     // The peers, and the same memory in other dtypes.
     const auto beside = [&](const Column& c) {
-      return c.contender.who != Who::weft || (c.contender.memory == mine.memory && &c != &ours);
+      return c.competitor.who != Who::weft || (c.competitor.memory == mine.memory && &c != &ours);
     };
     Rows ratios = {{"bytes", "GB/s", "bus GB/s"}};
     bool mpi = false;
-    for (const Column& c : r.columns) mpi = mpi || c.contender.who == Who::mpi;
+    for (const Column& c : r.columns) mpi = mpi || c.competitor.who == Who::mpi;
     if (mpi) ratios[0].push_back("best MPI");
     for (const Column& c : r.columns)
-      if (beside(c)) ratios[0].push_back(c.contender.title);
+      if (beside(c)) ratios[0].push_back(c.competitor.title);
     ratios[0].push_back("of the limit");
     for (const std::int64_t b : r.options.bytes) {
       const auto cell = ours.cells.find(b);
@@ -150,7 +150,7 @@ std::string tables(const Result& r) {
       if (mpi) {
         const Column* best = r.best_mpi(b);
         ratios.back().push_back(ratio_cell(ours, best, b) +
-                                (best == nullptr ? "" : " " + best->contender.name));
+                                (best == nullptr ? "" : " " + best->competitor.name));
       }
       for (const Column& c : r.columns)
         if (beside(c)) ratios.back().push_back(ratio_cell(ours, &c, b));
@@ -159,13 +159,14 @@ std::string tables(const Result& r) {
                                   ? fmt::format("{:.0f} %", 100 * limit->second / cell->second.median_us)
                                   : "-");
     }
-    text += title(fmt::format("{}: bandwidth, and the others' time divided by it", ours.contender.title));
+    text += title(fmt::format("{}: bandwidth, and the others' time divided by it", ours.competitor.title));
     text += draw_table(ratios, md) + "\n";
   }
   const std::string bullet = md ? "- " : "  ";
   for (const Column& c : r.columns)
-    text += fmt::format("{}{}: {}{}{}\n", bullet, c.contender.title, c.version,
-                        c.version.empty() || c.contender.settings.empty() ? "" : "; ", c.contender.settings);
+    text +=
+        fmt::format("{}{}: {}{}{}\n", bullet, c.competitor.title, c.version,
+                    c.version.empty() || c.competitor.settings.empty() ? "" : "; ", c.competitor.settings);
   if (!r.limit_us.empty())
     text += fmt::format(
         "{}memory limit: {}each rank's {} of the bytes it must read and "
@@ -196,7 +197,7 @@ std::string to_json(const std::vector<Result>& results) {
                 {"buffers", r.options.buffers},
                 {"rounds", r.options.rounds},
                 {"seconds", r.options.seconds},
-                {"contenders", json::array()},
+                {"competitors", json::array()},
                 {"limit", json::array()},
                 {"left_out", r.notes}};
     for (const Column& c : r.columns) {
@@ -209,10 +210,10 @@ std::string to_json(const std::vector<Result>& results) {
                         {"bus_GBs", cell.bus_gbs},
                         {"rounds_us", cell.rounds}});
       for (const auto& [bytes, why] : c.gaps) rows.push_back({{"bytes", bytes}, {"gap", why}});
-      one["contenders"].push_back({{"name", c.contender.name},
-                                   {"version", c.version},
-                                   {"settings", c.contender.settings},
-                                   {"rows", rows}});
+      one["competitors"].push_back({{"name", c.competitor.name},
+                                    {"version", c.version},
+                                    {"settings", c.competitor.settings},
+                                    {"rows", rows}});
     }
     for (const auto& [bytes, us] : r.limit_us) one["limit"].push_back({{"bytes", bytes}, {"us", us}});
     all["results"].push_back(std::move(one));

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "contenders.hpp"
+#include "competitors.hpp"
 #include "options.hpp"
 
 namespace weft::bench {
@@ -19,13 +19,13 @@ struct Cell {
 };
 
 struct Column {
-  Contender contender;
+  Competitor competitor;
   std::string version{};  ///< as the program itself says
   std::map<std::int64_t, Cell> cells{};
   std::map<std::int64_t, std::string> gaps{};  ///< why there is no cell: "did not finish in 100 s"
 };
 
-/// One operation, all contenders.
+/// One operation, all competitors.
 struct Result {
   std::string op;
   Options options;
@@ -49,7 +49,7 @@ bool pipelined(const std::string& op);
 /// reads a part of every input and writes a part of every output, at least.
 double limit_factor(const std::string& op, int ranks);
 
-/// Times, then a table of ratios per contender of ours, then how everybody was run.
+/// Times, then a table of ratios per competitor of ours, then how everybody was run.
 std::string tables(const Result& r);
 /// All of it, for programs.
 std::string to_json(const std::vector<Result>& results);

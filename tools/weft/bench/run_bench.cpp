@@ -20,7 +20,7 @@ namespace weft::bench {
 namespace {
 
 using json = nlohmann::ordered_json;
-using Who = Contender::Who;
+using Who = Competitor::Who;
 
 const std::vector<std::string> kCollectives = {"all_reduce", "all_gather", "reduce_scatter",
                                                "broadcast",  "all_to_all", "reduce"};
@@ -89,12 +89,12 @@ Duration seconds(double s) { return std::chrono::duration_cast<Duration>(std::ch
 
 void say(const std::string& text) { fmt::print(stderr, "bench: {}\n", text); }
 
-// The turns of one operation: every contender measures one size, then the next, round by round, so that what
+// The turns of one operation: every competitor measures one size, then the next, round by round, so that what
 // changes on the machine meanwhile hits all alike.
 class Race {
  public:
   Race(const Options& o, const std::string& op, const WorkFolder& folder) : result_{op, o} {
-    for (Contender& c : contenders(o, op)) enter(std::move(c), folder);
+    for (Competitor& c : competitors(o, op)) enter(std::move(c), folder);
   }
 
   Result run() {
@@ -112,7 +112,7 @@ class Race {
   }
 
  private:
-  void enter(Contender c, const WorkFolder& folder) {
+  void enter(Competitor c, const WorkFolder& folder) {
     std::string why = c.missing;
     std::unique_ptr<Job> job;
     Column column{c};
@@ -145,19 +145,19 @@ class Race {
     }
     job->go();
     // Ours is not given up before it must be: without it there is nothing to compare.
-    const bool peer = column.contender.who == Who::mpi || column.contender.who == Who::other;
+    const bool peer = column.competitor.who == Who::mpi || column.competitor.who == Who::other;
     const auto row =
         job->next(seconds(peer ? result_.options.limit : std::max(result_.options.limit, 100.0)));
     if (!row) {
       if (!peer)
         throw Error(ErrorCode::system, fmt::format("bench: {} {} bytes: {}: {}", result_.op, bytes,
-                                                   column.contender.title, job->problem()));
-      say(fmt::format("{} {} bytes: {} {}", result_.op, bytes, column.contender.title, job->problem()));
+                                                   column.competitor.title, job->problem()));
+      say(fmt::format("{} {} bytes: {} {}", result_.op, bytes, column.competitor.title, job->problem()));
       column.cells.erase(bytes);
       column.gaps[bytes] = job->timed_out() ? job->problem() : "failed";
       if (!job->timed_out())
         result_.notes.push_back(
-            fmt::format("{} at {} bytes: {}", column.contender.name, bytes, job->problem()));
+            fmt::format("{} at {} bytes: {}", column.competitor.name, bytes, job->problem()));
       job->kill();
       job.reset();
       return;
@@ -168,16 +168,16 @@ class Race {
   void take(Column& column, const json& row, std::int64_t bytes) {
     if (row.value("bytes", std::int64_t{0}) != bytes)
       throw Error(ErrorCode::system,
-                  fmt::format("bench: {}: a row of {} bytes; expected {}", column.contender.title,
+                  fmt::format("bench: {}: a row of {} bytes; expected {}", column.competitor.title,
                               row.value("bytes", std::int64_t{0}), bytes));
     if (row.contains("unsupported")) {
       column.gaps[bytes] = "-";
       const std::string note =
-          fmt::format("{}: {}", column.contender.name, row.at("unsupported").get<std::string>());
+          fmt::format("{}: {}", column.competitor.name, row.at("unsupported").get<std::string>());
       if (!among(note, result_.notes)) result_.notes.push_back(note);
       return;
     }
-    if (column.contender.who == Who::machine) {
+    if (column.competitor.who == Who::machine) {
       Cell& cell = column.cells[bytes];
       const auto least = [](double& x, double y) { x = x == 0 ? y : std::min(x, y); };
       least(cell.median_us, row.at("copy_us"));  // see take_machine()
@@ -200,7 +200,7 @@ class Race {
   // than cores a rank's pass alone says nothing of all of them.
   void take_machine() {
     const auto machine = std::find_if(result_.columns.begin(), result_.columns.end(),
-                                      [](const Column& c) { return c.contender.who == Who::machine; });
+                                      [](const Column& c) { return c.competitor.who == Who::machine; });
     double line = std::numeric_limits<double>::max();
     for (const auto& [bytes, cell] : machine->cells) line = std::min(line, cell.alg_gbs);
     if (result_.options.ranks <= usable_cores())

@@ -28,43 +28,43 @@ using std::chrono::milliseconds;
 constexpr int kShrinkRuns = 150;
 constexpr int kJobPrograms = 200;  // without faults, of one mpirun
 
-// Boards that this process and its children map.
-class Boards {
+// SharedReports that this process and its children map.
+class SharedReports {
  public:
-  explicit Boards(std::size_t count) : bytes_(count * sizeof(Board)) {
-    fd_ = ::memfd_create("check-boards", MFD_CLOEXEC);
-    if (fd_ < 0 || ::ftruncate(fd_, static_cast<off_t>(bytes_)) != 0) throw_errno("check: a board", errno);
+  explicit SharedReports(std::size_t count) : bytes_(count * sizeof(SharedReport)) {
+    fd_ = ::memfd_create("check-reports", MFD_CLOEXEC);
+    if (fd_ < 0 || ::ftruncate(fd_, static_cast<off_t>(bytes_)) != 0) throw_errno("check: a shared", errno);
     void* const map = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd_, 0);
-    if (map == MAP_FAILED) throw_errno("check: a board", errno);
-    boards_ = static_cast<Board*>(map);
+    if (map == MAP_FAILED) throw_errno("check: a shared", errno);
+    reports_ = static_cast<SharedReport*>(map);
   }
-  ~Boards() {
-    ::munmap(static_cast<void*>(boards_), bytes_);
+  ~SharedReports() {
+    ::munmap(static_cast<void*>(reports_), bytes_);
     ::close(fd_);
   }
-  Boards(const Boards&) = delete;
-  Boards& operator=(const Boards&) = delete;
-  Board& operator[](std::size_t i) { return boards_[i]; }
-  Board* data() { return boards_; }
+  SharedReports(const SharedReports&) = delete;
+  SharedReports& operator=(const SharedReports&) = delete;
+  SharedReport& operator[](std::size_t i) { return reports_[i]; }
+  SharedReport* data() { return reports_; }
   int fd() const { return fd_; }
 
  private:
   std::size_t bytes_;
   int fd_ = -1;
-  Board* boards_ = nullptr;
+  SharedReport* reports_ = nullptr;
 };
 
 // Programs on their way, in a process of their own that watches them.
 struct Running {
   pid_t watcher = -1;
   std::vector<Program> programs;
-  std::unique_ptr<Boards> boards;
+  std::unique_ptr<SharedReports> reports;
 };
 
 Running start(std::vector<Program> programs, const Settings& settings) {
   Running r;
   r.programs = std::move(programs);
-  r.boards = std::make_unique<Boards>(r.programs.size());
+  r.reports = std::make_unique<SharedReports>(r.programs.size());
   std::fflush(nullptr);
   const pid_t self = ::getpid();
   r.watcher = ::fork();
@@ -75,23 +75,23 @@ Running start(std::vector<Program> programs, const Settings& settings) {
   int code = 0;
   try {
     if (settings.mpirun.empty()) {
-      run_program(r.programs[0], settings, (*r.boards)[0]);
+      run_program(r.programs[0], settings, (*r.reports)[0]);
     } else {
-      run_job(r.programs, settings, r.boards->data(), r.boards->fd());
+      run_job(r.programs, settings, r.reports->data(), r.reports->fd());
     }
   } catch (const std::exception& e) {
-    (*r.boards)[0].trouble.set(e.what());
+    (*r.reports)[0].trouble.set(e.what());
     code = 1;
   }
   ::_exit(code);
 }
 
 std::vector<Verdict> finish(Running& r, const Settings& settings, int status) {
-  if (status != 0 && (*r.boards)[0].trouble.empty())
-    (*r.boards)[0].trouble.set(fmt::format("the watcher ended with status {}", status));
+  if (status != 0 && (*r.reports)[0].trouble.empty())
+    (*r.reports)[0].trouble.set(fmt::format("the watcher ended with status {}", status));
   std::vector<Verdict> verdicts;
   for (std::size_t i = 0; i < r.programs.size(); ++i)
-    verdicts.push_back(judge(r.programs[i], settings, (*r.boards)[i]));
+    verdicts.push_back(judge(r.programs[i], settings, (*r.reports)[i]));
   return verdicts;
 }
 
@@ -156,9 +156,9 @@ class Summary {
   std::vector<std::pair<std::uint64_t, std::string>> failures_;
 };
 
-class Progress {
+class ProgressLine {
  public:
-  Progress(const std::string& style, std::int64_t all)
+  ProgressLine(const std::string& style, std::int64_t all)
       : bar_(style == "bar" || (style == "auto" && ::isatty(STDOUT_FILENO) != 0)),
         lines_(style != "none"),
         all_(all) {}
@@ -260,7 +260,7 @@ int run_check(const Options& o) {
                       : o.range.faults             ? 3 * cores
                                                    : cores;
   Summary summary;
-  Progress progress(o.progress, programs);
+  ProgressLine progress(o.progress, programs);
   std::vector<Running> running;
   std::optional<std::pair<Program, Verdict>> first;
   std::size_t next = 0;
@@ -296,7 +296,7 @@ int run_check(const Options& o) {
         progress.clear();
         if (o.keep_going)
           fmt::print("FAILED: program {} ({}): {}\n", p.index, describe(p.fault), verdicts[k].complaint);
-        if (!first || (p.index < first->first.index && (*running[i].boards)[k].ran))
+        if (!first || (p.index < first->first.index && (*running[i].reports)[k].ran))
           first.emplace(p, verdicts[k]);
       }
       running.erase(running.begin() + static_cast<std::ptrdiff_t>(i));

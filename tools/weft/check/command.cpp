@@ -21,7 +21,7 @@ struct Flags {
   std::vector<std::string> kinds, points;
   double deadline = 1, patience = 10;
   std::int64_t only = -1;
-  std::string programs_file, boards_file;
+  std::string programs_file, reports_file;
   bool no_shrink = false;
 };
 
@@ -49,7 +49,7 @@ int check(Flags& f, const MoreBackends& others) {
   }
   o.range.traits = o.settings.traits;
   o.settings.self = own_path();
-  if (!f.programs_file.empty()) return run_job_rank(f.programs_file, f.boards_file, o.settings);
+  if (!f.programs_file.empty()) return run_job_rank(f.programs_file, f.reports_file, o.settings);
   if (f.backend == "mpi-openmpi") o.settings.mpirun = {"mpirun.openmpi", "--oversubscribe"};
   if (f.backend == "mpi-openmpi" && ::geteuid() == 0) o.settings.mpirun.push_back("--allow-run-as-root");
   if (f.backend == "mpi-mpich") o.settings.mpirun = {"mpirun.mpich"};
@@ -126,7 +126,7 @@ void add_check(CLI::App& app, std::function<int()>& chosen, const MoreBackends& 
       ->check(CLI::IsMember({"auto", "bar", "lines", "none"}));
   c->add_option("--json", o.json, "Write a summary to this file, too");
   c->add_option("--programs-file", f->programs_file)->group("");  // the ranks of an mpirun
-  c->add_option("--boards-file", f->boards_file)->group("");
+  c->add_option("--reports-file", f->reports_file)->group("");
   c->callback([f, &chosen, others] { chosen = [f, others] { return check(*f, others); }; });
 }
 

@@ -75,7 +75,7 @@ bool calls_wrongly(FaultKind k) {
          k == FaultKind::wrong_root || k == FaultKind::wrong_order;
 }
 
-bool runs_into_deadline(const Program& p, const Promises& promises) {
+bool runs_into_deadline(const Program& p, const FailureGuarantees& promises) {
   switch (p.fault.kind) {
     case FaultKind::stop:
     case FaultKind::stop_resume:
@@ -243,7 +243,7 @@ Unlimited::~Unlimited() {
   if (lifted_) set_soft(RLIMIT_AS, soft_);
 }
 
-void fork_and_call(ProcessGroup& group, Board& board, RankReport& report) {
+void fork_and_call(ProcessGroup& group, SharedReport& shared, RankReport& report) {
   report.struck.store(true);
   const pid_t child = ::fork();
   if (child < 0) return;
@@ -257,7 +257,7 @@ void fork_and_call(ProcessGroup& group, Board& board, RankReport& report) {
         found = 1;
     } catch (...) {}
     group = ProcessGroup();
-    board.child.store(found);
+    shared.child.store(found);
     ::_exit(0);
   }
   for (const Deadline limit = Deadline::after(std::chrono::seconds(5)); !limit.passed();) {
@@ -266,7 +266,7 @@ void fork_and_call(ProcessGroup& group, Board& board, RankReport& report) {
   }
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
-  board.child.store(2);
+  shared.child.store(2);
 }
 
 }  // namespace weft::check

@@ -3,15 +3,15 @@
 
 #include <vector>
 
-#include "board.hpp"
 #include "program.hpp"
+#include "shared_report.hpp"
 #include "weft/group/process_group.hpp"
 
 namespace weft::check {
 
 /// Whether a deadline passes before survivors can go on, or while all are suspended: calls of such programs
 /// get a short one.
-bool runs_into_deadline(const Program& p, const Promises& promises);
+bool runs_into_deadline(const Program& p, const FailureGuarantees& promises);
 /// Whether the struck rank's process dies or stops for good.
 bool takes_process(FaultKind kind);
 
@@ -52,6 +52,6 @@ class Unlimited {
 };
 
 /// A child that uses the group: it must be told that it cannot.
-void fork_and_call(ProcessGroup& group, Board& board, RankReport& report);
+void fork_and_call(ProcessGroup& group, SharedReport& shared, RankReport& report);
 
 }  // namespace weft::check

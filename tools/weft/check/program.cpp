@@ -182,7 +182,7 @@ bool somebody_is_gone(FaultKind k) {
 bool promised(const Range& range, FaultKind k) {
   if (!range.kinds.empty()) return std::find(range.kinds.begin(), range.kinds.end(), k) != range.kinds.end();
   if (needs_processes(k) && !range.processes) return false;
-  const Promises& p = range.traits.promises;
+  const FailureGuarantees& p = range.traits.guarantees;
   switch (k) {
     case FaultKind::none: return false;
     case FaultKind::kill:

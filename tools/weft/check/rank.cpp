@@ -77,14 +77,14 @@ class Heartbeat {
 class Runner {
  public:
   Runner(const Program& p, int rank, Context& context, const Membership& member, const Settings& settings,
-         Board& board)
+         SharedReport& shared)
       : p_(p),
         rank_(rank),
         context_(context),
         member_(member),
         settings_(settings),
-        board_(board),
-        report_(board.ranks[rank]),
+        shared_(shared),
+        report_(shared.ranks[rank]),
         groups_(p.groups.size()),
         posted_(p.groups.size()),
         victim_(p.fault.kind != FaultKind::none && p.fault.rank == rank) {}
@@ -154,7 +154,7 @@ class Runner {
     Membership m = member_;
     m.name += "/others";
     m.deadline = settings_.patience;
-    if (m.identity < 0) m.identity = m.rank;
+    if (m.process_rank < 0) m.process_rank = m.rank;
     m.rank -= rank_ > p_.fault.rank ? 1 : 0;
     --m.size;
     at(0, true);
@@ -178,10 +178,10 @@ class Runner {
       if (!last) work = others_.submit(beside_->calls()[0]);
       for (ProcessGroup& g : groups_)
         if (g) g.quiesce(kTry);
-      board_.tried.fetch_or(mine);
+      shared_.tried.fetch_or(mine);
       const std::uint32_t all = (std::uint32_t{1} << p_.ranks()) - 1 - (std::uint32_t{1} << p_.fault.rank);
       if (last) {
-        await([&] { return board_.tried.load() == all; }, seconds(10));
+        await([&] { return shared_.tried.load() == all; }, seconds(10));
         work = others_.submit(beside_->calls()[0]);
       }
       work.wait();
@@ -331,7 +331,7 @@ class Runner {
       return false;
     }
     if (p_.fault.kind == FaultKind::fork) {
-      if (p_.fault.point == FaultPoint::before_post) fork_and_call(group, board_, report_);
+      if (p_.fault.point == FaultPoint::before_post) fork_and_call(group, shared_, report_);
       return true;
     }
     if (calls_wrongly(p_.fault.kind)) {
@@ -388,7 +388,7 @@ class Runner {
     }
     if (p_.fault.point == FaultPoint::after_post) {
       if (p_.fault.kind == FaultKind::fork) {
-        fork_and_call(groups_[static_cast<std::size_t>(open.group)], board_, report_);
+        fork_and_call(groups_[static_cast<std::size_t>(open.group)], shared_, report_);
       } else {
         strike(p_, report_, deadline);
       }
@@ -512,14 +512,14 @@ class Runner {
       others_ = ProcessGroup();
       return;
     }
-    if (!await([&] { return board_.survivors.load() != 0; }, seconds(60)))
+    if (!await([&] { return shared_.survivors.load() != 0; }, seconds(60)))
       return complain("nobody said who is left");
-    const std::uint32_t left = board_.survivors.load();
+    const std::uint32_t left = shared_.survivors.load();
     if ((left >> rank_ & 1u) != 0) {
       report_.phase.store(Phase::after);
-      if ((left & Board::kPromised) != 0) again(left);
+      if ((left & SharedReport::kPromised) != 0) again(left);
       report_.phase.store(Phase::reused);
-      if (!await([&] { return board_.late_over.load(); }, seconds(60)))
+      if (!await([&] { return shared_.late_over.load(); }, seconds(60)))
         complain("the stopped rank never went on");
       if (report_.quiesced)
         for (const auto& steps : failed_)
@@ -536,7 +536,7 @@ class Runner {
     Membership m = member_;
     m.name += "/after";
     m.deadline = settings_.patience;
-    if (m.identity < 0) m.identity = m.rank;
+    if (m.process_rank < 0) m.process_rank = m.rank;
     m.size = 0;
     std::vector<int> ranks;
     for (int r = 0; r < p_.ranks(); ++r) {
@@ -548,7 +548,7 @@ class Runner {
     // Whoever was still making the group when it failed has none to shrink.
     const bool shrinks =
         mix(p_.seed, p_.index) % 2 == 0 &&
-        std::all_of(ranks.begin(), ranks.end(), [&](int r) { return board_.ranks[r].made.load(); });
+        std::all_of(ranks.begin(), ranks.end(), [&](int r) { return shared_.ranks[r].made.load(); });
     ProcessGroup group = shrinks             ? groups_[0].shrink(kShrink)
                          : settings_.factory ? ProcessGroup::create(context_, settings_.factory(context_), m)
                                              : ProcessGroup::create(context_, settings_.backend, m);
@@ -587,7 +587,7 @@ class Runner {
   Context& context_;
   const Membership& member_;
   const Settings& settings_;
-  Board& board_;
+  SharedReport& shared_;
   RankReport& report_;
   std::vector<int> order_;
   std::unique_ptr<Pool> pool_;
@@ -611,19 +611,19 @@ class Runner {
 }  // namespace
 
 Duration Settings::call_deadline(const Program& p) const {
-  return runs_into_deadline(p, traits.promises) ? deadline : patience;
+  return runs_into_deadline(p, traits.guarantees) ? deadline : patience;
 }
 
 Duration Settings::group_deadline(const Program& p) const {
   const bool limits = p.fault.kind == FaultKind::descriptors || p.fault.kind == FaultKind::memory;
-  return limits || p.fault.point == FaultPoint::in_creation || runs_into_deadline(p, traits.promises)
+  return limits || p.fault.point == FaultPoint::in_creation || runs_into_deadline(p, traits.guarantees)
              ? deadline + seconds(2)
              : patience;
 }
 
 void run_rank(const Program& p, int rank, Context& context, const Membership& member,
-              const Settings& settings, Board& board) {
-  Runner(p, rank, context, member, settings, board).run();
+              const Settings& settings, SharedReport& shared) {
+  Runner(p, rank, context, member, settings, shared).run();
 }
 
 }  // namespace weft::check

@@ -48,7 +48,7 @@ int count_segments() {
   return count;
 }
 
-// The state letter of a process and its parent.
+// The state envelope of a process and its parent.
 struct Stat {
   char state = 0;
   int parent = 0;
@@ -104,14 +104,14 @@ std::string kill_descendants() {
 }
 
 // One process of a program: the ranks that live in it, as threads.
-int run_home(const Program& p, int home, const Settings& settings, Board& board) {
-  ProcessReport& report = board.processes[home];
+int run_home(const Program& p, int home, const Settings& settings, SharedReport& shared) {
+  ProcessReport& report = shared.processes[home];
   std::vector<int> mine;
   for (int r = 0; r < p.ranks(); ++r)
     if (p.homes[static_cast<std::size_t>(r)] == home) mine.push_back(r);
-  for (const int r : mine) board.ranks[r].pid.store(::getpid());
+  for (const int r : mine) shared.ranks[r].pid.store(::getpid());
   const bool alone = p.processes() == 1;
-  while (!alone && board.port.load() == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  while (!alone && shared.port.load() == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
   report.descriptors_before = count_descriptors();
   {
     ContextOptions options;
@@ -119,7 +119,7 @@ int run_home(const Program& p, int home, const Settings& settings, Board& board)
     Context context(options);
     const std::shared_ptr<Store> store =
         alone ? make_local_store()
-              : make_tcp_store("127.0.0.1", static_cast<std::uint16_t>(board.port.load() - 1),
+              : make_tcp_store("127.0.0.1", static_cast<std::uint16_t>(shared.port.load() - 1),
                                Deadline::after(seconds(20)));
     const auto rank = [&](int r) {
       Membership m;
@@ -128,9 +128,9 @@ int run_home(const Program& p, int home, const Settings& settings, Board& board)
       m.size = p.ranks();
       m.name = "program";
       try {
-        run_rank(p, r, context, m, settings, board);
+        run_rank(p, r, context, m, settings, shared);
       } catch (const std::exception& e) {
-        board.ranks[r].untyped.set(e.what());
+        shared.ranks[r].untyped.set(e.what());
       }
     };
     std::vector<std::thread> threads;
@@ -147,10 +147,10 @@ int run_home(const Program& p, int home, const Settings& settings, Board& board)
 // Watches one program: called again and again until over().
 class Watch {
  public:
-  Watch(const Program& p, const Settings& settings, Board& board)
-      : p_(p), settings_(settings), board_(board), victim_(p.fault.rank), began_(now_ns()), last_(began_) {
-    board.began = began_;
-    board.ran = true;
+  Watch(const Program& p, const Settings& settings, SharedReport& shared)
+      : p_(p), settings_(settings), shared_(shared), victim_(p.fault.rank), began_(now_ns()), last_(began_) {
+    shared.began = began_;
+    shared.ran = true;
     const Duration call = settings.call_deadline(p), group = settings.group_deadline(p);
     // Steps of several groups may wait one after the other; then quiesce() and the new group.
     limit_ = std::chrono::nanoseconds(2 * (call + group) + seconds(20)).count();
@@ -159,12 +159,12 @@ class Watch {
   void look() {
     const std::int64_t now = now_ns();
     const std::int64_t late = now - last_ - std::chrono::nanoseconds(kTick).count();
-    board_.late_ns = std::max(board_.late_ns, late);
+    shared_.late_ns = std::max(shared_.late_ns, late);
     last_ = now;
     limit_ += std::max<std::int64_t>(late, 0);
     resume(now);
     decide();
-    if (board_.survivors.load() != 0 && !board_.late_over.load() && reused()) let_go();
+    if (shared_.survivors.load() != 0 && !shared_.late_over.load() && reused()) let_go();
     bury();
     if (!over_ && now - began_ > limit_) hang();
   }
@@ -174,14 +174,14 @@ class Watch {
     for (int r = 0; r < p_.ranks(); ++r)
       if (p_.homes[static_cast<std::size_t>(r)] == home) gone_ |= 1u << r;
     if (takes_process(p_.fault.kind) && home == p_.homes[static_cast<std::size_t>(victim_)] &&
-        board_.died_at == 0)
-      board_.died_at = when;
+        shared_.died_at == 0)
+      shared_.died_at = when;
   }
   void all_ended() { gone_ = ~0u; }
 
   bool done() const {
     for (int r = 0; r < p_.ranks(); ++r)
-      if ((gone_ >> r & 1u) == 0 && board_.ranks[r].phase.load() != Phase::done) return false;
+      if ((gone_ >> r & 1u) == 0 && shared_.ranks[r].phase.load() != Phase::done) return false;
     return true;
   }
   bool gave_up() const { return over_; }
@@ -191,11 +191,11 @@ class Watch {
     return p_.homes[static_cast<std::size_t>(r)] == p_.homes[static_cast<std::size_t>(victim_)];
   }
   bool victim_taken() const {
-    return takes_process(p_.fault.kind) && board_.ranks[victim_].struck.load() &&
+    return takes_process(p_.fault.kind) && shared_.ranks[victim_].struck.load() &&
            ((gone_ >> victim_ & 1u) != 0 || stopped());
   }
   bool stopped() const {
-    const int pid = board_.ranks[victim_].pid.load();
+    const int pid = shared_.ranks[victim_].pid.load();
     return pid > 0 && stat_of(pid).state == 'T';
   }
 
@@ -203,7 +203,7 @@ class Watch {
   void resume(std::int64_t now) {
     const bool all = p_.fault.kind == FaultKind::suspend;
     if (p_.fault.kind != FaultKind::pause && !all) return;
-    if (resumed_ || !board_.ranks[victim_].struck.load()) return;
+    if (resumed_ || !shared_.ranks[victim_].struck.load()) return;
     if (stopped_at_ == 0 && stopped()) {
       stopped_at_ = now;
       if (all) signal_all(SIGSTOP);
@@ -211,22 +211,22 @@ class Watch {
     const Duration span = all ? Duration(settings_.call_deadline(p_) + kOverdue) : kPause;
     if (stopped_at_ == 0 || now - stopped_at_ < span.count()) return;
     if (all) signal_all(SIGCONT);
-    ::kill(board_.ranks[victim_].pid.load(), SIGCONT);
+    ::kill(shared_.ranks[victim_].pid.load(), SIGCONT);
     resumed_ = true;
   }
 
   void signal_all(int number) {
     for (int r = 0; r < p_.ranks(); ++r)
-      if (const int pid = board_.ranks[r].pid.load(); pid > 0 && (gone_ >> r & 1u) == 0) ::kill(pid, number);
+      if (const int pid = shared_.ranks[r].pid.load(); pid > 0 && (gone_ >> r & 1u) == 0) ::kill(pid, number);
   }
 
   // Who is left: everybody who has settled, once everybody has or is taken.
   void decide() {
-    if (board_.survivors.load() != 0) return;
+    if (shared_.survivors.load() != 0) return;
     if (p_.fault.kind == FaultKind::none) {
       bool failed = false;
       for (int r = 0; r < p_.ranks(); ++r)
-        failed = failed || board_.ranks[r].has_error || !board_.ranks[r].untyped.empty();
+        failed = failed || shared_.ranks[r].has_error || !shared_.ranks[r].untyped.empty();
       if (!failed) return;
     }
     std::uint32_t left = 0;
@@ -234,61 +234,61 @@ class Watch {
     for (int r = 0; r < p_.ranks(); ++r) {
       if (taken && with_victim(r)) continue;
       if ((gone_ >> r & 1u) != 0) continue;
-      if (board_.ranks[r].phase.load() < Phase::settled) return;
+      if (shared_.ranks[r].phase.load() < Phase::settled) return;
       left |= 1u << r;
     }
-    const bool lost = taken && !(settings_.traits.promises.survives_death);
-    board_.survivors.store(left | Board::kDecided | (lost ? 0 : Board::kPromised));
+    const bool lost = taken && !(settings_.traits.guarantees.survives_death);
+    shared_.survivors.store(left | SharedReport::kDecided | (lost ? 0 : SharedReport::kPromised));
   }
 
   bool reused() const {
     for (int r = 0; r < p_.ranks(); ++r)
-      if ((board_.survivors.load() >> r & 1u) != 0 && (gone_ >> r & 1u) == 0 &&
-          board_.ranks[r].phase.load() < Phase::reused)
+      if ((shared_.survivors.load() >> r & 1u) != 0 && (gone_ >> r & 1u) == 0 &&
+          shared_.ranks[r].phase.load() < Phase::reused)
         return false;
     return true;
   }
 
   // The rank that was stopped for good dies when the others need no more time.
   void bury() {
-    if (p_.fault.kind != FaultKind::stop || killed_ || !board_.late_over.load()) return;
-    if ((board_.survivors.load() >> victim_ & 1u) != 0) return;  // it was never struck
+    if (p_.fault.kind != FaultKind::stop || killed_ || !shared_.late_over.load()) return;
+    if ((shared_.survivors.load() >> victim_ & 1u) != 0) return;  // it was never struck
     for (int r = 0; r < p_.ranks(); ++r)
-      if ((board_.survivors.load() >> r & 1u) != 0 && (gone_ >> r & 1u) == 0 &&
-          board_.ranks[r].phase.load() != Phase::done)
+      if ((shared_.survivors.load() >> r & 1u) != 0 && (gone_ >> r & 1u) == 0 &&
+          shared_.ranks[r].phase.load() != Phase::done)
         return;
-    if (const int pid = board_.ranks[victim_].pid.load(); pid > 0 && (gone_ >> victim_ & 1u) == 0)
+    if (const int pid = shared_.ranks[victim_].pid.load(); pid > 0 && (gone_ >> victim_ & 1u) == 0)
       ::kill(pid, SIGKILL);
     killed_ = true;
   }
 
   // The rank that was stopped goes on, into memory that is no longer what it was.
   void let_go() {
-    const int pid = board_.ranks[victim_].pid.load();
+    const int pid = shared_.ranks[victim_].pid.load();
     if (p_.fault.kind == FaultKind::stop_resume && !resumed_ && (gone_ >> victim_ & 1u) == 0 && pid > 0 &&
         stopped()) {
       ::kill(pid, SIGCONT);
       resumed_ = true;
     }
     const bool awaited = p_.fault.kind == FaultKind::stop_resume && resumed_ &&
-                         (gone_ >> victim_ & 1u) == 0 && board_.ranks[victim_].phase.load() < Phase::done;
-    if (!awaited) board_.late_over.store(true);
+                         (gone_ >> victim_ & 1u) == 0 && shared_.ranks[victim_].phase.load() < Phase::done;
+    if (!awaited) shared_.late_over.store(true);
   }
 
   void hang() {
     over_ = true;
     std::string who;
     for (int r = 0; r < p_.ranks(); ++r)
-      if ((gone_ >> r & 1u) == 0 && board_.ranks[r].phase.load() != Phase::done)
+      if ((gone_ >> r & 1u) == 0 && shared_.ranks[r].phase.load() != Phase::done)
         who += fmt::format("{}rank {} at step {} ({})", who.empty() ? "" : ", ", r,
-                           board_.ranks[r].step.load(), name(board_.ranks[r].phase.load()));
-    board_.trouble.set(
+                           shared_.ranks[r].step.load(), name(shared_.ranks[r].phase.load()));
+    shared_.trouble.set(
         fmt::format("hangs after {:.1f} s: {}", static_cast<double>(now_ns() - began_) * 1e-9, who));
   }
 
   const Program& p_;
   const Settings& settings_;
-  Board& board_;
+  SharedReport& shared_;
   const int victim_;
   const std::int64_t began_;
   std::int64_t last_, limit_ = 0, stopped_at_ = 0;
@@ -296,9 +296,9 @@ class Watch {
   bool resumed_ = false, killed_ = false, over_ = false;
 };
 
-void note_leftovers(Board& board, const char* whose) {
+void note_leftovers(SharedReport& shared, const char* whose) {
   const std::string left = kill_descendants();
-  if (!left.empty() && board.trouble.empty()) board.trouble.set(fmt::format("{} left: {}", whose, left));
+  if (!left.empty() && shared.trouble.empty()) shared.trouble.set(fmt::format("{} left: {}", whose, left));
 }
 
 }  // namespace
@@ -309,7 +309,7 @@ std::string_view name(Phase phase) noexcept {
   return kNames[static_cast<std::size_t>(phase)];
 }
 
-void run_program(const Program& p, const Settings& settings, Board& board) {
+void run_program(const Program& p, const Settings& settings, SharedReport& shared) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   const pid_t self = ::getpid();
   std::vector<pid_t> children;
@@ -321,10 +321,10 @@ void run_program(const Program& p, const Settings& settings, Board& board) {
       if (::getppid() != self) ::_exit(1);
       int code = 1;
       try {
-        code = run_home(p, home, settings, board);
+        code = run_home(p, home, settings, shared);
       } catch (const std::exception& e) {
         for (int r = 0; r < p.ranks(); ++r)
-          if (p.homes[static_cast<std::size_t>(r)] == home) board.ranks[r].untyped.set(e.what());
+          if (p.homes[static_cast<std::size_t>(r)] == home) shared.ranks[r].untyped.set(e.what());
       }
       ::_exit(code);
     }
@@ -337,9 +337,9 @@ void run_program(const Program& p, const Settings& settings, Board& board) {
       TcpStoreOptions options;
       options.linger = Duration::zero();
       server = std::make_unique<TcpStoreServer>(log, options);
-      board.port.store(server->port() + 1);
+      shared.port.store(server->port() + 1);
     }
-    Watch watch(p, settings, board);
+    Watch watch(p, settings, shared);
     std::size_t running = children.size();
     while (running > 0 && !watch.gave_up()) {
       std::this_thread::sleep_for(kTick);
@@ -348,7 +348,7 @@ void run_program(const Program& p, const Settings& settings, Board& board) {
         int status = 0;
         if (children[home] == 0 || ::waitpid(children[home], &status, WNOHANG) != children[home]) continue;
         children[home] = 0;
-        board.statuses[home] = status;
+        shared.statuses[home] = status;
         watch.ended(static_cast<int>(home), now_ns());
         --running;
       }
@@ -357,11 +357,11 @@ void run_program(const Program& p, const Settings& settings, Board& board) {
       if (children[home] == 0) continue;
       ::kill(children[home], SIGKILL);
       ::waitpid(children[home], nullptr, 0);
-      board.statuses[home] = -1;
+      shared.statuses[home] = -1;
     }
-    board.ended = now_ns();
+    shared.ended = now_ns();
   }
-  note_leftovers(board, "the program");
+  note_leftovers(shared, "the program");
 }
 
 namespace {
@@ -370,7 +370,8 @@ std::string file_of(int fd) { return fmt::format("/proc/{}/fd/{}", ::getpid(), f
 
 }  // namespace
 
-void run_job(const std::vector<Program>& programs, const Settings& settings, Board* boards, int boards_fd) {
+void run_job(const std::vector<Program>& programs, const Settings& settings, SharedReport* reports,
+             int reports_fd) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   const int text = ::memfd_create("check-programs", 0);
   if (text < 0) throw_errno("check: memfd_create", errno);
@@ -386,7 +387,7 @@ void run_job(const std::vector<Program>& programs, const Settings& settings, Boa
         fmt::format("{}", std::chrono::duration<double>(settings.patience).count()),
         std::string("--deadline"),
         fmt::format("{}", std::chrono::duration<double>(settings.deadline).count()),
-        std::string("--programs-file"), file_of(text), std::string("--boards-file"), file_of(boards_fd)})
+        std::string("--programs-file"), file_of(text), std::string("--reports-file"), file_of(reports_fd)})
     words.push_back(more);
   const pid_t self = ::getpid();
   const pid_t mpirun = ::fork();
@@ -413,38 +414,38 @@ void run_job(const std::vector<Program>& programs, const Settings& settings, Boa
   for (std::size_t i = 0; i < programs.size() && !ended; ++i) {
     // The clock starts when the first rank is there.
     for (const Deadline start = Deadline::after(seconds(60));
-         boards[i].ranks[0].phase.load() == Phase::absent;) {
+         reports[i].ranks[0].phase.load() == Phase::absent;) {
       if (::waitpid(mpirun, &status, WNOHANG) == mpirun) ended = true;
       if (ended || start.passed()) break;
       std::this_thread::sleep_for(kTick);
     }
-    if (boards[i].ranks[0].phase.load() == Phase::absent) {
-      boards[i].trouble.set(ended ? fmt::format("mpirun ended with status {} before the ranks began", status)
-                                  : "the ranks did not begin within 60 s");
-      boards[i].ran = true;
+    if (reports[i].ranks[0].phase.load() == Phase::absent) {
+      reports[i].trouble.set(ended ? fmt::format("mpirun ended with status {} before the ranks began", status)
+                                   : "the ranks did not begin within 60 s");
+      reports[i].ran = true;
       break;
     }
-    Watch watch(programs[i], settings, boards[i]);
+    Watch watch(programs[i], settings, reports[i]);
     while (!watch.done() && !watch.gave_up()) {
       std::this_thread::sleep_for(kTick);
       watch.look();
       if (!ended && ::waitpid(mpirun, &status, WNOHANG) == mpirun) {
         ended = true;
-        boards[i].died_at = now_ns();
-        boards[i].job_ended = !watch.done();
+        reports[i].died_at = now_ns();
+        reports[i].job_ended = !watch.done();
         watch.all_ended();
       }
     }
-    boards[i].ended = now_ns();
-    boards[i].job_status = status;
-    boards[i].released.store(true);
+    reports[i].ended = now_ns();
+    reports[i].job_status = status;
+    reports[i].released.store(true);
     if (watch.gave_up()) break;
   }
   for (const Deadline limit = Deadline::after(kEnd); !ended && !limit.passed();) {
     if (::waitpid(mpirun, &status, WNOHANG) == mpirun) ended = true;
     std::this_thread::sleep_for(kTick);
   }
-  Board& last = boards[programs.size() - 1];
+  SharedReport& last = reports[programs.size() - 1];
   if (!ended && last.trouble.empty()) last.trouble.set("mpirun did not end");
   if (!ended) ::kill(mpirun, SIGTERM);
   for (const Deadline limit = Deadline::after(seconds(3)); !ended && !limit.passed();) {
@@ -456,29 +457,30 @@ void run_job(const std::vector<Program>& programs, const Settings& settings, Boa
   ::close(text);
 }
 
-int run_job_rank(const std::string& programs_file, const std::string& boards_file, const Settings& settings) {
+int run_job_rank(const std::string& programs_file, const std::string& reports_file,
+                 const Settings& settings) {
   std::vector<Program> programs;
   std::ifstream in(programs_file);
   for (std::string line; std::getline(in, line);) programs.push_back(decode(line));
-  const int fd = ::open(boards_file.c_str(), O_RDWR | O_CLOEXEC);
-  if (fd < 0) throw_errno(fmt::format("check: {}", boards_file), errno);
+  const int fd = ::open(reports_file.c_str(), O_RDWR | O_CLOEXEC);
+  if (fd < 0) throw_errno(fmt::format("check: {}", reports_file), errno);
   void* const map =
-      ::mmap(nullptr, programs.size() * sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+      ::mmap(nullptr, programs.size() * sizeof(SharedReport), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (map == MAP_FAILED) throw_errno("check: mmap", errno);
   ::close(fd);
-  auto* const boards = static_cast<Board*>(map);
+  auto* const reports = static_cast<SharedReport*>(map);
   ContextOptions options;
   options.log_level = LogLevel::error;
   Context context(options);
   Membership m = Membership::from_env(context, seconds(60));
   for (std::size_t i = 0; i < programs.size(); ++i) {
     m.name = fmt::format("program{}", i);
-    boards[i].ranks[m.rank].pid.store(::getpid());
-    run_rank(programs[i], m.rank, context, m, settings, boards[i]);
+    reports[i].ranks[m.rank].pid.store(::getpid());
+    run_rank(programs[i], m.rank, context, m, settings, reports[i]);
     // The next begins when all ranks are done with this one; it is not begun where something has failed.
-    for (const Deadline limit = Deadline::after(seconds(90)); !boards[i].released.load() && !limit.passed();)
+    for (const Deadline limit = Deadline::after(seconds(90)); !reports[i].released.load() && !limit.passed();)
       std::this_thread::sleep_for(std::chrono::microseconds(200));
-    if (boards[i].ranks[m.rank].has_error) break;
+    if (reports[i].ranks[m.rank].has_error) break;
   }
   return 0;
 }

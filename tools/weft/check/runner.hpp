@@ -1,13 +1,13 @@
 // Runs programs: one rank's part (rank.cpp), and ranks as threads and processes of this host or as the
-// processes of an mpirun, watched from outside (runner.cpp). All that is found out is on the Board.
+// processes of an mpirun, watched from outside (runner.cpp). All that is found out is on the SharedReport.
 #pragma once
 
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "board.hpp"
 #include "program.hpp"
+#include "shared_report.hpp"
 #include "weft/group/process_group.hpp"
 
 namespace weft::check {
@@ -31,15 +31,16 @@ struct Settings {
 
 /// One rank's part of a program. Returns when the rank is done; its report says how.
 void run_rank(const Program& p, int rank, Context& context, const Membership& member,
-              const Settings& settings, Board& board);
+              const Settings& settings, SharedReport& shared);
 
 /// Runs one program in processes of their own and watches them; returns when none of them is left. Forks:
 /// call it from a process without threads that may become a sub-reaper of strangers.
-void run_program(const Program& p, const Settings& settings, Board& board);
+void run_program(const Program& p, const Settings& settings, SharedReport& shared);
 
 /// Runs programs one after the other in one job of mpirun; all have the same number of ranks.
-void run_job(const std::vector<Program>& programs, const Settings& settings, Board* boards, int boards_fd);
+void run_job(const std::vector<Program>& programs, const Settings& settings, SharedReport* reports,
+             int reports_fd);
 /// What each process of that job does.
-int run_job_rank(const std::string& programs_file, const std::string& boards_file, const Settings& settings);
+int run_job_rank(const std::string& programs_file, const std::string& reports_file, const Settings& settings);
 
 }  // namespace weft::check

@@ -23,40 +23,44 @@ double to_seconds(std::int64_t ns) { return static_cast<double>(ns) * 1e-9; }
 
 class Judge {
  public:
-  Judge(const Program& p, const Settings& settings, const Board& board)
-      : p_(p), settings_(settings), board_(board), promises_(settings.traits.promises), kind_(p.fault.kind) {}
+  Judge(const Program& p, const Settings& settings, const SharedReport& shared)
+      : p_(p),
+        settings_(settings),
+        shared_(shared),
+        guarantees_(settings.traits.guarantees),
+        kind_(p.fault.kind) {}
 
   Verdict judge() {
     Verdict v;
     v.outcome = outcome();
-    if (!board_.ran) {
+    if (!shared_.ran) {
       v.complaint = "it was not run: one before it in the same job had failed";
       return v;
     }
     for (int r = 0; r < p_.ranks() && v.complaint.empty(); ++r) {
-      const RankReport& rank = board_.ranks[r];
+      const RankReport& rank = shared_.ranks[r];
       if (kind_ != FaultKind::none || !rank.has_error || cascade(rank)) continue;
       v.complaint = fmt::format("rank {}: {}: {}", r, name(rank.code), rank.text.view());
       slow_ = perhaps_late(rank);  // what comes after it matters less
     }
     bool never_late = false;
     for (int r = 0; r < p_.ranks() && (v.complaint.empty() || r > 0); ++r) {
-      const RankReport& rank = board_.ranks[r];
+      const RankReport& rank = shared_.ranks[r];
       if (rank.complaint.empty()) continue;
       v.complaint +=
           fmt::format("{}rank {}: {}", v.complaint.empty() ? "" : "\n  ", r, rank.complaint.view());
       never_late = never_late || !rank.perhaps_late;
       slow_ = loaded() && !never_late;
     }
-    if (v.complaint.empty() && !board_.trouble.empty()) v.complaint = board_.trouble.view();
+    if (v.complaint.empty() && !shared_.trouble.empty()) v.complaint = shared_.trouble.view();
     for (int r = 0; r < p_.ranks() && v.complaint.empty(); ++r) {
       const std::string wrong = of_rank(r);
       if (wrong.empty()) continue;
-      slow_ = slow_ || perhaps_late(board_.ranks[r]);
+      slow_ = slow_ || perhaps_late(shared_.ranks[r]);
       v.complaint = fmt::format("rank {}: {}", r, wrong);
-      if (board_.ranks[r].has_error)
+      if (shared_.ranks[r].has_error)
         v.complaint +=
-            fmt::format("\n  its error: {}: {}", name(board_.ranks[r].code), board_.ranks[r].text.view());
+            fmt::format("\n  its error: {}: {}", name(shared_.ranks[r].code), shared_.ranks[r].text.view());
     }
     if (v.complaint.empty()) v.complaint = together();
     if (v.complaint.empty()) v.complaint = left_behind();
@@ -65,18 +69,18 @@ class Judge {
   }
 
  private:
-  bool struck() const { return kind_ != FaultKind::none && board_.ranks[p_.fault.rank].struck.load(); }
+  bool struck() const { return kind_ != FaultKind::none && shared_.ranks[p_.fault.rank].struck.load(); }
   bool in_victims_process(int r) const {
     return p_.homes[static_cast<std::size_t>(r)] == p_.homes[static_cast<std::size_t>(p_.fault.rank)];
   }
   bool taken(int r) const { return struck() && takes_process(kind_) && in_victims_process(r); }
   // mpirun ends the others where a rank dies, unless it promises not to.
   bool may_be_ended() const {
-    return board_.job_ended && struck() && takes_process(kind_) && !promises_.survives_death;
+    return shared_.job_ended && struck() && takes_process(kind_) && !guarantees_.survives_death;
   }
 
   // Ranks that had no processor for so long may run into deadlines, and be left behind by the others.
-  bool loaded() const { return board_.late_ns > std::chrono::nanoseconds(kLoaded).count(); }
+  bool loaded() const { return shared_.late_ns > std::chrono::nanoseconds(kLoaded).count(); }
 
   bool perhaps_late(const RankReport& rank) const {
     return loaded() && rank.has_error &&
@@ -85,10 +89,10 @@ class Judge {
   }
 
   std::string outcome() const {
-    if (board_.job_ended) return "the launcher ended the job";
+    if (shared_.job_ended) return "the launcher ended the job";
     for (int r = 0; r < p_.ranks(); ++r)
-      if (board_.ranks[r].has_error && !taken(r) && !cascade(board_.ranks[r]))
-        return std::string(name(board_.ranks[r].code));
+      if (shared_.ranks[r].has_error && !taken(r) && !cascade(shared_.ranks[r]))
+        return std::string(name(shared_.ranks[r].code));
     return "right bits";
   }
 
@@ -166,7 +170,7 @@ class Judge {
     if (needs_all(rank) && !rank.in_creation)
       return fmt::format("the error does not name rank {}", p_.fault.rank);
     for (int i = 0; i < rank.blamed_count; ++i) {
-      const RankReport& other = board_.ranks[rank.blamed[i]];
+      const RankReport& other = shared_.ranks[rank.blamed[i]];
       if (!other.has_error)
         return fmt::format("the error names rank {}, which was not held up by anybody", rank.blamed[i]);
       // In the same group it can say so; in another one nobody here knows for whom it waits there. Over MPI
@@ -198,7 +202,7 @@ class Judge {
 
   // Of a rank that was making the group in whose making another was struck.
   std::string of_creation(const RankReport& rank) const {
-    const RankReport& struck_rank = board_.ranks[p_.fault.rank];
+    const RankReport& struck_rank = shared_.ranks[p_.fault.rank];
     if (!blames_victim(rank)) return fmt::format("the error does not name rank {}", p_.fault.rank);
     if (rank.code == ErrorCode::system || rank.code == ErrorCode::unsupported)
       return kind_ == FaultKind::descriptors || kind_ == FaultKind::memory
@@ -218,8 +222,8 @@ class Judge {
       return fmt::format("{} where {} was to be expected", name(rank.code), expected);
     };
     if (cascade(rank)) {
-      const bool known = rank.blamed_count == 1 && (board_.ranks[rank.blamed[0]].has_error ||
-                                                    !board_.ranks[rank.blamed[0]].untyped.empty());
+      const bool known = rank.blamed_count == 1 && (shared_.ranks[rank.blamed[0]].has_error ||
+                                                    !shared_.ranks[rank.blamed[0]].untyped.empty());
       return known ? std::string() : "aborted because of a rank that has not failed";
     }
     // Who was struck while it made this very group is its first cause, whoever gave up because of that.
@@ -229,7 +233,7 @@ class Judge {
     if (kind_ != FaultKind::none && rank.in_creation && rank.blamed_count > 0 &&
         (rank.code == ErrorCode::timeout || rank.code == ErrorCode::peer_lost) &&
         std::all_of(rank.blamed, rank.blamed + rank.blamed_count,
-                    [&](int other) { return board_.ranks[other].has_error || other == p_.fault.rank; }))
+                    [&](int other) { return shared_.ranks[other].has_error || other == p_.fault.rank; }))
       return {};
     const bool by_victim = rank.code == ErrorCode::aborted && blames(rank, p_.fault.rank);
     switch (kind_) {
@@ -241,7 +245,7 @@ class Judge {
       case FaultKind::kill:
       case FaultKind::exit:
         if (p_.fault.point == FaultPoint::before_quiesce && by_victim) return {};
-        if (promises_.detects_death) {
+        if (guarantees_.detects_death) {
           if (rank.code != ErrorCode::peer_lost) return unexpected("peer_lost");
           return blames_victim(rank) ? names_call(rank)
                                      : fmt::format("the error does not name rank {}", p_.fault.rank);
@@ -298,7 +302,7 @@ class Judge {
 
   std::string in_time(int r, const RankReport& rank) const {
     if (r == p_.fault.rank && kind_ != FaultKind::none) return {};
-    const double slack = kWithin + kLateTimes * to_seconds(board_.late_ns);
+    const double slack = kWithin + kLateTimes * to_seconds(shared_.late_ns);
     const std::int64_t since = rank.waiting_since.load();
     const Duration deadline = rank.in_creation ? settings_.group_deadline(p_) : settings_.call_deadline(p_);
     const double waited = to_seconds(rank.thrown_at - since);
@@ -307,26 +311,26 @@ class Judge {
     // Once one knows, all do: those that wait hear of it, and those that come later.
     std::int64_t first = rank.thrown_at;
     for (int other = 0; other < p_.ranks(); ++other)
-      if (board_.ranks[other].has_error) first = std::min(first, board_.ranks[other].thrown_at);
+      if (shared_.ranks[other].has_error) first = std::min(first, shared_.ranks[other].thrown_at);
     const double behind = to_seconds(rank.thrown_at - std::max(first, since));
     if (!rank.in_creation && behind > slack)
       return fmt::format("it heard of the failure {:.2f} s after the first rank; {:.2f} s were promised",
                          behind, slack);
-    const bool death = (kind_ == FaultKind::kill || kind_ == FaultKind::exit) && promises_.detects_death;
-    if (!death || rank.code != ErrorCode::peer_lost || board_.died_at == 0) return {};
-    const double after = to_seconds(rank.thrown_at - std::max(board_.died_at, since));
+    const bool death = (kind_ == FaultKind::kill || kind_ == FaultKind::exit) && guarantees_.detects_death;
+    if (!death || rank.code != ErrorCode::peer_lost || shared_.died_at == 0) return {};
+    const double after = to_seconds(rank.thrown_at - std::max(shared_.died_at, since));
     if (after > slack)
       return fmt::format("it heard of the death after {:.2f} s; {:.2f} s were promised", after, slack);
     return {};
   }
 
   std::string of_rank(int r) const {
-    const RankReport& rank = board_.ranks[r];
+    const RankReport& rank = shared_.ranks[r];
     if (taken(r)) return {};  // it may die at any point, or come back to whatever is left
     if (!rank.untyped.empty())
       return fmt::format("an exception that is no weft::Error: {}", rank.untyped.view());
-    if (board_.job_ended && !may_be_ended())
-      return fmt::format("the launcher ended the job (status {})", board_.job_status);
+    if (shared_.job_ended && !may_be_ended())
+      return fmt::format("the launcher ended the job (status {})", shared_.job_status);
     if (rank.phase.load() != Phase::done && !may_be_ended())
       return fmt::format("it ended at step {} ({})", rank.step.load(), name(rank.phase.load()));
     if (!rank.has_error) return {};
@@ -335,20 +339,20 @@ class Judge {
       slow_ = true;
       return wrong;
     }
-    if (promises_.quiesces && !rank.quiesced && rank.phase.load() >= Phase::settled)
+    if (guarantees_.quiesces && !rank.quiesced && rank.phase.load() >= Phase::settled)
       return fmt::format("quiesce() was not true after {:.2f} s", to_seconds(rank.quiesce_ns));
     return {};
   }
 
   // What the ranks together must have seen.
   std::string together() const {
-    if (kind_ == FaultKind::none || board_.job_ended) return {};
+    if (kind_ == FaultKind::none || shared_.job_ended) return {};
     const Step& step = p_.steps[static_cast<std::size_t>(p_.fault.step)];
     const Op op = step.op;
     if (!struck() && kind_ != FaultKind::skip) return {};  // its point was never reached
     std::vector<int> calm, failed;
     for (int r = 0; r < p_.ranks(); ++r)
-      if (!taken(r)) (board_.ranks[r].has_error ? failed : calm).push_back(r);
+      if (!taken(r)) (shared_.ranks[r].has_error ? failed : calm).push_back(r);
     // Others may have sent all they had before the group in question found out.
     const auto outside = [&] { std::erase_if(calm, [&](int r) { return p_.rank_in(step.group, r) < 0; }); };
     switch (kind_) {
@@ -357,8 +361,8 @@ class Judge {
       case FaultKind::suspend:
       case FaultKind::delay: return {};
       case FaultKind::fork:
-        return board_.child.load() == 1 ? std::string()
-                                        : "the forked child was not told that it cannot use the group";
+        return shared_.child.load() == 1 ? std::string()
+                                         : "the forked child was not told that it cannot use the group";
       case FaultKind::late:  // coming last, it may still finish what the others had all begun
         std::erase(calm, p_.fault.rank);
         if (failed.empty() || calm.empty()) return {};
@@ -404,18 +408,18 @@ class Judge {
   std::string left_behind() const {
     if (settings_.mpirun.empty()) {
       for (int h = 0; h < p_.processes(); ++h) {
-        const ProcessReport& process = board_.processes[h];
+        const ProcessReport& process = shared_.processes[h];
         bool gone = false, loud = false;
         for (int r = 0; r < p_.ranks(); ++r) {
           if (p_.homes[static_cast<std::size_t>(r)] != h) continue;
           gone = gone || taken(r);
-          loud =
-              loud || (board_.ranks[r].has_error && !board_.ranks[r].quiesced);  // then it is kept on purpose
+          loud = loud ||
+                 (shared_.ranks[r].has_error && !shared_.ranks[r].quiesced);  // then it is kept on purpose
         }
         if (gone || loud) continue;
-        if (board_.statuses[h] != 0)
-          return fmt::format("process {} ended with status {} ({})", h, board_.statuses[h],
-                             WIFSIGNALED(board_.statuses[h]) ? "signal" : "exit code");
+        if (shared_.statuses[h] != 0)
+          return fmt::format("process {} ended with status {} ({})", h, shared_.statuses[h],
+                             WIFSIGNALED(shared_.statuses[h]) ? "signal" : "exit code");
         if (process.descriptors_after > process.descriptors_before)
           return fmt::format("process {} has {} descriptors open after its Context is gone; {} before", h,
                              process.descriptors_after, process.descriptors_before);
@@ -429,16 +433,16 @@ class Judge {
 
   const Program& p_;
   const Settings& settings_;
-  const Board& board_;
-  const Promises promises_;
+  const SharedReport& shared_;
+  const FailureGuarantees guarantees_;
   const FaultKind kind_;
   mutable bool slow_ = false;
 };
 
 }  // namespace
 
-Verdict judge(const Program& p, const Settings& settings, const Board& board) {
-  return Judge(p, settings, board).judge();
+Verdict judge(const Program& p, const Settings& settings, const SharedReport& shared) {
+  return Judge(p, settings, shared).judge();
 }
 
 }  // namespace weft::check

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "board.hpp"
 #include "runner.hpp"
+#include "shared_report.hpp"
 
 namespace weft::check {
 
@@ -14,7 +14,7 @@ struct Verdict {
   std::string outcome;    ///< in a word or two, for the summary: "right bits", "peer_lost", …
 };
 
-/// `board`: of a program that has run. Bounds on time grow with how late the watcher itself was woken.
-Verdict judge(const Program& p, const Settings& settings, const Board& board);
+/// `shared`: of a program that has run. Bounds on time grow with how late the watcher itself was woken.
+Verdict judge(const Program& p, const Settings& settings, const SharedReport& shared);
 
 }  // namespace weft::check

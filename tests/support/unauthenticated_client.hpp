@@ -16,9 +16,9 @@
 namespace weft::test {
 
 /// A connection that says whatever it likes, to the Unix socket of that address or else to its port.
-class Stranger {
+class UnauthenticatedClient {
  public:
-  explicit Stranger(std::uint16_t port, const char* host = "127.0.0.1") {
+  explicit UnauthenticatedClient(std::uint16_t port, const char* host = "127.0.0.1") {
     std::string why;
     const SocketAddress to = resolve(host, port, why).at(0);
     const SocketAddress local = local_socket_of(to);
@@ -28,9 +28,9 @@ class Stranger {
     fd_ = ::socket(to.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
     EXPECT_EQ(::connect(fd_, to.data(), to.length), 0);
   }
-  ~Stranger() { ::close(fd_); }
-  Stranger(const Stranger&) = delete;
-  Stranger& operator=(const Stranger&) = delete;
+  ~UnauthenticatedClient() { ::close(fd_); }
+  UnauthenticatedClient(const UnauthenticatedClient&) = delete;
+  UnauthenticatedClient& operator=(const UnauthenticatedClient&) = delete;
 
   void say(std::string_view bytes) {
     EXPECT_EQ(::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));

@@ -13,10 +13,10 @@ namespace weft::test {
 
 /// Takes a call's buffers elsewhere and changes its views. What it returns brings `out` back, once the call
 /// is done; the memory there goes with it.
-using Carry = std::function<std::function<void()>(Call&)>;
+using DeviceStaging = std::function<std::function<void()>(Call&)>;
 
 /// To memory of cudaMalloc on a device of `api`, which may be a stand-in's. One rank's alone: not
 /// thread-safe.
-Carry carry_to_device(const nccl::NcclApi& api, int device = 0);
+DeviceStaging stage_to_device(const nccl::NcclApi& api, int device = 0);
 
 }  // namespace weft::test

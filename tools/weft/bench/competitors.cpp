@@ -1,4 +1,4 @@
-#include "contenders.hpp"
+#include "competitors.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -47,32 +47,32 @@ std::vector<std::string> flags(const Options& o, const std::string& op, const st
 }
 
 // `bound`: not where a process has threads of its own beside MPI's.
-Contender mpi_job(const Options& o, const std::string& name, bool bound) {
-  Contender c;
+Competitor mpi_job(const Options& o, const std::string& name, bool bound) {
+  Competitor c;
   c.name = name;
-  c.who = Contender::Who::mpi;
+  c.who = Competitor::Who::mpi;
   const std::string n = std::to_string(o.ranks);
-  const bool crowded = o.ranks > usable_cores();
-  const bool bind = bound && !crowded;
+  const bool oversubscribed = o.ranks > usable_cores();
+  const bool bind = bound && !oversubscribed;
   std::string mpirun;
   if (name == "openmpi") {
     mpirun = "mpirun.openmpi";
     c.title = "Open MPI";
     c.start.command = {mpirun, "--mca", "pml", "ob1", "--mca", "btl", "self,vader"};
-    if (crowded) c.start.command.push_back("--oversubscribe");
+    if (oversubscribed) c.start.command.push_back("--oversubscribe");
     c.start.command.insert(c.start.command.end(), {"--bind-to", bind ? "core" : "none"});
     c.start.command.insert(c.start.command.end(), {"-n", n});
     // Root has to say so twice.
     if (::geteuid() == 0)
       c.start.environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"}, {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}};
-    c.settings = crowded ? "pml ob1, btl vader (shared memory), oversubscribed"
-                         : "pml ob1, btl vader (shared memory), bound to cores";
+    c.settings = oversubscribed ? "pml ob1, btl vader (shared memory), oversubscribed"
+                                : "pml ob1, btl vader (shared memory), bound to cores";
   } else if (name == "mpich") {
     mpirun = "mpirun.mpich";
     c.title = "MPICH";
     c.start.command = {mpirun, "-n", n};
     if (bind) c.start.command.insert(c.start.command.end(), {"-bind-to", "core"});
-    c.settings = crowded ? "ch4, shared memory, not bound" : "ch4, shared memory, bound to cores";
+    c.settings = oversubscribed ? "ch4, shared memory, not bound" : "ch4, shared memory, bound to cores";
   } else {
     c.title = "Intel MPI";
     std::string root = o.intel_mpi;
@@ -92,8 +92,8 @@ Contender mpi_job(const Options& o, const std::string& name, bool bound) {
     c.start.environment = {
         {"LD_LIBRARY_PATH", root + "/lib" + (libraries == nullptr ? "" : ":" + std::string(libraries))},
         {"I_MPI_FABRICS", "shm"},
-        {"I_MPI_PIN", crowded ? "0" : "1"}};
-    c.settings = crowded ? "I_MPI_FABRICS=shm, not pinned" : "I_MPI_FABRICS=shm, pinned to cores";
+        {"I_MPI_PIN", oversubscribed ? "0" : "1"}};
+    c.settings = oversubscribed ? "I_MPI_FABRICS=shm, not pinned" : "I_MPI_FABRICS=shm, pinned to cores";
   }
   if (!in_path(mpirun))
     c.missing = fmt::format("{} is not there; install {}", mpirun,
@@ -103,8 +103,8 @@ Contender mpi_job(const Options& o, const std::string& name, bool bound) {
   return c;
 }
 
-Contender peer(const Options& o, const std::string& name, const std::string& op) {
-  Contender c;
+Competitor peer(const Options& o, const std::string& name, const std::string& op) {
+  Competitor c;
   std::string path, package;
   const char* const bound = o.ranks > usable_cores() ? "not bound" : "bound to cores";
   if (name == "openmpi" || name == "mpich" || name == "intelmpi") {
@@ -114,7 +114,7 @@ Contender peer(const Options& o, const std::string& name, const std::string& op)
     c.start.command.push_back(path);
   } else if (name == "gloo") {
     c.title = "Gloo";
-    c.who = Contender::Who::other;
+    c.who = Competitor::Who::other;
     path = o.programs + "/gloo_collectives";
     package = "libgloo-dev";
     c.start.command = {path, "--ranks", std::to_string(o.ranks)};
@@ -122,7 +122,7 @@ Contender peer(const Options& o, const std::string& name, const std::string& op)
   } else {
     const bool deepspeed = name == "deepspeed";
     c.title = deepspeed ? "DeepSpeed" : "torch Gloo";
-    c.who = Contender::Who::other;
+    c.who = Competitor::Who::other;
     path = o.programs + "/torch_collectives.py";
     package = "python3";
     c.start.command = {
@@ -144,9 +144,9 @@ Contender peer(const Options& o, const std::string& name, const std::string& op)
   return c;
 }
 
-Contender ours(const Options& o, const std::string& op, const std::string& dtype, const std::string& backend,
-               const std::string& memory) {
-  Contender c;
+Competitor ours(const Options& o, const std::string& op, const std::string& dtype, const std::string& backend,
+                const std::string& memory) {
+  Competitor c;
   if (backend == "mpi-openmpi" || backend == "mpi-mpich") c = mpi_job(o, backend.substr(4), false);
   const bool message = op == "ping_pong" || op == "one_way";
   c.start.command.push_back(program(o, message ? "p2p_bench" : "collectives_bench"));
@@ -159,7 +159,7 @@ Contender ours(const Options& o, const std::string& op, const std::string& dtype
   if (memory == "staged") c.start.environment["WEFT_SINGLE_COPY"] = "off";
   c.start.ranks = o.ranks;
   if (!c.settings.empty()) c.settings = "not bound";
-  c.who = Contender::Who::weft;
+  c.who = Competitor::Who::weft;
   c.name = c.memory = backend == "shm" ? memory : backend;
   c.dtype = dtype;
   if (o.dtypes.size() > 1) c.name += " " + dtype;
@@ -188,16 +188,16 @@ std::string program(const Options& o, const std::string& name) {
   return path;
 }
 
-std::vector<Contender> contenders(const Options& o, const std::string& op) {
-  std::vector<Contender> all;
+std::vector<Competitor> competitors(const Options& o, const std::string& op) {
+  std::vector<Competitor> all;
   for (const std::string& backend : o.backends)
     for (const std::string& memory : backend == "shm" ? o.memory : std::vector<std::string>{"foreign"})
       for (const std::string& dtype : o.dtypes) all.push_back(ours(o, op, dtype, backend, memory));
   for (const std::string& name : o.against) all.push_back(peer(o, name, op));
-  Contender machine;
+  Competitor machine;
   machine.name = "machine";
   machine.title = "machine";
-  machine.who = Contender::Who::machine;
+  machine.who = Competitor::Who::machine;
   machine.start.ranks = o.ranks;
   machine.start.command = {program(o, "machine_bench"), "--ranks", std::to_string(o.ranks)};
   Options plain = o;

@@ -1,12 +1,12 @@
 // The other processes of this host, as seen from this one: how their memory is reached and whether they live.
 //
-// Each Context has a board: shared memory with its bells, a word that tells whether it lives, and the numbers
-// of its segments' descriptors. Processes of the same user open each other's boards and segments through
-// /proc, without asking: a peer may be stopped, and n ranks need no n² conversations. What /proc refuses
-// (a process that is not dumpable) is asked for over an abstract Unix socket, on which each Context listens
-// with a small thread that sleeps otherwise; so are regions. Whoever asks must run as the same user
-// (SO_PEERCRED). A connection lasts as long as one conversation; what is kept per neighbour is one pidfd. No
-// name is left in the file system; descriptors close themselves. Thread-safe.
+// Each Context has a block: shared memory with its doorbells, a word that tells whether it lives, and the
+// numbers of its segments' descriptors. Processes of the same user open each other's process blocks and
+// segments through /proc, without asking: a peer may be stopped, and n ranks need no n² conversations. What
+// /proc refuses (a process that is not dumpable) is asked for over an abstract Unix socket, on which each
+// Context listens with a small thread that sleeps otherwise; so are regions. Whoever asks must run as the
+// same user (SO_PEERCRED). A connection lasts as long as one conversation; what is kept per peer process is
+// one pidfd. No name is left in the file system; descriptors close themselves. Thread-safe.
 #pragma once
 
 #include <atomic>
@@ -24,10 +24,10 @@ class Arena;
 class Logger;
 
 /// A word a rank sleeps on. Lives in memory that all processes of the host that know this process map.
-class Bell {
+class Doorbell {
  public:
-  Bell() = default;
-  explicit Bell(std::atomic<std::uint32_t>* word) : word_(word) {}
+  Doorbell() = default;
+  explicit Doorbell(std::atomic<std::uint32_t>* word) : word_(word) {}
   explicit operator bool() const noexcept { return word_ != nullptr; }
   std::uint32_t read() const noexcept { return word_->load(std::memory_order_seq_cst); }
   /// Adds one and wakes all who sleep on it.
@@ -55,8 +55,8 @@ struct ProcessAddress {
   std::string socket;  ///< abstract socket name, without the leading zero byte; random
   std::uint32_t user = 0;
   std::int32_t pid = 0;
-  std::int32_t board = -1;  ///< its board's descriptor there; -1: none, or not to be opened so
-  std::uint64_t board_inode = 0;
+  std::int32_t block = -1;  ///< its block's descriptor there; -1: none, or not to be opened so
+  std::uint64_t block_inode = 0;
   std::string encode() const;
   /// Throws mismatch with the text where it is not an address.
   static ProcessAddress decode(const std::string& text);
@@ -69,9 +69,9 @@ inline constexpr const char* kUnknownHostText =
     "/proc/sys/kernel/random/boot_id or /proc/self/ns cannot be read (is /proc mounted?)";
 
 /// One process of this host (perhaps this one), watched by pidfd. Shared by all groups that have ranks there.
-class Neighbour {
+class PeerProcess {
  public:
-  virtual ~Neighbour() = default;
+  virtual ~PeerProcess() = default;
   virtual const ProcessAddress& address() const noexcept = 0;
   virtual bool is_self() const noexcept = 0;
   /// False once the process or its Context has ended, or it has become another program. One cheap system
@@ -87,47 +87,47 @@ class Neighbour {
   /// gives up at the deadline (a stopped owner). True: all are mapped. A refused mmap is final for that
   /// segment and logged once.
   virtual bool map_segments(std::uint32_t count, Deadline deadline) noexcept = 0;
-  /// The bell of that number there. Null: there is none.
-  virtual Bell bell(int number) const noexcept = 0;
+  /// The doorbell of that number there. Null: there is none.
+  virtual Doorbell doorbell(int number) const noexcept = 0;
 };
-using NeighbourRef = std::shared_ptr<Neighbour>;
+using PeerProcessRef = std::shared_ptr<PeerProcess>;
 
-class Neighbourhood {
+class HostPeers {
  public:
-  static constexpr int kMaxBells = 1024;  ///< ranks that are threads of one process
+  static constexpr int kMaxDoorbells = 1024;  ///< ranks that are threads of one process
 
-  Neighbourhood(Logger& log, Arena& arena);
-  ~Neighbourhood();
+  HostPeers(Logger& log, Arena& arena);
+  ~HostPeers();
 
   const ProcessAddress& self() const noexcept;
   /// Why other processes cannot map memory of this one: "memfd_create: Operation not permitted". Empty: they
   /// can.
   const std::string& no_shared_memory() const noexcept;
-  /// Checks who it is, opens the pidfd, maps its board. The same address gives the same Neighbour
+  /// Checks who it is, opens the pidfd, maps its block. The same address gives the same PeerProcess
   /// while anyone holds it. Throws peer_lost (gone), timeout, unsupported (other host or other user: text
   /// says which).
-  NeighbourRef meet(const ProcessAddress& address, Deadline deadline);
+  PeerProcessRef meet(const ProcessAddress& address, Deadline deadline);
 
-  /// Makes a region of zeros and offers it under `name` to this process's threads and to its neighbours,
+  /// Makes a region of zeros and offers it under `name` to this process's threads and to its peer processes,
   /// for as long as the returned owner lives. Throws bad_argument where the name is offered already.
   RegionRef offer(const std::string& name, std::size_t bytes);
   /// The region that `owner` offers under that name; waits for it until the deadline. Within one process
   /// everybody gets the same mapping. Throws timeout, peer_lost, system.
-  RegionRef open(Neighbour& owner, const std::string& name, Deadline deadline);
+  RegionRef open(PeerProcess& owner, const std::string& name, Deadline deadline);
   /// Throws system, with the limit, where another process has been waiting for half a second (`last`: for a
   /// moment) to connect to this one, which may have no more descriptors or memory. Does not wait.
   void check_admits(bool last) const;
 
-  /// The number of this process's bell for the rank of that identity, given at first use: what peers ask
-  /// bell() for. Throws unsupported where kMaxBells identities have one.
-  int bell_number(int identity);
-  /// That bell; none for a negative identity.
-  Bell own_bell(int identity);
-  /// Puts segments that the arena has made meanwhile on the board, so that neighbours need not ask. Cheap
+  /// The number of this process's doorbell for the rank of that process rank, given at first use: what peers
+  /// ask doorbell() for. Throws unsupported where kMaxDoorbells process ranks have one.
+  int doorbell_number(int process_rank);
+  /// That doorbell; none for a negative process rank.
+  Doorbell own_doorbell(int process_rank);
+  /// Puts segments that the arena has made meanwhile on the block, so that peer processes need not ask. Cheap
   /// where there are none.
   void show_segments() noexcept;
-  /// A digest of where things lie on a board: equal in processes that meet.
-  static std::uint64_t board_layout() noexcept;
+  /// A digest of where things lie on a block: equal in processes that meet.
+  static std::uint64_t process_block_layout() noexcept;
 
  private:
   struct Impl;

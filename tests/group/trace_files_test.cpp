@@ -1,6 +1,6 @@
-// Traces that are written by themselves: when a group fails and at SIGUSR2, into the folder WEFT_TRACE names;
-// and that nothing is taken, thrown or left behind for it.
-#include "group/traces.hpp"
+// TraceFiles that are written by themselves: when a group fails and at SIGUSR2, into the folder WEFT_TRACE
+// names; and that nothing is taken, thrown or left behind for it.
+#include "group/trace_files.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -37,10 +37,10 @@ Handler handler() {
   return now.sa_handler;
 }
 
-class Traces : public testing::Test {
+class TraceFiles : public testing::Test {
  protected:
-  Traces() { ::setenv("WEFT_TRACE", folder.path().c_str(), 1); }
-  ~Traces() override { ::unsetenv("WEFT_TRACE"); }
+  TraceFiles() { ::setenv("WEFT_TRACE", folder.path().c_str(), 1); }
+  ~TraceFiles() override { ::unsetenv("WEFT_TRACE"); }
 
   std::vector<std::string> files() const {
     std::vector<std::string> names;
@@ -74,7 +74,7 @@ class Traces : public testing::Test {
   std::vector<float> a = std::vector<float>(12);
 };
 
-TEST_F(Traces, OneFileWhenAGroupFailsBeforeTheErrorIsThrown) {
+TEST_F(TraceFiles, OneFileWhenAGroupFailsBeforeTheErrorIsThrown) {
   Context context;
   ProcessGroup g = make(context), well = make(context, "well");
   g.barrier().wait();
@@ -95,7 +95,7 @@ TEST_F(Traces, OneFileWhenAGroupFailsBeforeTheErrorIsThrown) {
 }
 
 // Whatever a group is called, in whatever process: no two files are the same, and none is elsewhere.
-TEST_F(Traces, NamesDoNotCollide) {
+TEST_F(TraceFiles, NamesDoNotCollide) {
   for (int k = 0; k < 2; ++k) {
     Context context;
     for (const std::string& name : {"same"s, "same"s, "../up/and away"s, std::string(500, 'n')}) {
@@ -109,7 +109,7 @@ TEST_F(Traces, NamesDoNotCollide) {
   EXPECT_THAT(all, testing::Contains(testing::StartsWith("___up_and_away.rank0.")).Times(2));
 }
 
-TEST_F(Traces, TheSignalWritesAllGroupsOfAllRanks) {
+TEST_F(TraceFiles, TheSignalWritesAllGroupsOfAllRanks) {
   EXPECT_EQ(handler(), SIG_DFL);
   {
     Context context;
@@ -135,7 +135,7 @@ TEST_F(Traces, TheSignalWritesAllGroupsOfAllRanks) {
 }
 
 // A rank that computes and one that is stuck in a wait.
-TEST_F(Traces, TheSignalReachesRanksWhateverTheyDo) {
+TEST_F(TraceFiles, TheSignalReachesRanksWhateverTheyDo) {
   const RankOptions options;
   RankProcesses ranks(
       2,
@@ -163,7 +163,7 @@ TEST_F(Traces, TheSignalReachesRanksWhateverTheyDo) {
   ranks.finish();
 }
 
-TEST_F(Traces, ASignalThatIsTakenIsLeftAlone) {
+TEST_F(TraceFiles, ASignalThatIsTakenIsLeftAlone) {
   static std::atomic<int> got{0};
   struct sigaction theirs {
   }, before{};
@@ -188,7 +188,7 @@ TEST_F(Traces, ASignalThatIsTakenIsLeftAlone) {
   ::sigaction(SIGUSR2, &before, nullptr);
 }
 
-TEST_F(Traces, WithoutTheVariableNothingIsTaken) {
+TEST_F(TraceFiles, WithoutTheVariableNothingIsTaken) {
   ::unsetenv("WEFT_TRACE");
   Context context;
   ProcessGroup g = make(context);
@@ -199,7 +199,7 @@ TEST_F(Traces, WithoutTheVariableNothingIsTaken) {
 }
 
 // In a child the signal does what it does by default, until the child has a Context of its own.
-TEST_F(Traces, Forks) {
+TEST_F(TraceFiles, Forks) {
   if (!kThreadsInForks) GTEST_SKIP() << kNoThreadsInForks;
   Context context;
   ProcessGroup g = make(context);
@@ -224,7 +224,7 @@ TEST_F(Traces, Forks) {
 }
 
 // A trace that cannot be written is a warning, and the error of the call what it was.
-TEST_F(Traces, AMissingFolderIsAWarning) {
+TEST_F(TraceFiles, AMissingFolderIsAWarning) {
   ::setenv("WEFT_TRACE", (folder.path() / "nowhere").c_str(), 1);
   std::vector<std::string> lines;
   Context context({.log_sink = [&](LogLevel level, std::string_view line) {
@@ -240,7 +240,7 @@ TEST_F(Traces, AMissingFolderIsAWarning) {
                                        ".json.tmp: No such file or directory")));
 }
 
-TEST_F(Traces, AFullDiskIsAWarning) {
+TEST_F(TraceFiles, AFullDiskIsAWarning) {
   const auto child = run_in_child([&] {
     std::vector<std::string> lines;
     Context context({.log_sink = [&](LogLevel, std::string_view line) { lines.emplace_back(line); }});

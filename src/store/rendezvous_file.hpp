@@ -20,25 +20,25 @@ namespace weft {
 /// When a process started, in clock ticks since boot; nothing where there is no such process.
 std::optional<std::uint64_t> start_time_of(pid_t process);
 
-class MeetingPlace {
+class RendezvousFile {
  public:
   /// Opens the folder, making it where it is absent: $XDG_RUNTIME_DIR/weft, else the first of
   /// /tmp/weft-<user>, /tmp/weft-<user>-1 to -9 and ~/.weft that is or can be made this user's alone: who may
   /// write to /tmp may have taken any name there. Throws system where there is none. `key` names the job on
   /// this host.
-  explicit MeetingPlace(std::string key);
+  explicit RendezvousFile(std::string key);
 
   /// The file, for error texts.
   std::string path() const { return path_in(folder_); }
-  /// Rank 0: tells where it serves. Throws system where another process that lives has told the same.
+  /// Rank 0: tells where it serves. Throws system where another process that lives has published the same.
   void publish(const std::string& address, Deadline deadline) const;
-  /// What rank 0 told, or nothing yet.
+  /// What rank 0 published, or nothing yet.
   std::optional<std::string> find() const;
   /// Removes the file where it still tells this address: all have met, or rank 0 leaves.
   void remove(const std::string& address) const noexcept;
 
  private:
-  struct Told {
+  struct Published {
     std::string address;
     pid_t process = 0;
     std::uint64_t started = 0;
@@ -48,8 +48,8 @@ class MeetingPlace {
     std::string path;
     Descriptor fd;
   };
-  std::optional<Told> read(const Folder& folder) const;
-  std::optional<Told> read_any() const;
+  std::optional<Published> read(const Folder& folder) const;
+  std::optional<Published> read_any() const;
   std::string path_in(const Folder& folder) const { return folder.path + "/" + name_; }
 
   std::string key_;

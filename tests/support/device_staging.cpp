@@ -1,4 +1,4 @@
-#include "support/carry.hpp"
+#include "support/device_staging.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -54,7 +54,7 @@ class Pool {
       free.pop_back();
       return piece;
     }
-    if (std::bit_ceil(bytes) > bytes_ - used_) throw std::runtime_error("carry: the pool is used up");
+    if (std::bit_ceil(bytes) > bytes_ - used_) throw std::runtime_error("staging: the pool is used up");
     used_ += std::bit_ceil(bytes);
     return memory_ + used_ - std::bit_ceil(bytes);
   }
@@ -87,7 +87,7 @@ struct Piece {
 
 }  // namespace
 
-Carry carry_to_device(const NcclApi& api, int device) {
+DeviceStaging stage_to_device(const NcclApi& api, int device) {
   constexpr std::size_t kPool = std::size_t{1} << 30;
   const auto pool = std::make_shared<Pool>(api, kPool);
   return [&api, pool, device](Call& c) -> std::function<void()> {

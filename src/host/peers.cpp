@@ -1,4 +1,4 @@
-#include "host/neighbourhood.hpp"
+#include "host/peers.hpp"
 
 #include <fmt/format.h>
 #include <linux/futex.h>
@@ -48,15 +48,15 @@ namespace {
 
 constexpr std::size_t kLineBytes = 64;
 
-// What a process shows its neighbours, and what they ring. But for the bells it writes alone; an entry of
-// `segments` once, `bytes` last.
-struct Board {
+// What a process shows its peer processes, and what they ring. But for the doorbells it writes alone; an
+// entry of `segments` once, `bytes` last.
+struct ProcessBlock {
   struct Segment {
     std::atomic<std::uint64_t> bytes;  // 0: not there yet
     std::uint64_t inode;
     std::int32_t descriptor;
   };
-  struct alignas(kLineBytes) BellLine {
+  struct alignas(kLineBytes) DoorbellLine {
     std::atomic<std::uint32_t> word;
   };
   static constexpr std::uint32_t kEnded = 0, kBegins = 1;
@@ -64,10 +64,10 @@ struct Board {
   alignas(kLineBytes) char name[kLineBytes];            // the socket's
   alignas(kLineBytes) std::atomic<std::uint32_t> life;  // see LifeMark
   alignas(kLineBytes) Segment segments[Arena::kMaxSegments];
-  BellLine bells[Neighbourhood::kMaxBells];
+  DoorbellLine doorbells[HostPeers::kMaxDoorbells];
 };
 
-// While it exists, the calling thread's end, however it comes, is told by the word on the board: by the
+// While it exists, the calling thread's end, however it comes, is told by the word on the block: by the
 // kernel (the word is a robust futex) where the process is killed or becomes another program, which a pidfd
 // does not tell. Replaces the thread's list of robust mutexes: for a thread that uses none.
 class LifeMark {
@@ -81,7 +81,7 @@ class LifeMark {
     ::syscall(SYS_set_robust_list, &head_, sizeof head_);
   }
   ~LifeMark() {
-    word_.store(Board::kEnded, std::memory_order_seq_cst);
+    word_.store(ProcessBlock::kEnded, std::memory_order_seq_cst);
     ::syscall(SYS_set_robust_list, nullptr, sizeof head_);
   }
   LifeMark(const LifeMark&) = delete;
@@ -96,7 +96,7 @@ class LifeMark {
 std::string random_name() {
   std::array<unsigned char, 16> bytes{};
   if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
-    throw_errno("neighbourhood: no random bytes for the socket's name", errno);
+    throw_errno("host peers: no random bytes for the socket's name", errno);
   std::string text = "weft-";
   for (const unsigned char b : bytes) text += fmt::format("{:02x}", b);
   return text;
@@ -112,7 +112,7 @@ std::string namespace_of(const char* path) {
 }
 
 // Processes with equal text can reach each other's sockets and watch each other's pids. Where the system does
-// not tell, the text is random: then nobody else is a neighbour.
+// not tell, the text is random: then nobody else is a peer_process.
 std::string this_host() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
@@ -121,21 +121,21 @@ std::string this_host() {
   return fmt::format("{}/{}/{}", boot, pids, network);
 }
 
-Bell bell_on(Board* board, int number) {
-  if (board == nullptr || number < 0 || number >= Neighbourhood::kMaxBells) return {};
-  return Bell(&board->bells[number].word);
+Doorbell doorbell_on(ProcessBlock* block, int number) {
+  if (block == nullptr || number < 0 || number >= HostPeers::kMaxDoorbells) return {};
+  return Doorbell(&block->doorbells[number].word);
 }
 
 }  // namespace
 
 bool is_unknown_host(std::string_view host) noexcept { return host.starts_with(kUnknownHost); }
 
-void Bell::ring() const noexcept {
+void Doorbell::ring() const noexcept {
   word_->fetch_add(1, std::memory_order_seq_cst);
   ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word_), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void Bell::sleep(std::uint32_t seen, Duration limit) const noexcept {
+void Doorbell::sleep(std::uint32_t seen, Duration limit) const noexcept {
   if (limit <= Duration::zero()) return;
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
   timespec time{};
@@ -146,26 +146,26 @@ void Bell::sleep(std::uint32_t seen, Duration limit) const noexcept {
 }
 
 std::string ProcessAddress::encode() const {
-  return fmt::format("weft1 {} {} {} {} {} {}", host, socket, user, pid, board, board_inode);
+  return fmt::format("weft1 {} {} {} {} {} {}", host, socket, user, pid, block, block_inode);
 }
 
 ProcessAddress ProcessAddress::decode(const std::string& text) {
   std::istringstream words(text);
-  std::string version, user, pid, board, inode, rest;
+  std::string version, user, pid, block, inode, rest;
   ProcessAddress a;
   const bool complete =
-      static_cast<bool>(words >> version >> a.host >> a.socket >> user >> pid >> board >> inode);
+      static_cast<bool>(words >> version >> a.host >> a.socket >> user >> pid >> block >> inode);
   const auto read = [](auto& number, const std::string& word) {
     const auto is = parse_integer<std::remove_reference_t<decltype(number)>>(word);
     number = is.value_or(0);
     return is.has_value();
   };
   if (!complete || version != "weft1" || words >> rest || !read(a.user, user) || !read(a.pid, pid) ||
-      a.pid < 1 || !read(a.board, board) || a.board < -1 || !read(a.board_inode, inode))
+      a.pid < 1 || !read(a.block, block) || a.block < -1 || !read(a.block_inode, inode))
     throw Error(
         ErrorCode::mismatch,
-        fmt::format("neighbourhood: \"{}\" is not a process address; expected \"weft1 <host> <socket> <user> "
-                    "<process> <board> <inode>\", as this version of weft writes it",
+        fmt::format("host peers: \"{}\" is not a process address; expected \"weft1 <host> <socket> <user> "
+                    "<process> <block> <inode>\", as this version of weft writes it",
                     text));
   return a;
 }
@@ -198,8 +198,8 @@ int poll_timeout(const Deadline& deadline) {
 struct OfferTable;
 
 // A region and what holds it: its mapping, and for the process that offers it the entry in its table; for
-// others the Neighbour it came from, so that whoever meets that process again finds this mapping and makes no
-// second one.
+// others the PeerProcess it came from, so that whoever meets that process again finds this mapping and makes
+// no second one.
 struct HeldRegion : Region {
   SharedMapping mapping;
   Descriptor memfd;
@@ -207,7 +207,7 @@ struct HeldRegion : Region {
   std::uint64_t id = 0;
   std::string name;
   std::weak_ptr<OfferTable> offers;
-  NeighbourRef from;
+  PeerProcessRef from;
   pid_t process = ::getpid();
 
   explicit HeldRegion(SharedMapping m) : mapping(std::move(m)) {
@@ -250,22 +250,22 @@ constexpr int kRefusedLooks = 10;                    // half a second: they do n
 
 class Server {
  public:
-  // `refusal`: why there is no memfd of the board (errno), or 0.
-  Server(Logger& log, const Arena& arena, const ProcessAddress& self, Board& board, int refusal,
+  // `refusal`: why there is no memfd of the block (errno), or 0.
+  Server(Logger& log, const Arena& arena, const ProcessAddress& self, ProcessBlock& block, int refusal,
          std::shared_ptr<OfferTable> offers)
-      : warnings_(log, "neighbourhood"),
+      : warnings_(log, "host_peers"),
         arena_(arena),
         user_(self.user),
-        board_(board),
-        board_descriptor_(self.board),
-        board_refusal_(refusal),
+        block_(block),
+        block_descriptor_(self.block),
+        block_refusal_(refusal),
         offers_(std::move(offers)),
         listener_(listen_abstract(self.socket)),
         stop_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-    if (!stop_) throw_errno("neighbourhood: eventfd", errno);
-    connections_.reserve(kNeighbours);
-    watched_.reserve(2 + kNeighbours);
-    thread_ = start_thread("neighbourhood", [this] { serve(); });
+    if (!stop_) throw_errno("host peers: eventfd", errno);
+    connections_.reserve(kPeers);
+    watched_.reserve(2 + kPeers);
+    thread_ = start_thread("host_peers", [this] { serve(); });
     marked_
         .wait();  // a process that becomes another program right now has ended for those who know its address
   }
@@ -286,7 +286,7 @@ class Server {
  private:
   void serve() noexcept {
     ::pthread_setname_np(::pthread_self(), "weft-socket");
-    const LifeMark mark(board_.life);
+    const LifeMark mark(block_.life);
     marked_.count_down();
     bool listen = true;
     while (true) {
@@ -320,7 +320,7 @@ class Server {
                              std::memory_order_release);
       }
     }
-    // A forked child may hold copies: closing alone would not tell the neighbours.
+    // A forked child may hold copies: closing alone would not tell the peer_processes.
     ::shutdown(listener_.get(), SHUT_RDWR);
     for (const Descriptor& c : connections_) ::shutdown(c.get(), SHUT_RDWR);
   }
@@ -351,7 +351,7 @@ class Server {
         fmt::format("refused process {} of user {}, which asked for memory of this process; "
                     "only user {} may",
                     c.process, c.user, user_));
-    const SocketReply reply{.status = SocketReply::Status::stranger};
+    const SocketReply reply{.status = SocketReply::Status::other_user};
     send_message(socket, &reply, sizeof reply);
     return false;
   } catch (...) {
@@ -364,7 +364,7 @@ class Server {
     switch (receive_message(socket, &request, sizeof request)) {
       case Transfer::later: return true;
       case Transfer::closed:
-      case Transfer::crowded:
+      case Transfer::too_many_in_flight:
       case Transfer::no_descriptor: return false;
       case Transfer::done: break;
     }
@@ -376,10 +376,10 @@ class Server {
     int descriptor = -1;
     std::shared_ptr<HeldRegion> region;  // keeps its descriptor open while it is sent
     switch (request.kind) {
-      case SocketRequest::Kind::board:
-        descriptor = board_descriptor_;
+      case SocketRequest::Kind::block:
+        descriptor = block_descriptor_;
         reply.status = descriptor >= 0 ? SocketReply::Status::ok : SocketReply::Status::no_memory;
-        if (descriptor < 0) reply.bytes = static_cast<std::uint64_t>(board_refusal_);
+        if (descriptor < 0) reply.bytes = static_cast<std::uint64_t>(block_refusal_);
         break;
       case SocketRequest::Kind::segment:
         if (request.segment >= arena_.segment_count()) break;
@@ -399,11 +399,11 @@ class Server {
       }
     }
     const Transfer sent = send_message(socket, &reply, sizeof reply, descriptor);
-    if (sent == Transfer::crowded) {
+    if (sent == Transfer::too_many_in_flight) {
       reply.status = SocketReply::Status::busy;
       return send_message(socket, &reply, sizeof reply) == Transfer::done;
     }
-    // A neighbour has one request open at a time: a full socket means one that never reads.
+    // A peer process has one request open at a time: a full socket means one that never reads.
     return sent == Transfer::done;
   } catch (...) {
     return false;
@@ -412,26 +412,26 @@ class Server {
   Warnings warnings_;  // the thread's
   const Arena& arena_;
   const uid_t user_;
-  Board& board_;
-  const int board_descriptor_, board_refusal_;
+  ProcessBlock& block_;
+  const int block_descriptor_, block_refusal_;
   const std::shared_ptr<OfferTable> offers_;
   Descriptor listener_;
   Descriptor stop_;
   std::atomic<int> refusal_{0}, refused_looks_{0};
   // The thread's. Memory for most jobs is there from the beginning.
-  static constexpr std::size_t kNeighbours = 64;
+  static constexpr std::size_t kPeers = 64;
   std::vector<Descriptor> connections_;
   std::vector<pollfd> watched_;
-  std::latch marked_{1};  // its life is on the board
+  std::latch marked_{1};  // its life is on the block
   std::thread thread_;
 };
 
-// ---- This process, seen as a neighbour of itself ----
+// ---- This process, seen as a peer process of itself ----
 
-class Self final : public Neighbour {
+class Self final : public PeerProcess {
  public:
-  Self(const ProcessAddress& address, Arena& arena, Board* board)
-      : address_(address), arena_(arena), board_(board) {}
+  Self(const ProcessAddress& address, Arena& arena, ProcessBlock* block)
+      : address_(address), arena_(arena), block_(block) {}
   const ProcessAddress& address() const noexcept override { return address_; }
   bool is_self() const noexcept override { return true; }
   bool alive() const noexcept override { return true; }
@@ -440,32 +440,32 @@ class Self final : public Neighbour {
   bool map_segments(std::uint32_t count, Deadline) noexcept override {
     return count <= arena_.segment_count();
   }
-  Bell bell(int number) const noexcept override { return bell_on(board_, number); }
+  Doorbell doorbell(int number) const noexcept override { return doorbell_on(block_, number); }
 
  private:
   const ProcessAddress address_;
   Arena& arena_;
-  Board* const board_;
+  ProcessBlock* const block_;
 };
 
 // ---- Another process ----
 
-class Remote final : public Neighbour, public std::enable_shared_from_this<Remote> {
+class Remote final : public PeerProcess, public std::enable_shared_from_this<Remote> {
  public:
-  // Maps the board; throws as Neighbourhood::meet().
+  // Maps the block; throws as HostPeers::meet().
   Remote(Logger& log, const ProcessAddress& address, Deadline deadline) : log_(log), address_(address) {
-    // The pid cannot be another process's: the board, which is opened after this, is the one we mean. Where
+    // The pid cannot be another process's: the block, which is opened after this, is the one we mean. Where
     // there is no such process, its socket is asked in vain, and that is told.
     static_cast<void>(watch());
-    board_ = open_board();
-    if (!board_) board_ = ask_for_board(deadline);
+    block_ = open_block();
+    if (!block_) block_ = ask_for_board(deadline);
     if (has_ended()) throw lost("has ended");
   }
 
   const ProcessAddress& address() const noexcept override { return address_; }
   bool is_self() const noexcept override { return false; }
 
-  // The pidfd becomes readable when the process ends; the board tells where its Context ends, or it turns
+  // The pidfd becomes readable when the process ends; the block tells where its Context ends, or it turns
   // into another program by exec.
   bool alive() const noexcept override {
     if (has_ended() || dumps_core_.load(std::memory_order_relaxed)) return false;
@@ -502,7 +502,7 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
     return false;
   }
 
-  Bell bell(int number) const noexcept override { return bell_on(&board(), number); }
+  Doorbell doorbell(int number) const noexcept override { return doorbell_on(&block(), number); }
 
   // The region it offers under `name`, or null where it offers none now.
   RegionRef open(const std::string& name, Deadline deadline) {
@@ -518,10 +518,9 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
       case SocketReply::Status::no_memory:
         throw Error(
             ErrorCode::unsupported,
-            fmt::format(
-                "neighbourhood: region \"{}\" of {} cannot be mapped: its system refuses memfd_create{}",
-                name, who(), refusal_text(answer.reply)));
-      case SocketReply::Status::stranger: throw other_user();
+            fmt::format("host peers: region \"{}\" of {} cannot be mapped: its system refuses memfd_create{}",
+                        name, who(), refusal_text(answer.reply)));
+      case SocketReply::Status::other_user: throw other_user();
     }
     for (auto i = opened_.begin(); i != opened_.end();)
       i = i->second.expired() ? opened_.erase(i) : std::next(i);
@@ -529,9 +528,9 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
       if (auto region = known->second.lock()) return region;
     SharedMapping mapping = map(answer.descriptor.get(), answer.reply.bytes);
     if (!mapping)
-      throw_errno(fmt::format("neighbourhood: mapping region \"{}\" of {} ({} bytes)", name, who(),
-                              answer.reply.bytes),
-                  errno);
+      throw_errno(
+          fmt::format("host peers: mapping region \"{}\" of {} ({} bytes)", name, who(), answer.reply.bytes),
+          errno);
     auto region = std::make_shared<HeldRegion>(std::move(mapping));
     region->from = shared_from_this();
     opened_[answer.reply.id] = region;
@@ -541,7 +540,7 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
   std::string who() const { return fmt::format("process {}", address_.pid); }
 
   Error lost(const char* how) const {
-    return Error(ErrorCode::peer_lost, fmt::format("neighbourhood: {} {}", who(), how));
+    return Error(ErrorCode::peer_lost, fmt::format("host peers: {} {}", who(), how));
   }
 
  private:
@@ -579,72 +578,70 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
   };
 
   Error no_answer(Clock::time_point start) const {
-    return Error(ErrorCode::timeout, fmt::format("neighbourhood: {} did not answer within {:.1f} s", who(),
-                                                 seconds_since(start)));
+    return Error(ErrorCode::timeout,
+                 fmt::format("host peers: {} did not answer within {:.1f} s", who(), seconds_since(start)));
   }
 
   Error other_user() const {
     return Error(
         ErrorCode::unsupported,
-        fmt::format(
-            "neighbourhood: {} refused user {}; memory is shared with processes of the same user only", who(),
-            ::geteuid()));
+        fmt::format("host peers: {} refused user {}; memory is shared with processes of the same user only",
+                    who(), ::geteuid()));
   }
 
-  Board& board() const noexcept { return *reinterpret_cast<Board*>(board_.data()); }
+  ProcessBlock& block() const noexcept { return *reinterpret_cast<ProcessBlock*>(block_.data()); }
 
   bool has_ended() const noexcept {
-    const std::uint32_t life = board().life.load(std::memory_order_seq_cst);
-    return life == Board::kEnded || (life & FUTEX_OWNER_DIED) != 0;
+    const std::uint32_t life = block().life.load(std::memory_order_seq_cst);
+    return life == ProcessBlock::kEnded || (life & FUTEX_OWNER_DIED) != 0;
   }
 
-  // Without pidfds (a kernel before 5.3, a sandbox) the board alone tells of its end. False: there is no such
+  // Without pidfds (a kernel before 5.3, a sandbox) the block alone tells of its end. False: there is no such
   // process.
   bool watch() {
     pidfd_ = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, address_.pid, 0)));
     if (!pidfd_ && errno == ESRCH) return false;
     if (!pidfd_ && errno != ENOSYS && errno != EPERM)
-      throw_errno(fmt::format("neighbourhood: pidfd of {}", who()), errno);
+      throw_errno(fmt::format("host peers: pidfd of {}", who()), errno);
     return true;
   }
 
   // Empty where the system does not let us, and where another file has that place.
-  SharedMapping open_board() const {
-    const Descriptor file = open_file_of(address_.pid, address_.board, address_.board_inode);
+  SharedMapping open_block() const {
+    const Descriptor file = open_file_of(address_.pid, address_.block, address_.block_inode);
     if (!file) return {};
-    SharedMapping mapping = map(file.get(), sizeof(Board));
+    SharedMapping mapping = map(file.get(), sizeof(ProcessBlock));
     if (!mapping) return {};
-    const char* const name = reinterpret_cast<const Board*>(mapping.data())->name;
+    const char* const name = reinterpret_cast<const ProcessBlock*>(mapping.data())->name;
     return std::string_view(name, ::strnlen(name, kLineBytes)) == address_.socket ? std::move(mapping)
                                                                                   : SharedMapping();
   }
 
   SharedMapping ask_for_board(Deadline deadline) {
     const Turn turn(*this, deadline);
-    const Answer answer = exchange({.kind = SocketRequest::Kind::board}, deadline);
+    const Answer answer = exchange({.kind = SocketRequest::Kind::block}, deadline);
     switch (answer.reply.status) {
       case SocketReply::Status::ok: break;
       case SocketReply::Status::no_memory:
         throw Error(
             ErrorCode::unsupported,
-            fmt::format(
-                "neighbourhood: {} has no memory that others can map: its system refuses memfd_create{}",
-                who(), refusal_text(answer.reply)));
+            fmt::format("host peers: {} has no memory that others can map: its system refuses memfd_create{}",
+                        who(), refusal_text(answer.reply)));
       case SocketReply::Status::busy:
       case SocketReply::Status::absent:
-      case SocketReply::Status::stranger: throw other_user();
+      case SocketReply::Status::other_user: throw other_user();
     }
-    SharedMapping mapping = map(answer.descriptor.get(), sizeof(Board));
-    if (!mapping) throw_errno(fmt::format("neighbourhood: mapping the board of {}", who()), errno);
+    SharedMapping mapping = map(answer.descriptor.get(), sizeof(ProcessBlock));
+    if (!mapping) throw_errno(fmt::format("host peers: mapping the block of {}", who()), errno);
     return mapping;
   }
 
   void connect(Deadline deadline) {
     const auto start = Clock::now();
     while (!(socket_ = connect_abstract(address_.socket))) {
-      if (errno == ECONNREFUSED) throw lost(board_ ? "has ended" : "has ended: nobody listens on its socket");
+      if (errno == ECONNREFUSED) throw lost(block_ ? "has ended" : "has ended: nobody listens on its socket");
       if (errno != EAGAIN && errno != EINTR)
-        throw_errno(fmt::format("neighbourhood: connecting to {}", who()), errno);
+        throw_errno(fmt::format("host peers: connecting to {}", who()), errno);
       if (deadline.passed()) throw no_answer(start);
       sleep_noticing(std::chrono::milliseconds(1));
     }
@@ -652,13 +649,12 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
     if (c.user != ::geteuid())
       throw Error(
           ErrorCode::unsupported,
-          fmt::format(
-              "neighbourhood: {} runs as user {}; expected {}, as this process: memory is shared with "
-              "processes of the same user only",
-              who(), c.user, ::geteuid()));
+          fmt::format("host peers: {} runs as user {}; expected {}, as this process: memory is shared with "
+                      "processes of the same user only",
+                      who(), c.user, ::geteuid()));
     if (c.process != address_.pid)
       throw Error(ErrorCode::unsupported,
-                  fmt::format("neighbourhood: the socket of {} is held by process {}", who(), c.process));
+                  fmt::format("host peers: the socket of {} is held by process {}", who(), c.process));
     // The pid cannot be another process's by now: an answer will come over the connection, after this.
     // A forked child may hold a copy of the socket of a process that has ended.
     if (!pidfd_ && !watch()) throw lost("has ended");
@@ -686,13 +682,13 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
       Answer answer;
       switch (receive_message(socket_.get(), &answer.reply, sizeof answer.reply, &answer.descriptor)) {
         case Transfer::done:
-          if (answer.reply.status == SocketReply::Status::stranger || answer.reply.number == request.number)
+          if (answer.reply.status == SocketReply::Status::other_user || answer.reply.number == request.number)
             return answer;
           continue;
         case Transfer::closed: throw lost("has ended");
         case Transfer::no_descriptor:
-          throw_errno(fmt::format("neighbourhood: taking a descriptor from {}", who()), EMFILE);
-        case Transfer::crowded:
+          throw_errno(fmt::format("host peers: taking a descriptor from {}", who()), EMFILE);
+        case Transfer::too_many_in_flight:
         case Transfer::later: break;
       }
       if (deadline.passed()) throw no_answer(start);
@@ -704,7 +700,7 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
         const TimedWait wait{std::chrono::milliseconds(timeout)};
         ::poll(ends.data(), ends.size(), timeout);
       }
-      if (ends[0].revents == 0 && (ends[1].revents != 0 || (board_ && has_ended()))) throw lost("has ended");
+      if (ends[0].revents == 0 && (ends[1].revents != 0 || (block_ && has_ended()))) throw lost("has ended");
     }
   }
 
@@ -720,7 +716,7 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
   }
 
   bool map_segment(std::uint32_t index, Deadline deadline) {
-    const Board::Segment& shown = board().segments[index];
+    const ProcessBlock::Segment& shown = block().segments[index];
     std::uint64_t bytes = shown.bytes.load(std::memory_order_acquire);
     Descriptor file;
     if (bytes > 0) file = open_file_of(address_.pid, shown.descriptor, shown.inode);
@@ -748,7 +744,7 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
   Logger& log_;
   const ProcessAddress address_;
   Descriptor pidfd_;
-  SharedMapping board_;
+  SharedMapping block_;
   std::atomic<bool> dumps_core_{false};
 
   std::mutex turn_mutex_;
@@ -766,96 +762,100 @@ class Remote final : public Neighbour, public std::enable_shared_from_this<Remot
 
 }  // namespace
 
-struct Neighbourhood::Impl {
+struct HostPeers::Impl {
   Impl(Logger& l, Arena& a)
       : log(l),
         arena(a),
-        board_memfd(make_board()),
-        board_mapping(SharedMapping::map(board_memfd.get(), sizeof(Board))),
+        block_memfd(make_block()),
+        block_mapping(SharedMapping::map(block_memfd.get(), sizeof(ProcessBlock))),
         address{.host = this_host(),
                 .socket = random_name(),
                 .user = static_cast<std::uint32_t>(::geteuid()),
                 .pid = static_cast<std::int32_t>(::getpid()),
-                .board = board_memfd.get(),
-                .board_inode = inode_of(board_memfd.get())} {
-    if (!board_mapping)
-      throw_errno(fmt::format("neighbourhood: {} bytes for the ranks' bells cannot be had", sizeof(Board)),
-                  errno);
-    address.socket.copy(board().name, kLineBytes - 1);
-    board().life.store(Board::kBegins, std::memory_order_seq_cst);
-    self = std::make_shared<Self>(address, arena, &board());
-    server.emplace(log, arena, address, board(), refusal, offers);
+                .block = block_memfd.get(),
+                .block_inode = inode_of(block_memfd.get())} {
+    if (!block_mapping)
+      throw_errno(
+          fmt::format("host peers: {} bytes for the ranks' doorbells cannot be had", sizeof(ProcessBlock)),
+          errno);
+    address.socket.copy(block().name, kLineBytes - 1);
+    block().life.store(ProcessBlock::kBegins, std::memory_order_seq_cst);
+    self = std::make_shared<Self>(address, arena, &block());
+    server.emplace(log, arena, address, block(), refusal, offers);
   }
 
-  Descriptor make_board() {
-    Descriptor fd = make_memfd("weft-board", sizeof(Board));
+  Descriptor make_block() {
+    Descriptor fd = make_memfd("weft-process", sizeof(ProcessBlock));
     if (!fd) {
       refusal = errno;
       no_shared_memory = fmt::format("memfd_create: {}", system_words(refusal));
     }
     return fd;
   }
-  Board& board() noexcept { return *reinterpret_cast<Board*>(board_mapping.data()); }
+  ProcessBlock& block() noexcept { return *reinterpret_cast<ProcessBlock*>(block_mapping.data()); }
 
   Logger& log;
   Arena& arena;
   int refusal = 0;  // errno, where there is no memfd
   std::string no_shared_memory;
-  Descriptor board_memfd;  // empty where the system has none: then the bells ring within this process only
-  SharedMapping board_mapping;
+  Descriptor
+      block_memfd;  // empty where the system has none: then the doorbells ring within this process only
+  SharedMapping block_mapping;
   const ProcessAddress address;
-  NeighbourRef self;
+  PeerProcessRef self;
   std::shared_ptr<OfferTable> offers = std::make_shared<OfferTable>();
 
   std::mutex remotes_mutex;
-  std::map<std::string, std::weak_ptr<Neighbour>> remotes;  // by socket
-  std::size_t sweep_at = 64;                                // remotes, when those that are gone are dropped
+  std::map<std::string, std::weak_ptr<PeerProcess>> remotes;  // by socket
+  std::size_t sweep_at = 64;                                  // remotes, when those that are gone are dropped
 
-  std::mutex bells_mutex;
-  std::map<int, int> bell_numbers;  // by identity
+  std::mutex doorbells_mutex;
+  std::map<int, int> doorbell_numbers;  // by process_rank
   std::mutex shown_mutex;
-  std::atomic<std::uint32_t> shown{0};  // segments on the board
+  std::atomic<std::uint32_t> shown{0};  // segments on the block
 
   std::optional<Server> server;  // last: its thread uses what is above
 };
 
-Neighbourhood::Neighbourhood(Logger& log, Arena& arena) : impl_(std::make_unique<Impl>(log, arena)) {}
-Neighbourhood::~Neighbourhood() = default;
+HostPeers::HostPeers(Logger& log, Arena& arena) : impl_(std::make_unique<Impl>(log, arena)) {}
+HostPeers::~HostPeers() = default;
 
-const ProcessAddress& Neighbourhood::self() const noexcept { return impl_->address; }
-const std::string& Neighbourhood::no_shared_memory() const noexcept { return impl_->no_shared_memory; }
+const ProcessAddress& HostPeers::self() const noexcept { return impl_->address; }
+const std::string& HostPeers::no_shared_memory() const noexcept { return impl_->no_shared_memory; }
 
-int Neighbourhood::bell_number(int identity) {
-  const std::lock_guard lock(impl_->bells_mutex);
-  auto& numbers = impl_->bell_numbers;
-  if (const auto known = numbers.find(identity); known != numbers.end()) return known->second;
-  if (numbers.size() == kMaxBells)
-    throw Error(ErrorCode::unsupported,
-                fmt::format("neighbourhood: no bell for identity {}: {} ranks are threads of this process; "
-                            "expected at most that many",
-                            identity, kMaxBells));
+int HostPeers::doorbell_number(int process_rank) {
+  const std::lock_guard lock(impl_->doorbells_mutex);
+  auto& numbers = impl_->doorbell_numbers;
+  if (const auto known = numbers.find(process_rank); known != numbers.end()) return known->second;
+  if (numbers.size() == kMaxDoorbells)
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("host peers: no doorbell for process_rank {}: {} ranks are threads of this process; "
+                    "expected at most that many",
+                    process_rank, kMaxDoorbells));
   const int number = static_cast<int>(numbers.size());
-  numbers.emplace(identity, number);
+  numbers.emplace(process_rank, number);
   return number;
 }
 
-Bell Neighbourhood::own_bell(int identity) {
-  return identity < 0 ? Bell() : bell_on(&impl_->board(), bell_number(identity));
+Doorbell HostPeers::own_doorbell(int process_rank) {
+  return process_rank < 0 ? Doorbell() : doorbell_on(&impl_->block(), doorbell_number(process_rank));
 }
 
-std::uint64_t Neighbourhood::board_layout() noexcept {
-  return digest_of(sizeof(Board), offsetof(Board, name), offsetof(Board, life), offsetof(Board, segments),
-                   offsetof(Board, bells), sizeof(Board::Segment), offsetof(Board::Segment, bytes),
-                   offsetof(Board::Segment, inode), offsetof(Board::Segment, descriptor),
-                   sizeof(Board::BellLine));
+std::uint64_t HostPeers::process_block_layout() noexcept {
+  return digest_of(sizeof(ProcessBlock), offsetof(ProcessBlock, name), offsetof(ProcessBlock, life),
+                   offsetof(ProcessBlock, segments), offsetof(ProcessBlock, doorbells),
+                   sizeof(ProcessBlock::Segment), offsetof(ProcessBlock::Segment, bytes),
+                   offsetof(ProcessBlock::Segment, inode), offsetof(ProcessBlock::Segment, descriptor),
+                   sizeof(ProcessBlock::DoorbellLine));
 }
 
-void Neighbourhood::show_segments() noexcept {
+void HostPeers::show_segments() noexcept {
   const std::uint32_t made = impl_->arena.segment_count();
   if (impl_->shown.load(std::memory_order_acquire) >= made) return;
   const std::lock_guard lock(impl_->shown_mutex);
   for (std::uint32_t i = impl_->shown.load(std::memory_order_relaxed); i < made; ++i) {
-    Board::Segment& segment = impl_->board().segments[i];
+    ProcessBlock::Segment& segment = impl_->block().segments[i];
     segment.descriptor = impl_->arena.segment_descriptor(i);
     segment.inode = inode_of(segment.descriptor);
     segment.bytes.store(impl_->arena.segment_bytes(i), std::memory_order_release);
@@ -863,42 +863,39 @@ void Neighbourhood::show_segments() noexcept {
   }
 }
 
-NeighbourRef Neighbourhood::meet(const ProcessAddress& address, Deadline deadline) {
+PeerProcessRef HostPeers::meet(const ProcessAddress& address, Deadline deadline) {
   const ProcessAddress& self = impl_->address;
   if (address == self) return impl_->self;
   for (const ProcessAddress* a : {&self, &address})
     if (is_unknown_host(a->host))
-      throw Error(
-          ErrorCode::unsupported,
-          fmt::format("neighbourhood: process {} cannot tell its host, where memory could be shared: {}",
-                      a->pid, kUnknownHostText));
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("host peers: process {} cannot tell its host, where memory could be shared: {}",
+                              a->pid, kUnknownHostText));
   if (address.host != self.host)
     throw Error(
         ErrorCode::unsupported,
-        fmt::format(
-            "neighbourhood: process {} is on another host, or in another pid or network namespace ({}); "
-            "expected {}, as this process: memory cannot be shared",
-            address.pid, address.host, self.host));
+        fmt::format("host peers: process {} is on another host, or in another pid or network namespace ({}); "
+                    "expected {}, as this process: memory cannot be shared",
+                    address.pid, address.host, self.host));
   if (address.user != self.user)
     throw Error(
         ErrorCode::unsupported,
-        fmt::format(
-            "neighbourhood: process {} runs as user {}; expected {}, as this process: memory is shared "
-            "with processes of the same user only",
-            address.pid, address.user, self.user));
-  const auto known = [&]() -> NeighbourRef {
+        fmt::format("host peers: process {} runs as user {}; expected {}, as this process: memory is shared "
+                    "with processes of the same user only",
+                    address.pid, address.user, self.user));
+  const auto known = [&]() -> PeerProcessRef {
     const auto i = impl_->remotes.find(address.socket);
     return i == impl_->remotes.end() ? nullptr : i->second.lock();
   };
   {
     const std::lock_guard lock(impl_->remotes_mutex);
-    if (NeighbourRef neighbour = known()) return neighbour;
+    if (PeerProcessRef peer_process = known()) return peer_process;
   }
   // Without the lock, since the other process may be slow: two threads may both connect, and the second drops
   // its own.
   auto made = std::make_shared<Remote>(impl_->log, address, deadline);
   const std::lock_guard lock(impl_->remotes_mutex);
-  if (NeighbourRef neighbour = known()) return neighbour;
+  if (PeerProcessRef peer_process = known()) return peer_process;
   impl_->remotes[address.socket] = made;
   if (impl_->remotes.size() >= impl_->sweep_at) {  // now and then, so that many are met in little time
     for (auto i = impl_->remotes.begin(); i != impl_->remotes.end();)
@@ -913,22 +910,22 @@ namespace {
 void check_name(const std::string& name) {
   if (name.empty() || name.size() > SocketRequest::kNameBytes)
     throw Error(ErrorCode::bad_argument,
-                fmt::format("neighbourhood: a region's name has {} bytes; expected 1 to {}", name.size(),
+                fmt::format("host peers: a region's name has {} bytes; expected 1 to {}", name.size(),
                             SocketRequest::kNameBytes));
 }
 
 }  // namespace
 
-RegionRef Neighbourhood::offer(const std::string& name, std::size_t bytes) {
+RegionRef HostPeers::offer(const std::string& name, std::size_t bytes) {
   check_name(name);
   if (bytes == 0)
     throw Error(ErrorCode::bad_argument,
-                fmt::format("neighbourhood: region \"{}\" has 0 bytes; expected at least 1", name));
+                fmt::format("host peers: region \"{}\" has 0 bytes; expected at least 1", name));
   Descriptor memfd = make_memfd("weft-region", bytes);
   const int refusal = memfd ? 0 : errno;
   SharedMapping mapping = SharedMapping::map(memfd.get(), bytes);
   if (!mapping)
-    throw_errno(fmt::format("neighbourhood: {} bytes for region \"{}\" cannot be had", bytes, name), errno);
+    throw_errno(fmt::format("host peers: {} bytes for region \"{}\" cannot be had", bytes, name), errno);
   auto region = std::make_shared<HeldRegion>(std::move(mapping));
   region->memfd = std::move(memfd);
   region->refusal = refusal;
@@ -939,7 +936,7 @@ RegionRef Neighbourhood::offer(const std::string& name, std::size_t bytes) {
   other = offers.find(name);
   if (other)
     throw Error(ErrorCode::bad_argument,
-                fmt::format("neighbourhood: region \"{}\" is offered already by this process", name));
+                fmt::format("host peers: region \"{}\" is offered already by this process", name));
   region->id = offers.next_id++;
   region->offers = impl_->offers;
   offers.regions[name] = {region->id, region};
@@ -947,17 +944,17 @@ RegionRef Neighbourhood::offer(const std::string& name, std::size_t bytes) {
   return region;
 }
 
-void Neighbourhood::check_admits(bool last) const {
+void HostPeers::check_admits(bool last) const {
   if (const int refusal = impl_->server ? impl_->server->refuses(last ? 1 : kRefusedLooks) : 0; refusal != 0)
-    throw_errno("neighbourhood: this process cannot take the connection of another one", refusal);
+    throw_errno("host peers: this process cannot take the connection of another one", refusal);
 }
 
-RegionRef Neighbourhood::open(Neighbour& owner, const std::string& name, Deadline deadline) {
+RegionRef HostPeers::open(PeerProcess& owner, const std::string& name, Deadline deadline) {
   check_name(name);
   const auto start = Clock::now();
   const auto not_offered = [&] {
     return Error(ErrorCode::timeout,
-                 fmt::format("neighbourhood: process {} did not offer region \"{}\" within {:.1f} s",
+                 fmt::format("host peers: process {} did not offer region \"{}\" within {:.1f} s",
                              owner.address().pid, name, seconds_since(start)));
   };
   if (owner.is_self()) {

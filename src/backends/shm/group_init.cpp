@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "backends/join.hpp"
-#include "backends/shm/card.hpp"
+#include "backends/shm/bootstrap_info.hpp"
 #include "backends/shm/layout.hpp"
 #include "backends/shm/single_copy.hpp"
 #include "base/memfd.hpp"
@@ -46,7 +46,7 @@ RegionRef private_region(std::size_t bytes) {
 // A rank that waits for others elsewhere than in the store looks there now and then whether one has given up.
 class Looks {
  public:
-  explicit Looks(const Bringup& b) : b_(b) {}
+  explicit Looks(const GroupInit& b) : b_(b) {}
   Deadline next() const { return next_.when() < b_.deadline.when() ? next_ : b_.deadline; }
   // Throws the first cause, if there is one and it is time to look.
   void look() {
@@ -57,30 +57,30 @@ class Looks {
   }
 
  private:
-  const Bringup& b_;
+  const GroupInit& b_;
   Duration pause_ = std::chrono::milliseconds(50);
   Deadline next_ = Deadline::after(pause_);
 };
 
 // What this process may not have is no other's fault.
-Error about_rank_0(const Bringup& b, const Error& e) {
+Error about_rank_0(const GroupInit& b, const Error& e) {
   return Error(Failure{.code = e.code(),
                        .text = fmt::format("group \"{}\": rank 0: {}", b.name, e.what()),
                        .ranks = e.code() == ErrorCode::system ? std::vector<int>() : std::vector<int>{0}});
 }
 
 // The group's memory, which rank 0 offers from before it joined. It may have given up, and then does no more.
-RegionRef offer_control(const Bringup& b) {
+RegionRef offer_control(const GroupInit& b) {
   try {
-    return b.context.neighbourhood().offer(b.token, Control::bytes(b.size));
+    return b.context.host_peers().offer(b.token, Control::bytes(b.size));
   } catch (const Error& e) {
     throw about_rank_0(b, e);
   }
 }
-RegionRef open_control(const Bringup& b, Neighbour& owner, Clock::time_point began) {
+RegionRef open_control(const GroupInit& b, PeerProcess& owner, Clock::time_point began) {
   for (Looks looks(b);; looks.look()) {
     try {
-      return b.context.neighbourhood().open(owner, b.token, looks.next());
+      return b.context.host_peers().open(owner, b.token, looks.next());
     } catch (const Error& e) {
       if (e.code() != ErrorCode::timeout) throw about_rank_0(b, e);
       if (b.deadline.passed())
@@ -96,9 +96,9 @@ constexpr std::size_t kOtherDescriptors = 512;  // what the program may need bes
 constexpr Duration kShortestNap = std::chrono::milliseconds(20);
 constexpr Duration kLongestNap = std::chrono::milliseconds(400);
 
-// The process of each rank, with its bell.
-void meet_processes(const Bringup& b, Group& g, const std::vector<Card>& cards) {
-  Neighbourhood& neighbourhood = b.context.neighbourhood();
+// The process of each rank, with its doorbell.
+void meet_processes(const GroupInit& b, Group& g, const std::vector<BootstrapInfo>& infos) {
+  HostPeers& host_peers = b.context.host_peers();
   if (b.size >= kManyRanks) {
     const std::size_t limit = raise_descriptor_limit(static_cast<std::size_t>(b.size) + kOtherDescriptors);
     if (limit > 0)
@@ -106,12 +106,12 @@ void meet_processes(const Bringup& b, Group& g, const std::vector<Card>& cards) 
                                                         "{} descriptors now (ulimit -n)",
                                                         b.name, b.size, limit));
   }
-  std::map<std::string, NeighbourRef> by_socket;
+  std::map<std::string, PeerProcessRef> by_socket;
   for (int r = 0; r < b.size; ++r) {
-    const Card& card = cards[static_cast<std::size_t>(r)];
-    NeighbourRef& home = by_socket[card.address.socket];
+    const BootstrapInfo& info = infos[static_cast<std::size_t>(r)];
+    PeerProcessRef& home = by_socket[info.address.socket];
     try {
-      if (!home) home = neighbourhood.meet(card.address, b.deadline);
+      if (!home) home = host_peers.meet(info.address, b.deadline);
     } catch (const Error& e) {
       // What this process may not have is not the other's fault.
       throw Error(Failure{.code = e.code(),
@@ -120,7 +120,7 @@ void meet_processes(const Bringup& b, Group& g, const std::vector<Card>& cards) 
     }
     if (!home->is_self()) g.one_process = false;
     g.homes.push_back(home);
-    g.bells.push_back(home->bell(card.bell));
+    g.doorbells.push_back(home->doorbell(info.doorbell));
   }
 }
 
@@ -128,13 +128,13 @@ void meet_processes(const Bringup& b, Group& g, const std::vector<Card>& cards) 
 // whether somebody died or has given up.
 class Assembled {
  public:
-  Assembled(const Bringup& b, const Group& g)
+  Assembled(const GroupInit& b, const Group& g)
       : b_(b), g_(g), all_(g.control.assembly()), began_(Clock::now()), looks_(b) {}
 
   void meet(std::uint32_t phase) {
     std::atomic<std::uint32_t>& came = all_.came[phase - 1];
     const auto size = static_cast<std::uint32_t>(b_.size);
-    const Bell news(&all_.news);
+    const Doorbell news(&all_.news);
     g_.mine().joined.store(phase, std::memory_order_seq_cst);
     if (came.fetch_add(1, std::memory_order_seq_cst) + 1 == size) return news.ring();
     for (int looks = 0; came.load(std::memory_order_seq_cst) < size; ++looks) {
@@ -178,13 +178,13 @@ class Assembled {
   // The others come for the control region: they wait where this process may have no more descriptors.
   void check_admits() const {
     try {
-      b_.context.neighbourhood().check_admits(b_.deadline.passed());
+      b_.context.host_peers().check_admits(b_.deadline.passed());
     } catch (const Error& e) {
       throw Error(e.code(), fmt::format("group \"{}\": {}", b_.name, e.what()));
     }
   }
 
-  const Bringup& b_;
+  const GroupInit& b_;
   const Group& g_;
   Assembly& all_;
   const Duration nap_ = std::clamp<Duration>(std::chrono::milliseconds(b_.size), kShortestNap, kLongestNap);
@@ -193,10 +193,10 @@ class Assembled {
 };
 
 // Two phases: all present, so that segments can be mapped; all mapped, so that the first call finds it done.
-void map_all(const Bringup& b, Group& g, SingleCopy single_copy) {
+void map_all(const GroupInit& b, Group& g, SingleCopy single_copy) {
   if (!g.one_process) {
     b.context.arena().ensure_segment();
-    b.context.neighbourhood().show_segments();
+    b.context.host_peers().show_segments();
     g.mine().segments.store(b.context.arena().segment_count(), std::memory_order_seq_cst);
   }
   g.control.keep_pairs_small();
@@ -212,7 +212,7 @@ void map_all(const Bringup& b, Group& g, SingleCopy single_copy) {
 
 }  // namespace
 
-Group bring_up(const Bringup& b) {
+Group bring_up(const GroupInit& b) {
   const auto began = Clock::now();
   Group g(b.context);
   g.name = b.name;
@@ -221,38 +221,39 @@ Group bring_up(const Bringup& b) {
   g.path = parse_path(b.test.path);
   g.in_chunk = b.test.in_chunk;
   if (WEFT_MUTANT("leaked_descriptor")) ::memfd_create("lost", 0);
-  Neighbourhood& neighbourhood = b.context.neighbourhood();
+  HostPeers& host_peers = b.context.host_peers();
   const SingleCopy single_copy = single_copy_setting();
   // Before the others know of this rank, so that they find it.
   if (b.size > 1 && b.rank == 0) g.region = offer_control(b);
   const std::vector<std::string> texts =
       join(b, "shm",
-           Card{neighbourhood.bell_number(b.identity), single_copy, CpuShare::usable(), neighbourhood.self()}
+           BootstrapInfo{host_peers.doorbell_number(b.process_rank), single_copy, CpuShare::usable(),
+                         host_peers.self()}
                .encode(),
            layout());
   CpuShare cores = CpuShare::usable();
-  std::vector<Card> cards;
+  std::vector<BootstrapInfo> infos;
   for (int r = 0; r < b.size; ++r) {
     try {
-      cards.push_back(Card::decode(texts[static_cast<std::size_t>(r)]));
+      infos.push_back(BootstrapInfo::decode(texts[static_cast<std::size_t>(r)]));
     } catch (const Error& e) {
       throw Error(
           Failure{.code = e.code(),
                   .text = fmt::format("group \"{}\": rank {}: {} [rank {}]", b.name, r, e.what(), b.rank),
                   .ranks = {r}});
     }
-    if (cards.back().single_copy != single_copy) {
+    if (infos.back().single_copy != single_copy) {
       throw Error(
           Failure{.code = ErrorCode::mismatch,
                   .text = fmt::format("group \"{}\": rank {} has WEFT_SINGLE_COPY={}, rank {} has {}", b.name,
-                                      r, name(cards.back().single_copy), b.rank, name(single_copy)),
+                                      r, name(infos.back().single_copy), b.rank, name(single_copy)),
                   .ranks = {r, b.rank}});
     }
-    cores |= cards.back().cores;
+    cores |= infos.back().cores;
   }
   g.ask_again.resize(static_cast<std::size_t>(b.size));
-  meet_processes(b, g, cards);
-  g.crowded = b.ranks_here > cores.count();
+  meet_processes(b, g, infos);
+  g.oversubscribed = b.ranks_here > cores.count();
 
   if (b.size == 1) {
     g.region = private_region(Control::bytes(1));
@@ -266,7 +267,7 @@ Group bring_up(const Bringup& b) {
   } catch (const Error& e) {
     const Error told = give_up(b, e);
     raise(g, reason_of(b, told));
-    Bell(&g.control.assembly().news).ring();
+    Doorbell(&g.control.assembly().news).ring();
     throw told;
   }
   withdraw(b, "shm");

@@ -1,4 +1,4 @@
-#include "group/traces.hpp"
+#include "group/trace_files.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -19,7 +19,7 @@
 #include <thread>
 
 #include "base/no_signals.hpp"
-#include "host/neighbourhood.hpp"
+#include "host/peers.hpp"
 #include "weft/base/env.hpp"
 
 namespace weft {
@@ -126,7 +126,7 @@ std::string write_file(const std::string& path, std::string_view text) {
 }  // namespace
 
 // What the thread needs, which outlives the Context where the disk hangs.
-struct Traces::Writer {
+struct TraceFiles::Writer {
   std::string folder, names;
   int descriptor = -1;
   bool has_signal = false;
@@ -198,9 +198,9 @@ struct Traces::Writer {
   }
 };
 
-Traces::Traces(Context& context)
+TraceFiles::TraceFiles(Context& context)
     : host_(host_name()), boot_([&] {
-        const std::string& host = context.neighbourhood().self().host;
+        const std::string& host = context.host_peers().self().host;
         return host.substr(0, host.find('/'));
       }()) {
   const auto folder = env::get("WEFT_TRACE");
@@ -232,7 +232,7 @@ Traces::Traces(Context& context)
         "WEFT_TRACE: SIGUSR2 is the program's or another Context's: it writes no traces here");
 }
 
-Traces::~Traces() {
+TraceFiles::~TraceFiles() {
   if (!writer_) return;
   Writer& w = *writer_;
   if (w.has_signal) give_signal_back();
@@ -252,7 +252,7 @@ Traces::~Traces() {
   w.log = nullptr;
 }
 
-std::shared_ptr<Recorder> Traces::open(Trace about) {
+std::shared_ptr<Recorder> TraceFiles::open(Trace about) {
   about.host = host_;
   about.boot = boot_;
   about.process = ::getpid();
@@ -264,13 +264,13 @@ std::shared_ptr<Recorder> Traces::open(Trace about) {
   return recorder;
 }
 
-void Traces::close(const std::shared_ptr<Recorder>& recorder) noexcept {
+void TraceFiles::close(const std::shared_ptr<Recorder>& recorder) noexcept {
   if (!writer_) return;
   const std::lock_guard lock(writer_->mutex);
   writer_->groups.erase(recorder);
 }
 
-void Traces::write(const std::shared_ptr<Recorder>& recorder) noexcept {
+void TraceFiles::write(const std::shared_ptr<Recorder>& recorder) noexcept {
   if (!writer_) return;
   try {
     const std::lock_guard lock(writer_->mutex);
@@ -282,7 +282,7 @@ void Traces::write(const std::shared_ptr<Recorder>& recorder) noexcept {
   }
 }
 
-void Traces::written(const std::shared_ptr<Recorder>& recorder) noexcept {
+void TraceFiles::written(const std::shared_ptr<Recorder>& recorder) noexcept {
   if (!writer_) return;
   Writer& w = *writer_;
   std::unique_lock lock(w.mutex);

@@ -15,15 +15,15 @@ namespace weft {
 ///
 /// SIGUSR2 is taken only where WEFT_TRACE is set and nobody else has taken it, by one Context of the process,
 /// and given back when that one goes.
-class Traces {
+class TraceFiles {
  public:
-  explicit Traces(Context& context);
+  explicit TraceFiles(Context& context);
   /// What is asked for is written first, unless the disk takes more than two seconds.
-  ~Traces();
-  Traces(const Traces&) = delete;
-  Traces& operator=(const Traces&) = delete;
+  ~TraceFiles();
+  TraceFiles(const TraceFiles&) = delete;
+  TraceFiles& operator=(const TraceFiles&) = delete;
 
-  /// `about`: group, id, rank, size, backend and identity.
+  /// `about`: group, id, rank, size, backend and process rank.
   std::shared_ptr<Recorder> open(Trace about);
   /// No signal asks for it any more.
   void close(const std::shared_ptr<Recorder>& recorder) noexcept;

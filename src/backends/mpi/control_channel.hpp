@@ -1,9 +1,9 @@
-// Letters between the ranks of a group: what each calls, messages of point to point, failures, farewells.
+// Envelopes between the ranks of a group: what each calls, messages of point to point, failures, farewells.
 //
-// Everything that is not the data of a collective or of a large message is a letter: one MPI message of one
-// tag, with a head and a payload of at most kPayload bytes. MPI keeps the letters of one sender in order.
-// Receives are always posted, so a letter is taken as soon as somebody polls; our copies of letters outlive
-// the caller's memory.
+// Everything that is not the data of a collective or of a large message is an envelope: one MPI message of
+// one tag, with a head and a payload of at most kPayload bytes. MPI keeps the control messages of one sender
+// in order. Receives are always posted, so an envelope is taken as soon as somebody polls; our copies of
+// control messages outlive the caller's memory.
 #pragma once
 
 #include <mpi.h>
@@ -21,7 +21,7 @@
 
 namespace weft::mpi {
 
-struct Letter {
+struct Envelope {
   enum Kind : std::uint8_t { call, message, failure, left, ping, pong };  // a ping is answered by a pong
   Kind kind = left;
   DType dtype = DType::u8;  ///< message
@@ -33,29 +33,29 @@ struct Letter {
 };
 
 /// Used by one thread at a time.
-class Mail {
+class ControlChannel {
  public:
   static constexpr std::size_t kPayload = 4096;
-  static constexpr int kTag = 0;          ///< of letters; data of large messages has tags from kTag + 1
+  static constexpr int kTag = 0;  ///< of control messages; data of large messages has tags from kTag + 1
   static constexpr int kNumbers = 16384;  ///< large messages of a pair in flight; a ring has 64 slots
 
   /// Takes over `comm`.
-  Mail(MPI_Comm comm, int rank, int size);
+  ControlChannel(MPI_Comm comm, int rank, int size);
   /// Only when idle(): frees the communicator.
-  ~Mail();
-  Mail(const Mail&) = delete;
-  Mail& operator=(const Mail&) = delete;
+  ~ControlChannel();
+  ControlChannel(const ControlChannel&) = delete;
+  ControlChannel& operator=(const ControlChannel&) = delete;
 
   MPI_Comm comm() const noexcept { return comm_; }
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
 
-  /// The letter's place among all that this rank writes here: 1, 2, ...
-  std::uint64_t send(int to, Letter head, std::span<const std::byte> payload = {});
-  void send_others(const Letter& head, std::span<const std::byte> payload = {});
-  /// Letters that MPI has not taken yet.
+  /// The envelope's place among all that this rank writes here: 1, 2, ...
+  std::uint64_t send(int to, Envelope head, std::span<const std::byte> payload = {});
+  void send_others(const Envelope& head, std::span<const std::byte> payload = {});
+  /// Envelopes that MPI has not taken yet.
   std::size_t unsent() const noexcept { return sent_.size(); }
-  /// To whom of `asked` (called with a rank, tells whether it matters) MPI has not taken one of the letters
+  /// To whom of `asked` (called with a rank, tells whether it matters) MPI has not taken one of the envelopes
   /// `first` to `last` yet; those that have left matter to nobody. What MPI has not taken goes out only while
   /// this process calls MPI.
   template <class Asked>
@@ -66,12 +66,13 @@ class Mail {
         ranks.push_back(s.to);
     return ranks;
   }
-  /// The same of one letter.
+  /// The same of one envelope.
   bool owes(std::uint64_t number) const {
     return !owed(number, number, [](int) { return true; }).empty();
   }
 
-  /// Hands letters that have come to take(from, letter, payload), a bounded number. True: there was one.
+  /// Hands control messages that have come to take(from, envelope, payload), a bounded number. True: there
+  /// was one.
   template <class Take>
   bool take(const Take& take) {
     reap();
@@ -80,35 +81,36 @@ class Mail {
       const std::byte* const bytes = next();
       if (bytes == nullptr) break;
       any = true;
-      const Letter head = head_;
-      if (head.kind == Letter::left) {
+      const Envelope head = head_;
+      if (head.kind == Envelope::left) {
         ++left_;
         gone_[static_cast<std::size_t>(from_)] = true;
       }
-      take(from_, head, std::span(bytes + sizeof(Letter), head.payload));
+      take(from_, head, std::span(bytes + sizeof(Envelope), head.payload));
       again();
     }
     return any;
   }
-  /// Whether MPI still holds letters for peers that have not said farewell, and so may wait for them.
+  /// Whether MPI still holds control messages for peers that have not said farewell, and so may wait for
+  /// them.
   bool owes() const noexcept {
     for (const Sent& s : sent_)
       if (!gone_[static_cast<std::size_t>(s.to)]) return true;
     return false;
   }
-  /// All peers have said farewell and all our letters are gone: nothing comes any more.
+  /// All peers have said farewell and all our control messages are gone: nothing comes any more.
   bool idle() noexcept;
 
  private:
   static constexpr int kAtOnce = 16, kPosted = 4;
-  static constexpr std::size_t kBytes = sizeof(Letter) + kPayload;
+  static constexpr std::size_t kBytes = sizeof(Envelope) + kPayload;
   struct Sent {
     MPI_Request request;
     std::unique_ptr<std::byte[]> bytes;
     int to;
     std::uint64_t number;
   };
-  const std::byte* next();  // the letter at the head of the posted receives, or null
+  const std::byte* next();  // the envelope at the head of the posted receives, or null
   void again();             // its receive is posted anew
   void reap();
   MPI_Comm comm_;
@@ -117,7 +119,7 @@ class Mail {
   MPI_Request posted_[kPosted];
   int head_index_ = 0;
   int from_ = -1;
-  Letter head_{};
+  Envelope head_{};
   int left_ = 0;
   std::uint64_t written_ = 0;
   std::vector<bool> gone_;  // who has left

@@ -9,7 +9,7 @@
 
 namespace weft::bench {
 
-struct Contender {
+struct Competitor {
   enum class Who { weft, mpi, other, machine };
   std::string name;   ///< "shared", "openmpi", …: what JSON and flags say
   std::string title;  ///< "weft shared", "Open MPI"
@@ -26,7 +26,7 @@ const std::vector<std::string>& known_peers();
 /// Ours by memory and backend, the peers of --against, and the machine; each measuring `op` with o's sizes,
 /// `rounds` times over. `op` is one of the programs' operations. Throws bad_argument for peers, memories or
 /// backends that there are not.
-std::vector<Contender> contenders(const Options& o, const std::string& op);
+std::vector<Competitor> competitors(const Options& o, const std::string& op);
 
 /// The path of one of our programs. Throws unsupported where it is not there, naming it and what to install.
 std::string program(const Options& o, const std::string& name);

@@ -1,5 +1,5 @@
-// A roll-call by letters, for transports whose ranks share no memory: a ping with a number, a pong with the
-// same and with whom its sender waits for. See hold_up.hpp.
+// A roll-call by control messages, for transports whose ranks share no memory: a ping with a number, a pong
+// with the same and with whom its sender waits for. See hold_up.hpp.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +15,9 @@
 namespace weft {
 
 /// What has been answered. Used by one thread at a time.
-class RollLetters {
+class RollCallMessages {
  public:
-  RollLetters(int self, int size) : self_(self), peers_(static_cast<std::size_t>(size)) {}
+  RollCallMessages(int self, int size) : self_(self), peers_(static_cast<std::size_t>(size)) {}
   /// The number for a ping to every other rank, for a call that is due; 0: they were asked a moment ago.
   std::uint32_t begin(Op op, std::uint64_t call) {
     const auto now = Clock::now();
@@ -50,7 +50,7 @@ class RollLetters {
     return who_holds_up(
         self_, static_cast<int>(peers_.size()), awaited,
         [&](int r) {
-          return peers_[static_cast<std::size_t>(r)].answered == number_ ? Heard::yes : Heard::no;
+          return peers_[static_cast<std::size_t>(r)].answered == number_ ? Answer::yes : Answer::no;
         },
         [&](int r, int q) {
           const std::vector<std::byte>& bits = peers_[static_cast<std::size_t>(r)].awaits;

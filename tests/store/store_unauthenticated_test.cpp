@@ -27,7 +27,7 @@
 #include "support/other_user.hpp"
 #include "support/processes.hpp"
 #include "support/sanitizers.hpp"
-#include "support/stranger.hpp"
+#include "support/unauthenticated_client.hpp"
 #include "weft/store/store_tcp.hpp"
 
 namespace weft {
@@ -37,7 +37,7 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using test::error_text;
-using test::Stranger;
+using test::UnauthenticatedClient;
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -271,7 +271,7 @@ TEST_F(StrangersTest, WhatWasSaidOnceIsOfNoUseAgain) {
   ASSERT_NE(join, std::string::npos);
   said.erase(0, join);
   constexpr std::size_t kFrame = sizeof(FrameHeader) + kHandshakeBytes;
-  Stranger stranger(server_->port());
+  UnauthenticatedClient stranger(server_->port());
   stranger.say(said.substr(0, kFrame));
   EXPECT_TRUE(stranger.is_answered());
   stranger.say(said.substr(kFrame, kFrame));
@@ -363,16 +363,16 @@ TEST_F(StrangersTest, ACrowdOfStrangersHoldsUpNobody) {
     server_ = std::make_unique<TcpStoreServer>(
         log_, TcpStoreOptions{.secret = with_secret ? std::string(kSecret) : std::string(),
                               .max_clients = 64,
-                              .max_strangers = 16,
+                              .max_unauthenticated = 16,
                               .join_limit = seconds(30),
                               .linger = milliseconds(300)});
     const auto good = client();
     std::atomic<bool> stop{false};
     std::jthread crowd([&] {
-      std::vector<std::unique_ptr<Stranger>> silent;
+      std::vector<std::unique_ptr<UnauthenticatedClient>> silent;
       for (int i = 0; !stop || i < 200; ++i) {
         std::this_thread::sleep_for(microseconds(100));  // a crowd, but not on the machine's last processor
-        auto next = std::make_unique<Stranger>(server_->port());
+        auto next = std::make_unique<UnauthenticatedClient>(server_->port());
         if (i % 3 == 1) next->say("W");
         if (i % 3 == 2) next->say("GET / HTTP/1.1\r\n\r\n");
         silent.push_back(std::move(next));
@@ -403,7 +403,7 @@ TEST_F(StrangersTest, ACrowdOfStrangersHoldsUpNobody) {
 TEST_F(StrangersTest, WhoTakesTooLongToJoinIsClosed) {
   serve({.join_limit = milliseconds(400)});
   const auto good = client();
-  Stranger silent(server_->port()), slow(server_->port());
+  UnauthenticatedClient silent(server_->port()), slow(server_->port());
   const std::string join = make_frame(Kind::join, {}, std::string(32, 'x'));
   std::size_t said = 0;
   for (const Deadline limit = Deadline::after(seconds(10)); !slow.hears_the_end() && !limit.passed();) {
@@ -674,12 +674,12 @@ TEST_F(StrangersTest, HalfRequestsAddUpToSoMuch) {
   server_ = std::make_unique<TcpStoreServer>(log_, TcpStoreOptions{.max_unanswered = 300'000});
   const auto good = client("");
   const std::string half = make_frame(Kind::set, "k", std::string(200'000, 'x')).substr(0, 150'000);
-  Stranger first(server_->port());
+  UnauthenticatedClient first(server_->port());
   first.say(half);
   good->set("small", "1");
-  Stranger second(server_->port());
+  UnauthenticatedClient second(server_->port());
   second.say(half);
-  Stranger third(server_->port());
+  UnauthenticatedClient third(server_->port());
   third.say_if_heard(half);
   EXPECT_TRUE(warned_of("bytes of requests and answers are under way; at most 300000 are allowed"));
   EXPECT_EQ(good->get("small", soon()), "1");
@@ -705,9 +705,9 @@ TEST_F(StrangersTest, RequestsUnderWayTakeNoMoreThanTheirBytes) {
   const auto good = client("");
   const std::string whole = make_frame(Kind::set, "k", std::string(kValue, 'x'));
   const std::size_t before = resident_bytes(), allocated_before = allocated_bytes();
-  std::vector<std::unique_ptr<Stranger>> many;
+  std::vector<std::unique_ptr<UnauthenticatedClient>> many;
   for (std::size_t i = 0; i < kRequests; ++i) {
-    many.push_back(std::make_unique<Stranger>(server_->port()));
+    many.push_back(std::make_unique<UnauthenticatedClient>(server_->port()));
     many.back()->say(std::string_view(whole).substr(0, whole.size() - 1));
     good->set("another", "1");  // the server has read most of it by now
   }

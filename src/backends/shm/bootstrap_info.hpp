@@ -8,35 +8,36 @@
 
 #include "backends/shm/group.hpp"
 #include "base/parse_number.hpp"
-#include "host/neighbourhood.hpp"
+#include "host/peers.hpp"
 #include "host/usable_cores.hpp"
 #include "store/store_table.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::shm {
 
-struct Card {
-  int bell = 0;
+struct BootstrapInfo {
+  int doorbell = 0;
   SingleCopy single_copy = SingleCopy::off;
   CpuShare cores;
   ProcessAddress address;
 
   std::string encode() const {
-    return fmt::format("{} {} {} {}", bell, static_cast<int>(single_copy), cores.encode(), address.encode());
+    return fmt::format("{} {} {} {}", doorbell, static_cast<int>(single_copy), cores.encode(),
+                       address.encode());
   }
-  /// Throws mismatch with the text where it is no card.
-  static Card decode(std::string_view text) {
+  /// Throws mismatch with the text where it is no info.
+  static BootstrapInfo decode(std::string_view text) {
     std::string_view rest = text;
-    const auto bell = next_integer(rest, 0, Neighbourhood::kMaxBells - 1);
+    const auto doorbell = next_integer(rest, 0, HostPeers::kMaxDoorbells - 1);
     const auto single_copy = next_integer(rest, 0, static_cast<int>(SingleCopy::push));
-    if (!bell || !single_copy)
+    if (!doorbell || !single_copy)
       throw Error(
           ErrorCode::mismatch,
-          fmt::format("shm: {} is no rank's card; expected \"<bell from 0 to {}> <single copy from 0 "
+          fmt::format("shm: {} is no rank's info; expected \"<doorbell from 0 to {}> <single copy from 0 "
                       "to {}> <cores> <process address>\"",
-                      shown_key(text), Neighbourhood::kMaxBells - 1, static_cast<int>(SingleCopy::push)));
+                      shown_key(text), HostPeers::kMaxDoorbells - 1, static_cast<int>(SingleCopy::push)));
     const CpuShare cores = CpuShare::decode(std::string(next_word(rest)));
-    return {.bell = *bell,
+    return {.doorbell = *doorbell,
             .single_copy = static_cast<SingleCopy>(*single_copy),
             .cores = cores,
             .address = ProcessAddress::decode(std::string(rest))};

@@ -40,7 +40,7 @@ INSTANTIATE_TEST_SUITE_P(On, BringUp,
 // The reason is told at once, not at the deadline, and under the name of the rank that has it.
 TEST_P(BringUp, ARankThatMayNotHaveWhatItNeedsTellsTheOthers) {
   RankOptions options;
-  options.factory = [backend = GetParam().backend](const Bringup& b) -> std::unique_ptr<Backend> {
+  options.factory = [backend = GetParam().backend](const GroupInit& b) -> std::unique_ptr<Backend> {
     if (b.rank == 1) throw std::bad_alloc();
     return load_backend(b.context, backend)(b);
   };

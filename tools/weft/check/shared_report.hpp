@@ -77,7 +77,7 @@ struct ProcessReport {
   bool counted;
 };
 
-struct Board {
+struct SharedReport {
   // By the watcher.
   std::atomic<int> port;                 ///< of the store, + 1 to say that there is one
   std::atomic<std::uint32_t> survivors;  ///< bit per rank, and kDecided

@@ -1,4 +1,4 @@
-#include "store/meeting_file.hpp"
+#include "store/rendezvous_file.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -24,7 +24,7 @@
 namespace weft {
 namespace {
 
-constexpr std::string_view kFirstLine = "weft meeting 1";
+constexpr std::string_view kFirstLine = "weft rendezvous 1";
 
 /// The folder's lock, against others who write there at the same moment.
 class FolderLock {
@@ -121,7 +121,7 @@ std::optional<std::uint64_t> start_time_of(pid_t process) {
   return rest >> started ? std::optional(started) : std::nullopt;
 }
 
-MeetingPlace::MeetingPlace(std::string key)
+RendezvousFile::RendezvousFile(std::string key)
     : key_(std::move(key)), name_(fmt::format("meet-{:016x}", hash(key_))), candidates_(candidate_folders()) {
   std::replace(key_.begin(), key_.end(), '\n', ' ');
   std::string all;
@@ -139,19 +139,19 @@ MeetingPlace::MeetingPlace(std::string key)
 }
 
 /// Wherever it is: who made a folder before rank 0 looked may have removed it since.
-std::optional<MeetingPlace::Told> MeetingPlace::read_any() const {
-  if (auto told = read(folder_)) return told;
+std::optional<RendezvousFile::Published> RendezvousFile::read_any() const {
+  if (auto published = read(folder_)) return published;
   for (const std::string& path : candidates_) {
     if (path == folder_.path) continue;
     std::string why;
     const Folder other{path, open_folder(path, false, why)};
     if (!other.fd) continue;
-    if (auto told = read(other); told && told->lives()) return told;
+    if (auto published = read(other); published && published->lives()) return published;
   }
   return std::nullopt;
 }
 
-std::optional<MeetingPlace::Told> MeetingPlace::read(const Folder& folder) const {
+std::optional<RendezvousFile::Published> RendezvousFile::read(const Folder& folder) const {
   const Descriptor fd(
       ::openat(folder.fd.get(), name_.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
@@ -162,27 +162,27 @@ std::optional<MeetingPlace::Told> MeetingPlace::read(const Folder& folder) const
   if (got <= 0) return std::nullopt;
   std::istringstream text(std::string(bytes, static_cast<std::size_t>(got)));
   std::string first, key;
-  Told told;
+  Published published;
   if (!std::getline(text, first) || first != kFirstLine || !std::getline(text, key) || key != key_ ||
-      !std::getline(text, told.address) || !(text >> told.process >> told.started))
+      !std::getline(text, published.address) || !(text >> published.process >> published.started))
     return std::nullopt;
-  return told;
+  return published;
 }
 
-std::optional<std::string> MeetingPlace::find() const {
-  auto told = read_any();
-  if (!told || !told->lives()) return std::nullopt;
-  return std::move(told->address);
+std::optional<std::string> RendezvousFile::find() const {
+  auto published = read_any();
+  if (!published || !published->lives()) return std::nullopt;
+  return std::move(published->address);
 }
 
-void MeetingPlace::publish(const std::string& address, Deadline deadline) const {
+void RendezvousFile::publish(const std::string& address, Deadline deadline) const {
   const FolderLock lock(folder_.fd.get(), folder_.path, deadline);
-  if (const auto told = read_any(); told && told->lives())
+  if (const auto published = read_any(); published && published->lives())
     throw Error(
         ErrorCode::system,
         fmt::format("rendezvous: {} was written by process {}, which still runs; expected one process "
                     "of rank 0 in a job",
-                    path(), told->process));
+                    path(), published->process));
   const std::string text = fmt::format("{}\n{}\n{}\n{} {}\n", kFirstLine, key_, address, ::getpid(),
                                        start_time_of(::getpid()).value_or(0));
   // Under another name first: whoever finds the file finds all of it.
@@ -201,14 +201,14 @@ void MeetingPlace::publish(const std::string& address, Deadline deadline) const 
     throw_errno(fmt::format("rendezvous: cannot write {}", path()), errno);
 }
 
-void MeetingPlace::remove(const std::string& address) const noexcept {
+void RendezvousFile::remove(const std::string& address) const noexcept {
   for (const std::string& path : candidates_) try {
       std::string why;
       const Folder folder{path, open_folder(path, false, why)};
       if (!folder.fd) continue;
       const FolderLock lock(folder.fd.get(), path, Deadline::after(std::chrono::seconds(1)));
-      const auto told = read(folder);
-      if (told && told->address == address) ::unlinkat(folder.fd.get(), name_.c_str(), 0);
+      const auto published = read(folder);
+      if (published && published->address == address) ::unlinkat(folder.fd.get(), name_.c_str(), 0);
     } catch (...) {  // the file stays; its writer will not live, and then it counts for nothing
     }
 }

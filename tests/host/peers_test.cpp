@@ -1,4 +1,4 @@
-#include "host/neighbourhood.hpp"
+#include "host/peers.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ struct Kept {
 Kept nothing(Context&) { return {}; }
 
 Kept region_and_block(Context& context) {
-  return {context.neighbourhood().offer("group", 4096), Storage::allocate(context, Memory::shared, 10000)};
+  return {context.host_peers().offer("group", 4096), Storage::allocate(context, Memory::shared, 10000)};
 }
 
 // A child with a Context of its own: it makes what is to be kept, says where it is, serves, and then waits to
@@ -62,7 +62,7 @@ struct Peer {
     process = ChildProcess::fork([&, this] {
       Context context;
       const Kept kept = make(context);
-      from_child.write_line(context.neighbourhood().self().encode());
+      from_child.write_line(context.host_peers().self().encode());
       if (serve) serve(context, kept);
       to_child.read_line(60s);
       return 0;
@@ -82,8 +82,8 @@ TEST(ProcessAddress, IsOneLineOfText) {
                          .socket = "weft-00ff",
                          .user = 1000,
                          .pid = 77,
-                         .board = 5,
-                         .board_inode = 12};
+                         .block = 5,
+                         .block_inode = 12};
   EXPECT_EQ(a.encode(), "weft1 boot/pid:[1]/net:[2] weft-00ff 1000 77 5 12");
   EXPECT_EQ(ProcessAddress::decode(a.encode()), a);
 }
@@ -95,51 +95,52 @@ TEST(ProcessAddress, RefusesOtherText) {
         "weft1 a b 1 0 3 4", "weft1 a b 1 -2 3 4", "weft1 a b 1 2147483648 3 4", "weft1 a b 1 2 -2 4",
         "weft1 a b 1 2 3 -4", "weft1 a b 1 2 3 4x"})
     EXPECT_EQ(error_text([&] { ProcessAddress::decode(text); }),
-              "mismatch: neighbourhood: \"" + text +
-                  "\" is not a process address; expected \"weft1 <host> <socket> <user> <process> <board> "
+              "mismatch: host peers: \"" + text +
+                  "\" is not a process address; expected \"weft1 <host> <socket> <user> <process> <block> "
                   "<inode>\", as this "
                   "version of "
                   "weft writes it");
 }
 
-TEST(Bell, WakesASleeperAndNotOneThatLooksAgain) {
+TEST(Doorbell, WakesASleeperAndNotOneThatLooksAgain) {
   Context context;
-  const Bell bell = context.neighbourhood().own_bell(3);
-  const std::uint32_t seen = bell.read();
-  bell.ring();
+  const Doorbell doorbell = context.host_peers().own_doorbell(3);
+  const std::uint32_t seen = doorbell.read();
+  doorbell.ring();
   const auto start = Clock::now();
-  bell.sleep(seen, 20s);  // rung already
+  doorbell.sleep(seen, 20s);  // rung already
   EXPECT_LT(Clock::now() - start, 10s);
   std::thread ringer([&] {
     std::this_thread::sleep_for(20ms);
-    bell.ring();
+    doorbell.ring();
   });
-  const std::uint32_t now = bell.read();
-  while (bell.read() == now) bell.sleep(now, 20s);
+  const std::uint32_t now = doorbell.read();
+  while (doorbell.read() == now) doorbell.sleep(now, 20s);
   ringer.join();
   EXPECT_LT(Clock::now() - start, 10s);
-  bell.sleep(bell.read(), 5ms);  // nobody rings: ends by itself
-  EXPECT_FALSE(context.neighbourhood().own_bell(-1));
-  EXPECT_TRUE(context.neighbourhood().own_bell(1'000'000));
+  doorbell.sleep(doorbell.read(), 5ms);  // nobody rings: ends by itself
+  EXPECT_FALSE(context.host_peers().own_doorbell(-1));
+  EXPECT_TRUE(context.host_peers().own_doorbell(1'000'000));
 }
 
-TEST(Bell, ThereAreSoManyInAProcess) {
+TEST(Doorbell, ThereAreSoManyInAProcess) {
   Context context;
-  Neighbourhood& here = context.neighbourhood();
-  for (int i = 0; i < Neighbourhood::kMaxBells; ++i) EXPECT_EQ(here.bell_number(7 * i), i);
-  EXPECT_EQ(here.bell_number(7), 1);
-  EXPECT_EQ(error_text([&] { here.bell_number(1); }),
-            "unsupported: neighbourhood: no bell for identity 1: 1024 ranks are threads of this process; "
-            "expected at most that many");
-  const NeighbourRef self = here.meet(here.self(), soon());
-  EXPECT_FALSE(self->bell(-1));
-  EXPECT_FALSE(self->bell(Neighbourhood::kMaxBells));
+  HostPeers& here = context.host_peers();
+  for (int i = 0; i < HostPeers::kMaxDoorbells; ++i) EXPECT_EQ(here.doorbell_number(7 * i), i);
+  EXPECT_EQ(here.doorbell_number(7), 1);
+  EXPECT_EQ(
+      error_text([&] { here.doorbell_number(1); }),
+      "unsupported: host peers: no doorbell for process_rank 1: 1024 ranks are threads of this process; "
+      "expected at most that many");
+  const PeerProcessRef self = here.meet(here.self(), soon());
+  EXPECT_FALSE(self->doorbell(-1));
+  EXPECT_FALSE(self->doorbell(HostPeers::kMaxDoorbells));
 }
 
-TEST(Neighbourhood, ThreadsShareOneMapping) {
+TEST(HostPeers, ThreadsShareOneMapping) {
   Context context;
-  Neighbourhood& here = context.neighbourhood();
-  const NeighbourRef self = here.meet(here.self(), soon());
+  HostPeers& here = context.host_peers();
+  const PeerProcessRef self = here.meet(here.self(), soon());
   EXPECT_TRUE(self->is_self());
   EXPECT_TRUE(self->alive());
   RegionRef opened;
@@ -158,40 +159,40 @@ TEST(Neighbourhood, ThreadsShareOneMapping) {
   EXPECT_EQ(self->segment(0), context.arena().segment_base(0));
 }
 
-TEST(Neighbourhood, RegionErrors) {
+TEST(HostPeers, RegionErrors) {
   Context context;
-  Neighbourhood& here = context.neighbourhood();
-  const NeighbourRef self = here.meet(here.self(), soon());
+  HostPeers& here = context.host_peers();
+  const PeerProcessRef self = here.meet(here.self(), soon());
   RegionRef a = here.offer("a", 64);
   EXPECT_EQ(error_text([&] { here.offer("a", 64); }),
-            "bad_argument: neighbourhood: region \"a\" is offered already by this process");
+            "bad_argument: host peers: region \"a\" is offered already by this process");
   EXPECT_EQ(error_text([&] { here.offer("b", 0); }),
-            "bad_argument: neighbourhood: region \"b\" has 0 bytes; expected at least 1");
+            "bad_argument: host peers: region \"b\" has 0 bytes; expected at least 1");
   EXPECT_EQ(error_text([&] { here.offer(std::string(1001, 'x'), 1); }),
-            "bad_argument: neighbourhood: a region's name has 1001 bytes; expected 1 to 1000");
+            "bad_argument: host peers: a region's name has 1001 bytes; expected 1 to 1000");
   EXPECT_EQ(error_text([&] { here.open(*self, "b", Deadline::after(100ms)); }),
-            "timeout: neighbourhood: process " + std::to_string(::getpid()) +
+            "timeout: host peers: process " + std::to_string(::getpid()) +
                 " did not offer region \"b\" within 0.1 s");
   a.reset();  // withdrawn with its last owner
   EXPECT_NO_THROW(here.offer("a", 64));
 }
 
-TEST(Neighbourhood, ProcessesShareRegionsSegmentsAndBells) {
+TEST(HostPeers, ProcessesShareRegionsSegmentsAndDoorbells) {
   Peer peer(
       [](Context& context) {
         Kept kept = region_and_block(context);
         std::memset(kept.block.data(), 7, 10000);
         return kept;
       },
-      [](Context& context, const Kept& kept) {  // answers the bell of identity 5 through the region
-        const Bell bell = context.neighbourhood().own_bell(5);
-        while (bell.read() == 0) bell.sleep(0, 10s);
+      [](Context& context, const Kept& kept) {  // answers the doorbell of process rank 5 through the region
+        const Doorbell doorbell = context.host_peers().own_doorbell(5);
+        while (doorbell.read() == 0) doorbell.sleep(0, 10s);
         std::atomic_ref(kept.region->data[1]).store(std::byte{9});
       });
   const ProcessAddress address = peer.address();
   Context context;
-  Neighbourhood& here = context.neighbourhood();
-  NeighbourRef there = here.meet(address, soon());
+  HostPeers& here = context.host_peers();
+  PeerProcessRef there = here.meet(address, soon());
   EXPECT_EQ(here.meet(address, soon()), there);
   EXPECT_FALSE(there->is_self());
   EXPECT_TRUE(there->alive());
@@ -208,88 +209,88 @@ TEST(Neighbourhood, ProcessesShareRegionsSegmentsAndBells) {
   EXPECT_EQ(there->segment(300), nullptr);
   EXPECT_FALSE(there->map_segments(Arena::kMaxSegments + 1, soon()));
 
-  there->bell(0).ring();  // the first that it asked for
+  there->doorbell(0).ring();  // the first that it asked for
   const std::atomic_ref<std::byte> answer(region->data[1]);
   for (const Deadline limit = soon(); answer.load() == std::byte{0} && !limit.passed();)
     std::this_thread::sleep_for(1ms);
   EXPECT_EQ(answer.load(), std::byte{9});
 
-  there.reset();  // the region keeps its neighbour, and so the mapping, known
+  there.reset();  // the region keeps its peer process, and so the mapping, known
   there = here.meet(address, soon());
   EXPECT_EQ(here.open(*there, "group", soon())->data, region->data);
   peer.go();
   EXPECT_FALSE(there->alive());
 }
 
-TEST(Neighbourhood, ManyThreadsMeetOneProcessOnce) {
+TEST(HostPeers, ManyThreadsMeetOneProcessOnce) {
   Peer peer(region_and_block);
   const ProcessAddress address = peer.address();
   Context context;
   std::mutex mutex;
-  std::vector<NeighbourRef> met;
+  std::vector<PeerProcessRef> met;
   std::vector<RegionRef> opened;
   std::vector<std::thread> threads;
   for (int i = 0; i < 6; ++i)
     threads.emplace_back([&] {
-      const NeighbourRef there = context.neighbourhood().meet(address, soon());
+      const PeerProcessRef there = context.host_peers().meet(address, soon());
       EXPECT_TRUE(there->map_segments(1, soon()));
-      const RegionRef region = context.neighbourhood().open(*there, "group", soon());
+      const RegionRef region = context.host_peers().open(*there, "group", soon());
       const std::lock_guard lock(mutex);
       met.push_back(there);
       opened.push_back(region);
     });
   for (std::thread& t : threads) t.join();
-  for (const NeighbourRef& n : met) EXPECT_EQ(n, met[0]);
+  for (const PeerProcessRef& n : met) EXPECT_EQ(n, met[0]);
   for (const RegionRef& r : opened) EXPECT_EQ(r->data, opened[0]->data);
 }
 
-TEST(Neighbourhood, TellsAKilledProcess) {
+TEST(HostPeers, TellsAKilledProcess) {
   Peer peer;
   const ProcessAddress address = peer.address();
   Context context;
-  const NeighbourRef there = context.neighbourhood().meet(address, soon());
+  const PeerProcessRef there = context.host_peers().meet(address, soon());
   peer.process->kill(SIGKILL);
   for (const Deadline limit = Deadline::after(1s); there->alive() && !limit.passed();)
     std::this_thread::sleep_for(1ms);
   EXPECT_FALSE(there->alive());
   EXPECT_FALSE(there->map_segments(1, soon()));
-  const std::string who = "peer_lost: neighbourhood: process " + std::to_string(address.pid);
-  EXPECT_EQ(error_text([&] { context.neighbourhood().open(*there, "group", soon()); }), who + " has ended");
+  const std::string who = "peer_lost: host peers: process " + std::to_string(address.pid);
+  EXPECT_EQ(error_text([&] { context.host_peers().open(*there, "group", soon()); }), who + " has ended");
   ASSERT_TRUE(peer.process->wait(5s));
   ProcessAddress stale = address;
-  EXPECT_EQ(context.neighbourhood().meet(stale, soon()), there);  // still held, still dead
+  EXPECT_EQ(context.host_peers().meet(stale, soon()), there);  // still held, still dead
   Context other;
-  EXPECT_EQ(error_text([&] { other.neighbourhood().meet(stale, soon()); }),
+  EXPECT_EQ(error_text([&] { other.host_peers().meet(stale, soon()); }),
             who + " has ended: nobody listens on its socket");
 }
 
-TEST(Neighbourhood, NamesADeathWhileItWaits) {
+TEST(HostPeers, NamesADeathWhileItWaits) {
   Peer peer;
   const ProcessAddress address = peer.address();
   Context context;
-  const NeighbourRef there = context.neighbourhood().meet(address, soon());
+  const PeerProcessRef there = context.host_peers().meet(address, soon());
   std::thread killer([&] {
     std::this_thread::sleep_for(50ms);
     peer.process->kill(SIGKILL);
   });
   const auto start = Clock::now();
-  EXPECT_EQ(error_text([&] { context.neighbourhood().open(*there, "never", Deadline::after(30s)); }),
-            "peer_lost: neighbourhood: process " + std::to_string(address.pid) + " has ended");
+  EXPECT_EQ(error_text([&] { context.host_peers().open(*there, "never", Deadline::after(30s)); }),
+            "peer_lost: host peers: process " + std::to_string(address.pid) + " has ended");
   EXPECT_LT(Clock::now() - start, 5s);
   killer.join();
 }
 
 // A stopped process is not needed: what it has shown is opened without it.
-TEST(Neighbourhood, AStoppedProcessIsMetAndMapped) {
+TEST(HostPeers, AStoppedProcessIsMetAndMapped) {
   Peer peer([](Context& context) {
     Kept kept = region_and_block(context);
-    context.neighbourhood().show_segments();
+    context.host_peers().show_segments();
     return kept;
   });
   const ProcessAddress address = peer.address();
   peer.process->stop();
   Context context;
-  const NeighbourRef there = context.neighbourhood().meet(address, Deadline::after(0s));
+  const PeerProcessRef there = context.host_peers().meet(address, Deadline::after(0s));
   EXPECT_TRUE(there->map_segments(1, Deadline::after(0s)));
   EXPECT_NE(there->segment(0), nullptr);
   EXPECT_TRUE(there->alive());
@@ -301,19 +302,19 @@ TEST(Neighbourhood, AStoppedProcessIsMetAndMapped) {
 
 // As where /proc refuses it: a process that is not dumpable.
 ProcessAddress by_socket(ProcessAddress address) {
-  address.board = -1;
+  address.block = -1;
   return address;
 }
 
-TEST(Neighbourhood, WhatCannotBeOpenedIsAskedFor) {
+TEST(HostPeers, WhatCannotBeOpenedIsAskedFor) {
   Peer peer(region_and_block);
   const ProcessAddress address = peer.address();
   Context context;
   ProcessAddress wrong = address;
-  ++wrong.board_inode;
+  ++wrong.block_inode;
   for (const ProcessAddress& a : {by_socket(address), wrong}) {
     const int before = test::count_descriptors();
-    const NeighbourRef there = context.neighbourhood().meet(a, soon());
+    const PeerProcessRef there = context.host_peers().meet(a, soon());
     EXPECT_TRUE(there->map_segments(1, soon()));
     EXPECT_NE(there->segment(0), nullptr);
     EXPECT_TRUE(there->alive());
@@ -322,11 +323,11 @@ TEST(Neighbourhood, WhatCannotBeOpenedIsAskedFor) {
 }
 
 // It keeps its pid, and its children hold copies of all that it had open.
-TEST(Neighbourhood, TellsAProcessThatBecameAnother) {
+TEST(HostPeers, TellsAProcessThatBecameAnother) {
   Pipe address_out, go;
   ChildProcess child = ChildProcess::fork([&] {
     Context context;
-    address_out.write_line(context.neighbourhood().self().encode());
+    address_out.write_line(context.host_peers().self().encode());
     go.read_line();
     if (::fork() == 0) {
       ::sleep(2);
@@ -337,7 +338,7 @@ TEST(Neighbourhood, TellsAProcessThatBecameAnother) {
   });
   const ProcessAddress address = ProcessAddress::decode(address_out.read_line());
   Context context;
-  const NeighbourRef there = context.neighbourhood().meet(address, soon());
+  const PeerProcessRef there = context.host_peers().meet(address, soon());
   EXPECT_TRUE(there->alive());
   go.write_line("go");
   for (const Deadline limit = soon(); there->alive() && !limit.passed();) std::this_thread::sleep_for(1ms);
@@ -355,7 +356,7 @@ bool take_one_processor() {
 }
 
 // Also where the threads of weft have not run yet, but for what making a Context waits for.
-TEST(Neighbourhood, TellsAProcessThatBecameAnotherAtOnce) {
+TEST(HostPeers, TellsAProcessThatBecameAnotherAtOnce) {
   Pipe address_out;
   ChildProcess child = ChildProcess::fork([&] {
     if (!take_one_processor()) {
@@ -363,29 +364,29 @@ TEST(Neighbourhood, TellsAProcessThatBecameAnotherAtOnce) {
       return 0;
     }
     Context context;
-    const Bell bell = context.neighbourhood().own_bell(0);
-    address_out.write_line(context.neighbourhood().self().encode());
-    for (const Deadline limit = Deadline::after(5s); bell.read() == 0 && !limit.passed();) {}
+    const Doorbell doorbell = context.host_peers().own_doorbell(0);
+    address_out.write_line(context.host_peers().self().encode());
+    for (const Deadline limit = Deadline::after(5s); doorbell.read() == 0 && !limit.passed();) {}
     ::execl("/bin/sleep", "sleep", "30", nullptr);
     return 1;
   });
   const std::string address = address_out.read_line();
   if (address == "none") GTEST_SKIP() << "this system lets no process take a processor for itself";
   Context context;
-  const NeighbourRef there = context.neighbourhood().meet(ProcessAddress::decode(address), soon());
-  there->bell(0).ring();
+  const PeerProcessRef there = context.host_peers().meet(ProcessAddress::decode(address), soon());
+  there->doorbell(0).ring();
   for (const Deadline limit = soon(); there->alive() && !limit.passed();) std::this_thread::sleep_for(1ms);
   EXPECT_FALSE(there->alive());
   EXPECT_FALSE(child.wait(0ms).has_value());  // still there
 }
 
 // The child holds a copy of the socket, which lets others knock for as long as it runs.
-TEST(Neighbourhood, AChildOfItsDoesNotHideAnEnd) {
+TEST(HostPeers, AChildOfItsDoesNotHideAnEnd) {
   for (const bool dies : {false, true}) {
     Pipe from_child, to_child;
     ChildProcess child = ChildProcess::fork([&] {
       auto context = std::make_unique<Context>();
-      const std::string address = context->neighbourhood().self().encode();
+      const std::string address = context->host_peers().self().encode();
       if (::fork() == 0) {
         to_child.read_line(20s);
         ::_exit(0);
@@ -404,16 +405,16 @@ TEST(Neighbourhood, AChildOfItsDoesNotHideAnEnd) {
       ASSERT_TRUE(child.wait(5s));
     }
     Context context;
-    EXPECT_THAT(error_text([&] { context.neighbourhood().meet(address, soon()); }),
-                testing::StartsWith("peer_lost: neighbourhood: process " + std::to_string(address.pid) +
-                                    " has ended"));
+    EXPECT_THAT(
+        error_text([&] { context.host_peers().meet(address, soon()); }),
+        testing::StartsWith("peer_lost: host peers: process " + std::to_string(address.pid) + " has ended"));
     to_child.write_line("go");
     if (!dies) child.kill(SIGKILL);
   }
 }
 
 // Many descriptors on their way, of a user who may have few: the kernel says ETOOMANYREFS. That means later.
-TEST(Neighbourhood, ACrowdOfDescriptorsIsWaitedFor) {
+TEST(HostPeers, ACrowdOfDescriptorsIsWaitedFor) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become a user whose descriptors are counted";
   const test::ProcessResult result = test::run_in_child([] {
     const rlimit few{.rlim_cur = 64, .rlim_max = 64};
@@ -426,21 +427,21 @@ TEST(Neighbourhood, ACrowdOfDescriptorsIsWaitedFor) {
     int sent = 0;
     Transfer last = Transfer::done;
     for (; sent < 200 && last == Transfer::done; ++sent) last = send_message(in.get(), &byte, 1, in.get());
-    EXPECT_EQ(last, Transfer::crowded);
+    EXPECT_EQ(last, Transfer::too_many_in_flight);
     Context one, other;
     std::thread receiver([&] {
       std::this_thread::sleep_for(100ms);
       Descriptor received;
       while (receive_message(out.get(), &byte, 1, &received) == Transfer::done) {}
     });
-    EXPECT_TRUE(one.neighbourhood().meet(by_socket(other.neighbourhood().self()), soon())->alive());
+    EXPECT_TRUE(one.host_peers().meet(by_socket(other.host_peers().self()), soon())->alive());
     receiver.join();
     return 0;
   });
   EXPECT_TRUE(result.ok()) << to_string(result);
 }
 
-TEST(Neighbourhood, AStrangersFloodOfConnectionsIsFewLines) {
+TEST(HostPeers, AStrangersFloodOfConnectionsIsFewLines) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   std::atomic<int> lines{0};
   {
@@ -458,22 +459,22 @@ TEST(Neighbourhood, AStrangersFloodOfConnectionsIsFewLines) {
       if (line.find("refused process") != line.npos || line.find(" more warnings within") != line.npos)
         ++lines;
     }});
-    address_to_child.write_line(context.neighbourhood().self().socket);
+    address_to_child.write_line(context.host_peers().self().socket);
     const auto status = child.wait(30s);
     ASSERT_TRUE(status.has_value());
     EXPECT_EQ(test::to_string(*status), "exit code 0");
     Context ours;  // still served
-    EXPECT_TRUE(ours.neighbourhood().meet(by_socket(context.neighbourhood().self()), soon())->alive());
+    EXPECT_TRUE(ours.host_peers().meet(by_socket(context.host_peers().self()), soon())->alive());
   }
   EXPECT_GE(lines, 2);
   EXPECT_LE(lines, 100);  // 21 within ten seconds
 }
 
-TEST(Neighbourhood, AStoppedProcessCostsNoMoreThanTheDeadline) {
+TEST(HostPeers, AStoppedProcessCostsNoMoreThanTheDeadline) {
   Peer peer(region_and_block);
   const ProcessAddress address = by_socket(peer.address());
   Context context;
-  const NeighbourRef there = context.neighbourhood().meet(address, soon());
+  const PeerProcessRef there = context.host_peers().meet(address, soon());
   peer.process->stop();
   const auto start = Clock::now();
   // Two at once: the second waits for its turn, no longer than its own deadline.
@@ -483,14 +484,12 @@ TEST(Neighbourhood, AStoppedProcessCostsNoMoreThanTheDeadline) {
   EXPECT_LT(Clock::now() - start, 1500ms);
   other.join();
   for (int i = 0; i < 20; ++i) EXPECT_FALSE(there->map_segments(1, Deadline::after(1ms)));
-  EXPECT_EQ(
-      error_text([&] { context.neighbourhood().open(*there, "x", Deadline::after(100ms)); }),
-      "timeout: neighbourhood: process " + std::to_string(address.pid) + " did not answer within 0.1 s");
+  EXPECT_EQ(error_text([&] { context.host_peers().open(*there, "x", Deadline::after(100ms)); }),
+            "timeout: host peers: process " + std::to_string(address.pid) + " did not answer within 0.1 s");
   EXPECT_TRUE(there->alive());
   Context fresh;
-  EXPECT_EQ(
-      error_text([&] { fresh.neighbourhood().meet(address, Deadline::after(100ms)); }),
-      "timeout: neighbourhood: process " + std::to_string(address.pid) + " did not answer within 0.1 s");
+  EXPECT_EQ(error_text([&] { fresh.host_peers().meet(address, Deadline::after(100ms)); }),
+            "timeout: host peers: process " + std::to_string(address.pid) + " did not answer within 0.1 s");
   EXPECT_LT(Clock::now() - start, 8s);
   peer.process->resume();
   EXPECT_TRUE(there->map_segments(1, soon()));  // late answers to what was given up do no harm
@@ -498,39 +497,39 @@ TEST(Neighbourhood, AStoppedProcessCostsNoMoreThanTheDeadline) {
   peer.go();
 }
 
-TEST(Neighbourhood, RefusesOtherHostsAndUsersByName) {
+TEST(HostPeers, RefusesOtherHostsAndUsersByName) {
   Context context;
-  const ProcessAddress self = context.neighbourhood().self();
+  const ProcessAddress self = context.host_peers().self();
   ProcessAddress elsewhere = self;
   elsewhere.host = "moon";
-  EXPECT_EQ(error_text([&] { context.neighbourhood().meet(elsewhere, soon()); }),
-            "unsupported: neighbourhood: process " + std::to_string(self.pid) +
+  EXPECT_EQ(error_text([&] { context.host_peers().meet(elsewhere, soon()); }),
+            "unsupported: host peers: process " + std::to_string(self.pid) +
                 " is on another host, or in another pid or network namespace (moon); expected " + self.host +
                 ", as this process: memory cannot be shared");
   ProcessAddress stranger = self;
   stranger.user = self.user + 1;
-  EXPECT_EQ(error_text([&] { context.neighbourhood().meet(stranger, soon()); }),
-            "unsupported: neighbourhood: process " + std::to_string(self.pid) + " runs as user " +
+  EXPECT_EQ(error_text([&] { context.host_peers().meet(stranger, soon()); }),
+            "unsupported: host peers: process " + std::to_string(self.pid) + " runs as user " +
                 std::to_string(self.user + 1) + "; expected " + std::to_string(self.user) +
                 ", as this process: memory is shared with processes of the same user only");
 }
 
 // A file-size limit of 0 stands for a system that refuses memfd_create.
-TEST(Neighbourhood, SaysThatAProcessHasNoMemoryToShare) {
+TEST(HostPeers, SaysThatAProcessHasNoMemoryToShare) {
   Pipe address_out, done_in;
   ChildProcess child = ChildProcess::fork([&] {
     rlimit limit{};
     EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &limit), 0);
     Context context;
-    address_out.write_line(context.neighbourhood().self().encode());
+    address_out.write_line(context.host_peers().self().encode());
     done_in.read_line();
     return 0;
   });
   const ProcessAddress address = ProcessAddress::decode(address_out.read_line());
   Context context;
   EXPECT_EQ(
-      error_text([&] { context.neighbourhood().meet(address, soon()); }),
-      "unsupported: neighbourhood: process " + std::to_string(address.pid) +
+      error_text([&] { context.host_peers().meet(address, soon()); }),
+      "unsupported: host peers: process " + std::to_string(address.pid) +
           " has no memory that others can map: its system refuses memfd_create: File too large (ulimit -f "
           "there)");
   done_in.write_line("done");
@@ -538,7 +537,7 @@ TEST(Neighbourhood, SaysThatAProcessHasNoMemoryToShare) {
 }
 
 // A process that gets no memory any more lets those who knock wait, and goes on when it has some.
-TEST(Neighbourhood, AProcessWithoutMemoryServesLater) {
+TEST(HostPeers, AProcessWithoutMemoryServesLater) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "sanitizers need the address space that this test takes away";
 #endif
@@ -546,7 +545,7 @@ TEST(Neighbourhood, AProcessWithoutMemoryServesLater) {
   ChildProcess child = ChildProcess::fork([&] {
     ::mallopt(M_ARENA_MAX, 1);  // the socket's thread has no memory of its own
     Context context;
-    address_out.write_line(context.neighbourhood().self().encode());
+    address_out.write_line(context.host_peers().self().encode());
     rlimit before{};
     ::getrlimit(RLIMIT_AS, &before);
     const rlimit none{.rlim_cur = 4096, .rlim_max = before.rlim_max};
@@ -579,13 +578,13 @@ TEST(Neighbourhood, AProcessWithoutMemoryServesLater) {
   EXPECT_FALSE(child.wait(0ms).has_value());
   fed.write_line("now");
   Context context;
-  EXPECT_TRUE(context.neighbourhood().meet(address, soon())->alive());
+  EXPECT_TRUE(context.host_peers().meet(address, soon())->alive());
   fed.write_line("done");
   EXPECT_EQ(child.wait(10s), (test::ExitStatus{0, 0}));
 }
 
 // A process of another user that lies about itself meets the kernel's word on both sides.
-TEST(Neighbourhood, ChecksCredentialsOnBothSides) {
+TEST(HostPeers, ChecksCredentialsOnBothSides) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   Pipe address_to_child, log_lines;
   ChildProcess child = ChildProcess::fork([&] {
@@ -593,8 +592,8 @@ TEST(Neighbourhood, ChecksCredentialsOnBothSides) {
     ProcessAddress address = ProcessAddress::decode(address_to_child.read_line());
     address.user = 65534;
     Context context;
-    EXPECT_EQ(error_text([&] { context.neighbourhood().meet(address, soon()); }),
-              "unsupported: neighbourhood: process " + std::to_string(address.pid) +
+    EXPECT_EQ(error_text([&] { context.host_peers().meet(address, soon()); }),
+              "unsupported: host peers: process " + std::to_string(address.pid) +
                   " runs as user 0; expected 65534, as this process: memory is shared with processes of the "
                   "same user "
                   "only");
@@ -620,7 +619,7 @@ TEST(Neighbourhood, ChecksCredentialsOnBothSides) {
   });
   Context context(
       {.log_sink = [&](LogLevel, std::string_view line) { log_lines.write_line(std::string(line)); }});
-  address_to_child.write_line(context.neighbourhood().self().encode());
+  address_to_child.write_line(context.host_peers().self().encode());
   const auto status = child.wait(20s);
   ASSERT_TRUE(status.has_value());
   EXPECT_EQ(test::to_string(*status), "exit code 0");
@@ -629,14 +628,14 @@ TEST(Neighbourhood, ChecksCredentialsOnBothSides) {
                 " of user 65534, which asked for memory of this process; only user 0 may");
 }
 
-TEST(Neighbourhood, GarbageOnTheSocketHarmsNobody) {
+TEST(HostPeers, GarbageOnTheSocketHarmsNobody) {
   std::mutex mutex;
   std::vector<std::string> lines;
   Context context({.log_sink = [&](LogLevel, std::string_view line) {
     const std::lock_guard lock(mutex);
     lines.emplace_back(line);
   }});
-  const ProcessAddress address = context.neighbourhood().self();
+  const ProcessAddress address = context.host_peers().self();
   for (const std::size_t size : {std::size_t{1}, std::size_t{1024}, std::size_t{20000}}) {
     const int s = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
     sockaddr_un a{};
@@ -655,34 +654,34 @@ TEST(Neighbourhood, GarbageOnTheSocketHarmsNobody) {
     EXPECT_THAT(lines, testing::Contains("refused a message on this process's socket that is not weft's"));
   }
   Context other;  // still served
-  EXPECT_TRUE(other.neighbourhood().meet(address, soon())->alive());
+  EXPECT_TRUE(other.host_peers().meet(address, soon())->alive());
 }
 
-TEST(Neighbourhood, LeavesNoDescriptorBehind) {
+TEST(HostPeers, LeavesNoDescriptorBehind) {
   const int before = test::count_descriptors();
   for (int round = 0; round < 3; ++round) {
     Peer peer(region_and_block);
     const ProcessAddress address = peer.address();
     Context context;
-    const NeighbourRef there = context.neighbourhood().meet(address, soon());
+    const PeerProcessRef there = context.host_peers().meet(address, soon());
     const int met = test::count_descriptors();
     ASSERT_TRUE(there->map_segments(1, soon()));
-    const RegionRef region = context.neighbourhood().open(*there, "group", soon());
+    const RegionRef region = context.host_peers().open(*there, "group", soon());
     EXPECT_EQ(test::count_descriptors(), met);  // descriptors that came are closed once mapped
   }
   EXPECT_EQ(test::count_descriptors(), before);
 }
 
-// A neighbour whose Context is gone counts as ended, though the process goes on, and though its own children
-// hold copies of its sockets.
-TEST(Neighbourhood, TellsAContextThatEnded) {
+// A peer process whose Context is gone counts as ended, though the process goes on, and though its own
+// children hold copies of its sockets.
+TEST(HostPeers, TellsAContextThatEnded) {
   Context context;
   auto other = std::make_unique<Context>();
   ChildProcess holder = ChildProcess::fork([] {
     std::this_thread::sleep_for(30s);
     return 0;
   });
-  const NeighbourRef there = context.neighbourhood().meet(other->neighbourhood().self(), soon());
+  const PeerProcessRef there = context.host_peers().meet(other->host_peers().self(), soon());
   EXPECT_TRUE(there->alive());
   other.reset();
   for (const Deadline limit = Deadline::after(1s); there->alive() && !limit.passed();)

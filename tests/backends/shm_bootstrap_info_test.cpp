@@ -1,5 +1,5 @@
 // What ranks of shm tell each other through the store, where somebody else has written it.
-#include "backends/shm/card.hpp"
+#include "backends/shm/bootstrap_info.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,56 +10,56 @@
 namespace weft::test {
 namespace {
 
-using shm::Card;
+using shm::BootstrapInfo;
 using shm::SingleCopy;
 using testing::ElementsAre;
 
 const std::string kAddress = "weft1 boot/pid:[1]/net:[2] weft-00ff 1000 77 5 12";
 
-TEST(ShmCard, IsReadAsItIsWritten) {
+TEST(ShmBootstrapInfo, IsReadAsItIsWritten) {
   const std::string text = "1023 2 ff/17/5:2500 " + kAddress;
-  const Card card = Card::decode(text);
-  EXPECT_EQ(card.bell, 1023);
-  EXPECT_EQ(card.single_copy, SingleCopy::push);
-  EXPECT_EQ(card.address.pid, 77);
-  EXPECT_EQ(card.encode(), text);
+  const BootstrapInfo info = BootstrapInfo::decode(text);
+  EXPECT_EQ(info.doorbell, 1023);
+  EXPECT_EQ(info.single_copy, SingleCopy::push);
+  EXPECT_EQ(info.address.pid, 77);
+  EXPECT_EQ(info.encode(), text);
 }
 
-TEST(ShmCard, OtherTextIsRefused) {
+TEST(ShmBootstrapInfo, OtherTextIsRefused) {
   for (const std::string text : {"", "7", "7x 0 f/1/- a", "-1 0 f/1/- a", "1024 0 f/1/- a", "0x1 0 f/1/- a",
                                  "99999999999999999999 0 f/1/- a", "0 3 f/1/- a", "0 -1 f/1/- a", "0  0 f a"})
-    EXPECT_EQ(error_text([&] { Card::decode(text); }),
+    EXPECT_EQ(error_text([&] { BootstrapInfo::decode(text); }),
               "mismatch: shm: \"" + text +
-                  "\" is no rank's card; expected \"<bell from 0 to 1023> <single copy "
+                  "\" is no rank's info; expected \"<doorbell from 0 to 1023> <single copy "
                   "from 0 to 2> <cores> <process address>\"");
-  EXPECT_THAT(error_text([] { Card::decode("0 0 f/1/- weft1 a b 1 2 3"); }),
-              testing::StartsWith("mismatch: neighbourhood: \"weft1 a b 1 2 3\" is not a process address; "));
+  EXPECT_THAT(error_text([] { BootstrapInfo::decode("0 0 f/1/- weft1 a b 1 2 3"); }),
+              testing::StartsWith("mismatch: host peers: \"weft1 a b 1 2 3\" is not a process address; "));
 }
 
-// Writes another bell than the rank has.
-class WrongBell final : public ForwardingStore {
+// Writes another doorbell than the rank has.
+class WrongDoorbell final : public ForwardingStore {
  public:
   using ForwardingStore::ForwardingStore;
   void set(std::string_view key, std::string_view value, Deadline deadline) override {
-    std::string text(value);  // "build size place bell …"
+    std::string text(value);  // "build size place doorbell …"
     if (key.ends_with("/shm/1")) {
-      std::size_t bell = 0;
-      for (int words = 0; words < 3; ++words) bell = text.find(' ', bell) + 1;
-      text.insert(bell, "7777");
+      std::size_t doorbell = 0;
+      for (int words = 0; words < 3; ++words) doorbell = text.find(' ', doorbell) + 1;
+      text.insert(doorbell, "7777");
     }
     ForwardingStore::set(key, text, deadline);
   }
 };
 
-TEST(ShmCard, OfAnotherRankIsNamed) {
+TEST(ShmBootstrapInfo, OfAnotherRankIsNamed) {
   run_ranks(Ranks::threads, 2, [](Rank& r) {
     Membership m = r.membership();
-    m.store = std::make_shared<WrongBell>(m.store);
+    m.store = std::make_shared<WrongDoorbell>(m.store);
     const Error e = error_of([&] { ProcessGroup::create(r.context, "shm", m); });
     EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();
     EXPECT_THAT(e.what(),
                 testing::MatchesRegex("group \"world\": rank 1: shm: \"7777[0-9]+ .*\" is no rank's "
-                                      "card; expected .* \\[rank [01]\\]"));
+                                      "info; expected .* \\[rank [01]\\]"));
     EXPECT_THAT(std::vector<int>(e.ranks().begin(), e.ranks().end()), ElementsAre(1));
     r.meet("end");
   });
