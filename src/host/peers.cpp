@@ -16,11 +16,9 @@
 #include <array>
 #include <bitset>
 #include <cerrno>
-#include <climits>
 #include <condition_variable>
 #include <cstddef>
 #include <cstring>
-#include <ctime>
 #include <fstream>
 #include <latch>
 #include <map>
@@ -129,21 +127,6 @@ Doorbell doorbell_on(ProcessBlock* block, int number) {
 }  // namespace
 
 bool is_unknown_host(std::string_view host) noexcept { return host.starts_with(kUnknownHost); }
-
-void Doorbell::ring() const noexcept {
-  word_->fetch_add(1, std::memory_order_seq_cst);
-  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word_), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-void Doorbell::sleep(std::uint32_t seen, Duration limit) const noexcept {
-  if (limit <= Duration::zero()) return;
-  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(limit);
-  timespec time{};
-  time.tv_sec = static_cast<std::time_t>(seconds.count());
-  time.tv_nsec = static_cast<long>((limit - seconds).count());
-  const TimedWait wait(limit);
-  ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word_), FUTEX_WAIT, seen, &time, nullptr, 0);
-}
 
 std::string ProcessAddress::encode() const {
   return fmt::format("weft1 {} {} {} {} {} {}", host, socket, user, pid, block, block_inode);

@@ -9,7 +9,6 @@
 // one pidfd. No name is left in the file system; descriptors close themselves. Thread-safe.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -17,27 +16,12 @@
 #include <string_view>
 
 #include "weft/base/clock.hpp"
+#include "weft/host/doorbell.hpp"
 
 namespace weft {
 
 class Arena;
 class Logger;
-
-/// A word a rank sleeps on. Lives in memory that all processes of the host that know this process map.
-class Doorbell {
- public:
-  Doorbell() = default;
-  explicit Doorbell(std::atomic<std::uint32_t>* word) : word_(word) {}
-  explicit operator bool() const noexcept { return word_ != nullptr; }
-  std::uint32_t read() const noexcept { return word_->load(std::memory_order_seq_cst); }
-  /// Adds one and wakes all who sleep on it.
-  void ring() const noexcept;
-  /// Sleeps until the word differs from `seen` or `limit` has passed. May wake early.
-  void sleep(std::uint32_t seen, Duration limit) const noexcept;
-
- private:
-  std::atomic<std::uint32_t>* word_ = nullptr;
-};
 
 /// Memory mapped by several processes or threads: a group's control block. Zero-filled when made. Unmapped
 /// with the last owner; excluded from children by fork and from core dumps.

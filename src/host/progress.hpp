@@ -7,8 +7,9 @@
 #include <thread>
 #include <vector>
 
-#include "host/peers.hpp"
+#include "weft/base/clock.hpp"
 #include "weft/base/log.hpp"
+#include "weft/host/doorbell.hpp"
 
 namespace weft {
 

@@ -1,0 +1,27 @@
+// A doorbell: one word of shared memory that a rank sleeps on and that its peers ring. Thread-safe.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "weft/base/clock.hpp"
+
+namespace weft {
+
+/// A word a rank sleeps on. Lives in memory that all processes of the host that know this process map.
+class Doorbell {
+ public:
+  Doorbell() = default;
+  explicit Doorbell(std::atomic<std::uint32_t>* word) : word_(word) {}
+  explicit operator bool() const noexcept { return word_ != nullptr; }
+  std::uint32_t read() const noexcept { return word_->load(std::memory_order_seq_cst); }
+  /// Adds one and wakes all who sleep on it.
+  void ring() const noexcept;
+  /// Sleeps until the word differs from `seen` or `limit` has passed. May wake early.
+  void sleep(std::uint32_t seen, Duration limit) const noexcept;
+
+ private:
+  std::atomic<std::uint32_t>* word_ = nullptr;
+};
+
+}  // namespace weft
