@@ -21,17 +21,16 @@ using Clock = std::chrono::steady_clock;
 class Bare {
  public:
   explicit Bare(RankOfBench& rank)
-      : backend_(load_backend(
-            rank.context, rank.spec.backend)(GroupInit{.context = rank.context,
-                                                       .store = rank.store,
-                                                       .token = "bench/bare",
-                                                       .name = "bare",
-                                                       .rank = rank.group.rank(),
-                                                       .size = rank.group.size(),
-                                                       .process_rank = rank.group.rank(),
-                                                       .ranks_here = rank.group.size(),
-                                                       .deadline = Deadline::after(std::chrono::seconds(60)),
-                                                       .test = {}})) {}
+      : backend_(load_backend(rank.context, rank.spec.backend)(
+            GroupInit{.context = rank.context,
+                      .store = rank.store,
+                      .token = "bench/bare",
+                      .name = "bare",
+                      .rank = rank.group.rank(),
+                      .size = rank.group.size(),
+                      .process_rank = rank.group.rank(),
+                      .ranks_here = rank.group.size(),
+                      .deadline = Deadline::after(std::chrono::seconds(60))})) {}
 
   void all_reduce(const ConstTensorView& in, const TensorView& out) {
     state_.op = Op::all_reduce;

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/test_hooks.hpp"
 #include "measure.hpp"
 #include "processes.hpp"
 #include "weft/base/tensor.hpp"
@@ -68,7 +69,8 @@ void body(int rank, const Arguments& a, const std::shared_ptr<Store>& store) {
   ProcessGroup between = ProcessGroup::create(context, "shm", m);
   std::vector<ProcessGroup> groups;
   for (const char* path : kPaths) {
-    m.name = m.test.path = path;
+    m.name = path;
+    const ScopedTestHooks hooks(context, rank, {.path = path});
     groups.push_back(ProcessGroup::create(context, "shm", m));
   }
   const auto agree = [&](std::int64_t mine) {
@@ -115,7 +117,8 @@ void body(int rank, const Arguments& a, const std::shared_ptr<Store>& store) {
       if (rank == 0) std::printf("\n");
     }
     for (std::size_t i = 0; i < groups.size(); ++i) {  // a path that refused a call has failed its group
-      m.name = m.test.path = kPaths[i];
+      m.name = kPaths[i];
+      const ScopedTestHooks hooks(context, rank, {.path = kPaths[i]});
       groups[i] = ProcessGroup::create(context, "shm", m);
     }
   }

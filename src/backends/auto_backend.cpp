@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "backends/join.hpp"
+#include "backends/test_hooks.hpp"
 #include "host/peers.hpp"
 #include "store/launchers.hpp"
 #include "weft/backends/plugin.hpp"
@@ -77,7 +78,8 @@ std::unique_ptr<Backend> make_auto_backend(const GroupInit& b) {
   if (b.size == 1) return wanted == "auto" ? take("shm", "one rank") : take(wanted, "WEFT_BACKEND says so");
   const ProcessAddress self = b.context.host_peers().self();
   // Memory is shared with processes of the same user on the same host (see HostPeers).
-  const std::string host = b.test.host.empty() ? fmt::format("{}/{}", self.host, self.user) : b.test.host;
+  const std::string test_host = test_hooks(b).host;
+  const std::string host = test_host.empty() ? fmt::format("{}/{}", self.host, self.user) : test_host;
   std::string why_not;
   const std::string mpi = usable_mpi(b.context, why_not);
   std::vector<std::string> infos = join(b, "auto",

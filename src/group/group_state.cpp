@@ -112,8 +112,7 @@ GroupState::GroupState(Context& context_in, BackendFactory factory_in, const Mem
                          .size = m.size,
                          .process_rank = process_rank,
                          .ranks_here = helped_ ? 2 * ranks_here : ranks_here,
-                         .deadline = Deadline::after(patience > Duration::zero() ? patience : m.deadline),
-                         .test = m.test});
+                         .deadline = Deadline::after(patience > Duration::zero() ? patience : m.deadline)});
   if (needs_composition(backend_->traits())) backend_ = compose(std::move(backend_), m.rank, m.size);
   spin_ = backend_->traits().spin;
   rings_ = backend_->traits().rings;

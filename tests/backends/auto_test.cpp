@@ -38,9 +38,8 @@ struct Job {
     run_ranks(
         Ranks::threads, static_cast<int>(hosts.size()),
         [&](Rank& r) {
-          Membership m = r.membership("chosen");
-          m.test.host = hosts[static_cast<std::size_t>(r.rank)];
-          body(r, m);
+          const ScopedTestHooks hooks(r.context, r.rank, {.host = hosts[static_cast<std::size_t>(r.rank)]});
+          body(r, r.membership("chosen"));
         },
         options);
   }

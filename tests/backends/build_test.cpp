@@ -44,8 +44,7 @@ class Builds : public testing::Test {
             .name = "g",
             .rank = rank,
             .size = size,
-            .deadline = Deadline::after(kLimit),
-            .test = {}};
+            .deadline = Deadline::after(kLimit)};
   }
   Context context_;
   std::shared_ptr<Store> store_ = make_local_store();

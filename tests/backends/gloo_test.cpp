@@ -292,17 +292,18 @@ TEST_P(Gloo, RanksThatLeaveInACircleDoNotWaitForOneAnother) {
   run_ranks(
       GetParam(), n,
       [](Rank& r) {
-        Membership m = r.membership("circle");
         const int last = (r.rank + n - 1) % n;
         const auto answered = [](int rank) { return "left/" + std::to_string(rank); };
-        m.test.before_leave = [&](int peer) {
+        TestHooks hooks;
+        hooks.before_leave = [&](int peer) {
           if (peer != last) return;
           // The predecessor has told this rank, whose thread has answered; so has it been by the others.
           r.store->set(answered(r.rank), "1", Deadline::after(20s));
           for (int rank = 0; rank < n; ++rank) r.store->get(answered(rank), Deadline::after(20s));
           std::this_thread::sleep_for(100ms);  // the answers are under way
         };
-        ProcessGroup g = ProcessGroup::create(r.context, "gloo", m);
+        const ScopedTestHooks scope(r.context, r.rank, hooks);
+        ProcessGroup g = ProcessGroup::create(r.context, "gloo", r.membership("circle"));
         g.barrier().wait();
         const auto began = Clock::now();
         g = {};

@@ -34,8 +34,7 @@ class Join : public testing::Test {
             .name = "g",
             .rank = rank,
             .size = size,
-            .deadline = Deadline::after(limit),
-            .test = {}};
+            .deadline = Deadline::after(limit)};
   }
   Context context_;
   // As one whose process is stopped, from now on or from the first try_get() on.

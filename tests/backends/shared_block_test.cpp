@@ -34,7 +34,7 @@ ProcessGroup pair_of(Rank& r, const std::string& name, int rank, TestHooks hooks
   m.rank = rank;
   m.size = 2;
   m.deadline = deadline;
-  m.test = std::move(hooks);
+  const ScopedTestHooks scope(r.context, rank, std::move(hooks));
   return ProcessGroup::create(r.context, "shm", m);
 }
 

@@ -58,9 +58,8 @@ TEST_F(SingleCopies, GiveTheBitsThatStagingGives) {
   for (const int n : {2, 3, 4}) {
     run_ranks(Ranks::processes, n, [](Rank& r) {
       const auto group = [&](const char* path) {
-        Membership m = r.membership(std::string("by ") + path);
-        m.test.path = path;
-        return ProcessGroup::create(r.context, "shm", m);
+        const ScopedTestHooks hooks(r.context, r.rank, {.path = path});
+        return ProcessGroup::create(r.context, "shm", r.membership(std::string("by ") + path));
       };
       ProcessGroup single = group("single"), staged = group("staged");
       for (const std::int64_t count : {0, 1, 13, 1009, 16411, 65536, 200003, 524309}) {
@@ -90,9 +89,8 @@ TEST_F(SingleCopies, TakeLittleMemoryAndAtFirstUse) {
       return static_cast<std::int64_t>(now.hblkhd + now.uordblks);
     };
     const auto group = [&](const char* name) {
-      Membership m = r.membership(name);
-      m.test.path = "single";
-      return ProcessGroup::create(r.context, "shm", m);
+      const ScopedTestHooks hooks(r.context, r.rank, {.path = "single"});
+      return ProcessGroup::create(r.context, "shm", r.membership(name));
     };
     ProcessGroup first = group("first");  // with what a process allocates once
     std::vector<float> in(12 * 12345, 1.0f), out(12345);

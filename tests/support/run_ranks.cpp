@@ -112,7 +112,6 @@ Membership Rank::membership(const std::string& name) const {
   m.size = size;
   m.name = name;
   m.deadline = options.deadline;
-  m.test = options.hooks;
   return m;
 }
 

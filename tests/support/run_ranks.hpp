@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 
+#include "backends/test_hooks.hpp"
 #include "support/errors.hpp"
 #include "support/processes.hpp"
 #include "weft/group/process_group.hpp"
@@ -21,7 +22,7 @@ std::string to_string(Ranks kind);
 struct RankOptions {
   Duration deadline = std::chrono::seconds(20);  ///< of the group's calls
   Duration limit = std::chrono::seconds(60);     ///< of the whole body
-  TestHooks hooks;
+  TestHooks hooks = {};
   std::string backend = "shm";
   BackendFactory factory;  ///< where set, instead of `backend`
   ContextOptions context;
@@ -32,7 +33,12 @@ class Rank {
  public:
   Rank(int rank_in, int size_in, Context& context_in, std::shared_ptr<Store> store_in,
        const RankOptions& options_in)
-      : rank(rank_in), size(size_in), context(context_in), store(std::move(store_in)), options(options_in) {}
+      : rank(rank_in),
+        size(size_in),
+        context(context_in),
+        store(std::move(store_in)),
+        options(options_in),
+        hooks_(context_in, rank_in, options_in.hooks) {}
 
   const int rank, size;
   Context& context;
@@ -47,6 +53,7 @@ class Rank {
   void meet(const std::string& name);
 
  private:
+  const ScopedTestHooks hooks_;  // of all groups that this rank makes
   ProcessGroup group_;
 };
 

@@ -162,17 +162,6 @@ class Backend {
   virtual void answer() noexcept {}
 };
 
-/// For tests only: what a user never sets.
-struct TestHooks {
-  std::string path;  ///< force one path of the backend: shm knows "inline", "direct" and "staged"
-  std::function<void(std::uint64_t call)>
-      in_chunk;  ///< called with peers' memory in hand, in the middle of a copy
-  std::int64_t max_count =
-      0;             ///< as if the transport counted no further than this in one message; 0: its own limit
-  std::string host;  ///< "auto" and gloo take this rank to be on that host; empty: on its own
-  std::function<void(int peer)> before_leave;  ///< gloo: called before `peer` is told that this rank leaves
-};
-
 /// What a backend's factory gets: who meets whom, where.
 struct GroupInit {
   Context& context;
@@ -186,7 +175,6 @@ struct GroupInit {
   int ranks_here =
       1;  ///< ranks of the whole job on this host, as far as known: more than cores means no spinning
   Deadline deadline;  ///< for the bring-up
-  TestHooks test;
 };
 
 /// Makes a transport. Throws where the group cannot be had; collective over its ranks.

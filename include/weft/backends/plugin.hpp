@@ -20,7 +20,7 @@ namespace weft {
 
 /// Changes with every change of what this header and backend.hpp declare. A plug-in of another number is
 /// refused.
-inline constexpr std::uint32_t kBackendAbi = 3;
+inline constexpr std::uint32_t kBackendAbi = 4;
 
 /// What a plug-in is. The first four fields never move.
 struct BackendPlugin {

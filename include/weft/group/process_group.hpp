@@ -30,7 +30,6 @@ struct Membership {
   Duration deadline = std::chrono::minutes(5);  ///< of each call, and of the group's creation
   int process_rank = -1;  ///< which rank of this process (threads as ranks); -1: same as `rank`
   Progress progress = Progress::caller;
-  TestHooks test;
 
   /// From the environment: weft run, torchrun, Open MPI's mpirun, Hydra's (MPICH) or srun; WEFT_STORE says
   /// where to meet if the launcher's own means do not do (docs/rendezvous.md). With none of them, a group of

@@ -20,6 +20,7 @@
 #include "backends/gloo/mesh.hpp"
 #include "backends/join.hpp"
 #include "backends/op_table.hpp"
+#include "backends/test_hooks.hpp"
 #include "base/parse_number.hpp"
 #include "host/peers.hpp"
 #include "host/process_state.hpp"
@@ -59,7 +60,8 @@ struct Connection {
 
 Connection connect(const GroupInit& b, bool check) {
   if (b.size == 1) return {std::make_shared<::gloo::Context>(b.rank, b.size), {0}};
-  const std::string host = b.test.host.empty() ? b.context.host_peers().self().host : b.test.host;
+  const std::string test_host = test_hooks(b).host;
+  const std::string host = test_host.empty() ? b.context.host_peers().self().host : test_host;
   const auto word = [](bool on) { return std::string(on ? "on" : "off"); };
   // "on host process"
   std::vector<std::string> hosts = join(b, "gloo", fmt::format("{} {} {}", word(check), host, ::getpid()),
@@ -156,7 +158,7 @@ class GlooBackend final : public BlockingBackend {
                {.finished = [this](OpState& s) { finished(s); },
                 .refuse = [this](OpState& s, Failure why) { refuse(s, std::move(why)); },
                 .fail = [this](const Failure& why) { fail(why); },
-                .before_leave = b.test.before_leave}) {
+                .before_leave = test_hooks(b).before_leave}) {
     traits_.guarantees.checks_calls = traits_.guarantees.names_absent = check_;
     begin();
   }

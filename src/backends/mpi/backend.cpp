@@ -24,6 +24,7 @@
 #include "backends/mpi/rounds.hpp"
 #include "backends/op_table.hpp"
 #include "backends/roll_call_messages.hpp"
+#include "backends/test_hooks.hpp"
 #include "base/fnv.hpp"
 #include "base/parse_number.hpp"
 #include "host/usable_cores.hpp"
@@ -737,7 +738,7 @@ MPI_Comm make_comm(const GroupInit& b, Process& process, const std::vector<Boots
 std::unique_ptr<Backend> make(const GroupInit& b) {
   Settings settings{.safe = env::is_on("WEFT_MPI_SAFE_BUFFERS"), .check = env::is_on("WEFT_MPI_CHECK")};
   settings.unexpected = UnexpectedLimits::from_env();
-  if (b.test.max_count > 0) settings.max_count = b.test.max_count;
+  if (const auto most = test_hooks(b).max_count; most > 0) settings.max_count = most;
   // MPI_Init_thread waits for everybody, and cannot say for whom.
   if (b.size > 1) {
     if (Process::initialised())

@@ -13,6 +13,7 @@
 #include "backends/shm/bootstrap_info.hpp"
 #include "backends/shm/layout.hpp"
 #include "backends/shm/single_copy.hpp"
+#include "backends/test_hooks.hpp"
 #include "base/memfd.hpp"
 #include "base/mutant.hpp"
 #include "base/suspension.hpp"
@@ -218,8 +219,9 @@ Group bring_up(const GroupInit& b) {
   g.name = b.name;
   g.rank = b.rank;
   g.size = b.size;
-  g.path = parse_path(b.test.path);
-  g.in_chunk = b.test.in_chunk;
+  const TestHooks hooks = test_hooks(b);
+  g.path = parse_path(hooks.path);
+  g.in_chunk = hooks.in_chunk;
   if (WEFT_MUTANT("leaked_descriptor")) ::memfd_create("lost", 0);
   HostPeers& host_peers = b.context.host_peers();
   const SingleCopy single_copy = single_copy_setting();

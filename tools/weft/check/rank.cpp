@@ -10,6 +10,7 @@
 #include <memory>
 #include <thread>
 
+#include "backends/test_hooks.hpp"
 #include "faults.hpp"
 #include "runner.hpp"
 #include "store/forwarding_store.hpp"
@@ -199,27 +200,34 @@ class Runner {
       strike(p_, report_, settings_.call_deadline(p_));
   }
 
+  TestHooks hooks() {
+    TestHooks hooks;
+    hooks.path = p_.path;
+    if (victim_ && p_.fault.point == FaultPoint::in_chunk)
+      hooks.in_chunk = [this](std::uint64_t call) {
+        if (armed_.load() == call + 1 && armed_.exchange(0) != 0)
+          strike(p_, report_, settings_.call_deadline(p_));
+      };
+    return hooks;
+  }
+  int process_rank() const { return member_.process_rank < 0 ? member_.rank : member_.process_rank; }
+
   void make(std::size_t g) {
     const GroupPlan& plan = p_.groups[g];
     if (plan.joined) return;  // with the one before
+    const ScopedTestHooks scope(context_, process_rank(), hooks());
     const std::string name = fmt::format("{}/g{}", member_.name, g);
     at(static_cast<int>(g), true);
     if (plan.how == GroupPlan::How::world) {
       Membership m = member_;
       m.deadline = settings_.group_deadline(p_);
       m.progress = p_.helper ? Progress::thread : Progress::caller;
-      m.test.path = p_.path;
       if (victim_ && p_.fault.point == FaultPoint::in_creation)
         m.store = std::make_shared<ObservedStore>(m.store,
                                                   [this](StoreRequest request, std::string_view, Deadline) {
                                                     if (request != StoreRequest::try_get)
                                                       on_request();  // who waits makes many of these
                                                   });
-      if (victim_ && p_.fault.point == FaultPoint::in_chunk)
-        m.test.in_chunk = [this](std::uint64_t call) {
-          if (armed_.load() == call + 1 && armed_.exchange(0) != 0)
-            strike(p_, report_, settings_.call_deadline(p_));
-        };
       groups_[g] = settings_.factory ? ProcessGroup::create(context_, settings_.factory(context_), m)
                                      : ProcessGroup::create(context_, settings_.backend, m);
       return;
@@ -549,6 +557,7 @@ class Runner {
     const bool shrinks =
         mix(p_.seed, p_.index) % 2 == 0 &&
         std::all_of(ranks.begin(), ranks.end(), [&](int r) { return shared_.ranks[r].made.load(); });
+    const ScopedTestHooks scope(context_, process_rank(), shrinks ? hooks() : TestHooks{});
     ProcessGroup group = shrinks             ? groups_[0].shrink(kShrink)
                          : settings_.factory ? ProcessGroup::create(context_, settings_.factory(context_), m)
                                              : ProcessGroup::create(context_, settings_.backend, m);
