@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <sstream>
 
-#include "backends/join.hpp"
 #include "backends/test_hooks.hpp"
 #include "host/peers.hpp"
 #include "store/launchers.hpp"
+#include "weft/backends/join.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
 

@@ -4,10 +4,10 @@
 
 #include <cstddef>
 
-#include "backends/call_record.hpp"
-#include "backends/join.hpp"
 #include "base/fnv.hpp"
 #include "base/mutant.hpp"
+#include "weft/backends/call_record.hpp"
+#include "weft/backends/join.hpp"
 
 namespace weft {
 namespace {

@@ -8,7 +8,7 @@
 #include <system_error>
 #include <utility>
 
-#include "backends/call_record.hpp"
+#include "weft/backends/call_record.hpp"
 
 namespace weft {
 

@@ -1,12 +1,12 @@
-#include "backends/call_record.hpp"
+#include "weft/backends/call_record.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <bit>
 
-#include "backends/op_table.hpp"
 #include "base/fnv.hpp"
+#include "weft/backends/op_table.hpp"
 
 namespace weft {
 CallRecord record_of(const OpState& part, int size) {

@@ -21,12 +21,12 @@
 #include <deque>
 
 #include "backends/call_numbers.hpp"
-#include "backends/call_record.hpp"
-#include "backends/op_table.hpp"
 #include "base/fnv.hpp"
 #include "base/mutant.hpp"
 #include "host/local_memory.hpp"
 #include "reduce/reduce.hpp"
+#include "weft/backends/call_record.hpp"
+#include "weft/backends/op_table.hpp"
 
 namespace weft {
 namespace {

@@ -1,4 +1,4 @@
-#include "backends/first_cause.hpp"
+#include "weft/backends/first_cause.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,4 +1,4 @@
-#include "backends/join.hpp"
+#include "weft/backends/join.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,10 +12,10 @@
 #include <utility>
 
 #include "backends/build.hpp"
-#include "backends/first_cause.hpp"
 #include "base/mutant.hpp"
 #include "base/parse_number.hpp"
 #include "store/store_table.hpp"
+#include "weft/backends/first_cause.hpp"
 
 namespace weft {
 namespace {

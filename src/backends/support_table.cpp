@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "backends/compose.hpp"
-#include "backends/op_table.hpp"
 #include "reduce/reduce.hpp"
+#include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft {

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "backends/compose.hpp"
-#include "backends/op_table.hpp"
 #include "reduce/reduce.hpp"
+#include "weft/backends/op_table.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

@@ -10,16 +10,16 @@
 #include <new>
 #include <system_error>
 
-#include "backends/call_record.hpp"
 #include "backends/compose.hpp"
-#include "backends/join.hpp"
-#include "backends/op_table.hpp"
 #include "base/fnv.hpp"
 #include "base/memfd.hpp"
 #include "base/mutant.hpp"
 #include "base/suspension.hpp"
 #include "group/check.hpp"
 #include "reduce/reduce.hpp"
+#include "weft/backends/call_record.hpp"
+#include "weft/backends/join.hpp"
+#include "weft/backends/op_table.hpp"
 
 namespace weft {
 namespace {

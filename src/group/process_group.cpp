@@ -11,13 +11,13 @@
 #include <numeric>
 #include <utility>
 
-#include "backends/hold_up.hpp"
-#include "backends/join.hpp"
 #include "backends/request.hpp"
 #include "base/parse_number.hpp"
 #include "group/group_state.hpp"
 #include "group/shrink.hpp"
 #include "store/store_table.hpp"
+#include "weft/backends/hold_up.hpp"
+#include "weft/backends/join.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft {

@@ -7,7 +7,7 @@
 #include <map>
 #include <tuple>
 
-#include "backends/op_table.hpp"
+#include "weft/backends/op_table.hpp"
 
 namespace weft {
 namespace {

@@ -15,12 +15,12 @@
 #include <thread>
 #include <vector>
 
-#include "backends/join.hpp"
 #include "support/errors.hpp"
 #include "support/processes.hpp"
 #include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/values.hpp"
+#include "weft/backends/join.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/group/process_group.hpp"
 #include "weft/store/store_file.hpp"

@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backends/call_record.hpp"
 #include "support/masked_backend.hpp"
 #include "support/run_ranks.hpp"
 #include "support/values.hpp"
+#include "weft/backends/call_record.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/tensor.hpp"
 

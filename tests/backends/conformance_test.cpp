@@ -12,7 +12,6 @@
 #include <numeric>
 
 #include "backends/compose.hpp"
-#include "backends/op_table.hpp"
 #include "backends/shm/control.hpp"
 #include "backends/shm/paths.hpp"
 #include "reduce/reduce.hpp"
@@ -22,6 +21,7 @@
 #include "support/run_ranks.hpp"
 #include "support/sanitizers.hpp"
 #include "support/values.hpp"
+#include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/tensor.hpp"
 

@@ -1,5 +1,5 @@
 // How the ranks of a group meet in the store, and what they say where one, or the store, does not answer.
-#include "backends/join.hpp"
+#include "weft/backends/join.hpp"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>

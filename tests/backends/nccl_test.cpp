@@ -7,7 +7,6 @@
 #include <atomic>
 #include <thread>
 
-#include "backends/first_cause.hpp"
 #include "backends/nccl/nccl_backend.hpp"
 #include "store/forwarding_store.hpp"
 #include "support/errors.hpp"
@@ -15,6 +14,7 @@
 #include "support/random_calls.hpp"
 #include "support/run_ranks.hpp"
 #include "support/values.hpp"
+#include "weft/backends/first_cause.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft::test {

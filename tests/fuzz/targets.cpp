@@ -8,7 +8,6 @@
 #include <cstring>
 #include <optional>
 
-#include "backends/first_cause.hpp"
 #include "backends/shm/bootstrap_info.hpp"
 #include "host/peers.hpp"
 #include "store/address.hpp"
@@ -17,6 +16,7 @@
 #include "store/store_seal.hpp"
 #include "store/store_session.hpp"
 #include "store/store_table.hpp"
+#include "weft/backends/first_cause.hpp"
 #include "weft/base/error.hpp"
 #if WEFT_FUZZ_CHECKPOINTS
 #include "checkpoint/file_io.hpp"

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "backends/compose.hpp"
-#include "backends/op_table.hpp"
+#include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft::test {

@@ -11,9 +11,9 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "backends/op_table.hpp"
 #include "base/json_reader.hpp"
 #include "base/regular_file.hpp"
+#include "weft/backends/op_table.hpp"
 
 namespace weft::tools {
 namespace {

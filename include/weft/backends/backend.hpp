@@ -103,7 +103,7 @@ struct OpState {
   int tag = 0;
   void* stream = nullptr;
   /// v-forms: block r of `in` and of `out`, size() of each; null where the op's blocks are equal. Live as
-  /// long as the call. See in_block() and out_block() in src/backends/op_table.hpp.
+  /// long as the call. See in_block() and out_block() in op_table.hpp.
   const Block* in_blocks = nullptr;
   const Block* out_blocks = nullptr;
   /// Composed: the call that this one is a part of, for what ranks tell each other; null: itself. Lives as

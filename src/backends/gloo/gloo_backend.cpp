@@ -15,16 +15,16 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "backends/blocking_backend.hpp"
 #include "backends/gloo/links.hpp"
 #include "backends/gloo/mesh.hpp"
-#include "backends/join.hpp"
-#include "backends/op_table.hpp"
 #include "backends/test_hooks.hpp"
 #include "base/parse_number.hpp"
 #include "host/peers.hpp"
 #include "host/process_state.hpp"
 #include "reduce/reduce.hpp"
+#include "weft/backends/blocking.hpp"
+#include "weft/backends/join.hpp"
+#include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
 

@@ -7,9 +7,9 @@
 #include <chrono>
 #include <cstddef>
 
-#include "backends/blocking_backend.hpp"
-#include "backends/op_table.hpp"
 #include "base/fnv.hpp"
+#include "weft/backends/blocking.hpp"
+#include "weft/backends/op_table.hpp"
 
 namespace weft::gloo_backend {
 namespace {
@@ -417,8 +417,8 @@ void Links::start(OpState& s) noexcept {
         Peer::Offered& offered = peer.offers[control.number];
         offered = {context_->createUnboundBuffer(writable(s.in), bytes), &s};
         offered.buffer->send(s.peer, kData + control.number);
-        // The control message under the lock, too: two sends of one tag are matched in the order of their control
-        // messages.
+        // The control message under the lock, too: two sends of one tag are matched in the order of their
+        // control messages.
         write(peer, control);
         return;
       }

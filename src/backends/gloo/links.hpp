@@ -2,10 +2,10 @@
 //
 // Gloo tells of a finished send or receive only to a thread that blocks for it, takes a shorter message than
 // was asked for without a word, and ends the process on a longer one. So every pair of ranks has one stream
-// of control messages of a known size, with a thread that reads it: a small message travels in its control message;
-// for a large one the control message says how large it is, the receiver asks Gloo for exactly that once it has
-// matched it, and another control message tells the sender that it has arrived. A pair waits for no other, and no
-// pair for a collective. The thread is also how a peer's death is noticed.
+// of control messages of a known size, with a thread that reads it: a small message travels in its control
+// message; for a large one the control message says how large it is, the receiver asks Gloo for exactly that
+// once it has matched it, and another control message tells the sender that it has arrived. A pair waits for
+// no other, and no pair for a collective. The thread is also how a peer's death is noticed.
 #pragma once
 
 #include <gloo/rendezvous/context.h>
@@ -24,9 +24,9 @@
 #include <thread>
 #include <vector>
 
-#include "backends/call_record.hpp"
-#include "backends/message_matcher.hpp"
-#include "backends/roll_call_messages.hpp"
+#include "weft/backends/call_record.hpp"
+#include "weft/backends/matching.hpp"
+#include "weft/backends/roll_call_messages.hpp"
 
 namespace weft::gloo_backend {
 

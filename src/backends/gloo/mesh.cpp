@@ -19,11 +19,11 @@
 #include <utility>
 #include <vector>
 
-#include "backends/blocking_backend.hpp"
-#include "backends/join.hpp"
 #include "base/fnv.hpp"
 #include "host/process_state.hpp"
 #include "store/forwarding_store.hpp"
+#include "weft/backends/blocking.hpp"
+#include "weft/backends/join.hpp"
 
 namespace weft::gloo_backend {
 namespace {

@@ -16,20 +16,20 @@
 #include <thread>
 
 #include "backends/call_numbers.hpp"
-#include "backends/call_record.hpp"
-#include "backends/join.hpp"
 #include "backends/mpi/control_channel.hpp"
 #include "backends/mpi/messages.hpp"
 #include "backends/mpi/process.hpp"
 #include "backends/mpi/rounds.hpp"
-#include "backends/op_table.hpp"
-#include "backends/roll_call_messages.hpp"
 #include "backends/test_hooks.hpp"
 #include "base/fnv.hpp"
 #include "base/parse_number.hpp"
 #include "host/usable_cores.hpp"
 #include "store/store_table.hpp"
+#include "weft/backends/call_record.hpp"
+#include "weft/backends/join.hpp"
+#include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
+#include "weft/backends/roll_call_messages.hpp"
 #include "weft/base/env.hpp"
 
 namespace weft::mpi {

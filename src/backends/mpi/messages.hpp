@@ -18,10 +18,10 @@
 #include <span>
 #include <vector>
 
-#include "backends/message_matcher.hpp"
 #include "backends/mpi/control_channel.hpp"
 #include "backends/mpi/rounds.hpp"
 #include "weft/backends/backend.hpp"
+#include "weft/backends/matching.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::mpi {

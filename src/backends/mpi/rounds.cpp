@@ -4,7 +4,7 @@
 #include <climits>
 #include <cstring>
 
-#include "backends/op_table.hpp"
+#include "weft/backends/op_table.hpp"
 
 namespace weft::mpi {
 namespace {

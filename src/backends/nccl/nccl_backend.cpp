@@ -29,16 +29,16 @@
 #include <thread>
 #include <tuple>
 
-#include "backends/blocking_backend.hpp"
-#include "backends/first_cause.hpp"
-#include "backends/join.hpp"
 #include "backends/nccl/channel.hpp"
 #include "backends/nccl/notices.hpp"
-#include "backends/op_table.hpp"
 #include "base/fnv.hpp"
 #include "base/no_signals.hpp"
 #include "base/parse_number.hpp"
 #include "host/usable_cores.hpp"
+#include "weft/backends/blocking.hpp"
+#include "weft/backends/first_cause.hpp"
+#include "weft/backends/join.hpp"
+#include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
 

@@ -8,8 +8,8 @@
 #include <sstream>
 #include <vector>
 
-#include "backends/blocking_backend.hpp"
 #include "base/parse_number.hpp"
+#include "weft/backends/blocking.hpp"
 
 namespace weft::nccl {
 namespace {

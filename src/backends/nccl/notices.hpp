@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "backends/first_cause.hpp"
+#include "weft/backends/first_cause.hpp"
 #include "weft/base/clock.hpp"
 #include "weft/store/store.hpp"
 

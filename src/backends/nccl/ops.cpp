@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "backends/nccl/channel.hpp"
-#include "backends/op_table.hpp"
+#include "weft/backends/op_table.hpp"
 
 namespace weft::nccl {
 namespace {

@@ -17,10 +17,10 @@
 #include <string>
 #include <vector>
 
-#include "backends/hold_up.hpp"
-#include "backends/op_table.hpp"
 #include "backends/shm/paths.hpp"
 #include "backends/shm/single_copy.hpp"
+#include "weft/backends/hold_up.hpp"
+#include "weft/backends/op_table.hpp"
 
 namespace weft::shm {
 

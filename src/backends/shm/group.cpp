@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "backends/op_table.hpp"
+#include "weft/backends/op_table.hpp"
 
 namespace weft::shm {
 namespace {

@@ -9,7 +9,6 @@
 #include <map>
 #include <vector>
 
-#include "backends/join.hpp"
 #include "backends/shm/bootstrap_info.hpp"
 #include "backends/shm/layout.hpp"
 #include "backends/shm/single_copy.hpp"
@@ -17,6 +16,7 @@
 #include "base/memfd.hpp"
 #include "base/mutant.hpp"
 #include "base/suspension.hpp"
+#include "weft/backends/join.hpp"
 
 namespace weft::shm {
 namespace {

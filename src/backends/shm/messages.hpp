@@ -5,10 +5,17 @@
 #include <cstdint>
 #include <vector>
 
-#include "backends/message_matcher.hpp"
 #include "backends/shm/single_copy.hpp"
+#include "base/mutant.hpp"
+#include "weft/backends/matching.hpp"
 
 namespace weft::shm {
+
+/// How receives find their messages: by equal tags. Apart from MessageMatcher, which is public, for the
+/// mutant.
+struct SameTag {
+  bool operator()(std::int32_t a, std::int32_t b) const noexcept { return a == b || WEFT_MUTANT("any_tag"); }
+};
 
 /// Small messages travel with their envelope (eager). A large one lies where the receiver can reach it and is
 /// copied once from there, by the kernel if need be, or, being foreign, is granted after its match and
@@ -105,7 +112,7 @@ class Messages {
 
   const Group& group_;
   std::vector<Peer> peers_;
-  MessageMatcher<OpState, UnexpectedMessage> matcher_;
+  MessageMatcher<OpState, UnexpectedMessage, SameTag> matcher_;
   PeerMemory peer_memory_;
   OwnMemory own_memory_;
   std::uint64_t seen_ = 0;

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "backends/op_table.hpp"
 #include "backends/shm/control.hpp"
+#include "weft/backends/op_table.hpp"
 
 namespace weft::shm {
 

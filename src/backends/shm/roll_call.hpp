@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
-#include "backends/hold_up.hpp"
 #include "backends/shm/group.hpp"
+#include "weft/backends/hold_up.hpp"
 
 namespace weft::shm {
 

@@ -1,6 +1,6 @@
-// The first thing the ranks of a group do: each puts a rank's info into the store and reads those of the others. Who
-// comes last reads all infos and writes them into one key, which the others wait for: a few requests per
-// rank.
+// The first thing the ranks of a group do: each puts a rank's info into the store and reads those of the
+// others. Who comes last reads all infos and writes them into one key, which the others wait for: a few
+// requests per rank.
 //
 // And what holds for all that comes after it, until the group is made: a rank that gives up leaves the reason
 // in the store, under the group's token (FirstCause), and who waits for others looks there now and then. The

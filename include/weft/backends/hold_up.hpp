@@ -5,12 +5,10 @@
 // waited for to those it waits for, to who does not answer: it is stopped, or it computes and has not come.
 #pragma once
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -61,14 +59,7 @@ class RollCallTimes {
 };
 
 /// "rank 3", "ranks 2, 3"; of very many the first, and how many more.
-inline std::string name_ranks(std::span<const int> ranks) {
-  constexpr std::size_t kNamed = 32;
-  const std::size_t named = ranks.size() <= kNamed + 1 ? ranks.size() : kNamed;
-  std::string text =
-      fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks.first(named), ", "));
-  if (named < ranks.size()) text += fmt::format(" and {} more", ranks.size() - named);
-  return text;
-}
+std::string name_ranks(std::span<const int> ranks);
 
 /// What a rank has said, or has not.
 enum class Answer { no, yes, stopped };  ///< stopped: the system says that it will not answer
@@ -117,39 +108,12 @@ HoldUp who_holds_up(int self, int size, std::span<const int> awaited, const Answ
 }
 
 /// `awaited` without those that `found` says are innocent; empty where none of them is to blame.
-inline std::vector<int> to_blame(std::span<const int> awaited, const HoldUp& found) {
-  std::vector<int> ranks;
-  for (const int r : awaited)
-    if (std::binary_search(found.ranks.begin(), found.ranks.end(), r)) ranks.push_back(r);
-  return ranks;
-}
+std::vector<int> to_blame(std::span<const int> awaited, const HoldUp& found);
 
 /// What is said of a call: `simple(ranks)` says of ranks it waits for what they have not done; the rest is
 /// who is to blame beyond them. Leaves in `awaited` whom the error names. `all_answer`: so do ranks that do
 /// not wait, but compute.
-template <class Simple>
-std::string tell(std::vector<int>& awaited, const HoldUp& found, const Simple& simple,
-                 bool all_answer = false) {
-  if (found.ranks.empty() || found.ranks == awaited) return simple(awaited);
-  const std::vector<int> near = to_blame(awaited, found);
-  std::vector<int> far, others;
-  std::set_difference(found.ranks.begin(), found.ranks.end(), near.begin(), near.end(),
-                      std::back_inserter(far));
-  std::set_difference(awaited.begin(), awaited.end(), near.begin(), near.end(), std::back_inserter(others));
-  const bool wait = !all_answer || std::none_of(others.begin(), others.end(), [&](int r) {
-    return std::binary_search(found.ends.begin(), found.ends.end(), r);
-  });
-  std::string story = simple(near.empty() ? awaited : near);
-  // Of ranks by their numbers: the words before may end with what another rank called.
-  if ((wait || !near.empty()) && !others.empty())
-    story += fmt::format("; {} {}{}{}", name_ranks(others), wait ? "wait" : "answer",
-                         others.size() == 1 ? "s" : "", wait ? ", too" : "");
-  if (!far.empty())
-    story += fmt::format("; {} {}", name_ranks(far),
-                         found.silent ? (far.size() == 1 ? "does not answer" : "do not answer")
-                                      : (far.size() == 1 ? "waits for nobody here" : "wait for nobody here"));
-  awaited = found.ranks;
-  return story;
-}
+std::string tell(std::vector<int>& awaited, const HoldUp& found,
+                 const std::function<std::string(std::span<const int>)>& simple, bool all_answer = false);
 
 }  // namespace weft

@@ -1,5 +1,5 @@
 // Matching by (source, tag): the order, the limits, the cost.
-#include "backends/message_matcher.hpp"
+#include "weft/backends/matching.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

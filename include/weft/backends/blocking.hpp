@@ -12,10 +12,9 @@
 #include <optional>
 #include <thread>
 
-#include "backends/first_cause.hpp"
-#include "base/no_signals.hpp"
-#include "host/peers.hpp"
 #include "weft/backends/backend.hpp"
+#include "weft/backends/first_cause.hpp"
+#include "weft/host/doorbell.hpp"
 
 namespace weft {
 

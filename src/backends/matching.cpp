@@ -1,4 +1,4 @@
-#include "backends/message_matcher.hpp"
+#include "weft/backends/matching.hpp"
 
 #include <fmt/format.h>
 

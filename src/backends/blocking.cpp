@@ -1,12 +1,13 @@
-#include "backends/blocking_backend.hpp"
+#include "weft/backends/blocking.hpp"
 
 #include <fmt/format.h>
 #include <pthread.h>
 
 #include <new>
 
-#include "backends/op_table.hpp"
+#include "base/no_signals.hpp"
 #include "host/progress.hpp"
+#include "weft/backends/op_table.hpp"
 
 namespace weft {
 namespace {

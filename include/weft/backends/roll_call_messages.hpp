@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "backends/hold_up.hpp"
+#include "weft/backends/hold_up.hpp"
 #include "weft/base/clock.hpp"
 
 namespace weft {
