@@ -8,6 +8,7 @@
 #include <cstddef>
 
 #include "base/fnv.hpp"
+#include "base/no_signals.hpp"
 #include "weft/backends/blocking.hpp"
 #include "weft/backends/op_table.hpp"
 

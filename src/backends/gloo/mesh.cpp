@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "base/fnv.hpp"
+#include "base/no_signals.hpp"
 #include "host/process_state.hpp"
 #include "store/forwarding_store.hpp"
 #include "weft/backends/blocking.hpp"

@@ -8,6 +8,7 @@
 #include <sstream>
 #include <vector>
 
+#include "base/no_signals.hpp"
 #include "base/parse_number.hpp"
 #include "weft/backends/blocking.hpp"
 
