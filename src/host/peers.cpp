@@ -34,10 +34,10 @@
 #include "base/no_signals.hpp"
 #include "base/parse_number.hpp"
 #include "base/suspension.hpp"
-#include "base/warnings.hpp"
 #include "host/arena.hpp"
 #include "host/descriptor_socket.hpp"
 #include "host/process_state.hpp"
+#include "host/warnings.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
 

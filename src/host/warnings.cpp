@@ -1,4 +1,4 @@
-#include "base/warnings.hpp"
+#include "host/warnings.hpp"
 
 #include <fmt/format.h>
 
