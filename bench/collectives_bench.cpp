@@ -3,10 +3,10 @@
 //
 //   collectives_bench --op all_reduce,all_gather --memory shared,foreign --ranks 4
 //   mpirun.openmpi -n 2 collectives_bench --backend mpi-openmpi
-#include <cstdlib>
 #include <string>
 
 #include "harness.hpp"
+#include "weft/base/env.hpp"
 
 namespace weft::bench {
 namespace {
@@ -54,8 +54,8 @@ int main(int argc, char** argv) {
   using weft::bench::Kind;
   const auto settings = [](const weft::bench::Spec& s) {
     using weft::bench::settings_of;
-    const char* const push = std::getenv("WEFT_SINGLE_COPY");
-    return settings_of(s) + (push != nullptr ? ", WEFT_SINGLE_COPY=" + std::string(push) : "");
+    const auto push = weft::env::get("WEFT_SINGLE_COPY");
+    return settings_of(s) + (push ? ", WEFT_SINGLE_COPY=" + *push : "");
   };
   return weft::bench::bench_main(argc, argv,
                                  {{Kind::all_reduce, Kind::reduce, Kind::broadcast, Kind::all_gather,

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "processes.hpp"
+#include "weft/base/env.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace weft::bench {
@@ -154,7 +155,7 @@ int run_threads(int n, Bind bind, const std::function<void(int, Context&, std::s
 
 // Under a launcher that is meant for this program: mpirun for the MPIs, weft run for any.
 bool launched(const Spec& spec) {
-  return spec.backend.starts_with("mpi-") || std::getenv("WEFT_RANK") != nullptr;
+  return spec.backend.starts_with("mpi-") || env::get("WEFT_RANK").has_value();
 }
 
 }  // namespace

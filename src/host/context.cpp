@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <map>
 #include <mutex>
@@ -38,6 +39,17 @@ ContextOptions checked(ContextOptions options) {
   return options;
 }
 
+// A variable that nobody reads is most likely a known one, misspelt. The environment is the process's, so
+// only its first Context looks.
+void warn_of_unknown_variables(Logger& log) {
+  static std::atomic_flag looked = ATOMIC_FLAG_INIT;
+  if (looked.test_and_set()) return;
+  for (const env::Unknown& v : env::unknown_variables())
+    log.write(LogLevel::warning,
+              fmt::format("the environment has {}, which weft does not know{}; see docs/environment.md",
+                          v.name, v.nearest.empty() ? "" : fmt::format(" (is {} meant?)", v.nearest)));
+}
+
 std::size_t page_bytes() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
 
 // A page that holds a 1 here and that the kernel clears in every child made by fork: telling costs one load.
@@ -70,7 +82,9 @@ struct Context::Impl {
         fork_mark(log),
         arena(log, options.segment_bytes),
         host_peers(log, arena),
-        process(::getpid()) {}
+        process(::getpid()) {
+    warn_of_unknown_variables(log);
+  }
   ~Impl() {
     while (!attachments.empty()) attachments.pop_back();
   }

@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <fstream>
+#include <map>
 #include <set>
+#include <sstream>
 #include <string>
 
 #include "support/errors.hpp"
@@ -12,7 +15,10 @@ namespace weft {
 namespace {
 
 struct Env : testing::Test {
-  ~Env() override { ::unsetenv("WEFT_RANK"); }
+  ~Env() override {
+    for (const char* const name : {"WEFT_RANK", "WEFT_SINGLE_COPPY", "WEFT_QUITE_ANOTHER", "WEFT_TEST_OWN"})
+      ::unsetenv(name);
+  }
 };
 
 TEST_F(Env, TableHasEachVariableOnce) {
@@ -21,6 +27,8 @@ TEST_F(Env, TableHasEachVariableOnce) {
     EXPECT_TRUE(names.insert(v.name).second) << v.name;
     EXPECT_FALSE(v.fallback.empty()) << v.name;
     EXPECT_FALSE(v.meaning.empty()) << v.name;
+    EXPECT_FALSE(v.type.empty()) << v.name;
+    EXPECT_FALSE(v.reader.empty()) << v.name;
   }
   EXPECT_TRUE(names.count("WEFT_LOG"));
 }
@@ -44,6 +52,24 @@ TEST_F(Env, IntegersAreReadWholeAndWithinTheirRange) {
     EXPECT_EQ(test::error_text([] { env::get_int("WEFT_RANK", 0, 9); }),
               "bad_argument: WEFT_RANK is \"" + text + "\"; expected an integer from 0 to 9");
   }
+}
+
+TEST_F(Env, AnUnknownNameIsReportedWithTheNearestKnownOne) {
+  ::setenv("WEFT_SINGLE_COPPY", "off", 1);
+  ::setenv("WEFT_QUITE_ANOTHER", "1", 1);
+  ::setenv("WEFT_TEST_OWN", "1", 1);
+  std::map<std::string, std::string_view> found;
+  for (const env::Unknown& v : env::unknown_variables()) found[v.name] = v.nearest;
+  EXPECT_EQ(found, (std::map<std::string, std::string_view>{{"WEFT_SINGLE_COPPY", "WEFT_SINGLE_COPY"},
+                                                            {"WEFT_QUITE_ANOTHER", ""}}));
+}
+
+TEST_F(Env, ThePageIsTheGeneratedOne) {
+  std::ifstream file(WEFT_ENVIRONMENT_MD);
+  ASSERT_TRUE(file) << WEFT_ENVIRONMENT_MD << " is missing";
+  std::ostringstream text;
+  text << file.rdbuf();
+  EXPECT_EQ(text.str(), env::page()) << "make it anew: weft doctor --environment > docs/environment.md";
 }
 
 }  // namespace

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
@@ -106,6 +108,25 @@ TEST(Context, LeavesNoDescriptorBehind) {
     Storage::allocate(context, Memory::shared, 100);
   }
   EXPECT_EQ(test::count_descriptors(), before);
+}
+
+// A process of its own, since only its first Context warns: this program again, with a misspelt variable.
+TEST(UnknownVariables, AreWarnedOfOnce) {
+  if (std::getenv("WEFT_SINGLE_COPPY") != nullptr) {
+    const Context first, second;
+    return;
+  }
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe");
+  const std::string command =
+      "WEFT_SINGLE_COPPY=off '" + self + "' --gtest_filter=UnknownVariables.AreWarnedOfOnce 2>&1 >/dev/null";
+  FILE* const said = ::popen(command.c_str(), "r");
+  ASSERT_NE(said, nullptr);
+  std::string text;
+  for (int c; (c = std::fgetc(said)) != EOF;) text += static_cast<char>(c);
+  EXPECT_EQ(::pclose(said), 0);
+  EXPECT_EQ(text,
+            "weft warning: the environment has WEFT_SINGLE_COPPY, which weft does not know (is "
+            "WEFT_SINGLE_COPY meant?); see docs/environment.md\n");
 }
 
 }  // namespace

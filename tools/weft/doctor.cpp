@@ -76,7 +76,21 @@ std::string try_shm(Memory kind) {
   }
 }
 
-int doctor() {
+// The variables that are set, or `all`; then what begins with WEFT_ and means nothing.
+void print_environment(bool all) {
+  fmt::print("\nenvironment{}\n", all ? "" : " (what is set; --all: everything that weft reads)");
+  for (const env::Variable& v : env::variables()) {
+    const auto set = env::get(v.name);
+    if (!set && !all) continue;
+    line(v.name, set ? (v.secret ? "(set, not shown)" : *set) : fmt::format("(not set: {})", v.fallback));
+    if (all) fmt::print("  {:<28}   {}\n", "", v.meaning);
+  }
+  for (const env::Unknown& v : env::unknown_variables())
+    line(v.name, v.nearest.empty() ? "weft does not know it"
+                                   : fmt::format("weft does not know it; is {} meant?", v.nearest));
+}
+
+int doctor(bool all) {
   int wrong = 0;
   utsname host{};
   uname(&host);
@@ -118,12 +132,7 @@ int doctor() {
     line("searched in", fmt::format("{}", fmt::join(backend_folders(), ", ")));
   }
 
-  fmt::print("\nenvironment\n");
-  for (const env::Variable& v : env::variables()) {
-    const auto set = env::get(v.name);
-    line(v.name, set ? (v.secret ? "(set, not shown)" : *set) : fmt::format("(not set: {})", v.fallback));
-    fmt::print("  {:<28}   {}\n", "", v.meaning);
-  }
+  print_environment(all);
   fmt::print("\n{}\n", wrong == 0 ? "nothing is wrong"
                                   : fmt::format("{} thing{} wrong", wrong, wrong == 1 ? " is" : "s are"));
   return wrong == 0 ? 0 : 1;
@@ -149,6 +158,11 @@ void add_doctor(CLI::App& app, Body& chosen) {
   const CLI::Option* tables =
       sub->add_flag("--tables")
           ->description("Print what each backend does and promises, as docs/support.md has it");
+  const CLI::Option* environment =
+      sub->add_flag("--environment")
+          ->description("Print the table of environment variables, as docs/environment.md has it");
+  const CLI::Option* all =
+      sub->add_flag("--all")->description("Show the environment variables that are not set, too");
   CLI::App* trace =
       sub->add_subcommand("trace", "Lay the trace files of a job's ranks side by side: who was late");
   const auto files = std::make_shared<std::vector<std::string>>();
@@ -160,12 +174,15 @@ void add_doctor(CLI::App& app, Body& chosen) {
       ->type_name("FILE");
   trace->callback(
       [&chosen, files, chrome] { chosen = [files, chrome] { return doctor_trace(*files, *chrome); }; });
-  sub->callback([&chosen, tables, trace] {
+  sub->callback([&chosen, tables, environment, all, trace] {
     if (trace->parsed()) return;
-    chosen = tables->count() == 0 ? Body(doctor) : Body([] {
-      fmt::print("{}", support_tables());
-      return 0;
-    });
+    if (tables->count() != 0 || environment->count() != 0)
+      chosen = [text = tables->count() != 0 ? support_tables() : env::page()] {
+        fmt::print("{}", text);
+        return 0;
+      };
+    else
+      chosen = [everything = all->count() != 0] { return doctor(everything); };
   });
 }
 

@@ -1,4 +1,5 @@
-// Every environment variable weft reads, in one table: name, default, meaning. Nothing else calls getenv.
+// Every environment variable that weft reads, in one table. Nothing else calls getenv for a name of weft's
+// (tools/check_layers.py). docs/environment.md is made from the table.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +7,15 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace weft::env {
 
 struct Variable {
   std::string_view name;
+  std::string_view type;      ///< "text", "integer", "path", or the values that it may have
   std::string_view fallback;  ///< what holds where it is not set, in words or as a value
+  std::string_view reader;    ///< the part that reads it
   std::string_view meaning;
   bool secret = false;  ///< its value is not for reports
 };
@@ -27,5 +31,18 @@ std::optional<std::int64_t> get_int(std::string_view name, std::int64_t min, std
 
 /// on (where it is not set, too) or off; throws bad_argument naming the variable and its text.
 bool is_on(std::string_view name);
+
+/// A variable of the environment whose name begins with WEFT_ and that no table knows.
+struct Unknown {
+  std::string name;
+  std::string_view nearest;  ///< the known name that differs in the fewest letters; empty: none is near
+};
+
+/// All of them. Names that begin with WEFT_TEST_ belong to tests and are left out. A Context logs a warning
+/// for each, once per process.
+std::vector<Unknown> unknown_variables();
+
+/// The page docs/environment.md.
+std::string page();
 
 }  // namespace weft::env

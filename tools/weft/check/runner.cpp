@@ -21,6 +21,7 @@
 #include <thread>
 
 #include "faults.hpp"
+#include "weft/base/env.hpp"
 #include "weft/store/store_tcp.hpp"
 
 namespace weft::check {
@@ -397,7 +398,7 @@ void run_job(const std::vector<Program>& programs, const Settings& settings, Sha
     if (::getppid() != self) ::_exit(1);
     const int nowhere = ::open("/dev/null", O_RDWR);
     ::dup2(nowhere, 0);
-    if (std::getenv("WEFT_CHECK_SHOW_MPIRUN") == nullptr) {
+    if (!env::get("WEFT_CHECK_SHOW_MPIRUN")) {
       ::dup2(nowhere, 1);
       ::dup2(nowhere, 2);
     }
