@@ -18,7 +18,11 @@ A finding is one line, `file:line: what; the rule`. Exit status 1 if there is an
 7. A foreign library's headers stay in the folders that may use it (FOREIGN below).
 8. C knows no C++: a header or source of C includes no .hpp and no <name> of C++; of weft it includes weft/weft.h alone.
 9. In src/ and tools/ a call of a Store states its deadline: the default is for programs, which may wait.
-10. with_mutants in src/CMakeLists.txt lists the sources that include base/mutant.hpp, themselves or by
+10. What a public header drags in (its includes, theirs, and so on) lies in its layer or to the left, too.
+11. Public headers do not name files of src/: who has an installation has none.
+12. A folder of sources has at most FILES_MAX files; larger ones are in MORE_FILES.
+13. Variables of the environment that begin with WEFT_ are read by weft::env, whose table (src/base/env.cpp) has them.
+14. with_mutants in src/CMakeLists.txt lists the sources that include base/mutant.hpp, themselves or by
    other headers; the plug-ins have no mistakes.
 """
 import pathlib
@@ -44,6 +48,16 @@ FOREIGN = [
     (r"gloo/", ["src/backends/gloo/", "bench/peers/"]),
     (r"(nccl|cuda_runtime(_api)?)\.h", ["src/backends/nccl/", "bench/peers/"]),
 ]
+# Rule 12: how many sources and headers a folder may have, and the folders that are being split (2026-11-22), with the most
+# they may have. An entry goes away when its folder has FILES_MAX or fewer.
+FILES_MAX = 22
+MORE_FILES = {"src/backends": 34, "src/backends/shm": 32, "src/store": 30, "src/group": 32, "src/host": 26}
+
+# Rule 13: a name that is read, and the rows of the table.
+VARIABLE = re.compile(r'\b(getenv|env::get|env::get_int|env::is_on)\(\s*"(WEFT_\w+)"')
+VARIABLE_ROW = re.compile(r'\{"(\w+)",')
+READS_BY_ITSELF = ("src/base/env.cpp", "src/base/mutant.hpp")  # the second without libweft's own functions
+
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 # Standard and system headers that a public header may name: no folder, or one of the kernel's and C library's own.
 SYSTEM_FOLDERS = ("sys/", "linux/", "netinet/", "arpa/", "bits/", "asm/")
@@ -162,8 +176,68 @@ def wrongly_listed_mutants(tree):
         yield f"src/CMakeLists.txt:1: {name} {what} among with_mutants"
 
 
+def too_far_by_others(tree):
+    """Of each public header: the first include that leads, over other headers, to a layer that it may not know."""
+    includes = {}
+    for file in sorted((tree / "include").rglob("*.hpp")):
+        lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        includes[file.relative_to(tree / "include").as_posix()] = [
+            (number, match.group(2)) for number, line in lines if (match := INCLUDE.match(line))]
+
+    def layer_of(name):
+        parts = name.split("/")
+        return parts[1] if len(parts) > 2 and parts[1] in COLUMN else None
+
+    for header, own in includes.items():
+        layer = layer_of(header)
+        if layer is None:
+            continue
+        for number, first in own:
+            if layer_of(first) is None or not reaches(layer, layer_of(first)):
+                continue  # rule 1 speaks of it
+            way = {first: [first]}
+            queue = [first]
+            for name in queue:
+                for _, further in includes.get(name, []):
+                    if further not in way and layer_of(further) is not None:
+                        way[further] = way[name] + [further]
+                        queue.append(further)
+            wrong = [w for name, w in way.items() if not reaches(layer, layer_of(name))]
+            if wrong:
+                yield f"include/{header}:{number}: drags in {' -> '.join(wrong[0])}: {layer} may not know {layer_of(wrong[0][-1])}"
+
+
+def crowded_folders(tree):
+    """Folders of sources that have too many files."""
+    count = {}
+    for top in ("include", "src", "tools", "bench"):
+        for file in (tree / top).rglob("*"):
+            if file.suffix in (".hpp", ".cpp", ".h", ".c", ".cu"):
+                folder = file.parent.relative_to(tree).as_posix()
+                count[folder] = count.get(folder, 0) + 1
+    for folder, files in sorted(count.items()):
+        limit = MORE_FILES.get(folder, FILES_MAX)
+        if files > limit:
+            yield f"{folder}:1: has {files} sources and headers; expected at most {limit}, split it by its ideas"
+
+
+def unknown_variables(path, text, known):
+    """(line, what is wrong) of each read of a variable that goes past the table."""
+    for match in VARIABLE.finditer(text):
+        how, name = match.groups()
+        line = text.count("\n", 0, match.start()) + 1
+        if path.as_posix() in READS_BY_ITSELF:
+            how = "env::get"
+        if how == "getenv":
+            yield line, f'getenv("{name}"); expected env::get, which knows the table'
+        elif name not in known:
+            yield line, f'reads {name}, which has no row in src/base/env.cpp'
+
+
 def findings(tree):
-    found = list(wrongly_listed_mutants(tree))
+    found = list(wrongly_listed_mutants(tree)) + list(too_far_by_others(tree)) + list(crowded_folders(tree))
+    table = tree / "src/base/env.cpp"
+    known = set(VARIABLE_ROW.findall(table.read_text(encoding="utf-8"))) if table.exists() else set()
     files = sorted(p for top in ("include", "src", "tests", "tools", "bench", "examples")
                    for p in (tree / top).rglob("*") if p.suffix in (".hpp", ".cpp", ".h", ".c", ".cu"))
     for file in files:
@@ -178,9 +252,13 @@ def findings(tree):
         text = file.read_text(encoding="utf-8")
         if kind == "private" or path.parts[0] == "tools":
             found += [f"{path}:{number}: {wrong}" for number, wrong in calls_without_deadline(text)]
+        if kind in ("private", "public", "program"):
+            found += [f"{path}:{number}: {wrong}" for number, wrong in unknown_variables(path, text, known)]
         for number, line in enumerate(text.splitlines(), 1):
             match = INCLUDE.match(line)
             wrong = match and check_include(path, layer, kind, match.group(1), match.group(2))
+            if kind == "public" and re.search(r"\bsrc/", line):
+                wrong = "names a file of src/, which an installation has not; say what it means"
             if wrong:
                 found.append(f"{path}:{number}: {wrong}")
     return found, len(files)
@@ -201,7 +279,10 @@ def self_test():
         "examples/c/e.c": '#include <weft/weft.h>\n',
         "src/backends/s.cpp": 'b.store->set(fmt::format("{}, {}", a, \',\'), pack(all),\n  b.deadline);\nstore_->get(k, d); x.remove(y);\n',
         "tests/backends/s_test.cpp": 'store->set("a", "b");\n',
-        "src/host/arena.cpp": '#include "base/mutant.hpp"\n',
+        "src/host/arena.cpp": '#include "base/mutant.hpp"\nauto a = env::get("WEFT_KNOWN");\n',
+        "src/base/env.cpp": 'constexpr Variable k[] = {{"WEFT_KNOWN", "text"}};\n',
+        "include/weft/group/far.hpp": '#include "weft/backends/near.hpp"\n',
+        "include/weft/backends/near.hpp": '#include "weft/base/a.hpp"\n',
         "src/CMakeLists.txt": 'set(with_mutants host/arena.cpp)\n',
         "tools/weft/main.cpp": '#include "weft/weft.hpp"\n#include "commands.hpp"\n#include <CLI/CLI.hpp>\n',
     }
@@ -228,6 +309,11 @@ def self_test():
         ("src/store/x.cpp", 1, '#include "weft/group/process_group.hpp"'): "store may not know group",
         ("src/backends/y.cpp", 2, '\nm.store->add(fmt::format("{}", f(a, b)), 1);'): "without a deadline",
         ("src/CMakeLists.txt", 1, 'set(with_mutants host/arena.cpp base/log.cpp)'): "does not include base/mutant.hpp",
+        ("include/weft/mesh/over.hpp", 2, '\n#include "weft/group/over.hpp"'): "drags in weft/group/over.hpp -> weft/nn/over.hpp: mesh may not know nn",
+        ("include/weft/group/over.hpp", 1, '#include "weft/nn/over.hpp"'): "group may not know nn",
+        ("include/weft/nn/over.hpp", 3, '\n\n// See src/nn/over.cpp.'): "names a file of src/",
+        ("src/host/getenv.cpp", 1, 'std::getenv("WEFT_KNOWN")'): "expected env::get",
+        ("src/host/no_row.cpp", 2, '\nenv::is_on(\n"WEFT_OTHER")'): "no row in src/base/env.cpp",
         ("src/backends/z.cpp", 1, 'server.try_get(kKey);'): "without a deadline",
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -243,6 +329,9 @@ def self_test():
         assert not found and count == len(sound) - 1, found  # one is CMake's
         for name, _, text in faults:
             write(name, text)
+        for number in range(FILES_MAX + 1):
+            write(f"src/tp/many{number}.cpp", "")
+        faults[("src/tp", 1, "")] = f"has {FILES_MAX + 2} sources"  # and x.cpp
         found, _ = findings(tree)
         for (name, line, _), rule in faults.items():
             matching = [f for f in found if f.startswith(f"{name}:{line}: ")]

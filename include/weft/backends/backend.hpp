@@ -47,8 +47,8 @@ constexpr OpSet op_bit(Op op) noexcept { return OpSet{1} << static_cast<int>(op)
 using DTypeSet = std::uint32_t;  ///< bit per DType
 constexpr DTypeSet dtype_bit(DType t) noexcept { return DTypeSet{1} << static_cast<int>(t); }
 
-/// What a backend can do. Asked once, when the group is created. What it lacks is composed from what it has
-/// (src/backends/compose.hpp): `send` and `recv` are enough for everything, and so is `all_to_all_v`. The
+/// What a backend can do. Asked once, when the group is created. What it lacks is composed from what it has:
+/// `send` and `recv` are enough for everything, and so is `all_to_all_v`. The
 /// transport must take the tags of kComposedTags, and an all_to_all_v whose blocks of `in` are one another's,
 /// or lie in the same buffer as `out` where no block of `out` does.
 struct Traits {
