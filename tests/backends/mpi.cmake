@@ -79,3 +79,6 @@ if(NOT WEFT_SANITIZE STREQUAL "thread")
   mpirun_test(backends/canonical_hash backends_conformance_test RANKS 3 5 6 7 8 TIMEOUT 120 LABELS conformance
               ARGS --gtest_filter=Job/OneHash.*)
 endif()
+
+# The cases as data.
+mpirun_test(backends/cases backends_cases_test RANKS 4 TIMEOUT 120 ARGS --gtest_filter=Each/*)
