@@ -3,6 +3,7 @@
 #pragma once
 
 #include "weft/backends/backend.hpp"
+#include "weft/base/buffer.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/tensor.hpp"
 #include "weft/base/view.hpp"

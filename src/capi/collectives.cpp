@@ -3,12 +3,12 @@
 
 #include "capi/handles.hpp"
 
+using weft::Buffer;
 using weft::Call;
 using weft::CallOptions;
 using weft::DType;
 using weft::ErrorCode;
 using weft::ReduceOp;
-using weft::TensorView;
 namespace capi = weft::capi;
 
 namespace {
@@ -40,7 +40,7 @@ static_assert(weft::kReduceKindCount ==
 static_assert(static_cast<weft_order>(weft::Order::native) == WEFT_ORDER_NATIVE);
 static_assert(static_cast<weft_order>(weft::Order::canonical) == WEFT_ORDER_CANONICAL);
 
-TensorView view_of(const char* function, const weft_buffer* buffer, const char* which) {
+Buffer buffer_of(const char* function, const weft_buffer* buffer, const char* which) {
   const weft_buffer& b = capi::given(function, buffer, which);
   const auto wrong = [&](const char* field, std::int64_t value, const char* expected) {
     capi::refuse(ErrorCode::bad_argument, function,
@@ -53,8 +53,7 @@ TensorView view_of(const char* function, const weft_buffer* buffer, const char* 
   weft::Device device;
   if (b.device != WEFT_CPU)
     device = {weft::DeviceKind::cuda, static_cast<std::int16_t>(b.device - WEFT_CUDA(0))};
-  return {static_cast<std::byte*>(b.data), static_cast<DType>(b.dtype), device, weft::Dims::line(b.count),
-          weft::Dims::line(1)};
+  return {b.data, b.count, static_cast<DType>(b.dtype), device};
 }
 
 CallOptions call_options(const char* function, const weft_call_options* options) {
@@ -106,7 +105,7 @@ weft_status weft_all_reduce(weft_group* group, const weft_buffer* in, const weft
   return capi::guarded(__func__, error, [&, function = __func__] {
     weft_group& g = capi::given(function, group, "group");
     submit(g,
-           weft::call::all_reduce(view_of(function, in, "in"), view_of(function, out, "out"),
+           weft::call::all_reduce(buffer_of(function, in, "in"), buffer_of(function, out, "out"),
                                   call_options(function, options)),
            work);
   });
@@ -117,7 +116,7 @@ weft_status weft_all_gather(weft_group* group, const weft_buffer* in, const weft
   return capi::guarded(__func__, error, [&, function = __func__] {
     weft_group& g = capi::given(function, group, "group");
     submit(g,
-           weft::call::all_gather(view_of(function, in, "in"), view_of(function, out, "out"),
+           weft::call::all_gather(buffer_of(function, in, "in"), buffer_of(function, out, "out"),
                                   call_options(function, options)),
            work);
   });

@@ -15,28 +15,6 @@
 namespace weft {
 namespace {
 
-// What a view's shape and strides come to.
-struct Measure {
-  std::int64_t count = 1;
-  bool negative = false;  // an extent
-  bool beyond = false;    // its bytes do not fit 64 bits
-  bool dense = true;
-};
-
-template <class Byte>
-Measure measure(const BasicView<Byte>& v) noexcept {
-  Measure m;
-  std::int64_t bytes = 0;
-  for (int i = v.shape.rank() - 1; i >= 0; --i) {
-    const std::int64_t extent = v.shape[i];
-    m.negative |= extent < 0;
-    m.dense &= extent == 1 || v.strides[i] == m.count;
-    m.beyond |= __builtin_mul_overflow(m.count, extent, &m.count);
-  }
-  m.beyond |= __builtin_mul_overflow(m.count, std::int64_t{size_bytes(v.dtype)}, &bytes);
-  return m;
-}
-
 // Kernels read whole elements. (Complex ones are pairs.)
 std::uintptr_t alignment(DType dtype) noexcept {
   return static_cast<std::uintptr_t>(std::min(size_bytes(dtype), 8));
@@ -50,7 +28,7 @@ bool apart(const std::byte* a, std::int64_t a_bytes, const std::byte* b, std::in
 }
 
 struct Checker {
-  const Request& call;
+  const Call& call;
   const Traits& traits;
   int rank, size;
   std::string_view group;
@@ -66,31 +44,23 @@ struct Checker {
                         .ranks = {}});
   }
 
-  // Its elements.
   template <class Byte>
-  std::int64_t buffer(const BasicView<Byte>& v, const char* which) const {
-    if ((v.device.kind != DeviceKind::cpu) != traits.device)
-      wrong(ErrorCode::unsupported, "{} is on {}; backend {} moves {} memory", which, to_string(v.device),
+  void buffer(const BasicBuffer<Byte>& b, const char* which) const {
+    if ((b.device.kind != DeviceKind::cpu) != traits.device)
+      wrong(ErrorCode::unsupported, "{} is on {}; backend {} moves {} memory", which, to_string(b.device),
             traits.name, traits.device ? "cuda" : "cpu");
-    if (traits.device && v.device.index != traits.device_index)
+    if (traits.device && b.device.index != traits.device_index)
       wrong(ErrorCode::bad_argument, "{} is on {}; expected {} (the device of the group)", which,
-            to_string(v.device), to_string(Device{DeviceKind::cuda, traits.device_index}));
-    const auto [count, negative, beyond, dense] = measure(v);
-    if (negative)
-      wrong(ErrorCode::bad_argument, "{} has shape {}; expected no negative extent", which,
-            to_string(v.shape));
-    if (beyond)
-      wrong(ErrorCode::bad_argument, "{} has shape {}; its bytes do not fit 64 bits", which,
-            to_string(v.shape));
-    if (!dense)
-      wrong(ErrorCode::bad_argument, "{} is not contiguous: shape {} has strides {}", which,
-            to_string(v.shape), to_string(v.strides));
-    if (v.data == nullptr && count > 0)
-      wrong(ErrorCode::bad_argument, "{} is null; expected {} elements", which, count);
-    if (!traits.moves(v.dtype))
-      wrong(ErrorCode::unsupported, "{} is {}, which backend {} does not move", which, name(v.dtype),
+            to_string(b.device), to_string(Device{DeviceKind::cuda, traits.device_index}));
+    if (b.fault) wrong(ErrorCode::bad_argument, "{} {}", which, b.fault.text());
+    if (b.count < 0) wrong(ErrorCode::bad_argument, "{} has {} elements; expected 0 or more", which, b.count);
+    if (std::int64_t bytes = 0; __builtin_mul_overflow(b.count, std::int64_t{size_bytes(b.dtype)}, &bytes))
+      wrong(ErrorCode::bad_argument, "{} has {} elements; their bytes do not fit 64 bits", which, b.count);
+    if (b.data == nullptr && b.count > 0)
+      wrong(ErrorCode::bad_argument, "{} is null; expected {} elements", which, b.count);
+    if (!traits.moves(b.dtype))
+      wrong(ErrorCode::unsupported, "{} is {}, which backend {} does not move", which, name(b.dtype),
             traits.name);
-    return count;
   }
 
   void peer(int value, const char* which) const {
@@ -104,7 +74,7 @@ struct Checker {
       wrong(ErrorCode::bad_argument, "tag is {}; expected 0 or more", call.options.tag);
   }
 
-  void same_dtype(const ConstTensorView& in, const TensorView& out) const {
+  void same_dtype(const ConstBuffer& in, const Buffer& out) const {
     if (in.dtype != out.dtype)
       wrong(ErrorCode::bad_argument, "out is {}; expected {} (in)", name(out.dtype), name(in.dtype));
   }
@@ -118,10 +88,10 @@ struct Checker {
   }
 
   template <class Byte>
-  void aligned(const BasicView<Byte>& v, std::int64_t count, const char* which) const {
-    if (count > 0 && !weft::aligned(v.data, v.dtype))
+  void aligned(const BasicBuffer<Byte>& b, const char* which) const {
+    if (b.count > 0 && !weft::aligned(b.data, b.dtype))
       wrong(ErrorCode::bad_argument, "{} begins at {}; expected a multiple of {} bytes for {}", which,
-            static_cast<const void*>(v.data), alignment(v.dtype), name(v.dtype));
+            static_cast<const void*>(b.data), alignment(b.dtype), name(b.dtype));
   }
 
   // n x size, said rather than wrapped where it does not fit.
@@ -194,8 +164,8 @@ struct Checker {
 
 // How many elements `in` and `out` have, and how they may lie in one another.
 void Checker::counts(OpRow r) const {
-  const ConstTensorView& in = call.in;
-  const TensorView& out = call.out;
+  const ConstBuffer& in = call.in;
+  const Buffer& out = call.out;
   const std::int64_t in_count = have.in_count, out_count = have.out_count, element = size_bytes(in.dtype);
   const auto own = static_cast<std::size_t>(rank);
   switch (r.counts) {
@@ -254,25 +224,18 @@ void Checker::counts(OpRow r) const {
   }
 }
 
-// Dense memory of the host, of so many elements that their bytes fit, times the ranks of any group.
+// Memory of the host, of so few elements that their bytes, times the ranks of any group, fit 64 bits. A
+// buffer with a fault has a negative count.
 template <class Byte>
-bool plain(const BasicView<Byte>& v, std::int64_t& count) noexcept {
+bool plain(const BasicBuffer<Byte>& b) noexcept {
   constexpr std::int64_t kMost = std::int64_t{1} << 48;
-  if (v.shape.rank() == 1) {
-    count = v.shape[0];
-    if (v.strides[0] != 1 && count != 1) return false;
-  } else {
-    const Measure m = measure(v);
-    count = m.count;
-    if (m.negative || m.beyond || !m.dense) return false;
-  }
-  return static_cast<std::uint64_t>(count) <= kMost && v.device.kind == DeviceKind::cpu &&
-         (v.data != nullptr || count == 0);
+  return static_cast<std::uint64_t>(b.count) <= kMost && b.device.kind == DeviceKind::cpu &&
+         (b.data != nullptr || b.count == 0);
 }
 
 // Most calls are right, and most of these are told from the others in few instructions: equal blocks, a dtype
 // and a reduction that the transport has itself. False says nothing but that the checks below must look.
-bool plainly_right(const Request& call, const Traits& traits, int rank, int size, Operands& have) noexcept {
+bool plainly_right(const Call& call, const Traits& traits, int rank, int size, Operands& have) noexcept {
   const OpRow r = row(call.op);
   if (traits.device || !traits.has(call.op) || call.options.deadline < Duration::zero() ||
       (call.in_blocks.counts.size() | call.in_blocks.offsets.size() | call.out_blocks.counts.size() |
@@ -284,13 +247,15 @@ bool plainly_right(const Request& call, const Traits& traits, int rank, int size
   if (!r.collective && (!a_rank(call.peer) || call.options.tag < 0)) return false;
   const bool at_root = rank == call.root, in = has_in(call.op, at_root), out = has_out(call.op, at_root);
   if (in) {
-    if (!plain(call.in, have.in_count)) return false;
+    if (!plain(call.in)) return false;
     have.in = call.in.data;
+    have.in_count = call.in.count;
     have.dtype = call.in.dtype;
   }
   if (out) {
-    if (!plain(call.out, have.out_count) || (in && call.out.dtype != have.dtype)) return false;
+    if (!plain(call.out) || (in && call.out.dtype != have.dtype)) return false;
     have.out = call.out.data;
+    have.out_count = call.out.count;
     have.dtype = call.out.dtype;
   }
   if (!traits.moves(have.dtype)) return false;
@@ -319,13 +284,18 @@ bool plainly_right(const Request& call, const Traits& traits, int rank, int size
       if (have.in_count != have.out_count * size) return false;
       if (have.in + rank * out_bytes == have.out) return true;
       break;
-    default: return false;
+    case Counts::out_blocks:
+    case Counts::in_blocks:
+    case Counts::both_blocks: return false;  // have blocks
+    case Counts::none:
+    case Counts::in_only:
+    case Counts::out_only: break;  // have no pair of buffers
   }
   return apart(have.in, in_bytes, have.out, out_bytes);
 }
 
 // All of them.
-[[gnu::noinline]] Operands check_closely(const Request& call, const Traits& traits, int rank, int size,
+[[gnu::noinline]] Operands check_closely(const Call& call, const Traits& traits, int rank, int size,
                                          std::string_view group) {
   Checker c{call, traits, rank, size, group};
   if (call.options.deadline < Duration::zero())
@@ -342,17 +312,21 @@ bool plainly_right(const Request& call, const Traits& traits, int rank, int size
     c.tag();
   }
   const bool in = has_in(call.op, rank == call.root), out = has_out(call.op, rank == call.root);
-  if (in) c.have = {call.in.data, nullptr, c.buffer(call.in, "in"), 0, call.in.dtype};
+  if (in) {
+    c.buffer(call.in, "in");
+    c.have = {call.in.data, nullptr, call.in.count, 0, call.in.dtype};
+  }
   if (out) {
-    c.have.out_count = c.buffer(call.out, "out");
+    c.buffer(call.out, "out");
+    c.have.out_count = call.out.count;
     c.have.out = call.out.data;
     c.have.dtype = call.out.dtype;
   }
   if (in && out) c.same_dtype(call.in, call.out);
   if (r.reduces) {
     c.reduction(call.in.dtype);
-    c.aligned(call.in, c.have.in_count, "in");
-    if (out) c.aligned(call.out, c.have.out_count, "out");
+    c.aligned(call.in, "in");
+    if (out) c.aligned(call.out, "out");
   } else if (op_support(traits, call.op, in ? call.in.dtype : call.out.dtype, ReduceOp::Kind::sum,
                         Order::native) == OpSupport::unsupported) {
     c.wrong(ErrorCode::unsupported, "backend {} cannot do it", traits.name);
@@ -363,7 +337,7 @@ bool plainly_right(const Request& call, const Traits& traits, int rank, int size
 
 }  // namespace
 
-Operands check(const Request& call, const Traits& traits, int rank, int size, std::string_view group) {
+Operands check(const Call& call, const Traits& traits, int rank, int size, std::string_view group) {
   Operands have;
   return plainly_right(call, traits, rank, size, have) ? have
                                                        : check_closely(call, traits, rank, size, group);

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string_view>
 
-#include "backends/request.hpp"
 #include "weft/backends/backend.hpp"
+#include "weft/backends/call.hpp"
 
 namespace weft {
 
@@ -20,6 +20,6 @@ struct Operands {
 
 /// Throws bad_argument or unsupported naming the one argument that is wrong; every message ends in group and
 /// rank (`[group "tp", rank 3]`).
-Operands check(const Request& call, const Traits& traits, int rank, int size, std::string_view group);
+Operands check(const Call& call, const Traits& traits, int rank, int size, std::string_view group);
 
 }  // namespace weft

@@ -227,7 +227,7 @@ bool GroupState::contend(Deadline limit, bool well) noexcept {
 }
 
 // One rank has nobody to meet: one local step, no ring.
-void GroupState::alone(const Request& call, const Operands& have) {
+void GroupState::alone(const Call& call, const Operands& have) {
   if (!has_in(call.op, true) || !has_out(call.op, true)) return;
   Block from{0, have.in_count}, to{0, have.out_count};
   const auto first = [](const Blocks& b, Block& block) {
@@ -256,7 +256,7 @@ void GroupState::check_stream(void* stream, std::string_view what, bool calls) c
   }
 }
 
-[[gnu::flatten]] Work GroupState::submit(const Request& call) {
+[[gnu::flatten]] Work GroupState::submit(const Call& call) {
   if (context.forked()) context.check_fork(name(call.op).data());
   if (call.options.stream != nullptr) [[unlikely]]
     check_stream(call.options.stream, name(call.op), true);
@@ -271,7 +271,7 @@ Work GroupState::submit_all(std::span<const Call> calls) {
   operands.reserve(calls.size());
   for (const Call& c : calls) {
     if (c.options.stream != nullptr) check_stream(c.options.stream, name(c.op), true);
-    operands.push_back(check(borrowed(c), traits(), member.rank, member.size, member.name));
+    operands.push_back(check(c, traits(), member.rank, member.size, member.name));
   }
   struct Batch {
     GroupState& group;
@@ -293,7 +293,7 @@ Work GroupState::submit_all(std::span<const Call> calls) {
       }
       const Batch batch(*this);
       for (const Call& c : some) {
-        Work work = submit_checked(borrowed(c), operands[sent]);
+        Work work = submit_checked(c, operands[sent]);
         ++sent;
         if (!work.valid()) continue;
         if (first.valid()) {
@@ -387,7 +387,7 @@ void GroupState::await_room(int slots, Op op, Duration deadline) {
                       .ranks = absent});
 }
 
-Work GroupState::submit_checked(const Request& call, const Operands& have) {
+Work GroupState::submit_checked(const Call& call, const Operands& have) {
   const OpRow r = row(call.op);
   if (failed()) throw_failure(call.op);
   if (member.size == 1 && r.collective && !traits().device) {
@@ -446,7 +446,7 @@ Work GroupState::submit_checked(const Request& call, const Operands& have) {
 }
 
 // Blocks without offsets follow one another.
-void GroupState::keep_blocks(Slot& slot, const Request& call) noexcept {
+void GroupState::keep_blocks(Slot& slot, const Call& call) noexcept {
   const auto n = static_cast<std::size_t>(member.size);
   const auto keep = [&](const Blocks& from, Block* to) -> const Block* {
     if (from.counts.empty()) return nullptr;

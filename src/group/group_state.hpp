@@ -13,7 +13,6 @@
 #include <string>
 #include <vector>
 
-#include "backends/request.hpp"
 #include "base/suspension.hpp"
 #include "group/check.hpp"
 #include "group/trace_files.hpp"
@@ -42,7 +41,7 @@ class GroupState final : public Driven, public BlockHolder {
   /// By the handle, once.
   void release() noexcept;
 
-  Work submit(const Request& call);
+  Work submit(const Call& call);
   Work submit_all(std::span<const Call> calls);
   /// True: the call of that ticket is done, and its Work given back. Throws where it failed. Polls once.
   bool poll(std::uint32_t slot, std::uint32_t ticket);
@@ -124,7 +123,7 @@ class GroupState final : public Driven, public BlockHolder {
   };
 
   ~GroupState() override;
-  Work submit_checked(const Request& call, const Operands& have);
+  Work submit_checked(const Call& call, const Operands& have);
   [[gnu::cold]] void check_stream(void* stream, std::string_view what, bool calls) const;
   // Owns the group, with so many slots free.
   void own_room(int slots, Op op, Duration deadline) {
@@ -137,8 +136,8 @@ class GroupState final : public Driven, public BlockHolder {
     return slots == 1 ? free_ != 0 : __builtin_popcountll(free_) >= slots;
   }
   [[gnu::cold]] void await_room(int slots, Op op, Duration deadline);
-  void alone(const Request& call, const Operands& have);
-  void keep_blocks(Slot& slot, const Request& call) noexcept;
+  void alone(const Call& call, const Operands& have);
+  void keep_blocks(Slot& slot, const Call& call) noexcept;
   void batch(int begun) noexcept;
   void arrange_batch() noexcept;
   bool finished(std::uint32_t slot, std::uint32_t ticket) const noexcept {

@@ -11,7 +11,6 @@
 #include <numeric>
 #include <utility>
 
-#include "backends/request.hpp"
 #include "base/parse_number.hpp"
 #include "group/group_state.hpp"
 #include "group/shrink.hpp"
@@ -122,63 +121,10 @@ std::string_view ProcessGroup::backend() const noexcept { return state_->backend
 
 const Traits& ProcessGroup::traits() const noexcept { return state_->traits(); }
 
-Work ProcessGroup::submit(const Call& c) { return state_->submit(borrowed(c)); }
+Work ProcessGroup::submit(const Call& c) { return state_->submit(c); }
 Work ProcessGroup::coalesced(std::span<const Call> calls) { return state_->submit_all(calls); }
 Work ProcessGroup::coalesced(std::initializer_list<Call> calls) {
   return state_->submit_all({calls.begin(), calls.size()});
-}
-
-Work ProcessGroup::all_reduce(const ConstTensorView& in, const TensorView& out, const CallOptions& options) {
-  return state_->submit(request::all_reduce(in, out, options));
-}
-Work ProcessGroup::reduce(const ConstTensorView& in, const TensorView& out, int root,
-                          const CallOptions& options) {
-  return state_->submit(request::reduce(in, out, root, options));
-}
-Work ProcessGroup::broadcast(const ConstTensorView& in, const TensorView& out, int root,
-                             const CallOptions& options) {
-  return state_->submit(request::broadcast(in, out, root, options));
-}
-Work ProcessGroup::all_gather(const ConstTensorView& in, const TensorView& out, const CallOptions& options) {
-  return state_->submit(request::all_gather(in, out, options));
-}
-Work ProcessGroup::all_gather_v(const ConstTensorView& in, const TensorView& out, const Blocks& out_blocks,
-                                const CallOptions& options) {
-  return state_->submit(request::all_gather_v(in, out, out_blocks, options));
-}
-Work ProcessGroup::reduce_scatter(const ConstTensorView& in, const TensorView& out,
-                                  const CallOptions& options) {
-  return state_->submit(request::reduce_scatter(in, out, options));
-}
-Work ProcessGroup::reduce_scatter_v(const ConstTensorView& in, const TensorView& out, const Blocks& in_blocks,
-                                    const CallOptions& options) {
-  return state_->submit(request::reduce_scatter_v(in, out, in_blocks, options));
-}
-Work ProcessGroup::gather(const ConstTensorView& in, const TensorView& out, int root,
-                          const CallOptions& options) {
-  return state_->submit(request::gather(in, out, root, options));
-}
-Work ProcessGroup::scatter(const ConstTensorView& in, const TensorView& out, int root,
-                           const CallOptions& options) {
-  return state_->submit(request::scatter(in, out, root, options));
-}
-Work ProcessGroup::all_to_all(const ConstTensorView& in, const TensorView& out, const CallOptions& options) {
-  return state_->submit(request::all_to_all(in, out, options));
-}
-Work ProcessGroup::all_to_all_v(const ConstTensorView& in, const Blocks& in_blocks, const TensorView& out,
-                                const Blocks& out_blocks, const CallOptions& options) {
-  return state_->submit(request::all_to_all_v(in, in_blocks, out, out_blocks, options));
-}
-Work ProcessGroup::barrier(const CallOptions& options) { return state_->submit(request::barrier(options)); }
-Work ProcessGroup::send(const ConstTensorView& in, int dst, const CallOptions& options) {
-  return state_->submit(request::send(in, dst, options));
-}
-Work ProcessGroup::recv(const TensorView& out, int src, const CallOptions& options) {
-  return state_->submit(request::recv(out, src, options));
-}
-Work ProcessGroup::send_recv(const ConstTensorView& in, int dst, const TensorView& out, int src,
-                             const CallOptions& options) {
-  return coalesced({call::send(in, dst, options), call::recv(out, src, options)});
 }
 
 namespace {

@@ -35,7 +35,7 @@ class Check : public testing::Test {
   std::string said(const Call& call, int size = kSize) const {
     const int rank = size == 1 ? 0 : kRank;
     std::string text = error_text([&] {
-      check(borrowed(call), traits, rank, size, "tp");
+      check(call, traits, rank, size, "tp");
       return 0;
     });
     const std::string tail = " [group \"tp\", rank " + std::to_string(rank) + "]";
@@ -71,7 +71,7 @@ TEST_F(Check, AnErrorHasTheOpAndNoCall) {
   const ConstTensorView in = f(0, 1);
   const Call call{.op = Op::send, .in = in, .peer = 7};
   try {
-    check(borrowed(call), traits, kRank, kSize, "tp");
+    check(call, traits, kRank, kSize, "tp");
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.op(), Op::send);
@@ -138,6 +138,42 @@ TEST_F(Check, ViewsAreContiguous) {
   columns.shape = {1, 12};  // the stride of a single element says nothing
   columns.strides = {7, 1};
   EXPECT_EQ(said(Op::all_reduce, columns, view(other, 12)), "no error");
+}
+
+TEST_F(Check, BuffersOfAPointerAndACount) {
+  Buffer out(other, 10, DType::f32);
+  EXPECT_EQ(said({.op = Op::all_reduce, .in = f(0, 10), .out = out}), "no error");
+  EXPECT_EQ(said({.op = Op::all_reduce, .in = out, .out = out}), "no error");  // what is written may be read
+  out.count = -2;
+  EXPECT_EQ(said({.op = Op::all_reduce, .in = f(0, 10), .out = out}),
+            "bad_argument: all_reduce: out has -2 elements; expected 0 or more");
+  out.count = std::int64_t{1} << 61;
+  EXPECT_EQ(said({.op = Op::recv, .out = out, .peer = 0}),
+            "bad_argument: recv: out has 2305843009213693952 elements; their bytes do not fit 64 bits");
+}
+
+// A buffer has little room to say what was wrong with its view.
+TEST_F(Check, LongShapesAreCutShort) {
+  TensorView v = f(0, 1);
+  const auto fault = [&](const Shape& shape, const Strides& strides) {
+    v.shape = shape, v.strides = strides;
+    return said(Op::recv, nothing, v, 0);
+  };
+  EXPECT_EQ(
+      fault({8, 128, 56, 56}, {401408, 3136, 1, 56}),
+      "bad_argument: recv: out is not contiguous: shape (8, 128, 56, 56) has strides (401408, 3136, 1, 56)");
+  EXPECT_EQ(
+      fault({4096, 4096, 4096}, {1, 4096, -16777216}),
+      "bad_argument: recv: out is not contiguous: shape (4096, 4096, 4096) has strides (1, 4096, -16777216)");
+  EXPECT_EQ(
+      fault({1 << 20, 1 << 20, 3}, {1, 1 << 20, std::int64_t{1} << 40}),
+      "bad_argument: recv: out is not contiguous: shape (1048576, 1048576, 3) has strides (1, 1048576, …)");
+  const std::int64_t big = std::int64_t{1} << 62;
+  EXPECT_EQ(fault({big, big, big}, {1, 1, 1}),
+            "bad_argument: recv: out has shape (4611686018427387904, …); its bytes do not fit 64 bits");
+  EXPECT_EQ(fault({-big, 7}, {7, 1}),
+            "bad_argument: recv: out has shape (-4611686018427387904, 7); expected no negative extent");
+  EXPECT_EQ(fault({}, {}), "no error");  // a single element
 }
 
 TEST_F(Check, NullIsForNothingOnly) {

@@ -1,12 +1,13 @@
-// One call, as it travels from the user's method through ProcessGroup::submit to a backend.
+// One call, as it travels from the user's method through ProcessGroup::submit to the slot of a group. Plain
+// values; any thread.
 #pragma once
 
 #include <cstdint>
 #include <span>
 
+#include "weft/base/buffer.hpp"
 #include "weft/base/clock.hpp"
 #include "weft/base/op.hpp"
-#include "weft/base/view.hpp"
 
 namespace weft {
 
@@ -28,37 +29,74 @@ struct Blocks {
   std::span<const std::int64_t> offsets{};
 };
 
-/// A call that is not submitted yet, for ProcessGroup::coalesced(); made by the functions of namespace
-/// `call`. The memory of its views lives until the Work is done, the rest until it is submitted.
+/// A call that is not submitted yet: all that is said about it, on its way from a method of ProcessGroup, a
+/// function of weft.h or a list for ProcessGroup::coalesced() to the group. Made by the functions of
+/// namespace `call`. The memory of its buffers lives until the Work is done, its blocks until it is
+/// submitted.
 struct Call {
   Op op = Op::none;
-  ConstTensorView in{};
-  TensorView out{};
+  ConstBuffer in{};
+  Buffer out{};
   int root = -1;  ///< reduce, broadcast, gather, scatter
   int peer = -1;  ///< send: the destination; recv: the source
   Blocks in_blocks{}, out_blocks{};
   CallOptions options{};
 };
 
-/// See the functions of ProcessGroup of the same names.
+/// One function for each operation, and for each a method of ProcessGroup of the same name and arguments,
+/// which submits what this one makes; what the operation does is said there. Nothing is checked here. Inline:
+/// a call is written once, where the group reads it.
 namespace call {
-Call all_reduce(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
-Call reduce(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
-Call broadcast(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
-Call all_gather(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
-Call all_gather_v(const ConstTensorView& in, const TensorView& out, const Blocks& out_blocks,
-                  const CallOptions& options = {});
-Call reduce_scatter(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
-Call reduce_scatter_v(const ConstTensorView& in, const TensorView& out, const Blocks& in_blocks,
-                      const CallOptions& options = {});
-Call gather(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
-Call scatter(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
-Call all_to_all(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
-Call all_to_all_v(const ConstTensorView& in, const Blocks& in_blocks, const TensorView& out,
-                  const Blocks& out_blocks, const CallOptions& options = {});
-Call barrier(const CallOptions& options = {});
-Call send(const ConstTensorView& in, int dst, const CallOptions& options = {});
-Call recv(const TensorView& out, int src, const CallOptions& options = {});
+
+inline Call all_reduce(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+  return {.op = Op::all_reduce, .in = in, .out = out, .options = options};
+}
+inline Call reduce(const ConstBuffer& in, const Buffer& out, int root, const CallOptions& options = {}) {
+  return {.op = Op::reduce, .in = in, .out = out, .root = root, .options = options};
+}
+inline Call broadcast(const ConstBuffer& in, const Buffer& out, int root, const CallOptions& options = {}) {
+  return {.op = Op::broadcast, .in = in, .out = out, .root = root, .options = options};
+}
+inline Call all_gather(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+  return {.op = Op::all_gather, .in = in, .out = out, .options = options};
+}
+inline Call all_gather_v(const ConstBuffer& in, const Buffer& out, const Blocks& out_blocks,
+                         const CallOptions& options = {}) {
+  return {.op = Op::all_gather_v, .in = in, .out = out, .out_blocks = out_blocks, .options = options};
+}
+inline Call reduce_scatter(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+  return {.op = Op::reduce_scatter, .in = in, .out = out, .options = options};
+}
+inline Call reduce_scatter_v(const ConstBuffer& in, const Buffer& out, const Blocks& in_blocks,
+                             const CallOptions& options = {}) {
+  return {.op = Op::reduce_scatter_v, .in = in, .out = out, .in_blocks = in_blocks, .options = options};
+}
+inline Call gather(const ConstBuffer& in, const Buffer& out, int root, const CallOptions& options = {}) {
+  return {.op = Op::gather, .in = in, .out = out, .root = root, .options = options};
+}
+inline Call scatter(const ConstBuffer& in, const Buffer& out, int root, const CallOptions& options = {}) {
+  return {.op = Op::scatter, .in = in, .out = out, .root = root, .options = options};
+}
+inline Call all_to_all(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+  return {.op = Op::all_to_all, .in = in, .out = out, .options = options};
+}
+inline Call all_to_all_v(const ConstBuffer& in, const Blocks& in_blocks, const Buffer& out,
+                         const Blocks& out_blocks, const CallOptions& options = {}) {
+  return {.op = Op::all_to_all_v,
+          .in = in,
+          .out = out,
+          .in_blocks = in_blocks,
+          .out_blocks = out_blocks,
+          .options = options};
+}
+inline Call barrier(const CallOptions& options = {}) { return {.op = Op::barrier, .options = options}; }
+inline Call send(const ConstBuffer& in, int dst, const CallOptions& options = {}) {
+  return {.op = Op::send, .in = in, .peer = dst, .options = options};
+}
+inline Call recv(const Buffer& out, int src, const CallOptions& options = {}) {
+  return {.op = Op::recv, .out = out, .peer = src, .options = options};
+}
+
 }  // namespace call
 
 }  // namespace weft

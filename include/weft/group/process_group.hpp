@@ -47,7 +47,8 @@ struct Membership {
 /// peers that still wait for this rank get peer_lost.
 ///
 /// Every function throws bad_argument before anything is sent where an argument is wrong; the text names it.
-/// Views must be contiguous, on the CPU, of one dtype.
+/// Buffers are made from views, Tensors or (pointer, count, dtype, device); see weft/base/buffer.hpp. A view
+/// must be contiguous; all buffers of a call are of one dtype, in memory that the backend moves.
 ///
 /// In place: all_reduce, reduce, broadcast: `in` and `out` the same view; all_gather(_v), gather at the root:
 /// `in` is block rank() of `out`; reduce_scatter(_v), scatter at the root: `out` is block rank() of `in`. Any
@@ -79,43 +80,71 @@ class ProcessGroup {
   explicit operator bool() const noexcept { return state_ != nullptr; }
 
   /// out[i] = combination over ranks of in[i]. Counts equal on all ranks.
-  Work all_reduce(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
+  Work all_reduce(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+    return submit(call::all_reduce(in, out, options));
+  }
   /// The same at rank `root` alone. Elsewhere `out` is ignored and may be empty.
-  Work reduce(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
+  Work reduce(const ConstBuffer& in, const Buffer& out, int root, const CallOptions& options = {}) {
+    return submit(call::reduce(in, out, root, options));
+  }
   /// out = in of rank 0, in of rank 1, …: out has size() × in elements.
-  Work all_gather(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
+  Work all_gather(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+    return submit(call::all_gather(in, out, options));
+  }
   /// Block r of out = in of rank r, which has `out_blocks.counts[r]` elements. All ranks give the same
   /// counts.
-  Work all_gather_v(const ConstTensorView& in, const TensorView& out, const Blocks& out_blocks,
-                    const CallOptions& options = {});
+  Work all_gather_v(const ConstBuffer& in, const Buffer& out, const Blocks& out_blocks,
+                    const CallOptions& options = {}) {
+    return submit(call::all_gather_v(in, out, out_blocks, options));
+  }
   /// out = block rank() of the combination of all in: in has size() × out elements.
-  Work reduce_scatter(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
+  Work reduce_scatter(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+    return submit(call::reduce_scatter(in, out, options));
+  }
   /// out = the combination of block rank() of all `in`. All ranks give the same counts; offsets are their
   /// own.
-  Work reduce_scatter_v(const ConstTensorView& in, const TensorView& out, const Blocks& in_blocks,
-                        const CallOptions& options = {});
+  Work reduce_scatter_v(const ConstBuffer& in, const Buffer& out, const Blocks& in_blocks,
+                        const CallOptions& options = {}) {
+    return submit(call::reduce_scatter_v(in, out, in_blocks, options));
+  }
   /// At rank `root`: out = in of rank 0, in of rank 1, …. Elsewhere `out` is ignored and may be empty.
-  Work gather(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
+  Work gather(const ConstBuffer& in, const Buffer& out, int root, const CallOptions& options = {}) {
+    return submit(call::gather(in, out, root, options));
+  }
   /// out = block rank() of the root's `in`. Elsewhere `in` is ignored and may be empty.
-  Work scatter(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
+  Work scatter(const ConstBuffer& in, const Buffer& out, int root, const CallOptions& options = {}) {
+    return submit(call::scatter(in, out, root, options));
+  }
   /// Block r of out = block rank() of rank r's in: n equal blocks each.
-  Work all_to_all(const ConstTensorView& in, const TensorView& out, const CallOptions& options = {});
+  Work all_to_all(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+    return submit(call::all_to_all(in, out, options));
+  }
   /// The same with blocks of any size: `in_blocks.counts[r]` here is `out_blocks.counts[rank()]` on rank r.
-  Work all_to_all_v(const ConstTensorView& in, const Blocks& in_blocks, const TensorView& out,
-                    const Blocks& out_blocks, const CallOptions& options = {});
+  Work all_to_all_v(const ConstBuffer& in, const Blocks& in_blocks, const Buffer& out,
+                    const Blocks& out_blocks, const CallOptions& options = {}) {
+    return submit(call::all_to_all_v(in, in_blocks, out, out_blocks, options));
+  }
   /// out = in of rank `root`. Elsewhere `in` is ignored and may be empty.
-  Work broadcast(const ConstTensorView& in, const TensorView& out, int root, const CallOptions& options = {});
+  Work broadcast(const ConstBuffer& in, const Buffer& out, int root, const CallOptions& options = {}) {
+    return submit(call::broadcast(in, out, root, options));
+  }
   /// Done when all ranks have called it.
-  Work barrier(const CallOptions& options = {});
+  Work barrier(const CallOptions& options = {}) { return submit(call::barrier(options)); }
   /// To rank `dst`, matched by its recv of the same tag. Done when `in` may be reused, which above the eager
   /// limit (shm: 4 KiB) may be as late as the match.
-  Work send(const ConstTensorView& in, int dst, const CallOptions& options = {});
+  Work send(const ConstBuffer& in, int dst, const CallOptions& options = {}) {
+    return submit(call::send(in, dst, options));
+  }
   /// From rank `src`. A message of another dtype or count is a mismatch.
-  Work recv(const TensorView& out, int src, const CallOptions& options = {});
+  Work recv(const Buffer& out, int src, const CallOptions& options = {}) {
+    return submit(call::recv(out, src, options));
+  }
 
   /// A send to `dst` and a receive from `src` at once, with the same tag, so that rings cannot deadlock.
-  Work send_recv(const ConstTensorView& in, int dst, const TensorView& out, int src,
-                 const CallOptions& options = {});
+  Work send_recv(const ConstBuffer& in, int dst, const Buffer& out, int src,
+                 const CallOptions& options = {}) {
+    return coalesced({call::send(in, dst, options), call::recv(out, src, options)});
+  }
   /// Many calls as one: started together, done when all are. Collectives among them happen in this order,
   /// which is the same on all ranks. An argument wrong in any of them throws before the first is sent.
   /// Of more than 64 the later ones start as the first end. Where one cannot be sent after others were, the
