@@ -12,7 +12,7 @@
 
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
-#include "weft/store/store_tcp.hpp"
+#include "weft/store/tcp.hpp"
 
 namespace weft::bench {
 

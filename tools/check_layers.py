@@ -44,7 +44,7 @@ FOREIGN = [
     (r"benchmark/", ["bench/"]),
     (r"(gtest|gmock)/", ["tests/"]),
     (r"mpi\.h", ["src/backends/mpi/", "tests/backends/mpi_", "bench/peers/"]),
-    (r"sodium\.h", ["src/store/store_seal.cpp"]),
+    (r"sodium\.h", ["src/store/tcp/seal.cpp"]),
     (r"gloo/", ["src/backends/gloo/", "bench/peers/"]),
     (r"(nccl|cuda_runtime(_api)?)\.h", ["src/backends/nccl/", "bench/peers/"]),
 ]

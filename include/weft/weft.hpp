@@ -15,5 +15,5 @@
 #include "weft/mesh/mesh.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/store/store.hpp"
-#include "weft/store/store_file.hpp"
-#include "weft/store/store_tcp.hpp"
+#include "weft/store/file.hpp"
+#include "weft/store/tcp.hpp"

@@ -7,7 +7,7 @@
 
 #include "backends/test_hooks.hpp"
 #include "host/peers.hpp"
-#include "store/launchers.hpp"
+#include "store/launch.hpp"
 #include "weft/backends/join.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"

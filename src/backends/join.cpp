@@ -14,7 +14,7 @@
 #include "backends/build.hpp"
 #include "base/mutant.hpp"
 #include "base/parse_number.hpp"
-#include "store/store_table.hpp"
+#include "store/table.hpp"
 #include "weft/backends/first_cause.hpp"
 
 namespace weft {

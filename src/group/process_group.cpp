@@ -14,7 +14,7 @@
 #include "base/parse_number.hpp"
 #include "group/group_state.hpp"
 #include "group/shrink.hpp"
-#include "store/store_table.hpp"
+#include "store/table.hpp"
 #include "weft/backends/hold_up.hpp"
 #include "weft/backends/join.hpp"
 #include "weft/backends/plugin.hpp"

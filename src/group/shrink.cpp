@@ -21,7 +21,7 @@
 #include "base/parse_number.hpp"
 #include "base/suspension.hpp"
 #include "store/forwarding_store.hpp"
-#include "store/store_table.hpp"
+#include "store/table.hpp"
 
 namespace weft {
 namespace {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "store/rendezvous_file.hpp"
-#include "store/store_table.hpp"
+#include "store/table.hpp"
 
 namespace weft {
 

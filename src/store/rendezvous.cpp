@@ -14,17 +14,17 @@
 
 #include "base/suspension.hpp"
 #include "host/peers.hpp"
-#include "store/address.hpp"
 #include "store/claim.hpp"
-#include "store/launchers.hpp"
+#include "store/launch.hpp"
 #include "store/prefix_store.hpp"
 #include "store/rendezvous.hpp"
 #include "store/rendezvous_file.hpp"
-#include "store/store_table.hpp"
+#include "store/table.hpp"
+#include "store/tcp/address.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
-#include "weft/store/store_file.hpp"
-#include "weft/store/store_tcp.hpp"
+#include "weft/store/file.hpp"
+#include "weft/store/tcp.hpp"
 
 namespace weft {
 namespace {

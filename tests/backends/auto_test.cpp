@@ -16,7 +16,7 @@
 #include "support/temporary_folder.hpp"
 #include "support/values.hpp"
 #include "weft/backends/plugin.hpp"
-#include "weft/store/store_tcp.hpp"
+#include "weft/store/tcp.hpp"
 
 namespace weft::test {
 namespace {

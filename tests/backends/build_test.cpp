@@ -23,7 +23,7 @@
 #include "weft/backends/join.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/group/process_group.hpp"
-#include "weft/store/store_file.hpp"
+#include "weft/store/file.hpp"
 
 namespace weft::test {
 namespace {

@@ -22,7 +22,7 @@
 #include "support/processes.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/backends/plugin.hpp"
-#include "weft/store/store_tcp.hpp"
+#include "weft/store/tcp.hpp"
 
 namespace weft::test {
 namespace {

@@ -27,7 +27,7 @@
 #include "support/temporary_folder.hpp"
 #include "weft/group/process_group.hpp"
 #include "weft/host/context.hpp"
-#include "weft/store/store_tcp.hpp"
+#include "weft/store/tcp.hpp"
 
 namespace weft {
 namespace {

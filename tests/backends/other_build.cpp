@@ -5,7 +5,7 @@
 #include <string>
 
 #include "weft/group/process_group.hpp"
-#include "weft/store/store_file.hpp"
+#include "weft/store/file.hpp"
 
 int main(int count, char** arguments) {
   if (count != 3) return 2;

@@ -40,8 +40,8 @@
 #include "weft/base/error.hpp"
 #include "weft/group/process_group.hpp"
 #include "weft/host/context.hpp"
-#include "weft/store/store_file.hpp"
-#include "weft/store/store_tcp.hpp"
+#include "weft/store/file.hpp"
+#include "weft/store/tcp.hpp"
 
 namespace weft {
 namespace {

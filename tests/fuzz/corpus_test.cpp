@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "store/store_seal.hpp"
+#include "store/tcp/seal.hpp"
 #include "targets.hpp"
 #include "weft/base/error.hpp"
 

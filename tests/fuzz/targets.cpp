@@ -10,12 +10,12 @@
 
 #include "backends/shm/bootstrap_info.hpp"
 #include "host/peers.hpp"
-#include "store/address.hpp"
-#include "store/store_frames.hpp"
-#include "store/store_records.hpp"
-#include "store/store_seal.hpp"
-#include "store/store_session.hpp"
-#include "store/store_table.hpp"
+#include "store/file_records.hpp"
+#include "store/table.hpp"
+#include "store/tcp/address.hpp"
+#include "store/tcp/seal.hpp"
+#include "store/tcp/session.hpp"
+#include "store/tcp/wire.hpp"
 #include "weft/backends/first_cause.hpp"
 #include "weft/base/error.hpp"
 #if WEFT_FUZZ_CHECKPOINTS

@@ -10,7 +10,7 @@
 #include "support/run_ranks.hpp"
 #include "support/values.hpp"
 #include "weft/backends/plugin.hpp"
-#include "weft/store/store_tcp.hpp"
+#include "weft/store/tcp.hpp"
 
 namespace weft::test {
 namespace {

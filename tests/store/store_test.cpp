@@ -31,15 +31,15 @@
 #include <utility>
 #include <vector>
 
-#include "store/address.hpp"
+#include "store/tcp/address.hpp"
 #include "support/errors.hpp"
 #include "support/processes.hpp"
 #include "support/temporary_folder.hpp"
 #include "support/unauthenticated_client.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
-#include "weft/store/store_file.hpp"
-#include "weft/store/store_tcp.hpp"
+#include "weft/store/file.hpp"
+#include "weft/store/tcp.hpp"
 
 namespace weft {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "store/prefix_store.hpp"
-#include "weft/store/store_tcp.hpp"
+#include "weft/store/tcp.hpp"
 
 namespace weft::test {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "store/address.hpp"
+#include "store/tcp/address.hpp"
 
 namespace weft::test {
 

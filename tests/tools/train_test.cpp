@@ -14,7 +14,7 @@
 
 #include "support/processes.hpp"
 #include "support/temporary_folder.hpp"
-#include "weft/store/store_tcp.hpp"
+#include "weft/store/tcp.hpp"
 
 namespace weft::test {
 namespace {

@@ -42,7 +42,7 @@
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
-#include "weft/store/store_tcp.hpp"
+#include "weft/store/tcp.hpp"
 
 namespace weft::tools {
 namespace {

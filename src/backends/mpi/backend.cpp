@@ -24,7 +24,7 @@
 #include "base/fnv.hpp"
 #include "base/parse_number.hpp"
 #include "host/usable_cores.hpp"
-#include "store/store_table.hpp"
+#include "store/table.hpp"
 #include "weft/backends/call_record.hpp"
 #include "weft/backends/join.hpp"
 #include "weft/backends/op_table.hpp"

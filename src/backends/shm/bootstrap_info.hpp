@@ -10,7 +10,7 @@
 #include "base/parse_number.hpp"
 #include "host/peers.hpp"
 #include "host/usable_cores.hpp"
-#include "store/store_table.hpp"
+#include "store/table.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::shm {

@@ -22,7 +22,7 @@
 
 #include "faults.hpp"
 #include "weft/base/env.hpp"
-#include "weft/store/store_tcp.hpp"
+#include "weft/store/tcp.hpp"
 
 namespace weft::check {
 namespace {

@@ -1,4 +1,4 @@
-#include "store/store_frames.hpp"
+#include "store/tcp/wire.hpp"
 
 #include <fmt/format.h>
 

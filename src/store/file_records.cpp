@@ -1,8 +1,8 @@
-#include "store/store_records.hpp"
+#include "store/file_records.hpp"
 
 #include <cstring>
 
-#include "store/store_table.hpp"
+#include "store/table.hpp"
 
 namespace weft {
 namespace {

@@ -1,4 +1,4 @@
-#include "store/address.hpp"
+#include "store/tcp/address.hpp"
 
 #include <arpa/inet.h>
 #include <fmt/format.h>

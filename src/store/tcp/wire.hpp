@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "store/store_table.hpp"
+#include "store/table.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -26,7 +26,7 @@ enum class Kind : std::uint8_t {
   add,          // number: the delta
   compare_set,  // value: expected, extra: desired
   remove,
-  join,   // value: the client's half of a handshake (store_seal.hpp)
+  join,   // value: the client's half of a handshake (seal.hpp)
   prove,  // value: that it knows the secret
   // replies
   found = 64,  // value, or for add: number
@@ -51,6 +51,7 @@ struct FrameHeader {
 static_assert(sizeof(FrameHeader) == 24);
 
 inline constexpr std::int64_t kForever = -1;
+inline constexpr Duration kLongestStoreWait = std::chrono::hours(24 * 365);  // longer waits count as this
 inline constexpr std::string_view kHelloKey = "weft/hello";  // asked for once per connection; never set
 inline constexpr std::size_t kHandshakeBytes = 32;           // of every value in a handshake
 inline constexpr std::size_t kMaxFrameBytes =

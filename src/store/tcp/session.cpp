@@ -1,4 +1,4 @@
-#include "store/store_session.hpp"
+#include "store/tcp/session.hpp"
 
 #include <utility>
 

@@ -22,13 +22,13 @@
 #include <vector>
 
 #include "base/memfd.hpp"
-#include "store/store_seal.hpp"
+#include "store/tcp/seal.hpp"
 #include "support/errors.hpp"
 #include "support/other_user.hpp"
 #include "support/processes.hpp"
 #include "support/sanitizers.hpp"
 #include "support/unauthenticated_client.hpp"
-#include "weft/store/store_tcp.hpp"
+#include "weft/store/tcp.hpp"
 
 namespace weft {
 namespace {

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
-#include "store/store_frames.hpp"
-#include "store/store_seal.hpp"
+#include "store/tcp/seal.hpp"
+#include "store/tcp/wire.hpp"
 
 namespace weft {
 

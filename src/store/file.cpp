@@ -5,7 +5,7 @@
 // once it is whole, and it never is un-written. A writer that was killed leaves the beginning of a record at
 // the end of the file; the next who holds the lock cuts it off. A record that is whole but wrong was written
 // by somebody else: that is an error, not a repair.
-#include "weft/store/store_file.hpp"
+#include "weft/store/file.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -21,9 +21,9 @@
 
 #include "base/suspension.hpp"
 #include "base/without_size_signal.hpp"
+#include "store/file_records.hpp"
 #include "store/own_file.hpp"
-#include "store/store_records.hpp"
-#include "store/store_table.hpp"
+#include "store/table.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

@@ -1,4 +1,4 @@
-#include "store/store_seal.hpp"
+#include "store/tcp/seal.hpp"
 
 #include <dlfcn.h>
 #include <fmt/format.h>

@@ -7,10 +7,10 @@
 #include <cerrno>
 
 #include "base/memfd.hpp"
-#include "store/store_seal.hpp"
+#include "store/tcp/seal.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
-#include "weft/store/store_tcp.hpp"
+#include "weft/store/tcp.hpp"
 
 namespace weft {
 namespace {

@@ -1,4 +1,4 @@
-#include "store/launchers.hpp"
+#include "store/launch.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -26,7 +26,7 @@
 #include <string>
 #include <string_view>
 
-#include "store/store_frames.hpp"
+#include "store/tcp/wire.hpp"
 
 namespace weft {
 

@@ -1,5 +1,5 @@
 // The TCP store's handshake and its sealed records, without a socket.
-#include "store/store_seal.hpp"
+#include "store/tcp/seal.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "store/store_session.hpp"
+#include "store/tcp/session.hpp"
 #include "support/errors.hpp"
 
 namespace weft {

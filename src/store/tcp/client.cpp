@@ -1,0 +1,293 @@
+// The client of the TCP store. It takes a connection of its own for each call in flight, so that a get that
+// waits holds up nobody.
+#include <fmt/format.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "base/suspension.hpp"
+#include "store/table.hpp"
+#include "store/tcp/connection.hpp"
+#include "store/tcp/sockets.hpp"
+#include "weft/base/error.hpp"
+#include "weft/store/tcp.hpp"
+
+namespace weft {
+namespace {
+
+using Outcome = StoreConnection::Outcome;
+
+constexpr Duration kAnswerLimit = std::chrono::seconds(30);  // for what the server answers at once
+constexpr Duration kFullPatience = std::chrono::seconds(2);  // with a server that has no more descriptors
+constexpr Duration kGrace =
+    std::chrono::milliseconds(500);  // for the server's word that a get's time has passed
+
+class TcpStore final : public Store {
+ public:
+  TcpStore(std::string_view host, std::uint16_t port, Deadline deadline, std::string_view secret) {
+    const Duration limit = deadline.left();
+    std::vector<SocketAddress> addresses;
+    auto pause = std::chrono::milliseconds(5);
+    for (;;) {
+      std::string why;
+      if (addresses.empty()) addresses = resolve_for_store(host, port, !secret.empty(), why);
+      for (const SocketAddress& address : addresses)
+        if (reach(address, addresses.size() == 1, secret, deadline, why)) return;
+      if (full_ && full_->passed())
+        throw Error(ErrorCode::system,
+                    fmt::format("store: the server at {}: {}", shown_host_port(host, port), full_why_));
+      if (deadline.passed()) {
+        throw Error(ErrorCode::timeout, fmt::format("store: no server at {} within {} ({})",
+                                                    shown_host_port(host, port), shown_duration(limit), why));
+      }
+      sleep_noticing(std::min<Duration>(pause, deadline.left()));
+      pause = std::min(2 * pause, std::chrono::milliseconds(200));
+    }
+  }
+
+  void set(std::string_view key, std::string_view value, Deadline deadline) override {
+    check_store_key(key);
+    check_store_value(key, value);
+    call(Kind::set, key, deadline, value);
+  }
+
+  std::string get(std::string_view key, Deadline deadline) override {
+    check_store_key(key);
+    const bool forever = deadline.when() == Clock::time_point::max();
+    const Duration limit = deadline.left();
+    for (Duration left = limit;; left = deadline.left()) {
+      const Deadline give_up =
+          forever ? Deadline::never() : Deadline::after(std::min(left, kLongestStoreWait) + kGrace);
+      StoreReply reply;
+      if (!try_call(Kind::get, key, {}, {}, forever ? kForever : left.count(), give_up, reply)) {
+        throw Error(ErrorCode::timeout,
+                    fmt::format("{} (the server at {} does not answer)", timeout_text(key, limit), name_));
+      }
+      if (reply.kind != Kind::timed_out) return std::move(reply.value);
+      // The server does not know that this process was suspended meanwhile: then it is asked again.
+      if (deadline.passed()) throw Error(ErrorCode::timeout, timeout_text(key, limit));
+    }
+  }
+
+  std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
+    check_store_key(key);
+    StoreReply reply = call(Kind::try_get, key, deadline);
+    return reply.kind == Kind::absent ? std::nullopt : std::optional(std::move(reply.value));
+  }
+
+  std::int64_t add(std::string_view key, std::int64_t delta, Deadline deadline) override {
+    check_store_key(key);
+    return call(Kind::add, key, deadline, {}, {}, delta).number;
+  }
+
+  std::string compare_set(std::string_view key, std::string_view expected, std::string_view desired,
+                          Deadline deadline) override {
+    check_store_key(key);
+    check_store_value(key, expected);
+    check_store_value(key, desired);
+    return call(Kind::compare_set, key, deadline, expected, desired).value;
+  }
+
+  void remove(std::string_view key, Deadline deadline) override {
+    check_store_key(key);
+    call(Kind::remove, key, deadline);
+  }
+
+ private:
+  /// True where our server is there. One of several addresses gets two seconds, so that what is silent there
+  /// does not hide the others.
+  bool reach(const SocketAddress& address, bool only, std::string_view secret, Deadline deadline,
+             std::string& why) {
+    const Deadline soon = Deadline::after(std::chrono::seconds(2));
+    const Deadline give_up = only || deadline.when() < soon.when() ? deadline : soon;
+    if (address.is_loopback()) {
+      const SocketAddress local = local_socket_of(address);
+      auto connection = std::make_unique<StoreConnection>();
+      if (connection->open(local, give_up))
+        return keep_local(std::move(connection), local, address, give_up, why);
+    }
+    auto connection = std::make_unique<StoreConnection>();
+    if (!connection->open(address, give_up)) {
+      why = connection->error();
+      return false;
+    }
+    // On loopback the server says that it demands the secret; elsewhere nothing is said without it. One of
+    // TCP that demands none is not ours.
+    sealed_ = !address.is_loopback();
+    Outcome outcome = Outcome::secret_demanded;
+    if (!sealed_) outcome = connection->greet(nullptr, give_up);
+    if (outcome == Outcome::ok) outcome = Outcome::foreign;
+    if (outcome == Outcome::secret_demanded && !secret.empty()) {
+      sealed_ = true;
+      if (!key_) key_ = key_of_secret(secret);
+      outcome = connection->greet(&*key_, give_up);
+    }
+    switch (outcome) {
+      case Outcome::ok:
+        address_ = address;
+        name_ = address.text();
+        idle_.push_back(std::move(connection));
+        return true;
+      case Outcome::foreign:
+        why = fmt::format("what listens on {} is not a weft store", address.text());
+        if (only) throw Error(ErrorCode::system, "store: " + why);
+        return false;
+      case Outcome::secret_demanded:
+        throw Error(
+            ErrorCode::bad_argument,
+            fmt::format("store: the server at {} demands a secret; expected it in a file of mode 0600 "
+                        "(WEFT_STORE_SECRET_FILE) or in WEFT_STORE_SECRET",
+                        address.text()));
+      case Outcome::wrong_secret: throw wrong_secret(address.text());
+      case Outcome::silent: why = "what listens there does not answer"; return false;
+      case Outcome::closed: note_closed(*connection, why); return false;  // it ends, or is full
+    }
+    return false;
+  }
+
+  /// The same, where something listens on the Unix socket of an address.
+  bool keep_local(std::unique_ptr<StoreConnection> connection, const SocketAddress& local,
+                  const SocketAddress& address, Deadline give_up, std::string& why) {
+    if (!connection->is_own_users())
+      throw Error(ErrorCode::system,
+                  fmt::format("store: the server at {} is {}; expected user {}, as this process",
+                              address.text(), shown(connection->server()), ::geteuid()));
+    switch (connection->greet(nullptr, give_up)) {
+      case Outcome::ok: break;
+      case Outcome::silent: why = "what listens there does not answer"; return false;
+      case Outcome::closed: note_closed(*connection, why); return false;  // it ends, or is full
+      case Outcome::foreign:
+      case Outcome::secret_demanded:
+      case Outcome::wrong_secret:
+        throw Error(ErrorCode::system, fmt::format("store: what listens on {} is not a weft store ({})",
+                                                   address.text(), shown(connection->server())));
+    }
+    sealed_ = false;
+    address_ = local;
+    name_ = address.text();
+    idle_.push_back(std::move(connection));
+    return true;
+  }
+
+  /// One that is full may have room again, when strangers have left.
+  void note_closed(const StoreConnection& connection, std::string& why) {
+    why = connection.error();
+    if (!connection.is_full()) {
+      full_.reset();
+      return;
+    }
+    full_why_ = why;  // it may be gone at the next attempt
+    if (!full_) full_ = Deadline::after(kFullPatience);
+  }
+
+  static Error wrong_secret(std::string_view where) {
+    return Error(
+        ErrorCode::mismatch,
+        fmt::format("store: the server at {} has another secret than this process, or none; expected "
+                    "the same one on all hosts (WEFT_STORE_SECRET_FILE, WEFT_STORE_SECRET)",
+                    where));
+  }
+
+  /// A request that is answered at once.
+  StoreReply call(Kind kind, std::string_view key, Deadline deadline, std::string_view value = {},
+                  std::string_view extra = {}, std::int64_t number = 0) {
+    const Duration limit = std::min(kAnswerLimit, deadline.left());
+    StoreReply reply;
+    if (try_call(kind, key, value, extra, number, Deadline::after(limit), reply)) return reply;
+    const std::string why = fmt::format("it did not answer within {}", shown_duration(limit));
+    if (limit == kAnswerLimit) throw lost(key, why);
+    throw Error(ErrorCode::timeout,
+                fmt::format("store: key {}: the server at {}: {}", shown_key(key), name_, why));
+  }
+
+  /// False: no answer until `give_up`. The connection is used again only after a whole answer.
+  bool try_call(Kind kind, std::string_view key, std::string_view value, std::string_view extra,
+                std::int64_t number, Deadline give_up, StoreReply& reply) {
+    std::unique_ptr<StoreConnection> connection = take(key, give_up);
+    if (connection == nullptr) return false;
+    switch (connection->exchange(kind, key, value, extra, number, give_up, reply)) {
+      case Outcome::ok: break;
+      case Outcome::silent: return false;
+      case Outcome::closed: throw lost(key, connection->error());
+      case Outcome::foreign:
+      case Outcome::secret_demanded:
+      case Outcome::wrong_secret: throw lost(key, "it sent what is not an answer");
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      idle_.push_back(std::move(connection));
+    }
+    if (reply.kind == Kind::refused) throw Error(static_cast<ErrorCode>(reply.number), reply.value);
+    return true;
+  }
+
+  /// Null: there was none until `give_up`.
+  std::unique_ptr<StoreConnection> take(std::string_view key, Deadline give_up) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!idle_.empty()) {
+        auto connection = std::move(idle_.back());
+        idle_.pop_back();
+        return connection;
+      }
+    }
+    const Deadline answer = Deadline::after(kAnswerLimit);
+    const Deadline limit = give_up.when() < answer.when() ? give_up : answer;
+    for (auto pause = std::chrono::milliseconds(5);; pause *= 2) {
+      auto connection = std::make_unique<StoreConnection>();
+      if (!connection->open(address_, limit)) {
+        if (give_up.passed()) return nullptr;
+        throw lost(key, connection->error());
+      }
+      if (address_.family() == AF_UNIX && !connection->is_own_users())
+        throw lost(key, "another server is there now");
+      switch (connection->greet(sealed_ ? &*key_ : nullptr, limit)) {
+        case Outcome::ok: return connection;
+        case Outcome::silent:
+          if (give_up.passed()) return nullptr;
+          throw lost(key, fmt::format("it did not answer within {}", shown_duration(kAnswerLimit)));
+        case Outcome::closed:
+          // Before it was known it may have been closed in favour of others, in a crowd of strangers.
+          if (pause > std::chrono::seconds(1) && connection->is_full())
+            throw Error(ErrorCode::system, fmt::format("store: key {}: the server at {}: {}", shown_key(key),
+                                                       name_, connection->error()));
+          if (pause > std::chrono::seconds(1)) throw lost(key, connection->error());
+          if (give_up.passed()) return nullptr;
+          sleep_noticing(std::min<Duration>(pause, give_up.left()));
+          continue;
+        case Outcome::foreign:
+        case Outcome::secret_demanded:
+        case Outcome::wrong_secret: throw lost(key, "another server is there now");
+      }
+    }
+  }
+
+  Error lost(std::string_view key, std::string_view why) const {
+    return Error(ErrorCode::peer_lost,
+                 fmt::format("store: key {}: the server at {} is gone ({})", shown_key(key), name_, why));
+  }
+
+  std::string full_why_;
+  std::optional<Deadline> full_;  // how long one that has no more room is tried again
+  SocketAddress address_;         // that answered
+  std::string name_;
+  std::optional<KeyBytes> key_;  // of the secret, where it was needed
+  bool sealed_ = false;          // connections prove that they know it
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<StoreConnection>> idle_;  // as many as calls were in flight at once
+};
+
+}  // namespace
+
+std::shared_ptr<Store> make_tcp_store(std::string_view host, std::uint16_t port, Deadline deadline,
+                                      std::string_view secret) {
+  return std::make_shared<TcpStore>(host, port, deadline, secret);
+}
+
+}  // namespace weft

@@ -1,0 +1,70 @@
+// One connection of a client to the server of the TCP store: it connects, finds out whether a store of ours
+// listens there, and exchanges requests for replies. Used by one thread at a time; after a failure it is
+// thrown away.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/memfd.hpp"
+#include "host/descriptor_socket.hpp"
+#include "store/tcp/address.hpp"
+#include "store/tcp/seal.hpp"
+#include "store/tcp/wire.hpp"
+#include "weft/base/clock.hpp"
+
+namespace weft {
+
+struct StoreReply {
+  Kind kind = Kind::found;
+  std::int64_t number = 0;
+  std::string value;
+};
+
+class StoreConnection {
+ public:
+  enum class Outcome : std::uint8_t {
+    ok,
+    closed,           // error() says how; is_full(): because the server may have no more
+    silent,           // until the time was over
+    foreign,          // what is there is no store
+    secret_demanded,  // by the server
+    wrong_secret,     // the server has another one, or none
+  };
+
+  /// Connects; false: error() says why not.
+  bool open(const SocketAddress& to, Deadline give_up);
+
+  /// Who serves, where open() was given a Unix socket.
+  const Credentials& server() const { return server_; }
+  bool is_own_users() const;
+
+  /// Finds out whether a store of ours is there: by the handshake where there is a secret, else by a request
+  /// whose answer does not matter. After it, this connection counts as a rank's.
+  Outcome greet(const KeyBytes* secret, Deadline give_up);
+
+  Outcome exchange(Kind kind, std::string_view key, std::string_view value, std::string_view extra,
+                   std::int64_t number, Deadline give_up, StoreReply& reply);
+
+  const std::string& error() const { return error_; }
+  bool is_full() const { return full_; }
+
+ private:
+  Outcome introduce(const KeyBytes* secret, Deadline give_up);
+  bool check_full(const StoreReply& reply);
+  bool open_local(const SocketAddress& to, Deadline give_up);
+  Outcome send(std::string_view bytes, Deadline give_up);
+  Outcome receive(Deadline give_up, StoreReply& reply);
+  bool ready(short events, Deadline give_up);
+  bool failed(int error_number);
+
+  Descriptor fd_;
+  Credentials server_;
+  std::string error_;
+  bool greets_ = false, full_ = false;
+  std::optional<SealedPair> sealed_;
+};
+
+}  // namespace weft
