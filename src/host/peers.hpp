@@ -13,8 +13,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <string_view>
 
+#include "host/peers/peer_process.hpp"
+#include "host/peers/process_address.hpp"
+#include "host/peers/process_block.hpp"
+#include "host/peers/region.hpp"
 #include "weft/base/clock.hpp"
 #include "weft/host/doorbell.hpp"
 
@@ -23,62 +26,9 @@ namespace weft {
 class Arena;
 class Logger;
 
-/// Memory mapped by several processes or threads: a group's control block. Zero-filled when made. Unmapped
-/// with the last owner; excluded from children by fork and from core dumps.
-struct Region {
-  std::byte* data = nullptr;
-  std::size_t bytes = 0;
-};
-using RegionRef = std::shared_ptr<const Region>;
-
-/// What a process publishes about itself, so that others find it. Encoded as one line of text for the Store.
-struct ProcessAddress {
-  /// Boot id, pid namespace and network namespace: equal means that memory can be shared. Random where the
-  /// system does not tell (is_unknown_host()).
-  std::string host;
-  std::string socket;  ///< abstract socket name, without the leading zero byte; random
-  std::uint32_t user = 0;
-  std::int32_t pid = 0;
-  std::int32_t block = -1;  ///< its block's descriptor there; -1: none, or not to be opened so
-  std::uint64_t block_inode = 0;
-  std::string encode() const;
-  /// Throws mismatch with the text where it is not an address.
-  static ProcessAddress decode(const std::string& text);
-  friend bool operator==(const ProcessAddress&, const ProcessAddress&) = default;
-};
-
-/// Whether a ProcessAddress::host is of a process that could not tell where it is.
-bool is_unknown_host(std::string_view host) noexcept;
-inline constexpr const char* kUnknownHostText =
-    "/proc/sys/kernel/random/boot_id or /proc/self/ns cannot be read (is /proc mounted?)";
-
-/// One process of this host (perhaps this one), watched by pidfd. Shared by all groups that have ranks there.
-class PeerProcess {
- public:
-  virtual ~PeerProcess() = default;
-  virtual const ProcessAddress& address() const noexcept = 0;
-  virtual bool is_self() const noexcept = 0;
-  /// False once the process or its Context has ended, or it has become another program. One cheap system
-  /// call.
-  virtual bool alive() const noexcept = 0;
-  enum class State { running, stopped, ended };
-  /// More than alive() sees, by a read of /proc (some 20 µs). A process that writes its core has ended, long
-  /// before its pidfd says so; alive() is false from then on.
-  virtual State look() noexcept = 0;
-  /// This process's mapping of that process's segment, or null where not mapped (yet). Lock-free.
-  virtual std::byte* segment(std::uint32_t index) const noexcept = 0;
-  /// Maps segments [0, count) that are not mapped yet. Where their owner has to be asked for the descriptors,
-  /// gives up at the deadline (a stopped owner). True: all are mapped. A refused mmap is final for that
-  /// segment and logged once.
-  virtual bool map_segments(std::uint32_t count, Deadline deadline) noexcept = 0;
-  /// The doorbell of that number there. Null: there is none.
-  virtual Doorbell doorbell(int number) const noexcept = 0;
-};
-using PeerProcessRef = std::shared_ptr<PeerProcess>;
-
 class HostPeers {
  public:
-  static constexpr int kMaxDoorbells = 1024;  ///< ranks that are threads of one process
+  static constexpr int kMaxDoorbells = kMaxProcessDoorbells;  ///< ranks that are threads of one process
 
   HostPeers(Logger& log, Arena& arena);
   ~HostPeers();

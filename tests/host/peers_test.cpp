@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "host/arena.hpp"
-#include "host/descriptor_socket.hpp"
+#include "host/peers/descriptor_socket.hpp"
 #include "support/errors.hpp"
 #include "support/processes.hpp"
 #include "weft/base/storage.hpp"

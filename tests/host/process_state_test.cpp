@@ -1,5 +1,5 @@
 // What the system says of a process, read from a folder like /proc.
-#include "host/process_state.hpp"
+#include "host/peers/process_state.hpp"
 
 #include <gtest/gtest.h>
 #include <signal.h>

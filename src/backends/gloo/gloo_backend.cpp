@@ -20,7 +20,7 @@
 #include "backends/test_hooks.hpp"
 #include "base/parse_number.hpp"
 #include "host/peers.hpp"
-#include "host/process_state.hpp"
+#include "host/peers/process_state.hpp"
 #include "reduce/reduce.hpp"
 #include "weft/backends/blocking.hpp"
 #include "weft/backends/join.hpp"

@@ -21,7 +21,7 @@
 
 #include "base/fnv.hpp"
 #include "base/no_signals.hpp"
-#include "host/process_state.hpp"
+#include "host/peers/process_state.hpp"
 #include "store/forwarding_store.hpp"
 #include "weft/backends/blocking.hpp"
 #include "weft/backends/join.hpp"

@@ -8,7 +8,7 @@
 #include "backends/shm/paths.hpp"
 #include "base/fnv.hpp"
 #include "host/arena.hpp"
-#include "host/descriptor_socket.hpp"
+#include "host/peers/descriptor_socket.hpp"
 #include "host/peers.hpp"
 
 namespace weft::shm {

@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "base/memfd.hpp"
-#include "host/descriptor_socket.hpp"
+#include "host/peers/descriptor_socket.hpp"
 #include "store/tcp/address.hpp"
 #include "store/tcp/seal.hpp"
 #include "store/tcp/wire.hpp"

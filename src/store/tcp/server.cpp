@@ -21,8 +21,8 @@
 
 #include "base/memfd.hpp"
 #include "base/no_signals.hpp"
+#include "host/peers/descriptor_socket.hpp"
 #include "host/warnings.hpp"
-#include "host/descriptor_socket.hpp"
 #include "store/table.hpp"
 #include "store/tcp/session.hpp"
 #include "store/tcp/sockets.hpp"

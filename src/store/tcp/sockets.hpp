@@ -5,7 +5,7 @@
 #include <string>
 
 #include "base/memfd.hpp"
-#include "host/descriptor_socket.hpp"
+#include "host/peers/descriptor_socket.hpp"
 #include "store/tcp/address.hpp"
 #include "weft/store/tcp.hpp"
 

@@ -1,4 +1,4 @@
-#include "host/descriptor_socket.hpp"
+#include "host/peers/descriptor_socket.hpp"
 
 #include <sys/socket.h>
 #include <sys/un.h>

@@ -1,4 +1,4 @@
-#include "host/process_state.hpp"
+#include "host/peers/process_state.hpp"
 
 #include <fcntl.h>
 #include <poll.h>

@@ -1,0 +1,38 @@
+// One process of this host, as its peer processes see it: whether it lives, its segments, its doorbells.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "host/peers/process_address.hpp"
+#include "weft/base/clock.hpp"
+#include "weft/host/doorbell.hpp"
+
+namespace weft {
+
+/// One process of this host (perhaps this one), watched by pidfd. Shared by all groups that have ranks there.
+class PeerProcess {
+ public:
+  virtual ~PeerProcess() = default;
+  virtual const ProcessAddress& address() const noexcept = 0;
+  virtual bool is_self() const noexcept = 0;
+  /// False once the process or its Context has ended, or it has become another program. One cheap system
+  /// call.
+  virtual bool alive() const noexcept = 0;
+  enum class State { running, stopped, ended };
+  /// More than alive() sees, by a read of /proc (some 20 µs). A process that writes its core has ended, long
+  /// before its pidfd says so; alive() is false from then on.
+  virtual State look() noexcept = 0;
+  /// This process's mapping of that process's segment, or null where not mapped (yet). Lock-free.
+  virtual std::byte* segment(std::uint32_t index) const noexcept = 0;
+  /// Maps segments [0, count) that are not mapped yet. Where their owner has to be asked for the descriptors,
+  /// gives up at the deadline (a stopped owner). True: all are mapped. A refused mmap is final for that
+  /// segment and logged once.
+  virtual bool map_segments(std::uint32_t count, Deadline deadline) noexcept = 0;
+  /// The doorbell of that number there. Null: there is none.
+  virtual Doorbell doorbell(int number) const noexcept = 0;
+};
+using PeerProcessRef = std::shared_ptr<PeerProcess>;
+
+}  // namespace weft

@@ -1,0 +1,38 @@
+// What a process publishes about itself through the Store, so that other processes of its host find it.
+// Callable from any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace weft {
+
+/// What a process publishes about itself, so that others find it. Encoded as one line of text for the Store.
+struct ProcessAddress {
+  /// Boot id, pid namespace and network namespace: equal means that memory can be shared. Random where the
+  /// system does not tell (is_unknown_host()).
+  std::string host;
+  std::string socket;  ///< abstract socket name, without the leading zero byte; random
+  std::uint32_t user = 0;
+  std::int32_t pid = 0;
+  std::int32_t block = -1;  ///< its block's descriptor there; -1: none, or not to be opened so
+  std::uint64_t block_inode = 0;
+  std::string encode() const;
+  /// Throws mismatch with the text where it is not an address.
+  static ProcessAddress decode(const std::string& text);
+  friend bool operator==(const ProcessAddress&, const ProcessAddress&) = default;
+};
+
+/// Whether a ProcessAddress::host is of a process that could not tell where it is.
+bool is_unknown_host(std::string_view host) noexcept;
+inline constexpr const char* kUnknownHostText =
+    "/proc/sys/kernel/random/boot_id or /proc/self/ns cannot be read (is /proc mounted?)";
+
+/// 128 random bits as text: the name of an abstract socket. Throws system.
+std::string random_socket_name();
+
+/// ProcessAddress::host of this process.
+std::string this_host();
+
+}  // namespace weft

@@ -1,0 +1,15 @@
+#include "host/peers/region.hpp"
+
+namespace weft {
+
+HeldRegion::~HeldRegion() {
+  if (process != ::getpid())
+    return;  // a forked child: the table is the parent's, its lock may be held for ever
+  if (const auto table = offers.lock()) {
+    const std::lock_guard lock(table->mutex);
+    const auto i = table->regions.find(name);
+    if (i != table->regions.end() && i->second.first == id) table->regions.erase(i);
+  }
+}
+
+}  // namespace weft

@@ -1,0 +1,71 @@
+// Regions: memory mapped by several processes or threads. The process that made one offers it by name.
+// Thread-safe where a mutex is named.
+#pragma once
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "base/memfd.hpp"
+
+namespace weft {
+
+class PeerProcess;
+
+/// Memory mapped by several processes or threads: a group's control block. Zero-filled when made. Unmapped
+/// with the last owner; excluded from children by fork and from core dumps.
+struct Region {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+using RegionRef = std::shared_ptr<const Region>;
+
+struct OfferTable;
+
+// A region and what holds it: its mapping, and for the process that offers it the entry in its table; for
+// others the PeerProcess it came from, so that whoever meets that process again finds this mapping and makes
+// no second one.
+struct HeldRegion : Region {
+  SharedMapping mapping;
+  Descriptor memfd;
+  int refusal = 0;  // errno, where the system refused a memfd
+  std::uint64_t id = 0;
+  std::string name;
+  std::weak_ptr<OfferTable> offers;
+  std::shared_ptr<PeerProcess> from;
+  pid_t process = ::getpid();
+
+  explicit HeldRegion(SharedMapping m) : mapping(std::move(m)) {
+    data = mapping.data();
+    bytes = mapping.bytes();
+  }
+  HeldRegion(const HeldRegion&) = delete;
+  HeldRegion& operator=(const HeldRegion&) = delete;
+  ~HeldRegion();
+};
+
+// What this process offers, by name. Shared between its threads and the one that serves the socket.
+struct OfferTable {
+  std::mutex mutex;
+  std::condition_variable added;
+  std::map<std::string, std::pair<std::uint64_t, std::weak_ptr<HeldRegion>>, std::less<>>
+      regions;  // id, region
+  std::uint64_t next_id = 1;
+
+  std::shared_ptr<HeldRegion> find(std::string_view name) {
+    const auto i = regions.find(name);
+    return i == regions.end() ? nullptr : i->second.second.lock();
+  }
+};
+
+}  // namespace weft

@@ -1,0 +1,102 @@
+// A peer process that is not this one. Its block and its segments are opened through /proc where the system
+// lets us; else its socket is asked for them.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <bitset>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "base/memfd.hpp"
+#include "host/arena.hpp"
+#include "host/peers/descriptor_socket.hpp"
+#include "host/peers/peer_process.hpp"
+#include "host/peers/process_block.hpp"
+#include "host/peers/region.hpp"
+#include "weft/base/clock.hpp"
+#include "weft/base/error.hpp"
+#include "weft/base/log.hpp"
+
+namespace weft {
+
+class RemoteProcess final : public PeerProcess, public std::enable_shared_from_this<RemoteProcess> {
+ public:
+  // Maps the block; throws as HostPeers::meet().
+  RemoteProcess(Logger& log, const ProcessAddress& address, Deadline deadline);
+
+  const ProcessAddress& address() const noexcept override { return address_; }
+  bool is_self() const noexcept override { return false; }
+  bool alive() const noexcept override;
+  State look() noexcept override;
+  std::byte* segment(std::uint32_t index) const noexcept override;
+  bool map_segments(std::uint32_t count, Deadline deadline) noexcept override;
+  Doorbell doorbell(int number) const noexcept override { return doorbell_on(&block(), number); }
+
+  // The region it offers under `name`, or null where it offers none now.
+  RegionRef open(const std::string& name, Deadline deadline);
+  std::string who() const;  // "process 4711"
+  Error lost(const char* how) const;
+
+ private:
+  struct Answer {
+    SocketReply reply;
+    Descriptor descriptor;
+  };
+
+  // One conversation at a time, over a connection of its own: whoever holds the turn may use the socket.
+  // Bounded, since the one before may be waiting for a stopped process.
+  class Turn {
+   public:
+    Turn(RemoteProcess& remote, Deadline deadline);
+    ~Turn();
+    Turn(const Turn&) = delete;
+    Turn& operator=(const Turn&) = delete;
+
+   private:
+    RemoteProcess& remote_;
+  };
+
+  Error no_answer(Clock::time_point start) const;
+  Error other_user() const;
+  ProcessBlock& block() const noexcept { return *reinterpret_cast<ProcessBlock*>(block_.data()); }
+  bool has_ended() const noexcept;
+  bool watch();
+  SharedMapping open_block() const;
+  SharedMapping ask_for_block(Deadline deadline);
+  void connect(Deadline deadline);
+  Answer exchange(SocketRequest request, Deadline deadline);
+  Answer ask(const SocketRequest& request, Deadline deadline, Clock::time_point start);
+  static SharedMapping map(int fd, std::uint64_t bytes);
+  bool map_segment(std::uint32_t index, Deadline deadline);
+
+  Logger& log_;
+  const ProcessAddress address_;
+  Descriptor pidfd_;
+  SharedMapping block_;
+  std::atomic<bool> dumps_core_{false};
+
+  std::mutex turn_mutex_;
+  std::condition_variable turn_free_;
+  bool turn_taken_ = false;
+  // Below: whoever has the turn.
+  Descriptor socket_;
+  std::uint64_t last_number_ = 0;
+  std::map<std::uint32_t, SharedMapping> segments_;
+  std::bitset<Arena::kMaxSegments> refused_;
+  std::map<std::uint64_t, std::weak_ptr<HeldRegion>> opened_;
+  // Read by all.
+  std::array<std::atomic<std::byte*>, Arena::kMaxSegments> bases_{};
+};
+
+/// For error texts.
+inline double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+}  // namespace weft
