@@ -7,7 +7,7 @@ namespace weft {
 
 Membership Membership::from_env(Context& context, Duration deadline) {
   context.check_fork("Membership::from_env");
-  Place place = meet_by_env(context, Deadline::after(deadline));
+  Rendezvous place = meet_by_env(context, Deadline::after(deadline));
   Membership m;
   m.process_rank = 0;  // one rank per process
   m.store = std::move(place.store);

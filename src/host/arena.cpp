@@ -55,7 +55,7 @@ struct Arena::Impl {
   struct Moved {  // [begin, end) leads to `place`
     const std::byte* begin;
     const std::byte* end;
-    Place place;
+    SegmentPlace place;
   };
   using MovedRanges = std::vector<Moved>;  // sorted, disjoint
   struct Extent {
@@ -160,7 +160,7 @@ struct Arena::Impl {
                 static_cast<off_t>(bytes));
   }
 
-  Place place_of(const std::byte* p, std::uint32_t count) const {
+  SegmentPlace place_of(const std::byte* p, std::uint32_t count) const {
     if (const MovedRanges* ranges = moved.load(std::memory_order_acquire)) {
       auto after = std::upper_bound(ranges->begin(), ranges->end(), p,
                                     [](const std::byte* q, const Moved& m) { return q < m.begin; });
@@ -322,7 +322,7 @@ int Arena::segment_descriptor(std::uint32_t segment) const noexcept {
   return segment < segment_count() ? impl_->segments[segment].descriptor.get() : -1;
 }
 
-std::optional<Place> Arena::find(const void* data, std::size_t bytes) const noexcept {
+std::optional<SegmentPlace> Arena::find(const void* data, std::size_t bytes) const noexcept {
   const auto* begin = static_cast<const std::byte*>(data);
   const auto address = reinterpret_cast<std::uintptr_t>(begin);
   if (bytes > UINTPTR_MAX - address) return std::nullopt;
@@ -334,7 +334,7 @@ std::optional<Place> Arena::find(const void* data, std::size_t bytes) const noex
                                         [&](const Impl::Moved& r) { return r.end <= begin; });
     if (m != ranges->end() && m->begin < std::max(end, begin + 1)) {
       if (begin < m->begin || end > m->end) return std::nullopt;
-      return Place{m->place.segment, m->place.offset + static_cast<std::uint64_t>(begin - m->begin)};
+      return SegmentPlace{m->place.segment, m->place.offset + static_cast<std::uint64_t>(begin - m->begin)};
     }
   }
   const std::uint32_t count = segment_count();
@@ -342,7 +342,7 @@ std::optional<Place> Arena::find(const void* data, std::size_t bytes) const noex
     const SharedMapping& s = impl_->segments[i].mapping;
     if (begin >= s.data() && begin < s.data() + s.bytes()) {
       if (end > s.data() + s.bytes()) return std::nullopt;
-      return Place{i, static_cast<std::uint64_t>(begin - s.data())};
+      return SegmentPlace{i, static_cast<std::uint64_t>(begin - s.data())};
     }
   }
   return std::nullopt;
@@ -352,7 +352,7 @@ std::optional<Place> Arena::find(const void* data, std::size_t bytes) const noex
 struct Arena::Move {
   std::byte* block;
   std::size_t bytes;
-  Place from, to;
+  SegmentPlace from, to;
   std::byte* donor;
 };
 
@@ -466,7 +466,7 @@ bool Arena::carry_out(std::vector<Move>& moves) {
   for (const Move& m : moves) *ranges = Impl::with(ranges.get(), {m.block, m.block + m.bytes, m.to});
   a.moved_history.reserve(a.moved_history.size() + 1);
 
-  const auto map_over = [&](std::byte* address, std::size_t length, Place place) {
+  const auto map_over = [&](std::byte* address, std::size_t length, SegmentPlace place) {
     void* got = ::mmap(address, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE,
                        a.segments[place.segment].descriptor.get(), static_cast<off_t>(place.offset));
     if (got == MAP_FAILED) return false;

@@ -14,7 +14,7 @@ namespace weft {
 class Logger;
 
 /// Where a byte of a process's shared memory lives, as its peers address it.
-struct Place {
+struct SegmentPlace {
   std::uint32_t segment = 0;
   std::uint64_t offset = 0;
 };
@@ -63,7 +63,7 @@ class Arena {
 
   /// Where [data, data + bytes) lies, or nothing where it is not (wholly, contiguously) shared memory of this
   /// arena. Lock-free, a few nanoseconds: called for each buffer of each call that is not inline.
-  std::optional<Place> find(const void* data, std::size_t bytes) const noexcept;
+  std::optional<SegmentPlace> find(const void* data, std::size_t bytes) const noexcept;
 
   /// Gives the blocks that [data, data + bytes) touches new pages at the same address, with the same
   /// contents, and retires the old ones for good: a late writer that mapped the old pages hits orphans.

@@ -16,7 +16,6 @@
 
 #include "host/peers/peer_process.hpp"
 #include "host/peers/process_address.hpp"
-#include "host/peers/process_block.hpp"
 #include "host/peers/region.hpp"
 #include "weft/base/clock.hpp"
 #include "weft/host/doorbell.hpp"

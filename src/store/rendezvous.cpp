@@ -404,7 +404,7 @@ std::shared_ptr<Store> JobStores::by_rendezvous_file(const std::string& key, con
 
 }  // namespace
 
-Place meet_by_env(Context& context, Deadline deadline) {
+Rendezvous meet_by_env(Context& context, Deadline deadline) {
   const LaunchInfo launch = find_launch_info(context);
   return {.store = launch.launcher == Launcher::none ? make_local_store()
                                                      : context.attached<JobStores>().open(launch, deadline),

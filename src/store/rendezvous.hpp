@@ -9,13 +9,13 @@
 
 namespace weft {
 
-struct Place {
+struct Rendezvous {
   std::shared_ptr<Store> store;
   int rank = 0;
   int size = 1;
 };
 
 /// What Membership::from_env() promises (weft/group/process_group.hpp).
-Place meet_by_env(Context& context, Deadline deadline);
+Rendezvous meet_by_env(Context& context, Deadline deadline);
 
 }  // namespace weft

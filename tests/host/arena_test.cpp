@@ -41,7 +41,7 @@ class PeerView {
     data_ = static_cast<std::byte*>(got);
   }
   ~PeerView() { ::munmap(data_, bytes_); }
-  std::byte* at(const Place& place) const { return data_ + place.offset; }
+  std::byte* at(const SegmentPlace& place) const { return data_ + place.offset; }
 
  private:
   std::byte* data_;
@@ -182,7 +182,7 @@ TEST_F(ArenaTest, EvacuationKeepsContentsAndOrphansTheOldPages) {
   for (std::size_t i = 0; i < 64 * kKiB; ++i) block[i] = static_cast<std::byte>(i * 7);
   std::memset(before, 1, 4096);
   std::memset(after, 2, 4096);
-  const Place old_place = *arena.find(block, 64 * kKiB);
+  const SegmentPlace old_place = *arena.find(block, 64 * kKiB);
   const PeerView late(arena, old_place.segment);
 
   ASSERT_TRUE(arena.evacuate(block + 5000, 100));  // the whole block moves
@@ -230,7 +230,7 @@ TEST_F(ArenaTest, ABlockInUseStaysWhereItIs) {
   arena.add_holder(&first);
   arena.add_holder(&second);
   auto* block = static_cast<std::byte*>(arena.allocate(64 * kKiB));
-  const Place place = *arena.find(block, 1);
+  const SegmentPlace place = *arena.find(block, 1);
   second.block = block + 60 * kKiB;
   EXPECT_FALSE(arena.evacuate(block, 10));  // another part of the block
   second.block = nullptr;
@@ -253,7 +253,7 @@ TEST_F(ArenaTest, PinnedPagesStayWhereTheyAre) {
   auto* a = static_cast<std::byte*>(arena.allocate(8192));
   auto* b = static_cast<std::byte*>(arena.allocate(8192));
   ASSERT_EQ(b, a + 8192);
-  const Place place = *arena.find(a, 1);
+  const SegmentPlace place = *arena.find(a, 1);
   EXPECT_TRUE(arena.pin(a + 100, 1));
   EXPECT_TRUE(arena.pin(a + 200, 8192));  // and of b
   EXPECT_FALSE(arena.evacuate(a, 1));

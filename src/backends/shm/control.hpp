@@ -48,7 +48,7 @@ struct Buffer {
 
 /// Added to Arrival::word where a call is small enough to be inline but its memory is shared, and exposed
 /// instead.
-inline constexpr std::uint64_t kPlaced = std::uint64_t{1} << 63;
+inline constexpr std::uint64_t kExposed = std::uint64_t{1} << 63;
 
 /// A rank's part in call k: line k mod kRing. Written by its owner, read by all once `sequence` is k + 1;
 /// rewritten only when everybody's `consumed` says that they have read it.

@@ -24,7 +24,7 @@ Buffer Group::publish(const std::byte* data, std::size_t bytes, int reader) cons
   const Buffer foreign = single_copy != SingleCopy::off
                              ? Buffer{Buffer::remote, 0, reinterpret_cast<std::uint64_t>(data)}
                              : Buffer{Buffer::foreign, 0, 0};
-  const std::optional<Place> place = context.arena().find(data, bytes);
+  const std::optional<SegmentPlace> place = context.arena().find(data, bytes);
   if (!place) return foreign;
   const std::uint32_t segments = context.arena().segment_count();
   if (mine().segments.load(std::memory_order_relaxed) != segments) {
@@ -128,7 +128,7 @@ std::string describe(const Group& g, int r, std::uint64_t call, int block) {
     if (kind == ReduceOp::Kind::user) text += fmt::format(" \"{}\"", d.user);
   }
   if (row(op).rooted != Rooted::no)
-    text += fmt::format(" root {}", static_cast<std::int64_t>((a.word & ~kPlaced) >> 32) - 1);
+    text += fmt::format(" root {}", static_cast<std::int64_t>((a.word & ~kExposed) >> 32) - 1);
   if (const auto path = static_cast<Path>((a.word >> 28) & 0xf); path != Path::automatic)
     text += fmt::format(" by path {}", path == Path::inline_only ? "inline"
                                        : path == Path::direct    ? "direct"

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "backends/shm/paths.hpp"
-#include "backends/shm/prefetch.hpp"
+#include "backends/shm/collectives/prefetch.hpp"
 #include "base/mutant.hpp"
 #include "reduce/reduce.hpp"
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "backends/shm/collectives.hpp"
+#include "backends/shm/collectives/collectives.hpp"
 #include "backends/shm/messages.hpp"
 #include "backends/shm/roll_call.hpp"
 #include "weft/backends/plugin.hpp"

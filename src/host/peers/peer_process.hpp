@@ -11,6 +11,8 @@
 
 namespace weft {
 
+inline constexpr int kMaxProcessDoorbells = 1024;  ///< ranks that are threads of one process
+
 /// One process of this host (perhaps this one), watched by pidfd. Shared by all groups that have ranks there.
 class PeerProcess {
  public:

@@ -11,13 +11,12 @@
 #include <cstdint>
 
 #include "host/arena.hpp"
+#include "host/peers/peer_process.hpp"
 #include "weft/host/doorbell.hpp"
 
 namespace weft {
 
 inline constexpr std::size_t kBlockLineBytes = 64;
-
-inline constexpr int kMaxProcessDoorbells = 1024;  // ranks that are threads of one process
 
 // What a process shows its peer processes, and what they ring. But for the doorbells it writes alone; an
 // entry of `segments` once, `bytes` last.

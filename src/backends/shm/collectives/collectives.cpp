@@ -1,0 +1,157 @@
+#include "backends/shm/collectives/collectives.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace weft::shm {
+
+Step Collectives::poll(OpState& s) noexcept {
+  CallState& st = state(s);
+  current_ = &s;
+  Step step = Step::pending;
+  if (st.phase <= Phase::arriving) {
+    step = arrivals_.step(s);
+    if (st.phase == Phase::unpublished) return step;
+    if (step == Step::done) step = begin_path(s);
+  } else {
+    step = step_path(s);
+  }
+  if (step == Step::done) current_ = nullptr;
+  if (!arrivals_.is_behind(step == Step::pending)) return step;
+  const Step caught = arrivals_.catch_up();
+  return caught == Step::failed || step == Step::pending ? caught : step;
+}
+
+// Everybody that this rank needs has arrived.
+Step Collectives::begin_path(OpState& s) noexcept {
+  if (state(s).is_inline) {
+    inline_.plan(s);
+    return inline_.step(s);
+  }
+  const Step chosen = choose_path(s);
+  return chosen == Step::advanced ? step_path(s) : chosen;
+}
+
+Step Collectives::step_path(OpState& s) noexcept {
+  switch (state(s).phase) {
+    case Phase::unpublished:
+    case Phase::arriving: break;
+    case Phase::inlined: return inline_.step(s);
+    case Phase::direct: return direct_.step(s);
+    case Phase::single: return single_.step(s);
+    case Phase::staged: return staged_.step(s);
+  }
+  return Step::pending;
+}
+
+bool Collectives::is_missing(const OpState& s, int r) const noexcept {
+  switch (state(s).phase) {
+    case Phase::unpublished:
+    case Phase::arriving: return arrivals_.missing(s, r);
+    case Phase::inlined: return inline_.missing(s, r);
+    case Phase::direct: return direct_.missing(s, r);
+    case Phase::single: return single_.missing(s, r);
+    case Phase::staged: return staged_.missing(s, r);
+  }
+  return false;
+}
+
+std::vector<int> Collectives::missing(const OpState& s) const {
+  std::vector<int> ranks;
+  for (int r = 0; r < group_.size; ++r)
+    if (is_missing(s, r)) ranks.push_back(r);
+  return ranks;
+}
+
+// Finds out whose memory is not reachable. A pure function of what the ranks whose memory others touch have
+// published: every `in` that is read, and every `out` that others write slices of. Memory that a rank does
+// not have counts as reachable.
+Collectives::Reach Collectives::find_reach(const OpState& s) const noexcept {
+  Reach reach;
+  const bool outs = is_sliced(s);
+  for (int r = 0; r < group_.size && !reach.foreign; ++r) {
+    if (is_from_root(s) && r != s.root) continue;
+    const Arrival& a = arrival(group_, r, s);
+    // It has sent a payload and not said where its memory lies.
+    if (state(s).exposed_instead && (a.word & kExposed) == 0) return {.obstacle = r, .foreign = true};
+    const bool beyond = !is_reachable(a.places.in) || (outs && !is_reachable(a.places.out));
+    if (beyond && reach.obstacle < 0) reach.obstacle = r;
+    reach.foreign =
+        beyond && (group_.single_copy < needed_single_copy(s) || a.places.in.kind == Buffer::foreign ||
+                   (outs && a.places.out.kind == Buffer::foreign));
+  }
+  return reach;
+}
+
+// Direct, single copies or staged: all ranks choose the same, since the choice follows from what the ranks
+// have published and from the path that was asked for.
+Step Collectives::choose_path(OpState& s) noexcept {
+  group_.map_news();
+  if (group_.path == Path::inline_only)
+    return refuse(s, group_.rank,
+                  s.in_blocks
+                      ? fmt::format("path \"inline\" was asked for, but a rank has more than {} bytes",
+                                    sizeof(Arrival::both.payload))
+                      : fmt::format("path \"inline\" was asked for, but {} bytes are more than {}",
+                                    payload_bytes(group_, s), kInlineBytes));
+  const auto [obstacle, foreign] = find_reach(s);
+  const bool all_reachable = obstacle < 0;
+  if (group_.path == Path::direct && !all_reachable)
+    return refuse(s, obstacle,
+                  fmt::format("path \"direct\" was asked for, but rank {}'s memory is not shared", obstacle));
+  if (group_.path == Path::single && foreign)
+    return refuse(
+        s, obstacle,
+        fmt::format("path \"single\" was asked for, but rank {}'s memory is beyond reach", obstacle));
+  if (group_.path == Path::single ||
+      (group_.path == Path::automatic && !all_reachable && !foreign &&
+       is_single_copy_profitable(group_, s, arrival(group_, group_.rank, s).count))) {
+    single_.plan(s);
+  } else if (group_.path == Path::staged || !all_reachable) {
+    staged_.plan(s);
+  } else {
+    direct_.plan(s);
+  }
+  return Step::advanced;
+}
+
+Step Collectives::refuse(const OpState& s, int because_of, std::string why) noexcept {
+  raise(group_, {.code = ErrorCode::unsupported,
+                 .text = fmt::format("{}: {}", name(s.op), why),
+                 .op = s.op,
+                 .call = s.call,
+                 .ranks = {because_of}});
+  return Step::failed;
+}
+
+// Where many ranks have arrived, the text has one of them for each different call.
+std::string Collectives::story(const OpState& s, std::span<const int> late) const {
+  constexpr std::size_t kToldOneByOne = 8;
+  const bool is_arriving = state(s).phase == Phase::arriving, has_begun = state(s).phase > Phase::arriving;
+  if (late.empty()) return "every rank is there";
+  const bool one = late.size() == 1;
+  std::string text = fmt::format("{} {}", name_ranks(late),
+                                 !has_begun ? "had not arrived"
+                                 : one      ? "has not finished its part"
+                                            : "have not finished their parts");
+  if (!is_arriving) return text;
+  std::vector<std::string> told;
+  std::size_t there = 0;
+  for (int r = 0; r < group_.size; ++r) {
+    if (r == group_.rank || !arrivals_.has_arrived(r, s)) continue;
+    ++there;
+    const std::string called = describe(group_, r, s.call);
+    std::string what = called.substr(called.find(" called "));
+    if (told.size() >= kToldOneByOne || (group_.size > static_cast<int>(kToldOneByOne) &&
+                                         std::find(told.begin(), told.end(), what) != told.end()))
+      continue;
+    text += fmt::format("; {}", called);
+    told.push_back(std::move(what));
+  }
+  if (there > told.size()) text += fmt::format("; {} more had arrived", there - told.size());
+  return text;
+}
+
+}  // namespace weft::shm

@@ -1,0 +1,69 @@
+// One rank's part in the collectives of a group. A call first arrives; when the others have arrived and
+// called the same, Collectives chooses a path, and the path does the rest.
+//
+// A call is over on this rank when nobody uses anything that it exposed: at once after an inline or a staged
+// call, after everybody's `finished` on the direct path and on that of single copies. Used by the owner of
+// the group alone.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "backends/shm/collectives/arrivals.hpp"
+#include "backends/shm/collectives/call.hpp"
+#include "backends/shm/collectives/direct_path.hpp"
+#include "backends/shm/collectives/inline_path.hpp"
+#include "backends/shm/collectives/single_path.hpp"
+#include "backends/shm/collectives/staged_path.hpp"
+#include "weft/backends/hold_up.hpp"
+
+namespace weft::shm {
+
+class Collectives {
+ public:
+  explicit Collectives(const Group& group)
+      : group_(group),
+        operands_(group.size),
+        arrivals_(group),
+        inline_(group, arrivals_, operands_),
+        direct_(group, arrivals_, operands_),
+        single_(group, arrivals_, operands_),
+        staged_(group, arrivals_, operands_) {}
+  Collectives(const Collectives&) = delete;
+  Collectives& operator=(const Collectives&) = delete;
+
+  void post(OpState& s) noexcept { arrivals_.plan(s); }
+  Step poll(OpState& s) noexcept;
+  /// Ranks this call waits for.
+  std::vector<int> missing(const OpState& s) const;
+  /// What these, of the ranks it waits for, have not done.
+  std::string story(const OpState& s, std::span<const int> late) const;
+  /// See Arrivals.
+  void compare_the_rest() noexcept { arrivals_.compare_the_rest(); }
+  /// The call that was polled last and is not done.
+  const OpState* current() const noexcept { return current_; }
+
+ private:
+  struct Reach {
+    int obstacle = -1;     // the first rank whose memory not all can reach themselves; -1: all can
+    bool foreign = false;  // some memory is beyond the kernel's reach, too
+  };
+  Step begin_path(OpState& s) noexcept;
+  Step step_path(OpState& s) noexcept;
+  bool is_missing(const OpState& s, int r) const noexcept;
+  Reach find_reach(const OpState& s) const noexcept;
+  Step choose_path(OpState& s) noexcept;
+  Step refuse(const OpState& s, int because_of, std::string why) noexcept;
+
+  const Group& group_;
+  OpState* current_ = nullptr;
+  Operands operands_;
+  Arrivals arrivals_;
+  InlinePath inline_;
+  DirectPath direct_;
+  SinglePath single_;
+  StagedPath staged_;
+};
+
+}  // namespace weft::shm

@@ -1,0 +1,24 @@
+// The inline path: the payload came with the arrival, so the arrival is the only synchronisation.
+#pragma once
+
+#include "backends/shm/collectives/arrivals.hpp"
+#include "backends/shm/collectives/call.hpp"
+
+namespace weft::shm {
+
+class InlinePath {
+ public:
+  InlinePath(const Group& group, Arrivals& arrivals, Operands& operands)
+      : group_(group), arrivals_(arrivals), operands_(operands) {}
+  void plan(OpState& s) const noexcept { state(s).phase = Phase::inlined; }
+  /// Does all of it. Never pending.
+  Step step(OpState& s) noexcept;
+  bool missing(const OpState&, int) const noexcept { return false; }
+
+ private:
+  const Group& group_;
+  Arrivals& arrivals_;
+  Operands& operands_;
+};
+
+}  // namespace weft::shm

@@ -1,0 +1,116 @@
+#include "backends/shm/collectives/single_path.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <new>
+
+#include "reduce/reduce.hpp"
+
+namespace weft::shm {
+namespace {
+
+// Bytes of one rank's piece, a cache line at least. Of up to 4096 ranks they fit in kChunkBytes together.
+std::int64_t piece_bytes(int ranks) noexcept {
+  return std::max<std::int64_t>(std::min<std::int64_t>(kPieceBytes, kChunkBytes / ranks) / kLine, 1) * kLine;
+}
+
+}  // namespace
+
+Step SinglePath::step(OpState& s) noexcept {
+  return chunk_in_peer_memory(s, is_sliced(s) ? kByKernel : 0, [&] {
+    if (row(s.op).reduces) return push_piece(s);
+    const auto copy = [&](int from, const Buffer& place, std::int64_t skip, std::byte* out,
+                          std::int64_t bytes) {
+      if (from != group_.rank && group_.by_kernel(from, place))
+        return peers_.read(s, from, place.offset + static_cast<std::uint64_t>(skip), out, bytes);
+      const std::byte* const source = (from == group_.rank ? s.in : group_.reach(from, place)) + skip;
+      if (out != source) copy_bytes(out, source, bytes, streams(s));
+      return true;
+    };
+    return pull(s, peers_.most(), copy);
+  });
+}
+
+std::byte* SinglePath::piece_of(int r) const noexcept {
+  return pieces_[static_cast<std::size_t>(r * piece_bytes(group_.size) / static_cast<std::int64_t>(kLine))]
+      .bytes;
+}
+
+// Allocates the pieces at first use, not zeroed. False: there is no memory, and the group has failed.
+bool SinglePath::make_pieces(const OpState& s) noexcept {
+  if (pieces_ != nullptr) return true;
+  const std::int64_t bytes = group_.size * piece_bytes(group_.size);
+  pieces_.reset(new (std::nothrow) Line[static_cast<std::size_t>(bytes) / sizeof(Line)]);
+  if (pieces_ != nullptr) return true;
+  Failure why{.code = ErrorCode::system, .text = {}, .op = s.op, .call = s.call, .ranks = {}};
+  try {
+    why.text = fmt::format("{}: rank {} has no memory for {} bytes that it reads from its peers", name(s.op),
+                           group_.rank, bytes);
+    why.ranks = {group_.rank};
+  } catch (...) {  // no memory for the text either
+  }
+  raise(group_, why);
+  return false;
+}
+
+// Combines a piece of this rank's part of all inputs. Done: it was the last.
+Step SinglePath::push_piece(OpState& s) noexcept {
+  CallState& st = state(s);
+  const auto [begin, count] = own_part(s);
+  const std::int64_t step = std::min(count - st.done, piece_bytes(group_.size) / size_bytes(s.dtype));
+  if (step == 0) return Step::done;
+  if (!make_pieces(s)) return Step::failed;
+  const std::int64_t at = begin + st.done;
+  std::size_t outs = 0;
+  if (!gather_operands(s, at, step, outs)) return Step::failed;
+  reduce(s.dtype, s.reduce, operands_.ins, {operands_.outs.data(), outs}, step);
+  if (is_sliced(s) && !write_to_peers(s, at, step)) return Step::failed;
+  st.done += step;
+  return st.done >= count ? Step::done : Step::advanced;
+}
+
+// Finds the inputs and outputs of elements [at, at + count). The kernel reads the inputs that this rank does
+// not reach; the first output is the one that write_to_peers() reads from.
+bool SinglePath::gather_operands(const OpState& s, std::int64_t at, std::int64_t count,
+                                 std::size_t& outs) noexcept {
+  const std::int64_t element = size_bytes(s.dtype);
+  if (s.out_count > 0) operands_.outs[outs++] = s.out + at * element;
+  for (int r = 0; r < group_.size; ++r) {
+    const Arrival& a = arrival(group_, r, s);
+    const std::int64_t from = (exposed_block(group_, s, r).offset + at) * element;
+    const std::byte*& in = operands_.ins[static_cast<std::size_t>(r)];
+    if (r == group_.rank) {
+      in = s.in + from;
+      continue;
+    }
+    if (group_.by_kernel(r, a.places.in)) {
+      in = piece_of(r);
+      if (!peers_.read(s, r, a.places.in.offset + static_cast<std::uint64_t>(from), piece_of(r),
+                       count * element))
+        return false;
+    } else {
+      in = group_.reach(r, a.places.in) + from;
+    }
+    if (is_sliced(s) && a.places.out.kind != Buffer::none && !group_.by_kernel(r, a.places.out))
+      operands_.outs[outs++] = group_.reach(r, a.places.out) + at * element;
+  }
+  if (outs == 0) operands_.outs[outs++] = piece_of(group_.rank);  // a reduce, and this rank is not the root
+  return true;
+}
+
+// The kernel writes the sums to the outputs that this rank does not reach.
+bool SinglePath::write_to_peers(const OpState& s, std::int64_t at, std::int64_t count) noexcept {
+  const std::int64_t element = size_bytes(s.dtype);
+  const std::byte* const sums = operands_.outs[0];
+  for (int i = 1; i < group_.size; ++i) {
+    const int r = (group_.rank + i) % group_.size;  // the ranks begin at different peers
+    const Buffer& out = arrival(group_, r, s).places.out;
+    if (out.kind != Buffer::none && group_.by_kernel(r, out) &&
+        !peers_.write(s, r, sums, out.offset + static_cast<std::uint64_t>(at * element), count * element))
+      return false;
+  }
+  return true;
+}
+
+}  // namespace weft::shm

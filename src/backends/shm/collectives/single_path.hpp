@@ -1,0 +1,41 @@
+// The path of single copies, for foreign memory that the kernel may copy between processes: WEFT_SINGLE_COPY.
+//
+// all_reduce and reduce push, where that is asked for: a rank reads a piece of its part of each peer's `in`
+// into a buffer that stays in the cache, combines, and writes the result to its own `out` and from there to
+// the others'. In reduce_scatter it keeps the result. All other operations pull: the kernel copies from the
+// peer's `in` to this rank's `out`. Memory that this rank reaches itself, being shared, is read and written
+// where it lies, as on the direct path.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "backends/shm/collectives/peer_memory_path.hpp"
+#include "backends/shm/single_copy.hpp"
+
+namespace weft::shm {
+
+class SinglePath : private PeerMemoryPath {
+ public:
+  SinglePath(const Group& group, Arrivals& arrivals, Operands& operands)
+      : PeerMemoryPath(group, arrivals, operands), peers_(group) {}
+  void plan(OpState& s) const noexcept { begin(s, Phase::single); }
+  Step step(OpState& s) noexcept;
+  using PeerMemoryPath::missing;
+
+ private:
+  Step push_piece(OpState& s) noexcept;
+  bool gather_operands(const OpState& s, std::int64_t at, std::int64_t count, std::size_t& outs) noexcept;
+  bool write_to_peers(const OpState& s, std::int64_t at, std::int64_t count) noexcept;
+  bool make_pieces(const OpState& s) noexcept;
+  std::byte* piece_of(int r) const noexcept;
+
+  PeerMemory peers_;
+  struct alignas(kLine) Line {
+    std::byte bytes[kLine];
+  };
+  /// A piece per rank of what the kernel has read, kChunkBytes in all. Made at the first push_piece().
+  std::unique_ptr<Line[]> pieces_;
+};
+
+}  // namespace weft::shm

@@ -1,0 +1,51 @@
+// The staged path, for memory that only its owner can reach: data goes through buffers of the group, in
+// rounds.
+//
+// A round moves one part of each block. Where `in` has a block per rank, or each rank owns a slice of the
+// sum, a rank stages what is for each peer into a slot of its own; otherwise all peers read the same slot.
+// A moving operation is over when the peer has copied its slot. In a reduction the owner combines the slots
+// with its own part; in all_reduce and reduce it then writes the sum back into one of the slots, and the
+// ranks that want it copy the sums out. So an all_reduce of two ranks copies half of the message in and half
+// of it out. Three counters per rank, which only grow, say how many rounds it has staged, reduced and copied;
+// kRounds rounds are under way at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "backends/shm/collectives/arrivals.hpp"
+#include "backends/shm/collectives/call.hpp"
+
+namespace weft::shm {
+
+class StagedPath {
+ public:
+  StagedPath(const Group& group, Arrivals& arrivals, Operands& operands)
+      : group_(group), arrivals_(arrivals), operands_(operands) {}
+  void plan(OpState& s) noexcept;
+  Step step(OpState& s) noexcept;
+  bool missing(const OpState& s, int r) const noexcept {
+    return delays_staging(s, r) || delays_reducing(s, r) || delays_copying(s, r);
+  }
+
+ private:
+  bool stage_round(OpState& s) noexcept;
+  bool reduce_round(OpState& s) noexcept;
+  bool copy_round(OpState& s) noexcept;
+  bool delays_staging(const OpState& s, int r) const noexcept;
+  bool delays_reducing(const OpState& s, int r) const noexcept;
+  bool delays_copying(const OpState& s, int r) const noexcept;
+  bool gives(const OpState& s) const noexcept;
+  bool takes(const OpState& s) const noexcept;
+  std::int64_t longest_block(const OpState& s) const noexcept;
+  Block piece(const OpState& s, Block block, int owner, std::uint64_t round) const noexcept;
+  std::byte* slot(const OpState& s, int from, int to, std::uint64_t round) const noexcept;
+  std::byte* sum_slot(const OpState& s, int owner, std::uint64_t round) const noexcept;
+
+  const Group& group_;
+  Arrivals& arrivals_;
+  Operands& operands_;
+  std::uint64_t rounds_ = 0;  // of staging, over the group's life
+};
+
+}  // namespace weft::shm
