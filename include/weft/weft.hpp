@@ -4,7 +4,9 @@
 
 #include "weft/backends/backend.hpp"
 #include "weft/base/buffer.hpp"
+#include "weft/base/chunk.hpp"
 #include "weft/base/error.hpp"
+#include "weft/base/name_ranks.hpp"
 #include "weft/base/tensor.hpp"
 #include "weft/base/view.hpp"
 #include "weft/group/process_group.hpp"
@@ -14,6 +16,6 @@
 #include "weft/mesh/layout.hpp"
 #include "weft/mesh/mesh.hpp"
 #include "weft/mesh/redistribute.hpp"
-#include "weft/store/store.hpp"
 #include "weft/store/file.hpp"
+#include "weft/store/store.hpp"
 #include "weft/store/tcp.hpp"

@@ -5,7 +5,7 @@
 
 #include <new>
 
-#include "base/no_signals.hpp"
+#include "base/signals.hpp"
 #include "host/progress.hpp"
 #include "weft/backends/op_table.hpp"
 

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "base/fnv.hpp"
+#include "base/hash.hpp"
 #include "base/mutant.hpp"
 #include "weft/backends/call_record.hpp"
 #include "weft/backends/join.hpp"

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "base/fnv.hpp"
+#include "base/hash.hpp"
 #include "weft/backends/op_table.hpp"
 
 namespace weft {

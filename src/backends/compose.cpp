@@ -12,7 +12,6 @@
 #include "backends/compose.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
@@ -21,12 +20,14 @@
 #include <deque>
 
 #include "backends/call_numbers.hpp"
-#include "base/fnv.hpp"
+#include "base/hash.hpp"
 #include "base/mutant.hpp"
 #include "host/local_memory.hpp"
 #include "reduce/reduce.hpp"
 #include "weft/backends/call_record.hpp"
 #include "weft/backends/op_table.hpp"
+#include "weft/base/chunk.hpp"
+#include "weft/base/name_ranks.hpp"
 
 namespace weft {
 namespace {
@@ -66,10 +67,10 @@ bool divides_after(const Traits& t, Op op, DType dtype, ReduceOp::Kind kind, Ord
          op_support(t, op, dtype, ReduceOp::Kind::sum, order) == OpSupport::native;
 }
 
-// Slice r of `count` elements divided evenly: the first `count % n` slices have one more.
+// Slice r of `count` elements divided evenly.
 Block slice(std::int64_t count, int r, int n) noexcept {
-  const std::int64_t each = count / n, more = count % n;
-  return {r * each + std::min<std::int64_t>(r, more), each + (r < more ? 1 : 0)};
+  const Chunk chunk = chunk_of(count, n, r);
+  return {chunk.offset, chunk.size};
 }
 
 template <class T>
@@ -616,9 +617,8 @@ std::vector<int> Composer::missing(const OpState& s, std::string& story) noexcep
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   story = before + (ranks.empty()
                         ? "every rank is there"
-                        : fmt::format("rank{} {} {} not done {} part (by {})", ranks.size() == 1 ? "" : "s",
-                                      fmt::join(ranks, ", "), ranks.size() == 1 ? "has" : "have",
-                                      ranks.size() == 1 ? "its" : "their",
+                        : fmt::format("{} {} not done {} part (by {})", name_ranks(ranks),
+                                      ranks.size() == 1 ? "has" : "have", ranks.size() == 1 ? "its" : "their",
                                       traits_.has(Op::all_to_all_v) ? "all_to_all_v" : "messages"));
   return ranks;
 }

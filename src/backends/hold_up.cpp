@@ -1,21 +1,11 @@
 #include "weft/backends/hold_up.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iterator>
 
 namespace weft {
-
-std::string name_ranks(std::span<const int> ranks) {
-  constexpr std::size_t kNamed = 32;
-  const std::size_t named = ranks.size() <= kNamed + 1 ? ranks.size() : kNamed;
-  std::string text =
-      fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks.first(named), ", "));
-  if (named < ranks.size()) text += fmt::format(" and {} more", ranks.size() - named);
-  return text;
-}
 
 std::vector<int> to_blame(std::span<const int> awaited, const HoldUp& found) {
   std::vector<int> ranks;

@@ -1,7 +1,6 @@
 #include "weft/backends/join.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
@@ -16,6 +15,7 @@
 #include "base/parse_number.hpp"
 #include "store/table.hpp"
 #include "weft/backends/first_cause.hpp"
+#include "weft/base/name_ranks.hpp"
 
 namespace weft {
 namespace {
@@ -295,9 +295,8 @@ void withdraw(const GroupInit& b, std::string_view what) noexcept {
 }
 
 void throw_absent(const GroupInit& b, std::vector<int> ranks, Duration waited) {
-  std::string text = fmt::format("group \"{}\": rank{} {} did not join within {:.3g} s [rank {}]", b.name,
-                                 ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "),
-                                 std::chrono::duration<double>(waited).count(), b.rank);
+  std::string text = fmt::format("group \"{}\": {} did not join within {:.3g} s [rank {}]", b.name,
+                                 name_ranks(ranks), std::chrono::duration<double>(waited).count(), b.rank);
   throw Error(Failure{.code = ErrorCode::timeout, .text = std::move(text), .ranks = std::move(ranks)});
 }
 

@@ -1,12 +1,12 @@
 #include "checkpoint/index.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <exception>
 
 #include "weft/base/error.hpp"
+#include "weft/base/name_ranks.hpp"
 
 namespace weft {
 
@@ -103,8 +103,8 @@ void agree(const DeviceMesh& mesh, std::string_view what, std::string_view conse
   if (ranks.empty()) return;
   Failure failure;
   failure.code = ErrorCode::system;
-  failure.text = fmt::format("{}: {} {} failed, and {} why; {}", what, ranks.size() == 1 ? "rank" : "ranks",
-                             fmt::join(ranks, ", "), ranks.size() == 1 ? "says" : "say", consequence);
+  failure.text = fmt::format("{}: {} failed, and {} why; {}", what, name_ranks(ranks),
+                             ranks.size() == 1 ? "says" : "say", consequence);
   failure.ranks = std::move(ranks);
   throw Error(std::move(failure));
 }

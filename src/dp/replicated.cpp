@@ -1,7 +1,6 @@
 #include "weft/dp/replicated.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "weft/base/error.hpp"
+#include "weft/base/name_ranks.hpp"
 #include "weft/mesh/layout.hpp"
 
 namespace weft {
@@ -106,9 +106,8 @@ void expect_no_drift(const Flat& averaged, std::span<Parameter* const> parameter
   throw Error(
       Failure{ErrorCode::mismatch,
               fmt::format("sync_replicated_gradients: the gradient of \"{}\" is Replicate on {}={}, but on "
-                          "{} {} it {}; a replica drifted, or the gradient is Partial there",
-                          path, axis.name(), axis.size(), ranks.size() == 1 ? "rank" : "ranks",
-                          fmt::join(ranks, ", "), how),
+                          "{} it {}; a replica drifted, or the gradient is Partial there",
+                          path, axis.name(), axis.size(), name_ranks(ranks), how),
               Op::none, kNoCall, ranks});
 }
 

@@ -11,7 +11,7 @@
 #include <system_error>
 
 #include "backends/compose.hpp"
-#include "base/fnv.hpp"
+#include "base/hash.hpp"
 #include "base/memfd.hpp"
 #include "base/mutant.hpp"
 #include "base/suspension.hpp"

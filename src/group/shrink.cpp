@@ -22,6 +22,7 @@
 #include "base/suspension.hpp"
 #include "store/forwarding_store.hpp"
 #include "store/table.hpp"
+#include "weft/base/name_ranks.hpp"
 
 namespace weft {
 namespace {
@@ -235,19 +236,17 @@ class Shrinking {
       const Ranks out = without(candidates, members);
       // Who is left out and lives may wait in a call of the old group.
       if (!out.empty())
-        group_.fail(Failure{
-            .code = ErrorCode::peer_lost,
-            .text = fmt::format("shrink: the group goes on as ranks {} without rank{} {}",
-                                fmt::join(members, ", "), out.size() == 1 ? "" : "s", fmt::join(out, ", ")),
-            .ranks = out});
+        group_.fail(Failure{.code = ErrorCode::peer_lost,
+                            .text = fmt::format("shrink: the group goes on as {} without {}",
+                                                name_ranks(members), name_ranks(out)),
+                            .ranks = out});
       return members;
     }
-    throw Error(
-        Failure{.code = ErrorCode::peer_lost,
-                .text = fmt::format("shrink: rank {} is not in the new group, which the others, rank{} {}, "
-                                    "have made without it: it came too late, or was taken for dead{}",
-                                    rank_, members.size() == 1 ? "" : "s", fmt::join(members, ", "), tail()),
-                .ranks = {rank_}});
+    throw Error(Failure{.code = ErrorCode::peer_lost,
+                        .text = fmt::format("shrink: rank {} is not in the new group, which the others, {}, "
+                                            "have made without it: it came too late, or was taken for dead{}",
+                                            rank_, name_ranks(members), tail()),
+                        .ranks = {rank_}});
   }
 
   // Nobody waits for this rank in that round.

@@ -18,7 +18,7 @@
 #include <random>
 #include <thread>
 
-#include "base/no_signals.hpp"
+#include "base/signals.hpp"
 #include "host/peers.hpp"
 #include "weft/base/env.hpp"
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <utility>
 
-#include "base/fnv.hpp"
+#include "base/hash.hpp"
 #include "base/memfd.hpp"
 #include "base/suspension.hpp"
 #include "host/arena.hpp"

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cassert>
 
-#include "base/no_signals.hpp"
+#include "base/signals.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

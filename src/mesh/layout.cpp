@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/hash.hpp"
 #include "mesh/mesh_state.hpp"
 #include "weft/base/error.hpp"
 
@@ -15,15 +16,15 @@ namespace {
 [[noreturn]] void bad_layout(const std::string& text) { throw Error(ErrorCode::layout, text); }
 
 std::size_t hash_of(const Placements& placements, const Shape& global) {
-  std::size_t h = 1469598103934665603u;  // FNV-1a, a value at a time
-  const auto mix = [&h](std::size_t v) { h = (h ^ v) * 1099511628211u; };
+  Fnv1a hash;
+  const auto mix = [&hash](std::size_t value) { hash.add_at_once(value); };
   for (const Placement& p : placements) {
     mix(p.index());
     if (const Shard* s = std::get_if<Shard>(&p)) mix(static_cast<std::size_t>(s->dim));
     if (const Partial* q = std::get_if<Partial>(&p)) mix(static_cast<std::size_t>(q->op.kind));
   }
   for (const std::int64_t n : global) mix(static_cast<std::size_t>(n));
-  return h;
+  return hash.value;
 }
 
 /// Sums and averages commute with each other; min and max only with themselves.

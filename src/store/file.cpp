@@ -19,8 +19,8 @@
 #include <mutex>
 #include <system_error>
 
+#include "base/signals.hpp"
 #include "base/suspension.hpp"
-#include "base/without_size_signal.hpp"
 #include "store/file_records.hpp"
 #include "store/own_file.hpp"
 #include "store/table.hpp"

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "base/hash.hpp"
 #include "store/table.hpp"
 
 namespace weft {
@@ -18,15 +19,13 @@ struct Header {
 };
 static_assert(sizeof(Header) == 24);
 
-// FNV-1a: against damage, not against attackers.
-std::uint64_t checksum(std::string_view bytes, std::uint64_t hash = 0xcbf29ce484222325) {
-  for (const char c : bytes) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return hash;
-}
-
+// Against damage, not against attackers.
 std::uint64_t checksum(Header header, std::string_view key_and_value) {
   header.checksum = 0;
-  return checksum(key_and_value, checksum({reinterpret_cast<const char*>(&header), sizeof header}));
+  Fnv1a hash;
+  hash.add({reinterpret_cast<const char*>(&header), sizeof header});
+  hash.add(key_and_value);
+  return hash.value;
 }
 
 }  // namespace

@@ -15,8 +15,9 @@
 #include <sstream>
 #include <utility>
 
+#include "base/hash.hpp"
+#include "base/signals.hpp"
 #include "base/suspension.hpp"
-#include "base/without_size_signal.hpp"
 #include "store/own_file.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
@@ -97,12 +98,6 @@ std::vector<std::string> candidate_folders() {
   return all;
 }
 
-std::uint64_t hash(std::string_view text) {
-  std::uint64_t h = 0xcbf29ce484222325;
-  for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return h;
-}
-
 }  // namespace
 
 std::optional<std::uint64_t> start_time_of(pid_t process) {
@@ -122,7 +117,9 @@ std::optional<std::uint64_t> start_time_of(pid_t process) {
 }
 
 RendezvousFile::RendezvousFile(std::string key)
-    : key_(std::move(key)), name_(fmt::format("meet-{:016x}", hash(key_))), candidates_(candidate_folders()) {
+    : key_(std::move(key)),
+      name_(fmt::format("meet-{:016x}", hash_of(key_))),
+      candidates_(candidate_folders()) {
   std::replace(key_.begin(), key_.end(), '\n', ' ');
   std::string all;
   for (const std::string& path : candidates_) {

@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "base/no_signals.hpp"
+#include "base/signals.hpp"
 #include "support/errors.hpp"
 #include "support/other_user.hpp"
 #include "support/processes.hpp"

@@ -3,7 +3,6 @@
 #include "trace.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -14,6 +13,7 @@
 #include "base/json_reader.hpp"
 #include "base/regular_file.hpp"
 #include "weft/backends/op_table.hpp"
+#include "weft/base/name_ranks.hpp"
 
 namespace weft::tools {
 namespace {
@@ -73,10 +73,6 @@ bool same(const TracedCall& a, const TracedCall& b) {
          (!same_counts || a.count == b.count);
 }
 
-std::string ranks_text(const std::vector<int>& ranks) {
-  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
-}
-
 // One group, its ranks' files side by side.
 class Group {
  public:
@@ -125,8 +121,8 @@ class Group {
         well.push_back(rank);
     }
     for (const auto& [story, ranks] : told)
-      line(out, "failure", fmt::format("{} (says {})", story, ranks_text(ranks)));
-    if (!well.empty()) line(out, "", fmt::format("{} had not heard of it", ranks_text(well)));
+      line(out, "failure", fmt::format("{} (says {})", story, name_ranks(ranks)));
+    if (!well.empty()) line(out, "", fmt::format("{} had not heard of it", name_ranks(well)));
   }
 
   // Who has not come to the last call that anybody made, and which calls never ended.
@@ -136,7 +132,7 @@ class Group {
     for (int r = 0; r < size && absent.size() <= 64; ++r)
       if (!traces_.contains(r)) absent.push_back(r);
     if (!absent.empty())
-      line(out, "no file", fmt::format("of {}{}", ranks_text(absent), absent.size() > 64 ? ", ..." : ""));
+      line(out, "no file", fmt::format("of {}{}", name_ranks(absent), absent.size() > 64 ? ", ..." : ""));
     if (!calls_.empty()) {
       const auto& [number, last] = *calls_.rbegin();
       std::map<std::string, std::vector<int>> missing;  // by where they are
@@ -146,7 +142,7 @@ class Group {
       }
       for (const auto& [where, ranks] : missing)
         line(out, "missing",
-             fmt::format("{} at {} [call {}]: {}", ranks_text(ranks), what(*last.begin()->second), number,
+             fmt::format("{} at {} [call {}]: {}", name_ranks(ranks), what(*last.begin()->second), number,
                          where));
     }
     for (const auto& [rank, t] : traces_)

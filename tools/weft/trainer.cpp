@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <fstream>
 
+#include "base/hash.hpp"
 #include "weft/base/env.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
 #include "weft/dp/grad_norm.hpp"
@@ -14,11 +15,9 @@
 namespace weft::tools {
 namespace {
 
-// FNV-1a, 64 bit (Fowler, Noll, Vo): tells one text from another.
+// Tells one text from another.
 std::uint64_t fingerprint(const std::vector<unsigned char>& text) {
-  std::uint64_t h = 0xcbf29ce484222325u;
-  for (const unsigned char c : text) h = (h ^ c) * 0x100000001b3u;
-  return h;
+  return hash_of({reinterpret_cast<const char*>(text.data()), text.size()});
 }
 
 BuildOptions build_options(const TrainConfig& config) {

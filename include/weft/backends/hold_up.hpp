@@ -16,6 +16,7 @@
 
 #include "weft/base/clock.hpp"
 #include "weft/base/error.hpp"
+#include "weft/base/name_ranks.hpp"
 
 namespace weft {
 
@@ -57,9 +58,6 @@ class RollCallTimes {
   std::uint64_t call_ = 0;
   std::optional<Clock::time_point> begun_, ended_;
 };
-
-/// "rank 3", "ranks 2, 3"; of very many the first, and how many more.
-std::string name_ranks(std::span<const int> ranks);
 
 /// What a rank has said, or has not.
 enum class Answer { no, yes, stopped };  ///< stopped: the system says that it will not answer

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "weft/base/chunk.hpp"
 #include "weft/base/tensor.hpp"
 #include "weft/mesh/mesh.hpp"
 
@@ -42,17 +43,6 @@ inline bool is_shard(const Placement& p, int dim) noexcept { return p == Placeme
 std::string to_string(const Placement& placement);
 /// "[Shard(0), Replicate]"
 std::string to_string(const Placements& placements);
-
-/// Part `index` of `size` elements cut into `parts`: the first size % parts parts hold one more than the
-/// rest.
-struct Chunk {
-  std::int64_t offset = 0;
-  std::int64_t size = 0;
-};
-constexpr Chunk chunk_of(std::int64_t size, int parts, int index) noexcept {
-  const std::int64_t least = size / parts, longer = size % parts;
-  return {index * least + (index < longer ? index : longer), least + (index < longer ? 1 : 0)};
-}
 
 /// Immutable and interned: equal layouts of one root mesh are one object, so LayoutRef compares by pointer.
 /// Lives as long as the root mesh. Several axes may shard one dimension: they nest in the order of the root's

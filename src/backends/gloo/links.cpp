@@ -7,8 +7,8 @@
 #include <chrono>
 #include <cstddef>
 
-#include "base/fnv.hpp"
-#include "base/no_signals.hpp"
+#include "base/hash.hpp"
+#include "base/signals.hpp"
 #include "weft/backends/blocking.hpp"
 #include "weft/backends/op_table.hpp"
 

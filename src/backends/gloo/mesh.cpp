@@ -1,7 +1,6 @@
 #include "backends/gloo/mesh.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <gloo/common/error.h>
 #include <gloo/transport/context.h>
 #include <gloo/transport/tcp/device.h>
@@ -19,12 +18,13 @@
 #include <utility>
 #include <vector>
 
-#include "base/fnv.hpp"
-#include "base/no_signals.hpp"
+#include "base/hash.hpp"
+#include "base/signals.hpp"
 #include "host/peers/process_state.hpp"
 #include "store/forwarding_store.hpp"
 #include "weft/backends/blocking.hpp"
 #include "weft/backends/join.hpp"
+#include "weft/base/name_ranks.hpp"
 
 namespace weft::gloo_backend {
 namespace {
@@ -71,11 +71,10 @@ void end_all(transport::Context& connections) noexcept {
 
 Error lost(const GroupInit& b, const std::vector<int>& ranks, std::string_view why) {
   const bool one = ranks.size() == 1;
-  return Error(Failure{
-      .code = ErrorCode::peer_lost,
-      .text = fmt::format("group \"{}\": rank{} {} {} lost while the group was made ({}) [rank {}]", b.name,
-                          one ? "" : "s", fmt::join(ranks, ", "), one ? "was" : "were", why, b.rank),
-      .ranks = ranks});
+  return Error(Failure{.code = ErrorCode::peer_lost,
+                       .text = fmt::format("group \"{}\": {} {} lost while the group was made ({}) [rank {}]",
+                                           b.name, name_ranks(ranks), one ? "was" : "were", why, b.rank),
+                       .ranks = ranks});
 }
 
 // Who waits for what a rank was to write hears of that rank's end. What it wrote before is still good.

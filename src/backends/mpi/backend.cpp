@@ -5,7 +5,6 @@
 //
 // After a failure everything that MPI may still use is leaked: buffers, requests, the communicator.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
@@ -21,7 +20,7 @@
 #include "backends/mpi/process.hpp"
 #include "backends/mpi/rounds.hpp"
 #include "backends/test_hooks.hpp"
-#include "base/fnv.hpp"
+#include "base/hash.hpp"
 #include "base/parse_number.hpp"
 #include "host/usable_cores.hpp"
 #include "store/table.hpp"
@@ -31,6 +30,7 @@
 #include "weft/backends/plugin.hpp"
 #include "weft/backends/roll_call_messages.hpp"
 #include "weft/base/env.hpp"
+#include "weft/base/name_ranks.hpp"
 
 namespace weft::mpi {
 namespace {
@@ -544,7 +544,7 @@ class MpiBackend final : public Backend {
       why.call = own(done_).record.call;
       why.text = fmt::format("{}: ", name(why.op));
     }
-    why.text += fmt::format("rank{} {} left the group", lost.size() == 1 ? "" : "s", fmt::join(lost, ", "));
+    why.text += fmt::format("{} left the group", name_ranks(lost));
     raise(why);
   }
 

@@ -12,7 +12,7 @@
 #include <thread>
 
 #include "backends/mpi/control_channel.hpp"
-#include "base/no_signals.hpp"
+#include "base/signals.hpp"
 #include "base/suspension.hpp"
 #include "reduce/reduce.hpp"
 #include "weft/base/clock.hpp"

@@ -17,7 +17,6 @@
 #include "backends/nccl/nccl_backend.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <atomic>
@@ -31,9 +30,9 @@
 
 #include "backends/nccl/channel.hpp"
 #include "backends/nccl/notices.hpp"
-#include "base/fnv.hpp"
-#include "base/no_signals.hpp"
+#include "base/hash.hpp"
 #include "base/parse_number.hpp"
+#include "base/signals.hpp"
 #include "host/usable_cores.hpp"
 #include "weft/backends/blocking.hpp"
 #include "weft/backends/first_cause.hpp"
@@ -41,6 +40,7 @@
 #include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
+#include "weft/base/name_ranks.hpp"
 
 namespace weft::nccl {
 namespace {
@@ -544,8 +544,8 @@ std::vector<int> NcclBackend::missing(const OpState& s, std::string& story) noex
   }
   const std::vector<int>& silent = *told;
   story = silent.empty() ? std::string("all ranks wait for it: the devices are stuck or busy")
-                         : fmt::format("rank{} {} {} not said to wait for it", silent.size() == 1 ? "" : "s",
-                                       fmt::join(silent, ", "), silent.size() == 1 ? "has" : "have");
+                         : fmt::format("{} {} not said to wait for it", name_ranks(silent),
+                                       silent.size() == 1 ? "has" : "have");
   story += oversubscribed();
   return silent;
 }

@@ -1,16 +1,16 @@
 #include "backends/nccl/notices.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <pthread.h>
 
 #include <algorithm>
 #include <sstream>
 #include <vector>
 
-#include "base/no_signals.hpp"
 #include "base/parse_number.hpp"
+#include "base/signals.hpp"
 #include "weft/backends/blocking.hpp"
+#include "weft/base/name_ranks.hpp"
 
 namespace weft::nccl {
 namespace {
@@ -224,10 +224,9 @@ std::optional<Failure> Notices::ask(std::uint64_t came) {
   for (int r = 0; leavers >> r >> colon >> calls;)
     if (calls < came) left.push_back(r);
   if (left.empty()) return std::nullopt;
-  return Failure{
-      .code = ErrorCode::peer_lost,
-      .text = fmt::format("rank{} {} left the group", left.size() == 1 ? "" : "s", fmt::join(left, ", ")),
-      .ranks = left};
+  return Failure{.code = ErrorCode::peer_lost,
+                 .text = fmt::format("{} left the group", name_ranks(left)),
+                 .ranks = left};
 }
 
 bool Notices::fetch_one(Lock& lock) {

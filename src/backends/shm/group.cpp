@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/hash.hpp"
 #include "weft/backends/op_table.hpp"
 
 namespace weft::shm {
@@ -86,18 +87,14 @@ std::uint64_t elaborate(const Group& g, const OpState& s, bool small) noexcept {
   const bool reduces = row(s.op).reduces;
   if (!reduces && s.in_blocks == nullptr && s.out_blocks == nullptr) return 0;
   Detail& d = g.control.detail(g.rank, s.call);
-  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a, by words
-  const auto mix = [&](std::uint64_t x) {
-    hash = (hash ^ x) * 0x100000001b3u;
-    hash ^= hash >> 29;
-  };
+  Fnv1a hash;
   if (reduces && s.reduce.kind == ReduceOp::Kind::premul_sum) {
     d.scale = s.reduce.scale;
-    mix(std::bit_cast<std::uint64_t>(d.scale));
+    hash.add_at_once(std::bit_cast<std::uint64_t>(d.scale));
   }
   if (reduces && s.reduce.kind == ReduceOp::Kind::user) {
     const std::string& name = s.reduce.user->name;
-    for (const char c : name) mix(static_cast<unsigned char>(c));
+    hash.add(name);
     d.user[name.copy(d.user, sizeof(d.user) - 1)] = '\0';
   }
   if (const Block* const blocks = s.in_blocks ? s.in_blocks : s.out_blocks) {
@@ -107,10 +104,10 @@ std::uint64_t elaborate(const Group& g, const OpState& s, bool small) noexcept {
       d.blocks()[r] = blocks[r];
       d.longest = std::max(d.longest, blocks[r].count);
       if (s.op != Op::all_to_all_v)  // its counts differ from rank to rank
-        mix(static_cast<std::uint64_t>(blocks[r].count));
+        hash.add_at_once(static_cast<std::uint64_t>(blocks[r].count));
     }
   }
-  return hash | 1;
+  return hash.value | 1;
 }
 
 std::string describe(const Group& g, int r, std::uint64_t call, int block) {

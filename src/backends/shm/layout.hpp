@@ -6,10 +6,10 @@
 
 #include "backends/shm/control.hpp"
 #include "backends/shm/paths.hpp"
-#include "base/fnv.hpp"
+#include "base/hash.hpp"
 #include "host/arena.hpp"
-#include "host/peers/descriptor_socket.hpp"
 #include "host/peers.hpp"
+#include "host/peers/descriptor_socket.hpp"
 
 namespace weft::shm {
 

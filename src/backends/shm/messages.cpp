@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstring>
 
-#include "backends/shm/paths.hpp"
 #include "backends/shm/collectives/prefetch.hpp"
+#include "backends/shm/paths.hpp"
 #include "base/mutant.hpp"
 #include "reduce/reduce.hpp"
 

@@ -12,7 +12,7 @@
 #include <new>
 #include <utility>
 
-#include "base/no_signals.hpp"
+#include "base/signals.hpp"
 #include "host/peers/descriptor_socket.hpp"
 #include "weft/base/clock.hpp"
 #include "weft/base/error.hpp"

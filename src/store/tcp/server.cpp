@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "base/memfd.hpp"
-#include "base/no_signals.hpp"
+#include "base/signals.hpp"
 #include "host/peers/descriptor_socket.hpp"
 #include "host/warnings.hpp"
 #include "store/table.hpp"

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "faults.hpp"
+#include "weft/base/name_ranks.hpp"
 
 namespace weft::check {
 namespace {
@@ -400,8 +401,8 @@ class Judge {
         if (calm.empty()) return {};
         break;
     }
-    return fmt::format("rank{} {} saw no error, though a barrier of all ranks comes after {}",
-                       calm.size() == 1 ? "" : "s", fmt::join(calm, ", "), describe(p_.fault));
+    return fmt::format("{} saw no error, though a barrier of all ranks comes after {}", name_ranks(calm),
+                       describe(p_.fault));
   }
 
   // Processes, descriptors, memory.
