@@ -266,7 +266,7 @@ TEST_F(Group, AFullRingTimesOut) {
   ProcessGroup g = make();
   recording.decide(kNever);
   std::vector<Work> works;
-  for (std::uint32_t k = 0; k < GroupState::kSlots; ++k)
+  for (std::uint32_t k = 0; k < Ring::kSlots; ++k)
     works.push_back(k % 2 ? g.barrier() : g.send(view(a), 1));
   const auto began = Clock::now();
   const Error e = error_of([&] { g.recv(view(a), 1, {.deadline = 100ms}).wait(); });
@@ -311,7 +311,7 @@ TEST_F(Group, ASlotFreedWhileFallingAsleepIsTaken) {
   ProcessGroup g = make();
   recording.decide(kNever);
   std::vector<Work> works;
-  for (std::uint32_t k = 0; k < GroupState::kSlots; ++k) works.push_back(g.send(view(a), 1));
+  for (std::uint32_t k = 0; k < Ring::kSlots; ++k) works.push_back(g.send(view(a), 1));
   std::atomic<bool> asleep{false}, freed{false};
   std::thread other([&] {
     while (!asleep) std::this_thread::yield();

@@ -124,7 +124,7 @@ TEST_F(Coalesced, MoreThanTheRingHolds) {
   g.coalesced(adds(150)).wait();
   EXPECT_EQ(recording.posted().size(), 150u);
   const auto batches = recording.batches();
-  EXPECT_EQ(batches[1], GroupState::kSlots) << "handed on when the ring was full";
+  EXPECT_EQ(batches[1], Ring::kSlots) << "handed on when the ring was full";
   EXPECT_EQ(batches.back(), 150u);
   EXPECT_EQ(batches.size() % 2, 0u) << "begun as often as ended";
 }
@@ -160,7 +160,7 @@ TEST_F(Coalesced, AFullRingBeforeTheFirstFailsNobody) {
   ProcessGroup g = make();
   recording.decide(kNever);
   std::vector<Work> works;
-  for (std::uint32_t k = 0; k < GroupState::kSlots; ++k) works.push_back(g.send(view(a), 1));
+  for (std::uint32_t k = 0; k < Ring::kSlots; ++k) works.push_back(g.send(view(a), 1));
   const std::vector<Call> calls(2, call::recv(view(b), 1, {.deadline = 50ms}));
   EXPECT_STREQ(error_of([&] { static_cast<void>(g.coalesced(calls)); }).what(),
                "recv: 64 calls in flight and none finished within 0.05 s [group \"x\", rank 0]");
@@ -311,7 +311,7 @@ TEST_P(Works, WaitForLeavesACallPending) {
 TEST_P(Works, ManyOutstanding) {
   run(3, [](Rank& rank) {
     ProcessGroup& g = rank.group();
-    for (const int count : {static_cast<int>(GroupState::kSlots), 65, 300}) {
+    for (const int count : {static_cast<int>(Ring::kSlots), 65, 300}) {
       std::vector<Tensor> tensors;
       std::vector<Work> works;
       for (int k = 0; k < count; ++k) {

@@ -1,0 +1,60 @@
+#include "group/failure.hpp"
+
+#include <fmt/format.h>
+
+#include <array>
+
+namespace weft {
+
+std::string tail(const Membership& member, std::uint64_t call) {
+  return call == kNoCall ? fmt::format(" [group \"{}\", rank {}]", member.name, member.rank)
+                         : fmt::format(" [group \"{}\", rank {}, call {}]", member.name, member.rank, call);
+}
+
+void GroupFailure::take_over() noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (first_cause_) return;  // by another thread
+    first_cause_ = backend_.failure();
+  }
+  recorder_->failed(*first_cause_);
+  trace_files_.write(recorder_);
+  failed_.store(true, std::memory_order_release);
+  progress_.doorbell().ring();
+}
+
+std::optional<Failure> GroupFailure::first_cause() const {
+  const std::lock_guard lock(mutex_);
+  return first_cause_;
+}
+
+void GroupFailure::raise(Op op, std::uint64_t call) {
+  context_.log().flush();  // what was to be said before it
+  if (!told_.exchange(true))
+    trace_files_.written(recorder_);  // a disk that hangs holds up the first Error alone
+  const bool quiet = quiesced() || backend_.quiet();
+  Failure f = *first_cause();
+  if (f.op == Op::none && op != Op::none) {
+    f.op = op;
+    f.call = call;
+    f.text = fmt::format("{}: {}", name(op), f.text);
+  }
+  f.text += tail(member_, f.call);
+  throw Error(std::move(f), quiet);
+}
+
+bool GroupFailure::quiesce(Duration limit, const Ring& ring) noexcept {
+  if (!happened() || quiesced()) return true;
+  std::array<MemoryRange, Ring::kSlots> exposed;
+  const std::size_t count = ring.exposed(exposed);
+  if (!backend_.quiesce(Deadline::after(limit), {exposed.data(), count})) return false;
+  quiesced_.store(true, std::memory_order_release);
+  return true;
+}
+
+bool GroupFailure::quiesce_dropped(const Ring& ring) noexcept {
+  constexpr auto kLimit = std::chrono::seconds(2);
+  return quiesce(drop_quiesced_.exchange(true) ? Duration::zero() : kLimit, ring);
+}
+
+}  // namespace weft

@@ -1,0 +1,66 @@
+// The failure of a group: its first cause, as every Error tells it, and when the memory of the calls that
+// failed is the caller's again. Any thread.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "group/recorder.hpp"
+#include "group/ring.hpp"
+#include "group/trace_files.hpp"
+#include "host/progress.hpp"
+#include "weft/group/process_group.hpp"
+
+namespace weft {
+
+/// What every message of a group ends with: ` [group "tp", rank 3, call 17]`.
+std::string tail(const Membership& member, std::uint64_t call = kNoCall);
+inline double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
+
+class GroupFailure {
+ public:
+  GroupFailure(Context& context, const Membership& member, Backend& backend, ProgressEngine& progress,
+               TraceFiles& trace_files, std::shared_ptr<Recorder> recorder) noexcept
+      : context_(context),
+        member_(member),
+        backend_(backend),
+        progress_(progress),
+        trace_files_(trace_files),
+        recorder_(std::move(recorder)) {}
+
+  bool happened() const noexcept { return failed_.load(std::memory_order_acquire); }
+  /// The first cause, where the group has failed.
+  std::optional<Failure> first_cause() const;
+  /// The backend has failed: takes over its first cause, writes the trace and wakes who waits. Only the first
+  /// time.
+  void take_over() noexcept;
+  /// Throws the first cause. What fails with it is a call of `op`: the cause may be that of another, or of
+  /// none.
+  [[noreturn]] void raise(Op op, std::uint64_t call = kNoCall);
+
+  bool quiesced() const noexcept { return quiesced_.load(std::memory_order_acquire); }
+  /// True: nobody can touch the memory of the calls in `ring` any more. Waits up to `limit`.
+  bool quiesce(Duration limit, const Ring& ring) noexcept;
+  /// The same for Works that are dropped: of many only the first waits.
+  bool quiesce_dropped(const Ring& ring) noexcept;
+
+ private:
+  Context& context_;
+  const Membership& member_;
+  Backend& backend_;
+  ProgressEngine& progress_;
+  TraceFiles& trace_files_;
+  const std::shared_ptr<Recorder> recorder_;
+  std::atomic<bool> failed_{false};
+  mutable std::mutex mutex_;
+  std::optional<Failure> first_cause_;  // guarded by mutex_
+  std::atomic<bool> told_{false};       // an Error of the failure was thrown
+  std::atomic<bool> quiesced_{false};
+  std::atomic<bool> drop_quiesced_{false};  // a dropped Work has waited for quiet once
+};
+
+}  // namespace weft

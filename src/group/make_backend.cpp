@@ -1,0 +1,65 @@
+#include "group/make_backend.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <new>
+#include <system_error>
+
+#include "backends/compose.hpp"
+#include "base/memfd.hpp"
+#include "base/suspension.hpp"
+#include "host/progress.hpp"
+#include "weft/backends/join.hpp"
+
+namespace weft {
+namespace {
+
+// What a library says, and, where this process may open no more files, that: the library may have met the
+// limit without saying so.
+std::string words_of(const std::exception& e) {
+  std::string words = with_limits(e.what());
+  const Descriptor one(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!one && errno == EMFILE && words.find("ulimit -n") == std::string::npos)
+    words += ": " + system_words(EMFILE);
+  return words;
+}
+
+// What a transport's library throws becomes an Error here: no memory, no threads, or its own words.
+std::unique_ptr<Backend> call_factory(const BackendFactory& factory, const GroupInit& b) {
+  const auto failed = [&](const std::string& why) {
+    return Error(ErrorCode::system, fmt::format("group \"{}\": {} [rank {}]", b.name, why, b.rank));
+  };
+  try {
+    // It waits for ranks in many places, and peers of this rank's other groups may ask who is there.
+    ProgressEngine& progress = b.context.progress(b.process_rank);
+    const CalledInWaits answers([&progress] { progress.answer(); });
+    return factory(b);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw failed(system_words(ENOMEM));
+  } catch (const std::system_error& e) {
+    throw failed(e.code().category() == std::generic_category() ||
+                         e.code().category() == std::system_category()
+                     ? system_words(e.code().value())
+                     : e.what());
+  } catch (const std::exception& e) {
+    throw failed(words_of(e));
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const GroupInit& init) {
+  std::unique_ptr<Backend> made;
+  try {
+    made = call_factory(factory, init);
+  } catch (const Error& e) {
+    throw give_up(init, e);
+  }
+  return needs_composition(made->traits()) ? compose(std::move(made), init.rank, init.size) : std::move(made);
+}
+
+}  // namespace weft

@@ -1,0 +1,141 @@
+// The calls of a group that are in flight, each in a slot: a fixed number of slots, reused. Used by the owner
+// of the group alone (group_state.hpp), except the functions that say "any thread".
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "weft/backends/backend.hpp"
+#include "weft/backends/op_table.hpp"
+
+namespace weft {
+
+class Ring {
+ public:
+  static constexpr std::uint32_t kSlots = 64;
+
+  struct alignas(64) Slot {
+    std::atomic<std::uint32_t> generation{0};  // moves on when the call is done
+    std::uint64_t record = 0;                  // its number in the recorder
+    bool waited = false;                       // a poll has failed: the deadline's clock runs
+    Duration deadline{};
+    Clock::time_point expires{}, warns{};
+    OpState op;
+    std::vector<Block> blocks;  // of v-forms: op points into it; kept for the next
+    // What the caller lent, for lent() and exposed(): null when nothing is in flight.
+    std::atomic<const std::byte*> in{nullptr}, out{nullptr};
+    std::atomic<std::size_t> in_bytes{0}, out_bytes{0};
+  };
+
+  Slot& operator[](std::uint32_t index) noexcept { return slots_[index]; }
+
+  /// Any thread. `ticket`: the slot's generation when its call was submitted.
+  bool finished(std::uint32_t index, std::uint32_t ticket) const noexcept {
+    return slots_[index].generation.load(std::memory_order_acquire) != ticket;
+  }
+  /// Any thread.
+  bool idle() const noexcept { return in_flight_.load(std::memory_order_acquire) == 0; }
+  int in_flight() const noexcept { return in_flight_.load(std::memory_order_relaxed); }
+
+  bool room(int slots) const noexcept {
+    return slots == 1 ? free_ != 0 : __builtin_popcountll(free_) >= slots;
+  }
+  /// The slot of the next call, where there is room. It stays free until put().
+  std::uint32_t next() const noexcept { return static_cast<std::uint32_t>(__builtin_ctzll(free_)); }
+  /// The number of the next call of its kind.
+  std::uint64_t number(bool collective) noexcept { return collective ? next_collective_++ : next_message_++; }
+  /// The call of slot next(), whose `op` is filled in, is in flight from now on.
+  void put(std::uint32_t index, bool collective) noexcept {
+    Slot& slot = slots_[index];
+    const OpState& s = slot.op;
+    free_ &= free_ - 1;
+    const auto element = static_cast<std::size_t>(size_bytes(s.dtype));
+    slot.in_bytes.store(static_cast<std::size_t>(s.in_count) * element, std::memory_order_relaxed);
+    slot.out_bytes.store(static_cast<std::size_t>(s.out_count) * element, std::memory_order_relaxed);
+    slot.in.store(s.in, std::memory_order_relaxed);
+    slot.out.store(s.out, std::memory_order_release);
+    slot.waited = false;
+    if (collective) {
+      collectives_[last_++ % kSlots] = static_cast<std::uint8_t>(index);
+    } else {
+      messages_ |= std::uint64_t{1} << index;
+    }
+    in_flight_.store(in_flight_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+  /// The call of this slot is done. The last store releases: who sees that nothing is in flight sees the
+  /// rest.
+  void free(std::uint32_t index) noexcept {
+    Slot& slot = slots_[index];
+    slot.in.store(nullptr, std::memory_order_relaxed);
+    slot.out.store(nullptr, std::memory_order_relaxed);
+    free_ |= std::uint64_t{1} << index;
+    slot.generation.store(slot.generation.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+    in_flight_.store(in_flight_.load(std::memory_order_relaxed) - 1, std::memory_order_release);
+  }
+
+  /// Polls collectives in order, until one is not done, then every message. `done(index)` is called for each
+  /// call that is done, and must free() its slot. Step::failed: the rest was not polled. Else whether
+  /// something moved: Step::advanced or Step::pending.
+  template <class Poll, class Done>
+  Step poll(const Poll& poll, const Done& done) noexcept {
+    bool moved = false;
+    while (first_ != last_) {
+      const std::uint32_t index = collectives_[first_ % kSlots];
+      const Step step = poll(slots_[index].op);
+      if (step == Step::failed) return step;
+      moved |= step != Step::pending;
+      if (step != Step::done) break;
+      ++first_;
+      done(index);
+    }
+    for (std::uint64_t left = messages_; left != 0; left &= left - 1) {
+      const auto index = static_cast<std::uint32_t>(__builtin_ctzll(left));
+      const Step step = poll(slots_[index].op);
+      if (step == Step::failed) return step;
+      moved |= step != Step::pending;
+      if (step != Step::done) continue;
+      messages_ &= ~(std::uint64_t{1} << index);
+      done(index);
+    }
+    return moved ? Step::advanced : Step::pending;
+  }
+
+  /// Calls `look(slot)` for each call in flight, until it says false.
+  template <class Look>
+  void each(const Look& look) noexcept {
+    for (std::uint64_t left = ~free_; left != 0; left &= left - 1)
+      if (!look(slots_[static_cast<std::uint32_t>(__builtin_ctzll(left))])) return;
+  }
+  /// The call that this one waits behind: the first of the collectives; of a message, itself.
+  Slot& head_of(Slot& slot) noexcept {
+    return row(slot.op.op).collective ? slots_[collectives_[first_ % kSlots]] : slot;
+  }
+  /// The first of the collectives, or some message. Something must be in flight.
+  const OpState& oldest() const noexcept {
+    return slots_[first_ != last_ ? collectives_[first_ % kSlots]
+                                  : static_cast<std::uint32_t>(__builtin_ctzll(messages_))]
+        .op;
+  }
+
+  /// Copies the blocks of a v-form into `slot`, where the operation finds them. `slot.blocks` has room for
+  /// both sides of `ranks` ranks.
+  static void keep_blocks(Slot& slot, const Call& call, int ranks) noexcept;
+  /// A call in flight, or one that failed, has part of this memory. Any thread.
+  bool lent(const void* block, std::size_t bytes) const noexcept;
+  /// The memory that peers may write, into `to`, which has room for kSlots. Returns how many. Any thread.
+  std::size_t exposed(std::span<MemoryRange> to) const noexcept;
+
+ private:
+  std::array<Slot, kSlots> slots_;
+  std::uint64_t free_ = ~std::uint64_t{0};          // bit per slot
+  std::array<std::uint8_t, kSlots> collectives_{};  // slots in call order: [first_, last_)
+  std::uint32_t first_ = 0, last_ = 0;
+  std::uint64_t messages_ = 0;  // bit per slot
+  std::uint64_t next_collective_ = 0, next_message_ = 0;
+  std::atomic<int> in_flight_{0};
+};
+
+}  // namespace weft

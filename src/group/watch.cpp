@@ -1,0 +1,139 @@
+#include "group/watch.hpp"
+
+#include <fmt/format.h>
+#include <time.h>
+
+#include <utility>
+
+#include "base/mutant.hpp"
+#include "base/suspension.hpp"
+#include "group/failure.hpp"
+#include "host/progress.hpp"
+#include "weft/backends/call_record.hpp"
+
+namespace weft {
+namespace {
+
+constexpr int kInspectEvery = 64;  // polls
+constexpr int kWarnAfter = 10;     // a tenth of the deadline
+constexpr auto kInspectPause = std::chrono::milliseconds(1);
+// A time between two looks of a thread that waits which is longer than this may have been a suspension.
+constexpr auto kGap = 2 * kSleep;
+
+// The kernel's tick: some milliseconds, and cheaper to read than the clock.
+std::int64_t kernel_tick() noexcept {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec * std::int64_t{1'000'000'000} + now.tv_nsec;
+}
+
+}  // namespace
+
+bool Watch::due(bool moved) noexcept {
+  if (ring_.idle() || (moved && WEFT_MUTANT("watch_reset_by_traffic"))) {
+    polls_ = 0;
+    return false;
+  }
+  return ++polls_ >= kInspectEvery;
+}
+
+bool Watch::due_by_tick() noexcept {
+  const std::int64_t now = kernel_tick();
+  if (now == tick_ || WEFT_MUTANT("watch_reset_by_traffic")) return false;
+  tick_ = now;
+  return true;
+}
+
+// A rank that was suspended (stopped by a signal, in a container that was paused) has not looked, and if the
+// whole job was suspended nobody could do its part: that time does not count. What weft's own waits have
+// noticed of it (suspended_time) never counts. For the rest the caller may be the cause, who computes between
+// two waits, and then the time must count: so a gap counts as far as twice the longest gap before it, since a
+// call began to wait. After a suspension longer than that a call has as long again as the suspension lasted,
+// at most its whole deadline, since ranks do not go on at the same moment.
+void Watch::pass_over(Duration gap) noexcept {
+  const Duration suspended = suspended_time();
+  const Duration noticed = std::min(gap, suspended - std::exchange(suspended_, suspended)) - kGap;
+  const Duration unlike = gap - std::max<Duration>(kGap, 2 * gap_);
+  const Duration uncounted = std::max(noticed, unlike);
+  bool waited = false;
+  ring_.each([&](Ring::Slot& slot) {
+    if (!slot.waited) return true;
+    waited = true;
+    if (uncounted <= Duration::zero() || WEFT_MUTANT("suspension_counts")) return true;
+    if (slot.expires != Clock::time_point::max()) {
+      slot.expires += uncounted;
+      if (unlike > Duration::zero())
+        slot.expires = std::max(slot.expires, inspected_ + std::min(unlike, slot.deadline));
+    }
+    if (slot.warns != Clock::time_point::max()) slot.warns += uncounted;
+    return true;
+  });
+  gap_ = waited ? std::max(gap_, gap) : Duration::zero();
+}
+
+bool Watch::inspect() noexcept {
+  polls_ = 0;
+  const auto now = Clock::now();
+  const Duration gap = now - inspected_;
+  if (gap < kInspectPause) return false;
+  inspected_ = now;
+  pass_over(gap);
+  if (!backend_.healthy()) return true;
+  bool failed = false;
+  ring_.each([&](Ring::Slot& slot) {
+    failed = inspect(slot, now);
+    return !failed;
+  });
+  return failed;
+}
+
+bool Watch::inspect(Ring::Slot& slot, Clock::time_point now) noexcept {
+  // Collectives wait one behind the other: only about the first there is something to say.
+  Ring::Slot& head = ring_.head_of(slot);
+  const bool behind = &head != &slot;
+  if (!slot.waited) {
+    slot.waited = true;
+    slot.expires =
+        slot.deadline >= std::chrono::hours(24 * 365) ? Clock::time_point::max() : now + slot.deadline;
+    slot.warns = now + slot.deadline / kWarnAfter;
+  } else if (now >= slot.expires + (WEFT_MUTANT("slow_deadline") ? 3 * slot.deadline : Duration())) {
+    if (!backend_.ask(head.op)) return false;
+    expire(head.waited && now >= head.expires ? head : slot, head);
+    return true;
+  } else if (behind) {
+    slot.warns = now + slot.deadline / kWarnAfter;
+  } else if (now >= slot.warns && backend_.ask(slot.op)) {
+    warn(slot);
+  }
+  return false;
+}
+
+// Once per call, when a tenth of its deadline has passed and somebody is missing.
+void Watch::warn(Ring::Slot& slot) noexcept {
+  slot.warns = inspected_ + slot.deadline / kWarnAfter;
+  try {
+    std::string story;
+    if (backend_.missing(slot.op, story).empty()) return;  // all are there, and it takes its time
+    slot.warns = Clock::time_point::max();
+    context_.log().write_later(LogLevel::warning,  // the sink gets it when nobody owns the group any more
+                               fmt::format("{}: not finished after {:.2g} s, a tenth of its deadline: {}{}",
+                                           what(slot.op, member_.size), seconds(slot.deadline / kWarnAfter),
+                                           story, tail(member_, slot.op.call)));
+  } catch (...) {  // out of memory: then without a warning
+  }
+}
+
+// `head`: what the call waits behind, or itself.
+void Watch::expire(const Ring::Slot& slot, const Ring::Slot& head) noexcept {
+  std::string story;
+  Failure why{.code = ErrorCode::timeout, .text = {}, .op = slot.op.op, .call = slot.op.call, .ranks = {}};
+  why.ranks = backend_.missing(head.op, story);
+  if (WEFT_MUTANT("wrong_blame")) why.ranks = {member_.rank};
+  if (&head != &slot)
+    story = fmt::format("it comes after {} [call {}]: {}", name(head.op.op), head.op.call, story);
+  why.text =
+      fmt::format("{}: not finished within {:.3g} s: {}", name(slot.op.op), seconds(slot.deadline), story);
+  backend_.fail(why);
+}
+
+}  // namespace weft

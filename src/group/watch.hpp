@@ -1,0 +1,42 @@
+// Looks after the calls in flight, by the clock: who is dead, whose deadline has passed, who waits so long
+// that a warning is due. The slow path of a group; used by its owner alone (group_state.hpp).
+#pragma once
+
+#include "group/ring.hpp"
+#include "weft/group/process_group.hpp"
+
+namespace weft {
+
+class Watch {
+ public:
+  Watch(Context& context, const Membership& member, Backend& backend, Ring& ring) noexcept
+      : context_(context), member_(member), backend_(backend), ring_(ring) {}
+
+  /// After each poll of the group: true where it is time to inspect(). Counts the polls that leave something
+  /// in flight, whatever moves, so that small calls that succeed read no clock.
+  bool due(bool moved) noexcept;
+  /// The same for who asks rarely, so that counting polls would take too long: true once in each tick of the
+  /// kernel.
+  bool due_by_tick() noexcept;
+  /// The deadline's clock of a call starts here, at the first look after polls have failed. True: the backend
+  /// has failed, perhaps because a deadline has passed.
+  [[gnu::cold]] bool inspect() noexcept;
+
+ private:
+  void pass_over(Duration gap) noexcept;
+  bool inspect(Ring::Slot& slot, Clock::time_point now) noexcept;
+  void warn(Ring::Slot& slot) noexcept;
+  void expire(const Ring::Slot& slot, const Ring::Slot& head) noexcept;
+
+  Context& context_;
+  const Membership& member_;
+  Backend& backend_;
+  Ring& ring_;
+  int polls_ = 0;                  // since the last look at the clock that left something in flight
+  Clock::time_point inspected_{};  // when that was
+  Duration suspended_{};           // suspended_time() then
+  Duration gap_{};                 // the longest time between two looks while calls wait
+  std::int64_t tick_ = 0;          // the kernel's tick of the last due_by_tick()
+};
+
+}  // namespace weft
