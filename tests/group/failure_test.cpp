@@ -505,7 +505,15 @@ TEST(Processes, ARankKilledInsideIsNamedInEveryOperation) {
           case Op::all_gather_v: g.all_gather_v(one, all, {counts}).wait(); break;
           case Op::reduce_scatter_v: g.reduce_scatter_v(all, one, {counts}).wait(); break;
           case Op::all_to_all: g.all_to_all(all, other).wait(); break;
-          default: g.all_to_all_v(all, {counts}, other, {counts}).wait();
+          case Op::all_to_all_v: g.all_to_all_v(all, {counts}, other, {counts}).wait(); break;
+          case Op::none:
+          case Op::all_reduce:
+          case Op::broadcast:
+          case Op::all_gather:
+          case Op::reduce_scatter:
+          case Op::barrier:
+          case Op::send:
+          case Op::recv: FAIL() << name(op) << " is not in the list";
         }
         g.barrier().wait();  // who needs rank 2 no more, as in a scatter, hears of it here
       });

@@ -73,7 +73,11 @@ inline Block in_block(const OpState& s, int to, int size) noexcept {
     case Counts::equal:
       if (s.op == Op::all_to_all) return {to * (s.in_count / size), s.in_count / size};
       break;
-    default: break;
+    case Counts::none:
+    case Counts::out_is_n_in:
+    case Counts::out_blocks:
+    case Counts::in_only:
+    case Counts::out_only: break;
   }
   if (row(s.op).rooted == Rooted::out_at_root && to != s.root) return {};
   return {0, s.in_count};
@@ -90,7 +94,11 @@ inline Block out_block(const OpState& s, int from, int size) noexcept {
     case Counts::equal:
       if (s.op == Op::all_to_all) return {from * (s.out_count / size), s.out_count / size};
       break;
-    default: break;
+    case Counts::none:
+    case Counts::in_is_n_out:
+    case Counts::in_blocks:
+    case Counts::in_only:
+    case Counts::out_only: break;
   }
   if (row(s.op).rooted == Rooted::in_at_root && from != s.root) return {};
   return {0, s.out_count};
