@@ -13,11 +13,12 @@
 namespace weft {
 namespace {
 
-// An owner that has not come back after this is stuck in the kernel. To fail a group loses nothing by not
-// waiting, so it waits less.
+// An owner that holds the group longer than this is stuck in the kernel. Whoever fails the group loses
+// nothing by not waiting, so it waits less.
 constexpr auto kStuck = std::chrono::seconds(2);
 constexpr auto kStuckInFailure = std::chrono::milliseconds(200);
-constexpr auto kAnswers = std::chrono::milliseconds(500);  // of ranks that are asked who is there
+constexpr auto kAnswers =
+    std::chrono::milliseconds(500);  // how long ranks that are asked who is there have to answer
 
 int process_rank_of(const Membership& m) { return m.process_rank < 0 ? m.rank : m.process_rank; }
 
@@ -98,7 +99,8 @@ GroupState::~GroupState() {
 }
 
 void GroupState::release() noexcept {
-  if (context.forked()) return;  // the parent's: locks may be held for ever, shared memory is not mapped
+  if (context.forked())
+    return;  // it is the parent's: locks may be held for ever, shared memory is not mapped
   if (!own_within(kStuck)) {
     given_up_.fetch_add(kHandle, std::memory_order_relaxed);  // the owner ends the group, when it comes back
     return;
@@ -128,7 +130,7 @@ void GroupState::give_back() noexcept {
   if (last) end();
 }
 
-// Nobody knows the group any more.
+// Neither a handle nor a Work knows the group any more.
 void GroupState::end() noexcept {
   if (failed() && !failure_.quiesce_dropped(ring_)) {
     // A stopped peer may still write into memory that this group lent it. The group stays, so that the arena
@@ -145,7 +147,8 @@ void GroupState::end() noexcept {
 }
 
 std::string GroupState::key(std::string_view what) const {
-  // Groups within groups, or of many ranks, would outgrow the keys of a store: what is long becomes a hash.
+  // Names of groups within groups, or of many ranks, would outgrow the keys of a store: a long key becomes
+  // its hash.
   constexpr std::size_t kLongest = 200;
   std::string key = fmt::format("{}/{}", token, what);
   if (key.size() <= kLongest) return key;
@@ -173,7 +176,7 @@ bool GroupState::contend(Deadline limit, bool well) noexcept {
   return true;
 }
 
-// What fails here fails one call; on the device it would fail the group.
+// A wrong stream fails this call alone; on the device it would fail the group.
 void GroupState::check_stream(void* stream, std::string_view what, bool calls) const {
   try {
     backend_->check_stream(stream, calls);
@@ -190,8 +193,7 @@ void GroupState::check_stream(void* stream, std::string_view what, bool calls) c
   return submit_checked(call, check(call, traits(), member.rank, member.size, member.name));
 }
 
-// All are checked before the first is sent. Where one then cannot be sent, peers wait for what never comes:
-// the group fails, with the reason.
+// All are checked before the first is sent.
 Work GroupState::submit_all(std::span<const Call> calls) {
   context.check_fork("coalesced");
   std::vector<Operands> operands;
@@ -200,54 +202,66 @@ Work GroupState::submit_all(std::span<const Call> calls) {
     if (c.options.stream != nullptr) check_stream(c.options.stream, name(c.op), true);
     operands.push_back(check(c, traits(), member.rank, member.size, member.name));
   }
-  struct Batch {
-    GroupState& group;
-    explicit Batch(GroupState& g) : group(g) { group.batch(+1); }
-    ~Batch() { group.batch(-1); }
-  };
   Work first;
-  Work* last = &first;
   std::size_t sent = 0;
   try {
-    // On a stream a batch has room before it begins, so that all ranks divide the calls into the same
-    // batches, however full their rings are: NCCL wants what starts together on one rank to start together on
-    // all.
-    while (sent < calls.size()) {
-      const auto some = calls.subspan(sent, std::min<std::size_t>(calls.size() - sent, Ring::kSlots));
-      if (traits().progress == ProgressStyle::stream) {
-        own_room(static_cast<int>(some.size()), some.front().op, some.front().options.deadline);
-        disown();
-      }
-      const Batch batch(*this);
-      for (const Call& c : some) {
-        Work work = submit_checked(c, operands[sent]);
-        ++sent;
-        if (!work.valid()) continue;
-        if (first.valid()) {
-          last->more_ = std::make_unique<Work>(std::move(work));
-          last = last->more_.get();
-        } else {
-          first = std::move(work);
-        }
-      }
-    }
+    submit_batches(calls, operands, first, sent);
   } catch (const std::exception& e) {
     if (failed() || !first.valid()) {
       first.spend();
       throw;
     }
-    const auto* const error = dynamic_cast<const Error*>(&e);
-    std::string why = e.what();
-    if (why.ends_with(tail(member))) why.resize(why.size() - tail(member).size());
-    fail(Failure{.code = error ? error->code() : ErrorCode::system,
-                 .text = fmt::format("coalesced: rank {} sent {} of {} calls: {}", member.rank, sent,
-                                     calls.size(), why),
-                 .op = error ? error->op() : Op::none,
-                 .ranks = {member.rank}});
+    fail_batch(e, sent, calls.size());
     first.spend();
     failure_.raise(calls[std::min(sent, calls.size() - 1)].op);
   }
   return first;
+}
+
+// `first` and `sent` tell what was submitted, also where this throws.
+void GroupState::submit_batches(std::span<const Call> calls, std::span<const Operands> operands, Work& first,
+                                std::size_t& sent) {
+  struct Batch {
+    GroupState& group;
+    explicit Batch(GroupState& g) : group(g) { group.batch(+1); }
+    ~Batch() { group.batch(-1); }
+  };
+  Work* last = &first;
+  while (sent < calls.size()) {
+    const auto some = calls.subspan(sent, std::min<std::size_t>(calls.size() - sent, Ring::kSlots));
+    // On a stream a batch has room before it begins, so that all ranks divide the calls into the same
+    // batches, however full their rings are: NCCL wants calls that start together on one rank to start
+    // together on all.
+    if (streams()) {
+      own_room(static_cast<int>(some.size()), some.front().op, some.front().options.deadline);
+      disown();
+    }
+    const Batch batch(*this);
+    for (const Call& c : some) {
+      Work work = submit_checked(c, operands[sent]);
+      ++sent;
+      if (!work.valid()) continue;
+      if (first.valid()) {
+        last->more_ = std::make_unique<Work>(std::move(work));
+        last = last->more_.get();
+      } else {
+        first = std::move(work);
+      }
+    }
+  }
+}
+
+// Some calls of the batch were sent and one cannot be: peers wait for calls that never come, so the group
+// fails, with the reason.
+void GroupState::fail_batch(const std::exception& reason, std::size_t sent, std::size_t calls) {
+  const auto* const error = dynamic_cast<const Error*>(&reason);
+  std::string why = reason.what();
+  if (const std::string end = tail(member); why.ends_with(end)) why.resize(why.size() - end.size());
+  fail(Failure{
+      .code = error ? error->code() : ErrorCode::system,
+      .text = fmt::format("coalesced: rank {} sent {} of {} calls: {}", member.rank, sent, calls, why),
+      .op = error ? error->op() : Op::none,
+      .ranks = {member.rank}});
 }
 
 void GroupState::batch(int begun) noexcept {
@@ -266,7 +280,7 @@ void GroupState::arrange_batch() noexcept {
   backend_->batch(open);
 }
 
-// Owned, but without room, or failed while the group was another thread's.
+// This thread owns the group, but there is no room; or the group failed while another thread owned it.
 void GroupState::await_room(int slots, Op op, Duration deadline) {
   if (failed()) {
     disown();
@@ -277,7 +291,7 @@ void GroupState::await_room(int slots, Op op, Duration deadline) {
   disown();
   const Duration limit = deadline > Duration::zero() ? deadline : member.deadline;
   bool got = false;    // enough slots, and the group is ours
-  bool asked = false;  // or who holds up the call that the others wait behind
+  bool asked = false;  // or the backend knows who holds up the first call
   const auto look = [&](bool ask) {
     if (got || asked || failed()) return true;
     own();
@@ -297,7 +311,7 @@ void GroupState::await_room(int slots, Op op, Duration deadline) {
   arrange_batch();
   if (got && !failed()) return;
   std::string story;
-  std::vector<int> absent;  // from the call that the others wait behind
+  std::vector<int> absent;  // from the first call, which the others wait behind
   if (!failed()) absent = backend_->missing(ring_.oldest(), story);
   disown();
   if (failed()) failure_.raise(op);
@@ -435,20 +449,21 @@ void GroupState::mark_failed() noexcept {
   failure_.take_over();
 }
 
-// A Work is given back by the thread that asks for it, as soon as that holds the group and the call is done.
+// A thread that asks for a Work gives it back as soon as it owns the group and the call is done.
 class GroupState::Taking {
  public:
   Taking(GroupState& group, std::uint32_t slot, std::uint32_t ticket) noexcept
       : group_(group), slot_(slot), ticket_(ticket) {}
   bool finished() const noexcept { return taken_ || group_.ring_.finished(slot_, ticket_); }
   bool failed() const noexcept { return !taken_ && group_.failed(); }
-  // By the owner.
+  // Called by the owner.
   void take() noexcept {
     if (taken_ || !group_.ring_.finished(slot_, ticket_)) return;
     taken_ = true;
     last_ = group_.count_back();
   }
-  // The end, of a call that is finished.
+  // Of a call that is finished: the Work is given back if take() has not done it; the last one ends the
+  // group.
   void give_back() noexcept {
     if (!taken_) return group_.give_back();
     if (last_) group_.end();
@@ -500,7 +515,7 @@ void GroupState::wait_on(std::uint32_t slot, std::uint32_t ticket, void* stream)
   if (ring_.finished(slot, ticket)) return;
   context.check_fork("wait");
   check_stream(stream, "wait_on", false);
-  // Not before the call has been given to the device, which may take some steps: those are driven here.
+  // The call must have been given to the device first, which may take some steps: they are driven here.
   bool there = false;
   drive_until(
       [&] {

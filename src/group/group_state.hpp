@@ -26,21 +26,21 @@
 
 namespace weft {
 
-/// How a group came from another one.
+/// Which group this one was made of.
 struct Origin {
   std::vector<int> ranks{};  ///< by rank, the one in the other group; empty: there is no other
-  std::string name{};        ///< of the first of a line of groups that were shrunk one from the other
-  int shrinks = 0;           ///< how many lie between
+  std::string name{};        ///< after shrinks: of the group that was shrunk first
+  int shrinks = 0;           ///< how often it was shrunk since
 };
 
 class GroupState final : public Driven, public BlockHolder {
  public:
-  /// Lives until its handle has let go of it and every Work was given back.
+  /// Deletes itself when the handle has released it and every Work was given back.
   /// `ranks_here`: see GroupInit. `rendezvous_store`: where the ranks meet now, where that is not the
   /// member's store.
   GroupState(Context& context, BackendFactory factory, const Membership& m, std::string token, int ranks_here,
              Origin origin = {}, const std::shared_ptr<Store>& rendezvous_store = {}, Duration patience = {});
-  /// By the handle, once.
+  /// The handle lets go of the group. Once.
   void release() noexcept;
 
   Work submit(const Call& call);
@@ -52,9 +52,9 @@ class GroupState final : public Driven, public BlockHolder {
   bool wait(std::uint32_t slot, std::uint32_t ticket, std::optional<Duration> limit);
   /// Stream backends: makes `stream` wait for the call. Throws where it failed.
   void wait_on(std::uint32_t slot, std::uint32_t ticket, void* stream);
-  /// Of a call that failed, whose Work is spent.
+  /// Gives back the Work of a call that failed: nobody asks for it again.
   void give_back() noexcept;
-  /// Of a call that may be in flight: then the group fails. The Work is given back.
+  /// Gives back a Work that was dropped. If its call is still in flight the group fails.
   void dropped(std::uint32_t slot, std::uint32_t ticket) noexcept;
 
   void abort(std::string_view why);
@@ -64,7 +64,7 @@ class GroupState final : public Driven, public BlockHolder {
   bool drive() noexcept override;
   void announce_sleep(bool asleep) noexcept override;
   bool rings() const noexcept override {
-    return rings_ || ring_.idle();  // with nothing in flight nobody would
+    return rings_ || ring_.idle();  // with nothing in flight nobody has to ring
   }
   bool helped() const noexcept override { return helped_; }
   bool settled() noexcept override;
@@ -83,17 +83,18 @@ class GroupState final : public Driven, public BlockHolder {
   const Membership member;
   const std::string token;
   const int ranks_here;
-  /// Of a group of some of these ranks: if those here have a core each, it need not ask for the others.
+  /// GroupInit::ranks_here for a group of so many of these ranks. Where all ranks of this host have a core
+  /// each, the others need not be counted.
   int ranks_here_of(int ranks) const noexcept { return spin_ ? ranks : ranks_here; }
   const Origin origin;
   Trace trace() const { return recorder_->read(); }
   std::map<std::string, int> generations;        ///< of subgroups, by name and ranks; guarded by mutex_
   std::string key(std::string_view what) const;  ///< of the store, under this group's token
   std::string next_token(std::string_view name, std::span<const int> ranks);
-  /// What is done with the whole group by this rank, one thread at a time, and how often it was.
+  /// The state of shrink(), which one thread of this rank runs at a time.
   struct Shrinking {
     std::mutex mutex;
-    int rounds = 0;
+    int rounds = 0;            ///< that this rank has been through
     std::vector<int> members;  ///< who may take part in the next round; empty: all
   } shrinking;
   /// Ranks that died or left, as far as the transport knows now.
@@ -101,8 +102,8 @@ class GroupState final : public Driven, public BlockHolder {
   /// The first cause, where the group has failed.
   std::optional<Failure> failure() const { return failure_.first_cause(); }
   void fail(const Failure& why) noexcept;
-  /// While it lives, peers of all groups of this rank are answered in the waits of this thread, which waits
-  /// for ranks elsewhere than in a call: they may ask who is there.
+  /// For a thread that waits for ranks elsewhere than in a call, in the Store say: while the result lives,
+  /// its waits answer the peers of all groups of this rank, which may ask who is there.
   CalledInWaits answering() const {
     return CalledInWaits([this] { progress_.answer(); });
   }
@@ -113,6 +114,9 @@ class GroupState final : public Driven, public BlockHolder {
  private:
   ~GroupState() override;
   Work submit_checked(const Call& call, const Operands& have);
+  void submit_batches(std::span<const Call> calls, std::span<const Operands> operands, Work& first,
+                      std::size_t& sent);
+  void fail_batch(const std::exception& reason, std::size_t sent, std::size_t calls);
   [[gnu::cold]] void check_stream(void* stream, std::string_view what, bool calls) const;
   // Owns the group, with so many slots free.
   void own_room(int slots, Op op, Duration deadline) {
@@ -139,9 +143,9 @@ class GroupState final : public Driven, public BlockHolder {
   bool own_within(Duration limit) noexcept { return try_own() || contend(Deadline::after(limit), false); }
   void disown() noexcept { owned_.store(false, std::memory_order_release); }
 
-  bool drive_owned() noexcept;  // polls what is in flight; true: moved
+  bool drive_owned() noexcept;  // polls what is in flight; true: something moved
   template <class After>
-  bool drive_and(const After& after) noexcept;  // `after` while the group is held
+  bool drive_and(const After& after) noexcept;  // calls `after` while this thread still owns the group
   void finish(std::uint32_t index) noexcept;
   [[gnu::cold]] void inspect() noexcept;
   [[gnu::cold]] void mark_failed() noexcept;

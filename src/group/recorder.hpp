@@ -1,5 +1,5 @@
-// The last calls of one rank in one group. Written by whoever owns the group; read at any time (entries in
-// motion may be torn in a reader's eyes, never out of bounds).
+// The last calls of one rank in one group. The owner of the group writes them. Any thread may read at any
+// time: it may see an entry that is half written, but nothing out of bounds.
 #pragma once
 
 #include <array>
@@ -38,15 +38,17 @@ class Recorder {
     next_.store(number + 1, std::memory_order_release);
     return number;
   }
-  /// `waited`: the call went through the slow path, so that a clock reading costs nothing that matters.
+  /// `waited`: the call went through the slow path, where a reading of the clock costs little beside the
+  /// rest.
   void finished(std::uint64_t number, CallState state, bool waited) noexcept {
-    if (next_.load(std::memory_order_relaxed) - number > kEntries) return;  // a later call has its entry
+    if (next_.load(std::memory_order_relaxed) - number > kEntries)
+      return;  // a later call has taken its entry
     Entry& e = entries_[number % kEntries];
     const std::uint64_t word = e.word.load(std::memory_order_relaxed) & ~(std::uint64_t{0xff} << 24);
     e.word.store(word | static_cast<std::uint64_t>(state) << 24, std::memory_order_relaxed);
     if (waited) e.finished.store(tick(), std::memory_order_relaxed);
   }
-  /// The group has failed; the first time counts.
+  /// The group has failed. Only the first time counts.
   void failed(const Failure& why) noexcept;
 
   /// All of it, calls oldest first.

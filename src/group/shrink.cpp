@@ -1,14 +1,15 @@
-// How the survivors of a group agree on who they are, through the Store alone: the group has failed, and its
-// transport cannot be asked.
+// How the survivors of a group agree on the members of a new one. They use the Store alone: the group has
+// failed, and its transport cannot be asked.
 //
-// They do it in rounds. A round has a roll, one key, to which each rank adds itself by compare_set while it
-// is open. Whoever sees that all have come who can (the transport knows of the others that they are gone), or
-// has waited long enough, closes it, by compare_set too, and with that the list is decided: who comes later
-// finds it closed without him and is told so. Then those on the list make the group. It counts once all have
-// made it: each signs a second key, and the last signature makes it good; who fails, sees a member die or has
-// waited too long writes that it is bad, unless it is good already. All see one of the two. After a bad round
-// its members meet in the next one, without those who do not come. A rank may stop at any point and go on at
-// any later one: what it would add is compared with what the key holds by then.
+// They agree in rounds. A round has a roll: one key of the Store, to which each rank adds itself by
+// compare_set while the roll is open. A rank closes the roll, by compare_set too, when all have come who can
+// (the transport knows which of the others are gone), or when it has waited long enough. This decides who is
+// a member: a rank that comes later finds the roll closed without itself, and throws. Then the members make
+// the group. It counts only when all have made it: each member signs a second key, and the last signature
+// makes the group good. A member that cannot make it, sees another die or has waited too long writes that the
+// group is bad, unless it is good already. So all members see the same of the two. After a bad round the
+// members meet in the next round, without those who do not come. A rank may stop at any point and go on at
+// any later one: what it wants to add is compared with what the key holds by then.
 #include "group/shrink.hpp"
 
 #include <fmt/format.h>
@@ -83,7 +84,7 @@ class RoundStore final : public ForwardingStore {
   /// `look` throws where there is nothing to wait for any more.
   RoundStore(std::shared_ptr<Store> store, std::function<void()> look)
       : ForwardingStore(std::move(store)), look_(std::move(look)) {}
-  /// From now on it is the store below, for who has kept it.
+  /// From now on it forwards to the store below and nothing else: the group may have kept it.
   void over() {
     const std::lock_guard lock(mutex_);
     look_ = nullptr;
@@ -147,7 +148,7 @@ class Shrinking {
   }
   std::string tail() const { return fmt::format(" [group \"{}\", rank {}]", group_.member.name, rank_); }
 
-  // What a key of ours holds. Others of the job, or who shares its store, may have written it.
+  // What a key of this agreement holds. Another program that shares the store may have written it.
   Roll parse(const std::string& key, const std::string& text) const {
     if (auto roll = Roll::parse(text, group_.member.size)) return std::move(*roll);
     throw Error(Failure{
@@ -159,7 +160,7 @@ class Shrinking {
         .ranks = {}});
   }
 
-  // The store's functions, with a text of our own where it is lost.
+  // The functions of the store, with an error text of our own where the store is lost.
   template <class F>
   auto ask(const F& f) const {
     try {
@@ -174,12 +175,12 @@ class Shrinking {
                   .ranks = {}});
     }
   }
-  // The store answers at once, or the process that serves it is stopped or out of reach.
+  // A store answers at once. One that does not is served by a process that is stopped or out of reach.
   Deadline answer() const { return Deadline::after(std::clamp<Duration>(limit_, kAnswer, kLongestAnswer)); }
   std::string read(const std::string& key) const {
     return ask([&](Store& s) { return s.try_get(key, answer()).value_or(""); });
   }
-  // What the key holds when `change` has nothing more to change in it.
+  // Changes the key by `change` until that has nothing more to change. Returns what the key holds then.
   template <class Change>
   std::string update(const std::string& key, const Change& change) const {
     std::string held = read(key);
@@ -207,7 +208,7 @@ class Shrinking {
   Ranks gather(const Ranks& candidates, int round) const {
     const std::string roll_key = key("roll", round);
     const Deadline deadline = Deadline::after(limit_);
-    // Who the first cause says is lost is not waited for. It may yet come: then it is not.
+    // Nobody waits for the ranks that the first cause names as lost. One that comes nevertheless is taken in.
     Ranks accused;
     if (const std::optional<Failure> why = group_.failure(); why && why->code == ErrorCode::peer_lost)
       accused = why->ranks;
@@ -234,7 +235,7 @@ class Shrinking {
     const Ranks members = parse(roll_key, held).here;
     if (holds(members, rank_)) {
       const Ranks out = without(candidates, members);
-      // Who is left out and lives may wait in a call of the old group.
+      // A rank that is left out but lives may wait in a call of the old group: it must fail.
       if (!out.empty())
         group_.fail(Failure{.code = ErrorCode::peer_lost,
                             .text = fmt::format("shrink: the group goes on as {} without {}",
@@ -267,7 +268,7 @@ class Shrinking {
     const auto good = [&](const std::string& text) {
       return !bad(text) && parse(built, text).here.size() == members.size();
     };
-    // True: this rank is who made it so.
+    // True: it was this rank that decided it.
     const auto spoil = [&] {
       bool mine = false;
       update(built, [&](const std::string& text) {

@@ -25,7 +25,7 @@ class TraceFiles {
 
   /// `about`: group, id, rank, size, backend and process rank.
   std::shared_ptr<Recorder> open(Trace about);
-  /// No signal asks for it any more.
+  /// The group has ended: a signal writes it no more.
   void close(const std::shared_ptr<Recorder>& recorder) noexcept;
   /// Asks for a file. Does not wait.
   void write(const std::shared_ptr<Recorder>& recorder) noexcept;

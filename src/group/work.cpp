@@ -19,7 +19,7 @@ void Work::take(Work& other) noexcept {
   more_ = std::move(other.more_);
 }
 
-// The head of a chain is given back: the next is the head.
+// The first Work of a chain was given back: the next becomes the first.
 void Work::finish() noexcept {
   group_ = nullptr;
   if (more_) {
@@ -36,8 +36,8 @@ void Work::spend() noexcept {
   for (; group_; finish()) group_->give_back();
 }
 
-// A call that failed has told so: its ticket is spent, with all that are chained to it, whose group has
-// failed; quiesce() is the caller's to call.
+// A call that failed has thrown its Error: its Work is spent, and so are those that are chained to it, since
+// the group has failed. It is up to the caller to quiesce().
 template <class Ask>
 bool Work::ask(const Ask& ask) {
   for (; group_; finish()) {

@@ -266,8 +266,7 @@ TEST_F(Group, AFullRingTimesOut) {
   ProcessGroup g = make();
   recording.decide(kNever);
   std::vector<Work> works;
-  for (std::uint32_t k = 0; k < Ring::kSlots; ++k)
-    works.push_back(k % 2 ? g.barrier() : g.send(view(a), 1));
+  for (std::uint32_t k = 0; k < Ring::kSlots; ++k) works.push_back(k % 2 ? g.barrier() : g.send(view(a), 1));
   const auto began = Clock::now();
   const Error e = error_of([&] { g.recv(view(a), 1, {.deadline = 100ms}).wait(); });
   EXPECT_GE(Clock::now() - began, 95ms);
