@@ -32,7 +32,7 @@ struct Checker {
   const Traits& traits;
   int rank, size;
   std::string_view group;
-  Operands have{};  // the buffers that were looked at
+  Operands have{};  // the buffers that were checked
 
   template <class... Args>
   [[noreturn, gnu::cold, gnu::noinline]] void wrong(ErrorCode code, fmt::format_string<Args...> text,
@@ -79,7 +79,7 @@ struct Checker {
       wrong(ErrorCode::bad_argument, "out is {}; expected {} (in)", name(out.dtype), name(in.dtype));
   }
 
-  // Where `in` and `out` overlap, this must hold, as the rule says it.
+  // Where `in` and `out` overlap they must be in place; `rule` says what that means.
   void overlap(bool in_place, const char* rule) const {
     if (in_place || have.in_count == 0 || have.out_count == 0) return;
     const std::int64_t element = size_bytes(call.in.dtype);
@@ -94,7 +94,7 @@ struct Checker {
             static_cast<const void*>(b.data), alignment(b.dtype), name(b.dtype));
   }
 
-  // n x size, said rather than wrapped where it does not fit.
+  // n x size; an error where that does not fit 64 bits.
   std::int64_t times_size(std::int64_t n, const char* which) const {
     std::int64_t product = 0;
     if (__builtin_mul_overflow(n, std::int64_t{size}, &product))
@@ -119,7 +119,8 @@ struct Checker {
             call.options.order == Order::canonical ? " in canonical order" : "");
   }
 
-  // A view's blocks: as many as ranks, inside of it, and apart from one another where they are written.
+  // The blocks of a buffer: one for each rank, within the buffer, and apart from one another where they are
+  // written.
   void blocks(const Blocks& b, const char* which, std::int64_t count, bool written) const {
     if (static_cast<int>(b.counts.size()) != size)
       wrong(ErrorCode::bad_argument, "{}_blocks has {} counts; expected {} (group size)", which,
@@ -148,7 +149,7 @@ struct Checker {
         wrong(ErrorCode::bad_argument, "{}_blocks: blocks {} and {} overlap", which, order[i - 1], order[i]);
   }
 
-  // Where the own block begins.
+  // Where block r begins.
   static std::int64_t offset(const Blocks& b, int r) {
     return b.offsets.empty() ? std::accumulate(b.counts.begin(), b.counts.begin() + r, std::int64_t{0})
                              : b.offsets[static_cast<std::size_t>(r)];
@@ -233,8 +234,9 @@ bool plain(const BasicBuffer<Byte>& b) noexcept {
          (b.data != nullptr || b.count == 0);
 }
 
-// Most calls are right, and most of these are told from the others in few instructions: equal blocks, a dtype
-// and a reduction that the transport has itself. False says nothing but that the checks below must look.
+// The fast path. Most calls are right, and most of the right ones can be recognised in few instructions:
+// equal blocks, a dtype and a reduction that the transport has itself. False does not mean that the call is
+// wrong, only that the checks below must look.
 bool plainly_right(const Call& call, const Traits& traits, int rank, int size, Operands& have) noexcept {
   const OpRow r = row(call.op);
   if (traits.device || !traits.has(call.op) || call.options.deadline < Duration::zero() ||
@@ -268,7 +270,7 @@ bool plainly_right(const Call& call, const Traits& traits, int rank, int size, O
       return false;
   }
   if (!in || !out) return true;
-  // They are the same where the operation is in place, or they lie apart.
+  // Either the operation is in place, or the buffers lie apart.
   const std::int64_t element = size_bytes(have.dtype), in_bytes = have.in_count * element,
                      out_bytes = have.out_count * element;
   switch (r.counts) {
@@ -294,7 +296,7 @@ bool plainly_right(const Call& call, const Traits& traits, int rank, int size, O
   return apart(have.in, in_bytes, have.out, out_bytes);
 }
 
-// All of them.
+// The slow path: all checks.
 [[gnu::noinline]] Operands check_closely(const Call& call, const Traits& traits, int rank, int size,
                                          std::string_view group) {
   Checker c{call, traits, rank, size, group};
