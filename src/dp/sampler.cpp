@@ -5,7 +5,7 @@
 #include <bit>
 
 #include "weft/base/error.hpp"
-#include "weft/nn/random.hpp"
+#include "weft/base/random.hpp"
 
 namespace weft {
 namespace {

@@ -51,7 +51,7 @@ Tensor add_tensors(const Tensor& a, const Tensor& b, Compute& compute, const std
     throw Error(ErrorCode::bad_argument, fmt::format("{}: terms of shapes {} and {}", what,
                                                      to_string(a.shape()), to_string(b.shape())));
   const Tensor sum = compute.make(a.shape(), DType::f32, memory).with_layout(a.layout());
-  kernels::add(compute.kernels(), a.f32().data(), b.f32().data(), sum.f32().data(), a.count());
+  kernels::add(kernels_of(compute), a.f32().data(), b.f32().data(), sum.f32().data(), a.count());
   return sum;
 }
 

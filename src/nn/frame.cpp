@@ -10,10 +10,16 @@
 
 namespace weft {
 
-Compute::Compute(Context& context, int threads)
-    : context_(&context), threads_(threads), kernels_(std::make_unique<kernels::KernelContext>(threads)) {}
+namespace {
 
-Compute::~Compute() = default;
+struct Kernels {
+  explicit Kernels(Compute& compute) : context(compute.threads()) {}
+  kernels::KernelContext context;
+};
+
+}  // namespace
+
+kernels::KernelContext& kernels_of(Compute& compute) { return compute.attached<Kernels>().context; }
 
 void Frame::push(const Module& of, Tensors tensors) {
   if (keeps_) entries_.push_back({&of, std::move(tensors)});

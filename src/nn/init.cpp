@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "weft/base/random.hpp"
 #include "weft/mesh/layout.hpp"
 #include "weft/nn/module.hpp"
 #include "weft/nn/parameter.hpp"
-#include "weft/nn/random.hpp"
 
 namespace weft {
 namespace {

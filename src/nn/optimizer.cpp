@@ -55,7 +55,7 @@ AdamW::AdamW(Compute& compute, std::vector<Parameter*> parameters, const Options
 
 void AdamW::update(Parameter& p, State& state, std::int64_t step, double lr) {
   kernels::adamw_step(
-      compute().kernels(), p.value().f32().data(), state.tensors[0].f32().data(),
+      kernels_of(compute()), p.value().f32().data(), state.tensors[0].f32().data(),
       state.tensors[1].f32().data(), p.gradient().f32().data(), p.value().count(),
       {lr, options_.beta1, options_.beta2, options_.eps, p.decays() ? options_.weight_decay : 0.0, step});
 }
@@ -66,7 +66,7 @@ SGD::SGD(Compute& compute, std::vector<Parameter*> parameters, const Options& op
       options_(options) {}
 
 void SGD::update(Parameter& p, State& state, std::int64_t, double lr) {
-  kernels::sgd_step(compute().kernels(), p.value().f32().data(),
+  kernels::sgd_step(kernels_of(compute()), p.value().f32().data(),
                     options_.momentum == 0 ? nullptr : state.tensors[0].f32().data(),
                     p.gradient().f32().data(), p.value().count(),
                     {lr, options_.momentum, p.decays() ? options_.weight_decay : 0.0});

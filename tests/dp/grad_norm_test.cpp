@@ -9,7 +9,7 @@
 #include "support/golden_case.hpp"
 #include "weft/dp/replicated.hpp"
 #include "weft/mesh/redistribute.hpp"
-#include "weft/nn/random.hpp"
+#include "weft/base/random.hpp"
 
 namespace weft {
 namespace {

@@ -14,7 +14,7 @@
 #include "weft/base/error.hpp"
 #include "weft/nn/init.hpp"
 #include "weft/nn/module.hpp"
-#include "weft/nn/random.hpp"
+#include "weft/base/random.hpp"
 
 namespace weft::test {
 

@@ -11,7 +11,7 @@
 #include "weft/nn/attention.hpp"
 #include "weft/nn/init.hpp"
 #include "weft/nn/linear.hpp"
-#include "weft/nn/random.hpp"
+#include "weft/base/random.hpp"
 #include "weft/tp/parallelize.hpp"
 
 namespace weft {

@@ -1,13 +1,11 @@
-// What one rank computes with (Compute), and what a forward pass leaves for its backward pass (Frame). Each
-// belongs to one thread at a time; several Frames may be in flight over one Compute.
+// What a forward pass leaves for its backward pass. A Frame belongs to one thread at a time; several Frames
+// may be in flight over one Compute.
 #pragma once
 
-#include <cstddef>
-#include <memory>
 #include <vector>
 
 #include "weft/base/tensor.hpp"
-#include "weft/host/context.hpp"
+#include "weft/host/compute.hpp"
 
 namespace weft {
 
@@ -18,30 +16,8 @@ class Module;
 
 using Tensors = std::vector<Tensor>;
 
-/// The means of one rank: its memory, and its kernels with their threads and scratch space. Threads are set,
-/// not guessed. Must outlive every Frame made with it; the Context must outlive it.
-class Compute {
- public:
-  /// Throws bad_argument where `threads` < 1.
-  explicit Compute(Context& context, int threads = 1);
-  ~Compute();
-  Compute(const Compute&) = delete;
-  Compute& operator=(const Compute&) = delete;
-
-  Context& context() const noexcept { return *context_; }
-  kernels::KernelContext& kernels() const noexcept { return *kernels_; }
-  int threads() const noexcept { return threads_; }
-
-  /// An uninitialised tensor in this rank's memory.
-  Tensor make(const Shape& shape, DType dtype = DType::f32, Memory memory = Memory::local) const {
-    return Tensor(*context_, shape, dtype, memory);
-  }
-
- private:
-  Context* context_;
-  int threads_;
-  std::unique_ptr<kernels::KernelContext> kernels_;
-};
+/// What the kernels keep for one rank, with its threads and scratch memory; made by the first call.
+kernels::KernelContext& kernels_of(Compute& compute);
 
 /// What backward needs: each module's forward pushes, its backward pops, in exactly the reverse order.
 /// Entries carry the module that pushed them, so a backward that does not mirror its forward is an error that
@@ -59,7 +35,7 @@ class Frame {
   Frame& operator=(Frame&&) noexcept = default;
 
   Compute& compute() const noexcept { return *compute_; }
-  kernels::KernelContext& kernels() const noexcept { return compute_->kernels(); }
+  kernels::KernelContext& kernels() const noexcept { return kernels_of(*compute_); }
   bool keeps() const noexcept { return keeps_; }
   bool empty() const noexcept { return entries_.empty(); }
 

@@ -1,7 +1,9 @@
-#include "weft/nn/random.hpp"
+#include "weft/base/random.hpp"
 
 #include <cmath>
 #include <numbers>
+
+#include "base/hash.hpp"
 
 namespace weft {
 
@@ -21,8 +23,7 @@ std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> c, std::array<s
 
 RandomStream::RandomStream(std::uint64_t seed, std::string_view path) noexcept
     : key_{static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)} {
-  std::uint64_t hash = 0xcbf29ce484222325u;  // FNV-1a, 64 bits
-  for (const char c : path) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  const std::uint64_t hash = hash_of(path);
   path_hash_ = {static_cast<std::uint32_t>(hash), static_cast<std::uint32_t>(hash >> 32)};
 }
 

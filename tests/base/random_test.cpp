@@ -1,4 +1,4 @@
-#include "weft/nn/random.hpp"
+#include "weft/base/random.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
