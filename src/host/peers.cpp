@@ -87,8 +87,7 @@ struct HostPeers::Impl {
   Arena& arena;
   int refusal = 0;  // errno, where there is no memfd
   std::string no_shared_memory;
-  Descriptor
-      block_memfd;  // empty where the system has none: then the doorbells ring within this process only
+  Descriptor block_memfd;  // empty if the system has none; then the doorbells work within this process only
   SharedMapping block_mapping;
   const ProcessAddress address;
   PeerProcessRef self;
@@ -96,7 +95,7 @@ struct HostPeers::Impl {
 
   std::mutex remotes_mutex;
   std::map<std::string, std::weak_ptr<PeerProcess>> remotes;  // by socket
-  std::size_t sweep_at = 64;                                  // remotes, when those that are gone are dropped
+  std::size_t sweep_at = 64;  // number of remotes at which expired entries are removed
 
   std::mutex doorbells_mutex;
   std::map<int, int> doorbell_numbers;  // by process_rank
@@ -180,13 +179,13 @@ PeerProcessRef HostPeers::meet(const ProcessAddress& address, Deadline deadline)
     const std::lock_guard lock(impl_->remotes_mutex);
     if (PeerProcessRef peer_process = known()) return peer_process;
   }
-  // Without the lock, since the other process may be slow: two threads may both connect, and the second drops
-  // its own.
+  // Without the lock, since the other process may be slow. If two threads connect at once, the second one's
+  // connection is dropped.
   auto made = std::make_shared<RemoteProcess>(impl_->log, address, deadline);
   const std::lock_guard lock(impl_->remotes_mutex);
   if (PeerProcessRef peer_process = known()) return peer_process;
   impl_->remotes[address.socket] = made;
-  if (impl_->remotes.size() >= impl_->sweep_at) {  // now and then, so that many are met in little time
+  if (impl_->remotes.size() >= impl_->sweep_at) {  // now and then, so that meeting many takes little time
     for (auto i = impl_->remotes.begin(); i != impl_->remotes.end();)
       i = i->second.expired() ? impl_->remotes.erase(i) : std::next(i);
     impl_->sweep_at = 64 + 2 * impl_->remotes.size();

@@ -1,12 +1,12 @@
 // The other processes of this host, as seen from this one: how their memory is reached and whether they live.
 //
-// Each Context has a block: shared memory with its doorbells, a word that tells whether it lives, and the
-// numbers of its segments' descriptors. Processes of the same user open each other's process blocks and
-// segments through /proc, without asking: a peer may be stopped, and n ranks need no n² conversations. What
-// /proc refuses (a process that is not dumpable) is asked for over an abstract Unix socket, on which each
-// Context listens with a small thread that sleeps otherwise; so are regions. Whoever asks must run as the
-// same user (SO_PEERCRED). A connection lasts as long as one conversation; what is kept per peer process is
-// one pidfd. No name is left in the file system; descriptors close themselves. Thread-safe.
+// Each Context has a process block: shared memory with its doorbells, a word that says whether it lives, and
+// the numbers of its segments' descriptors. Processes of the same user open each other's blocks and segments
+// through /proc without asking. So a stopped peer delays nobody, and n ranks need no n² conversations. Where
+// /proc refuses (a process that is not dumpable), the process is asked over an abstract Unix socket, on which
+// a small thread of each Context listens. Regions are always asked for. Both sides must run as the same user
+// (SO_PEERCRED). A connection lasts as long as one conversation; per peer process only a pidfd is kept. No
+// name is left in the file system. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -47,19 +47,19 @@ class HostPeers {
   /// The region that `owner` offers under that name; waits for it until the deadline. Within one process
   /// everybody gets the same mapping. Throws timeout, peer_lost, system.
   RegionRef open(PeerProcess& owner, const std::string& name, Deadline deadline);
-  /// Throws system, with the limit, where another process has been waiting for half a second (`last`: for a
-  /// moment) to connect to this one, which may have no more descriptors or memory. Does not wait.
+  /// Throws system, with the limit, if another process has waited for half a second (`last`: at all) to
+  /// connect to this one, because this process has no more descriptors or memory. Does not wait.
   void check_admits(bool last) const;
 
-  /// The number of this process's doorbell for the rank of that process rank, given at first use: what peers
-  /// ask doorbell() for. Throws unsupported where kMaxDoorbells process ranks have one.
+  /// The number of the doorbell of that process rank, assigned at first use. Peers pass it to doorbell().
+  /// Throws unsupported where kMaxDoorbells process ranks have one.
   int doorbell_number(int process_rank);
   /// That doorbell; none for a negative process rank.
   Doorbell own_doorbell(int process_rank);
-  /// Puts segments that the arena has made meanwhile on the block, so that peer processes need not ask. Cheap
-  /// where there are none.
+  /// Writes segments that the arena has made meanwhile into the block, so that peer processes need not ask
+  /// for them. Cheap if there are none.
   void show_segments() noexcept;
-  /// A digest of where things lie on a block: equal in processes that meet.
+  /// A digest of the block's layout. Processes that meet must have the same one.
   static std::uint64_t process_block_layout() noexcept;
 
  private:

@@ -1,5 +1,5 @@
-// Warnings that strangers can cause as often as they like: of each ten seconds the first are written, the
-// others counted. Not thread-safe: whoever serves the strangers owns them.
+// Warnings that unauthenticated clients can cause as often as they like: in ten seconds the first twenty are
+// written and the others counted. Not thread-safe: owned by the thread that serves the clients.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +15,14 @@ class Warnings {
   static constexpr int kAtOnce = 20;
   static constexpr Duration kWindow = std::chrono::seconds(10);
 
-  /// `who` begins the line that tells how many were left out. `log` must outlive this.
+  /// `who` begins the line that says how many were left out. `log` must outlive this.
   Warnings(Logger& log, std::string who) : log_(log), who_(std::move(who)) {}
   ~Warnings();
   Warnings(const Warnings&) = delete;
   Warnings& operator=(const Warnings&) = delete;
 
   void write(const std::string& line);
-  /// To be called at next() at the latest: tells of those that were left out.
+  /// To be called at next() at the latest: writes how many were left out.
   void look(Clock::time_point now);
   Clock::time_point next() const { return left_out_ == 0 ? Clock::time_point::max() : since_ + kWindow; }
 

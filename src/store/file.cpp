@@ -1,10 +1,10 @@
 // The file store: a log of changes that every process replays into a table of its own.
 //
-// The file is a header and then records, each as long as its header says and with a checksum. Records are
-// appended by whoever holds the file's lock (flock), never changed. Reading takes no lock: a record counts
-// once it is whole, and it never is un-written. A writer that was killed leaves the beginning of a record at
-// the end of the file; the next who holds the lock cuts it off. A record that is whole but wrong was written
-// by somebody else: that is an error, not a repair.
+// The file is a header and then records. A record says how long it is and has a checksum. The process that
+// holds the file's lock (flock) appends records; it never changes one. Reading takes no lock: a record counts
+// once it is whole, and stays so. A writer that was killed may leave the beginning of a record at the end of
+// the file; the next process that takes the lock cuts it off. A record that is whole but wrong was not
+// written by weft: that is an error and is not repaired.
 #include "weft/store/file.hpp"
 
 #include <fcntl.h>
@@ -30,9 +30,9 @@ namespace weft {
 namespace {
 
 constexpr std::size_t kPiece = std::size_t{4} << 20;               // of the file, read at once
-constexpr Duration kLongestPause = std::chrono::milliseconds(10);  // between two looks of who waits
+constexpr Duration kLongestPause = std::chrono::milliseconds(10);  // between two looks at the file
 
-/// Between two looks: short at first, then longer.
+/// The pauses between two looks at the file: short at first, then longer.
 class Pause {
  public:
   void wait(Duration limit) {
@@ -75,7 +75,7 @@ class FileStore final : public Store {
   std::optional<std::string> try_get(std::string_view key, Deadline deadline) override {
     check_store_key(key);
     const std::lock_guard guard(mutex_);
-    if (!catch_up(false)) {  // seen in the middle of a write, perhaps: the writer's lock tells
+    if (!catch_up(false)) {  // perhaps in the middle of a write: look again under the lock
       const Lock lock(*this, key_text(key), deadline);
       catch_up(true);
     }
@@ -117,8 +117,8 @@ class FileStore final : public Store {
   }
 
  private:
-  /// The file's lock, against other processes and other stores of this one. Not waited for in the kernel,
-  /// which knows no deadline: its holder may be stopped.
+  /// The file's lock, against other processes and other stores of this process. It polls, because flock() has
+  /// no deadline and the holder may be stopped.
   class Lock {
    public:
     Lock(const FileStore& store, const std::string& what, Deadline limit) : fd_(store.fd_) {
@@ -151,9 +151,9 @@ class FileStore final : public Store {
     return static_cast<std::size_t>(status.st_size);
   }
 
-  /// Reads what was appended since the last time. Under the lock (`repair`) also begins a new file, cuts off
-  /// what a killed writer left and throws where the file is damaged; without it, false says that there is
-  /// something odd.
+  /// Reads what was appended since the last time. `repair`, only under the lock: also begins a new file, cuts
+  /// off what a killed writer left, and throws if the file is damaged. Without it, false: something is wrong
+  /// with the file, or a write is under way.
   bool catch_up(bool repair) {
     const std::size_t end = size();
     if (end < at_) {
@@ -161,7 +161,7 @@ class FileStore final : public Store {
       throw damaged(end, "it was cut short");
     }
     std::string bytes;  // from at_ on
-    // Piece by piece: a file that somebody made longer has any size.
+    // In pieces: if somebody else wrote to the file, it may have any size.
     for (bool more = true; more;) {
       const std::size_t had = bytes.size(), piece = std::min(kPiece, end - at_ - had);
       bytes.resize(had + piece);
@@ -188,7 +188,8 @@ class FileStore final : public Store {
     return true;
   }
 
-  /// Those at the beginning of `rest`, which stands at at_ in the file, off it. False: something odd follows.
+  /// Applies the records at the beginning of `rest`, which begins at at_ in the file, and removes them from
+  /// it. False: what follows is no record.
   bool take_records(std::string_view& rest, bool repair) {
     for (;;) {
       const StoreRecord record = parse_record(rest);
@@ -220,7 +221,7 @@ class FileStore final : public Store {
     apply(change, key, value);
   }
 
-  /// All of it, or nothing and an Error.
+  /// Writes all bytes, or throws and leaves the file as it was.
   void write(std::string_view bytes, std::size_t at, const std::string& what) {
     const WithoutSizeSignal guard;
     for (std::size_t done = 0; done < bytes.size();) {
@@ -230,7 +231,8 @@ class FileStore final : public Store {
         done += static_cast<std::size_t>(n);
       } else if (errno != EINTR) {
         const int error_number = errno;
-        [[maybe_unused]] const int cut = ::ftruncate(fd_, static_cast<off_t>(at));  // else the next who locks
+        [[maybe_unused]] const int cut =
+            ::ftruncate(fd_, static_cast<off_t>(at));  // else the next writer does it
         throw_errno(fmt::format("store: cannot write {} to {}", what, path_), error_number);
       }
     }

@@ -1,4 +1,4 @@
-// The file store's records, as bytes: apart from the file, so that reading them can be tested, and fuzzed,
+// The record format of the file store. No file here, so that the parser can be tested and fuzzed with bytes
 // alone.
 //
 // A record is a header (24 bytes, little-endian: magic, change, lengths, checksum of everything else), key

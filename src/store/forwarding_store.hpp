@@ -1,4 +1,4 @@
-// Stores that stand before another one.
+// Stores that forward to another one.
 #pragma once
 
 #include <functional>
@@ -12,7 +12,7 @@
 
 namespace weft {
 
-/// Hands every request on; what is to be different is overridden.
+/// Forwards every request. A derived class overrides what it changes.
 class ForwardingStore : public Store {
  public:
   explicit ForwardingStore(std::shared_ptr<Store> store) : store_(std::move(store)) {}
@@ -39,7 +39,7 @@ class ForwardingStore : public Store {
 
 enum class StoreRequest { set, get, try_get, add, compare_set, remove };
 
-/// Calls a function before every request; what that throws is the request's error.
+/// Calls a function before every request. If that throws, the request fails with its error.
 class ObservedStore final : public ForwardingStore {
  public:
   using Before = std::function<void(StoreRequest request, std::string_view key, Deadline deadline)>;

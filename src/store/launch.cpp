@@ -116,12 +116,12 @@ LaunchInfo find_launch_info(Context& context) {
   std::vector<LaunchInfo> launch_infos;
   for (const Variables& v : kVariables) {
     if (!present(v)) continue;
-    // What is not used need not be right.
+    // Variables that are not used may be wrong.
     if (launch_infos.empty() || (env::get(v.rank) && env::get(v.size)))
       launch_infos.push_back(read_launch_info(v, v.size));
   }
   if (launch_infos.empty()) {
-    // Where to meet, but not who we are: half of a launcher's variables.
+    // Half of a launcher's variables: where to meet, but no rank.
     if (env::get("WEFT_STORE")) return read_launch_info(variables_of(Launcher::weft), "WEFT_STORE");
     for (const char* where : {"MASTER_PORT", "MASTER_ADDR"})
       if (env::get(where)) return read_launch_info(variables_of(Launcher::torchrun), where);
@@ -168,7 +168,7 @@ std::string job_of(const LaunchInfo& launch) {
       return job || old ? fmt::format("openmpi {}", job ? *job : *old) : "";
     }
     case Launcher::hydra: {
-      // Each host has a proxy of its own: nothing that Hydra tells is the same on several.
+      // Each host has its own proxy, and nothing else that Hydra says identifies the job on several hosts.
       if (const auto here = env::get("MPI_LOCALNRANKS"); here && *here != std::to_string(launch.size))
         return "hydra";
       const pid_t proxy = hydra_proxy();

@@ -1,5 +1,5 @@
-// Who started this process: the variables by which launchers tell a process its rank, and which of them hold
-// where several are set. docs/rendezvous.md has the table for users.
+// Which launcher started this process: the variables by which launchers tell a process its rank, and which of
+// them are taken if several are set. docs/rendezvous.md has the table for users.
 #pragma once
 
 #include <cstdint>
@@ -24,9 +24,9 @@ struct LaunchInfo {
   const char* size_name = "";
 };
 
-/// The launcher that holds here: the first of the enum's order that is present, but Slurm before Hydra where
-/// both say the same (srun sets Hydra's variables, too). Tells what was chosen and what was not, at info.
-/// Throws bad_argument naming the variable that is wrong.
+/// The launcher whose variables are taken: the first present one in the enum's order, but Slurm before Hydra
+/// if both say the same (srun sets Hydra's variables, too). Logs at level info what was chosen and what was
+/// not. Throws bad_argument naming the variable that is wrong.
 LaunchInfo find_launch_info(Context& context);
 
 /// The launcher's name for the job, different in every job of this user on this host; empty where it has

@@ -1,4 +1,4 @@
-// Files by which processes of one user meet: whether others could have written what is in them. Callable from
+// Checks of files that only this user may have written, by which processes of one user meet. Callable from
 // any thread.
 #pragma once
 
@@ -14,8 +14,8 @@ namespace weft {
 /// regular file that belongs to this process's user and that nobody else may write.
 void check_own_file(const std::string& subject, const struct stat& status);
 
-/// Opens a file of this user's, which may be absent with O_CREAT among `flags`, and checks it and the folder
-/// that it is in: on what was opened, never by name again. Throws system naming `subject` ("store") and the
+/// Opens a file of this user, or makes it with O_CREAT among `flags`, and checks it and its folder. The
+/// checks look at what was opened, never at the name again. Throws system naming `subject` ("store") and the
 /// path: as check_own_file does, for a symbolic link, and for a folder in which others may put and remove
 /// files (without the sticky bit). Never waits. The folder itself may be reached by a link.
 Descriptor open_own_file(const std::string& subject, const std::string& path, int flags);

@@ -1,4 +1,4 @@
-// A part of a store: its keys all begin with a prefix, so that those who share the store do not meet.
+// A part of a store: it puts a prefix before all keys, so that users of the same store do not meet.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,4 @@
-// Where a process learns who it is in a job of processes, and how it reaches the job's store.
+// How a process learns its rank in a job of processes, and how it reaches the job's store.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -29,12 +29,12 @@
 namespace weft {
 namespace {
 
-/// The keys of a job all carry its token, so that jobs that share a server or a file do not meet.
+/// All keys of a job begin with its name, so that jobs that share a server or a file stay apart.
 std::shared_ptr<Store> store_of(std::string_view job, std::shared_ptr<Store> store) {
   return std::make_shared<PrefixStore>(fmt::format("{}/", job), std::move(store));
 }
 
-/// Runs `reach`; an Error it throws is told with the variables that led there.
+/// Runs `reach`. If it throws an Error, adds the variables that led there to the text.
 template <class F>
 auto reached_by(const std::string& variables, F&& reach) {
   try {
@@ -44,8 +44,8 @@ auto reached_by(const std::string& variables, F&& reach) {
   }
 }
 
-/// The stores of this process's jobs, one per job and rank: asked for twice, the same store comes back, on
-/// all ranks alike. What rank 0 serves, it serves as long as the Context lives.
+/// The stores of this process's jobs, one per job and rank. A second open() returns the same store, on all
+/// ranks. A store that rank 0 serves lives as long as the Context.
 class JobStores {
  public:
   explicit JobStores(Context& context) : context_(context) {}
@@ -53,7 +53,7 @@ class JobStores {
     for (const auto& [place, address] : published_) place->remove(address);
     for (const auto& [store, claim] : claims_) leave(*store, claim);
     claims_.clear();
-    stores_.clear();  // first the clients, for whom the servers wait
+    stores_.clear();  // the clients first: the servers wait for them
   }
 
   std::shared_ptr<Store> open(const LaunchInfo& launch, Deadline deadline);
@@ -77,7 +77,7 @@ class JobStores {
                                             Deadline deadline);
   Claim claim_of(const LaunchInfo& launch) const {
     Claim mine = make_claim(context_.host_peers().self().host, launch.rank, launch.size);
-    // Jobs that have names are told apart by these.
+    // Names keep jobs apart; without a name their origin does.
     if (!env::get("WEFT_JOB") && job_of(launch).empty()) add_origin(mine, batch_job());
     return mine;
   }
@@ -167,8 +167,8 @@ std::string JobStores::claim(Store& store, const Claim& mine, Deadline deadline)
   return held == mine.text() ? "" : held;
 }
 
-/// Says that the place may be taken by another process: this one may live on without its Context. It does not
-/// matter much where that cannot be said.
+/// Marks the place as free for another process: this process may live on without its Context. If that fails,
+/// nothing bad happens.
 void JobStores::leave(Store& store, Claim claim) noexcept try {
   if (claim.process != ::getpid()) return;  // a forked child: the place is its parent's
   const std::string held = claim.text();
@@ -177,10 +177,10 @@ void JobStores::leave(Store& store, Claim claim) noexcept try {
                     Deadline::after(std::chrono::milliseconds(200)));
 } catch (...) {}
 
-/// `first`: the claim of the rank that serves, or came first. Two jobs without names that were given one
-/// address at the same moment could share its places between them. So one that another process started takes
-/// its place a moment later: those whom the same process started come before it. Where batch systems say that
-/// the jobs are two, it is refused.
+/// Keeps two jobs without names apart that use one address at the same moment; else each could get some of
+/// the places. `first`: the claim of the rank that serves, or came first. A rank that another process started
+/// than that one waits a moment, so that the siblings of the first rank take their places before it. If the
+/// batch systems say that these are two jobs, the rank is refused.
 std::optional<JobStores::Refusal> JobStores::give_way(Store& store, const std::string& first,
                                                       const Claim& mine, Deadline deadline) {
   constexpr Duration kSiblingsFirst = std::chrono::milliseconds(500);
@@ -232,12 +232,12 @@ void JobStores::tell(const std::string& address) const {
 bool JobStores::serve(const HostPort& where, bool must, const std::string& secret, const std::string& owner) {
   std::string why;
   const auto all = resolve(where.host, where.port, why);
-  // On loopback alone nobody is asked for it, so that a job of one host needs no libsodium.
+  // On loopback no secret is needed, so that a job of one host needs no libsodium.
   const bool off_loopback =
       std::any_of(all.begin(), all.end(), [](const SocketAddress& a) { return !a.is_loopback(); });
   TcpStoreOptions options{.host = where.host, .port = where.port, .served_by = owner};
   if (off_loopback) options.secret = secret;
-  // As Debian's /etc/hosts has a host's own name.
+  // Debian's /etc/hosts maps a host's own name to loopback.
   if (!off_loopback && !all.empty() && !secret.empty() &&
       where.host.find_first_not_of("0123456789.:") < where.host.size() && where.host != "localhost")
     context_.log().write(
@@ -255,15 +255,15 @@ bool JobStores::serve(const HostPort& where, bool must, const std::string& secre
   return true;
 }
 
-/// Takes this rank's place in the store of a server, which may be another job's. In a store that outlives
-/// jobs, the places of an earlier job that is over are free.
+/// Takes this rank's place in the store of a server, which may be another job's server. In a store that
+/// outlives jobs, the places of an earlier job that is over are free.
 std::optional<JobStores::Refusal> JobStores::take_place(Store& server, Store& store, const Claim& mine,
                                                         const std::string& job, Deadline deadline) const {
   const auto over = [&](const std::string& text) {
     const auto claim = Claim::parse(text);
     return claim && claim->is_over(mine.host);
   };
-  // Of another Context of this process: it is no other job.
+  // A claim of another Context of this process is not another job's.
   const auto is_own = [&](const std::string& text) {
     const auto claim = Claim::parse(text);
     return claim && !claim->left && claim->host == mine.host && claim->process == mine.process &&
@@ -275,14 +275,14 @@ std::optional<JobStores::Refusal> JobStores::take_place(Store& server, Store& st
   const std::string serving = owner.substr(0, owner.find('\n'));
   if (!owner.empty() && owner != fmt::format("{}\n{}", serving, job))
     return Refusal{fmt::format("it is another job's, and served by {}", shown_claim(serving)), over(serving)};
-  // Who serves has its place, also before it has taken it.
+  // The serving rank has its place, even before it has taken it.
   if (const auto server_rank = Claim::parse(serving);
       server_rank && server_rank->rank == mine.rank && serving != mine.text() && !is_own(serving))
     return Refusal{fmt::format("it has a rank {} already, {}", mine.rank, shown_claim(serving)),
                    over(serving)};
   const std::string here = owner.empty() ? store.try_get("weft/size", deadline).value_or("") : serving;
   if (auto refused = give_way(store, here, mine, deadline)) return refused;
-  // As the key there says, or else this process from now on.
+  // Takes the key for this process unless another claim holds it; returns the claim that holds it.
   const auto hold = [&](const std::string& key) {
     std::string held = store.compare_set(key, "", mine.text(), deadline);
     if (held != mine.text() && (is_own(held) || (owner.empty() && over(held))))
@@ -321,7 +321,7 @@ std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_
       }
       refusal = std::move(*refused);
     } catch (const Error& e) {
-      // The server of a job that was ending, perhaps; after it there was none until the deadline.
+      // Perhaps an ending job's server was there, and no other came until the deadline.
       const bool was_ending = e.code() == ErrorCode::timeout && refusal.will_pass;
       if (e.code() == ErrorCode::timeout && !was_ending && launch.rank == 0 && !served)
         throw Error(ErrorCode::timeout,
@@ -331,7 +331,7 @@ std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_
       if (!was_ending && (e.code() != ErrorCode::peer_lost || served)) throw;
       if (!was_ending) refusal = {e.what(), true};
     }
-    // An earlier job's that is ending makes room for this one's.
+    // The store of an earlier job that is ending will make room for this job's.
     if (!refusal.will_pass || deadline.passed())
       throw Error(
           refusal.will_pass ? ErrorCode::timeout : ErrorCode::bad_argument,
@@ -352,7 +352,7 @@ std::shared_ptr<Store> JobStores::by_rendezvous_file(const std::string& key, con
                 fmt::format("rendezvous: this process cannot tell its host: {}; expected WEFT_STORE as "
                             "host:port, the port not 0",
                             kUnknownHostText));
-  // Loopback is meant: ranks that do not share it, or the process numbers, do not share the key either.
+  // The key has the host: ranks that do not share loopback and process numbers must not share the file.
   const auto place = std::make_shared<const RendezvousFile>(fmt::format("{} {}", mine.host, key));
   if (launch.rank == 0) {
     auto server = std::make_unique<TcpStoreServer>(

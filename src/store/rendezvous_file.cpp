@@ -27,7 +27,7 @@ namespace {
 
 constexpr std::string_view kFirstLine = "weft rendezvous 1";
 
-/// The folder's lock, against others who write there at the same moment.
+/// The folder's lock, against other processes that write there at the same moment.
 class FolderLock {
  public:
   FolderLock(int fd, const std::string& folder, Deadline deadline) : fd_(fd) {
@@ -52,9 +52,9 @@ std::string words(const std::string& what, int error_number) {
   return what + ": " + system_words(error_number);
 }
 
-/// A folder of this user's, that nobody else may enter: else another user could send our ranks to a store of
-/// his. Opened without following a link, then checked on what was opened. Empty: it is not to be used, `why`
-/// tells.
+/// Opens a folder of this user that nobody else may enter: else another user could send our ranks to a store
+/// of his. It is opened without following a link, and the opened folder is checked. Empty: it cannot be used;
+/// `why` says why.
 Descriptor open_folder(const std::string& path, bool make, std::string& why) {
   if (make && ::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
     why = words(fmt::format("cannot make the folder {}", path), errno);
@@ -80,7 +80,7 @@ Descriptor open_folder(const std::string& path, bool make, std::string& why) {
   return {};
 }
 
-/// Where to meet, the best place first. Nobody else can take a name in the folder of the session.
+/// The folders to try, the best first. In the session's folder nobody else can take a name.
 std::vector<std::string> candidate_folders() {
   const auto runtime = env::get("XDG_RUNTIME_DIR");
   struct stat status {};
@@ -135,7 +135,8 @@ RendezvousFile::RendezvousFile(std::string key)
                               : "; expected XDG_RUNTIME_DIR to be a folder of this user's, or WEFT_STORE"));
 }
 
-/// Wherever it is: who made a folder before rank 0 looked may have removed it since.
+/// Looks into all folders: the one that rank 0 used may have been made or removed since this process chose
+/// its own.
 std::optional<RendezvousFile::Published> RendezvousFile::read_any() const {
   if (auto published = read(folder_)) return published;
   for (const std::string& path : candidates_) {
@@ -182,7 +183,7 @@ void RendezvousFile::publish(const std::string& address, Deadline deadline) cons
                     path(), published->process));
   const std::string text = fmt::format("{}\n{}\n{}\n{} {}\n", kFirstLine, key_, address, ::getpid(),
                                        start_time_of(::getpid()).value_or(0));
-  // Under another name first: whoever finds the file finds all of it.
+  // Written under another name first, so that readers never find half a file.
   const std::string fresh = name_ + ".new";
   const Descriptor fd(::openat(folder_.fd.get(), fresh.c_str(),
                                O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600));
@@ -206,7 +207,7 @@ void RendezvousFile::remove(const std::string& address) const noexcept {
       const FolderLock lock(folder.fd.get(), path, Deadline::after(std::chrono::seconds(1)));
       const auto published = read(folder);
       if (published && published->address == address) ::unlinkat(folder.fd.get(), name_.c_str(), 0);
-    } catch (...) {  // the file stays; its writer will not live, and then it counts for nothing
+    } catch (...) {  // the file stays, and has no effect once this process has ended
     }
 }
 

@@ -1,8 +1,8 @@
-// How ranks of one host find the store that their rank 0 serves where no variable can say its port: a small
-// file, named after the job, in a folder that this user alone may enter.
+// The file by which ranks of one host find the store that their rank 0 serves, if no variable can say its
+// port. It is small, named after the job, and lies in a folder that only this user may enter.
 //
-// What is in the file counts only while the process that wrote it lives (by its number and start time), so
-// that a file left by a killed job misleads nobody.
+// The file counts only while the process that wrote it lives (identified by its number and start time). So a
+// file that a killed job left has no effect.
 #pragma once
 
 #include <sys/types.h>
@@ -30,11 +30,11 @@ class RendezvousFile {
 
   /// The file, for error texts.
   std::string path() const { return path_in(folder_); }
-  /// Rank 0: tells where it serves. Throws system where another process that lives has published the same.
+  /// Rank 0 writes where it serves. Throws system where another process that lives has published the same.
   void publish(const std::string& address, Deadline deadline) const;
   /// What rank 0 published, or nothing yet.
   std::optional<std::string> find() const;
-  /// Removes the file where it still tells this address: all have met, or rank 0 leaves.
+  /// Removes the file if it still has this address. Called when all have met, or when rank 0 leaves.
   void remove(const std::string& address) const noexcept;
 
  private:

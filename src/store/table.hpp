@@ -1,5 +1,5 @@
-// What every store does with its keys, written once: the limits, counters and comparisons. The in-process
-// store, the TCP server and each user of a file store keep one table. Not thread-safe: whoever owns the table
+// The keys and values of a store, with the limits, counters and comparisons that all stores have. The
+// in-process store, the TCP server and each user of a file store have one table. Not thread-safe: the owner
 // locks.
 #pragma once
 
@@ -33,8 +33,8 @@ struct StoreLimits {
   std::size_t bytes = std::size_t{256} << 20;
 };
 
-/// Arguments are checked by the callers (check_store_key, check_store_value). What adds to the table throws
-/// system where it is full.
+/// Callers check arguments first (check_store_key, check_store_value). A function that adds to the table
+/// throws system if it is full.
 class StoreTable {
  public:
   explicit StoreTable(StoreLimits limits = {}) : limits_(limits) {}

@@ -1,10 +1,10 @@
 // What the ranks of a group share: the layout of its control region, mapped by every rank. Zero-filled at
 // birth.
 //
-// Every word has one writer, named beside it. Sequences count from 1, so that zero means "not yet". What a
-// sleeper may depend on is stored before a full fence and read sequentially consistent: whoever publishes
-// looks for sleepers after the fence, whoever falls asleep says so and then looks again, and one of the two
-// sees the other.
+// Every word has one writer, named beside it. Sequences count from 1, so that zero means "not yet". A word
+// that a sleeper may wait for is stored before a full fence and read with sequential consistency: the
+// publisher looks for sleepers after the fence, and a rank that goes to sleep announces it and then looks
+// again. So one of the two sees the other.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ inline constexpr std::size_t kLine = 64;           ///< bytes of a cache line
 inline constexpr std::uint64_t kRing = 32;         ///< arrival lines per rank
 inline constexpr std::size_t kInlineBytes = 8192;  ///< room for payload beside an arrival: see inline_bytes()
 inline constexpr std::size_t kStageBytes = 128 << 10;  ///< staged by one rank per round
-inline constexpr std::uint64_t kRounds = 4;            ///< rounds in flight, a staging buffer each
+inline constexpr std::uint64_t kRounds = 4;            ///< rounds in flight, each with its own staging buffer
 inline constexpr std::size_t kChunkBytes = 256 << 10;  ///< most that one poll step moves in a peer's memory
 inline constexpr std::size_t kPieceBytes =
     128 << 10;  ///< most that is read at once from a peer by the kernel, to be combined
@@ -46,8 +46,8 @@ struct Buffer {
   std::uint64_t offset;  ///< or the address
 };
 
-/// Added to Arrival::word where a call is small enough to be inline but its memory is shared, and exposed
-/// instead.
+/// Added to Arrival::word if a call is small enough to be inline, but its memory is shared and therefore
+/// exposed instead.
 inline constexpr std::uint64_t kExposed = std::uint64_t{1} << 63;
 
 /// A rank's part in call k: line k mod kRing. Written by its owner, read by all once `sequence` is k + 1;
@@ -69,10 +69,11 @@ struct alignas(64) Arrival {
   };
 };
 
-/// Of the payload, what lies in the arrival's first cache line.
+/// The bytes of the payload that lie in the arrival's first cache line.
 inline constexpr std::int64_t kHeadBytes = kLine - offsetof(Arrival, payload);
 
-/// What few calls need and an arrival line has no room for. Beside the line, under the same rules.
+/// What only few calls need, and for which an arrival line has no room. It lies beside the line, under the
+/// same rules.
 struct alignas(64) Detail {
   double scale;          ///< premul_sum
   std::int64_t longest;  ///< of the blocks
@@ -99,38 +100,40 @@ struct alignas(64) Envelope {
   };
 };
 
-/// From one rank to another (perhaps itself). There is room for all pairs; nobody touches one before its
-/// sender has opened it, so those that never send take no memory.
+/// The messages from one rank to another (perhaps itself). There is room for all pairs. Nobody touches a pair
+/// before its sender has opened it, so pairs that never send take no memory.
 struct Pair {
   struct Chunk {
     std::uint64_t envelope;  ///< its number from 1
     std::int64_t offset;     ///< in the message
   };
-  alignas(64) std::atomic<std::uint64_t> sent;     ///< by the sender: stream chunks filled so far
-  Chunk chunks[2];                                 ///< by the sender: what they hold
-  alignas(64) std::atomic<std::uint64_t> drained;  ///< by the receiver: envelopes taken so far, now and then
-  std::atomic<std::uint64_t> received;             ///< by the receiver: stream chunks emptied so far
+  alignas(64) std::atomic<std::uint64_t> sent;  ///< by the sender: stream chunks filled so far
+  Chunk chunks[2];                              ///< by the sender: what they hold
+  alignas(64)
+      std::atomic<std::uint64_t> drained;  ///< by the receiver: envelopes taken so far; updated now and then
+  std::atomic<std::uint64_t> received;     ///< by the receiver: stream chunks emptied so far
   std::atomic<std::uint64_t> helped;  ///< by the receiver: the envelope whose message both may copy; 0: none
-  std::atomic<std::int64_t> taken_from;  ///< by the receiver: of that, what it copies itself begins here
+  std::atomic<std::int64_t> taken_from;  ///< by the receiver: it copies that message from here on itself
   std::atomic<std::uint32_t>
-      held;  ///< by the receiver: 1 while envelopes stay in the ring, since it may not keep more
+      held;  ///< by the receiver: 1 while envelopes stay in the ring because its unexpected queue is full
   enum Answer : std::uint32_t { waiting, granted, taken };
   std::atomic<std::uint32_t> answers[kEnvelopes];  ///< by the receiver; back to waiting by the sender
   Envelope envelopes[kEnvelopeRing];
   alignas(64) std::byte stream[2][kStreamBytes];  ///< by the sender
 };
 
-/// Added to RankBlock::active where the kernel copies: what it writes to cannot be given other pages.
+/// Added to RankBlock::active while the kernel copies: the memory it writes to cannot be given other pages.
 inline constexpr std::uint64_t kByKernel = std::uint64_t{1} << 63;
 
 /// One rank's words. Each line has one writer, the owner, but for `inbox`.
 struct RankBlock {
   alignas(64)
       std::atomic<std::uint64_t> consumed;  ///< calls whose arrival lines are read: peers may rewrite them
-  std::atomic<std::uint64_t> finished;      ///< calls after which what peers exposed may be theirs again
+  std::atomic<std::uint64_t>
+      finished;  ///< calls for which this rank no longer touches memory that peers exposed
   alignas(64) std::atomic<std::uint64_t> staged;  ///< rounds of staging filled, over the group's life
   std::atomic<std::uint64_t> reduced;             ///< rounds whose own part is summed
-  std::atomic<std::uint64_t> copied;              ///< rounds taken out of the peers' slots
+  std::atomic<std::uint64_t> copied;              ///< rounds copied out of the peers' slots
   alignas(64) std::atomic<std::uint64_t> active;  ///< call + 1 while inside peers' memory, else 0; kByKernel
   alignas(64) std::atomic<std::uint32_t> sleeping;  ///< threads of this rank asleep on its doorbell
   std::atomic<std::uint32_t> left;                  ///< the group's handle is gone
@@ -144,31 +147,31 @@ struct RankBlock {
   Arrival arrivals[kRing];
 };
 
-/// How many ranks have come while the group is made, so that nobody looks at all of them again and again.
+/// How many ranks have come while the group is made, so that no rank polls all others.
 struct alignas(64) Assembly {
   std::atomic<std::uint32_t> came[2];  ///< present; have mapped the others: each rank adds one to each
   std::atomic<std::uint32_t> news;     ///< rung when all have
 };
 
-/// The first cause of all ranks. Claimed once by compare-and-swap, then written, then sealed. Whom it names
-/// is a RankSet beside it.
+/// The first cause of all ranks. It is claimed once by compare-and-swap, then written, then sealed. The ranks
+/// that it names are a RankSet beside it.
 struct AbortRecord {
   static constexpr std::uint32_t kSealed = 1u << 31;
   std::atomic<std::uint32_t> state;  ///< 0; 1 + claiming rank; the same with kSealed
   ErrorCode code;
   Op op;
   std::uint64_t call;
-  char text[2048];                               ///< what is longer ends in dots
+  char text[2048];                               ///< a longer text is cut and ends in dots
   alignas(64) std::atomic<std::uint64_t> asked;  ///< by all: roll-calls so far, see roll_call.hpp
 };
 
-/// Some of the group's ranks, a bit each, in memory that others read: whole once a word says so that was
-/// stored after it.
+/// Some of the group's ranks, one bit each, in memory that others read. Complete when a word that is stored
+/// after it says so.
 class RankSet {
  public:
   using Word = std::atomic<std::uint64_t>;
   RankSet(Word* words, int size) : words_(words), size_(size) {}
-  /// A reader beside it sees the old ranks or the new ones, of each 64.
+  /// A concurrent reader sees the old or the new bits of each 64 ranks.
   void store(std::span<const int> ranks) noexcept {
     for (int i = 0; i * 64 < size_; ++i) {
       std::uint64_t word = 0;
@@ -219,9 +222,9 @@ class Control {
     return reinterpret_cast<std::atomic<std::uint32_t>*>(
         base_ + opened_at(size_))[static_cast<std::size_t>(to) * row() + from];
   }
-  /// whom the abort record names: by who has claimed it
+  /// the ranks that the abort record names; by the rank that has claimed it
   RankSet blamed() const { return rank_set(size_); }
-  /// whom rank r waits for, as it said in its last answer to a roll-call: by r
+  /// by rank r: the ranks it waits for, from its last answer to a roll-call
   RankSet awaited(int r) const { return rank_set(static_cast<std::size_t>(r)); }
   Pair& pair(int from, int to) const {
     return reinterpret_cast<Pair*>(base_ + pairs_at(size_))[static_cast<std::size_t>(from) * size_ + to];
@@ -230,9 +233,9 @@ class Control {
   std::byte* stage(int r, std::uint64_t round) const {
     return base_ + stages_at(size_) + (static_cast<std::size_t>(r) * kRounds + round % kRounds) * kStageBytes;
   }
-  /// Writes zeros to the pages of rank r's own that others poll before r has written to them: its words and
-  /// the heads of its arrivals. By r itself, before others look, so that the pages lie on its memory node and
-  /// not on that of whoever polls them first. Of all else the owner is the first that touches it.
+  /// Writes zeros to rank r's words and to the heads of its arrivals, which others poll before r has written
+  /// to them. Called by r before others look, so that the pages lie on r's memory node, and not on that of
+  /// the first rank that polls. All other pages are touched by their owner first.
   void touch(int r) const noexcept;
   /// Asks the system for small pages where the pairs lie, in this process's mapping: a huge one holds many.
   void keep_pairs_small() const noexcept;
@@ -248,7 +251,7 @@ class Control {
   static constexpr std::size_t kHead = kAbort + sizeof(Assembly);
   std::size_t row() const {
     return (size_ + 15) / 16 * 16;
-  }  // a cache line's worth, so that writers do not meet
+  }  // rounded up to a cache line, so that writers do not share lines
   static std::size_t mapped_at(std::size_t n) { return pages(kHead + n * sizeof(RankBlock)); }
   static std::size_t opened_at(std::size_t n) { return mapped_at(n) + n * ((n + 15) / 16 * 16) * 4; }
   static constexpr std::size_t set_bytes(std::size_t n) { return (n + 511) / 512 * kLine; }

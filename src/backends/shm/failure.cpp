@@ -122,7 +122,7 @@ bool quiesce(const Group& g, Deadline deadline, std::span<const MemoryRange> exp
   Inside who = inside(g);
   for (; who != Inside::nobody && !deadline.passed(); who = inside(g))
     std::this_thread::sleep_for(kQuiesceNap);
-  if (who != Inside::process) return who == Inside::nobody;  // who uses our addresses cannot be shut out
+  if (who != Inside::process) return who == Inside::nobody;  // a thread of this process cannot be shut out
   for (const MemoryRange& m : exposed) {
     Arena& arena = g.context.arena();
     if (arena.find(m.data, m.bytes) && !arena.evacuate(m.data, m.bytes)) return false;

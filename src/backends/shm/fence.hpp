@@ -1,14 +1,14 @@
-// Between what a rank publishes and its look for who sleeps.
+// The fence between what a rank publishes and its look for sleepers.
 #pragma once
 
 #include <atomic>
 
 namespace weft::shm {
 
-/// What was stored before is seen by others before what is loaded after is read. A fence of its own, after
-/// plain release stores, and not a sequentially consistent store: the words of a cache line then leave for
-/// the cache together. A locked store waits for those before it, and meanwhile the line may be fetched away
-/// by whoever polls it, half written, and must be fetched back.
+/// Others see the stores before it before this rank does the loads after it. It follows plain release stores,
+/// and no sequentially consistent store is used instead: so the words of a cache line go to the cache
+/// together. A locked store would wait for the stores before it. Meanwhile a rank that polls could fetch the
+/// line half written, and it would have to be fetched back.
 inline void full_fence() noexcept {
 #if defined(__x86_64__)
   asm volatile("lock; orl $0, (%%rsp)" : : : "memory", "cc");  // faster than mfence

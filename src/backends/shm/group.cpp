@@ -12,8 +12,8 @@
 namespace weft::shm {
 namespace {
 
-// An owner of a new segment that has to be asked for it may be stopped: it gets this long, and is asked again
-// so much later.
+// The owner of a new segment may have to be asked for it, and may be stopped. A rank waits this long for an
+// answer, and asks again after the pause.
 constexpr auto kMapPatience = std::chrono::milliseconds(50);
 constexpr auto kMapPause = std::chrono::seconds(1);
 
@@ -32,7 +32,7 @@ Buffer Group::publish(const std::byte* data, std::size_t bytes, int reader) cons
     context.host_peers().show_segments();
     mine().segments.store(segments, std::memory_order_seq_cst);
   }
-  for (int r = 0; r < size; ++r)  // who reads it has mapped it, or may not be sent there
+  for (int r = 0; r < size; ++r)  // every reader must have mapped the segment
     if (r != rank && (reader == kEverybody || reader == r) &&
         control.mapped(r, rank).load(std::memory_order_seq_cst) <= place->segment)
       return foreign;

@@ -21,7 +21,7 @@ enum class Path : std::uint8_t { automatic, inline_only, direct, staged, single 
 /// WEFT_SINGLE_COPY: see single_copy.hpp. Each allows what those before it do.
 enum class SingleCopy : std::uint8_t { off, pull, push };
 
-/// The group as one rank sees it, after bring-up.
+/// The group as one rank sees it, after initialisation.
 struct Group {
   static constexpr int kEverybody = -1;
   explicit Group(Context& c) : context(c) {}
@@ -31,8 +31,9 @@ struct Group {
   int rank = 0;
   int size = 1;
   Path path = Path::automatic;
-  bool one_process = true;      ///< all ranks are threads of this process
-  bool oversubscribed = false;  ///< more ranks here than cores that those of the group may use: nobody spins
+  bool one_process = true;  ///< all ranks are threads of this process
+  bool oversubscribed =
+      false;  ///< more ranks on this host than cores that the group's ranks may use: nobody spins
   SingleCopy single_copy =
       SingleCopy::off;  ///< all ranks may, and are to, reach each other by the kernel's single copies
   RegionRef region;
@@ -50,7 +51,7 @@ struct Group {
     full_fence();
     wake_fenced(r);
   }
-  /// The same where a fence came after what was published.
+  /// The same, if a full fence has followed the stores already.
   void wake_fenced(int r) const noexcept {
     if (of(r).sleeping.load(std::memory_order_seq_cst) != 0) doorbells[static_cast<std::size_t>(r)].ring();
   }
@@ -60,7 +61,7 @@ struct Group {
       if (r != rank) wake_fenced(r);
   }
 
-  /// Where a buffer of this rank lies, as all peers, or the one that reads it, can reach it now.
+  /// Where a buffer of this rank lies, in the form in which all peers, or the one `reader`, can reach it now.
   Buffer publish(const std::byte* data, std::size_t bytes, int reader = kEverybody) const noexcept;
   /// The address here of what rank `r` published. Only for pointer and shared, and remote of a thread's.
   std::byte* reach(int r, const Buffer& b) const noexcept {
@@ -71,16 +72,16 @@ struct Group {
   bool by_kernel(int r, const Buffer& b) const noexcept {
     return b.kind == Buffer::remote && !homes[static_cast<std::size_t>(r)]->is_self();
   }
-  /// Maps what peers have added to their arenas since last time and tells them. Brief.
+  /// Maps the segments that peers have added to their arenas, and tells those peers. Takes little time.
   void map_news() const noexcept;
 
   bool aborted() const noexcept {
     return !WEFT_MUTANT("lost_abort") && control.abort().state.load(std::memory_order_seq_cst) != 0;
   }
-  /// Announces that this rank is about to touch peers' memory, `how` being 0 or kByKernel. False: the group
-  /// has failed, keep out.
+  /// Announces that this rank is about to touch peers' memory; `how`: 0 or kByKernel. False: the group has
+  /// failed, and the rank must not touch it.
   bool enter(std::uint64_t call, std::uint64_t how = 0) const noexcept;
-  /// Out again. False: the group has failed meanwhile.
+  /// This rank no longer touches peers' memory. False: the group has failed meanwhile.
   bool leave() const noexcept {
     mine().active.store(0, std::memory_order_release);
     return !aborted();
@@ -92,11 +93,12 @@ Group bring_up(const GroupInit& b);
 
 /// Claims the first cause, writes and seals it, wakes everybody. False: another cause came first.
 bool raise(const Group& g, const Failure& why) noexcept;
-/// The first cause. Waits a moment for a claimer that is still writing; one that died meanwhile is the cause.
+/// The first cause. Waits a moment if the claiming rank is still writing it; if that rank has died, this is
+/// the cause.
 Failure first_cause(const Group& g);
 /// Names ranks that died; empty: none.
 std::vector<int> dead_ranks(const Group& g);
-/// Another rank that destroyed its handle of the group, before it ended perhaps.
+/// Has rank r destroyed its handle of the group?
 bool has_left(const Group& g, int r) noexcept;
 /// Ranks that died or left.
 std::vector<int> gone_ranks(const Group& g);
@@ -107,9 +109,9 @@ bool quiesce(const Group& g, Deadline deadline, std::span<const MemoryRange> exp
 /// What rank `r` published of a call, for people: "rank 1 called all_gather f32 x1000 [call 17]". Where count
 /// vectors differ, `block` is where.
 std::string describe(const Group& g, int r, std::uint64_t call, int block = -1);
-/// What all ranks must agree on. What the word has no room for is in elaborate().
+/// The word that must be equal on all ranks. elaborate() has what it has no room for.
 std::uint64_t call_word(const OpState& s, Path path) noexcept;
-/// Writes the Detail of this rank's call, where it has one, and returns its hash; 0: it has none.
+/// Writes the Detail of this rank's call, if it has one, and returns its hash; 0: it has none.
 std::uint64_t elaborate(const Group& g, const OpState& s, bool small) noexcept;
 
 }  // namespace weft::shm

@@ -90,7 +90,7 @@ RegionRef open_control(const GroupInit& b, PeerProcess& owner, Clock::time_point
   }
 }
 
-constexpr int kManyRanks = 128;                 // need more descriptors than programs do by themselves
+constexpr int kManyRanks = 128;  // from here on a group needs more descriptors than the usual limit
 constexpr std::size_t kOtherDescriptors = 512;  // what the program may need beside one for each rank
 
 // Who waits looks so often for those who died or gave up: a millisecond for each rank, between these.
@@ -114,7 +114,7 @@ void meet_processes(const GroupInit& b, Group& g, const std::vector<BootstrapInf
     try {
       if (!home) home = host_peers.meet(info.address, b.deadline);
     } catch (const Error& e) {
-      // What this process may not have is not the other's fault.
+      // A limit of this process is not the other rank's fault.
       throw Error(Failure{.code = e.code(),
                           .text = fmt::format("group \"{}\": rank {}: {}", b.name, r, e.what()),
                           .ranks = e.code() == ErrorCode::system ? std::vector<int>() : std::vector<int>{r}});
@@ -176,7 +176,7 @@ class Assembled {
       throw_absent(b_, missing, std::chrono::duration_cast<Duration>(Clock::now() - began_));
   }
 
-  // The others come for the control region: they wait where this process may have no more descriptors.
+  // The others connect to get the control region. They have to wait if this process has no more descriptors.
   void check_admits() const {
     try {
       b_.context.host_peers().check_admits(b_.deadline.passed());
@@ -225,7 +225,7 @@ Group bring_up(const GroupInit& b) {
   if (WEFT_MUTANT("leaked_descriptor")) ::memfd_create("lost", 0);
   HostPeers& host_peers = b.context.host_peers();
   const SingleCopy single_copy = single_copy_setting();
-  // Before the others know of this rank, so that they find it.
+  // Before the others know of this rank.
   if (b.size > 1 && b.rank == 0) g.region = offer_control(b);
   const std::vector<std::string> texts =
       join(b, "shm",

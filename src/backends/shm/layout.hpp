@@ -1,4 +1,4 @@
-// What the ranks of a group must have alike, as a digest: see build.hpp. A constant or a field of control.hpp
+// A digest of what must be equal on all ranks of a group: see build.hpp. A constant or a field of control.hpp
 // or paths.hpp that is missing here is found by tests/backends/build_test.cpp.
 #pragma once
 

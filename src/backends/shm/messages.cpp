@@ -76,7 +76,7 @@ void Messages::post(OpState& s) {
     match(s, envelope, envelope.envelope, envelope.payload.data());
   });
   if (!found) return matcher_.post(s.peer, s.tag, s);
-  if (held_) {  // there is room for those that stay in the rings: advance() looks
+  if (held_) {  // the queue has room again for envelopes in the rings: advance() looks
     held_ = false;
     seen_ = ~seen_;
   }
@@ -125,7 +125,7 @@ bool Messages::flush(int dst) {
     st.envelope = peer.posted + 1;
     envelope.sequence.store(++peer.posted, std::memory_order_release);
     if (dst != group_.rank) group_.wake(dst);
-    if (eager)  // the next message is often like this one, and its lines are the reader's
+    if (eager)  // the next message is often like this one, and the reader has its lines in its cache
       prefetch_to_write(&pair.envelopes[peer.posted % kEnvelopeRing],
                         static_cast<std::int64_t>(offsetof(Envelope, payload)) + st.bytes);
     peer.unposted.erase(peer.unposted.begin());
@@ -172,9 +172,9 @@ void Messages::match(OpState& recv, const AnyEnvelope& envelope, std::uint64_t n
 bool Messages::drain(int src) {
   Pair& pair = group_.control.pair(src, group_.rank);
   Peer& peer = peers_[static_cast<std::size_t>(src)];
-  if (!peer.heard) {
+  if (!peer.opened) {
     if (group_.control.opened(src, group_.rank).load(std::memory_order_seq_cst) == 0) return false;
-    peer.heard = true;
+    peer.opened = true;
   }
   const auto next = [&]() -> const Envelope* {
     const Envelope& envelope = pair.envelopes[peer.taken % kEnvelopeRing];
@@ -189,8 +189,8 @@ bool Messages::drain(int src) {
       break;
     }
     ++peer.taken;
-    if (peer.taken - peer.told >= kEnvelopeRing / 2)
-      acknowledge(src);  // the sender hears of room now and then
+    if (peer.taken - peer.acknowledged >= kEnvelopeRing / 2)
+      acknowledge(src);  // the sender learns of free room now and then
   }
   if (peer.held && next() == nullptr) {
     peer.held = false;
@@ -204,9 +204,9 @@ bool Messages::drain(int src) {
 void Messages::acknowledge(int src) {
   Pair& pair = group_.control.pair(src, group_.rank);
   Peer& peer = peers_[static_cast<std::size_t>(src)];
-  const Envelope& last = pair.envelopes[(peer.told + kEnvelopeRing - 1) % kEnvelopeRing];
-  const std::uint64_t full = peer.told + kEnvelopeRing;
-  pair.drained.store(peer.told = peer.taken, std::memory_order_seq_cst);
+  const Envelope& last = pair.envelopes[(peer.acknowledged + kEnvelopeRing - 1) % kEnvelopeRing];
+  const std::uint64_t full = peer.acknowledged + kEnvelopeRing;
+  pair.drained.store(peer.acknowledged = peer.taken, std::memory_order_seq_cst);
   if (last.sequence.load(std::memory_order_seq_cst) == full) notify(src);
 }
 
@@ -239,7 +239,7 @@ void Messages::hold(int src, const Envelope& envelope) {
   }
   Peer& peer = peers_[static_cast<std::size_t>(src)];
   held_ = true;
-  if (peer.taken != peer.told) acknowledge(src);  // nothing else may come for long
+  if (peer.taken != peer.acknowledged) acknowledge(src);  // no further envelope may come for long
   if (peer.held) return;
   peer.held = true;
   group_.control.pair(src, group_.rank).held.store(1, std::memory_order_release);

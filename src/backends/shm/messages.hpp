@@ -17,15 +17,21 @@ struct SameTag {
   bool operator()(std::int32_t a, std::int32_t b) const noexcept { return a == b || WEFT_MUTANT("any_tag"); }
 };
 
-/// Small messages travel with their envelope (eager). A large one lies where the receiver can reach it and is
-/// copied once from there, by the kernel if need be, or, being foreign, is granted after its match and
-/// streamed through two chunks of the pair, one message of the pair at a time. Of a very large one that is
-/// read by the kernel, a sender that waits streams what it can from the front, while the receiver reads from
-/// the back where no chunk is ready, until they meet; so it never waits for the sender. Envelopes nobody
-/// asked for yet are taken out of the ring and unexpected, so that a ring never blocks, up to
-/// UnexpectedLimits. Beyond them they stay in the ring and their sender waits, until the receiver has
-/// received some that it keeps; where it waits for another message of that sender instead, which may be
-/// behind them, the group fails.
+/// - A small message travels with its envelope (eager).
+/// - A large message is copied once, from where it lies, if the receiver can reach that memory itself or by
+/// the kernel.
+/// - Any other large message is granted after its match and streamed through two chunks of the pair, one
+/// message of
+///   the pair at a time.
+/// - A very large message that is read by the kernel is copied by both ranks if the sender waits: the sender
+/// streams
+///   from the front, and the receiver reads from the back whenever no chunk is ready, until they meet. So the
+///   receiver never waits for the sender.
+///
+/// Envelopes that no recv has asked for yet are taken out of the ring into the unexpected queue, so that a
+/// ring never blocks, up to UnexpectedLimits. Further envelopes stay in the ring and their sender waits,
+/// until the receiver has received some of the queue. If the receiver waits for another message of that
+/// sender instead, which may be behind them, the group fails.
 class Messages {
  public:
   Messages(const Group& group, UnexpectedLimits limits);
@@ -33,18 +39,18 @@ class Messages {
   Step poll(OpState& s);
   /// Looks at what arrived, also while only collectives are in flight. True: something moved.
   bool advance();
-  /// A cheap look: did anybody send word since the last advance()? Of an envelope nobody does while its ring
-  /// has room: whoever wants it looks for it.
+  /// A cheap look: has anybody written to the inbox since the last advance()? A sender does not while its
+  /// ring has room: a rank that waits for an envelope polls the ring.
   bool news() const noexcept { return group_.mine().inbox.load(std::memory_order_seq_cst) != seen_; }
-  /// Takes every envelope that is there, wanted or not. True: there were some.
+  /// Takes every envelope that is there, whether a recv waits for it or not. True: there were some.
   bool collect();
   /// Peers that calls in flight wait for.
   std::vector<int> awaited() const;
-  /// Senders whose envelopes stay in the ring, since this rank may not keep more.
+  /// Senders whose envelopes stay in the ring because this rank's unexpected queue is full.
   std::vector<int> held_back() const;
-  /// Whether that peer leaves this rank's envelopes in the ring for the same reason.
+  /// Does that peer leave this rank's envelopes in the ring for the same reason?
   bool held_by(int peer) const noexcept;
-  /// Where advance() found ranks that disagree, or no room for a message: raise it.
+  /// Set if advance() found ranks that disagree, or no memory for a message. The caller raises it.
   const Failure* trouble() const noexcept { return trouble_.text.empty() ? nullptr : &trouble_; }
 
  private:
@@ -75,12 +81,12 @@ class Messages {
     OpState* helped = nullptr;          // the recv of Pair::helped
     int read = 0;                       // recvs that read where the sender's bytes lie
     bool held = false;                  // Pair::held
-    bool heard = false;                 // the peer has opened its pair with this rank: Control::opened()
+    bool opened = false;                // the peer has opened its pair with this rank: Control::opened()
     std::uint64_t free_numbers = ~std::uint64_t{0};
-    std::uint64_t posted = 0;   // envelopes to the peer
-    std::uint64_t room_to = 0;  // envelopes that were known to fit
-    std::uint64_t taken = 0;    // envelopes from the peer
-    std::uint64_t told = 0;     // those the peer knows to be taken: Pair::drained
+    std::uint64_t posted = 0;        // envelopes to the peer
+    std::uint64_t room_to = 0;       // envelopes that were known to fit
+    std::uint64_t taken = 0;         // envelopes from the peer
+    std::uint64_t acknowledged = 0;  // of those, the peer knows: Pair::drained
   };
   static State& state(OpState& s) noexcept { return *reinterpret_cast<State*>(s.scratch.data()); }
   static const State& state(const OpState& s) noexcept {
@@ -116,7 +122,7 @@ class Messages {
   PeerMemory peer_memory_;
   OwnMemory own_memory_;
   std::uint64_t seen_ = 0;
-  bool held_ = false;  // envelopes stay in rings for want of room
+  bool held_ = false;  // envelopes stay in rings because the unexpected queue is full
   Failure trouble_;
 };
 

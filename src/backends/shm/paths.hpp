@@ -1,5 +1,4 @@
-// Which sizes take which path, by operation and number of ranks: the one place for numbers that were
-// measured.
+// Which sizes take which path, by operation and number of ranks. All measured thresholds are here.
 #pragma once
 
 #include <algorithm>
@@ -20,15 +19,15 @@ struct SizeRange {
 ///   WEFT_SINGLE_COPY=push chrt -f 10 build/release/bin/paths_bench 2     (and 4, without chrt)
 /// on two cores: a system call costs more than small stages do, the more so where ranks share cores; and
 /// beyond the shared cache, where a reduction is bound by memory, the staged path writes around the caches.
-/// What all give to all takes n (n - 1) system calls: with 4 to 32 ranks on two cores
+/// Where all ranks give to all, there are n (n - 1) system calls: with 4 to 32 ranks on two cores
 ///   WEFT_SINGLE_COPY=pull chrt -f 10 build/release/bin/paths_bench 32 all_to_all foreign     (and 4, 8, 16)
-/// they pay from 0.5 to 2 MiB on, whatever the number of ranks.
+/// they are faster from 0.5 to 2 MiB on, for every number of ranks.
 struct SingleCopyRow {
   int ranks;           ///< up to so many
   SizeRange pushed;    ///< all_reduce, reduce
   SizeRange combined;  ///< reduce_scatter
-  SizeRange moved;     ///< to all from all, or to one: each rank copies
-  SizeRange given;     ///< from one: staged, the root copies, too, while the others do
+  SizeRange moved;     ///< from all ranks to all, or to one: each rank copies
+  SizeRange given;     ///< from one rank: if staged, the root copies while the others do
 };
 inline constexpr std::int64_t kNoLimit = INT64_MAX;
 inline constexpr SingleCopyRow kSingleCopy[] = {
@@ -53,9 +52,9 @@ constexpr std::int64_t inline_bytes(Op op) noexcept {
   return row(op).reduces ? 4 << 10 : static_cast<std::int64_t>(kInlineBytes);
 }
 
-/// A call that is small enough to travel beside its arrival is done where its memory lies instead, from so
-/// many bytes on, if all ranks share theirs: then nothing is copied into the line and out of it, for one
-/// synchronisation more. From
+/// A call that is small enough to travel beside its arrival is done where its memory lies instead, from this
+/// many bytes on, if all ranks share theirs. That saves the copies into the line and out of it, and costs one
+/// more synchronisation. From
 ///   chrt -f 10 build/release/bin/paths_bench 2 all shared 4096
 ///   nice -n -15 weft bench all_reduce --ranks 4 --memory shared --bytes 2048,4096,8192     (and all_to_all)
 /// Where ranks share cores a synchronisation costs more than 2 KiB of payload.
@@ -71,8 +70,8 @@ constexpr std::int64_t in_place_from(int ranks) noexcept {
   return kNoLimit;
 }
 
-/// Bytes of an inline payload, behind its arrival's first line, that are asked for before the arrival is
-/// seen. All of it would take lines from who writes them. From
+/// Bytes of an inline payload, behind its arrival's first line, that are prefetched before the arrival is
+/// seen. More would take lines away from the rank that writes them. From
 ///   chrt -f 10 weft bench all_reduce --memory foreign --bytes 8,128,512,1024,2048
 inline constexpr std::int64_t kAskedAhead = 448;
 
@@ -86,8 +85,8 @@ inline constexpr std::int64_t kExposedFrom = 4096;
 ///   chrt -f 10 weft bench p2p --memory foreign --bytes 512K,1M,2M,8M,32M
 inline constexpr std::int64_t kHelpFrom = std::int64_t{2} << 20;
 
-/// Results of calls of so many bytes leave the caches anyway; stores that go around them save reading the
-/// lines first.
+/// Results of this many bytes leave the caches anyway. Stores that bypass the caches save reading the lines
+/// first.
 inline constexpr std::int64_t kStreamFrom = std::int64_t{64} << 20;
 
 }  // namespace weft::shm

@@ -19,7 +19,8 @@ namespace weft::shm {
 class RollCall {
  public:
   explicit RollCall(const Group& group) : group_(group), stopped_(static_cast<std::size_t>(group.size)) {}
-  /// Answers, where a peer has asked since last time. `awaited()`: whom this rank waits for, in this group.
+  /// Answers if a peer has asked since last time. `awaited()`: the ranks that this rank waits for in this
+  /// group.
   template <class Awaited>
   void answer(const Awaited& awaited) noexcept {
     const std::uint64_t asked = group_.control.abort().asked.load(std::memory_order_seq_cst);
@@ -30,10 +31,10 @@ class RollCall {
     } catch (...) {  // no memory for the ranks: later
     }
   }
-  /// Asks, or goes on asking, for a call, which waits for `awaited`. True: found() knows as much as it ever
-  /// will. What was answered to an earlier question, a moment ago excepted, does not count.
+  /// Asks, or goes on asking, for a call that waits for `awaited`. True: further answers will not change
+  /// found(). Answers to an earlier question count only if they are a moment old.
   bool ask(const OpState& s, std::span<const int> awaited) noexcept;
-  /// Who holds up a call that waits for `awaited`. Nobody where it was not asked.
+  /// The ranks that hold up a call that waits for `awaited`. None if it was not asked.
   HoldUp found(std::span<const int> awaited) const;
 
  private:

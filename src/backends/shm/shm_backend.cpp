@@ -69,14 +69,15 @@ class ShmBackend final : public Backend {
       raise(group_, why);
       return false;
     }
-    // Who left cannot come any more; who came before leaving is not waited for. `left` is read first.
+    // A rank that has left will not come any more. If it came before it left, nobody waits for it; so `left`
+    // is read before the arrivals.
     std::vector<int> left;
     for (int r = 0; r < group_.size; ++r)
       if (has_left(group_, r)) left.push_back(r);
     if (left.empty()) return true;
     const bool arrived = messages_.collect() || messages_.news();
     std::vector<int> awaited = messages_.awaited();
-    if (arrived) awaited.clear();  // it is seen to first
+    if (arrived) awaited.clear();  // it is handled first
     if (call) {
       const std::vector<int> late = collectives_.missing(*call);
       awaited.insert(awaited.end(), late.begin(), late.end());
@@ -134,8 +135,8 @@ class ShmBackend final : public Backend {
 
  private:
   static constexpr const char* kLimits = "WEFT_UNEXPECTED_MESSAGES and WEFT_UNEXPECTED_BYTES allow";
-  // This rank has left without having been told that the ranks called different things: there is nobody to
-  // throw it to.
+  // The ranks called different things, and this rank leaves without having reported it. Nobody would catch an
+  // exception here, so it is a warning.
   void warn() const noexcept try {
     const Failure why = first_cause(group_);
     if (why.code == ErrorCode::mismatch)
@@ -150,7 +151,7 @@ class ShmBackend final : public Backend {
     if (s.op == Op::send || s.op == Op::recv) return {s.peer};
     return collectives_.missing(s);
   }
-  // By all calls in flight.
+  // The ranks that any call in flight waits for.
   std::vector<int> awaited() const {
     std::vector<int> ranks = messages_.awaited();
     if (const OpState* const call = collectives_.current()) {
@@ -160,7 +161,8 @@ class ShmBackend final : public Backend {
     return ranks;
   }
 
-  // Now and then, of the processes this rank waits for, from itself on: all ranks together look at all.
+  // Now and then looks at some of the processes that this rank waits for, beginning behind its own rank, so
+  // that all ranks together look at all processes.
   void look_for_cores() {
     constexpr auto kEvery = std::chrono::milliseconds(200);
     constexpr int kAtOnce = 64;

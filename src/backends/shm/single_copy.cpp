@@ -19,7 +19,7 @@ constexpr auto kAliveFor = std::chrono::milliseconds(1);  // how long a look at 
 constexpr auto kDeathPatience =
     std::chrono::milliseconds(100);  // a process loses its memory before its pidfd says so
 
-// A system call that takes longer is one that waits for pages; they then come one by one, until they are fast
+// A system call that takes longer waits for pages. Then pages are copied one by one, until they come fast
 // again.
 constexpr auto kSlow = std::chrono::milliseconds(50);
 constexpr std::int64_t kPage = 4096;
@@ -42,8 +42,8 @@ struct Refusal {
   std::atomic<bool> told{false};
 };
 
-// RankBlock::single: how a rank's look went: what it may do, and, where that is less than what is set, why,
-// and of which peer.
+// RankBlock::single, the result of a rank's look(): what it may do and, if that is less than the setting, the
+// errno and the peer.
 std::uint32_t encode(SingleCopy may, int error, int peer) noexcept {
   return (static_cast<std::uint32_t>(may) + 1) | static_cast<std::uint32_t>(error) << 4 |
          static_cast<std::uint32_t>(peer) << 16;
@@ -94,7 +94,7 @@ void SingleCopyProbe::look() noexcept {
       std::uint64_t seen = 0;
       if (read_some(pid, mine, reinterpret_cast<std::byte*>(&seen), kBytes) != kBytes) return false;
       if (seen == expected) return true;
-      errno = ESRCH;  // not the process that we mean
+      errno = ESRCH;  // another process
       return false;
     };
     const std::uint64_t before = words ^ (static_cast<std::uint64_t>(group_.rank) << 56), after = ~before;

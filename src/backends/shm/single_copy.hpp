@@ -4,10 +4,11 @@
 //   pull   read each other's memory (process_vm_readv): the default
 //   push   write it, too (process_vm_writev)
 //
-// Pushing is no default. The kernel writes to an address, whoever owns it then: a rank that is stopped on its
-// way into the system call writes when it goes on, and nobody can stop it, or give it other pages, as is done
-// with shared memory. So a group that pushes promises no quiesce() where a peer is stopped: see
-// shm_single_copy_traits(). A late reader harms nobody: its own call has failed.
+// Pushing is not the default. The kernel writes to an address, whatever that memory is used for by then. A
+// rank that is stopped on its way into the system call writes when it goes on. Nobody can prevent that, and
+// the memory cannot be given other pages as shared memory can. So a group that pushes does not promise
+// quiesce() while a peer is stopped: see shm_single_copy_traits(). A late reader harms nobody, since its own
+// call has failed.
 //
 // A system call of these may block in the kernel for as long as a page of the peer's memory does not come: a
 // file on NFS or FUSE that is mapped there, userfaultfd. Only SIGKILL ends it. Nobody else can look at this
@@ -15,9 +16,9 @@
 // for it (GroupState::own_within). Where pages are slow, copies go page by page, with a look at the abort
 // record and at the rank's other groups between one and the next. WEFT_SINGLE_COPY=off does without.
 //
-// A process is named by its number, which the system may give to another once it has ended, but only after
-// all others have been used: a look at the peer's pidfd holds for a millisecond. A rank looks before it
-// writes, and after it has read. Used by the owner of a group alone.
+// A process is named by its number. The system may give the number to another process after this one has
+// ended, but only after all other numbers. So one look at the peer's pidfd is good for a millisecond. A rank
+// looks before it writes, and after it has read. Used by the owner of a group alone.
 #pragma once
 
 #include <array>
@@ -41,7 +42,7 @@ std::string_view name(SingleCopy setting) noexcept;
 class SingleCopyProbe {
  public:
   SingleCopyProbe(Group& g, SingleCopy setting);
-  void look() noexcept;  ///< tries, and says how it went
+  void look() noexcept;  ///< tries it, and publishes the result
   void
   settle();  ///< sets Group::single_copy alike on all ranks; says at level info where it is not permitted
 
@@ -51,13 +52,13 @@ class SingleCopyProbe {
   std::vector<std::uint64_t> words_;
 };
 
-/// What of this process's memory the kernel copies for others. Not what belongs to a device's driver (some
-/// kinds of pinned buffers) or is secret (memfd_secret): such memory is staged.
+/// Which memory of this process the kernel copies for others. It refuses memory of a device's driver (some
+/// kinds of pinned buffers) and secret memory (memfd_secret), which is staged.
 class OwnMemory {
  public:
-  /// By a look at the first and the last byte of a range that is not known yet, through the kernel (a
-  /// microsecond). What it found copyable it does not look at again, so memory that is replaced later by such
-  /// that is not is an error of who reads it.
+  /// Has the kernel copy the first and the last byte of a range that is not known yet (a microsecond). A
+  /// range that was copyable is not tried again: if it is replaced later by memory that is not, the reader
+  /// gets an error.
   bool copyable(const std::byte* data, std::size_t bytes) noexcept;
 
  private:
@@ -72,8 +73,8 @@ class OwnMemory {
 class PeerMemory {
  public:
   explicit PeerMemory(const Group& g);
-  /// Copies bytes at `address` of rank r's process to `to`, whole. False: it cannot be, and the group has
-  /// failed: peer_lost where r has died, else system, naming it.
+  /// Copies all bytes at `address` of rank r's process to `to`. False: that failed, and the group has failed
+  /// with peer_lost where r has died, else system, naming it.
   bool read(const OpState& s, int r, std::uint64_t address, std::byte* to, std::int64_t bytes) noexcept;
   /// The most bytes that a step should copy: few where the peers' pages are slow to come, so that the owner
   /// of the group soon looks at what else there is.

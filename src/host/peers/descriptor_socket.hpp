@@ -1,5 +1,5 @@
 // Messages with descriptors between processes of one host: sequenced packets over an abstract Unix socket, as
-// the host peers uses them. Nothing here blocks; who waits, polls.
+// the host peers use them. Nothing here blocks; callers poll.
 #pragma once
 
 #include <sys/types.h>
@@ -11,7 +11,7 @@
 
 namespace weft {
 
-/// What one process asks another for. Fixed size; checked by the receiver.
+/// What one process asks of another. Fixed size; checked by the receiver.
 struct SocketRequest {
   enum class Kind : std::uint32_t { block, segment, region };
   static constexpr std::uint32_t kMagic = 0x57454654;
@@ -60,7 +60,8 @@ enum class Transfer {
   later,
   closed,
   too_many_in_flight,  ///< the system carries no more descriptors for this user until some have arrived
-  no_descriptor,  ///< it came whole, but this process may open no more descriptors (or it was sent too many)
+  no_descriptor,       ///< the message came whole, but this process may open no more descriptors (or too many
+                       ///< came)
 };
 /// Sends one message, with a descriptor where `descriptor` >= 0.
 Transfer send_message(int socket, const void* message, std::size_t bytes, int descriptor = -1) noexcept;

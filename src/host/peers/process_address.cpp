@@ -36,8 +36,8 @@ std::string random_socket_name() {
   return text;
 }
 
-// Processes with equal text can reach each other's sockets and watch each other's pids. Where the system does
-// not tell, the text is random: then nobody else is on this host.
+// Processes with equal text can reach each other's sockets and watch each other's pids. If the system does
+// not tell, the text is random, so that no other process counts as being on this host.
 std::string this_host() {
   std::string boot;
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;

@@ -18,8 +18,8 @@ namespace weft {
 
 inline constexpr std::size_t kBlockLineBytes = 64;
 
-// What a process shows its peer processes, and what they ring. But for the doorbells it writes alone; an
-// entry of `segments` once, `bytes` last.
+// Written by its process alone, except for the doorbells, which peers ring. An entry of `segments` is written
+// once, `bytes` last.
 struct ProcessBlock {
   struct Segment {
     std::atomic<std::uint64_t> bytes;  // 0: not there yet
@@ -37,9 +37,10 @@ struct ProcessBlock {
   DoorbellLine doorbells[kMaxProcessDoorbells];
 };
 
-// While it exists, the calling thread's end, however it comes, is told by the word on the block: by the
-// kernel (the word is a robust futex) where the process is killed or becomes another program, which a pidfd
-// does not tell. Replaces the thread's list of robust mutexes: for a thread that uses none.
+// While it exists, the end of the calling thread changes the word on the block, however the thread ends. The
+// word is a robust futex: the kernel changes it if the process is killed, or if it becomes another program by
+// exec, which a pidfd does not report. Replaces the thread's list of robust mutexes, so the thread must use
+// none.
 class LifeMark {
  public:
   explicit LifeMark(std::atomic<std::uint32_t>& word) noexcept : word_(word) {

@@ -32,9 +32,8 @@ using RegionRef = std::shared_ptr<const Region>;
 
 struct OfferTable;
 
-// A region and what holds it: its mapping, and for the process that offers it the entry in its table; for
-// others the PeerProcess it came from, so that whoever meets that process again finds this mapping and makes
-// no second one.
+// A region with its mapping. In the process that offers it, also the entry in its table; in other processes,
+// the PeerProcess it came from, which stays alive, so that a second open() finds this mapping.
 struct HeldRegion : Region {
   SharedMapping mapping;
   Descriptor memfd;
@@ -54,7 +53,7 @@ struct HeldRegion : Region {
   ~HeldRegion();
 };
 
-// What this process offers, by name. Shared between its threads and the one that serves the socket.
+// The regions that this process offers, by name. Shared with the thread that serves the socket.
 struct OfferTable {
   std::mutex mutex;
   std::condition_variable added;

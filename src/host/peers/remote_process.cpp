@@ -21,8 +21,8 @@
 namespace weft {
 namespace {
 
-// Why another process has no memory to share: its limits are not this one's, so the one that was met is named
-// without its value.
+// Why another process has no memory to share. Its limits may differ from this process's, so the limit is
+// named without its value.
 std::string refusal_text(const SocketReply& reply) {
   const int error_number = reply.bytes < 4096 ? static_cast<int>(reply.bytes) : 0;
   if (error_number == 0) return {};
@@ -42,16 +42,16 @@ int poll_timeout(const Deadline& deadline) {
 
 RemoteProcess::RemoteProcess(Logger& log, const ProcessAddress& address, Deadline deadline)
     : log_(log), address_(address) {
-  // The pid cannot be another process's: the block, which is opened after this, is the one we mean. Where
-  // there is no such process, its socket is asked in vain, and that is told.
+  // The pid is still that process's: the block, which is opened after this, proves it. If there is no such
+  // process, connecting to its socket fails and reports that.
   static_cast<void>(watch());
   block_ = open_block();
   if (!block_) block_ = ask_for_block(deadline);
   if (has_ended()) throw lost("has ended");
 }
 
-// The pidfd becomes readable when the process ends; the block tells where its Context ends, or it turns
-// into another program by exec.
+// The pidfd becomes readable when the process ends. The block says when its Context ends, or when the process
+// becomes another program by exec.
 bool RemoteProcess::alive() const noexcept {
   if (has_ended() || dumps_core_.load(std::memory_order_relaxed)) return false;
   if (!pidfd_) return true;
@@ -161,8 +161,8 @@ bool RemoteProcess::has_ended() const noexcept {
   return life == ProcessBlock::kEnded || (life & FUTEX_OWNER_DIED) != 0;
 }
 
-// Without pidfds (a kernel before 5.3, a sandbox) the block alone tells of its end. False: there is no such
-// process.
+// Without pidfds (a kernel before 5.3, a sandbox) only the block shows the process's end. False: there is no
+// such process.
 bool RemoteProcess::watch() {
   pidfd_ = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, address_.pid, 0)));
   if (!pidfd_ && errno == ESRCH) return false;
@@ -171,7 +171,7 @@ bool RemoteProcess::watch() {
   return true;
 }
 
-// Empty where the system does not let us, and where another file has that place.
+// Empty if the system refuses, or if the descriptor is another file.
 SharedMapping RemoteProcess::open_block() const {
   const Descriptor file = open_file_of(address_.pid, address_.block, address_.block_inode);
   if (!file) return {};
@@ -220,12 +220,12 @@ void RemoteProcess::connect(Deadline deadline) {
   if (c.process != address_.pid)
     throw Error(ErrorCode::unsupported,
                 fmt::format("host peers: the socket of {} is held by process {}", who(), c.process));
-  // The pid cannot be another process's by now: an answer will come over the connection, after this.
-  // A forked child may hold a copy of the socket of a process that has ended.
+  // The pid is still that process's if an answer comes over the connection after this. Without an answer it
+  // may be a forked child's, which holds a copy of the socket of a process that has ended.
   if (!pidfd_ && !watch()) throw lost("has ended");
 }
 
-// Asks until there is an answer, where descriptors of this user crowd the system. The caller has the turn.
+// Asks again while too many descriptors of this user are in flight. The caller has the turn.
 RemoteProcess::Answer RemoteProcess::exchange(SocketRequest request, Deadline deadline) {
   const auto start = Clock::now();
   if (!socket_) connect(deadline);
@@ -243,7 +243,7 @@ RemoteProcess::Answer RemoteProcess::ask(const SocketRequest& request, Deadline 
                                          Clock::time_point start) {
   bool sent = false;
   while (true) {
-    // Closed: it may have left a last word (a refusal), which is read below.
+    // If it is closed, a refusal may still be there to be read below.
     if (!sent) sent = send_message(socket_.get(), &request, sizeof request) == Transfer::done;
     Answer answer;
     switch (receive_message(socket_.get(), &answer.reply, sizeof answer.reply, &answer.descriptor)) {
@@ -270,7 +270,7 @@ RemoteProcess::Answer RemoteProcess::ask(const SocketRequest& request, Deadline 
   }
 }
 
-// Maps a file that is as large as promised: beyond its end a mapping is a trap.
+// Maps a file after a check that it is as large as announced: access beyond its end would be a SIGBUS.
 SharedMapping RemoteProcess::map(int fd, std::uint64_t bytes) {
   struct stat file {};
   if (::fstat(fd, &file) != 0) return {};
@@ -286,7 +286,7 @@ bool RemoteProcess::map_segment(std::uint32_t index, Deadline deadline) {
   std::uint64_t bytes = shown.bytes.load(std::memory_order_acquire);
   Descriptor file;
   if (bytes > 0) file = open_file_of(address_.pid, shown.descriptor, shown.inode);
-  if (file && !alive()) return false;  // another process may have had its number by then
+  if (file && !alive()) return false;  // its pid may be another process's by now
   if (!file) {
     Answer answer = exchange({.kind = SocketRequest::Kind::segment, .segment = index}, deadline);
     if (answer.reply.status != SocketReply::Status::ok) return false;

@@ -49,8 +49,8 @@ class RemoteProcess final : public PeerProcess, public std::enable_shared_from_t
     Descriptor descriptor;
   };
 
-  // One conversation at a time, over a connection of its own: whoever holds the turn may use the socket.
-  // Bounded, since the one before may be waiting for a stopped process.
+  // One conversation at a time, each over its own connection: the thread that has the turn may use the
+  // socket. Waiting for the turn is bounded, since the conversation before may be with a stopped process.
   class Turn {
    public:
     Turn(RemoteProcess& remote, Deadline deadline);
@@ -84,7 +84,7 @@ class RemoteProcess final : public PeerProcess, public std::enable_shared_from_t
   std::mutex turn_mutex_;
   std::condition_variable turn_free_;
   bool turn_taken_ = false;
-  // Below: whoever has the turn.
+  // Used by the thread that has the turn.
   Descriptor socket_;
   std::uint64_t last_number_ = 0;
   std::map<std::uint32_t, SharedMapping> segments_;

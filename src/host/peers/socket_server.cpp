@@ -20,7 +20,7 @@
 namespace weft {
 namespace {
 
-constexpr std::chrono::milliseconds kLookAgain{50};  // for descriptors, where there were none
+constexpr std::chrono::milliseconds kLookAgain{50};  // between two looks for free descriptors
 
 }  // namespace
 
@@ -39,8 +39,7 @@ SocketServer::SocketServer(Logger& log, const Arena& arena, const ProcessAddress
   connections_.reserve(kPeers);
   watched_.reserve(2 + kPeers);
   thread_ = start_thread("host_peers", [this] { serve(); });
-  marked_
-      .wait();  // a process that becomes another program right now has ended for those who know its address
+  marked_.wait();  // from here on peers see it if this process becomes another program
 }
 
 int SocketServer::refuses(int looks) const noexcept {
@@ -70,12 +69,12 @@ void SocketServer::serve() noexcept {
     warnings_.look(Clock::now());
     listen = true;
     if (ready <= 0) continue;
-    // From the last to the first: what is erased has been looked at.
+    // Backwards, since it erases.
     for (std::size_t i = connections_.size(); i-- > 0;)
       if (watched_[2 + i].revents != 0 && !answer(connections_[i].get()))
         connections_.erase(connections_.begin() + static_cast<std::ptrdiff_t>(i));
     if (watched_[1].revents != 0) {
-      // Out of memory or descriptors: who knocks waits in the listener's queue until there are some.
+      // Without memory or descriptors, a new connection waits in the listener's queue.
       int refusal = 0;
       if (!room_for_one()) {
         refusal = ENOMEM;
@@ -90,12 +89,12 @@ void SocketServer::serve() noexcept {
                            std::memory_order_release);
     }
   }
-  // A forked child may hold copies: closing alone would not tell the peer_processes.
+  // A forked child may hold copies, so close() alone would not end the connections.
   ::shutdown(listener_.get(), SHUT_RDWR);
   for (const Descriptor& c : connections_) ::shutdown(c.get(), SHUT_RDWR);
 }
 
-// Until there may be descriptors again, or warnings that were left out are to be told of.
+// Until it is time to look for descriptors again, or to report the number of warnings that were left out.
 int SocketServer::timeout(bool listen) const noexcept {
   const int soon = listen ? -1 : static_cast<int>(kLookAgain.count());
   if (warnings_.next() == Clock::time_point::max()) return soon;
@@ -104,7 +103,7 @@ int SocketServer::timeout(bool listen) const noexcept {
   return listen ? then : std::min(soon, then);
 }
 
-// In both lists, so that they never need memory anywhere else.
+// Reserves room in both lists, so that nothing else here allocates.
 bool SocketServer::room_for_one() noexcept try {
   const std::size_t wanted = connections_.size() + 1;
   if (wanted > connections_.capacity()) connections_.reserve(2 * wanted);

@@ -27,8 +27,8 @@ class SocketServer {
   SocketServer(Logger& log, const Arena& arena, const ProcessAddress& self, ProcessBlock& block, int refusal,
                std::shared_ptr<OfferTable> offers);
 
-  // errno, where at least so many looks in a row, kLookAgain apart, found somebody who could not be let in;
-  // else 0.
+  // The errno, if at least so many looks in a row, kLookAgain apart, found a process whose connection could
+  // not be accepted; else 0.
   int refuses(int looks) const noexcept;
 
   ~SocketServer();
@@ -53,7 +53,7 @@ class SocketServer {
   static constexpr std::size_t kPeers = 64;
   std::vector<Descriptor> connections_;
   std::vector<pollfd> watched_;
-  std::latch marked_{1};  // its life is on the block
+  std::latch marked_{1};  // the block says that the process lives
   std::thread thread_;
 };
 

@@ -35,12 +35,12 @@ struct HostPort {
 };
 /// `host:port`, an IPv6 address in brackets; nothing where it is not that. Port 0 is one.
 std::optional<HostPort> parse_host_port(std::string_view text);
-/// The same backwards: brackets where the host holds a colon.
+/// The inverse: brackets if the host contains a colon.
 std::string shown_host_port(std::string_view host, std::uint16_t port);
 
 /// All addresses of `host`, in the order in which they should be tried. "localhost" is loopback, whatever the
-/// resolver thinks. Empty: the resolver cannot tell now, `why` says so and it may be asked again. Throws
-/// system where there is no such host.
+/// resolver says. Empty: the resolver cannot answer now; `why` has its text, and it may be asked again.
+/// Throws system if there is no such host.
 std::vector<SocketAddress> resolve(std::string_view host, std::uint16_t port, std::string& why);
 /// Those that the TCP store may use: with a secret all, those off loopback first (a name may be on loopback
 /// on its own host and elsewhere for the others), else those on loopback. Throws bad_argument where none is
@@ -48,8 +48,8 @@ std::vector<SocketAddress> resolve(std::string_view host, std::uint16_t port, st
 std::vector<SocketAddress> resolve_for_store(std::string_view host, std::uint16_t port, bool has_secret,
                                              std::string& why);
 
-/// Where the store at an address on loopback is found by processes of this user: an abstract Unix socket,
-/// whose name holds the user's number and the address. As loopback, it is this network namespace's alone.
+/// The abstract Unix socket at which processes of this user find the store of a loopback address. Its name
+/// has the user's number and the address. Like loopback, it belongs to this network namespace alone.
 SocketAddress local_socket_of(const SocketAddress& loopback);
 
 /// "lo (127.0.0.1)": the interface that the routing table chooses for `to`, and this host's address there;

@@ -26,7 +26,7 @@ using Outcome = StoreConnection::Outcome;
 constexpr Duration kAnswerLimit = std::chrono::seconds(30);  // for what the server answers at once
 constexpr Duration kFullPatience = std::chrono::seconds(2);  // with a server that has no more descriptors
 constexpr Duration kGrace =
-    std::chrono::milliseconds(500);  // for the server's word that a get's time has passed
+    std::chrono::milliseconds(500);  // for the server's message that a get's time has passed
 
 class TcpStore final : public Store {
  public:
@@ -70,7 +70,7 @@ class TcpStore final : public Store {
                     fmt::format("{} (the server at {} does not answer)", timeout_text(key, limit), name_));
       }
       if (reply.kind != Kind::timed_out) return std::move(reply.value);
-      // The server does not know that this process was suspended meanwhile: then it is asked again.
+      // If this process was suspended, the server's clock went on: ask again.
       if (deadline.passed()) throw Error(ErrorCode::timeout, timeout_text(key, limit));
     }
   }
@@ -100,8 +100,8 @@ class TcpStore final : public Store {
   }
 
  private:
-  /// True where our server is there. One of several addresses gets two seconds, so that what is silent there
-  /// does not hide the others.
+  /// Tries one address. True: our server answers there. If there are several addresses, each gets two
+  /// seconds, so that a silent one does not keep the others from being tried.
   bool reach(const SocketAddress& address, bool only, std::string_view secret, Deadline deadline,
              std::string& why) {
     const Deadline soon = Deadline::after(std::chrono::seconds(2));
@@ -117,8 +117,8 @@ class TcpStore final : public Store {
       why = connection->error();
       return false;
     }
-    // On loopback the server says that it demands the secret; elsewhere nothing is said without it. One of
-    // TCP that demands none is not ours.
+    // On loopback the client asks, and the server says that it needs the secret. Elsewhere the client sends
+    // nothing before the handshake. A server on TCP that needs no secret is not ours.
     sealed_ = !address.is_loopback();
     Outcome outcome = Outcome::secret_demanded;
     if (!sealed_) outcome = connection->greet(nullptr, give_up);
@@ -146,12 +146,12 @@ class TcpStore final : public Store {
                         address.text()));
       case Outcome::wrong_secret: throw wrong_secret(address.text());
       case Outcome::silent: why = "what listens there does not answer"; return false;
-      case Outcome::closed: note_closed(*connection, why); return false;  // it ends, or is full
+      case Outcome::closed: note_closed(*connection, why); return false;  // the server is ending, or full
     }
     return false;
   }
 
-  /// The same, where something listens on the Unix socket of an address.
+  /// The same for a connection to the Unix socket of a loopback address.
   bool keep_local(std::unique_ptr<StoreConnection> connection, const SocketAddress& local,
                   const SocketAddress& address, Deadline give_up, std::string& why) {
     if (!connection->is_own_users())
@@ -161,7 +161,7 @@ class TcpStore final : public Store {
     switch (connection->greet(nullptr, give_up)) {
       case Outcome::ok: break;
       case Outcome::silent: why = "what listens there does not answer"; return false;
-      case Outcome::closed: note_closed(*connection, why); return false;  // it ends, or is full
+      case Outcome::closed: note_closed(*connection, why); return false;  // the server is ending, or full
       case Outcome::foreign:
       case Outcome::secret_demanded:
       case Outcome::wrong_secret:
@@ -175,14 +175,14 @@ class TcpStore final : public Store {
     return true;
   }
 
-  /// One that is full may have room again, when strangers have left.
+  /// A full server may have room again when unauthenticated clients have left.
   void note_closed(const StoreConnection& connection, std::string& why) {
     why = connection.error();
     if (!connection.is_full()) {
       full_.reset();
       return;
     }
-    full_why_ = why;  // it may be gone at the next attempt
+    full_why_ = why;  // the next attempt may say something else
     if (!full_) full_ = Deadline::after(kFullPatience);
   }
 
@@ -253,7 +253,7 @@ class TcpStore final : public Store {
           if (give_up.passed()) return nullptr;
           throw lost(key, fmt::format("it did not answer within {}", shown_duration(kAnswerLimit)));
         case Outcome::closed:
-          // Before it was known it may have been closed in favour of others, in a crowd of strangers.
+          // In a crowd of unauthenticated clients the server may have closed it before it was known.
           if (pause > std::chrono::seconds(1) && connection->is_full())
             throw Error(ErrorCode::system, fmt::format("store: key {}: the server at {}: {}", shown_key(key),
                                                        name_, connection->error()));
@@ -274,11 +274,11 @@ class TcpStore final : public Store {
   }
 
   std::string full_why_;
-  std::optional<Deadline> full_;  // how long one that has no more room is tried again
+  std::optional<Deadline> full_;  // how long a full server is tried again
   SocketAddress address_;         // that answered
   std::string name_;
   std::optional<KeyBytes> key_;  // of the secret, where it was needed
-  bool sealed_ = false;          // connections prove that they know it
+  bool sealed_ = false;          // connections prove that they know the secret
   std::mutex mutex_;
   std::vector<std::unique_ptr<StoreConnection>> idle_;  // as many as calls were in flight at once
 };

@@ -16,7 +16,7 @@
 namespace weft {
 namespace {
 
-/// Whether a server of ours answers such a request so.
+/// Is this a reply that a server of ours gives to such a request?
 bool answers(Kind reply, Kind request) {
   switch (reply) {
     case Kind::found:
@@ -54,8 +54,8 @@ bool StoreConnection::open(const SocketAddress& to, Deadline give_up) {
     ::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error_number, &length);
     if (error_number != 0) return failed(error_number);
   }
-  // Where nobody listens on a port that clients' own ports are taken from, a socket can be connected to
-  // itself.
+  // A port from the ephemeral range on which nobody listens may be given to this very socket, which is then
+  // connected to itself.
   SocketAddress own;
   if (::getsockname(fd_.get(), own.data(), &own.length) == 0 && own == to) return failed(ECONNREFUSED);
   set_tcp_options(fd_.get());
@@ -93,7 +93,7 @@ StoreConnection::Outcome StoreConnection::exchange(Kind kind, std::string_view k
   std::string request = make_frame(kind, key, value, extra, number);
   if (sealed_) request = sealed_->to_server.seal(request);
   if (const Outcome o = send(request, give_up); o != Outcome::ok) {
-    // What it said before it closed is here.
+    // What the server sent before it closed the connection can still be read.
     const bool told = greets_ && o == Outcome::closed && receive(Deadline::after({}), reply) == Outcome::ok;
     if (told) check_full(reply);
     return o;
@@ -109,7 +109,7 @@ StoreConnection::Outcome StoreConnection::exchange(Kind kind, std::string_view k
   return reply.kind == Kind::secret_demanded ? Outcome::secret_demanded : Outcome::ok;
 }
 
-// What is said before anything was asked for, perhaps by a stranger: so much of it is shown.
+// A refusal that comes before the client is known may be anybody's text: a limited part of it is shown.
 bool StoreConnection::check_full(const StoreReply& reply) {
   constexpr std::size_t kShown = 200;
   if (reply.kind != Kind::refused || reply.number != static_cast<int>(ErrorCode::system)) return false;
@@ -121,7 +121,7 @@ bool StoreConnection::check_full(const StoreReply& reply) {
 
 bool StoreConnection::open_local(const SocketAddress& to, Deadline give_up) {
   while (::connect(fd_.get(), to.data(), to.length) != 0) {
-    // The listener's queue is full: the kernel tells at once, and there is nothing to poll.
+    // EAGAIN: the listener's queue is full. There is nothing to poll for.
     if (errno != EAGAIN && errno != EINTR) return failed(errno);
     if (give_up.passed()) return failed(ETIMEDOUT);
     sleep_noticing(std::chrono::milliseconds(1));

@@ -27,9 +27,9 @@ class StoreConnection {
  public:
   enum class Outcome : std::uint8_t {
     ok,
-    closed,           // error() says how; is_full(): because the server may have no more
-    silent,           // until the time was over
-    foreign,          // what is there is no store
+    closed,           // error() says how; is_full(): the server has no more descriptors
+    silent,           // no answer in time
+    foreign,          // whatever listens there is no store of ours
     secret_demanded,  // by the server
     wrong_secret,     // the server has another one, or none
   };
@@ -37,12 +37,12 @@ class StoreConnection {
   /// Connects; false: error() says why not.
   bool open(const SocketAddress& to, Deadline give_up);
 
-  /// Who serves, where open() was given a Unix socket.
+  /// The server's process, if open() was given a Unix socket.
   const Credentials& server() const { return server_; }
   bool is_own_users() const;
 
-  /// Finds out whether a store of ours is there: by the handshake where there is a secret, else by a request
-  /// whose answer does not matter. After it, this connection counts as a rank's.
+  /// Finds out whether a store of ours is there: with a secret by the handshake, else by a request whose
+  /// answer does not matter. After that the server takes this connection for a rank's.
   Outcome greet(const KeyBytes* secret, Deadline give_up);
 
   Outcome exchange(Kind kind, std::string_view key, std::string_view value, std::string_view extra,

@@ -1,5 +1,5 @@
-// Who belongs to a job, and what nobody else may read or change: the handshake of the TCP store's two sides
-// over a secret that both know, and the records that everything after it travels in. No sockets here.
+// Authentication and encryption of the TCP store: the handshake by which client and server prove to each
+// other that they know the same secret, and the encrypted records of everything after it. No sockets here.
 //
 //   client -> server  join       C, a fresh X25519 public key
 //   server -> client  challenge  S, another
@@ -7,10 +7,10 @@
 //   server -> client  welcome    MAC(k, "server")
 //
 // with k = BLAKE2b(key: BLAKE2b(label, secret), label, C, S, X25519 of the two). The secret itself never
-// travels. C and S are new for every connection, so nothing that was said before is of use again; the two
-// proofs and the two directions' keys differ by their labels, so nothing can be sent back to who said it. The
-// client proves first: who merely connects learns nothing to try guesses on, nor does who only listens, since
-// k depends on the Diffie-Hellman secret, too.
+// travels. C and S are new for every connection, so a recording cannot be replayed. The two proofs and the
+// keys of the two directions differ by their labels, so a message cannot be reflected to its sender. The
+// client proves first: somebody who only connects gets nothing to test guesses of the secret on. Neither does
+// somebody who only listens, since k also depends on the Diffie-Hellman secret.
 //
 // Then each frame is one record: its length (4 bytes) and the frame, encrypted and authenticated
 // (XChaCha20-Poly1305) with its direction's key and its number as the nonce: one that is changed, left out,
@@ -35,7 +35,7 @@ inline constexpr std::size_t kMaxSecretBytes = 4096;
 inline constexpr std::size_t kSealBytes = 16;  // by which a record's contents are longer than its frame
 inline constexpr std::size_t kMaxRecordBytes = sizeof(std::uint32_t) + kMaxFrameBytes + kSealBytes;
 
-/// 32 bytes that are wiped when they go.
+/// 32 bytes that the destructor wipes.
 class KeyBytes {
  public:
   KeyBytes() = default;
@@ -50,8 +50,8 @@ class KeyBytes {
   std::array<unsigned char, 32> bytes_{};
 };
 
-/// What both sides make of the secret. Throws unsupported where libsodium is not here, bad_argument where the
-/// secret is too short or too long (never with any of it in the text).
+/// The key that both sides derive from the secret. Throws unsupported where libsodium is not here,
+/// bad_argument where the secret is too short or too long (never with any of it in the text).
 KeyBytes key_of_secret(std::string_view secret);
 
 /// One direction of a connection: seals frames, or opens records, in their order.
@@ -87,11 +87,11 @@ class Handshake {
   explicit Handshake(const KeyBytes& secret, std::optional<KeyBytes> seed = std::nullopt);
   /// What goes into `join`, or into `challenge`.
   std::string_view own_half() const noexcept { return {own_.data(), own_.size()}; }
-  /// Takes the other side's half. False: it is none that a key can be made of.
+  /// Takes the other side's half. False: no key can be made of it.
   bool meet(std::string_view other_half, bool is_client);
   /// What goes into `prove`, or into `welcome`.
   std::string proof(bool of_client) const;
-  /// Takes the same time whatever is wrong about it.
+  /// Is this the other side's proof? Takes the same time for right and wrong ones.
   bool holds(std::string_view proof, bool of_client) const;
   SealedPair streams() const;
 

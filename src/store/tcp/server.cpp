@@ -1,9 +1,9 @@
 // The server of the TCP store. Its thread owns all of its state.
 //
-// What goes over a connection is in wire.hpp, and where a secret is demanded sealed as seal.hpp says; what
-// the server makes of the bytes of one connection is in session.hpp. The server answers at once, but for a
-// get of an absent key: it parks that connection until some request sets the key or the time the get gave has
-// passed.
+// wire.hpp has the format of what travels over a connection, seal.hpp says how it is sealed where a secret is
+// needed, and session.hpp has what the server knows of one connection. The server answers every request at
+// once, except a get of an absent key: it parks that connection until a request sets the key, or until the
+// get's time has passed.
 #include <fmt/format.h>
 #include <poll.h>
 #include <pthread.h>
@@ -32,7 +32,7 @@
 namespace weft {
 namespace {
 
-/// poll(2)'s timeout for a wait until `when`: rounded up, so that a loop does not spin through the last
+/// poll(2)'s timeout for a wait until `when`. Rounded up, so that a loop does not spin during the last
 /// millisecond.
 int poll_timeout(Clock::time_point when) {
   if (when == Clock::time_point::max()) return -1;
@@ -46,7 +46,7 @@ struct TcpStoreServer::Impl {
   struct Client {
     Client(Descriptor socket, std::string shown, const KeyBytes* secret)
         : fd(std::move(socket)), name(std::move(shown)), session(secret) {}
-    // A forked child may hold copies: closing alone would not tell the client.
+    // A forked child may hold a copy, so close() alone would not end the connection.
     ~Client() { ::shutdown(fd.get(), SHUT_RDWR); }
     Client(const Client&) = delete;
     Client& operator=(const Client&) = delete;
@@ -77,11 +77,11 @@ struct TcpStoreServer::Impl {
       ::pthread_setname_np(::pthread_self(), "weft-store");
       try {
         serve();
-      } catch (const std::exception& e) {  // out of memory; clients find their connections closed
+      } catch (const std::exception& e) {  // out of memory; the clients see that their connections end
         say_end(e.what());
       }
       clients.clear();
-      ::shutdown(listener.get(), SHUT_RDWR);  // a forked child may hold a copy of it, too
+      ::shutdown(listener.get(), SHUT_RDWR);  // a forked child may hold a copy
       listener = Descriptor();
     });
   }
@@ -109,7 +109,8 @@ struct TcpStoreServer::Impl {
       Clock::time_point next = std::min(stop_at, warnings.next());
       if (Clock::now() < accept_again) next = std::min(next, accept_again);
       for (const auto& c : clients) {
-        // Nothing is read from a client whose request has no full answer yet; only its leaving is noticed.
+        // Nothing is read from a client while its request is not fully answered; the server only notices if
+        // it leaves.
         const int events = !c->out.empty() ? POLLOUT : c->waiting ? POLLRDHUP : POLLIN;
         polled.push_back({c->fd.get(), static_cast<short>(events), 0});
         if (c->waiting) next = std::min(next, c->give_up);
@@ -142,7 +143,7 @@ struct TcpStoreServer::Impl {
     }
   }
 
-  // A few at a time, so that those who came are heard before more are let in.
+  // Accepts a few at a time, so that the clients it has are answered before more come in.
   void accept_some() {
     for (int i = 0; i < 64; ++i) {
       SocketAddress from;
@@ -151,10 +152,10 @@ struct TcpStoreServer::Impl {
         if (errno == EINTR || errno == ECONNABORTED) continue;
         if (errno == EAGAIN) return;
         const int error_number = errno;
-        pollfd knocks{listener.get(), POLLIN, 0};
-        if (::poll(&knocks, 1, 0) == 0)
+        pollfd waiting{listener.get(), POLLIN, 0};
+        if (::poll(&waiting, 1, 0) == 0)
           return;  // accept() wants a descriptor before it looks for a connection
-        // Out of descriptors, perhaps: strangers give theirs back first.
+        // Out of descriptors, perhaps: unauthenticated clients lose theirs first.
         const std::string why = system_words(error_number);
         if (close_oldest_unauthenticated("there are too few descriptors for it: " + why, full_text(why)))
           continue;
@@ -166,10 +167,11 @@ struct TcpStoreServer::Impl {
       }
       const std::string name = name_of(fd.get(), from);
       if (name.empty()) continue;
-      const auto strangers = static_cast<std::size_t>(std::count_if(
+      const auto unauthenticated = static_cast<std::size_t>(std::count_if(
           clients.begin(), clients.end(), [](const auto& c) { return c->is_unauthenticated(); }));
-      if (strangers >= options.max_unauthenticated)
-        close_oldest_unauthenticated(fmt::format("it was the oldest of {} that have not joined", strangers));
+      if (unauthenticated >= options.max_unauthenticated)
+        close_oldest_unauthenticated(
+            fmt::format("it was the oldest of {} that have not joined", unauthenticated));
       if (clients.size() >= options.max_clients &&
           !close_oldest_unauthenticated(
               fmt::format("there are {} clients, and it has not joined", clients.size()))) {
@@ -197,7 +199,7 @@ struct TcpStoreServer::Impl {
     return fmt::format("its process can take no more connections: {}", why);
   }
 
-  /// `told`: what it hears itself, if anything.
+  /// `told`: what is sent to the client first, if anything.
   bool close_oldest_unauthenticated(std::string_view why, std::string_view told = {}) {
     const auto oldest =
         std::find_if(clients.begin(), clients.end(), [](const auto& c) { return c->is_unauthenticated(); });
@@ -213,8 +215,8 @@ struct TcpStoreServer::Impl {
     ::send(fd, frame.data(), frame.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   }
 
-  /// Whoever knocks where there is no descriptor for it would wait until its deadline: a spare one is kept,
-  /// to tell it why. False: it could not be told.
+  /// Tells the next client why it is refused. Without a descriptor for it, that client would wait until its
+  /// deadline; so the server keeps a spare descriptor. False: the client could not be told.
   bool refuse_next(std::string_view why) {
     if (!spare) return false;
     spare = Descriptor();
@@ -263,7 +265,8 @@ struct TcpStoreServer::Impl {
     c.gone = true;
   }
 
-  // Of half requests and answers that nobody reads only so much is kept; who would add to it has to go.
+  // The server keeps a limited number of bytes of incomplete requests and of answers that nobody reads. A
+  // client that exceeds the limit is closed.
   void check_unanswered(Client& c) {
     if (c.session.unread() + c.out.size() < 4096) return;  // small ones cannot add up to much
     std::size_t all = 0;
@@ -311,7 +314,7 @@ struct TcpStoreServer::Impl {
       case Kind::challenge:
       case Kind::welcome:
       case Kind::secret_demanded:
-      case Kind::wrong_proof: return;  // a session lets only requests through
+      case Kind::wrong_proof: return;  // a session hands out requests only
     }
   }
 
@@ -327,7 +330,7 @@ struct TcpStoreServer::Impl {
     }
   }
 
-  /// Waits that are over, and strangers whose time is.
+  /// Ends waits and unauthenticated clients whose time is over.
   void expire(bool stopping) {
     const auto now = Clock::now();
     for (const auto& c : clients) {
@@ -355,7 +358,7 @@ struct TcpStoreServer::Impl {
       }
       c.out.erase(0, static_cast<std::size_t>(sent));
     }
-    std::string().swap(c.out);  // a client that waits or thinks keeps nothing
+    std::string().swap(c.out);  // an idle client takes no memory
   }
 
   Logger& log;

@@ -11,8 +11,8 @@ StoreSession::Result bad(std::string why, std::string out = {}) {
   return {.state = State::bad, .out = std::move(out), .why = std::move(why)};
 }
 
-// A frame grows to a size that its first bytes tell: it gets that much at once, not twice as much in steps,
-// which would leave holes behind. Memory that is not written yet costs nothing.
+// The first bytes of a frame tell its size. Reserving that size at once leaves no holes in the heap, as
+// growing in steps would. Memory that is not written yet costs nothing.
 void make_room(std::string& in, std::size_t bytes) {
   if (bytes > in.capacity()) in.reserve(bytes);
 }
@@ -36,7 +36,7 @@ StoreSession::Result StoreSession::take(std::string_view bytes) {
     current_ = std::move(opened.frame);
   } else {
     const Parsed parsed = parse_request(in_);
-    // Before it is known, a connection may not even announce more than a handshake has.
+    // An unauthenticated client may not announce more bytes than a handshake has.
     if (parsed.state != Parsed::State::bad && secret_ != nullptr &&
         parsed.bytes > sizeof(FrameHeader) + kHandshakeBytes)
       return bad("it sent a request, but did not prove that it knows the secret",

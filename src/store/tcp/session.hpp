@@ -1,5 +1,5 @@
-// What the TCP store's server knows of one connection, without the connection: bytes go in, requests and
-// bytes come out. Owned by the server's thread.
+// The protocol state of one connection of the TCP store's server, without its socket: received bytes go in,
+// requests and bytes to send come out. Owned by the server's thread.
 #pragma once
 
 #include <cstddef>
@@ -12,11 +12,11 @@
 
 namespace weft {
 
-/// A connection begins as a stranger's. Where the server demands a secret it must prove that it knows it;
-/// otherwise it is a process of this user's, the server has closed all others before they had a session, and
-/// its first whole request tells that it is a client. Who asks (for kHelloKey) is told once that a secret is
-/// demanded. What a stranger may have unread is as much as a handshake in the first case, one frame in the
-/// second.
+/// A connection begins unauthenticated. If the server needs a secret, the client must prove that it knows it.
+/// Without a secret it is a process of this user (the server has closed all others before), and its first
+/// whole request shows that it is a client. A client that asks for kHelloKey is told once that a secret is
+/// needed. An unauthenticated client may have as many unread bytes as a handshake (with a secret) or one
+/// frame (without).
 class StoreSession {
  public:
   /// `secret`: null where none is demanded; must outlive the session. `seed`: for tests.
@@ -36,13 +36,13 @@ class StoreSession {
     std::string why{};
   };
   Result take(std::string_view bytes);
-  /// The request that was handed out is not looked at any more: its memory is given back.
+  /// The caller is done with the request that was handed out: frees its memory.
   void answered() noexcept { std::string().swap(current_); }
   /// A reply as it goes over the wire.
   std::string wire(std::string frame);
 
   bool is_unauthenticated() const noexcept { return unauthenticated_; }
-  /// It asked, learned that a secret is demanded, and has not proven it.
+  /// It asked, learned that a secret is needed, and has not proven that it knows it.
   bool was_told_of_secret() const noexcept { return told_of_secret_ && unauthenticated_; }
   std::size_t unread() const noexcept { return in_.size(); }
 

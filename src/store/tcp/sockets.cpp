@@ -29,7 +29,7 @@ std::string shown(const Credentials& c) { return fmt::format("process {} of user
 
 namespace {
 
-/// Who listens on a Unix socket, to be put after an error's text; empty where nobody can be found there.
+/// The end of an error text: which process listens on a Unix socket. Empty if that cannot be found out.
 std::string holder_of(const SocketAddress& local) {
   const Descriptor fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd || ::connect(fd.get(), local.data(), local.length) != 0) return {};

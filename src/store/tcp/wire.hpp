@@ -1,5 +1,5 @@
-// What client and server of the TCP store say to each other, as bytes. No sockets and no state here, so that
-// a parser can be tested, and fuzzed, with nothing but bytes.
+// The wire format of the TCP store. No sockets and no state here, so that the parser can be tested and fuzzed
+// with bytes alone.
 //
 // A frame is a FrameHeader (24 bytes, little-endian) and then key, value and extra, as long as the header
 // says. A client sends one request and reads one reply before it sends the next.
@@ -27,14 +27,14 @@ enum class Kind : std::uint8_t {
   compare_set,  // value: expected, extra: desired
   remove,
   join,   // value: the client's half of a handshake (seal.hpp)
-  prove,  // value: that it knows the secret
+  prove,  // value: the proof that the client knows the secret
   // replies
   found = 64,  // value, or for add: number
   absent,
   timed_out,
   refused,          // number: an ErrorCode, value: its text
   challenge,        // value: the server's half of the handshake
-  welcome,          // value: that the server knows the secret, too
+  welcome,          // value: the proof that the server knows the secret
   secret_demanded,  // to a request of a client that has not joined
   wrong_proof,      // the client's proof is wrong: it has another secret
 };
@@ -74,10 +74,10 @@ struct Parsed {
   enum class State : std::uint8_t { more, whole, bad };
   State state = State::more;
   StoreFrame frame{};     ///< where whole
-  std::size_t bytes = 0;  ///< of the frame; where more, of as much of it as its header tells
+  std::size_t bytes = 0;  ///< of the frame; if `more`, as many as its header announces so far
   std::string why{};      ///< where bad: "it does not speak this protocol (it sent "GET / HT")"
 };
-/// Looks at the front of `bytes`, at each field as soon as it is there.
+/// Parses the frame at the front of `bytes`, and checks each field as soon as it is there.
 Parsed parse_request(std::string_view bytes);
 Parsed parse_reply(std::string_view bytes);
 
