@@ -75,6 +75,11 @@ class JobStores {
   std::shared_ptr<Store> by_rendezvous_file(const std::string& key, const std::string& host,
                                             const LaunchInfo& launch, const std::string& job,
                                             Deadline deadline);
+  void serve_and_publish(const std::shared_ptr<const RendezvousFile>& place, const std::string& host,
+                         const Claim& mine, const std::string& job, Deadline deadline);
+  std::shared_ptr<Store> join_published(const RendezvousFile& place, const std::string& address,
+                                        const LaunchInfo& launch, const Claim& mine, const std::string& job,
+                                        Deadline deadline, std::string& why) const;
   Claim claim_of(const LaunchInfo& launch) const {
     Claim mine = make_claim(context_.host_peers().self().host, launch.rank, launch.size);
     // Names keep jobs apart; without a name their origin does.
@@ -342,6 +347,43 @@ std::shared_ptr<Store> JobStores::at(const HostPort& where, bool rank_zero_must_
   }
 }
 
+void JobStores::serve_and_publish(const std::shared_ptr<const RendezvousFile>& place, const std::string& host,
+                                  const Claim& mine, const std::string& job, Deadline deadline) {
+  auto server = std::make_unique<TcpStoreServer>(
+      context_.log(), TcpStoreOptions{.host = host, .served_by = fmt::format("{}\n{}", mine.text(), job)});
+  const std::string address = server->address();
+  place->publish(address, deadline);
+  context_.log().write(LogLevel::info,
+                       fmt::format("rendezvous: serving at {}, told in {}", address, place->path()));
+  const std::lock_guard lock(mutex_);
+  published_.emplace_back(place, address);
+  servers_.push_back(std::move(server));
+}
+
+/// Takes this rank's place in the store that the file names. Null: another process of this rank number has
+/// joined that store; then it belongs to an earlier program of the same job, which is about to end, and `why`
+/// says so.
+std::shared_ptr<Store> JobStores::join_published(const RendezvousFile& place, const std::string& address,
+                                                 const LaunchInfo& launch, const Claim& mine,
+                                                 const std::string& job, Deadline deadline,
+                                                 std::string& why) const {
+  const auto at = parse_host_port(address);
+  if (!at) throw Error(ErrorCode::system, fmt::format("it holds \"{}\"", address));
+  const auto server = make_tcp_store(
+      at->host, at->port, Deadline::after(std::min<Duration>(deadline.left(), std::chrono::seconds(5))));
+  const auto store = store_of(job, server);
+  const std::string owner = server->try_get(kServedByKey, deadline).value_or("");
+  const auto refused = give_way(*store, owner.substr(0, owner.find('\n')), mine, deadline);
+  if (refused) throw Error(ErrorCode::bad_argument, refused->why);
+  if (const std::string other = claim(*store, mine, deadline); !other.empty()) {
+    why = fmt::format("the store at {} has a rank {} already, {}", address, launch.rank, shown_claim(other));
+    return nullptr;
+  }
+  tell(address);
+  if (store->add("weft/ranks", 1, deadline) == launch.size) place.remove(address);  // all ranks have come
+  return store;
+}
+
 std::shared_ptr<Store> JobStores::by_rendezvous_file(const std::string& key, const std::string& host,
                                                      const LaunchInfo& launch, const std::string& job,
                                                      Deadline deadline) {
@@ -354,43 +396,14 @@ std::shared_ptr<Store> JobStores::by_rendezvous_file(const std::string& key, con
                             kUnknownHostText));
   // The key has the host: ranks that do not share loopback and process numbers must not share the file.
   const auto place = std::make_shared<const RendezvousFile>(fmt::format("{} {}", mine.host, key));
-  if (launch.rank == 0) {
-    auto server = std::make_unique<TcpStoreServer>(
-        context_.log(), TcpStoreOptions{.host = host, .served_by = fmt::format("{}\n{}", mine.text(), job)});
-    const std::string address = server->address();
-    place->publish(address, deadline);
-    context_.log().write(LogLevel::info,
-                         fmt::format("rendezvous: serving at {}, told in {}", address, place->path()));
-    const std::lock_guard lock(mutex_);
-    published_.emplace_back(place, address);
-    servers_.push_back(std::move(server));
-  }
+  if (launch.rank == 0) serve_and_publish(place, host, mine, job, deadline);
   std::string why;
   for (auto pause = std::chrono::milliseconds(1);;
        pause = std::min(2 * pause, std::chrono::milliseconds(50))) {
     if (const auto address = place->find()) {
       try {
-        const auto at = parse_host_port(*address);
-        if (!at) throw Error(ErrorCode::system, fmt::format("it holds \"{}\"", *address));
-        const auto server =
-            make_tcp_store(at->host, at->port,
-                           Deadline::after(std::min<Duration>(deadline.left(), std::chrono::seconds(5))));
-        const auto store = store_of(job, server);
-        const std::string owner = server->try_get(kServedByKey, deadline).value_or("");
-        const auto refused = give_way(*store, owner.substr(0, owner.find('\n')), mine, deadline);
-        if (refused) throw Error(ErrorCode::bad_argument, refused->why);
-        // A store that a rank of this number has joined already is an earlier program's of the same job,
-        // which is about to end.
-        const std::string other = claim(*store, mine, deadline);
-        if (other.empty()) {
-          tell(*address);
-          if (store->add("weft/ranks", 1, deadline) == launch.size)
-            place->remove(*address);  // nobody else looks for it
-          return store;
-        }
-        why = fmt::format("the store at {} has a rank {} already, {}", *address, launch.rank,
-                          shown_claim(other));
-      } catch (const Error& e) {  // its server is ending, perhaps; another will be told of
+        if (auto store = join_published(*place, *address, launch, mine, job, deadline, why)) return store;
+      } catch (const Error& e) {  // perhaps its server is ending; another one will be published
         if (why.empty() || !deadline.passed()) why = e.what();
       }
     }

@@ -211,6 +211,32 @@ void map_all(const GroupInit& b, Group& g, SingleCopy single_copy) {
   probe.settle();
 }
 
+// What all ranks have published about themselves. Adds the cores that they may use to `cores`. Throws if a
+// rank has another setting of WEFT_SINGLE_COPY.
+std::vector<BootstrapInfo> read_infos(const GroupInit& b, const std::vector<std::string>& texts,
+                                      SingleCopy single_copy, CpuShare& cores) {
+  std::vector<BootstrapInfo> infos;
+  for (int r = 0; r < b.size; ++r) {
+    try {
+      infos.push_back(BootstrapInfo::decode(texts[static_cast<std::size_t>(r)]));
+    } catch (const Error& e) {
+      throw Error(
+          Failure{.code = e.code(),
+                  .text = fmt::format("group \"{}\": rank {}: {} [rank {}]", b.name, r, e.what(), b.rank),
+                  .ranks = {r}});
+    }
+    if (infos.back().single_copy != single_copy) {
+      throw Error(
+          Failure{.code = ErrorCode::mismatch,
+                  .text = fmt::format("group \"{}\": rank {} has WEFT_SINGLE_COPY={}, rank {} has {}", b.name,
+                                      r, name(infos.back().single_copy), b.rank, name(single_copy)),
+                  .ranks = {r, b.rank}});
+    }
+    cores |= infos.back().cores;
+  }
+  return infos;
+}
+
 }  // namespace
 
 Group bring_up(const GroupInit& b) {
@@ -234,25 +260,7 @@ Group bring_up(const GroupInit& b) {
                .encode(),
            layout());
   CpuShare cores = CpuShare::usable();
-  std::vector<BootstrapInfo> infos;
-  for (int r = 0; r < b.size; ++r) {
-    try {
-      infos.push_back(BootstrapInfo::decode(texts[static_cast<std::size_t>(r)]));
-    } catch (const Error& e) {
-      throw Error(
-          Failure{.code = e.code(),
-                  .text = fmt::format("group \"{}\": rank {}: {} [rank {}]", b.name, r, e.what(), b.rank),
-                  .ranks = {r}});
-    }
-    if (infos.back().single_copy != single_copy) {
-      throw Error(
-          Failure{.code = ErrorCode::mismatch,
-                  .text = fmt::format("group \"{}\": rank {} has WEFT_SINGLE_COPY={}, rank {} has {}", b.name,
-                                      r, name(infos.back().single_copy), b.rank, name(single_copy)),
-                  .ranks = {r, b.rank}});
-    }
-    cores |= infos.back().cores;
-  }
+  const std::vector<BootstrapInfo> infos = read_infos(b, texts, single_copy, cores);
   g.ask_again.resize(static_cast<std::size_t>(b.size));
   meet_processes(b, g, infos);
   g.oversubscribed = b.ranks_here > cores.count();
