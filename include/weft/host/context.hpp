@@ -41,7 +41,7 @@ class Context {
   /// True in a child forked after this Context was made. No system call.
   bool forked() const noexcept { return *fork_mark_ == 0; }
 
-  // For weft's own layers: this process's memory, its neighbours on the host, calls in flight by
+  // For weft's own layers: this process's memory, the other processes of the host, calls in flight by
   // rank.
   Arena& arena() noexcept;
   LocalMemory& local_memory() noexcept;

@@ -9,10 +9,10 @@
 
 namespace weft {
 
-/// A store in the file at `path`, which is made where it is absent. All who open the same file share one
-/// table; any number of processes and threads. The file only grows: it is for meeting, not for data. A
-/// process that is killed while it writes does no harm; one that is stopped then holds up the others, who
-/// throw `timeout` after `patience`. Whoever made the file removes it; a store whose file was removed throws
+/// A store in the file at `path`, which is made if it is absent. Any number of processes and threads that
+/// open the same file share one table. The file only grows: it is for meeting, not for data. A process that
+/// is killed while it writes does no harm. A process that is stopped while it writes delays the others, which
+/// throw `timeout` after `patience`. The program removes the file; a store whose file was removed throws
 /// peer_lost. On network file systems, flock(2) must work across hosts.
 ///
 /// Throws system where the file cannot be opened, holds something else, belongs to another user, may be
