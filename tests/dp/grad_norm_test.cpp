@@ -7,9 +7,9 @@
 
 #include "dp/bag.hpp"
 #include "support/golden_case.hpp"
+#include "weft/base/random.hpp"
 #include "weft/dp/replicated.hpp"
 #include "weft/mesh/redistribute.hpp"
-#include "weft/base/random.hpp"
 
 namespace weft {
 namespace {

@@ -12,9 +12,9 @@
 
 #include "support/errors.hpp"
 #include "weft/base/error.hpp"
+#include "weft/base/random.hpp"
 #include "weft/nn/init.hpp"
 #include "weft/nn/module.hpp"
-#include "weft/base/random.hpp"
 
 namespace weft::test {
 

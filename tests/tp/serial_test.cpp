@@ -6,12 +6,12 @@
 #include <functional>
 
 #include "support/run_ranks.hpp"
+#include "weft/base/random.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/attention.hpp"
 #include "weft/nn/init.hpp"
 #include "weft/nn/linear.hpp"
-#include "weft/base/random.hpp"
 #include "weft/tp/parallelize.hpp"
 
 namespace weft {
