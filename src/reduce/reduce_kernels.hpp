@@ -28,6 +28,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "reduce/reduce_isa.hpp"
@@ -75,7 +77,7 @@ WEFT_INLINE To bits_as(From x) {
 
 // False: none of these floats is a NaN.
 template <class V>
-WEFT_INLINE bool may_hold_nan(V a, V b) {
+WEFT_INLINE bool may_hold_nan([[maybe_unused]] V a, [[maybe_unused]] V b) {
 #if defined(__AVX512F__)
   if constexpr (sizeof(V) == 64)
     return _mm512_cmp_ps_mask(bits_as<__m512>(a), bits_as<__m512>(b), _CMP_UNORD_Q) != 0;
@@ -87,6 +89,12 @@ WEFT_INLINE bool may_hold_nan(V a, V b) {
 #if defined(__SSE2__)
   if constexpr (sizeof(V) == 16)
     return _mm_movemask_ps(_mm_cmpunord_ps(bits_as<__m128>(a), bits_as<__m128>(b))) != 0;
+#endif
+#if defined(__aarch64__)
+  if constexpr (sizeof(V) == 16) {
+    const auto x = bits_as<float32x4_t>(a), y = bits_as<float32x4_t>(b);
+    return vminvq_u32(vandq_u32(vceqq_f32(x, x), vceqq_f32(y, y))) == 0;
+  }
 #endif
   return true;
 }
