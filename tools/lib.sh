@@ -5,9 +5,10 @@ weft_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # say TEXT...: a heading in the output.
 say() { printf '\n== %s\n' "$*"; }
 
-# packages_for GROUP: the packages of tools/packages.txt that `build` or `test` needs; test needs those of build too.
+# packages_for GROUP: the packages of tools/packages.txt that `build`, `test` or `full` needs, and those of the groups before it.
 packages_for() {
-  awk -v group="$1" '{ sub(/#.*/, "") } NF == 2 && ($2 == "build" || $2 == group) { print $1 }' "$weft_root/tools/packages.txt"
+  awk -v group="$1" 'BEGIN { rank["build"] = 1; rank["test"] = 2; rank["full"] = 3 }
+    { sub(/#.*/, "") } NF == 2 && rank[$2] <= rank[group] { print $1 }' "$weft_root/tools/packages.txt"
 }
 
 # missing_packages GROUP: those of them that are not installed.

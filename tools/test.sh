@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Builds and checks: layers, layout, base to group under the address and undefined sanitizers, what shares memory between threads
-# under the thread sanitizer, libweft with clang 14, then the release build with all tests. Installs what is missing from Debian (prints
+# under the thread sanitizer, libweft with clang 14, clang-tidy on what has changed, then the release build with all tests. Installs what is missing from Debian (prints
 # the command if not root). Its last lines are ctest's own summary of the release tests; the exit status covers all of it.
 #
 #   tools/test.sh            the default tier, which continuous integration runs
-#   tools/test.sh --full     also the fuzz targets, and both sanitizers over all of base to group, long tests too
+#   tools/test.sh --full     also the fuzz targets, base and reduce for aarch64 under qemu, and both sanitizers over all of base to group, long tests too
 #   tools/test.sh --quick    layers, layout and the release tests only
 #
 # Up to five tests that fail run a second time, alone, and those that then pass are listed as "unsteady" and do not fail the run; with
@@ -21,8 +21,10 @@ case "${1:-}" in
   *) echo "usage: tools/test.sh [--quick | --full]" >&2; exit 2 ;;
 esac
 
-install_missing test
-jobs=$(nproc)
+if [ "$tier" = full ]; then install_missing full; else install_missing test; fi
+tidy_max=12  # sources; each takes some ten seconds
+jobs=$(nproc)  # and one test more: some wait for deadlines most of their time (WAITS in tests/CMakeLists.txt)
+if [ "$tier" = full ]; then export WEFT_TEST_FULL=1; fi  # tests/support/sanitizers.hpp
 failed=()   # the steps that failed
 skipped=()  # what was not done, and why
 logs=()     # ctest logs, for the skips inside of tests
@@ -50,12 +52,64 @@ check_format() {
   skipped+=("layout: clang-format 14 is not installed")
 }
 
+# clang-tidy on the sources that differ from where this branch left main, or from the commit before, where it is main.
+tidy() {
+  local tool base files
+  tool=$(command -v clang-tidy-14 || command -v clang-tidy)
+  if [ -z "$tool" ]; then
+    skipped+=("clang-tidy: it is not installed")
+    return
+  fi
+  base=$(git merge-base HEAD main 2>/dev/null) || base=
+  if [ -z "$base" ] || [ "$base" = "$(git rev-parse HEAD)" ]; then base=$(git rev-parse -q --verify HEAD~1) || base=; fi
+  if [ -z "$base" ]; then
+    skipped+=("clang-tidy: no commit to compare with")
+    return
+  fi
+  mapfile -t files < <(git diff --name-only --diff-filter=AMR "$base" -- 'src/*.cpp' 'tools/*.cpp' | tidied)
+  if [ ${#files[@]} -eq 0 ]; then echo "no source has changed"; return; fi
+  if [ "${#files[@]}" -gt "$tidy_max" ] && [ "$tier" != full ]; then
+    skipped+=("clang-tidy: $((${#files[@]} - tidy_max)) of ${#files[@]} changed sources; --full has all")
+    files=("${files[@]:0:$tidy_max}")
+  fi
+  cmake --preset clang >/dev/null || return
+  # Opinions go to a file; what .clang-tidy has among WarningsAsErrors is printed, and fails.
+  printf '%s\n' "${files[@]}" | xargs -P "$jobs" -n 2 "$tool" -p build/clang --quiet >build/tidy.log 2>&1 && return
+  grep -A 3 'error:' build/tidy.log || tail -n 20 build/tidy.log
+  return 1
+}
+
+# tidied: of the names that it reads, those that the build with clang compiles.
+tidied() {
+  cmake --preset clang >/dev/null 2>&1
+  grep -xFf <(sed -n "s|^ *\"file\": \"$weft_root/\(.*\)\",\?$|\1|p" build/clang/compile_commands.json 2>/dev/null)
+}
+
 compile_with_clang() {
   if ! command -v clang++-14 >/dev/null; then
     skipped+=("clang: clang 14 is not installed")
     return
   fi
   build clang weft
+}
+
+# base and reduce for aarch64, whose vector code (NEON) runs nowhere else here.
+aarch64() {
+  local tool
+  for tool in aarch64-linux-gnu-g++ qemu-aarch64; do
+    if ! command -v "$tool" >/dev/null; then
+      skipped+=("aarch64: $tool is not installed")
+      return
+    fi
+  done
+  if [ ! -d /usr/src/googletest ]; then
+    skipped+=("aarch64: googletest is not installed")
+    return
+  fi
+  build aarch64 weft_tests_base weft_tests_reduce || return
+  logs_of aarch64
+  run_tests aarch64 -L '^(base|reduce)$' >build/aarch64.log 2>&1 || { tail -n 60 build/aarch64.log; return 1; }
+  sed -n '/tests passed/,$p' build/aarch64.log
 }
 
 fuzz() {
@@ -72,7 +126,7 @@ run_tests() {
   local preset=$1 temporary=build/$1/Testing/Temporary
   shift
   rm -f "$temporary/LastTestsFailed.log" "build/$preset.first.log"
-  "${under[@]}" ctest --test-dir "build/$preset" --no-tests=error -j "$jobs" --no-label-summary "$@" && return
+  "${under[@]}" ctest --test-dir "build/$preset" --no-tests=error -j "$((jobs + 1))" --no-label-summary "$@" && return
   local failures
   failures=$(cut -d: -f2 "$temporary/LastTestsFailed.log" 2>/dev/null) || return 1
   if [ "$tier" = full ] || [ -z "$failures" ] || [ "$(wc -l <<<"$failures")" -gt 5 ]; then return 1; fi
@@ -119,6 +173,13 @@ report_failures() {
   cat build/failures.txt
 }
 
+report_times() {
+  local strict=()
+  if [ "$tier" = full ]; then strict=(--strict); fi
+  say "Times of tests"
+  python3 tools/test_budget.py "${strict[@]}" "${logs[@]}" || failed+=("times of tests")
+}
+
 report_unsteady() {
   [ -s build/unsteady.txt ] || return
   say "Unsteady: failed, and passed when run again alone. The test or what it tests has a fault"
@@ -130,18 +191,20 @@ rm -f build/unsteady.txt
 step "layers" python3 tools/check_layers.py
 step "layout" check_format
 if [ "$tier" = quick ]; then
-  skipped+=("sanitizers, clang: --quick")
+  skipped+=("sanitizers, clang, clang-tidy: --quick")
 else
-  core='base|host|store|backends|group'
+  core='base|host|store|reduce|backends|group'
   step "address and undefined sanitizers" sanitized asan "$core"
   if [ "$tier" = full ]; then races=$core; else races=races; fi
   step "thread sanitizer" sanitized tsan "$races"
   step "clang 14" compile_with_clang
+  step "clang-tidy" tidy
 fi
 if [ "$tier" = full ]; then
   step "fuzz targets" fuzz
+  step "aarch64" aarch64
 else
-  skipped+=("fuzz targets, both sanitizers over everything: only with --full")
+  skipped+=("fuzz targets, aarch64, both sanitizers over everything: only with --full")
 fi
 
 say "release"
@@ -162,6 +225,7 @@ hold_summary() {
 run_tests release | hold_summary
 status=${PIPESTATUS[0]}
 report_skips
+report_times
 report_failures
 report_unsteady
 printf '\nweft: %d s in all\n' "$SECONDS"

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "reduce/reduce.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft::test {
@@ -37,6 +38,18 @@ TEST(SupportTable, SaysNativeComposedAndUnsupported) {
   EXPECT_THAT(text, testing::Not(HasSubstr("prod of bool")));  // not defined
   EXPECT_THAT(text, HasSubstr("composed |"));                  // MPI has no premultiplied sums
   EXPECT_THAT(text, HasSubstr("unsupported"));                 // NCCL has no bit operations
+}
+
+TEST(SupportTable, ShmReducesWhatTheKernelsCan) {
+  const Traits* const shm = known_traits("shm");
+  ASSERT_NE(shm, nullptr);
+  for (int t = 0; t < kDTypeCount; ++t)
+    for (int k = 0; k < kReduceKindCount; ++k) {
+      const auto dtype = static_cast<DType>(t);
+      const auto kind = static_cast<ReduceOp::Kind>(k);
+      EXPECT_EQ((shm->reduces[static_cast<std::size_t>(k)] & dtype_bit(dtype)) != 0, can_reduce(dtype, kind))
+          << name(kind) << " of " << name(dtype);
+    }
 }
 
 }  // namespace

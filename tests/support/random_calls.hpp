@@ -16,6 +16,7 @@
 
 #include "support/device_staging.hpp"
 #include "support/run_ranks.hpp"
+#include "support/sanitizers.hpp"
 #include "support/values.hpp"
 
 namespace weft::test {
@@ -224,11 +225,12 @@ inline Plan any_plan(std::mt19937& all, int n, const Variety& v) {
   return p;
 }
 
-/// `calls` of them on the group of `r`. `all` is the same on all ranks, `own` is not. Memory: shared, local,
-/// or (nothing) any.
+/// `calls` of them (a quarter under sanitizers, see does_everything()) on the group of `r`. `all` is the same
+/// on all ranks, `own` is not. Memory: shared, local, or (nothing) any.
 inline void calls_at_random(Rank& r, ProcessGroup& g, int calls, std::mt19937 all, std::mt19937 own,
                             const Variety& variety, std::optional<Memory> memory) {
   std::vector<std::unique_ptr<Trial>> open;
+  if (!does_everything()) calls /= 4;
   for (int k = 0; k < calls; ++k) {
     const Plan plan = any_plan(all, r.size, variety);
     const Memory where = memory ? *memory : own() % 3 != 0 ? Memory::shared : Memory::local;

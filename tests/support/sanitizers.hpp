@@ -1,6 +1,8 @@
 // What the sanitizers of this build do not see.
 #pragma once
 
+#include <cstdlib>
+
 namespace weft::test {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
@@ -24,6 +26,17 @@ inline constexpr bool kThreadsInForks = false;
 #else
 inline constexpr bool kThreadsInForks = true;
 #endif
+/// Sanitizers make a test some ten times slower. Without `tools/test.sh --full`, which sets WEFT_TEST_FULL,
+/// they see a part of what a test does at random or for every size: enough for each line of code to run.
+/// An emulator (the preset aarch64) is slower still, and always sees a part.
+inline bool does_everything() {
+#ifdef WEFT_EMULATED
+  return false;
+#else
+  return kEveryKernel || std::getenv("WEFT_TEST_FULL") != nullptr;
+#endif
+}
+
 inline constexpr const char* kNoPlainMemory = "the sanitizers take memory and stack of their own";
 inline constexpr const char* kNoThreadsInForks =
     "the thread sanitizer follows no threads of a forked process";

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Says which tests took longest, and which took longer than they may.
+
+    tools/test_budget.py [--strict] PRESET=LOG ...     LOG: a LastTest.log of ctest
+    tools/test_budget.py --self-test
+
+A test may take BUDGET_S, or what OWN_BUDGET_S says. With --strict (tools/test.sh --full) one that takes more than twice that is an
+error: the machine may be busy, but not for ever. Exit status 1 if there is any.
+"""
+import pathlib
+import re
+import sys
+import tempfile
+
+SHOWN = 5       # the longest of each preset
+BUDGET_S = 30.  # of one test
+SANITIZED = 3.  # so many times as long under a sanitizer
+# Tests that do much, or wait for many deadlines one after the other.
+OWN_BUDGET_S = {
+    "tools/check": 80, "backends/conformance": 60, "backends/conformance_gloo": 60, "backends/hostile": 200, "backends/nccl_gpu": 200,
+    "house/install": 60, "group/watch": 45, "models/parallel_golden": 60, "nn/kernels": 60,
+}
+TEST = re.compile(r"^\d+/\d+ Test: (\S+)$")
+TIME = re.compile(r"^Test time = +([\d.]+) sec")
+
+
+def times(log):
+    """(seconds, test) of each test of a LastTest.log."""
+    name, found = None, []
+    for line in pathlib.Path(log).read_text(encoding="utf-8", errors="replace").splitlines():
+        if match := TEST.match(line):
+            name = match.group(1)
+        elif (match := TIME.match(line)) and name:
+            found.append((float(match.group(1)), name))
+            name = None
+    return found
+
+
+def report(preset, found):
+    """The lines to print, and the tests that took more than twice their budget."""
+    factor = 1. if preset == "release" else SANITIZED
+    lines = [f"  {preset}: {len(found)} tests, {sum(s for s, _ in found):.0f} s one after the other; the longest:"]
+    late = []
+    for seconds, name in sorted(found, reverse=True):
+        budget = OWN_BUDGET_S.get(name, BUDGET_S) * factor
+        over = "" if seconds <= budget else f", of {budget:.0f} s that it may take"
+        if len(lines) <= SHOWN or over:
+            lines.append(f"    {seconds:6.1f} s  {name}{over}")
+        if seconds > 2 * budget:
+            late.append(name)
+    return lines, late
+
+
+def self_test():
+    with tempfile.TemporaryDirectory() as folder:
+        log = pathlib.Path(folder) / "LastTest.log"
+        log.write_text("1/3 Test: a/fast\nTest time =   0.25 sec\n2/3 Test: a/slow\noutput\nTest time =  61.00 sec\n"
+                       "3/3 Test: tools/check\nTest time =  79.00 sec\n")
+        found = times(log)
+    assert found == [(0.25, "a/fast"), (61., "a/slow"), (79., "tools/check")], found
+    lines, late = report("release", found)
+    assert late == ["a/slow"] and lines[0].startswith("  release: 3 tests, 140 s"), (lines, late)
+    assert lines[1] == "      79.0 s  tools/check" and lines[2] == "      61.0 s  a/slow, of 30 s that it may take", lines
+    assert report("asan", found)[1] == []
+    print("test_budget: reads ctest's log, finds what is slow")
+
+
+def main():
+    arguments = sys.argv[1:]
+    if arguments == ["--self-test"]:
+        self_test()
+        return 0
+    strict = "--strict" in arguments
+    wrong = False
+    for argument in arguments:
+        preset, _, log = argument.partition("=")
+        if not log or not pathlib.Path(log).exists():
+            continue
+        lines, late = report(preset, times(log))
+        print("\n".join(lines))
+        if strict and late:
+            wrong = True
+            print(f"  FAILED: more than twice its time: {', '.join(late)}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
