@@ -30,4 +30,5 @@ install(EXPORT weftTargets NAMESPACE weft:: DESTINATION ${weft_package_dir})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/weftConfig.cmake.in ${PROJECT_BINARY_DIR}/weftConfig.cmake
                               INSTALL_DESTINATION ${weft_package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/weftConfigVersion.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${PROJECT_BINARY_DIR}/weftConfig.cmake ${PROJECT_BINARY_DIR}/weftConfigVersion.cmake DESTINATION ${weft_package_dir})
+install(FILES ${PROJECT_BINARY_DIR}/weftConfig.cmake ${PROJECT_BINARY_DIR}/weftConfigVersion.cmake
+              ${PROJECT_SOURCE_DIR}/cmake/weftBackendPlugin.cmake DESTINATION ${weft_package_dir})

@@ -1,14 +1,25 @@
-// The smallest useful transport: messages are files in a folder. It can send and receive; every collective is
-// composed by weft. Read docs/backends.md beside it.
+// The smallest useful transport: a message is a file in a folder. It can send and receive; weft composes
+// every collective of that. What weft's own transports are built from does the rest: the ranks meet by
+// join(), the first failure of all ranks is kept by FirstCause, messages find their receives by
+// MessageMatcher, and HostRanks wakes ranks that sleep and notices those that die. Read docs/backends.md
+// beside it.
 #include <unistd.h>
 
-#include <cstring>
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <mutex>
-#include <tuple>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
+#include "weft/backends/first_cause.hpp"
+#include "weft/backends/host_ranks.hpp"
+#include "weft/backends/join.hpp"
+#include "weft/backends/matching.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace {
@@ -20,147 +31,239 @@ Traits example_traits() {
   Traits t{.name = "example"};
   t.ops = op_bit(Op::send) | op_bit(Op::recv);
   t.dtypes = (DTypeSet{1} << kDTypeCount) - 1;  // it moves bytes
-  t.guarantees = {.deadline = true, .survives_death = true, .revocable = true, .quiesces = true};
-  t.spin = false;   // a poll is a system call
-  t.rings = false;  // nobody tells a sleeper of a new file
+  t.guarantees = {
+      .deadline = true, .detects_death = true, .survives_death = true, .revocable = true, .quiesces = true};
+  t.spin = false;  // a poll is a system call
   return t;
+}
+
+// A file begins with this; the elements follow.
+struct Envelope {
+  std::int32_t tag = 0;
+  std::int32_t dtype = 0;
+  std::int64_t count = 0;
+};
+constexpr std::uint64_t kLayout = sizeof(Envelope);  // ranks whose files differ refuse each other
+
+// Where all ranks meet: rank 0 makes the folder and tells the others its name.
+struct Meeting {
+  std::string folder;
+  HostRanks ranks;
+};
+
+std::string make_folder() {
+  std::string name = (fs::temp_directory_path() / "weft-example-XXXXXX").string();
+  if (::mkdtemp(name.data()) == nullptr) throw_errno("example: cannot make " + name, errno);
+  return name;
+}
+
+Meeting meet(const GroupInit& b) {
+  const std::string made = b.rank == 0 ? make_folder() : std::string();
+  try {
+    // "folder\naddress"
+    std::vector<std::string> infos = join(b, "example", made + "\n" + HostRanks::address(b), kLayout);
+    const std::string folder = infos[0].substr(0, infos[0].find('\n'));
+    for (std::string& info : infos) info.erase(0, info.find('\n') + 1);
+    Meeting meeting{folder, HostRanks(b, infos)};
+    for (int r = 0; r < b.size; ++r)
+      if (!meeting.ranks.doorbell(r))
+        throw Error(ErrorCode::unsupported, "group \"" + b.name + "\": rank " + std::to_string(r) +
+                                                " is on another host, or another user's; expected one host "
+                                                "[rank " +
+                                                std::to_string(b.rank) + "]");
+    return meeting;
+  } catch (...) {
+    std::error_code ignored;
+    if (!made.empty()) fs::remove_all(made, ignored);
+    throw;
+  }
 }
 
 class FileBackend final : public Backend {
  public:
-  // All ranks come here. Rank 0 makes the folder, the store tells the others.
-  explicit FileBackend(const GroupInit& b) : store_(b.store), token_(b.token), rank_(b.rank), size_(b.size) {
-    if (size_ == 1) {
-      folder_ = make_folder();
-      return;
-    }
-    if (rank_ == 0) store_->set(token_ + "/folder", make_folder());
-    folder_ = store_->get(token_ + "/folder", b.deadline);
-    store_->add(token_ + "/joined", 1);
-    while (store_->add(token_ + "/joined", 0) < size_) {
-      if (b.deadline.passed())
-        throw Error(ErrorCode::timeout, "group \"" + b.name + "\": not all ranks joined");
-      ::usleep(1000);
-    }
-  }
+  explicit FileBackend(const GroupInit& b)
+      : rank_(b.rank),
+        size_(b.size),
+        meeting_(meet(b)),
+        cause_(b.size > 1 ? b.store : nullptr, b.token),
+        matcher_(b.size, UnexpectedLimits::from_env()),
+        sent_(static_cast<std::size_t>(b.size)),
+        seen_(static_cast<std::size_t>(b.size)) {}
+
   // Whoever leaves last removes the folder.
   ~FileBackend() override {
-    try {
-      if (size_ == 1 || store_->add(token_ + "/left", 1) == size_) fs::remove_all(folder_);
-    } catch (const std::exception&) {}
+    std::ofstream(left(rank_)).close();
+    meeting_.ranks.ring_all();  // who waits for this rank looks whether it has left
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_ && !has_left(r) && meeting_.ranks.alive(r)) return;
+    std::error_code ignored;
+    fs::remove_all(meeting_.folder, ignored);
   }
 
   const Traits& traits() const noexcept override { return traits_; }
 
-  // A message is done when its file is there: a send at once, a receive when poll() finds it. The n-th
-  // receive from a rank with a tag takes the n-th message.
+  // A send is done when its file is there, at once.
   void post(OpState& s) noexcept override {
-    const bool sends = s.op == Op::send;
-    const std::uint64_t n = counts_[{sends, s.peer, s.tag}]++;
-    std::memcpy(s.scratch.data(), &n, sizeof(n));
-    if (sends) write(s, n);
-  }
-  Step poll(OpState& s) noexcept override {
-    if (failed()) return Step::failed;
-    if (s.op == Op::send) return Step::done;
-    std::uint64_t n = 0;
-    std::memcpy(&n, s.scratch.data(), sizeof(n));
-    return read(s, n);
-  }
-
-  // A failure is a key in the store, where the first one stays.
-  void fail(const Failure& why) noexcept override {
+    Transfer& t = *new (s.scratch.data()) Transfer;
     try {
-      const std::string text = std::to_string(static_cast<int>(why.code)) + why.text;
-      learn(size_ == 1 ? text : store_->compare_set(token_ + "/failure", "", text));
-    } catch (const std::exception&) {  // the store is gone
-      learn(std::to_string(static_cast<int>(why.code)) + why.text);
+      std::uint64_t n = 0;
+      if (s.op == Op::send) {
+        write(s);
+        t.done = true;
+      } else if (matcher_.take_message(s.peer, s.tag, [&](std::uint64_t number) { n = number; })) {
+        read(s, n);
+      } else {
+        matcher_.post(s.peer, s.tag, s);
+      }
+    } catch (const std::exception& e) {
+      fail({.code = ErrorCode::system, .text = e.what(), .ranks = {rank_}});
     }
   }
+  Step poll(OpState& s) noexcept override {
+    if (failed_) return Step::failed;
+    if (s.op == Op::recv && !Transfer::of(s).done) look(s.peer);
+    if (Transfer::of(s).done) return Step::done;
+    return failed_ ? Step::failed : Step::pending;
+  }
+
+  void fail(const Failure& why) noexcept override {
+    learn(cause_.raise(why));
+    meeting_.ranks.ring_all();
+    meeting_.ranks.doorbell(rank_).ring();
+  }
+  // A rank that has died is lost to all. One that has left is lost to whoever waits for a message of it.
   bool healthy() noexcept override {
-    try {
-      if (size_ > 1 && !failed())
-        if (const auto text = store_->try_get(token_ + "/failure")) learn(*text);
-    } catch (const std::exception&) {}
-    return !failed();
+    if (failed_) return false;
+    if (const auto cause = cause_.look()) learn(*cause);
+    for (int r = 0; r < size_ && !failed_; ++r) {
+      if (r == rank_) continue;
+      const bool alive = meeting_.ranks.alive(r);
+      if (has_left(r)) {  // in this order: it marks that it leaves before it ends
+        look(r);          // what it sent before it left
+        if (matcher_.awaits(r)) lose(r, "has left the group");
+      } else if (!alive) {
+        lose(r, "has died");
+      }
+    }
+    return !failed_;
   }
   Failure failure() const override {
     const std::lock_guard lock(mutex_);
     return failure_;
   }
   std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
+    if (s.op != Op::recv) return {};
     story = "rank " + std::to_string(s.peer) + " has not sent it";
     return {s.peer};
   }
+  std::vector<int> gone() const noexcept override {
+    std::vector<int> ranks;
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_ && (has_left(r) || !meeting_.ranks.alive(r))) ranks.push_back(r);
+    return ranks;
+  }
 
-  // Files are read and written inside post() and poll() alone, so after a failure nobody touches anything.
-  bool quiet() const noexcept override { return true; }
-  bool quiesce(Deadline, std::span<const MemoryRange>) noexcept override { return true; }
+  // No peer ever touches this rank's memory; this rank does, inside post() and poll().
+  bool quiet() const noexcept override { return !inside_; }
+  bool quiesce(Deadline deadline, std::span<const MemoryRange>) noexcept override {
+    while (!quiet() && !deadline.passed()) ::usleep(100);
+    return quiet();
+  }
+  // Senders ring always, so they need not know who sleeps.
   void announce_sleep(bool) noexcept override {}
 
  private:
-  static std::string make_folder() {
-    std::string name = (fs::temp_directory_path() / "weft-example-XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) throw_errno("example: cannot make " + name, errno);
-    return name;
-  }
-  std::string file(int from, int to, int tag, std::uint64_t n) const {
-    return folder_ + "/" + std::to_string(from) + "-" + std::to_string(to) + "-" + std::to_string(tag) + "-" +
-           std::to_string(n);
-  }
-  void write(const OpState& s, std::uint64_t n) noexcept {
-    try {
-      const std::string name = file(rank_, s.peer, s.tag, n);
-      std::ofstream out(name + ".new", std::ios::binary);
-      out.write(reinterpret_cast<const char*>(s.in), s.in_count * size_bytes(s.dtype));
-      out.close();
-      if (!out) throw std::runtime_error("cannot write " + name);
-      fs::rename(name + ".new", name);  // the receiver sees whole files only
-    } catch (const std::exception& e) {
-      fail({.code = ErrorCode::system, .text = e.what(), .ranks = {rank_}});
+  struct Transfer {  // in OpState::scratch
+    bool done = false;
+    static Transfer& of(OpState& s) noexcept {
+      return *std::launder(reinterpret_cast<Transfer*>(s.scratch.data()));
     }
+  };
+
+  std::string file(int from, int to, std::uint64_t n) const {
+    return meeting_.folder + "/" + std::to_string(from) + "-" + std::to_string(to) + "-" + std::to_string(n);
   }
-  Step read(OpState& s, std::uint64_t n) noexcept {
+  std::string left(int r) const { return meeting_.folder + "/left-" + std::to_string(r); }
+  bool has_left(int r) const noexcept { return ::access(left(r).c_str(), F_OK) == 0; }
+
+  void write(const OpState& s) {
+    const std::string name = file(rank_, s.peer, sent_[static_cast<std::size_t>(s.peer)]++);
+    const Envelope envelope{s.tag, static_cast<std::int32_t>(s.dtype), s.in_count};
+    std::ofstream out(name + ".new", std::ios::binary);
+    out.write(reinterpret_cast<const char*>(&envelope), sizeof envelope);
+    out.write(reinterpret_cast<const char*>(s.in), s.in_count * size_bytes(s.dtype));
+    out.close();
+    if (!out) throw std::runtime_error("example: cannot write " + name);
+    fs::rename(name + ".new", name);  // the receiver sees whole files only
+    meeting_.ranks.doorbell(s.peer).ring();
+  }
+
+  // Takes what has come from that rank, in order: to the receive that waits for it, or as unexpected.
+  void look(int source) noexcept {
     try {
-      const std::string name = file(s.peer, rank_, s.tag, n);
-      if (::access(name.c_str(), R_OK) != 0) return Step::pending;
-      const std::int64_t bytes = s.out_count * size_bytes(s.dtype);
-      if (const auto sent = static_cast<std::int64_t>(fs::file_size(name)); sent != bytes) {
-        fail({.code = ErrorCode::mismatch,
-              .text = "rank " + std::to_string(s.peer) + " sent " + std::to_string(sent) + " bytes, rank " +
-                      std::to_string(rank_) + " receives " + std::to_string(bytes),
-              .op = s.op,
-              .call = s.call,
-              .ranks = {s.peer, rank_}});
-        return Step::failed;
+      for (std::uint64_t& n = seen_[static_cast<std::size_t>(source)];
+           !failed_ && ::access(file(source, rank_, n).c_str(), R_OK) == 0; ++n) {
+        Envelope envelope;
+        std::ifstream(file(source, rank_, n), std::ios::binary)
+            .read(reinterpret_cast<char*>(&envelope), sizeof envelope);
+        const std::int64_t bytes = envelope.count * size_bytes(static_cast<DType>(envelope.dtype));
+        if (OpState* const receive = matcher_.take_receive(source, envelope.tag))
+          read(*receive, n);
+        else if (matcher_.has_room(bytes))
+          matcher_.keep(source, envelope.tag, bytes) = n;
+        else
+          fail(matcher_.refusal(rank_, source, envelope.tag, bytes));
       }
-      std::ifstream(name, std::ios::binary).read(reinterpret_cast<char*>(s.out), bytes);
-      fs::remove(name);
-      return Step::done;
     } catch (const std::exception& e) {
       fail({.code = ErrorCode::system, .text = e.what(), .ranks = {rank_}});
-      return Step::failed;
     }
   }
-  bool failed() const noexcept {
-    const std::lock_guard lock(mutex_);
-    return failed_;
+
+  // Copies message n of its source into the receive's memory; not after a failure.
+  void read(OpState& s, std::uint64_t n) {
+    const std::string name = file(s.peer, rank_, n);
+    std::ifstream in(name, std::ios::binary);
+    Envelope envelope;
+    in.read(reinterpret_cast<char*>(&envelope), sizeof envelope);
+    const auto dtype = static_cast<DType>(envelope.dtype);
+    if (dtype != s.dtype || envelope.count != s.out_count) {
+      const auto words = [](std::int64_t count, DType t) {
+        return std::string(weft::name(t)) + " x" + std::to_string(count);
+      };
+      fail({.code = ErrorCode::mismatch,
+            .text = "rank " + std::to_string(s.peer) + " sent " + words(envelope.count, dtype) + ", rank " +
+                    std::to_string(rank_) + " receives " + words(s.out_count, s.dtype),
+            .op = s.op,
+            .call = s.call,
+            .ranks = {std::min(s.peer, rank_), std::max(s.peer, rank_)}});
+      return;
+    }
+    inside_ = true;  // before the look at failed_: a thread that fails the group sees it
+    if (!failed_) in.read(reinterpret_cast<char*>(s.out), s.out_count * size_bytes(s.dtype));
+    inside_ = false;
+    if (!in) throw std::runtime_error("example: cannot read " + name);
+    fs::remove(name);
+    Transfer::of(s).done = true;
   }
-  void learn(const std::string& text) {
+
+  void lose(int r, const char* how) noexcept {
+    fail({.code = ErrorCode::peer_lost, .text = "rank " + std::to_string(r) + " " + how, .ranks = {r}});
+  }
+  void learn(const Failure& cause) noexcept {
     const std::lock_guard lock(mutex_);
     if (failed_) return;
-    failure_ = {.code = static_cast<ErrorCode>(text.at(0) - '0'), .text = text.substr(1), .ranks = {}};
+    failure_ = cause;
     failed_ = true;
   }
 
   const Traits traits_ = example_traits();
-  const std::shared_ptr<Store> store_;
-  const std::string token_;
   const int rank_, size_;
-  std::string folder_;
-  std::map<std::tuple<bool, int, int>, std::uint64_t> counts_;
+  const Meeting meeting_;
+  const FirstCause cause_;
+  MessageMatcher<OpState, std::uint64_t> matcher_;  // a message is the number of its file
+  std::vector<std::uint64_t> sent_, seen_;          // messages to and from each rank
+  std::atomic<bool> inside_{false}, failed_{false};
   mutable std::mutex mutex_;  // fail() and failure() come from any thread
-  bool failed_ = false;
   Failure failure_;
 };
 

@@ -6,7 +6,7 @@
 #include <new>
 
 #include "base/signals.hpp"
-#include "host/progress.hpp"
+#include "weft/backends/host_ranks.hpp"
 #include "weft/backends/op_table.hpp"
 
 namespace weft {
@@ -25,7 +25,7 @@ struct BlockingBackend::Flight {
 };
 
 BlockingBackend::BlockingBackend(const GroupInit& b)
-    : rank_(b.rank), cause_(b.store, b.token), doorbell_(b.context.progress(b.process_rank).doorbell()) {
+    : rank_(b.rank), cause_(b.store, b.token), doorbell_(own_doorbell(b)) {
   static_assert(sizeof(Flight) <= sizeof(OpState::scratch));
 }
 

@@ -8,12 +8,16 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
+#include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <mutex>
 
 #include "backends/auto_backend.hpp"
 #include "backends/build.hpp"
+#include "backends/older_backend.hpp"
 #include "backends/shm/shm_backend.hpp"
 #include "weft/base/env.hpp"
 
@@ -48,8 +52,36 @@ std::string file_of(const std::string& folder, std::string_view name) {
   return fmt::format("{}/{}{}{}", folder, kPrefix, name, kSuffix);
 }
 
-// The plug-in in that file, which is its own for the life of the process. Throws unsupported.
-const BackendPlugin& load(const std::string& file, std::string_view name) {
+// How many bytes a BackendPlugin of each minor has.
+constexpr std::size_t kBytesOfMinor[] = {offsetof(BackendPlugin, obstacle), sizeof(BackendPlugin)};
+static_assert(std::size(kBytesOfMinor) == kBackendAbiMinor + 1);
+
+// What this weft knows of a plug-in that it can use: fields that it lacks, being of an older minor, are null.
+// Throws unsupported.
+BackendPlugin compatible(const std::string& file, const BackendPlugin& plugin) {
+  // Of another major only the first field may be read.
+  if (plugin.abi != kBackendAbi)
+    refuse(file,
+           fmt::format("built for backend ABI {}; expected {}: {}", plugin.abi, kBackendAbi,
+                       plugin.abi > kBackendAbi ? "it needs a newer weft" : "build it again with this weft"));
+  const auto same_size = [&](const char* what, std::uint32_t got, std::size_t expected) {
+    if (got != expected)
+      refuse(file, fmt::format("built with {} bytes of {}; expected {}: its compiler or its options differ",
+                               got, what, expected));
+  };
+  const std::size_t known = kBytesOfMinor[std::min(plugin.abi_minor, kBackendAbiMinor)];
+  if (plugin.abi_minor <= kBackendAbiMinor || plugin.bytes < known)
+    same_size("BackendPlugin", plugin.bytes, known);
+  same_size("OpState", plugin.op_state_bytes, sizeof(OpState));
+  same_size("Traits", plugin.traits_bytes, sizeof(Traits));
+  same_size("GroupInit", plugin.group_init_bytes, sizeof(GroupInit));
+  BackendPlugin copy;
+  std::memcpy(static_cast<void*>(&copy), &plugin, known);
+  return copy;
+}
+
+// The plug-in in that file. Throws unsupported.
+BackendPlugin load(const std::string& file, std::string_view name) {
   void* const object = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (object == nullptr) {
     std::string why = ::dlerror();
@@ -63,23 +95,13 @@ const BackendPlugin& load(const std::string& file, std::string_view name) {
   if (entry == nullptr) refuse(file, fmt::format("has no function {}()", kEntry));
   const BackendPlugin* const plugin = entry();
   if (plugin == nullptr) refuse(file, fmt::format("{}() gave null", kEntry));
-  // Of another ABI only the first field may be read.
-  if (plugin->abi != kBackendAbi)
-    refuse(file, fmt::format("built for backend ABI {}; expected {}", plugin->abi, kBackendAbi));
-  const auto same_size = [&](const char* what, std::uint32_t got, std::size_t expected) {
-    if (got != expected)
-      refuse(file, fmt::format("built with {} bytes of {}; expected {}: its compiler or its options differ",
-                               got, what, expected));
-  };
-  same_size("OpState", plugin->op_state_bytes, sizeof(OpState));
-  same_size("Traits", plugin->traits_bytes, sizeof(Traits));
-  same_size("GroupInit", plugin->group_init_bytes, sizeof(GroupInit));
-  if (plugin->name == nullptr || plugin->name != name)
-    refuse(file, fmt::format("says its name is \"{}\"; expected \"{}\"",
-                             plugin->name ? plugin->name : "(null)", name));
-  if (plugin->make == nullptr) refuse(file, "has no function make");
-  if (plugin->traits == nullptr) refuse(file, "has no function traits");
-  return *plugin;
+  const BackendPlugin usable = compatible(file, *plugin);
+  if (usable.name == nullptr || usable.name != name)
+    refuse(file, fmt::format("says its name is \"{}\"; expected \"{}\"", usable.name ? usable.name : "(null)",
+                             name));
+  if (usable.make == nullptr) refuse(file, "has no function make");
+  if (usable.traits == nullptr) refuse(file, "has no function traits");
+  return usable;
 }
 
 // The plug-ins of a Context, by file. A file that was refused is tried again: it may have been replaced.
@@ -94,18 +116,17 @@ class LoadedPlugins {
     };
     const Flush unlocked{log_};
     const std::lock_guard lock(mutex_);
-    if (const auto found = plugins_.find(file); found != plugins_.end()) return *found->second;
-    const BackendPlugin& plugin = load(file, name);
+    if (const auto found = plugins_.find(file); found != plugins_.end()) return found->second;
+    const BackendPlugin& plugin = plugins_.emplace(file, load(file, name)).first->second;
     log_.write_later(LogLevel::info, fmt::format("backend \"{}\" ({}) is {}", name,
                                                  plugin.version ? plugin.version : "", file));
-    plugins_.emplace(file, &plugin);
     return plugin;
   }
 
  private:
   Logger& log_;
   std::mutex mutex_;
-  std::map<std::string, const BackendPlugin*> plugins_;
+  std::map<std::string, BackendPlugin> plugins_;
 };
 
 std::string obstacle(const BackendPlugin& plugin) {
@@ -146,7 +167,7 @@ namespace {
 const BackendPlugin& find_plugin(Context& context, std::string_view name) {
   if (!may_be_a_name(name))
     throw Error(ErrorCode::bad_argument,
-                fmt::format("backend \"{}\" is no name; expected envelopes, digits, '-' and '_'", name));
+                fmt::format("backend \"{}\" is no name; expected letters, digits, '-' and '_'", name));
   const std::vector<std::string> folders = backend_folders();
   for (const std::string& folder : folders) {
     const std::string file = file_of(folder, name);
@@ -168,11 +189,11 @@ const BackendPlugin& find_plugin(Context& context, std::string_view name) {
 BackendFactory load_backend(Context& context, std::string_view name) {
   if (name == "shm") return make_shm_backend;
   if (name == "auto") return make_auto_backend;
-  const auto make = find_plugin(context, name).make;
-  if (known_traits(name) != nullptr) return make;  // weft's own compare their builds as they meet
-  return [make](const GroupInit& b) {
+  const BackendPlugin& plugin = find_plugin(context, name);
+  if (known_traits(name) != nullptr) return plugin.make;  // weft's own compare their builds as they meet
+  return [make = plugin.make, minor = plugin.abi_minor](const GroupInit& b) {
     compare_builds(b);
-    return make(b);
+    return as_built_for(minor, make(b));
   };
 }
 

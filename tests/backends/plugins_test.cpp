@@ -40,13 +40,40 @@ TEST_F(Plugins, ASoundOneMakesGroups) {
 
 TEST_F(Plugins, WhatIsWrongIsSaidWithTheFile) {
   refused("no_entry", "has no function weft_backend_plugin()");
-  refused("old", "built for backend ABI " + std::to_string(kBackendAbi + 1) + "; expected " +
-                     std::to_string(kBackendAbi));
+  const std::string is = "; expected " + std::to_string(kBackendAbi) + ": ";
+  refused("newer_major",
+          "built for backend ABI " + std::to_string(kBackendAbi + 1) + is + "it needs a newer weft");
+  refused("older_major",
+          "built for backend ABI " + std::to_string(kBackendAbi - 1) + is + "build it again with this weft");
+  refused("short", "built with 8 bytes of BackendPlugin; expected " + std::to_string(sizeof(BackendPlugin)) +
+                       ": its compiler or its options differ");
   refused("packed", "built with 8 bytes of OpState; expected " + std::to_string(sizeof(OpState)) +
                         ": its compiler or its options differ");
   refused("renamed", "says its name is \"other\"; expected \"renamed\"");
   refused("empty", "has no function make");
   refused("blocked", "cannot be used here: the moon is full");
+}
+
+// One that was built when BackendPlugin ended before `obstacle`, and Backend before ask() and answer(): they
+// are neither read nor called.
+TEST_F(Plugins, OneOfAnOlderMinorIsLoaded) {
+  Membership m;
+  m.store = make_local_store();
+  const ProcessGroup group = ProcessGroup::create(context, "older_minor", m);
+  EXPECT_EQ(group.size(), 1);
+  const GroupInit b{
+      .context = context, .store = m.store, .token = "t", .name = "g", .rank = 0, .size = 1, .deadline = {}};
+  const std::unique_ptr<Backend> backend = load_backend(context, "older_minor")(b);
+  EXPECT_TRUE(backend->ask(OpState{}));
+  backend->answer();
+  EXPECT_EQ(backend->gone(), std::vector<int>{7});  // of that version, so it is called
+}
+
+// A newer one has more than this weft knows of.
+TEST_F(Plugins, OneOfANewerMinorIsLoaded) {
+  Membership m;
+  m.store = make_local_store();
+  EXPECT_EQ(ProcessGroup::create(context, "newer_minor", m).size(), 1);
 }
 
 TEST_F(Plugins, AFileThatIsNoLibraryIsRefused) {
@@ -86,7 +113,7 @@ TEST_F(Plugins, WhatIsNotThereIsSaidWithTheFolders) {
 TEST_F(Plugins, NamesAreNoPaths) {
   for (const std::string name : {"../sound", "", "carrier pigeon"})
     expect_error(ErrorCode::bad_argument,
-                 "backend \"" + name + "\" is no name; expected envelopes, digits, '-' and '_'",
+                 "backend \"" + name + "\" is no name; expected letters, digits, '-' and '_'",
                  [&] { load_backend(context, name); });
 }
 
@@ -102,7 +129,7 @@ TEST_F(Plugins, AllAreListed) {
   EXPECT_EQ(by_name["sound"].version, "test");
   EXPECT_EQ(by_name["sound"].problem, "");
   EXPECT_EQ(by_name["blocked"].problem, "the moon is full");
-  EXPECT_THAT(by_name["old"].problem, HasSubstr("backend ABI " + std::to_string(kBackendAbi + 1)));
+  EXPECT_THAT(by_name["newer_major"].problem, HasSubstr("backend ABI " + std::to_string(kBackendAbi + 1)));
 }
 
 }  // namespace

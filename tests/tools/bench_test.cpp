@@ -287,7 +287,8 @@ TEST_F(WeftBench, WrongFlagsAreNamedWithTheirValueAndWhatWasExpected) {
   expect_refused({"all_reduce", "--memory", "pooled"},
                  "bench: --memory \"pooled\"; expected shared, foreign, single_copy, staged");
   expect_refused({"all_reduce", "--backend", "tcp"},
-                 "bench: --backend \"tcp\"; expected shm, gloo, mpi-openmpi, mpi-mpich");
+                 "bench: --backend \"tcp\"; expected shm, gloo, mpi-openmpi, mpi-mpich or a plug-in in "
+                 "WEFT_BACKEND_PATH that moves host memory: backend \"tcp\" was not found");
   expect_refused({"all_reduce", "--place", "there"}, "bench: --place \"there\"; expected in, out");
   expect_refused({"all_to_all", "--place", "in"},
                  "bench: --place \"in\"; expected out: all_to_all has no form in place");

@@ -50,7 +50,11 @@ TEST(Check, WrongFlagsAreNamed) {
   wrong("--programs 0", "--programs");
   wrong("--ranks 9", "--ranks");
   wrong("--backend tin",
-        "check: backend \"tin\" is not one to check; expected shm, gloo, mpi-openmpi or mpi-mpich");
+        "check: backend \"tin\" is not one to check; expected shm, gloo, mpi-openmpi, mpi-mpich or a plug-in "
+        "in "
+        "WEFT_BACKEND_PATH that moves host memory: backend \"tin\" was not found");
+  wrong("--backend nccl", "check: backend \"nccl\" is not one to check; expected shm, ");
+  wrong("--backend auto", "check: backend \"auto\" is not one to check; expected shm, ");
   wrong("--kinds kill,flood", "check: there is no fault \"flood\"");
   wrong("--faults --ranks 1", "check: --ranks is 1; faults need 2 or more, so that somebody notices");
   wrong("--points nowhere", "check: there is no point \"nowhere\" of a call");

@@ -23,7 +23,8 @@ void add_bench(CLI::App& app, Body& chosen) {
   c->add_option("--memory", o->memory,
                 "Of ours: shared, foreign, single_copy, staged; default: shared,foreign")
       ->delimiter(',');
-  c->add_option("--backend", o->backends, "Of ours: shm, gloo, mpi-openmpi, mpi-mpich")->delimiter(',');
+  c->add_option("--backend", o->backends, "Of ours: shm, gloo, mpi-openmpi, mpi-mpich or a plug-in's name")
+      ->delimiter(',');
   c->add_option("--place", o->place, "in or out; default: in for all_reduce, broadcast and reduce");
   c->add_option("--buffers", o->buffers, "hot: the same every time; rotating: others every time")
       ->capture_default_str();

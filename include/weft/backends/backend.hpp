@@ -1,5 +1,5 @@
-// What a transport implements. Deadlines, the recorder, the first cause and progress are written once, in the
-// group.
+// What a transport implements. Deadlines, the flight recorder and progress are written once, in the group.
+// What a transport is built from is in the headers beside this one: docs/backends.md lists them.
 #pragma once
 
 #include <array>
@@ -22,24 +22,25 @@ namespace weft {
 /// What a poll found: nothing to do now; a step taken with more to come; the end; a failure.
 enum class Step : std::uint8_t { pending, advanced, done, failed };
 
-/// How a transport gets on. `polled`: by poll() alone; `threaded`: a thread of its own blocks for it;
-/// `stream`: a device stream does.
+/// Who does the work of a call. `polled`: poll() alone; `threaded`: a thread of the transport's own, which
+/// may block; `stream`: a device stream.
 enum class ProgressStyle : std::uint8_t { polled, threaded, stream };
 
-/// What a backend promises about failures.
+/// What a backend guarantees about failures. Say only what is true: `weft check --faults` expects exactly
+/// that.
 struct FailureGuarantees {
   bool deadline = false;        ///< a call that is not finished by its deadline fails with `timeout`
   bool names_absent = false;    ///< the time-out names the ranks that had not arrived
   bool detects_death = false;   ///< a rank that dies is `peer_lost` on every survivor, before the deadline
   bool survives_death = false;  ///< survivors may go on, in other groups
   bool checks_calls = false;    ///< ranks that call different things get `mismatch`
-  bool revocable = false;       ///< a failed call leaves the caller's memory
+  bool revocable = false;       ///< after a failure the transport does not touch the caller's memory again
   bool quiesces = false;        ///< quiesce() becomes true even where a peer is stopped
   friend bool operator==(const FailureGuarantees&, const FailureGuarantees&) = default;
 };
 
-/// Composed collectives send messages with tags from -kComposedTags to -1, which users' never have. Their
-/// all_to_all_v has such a tag too: a transport that compares calls compares it.
+/// Composed collectives send messages with tags from -kComposedTags to -1, which a user's message never has.
+/// Their all_to_all_v has such a tag, too: a transport that compares calls compares it.
 inline constexpr int kComposedTags = 1 << 15;
 
 using OpSet = std::uint32_t;  ///< bit per Op
@@ -48,9 +49,9 @@ using DTypeSet = std::uint32_t;  ///< bit per DType
 constexpr DTypeSet dtype_bit(DType t) noexcept { return DTypeSet{1} << static_cast<int>(t); }
 
 /// What a backend can do. Asked once, when the group is created. What it lacks is composed from what it has:
-/// `send` and `recv` are enough for everything, and so is `all_to_all_v`. The
-/// transport must take the tags of kComposedTags, and an all_to_all_v whose blocks of `in` are one another's,
-/// or lie in the same buffer as `out` where no block of `out` does.
+/// `send` and `recv` are enough for everything, and so is `all_to_all_v`. The transport must take the tags of
+/// kComposedTags, and an all_to_all_v in which blocks of `in` are the same memory, or lie in the buffer of
+/// `out` where no block of `out` lies.
 struct Traits {
   std::string_view name;
   OpSet ops = 0;        ///< operations it performs itself
@@ -74,7 +75,7 @@ struct Traits {
   }
 };
 
-/// Memory of the caller's that peers may write during a call.
+/// Memory of the caller that peers may write during a call.
 struct MemoryRange {
   std::byte* data = nullptr;
   std::size_t bytes = 0;
@@ -103,30 +104,36 @@ struct OpState {
   int tag = 0;
   void* stream = nullptr;
   /// v-forms: block r of `in` and of `out`, size() of each; null where the op's blocks are equal. Live as
-  /// long as the call. See in_block() and out_block() in op_table.hpp.
+  /// long as the call. See in_block() and out_block() (weft/backends/op_table.hpp).
   const Block* in_blocks = nullptr;
   const Block* out_blocks = nullptr;
-  /// Composed: the call that this one is a part of, for what ranks tell each other; null: itself. Lives as
-  /// long.
+  /// Where this call is a part of a composed one: the user's call, which is what ranks compare and what texts
+  /// name. Null: this call is the user's. Lives as long as this call.
   const OpState* user = nullptr;
 
   alignas(16) std::array<std::byte, 192> scratch;  ///< the backend's own, uninitialised at post()
 };
 
-/// Created by a factory; used by one thread at a time (the group sees to it) except where a function says
-/// otherwise.
+/// Made by a factory. The group calls it from one thread at a time, except where a function says "from any
+/// thread". The virtual functions are ordered by the version of the ABI that added them (see
+/// weft/backends/plugin.hpp): new ones go to the end, have a default, and are never called on a plug-in that
+/// was built for an older version.
 class Backend {
  public:
+  // Version 4.0.
   virtual ~Backend() = default;
   virtual const Traits& traits() const noexcept = 0;
-  /// Starts a call; never waits, never fails: what goes wrong is told by poll(). Collectives come in order.
+  /// Starts a call. Never waits, never fails: poll() reports what goes wrong. Collectives come in the same
+  /// order on all ranks.
   virtual void post(OpState& s) noexcept = 0;
   /// The next steps of a call, bounded. Collectives are polled in order: a later one only after the earlier
   /// are done.
   virtual Step poll(OpState& s) noexcept = 0;
-  /// Slow path: has somebody failed, died or aborted? False: failure() tells.
+  /// Whether no rank has failed, died or aborted. False: failure() says why. Called about once a millisecond
+  /// while a call makes no progress.
   virtual bool healthy() noexcept = 0;
-  /// Ranks that have not arrived at this call yet, and what the others called, for time-outs and warnings.
+  /// The ranks that have not arrived at this call yet; `story` becomes a sentence about them, for the text of
+  /// time-outs and warnings.
   virtual std::vector<int> missing(const OpState& s, std::string& story) noexcept = 0;
   /// Makes every pending and later call of every rank fail. The first cause of all ranks wins. Bounded in
   /// time; from any thread.
@@ -139,11 +146,12 @@ class Backend {
   /// memory to new pages where a stopped peer might still write. `exposed`: the buffers of the calls that
   /// failed. False: not reached by the deadline. From any thread.
   virtual bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept = 0;
-  /// The rank is about to sleep on its doorbell, or awake again: from any thread. See ProgressEngine::sleep.
+  /// This rank is about to sleep on its doorbell (true), or awake again (false). After the announcement the
+  /// group polls once more before it sleeps: so a peer that makes its step visible first and then looks for
+  /// sleepers wakes it, always. From any thread.
   virtual void announce_sleep(bool asleep) noexcept = 0;
-  /// Calls posted between batch(true) and batch(false) belong together and may be started as one. Calls in an
-  /// open batch may be polled, and other threads' calls posted into it. Both come in turn, perhaps from
-  /// different threads.
+  /// Calls posted between batch(true) and batch(false) belong together and may be started as one. Calls of an
+  /// open batch may be polled, and calls of other threads may be posted into it.
   virtual void batch(bool /*begin*/) noexcept {}
   /// Stream backends: makes `stream` wait for the call, without blocking the host. False: the host has to.
   virtual bool wait_on(OpState& /*s*/, void* /*stream*/) noexcept { return false; }
@@ -155,14 +163,17 @@ class Backend {
   /// Ranks that have died or left the group, as far as the transport knows at this moment; before and after a
   /// failure. From any thread.
   virtual std::vector<int> gone() const noexcept { return {}; }
-  /// Before missing() names anybody in a time-out: asks the ranks who is there and whom they wait for, or
-  /// goes on asking, without waiting. True: missing() knows as much as it ever will. False: ask again soon.
+  // Version 4.1.
+  /// Called before missing() names anybody in a time-out: asks the other ranks whom they wait for, or goes on
+  /// asking, without waiting (weft/backends/hold_up.hpp). True: missing() knows as much as it ever will.
+  /// False: call it again soon.
   virtual bool ask(const OpState& /*s*/) noexcept { return true; }
-  /// Answers peers that ask. Called when the rank goes to sleep, also where it has no calls in flight here.
+  /// Answers peers that ask(). Called when the rank goes to sleep, also where it has no calls in flight in
+  /// this group.
   virtual void answer() noexcept {}
 };
 
-/// What a backend's factory gets: who meets whom, where.
+/// What a backend's factory gets: which ranks meet, and where.
 struct GroupInit {
   Context& context;
   std::shared_ptr<Store> store;
@@ -171,10 +182,10 @@ struct GroupInit {
   std::string name;
   int rank = 0;
   int size = 1;
-  int process_rank = 0;  ///< which rank of this process this is: names its doorbell and its progress list
+  int process_rank = 0;  ///< which rank of this process this is (several where ranks are threads)
   int ranks_here =
       1;  ///< ranks of the whole job on this host, as far as known: more than cores means no spinning
-  Deadline deadline;  ///< for the bring-up
+  Deadline deadline;  ///< for making the group
 };
 
 /// Makes a transport. Throws where the group cannot be had; collective over its ranks.

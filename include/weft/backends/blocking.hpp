@@ -1,8 +1,8 @@
-// For transports that can only block: collectives are executed in order by a thread of the group's own, point
-// to point by whatever the transport has for it, so that no message waits behind a collective.
+// For transports whose functions block: a thread of the group's own performs the collectives, in order.
+// Messages are started apart, so that none waits behind a collective.
 //
-// The waiting thread does not execute calls itself, though that would save a switch of threads: inside the
-// transport it could look neither at the deadline nor at the rank's other groups.
+// The thread that waits for a call does not perform it, though that would save a switch of threads: inside
+// the transport it could look neither at the deadline nor at the rank's other groups.
 #pragma once
 
 #include <atomic>
@@ -18,9 +18,24 @@
 
 namespace weft {
 
-/// All ranks hear of a failure because interrupt() ends the connections; they read its cause, the first one,
-/// from the store.
-class BlockingBackend : public Backend {
+/// What a transport that blocks implements, and BlockingBackend calls. Apart from Backend, so that a function
+/// added there moves none of these.
+class BlockingCalls {
+ protected:
+  ~BlockingCalls() = default;
+  /// A collective, in the group's thread; returns when it is done. What it throws fails the group.
+  virtual void run(const OpState& s) = 0;
+  /// Starts a send or a receive, without waiting. finished(s) or refuse(s) follows, from any thread.
+  virtual void start(OpState& s) noexcept = 0;
+  /// Makes run() return soon, by throwing; from when it returns, the transport's own threads do not touch the
+  /// callers' memory. Called once, after failed() has become true. From any thread.
+  virtual void interrupt() noexcept = 0;
+};
+
+/// The Backend over these. A derived class adds traits() and missing(), calls begin() at the end of its
+/// constructor, and end() first of all in its destructor. Ranks learn of a failure because interrupt() ends
+/// the connections; all read its first cause from the store (FirstCause).
+class BlockingBackend : public Backend, protected BlockingCalls {
  public:
   ~BlockingBackend() override;
   void post(OpState& s) noexcept final;
@@ -35,21 +50,16 @@ class BlockingBackend : public Backend {
  protected:
   explicit BlockingBackend(const GroupInit& b);
 
-  /// A collective, in the group's thread; returns when it is done. May throw.
-  virtual void run(const OpState& s) = 0;
-  /// Starts a send or a receive, without waiting; finished(s) or refuse(s) follows, from any thread.
-  virtual void start(OpState& s) noexcept = 0;
-  /// Makes run() return soon, by throwing, and keeps the transport's own threads out of the callers' memory
-  /// from when it returns. Called once, after failed() has become true. Any thread.
-  virtual void interrupt() noexcept = 0;
-
-  // The derived class calls the first when it is whole and the second, first of all, in its destructor.
+  /// Starts the group's thread. Throws std::system_error where there can be none.
   void begin();
+  /// Ends it; waits for a run() that has not returned.
   void end() noexcept;
 
+  /// A send or a receive is done. From any thread.
   void finished(OpState& s) noexcept;
-  /// A call that cannot be: the group fails with this when the call is polled.
+  /// A send or a receive cannot be done: the group fails with `why` when the call is polled. From any thread.
   void refuse(OpState& s, Failure why) noexcept;
+  /// From any thread.
   bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
 
  private:

@@ -1,5 +1,6 @@
-// What a rank called, in a form that travels: transports whose library does not compare calls exchange these
-// before a collective, because there a mismatch is a crash or a wrong number. Pure functions; any thread.
+// What a rank called, in a form that can be sent: a transport whose library does not compare calls exchanges
+// these before a collective, because there a mismatch is a crash or a wrong number. Pure functions; any
+// thread.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +11,12 @@
 
 namespace weft {
 
-/// Marks a call's number as the user's in what a transport under compose() tells of, beside numbers of its
-/// own.
+/// Set in the number of a call that is the user's, where the transport sees parts of a composed call, which
+/// have numbers of their own.
 inline constexpr std::uint64_t kUsersCall = std::uint64_t{1} << 62;
 
-/// Everything that all ranks give alike: of a composed call, the user's. Trivially copyable, of fixed size.
+/// Everything that all ranks must give alike; for a part of a composed call, that of the user's call.
+/// Trivially copyable, of fixed size: send its bytes, and compare them.
 struct CallRecord {
   std::uint64_t call = 0;  ///< of a composed call marked with kUsersCall
   std::int64_t count = 0;  ///< elements of the block that all ranks agree on
@@ -27,6 +29,7 @@ struct CallRecord {
   friend bool operator==(const CallRecord&, const CallRecord&) = default;
 };
 
+/// Of a collective, in a group of `size`.
 CallRecord record_of(const OpState& s, int size);
 /// "all_gather f32 x1000"; of a message, too.
 std::string what(const OpState& s, int size);

@@ -1,5 +1,5 @@
-// The first failure of a group, for transports that have nothing of their own to agree on it: a key in the
-// Store.
+// The first failure of a group, on which all its ranks agree: a key in the Store. For transports that have no
+// means of their own for it.
 #pragma once
 
 #include <memory>
@@ -11,17 +11,17 @@
 
 namespace weft {
 
-/// Thread-safe. One key under the group's token.
+/// Thread-safe. Each function waits for the Store, half a second at most.
 class FirstCause {
  public:
-  /// A null store: a group of one rank.
+  /// `token`: the group's (GroupInit). A null store: a group of one rank.
   FirstCause(std::shared_ptr<Store> store, const std::string& token)
       : store_(std::move(store)), key_(token + "/first_cause") {}
-  /// Makes `why` the cause where there is none yet. Returns the one that counts for all ranks; `why` where
-  /// the Store cannot be asked any more.
+  /// Makes `why` the cause unless there is one. Returns the one that counts for all ranks; `why` itself where
+  /// the Store does not answer any more.
   Failure raise(const Failure& why) const noexcept;
-  /// The cause, if there is one. Nothing where the Store cannot be asked any more: it may have ended with
-  /// the rank that kept it, which by itself is no failure.
+  /// The cause, if there is one. Nothing where the Store does not answer any more: it may have ended with the
+  /// rank that served it, which by itself is no failure.
   std::optional<Failure> look() const noexcept;
 
  private:
@@ -29,7 +29,7 @@ class FirstCause {
   std::string key_;
 };
 
-/// A Failure as the value of a key and back.
+/// A Failure as the value of a key, and back. Pure.
 std::string encode(const Failure& why);
 Failure decode_failure(const std::string& text);
 

@@ -1,8 +1,12 @@
-// Who holds up a call, by what the ranks of its group say of themselves: for time-outs and warnings.
+// Which rank holds up a call, by what the ranks of its group say of themselves: for time-outs and warnings.
 //
-// A rank that waits for another one is not to blame if that one waits, too. So the ranks ask each other whom
-// they wait for (a roll-call), and from the rank whose deadline has passed the way leads, from one that is
-// waited for to those it waits for, to who does not answer: it is stopped, or it computes and has not come.
+// A rank that another one waits for is not to blame if it waits, too. So the ranks ask each other whom they
+// wait for (a roll-call). From the rank whose deadline has passed, the search follows these answers, from
+// rank to rank, until it meets one that does not answer: that one is stopped, or it computes and has not
+// arrived.
+//
+// Backend::ask() sends the questions and Backend::answer() the answers; a transport whose ranks share no
+// memory does it by RollCallMessages. Pure functions; any thread.
 #pragma once
 
 #include <algorithm>
@@ -20,15 +24,15 @@
 
 namespace weft {
 
-/// A rank that waits answers within this time, however long its naps are.
+/// A rank that waits answers within this time, even where it sleeps between its looks.
 inline constexpr auto kRollCallPatience = std::chrono::milliseconds(300);
-/// Answers are of another time then.
+/// Answers older than this no longer count.
 inline constexpr auto kRollCallStale = kRollCallPatience + std::chrono::seconds(1);
-/// One roll-call serves all calls that are due within this time after it. Later ones ask anew: a rank that
-/// answered for a warning may have gone on or been stopped since.
+/// One roll-call serves all calls that need one within this time after it. Later ones ask anew: a rank that
+/// answered may have gone on, or been stopped, since.
 inline constexpr auto kRollCallFresh = std::chrono::milliseconds(20);
 
-/// When a rank's roll-call began and ended, and for which call.
+/// When a rank's roll-call began and ended, and for which call. Not thread-safe.
 class RollCallTimes {
  public:
   /// Whether a call that is due needs a new one. The one that began for it goes on until it is asked again,
@@ -59,7 +63,7 @@ class RollCallTimes {
   std::optional<Clock::time_point> begun_, ended_;
 };
 
-/// What a rank has said, or has not.
+/// Whether a rank has answered the roll-call.
 enum class Answer { no, yes, stopped };  ///< stopped: the system says that it will not answer
 
 struct HoldUp {
@@ -69,7 +73,8 @@ struct HoldUp {
   std::vector<int> ends;   ///< those that answer, and wait for nobody in this group
 };
 
-/// `awaited`: whom rank `self` waits for. `answer(r)`; where that is yes, `waits(r, q)`: for rank q.
+/// `awaited`: the ranks that rank `self` waits for. `answer(r)`: an Answer; `waits(r, q)`, asked where that
+/// is `yes`: whether rank r waits for rank q.
 template <class AnswerOf, class Waits>
 HoldUp who_holds_up(int self, int size, std::span<const int> awaited, const AnswerOf& answer,
                     const Waits& waits) {
@@ -105,12 +110,12 @@ HoldUp who_holds_up(int self, int size, std::span<const int> awaited, const Answ
   return found;
 }
 
-/// `awaited` without those that `found` says are innocent; empty where none of them is to blame.
+/// The ranks of `awaited` that hold up the call; empty where none of them does.
 std::vector<int> to_blame(std::span<const int> awaited, const HoldUp& found);
 
-/// What is said of a call: `simple(ranks)` says of ranks it waits for what they have not done; the rest is
-/// who is to blame beyond them. Leaves in `awaited` whom the error names. `all_answer`: so do ranks that do
-/// not wait, but compute.
+/// The sentence about a call that is held up. `simple(ranks)` says what ranks that it waits for have not
+/// done; the rest of the sentence names ranks behind them. Sets `awaited` to the ranks that the error names.
+/// `all_answer`: ranks that do not wait, but compute, answer as well.
 std::string tell(std::vector<int>& awaited, const HoldUp& found,
                  const std::function<std::string(std::span<const int>)>& simple, bool all_answer = false);
 

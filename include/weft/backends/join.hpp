@@ -1,10 +1,12 @@
-// The first thing the ranks of a group do: each puts a rank's info into the store and reads those of the
-// others. Who comes last reads all infos and writes them into one key, which the others wait for: a few
-// requests per rank.
+// How the ranks of a group meet: each puts its info into the store and reads those of the others. The rank
+// that comes last reads all infos and writes them into one key, which the others wait for: a few requests per
+// rank.
 //
-// And what holds for all that comes after it, until the group is made: a rank that gives up leaves the reason
-// in the store, under the group's token (FirstCause), and who waits for others looks there now and then. The
-// first reason counts: nobody blames a rank that only gave up because of another.
+// A rank that cannot make the group leaves the reason in the store, under the group's token (FirstCause);
+// ranks that wait for others look there now and then. The first reason counts: no rank is blamed that only
+// gave up because of another. Where a factory throws, the group calls give_up() for it.
+//
+// All functions wait for the store, until b.deadline at most, and may be called from any thread.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +21,15 @@
 
 namespace weft {
 
-/// Which of the keys, by index, nobody has set; asked when a wait for them has timed out. Throws the store's
-/// own error where it is the store that does not answer: then nobody can say which rank is missing.
+/// The indices of those keys that nobody has set. For use when a wait for them has timed out. Throws the
+/// store's own error where the store itself does not answer: then nobody can say which rank is missing.
 std::vector<int> unset(Store& store, const std::vector<std::string>& keys);
 
-/// Throws the first cause, if some rank has given up this group. Asks the store.
+/// Throws the first cause where some rank has given up this group.
 void throw_first_cause(const GroupInit& b);
 
-/// What the others are to be told of an Error of this rank's: the same; but where the reason is its own (no
-/// memory, say), under its name.
+/// What the other ranks are told of an error of this rank: the same; where the reason lies in this rank (no
+/// memory, say), the text names it.
 Failure reason_of(const GroupInit& b, const Error& own);
 
 /// Leaves the reason why this rank gives up the group for the others, unless one is there already. Returns
@@ -35,27 +37,28 @@ Failure reason_of(const GroupInit& b, const Error& own);
 /// cause.
 Error give_up(const GroupInit& b, const Error& own);
 
-/// Waits for a key; nothing where it is not set by the deadline. Throws the first cause where a rank gives up
-/// meanwhile, and the store's error.
+/// The value of a key, waiting for it; nothing where it is not set by the deadline. Throws the first cause
+/// where a rank gives up meanwhile, and the store's error.
 std::optional<std::string> await(const GroupInit& b, const std::string& key);
 
-/// This rank's info for the others; join() begins with it. `layout`: digest_of() the constants that the ranks
-/// share in this transport. Throws mismatch where another rank gave another size, and the store's error, with
-/// the group's name.
+/// Puts this rank's info into the store: the first half of join(). `layout`: a number that differs where
+/// ranks would not understand each other in this transport (a digest of the sizes and constants that they
+/// share). Throws mismatch where another rank gave another size, and the store's error, with the group's
+/// name.
 void announce(const GroupInit& b, std::string_view what, std::string_view info, std::uint64_t layout);
 
-/// The infos of all ranks, by rank. `what` keeps the keys of several uses of one token apart. Throws timeout
-/// naming the ranks that did not join by the deadline, mismatch where they do not run the same build of weft
-/// (build.hpp) or do not agree on the size, the first cause where a rank gives up meanwhile, and what
-/// announce() throws.
+/// The infos of all ranks, by rank. `info` may hold any bytes. `what` keeps the keys of several uses of one
+/// token apart: the transport's name. Throws timeout naming the ranks that did not join by the deadline,
+/// mismatch where they do not run the same build of weft, differ in `layout` or do not agree on the size, the
+/// first cause where a rank gives up meanwhile, and what announce() throws.
 std::vector<std::string> join(const GroupInit& b, std::string_view what, std::string_view info,
                               std::uint64_t layout);
 
-/// Takes this rank's info out of the store, once all have read it, so that a program that makes many groups
-/// leaves nothing there. A store that has no answer keeps it.
+/// Removes this rank's info from the store, so that a program that makes many groups leaves nothing there.
+/// Call it when all ranks have read it. Where the store does not answer, a few bytes stay.
 void withdraw(const GroupInit& b, std::string_view what) noexcept;
 
-/// `group "g": rank 2 did not join within 3 s [rank 0]`.
+/// Throws timeout: `group "g": rank 2 did not join within 3 s [rank 0]`.
 [[noreturn]] void throw_absent(const GroupInit& b, std::vector<int> ranks, Duration waited);
 
 }  // namespace weft

@@ -1,5 +1,6 @@
-// Matching of point-to-point messages with receives, by (source, tag) in order, for every transport that
-// matches them itself. Used under whatever guards its owner.
+// Matching of messages with receives, by (source, tag), in order: the posted queue and the unexpected queue
+// of a rank. For every transport that matches by itself. Not thread-safe: its owner locks, where several
+// threads use it. No function waits.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@
 
 namespace weft {
 
-/// How much a rank keeps, per group, of messages that it has not asked for.
+/// How many unexpected messages (for which no receive is posted yet) a rank keeps, per group.
 struct UnexpectedLimits {
   std::int64_t messages = std::int64_t{1} << 20;
   std::int64_t bytes = std::int64_t{1} << 30;  ///< of what travelled with them
@@ -21,9 +22,9 @@ struct UnexpectedLimits {
   static UnexpectedLimits from_env();
 };
 
-/// What a transport's receives and messages are to it: `Receive` is handled by address, `Message` is
-/// default-constructible. A message finds its receive, and a receive its message, in constant time, but for a
-/// search among the receives in flight, of which a group has 64 at most.
+/// `Receive` is the transport's posted receive, kept by address; `Message` is what it knows of an unexpected
+/// message, default-constructible. A message finds its receive, and a receive its message, in constant time,
+/// but for a search among the receives in flight, of which a group has 64 at most.
 template <class Receive, class Message, class SameTag = std::equal_to<>>
 class MessageMatcher {
  public:
@@ -57,7 +58,7 @@ class MessageMatcher {
     put_back(node);
     return true;
   }
-  /// Adds a receive for which take_message() has found none, behind the others.
+  /// Adds a receive for which take_message() has found no message, behind the others.
   void post(int source, std::int32_t tag, Receive& receive) {
     receives_[static_cast<std::size_t>(source)].push_back({tag, &receive});
   }
@@ -76,8 +77,8 @@ class MessageMatcher {
   bool has_room(std::int64_t bytes) const noexcept {
     return messages_ == 0 || (messages_ < limits_.messages && bytes_ + bytes <= limits_.bytes);
   }
-  /// Keeps a message that nobody has asked for, behind those of its source and tag, and returns it to be
-  /// filled in. It may hold what is left of an earlier one.
+  /// Adds an unexpected message, behind those of its source and tag, and returns it to be filled in. It may
+  /// still hold the values of an earlier one.
   Message& keep(int source, std::int32_t tag, std::int64_t bytes) {
     Queue& queue = queues_[key(source, tag)];
     Node* node = spare_;
@@ -96,11 +97,11 @@ class MessageMatcher {
     bytes_ += bytes;
     return node->message;
   }
-  /// Receives of that source wait for a message.
+  /// Whether receives from that source wait for a message.
   bool awaits(int source) const noexcept { return !receives_[static_cast<std::size_t>(source)].empty(); }
-  /// How many messages are kept.
+  /// How many unexpected messages there are.
   std::int64_t messages() const noexcept { return messages_; }
-  /// Why a message for which there is no room cannot be kept.
+  /// The failure of a group in which a message came for which there is no room.
   Failure refusal(int rank, int source, std::int32_t tag, std::int64_t bytes) const;
 
  private:

@@ -1,5 +1,5 @@
-// One row per operation: what the checks, the recorder, the messages, composition and the transports need to
-// know about it.
+// One row per operation: which ranks have which buffers, and how these are divided into blocks. Pure
+// functions; any thread.
 #pragma once
 
 #include "weft/backends/backend.hpp"

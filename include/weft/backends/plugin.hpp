@@ -18,23 +18,34 @@
 
 namespace weft {
 
-/// Changes with every change of what this header and backend.hpp declare. A plug-in of another number is
-/// refused.
+/// The version of what a plug-in is built against: the headers of weft/backends and all that they include.
+/// The major number changes when something that exists changes; a plug-in of another major is refused. The
+/// minor number grows when something is added: a field at the end of BackendPlugin, or a virtual function
+/// with a default at the end of Backend. A plug-in that was built for an older minor is loaded; weft does not
+/// read the fields and does not call the functions that it lacks. One that was built for a newer minor is
+/// loaded, too, unless it needs a function of libweft that this one lacks.
 inline constexpr std::uint32_t kBackendAbi = 4;
+inline constexpr std::uint32_t kBackendAbiMinor = 1;
 
-/// What a plug-in is. The first four fields never move.
+/// What a plug-in is: ordered by the version that added a field. The first field never moves.
 struct BackendPlugin {
+  // Version 4.0.
   std::uint32_t abi = kBackendAbi;
-  std::uint32_t op_state_bytes = sizeof(OpState);  ///< the same sources compiled otherwise are refused too
+  std::uint32_t abi_minor = kBackendAbiMinor;
+  std::uint32_t bytes = sizeof(BackendPlugin);  ///< fields beyond it are null
+  /// Another compiler, or other options, may lay out the same sources differently; then the plug-in is
+  /// refused.
+  std::uint32_t op_state_bytes = sizeof(OpState);
   std::uint32_t traits_bytes = sizeof(Traits);
   std::uint32_t group_init_bytes = sizeof(GroupInit);
   const char* name = "";     ///< the <name> of its file
   const char* version = "";  ///< of the transport, for people: "Open MPI 4.1.4"
-  /// Why it cannot be used in this process ("the program already carries MPICH …"); empty: it can. Null:
-  /// nothing is ever in its way. Asked at each load_backend(), so the answer may change.
-  std::string (*obstacle)() = nullptr;
   std::unique_ptr<Backend> (*make)(const GroupInit&) = nullptr;  ///< see BackendFactory
   Traits (*traits)() = nullptr;                                  ///< what it can do, before there is a group
+  // Version 4.1.
+  /// Why it cannot be used in this process ("the program already carries MPICH …"); empty: it can. Null: it
+  /// always can. Asked at each load_backend(), so the answer may change.
+  std::string (*obstacle)() = nullptr;
 };
 
 /// A plug-in that was found, for `weft doctor`.
@@ -50,17 +61,17 @@ std::vector<std::string> backend_folders();
 /// The factory of that name: "shm", "auto" or a plug-in's. Throws unsupported, naming the folders that were
 /// searched or the file and what is wrong with it. Plug-ins stay loaded as long as the process. Thread-safe.
 BackendFactory load_backend(Context& context, std::string_view name);
-/// What the backend of that name can do, before there is a group; loads it where it is nobody of weft's own.
-/// Throws as load_backend() does.
+/// What the backend of that name can do, before there is a group; loads it unless it is one of
+/// known_backends(). Throws as load_backend() does. Thread-safe.
 Traits backend_traits(Context& context, std::string_view name);
 
-/// What weft's own transports ("shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl") do and promise, whether
+/// What weft's own transports ("shm", "gloo", "mpi-openmpi", "mpi-mpich", "nccl") do and guarantee, whether
 /// they are present or not: the one table that the plug-ins, the docs and the tests share. Null: another
 /// name.
 const Traits* known_traits(std::string_view name) noexcept;
 std::span<const std::string_view> known_backends() noexcept;
-/// What shm promises where its ranks write through the kernel (WEFT_SINGLE_COPY=push, and the system permits
-/// it): its own row but for quiesce(), which a peer that is stopped in the middle of a copy holds up.
+/// What shm guarantees where its ranks write through the kernel (WEFT_SINGLE_COPY=push, and the system
+/// permits it): its own row but for quiesce(), which a peer that is stopped in the middle of a copy holds up.
 const Traits& shm_single_copy_traits() noexcept;
 
 }  // namespace weft

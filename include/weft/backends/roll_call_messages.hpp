@@ -1,5 +1,5 @@
-// A roll-call by control messages, for transports whose ranks share no memory: a ping with a number, a pong
-// with the same and with whom its sender waits for. See hold_up.hpp.
+// A roll-call by control messages, for transports whose ranks share no memory: a ping carries a number; the
+// pong carries the same number and the ranks that its sender waits for. See hold_up.hpp.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace weft {
 
-/// What has been answered. Used by one thread at a time.
+/// The state of one rank's roll-call: the transport sends the messages. Not thread-safe; no function waits.
 class RollCallMessages {
  public:
   RollCallMessages(int self, int size) : self_(self), peers_(static_cast<std::size_t>(size)) {}
@@ -25,26 +25,27 @@ class RollCallMessages {
     times_.begin(op, call, now);
     return ++number_;
   }
-  /// What a pong carries.
+  /// What a pong carries beside its number: the ranks that the answering rank waits for.
   static std::vector<std::byte> encode(std::span<const int> awaited, int size) {
     std::vector<std::byte> bits(static_cast<std::size_t>(size + 7) / 8);
     for (const int r : awaited)
       if (r < size) bits[static_cast<std::size_t>(r) / 8] |= std::byte{1} << (r % 8);
     return bits;
   }
+  /// A pong of rank r has come.
   void answered(int r, std::uint32_t number, std::span<const std::byte> awaits) {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
     peer.answered = number;
     peer.awaits.assign(awaits.begin(), awaits.end());
   }
-  /// Further answers change nothing, or will not come.
+  /// Whether further answers would change nothing, or will not come any more.
   bool settled(std::span<const int> awaited) {
     const auto now = Clock::now();
     if (times_.patient(now) && !found(awaited).settled) return false;
     times_.end(now);
     return true;
   }
-  /// Who holds up a call that waits for `awaited`. Nobody where it was not asked.
+  /// Which ranks hold up a call that waits for `awaited`; none where nobody was asked.
   HoldUp found(std::span<const int> awaited) const {
     if (!times_.counts(Clock::now())) return {};
     return who_holds_up(

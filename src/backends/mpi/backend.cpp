@@ -785,8 +785,8 @@ std::unique_ptr<Backend> make(const GroupInit& b) {
 WEFT_BACKEND_PLUGIN {
   static const weft::BackendPlugin plugin{.name = weft::mpi::kBackend,
                                           .version = weft::mpi::kBuiltFor,
-                                          .obstacle = weft::mpi::obstacle,
                                           .make = weft::mpi::make,
-                                          .traits = [] { return *weft::known_traits(weft::mpi::kBackend); }};
+                                          .traits = [] { return *weft::known_traits(weft::mpi::kBackend); },
+                                          .obstacle = weft::mpi::obstacle};
   return &plugin;
 }

@@ -28,8 +28,8 @@ WEFT_BACKEND_PLUGIN {
                                          : "NCCL";
   static const weft::BackendPlugin plugin{.name = "nccl",
                                           .version = version.c_str(),
-                                          .obstacle = weft::nccl::obstacle_here,
                                           .make = weft::nccl::make,
-                                          .traits = [] { return *weft::known_traits("nccl"); }};
+                                          .traits = [] { return *weft::known_traits("nccl"); },
+                                          .obstacle = weft::nccl::obstacle_here};
   return &plugin;
 }

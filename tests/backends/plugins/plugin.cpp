@@ -1,10 +1,53 @@
-// One small plug-in, compiled several times with one thing wrong in each.
-#include "weft/backends/plugin.hpp"
+// One small plug-in, compiled several times with one thing changed in each.
+#include <cstddef>
+#include <cstdlib>
+
 #include "backends/shm/shm_backend.hpp"
+#include "weft/backends/plugin.hpp"
 
 #ifdef HAS_ENTRY
 namespace {
 [[maybe_unused]] std::string full_moon() { return "the moon is full"; }
+
+// Only what version 4.0 has: the rest is not there in such a plug-in, so it must not be touched.
+class Older final : public weft::Backend {
+ public:
+  explicit Older(std::unique_ptr<weft::Backend> inner) : inner_(std::move(inner)) {}
+  const weft::Traits& traits() const noexcept override { return inner_->traits(); }
+  void post(weft::OpState& s) noexcept override { inner_->post(s); }
+  weft::Step poll(weft::OpState& s) noexcept override { return inner_->poll(s); }
+  bool healthy() noexcept override { return inner_->healthy(); }
+  std::vector<int> missing(const weft::OpState& s, std::string& story) noexcept override {
+    return inner_->missing(s, story);
+  }
+  void fail(const weft::Failure& why) noexcept override { inner_->fail(why); }
+  weft::Failure failure() const override { return inner_->failure(); }
+  bool quiet() const noexcept override { return inner_->quiet(); }
+  bool quiesce(weft::Deadline deadline, std::span<const weft::MemoryRange> exposed) noexcept override {
+    return inner_->quiesce(deadline, exposed);
+  }
+  void announce_sleep(bool asleep) noexcept override { inner_->announce_sleep(asleep); }
+  std::vector<int> gone() const noexcept override { return {7}; }
+  bool ask(const weft::OpState&) noexcept override { std::abort(); }
+  void answer() noexcept override { std::abort(); }
+
+ private:
+  std::unique_ptr<weft::Backend> inner_;
+};
+
+[[maybe_unused]] void to_older_minor(weft::BackendPlugin& p) {
+  p.abi_minor = 0;
+  p.bytes = offsetof(weft::BackendPlugin, obstacle);
+  p.obstacle = [] { return std::string("this is beyond the end of the plug-in's struct"); };
+  p.make = [](const weft::GroupInit& b) -> std::unique_ptr<weft::Backend> {
+    return std::make_unique<Older>(weft::make_shm_backend(b));
+  };
+}
+
+[[maybe_unused]] void to_newer_minor(weft::BackendPlugin& p) {
+  p.abi_minor = weft::kBackendAbiMinor + 1;
+  p.bytes += 8;
+}
 }  // namespace
 
 WEFT_BACKEND_PLUGIN {

@@ -13,6 +13,7 @@
 #include <memory>
 
 #include "results.hpp"
+#include "weft/backends/plugin.hpp"
 #include "weft/base/dtype.hpp"
 #include "weft/base/error.hpp"
 
@@ -54,11 +55,25 @@ std::int64_t bytes_of(const std::string& size) {
   return n;
 }
 
+// weft's own by their names, whether they are here or not: their programs say it. Others are loaded.
+void check_backend(const std::string& backend) {
+  const std::string expected =
+      "shm, gloo, mpi-openmpi, mpi-mpich or a plug-in in WEFT_BACKEND_PATH that moves host memory";
+  bool device = backend == "auto";
+  try {
+    Context context;
+    device = device || backend_traits(context, backend).device;
+  } catch (const Error& e) {
+    refuse("--backend", backend, fmt::format("{}: {}", expected, e.what()));
+  }
+  if (device) refuse("--backend", backend, expected);
+}
+
 void check(Options& o) {
   check("operation", {o.op}, kOps);
   check("--against", o.against, known_peers());
   check("--memory", o.memory, {"shared", "foreign", "single_copy", "staged"});
-  check("--backend", o.backends, {"shm", "gloo", "mpi-openmpi", "mpi-mpich"});
+  for (const std::string& backend : o.backends) check_backend(backend);
   if (!o.place.empty()) check("--place", {o.place}, {"in", "out"});
   if (o.place == "in" && (o.op == "all_to_all" || o.op == "p2p"))
     refuse("--place", "in", "out: " + o.op + " has no form in place");

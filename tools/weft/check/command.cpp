@@ -31,21 +31,35 @@ std::string own_path() {
   return n > 0 ? std::string(path, static_cast<std::size_t>(n)) : "weft";
 }
 
+// Of any backend that a group can be made with. A plug-in from outside is loaded for it; its name outlives
+// this call, as plug-ins stay loaded.
+Traits traits_of(const std::string& backend) {
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("check: backend \"{}\" is not one to check; expected shm, gloo, mpi-openmpi, "
+                            "mpi-mpich or a plug-in in WEFT_BACKEND_PATH that moves host memory{}",
+                            backend, why));
+  };
+  if (backend == "auto") refuse("");
+  Traits traits;
+  try {
+    Context context;
+    traits = backend_traits(context, backend);
+  } catch (const Error& e) {
+    refuse(fmt::format(": {}", e.what()));
+  }
+  if (traits.device) refuse("");
+  return traits;
+}
+
 int check(Flags& f, const MoreBackends& others) {
   Options& o = f.options;
   o.settings.backend = o.range.backend = f.backend;
   o.settings.deadline = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(f.deadline));
   o.settings.patience = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(f.patience));
   if (!others || !others(f.backend, o.settings)) {
-    const Traits* const known = known_traits(f.backend);
-    if (known == nullptr || known->device)
-      throw Error(
-          ErrorCode::bad_argument,
-          fmt::format(
-              "check: backend \"{}\" is not one to check; expected shm, gloo, mpi-openmpi or mpi-mpich",
-              f.backend));
     const bool single_copy = f.backend == "shm" && env::get("WEFT_SINGLE_COPY") == "push";
-    o.settings.traits = single_copy ? shm_single_copy_traits() : *known;
+    o.settings.traits = single_copy ? shm_single_copy_traits() : traits_of(f.backend);
   }
   o.range.traits = o.settings.traits;
   o.settings.self = own_path();
@@ -97,7 +111,8 @@ void add_check(CLI::App& app, std::function<int()>& chosen, const MoreBackends& 
   auto f = std::make_shared<Flags>();
   Options& o = f->options;
   CLI::App* c = app.add_subcommand("check", "Random programs of collectives, with faults, against an oracle");
-  c->add_option("--backend", f->backend, "shm, gloo, mpi-openmpi or mpi-mpich")->capture_default_str();
+  c->add_option("--backend", f->backend, "shm, gloo, mpi-openmpi, mpi-mpich or a plug-in's name")
+      ->capture_default_str();
   c->add_option("--programs", o.programs, "How many")->check(CLI::Range(1, 100000000))->capture_default_str();
   c->add_option("--seed", o.seed, "What they are drawn from")->capture_default_str();
   c->add_flag("--faults", o.range.faults, "Most of them are struck by a fault");

@@ -1,0 +1,52 @@
+// The ranks of a group that run on this host: their doorbells, and whether their processes live. For
+// transports that have no means of their own to wake a rank or to notice its death.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "weft/backends/backend.hpp"
+#include "weft/host/doorbell.hpp"
+
+namespace weft {
+
+class PeerProcess;
+
+/// The doorbell that this rank sleeps on. A transport rings it when a thread of its own has finished
+/// something; its peers ring it through HostRanks. Throws unsupported where this process has more ranks than
+/// doorbells (1024).
+Doorbell own_doorbell(const GroupInit& b);
+
+/// Thread-safe.
+class HostRanks {
+ public:
+  HostRanks() = default;  ///< of no ranks
+  /// What this rank tells the others about itself: (a part of) its info for join(). One line of text. Throws
+  /// as own_doorbell() does.
+  static std::string address(const GroupInit& b);
+  /// `addresses`: what the ranks told, by rank. Ranks on other hosts, or of other users, have no doorbell and
+  /// are never known to be dead. Throws mismatch where a text is no address, peer_lost where the process of a
+  /// rank has ended meanwhile, timeout at b.deadline where a process is stopped and has to be asked.
+  HostRanks(const GroupInit& b, std::span<const std::string> addresses);
+
+  /// That rank's doorbell; converts to false where it has none. Ring it after what the rank waits for is
+  /// visible to it.
+  Doorbell doorbell(int rank) const noexcept;
+  /// Rings the doorbells of all other ranks, so that they look at once: for a failure, say.
+  void ring_all() const noexcept;
+  /// Whether the rank's process lives, as far as this host knows. One system call. A rank that is a thread of
+  /// this process lives as long as the process does.
+  bool alive(int rank) const noexcept;
+
+ private:
+  struct Rank {
+    std::shared_ptr<PeerProcess> process;  // null: of another host
+    Doorbell doorbell;
+  };
+  int self_ = -1;
+  std::vector<Rank> ranks_;
+};
+
+}  // namespace weft

@@ -1,0 +1,15 @@
+// A Backend of a plug-in that was built for an older minor of the ABI (weft/backends/plugin.hpp).
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "weft/backends/backend.hpp"
+
+namespace weft {
+
+/// The same, where `minor` is this weft's or newer. Of an older one, the functions that later minors added to
+/// Backend are never called, because its class ends before them: they have their defaults.
+std::unique_ptr<Backend> as_built_for(std::uint32_t minor, std::unique_ptr<Backend> backend);
+
+}  // namespace weft
