@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "backends/compose.hpp"
+#include "backends/compose/op_support.hpp"
 #include "reduce/reduce.hpp"
 #include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <vector>
 
-#include "backends/compose.hpp"
+#include "backends/compose/op_support.hpp"
 #include "reduce/reduce.hpp"
 #include "weft/backends/op_table.hpp"
 #include "weft/base/error.hpp"

@@ -7,7 +7,8 @@
 #include <new>
 #include <system_error>
 
-#include "backends/compose.hpp"
+#include "backends/compose/compose.hpp"
+#include "backends/compose/op_support.hpp"
 #include "base/memfd.hpp"
 #include "base/suspension.hpp"
 #include "host/progress.hpp"

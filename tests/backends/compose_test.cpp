@@ -1,6 +1,6 @@
 // What composition does beside the right results (those are conformance's): the order of inner calls, what
 // failures say, and that nothing is left in the way.
-#include "backends/compose.hpp"
+#include "backends/compose/compose.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

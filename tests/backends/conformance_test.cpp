@@ -11,7 +11,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "backends/compose.hpp"
+#include "backends/compose/op_support.hpp"
 #include "backends/shm/control.hpp"
 #include "backends/shm/paths.hpp"
 #include "reduce/reduce.hpp"

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "backends/compose.hpp"
+#include "backends/compose/op_support.hpp"
 #include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
 

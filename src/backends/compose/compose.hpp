@@ -19,11 +19,4 @@ namespace weft {
 /// traits() are the inner one's.
 std::unique_ptr<Backend> compose(std::unique_ptr<Backend> inner, int rank, int size);
 
-/// True where compose() adds anything.
-bool needs_composition(const Traits& traits) noexcept;
-
-/// How a call is carried out over a transport of these traits: what the support table says of it.
-enum class OpSupport : std::uint8_t { native, composed, unsupported };
-OpSupport op_support(const Traits& traits, Op op, DType dtype, ReduceOp::Kind kind, Order order) noexcept;
-
 }  // namespace weft

@@ -1,0 +1,281 @@
+// A composed call is a few inner steps, each posted when the one before is over and the local work between
+// them is done (see Plan). Blocks with no elements are not sent.
+#include "backends/compose/compose.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <new>
+
+#include "backends/compose/composer.hpp"
+#include "backends/compose/divide.hpp"
+#include "base/hash.hpp"
+#include "reduce/reduce.hpp"
+#include "weft/backends/op_table.hpp"
+
+namespace weft {
+namespace {
+
+constexpr std::int64_t kChunkBytes = 256 << 10;  // local work of one poll
+
+// What all ranks must have called alike for an exchange to be of one call: a tag that tells others apart.
+// Without it, ranks that ask for different reductions would exchange happily and get different results.
+int exchange_tag(const OpState& s, int size, std::uint64_t number, bool messages) noexcept {
+  CallRecord r = record_of(s, size);
+  if (messages) r.count = 0;  // each receiver compares its own
+  Fnv1a hash;
+  for (const std::int64_t x : {static_cast<std::int64_t>(r.op), static_cast<std::int64_t>(r.dtype),
+                               static_cast<std::int64_t>(r.reduce), static_cast<std::int64_t>(r.order),
+                               static_cast<std::int64_t>(r.root), r.count})
+    hash.add(static_cast<std::uint64_t>(x));
+  hash.add(r.hash);
+  return -1 - static_cast<int>(((hash.value ^ hash.value >> 32) + number) % kComposedTags);
+}
+
+}  // namespace
+
+// Calls that are still in flight here have failed.
+Composer::~Composer() {
+  if (spare_.size() < calls_.size() && !quiesced_.load(std::memory_order_acquire) && !inner_->quiet()) {
+    for (auto& c : calls_) (void)c.release();  // a peer may still write there: never given to anybody else
+    return;
+  }
+  inner_.reset();
+  for (const auto& c : calls_)
+    if (c->scratch != nullptr) memory_.release(c->scratch, c->scratch_bytes);
+}
+
+// ---- Posting
+
+void Composer::post(OpState& s) noexcept {
+  if (!row(s.op).collective) {
+    inner_->post(s);
+    return;
+  }
+  users_op_[s.call % kRemembered].store(s.op, std::memory_order_relaxed);
+  Composed*& slot = of(s);
+  slot = nullptr;
+  try {
+    if (spare_.empty()) {
+      spare_.reserve(calls_.size() + 1);
+      calls_.push_back(std::make_unique<Composed>(size_));
+      spare_.push_back(calls_.back().get());
+    }
+    Composed& c = *spare_.back();
+    plan_call(c, s, traits_, rank_, size_, memory_);
+    if (unfinished_ != nullptr) queue_.push_back(&c);
+    spare_.pop_back();
+    slot = &c;
+    if (unfinished_ == nullptr) start(c);
+  } catch (const std::bad_alloc&) {
+    inner_->fail({.code = ErrorCode::system,
+                  .text = fmt::format("{}: out of memory", name(s.op)),
+                  .op = s.op,
+                  .call = s.call | kUsersCall,
+                  .ranks = {rank_}});
+  }
+}
+
+void Composer::start(Composed& c) noexcept {
+  post_step(c);
+  if (c.posted < c.steps) unfinished_ = &c;
+}
+
+void Composer::start_queued() noexcept {
+  unfinished_ = nullptr;
+  while (unfinished_ == nullptr && !queue_.empty()) {
+    Composed& next = *queue_.front();
+    queue_.pop_front();
+    start(next);
+  }
+}
+
+void Composer::post_step(Composed& c) noexcept {
+  ++c.posted;
+  c.count = c.open = 0;
+  switch (c.plan) {
+    case Plan::same:
+    case Plan::average: {
+      OpState& inner = next_inner(c);
+      inner = *c.user;
+      if (c.plan == Plan::average) inner.reduce = ReduceOp::sum;
+      post_collective(c, inner);
+      return;
+    }
+    case Plan::exchange: return post_exchange(c);
+    case Plan::reduce: break;
+  }
+  if (c.posted == 2) plan_results(c, rank_, size_);
+  post_exchange(c);
+}
+
+void Composer::post_exchange(Composed& c) noexcept {
+  const bool whole = traits_.has(Op::all_to_all_v);
+  const int tag = exchange_tag(*c.user, size_, next_exchange_++, !whole);
+  if (whole)
+    post_all_to_all(c, tag);
+  else
+    post_messages(c, tag);
+}
+
+OpState& Composer::next_inner(Composed& c, Op op, int tag) noexcept {
+  OpState& inner = next_inner(c);
+  inner.op = op;
+  inner.dtype = c.user->dtype;
+  inner.reduce = {};
+  inner.order = Order::native;
+  inner.in = nullptr;
+  inner.out = nullptr;
+  inner.in_count = inner.out_count = 0;
+  inner.root = inner.peer = -1;
+  inner.tag = tag;
+  inner.stream = c.user->stream;
+  inner.in_blocks = inner.out_blocks = nullptr;
+  return inner;
+}
+
+void Composer::post_all_to_all(Composed& c, int tag) noexcept {
+  const Exchange& x = c.exchange;
+  OpState& inner = next_inner(c, Op::all_to_all_v, tag);
+  inner.in = x.in;
+  inner.out = x.out;
+  inner.in_count = x.in_count;
+  inner.out_count = x.out_count;
+  inner.in_blocks = x.to.data();
+  inner.out_blocks = x.from.data();
+  post_collective(c, inner);
+}
+
+// In turn: to the next rank and from the one before, and so on, so that no rank is everybody's first.
+void Composer::post_messages(Composed& c, int tag) noexcept {
+  const Exchange& x = c.exchange;
+  const std::int64_t element = size_bytes(c.user->dtype);
+  if (!batching_) inner_->batch(true);
+  for (int k = 0; k < size_; ++k) {  // k = 0: itself
+    const int from = (rank_ - k + size_) % size_, to = (rank_ + k) % size_;
+    if (const Block b = x.from[static_cast<std::size_t>(from)]; b.count > 0) {
+      OpState& inner = next_inner(c, Op::recv, tag);
+      inner.peer = from;
+      inner.out = x.out + b.offset * element;
+      inner.out_count = b.count;
+      inner.call = c.user->call | kUsersCall;
+      post_inner(c, inner);
+    }
+    if (const Block b = x.to[static_cast<std::size_t>(to)]; b.count > 0) {
+      OpState& inner = next_inner(c, Op::send, tag);
+      inner.peer = to;
+      inner.in = x.in + b.offset * element;
+      inner.in_count = b.count;
+      inner.call = c.user->call | kUsersCall;
+      post_inner(c, inner);
+    }
+  }
+  if (!batching_) inner_->batch(false);
+}
+
+void Composer::post_collective(Composed& c, OpState& inner) noexcept {
+  inner.call = next_inner_++;
+  inner.user = c.user;
+  users_call_[inner.call % kRemembered].store(c.user->call, std::memory_order_relaxed);
+  post_inner(c, inner);
+}
+
+void Composer::post_inner(Composed& c, OpState& inner) noexcept {
+  ++c.open;
+  c.done[static_cast<std::size_t>(&inner - c.inner.data())] = false;
+  inner_->post(inner);
+}
+
+// ---- Polling
+
+Step Composer::poll(OpState& s) noexcept {
+  if (!row(s.op).collective) return inner_->poll(s);
+  Composed* const c = of(s);
+  return c == nullptr ? Step::failed : poll(*c);
+}
+
+Step Composer::poll(Composed& c) noexcept {
+  if (c.posted == 0) return Step::pending;
+  const Step inner = poll_inner(c);
+  if (inner == Step::failed) return inner;
+  if (copy(c) && (c.open > 0 || c.copy.done < c.copy.total)) return Step::advanced;
+  if (c.open > 0) return inner;
+  if (!work(c)) return Step::advanced;
+  if (c.posted < c.steps) {
+    post_step(c);
+    if (c.posted == c.steps) start_queued();
+    return Step::advanced;
+  }
+  spare(c);
+  return Step::done;
+}
+
+// The inner calls of the current step: pending, advanced or failed.
+Step Composer::poll_inner(Composed& c) noexcept {
+  Step all = Step::pending;
+  for (int i = 0; c.open > 0 && i < c.count; ++i) {
+    if (c.done[static_cast<std::size_t>(i)]) continue;
+    switch (inner_->poll(c.inner[static_cast<std::size_t>(i)])) {
+      case Step::pending: break;
+      case Step::advanced: all = Step::advanced; break;
+      case Step::failed: return Step::failed;
+      case Step::done:
+        c.done[static_cast<std::size_t>(i)] = true;
+        --c.open;
+        all = Step::advanced;
+        break;
+    }
+  }
+  return all;
+}
+
+// One chunk of the rank's own block; false: there was none.
+bool Composer::copy(Composed& c) noexcept {
+  if (c.copy.done == c.copy.total) return false;
+  const std::int64_t bytes = std::min(kChunkBytes, c.copy.total - c.copy.done);
+  copy_bytes(c.copy_to + c.copy.done, c.copy_from + c.copy.done, bytes);
+  c.copy.done += bytes;
+  return true;
+}
+
+// One chunk of combining or dividing; true: there is no more.
+bool Composer::work(Composed& c) noexcept {
+  if (c.work.done == c.work.total) return true;
+  const OpState& s = *c.user;
+  const std::int64_t element = size_bytes(s.dtype);
+  const std::int64_t count = std::min(kChunkBytes / element, c.work.total - c.work.done);
+  const std::int64_t bytes = count * element;
+  if (c.plan == Plan::average) {
+    divide(s.dtype, s.out + c.work.done * element, count, size_);
+  } else {
+    reduce(s.dtype, s.reduce, c.ins, {c.outs.data(), c.outs_count}, count);
+    for (const std::byte*& in : c.ins) in += bytes;
+    for (std::byte*& out : c.outs) out += bytes;
+  }
+  c.work.done += count;
+  return c.work.done == c.work.total;
+}
+
+void Composer::spare(Composed& c) noexcept {
+  if (c.scratch != nullptr) memory_.release(c.scratch, c.scratch_bytes);
+  c.scratch = nullptr;
+  spare_.push_back(&c);  // has room: see post()
+}
+
+// A stream can wait for calls that leave nothing to do on the host.
+bool Composer::wait_on(OpState& s, void* stream) noexcept {
+  if (!row(s.op).collective) return inner_->wait_on(s, stream);
+  Composed* const c = of(s);
+  if (c == nullptr || c->posted < c->steps || c->work.total > 0 || c->copy.total > 0) return false;
+  for (int i = 0; i < c->count; ++i)
+    if (!c->done[static_cast<std::size_t>(i)] &&
+        !inner_->wait_on(c->inner[static_cast<std::size_t>(i)], stream))
+      return false;
+  return true;
+}
+
+std::unique_ptr<Backend> compose(std::unique_ptr<Backend> inner, int rank, int size) {
+  return std::make_unique<Composer>(std::move(inner), rank, size);
+}
+
+}  // namespace weft

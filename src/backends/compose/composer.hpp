@@ -1,0 +1,106 @@
+// The Backend over another one that has every operation. Only the owner of the group comes here, but for
+// fail(), failure(), quiet(), quiesce(), gone() and announce_sleep(). compose.cpp posts and polls; texts.cpp
+// says of inner calls what the user is to read.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backends/compose/composed_call.hpp"
+#include "host/local_memory.hpp"
+#include "weft/backends/backend.hpp"
+#include "weft/backends/call_record.hpp"
+
+namespace weft {
+
+class Composer final : public Backend {
+ public:
+  Composer(std::unique_ptr<Backend> inner, int rank, int size)
+      : rank_(rank), size_(size), inner_(std::move(inner)), traits_(inner_->traits()) {}
+  ~Composer() override;
+
+  const Traits& traits() const noexcept override { return traits_; }
+  void post(OpState& s) noexcept override;
+  Step poll(OpState& s) noexcept override;
+  bool healthy() noexcept override { return inner_->healthy(); }
+  std::vector<int> missing(const OpState& s, std::string& story) noexcept override;
+  bool ask(const OpState& s) noexcept override;
+  void answer() noexcept override { inner_->answer(); }
+  void fail(const Failure& why) noexcept override;
+  Failure failure() const override;
+  bool quiet() const noexcept override { return inner_->quiet(); }
+  bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept override {
+    const bool reached = inner_->quiesce(deadline, exposed);
+    if (reached) quiesced_.store(true, std::memory_order_release);
+    return reached;
+  }
+  void announce_sleep(bool asleep) noexcept override { inner_->announce_sleep(asleep); }
+  void batch(bool begin) noexcept override {
+    batching_ = begin;
+    inner_->batch(begin);
+  }
+  bool wait_on(OpState& s, void* stream) noexcept override;
+  void check_stream(void* stream, bool calls) override { inner_->check_stream(stream, calls); }
+  std::vector<int> gone() const noexcept override { return inner_->gone(); }
+
+ private:
+  static constexpr std::uint64_t kRemembered =
+      256;  // calls whose names failures may ask for: more than a ring
+
+  static Composed*& of(OpState& s) noexcept { return *reinterpret_cast<Composed**>(s.scratch.data()); }
+  static const Composed* of(const OpState& s) noexcept {
+    const Composed* c = nullptr;
+    std::memcpy(&c, s.scratch.data(), sizeof(c));
+    return c;
+  }
+  void start(Composed& c) noexcept;
+  void start_queued() noexcept;
+  void post_step(Composed& c) noexcept;
+  void post_exchange(Composed& c) noexcept;
+  void post_all_to_all(Composed& c, int tag) noexcept;
+  void post_messages(Composed& c, int tag) noexcept;
+  static OpState& next_inner(Composed& c, Op op, int tag) noexcept;
+  void post_collective(Composed& c, OpState& inner) noexcept;
+  void post_inner(Composed& c, OpState& inner) noexcept;
+  static OpState& next_inner(Composed& c) noexcept { return c.inner[static_cast<std::size_t>(c.count++)]; }
+  Step poll(Composed& c) noexcept;
+  Step poll_inner(Composed& c) noexcept;
+  bool copy(Composed& c) noexcept;
+  bool work(Composed& c) noexcept;
+  void spare(Composed& c) noexcept;
+  std::uint64_t users_call(std::uint64_t inner) const noexcept {
+    return users_call_[inner % kRemembered].load(std::memory_order_relaxed);
+  }
+  Op users_op(std::uint64_t call) const noexcept {
+    return users_op_[call % kRemembered].load(std::memory_order_relaxed);
+  }
+  std::string users_words(std::string text, Op inner, Op users) const;
+
+  const int rank_, size_;
+  // In this order: the inner backend goes first, and no longer holds what the calls exposed to it.
+  LocalMemory memory_;
+  std::vector<std::unique_ptr<Composed>> calls_;  // all that were ever made
+  std::vector<Composed*> spare_;
+  std::unique_ptr<Backend> inner_;
+  const Traits traits_;
+  std::deque<Composed*> queue_;     // collectives that are not started: an earlier one is not wholly posted
+  Composed* unfinished_ = nullptr;  // that one
+  std::uint64_t next_inner_ = 0;    // number of the next inner collective
+  std::uint64_t next_exchange_ = 0;
+  bool batching_ = false;
+  std::atomic<bool> quiesced_{false};
+  // For texts: the user's number of an inner collective, and what the user's call of a number was.
+  std::array<std::atomic<std::uint64_t>, kRemembered> users_call_{};
+  std::array<std::atomic<Op>, kRemembered> users_op_{};
+};
+
+}  // namespace weft

@@ -1,0 +1,65 @@
+#include "backends/compose/op_support.hpp"
+
+#include "reduce/reduce.hpp"
+#include "weft/backends/op_table.hpp"
+
+namespace weft {
+namespace {
+
+bool exchanges(const Traits& t) noexcept {
+  return t.has(Op::all_to_all_v) || (t.has(Op::send) && t.has(Op::recv));
+}
+
+}  // namespace
+
+bool divides_after(const Traits& t, Op op, DType dtype, ReduceOp::Kind kind, Order order) noexcept {
+  switch (dtype) {
+    case DType::f64:
+    case DType::f32:
+    case DType::i8:
+    case DType::i16:
+    case DType::i32:
+    case DType::i64:
+    case DType::u8:
+    case DType::u16:
+    case DType::u32:
+    case DType::u64: break;
+    case DType::f16:
+    case DType::bf16:
+    case DType::boolean:
+    case DType::f8e4m3:
+    case DType::f8e5m2:
+    case DType::c64:
+    case DType::c128: return false;
+  }
+  return kind == ReduceOp::Kind::avg &&
+         op_support(t, op, dtype, ReduceOp::Kind::sum, order) == OpSupport::native;
+}
+
+OpSupport op_support(const Traits& t, Op op, DType dtype, ReduceOp::Kind kind, Order order) noexcept {
+  const OpRow r = row(op);
+  if (r.counts != Counts::none && !t.moves(dtype)) return OpSupport::unsupported;
+  if (!r.reduces)
+    return t.has(op)                      ? OpSupport::native
+           : r.collective && exchanges(t) ? OpSupport::composed
+                                          : OpSupport::unsupported;
+  if (t.has(op) && t.reduces_itself(kind, dtype) && (order == Order::native || t.native_is_canonical))
+    return OpSupport::native;
+  return !t.device && can_reduce(dtype, kind) && exchanges(t) ? OpSupport::composed : OpSupport::unsupported;
+}
+
+bool needs_composition(const Traits& t) noexcept {
+  for (int d = 0; d < kDTypeCount; ++d) {
+    const auto dtype = static_cast<DType>(d);
+    for (int o = 1; o < kOpCount; ++o) {
+      const auto op = static_cast<Op>(o);
+      for (int k = 0; k < (row(op).reduces ? kReduceKindCount : 1); ++k)
+        for (const Order order : {Order::native, Order::canonical})
+          if (op_support(t, op, dtype, static_cast<ReduceOp::Kind>(k), order) == OpSupport::composed)
+            return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace weft

@@ -1,0 +1,142 @@
+// The planning of composed calls: which inner steps they take, which blocks are exchanged, what is done here.
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "backends/compose/composed_call.hpp"
+#include "backends/compose/op_support.hpp"
+#include "base/mutant.hpp"
+#include "weft/backends/op_table.hpp"
+#include "weft/base/chunk.hpp"
+
+namespace weft {
+namespace {
+
+void allot(Composed& c, std::int64_t bytes, LocalMemory& memory) {
+  c.scratch_bytes = static_cast<std::size_t>(bytes);
+  c.scratch = static_cast<std::byte*>(memory.allocate(c.scratch_bytes));
+  if (c.scratch == nullptr) throw std::bad_alloc();
+}
+
+// A byte from every rank to every other.
+void plan_barrier(Composed& c, int rank, int size, LocalMemory& memory) {
+  Exchange& x = c.exchange;
+  allot(c, size + 1, memory);
+  std::memset(c.scratch, 0, c.scratch_bytes);
+  x.in = c.scratch + size;
+  x.out = c.scratch;
+  x.in_count = 1;
+  x.out_count = size;
+  for (int p = 0; p < size; ++p) {
+    x.to[static_cast<std::size_t>(p)] = {0, p != rank};
+    x.from[static_cast<std::size_t>(p)] = {p, p != rank};
+  }
+}
+
+// The rank's own block is copied here, unless it lies in place, or on a device, where the transport moves it.
+void plan_exchange(Composed& c, bool device, int rank, int size) {
+  const OpState& s = *c.user;
+  Exchange& x = c.exchange;
+  x.in = s.in;
+  x.out = s.out;
+  x.in_count = s.in_count;
+  x.out_count = s.out_count;
+  for (int p = 0; p < size; ++p) {
+    x.to[static_cast<std::size_t>(p)] = in_block(s, p, size);
+    x.from[static_cast<std::size_t>(p)] = out_block(s, p, size);
+  }
+  const auto own = static_cast<std::size_t>(rank);
+  if (x.to[own].count == 0) return;
+  const std::int64_t element = size_bytes(s.dtype);
+  const std::byte* const from = s.in + x.to[own].offset * element;
+  std::byte* const to = s.out + x.from[own].offset * element;
+  if (device && from != to) return;
+  if (from != to) {
+    c.copy_from = from;
+    c.copy_to = to;
+    c.copy.total = WEFT_MUTANT("composed_own_block") ? 0 : x.to[own].count * element;
+  }
+  x.to[own].count = x.from[own].count = 0;
+}
+
+// Each rank combines a slice: of the whole (all_reduce, reduce), or its own block (reduce_scatter).
+void plan_reduce(Composed& c, int rank, int size, LocalMemory& memory) {
+  const OpState& s = *c.user;
+  Exchange& x = c.exchange;
+  const bool sliced = row(s.op).counts == Counts::equal;  // the others need my result: all_reduce, reduce
+  const auto own = static_cast<std::size_t>(rank);
+  const std::int64_t element = size_bytes(s.dtype);
+  for (int p = 0; p < size; ++p)
+    x.to[static_cast<std::size_t>(p)] = sliced ? slice(s.in_count, p, size) : in_block(s, p, size);
+  c.mine = x.to[own];
+  x.to[own].count = 0;
+  // Scratch: a row for each other rank, and one for the result.
+  const std::int64_t bytes = c.mine.count * element;
+  allot(c, bytes * size, memory);
+  c.result = c.scratch + bytes * (size - 1);
+  for (int p = 0; p < size; ++p) {
+    const int r = p < rank ? p : p - 1;
+    x.from[static_cast<std::size_t>(p)] = p == rank ? Block{} : Block{r * c.mine.count, c.mine.count};
+    c.ins[static_cast<std::size_t>(p)] = p == rank ? s.in + c.mine.offset * element : c.scratch + r * bytes;
+  }
+  if (WEFT_MUTANT("composed_order")) std::reverse(c.ins.begin(), c.ins.end());
+  x.in = s.in;
+  x.in_count = s.in_count;
+  x.out = c.scratch;
+  x.out_count = c.mine.count * (size - 1);
+  c.outs_count = 0;
+  if (sliced) {
+    c.steps = 2;
+    c.outs[c.outs_count++] = c.result;
+    if (s.out != nullptr) c.outs[c.outs_count++] = s.out + c.mine.offset * element;
+  } else {
+    c.outs[c.outs_count++] = s.out;
+  }
+  c.work.total = c.mine.count;
+}
+
+}  // namespace
+
+Block slice(std::int64_t count, int r, int n) noexcept {
+  const Chunk chunk = chunk_of(count, n, r);
+  return {chunk.offset, chunk.size};
+}
+
+void plan_call(Composed& c, OpState& s, const Traits& traits, int rank, int size, LocalMemory& memory) {
+  c.user = &s;
+  c.posted = c.count = c.open = 0;
+  c.steps = 1;
+  c.copy = c.work = {};
+  const bool native = op_support(traits, s.op, s.dtype, s.reduce.kind, s.order) == OpSupport::native;
+  c.plan = native                                                         ? Plan::same
+           : !row(s.op).reduces                                           ? Plan::exchange
+           : divides_after(traits, s.op, s.dtype, s.reduce.kind, s.order) ? Plan::average
+                                                                          : Plan::reduce;
+  switch (c.plan) {
+    case Plan::same: return;
+    case Plan::average: c.work.total = WEFT_MUTANT("composed_avg") ? 0 : s.out_count; return;
+    case Plan::reduce: return plan_reduce(c, rank, size, memory);
+    case Plan::exchange: break;
+  }
+  if (s.op == Op::barrier)
+    plan_barrier(c, rank, size, memory);
+  else
+    plan_exchange(c, traits.device, rank, size);
+}
+
+void plan_results(Composed& c, int rank, int size) noexcept {
+  const OpState& s = *c.user;
+  Exchange& x = c.exchange;
+  const bool all = s.op == Op::all_reduce;
+  for (int p = 0; p < size; ++p) {
+    x.to[static_cast<std::size_t>(p)] = {0, p != rank && (all || p == s.root) ? c.mine.count : 0};
+    x.from[static_cast<std::size_t>(p)] =
+        p != rank && s.out != nullptr ? slice(s.out_count, p, size) : Block{};
+  }
+  x.in = c.result;
+  x.in_count = c.mine.count;
+  x.out = s.out;
+  x.out_count = s.out_count;
+}
+
+}  // namespace weft

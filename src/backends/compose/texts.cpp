@@ -1,0 +1,99 @@
+// What a Composer says of its inner calls: ranks that are missing, and failures, as the user knows the calls.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "backends/call_numbers.hpp"
+#include "backends/compose/composer.hpp"
+#include "weft/backends/op_table.hpp"
+#include "weft/base/name_ranks.hpp"
+
+namespace weft {
+
+// What the inner backend says of its own call, as the user knows it: the user's call numbers, and the user's
+// operation where a text begins with the inner one.
+std::string Composer::users_words(std::string text, Op inner, Op users) const {
+  const std::string_view begins = name(inner);
+  if (inner != users && users != Op::none && text.starts_with(begins))
+    text.replace(0, begins.size(), name(users));
+  return renumbered(std::move(text), [&](std::uint64_t number) {
+    return number & kUsersCall ? number & ~kUsersCall : users_call(number);
+  });
+}
+
+bool Composer::ask(const OpState& s) noexcept {
+  if (!row(s.op).collective) return inner_->ask(s);
+  const Composed* c = of(s);
+  if (c != nullptr && c->posted == 0) c = unfinished_;
+  bool known = true;
+  for (int i = 0; c != nullptr && i < c->count; ++i)
+    if (!c->done[static_cast<std::size_t>(i)] && !inner_->ask(c->inner[static_cast<std::size_t>(i)]))
+      known = false;
+  return known;
+}
+
+std::vector<int> Composer::missing(const OpState& s, std::string& story) noexcept {
+  if (!row(s.op).collective) return inner_->missing(s, story);
+  const Composed* c = of(s);
+  if (c != nullptr && c->posted == 0) c = unfinished_;  // it waits in the queue
+  if (c == nullptr) {
+    story = "it was not started";
+    return {};
+  }
+  const std::string before =
+      c->user == &s ? "" : fmt::format("it comes after {} [call {}]: ", name(c->user->op), c->user->call);
+  std::vector<int> ranks;
+  for (int i = 0; i < c->count; ++i) {
+    if (c->done[static_cast<std::size_t>(i)]) continue;
+    const OpState& inner = c->inner[static_cast<std::size_t>(i)];
+    const std::vector<int> these = inner_->missing(inner, story);
+    ranks.insert(ranks.end(), these.begin(), these.end());
+    if (c->plan == Plan::same || c->plan == Plan::average) {
+      story = before + users_words(story, inner.op, c->user->op);
+      return ranks;
+    }
+  }
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  story = before + (ranks.empty()
+                        ? "every rank is there"
+                        : fmt::format("{} {} not done {} part (by {})", name_ranks(ranks),
+                                      ranks.size() == 1 ? "has" : "have", ranks.size() == 1 ? "its" : "their",
+                                      traits_.has(Op::all_to_all_v) ? "all_to_all_v" : "messages"));
+  return ranks;
+}
+
+void Composer::fail(const Failure& why) noexcept {
+  try {
+    Failure marked = why;
+    if (row(why.op).collective && why.call != kNoCall) marked.call |= kUsersCall;
+    inner_->fail(marked);
+  } catch (...) {  // out of memory
+    inner_->fail(why);
+  }
+}
+
+Failure Composer::failure() const {
+  Failure f = inner_->failure();
+  if (f.call == kNoCall) return f;
+  const bool collective = row(f.op).collective;
+  if (f.call & kUsersCall) {
+    f.call &= ~kUsersCall;
+    if (collective) {  // told by a group, or of what the ranks called: the user's words but for the marks
+      f.text = unmarked(std::move(f.text));
+      return f;
+    }
+    const Op users = users_op(f.call);  // a message of an exchange
+    f.text = users_words(std::move(f.text), f.op, users);
+    f.op = users;
+  } else if (collective) {
+    const std::uint64_t call = users_call(f.call);
+    const Op users = users_op(call);
+    f.text = users_words(std::move(f.text), f.op, users);
+    f.op = users;
+    f.call = call;
+  }
+  return f;
+}
+
+}  // namespace weft
