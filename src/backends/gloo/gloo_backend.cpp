@@ -145,23 +145,7 @@ void with_element(DType dtype, const F& f) {
 class GlooBackend final : public BlockingBackend {
  public:
   explicit GlooBackend(const GroupInit& b)
-      : BlockingBackend(b),
-        rank_(b.rank),
-        size_(b.size),
-        check_(env::is_on("WEFT_GLOO_CHECK")),
-        unexpected_(UnexpectedLimits::from_env()),
-        traits_(*known_traits("gloo")),
-        connection_(connect(b, check_)),
-        context_(connection_.context),
-        deaths_(connection_.processes),
-        links_(context_, unexpected_,
-               {.finished = [this](OpState& s) { finished(s); },
-                .refuse = [this](OpState& s, Failure why) { refuse(s, std::move(why)); },
-                .fail = [this](const Failure& why) { fail(why); },
-                .before_leave = test_hooks(b).before_leave}) {
-    traits_.guarantees.checks_calls = traits_.guarantees.names_absent = check_;
-    begin();
-  }
+      : GlooBackend(b, env::is_on("WEFT_GLOO_CHECK"), UnexpectedLimits::from_env()) {}
   ~GlooBackend() override { end(); }
 
   const Traits& traits() const noexcept override { return traits_; }
@@ -197,6 +181,25 @@ class GlooBackend final : public BlockingBackend {
   }
 
  private:
+  // What the environment says is read, and refused, before the ranks meet.
+  GlooBackend(const GroupInit& b, bool check, UnexpectedLimits unexpected)
+      : GlooBackend(b, check, unexpected, connect(b, check)) {}
+  GlooBackend(const GroupInit& b, bool check, UnexpectedLimits unexpected, Connection connection)
+      : BlockingBackend(b),
+        rank_(b.rank),
+        size_(b.size),
+        check_(check),
+        traits_(*known_traits("gloo")),
+        context_(std::move(connection.context)),
+        deaths_(std::move(connection.processes)),
+        links_(context_, unexpected,
+               {.finished = [this](OpState& s) { finished(s); },
+                .refuse = [this](OpState& s, Failure why) { refuse(s, std::move(why)); },
+                .fail = [this](const Failure& why) { fail(why); },
+                .before_leave = test_hooks(b).before_leave}) {
+    traits_.guarantees.checks_calls = traits_.guarantees.names_absent = check_;
+    begin();
+  }
   void carry_out(const OpState& s) {
     switch (s.op) {
       case Op::barrier: return;  // that was one
@@ -321,9 +324,7 @@ class GlooBackend final : public BlockingBackend {
 
   const int rank_, size_;
   const bool check_;
-  const UnexpectedLimits unexpected_;
   Traits traits_;
-  const Connection connection_;
   const std::shared_ptr<::gloo::Context> context_;
   Deaths deaths_;
   Links links_;
