@@ -15,7 +15,8 @@
 namespace weft {
 namespace {
 
-// What this rank could use off its host: the launcher's MPI if its plug-in loads here. Empty: gloo.
+// The transport that this rank could use between hosts: the launcher's MPI, if its plug-in loads here. Empty:
+// gloo.
 std::string usable_mpi(Context& context, std::string& why) {
   const Launcher launcher = find_launch_info(context).launcher;
   const std::string_view mpi = launcher == Launcher::openmpi ? "mpi-openmpi"
@@ -50,7 +51,7 @@ BootstrapInfo read_info(const std::string& text) {
   return c;
 }
 
-/// Empty: shm can be used.
+/// Why the ranks cannot use shm; empty: they can.
 std::string why_not_shared(const std::vector<BootstrapInfo>& all) {
   const auto same = [&](std::string BootstrapInfo::*field) {
     return std::all_of(all.begin(), all.end(),
@@ -98,7 +99,7 @@ std::unique_ptr<Backend> make_auto_backend(const GroupInit& b) {
     info.erase(0, space + 1);
   }
   if (wanted != "auto") return take(wanted, "WEFT_BACKEND says so");
-  // Of what all have said, so that all choose alike.
+  // Each rank decides by what all ranks have told, so all choose the same.
   std::vector<BootstrapInfo> all;
   for (const std::string& text : infos) all.push_back(read_info(text));
   const std::string not_shared = why_not_shared(all);

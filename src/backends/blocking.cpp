@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-// How long a call that broke waits for the thread that saw why.
+// How long a broken call waits for the thread that knows why it broke.
 constexpr auto kCauseWait = std::chrono::seconds(2);
 
 }  // namespace
@@ -125,7 +125,8 @@ void BlockingBackend::work() noexcept {
       std::unique_lock lock(mutex_);
       busy_ = false;
       changed_.notify_all();
-      // A connection broke: whoever watches it knows why and says so. If nobody does, the transport's words.
+      // A connection broke: the thread that watches it knows why, and fails the group. If none does, the
+      // cause is the transport's own text.
       if (!well && !cause && !changed_.wait_for(lock, kCauseWait, [&] { return failing_ || ending_; }))
         cause = Failure{.code = ErrorCode::system,
                         .text = fmt::format("{}: {}", name(s->op), trouble),

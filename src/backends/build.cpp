@@ -14,8 +14,8 @@ namespace {
 
 constexpr std::string_view kPrefix = "weft-";
 
-// What ranks share over every transport: the numbers of operations, dtypes and reductions are in what they
-// tell each other of a call, and composed calls are made of the same messages everywhere.
+// The constants that ranks share over every transport: call records hold the numbers of operations, dtypes
+// and reductions, and composed calls are made of the same messages everywhere.
 std::uint64_t common_layout() {
   Fnv1a hash;
   hash.add(digest_of(kProtocol, kComposedTags, kUsersCall, sizeof(CallRecord), offsetof(CallRecord, call),
@@ -50,7 +50,7 @@ void compare_builds(const GroupInit& b) {
   if (b.size == 1) return;
   const std::string what = "build";
   join(b, what, {}, 0);
-  // Who comes last knows that all have read.
+  // The rank that comes last knows that all have read.
   const std::string done = fmt::format("{}/{}/done", b.token, what);
   if (b.store->add(done, 1, b.deadline) != b.size) return;
   GroupInit each = b;

@@ -1,4 +1,4 @@
-// Numbers of calls in what is said of them: under compose() the user's are marked.
+// Call numbers in texts. Where calls are composed, the user's numbers carry the mark kUsersCall.
 #pragma once
 
 #include <charconv>
@@ -12,7 +12,7 @@
 
 namespace weft {
 
-/// Each call number in a text, as `said(number)` has it.
+/// The text with each call number replaced by `said(number)`.
 template <class Said>
 std::string renumbered(std::string text, const Said& said) {
   constexpr std::string_view kCall = "call ";
@@ -29,7 +29,7 @@ std::string renumbered(std::string text, const Said& said) {
   return text;
 }
 
-/// The user's numbers without their marks.
+/// The text with the marks taken off the user's numbers.
 inline std::string unmarked(std::string text) {
   return renumbered(std::move(text), [](std::uint64_t number) { return number & ~kUsersCall; });
 }

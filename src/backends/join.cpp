@@ -20,23 +20,24 @@
 namespace weft {
 namespace {
 
-// What the store may take to say which keys are there, once the deadline has passed, or to remove one; and
-// what it may take more for each of many keys.
+// How long the store may take, after the deadline, to say which keys are there, or to remove one; and how
+// much longer for each of many keys.
 constexpr Duration kAnswer = std::chrono::milliseconds(500);
 constexpr Duration kAnswerEach = std::chrono::milliseconds(4);
 
-// Who waits looks for the first cause this often: soon at first, then more rarely, so that many ranks that
-// wait long do not keep the store busy.
+// How often a rank that waits looks for the first cause: often at first, then more rarely, so that many ranks
+// that wait long do not keep the store busy.
 constexpr Duration kFirstLook = std::chrono::milliseconds(50);
 constexpr Duration kRareLook = std::chrono::milliseconds(500);
 
-// A store that gives up a wait this long before its time does not answer at all.
+// A store that ends a wait earlier than its deadline by this much does not answer at all.
 constexpr Duration kEarly = std::chrono::milliseconds(10);
 
-// And one that gives it up this long after, neither: it is not asked for more than it must.
+// A store that ends a wait later than its deadline by this much does not answer, either: it is asked for no
+// more than necessary.
 constexpr Duration kLate = std::chrono::milliseconds(250);
 
-// Ranks that join add 1 to a counter, and their size above these bits.
+// Each rank that joins adds 1 to the low bits of a counter, and the group's size to the bits above these.
 constexpr int kCountBits = 24;
 
 std::string key_of(const GroupInit& b, std::string_view what, std::string_view of) {
@@ -46,7 +47,7 @@ std::string key_of(const GroupInit& b, std::string_view what, int r) {
   return key_of(b, what, std::to_string(r));
 }
 
-// Runs f; what the store throws then says which group it was for.
+// Runs f. Errors of the store get the name of the group in front.
 template <class F>
 auto for_group(const GroupInit& b, const F& f) {
   try {
@@ -93,13 +94,13 @@ std::vector<std::string> unpack(const GroupInit& b, std::string_view text) {
       .ranks = {low, high}});
 }
 
-// What a rank wrote with announce(): "build size place info", where it was the place-th to come.
+// What a rank wrote with announce(): "build size place info". `place`: it was the place-th rank to come.
 struct Announced {
   int place = 0;
   std::string info;
 };
 
-// Throws mismatch where it is of another build, or of a group of another size.
+// Throws mismatch where the other rank runs another build, or gave another size.
 Announced parse(const GroupInit& b, const std::string& build, int r, std::string_view text) {
   const std::string theirs(next_word(text));
   if (theirs != build && !WEFT_MUTANT("mixed_builds_unseen")) throw_mixed(b, r, theirs, build);
@@ -121,8 +122,8 @@ Announced parse(const GroupInit& b, const std::string& build, int r, std::string
   return {*number, std::string(text)};
 }
 
-// Somebody who came has another size, and has set its info or is about to; or (sizes = 0) some rank has told
-// of a mismatch. Throws this rank's side of it.
+// Throws the mismatch as this rank sees it. Some rank gave another size: it has set its info, or is about to.
+// Or (sizes = 0) some rank has reported a mismatch.
 void name_mismatch(const GroupInit& b, std::string_view what, const std::string& build, std::int64_t sizes) {
   constexpr std::int64_t kMost = 4096;  // ranks looked at
   do {
@@ -216,8 +217,8 @@ std::optional<std::string> await(const GroupInit& b, const std::string& key) {
 
 namespace {
 
-// The deadline has passed. Names who did not come; where all came, the one that came last, which was to put
-// the infos together.
+// The deadline has passed. Names the ranks that did not come; where all came, the one that came last, whose
+// task it was to put the infos together.
 [[noreturn]] void throw_late(const GroupInit& b, std::string_view what, const std::string& build,
                              Clock::time_point began) {
   const Deadline answer = Deadline::after(kAnswer + kAnswerEach * b.size);
@@ -232,7 +233,8 @@ namespace {
   throw_absent(b, absent.empty() ? last : absent, std::chrono::duration_cast<Duration>(Clock::now() - began));
 }
 
-// By who came last. The others are about to set their infos, or have: one that died before it had is absent.
+// Called on the rank that came last. The others have set their infos, or are about to; one that died before
+// it did is absent.
 void put_together(const GroupInit& b, std::string_view what, const std::string& build,
                   Clock::time_point began) {
   std::vector<std::string> all;
@@ -253,7 +255,7 @@ void announce(const GroupInit& b, std::string_view what, std::string_view info, 
     const std::int64_t sum =
         b.store->add(key_of(b, what, "count"), (std::int64_t{b.size} << kCountBits) + 1, b.deadline);
     const std::int64_t sizes = sum >> kCountBits, count = sum - (sizes << kCountBits);
-    // What build it is comes first, whatever other versions write after it.
+    // The build comes first, so that every version of weft can read it, whatever follows.
     b.store->set(key_of(b, what, b.rank), fmt::format("{} {} {} {}", build, b.size, count, info), b.deadline);
     if (sizes != count * b.size) name_mismatch(b, what, build, sizes);
     if (count == b.size) put_together(b, what, build, began);

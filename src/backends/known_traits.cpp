@@ -1,5 +1,5 @@
-// What weft's transports do themselves and promise: one table, from which the plug-ins, docs/support.md and
-// the conformance tests take it.
+// What weft's transports do themselves, and what they guarantee: one table for the plug-ins, docs/support.md
+// and the conformance tests.
 #include <algorithm>
 
 #include "reduce/reduce.hpp"
@@ -28,8 +28,8 @@ Traits shm() {
   return t;
 }
 
-// What foreign transports combine themselves: what loses nothing when it is done two ranks at a time. 16-bit
-// floats would be rounded at every hop.
+// The dtypes that foreign transports combine themselves: those that lose nothing when two ranks are combined
+// at a time. 16-bit floats would be rounded at every hop.
 void reduce_pairwise(Traits& t) {
   using Kind = ReduceOp::Kind;
   for (const Kind k : {Kind::sum, Kind::prod, Kind::min, Kind::max, Kind::bit_and, Kind::bit_or,
@@ -44,7 +44,7 @@ Traits mpi(std::string_view name) {
   Traits t{.name = name, .ops = kAllOps, .dtypes = kAllDTypes};
   reduce_pairwise(t);
   t.rings = false;
-  // mpirun ends the whole job when a rank dies; where it does not, the rank is absent at the deadline.
+  // When a rank dies, mpirun ends the whole job; where it is told not to, the rank is absent at the deadline.
   t.guarantees = {.deadline = true,
                   .names_absent = true,
                   .detects_death = false,
@@ -55,7 +55,7 @@ Traits mpi(std::string_view name) {
   return t;
 }
 
-// Averages and 16-bit sums round as NCCL does, hop by hop. What it does not combine cannot be composed
+// Averages and 16-bit sums round as NCCL does, at every hop. A reduction that NCCL lacks cannot be composed,
 // either: the host does not compute on device memory.
 Traits nccl() {
   Traits t{.name = "nccl", .ops = kAllOps, .dtypes = kAllDTypes};
@@ -104,9 +104,9 @@ Traits gloo() {
   return t;
 }
 
-// A rank that was stopped before its system call writes when it goes on, to an address which may have a new
-// owner by then; and unlike shared memory the owner's pages cannot be put elsewhere. So while it is inside,
-// quiesce() says false.
+// A rank that was stopped just before its system call writes when it continues, to an address that may have a
+// new owner by then. Other than with shared memory, the owner's pages cannot be replaced. So while such a
+// rank is in its copy, quiesce() returns false.
 Traits shm_single_copy() {
   Traits t = shm();
   t.guarantees.quiesces = false;

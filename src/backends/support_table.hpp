@@ -1,6 +1,6 @@
-// What docs/support.md says: which transport does what itself, what is composed, what cannot be done, and
-// what each promises about failures. From known_traits() alone, so it is the same where no plug-in is
-// present.
+// The contents of docs/support.md: what each transport does itself, what is composed, what is unsupported,
+// and what each guarantees about failures. Made from known_traits() alone, so it is the same where no plug-in
+// is present.
 #pragma once
 
 #include <string>

@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::int64_t kChunkBytes = 256 << 10;  // local work of one poll
 
-// What all ranks must have called alike for an exchange to be of one call: a tag that tells others apart.
-// Without it, ranks that ask for different reductions would exchange happily and get different results.
+// A tag made of everything that all ranks must have called alike. Without it, ranks that ask for different
+// reductions would exchange their blocks all the same, and get different results.
 int exchange_tag(const OpState& s, int size, std::uint64_t number, bool messages) noexcept {
   CallRecord r = record_of(s, size);
   if (messages) r.count = 0;  // each receiver compares its own
@@ -262,7 +262,7 @@ void Composer::spare(Composed& c) noexcept {
   spare_.push_back(&c);  // has room: see post()
 }
 
-// A stream can wait for calls that leave nothing to do on the host.
+// A stream can wait for a call only where the host has nothing left to do for it.
 bool Composer::wait_on(OpState& s, void* stream) noexcept {
   if (!row(s.op).collective) return inner_->wait_on(s, stream);
   Composed* const c = of(s);

@@ -1,6 +1,6 @@
-// The Backend over another one that has every operation. Only the owner of the group comes here, but for
-// fail(), failure(), quiet(), quiesce(), gone() and announce_sleep(). compose.cpp posts and polls; texts.cpp
-// says of inner calls what the user is to read.
+// The Backend that has every operation, over an inner one. fail(), failure(), quiet(), quiesce(), gone() and
+// announce_sleep() may be called from any thread, the rest from one thread at a time. compose.cpp posts and
+// polls; texts.cpp writes what the user reads about inner calls.
 #pragma once
 
 #include <array>
@@ -86,7 +86,7 @@ class Composer final : public Backend {
   std::string users_words(std::string text, Op inner, Op users) const;
 
   const int rank_, size_;
-  // In this order: the inner backend goes first, and no longer holds what the calls exposed to it.
+  // In this order: the inner backend is destroyed before the memory that the calls exposed to it.
   LocalMemory memory_;
   std::vector<std::unique_ptr<Composed>> calls_;  // all that were ever made
   std::vector<Composed*> spare_;
@@ -98,7 +98,8 @@ class Composer final : public Backend {
   std::uint64_t next_exchange_ = 0;
   bool batching_ = false;
   std::atomic<bool> quiesced_{false};
-  // For texts: the user's number of an inner collective, and what the user's call of a number was.
+  // For texts: the user's call number by inner call number, and the user's operation by the user's call
+  // number.
   std::array<std::atomic<std::uint64_t>, kRemembered> users_call_{};
   std::array<std::atomic<Op>, kRemembered> users_op_{};
 };

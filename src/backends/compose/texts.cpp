@@ -1,4 +1,4 @@
-// What a Composer says of its inner calls: ranks that are missing, and failures, as the user knows the calls.
+// What a Composer reports of its inner calls, missing ranks and failures, in terms of the user's calls.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,8 +10,8 @@
 
 namespace weft {
 
-// What the inner backend says of its own call, as the user knows it: the user's call numbers, and the user's
-// operation where a text begins with the inner one.
+// A text of the inner backend about a call of its own, in terms of the user's call: with the user's call
+// numbers, and the user's operation where the text begins with the inner one.
 std::string Composer::users_words(std::string text, Op inner, Op users) const {
   const std::string_view begins = name(inner);
   if (inner != users && users != Op::none && text.starts_with(begins))

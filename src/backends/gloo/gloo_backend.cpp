@@ -1,6 +1,5 @@
-// Gloo over TCP. Collectives are Gloo's where it has them and they are faster than an exchange between all
-// pairs; every one begins with the ranks telling each other what they are about to do, since Gloo itself ends
-// the process when they differ.
+// Gloo over TCP. Collectives are Gloo's own where they are faster than an exchange between all pairs. Before
+// each, the ranks tell each other what they are about to do, because Gloo ends the process where they differ.
 #include <fmt/format.h>
 #include <gloo/allgather.h>
 #include <gloo/allreduce.h>
@@ -38,7 +37,7 @@ constexpr auto kForever =
 
 ::gloo::transport::tcp::attr loopback() { return {"127.0.0.1"}; }
 
-// Gloo has no protection against strangers, so which network it is opened to is the user's to say.
+// Gloo does not authenticate its clients, so the user says which network it listens on.
 ::gloo::transport::tcp::attr chosen_interface(const GroupInit& b, std::string_view because) {
   const auto name = env::get("WEFT_INTERFACE");
   if (!name)
@@ -95,14 +94,14 @@ Connection connect(const GroupInit& b, bool check) {
   return {context, std::move(processes)};
 }
 
-// Which ranks of this host have died. Connections tell it sooner, but not where a child that a rank has
-// forked lives on with copies of them. A rank that leaves ends, too, a moment after it has said so: so it
-// takes two looks. For one thread at a time.
+// Which ranks of this host have died. A broken connection shows it sooner, but not where a child that the
+// rank has forked lives on with copies of its sockets. The process of a rank that leaves ends, too, a moment
+// after it has said so: so a rank is dead only after two looks. For one thread at a time.
 class Deaths {
  public:
   explicit Deaths(std::vector<pid_t> processes)
       : processes_(std::move(processes)), ended_(processes_.size()) {}
-  /// `stays`: of a rank, whether it has not said that it leaves.
+  /// `stays(rank)`: it has not said that it leaves.
   template <class F>
   std::optional<int> look(const F& stays) noexcept {
     constexpr auto kEvery = std::chrono::milliseconds(200);
@@ -126,7 +125,7 @@ class Deaths {
   Clock::time_point next_look_{};
 };
 
-// Gloo wants a type, and of it only the size.
+// Gloo asks for a type, and uses only its size.
 template <std::size_t kBytes>
 struct Element {
   std::byte bytes[kBytes];
@@ -289,11 +288,12 @@ class GlooBackend final : public BlockingBackend {
     ::gloo::allgather(options);
   }
 
-  // Every block straight from its rank to its rank, which is what Gloo's own do too, with blocks anywhere.
+  // Each block goes directly from its source to its destination, as in Gloo's own gather and all_to_all; here
+  // blocks may lie anywhere.
   void exchange(const OpState& s) {
     const auto element = static_cast<std::size_t>(size_bytes(s.dtype));
     const auto bytes = [&](std::int64_t n) { return static_cast<std::size_t>(n) * element; };
-    // As far as the blocks go: those of v-forms may leave gaps.
+    // Up to the end of the last block: blocks of v-forms may leave gaps.
     std::int64_t in_end = 0, out_end = 0;
     for (int r = 0; r < size_; ++r) {
       const Block give = in_block(s, r, size_), get = out_block(s, r, size_);

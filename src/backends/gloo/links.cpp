@@ -18,7 +18,7 @@ namespace {
 // Slots of our own, apart from those of Gloo's collectives, whose first byte is 1 to 8.
 constexpr std::uint64_t kControlMessages = 0x40ull << 56;
 constexpr std::uint64_t kData = 0x41ull << 56;  // and the message's number
-// Gloo's way to wait for ever: deadlines are the group's to watch.
+// Gloo's way to wait without a limit: the group watches the deadlines.
 constexpr auto kForever = std::chrono::hours(24 * 30);
 constexpr auto kGoodBye = std::chrono::seconds(2);
 constexpr std::uint64_t kUnacknowledged =
@@ -169,12 +169,12 @@ void Links::interrupt() noexcept {
     changed_.notify_all();
   }
   if (size() == 1) return;
-  // A wait that times out is how Gloo closes all pairs of a context and wakes all who wait for them.
+  // Gloo closes all pairs of a context, and wakes all threads that wait for them, when one wait times out.
   try {
     std::byte nothing{};
     context_->createUnboundBuffer(&nothing, 1)->waitRecv(std::chrono::milliseconds(1));
   } catch (const std::exception&) {}
-  // But not who waits for a message of which a part has come.
+  // But not a thread that waits for a message of which a part has come.
   for (auto& peer : peers_)
     if (peer->in) peer->in->abortWaitRecv();
 }
@@ -207,9 +207,9 @@ void Links::write(Peer& peer, ControlMessage control, const void* payload, std::
   sent.buffer->send(peer.rank, kControlMessages);
 }
 
-// The thread of one peer. It reads until the connection ends, also once the peer has answered this rank's
-// leave: the peer's own leave may come after that and wants its answer. A rank that stopped there would keep
-// the peer waiting until the connection ends, and that peer another one, perhaps in a circle.
+// The thread of one peer. It reads until the connection ends, even after the peer has answered this rank's
+// `leave`: the peer's own `leave` may follow, and needs an answer. A rank that stopped earlier would keep the
+// peer waiting until the connection ends, and that peer another one, perhaps in a circle.
 void Links::read(Peer& peer) noexcept {
   ::pthread_setname_np(::pthread_self(), "weft-gloo");
   try {
@@ -266,7 +266,8 @@ Failure Links::wrong_size(const OpState& recv, const Envelope& envelope) const {
           .ranks = {std::min(recv.peer, context_->rank), std::max(recv.peer, context_->rank)}};
 }
 
-// Gives the message to its receive: at once, or, where it is an offer, by fetch(). True: fetch it.
+// Gives the message to its receive: at once, or, where it is an offer, by fetch(). Returns true where fetch()
+// follows.
 bool Links::match(OpState& recv, const Envelope& envelope) {
   if (envelope.dtype != recv.dtype || envelope.count != recv.out_count) {
     events_.refuse(recv, wrong_size(recv, envelope));
@@ -513,7 +514,7 @@ std::vector<int> Links::late(std::uint64_t call) const {
   return ranks;
 }
 
-// With mutex_ held. Inside a collective of Gloo's anybody may be waited for.
+// With mutex_ held. Inside a collective of Gloo, a rank may wait for any other.
 std::vector<int> Links::awaited_by(const OpState& s) const {
   if (!row(s.op).collective) return {s.peer};
   std::vector<int> ranks = late(s.call);
@@ -522,7 +523,7 @@ std::vector<int> Links::awaited_by(const OpState& s) const {
   return ranks;
 }
 
-// By all calls in flight, with mutex_ held.
+// The ranks that calls in flight wait for. With mutex_ held.
 std::vector<int> Links::awaited() const {
   std::vector<int> ranks = current_ ? late(*current_) : std::vector<int>();
   const bool inside = current_ && ranks.empty();

@@ -1,11 +1,11 @@
 // Control messages and messages between this rank and each other one, over Gloo's unbound buffers.
 //
-// Gloo tells of a finished send or receive only to a thread that blocks for it, takes a shorter message than
-// was asked for without a word, and ends the process on a longer one. So every pair of ranks has one stream
-// of control messages of a known size, with a thread that reads it: a small message travels in its control
-// message; for a large one the control message says how large it is, the receiver asks Gloo for exactly that
-// once it has matched it, and another control message tells the sender that it has arrived. A pair waits for
-// no other, and no pair for a collective. The thread is also how a peer's death is noticed.
+// Gloo reports a finished send or receive only to a thread that blocks for it. It accepts a message that is
+// shorter than asked for without an error, and ends the process on a longer one. So every pair of ranks has
+// one stream of control messages of a known size, with a thread that reads it. A small message travels in its
+// control message. For a large one the control message says how large it is; the receiver asks Gloo for
+// exactly that size once it has matched the message, and another control message tells the sender that it has
+// arrived. No pair waits for another pair or for a collective. The thread also notices the death of the peer.
 #pragma once
 
 #include <gloo/rendezvous/context.h>
@@ -32,7 +32,7 @@ namespace weft::gloo_backend {
 
 using UnboundBuffer = std::unique_ptr<::gloo::transport::UnboundBuffer>;
 
-/// What the links tell the backend. Called from any thread.
+/// What the links report to the backend. Called from any thread.
 struct LinkEvents {
   std::function<void(OpState&)> finished;
   std::function<void(OpState&, Failure)> refuse;
@@ -40,7 +40,7 @@ struct LinkEvents {
   std::function<void(int peer)> before_leave;  // tests; may be null
 };
 
-/// What a rank says to another before a collective.
+/// What a rank tells another before a collective.
 struct Announcement {
   CallRecord record{};
   std::int64_t gives = 0, expects = 0;  ///< all_to_all_v: elements between the two
@@ -49,28 +49,29 @@ struct Announcement {
 class Links {
  public:
   Links(std::shared_ptr<::gloo::Context> context, UnexpectedLimits limits, LinkEvents events);
-  /// Says good-bye where the group is well, so that peers do not take this rank for dead; up to 2 s.
+  /// Where the group has not failed, tells the peers that this rank leaves, so that they do not take it for
+  /// dead. Takes up to 2 s.
   ~Links();
 
   /// Messages: see BlockingBackend::start.
   void start(OpState& s) noexcept;
-  /// Tells all what this rank is about to do and waits until all have told the same. Throws mismatch;
-  /// peer_lost where one has left. From the group's thread.
+  /// Tells all ranks which collective this one is about to perform, and waits until all have told the same.
+  /// Throws mismatch; peer_lost where a rank has left. From the group's thread.
   void agree(const OpState& s);
   /// The call that agree() was about is over.
   void over() noexcept;
-  /// Who holds up the call, of those that have not announced it, or have not sent or taken, and those they
-  /// wait for; where all have, those that do not answer.
+  /// The ranks that hold up the call: of those that have not announced it, or have not sent or received, and
+  /// of the ranks that these wait for. Where all have, those that do not answer.
   std::vector<int> missing(const OpState& s, std::string& story);
-  /// See Backend::ask(). Whoever runs answers, whatever its program does: a thread does it.
+  /// See Backend::ask(). A thread answers, so every rank that runs answers, whatever its program does.
   bool ask(const OpState& s);
-  /// The rank has not said that it leaves.
+  /// Whether the rank has not said that it leaves.
   bool stays(int rank);
   /// Ends all connections: see BlockingBackend::interrupt.
   void interrupt() noexcept;
 
   static constexpr std::size_t kEagerBytes = 4096;  ///< of a message in its control message
-  /// Of what the two ends must have alike.
+  /// A digest of what both ends must have alike.
   static std::uint64_t layout() noexcept;
 
  private:

@@ -33,7 +33,7 @@ namespace transport = ::gloo::transport;
 
 constexpr int kAttempts = 4;
 constexpr std::uint64_t kHello = 0x43ull << 56;  // slot, see links.cpp
-// How long a rank of another host may take to come to the next attempt: a live one comes at once.
+// How long a rank of another host may take to come to the next attempt; one that lives comes at once.
 constexpr Duration kComesAgain = std::chrono::seconds(2), kComesAgainAtMost = std::chrono::seconds(10);
 constexpr Duration kAnswer = std::chrono::milliseconds(500);  // of the store, once a deadline has passed
 constexpr std::string_view kMade = "made";
@@ -50,7 +50,7 @@ Token random_token() {
   return token;
 }
 
-// A group of Gloo's whose connections were made here.
+// A context of Gloo with the connections that were made here.
 class Connected final : public ::gloo::Context {
  public:
   Connected(int rank_in, int size_in, std::shared_ptr<transport::Device> device,
@@ -61,7 +61,7 @@ class Connected final : public ::gloo::Context {
   }
 };
 
-// A wait that times out is how Gloo ends all connections and wakes all who wait for them.
+// Gloo ends all connections, and wakes all threads that wait for them, when one wait times out.
 void end_all(transport::Context& connections) noexcept {
   try {
     std::byte nothing{};
@@ -77,7 +77,8 @@ Error lost(const GroupInit& b, const std::vector<int>& ranks, std::string_view w
                        .ranks = ranks});
 }
 
-// Who waits for what a rank was to write hears of that rank's end. What it wrote before is still good.
+// A get() that times out looks whether the process that was to set the key has ended, and throws peer_lost
+// then. What the process set before it ended still counts.
 class WatchingStore final : public ForwardingStore {
  public:
   WatchingStore(const GroupInit& b, std::vector<pid_t> processes)
@@ -107,7 +108,7 @@ class Attempt {
   Attempt(const GroupInit& b, const transport::tcp::attr& where, int number);
   /// The group, or null: then all ranks have failed(), or some have thrown.
   std::shared_ptr<::gloo::Context> run(Deadline comes, const std::string& former);
-  /// What one of them said.
+  /// Why: the text of one of them.
   const std::string& failed() const noexcept { return failed_; }
 
  private:
@@ -138,14 +139,15 @@ Attempt::Attempt(const GroupInit& b, const transport::tcp::attr& where, int numb
       connections_(device_->createContext(b.rank, b.size)),
       limit_(b.deadline) {
   b.context.log().write(LogLevel::info, fmt::format("group \"{}\": {}", b.name, device_->str()));
-  // Gloo waits five times as long as it is told.
+  // Gloo waits five times as long as the time-out that it is given.
   connections_->setTimeout(std::chrono::duration_cast<std::chrono::milliseconds>(limit_.left() / 5) +
                            std::chrono::milliseconds(1));
   for (int r = 0; r < b.size; ++r)
     if (r != b.rank) connections_->createPair(r);
 }
 
-// A rank's info is a token, then of each rank, itself among them, the length of an address and the address.
+// A rank's info is a token and then, for each rank (itself included), the length of an address and the
+// address.
 void Attempt::exchange_addresses(Deadline comes, const std::string& former) {
   std::string info(token_.data(), token_.size());
   for (int r = 0; r < b_.size; ++r) {
@@ -175,7 +177,7 @@ void Attempt::exchange_addresses(Deadline comes, const std::string& former) {
   }
 }
 
-// Throws what Gloo throws, and runtime_error where somebody else is at the other end.
+// Throws what Gloo throws, and runtime_error where the other end is not that rank.
 void Attempt::connect_and_greet() {
   const auto of = [&](auto& by_rank) -> auto& { return by_rank[static_cast<std::size_t>(connecting_)]; };
   const auto each = [&](const auto& f) {
@@ -203,12 +205,12 @@ void Attempt::connect_and_greet() {
   each([&] { out->waitSend(left()); });
 }
 
-// The verdict is one key for all ranks: who sets it first decides. Returns what it is then.
+// The verdict is one key for all ranks: the rank that sets it first decides. Returns its value.
 std::string Attempt::settle(std::string_view verdict) {
   return b_.store->compare_set(key("verdict"), "", verdict, Deadline::after(kAnswer));
 }
 
-// Who is in trouble says so; of those that are connected the last says that all are.
+// A rank that could not connect sets the verdict; so does the last rank that could: that all are connected.
 void Attempt::tell(const std::optional<std::string>& trouble) {
   if (trouble) {
     settle(*trouble);
@@ -226,11 +228,11 @@ std::string Attempt::await_verdict() {
 
 std::shared_ptr<::gloo::Context> Attempt::run(Deadline comes, const std::string& former) {
   exchange_addresses(comes, former);
-  // Of the time that is left the last attempt gets all.
+  // Attempts share the time that is left; the last one gets all of it.
   limit_ = Deadline::after(b_.deadline.left() / (kAttempts - number_));
   std::string verdict;
   std::exception_ptr gone;  // the store, or a rank that has given up or ended
-  // Who waits for a peer that is in trouble hears of it here.
+  // Ends the connections when another rank could not connect, so that this one does not wait for it.
   std::thread listener([&] {
     try {
       verdict = await_verdict();

@@ -1,9 +1,10 @@
 // The connections between all ranks of a group.
 //
-// For each pair of ranks Gloo listens on a port of its own, takes the first who connects there for the peer,
-// and then listens no more. A stranger who connects in those milliseconds (a port scanner, say) takes the
-// peer's place. So nothing is taken for a connection before each end has shown the other what only the ranks
-// know, through the store; and where one does not come about, all ranks try again together, on new ports.
+// For each pair of ranks Gloo listens on a port of its own, takes the first client that connects for the
+// peer, and then stops listening. An unauthenticated client that connects in those milliseconds (a port
+// scanner, say) takes the peer's place. So each end sends the other a token that only the ranks know, through
+// the store, before a connection counts. Where a connection fails, all ranks try again together, on new
+// ports.
 #pragma once
 
 #include <gloo/context.h>

@@ -1,7 +1,7 @@
-// The Backend over MPI. A collective begins with an envelope to every rank that says what is called; a rank
-// goes on when the ranks whose data it needs have called the same, and only then enters MPI's own collective.
-// So a mismatch never reaches MPI, and a time-out names who had not come. Roots of broadcast and scatter, and
-// all but the root of reduce and gather, need nobody: they run ahead, and compare later.
+// The Backend over MPI. A collective begins with an envelope to every rank that says what is called. A rank
+// enters MPI's own collective when the ranks whose data it needs have called the same. So a mismatch never
+// reaches MPI, and a time-out names the ranks that had not arrived. Roots of broadcast and scatter, and all
+// but the root of reduce and gather, need nobody's data: they do not wait, and compare later.
 //
 // After a failure everything that MPI may still use is leaked: buffers, requests, the communicator.
 #include <fmt/format.h>
@@ -215,7 +215,7 @@ class MpiBackend final : public Backend {
     return settled || failed_;
   }
 
-  // MPI brings a ping only to who looks.
+  // MPI delivers a ping only to a rank that polls.
   void answer() noexcept override {
     const auto now = Clock::now();
     if (now < looks_for_pings_) return;
@@ -292,7 +292,7 @@ class MpiBackend final : public Backend {
     const Peer& p = peers_[static_cast<std::size_t>(r)];
     return p.compared + p.ahead.size();
   }
-  // Who has not called it.
+  // The ranks that have not called it.
   std::vector<int> late(std::uint64_t sequence) const {
     std::vector<int> ranks;
     for (int r = 0; r < size_; ++r)
@@ -305,9 +305,9 @@ class MpiBackend final : public Backend {
       if (r != rank_) ranks.push_back(r);
     return ranks;
   }
-  // First those without whom this rank cannot do its part, then those that have left no room for its
-  // envelope. Inside a collective of MPI's anybody may be waited for, whoever has not called before the
-  // others.
+  // First the ranks without which this rank cannot do its part, then those that have no room for its
+  // envelope. Inside a collective of MPI, a rank may wait for any other: first for those that have not
+  // called.
   std::vector<int> awaited_by(const OpState& s) const {
     if (!row(s.op).collective) return {s.peer};
     const std::vector<int> all_late = late(call_state(s).sequence);
@@ -318,12 +318,12 @@ class MpiBackend final : public Backend {
     if (ranks.empty()) ranks = all_late;
     return ranks.empty() ? others() : ranks;
   }
-  // Who needs the envelope of this call, and MPI has not taken it yet.
+  // The ranks that need the envelope of this call where MPI has not taken it yet.
   std::vector<int> owed(const OpState& s) const {
     const CallState& p = call_state(s);
     return state_->channel->owed(p.first_message, p.last_message, [&](int r) { return needs(s, rank_, r); });
   }
-  // By all calls in flight.
+  // The ranks that calls in flight wait for.
   std::vector<int> awaited() const {
     std::vector<int> ranks = state_->messages.awaited();
     if (done_ < first_own_ + own_.size()) {
@@ -375,7 +375,7 @@ class MpiBackend final : public Backend {
     flush();
   }
 
-  // The first cause stays. Peers are told; flush() must follow.
+  // Keeps the first cause, and writes the envelopes that tell peers of it; flush() must follow.
   void raise(const Failure& why) noexcept {
     if (failed_) return;
     failure_ = why;
@@ -389,8 +389,8 @@ class MpiBackend final : public Backend {
     }
   }
 
-  // Has MPI take what raise() wrote, at once or, where a peer does not look, when it does. Afterwards the
-  // channel is not ours any more. Under process_.lock(), and not while control messages are being taken.
+  // Makes MPI take what raise() wrote: at once, or, where a peer does not poll, when it does. The channel
+  // must not be used afterwards. Under process_.lock(), and not while control messages are being taken.
   void flush() noexcept {
     if (!std::exchange(telling_, false)) return;
     try {
@@ -402,7 +402,7 @@ class MpiBackend final : public Backend {
     }
   }
 
-  // The own call goes on record and to everybody.
+  // Records this rank's own call and sends it to all ranks.
   void announce(OpState& s) {
     CallState& p = *new (s.scratch.data()) CallState;
     p.announced =
@@ -428,7 +428,7 @@ class MpiBackend final : public Backend {
     for (int r = 0; r < size_; ++r) compare(r);
   }
 
-  // As far as both have called.
+  // Compares as many calls as both ranks have made.
   void compare(int r) {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
     while (!peer.ahead.empty() && peer.compared < first_own_ + own_.size() && !failed_) {
@@ -451,7 +451,7 @@ class MpiBackend final : public Backend {
     forget();
   }
 
-  // Drops what was compared with everybody and is no more needed by a call in flight.
+  // Drops calls that were compared with all ranks and that no call in flight needs.
   void forget() {
     std::uint64_t done = done_;
     for (int r = 0; r < size_; ++r)
@@ -517,8 +517,8 @@ class MpiBackend final : public Backend {
     return step == Step::done ? finish(s, p) : step;
   }
 
-  // A rank that is done may call MPI no more: what MPI has not taken by then stays here, and whoever needs it
-  // waits.
+  // A rank whose call is done may make no more MPI calls: what MPI has not taken by then would stay here, and
+  // ranks that need it would wait.
   Step finish(const OpState& s, const CallState& p) {
     if (p.announced) {
       if (!owed(s).empty()) return Step::pending;
@@ -528,7 +528,7 @@ class MpiBackend final : public Backend {
     return Step::done;
   }
 
-  // Who has left cannot come any more; who came before leaving is not waited for.
+  // A rank that has left cannot arrive any more; one that arrived before it left is not waited for.
   void look_for_leavers() {
     std::vector<int> awaited = state_->messages.awaited(), lost;
     const bool pending = done_ < first_own_ + own_.size();
@@ -564,9 +564,9 @@ class MpiBackend final : public Backend {
     }
   }
 
-  // Leaving: calls that nobody was needed for are compared with whoever has made them. Nobody is waited for,
-  // but MPI may need several looks to bring what was sent. A mismatch has nobody here to be thrown to; who
-  // stays gets it.
+  // When this rank leaves, calls that needed no other rank are compared with those that have arrived. This
+  // waits for no rank, but MPI may need several polls to deliver what was sent. A mismatch cannot be thrown
+  // here; the ranks that stay get it.
   void compare_the_rest() noexcept {
     OpState nothing;
     attempt(nothing, [&] {
@@ -605,17 +605,17 @@ class MpiBackend final : public Backend {
   Failure failure_;
 };
 
-// Bring-up.
+// Making a group.
 
 constexpr int kMostTag = 32767;  // MPI has tags up to it at least
 
-// What each rank tells the others through the Store.
+// What each rank tells the others through the store.
 struct BootstrapInfo {
   std::string backend;
   int world_rank = -1, world_size = 0, safe = 1, check = 1;
   std::int64_t max_count = 0;
-  // Rank 0's: a number of its own for every group of the job, so that groups with ranks in common, made at
-  // the same time by several threads, do not meet.
+  // Of rank 0: a number that differs for every group of the job, so that groups with ranks in common, made at
+  // the same time by several threads, are not mixed up.
   int tag = 0;
   CpuShare cores;
 
@@ -623,7 +623,7 @@ struct BootstrapInfo {
     return fmt::format("{} {} {} {} {} {} {} {}", backend, world_rank, world_size, safe, check, max_count,
                        tag, cores.encode());
   }
-  /// Nothing where it is no info.
+  /// Nothing where the text is no such info.
   static std::optional<BootstrapInfo> decode(std::string_view text) {
     BootstrapInfo c;
     c.backend = next_word(text);
@@ -695,7 +695,7 @@ int next_tag(const GroupInit& b) {
   }
 }
 
-// The making of a communicator, which may outlive the call that asked for it.
+// The making of a communicator. It may outlive the call that asked for it.
 struct Making {
   std::vector<int> world_ranks;
   int tag = 0;
@@ -721,8 +721,8 @@ MPI_Comm make_comm(const GroupInit& b, Process& process, const std::vector<Boots
   const auto making = std::make_shared<Making>();
   for (const BootstrapInfo& c : infos) making->world_ranks.push_back(c.world_rank);
   making->tag = infos[0].tag;
-  // It blocks. With fewer threads it cannot be left behind, and then groups with ranks in common must be made
-  // in one order.
+  // MPI_Comm_create_group blocks. Where MPI does not allow several threads, it cannot be left in a thread of
+  // its own; then groups with ranks in common must be made in one order.
   if (!process.multiple()) {
     const auto turn = process.lock();
     making->run();
@@ -739,7 +739,7 @@ std::unique_ptr<Backend> make(const GroupInit& b) {
   Settings settings{.safe = env::is_on("WEFT_MPI_SAFE_BUFFERS"), .check = env::is_on("WEFT_MPI_CHECK")};
   settings.unexpected = UnexpectedLimits::from_env();
   if (const auto most = test_hooks(b).max_count; most > 0) settings.max_count = most;
-  // MPI_Init_thread waits for everybody, and cannot say for whom.
+  // MPI_Init_thread waits for all processes of the job, and cannot say for which.
   if (b.size > 1) {
     if (Process::initialised())
       announce(b, "mpi/here", {}, kLayout);

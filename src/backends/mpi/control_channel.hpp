@@ -1,9 +1,10 @@
-// Envelopes between the ranks of a group: what each calls, messages of point to point, failures, farewells.
+// Control messages between the ranks of a group: what each calls, messages of point to point, failures, and
+// that a rank leaves.
 //
-// Everything that is not the data of a collective or of a large message is an envelope: one MPI message of
-// one tag, with a head and a payload of at most kPayload bytes. MPI keeps the control messages of one sender
-// in order. Receives are always posted, so an envelope is taken as soon as somebody polls; our copies of
-// control messages outlive the caller's memory.
+// Everything but the data of a collective or of a large message is a control message: one MPI message of one
+// tag, made of an envelope and a payload of at most kPayload bytes. MPI keeps the control messages of one
+// sender in order. Their receives are always posted, so a control message is taken at the next poll. They are
+// sent from copies, which outlive the caller's memory.
 #pragma once
 
 #include <mpi.h>
@@ -50,14 +51,14 @@ class ControlChannel {
   int rank() const noexcept { return rank_; }
   int size() const noexcept { return size_; }
 
-  /// The envelope's place among all that this rank writes here: 1, 2, ...
+  /// Returns the envelope's number among all that this rank writes here: 1, 2, ...
   std::uint64_t send(int to, Envelope head, std::span<const std::byte> payload = {});
   void send_others(const Envelope& head, std::span<const std::byte> payload = {});
   /// Envelopes that MPI has not taken yet.
   std::size_t unsent() const noexcept { return sent_.size(); }
-  /// To whom of `asked` (called with a rank, tells whether it matters) MPI has not taken one of the envelopes
-  /// `first` to `last` yet; those that have left matter to nobody. What MPI has not taken goes out only while
-  /// this process calls MPI.
+  /// The ranks for which MPI has not taken one of the envelopes `first` to `last` yet, of those for which
+  /// `asked(rank)` is true and which have not left. What MPI has not taken goes out only while this process
+  /// calls MPI.
   template <class Asked>
   std::vector<int> owed(std::uint64_t first, std::uint64_t last, const Asked& asked) const {
     std::vector<int> ranks;
@@ -66,13 +67,13 @@ class ControlChannel {
         ranks.push_back(s.to);
     return ranks;
   }
-  /// The same of one envelope.
+  /// The same for one envelope.
   bool owes(std::uint64_t number) const {
     return !owed(number, number, [](int) { return true; }).empty();
   }
 
-  /// Hands control messages that have come to take(from, envelope, payload), a bounded number. True: there
-  /// was one.
+  /// Gives control messages that have come to take(from, envelope, payload), a bounded number of them.
+  /// Returns whether there was one.
   template <class Take>
   bool take(const Take& take) {
     reap();
@@ -91,14 +92,13 @@ class ControlChannel {
     }
     return any;
   }
-  /// Whether MPI still holds control messages for peers that have not said farewell, and so may wait for
-  /// them.
+  /// Whether MPI still holds control messages for peers that have not left, which may wait for them.
   bool owes() const noexcept {
     for (const Sent& s : sent_)
       if (!gone_[static_cast<std::size_t>(s.to)]) return true;
     return false;
   }
-  /// All peers have said farewell and all our control messages are gone: nothing comes any more.
+  /// All peers have left and all our control messages are sent: nothing comes any more.
   bool idle() noexcept;
 
  private:

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kSpare = 16;  // buffers kept for the next pieces
 
-/// What a call's slot keeps of its transfer.
+/// A transfer's part of its call's slot.
 template <class Transfer>
 Transfer*& kept_in(OpState& s) noexcept {
   return *reinterpret_cast<Transfer**>(s.scratch.data());
@@ -86,7 +86,8 @@ void Messages::match(Transfer& t, const Envelope& envelope, std::span<const std:
   advance(t);
 }
 
-// Takes finished pieces off the front, puts new ones at the back. Both sides cut a message alike.
+// Removes finished pieces from the front, and adds new ones at the back. Sender and receiver cut a message
+// alike.
 bool Messages::advance(Transfer& t) {
   const OpState& s = *t.call;
   const bool sends = s.op == Op::send;

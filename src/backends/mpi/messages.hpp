@@ -1,11 +1,11 @@
 // Point to point: envelopes that announce a message, matched here by (source, tag) in order, and the data of
 // large ones.
 //
-// A message of at most kEager bytes travels in its envelope; its send is done when MPI has taken that. For a
-// larger one the envelope carries a number, and the data follows in pieces under an MPI tag made from that
-// number. Numbers of a pair repeat after ControlChannel::kNumbers messages, of which no more than a ring's 64
-// slots are in flight. So tags of any value, negative ones too, never meet MPI's limits, and a receive of
-// another dtype or count is found before MPI sees it.
+// A message of at most kEager bytes travels with its envelope (eager); its send is done when MPI has taken
+// that. The envelope of a larger one carries a number, and the data follows in pieces, under an MPI tag made
+// from that number. The numbers of a pair repeat after ControlChannel::kNumbers messages, of which at most 64
+// (the slots of a group's ring) are in flight. So tags may have any value, whatever MPI's limits, and a
+// receive of another dtype or count is noticed before MPI sees it.
 #pragma once
 
 #include <mpi.h>
@@ -37,11 +37,12 @@ class Messages {
   void arrived(int from, const Envelope& envelope, std::span<const std::byte> payload);
   /// done, advanced or pending.
   Step poll(OpState& s);
-  /// A receive that does not fit what was sent, or a message that there is no room for.
+  /// A receive that does not fit what was sent, or an unexpected message for which there is no room.
   const std::optional<Failure>& trouble() const noexcept { return trouble_; }
-  /// Who must still do something for a message of ours: receivers of large ones, senders to our receives.
+  /// The ranks that must still do something for a message of this rank: receivers of large ones, senders to
+  /// its receives.
   std::vector<int> awaited() const;
-  /// MPI may be inside the caller's memory.
+  /// Whether MPI may still access the caller's memory.
   bool exposed() noexcept;
 
  private:

@@ -49,7 +49,7 @@ constexpr auto kCarryNap = std::chrono::milliseconds(20);
 constexpr auto kEnvelopes =
     std::chrono::seconds(2);  // how long leaving a group waits for MPI to take its envelopes
 
-// Large enough for either library: the symbol may be the other one's.
+// Large enough for either library: the symbol may be that of the other one.
 std::string library_text() {
   char text[65536] = {};
   int length = 0;
@@ -57,7 +57,7 @@ std::string library_text() {
   return text;
 }
 
-/// What is loaded in this process, by the names of the files.
+/// Which MPI libraries are loaded in this process, by the names of their files.
 struct Loaded {
   std::string other;     // path of the other MPI
   bool sibling = false;  // our plug-in for the other MPI, which may be what brought it
@@ -88,7 +88,7 @@ Loaded loaded() {
   return found;
 }
 
-// Asks the other library itself.
+// Asks the other library whether it is initialised.
 bool is_initialised(const std::string& library) {
   void* const handle = ::dlopen(library.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
   if (handle == nullptr) return false;
@@ -99,9 +99,10 @@ bool is_initialised(const std::string& library) {
   return yes != 0;
 }
 
-// What MPI leaves open or the libraries get wrong, by our own kernels. Min and max of floats: one quiet NaN,
-// -0 before +0; they are exact, so any order gives the same bits. Of unsigned integers: MPICH 4.0 compares
-// them as signed. Sums and products of 8 and 16 bits: Open MPI 4.1's vector code saturates where ours wrap.
+// Reductions that MPI does not define, or that a library gets wrong, by our own kernels. Min and max of
+// floats: one quiet NaN, -0 before +0; they are exact, so any order gives the same bits. Min and max of
+// unsigned integers: MPICH 4.0 compares them as signed. Sums and products of 8 and 16 bits: Open MPI 4.1's
+// vector code saturates where ours wrap.
 template <ReduceOp::Kind kKind>
 void combine(void* in, void* inout, int* count, MPI_Datatype* type) {
   DType dtype = DType::f64;
@@ -240,7 +241,7 @@ Process::Process(Logger& log, Deadline deadline) {
                       "that mpirun started",
                       kBackend));
     must(init->code, "MPI_Init_thread");
-    // An MPI without threads cannot tell who calls it, as long as only one does.
+    // An MPI without threads does not notice which thread calls it, as long as only one does.
     threads_ = std::max(init->threads, static_cast<int>(MPI_THREAD_SERIALIZED));
     ours_ = true;
     struct Exit {
@@ -307,9 +308,8 @@ void Process::poison() noexcept {
   poisoned_ = true;
 }
 
-// What MPI has not sent yet it sends while it is called, and nobody may call it once the program does other
-// things: peers would wait for control messages of a rank that believes to have called. A stopped peer takes
-// none.
+// MPI sends what it has not sent yet only while it is called, and the program may not call it for long: then
+// peers would wait for control messages of a rank whose call is done. A stopped peer takes none.
 void Process::defer_free(std::unique_ptr<ControlChannel> channel) {
   for (const Deadline limit = Deadline::after(kEnvelopes);
        !channel->idle() && channel->owes() && !limit.passed();)
@@ -360,7 +360,7 @@ void Process::deliver_undelivered() noexcept {
 
 void Process::finalise(int status) noexcept {
   ending_ = true;  // deliver_undelivered() looks at it before it calls MPI
-  // Here MPI itself may have ended the process, from within a call of this thread.
+  // MPI itself may be ending the process here, from within a call of this thread.
   if (status != 0 || !alive()) return;
   {
     const std::lock_guard guard(mutex_);  // after the last call of deliver_undelivered()

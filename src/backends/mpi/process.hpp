@@ -1,5 +1,6 @@
-// MPI as this process has it: initialised by the program or by us, once; whom it lets call; what became of
-// groups that ended. One source for Open MPI and MPICH; each plug-in has its own.
+// The MPI library of this process: who initialised it (the program or weft, once), which threads may call it,
+// and the groups that have ended but are not freed. One source for Open MPI and MPICH; each plug-in has its
+// own.
 #pragma once
 
 #include <mpi.h>
@@ -21,8 +22,8 @@ namespace weft::mpi {
 
 class ControlChannel;
 
-/// Runs f in a thread of its own until the deadline; past it the thread is left behind, with what it holds.
-/// False: that happened. For those MPI functions that block and cannot be called off.
+/// Runs f in a thread of its own, for MPI functions that block and cannot be cancelled. Returns false where
+/// it has not ended by the deadline: then the thread stays, with all that it holds.
 bool run_until(Deadline deadline, std::function<void()> f);
 
 /// The MPI this file was compiled for, "Open MPI" or "MPICH", and the plug-in's name.
@@ -59,26 +60,28 @@ class Process {
   int world_rank() const noexcept { return world_rank_; }
   int world_size() const noexcept { return world_size_; }
   bool multiple() const noexcept { return threads_ == MPI_THREAD_MULTIPLE; }
-  /// Empty, or why this thread may not call MPI.
+  /// Why this thread may not call MPI; empty: it may.
   std::string refuses_thread() const;
   /// Held around MPI calls; with MPI_THREAD_MULTIPLE it holds nothing.
   std::unique_lock<std::mutex> lock();
-  /// MPI's operation. Floats' min and max are ours: MPI's leave NaN and signed zeros open.
+  /// The MPI operation for a reduction. Min and max of floats are our own: MPI does not define them for NaN
+  /// and signed zeros.
   MPI_Op op(ReduceOp::Kind kind, DType dtype) const noexcept;
 
-  /// False: MPI was finalised, so nothing of it may be called.
+  /// Whether MPI may be called: it was not finalised.
   static bool alive() noexcept;
-  /// A failed group was leaked: MPI_Finalize would wait for requests that never end.
+  /// To be called when a failed group is leaked: MPI_Finalize would wait for requests that never end, so it
+  /// is not called.
   void poison() noexcept;
-  /// A group ended here; its peers may still write to it. It is freed once all of them have left. Under
-  /// lock().
+  /// Keeps a group that has ended on this rank until all peers have left, since they may still write to it;
+  /// then frees it. Under lock().
   void defer_free(std::unique_ptr<ControlChannel> channel);
   /// Frees what can be freed. Under lock().
   void reap() noexcept;
-  /// Of a group that has failed: what MPI has not taken of `channel`, which is leaked, goes out in a thread
-  /// of its own, for some minutes. Peers that come late hear of the failure, whatever the program does
-  /// meanwhile. Only where MPI is ours and serves several threads; elsewhere it goes out while the program
-  /// calls MPI.
+  /// Of a group that has failed: a thread of its own sends what MPI has not yet taken of `channel` (which is
+  /// leaked), for some minutes. So peers that come late learn of the failure, whatever the program does
+  /// meanwhile. Only where weft has initialised MPI with MPI_THREAD_MULTIPLE; elsewhere it goes out while the
+  /// program calls MPI.
   void deliver(ControlChannel& channel);
 
  private:

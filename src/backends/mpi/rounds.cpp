@@ -9,7 +9,7 @@
 namespace weft::mpi {
 namespace {
 
-// A block per rank on that side, rather than one.
+// Whether that side has a block per rank, rather than one.
 bool many(Op op, bool in) noexcept {
   switch (row(op).counts) {
     case Counts::in_is_n_out:
@@ -30,7 +30,8 @@ bool many(Op op, bool in) noexcept {
 Rounds::Rounds(const Process& process, MPI_Comm comm, int rank, int size, Limits limits)
     : process_(process), comm_(comm), rank_(rank), size_(size), limits_(limits) {}
 
-// Every rank comes to the same chunk and number of rounds: from counts that they have compared, and limits.
+// Every rank computes the same chunk and number of rounds: from counts that the ranks have compared, and from
+// limits.
 void Rounds::begin(const OpState& s, std::int64_t largest) {
   const bool at_root = s.root == rank_;
   in_.present = has_in(s.op, at_root);
@@ -77,7 +78,7 @@ void Rounds::begin(const OpState& s, std::int64_t largest) {
   running_ = false;
 }
 
-// What this round moves of a block.
+// The part of a block that this round moves.
 Block Rounds::piece(const OpState& s, bool in, int block) const noexcept {
   const Side& side = in ? in_ : out_;
   Block b{0, in ? s.in_count : s.out_count};
@@ -86,7 +87,7 @@ Block Rounds::piece(const OpState& s, bool in, int block) const noexcept {
   return {b.offset + done, std::min(b.count - done, chunk_)};
 }
 
-// Where this round's buffer is. The caller's memory serves where the blocks lie as MPI wants them.
+// Where this round's buffer is: in the caller's memory where the blocks lie as MPI needs them.
 void Rounds::prepare(const OpState& s, bool in) {
   Side& side = in ? in_ : out_;
   side.elements = 0;

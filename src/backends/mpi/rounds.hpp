@@ -1,9 +1,9 @@
-// One collective at a time, carried out by MPI's own nonblocking ones.
+// Performs one collective at a time by MPI's own nonblocking collectives.
 //
-// MPI counts in int and its requests cannot be revoked. So a call is a sequence of rounds: round k moves
-// elements [k·chunk, (k+1)·chunk) of every block, packed from `in` into a buffer of ours, through one
-// MPI_I*, and out of another buffer of ours into `out`. How many rounds there are depends on what all ranks
-// agree on alone. Without safe buffers a call that fits in one round goes from and to the caller's memory.
+// MPI counts in int, and its requests cannot be revoked. So a call is a sequence of rounds: round k packs
+// elements [k·chunk, (k+1)·chunk) of every block from `in` into a buffer of ours, moves them by one MPI_I*,
+// and unpacks them from another buffer of ours into `out`. The number of rounds depends only on what all
+// ranks have agreed on. Without safe buffers, a call that fits into one round uses the caller's memory.
 #pragma once
 
 #include <mpi.h>
@@ -24,7 +24,7 @@ struct Limits {
   std::int64_t max_count = 0;  ///< elements that one MPI call counts; > 0
 };
 
-/// Memory that is kept for the next call; not initialised.
+/// Memory that is reused by the next call; not initialised.
 class Stage {
  public:
   Stage() = default;
@@ -53,11 +53,11 @@ class Rounds {
   static constexpr std::int64_t kLeastBlockBytes = std::int64_t{1}
                                                    << 14;  ///< of a block in a round, with many ranks
   Rounds(const Process& process, MPI_Comm comm, int rank, int size, Limits limits);
-  /// `largest`: elements of the largest block of any rank, which all know; all_to_all_v only.
+  /// `largest`: for all_to_all_v, the elements of the largest block of any rank; the same on all ranks.
   void begin(const OpState& s, std::int64_t largest);
   /// done, advanced or pending.
   Step step(const OpState& s);
-  /// MPI may be inside the caller's memory.
+  /// Whether MPI may still access the caller's memory.
   bool exposed() noexcept;
 
  private:

@@ -21,7 +21,7 @@
 
 namespace weft::nccl {
 
-/// The table with every result looked at. Throws Error: "ncclAllReduce: invalid usage (…)".
+/// The table of functions, with every result checked. Throws Error: "ncclAllReduce: invalid usage (…)".
 struct Driver {
   const NcclApi& api;
   int device = 0;
@@ -29,9 +29,9 @@ struct Driver {
   void check(const char* what, CudaResult r) const;
 };
 
-/// Makes the driver's device the thread's current one, and the former one again at the end. Meanwhile the
-/// thread may ask for events though another one captures a stream into a graph: in CUDA's global mode that
-/// would end the capture with an error.
+/// Makes the driver's device the current one of this thread, and restores the former one at the end.
+/// Meanwhile this thread may query events though another one captures a stream into a graph: in CUDA's global
+/// mode that would end the capture with an error.
 class DeviceScope {
  public:
   explicit DeviceScope(const Driver& driver);
@@ -45,8 +45,8 @@ class DeviceScope {
   CaptureMode mode_ = CaptureMode::relaxed;
 };
 
-/// Events, kept for the next use: making one takes the driver's lock. Ends all of them, also those that calls
-/// which failed have not given back.
+/// Events, kept for the next use, because making one takes the driver's lock. The destructor destroys all of
+/// them, also those that failed calls have not given back.
 class EventPool {
  public:
   explicit EventPool(const Driver& driver) : driver_(driver) {}
@@ -64,7 +64,7 @@ class EventPool {
 class Channel;
 enum class Stage : std::uint8_t { queued, launching, running };
 
-/// What a call has in the scratch of its slot.
+/// The call's part of its slot's scratch.
 struct Ticket {
   Stage stage = Stage::queued;
   Channel* channel = nullptr;
@@ -83,16 +83,17 @@ class Channel {
   Channel(const Channel&) = delete;
   Channel& operator=(const Channel&) = delete;
 
-  /// Begins to connect; advance() goes on.
+  /// Begins to connect; advance() continues.
   void connect(const UniqueId& id);
   bool connected() const noexcept { return comm_ != nullptr && !busy_; }
   void queue(OpState& s) { queue_.push_back(&s); }
-  /// Takes what steps there are; `open_batch` is not started yet. True: one was taken. Throws.
+  /// Takes the steps that are possible now; calls of `open_batch` are not started yet. Returns whether one
+  /// was taken. Throws.
   bool advance(std::uint64_t open_batch);
-  /// Throws what NCCL found out by itself since the launch.
+  /// Throws an error that NCCL has found since the launch.
   void check_health() const;
   Stream stream() const noexcept { return stream_; }
-  /// From now on the caller's to end.
+  /// Gives up the communicator: the caller ends it.
   Comm* release_comm() noexcept {
     Comm* const comm = comm_;
     comm_ = nullptr;

@@ -1,8 +1,8 @@
-// The few functions of NCCL and of the CUDA runtime that are used here, as a table of pointers: found at run
-// time, so that weft builds where neither is present, or given by a test's stand-in.
+// The functions of NCCL and of the CUDA runtime that are used here, as a table of pointers. They are found at
+// run time, so that weft builds where neither is present, or are given by a test's stand-in.
 //
-// The declarations are our own. What they state is the binary interface of NCCL 2.18 and CUDA 11, which later
-// ones keep; header_check.cpp compares them with the real headers where those are present.
+// The declarations are our own: the binary interface of NCCL 2.18 and CUDA 11, which later versions keep.
+// header_check.cpp compares them with the real headers where those are present.
 #pragma once
 
 #include <climits>
@@ -138,8 +138,8 @@ struct LoadedApi {
   NcclApi api;
   std::string problem;  ///< empty: `api` is whole
 };
-/// Of each list the first library that the process carries already, else the first that can be loaded. They
-/// stay loaded.
+/// Loads, of each list, the first library that the process carries already, or else the first that can be
+/// loaded. They stay loaded.
 LoadedApi load_api(std::initializer_list<const char*> nccl = {"libnccl.so.2"},
                    std::initializer_list<const char*> cudart = {"libcudart.so.13", "libcudart.so.12",
                                                                 "libcudart.so.11.0"});

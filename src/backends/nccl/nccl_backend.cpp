@@ -1,19 +1,19 @@
-// Streams: a call waits on the group's own stream for what the caller's stream had been given before the call
-// (an event), and the caller's stream waits for the call only where the caller says so (wait_on). The host
-// never waits for a device here.
+// Streams: a call runs on the group's own stream, behind an event of the caller's stream: so after everything
+// that the caller's stream was given before the call. The caller's stream waits for the call only where the
+// caller says so (wait_on). The host never waits for a device here.
 //
-// Collectives run on one communicator. Messages do not: NCCL runs what is given to a communicator one after
-// the other, so that a send whose receiver is late would hold up everything behind it, and two ranks that
-// both send before they receive would wait for ever. So every (source, destination, tag) has a lane of its
-// own, a communicator of the two made at its first use, in which only the source sends. A message to oneself
-// is a copy.
+// Collectives run on one communicator. Messages cannot: NCCL performs the operations of a communicator one
+// after the other. A send whose receiver is late would hold up everything behind it, and two ranks that both
+// send before they receive would wait for ever. So every (source, destination, tag) has a lane of its own: a
+// communicator of the two ranks, made at its first use, in which only the source sends. A message of a rank
+// to itself is a copy.
 //
-// The Store is asked by a thread of its own (Notices), or for half a second at most, when the group ends, or
-// fails while the Store answers.
+// A thread of its own asks the Store (Notices). Other threads wait for it only when the group ends, or fails
+// while the Store answers: half a second at most.
 //
-// Failure: the first cause is a key in the Store. Whoever has one, or finds one there, aborts its
+// Failure: the first cause is a key in the Store. A rank that has one, or finds one there, aborts its
 // communicators on a thread of its own, because an abort waits for kernels, which wait for streams of the
-// caller's. When that is done nobody is in the callers' memory any more.
+// caller. When that is done, nobody touches the callers' memory any more.
 #include "backends/nccl/nccl_backend.hpp"
 
 #include <fmt/format.h>
@@ -236,7 +236,7 @@ void NcclBackend::connect(const GroupInit& b) {
   main_ = std::make_unique<Channel>(driver_, *events_, rank_, size_, word_);
   UniqueId id{};
   if (rank_ == 0) driver_.check("ncclGetUniqueId", driver_.api.ncclGetUniqueId(&id));
-  // Everybody says that it is there, so that who is not can be named; NCCL itself only waits.
+  // Each rank says that it is there, so that absent ones can be named; NCCL itself only waits.
   const std::string info =
       join(b, "nccl/here", std::string_view(id.bytes, rank_ == 0 ? sizeof(id.bytes) : 0), kLayout)[0];
   std::memcpy(id.bytes, info.data(), std::min(info.size(), sizeof(id.bytes)));
@@ -277,7 +277,7 @@ NcclBackend::~NcclBackend() {
   }
 }
 
-// Those that still wait for this rank are told that it leaves: "rank:calls rank:calls …".
+// Tells ranks that may still wait for this one that it leaves: "rank:calls rank:calls …".
 void NcclBackend::tell_leave() noexcept {
   if (!store_) return;
   try {
@@ -493,7 +493,8 @@ void NcclBackend::match_own(Lane& l) {
   }
 }
 
-// The slow path of a rank that waits: a few keys of the Store, now and then, which another thread reads.
+// The slow path of a rank that waits: now and then a look at a few keys of the Store, which another thread
+// reads.
 bool NcclBackend::healthy() noexcept {
   if (failed_.load(std::memory_order_acquire)) return false;
   if (!notices_) return true;
@@ -508,7 +509,7 @@ bool NcclBackend::healthy() noexcept {
       waits_at_ = came;
       waits_since_ = now;
     }
-    // Seldomer as the wait goes on, so that a thousand ranks that wait do not wear out the Store.
+    // More rarely as the wait goes on, so that a thousand ranks that wait do not overload the Store.
     const Duration pause = std::clamp<Duration>((now - waits_since_) / 4, kLookAtStore, kLookAtMost);
     if (now - std::max(looked_, waits_since_) >= pause) {
       looked_ = now;

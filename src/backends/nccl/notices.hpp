@@ -1,5 +1,6 @@
-// What the ranks of a group tell one another through the Store, on a thread of its own. A Store may be slow,
-// cut off or stopped, and who asks it here would hold the group, for which all threads of the rank wait.
+// What the ranks of a group tell each other through the Store, on a thread of its own. A Store may be slow,
+// cut off or stopped; a thread of the program that asked it would hold the group, for which all threads of
+// the rank wait.
 #pragma once
 
 #include <condition_variable>
@@ -20,11 +21,11 @@
 
 namespace weft::nccl {
 
-/// How long a Store may take to answer where somebody waits for it, or one of its calls here.
+/// How long a Store may take to answer one request.
 inline constexpr Duration kStoreAnswer = std::chrono::milliseconds(500);
 
-/// No function waits for the Store, the destructor excepted: for the one call that is under way, and for a
-/// first cause that is not told yet. Thread-safe.
+/// Thread-safe. No function waits for the Store but the destructor: for the request that is in progress, and
+/// for a first cause that is not told yet.
 class Notices {
  public:
   /// `token`: of the group.
@@ -35,9 +36,9 @@ class Notices {
 
   /// Sets a key, soon; tried again where the Store does not answer.
   void put(std::string key, std::string value);
-  /// Looks for a key until it is there, and takes it out of the Store.
+  /// Looks for a key until it is there, and removes it from the Store.
   void want(const std::string& key);
-  /// What a wanted key held, once.
+  /// The value of such a key, once.
   std::optional<std::string> got(const std::string& key);
 
   /// Asks for one look at what others have said: has somebody failed, or left before the last of the `came`
@@ -48,9 +49,10 @@ class Notices {
   /// Asks which of `size` ranks have not said that they came to collective `call`, or goes on asking. True:
   /// silent() knows, or the Store has not answered in time.
   bool ask(std::uint64_t call, int size);
-  /// Nothing where the Store does not tell.
+  /// Nothing where the Store does not answer.
   std::optional<std::vector<int>> silent() const;
-  /// False: the Store has not answered the last question in time. Who cannot wait for it does not ask it.
+  /// Whether the Store has answered the last question in time. Where it has not, a caller that cannot wait
+  /// does not ask.
   bool answers() const;
   /// Makes `why` the first cause, soon, where there is none.
   void raise(const Failure& why);
@@ -60,7 +62,7 @@ class Notices {
   static std::string left_key(const std::string& token);
 
  private:
-  /// Who has not come to a call; a new one each time, since ranks come.
+  /// Which ranks have not come to a call; asked anew each time, since ranks come.
   struct Question {
     std::uint64_t call = 0;
     int size = 0;

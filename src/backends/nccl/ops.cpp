@@ -1,4 +1,4 @@
-// How each operation is said in NCCL's words. Called between group start and end; nothing here waits.
+// Each operation as calls of NCCL, made between group start and end. Nothing here waits.
 #include <bit>
 #include <cstring>
 #include <optional>
@@ -9,7 +9,7 @@
 namespace weft::nccl {
 namespace {
 
-/// What NCCL counts: `each` of its elements make one of ours.
+/// The element type that NCCL counts; `each` of them make one of ours.
 struct Elements {
   DataType type;
   int each;
@@ -18,10 +18,11 @@ struct Elements {
   }
 };
 
-// Moved as bytes, so that every dtype can be.
+// Every dtype can be moved as bytes.
 Elements moved_as(DType t) noexcept { return {DataType::u8, size_bytes(t)}; }
 
-// Sums and averages of complex numbers are those of their parts. Not reached for what the traits do not name.
+// Sums and averages of complex numbers are those of their parts. Never called for a reduction that the traits
+// lack.
 Elements reduced_as(DType t) noexcept {
   switch (t) {
     case DType::f64: return {DataType::f64, 1};
@@ -45,7 +46,7 @@ Elements reduced_as(DType t) noexcept {
   return {DataType::u8, 0};
 }
 
-// `scale` as an element of the type, which is how NCCL takes it.
+// `scale` as an element of the type, as NCCL takes it.
 std::array<std::byte, 8> scalar(double scale, DataType type) noexcept {
   std::array<std::byte, 8> bytes{};
   const auto put = [&](auto value) { std::memcpy(bytes.data(), &value, sizeof(value)); };
