@@ -66,7 +66,7 @@ Meeting meet(const GroupInit& b) {
     for (std::string& info : infos) info.erase(0, info.find('\n') + 1);
     Meeting meeting{folder, HostRanks(b, infos)};
     for (int r = 0; r < b.size; ++r)
-      if (!meeting.ranks.doorbell(r))
+      if (!meeting.ranks.is_here(r))
         throw Error(ErrorCode::unsupported, "group \"" + b.name + "\": rank " + std::to_string(r) +
                                                 " is on another host, or another user's; expected one host "
                                                 "[rank " +
@@ -129,7 +129,7 @@ class FileBackend final : public Backend {
   void fail(const Failure& why) noexcept override {
     learn(cause_.raise(why));
     meeting_.ranks.ring_all();
-    meeting_.ranks.doorbell(rank_).ring();
+    wake(rank_);
   }
   // A rank that has died is lost to all. One that has left is lost to whoever waits for a message of it.
   bool healthy() noexcept override {
@@ -195,7 +195,7 @@ class FileBackend final : public Backend {
     out.close();
     if (!out) throw std::runtime_error("example: cannot write " + name);
     fs::rename(name + ".new", name);  // the receiver sees whole files only
-    meeting_.ranks.doorbell(s.peer).ring();
+    wake(s.peer);
   }
 
   // Takes what has come from that rank, in order: to the receive that waits for it, or as unexpected.
@@ -246,6 +246,9 @@ class FileBackend final : public Backend {
     Transfer::of(s).done = true;
   }
 
+  void wake(int r) const noexcept {
+    if (const Doorbell bell = meeting_.ranks.doorbell(r)) bell.ring();  // none: its process has ended
+  }
   void lose(int r, const char* how) noexcept {
     fail({.code = ErrorCode::peer_lost, .text = "rank " + std::to_string(r) + " " + how, .ranks = {r}});
   }

@@ -52,11 +52,17 @@ HostRanks::HostRanks(const GroupInit& b, std::span<const std::string> addresses)
     try {
       added.process = peers.meet(told.process, b.deadline);
     } catch (const Error& e) {
-      if (e.code() == ErrorCode::unsupported) continue;  // of another host or user
+      added.ended = e.code() == ErrorCode::peer_lost;
+      if (added.ended || e.code() == ErrorCode::unsupported) continue;  // or of another host or user
       refuse(b, rank, e.code(), e.what());
     }
     added.doorbell = added.process->doorbell(told.doorbell);
   }
+}
+
+bool HostRanks::is_here(int rank) const noexcept {
+  const Rank& r = ranks_[static_cast<std::size_t>(rank)];
+  return r.process != nullptr || r.ended;
 }
 
 Doorbell HostRanks::doorbell(int rank) const noexcept {
@@ -69,8 +75,8 @@ void HostRanks::ring_all() const noexcept {
 }
 
 bool HostRanks::alive(int rank) const noexcept {
-  const auto& process = ranks_[static_cast<std::size_t>(rank)].process;
-  return process == nullptr || process->alive();
+  const Rank& r = ranks_[static_cast<std::size_t>(rank)];
+  return !r.ended && (r.process == nullptr || r.process->alive());
 }
 
 }  // namespace weft

@@ -61,8 +61,13 @@ TEST_F(Plugins, OneOfAnOlderMinorIsLoaded) {
   m.store = make_local_store();
   const ProcessGroup group = ProcessGroup::create(context, "older_minor", m);
   EXPECT_EQ(group.size(), 1);
-  const GroupInit b{
-      .context = context, .store = m.store, .token = "t", .name = "g", .rank = 0, .size = 1, .deadline = {}};
+  const GroupInit b{.context = context,
+                    .store = m.store,
+                    .token = "t",
+                    .name = "g",
+                    .rank = 0,
+                    .size = 1,
+                    .deadline = Deadline::after(std::chrono::seconds(20))};
   const std::unique_ptr<Backend> backend = load_backend(context, "older_minor")(b);
   EXPECT_TRUE(backend->ask(OpState{}));
   backend->answer();

@@ -27,10 +27,12 @@ class HostRanks {
   /// as own_doorbell() does.
   static std::string address(const GroupInit& b);
   /// `addresses`: what the ranks told, by rank. Ranks on other hosts, or of other users, have no doorbell and
-  /// are never known to be dead. Throws mismatch where a text is no address, peer_lost where the process of a
-  /// rank has ended meanwhile, timeout at b.deadline where a process is stopped and has to be asked.
+  /// are never known to be dead. Throws mismatch where a text is no address, timeout at b.deadline where a
+  /// process is stopped and has to be asked.
   HostRanks(const GroupInit& b, std::span<const std::string> addresses);
 
+  /// Whether the rank is on this host, as far as this one can tell, and of the same user.
+  bool is_here(int rank) const noexcept;
   /// That rank's doorbell; converts to false where it has none. Ring it after what the rank waits for is
   /// visible to it.
   Doorbell doorbell(int rank) const noexcept;
@@ -42,7 +44,8 @@ class HostRanks {
 
  private:
   struct Rank {
-    std::shared_ptr<PeerProcess> process;  // null: of another host
+    std::shared_ptr<PeerProcess> process;  // null: of another host, or ended
+    bool ended = false;                    // before it was met
     Doorbell doorbell;
   };
   int self_ = -1;
