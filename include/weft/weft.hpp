@@ -1,4 +1,4 @@
-// All of libweft: base to mesh. What libweft_train adds (nn, tp, dp, models, checkpoint) is
+// All of libweft: base to dp. What libweft_train adds (nn, tp, train, models, checkpoint) is
 // included header by header.
 #pragma once
 
@@ -10,6 +10,10 @@
 #include "weft/base/random.hpp"
 #include "weft/base/tensor.hpp"
 #include "weft/base/view.hpp"
+#include "weft/dp/bucket_reducer.hpp"
+#include "weft/dp/grad_norm.hpp"
+#include "weft/dp/gradient.hpp"
+#include "weft/dp/replicated.hpp"
 #include "weft/group/process_group.hpp"
 #include "weft/host/compute.hpp"
 #include "weft/host/context.hpp"

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <set>
 
 #include "weft/base/error.hpp"
 #include "weft/base/name_ranks.hpp"
@@ -76,11 +77,13 @@ CheckpointIndex make_index(std::span<const CheckpointTensor> tensors, int ranks)
       for (const Placement& placement : tensor.layout->placements)
         entry.layout.push_back(to_string(placement));
     // Distinct parts, each by the first rank that holds it. Distinct shards never overlap.
+    std::set<std::vector<std::int64_t>> known;  // offsets, then sizes
     for (int rank = 0; rank < ranks; ++rank) {
       const CheckpointBox box = box_of(tensor, rank);
-      const bool known = std::any_of(entry.parts.begin(), entry.parts.end(),
-                                     [&](const CheckpointPart& part) { return part.box == box; });
-      if (!known && box.shape.count() > 0) entry.parts.push_back({part_file(rank), box});
+      std::vector<std::int64_t> numbers(box.offset.begin(), box.offset.end());
+      numbers.insert(numbers.end(), box.shape.begin(), box.shape.end());
+      if (box.shape.count() > 0 && known.insert(std::move(numbers)).second)
+        entry.parts.push_back({part_file(rank), box});
       if (tensor.layout == nullptr) break;  // every rank holds the whole
     }
   }

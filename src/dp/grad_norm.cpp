@@ -6,11 +6,17 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dp/elements.hpp"
 #include "weft/base/error.hpp"
+#include "weft/base/name_ranks.hpp"
 #include "weft/mesh/layout.hpp"
 
 namespace weft {
 namespace {
+
+using dp::from_double;
+using dp::to_double;
+using dp::with_elements;
 
 // A sum of powers as scale^p · sum, where scale is the largest magnitude in it: |g|^p itself may be too large
 // or too small for a double. For the everyday norms the scale is 1 and sum is the plain sum.
@@ -26,40 +32,66 @@ double power(double x, double p) {
   return std::pow(x, p);
 }
 
-double largest(std::span<const float> values) {
+template <class T>
+double largest(std::span<const T> values) {
   double most = 0;
-  for (const float v : values) {
-    if (std::isnan(v)) return std::nan("");
-    most = std::max(most, std::abs(static_cast<double>(v)));
+  for (const T v : values) {
+    const double x = to_double(v);
+    if (std::isnan(x)) return std::nan("");
+    most = std::max(most, std::abs(x));
   }
   return most;
 }
 
 // Σ (|v| / scale)^p. Eight sums side by side: faster, and their rounding errors stay small.
-double sum_of_powers(std::span<const float> values, double scale, double p) {
+template <class T>
+double sum_of_powers(std::span<const T> values, double scale, double p) {
   constexpr std::size_t kLanes = 8;
   double lanes[kLanes] = {};
   std::size_t i = 0;
   if (p == 2 && scale == 1) {
     for (; i + kLanes <= values.size(); i += kLanes)
       for (std::size_t l = 0; l < kLanes; ++l) {
-        const auto v = static_cast<double>(values[i + l]);
+        const double v = to_double(values[i + l]);
         lanes[l] += v * v;
       }
   }
-  for (; i < values.size(); ++i)
-    lanes[i % kLanes] += power(std::abs(static_cast<double>(values[i])) / scale, p);
+  for (; i < values.size(); ++i) lanes[i % kLanes] += power(std::abs(to_double(values[i])) / scale, p);
   double sum = 0;
   for (const double lane : lanes) sum += lane;
   return sum;
 }
 
-Powers powers_of(std::span<const float> values, double p) {
-  if (values.empty()) return {plain(p) ? 1.0 : 0.0, 0};
-  if (plain(p)) return {1, sum_of_powers(values, 1, p)};
+Powers nothing(double p) { return {plain(p) ? 1.0 : 0.0, 0}; }
+
+template <class T>
+Powers powers_of(std::span<const T> values, double p) {
+  if (values.empty()) return nothing(p);
+  if (plain(p)) {
+    const double sum = sum_of_powers(values, 1, p);
+    if (std::isfinite(sum)) return {1, sum};  // else: which of NaN and infinity; f64 may also overflow
+  }
   const double scale = largest(values);
   if (std::isinf(p) || scale == 0 || !std::isfinite(scale)) return {scale, scale == 0 ? 0.0 : 1.0};
   return {scale, sum_of_powers(values, scale, p)};
+}
+
+Powers powers_of(const Gradient& g, double p) {
+  Powers powers;
+  with_elements(g.data, [&](const auto& values) {
+    using T = typename std::remove_cvref_t<decltype(values)>::element_type;
+    powers = powers_of(std::span<const T>(values), p);
+  });
+  return powers;
+}
+
+bool is_finite(const Gradient& g) {
+  double most = 0;
+  with_elements(g.data, [&](const auto& values) {
+    using T = typename std::remove_cvref_t<decltype(values)>::element_type;
+    most = largest(std::span<const T>(values));
+  });
+  return std::isfinite(most);
 }
 
 Powers together(const Powers& a, const Powers& b, double p) {
@@ -77,97 +109,142 @@ double norm_of(const Powers& x, double p) {
 
 // Gradients whose parts lie on the same ranks: sharded on the same axes of one mesh.
 struct Cohort {
-  DeviceMesh root;                // null handle: on this rank alone
-  std::vector<std::string> axes;  // that shard; empty: every rank has all of it
+  std::vector<int> axes;  // of the root, that shard; empty: every rank has all of it
   Powers powers;
 };
+// All gradients of one root mesh; without one, those of this rank alone.
+struct Part {
+  DeviceMesh root;
+  std::vector<Cohort> cohorts;
+};
 
-void expect_clippable(const char* what, std::span<Parameter* const> parameters) {
-  for (const Parameter* parameter : parameters) {
-    if (!parameter->has_gradient())
-      throw Error(ErrorCode::bad_argument,
-                  fmt::format("{}: \"{}\" has no gradient", what, parameter->path()));
-    const LayoutRef layout = parameter->gradient_layout();
-    for (int axis = 0; layout != nullptr && axis < layout->mesh_shape().axis_count(); ++axis) {
-      const Placement& placement = layout->placements[static_cast<std::size_t>(axis)];
-      if (is_partial(placement) && layout->mesh_shape().size(axis) > 1)
+void expect_reduced(const char* what, std::span<const Gradient> gradients) {
+  for (const Gradient& g : gradients)
+    for (int axis = 0; g.layout != nullptr && axis < g.layout->mesh_shape().axis_count(); ++axis) {
+      const MeshShape& mesh = g.layout->mesh_shape();
+      const Placement& placement = g.layout->placements[static_cast<std::size_t>(axis)];
+      if (is_partial(placement) && mesh.size(axis) > 1)
         throw Error(ErrorCode::layout,
                     fmt::format("{}: the gradient of \"{}\" is {} on {}={}; it must be reduced first", what,
-                                parameter->path(), to_string(placement), layout->mesh_shape().name(axis),
-                                layout->mesh_shape().size(axis)));
+                                g.name, to_string(placement), mesh.name(axis), mesh.size(axis)));
     }
-  }
 }
 
-Cohort& cohort_of(const Parameter& parameter, double p, std::vector<Cohort>& cohorts) {
-  Cohort wanted;
-  if (const LayoutRef layout = parameter.gradient_layout(); layout != nullptr)
-    for (int axis = 0; axis < layout->mesh_shape().axis_count(); ++axis)
-      if (is_shard(layout->placements[static_cast<std::size_t>(axis)]) &&
-          layout->mesh_shape().size(axis) > 1) {
-        wanted.root = layout->mesh();
-        wanted.axes.push_back(layout->mesh_shape().name(axis));
+Cohort& cohort_of(const Gradient& g, double p, std::vector<Part>& parts) {
+  const DeviceMesh root = g.layout == nullptr ? DeviceMesh() : g.layout->mesh();
+  std::vector<int> axes;
+  for (int axis = 0; g.layout != nullptr && axis < g.layout->mesh_shape().axis_count(); ++axis)
+    if (is_shard(g.layout->placements[static_cast<std::size_t>(axis)]) &&
+        g.layout->mesh_shape().size(axis) > 1)
+      axes.push_back(axis);
+  auto part = std::find_if(parts.begin(), parts.end(), [&](const Part& x) { return x.root == root; });
+  if (part == parts.end()) part = parts.insert(parts.end(), Part{root, {}});
+  auto cohort = std::find_if(part->cohorts.begin(), part->cohorts.end(),
+                             [&](const Cohort& c) { return c.axes == axes; });
+  if (cohort == part->cohorts.end())
+    cohort = part->cohorts.insert(part->cohorts.end(), Cohort{std::move(axes), nothing(p)});
+  return *cohort;
+}
+
+// A norm, and where it is not finite the ranks of the first mesh on which something is not.
+struct Norm {
+  double value = 0;
+  std::vector<int> ranks;
+};
+
+// What all ranks of a mesh have together. Every rank learns the powers of every cohort on every rank, so all
+// see the same NaNs, and adds up those of the ranks that have coordinate 0 on the axes along which the cohort
+// is replicated, in rank order: the same bits on all, also where replicas have drifted apart.
+Powers gathered(const Part& part, double p, std::vector<int>& not_finite) {
+  const int ranks = part.root ? part.root.size() : 1;
+  const std::size_t cohorts = part.cohorts.size();
+  std::vector<double> own, all(2 * cohorts * static_cast<std::size_t>(ranks));
+  for (const Cohort& c : part.cohorts) own.insert(own.end(), {c.powers.scale, c.powers.sum});
+  if (ranks == 1)
+    all = own;
+  else
+    part.root.group().all_gather(view(own), view(all)).wait();
+  Powers total = nothing(p), broken = nothing(p);
+  for (int r = 0; r < ranks; ++r) {
+    const std::vector<int> at = part.root ? part.root.shape().coordinates(r) : std::vector<int>{};
+    bool finite = true;
+    for (std::size_t c = 0; c < cohorts; ++c) {
+      const std::size_t i = 2 * (static_cast<std::size_t>(r) * cohorts + c);
+      const Powers powers{all[i], all[i + 1]};
+      if (!std::isfinite(powers.scale) || !std::isfinite(powers.sum)) {
+        finite = false;
+        broken = together(broken, powers, p);
       }
-  const auto found = std::find_if(cohorts.begin(), cohorts.end(), [&](const Cohort& c) {
-    return c.axes == wanted.axes && (c.axes.empty() || c.root == wanted.root);
-  });
-  if (found != cohorts.end()) return *found;
-  wanted.powers = powers_of({}, p);
-  cohorts.push_back(std::move(wanted));
-  return cohorts.back();
+      const std::vector<int>& sharded = part.cohorts[c].axes;
+      bool counts = true;
+      for (int a = 0; a < static_cast<int>(at.size()); ++a)
+        counts &= at[static_cast<std::size_t>(a)] == 0 ||
+                  std::find(sharded.begin(), sharded.end(), a) != sharded.end();
+      if (counts) total = together(total, powers, p);
+    }
+    if (!finite) not_finite.push_back(r);
+  }
+  return not_finite.empty() ? total : broken;
 }
 
-// What the ranks of a cohort have together. Every rank combines in rank order: the same bits on all.
-Powers gathered(const Cohort& cohort, double p) {
-  ProcessGroup& group = cohort.root.submesh(cohort.axes).group();
-  const std::vector<double> own = {cohort.powers.scale, cohort.powers.sum};
-  std::vector<double> all(own.size() * static_cast<std::size_t>(group.size()));
-  group.all_gather(view(own), view(all)).wait();
-  Powers total = powers_of({}, p);
-  for (std::size_t i = 0; i < all.size(); i += 2) total = together(total, {all[i], all[i + 1]}, p);
-  return total;
+Norm norm_over_all(std::span<const Gradient> gradients, double p) {
+  std::vector<Part> parts;
+  for (const Gradient& g : gradients) {
+    Cohort& cohort = cohort_of(g, p, parts);
+    cohort.powers = together(cohort.powers, powers_of(g, p), p);
+  }
+  Powers total = nothing(p);
+  Norm norm;
+  for (const Part& part : parts) {
+    std::vector<int> ranks;
+    total = together(total, gathered(part, p, ranks), p);
+    if (norm.ranks.empty()) norm.ranks = std::move(ranks);
+  }
+  norm.value = norm_of(total, p);
+  return norm;
 }
 
 }  // namespace
 
-// Each gradient's own powers are added to those of its cohort; then one gather per cohort makes them those of
-// the whole gradients. Axes that replicate take no part: each of their ranks arrives at the same number.
-double grad_norm(std::span<Parameter* const> parameters, double p) {
+// Each gradient's own powers are added to those of its cohort; then one gather per mesh makes them those of
+// the whole gradients.
+double grad_norm(std::span<const Gradient> gradients, double p) {
   if (!(p >= 1))
     throw Error(ErrorCode::bad_argument, fmt::format("grad_norm: p is {}; expected 1 or more", p));
-  expect_clippable("grad_norm", parameters);
-  std::vector<Cohort> cohorts;
-  for (const Parameter* parameter : parameters) {
-    Cohort& cohort = cohort_of(*parameter, p, cohorts);
-    cohort.powers = together(cohort.powers, powers_of(parameter->gradient().f32(), p), p);
-  }
-  Powers total = powers_of({}, p);
-  for (const Cohort& cohort : cohorts)
-    total = together(total, cohort.axes.empty() ? cohort.powers : gathered(cohort, p), p);
-  return norm_of(total, p);
+  check_gradients("grad_norm", gradients);
+  expect_reduced("grad_norm", gradients);
+  return norm_over_all(gradients, p).value;
 }
 
-double clip_grad_norm(std::span<Parameter* const> parameters, double max_norm, double p,
-                      NonFinite non_finite) {
+double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, double p, NonFinite non_finite) {
   if (!(max_norm > 0))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("clip_grad_norm: max_norm is {}; expected more than 0", max_norm));
-  const double norm = grad_norm(parameters, p);
-  if (!std::isfinite(norm)) {
-    if (non_finite == NonFinite::skip) return norm;
+  if (!(p >= 1))
+    throw Error(ErrorCode::bad_argument, fmt::format("clip_grad_norm: p is {}; expected 1 or more", p));
+  check_gradients("clip_grad_norm", gradients);
+  expect_reduced("clip_grad_norm", gradients);
+  const Norm norm = norm_over_all(gradients, p);
+  if (!std::isfinite(norm.value)) {
+    if (non_finite == NonFinite::skip) return norm.value;
     std::vector<std::string> names;
-    for (const Parameter* parameter : parameters)
-      if (!std::isfinite(largest(parameter->gradient().f32())))
-        names.push_back('"' + parameter->path() + '"');
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("clip_grad_norm: the norm is {}; not finite on this rank: {}", norm,
-                            names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))));
+    for (const Gradient& g : gradients)
+      if (!is_finite(g)) names.push_back(fmt::format("\"{}\"", g.name));
+    throw Error(
+        Failure{.code = ErrorCode::bad_argument,
+                .text = fmt::format("clip_grad_norm: the norm is {}; not finite on {}; of this rank: {}",
+                                    norm.value, norm.ranks.empty() ? "no rank alone" : name_ranks(norm.ranks),
+                                    names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))),
+                .ranks = norm.ranks});
   }
-  const double coefficient = std::min(1.0, max_norm / (norm + 1e-6));
+  const double coefficient = std::min(1.0, max_norm / (norm.value + 1e-6));
   if (coefficient < 1)
-    for (const Parameter* parameter : parameters)
-      for (float& g : parameter->gradient().f32()) g = static_cast<float>(g * coefficient);
-  return norm;
+    for (const Gradient& g : gradients)
+      with_elements(g.data, [&](const auto& values) {
+        using T = typename std::remove_cvref_t<decltype(values)>::value_type;
+        for (T& x : values) x = from_double<T>(to_double(x) * coefficient);
+      });
+  return norm.value;
 }
 
 }  // namespace weft

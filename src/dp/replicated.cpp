@@ -5,170 +5,274 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
+#include <iterator>
+#include <map>
+#include <string>
 #include <vector>
 
+#include "base/hash.hpp"
+#include "dp/elements.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/name_ranks.hpp"
-#include "weft/mesh/layout.hpp"
 
 namespace weft {
 namespace {
 
-struct Gradient {
-  Parameter* parameter;
-  std::size_t index;    // among the parameters given: the same on all ranks
-  bool replica;         // Replicate, else Partial
+// What is done to a gradient on one axis.
+enum class Action : unsigned char { leave, sum, average, average_replicas };
+
+struct Member {
+  Gradient* gradient;
+  std::size_t index;    // among the gradients given: the same on all ranks
   std::int64_t offset;  // in its flat buffer
 };
 
-// Gradients one after the other in one block of shared memory, reduced by one collective.
+// Gradients one after the other in one block of shared memory, reduced by one collective over some axes.
 struct Flat {
-  ReduceOp op;
-  std::vector<Gradient> gradients;
+  Action action;
+  std::vector<std::string> axes;
+  DType dtype;
+  std::vector<Member> members;
   std::int64_t count = 0;
   Tensor memory;
 
-  void add(Parameter& parameter, std::size_t index, bool replica) {
-    gradients.push_back({&parameter, index, replica, count});
-    count += parameter.gradient().count();
-  }
-  Tensor part(const Gradient& g) const {
-    return memory.slice_flat(g.offset, Shape{g.parameter->gradient().count()});
-  }
-  Work post(ProcessGroup& group) {
-    memory = Tensor(group.context(), {count}, DType::f32, Memory::shared);
-    for (const Gradient& g : gradients) {
-      const Tensor& own = g.parameter->gradient();
-      std::memcpy(part(g).data(), own.data(), static_cast<std::size_t>(own.bytes()));
-    }
-    return group.all_reduce(memory, memory, {.op = op});
+  TensorView part(const Member& m) const {
+    const std::int64_t n = m.gradient->data.count();
+    return {memory.data() + m.offset * size_bytes(dtype), dtype, {}, Dims::line(n), Dims::line(1)};
   }
 };
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+Action action_for(const Gradient& g, const DeviceMesh& axis, const char* what) {
+  if (axis.size() == 1) return Action::leave;
+  const auto wrong = [&](const std::string& text) {
+    throw Error(ErrorCode::layout, fmt::format("{}: the gradient of \"{}\" {}", what, g.name, text));
+  };
+  if (g.layout == nullptr)
+    wrong(fmt::format("is a plain tensor; on {}={} it needs a layout", axis.name(), axis.size()));
+  const Placement& placement = g.layout->on(axis);
+  if (is_shard(placement)) return Action::leave;
+  if (is_replicate(placement)) return Action::average_replicas;
+  if (placement == Placement(Partial{ReduceOp::sum})) return Action::sum;
+  if (placement == Placement(Partial{ReduceOp::avg})) return Action::average;
+  wrong(fmt::format("is {} on {}={}; expected Shard, Replicate, Partial(sum) or Partial(avg)",
+                    to_string(placement), axis.name(), axis.size()));
+  return Action::leave;
+}
 
-// What one rank says of its replica that is furthest from the average, relative to what rounding explains.
+// The flat buffers of one kind of reduction, in the order in which gradients first need them.
+std::vector<Flat> collect(std::span<Gradient> gradients, const std::vector<DeviceMesh>& axes, Action action,
+                          const char* what) {
+  std::vector<Flat> flats;
+  for (std::size_t i = 0; i < gradients.size(); ++i) {
+    std::vector<std::string> along;
+    for (const DeviceMesh& axis : axes)
+      if (action_for(gradients[i], axis, what) == action) along.push_back(axis.name());
+    if (along.empty() || gradients[i].data.count() == 0) continue;
+    auto flat = std::find_if(flats.begin(), flats.end(), [&](const Flat& f) {
+      return f.axes == along && f.dtype == gradients[i].data.dtype;
+    });
+    if (flat == flats.end())
+      flat = flats.insert(flats.end(), Flat{action, along, gradients[i].data.dtype, {}, 0, {}});
+    flat->members.push_back({&gradients[i], i, flat->count});
+    flat->count += gradients[i].data.count();
+  }
+  return flats;
+}
+
+// What one rank says of its replica that is furthest from the average.
 struct Verdict {
-  double excess = 0;  // more than 1: not rounding; infinite: not finite, where the average must tell nothing
+  double excess = 0;  // distance / what rounding explains; more than 1: not rounding
   double index = -1, distance = 0;
 };
 
-Verdict verdict_on(const Flat& averaged, double tolerance) {
-  Verdict worst;
-  for (const Gradient& g : averaged.gradients) {
-    if (!g.replica) continue;
-    const auto own = g.parameter->gradient().f32();
-    const auto average = averaged.part(g).f32();
-    double distance = 0, magnitude = 0;
-    bool finite = true;
-    for (std::size_t i = 0; i < own.size(); ++i) {
-      const auto mine = static_cast<double>(own[i]), mean = static_cast<double>(average[i]);
+// Of one gradient, where its replica is finite on this rank.
+Verdict verdict_on(const TensorView& own, const TensorView& average, double tolerance, bool& finite) {
+  double distance = 0, magnitude = 0;
+  finite = true;
+  dp::with_elements(own, [&](const auto& values) {
+    using T = typename std::remove_cvref_t<decltype(values)>::value_type;
+    const auto means = average.as<T>();
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const double mine = dp::to_double(values[i]), mean = dp::to_double(means[i]);
       finite = finite && std::isfinite(mine);
       if (!std::isfinite(mine) || !std::isfinite(mean)) continue;
       distance = std::max(distance, std::abs(mine - mean));
       magnitude = std::max(magnitude, std::abs(mean));
     }
-    const double excess = !finite         ? kInfinity
-                          : distance == 0 ? 0
-                                          : distance / (tolerance * (magnitude + distance));
-    if (excess > worst.excess) worst = {excess, static_cast<double>(g.index), distance};
-  }
-  return worst;
+  });
+  Verdict v;
+  v.distance = distance;
+  if (distance > 0) v.excess = distance / (tolerance * (magnitude + distance));
+  return v;
 }
 
-// Every rank tells its verdict to all, so that all throw or none. Where every rank's replicas are not finite
-// they have not drifted apart: that is for clipping to see.
-void expect_no_drift(const Flat& averaged, std::span<Parameter* const> parameters, const DeviceMesh& axis,
-                     double tolerance) {
-  const Verdict own = verdict_on(averaged, tolerance);
-  std::vector<double> told = {own.excess, own.index, own.distance};
-  std::vector<double> all(told.size() * static_cast<std::size_t>(axis.size()));
-  axis.group().all_gather(view(told), view(all)).wait();
-  std::vector<Verdict> verdicts;
-  for (std::size_t i = 0; i < all.size(); i += told.size())
-    verdicts.push_back({all[i], all[i + 1], all[i + 2]});
+[[noreturn]] void drifted(const Gradient& g, const DeviceMesh& axes, const std::vector<int>& ranks,
+                          const std::string& how) {
+  throw Error(Failure{
+      ErrorCode::mismatch,
+      fmt::format("sync_replicated_gradients: the gradient of \"{}\" is Replicate on {}={}, but on {} it "
+                  "{}; a replica drifted, or the gradient is Partial there",
+                  g.name, axes.name(), axes.size(), name_ranks(ranks), how),
+      Op::none, kNoCall, ranks});
+}
 
-  const auto by_excess = [](const Verdict& a, const Verdict& b) { return a.excess < b.excess; };
-  const Verdict worst = *std::max_element(verdicts.begin(), verdicts.end(), by_excess);
-  const Verdict least = *std::min_element(verdicts.begin(), verdicts.end(), by_excess);
-  if (worst.excess <= 1 || std::isinf(least.excess)) return;
+// Every rank tells all others which of its replicas are not finite, and the one that is furthest from the
+// average, so that all throw or none. A gradient that is not finite on any rank has not drifted: clipping
+// sees it.
+void expect_no_drift(const Flat& averaged, const DeviceMesh& axes, double tolerance) {
+  const std::size_t words = (averaged.members.size() + 51) / 52;  // bits that a double holds exactly
+  std::vector<double> own(3 + words);
+  Verdict worst;
+  for (std::size_t m = 0; m < averaged.members.size(); ++m) {
+    const Member& member = averaged.members[m];
+    bool finite = true;
+    Verdict v = verdict_on(member.gradient->data, averaged.part(member), tolerance, finite);
+    v.index = static_cast<double>(m);
+    if (!finite) own[3 + m / 52] += static_cast<double>(std::int64_t{1} << (m % 52));
+    if (v.excess > worst.excess) worst = v;
+  }
+  own[0] = worst.excess;
+  own[1] = worst.index;
+  own[2] = worst.distance;
+  const std::size_t ranks = static_cast<std::size_t>(axes.size());
+  std::vector<double> all(own.size() * ranks);
+  axes.group().all_gather(view(own), view(all)).wait();
+
+  const auto not_finite = [&](std::size_t r, std::size_t m) {
+    return (static_cast<std::int64_t>(all[r * own.size() + 3 + m / 52]) >> (m % 52) & 1) != 0;
+  };
+  for (std::size_t m = 0; m < averaged.members.size(); ++m) {
+    std::vector<int> broken;
+    for (std::size_t r = 0; r < ranks; ++r)
+      if (not_finite(r, m)) broken.push_back(static_cast<int>(r));
+    if (!broken.empty() && broken.size() < ranks)
+      drifted(*averaged.members[m].gradient, axes, broken,
+              broken.size() == 1 ? "is not finite" : "are not finite");
+  }
+  std::size_t most = 0;
+  for (std::size_t r = 1; r < ranks; ++r)
+    if (all[r * own.size()] > all[most * own.size()]) most = r;
+  const Verdict found{all[most * own.size()], all[most * own.size() + 1], all[most * own.size() + 2]};
+  if (found.excess <= 1) return;
   // Two ranks that differ are equally far from their average; of more, the one that drifted is the furthest.
-  std::vector<int> ranks;
-  for (std::size_t r = 0; r < verdicts.size(); ++r)
-    if (verdicts[r].index == worst.index && verdicts[r].excess >= 0.999 * worst.excess)
-      ranks.push_back(static_cast<int>(r));
-  const std::string& path = parameters[static_cast<std::size_t>(worst.index)]->path();
-  const std::string how = std::isinf(worst.excess)
-                              ? std::string("is not finite")
-                              : fmt::format("is {:.3g} from the average, {:.3g} times what rounding explains",
-                                            worst.distance, worst.excess);
-  throw Error(
-      Failure{ErrorCode::mismatch,
-              fmt::format("sync_replicated_gradients: the gradient of \"{}\" is Replicate on {}={}, but on "
-                          "{} it {}; a replica drifted, or the gradient is Partial there",
-                          path, axis.name(), axis.size(), name_ranks(ranks), how),
-              Op::none, kNoCall, ranks});
+  std::vector<int> blamed;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const double* const said = all.data() + r * own.size();
+    if (said[1] == found.index && said[0] >= 0.999 * found.excess && said[2] >= 0.999 * found.distance)
+      blamed.push_back(static_cast<int>(r));
+  }
+  drifted(*averaged.members[static_cast<std::size_t>(found.index)].gradient, axes, blamed,
+          fmt::format("is {:.3g} from the average, {:.3g} times what rounding explains", found.distance,
+                      found.excess));
 }
 
-void take_over(const Flat& flat, const DeviceMesh& axis) {
-  for (const Gradient& g : flat.gradients) {
-    const Tensor& own = g.parameter->gradient();
-    std::memcpy(own.data(), flat.part(g).data(), static_cast<std::size_t>(own.bytes()));
-    g.parameter->set_gradient_layout(g.parameter->gradient_layout()->with(axis, Replicate{}));
+// Without a tolerance the bits are compared, not distances from an average, which is rounded itself. Those
+// that differ from most are named; where no value is held by more ranks than any other, all are.
+void expect_same_bits(const Flat& averaged, const DeviceMesh& axes) {
+  const std::size_t members = averaged.members.size(), ranks = static_cast<std::size_t>(axes.size());
+  std::vector<std::uint64_t> own, all(members * ranks);
+  for (const Member& m : averaged.members) {
+    Fnv1a hash;
+    hash.add({reinterpret_cast<const char*>(m.gradient->data.data),
+              static_cast<std::size_t>(m.gradient->data.bytes())});
+    own.push_back(hash.value);
+  }
+  axes.group().all_gather(view(own), view(all)).wait();
+  for (std::size_t m = 0; m < members; ++m) {
+    std::map<std::uint64_t, std::vector<int>> holders;
+    for (std::size_t r = 0; r < ranks; ++r) holders[all[r * members + m]].push_back(static_cast<int>(r));
+    if (holders.size() == 1) continue;
+    std::size_t most = 0, as_many = 0;
+    for (const auto& [hash, those] : holders) most = std::max(most, those.size());
+    for (const auto& [hash, those] : holders) as_many += those.size() == most;
+    std::vector<int> blamed;
+    for (const auto& [hash, those] : holders)
+      if (as_many > 1 || those.size() < most) blamed.insert(blamed.end(), those.begin(), those.end());
+    std::sort(blamed.begin(), blamed.end());
+    drifted(*averaged.members[m].gradient, axes, blamed, "has other bits, where the tolerance is 0");
   }
 }
 
-void restate(std::span<Parameter* const> parameters, const DeviceMesh& axis) {
-  for (Parameter* parameter : parameters)
-    if (const LayoutRef layout = parameter->gradient_layout();
-        layout != nullptr && is_partial(layout->on(axis)))
-      parameter->set_gradient_layout(layout->with(axis, Replicate{}));
+// Reduces all flat buffers side by side. Only then do gradients change.
+void reduce(std::vector<Flat>& flats, const DeviceMesh& axes, const SyncOptions& options) {
+  std::vector<Work> works;
+  for (Flat& f : flats) {
+    f.memory = Tensor(axes.context(), {f.count}, f.dtype, Memory::shared);
+    for (const Member& m : f.members)
+      std::memcpy(f.part(m).data, m.gradient->data.data, static_cast<std::size_t>(m.gradient->data.bytes()));
+    works.push_back(axes.submesh(f.axes).group().all_reduce(
+        f.memory, f.memory, {.op = f.action == Action::sum ? ReduceOp::sum : ReduceOp::avg}));
+  }
+  for (Work& work : works) work.wait();
+  for (const Flat& f : flats)
+    if (f.action == Action::average_replicas && options.on_drift == OnDrift::error) {
+      if (options.tolerance == 0)
+        expect_same_bits(f, axes.submesh(f.axes));
+      else
+        expect_no_drift(f, axes.submesh(f.axes), options.tolerance);
+    }
+  for (const Flat& f : flats)
+    for (const Member& m : f.members)
+      std::memcpy(m.gradient->data.data, f.part(m).data, static_cast<std::size_t>(m.gradient->data.bytes()));
+}
+
+std::vector<DeviceMesh> each_axis(const DeviceMesh& axes) {
+  std::vector<DeviceMesh> list;
+  for (const MeshAxis& axis : axes.root_axes().size() == 1 ? std::vector<MeshAxis>{} : axes.shape().axes())
+    list.push_back(axes[axis.name]);
+  if (list.empty()) list.push_back(axes);
+  return list;
+}
+
+void expect_options(const SyncOptions& options) {
+  if (!(options.tolerance >= 0))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("sync_replicated_gradients: options.tolerance is {}; expected 0 or more",
+                            options.tolerance));
+}
+
+void reduce_all(std::span<Gradient> gradients, const DeviceMesh& axes, const SyncOptions& options,
+                const char* what) {
+  const std::vector<DeviceMesh> list = each_axis(axes);
+  // Replicas first: where one has drifted, nothing has changed yet.
+  std::vector<std::vector<Flat>> rounds;
+  std::vector<int> reductions(gradients.size());
+  for (const Action action : {Action::average_replicas, Action::sum, Action::average}) {
+    rounds.push_back(collect(gradients, list, action, what));
+    for (const Flat& f : rounds.back())
+      for (const Member& m : f.members) ++reductions[m.index];
+  }
+  // Side by side, unless a gradient is reduced in one way on one axis and in another way on another.
+  if (std::all_of(reductions.begin(), reductions.end(), [](int n) { return n <= 1; })) {
+    for (std::size_t i = 1; i < rounds.size(); ++i)
+      std::move(rounds[i].begin(), rounds[i].end(), std::back_inserter(rounds[0]));
+    rounds.resize(1);
+  }
+  for (std::vector<Flat>& flats : rounds) reduce(flats, axes, options);
+  for (Gradient& g : gradients)
+    for (const DeviceMesh& axis : list)
+      if (g.layout != nullptr && is_partial(g.layout->on(axis))) g.layout = g.layout->with(axis, Replicate{});
 }
 
 }  // namespace
 
-// Every gradient goes into the flat buffer of its reduction, by its placement. Both buffers are reduced side
-// by side; the averages are compared with the replicas they were made of; only then do gradients change.
-void sync_replicated_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axis,
+void sync_replicated_gradients(std::span<Gradient> gradients, const DeviceMesh& axes,
                                const SyncOptions& options) {
-  Flat summed{ReduceOp::sum, {}, 0, {}}, averaged{ReduceOp::avg, {}, 0, {}};
-  bool replicas = false;
-  for (std::size_t i = 0; i < parameters.size(); ++i) {
-    Parameter& parameter = *parameters[i];
-    const std::string what =
-        fmt::format("sync_replicated_gradients: the gradient of \"{}\"", parameter.path());
-    if (!parameter.has_gradient())
-      throw Error(ErrorCode::bad_argument,
-                  fmt::format("sync_replicated_gradients: \"{}\" has no gradient", parameter.path()));
-    const Placement placement = placement_on(parameter.gradient(), axis, what);
-    if (is_shard(placement)) continue;
-    if (is_replicate(placement)) {
-      averaged.add(parameter, i, true);
-      replicas = true;
-    } else if (placement == Placement(Partial{ReduceOp::sum})) {
-      summed.add(parameter, i, false);
-    } else if (placement == Placement(Partial{ReduceOp::avg})) {
-      averaged.add(parameter, i, false);
-    } else {
-      throw Error(ErrorCode::layout,
-                  fmt::format("{} is {} on {}={}; expected Shard, Replicate, Partial(sum) or "
-                              "Partial(avg)",
-                              what, to_string(placement), axis.name(), axis.size()));
-    }
-  }
-  if (axis.size() == 1) return restate(parameters, axis);
+  expect_options(options);
+  check_gradients("sync_replicated_gradients", gradients);
+  reduce_all(gradients, axes, options, "sync_replicated_gradients");
+}
 
-  ProcessGroup& group = axis.group();
-  Work sums, averages;
-  if (summed.count > 0) sums = summed.post(group);
-  if (averaged.count > 0) averages = averaged.post(group);
-  if (sums.valid()) sums.wait();
-  if (averages.valid()) averages.wait();
-  if (replicas && options.on_drift == OnDrift::error)
-    expect_no_drift(averaged, parameters, axis, options.tolerance);
-  take_over(summed, axis);
-  take_over(averaged, axis);
+void average_gradients(std::span<Gradient> gradients, const DeviceMesh& axes) {
+  check_gradients("average_gradients", gradients);
+  for (const Gradient& g : gradients)
+    for (const DeviceMesh& axis : each_axis(axes))
+      if (action_for(g, axis, "average_gradients") == Action::average_replicas)
+        throw Error(ErrorCode::layout,
+                    fmt::format("average_gradients: the gradient of \"{}\" is Replicate on {}={}; expected "
+                                "Partial(sum) or Partial(avg): there is nothing to reduce",
+                                g.name, axis.name(), axis.size()));
+  reduce_all(gradients, axes, {}, "average_gradients");
 }
 
 }  // namespace weft

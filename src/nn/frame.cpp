@@ -21,6 +21,18 @@ struct Kernels {
 
 kernels::KernelContext& kernels_of(Compute& compute) { return compute.attached<Kernels>().context; }
 
+void Frame::count_use(const Parameter& parameter) {
+  if (keeps_) ++uses_[&parameter];
+}
+
+bool Frame::drop_use(const Parameter& parameter) {
+  const auto use = uses_.find(&parameter);
+  if (use == uses_.end()) return true;  // its backward runs without a forward: nothing more will come
+  if (--use->second > 0) return false;
+  uses_.erase(use);
+  return true;
+}
+
 void Frame::push(const Module& of, Tensors tensors) {
   if (keeps_) entries_.push_back({&of, std::move(tensors)});
 }

@@ -97,7 +97,8 @@ LayoutRef gradient_of(LayoutRef weight, LayoutRef x, int features) {
   if (weight == nullptr) return nullptr;
   Placements placements = weight->placements;
   for (int i = 0; i < axes(weight); ++i)
-    if (weight->mesh_shape().size(i) > 1 && is_shard(on(x, i)) && !is_shard(on(x, i), features))
+    if (weight->mesh_shape().size(i) > 1 &&
+        (is_partial(on(x, i)) || (is_shard(on(x, i)) && !is_shard(on(x, i), features))))
       placements[static_cast<std::size_t>(i)] = Partial{};
   return make_layout(weight->mesh(), std::move(placements), weight->global);
 }

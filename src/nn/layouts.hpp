@@ -37,8 +37,8 @@ Tensor beside(const Module& module, std::string_view tensor, const Tensor& x, co
 void expect_whole(const std::string& what, const Tensor& x, std::string_view layer, bool last = true);
 
 /// The layout of a gradient of `weight` (its layout) where the layer used it on all of x: Partial(sum) on
-/// axes that split x in a dimension, else the weight's. `features`: the dimension of x that the weight itself
-/// splits, which does not count; -1: none.
+/// axes that split x in a dimension or on which x is Partial itself, else the weight's. `features`: the
+/// dimension of x that the weight itself splits, which does not count; -1: none.
 LayoutRef gradient_of(LayoutRef weight, LayoutRef x, int features);
 
 /// The same placements over another global shape; null stays null.

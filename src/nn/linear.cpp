@@ -143,7 +143,7 @@ void Linear::finish_forward(Tensors& y, Frame&) {
 
 void Linear::begin_backward(Inputs dy, Frame&) {
   expect_count(dy, 1, "gradients");
-  if (bias && row_parallel(*weight)) accumulate_bias(*bias, dy[0]);
+  if (bias && row_parallel(*weight)) accumulate_bias(*bias, layouts::beside(*this, "dy", dy[0], *weight));
 }
 
 Tensors Linear::do_backward(Inputs gradients, Frame& frame) {

@@ -37,6 +37,7 @@ Tensors Module::forward(Inputs x, Frame& frame) {
     for (Tensor& t : out)
       if (is_floating(t.dtype())) t = after_->forward(t, path_ + ": y");
   finish_forward(out, frame);
+  for (const auto& [name, parameter] : own_) frame.count_use(*parameter);
   run(hooks_.post_forward, *this, out, frame);
   return out;
 }
@@ -48,6 +49,8 @@ Tensors Module::backward(Inputs dy, Frame& frame) {
   if (after_)
     for (Tensor& t : in) t = after_->backward(t, path_ + ": dy");
   Tensors out = do_backward(in, frame);
+  for (const auto& [name, parameter] : own_)
+    if (frame.drop_use(*parameter)) parameter->announce_final();
   if (before_)
     for (Tensor& t : out) t = before_->backward(t, path_ + ": dx");
   run(hooks_.post_backward, *this, out, frame);
@@ -78,7 +81,7 @@ ParameterRef Module::add(std::string name, ParameterRef parameter) {
                 fmt::format("module \"{}\": cannot add parameter \"{}\": {}", path_, name,
                             taken ? "the name is taken" : "a name is not empty and holds no dot"));
   parameter->path_ = joined(path_, name);
-  parameter->add_use();
+  ++parameter->holders_;
   own_.emplace_back(std::move(name), parameter);
   return parameter;
 }
@@ -91,7 +94,7 @@ ParameterRef Module::tie(std::string_view name, ParameterRef parameter) {
                   fmt::format("tie: \"{}\" is {}, \"{}\" is {}", own->path(), to_string(own->global_shape()),
                               parameter->path(), to_string(parameter->global_shape())));
     own = parameter;
-    own->add_use();
+    ++own->holders_;
     tied_.push_back(own_name);
     return parameter;
   }

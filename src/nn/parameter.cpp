@@ -73,6 +73,27 @@ void Parameter::set_gradient_layout(LayoutRef layout) {
   gradient_ = gradient_.with_layout(layout);
 }
 
+void Parameter::claim_gradient(const void* owner) {
+  if (gradient_owner_ != nullptr && gradient_owner_ != owner)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("parameter \"{}\": its gradient belongs to another averager already; one averager "
+                    "reduces over several axes",
+                    path_));
+  gradient_owner_ = owner;
+}
+
+void Parameter::release_gradient(const void* owner) noexcept {
+  if (gradient_owner_ == owner) gradient_owner_ = nullptr;
+}
+
+void Parameter::state_gradient(LayoutRef layout) {
+  if (!gradient_ || !(gradient_.shape() == value().shape())) gradient_ = Tensor(*context_, value().shape());
+  has_gradient_ = true;
+  gradient_layout_ = layout;
+  gradient_ = gradient_.with_layout(layout);
+}
+
 void Parameter::place_gradient(Tensor memory) {
   const Shape& expected = value().shape();
   if (memory.dtype() != DType::f32 || !(memory.shape() == expected))
@@ -86,7 +107,6 @@ void Parameter::place_gradient(Tensor memory) {
 void Parameter::zero_gradient() noexcept {
   has_gradient_ = false;
   gradient_layout_ = nullptr;
-  remaining_ = uses_;
 }
 
 void Parameter::accumulate(const Tensor& dw) {
@@ -113,8 +133,10 @@ void Parameter::accumulate(LayoutRef layout, const std::function<void(const Tens
   has_gradient_ = true;
   gradient_layout_ = layout;
   gradient_ = gradient_.with_layout(layout);
-  if (--remaining_ > 0) return;
-  remaining_ = uses_;
+}
+
+void Parameter::announce_final() {
+  if (!has_gradient_) return;
   for (std::size_t i = 0; i < listeners_.size(); ++i) listeners_[i].second(*this);
 }
 

@@ -115,9 +115,9 @@ void expect_divides(const Node& node, std::int64_t count, std::string_view what,
 void expect_unplaced(const Node& node, const Parameter& parameter, const DeviceMesh& axis) {
   if (parameter.materialised())
     refuse(fmt::format("\"{}\" has memory already; parallelize comes before materialise", parameter.path()));
-  if (parameter.uses() > 1)
+  if (parameter.holders() > 1)
     refuse(fmt::format("\"{}\": its weight \"{}\" is shared by {} modules, which need it whole", node.path,
-                       parameter.path(), parameter.uses()));
+                       parameter.path(), parameter.holders()));
   if (parameter.layout() == nullptr) return;
   if (!(parameter.layout()->mesh() == axis.root()))
     refuse(fmt::format("\"{}\" lies over {}, the axis {} belongs to {}: not the same mesh", parameter.path(),

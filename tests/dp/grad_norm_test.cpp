@@ -5,31 +5,30 @@
 #include <cmath>
 #include <limits>
 
-#include "dp/bag.hpp"
+#include "dp/vectors.hpp"
 #include "support/golden_case.hpp"
-#include "weft/base/random.hpp"
+#include "weft/base/tensor.hpp"
 #include "weft/dp/replicated.hpp"
 #include "weft/mesh/redistribute.hpp"
+#include "weft/base/random.hpp"
 
 namespace weft {
 namespace {
 
-using test::Bag;
 using test::error_of;
-using test::gradient;
 using test::Rank;
 using test::Ranks;
-using test::use;
+using test::Vectors;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // --- the reference cases ---
 
 // ["R", "S0"] → placements of a gradient; null → none
-Placement placement_of(const std::string& envelopes) {
-  if (envelopes == "R") return Replicate{};
-  if (envelopes == "P") return Partial{};
-  return Shard{std::stoi(envelopes.substr(1))};
+Placement placement_of(const std::string& text) {
+  if (text == "R") return Replicate{};
+  if (text == "P") return Partial{};
+  return Shard{std::stoi(text.substr(1))};
 }
 
 // One set of gradients of the file as this rank holds them.
@@ -41,33 +40,34 @@ struct GoldenGradients {
       const auto sizes = g.at("shape").get<std::vector<std::int64_t>>();
       const Shape shape{std::span<const std::int64_t>(sizes)};
       const Tensor local = golden.tensor(set + ".local." + std::to_string(rank.rank) + "." + name);
-      LayoutRef of_gradient = nullptr, of_value = nullptr;
+      LayoutRef layout = nullptr;
       if (!g.at("placement").is_null()) {
-        Placements placements, values;
-        for (const std::string envelopes : g.at("placement")) {
-          placements.push_back(placement_of(envelopes));
-          values.push_back(is_partial(placements.back()) ? Replicate{} : placements.back());
+        Placements placements;
+        for (const std::string text : g.at("placement")) {
+          placements.push_back(placement_of(text));
           partial = partial || is_partial(placements.back());
         }
-        of_gradient = make_layout(mesh, placements, shape), of_value = make_layout(mesh, values, shape);
+        layout = make_layout(mesh, placements, shape);
       }
-      Parameter& p = bag.put(rank.context, name, shape, of_value);
-      p.accumulate(local.with_layout(of_gradient));
+      gradients.put(name, layout, shape, [&](std::size_t i) { return local.f32()[i]; });
       names.push_back(name);
     }
   }
   std::string set;
-  Bag bag;
+  Vectors gradients;
   std::vector<std::string> names;
   bool partial = false;
 };
 
 // What is plain is the same everywhere: it has no placement to reduce.
-void reduce_partials(GoldenGradients& gradients, const DeviceMesh& mesh) {
-  std::vector<Parameter*> placed;
-  for (Parameter* p : gradients.bag.parameters())
-    if (p->gradient_layout() != nullptr) placed.push_back(p);
-  for (const MeshAxis& axis : mesh.shape().axes()) sync_replicated_gradients(placed, mesh[axis.name]);
+void reduce_partials(GoldenGradients& golden, const DeviceMesh& mesh) {
+  std::vector<Gradient> placed;
+  for (const Gradient& g : golden.gradients.all())
+    if (g.layout != nullptr) placed.push_back(g);
+  sync_replicated_gradients(placed, mesh);
+  std::size_t at = 0;
+  for (Gradient& g : golden.gradients.all())
+    if (g.layout != nullptr) g.layout = placed[at++].layout;
 }
 
 TEST(GradNorm, GoldenCases) {
@@ -86,7 +86,7 @@ TEST(GradNorm, GoldenCases) {
         for (const nlohmann::json& power : golden.info().at("p")) {
           const double p = power.is_string() ? kInfinity : power.get<double>();
           GoldenGradients gradients(rank, mesh, golden, set);
-          const std::vector<Parameter*> all = gradients.bag.parameters();
+          const auto all = gradients.gradients.all();
           if (gradients.partial) {
             EXPECT_EQ(error_of([&] { grad_norm(all, p); }).code(), ErrorCode::layout);
           }
@@ -99,17 +99,19 @@ TEST(GradNorm, GoldenCases) {
         }
 
         GoldenGradients gradients(rank, mesh, golden, set);
-        const std::vector<Parameter*> all = gradients.bag.parameters();
+        const auto all = gradients.gradients.all();
         reduce_partials(gradients, mesh);
         const double norm = clip_grad_norm(all, max_norm);
         EXPECT_EQ(norm > max_norm, grad_norm(all) < norm);
-        for (const Parameter* p : all) {
-          const std::vector<double> expected = golden.values(set + ".clipped." + p->path());
-          const Tensor whole = full(p->gradient());
+        for (const Gradient& g : all) {
+          const std::vector<double> expected = golden.values(set + ".clipped." + std::string(g.name));
+          const Tensor part(Storage::borrow(g.data.data, static_cast<std::size_t>(g.data.bytes())), 0,
+                            g.data.shape, DType::f32);
+          const Tensor whole = full(part.with_layout(g.layout));
           ASSERT_EQ(static_cast<std::size_t>(whole.count()), expected.size());
           for (std::size_t i = 0; i < expected.size(); ++i)
             EXPECT_NEAR(whole.f32()[i], expected[i], 1e-6 * (std::abs(expected[i]) + 0.01))
-                << p->path() << " " << i;
+                << g.name << " " << i;
         }
       }
     });
@@ -134,7 +136,7 @@ TEST(GradNorm, IsTheSameOnEveryFactorisationOfTheRanks) {
     for (const MeshShape& shape : meshes)
       test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
         DeviceMesh mesh(rank.group(), shape);
-        Bag bag;
+        Vectors gradients;
         int number = 0;
         for (const Shape& global : shapes)
           for (const Placements& placements : layouts) {
@@ -143,9 +145,10 @@ TEST(GradNorm, IsTheSameOnEveryFactorisationOfTheRanks) {
             Tensor whole(rank.context, global);
             RandomStream(1, name).normal(0, whole.count(), whole.f32().data());
             const LayoutRef layout = make_layout(mesh, placements, global);
-            bag.put(rank.context, name, global, layout).accumulate(distribute(whole, layout));
+            const Tensor part = distribute(whole, layout);
+            gradients.put(name, layout, [&](std::size_t i) { return part.f32()[i]; });
           }
-        const double norm = grad_norm(bag.parameters(), p);
+        const double norm = grad_norm(gradients.all(), p);
         if (shape.size() == 1)
           reference = norm;
         else
@@ -157,20 +160,18 @@ TEST(GradNorm, IsTheSameOnEveryFactorisationOfTheRanks) {
 // --- norms one can do in the head ---
 
 TEST(GradNorm, SmallNumbers) {
-  test::run_ranks(Ranks::threads, 1, [](Rank& rank) {
-    Bag bag;
-    const std::vector<float> values = {3, -4, 0, 12};
-    use(bag.put(rank.context, "a", {4}), nullptr, [&](std::size_t i) { return values[i]; });
-    use(bag.put(rank.context, "empty", {0}), nullptr, [](std::size_t) { return 1.0f; });
-    const std::vector<Parameter*> all = bag.parameters();
-    EXPECT_EQ(grad_norm(all), 13);
-    EXPECT_EQ(grad_norm(all, 1), 19);
-    EXPECT_EQ(grad_norm(all, kInfinity), 12);
-    EXPECT_NEAR(grad_norm(all, 3), std::cbrt(27 + 64 + 1728), 1e-14 * 12);
-    EXPECT_NEAR(grad_norm(all, 60), 12, 1e-12);
-    EXPECT_EQ(grad_norm({}), 0);
-    EXPECT_EQ(grad_norm({}, kInfinity), 0);
-  });
+  Vectors gradients;
+  const std::vector<float> values = {3, -4, 0, 12};
+  gradients.put("a", nullptr, {4}, [&](std::size_t i) { return values[i]; });
+  gradients.put("empty", nullptr, {0}, [](std::size_t) { return 1.0f; });
+  const auto all = gradients.all();
+  EXPECT_EQ(grad_norm(all), 13);
+  EXPECT_EQ(grad_norm(all, 1), 19);
+  EXPECT_EQ(grad_norm(all, kInfinity), 12);
+  EXPECT_NEAR(grad_norm(all, 3), std::cbrt(27 + 64 + 1728), 1e-14 * 12);
+  EXPECT_NEAR(grad_norm(all, 60), 12, 1e-12);
+  EXPECT_EQ(grad_norm({}), 0);
+  EXPECT_EQ(grad_norm({}, kInfinity), 0);
 }
 
 // Elements whose powers no double holds.
@@ -178,68 +179,109 @@ TEST(GradNorm, HighPowersOfLargeAndSmallElements) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"tp", 2}});
     for (const float size : {1e30f, 1e-30f}) {
-      Bag bag;
-      use(bag.put(rank.context, "w", {8}, make_layout(mesh, {Shard{0}}, {8})),
-          make_layout(mesh, {Shard{0}}, {8}), [&](std::size_t) { return size; });
-      EXPECT_NEAR(grad_norm(bag.parameters(), 20), std::pow(8, 0.05) * static_cast<double>(size),
+      Vectors gradients;
+      gradients.put("w", make_layout(mesh, {Shard{0}}, {8}), [&](std::size_t) { return size; });
+      EXPECT_NEAR(grad_norm(gradients.all(), 20), std::pow(8, 0.05) * static_cast<double>(size),
                   1e-12 * static_cast<double>(size));
-      EXPECT_NEAR(grad_norm(bag.parameters(), 4), std::pow(8, 0.25) * static_cast<double>(size),
+      EXPECT_NEAR(grad_norm(gradients.all(), 4), std::pow(8, 0.25) * static_cast<double>(size),
                   1e-12 * static_cast<double>(size));
     }
   });
 }
 
-TEST(GradNorm, ClippingScalesOrLeavesAlone) {
-  test::run_ranks(Ranks::threads, 1, [](Rank& rank) {
-    Bag bag;
-    Parameter& p = bag.put(rank.context, "a", {2});
-    use(p, nullptr, [](std::size_t i) { return i == 0 ? 3.0f : 4.0f; });
-    EXPECT_EQ(clip_grad_norm(bag.parameters(), 5.1), 5);
-    EXPECT_EQ(gradient(p), (std::vector<float>{3, 4}));
-    EXPECT_EQ(clip_grad_norm(bag.parameters(), 1), 5);
-    const double coefficient = 1 / (5 + 1e-6);
-    EXPECT_EQ(gradient(p),
-              (std::vector<float>{static_cast<float>(3 * coefficient), static_cast<float>(4 * coefficient)}));
-    // 1 / (1 + 1e-6) is below one: a norm of exactly the limit is scaled, too.
-    EXPECT_NEAR(clip_grad_norm(bag.parameters(), 1), 1, 1e-6);
-  });
+TEST(GradNorm, OtherDtypes) {
+  std::vector<double> f64 = {3, 1e200};
+  std::vector<bf16> half = {bf16(3.0f), bf16(4.0f)};
+  Gradient g[] = {{"half", view(half)}};
+  EXPECT_EQ(grad_norm(g), 5);
+  EXPECT_EQ(clip_grad_norm(g, 2.5), 5);
+  EXPECT_EQ(static_cast<float>(half[0]), static_cast<float>(bf16(1.5f)));
+  EXPECT_EQ(static_cast<float>(half[1]), static_cast<float>(bf16(2.0f)));
+  g[0] = {"double", view(f64)};
+  EXPECT_EQ(grad_norm(g), 1e200) << "its square is no double";
 }
 
+TEST(GradNorm, ClippingScalesOrLeavesAlone) {
+  Vectors gradients;
+  std::vector<float>& p =
+      gradients.put("a", nullptr, {2}, [](std::size_t i) { return i == 0 ? 3.0f : 4.0f; });
+  EXPECT_EQ(clip_grad_norm(gradients.all(), 5.1), 5);
+  EXPECT_EQ(p, (std::vector<float>{3, 4}));
+  EXPECT_EQ(clip_grad_norm(gradients.all(), 1), 5);
+  const double coefficient = 1 / (5 + 1e-6);
+  EXPECT_EQ(p,
+            (std::vector<float>{static_cast<float>(3 * coefficient), static_cast<float>(4 * coefficient)}));
+  // 1 / (1 + 1e-6) is below one: a norm of exactly the limit is scaled, too.
+  EXPECT_NEAR(clip_grad_norm(gradients.all(), 1), 1, 1e-6);
+}
+
+// Also where the gradient is replicated, and one rank alone has the NaN: the others do not wait for it.
 TEST(GradNorm, NotFiniteIsAnErrorOrASkipOnEveryRank) {
-  for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
-    for (const double p : {2.0, 9.0, kInfinity})
-      test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
-        DeviceMesh mesh(rank.group(), {{"tp", 2}});
-        Bag bag;
-        const LayoutRef layout = make_layout(mesh, {Shard{0}}, {4});
-        Parameter& w = bag.put(rank.context, "w", {4}, layout);
-        use(w, layout, [&](std::size_t i) { return rank.rank == 1 && i == 0 ? bad : 1.0f; });
-        const double norm = clip_grad_norm(bag.parameters(), 0.5, p, NonFinite::skip);
-        EXPECT_FALSE(std::isfinite(norm));
-        EXPECT_EQ(gradient(w)[1], 1.0f) << "changed, though the step is skipped";
-        const Error e = error_of([&] { clip_grad_norm(bag.parameters(), 0.5, p); });
-        EXPECT_EQ(e.code(), ErrorCode::bad_argument);
-        EXPECT_EQ(e.what(), std::string("clip_grad_norm: the norm is ") + (std::isnan(norm) ? "nan" : "inf") +
-                                "; not finite on this rank: " + (rank.rank == 1 ? "\"w\"" : "none"));
-      });
+  for (const Placement& placement : {Placement(Shard{0}), Placement(Replicate{})})
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
+      for (const double p : {2.0, 9.0, kInfinity})
+        test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+          DeviceMesh mesh(rank.group(), {{"tp", 2}});
+          Vectors gradients;
+          std::vector<float>& w = gradients.put("w", make_layout(mesh, {placement}, {4}), [&](std::size_t i) {
+            return rank.rank == 1 && i == 0 ? bad : 1.0f;
+          });
+          const double norm = clip_grad_norm(gradients.all(), 0.5, p, NonFinite::skip);
+          EXPECT_EQ(std::isnan(norm), std::isnan(bad));
+          EXPECT_FALSE(std::isfinite(norm));
+          EXPECT_EQ(w[1], 1.0f) << "changed, though the step is skipped";
+          const Error e = error_of([&] { clip_grad_norm(gradients.all(), 0.5, p); });
+          EXPECT_EQ(e.code(), ErrorCode::bad_argument);
+          EXPECT_EQ(e.what(),
+                    std::string("clip_grad_norm: the norm is ") + (std::isnan(norm) ? "nan" : "inf") +
+                        "; not finite on rank 1; of this rank: " + (rank.rank == 1 ? "\"w\"" : "none"));
+          ASSERT_EQ(e.ranks().size(), 1u);
+          EXPECT_EQ(e.ranks()[0], 1);
+        });
+}
+
+// Replicas that have drifted apart are clipped by one factor, that of the rank with coordinate 0.
+TEST(GradNorm, IsTheSameOnRanksWhoseReplicasDiffer) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    Vectors gradients;
+    gradients.put("w", replicated_layout(mesh, {1}),
+                  [&](std::size_t) { return rank.rank == 0 ? 3.0f : 4.0f; });
+    EXPECT_EQ(grad_norm(gradients.all()), 3);
+  });
 }
 
 TEST(GradNorm, WhatCannotBeNormedIsNamed) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 1}});
-    Bag bag;
-    Parameter& w = bag.put(rank.context, "w", {4}, replicated_layout(mesh, {4}));
-    const std::vector<Parameter*> all = bag.parameters();
-    EXPECT_STREQ(error_of([&] { grad_norm(all); }).what(), "grad_norm: \"w\" has no gradient");
-    use(w, make_layout(mesh, {Partial{}, Replicate{}}, {4}), [](std::size_t) { return 1.0f; });
-    EXPECT_STREQ(error_of([&] { clip_grad_norm(all, 1); }).what(),
-                 "grad_norm: the gradient of \"w\" is Partial(sum) on dp=2; it must be reduced first");
-    w.zero_gradient();
-    use(w, make_layout(mesh, {Replicate{}, Partial{}}, {4}), [](std::size_t) { return 1.0f; });
-    EXPECT_EQ(grad_norm(all), 2) << "on an axis of one rank every placement means the same";
-    EXPECT_STREQ(error_of([&] { grad_norm(all, 0.5); }).what(), "grad_norm: p is 0.5; expected 1 or more");
-    EXPECT_STREQ(error_of([&] { clip_grad_norm(all, 0); }).what(),
+    const auto one = [](std::size_t) { return 1.0f; };
+    Vectors partial, whole, wrong;
+    partial.put("w", make_layout(mesh, {Partial{}, Replicate{}}, {4}), one);
+    EXPECT_STREQ(error_of([&] { clip_grad_norm(partial.all(), 1); }).what(),
+                 "clip_grad_norm: the gradient of \"w\" is Partial(sum) on dp=2; it must be reduced first");
+    whole.put("w", make_layout(mesh, {Replicate{}, Partial{}}, {4}), one);
+    EXPECT_EQ(grad_norm(whole.all()), 2) << "on an axis of one rank every placement means the same";
+    EXPECT_STREQ(error_of([&] { grad_norm(whole.all(), 0.5); }).what(),
+                 "grad_norm: p is 0.5; expected 1 or more");
+    EXPECT_STREQ(error_of([&] { clip_grad_norm(whole.all(), 0); }).what(),
                  "clip_grad_norm: max_norm is 0; expected more than 0");
+    wrong.put("w", nullptr, {2, 3}, one);
+    wrong.at(0).layout = replicated_layout(mesh, {4});
+    EXPECT_STREQ(
+        error_of([&] { grad_norm(wrong.all()); }).what(),
+        "grad_norm: the gradient of \"w\" is (2, 3); (4) as [dp: Replicate, tp: Replicate] is (4) on "
+        "this rank");
+    wrong.at(0).layout = nullptr;
+    wrong.at(0).data.dtype = DType::i32;
+    EXPECT_STREQ(error_of([&] { grad_norm(wrong.all()); }).what(),
+                 "grad_norm: the gradient of \"w\" is i32; expected f64, f32, bf16 or f16");
+    wrong.at(0).data.dtype = DType::f32;
+    wrong.at(0).data.strides = {1, 2};
+    EXPECT_STREQ(error_of([&] { grad_norm(wrong.all()); }).what(),
+                 "grad_norm: the gradient of \"w\" is not contiguous; copy it into a contiguous buffer");
+    wrong.at(0).data.device = {DeviceKind::cuda, 1};
+    EXPECT_STREQ(error_of([&] { grad_norm(wrong.all()); }).what(),
+                 "grad_norm: the gradient of \"w\" is on cuda:1; expected cpu");
   });
 }
 

@@ -5,198 +5,134 @@
 #include <cmath>
 #include <limits>
 
-#include "dp/bag.hpp"
+#include "dp/vectors.hpp"
 
 namespace weft {
 namespace {
 
-using test::Bag;
 using test::error_of;
-using test::gradient;
 using test::Rank;
 using test::Ranks;
-using test::use;
+using test::Vectors;
 
-// One parameter of (4) elements per placement on tp.
-struct Bench {
-  explicit Bench(Rank& rank_in) : rank(rank_in), mesh(rank.group(), {{"tp", rank.size}}) {}
-  Parameter& with(const std::string& name, const Placement& of_gradient,
-                  const std::function<float(std::size_t)>& f) {
-    Parameter& p = bag.put(rank.context, name, {4},
-                           make_layout(mesh, {is_shard(of_gradient) ? of_gradient : Replicate{}}, {4}));
-    use(p, make_layout(mesh, {of_gradient}, {4}), f);
-    return p;
-  }
-  void sync(const SyncOptions& options = {}) {
-    sync_replicated_gradients(bag.parameters(), mesh["tp"], options);
-  }
-  LayoutRef replicated() const { return replicated_layout(mesh, {4}); }
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
-  Rank& rank;
-  DeviceMesh mesh;
-  Bag bag;
-};
-
-// Element i of a rank's contribution.
-float contribution(int rank, std::size_t i) {
-  return static_cast<float>(10 * (rank + 1) + static_cast<int>(i));
-}
-
-TEST(Replicated, PartialIsSummed) {
-  for (const int ranks : {1, 2, 3, 4})
-    test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
-      Bench bench(rank);
-      Parameter& p =
-          bench.with("shared_bias", Partial{}, [&](std::size_t i) { return contribution(rank.rank, i); });
-      bench.sync();
-      for (std::size_t i = 0; i < 4; ++i) {
-        float sum = 0;
-        for (int r = 0; r < rank.size; ++r) sum += contribution(r, i);
-        EXPECT_EQ(gradient(p)[i], sum);
-      }
-      EXPECT_EQ(p.gradient_layout(), bench.replicated());
-    });
-}
-
-// Replicas that rounding has moved apart become one: the mean.
-TEST(Replicated, ReplicateIsAveraged) {
-  for (const int ranks : {1, 2, 4})
-    test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
-      Bench bench(rank);
-      constexpr float kStep = 0x1p-20f;
-      Parameter& p = bench.with("norm", Replicate{}, [&](std::size_t i) {
-        return static_cast<float>(i + 1) + static_cast<float>(rank.rank) * kStep;
-      });
-      bench.sync();
-      for (std::size_t i = 0; i < 4; ++i)
-        EXPECT_EQ(gradient(p)[i], static_cast<float>(i + 1) + static_cast<float>(rank.size - 1) * kStep / 2);
-      EXPECT_EQ(p.gradient_layout(), bench.replicated());
-    });
-}
-
-TEST(Replicated, MeansAreAveragedWhateverTheirDistance) {
-  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
-    Bench bench(rank);
-    Parameter& p =
-        bench.with("mean", Partial{ReduceOp::avg}, [&](std::size_t) { return rank.rank == 0 ? 2.0f : 8.0f; });
-    bench.sync();
-    EXPECT_EQ(gradient(p), std::vector<float>(4, 5.0f));
-    EXPECT_EQ(p.gradient_layout(), bench.replicated());
+TEST(ReplicatedViews, OverTwoAxesAtOnce) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}, {"domain", 2}});
+    const auto layout = [&](Placement dp, Placement domain) { return make_layout(mesh, {dp, domain}, {2}); };
+    const auto mine = [&](std::size_t) { return static_cast<float>(1 << rank.rank); };
+    Vectors g;
+    std::vector<float>& all = g.put("all", layout(Partial{}, Partial{}), mine);
+    std::vector<float>& dp = g.put("dp", layout(Partial{}, Shard{0}), mine);
+    std::vector<float>& mean = g.put("mean", layout(Partial{ReduceOp::avg}, Partial{}), mine);
+    // Summed along dp; along domain it is the same, and compared.
+    std::vector<float>& both = g.put("both", layout(Partial{}, Replicate{}),
+                                     [&](std::size_t) { return rank.rank < 2 ? 1.0f : 2.0f; });
+    sync_replicated_gradients(g.all(), mesh);
+    EXPECT_EQ(all, std::vector<float>(2, 15.0f));
+    EXPECT_EQ(dp, std::vector<float>(1, rank.rank % 2 == 0 ? 5.0f : 10.0f));
+    EXPECT_EQ(mean, std::vector<float>(2, 7.5f));
+    EXPECT_EQ(both, std::vector<float>(2, 3.0f));
+    EXPECT_EQ(g.at(0).layout, replicated_layout(mesh, {2}));
+    EXPECT_EQ(g.at(1).layout, layout(Replicate{}, Shard{0}));
+    EXPECT_EQ(g.at(2).layout, replicated_layout(mesh, {2}));
+    EXPECT_EQ(g.at(3).layout, replicated_layout(mesh, {2}));
   });
 }
 
-TEST(Replicated, ShardIsLeftAloneAndAllMayStandTogether) {
+TEST(ReplicatedViews, EveryFloatingDtype) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
-    Bench bench(rank);
-    Parameter& sharded = bench.with("w", Shard{0}, [&](std::size_t i) { return contribution(rank.rank, i); });
-    Parameter& a = bench.with("a", Partial{}, [&](std::size_t) { return rank.rank == 0 ? 1.0f : 2.0f; });
-    Parameter& b = bench.with("b", Replicate{}, [&](std::size_t) { return 7.0f; });
-    Parameter& c = bench.with("c", Partial{}, [&](std::size_t) { return rank.rank == 0 ? 10.0f : 20.0f; });
-    bench.sync();
-    EXPECT_EQ(gradient(sharded),
-              (std::vector<float>{contribution(rank.rank, 0), contribution(rank.rank, 1)}));
-    EXPECT_EQ(sharded.gradient_layout(), sharded.layout());
-    EXPECT_EQ(gradient(a), std::vector<float>(4, 3.0f));
-    EXPECT_EQ(gradient(b), std::vector<float>(4, 7.0f));
-    EXPECT_EQ(gradient(c), std::vector<float>(4, 30.0f));
+    DeviceMesh mesh(rank.group(), {{"tp", 2}});
+    const LayoutRef partial = make_layout(mesh, {Partial{}}, {2}), same = replicated_layout(mesh, {2});
+    const float r = static_cast<float>(rank.rank + 1);
+    std::vector<bf16> b = {bf16(r), bf16(2.0f)}, replica = {bf16(1.5f), bf16(-2.0f)};
+    std::vector<f16> h = {f16(r), f16(3.0f)};
+    std::vector<double> d = {r, 4.0};
+    Gradient g[] = {{"b", view(b), partial},
+                    {"h", view(h), partial},
+                    {"d", view(d), partial},
+                    {"replica", view(replica), same}};
+    sync_replicated_gradients(g, mesh["tp"], {.tolerance = 0});
+    EXPECT_EQ(static_cast<float>(b[0]), 3.0f);
+    EXPECT_EQ(static_cast<float>(h[1]), 6.0f);
+    EXPECT_EQ(d, (std::vector<double>{3, 8}));
+    EXPECT_EQ(static_cast<float>(replica[1]), -2.0f);
   });
 }
 
-// Of three replicas one has half of the gradient, as where a sum was left out.
-TEST(Replicated, AReplicaThatDriftedIsNamedOnEveryRank) {
+// A tolerance of nothing tolerates nothing, though no distance is a multiple of it.
+TEST(ReplicatedViews, WithoutToleranceTheLastBitCounts) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
-    Bench bench(rank);
-    bench.with("sound", Replicate{}, [](std::size_t) { return 3.0f; });
-    Parameter& p = bench.with("bias", Replicate{}, [&](std::size_t) { return rank.rank == 1 ? 3.0f : 6.0f; });
-    const Error e = error_of([&] { bench.sync(); });
+    DeviceMesh mesh(rank.group(), {{"tp", 3}});
+    Vectors g;
+    g.put("w", replicated_layout(mesh, {4}),
+          [&](std::size_t i) { return rank.rank == 1 && i == 2 ? 1.0f + 0x1p-22f : 1.0f; });
+    sync_replicated_gradients(g.all(), mesh["tp"]);  // rounding, by default
+
+    Vectors exact;
+    exact.put("w", replicated_layout(mesh, {4}),
+              [&](std::size_t i) { return rank.rank == 1 && i == 2 ? 1.0f + 0x1p-22f : 1.0f; });
+    const Error e = error_of([&] { sync_replicated_gradients(exact.all(), mesh["tp"], {.tolerance = 0}); });
     EXPECT_EQ(e.code(), ErrorCode::mismatch);
     EXPECT_STREQ(
         e.what(),
-        "sync_replicated_gradients: the gradient of \"bias\" is Replicate on tp=3, but on rank 1 it is 2 "
-        "from "
-        "the average, 2.34e+03 times what rounding explains; a replica drifted, or the gradient is Partial "
-        "there");
-    ASSERT_EQ(e.ranks().size(), 1u);
-    EXPECT_EQ(e.ranks()[0], 1);
-    EXPECT_EQ(gradient(p), std::vector<float>(4, rank.rank == 1 ? 3.0f : 6.0f))
-        << "changed in spite of the error";
+        "sync_replicated_gradients: the gradient of \"w\" is Replicate on tp=3, but on rank 1 it has "
+        "other bits, where the tolerance is 0; a replica drifted, or the gradient is Partial there");
+    const Error wrong =
+        error_of([&] { sync_replicated_gradients(exact.all(), mesh["tp"], {.tolerance = -1}); });
+    EXPECT_STREQ(wrong.what(), "sync_replicated_gradients: options.tolerance is -1; expected 0 or more");
   });
 }
 
-TEST(Replicated, OfTwoReplicasNeitherCanBeBlamedAlone) {
+// Each of two ranks has a NaN, in another gradient: both have drifted, though no rank is without one.
+TEST(ReplicatedViews, NaNsInDifferentGradientsAreDrift) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
-    Bench bench(rank);
-    bench.with("bias", Replicate{}, [&](std::size_t) { return rank.rank == 1 ? 3.0f : 6.0f; });
-    const Error e = error_of([&] { bench.sync(); });
-    EXPECT_STREQ(
-        e.what(),
-        "sync_replicated_gradients: the gradient of \"bias\" is Replicate on tp=2, but on ranks 0, 1 it is "
-        "1.5 "
-        "from the average, 2.05e+03 times what rounding explains; a replica drifted, or the gradient is "
-        "Partial there");
-    EXPECT_EQ(e.ranks().size(), 2u);
+    DeviceMesh mesh(rank.group(), {{"tp", 2}});
+    Vectors g;
+    g.put("a", replicated_layout(mesh, {2}), [&](std::size_t) { return rank.rank == 0 ? kNaN : 1.0f; });
+    g.put("b", replicated_layout(mesh, {2}), [&](std::size_t) { return rank.rank == 1 ? kNaN : 1.0f; });
+    EXPECT_STREQ(error_of([&] { sync_replicated_gradients(g.all(), mesh["tp"]); }).what(),
+                 "sync_replicated_gradients: the gradient of \"a\" is Replicate on tp=2, but on rank 0 it is "
+                 "not finite; a replica drifted, or the gradient is Partial there");
+    EXPECT_EQ(g.values(0)[0] == 1.0f, rank.rank == 1) << "changed in spite of the error";
   });
 }
 
-TEST(Replicated, OnRequestDriftIsAveragedAway) {
-  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
-    Bench bench(rank);
-    Parameter& p = bench.with("bias", Replicate{}, [&](std::size_t) { return rank.rank == 1 ? 3.0f : 6.0f; });
-    bench.sync({.on_drift = OnDrift::average});
-    EXPECT_EQ(gradient(p), std::vector<float>(4, 4.5f));
-  });
-}
-
-TEST(Replicated, AReplicaThatIsNotFiniteIsNamed) {
-  constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+// A NaN on all ranks in one gradient does not hide the drift of another.
+TEST(ReplicatedViews, ANaNOnAllRanksHidesNothing) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
-    Bench bench(rank);
-    bench.with("bias", Replicate{}, [&](std::size_t i) { return rank.rank == 2 && i == 1 ? kNaN : 6.0f; });
-    EXPECT_STREQ(
-        error_of([&] { bench.sync(); }).what(),
-        "sync_replicated_gradients: the gradient of \"bias\" is Replicate on tp=3, but on rank 2 it is not "
-        "finite; a replica drifted, or the gradient is Partial there");
-  });
-  // The same on all is no drift: clipping sees it.
-  test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
-    Bench bench(rank);
-    Parameter& p = bench.with("bias", Replicate{}, [&](std::size_t i) { return i == 1 ? kNaN : 6.0f; });
-    bench.sync();
-    EXPECT_TRUE(std::isnan(gradient(p)[1]));
-    EXPECT_EQ(gradient(p)[2], 6.0f);
+    DeviceMesh mesh(rank.group(), {{"tp", 3}});
+    Vectors g;
+    g.put("a", replicated_layout(mesh, {2}), [&](std::size_t) { return kNaN; });
+    g.put("b", replicated_layout(mesh, {2}), [&](std::size_t) { return rank.rank == 2 ? 2.0f : 1.0f; });
+    const Error e = error_of([&] { sync_replicated_gradients(g.all(), mesh["tp"]); });
+    ASSERT_EQ(e.ranks().size(), 1u) << e.what();
+    EXPECT_EQ(e.ranks()[0], 2);
   });
 }
 
-TEST(Replicated, OnATwoDimensionalMeshOtherAxesStay) {
-  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
-    DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
-    Bag bag;
-    Parameter& p = bag.put(rank.context, "w", {2}, replicated_layout(mesh, {2}));
-    use(p, make_layout(mesh, {Partial{}, Partial{}}, {2}),
-        [&](std::size_t) { return static_cast<float>(1 << rank.rank); });
-    sync_replicated_gradients(bag.parameters(), mesh["tp"]);
-    EXPECT_EQ(gradient(p), std::vector<float>(2, rank.rank < 2 ? 3.0f : 12.0f));
-    EXPECT_EQ(p.gradient_layout(), make_layout(mesh, {Partial{}, Replicate{}}, {2}));
-    sync_replicated_gradients(bag.parameters(), mesh["dp"]);
-    EXPECT_EQ(gradient(p), std::vector<float>(2, 15.0f));
-    EXPECT_EQ(p.gradient_layout(), p.layout());
-  });
-}
-
-TEST(Replicated, WhatCannotBeReducedIsNamed) {
+TEST(ReplicatedViews, AverageTakesWhatRanksMadeOfDifferentData) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
-    Bench bench(rank);
-    bench.with("largest", Partial{ReduceOp::max}, [](std::size_t) { return 1.0f; });
-    EXPECT_STREQ(
-        error_of([&] { bench.sync(); }).what(),
-        "sync_replicated_gradients: the gradient of \"largest\" is Partial(max) on tp=2; expected Shard, "
-        "Replicate, Partial(sum) or Partial(avg)");
-    Bench other(rank);
-    Parameter& plain = other.bag.put(rank.context, "plain", {4});
-    EXPECT_STREQ(error_of([&] { other.sync(); }).what(),
-                 "sync_replicated_gradients: \"plain\" has no gradient");
-    use(plain, nullptr, [](std::size_t) { return 1.0f; });
-    EXPECT_EQ(error_of([&] { other.sync(); }).code(), ErrorCode::layout);
+    DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    const auto mine = [&](std::size_t) { return rank.rank == 0 ? 1.0f : 3.0f; };
+    Vectors g;
+    std::vector<float>& sum = g.put("sum", make_layout(mesh, {Partial{}}, {2}), mine);
+    std::vector<float>& mean = g.put("mean", make_layout(mesh, {Partial{ReduceOp::avg}}, {2}), mine);
+    std::vector<float>& own = g.put("own", make_layout(mesh, {Shard{0}}, {2}), mine);
+    average_gradients(g.all(), mesh["dp"]);
+    EXPECT_EQ(sum, std::vector<float>(2, 4.0f));
+    EXPECT_EQ(mean, std::vector<float>(2, 2.0f));
+    EXPECT_EQ(own, std::vector<float>(1, rank.rank == 0 ? 1.0f : 3.0f));
+
+    Vectors wrong;
+    wrong.put("w", replicated_layout(mesh, {2}), mine);
+    EXPECT_STREQ(error_of([&] { average_gradients(wrong.all(), mesh["dp"]); }).what(),
+                 "average_gradients: the gradient of \"w\" is Replicate on dp=2; expected Partial(sum) or "
+                 "Partial(avg): there is nothing to reduce");
+    wrong.at(0).layout = nullptr;
+    EXPECT_STREQ(error_of([&] { average_gradients(wrong.all(), mesh["dp"]); }).what(),
+                 "average_gradients: the gradient of \"w\" is a plain tensor; on dp=2 it needs a layout");
   });
 }
 

@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "support/run_ranks.hpp"
-#include "weft/dp/grad_norm.hpp"
-#include "weft/dp/replicated.hpp"
+#include "weft/train/gradients.hpp"
+#include "weft/train/gradients.hpp"
 #include "weft/dp/sampler.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/init.hpp"

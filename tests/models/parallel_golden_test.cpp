@@ -4,8 +4,8 @@
 
 #include "support/golden_case.hpp"
 #include "support/run_ranks.hpp"
-#include "weft/dp/grad_norm.hpp"
-#include "weft/dp/replicated.hpp"
+#include "weft/train/gradients.hpp"
+#include "weft/train/gradients.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/models/build.hpp"
 #include "weft/nn/loss.hpp"

@@ -270,6 +270,29 @@ TEST_F(OnMesh, ABiasWaitsForTheSum) {
   EXPECT_EQ(both.bias->gradient_layout(), make_layout(mesh, {kPartial, shard(0)}, {6}));
 }
 
+// The gradient of a row layer's bias says what it is: each rank summed its own contributions to dy.
+TEST_F(OnMesh, ARowLayersBiasOfAPartialGradientIsPartial) {
+  Linear row(8, 6, true);
+  row.weight->set_layout(make_layout(mesh, {kReplicate, shard(1)}, {6, 8}));
+  row.set_after(std::make_shared<Boundary>(Boundary::leave(mesh["tp"])));
+  make(row);
+  Frame fresh(bench.compute);
+  // An arithmetic mesh cannot reduce: backward gets as far as the bias and the boundary's adjoint.
+  EXPECT_EQ(error_text(ErrorCode::unsupported,
+                       [&] {
+                         row.backward(zeros(shard(0), kPartial, {4, 6}), fresh);
+                       })
+                .substr(0, 6),
+            "mesh: ");
+  EXPECT_EQ(row.bias->gradient_layout(), make_layout(mesh, {kPartial, kPartial}, {6}));
+  row.bias->zero_gradient();
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         row.backward(Tensor::zeros(bench.context, {2, 6}), fresh);
+                       }),
+            "\"\": dy is a plain tensor; on dp=2 x tp=2 it needs a layout (as_layout states what it is)");
+}
+
 TEST_F(OnMesh, ParametersAndOptimizersCheckTheirs) {
   Parameter p({6, 8});
   EXPECT_EQ(error_text(ErrorCode::layout,

@@ -222,7 +222,7 @@ TEST(Parameter, TiedIsOneWithOnePathAndTwoUses) {
   EXPECT_EQ(tied.parameters().size(), 1u);
   EXPECT_EQ(tied.parameter("second.weight"), tied.parameter("first.weight"));
   EXPECT_EQ(tied.parameter("second.weight")->path(), "first.weight");
-  EXPECT_EQ(tied.first.weight->uses(), 2);
+  EXPECT_EQ(tied.first.weight->holders(), 2);
   materialise(tied, bench.context);
   std::copy_n(std::array<float, 4>{1, 2, 3, 4}.data(), 4, tied.first.weight->value().f32().data());
 
@@ -255,6 +255,44 @@ TEST(Parameter, TiedIsOneWithOnePathAndTwoUses) {
             "parameter \"first.weight\": has no gradient; no backward pass has used it since zero_gradient");
 }
 
+// A pass may use one of the two places of a tied weight, or run a module twice: its gradient is final after
+// as many uses in backward as there were in forward.
+TEST(Parameter, IsFinalAfterAsManyUsesAsThePassMade) {
+  test::Bench bench;
+  Tied tied;
+  materialise(tied, bench.context);
+  initialise(tied, 1);
+  int final_calls = 0;
+  tied.first.weight->listen([&](Parameter&) { ++final_calls; });
+  const Tensor x = test::tensor_of(bench.context, {1, 2}, {1, 1});
+  Frame frame(bench.compute), other(bench.compute);
+  tied.first.forward(x, frame);
+  tied.first.backward(x, frame);
+  EXPECT_EQ(final_calls, 1) << "the second place was not used";
+
+  for (int run = 0; run < 3; ++run) tied.first.forward(x, frame);
+  tied.second.forward(x, other);  // another micro-batch
+  for (int run = 0; run < 3; ++run) {
+    EXPECT_EQ(final_calls, 1);
+    tied.first.backward(x, frame);
+  }
+  EXPECT_EQ(final_calls, 2);
+  tied.second.backward(x, other);
+  EXPECT_EQ(final_calls, 3);
+
+  // A forward that no backward follows leaves nothing behind.
+  tied.forward(x, frame);
+  frame.clear();
+  tied.first.forward(x, frame);
+  tied.first.backward(x, frame);
+  EXPECT_EQ(final_calls, 4);
+  Frame inference = Frame::inference(bench.compute);
+  tied.forward(x, inference);
+  tied.first.forward(x, frame);
+  tied.first.backward(x, frame);
+  EXPECT_EQ(final_calls, 5);
+}
+
 TEST(Parameter, TieRefusesAnotherShape) {
   Linear narrow(2, 3), wide(3, 2);
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { narrow.tie_weight(wide.weight); }),
@@ -271,7 +309,6 @@ TEST(Parameter, GradientMayLiveElsewhere) {
             "parameter \"\": materialised twice");
   EXPECT_THAT(error_text(ErrorCode::bad_argument, [&] { p.set_layout(nullptr); }),
               HasSubstr("set_layout after materialise"));
-  p.add_use();
   p.accumulate(test::tensor_of(bench.context, {2}, {1, 2}));
   const Tensor bucket = Tensor::zeros(bench.context, {5});
   p.place_gradient(bucket.slice_flat(2, {2}));

@@ -10,7 +10,7 @@
 #include "base/hash.hpp"
 #include "weft/base/env.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
-#include "weft/dp/grad_norm.hpp"
+#include "weft/train/gradients.hpp"
 
 namespace weft::tools {
 namespace {
@@ -113,6 +113,8 @@ StepResult Trainer::step() {
   const Tensors dlogits = loss_.backward({}, frame);
   parts_.model->backward(dlogits, frame);
   parts_.averager->finish();
+  // What every tensor rank holds whole: the same gradient on each, which is checked, or contributions to it.
+  if (parts_.tensor.size() > 1) sync_replicated_gradients(optimizer_->parameters(), parts_.tensor);
   StepResult result{.step = next_, .lr = schedule_.at(next_)};
   result.grad_norm = clip_grad_norm(optimizer_->parameters(), config_.max_norm);
   optimizer_->step(result.lr);

@@ -1,38 +1,47 @@
-// Gradients of parameters that every rank of an axis holds: brought to one value, and watched for replicas
-// that drift. Collective among the ranks of the axis.
+// Gradients of weights that every rank of some axes holds: brought to one value, and watched for replicas
+// that drift. Collective among the ranks of the axes.
 #pragma once
 
 #include <span>
 
+#include "weft/dp/gradient.hpp"
 #include "weft/mesh/mesh.hpp"
-#include "weft/nn/parameter.hpp"
 
 namespace weft {
 
+/// What sync_replicated_gradients() does where replicas differ by more than rounding.
 enum class OnDrift : unsigned char { error, average };
 
 struct SyncOptions {
   OnDrift on_drift = OnDrift::error;
-  /// How far a replica's gradient may be from the average, relative to the largest element of it. The
-  /// same kernel on the same bits gives 0; another number of threads sums in another order, which moves a sum
-  /// of a million products by some hundred units in the last place.
+  /// How far a replica's gradient may be from the average, relative to the largest element of it; 0: not at
+  /// all. The same kernel on the same bits gives 0; another number of threads sums in another order, which
+  /// moves a sum of a million products by some hundred units in the last place.
   double tolerance = 1024 * 0x1p-23;
 };
 
-/// Decided by the placement of each gradient on `axis` (a sub-mesh of one axis), never by its name:
+/// Decided by the placement of each gradient on each axis of `axes` (a sub-mesh of one or more axes of the
+/// gradients' root), never by its name:
 ///
 ///   Shard         left alone: each rank has the whole gradient of its own part
-///   Partial(sum)  summed: each rank used the parameter for its own part of the work
+///   Partial(sum)  summed: each rank used the weight for its own part of the work
 ///   Partial(avg)  averaged
 ///   Replicate     averaged: every rank computed the same. Where a replica is further from the average than
-///                 `tolerance`, or not finite though another's is, something else than rounding is at work:
-///                 mismatch on all ranks, naming the parameter and the ranks, before any gradient changes
+///                 `tolerance`, or not finite where another's is, something else than rounding is at work:
+///                 mismatch on all ranks of the axes, naming the gradient and the ranks, before any gradient
+///                 changes
 ///
-/// One collective for all sums and one for all averages, through flat buffers in shared memory, and one small
-/// all-gather for the verdict. Same parameters in the same order on all ranks. Throws bad_argument naming a
-/// parameter without gradient; layout for Partial(min) and Partial(max), and for a plain gradient on an axis
-/// of several ranks. Afterwards all but the sharded are Replicate on the axis.
-void sync_replicated_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axis,
+/// One collective for each reduction, dtype and set of axes that occur, through flat buffers in shared
+/// memory, and a small all-gather for the verdict on replicas. The same gradients in the same order on all
+/// ranks. Throws layout for Partial(min) and Partial(max), and for a gradient without a layout on axes of
+/// several ranks; see check_gradients(). Afterwards all but the sharded are Replicate on the axes; `layout`
+/// says so.
+void sync_replicated_gradients(std::span<Gradient> gradients, const DeviceMesh& axes,
                                const SyncOptions& options = {});
+
+/// The same for gradients that must all be Partial(sum), Partial(avg) or Shard on the axes: the gradients of
+/// ranks that saw different data. Throws layout for one that is Replicate there: its average would be itself,
+/// and its sum wrong.
+void average_gradients(std::span<Gradient> gradients, const DeviceMesh& axes);
 
 }  // namespace weft

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "weft/dp/averaging.hpp"
+#include "weft/train/averaging.hpp"
 #include "weft/models/transformer.hpp"
 #include "weft/tp/plan.hpp"
 

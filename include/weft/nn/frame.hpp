@@ -2,6 +2,7 @@
 // may be in flight over one Compute.
 #pragma once
 
+#include <unordered_map>
 #include <vector>
 
 #include "weft/base/tensor.hpp"
@@ -13,6 +14,7 @@ namespace kernels {
 class KernelContext;
 }
 class Module;
+class Parameter;
 
 using Tensors = std::vector<Tensor>;
 
@@ -46,7 +48,15 @@ class Frame {
   /// Frame.
   Tensors pop(const Module& of);
   /// Forgets everything: after a forward pass that threw, or that no backward will follow.
-  void clear() noexcept { entries_.clear(); }
+  void clear() noexcept {
+    entries_.clear();
+    uses_.clear();
+  }
+
+  /// Module::forward counts each use of a parameter, Module::backward drops it. drop_use: true where it was
+  /// the last one on this Frame, so that the parameter's gradient of this pass is final.
+  void count_use(const Parameter& parameter);
+  bool drop_use(const Parameter& parameter);
 
  private:
   struct Entry {
@@ -56,6 +66,7 @@ class Frame {
   Compute* compute_;
   bool keeps_ = true;
   std::vector<Entry> entries_;
+  std::unordered_map<const Parameter*, int> uses_;  // in forward, not yet in backward
 };
 
 }  // namespace weft

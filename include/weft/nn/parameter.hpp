@@ -63,26 +63,34 @@ class Parameter {
   /// States that the gradient's elements have been changed in place to what this layout says (it was
   /// reduced).
   void set_gradient_layout(LayoutRef layout);
+  /// `owner` alone may place_gradient() from now on, until release_gradient(owner). Throws bad_argument where
+  /// somebody else has claimed it: `parameter "w": its gradient belongs to another averager already`. `owner`
+  /// is compared, not used.
+  void claim_gradient(const void* owner);
+  void release_gradient(const void* owner) noexcept;
   /// The gradient lives in `memory` from now on (a view of a bucket: f32, local shape); a gradient already
   /// there is copied.
   void place_gradient(Tensor memory);
+  /// States that the gradient's memory holds a gradient of that layout (zeros, put there by its owner).
+  void state_gradient(LayoutRef layout);
   /// Forgets the gradient; costs nothing, since the next use overwrites it.
   void zero_gradient() noexcept;
 
   /// Adds one use's gradient. `dw`: f32, local shape; its layout must be that of the uses before it since
-  /// zero_gradient() (layout error that names both). After the last use of a backward pass listeners hear
-  /// that it is final.
+  /// zero_gradient() (layout error that names both).
   void accumulate(const Tensor& dw);
   /// The same without a temporary: `write(into, add)` overwrites `into`, or adds to it where `add`.
   void accumulate(LayoutRef layout, const std::function<void(const Tensor& into, bool add)>& write);
 
-  /// How many times a backward pass uses it: one per module that holds it.
-  int uses() const noexcept { return uses_; }
-  void add_use() noexcept { remaining_ = ++uses_; }
+  /// How many modules hold it: more than one for a tied weight.
+  int holders() const noexcept { return holders_; }
   using Listener = std::function<void(Parameter&)>;
-  /// Called once per backward pass, after the last use was accumulated. Returns a number for stop_listening.
+  /// Called when a gradient is final: Module::backward calls announce_final() after as many uses as the
+  /// forward passes on that Frame made. Returns a number for stop_listening.
   int listen(Listener listener);
   void stop_listening(int id);
+  /// Calls the listeners; nothing where there is no gradient. For who accumulates without a Module.
+  void announce_final();
 
  private:
   friend class Module;
@@ -96,8 +104,8 @@ class Parameter {
   Tensor gradient_;
   LayoutRef gradient_layout_ = nullptr;
   bool has_gradient_ = false;
-  int uses_ = 0;
-  int remaining_ = 0;  // uses of this backward pass still to come
+  const void* gradient_owner_ = nullptr;
+  int holders_ = 0;
   std::vector<std::pair<int, Listener>> listeners_;
   int next_listener_ = 0;
 };

@@ -163,6 +163,11 @@ void strided_matmul(Stored a_stored, Stored b_stored, std::int64_t m, std::int64
 
 void matmul(KernelContext& ctx, const float* a, Stored a_stored, const float* b, Stored b_stored, float* c,
             std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate) {
+  if (m == 0 || n == 0) return;
+  if (k == 0) {
+    if (!accumulate) fill(ctx, c, 0.0f, m * n);
+    return;
+  }
   const ThreadCountGuard one_thread_per_piece(1);
   const std::int64_t lda = a_stored == Stored::transposed ? m : k,
                      ldb = b_stored == Stored::transposed ? k : n;

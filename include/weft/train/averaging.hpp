@@ -1,30 +1,22 @@
-// Gradients of replicated parameters, reduced over the ranks that saw different data, while backward goes on.
-// Used by the one rank (thread) that owns the model.
+// Gradients of a model's replicated parameters, reduced over the ranks that saw different data while backward
+// goes on. Used by the one rank (thread) that owns the model.
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <string>
+#include <memory>
 #include <vector>
 
+#include "weft/dp/bucket_reducer.hpp"
 #include "weft/mesh/layout.hpp"
 #include "weft/nn/parameter.hpp"
 
 namespace weft {
 
-/// What becomes of a parameter that no backward pass used since the last reduction.
-enum class Unused : unsigned char {
-  error,  ///< finish() throws on all ranks, naming parameters and ranks
-  zeros,  ///< this rank contributes zeros
-};
+using AveragerOptions = BucketOptions;
 
-struct AveragerOptions {
-  std::int64_t bucket_bytes = std::int64_t{4} << 20;  ///< a bucket is closed when it has this many
-  Unused unused = Unused::error;
-};
-
-/// Brings every gradient that is Partial on one axis (sum, or avg where each rank has the mean of its own
-/// data) to Replicate there. One backward pass, or several with sync off before the last, then finish():
+/// A BucketReducer that listens to parameters: brings every gradient that is Partial on the axes (sum, or avg
+/// where each rank has the mean of its own data) to Replicate there. One backward pass, or several with sync
+/// off before the last, then finish():
 ///
 ///   averager.set_sync(false);  … micro-batches but the last …  averager.set_sync(true);
 ///   … the last micro-batch …   averager.finish();   optimizer.step(rate);   zero gradients
@@ -33,17 +25,19 @@ struct AveragerOptions {
 /// (flat blocks in shared memory), moves the gradients there and reduces them. From then on gradients are
 /// views of the buckets, nothing is copied, and a bucket's reduction is posted as soon as its last gradient
 /// is final and all buckets before it are posted; every gradient that becomes final afterwards polls it.
-/// Buckets are the same on all ranks: they follow the order that the axis's first rank saw.
+/// Buckets are the same on all ranks: they follow the order that the first rank of the axes saw.
 ///
 /// While a bucket is in flight its gradients belong to the reduction: do not touch them before finish().
 class GradientAverager {
  public:
   using Options = AveragerOptions;
 
-  /// Listens to `parameters`, which must outlive it; they need no memory yet. `axis`: a sub-mesh of one axis.
-  /// The same parameters in the same order on all its ranks. No communication.
-  GradientAverager(std::vector<Parameter*> parameters, DeviceMesh axis, Options options = {});
-  /// Stops listening. A reduction still in flight is given up, and with it the axis's group.
+  /// Listens to `parameters`, which must outlive it; they need no memory yet. `axes`: a sub-mesh of one or
+  /// more axes (HSDP's replicate axis; dp and domain). The same parameters in the same order on all its
+  /// ranks. No communication. Throws bad_argument where a parameter has another averager: two would reduce
+  /// one gradient twice.
+  GradientAverager(std::vector<Parameter*> parameters, DeviceMesh axes, Options options = {});
+  /// Stops listening. A reduction still in flight is given up, and with it the group of the axes.
   ~GradientAverager();
   GradientAverager(const GradientAverager&) = delete;
   GradientAverager& operator=(const GradientAverager&) = delete;
@@ -53,10 +47,10 @@ class GradientAverager {
   bool sync() const noexcept { return sync_; }
 
   /// After the last backward pass: waits until every gradient is reduced and states so in its layout.
-  /// Collective over the axis. Throws on all ranks bad_argument for unused parameters: `averager: no gradient
-  /// for "a.weight" on dp rank 1 …`; layout where a gradient is not Partial (Replicate or Shard would be
-  /// counted or mixed), naming parameter and axis. Such a throw leaves no gradient usable before they are
-  /// zeroed.
+  /// Collective over the axes. Throws on all ranks bad_argument for parameters that no pass used: `averager:
+  /// no backward pass used "a.weight" on dp rank 1 …`; layout where a gradient is not Partial (Replicate or
+  /// Shard would be counted or mixed), naming parameter and axis. Such a throw leaves no gradient usable
+  /// before they are zeroed.
   void finish();
 
   /// Bytes of each bucket, in the order they are reduced; empty before the first finish().
@@ -66,30 +60,21 @@ class GradientAverager {
 
  private:
   struct Slot;
-  struct Bucket;
-  struct Agreement {
-    std::vector<std::size_t> order;
-    std::vector<std::int64_t> kinds;
-  };
+  struct Agreement;
   void became_final(std::size_t index);
   void expect_partial(std::size_t index);
   Agreement agree();
-  void make_buckets();
-  void post_ready();
-  std::vector<std::size_t> unused_here() const;
-  void put_zeros(std::size_t index);
+  void make_reducer();
   void expect_all_used(const std::vector<std::size_t>& unused);
 
-  DeviceMesh axis_;
+  DeviceMesh axes_;
+  std::vector<DeviceMesh> each_axis_;  // those of several ranks
   Options options_;
   std::vector<Slot> slots_;               // one per parameter, in the order given
-  std::vector<Bucket> buckets_;           // in the order they are posted
   std::vector<std::size_t> final_order_;  // in which gradients first became final
-  std::size_t posted_ = 0;                // buckets posted in this pass
-  std::size_t done_ = 0;                  // of them, those seen to be done
+  std::unique_ptr<BucketReducer> reducer_;
   std::int64_t posted_early_ = 0;
   bool sync_ = true;
-  bool finishing_ = false;
 };
 
 }  // namespace weft

@@ -28,12 +28,14 @@ class Bag : public Module {
   Tensors do_backward(Inputs, Frame&) override { return {}; }
 };
 
-/// One use's gradient: element i is value(i).
-inline void use(Parameter& p, LayoutRef layout, const std::function<float(std::size_t)>& value) {
+/// One use's gradient: element i is value(i). `last`: of this pass, so that it is final.
+inline void use(Parameter& p, LayoutRef layout, const std::function<float(std::size_t)>& value,
+                bool last = true) {
   p.accumulate(layout, [&](const Tensor& into, bool add) {
     const auto g = into.f32();
     for (std::size_t i = 0; i < g.size(); ++i) g[i] = value(i) + (add ? g[i] : 0.0f);
   });
+  if (last) p.announce_final();
 }
 
 inline std::vector<float> gradient(const Parameter& p) {

@@ -1,10 +1,10 @@
-#include "weft/dp/averaging.hpp"
+#include "weft/train/averaging.hpp"
 
 #include <gtest/gtest.h>
 
 #include <numeric>
 
-#include "dp/bag.hpp"
+#include "train/bag.hpp"
 
 namespace weft {
 namespace {
@@ -33,8 +33,9 @@ struct Bench {
   static float value(int r, std::size_t i, std::size_t at, int pass) {
     return static_cast<float>((r + 1) * 100 + static_cast<int>(i) * 7 + static_cast<int>(at) + pass * 1000);
   }
-  void use_one(std::size_t i, int pass, ReduceOp op = ReduceOp::sum) {
-    use(*p[i], partial(i, op), [&](std::size_t at) { return value(rank.rank, i, at, pass); });
+  void use_one(std::size_t i, int pass, ReduceOp op = ReduceOp::sum, bool last = true) {
+    use(
+        *p[i], partial(i, op), [&](std::size_t at) { return value(rank.rank, i, at, pass); }, last);
   }
   void backward(int pass) {
     for (std::size_t i = p.size(); i-- > 0;) use_one(i, pass);
@@ -227,7 +228,6 @@ TEST(Averager, OnRequestUnusedParametersAreZeros) {
   for (const int ranks : {1, 3})
     test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
       Bench bench(rank, {3, 4, 5});
-      bench.p[2]->add_use();  // a tied weight: two uses a pass
       GradientAverager averager(bench.p, bench.mesh, {.unused = Unused::zeros});
       for (int pass = 0; pass < 3; ++pass) {
         bench.use_one(0, pass);
@@ -246,10 +246,9 @@ TEST(Averager, OnRequestUnusedParametersAreZeros) {
 TEST(Averager, ATiedWeightIsReducedAfterItsLastUse) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Bench bench(rank, {3, 4});
-    bench.p[1]->add_use();
     GradientAverager averager(bench.p, bench.mesh, {.bucket_bytes = 1});
     for (int pass = 0; pass < 3; ++pass) {
-      bench.use_one(1, pass);
+      bench.use_one(1, pass, ReduceOp::sum, false);
       bench.use_one(0, pass);
       const std::int64_t early = averager.posted_early();
       bench.use_one(1, 7);
@@ -283,9 +282,9 @@ TEST(Averager, WhatIsNotPartialIsRefused) {
     bench.zero();
     bench.use_one(0, 0);
     averager.finish();
-    EXPECT_EQ(
-        text(bench.partial(0, ReduceOp::avg)),
-        "averager: the gradient of \"p0\" is Partial(avg) on dp=2; in the passes before it was Partial(sum)");
+    EXPECT_EQ(text(bench.partial(0, ReduceOp::avg)),
+              "averager: the gradient of \"p0\" is Partial(avg) on dp=2; in the passes before, "
+              "or on another axis, it was Partial(sum)");
   });
 }
 
@@ -309,6 +308,69 @@ TEST(Averager, RanksWithDifferentParametersAreFoundOut) {
     const Error e = error_of([&] { averager.finish(); });
     EXPECT_EQ(e.code(), ErrorCode::mismatch);
     EXPECT_STREQ(e.what(), "averager: parameter 1 (\"p1\" here) has 7 elements on dp rank 1, 6 on rank 0");
+  });
+}
+
+// A second one would take the gradient out of the first one's bucket.
+TEST(Averager, ASecondOneIsRefused) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Bench bench(rank, {4, 5});
+    auto first = std::make_unique<GradientAverager>(std::vector<Parameter*>{bench.p[1]}, bench.mesh);
+    EXPECT_STREQ(
+        error_of([&] { GradientAverager(bench.p, bench.mesh); }).what(),
+        "parameter \"p1\": its gradient belongs to another averager already; one averager reduces over "
+        "several axes");
+    bench.backward(0);  // nobody but the first one listens
+    first->finish();
+    EXPECT_EQ(gradient(*bench.p[1]), bench.summed(1, {0}));
+    first.reset();
+    bench.zero();
+    GradientAverager second(bench.p, bench.mesh);
+    bench.backward(1);
+    second.finish();
+    bench.expect_summed({1});
+  });
+}
+
+TEST(Averager, ReducesOverSeveralAxes) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 1}, {"domain", 2}});
+    Bag bag;
+    Parameter& w = bag.put(rank.context, "w", {3}, replicated_layout(mesh, {3}));
+    GradientAverager averager(bag.parameters(), mesh[{"dp", "domain"}]);
+    const LayoutRef partial = make_layout(mesh, {Partial{}, Replicate{}, Partial{}}, {3});
+    for (int pass = 0; pass < 2; ++pass) {
+      use(w, partial, [&](std::size_t) { return static_cast<float>(rank.rank); });
+      averager.finish();
+      EXPECT_EQ(gradient(w), std::vector<float>(3, 6.0f));
+      EXPECT_EQ(w.gradient_layout(), w.layout());
+      w.zero_gradient();
+    }
+    use(
+        w, make_layout(mesh, {Partial{}, Replicate{}, Replicate{}}, {3}), [](std::size_t) { return 1.0f; },
+        false);
+    EXPECT_STREQ(error_of([&] { w.announce_final(); }).what(),
+                 "averager: the gradient of \"w\" is Replicate on domain=2; expected Partial(sum), or "
+                 "Partial(avg): there is nothing to reduce");
+  });
+}
+
+// What a rank did not use has the placements that its use would have given, on the other axes too: a sum over
+// tp is still to come.
+TEST(Averager, ZerosAreLaidOutAsTheUsesOfOtherRanks) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
+    Bag bag;
+    Parameter& w = bag.put(rank.context, "w", {3}, replicated_layout(mesh, {3}));
+    GradientAverager averager(bag.parameters(), mesh["dp"], {.unused = Unused::zeros});
+    for (int pass = 0; pass < 2; ++pass) {
+      if (rank.rank < 2)
+        use(w, make_layout(mesh, {Partial{}, Partial{}}, {3}), [](std::size_t) { return 2.0f; });
+      averager.finish();
+      EXPECT_EQ(w.gradient_layout(), make_layout(mesh, {Replicate{}, Partial{}}, {3}));
+      EXPECT_EQ(gradient(w), std::vector<float>(3, 2.0f));
+      w.zero_gradient();
+    }
   });
 }
 

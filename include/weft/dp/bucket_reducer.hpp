@@ -1,0 +1,95 @@
+// Gradients reduced in buckets while the rest of them is still computed. Used by one thread per rank.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "weft/base/tensor.hpp"
+#include "weft/mesh/mesh.hpp"
+
+namespace weft {
+
+/// What becomes of a gradient that was not ready() since the last finish().
+enum class Unused : unsigned char {
+  error,  ///< finish() throws on all ranks, naming gradients and ranks
+  zeros,  ///< this rank contributes zeros
+};
+
+/// One gradient as the reducer knows it; the same on all ranks of the axes.
+struct BucketEntry {
+  std::string name;        ///< for error texts
+  std::int64_t count = 0;  ///< elements on this rank
+  DType dtype = DType::f32;
+  ReduceOp op = ReduceOp::sum;  ///< sum, or avg where each rank has the mean over its own data
+};
+
+struct BucketOptions {
+  std::int64_t bucket_bytes = std::int64_t{4} << 20;  ///< a bucket is closed when it has this many
+  Unused unused = Unused::error;
+};
+
+/// Cuts the gradients, in the order given, into buckets of one dtype and one reduction each. A bucket's
+/// all-reduce is posted as soon as all its gradients are ready and all buckets before it are posted, so that
+/// ranks cannot disagree on the order, whatever becomes ready first on each. Give the entries in the order in
+/// which backward makes them ready: mostly the reverse of forward.
+///
+///   for each step:  compute the gradients into slot(i), or into memory bound by bind(i), calling ready(i)
+///                   finish();   use the gradients, which are the reduced ones now
+///
+/// A gradient either lies in its slot, a part of a bucket in shared memory: nothing is copied. Or it lies in
+/// memory of the caller's: a small one is copied into its slot by ready() and back by finish(); one that
+/// fills a bucket alone is reduced where it lies.
+///
+/// To accumulate several micro-batches, add to the gradients and call ready() in the last one only. Between
+/// ready(i) and the end of finish() gradient i belongs to the reduction: neither read nor write it.
+///
+/// Gradients are reduced over all ranks of `axes`, a mesh of one or more axes. With one rank nothing moves.
+class BucketReducer {
+ public:
+  /// No communication; the first finish(), or the first bucket that is ready, compares the entries of all
+  /// ranks: mismatch, on all of them, that names the first entry that differs. Throws bad_argument for a
+  /// count below 0, bucket_bytes below 1, a reduction other than sum and avg, or a dtype that the group does
+  /// not reduce.
+  BucketReducer(DeviceMesh axes, std::vector<BucketEntry> entries, const BucketOptions& options = {});
+  /// A reduction still in flight is given up, and with it the group of the axes.
+  ~BucketReducer();
+  BucketReducer(BucketReducer&&) noexcept;
+  BucketReducer& operator=(BucketReducer&&) noexcept;
+
+  std::size_t size() const noexcept;
+  const BucketEntry& entry(std::size_t i) const;
+  /// Where gradient i lies in its bucket: (count) elements of shared memory, zeros at first. Valid as long as
+  /// the reducer. After bind(i) it is the reducer's own.
+  TensorView slot(std::size_t i) const;
+  /// The same as a tensor that keeps the bucket's memory alive. Throws bad_argument where i is bound.
+  Tensor tensor(std::size_t i) const;
+  /// Gradient i is in the caller's memory from now on: `data` has entry(i).count elements of its dtype, is
+  /// contiguous and lives as long as the reducer or until bound anew. The same entries are bound on all
+  /// ranks. Throws bad_argument where it does not fit, or between ready(i) and finish().
+  void bind(std::size_t i, const TensorView& data);
+
+  /// Gradient i has its final value of this step. Posts what can be posted, and takes steps of what is in
+  /// flight. Throws bad_argument where i is out of range, or ready already: `bucket_reducer: "w" is ready
+  /// twice`.
+  void ready(std::size_t i);
+  bool is_ready(std::size_t i) const;
+
+  /// Waits until every gradient is reduced. Collective over the axes: all ranks post all buckets. Throws
+  /// bad_argument on all ranks where some are not ready and Unused::error is set: `bucket_reducer: nobody
+  /// made "a" ready on dp rank 1; …`; the values of this step are then not usable.
+  void finish();
+
+  /// Bytes of each bucket, in the order they are posted.
+  std::vector<std::int64_t> bucket_bytes() const;
+  /// Reductions posted by ready() rather than by finish(), since the reducer was made: a measure of overlap.
+  std::int64_t posted_early() const noexcept;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace weft

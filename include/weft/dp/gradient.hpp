@@ -1,0 +1,35 @@
+// A gradient as it lies in anybody's memory. What reduces, sums up or clips gradients takes these, and knows
+// neither modules nor parameters.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "weft/base/view.hpp"
+#include "weft/mesh/layout.hpp"
+
+namespace weft {
+
+/// Borrowed: the memory, the name and the mesh of the layout live until the call that takes it is over.
+struct Gradient {
+  std::string_view name;  ///< for error texts: "layers.0.mlp.up_proj.weight"
+  /// This rank's part: on the host, contiguous, f64, f32, bf16 or f16, of layout->local_shape().
+  TensorView data;
+  /// What the elements are over the mesh; null: this rank's alone. Functions that reduce a gradient change
+  /// it.
+  LayoutRef layout = nullptr;
+};
+
+/// The gradient whose part of this rank begins at `data`: T is double, float, bf16 or f16.
+template <class T>
+Gradient make_gradient(std::string_view name, T* data, LayoutRef layout) {
+  const Shape shape = layout->local_shape();
+  return {name, {reinterpret_cast<std::byte*>(data), dtype_of<T>, {}, shape, row_major(shape)}, layout};
+}
+
+/// Throws where a gradient cannot be worked on: bad_argument for a dtype, device or strides that are not as
+/// above, layout where its shape is not layout->local_shape(): `grad_norm: the gradient of "w" is (3, 4);
+/// (7, 4) as [dp: Shard(0)] is (4, 4) on this rank`. `what` names the caller.
+void check_gradients(std::string_view what, std::span<const Gradient> gradients);
+
+}  // namespace weft

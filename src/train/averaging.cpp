@@ -1,0 +1,280 @@
+#include "weft/train/averaging.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "weft/base/error.hpp"
+
+namespace weft {
+namespace {
+
+std::string axis_text(const DeviceMesh& axis) { return fmt::format("{}={}", axis.name(), axis.size()); }
+
+// A placement as a number that ranks exchange, and back.
+constexpr std::int64_t kUnknown = -1, kReplicate = 0, kShard = 1, kPartial = 1000;
+std::int64_t encode(const Placement& p) {
+  if (const Shard* s = std::get_if<Shard>(&p)) return kShard + s->dim;
+  if (const Partial* q = std::get_if<Partial>(&p)) return kPartial + static_cast<std::int64_t>(q->op.kind);
+  return kReplicate;
+}
+Placement decode(std::int64_t code) {
+  if (code >= kPartial) return Partial{ReduceOp{static_cast<ReduceOp::Kind>(code - kPartial)}};
+  if (code >= kShard) return Shard{static_cast<int>(code - kShard)};
+  return Replicate{};
+}
+
+bool is_sum_or_avg(const Placement& p) {
+  return p == Placement(Partial{ReduceOp::sum}) || p == Placement(Partial{ReduceOp::avg});
+}
+
+}  // namespace
+
+struct GradientAverager::Slot {
+  Parameter* parameter = nullptr;
+  int listener = 0;
+  LayoutRef use = nullptr;     // of a gradient as its uses gave it
+  std::optional<ReduceOp> op;  // sum or avg, once seen
+  std::size_t entry = 0;       // in the reducer
+  bool seen = false;           // final in any pass so far
+  bool final = false;          // in this pass
+};
+
+// What all ranks know of the parameters before buckets are cut.
+struct GradientAverager::Agreement {
+  std::vector<std::size_t> order;                 // as the first rank saw gradients become final
+  std::vector<std::vector<std::int64_t>> places;  // by parameter and axis of the root: a placement's number
+};
+
+GradientAverager::GradientAverager(std::vector<Parameter*> parameters, DeviceMesh axes, Options options)
+    : axes_(std::move(axes)), options_(options) {
+  if (options_.bucket_bytes < 1)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("averager: bucket_bytes is {}; expected at least 1", options_.bucket_bytes));
+  const bool one = axes_.root_axes().size() == 1;
+  for (const MeshAxis& axis : axes_.shape().axes()) {
+    DeviceMesh mesh = one ? axes_ : axes_[axis.name];
+    mesh.root_axis();  // throws for a flattened mesh of several axes
+    if (mesh.size() > 1) each_axis_.push_back(std::move(mesh));
+  }
+  slots_.resize(parameters.size());
+  try {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      parameters[i]->claim_gradient(this);
+      slots_[i].parameter = parameters[i];
+      slots_[i].listener = parameters[i]->listen([this, i](Parameter&) { became_final(i); });
+    }
+  } catch (...) {
+    for (const Slot& slot : slots_)
+      if (slot.parameter != nullptr) {
+        slot.parameter->stop_listening(slot.listener);
+        slot.parameter->release_gradient(this);
+      }
+    throw;
+  }
+}
+
+GradientAverager::~GradientAverager() {
+  for (const Slot& slot : slots_) {
+    slot.parameter->stop_listening(slot.listener);
+    slot.parameter->release_gradient(this);
+  }
+}
+
+void GradientAverager::expect_partial(std::size_t index) {
+  Slot& slot = slots_[index];
+  slot.use = slot.parameter->gradient_layout();
+  for (const DeviceMesh& axis : each_axis_) {
+    const std::string what = fmt::format("averager: the gradient of \"{}\"", slot.parameter->path());
+    const Placement placement = placement_on(slot.parameter->gradient(), axis, what);
+    if (!is_sum_or_avg(placement))
+      throw Error(
+          ErrorCode::layout,
+          fmt::format("{} is {} on {}; expected Partial(sum), or Partial(avg): there is nothing to reduce",
+                      what, to_string(placement), axis_text(axis)));
+    const ReduceOp op = std::get<Partial>(placement).op;
+    if (slot.op && !(*slot.op == op))
+      throw Error(ErrorCode::layout,
+                  fmt::format("{} is {} on {}; in the passes before, or on another axis, it was Partial({})",
+                              what, to_string(placement), axis_text(axis), name(*slot.op)));
+    slot.op = op;
+  }
+}
+
+void GradientAverager::became_final(std::size_t index) {
+  Slot& slot = slots_[index];
+  expect_partial(index);
+  if (!slot.seen) {
+    slot.seen = true;
+    final_order_.push_back(index);
+  }
+  if (!sync_) return;
+  if (slot.final)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("averager: the gradient of \"{}\" became final twice; several backward passes before "
+                    "finish() need set_sync(false) for all but the last",
+                    slot.parameter->path()));
+  slot.final = true;
+  if (!reducer_) return;
+  const std::int64_t before = reducer_->posted_early();
+  reducer_->ready(slot.entry);
+  posted_early_ += reducer_->posted_early() - before;
+}
+
+// What every rank must agree on before buckets can be cut: for each parameter its place in the order of the
+// first pass, its size, and its gradient's placements. Each rank tells all; the first rank's order holds, and
+// placements that one rank does not know (it did not use the parameter) are taken from one that does.
+GradientAverager::Agreement GradientAverager::agree() {
+  const std::size_t n = slots_.size();
+  const auto axis_count = static_cast<std::size_t>(axes_.root().shape().axis_count());
+  std::vector<std::size_t> order = final_order_;
+  for (std::size_t i = n; i-- > 0;)
+    if (!slots_[i].seen) order.push_back(i);
+  std::vector<std::int64_t> own;
+  for (const std::size_t index : order) own.push_back(static_cast<std::int64_t>(index));
+  for (const Slot& slot : slots_) own.push_back(slot.parameter->value().count());
+  for (const Slot& slot : slots_)
+    for (std::size_t a = 0; a < axis_count; ++a)
+      own.push_back(slot.seen && slot.use != nullptr ? encode(slot.use->placements[a]) : kUnknown);
+  std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(axes_.size()));
+  axes_.group().all_gather(view(own), view(all)).wait();
+
+  Agreement agreed;
+  for (std::size_t i = 0; i < n; ++i) agreed.order.push_back(static_cast<std::size_t>(all[i]));
+  agreed.places.assign(n, std::vector<std::int64_t>(axis_count, kUnknown));
+  for (std::size_t rank = 0; rank < static_cast<std::size_t>(axes_.size()); ++rank) {
+    const std::int64_t* const counts = all.data() + rank * own.size() + n;
+    const std::int64_t* const places = counts + n;
+    for (std::size_t i = 0; i < n; ++i) {
+      const std::string& path = slots_[i].parameter->path();
+      if (counts[i] != all[n + i])
+        throw Error(
+            Failure{ErrorCode::mismatch,
+                    fmt::format("averager: parameter {} (\"{}\" here) has {} elements on {} rank {}, {} on "
+                                "rank 0",
+                                i, path, counts[i], axes_.name(), rank, all[n + i]),
+                    Op::none,
+                    kNoCall,
+                    {0, static_cast<int>(rank)}});
+      for (std::size_t a = 0; a < axis_count; ++a) {
+        const std::int64_t place = places[i * axis_count + a];
+        std::int64_t& known = agreed.places[i][a];
+        if (place != kUnknown && known != kUnknown && place != known)
+          throw Error(Failure{
+              ErrorCode::mismatch,
+              fmt::format("averager: the gradient of \"{}\" is {} on {} for {} rank {}, but {} "
+                          "for a rank before it",
+                          path, to_string(decode(place)), axes_.root().shape().name(static_cast<int>(a)),
+                          axes_.name(), rank, to_string(decode(known))),
+              Op::none,
+              kNoCall,
+              {static_cast<int>(rank)}});
+        if (place != kUnknown) known = place;
+      }
+    }
+  }
+  return agreed;
+}
+
+void GradientAverager::make_reducer() {
+  const Agreement agreed = agree();
+  std::vector<BucketEntry> entries;
+  for (const std::size_t index : agreed.order) {
+    Slot& slot = slots_[index];
+    Placements places;
+    for (const std::int64_t place : agreed.places[index])
+      places.push_back(place == kUnknown ? Placement(Partial{}) : decode(place));
+    if (const LayoutRef layout = slot.parameter->layout(); layout != nullptr && slot.use == nullptr)
+      slot.use = agreed.places[index][0] == kUnknown ? layout : layout->with(places);
+    for (const DeviceMesh& axis : each_axis_)  // used by nobody: a sum of zeros
+      if (!slot.op)
+        slot.op = std::get<Partial>(is_sum_or_avg(places[static_cast<std::size_t>(axis.root_axis())])
+                                        ? places[static_cast<std::size_t>(axis.root_axis())]
+                                        : Placement(Partial{}))
+                      .op;
+    slot.entry = entries.size();
+    entries.push_back({slot.parameter->path(), slot.parameter->value().count(), DType::f32,
+                       slot.op.value_or(ReduceOp::sum)});
+  }
+  BucketOptions options = options_;
+  options.unused = Unused::zeros;  // the verdict is this class's, which knows of the passes before
+  reducer_ = std::make_unique<BucketReducer>(axes_, std::move(entries), options);
+  for (const Slot& slot : slots_)
+    slot.parameter->place_gradient(reducer_->tensor(slot.entry).reshape(slot.parameter->local_shape()));
+}
+
+// One bit per parameter from every rank; throws on all of them where any is set.
+void GradientAverager::expect_all_used(const std::vector<std::size_t>& unused) {
+  const std::size_t words = (slots_.size() + 63) / 64;
+  std::vector<std::int64_t> own(words), all(words * static_cast<std::size_t>(axes_.size()));
+  for (const std::size_t i : unused) own[i / 64] |= std::int64_t{1} << (i % 64);
+  if (axes_.size() == 1)
+    all = own;
+  else if (words > 0)
+    axes_.group().all_gather(view(own), view(all)).wait();
+  std::vector<std::string> found;
+  std::vector<int> ranks;
+  for (int rank = 0; rank < axes_.size(); ++rank) {
+    std::vector<std::string> names;
+    for (std::size_t i = 0; i < slots_.size(); ++i)
+      if ((all[static_cast<std::size_t>(rank) * words + i / 64] >> (i % 64) & 1) != 0)
+        names.push_back('"' + slots_[i].parameter->path() + '"');
+    if (names.empty()) continue;
+    ranks.push_back(rank);
+    found.push_back(fmt::format("{} on {} rank {}", fmt::join(names, ", "), axes_.name(), rank));
+  }
+  if (!found.empty())
+    throw Error(
+        Failure{ErrorCode::bad_argument,
+                fmt::format("averager: no backward pass used {}; AveragerOptions::unused = zeros lets such "
+                            "ranks contribute zeros",
+                            fmt::join(found, "; ")),
+                Op::none, kNoCall, ranks});
+}
+
+// All ranks reduce all gradients in any case, those that are missing too: a rank that threw at once would
+// leave the others waiting. What is missing counts as zero until the verdict.
+void GradientAverager::finish() {
+  for (std::size_t i = 0; i < slots_.size(); ++i)
+    if (slots_[i].parameter->has_gradient()) expect_partial(i);
+  if (!each_axis_.empty() && !reducer_ && !slots_.empty()) make_reducer();
+  std::vector<std::size_t> unused;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    Slot& slot = slots_[i];
+    if (slot.parameter->has_gradient()) {
+      if (reducer_ && !reducer_->is_ready(slot.entry)) reducer_->ready(slot.entry);
+    } else {
+      unused.push_back(i);
+      slot.parameter->state_gradient(slot.use != nullptr ? slot.use : slot.parameter->layout());
+      const Tensor& gradient = slot.parameter->gradient();
+      std::memset(gradient.data(), 0, static_cast<std::size_t>(gradient.bytes()));
+    }
+  }
+  if (reducer_) reducer_->finish();
+  for (Slot& slot : slots_) slot.final = false;
+
+  if (options_.unused == Unused::error) {
+    try {
+      expect_all_used(unused);
+    } catch (...) {
+      for (const std::size_t i : unused) slots_[i].parameter->zero_gradient();
+      throw;
+    }
+  }
+  for (const Slot& slot : slots_)
+    if (LayoutRef layout = slot.parameter->gradient_layout(); layout != nullptr) {
+      for (const MeshAxis& axis : axes_.shape().axes())
+        if (axes_.root().has(axis.name)) layout = layout->with(axis.name, Replicate{});
+      slot.parameter->set_gradient_layout(layout);
+    }
+}
+
+std::vector<std::int64_t> GradientAverager::bucket_bytes() const {
+  return reducer_ ? reducer_->bucket_bytes() : std::vector<std::int64_t>{};
+}
+
+}  // namespace weft

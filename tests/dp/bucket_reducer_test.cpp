@@ -1,0 +1,174 @@
+#include "weft/dp/bucket_reducer.hpp"
+
+#include <gtest/gtest.h>
+
+#include "support/run_ranks.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+namespace {
+
+using test::error_of;
+using test::Rank;
+using test::Ranks;
+
+const std::vector<BucketEntry> kEntries = {{"c", 5}, {"b", 300}, {"a", 7}, {"empty", 0}};
+
+void fill(const TensorView& slot, float value) {
+  for (float& x : slot.as<float>()) x = value;
+}
+
+void expect_all(const TensorView& slot, float value) {
+  for (const float x : slot.as<float>()) ASSERT_EQ(x, value);
+}
+
+TEST(BucketReducer, ReducesSlotsWhileTheRestIsComputed) {
+  for (const int ranks : {1, 2, 3})
+    test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
+      DeviceMesh mesh(rank.group(), {{"dp", rank.size}});
+      BucketReducer reducer(mesh, kEntries, {.bucket_bytes = 1000});
+      EXPECT_EQ(reducer.bucket_bytes(), (std::vector<std::int64_t>{64 + 1216, 64}));
+      const float sum = static_cast<float>(rank.size * (rank.size + 1) / 2);
+      for (int step = 1; step < 4; ++step) {
+        for (std::size_t i = 0; i < reducer.size(); ++i) {
+          fill(reducer.slot(i), static_cast<float>(step * (rank.rank + 1)));
+          reducer.ready(i);
+          EXPECT_TRUE(reducer.is_ready(i));
+        }
+        reducer.finish();
+        for (std::size_t i = 0; i < reducer.size(); ++i) {
+          expect_all(reducer.slot(i), static_cast<float>(step) * sum);
+          EXPECT_FALSE(reducer.is_ready(i));
+        }
+      }
+      EXPECT_EQ(reducer.posted_early(), rank.size == 1 ? 0 : 6);
+    });
+}
+
+// Whatever becomes ready first on a rank: the order of the collectives is that of the entries.
+TEST(BucketReducer, RanksMayBeReadyInDifferentOrders) {
+  test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 3}});
+    BucketReducer reducer(mesh, {{"a", 3}, {"b", 3}, {"c", 3}}, {.bucket_bytes = 1});
+    for (std::size_t k = 0; k < 3; ++k) {
+      const std::size_t i = (k + static_cast<std::size_t>(rank.rank)) % 3;
+      fill(reducer.slot(i), static_cast<float>(i + 1));
+      reducer.ready(i);
+    }
+    reducer.finish();
+    for (std::size_t i = 0; i < 3; ++i) expect_all(reducer.slot(i), 3 * static_cast<float>(i + 1));
+  });
+}
+
+// Small ones travel through the bucket, one that fills a bucket is reduced where it lies.
+TEST(BucketReducer, TakesMemoryOfTheCaller) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    BucketReducer reducer(mesh, {{"large", 1000}, {"small", 3}, {"slot", 3}}, {.bucket_bytes = 4000});
+    std::vector<float> large(1000), small(3);
+    reducer.bind(0, view(large));
+    reducer.bind(1, view(small));
+    EXPECT_EQ(reducer.slot(0).data, reinterpret_cast<std::byte*>(large.data()));
+    for (int step = 0; step < 2; ++step) {
+      const float mine = static_cast<float>(rank.rank + step);
+      std::fill(large.begin(), large.end(), mine);
+      std::fill(small.begin(), small.end(), 10 * mine);
+      fill(reducer.slot(2), 100 * mine);
+      for (std::size_t i = 0; i < 3; ++i) reducer.ready(i);
+      reducer.finish();
+      const float sum = static_cast<float>(1 + 2 * step);
+      EXPECT_EQ(large, std::vector<float>(1000, sum));
+      EXPECT_EQ(small, std::vector<float>(3, 10 * sum));
+      expect_all(reducer.slot(2), 100 * sum);
+    }
+  });
+}
+
+TEST(BucketReducer, SeveralAxesDtypesAndMeans) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"replicate", 2}, {"tp", 1}, {"domain", 2}});
+    BucketReducer reducer(mesh[{"replicate", "domain"}],
+                          {{"sum", 2}, {"mean", 2, DType::f32, ReduceOp::avg}, {"half", 2, DType::bf16}});
+    fill(reducer.slot(0), static_cast<float>(rank.rank));
+    fill(reducer.slot(1), static_cast<float>(rank.rank));
+    for (bf16& x : reducer.slot(2).as<bf16>()) x = bf16(static_cast<float>(rank.rank));
+    for (std::size_t i = 3; i-- > 0;) reducer.ready(i);
+    reducer.finish();
+    expect_all(reducer.slot(0), 6);
+    expect_all(reducer.slot(1), 1.5);
+    EXPECT_EQ(static_cast<float>(reducer.slot(2).as<bf16>()[1]), 6.0f);
+    EXPECT_EQ(reducer.bucket_bytes().size(), 3u) << "one for each dtype and reduction";
+  });
+}
+
+TEST(BucketReducer, WhatIsNotReadyIsNamedOnEveryRank) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    BucketReducer reducer(mesh, {{"a", 2}, {"b", 2}, {"c", 2}});
+    reducer.ready(0);
+    if (rank.rank == 0) reducer.ready(2);
+    const Error e = error_of([&] { reducer.finish(); });
+    EXPECT_EQ(e.code(), ErrorCode::bad_argument);
+    EXPECT_STREQ(e.what(),
+                 "bucket_reducer: nobody made ready \"b\" on dp rank 0; \"b\", \"c\" on dp rank 1; "
+                 "BucketOptions::unused = zeros lets such ranks contribute zeros");
+    // The next step is as good as any.
+    for (std::size_t i = 0; i < 3; ++i) {
+      fill(reducer.slot(i), 1);
+      reducer.ready(i);
+    }
+    reducer.finish();
+    expect_all(reducer.slot(2), 2);
+
+    BucketReducer zeros(mesh, {{"a", 2}, {"b", 2}}, {.unused = Unused::zeros});
+    fill(zeros.slot(0), 5);
+    if (rank.rank == 1) zeros.ready(0);
+    zeros.finish();
+    expect_all(zeros.slot(0), 5);
+    expect_all(zeros.slot(1), 0);
+  });
+}
+
+TEST(BucketReducer, RanksWithDifferentGradientsAreFoundOut) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    BucketReducer names(mesh, {{"a", 2}, {rank.rank == 0 ? "b" : "B", 2}});
+    const Error e = error_of([&] { names.finish(); });
+    EXPECT_EQ(e.code(), ErrorCode::mismatch);
+    EXPECT_EQ(e.what(), std::string("bucket_reducer: gradient 1 (\"") + (rank.rank == 0 ? "b" : "B") +
+                            "\", f32 x2 sum here) is another one on dp rank 1 than on rank 0: name, count, "
+                            "dtype, reduction or where it is bound differ");
+    BucketReducer numbers(mesh, std::vector<BucketEntry>(static_cast<std::size_t>(rank.rank + 1), {"a", 2}));
+    EXPECT_STREQ(error_of([&] { numbers.finish(); }).what(),
+                 "bucket_reducer: 2 gradients on dp rank 1, 1 on rank 0");
+  });
+}
+
+TEST(BucketReducer, WrongArgumentsAreNamed) {
+  test::run_ranks(Ranks::threads, 1, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 1}});
+    const auto text = [&](const std::vector<BucketEntry>& entries, const BucketOptions& options = {}) {
+      return std::string(error_of([&] { BucketReducer(mesh, entries, options); }).what());
+    };
+    EXPECT_EQ(text({{"w", -1}}), "bucket_reducer: \"w\" has count -1; expected 0 or more");
+    EXPECT_EQ(text({{"w", 1, DType::f32, ReduceOp::max}}),
+              "bucket_reducer: \"w\" has op max; expected sum or avg");
+    EXPECT_EQ(text({{"w", 1, DType::i32}}), "bucket_reducer: \"w\" is i32; expected f64, f32, bf16 or f16");
+    EXPECT_EQ(text({}, {.bucket_bytes = 0}), "bucket_reducer: options.bucket_bytes is 0; expected 1 or more");
+
+    BucketReducer reducer(mesh, {{"w", 2}});
+    std::vector<float> three(3);
+    EXPECT_STREQ(error_of([&] { reducer.bind(0, view(three)); }).what(),
+                 "bucket_reducer: bind of \"w\": data is f32 x3; expected f32 x2, contiguous");
+    EXPECT_STREQ(error_of([&] { reducer.ready(1); }).what(), "bucket_reducer: i is 1; expected less than 1");
+    reducer.ready(0);
+    EXPECT_STREQ(error_of([&] { reducer.ready(0); }).what(),
+                 "bucket_reducer: \"w\" is ready twice; finish() comes between two steps");
+    EXPECT_STREQ(error_of([&] { reducer.bind(0, view(three)); }).what(),
+                 "bucket_reducer: bind of \"w\" between ready() and finish()");
+    reducer.finish();
+  });
+}
+
+}  // namespace
+}  // namespace weft
