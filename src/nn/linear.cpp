@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "nn/kernels/kernels.hpp"
 #include "nn/layouts.hpp"
 #include "weft/base/error.hpp"
@@ -72,26 +74,15 @@ bool row_parallel(const Parameter& weight) {
   return false;
 }
 
-// y: (tokens, out), bias: (out)
-void add_bias(const Tensor& y, const Tensor& bias) {
-  const std::int64_t out = bias.count();
-  const float* const b = bias.f32().data();
-  float* row = y.f32().data();
-  for (std::int64_t t = 0; out > 0 && t < y.count() / out; ++t, row += out)
-    for (std::int64_t i = 0; i < out; ++i) row[i] += b[i];
-}
-
 // dbias: (out) = or += the sum of dy's rows; dy: (tokens, out)
-void accumulate_bias(Parameter& bias, const Tensor& dy) {
+void accumulate_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
   const int last = dy.shape().rank() - 1;
   bias.accumulate(layouts::gradient_of(bias.value().layout(), dy.layout(), last),
                   [&](const Tensor& into, bool add) {
-                    float* const db = into.f32().data();
                     const std::int64_t out = into.count();
-                    if (!add) std::fill_n(db, out, 0.0f);
-                    const float* row = dy.f32().data();
-                    for (std::int64_t t = 0; out > 0 && t < dy.count() / out; ++t, row += out)
-                      for (std::int64_t i = 0; i < out; ++i) db[i] += row[i];
+                    if (!add) std::fill_n(into.f32().data(), out, 0.0f);
+                    kernels::bias_backward(frame.kernels(), dy.f32().data(), into.f32().data(),
+                                           out == 0 ? 0 : dy.count() / out, out);
                   });
 }
 
@@ -135,15 +126,18 @@ Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
   return {y};
 }
 
-void Linear::finish_forward(Tensors& y, Frame&) {
+void Linear::finish_forward(Tensors& y, Frame& frame) {
   if (!bias || !row_parallel(*weight)) return;
   expect_bias_fits(*this, y[0], *bias);
-  add_bias(y[0], bias->value());
+  const std::int64_t out = bias->value().count();
+  kernels::add_bias(frame.kernels(), bias->value().f32().data(), y[0].f32().data(),
+                    out == 0 ? 0 : y[0].count() / out, out);
 }
 
-void Linear::begin_backward(Inputs dy, Frame&) {
+void Linear::begin_backward(Inputs dy, Frame& frame) {
   expect_count(dy, 1, "gradients");
-  if (bias && row_parallel(*weight)) accumulate_bias(*bias, layouts::beside(*this, "dy", dy[0], *weight));
+  if (bias && row_parallel(*weight))
+    accumulate_bias(frame, *bias, layouts::beside(*this, "dy", dy[0], *weight));
 }
 
 Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
@@ -157,7 +151,7 @@ Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{} is {}; expected {}", layouts::named(*this, "dy"), to_string(dy.shape()),
                             to_string(layouts::with_last(x.shape(), out))));
-  if (bias && !row_parallel(*weight)) accumulate_bias(*bias, dy);
+  if (bias && !row_parallel(*weight)) accumulate_bias(frame, *bias, dy);
 
   const std::int64_t tokens = in == 0 ? 0 : x.count() / in;
   const int last = x.shape().rank() - 1;

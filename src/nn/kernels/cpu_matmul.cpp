@@ -230,14 +230,26 @@ void linear_backward_input(KernelContext& ctx, const float* dy, const float* w, 
 void linear_backward_weight(KernelContext& ctx, const float* dy, const float* x, float* dw, float* dbias,
                             LinearShape s) {
   matmul(ctx, dy, Stored::transposed, x, Stored::plain, dw, s.out, s.in, s.tokens, true);
-  if (dbias == nullptr) return;
+  if (dbias != nullptr) bias_backward(ctx, dy, dbias, s.tokens, s.out);
+}
+
+void add_bias(KernelContext& ctx, const float* bias, float* y, std::int64_t tokens, std::int64_t out) {
+  if (out == 0) return;
+  parallel_blocks(ctx.state(), tokens, std::max<std::int64_t>(1, kElementBlock / out),
+                  [&](std::int64_t begin, std::int64_t end) {
+                    for (std::int64_t t = begin; t < end; ++t)
+                      for (std::int64_t i = 0; i < out; ++i) y[t * out + i] += bias[i];
+                  });
+}
+
+void bias_backward(KernelContext& ctx, const float* dy, float* dbias, std::int64_t tokens, std::int64_t out) {
   KernelContext::State& state = ctx.state();
-  const std::int64_t blocks = blocks_of(s.tokens, kRowBlock);
-  float* partials = state.scratch(blocks * s.out);
-  parallel_blocks(state, s.tokens, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
-    sum_rows(dy + begin * s.out, partials + begin / kRowBlock * s.out, end - begin, s.out);
+  const std::int64_t blocks = blocks_of(tokens, kRowBlock);
+  float* partials = state.scratch(blocks * out);
+  parallel_blocks(state, tokens, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
+    sum_rows(dy + begin * out, partials + begin / kRowBlock * out, end - begin, out);
   });
-  add_partial_rows(state, partials, dbias, blocks, s.out);
+  add_partial_rows(state, partials, dbias, blocks, out);
 }
 
 }  // namespace weft::kernels

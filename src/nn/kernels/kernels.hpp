@@ -67,6 +67,11 @@ void linear_backward_input(KernelContext& ctx, const float* dy, const float* w, 
 void linear_backward_weight(KernelContext& ctx, const float* dy, const float* x, float* dw, float* dbias,
                             LinearShape s);
 
+/// y += bias, row by row. y: (tokens, out), bias: (out).
+void add_bias(KernelContext& ctx, const float* bias, float* y, std::int64_t tokens, std::int64_t out);
+/// dbias += the sum of dy's rows, in blocks of rows. dy: (tokens, out), dbias: (out).
+void bias_backward(KernelContext& ctx, const float* dy, float* dbias, std::int64_t tokens, std::int64_t out);
+
 /// y = x * inv_rms * weight, inv_rms = 1 / sqrt(mean of x^2 over dim + eps).
 /// x, y: (rows, dim), weight: (dim), inv_rms: (rows), kept for the backward pass. In place: y may be x.
 void rms_norm_forward(KernelContext& ctx, const float* x, const float* weight, float* y, float* inv_rms,

@@ -1,0 +1,138 @@
+#include "weft/tp/linear.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "nn/kernels/kernels.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+namespace {
+
+using kernels::LinearShape;
+using kernels::Stored;
+
+const float* floats(const ConstTensorView& v) { return reinterpret_cast<const float*>(v.data); }
+float* floats(const TensorView& v) { return reinterpret_cast<float*>(v.data); }
+bool given(const ConstTensorView& v) { return v.data != nullptr; }
+
+std::string shown(const Shape& s) { return to_string(s); }
+
+struct Checker {
+  const char* function;
+
+  [[noreturn]] void wrong(const char* what, const std::string& text) const {
+    throw Error(ErrorCode::bad_argument, fmt::format("{}: {} {}", function, what, text));
+  }
+  // What every view must be.
+  void check(const char* what, const ConstTensorView& v) const {
+    if (v.dtype != DType::f32) wrong(what, fmt::format("is {}; expected f32", name(v.dtype)));
+    if (v.device.kind != DeviceKind::cpu)
+      wrong(what, fmt::format("is on {}; expected cpu", to_string(v.device)));
+    if (!v.contiguous()) wrong(what, "is not contiguous; copy it into a contiguous buffer");
+    if (v.data == nullptr && v.count() > 0) wrong(what, "has no memory");
+  }
+  void expect(const char* what, const ConstTensorView& v, const Shape& shape, const std::string& from) const {
+    check(what, v);
+    if (!(v.shape == shape))
+      wrong(what, fmt::format("is {}; expected {}, from {}", shown(v.shape), shown(shape), from));
+  }
+  // The layer that x and w make: x: (…, in), w: (out, in).
+  LinearShape layer(const ConstTensorView& x, const ConstTensorView& w) const {
+    check("x", x);
+    check("w", w);
+    if (x.shape.rank() < 1) wrong("x", "is a scalar; expected (…, in)");
+    if (w.shape.rank() != 2) wrong("w", fmt::format("is {}; expected (out, in)", shown(w.shape)));
+    const std::int64_t in = x.shape.back();
+    if (w.shape[1] != in)
+      wrong("w", fmt::format("is {}; expected ({}, {}), from x {}", shown(w.shape), w.shape[0], in,
+                             shown(x.shape)));
+    return {in == 0 ? rows(x.shape) : x.count() / in, in, w.shape[0]};
+  }
+  static std::int64_t rows(const Shape& s) {
+    std::int64_t n = 1;
+    for (int d = 0; d + 1 < s.rank(); ++d) n *= s[d];
+    return n;
+  }
+};
+
+Shape with_last(Shape shape, std::int64_t last) {
+  shape[shape.rank() - 1] = last;
+  return shape;
+}
+
+std::string pair_text(const char* a, const Shape& of_a, const char* b, const Shape& of_b) {
+  return fmt::format("{} {} and {} {}", a, shown(of_a), b, shown(of_b));
+}
+
+LinearShape check_forward(const Checker& c, const ConstTensorView& x, const ConstTensorView& w,
+                          const ConstTensorView& b, const TensorView& y) {
+  const LinearShape s = c.layer(x, w);
+  const std::string from = pair_text("x", x.shape, "w", w.shape);
+  c.expect("y", y, with_last(x.shape, s.out), from);
+  if (given(b)) c.expect("b", b, {s.out}, from);
+  return s;
+}
+
+LinearShape check_backward(const Checker& c, const ConstTensorView& dy, const ConstTensorView& x,
+                           const ConstTensorView& w, const LinearGradients& g) {
+  const LinearShape s = c.layer(x, w);
+  const std::string from = pair_text("x", x.shape, "w", w.shape);
+  c.expect("dy", dy, with_last(x.shape, s.out), from);
+  if (given(g.dx)) c.expect("dx", g.dx, x.shape, from);
+  if (given(g.dw)) c.expect("dw", g.dw, w.shape, from);
+  if (given(g.db)) c.expect("db", g.db, {s.out}, from);
+  return s;
+}
+
+void weight_gradients(Compute& compute, const ConstTensorView& dy, const ConstTensorView& x,
+                      const LinearGradients& g, const LinearShape& s) {
+  kernels::KernelContext& ctx = kernels::of(compute);
+  if (given(g.dw))
+    kernels::matmul(ctx, floats(dy), Stored::transposed, floats(x), Stored::plain, floats(g.dw), s.out, s.in,
+                    s.tokens, g.accumulate);
+  if (!given(g.db)) return;
+  if (!g.accumulate) std::fill_n(floats(g.db), s.out, 0.0f);
+  kernels::bias_backward(ctx, floats(dy), floats(g.db), s.tokens, s.out);
+}
+
+}  // namespace
+
+void column_linear_forward(Compute& compute, const ConstTensorView& x, const ConstTensorView& w,
+                           const ConstTensorView& b, const TensorView& y) {
+  const LinearShape s = check_forward({"column_linear_forward"}, x, w, b, y);
+  kernels::linear_forward(kernels::of(compute), floats(x), floats(w), given(b) ? floats(b) : nullptr,
+                          floats(y), s);
+}
+
+void column_linear_backward(Compute& compute, const DeviceMesh& axes, const ConstTensorView& dy,
+                            const ConstTensorView& x, const ConstTensorView& w, const LinearGradients& g) {
+  const LinearShape s = check_backward({"column_linear_backward"}, dy, x, w, g);
+  Work sum;
+  if (given(g.dx)) {
+    kernels::linear_backward_input(kernels::of(compute), floats(dy), floats(w), floats(g.dx), s);
+    if (axes.size() > 1) sum = axes.group().all_reduce(g.dx, g.dx);
+  }
+  weight_gradients(compute, dy, x, g, s);
+  if (sum.valid()) sum.wait();
+}
+
+void row_linear_forward(Compute& compute, const DeviceMesh& axes, const ConstTensorView& x,
+                        const ConstTensorView& w, const ConstTensorView& b, const TensorView& y) {
+  const LinearShape s = check_forward({"row_linear_forward"}, x, w, b, y);
+  kernels::linear_forward(kernels::of(compute), floats(x), floats(w), nullptr, floats(y), s);
+  if (axes.size() > 1) axes.group().all_reduce(y, y).wait();
+  if (given(b)) kernels::add_bias(kernels::of(compute), floats(b), floats(y), s.tokens, s.out);
+}
+
+void row_linear_backward(Compute& compute, const ConstTensorView& dy, const ConstTensorView& x,
+                         const ConstTensorView& w, const LinearGradients& g) {
+  const LinearShape s = check_backward({"row_linear_backward"}, dy, x, w, g);
+  if (given(g.dx))
+    kernels::linear_backward_input(kernels::of(compute), floats(dy), floats(w), floats(g.dx), s);
+  weight_gradients(compute, dy, x, g, s);
+}
+
+}  // namespace weft

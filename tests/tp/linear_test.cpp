@@ -1,0 +1,178 @@
+// Column and row layers on plain vectors: the sum of what the ranks compute is what one rank computes.
+#include "weft/tp/linear.hpp"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+#include "support/run_ranks.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+namespace {
+
+using test::error_of;
+using test::Rank;
+using test::Ranks;
+using Floats = std::vector<float>;
+
+// Small whole numbers, whose products and sums are exact in f32 whatever their order.
+float number(int tensor, std::int64_t i) { return static_cast<float>((i * 7 + tensor * 3) % 11 - 5); }
+
+TensorView shaped(Floats& v, const Shape& shape) {
+  return {reinterpret_cast<std::byte*>(v.data()), DType::f32, {}, shape, row_major(shape)};
+}
+
+constexpr std::int64_t kTokens = 6, kIn = 12, kHidden = 24, kOut = 8;
+
+// x → column → row → y on one rank; every tensor by plain loops.
+struct Serial {
+  Floats x = make(0, kTokens*kIn), w1 = make(1, kHidden*kIn), b1 = make(2, kHidden),
+         w2 = make(3, kOut*kHidden), b2 = make(4, kOut), dy = make(5, kTokens*kOut);
+  Floats h = times(x, w1, b1, kTokens, kIn, kHidden), y = times(h, w2, b2, kTokens, kHidden, kOut);
+  Floats dh = back(dy, w2, kTokens, kOut, kHidden), dx = back(dh, w1, kTokens, kHidden, kIn);
+  Floats dw2 = outer(dy, h, kTokens, kOut, kHidden), dw1 = outer(dh, x, kTokens, kHidden, kIn);
+  Floats db2 = sum_rows(dy, kTokens, kOut), db1 = sum_rows(dh, kTokens, kHidden);
+
+  static Floats make(int tensor, std::int64_t n) {
+    Floats v(static_cast<std::size_t>(n));
+    for (std::size_t i = 0; i < v.size(); ++i) v[i] = number(tensor, static_cast<std::int64_t>(i));
+    return v;
+  }
+  static std::size_t at(std::int64_t row, std::int64_t column, std::int64_t columns) {
+    return static_cast<std::size_t>(row * columns + column);
+  }
+  static Floats times(const Floats& x, const Floats& w, const Floats& b, std::int64_t n, std::int64_t in,
+                      std::int64_t out) {
+    Floats y(static_cast<std::size_t>(n * out));
+    for (std::int64_t t = 0; t < n; ++t)
+      for (std::int64_t o = 0; o < out; ++o) {
+        y[at(t, o, out)] = b[static_cast<std::size_t>(o)];
+        for (std::int64_t i = 0; i < in; ++i) y[at(t, o, out)] += x[at(t, i, in)] * w[at(o, i, in)];
+      }
+    return y;
+  }
+  static Floats back(const Floats& dy, const Floats& w, std::int64_t n, std::int64_t out, std::int64_t in) {
+    Floats dx(static_cast<std::size_t>(n * in));
+    for (std::int64_t t = 0; t < n; ++t)
+      for (std::int64_t o = 0; o < out; ++o)
+        for (std::int64_t i = 0; i < in; ++i) dx[at(t, i, in)] += dy[at(t, o, out)] * w[at(o, i, in)];
+    return dx;
+  }
+  static Floats outer(const Floats& dy, const Floats& x, std::int64_t n, std::int64_t out, std::int64_t in) {
+    Floats dw(static_cast<std::size_t>(out * in));
+    for (std::int64_t t = 0; t < n; ++t)
+      for (std::int64_t o = 0; o < out; ++o)
+        for (std::int64_t i = 0; i < in; ++i) dw[at(o, i, in)] += dy[at(t, o, out)] * x[at(t, i, in)];
+    return dw;
+  }
+  static Floats sum_rows(const Floats& dy, std::int64_t n, std::int64_t out) {
+    Floats db(static_cast<std::size_t>(out));
+    for (std::int64_t t = 0; t < n; ++t)
+      for (std::int64_t o = 0; o < out; ++o) db[static_cast<std::size_t>(o)] += dy[at(t, o, out)];
+    return db;
+  }
+  // Columns [begin, begin + size) of a matrix.
+  static Floats columns(const Floats& m, std::int64_t row_count, std::int64_t begin, std::int64_t size) {
+    const std::int64_t width = static_cast<std::int64_t>(m.size()) / row_count;
+    Floats part;
+    for (std::int64_t r = 0; r < row_count; ++r)
+      part.insert(part.end(), m.begin() + r * width + begin, m.begin() + r * width + begin + size);
+    return part;
+  }
+  static Floats rows(const Floats& m, std::int64_t width, std::int64_t begin, std::int64_t size) {
+    return {m.begin() + begin * width, m.begin() + (begin + size) * width};
+  }
+};
+
+TEST(LinearViews, ColumnAndRowEqualSerial) {
+  const Serial one;
+  for (const int ranks : {1, 2, 3, 4})
+    for (const bool accumulate : {false, true})
+      test::run_ranks(Ranks::threads, ranks, [&](Rank& rank) {
+        DeviceMesh mesh(rank.group(), {{"tp", rank.size}});
+        Compute compute(rank.context, 2);
+        const std::int64_t part = kHidden / rank.size, begin = part * rank.rank;
+        Floats x = one.x, dy = one.dy, b2 = one.b2, w1 = Serial::rows(one.w1, kIn, begin, part),
+               b1 = Serial::rows(one.b1, 1, begin, part), w2 = Serial::columns(one.w2, kOut, begin, part);
+        const Shape of_x{2, 3, kIn}, of_h{2, 3, part}, of_y{2, 3, kOut};
+        Floats h(static_cast<std::size_t>(kTokens * part)), y(one.y.size());
+        column_linear_forward(compute, shaped(x, of_x), shaped(w1, {part, kIn}), shaped(b1, {part}),
+                              shaped(h, of_h));
+        EXPECT_EQ(h, Serial::columns(one.h, kTokens, begin, part));
+        row_linear_forward(compute, mesh["tp"], shaped(h, of_h), shaped(w2, {kOut, part}), shaped(b2, {kOut}),
+                           shaped(y, of_y));
+        EXPECT_EQ(y, one.y);
+
+        Floats dh(h.size()), dx(x.size()), dw2(w2.size(), 1), db2(b2.size(), 1), dw1(w1.size(), 1),
+            db1(b1.size(), 1);
+        row_linear_backward(compute, shaped(dy, of_y), shaped(h, of_h), shaped(w2, {kOut, part}),
+                            {shaped(dh, of_h), shaped(dw2, {kOut, part}), shaped(db2, {kOut}), accumulate});
+        column_linear_backward(compute, mesh["tp"], shaped(dh, of_h), shaped(x, of_x),
+                               shaped(w1, {part, kIn}),
+                               {shaped(dx, of_x), shaped(dw1, {part, kIn}), shaped(db1, {part}), accumulate});
+        const auto plus = [&](Floats v) {
+          if (accumulate)
+            for (float& f : v) f += 1;
+          return v;
+        };
+        EXPECT_EQ(dh, Serial::columns(one.dh, kTokens, begin, part));
+        EXPECT_EQ(dx, one.dx);
+        EXPECT_EQ(dw2, plus(Serial::columns(one.dw2, kOut, begin, part)));
+        EXPECT_EQ(db2, plus(one.db2)) << "is not scaled by the number of ranks";
+        EXPECT_EQ(dw1, plus(Serial::rows(one.dw1, kIn, begin, part)));
+        EXPECT_EQ(db1, plus(Serial::rows(one.db1, 1, begin, part)));
+      });
+}
+
+TEST(LinearViews, WithoutBiasOrGradientsThatNobodyWants) {
+  Context context;
+  Compute compute(context);
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, MeshShape{{"tp", 1}}, 0);
+  Floats x = {1, 2}, w = {3, 4}, y(1), dy = {2}, dw(2);
+  row_linear_forward(compute, mesh["tp"], shaped(x, {1, 2}), shaped(w, {1, 2}), {}, shaped(y, {1, 1}));
+  EXPECT_EQ(y[0], 11);
+  row_linear_backward(compute, shaped(dy, {1, 1}), shaped(x, {1, 2}), shaped(w, {1, 2}),
+                      {.dw = shaped(dw, {1, 2})});
+  EXPECT_EQ(dw, (Floats{2, 4}));
+  Floats none, no_rows;
+  column_linear_forward(compute, shaped(none, {0, 2}), shaped(w, {1, 2}), {}, shaped(no_rows, {0, 1}));
+}
+
+TEST(LinearViews, WhatDoesNotFitIsNamed) {
+  Context context;
+  Compute compute(context);
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, MeshShape{{"tp", 1}}, 0);
+  Floats x(6), w(8), y(4), b(3);
+  const auto text = [&](const TensorView& x_view, const TensorView& w_view, const TensorView& b_view,
+                        const TensorView& y_view) {
+    const Error e =
+        error_of([&] { row_linear_forward(compute, mesh["tp"], x_view, w_view, b_view, y_view); });
+    EXPECT_EQ(e.code(), ErrorCode::bad_argument);
+    return std::string(e.what());
+  };
+  const TensorView good_x = shaped(x, {2, 3}), good_w = shaped(w, {2, 3}), good_y = shaped(y, {2, 2});
+  EXPECT_EQ(text(good_x, shaped(w, {2, 4}), {}, good_y),
+            "row_linear_forward: w is (2, 4); expected (2, 3), from x (2, 3)");
+  EXPECT_EQ(text(good_x, good_w, {}, shaped(y, {4})),
+            "row_linear_forward: y is (4); expected (2, 2), from x (2, 3) and w (2, 3)");
+  EXPECT_EQ(text(good_x, good_w, shaped(b, {3}), good_y),
+            "row_linear_forward: b is (3); expected (2), from x (2, 3) and w (2, 3)");
+  EXPECT_EQ(text(good_x, shaped(w, {6}), {}, good_y), "row_linear_forward: w is (6); expected (out, in)");
+  TensorView wrong = good_x;
+  wrong.dtype = DType::f64;
+  EXPECT_EQ(text(wrong, good_w, {}, good_y), "row_linear_forward: x is f64; expected f32");
+  wrong = good_x;
+  wrong.strides = {1, 2};
+  EXPECT_EQ(text(wrong, good_w, {}, good_y),
+            "row_linear_forward: x is not contiguous; copy it into a contiguous buffer");
+  wrong = good_x;
+  wrong.device = {DeviceKind::cuda, 0};
+  EXPECT_EQ(text(wrong, good_w, {}, good_y), "row_linear_forward: x is on cuda:0; expected cpu");
+  wrong = good_x;
+  wrong.data = nullptr;
+  EXPECT_EQ(text(wrong, good_w, {}, good_y), "row_linear_forward: x has no memory");
+}
+
+}  // namespace
+}  // namespace weft
