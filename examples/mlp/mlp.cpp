@@ -10,7 +10,6 @@
 #include "weft/weft.hpp"
 
 namespace {
-
 using Floats = std::vector<float>;
 constexpr std::int64_t kTokens = 64, kIn = 96, kHidden = 192, kOut = 48;
 
@@ -61,7 +60,6 @@ double distance(const Floats& a, const Floats& b) {
   }
   return most / largest;
 }
-
 }  // namespace
 
 int main() {
