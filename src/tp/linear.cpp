@@ -7,6 +7,7 @@
 
 #include "nn/kernels/kernels.hpp"
 #include "weft/base/error.hpp"
+#include "weft/nn/frame.hpp"
 
 namespace weft {
 namespace {
@@ -89,7 +90,7 @@ LinearShape check_backward(const Checker& c, const ConstTensorView& dy, const Co
 
 void weight_gradients(Compute& compute, const ConstTensorView& dy, const ConstTensorView& x,
                       const LinearGradients& g, const LinearShape& s) {
-  kernels::KernelContext& ctx = kernels::of(compute);
+  kernels::KernelContext& ctx = kernels_of(compute);
   if (given(g.dw))
     kernels::matmul(ctx, floats(dy), Stored::transposed, floats(x), Stored::plain, floats(g.dw), s.out, s.in,
                     s.tokens, g.accumulate);
@@ -103,7 +104,7 @@ void weight_gradients(Compute& compute, const ConstTensorView& dy, const ConstTe
 void column_linear_forward(Compute& compute, const ConstTensorView& x, const ConstTensorView& w,
                            const ConstTensorView& b, const TensorView& y) {
   const LinearShape s = check_forward({"column_linear_forward"}, x, w, b, y);
-  kernels::linear_forward(kernels::of(compute), floats(x), floats(w), given(b) ? floats(b) : nullptr,
+  kernels::linear_forward(kernels_of(compute), floats(x), floats(w), given(b) ? floats(b) : nullptr,
                           floats(y), s);
 }
 
@@ -112,7 +113,7 @@ void column_linear_backward(Compute& compute, const DeviceMesh& axes, const Cons
   const LinearShape s = check_backward({"column_linear_backward"}, dy, x, w, g);
   Work sum;
   if (given(g.dx)) {
-    kernels::linear_backward_input(kernels::of(compute), floats(dy), floats(w), floats(g.dx), s);
+    kernels::linear_backward_input(kernels_of(compute), floats(dy), floats(w), floats(g.dx), s);
     if (axes.size() > 1) sum = axes.group().all_reduce(g.dx, g.dx);
   }
   weight_gradients(compute, dy, x, g, s);
@@ -122,16 +123,16 @@ void column_linear_backward(Compute& compute, const DeviceMesh& axes, const Cons
 void row_linear_forward(Compute& compute, const DeviceMesh& axes, const ConstTensorView& x,
                         const ConstTensorView& w, const ConstTensorView& b, const TensorView& y) {
   const LinearShape s = check_forward({"row_linear_forward"}, x, w, b, y);
-  kernels::linear_forward(kernels::of(compute), floats(x), floats(w), nullptr, floats(y), s);
+  kernels::linear_forward(kernels_of(compute), floats(x), floats(w), nullptr, floats(y), s);
   if (axes.size() > 1) axes.group().all_reduce(y, y).wait();
-  if (given(b)) kernels::add_bias(kernels::of(compute), floats(b), floats(y), s.tokens, s.out);
+  if (given(b)) kernels::add_bias(kernels_of(compute), floats(b), floats(y), s.tokens, s.out);
 }
 
 void row_linear_backward(Compute& compute, const ConstTensorView& dy, const ConstTensorView& x,
                          const ConstTensorView& w, const LinearGradients& g) {
   const LinearShape s = check_backward({"row_linear_backward"}, dy, x, w, g);
   if (given(g.dx))
-    kernels::linear_backward_input(kernels::of(compute), floats(dy), floats(w), floats(g.dx), s);
+    kernels::linear_backward_input(kernels_of(compute), floats(dy), floats(w), floats(g.dx), s);
   weight_gradients(compute, dy, x, g, s);
 }
 
