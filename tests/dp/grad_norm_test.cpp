@@ -7,10 +7,10 @@
 
 #include "dp/vectors.hpp"
 #include "support/golden_case.hpp"
+#include "weft/base/random.hpp"
 #include "weft/base/tensor.hpp"
 #include "weft/dp/replicated.hpp"
 #include "weft/mesh/redistribute.hpp"
-#include "weft/base/random.hpp"
 
 namespace weft {
 namespace {

@@ -9,13 +9,12 @@
 #include <nlohmann/json.hpp>
 
 #include "support/run_ranks.hpp"
-#include "weft/train/gradients.hpp"
-#include "weft/train/gradients.hpp"
 #include "weft/dp/sampler.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/init.hpp"
 #include "weft/nn/loss.hpp"
 #include "weft/nn/optimizer.hpp"
+#include "weft/train/gradients.hpp"
 
 namespace weft {
 namespace {

@@ -4,12 +4,11 @@
 
 #include "support/golden_case.hpp"
 #include "support/run_ranks.hpp"
-#include "weft/train/gradients.hpp"
-#include "weft/train/gradients.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/models/build.hpp"
 #include "weft/nn/loss.hpp"
 #include "weft/nn/optimizer.hpp"
+#include "weft/train/gradients.hpp"
 
 namespace weft {
 namespace {

@@ -5,9 +5,9 @@
 #include <memory>
 #include <string>
 
-#include "weft/train/averaging.hpp"
 #include "weft/models/transformer.hpp"
 #include "weft/tp/plan.hpp"
+#include "weft/train/averaging.hpp"
 
 namespace weft {
 
