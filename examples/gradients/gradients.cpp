@@ -12,16 +12,16 @@ int main() {
   const weft::DeviceMesh mesh(group, {{"dp", group.size() % 2 == 0 ? 2 : 1}, {"tp", -1}});
   const int dp = mesh.coordinate("dp"), tp = mesh.coordinate("tp");
 
-  // What the host framework has: a weight cut into columns over tp, and a bias that every tp rank holds whole
+  // What the host framework has: a weight cut into rows over tp, and a bias that every tp rank holds whole
   // and uses for its own part of the work. Ranks along dp see different data, so on dp all is Partial.
-  const weft::Shard columns{0};
+  const weft::Shard rows{0};
   const weft::Partial sum{};
   struct Buffer {
     const char* name;
     weft::LayoutRef layout;
     std::vector<float> gradient;
   };
-  std::vector<Buffer> buffers = {{"weight", weft::make_layout(mesh, {sum, columns}, {6, 4}), {}},
+  std::vector<Buffer> buffers = {{"weight", weft::make_layout(mesh, {sum, rows}, {6, 4}), {}},
                                  {"bias", weft::make_layout(mesh, {sum, sum}, {6}), {}}};
   std::vector<weft::BucketEntry> entries;
   for (Buffer& b : buffers) {
