@@ -9,9 +9,9 @@
 #include <optional>
 #include <string>
 
-#include "group/recorder.hpp"
 #include "group/ring.hpp"
-#include "group/trace_files.hpp"
+#include "group/trace/recorder.hpp"
+#include "group/trace/trace_files.hpp"
 #include "host/progress.hpp"
 #include "weft/group/process_group.hpp"
 

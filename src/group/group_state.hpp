@@ -17,7 +17,7 @@
 #include "group/check.hpp"
 #include "group/failure.hpp"
 #include "group/ring.hpp"
-#include "group/trace_files.hpp"
+#include "group/trace/trace_files.hpp"
 #include "group/wait.hpp"
 #include "group/watch.hpp"
 #include "host/arena.hpp"

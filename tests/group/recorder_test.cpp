@@ -1,5 +1,5 @@
 // The trace of a group's calls, read back as JSON.
-#include "group/recorder.hpp"
+#include "group/trace/recorder.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // TraceFiles that are written by themselves: when a group fails and at SIGUSR2, into the folder WEFT_TRACE
 // names; and that nothing is taken, thrown or left behind for it.
-#include "group/trace_files.hpp"
+#include "group/trace/trace_files.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

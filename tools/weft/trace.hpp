@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "group/trace.hpp"
+#include "group/trace/trace.hpp"
 
 namespace weft::tools {
 

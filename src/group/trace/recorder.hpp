@@ -8,8 +8,8 @@
 #include <mutex>
 #include <string>
 
-#include "group/tick.hpp"
-#include "group/trace.hpp"
+#include "group/trace/tick.hpp"
+#include "group/trace/trace.hpp"
 #include "weft/backends/backend.hpp"
 
 namespace weft {

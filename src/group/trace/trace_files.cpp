@@ -1,4 +1,4 @@
-#include "group/trace_files.hpp"
+#include "group/trace/trace_files.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>

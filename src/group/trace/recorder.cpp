@@ -1,4 +1,4 @@
-#include "group/recorder.hpp"
+#include "group/trace/recorder.hpp"
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "group/recorder.hpp"
+#include "group/trace/recorder.hpp"
 #include "weft/host/context.hpp"
 
 namespace weft {

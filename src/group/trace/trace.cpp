@@ -1,4 +1,4 @@
-#include "group/trace.hpp"
+#include "group/trace/trace.hpp"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
