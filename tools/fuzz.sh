@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes what reads bytes that others wrote (tests/fuzz): the store's server, client and file, texts,
-# cards, safetensors files and indices of checkpoints. Starts from
-# the targets' seeds and tests/fuzz/corpus. What it finds stays in build/fuzz/found/<target>; a crash also prints its input.
+# Fuzzes what reads bytes that others wrote (tests/fuzz): the store's server, client and file, texts, bootstrap infos,
+# safetensors files and indices of checkpoints. Starts from the targets' seeds and tests/fuzz/corpus. What it finds stays in build/fuzz/found/<target>; a crash also prints its input.
 #
 #   tools/fuzz.sh                    every target for 3 seconds
 #   tools/fuzz.sh SECONDS [TARGET…]  those targets, for so long each
@@ -16,7 +15,7 @@ if [ "${1:-}" = --keep ]; then keep=true; shift; fi
 seconds=${1:-3}
 shift || true
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(store_server store_client store_file texts cards safetensors index)
+[ ${#targets[@]} -gt 0 ] || targets=(store_server store_client store_file texts infos safetensors index)
 
 build fuzz weft_fuzz
 # Small inputs reach everything; time and memory are limits of the targets, too.

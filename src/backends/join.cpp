@@ -60,7 +60,7 @@ auto for_group(const GroupInit& b, const F& f) {
   }
 }
 
-// All infos as one value, and back: each with its length, since a rank's info may hold any byte.
+// All texts as one value, and back: each with its length, since a text may hold any byte.
 std::string pack(const std::vector<std::string>& infos) {
   std::string text;
   for (const std::string& info : infos) text += fmt::format("{}:{}", info.size(), info);
@@ -78,7 +78,7 @@ std::vector<std::string> unpack(const GroupInit& b, std::string_view text) {
   }
   if (!text.empty() || infos.size() != static_cast<std::size_t>(b.size))
     throw Error(ErrorCode::mismatch,
-                fmt::format("group \"{}\": what the store holds are not the infos of {} ranks [rank {}]",
+                fmt::format("group \"{}\": what the store holds are not the texts of {} ranks [rank {}]",
                             b.name, b.size, b.rank));
   return infos;
 }
@@ -122,7 +122,7 @@ Announced parse(const GroupInit& b, const std::string& build, int r, std::string
   return {*number, std::string(text)};
 }
 
-// Throws the mismatch as this rank sees it. Some rank gave another size: it has set its info, or is about to.
+// Throws the mismatch as this rank sees it. Some rank gave another size: it has set its text, or is about to.
 // Or (sizes = 0) some rank has reported a mismatch.
 void name_mismatch(const GroupInit& b, std::string_view what, const std::string& build, std::int64_t sizes) {
   constexpr std::int64_t kMost = 4096;  // ranks looked at
@@ -218,7 +218,7 @@ std::optional<std::string> await(const GroupInit& b, const std::string& key) {
 namespace {
 
 // The deadline has passed. Names the ranks that did not come; where all came, the one that came last, whose
-// task it was to put the infos together.
+// task it was to put the texts together.
 [[noreturn]] void throw_late(const GroupInit& b, std::string_view what, const std::string& build,
                              Clock::time_point began) {
   const Deadline answer = Deadline::after(kAnswer + kAnswerEach * b.size);
@@ -233,7 +233,7 @@ namespace {
   throw_absent(b, absent.empty() ? last : absent, std::chrono::duration_cast<Duration>(Clock::now() - began));
 }
 
-// Called on the rank that came last. The others have set their infos, or are about to; one that died before
+// Called on the rank that came last. The others have set their texts, or are about to; one that died before
 // it did is absent.
 void put_together(const GroupInit& b, std::string_view what, const std::string& build,
                   Clock::time_point began) {

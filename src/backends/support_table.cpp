@@ -183,7 +183,7 @@ Of an f32 sum; where the next table says composed, so is the operation.
 Of `all_reduce` in native order. What is not listed is not defined: f8 is moved, never combined.
 
 {}
-## FailureGuarantees
+## Failure guarantees
 
 {}
 Over shm nothing moves, and `quiesce()` waits for the stopped rank, while pages are pinned ([shm.md](shm.md), "Failure").

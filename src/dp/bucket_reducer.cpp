@@ -243,7 +243,7 @@ void BucketReducer::ready(std::size_t i) {
 bool BucketReducer::is_ready(std::size_t i) const { return impl_->slots[impl_->checked(i)].ready; }
 
 // All ranks post all buckets in any case, those with gradients that are missing too: a rank that threw at
-// once would leave the others waiting. What is missing counts as zero until the verdict.
+// once would leave the others waiting. What is missing counts as zero until expect_all_ready() has compared the ranks.
 void BucketReducer::finish() {
   std::vector<std::size_t> missing;
   for (std::size_t i = 0; i < size(); ++i)

@@ -224,8 +224,8 @@ DeviceMesh DeviceMesh::operator[](std::initializer_list<const char*> axes) const
 
 DeviceMesh DeviceMesh::submesh(std::span<const std::string> axes) const {
   if (axes.empty()) bad(fmt::format("a sub-mesh of no axes was asked for, of {}", to_string(shape())));
-  // A flattened mesh has one axis of its own that stands for several of the root's: only the whole can be
-  // asked for.
+  // A flattened mesh has one axis of its own that stands for several of the root's: it can be
+  // returned as a whole, never in part.
   const bool flat = shape().axis_count() == 1 && node_->axes.size() > 1;
   std::vector<MeshAxis> kept;
   std::vector<int> root_indices;

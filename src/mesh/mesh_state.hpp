@@ -23,13 +23,13 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   const MeshShape& shape() const noexcept { return shape_; }
   int rank() const noexcept { return rank_; }
 
-  /// Root ranks of the sub-mesh along `axes` (indices here) that holds this rank, row-major in the order
+  /// Root ranks of the sub-mesh along `axes` (indices of axes of the root mesh) that holds this rank, row-major in the order
   /// given.
   std::vector<int> ranks_along(const std::vector<int>& axes) const;
   /// The group of those ranks. The first call is collective among them.
   ProcessGroup& group_along(const std::vector<int>& axes);
 
-  /// The one Layout of that value. Checked by the caller.
+  /// The one shared Layout equal to these placements. The caller has checked them.
   LayoutRef intern(Placements placements, const Shape& global);
 
  private:

@@ -11,8 +11,8 @@
 namespace weft {
 namespace {
 
-// Normal numbers for this rank's box of the whole: row by row of its last dimension, each row being a run of
-// the stream that begins at the row's global index.
+// Normal numbers for this rank's part (a box) of the global tensor, row by row of its last dimension. Each row
+// is a run of the stream that begins at the row's global index.
 void fill_normal(const Parameter& p, const Tensor& value, const Normal& how, std::uint64_t seed) {
   const RandomStream stream(seed, p.path());
   const Shape& global = p.global_shape();

@@ -36,7 +36,7 @@ bool is_sum_or_avg(const Placement& p) {
 struct GradientAverager::Slot {
   Parameter* parameter = nullptr;
   int listener = 0;
-  LayoutRef use = nullptr;     // of a gradient as its uses gave it
+  LayoutRef use = nullptr;     // the layout that backward gave the gradient
   std::optional<ReduceOp> op;  // sum or avg, once seen
   std::size_t entry = 0;       // in the reducer
   bool seen = false;           // final in any pass so far
@@ -201,7 +201,7 @@ void GradientAverager::make_reducer() {
                        slot.op.value_or(ReduceOp::sum)});
   }
   BucketOptions options = options_;
-  options.unused = Unused::zeros;  // the verdict is this class's, which knows of the passes before
+  options.unused = Unused::zeros;  // this class decides what is missing: it also knows earlier passes
   reducer_ = std::make_unique<BucketReducer>(axes_, std::move(entries), options);
   for (const Slot& slot : slots_)
     slot.parameter->place_gradient(reducer_->tensor(slot.entry).reshape(slot.parameter->local_shape()));
@@ -237,7 +237,7 @@ void GradientAverager::expect_all_used(const std::vector<std::size_t>& unused) {
 }
 
 // All ranks reduce all gradients in any case, those that are missing too: a rank that threw at once would
-// leave the others waiting. What is missing counts as zero until the verdict.
+// leave the others waiting. What is missing counts as zero until expect_all_used() has compared the ranks.
 void GradientAverager::finish() {
   for (std::size_t i = 0; i < slots_.size(); ++i)
     if (slots_[i].parameter->has_gradient()) expect_partial(i);

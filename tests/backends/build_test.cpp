@@ -113,7 +113,7 @@ TEST_F(Builds, AreComparedByEveryTransport) {
       m.deadline = kLimit;
       GroupInit other = at(1, 2);
       other.token = "weft/world#1";
-      announce(other, row.key, "a info", 12345);
+      announce(other, row.key, "some info", 12345);
       const std::string said =
           error_text(ErrorCode::mismatch, [&] { ProcessGroup::create(context, row.backend, m); });
       EXPECT_THAT(said, StartsWith("group \"world\": rank 0 runs weft "));

@@ -91,7 +91,7 @@ TEST_F(Join, WhatTheStoreHoldsIsChecked) {
     store_->remove("token/info/count", Deadline::never());
     const Error e = error_of([&] { join(at(1), "info", {}, 0); });
     EXPECT_EQ(e.code(), ErrorCode::mismatch);
-    EXPECT_STREQ(e.what(), "group \"g\": what the store holds are not the infos of 3 ranks [rank 1]");
+    EXPECT_STREQ(e.what(), "group \"g\": what the store holds are not the texts of 3 ranks [rank 1]");
   }
 }
 

@@ -293,7 +293,8 @@ void infos(std::string_view bytes) {
   try {
     const shm::BootstrapInfo info = shm::BootstrapInfo::decode(bytes);
     const std::string written = info.encode();
-    check(shm::BootstrapInfo::decode(written).encode() == written, "an info is read as it is written");
+    check(shm::BootstrapInfo::decode(written).encode() == written,
+          "a BootstrapInfo is read as it is written");
     CpuShare all = info.cores;
     all |= info.cores;
     check(all.count() >= 1 && all.count() <= CPU_SETSIZE, "cores are counted");

@@ -1,6 +1,6 @@
 // Ranks for tests: as threads of this process (one Context), as processes of their own, or as the processes
-// of a job that mpirun started, of which this is one. A body that hangs is reported and ended, never waited
-// for for ever.
+// of a job that mpirun started, of which this is one. A body that hangs is reported and ended; nobody
+// waits for it without limit.
 #pragma once
 
 #include <functional>

@@ -33,8 +33,8 @@ class HostRanks {
 
   /// Whether the rank is on this host, as far as this one can tell, and of the same user.
   bool is_here(int rank) const noexcept;
-  /// That rank's doorbell; converts to false where it has none. Ring it after what the rank waits for is
-  /// visible to it.
+  /// That rank's doorbell; converts to false where it has none. Publish the data first,
+  /// then ring.
   Doorbell doorbell(int rank) const noexcept;
   /// Rings the doorbells of all other ranks, so that they look at once: for a failure, say.
   void ring_all() const noexcept;
@@ -45,7 +45,7 @@ class HostRanks {
  private:
   struct Rank {
     std::shared_ptr<PeerProcess> process;  // null: of another host, or ended
-    bool ended = false;                    // before it was met
+    bool ended = false;                    // the process had ended before it was reached
     Doorbell doorbell;
   };
   int self_ = -1;

@@ -1,5 +1,5 @@
-// How the ranks of a group meet: each puts its info into the store and reads those of the others. The rank
-// that comes last reads all infos and writes them into one key, which the others wait for: a few requests per
+// How the ranks of a group meet: each puts its text into the store and reads those of the others. The rank
+// that comes last reads all texts and writes them into one key, which the others wait for: a few requests per
 // rank.
 //
 // A rank that cannot make the group leaves the reason in the store, under the group's token (FirstCause);
@@ -41,20 +41,20 @@ Error give_up(const GroupInit& b, const Error& own);
 /// where a rank gives up meanwhile, and the store's error.
 std::optional<std::string> await(const GroupInit& b, const std::string& key);
 
-/// Puts this rank's info into the store: the first half of join(). `layout`: a number that differs where
+/// Puts this rank's text, `info`, into the store: the first half of join(). `layout`: a number that differs where
 /// ranks would not understand each other in this transport (a digest of the sizes and constants that they
 /// share). Throws mismatch where another rank gave another size, and the store's error, with the group's
 /// name.
 void announce(const GroupInit& b, std::string_view what, std::string_view info, std::uint64_t layout);
 
-/// The infos of all ranks, by rank. `info` may hold any bytes. `what` keeps the keys of several uses of one
+/// The texts of all ranks, by rank. `info` may hold any bytes. `what` keeps the keys of several uses of one
 /// token apart: the transport's name. Throws timeout naming the ranks that did not join by the deadline,
 /// mismatch where they do not run the same build of weft, differ in `layout` or do not agree on the size, the
 /// first cause where a rank gives up meanwhile, and what announce() throws.
 std::vector<std::string> join(const GroupInit& b, std::string_view what, std::string_view info,
                               std::uint64_t layout);
 
-/// Removes this rank's info from the store, so that a program that makes many groups leaves nothing there.
+/// Removes this rank's text from the store, so that a program that makes many groups leaves nothing there.
 /// Call it when all ranks have read it. Where the store does not answer, a few bytes stay.
 void withdraw(const GroupInit& b, std::string_view what) noexcept;
 

@@ -17,7 +17,7 @@ namespace weft {
 /// How many unexpected messages (for which no receive is posted yet) a rank keeps, per group.
 struct UnexpectedLimits {
   std::int64_t messages = std::int64_t{1} << 20;
-  std::int64_t bytes = std::int64_t{1} << 30;  ///< of what travelled with them
+  std::int64_t bytes = std::int64_t{1} << 30;  ///< payload bytes of these messages
   /// WEFT_UNEXPECTED_MESSAGES and WEFT_UNEXPECTED_BYTES, where they are set. Throws bad_argument.
   static UnexpectedLimits from_env();
 };
@@ -73,7 +73,7 @@ class MessageMatcher {
     }
     return nullptr;
   }
-  /// Whether another message of so many bytes may be kept. A single one always may.
+  /// Whether another message of so many bytes may be kept. An empty queue always takes one.
   bool has_room(std::int64_t bytes) const noexcept {
     return messages_ == 0 || (messages_ < limits_.messages && bytes_ + bytes <= limits_.bytes);
   }

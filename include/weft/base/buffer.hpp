@@ -13,13 +13,13 @@
 
 namespace weft {
 
-/// Why a view is no buffer: its shape and its strides, packed, so that a buffer stays a plain value that is
-/// copied in a few instructions. Numbers for which there is no room are left out of the text.
+/// The reason why a view cannot be a buffer: its shape and strides, packed, so that a buffer stays a value
+/// that is copied in a few instructions. Numbers for which there is no room are left out of the text.
 class ViewFault {
  public:
   ViewFault() noexcept = default;
-  /// None where the view is a buffer. By value, so that a view whose members are known need not lie in
-  /// memory.
+  /// None where the view is a buffer. Arguments by value, so that the compiler can keep a view in
+  /// registers.
   static ViewFault of(Shape shape, Strides strides, DType dtype) noexcept;
 
   explicit operator bool() const noexcept { return first_ != 0; }
@@ -75,7 +75,7 @@ struct BasicBuffer {
   std::int64_t bytes() const noexcept { return count * size_bytes(dtype); }
 };
 
-using Buffer = BasicBuffer<std::byte>;             ///< converts to the next,
-using ConstBuffer = BasicBuffer<const std::byte>;  ///< never back
+using Buffer = BasicBuffer<std::byte>;             ///< converts to ConstBuffer
+using ConstBuffer = BasicBuffer<const std::byte>;  ///< does not convert to Buffer
 
 }  // namespace weft

@@ -1,6 +1,6 @@
 // Time as weft uses it: one monotonic clock, durations in nanoseconds, and deadlines. The clock stands still
-// while the machine sleeps (suspend to memory or disk); a process that is stopped, or whose container is
-// paused, it does not wait for: that is what suspended_time() is for.
+// while the machine sleeps (suspend to memory or disk). It goes on while a process is stopped or its
+// container is paused: suspended_time() measures that.
 #pragma once
 
 #include <chrono>
@@ -10,10 +10,10 @@ namespace weft {
 using Clock = std::chrono::steady_clock;
 using Duration = std::chrono::nanoseconds;
 
-/// How long this process has been suspended so far, as far as its waits have noticed: weft asked to be woken
-/// by a time, and woke more than 0.1 s after it. Never decreases. Thread-safe.
+/// How long this process has been suspended so far, as far as its waits have noticed: a wait of weft that
+/// ended more than 0.1 s later than asked counts. Never decreases. Thread-safe.
 Duration suspended_time() noexcept;
-/// The part of it that lies after `t`, whenever it was noticed; of very many gaps the last 256. Thread-safe.
+/// The part of suspended_time() that lies after `t`. Only the last 256 gaps are kept. Thread-safe.
 Duration suspended_since(Clock::time_point t) noexcept;
 
 /// A point in time after which a wait gives up. Cheap to copy; `Deadline::never()` does not pass. Time in

@@ -16,7 +16,7 @@ namespace weft {
 std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
                                     std::array<std::uint32_t, 2> key) noexcept;
 
-/// A stream of numbers of its own for each (seed, path): element i of it is a function of (seed, path, i).
+/// One stream of numbers for each (seed, path): element i of it is a function of (seed, path, i).
 class RandomStream {
  public:
   RandomStream(std::uint64_t seed, std::string_view path) noexcept;

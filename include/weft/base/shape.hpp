@@ -54,7 +54,7 @@ class Dims {
   }
 
  private:
-  // What is there: views are made and copied for every call, and most have one dimension.
+  // Copies only the used dimensions: views are made and copied for every call, and most have one dimension.
   constexpr void take(const Dims& other) noexcept {
     if (rank_ == 1) {
       values_[0] = other.values_[0];

@@ -39,9 +39,9 @@ struct SaveOptions {
 /// empty: one rank with plain tensors), where every rank gives the same step, parameters and extra. Each rank
 /// writes the parts that it holds and no rank below it does, so what is replicated is written once; the
 /// folder holds
-///   rank-00000.safetensors …  tensors "param.<path>" and "optimizer.<state>.<path>", as this rank holds them
-///   index.json                for each tensor its dtype, global shape, layout, and which file holds what
-///   part of it
+/// - rank-00000.safetensors and so on: tensors "param.<path>" and "optimizer.<state>.<path>", as each rank
+///   holds them
+/// - index.json: for each tensor its dtype, global shape, layout, and which file holds what part of it
 ///
 /// All is written under a temporary name, synced, and renamed, and `latest` last: killed at any moment, or
 /// out of space, it leaves the checkpoint before it whole and named by `latest`. A checkpoint of the same

@@ -26,10 +26,10 @@ enum class NonFinite : unsigned char {
 /// check_gradients().
 double grad_norm(std::span<const Gradient> gradients, double p = 2);
 
-/// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns the norm before. Throws as grad_norm;
-/// bad_argument for max_norm <= 0 or NaN, and, where asked to, for a norm that is not finite: bad_argument on
-/// every rank of the mesh, whose text names the gradients which are not finite on this rank and whose ranks()
-/// are those, of the first mesh, on which some are.
+/// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns the norm before. Throws as grad_norm,
+/// and bad_argument for max_norm <= 0 or NaN. With NonFinite::error a norm that is not finite throws
+/// bad_argument on every rank: the text names this rank's gradients that are not finite, and Error::ranks() are
+/// the ranks of the first mesh that have such gradients.
 double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, double p = 2,
                       NonFinite non_finite = NonFinite::error);
 

@@ -17,12 +17,14 @@ namespace weft {
 ///   Shard(d)    Shard(d)                                                  Shard(d)
 ///   Partial     Replicate: every contribution has the sum's gradient      Replicate
 ///
-///   name          forward                                  backward
-///   enter         identity                                 Partial → Replicate: all-reduce (Megatron-LM's f)
-///   leave         Partial → Replicate: all-reduce          identity (g)
-///   gather(d)     Shard(d) → Replicate: all-gather         Partial → Shard(d): reduce-scatter; Replicate →
-///   Shard(d): slice scatter(d)    Partial → Shard(d): reduce-scatter,      Shard(d) → Replicate: all-gather
-///                 or Replicate → Shard(d): slice
+/// The well-known ones have names:
+///
+/// - enter (Megatron-LM's f): forward the identity; backward Partial → Replicate, an all-reduce
+/// - leave (g): forward Partial → Replicate, an all-reduce; backward the identity
+/// - gather(d): forward Shard(d) → Replicate, an all-gather; backward Partial → Shard(d), a reduce-scatter, or
+///   Replicate → Shard(d), a slice
+/// - scatter(d): forward Partial → Shard(d), a reduce-scatter, or Replicate → Shard(d), a slice; backward
+///   Shard(d) → Replicate, an all-gather
 ///
 /// A negative dimension counts from the end: gather(-1) for the features of whatever tensor comes.
 /// f and g are those of Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3. On an axis of one rank both

@@ -9,12 +9,15 @@ namespace weft {
 
 /// The same tensor with placements `to` (one per axis of its root mesh). Axis by axis:
 ///
-///   Replicate  → Shard      each rank keeps its part                 Shard(i) → Replicate  all-gather
-///   Partial    → Replicate  all-reduce                               Shard(i) → Shard(j)   each pair of
-///   ranks exchanges a block Partial    → Shard      reduce-scatter                           Shard(i) →
-///   Partial    as Shard → Replicate → Partial Replicate  → Partial    sum: the axis's rank 0 keeps its
-///   values, the others hold zeros; avg, min, max: all keep theirs Partial(a) → Partial(b) as Partial(a) →
-///   Replicate → Partial(b)
+/// - Replicate → Shard: each rank keeps its part
+/// - Replicate → Partial: for a sum the axis's rank 0 keeps its values and the others hold zeros; for avg,
+///   min and max all keep theirs
+/// - Shard(i) → Replicate: all-gather
+/// - Shard(i) → Shard(j): each pair of ranks exchanges a block
+/// - Shard(i) → Partial: as Shard(i) → Replicate → Partial
+/// - Partial → Replicate: all-reduce
+/// - Partial → Shard: reduce-scatter
+/// - Partial(a) → Partial(b): as Partial(a) → Replicate → Partial(b)
 ///
 /// Several Partial(op) axes becoming Replicate are one all-reduce over their common group. Where axes nest in
 /// one dimension (see Layout) and an outer one changes, the inner ones are gathered first and cut again

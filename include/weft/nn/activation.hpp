@@ -7,8 +7,8 @@
 namespace weft {
 
 /// y = down_proj(silu(gate_proj(x)) · up_proj(x)), without biases; x, y: (…, dim). N. Shazeer, "GLU Variants
-/// Improve Transformer", 2020. Over an axis that splits the hidden features, the boundary before this module
-/// belongs to gate and up, and the one behind it to down_proj.
+/// Improve Transformer", 2020. Over an axis that splits the hidden features, gate_proj and up_proj are column
+/// layers whose boundary stands before this module; down_proj is a row layer whose boundary stands after it.
 class SwiGLU : public Module {
  public:
   SwiGLU(std::int64_t dim, std::int64_t hidden, Init init = Normal{0.02}, Init down_init = Normal{0.02});

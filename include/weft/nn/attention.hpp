@@ -27,8 +27,8 @@ struct AttentionConfig {
 /// n = heads / kv_heads; then o_proj. q, k, v features are head-major.
 ///
 /// How many heads this rank has follows from the shapes of what the projections give. Over an axis that
-/// splits heads, the boundary before this module belongs to all three projections, and the one behind it to
-/// o_proj.
+/// splits heads, q_proj, k_proj and v_proj are column layers whose boundary stands before this module; o_proj
+/// is a row layer whose boundary stands after it.
 class Attention : public Module {
  public:
   Attention(const AttentionConfig& config, std::shared_ptr<const RopeTables> rope);

@@ -43,8 +43,8 @@ class Frame {
 
   /// Keeps `tensors` for the backward of `of`; nothing on an inference Frame.
   void push(const Module& of, Tensors tensors);
-  /// What `of` pushed last. Throws bad_argument where the newest entry is another module's ("frame: backward
-  /// of "layers.1.mlp" reached, but the newest entry is of "norm"…"), where none is left, or on an inference
+  /// What `of` pushed last. Throws bad_argument where the newest entry is another module's (`frame: backward
+  /// of "layers.1.mlp", but the newest entry is of "norm"…`), where no entry is left, and on an inference
   /// Frame.
   Tensors pop(const Module& of);
   /// Forgets everything: after a forward pass that threw, or that no backward will follow.

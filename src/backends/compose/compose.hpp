@@ -1,11 +1,10 @@
 // Composition: the operations that a transport lacks, made from those that it has.
 //
 // Everything rests on one exchange of blocks between all pairs of ranks: the transport's own all_to_all_v, or
-// a send and a receive per pair. Operations that only move data are
-// such an exchange. A reduction is composed where the transport does not know it, or does it in another order
-// than the canonical one that the call asks for: the ranks exchange the blocks of the inputs, combine them
-// with `reduce` (so the bits are the canonical ones) and, for all_reduce, exchange the results: as many bytes
-// as a ring. `avg` over a native sum divides afterwards.
+// a send and a receive per pair. Operations that only move data are such an exchange. A reduction is composed
+// where the transport does not know it, or does it in another order than the canonical one that the call asks
+// for: the ranks exchange the blocks of the inputs, combine them with `reduce` (so the bits are the canonical
+// ones) and, for all_reduce, exchange the results: as many bytes as a ring. `avg` over a native sum divides afterwards.
 #pragma once
 
 #include <memory>

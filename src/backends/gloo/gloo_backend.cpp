@@ -14,8 +14,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "backends/gloo/connections.hpp"
 #include "backends/gloo/links.hpp"
-#include "backends/gloo/mesh.hpp"
 #include "backends/test_hooks.hpp"
 #include "base/parse_number.hpp"
 #include "host/peers.hpp"

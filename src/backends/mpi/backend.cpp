@@ -1,4 +1,4 @@
-// The Backend over MPI. A collective begins with an envelope to every rank that says what is called. A rank
+// The Backend over MPI. A collective begins with a control message to every rank that says what is called. A rank
 // enters MPI's own collective when the ranks whose data it needs have called the same. So a mismatch never
 // reaches MPI, and a time-out names the ranks that had not arrived. Roots of broadcast and scatter, and all
 // but the root of reduce and gather, need nobody's data: they do not wait, and compare later.
@@ -37,7 +37,7 @@ namespace {
 
 constexpr std::size_t kAhead = 1024;  // calls a rank may be ahead of the comparison
 constexpr auto kFlush =
-    std::chrono::milliseconds(20);  // how long a failure waits for MPI to take its envelopes
+    std::chrono::milliseconds(20);  // how long a failure waits for MPI to take its control messages
 constexpr auto kLookForPings = std::chrono::milliseconds(20);  // of a rank that waits in another group
 constexpr int kLastLooks = 16;  // one after another that bring nothing, of a rank that leaves
 constexpr auto kQuiesceNap = std::chrono::microseconds(200);
@@ -49,14 +49,14 @@ struct Settings {
   UnexpectedLimits unexpected{};
 };
 
-// An envelope of kind `call`: the record, and what concerns one pair alone.
+// A control message of kind `call`: the record, and what concerns one pair alone.
 struct CallMessage {
   CallRecord record;
   std::int64_t to_you = 0;   // all_to_all_v: elements the sender has for the receiver
   std::int64_t largest = 0;  // all_to_all_v: of the sender's blocks
 };
 
-// An envelope of kind `failure`: this, the ranks, the text.
+// A control message of kind `failure`: this, the ranks, the text.
 struct FailureMessage {
   ErrorCode code = ErrorCode::system;
   Op op = Op::none;
@@ -318,7 +318,7 @@ class MpiBackend final : public Backend {
     if (ranks.empty()) ranks = all_late;
     return ranks.empty() ? others() : ranks;
   }
-  // The ranks that need the envelope of this call where MPI has not taken it yet.
+  // The ranks that need the control message of this call where MPI has not taken it yet.
   std::vector<int> owed(const OpState& s) const {
     const CallState& p = call_state(s);
     return state_->channel->owed(p.first_message, p.last_message, [&](int r) { return needs(s, rank_, r); });
@@ -375,7 +375,7 @@ class MpiBackend final : public Backend {
     flush();
   }
 
-  // Keeps the first cause, and writes the envelopes that tell peers of it; flush() must follow.
+  // Keeps the first cause, and writes the control messages that tell peers of it; flush() must follow.
   void raise(const Failure& why) noexcept {
     if (failed_) return;
     failure_ = why;
@@ -601,7 +601,7 @@ class MpiBackend final : public Backend {
   std::deque<Own> own_;
   std::uint64_t first_own_ = 0, done_ = 0;  // sequence numbers: of own_'s first; all below are finished here
   std::atomic<bool> failed_{false};
-  bool telling_ = false;  // envelopes of a failure are written, and not flushed
+  bool telling_ = false;  // control messages of a failure are written, and not flushed
   Failure failure_;
 };
 

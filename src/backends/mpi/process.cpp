@@ -46,8 +46,8 @@ namespace {
 constexpr auto kFarewell = std::chrono::seconds(2);  // how long the exit waits for peers to leave groups
 constexpr auto kDelivery = std::chrono::minutes(5);  // how long a failure is kept for peers that do not look
 constexpr auto kCarryNap = std::chrono::milliseconds(20);
-constexpr auto kEnvelopes =
-    std::chrono::seconds(2);  // how long leaving a group waits for MPI to take its envelopes
+constexpr auto kControlDelivery =
+    std::chrono::seconds(2);  // how long leaving a group waits for MPI to take its control messages
 
 // Large enough for either library: the symbol may be that of the other one.
 std::string library_text() {
@@ -311,7 +311,7 @@ void Process::poison() noexcept {
 // MPI sends what it has not sent yet only while it is called, and the program may not call it for long: then
 // peers would wait for control messages of a rank whose call is done. A stopped peer takes none.
 void Process::defer_free(std::unique_ptr<ControlChannel> channel) {
-  for (const Deadline limit = Deadline::after(kEnvelopes);
+  for (const Deadline limit = Deadline::after(kControlDelivery);
        !channel->idle() && channel->owes() && !limit.passed();)
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   {

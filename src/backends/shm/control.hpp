@@ -26,10 +26,10 @@ inline constexpr std::uint64_t kRounds = 4;            ///< rounds in flight, ea
 inline constexpr std::size_t kChunkBytes = 256 << 10;  ///< most that one poll step moves in a peer's memory
 inline constexpr std::size_t kPieceBytes =
     128 << 10;  ///< most that is read at once from a peer by the kernel, to be combined
-inline constexpr std::uint64_t kEnvelopeRing = 16;  ///< descriptors per pair of ranks
-inline constexpr std::size_t kEagerBytes =
-    8192;                                      ///< a message up to this size may travel with its descriptor
-inline constexpr std::size_t kEnvelopes = 64;  ///< large messages in flight per pair: the slots of a group
+inline constexpr std::uint64_t kEnvelopeRing = 16;  ///< envelopes in the ring of a pair of ranks
+inline constexpr std::size_t kEagerBytes = 8192;  ///< a message up to this size may travel with its envelope
+inline constexpr std::size_t kLargeMessages =
+    64;  ///< large messages in flight per pair: the slots of a group
 inline constexpr std::size_t kStreamBytes = 64 << 10;  ///< a chunk of a large foreign message; two per pair
 
 /// Where a buffer lies, as its owner publishes it.
@@ -117,7 +117,7 @@ struct Pair {
   std::atomic<std::uint32_t>
       held;  ///< by the receiver: 1 while envelopes stay in the ring because its unexpected queue is full
   enum Answer : std::uint32_t { waiting, granted, taken };
-  std::atomic<std::uint32_t> answers[kEnvelopes];  ///< by the receiver; back to waiting by the sender
+  std::atomic<std::uint32_t> answers[kLargeMessages];  ///< by the receiver; back to waiting by the sender
   Envelope envelopes[kEnvelopeRing];
   alignas(64) std::byte stream[2][kStreamBytes];  ///< by the sender
 };
@@ -137,13 +137,13 @@ struct RankBlock {
   alignas(64) std::atomic<std::uint64_t> active;  ///< call + 1 while inside peers' memory, else 0; kByKernel
   alignas(64) std::atomic<std::uint32_t> sleeping;  ///< threads of this rank asleep on its doorbell
   std::atomic<std::uint32_t> left;                  ///< the group's handle is gone
-  std::atomic<std::uint32_t> joined;                ///< bring-up: 1 present, 2 has mapped the others
-  std::atomic<std::uint32_t> segments;              ///< segments of its arena, for peers to map
-  std::atomic<std::uint64_t> probe;                 ///< bring-up: address of its words for single copies
-  std::atomic<std::uint32_t> single;                ///< bring-up: how its look at the others' words went
-  std::atomic<std::uint32_t> asking;                ///< it waits for answers to a roll-call
-  std::atomic<std::uint64_t> answered;              ///< the last roll-call that it has answered
-  alignas(64) std::atomic<std::uint64_t> inbox;     ///< by peers: envelopes, answers, chunks for this rank
+  std::atomic<std::uint32_t> joined;    ///< while the group is made: 1 present, 2 has mapped the others
+  std::atomic<std::uint32_t> segments;  ///< segments of its arena, for peers to map
+  std::atomic<std::uint64_t> probe;     ///< while the group is made: address of its words for single copies
+  std::atomic<std::uint32_t> single;    ///< while the group is made: how its look at the others' words went
+  std::atomic<std::uint32_t> asking;    ///< it waits for answers to a roll-call
+  std::atomic<std::uint64_t> answered;  ///< the last roll-call that it has answered
+  alignas(64) std::atomic<std::uint64_t> inbox;  ///< by peers: envelopes, answers, chunks for this rank
   Arrival arrivals[kRing];
 };
 

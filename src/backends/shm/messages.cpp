@@ -25,7 +25,7 @@ Messages::Messages(const Group& group, UnexpectedLimits limits)
       peer_memory_(group) {
   static_assert(sizeof(State) <= sizeof(OpState::scratch));
   for (Peer& p : peers_) {
-    for (auto* list : {&p.unposted, &p.outstanding, &p.streams}) list->reserve(kEnvelopes);
+    for (auto* list : {&p.unposted, &p.outstanding, &p.streams}) list->reserve(kLargeMessages);
   }
 }
 

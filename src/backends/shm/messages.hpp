@@ -19,14 +19,12 @@ struct SameTag {
 
 /// - A small message travels with its envelope (eager).
 /// - A large message is copied once, from where it lies, if the receiver can reach that memory itself or by
-/// the kernel.
+///   the kernel.
 /// - Any other large message is granted after its match and streamed through two chunks of the pair, one
-/// message of
-///   the pair at a time.
+///   message of the pair at a time.
 /// - A very large message that is read by the kernel is copied by both ranks if the sender waits: the sender
-/// streams
-///   from the front, and the receiver reads from the back whenever no chunk is ready, until they meet. So the
-///   receiver never waits for the sender.
+///   streams from the front, and the receiver reads from the back whenever no chunk is ready, until they
+///   meet. So the receiver never waits for the sender.
 ///
 /// Envelopes that no recv has asked for yet are taken out of the ring into the unexpected queue, so that a
 /// ring never blocks, up to UnexpectedLimits. Further envelopes stay in the ring and their sender waits,

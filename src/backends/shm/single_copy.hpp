@@ -37,7 +37,7 @@ std::string_view name(SingleCopy setting) noexcept;
 
 /// Finds out, while a group is made, what all its ranks may do of what is set: ptrace restrictions, a seccomp
 /// filter or a container may forbid it, to some or to all. Each rank has a word per peer, which that peer
-/// reads, and, to push, writes and reads again. Three steps, with a meeting of all ranks between one and the
+/// reads, and, to push, writes and reads again. Three steps, with a barrier of all ranks between one and the
 /// next; does nothing where the setting is off or all ranks are threads of one process.
 class SingleCopyProbe {
  public:

@@ -45,8 +45,8 @@ void KernelContext::State::reserve_per_thread(std::int64_t floats) {
   }
 }
 
-// The matrix library asks the OpenMP runtime, whose setting belongs to the calling thread: so thread ranks
-// with different numbers do not disturb each other, and a context may move to another thread.
+// The number of threads that the matrix library uses is an OpenMP setting of each thread, so ranks that are
+// threads do not change each other's, and a context may move to another thread.
 ThreadCountGuard::ThreadCountGuard(int threads) : before_(omp_get_max_threads()) {
   omp_set_num_threads(threads);
 }

@@ -49,7 +49,7 @@ int count_segments() {
   return count;
 }
 
-// The state envelope of a process and its parent.
+// The state of a process, a letter as in /proc/<pid>/stat, and its parent.
 struct Stat {
   char state = 0;
   int parent = 0;

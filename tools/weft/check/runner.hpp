@@ -1,5 +1,5 @@
 // Runs programs: one rank's part (rank.cpp), and ranks as threads and processes of this host or as the
-// processes of an mpirun, watched from outside (runner.cpp). All that is found out is on the SharedReport.
+// processes of an mpirun, watched from outside (runner.cpp). All findings are written to the SharedReport.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-#include "backends/gloo/mesh.hpp"
+#include "backends/gloo/connections.hpp"
 
 #include <fmt/format.h>
 #include <gloo/common/error.h>
