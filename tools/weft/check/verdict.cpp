@@ -109,8 +109,9 @@ class Judge {
     return rank.code == ErrorCode::aborted && rank.text.view().find(kCascade) != std::string_view::npos;
   }
 
-  // The step a call of a group was, as all but the struck rank know it; -1: not a step.
-  int step_of(const RankReport& rank) const {
+  // The step a call of a group was, as all but the struck rank know it; -1: not a step. `in_split`: it was the
+  // exchange of colors of a split of this group, in which a slower rank may have met the failure first.
+  int step_of(const RankReport& rank, bool* in_split = nullptr) const {
     std::uint64_t number = 0;
     std::vector<bool> counted(p_.groups.size());
     for (int k = 0; k < static_cast<int>(p_.steps.size()); ++k) {
@@ -118,7 +119,8 @@ class Judge {
         const GroupPlan& plan = p_.groups[g];
         if (counted[g] || plan.before > k) continue;
         counted[g] = true;
-        number += plan.how == GroupPlan::How::split && !plan.joined && plan.parent == rank.group;
+        if (plan.how != GroupPlan::How::split || plan.joined || plan.parent != rank.group) continue;
+        if (number++ == rank.call && in_split != nullptr) *in_split = true;
       }
       const Step& s = p_.steps[static_cast<std::size_t>(k)];
       if (s.group != rank.group || s.op == Op::send || s.op == Op::recv) continue;
@@ -191,7 +193,9 @@ class Judge {
     if (rank.op == Op::send || rank.op == Op::recv) return {};
     if (kind_ == FaultKind::skip || kind_ == FaultKind::wrong_order || kind_ == FaultKind::wrong_op)
       return {};
-    const int k = step_of(rank);
+    bool in_split = false;
+    const int k = step_of(rank, &in_split);
+    if (in_split && rank.op == Op::all_gather) return {};
     if (k < 0)
       return fmt::format("the error names call {} of group {}, which is none of the program", rank.call,
                          rank.group);
