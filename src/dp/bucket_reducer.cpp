@@ -1,12 +1,12 @@
 #include "weft/dp/bucket_reducer.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "base/hash.hpp"
+#include "dp/missing.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -146,33 +146,17 @@ struct BucketReducer::Impl {
     }
   }
 
-  // One bit per gradient from every rank; throws on all of them where any is set.
+  // Throws on all ranks where one of them lacks a gradient.
   void expect_all_ready(const std::vector<std::size_t>& missing) {
-    const std::size_t words = (entries.size() + 63) / 64;
-    std::vector<std::uint64_t> own(words), all(words * static_cast<std::size_t>(axes.size()));
-    for (const std::size_t i : missing) own[i / 64] |= std::uint64_t{1} << (i % 64);
-    if (axes.size() == 1)
-      all = own;
-    else if (words > 0)
-      axes.group().all_gather(view(own), view(all)).wait();
-    std::vector<std::string> found;
-    std::vector<int> ranks;
-    for (int rank = 0; rank < axes.size(); ++rank) {
-      std::vector<std::string> names;
-      for (std::size_t i = 0; i < entries.size(); ++i)
-        if ((all[static_cast<std::size_t>(rank) * words + i / 64] >> (i % 64) & 1) != 0)
-          names.push_back(fmt::format("\"{}\"", entries[i].name));
-      if (names.empty()) continue;
-      ranks.push_back(rank);
-      found.push_back(fmt::format("{} on {} rank {}", fmt::join(names, ", "), axes.name(), rank));
-    }
-    if (found.empty()) return;
+    dp::MissingGradients found =
+        dp::gather_missing(axes, entries.size(), missing, [&](std::size_t i) { return entries[i].name; });
+    if (found.text.empty()) return;
     throw Error(
         Failure{ErrorCode::bad_argument,
                 fmt::format("bucket_reducer: nobody made ready {}; BucketOptions::unused = zeros lets "
                             "such ranks contribute zeros",
-                            fmt::join(found, "; ")),
-                Op::none, kNoCall, ranks});
+                            found.text),
+                Op::none, kNoCall, std::move(found.ranks)});
   }
 
   DeviceMesh axes;

@@ -1,12 +1,12 @@
 #include "weft/train/averaging.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>
 #include <optional>
 
+#include "dp/missing.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -207,33 +207,17 @@ void GradientAverager::make_reducer() {
     slot.parameter->place_gradient(reducer_->tensor(slot.entry).reshape(slot.parameter->local_shape()));
 }
 
-// One bit per parameter from every rank; throws on all of them where any is set.
+// Throws on all ranks where one of them used a parameter in no pass.
 void GradientAverager::expect_all_used(const std::vector<std::size_t>& unused) {
-  const std::size_t words = (slots_.size() + 63) / 64;
-  std::vector<std::int64_t> own(words), all(words * static_cast<std::size_t>(axes_.size()));
-  for (const std::size_t i : unused) own[i / 64] |= std::int64_t{1} << (i % 64);
-  if (axes_.size() == 1)
-    all = own;
-  else if (words > 0)
-    axes_.group().all_gather(view(own), view(all)).wait();
-  std::vector<std::string> found;
-  std::vector<int> ranks;
-  for (int rank = 0; rank < axes_.size(); ++rank) {
-    std::vector<std::string> names;
-    for (std::size_t i = 0; i < slots_.size(); ++i)
-      if ((all[static_cast<std::size_t>(rank) * words + i / 64] >> (i % 64) & 1) != 0)
-        names.push_back('"' + slots_[i].parameter->path() + '"');
-    if (names.empty()) continue;
-    ranks.push_back(rank);
-    found.push_back(fmt::format("{} on {} rank {}", fmt::join(names, ", "), axes_.name(), rank));
-  }
-  if (!found.empty())
-    throw Error(
-        Failure{ErrorCode::bad_argument,
-                fmt::format("averager: no backward pass used {}; AveragerOptions::unused = zeros lets such "
-                            "ranks contribute zeros",
-                            fmt::join(found, "; ")),
-                Op::none, kNoCall, ranks});
+  dp::MissingGradients found = dp::gather_missing(axes_, slots_.size(), unused,
+                                                  [&](std::size_t i) { return slots_[i].parameter->path(); });
+  if (found.text.empty()) return;
+  throw Error(
+      Failure{ErrorCode::bad_argument,
+              fmt::format("averager: no backward pass used {}; AveragerOptions::unused = zeros lets such "
+                          "ranks contribute zeros",
+                          found.text),
+              Op::none, kNoCall, std::move(found.ranks)});
 }
 
 // All ranks reduce all gradients in any case, those that are missing too: a rank that threw at once would
