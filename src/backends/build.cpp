@@ -21,7 +21,10 @@ std::uint64_t common_layout() {
   hash.add(digest_of(kProtocol, kComposedTags, kUsersCall, sizeof(CallRecord), offsetof(CallRecord, call),
                      offsetof(CallRecord, count), offsetof(CallRecord, hash), offsetof(CallRecord, root),
                      offsetof(CallRecord, op), offsetof(CallRecord, dtype), offsetof(CallRecord, reduce),
-                     offsetof(CallRecord, order), sizeof(Block), kOpCount, kDTypeCount, kReduceKindCount));
+                     offsetof(CallRecord, order), sizeof(Announcement), offsetof(Announcement, record),
+                     offsetof(Announcement, gives), offsetof(Announcement, expects),
+                     offsetof(Announcement, largest), sizeof(Block), kOpCount, kDTypeCount,
+                     kReduceKindCount));
   for (int i = 0; i < kOpCount; ++i) hash.add(name(static_cast<Op>(i)));
   for (int i = 0; i < kDTypeCount; ++i) hash.add(name(static_cast<DType>(i)));
   for (int i = 0; i < kReduceKindCount; ++i) hash.add(name(static_cast<ReduceOp::Kind>(i)));

@@ -12,7 +12,7 @@
 namespace weft {
 
 /// Raised when the meaning of what ranks tell each other changes, but no size or threshold does.
-inline constexpr std::uint32_t kProtocol = 1;
+inline constexpr std::uint32_t kProtocol = 2;
 
 /// The build of rank `rank`, as one word: the version of the library, and a digest of `layout` (the
 /// transport's constants) and of the constants that all transports share.

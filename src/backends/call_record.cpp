@@ -3,60 +3,60 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
+#include <vector>
 
-#include "base/hash.hpp"
+#include "backends/call_word.hpp"
 #include "weft/backends/op_table.hpp"
 
 namespace weft {
+
 CallRecord record_of(const OpState& part, int size) {
   const OpState& s = part.user != nullptr ? *part.user : part;
   CallRecord r{.call = part.user != nullptr ? s.call | kUsersCall : s.call, .op = s.op};
   const OpRow op = row(s.op);
   if (op.counts == Counts::none) return r;
   r.dtype = s.dtype;
-  Fnv1a hash;
   if (op.rooted != Rooted::no) r.root = s.root;
   if (op.reduces) {
     r.reduce = s.reduce.kind;
     r.order = s.order;
-    if (r.reduce == ReduceOp::Kind::premul_sum) hash.add(std::bit_cast<std::uint64_t>(s.reduce.scale));
-    if (r.reduce == ReduceOp::Kind::user && s.reduce.user != nullptr) hash.add(s.reduce.user->name);
   }
-  switch (op.counts) {
-    case Counts::out_is_n_in: r.count = s.in_count; break;
-    case Counts::in_is_n_out: r.count = s.out_count; break;
-    case Counts::equal: r.count = std::max(s.in_count, s.out_count); break;  // a rank may lack one of them
-    case Counts::out_blocks:
-    case Counts::in_blocks: {
-      const Block* const blocks = op.counts == Counts::out_blocks ? s.out_blocks : s.in_blocks;
-      for (int i = 0; i < size; ++i) {
-        r.count += blocks[i].count;
-        hash.add(static_cast<std::uint64_t>(blocks[i].count));
-      }
-      break;
-    }
-    case Counts::both_blocks:  // counts are each pair's own
-    case Counts::none:
-    case Counts::in_only:
-    case Counts::out_only: break;
-  }
-  r.hash = hash.value;
+  r.count = agreed_count(s, size);
+  r.hash = has_detail(s) ? detail_hash(s, size) : 0;
   return r;
+}
+
+void announce_to(Announcement& a, const OpState& s, int peer, int size) noexcept {
+  if (s.op != Op::all_to_all_v) return;
+  a.gives = in_block(s, peer, size).count;
+  a.expects = out_block(s, peer, size).count;
+}
+
+Announcement announcement_of(const OpState& s, int size) {
+  Announcement a{.record = record_of(s, size)};
+  if (s.op == Op::all_to_all_v)
+    for (int r = 0; r < size; ++r) a.largest = std::max(a.largest, s.in_blocks[r].count);
+  return a;
 }
 
 namespace {
 
-std::string what(const CallRecord& record) {
+std::string what(const CallRecord& record, const CallDetail& detail = {}) {
   std::string text(name(record.op));
   const OpRow op = row(record.op);
   if (op.counts != Counts::none) text += fmt::format(" {}", name(record.dtype));
   if (op.counts != Counts::none && op.counts != Counts::both_blocks)
     text += fmt::format(" x{}", record.count);
+  if (detail.block >= 0) text += fmt::format(" with counts[{}] = {}", detail.block, detail.block_count);
   if (op.reduces) text += fmt::format(" {}", name(record.reduce));
+  if (detail.scale) text += fmt::format("({})", *detail.scale);
+  if (detail.user) text += fmt::format(" \"{}\"", *detail.user);
   if (op.rooted != Rooted::no) text += fmt::format(" root {}", record.root);
+  if (!detail.path.empty()) text += fmt::format(" by path {}", detail.path);
   return text;
 }
+
+std::vector<int> both(int a, int b) { return {std::min(a, b), std::max(a, b)}; }
 
 }  // namespace
 
@@ -66,23 +66,37 @@ std::string what(const OpState& s, int size) {
                      s.op == Op::send ? "to" : "from", s.peer);
 }
 
-std::string describe(int rank, const CallRecord& record) {
-  return fmt::format("rank {} called {} [call {}]", rank, what(record), record.call);
+std::string describe(int rank, const CallRecord& record) { return describe(rank, record, {}); }
+std::string describe(int rank, const CallRecord& record, const CallDetail& detail) {
+  return fmt::format("rank {} called {} [call {}]", rank, what(record, detail), record.call);
+}
+
+Failure mismatch_of(int peer, const std::string& theirs, int rank, std::string own, const CallRecord& call) {
+  own.erase(own.find("called "), 7);
+  return {.code = ErrorCode::mismatch,
+          .text = fmt::format("{}, {}", theirs, own),
+          .op = call.op,
+          .call = call.call,
+          .ranks = both(peer, rank)};
 }
 
 Failure mismatch(int peer, const CallRecord& theirs, int rank, const CallRecord& own) {
-  std::string mine = describe(rank, own);
-  mine.erase(mine.find("called "), 7);
-  std::string why;
+  Failure why = mismatch_of(peer, describe(peer, theirs), rank, describe(rank, own), own);
   if (theirs.hash != own.hash && theirs.op == own.op && theirs.count == own.count)
-    why = row(own.op).reduces && row(own.op).counts != Counts::in_blocks ? "; their reductions differ"
-                                                                         : "; their counts differ";
-  if (theirs.order != own.order && theirs.op == own.op) why += "; one in canonical order, one not";
+    why.text += row(own.op).reduces && row(own.op).counts != Counts::in_blocks ? "; their reductions differ"
+                                                                               : "; their counts differ";
+  if (theirs.order != own.order && theirs.op == own.op) why.text += "; one in canonical order, one not";
+  return why;
+}
+
+Failure mismatch_of_blocks(const CallRecord& call, int source, std::int64_t sent, int target,
+                           std::int64_t expected) {
   return {.code = ErrorCode::mismatch,
-          .text = fmt::format("{}, {}{}", describe(peer, theirs), mine, why),
-          .op = own.op,
-          .call = own.call,
-          .ranks = {std::min(peer, rank), std::max(peer, rank)}};
+          .text = fmt::format("{}: rank {} sends {} elements to rank {}, which expects {}", name(call.op),
+                              source, sent, target, expected),
+          .op = call.op,
+          .call = call.call,
+          .ranks = both(source, target)};
 }
 
 }  // namespace weft

@@ -31,11 +31,29 @@ struct CallRecord {
 
 /// Of a collective, in a group of `size`.
 CallRecord record_of(const OpState& s, int size);
+
+/// What a rank tells one other before a collective: its record, and what concerns these two alone. Trivially
+/// copyable, of fixed size.
+struct Announcement {
+  CallRecord record{};
+  std::int64_t gives = 0;    ///< all_to_all_v: elements from the sender of this to its receiver
+  std::int64_t expects = 0;  ///< all_to_all_v: and the other way
+  std::int64_t largest = 0;  ///< all_to_all_v: of the blocks that the sender gives
+};
+
+/// Of a collective, in a group of `size`. What concerns one pair is still missing: announce_to() adds it.
+Announcement announcement_of(const OpState& s, int size);
+void announce_to(Announcement& a, const OpState& s, int peer, int size) noexcept;
+
 /// "all_gather f32 x1000"; of a message, too.
 std::string what(const OpState& s, int size);
 /// "rank 1 called all_gather f32 x1000 [call 17]"
 std::string describe(int rank, const CallRecord& record);
 /// The failure that names both: `rank 1 called … [call 17], rank 0 … [call 17]`.
 Failure mismatch(int peer, const CallRecord& theirs, int rank, const CallRecord& own);
+/// The failure of an all_to_all_v in which rank `source` sends another number of elements than rank `target`
+/// expects.
+Failure mismatch_of_blocks(const CallRecord& call, int source, std::int64_t sent, int target,
+                           std::int64_t expected);
 
 }  // namespace weft

@@ -23,13 +23,10 @@ constexpr std::int64_t kChunkBytes = 256 << 10;  // local work of one poll
 int exchange_tag(const OpState& s, int size, std::uint64_t number, bool messages) noexcept {
   CallRecord r = record_of(s, size);
   if (messages) r.count = 0;  // each receiver compares its own
-  Fnv1a hash;
-  for (const std::int64_t x : {static_cast<std::int64_t>(r.op), static_cast<std::int64_t>(r.dtype),
-                               static_cast<std::int64_t>(r.reduce), static_cast<std::int64_t>(r.order),
-                               static_cast<std::int64_t>(r.root), r.count})
-    hash.add(static_cast<std::uint64_t>(x));
-  hash.add(r.hash);
-  return -1 - static_cast<int>(((hash.value ^ hash.value >> 32) + number) % kComposedTags);
+  const std::uint64_t hash =
+      digest_of(static_cast<int>(r.op), static_cast<int>(r.dtype), static_cast<int>(r.reduce),
+                static_cast<int>(r.order), r.root, r.count, r.hash);
+  return -1 - static_cast<int>(((hash ^ hash >> 32) + number) % kComposedTags);
 }
 
 }  // namespace

@@ -51,12 +51,11 @@ struct Links::ControlMessage {
 };
 
 std::uint64_t Links::layout() noexcept {
-  return digest_of(
-      sizeof(ControlMessage), offsetof(ControlMessage, kind), offsetof(ControlMessage, tag),
-      offsetof(ControlMessage, dtype), offsetof(ControlMessage, count), offsetof(ControlMessage, number),
-      offsetof(ControlMessage, acknowledged), offsetof(ControlMessage, announcement), sizeof(Announcement),
-      offsetof(Announcement, record), offsetof(Announcement, gives), offsetof(Announcement, expects),
-      static_cast<int>(ControlMessage::Kind::pong), kEagerBytes, kControlMessages, kData);
+  return digest_of(sizeof(ControlMessage), offsetof(ControlMessage, kind), offsetof(ControlMessage, tag),
+                   offsetof(ControlMessage, dtype), offsetof(ControlMessage, count),
+                   offsetof(ControlMessage, number), offsetof(ControlMessage, acknowledged),
+                   offsetof(ControlMessage, announcement), static_cast<int>(ControlMessage::Kind::pong),
+                   kEagerBytes, kControlMessages, kData);
 }
 
 // A message that has come. `number`: of an offer; otherwise it is in payload.
@@ -455,17 +454,14 @@ void Links::start(OpState& s) noexcept {
 
 void Links::agree(const OpState& s) {
   const int n = size(), self = context_->rank;
-  Announcement mine{.record = record_of(s, n)};
+  const Announcement mine = announcement_of(s, n);
   {
     const std::lock_guard lock(mutex_);
     current_ = s.call;
   }
   const auto expected_of = [&](int r) {
     Announcement a = mine;
-    if (s.op == Op::all_to_all_v) {
-      a.gives = in_block(s, r, n).count;
-      a.expects = out_block(s, r, n).count;
-    }
+    announce_to(a, s, r, n);
     return a;
   };
   for (int r = 0; r < n; ++r)

@@ -40,12 +40,6 @@ struct LinkEvents {
   std::function<void(int peer)> before_leave;  // tests; may be null
 };
 
-/// What a rank tells another before a collective.
-struct Announcement {
-  CallRecord record{};
-  std::int64_t gives = 0, expects = 0;  ///< all_to_all_v: elements between the two
-};
-
 class Links {
  public:
   Links(std::shared_ptr<::gloo::Context> context, UnexpectedLimits limits, LinkEvents events);

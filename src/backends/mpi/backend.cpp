@@ -49,13 +49,6 @@ struct Settings {
   UnexpectedLimits unexpected{};
 };
 
-// A control message of kind `call`: the record, and what concerns one pair alone.
-struct CallMessage {
-  CallRecord record;
-  std::int64_t to_you = 0;   // all_to_all_v: elements the sender has for the receiver
-  std::int64_t largest = 0;  // all_to_all_v: of the sender's blocks
-};
-
 // A control message of kind `failure`: this, the ranks, the text.
 struct FailureMessage {
   ErrorCode code = ErrorCode::system;
@@ -69,8 +62,7 @@ constexpr std::uint64_t kLayout =
     digest_of(sizeof(Envelope), offsetof(Envelope, kind), offsetof(Envelope, dtype),
               offsetof(Envelope, eager), offsetof(Envelope, tag), offsetof(Envelope, number),
               offsetof(Envelope, payload), offsetof(Envelope, count), static_cast<int>(Envelope::pong),
-              ControlChannel::kPayload, ControlChannel::kTag, ControlChannel::kNumbers, sizeof(CallMessage),
-              offsetof(CallMessage, record), offsetof(CallMessage, to_you), offsetof(CallMessage, largest),
+              ControlChannel::kPayload, ControlChannel::kTag, ControlChannel::kNumbers,
               sizeof(FailureMessage), offsetof(FailureMessage, code), offsetof(FailureMessage, op),
               offsetof(FailureMessage, call), offsetof(FailureMessage, ranks), offsetof(FailureMessage, text),
               Messages::kEager, Messages::kPieceBytes, Rounds::kStageBytes, Rounds::kLeastBlockBytes);
@@ -277,8 +269,8 @@ class MpiBackend final : public Backend {
     std::int64_t largest = 0;            // all_to_all_v: of all ranks' blocks, as far as they have come
   };
   struct Peer {
-    std::uint64_t compared = 0;     // its calls that were compared
-    std::deque<CallMessage> ahead;  // those that came before this rank called
+    std::uint64_t compared = 0;      // its calls that were compared
+    std::deque<Announcement> ahead;  // those that came before this rank called
     bool left = false;
   };
 
@@ -409,20 +401,14 @@ class MpiBackend final : public Backend {
         check_ || s.op == Op::all_to_all_v;  // whose ranks do not know how large the largest block is
     if (!p.announced) return;
     p.sequence = first_own_ + own_.size();
-    Own& mine = own_.emplace_back(Own{.record = record_of(s, size_), .expected = {}, .largest = 0});
-    CallMessage envelope{.record = mine.record};
-    if (s.op == Op::all_to_all_v) {
-      for (int r = 0; r < size_; ++r) {
-        mine.expected.push_back(s.out_blocks[r].count);
-        envelope.largest = std::max(envelope.largest, s.in_blocks[r].count);
-      }
-      mine.largest = envelope.largest;
-    }
+    Announcement call = announcement_of(s, size_);
+    Own& mine = own_.emplace_back(Own{.record = call.record, .expected = {}, .largest = call.largest});
+    if (s.op == Op::all_to_all_v)
+      for (int r = 0; r < size_; ++r) mine.expected.push_back(s.out_blocks[r].count);
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
-      if (s.op == Op::all_to_all_v) envelope.to_you = s.in_blocks[r].count;
-      p.last_message =
-          state_->channel->send(r, {.kind = Envelope::call}, std::as_bytes(std::span(&envelope, 1)));
+      announce_to(call, s, r, size_);
+      p.last_message = state_->channel->send(r, {.kind = Envelope::call}, std::as_bytes(std::span(&call, 1)));
       if (p.first_message == 0) p.first_message = p.last_message;
     }
     for (int r = 0; r < size_; ++r) compare(r);
@@ -432,18 +418,13 @@ class MpiBackend final : public Backend {
   void compare(int r) {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
     while (!peer.ahead.empty() && peer.compared < first_own_ + own_.size() && !failed_) {
-      const CallMessage theirs = peer.ahead.front();
+      const Announcement theirs = peer.ahead.front();
       Own& mine = own_[peer.compared - first_own_];
       if (theirs.record != mine.record) return raise(mismatch(r, theirs.record, rank_, mine.record));
       if (!mine.expected.empty()) {
         mine.largest = std::max(mine.largest, theirs.largest);
-        if (const std::int64_t wanted = mine.expected[static_cast<std::size_t>(r)]; theirs.to_you != wanted)
-          return raise({.code = ErrorCode::mismatch,
-                        .text = fmt::format("{}: rank {} sends {} elements to rank {}, which expects {}",
-                                            name(mine.record.op), r, theirs.to_you, rank_, wanted),
-                        .op = mine.record.op,
-                        .call = mine.record.call,
-                        .ranks = {std::min(r, rank_), std::max(r, rank_)}});
+        if (const std::int64_t wanted = mine.expected[static_cast<std::size_t>(r)]; theirs.gives != wanted)
+          return raise(mismatch_of_blocks(mine.record, r, theirs.gives, rank_, wanted));
       }
       peer.ahead.pop_front();
       ++peer.compared;
@@ -467,7 +448,7 @@ class MpiBackend final : public Backend {
       if (failed_) return;
       switch (envelope.kind) {
         case Envelope::call: {
-          CallMessage call;
+          Announcement call;
           std::memcpy(&call, payload.data(), sizeof call);
           peers_[static_cast<std::size_t>(from)].ahead.push_back(call);
           return compare(from);

@@ -4,9 +4,8 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <bit>
 
-#include "base/hash.hpp"
+#include "backends/call_word.hpp"
 #include "weft/backends/op_table.hpp"
 
 namespace weft::shm {
@@ -16,6 +15,19 @@ namespace {
 // answer, and asks again after the pause.
 constexpr auto kMapPatience = std::chrono::milliseconds(50);
 constexpr auto kMapPause = std::chrono::seconds(1);
+
+constexpr int kPathBit = 4;  // of a call word's note: the order is below it, the forced path above
+
+std::string_view forced(Path path) noexcept {
+  switch (path) {
+    case Path::automatic: break;
+    case Path::inline_only: return "inline";
+    case Path::direct: return "direct";
+    case Path::staged: return "staged";
+    case Path::single: return "single";
+  }
+  return {};
+}
 
 }  // namespace
 
@@ -76,25 +88,18 @@ void Control::keep_pairs_small() const noexcept {
 }
 
 std::uint64_t call_word(const OpState& s, Path path) noexcept {
-  const bool reduces = row(s.op).reduces;
-  return static_cast<std::uint64_t>(s.op) | static_cast<std::uint64_t>(s.dtype) << 8 |
-         static_cast<std::uint64_t>(reduces ? static_cast<unsigned>(s.reduce.kind) : 0u) << 16 |
-         static_cast<std::uint64_t>(s.order) << 24 | static_cast<std::uint64_t>(path) << 28 |
-         static_cast<std::uint64_t>(s.root + 1) << 32;
+  const auto reduce = row(s.op).reduces ? s.reduce.kind : ReduceOp::Kind::sum;
+  const auto note = static_cast<unsigned>(s.order) | static_cast<unsigned>(path) << kPathBit;
+  return CallWord(s.op, s.dtype, reduce, note, s.root).bits();
 }
 
 std::uint64_t elaborate(const Group& g, const OpState& s, bool small) noexcept {
   const bool reduces = row(s.op).reduces;
   if (!reduces && s.in_blocks == nullptr && s.out_blocks == nullptr) return 0;
   Detail& d = g.control.detail(g.rank, s.call);
-  Fnv1a hash;
-  if (reduces && s.reduce.kind == ReduceOp::Kind::premul_sum) {
-    d.scale = s.reduce.scale;
-    hash.add_at_once(std::bit_cast<std::uint64_t>(d.scale));
-  }
+  if (reduces && s.reduce.kind == ReduceOp::Kind::premul_sum) d.scale = s.reduce.scale;
   if (reduces && s.reduce.kind == ReduceOp::Kind::user) {
     const std::string& name = s.reduce.user->name;
-    hash.add(name);
     d.user[name.copy(d.user, sizeof(d.user) - 1)] = '\0';
   }
   if (const Block* const blocks = s.in_blocks ? s.in_blocks : s.out_blocks) {
@@ -103,35 +108,35 @@ std::uint64_t elaborate(const Group& g, const OpState& s, bool small) noexcept {
     for (int r = 0; r < g.size; ++r) {
       d.blocks()[r] = blocks[r];
       d.longest = std::max(d.longest, blocks[r].count);
-      if (s.op != Op::all_to_all_v)  // its counts differ from rank to rank
-        hash.add_at_once(static_cast<std::uint64_t>(blocks[r].count));
     }
   }
-  return hash.value | 1;
+  return detail_hash(s, g.size);
+}
+
+CallRecord record_of(const Group& g, int r, std::uint64_t call) noexcept {
+  const Arrival& a = g.of(r).arrivals[call % kRing];
+  const CallWord word(a.word);
+  return {.call = call,
+          .count = a.count,
+          .hash = a.detail,
+          .root = word.rank(),
+          .op = word.op(),
+          .dtype = word.dtype(),
+          .reduce = word.reduce(),
+          .order = static_cast<Order>(word.note() & ((1u << kPathBit) - 1))};
 }
 
 std::string describe(const Group& g, int r, std::uint64_t call, int block) {
-  const Arrival& a = g.of(r).arrivals[call % kRing];
+  const CallRecord record = record_of(g, r, call);
   const Detail& d = g.control.detail(r, call);
-  const auto op = static_cast<Op>(a.word & 0xff);
-  std::string text = fmt::format("rank {} called {}", r, name(op));
-  if (op != Op::barrier) text += fmt::format(" {}", name(static_cast<DType>((a.word >> 8) & 0xff)));
-  if (op != Op::barrier && op != Op::all_to_all_v) text += fmt::format(" x{}", a.count);
-  if (block >= 0) text += fmt::format(" with counts[{}] = {}", block, d.blocks()[block].count);
-  if (row(op).reduces) {
-    const auto kind = static_cast<ReduceOp::Kind>((a.word >> 16) & 0xff);
-    text += fmt::format(" {}", name(kind));
-    if (kind == ReduceOp::Kind::premul_sum) text += fmt::format("({})", d.scale);
-    if (kind == ReduceOp::Kind::user) text += fmt::format(" \"{}\"", d.user);
-  }
-  if (row(op).rooted != Rooted::no)
-    text += fmt::format(" root {}", static_cast<std::int64_t>((a.word & ~kExposed) >> 32) - 1);
-  if (const auto path = static_cast<Path>((a.word >> 28) & 0xf); path != Path::automatic)
-    text += fmt::format(" by path {}", path == Path::inline_only ? "inline"
-                                       : path == Path::direct    ? "direct"
-                                       : path == Path::staged    ? "staged"
-                                                                 : "single");
-  return text + fmt::format(" [call {}]", call);
+  CallDetail detail;
+  detail.block = block;
+  if (block >= 0) detail.block_count = d.blocks()[block].count;
+  if (row(record.op).reduces && record.reduce == ReduceOp::Kind::premul_sum) detail.scale = d.scale;
+  if (row(record.op).reduces && record.reduce == ReduceOp::Kind::user) detail.user = d.user;
+  const CallWord word(g.of(r).arrivals[call % kRing].word);
+  detail.path = forced(static_cast<Path>(word.note() >> kPathBit));
+  return describe(r, record, detail);
 }
 
 }  // namespace weft::shm

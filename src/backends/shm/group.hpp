@@ -12,6 +12,7 @@
 #include "host/arena.hpp"
 #include "host/peers.hpp"
 #include "weft/backends/backend.hpp"
+#include "weft/backends/call_record.hpp"
 
 namespace weft::shm {
 
@@ -106,10 +107,13 @@ std::vector<int> gone_ranks(const Group& g);
 bool quiet(const Group& g) noexcept;
 bool quiesce(const Group& g, Deadline deadline, std::span<const MemoryRange> exposed) noexcept;
 
-/// What rank `r` published of a call, for people: "rank 1 called all_gather f32 x1000 [call 17]". Where count
+/// What rank `r` published of a call, as a record; its order is as called, also where the operation does not
+/// reduce.
+CallRecord record_of(const Group& g, int r, std::uint64_t call) noexcept;
+/// The same for people: "rank 1 called all_gather f32 x1000 [call 17]". Where count
 /// vectors differ, `block` is where.
 std::string describe(const Group& g, int r, std::uint64_t call, int block = -1);
-/// The word that must be equal on all ranks. elaborate() has what it has no room for.
+/// The bits of the CallWord that must be equal on all ranks. elaborate() has what it has no room for.
 std::uint64_t call_word(const OpState& s, Path path) noexcept;
 /// Writes the Detail of this rank's call, if it has one, and returns its hash; 0: it has none.
 std::uint64_t elaborate(const Group& g, const OpState& s, bool small) noexcept;

@@ -28,17 +28,17 @@ Trace Recorder::read() const {
   t.forgotten = next - n;
   for (std::uint64_t k = 0; k < n; ++k) {
     const Entry& e = entries_[(next - n + k) % kEntries];
-    const std::uint64_t word = e.word.load(std::memory_order_relaxed);
+    const CallWord word(e.word.load(std::memory_order_relaxed));
     const std::uint64_t finished = e.finished.load(std::memory_order_relaxed);
-    t.calls.push_back({.op = static_cast<Op>(word & 0xff),
+    t.calls.push_back({.op = word.op(),
                        .call = e.call.load(std::memory_order_relaxed),
-                       .dtype = static_cast<DType>((word >> 8) & 0xff),
+                       .dtype = word.dtype(),
                        .count = e.count.load(std::memory_order_relaxed),
-                       .reduce = static_cast<ReduceOp::Kind>((word >> 16) & 0xff),
-                       .peer = static_cast<std::int32_t>(word >> 32),
+                       .reduce = word.reduce(),
+                       .peer = word.rank(),
                        .posted_ns = scale_.nanoseconds(e.posted.load(std::memory_order_relaxed)),
                        .finished_ns = finished ? scale_.nanoseconds(finished) : 0,
-                       .state = static_cast<CallState>((word >> 24) & 0xff)});
+                       .state = static_cast<CallState>(word.note())});
   }
   t.taken_ns = scale_.nanoseconds(tick());
   return t;

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <string>
 
+#include "backends/call_word.hpp"
 #include "group/trace/tick.hpp"
 #include "group/trace/trace.hpp"
 #include "weft/backends/backend.hpp"
@@ -25,12 +26,9 @@ class Recorder {
   std::uint64_t posted(const OpState& s) noexcept {
     const std::uint64_t number = next_.load(std::memory_order_relaxed);
     Entry& e = entries_[number % kEntries];
-    const std::uint64_t word =
-        static_cast<std::uint64_t>(s.op) | static_cast<std::uint64_t>(s.dtype) << 8 |
-        static_cast<std::uint64_t>(s.reduce.kind) << 16 |
-        static_cast<std::uint64_t>(CallState::pending) << 24 |
-        static_cast<std::uint64_t>(static_cast<std::uint32_t>(s.peer >= 0 ? s.peer : s.root)) << 32;
-    e.word.store(word, std::memory_order_relaxed);
+    const CallWord word(s.op, s.dtype, s.reduce.kind, static_cast<unsigned>(CallState::pending),
+                        s.peer >= 0 ? s.peer : s.root);
+    e.word.store(word.bits(), std::memory_order_relaxed);
     e.call.store(s.call, std::memory_order_relaxed);
     e.count.store(s.in_count > s.out_count ? s.in_count : s.out_count, std::memory_order_relaxed);
     e.posted.store(tick(), std::memory_order_relaxed);
@@ -44,8 +42,8 @@ class Recorder {
     if (next_.load(std::memory_order_relaxed) - number > kEntries)
       return;  // a later call has taken its entry
     Entry& e = entries_[number % kEntries];
-    const std::uint64_t word = e.word.load(std::memory_order_relaxed) & ~(std::uint64_t{0xff} << 24);
-    e.word.store(word | static_cast<std::uint64_t>(state) << 24, std::memory_order_relaxed);
+    const CallWord word(e.word.load(std::memory_order_relaxed));
+    e.word.store(word.noted(static_cast<unsigned>(state)).bits(), std::memory_order_relaxed);
     if (waited) e.finished.store(tick(), std::memory_order_relaxed);
   }
   /// The group has failed. Only the first time counts.
@@ -56,7 +54,8 @@ class Recorder {
 
  private:
   struct Entry {
-    std::atomic<std::uint64_t> word{0}, call{0}, posted{0}, finished{0};
+    std::atomic<std::uint64_t> word{0}, call{0}, posted{0},
+        finished{0};  // word: a CallWord, noted: CallState
     std::atomic<std::int64_t> count{0};
   };
   std::array<Entry, kEntries> entries_;

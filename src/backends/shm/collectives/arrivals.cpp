@@ -1,44 +1,16 @@
 #include "backends/shm/collectives/arrivals.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cstddef>
-#include <numeric>
 #include <string>
 
+#include "backends/call_word.hpp"
 #include "backends/shm/collectives/prefetch.hpp"
 #include "base/mutant.hpp"
 #include "reduce/reduce.hpp"
 
 namespace weft::shm {
 namespace {
-
-// The count that all ranks must agree on; no less than any block.
-std::int64_t agreed_count(const OpState& s, int size) noexcept {
-  switch (row(s.op).counts) {
-    case Counts::equal: return std::max(s.in_count, s.out_count);  // either may be a root's alone
-    case Counts::out_is_n_in: return s.in_count;
-    case Counts::in_is_n_out: return s.out_count;
-    case Counts::out_blocks:
-    case Counts::in_blocks: {
-      const Block* const blocks = s.in_blocks ? s.in_blocks : s.out_blocks;
-      return std::accumulate(blocks, blocks + size, std::int64_t{0},
-                             [](std::int64_t sum, const Block& b) { return sum + b.count; });
-    }
-    case Counts::none:
-    case Counts::both_blocks:
-    case Counts::in_only:
-    case Counts::out_only: break;
-  }
-  return 0;
-}
-
-// Word and count alone describe most calls.
-bool has_no_detail(const OpState& s) noexcept {
-  return s.in_blocks == nullptr && s.out_blocks == nullptr && s.reduce.kind != ReduceOp::Kind::premul_sum &&
-         s.reduce.kind != ReduceOp::Kind::user;
-}
 
 // A mutant: rank 1 is of a build with another threshold.
 bool is_other_build(int rank) noexcept {
@@ -100,7 +72,7 @@ bool Arrivals::publish(OpState& s) noexcept {
   if (!has_free_line(s)) return false;
   Arrival& line = group_.mine().arrivals[s.call % kRing];
   const std::int64_t count = agreed_count(s, group_.size);
-  const std::uint64_t detail = has_no_detail(s) ? 0 : elaborate(group_, s, st.is_inline);
+  const std::uint64_t detail = has_detail(s) ? elaborate(group_, s, st.is_inline) : 0;
   Buffer in{}, out{};
   if (!st.is_inline || s.in_blocks ||
       may_expose(s)) {  // with in_blocks another rank's payload may be too large
@@ -221,20 +193,16 @@ bool Arrivals::agree(int peer, std::uint64_t call) noexcept {
   if (((theirs.word ^ own.word) & ~kExposed) == 0 &&
       (theirs.count == own.count || WEFT_MUTANT("unchecked_count")) && theirs.detail == own.detail)
     return true;
-  const auto op = static_cast<Op>(own.word & 0xff);
+  const CallRecord called = record_of(group_, group_.rank, call);
   int block = -1;  // the first that differs
-  if (op == static_cast<Op>(theirs.word & 0xff) && (op == Op::all_gather_v || op == Op::reduce_scatter_v)) {
+  if (called.op == record_of(group_, peer, call).op &&
+      (called.op == Op::all_gather_v || called.op == Op::reduce_scatter_v)) {
     const auto count = [&](int r, int b) { return group_.control.detail(r, call).blocks()[b].count; };
     for (int b = 0; b < group_.size && block < 0; ++b)
       if (count(peer, b) != count(group_.rank, b)) block = b;
   }
-  std::string mine = describe(group_, group_.rank, call, block);
-  mine.erase(mine.find("called "), 7);
-  raise(group_, {.code = ErrorCode::mismatch,
-                 .text = fmt::format("{}, {}", describe(group_, peer, call, block), mine),
-                 .op = op,
-                 .call = call,
-                 .ranks = {std::min(peer, group_.rank), std::max(peer, group_.rank)}});
+  raise(group_, mismatch_of(peer, describe(group_, peer, call, block), group_.rank,
+                            describe(group_, group_.rank, call, block), called));
   return false;
 }
 
@@ -242,12 +210,7 @@ bool Arrivals::agree(int peer, std::uint64_t call) noexcept {
 bool Arrivals::sends_what_is_expected(const OpState& s, int peer) noexcept {
   const std::int64_t sent = exposed_block(group_, s, peer).count, wanted = s.out_blocks[peer].count;
   if (sent == wanted) return true;
-  raise(group_, {.code = ErrorCode::mismatch,
-                 .text = fmt::format("{}: rank {} sends {} elements to rank {}, which expects {}", name(s.op),
-                                     peer, sent, group_.rank, wanted),
-                 .op = s.op,
-                 .call = s.call,
-                 .ranks = {std::min(peer, group_.rank), std::max(peer, group_.rank)}});
+  raise(group_, mismatch_of_blocks(record_of(group_, group_.rank, s.call), peer, sent, group_.rank, wanted));
   return false;
 }
 

@@ -1,0 +1,125 @@
+// What a rank called, as one encoding: which fields of a call all ranks must give alike, and where they lie in
+// a word, a count and a hash. The arrival line of shared memory holds these three, a CallRecord
+// (weft/backends/call_record.hpp) the same fields apart, for messages and texts; an entry of the flight
+// recorder holds the word. Inline: this is on the way of every call. Pure functions; any thread.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/hash.hpp"
+#include "weft/backends/call_record.hpp"
+#include "weft/backends/op_table.hpp"
+
+namespace weft {
+
+/// The small fields of a call:
+///
+///   bits   0 … 7   8 … 15   16 … 23     24 … 31   32 … 62    63
+///   what   op      dtype    reduction   note      rank + 1   free
+///
+/// `note` and the free bit belong to whoever keeps the word: shm has the order and the forced path in the
+/// note, the flight recorder the state of the call. `rank` is the root, or the peer of a message; -1: none.
+class CallWord {
+ public:
+  constexpr explicit CallWord(std::uint64_t bits = 0) noexcept : bits_(bits) {}
+  constexpr CallWord(Op op, DType dtype, ReduceOp::Kind reduce, unsigned note, int rank) noexcept
+      : bits_(static_cast<std::uint64_t>(op) | static_cast<std::uint64_t>(dtype) << kDType |
+              static_cast<std::uint64_t>(reduce) << kReduce | static_cast<std::uint64_t>(note) << kNote |
+              static_cast<std::uint64_t>(static_cast<std::uint32_t>(rank + 1)) << kRank) {}
+
+  constexpr std::uint64_t bits() const noexcept { return bits_; }
+  constexpr Op op() const noexcept { return static_cast<Op>(byte(0)); }
+  constexpr DType dtype() const noexcept { return static_cast<DType>(byte(kDType)); }
+  constexpr ReduceOp::Kind reduce() const noexcept { return static_cast<ReduceOp::Kind>(byte(kReduce)); }
+  constexpr unsigned note() const noexcept { return byte(kNote); }
+  constexpr int rank() const noexcept { return static_cast<int>(bits_ >> kRank & 0x7fffffff) - 1; }
+  /// The same call with another note.
+  constexpr CallWord noted(unsigned note) const noexcept {
+    return CallWord((bits_ & ~(std::uint64_t{0xff} << kNote)) | static_cast<std::uint64_t>(note) << kNote);
+  }
+
+ private:
+  static constexpr int kDType = 8, kReduce = 16, kNote = 24, kRank = 32;
+  constexpr unsigned byte(int at) const noexcept { return static_cast<unsigned>(bits_ >> at) & 0xff; }
+  std::uint64_t bits_;
+};
+
+/// The count vector that all ranks give alike; null: the operation has none.
+inline const Block* agreed_blocks(const OpState& s) noexcept {
+  switch (row(s.op).counts) {
+    case Counts::out_blocks: return s.out_blocks;
+    case Counts::in_blocks: return s.in_blocks;
+    case Counts::both_blocks:  // counts are each pair's own
+    case Counts::none:
+    case Counts::equal:
+    case Counts::out_is_n_in:
+    case Counts::in_is_n_out:
+    case Counts::in_only:
+    case Counts::out_only: break;
+  }
+  return nullptr;
+}
+
+/// The count that all ranks give alike; no less than any block.
+inline std::int64_t agreed_count(const OpState& s, int size) noexcept {
+  switch (row(s.op).counts) {
+    case Counts::equal: return std::max(s.in_count, s.out_count);  // either may be a root's alone
+    case Counts::out_is_n_in: return s.in_count;
+    case Counts::in_is_n_out: return s.out_count;
+    case Counts::out_blocks:
+    case Counts::in_blocks: {
+      const Block* const blocks = s.in_blocks ? s.in_blocks : s.out_blocks;
+      return std::accumulate(blocks, blocks + size, std::int64_t{0},
+                             [](std::int64_t sum, const Block& b) { return sum + b.count; });
+    }
+    case Counts::none:
+    case Counts::both_blocks:
+    case Counts::in_only:
+    case Counts::out_only: break;
+  }
+  return 0;
+}
+
+/// Word and count alone describe most calls. Of the others, detail_hash() is to be compared, too.
+inline bool has_detail(const OpState& s) noexcept {
+  return s.in_blocks != nullptr || s.out_blocks != nullptr || s.reduce.kind == ReduceOp::Kind::premul_sum ||
+         s.reduce.kind == ReduceOp::Kind::user;
+}
+
+/// A hash of what else all ranks give alike: a scale, the name of a user's reduction, a count vector. 0: there
+/// is nothing else.
+inline std::uint64_t detail_hash(const OpState& s, int size) noexcept {
+  const bool reduces = row(s.op).reduces;
+  const bool scaled = reduces && s.reduce.kind == ReduceOp::Kind::premul_sum,
+             users = reduces && s.reduce.kind == ReduceOp::Kind::user && s.reduce.user != nullptr;
+  const Block* const blocks = agreed_blocks(s);
+  if (!scaled && !users && blocks == nullptr) return 0;
+  Fnv1a hash;
+  if (scaled) hash.add_at_once(std::bit_cast<std::uint64_t>(s.reduce.scale));
+  if (users) hash.add(s.reduce.user->name);
+  if (blocks != nullptr)
+    for (int r = 0; r < size; ++r) hash.add_at_once(static_cast<std::uint64_t>(blocks[r].count));
+  return hash.value;
+}
+
+/// What a text can say of a call beside its record, where the transport has it.
+struct CallDetail {
+  int block = -1;                        ///< of the count vector: the first that differs
+  std::int64_t block_count = 0;          ///< and its count
+  std::optional<double> scale;           ///< of premul_sum
+  std::optional<std::string_view> user;  ///< the name of a user's reduction
+  std::string_view path;                 ///< that a test forces
+};
+
+/// describe() of call_record.hpp, with more detail.
+std::string describe(int rank, const CallRecord& record, const CallDetail& detail);
+/// mismatch() of call_record.hpp, of two texts that describe() wrote.
+Failure mismatch_of(int peer, const std::string& theirs, int rank, std::string own, const CallRecord& call);
+
+}  // namespace weft
