@@ -7,6 +7,7 @@
 
 #include "base/hash.hpp"
 #include "dp/missing.hpp"
+#include "dp/same_list.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -96,41 +97,22 @@ struct BucketReducer::Impl {
   }
   bool is_copied(std::size_t i) const { return slots[i].bound != nullptr && slots[i].bound != place(i); }
 
-  // Every rank tells a digest of each entry; once.
+  // Once.
   void compare() {
     if (compared || axes.size() == 1) return;
-    std::vector<std::uint64_t> own{entries.size()};
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      Fnv1a hash;
-      hash.add(std::string_view(entries[i].name));
-      own.push_back(digest_of(hash.value, static_cast<std::uint64_t>(entries[i].count),
-                              static_cast<std::uint64_t>(entries[i].dtype),
-                              static_cast<std::uint64_t>(entries[i].op.kind),
-                              static_cast<std::uint64_t>(buckets[slots[i].bucket].in_place != nullptr)));
-    }
-    // The number of entries first: who has another number would take another size for a mismatch of the call.
-    std::vector<std::uint64_t> counts(static_cast<std::size_t>(axes.size()));
-    axes.group().all_gather(view(own.data(), 1), view(counts)).wait();
-    for (std::size_t r = 0; r < counts.size(); ++r)
-      if (counts[r] != counts[0])
-        mismatch(
-            fmt::format("{} gradients on {} rank {}, {} on rank 0", counts[r], axes.name(), r, counts[0]),
-            static_cast<int>(r));
-    std::vector<std::uint64_t> all(own.size() * counts.size());
-    axes.group().all_gather(view(own), view(all)).wait();
-    for (std::size_t i = 0; i < entries.size(); ++i)
-      for (std::size_t r = 1; r < counts.size(); ++r)
-        if (all[r * own.size() + 1 + i] != all[1 + i])
-          mismatch(
-              fmt::format("gradient {} (\"{}\", {} x{} {}{} here) is another one on {} rank {} than on "
-                          "rank 0: name, count, dtype, reduction or where it is bound differ",
-                          i, entries[i].name, name(entries[i].dtype), entries[i].count, name(entries[i].op),
-                          slots[i].bound != nullptr ? ", bound" : "", axes.name(), r),
-              static_cast<int>(r));
+    const auto in_place = [&](std::size_t i) { return buckets[slots[i].bucket].in_place != nullptr; };
+    const auto digest = [&](std::size_t i) {
+      const BucketEntry& e = entries[i];
+      return digest_of(hash_of(e.name), e.count, static_cast<int>(e.dtype), static_cast<int>(e.op.kind),
+                       in_place(i));
+    };
+    const auto text = [&](std::size_t i) {
+      const BucketEntry& e = entries[i];
+      return fmt::format("\"{}\" ({} x{} {}{})", e.name, name(e.dtype), e.count, name(e.op),
+                         in_place(i) ? ", bound" : "");
+    };
+    dp::expect_same_list("bucket_reducer", axes, {entries.size(), digest, text});
     compared = true;
-  }
-  [[noreturn]] static void mismatch(const std::string& text, int rank) {
-    throw Error(Failure{ErrorCode::mismatch, "bucket_reducer: " + text, Op::none, kNoCall, {0, rank}});
   }
 
   void post_ready() {

@@ -4,9 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstdint>
 
 #include "dp/elements.hpp"
+#include "dp/same_list.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/name_ranks.hpp"
 #include "weft/mesh/layout.hpp"
@@ -116,8 +119,12 @@ struct Cohort {
 struct Part {
   DeviceMesh root;
   std::vector<Cohort> cohorts;
+  dp::ListDigest digest;  // of its gradients
 };
 
+DeviceMesh root_of(const Gradient& g) { return g.layout == nullptr ? DeviceMesh() : g.layout->mesh(); }
+
+// After the ranks have compared their lists: then all throw, or none.
 void expect_reduced(const char* what, std::span<const Gradient> gradients) {
   for (const Gradient& g : gradients)
     for (int axis = 0; g.layout != nullptr && axis < g.layout->mesh_shape().axis_count(); ++axis) {
@@ -131,14 +138,15 @@ void expect_reduced(const char* what, std::span<const Gradient> gradients) {
 }
 
 Cohort& cohort_of(const Gradient& g, double p, std::vector<Part>& parts) {
-  const DeviceMesh root = g.layout == nullptr ? DeviceMesh() : g.layout->mesh();
+  const DeviceMesh root = root_of(g);
   std::vector<int> axes;
   for (int axis = 0; g.layout != nullptr && axis < g.layout->mesh_shape().axis_count(); ++axis)
     if (is_shard(g.layout->placements[static_cast<std::size_t>(axis)]) &&
         g.layout->mesh_shape().size(axis) > 1)
       axes.push_back(axis);
   auto part = std::find_if(parts.begin(), parts.end(), [&](const Part& x) { return x.root == root; });
-  if (part == parts.end()) part = parts.insert(parts.end(), Part{root, {}});
+  if (part == parts.end()) part = parts.insert(parts.end(), Part{root, {}, {}});
+  if (root && root.size() > 1) part->digest.add(dp::digest_of_gradient(g));
   auto cohort = std::find_if(part->cohorts.begin(), part->cohorts.end(),
                              [&](const Cohort& c) { return c.axes == axes; });
   if (cohort == part->cohorts.end())
@@ -152,18 +160,61 @@ struct Norm {
   std::vector<int> ranks;
 };
 
+// Says which of the gradients of one mesh differs between its ranks.
+[[noreturn]] void throw_difference(const char* what, const DeviceMesh& root,
+                                   std::span<const Gradient> gradients) {
+  std::vector<const Gradient*> those;
+  for (const Gradient& g : gradients)
+    if (root_of(g) == root) those.push_back(&g);
+  dp::throw_first_difference(what, root,
+                             {those.size(), [&](std::size_t i) { return dp::digest_of_gradient(*those[i]); },
+                              [&](std::size_t i) { return dp::text_of_gradient(*those[i]); }});
+}
+
+// The powers of every cohort on every rank: those of rank r begin at 2 * r * cohorts. Ranks with other
+// gradients may have another number of cohorts, so the first all-gather has a fixed size: the digest of the
+// list, and the powers of the first few cohorts. Mostly that is all.
+std::vector<double> gather_powers(const char* what, const Part& part, std::span<const Gradient> gradients) {
+  constexpr std::size_t kFirst = 7, kWords = dp::ListDigest::kWords, kStride = kWords + 2 * kFirst;
+  const std::size_t ranks = static_cast<std::size_t>(part.root.size()), cohorts = part.cohorts.size();
+  const std::size_t first = std::min(cohorts, kFirst), later = cohorts - first;
+  std::vector<double> all(2 * cohorts * ranks);
+  std::vector<std::uint64_t> own(kStride), told(kStride * ranks);
+  const auto digest = part.digest.words();
+  std::copy(digest.begin(), digest.end(), own.begin());
+  for (std::size_t c = 0; c < first; ++c) {
+    own[kWords + 2 * c] = std::bit_cast<std::uint64_t>(part.cohorts[c].powers.scale);
+    own[kWords + 2 * c + 1] = std::bit_cast<std::uint64_t>(part.cohorts[c].powers.sum);
+  }
+  part.root.group().all_gather(view(own), view(told)).wait();
+  if (!dp::same_lists(told, kStride)) throw_difference(what, part.root, gradients);
+  for (std::size_t r = 0; r < ranks; ++r)
+    for (std::size_t i = 0; i < 2 * first; ++i)
+      all[2 * r * cohorts + i] = std::bit_cast<double>(told[r * kStride + kWords + i]);
+  if (later == 0) return all;
+
+  std::vector<double> rest, rests(2 * later * ranks);
+  for (std::size_t c = first; c < cohorts; ++c)
+    rest.insert(rest.end(), {part.cohorts[c].powers.scale, part.cohorts[c].powers.sum});
+  part.root.group().all_gather(view(rest), view(rests)).wait();
+  for (std::size_t r = 0; r < ranks; ++r)
+    std::copy_n(rests.begin() + static_cast<std::ptrdiff_t>(2 * r * later), 2 * later,
+                all.begin() + static_cast<std::ptrdiff_t>(2 * (r * cohorts + first)));
+  return all;
+}
+
 // What all ranks of a mesh have together. Every rank learns the powers of every cohort on every rank, so all
 // see the same NaNs, and adds up those of the ranks that have coordinate 0 on the axes along which the cohort
 // is replicated, in rank order: the same bits on all, also where replicas have drifted apart.
-Powers gathered(const Part& part, double p, std::vector<int>& not_finite) {
+Powers gathered(const char* what, const Part& part, std::span<const Gradient> gradients, double p,
+                std::vector<int>& not_finite) {
   const int ranks = part.root ? part.root.size() : 1;
   const std::size_t cohorts = part.cohorts.size();
-  std::vector<double> own, all(2 * cohorts * static_cast<std::size_t>(ranks));
-  for (const Cohort& c : part.cohorts) own.insert(own.end(), {c.powers.scale, c.powers.sum});
+  std::vector<double> all;
   if (ranks == 1)
-    all = own;
+    for (const Cohort& c : part.cohorts) all.insert(all.end(), {c.powers.scale, c.powers.sum});
   else
-    part.root.group().all_gather(view(own), view(all)).wait();
+    all = gather_powers(what, part, gradients);
   Powers total = nothing(p), broken = nothing(p);
   for (int r = 0; r < ranks; ++r) {
     const std::vector<int> at = part.root ? part.root.shape().coordinates(r) : std::vector<int>{};
@@ -187,7 +238,7 @@ Powers gathered(const Part& part, double p, std::vector<int>& not_finite) {
   return not_finite.empty() ? total : broken;
 }
 
-Norm norm_over_all(std::span<const Gradient> gradients, double p) {
+Norm norm_over_all(const char* what, std::span<const Gradient> gradients, double p) {
   std::vector<Part> parts;
   for (const Gradient& g : gradients) {
     Cohort& cohort = cohort_of(g, p, parts);
@@ -197,7 +248,7 @@ Norm norm_over_all(std::span<const Gradient> gradients, double p) {
   Norm norm;
   for (const Part& part : parts) {
     std::vector<int> ranks;
-    total = together(total, gathered(part, p, ranks), p);
+    total = together(total, gathered(what, part, gradients, p, ranks), p);
     if (norm.ranks.empty()) norm.ranks = std::move(ranks);
   }
   norm.value = norm_of(total, p);
@@ -212,8 +263,9 @@ double grad_norm(std::span<const Gradient> gradients, double p) {
   if (!(p >= 1))
     throw Error(ErrorCode::bad_argument, fmt::format("grad_norm: p is {}; expected 1 or more", p));
   check_gradients("grad_norm", gradients);
+  const Norm norm = norm_over_all("grad_norm", gradients, p);
   expect_reduced("grad_norm", gradients);
-  return norm_over_all(gradients, p).value;
+  return norm.value;
 }
 
 double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, double p, NonFinite non_finite) {
@@ -223,8 +275,8 @@ double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, doub
   if (!(p >= 1))
     throw Error(ErrorCode::bad_argument, fmt::format("clip_grad_norm: p is {}; expected 1 or more", p));
   check_gradients("clip_grad_norm", gradients);
+  const Norm norm = norm_over_all("clip_grad_norm", gradients, p);
   expect_reduced("clip_grad_norm", gradients);
-  const Norm norm = norm_over_all(gradients, p);
   if (!std::isfinite(norm.value)) {
     if (non_finite == NonFinite::skip) return norm.value;
     std::vector<std::string> names;

@@ -12,6 +12,7 @@
 
 #include "base/hash.hpp"
 #include "dp/elements.hpp"
+#include "dp/same_list.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/name_ranks.hpp"
 
@@ -260,11 +261,13 @@ void sync_replicated_gradients(std::span<Gradient> gradients, const DeviceMesh& 
                                const SyncOptions& options) {
   expect_options(options);
   check_gradients("sync_replicated_gradients", gradients);
+  dp::expect_same_list("sync_replicated_gradients", axes, gradients);
   reduce_all(gradients, axes, options, "sync_replicated_gradients");
 }
 
 void average_gradients(std::span<Gradient> gradients, const DeviceMesh& axes) {
   check_gradients("average_gradients", gradients);
+  dp::expect_same_list("average_gradients", axes, gradients);
   for (const Gradient& g : gradients)
     for (const DeviceMesh& axis : each_axis(axes))
       if (action_for(g, axis, "average_gradients") == Action::average_replicas)

@@ -285,5 +285,57 @@ TEST(GradNorm, WhatCannotBeNormedIsNamed) {
   });
 }
 
+// A shorter list, another order, another layout on one rank: mismatch on all, and never a norm.
+TEST(GradNorm, AnotherListOnOneRankIsFoundOut) {
+  test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"tp", 3}});
+    const LayoutRef same = replicated_layout(mesh, {3}), cut = make_layout(mesh, {Shard{0}}, {3});
+    const auto one = [](std::size_t) { return 1.0f; };
+    const bool odd = rank.rank == 1;
+    Vectors shorter, order, layout;
+    shorter.put("a", same, one);
+    if (!odd) shorter.put("b", cut, one);  // one cohort more, too
+    const Error e = error_of([&] { clip_grad_norm(shorter.all(), 1); });
+    EXPECT_EQ(e.code(), ErrorCode::mismatch);
+    EXPECT_STREQ(
+        e.what(),
+        "clip_grad_norm: gradient 1 is \"b\" (f32 (3) as [tp: Shard(0)]) on tp rank 0, but missing on "
+        "tp rank 1");
+    order.put(odd ? "b" : "a", same, one);
+    order.put(odd ? "a" : "b", same, one);
+    EXPECT_STREQ(
+        error_of([&] { grad_norm(order.all()); }).what(),
+        "grad_norm: gradient 0 is \"a\" (f32 (3) as [tp: Replicate]) on tp rank 0, but \"b\" (f32 (3) "
+        "as [tp: Replicate]) on tp rank 1");
+    layout.put("a", odd ? make_layout(mesh, {Partial{}}, {3}) : same, one);
+    EXPECT_STREQ(
+        error_of([&] { grad_norm(layout.all()); }).what(),
+        "grad_norm: gradient 0 is \"a\" (f32 (3) as [tp: Replicate]) on tp rank 0, but \"a\" (f32 (3) "
+        "as [tp: Partial(sum)]) on tp rank 1");
+    // What has no layout is this rank's alone.
+    Vectors plain;
+    plain.put("a", same, one);
+    if (odd) plain.put("mine", nullptr, {2}, one);
+    EXPECT_EQ(grad_norm(plain.all()) == std::sqrt(3.0), !odd);
+  });
+}
+
+// More cohorts than travel with the digest.
+TEST(GradNorm, ManyCohorts) {
+  test::run_ranks(Ranks::threads, 8, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"a", 2}, {"b", 2}, {"c", 2}});
+    Vectors gradients;
+    for (int cut = 0; cut < 8; ++cut) {
+      Placements placements(3, Replicate{});
+      for (std::size_t axis = 0; axis < 3; ++axis)
+        if ((cut >> axis & 1) != 0) placements[axis] = Shard{0};
+      gradients.put("w" + std::to_string(cut), make_layout(mesh, placements, {8}),
+                    [&](std::size_t) { return static_cast<float>(1 + cut); });
+    }
+    EXPECT_EQ(grad_norm(gradients.all(), 1), 8 * 36);
+    EXPECT_EQ(grad_norm(gradients.all(), kInfinity), 8);
+  });
+}
+
 }  // namespace
 }  // namespace weft

@@ -136,5 +136,74 @@ TEST(ReplicatedViews, AverageTakesWhatRanksMadeOfDifferentData) {
   });
 }
 
+// One rank has the same gradients in another order: their sizes fit, so without a comparison of the lists the
+// numbers would be wrong in silence. No gradient changes, and the group can be used afterwards.
+TEST(ReplicatedViews, AnotherOrderOnOneRankIsFoundOut) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
+    const auto reduced = [&](bool average, const LayoutRef& first, const LayoutRef& second) {
+      Vectors g;
+      const bool odd = rank.rank == 3;
+      g.put(odd ? "b" : "a", odd ? second : first, [&](std::size_t) { return odd ? 100.0f : 1.0f; });
+      g.put(odd ? "a" : "b", odd ? first : second, [&](std::size_t) { return odd ? 1.0f : 100.0f; });
+      const Error e = error_of([&] {
+        average ? average_gradients(g.all(), mesh) : sync_replicated_gradients(g.all(), mesh["tp"]);
+      });
+      EXPECT_EQ(g.values(0), std::vector<float>(2, odd ? 100.0f : 1.0f));
+      return e;
+    };
+    const LayoutRef partial = make_layout(mesh, {Partial{ReduceOp::avg}, Partial{ReduceOp::avg}}, {2});
+    const Error e = reduced(true, partial, partial);
+    EXPECT_EQ(e.code(), ErrorCode::mismatch);
+    EXPECT_STREQ(
+        e.what(),
+        "average_gradients: gradient 0 is \"a\" (f32 (2) as [dp: Partial(avg), tp: Partial(avg)]) on "
+        "dp,tp rank 0, but \"b\" (f32 (2) as [dp: Partial(avg), tp: Partial(avg)]) on dp,tp rank 3");
+    ASSERT_EQ(e.ranks().size(), 2u);
+    EXPECT_EQ(e.ranks()[1], 3);
+    if (rank.rank < 2) return;  // tp ranks 0 and 1 of the other dp rank agree
+    const LayoutRef same = replicated_layout(mesh, {2});
+    EXPECT_STREQ(reduced(false, same, same).what(),
+                 "sync_replicated_gradients: gradient 0 is \"a\" (f32 (2) as [dp: Replicate, tp: Replicate]) "
+                 "on tp rank 0 (rank 2 of \"world\"), but \"b\" (f32 (2) as [dp: Replicate, tp: "
+                 "Replicate]) on tp rank 1 (rank 3 of \"world\")");
+  });
+}
+
+TEST(ReplicatedViews, AnotherListOnOneRankIsFoundOut) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    const LayoutRef sum = make_layout(mesh, {Partial{}}, {2}),
+                    mean = make_layout(mesh, {Partial{ReduceOp::avg}}, {2});
+    const auto one = [](std::size_t) { return 1.0f; };
+    const auto text = [&](Vectors& g) {
+      return std::string(error_of([&] { average_gradients(g.all(), mesh["dp"]); }).what());
+    };
+    Vectors placement, fewer, none, plain;
+    placement.put("a", rank.rank == 0 ? sum : mean, one);
+    EXPECT_EQ(
+        text(placement),
+        "average_gradients: gradient 0 is \"a\" (f32 (2) as [dp: Partial(sum)]) on dp rank 0, but \"a\" "
+        "(f32 (2) as [dp: Partial(avg)]) on dp rank 1");
+    fewer.put("a", sum, one);
+    if (rank.rank == 0) fewer.put("b", mean, one);
+    EXPECT_EQ(
+        text(fewer),
+        "average_gradients: gradient 1 is \"b\" (f32 (2) as [dp: Partial(avg)]) on dp rank 0, but missing "
+        "on dp rank 1");
+    if (rank.rank == 0) none.put("a", sum, one);
+    EXPECT_EQ(
+        text(none),
+        "average_gradients: gradient 0 is \"a\" (f32 (2) as [dp: Partial(sum)]) on dp rank 0, but missing "
+        "on dp rank 1");
+    plain.put("a", rank.rank == 0 ? sum : nullptr, {2}, one);
+    EXPECT_EQ(
+        text(plain),
+        "average_gradients: gradient 0 is \"a\" (f32 (2) as [dp: Partial(sum)]) on dp rank 0, but \"a\" "
+        "(f32 (2) without a layout) on dp rank 1");
+    average_gradients({}, mesh["dp"]);  // the group lives
+  });
+}
+
 }  // namespace
 }  // namespace weft

@@ -20,7 +20,9 @@ enum class NonFinite : unsigned char {
 /// mesh. NaN where any element on any rank is NaN, else infinity where any is infinite.
 ///
 /// One small all-gather per root mesh of more than one rank. The same gradients in the same order on all its
-/// ranks. Gradients without a layout count on this rank alone.
+/// ranks: else mismatch on all of them, naming the first gradient that differs in name, dtype or layout. (A
+/// rank with no gradient of a mesh at all does not take part: the others get a timeout that names it.)
+/// Gradients without a layout count on this rank alone.
 ///
 /// Throws layout naming gradient and axis where one is still Partial; bad_argument for p < 1; see
 /// check_gradients().

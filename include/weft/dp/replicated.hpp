@@ -32,8 +32,9 @@ struct SyncOptions {
 ///                 changes
 ///
 /// One collective for each reduction, dtype and set of axes that occur, through flat buffers in shared
-/// memory, and a small all-gather for the verdict on replicas. The same gradients in the same order on all
-/// ranks. Throws layout for Partial(min) and Partial(max), and for a gradient without a layout on axes of
+/// memory, a small all-gather that compares the lists and another for the verdict on replicas. The same
+/// gradients in the same order on all ranks: else mismatch on all of them, naming the first gradient that
+/// differs in name, dtype or layout, before any changes. Throws layout for Partial(min) and Partial(max), and for a gradient without a layout on axes of
 /// several ranks; see check_gradients(). Afterwards all but the sharded are Replicate on the axes; `layout`
 /// says so.
 void sync_replicated_gradients(std::span<Gradient> gradients, const DeviceMesh& axes,
@@ -41,7 +42,7 @@ void sync_replicated_gradients(std::span<Gradient> gradients, const DeviceMesh& 
 
 /// The same for gradients that must all be Partial(sum), Partial(avg) or Shard on the axes: the gradients of
 /// ranks that saw different data. Throws layout for one that is Replicate there: its average would be itself,
-/// and its sum wrong.
+/// and its sum wrong. Compares the lists of all ranks likewise.
 void average_gradients(std::span<Gradient> gradients, const DeviceMesh& axes);
 
 }  // namespace weft
