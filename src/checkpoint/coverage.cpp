@@ -13,7 +13,7 @@ namespace weft {
 namespace {
 
 struct SignedBox {
-  const CheckpointBox* box;
+  const Box* box;
   int sign;
 };
 
@@ -52,7 +52,7 @@ std::int64_t first_count(int dim, const std::vector<SignedBox>& boxes, Dims& ele
 }  // namespace
 
 std::optional<NotCovered> first_not_covered_once(const Shape& whole, std::span<const CheckpointPart> parts) {
-  CheckpointBox all{whole, whole};
+  Box all{whole, whole};
   for (int d = 0; d < whole.rank(); ++d) all.offset[d] = 0;
   std::vector<SignedBox> boxes;
   if (all.shape.count() > 0) boxes.push_back({&all, -1});

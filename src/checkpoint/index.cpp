@@ -6,13 +6,14 @@
 #include <exception>
 #include <set>
 
+#include "mesh/slab.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/name_ranks.hpp"
 
 namespace weft {
 
-CheckpointBox intersection(const CheckpointBox& a, const CheckpointBox& b) {
-  CheckpointBox both = a;
+Box intersection(const Box& a, const Box& b) {
+  Box both = a;
   for (int d = 0; d < a.shape.rank(); ++d) {
     const std::int64_t begin = std::max(a.offset[d], b.offset[d]);
     const std::int64_t end = std::min(a.offset[d] + a.shape[d], b.offset[d] + b.shape[d]);
@@ -58,11 +59,29 @@ std::vector<CheckpointTensor> checkpoint_tensors(std::string_view what, const De
   return tensors;
 }
 
-CheckpointBox box_of(const CheckpointTensor& tensor, int rank) {
-  if (tensor.layout != nullptr) return {tensor.layout->local_offsets(rank), tensor.layout->local_shape(rank)};
-  CheckpointBox box{tensor.global, tensor.global};
-  for (int d = 0; d < box.offset.rank(); ++d) box.offset[d] = 0;
-  return box;
+std::vector<HeldBox> boxes_of(const CheckpointTensor& tensor, int rank) {
+  Dims at = tensor.global;
+  for (int d = 0; d < at.rank(); ++d) at[d] = 0;
+  if (tensor.layout == nullptr) return {{{at, tensor.global}, at}};
+  std::vector<HeldBox> boxes;
+  for (const Box& box : tensor.layout->parts(rank)) {
+    boxes.push_back({box, at});
+    if (!tensor.layout->segments.sizes.empty()) {
+      const int dim = tensor.layout->segments.dim;
+      at[dim] += box.shape[dim];
+    }
+  }
+  return boxes;
+}
+
+Tensor take_box(const CheckpointTensor& tensor, const HeldBox& held) {
+  if (tensor.layout == nullptr || tensor.layout->segments.sizes.empty()) return tensor.local;
+  const int dim = tensor.layout->segments.dim;
+  const std::int64_t length = held.box.shape[dim];
+  Tensor part(tensor.layout->mesh().context(), held.box.shape, tensor.local.dtype());
+  copy_slab(fold(held.box.shape, dim, part.dtype()), length,
+            {tensor.local.data(), tensor.local.size(dim), held.at[dim]}, {part.data(), length, 0});
+  return part;
 }
 
 std::string part_file(int rank) { return fmt::format("rank-{:05}.safetensors", rank); }
@@ -79,11 +98,15 @@ CheckpointIndex make_index(std::span<const CheckpointTensor> tensors, int ranks)
     // Distinct parts, each by the first rank that holds it. Distinct shards never overlap.
     std::set<std::vector<std::int64_t>> known;  // offsets, then sizes
     for (int rank = 0; rank < ranks; ++rank) {
-      const CheckpointBox box = box_of(tensor, rank);
-      std::vector<std::int64_t> numbers(box.offset.begin(), box.offset.end());
-      numbers.insert(numbers.end(), box.shape.begin(), box.shape.end());
-      if (box.shape.count() > 0 && known.insert(std::move(numbers)).second)
-        entry.parts.push_back({part_file(rank), box});
+      const std::vector<HeldBox> boxes = boxes_of(tensor, rank);
+      for (std::size_t i = 0; i < boxes.size(); ++i) {
+        const Box& box = boxes[i].box;
+        std::vector<std::int64_t> numbers(box.offset.begin(), box.offset.end());
+        numbers.insert(numbers.end(), box.shape.begin(), box.shape.end());
+        if (box.shape.count() > 0 && known.insert(std::move(numbers)).second)
+          entry.parts.push_back({part_file(rank), box,
+                                 boxes.size() == 1 ? std::string() : fmt::format("{}[{}]", tensor.name, i)});
+      }
       if (tensor.layout == nullptr) break;  // every rank holds the whole
     }
   }

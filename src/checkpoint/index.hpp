@@ -15,20 +15,14 @@
 
 namespace weft {
 
-/// A box of a tensor: `shape` elements from `offset` on, in each dimension.
-struct CheckpointBox {
-  Dims offset;
-  Shape shape;
-  friend bool operator==(const CheckpointBox&, const CheckpointBox&) = default;
-};
-
 /// What two boxes share; a count of 0 where they share nothing.
-CheckpointBox intersection(const CheckpointBox& a, const CheckpointBox& b);
+Box intersection(const Box& a, const Box& b);
 
-/// One part of a tensor and the file that holds it, under the tensor's name.
+/// One part of a tensor, and where it is.
 struct CheckpointPart {
   std::string file;
-  CheckpointBox box;
+  Box box;
+  std::string name{};  ///< under which the file holds it; empty: the tensor's
 };
 
 struct CheckpointEntry {
@@ -70,8 +64,15 @@ std::vector<CheckpointTensor> checkpoint_tensors(std::string_view what, const De
                                                  std::span<Parameter* const> parameters,
                                                  const Optimizer* optimizer);
 
-/// What `rank` of the mesh holds of it.
-CheckpointBox box_of(const CheckpointTensor& tensor, int rank);
+/// A part of what a rank holds: the box of the whole that it is, and where it begins in the local tensor.
+struct HeldBox {
+  Box box;
+  Dims at;
+};
+/// What `rank` of the mesh holds of it: one box, or one for each segment.
+std::vector<HeldBox> boxes_of(const CheckpointTensor& tensor, int rank);
+/// Such a part of this rank's, by itself and contiguous.
+Tensor take_box(const CheckpointTensor& tensor, const HeldBox& box);
 
 /// "rank-00003.safetensors"
 std::string part_file(int rank);

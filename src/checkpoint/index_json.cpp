@@ -57,7 +57,8 @@ void check_parts(const std::filesystem::path& path, const std::string& name, con
 }
 
 CheckpointPart read_part(const JsonReader& in) {
-  CheckpointPart part{in.text("file"), {dims_from(in, "offset"), dims_from(in, "shape")}};
+  CheckpointPart part{in.text("file"), {dims_from(in, "offset"), dims_from(in, "shape")}, {}};
+  if (in.find("name") != nullptr) part.name = in.text("name");
   if (const auto why = why_no_file_name(part.file))
     in.wrong(in.place("file"), fmt::format("is {}; expected the name of a file in the same folder", *why));
   return part;
@@ -84,9 +85,11 @@ std::string to_json(const CheckpointIndex& index) {
   json tensors = json::object();
   for (const auto& [name, entry] : index.tensors) {
     json parts = json::array();
-    for (const CheckpointPart& part : entry.parts)
+    for (const CheckpointPart& part : entry.parts) {
       parts.push_back(
           {{"file", part.file}, {"offset", list(part.box.offset)}, {"shape", list(part.box.shape)}});
+      if (!part.name.empty()) parts.back()["name"] = part.name;
+    }
     tensors[name] = {{"dtype", weft::name(entry.dtype)},
                      {"shape", list(entry.shape)},
                      {"layout", entry.layout},

@@ -116,7 +116,8 @@ class PartFiles {
   explicit PartFiles(std::filesystem::path folder) : folder_(std::move(folder)) {}
 
   // The file of a part, after a check that it holds what the index says.
-  const SafetensorsFile& of(const CheckpointPart& part, const std::string& name, DType dtype) {
+  const SafetensorsFile& of(const CheckpointPart& part, const std::string& tensor, DType dtype) {
+    const std::string& name = part.name.empty() ? tensor : part.name;
     auto found = files_.find(part.file);
     if (found == files_.end())
       found = files_.emplace(part.file, SafetensorsFile::open(folder_ / part.file)).first;
@@ -134,43 +135,44 @@ class PartFiles {
   std::map<std::string, SafetensorsFile> files_;
 };
 
-// Fills this rank's box of a tensor from every part that overlaps with it. Of a part only the rows (of the
+// Fills one of this rank's boxes of a tensor from every part that overlaps with it. Of a part only the rows (of the
 // first dimension) that are needed are read: straight into place where they are whole rows of ours, too, else
 // through a buffer.
 void read_tensor(PartFiles& files, const CheckpointEntry& entry, const CheckpointTensor& tensor,
-                 const CheckpointBox& mine) {
+                 const HeldBox& held) {
+  const Box& mine = held.box;
+  const Shape& local = tensor.local.shape();
   const int element = size_bytes(entry.dtype);
   std::vector<std::byte> buffer;
   for (const CheckpointPart& part : entry.parts) {
-    const CheckpointBox shared = intersection(part.box, mine);
+    const Box shared = intersection(part.box, mine);
     if (shared.shape.count() == 0) continue;
     const SafetensorsFile& file = files.of(part, tensor.name, entry.dtype);
+    const std::string& name = part.name.empty() ? tensor.name : part.name;
     Dims in_part = shared.offset, in_mine = shared.offset;
     for (int d = 0; d < shared.offset.rank(); ++d) {
       in_part[d] -= part.box.offset[d];
-      in_mine[d] -= mine.offset[d];
+      in_mine[d] += held.at[d] - mine.offset[d];
     }
     if (shared.shape.rank() == 0) {
-      file.read_bytes(tensor.name, 0, {tensor.local.data(), static_cast<std::size_t>(element)});
+      file.read_bytes(name, 0, {tensor.local.data(), static_cast<std::size_t>(element)});
       continue;
     }
     const std::int64_t part_row = part.box.shape.count() / part.box.shape[0] * element;
-    const std::int64_t mine_row = mine.shape.count() / mine.shape[0] * element;
+    const std::int64_t mine_row = local.count() / local[0] * element;
     const std::int64_t rows = shared.shape[0];
     const auto bytes = static_cast<std::size_t>(rows * part_row);
     const bool whole_rows = shared.shape.count() == rows * (part_row / element) && part_row == mine_row;
     if (whole_rows) {
-      file.read_bytes(tensor.name, in_part[0] * part_row,
-                      {tensor.local.data() + in_mine[0] * mine_row, bytes});
+      file.read_bytes(name, in_part[0] * part_row, {tensor.local.data() + in_mine[0] * mine_row, bytes});
       continue;
     }
     buffer.resize(bytes);
-    file.read_bytes(tensor.name, in_part[0] * part_row, buffer);
+    file.read_bytes(name, in_part[0] * part_row, buffer);
     Shape read_shape = part.box.shape;
     read_shape[0] = rows;
     in_part[0] = 0;
-    copy_box(buffer.data(), read_shape, in_part, tensor.local.data(), mine.shape, in_mine, shared.shape,
-             element);
+    copy_box(buffer.data(), read_shape, in_part, tensor.local.data(), local, in_mine, shared.shape, element);
   }
 }
 
@@ -189,7 +191,8 @@ CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const Dev
     PartFiles files(folder);
     const int rank = mesh ? mesh.rank() : 0;
     for (const CheckpointTensor& tensor : tensors)
-      read_tensor(files, index.tensors.at(tensor.name), tensor, box_of(tensor, rank));
+      for (const HeldBox& held : boxes_of(tensor, rank))
+        read_tensor(files, index.tensors.at(tensor.name), tensor, held);
     info = info_of(folder, index);
   } catch (...) {
     failed = std::current_exception();

@@ -102,7 +102,10 @@ void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& m
       std::vector<SafetensorsEntry> entries;
       for (const CheckpointTensor& tensor : tensors)
         for (const CheckpointPart& part : index.tensors.at(tensor.name).parts)
-          if (part.file == my_file) entries.push_back({tensor.name, tensor.local});
+          if (part.file == my_file)
+            for (const HeldBox& held : boxes_of(tensor, rank))
+              if (held.box == part.box)
+                entries.push_back({part.name.empty() ? tensor.name : part.name, take_box(tensor, held)});
       if (entries.empty()) return;
       write_safetensors(unfinished / my_file, entries, {{"weft_step", std::to_string(step)}},
                         [&] { reached("data"); });

@@ -201,28 +201,20 @@ void reduce(std::vector<Flat>& flats, const DeviceMesh& axes, const SyncOptions&
     f.memory = Tensor(axes.context(), {f.count}, f.dtype, Memory::shared);
     for (const Member& m : f.members)
       std::memcpy(f.part(m).data, m.gradient->data.data, static_cast<std::size_t>(m.gradient->data.bytes()));
-    works.push_back(axes.submesh(f.axes).group().all_reduce(
+    works.push_back(axes.root().submesh(f.axes).group().all_reduce(
         f.memory, f.memory, {.op = f.action == Action::sum ? ReduceOp::sum : ReduceOp::avg}));
   }
   for (Work& work : works) work.wait();
   for (const Flat& f : flats)
     if (f.action == Action::average_replicas && options.on_drift == OnDrift::error) {
       if (options.tolerance == 0)
-        expect_same_bits(f, axes.submesh(f.axes));
+        expect_same_bits(f, axes.root().submesh(f.axes));
       else
-        expect_no_drift(f, axes.submesh(f.axes), options.tolerance);
+        expect_no_drift(f, axes.root().submesh(f.axes), options.tolerance);
     }
   for (const Flat& f : flats)
     for (const Member& m : f.members)
       std::memcpy(m.gradient->data.data, f.part(m).data, static_cast<std::size_t>(m.gradient->data.bytes()));
-}
-
-std::vector<DeviceMesh> each_axis(const DeviceMesh& axes) {
-  std::vector<DeviceMesh> list;
-  for (const MeshAxis& axis : axes.root_axes().size() == 1 ? std::vector<MeshAxis>{} : axes.shape().axes())
-    list.push_back(axes[axis.name]);
-  if (list.empty()) list.push_back(axes);
-  return list;
 }
 
 void expect_options(const SyncOptions& options) {
@@ -234,7 +226,7 @@ void expect_options(const SyncOptions& options) {
 
 void reduce_all(std::span<Gradient> gradients, const DeviceMesh& axes, const SyncOptions& options,
                 const char* what) {
-  const std::vector<DeviceMesh> list = each_axis(axes);
+  const std::vector<DeviceMesh> list = axes.each_axis();
   // Replicas first: where one has drifted, nothing has changed yet.
   std::vector<std::vector<Flat>> rounds;
   std::vector<int> reductions(gradients.size());
@@ -269,7 +261,7 @@ void average_gradients(std::span<Gradient> gradients, const DeviceMesh& axes) {
   check_gradients("average_gradients", gradients);
   dp::expect_same_list("average_gradients", axes, gradients);
   for (const Gradient& g : gradients)
-    for (const DeviceMesh& axis : each_axis(axes))
+    for (const DeviceMesh& axis : axes.each_axis())
       if (action_for(g, axis, "average_gradients") == Action::average_replicas)
         throw Error(ErrorCode::layout,
                     fmt::format("average_gradients: the gradient of \"{}\" is Replicate on {}={}; expected "

@@ -8,49 +8,71 @@ namespace weft {
 
 namespace {
 
-void check(const DeviceMesh& axis, const Placement& p) {
+void check(const DeviceMesh& axes, const Placement& p) {
   if (const Partial* partial = std::get_if<Partial>(&p); partial != nullptr && partial->op != ReduceOp::sum)
     throw Error(ErrorCode::layout,
-                fmt::format("boundary: {} on {}; only a sum has this adjoint", to_string(p), axis.name()));
+                fmt::format("boundary: {} on {}; only a sum has this adjoint", to_string(p), axes.name()));
 }
 
 // Shard(-1) is the last dimension of the tensor at hand.
-Placement resolved(const Placement& p, const Tensor& t) {
+Placement resolved(const Placement& p, const LayoutRef& layout) {
   const Shard* const shard = std::get_if<Shard>(&p);
-  if (shard == nullptr || shard->dim >= 0 || t.layout() == nullptr) return p;
-  return Shard{shard->dim + t.layout()->global.rank()};
+  if (shard == nullptr || shard->dim >= 0 || layout == nullptr) return p;
+  return Shard{shard->dim + layout->global.rank()};
 }
 
 }  // namespace
 
-Boundary::Boundary(DeviceMesh axis, Placement from, Placement to)
-    : axis_(std::move(axis)), from_(from), to_(to) {
-  axis_.root_axis();  // checks that it is one
-  check(axis_, from_);
-  check(axis_, to_);
+RedistributeBoundary::RedistributeBoundary(DeviceMesh axes, Placement from, Placement to)
+    : axes_(std::move(axes)), from_(from), to_(to) {
+  check(axes_, from_);
+  check(axes_, to_);
 }
 
-Tensor Boundary::forward(const Tensor& x, std::string_view what) const {
-  expect_layout(x, axis_, resolved(from_, x), what);
-  return x.layout() == nullptr ? x : redistribute(x, axis_, resolved(to_, x));
+Transfer RedistributeBoundary::start_forward(const Tensor& x, const TensorName& what) const {
+  expect_layout(x, axes_, resolved(from_, x.layout()), what);
+  return x.layout() == nullptr ? Transfer(x) : start_redistribute(x, axes_, resolved(to_, x.layout()));
 }
 
-Tensor Boundary::backward(const Tensor& dy, std::string_view what) const {
-  const Placement from = resolved(from_, dy), to = resolved(to_, dy);
-  const Placement form = placement_on(dy, axis_, what);
-  if (axis_.size() > 1) {
+LayoutRef RedistributeBoundary::out_layout(const LayoutRef& in, const TensorName& what) const {
+  expect_layout(in, axes_, resolved(from_, in), what);
+  return in == nullptr ? in : in->with(axes_, resolved(to_, in));
+}
+
+Transfer RedistributeBoundary::start_backward(const Tensor& dy, const TensorName& what) const {
+  const Placement from = resolved(from_, dy.layout()), to = resolved(to_, dy.layout());
+  if (axes_.size() > 1) {
+    const Placement form = placement_on(dy.layout(), axes_, what);
     const bool fits =
         is_shard(to) ? form == to : is_replicate(form) || (is_replicate(to) && form == Placement(Partial{}));
     if (!fits)
-      throw Error(ErrorCode::layout, fmt::format("{} is {} on {}={}; expected {}, the gradient of a {}", what,
-                                                 to_string(form), axis_.name(), axis_.size(),
+      throw Error(ErrorCode::layout, fmt::format("{} is {} on {}={}; expected {}, the gradient of a {}",
+                                                 what.text(), to_string(form), axes_.name(), axes_.size(),
                                                  is_shard(to)       ? to_string(to)
                                                  : is_replicate(to) ? "Replicate or Partial(sum)"
                                                                     : "Replicate",
                                                  to_string(to)));
+    if (is_shard(to)) expect_layout(dy.layout(), axes_, to, what);  // the nesting, too
   }
-  if (dy.layout() == nullptr) return dy;
-  return redistribute(dy, axis_, is_shard(from) ? from : Placement(Replicate{}));
+  if (dy.layout() == nullptr) return Transfer(dy);
+  return start_redistribute(dy, axes_, is_shard(from) ? from : Placement(Replicate{}));
 }
+
+namespace boundary {
+
+BoundaryRef enter(const DeviceMesh& axes) {
+  return std::make_shared<RedistributeBoundary>(axes, Replicate{}, Replicate{});
+}
+BoundaryRef leave(const DeviceMesh& axes) {
+  return std::make_shared<RedistributeBoundary>(axes, Partial{}, Replicate{});
+}
+BoundaryRef gather(const DeviceMesh& axes, int dim) {
+  return std::make_shared<RedistributeBoundary>(axes, Shard{dim}, Replicate{});
+}
+BoundaryRef scatter(const DeviceMesh& axes, int dim, const Placement& from) {
+  return std::make_shared<RedistributeBoundary>(axes, from, Shard{dim});
+}
+
+}  // namespace boundary
 
 }  // namespace weft

@@ -4,8 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <numeric>
 
-#include "base/hash.hpp"
+#include "mesh/cut.hpp"
 #include "mesh/mesh_state.hpp"
 #include "weft/base/error.hpp"
 
@@ -15,25 +16,31 @@ namespace {
 
 [[noreturn]] void bad_layout(const std::string& text) { throw Error(ErrorCode::layout, text); }
 
-std::size_t hash_of(const Placements& placements, const Shape& global) {
-  Fnv1a hash;
-  const auto mix = [&hash](std::size_t value) { hash.add_at_once(value); };
-  for (const Placement& p : placements) {
-    mix(p.index());
-    if (const Shard* s = std::get_if<Shard>(&p)) mix(static_cast<std::size_t>(s->dim));
-    if (const Partial* q = std::get_if<Partial>(&p)) mix(static_cast<std::size_t>(q->op.kind));
-  }
-  for (const std::int64_t n : global) mix(static_cast<std::size_t>(n));
-  return hash.value;
-}
-
 /// Sums and averages commute with each other; min and max only with themselves.
 bool commute(ReduceOp a, ReduceOp b) {
   const auto linear = [](ReduceOp op) { return op == ReduceOp::sum || op == ReduceOp::avg; };
   return a == b || (linear(a) && linear(b));
 }
 
-void check(const MeshShape& mesh, const Placements& placements, const Shape& global) {
+void check_segments(const Segments& segments, const Shape& global) {
+  if (segments.sizes.empty()) return;
+  const auto text = [&] { return fmt::format("{}", fmt::join(segments.sizes, ", ")); };
+  if (segments.dim < 0 || segments.dim >= global.rank())
+    bad_layout(fmt::format("layout: segments {} of dimension {}; the tensor is {}", text(), segments.dim,
+                           to_string(global)));
+  std::int64_t sum = 0;
+  for (const std::int64_t n : segments.sizes) {
+    if (n < 0) bad_layout(fmt::format("layout: segments {}: a size below 0", text()));
+    sum += n;
+  }
+  if (sum != global[segments.dim])
+    bad_layout(fmt::format("layout: segments {} add up to {}; dimension {} of {} has {}", text(), sum,
+                           segments.dim, to_string(global), global[segments.dim]));
+}
+
+void check(const MeshShape& mesh, const LayoutSpec& spec) {
+  const Placements& placements = spec.placements;
+  const Shape& global = spec.global;
   if (static_cast<int>(placements.size()) != mesh.axis_count())
     bad_layout(fmt::format("layout: {} placements {}; expected one for each axis of {}", placements.size(),
                            to_string(placements), to_string(mesh)));
@@ -55,34 +62,86 @@ void check(const MeshShape& mesh, const Placements& placements, const Shape& glo
   }
   for (const std::int64_t n : global)
     if (n < 0) bad_layout(fmt::format("layout: the shape {} has a negative size", to_string(global)));
+  check_segments(spec.segments, global);
 }
 
-/// This rank's part: where it begins and how long it is, in each dimension.
-struct Part {
-  Dims offsets;
-  Shape shape;
-};
-
-Part part_of(const Layout& layout, int rank) {
-  const std::vector<int> at = layout.mesh_shape().coordinates(rank);
-  Part part{layout.global, layout.global};
-  for (int d = 0; d < layout.global.rank(); ++d) part.offsets[d] = 0;
-  // Left to right: each axis cuts what the axes before it left of its dimension.
-  for (std::size_t a = 0; a < layout.placements.size(); ++a) {
-    const Shard* shard = std::get_if<Shard>(&layout.placements[a]);
-    if (shard == nullptr) continue;
-    const Chunk chunk =
-        chunk_of(part.shape[shard->dim], layout.mesh_shape().size(static_cast<int>(a)), at[a]);
-    part.offsets[shard->dim] += chunk.offset;
-    part.shape[shard->dim] = chunk.size;
+/// One form of all that mean the same: axes that share no dimension with another stand in the root's order, and a
+/// dimension of one segment has none.
+void normalise(const MeshShape& mesh, LayoutSpec& spec) {
+  const int axes = mesh.axis_count();
+  std::vector<int> given = std::move(spec.nesting);
+  spec.nesting.resize(static_cast<std::size_t>(axes));
+  std::iota(spec.nesting.begin(), spec.nesting.end(), 0);
+  if (spec.segments.sizes.size() <= 1) spec.segments = {};
+  if (given.empty()) return;
+  for (int dim = 0; dim < spec.global.rank(); ++dim) {
+    const auto shares = [&](int a) {
+      return mesh.size(a) > 1 && is_shard(spec.placements[static_cast<std::size_t>(a)], dim);
+    };
+    auto next = given.begin();
+    for (int place = 0; place < axes; ++place) {
+      if (!shares(place)) continue;
+      next = std::find_if(next, given.end(), shares);
+      spec.nesting[static_cast<std::size_t>(place)] = *next++;
+    }
   }
-  return part;
+}
+
+/// The indices of its axes, in its order. Throws bad_argument for a name that is not there or stands twice.
+std::vector<int> indices_of(const MeshShape& mesh, std::initializer_list<std::string_view> axes) {
+  std::vector<int> indices;
+  for (const std::string_view axis : axes) {
+    const int index = mesh.index(axis);
+    if (std::find(indices.begin(), indices.end(), index) != indices.end())
+      bad_layout(fmt::format("layout: axis \"{}\" stands twice in a nesting", axis));
+    indices.push_back(index);
+  }
+  return indices;
+}
+
+/// Puts the axes into the places that they have together, in this order.
+void put_in_order(std::vector<int>& nesting, std::span<const int> axes) {
+  auto next = axes.begin();
+  for (int& place : nesting)
+    if (std::find(axes.begin(), axes.end(), place) != axes.end()) place = *next++;
 }
 
 /// "tp=2"
 std::string axis_text(const DeviceMesh& axis) { return fmt::format("{}={}", axis.name(), axis.size()); }
 
+/// What a layout has on these axes: "Replicate on tp=2"; "Shard(0) on dp=2 and Replicate on tp=2"
+std::string placements_text(const Layout& layout, const DeviceMesh& axes) {
+  std::string text;
+  const MeshShape& mesh = layout.mesh_shape();
+  const std::span<const int> indices = axes.root_axes();
+  const auto placement = [&](int a) { return layout.placements[static_cast<std::size_t>(a)]; };
+  if (std::all_of(indices.begin(), indices.end(),
+                  [&](int a) { return placement(a) == placement(indices[0]); }))
+    return fmt::format("{} on {}", to_string(placement(indices[0])), axis_text(axes));
+  for (const int a : indices)
+    text += fmt::format("{}{} on {}={}", text.empty() ? "" : " and ", to_string(placement(a)), mesh.name(a),
+                        mesh.size(a));
+  return text;
+}
+
 }  // namespace
+
+std::vector<Chunk> runs_of(const LayoutSpec& spec, const MeshShape& mesh, std::span<const int> coordinates,
+                           int dim, int skip) {
+  std::vector<Chunk> runs;
+  if (spec.segments.dim == dim)
+    for (const std::int64_t size : spec.segments.sizes)
+      runs.push_back({runs.empty() ? 0 : runs.back().offset + runs.back().size, size});
+  if (runs.empty()) runs.push_back({0, spec.global[dim]});
+  for (const int a : spec.nesting) {
+    if (a == skip || !is_shard(spec.placements[static_cast<std::size_t>(a)], dim)) continue;
+    for (Chunk& run : runs) {
+      const Chunk part = chunk_of(run.size, mesh.size(a), coordinates[static_cast<std::size_t>(a)]);
+      run = {run.offset + part.offset, part.size};
+    }
+  }
+  return runs;
+}
 
 std::string to_string(const Placement& placement) {
   if (const Shard* s = std::get_if<Shard>(&placement)) return fmt::format("Shard({})", s->dim);
@@ -97,33 +156,78 @@ std::string to_string(const Placements& placements) {
 }
 
 std::string to_string(const Layout& layout) {
-  std::vector<std::string> texts;
+  const MeshShape& mesh = layout.mesh_shape();
+  std::vector<std::string> texts, nested;
   for (std::size_t a = 0; a < layout.placements.size(); ++a)
-    texts.push_back(fmt::format("{}: {}", layout.mesh_shape().name(static_cast<int>(a)),
-                                to_string(layout.placements[a])));
-  return fmt::format("{} as [{}]", to_string(layout.global), fmt::join(texts, ", "));
+    texts.push_back(fmt::format("{}: {}", mesh.name(static_cast<int>(a)), to_string(layout.placements[a])));
+  for (const int a : layout.nesting)
+    if (is_shard(layout.placements[static_cast<std::size_t>(a)])) nested.push_back(mesh.name(a));
+  std::string text = fmt::format("{} as [{}]", to_string(layout.global), fmt::join(texts, ", "));
+  if (!std::is_sorted(layout.nesting.begin(), layout.nesting.end()))
+    text += fmt::format(" nested {}", fmt::join(nested, ", "));
+  if (!layout.segments.sizes.empty())
+    text += fmt::format(" in segments {} of dimension {}", fmt::join(layout.segments.sizes, ", "),
+                        layout.segments.dim);
+  return text;
 }
 
-DeviceMesh Layout::mesh() const { return DeviceMesh(state_->shared_from_this()); }
+Layout::Layout(std::shared_ptr<MeshState> state, LayoutSpec spec)
+    : LayoutSpec(std::move(spec)), state_(std::move(state)), local_(local_shape(state_->rank())) {}
+
+DeviceMesh Layout::mesh() const { return DeviceMesh(state_); }
 const MeshShape& Layout::mesh_shape() const noexcept { return state_->shape(); }
-Shape Layout::local_shape(int rank) const { return part_of(*this, rank).shape; }
-Dims Layout::local_offsets(int rank) const { return part_of(*this, rank).offsets; }
-Shape Layout::local_shape() const { return local_shape(state_->rank()); }
-Dims Layout::local_offsets() const { return local_offsets(state_->rank()); }
+
+std::vector<Box> Layout::parts(int rank) const {
+  const std::vector<int> at = mesh_shape().coordinates(rank);
+  std::vector<Box> boxes;
+  const int dims = global.rank();
+  const auto put = [&](int dim, std::size_t box, const Chunk& run) {
+    boxes[box].offset[dim] = run.offset;
+    boxes[box].shape[dim] = run.size;
+  };
+  const bool cut = !segments.sizes.empty();
+  boxes.assign(cut ? segments.sizes.size() : 1, Box{global, global});
+  for (int d = 0; d < dims; ++d) {
+    const std::vector<Chunk> runs = runs_of(*this, mesh_shape(), at, d);
+    for (std::size_t i = 0; i < boxes.size(); ++i) put(d, i, runs[runs.size() > 1 ? i : 0]);
+  }
+  return boxes;
+}
+
+Shape Layout::local_shape(int rank) const {
+  const std::vector<int> at = mesh_shape().coordinates(rank);
+  Shape shape = global;
+  for (int d = 0; d < global.rank(); ++d) {
+    shape[d] = 0;
+    for (const Chunk& run : runs_of(*this, mesh_shape(), at, d)) shape[d] += run.size;
+  }
+  return shape;
+}
+
+std::vector<Box> Layout::parts() const { return parts(state_->rank()); }
 
 const Placement& Layout::on(std::string_view axis) const {
   return placements[static_cast<std::size_t>(mesh_shape().index(axis))];
 }
 
-const Placement& Layout::on(const DeviceMesh& axis) const {
-  return placements[static_cast<std::size_t>(index_of(axis))];
+void Layout::check_root(const DeviceMesh& axes) const {
+  if (&axes.state() != state_.get())
+    bad_layout(
+        fmt::format("layout: axis {} belongs to another mesh than {}", axis_text(axes), to_string(*this)));
 }
 
-int Layout::index_of(const DeviceMesh& axis) const {
-  if (&axis.state() != state_)
-    bad_layout(
-        fmt::format("layout: axis {} belongs to another mesh than {}", axis_text(axis), to_string(*this)));
-  return axis.root_axis();
+const Placement& Layout::on(const DeviceMesh& axes) const {
+  check_root(axes);
+  const std::span<const int> indices = axes.root_axes();
+  const auto longer = [&](int a) { return mesh_shape().size(a) > 1; };
+  const auto first = std::find_if(indices.begin(), indices.end(), longer);
+  const Placement& found =
+      placements[static_cast<std::size_t>(first == indices.end() ? indices.front() : *first)];
+  for (const int a : indices)
+    if (longer(a) && placements[static_cast<std::size_t>(a)] != found)
+      bad_layout(
+          fmt::format("layout: {}; expected one placement on {}", placements_text(*this, axes), axes.name()));
+  return found;
 }
 
 bool Layout::replicated() const noexcept {
@@ -133,47 +237,83 @@ bool Layout::partial() const noexcept {
   return std::any_of(placements.begin(), placements.end(), is_partial);
 }
 
+LayoutRef Layout::made(LayoutSpec spec) const {
+  check(mesh_shape(), spec);
+  normalise(mesh_shape(), spec);
+  if (spec == *this) return shared_from_this();
+  return state_->layouts().intern(state_, std::move(spec));
+}
+
 LayoutRef Layout::with(std::string_view axis, const Placement& placement) const {
-  return with(mesh_shape().index(axis), placement);
+  const auto index = static_cast<std::size_t>(mesh_shape().index(axis));
+  if (placements[index] == placement) return shared_from_this();
+  LayoutSpec spec = *this;
+  spec.placements[index] = placement;
+  return made(std::move(spec));
 }
 
-LayoutRef Layout::with(const DeviceMesh& axis, const Placement& placement) const {
-  return with(index_of(axis), placement);
-}
-
-LayoutRef Layout::with(int axis, const Placement& placement) const {
-  if (placements[static_cast<std::size_t>(axis)] == placement) return this;
-  Placements changed = placements;
-  changed[static_cast<std::size_t>(axis)] = placement;
-  return with(std::move(changed));
+LayoutRef Layout::with(const DeviceMesh& axes, const Placement& placement) const {
+  check_root(axes);
+  if (axes.root_axes().size() == 1 && placements[static_cast<std::size_t>(axes.root_axes()[0])] == placement)
+    return shared_from_this();
+  LayoutSpec spec = *this;
+  for (const int a : axes.root_axes()) spec.placements[static_cast<std::size_t>(a)] = placement;
+  put_in_order(spec.nesting, axes.root_axes());
+  return made(std::move(spec));
 }
 
 LayoutRef Layout::with(Placements changed) const {
-  check(mesh_shape(), changed, global);
-  return state_->intern(std::move(changed), global);
+  LayoutSpec spec{std::move(changed), global, nesting, segments};
+  return made(std::move(spec));
 }
 
 LayoutRef Layout::with_global(const Shape& changed) const {
-  check(mesh_shape(), placements, changed);
-  return state_->intern(placements, changed);
+  if (changed == global) return shared_from_this();
+  if (!segments.sizes.empty() &&
+      (segments.dim >= changed.rank() || changed[segments.dim] != global[segments.dim]))
+    bad_layout(fmt::format("layout: {} becomes {}, which takes its segments away", to_string(*this),
+                           to_string(changed)));
+  return made({placements, changed, nesting, segments});
 }
 
-LayoutRef MeshState::intern(Placements placements, const Shape& global) {
-  const std::size_t hash = hash_of(placements, global);
-  const std::lock_guard lock(layouts_mutex_);
-  const auto [begin, end] = layouts_.equal_range(hash);
-  for (auto i = begin; i != end; ++i)
-    if (i->second->placements == placements && i->second->global == global) return i->second.get();
-  std::unique_ptr<const Layout> made(new Layout(this, std::move(placements), global));
-  return layouts_.emplace(hash, std::move(made))->second.get();
+LayoutRef Layout::shard_inside(const DeviceMesh& axes, int dim) const {
+  check_root(axes);
+  LayoutSpec spec = *this;
+  for (const int a : axes.root_axes()) {
+    spec.placements[static_cast<std::size_t>(a)] = Shard{dim};
+    std::erase(spec.nesting, a);
+    spec.nesting.push_back(a);
+  }
+  return made(std::move(spec));
 }
+
+LayoutRef Layout::nested(std::initializer_list<std::string_view> axes) const {
+  LayoutSpec spec = *this;
+  put_in_order(spec.nesting, indices_of(mesh_shape(), axes));
+  return made(std::move(spec));
+}
+
+LayoutRef Layout::segmented(int dim, std::vector<std::int64_t> sizes) const {
+  return made({placements, global, nesting, {dim, std::move(sizes)}});
+}
+
+namespace {
+
+LayoutRef interned(const DeviceMesh& mesh, Placements placements, const Shape& global) {
+  MeshState& state = mesh.state();
+  LayoutSpec spec{std::move(placements), global, {}, {}};
+  check(state.shape(), spec);
+  normalise(state.shape(), spec);
+  return state.layouts().intern(state.shared_from_this(), std::move(spec));
+}
+
+}  // namespace
 
 LayoutRef make_layout(const DeviceMesh& mesh, Placements placements, const Shape& global) {
   if (!mesh.is_root())
     bad_layout(fmt::format("layout: the mesh {} is a part of {}; a layout spans the root",
                            to_string(mesh.shape()), to_string(mesh.root().shape())));
-  check(mesh.shape(), placements, global);
-  return mesh.state().intern(std::move(placements), global);
+  return interned(mesh, std::move(placements), global);
 }
 
 LayoutRef make_layout(const DeviceMesh& mesh,
@@ -183,34 +323,41 @@ LayoutRef make_layout(const DeviceMesh& mesh,
   Placements all(static_cast<std::size_t>(shape.axis_count()));
   for (const auto& [axis, placement] : placements)
     all[static_cast<std::size_t>(shape.index(axis))] = placement;
-  check(shape, all, global);
-  return mesh.state().intern(std::move(all), global);
+  return interned(mesh, std::move(all), global);
 }
 
 LayoutRef replicated_layout(const DeviceMesh& mesh, const Shape& global) {
   return make_layout(mesh, {}, global);
 }
 
-Tensor as_layout(const Tensor& local, LayoutRef layout) {
-  const Shape expected = layout->local_shape();
+Tensor as_layout(const Tensor& local, const LayoutRef& layout) {
+  const Shape& expected = layout->local_shape();
   if (local.shape() != expected)
     bad_layout(fmt::format("as_layout: the tensor is {}; rank {} of {} holds {}", to_string(local.shape()),
                            layout->mesh().rank(), to_string(*layout), to_string(expected)));
   return local.with_layout(layout);
 }
 
-Placement placement_on(const Tensor& t, const DeviceMesh& axis, std::string_view what) {
-  if (t.layout() != nullptr) return t.layout()->on(axis);
-  if (axis.size() == 1) return Replicate{};
-  bad_layout(fmt::format("{} is a plain tensor; on {} it needs a layout", what, axis_text(axis)));
+Placement placement_on(const LayoutRef& layout, const DeviceMesh& axes, const TensorName& what) {
+  if (layout != nullptr) return layout->on(axes);
+  if (axes.size() == 1) return Replicate{};
+  bad_layout(fmt::format("{} is a plain tensor; on {} it needs a layout", what.text(), axis_text(axes)));
 }
 
-void expect_layout(const Tensor& t, const DeviceMesh& axis, const Placement& expected,
-                   std::string_view what) {
-  const Placement found = placement_on(t, axis, what);
-  if (axis.size() > 1 && found != expected)
-    bad_layout(fmt::format("{} is {} on {}; expected {}", what, to_string(found), axis_text(axis),
+void expect_layout(const LayoutRef& layout, const DeviceMesh& axes, const Placement& expected,
+                   const TensorName& what) {
+  if (axes.size() == 1) return;
+  if (layout == nullptr) placement_on(layout, axes, what);  // throws
+  const std::span<const int> indices = axes.root_axes();
+  const auto differs = [&](int a) {
+    return layout->mesh_shape().size(a) > 1 && layout->placements[static_cast<std::size_t>(a)] != expected;
+  };
+  if (std::any_of(indices.begin(), indices.end(), differs))
+    bad_layout(fmt::format("{} is {}; expected {}", what.text(), placements_text(*layout, axes),
                            to_string(expected)));
+  if (indices.size() > 1 && layout->with(axes, expected) != layout)
+    bad_layout(fmt::format("{} is {}, whose axes nest otherwise than {}", what.text(), to_string(*layout),
+                           axes.name()));
 }
 
 }  // namespace weft

@@ -1,7 +1,6 @@
 #include "weft/mesh/mesh.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <limits>
@@ -117,85 +116,34 @@ int MeshShape::rank(std::span<const int> coordinates) const {
 
 std::string to_string(const MeshShape& shape) { return product_text(shape.axes()); }
 
-// ---- what handles share ----
-
-MeshState::MeshState(Context& context, ProcessGroup* group, MeshShape shape, int rank)
-    : context_(context), root_(group), shape_(std::move(shape)), rank_(rank) {}
-
-MeshState::MeshState(ProcessGroup&& group, const MeshShape& shape)
-    : context_(group.context()),
-      owned_(std::move(group)),
-      root_(&owned_),
-      shape_(shape.fit(owned_.size())),
-      rank_(owned_.rank()) {}
-
-std::vector<int> MeshState::ranks_along(const std::vector<int>& axes) const {
-  std::vector<int> at = shape_.coordinates(rank_);
-  int count = 1;
-  for (const int a : axes) count *= shape_.size(a);
-  std::vector<int> ranks;
-  ranks.reserve(static_cast<std::size_t>(count));
-  for (int i = 0; i < count; ++i) {
-    int rest = i;
-    for (std::size_t k = axes.size(); k-- > 0;) {
-      at[static_cast<std::size_t>(axes[k])] = rest % shape_.size(axes[k]);
-      rest /= shape_.size(axes[k]);
-    }
-    ranks.push_back(shape_.rank(at));
-  }
-  return ranks;
-}
-
-ProcessGroup& MeshState::group_along(const std::vector<int>& axes) {
-  if (root_ == nullptr)
-    throw Error(ErrorCode::unsupported,
-                fmt::format("mesh: {} is arithmetic only; without a process group it cannot communicate",
-                            to_string(shape_)));
-  // Axes of one rank change neither the ranks nor their order: without them more sub-meshes share a group.
-  std::vector<int> longer;
-  for (const int a : axes)
-    if (shape_.size(a) > 1) longer.push_back(a);
-  const std::vector<int> ranks = ranks_along(longer);
-  if (std::is_sorted(ranks.begin(), ranks.end()) && static_cast<int>(ranks.size()) == root_->size())
-    return *root_;
-
-  LazyGroup* lazy = nullptr;
-  {
-    const std::lock_guard lock(groups_mutex_);
-    std::unique_ptr<LazyGroup>& entry = groups_[longer];
-    if (entry == nullptr) entry = std::make_unique<LazyGroup>();
-    lazy = entry.get();
-  }
-  const std::lock_guard lock(lazy->making);
-  if (!lazy->group) {
-    std::vector<std::string> names;
-    for (const int a : longer) names.push_back(shape_.name(a));
-    lazy->group = root_->subgroup(names.empty() ? "self" : fmt::format("{}", fmt::join(names, ",")), ranks);
-  }
-  return lazy->group;
-}
-
-// ---- the handle ----
-
 struct DeviceMesh::Node {
   std::shared_ptr<MeshState> state;
-  MeshShape shape;        // of this sub-mesh; one axis where flattened
-  std::vector<int> axes;  // of the root, in this sub-mesh's order
-  bool whole;             // a root handle
+  MeshShape shape;                       // of this mesh
+  std::vector<std::vector<int>> stands;  // for which axes of the root each of its own stands
+  std::vector<int> axes;                 // all of those, in order
+  bool whole;                            // a root handle
+
+  static std::shared_ptr<const Node> make(std::shared_ptr<MeshState> state, MeshShape shape,
+                                          std::vector<std::vector<int>> stands, bool whole) {
+    std::vector<int> axes;
+    for (const std::vector<int>& own : stands) axes.insert(axes.end(), own.begin(), own.end());
+    return std::make_shared<Node>(
+        Node{std::move(state), std::move(shape), std::move(stands), std::move(axes), whole});
+  }
 };
 
 namespace {
 
-std::vector<int> all_axes(const MeshShape& shape) {
-  std::vector<int> axes(static_cast<std::size_t>(shape.axis_count()));
-  std::iota(axes.begin(), axes.end(), 0);
+std::vector<std::vector<int>> each_alone(const MeshShape& shape) {
+  std::vector<std::vector<int>> axes;
+  for (int a = 0; a < shape.axis_count(); ++a) axes.push_back({a});
   return axes;
 }
 
 }  // namespace
 
 DeviceMesh::DeviceMesh(std::shared_ptr<MeshState> state)
-    : node_(std::make_shared<Node>(Node{state, state->shape(), all_axes(state->shape()), true})) {}
+    : node_(Node::make(state, state->shape(), each_alone(state->shape()), true)) {}
 
 DeviceMesh::DeviceMesh(ProcessGroup&& group, const MeshShape& shape)
     : DeviceMesh(std::make_shared<MeshState>(std::move(group), shape)) {}
@@ -224,26 +172,54 @@ DeviceMesh DeviceMesh::operator[](std::initializer_list<const char*> axes) const
 
 DeviceMesh DeviceMesh::submesh(std::span<const std::string> axes) const {
   if (axes.empty()) bad(fmt::format("a sub-mesh of no axes was asked for, of {}", to_string(shape())));
-  // A flattened mesh has one axis of its own that stands for several of the root's: it can be
-  // returned as a whole, never in part.
-  const bool flat = shape().axis_count() == 1 && node_->axes.size() > 1;
   std::vector<MeshAxis> kept;
-  std::vector<int> root_indices;
+  std::vector<std::vector<int>> stands;
+  std::vector<int> used;
   for (const std::string& name : axes) {
-    const int i = shape().index(name);
+    std::vector<int> own = axes_called(name);
     if (std::any_of(kept.begin(), kept.end(), [&](const MeshAxis& a) { return a.name == name; }))
       bad(fmt::format("axis \"{}\" is asked for twice", name));
-    kept.push_back(shape().axes()[static_cast<std::size_t>(i)]);
-    if (flat) return *this;
-    root_indices.push_back(node_->axes[static_cast<std::size_t>(i)]);
+    int size = 1;
+    for (const int a : own) {
+      size *= node_->state->shape().size(a);
+      if (std::find(used.begin(), used.end(), a) != used.end())
+        bad(fmt::format("axis \"{}\" is asked for twice: it is a part of another", name));
+      used.push_back(a);
+    }
+    kept.push_back({name, size});
+    stands.push_back(std::move(own));
   }
-  return DeviceMesh(
-      std::make_shared<Node>(Node{node_->state, MeshShape(std::move(kept)), std::move(root_indices), false}));
+  return DeviceMesh(Node::make(node_->state, MeshShape(std::move(kept)), std::move(stands), false));
+}
+
+// The root's axes behind one of this mesh's own, or behind one that was taken apart, if all of it is here.
+std::vector<int> DeviceMesh::axes_called(const std::string& name) const {
+  if (shape().has(name)) return node_->stands[static_cast<std::size_t>(shape().index(name))];
+  const std::vector<int>* const apart = node_->state->axes_taken_apart(name);
+  const auto here = [&](int a) {
+    return std::find(node_->stands.begin(), node_->stands.end(), std::vector<int>{a}) != node_->stands.end();
+  };
+  if (apart != nullptr && std::all_of(apart->begin(), apart->end(), here)) return *apart;
+  shape().index(name);  // throws
+  return {};
 }
 
 DeviceMesh DeviceMesh::flatten(std::string name) const {
-  return DeviceMesh(std::make_shared<Node>(
-      Node{node_->state, MeshShape({MeshAxis{std::move(name), size()}}), node_->axes, false}));
+  return DeviceMesh(
+      Node::make(node_->state, MeshShape({MeshAxis{std::move(name), size()}}), {node_->axes}, false));
+}
+
+DeviceMesh DeviceMesh::unflatten(std::string_view axis, const MeshShape& parts) const {
+  if (!is_root())
+    bad(fmt::format("unflatten of {}, a part of {}; only the root can be seen otherwise", to_string(shape()),
+                    to_string(root().shape())));
+  return DeviceMesh(MeshState::unflattened(node_->state, shape().index(axis), parts));
+}
+
+std::vector<DeviceMesh> DeviceMesh::each_axis() const {
+  std::vector<DeviceMesh> list;
+  for (const int a : node_->axes) list.push_back(root()[node_->state->shape().name(a)]);
+  return list;
 }
 
 DeviceMesh DeviceMesh::root() const { return is_root() ? *this : DeviceMesh(node_->state); }
@@ -268,12 +244,6 @@ std::string DeviceMesh::name() const {
 }
 
 std::vector<int> DeviceMesh::ranks() const { return node_->state->ranks_along(node_->axes); }
-
-int DeviceMesh::root_axis() const {
-  if (node_->axes.size() != 1)
-    bad(fmt::format("{} is {} axes of its root; expected one", name(), node_->axes.size()));
-  return node_->axes.front();
-}
 
 std::span<const int> DeviceMesh::root_axes() const noexcept { return node_->axes; }
 ProcessGroup& DeviceMesh::group() const { return node_->state->group_along(node_->axes); }

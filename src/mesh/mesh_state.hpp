@@ -1,14 +1,15 @@
-// What all handles of one mesh share: the root group, the groups made so far, the interned layouts.
-// Thread-safe.
+// What all handles of one mesh share: the root group, the groups made so far, the layouts in
+// use. Thread-safe.
 #pragma once
 
 #include <map>
 #include <memory>
 #include <mutex>
-#include <unordered_map>
+#include <string>
+#include <string_view>
 #include <vector>
 
-#include "weft/mesh/layout.hpp"
+#include "mesh/layout_table.hpp"
 #include "weft/mesh/mesh.hpp"
 
 namespace weft {
@@ -18,6 +19,11 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   /// `group` null: a mesh that cannot communicate.
   MeshState(Context& context, ProcessGroup* group, MeshShape shape, int rank);
   MeshState(ProcessGroup&& group, const MeshShape& shape);
+  /// The same ranks, with `parts` in the place of one axis.
+  static std::shared_ptr<MeshState> unflattened(const std::shared_ptr<MeshState>& whole, int axis,
+                                                const MeshShape& parts);
+  /// The axes that stand for one that was taken apart; null: there is none of that name.
+  const std::vector<int>* axes_taken_apart(std::string_view name) const noexcept;
 
   Context& context() const noexcept { return context_; }
   const MeshShape& shape() const noexcept { return shape_; }
@@ -29,8 +35,7 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   /// The group of those ranks. The first call is collective among them.
   ProcessGroup& group_along(const std::vector<int>& axes);
 
-  /// The one shared Layout equal to these placements. The caller has checked them.
-  LayoutRef intern(Placements placements, const Shape& global);
+  LayoutTable& layouts() noexcept { return layouts_; }
 
  private:
   struct LazyGroup {
@@ -44,10 +49,11 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   ProcessGroup* root_;
   MeshShape shape_;
   int rank_;
+  std::shared_ptr<MeshState> whole_;  // whose axis was taken apart: it keeps the group
+  std::map<std::string, std::vector<int>, std::less<>> taken_apart_;
   std::mutex groups_mutex_;
   std::map<std::vector<int>, std::unique_ptr<LazyGroup>> groups_;
-  std::mutex layouts_mutex_;
-  std::unordered_multimap<std::size_t, std::unique_ptr<const Layout>> layouts_;
+  LayoutTable layouts_;
 };
 
 }  // namespace weft

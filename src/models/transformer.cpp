@@ -67,18 +67,19 @@ Tensors TransformerBlock::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const Tensor& x = inputs[0];
   const Tensors attended = attention.forward(attention_norm.forward(x, frame), frame);
-  const Tensor middle = add_tensors(x, attended[0], frame.compute(), path() + ": x + attention");
+  const Tensor middle = add_tensors(x, attended[0], frame.compute(), TensorName(path(), "x + attention"));
   const Tensors fed = mlp.forward(mlp_norm.forward(middle, frame), frame);
-  return {add_tensors(middle, fed[0], frame.compute(), path() + ": x + mlp")};
+  return {add_tensors(middle, fed[0], frame.compute(), TensorName(path(), "x + mlp"))};
 }
 
 Tensors TransformerBlock::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
   const Tensor& dy = gradients[0];
   const Tensors through_mlp = mlp_norm.backward(mlp.backward(dy, frame), frame);
-  const Tensor dmiddle = add_tensors(dy, through_mlp[0], frame.compute(), path() + ": d(x + mlp)");
+  const Tensor dmiddle = add_tensors(dy, through_mlp[0], frame.compute(), TensorName(path(), "d(x + mlp)"));
   const Tensors through_attention = attention_norm.backward(attention.backward(dmiddle, frame), frame);
-  return {add_tensors(dmiddle, through_attention[0], frame.compute(), path() + ": d(x + attention)")};
+  return {
+      add_tensors(dmiddle, through_attention[0], frame.compute(), TensorName(path(), "d(x + attention)"))};
 }
 
 TokenEmbedding::TokenEmbedding(std::int64_t vocab, std::int64_t dim, Init init)

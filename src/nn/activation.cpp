@@ -44,11 +44,11 @@ Tensors SwiGLU::do_backward(Inputs dy, Frame& frame) {
   return {add_tensors(through_up, through_gate, frame.compute(), layouts::named(*this, "dx"), dx_memory())};
 }
 
-Tensor add_tensors(const Tensor& a, const Tensor& b, Compute& compute, const std::string& what,
+Tensor add_tensors(const Tensor& a, const Tensor& b, Compute& compute, const TensorName& what,
                    Memory memory) {
-  layouts::expect_same(what + ": the second term", b.layout(), a.layout(), "as the first");
+  layouts::expect_same(what.and_then(": the second term"), b.layout(), a.layout(), "as the first");
   if (!(a.shape() == b.shape()))
-    throw Error(ErrorCode::bad_argument, fmt::format("{}: terms of shapes {} and {}", what,
+    throw Error(ErrorCode::bad_argument, fmt::format("{}: terms of shapes {} and {}", what.text(),
                                                      to_string(a.shape()), to_string(b.shape())));
   const Tensor sum = compute.make(a.shape(), DType::f32, memory).with_layout(a.layout());
   kernels::add(kernels_of(compute), a.f32().data(), b.f32().data(), sum.f32().data(), a.count());

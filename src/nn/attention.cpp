@@ -38,14 +38,14 @@ kernels::AttentionShape share_of_heads(const Module& module, const AttentionConf
               ErrorCode::layout,
               fmt::format(
                   "{} is Shard(1) on {}; attention needs the whole sequence: a boundary must gather it first",
-                  layouts::named(module, name), layouts::axis_name(layout, axis)));
+                  layouts::named(module, name).text(), layouts::axis_name(layout, axis)));
     }
     if (t.shape().back() % config.head_dim != 0)
       throw Error(
           ErrorCode::layout,
           fmt::format(
               "{} has {} features on this rank, which is no multiple of head_dim {}: a head is cut in two",
-              layouts::named(module, name), t.shape().back(), config.head_dim));
+              layouts::named(module, name).text(), t.shape().back(), config.head_dim));
     return t.shape().back() / config.head_dim;
   };
   const std::int64_t heads = expect_heads("q", q), kv_heads = expect_heads("k", k);
@@ -88,7 +88,7 @@ Tensors Attention::do_forward(Inputs x, Frame& frame) {
   expect_count(x, 1, "inputs");
   if (x[0].shape().rank() != 3)
     throw Error(ErrorCode::bad_argument,
-                fmt::format("{} is {}; expected (batch, sequence, {})", layouts::named(*this, "x"),
+                fmt::format("{} is {}; expected (batch, sequence, {})", layouts::named(*this, "x").text(),
                             to_string(x[0].shape()), config_.dim));
   Compute& compute = frame.compute();
   const Tensor q_plain = q_proj.forward(x, frame)[0];
@@ -135,7 +135,7 @@ Tensors Attention::do_backward(Inputs dy, Frame& frame) {
   const Tensor through_v = v_proj.backward(dv, frame)[0];
   const Tensor through_k = k_proj.backward(dk, frame)[0];
   const Tensor through_q = q_proj.backward(dq, frame)[0];
-  const std::string what = layouts::named(*this, "dx");
+  const TensorName what = layouts::named(*this, "dx");
   return {
       add_tensors(add_tensors(through_v, through_k, compute, what), through_q, compute, what, dx_memory())};
 }

@@ -20,8 +20,9 @@ Tensors Embedding::do_forward(Inputs inputs, Frame& frame) {
     layouts::expect_same(fmt::format("\"{}\"", weight->path()), w.layout(),
                          replicated_layout(w.layout()->mesh(), w.shape()), "every rank looks up any token");
   if (tokens.layout() && tokens.layout()->partial())
-    throw Error(ErrorCode::layout, fmt::format("{} is {}; token numbers are not sums",
-                                               layouts::named(*this, "tokens"), to_string(*tokens.layout())));
+    throw Error(ErrorCode::layout,
+                fmt::format("{} is {}; token numbers are not sums", layouts::named(*this, "tokens").text(),
+                            to_string(*tokens.layout())));
   const std::int64_t count = w.size(0), dim = w.size(1);
   Shape shape = tokens.shape(), global = layouts::global_shape(tokens);
   shape.push_back(dim);

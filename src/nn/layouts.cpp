@@ -7,26 +7,26 @@
 namespace weft::layouts {
 namespace {
 
-bool one_rank(LayoutRef layout) { return layout == nullptr || layout->mesh_shape().size() == 1; }
-int axes(LayoutRef layout) { return layout->mesh_shape().axis_count(); }
-const Placement& on(LayoutRef layout, int axis) { return layout->placements[static_cast<std::size_t>(axis)]; }
+bool one_rank(const LayoutRef& layout) { return layout == nullptr || layout->mesh_shape().size() == 1; }
+int axes(const LayoutRef& layout) { return layout->mesh_shape().axis_count(); }
+const Placement& on(const LayoutRef& layout, int axis) {
+  return layout->placements[static_cast<std::size_t>(axis)];
+}
 
-std::string plain_error(const std::string& what, LayoutRef other) {
-  return fmt::format("{} is a plain tensor; on {} it needs a layout (as_layout states what it is)", what,
-                     to_string(other->mesh_shape()));
+std::string plain_error(const TensorName& what, const LayoutRef& other) {
+  return fmt::format("{} is a plain tensor; on {} it needs a layout (as_layout states what it is)",
+                     what.text(), to_string(other->mesh_shape()));
 }
 
 }  // namespace
 
-std::string named(const Module& module, std::string_view tensor) {
-  return fmt::format("\"{}\": {}", module.path(), tensor);
-}
+TensorName named(const Module& module, std::string_view tensor) { return {module.path(), tensor}; }
 
 std::string axis_name(const Layout& layout, int axis) {
   return fmt::format("{}={}", layout.mesh_shape().name(axis), layout.mesh_shape().size(axis));
 }
 
-bool same(LayoutRef a, LayoutRef b) {
+bool same(const LayoutRef& a, const LayoutRef& b) {
   if (a == b) return true;
   if (a == nullptr || b == nullptr) return one_rank(a) && one_rank(b);
   if (axes(a) != axes(b) || !(a->global == b->global)) return false;
@@ -35,24 +35,25 @@ bool same(LayoutRef a, LayoutRef b) {
   return true;
 }
 
-void expect_same(const std::string& what, LayoutRef got, LayoutRef expected, std::string_view why) {
+void expect_same(const TensorName& what, const LayoutRef& got, const LayoutRef& expected,
+                 std::string_view why) {
   if (same(got, expected)) return;
   if (got == nullptr) throw Error(ErrorCode::layout, plain_error(what, expected));
   if (expected == nullptr)
     throw Error(ErrorCode::layout,
-                fmt::format("{} is {}; expected a plain tensor ({})", what, to_string(*got), why));
+                fmt::format("{} is {}; expected a plain tensor ({})", what.text(), to_string(*got), why));
   if (axes(got) == axes(expected))
     for (int i = 0; i < axes(got); ++i)
       if (got->mesh_shape().size(i) > 1 && on(got, i) != on(expected, i))
         throw Error(ErrorCode::layout,
-                    fmt::format("{} is {} on {}; expected {} ({})", what, to_string(on(got, i)),
+                    fmt::format("{} is {} on {}; expected {} ({})", what.text(), to_string(on(got, i)),
                                 axis_name(*got, i), to_string(on(expected, i)), why));
-  throw Error(ErrorCode::layout,
-              fmt::format("{} is {}; expected {} ({})", what, to_string(*got), to_string(*expected), why));
+  throw Error(ErrorCode::layout, fmt::format("{} is {}; expected {} ({})", what.text(), to_string(*got),
+                                             to_string(*expected), why));
 }
 
 Tensor beside(const Module& module, std::string_view tensor, const Tensor& x, const Parameter& weight) {
-  const LayoutRef of_weight = weight.value().layout();
+  const LayoutRef& of_weight = weight.value().layout();
   if (x.layout() == nullptr) {
     if (of_weight == nullptr) return x;
     if (!one_rank(of_weight)) throw Error(ErrorCode::layout, plain_error(named(module, tensor), of_weight));
@@ -60,20 +61,22 @@ Tensor beside(const Module& module, std::string_view tensor, const Tensor& x, co
   }
   if (of_weight == nullptr) {
     if (one_rank(x.layout())) return x.with_layout(nullptr);
-    throw Error(ErrorCode::layout,
-                fmt::format("{} lies over {}, but \"{}\" is plain; replicate() or parallelize() the model "
-                            "over that mesh first",
-                            named(module, tensor), to_string(x.layout()->mesh_shape()), weight.path()));
+    throw Error(
+        ErrorCode::layout,
+        fmt::format("{} lies over {}, but \"{}\" is plain; replicate() or parallelize() the model "
+                    "over that mesh first",
+                    named(module, tensor).text(), to_string(x.layout()->mesh_shape()), weight.path()));
   }
   if (!(x.layout()->mesh() == of_weight->mesh()))
-    throw Error(ErrorCode::layout, fmt::format("{} lies over {}, \"{}\" over {}: not the same mesh",
-                                               named(module, tensor), to_string(x.layout()->mesh_shape()),
-                                               weight.path(), to_string(of_weight->mesh_shape())));
+    throw Error(
+        ErrorCode::layout,
+        fmt::format("{} lies over {}, \"{}\" over {}: not the same mesh", named(module, tensor).text(),
+                    to_string(x.layout()->mesh_shape()), weight.path(), to_string(of_weight->mesh_shape())));
   return x;
 }
 
-void expect_whole(const std::string& what, const Tensor& x, std::string_view layer, bool last) {
-  const LayoutRef layout = x.layout();
+void expect_whole(const TensorName& what, const Tensor& x, std::string_view layer, bool last) {
+  const LayoutRef& layout = x.layout();
   if (layout == nullptr) return;
   const int last_dim = layout->global.rank() - 1;
   for (int i = 0; i < axes(layout); ++i) {
@@ -84,26 +87,26 @@ void expect_whole(const std::string& what, const Tensor& x, std::string_view lay
           ErrorCode::layout,
           fmt::format(
               "{} is {} on {}; {} needs values, not contributions to them: a boundary must reduce it first",
-              what, to_string(p), axis_name(*layout, i), layer));
+              what.text(), to_string(p), axis_name(*layout, i), layer));
     if (last && is_shard(p, last_dim))
       throw Error(
           ErrorCode::layout,
           fmt::format("{} is {} on {}; {} needs its last dimension whole: a boundary must gather it first",
-                      what, to_string(p), axis_name(*layout, i), layer));
+                      what.text(), to_string(p), axis_name(*layout, i), layer));
   }
 }
 
-LayoutRef gradient_of(LayoutRef weight, LayoutRef x, int features) {
+LayoutRef gradient_of(const LayoutRef& weight, const LayoutRef& x, int features) {
   if (weight == nullptr) return nullptr;
   Placements placements = weight->placements;
   for (int i = 0; i < axes(weight); ++i)
     if (weight->mesh_shape().size(i) > 1 &&
         (is_partial(on(x, i)) || (is_shard(on(x, i)) && !is_shard(on(x, i), features))))
       placements[static_cast<std::size_t>(i)] = Partial{};
-  return make_layout(weight->mesh(), std::move(placements), weight->global);
+  return weight->with(std::move(placements));
 }
 
-LayoutRef with_global(LayoutRef layout, const Shape& global) {
+LayoutRef with_global(const LayoutRef& layout, const Shape& global) {
   return layout == nullptr ? nullptr : layout->with_global(global);
 }
 

@@ -13,18 +13,19 @@
 namespace weft::layouts {
 
 /// `"layers.0.mlp": x`, what errors call a tensor of a layer.
-std::string named(const Module& module, std::string_view tensor);
+TensorName named(const Module& module, std::string_view tensor);
 
 /// `tp=2`
 std::string axis_name(const Layout& layout, int axis);
 
 /// Equal on every axis of more than one rank, with the same global shape; both null is equal. A null one
 /// equals one over a mesh of one rank.
-bool same(LayoutRef a, LayoutRef b);
+bool same(const LayoutRef& a, const LayoutRef& b);
 
 /// Throws layout unless same(): `<what> is Shard(1) on tp=2; expected Replicate (<why>)`, for the first axis
 /// that differs.
-void expect_same(const std::string& what, LayoutRef got, LayoutRef expected, std::string_view why);
+void expect_same(const TensorName& what, const LayoutRef& got, const LayoutRef& expected,
+                 std::string_view why);
 
 /// x as the layer whose weight is `weight` may take it. Both plain: as it is. A plain tensor where the weight
 /// lies over a mesh of several ranks is a layout error, as is the reverse; over a mesh of one rank it is
@@ -34,15 +35,15 @@ Tensor beside(const Module& module, std::string_view tensor, const Tensor& x, co
 /// Throws layout where x is Partial on any axis, or sharded in its last dimension: `<what> is Partial(sum) on
 /// tp=2; a norm needs whole values …`. For norms and losses; `last` false allows the last dimension to be
 /// sharded: for nonlinearities.
-void expect_whole(const std::string& what, const Tensor& x, std::string_view layer, bool last = true);
+void expect_whole(const TensorName& what, const Tensor& x, std::string_view layer, bool last = true);
 
 /// The layout of a gradient of `weight` (its layout) where the layer used it on all of x: Partial(sum) on
 /// axes that split x in a dimension or on which x is Partial itself, else the weight's. `features`: the
 /// dimension of x that the weight itself splits, which does not count; -1: none.
-LayoutRef gradient_of(LayoutRef weight, LayoutRef x, int features);
+LayoutRef gradient_of(const LayoutRef& weight, const LayoutRef& x, int features);
 
 /// The same placements over another global shape; null stays null.
-LayoutRef with_global(LayoutRef layout, const Shape& global);
+LayoutRef with_global(const LayoutRef& layout, const Shape& global);
 /// The global shape of a tensor: its own where plain.
 const Shape& global_shape(const Tensor& t);
 /// `shape` with another last dimension.

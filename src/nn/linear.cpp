@@ -30,7 +30,7 @@ LayoutRef output_layout(const Module& module, const Tensor& x, const Tensor& wei
     if (!fits)
       throw Error(ErrorCode::layout,
                   fmt::format("{} is {} on {}; expected {}, since the weight is {}",
-                              layouts::named(module, "x"), to_string(y), layouts::axis_name(in, axis),
+                              layouts::named(module, "x").text(), to_string(y), layouts::axis_name(in, axis),
                               column ? "Replicate"
                               : row  ? fmt::format("Shard({})", last)
                                      : fmt::format("Replicate or a Shard other than ({})", last),
@@ -55,7 +55,7 @@ LayoutRef input_gradient_layout(const Tensor& x, const Tensor& weight) {
 
 // What a gradient of y must look like: as y, whole where y was Partial (every contribution has the sum's
 // gradient).
-LayoutRef output_gradient_layout(LayoutRef y) {
+LayoutRef output_gradient_layout(const LayoutRef& y) {
   if (y == nullptr) return nullptr;
   Placements placements = y->placements;
   for (Placement& p : placements)
@@ -91,8 +91,8 @@ void expect_bias_fits(const Module& module, const Tensor& y, const Parameter& bi
   layouts::expect_whole(layouts::named(module, "y"), y, "a bias", false);
   if (y.shape().back() != bias.value().count())
     throw Error(ErrorCode::layout,
-                fmt::format("{} has {} features on this rank, the bias {}", layouts::named(module, "y"),
-                            y.shape().back(), bias.value().count()));
+                fmt::format("{} has {} features on this rank, the bias {}",
+                            layouts::named(module, "y").text(), y.shape().back(), bias.value().count()));
 }
 
 }  // namespace
@@ -111,9 +111,10 @@ Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
   const LayoutRef layout = output_layout(*this, x, w);
   const std::int64_t in = w.size(1), out = w.size(0);
   if (x.shape().rank() == 0 || x.shape().back() != in)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("{} is {}; expected {} features (the second dimension of weight {})",
-                            layouts::named(*this, "x"), to_string(x.shape()), in, to_string(w.shape())));
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("{} is {}; expected {} features (the second dimension of weight {})",
+                    layouts::named(*this, "x").text(), to_string(x.shape()), in, to_string(w.shape())));
   const Tensor y =
       frame.compute().make(layouts::with_last(x.shape(), out), DType::f32, out_memory()).with_layout(layout);
   const bool add_bias_here = bias && !row_parallel(*weight);
@@ -149,8 +150,8 @@ Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
   const std::int64_t in = w.size(1), out = w.size(0);
   if (!(dy.shape() == layouts::with_last(x.shape(), out)))
     throw Error(ErrorCode::bad_argument,
-                fmt::format("{} is {}; expected {}", layouts::named(*this, "dy"), to_string(dy.shape()),
-                            to_string(layouts::with_last(x.shape(), out))));
+                fmt::format("{} is {}; expected {}", layouts::named(*this, "dy").text(),
+                            to_string(dy.shape()), to_string(layouts::with_last(x.shape(), out))));
   if (bias && !row_parallel(*weight)) accumulate_bias(frame, *bias, dy);
 
   const std::int64_t tokens = in == 0 ? 0 : x.count() / in;

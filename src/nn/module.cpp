@@ -14,6 +14,23 @@ void run(const std::vector<Module::Hook>& hooks, Module& module, Tensors& tensor
   for (const Module::Hook& hook : hooks) hook(module, tensors, frame);
 }
 
+enum class Direction : unsigned char { forward, backward };
+
+// Takes the tensors that the boundary is for across it: all of them are on their way at once.
+void cross(const Module::PlacedBoundary& placed, Direction direction, const TensorName& what,
+           Tensors& tensors) {
+  std::vector<std::pair<Tensor*, Transfer>> under_way;
+  int index = 0;  // among the floating-point tensors
+  for (Tensor& t : tensors) {
+    if (!is_floating(t.dtype())) continue;
+    if (placed.index == Module::kEvery || placed.index == index)
+      under_way.emplace_back(&t, direction == Direction::forward ? placed.boundary->start_forward(t, what)
+                                                                 : placed.boundary->start_backward(t, what));
+    ++index;
+  }
+  for (auto& [tensor, transfer] : under_way) *tensor = transfer.finish();
+}
+
 std::string joined(const std::string& path, std::string_view name) {
   return path.empty() ? std::string(name) : fmt::format("{}.{}", path, name);
 }
@@ -29,13 +46,9 @@ std::string child_names(const Module& module) {
 Tensors Module::forward(Inputs x, Frame& frame) {
   Tensors in(x.begin(), x.end());
   run(hooks_.pre_forward, *this, in, frame);
-  if (before_)
-    for (Tensor& t : in)
-      if (is_floating(t.dtype())) t = before_->forward(t, path_ + ": x");
+  for (const PlacedBoundary& placed : before_) cross(placed, Direction::forward, {path_, "x"}, in);
   Tensors out = do_forward(in, frame);
-  if (after_)
-    for (Tensor& t : out)
-      if (is_floating(t.dtype())) t = after_->forward(t, path_ + ": y");
+  for (const PlacedBoundary& placed : after_) cross(placed, Direction::forward, {path_, "y"}, out);
   finish_forward(out, frame);
   for (const auto& [name, parameter] : own_) frame.count_use(*parameter);
   run(hooks_.post_forward, *this, out, frame);
@@ -46,16 +59,19 @@ Tensors Module::backward(Inputs dy, Frame& frame) {
   Tensors in(dy.begin(), dy.end());
   run(hooks_.pre_backward, *this, in, frame);
   begin_backward(in, frame);
-  if (after_)
-    for (Tensor& t : in) t = after_->backward(t, path_ + ": dy");
+  for (auto placed = after_.rbegin(); placed != after_.rend(); ++placed)
+    cross(*placed, Direction::backward, {path_, "dy"}, in);
   Tensors out = do_backward(in, frame);
   for (const auto& [name, parameter] : own_)
     if (frame.drop_use(*parameter)) parameter->announce_final();
-  if (before_)
-    for (Tensor& t : out) t = before_->backward(t, path_ + ": dx");
+  for (auto placed = before_.rbegin(); placed != before_.rend(); ++placed)
+    cross(*placed, Direction::backward, {path_, "dx"}, out);
   run(hooks_.post_backward, *this, out, frame);
   return out;
 }
+
+void Module::add_before(BoundaryRef boundary, int input) { before_.push_back({std::move(boundary), input}); }
+void Module::add_after(BoundaryRef boundary, int output) { after_.push_back({std::move(boundary), output}); }
 
 void Module::finish_forward(Tensors&, Frame&) {}
 void Module::begin_backward(Inputs, Frame&) {}

@@ -21,7 +21,7 @@ Tensors RMSNorm::do_forward(Inputs inputs, Frame& frame) {
   if (x.shape().rank() == 0 || x.shape().back() != dim)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{} is {}; expected a last dimension of {} (the weight's)",
-                            layouts::named(*this, "x"), to_string(x.shape()), dim));
+                            layouts::named(*this, "x").text(), to_string(x.shape()), dim));
   const std::int64_t rows = dim == 0 ? 0 : x.count() / dim;
   const Tensor y = frame.compute().make(x.shape(), DType::f32, out_memory()).with_layout(x.layout());
   const Tensor inv_rms = frame.compute().make({rows});

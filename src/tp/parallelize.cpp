@@ -159,7 +159,7 @@ void check(const std::vector<Node>& nodes, const DeviceMesh& axis) {
         }))
       refuse(fmt::format("\"{}\" is named enter (pattern \"{}\"), but no layer inside it is split by columns",
                          node.path, node.entry->pattern));
-    if ((needs_before(node) && node.module->before()) || (needs_after(node) && node.module->after()))
+    if ((needs_before(node) && !node.module->before().empty()) || (needs_after(node) && !node.module->after().empty()))
       refuse(fmt::format("\"{}\" has a boundary already", node.path));
   }
 }
@@ -172,14 +172,13 @@ void split(Parameter& parameter, const DeviceMesh& axis, const Placement& placem
 }
 
 void put_into_effect(const std::vector<Node>& nodes, const DeviceMesh& axis) {
-  const auto enter = std::make_shared<const Boundary>(Boundary::enter(axis));
-  const auto leave = std::make_shared<const Boundary>(Boundary::leave(axis));
-  const auto gather = std::make_shared<const Boundary>(Boundary::gather(axis, -1));
+  const BoundaryRef enter = boundary::enter(axis), leave = boundary::leave(axis),
+                    gather = boundary::gather(axis, -1);
   for (const Node& node : nodes) {
     if (node.entry == nullptr) continue;
     const Style style = node.entry->style;
-    if (needs_before(node)) node.module->set_before(enter);
-    if (needs_after(node)) node.module->set_after(style == Style::row ? leave : gather);
+    if (needs_before(node)) node.module->add_before(enter);
+    if (needs_after(node)) node.module->add_after(style == Style::row ? leave : gather);
     if (!splits(style)) continue;
     auto& linear = dynamic_cast<Linear&>(*node.module);
     split(*linear.weight, axis, Shard{by_columns(style) ? 0 : 1});
@@ -192,7 +191,6 @@ void put_into_effect(const std::vector<Node>& nodes, const DeviceMesh& axis) {
 
 // First the whole plan is laid over the tree, then all of it is checked, and only then is anything set.
 void parallelize(Module& root, const DeviceMesh& axis, const Plan& plan) {
-  axis.root_axis();  // throws for a mesh of several axes
   std::vector<Node> nodes;
   list(root, "", -1, nodes);
   assign_entries(plan, nodes);

@@ -54,12 +54,8 @@ GradientAverager::GradientAverager(std::vector<Parameter*> parameters, DeviceMes
   if (options_.bucket_bytes < 1)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("averager: bucket_bytes is {}; expected at least 1", options_.bucket_bytes));
-  const bool one = axes_.root_axes().size() == 1;
-  for (const MeshAxis& axis : axes_.shape().axes()) {
-    DeviceMesh mesh = one ? axes_ : axes_[axis.name];
-    mesh.root_axis();  // throws for a flattened mesh of several axes
-    if (mesh.size() > 1) each_axis_.push_back(std::move(mesh));
-  }
+  for (DeviceMesh& axis : axes_.each_axis())
+    if (axis.size() > 1) each_axis_.push_back(std::move(axis));
   slots_.resize(parameters.size());
   try {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -192,8 +188,8 @@ void GradientAverager::make_reducer() {
       slot.use = agreed.places[index][0] == kUnknown ? layout : layout->with(places);
     for (const DeviceMesh& axis : each_axis_)  // used by nobody: a sum of zeros
       if (!slot.op)
-        slot.op = std::get<Partial>(is_sum_or_avg(places[static_cast<std::size_t>(axis.root_axis())])
-                                        ? places[static_cast<std::size_t>(axis.root_axis())]
+        slot.op = std::get<Partial>(is_sum_or_avg(places[static_cast<std::size_t>(axis.root_axes()[0])])
+                                        ? places[static_cast<std::size_t>(axis.root_axes()[0])]
                                         : Placement(Partial{}))
                       .op;
     slot.entry = entries.size();
@@ -251,8 +247,7 @@ void GradientAverager::finish() {
   }
   for (const Slot& slot : slots_)
     if (LayoutRef layout = slot.parameter->gradient_layout(); layout != nullptr) {
-      for (const MeshAxis& axis : axes_.shape().axes())
-        if (axes_.root().has(axis.name)) layout = layout->with(axis.name, Replicate{});
+      layout = layout->with(axes_, Replicate{});
       slot.parameter->set_gradient_layout(layout);
     }
 }

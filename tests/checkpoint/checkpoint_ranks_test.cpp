@@ -157,7 +157,7 @@ TEST(CheckpointIndex, PartsCoverTheWholeOnce) {
   EXPECT_EQ(index_from_json("index.json", to_json(index)).tensors.at("t").parts[5].box, parts[5].box);
   for (std::int64_t row = 0; row < 7; ++row)
     for (std::int64_t column = 0; column < 8; ++column) {
-      const CheckpointBox one{{row, column}, {1, 1}};
+      const Box one{{row, column}, {1, 1}};
       EXPECT_EQ(
           std::count_if(parts.begin(), parts.end(),
                         [&](const CheckpointPart& p) { return intersection(p.box, one).shape.count() == 1; }),

@@ -15,14 +15,14 @@ using Random = std::mt19937;
 int below(Random& random, int n) { return std::uniform_int_distribution<int>(0, n - 1)(random); }
 
 // A box cut in two again and again.
-void split(Random& random, const CheckpointBox& box, int times, std::vector<CheckpointPart>& parts) {
+void split(Random& random, const Box& box, int times, std::vector<CheckpointPart>& parts) {
   const int d = box.shape.rank() == 0 ? 0 : below(random, box.shape.rank());
   if (times == 0 || box.shape.rank() == 0 || box.shape[d] < 2) {
     parts.push_back({"f", box});
     return;
   }
   const std::int64_t first = 1 + below(random, static_cast<int>(box.shape[d]) - 1);
-  CheckpointBox low = box, high = box;
+  Box low = box, high = box;
   low.shape[d] = first;
   high.offset[d] += first;
   high.shape[d] -= first;
@@ -60,13 +60,13 @@ TEST(Coverage, IsWhatCountingGives) {
   for (int round = 0; round < kRounds; ++round) {
     Shape whole;
     for (int d = below(random, 5); d > 0; --d) whole.push_back(1 + below(random, 4));
-    CheckpointBox all{whole, whole};
+    Box all{whole, whole};
     for (int d = 0; d < whole.rank(); ++d) all.offset[d] = 0;
     std::vector<CheckpointPart> parts;
     split(random, all, below(random, 5), parts);
     std::shuffle(parts.begin(), parts.end(), random);
     for (int changes = below(random, 3); changes > 0 && !parts.empty() && whole.rank() > 0; --changes) {
-      CheckpointBox& box = parts[static_cast<std::size_t>(below(random, static_cast<int>(parts.size())))].box;
+      Box& box = parts[static_cast<std::size_t>(below(random, static_cast<int>(parts.size())))].box;
       const int d = below(random, whole.rank());
       box.offset[d] = below(random, static_cast<int>(whole[d]) + 1);
       box.shape[d] = below(random, static_cast<int>(whole[d] - box.offset[d]) + 1);

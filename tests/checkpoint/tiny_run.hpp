@@ -64,7 +64,7 @@ struct TinyRun {
   }
   static void each_element(const Tensor& local, const Shape& global, LayoutRef layout,
                            const std::function<void(std::int64_t local, std::int64_t global)>& see) {
-    const Dims offset = layout != nullptr ? layout->local_offsets() : Dims{};
+    const Dims offset = layout != nullptr ? layout->parts().at(0).offset : Dims{};
     const Strides global_strides = row_major(global), local_strides = row_major(local.shape());
     for (std::int64_t i = 0; i < local.count(); ++i) {
       std::int64_t whole = 0;

@@ -65,7 +65,7 @@ TEST(Boundary, BackwardIsTheAdjoint) {
           for (const Placement& to : all)
             for (const Placement& form : gradient_forms(to)) {
               SCOPED_TRACE(to_string(from) + " to " + to_string(to) + ", gradient " + to_string(form));
-              const Boundary boundary(mesh["tp"], from, to);
+              const RedistributeBoundary boundary(mesh["tp"], from, to);
               const Tensor x = any_tensor(make_layout(mesh, {from}, global), 1);
               const Tensor dy = any_tensor(make_layout(mesh, {form}, global), 2);
               const Tensor y = boundary.forward(x, "x");
@@ -93,19 +93,20 @@ TEST(Boundary, NamedOnesDoWhatTheirNamesSay) {
     const auto same = [](const Tensor& a, const Tensor& b) {
       return a.layout() == b.layout() && test::equal_elements<float>(a.as<float>(), b.as<float>());
     };
-    const Boundary enter = Boundary::enter(tp), leave = Boundary::leave(tp), gather = Boundary::gather(tp, 1);
+    const BoundaryRef enter = boundary::enter(tp), leave = boundary::leave(tp),
+                      gather = boundary::gather(tp, 1);
     const Tensor x = part(Replicate{});
-    EXPECT_EQ(enter.forward(x, "x").data(), x.data()) << "identity, no copy";
-    EXPECT_TRUE(same(enter.backward(part(Partial{}), "dy"), x));
-    EXPECT_EQ(enter.backward(x, "dy").data(), x.data()) << "reduced already";
-    EXPECT_TRUE(same(leave.forward(part(Partial{}), "x"), x));
-    EXPECT_EQ(leave.backward(x, "dy").data(), x.data());
-    EXPECT_TRUE(same(gather.forward(part(Shard{1}), "x"), x));
-    EXPECT_TRUE(same(gather.backward(part(Partial{}), "dy"), part(Shard{1})));
-    EXPECT_TRUE(same(gather.backward(x, "dy"), part(Shard{1})));
-    EXPECT_TRUE(same(Boundary::scatter(tp, 0, Partial{}).forward(part(Partial{}), "x"), part(Shard{0})));
-    EXPECT_TRUE(same(Boundary::scatter(tp, 0, Replicate{}).forward(x, "x"), part(Shard{0})));
-    EXPECT_TRUE(same(Boundary::scatter(tp, 0, Replicate{}).backward(part(Shard{0}), "dy"), x));
+    EXPECT_EQ(enter->forward(x, "x").data(), x.data()) << "identity, no copy";
+    EXPECT_TRUE(same(enter->backward(part(Partial{}), "dy"), x));
+    EXPECT_EQ(enter->backward(x, "dy").data(), x.data()) << "reduced already";
+    EXPECT_TRUE(same(leave->forward(part(Partial{}), "x"), x));
+    EXPECT_EQ(leave->backward(x, "dy").data(), x.data());
+    EXPECT_TRUE(same(gather->forward(part(Shard{1}), "x"), x));
+    EXPECT_TRUE(same(gather->backward(part(Partial{}), "dy"), part(Shard{1})));
+    EXPECT_TRUE(same(gather->backward(x, "dy"), part(Shard{1})));
+    EXPECT_TRUE(same(boundary::scatter(tp, 0, Partial{})->forward(part(Partial{}), "x"), part(Shard{0})));
+    EXPECT_TRUE(same(boundary::scatter(tp, 0, Replicate{})->forward(x, "x"), part(Shard{0})));
+    EXPECT_TRUE(same(boundary::scatter(tp, 0, Replicate{})->backward(part(Shard{0}), "dy"), x));
   });
 }
 
@@ -149,17 +150,17 @@ TEST(Boundary, ColumnThenRowEqualsSerial) {
     const Tensor dys = distribute(dy, make_layout(mesh, {{"dp", Shard{0}}}, dy.shape()));
     const Tensor w1s = distribute(w1, make_layout(mesh, {{"tp", Shard{0}}}, w1.shape()));
     const Tensor w2s = distribute(w2, make_layout(mesh, {{"tp", Shard{1}}}, w2.shape()));
-    const Boundary enter = Boundary::enter(mesh["tp"]), leave = Boundary::leave(mesh["tp"]);
+    const BoundaryRef enter = boundary::enter(mesh["tp"]), leave = boundary::leave(mesh["tp"]);
     const auto stated = [&](const Tensor& t, Placement dp, Placement tp, const Shape& global) {
       return as_layout(t, make_layout(mesh, {dp, tp}, global));
     };
 
-    const Tensor hs = stated(multiply(c, enter.forward(xs, "x"), w1s), Shard{0}, Shard{1}, {tokens, hidden});
-    const Tensor ys = leave.forward(stated(multiply(c, hs, w2s), Shard{0}, Partial{}, {tokens, out}), "y");
-    const Tensor dhs = stated(multiply(c, leave.backward(dys, "dy"), transpose(c, w2s)), Shard{0}, Shard{1},
+    const Tensor hs = stated(multiply(c, enter->forward(xs, "x"), w1s), Shard{0}, Shard{1}, {tokens, hidden});
+    const Tensor ys = leave->forward(stated(multiply(c, hs, w2s), Shard{0}, Partial{}, {tokens, out}), "y");
+    const Tensor dhs = stated(multiply(c, leave->backward(dys, "dy"), transpose(c, w2s)), Shard{0}, Shard{1},
                               {tokens, hidden});
     const Tensor dxs =
-        enter.backward(stated(multiply(c, dhs, transpose(c, w1s)), Shard{0}, Partial{}, {tokens, in}), "dx");
+        enter->backward(stated(multiply(c, dhs, transpose(c, w1s)), Shard{0}, Partial{}, {tokens, in}), "dx");
     const Tensor dw1 =
         stated(multiply(c, transpose(c, dhs), transpose(c, xs)), Partial{}, Shard{0}, {hidden, in});
     const Tensor dw2 =
@@ -175,12 +176,35 @@ TEST(Boundary, ColumnThenRowEqualsSerial) {
   });
 }
 
+TEST(Boundary, AListOfAxesIsOneAxis) {
+  run_ranks(test::Ranks::threads, 4, [](Rank& r) {
+    const DeviceMesh whole_mesh(r.group(), {{"tp", 4}});
+    const DeviceMesh mesh = whole_mesh.unflatten("tp", {{"kv", 2}, {"rep", 2}});
+    const DeviceMesh tp = mesh["tp"];
+    const Shape global{6, 5};
+    const LayoutRef all = replicated_layout(mesh, global);
+    for (const Placement& from : {Placement(Replicate{}), Placement(Shard{0}), Placement(Partial{})})
+      for (const Placement& to : {Placement(Replicate{}), Placement(Shard{0}), Placement(Shard{1})})
+        for (const Placement& form : gradient_forms(to)) {
+          SCOPED_TRACE(to_string(from) + " to " + to_string(to) + ", gradient " + to_string(form));
+          const RedistributeBoundary boundary(tp, from, to);
+          const Tensor x = any_tensor(all->with(tp, from), 1), dy = any_tensor(all->with(tp, form), 2);
+          const Tensor y = boundary.forward(x, "x"), dx = boundary.backward(dy, "dy");
+          ASSERT_EQ(y.layout(), all->with(tp, to));
+          ASSERT_EQ(y.layout(), boundary.out_layout(x.layout(), "x"));
+          ASSERT_EQ(pairing(y, dy, r.group()), pairing(x, dx, r.group()));
+        }
+  });
+}
+
 TEST(Boundary, VanishesOnAnAxisOfOneRank) {
   run_ranks(test::Ranks::threads, 1, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"tp", 1}});
     const Tensor plain = Tensor::zeros(r.context, {2, 3});
-    for (const Boundary& b :
-         {Boundary::enter(mesh["tp"]), Boundary::leave(mesh["tp"]), Boundary::gather(mesh["tp"], 1)}) {
+    const DeviceMesh tp = mesh["tp"];
+    for (const RedistributeBoundary& b : {RedistributeBoundary(tp, Replicate{}, Replicate{}),
+                                          RedistributeBoundary(tp, Partial{}, Replicate{}),
+                                          RedistributeBoundary(tp, Shard{1}, Replicate{})}) {
       EXPECT_EQ(b.forward(plain, "x").data(), plain.data());
       EXPECT_EQ(b.backward(plain, "dy").data(), plain.data());
       const Tensor stated = as_layout(plain, make_layout(mesh, {b.from()}, {2, 3}));
@@ -201,27 +225,26 @@ TEST(Boundary, ErrorsNameTensorAndAxis) {
   };
 
   expect_error(code, "layers.0.mlp: x is Replicate on tp=2; expected Partial(sum)",
-               [&] { (void)Boundary::leave(tp).forward(placed(Replicate{}), "layers.0.mlp: x"); });
+               [&] { (void)boundary::leave(tp)->forward(placed(Replicate{}), "layers.0.mlp: x"); });
   expect_error(code, "layers.0.mlp: x is a plain tensor; on tp=2 it needs a layout",
-               [&] { (void)Boundary::enter(tp).forward(plain, "layers.0.mlp: x"); });
+               [&] { (void)boundary::enter(tp)->forward(plain, "layers.0.mlp: x"); });
   expect_error(code, "layers.0.mlp: dy is a plain tensor; on tp=2 it needs a layout",
-               [&] { (void)Boundary::enter(tp).backward(plain, "layers.0.mlp: dy"); });
+               [&] { (void)boundary::enter(tp)->backward(plain, "layers.0.mlp: dy"); });
   expect_error(
       code, "head: dy is Shard(1) on tp=2; expected Replicate or Partial(sum), the gradient of a Replicate",
-      [&] { (void)Boundary::enter(tp).backward(placed(Shard{1}), "head: dy"); });
+      [&] { (void)boundary::enter(tp)->backward(placed(Shard{1}), "head: dy"); });
   expect_error(
       code,
       "head: dy is Partial(avg) on tp=2; expected Replicate or Partial(sum), the gradient of a Replicate",
-      [&] { (void)Boundary::leave(tp).backward(placed(Partial{ReduceOp::avg}), "head: dy"); });
+      [&] { (void)boundary::leave(tp)->backward(placed(Partial{ReduceOp::avg}), "head: dy"); });
   expect_error(code, "head: dy is Partial(sum) on tp=2; expected Shard(1), the gradient of a Shard(1)",
-               [&] { (void)Boundary::scatter(tp, 1, Partial{}).backward(placed(Partial{}), "head: dy"); });
-  expect_error(code, "head: dy is Partial(sum) on tp=2; expected Replicate, the gradient of a Partial(sum)",
-               [&] { (void)Boundary(tp, Replicate{}, Partial{}).backward(placed(Partial{}), "head: dy"); });
+               [&] { (void)boundary::scatter(tp, 1, Partial{})->backward(placed(Partial{}), "head: dy"); });
+  expect_error(
+      code, "head: dy is Partial(sum) on tp=2; expected Replicate, the gradient of a Partial(sum)", [&] {
+        (void)RedistributeBoundary(tp, Replicate{}, Partial{}).backward(placed(Partial{}), "head: dy");
+      });
   expect_error(code, "boundary: Partial(max) on tp; only a sum has this adjoint",
-               [&] { Boundary(tp, Partial{ReduceOp::max}, Replicate{}); });
-  expect_error(ErrorCode::bad_argument, "mesh: dp,tp is 2 axes of its root; expected one", [&] {
-    Boundary(mesh[{"dp", "tp"}], Replicate{}, Replicate{});
-  });
+               [&] { RedistributeBoundary(tp, Partial{ReduceOp::max}, Replicate{}); });
 }
 
 }  // namespace

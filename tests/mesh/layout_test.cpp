@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
 #include <map>
 #include <thread>
 
+#include "mesh/mesh_state.hpp"
 #include "mesh/whole.hpp"
 #include "support/errors.hpp"
 #include "weft/mesh/redistribute.hpp"
@@ -28,11 +31,10 @@ void expect_tiling(const Layout& layout) {
       if (is_shard(layout.placements[a])) replica[a] = 0;
     std::vector<int>& count = owners[replica];
     count.resize(static_cast<std::size_t>(layout.global.count()));
-    const Shape part = layout.local_shape(rank);
-    const Dims offset = layout.local_offsets(rank);
-    for (std::int64_t i = 0; i < part[0]; ++i)
-      for (std::int64_t j = 0; j < part[1]; ++j)
-        ++count.at(static_cast<std::size_t>((offset[0] + i) * layout.global[1] + offset[1] + j));
+    for (const Box& box : layout.parts(rank))
+      for (std::int64_t i = 0; i < box.shape[0]; ++i)
+        for (std::int64_t j = 0; j < box.shape[1]; ++j)
+          ++count.at(static_cast<std::size_t>((box.offset[0] + i) * layout.global[1] + box.offset[1] + j));
   }
   for (const auto& [replica, count] : owners)
     for (const int n : count) ASSERT_EQ(n, 1) << to_string(layout);
@@ -70,8 +72,8 @@ TEST(Layout, FirstRanksHoldOneMore) {
   EXPECT_EQ(layout->local_shape(1), (Shape{3, 3}));
   EXPECT_EQ(layout->local_shape(2), (Shape{2, 3}));
   EXPECT_EQ(layout->local_shape(3), (Shape{2, 3}));
-  EXPECT_EQ(layout->local_offsets(2), (Dims{6, 0}));
-  EXPECT_EQ(layout->local_offsets(3), (Dims{8, 0}));
+  EXPECT_EQ(layout->parts(2), (std::vector<Box>{{{6, 0}, {2, 3}}}));
+  EXPECT_EQ(layout->parts(3), (std::vector<Box>{{{8, 0}, {2, 3}}}));
 }
 
 TEST(Layout, FewerElementsThanRanksLeaveEmptyParts) {
@@ -80,7 +82,7 @@ TEST(Layout, FewerElementsThanRanksLeaveEmptyParts) {
   const LayoutRef layout = make_layout(mesh, {Shard{1}}, {2, 3});
   EXPECT_EQ(layout->local_shape(2), (Shape{2, 1}));
   EXPECT_EQ(layout->local_shape(), (Shape{2, 0}));
-  EXPECT_EQ(layout->local_offsets(), (Dims{0, 3}));
+  EXPECT_EQ(layout->parts(), (std::vector<Box>{{{0, 3}, {2, 0}}}));
 }
 
 TEST(Layout, AxesNestInTheOrderOfTheMesh) {
@@ -90,8 +92,148 @@ TEST(Layout, AxesNestInTheOrderOfTheMesh) {
   const std::int64_t sizes[] = {2, 2, 2, 1}, offsets[] = {0, 2, 4, 6};
   for (int r = 0; r < 4; ++r) {
     EXPECT_EQ(layout->local_shape(r), Shape{sizes[r]});
-    EXPECT_EQ(layout->local_offsets(r), Dims{offsets[r]});
+    EXPECT_EQ(layout->parts(r).at(0).offset, Dims{offsets[r]});
   }
+}
+
+// A weight that is cut for tensor parallelism and then into data shards: each data shard is a part of the
+// tensor-parallel one.
+TEST(Layout, AnAxisCanNestInsideOneRightOfIt) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp_shard", 2}, {"tp", 2}}, 0);
+  const LayoutRef tp = make_layout(mesh, {{"tp", Shard{0}}}, {7});
+  const LayoutRef layout = tp->shard_inside(mesh["dp_shard"], 0);
+  // tp cuts 7 into 4 + 3; dp_shard these into 2 + 2 and 2 + 1. Ranks: (dp_shard, tp).
+  const std::int64_t sizes[] = {2, 2, 2, 1}, offsets[] = {0, 4, 2, 6};
+  for (int r = 0; r < 4; ++r)
+    EXPECT_EQ(layout->parts(r), (std::vector<Box>{{Dims{offsets[r]}, Shape{sizes[r]}}})) << r;
+  EXPECT_EQ(layout->nesting, (std::vector<int>{1, 0}));
+  EXPECT_EQ(to_string(*layout), "(7) as [dp_shard: Shard(0), tp: Shard(0)] nested tp, dp_shard");
+  EXPECT_EQ(layout, make_layout(mesh, {Shard{0}, Shard{0}}, {7})->nested({"tp", "dp_shard"}));
+  EXPECT_EQ(layout,
+            make_layout(mesh, {Replicate{}, Replicate{}}, {7})->with(mesh[{"tp", "dp_shard"}], Shard{0}));
+  EXPECT_NE(layout, make_layout(mesh, {Shard{0}, Shard{0}}, {7}));
+  EXPECT_EQ(layout->with("dp_shard", Replicate{}), tp) << "the nesting of what shares no dimension is one";
+  EXPECT_EQ(layout->nested({"dp_shard", "tp"}), make_layout(mesh, {Shard{0}, Shard{0}}, {7}));
+  EXPECT_EQ(tp->nested({"tp", "dp_shard"}), tp);
+  const DeviceMesh other = DeviceMesh::arithmetic(context, {{"dp_shard", 2}, {"tp", 1}}, 0);
+  EXPECT_EQ(make_layout(other, {Shard{0}, Shard{0}}, {7})->nested({"tp", "dp_shard"}),
+            make_layout(other, {Shard{0}, Shard{0}}, {7}))
+      << "an axis of one rank cuts nothing";
+  expect_error(ErrorCode::layout, "layout: axis \"tp\" stands twice in a nesting", [&] {
+    (void)layout->nested({"tp", "tp"});
+  });
+}
+
+TEST(Layout, EveryNestingTilesTheWhole) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"a", 2}, {"b", 3}, {"c", 2}}, 0);
+  for (const Shape& global : {Shape{17, 3}, Shape{5, 2}, Shape{0, 1}})
+    for (const Placements& p : every_list(3, {Replicate{}, Shard{0}, Shard{1}}))
+      for (const auto& order :
+           {std::array{"a", "b", "c"}, std::array{"c", "b", "a"}, std::array{"b", "a", "c"}})
+        expect_tiling(*make_layout(mesh, p, global)->nested({order[0], order[1], order[2]}));
+}
+
+// The rows of a fused [q|k|v] weight: every rank has a part of q, one of k and one of v.
+TEST(Layout, SegmentsAreCutOneByOne) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp_shard", 2}, {"tp", 2}}, 2);
+  const LayoutRef layout = make_layout(mesh, {{"tp", Shard{0}}}, {8, 3})->segmented(0, {4, 2, 2});
+  EXPECT_EQ(layout->parts(0), (std::vector<Box>{{{0, 0}, {2, 3}}, {{4, 0}, {1, 3}}, {{6, 0}, {1, 3}}}));
+  EXPECT_EQ(layout->parts(1), (std::vector<Box>{{{2, 0}, {2, 3}}, {{5, 0}, {1, 3}}, {{7, 0}, {1, 3}}}));
+  EXPECT_EQ(layout->local_shape(0), (Shape{4, 3}));
+  EXPECT_EQ(to_string(*layout),
+            "(8, 3) as [dp_shard: Replicate, tp: Shard(0)] in segments 4, 2, 2 of dimension 0");
+  const LayoutRef both = layout->shard_inside(mesh["dp_shard"], 0);
+  EXPECT_EQ(both->parts(2), (std::vector<Box>{{{1, 0}, {1, 3}}, {{5, 0}, {0, 3}}, {{7, 0}, {0, 3}}}));
+  EXPECT_EQ(both->local_shape(), (Shape{1, 3}));
+  expect_tiling(*both);
+  expect_tiling(*layout->with("tp", Shard{1}));
+  EXPECT_EQ(layout->with("tp", Replicate{})->with("tp", Shard{0}), layout) << "they stay with the tensor";
+  EXPECT_EQ(layout->segmented(0, {8}), make_layout(mesh, {{"tp", Shard{0}}}, {8, 3}))
+      << "one segment is none";
+  EXPECT_NE(layout, layout->segmented(0, {2, 4, 2}));
+  EXPECT_EQ(layout->with_global({8, 5})->segments, layout->segments);
+
+  const auto code = ErrorCode::layout;
+  expect_error(code, "layout: segments 4, 3 add up to 7; dimension 0 of (8, 3) has 8", [&] {
+    (void)layout->segmented(0, {4, 3});
+  });
+  expect_error(code, "layout: segments 9, -1: a size below 0", [&] { (void)layout->segmented(0, {9, -1}); });
+  expect_error(code, "layout: segments 4, 4 of dimension 2; the tensor is (8, 3)", [&] {
+    (void)layout->segmented(2, {4, 4});
+  });
+  expect_error(
+      code,
+      "layout: (8, 3) as [dp_shard: Replicate, tp: Shard(0)] in segments 4, 2, 2 of dimension 0 becomes "
+      "(9, 3), which takes its segments away",
+      [&] {
+        (void)layout->with_global({9, 3});
+      });
+}
+
+TEST(Layout, AListOfAxesIsTakenAsOne) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}, {"kv", 2}, {"rep", 2}}, 5);
+  const DeviceMesh tp = mesh[{"kv", "rep"}];
+  const LayoutRef layout = make_layout(mesh, {}, {8})->with(tp, Shard{0});
+  EXPECT_EQ(layout, make_layout(mesh, {Replicate{}, Shard{0}, Shard{0}}, {8}));
+  EXPECT_EQ(layout->on(tp), Placement(Shard{0}));
+  EXPECT_EQ(layout->parts(5).at(0).offset, Dims{2});
+  EXPECT_NO_THROW(expect_layout(layout, tp, Shard{0}, "x"));
+  const auto code = ErrorCode::layout;
+  const LayoutRef mixed = layout->with("rep", Replicate{});
+  expect_error(code, "layout: Shard(0) on kv=2 and Replicate on rep=2; expected one placement on kv,rep",
+               [&] { (void)mixed->on(tp); });
+  expect_error(code, "x is Shard(0) on kv=2 and Replicate on rep=2; expected Shard(0)",
+               [&] { expect_layout(mixed, tp, Shard{0}, "x"); });
+  expect_error(
+      code, "x is (8) as [dp: Replicate, kv: Shard(0), rep: Shard(0)], whose axes nest otherwise than rep,kv",
+      [&] {
+        expect_layout(layout, mesh[{"rep", "kv"}], Shard{0}, "x");
+      });
+}
+
+TEST(Layout, GoesWithItsLastUserAndKeepsItsMesh) {
+  Context context;
+  LayoutRef kept;
+  {
+    const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"tp", 2}}, 1);
+    const LayoutTable& table = mesh.state().layouts();
+    for (std::int64_t i = 0; i < 1000; ++i) (void)make_layout(mesh, {Shard{0}}, {i, 3});
+    EXPECT_EQ(table.size(), 0U);
+    const LayoutRef held = make_layout(mesh, {Shard{0}}, {4, 3});
+    EXPECT_EQ(make_layout(mesh, {Shard{0}}, {4, 3}), held);
+    EXPECT_EQ(table.size(), 1U);
+    kept = held->with("tp", Replicate{});
+  }
+  EXPECT_EQ(kept->mesh().size(), 2);
+  EXPECT_EQ(kept->with("tp", Shard{1})->local_shape(), (Shape{4, 1}));
+}
+
+// Layouts come and go in several threads at once: what a thread finds is equal to what it asked for, and what
+// is held is one object.
+TEST(Layout, ThreadsFindWhatOthersLetGo) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"tp", 2}}, 0);
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong = 0;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      std::vector<LayoutRef> held(8);
+      for (int i = 0; i < 20000; ++i) {
+        const std::int64_t rows = (i * 7 + t) % 13;
+        LayoutRef found = make_layout(mesh, {Shard{0}}, {rows, 3});
+        if (found->global[0] != rows) ++wrong;
+        for (const LayoutRef& other : held)
+          if (other != nullptr && (other->global[0] == rows) != (other == found)) ++wrong;
+        held[static_cast<std::size_t>(i) % held.size()] = std::move(found);
+      }
+    });
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(mesh.state().layouts().size(), 0U);
 }
 
 TEST(Layout, PartialAndReplicateHoldTheWhole) {
@@ -99,7 +241,7 @@ TEST(Layout, PartialAndReplicateHoldTheWhole) {
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}, {"tp", 2}}, 3);
   const LayoutRef layout = make_layout(mesh, {Partial{}, Replicate{}}, {5, 2});
   EXPECT_EQ(layout->local_shape(), (Shape{5, 2}));
-  EXPECT_EQ(layout->local_offsets(), (Dims{0, 0}));
+  EXPECT_EQ(layout->parts().at(0).offset, (Dims{0, 0}));
   EXPECT_TRUE(layout->partial());
   EXPECT_FALSE(layout->replicated());
 }

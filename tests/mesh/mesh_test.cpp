@@ -87,15 +87,59 @@ TEST(DeviceMesh, PartsKnowTheirRoot) {
   EXPECT_TRUE(mesh.is_root());
   EXPECT_FALSE(mesh["tp"].is_root());
   EXPECT_EQ(mesh["tp"].root(), mesh);
-  EXPECT_EQ(mesh["tp"].root_axis(), 1);
   const DeviceMesh flat = mesh[{"tp", "dp"}].flatten("all");
   EXPECT_EQ(flat.size("all"), 6);
   EXPECT_EQ(flat.rank(), 3);
   EXPECT_EQ(flat["all"], flat);
   EXPECT_EQ(flat.root(), mesh);
   EXPECT_EQ(flat.ranks(), (RankList{0, 3, 1, 4, 2, 5}));
-  expect_error(ErrorCode::bad_argument, "mesh: all is 2 axes of its root; expected one",
-               [&] { (void)flat.root_axis(); });
+}
+
+TEST(DeviceMesh, AnAxisCanBeSeenAsTwo) {
+  Context context;
+  const DeviceMesh whole = DeviceMesh::arithmetic(context, {{"dp", 2}, {"tp", 4}, {"sp", 1}}, 6);
+  const DeviceMesh mesh = whole.unflatten("tp", {{"kv", 2}, {"rep", -1}});
+  EXPECT_EQ(to_string(mesh.shape()), "dp=2 x kv=2 x rep=2 x sp=1");
+  EXPECT_TRUE(mesh.is_root());
+  EXPECT_NE(mesh, whole);
+  EXPECT_EQ(mesh.rank(), 6);
+  EXPECT_EQ(mesh["kv"].ranks(), (RankList{4, 6}));
+  EXPECT_EQ(mesh["rep"].ranks(), (RankList{6, 7}));
+  EXPECT_EQ(to_string(mesh["tp"].shape()), "tp=4") << "the old name is both";
+  EXPECT_EQ(mesh["tp"].ranks(), whole["tp"].ranks());
+  EXPECT_EQ(mesh["tp"].rank(), 2);
+  EXPECT_EQ((mesh[{"tp", "dp"}].ranks()), (whole[{"tp", "dp"}].ranks()));
+  EXPECT_EQ((mesh[{"dp", "kv", "rep"}]["tp"]), mesh["tp"]);
+  ASSERT_EQ(mesh["tp"].each_axis().size(), 2U);
+  EXPECT_EQ(mesh["tp"].each_axis()[1], mesh["rep"]);
+  // Again: kv as two, and dp beside it. The names taken apart before still lead to all of their axes.
+  const DeviceMesh more = mesh.unflatten("kv", {{"k", 2}, {"v", 1}}).unflatten("dp", {{"r", 1}, {"s", 2}});
+  EXPECT_EQ(to_string(more.shape()), "r=1 x s=2 x k=2 x v=1 x rep=2 x sp=1");
+  EXPECT_EQ(more["tp"].ranks(), whole["tp"].ranks());
+  EXPECT_EQ(more["dp"].ranks(), whole["dp"].ranks());
+  EXPECT_EQ(more["kv"].ranks(), mesh["kv"].ranks());
+
+  const auto bad = ErrorCode::bad_argument;
+  expect_error(bad, "mesh: tp=4 cannot be seen as kv=3 x rep=2 = 6 ranks", [&] {
+    (void)whole.unflatten("tp", {{"kv", 3}, {"rep", 2}});
+  });
+  expect_error(bad, "mesh: 4 ranks do not divide into kv=3", [&] {
+    (void)whole.unflatten("tp", {{"kv", 3}, {"rep", -1}});
+  });
+  expect_error(bad, "mesh: axis \"dp\" stands twice in dp=2 x dp=2 x rep=2 x sp=1", [&] {
+    (void)whole.unflatten("tp", {{"dp", 2}, {"rep", 2}});
+  });
+  expect_error(bad, "mesh: no axis \"pp\" in dp=2 x tp=4 x sp=1", [&] {
+    (void)whole.unflatten("pp", {{"a", 1}});
+  });
+  expect_error(
+      bad, "mesh: unflatten of tp=4, a part of dp=2 x tp=4 x sp=1; only the root can be seen otherwise", [&] {
+        (void)whole["tp"].unflatten("tp", {{"kv", 2}, {"rep", 2}});
+      });
+  expect_error(bad, "mesh: axis \"kv\" is asked for twice: it is a part of another", [&] {
+    (void)mesh[{"tp", "kv"}];
+  });
+  expect_error(bad, "mesh: no axis \"tp\" in kv=2", [&] { (void)mesh["kv"]["tp"]; });
 }
 
 TEST(DeviceMesh, ErrorsNameTheAxis) {

@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <thread>
+
 #include "mesh/whole.hpp"
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
@@ -127,6 +131,111 @@ TYPED_TEST(MoveOf, EveryTypeMoves) {
   });
 }
 
+/// From each layout to each other, as check_pairs() does for placements.
+void check_layouts(const std::vector<LayoutRef>& layouts, int every = 1) {
+  const std::vector<double> whole = whole_tensor(layouts.at(0)->global);
+  int pair = 0;
+  for (const LayoutRef& from : layouts)
+    for (const LayoutRef& to : layouts) {
+      if (pair++ % every != 0) continue;
+      SCOPED_TRACE(to_string(*from) + " to " + to_string(*to));
+      const Tensor out = redistribute(local_part<float>(whole, from), to);
+      ASSERT_EQ(out.layout(), to);
+      ASSERT_EQ(out.shape(), to->local_shape());
+      if (!to->partial()) {
+        ASSERT_TRUE(test::equal_elements<float>(out.as<float>(), local_part<float>(whole, to).as<float>()));
+      }
+      const Tensor expected = local_part<float>(whole, replicated_layout(to->mesh(), to->global));
+      ASSERT_TRUE(test::equal_elements<float>(full(out).as<float>(), expected.as<float>()));
+    }
+}
+
+TEST(Redistribute, BetweenNestings) {
+  run_ranks(test::Ranks::threads, 8, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"a", 2}, {"b", 2}, {"c", 2}});
+    std::vector<LayoutRef> layouts;
+    for (const Placements& p : every_list(3, {Replicate{}, Shard{0}, Shard{1}})) {
+      const LayoutRef natural = make_layout(mesh, p, {13, 6});
+      for (const LayoutRef& layout :
+           {natural, natural->nested({"c", "b", "a"}), natural->nested({"b", "a", "c"})})
+        if (std::find(layouts.begin(), layouts.end(), layout) == layouts.end()) layouts.push_back(layout);
+    }
+    ASSERT_GT(layouts.size(), 27U);
+    check_layouts(layouts, 5);
+  });
+}
+
+TEST(Redistribute, SegmentsStayTogether) {
+  run_ranks(test::Ranks::threads, 4, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"dp", 2}, {"tp", 2}});
+    for (const auto& [dim, sizes] : {std::pair{0, std::vector<std::int64_t>{6, 3, 2}},
+                                     std::pair{1, std::vector<std::int64_t>{4, 0, 3}}}) {
+      std::vector<LayoutRef> layouts;
+      for (const Placements& p : every_list(2, kLinear)) {
+        layouts.push_back(make_layout(mesh, p, {11, 7})->segmented(dim, sizes));
+        const LayoutRef nested = layouts.back()->nested({"tp", "dp"});
+        if (nested != layouts.back()) layouts.push_back(nested);
+      }
+      check_layouts(layouts);
+    }
+  });
+}
+
+/// The group's calls so far: (op, count).
+std::vector<std::pair<std::string, std::int64_t>> calls_of(ProcessGroup& group) {
+  std::vector<std::pair<std::string, std::int64_t>> calls;
+  const nlohmann::json trace = nlohmann::json::parse(group.trace_json());
+  for (const auto& call : trace["calls"]) calls.emplace_back(call["op"], call["count"]);
+  return calls;
+}
+
+// FSDP over tensor parallel: what a rank receives is the rest of its own tensor-parallel shard, and nothing
+// moves along tp.
+TEST(Redistribute, GatheringDataShardsMovesNothingOfTensorParallelPeers) {
+  run_ranks(test::Ranks::threads, 8, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"dp_shard", 4}, {"tp", 2}});
+    const std::vector<double> whole = whole_tensor({64, 8});
+    const LayoutRef tp = make_layout(mesh, {{"tp", Shard{0}}}, {64, 8});
+    const Tensor shard = local_part<float>(whole, tp->shard_inside(mesh["dp_shard"], 0));
+    const std::size_t before = calls_of(r.group()).size();
+    const Tensor gathered = redistribute(shard, mesh["dp_shard"], Replicate{});
+    EXPECT_EQ(gathered.layout(), tp);
+    EXPECT_TRUE(test::equal_elements<float>(gathered.as<float>(), local_part<float>(whole, tp).as<float>()));
+    // One call of the tensor-parallel shard's 32 x 8 elements, of which each of the three others on the axis gives
+    // 8 x 8: 3/4 of it moves.
+    using Calls = std::vector<std::pair<std::string, std::int64_t>>;
+    EXPECT_EQ(calls_of(mesh["dp_shard"].group()), (Calls{{"all_gather", 32 * 8}}));
+    EXPECT_EQ(calls_of(mesh["tp"].group()), Calls{});
+    EXPECT_EQ(calls_of(r.group()).size(), before);
+    // And back: each keeps its part, nothing moves.
+    const Tensor again = redistribute(gathered, shard.layout());
+    EXPECT_TRUE(test::equal_elements<float>(again.as<float>(), shard.as<float>()));
+    EXPECT_EQ(calls_of(mesh["dp_shard"].group()).size(), 1U);
+  });
+}
+
+TEST(Redistribute, SeveralMayBeOnTheirWay) {
+  run_ranks(test::Ranks::threads, 4, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"dp", 2}, {"tp", 2}});
+    const std::vector<double> whole = whole_tensor({6, 5});
+    const LayoutRef goal = replicated_layout(mesh, {6, 5});
+    const Tensor expected = local_part<float>(whole, goal);
+    std::vector<Transfer> transfers;
+    for (const Placements& p : every_list(2, kLinear))
+      transfers.push_back(start_redistribute(local_part<float>(whole, make_layout(mesh, p, {6, 5})), goal));
+    for (Transfer& t : transfers) {
+      const Tensor out = t.finish();
+      EXPECT_EQ(out.layout(), goal);
+      EXPECT_TRUE(test::equal_elements<float>(out.as<float>(), expected.as<float>()));
+      EXPECT_FALSE(t.finish()) << "it is given once";
+    }
+    Transfer polled =
+        start_redistribute(local_part<float>(whole, make_layout(mesh, {Shard{1}, Partial{}}, {6, 5})), goal);
+    while (!polled.done()) std::this_thread::yield();
+    EXPECT_TRUE(test::equal_elements<float>(polled.finish().as<float>(), expected.as<float>()));
+  });
+}
+
 TEST(Redistribute, LargeTensorsMove) {
   run_ranks(test::Ranks::threads, 3, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"tp", 3}});
@@ -190,6 +299,18 @@ TEST(Redistribute, ErrorsSayWhatDoesNotFit) {
                  "redistribute: the tensor (4, 4) is plain; state its layout first (as_layout)",
                  [&] { (void)redistribute(plain, mesh["tp"], Replicate{}); });
     const Tensor x = as_layout(plain, replicated_layout(mesh, {4, 4}));
+    expect_error(
+        ErrorCode::layout,
+        "redistribute: from (4, 4) as [dp: Replicate, tp: Replicate] to (4, 5) as [dp: Replicate, tp: "
+        "Replicate]; expected the same mesh, shape and segments",
+        [&] {
+          (void)redistribute(x, replicated_layout(mesh, {4, 5}));
+        });
+    expect_error(
+        ErrorCode::layout,
+        "redistribute: from (4, 4) as [dp: Replicate, tp: Replicate] to no layout; expected the same "
+        "mesh, shape and segments",
+        [&] { (void)redistribute(x, LayoutRef()); });
     expect_error(ErrorCode::layout,
                  "layout: 1 placements [Shard(0)]; expected one for each axis of dp=1 x tp=2",
                  [&] { (void)redistribute(x, Placements{Shard{0}}); });

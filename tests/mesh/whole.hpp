@@ -63,28 +63,41 @@ T to_element(double value) {
     return static_cast<T>(value);
 }
 
+/// Calls see(local index, index in the whole) for each element that this rank holds, box by box.
+template <class See>
+void each_local_element(const Layout& layout, const See& see) {
+  const Strides strides = row_major(layout.global), local = row_major(layout.local_shape());
+  std::int64_t along = 0;  // where the box begins in the segmented dimension of the local part
+  for (const Box& box : layout.parts()) {
+    for (std::int64_t i = 0; i < box.shape.count(); ++i) {
+      std::int64_t rest = i, index = 0, place = 0;
+      for (int d = box.shape.rank() - 1; d >= 0; --d) {
+        const std::int64_t at = rest % box.shape[d];
+        rest /= box.shape[d];
+        index += (box.offset[d] + at) * strides[d];
+        place += (at + (d == layout.segments.dim ? along : 0)) * local[d];
+      }
+      see(place, index);
+    }
+    if (!layout.segments.sizes.empty()) along += box.shape[layout.segments.dim];
+  }
+}
+
 /// This rank's part of `whole` under `layout`; for Partial axes, its contributions.
 template <class T>
 Tensor local_part(const std::vector<double>& whole, LayoutRef layout) {
   const MeshShape& mesh = layout->mesh_shape();
   const int rank = layout->mesh().rank();
   const Shape shape = layout->local_shape();
-  const Dims offsets = layout->local_offsets();
   Tensor part(layout->mesh().context(), shape, dtype_of<T>);
-  for (std::int64_t i = 0; i < shape.count(); ++i) {
-    std::int64_t rest = i, index = 0, stride = 1;
-    for (int d = shape.rank() - 1; d >= 0; --d) {
-      index += (offsets[d] + rest % shape[d]) * stride;
-      rest /= shape[d];
-      stride *= layout->global[d];
-    }
+  each_local_element(*layout, [&](std::int64_t i, std::int64_t index) {
     double value = whole[static_cast<std::size_t>(index)];
     for (int a = 0; a < mesh.axis_count(); ++a)
       if (const Partial* p = std::get_if<Partial>(&layout->placements[static_cast<std::size_t>(a)]))
         value = contribution(p->op, value, static_cast<std::size_t>(index), mesh.coordinate(rank, a),
                              mesh.size(a));
     part.as<T>()[static_cast<std::size_t>(i)] = to_element<T>(value);
-  }
+  });
   return part.with_layout(layout);
 }
 

@@ -274,7 +274,7 @@ TEST_F(OnMesh, ABiasWaitsForTheSum) {
 TEST_F(OnMesh, ARowLayersBiasOfAPartialGradientIsPartial) {
   Linear row(8, 6, true);
   row.weight->set_layout(make_layout(mesh, {kReplicate, shard(1)}, {6, 8}));
-  row.set_after(std::make_shared<Boundary>(Boundary::leave(mesh["tp"])));
+  row.add_after(boundary::leave(mesh["tp"]));
   make(row);
   Frame fresh(bench.compute);
   // An arithmetic mesh cannot reduce: backward gets as far as the bias and the boundary's adjoint.
@@ -347,7 +347,7 @@ TEST_F(OnMesh, WeightsAreTheSameOnEveryMesh) {
         for (int rank = 0; rank < 6; ++rank) {
           const DeviceMesh on = DeviceMesh::arithmetic(bench.context, MeshShape{{"a", 2}, {"b", 3}}, rank);
           const Tensor part = value(on, {shard(d0), shard(d1)}, global);
-          const Dims offsets = part.layout()->local_offsets();
+          const Dims offsets = part.layout()->parts().at(0).offset;
           for (std::int64_t i = 0; i < part.count(); ++i) {
             std::int64_t rest = i, index = 0, stride = 1;
             for (int d = dims - 1; d >= 0; --d) {

@@ -92,6 +92,30 @@ void expect_as_serial(const std::function<std::unique_ptr<Module>()>& make, std:
   }
 }
 
+// q over all of tp, whose axes are kv and rep; the other half of the pair over kv alone would hold each head
+// twice. Here only that a list of axes splits layers as one axis does.
+void expect_axes_as_one(const std::function<std::unique_ptr<Module>()>& make, std::int64_t in,
+                        const Plan& plan) {
+  test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+    Compute compute(rank.context);
+    const Tensor x = random_tensor(rank.context, {4, 3, in}, "x");
+    const DeviceMesh one(rank.group(), {{"tp", 4}});
+    Tensor results[2];
+    for (const bool apart : {false, true}) {
+      const DeviceMesh mesh = apart ? one.unflatten("tp", {{"kv", 2}, {"rep", 2}}) : one;
+      const std::unique_ptr<Module> module = make();
+      parallelize(*module, mesh["tp"], plan);
+      replicate(*module, mesh);
+      materialise(*module, rank.context);
+      initialise(*module, 3);
+      Frame frame(compute);
+      const Tensor stated = x.with_layout(replicated_layout(mesh, x.shape()));
+      results[apart ? 1 : 0] = module->backward(module->forward(stated, frame), frame)[0];
+    }
+    EXPECT_TRUE(std::equal(results[0].f32().begin(), results[0].f32().end(), results[1].f32().begin()));
+  });
+}
+
 std::unique_ptr<Linear> linear(std::int64_t in, std::int64_t out) {
   auto layer = std::make_unique<Linear>(in, out, true, Normal{0.5});
   layer->bias->set_init(Normal{1});
@@ -100,6 +124,17 @@ std::unique_ptr<Linear> linear(std::int64_t in, std::int64_t out) {
 
 TEST(Serial, ColumnGathered) {
   expect_as_serial([] { return linear(8, 12); }, 8, 12, {{"", Style::column_gathered}});
+}
+
+TEST(Serial, AnAxisSeenAsTwoGivesTheSameBits) {
+  expect_axes_as_one(
+      [] {
+        auto pair = std::make_unique<Sequential>();
+        pair->append(linear(8, 24));
+        pair->append(linear(24, 6));
+        return pair;
+      },
+      8, {{"0", Style::column}, {"1", Style::row}});
 }
 
 TEST(Serial, ColumnThenRow) {

@@ -1,15 +1,18 @@
 // An owned n-dimensional array: a shared Storage, a shape, a dtype, and the layout it has over a mesh.
 #pragma once
 
+#include <memory>
+#include <utility>
+
 #include "weft/base/storage.hpp"
 #include "weft/base/view.hpp"
 
 namespace weft {
 
-struct Layout;
-/// An interned layout (weft/mesh/layout.hpp): equal layouts have equal pointers. Null: a plain tensor, known
-/// to one rank.
-using LayoutRef = const Layout*;
+class Layout;
+/// An interned layout (weft/mesh/layout.hpp): equal layouts have equal pointers, and one goes with its last
+/// user. Null: a plain tensor, known to one rank.
+using LayoutRef = std::shared_ptr<const Layout>;
 
 /// Copying shares the Storage. Always contiguous and row-major. Const-ness is the handle's, not the
 /// elements'.
@@ -38,12 +41,12 @@ class Tensor {
   }
   std::span<float> f32() const { return as<float>(); }
 
-  LayoutRef layout() const noexcept { return layout_; }
+  const LayoutRef& layout() const noexcept { return layout_; }
   /// The same storage, stated to have this layout; no data moves and nothing is checked here (mesh has the
   /// checked form).
   Tensor with_layout(LayoutRef layout) const {
     Tensor t = *this;
-    t.layout_ = layout;
+    t.layout_ = std::move(layout);
     return t;
   }
   /// The same elements in another shape of equal count; drops the layout. Throws bad_argument where the
@@ -63,7 +66,7 @@ class Tensor {
   std::size_t offset_ = 0;
   Shape shape_;
   DType dtype_ = DType::f32;
-  LayoutRef layout_ = nullptr;
+  LayoutRef layout_;
 };
 
 }  // namespace weft

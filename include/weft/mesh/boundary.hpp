@@ -1,14 +1,44 @@
-// Where parallel layers meet: a redistribution on one axis in forward, its adjoint in backward. Collective
-// among the ranks of the axis; one thread per rank.
+// What happens to a tensor between two modules: an interface, and its most common kind, a redistribution along
+// axes of a mesh in forward and its adjoint in backward. Collective among the ranks of the axes; one thread per
+// rank.
 #pragma once
 
-#include <string_view>
+#include <memory>
 
 #include "weft/mesh/redistribute.hpp"
+#include "weft/mesh/tensor_name.hpp"
 
 namespace weft {
 
-/// (axis, from, to). A gradient's layout says what it is, and backward brings it to what `from` calls for, so
+/// Immutable, so that one may stand in several places. Other kinds than redistribution: the exchange of halos,
+/// the dispatch of tokens to experts, a gather in another dtype.
+class Boundary {
+ public:
+  virtual ~Boundary() = default;
+
+  /// Begins to bring x to the form that comes after the boundary. Throws layout where x is not in the form that
+  /// the boundary is for: `"layers.0.mlp": x is Replicate on tp=2; expected Shard(2)`; `what` names it.
+  virtual Transfer start_forward(const Tensor& x, const TensorName& what) const = 0;
+  /// Begins to bring the gradient of what came out to the gradient of what went in: the adjoint.
+  virtual Transfer start_backward(const Tensor& dy, const TensorName& what) const = 0;
+  /// The layout that comes out where this one goes in. Pure arithmetic; throws layout as start_forward() does.
+  virtual LayoutRef out_layout(const LayoutRef& in, const TensorName& what) const = 0;
+
+  /// The same, blocking until it is done.
+  Tensor forward(const Tensor& x, const TensorName& what) const { return start_forward(x, what).finish(); }
+  Tensor backward(const Tensor& dy, const TensorName& what) const {
+    return start_backward(dy, what).finish();
+  }
+
+ protected:
+  Boundary() = default;
+  Boundary(const Boundary&) = default;
+  Boundary& operator=(const Boundary&) = default;
+};
+
+using BoundaryRef = std::shared_ptr<const Boundary>;
+
+/// (axes, from, to). A gradient's layout says what it is, and backward brings it to what `from` calls for, so
 /// the adjoint is right for each form the gradient may come in:
 ///
 ///   value       its gradient may come as                                  and is given on as
@@ -17,46 +47,44 @@ namespace weft {
 ///   Shard(d)    Shard(d)                                                  Shard(d)
 ///   Partial     Replicate: every contribution has the sum's gradient      Replicate
 ///
-/// The well-known ones have names:
-///
-/// - enter (Megatron-LM's f): forward the identity; backward Partial → Replicate, an all-reduce
-/// - leave (g): forward Partial → Replicate, an all-reduce; backward the identity
-/// - gather(d): forward Shard(d) → Replicate, an all-gather; backward Partial → Shard(d), a reduce-scatter, or
-///   Replicate → Shard(d), a slice
-/// - scatter(d): forward Partial → Shard(d), a reduce-scatter, or Replicate → Shard(d), a slice; backward
-///   Shard(d) → Replicate, an all-gather
-///
-/// A negative dimension counts from the end: gather(-1) for the features of whatever tensor comes.
-/// f and g are those of Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3. On an axis of one rank both
-/// directions only restate the layout. Every other axis is left as it is.
-class Boundary {
+/// On axes of one rank both directions only restate the layout, and a plain tensor passes unchanged. Every other
+/// axis is left as it is.
+class RedistributeBoundary final : public Boundary {
  public:
-  /// `axis`: a sub-mesh of one axis. Throws layout for a Partial that is not a sum: its adjoint is another
-  /// one.
-  Boundary(DeviceMesh axis, Placement from, Placement to);
-  static Boundary enter(DeviceMesh axis) { return {std::move(axis), Replicate{}, Replicate{}}; }
-  static Boundary leave(DeviceMesh axis) { return {std::move(axis), Partial{}, Replicate{}}; }
-  static Boundary gather(DeviceMesh axis, int dim) { return {std::move(axis), Shard{dim}, Replicate{}}; }
-  /// `from`: Partial (reduce-scatter) or Replicate (slice).
-  static Boundary scatter(DeviceMesh axis, int dim, Placement from) {
-    return {std::move(axis), from, Shard{dim}};
-  }
+  /// `axes`: a sub-mesh of one or more axes, of which each is in the same form; several that shard a dimension
+  /// nest in their order. A negative dimension counts from the end. Throws layout for a Partial that is not a
+  /// sum: its adjoint is another one.
+  RedistributeBoundary(DeviceMesh axes, Placement from, Placement to);
 
-  /// x, which must have `from` on the axis, with `to`. Throws layout: `<what> is Replicate on tp=2; expected
-  /// Shard(2)`. `what` names the layer and the tensor: "layers.0.mlp: x". A plain tensor passes unchanged
-  /// where the axis has one rank.
-  Tensor forward(const Tensor& x, std::string_view what) const;
-  /// dy in one of the forms above for `to`; gives dx in the form for `from`. Throws layout naming `what` and
-  /// the axis.
-  Tensor backward(const Tensor& dy, std::string_view what) const;
+  Transfer start_forward(const Tensor& x, const TensorName& what) const override;
+  /// Throws layout where dy is in none of the forms above for `to`.
+  Transfer start_backward(const Tensor& dy, const TensorName& what) const override;
+  LayoutRef out_layout(const LayoutRef& in, const TensorName& what) const override;
 
-  const DeviceMesh& axis() const noexcept { return axis_; }
+  const DeviceMesh& axes() const noexcept { return axes_; }
   const Placement& from() const noexcept { return from_; }
   const Placement& to() const noexcept { return to_; }
 
  private:
-  DeviceMesh axis_;
+  DeviceMesh axes_;
   Placement from_, to_;
 };
+
+/// The well-known ones. f and g are those of Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3. In
+/// gather(-1) and the like the dimension counts from the end: the features of whatever tensor comes.
+namespace boundary {
+
+/// f: forward the identity; backward Partial → Replicate, an all-reduce.
+BoundaryRef enter(const DeviceMesh& axes);
+/// g: forward Partial → Replicate, an all-reduce; backward the identity.
+BoundaryRef leave(const DeviceMesh& axes);
+/// Forward Shard(dim) → Replicate, an all-gather; backward Partial → Shard(dim), a reduce-scatter, or Replicate →
+/// Shard(dim), a slice.
+BoundaryRef gather(const DeviceMesh& axes, int dim);
+/// Forward Partial → Shard(dim), a reduce-scatter, or Replicate → Shard(dim), a slice, as `from` says; backward
+/// Shard(dim) → Replicate, an all-gather.
+BoundaryRef scatter(const DeviceMesh& axes, int dim, const Placement& from);
+
+}  // namespace boundary
 
 }  // namespace weft

@@ -1,91 +1,103 @@
-// How a tensor lies over a mesh: one placement per axis of the root mesh, and the shape of the whole. Pure
-// arithmetic; callable from any thread.
+// How a tensor lies over a mesh: one placement per axis of the root mesh, the order in which axes nest, and the
+// shape of the whole. Pure arithmetic; callable from any thread.
 #pragma once
 
 #include <cstdint>
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
 
-#include "weft/base/chunk.hpp"
 #include "weft/base/tensor.hpp"
 #include "weft/mesh/mesh.hpp"
+#include "weft/mesh/placement.hpp"
+#include "weft/mesh/tensor_name.hpp"
 
 namespace weft {
 
-/// Every rank of the axis holds the same.
-struct Replicate {
-  friend bool operator==(const Replicate&, const Replicate&) = default;
-};
-/// Dimension `dim` is cut into as many parts as the axis has ranks; see Chunk for their sizes.
-struct Shard {
+/// A dimension in which several matrices stand one after the other, such as the rows of a fused [q|k|v] or
+/// [gate|up] weight: each segment is cut on its own, so that every rank has a part of every one.
+struct Segments {
   int dim = 0;
-  friend bool operator==(const Shard&, const Shard&) = default;
+  std::vector<std::int64_t> sizes;  ///< in order; they add up to the dimension. Empty: one segment, all of it
+  friend bool operator==(const Segments&, const Segments&) = default;
 };
-/// Each rank holds a contribution of full size; the value is their combination by `op`.
-struct Partial {
-  ReduceOp op = ReduceOp::sum;
-  friend bool operator==(const Partial&, const Partial&) = default;
+
+/// A rectangular part of a tensor: where it begins, and how long it is, in each dimension.
+struct Box {
+  Dims offset;
+  Shape shape;
+  friend bool operator==(const Box&, const Box&) = default;
 };
-using Placement = std::variant<Replicate, Shard, Partial>;
-/// One per axis of the root mesh, in its order.
-using Placements = std::vector<Placement>;
 
-inline bool is_replicate(const Placement& p) noexcept { return std::holds_alternative<Replicate>(p); }
-inline bool is_partial(const Placement& p) noexcept { return std::holds_alternative<Partial>(p); }
-inline bool is_shard(const Placement& p) noexcept { return std::holds_alternative<Shard>(p); }
-inline bool is_shard(const Placement& p, int dim) noexcept { return p == Placement(Shard{dim}); }
+/// What a layout says, as a value. In a Layout it is normalised: of two that mean the same there is one form.
+struct LayoutSpec {
+  Placements placements;  ///< one per axis of the root mesh
+  Shape global;           ///< the shape of the whole
+  /// All axes of the root, by index. Axes that shard the same dimension nest in this order: the first cuts
+  /// the whole, each later one the part that those before it leave (7 elements on [2 x 2]: 4 + 3, then 2 + 2
+  /// and 2 + 1). Axes that share no dimension stand in the order of the root.
+  std::vector<int> nesting;
+  Segments segments;
+  friend bool operator==(const LayoutSpec&, const LayoutSpec&) = default;
+};
 
-/// "Replicate", "Shard(1)", "Partial(sum)"
-std::string to_string(const Placement& placement);
-/// "[Shard(0), Replicate]"
-std::string to_string(const Placements& placements);
-
-/// Immutable and interned: equal layouts of one root mesh are one object, so LayoutRef compares by pointer.
-/// Lives as long as the root mesh. Several axes may shard one dimension: they nest in the order of the root's
-/// axes, each cutting the part that the axes left of it leave (7 elements on [2 x 2]: 4 + 3, then 2 + 2 and 2
-/// + 1).
-struct Layout {
-  const Placements placements;
-  const Shape global;
-
+/// Immutable and interned: equal layouts of one root mesh are one object, so a LayoutRef compares by pointer.
+/// It lives as long as somebody holds it, and keeps its mesh. Made by make_layout().
+///
+/// Unless said otherwise axes that shard one dimension nest in the order of the root's axes, which is right for
+/// batches. A weight that is cut for tensor parallelism first and then into data shards nests the other way:
+/// layout->shard_inside(mesh["dp_shard"], 0). Then gathering dp_shard gives exactly the tensor-parallel shard,
+/// and moves nothing of other tensor-parallel ranks.
+class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
+ public:
   /// The root mesh.
   DeviceMesh mesh() const;
   /// Its arithmetic, without the handle.
   const MeshShape& mesh_shape() const noexcept;
 
-  /// What a rank of the root mesh holds: its part's shape, and where that begins in the whole. Partial and
-  /// Replicate hold all. Without a rank: this rank's.
+  /// What a rank of the root mesh holds, as boxes of the whole: one, or one for each segment, in their order.
+  /// A box may be empty. Partial and Replicate hold all. Without a rank: this rank's.
+  std::vector<Box> parts(int rank) const;
+  std::vector<Box> parts() const;
+  /// The shape of its tensor: the boxes joined along the segmented dimension.
   Shape local_shape(int rank) const;
-  Dims local_offsets(int rank) const;
-  Shape local_shape() const;
-  Dims local_offsets() const;
+  const Shape& local_shape() const noexcept { return local_; }
 
   const Placement& on(std::string_view axis) const;
-  /// `axis`: a sub-mesh of exactly one axis of the same root; throws layout for another root's.
-  const Placement& on(const DeviceMesh& axis) const;
+  /// `axes`: a sub-mesh of one or more axes of the same root, all with the same placement. Throws layout for
+  /// another root's, and where the axes differ: `layout: Shard(0) on dp and Replicate on tp; expected one
+  /// placement on dp,tp`.
+  const Placement& on(const DeviceMesh& axes) const;
   bool replicated() const noexcept;  ///< on all axes
   bool partial() const noexcept;     ///< on any axis
 
-  /// The same but for one axis, for all axes, or for the shape of the whole. Interned.
+  /// The same but for some axes, all axes, or the shape of the whole. Interned. A list of axes is nested in
+  /// the order of `axes`; otherwise the nesting stays. with_global() throws layout where the segmented
+  /// dimension would change.
   LayoutRef with(std::string_view axis, const Placement& placement) const;
-  LayoutRef with(const DeviceMesh& axis, const Placement& placement) const;
+  LayoutRef with(const DeviceMesh& axes, const Placement& placement) const;
   LayoutRef with(Placements placements) const;
   LayoutRef with_global(const Shape& global) const;
+  /// `axes` shard dimension `dim`, inside all other axes that shard it.
+  LayoutRef shard_inside(const DeviceMesh& axes, int dim) const;
+  /// The axes named nest in this order, outermost first; the others stay where they are.
+  LayoutRef nested(std::initializer_list<std::string_view> axes) const;
+  /// Dimension `dim` consists of segments of these sizes. Throws layout where they do not add up to it.
+  LayoutRef segmented(int dim, std::vector<std::int64_t> sizes) const;
 
  private:
-  friend class MeshState;
-  Layout(MeshState* state, Placements placements_in, Shape global_in)
-      : placements(std::move(placements_in)), global(global_in), state_(state) {}
-  int index_of(const DeviceMesh& axis) const;
-  LayoutRef with(int axis, const Placement& placement) const;
-  MeshState* state_;
+  friend class LayoutTable;
+  Layout(std::shared_ptr<MeshState> state, LayoutSpec spec);
+  LayoutRef made(LayoutSpec spec) const;
+  void check_root(const DeviceMesh& axes) const;
+  const std::shared_ptr<MeshState> state_;
+  const Shape local_;  // this rank's
 };
-
-/// "(7, 4) as [dp: Shard(0), tp: Replicate]"
+/// "(7, 4) as [dp: Shard(0), tp: Replicate]"; "(12, 4) as [dp: Shard(0), tp: Shard(0)] nested tp, dp in segments
+/// 4, 4, 4 of dimension 0"
 std::string to_string(const Layout& layout);
 
 /// The layout of a tensor of shape `global`. `mesh` must be a root and `placements` have one entry per axis.
@@ -103,15 +115,24 @@ LayoutRef replicated_layout(const DeviceMesh& mesh, const Shape& global);
 /// States that `local` is this rank's part of a tensor of that layout. No data moves. Throws layout naming
 /// both shapes where the part has another shape: `as_layout: the tensor is (3, 4); rank 1 of (7, 4) as [dp:
 /// Shard(0)] holds (2, 4)`.
-Tensor as_layout(const Tensor& local, LayoutRef layout);
+Tensor as_layout(const Tensor& local, const LayoutRef& layout);
 
-/// The placement of `t` on `axis` (a sub-mesh of one axis). A plain tensor counts as Replicate on an axis of
-/// one rank; else it is a layout error: `<what> is a plain tensor; on tp=2 it needs a layout`.
-Placement placement_on(const Tensor& t, const DeviceMesh& axis, std::string_view what);
+/// The placement of a tensor on `axes` (a sub-mesh of one or more axes, all alike). A plain tensor, which has no
+/// layout, counts as Replicate on axes of one rank; else it is a layout error: `<what> is a plain tensor; on
+/// tp=2 it needs a layout`.
+Placement placement_on(const LayoutRef& layout, const DeviceMesh& axes, const TensorName& what);
+inline Placement placement_on(const Tensor& t, const DeviceMesh& axes, const TensorName& what) {
+  return placement_on(t.layout(), axes, what);
+}
 
-/// Throws a layout error unless `t` has that placement on `axis`: `<what> is Replicate on tp=2; expected
-/// Shard(2)`. `what` names the layer and the tensor: "layers.0.mlp.down: x". On an axis of one rank every
-/// placement means the same: nothing is checked.
-void expect_layout(const Tensor& t, const DeviceMesh& axis, const Placement& expected, std::string_view what);
+/// Throws a layout error unless the tensor has that placement on `axes`, nested in their order: `<what> is
+/// Replicate on tp=2; expected Shard(2)`. `what` names the layer and the tensor: "layers.0.mlp.down: x". On axes
+/// of one rank every placement means the same: nothing is checked.
+void expect_layout(const LayoutRef& layout, const DeviceMesh& axes, const Placement& expected,
+                   const TensorName& what);
+inline void expect_layout(const Tensor& t, const DeviceMesh& axes, const Placement& expected,
+                          const TensorName& what) {
+  expect_layout(t.layout(), axes, expected, what);
+}
 
 }  // namespace weft

@@ -64,7 +64,7 @@ class MeshState;
 /// other axes. A cheap handle: copies and sub-meshes share the root's state. Thread-safe. Equal handles (==)
 /// name the same axes of the same root.
 ///
-/// Some handle of a mesh, of the root or of a part, must outlive every Tensor and Layout that speaks of it.
+/// A Layout keeps its mesh. A group that was borrowed must outlive both.
 class DeviceMesh {
  public:
   DeviceMesh() = default;
@@ -79,13 +79,20 @@ class DeviceMesh {
   explicit operator bool() const noexcept { return node_ != nullptr; }
 
   /// This rank's sub-mesh along one axis, or along several in the order asked for: mesh["tp"], mesh[{"tp",
-  /// "dp"}]. An axis of size 1 gives a sub-mesh of one rank. Throws bad_argument naming the axis that is not
+  /// "dp"}]. A name that unflatten() took apart gives its axes as one. An axis of size 1 gives a sub-mesh of one rank. Throws bad_argument naming the axis that is not
   /// there.
   DeviceMesh operator[](std::string_view axis) const;
   DeviceMesh operator[](std::initializer_list<const char*> axes) const;
   DeviceMesh submesh(std::span<const std::string> axes) const;
   /// All its axes as one, called `name`, ranks in row-major order.
   DeviceMesh flatten(std::string name) const;
+  /// A mesh of the same ranks in which an axis is several: mesh.unflatten("tp", {{"kv", 2}, {"rep", -1}}). It is
+  /// another root, whose layouts are its own; the old name still leads to the new axes together: mesh["tp"] is
+  /// [kv, rep] as one. No communication. Throws bad_argument where the sizes do not fit, or for a part of a
+  /// mesh.
+  DeviceMesh unflatten(std::string_view axis, const MeshShape& parts) const;
+  /// Each axis of the root that this mesh has, as a mesh of its own, in its order.
+  std::vector<DeviceMesh> each_axis() const;
   /// The mesh this one was cut from; itself for a root.
   DeviceMesh root() const;
   bool is_root() const noexcept;
@@ -102,9 +109,6 @@ class DeviceMesh {
   std::string name() const;
   /// Its ranks in the root's numbering, in the order of their rank() here.
   std::vector<int> ranks() const;
-  /// The index among the root's axes of a mesh of exactly one of them. Throws bad_argument for any other
-  /// mesh.
-  int root_axis() const;
   /// The indices among the root's axes of all of this mesh's, in its order.
   std::span<const int> root_axes() const noexcept;
 
@@ -123,7 +127,8 @@ class DeviceMesh {
   struct Node;
   explicit DeviceMesh(std::shared_ptr<MeshState> state);
   explicit DeviceMesh(std::shared_ptr<const Node> node) : node_(std::move(node)) {}
-  friend struct Layout;
+  std::vector<int> axes_called(const std::string& name) const;
+  friend class Layout;
   std::shared_ptr<const Node> node_;
 };
 

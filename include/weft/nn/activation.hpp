@@ -23,7 +23,7 @@ class SwiGLU : public Module {
 /// a + b, elementwise: residuals, and gradients of a tensor that was used twice. Layouts must be equal:
 /// adding a Partial to a Replicate would count the latter once per rank, so it is a layout error that names
 /// `what`, the axis and both. Partial + Partial stays Partial.
-Tensor add_tensors(const Tensor& a, const Tensor& b, Compute& compute, const std::string& what,
+Tensor add_tensors(const Tensor& a, const Tensor& b, Compute& compute, const TensorName& what,
                    Memory memory = Memory::local);
 
 }  // namespace weft

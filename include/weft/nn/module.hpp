@@ -87,12 +87,19 @@ class Module {
 
   // --- what parallelism and others attach ---
 
-  /// Applied to every floating-point tensor that enters (or leaves); null: none.
-  using BoundaryRef = std::shared_ptr<const Boundary>;
-  const BoundaryRef& before() const noexcept { return before_; }
-  const BoundaryRef& after() const noexcept { return after_; }
-  void set_before(BoundaryRef boundary) noexcept { before_ = std::move(boundary); }
-  void set_after(BoundaryRef boundary) noexcept { after_ = std::move(boundary); }
+  /// A boundary, and the tensor that it is for: its number among the floating-point inputs (or outputs) of the
+  /// module, or kEvery of them.
+  struct PlacedBoundary {
+    BoundaryRef boundary;
+    int index;
+  };
+  static constexpr int kEvery = -1;
+  /// In the order in which a tensor meets them on its way forward; backward undoes them in reverse.
+  const std::vector<PlacedBoundary>& before() const noexcept { return before_; }
+  const std::vector<PlacedBoundary>& after() const noexcept { return after_; }
+  /// Adds one as the last before (the last after) this module.
+  void add_before(BoundaryRef boundary, int input = kEvery);
+  void add_after(BoundaryRef boundary, int output = kEvery);
 
   /// Sees, and may replace, the tensors at that point.
   using Hook = std::function<void(Module&, Tensors&, Frame&)>;
@@ -110,8 +117,8 @@ class Module {
   ParameterRef tie(std::string_view name, ParameterRef parameter);
   /// Where do_forward's result, and do_backward's, should lie: in shared memory where a boundary will
   /// communicate it.
-  Memory out_memory() const noexcept { return after_ ? Memory::shared : Memory::local; }
-  Memory dx_memory() const noexcept { return before_ ? Memory::shared : Memory::local; }
+  Memory out_memory() const noexcept { return after_.empty() ? Memory::local : Memory::shared; }
+  Memory dx_memory() const noexcept { return before_.empty() ? Memory::local : Memory::shared; }
   /// Throws bad_argument unless `x` holds `count` tensors: `"path": got 2 inputs; expected 1`.
   void expect_count(Inputs x, std::size_t count, const char* what) const;
 
@@ -129,7 +136,7 @@ class Module {
   std::vector<Child> children_;
   std::vector<std::pair<std::string, ParameterRef>> own_;
   std::vector<std::string> tied_;  // names in own_ whose parameter another module made
-  BoundaryRef before_, after_;
+  std::vector<PlacedBoundary> before_, after_;
   Hooks hooks_;
 };
 

@@ -8,7 +8,7 @@
 
 namespace weft {
 
-/// Splits the layers that `plan` names over `axis`, a sub-mesh of one axis: sets layouts of parameters and
+/// Splits the layers that `plan` names over `axis`, a sub-mesh of one or more axes: sets layouts of parameters and
 /// boundaries of modules, nothing else. Types and paths stay. Parameters that have a layout already keep it
 /// on the other axes; those the plan does not reach are left to replicate().
 ///

@@ -1,0 +1,46 @@
+// The layouts of one mesh that somebody holds, each once. Thread-safe.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+
+#include "weft/mesh/layout.hpp"
+
+namespace weft {
+
+/// A hash table of lists. find() takes no lock. Who adds or removes does; an entry that was removed is freed at
+/// a moment at which no find() is running, so that one that began before never reads freed memory.
+class LayoutTable {
+ public:
+  LayoutTable() = default;
+  ~LayoutTable();
+  LayoutTable(const LayoutTable&) = delete;
+  LayoutTable& operator=(const LayoutTable&) = delete;
+
+  /// The layout equal to `spec`, which is normalised and checked; made where nobody holds one.
+  LayoutRef intern(const std::shared_ptr<MeshState>& mesh, LayoutSpec spec);
+  /// How many there are: for tests.
+  std::size_t size() const;
+
+ private:
+  struct Entry {
+    std::size_t hash;
+    std::weak_ptr<const Layout> layout;
+    std::atomic<Entry*> next{nullptr};
+    Entry* next_removed = nullptr;
+  };
+  LayoutRef find(std::size_t hash, const LayoutSpec& spec) const;
+  std::atomic<Entry*>& list_of(std::size_t hash) noexcept { return lists_[hash % lists_.size()]; }
+  void remove(Entry* entry) noexcept;  // its layout's last user is gone
+  static void free_all(Entry* removed) noexcept;
+
+  std::array<std::atomic<Entry*>, 256> lists_{};
+  mutable std::atomic<int> finding_{0};  // calls of find() that run
+  mutable std::mutex changing_;
+  Entry* removed_ = nullptr;  // not freed yet
+};
+
+}  // namespace weft

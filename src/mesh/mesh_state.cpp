@@ -1,0 +1,102 @@
+#include "mesh/mesh_state.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "weft/base/error.hpp"
+
+namespace weft {
+
+MeshState::MeshState(Context& context, ProcessGroup* group, MeshShape shape, int rank)
+    : context_(context), root_(group), shape_(std::move(shape)), rank_(rank) {}
+
+MeshState::MeshState(ProcessGroup&& group, const MeshShape& shape)
+    : context_(group.context()),
+      owned_(std::move(group)),
+      root_(&owned_),
+      shape_(shape.fit(owned_.size())),
+      rank_(owned_.rank()) {}
+
+std::shared_ptr<MeshState> MeshState::unflattened(const std::shared_ptr<MeshState>& whole, int axis,
+                                                  const MeshShape& parts) {
+  const MeshShape& before = whole->shape();
+  const auto open = [](const MeshAxis& a) { return a.size == -1; };
+  if (std::none_of(parts.axes().begin(), parts.axes().end(), open) && parts.size() != before.size(axis))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("mesh: {}={} cannot be seen as {} = {} ranks", before.name(axis),
+                            before.size(axis), to_string(parts), parts.size()));
+  const MeshShape fitted = parts.fit(before.size(axis));
+  std::vector<MeshAxis> axes;
+  for (int a = 0; a < before.axis_count(); ++a) {
+    if (a != axis)
+      axes.push_back(before.axes()[static_cast<std::size_t>(a)]);
+    else
+      axes.insert(axes.end(), fitted.axes().begin(), fitted.axes().end());
+  }
+  auto state =
+      std::make_shared<MeshState>(whole->context_, whole->root_, MeshShape(std::move(axes)), whole->rank_);
+  state->whole_ = whole;
+  // Axes right of the one taken apart have moved.
+  for (const auto& [name, old] : whole->taken_apart_)
+    for (const int a : old)
+      for (int i = 0; i < (a == axis ? fitted.axis_count() : 1); ++i)
+        state->taken_apart_[name].push_back((a <= axis ? a : a + fitted.axis_count() - 1) + i);
+  for (int i = 0; i < fitted.axis_count(); ++i) state->taken_apart_[before.name(axis)].push_back(axis + i);
+  if (state->shape_.has(before.name(axis))) state->taken_apart_.erase(before.name(axis));
+  return state;
+}
+
+const std::vector<int>* MeshState::axes_taken_apart(std::string_view name) const noexcept {
+  const auto found = taken_apart_.find(name);
+  return found == taken_apart_.end() ? nullptr : &found->second;
+}
+
+std::vector<int> MeshState::ranks_along(const std::vector<int>& axes) const {
+  std::vector<int> at = shape_.coordinates(rank_);
+  int count = 1;
+  for (const int a : axes) count *= shape_.size(a);
+  std::vector<int> ranks;
+  ranks.reserve(static_cast<std::size_t>(count));
+  for (int i = 0; i < count; ++i) {
+    int rest = i;
+    for (std::size_t k = axes.size(); k-- > 0;) {
+      at[static_cast<std::size_t>(axes[k])] = rest % shape_.size(axes[k]);
+      rest /= shape_.size(axes[k]);
+    }
+    ranks.push_back(shape_.rank(at));
+  }
+  return ranks;
+}
+
+ProcessGroup& MeshState::group_along(const std::vector<int>& axes) {
+  if (root_ == nullptr)
+    throw Error(ErrorCode::unsupported,
+                fmt::format("mesh: {} is arithmetic only; without a process group it cannot communicate",
+                            to_string(shape_)));
+  // Axes of one rank change neither the ranks nor their order: without them more sub-meshes share a group.
+  std::vector<int> longer;
+  for (const int a : axes)
+    if (shape_.size(a) > 1) longer.push_back(a);
+  const std::vector<int> ranks = ranks_along(longer);
+  if (std::is_sorted(ranks.begin(), ranks.end()) && static_cast<int>(ranks.size()) == root_->size())
+    return *root_;
+
+  LazyGroup* lazy = nullptr;
+  {
+    const std::lock_guard lock(groups_mutex_);
+    std::unique_ptr<LazyGroup>& entry = groups_[longer];
+    if (entry == nullptr) entry = std::make_unique<LazyGroup>();
+    lazy = entry.get();
+  }
+  const std::lock_guard lock(lazy->making);
+  if (!lazy->group) {
+    std::vector<std::string> names;
+    for (const int a : longer) names.push_back(shape_.name(a));
+    lazy->group = root_->subgroup(names.empty() ? "self" : fmt::format("{}", fmt::join(names, ",")), ranks);
+  }
+  return lazy->group;
+}
+
+}  // namespace weft

@@ -1,0 +1,52 @@
+// What moves a tensor on one axis of a mesh, or reduces it over several: each begins a call and gives the
+// tensor later. What only this rank's memory takes part in is done at once.
+#pragma once
+
+#include <vector>
+
+#include "mesh/cut.hpp"
+#include "weft/base/tensor.hpp"
+#include "weft/group/process_group.hpp"
+#include "weft/mesh/mesh.hpp"
+
+namespace weft {
+
+/// A call in flight, the memory that it uses, and what is to be done with it afterwards.
+class Move {
+ public:
+  Move() = default;
+  /// Nothing is in flight.
+  explicit Move(Tensor ready) : out_(std::move(ready)) {}
+  bool done() { return !work_.valid() || work_.done(); }
+  Tensor finish();
+
+ private:
+  friend class Moves;
+  enum class After : unsigned char { nothing, unpack_gathered, drop_padding, unpack_exchanged };
+  Tensor in_, blocks_, out_;
+  DeviceMesh axis_;
+  Cut cut_;
+  int dim_ = 0;
+  After after_ = After::nothing;
+  Work work_;  // last: it ends before the memory goes
+};
+
+/// `cut`: how the axis cuts dimension `dim`, which the axes inside it do not cut.
+class Moves {
+ public:
+  /// Replicate → Shard(dim).
+  static Move slice(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut);
+  /// Shard(dim) → Replicate.
+  static Move gather(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut);
+  /// Partial(op) → Shard(dim).
+  static Move reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut, ReduceOp op);
+  /// Shard(from) → Shard(to), without ever holding the whole.
+  static Move exchange(const Tensor& in, const DeviceMesh& axis, int from, const Cut& from_cut, int to,
+                       const Cut& to_cut);
+  /// Partial(op) → Replicate, over one axis or several.
+  static Move all_reduce(const Tensor& in, const DeviceMesh& axes, ReduceOp op);
+  /// Replicate → Partial(op): contributions that combine to the value.
+  static Move contribute(const Tensor& in, const DeviceMesh& axis, ReduceOp op);
+};
+
+}  // namespace weft
