@@ -22,6 +22,7 @@ struct Step {
   Cut cut{}, from_cut{};
   ReduceOp op = ReduceOp::sum;
 
+  bool communicates() const noexcept { return kind != Kind::slice && kind != Kind::contribute; }
   Move start(const Tensor& in) const {
     switch (kind) {
       case Kind::slice: return Moves::slice(in, axes, dim, cut);
@@ -154,20 +155,14 @@ class Planner {
 };
 
 /// Steps that wait for each other.
-class Redistribution : public Transfer::Steps {
+class Redistribution final : public Transfer::Steps {
  public:
   Redistribution(Tensor in, const LayoutRef& to)
       : steps_(Planner(*in.layout(), *to).plan()), to_(to), move_(std::move(in)) {
-    done();
+    while (!steps_.empty() && !communicates_) next();
   }
 
-  bool done() override {
-    while (move_.done()) {
-      if (steps_.empty()) return true;
-      next();
-    }
-    return false;
-  }
+  bool done() override { return move_.done(); }
   Tensor finish() override {
     while (!steps_.empty()) next();
     return move_.finish().with_layout(to_);
@@ -179,11 +174,13 @@ class Redistribution : public Transfer::Steps {
     move_ = Move();
     const Step step = std::move(steps_.front());
     steps_.pop_front();
+    communicates_ = communicates_ || step.communicates();
     move_ = step.start(x);
   }
 
   std::deque<Step> steps_;  // not begun
   LayoutRef to_;
+  bool communicates_ = false;  // a step that was begun does
   Move move_;
 };
 

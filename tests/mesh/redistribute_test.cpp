@@ -231,7 +231,7 @@ TEST(Redistribute, SeveralMayBeOnTheirWay) {
     }
     Transfer polled =
         start_redistribute(local_part<float>(whole, make_layout(mesh, {Shard{1}, Partial{}}, {6, 5})), goal);
-    while (!polled.done()) std::this_thread::yield();
+    while (!polled.done()) std::this_thread::yield();  // the first of its two steps
     EXPECT_TRUE(test::equal_elements<float>(polled.finish().as<float>(), expected.as<float>()));
   });
 }
