@@ -100,12 +100,15 @@ void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& m
   try {
     all_ranks([&] {
       std::vector<SafetensorsEntry> entries;
+      std::vector<Tensor> boxes;  // what entries are views of
       for (const CheckpointTensor& tensor : tensors)
         for (const CheckpointPart& part : index.tensors.at(tensor.name).parts)
           if (part.file == my_file)
             for (const HeldBox& held : boxes_of(tensor, rank))
-              if (held.box == part.box)
-                entries.push_back({part.name.empty() ? tensor.name : part.name, take_box(tensor, held)});
+              if (held.box == part.box) {
+                boxes.push_back(take_box(tensor, held));
+                entries.push_back({part.name.empty() ? tensor.name : part.name, boxes.back()});
+              }
       if (entries.empty()) return;
       write_safetensors(unfinished / my_file, entries, {{"weft_step", std::to_string(step)}},
                         [&] { reached("data"); });

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <mutex>
@@ -13,6 +15,8 @@
 #include "weft/base/error.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
 #include "weft/checkpoint/safetensors.hpp"
+#include "weft/mesh/redistribute.hpp"
+#include "weft/nn/init.hpp"
 
 namespace weft {
 namespace {
@@ -173,6 +177,50 @@ TEST(CheckpointIndex, WhatIsReplicatedIsOnePart) {
   ASSERT_EQ(index.tensors.at("t").parts.size(), 1u);
   EXPECT_EQ(index.tensors.at("t").parts[0].file, "rank-00000.safetensors");
   EXPECT_THAT(index.tensors.at("t").layout, ElementsAre("Replicate", "Replicate"));
+}
+
+// A parameter of 11 x 6 elements in every way in which it may lie: initialisation depends on the global index
+// alone, so what was saved from one layout and loaded into another is what would be made there.
+class AnyLayout {
+ public:
+  static constexpr int kCount = 6;
+  AnyLayout(Context& context, const DeviceMesh& mesh, int which, std::uint64_t seed)
+      : value_({11, 6}, Normal{1}) {
+    const LayoutRef tp = make_layout(mesh, {{"tp", Shard{0}}}, {11, 6});
+    const LayoutRef layouts[kCount] = {
+        replicated_layout(mesh, {11, 6}),
+        tp->shard_inside(mesh["dp"], 0),
+        tp->with("dp", Shard{0}),
+        tp->segmented(0, {5, 4, 2}),
+        tp->segmented(0, {5, 4, 2})->shard_inside(mesh["dp"], 0),
+        make_layout(mesh, {Shard{0}, Shard{1}}, {11, 6})->segmented(1, {1, 5})};
+    value_.set_layout(layouts[which]);
+    value_.materialise(context);
+    initialise(value_, seed);
+  }
+  std::vector<Parameter*> parameters() { return {&value_}; }
+  Tensor whole() const { return full(value_.value()); }
+
+ private:
+  Parameter value_;
+};
+
+TEST(CheckpointRanks, NestedAndSegmentedLayoutsGoIntoEachOther) {
+  for (int saved = 0; saved < AnyLayout::kCount; ++saved) {
+    const test::TemporaryFolder folder;
+    test::run_ranks(test::Ranks::threads, 4, [&](test::Rank& r) {
+      const DeviceMesh mesh(r.group(), {{"dp", 2}, {"tp", 2}});
+      AnyLayout plain(r.context, mesh, 0, 7), from(r.context, mesh, saved, 7);
+      ASSERT_TRUE(std::ranges::equal(from.whole().f32(), plain.whole().f32())) << "initialised otherwise";
+      save_checkpoint(folder.path(), mesh, 1, from.parameters(), nullptr);
+      for (int loaded = 0; loaded < AnyLayout::kCount; ++loaded) {
+        SCOPED_TRACE(fmt::format("from {} into {}", saved, loaded));
+        AnyLayout to(r.context, mesh, loaded, 8);
+        load_checkpoint(folder.path(), mesh, to.parameters(), nullptr);
+        EXPECT_TRUE(std::ranges::equal(to.whole().f32(), plain.whole().f32()));
+      }
+    });
+  }
 }
 
 }  // namespace
