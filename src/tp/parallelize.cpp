@@ -159,7 +159,8 @@ void check(const std::vector<Node>& nodes, const DeviceMesh& axis) {
         }))
       refuse(fmt::format("\"{}\" is named enter (pattern \"{}\"), but no layer inside it is split by columns",
                          node.path, node.entry->pattern));
-    if ((needs_before(node) && !node.module->before().empty()) || (needs_after(node) && !node.module->after().empty()))
+    if ((needs_before(node) && !node.module->before().empty()) ||
+        (needs_after(node) && !node.module->after().empty()))
       refuse(fmt::format("\"{}\" has a boundary already", node.path));
   }
 }
