@@ -1,8 +1,8 @@
 // The smallest useful transport: a message is a file in a folder. It can send and receive; weft composes
 // every collective of that. What weft's own transports are built from does the rest: the ranks meet by
 // join(), the first failure of all ranks is kept by FirstCause, messages find their receives by
-// MessageMatcher, and HostRanks wakes ranks that sleep and notices those that die. Read docs/backends.md
-// beside it.
+// MessageMatcher, HostRanks wakes ranks that sleep and notices those that die, and RollCallMessages tells which
+// rank holds the others up at a deadline. Read docs/backends.md beside it.
 #include <unistd.h>
 
 #include <algorithm>
@@ -21,6 +21,7 @@
 #include "weft/backends/join.hpp"
 #include "weft/backends/matching.hpp"
 #include "weft/backends/plugin.hpp"
+#include "weft/backends/roll_call_messages.hpp"
 
 namespace {
 
@@ -31,8 +32,12 @@ Traits example_traits() {
   Traits t{.name = "example"};
   t.ops = op_bit(Op::send) | op_bit(Op::recv);
   t.dtypes = (DTypeSet{1} << kDTypeCount) - 1;  // it moves bytes
-  t.guarantees = {
-      .deadline = true, .detects_death = true, .survives_death = true, .revocable = true, .quiesces = true};
+  t.guarantees = {.deadline = true,
+                  .names_absent = true,
+                  .detects_death = true,
+                  .survives_death = true,
+                  .revocable = true,
+                  .quiesces = true};
   t.spin = false;  // a poll is a system call
   return t;
 }
@@ -88,7 +93,9 @@ class FileBackend final : public Backend {
         cause_(b.size > 1 ? b.store : nullptr, b.token),
         matcher_(b.size, UnexpectedLimits::from_env()),
         sent_(static_cast<std::size_t>(b.size)),
-        seen_(static_cast<std::size_t>(b.size)) {}
+        seen_(static_cast<std::size_t>(b.size)),
+        answered_(static_cast<std::size_t>(b.size)),
+        roll_call_(b.rank, b.size) {}
 
   // Whoever leaves last removes the folder.
   ~FileBackend() override {
@@ -153,14 +160,48 @@ class FileBackend final : public Backend {
   }
   std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
     if (s.op != Op::recv) return {};
-    story = "rank " + std::to_string(s.peer) + " has not sent it";
-    return {s.peer};
+    std::vector<int> ranks{s.peer};  // or those who hold that one up
+    story = tell(ranks, roll_call_.found(ranks), [](std::span<const int> who) {
+      return name_ranks(who) + (who.size() == 1 ? " has not sent it" : " have not sent it");
+    });
+    return ranks;
   }
   std::vector<int> gone() const noexcept override {
     std::vector<int> ranks;
     for (int r = 0; r < size_; ++r)
       if (r != rank_ && (has_left(r) || !meeting_.ranks.alive(r))) ranks.push_back(r);
     return ranks;
+  }
+
+  // The roll-call, before a time-out names anybody: this rank writes a number into a file for each other rank; a
+  // rank that waits writes the number back, and whom it waits for.
+  bool ask(const OpState& s) noexcept override try {
+    if (s.op != Op::recv) return true;
+    if (const std::uint32_t number = roll_call_.begin(s.op, s.call))
+      each_other([&](int r) { put(note("ask", rank_, r), number, {}); });
+    each_other([&](int r) {
+      std::uint32_t number = 0;
+      const std::vector<std::byte> awaits = get(note("answer", r, rank_), number);
+      if (number != 0) roll_call_.answered(r, number, awaits);
+    });
+    return roll_call_.settled({&s.peer, 1});
+  } catch (const std::exception&) {
+    return true;  // the disk is full, say: then without it
+  }
+  void answer() noexcept override try {
+    each_other([&](int r) {
+      std::uint32_t number = 0;
+      get(note("ask", r, rank_), number);
+      std::uint32_t& answered = answered_[static_cast<std::size_t>(r)];
+      if (number == answered) return;
+      std::vector<int> awaited;
+      each_other([&](int q) {
+        if (matcher_.awaits(q)) awaited.push_back(q);
+      });
+      put(note("answer", rank_, r), number, RollCallMessages::encode(awaited, size_));
+      answered = number;
+    });
+  } catch (const std::exception&) {  // who asked goes on without it
   }
 
   // No peer ever touches this rank's memory; this rank does, inside post() and poll().
@@ -246,6 +287,34 @@ class FileBackend final : public Backend {
     Transfer::of(s).done = true;
   }
 
+  // A note that one rank leaves for another: a number, then bytes. Each has one reader, which reads a whole one,
+  // or none.
+  std::string note(const char* what, int from, int to) const {
+    return meeting_.folder + "/" + what + "-" + std::to_string(from) + "-" + std::to_string(to);
+  }
+  void put(const std::string& name, std::uint32_t number, const std::vector<std::byte>& bytes) const {
+    std::ofstream out(name + ".new", std::ios::binary);
+    out.write(reinterpret_cast<const char*>(&number), sizeof number);
+    out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    out.close();
+    if (!out) throw std::runtime_error("example: cannot write " + name);
+    fs::rename(name + ".new", name);
+    meeting_.ranks.ring_all();
+  }
+  std::vector<std::byte> get(const std::string& name, std::uint32_t& number) const {
+    std::ifstream in(name, std::ios::binary);
+    in.read(reinterpret_cast<char*>(&number), sizeof number);
+    if (!in) number = 0;  // there is none
+    std::vector<std::byte> bytes;
+    for (char c = 0; in.get(c);) bytes.push_back(static_cast<std::byte>(c));
+    return bytes;
+  }
+  template <class F>
+  void each_other(const F& f) const {
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_) f(r);
+  }
+
   void wake(int r) const noexcept {
     if (const Doorbell bell = meeting_.ranks.doorbell(r)) bell.ring();  // none: its process has ended
   }
@@ -265,6 +334,8 @@ class FileBackend final : public Backend {
   const FirstCause cause_;
   MessageMatcher<OpState, std::uint64_t> matcher_;  // a message is the number of its file
   std::vector<std::uint64_t> sent_, seen_;          // messages to and from each rank
+  std::vector<std::uint32_t> answered_;             // the last question of each rank that has an answer
+  RollCallMessages roll_call_;
   std::atomic<bool> inside_{false}, failed_{false};
   mutable std::mutex mutex_;  // fail() and failure() come from any thread
   Failure failure_;

@@ -54,8 +54,9 @@ cmake -G Ninja -S "$source_dir/examples/backend" -B "$work/backend" -DCMAKE_PREF
   cmake --build "$work/backend" >>"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
 WEFT_BACKEND_PATH=$work/backend "$prefix/bin/weft" doctor | grep -q "example *files in a folder ($work/backend/" ||
   { echo "FAILED: weft doctor does not find the example backend"; exit 1; }
-for flags in "--programs 30" "--programs 15 --faults"; do
-  TMPDIR=$work WEFT_BACKEND_PATH=$work/backend timeout 120 "$prefix/bin/weft" check --backend example $flags --seed 1 --progress none \
+# The last one: ranks that wait in a chain behind one that is stopped.
+for flags in "--programs 30 --seed 1" "--programs 15 --faults --seed 1" "--only 52 --faults --seed 2"; do
+  TMPDIR=$work WEFT_BACKEND_PATH=$work/backend timeout 120 "$prefix/bin/weft" check --backend example $flags --progress none \
     >"$work/check.log" 2>&1 || { echo "FAILED: weft check --backend example $flags"; tail -40 "$work/check.log"; exit 1; }
 done
 if [ -x "$build_dir/bin/backends_conformance_test" ]; then
