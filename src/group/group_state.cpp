@@ -438,6 +438,14 @@ void GroupState::inspect() noexcept {
   if (!failed() && watch_.inspect()) mark_failed();
 }
 
+bool GroupState::look_after() noexcept {
+  if (!failed() && try_own()) {  // else another thread is in the group, and looks itself
+    if (!backend_->healthy()) mark_failed();
+    disown();
+  }
+  return failed();
+}
+
 // The calls in flight stay as they are. Called by the owner.
 void GroupState::mark_failed() noexcept {
   if (std::exchange(accounted_, true)) return;

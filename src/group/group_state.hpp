@@ -101,6 +101,9 @@ class GroupState final : public Driven, public BlockHolder {
   std::vector<int> gone() const noexcept { return backend_->gone(); }
   /// The first cause, where the group has failed.
   std::optional<Failure> failure() const { return failure_.first_cause(); }
+  /// For a thread that waits for ranks of this group elsewhere than in a call: asks the transport whether they
+  /// live. True: the group has failed.
+  bool look_after() noexcept;
   void fail(const Failure& why) noexcept;
   /// For a thread that waits for ranks elsewhere than in a call, in the Store say: while the result lives,
   /// its waits answer the peers of all groups of this rank, which may ask who is there.

@@ -13,6 +13,7 @@
 
 #include "base/parse_number.hpp"
 #include "group/group_state.hpp"
+#include "group/parent_watch.hpp"
 #include "group/shrink.hpp"
 #include "store/table.hpp"
 #include "weft/backends/hold_up.hpp"
@@ -170,11 +171,13 @@ ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> 
   m.rank = static_cast<int>(mine - ranks.begin());
   m.size = static_cast<int>(ranks.size());
   m.name = std::string(name);
+  ParentWatch watch(*state_, name, ranks);
   try {
-    return ProcessGroup(new_group(context(), state_->factory, m, state_->next_token(name, ranks),
-                                  state_->ranks_here_of(m.size),
-                                  Origin{.ranks = std::vector<int>(ranks.begin(), ranks.end())}));
+    return ProcessGroup(new_group(
+        context(), state_->factory, m, state_->next_token(name, ranks), state_->ranks_here_of(m.size),
+        Origin{.ranks = std::vector<int>(ranks.begin(), ranks.end())}, watch.store()));
   } catch (const Error& e) {
+    if (auto cause = watch.cause(e)) throw *std::move(cause);
     throw as_of_parent(e, *this, ranks);
   }
 }

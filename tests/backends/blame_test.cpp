@@ -126,6 +126,48 @@ TEST(Messages, AThreadThatHasNotComeIsNamedAtTheEndOfAChain) {
   });
 }
 
+// Rank 2 of a 2 x 2 mesh ends before it makes the groups of its row and its column. The others are told so at
+// once; rank 1 waits for rank 0, which does not come because of rank 2.
+void a_rank_ends_before_subgroups(const std::string& backend, bool killed) {
+  RankOptions options;
+  options.backend = backend;
+  options.deadline = 20s;  // so it is not the deadline that tells
+  RankProcesses ranks(
+      4,
+      [killed](Rank& r) {
+        r.group().barrier().wait();
+        r.meet("all are through");
+        if (r.rank == 2 && killed) raise(SIGKILL);
+        if (r.rank == 2) return;
+        const auto began = Clock::now();
+        const Error e = error_of([&] {
+          const int row[] = {r.rank % 2, r.rank % 2 + 2};
+          const ProcessGroup rows = r.group().subgroup("dp", row);
+          const int column[] = {r.rank / 2 * 2, r.rank / 2 * 2 + 1};
+          const ProcessGroup columns = r.group().subgroup("tp", column);
+        });
+        EXPECT_LT(Clock::now() - began, 5s);
+        EXPECT_EQ(e.code(), ErrorCode::peer_lost) << e.what();
+        EXPECT_THAT(ranks_of(e), ElementsAre(2)) << e.what();
+        EXPECT_THAT(e.what(),
+                    HasSubstr(std::string("subgroup \"") + (r.rank == 0 ? "dp" : "tp") + "\": rank 2"));
+        EXPECT_THAT(e.what(), HasSubstr("[group \"world\", rank " + std::to_string(r.rank) + "]"));
+        // The survivors can make groups of it.
+        r.store->add("through", 1, Deadline::after(10s));
+        while (r.store->add("through", 0, Deadline::after(10s)) < 3) std::this_thread::sleep_for(1ms);
+        const int survivors[] = {0, 1, 3};
+        r.group().subgroup("survivors", survivors).barrier().wait();
+      },
+      options);
+  ranks.finish({2});
+}
+TEST(Subgroups, ARankThatIsKilledBeforeTheyAreMadeIsNamed) { a_rank_ends_before_subgroups("shm", true); }
+TEST(Subgroups, ARankThatLeavesBeforeTheyAreMadeIsNamed) { a_rank_ends_before_subgroups("shm", false); }
+TEST(Subgroups, OverGlooARankThatIsKilledBeforeTheyAreMadeIsNamed) {
+  if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "the build found no Gloo";
+  a_rank_ends_before_subgroups("gloo", true);
+}
+
 // Who waits in another group has not arrived either; but it answers.
 TEST(Subgroups, WhoWaitsInAnotherGroupIsNotNamed) {
   RankProcesses ranks(4, [](Rank& r) {

@@ -1,0 +1,123 @@
+#include "group/parent_watch.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "store/table.hpp"
+#include "weft/base/name_ranks.hpp"
+
+namespace weft {
+namespace {
+
+constexpr Duration kPiece = std::chrono::milliseconds(200);   // of a wait; then a look
+constexpr Duration kAnswer = std::chrono::milliseconds(500);  // of the store
+
+// Members that do not give up because of the parent's failure come within this time.
+constexpr Duration kPatience = std::chrono::seconds(2);
+
+bool holds(const std::vector<int>& ranks, int r) {
+  return std::find(ranks.begin(), ranks.end(), r) != ranks.end();
+}
+
+}  // namespace
+
+class ParentWatch::WatchingStore final : public ForwardingStore {
+ public:
+  WatchingStore(std::shared_ptr<Store> store, const ParentWatch& watch)
+      : ForwardingStore(std::move(store)), watch_(&watch) {}
+  void end() {
+    const std::lock_guard lock(mutex_);
+    watch_ = nullptr;
+  }
+  std::string get(std::string_view key, Deadline deadline) override {
+    const auto began = Clock::now();
+    while (watches()) {
+      const Deadline piece = deadline.left() <= kPiece ? deadline : Deadline::after(kPiece);
+      try {
+        return ForwardingStore::get(key, piece);
+      } catch (const Error& e) {
+        if (e.code() != ErrorCode::timeout || !piece.passed()) throw;
+        look(key);
+        if (deadline.passed()) throw Error(ErrorCode::timeout, timeout_text(key, Clock::now() - began));
+      }
+    }
+    return ForwardingStore::get(key, deadline);
+  }
+
+ private:
+  bool watches() {
+    const std::lock_guard lock(mutex_);
+    return watch_ != nullptr;
+  }
+  void look(std::string_view key) {
+    const std::lock_guard lock(mutex_);
+    if (watch_ != nullptr) watch_->look(key, *this);
+  }
+  std::mutex mutex_;
+  const ParentWatch* watch_;
+};
+
+ParentWatch::ParentWatch(GroupState& parent, std::string_view name, std::span<const int> members)
+    : parent_(parent),
+      name_(name),
+      members_(members.begin(), members.end()),
+      known_(parent.failure().has_value()) {
+  if (parent.member.store != nullptr) store_ = std::make_shared<WatchingStore>(parent.member.store, *this);
+}
+
+std::shared_ptr<Store> ParentWatch::store() const { return store_; }
+
+void ParentWatch::end() noexcept {
+  if (store_ != nullptr) store_->end();
+}
+
+// The members that are lost to the parent and have not come. Ranks write their texts beside the key that they
+// wait for: a rank that has written its own did all that the others need, and may leave.
+std::vector<int> ParentWatch::lost(std::string_view key, Store& store) const {
+  const std::string folder(key.substr(0, key.rfind('/') + 1));
+  std::vector<int> gone = parent_.gone(), lost;
+  if (const auto why = parent_.failure(); why && why->code == ErrorCode::peer_lost)
+    gone.insert(gone.end(), why->ranks.begin(), why->ranks.end());
+  for (std::size_t i = 0; i < members_.size(); ++i)
+    if (holds(gone, members_[i]) && !store.try_get(folder + std::to_string(i), Deadline::after(kAnswer)))
+      lost.push_back(members_[i]);
+  return lost;
+}
+
+// After a wait for `key` that was in vain.
+void ParentWatch::look(std::string_view key, Store& store) const {
+  const bool failed = parent_.look_after();
+  const std::vector<int> missing = lost(key, store);
+  const bool hopeless = failed && !known_ && Clock::now() - began_ >= kPatience;
+  if ((missing.empty() && !hopeless) || store.try_get(key, Deadline::after(kAnswer))) return;
+  // Others may wait for ranks that give up because of this.
+  if (!failed)
+    parent_.fail(
+        Failure{.code = ErrorCode::peer_lost,
+                .text = fmt::format("{} left the group before joining \"{}\"", name_ranks(missing), name_),
+                .ranks = missing});
+  const std::optional<Failure> why = parent_.failure();
+  if (!why) return;
+  Failure told{
+      .code = why->code,
+      .text = fmt::format("group \"{}\": in group \"{}\": {}", name_, parent_.member.name, why->text),
+      .ranks = {}};
+  for (std::size_t i = 0; i < members_.size(); ++i)
+    if (holds(why->ranks, members_[i])) told.ranks.push_back(static_cast<int>(i));
+  throw Error(std::move(told));
+}
+
+std::optional<Error> ParentWatch::cause(const Error& e) const {
+  const bool may_be_a_consequence = e.code() == ErrorCode::timeout || e.code() == ErrorCode::peer_lost ||
+                                    e.code() == ErrorCode::aborted || e.code() == ErrorCode::mismatch;
+  if (!may_be_a_consequence || known_ || !parent_.look_after()) return std::nullopt;
+  std::optional<Failure> why = parent_.failure();
+  if (!why) return std::nullopt;
+  why->text = fmt::format("subgroup \"{}\": {} [group \"{}\", rank {}]", name_, why->text,
+                          parent_.member.name, parent_.member.rank);
+  return Error(std::move(*why));
+}
+
+}  // namespace weft

@@ -1,0 +1,52 @@
+// What becomes of a subgroup where its parent, the group that it is made of, fails meanwhile. Used by the
+// thread that makes the subgroup, and by threads of the transport that wait in the store for it.
+//
+// A rank that waits for the others of the subgroup waits in the store, which does not know who lives. The parent
+// knows: so each wait looks after the parent now and then. It ends where a member that has not come is lost to
+// the parent; and, a little later, where the parent has failed meanwhile for any reason, since the members may
+// have given up because of it. Every rank is told the parent's first cause then: it names the rank that is lost,
+// and not one that gave up because of it.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "group/group_state.hpp"
+#include "store/forwarding_store.hpp"
+
+namespace weft {
+
+class ParentWatch {
+ public:
+  /// A subgroup `name` of `members` (ranks of `parent`, by their ranks in the subgroup).
+  ParentWatch(GroupState& parent, std::string_view name, std::span<const int> members);
+  ~ParentWatch() { end(); }
+  ParentWatch(const ParentWatch&) = delete;
+  ParentWatch& operator=(const ParentWatch&) = delete;
+  /// The store to meet in while the subgroup is made; null where the parent has none.
+  std::shared_ptr<Store> store() const;
+  /// The subgroup is made: its store, which it may keep, forwards and does no more.
+  void end() noexcept;
+  /// What the caller of subgroup() is to be told instead of `e`: where that may be a consequence, and the
+  /// parent's failure is news to the caller, the parent's first cause.
+  std::optional<Error> cause(const Error& e) const;
+
+ private:
+  class WatchingStore;
+  void look(std::string_view key, Store& store) const;
+  std::vector<int> lost(std::string_view key, Store& store) const;
+
+  GroupState& parent_;
+  const std::string name_;
+  const std::vector<int> members_;
+  const bool known_;  // the parent had failed before: members may be the survivors, who make a group
+  const Clock::time_point began_ = Clock::now();
+  std::shared_ptr<WatchingStore> store_;
+};
+
+}  // namespace weft
