@@ -5,6 +5,7 @@
 
 #include <new>
 
+#include "backends/caught.hpp"
 #include "base/signals.hpp"
 #include "weft/backends/host_ranks.hpp"
 #include "weft/backends/op_table.hpp"
@@ -106,20 +107,21 @@ void BlockingBackend::work() noexcept {
       queue_.pop_front();
       busy_ = true;
     }
+    bool well = false;
     std::string trouble;
     std::optional<Failure> cause;
     try {
       run(*s);
+      well = true;
     } catch (const Error& e) {
       cause = Failure{.code = e.code(),
                       .text = e.what(),
                       .op = s->op,
                       .call = s->call,
                       .ranks = {e.ranks().begin(), e.ranks().end()}};
-    } catch (const std::exception& e) {
-      trouble = e.what();
+    } catch (...) {
+      trouble = caught_words();
     }
-    const bool well = !cause && trouble.empty();
     if (well) done_.fetch_add(1, std::memory_order_seq_cst);
     {
       std::unique_lock lock(mutex_);

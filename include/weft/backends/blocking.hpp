@@ -23,7 +23,7 @@ namespace weft {
 class BlockingCalls {
  protected:
   ~BlockingCalls() = default;
-  /// A collective, in the group's thread; returns when it is done. What it throws fails the group.
+  /// A collective, in the group's thread; returns when it is done. Whatever it throws fails the group.
   virtual void run(const OpState& s) = 0;
   /// Starts a send or a receive, without waiting. finished(s) or refuse(s) follows, from any thread.
   virtual void start(OpState& s) noexcept = 0;

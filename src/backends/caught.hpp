@@ -1,0 +1,31 @@
+// What an exception of any type says: functions that others wrote (a plug-in, a user's Store) may throw
+// anything.
+#pragma once
+
+#include <cxxabi.h>
+
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <string>
+#include <typeinfo>
+
+namespace weft {
+
+/// Only in a catch block. The text of the exception that it handles; where that has none, its type: "an
+/// exception of type int".
+inline std::string caught_words() {
+  try {
+    throw;
+  } catch (const std::exception& e) {
+    if (const char* const text = e.what(); text != nullptr && *text != '\0') return text;
+  } catch (...) {}
+  const std::type_info* const type = abi::__cxa_current_exception_type();
+  if (type == nullptr) return "an exception of another language";
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> readable(
+      abi::__cxa_demangle(type->name(), nullptr, nullptr, &status), &std::free);
+  return std::string("an exception of type ") + (readable ? readable.get() : type->name());
+}
+
+}  // namespace weft
