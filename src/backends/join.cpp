@@ -47,6 +47,14 @@ std::string key_of(const GroupInit& b, std::string_view what, int r) {
   return key_of(b, what, std::to_string(r));
 }
 
+// The texts of all ranks together may outgrow a value of the store (1 MiB): they are stored in parts of this
+// size, of which the last is shorter, and may be empty.
+constexpr std::size_t kPart = std::size_t{1} << 19;
+
+std::string key_of_part(const GroupInit& b, std::string_view what, std::size_t part) {
+  return part == 0 ? key_of(b, what, "all") : key_of(b, what, fmt::format("all/{}", part));
+}
+
 // Runs f. Errors of the store get the name of the group in front.
 template <class F>
 auto for_group(const GroupInit& b, const F& f) {
@@ -243,7 +251,18 @@ void put_together(const GroupInit& b, std::string_view what, const std::string& 
     if (!text) throw_late(b, what, build, began);
     all.push_back(std::move(*text));
   }
-  b.store->set(key_of(b, what, "all"), pack(all), b.deadline);
+  const std::string text = pack(all);
+  // The first part goes last: where it is there, all are.
+  for (std::size_t part = text.size() / kPart + 1; part-- > 0;)
+    b.store->set(key_of_part(b, what, part), std::string_view(text).substr(part * kPart, kPart), b.deadline);
+}
+
+// All parts, of which `first` is the first.
+std::string all_parts(const GroupInit& b, std::string_view what, std::string first) {
+  std::string text = std::move(first);
+  for (std::size_t part = 1; text.size() == part * kPart; ++part)
+    text += b.store->get(key_of_part(b, what, part), b.deadline);
+  return text;
 }
 
 }  // namespace
@@ -277,7 +296,7 @@ std::vector<std::string> join(const GroupInit& b, std::string_view what, std::st
       throw;
     }
     if (!all) throw_late(b, what, build, began);
-    std::vector<std::string> infos = unpack(b, *all);
+    std::vector<std::string> infos = unpack(b, all_parts(b, what, std::move(*all)));
     for (int r = 0; r < b.size; ++r) {
       std::string& text = infos[static_cast<std::size_t>(r)];
       text = parse(b, build, r, text).info;
@@ -292,7 +311,12 @@ void withdraw(const GroupInit& b, std::string_view what) noexcept {
     const Deadline answer = Deadline::after(kAnswer);
     b.store->remove(key_of(b, what, b.rank), answer);
     if (b.rank != 0) return;
-    for (const std::string_view of : {"count", "all"}) b.store->remove(key_of(b, what, of), answer);
+    b.store->remove(key_of(b, what, "count"), answer);
+    for (std::size_t part = 0, bytes = kPart; bytes == kPart; ++part) {
+      const std::string key = key_of_part(b, what, part);
+      bytes = b.store->try_get(key, answer).value_or("").size();
+      b.store->remove(key, answer);
+    }
   } catch (...) {}  // a few bytes stay behind
 }
 

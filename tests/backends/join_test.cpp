@@ -84,6 +84,34 @@ TEST_F(Join, AnyByteMayBeInAnInfo) {
   for (const auto& seen : infos) EXPECT_THAT(seen, ElementsAre(odd, ""));
 }
 
+// Together they are longer than a value of the store may be. One size makes the last part empty.
+TEST_F(Join, InfosMayBeLongTogether) {
+  constexpr std::size_t kLong = (std::size_t{1} << 20) - 256;
+  for (const std::size_t bytes : {kLong, (std::size_t{1} << 19) / 4}) {
+    std::vector<std::string> infos[4];
+    {
+      std::vector<std::jthread> ranks;
+      for (int r = 0; r < 4; ++r)
+        ranks.emplace_back([&, r] {
+          GroupInit b = at(r, 4);
+          // "size:build size place info": with this info, the text of rank r has as many bytes as is said.
+          const std::string head = fmt::format("{}:{} 4 1 ", bytes, build_word(0, r));
+          infos[r] = join(b, "long", std::string(bytes - head.size(), static_cast<char>('a' + r)), 0);
+        });
+    }
+    for (const auto& seen : infos) {
+      ASSERT_EQ(seen.size(), 4u);
+      for (int r = 0; r < 4; ++r) {
+        EXPECT_GE(seen[r].size(), bytes - 256);
+        EXPECT_EQ(seen[r].find_first_not_of(static_cast<char>('a' + r)), std::string::npos);
+      }
+    }
+    for (int r = 3; r >= 0; --r) withdraw(at(r, 4), "long");
+    for (const char* key : {"count", "all", "all/1", "all/2", "all/7", "all/8"})
+      EXPECT_FALSE(store_->try_get("token/long/" + std::string(key), Deadline::never())) << key;
+  }
+}
+
 TEST_F(Join, WhatTheStoreHoldsIsChecked) {
   for (const char* text :
        {"", "2:ab", "1:a1:b", "1:a1:b1:c1:d", "1:a1:b9:c", "1:a1:b1c", "x", "99999999999999999999:a"}) {

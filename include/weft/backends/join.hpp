@@ -1,6 +1,6 @@
 // How the ranks of a group meet: each puts its text into the store and reads those of the others. The rank
 // that comes last reads all texts and writes them into one key, which the others wait for: a few requests per
-// rank.
+// rank. Where they are longer than half a MiB together, they are in several keys.
 //
 // A rank that cannot make the group leaves the reason in the store, under the group's token (FirstCause);
 // ranks that wait for others look there now and then. The first reason counts: no rank is blamed that only
@@ -47,7 +47,8 @@ std::optional<std::string> await(const GroupInit& b, const std::string& key);
 /// name.
 void announce(const GroupInit& b, std::string_view what, std::string_view info, std::uint64_t layout);
 
-/// The texts of all ranks, by rank. `info` may hold any bytes. `what` keeps the keys of several uses of one
+/// The texts of all ranks, by rank. `info` may hold any bytes, somewhat less than a value of the store: a MiB
+/// less 256 bytes always fits. `what` keeps the keys of several uses of one
 /// token apart: the transport's name. Throws timeout naming the ranks that did not join by the deadline,
 /// mismatch where they do not run the same build of weft, differ in `layout` or do not agree on the size, the
 /// first cause where a rank gives up meanwhile, and what announce() throws.
