@@ -190,9 +190,9 @@ BackendFactory load_backend(Context& context, std::string_view name) {
   if (name == "shm") return make_shm_backend;
   if (name == "auto") return make_auto_backend;
   const BackendPlugin& plugin = find_plugin(context, name);
-  if (known_traits(name) != nullptr) return plugin.make;  // weft's own compare their builds as they meet
-  return [make = plugin.make, minor = plugin.abi_minor](const GroupInit& b) {
-    compare_builds(b);
+  const bool own = known_traits(name) != nullptr;  // weft's own compare their builds as they meet
+  return [make = plugin.make, minor = plugin.abi_minor, own](const GroupInit& b) {
+    if (!own) compare_builds(b);
     return as_built_for(minor, make(b));
   };
 }

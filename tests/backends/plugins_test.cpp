@@ -25,6 +25,17 @@ struct Plugins : testing::Test {
   ~Plugins() override { ::unsetenv("WEFT_BACKEND_PATH"); }
   Context context;
 
+  // Of a group of one rank.
+  GroupInit alone() {
+    return {.context = context,
+            .store = make_local_store(),
+            .token = "t",
+            .name = "g",
+            .rank = 0,
+            .size = 1,
+            .deadline = Deadline::after(std::chrono::seconds(20))};
+  }
+
   void refused(const std::string& name, const std::string& what) {
     expect_error(ErrorCode::unsupported, file(name) + ": " + what, [&] { load_backend(context, name); });
   }
@@ -61,17 +72,20 @@ TEST_F(Plugins, OneOfAnOlderMinorIsLoaded) {
   m.store = make_local_store();
   const ProcessGroup group = ProcessGroup::create(context, "older_minor", m);
   EXPECT_EQ(group.size(), 1);
-  const GroupInit b{.context = context,
-                    .store = m.store,
-                    .token = "t",
-                    .name = "g",
-                    .rank = 0,
-                    .size = 1,
-                    .deadline = Deadline::after(std::chrono::seconds(20))};
-  const std::unique_ptr<Backend> backend = load_backend(context, "older_minor")(b);
+  const std::unique_ptr<Backend> backend = load_backend(context, "older_minor")(alone());
   EXPECT_TRUE(backend->ask(OpState{}));
   backend->answer();
   EXPECT_EQ(backend->gone(), std::vector<int>{7});  // of that version, so it is called
+}
+
+// As does one that has the name of a transport of weft's own.
+TEST_F(Plugins, OneOfAnOlderMinorMayHaveAKnownName) {
+  const TemporaryFolder folder;
+  ::setenv("WEFT_BACKEND_PATH", folder.path().c_str(), 1);
+  std::filesystem::copy_file(file("older_gloo"), folder / "libweft_backend_gloo.so");
+  const std::unique_ptr<Backend> backend = load_backend(context, "gloo")(alone());
+  EXPECT_TRUE(backend->ask(OpState{}));
+  backend->answer();
 }
 
 // A newer one has more than this weft knows of.
