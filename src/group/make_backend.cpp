@@ -7,6 +7,7 @@
 #include <new>
 #include <system_error>
 
+#include "backends/caught.hpp"
 #include "backends/compose/compose.hpp"
 #include "backends/compose/op_support.hpp"
 #include "base/memfd.hpp"
@@ -17,10 +18,10 @@
 namespace weft {
 namespace {
 
-// What a library says, and, where this process may open no more files, that: the library may have met the
+// Only in a catch block. What a library says, and, where this process may open no more files, that: the library may have met the
 // limit without saying so.
-std::string words_of(const std::exception& e) {
-  std::string words = with_limits(e.what());
+std::string words_of_library() {
+  std::string words = with_limits(caught_words());
   const Descriptor one(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!one && errno == EMFILE && words.find("ulimit -n") == std::string::npos)
     words += ": " + system_words(EMFILE);
@@ -46,8 +47,8 @@ std::unique_ptr<Backend> call_factory(const BackendFactory& factory, const Group
                          e.code().category() == std::system_category()
                      ? system_words(e.code().value())
                      : e.what());
-  } catch (const std::exception& e) {
-    throw failed(words_of(e));
+  } catch (...) {
+    throw failed(words_of_library());
   }
 }
 

@@ -12,6 +12,7 @@
 #include "group/group_state.hpp"
 #include "support/recording_backend.hpp"
 #include "support/run_ranks.hpp"
+#include "weft/backends/join.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace weft::test {
@@ -556,6 +557,22 @@ TEST_F(Group, WhatAFactoryThrowsIsTheCallersToSee) {
   };
   EXPECT_STREQ(error_of([&] { ProcessGroup::create(context, refuses, membership()); }).what(), "no wires");
   make().barrier().wait();  // the context is none the worse
+}
+
+// Then it is an Error, too, and the other ranks need not wait for this one.
+TEST_F(Group, AFactoryMayThrowAnything) {
+  const BackendFactory refuses = [](const GroupInit& init) -> std::unique_ptr<Backend> {
+    if (init.rank == 0) throw 42;
+    join(init, "x", {}, 0);
+    return nullptr;
+  };
+  std::string said;
+  std::jthread other(
+      [&] { said = error_text([&] { ProcessGroup::create(context, refuses, membership(2, 1)); }); });
+  EXPECT_EQ(error_text([&] { ProcessGroup::create(context, refuses, membership(2, 0)); }),
+            "system: group \"x\": an exception of type int [rank 0]");
+  other.join();
+  EXPECT_EQ(said, "system: group \"x\": rank 0 cannot make it: an exception of type int [rank 1]");
 }
 
 TEST_F(Group, SubgroupSaysWhatIsWrong) {
