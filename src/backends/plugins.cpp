@@ -17,6 +17,7 @@
 
 #include "backends/auto_backend.hpp"
 #include "backends/build.hpp"
+#include "backends/caught.hpp"
 #include "backends/older_backend.hpp"
 #include "backends/shm/shm_backend.hpp"
 #include "weft/base/env.hpp"
@@ -31,6 +32,16 @@ constexpr const char* kEntry = "weft_backend_plugin";
 
 [[noreturn]] void refuse(const std::string& file, const std::string& what) {
   throw Error(ErrorCode::unsupported, fmt::format("{}: {}", file, what));
+}
+
+// What a function of a plug-in gives. Whatever it throws becomes unsupported, with the file.
+template <class F>
+auto call_plugin(const std::string& file, std::string_view function, const F& f) {
+  try {
+    return f();
+  } catch (...) {
+    refuse(file, fmt::format("{}() threw: {}", function, caught_words()));
+  }
 }
 
 // The folder of libweft itself: this function lies in it.
@@ -93,7 +104,7 @@ BackendPlugin load(const std::string& file, std::string_view name) {
   }
   const auto entry = reinterpret_cast<const BackendPlugin* (*)()>(::dlsym(object, kEntry));
   if (entry == nullptr) refuse(file, fmt::format("has no function {}()", kEntry));
-  const BackendPlugin* const plugin = entry();
+  const BackendPlugin* const plugin = call_plugin(file, kEntry, entry);
   if (plugin == nullptr) refuse(file, fmt::format("{}() gave null", kEntry));
   const BackendPlugin usable = compatible(file, *plugin);
   if (usable.name == nullptr || usable.name != name)
@@ -129,8 +140,8 @@ class LoadedPlugins {
   std::map<std::string, BackendPlugin> plugins_;
 };
 
-std::string obstacle(const BackendPlugin& plugin) {
-  return plugin.obstacle == nullptr ? std::string() : plugin.obstacle();
+std::string obstacle(const std::string& file, const BackendPlugin& plugin) {
+  return plugin.obstacle == nullptr ? std::string() : call_plugin(file, "obstacle", plugin.obstacle);
 }
 
 bool may_be_a_name(std::string_view name) {
@@ -164,7 +175,12 @@ std::vector<std::string> backend_folders() {
 
 namespace {
 
-const BackendPlugin& find_plugin(Context& context, std::string_view name) {
+struct FoundPlugin {
+  std::string file;
+  const BackendPlugin& plugin;
+};
+
+FoundPlugin find_plugin(Context& context, std::string_view name) {
   if (!may_be_a_name(name))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("backend \"{}\" is no name; expected letters, digits, '-' and '_'", name));
@@ -173,8 +189,9 @@ const BackendPlugin& find_plugin(Context& context, std::string_view name) {
     const std::string file = file_of(folder, name);
     if (!exists(file)) continue;
     const BackendPlugin& plugin = context.attached<LoadedPlugins>().get(file, name);
-    if (const std::string why = obstacle(plugin); !why.empty()) refuse(file, "cannot be used here: " + why);
-    return plugin;
+    if (const std::string why = obstacle(file, plugin); !why.empty())
+      refuse(file, "cannot be used here: " + why);
+    return {file, plugin};
   }
   throw Error(
       ErrorCode::unsupported,
@@ -189,7 +206,7 @@ const BackendPlugin& find_plugin(Context& context, std::string_view name) {
 BackendFactory load_backend(Context& context, std::string_view name) {
   if (name == "shm") return make_shm_backend;
   if (name == "auto") return make_auto_backend;
-  const BackendPlugin& plugin = find_plugin(context, name);
+  const BackendPlugin& plugin = find_plugin(context, name).plugin;
   const bool own = known_traits(name) != nullptr;  // weft's own compare their builds as they meet
   return [make = plugin.make, minor = plugin.abi_minor, own](const GroupInit& b) {
     if (!own) compare_builds(b);
@@ -199,7 +216,8 @@ BackendFactory load_backend(Context& context, std::string_view name) {
 
 Traits backend_traits(Context& context, std::string_view name) {
   if (const Traits* const known = known_traits(name)) return *known;
-  return find_plugin(context, name).traits();
+  const FoundPlugin found = find_plugin(context, name);
+  return call_plugin(found.file, "traits", found.plugin.traits);
 }
 
 std::vector<FoundBackend> find_backends(Context& context) {
@@ -221,7 +239,7 @@ std::vector<FoundBackend> find_backends(Context& context) {
       try {
         const BackendPlugin& plugin = context.attached<LoadedPlugins>().get(b.path, name);
         b.version = plugin.version ? plugin.version : "";
-        b.problem = obstacle(plugin);
+        b.problem = obstacle(b.path, plugin);
       } catch (const Error& e) {
         b.problem = e.what();
       }

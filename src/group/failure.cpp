@@ -4,7 +4,24 @@
 
 #include <array>
 
+#include "backends/caught.hpp"
+
 namespace weft {
+namespace {
+
+// A plug-in's failure() may throw, though it should not; the group has failed nevertheless.
+Failure failure_of(const Backend& backend) {
+  try {
+    return backend.failure();
+  } catch (...) {
+    return {.code = ErrorCode::system,
+            .text = fmt::format("backend {} cannot say why: failure() threw: {}", backend.traits().name,
+                                caught_words()),
+            .ranks = {}};
+  }
+}
+
+}  // namespace
 
 std::string tail(const Membership& member, std::uint64_t call) {
   return call == kNoCall ? fmt::format(" [group \"{}\", rank {}]", member.name, member.rank)
@@ -15,7 +32,7 @@ void GroupFailure::take_over() noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (first_cause_) return;  // by another thread
-    first_cause_ = backend_.failure();
+    first_cause_ = failure_of(backend_);
   }
   recorder_->failed(*first_cause_);
   trace_files_.write(recorder_);

@@ -65,6 +65,15 @@ TEST_F(Plugins, WhatIsWrongIsSaidWithTheFile) {
   refused("blocked", "cannot be used here: the moon is full");
 }
 
+TEST_F(Plugins, WhatItsFunctionsThrowIsSaidWithTheFile) {
+  refused("throws_entry", "weft_backend_plugin() threw: an exception of type int");
+  refused("throws_obstacle", "obstacle() threw: no moon");
+  EXPECT_TRUE(load_backend(context, "throws_traits"));
+  expect_error(ErrorCode::unsupported,
+               file("throws_traits") + ": traits() threw: an exception of type std::runtime_error",
+               [&] { backend_traits(context, "throws_traits"); });
+}
+
 // One that was built when BackendPlugin ended before `obstacle`, and Backend before ask() and answer(): they
 // are neither read nor called.
 TEST_F(Plugins, OneOfAnOlderMinorIsLoaded) {
@@ -148,6 +157,7 @@ TEST_F(Plugins, AllAreListed) {
   EXPECT_EQ(by_name["sound"].version, "test");
   EXPECT_EQ(by_name["sound"].problem, "");
   EXPECT_EQ(by_name["blocked"].problem, "the moon is full");
+  EXPECT_EQ(by_name["throws_obstacle"].problem, file("throws_obstacle") + ": obstacle() threw: no moon");
   EXPECT_THAT(by_name["newer_major"].problem, HasSubstr("backend ABI " + std::to_string(kBackendAbi + 1)));
 }
 

@@ -13,6 +13,7 @@
 #include "support/recording_backend.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/backends/join.hpp"
+#include "weft/backends/plugin.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace weft::test {
@@ -241,6 +242,29 @@ TEST_F(Group, ABackendsFailureIsToldWithTheTail) {
   recording.set_quiet(true);
   EXPECT_TRUE(g.quiesce(1ms));
   EXPECT_TRUE(error_of([&] { g.barrier().wait(); }).quiesced());
+}
+
+// Every call of it fails, and it cannot say why.
+class Speechless final : public Backend {
+ public:
+  const Traits& traits() const noexcept override { return *known_traits("shm"); }
+  void post(OpState&) noexcept override {}
+  Step poll(OpState&) noexcept override { return Step::failed; }
+  bool healthy() noexcept override { return true; }
+  std::vector<int> missing(const OpState&, std::string&) noexcept override { return {}; }
+  void fail(const Failure&) noexcept override {}
+  Failure failure() const override { throw 42; }
+  bool quiet() const noexcept override { return true; }
+  bool quiesce(Deadline, std::span<const MemoryRange>) noexcept override { return true; }
+  void announce_sleep(bool) noexcept override {}
+};
+
+TEST_F(Group, ABackendThatCannotSayWhyFailsTheCall) {
+  ProcessGroup g = ProcessGroup::create(
+      context, [](const GroupInit&) { return std::make_unique<Speechless>(); }, membership());
+  EXPECT_EQ(error_text([&] { g.barrier().wait(); }),
+            "system: barrier: backend shm cannot say why: failure() threw: an exception of type int "
+            "[group \"x\", rank 0, call 0]");
 }
 
 TEST_F(Group, AnUnhealthyBackendFailsWhoWaits) {

@@ -46,6 +46,7 @@ struct BackendPlugin {
   /// Why it cannot be used in this process ("the program already carries MPICH …"); empty: it can. Null: it
   /// always can. Asked at each load_backend(), so the answer may change.
   std::string (*obstacle)() = nullptr;
+  // What these functions, or weft_backend_plugin(), throw becomes an Error with the name of the file.
 };
 
 /// A plug-in that was found, for `weft doctor`.

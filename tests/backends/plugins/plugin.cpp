@@ -1,6 +1,7 @@
 // One small plug-in, compiled several times with one thing changed in each.
 #include <cstddef>
 #include <cstdlib>
+#include <stdexcept>
 
 #include "backends/shm/shm_backend.hpp"
 #include "weft/backends/plugin.hpp"
@@ -8,6 +9,10 @@
 #ifdef HAS_ENTRY
 namespace {
 [[maybe_unused]] std::string full_moon() { return "the moon is full"; }
+
+[[maybe_unused]] void throw_number(weft::BackendPlugin&) { throw 42; }
+[[maybe_unused]] std::string throwing_obstacle() { throw std::runtime_error("no moon"); }
+[[maybe_unused]] weft::Traits throwing_traits() { throw std::runtime_error(""); }
 
 // Only what version 4.0 has: the rest is not there in such a plug-in, so it must not be touched.
 class Older final : public weft::Backend {
