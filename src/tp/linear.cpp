@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <initializer_list>
+#include <utility>
 
+#include "dp/view_memory.hpp"
 #include "nn/kernels/kernels.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/frame.hpp"
@@ -17,7 +20,8 @@ using kernels::Stored;
 
 const float* floats(const ConstTensorView& v) { return reinterpret_cast<const float*>(v.data); }
 float* floats(const TensorView& v) { return reinterpret_cast<float*>(v.data); }
-bool given(const ConstTensorView& v) { return v.data != nullptr; }
+// A view with elements but without memory is given, and wrong.
+bool given(const ConstTensorView& v) { return v.data != nullptr || (v.shape.rank() > 0 && v.count() != 0); }
 
 std::string shown(const Shape& s) { return to_string(s); }
 
@@ -32,13 +36,19 @@ struct Checker {
     if (v.dtype != DType::f32) wrong(what, fmt::format("is {}; expected f32", name(v.dtype)));
     if (v.device.kind != DeviceKind::cpu)
       wrong(what, fmt::format("is on {}; expected cpu", to_string(v.device)));
-    if (!v.contiguous()) wrong(what, "is not contiguous; copy it into a contiguous buffer");
-    if (v.data == nullptr && v.count() > 0) wrong(what, "has no memory");
+    if (const std::string fault = memory_fault(v); !fault.empty()) wrong(what, fault);
   }
   void expect(const char* what, const ConstTensorView& v, const Shape& shape, const std::string& from) const {
     check(what, v);
     if (!(v.shape == shape))
       wrong(what, fmt::format("is {}; expected {}, from {}", shown(v.shape), shown(shape), from));
+  }
+  // `out` is written while the others are read or written. Views that are not given overlap nothing.
+  void expect_apart(const char* what, const ConstTensorView& out,
+                    std::initializer_list<std::pair<const char*, ConstTensorView>> others) const {
+    for (const auto& [name, other] : others)
+      if (given(out) && given(other) && overlap(out, other))
+        wrong(what, fmt::format("overlaps {}; expected memory of its own", name));
   }
   // The layer that x and w make: x: (…, in), w: (out, in).
   LinearShape layer(const ConstTensorView& x, const ConstTensorView& w) const {
@@ -74,6 +84,7 @@ LinearShape check_forward(const Checker& c, const ConstTensorView& x, const Cons
   const std::string from = pair_text("x", x.shape, "w", w.shape);
   c.expect("y", y, with_last(x.shape, s.out), from);
   if (given(b)) c.expect("b", b, {s.out}, from);
+  c.expect_apart("y", y, {{"x", x}, {"w", w}, {"b", b}});
   return s;
 }
 
@@ -85,8 +96,14 @@ LinearShape check_backward(const Checker& c, const ConstTensorView& dy, const Co
   if (given(g.dx)) c.expect("dx", g.dx, x.shape, from);
   if (given(g.dw)) c.expect("dw", g.dw, w.shape, from);
   if (given(g.db)) c.expect("db", g.db, {s.out}, from);
+  c.expect_apart("dx", g.dx, {{"dy", dy}, {"x", x}, {"w", w}, {"dw", g.dw}, {"db", g.db}});
+  c.expect_apart("dw", g.dw, {{"dy", dy}, {"x", x}, {"w", w}, {"db", g.db}});
+  c.expect_apart("db", g.db, {{"dy", dy}, {"x", x}, {"w", w}});
   return s;
 }
+
+// Null where nothing is sent. Throws for a mesh that cannot communicate, before anything is written.
+ProcessGroup* group_of(const DeviceMesh& axes) { return axes.size() > 1 ? &axes.group() : nullptr; }
 
 void weight_gradients(Compute& compute, const ConstTensorView& dy, const ConstTensorView& x,
                       const LinearGradients& g, const LinearShape& s) {
@@ -111,10 +128,11 @@ void column_linear_forward(Compute& compute, const ConstTensorView& x, const Con
 void column_linear_backward(Compute& compute, const DeviceMesh& axes, const ConstTensorView& dy,
                             const ConstTensorView& x, const ConstTensorView& w, const LinearGradients& g) {
   const LinearShape s = check_backward({"column_linear_backward"}, dy, x, w, g);
+  ProcessGroup* const group = given(g.dx) ? group_of(axes) : nullptr;
   Work sum;
   if (given(g.dx)) {
     kernels::linear_backward_input(kernels_of(compute), floats(dy), floats(w), floats(g.dx), s);
-    if (axes.size() > 1) sum = axes.group().all_reduce(g.dx, g.dx);
+    if (group != nullptr) sum = group->all_reduce(g.dx, g.dx);
   }
   weight_gradients(compute, dy, x, g, s);
   if (sum.valid()) sum.wait();
@@ -123,8 +141,9 @@ void column_linear_backward(Compute& compute, const DeviceMesh& axes, const Cons
 void row_linear_forward(Compute& compute, const DeviceMesh& axes, const ConstTensorView& x,
                         const ConstTensorView& w, const ConstTensorView& b, const TensorView& y) {
   const LinearShape s = check_forward({"row_linear_forward"}, x, w, b, y);
+  ProcessGroup* const group = group_of(axes);
   kernels::linear_forward(kernels_of(compute), floats(x), floats(w), nullptr, floats(y), s);
-  if (axes.size() > 1) axes.group().all_reduce(y, y).wait();
+  if (group != nullptr) group->all_reduce(y, y).wait();
   if (given(b)) kernels::add_bias(kernels_of(compute), floats(b), floats(y), s.tokens, s.out);
 }
 

@@ -174,5 +174,67 @@ TEST(LinearViews, WhatDoesNotFitIsNamed) {
   EXPECT_EQ(text(wrong, good_w, {}, good_y), "row_linear_forward: x has no memory");
 }
 
+TEST(LinearViews, WhatIsWrittenOverlapsNothing) {
+  Context context;
+  Compute compute(context);
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, MeshShape{{"tp", 1}}, 0);
+  Floats memory[5] = {Floats(16), Floats(16), Floats(16), Floats(16), Floats(20)};
+  const Shape square{4, 4};
+  const TensorView x = shaped(memory[0], square), w = shaped(memory[1], square),
+                   dy = shaped(memory[2], square), out = shaped(memory[3], square),
+                   wide = shaped(memory[4], square), four = shaped(memory[4], {4});
+  TensorView after = four;
+  after.data += 16 * 4;
+  const auto text = [&](const LinearGradients& g) {
+    const std::string row = error_of([&] { row_linear_backward(compute, dy, x, w, g); }).what();
+    const std::string column =
+        error_of([&] { column_linear_backward(compute, mesh["tp"], dy, x, w, g); }).what();
+    EXPECT_EQ(row.substr(row.find(':')), column.substr(column.find(':')));
+    return row;
+  };
+  EXPECT_EQ(text({.dx = x, .dw = out}), "row_linear_backward: dx overlaps x; expected memory of its own");
+  EXPECT_EQ(text({.dx = dy, .dw = out}), "row_linear_backward: dx overlaps dy; expected memory of its own");
+  EXPECT_EQ(text({.dx = out, .dw = out}), "row_linear_backward: dx overlaps dw; expected memory of its own");
+  EXPECT_EQ(text({.dx = out, .dw = w}), "row_linear_backward: dw overlaps w; expected memory of its own");
+  EXPECT_EQ(text({.dw = wide, .db = four}),
+            "row_linear_backward: dw overlaps db; expected memory of its own");
+  EXPECT_EQ(text({.db = shaped(memory[2], {4})}),
+            "row_linear_backward: db overlaps dy; expected memory of its own");
+  row_linear_backward(compute, dy, x, w, {.dx = out, .dw = wide, .db = after});  // touch, and do not overlap
+  const auto forward = [&](const TensorView& b, const TensorView& y) {
+    return std::string(error_of([&] { row_linear_forward(compute, mesh["tp"], x, w, b, y); }).what());
+  };
+  EXPECT_EQ(forward({}, x), "row_linear_forward: y overlaps x; expected memory of its own");
+  EXPECT_EQ(forward(four, wide), "row_linear_forward: y overlaps b; expected memory of its own");
+  EXPECT_STREQ(error_of([&] { column_linear_forward(compute, x, w, {}, w); }).what(),
+               "column_linear_forward: y overlaps w; expected memory of its own");
+}
+
+TEST(LinearViews, MemoryThatCannotBeUsedIsNamedBeforeAnythingIsWritten) {
+  Context context;
+  Compute compute(context);
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, MeshShape{{"tp", 2}}, 0);
+  Floats x(16, 1), w(16, 1), y(17, 7), b(4);
+  const Shape square{4, 4};
+  const auto text = [&](const TensorView& x_view, const TensorView& w_view, const TensorView& b_view,
+                        const TensorView& y_view) {
+    return std::string(
+        error_of([&] { row_linear_forward(compute, mesh["tp"], x_view, w_view, b_view, y_view); }).what());
+  };
+  const TensorView good_x = shaped(x, square), good_w = shaped(w, square), good_y = shaped(y, square);
+  TensorView misplaced = good_y, no_bias = shaped(b, {4});
+  misplaced.data += 1;
+  no_bias.data = nullptr;
+  EXPECT_EQ(text(good_x, good_w, {}, misplaced).substr(0, 34), "row_linear_forward: y begins at 0x");
+  EXPECT_EQ(text(good_x, good_w, no_bias, good_y), "row_linear_forward: b has no memory");
+  EXPECT_EQ(text(shaped(x, {-4, 4}), good_w, {}, shaped(y, {-4, 4})),
+            "row_linear_forward: x has shape (-4, 4); expected no negative extent");
+  EXPECT_EQ(text(shaped(x, {4, -4}), shaped(w, {4, -4}), {}, good_y),
+            "row_linear_forward: x has shape (4, -4); expected no negative extent");
+  const std::string cannot_send = text(good_x, good_w, {}, good_y);  // the mesh has no group
+  EXPECT_NE(cannot_send.find("arithmetic"), std::string::npos) << cannot_send;
+  EXPECT_EQ(y, Floats(17, 7));
+}
+
 }  // namespace
 }  // namespace weft

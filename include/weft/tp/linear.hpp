@@ -6,7 +6,8 @@
 // mesh of one or more axes; in and out are features of the whole layer. Every function is collective among
 // the ranks of `axes` where it says that it communicates, blocks until it is done, and throws bad_argument,
 // before anything is written or sent, that names the view whose shape does not fit: `row_linear_forward: w is
-// (3, 4); expected (3, 5), from y (2, 3) and x (2, 5)`. One thread per rank.
+// (3, 4); expected (3, 5), from y (2, 3) and x (2, 5)`. What is written overlaps no other view: else
+// `row_linear_backward: dx overlaps x; expected memory of its own`. One thread per rank.
 #pragma once
 
 #include "weft/base/view.hpp"
@@ -20,7 +21,8 @@ namespace weft {
 void column_linear_forward(Compute& compute, const ConstTensorView& x, const ConstTensorView& w,
                            const ConstTensorView& b, const TensorView& y);
 
-/// What the backward functions write; an empty view: not wanted.
+/// What the backward functions write; an empty view: not wanted. Whether column_linear_backward() has a dx is
+/// the same on all ranks: it takes part in an all-reduce only if so.
 struct LinearGradients {
   TensorView dx{};          ///< overwritten
   TensorView dw{};          ///< as w; see `accumulate`

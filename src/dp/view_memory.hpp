@@ -1,0 +1,43 @@
+// What functions that read and write views themselves, rather than hand them to a group, expect of the memory.
+// Callable from any thread. Private to dp and tp.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <string>
+
+#include "weft/base/view.hpp"
+
+namespace weft {
+
+/// Why the elements of `v` cannot be read as an array of its dtype, to stand behind its name: `has shape (-4,
+/// 4); expected no negative extent`, `has shape (…); its bytes do not fit 64 bits`, `is not contiguous; copy it
+/// into a contiguous buffer`, `has no memory`, `begins at 0x7f01; expected a multiple of 4 bytes for f32`.
+/// Empty: nothing is wrong.
+inline std::string memory_fault(const ConstTensorView& v) {
+  bool negative = false, empty = false, beyond = false;
+  std::int64_t bytes = size_bytes(v.dtype);
+  for (const std::int64_t extent : v.shape) {
+    negative |= extent < 0;
+    empty |= extent == 0;
+    if (extent != 0) beyond |= __builtin_mul_overflow(bytes, extent, &bytes);
+  }
+  if (negative) return fmt::format("has shape {}; expected no negative extent", to_string(v.shape));
+  if (beyond) return fmt::format("has shape {}; its bytes do not fit 64 bits", to_string(v.shape));
+  if (!v.contiguous()) return "is not contiguous; copy it into a contiguous buffer";
+  if (empty) return {};
+  if (v.data == nullptr) return "has no memory";
+  const auto alignment = static_cast<std::uintptr_t>(size_bytes(v.dtype) < 8 ? size_bytes(v.dtype) : 8);
+  if (reinterpret_cast<std::uintptr_t>(v.data) % alignment != 0)
+    return fmt::format("begins at {}; expected a multiple of {} bytes for {}",
+                       static_cast<const void*>(v.data), alignment, name(v.dtype));
+  return {};
+}
+
+/// Whether two views have a byte in common. Both are free of a memory_fault().
+inline bool overlap(const ConstTensorView& a, const ConstTensorView& b) noexcept {
+  return a.count() > 0 && b.count() > 0 && a.data < b.data + b.bytes() && b.data < a.data + a.bytes();
+}
+
+}  // namespace weft
