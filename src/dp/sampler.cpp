@@ -44,8 +44,14 @@ std::vector<std::int64_t> Sampler::local_batch(std::int64_t step) const { return
 std::vector<std::int64_t> Sampler::batch(std::int64_t step, Chunk of) const {
   if (step < 0)
     throw Error(ErrorCode::bad_argument, fmt::format("sampler: step {}; expected 0 or more", step));
+  std::int64_t begin = 0, end = 0;  // of the global batch, so that all ranks throw
+  if (__builtin_mul_overflow(step, global_batch_, &begin) ||
+      __builtin_add_overflow(begin, global_batch_, &end))
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("sampler: step {} of {} samples each is beyond sample 2^63", step, global_batch_));
   std::vector<std::int64_t> samples;
-  for (std::int64_t i = 0; i < of.size; ++i) samples.push_back(sample(step * global_batch_ + of.offset + i));
+  for (std::int64_t i = 0; i < of.size; ++i) samples.push_back(sample(begin + of.offset + i));
   return samples;
 }
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <set>
 
@@ -89,6 +90,17 @@ TEST(Sampler, WrongSizesAreNamed) {
   EXPECT_EQ(text(0, 10, 1), "sampler: part 0 of 0");
   EXPECT_STREQ(test::error_of([] { Sampler(1, 0, 10, 1, 0).global_batch(-1); }).what(),
                "sampler: step -1; expected 0 or more");
+}
+
+TEST(Sampler, StepsBeyondAnyWalkAreRefused) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  const auto text = [](std::int64_t batch, std::int64_t step) {
+    return std::string(test::error_of([&] { Sampler(1, 0, 10, batch, 7).local_batch(step); }).what());
+  };
+  EXPECT_EQ(text(4, kMost), "sampler: step 9223372036854775807 of 4 samples each is beyond sample 2^63");
+  EXPECT_EQ(text(4, kMost / 4), "sampler: step 2305843009213693951 of 4 samples each is beyond sample 2^63");
+  EXPECT_EQ(text(kMost, 1), "sampler: step 1 of 9223372036854775807 samples each is beyond sample 2^63");
+  EXPECT_EQ(Sampler(1, 0, 10, 4, 7).global_batch(kMost / 4 - 1).size(), 4u);
 }
 
 }  // namespace

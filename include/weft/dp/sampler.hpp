@@ -23,7 +23,8 @@ class Sampler {
   /// Without a mesh, as part `index` of `parts`.
   Sampler(int parts, int index, std::int64_t population, std::int64_t global_batch, std::uint64_t seed);
 
-  /// The sample numbers of a step's whole batch; of this rank's part of it.
+  /// The sample numbers of a step's whole batch; of this rank's part of it. Throw bad_argument for a step below
+  /// 0, or one whose last sample would be beyond the 2^63rd of the walk.
   std::vector<std::int64_t> global_batch(std::int64_t step) const;
   std::vector<std::int64_t> local_batch(std::int64_t step) const;
   /// Where this rank's part lies in the global batch.
