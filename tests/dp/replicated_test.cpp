@@ -1,8 +1,10 @@
 #include "weft/dp/replicated.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "dp/vectors.hpp"
@@ -202,6 +204,119 @@ TEST(ReplicatedViews, AnotherListOnOneRankIsFoundOut) {
         "average_gradients: gradient 0 is \"a\" (f32 (2) as [dp: Partial(sum)]) on dp rank 0, but \"a\" "
         "(f32 (2) without a layout) on dp rank 1");
     average_gradients({}, mesh["dp"]);  // the group lives
+  });
+}
+
+// Only the replicas of one column of the mesh drift. All ranks of the axes throw, and number the ranks alike.
+TEST(ReplicatedViews, DriftOnSomeOfTheAxesIsThrownOnAllRanks) {
+  for (const double tolerance : {SyncOptions{}.tolerance, 0.0})
+    test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+      DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
+      const auto drifted = [&](std::size_t i) { return rank.rank == 2 && i == 0 ? 5.0f : 1.0f; };
+      const auto one = [](std::size_t) { return 1.0f; };
+      Vectors g;  // "v" comes to another group after "w" has drifted
+      g.put("none", make_layout(mesh, {Replicate{}, Shard{0}}, {1}), one);
+      g.put("w", make_layout(mesh, {Replicate{}, Shard{0}}, {8}), drifted);
+      g.put("v", make_layout(mesh, {Shard{0}, Replicate{}}, {8}), one);
+      const auto before = g.values(1);
+      const Error e = error_of([&] {
+        sync_replicated_gradients(g.all(), mesh[{"dp", "tp"}], {.tolerance = tolerance});
+      });
+      EXPECT_EQ(e.code(), ErrorCode::mismatch);
+      EXPECT_STREQ(e.what(), tolerance == 0 ? "sync_replicated_gradients: the gradient of \"w\" is Replicate "
+                                              "on dp=2, but on dp,tp ranks 0, "
+                                              "2 it has other bits, where the tolerance is 0; a replica "
+                                              "drifted, or the gradient is Partial "
+                                              "there"
+                                            : "sync_replicated_gradients: the gradient of \"w\" is Replicate "
+                                              "on dp=2, but on dp,tp ranks 0, "
+                                              "2 it is 2 from the average, 3.28e+03 times what rounding "
+                                              "explains; a replica drifted, or the "
+                                              "gradient is Partial there");
+      ASSERT_EQ(e.ranks().size(), 2u);
+      EXPECT_EQ(e.ranks()[1], 2);
+      EXPECT_EQ(g.values(1), before);
+      rank.group().barrier().wait();  // nobody is left in a collective
+    });
+}
+
+// A part that some ranks lack, and replicas of which only some differ: the rest of the buffer is as before.
+TEST(ReplicatedViews, WhatRanksNeedNotReduceDoesNotMixUpTheirOrder) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
+    const float nearly = rank.rank == 0 ? 1.0f + 0x1p-20f : 1.0f;
+    Vectors g;
+    g.put("a", make_layout(mesh, {Replicate{}, Shard{0}}, {1}), [&](std::size_t) { return nearly; });
+    g.put("b", make_layout(mesh, {Shard{0}, Replicate{}}, {1}), [&](std::size_t) { return nearly; });
+    g.put("c", make_layout(mesh, {Replicate{}, Partial{}}, {2}), [&](std::size_t) { return nearly; });
+    g.put("d", make_layout(mesh, {Partial{}, Replicate{}}, {2}), [&](std::size_t) { return 1.0f; });
+    g.put("e", make_layout(mesh, {Shard{0}, Replicate{}}, {4}), [&](std::size_t) { return nearly; });
+    sync_replicated_gradients(g.all(), mesh);
+    for (const float x : g.values(0)) EXPECT_NEAR(x, 1, 1e-5);
+    for (const float x : g.values(1)) EXPECT_NEAR(x, 1, 1e-5);
+    for (const float x : g.values(2)) EXPECT_NEAR(x, 2, 1e-5);
+    EXPECT_EQ(g.values(3), std::vector<float>(2, 2.0f));
+    EXPECT_EQ(g.values(4), std::vector<float>(2, rank.rank < 2 ? 1.0f + 0x1p-21f : 1.0f));
+  });
+}
+
+// The average of three equal numbers may be another number, or overflow.
+TEST(ReplicatedViews, ReplicasWithTheSameBitsStayAsTheyAre) {
+  test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"tp", 3}});
+    std::vector<float> values = {3e38f, -0.0f, 1e-45f, std::numeric_limits<float>::infinity()};
+    for (int i = 0; i < 10000; ++i) values.push_back(1 + static_cast<float>(i) * 0x1.35p-13f);
+    std::vector<double> large = {1.7e308, 1};
+    for (const double tolerance : {0.0, 1e-9, SyncOptions{}.tolerance}) {
+      std::vector<float> w = values;
+      std::vector<double> d = large;
+      Gradient g[] = {{"w", view(w), replicated_layout(mesh, {static_cast<std::int64_t>(w.size())})},
+                      {"d", view(d), replicated_layout(mesh, {2})}};
+      sync_replicated_gradients(g, mesh["tp"], {.tolerance = tolerance});
+      EXPECT_EQ(std::memcmp(w.data(), values.data(), 4 * w.size()), 0);
+      EXPECT_EQ(d, large);
+    }
+  });
+}
+
+// Flipped signs, which a hash that multiplies only would add up to nothing.
+TEST(ReplicatedViews, OtherSignsAreOtherBits) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"tp", 2}});
+    for (const std::size_t n : {2u, 8u, 16u, 33u}) {
+      std::vector<double> w(n, rank.rank == 0 ? 0.0 : -0.0);
+      Gradient g[] = {{"w", view(w), replicated_layout(mesh, {static_cast<std::int64_t>(n)})}};
+      EXPECT_EQ(error_of([&] { sync_replicated_gradients(g, mesh["tp"], {.tolerance = 0}); }).code(),
+                ErrorCode::mismatch);
+    }
+  });
+}
+
+TEST(ReplicatedViews, OtherOptionsOnOneRankAreNamed) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"tp", 2}});
+    Vectors g;
+    g.put("w", replicated_layout(mesh, {4}), [&](std::size_t) { return 1.0f; });
+    const SyncOptions exact{.tolerance = 0}, average{.on_drift = OnDrift::average, .tolerance = 0.5};
+    EXPECT_STREQ(
+        error_of([&] {
+          sync_replicated_gradients(g.all(), mesh["tp"], rank.rank == 0 ? exact : average);
+        }).what(),
+        "sync_replicated_gradients: ranks gave different options: tolerance 0 and on_drift error on tp rank "
+        "0, 0.5 and average on tp rank 1");
+  });
+}
+
+TEST(ReplicatedViews, ALayoutOverAnotherMeshIsNamed) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}}), other(rank.group(), {{"x", 2}});
+    Vectors g;
+    g.put("w", make_layout(other, {Partial{}}, {4}), [&](std::size_t) { return 1.0f; });
+    const Error e = error_of([&] { average_gradients(g.all(), mesh["dp"]); });
+    EXPECT_EQ(e.code(), ErrorCode::layout);
+    EXPECT_STREQ(
+        e.what(),
+        "average_gradients: the gradient of \"w\" is laid out over x=2, another mesh than that of dp");
   });
 }
 

@@ -26,13 +26,14 @@ struct SyncOptions {
 ///   Shard         left alone: each rank has the whole gradient of its own part
 ///   Partial(sum)  summed: each rank used the weight for its own part of the work
 ///   Partial(avg)  averaged
-///   Replicate     averaged: every rank computed the same. Where a replica is further from the average than
-///                 `tolerance`, or not finite where another's is, something else than rounding is at work:
-///                 mismatch on all ranks of the axes, naming the gradient and the ranks, before any gradient
-///                 changes
+///   Replicate     every rank computed the same: left alone where all replicas have the same bits, else
+///                 averaged. Where a replica is further from the average than `tolerance`, or not finite where
+///                 another's is, something else than rounding is at work: mismatch on all ranks of `axes`,
+///                 naming the gradient and the ranks as `axes` numbers them, before any gradient changes
 ///
 /// One collective for each reduction, dtype and set of axes that occur, through flat buffers in shared
-/// memory, a small all-gather that compares the lists and another for the verdict on replicas. The same
+/// memory, a small all-gather that compares the lists, another of a hash of each replica, and a third for the
+/// verdict where some differ. The options are the same on all ranks: else mismatch. The same
 /// gradients in the same order on all ranks: else mismatch on all of them, naming the first gradient that
 /// differs in name, dtype or layout, before any changes. Throws layout for Partial(min) and Partial(max), and for a gradient without a layout on axes of
 /// several ranks; see check_gradients(). Afterwards all but the sharded are Replicate on the axes; `layout`
