@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "dp/view_memory.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -16,8 +17,7 @@ void check_gradients(std::string_view what, std::span<const Gradient> gradients)
       wrong(ErrorCode::bad_argument, fmt::format("is {}; expected f64, f32, bf16 or f16", name(t)));
     if (g.data.device.kind != DeviceKind::cpu)
       wrong(ErrorCode::bad_argument, fmt::format("is on {}; expected cpu", to_string(g.data.device)));
-    if (!g.data.contiguous())
-      wrong(ErrorCode::bad_argument, "is not contiguous; copy it into a contiguous buffer");
+    if (const std::string fault = memory_fault(g.data); !fault.empty()) wrong(ErrorCode::bad_argument, fault);
     if (g.layout != nullptr && !(g.data.shape == g.layout->local_shape()))
       wrong(ErrorCode::layout, fmt::format("is {}; {} is {} on this rank", to_string(g.data.shape),
                                            to_string(*g.layout), to_string(g.layout->local_shape())));

@@ -307,6 +307,31 @@ TEST(ReplicatedViews, OtherOptionsOnOneRankAreNamed) {
   });
 }
 
+TEST(ReplicatedViews, MemoryThatIsNoGradientIsNamed) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"tp", 2}});
+    alignas(8) std::byte memory[64] = {};
+    const auto text = [&](std::byte* data, const Shape& shape) {
+      Gradient g[] = {{"w", {data, DType::f32, {}, shape, row_major(shape)}, nullptr}};
+      return std::string(error_of([&] { average_gradients(g, mesh["tp"]); }).what());
+    };
+    EXPECT_EQ(text(nullptr, {4}), "average_gradients: the gradient of \"w\" has no memory");
+    EXPECT_EQ(text(memory, {-4}),
+              "average_gradients: the gradient of \"w\" has shape (-4); expected no negative extent");
+    EXPECT_EQ(text(memory, {std::int64_t{1} << 62, 2}),
+              "average_gradients: the gradient of \"w\" has shape (4611686018427387904, 2); its bytes do not "
+              "fit 64 bits");
+    EXPECT_EQ(text(memory + 1, {4}),
+              fmt::format("average_gradients: the gradient of \"w\" begins at {}; expected a multiple of 4 "
+                          "bytes for f32",
+                          static_cast<const void*>(memory + 1)));
+    Gradient null[] = {make_gradient<float>("w", nullptr, replicated_layout(mesh, {4}))};
+    EXPECT_STREQ(error_of([&] { sync_replicated_gradients(null, mesh["tp"]); }).what(),
+                 "sync_replicated_gradients: the gradient of \"w\" has no memory");
+    average_gradients({}, mesh["tp"]);
+  });
+}
+
 TEST(ReplicatedViews, ALayoutOverAnotherMeshIsNamed) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}}), other(rank.group(), {{"x", 2}});
