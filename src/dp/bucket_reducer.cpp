@@ -4,10 +4,16 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
 
 #include "base/hash.hpp"
+#include "dp/axis_ranks.hpp"
 #include "dp/missing.hpp"
 #include "dp/same_list.hpp"
+#include "dp/view_memory.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -37,11 +43,50 @@ struct Slot {
   bool ready = false;
 };
 
+// The number of a reducer among those alive over the same axes of a mesh, from 0: the same on all ranks that make
+// and destroy them in the same order.
+class Ordinal {
+ public:
+  explicit Ordinal(const DeviceMesh& axes)
+      : key_(&axes.state(), {axes.root_axes().begin(), axes.root_axes().end()}) {
+    const std::lock_guard lock(mutex());
+    std::set<int>& taken = all()[key_];
+    while (taken.count(value_) != 0) ++value_;
+    taken.insert(value_);
+  }
+  ~Ordinal() {
+    const std::lock_guard lock(mutex());
+    const auto entry = all().find(key_);
+    entry->second.erase(value_);
+    if (entry->second.empty()) all().erase(entry);
+  }
+  Ordinal(const Ordinal&) = delete;
+  Ordinal& operator=(const Ordinal&) = delete;
+  int value() const noexcept { return value_; }
+
+ private:
+  using Key = std::pair<const MeshState*, std::vector<int>>;
+  static std::mutex& mutex() {
+    static std::mutex& lives = *new std::mutex;
+    return lives;
+  }
+  static std::map<Key, std::set<int>>& all() {
+    static auto& lives = *new std::map<Key, std::set<int>>;
+    return lives;
+  }
+  Key key_;
+  int value_ = 0;
+};
+
 }  // namespace
 
 struct BucketReducer::Impl {
   Impl(DeviceMesh axes_in, std::vector<BucketEntry> entries_in, const BucketOptions& options_in)
-      : axes(std::move(axes_in)), entries(std::move(entries_in)), options(options_in), slots(entries.size()) {
+      : axes(std::move(axes_in)),
+        entries(std::move(entries_in)),
+        options(options_in),
+        slots(entries.size()),
+        ordinal(axes) {
     if (options.bucket_bytes < 1)
       bad(fmt::format("options.bucket_bytes is {}; expected 1 or more", options.bucket_bytes));
     for (const BucketEntry& e : entries) {
@@ -72,7 +117,11 @@ struct BucketReducer::Impl {
       Bucket& bucket = buckets[*at];
       slots[i].bucket = *at;
       slots[i].offset = bucket.bytes;
-      bucket.bytes += (e.count * size_bytes(e.dtype) + kAlignment - 1) / kAlignment * kAlignment;
+      std::int64_t bytes = 0, padded = 0;
+      if (__builtin_mul_overflow(e.count, std::int64_t{size_bytes(e.dtype)}, &bytes) ||
+          __builtin_add_overflow(bytes, kAlignment - 1, &padded) ||
+          __builtin_add_overflow(bucket.bytes, padded / kAlignment * kAlignment, &bucket.bytes))
+        bad(fmt::format("\"{}\" has count {}; the bytes of its bucket do not fit 64 bits", e.name, e.count));
       bucket.members.push_back(i);
       if (bucket.bytes >= options.bucket_bytes) open.erase(at);
     }
@@ -85,6 +134,19 @@ struct BucketReducer::Impl {
   std::size_t checked(std::size_t i) const {
     if (i >= entries.size()) bad(fmt::format("i is {}; expected less than {}", i, entries.size()));
     return i;
+  }
+
+  // Memory bound to gradient i is no other's.
+  void expect_apart(std::size_t i, const TensorView& data) const {
+    for (const Bucket& b : buckets)
+      if (b.memory.data() != nullptr && overlap(data, b.memory.view()))
+        bad(fmt::format("bind of \"{}\": data lies in the reducer's own memory, where slot() points to",
+                        entries[i].name));
+    for (std::size_t k = 0; k < entries.size(); ++k)
+      if (k != i && slots[k].bound != nullptr &&
+          overlap(data, {slots[k].bound, entries[k].dtype, {}, Dims::line(entries[k].count), Dims::line(1)}))
+        bad(fmt::format("bind of \"{}\": data overlaps the data of \"{}\"", entries[i].name,
+                        entries[k].name));
   }
 
   // Where gradient i lies in its bucket. A bucket that is reduced in the caller's memory lies there.
@@ -112,7 +174,52 @@ struct BucketReducer::Impl {
                          in_place(i) ? ", bound" : "");
     };
     dp::expect_same_list("bucket_reducer", axes, {entries.size(), digest, text});
+    expect_same_options();
+    if (ordinal.value() > 0) own_group = axes.group().duplicate();
     compared = true;
+  }
+
+  void expect_same_options() const {
+    const std::vector<std::int64_t> own = {options.bucket_bytes, static_cast<std::int64_t>(options.unused),
+                                           ordinal.value()};
+    std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(axes.size()));
+    axes.group().all_gather(view(own), view(all)).wait();
+    const auto told = [&](int rank) { return all.begin() + rank * static_cast<std::ptrdiff_t>(own.size()); };
+    const auto text = [&](int rank) {
+      return fmt::format("number {} with bucket_bytes {} and unused {} on {}", told(rank)[2], told(rank)[0],
+                         told(rank)[1] == static_cast<std::int64_t>(Unused::error) ? "error" : "zeros",
+                         dp::name_axis_rank(axes, rank));
+    };
+    for (int r = 1; r < axes.size(); ++r)
+      if (!std::equal(told(0), told(1), told(r)))
+        throw Error(Failure{ErrorCode::mismatch,
+                            fmt::format("bucket_reducer: the reducer is {}, but {}", text(0), text(r)),
+                            Op::none,
+                            kNoCall,
+                            {0, r}});
+  }
+
+  // Calls of several reducers over the same axes may come in another order on each rank: each has a group.
+  ProcessGroup& group() const { return own_group ? own_group : axes.group(); }
+
+  // What communicates. After a failure nothing can be reduced any more, and every later call tells of it.
+  template <class Step>
+  void communicate(const Step& step) {
+    try {
+      step();
+    } catch (const Error& e) {
+      failure = e;
+      throw;
+    }
+  }
+  void expect_sound() const {
+    if (!failure) return;
+    throw Error(Failure{failure->code(),
+                        fmt::format("bucket_reducer: an earlier reduction failed: {}", failure->what()),
+                        failure->op(),
+                        kNoCall,
+                        {failure->ranks().begin(), failure->ranks().end()}},
+                failure->quiesced());
   }
 
   void post_ready() {
@@ -124,14 +231,15 @@ struct BucketReducer::Impl {
           b.in_place == nullptr
               ? b.memory.view()
               : TensorView{b.in_place, b.dtype, {}, Dims::line(entries[b.members[0]].count), Dims::line(1)};
-      b.work = axes.group().all_reduce(memory, memory, {.op = b.op});
+      b.work = group().all_reduce(memory, memory, {.op = b.op});
     }
   }
 
   // Throws on all ranks where one of them lacks a gradient.
   void expect_all_ready(const std::vector<std::size_t>& missing) {
-    dp::MissingGradients found =
-        dp::gather_missing(axes, entries.size(), missing, [&](std::size_t i) { return entries[i].name; });
+    dp::MissingGradients found = dp::gather_missing(
+        axes, entries.size(), missing, [&](std::size_t i) { return entries[i].name; },
+        own_group ? &own_group : nullptr);
     if (found.text.empty()) return;
     throw Error(
         Failure{ErrorCode::bad_argument,
@@ -142,6 +250,7 @@ struct BucketReducer::Impl {
   }
 
   DeviceMesh axes;
+  mutable ProcessGroup own_group;  // empty: that of the axes
   std::vector<BucketEntry> entries;
   BucketOptions options;
   std::vector<Slot> slots;
@@ -150,6 +259,8 @@ struct BucketReducer::Impl {
   std::size_t done = 0;         // of them, those seen to be done
   std::int64_t posted_early = 0;
   bool compared = false;
+  std::optional<Error> failure;  // of the first call that failed
+  Ordinal ordinal;
 };
 
 BucketReducer::BucketReducer(DeviceMesh axes, std::vector<BucketEntry> entries, const BucketOptions& options)
@@ -178,11 +289,14 @@ void BucketReducer::bind(std::size_t i, const TensorView& data) {
   const BucketEntry& e = entry(i);
   Slot& slot = impl_->slots[i];
   if (slot.ready) bad(fmt::format("bind of \"{}\" between ready() and finish()", e.name));
-  if (data.dtype != e.dtype || data.count() != e.count || !data.contiguous())
-    bad(fmt::format("bind of \"{}\": data is {} x{}{}; expected {} x{}, contiguous", e.name, name(data.dtype),
-                    data.count(), data.contiguous() ? "" : ", not contiguous", name(e.dtype), e.count));
+  if (const std::string fault = memory_fault(data); !fault.empty())
+    bad(fmt::format("bind of \"{}\": data {}", e.name, fault));
+  if (data.dtype != e.dtype || data.count() != e.count)
+    bad(fmt::format("bind of \"{}\": data is {} x{}; expected {} x{}, contiguous", e.name, name(data.dtype),
+                    data.count(), name(e.dtype), e.count));
   if (data.device.kind != DeviceKind::cpu)
     bad(fmt::format("bind of \"{}\": data is on {}; expected cpu", e.name, to_string(data.device)));
+  impl_->expect_apart(i, data);
   slot.bound = data.data;
   Bucket& bucket = impl_->buckets[slot.bucket];
   if (bucket.members.size() == 1 && bucket.bytes >= impl_->options.bucket_bytes) {
@@ -193,17 +307,21 @@ void BucketReducer::bind(std::size_t i, const TensorView& data) {
 
 void BucketReducer::ready(std::size_t i) {
   impl_->checked(i);
+  impl_->expect_sound();
   Slot& slot = impl_->slots[i];
   if (slot.ready)
     bad(fmt::format("\"{}\" is ready twice; finish() comes between two steps", impl_->entries[i].name));
   if (impl_->is_copied(i)) std::memcpy(impl_->place(i), slot.bound, impl_->bytes_of(i));
   slot.ready = true;
   --impl_->buckets[slot.bucket].pending;
-  const std::size_t before = impl_->posted;
-  impl_->post_ready();
-  for (std::size_t b = before; b < impl_->posted; ++b) impl_->posted_early += impl_->buckets[b].work.valid();
-  for (; impl_->done < impl_->posted; ++impl_->done)
-    if (Work& work = impl_->buckets[impl_->done].work; work.valid() && !work.done()) break;
+  impl_->communicate([&] {
+    const std::size_t before = impl_->posted;
+    impl_->post_ready();
+    for (std::size_t b = before; b < impl_->posted; ++b)
+      impl_->posted_early += impl_->buckets[b].work.valid();
+    for (; impl_->done < impl_->posted; ++impl_->done)
+      if (Work& work = impl_->buckets[impl_->done].work; work.valid() && !work.done()) break;
+  });
 }
 
 bool BucketReducer::is_ready(std::size_t i) const { return impl_->slots[impl_->checked(i)].ready; }
@@ -211,17 +329,20 @@ bool BucketReducer::is_ready(std::size_t i) const { return impl_->slots[impl_->c
 // All ranks post all buckets in any case, those with gradients that are missing too: a rank that threw at
 // once would leave the others waiting. What is missing counts as zero until expect_all_ready() has compared the ranks.
 void BucketReducer::finish() {
+  impl_->expect_sound();
   std::vector<std::size_t> missing;
   for (std::size_t i = 0; i < size(); ++i)
     if (!impl_->slots[i].ready) {
       missing.push_back(i);
       std::memset(impl_->place(i), 0, impl_->bytes_of(i));
     }
-  impl_->compare();
-  for (Bucket& b : impl_->buckets) b.pending = 0;
-  impl_->post_ready();
-  for (Bucket& b : impl_->buckets)
-    if (b.work.valid()) b.work.wait();
+  impl_->communicate([&] {
+    impl_->compare();
+    for (Bucket& b : impl_->buckets) b.pending = 0;
+    impl_->post_ready();
+    for (Bucket& b : impl_->buckets)
+      if (b.work.valid()) b.work.wait();
+  });
   impl_->posted = impl_->done = 0;
   for (Bucket& b : impl_->buckets) b.pending = b.members.size();
   for (std::size_t i = 0; i < size(); ++i) {

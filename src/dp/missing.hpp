@@ -19,17 +19,18 @@ struct MissingGradients {
 };
 
 /// `missing`: indices below `count` on this rank; `name_of(i)`: of gradient i. One bit per gradient from every
-/// rank.
+/// rank. `group`: of the same ranks; null: that of the axes.
 template <class NameOf>
 MissingGradients gather_missing(const DeviceMesh& axes, std::size_t count,
-                                const std::vector<std::size_t>& missing, const NameOf& name_of) {
+                                const std::vector<std::size_t>& missing, const NameOf& name_of,
+                                ProcessGroup* group = nullptr) {
   const std::size_t words = (count + 63) / 64;
   std::vector<std::uint64_t> own(words), all(words * static_cast<std::size_t>(axes.size()));
   for (const std::size_t i : missing) own[i / 64] |= std::uint64_t{1} << (i % 64);
   if (axes.size() == 1)
     all = own;
   else if (words > 0)
-    axes.group().all_gather(view(own), view(all)).wait();
+    (group != nullptr ? *group : axes.group()).all_gather(view(own), view(all)).wait();
   MissingGradients found;
   for (int rank = 0; rank < axes.size(); ++rank) {
     std::vector<std::string> names;

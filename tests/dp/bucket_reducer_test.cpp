@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "support/run_ranks.hpp"
 #include "weft/base/error.hpp"
 
@@ -167,6 +170,119 @@ TEST(BucketReducer, WrongArgumentsAreNamed) {
     EXPECT_STREQ(error_of([&] { reducer.bind(0, view(three)); }).what(),
                  "bucket_reducer: bind of \"w\" between ready() and finish()");
     reducer.finish();
+  });
+}
+
+// Their collectives come in another order on each rank: a group that both use would add the one's gradients to the
+// other's.
+TEST(BucketReducer, SeveralOverTheSameAxesMayBeReadyInDifferentOrders) {
+  test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 3}});
+    BucketReducer last(mesh, {{"last", 1000}});
+    for (int round = 0; round < 2; ++round) {  // the second one takes the number that is free
+      BucketReducer a(mesh, {{"w", 1000}}), b(mesh, {{"w", 1000}});
+      for (int step = 0; step < 3; ++step) {
+        BucketReducer* order[] = {&a, &b, &last};
+        fill(a.slot(0), 1);
+        fill(b.slot(0), 10);
+        fill(last.slot(0), 100);
+        if (step > 0) std::rotate(order, order + rank.rank, order + 3);
+        for (BucketReducer* r : order) r->ready(0);
+        for (BucketReducer* r : {&b, &last, &a}) r->finish();
+        expect_all(a.slot(0), 3);
+        expect_all(b.slot(0), 30);
+        expect_all(last.slot(0), 300);
+      }
+      EXPECT_EQ(a.posted_early(), 3);
+    }
+  });
+}
+
+TEST(BucketReducer, OtherOptionsOnOneRankAreNamedAndLaterCallsTellOfIt) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    BucketReducer first(mesh, {{"w", 2}});
+    const BucketOptions mine{.bucket_bytes = rank.rank == 0 ? 1 : 64,
+                             .unused = rank.rank == 0 ? Unused::error : Unused::zeros};
+    BucketReducer reducer(mesh, {{"w", 2}, {"v", 2}}, mine);
+    const Error e = error_of([&] {
+      reducer.ready(0);
+      reducer.finish();
+    });
+    EXPECT_EQ(e.code(), ErrorCode::mismatch);
+    const std::string text =
+        "bucket_reducer: the reducer is number 1 with bucket_bytes 1 and unused error on dp rank 0, but "
+        "number 1 "
+        "with bucket_bytes 64 and unused zeros on dp rank 1";
+    EXPECT_EQ(e.what(), text);
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(error_of([&] { reducer.ready(0); }).what(),
+                "bucket_reducer: an earlier reduction failed: " + text);
+      const Error again = error_of([&] { reducer.finish(); });
+      EXPECT_EQ(again.what(), "bucket_reducer: an earlier reduction failed: " + text);
+      EXPECT_EQ(again.code(), ErrorCode::mismatch);
+      EXPECT_EQ(again.ranks().size(), 2u);
+    }
+  });
+}
+
+TEST(BucketReducer, SizesThatDoNotFitAreNamed) {
+  test::run_ranks(Ranks::threads, 1, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 1}});
+    constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+    const auto text = [&](const std::vector<BucketEntry>& entries) {
+      return std::string(error_of([&] { BucketReducer(mesh, entries, {.bucket_bytes = kMost}); }).what());
+    };
+    EXPECT_EQ(
+        text({{"w", kMost}}),
+        "bucket_reducer: \"w\" has count 9223372036854775807; the bytes of its bucket do not fit 64 bits");
+    EXPECT_EQ(
+        text({{"w", kMost / 4}}),
+        "bucket_reducer: \"w\" has count 2305843009213693951; the bytes of its bucket do not fit 64 bits");
+    EXPECT_EQ(
+        text({{"w", kMost / 8}, {"v", kMost / 8}}),
+        "bucket_reducer: \"v\" has count 1152921504606846975; the bytes of its bucket do not fit 64 bits");
+  });
+}
+
+TEST(BucketReducer, MemoryThatCannotBeBoundIsNamed) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    BucketReducer reducer(mesh, {{"large", 64}, {"a", 4}, {"b", 4}}, {.bucket_bytes = 256});
+    const auto text = [&](std::size_t i, const TensorView& data) {
+      const Error e = error_of([&] { reducer.bind(i, data); });
+      EXPECT_EQ(e.code(), ErrorCode::bad_argument);
+      return std::string(e.what());
+    };
+    std::vector<float> memory(65);
+    EXPECT_EQ(text(0, view(static_cast<float*>(nullptr), 64)),
+              "bucket_reducer: bind of \"large\": data has no memory");
+    EXPECT_EQ(text(1, view(static_cast<float*>(nullptr), 4)),
+              "bucket_reducer: bind of \"a\": data has no memory");
+    EXPECT_EQ(text(1, {reinterpret_cast<std::byte*>(memory.data()), DType::f32, {}, {-2, -2}, {-2, 1}}),
+              "bucket_reducer: bind of \"a\": data has shape (-2, -2); expected no negative extent");
+    EXPECT_EQ(text(1, {reinterpret_cast<std::byte*>(memory.data()), DType::f32, {}, {2, 2}, {1, 2}}),
+              "bucket_reducer: bind of \"a\": data is not contiguous; copy it into a contiguous buffer");
+    TensorView misplaced = view(memory.data(), 64);
+    misplaced.data += 1;
+    EXPECT_EQ(text(0, misplaced).substr(0, 50), "bucket_reducer: bind of \"large\": data begins at 0x");
+    for (const std::size_t slot : {0u, 1u, 2u})
+      EXPECT_EQ(text(slot, reducer.slot(slot)),
+                "bucket_reducer: bind of \"" + reducer.entry(slot).name +
+                    "\": data lies in the reducer's own memory, where slot() points to");
+    reducer.bind(1, view(memory.data(), 4));
+    EXPECT_EQ(text(2, view(memory.data() + 3, 4)),
+              "bucket_reducer: bind of \"b\": data overlaps the data of \"a\"");
+    EXPECT_EQ(text(0, view(memory.data(), 64)),
+              "bucket_reducer: bind of \"large\": data overlaps the data of \"a\"");
+    reducer.bind(1, view(memory.data() + 1, 4));  // anew
+    reducer.bind(2, view(memory.data() + 5, 4));  // touches it
+    std::fill(memory.begin(), memory.end(), 1.0f);
+    for (std::size_t i = 0; i < 3; ++i) reducer.ready(i);
+    reducer.finish();
+    EXPECT_EQ(memory[0], 1);
+    EXPECT_EQ(memory[1], 2);
+    EXPECT_EQ(memory[8], 2);
   });
 }
 

@@ -47,12 +47,16 @@ struct BucketOptions {
 /// ready(i) and the end of finish() gradient i belongs to the reduction: neither read nor write it.
 ///
 /// Gradients are reduced over all ranks of `axes`, a mesh of one or more axes. With one rank nothing moves.
+///
+/// Several reducers over the same axes are independent: where one is alive already, the next one makes a group of
+/// its own. All ranks make and destroy them in the same order, and in the first step, in which ranks compare and
+/// make groups, also use them in the same order; later each rank may be ready() in an order of its own.
 class BucketReducer {
  public:
   /// No communication; the first finish(), or the first bucket that is ready, compares the entries of all
-  /// ranks: mismatch, on all of them, that names the first entry that differs. Throws bad_argument for a
-  /// count below 0, bucket_bytes below 1, a reduction other than sum and avg, or a dtype that the group does
-  /// not reduce.
+  /// ranks, and the options: mismatch, on all of them, that names the first entry that differs. Throws bad_argument for a
+  /// count below 0, bucket_bytes below 1, a reduction other than sum and avg, a dtype that the group does
+  /// not reduce, or a bucket whose bytes do not fit 64 bits.
   BucketReducer(DeviceMesh axes, std::vector<BucketEntry> entries, const BucketOptions& options = {});
   /// A reduction still in flight is given up, and with it the group of the axes.
   ~BucketReducer();
@@ -62,18 +66,22 @@ class BucketReducer {
   std::size_t size() const noexcept;
   const BucketEntry& entry(std::size_t i) const;
   /// Where gradient i lies in its bucket: (count) elements of shared memory, zeros at first. Valid as long as
-  /// the reducer. After bind(i) it is the reducer's own.
+  /// the reducer, but not after bind(i), which may free it.
   TensorView slot(std::size_t i) const;
   /// The same as a tensor that keeps the bucket's memory alive. Throws bad_argument where i is bound.
   Tensor tensor(std::size_t i) const;
   /// Gradient i is in the caller's memory from now on: `data` has entry(i).count elements of its dtype, is
   /// contiguous and lives as long as the reducer or until bound anew. The same entries are bound on all
-  /// ranks. Throws bad_argument where it does not fit, or between ready(i) and finish().
+  /// ranks. Throws bad_argument where it does not fit, has no memory or is not aligned for its dtype, where it
+  /// overlaps a slot of this reducer or what is bound to another entry, or between ready(i) and finish().
   void bind(std::size_t i, const TensorView& data);
 
   /// Gradient i has its final value of this step. Posts what can be posted, and takes steps of what is in
   /// flight. Throws bad_argument where i is out of range, or ready already: `bucket_reducer: "w" is ready
   /// twice`.
+  ///
+  /// After a failure of ready() or finish() that came from communication the reducer is of no more use: both throw
+  /// `bucket_reducer: an earlier reduction failed: …`, with the code and the ranks of the first failure.
   void ready(std::size_t i);
   bool is_ready(std::size_t i) const;
 
