@@ -243,83 +243,116 @@ std::vector<std::vector<Program>> arrange(const Options& o) {
   return jobs;
 }
 
+// Programs with faults mostly wait for a deadline.
+int jobs_at_once(const Options& o) {
+  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return o.jobs > 0 ? o.jobs : !o.settings.mpirun.empty() ? 1 : o.range.faults ? 3 * cores : cores;
+}
+
+// All jobs of one command.
+class Session {
+ public:
+  Session(const Options& o, std::vector<std::vector<Program>> jobs)
+      : o_(o), jobs_(std::move(jobs)), at_once_(jobs_at_once(o)), progress_(o.progress, count(jobs_)) {}
+
+  /// Runs them all, or until one fails and the rest is not asked for.
+  void run() {
+    while (next_ < jobs_.size() || !running_.empty() || !slow_.empty()) {
+      if (next_ == jobs_.size() && running_.empty() && !slow_.empty()) repeat_slow();
+      const bool stop = first_ && !o_.keep_going;
+      if (stop && running_.empty()) break;
+      while (!stop && next_ < jobs_.size() && static_cast<int>(running_.size()) < (alone_ ? 1 : at_once_))
+        running_.push_back(start(std::move(jobs_[next_++]), o_.settings));
+      collect();
+      progress_.show(summary_);
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    progress_.clear();
+  }
+  const Summary& summary() const { return summary_; }
+  /// The program of the lowest number that failed.
+  const std::optional<std::pair<Program, Verdict>>& first_failure() const { return first_; }
+
+ private:
+  static std::int64_t count(const std::vector<std::vector<Program>>& jobs) {
+    std::int64_t programs = 0;
+    for (const auto& job : jobs) programs += static_cast<std::int64_t>(job.size());
+    return programs;
+  }
+  // Time is judged where nothing else of ours runs.
+  void repeat_slow() {
+    alone_ = true;
+    summary_.again(slow_.size());
+    jobs_ = std::move(slow_);
+    slow_.clear();
+    next_ = 0;
+  }
+  void collect() {
+    for (std::size_t i = 0; i < running_.size();) {
+      int status = 0;
+      if (::waitpid(running_[i].watcher, &status, WNOHANG) != running_[i].watcher) {
+        ++i;
+        continue;
+      }
+      take(running_[i], finish(running_[i], o_.settings, status));
+      running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  void take(const Running& job, const std::vector<Verdict>& verdicts) {
+    for (std::size_t k = 0; k < verdicts.size(); ++k) {
+      const Program& p = job.programs[k];
+      if (verdicts[k].slow && !alone_) {
+        slow_.push_back({p});
+        continue;
+      }
+      summary_.add(p, verdicts[k]);
+      if (verdicts[k].complaint.empty()) continue;
+      progress_.clear();
+      if (o_.keep_going)
+        fmt::print("FAILED: program {} ({}): {}\n", p.index, describe(p.fault), verdicts[k].complaint);
+      if (!first_ || (p.index < first_->first.index && (*job.reports)[k].ran)) first_.emplace(p, verdicts[k]);
+    }
+  }
+
+  const Options& o_;
+  std::vector<std::vector<Program>> jobs_;
+  const int at_once_;
+  Summary summary_;
+  ProgressLine progress_;
+  std::vector<Running> running_;
+  std::optional<std::pair<Program, Verdict>> first_;
+  std::size_t next_ = 0;
+  std::vector<std::vector<Program>> slow_;  // to be run again, one at a time
+  bool alone_ = false;
+};
+
+void write_json(const Options& o, const Summary& summary, double took) {
+  nlohmann::json j = summary.json();
+  j["backend"] = o.settings.backend;
+  j["seed"] = o.seed;
+  j["faults"] = o.range.faults;
+  j["seconds"] = took;
+  std::ofstream(o.json) << j.dump(1) << "\n";
+}
+
 }  // namespace
 
 int run_check(const Options& o) {
   const auto began = Clock::now();
   std::vector<std::vector<Program>> jobs = arrange(o);
-  std::int64_t programs = 0;
-  for (const auto& job : jobs) programs += static_cast<std::int64_t>(job.size());
   if (o.show)
     for (const auto& job : jobs)
       for (const Program& p : job) fmt::print("program {} of seed {}\n{}\n", p.index, p.seed, describe(p));
-  // Programs with faults mostly wait for a deadline.
-  const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  const int at_once = o.jobs > 0                   ? o.jobs
-                      : !o.settings.mpirun.empty() ? 1
-                      : o.range.faults             ? 3 * cores
-                                                   : cores;
-  Summary summary;
-  ProgressLine progress(o.progress, programs);
-  std::vector<Running> running;
-  std::optional<std::pair<Program, Verdict>> first;
-  std::size_t next = 0;
-  std::vector<std::vector<Program>> slow;  // to be run again, one at a time
-  bool alone = false;
-  while (next < jobs.size() || !running.empty() || !slow.empty()) {
-    if (next == jobs.size() && running.empty() && !slow.empty()) {
-      alone = true;
-      summary.again(slow.size());
-      jobs = std::move(slow);
-      slow.clear();
-      next = 0;
-    }
-    const bool stop = first && !o.keep_going;
-    if (stop && running.empty()) break;
-    while (!stop && next < jobs.size() && static_cast<int>(running.size()) < (alone ? 1 : at_once))
-      running.push_back(start(std::move(jobs[next++]), o.settings));
-    for (std::size_t i = 0; i < running.size();) {
-      int status = 0;
-      if (::waitpid(running[i].watcher, &status, WNOHANG) != running[i].watcher) {
-        ++i;
-        continue;
-      }
-      const std::vector<Verdict> verdicts = finish(running[i], o.settings, status);
-      for (std::size_t k = 0; k < verdicts.size(); ++k) {
-        const Program& p = running[i].programs[k];
-        if (verdicts[k].slow && !alone) {  // time is judged where nothing else of ours runs
-          slow.push_back({p});
-          continue;
-        }
-        summary.add(p, verdicts[k]);
-        if (verdicts[k].complaint.empty()) continue;
-        progress.clear();
-        if (o.keep_going)
-          fmt::print("FAILED: program {} ({}): {}\n", p.index, describe(p.fault), verdicts[k].complaint);
-        if (!first || (p.index < first->first.index && (*running[i].reports)[k].ran))
-          first.emplace(p, verdicts[k]);
-      }
-      running.erase(running.begin() + static_cast<std::ptrdiff_t>(i));
-    }
-    progress.show(summary);
-    std::this_thread::sleep_for(milliseconds(1));
-  }
-  progress.clear();
-  if (first) {
+  Session session(o, std::move(jobs));
+  session.run();
+  if (const auto& first = session.first_failure()) {
     tell(o, first->first, first->second);
     if (o.shrinks && o.replay.empty()) tell_shrunk(o, first->first);
   }
   const double took = std::chrono::duration<double>(Clock::now() - began).count();
-  summary.print(took);
-  if (!o.json.empty()) {
-    nlohmann::json j = summary.json();
-    j["backend"] = o.settings.backend;
-    j["seed"] = o.seed;
-    j["faults"] = o.range.faults;
-    j["seconds"] = took;
-    std::ofstream(o.json) << j.dump(1) << "\n";
-  }
-  return summary.failures() == 0 ? 0 : 1;
+  session.summary().print(took);
+  if (!o.json.empty()) write_json(o, session.summary(), took);
+  return session.summary().failures() == 0 ? 0 : 1;
 }
 
 }  // namespace weft::check

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "base/json_reader.hpp"
+#include "faults/kinds.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/error.hpp"
 
@@ -17,21 +18,9 @@ namespace {
 
 using Kind = ReduceOp::Kind;
 
-constexpr std::string_view kKinds[] = {
-    "none",  "kill",        "stop",        "stop_resume", "pause",      "exit",        "delay",
-    "late",  "wrong_count", "wrong_dtype", "wrong_op",    "wrong_root", "wrong_order", "skip",
-    "abort", "leave",       "drop",        "descriptors", "memory",     "fork",        "suspend"};
-static_assert(std::size(kKinds) == kFaultKinds);
 constexpr std::string_view kPoints[] = {"before_post",   "after_post",     "in_chunk",
                                         "while_waiting", "before_quiesce", "in_creation"};
 static_assert(std::size(kPoints) == kFaultPoints);
-
-// Sanitizers need descriptors and memory of their own.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
 
 constexpr Op kEverybody[] = {Op::all_reduce,       Op::all_gather, Op::all_gather_v, Op::reduce_scatter,
                              Op::reduce_scatter_v, Op::all_to_all, Op::all_to_all_v};
@@ -146,100 +135,21 @@ void add_group(Dice& d, Program& p, int before) {
 
 // ---- Faults
 
-bool needs_processes(FaultKind k) {
-  switch (k) {
-    case FaultKind::kill:
-    case FaultKind::stop:
-    case FaultKind::stop_resume:
-    case FaultKind::pause:
-    case FaultKind::suspend:
-    case FaultKind::exit:
-    case FaultKind::descriptors:
-    case FaultKind::memory: return true;
-    case FaultKind::none:
-    case FaultKind::delay:
-    case FaultKind::late:
-    case FaultKind::wrong_count:
-    case FaultKind::wrong_dtype:
-    case FaultKind::wrong_op:
-    case FaultKind::wrong_root:
-    case FaultKind::wrong_order:
-    case FaultKind::skip:
-    case FaultKind::abort:
-    case FaultKind::leave:
-    case FaultKind::drop:
-    case FaultKind::fork: break;
-  }
-  return false;
+// Whether the backend's row of guarantees says what must happen.
+bool promised(const Range& range, const FaultRow& kind) {
+  if (!range.kinds.empty())
+    return std::find(range.kinds.begin(), range.kinds.end(), kind.kind) != range.kinds.end();
+  if (kind.of_processes && !range.processes) return false;
+  return kind.promised == nullptr || kind.promised(range);
 }
 
-bool somebody_is_gone(FaultKind k) {
-  return k == FaultKind::kill || k == FaultKind::exit || k == FaultKind::stop ||
-         k == FaultKind::stop_resume || k == FaultKind::late;
-}
-
-// Whether the backend's row of promises says what must happen.
-bool promised(const Range& range, FaultKind k) {
-  if (!range.kinds.empty()) return std::find(range.kinds.begin(), range.kinds.end(), k) != range.kinds.end();
-  if (needs_processes(k) && !range.processes) return false;
-  const FailureGuarantees& p = range.traits.guarantees;
-  switch (k) {
-    case FaultKind::none: return false;
-    case FaultKind::kill:
-    case FaultKind::exit: return p.detects_death || (p.deadline && p.survives_death);
-    case FaultKind::stop:
-    case FaultKind::stop_resume:
-    case FaultKind::late: return p.deadline;
-    case FaultKind::skip: return p.deadline && p.checks_calls;  // the others call something else
-    case FaultKind::wrong_count:
-    case FaultKind::wrong_dtype:
-    case FaultKind::wrong_op:
-    case FaultKind::wrong_root:
-    case FaultKind::wrong_order: return p.checks_calls;
-    case FaultKind::pause:
-    case FaultKind::suspend:
-    case FaultKind::delay:
-    case FaultKind::abort:
-    case FaultKind::leave:
-    case FaultKind::drop:
-    case FaultKind::fork: break;
-    case FaultKind::descriptors:
-    case FaultKind::memory:
-      return range.backend == "shm" && !kSanitized;  // foreign libraries end the process
-  }
-  return true;
-}
-
-FaultPoint any_point(Dice& d, const Range& range, FaultKind k) {
-  std::vector<FaultPoint> points{FaultPoint::before_post, FaultPoint::after_post};
-  switch (k) {
-    case FaultKind::kill:
-    case FaultKind::stop:
-    case FaultKind::stop_resume:
-    case FaultKind::exit:
-      points.push_back(FaultPoint::before_quiesce);
-      if (!range.job && k != FaultKind::stop_resume) points.push_back(FaultPoint::in_creation);
-      [[fallthrough]];
-    case FaultKind::pause:
-    case FaultKind::suspend: points.push_back(FaultPoint::while_waiting); [[fallthrough]];
-    case FaultKind::delay:
-    case FaultKind::late:
-      if (range.backend == "shm") points.insert(points.end(), 2, FaultPoint::in_chunk);
-      break;
-    case FaultKind::descriptors:
-    case FaultKind::memory: points.push_back(FaultPoint::in_creation); break;
-    case FaultKind::fork: break;
-    case FaultKind::drop: return FaultPoint::after_post;
-    case FaultKind::none:
-    case FaultKind::wrong_count:
-    case FaultKind::wrong_dtype:
-    case FaultKind::wrong_op:
-    case FaultKind::wrong_root:
-    case FaultKind::wrong_order:
-    case FaultKind::skip:
-    case FaultKind::abort:
-    case FaultKind::leave: return FaultPoint::before_post;
-  }
+FaultPoint any_point(Dice& d, const Range& range, const FaultRow& kind) {
+  if (kind.points.size() == 1) return kind.points.front();
+  std::vector<FaultPoint> points(kind.points.begin(), kind.points.end());
+  std::erase_if(points, [&](FaultPoint at) {
+    return (at == FaultPoint::in_chunk && range.backend != "shm") ||
+           (at == FaultPoint::in_creation && range.job && kind.takes_process);
+  });
   std::vector<FaultPoint> asked = points;
   std::erase_if(asked, [&](FaultPoint at) {
     return std::find(range.points.begin(), range.points.end(), at) == range.points.end();
@@ -247,12 +157,26 @@ FaultPoint any_point(Dice& d, const Range& range, FaultKind k) {
   return d.any(asked.empty() ? points : asked);
 }
 
+// Makes it a step in which rank `me` reaches into the memory of others. False: it is none of these.
+bool make_reaching(Dice& d, Step& s, const Range& range, int me) {
+  if (!s.is_for_everybody() && s.op != Op::reduce && s.op != Op::gather && s.op != Op::broadcast &&
+      s.op != Op::scatter)
+    return false;
+  if (s.op == Op::gather) s.root = me;  // the root reads
+  if ((s.op == Op::broadcast || s.op == Op::scatter) && s.root == me) return false;
+  constexpr std::int64_t kLarge[] = {2051, 8191, 70001};
+  if (s.count > 0 || s.counts.empty()) s.count = std::min(d.any(kLarge), range.most);
+  for (std::int64_t& c : s.counts) c += 2051;
+  s.shared = true;
+  return true;
+}
+
 // A step in which the fault makes sense, of a group that holds the rank.
 Step step_for(Dice& d, const Program& p, const Range& range, const Fault& f) {
   std::vector<int> groups;
   for (int g = 0; g < static_cast<int>(p.groups.size()); ++g)
     if (p.rank_in(g, f.rank) >= 0 && p.group_size(g) > 1) groups.push_back(g);
-  const int group = d.one_in(2) ? 0 : d.any(groups);
+  const int group = d.one_in(2) ? 0 : d.any(groups), me = p.rank_in(group, f.rank);
   for (;;) {
     Step s = any_step(d, p, range, group);
     if (f.point == FaultPoint::in_chunk && d.one_in(2)) {  // where one writes into the memory of others
@@ -261,86 +185,32 @@ Step step_for(Dice& d, const Program& p, const Range& range, const Fault& f) {
       fill(d, s, range, p.group_size(group));
     }
     s.tag = 1000;
-    const int n = p.group_size(group), me = p.rank_in(group, f.rank);
-    const bool everybody =
-        std::find(std::begin(kEverybody), std::end(kEverybody), s.op) != std::end(kEverybody);
-    if (f.point == FaultPoint::in_chunk) {
-      if (!everybody && s.op != Op::reduce && s.op != Op::gather && s.op != Op::broadcast &&
-          s.op != Op::scatter)
-        continue;
-      if (s.op == Op::gather) s.root = me;  // the root reads
-      if ((s.op == Op::broadcast || s.op == Op::scatter) && s.root == me) continue;
-      constexpr std::int64_t kLarge[] = {2051, 8191, 70001};
-      if (s.count > 0 || s.counts.empty()) s.count = std::min(d.any(kLarge), range.most);
-      for (std::int64_t& c : s.counts) c += 2051;
-      s.shared = true;
-      return s;
-    }
-    if (f.point == FaultPoint::while_waiting || f.kind == FaultKind::drop) {
-      if (everybody) return s;
-      continue;
-    }
-    switch (f.kind) {
-      case FaultKind::wrong_count:
-        if (s.op == Op::barrier || s.op == Op::recv) continue;
-        if (s.op == Op::send && (s.root == s.peer || (s.root != me && s.peer != me))) continue;
-        return s;
-      case FaultKind::wrong_dtype:
-        if (s.op == Op::barrier || s.op == Op::recv || s.op == Op::all_to_all_v) continue;
-        if (s.op == Op::send && (s.root == s.peer || (s.root != me && s.peer != me))) continue;
-        return s;
-      case FaultKind::wrong_op:
-      case FaultKind::wrong_order:
-        if (everybody) return s;
-        continue;
-      case FaultKind::wrong_root:
-        if (s.op == Op::reduce || s.op == Op::broadcast || s.op == Op::gather || s.op == Op::scatter)
-          return s;
-        continue;
-      case FaultKind::skip:
-        if (s.op == Op::recv) continue;
-        if (s.op == Op::send && (s.root == s.peer || (s.root != me && s.peer != me))) continue;
-        return s;
-      case FaultKind::none:
-      case FaultKind::kill:
-      case FaultKind::stop:
-      case FaultKind::stop_resume:
-      case FaultKind::pause:
-      case FaultKind::suspend:
-      case FaultKind::exit:
-      case FaultKind::delay:
-      case FaultKind::late:
-      case FaultKind::abort:
-      case FaultKind::leave:
-      case FaultKind::drop:
-      case FaultKind::descriptors:
-      case FaultKind::memory:
-      case FaultKind::fork: break;
-    }
-    if (s.op == Op::send && s.root != me && s.peer != me) continue;
-    static_cast<void>(n);
-    return s;
+    const bool fits = f.point == FaultPoint::in_chunk        ? make_reaching(d, s, range, me)
+                      : f.point == FaultPoint::while_waiting ? s.is_for_everybody()
+                                                             : row(f.kind).fits(s, me);
+    if (fits) return s;
   }
 }
 
 void add_fault(Dice& d, Program& p, const Range& range) {
   std::vector<FaultKind> kinds;
   for (int k = 1; k < kFaultKinds; ++k) {
-    const auto kind = static_cast<FaultKind>(k);
-    if (promised(range, kind) && !(needs_processes(kind) && p.processes() < p.ranks())) kinds.push_back(kind);
+    const FaultRow& kind = row(static_cast<FaultKind>(k));
+    if (promised(range, kind) && !(kind.of_processes && p.processes() < p.ranks()))
+      kinds.push_back(kind.kind);
   }
   if (kinds.empty()) return;
   Fault& f = p.fault;
   f.kind = d.any(kinds);
   f.rank = d.below(static_cast<std::size_t>(p.ranks()));
-  f.point = any_point(d, range, f.kind);
+  f.point = any_point(d, range, row(f.kind));
   if (f.point == FaultPoint::in_chunk) p.path.clear();  // the direct path
   f.step = d.below(p.steps.size() + 1);
   while (f.step > 0 && p.steps[static_cast<std::size_t>(f.step - 1)].coalesced) --f.step;
   for (GroupPlan& g : p.groups) g.before = 0;  // none can be made without the rank that is gone
   const bool in_creation = f.point == FaultPoint::in_creation;
   if (in_creation && d.one_in(2)) f.step = 0;  // the group of all
-  if (f.kind == FaultKind::descriptors || f.kind == FaultKind::memory ||
+  if (row(f.kind).limits ||
       (in_creation && f.step > 0)) {  // a group is made under the limit, or by a rank that is struck
     GroupPlan g;
     g.how = GroupPlan::How::duplicate;
@@ -349,7 +219,7 @@ void add_fault(Dice& d, Program& p, const Range& range) {
     p.groups.push_back(g);
   }
   std::vector<Step> more{step_for(d, p, range, f)};
-  if (f.kind == FaultKind::skip || f.kind == FaultKind::wrong_order) {
+  if (row(f.kind).other_next) {
     // What comes next in that group is something else, or the ranks could not know.
     Step next = more[0];
     do {
@@ -365,7 +235,6 @@ void add_fault(Dice& d, Program& p, const Range& range) {
 
 }  // namespace
 
-std::string_view name(FaultKind kind) noexcept { return kKinds[static_cast<std::size_t>(kind)]; }
 std::string_view name(FaultPoint point) noexcept { return kPoints[static_cast<std::size_t>(point)]; }
 
 std::int64_t Step::elements(int from, int to, int n) const {
@@ -384,6 +253,9 @@ bool Step::out_parted() const {
 }
 bool Step::reduces() const {
   return op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter || op == Op::reduce_scatter_v;
+}
+bool Step::is_for_everybody() const {
+  return std::find(std::begin(kEverybody), std::end(kEverybody), op) != std::end(kEverybody);
 }
 
 int Program::processes() const { return 1 + *std::max_element(homes.begin(), homes.end()); }
@@ -418,6 +290,40 @@ std::vector<int> any_homes(Dice& d, const Range& range, int n) {
     homes.push_back(kind == processes ? r : kind == threads ? 0 : d.between(0, homes.back() + 1));
   return homes;
 }
+// Many small steps of the same root in a row, in the group of `s`, which becomes one of them: they run ahead,
+// as far as the ring goes.
+void add_many_small(Dice& d, Program& p, Step& s, const Range& range) {
+  constexpr Op kAhead[] = {Op::broadcast, Op::scatter, Op::send, Op::broadcast, Op::reduce};
+  s.op = d.any(kAhead);
+  s.count = 0;
+  s.counts.clear();
+  fill(d, s, range, p.group_size(s.group));
+  p.in_flight = 60;
+  for (int k = d.between(33, 60); k > 0; --k) {
+    s.count = d.any(kFew);
+    s.salt = d.next();
+    p.steps.push_back(s);
+  }
+}
+
+// Messages of several tags at once in the group of `s`, which ranks may submit in another order.
+void add_messages(Dice& d, Program& p, const Step& s, const Range& range) {
+  const int tag = d.below(1000);
+  for (int k = d.between(2, 4); k > 0; --k) {
+    Step m = s;
+    m.op = Op::send;
+    m.counts.clear();
+    fill(d, m, range, p.group_size(m.group));
+    if (k % 2 == 0 && !p.steps.empty() && p.steps.back().op == Op::send && p.steps.back().group == m.group) {
+      m.root = p.steps.back().root;
+      m.peer = p.steps.back().peer;
+    }
+    m.tag = tag + k;
+    m.coalesced = k > 1;
+    p.steps.push_back(m);
+  }
+}
+
 }  // namespace
 
 Program draw(std::uint64_t seed, std::uint64_t index, const Range& range) {
@@ -443,42 +349,14 @@ Program draw(std::uint64_t seed, std::uint64_t index, const Range& range) {
     for (int g = 0; g < static_cast<int>(p.groups.size()); ++g)
       if (p.groups[static_cast<std::size_t>(g)].before <= at) made.push_back(g);
     Step s = any_step(d, p, range, d.one_in(2) ? 0 : d.any(made));
-    if (d.one_in(10)) {  // many small ones of the same root in a row: they run ahead, as far as the ring goes
-      constexpr Op kAhead[] = {Op::broadcast, Op::scatter, Op::send, Op::broadcast, Op::reduce};
-      s.op = d.any(kAhead);
-      s.count = 0;
-      s.counts.clear();
-      fill(d, s, range, p.group_size(s.group));
-      p.in_flight = 60;
-      for (int k = d.between(33, 60); k > 0; --k) {
-        s.count = d.any(kFew);
-        s.salt = d.next();
-        p.steps.push_back(s);
-      }
-    }
-    if (d.one_in(10)) {  // messages of several tags at once, which ranks may submit in another order
-      const int tag = d.below(1000);
-      for (int k = d.between(2, 4); k > 0; --k) {
-        Step m = s;
-        m.op = Op::send;
-        m.counts.clear();
-        fill(d, m, range, p.group_size(m.group));
-        if (k % 2 == 0 && !p.steps.empty() && p.steps.back().op == Op::send &&
-            p.steps.back().group == m.group) {
-          m.root = p.steps.back().root;
-          m.peer = p.steps.back().peer;
-        }
-        m.tag = tag + k;
-        m.coalesced = k > 1;
-        p.steps.push_back(m);
-      }
-    }
+    if (d.one_in(10)) add_many_small(d, p, s, range);
+    if (d.one_in(10)) add_messages(d, p, s, range);
     if (d.one_in(8) && !p.steps.empty() && p.steps.back().group == s.group) p.steps.back().coalesced = true;
     p.steps.push_back(std::move(s));
   }
   if (range.faults && !d.one_in(5) && n > 1) add_fault(d, p, range);  // one rank has nobody who could tell
   // By a number of its own, which moves no other one.
-  p.heartbeats = !range.job && somebody_is_gone(p.fault.kind) && mix(mix(seed, index), 4242) % 2 == 0;
+  p.heartbeats = !range.job && row(p).is_absent && mix(mix(seed, index), 4242) % 2 == 0;
   if (p.fault.kind != FaultKind::none) {  // where everybody hears of it
     Step last;
     last.salt = d.next();

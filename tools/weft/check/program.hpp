@@ -75,6 +75,7 @@ struct Step {
   bool in_parted() const;   ///< `in` has a block for each rank
   bool out_parted() const;  ///< `out` has a block from each rank
   bool reduces() const;
+  bool is_for_everybody() const;  ///< every rank gives something, and gets something of every other
 };
 
 enum class FaultKind : std::uint8_t {

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "backends/test_hooks.hpp"
-#include "faults.hpp"
+#include "faults/strike.hpp"
 #include "runner.hpp"
 #include "store/forwarding_store.hpp"
 #include "trial.hpp"
@@ -275,8 +275,8 @@ class Runner {
     for (std::size_t i = 0; i < order_.size(); ++i) {
       const int k = order_[i];
       report_.step.store(k);
-      const bool limits = p_.fault.kind == FaultKind::descriptors || p_.fault.kind == FaultKind::memory;
-      if (struck_at(k, FaultPoint::before_post) && limits) strike(p_, report_, settings_.call_deadline(p_));
+      if (struck_at(k, FaultPoint::before_post) && row(p_).limits)
+        strike(p_, report_, settings_.call_deadline(p_));
       std::vector<bool> now(p_.groups.size());
       bool any = false;
       for (std::size_t g = 0; g < p_.groups.size(); ++g) {
@@ -320,36 +320,31 @@ class Runner {
   // What happens to the rank before it posts. False: it goes no further.
   bool before(int k, const Step& s) {
     const Duration deadline = settings_.call_deadline(p_);
-    const bool found_waiting =
-        p_.fault.point == FaultPoint::while_waiting || p_.fault.kind == FaultKind::drop;
+    const bool found_waiting = p_.fault.point == FaultPoint::while_waiting || row(p_).act == Act::drop;
     if (!victim_ && p_.fault.kind != FaultKind::none && found_waiting && p_.fault.step == k)
       std::this_thread::sleep_for(kHeldBack);
     if (!victim_ || p_.fault.step != k) return true;
     ProcessGroup& group = groups_[static_cast<std::size_t>(s.group)];
-    if (p_.fault.kind == FaultKind::abort) {
-      report_.struck.store(true);
-      group.abort("the program says so");
-      return true;
-    }
-    if (p_.fault.kind == FaultKind::leave) {
-      drain();
-      report_.struck.store(true);
-      report_.left = true;
-      for (ProcessGroup& g : groups_) g = ProcessGroup();
-      return false;
-    }
-    if (p_.fault.kind == FaultKind::fork) {
-      if (p_.fault.point == FaultPoint::before_post) fork_and_call(group, shared_, report_);
-      return true;
-    }
-    if (calls_wrongly(p_.fault.kind)) {
-      report_.struck.store(true);
-      return true;
+    switch (row(p_).act) {
+      case Act::abort:
+        report_.struck.store(true);
+        group.abort("the program says so");
+        return true;
+      case Act::leave:
+        drain();
+        report_.struck.store(true);
+        report_.left = true;
+        for (ProcessGroup& g : groups_) g = ProcessGroup();
+        return false;
+      case Act::fork:
+        if (p_.fault.point == FaultPoint::before_post) fork_and_call(group, shared_, report_);
+        return true;
+      case Act::call_wrongly: report_.struck.store(true); return true;
+      case Act::strike:
+      case Act::drop: break;
     }
     if (p_.fault.point == FaultPoint::before_quiesce) group.abort("the program says so");
-    if (p_.fault.point == FaultPoint::before_post && p_.fault.kind != FaultKind::descriptors &&
-        p_.fault.kind != FaultKind::memory)
-      strike(p_, report_, deadline);
+    if (p_.fault.point == FaultPoint::before_post && !row(p_).limits) strike(p_, report_, deadline);
     if (p_.fault.point == FaultPoint::in_chunk) drain();  // the hook knows calls by their number alone
     if (p_.fault.point == FaultPoint::in_chunk) armed_.store(posted_[static_cast<std::size_t>(s.group)] + 1);
     return true;
@@ -388,14 +383,14 @@ class Runner {
   bool after(Open& open, int k) {
     if (!victim_ || p_.fault.step != k) return true;
     const Duration deadline = settings_.call_deadline(p_);
-    if (p_.fault.kind == FaultKind::drop) {
+    if (row(p_).act == Act::drop) {
       report_.struck.store(true);
       lost_ = open.steps;
       open.work = Work();
       return false;
     }
     if (p_.fault.point == FaultPoint::after_post) {
-      if (p_.fault.kind == FaultKind::fork) {
+      if (row(p_).act == Act::fork) {
         fork_and_call(groups_[static_cast<std::size_t>(open.group)], shared_, report_);
       } else {
         strike(p_, report_, deadline);
@@ -624,10 +619,9 @@ Duration Settings::call_deadline(const Program& p) const {
 }
 
 Duration Settings::group_deadline(const Program& p) const {
-  const bool limits = p.fault.kind == FaultKind::descriptors || p.fault.kind == FaultKind::memory;
-  return limits || p.fault.point == FaultPoint::in_creation || runs_into_deadline(p, traits.guarantees)
-             ? deadline + seconds(2)
-             : patience;
+  const bool is_short =
+      row(p).limits || p.fault.point == FaultPoint::in_creation || runs_into_deadline(p, traits.guarantees);
+  return is_short ? deadline + seconds(2) : patience;
 }
 
 void run_rank(const Program& p, int rank, Context& context, const Membership& member,

@@ -20,7 +20,7 @@
 #include <sstream>
 #include <thread>
 
-#include "faults.hpp"
+#include "faults/strike.hpp"
 #include "weft/base/env.hpp"
 #include "weft/store/tcp.hpp"
 
@@ -35,6 +35,7 @@ constexpr auto kPause = milliseconds(120);    // how long a paused rank stays st
 constexpr auto kOverdue = milliseconds(600);  // beyond the deadline: how long a suspended job is stopped
 constexpr auto kEnd = seconds(15);            // for ranks to end once all is said
 constexpr auto kEnding = milliseconds(500);   // for a process that was told to end
+constexpr auto kTermination = seconds(3);     // for mpirun, that was sent SIGTERM
 
 int count_descriptors() {
   int count = -1;  // the folder itself is open while it is read
@@ -166,7 +167,7 @@ class Watch {
     resume(now);
     decide();
     if (shared_.survivors.load() != 0 && !shared_.late_over.load() && reused()) let_go();
-    bury();
+    kill_stopped();
     if (!over_ && now - began_ > limit_) hang();
   }
 
@@ -174,8 +175,7 @@ class Watch {
   void ended(int home, std::int64_t when) {
     for (int r = 0; r < p_.ranks(); ++r)
       if (p_.homes[static_cast<std::size_t>(r)] == home) gone_ |= 1u << r;
-    if (takes_process(p_.fault.kind) && home == p_.homes[static_cast<std::size_t>(victim_)] &&
-        shared_.died_at == 0)
+    if (row(p_).takes_process && home == p_.homes[static_cast<std::size_t>(victim_)] && shared_.died_at == 0)
       shared_.died_at = when;
   }
   void all_ended() { gone_ = ~0u; }
@@ -192,7 +192,7 @@ class Watch {
     return p_.homes[static_cast<std::size_t>(r)] == p_.homes[static_cast<std::size_t>(victim_)];
   }
   bool victim_taken() const {
-    return takes_process(p_.fault.kind) && shared_.ranks[victim_].struck.load() &&
+    return row(p_).takes_process && shared_.ranks[victim_].struck.load() &&
            ((gone_ >> victim_ & 1u) != 0 || stopped());
   }
   bool stopped() const {
@@ -202,8 +202,8 @@ class Watch {
 
   // A paused rank goes on by itself, a suspended job as a whole.
   void resume(std::int64_t now) {
-    const bool all = p_.fault.kind == FaultKind::suspend;
-    if (p_.fault.kind != FaultKind::pause && !all) return;
+    const bool all = row(p_).stopped == Stopped::with_all;
+    if (row(p_).stopped != Stopped::for_a_moment && !all) return;
     if (resumed_ || !shared_.ranks[victim_].struck.load()) return;
     if (stopped_at_ == 0 && stopped()) {
       stopped_at_ = now;
@@ -251,8 +251,8 @@ class Watch {
   }
 
   // The rank that was stopped for good dies when the others need no more time.
-  void bury() {
-    if (p_.fault.kind != FaultKind::stop || killed_ || !shared_.late_over.load()) return;
+  void kill_stopped() {
+    if (row(p_).stopped != Stopped::for_good || killed_ || !shared_.late_over.load()) return;
     if ((shared_.survivors.load() >> victim_ & 1u) != 0) return;  // it was never struck
     for (int r = 0; r < p_.ranks(); ++r)
       if ((shared_.survivors.load() >> r & 1u) != 0 && (gone_ >> r & 1u) == 0 &&
@@ -266,13 +266,13 @@ class Watch {
   // The rank that was stopped goes on, into memory that is no longer what it was.
   void let_go() {
     const int pid = shared_.ranks[victim_].pid.load();
-    if (p_.fault.kind == FaultKind::stop_resume && !resumed_ && (gone_ >> victim_ & 1u) == 0 && pid > 0 &&
-        stopped()) {
+    const bool resumes = row(p_).stopped == Stopped::until_reused;
+    if (resumes && !resumed_ && (gone_ >> victim_ & 1u) == 0 && pid > 0 && stopped()) {
       ::kill(pid, SIGCONT);
       resumed_ = true;
     }
-    const bool awaited = p_.fault.kind == FaultKind::stop_resume && resumed_ &&
-                         (gone_ >> victim_ & 1u) == 0 && shared_.ranks[victim_].phase.load() < Phase::done;
+    const bool awaited = resumes && resumed_ && (gone_ >> victim_ & 1u) == 0 &&
+                         shared_.ranks[victim_].phase.load() < Phase::done;
     if (!awaited) shared_.late_over.store(true);
   }
 
@@ -369,91 +369,123 @@ namespace {
 
 std::string file_of(int fd) { return fmt::format("/proc/{}/fd/{}", ::getpid(), fd); }
 
+// A file in memory with the programs, a line each.
+int write_programs(const std::vector<Program>& programs) {
+  const int fd = ::memfd_create("check-programs", 0);
+  if (fd < 0) throw_errno("check: memfd_create", errno);
+  for (const Program& p : programs) {
+    const std::string line = encode(p) + "\n";
+    if (::write(fd, line.data(), line.size()) != static_cast<ssize_t>(line.size()))
+      throw_errno("check: write", errno);
+  }
+  return fd;
+}
+
+[[noreturn]] void become_mpirun(std::vector<std::string>& words) {
+  const int nowhere = ::open("/dev/null", O_RDWR);
+  ::dup2(nowhere, 0);
+  if (!env::get("WEFT_CHECK_SHOW_MPIRUN")) {
+    ::dup2(nowhere, 1);
+    ::dup2(nowhere, 2);
+  }
+  ::setenv("OMPI_MCA_mpi_yield_when_idle", "1", 1);
+  ::setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 1);
+  std::vector<char*> argv;
+  for (std::string& w : words) argv.push_back(w.data());
+  argv.push_back(nullptr);
+  ::execvp(argv[0], argv.data());
+  ::_exit(127);
+}
+
+// The mpirun of a job.
+class Mpirun {
+ public:
+  Mpirun(int ranks, const Settings& settings, int programs_fd, int reports_fd) {
+    const auto seconds_of = [](Duration d) {
+      return fmt::format("{}", std::chrono::duration<double>(d).count());
+    };
+    std::vector<std::string> words = settings.mpirun;
+    for (const std::string& more :
+         {std::string("-n"), std::to_string(ranks), settings.self, std::string("check"),
+          std::string("--backend"), settings.backend, std::string("--patience"),
+          seconds_of(settings.patience), std::string("--deadline"), seconds_of(settings.deadline),
+          std::string("--programs-file"), file_of(programs_fd), std::string("--reports-file"),
+          file_of(reports_fd)})
+      words.push_back(more);
+    const pid_t self = ::getpid();
+    pid_ = ::fork();
+    if (pid_ < 0) throw_errno("check: fork", errno);
+    if (pid_ > 0) return;
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != self) ::_exit(1);
+    become_mpirun(words);
+  }
+  /// Whether ended() has found that it has ended.
+  bool known_ended() const { return ended_; }
+  /// Whether it has ended, by now or until the limit.
+  bool ended() {
+    if (!ended_) ended_ = ::waitpid(pid_, &status_, WNOHANG) == pid_;
+    return ended_;
+  }
+  bool ended_within(Duration limit) {
+    for (const Deadline end = Deadline::after(limit); !ended() && !end.passed();)
+      std::this_thread::sleep_for(kTick);
+    return ended_;
+  }
+  void end() { ::kill(pid_, SIGTERM); }
+  int status() const { return status_; }
+
+ private:
+  pid_t pid_ = -1;
+  bool ended_ = false;
+  int status_ = 0;
+};
+
+// Watches one program of the job. False: the ranks come to no other one.
+bool watch_program(const Program& p, const Settings& settings, SharedReport& report, Mpirun& mpirun) {
+  // The clock starts when the first rank is there.
+  const auto absent = [&] { return report.ranks[0].phase.load() == Phase::absent; };
+  for (const Deadline start = Deadline::after(seconds(60)); absent() && !mpirun.ended() && !start.passed();)
+    std::this_thread::sleep_for(kTick);
+  if (absent()) {
+    report.trouble.set(
+        mpirun.known_ended()
+            ? fmt::format("mpirun ended with status {} before the ranks began", mpirun.status())
+            : "the ranks did not begin within 60 s");
+    report.ran = true;
+    return false;
+  }
+  Watch watch(p, settings, report);
+  while (!watch.done() && !watch.gave_up()) {
+    std::this_thread::sleep_for(kTick);
+    watch.look();
+    if (mpirun.known_ended() || !mpirun.ended()) continue;
+    report.died_at = now_ns();
+    report.job_ended = !watch.done();
+    watch.all_ended();
+  }
+  report.ended = now_ns();
+  report.job_status = mpirun.status();
+  report.released.store(true);
+  return !watch.gave_up() && !mpirun.known_ended();
+}
+
 }  // namespace
 
 void run_job(const std::vector<Program>& programs, const Settings& settings, SharedReport* reports,
              int reports_fd) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-  const int text = ::memfd_create("check-programs", 0);
-  if (text < 0) throw_errno("check: memfd_create", errno);
-  for (const Program& p : programs) {
-    const std::string line = encode(p) + "\n";
-    if (::write(text, line.data(), line.size()) != static_cast<ssize_t>(line.size()))
-      throw_errno("check: write", errno);
-  }
-  std::vector<std::string> words = settings.mpirun;
-  for (const std::string& more :
-       {std::string("-n"), std::to_string(programs[0].ranks()), settings.self, std::string("check"),
-        std::string("--backend"), settings.backend, std::string("--patience"),
-        fmt::format("{}", std::chrono::duration<double>(settings.patience).count()),
-        std::string("--deadline"),
-        fmt::format("{}", std::chrono::duration<double>(settings.deadline).count()),
-        std::string("--programs-file"), file_of(text), std::string("--reports-file"), file_of(reports_fd)})
-    words.push_back(more);
-  const pid_t self = ::getpid();
-  const pid_t mpirun = ::fork();
-  if (mpirun < 0) throw_errno("check: fork", errno);
-  if (mpirun == 0) {
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (::getppid() != self) ::_exit(1);
-    const int nowhere = ::open("/dev/null", O_RDWR);
-    ::dup2(nowhere, 0);
-    if (!env::get("WEFT_CHECK_SHOW_MPIRUN")) {
-      ::dup2(nowhere, 1);
-      ::dup2(nowhere, 2);
-    }
-    ::setenv("OMPI_MCA_mpi_yield_when_idle", "1", 1);
-    ::setenv("OMPI_MCA_rmaps_base_oversubscribe", "1", 1);
-    std::vector<char*> argv;
-    for (std::string& w : words) argv.push_back(w.data());
-    argv.push_back(nullptr);
-    ::execvp(argv[0], argv.data());
-    ::_exit(127);
-  }
-  bool ended = false;
-  int status = 0;
-  for (std::size_t i = 0; i < programs.size() && !ended; ++i) {
-    // The clock starts when the first rank is there.
-    for (const Deadline start = Deadline::after(seconds(60));
-         reports[i].ranks[0].phase.load() == Phase::absent;) {
-      if (::waitpid(mpirun, &status, WNOHANG) == mpirun) ended = true;
-      if (ended || start.passed()) break;
-      std::this_thread::sleep_for(kTick);
-    }
-    if (reports[i].ranks[0].phase.load() == Phase::absent) {
-      reports[i].trouble.set(ended ? fmt::format("mpirun ended with status {} before the ranks began", status)
-                                   : "the ranks did not begin within 60 s");
-      reports[i].ran = true;
-      break;
-    }
-    Watch watch(programs[i], settings, reports[i]);
-    while (!watch.done() && !watch.gave_up()) {
-      std::this_thread::sleep_for(kTick);
-      watch.look();
-      if (!ended && ::waitpid(mpirun, &status, WNOHANG) == mpirun) {
-        ended = true;
-        reports[i].died_at = now_ns();
-        reports[i].job_ended = !watch.done();
-        watch.all_ended();
-      }
-    }
-    reports[i].ended = now_ns();
-    reports[i].job_status = status;
-    reports[i].released.store(true);
-    if (watch.gave_up()) break;
-  }
-  for (const Deadline limit = Deadline::after(kEnd); !ended && !limit.passed();) {
-    if (::waitpid(mpirun, &status, WNOHANG) == mpirun) ended = true;
-    std::this_thread::sleep_for(kTick);
-  }
+  const int text = write_programs(programs);
+  Mpirun mpirun(programs[0].ranks(), settings, text, reports_fd);
+  for (std::size_t i = 0; i < programs.size(); ++i)
+    if (!watch_program(programs[i], settings, reports[i], mpirun)) break;
   SharedReport& last = reports[programs.size() - 1];
-  if (!ended && last.trouble.empty()) last.trouble.set("mpirun did not end");
-  if (!ended) ::kill(mpirun, SIGTERM);
-  for (const Deadline limit = Deadline::after(seconds(3)); !ended && !limit.passed();) {
-    if (::waitpid(mpirun, &status, WNOHANG) == mpirun) ended = true;
-    std::this_thread::sleep_for(kTick);
+  if (!mpirun.ended_within(kEnd)) {
+    if (last.trouble.empty()) last.trouble.set("mpirun did not end");
+    mpirun.end();
+    mpirun.ended_within(kTermination);
   }
-  last.job_status = status;
+  last.job_status = mpirun.status();
   note_leftovers(last, "the job");
   ::close(text);
 }

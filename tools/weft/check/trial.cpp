@@ -27,7 +27,14 @@ Trial::Trial(Context& context, const Step& s, int me, int n, Duration deadline, 
   out_ = side(habits, s.out_parted(), out, [&](int from) { return s.elements(from, me, n); });
   in_place_ = in && out && !s.plain && habits.one_in(2) && s.op != Op::all_to_all &&
               s.op != Op::all_to_all_v && s.op != Op::send && s.op != Op::recv;
-  const auto own = static_cast<std::size_t>(me);
+  lay_out(context, habits, in, out);
+  make_calls(deadline, in, out);
+}
+
+// Takes memory for both sides, and fills `in`.
+void Trial::lay_out(Context& context, Dice& habits, bool in, bool out) {
+  const Step& s = s_;
+  const auto own = static_cast<std::size_t>(me_);
   if (in_place_ && s.out_parted()) {
     out_.data = room(context, habits, out_.total);
     in_.data = out_.data + out_.offsets[own] * size_;
@@ -40,10 +47,13 @@ Trial::Trial(Context& context, const Step& s, int me, int n, Duration deadline, 
   }
   if (in)
     for (std::size_t b = 0; b < in_.counts.size(); ++b) {
-      const std::vector<std::byte> bytes = input(s, me, static_cast<int>(b), n);
+      const std::vector<std::byte> bytes = input(s, me_, static_cast<int>(b), n_);
       if (!bytes.empty()) std::memcpy(in_.data + in_.offsets[b] * size_, bytes.data(), bytes.size());
     }
+}
 
+void Trial::make_calls(Duration deadline, bool in, bool out) {
+  const Step& s = s_;
   CallOptions o{.deadline = deadline};
   if (s.reduces()) {
     o.op = s.reduce == ReduceOp::Kind::user ? ReduceOp::of(user_reduction()) : ReduceOp{s.reduce, s.scale};
@@ -71,8 +81,8 @@ Trial::Trial(Context& context, const Step& s, int me, int n, Duration deadline, 
       if (out) calls_.push_back(call::recv(to, s.root, tagged));
       break;
     case Op::recv:
-      calls_ = {call::send(from, (me + s.peer) % n, tagged),
-                call::recv(to, (me + n - s.peer % n) % n, tagged)};
+      calls_ = {call::send(from, (me_ + s.peer) % n_, tagged),
+                call::recv(to, (me_ + n_ - s.peer % n_) % n_, tagged)};
       break;
     case Op::none: break;
   }

@@ -60,6 +60,8 @@ class Trial {
     std::byte* all = nullptr;
     std::size_t bytes = 0;  // all of it
   };
+  void lay_out(Context& context, Dice& habits, bool in, bool out);
+  void make_calls(Duration deadline, bool in, bool out);
   template <class Elements>
   Side side(Dice& habits, bool parted, bool there, const Elements& elements) const;
   std::byte* room(Context& context, Dice& habits, std::int64_t elements);

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "faults.hpp"
+#include "faults/strike.hpp"
 #include "weft/base/name_ranks.hpp"
 
 namespace weft::check {
@@ -29,7 +29,8 @@ class Judge {
         settings_(settings),
         shared_(shared),
         guarantees_(settings.traits.guarantees),
-        kind_(p.fault.kind) {}
+        kind_(p.fault.kind),
+        row_(row(p)) {}
 
   Verdict judge() {
     Verdict v;
@@ -74,10 +75,10 @@ class Judge {
   bool in_victims_process(int r) const {
     return p_.homes[static_cast<std::size_t>(r)] == p_.homes[static_cast<std::size_t>(p_.fault.rank)];
   }
-  bool taken(int r) const { return struck() && takes_process(kind_) && in_victims_process(r); }
+  bool taken(int r) const { return struck() && row_.takes_process && in_victims_process(r); }
   // mpirun ends the others where a rank dies, unless it promises not to.
   bool may_be_ended() const {
-    return shared_.job_ended && struck() && takes_process(kind_) && !guarantees_.survives_death;
+    return shared_.job_ended && struck() && row_.takes_process && !guarantees_.survives_death;
   }
 
   // Ranks that had no processor for so long may run into deadlines, and be left behind by the others.
@@ -133,7 +134,7 @@ class Judge {
   bool needs_all(const RankReport& rank) const {
     const int k = step_of(rank);
     if (k < 0 || rank.op == Op::send || rank.op == Op::recv) return false;
-    if (kind_ == FaultKind::skip) return false;  // it comes to all others
+    if (row_.steps == StepsTaken::left_out) return false;  // it comes to all others
     const bool came = p_.fault.point != FaultPoint::before_post && p_.fault.point != FaultPoint::in_creation;
     if (k < p_.fault.step || (k == p_.fault.step && came)) return false;
     switch (p_.steps[static_cast<std::size_t>(k)].op) {
@@ -169,7 +170,7 @@ class Judge {
     if (rank.blamed_count == 0) return "the error names no rank";
     if (blames_victim(rank)) return {};
     // Who leaves a message out goes on, and waits in the end for those that wait for whom it was meant for.
-    const bool in_circle = kind_ == FaultKind::skip;
+    const bool in_circle = row_.steps == StepsTaken::left_out;
     if (needs_all(rank) && !rank.in_creation)
       return fmt::format("the error does not name rank {}", p_.fault.rank);
     for (int i = 0; i < rank.blamed_count; ++i) {
@@ -191,8 +192,7 @@ class Judge {
     if (rank.in_creation || rank.code == ErrorCode::aborted || rank.op == Op::none) return {};
     if (rank.call == kNoCall) return {};  // the group had failed before the call got a number
     if (rank.op == Op::send || rank.op == Op::recv) return {};
-    if (kind_ == FaultKind::skip || kind_ == FaultKind::wrong_order || kind_ == FaultKind::wrong_op)
-      return {};
+    if (row_.other_calls) return {};
     bool in_split = false;
     const int k = step_of(rank, &in_split);
     if (in_split && rank.op == Op::all_gather) return {};
@@ -210,9 +210,8 @@ class Judge {
     const RankReport& struck_rank = shared_.ranks[p_.fault.rank];
     if (!blames_victim(rank)) return fmt::format("the error does not name rank {}", p_.fault.rank);
     if (rank.code == ErrorCode::system || rank.code == ErrorCode::unsupported)
-      return kind_ == FaultKind::descriptors || kind_ == FaultKind::memory
-                 ? std::string()
-                 : fmt::format("{} where nobody was refused anything", name(rank.code));
+      return row_.limits ? std::string()
+                         : fmt::format("{} where nobody was refused anything", name(rank.code));
     if (rank.code != ErrorCode::timeout && rank.code != ErrorCode::peer_lost)
       return fmt::format("{} where timeout or peer_lost was to be expected", name(rank.code));
     if (struck_rank.has_error && struck_rank.in_creation && struck_rank.group == rank.group &&
@@ -221,11 +220,19 @@ class Judge {
     return {};
   }
 
+  static std::string unexpected(const RankReport& rank, const char* expected) {
+    return fmt::format("{} where {} was to be expected", name(rank.code), expected);
+  }
+  static bool is_refusal(const RankReport& rank) {
+    return rank.code == ErrorCode::system || rank.code == ErrorCode::unsupported;
+  }
+  static bool is_absence(const RankReport& rank) {
+    return rank.code == ErrorCode::timeout || rank.code == ErrorCode::peer_lost;
+  }
+  std::string not_named() const { return fmt::format("the error does not name rank {}", p_.fault.rank); }
+
   std::string of_error(int r, const RankReport& rank) const {
     const bool victim = r == p_.fault.rank;
-    const auto unexpected = [&](const char* expected) {
-      return fmt::format("{} where {} was to be expected", name(rank.code), expected);
-    };
     if (cascade(rank)) {
       const bool known = rank.blamed_count == 1 && (shared_.ranks[rank.blamed[0]].has_error ||
                                                     !shared_.ranks[rank.blamed[0]].untyped.empty());
@@ -235,74 +242,66 @@ class Judge {
     const bool of_struck_group = rank.in_creation && rank.group == p_.struck_group();
     if (of_struck_group && !victim && struck()) return of_creation(rank);
     // Who has failed already comes to no group that is being made, or closes its connections of it.
-    if (kind_ != FaultKind::none && rank.in_creation && rank.blamed_count > 0 &&
-        (rank.code == ErrorCode::timeout || rank.code == ErrorCode::peer_lost) &&
+    if (kind_ != FaultKind::none && rank.in_creation && rank.blamed_count > 0 && is_absence(rank) &&
         std::all_of(rank.blamed, rank.blamed + rank.blamed_count,
                     [&](int other) { return shared_.ranks[other].has_error || other == p_.fault.rank; }))
       return {};
-    const bool by_victim = rank.code == ErrorCode::aborted && blames(rank, p_.fault.rank);
-    switch (kind_) {
-      case FaultKind::none:
-      case FaultKind::pause:
-      case FaultKind::suspend:
-      case FaultKind::delay:
-      case FaultKind::fork: return "it failed though nothing was wrong";
-      case FaultKind::kill:
-      case FaultKind::exit:
-        if (p_.fault.point == FaultPoint::before_quiesce && by_victim) return {};
-        if (guarantees_.detects_death) {
-          if (rank.code != ErrorCode::peer_lost) return unexpected("peer_lost");
-          return blames_victim(rank) ? names_call(rank)
-                                     : fmt::format("the error does not name rank {}", p_.fault.rank);
-        }
-        if (rank.code != ErrorCode::timeout && rank.code != ErrorCode::peer_lost)
-          return unexpected("timeout");
-        return blame_of_absence(rank);
-      case FaultKind::stop:
-      case FaultKind::stop_resume:
-      case FaultKind::late:
-        if (p_.fault.point == FaultPoint::before_quiesce && by_victim) return {};
-        if (rank.code != ErrorCode::timeout) return unexpected("timeout");
-        if (const std::string wrong = blame_of_absence(rank); !wrong.empty()) return wrong;
-        return names_call(rank);
-      case FaultKind::wrong_count:
-      case FaultKind::wrong_dtype:
-      case FaultKind::wrong_op:
-      case FaultKind::wrong_root:
-      case FaultKind::wrong_order:
-        if (rank.code != ErrorCode::mismatch) return unexpected("mismatch");
-        return blames(rank, p_.fault.rank) ? names_call(rank)
-                                           : fmt::format("the error does not name rank {}", p_.fault.rank);
-      case FaultKind::skip: {
-        const bool message = p_.steps[static_cast<std::size_t>(p_.fault.step)].op == Op::send;
-        if (message && rank.code == ErrorCode::timeout) return blame_of_absence(rank);
-        if (message || rank.code != ErrorCode::mismatch) return unexpected(message ? "timeout" : "mismatch");
-        return blames(rank, p_.fault.rank) ? std::string()
-                                           : fmt::format("the error does not name rank {}", p_.fault.rank);
-      }
-      case FaultKind::abort:
-      case FaultKind::drop:
-        if (rank.in_creation && rank.code == ErrorCode::peer_lost && blames(rank, p_.fault.rank)) return {};
-        return by_victim ? std::string() : unexpected("aborted, naming the rank");
-      case FaultKind::leave:
-        if (rank.code != ErrorCode::peer_lost) return unexpected("peer_lost");
-        return blames(rank, p_.fault.rank) ? names_call(rank)
-                                           : fmt::format("the error does not name rank {}", p_.fault.rank);
-      case FaultKind::descriptors:
-      case FaultKind::memory:
-        if (victim && (rank.code == ErrorCode::system || rank.code == ErrorCode::unsupported)) return {};
-        if (rank.code == ErrorCode::timeout || rank.code == ErrorCode::peer_lost ||
-            rank.code == ErrorCode::aborted)
-          return victim || blames_victim(rank)
-                     ? std::string()
-                     : fmt::format("the error does not name rank {}", p_.fault.rank);
-        if (rank.code == ErrorCode::system ||
-            rank.code == ErrorCode::unsupported)  // it could not give its part
-          return blames_victim(rank) ? std::string()
-                                     : fmt::format("the error does not name rank {}", p_.fault.rank);
-        return unexpected("system, or timeout, peer_lost or aborted naming the rank,");
+    switch (row_.sees) {
+      case Sees::nothing: return "it failed though nothing was wrong";
+      case Sees::death: return of_death(rank);
+      case Sees::absence: return of_absence(rank);
+      case Sees::mismatch: return of_mismatch(rank);
+      case Sees::mismatch_or_absence: return of_skip(rank);
+      case Sees::abort: return of_abort(rank);
+      case Sees::leaving: return of_leaving(rank);
+      case Sees::refusal: return of_refusal(rank, victim);
     }
     return {};
+  }
+
+  bool aborted_by_victim(const RankReport& rank) const {
+    return rank.code == ErrorCode::aborted && blames(rank, p_.fault.rank);
+  }
+  std::string of_death(const RankReport& rank) const {
+    if (p_.fault.point == FaultPoint::before_quiesce && aborted_by_victim(rank)) return {};
+    if (guarantees_.detects_death) {
+      if (rank.code != ErrorCode::peer_lost) return unexpected(rank, "peer_lost");
+      return blames_victim(rank) ? names_call(rank) : not_named();
+    }
+    return is_absence(rank) ? blame_of_absence(rank) : unexpected(rank, "timeout");
+  }
+  std::string of_absence(const RankReport& rank) const {
+    if (p_.fault.point == FaultPoint::before_quiesce && aborted_by_victim(rank)) return {};
+    if (rank.code != ErrorCode::timeout) return unexpected(rank, "timeout");
+    if (const std::string wrong = blame_of_absence(rank); !wrong.empty()) return wrong;
+    return names_call(rank);
+  }
+  std::string of_mismatch(const RankReport& rank) const {
+    if (rank.code != ErrorCode::mismatch) return unexpected(rank, "mismatch");
+    return blames(rank, p_.fault.rank) ? names_call(rank) : not_named();
+  }
+  std::string of_skip(const RankReport& rank) const {
+    const bool message = p_.steps[static_cast<std::size_t>(p_.fault.step)].op == Op::send;
+    if (message && rank.code == ErrorCode::timeout) return blame_of_absence(rank);
+    if (message || rank.code != ErrorCode::mismatch)
+      return unexpected(rank, message ? "timeout" : "mismatch");
+    return blames(rank, p_.fault.rank) ? std::string() : not_named();
+  }
+  std::string of_abort(const RankReport& rank) const {
+    if (rank.in_creation && rank.code == ErrorCode::peer_lost && blames(rank, p_.fault.rank)) return {};
+    return aborted_by_victim(rank) ? std::string() : unexpected(rank, "aborted, naming the rank");
+  }
+  std::string of_leaving(const RankReport& rank) const {
+    if (rank.code != ErrorCode::peer_lost) return unexpected(rank, "peer_lost");
+    return blames(rank, p_.fault.rank) ? names_call(rank) : not_named();
+  }
+  std::string of_refusal(const RankReport& rank, bool victim) const {
+    if (victim && is_refusal(rank)) return {};
+    if (is_absence(rank) || rank.code == ErrorCode::aborted)
+      return victim || blames_victim(rank) ? std::string() : not_named();
+    if (is_refusal(rank))
+      return blames_victim(rank) ? std::string() : not_named();  // it could not give its part
+    return unexpected(rank, "system, or timeout, peer_lost or aborted naming the rank,");
   }
 
   std::string in_time(int r, const RankReport& rank) const {
@@ -321,7 +320,7 @@ class Judge {
     if (!rank.in_creation && behind > slack)
       return fmt::format("it heard of the failure {:.2f} s after the first rank; {:.2f} s were promised",
                          behind, slack);
-    const bool death = (kind_ == FaultKind::kill || kind_ == FaultKind::exit) && guarantees_.detects_death;
+    const bool death = row_.sees == Sees::death && guarantees_.detects_death;
     if (!death || rank.code != ErrorCode::peer_lost || shared_.died_at == 0) return {};
     const double after = to_seconds(rank.thrown_at - std::max(shared_.died_at, since));
     if (after > slack)
@@ -352,59 +351,27 @@ class Judge {
   // What the ranks together must have seen.
   std::string together() const {
     if (kind_ == FaultKind::none || shared_.job_ended) return {};
+    if (!struck() && row_.steps != StepsTaken::left_out) return {};  // its point was never reached
     const Step& step = p_.steps[static_cast<std::size_t>(p_.fault.step)];
-    const Op op = step.op;
-    if (!struck() && kind_ != FaultKind::skip) return {};  // its point was never reached
     std::vector<int> calm, failed;
     for (int r = 0; r < p_.ranks(); ++r)
       if (!taken(r)) (shared_.ranks[r].has_error ? failed : calm).push_back(r);
-    // Others may have sent all they had before the group in question found out.
-    const auto outside = [&] { std::erase_if(calm, [&](int r) { return p_.rank_in(step.group, r) < 0; }); };
-    switch (kind_) {
-      case FaultKind::none:
-      case FaultKind::pause:
-      case FaultKind::suspend:
-      case FaultKind::delay: return {};
-      case FaultKind::fork:
+    const MustFail& must = row_.must_fail;
+    if (must.but_the_struck) std::erase(calm, p_.fault.rank);
+    if (must.members) std::erase_if(calm, [&](int r) { return p_.rank_in(step.group, r) < 0; });
+    switch (must.who) {
+      case MustFail::nobody: return {};
+      case MustFail::the_child:
         return shared_.child.load() == 1 ? std::string()
                                          : "the forked child was not told that it cannot use the group";
-      case FaultKind::late:  // coming last, it may still finish what the others had all begun
-        std::erase(calm, p_.fault.rank);
-        if (failed.empty() || calm.empty()) return {};
+      case MustFail::all_or_nobody:
+        if (failed.empty()) return {};
         break;
-      case FaultKind::drop:
-      case FaultKind::descriptors:
-      case FaultKind::memory:  // all or nobody: what nobody notices is no failure
-        if (failed.empty() || calm.empty()) return {};
-        break;
-      case FaultKind::skip:
-        outside();
-        if (op == Op::send)
-          return {};  // of a message its receiver knows, and of an eager one nobody needs to
-        return {};    // perhaps eager: nobody needs the receiver
-        if (calm.empty()) return {};
-        break;
-      case FaultKind::wrong_count:
-      case FaultKind::wrong_dtype:  // of a message its receiver knows; the sender may be done with everything
-        outside();
-        // Nor does anybody but the receiver know how much it expects in an all_to_all_v.
-        if (calm.empty() || ((op == Op::send || op == Op::all_to_all_v) && !failed.empty())) return {};
-        break;
-      case FaultKind::wrong_op:
-      case FaultKind::wrong_root:
-      case FaultKind::wrong_order:
-      case FaultKind::abort:
-        outside();
-        if (calm.empty()) return {};
-        break;
-      case FaultKind::leave: std::erase(calm, p_.fault.rank); [[fallthrough]];
-      case FaultKind::kill:
-      case FaultKind::exit:
-      case FaultKind::stop:
-      case FaultKind::stop_resume:
-        if (calm.empty()) return {};
-        break;
+      case MustFail::all: break;
     }
+    // Nor does anybody but the receiver know how much it expects in an all_to_all_v.
+    const bool unseen = step.op == Op::send || step.op == Op::all_to_all_v;
+    if (calm.empty() || (must.one_if_unseen && unseen && !failed.empty())) return {};
     return fmt::format("{} saw no error, though a barrier of all ranks comes after {}", name_ranks(calm),
                        describe(p_.fault));
   }
@@ -441,6 +408,7 @@ class Judge {
   const SharedReport& shared_;
   const FailureGuarantees guarantees_;
   const FaultKind kind_;
+  const FaultRow& row_;
   mutable bool slow_ = false;
 };
 

@@ -1,8 +1,9 @@
-// The faults that a program's rank is struck by, and how a call is made wrong.
+// What strikes a rank of a program, and when. Which kinds of faults there are is in faults/kinds.hpp.
 #pragma once
 
 #include <vector>
 
+#include "faults/kinds.hpp"
 #include "program.hpp"
 #include "shared_report.hpp"
 #include "weft/group/process_group.hpp"
@@ -12,17 +13,12 @@ namespace weft::check {
 /// Whether a deadline passes before survivors can go on, or while all are suspended: calls of such programs
 /// get a short one.
 bool runs_into_deadline(const Program& p, const FailureGuarantees& promises);
-/// Whether the struck rank's process dies or stops for good.
-bool takes_process(FaultKind kind);
 
 /// Whether all buffers of a rank lie in one block, and the ranks that are not struck have a group of their
 /// own there: where one is stopped inside the others' memory.
 bool shares_block(const Program& p);
 
-/// Whether the struck rank makes calls, but not those of the others.
-bool calls_wrongly(FaultKind kind);
-
-/// The step as the struck rank calls it: wrong in count, dtype, operation or root, right in itself.
+/// The step as the struck rank calls it: wrong as FaultRow::distort says, right in itself.
 Step distorted(const Step& s, FaultKind kind, int me, int n);
 
 /// The order in which `rank` takes the steps.
@@ -30,12 +26,14 @@ std::vector<int> order_of(const Program& p, int rank);
 
 /// Does it, now: may not return. `deadline`: of the calls.
 void strike(const Program& p, RankReport& report, Duration deadline);
-/// The same from a signal, a moment later, in the middle of what the process does then. For kinds that take
-/// the process, and pause.
+/// The same from a signal, a moment later, in the middle of what the process does then.
 void strike_soon(const Program& p, RankReport& report);
 /// Until that has happened: the call it was meant for may have been quicker.
 void await_strike();
-/// Gives back what descriptors and memory have taken.
+/// FaultRow::strike: no descriptor more is to be had; little address space is left.
+void take_descriptors(const Program& p, Duration deadline);
+void take_memory(const Program& p, Duration deadline);
+/// Gives back what these have taken.
 void lift_limits();
 
 /// Lifts a limit of address space while the checker itself needs memory.

@@ -1,0 +1,94 @@
+// The kinds of faults, a row for each: what the struck rank does, when a program may be drawn with it, and
+// what the ranks must see of it. Nothing else asks which kind a fault is: who adds a kind adds an enumerator
+// of FaultKind and a row, and a function where it does what no other does. Pure values; any thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "program.hpp"
+
+namespace weft::check {
+
+/// What the struck rank does at the point of its fault.
+enum class Act : std::uint8_t {
+  strike,        ///< FaultRow::strike
+  call_wrongly,  ///< calls other than the others do: see FaultRow::distort and FaultRow::steps
+  abort,         ///< calls abort()
+  leave,         ///< destroys its groups
+  drop,          ///< drops the Work of the call, which is in flight
+  fork,          ///< has a child that uses the group
+};
+
+/// The steps that the struck rank takes.
+enum class StepsTaken : std::uint8_t { as_planned, swapped, left_out };
+
+/// The struck process is stopped by SIGSTOP, and until when.
+enum class Stopped : std::uint8_t {
+  no,
+  for_good,
+  until_reused,  ///< until the others have failed and used their memory for something else
+  for_a_moment,
+  with_all,  ///< and all others with it, for longer than the deadline
+};
+
+/// Which error ranks may have.
+enum class Sees : std::uint8_t {
+  nothing,              ///< none
+  death,                ///< peer_lost where the backend detects deaths, else as absence
+  absence,              ///< timeout, naming the rank or those that it held up
+  mismatch,             ///< mismatch, naming the rank
+  mismatch_or_absence,  ///< of a collective mismatch; of a message, which never comes, timeout
+  abort,                ///< aborted, naming the rank
+  leaving,              ///< peer_lost, naming the rank
+  refusal,              ///< of the rank system or unsupported; of others any error that names the rank
+};
+
+/// Who must have one.
+struct MustFail {
+  enum Who : std::uint8_t {
+    nobody,
+    all_or_nobody,  ///< what nobody notices is no failure
+    all,
+    the_child,  ///< nobody; but the forked child must be told
+  } who = nobody;
+  bool but_the_struck = false;  ///< not the struck rank, which may be done with everything
+  bool members = false;         ///< only members of the step's group: others may have sent all they had
+  bool one_if_unseen = false;   ///< one is enough where only the receiver of a message knows what is wrong
+};
+
+struct FaultRow {
+  FaultKind kind = FaultKind::none;
+  std::string_view name;
+
+  // What it does.
+  Act act = Act::strike;
+  void (*strike)(const Program&, Duration deadline) = nullptr;  ///< may not return; null: nothing
+  void (*strike_by_signal)(int) = nullptr;  ///< the same from a handler; null: the process is stopped
+  /// Makes `w`, a copy of `s`, wrong for rank `me` of n, but right in itself; null: as it is.
+  void (*distort)(Step& w, const Step& s, Dice& d, int me, int n) = nullptr;
+  StepsTaken steps = StepsTaken::as_planned;
+  Stopped stopped = Stopped::no;
+  bool takes_process = false;  ///< the process dies, or is stopped until the others have failed
+  bool limits = false;         ///< takes descriptors or memory: before a group is made
+
+  // When it is drawn.
+  bool of_processes = false;                 ///< it strikes a process: every rank has one of its own
+  bool (*promised)(const Range&) = nullptr;  ///< the backend's guarantees say what must happen; null: always
+  std::span<const FaultPoint> points;
+  bool (*fits)(const Step&, int me) = nullptr;  ///< it makes sense in such a step of rank `me`
+  bool other_next = false;                      ///< the step after it is another operation of the same group
+
+  // What the ranks see.
+  bool is_absent = false;                               ///< others wait for the rank, which is gone or late
+  bool (*overdue)(const FailureGuarantees&) = nullptr;  ///< a deadline passes in the meantime; null: never
+  Sees sees = Sees::nothing;
+  bool other_calls = false;  ///< the error may name a call that is none of the program's
+  MustFail must_fail{};
+};
+
+const FaultRow& row(FaultKind kind) noexcept;
+inline const FaultRow& row(const Program& p) noexcept { return row(p.fault.kind); }
+
+}  // namespace weft::check
