@@ -29,6 +29,7 @@
 #include <tuple>
 
 #include "backends/nccl/channel.hpp"
+#include "backends/nccl/endings.hpp"
 #include "backends/nccl/notices.hpp"
 #include "base/hash.hpp"
 #include "base/parse_number.hpp"
@@ -45,11 +46,9 @@
 namespace weft::nccl {
 namespace {
 
-constexpr Duration kLookAtStore = std::chrono::milliseconds(50);  // how often a rank that waits does
 constexpr Duration kLookAtMost = std::chrono::milliseconds(500);
 constexpr auto kLeave = std::chrono::seconds(1);  // for peers to leave too, before a thread waits for them
 constexpr auto kPart = std::chrono::minutes(10);  // of that thread; then the rest is aborted
-constexpr auto kNap = std::chrono::microseconds(200);
 constexpr std::size_t kMostLanes = 64;
 // What ranks must have alike: what they exchange through the store, and how many lanes a group has.
 constexpr std::uint64_t kLayout = digest_of(sizeof(UniqueId), kMostLanes);
@@ -62,69 +61,6 @@ int hardware_queues() {
 }
 
 double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
-
-// A thread that lives for a few calls of one device.
-void begin_thread(const Driver& driver) noexcept {
-  driver.api.cudaSetDevice(driver.device);
-  CaptureMode mode = CaptureMode::relaxed;  // see DeviceScope
-  driver.api.cudaThreadExchangeStreamCaptureMode(&mode);
-}
-
-/// The end of communicators in peace. NCCL has "finalized" one when the kernels of all its ranks are done
-/// with the buffers of all others: a peer's kernel, queued on a stream that is late, may read what this rank
-/// has sent out of this rank's buffers, however long ago the send was done here.
-struct Parting {
-  Driver driver;
-  FirstCause first_cause;
-  std::vector<Comm*> comms;  // finalized
-
-  /// True: all are ended. Those that fail, or whose group has failed, are aborted. Stops at the limit.
-  bool until(Deadline limit) noexcept {
-    const NcclApi& api = driver.api;
-    Clock::time_point looked{};
-    bool failed = false;
-    for (Duration nap = kNap;; nap = std::min<Duration>(2 * nap, kLookAtStore)) {
-      std::erase_if(comms, [&](Comm* comm) {
-        Result state = Result::in_progress;
-        if (api.ncclCommGetAsyncError(comm, &state) == Result::success && state == Result::in_progress &&
-            !failed)
-          return false;
-        if (state == Result::success) {
-          api.ncclCommDestroy(comm);
-        } else {
-          api.ncclCommAbort(comm);
-        }
-        return true;
-      });
-      if (comms.empty()) return true;
-      if (limit.passed()) return false;
-      if (Clock::now() - looked > kLookAtStore) {
-        failed = first_cause.look().has_value();
-        looked = Clock::now();
-      }
-      std::this_thread::sleep_for(nap);
-    }
-  }
-};
-
-/// The end of communicators that have failed, on a thread of its own. Touches nothing of the backend's, so
-/// that the backend may go while a stuck device keeps it.
-struct Abortion {
-  Driver driver;
-  std::vector<Comm*> comms;
-  std::vector<Stream> streams;
-  std::atomic<bool> over{false};
-
-  explicit Abortion(const Driver& d) : driver(d) {}
-  static void run(const std::shared_ptr<Abortion>& a) noexcept {
-    const NcclApi& api = a->driver.api;
-    begin_thread(a->driver);
-    for (Comm* const comm : a->comms) api.ncclCommAbort(comm);
-    for (const Stream stream : a->streams)
-      while (api.cudaStreamQuery(stream) == CudaResult::not_ready) std::this_thread::sleep_for(kNap);
-    a->over.store(true, std::memory_order_release);
-  }
-};
 
 class NcclBackend final : public Backend {
  public:

@@ -1,0 +1,219 @@
+// The making of a group: its ranks meet, compare their settings, and make a communicator.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstddef>
+#include <optional>
+#include <tuple>
+
+#include "backends/mpi/backend.hpp"
+#include "backends/mpi/control_channel.hpp"
+#include "backends/mpi/failure_message.hpp"
+#include "backends/mpi/messages.hpp"
+#include "backends/mpi/rounds.hpp"
+#include "backends/test_hooks.hpp"
+#include "base/hash.hpp"
+#include "base/parse_number.hpp"
+#include "host/usable_cores.hpp"
+#include "store/table.hpp"
+#include "weft/backends/join.hpp"
+#include "weft/backends/plugin.hpp"
+#include "weft/base/env.hpp"
+
+namespace weft::mpi {
+namespace {
+
+// Of what the ranks must have alike.
+constexpr std::uint64_t kLayout =
+    digest_of(sizeof(Envelope), offsetof(Envelope, kind), offsetof(Envelope, dtype),
+              offsetof(Envelope, eager), offsetof(Envelope, tag), offsetof(Envelope, number),
+              offsetof(Envelope, payload), offsetof(Envelope, count), static_cast<int>(Envelope::pong),
+              ControlChannel::kPayload, ControlChannel::kTag, ControlChannel::kNumbers,
+              sizeof(FailureMessage), offsetof(FailureMessage, code), offsetof(FailureMessage, op),
+              offsetof(FailureMessage, call), offsetof(FailureMessage, ranks), offsetof(FailureMessage, text),
+              Messages::kEager, Messages::kPieceBytes, Rounds::kStageBytes, Rounds::kLeastBlockBytes);
+
+constexpr int kMostTag = 32767;  // MPI has tags up to it at least
+
+// What each rank tells the others through the store.
+struct BootstrapInfo {
+  std::string backend;
+  int world_rank = -1, world_size = 0, safe = 1, check = 1;
+  std::int64_t max_count = 0;
+  // Of rank 0: a number that differs for every group of the job, so that groups with ranks in common, made at
+  // the same time by several threads, are not mixed up.
+  int tag = 0;
+  CpuShare cores;
+
+  std::string encode() const {
+    return fmt::format("{} {} {} {} {} {} {} {}", backend, world_rank, world_size, safe, check, max_count,
+                       tag, cores.encode());
+  }
+  /// Nothing where the text is no such info.
+  static std::optional<BootstrapInfo> decode(std::string_view text) {
+    BootstrapInfo c;
+    c.backend = next_word(text);
+    const auto take = [&text](auto& number, auto min, auto max) {
+      const auto is = next_integer<std::remove_reference_t<decltype(number)>>(text, min, max);
+      number = is.value_or(number);
+      return is.has_value();
+    };
+    const bool whole = take(c.world_rank, 0, INT_MAX) && take(c.world_size, 1, INT_MAX) &&
+                       take(c.safe, 0, 1) && take(c.check, 0, 1) && take(c.max_count, 0, INT64_MAX) &&
+                       take(c.tag, 0, kMostTag);
+    if (!whole || c.world_rank >= c.world_size) return std::nullopt;
+    c.cores = CpuShare::decode(std::string(text));
+    return c;
+  }
+};
+
+[[noreturn]] void refuse(const GroupInit& b, ErrorCode code, const std::string& text,
+                         std::vector<int> ranks) {
+  throw Error(Failure{.code = code,
+                      .text = fmt::format("group \"{}\": {} [rank {}]", b.name, text, b.rank),
+                      .ranks = std::move(ranks)});
+}
+
+std::vector<BootstrapInfo> exchange(const GroupInit& b, const BootstrapInfo& own) {
+  std::vector<BootstrapInfo> infos;
+  for (const std::string& text : join(b, "mpi/info", own.encode(), kLayout)) {
+    const int r = static_cast<int>(infos.size());
+    auto info = BootstrapInfo::decode(text);
+    if (!info)
+      refuse(b, ErrorCode::mismatch,
+             fmt::format("rank {} wrote {}, which is no rank's info", r, shown_key(text)), {r});
+    infos.push_back(std::move(*info));
+  }
+  for (int r = 0; r < b.size; ++r) {
+    const BootstrapInfo& c = infos[static_cast<std::size_t>(r)];
+    const std::vector<int> both{std::min(r, b.rank), std::max(r, b.rank)};
+    if (c.backend != own.backend)
+      refuse(b, ErrorCode::mismatch,
+             fmt::format("rank {} uses {}, rank {} {}", r, c.backend, b.rank, own.backend), both);
+    for (const auto& [variable, theirs, mine] : {std::tuple{"WEFT_MPI_SAFE_BUFFERS", c.safe, own.safe},
+                                                 std::tuple{"WEFT_MPI_CHECK", c.check, own.check}})
+      if (theirs != mine)
+        refuse(b, ErrorCode::mismatch,
+               fmt::format("{} is {} on rank {}, {} on rank {}; expected the same on all ranks", variable,
+                           theirs ? "on" : "off", r, mine ? "on" : "off", b.rank),
+               both);
+    if (c.max_count != own.max_count)
+      refuse(b, ErrorCode::mismatch,
+             fmt::format("rank {} counts to {}, rank {} to {}", r, c.max_count, b.rank, own.max_count), both);
+    for (int other = 0; other < r; ++other)
+      if (infos[static_cast<std::size_t>(other)].world_rank == c.world_rank)
+        refuse(
+            b, ErrorCode::unsupported,
+            fmt::format("ranks {} and {} are both process {} of an MPI_COMM_WORLD of {}; over {}, ranks are "
+                        "processes that one mpirun of {} has started",
+                        other, r, c.world_rank, c.world_size, kBackend, kLibrary),
+            {other, r});
+  }
+  return infos;
+}
+
+int next_tag(const GroupInit& b) {
+  try {
+    return static_cast<int>(b.store->add(fmt::format("weft/{}/groups", kBackend), 1, b.deadline) %
+                            (kMostTag + 1));
+  } catch (const Error& e) {
+    refuse(b, e.code(), e.what(), {});
+  }
+}
+
+// The making of a communicator. It may outlive the call that asked for it.
+struct Making {
+  std::vector<int> world_ranks;
+  int tag = 0;
+  std::string error;
+  MPI_Comm comm = MPI_COMM_NULL;
+
+  void run() {
+    try {
+      MPI_Group world, group;
+      must(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+      must(MPI_Group_incl(world, static_cast<int>(world_ranks.size()), world_ranks.data(), &group),
+           "MPI_Group_incl");
+      must(MPI_Comm_create_group(MPI_COMM_WORLD, group, tag, &comm), "MPI_Comm_create_group");
+      MPI_Group_free(&group);
+      MPI_Group_free(&world);
+    } catch (const Error& e) {
+      error = e.what();
+    }
+  }
+};
+
+MPI_Comm make_comm(const GroupInit& b, Process& process, const std::vector<BootstrapInfo>& infos) {
+  const auto making = std::make_shared<Making>();
+  for (const BootstrapInfo& c : infos) making->world_ranks.push_back(c.world_rank);
+  making->tag = infos[0].tag;
+  // MPI_Comm_create_group blocks. Where MPI does not allow several threads, it cannot be left in a thread of
+  // its own; then groups with ranks in common must be made in one order.
+  if (!process.multiple()) {
+    const auto turn = process.lock();
+    making->run();
+  } else if (!run_until(b.deadline, [making] { making->run(); })) {
+    process.poison();
+    refuse(b, ErrorCode::timeout, "all ranks came, but MPI_Comm_create_group did not end by the deadline",
+           {});
+  }
+  if (!making->error.empty()) refuse(b, ErrorCode::system, making->error, {});
+  return making->comm;
+}
+
+std::unique_ptr<Backend> make(const GroupInit& b) {
+  Settings settings{.safe = env::is_on("WEFT_MPI_SAFE_BUFFERS"), .check = env::is_on("WEFT_MPI_CHECK")};
+  settings.unexpected = UnexpectedLimits::from_env();
+  if (const auto most = test_hooks(b).max_count; most > 0) settings.max_count = most;
+  // MPI_Init_thread waits for all processes of the job, and cannot say for which.
+  if (b.size > 1) {
+    if (Process::initialised())
+      announce(b, "mpi/here", {}, kLayout);
+    else
+      join(b, "mpi/here", {}, kLayout);
+  }
+  Process& process = Process::join(b.context.log(), b.deadline);
+  if (const std::string why = process.refuses_thread(); !why.empty())
+    refuse(b, ErrorCode::unsupported, why, {});
+  {
+    const auto turn = process.lock();
+    process.reap();
+  }
+  MPI_Comm comm = MPI_COMM_NULL;
+  CpuShare cores = CpuShare::usable();
+  if (b.size == 1) {
+    const auto turn = process.lock();
+    must(MPI_Comm_dup(MPI_COMM_SELF, &comm), "MPI_Comm_dup");
+  } else {
+    BootstrapInfo own{.backend = kBackend,
+                      .world_rank = process.world_rank(),
+                      .world_size = process.world_size(),
+                      .safe = settings.safe,
+                      .check = settings.check,
+                      .max_count = settings.max_count,
+                      .cores = cores};
+    if (b.rank == 0) own.tag = next_tag(b);
+    const std::vector<BootstrapInfo> infos = exchange(b, own);
+    for (const BootstrapInfo& c : infos) cores |= c.cores;  // of several hosts, which are bound alike
+    comm = make_comm(b, process, infos);
+    withdraw(b, "mpi/here");  // all have entered MPI_Comm_create_group
+    withdraw(b, "mpi/info");
+  }
+  settings.cores = cores.count();
+  const auto turn = process.lock();
+  must(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  return make_backend(b, process, comm, settings);
+}
+
+}  // namespace
+}  // namespace weft::mpi
+
+WEFT_BACKEND_PLUGIN {
+  static const weft::BackendPlugin plugin{.name = weft::mpi::kBackend,
+                                          .version = weft::mpi::kBuiltFor,
+                                          .make = weft::mpi::make,
+                                          .traits = [] { return *weft::known_traits(weft::mpi::kBackend); },
+                                          .obstacle = weft::mpi::obstacle};
+  return &plugin;
+}

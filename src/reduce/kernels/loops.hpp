@@ -1,0 +1,201 @@
+// The loops of a reduction over elements and inputs: chunks, the tree, the kernel. Part of
+// reduce_kernels.hpp, which tells the story.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "reduce/kernels/reductions.hpp"
+
+namespace weft {
+namespace {
+
+// f.at<W>(i) for every chunk: full width first, then the remainder by quarters of it.
+template <int W, class F>
+WEFT_INLINE void chunks(std::int64_t count, const F& f, std::int64_t i = 0) {
+  for (; i + W <= count; i += W) f.template at<W>(i);
+  if constexpr (W > 1) chunks<(W > 4 ? W / 4 : 1)>(count, f, i);
+}
+
+// Inputs are asked for so many bytes before they are read, which spares a page's first lines their latency;
+// but not beyond the last element: what follows there is another rank's part, and in its cache.
+// From chrt -f 10 weft bench all_reduce --memory shared --dtype f32,bf16: smaller ones lie in the first-level
+// cache and gain nothing, f32 of 128 KB to 512 KB gains an eighth, bf16 of 32 MB a sixth.
+constexpr std::int64_t kAheadBytes = 2048;
+constexpr std::int64_t kAheadFrom = 32 << 10;
+
+// As far as is asked ahead; returns where the others go on.
+template <class R, class F>
+WEFT_INLINE std::int64_t chunks_ahead(const std::byte* const* in, int n, std::int64_t count, const F& f) {
+  constexpr std::int64_t kElement = sizeof(typename R::Stored), kAhead = kAheadBytes / kElement;
+  std::int64_t i = 0;
+  if (count * kElement < kAheadFrom) return i;
+  for (; i + R::kLanes + kAhead <= count; i += R::kLanes) {
+    for (int k = 0; k < n; ++k) __builtin_prefetch(in[k] + (i + kAhead) * kElement);
+    f.template at<R::kLanes>(i);
+  }
+  return i;
+}
+
+// The tree over n <= 4 inputs, in registers.
+template <class R, int n, int W>
+WEFT_INLINE auto leaf(const std::byte* const* in, std::int64_t i) {
+  if constexpr (n == 1) {
+    return R::template load<W>(in[0], i);
+  } else {
+    constexpr int left = n > 2 ? 2 : 1;
+    return R::template combine<W>(leaf<R, left, W>(in, i), leaf<R, n - left, W>(in + left, i));
+  }
+}
+
+template <class R, class V>
+WEFT_INLINE void store(V x, std::byte* to, std::int64_t i) {
+  __builtin_memcpy(to + i * static_cast<std::int64_t>(sizeof(typename R::Stored)), &x, sizeof x);
+}
+
+// n <= 4 inputs straight to all outputs; kOuts 0 means any number of them. The pointers are copied so that
+// stores cannot be thought to change them.
+template <class R, int n, int kOuts>
+struct Direct {
+  const std::byte* in[n];
+  std::byte* known_out[kOuts ? kOuts : 1];
+  std::byte* const* out;
+  int outs;
+  Divisor<typename R::Quotient> by;
+
+  template <int W>
+  WEFT_INLINE void at(std::int64_t i) const {
+    const auto x = R::template finish<W>(leaf<R, n, W>(in, i), by);
+    if constexpr (kOuts == 0) {
+      for (int j = 0; j < outs; ++j) store<R>(x, out[j], i);
+    } else {
+      for (int j = 0; j < kOuts; ++j) store<R>(x, known_out[j], i);
+    }
+  }
+
+  static void run(const std::byte* const* in, std::byte* const* out, int outs, std::int64_t count) {
+    Direct d{};
+    for (int k = 0; k < n; ++k) d.in[k] = in[k];
+    for (int j = 0; j < kOuts; ++j) d.known_out[j] = out[j];
+    d.out = out;
+    d.outs = outs;
+    d.by = R::divisor(n);
+    chunks<R::kLanes>(count, d, chunks_ahead<R>(d.in, n, count, d));
+  }
+};
+
+template <class R, int n>
+struct LeafToBlock {
+  const std::byte* in[n];
+  std::int64_t first;
+  typename R::Acc* to;
+  template <int W>
+  WEFT_INLINE void at(std::int64_t i) const {
+    const auto x = leaf<R, n, W>(in, first + i);
+    __builtin_memcpy(to + i, &x, sizeof x);
+  }
+  static void run(const std::byte* const* in, std::int64_t first, int count, typename R::Acc* to) {
+    LeafToBlock b{};
+    for (int k = 0; k < n; ++k) b.in[k] = in[k];
+    b.first = first;
+    b.to = to;
+    chunks<R::kLanes>(count, b);
+  }
+};
+
+// One input, each element multiplied.
+template <class R>
+struct ScaledToBlock {
+  const std::byte* in;
+  std::int64_t first;
+  typename R::Acc factor;
+  typename R::Acc* to;
+  template <int W>
+  WEFT_INLINE void at(std::int64_t i) const {
+    const auto x = R::template scaled<W>(R::template load<W>(in, first + i), factor);
+    __builtin_memcpy(to + i, &x, sizeof x);
+  }
+};
+
+template <class R>
+struct CombineBlocks {
+  typename R::Acc* left;  // becomes left ⊕ right
+  const typename R::Acc* right;
+  template <int W>
+  WEFT_INLINE void at(std::int64_t i) const {
+    typename R::template Chunk<W> a, b;
+    __builtin_memcpy(&a, left + i, sizeof a);
+    __builtin_memcpy(&b, right + i, sizeof b);
+    a = R::template combine<W>(a, b);
+    __builtin_memcpy(left + i, &a, sizeof a);
+  }
+};
+
+template <class R>
+struct FinishBlock {
+  const typename R::Acc* block;
+  std::byte* const* out;
+  int outs;
+  std::int64_t first;
+  Divisor<typename R::Quotient> by;
+  template <int W>
+  WEFT_INLINE void at(std::int64_t i) const {
+    typename R::template Chunk<W> a;
+    __builtin_memcpy(&a, block + i, sizeof a);
+    const auto x = R::template finish<W>(a, by);
+    for (int j = 0; j < outs; ++j) store<R>(x, out[j], first + i);
+  }
+};
+
+// The tree over any number of inputs, for `count` <= kBlock elements from `first` on. Uses one block of stack
+// for each doubling of n.
+template <class R>
+void tree(const std::byte* const* in, int n, std::int64_t first, int count, typename R::Acc* to,
+          double scale) noexcept {
+  if constexpr (R::kScales) {
+    if (n == 1) return chunks<R::kLanes>(count, ScaledToBlock<R>{in[0], first, R::factor(scale), to});
+  } else {
+    if (n == 1) return LeafToBlock<R, 1>::run(in, first, count, to);
+  }
+  if constexpr (R::kFewShapes) {
+    if (n == 2) return LeafToBlock<R, 2>::run(in, first, count, to);
+  }
+  if constexpr (R::kManyShapes) {
+    if (n == 4) return LeafToBlock<R, 4>::run(in, first, count, to);
+  }
+  int left = 1;
+  while (left * 2 < n) left *= 2;
+  alignas(kVectorBytes) typename R::Acc right[R::kBlock];
+  tree<R>(in, left, first, count, to, scale);
+  tree<R>(in + left, n - left, first, count, right, scale);
+  chunks<R::kLanes>(count, CombineBlocks<R>{to, right});
+}
+
+template <class R>
+void kernel(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count,
+            double scale) noexcept {
+  if constexpr (R::kFewShapes) {
+    if (n == 2 && outs == 1) return Direct<R, 2, 1>::run(in, out, outs, count);
+    if (n == 2 && outs == 2) return Direct<R, 2, 2>::run(in, out, outs, count);
+  }
+  if constexpr (R::kManyShapes) {
+    if (n == 3) return Direct<R, 3, 0>::run(in, out, outs, count);
+    if (n == 4) return Direct<R, 4, 0>::run(in, out, outs, count);
+  }
+  alignas(kVectorBytes) typename R::Acc block[R::kBlock];
+  for (std::int64_t first = 0; first < count; first += R::kBlock) {
+    const int here = count - first < R::kBlock ? static_cast<int>(count - first) : R::kBlock;
+    tree<R>(in, n, first, here, block, scale);
+    chunks<R::kLanes>(here, FinishBlock<R>{block, out, outs, first, R::divisor(n)});
+  }
+}
+
+// Elements that are `parts` others side by side.
+template <class R, int parts>
+void kernel_of_parts(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count,
+                     double scale) noexcept {
+  kernel<R>(in, n, out, outs, count * parts, scale);
+}
+
+}  // namespace
+}  // namespace weft
