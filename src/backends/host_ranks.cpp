@@ -6,7 +6,7 @@
 #include <system_error>
 
 #include "host/peers.hpp"
-#include "host/progress.hpp"
+#include "host/progress_engine.hpp"
 
 namespace weft {
 namespace {

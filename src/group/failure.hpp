@@ -12,7 +12,7 @@
 #include "group/ring.hpp"
 #include "group/trace/recorder.hpp"
 #include "group/trace/trace_files.hpp"
-#include "host/progress.hpp"
+#include "host/progress_engine.hpp"
 #include "weft/group/process_group.hpp"
 
 namespace weft {

@@ -21,7 +21,7 @@
 #include "group/wait.hpp"
 #include "group/watch.hpp"
 #include "host/arena.hpp"
-#include "host/progress.hpp"
+#include "host/progress_engine.hpp"
 #include "weft/group/process_group.hpp"
 
 namespace weft {

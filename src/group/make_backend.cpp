@@ -12,7 +12,7 @@
 #include "backends/compose/op_support.hpp"
 #include "base/memfd.hpp"
 #include "base/suspension.hpp"
-#include "host/progress.hpp"
+#include "host/progress_engine.hpp"
 #include "weft/backends/join.hpp"
 
 namespace weft {

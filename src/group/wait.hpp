@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-#include "host/progress.hpp"
+#include "host/progress_engine.hpp"
 
 namespace weft {
 

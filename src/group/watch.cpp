@@ -8,7 +8,7 @@
 #include "base/mutant.hpp"
 #include "base/suspension.hpp"
 #include "group/failure.hpp"
-#include "host/progress.hpp"
+#include "host/progress_engine.hpp"
 #include "weft/backends/call_record.hpp"
 
 namespace weft {

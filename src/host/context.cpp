@@ -14,7 +14,7 @@
 #include "host/arena.hpp"
 #include "host/local_memory.hpp"
 #include "host/peers.hpp"
-#include "host/progress.hpp"
+#include "host/progress_engine.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <thread>
 
-#include "host/progress.hpp"
+#include "host/progress_engine.hpp"
 #include "support/recording_backend.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/base/view.hpp"

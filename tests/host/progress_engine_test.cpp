@@ -1,4 +1,4 @@
-#include "host/progress.hpp"
+#include "host/progress_engine.hpp"
 
 #include <gtest/gtest.h>
 
