@@ -75,7 +75,15 @@ class Links {
   void read(Peer& peer) noexcept;
   void end_threads() noexcept;
   void take(Peer& peer, const ControlMessage& control, const std::byte* payload);
+  void take_message(Peer& peer, const ControlMessage& control, const std::byte* payload);
+  void take_taken(Peer& peer, std::uint64_t number);
+  void take_leave(Peer& peer);
+  void answer_ping(Peer& peer, std::uint64_t number);
+  void send(OpState& s);
+  void send_to_self(OpState& s);
+  void receive(OpState& s);
   void fetch(Peer& peer, OpState& recv, std::uint64_t number);
+  void fetch_matched(Peer& peer);
   bool match(OpState& recv, const Envelope& envelope);  // with mutex_ held
   void write(Peer& peer, ControlMessage control, const void* payload = nullptr, std::size_t bytes = 0);
   std::vector<int> late(std::uint64_t call) const;

@@ -1,0 +1,80 @@
+// What a Links is made of: control messages, and the state of one peer. For the files of Links alone.
+#pragma once
+
+#include <chrono>
+
+#include "backends/gloo/links.hpp"
+
+namespace weft::gloo_backend {
+
+// Slots of our own, apart from those of Gloo's collectives, whose first byte is 1 to 8.
+inline constexpr std::uint64_t kControlMessages = 0x40ull << 56;
+inline constexpr std::uint64_t kData = 0x41ull << 56;  // and the message's number
+// Gloo's way to wait without a limit: the group watches the deadlines.
+inline constexpr auto kForever = std::chrono::hours(24 * 30);
+
+struct Links::ControlMessage {
+  enum class Kind : std::uint32_t {
+    message,       // payload follows
+    offer,         // a large message, which waits in slot kData + number
+    taken,         // that one has arrived
+    announce,      // a collective
+    acknowledged,  // only for its field `acknowledged`
+    leave,         // this rank leaves the group
+    farewell,      // the answer: everything before it was read; the answering rank's own leave may still come
+    ping,          // whoever runs answers with
+    pong,          // payload: whom it waits for
+  };
+  Kind kind = Kind::acknowledged;
+  std::int32_t tag = 0;
+  DType dtype = DType::u8;
+  std::int64_t count = 0;
+  std::uint64_t number = 0;
+  std::uint64_t acknowledged =
+      0;  // control messages of the receiver that the sender has read: their memory may go
+  Announcement announcement{};
+};
+
+// A message that has come. `number`: of an offer; otherwise it is in payload.
+struct Links::Envelope {
+  DType dtype = DType::u8;
+  std::int64_t count = 0;
+  bool offer = false;
+  std::uint64_t number = 0;
+  std::vector<std::byte> payload;
+};
+
+struct Links::Peer {
+  struct Sent {
+    std::vector<std::byte> bytes;
+    UnboundBuffer buffer;
+  };
+  struct Offered {
+    UnboundBuffer buffer;
+    OpState* send = nullptr;
+  };
+  int rank = 0;
+  std::thread thread;
+
+  std::mutex writing;  // the order of control messages
+  std::deque<Sent> sent;
+  std::uint64_t first_sent = 0;  // number of sent.front()
+  std::atomic<std::uint64_t> read{0}, acknowledged{0};
+  std::uint64_t acknowledgement_sent = 0;
+
+  std::array<std::byte, sizeof(ControlMessage) + kEagerBytes> incoming{};
+  UnboundBuffer in;
+
+  // Under Links::mutex_:
+  std::deque<std::pair<OpState*, std::uint64_t>> to_fetch;  // matched by start(): for the thread
+  std::map<std::uint64_t, Offered> offers;
+  std::uint64_t next_offer = 0;
+  std::deque<Announcement> announced;
+  std::uint64_t calls = 0;  // it has announced those below
+  bool leaves = false;      // it has said leave
+  bool released = false;    // it has answered ours
+  bool gone = false;        // its thread has ended
+  bool fetching = false;    // its thread waits for the bytes of a large message
+};
+
+}  // namespace weft::gloo_backend

@@ -1,0 +1,167 @@
+// Messages between two ranks: posted, matched, fetched.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "backends/gloo/link_parts.hpp"
+#include "base/signals.hpp"
+
+namespace weft::gloo_backend {
+namespace {
+
+void* writable(const std::byte* p) { return const_cast<std::byte*>(p); }
+
+}  // namespace
+
+Failure Links::wrong_size(const OpState& recv, const Envelope& envelope) const {
+  return {.code = ErrorCode::mismatch,
+          .text = fmt::format("rank {} sent {} x{} with tag {}, rank {} receives {} x{}", recv.peer,
+                              name(envelope.dtype), envelope.count, recv.tag, context_->rank,
+                              name(recv.dtype), recv.out_count),
+          .op = Op::recv,
+          .call = recv.call,
+          .ranks = {std::min(recv.peer, context_->rank), std::max(recv.peer, context_->rank)}};
+}
+
+// Gives the message to its receive: at once, or, where it is an offer, by fetch(). Returns true where fetch()
+// follows.
+bool Links::match(OpState& recv, const Envelope& envelope) {
+  if (envelope.dtype != recv.dtype || envelope.count != recv.out_count) {
+    events_.refuse(recv, wrong_size(recv, envelope));
+    return false;
+  }
+  if (envelope.offer) return true;
+  if (!envelope.payload.empty()) std::memcpy(recv.out, envelope.payload.data(), envelope.payload.size());
+  events_.finished(recv);
+  return false;
+}
+
+// Waits for a message that its sender has offered: only as long as its bytes take.
+void Links::fetch(Peer& peer, OpState& recv, std::uint64_t number) {
+  const auto bytes = static_cast<std::size_t>(recv.out_count * size_bytes(recv.dtype));
+  const UnboundBuffer buffer = context_->createUnboundBuffer(recv.out, bytes);
+  buffer->recv(peer.rank, kData + number);
+  {
+    const std::lock_guard lock(mutex_);
+    peer.fetching = true;
+  }
+  buffer->waitRecv(kForever);
+  {
+    const std::lock_guard lock(mutex_);
+    peer.fetching = false;
+  }
+  write(peer, ControlMessage{.kind = ControlMessage::Kind::taken, .number = number});
+  events_.finished(recv);
+}
+
+// A message or an offer has come.
+void Links::take_message(Peer& peer, const ControlMessage& control, const std::byte* payload) {
+  Envelope envelope{.dtype = control.dtype,
+                    .count = control.count,
+                    .offer = control.kind == ControlMessage::Kind::offer,
+                    .number = control.number,
+                    .payload = {}};
+  const std::int64_t bytes = envelope.offer ? 0 : control.count * size_bytes(control.dtype);
+  envelope.payload.assign(payload, payload + bytes);
+  OpState* recv = nullptr;
+  std::optional<Failure>
+      refusal;  // other control messages, of collectives too, are behind it: nobody can wait
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return;
+    recv = matcher_.take_receive(peer.rank, control.tag);
+    if (recv == nullptr && matcher_.has_room(bytes)) {
+      matcher_.keep(peer.rank, control.tag, bytes) = std::move(envelope);
+      return;
+    }
+    if (recv == nullptr) refusal = matcher_.refusal(context_->rank, peer.rank, control.tag, bytes);
+    if (recv != nullptr && !match(*recv, envelope)) return;
+  }
+  if (refusal) return events_.fail(*refusal);
+  fetch(peer, *recv, control.number);
+}
+
+// A message that this rank has offered has arrived.
+void Links::take_taken(Peer& peer, std::uint64_t number) {
+  Peer::Offered offered;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = peer.offers.find(number);
+    if (closed_ || found == peer.offers.end()) return;
+    offered = std::move(found->second);
+    peer.offers.erase(found);
+  }
+  offered.buffer->waitSend(kForever);  // the bytes are there, so this does not wait
+  events_.finished(*offered.send);
+}
+
+void Links::start(OpState& s) noexcept {
+  try {
+    if (s.op == Op::recv) return receive(s);
+    const NoSignals guard;
+    if (s.peer == context_->rank) return send_to_self(s);
+    send(s);
+  } catch (const std::exception&) {
+    // The connection broke; the peer's thread sees it too and says so.
+  }
+}
+
+void Links::send_to_self(OpState& s) {
+  const auto bytes = s.in_count * size_bytes(s.dtype);
+  Envelope envelope{.dtype = s.dtype, .count = s.in_count, .payload = {}};
+  envelope.payload.assign(s.in, s.in + bytes);
+  const std::lock_guard lock(mutex_);
+  if (OpState* const recv = matcher_.take_receive(s.peer, s.tag)) {
+    match(*recv, envelope);
+  } else if (matcher_.has_room(bytes)) {
+    matcher_.keep(s.peer, s.tag, bytes) = std::move(envelope);
+  } else {
+    return events_.refuse(s, matcher_.refusal(context_->rank, s.peer, s.tag, bytes));
+  }
+  events_.finished(s);
+}
+
+void Links::send(OpState& s) {
+  Peer& peer = *peers_[static_cast<std::size_t>(s.peer)];
+  const auto bytes = static_cast<std::size_t>(s.in_count * size_bytes(s.dtype));
+  ControlMessage control{
+      .kind = ControlMessage::Kind::message, .tag = s.tag, .dtype = s.dtype, .count = s.in_count};
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed_) return;
+    if (peer.leaves || peer.gone) return events_.refuse(s, left(s.peer, &s));
+    if (bytes > kEagerBytes) {
+      control.kind = ControlMessage::Kind::offer;
+      control.number = peer.next_offer++;
+      Peer::Offered& offered = peer.offers[control.number];
+      offered = {context_->createUnboundBuffer(writable(s.in), bytes), &s};
+      offered.buffer->send(s.peer, kData + control.number);
+      // The control message under the lock, too: two sends of one tag are matched in the order of their
+      // control messages.
+      return write(peer, control);
+    }
+  }
+  write(peer, control, s.in, bytes);
+  events_.finished(s);
+}
+
+void Links::receive(OpState& s) {
+  Peer& peer = *peers_[static_cast<std::size_t>(s.peer)];
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;
+  bool offered = false;
+  std::uint64_t number = 0;
+  const bool found = matcher_.take_message(s.peer, s.tag, [&](const Envelope& envelope) {
+    offered = match(s, envelope);
+    number = envelope.number;
+  });
+  if (!found) {
+    if (peer.leaves || peer.gone) return events_.refuse(s, left(s.peer, &s));
+    return matcher_.post(s.peer, s.tag, s);
+  }
+  if (!offered) return;
+  peer.to_fetch.emplace_back(&s, number);
+  peer.in->abortWaitRecv();
+}
+
+}  // namespace weft::gloo_backend
