@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "backends/build.hpp"
+#include "base/duration_text.hpp"
 #include "base/mutant.hpp"
 #include "base/parse_number.hpp"
 #include "store/table.hpp"
@@ -321,8 +322,8 @@ void withdraw(const GroupInit& b, std::string_view what) noexcept {
 }
 
 void throw_absent(const GroupInit& b, std::vector<int> ranks, Duration waited) {
-  std::string text = fmt::format("group \"{}\": {} did not join within {:.3g} s [rank {}]", b.name,
-                                 name_ranks(ranks), std::chrono::duration<double>(waited).count(), b.rank);
+  std::string text = fmt::format("group \"{}\": {} did not join within {} [rank {}]", b.name,
+                                 name_ranks(ranks), shown_seconds(waited), b.rank);
   throw Error(Failure{.code = ErrorCode::timeout, .text = std::move(text), .ranks = std::move(ranks)});
 }
 

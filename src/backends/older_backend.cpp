@@ -2,43 +2,13 @@
 
 #include <utility>
 
+#include "backends/forwarding_backend.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft {
-namespace {
-
-// Forwards what version 4.0 of the ABI has, the only one that is older.
-class OlderBackend final : public Backend {
- public:
-  explicit OlderBackend(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}
-  const Traits& traits() const noexcept override { return inner_->traits(); }
-  void post(OpState& s) noexcept override { inner_->post(s); }
-  Step poll(OpState& s) noexcept override { return inner_->poll(s); }
-  bool healthy() noexcept override { return inner_->healthy(); }
-  std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
-    return inner_->missing(s, story);
-  }
-  void fail(const Failure& why) noexcept override { inner_->fail(why); }
-  Failure failure() const override { return inner_->failure(); }
-  bool quiet() const noexcept override { return inner_->quiet(); }
-  bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept override {
-    return inner_->quiesce(deadline, exposed);
-  }
-  void announce_sleep(bool asleep) noexcept override { inner_->announce_sleep(asleep); }
-  void batch(bool begin) noexcept override { inner_->batch(begin); }
-  bool wait_on(OpState& s, void* stream) noexcept override { return inner_->wait_on(s, stream); }
-  void check_stream(void* stream, bool calls) override { inner_->check_stream(stream, calls); }
-  std::vector<int> gone() const noexcept override { return inner_->gone(); }
-
- private:
-  const std::unique_ptr<Backend> inner_;
-};
-
-}  // namespace
-
 std::unique_ptr<Backend> as_built_for(std::uint32_t minor, std::unique_ptr<Backend> backend) {
   if (minor >= kBackendAbiMinor || backend == nullptr) return backend;
-  return std::make_unique<OlderBackend>(std::move(backend));
+  return std::make_unique<ForwardingBackend>(std::move(backend));  // 4.0 is the only older one
 }
 
 }  // namespace weft

@@ -19,7 +19,6 @@ namespace weft {
 
 /// What every message of a group ends with: ` [group "tp", rank 3, call 17]`.
 std::string tail(const Membership& member, std::uint64_t call = kNoCall);
-inline double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
 class GroupFailure {
  public:

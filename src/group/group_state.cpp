@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 #include <sched.h>
 
+#include "base/duration_text.hpp"
 #include "base/hash.hpp"
 #include "base/mutant.hpp"
 #include "group/make_backend.hpp"
@@ -316,9 +317,9 @@ void GroupState::await_room(int slots, Op op, Duration deadline) {
   disown();
   if (failed()) failure_.raise(op);
   throw Error(Failure{.code = ErrorCode::timeout,
-                      .text = fmt::format("{}: {} calls in flight and {} finished within {:.3g} s{}{}",
-                                          name(op), Ring::kSlots, slots == 1 ? "none" : "too few",
-                                          seconds(limit), absent.empty() ? "" : ": " + story, tail(member)),
+                      .text = fmt::format("{}: {} calls in flight and {} finished within {}{}{}", name(op),
+                                          Ring::kSlots, slots == 1 ? "none" : "too few", shown_seconds(limit),
+                                          absent.empty() ? "" : ": " + story, tail(member)),
                       .op = op,
                       .ranks = absent});
 }

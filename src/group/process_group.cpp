@@ -11,6 +11,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/duration_text.hpp"
 #include "base/parse_number.hpp"
 #include "group/group_state.hpp"
 #include "group/parent_watch.hpp"
@@ -51,12 +52,11 @@ std::vector<Pair> gather_by_store(GroupState& group, Pair mine) {
       text = m.store->get(fmt::format("{}/{}", token, r), deadline);
     } catch (const Error& e) {
       if (e.code() != ErrorCode::timeout || unset(*m.store, {fmt::format("{}/{}", token, r)}).empty()) throw;
-      throw Error(
-          Failure{.code = ErrorCode::timeout,
-                  .text = fmt::format("split: rank {} did not call it within {:.3g} s "
-                                      "[group \"{}\", rank {}]",
-                                      r, std::chrono::duration<double>(m.deadline).count(), m.name, m.rank),
-                  .ranks = {r}});
+      throw Error(Failure{.code = ErrorCode::timeout,
+                          .text = fmt::format("split: rank {} did not call it within {} "
+                                              "[group \"{}\", rank {}]",
+                                              r, shown_seconds(m.deadline), m.name, m.rank),
+                          .ranks = {r}});
     }
     std::string_view rest = text;
     const auto color = next_integer<std::int32_t>(rest, -1, INT32_MAX);
@@ -186,8 +186,8 @@ ProcessGroup ProcessGroup::shrink(Duration limit) {
   context().check_fork("shrink");
   if (limit < Duration::zero())
     throw Error(ErrorCode::bad_argument,
-                fmt::format("shrink: limit is {:.3g} s; expected 0 or more [group \"{}\", rank {}]",
-                            std::chrono::duration<double>(limit).count(), name(), rank()));
+                fmt::format("shrink: limit is {}; expected 0 or more [group \"{}\", rank {}]",
+                            shown_seconds(limit), name(), rank()));
   const CalledInWaits answers = state_->answering();
   return ProcessGroup(weft::shrink(*state_, limit));
 }

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "base/duration_text.hpp"
 #include "base/mutant.hpp"
 #include "base/suspension.hpp"
 #include "group/failure.hpp"
@@ -115,10 +116,10 @@ void Watch::warn(Ring::Slot& slot) noexcept {
     std::string story;
     if (backend_.missing(slot.op, story).empty()) return;  // all are there, and it takes its time
     slot.warns = Clock::time_point::max();
-    context_.log().write_later(LogLevel::warning,  // the sink gets it when nobody owns the group any more
-                               fmt::format("{}: not finished after {:.2g} s, a tenth of its deadline: {}{}",
-                                           what(slot.op, member_.size), seconds(slot.deadline / kWarnAfter),
-                                           story, tail(member_, slot.op.call)));
+    context_.log().write_later(
+        LogLevel::warning,  // the sink gets it when nobody owns the group any more
+        fmt::format("{}: not finished after {}, a tenth of its deadline: {}{}", what(slot.op, member_.size),
+                    shown_seconds(slot.deadline / kWarnAfter, 2), story, tail(member_, slot.op.call)));
   } catch (...) {  // out of memory: then without a warning
   }
 }
@@ -132,7 +133,7 @@ void Watch::expire(const Ring::Slot& slot, const Ring::Slot& head) noexcept {
   if (&head != &slot)
     story = fmt::format("it comes after {} [call {}]: {}", name(head.op.op), head.op.call, story);
   why.text =
-      fmt::format("{}: not finished within {:.3g} s: {}", name(slot.op.op), seconds(slot.deadline), story);
+      fmt::format("{}: not finished within {}: {}", name(slot.op.op), shown_seconds(slot.deadline), story);
   backend_.fail(why);
 }
 

@@ -19,6 +19,7 @@
 #include <mutex>
 #include <system_error>
 
+#include "base/duration_text.hpp"
 #include "base/signals.hpp"
 #include "base/suspension.hpp"
 #include "store/file_records.hpp"

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/duration_text.hpp"
 #include "base/suspension.hpp"
 #include "host/peers.hpp"
 #include "store/claim.hpp"

@@ -4,6 +4,7 @@
 
 #include <charconv>
 
+#include "base/duration_text.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -14,11 +15,6 @@ std::string shown_key(std::string_view key) {
   for (const char c : key.substr(0, kShown)) text += (c >= ' ' && c <= '~') ? c : '.';
   text += key.size() > kShown ? "...\"" : "\"";
   return text;
-}
-
-std::string shown_duration(Duration d) {
-  const double seconds = std::chrono::duration<double>(d).count();
-  return seconds < 0.9995 ? fmt::format("{:.0f} ms", seconds * 1e3) : fmt::format("{:.1f} s", seconds);
 }
 
 std::string timeout_text(std::string_view key, Duration waited) {

@@ -19,8 +19,6 @@ inline constexpr std::size_t kMaxStoreValueBytes = std::size_t{1} << 20;
 
 /// A key as error texts show it: quoted, at most 64 bytes of it, with dots for what does not print.
 std::string shown_key(std::string_view key);
-/// "5.0 s", or "50 ms" below a second.
-std::string shown_duration(Duration d);
 /// `store: key "x" was not set within 5.0 s`
 std::string timeout_text(std::string_view key, Duration waited);
 /// Throws bad_argument where a key is empty or too long, or a value too long.

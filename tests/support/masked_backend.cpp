@@ -3,44 +3,32 @@
 #include <fmt/format.h>
 
 #include "backends/compose/op_support.hpp"
+#include "backends/forwarding_backend.hpp"
 #include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft::test {
 namespace {
 
-class Masked final : public Backend {
+class Masked final : public ForwardingBackend {
  public:
   Masked(std::unique_ptr<Backend> inner, const Mask& mask)
-      : inner_(std::move(inner)), traits_(traits_of(mask)) {
-    traits_.spin = inner_->traits().spin;
+      : ForwardingBackend(std::move(inner)), traits_(traits_of(mask)) {
+    traits_.spin = this->inner().traits().spin;
   }
   const Traits& traits() const noexcept override { return traits_; }
   void post(OpState& s) noexcept override {
     const bool known = op_support(traits_, s.op, s.dtype, s.reduce.kind, s.order) == OpSupport::native;
     const bool in_order = !row(s.op).collective || s.call == next_++;
     if (!known || !in_order)
-      inner_->fail({.code = ErrorCode::system,
+      inner().fail({.code = ErrorCode::system,
                     .text = fmt::format("the masked backend got {} [call {}], which is {}", name(s.op),
                                         s.call, known ? "out of order" : "hidden"),
                     .ranks = {}});
-    inner_->post(s);
+    inner().post(s);
   }
-  Step poll(OpState& s) noexcept override { return inner_->poll(s); }
-  bool healthy() noexcept override { return inner_->healthy(); }
-  std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
-    return inner_->missing(s, story);
-  }
-  void fail(const Failure& why) noexcept override { inner_->fail(why); }
-  Failure failure() const override { return inner_->failure(); }
-  bool quiet() const noexcept override { return inner_->quiet(); }
-  bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept override {
-    return inner_->quiesce(deadline, exposed);
-  }
-  void announce_sleep(bool asleep) noexcept override { inner_->announce_sleep(asleep); }
 
  private:
-  std::unique_ptr<Backend> inner_;
   Traits traits_;
   std::uint64_t next_ = 0;
 };

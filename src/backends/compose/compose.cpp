@@ -147,25 +147,25 @@ void Composer::post_all_to_all(Composed& c, int tag) noexcept {
 void Composer::post_messages(Composed& c, int tag) noexcept {
   const Exchange& x = c.exchange;
   const std::int64_t element = size_bytes(c.user->dtype);
+  const auto post = [&](Op op, int peer, const Block& b) {
+    if (b.count == 0) return;
+    OpState& inner = next_inner(c, op, tag);
+    inner.peer = peer;
+    if (op == Op::send) {
+      inner.in = x.in + b.offset * element;
+      inner.in_count = b.count;
+    } else {
+      inner.out = x.out + b.offset * element;
+      inner.out_count = b.count;
+    }
+    inner.call = c.user->call | kUsersCall;
+    post_inner(c, inner);
+  };
   if (!batching_) inner_->batch(true);
   for (int k = 0; k < size_; ++k) {  // k = 0: itself
     const int from = (rank_ - k + size_) % size_, to = (rank_ + k) % size_;
-    if (const Block b = x.from[static_cast<std::size_t>(from)]; b.count > 0) {
-      OpState& inner = next_inner(c, Op::recv, tag);
-      inner.peer = from;
-      inner.out = x.out + b.offset * element;
-      inner.out_count = b.count;
-      inner.call = c.user->call | kUsersCall;
-      post_inner(c, inner);
-    }
-    if (const Block b = x.to[static_cast<std::size_t>(to)]; b.count > 0) {
-      OpState& inner = next_inner(c, Op::send, tag);
-      inner.peer = to;
-      inner.in = x.in + b.offset * element;
-      inner.in_count = b.count;
-      inner.call = c.user->call | kUsersCall;
-      post_inner(c, inner);
-    }
+    post(Op::recv, from, x.from[static_cast<std::size_t>(from)]);
+    post(Op::send, to, x.to[static_cast<std::size_t>(to)]);
   }
   if (!batching_) inner_->batch(false);
 }

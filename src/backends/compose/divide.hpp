@@ -8,7 +8,9 @@
 
 namespace weft {
 
-/// Divides `count` elements by `n`, where divides_after() holds for the dtype; integers truncate toward zero.
+/// Whether a sum in this dtype can be divided afterwards: one of 16-bit floats would be rounded twice.
+bool can_divide(DType dtype) noexcept;
+/// Divides `count` elements by `n`, where can_divide(); integers truncate toward zero.
 void divide(DType dtype, std::byte* data, std::int64_t count, int n) noexcept;
 
 }  // namespace weft

@@ -1,5 +1,6 @@
 #include "backends/compose/op_support.hpp"
 
+#include "backends/compose/divide.hpp"
 #include "reduce/reduce.hpp"
 #include "weft/backends/op_table.hpp"
 
@@ -13,26 +14,7 @@ bool exchanges(const Traits& t) noexcept {
 }  // namespace
 
 bool divides_after(const Traits& t, Op op, DType dtype, ReduceOp::Kind kind, Order order) noexcept {
-  switch (dtype) {
-    case DType::f64:
-    case DType::f32:
-    case DType::i8:
-    case DType::i16:
-    case DType::i32:
-    case DType::i64:
-    case DType::u8:
-    case DType::u16:
-    case DType::u32:
-    case DType::u64: break;
-    case DType::f16:
-    case DType::bf16:
-    case DType::boolean:
-    case DType::f8e4m3:
-    case DType::f8e5m2:
-    case DType::c64:
-    case DType::c128: return false;
-  }
-  return kind == ReduceOp::Kind::avg &&
+  return kind == ReduceOp::Kind::avg && can_divide(dtype) &&
          op_support(t, op, dtype, ReduceOp::Kind::sum, order) == OpSupport::native;
 }
 

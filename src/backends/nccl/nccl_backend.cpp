@@ -31,6 +31,7 @@
 #include "backends/nccl/channel.hpp"
 #include "backends/nccl/endings.hpp"
 #include "backends/nccl/notices.hpp"
+#include "base/duration_text.hpp"
 #include "base/hash.hpp"
 #include "base/parse_number.hpp"
 #include "base/signals.hpp"
@@ -59,8 +60,6 @@ int hardware_queues() {
   const int n = parse_integer<int>(env::get("CUDA_DEVICE_MAX_CONNECTIONS").value_or("")).value_or(0);
   return n >= 1 && n <= 32 ? n : kDefault;
 }
-
-double seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 
 class NcclBackend final : public Backend {
  public:
@@ -185,9 +184,9 @@ void NcclBackend::connect(const GroupInit& b) {
     }
     if (b.deadline.passed())
       throw Error(ErrorCode::timeout,
-                  fmt::format("group \"{}\": NCCL did not connect the ranks within {:.3g} s "
+                  fmt::format("group \"{}\": NCCL did not connect the ranks within {} "
                               "[rank {}]",
-                              name_, seconds(Clock::now() - began), rank_));
+                              name_, shown_seconds(Clock::now() - began), rank_));
     if (Clock::now() - looked_ > kLookAtStore) {
       looked_ = Clock::now();
       throw_first_cause(b);

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/duration_text.hpp"
 #include "base/suspension.hpp"
 #include "store/table.hpp"
 #include "store/tcp/connection.hpp"

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/duration_text.hpp"
 #include "base/memfd.hpp"
 #include "base/signals.hpp"
 #include "host/peers/descriptor_socket.hpp"

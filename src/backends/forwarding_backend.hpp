@@ -1,0 +1,43 @@
+// A Backend that passes every call on to another one: for those that change a part of it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "weft/backends/backend.hpp"
+
+namespace weft {
+
+/// Forwards what version 4.0 of the ABI has. What later minors added has its default.
+class ForwardingBackend : public Backend {
+ public:
+  explicit ForwardingBackend(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}
+  const Traits& traits() const noexcept override { return inner_->traits(); }
+  void post(OpState& s) noexcept override { inner_->post(s); }
+  Step poll(OpState& s) noexcept override { return inner_->poll(s); }
+  bool healthy() noexcept override { return inner_->healthy(); }
+  std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
+    return inner_->missing(s, story);
+  }
+  void fail(const Failure& why) noexcept override { inner_->fail(why); }
+  Failure failure() const override { return inner_->failure(); }
+  bool quiet() const noexcept override { return inner_->quiet(); }
+  bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept override {
+    return inner_->quiesce(deadline, exposed);
+  }
+  void announce_sleep(bool asleep) noexcept override { inner_->announce_sleep(asleep); }
+  void batch(bool begin) noexcept override { inner_->batch(begin); }
+  bool wait_on(OpState& s, void* stream) noexcept override { return inner_->wait_on(s, stream); }
+  void check_stream(void* stream, bool calls) override { inner_->check_stream(stream, calls); }
+  std::vector<int> gone() const noexcept override { return inner_->gone(); }
+
+ protected:
+  Backend& inner() noexcept { return *inner_; }
+
+ private:
+  const std::unique_ptr<Backend> inner_;
+};
+
+}  // namespace weft
