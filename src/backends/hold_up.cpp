@@ -38,4 +38,12 @@ std::string tell(std::vector<int>& awaited, const HoldUp& found,
   return story;
 }
 
+std::vector<int> tell_all_arrived(const HoldUp& found, std::string& story) {
+  story = "all ranks had arrived";
+  if (!found.silent || found.ranks.empty()) return {};
+  story +=
+      fmt::format("; {} {} not answer", name_ranks(found.ranks), found.ranks.size() == 1 ? "does" : "do");
+  return found.ranks;
+}
+
 }  // namespace weft

@@ -18,6 +18,15 @@ UnexpectedLimits UnexpectedLimits::from_env() {
   return limits;
 }
 
+Failure message_mismatch(const OpState& recv, int rank, DType dtype, std::int64_t count) {
+  return {.code = ErrorCode::mismatch,
+          .text = fmt::format("rank {} sent {} x{} with tag {}, rank {} receives {} x{}", recv.peer,
+                              name(dtype), count, recv.tag, rank, name(recv.dtype), recv.out_count),
+          .op = Op::recv,
+          .call = recv.call,
+          .ranks = {std::min(recv.peer, rank), std::max(recv.peer, rank)}};
+}
+
 Failure too_many_unexpected(const UnexpectedLimits& limits, std::int64_t held, std::int64_t held_bytes,
                             int rank, int source, std::int32_t tag, std::int64_t bytes) {
   const bool number = held >= limits.messages;

@@ -261,72 +261,90 @@ class Shrinking {
     });
   }
 
+  // A round's key "built": the members that have made the group, or "bad" where it cannot be made.
+  struct Built {
+    std::string key;
+    const Ranks& members;
+  };
+  static bool bad(const std::string& text) { return text == "bad"; }
+  bool good(const Built& built, const std::string& text) const {
+    return !bad(text) && parse(built.key, text).here.size() == built.members.size();
+  }
+  // True: it was this rank that decided it.
+  bool spoil(const Built& built) const {
+    bool mine = false;
+    update(built.key, [&](const std::string& text) {
+      mine = !bad(text) && !good(built, text);
+      return mine ? "bad" : text;
+    });
+    return mine;
+  }
+  bool lost(const Ranks& members) const {
+    const Ranks gone = group_.gone();
+    return std::any_of(gone.begin(), gone.end(), [&](int r) { return holds(members, r); });
+  }
+
   // The group of `members`; null where they have to agree again.
   GroupState* attempt(const Ranks& members, int round, int tries) const {
-    const std::string built = key("built", round);
-    const auto bad = [](const std::string& text) { return text == "bad"; };
-    const auto good = [&](const std::string& text) {
-      return !bad(text) && parse(built, text).here.size() == members.size();
-    };
-    // True: it was this rank that decided it.
-    const auto spoil = [&] {
-      bool mine = false;
-      update(built, [&](const std::string& text) {
-        mine = !bad(text) && !good(text);
-        return mine ? "bad" : text;
-      });
-      return mine;
-    };
-    const auto lost = [&] {
-      const Ranks gone = group_.gone();
-      return std::any_of(gone.begin(), gone.end(), [&](int r) { return holds(members, r); });
-    };
-    const auto rendezvous_store = std::make_shared<RoundStore>(store_, [&] {
-      if (lost() || bad(read(built)))
-        throw Error(ErrorCode::peer_lost, "shrink: a rank was lost while the group was made");
-    });
-    GroupState* made = nullptr;
+    const Built built{key("built", round), members};
+    GroupState* const made = make_or_spoil(built, round, tries);
+    if (made == nullptr) return nullptr;
     try {
-      made = make(members, round, rendezvous_store);
-      rendezvous_store->over();
-    } catch (const Error& e) {
-      rendezvous_store->over();
-      const bool first = spoil();
-      const bool others = e.code() == ErrorCode::timeout || e.code() == ErrorCode::peer_lost;
-      if ((first && !others && !lost()) || tries >= kTries) {
-        resign(round + 1);
-        throw;
-      }
-      return nullptr;
-    } catch (...) {
-      rendezvous_store->over();
-      spoil();
-      resign(round + 1);
-      throw;
-    }
-    const Deadline deadline = Deadline::after(limit_);
-    try {
-      std::string held = update(built, [&](const std::string& text) {
-        if (bad(text)) return text;
-        Roll roll = parse(built, text);
-        if (holds(roll.here, rank_)) return text;
-        roll.here.push_back(rank_);
-        return roll.text();
-      });
-      for (Pause pause; !good(held) && !bad(held); pause.wait()) {
-        const bool one_is_gone = lost();  // first: who has left may have done so after all was good
-        held = read(built);
-        if (good(held) || bad(held) || (!one_is_gone && !deadline.passed())) continue;
-        spoil();
-        held = read(built);
-      }
-      if (good(held)) return made;
+      if (all_have(built)) return made;
     } catch (...) {
       give_up(made);
       throw;
     }
     give_up(made);
     return nullptr;
+  }
+
+  // Makes the group; where that fails, on no rank. Null: the members have to agree again.
+  GroupState* make_or_spoil(const Built& built, int round, int tries) const {
+    const auto rendezvous_store = std::make_shared<RoundStore>(store_, [&] {
+      if (lost(built.members) || bad(read(built.key)))
+        throw Error(ErrorCode::peer_lost, "shrink: a rank was lost while the group was made");
+    });
+    try {
+      GroupState* const made = make(built.members, round, rendezvous_store);
+      rendezvous_store->over();
+      return made;
+    } catch (const Error& e) {
+      rendezvous_store->over();
+      const bool first = spoil(built);
+      const bool others = e.code() == ErrorCode::timeout || e.code() == ErrorCode::peer_lost;
+      if ((first && !others && !lost(built.members)) || tries >= kTries) {
+        resign(round + 1);
+        throw;
+      }
+      return nullptr;
+    } catch (...) {
+      rendezvous_store->over();
+      spoil(built);
+      resign(round + 1);
+      throw;
+    }
+  }
+
+  // Signs that this rank has made the group, and waits for the others to do so.
+  bool all_have(const Built& built) const {
+    const Deadline deadline = Deadline::after(limit_);
+    std::string held = update(built.key, [&](const std::string& text) {
+      if (bad(text)) return text;
+      Roll roll = parse(built.key, text);
+      if (holds(roll.here, rank_)) return text;
+      roll.here.push_back(rank_);
+      return roll.text();
+    });
+    for (Pause pause; !good(built, held) && !bad(held); pause.wait()) {
+      const bool one_is_gone =
+          lost(built.members);  // first: who has left may have done so after all was good
+      held = read(built.key);
+      if (good(built, held) || bad(held) || (!one_is_gone && !deadline.passed())) continue;
+      spoil(built);
+      held = read(built.key);
+    }
+    return good(built, held);
   }
 
   static void give_up(GroupState* made) noexcept {

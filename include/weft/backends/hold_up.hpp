@@ -118,5 +118,7 @@ std::vector<int> to_blame(std::span<const int> awaited, const HoldUp& found);
 /// `all_answer`: ranks that do not wait, but compute, answer as well.
 std::string tell(std::vector<int>& awaited, const HoldUp& found,
                  const std::function<std::string(std::span<const int>)>& simple, bool all_answer = false);
+/// The sentence about a collective to which all ranks have come. Returns the ranks that the error names.
+std::vector<int> tell_all_arrived(const HoldUp& found, std::string& story);
 
 }  // namespace weft

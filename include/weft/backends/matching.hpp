@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "weft/backends/backend.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -143,6 +144,9 @@ class MessageMatcher {
   std::size_t spares_ = 0;
   std::int64_t messages_ = 0, bytes_ = 0;
 };
+
+/// The failure of a receive of rank `rank` for which a message of another dtype or count has come.
+Failure message_mismatch(const OpState& recv, int rank, DType dtype, std::int64_t count);
 
 /// The text of MessageMatcher::refusal().
 Failure too_many_unexpected(const UnexpectedLimits& limits, std::int64_t held, std::int64_t held_bytes,

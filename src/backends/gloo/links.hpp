@@ -91,7 +91,6 @@ class Links {
   std::vector<int> awaited() const;
   Failure left(int rank, const OpState* s) const;
   int size() const noexcept { return context_->size; }
-  Failure wrong_size(const OpState& recv, const Envelope& envelope) const;
 
   const std::shared_ptr<::gloo::Context> context_;
   const LinkEvents events_;

@@ -124,13 +124,7 @@ std::vector<int> Links::missing(const OpState& s, std::string& story) {
   const std::lock_guard lock(mutex_);
   std::vector<int> ranks = awaited_by(s);
   const HoldUp found = roll_.found(ranks);
-  if (row(s.op).collective && late(s.call).empty()) {
-    story = "all ranks had arrived";
-    if (!found.silent || found.ranks.empty()) return {};
-    story +=
-        fmt::format("; {} {} not answer", name_ranks(found.ranks), found.ranks.size() == 1 ? "does" : "do");
-    return found.ranks;
-  }
+  if (row(s.op).collective && late(s.call).empty()) return tell_all_arrived(found, story);
   const auto simple = [&](std::span<const int> these) {
     if (!row(s.op).collective)
       return fmt::format("rank {} {} with tag {}", s.peer,

@@ -13,21 +13,11 @@ void* writable(const std::byte* p) { return const_cast<std::byte*>(p); }
 
 }  // namespace
 
-Failure Links::wrong_size(const OpState& recv, const Envelope& envelope) const {
-  return {.code = ErrorCode::mismatch,
-          .text = fmt::format("rank {} sent {} x{} with tag {}, rank {} receives {} x{}", recv.peer,
-                              name(envelope.dtype), envelope.count, recv.tag, context_->rank,
-                              name(recv.dtype), recv.out_count),
-          .op = Op::recv,
-          .call = recv.call,
-          .ranks = {std::min(recv.peer, context_->rank), std::max(recv.peer, context_->rank)}};
-}
-
 // Gives the message to its receive: at once, or, where it is an offer, by fetch(). Returns true where fetch()
 // follows.
 bool Links::match(OpState& recv, const Envelope& envelope) {
   if (envelope.dtype != recv.dtype || envelope.count != recv.out_count) {
-    events_.refuse(recv, wrong_size(recv, envelope));
+    events_.refuse(recv, message_mismatch(recv, context_->rank, envelope.dtype, envelope.count));
     return false;
   }
   if (envelope.offer) return true;

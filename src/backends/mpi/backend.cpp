@@ -11,11 +11,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <deque>
 #include <mutex>
 #include <thread>
 
 #include "backends/call_numbers.hpp"
+#include "backends/mpi/calls.hpp"
 #include "backends/mpi/control_channel.hpp"
 #include "backends/mpi/failure_message.hpp"
 #include "backends/mpi/messages.hpp"
@@ -49,7 +49,8 @@ class MpiBackend final : public Backend {
         traits_(*known_traits(kBackend)),
         state_(std::make_unique<State>(process, comm, b.rank, b.size,
                                        Limits{settings.safe, settings.max_count}, settings.unexpected)),
-        peers_(static_cast<std::size_t>(b.size)),
+        calls_(b.rank, b.size),
+        left_(static_cast<std::size_t>(b.size)),
         roll_(b.rank, b.size) {
     traits_.spin = b.ranks_here <= settings.cores;
     traits_.guarantees.names_absent = traits_.guarantees.checks_calls = check_;
@@ -123,13 +124,8 @@ class MpiBackend final : public Backend {
     }
     std::vector<int> ranks = awaited_by(s);
     const HoldUp found = roll_.found(ranks);
-    if (row(s.op).collective && late(call_state(s).sequence).empty()) {
-      story = "all ranks had arrived";
-      if (!found.silent || found.ranks.empty()) return {};
-      story +=
-          fmt::format("; {} {} not answer", name_ranks(found.ranks), found.ranks.size() == 1 ? "does" : "do");
-      return found.ranks;
-    }
+    if (row(s.op).collective && calls_.late(call_state(s).sequence).empty())
+      return tell_all_arrived(found, story);
     story = tell(ranks, found, [&](std::span<const int> these) { return story_of(s, these); });
     return ranks;
   }
@@ -207,34 +203,11 @@ class MpiBackend final : public Backend {
     std::uint64_t first_message = 0, last_message = 0;  // that announced it
     bool announced = false, running = false;
   };
-  // A call of this rank that has not been compared with everybody yet.
-  struct Own {
-    CallRecord record;
-    std::vector<std::int64_t> expected;  // all_to_all_v: elements from each rank
-    std::int64_t largest = 0;            // all_to_all_v: of all ranks' blocks, as far as they have come
-  };
-  struct Peer {
-    std::uint64_t compared = 0;      // its calls that were compared
-    std::deque<Announcement> ahead;  // those that came before this rank called
-    bool left = false;
-  };
-
   static CallState& call_state(OpState& s) noexcept {
     return *std::launder(reinterpret_cast<CallState*>(s.scratch.data()));
   }
   static const CallState& call_state(const OpState& s) noexcept {
     return *std::launder(reinterpret_cast<const CallState*>(s.scratch.data()));
-  }
-  std::uint64_t arrived(int r) const {
-    const Peer& p = peers_[static_cast<std::size_t>(r)];
-    return p.compared + p.ahead.size();
-  }
-  // The ranks that have not called it.
-  std::vector<int> late(std::uint64_t sequence) const {
-    std::vector<int> ranks;
-    for (int r = 0; r < size_; ++r)
-      if (r != rank_ && arrived(r) <= sequence) ranks.push_back(r);
-    return ranks;
   }
   std::vector<int> others() const {
     std::vector<int> ranks;
@@ -247,7 +220,7 @@ class MpiBackend final : public Backend {
   // called.
   std::vector<int> awaited_by(const OpState& s) const {
     if (!row(s.op).collective) return {s.peer};
-    const std::vector<int> all_late = late(call_state(s).sequence);
+    const std::vector<int> all_late = calls_.late(call_state(s).sequence);
     std::vector<int> ranks;
     for (const int r : all_late)
       if (needs(s, r, rank_)) ranks.push_back(r);
@@ -263,8 +236,8 @@ class MpiBackend final : public Backend {
   // The ranks that calls in flight wait for.
   std::vector<int> awaited() const {
     std::vector<int> ranks = state_->messages.awaited();
-    if (done_ < first_own_ + own_.size()) {
-      const std::vector<int> these = late(done_);
+    if (calls_.has_current()) {
+      const std::vector<int> these = calls_.late(calls_.current());
       const std::vector<int> all = these.empty() ? others() : these;
       ranks.insert(ranks.end(), all.begin(), all.end());
     }
@@ -274,19 +247,9 @@ class MpiBackend final : public Backend {
     if (!row(s.op).collective)
       return fmt::format("rank {} has not {} it (tag {})", s.peer, s.op == Op::send ? "received" : "sent",
                          s.tag);
-    std::string story = fmt::format("{} had not arrived", name_ranks(these));
-    const std::uint64_t sequence = call_state(s).sequence;
-    for (int r = 0; r < size_; ++r) {
-      const Peer& peer = peers_[static_cast<std::size_t>(r)];
-      if (r == rank_ || arrived(r) <= sequence) continue;
-      // Compared: it called the same.
-      const CallRecord& theirs =
-          peer.compared > sequence ? own(sequence).record : peer.ahead[sequence - peer.compared].record;
-      story += fmt::format("; {}", describe(r, theirs));
-    }
-    return story;
+    return fmt::format("{} had not arrived{}", name_ranks(these),
+                       calls_.told_by_others(call_state(s).sequence));
   }
-  const Own& own(std::uint64_t sequence) const { return own_[sequence - first_own_]; }
 
   // Runs f; what it throws fails the group.
   template <class F>
@@ -345,11 +308,8 @@ class MpiBackend final : public Backend {
     p.announced =
         check_ || s.op == Op::all_to_all_v;  // whose ranks do not know how large the largest block is
     if (!p.announced) return;
-    p.sequence = first_own_ + own_.size();
     Announcement call = announcement_of(s, size_);
-    Own& mine = own_.emplace_back(Own{.record = call.record, .expected = {}, .largest = call.largest});
-    if (s.op == Op::all_to_all_v)
-      for (int r = 0; r < size_; ++r) mine.expected.push_back(s.out_blocks[r].count);
+    p.sequence = calls_.announce(call, s);
     for (int r = 0; r < size_; ++r) {
       if (r == rank_) continue;
       announce_to(call, s, r, size_);
@@ -359,33 +319,9 @@ class MpiBackend final : public Backend {
     for (int r = 0; r < size_; ++r) compare(r);
   }
 
-  // Compares as many calls as both ranks have made.
   void compare(int r) {
-    Peer& peer = peers_[static_cast<std::size_t>(r)];
-    while (!peer.ahead.empty() && peer.compared < first_own_ + own_.size() && !failed_) {
-      const Announcement theirs = peer.ahead.front();
-      Own& mine = own_[peer.compared - first_own_];
-      if (theirs.record != mine.record) return raise(mismatch(r, theirs.record, rank_, mine.record));
-      if (!mine.expected.empty()) {
-        mine.largest = std::max(mine.largest, theirs.largest);
-        if (const std::int64_t wanted = mine.expected[static_cast<std::size_t>(r)]; theirs.gives != wanted)
-          return raise(mismatch_of_blocks(mine.record, r, theirs.gives, rank_, wanted));
-      }
-      peer.ahead.pop_front();
-      ++peer.compared;
-    }
-    forget();
-  }
-
-  // Drops calls that were compared with all ranks and that no call in flight needs.
-  void forget() {
-    std::uint64_t done = done_;
-    for (int r = 0; r < size_; ++r)
-      if (r != rank_) done = std::min(done, peers_[static_cast<std::size_t>(r)].compared);
-    while (first_own_ < done) {
-      own_.pop_front();
-      ++first_own_;
-    }
+    if (failed_) return;
+    if (const auto differs = calls_.compare(r)) raise(*differs);
   }
 
   bool take_control_messages() {
@@ -395,7 +331,7 @@ class MpiBackend final : public Backend {
         case Envelope::call: {
           Announcement call;
           std::memcpy(&call, payload.data(), sizeof call);
-          peers_[static_cast<std::size_t>(from)].ahead.push_back(call);
+          calls_.arrived(from, call);
           return compare(from);
         }
         case Envelope::message: return state_->messages.arrived(from, envelope, payload);
@@ -404,7 +340,7 @@ class MpiBackend final : public Backend {
           failed_ = true;
           process_.poison();
           return;
-        case Envelope::left: peers_[static_cast<std::size_t>(from)].left = true; return;
+        case Envelope::left: left_[static_cast<std::size_t>(from)] = true; return;
         case Envelope::ping:
           state_->channel->send(from, {.kind = Envelope::pong, .number = envelope.number},
                                 RollCallMessages::encode(awaited(), size_));
@@ -430,13 +366,12 @@ class MpiBackend final : public Backend {
     if (!p.running) {
       if (p.announced) {
         for (int r = 0; r < size_; ++r)
-          if (needs(s, r, rank_) && peers_[static_cast<std::size_t>(r)].compared <= p.sequence)
-            return Step::pending;
-        if (own_.size() > kAhead) return Step::pending;
+          if (needs(s, r, rank_) && !calls_.agrees(r, p.sequence)) return Step::pending;
+        if (calls_.kept() > kAhead) return Step::pending;
       }
       // Everybody has said that it is there: a barrier is no more than that.
       if (s.op == Op::barrier && p.announced) return finish(s, p);
-      state_->rounds.begin(s, p.announced ? own(p.sequence).largest : 0);
+      state_->rounds.begin(s, p.announced ? calls_.largest(p.sequence) : 0);
       p.running = true;
     }
     const Step step = state_->rounds.step(s);
@@ -448,8 +383,7 @@ class MpiBackend final : public Backend {
   Step finish(const OpState& s, const CallState& p) {
     if (p.announced) {
       if (!owed(s).empty()) return Step::pending;
-      done_ = p.sequence + 1;
-      forget();
+      calls_.finish(p.sequence);
     }
     return Step::done;
   }
@@ -457,17 +391,18 @@ class MpiBackend final : public Backend {
   // A rank that has left cannot arrive any more; one that arrived before it left is not waited for.
   void look_for_leavers() {
     std::vector<int> awaited = state_->messages.awaited(), lost;
-    const bool pending = done_ < first_own_ + own_.size();
+    const bool pending = calls_.has_current();
     for (int r = 0; r < size_; ++r) {
-      if (!peers_[static_cast<std::size_t>(r)].left) continue;
-      if ((pending && arrived(r) <= done_) || std::find(awaited.begin(), awaited.end(), r) != awaited.end())
+      if (!left_[static_cast<std::size_t>(r)]) continue;
+      if ((pending && calls_.announced_by(r) <= calls_.current()) ||
+          std::find(awaited.begin(), awaited.end(), r) != awaited.end())
         lost.push_back(r);
     }
     if (lost.empty()) return;
     Failure why{.code = ErrorCode::peer_lost, .text = {}, .ranks = lost};
     if (pending) {
-      why.op = own(done_).record.op;
-      why.call = own(done_).record.call;
+      why.op = calls_.record(calls_.current()).op;
+      why.call = calls_.record(calls_.current()).call;
       why.text = fmt::format("{}: ", name(why.op));
     }
     why.text += fmt::format("{} left the group", name_ranks(lost));
@@ -497,7 +432,7 @@ class MpiBackend final : public Backend {
     OpState nothing;
     attempt(nothing, [&] {
       const auto turn = process_.lock();
-      for (int looks = 0; looks < kLastLooks && !failed_ && !own_.empty(); ++looks)
+      for (int looks = 0; looks < kLastLooks && !failed_ && calls_.kept() > 0; ++looks)
         if (take_control_messages()) looks = 0;
       if (failed_ && failure_.code == ErrorCode::mismatch)
         context_.log().write_later(
@@ -521,11 +456,10 @@ class MpiBackend final : public Backend {
   Traits traits_;
   mutable std::mutex mutex_;  // everything below; fail() comes from any thread
   std::unique_ptr<State> state_;
-  std::vector<Peer> peers_;
+  Calls calls_;
+  std::vector<bool> left_;  // by rank
   RollCallMessages roll_;
   Clock::time_point looks_for_pings_{};
-  std::deque<Own> own_;
-  std::uint64_t first_own_ = 0, done_ = 0;  // sequence numbers: of own_'s first; all below are finished here
   std::atomic<bool> failed_{false};
   bool telling_ = false;  // control messages of a failure are written, and not flushed
   Failure failure_;

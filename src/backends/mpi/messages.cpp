@@ -67,13 +67,7 @@ void Messages::arrived(int from, const Envelope& envelope, std::span<const std::
 void Messages::match(Transfer& t, const Envelope& envelope, std::span<const std::byte> payload) {
   const OpState& s = *t.call;
   if (envelope.dtype != s.dtype || envelope.count != s.out_count) {
-    trouble_ = {.code = ErrorCode::mismatch,
-                .text = fmt::format("rank {} sent {} x{} with tag {}, rank {} receives {} x{}", s.peer,
-                                    name(envelope.dtype), envelope.count, s.tag, channel_.rank(),
-                                    name(s.dtype), s.out_count),
-                .op = Op::recv,
-                .call = s.call,
-                .ranks = {std::min(s.peer, channel_.rank()), std::max(s.peer, channel_.rank())}};
+    trouble_ = message_mismatch(s, channel_.rank(), envelope.dtype, envelope.count);
     return;
   }
   if (envelope.eager) {

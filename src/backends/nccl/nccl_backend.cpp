@@ -183,10 +183,9 @@ void NcclBackend::connect(const GroupInit& b) {
       return;
     }
     if (b.deadline.passed())
-      throw Error(ErrorCode::timeout,
-                  fmt::format("group \"{}\": NCCL did not connect the ranks within {} "
-                              "[rank {}]",
-                              name_, shown_seconds(Clock::now() - began), rank_));
+      throw Error(ErrorCode::timeout, fmt::format("group \"{}\": NCCL did not connect the ranks within {} "
+                                                  "[rank {}]",
+                                                  name_, shown_seconds(Clock::now() - began), rank_));
     if (Clock::now() - looked_ > kLookAtStore) {
       looked_ = Clock::now();
       throw_first_cause(b);

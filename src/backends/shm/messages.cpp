@@ -139,13 +139,7 @@ void Messages::match(OpState& recv, const AnyEnvelope& envelope, std::uint64_t n
                      const std::byte* payload) {
   State& st = state(recv);
   if (envelope.dtype != recv.dtype || envelope.count != recv.out_count) {
-    trouble_ = {.code = ErrorCode::mismatch,
-                .text = fmt::format("rank {} sent {} x{} with tag {}, rank {} receives {} x{}", recv.peer,
-                                    name(envelope.dtype), envelope.count, recv.tag, group_.rank,
-                                    name(recv.dtype), recv.out_count),
-                .op = Op::recv,
-                .call = recv.call,
-                .ranks = {std::min(recv.peer, group_.rank), std::max(recv.peer, group_.rank)}};
+    trouble_ = message_mismatch(recv, group_.rank, envelope.dtype, envelope.count);
     return;
   }
   if (envelope.eager) {

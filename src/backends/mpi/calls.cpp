@@ -1,0 +1,68 @@
+#include "backends/mpi/calls.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace weft::mpi {
+
+std::uint64_t Calls::announce(const Announcement& call, const OpState& s) {
+  Own& mine = own_.emplace_back(Own{.record = call.record, .expected = {}, .largest = call.largest});
+  if (s.op == Op::all_to_all_v)
+    for (int r = 0; r < size_; ++r) mine.expected.push_back(s.out_blocks[r].count);
+  return first_own_ + own_.size() - 1;
+}
+
+std::optional<Failure> Calls::compare(int r) {
+  Peer& other = peer(r);
+  while (!other.ahead.empty() && other.compared < first_own_ + own_.size()) {
+    const Announcement theirs = other.ahead.front();
+    Own& mine = own_[other.compared - first_own_];
+    if (theirs.record != mine.record) return mismatch(r, theirs.record, rank_, mine.record);
+    if (!mine.expected.empty()) {
+      mine.largest = std::max(mine.largest, theirs.largest);
+      if (const std::int64_t wanted = mine.expected[static_cast<std::size_t>(r)]; theirs.gives != wanted)
+        return mismatch_of_blocks(mine.record, r, theirs.gives, rank_, wanted);
+    }
+    other.ahead.pop_front();
+    ++other.compared;
+  }
+  forget();
+  return std::nullopt;
+}
+
+void Calls::finish(std::uint64_t sequence) {
+  done_ = sequence + 1;
+  forget();
+}
+
+// Drops calls that were compared with all ranks and that no call in flight needs.
+void Calls::forget() {
+  std::uint64_t done = done_;
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_) done = std::min(done, peer(r).compared);
+  while (first_own_ < done) {
+    own_.pop_front();
+    ++first_own_;
+  }
+}
+
+std::vector<int> Calls::late(std::uint64_t sequence) const {
+  std::vector<int> ranks;
+  for (int r = 0; r < size_; ++r)
+    if (r != rank_ && announced_by(r) <= sequence) ranks.push_back(r);
+  return ranks;
+}
+
+std::string Calls::told_by_others(std::uint64_t sequence) const {
+  std::string text;
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_ || announced_by(r) <= sequence) continue;
+    const CallRecord& theirs =  // compared: it called the same
+        agrees(r, sequence) ? record(sequence) : peer(r).ahead[sequence - peer(r).compared].record;
+    text += fmt::format("; {}", describe(r, theirs));
+  }
+  return text;
+}
+
+}  // namespace weft::mpi

@@ -1,0 +1,68 @@
+// Which collectives the ranks have announced, and whether they called the same. Under the lock of the backend.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "weft/backends/call_record.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::mpi {
+
+/// Collectives are counted by a sequence number of their own: not all calls are announced.
+class Calls {
+ public:
+  Calls(int rank, int size) : rank_(rank), size_(size), peers_(static_cast<std::size_t>(size)) {}
+
+  /// Notes a call of this rank; returns its number. compare() must follow, for every rank.
+  std::uint64_t announce(const Announcement& call, const OpState& s);
+  /// Notes a call of rank r. compare() must follow.
+  void arrived(int r, const Announcement& call) { peer(r).ahead.push_back(call); }
+  /// Compares as many calls as both ranks have made. The mismatch, if there is one.
+  std::optional<Failure> compare(int r);
+  /// This rank has finished the call.
+  void finish(std::uint64_t sequence);
+
+  /// How many collectives rank r has announced here.
+  std::uint64_t announced_by(int r) const { return peer(r).compared + peer(r).ahead.size(); }
+  /// Whether rank r has called the same.
+  bool agrees(int r, std::uint64_t sequence) const { return peer(r).compared > sequence; }
+  /// The ranks that have not called it.
+  std::vector<int> late(std::uint64_t sequence) const;
+  /// "; rank 2 called …" for each of the others that has called it.
+  std::string told_by_others(std::uint64_t sequence) const;
+  /// Of an all_to_all_v: the largest block of all ranks, as far as they have announced it.
+  std::int64_t largest(std::uint64_t sequence) const { return own(sequence).largest; }
+  const CallRecord& record(std::uint64_t sequence) const { return own(sequence).record; }
+
+  /// The oldest call that this rank has announced and not finished.
+  std::uint64_t current() const noexcept { return done_; }
+  bool has_current() const noexcept { return done_ < first_own_ + own_.size(); }
+  /// Calls of this rank that are not compared with everybody yet, or not finished.
+  std::size_t kept() const noexcept { return own_.size(); }
+
+ private:
+  struct Own {
+    CallRecord record;
+    std::vector<std::int64_t> expected;  // all_to_all_v: elements from each rank
+    std::int64_t largest = 0;
+  };
+  struct Peer {
+    std::uint64_t compared = 0;      // its calls that were compared
+    std::deque<Announcement> ahead;  // those that came before this rank called
+  };
+  const Own& own(std::uint64_t sequence) const { return own_[sequence - first_own_]; }
+  Peer& peer(int r) { return peers_[static_cast<std::size_t>(r)]; }
+  const Peer& peer(int r) const { return peers_[static_cast<std::size_t>(r)]; }
+  void forget();
+
+  const int rank_, size_;
+  std::vector<Peer> peers_;
+  std::deque<Own> own_;
+  std::uint64_t first_own_ = 0, done_ = 0;  // sequence numbers: of own_'s first; all below are finished here
+};
+
+}  // namespace weft::mpi
