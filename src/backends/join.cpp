@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "backends/build.hpp"
-#include "base/duration_text.hpp"
 #include "base/mutant.hpp"
 #include "base/parse_number.hpp"
+#include "store/duration_text.hpp"
 #include "store/table.hpp"
 #include "weft/backends/first_cause.hpp"
 #include "weft/base/name_ranks.hpp"

@@ -11,11 +11,11 @@
 #include <numeric>
 #include <utility>
 
-#include "base/duration_text.hpp"
 #include "base/parse_number.hpp"
 #include "group/group_state.hpp"
 #include "group/parent_watch.hpp"
 #include "group/shrink.hpp"
+#include "store/duration_text.hpp"
 #include "store/table.hpp"
 #include "weft/backends/hold_up.hpp"
 #include "weft/backends/join.hpp"

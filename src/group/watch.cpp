@@ -5,11 +5,11 @@
 
 #include <utility>
 
-#include "base/duration_text.hpp"
 #include "base/mutant.hpp"
 #include "base/suspension.hpp"
 #include "group/failure.hpp"
 #include "host/progress_engine.hpp"
+#include "store/duration_text.hpp"
 #include "weft/backends/call_record.hpp"
 
 namespace weft {

@@ -19,9 +19,9 @@
 #include <mutex>
 #include <system_error>
 
-#include "base/duration_text.hpp"
 #include "base/signals.hpp"
 #include "base/suspension.hpp"
+#include "store/duration_text.hpp"
 #include "store/file_records.hpp"
 #include "store/own_file.hpp"
 #include "store/table.hpp"

@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "base/duration_text.hpp"
 #include "base/suspension.hpp"
 #include "host/peers.hpp"
 #include "store/claim.hpp"
+#include "store/duration_text.hpp"
 #include "store/launch.hpp"
 #include "store/prefix_store.hpp"
 #include "store/rendezvous.hpp"

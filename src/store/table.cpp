@@ -4,7 +4,7 @@
 
 #include <charconv>
 
-#include "base/duration_text.hpp"
+#include "store/duration_text.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/duration_text.hpp"
 #include "base/suspension.hpp"
+#include "store/duration_text.hpp"
 #include "store/table.hpp"
 #include "store/tcp/connection.hpp"
 #include "store/tcp/sockets.hpp"

@@ -19,11 +19,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/duration_text.hpp"
 #include "base/memfd.hpp"
 #include "base/signals.hpp"
 #include "host/peers/descriptor_socket.hpp"
 #include "host/warnings.hpp"
+#include "store/duration_text.hpp"
 #include "store/table.hpp"
 #include "store/tcp/session.hpp"
 #include "store/tcp/sockets.hpp"
