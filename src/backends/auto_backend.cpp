@@ -45,17 +45,17 @@ struct BootstrapInfo {
 
 BootstrapInfo read_info(const std::string& text) {
   std::istringstream words(text);
-  BootstrapInfo c;
-  words >> c.mpi >> c.host >> c.socket >> std::ws;
-  std::getline(words, c.no_shared_memory);
-  return c;
+  BootstrapInfo info;
+  words >> info.mpi >> info.host >> info.socket >> std::ws;
+  std::getline(words, info.no_shared_memory);
+  return info;
 }
 
 /// Why the ranks cannot use shm; empty: they can.
 std::string why_not_shared(const std::vector<BootstrapInfo>& all) {
   const auto same = [&](std::string BootstrapInfo::*field) {
     return std::all_of(all.begin(), all.end(),
-                       [&](const BootstrapInfo& c) { return c.*field == all[0].*field; });
+                       [&](const BootstrapInfo& info) { return info.*field == all[0].*field; });
   };
   if (same(&BootstrapInfo::socket) && same(&BootstrapInfo::host)) return {};  // threads of one process
   for (std::size_t r = 0; r < all.size(); ++r)
@@ -105,7 +105,7 @@ std::unique_ptr<Backend> make_auto_backend(const GroupInit& b) {
   const std::string not_shared = why_not_shared(all);
   if (not_shared.empty()) return take("shm", "all ranks share this host");
   if (!mpi.empty() &&
-      std::all_of(all.begin(), all.end(), [&](const BootstrapInfo& c) { return c.mpi == mpi; }))
+      std::all_of(all.begin(), all.end(), [&](const BootstrapInfo& info) { return info.mpi == mpi; }))
     return take(mpi, not_shared + ", and its mpirun started them");
   const std::string why = mpi.empty() ? why_not : "not all ranks can use " + mpi;
   return take("gloo", fmt::format("{}, and not MPI: {}", not_shared, why));

@@ -4,11 +4,11 @@
 #include <fmt/ranges.h>
 #include <sched.h>
 
-#include "base/duration_text.hpp"
 #include "base/hash.hpp"
 #include "base/mutant.hpp"
 #include "group/make_backend.hpp"
 #include "reduce/reduce.hpp"
+#include "store/duration_text.hpp"
 #include "weft/backends/op_table.hpp"
 
 namespace weft {
@@ -134,7 +134,7 @@ void GroupState::give_back() noexcept {
 // Neither a handle nor a Work knows the group any more.
 void GroupState::end() noexcept {
   if (failed() && !failure_.quiesce_dropped(ring_)) {
-    // A stopped peer may still write into memory that this group lent it. The group stays, so that the arena
+    // A stopped peer may still write into memory that this group exposed to it. The group stays, so that the arena
     // never gives that memory to anybody else.
     context.log().write(
         LogLevel::warning,
@@ -592,7 +592,7 @@ void GroupState::announce_sleep(bool asleep) noexcept {
 }
 
 bool GroupState::holds(const void* block, std::size_t bytes) const noexcept {
-  return !failure_.quiesced() && ring_.lent(block, bytes);
+  return !failure_.quiesced() && ring_.is_exposed(block, bytes);
 }
 
 }  // namespace weft

@@ -75,7 +75,7 @@ class GroupState final : public Driven, public BlockHolder {
   bool stand_still() noexcept override { return try_own(); }  // nobody submits or polls
   void go_on() noexcept override { disown(); }
   bool uses(const void* block, std::size_t bytes) const noexcept override {
-    return !failed() && ring_.lent(block, bytes);
+    return !failed() && ring_.is_exposed(block, bytes);
   }
 
   Context& context;

@@ -21,7 +21,7 @@ void Ring::keep_blocks(Slot& slot, const Call& call, int ranks) noexcept {
   slot.op.out_blocks = keep(call.out_blocks, slot.blocks.data() + n);
 }
 
-bool Ring::lent(const void* block, std::size_t bytes) const noexcept {
+bool Ring::is_exposed(const void* block, std::size_t bytes) const noexcept {
   const auto* begin = static_cast<const std::byte*>(block);
   const auto touches = [&](const std::byte* p, std::size_t n) {
     return p != nullptr && p < begin + bytes && begin < p + n;

@@ -25,7 +25,7 @@ class Ring {
     Clock::time_point expires{}, warns{};
     OpState op;
     std::vector<Block> blocks;  // of v-forms: op points into it; kept for the next
-    // What the caller lent, for lent() and exposed(): null when nothing is in flight.
+    // The caller's buffers, for is_exposed() and exposed(): null when nothing is in flight.
     std::atomic<const std::byte*> in{nullptr}, out{nullptr};
     std::atomic<std::size_t> in_bytes{0}, out_bytes{0};
   };
@@ -124,7 +124,7 @@ class Ring {
   /// both sides of `ranks` ranks.
   static void keep_blocks(Slot& slot, const Call& call, int ranks) noexcept;
   /// A call in flight, or one that failed, has part of this memory. Any thread.
-  bool lent(const void* block, std::size_t bytes) const noexcept;
+  bool is_exposed(const void* block, std::size_t bytes) const noexcept;
   /// The memory that peers may write, into `to`, which has room for kSlots. Returns how many. Any thread.
   std::size_t exposed(std::span<MemoryRange> to) const noexcept;
 

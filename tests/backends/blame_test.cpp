@@ -384,7 +384,7 @@ TEST(FirstCause, OfARankThatDoesNotRunForAWhileIsWaitedFor) {
   group.size = 2;
   group.region = here.offer("first cause", shm::Control::bytes(2));
   group.control = shm::Control(group.region->data, 2);
-  group.homes.assign(2, here.meet(here.self(), Deadline::after(1s)));
+  group.processes.assign(2, here.meet(here.self(), Deadline::after(1s)));
   shm::AbortRecord& record = group.control.abort();
   const std::uint32_t claim = 1 + 1;  // by rank 1
   record.state.store(claim);

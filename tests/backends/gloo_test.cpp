@@ -372,7 +372,7 @@ class Scanner {
   std::vector<int> connections_;
 };
 
-// A store in which a rank that gives its ports to the others waits first until a stranger has been there.
+// A store in which a rank that gives its ports to the others waits first until an unauthenticated client has been there.
 class ScannedStore final : public ForwardingStore {
  public:
   ScannedStore(std::shared_ptr<Store> store, Scanner& scanner, int times)
@@ -401,7 +401,7 @@ class ScannedStore final : public ForwardingStore {
 };
 
 // Gloo takes whoever connects first for the peer. The ranks notice, and try again on other ports.
-TEST_P(Gloo, AStrangerThatConnectsWhileAGroupIsMadeDoesNotKillTheJob) {
+TEST_P(Gloo, AnUnauthenticatedClientThatConnectsWhileAGroupIsMadeDoesNotKillTheJob) {
   for (const std::string& says :
        {std::string("GET / HTTP/1.0\r\n\r\n"), std::string(), std::string(100, '\0')})
     run_ranks(
@@ -423,7 +423,7 @@ TEST_P(Gloo, AStrangerThatConnectsWhileAGroupIsMadeDoesNotKillTheJob) {
 }
 
 // Who does so again and again is named, on every rank.
-TEST_P(Gloo, AStrangerThatConnectsAgainAndAgainIsAnErrorOfAllRanks) {
+TEST_P(Gloo, AnUnauthenticatedClientThatConnectsAgainAndAgainIsAnErrorOfAllRanks) {
   run_ranks(
       GetParam(), 2,
       [](Rank& r) {

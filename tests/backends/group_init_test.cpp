@@ -26,19 +26,19 @@ struct Kind {
   Ranks ranks;
 };
 
-class BringUp : public testing::TestWithParam<Kind> {
+class GroupInitFailure : public testing::TestWithParam<Kind> {
  protected:
   void SetUp() override {
     if (GetParam().backend == "gloo" && !WEFT_HAVE_GLOO) GTEST_SKIP() << "libgloo-dev is not installed";
   }
 };
-INSTANTIATE_TEST_SUITE_P(On, BringUp,
+INSTANTIATE_TEST_SUITE_P(On, GroupInitFailure,
                          testing::Values(Kind{"shm", Ranks::threads}, Kind{"shm", Ranks::processes},
                                          Kind{"gloo", Ranks::processes}, Kind{"auto", Ranks::processes}),
                          [](const auto& k) { return k.param.backend + "_" + to_string(k.param.ranks); });
 
 // The reason is told at once, not at the deadline, and under the name of the rank that has it.
-TEST_P(BringUp, ARankThatMayNotHaveWhatItNeedsTellsTheOthers) {
+TEST_P(GroupInitFailure, ARankThatMayNotHaveWhatItNeedsTellsTheOthers) {
   RankOptions options;
   options.factory = [backend = GetParam().backend](const GroupInit& b) -> std::unique_ptr<Backend> {
     if (b.rank == 1) throw std::bad_alloc();
@@ -71,7 +71,7 @@ std::shared_ptr<Store> deadly(std::shared_ptr<Store> store, int n) {
 }
 
 // Wherever it dies, nobody names a rank that only gave up because of it.
-TEST_P(BringUp, OnlyTheRankThatDiesIsNamed) {
+TEST_P(GroupInitFailure, OnlyTheRankThatDiesIsNamed) {
   if (GetParam().ranks == Ranks::threads) GTEST_SKIP() << "a thread does not die alone";
   for (int at = 0; at < 6; ++at) {
     SCOPED_TRACE("request " + std::to_string(at));
@@ -98,7 +98,7 @@ TEST_P(BringUp, OnlyTheRankThatDiesIsNamed) {
 #if WEFT_HAVE_GLOO
 // Once the ranks know each other's processes: not at the deadline, nor when the ranks have tried again in
 // vain.
-TEST(GlooBringUp, ARankThatDiesIsNamedWithinASecond) {
+TEST(GlooGroupInit, ARankThatDiesIsNamedWithinASecond) {
   const std::pair<StoreRequest, const char*> deaths[] = {{StoreRequest::add, "/gloo/0/ports/count"},
                                                          {StoreRequest::set, "/gloo/0/ports/2"},
                                                          {StoreRequest::get, "/gloo/0/ports/"},

@@ -154,7 +154,7 @@ TEST_F(HostsTest, RanksMeetInTheStoreOfRankZero) {
   });
 }
 
-TEST_F(HostsTest, StrangersOfOtherHostsAreRefusedWhileTheJobGoesOn) {
+TEST_F(HostsTest, UnauthenticatedClientsOfOtherHostsAreRefusedWhileTheJobGoesOn) {
   const Hosts hosts(3);
   constexpr const char* kServer = "the server at 10.77.0.1:29400";
   run(hosts, 1, [&](int rank) {
@@ -181,7 +181,7 @@ TEST_F(HostsTest, StrangersOfOtherHostsAreRefusedWhileTheJobGoesOn) {
       set(variables(1, 2));
       Context context;
       make_tcp_store("10.77.0.1", 29400, Deadline::after(seconds(20)), store_secret_from_env())
-          ->set("job/strangers", "done");
+          ->set("job/unauthenticated", "done");
       return;
     }
     set(variables(rank, 2, {{"WEFT_JOB", "job"}}));
@@ -192,7 +192,7 @@ TEST_F(HostsTest, StrangersOfOtherHostsAreRefusedWhileTheJobGoesOn) {
       lines.emplace_back(line);
     }});
     const Membership m = Membership::from_env(context, seconds(20));
-    m.store->get("strangers", Deadline::after(seconds(20)));
+    m.store->get("unauthenticated", Deadline::after(seconds(20)));
     m.store->add("left", 1);
     while (m.store->add("left", 0) != 2) std::this_thread::sleep_for(milliseconds(5));
     if (rank == 0) {

@@ -161,18 +161,18 @@ TEST_F(RendezvousTest, RanksOfWeftRunMeetAndJobsDoNot) {
   };
   const Membership zero = member("0", "a");
   const Membership two = member("2", "a");
-  const Membership stranger = member("1", "b");
+  const Membership other = member("1", "b");
   EXPECT_EQ(zero.rank, 0);
   EXPECT_EQ(two.rank, 2);
   EXPECT_EQ(two.size, 3);
   EXPECT_EQ(two.process_rank, 0);
   zero.store->set("key", "from zero");
   EXPECT_EQ(two.store->get("key", soon()), "from zero");
-  EXPECT_FALSE(stranger.store->try_get("key").has_value());
-  EXPECT_EQ(stranger.store->compare_set("key", "", "mine"), "mine");
-  EXPECT_EQ(stranger.store->add("n", 3), 3);
+  EXPECT_FALSE(other.store->try_get("key").has_value());
+  EXPECT_EQ(other.store->compare_set("key", "", "mine"), "mine");
+  EXPECT_EQ(other.store->add("n", 3), 3);
   EXPECT_EQ(two.store->add("n", 1), 1);
-  stranger.store->remove("key");
+  other.store->remove("key");
   EXPECT_EQ(two.store->try_get("key"), "from zero");
 }
 

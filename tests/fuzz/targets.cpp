@@ -99,7 +99,7 @@ void store_server(std::string_view bytes) {
     if (mode == demands_secret && session.is_unauthenticated())
       check(session.unread() <= sizeof(FrameHeader) + kHandshakeBytes ||
                 result.state == StoreSession::Result::State::bad,
-            "a stranger's bytes are not kept");
+            "an unauthenticated client's bytes are not kept");
     switch (result.state) {
       case StoreSession::Result::State::more: return true;
       case StoreSession::Result::State::reply:

@@ -118,7 +118,7 @@ TEST_F(Group, CollectivesAndMessagesAreNumberedApart) {
   EXPECT_THAT(messages, ElementsAre(0, 1, 2, 3, 4, 5));
 }
 
-TEST_F(Group, TheBringUpIsHandedToTheFactory) {
+TEST_F(Group, TheGroupInitIsHandedToTheFactory) {
   Membership m = membership(3, 1);
   m.process_rank = 5;
   const ProcessGroup first = ProcessGroup::create(context, recording.factory(), m);

@@ -441,7 +441,7 @@ TEST(HostPeers, ACrowdOfDescriptorsIsWaitedFor) {
   EXPECT_TRUE(result.ok()) << to_string(result);
 }
 
-TEST(HostPeers, AStrangersFloodOfConnectionsIsFewLines) {
+TEST(HostPeers, ManyConnectionsOfAnotherUserAreFewLines) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   std::atomic<int> lines{0};
   {
@@ -506,9 +506,9 @@ TEST(HostPeers, RefusesOtherHostsAndUsersByName) {
             "unsupported: host peers: process " + std::to_string(self.pid) +
                 " is on another host, or in another pid or network namespace (moon); expected " + self.host +
                 ", as this process: memory cannot be shared");
-  ProcessAddress stranger = self;
-  stranger.user = self.user + 1;
-  EXPECT_EQ(error_text([&] { context.host_peers().meet(stranger, soon()); }),
+  ProcessAddress other = self;
+  other.user = self.user + 1;
+  EXPECT_EQ(error_text([&] { context.host_peers().meet(other, soon()); }),
             "unsupported: host peers: process " + std::to_string(self.pid) + " runs as user " +
                 std::to_string(self.user + 1) + "; expected " + std::to_string(self.user) +
                 ", as this process: memory is shared with processes of the same user only");

@@ -563,9 +563,9 @@ TEST_F(TcpStoreTest, BadFramesEndOnlyTheirOwnConnection) {
   const auto good = client();
   std::thread waiter([store = client()] { EXPECT_EQ(store->get("at the end", soon()), "yes"); });
   for (std::size_t i = 0; i < std::size(cases); ++i) {
-    UnauthenticatedClient stranger(server_->port());
-    stranger.say(cases[i].bytes);
-    EXPECT_TRUE(stranger.is_cut_off()) << cases[i].warning;
+    UnauthenticatedClient unknown(server_->port());
+    unknown.say(cases[i].bytes);
+    EXPECT_TRUE(unknown.is_cut_off()) << cases[i].warning;
     EXPECT_EQ(good->add("round", 1), static_cast<int>(i) + 1);
     ASSERT_EQ(warnings().size(), i + 1) << cases[i].warning;
     EXPECT_THAT(warnings()[i], HasSubstr(fmt::format("store server: closed process {}: ", ::getpid())));
@@ -765,8 +765,8 @@ TEST_F(TcpStoreTest, Ipv6Only) {
     make_tcp_store("127.0.0.1", server_->port(), Deadline::after(milliseconds(50)));
   });
   {
-    UnauthenticatedClient stranger(server_->port(), "::1");
-    stranger.say("h");
+    UnauthenticatedClient unknown(server_->port(), "::1");
+    unknown.say("h");
   }
   while (warnings().empty()) EXPECT_EQ(client()->add("n", 0), 0);  // bounded by ctest's time limit
   EXPECT_THAT(warnings()[0], HasSubstr(fmt::format("store server: closed process {}: ", ::getpid())));

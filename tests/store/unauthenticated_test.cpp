@@ -1,4 +1,4 @@
-// The TCP store among strangers: who does not know the secret, who listens and changes what is sent, crowds,
+// The TCP store and unauthenticated clients: who does not know the secret, who listens and changes what is sent, crowds,
 // and what is too much. The job goes on. All on loopback; hosts_test.cpp has the same across hosts.
 #include <arpa/inet.h>
 #include <fmt/format.h>
@@ -47,7 +47,7 @@ constexpr std::string_view kSecret = "correct horse battery staple";
 
 Deadline soon() { return Deadline::after(seconds(20)); }
 
-class StrangersTest : public ::testing::Test {
+class UnauthenticatedTest : public ::testing::Test {
  protected:
   void SetUp() override {
     try {
@@ -175,7 +175,7 @@ class Path {
   std::thread thread_;
 };
 
-TEST_F(StrangersTest, WhoKnowsTheSecretJoins) {
+TEST_F(UnauthenticatedTest, WhoKnowsTheSecretJoins) {
   serve();
   const auto a = client(), b = client();
   std::thread waiter([&] { EXPECT_EQ(b->get("late", soon()), "value"); });
@@ -192,7 +192,7 @@ TEST_F(StrangersTest, WhoKnowsTheSecretJoins) {
 }
 
 // Both sides are told, at once, and those who are in go on.
-TEST_F(StrangersTest, AnotherSecretIsRefusedOnBothSides) {
+TEST_F(UnauthenticatedTest, AnotherSecretIsRefusedOnBothSides) {
   serve();
   const auto good = client();
   const auto start = Clock::now();
@@ -209,7 +209,7 @@ TEST_F(StrangersTest, AnotherSecretIsRefusedOnBothSides) {
   EXPECT_EQ(good->add("n", 1), 1);
 }
 
-TEST_F(StrangersTest, NoSecretIsRefusedOnBothSides) {
+TEST_F(UnauthenticatedTest, NoSecretIsRefusedOnBothSides) {
   serve();
   EXPECT_EQ(error_text([&] { client(""); }),
             "bad_argument: store: the server at " + server_->address() +
@@ -218,7 +218,7 @@ TEST_F(StrangersTest, NoSecretIsRefusedOnBothSides) {
   EXPECT_TRUE(warned_of("it left when it was asked for the secret"));
 }
 
-TEST_F(StrangersTest, ShortSecretsAreRefusedByBoth) {
+TEST_F(UnauthenticatedTest, ShortSecretsAreRefusedByBoth) {
   const std::string text = "bad_argument: store: the secret has 5 bytes; expected 16 to 4096";
   EXPECT_THAT(error_text([&] { TcpStoreServer server(log_, {.secret = "short"}); }), HasSubstr(text));
   serve();
@@ -226,7 +226,7 @@ TEST_F(StrangersTest, ShortSecretsAreRefusedByBoth) {
 }
 
 // A server that does not know the secret, but says that the client's proof was right.
-TEST_F(StrangersTest, AFalseServerIsNotBelieved) {
+TEST_F(UnauthenticatedTest, AFalseServerIsNotBelieved) {
   std::uint16_t port = 0;
   const Descriptor listener = listen_on_loopback(port);
   std::thread impostor([&] {
@@ -246,7 +246,7 @@ TEST_F(StrangersTest, AFalseServerIsNotBelieved) {
 }
 
 // What passes by shows neither the secret nor keys nor values.
-TEST_F(StrangersTest, WhoListensLearnsNothing) {
+TEST_F(UnauthenticatedTest, WhoListensLearnsNothing) {
   serve();
   Path path(server_->port());
   const auto store = client_at(path.port());
@@ -261,7 +261,7 @@ TEST_F(StrangersTest, WhoListensLearnsNothing) {
 }
 
 // Everything a client ever said, said again by somebody else.
-TEST_F(StrangersTest, WhatWasSaidOnceIsOfNoUseAgain) {
+TEST_F(UnauthenticatedTest, WhatWasSaidOnceIsOfNoUseAgain) {
   serve();
   Path path(server_->port());
   client_at(path.port())->add("n", 1);
@@ -271,18 +271,18 @@ TEST_F(StrangersTest, WhatWasSaidOnceIsOfNoUseAgain) {
   ASSERT_NE(join, std::string::npos);
   said.erase(0, join);
   constexpr std::size_t kFrame = sizeof(FrameHeader) + kHandshakeBytes;
-  UnauthenticatedClient stranger(server_->port());
-  stranger.say(said.substr(0, kFrame));
-  EXPECT_TRUE(stranger.is_answered());
-  stranger.say(said.substr(kFrame, kFrame));
-  EXPECT_TRUE(stranger.is_cut_off());
+  UnauthenticatedClient unauthenticated(server_->port());
+  unauthenticated.say(said.substr(0, kFrame));
+  EXPECT_TRUE(unauthenticated.is_answered());
+  unauthenticated.say(said.substr(kFrame, kFrame));
+  EXPECT_TRUE(unauthenticated.is_cut_off());
   EXPECT_TRUE(warned_of("it does not know the secret"));
   EXPECT_EQ(client()->add("n", 0), 1);
 }
 
 // Somebody changes one byte of a request, or of an answer, after the handshake: the call fails and nothing of
 // it is done.
-TEST_F(StrangersTest, WhatIsChangedOnTheWayIsNotBelieved) {
+TEST_F(UnauthenticatedTest, WhatIsChangedOnTheWayIsNotBelieved) {
   for (const bool requests : {true, false}) {
     serve();
     std::atomic<bool> now{false};
@@ -303,7 +303,7 @@ TEST_F(StrangersTest, WhatIsChangedOnTheWayIsNotBelieved) {
 }
 
 // One byte changed within the handshake: the first and the last of each side's half and proof.
-TEST_F(StrangersTest, AChangedHandshakeFails) {
+TEST_F(UnauthenticatedTest, AChangedHandshakeFails) {
   serve();
   constexpr std::size_t kFrame = sizeof(FrameHeader) + kHandshakeBytes;
   for (const bool direction : {true, false}) {
@@ -322,7 +322,7 @@ TEST_F(StrangersTest, AChangedHandshakeFails) {
 }
 
 // Nothing goes by any more, as on a host that is cut off: who gives a deadline is back by then.
-TEST_F(StrangersTest, ASilentServerIsATimeoutAtTheDeadline) {
+TEST_F(UnauthenticatedTest, ASilentServerIsATimeoutAtTheDeadline) {
   serve();
   std::atomic<bool> silent{false};
   Path path(server_->port(), [&](bool, std::string& bytes) {
@@ -351,10 +351,10 @@ TEST_F(StrangersTest, ASilentServerIsATimeoutAtTheDeadline) {
   EXPECT_EQ(store->get("key", soon()), "1");
 }
 
-// ---- crowds ----
+// ---- many at once ----
 
-// Silent, slow and talkative strangers, more than there is room for, while ranks work and others join.
-TEST_F(StrangersTest, ACrowdOfStrangersHoldsUpNobody) {
+// Silent, slow and talkative clients that are not authenticated, more than there is room for, while ranks work and others join.
+TEST_F(UnauthenticatedTest, ManyUnauthenticatedClientsHoldUpNobody) {
   for (const bool with_secret : {true, false}) {
     {
       const std::lock_guard lock(mutex_);
@@ -400,7 +400,7 @@ TEST_F(StrangersTest, ACrowdOfStrangersHoldsUpNobody) {
 }
 
 // A byte at a time, for ever: the time to join is not to be stretched.
-TEST_F(StrangersTest, WhoTakesTooLongToJoinIsClosed) {
+TEST_F(UnauthenticatedTest, WhoTakesTooLongToJoinIsClosed) {
   serve({.join_limit = milliseconds(400)});
   const auto good = client();
   UnauthenticatedClient silent(server_->port()), slow(server_->port());
@@ -418,7 +418,7 @@ TEST_F(StrangersTest, WhoTakesTooLongToJoinIsClosed) {
 }
 
 // As when all ranks of a large job begin at the same moment.
-TEST_F(StrangersTest, TwoHundredAndFiftySixClientsJoinAtOnce) {
+TEST_F(UnauthenticatedTest, TwoHundredAndFiftySixClientsJoinAtOnce) {
   rlimit files{};
   ::getrlimit(RLIMIT_NOFILE, &files);
   if (files.rlim_max < 2048) GTEST_SKIP() << "this process may open only " << files.rlim_max << " files";
@@ -605,15 +605,19 @@ TEST_P(FewDescriptors, AreToldToTheClientsWithTheLimit) {
   const auto one = make_tcp_store("127.0.0.1", port, soon(), secret);
   const auto two = make_tcp_store("127.0.0.1", port, soon(), secret);
   const auto began = Clock::now();
-  EXPECT_EQ(error_text([&] { make_tcp_store("127.0.0.1", port, soon(), secret); }), "system: store: " + full);
-  // Of two calls at one time one has the client's connection, and the other needs another.
-  std::string texts[2];
+  // All at once, since each waits for some seconds. A third client; and of two calls at one time one has the
+  // client's connection, and the other needs another.
+  std::string third_text, texts[2];
+  std::thread third(
+      [&] { third_text = error_text([&] { make_tcp_store("127.0.0.1", port, soon(), secret); }); });
   const auto wait = [&](std::string& text) {
     text = error_text([&] { one->get("key", Deadline::after(seconds(5))); });
   };
   std::thread first(wait, std::ref(texts[0]));
   wait(texts[1]);
   first.join();
+  third.join();
+  EXPECT_EQ(third_text, "system: store: " + full);
   EXPECT_THAT(texts, ::testing::Contains("system: store: key \"key\": " + full));
   EXPECT_THAT(texts, ::testing::Contains(HasSubstr("timeout: store: key \"key\" was not set within ")));
   EXPECT_LT(Clock::now() - began, seconds(30));
@@ -648,7 +652,7 @@ TEST(Forks, AServerIsItsProcesss) {
 
 // ---- too much ----
 
-TEST_F(StrangersTest, AFullTableRefusesAndGoesOn) {
+TEST_F(UnauthenticatedTest, AFullTableRefusesAndGoesOn) {
   serve({.max_keys = 3, .max_bytes = 1000});
   const auto store = client();
   store->set("a", "1");
@@ -670,7 +674,7 @@ TEST_F(StrangersTest, AFullTableRefusesAndGoesOn) {
   EXPECT_EQ(store->get("d", soon()), "4");
 }
 
-TEST_F(StrangersTest, HalfRequestsAddUpToSoMuch) {
+TEST_F(UnauthenticatedTest, HalfRequestsAddUpToSoMuch) {
   server_ = std::make_unique<TcpStoreServer>(log_, TcpStoreOptions{.max_unanswered = 300'000});
   const auto good = client("");
   const std::string half = make_frame(Kind::set, "k", std::string(200'000, 'x')).substr(0, 150'000);
@@ -698,7 +702,7 @@ std::size_t allocated_bytes() {
 }
 
 // What is said to be under way is what it takes, and it is given back once it is answered.
-TEST_F(StrangersTest, RequestsUnderWayTakeNoMoreThanTheirBytes) {
+TEST_F(UnauthenticatedTest, RequestsUnderWayTakeNoMoreThanTheirBytes) {
   if (!test::kPlainMemory) GTEST_SKIP() << test::kNoPlainMemory;
   constexpr std::size_t kRequests = 48, kValue = 1 << 20;
   server_ = std::make_unique<TcpStoreServer>(log_, TcpStoreOptions{});

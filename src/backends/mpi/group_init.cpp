@@ -52,19 +52,19 @@ struct BootstrapInfo {
   }
   /// Nothing where the text is no such info.
   static std::optional<BootstrapInfo> decode(std::string_view text) {
-    BootstrapInfo c;
-    c.backend = next_word(text);
+    BootstrapInfo info;
+    info.backend = next_word(text);
     const auto take = [&text](auto& number, auto min, auto max) {
       const auto is = next_integer<std::remove_reference_t<decltype(number)>>(text, min, max);
       number = is.value_or(number);
       return is.has_value();
     };
-    const bool whole = take(c.world_rank, 0, INT_MAX) && take(c.world_size, 1, INT_MAX) &&
-                       take(c.safe, 0, 1) && take(c.check, 0, 1) && take(c.max_count, 0, INT64_MAX) &&
-                       take(c.tag, 0, kMostTag);
-    if (!whole || c.world_rank >= c.world_size) return std::nullopt;
-    c.cores = CpuShare::decode(std::string(text));
-    return c;
+    const bool whole = take(info.world_rank, 0, INT_MAX) && take(info.world_size, 1, INT_MAX) &&
+                       take(info.safe, 0, 1) && take(info.check, 0, 1) &&
+                       take(info.max_count, 0, INT64_MAX) && take(info.tag, 0, kMostTag);
+    if (!whole || info.world_rank >= info.world_size) return std::nullopt;
+    info.cores = CpuShare::decode(std::string(text));
+    return info;
   }
 };
 
@@ -86,28 +86,29 @@ std::vector<BootstrapInfo> exchange(const GroupInit& b, const BootstrapInfo& own
     infos.push_back(std::move(*info));
   }
   for (int r = 0; r < b.size; ++r) {
-    const BootstrapInfo& c = infos[static_cast<std::size_t>(r)];
+    const BootstrapInfo& info = infos[static_cast<std::size_t>(r)];
     const std::vector<int> both{std::min(r, b.rank), std::max(r, b.rank)};
-    if (c.backend != own.backend)
+    if (info.backend != own.backend)
       refuse(b, ErrorCode::mismatch,
-             fmt::format("rank {} uses {}, rank {} {}", r, c.backend, b.rank, own.backend), both);
-    for (const auto& [variable, theirs, mine] : {std::tuple{"WEFT_MPI_SAFE_BUFFERS", c.safe, own.safe},
-                                                 std::tuple{"WEFT_MPI_CHECK", c.check, own.check}})
+             fmt::format("rank {} uses {}, rank {} {}", r, info.backend, b.rank, own.backend), both);
+    for (const auto& [variable, theirs, mine] : {std::tuple{"WEFT_MPI_SAFE_BUFFERS", info.safe, own.safe},
+                                                 std::tuple{"WEFT_MPI_CHECK", info.check, own.check}})
       if (theirs != mine)
         refuse(b, ErrorCode::mismatch,
                fmt::format("{} is {} on rank {}, {} on rank {}; expected the same on all ranks", variable,
                            theirs ? "on" : "off", r, mine ? "on" : "off", b.rank),
                both);
-    if (c.max_count != own.max_count)
+    if (info.max_count != own.max_count)
       refuse(b, ErrorCode::mismatch,
-             fmt::format("rank {} counts to {}, rank {} to {}", r, c.max_count, b.rank, own.max_count), both);
+             fmt::format("rank {} counts to {}, rank {} to {}", r, info.max_count, b.rank, own.max_count),
+             both);
     for (int other = 0; other < r; ++other)
-      if (infos[static_cast<std::size_t>(other)].world_rank == c.world_rank)
+      if (infos[static_cast<std::size_t>(other)].world_rank == info.world_rank)
         refuse(
             b, ErrorCode::unsupported,
             fmt::format("ranks {} and {} are both process {} of an MPI_COMM_WORLD of {}; over {}, ranks are "
                         "processes that one mpirun of {} has started",
-                        other, r, c.world_rank, c.world_size, kBackend, kLibrary),
+                        other, r, info.world_rank, info.world_size, kBackend, kLibrary),
             {other, r});
   }
   return infos;
@@ -146,7 +147,7 @@ struct Making {
 
 MPI_Comm make_comm(const GroupInit& b, Process& process, const std::vector<BootstrapInfo>& infos) {
   const auto making = std::make_shared<Making>();
-  for (const BootstrapInfo& c : infos) making->world_ranks.push_back(c.world_rank);
+  for (const BootstrapInfo& info : infos) making->world_ranks.push_back(info.world_rank);
   making->tag = infos[0].tag;
   // MPI_Comm_create_group blocks. Where MPI does not allow several threads, it cannot be left in a thread of
   // its own; then groups with ranks in common must be made in one order.
@@ -195,7 +196,7 @@ std::unique_ptr<Backend> make(const GroupInit& b) {
                       .cores = cores};
     if (b.rank == 0) own.tag = next_tag(b);
     const std::vector<BootstrapInfo> infos = exchange(b, own);
-    for (const BootstrapInfo& c : infos) cores |= c.cores;  // of several hosts, which are bound alike
+    for (const BootstrapInfo& info : infos) cores |= info.cores;  // of several hosts, which are bound alike
     comm = make_comm(b, process, infos);
     withdraw(b, "mpi/here");  // all have entered MPI_Comm_create_group
     withdraw(b, "mpi/info");

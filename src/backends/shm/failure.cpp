@@ -55,7 +55,7 @@ Failure first_cause(const Group& g) {
   Deadline look = Deadline::after(kSealLook);
   for (bool runs = true; (state & AbortRecord::kSealed) == 0 && runs && !patience.passed();) {
     if (look.passed()) {
-      runs = g.homes[static_cast<std::size_t>(claimer())]->look() == PeerProcess::State::running;
+      runs = g.processes[static_cast<std::size_t>(claimer())]->look() == PeerProcess::State::running;
       look = Deadline::after(kSealLook);
     }
     std::this_thread::sleep_for(kSealNap);
@@ -75,8 +75,8 @@ Failure first_cause(const Group& g) {
 std::vector<int> dead_ranks(const Group& g) {
   std::vector<int> dead;
   for (int r = 0; r < g.size; ++r) {
-    const PeerProcess& home = *g.homes[static_cast<std::size_t>(r)];
-    if (r == g.rank || home.is_self() || home.alive() || WEFT_MUTANT("unseen_death")) continue;
+    const PeerProcess& process = *g.processes[static_cast<std::size_t>(r)];
+    if (r == g.rank || process.is_self() || process.alive() || WEFT_MUTANT("unseen_death")) continue;
     if (!has_left(g, r)) dead.push_back(r);
   }
   return dead;
@@ -103,10 +103,10 @@ enum class Inside { nobody, process, kernel, thread };
 Inside inside(const Group& g) noexcept {
   Inside found = Inside::nobody;
   for (int r = 0; r < g.size; ++r) {
-    const PeerProcess& home = *g.homes[static_cast<std::size_t>(r)];
+    const PeerProcess& process = *g.processes[static_cast<std::size_t>(r)];
     const std::uint64_t active = g.of(r).active.load(std::memory_order_seq_cst);
-    if (active == 0 || (r != g.rank && !home.alive())) continue;
-    if (home.is_self()) return Inside::thread;
+    if (active == 0 || (r != g.rank && !process.alive())) continue;
+    if (process.is_self()) return Inside::thread;
     if ((active & kByKernel) != 0) return Inside::kernel;
     found = Inside::process;
   }

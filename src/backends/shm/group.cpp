@@ -61,9 +61,9 @@ void Group::map_news() const noexcept {
     if (have >= wanted) continue;
     Clock::time_point& not_before = ask_again[static_cast<std::size_t>(r)];
     if (Clock::now() < not_before) continue;
-    PeerProcess& home = *homes[static_cast<std::size_t>(r)];
-    if (!home.map_segments(wanted, Deadline::after(kMapPatience))) not_before = Clock::now() + kMapPause;
-    while (have < wanted && home.segment(have) != nullptr) ++have;
+    PeerProcess& process = *processes[static_cast<std::size_t>(r)];
+    if (!process.map_segments(wanted, Deadline::after(kMapPatience))) not_before = Clock::now() + kMapPause;
+    while (have < wanted && process.segment(have) != nullptr) ++have;
     mapped.store(have, std::memory_order_seq_cst);
   }
 }

@@ -39,7 +39,7 @@ struct Group {
       SingleCopy::off;  ///< all ranks may, and are to, reach each other by the kernel's single copies
   RegionRef region;
   Control control;
-  std::vector<PeerProcessRef> homes;                 ///< the process of each rank
+  std::vector<PeerProcessRef> processes;             ///< the process of each rank
   std::vector<Doorbell> doorbells;                   ///< of each rank
   mutable std::vector<Clock::time_point> ask_again;  ///< when map_news() may ask each rank again
   std::function<void(std::uint64_t)> in_chunk;       ///< tests
@@ -67,11 +67,11 @@ struct Group {
   /// The address here of what rank `r` published. Only for pointer and shared, and remote of a thread's.
   std::byte* reach(int r, const Buffer& b) const noexcept {
     if (b.kind != Buffer::shared) return reinterpret_cast<std::byte*>(b.offset);
-    return homes[static_cast<std::size_t>(r)]->segment(b.segment) + b.offset;
+    return processes[static_cast<std::size_t>(r)]->segment(b.segment) + b.offset;
   }
   /// Rank `r`'s memory that this process reaches through the kernel alone.
   bool by_kernel(int r, const Buffer& b) const noexcept {
-    return b.kind == Buffer::remote && !homes[static_cast<std::size_t>(r)]->is_self();
+    return b.kind == Buffer::remote && !processes[static_cast<std::size_t>(r)]->is_self();
   }
   /// Maps the segments that peers have added to their arenas, and tells those peers. Takes little time.
   void map_news() const noexcept;
@@ -90,7 +90,7 @@ struct Group {
 };
 
 /// Meets the other ranks. Throws as make_shm_backend says.
-Group bring_up(const GroupInit& b);
+Group init_group(const GroupInit& b);
 
 /// Claims the first cause, writes and seals it, wakes everybody. False: another cause came first.
 bool raise(const Group& g, const Failure& why) noexcept;

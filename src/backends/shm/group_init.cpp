@@ -110,22 +110,22 @@ void meet_processes(const GroupInit& b, Group& g, const std::vector<BootstrapInf
   std::map<std::string, PeerProcessRef> by_socket;
   for (int r = 0; r < b.size; ++r) {
     const BootstrapInfo& info = infos[static_cast<std::size_t>(r)];
-    PeerProcessRef& home = by_socket[info.address.socket];
+    PeerProcessRef& process = by_socket[info.address.socket];
     try {
-      if (!home) home = host_peers.meet(info.address, b.deadline);
+      if (!process) process = host_peers.meet(info.address, b.deadline);
     } catch (const Error& e) {
       // A limit of this process is not the other rank's fault.
       throw Error(Failure{.code = e.code(),
                           .text = fmt::format("group \"{}\": rank {}: {}", b.name, r, e.what()),
                           .ranks = e.code() == ErrorCode::system ? std::vector<int>() : std::vector<int>{r}});
     }
-    if (!home->is_self()) g.one_process = false;
-    g.homes.push_back(home);
-    g.doorbells.push_back(home->doorbell(info.doorbell));
+    if (!process->is_self()) g.one_process = false;
+    g.processes.push_back(process);
+    g.doorbells.push_back(process->doorbell(info.doorbell));
   }
 }
 
-// Waits until all have come to a point of bring-up. Who comes last wakes the others; these look now and then
+// Waits until all have come to a point of the making. Who comes last wakes the others; these look now and then
 // whether somebody died or has given up.
 class Assembled {
  public:
@@ -239,7 +239,7 @@ std::vector<BootstrapInfo> read_infos(const GroupInit& b, const std::vector<std:
 
 }  // namespace
 
-Group bring_up(const GroupInit& b) {
+Group init_group(const GroupInit& b) {
   const auto began = Clock::now();
   Group g(b.context);
   g.name = b.name;
@@ -270,7 +270,7 @@ Group bring_up(const GroupInit& b) {
     g.control = Control(g.region->data, 1);
     return g;
   }
-  if (b.rank != 0) g.region = open_control(b, *g.homes[0], began);
+  if (b.rank != 0) g.region = open_control(b, *g.processes[0], began);
   g.control = Control(g.region->data, b.size);
   try {
     map_all(b, g, single_copy);

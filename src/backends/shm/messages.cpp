@@ -34,8 +34,8 @@ void Messages::notify(int r) noexcept {
   if (r != group_.rank) group_.wake_fenced(r);
 }
 
-// Of a ring that is written for the first time: opens the pair, and writes to the next envelope and to the
-// one that the receiver will look for after it, before it does. So the sender is the first that touches each
+// Called while a ring is filled for the first time. Opens the pair with the first envelope. Touches the next
+// envelope and the one behind it before the receiver polls them. So the sender is the first that touches each
 // of them, and they lie on its memory node.
 void Messages::open_ring(int dst) noexcept {
   Peer& peer = peers_[static_cast<std::size_t>(dst)];
@@ -47,7 +47,7 @@ void Messages::open_ring(int dst) noexcept {
   if (peer.posted == 0) group_.control.opened(group_.rank, dst).store(1, std::memory_order_release);
 }
 
-// Is there room for an envelope? Where there is none, the receiver is asked to look: it may wait for others.
+// Is there room for an envelope? If not, the receiver is notified, since it may wait for other ranks.
 bool Messages::has_room(int dst) {
   Peer& peer = peers_[static_cast<std::size_t>(dst)];
   if (peer.posted < peer.room_to) return true;
@@ -82,7 +82,7 @@ void Messages::post(OpState& s) {
   }
 }
 
-// Where the receiver of a message reaches it.
+// Where the receiver of a message finds its bytes.
 Buffer Messages::place(const OpState& s) const noexcept {
   if (s.peer == group_.rank) return {Buffer::pointer, 0, reinterpret_cast<std::uint64_t>(s.in)};
   return group_.publish(s.in, static_cast<std::size_t>(state(s).bytes), s.peer);
@@ -162,7 +162,7 @@ void Messages::match(OpState& recv, const AnyEnvelope& envelope, std::uint64_t n
   }
 }
 
-// Takes envelopes out of the ring: to the recv that wants them, or to the unexpected ones.
+// Takes envelopes out of the ring: to the recv that waits for them, or to the unexpected queue.
 bool Messages::drain(int src) {
   Pair& pair = group_.control.pair(src, group_.rank);
   Peer& peer = peers_[static_cast<std::size_t>(src)];
@@ -193,8 +193,9 @@ bool Messages::drain(int src) {
   return peer.taken != before;
 }
 
-// Tells the sender how many envelopes are taken. Only a sender that found the ring full waits for this. It
-// posts first and looks for room after, here it is the other way round, so one of the two sees the other.
+// Tells the sender how many envelopes are taken. Only a sender that found the ring full waits for this. The
+// sender stores an envelope and then reads `drained`; this rank stores `drained` and then reads the last
+// envelope. So one of the two sees the other's store.
 void Messages::acknowledge(int src) {
   Pair& pair = group_.control.pair(src, group_.rank);
   Peer& peer = peers_[static_cast<std::size_t>(src)];
@@ -222,8 +223,8 @@ bool Messages::keep(int src, const Envelope& envelope) {
   return true;
 }
 
-// Leaves the next envelope in the ring, and so makes its sender wait, unless a recv waits for another
-// envelope of that sender: it may lie behind this one.
+// Leaves the next envelope in the ring, so that its sender waits. If a recv waits for another envelope of that
+// sender, which may lie behind this one, the group fails instead.
 void Messages::hold(int src, const Envelope& envelope) {
   if (trouble() != nullptr) return;
   if (matcher_.awaits(src)) {
@@ -233,7 +234,7 @@ void Messages::hold(int src, const Envelope& envelope) {
   }
   Peer& peer = peers_[static_cast<std::size_t>(src)];
   held_ = true;
-  if (peer.taken != peer.acknowledged) acknowledge(src);  // no further envelope may come for long
+  if (peer.taken != peer.acknowledged) acknowledge(src);  // it may be long until the next envelope
   if (peer.held) return;
   peer.held = true;
   group_.control.pair(src, group_.rank).held.store(1, std::memory_order_release);
@@ -313,7 +314,7 @@ Step Messages::stream_out(OpState& s) {
   return Step::done;
 }
 
-// Whether a sender that waits is to copy, too.
+// Whether the sender, while it waits, copies a part of the message.
 bool Messages::helps(const OpState& s) const noexcept {
   const State& st = state(s);
   return !group_.oversubscribed && st.bytes >= kHelpFrom && group_.by_kernel(s.peer, st.place);
@@ -330,8 +331,8 @@ Step Messages::help(OpState& s) {
   return fill_chunk(s, pair.taken_from.load(std::memory_order_seq_cst)) ? Step::advanced : Step::pending;
 }
 
-// Takes the oldest chunk, if it is this message's; throws away one that came too late for its message. False:
-// there was nothing of either.
+// Copies the oldest chunk if it belongs to this message. Drops a chunk whose message is received already.
+// False: neither.
 bool Messages::empty_chunk(OpState& s) {
   State& st = state(s);
   const Peer& peer = peers_[static_cast<std::size_t>(s.peer)];
@@ -371,7 +372,7 @@ Step Messages::receive_stream(OpState& s) {
   return Step::done;
 }
 
-// Reads a part of a message where it lies. False: the group has failed.
+// Reads a part of a message from the sender's memory. False: the group has failed.
 bool Messages::read(OpState& s, std::int64_t from, std::int64_t bytes) {
   const State& st = state(s);
   if (!group_.enter(s.call)) return false;
@@ -386,7 +387,7 @@ bool Messages::read(OpState& s, std::int64_t from, std::int64_t bytes) {
   return group_.leave() && copied;
 }
 
-// Tells the sender that its message is here.
+// Tells the sender that its message has arrived.
 void Messages::take(OpState& s) {
   State& st = state(s);
   group_.control.pair(s.peer, group_.rank).answers[st.number].store(Pair::taken, std::memory_order_seq_cst);
@@ -395,7 +396,7 @@ void Messages::take(OpState& s) {
   st.phase = Phase::done;
 }
 
-// What the sender has streamed comes first; where there is nothing, this rank reads from the back.
+// Empties the chunk that the sender has filled from the front, or else reads a piece from the back.
 Step Messages::receive_helped(OpState& s) {
   State& st = state(s);
   Peer& peer = peers_[static_cast<std::size_t>(s.peer)];

@@ -29,9 +29,9 @@ void RollCall::begin(const OpState& s, Clock::time_point now) noexcept {
 void RollCall::look(Clock::time_point now) noexcept {
   looks_ = now + kLookAgain;
   for (int r = 0; r < group_.size; ++r) {
-    PeerProcess& home = *group_.homes[static_cast<std::size_t>(r)];
+    PeerProcess& process = *group_.processes[static_cast<std::size_t>(r)];
     if (r == group_.rank || group_.of(r).answered.load(std::memory_order_seq_cst) >= number_) continue;
-    stopped_[static_cast<std::size_t>(r)] = home.look() != PeerProcess::State::running;
+    stopped_[static_cast<std::size_t>(r)] = process.look() != PeerProcess::State::running;
   }
 }
 

@@ -64,7 +64,7 @@ class ShmBackend final : public Backend {
                   .ranks = dead};
       for (const int r : dead)
         why.text += fmt::format("{}rank {} (process {}) died", why.text.empty() ? "" : ", ", r,
-                                group_.homes[static_cast<std::size_t>(r)]->address().pid);
+                                group_.processes[static_cast<std::size_t>(r)]->address().pid);
       if (call) why.text = fmt::format("{}: {}", name(call->op), why.text);
       raise(group_, why);
       return false;
@@ -177,11 +177,11 @@ class ShmBackend final : public Backend {
     const PeerProcess* before = nullptr;
     int looks = 0;
     for (const int r : ranks) {
-      PeerProcess& home = *group_.homes[static_cast<std::size_t>(r)];
-      if (home.is_self() || &home == before) continue;
+      PeerProcess& process = *group_.processes[static_cast<std::size_t>(r)];
+      if (process.is_self() || &process == before) continue;
       if (looks++ == kAtOnce) break;
-      home.look();
-      before = &home;
+      process.look();
+      before = &process;
     }
     last_looked_ = (last_looked_ + looks) % group_.size;
   }
@@ -201,7 +201,7 @@ class ShmBackend final : public Backend {
 
 std::unique_ptr<Backend> make_shm_backend(const GroupInit& init) {
   const UnexpectedLimits limits = UnexpectedLimits::from_env();  // before others count on this rank
-  return std::make_unique<shm::ShmBackend>(shm::bring_up(init), limits);
+  return std::make_unique<shm::ShmBackend>(shm::init_group(init), limits);
 }
 
 }  // namespace weft

@@ -84,9 +84,9 @@ void SingleCopyProbe::look() noexcept {
   SingleCopy may = requested_;
   int error = 0, peer = 0;
   for (int r = 0; r < group_.size && may != SingleCopy::off; ++r) {
-    const PeerProcess& home = *group_.homes[static_cast<std::size_t>(r)];
-    if (r == group_.rank || home.is_self()) continue;
-    const int pid = home.address().pid;
+    const PeerProcess& process = *group_.processes[static_cast<std::size_t>(r)];
+    if (r == group_.rank || process.is_self()) continue;
+    const int pid = process.address().pid;
     const std::uint64_t words = group_.of(r).probe.load(std::memory_order_seq_cst);
     const std::uint64_t mine = words + static_cast<std::uint64_t>(group_.rank) * sizeof(std::uint64_t);
     constexpr std::int64_t kBytes = sizeof(std::uint64_t);
@@ -155,18 +155,18 @@ int PeerMemory::look(int r) noexcept {
   const auto now = Clock::now();
   if (now - seen <= kAliveFor) return 0;
   seen = now;
-  return group_.homes[static_cast<std::size_t>(r)]->alive() ? 0 : ESRCH;
+  return group_.processes[static_cast<std::size_t>(r)]->alive() ? 0 : ESRCH;
 }
 
 template <class Copy>
 bool PeerMemory::copy(const OpState& s, int r, std::int64_t bytes, bool writes, const Copy& copy) noexcept {
-  const PeerProcess& home = *group_.homes[static_cast<std::size_t>(r)];
+  const PeerProcess& process = *group_.processes[static_cast<std::size_t>(r)];
   int error = writes ? look(r) : 0;
   // A copy may end early, at the end of a page.
   for (std::int64_t done = 0; error == 0 && done < bytes;) {
     if (done > 0 && group_.aborted()) return false;
     const auto began = Clock::now();
-    const ssize_t got = copy(home.address().pid, done, std::min(bytes - done, piece_));
+    const ssize_t got = copy(process.address().pid, done, std::min(bytes - done, piece_));
     piece_ = Clock::now() - began > kSlow ? kPage : std::min<std::int64_t>(2 * piece_, kChunkBytes);
     if (got > 0) {
       done += got;
@@ -178,16 +178,16 @@ bool PeerMemory::copy(const OpState& s, int r, std::int64_t bytes, bool writes, 
   if (error == 0) return true;
   const auto patience = Deadline::after(kDeathPatience);
   if (error == ESRCH)
-    while (home.alive() && !patience.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  const bool dead = !home.alive();
+    while (process.alive() && !patience.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  const bool dead = !process.alive();
   try {
     raise(group_, {.code = dead ? ErrorCode::peer_lost : ErrorCode::system,
                    .text = dead ? fmt::format("{}: rank {} (process {}) died", weft::name(s.op), r,
-                                              home.address().pid)
+                                              process.address().pid)
                                 : fmt::format("{}: rank {} cannot {} the memory of rank {} (process {}): {}; "
                                               "WEFT_SINGLE_COPY=off does without",
                                               weft::name(s.op), group_.rank, writes ? "write" : "read", r,
-                                              home.address().pid, system_words(error)),
+                                              process.address().pid, system_words(error)),
                    .op = s.op,
                    .call = s.call,
                    .ranks = {r}});

@@ -136,11 +136,11 @@ void add_group(Dice& d, Program& p, int before) {
 // ---- Faults
 
 // Whether the backend's row of guarantees says what must happen.
-bool promised(const Range& range, const FaultRow& kind) {
+bool guaranteed(const Range& range, const FaultRow& kind) {
   if (!range.kinds.empty())
     return std::find(range.kinds.begin(), range.kinds.end(), kind.kind) != range.kinds.end();
   if (kind.of_processes && !range.processes) return false;
-  return kind.promised == nullptr || kind.promised(range);
+  return kind.guaranteed == nullptr || kind.guaranteed(range);
 }
 
 FaultPoint any_point(Dice& d, const Range& range, const FaultRow& kind) {
@@ -196,7 +196,7 @@ void add_fault(Dice& d, Program& p, const Range& range) {
   std::vector<FaultKind> kinds;
   for (int k = 1; k < kFaultKinds; ++k) {
     const FaultRow& kind = row(static_cast<FaultKind>(k));
-    if (promised(range, kind) && !(kind.of_processes && p.processes() < p.ranks()))
+    if (guaranteed(range, kind) && !(kind.of_processes && p.processes() < p.ranks()))
       kinds.push_back(kind.kind);
   }
   if (kinds.empty()) return;

@@ -162,7 +162,7 @@ struct Range {
   bool job = false;       ///< ranks are the processes of an mpirun
   bool faults = false;
   std::vector<FaultKind>
-      kinds;  ///< only these; empty: all that the backend's promises leave something to say of
+      kinds;  ///< only these; empty: all that the backend's guarantees leave something to say of
   std::vector<FaultPoint> points;  ///< only at these, where a fault may be there; empty: anywhere
   std::int64_t most = 70001;       ///< elements of the largest blocks
 };
@@ -171,7 +171,7 @@ struct Range {
 Program draw(std::uint64_t seed, std::uint64_t index, const Range& range);
 
 /// Makes it one that can be run where steps were added or left out: calls are submitted together only with
-/// neighbours of their group, and no group is made in between.
+/// calls beside them in their group, and no group is made in between.
 void settle(Program& program);
 
 /// As a person reads it, a line per step.

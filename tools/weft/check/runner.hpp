@@ -34,7 +34,7 @@ void run_rank(const Program& p, int rank, Context& context, const Membership& me
               const Settings& settings, SharedReport& shared);
 
 /// Runs one program in processes of their own and watches them; returns when none of them is left. Forks:
-/// call it from a process without threads that may become a sub-reaper of strangers.
+/// call it from a process without threads that may become a sub-reaper of processes that it did not start.
 void run_program(const Program& p, const Settings& settings, SharedReport& shared);
 
 /// Runs programs one after the other in one job of mpirun; all have the same number of ranks.

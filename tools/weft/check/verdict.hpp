@@ -1,4 +1,4 @@
-// Whether what happened is what the backend's row of promises says must happen.
+// Whether what happened is what the backend's row of guarantees says must happen.
 #pragma once
 
 #include <string>

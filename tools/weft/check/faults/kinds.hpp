@@ -74,8 +74,9 @@ struct FaultRow {
   bool limits = false;         ///< takes descriptors or memory: before a group is made
 
   // When it is drawn.
-  bool of_processes = false;                 ///< it strikes a process: every rank has one of its own
-  bool (*promised)(const Range&) = nullptr;  ///< the backend's guarantees say what must happen; null: always
+  bool of_processes = false;  ///< it strikes a process: every rank has one of its own
+  bool (*guaranteed)(const Range&) =
+      nullptr;  ///< the backend's guarantees say what must happen; null: always
   std::span<const FaultPoint> points;
   bool (*fits)(const Step&, int me) = nullptr;  ///< it makes sense in such a step of rank `me`
   bool other_next = false;                      ///< the step after it is another operation of the same group

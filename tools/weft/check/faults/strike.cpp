@@ -61,8 +61,8 @@ bool shares_block(const Program& p) {
          p.fault.point == FaultPoint::in_chunk && p.ranks() > 2 && alone == 1;
 }
 
-bool runs_into_deadline(const Program& p, const FailureGuarantees& promises) {
-  return row(p).overdue != nullptr && row(p).overdue(promises);
+bool runs_into_deadline(const Program& p, const FailureGuarantees& guarantees) {
+  return row(p).overdue != nullptr && row(p).overdue(guarantees);
 }
 
 Step distorted(const Step& s, FaultKind kind, int me, int n) {

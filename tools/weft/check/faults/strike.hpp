@@ -12,7 +12,7 @@ namespace weft::check {
 
 /// Whether a deadline passes before survivors can go on, or while all are suspended: calls of such programs
 /// get a short one.
-bool runs_into_deadline(const Program& p, const FailureGuarantees& promises);
+bool runs_into_deadline(const Program& p, const FailureGuarantees& guarantees);
 
 /// Whether all buffers of a rank lie in one block, and the ranks that are not struck have a group of their
 /// own there: where one is stopped inside the others' memory.
