@@ -75,7 +75,7 @@ CallOptions call_options(const char* function, const weft_call_options* options)
   return to;
 }
 
-// The Work goes to *work, or is waited for where there is none.
+// Where `work` is null, waits for the call; else *work becomes its handle.
 void submit(weft_group& group, const Call& call, weft_work** work) {
   if (work == nullptr) {
     group.handle->group.submit(call).wait();
@@ -86,7 +86,7 @@ void submit(weft_group& group, const Call& call, weft_work** work) {
   *work = handle.release();
 }
 
-// Asks a Work; what it answers once the handle answers for ever.
+// Asks a Work. The handle keeps its final answer, and gives it again whenever it is asked.
 template <class Ask>
 void ask(weft_work& work, const Ask& ask) {
   if (work.failure) throw weft::Error(*work.failure);

@@ -63,7 +63,7 @@ weft_status weft_free(weft_context* context, void* data, weft_error* error) {
     capi::ContextState& state = *capi::given(function, context, "context").state;
     if (data == nullptr) return;
     state.context.check_fork(function);
-    Storage block;  // goes after the lock
+    Storage block;  // destroyed after the lock is released
     const std::lock_guard lock(state.mutex);
     const auto at = state.blocks.find(data);
     if (at == state.blocks.end())

@@ -1,5 +1,5 @@
-// What the handles of weft.h are, and the one border that every function of it crosses: exceptions become
-// statuses and texts there. A handle holds what it needs, so handles may go in any order.
+// What the handles of weft.h are, and the one boundary that every function of it crosses: there exceptions
+// become statuses and texts. A handle keeps what it needs alive, so handles may be destroyed in any order.
 #pragma once
 
 #include <fmt/format.h>
@@ -30,13 +30,13 @@ struct ContextState {
 
 struct GroupHandle {
   std::shared_ptr<ContextState> context;
-  ProcessGroup group;  // goes before its Context
+  ProcessGroup group;  // destroyed before its Context
 };
 
 /// The call's outcome, into `error` where there is one; returns its status.
 weft_status tell(weft_error* error, const Error& e) noexcept;
 weft_status tell(weft_error* error, const char* function, const char* text) noexcept;
-/// False: `error` is not made with WEFT_ERROR_INIT, so there is nowhere to say anything.
+/// False: `error` is not made with WEFT_ERROR_INIT, so that nothing can be written to it.
 bool usable(const weft_error* error) noexcept;
 
 /// Runs the body of a function of weft.h. Nothing leaves it but a status.
@@ -116,5 +116,5 @@ struct weft_group {
 struct weft_work {
   std::shared_ptr<weft::capi::GroupHandle> group;
   weft::Work work;
-  std::optional<weft::Error> failure;  // a Work tells it once, a handle whenever it is asked
+  std::optional<weft::Error> failure;  // a Work throws it once; the handle returns it whenever it is asked
 };

@@ -28,24 +28,23 @@
 
 namespace weft {
 
-// How blocks live. A segment is a memfd mapped whole; its address space is cut from the front (`fresh`) and
-// populated as it is cut. A freed block becomes an extent of the cache; extents that touch are merged, the
-// smallest that is large enough is cut for the next block. Blocks therefore are always whole pages that have
-// been touched before, but for the first time.
+// A segment is a memfd that is mapped as a whole. New blocks are cut from its unused rest (`fresh`), and their
+// pages are populated at once. A freed block becomes an extent of the cache. Extents that touch are merged;
+// the next block is cut from the smallest extent that is large enough. So only the first use of a page costs
+// a page fault.
 //
 // An evacuated block keeps its address and gets other pages: those of a `donor`, a block taken in the usual
 // way, whose place in its segment is mapped a second time over the evacuated address range. From then on
-//   - the address range belongs to an `island` of its own: it is recycled, but never merged with its
-//   peer processes,
-//     because its pages are not next to theirs;
+//   - the address range is an `island` of its own: it is used again, but never merged with the ranges beside
+//     it, because its pages do not lie beside theirs;
 //   - the donor's own address range is never handed out: its pages are in use elsewhere;
 //   - the old place is retired: its pages are returned to the system, no address of this process leads there.
-// Meanwhile all groups stand still: what is in flight was published by its old place, so a block that one of
-// them uses does not move; what comes after finds the new one. To move a block that a failed call used is
-// always right: whoever still works on it learns of the failure before it can call that a success.
+// Meanwhile all groups stand still. Calls in flight have published the old place, so a block that one of them
+// uses does not move; later calls find the new place. A block that a failed call used may always be moved:
+// a peer that still works on it learns of the failure before it can report success.
 //
-// find() learns of it by a new sorted list of moved ranges, published whole; old lists are kept until the
-// arena dies, since a reader may still look at them. Evacuation is rare.
+// find() reads a sorted list of moved ranges. Each evacuation publishes a new list. Old lists are kept until
+// the arena is destroyed, since a reader may still look at them. Evacuation is rare.
 struct Arena::Impl {
   struct Segment {
     Descriptor descriptor;
@@ -142,9 +141,9 @@ struct Arena::Impl {
     }
   }
 
-  // Page faults one by one are dear. False: there is no memory for them (a cgroup's limit); better now, by an
-  // answer, than later, by a signal. A kernel that does not know the request faults pages in one by one,
-  // later.
+  // All page faults at once: one by one they are expensive. False: there is no memory for them (a cgroup's
+  // limit); better an error now than a signal later. A kernel that does not know the request faults the pages
+  // in later, one by one.
   static bool populate(std::byte* data, std::size_t bytes) {
 #ifdef MADV_POPULATE_WRITE
     while (::madvise(data, bytes, MADV_POPULATE_WRITE) != 0) {
@@ -200,9 +199,9 @@ Arena::~Arena() {
     unpoison(begin, extent.bytes);  // others may be given these addresses
 }
 
-// Adds a segment of the usual size, or of `bytes` if that is more. Where the system refuses, half of it, and
-// so on; what is finally granted is then halved once more, so that the rest of the program is left as much as
-// we take.
+// Adds a segment of the usual size, or of `bytes` if that is more. Where the system refuses, it tries half the
+// size, and so on. The size that is granted then is halved once more, so that the rest of the program gets as
+// much as the arena.
 bool Arena::add_segment(std::size_t bytes) {
   Impl& a = *impl_;
   const std::uint32_t index = segment_count();
@@ -328,8 +327,8 @@ std::optional<SegmentPlace> Arena::find(const void* data, std::size_t bytes) con
   if (bytes > UINTPTR_MAX - address) return std::nullopt;
   const std::byte* end = begin + bytes;
   if (const Impl::MovedRanges* ranges = impl_->moved.load(std::memory_order_acquire)) {
-    // The first range that ends behind `begin`: it holds all of the buffer, or nothing of it, or the buffer
-    // is torn.
+    // The first range that ends behind `begin`. It holds the whole buffer or nothing of it; a buffer that lies
+    // only partly in it has no place.
     const auto m = std::partition_point(ranges->begin(), ranges->end(),
                                         [&](const Impl::Moved& r) { return r.end <= begin; });
     if (m != ranges->end() && m->begin < std::max(end, begin + 1)) {
@@ -358,7 +357,7 @@ struct Arena::Move {
 
 namespace {
 
-constexpr auto kStandStill = std::chrono::milliseconds(100);  // for holders to be between two steps
+constexpr auto kStandStill = std::chrono::milliseconds(100);  // how long holders may finish their step
 constexpr auto kStandStillNap = std::chrono::microseconds(50);
 
 // All holders stand still while it lives.
@@ -386,8 +385,8 @@ class StandStill {
   bool all_ = true;
 };
 
-// Pages that drivers hold for good (verbs, io_uring's registered buffers, VFIO): the kernel counts them, and
-// does not say which they are.
+// Pages that drivers hold permanently (verbs, registered buffers of io_uring, VFIO). The kernel counts them,
+// but does not say which they are.
 bool has_pinned_pages() {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;)
@@ -402,7 +401,7 @@ bool Arena::evacuate(void* data, std::size_t bytes) noexcept try {
   for (const Deadline patience = Deadline::after(kStandStill);;) {
     const Outcome outcome = try_evacuate(static_cast<std::byte*>(data), std::max<std::size_t>(bytes, 1));
     if (outcome != Outcome::later || patience.passed()) return outcome == Outcome::moved;
-    std::this_thread::sleep_for(kStandStillNap);  // without the lock: who is at work may need it
+    std::this_thread::sleep_for(kStandStillNap);  // without the lock: a holder at work may need it
   }
 } catch (...) {
   return false;
@@ -424,7 +423,7 @@ Arena::Outcome Arena::try_evacuate(std::byte* begin, std::size_t bytes) {
   return carry_out(moves) ? Outcome::moved : Outcome::refused;
 }
 
-// The block that `begin` lies in and those that follow it without a gap, up to the end. False: there is one.
+// The block that `begin` lies in and the blocks behind it, up to the end. False: there is a gap between them.
 bool Arena::find_moves(std::byte* begin, std::size_t bytes, std::vector<Move>& moves) const {
   const Impl& a = *impl_;
   std::byte* const end = begin + bytes;
@@ -442,7 +441,7 @@ bool Arena::find_moves(std::byte* begin, std::size_t bytes, std::vector<Move>& m
 
 bool Arena::carry_out(std::vector<Move>& moves) {
   Impl& a = *impl_;
-  // Donors are taken as any block is: what a peer may still touch is in quarantine, not in the cache.
+  // Donors come from the cache, like any block. Memory that a peer may still touch is in quarantine instead.
   const auto give_back_donors = [&] {
     for (const Move& m : moves) {
       if (m.donor == nullptr) continue;

@@ -19,19 +19,19 @@ struct SegmentPlace {
   std::uint64_t offset = 0;
 };
 
-/// Asked before a freed block is used again: a group with calls in flight, or failed and not quiesced,
-/// answers true for memory its peers may still touch. Called from the thread that frees, under the arena's
-/// lock: no calls back.
+/// A group, as the arena sees it. The arena asks holds() before it uses a freed block again: a group with
+/// calls in flight, or one that has failed and is not quiesced, answers true for memory that its peers may
+/// still touch. Called by the thread that frees, under the arena's lock: it must not call the arena.
 class BlockHolder {
  public:
   virtual ~BlockHolder() = default;
   virtual bool holds(const void* block, std::size_t bytes) const noexcept = 0;
-  /// Before blocks get other pages: until go_on() it begins no call, and nobody is told where a buffer lies.
-  /// False: it is at work just now. Called under the arena's lock, as the others: never waits.
+  /// Called before blocks get other pages: until go_on() the group begins no call, and tells no peer where a
+  /// buffer lies. False: it is in the middle of a step. Called under the arena's lock: never waits.
   virtual bool stand_still() noexcept { return true; }
   virtual void go_on() noexcept {}
-  /// While it stands still: whether a call in flight, which has not failed, uses the block. Then the block
-  /// stays where it is: peers have been told that place.
+  /// While it stands still: whether a call in flight that has not failed uses the block. Such a block is not
+  /// moved, because peers know its old place.
   virtual bool uses(const void* /*block*/, std::size_t /*bytes*/) const noexcept { return false; }
 };
 
@@ -66,15 +66,15 @@ class Arena {
   std::optional<SegmentPlace> find(const void* data, std::size_t bytes) const noexcept;
 
   /// Gives the blocks that [data, data + bytes) touches new pages at the same address, with the same
-  /// contents, and retires the old ones for good: a late writer that mapped the old pages hits orphans.
-  /// find() then answers with the new place. False, and nothing changed, where it is not shared memory, a
-  /// holder uses a block, its pages are pinned, or the system refuses. Waits a moment for holders that are at
-  /// work. The caller sees to it that no other thread of this process writes to these blocks meanwhile, but
-  /// for holders.
+  /// contents. The old pages are never used again, so that a peer which still writes to them does no harm.
+  /// find() then answers with the new place. False, and nothing changed: it is not shared memory, a holder
+  /// uses a block, its pages are pinned, or the system refuses. Waits up to 100 ms for holders that are in the
+  /// middle of a step. The caller makes sure that no other thread of this process writes to these blocks
+  /// meanwhile; holders may.
   bool evacuate(void* data, std::size_t bytes) noexcept;
 
-  /// A driver holds the pages of the blocks that the range touches: they stay where they are, and are given
-  /// to nobody else, until unpin(). Counted. False where it is not shared memory of this arena.
+  /// Says that a driver holds the pages of the blocks which the range touches: until unpin() they are neither
+  /// moved nor used again. Calls are counted. False where it is not shared memory of this arena.
   bool pin(const void* data, std::size_t bytes);
   void unpin(const void* data, std::size_t bytes) noexcept;
 

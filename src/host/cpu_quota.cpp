@@ -24,7 +24,7 @@ namespace {
 constexpr std::int64_t kMostMillicores = 1'000'000'000;  // a million cores
 constexpr std::size_t kMostDepth = 64;                   // of cgroups in each other
 
-// Where a hierarchy of cgroups is mounted, and which of its cgroups is there.
+// Where a hierarchy of cgroups is mounted, and which of its cgroups the mount shows.
 struct Mount {
   std::string at, shows;
 };
@@ -128,7 +128,7 @@ std::vector<CpuQuota> recent_cpu_quotas() {
   static std::optional<Clock::time_point> read;
   static pid_t reader = 0;
   static std::vector<CpuQuota> quotas;
-  // A child that was forked while another thread was here never gets it.
+  // In a child that was forked while another thread held the lock, it is never released.
   const std::unique_lock lock(mutex, std::try_to_lock);
   if (!lock) return cpu_quotas();
   const auto now = Clock::now();
@@ -141,12 +141,12 @@ std::vector<CpuQuota> recent_cpu_quotas() {
 }
 
 std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& processes) {
-  // Of each cgroup its quota, and what is directly in it: other cgroups, or processes. 0 is the root of all.
+  // For each cgroup its quota, and what is directly in it: other cgroups, or processes. 0 is the root of all.
   struct Node {
     std::int64_t quota = 0;
     bool process = false;
     std::set<std::uint64_t> inside;
-    bool counted = false;  // once, whatever lists from elsewhere say is inside what
+    bool counted = false;  // each once, even if the lists of other ranks contradict each other
   };
   std::map<std::uint64_t, Node> nodes;
   for (const auto& list : processes) {
@@ -157,7 +157,7 @@ std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& process
     }
     nodes[outer].process = true;
   }
-  // What a cgroup gives: what those inside take, within its quota. 0: no limit.
+  // What a cgroup gives: the sum of those inside, but no more than its quota. 0: no limit.
   const auto given = [&](const auto& self, std::uint64_t id) -> std::int64_t {
     Node& node = nodes[id];
     if (node.process || std::exchange(node.counted, true)) return node.quota;

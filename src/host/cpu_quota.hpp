@@ -20,15 +20,14 @@ struct CpuQuota {
 /// every path, for tests.
 std::vector<CpuQuota> cpu_quotas(const std::string& root = "");
 
-/// The same, perhaps of up to a second ago in this process: half a dozen files would be read for every group.
-/// Thread-safe.
+/// The same, but up to a second old: otherwise half a dozen files would be read for every group. Thread-safe.
 std::vector<CpuQuota> recent_cpu_quotas();
 
-/// What several processes, each in the cgroups of its list, have together: each cgroup gives no more than its
-/// quota to all that are in it. 0: some of them are not limited.
+/// What several processes have together; each is in the cgroups of its list. A cgroup gives all processes in
+/// it no more than its quota. 0: some of the processes are not limited.
 std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& processes);
 
-/// As text without blanks: "17:2000,23:500"; "-" for none. What is not such text says nothing.
+/// As text without blanks: "17:2000,23:500"; "-" for none. Of any other text decode_quotas() makes none.
 std::string encode(const std::vector<CpuQuota>& quotas);
 std::vector<CpuQuota> decode_quotas(const std::string& text);
 

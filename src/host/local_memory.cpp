@@ -18,7 +18,7 @@ std::size_t round_up(std::size_t n, std::size_t step) { return (n + step - 1) / 
 // Sizes are rounded up to eighths of a power of two, so that nearly equal sizes share their blocks.
 std::size_t size_class(std::size_t bytes) { return round_up(bytes, std::bit_floor(bytes) / 8); }
 
-// Pages that begin at a multiple of a huge page: mapped with that much to spare, and the spare given back.
+// Pages that begin at a multiple of a huge page. Maps one huge page more than needed, and unmaps the surplus.
 void* map_pages(std::size_t bytes) noexcept {
   if (bytes > SIZE_MAX - kHugePage) return nullptr;
   void* got = ::mmap(nullptr, bytes + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -27,7 +27,7 @@ void* map_pages(std::size_t bytes) noexcept {
   if (aligned > begin) ::munmap(got, aligned - begin);
   ::munmap(reinterpret_cast<void*>(aligned + bytes), kHugePage - (aligned - begin));
   void* block = reinterpret_cast<void*>(aligned);
-  if (bytes >= kHugePage) ::madvise(block, bytes, MADV_HUGEPAGE);  // a wish: small pages work as well
+  if (bytes >= kHugePage) ::madvise(block, bytes, MADV_HUGEPAGE);  // only a hint: small pages work as well
   return block;
 }
 
@@ -55,7 +55,7 @@ void* LocalMemory::allocate(std::size_t bytes) noexcept {
   }
   void* block = map_pages(rounded);
   const std::lock_guard lock(mutex_);
-  if (block == nullptr) {  // what is cached in other sizes may be what is missing
+  if (block == nullptr) {  // cached blocks of other sizes may take the memory that is missing
     while (!cached_.empty()) drop(cached_.begin());
     block = map_pages(rounded);
     if (block == nullptr) return nullptr;
@@ -82,21 +82,21 @@ void LocalMemory::release(void* block, std::size_t bytes) noexcept {
       cached_.pop_back();
       throw;
     }
-  } catch (...) {  // no room for the note: the pages go back at once
+  } catch (...) {  // no memory for the entry: the pages go back at once
     ::munmap(block, rounded);
     return;
   }
   cached_bytes_ += rounded;
   poison(block, rounded);
-  // Never more in the cache than was in use at once: a program whose sizes keep changing does not grow
-  // without end.
+  // The cache never holds more than was in use at once, so that a program whose sizes keep changing does not
+  // grow without bound.
   while (cached_bytes_ > peak_in_use_) drop(cached_.begin());
 }
 
 void LocalMemory::drop(Order::iterator oldest) noexcept {
-  auto [note, end] = by_size_.equal_range(oldest->bytes);
-  while (note != end && note->second != oldest) ++note;
-  if (note != end) by_size_.erase(note);
+  auto [entry, end] = by_size_.equal_range(oldest->bytes);
+  while (entry != end && entry->second != oldest) ++entry;
+  if (entry != end) by_size_.erase(entry);
   unpoison(oldest->block, oldest->bytes);
   ::munmap(oldest->block, oldest->bytes);
   cached_bytes_ -= oldest->bytes;

@@ -1,6 +1,6 @@
-// Memory::local: ordinary pages of this process. Small blocks come from malloc; large ones are mapped, huge
-// where possible, and kept for the next allocation of that size, because first touch is dear and training
-// asks for the same sizes every step. Thread-safe.
+// Memory::local: ordinary pages of this process. Small blocks come from malloc. Large ones are mapped, in huge
+// pages where possible, and kept for the next allocation of that size: the first touch of a page is expensive,
+// and training asks for the same sizes in every step. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace weft {
 class LocalMemory {
  public:
   static constexpr std::size_t kAlignment = 64;
-  /// Blocks from here on are cached.
+  /// Blocks of this size and more are cached.
   static constexpr std::size_t kCachedBytes = std::size_t{1} << 20;
 
   LocalMemory() = default;
@@ -38,7 +38,7 @@ class LocalMemory {
     void* block;
     std::size_t bytes;
   };
-  using Order = std::list<Cached>;  // freed first comes first
+  using Order = std::list<Cached>;  // the one freed first comes first
 
   void take(std::size_t bytes) noexcept;
   void drop(Order::iterator oldest) noexcept;

@@ -44,7 +44,7 @@ bool has_f16c() noexcept {
 }
 #endif
 
-// Of each kernel the best there is.
+// For each dtype and kind the best kernel that this machine can run.
 [[gnu::noinline]] ReduceIsa choose() noexcept {
   const ReduceIsa* all[kReduceIsas];
   const int n = runnable_reduce_isas(all);
@@ -64,16 +64,16 @@ ReduceKernel kernel_of(const ReduceIsa& isa, DType dtype, Kind kind) noexcept {
   return isa.kernel[static_cast<int>(dtype)][static_cast<int>(kind)];
 }
 
-// Non-temporal stores are ordered by nothing else.
+// Only a fence orders non-temporal stores.
 void fence() noexcept {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif
 }
 
-// Results beyond the shared cache: a block at a time is reduced into a buffer in the first-level cache and
+// Results larger than the shared cache are reduced block by block into a buffer in the first-level cache, and
 // written from there around the caches. Blocks end where the first output is aligned to a cache line. They
-// are short, so that the CPU reads the next one while it still writes this one; prefetching instead makes it
+// are short, so that the CPU reads the next block while it still writes this one; prefetching instead makes it
 // three times slower.
 constexpr int kStreamBlock = 1024;   // bytes
 constexpr int kStreamInputs = 64;    // more are reduced in the ordinary way

@@ -16,9 +16,9 @@
 
 namespace weft {
 
-/// Who gets calls on while the program computes. `caller`: only whoever waits, asks done() or submits.
-/// `thread`: a helper thread of this rank too, one for all its groups that ask for it, so that communication
-/// overlaps computation.
+/// Which threads make progress on calls. `caller`: only a thread that waits, asks done() or submits.
+/// `thread`: a helper thread of this rank as well, one for all its groups that ask for it, so that
+/// communication overlaps computation.
 enum class Progress : std::uint8_t { caller, thread };
 
 /// Who takes part in a group and how it behaves. All ranks give the same, but for `rank` and `process_rank`.
@@ -31,13 +31,13 @@ struct Membership {
   int process_rank = -1;  ///< which rank of this process (threads as ranks); -1: same as `rank`
   Progress progress = Progress::caller;
 
-  /// From the environment: weft run, torchrun, Open MPI's mpirun, Hydra's (MPICH) or srun; WEFT_STORE says
-  /// where to meet if the launcher's own means do not do (docs/rendezvous.md). With none of them, a group of
-  /// one rank. Waits until the store is reached, and takes the rank's place there, which can be done once:
-  /// throws bad_argument naming both processes where another one that lives has it, or the store is another
-  /// job's. What rank 0 serves, `context` keeps; called twice, it gives the same store. `deadline` is the
-  /// Membership's, too. Throws bad_argument naming the variable that is wrong, timeout where rank 0 does not
-  /// come.
+  /// From the environment: weft run, torchrun, Open MPI's mpirun, Hydra's (MPICH) or srun. WEFT_STORE says
+  /// where to meet if what the launcher offers is not enough (docs/rendezvous.md). With none of them, a group
+  /// of one rank. Waits until the store is reached, and claims the rank there, which one process alone can:
+  /// throws bad_argument naming both processes where another live process has claimed it, or where the store
+  /// is another job's. `context` keeps the server that rank 0 starts; a second call gives the same store.
+  /// `deadline` is the Membership's, too. Throws bad_argument naming the variable that is wrong, and timeout
+  /// where rank 0 does not come.
   static Membership from_env(Context& context, Duration deadline = std::chrono::minutes(5));
 };
 
@@ -75,7 +75,7 @@ class ProcessGroup {
   const std::string& name() const noexcept;
   Context& context() const noexcept;
   std::string_view backend() const noexcept;
-  /// What the transport does itself, and what it promises.
+  /// What the transport does itself, and what it guarantees.
   const Traits& traits() const noexcept;
   explicit operator bool() const noexcept { return state_ != nullptr; }
 
@@ -167,19 +167,19 @@ class ProcessGroup {
 
   /// After a failure, or before one where a rank is known to be lost: a group of the survivors, numbered in
   /// the order of their ranks here, which share nothing with this group but the Store and the transport. All
-  /// who live call it, and agree through the Store on who takes part. Ranks that the transport knows to be
+  /// survivors call it, and agree through the Store on who takes part. Ranks that the transport knows to be
   /// dead or gone are left out at once; others are waited for, `limit` (zero: the group's deadline), and then
-  /// left out, too. Who comes later, being stopped or busy, throws peer_lost naming itself and is in no
-  /// group: never half in. Where one dies while the group is made, the others agree again, so it may take
-  /// `limit` twice for each rank that is lost on the way. If anybody is left out this group has failed, on
-  /// all ranks, if it had not before.
+  /// left out, too. On a rank that comes later, because it was stopped or busy, it throws peer_lost naming
+  /// that rank, which is in no group. Where a rank dies while the group is made, the others agree again, so it
+  /// may take `limit` twice for each rank that is lost meanwhile. If any rank is left out, this group fails on
+  /// all ranks, if it had not failed before.
   ///
   /// Buffers of failed calls are still this group's: see quiesce(). It may be destroyed afterwards, and both
   /// may be shrunk again.
   ///
-  /// Throws peer_lost where the Store is lost, too: the process that served it has ended, and who is left
-  /// cannot agree on anything. `unsupported` or `system` where this rank cannot make the group: then the
-  /// others do without it.
+  /// Throws peer_lost where the Store is lost, too: the process that served it has ended, and the survivors
+  /// cannot agree without it. `unsupported` or `system` where this rank cannot make the group: then the
+  /// others make it without this rank.
   ProcessGroup shrink(Duration limit = {});
   /// The rank that each rank of this group has in the group that this one was made of by subgroup(), split(),
   /// duplicate() or shrink(). Empty: of none.
@@ -188,9 +188,9 @@ class ProcessGroup {
   /// Fails every pending and later call of every rank with `aborted` and this text.
   void abort(std::string_view why);
   /// After a failure: true once nobody can touch the buffers of failed calls any more; see Error::quiesced().
-  /// Waits up to `limit` for ranks that are inside them. Where one is stopped there, the allocations of
-  /// Memory::shared that these buffers lie in get other pages, whole: addresses and contents stay, what the
-  /// stopped rank writes later is lost. Meanwhile no other thread may write anywhere in these allocations;
+  /// Waits up to `limit` for ranks that access them. Where such a rank is stopped, the whole allocations of
+  /// Memory::shared that these buffers lie in get other pages: addresses and contents stay, what the stopped
+  /// rank writes later is lost. Meanwhile no other thread may write anywhere in these allocations;
   /// calls of other groups may be made. False, then and until that has changed, where
   ///   - a call of another group that uses these allocations is in flight: finish it and ask again;
   ///   - a driver holds their pages (weft/host/pin.hpp), or the kernel counts pinned pages of this process;

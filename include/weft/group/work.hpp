@@ -14,10 +14,10 @@ class GroupState;
 /// Move-only. `in` and `out` of the call must live, and not be touched, until it is done.
 ///
 /// Dropping an unfinished Work aborts its group and quiesces (up to 2 s, once a group): never do it on
-/// purpose. One whose Error was thrown is spent. That of coalesced calls is done when all are, and fails with
-/// the first that does. done(), wait() and wait_for() may be called from any thread, one at a time per Work;
-/// each drives everything this rank has in flight, on all its groups, so that waiting in different orders on
-/// different ranks cannot deadlock.
+/// purpose. A Work whose Error was thrown is invalid. The Work of coalesced calls is done when all are, and
+/// fails with the first that fails. done(), wait() and wait_for() may be called from any thread, one at a time
+/// per Work; each makes progress on all calls in flight of this rank, in all its groups, so that waiting in
+/// different orders on different ranks cannot deadlock.
 class [[nodiscard]] Work {
  public:
   Work() = default;
@@ -30,9 +30,9 @@ class [[nodiscard]] Work {
     if (group_) drop();
   }
 
-  /// Takes the next steps it can; never blocks. True: finished. Throws the call's Error where it failed.
+  /// Takes the next possible steps; never blocks. True: finished. Throws the call's Error where it failed.
   bool done();
-  /// Drives until it is done. Throws the call's Error; after the deadline, timeout.
+  /// Makes progress until it is done. Throws the call's Error; after the deadline, timeout.
   void wait();
   /// Like wait(), but returns false after `limit`, the call still pending.
   bool wait_for(Duration limit);
