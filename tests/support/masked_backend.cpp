@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "backends/compose/op_support.hpp"
-#include "backends/forwarding_backend.hpp"
+#include "backends/plugins/forwarding_backend.hpp"
 #include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
 

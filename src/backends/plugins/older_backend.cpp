@@ -1,8 +1,8 @@
-#include "backends/older_backend.hpp"
+#include "backends/plugins/older_backend.hpp"
 
 #include <utility>
 
-#include "backends/forwarding_backend.hpp"
+#include "backends/plugins/forwarding_backend.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft {

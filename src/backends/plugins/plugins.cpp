@@ -18,7 +18,7 @@
 #include "backends/auto_backend.hpp"
 #include "backends/build.hpp"
 #include "backends/caught.hpp"
-#include "backends/older_backend.hpp"
+#include "backends/plugins/older_backend.hpp"
 #include "backends/shm/shm_backend.hpp"
 #include "weft/base/env.hpp"
 
