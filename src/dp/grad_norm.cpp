@@ -28,6 +28,9 @@ struct Powers {
 };
 
 bool plain(double p) { return p >= 1 && p <= 4; }
+// Sums that stay plain sums: more than 2^100 of them can be added up, and what was lost in one of them since its
+// power is no double is less than rounding.
+bool in_range(double sum) { return sum >= 0x1p-500 && sum <= 0x1p900; }
 
 double power(double x, double p) {
   if (p == 1) return x;
@@ -72,7 +75,7 @@ Powers powers_of(std::span<const T> values, double p) {
   if (values.empty()) return nothing(p);
   if (plain(p)) {
     const double sum = sum_of_powers(values, 1, p);
-    if (std::isfinite(sum)) return {1, sum};  // else: which of NaN and infinity; f64 may also overflow
+    if (in_range(sum)) return {1, sum};  // else NaN or infinity, zeros, or magnitudes of f64 alone
   }
   const double scale = largest(values);
   if (std::isinf(p) || scale == 0 || !std::isfinite(scale)) return {scale, scale == 0 ? 0.0 : 1.0};
@@ -99,6 +102,8 @@ bool is_finite(const Gradient& g) {
 
 Powers together(const Powers& a, const Powers& b, double p) {
   if (std::isnan(a.scale) || std::isnan(b.scale)) return {std::nan(""), 1};
+  if (a.sum == 0) return b;
+  if (b.sum == 0) return a;
   const double scale = std::max(a.scale, b.scale);
   if (std::isinf(p) || scale == 0 || std::isinf(scale)) return {scale, scale == 0 ? 0.0 : 1.0};
   const auto rescaled = [&](const Powers& x) { return x.sum * power(x.scale / scale, p); };
@@ -249,7 +254,7 @@ Norm norm_over_all(const char* what, std::span<const Gradient> gradients, double
   for (const Part& part : parts) {
     std::vector<int> ranks;
     total = together(total, gathered(what, part, gradients, p, ranks), p);
-    if (norm.ranks.empty()) norm.ranks = std::move(ranks);
+    if (norm.ranks.empty() && part.root) norm.ranks = std::move(ranks);
   }
   norm.value = norm_of(total, p);
   return norm;
@@ -285,7 +290,7 @@ double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, doub
     throw Error(
         Failure{.code = ErrorCode::bad_argument,
                 .text = fmt::format("clip_grad_norm: the norm is {}; not finite on {}; of this rank: {}",
-                                    norm.value, norm.ranks.empty() ? "no rank alone" : name_ranks(norm.ranks),
+                                    norm.value, norm.ranks.empty() ? "this rank" : name_ranks(norm.ranks),
                                     names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))),
                 .ranks = norm.ranks});
   }

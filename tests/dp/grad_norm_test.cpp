@@ -189,6 +189,48 @@ TEST(GradNorm, HighPowersOfLargeAndSmallElements) {
   });
 }
 
+// f64 has magnitudes whose squares it cannot hold, or only their sum cannot.
+TEST(GradNorm, AnyMagnitudeOfF64) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"tp", 2}});
+    for (const double p : {1.0, 2.0, 3.0, 4.0, 5.0, kInfinity})
+      for (const double size : {1e-307, 1e-200, 1e-160, 1e-90, 1.0, 1e80, 6e153, 1e200, 1e307}) {
+        std::vector<double> a(4, size), b(4, size), zeros(4), least(1, 1e-308);
+        const LayoutRef cut = make_layout(mesh, {Shard{0}}, {8}), same = replicated_layout(mesh, {4});
+        Gradient g[] = {{"zeros", view(zeros), cut},
+                        {"a", view(a), cut},
+                        {"b", view(b), same},
+                        {"least", view(least), replicated_layout(mesh, {1})}};
+        const double expected = std::isinf(p) ? size : size * std::pow(12, 1 / p);
+        EXPECT_NEAR(grad_norm(std::span(g).first(3), p) / expected, 1, 1e-12) << size << ", p = " << p;
+        if (size >= 1e-200) {
+          EXPECT_NEAR(grad_norm(g, p) / expected, 1, 1e-12);
+        }
+        EXPECT_EQ(grad_norm(std::span(g).first(1), p), 0);
+      }
+  });
+}
+
+// Such a gradient is this rank's alone, and so is what is wrong with it.
+TEST(GradNorm, NotFiniteWithoutALayoutIsThisRanksAlone) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"tp", 2}});
+    Vectors gradients;
+    gradients.put("w", replicated_layout(mesh, {4}), [](std::size_t) { return 1.0f; });
+    gradients.put("mine", nullptr, {1}, [&](std::size_t) {
+      return rank.rank == 1 ? std::numeric_limits<float>::quiet_NaN() : 1.0f;
+    });
+    if (rank.rank == 0) {
+      EXPECT_EQ(clip_grad_norm(gradients.all(), 10), std::sqrt(5.0));
+    } else {
+      const Error e = error_of([&] { clip_grad_norm(gradients.all(), 10); });
+      EXPECT_STREQ(e.what(),
+                   "clip_grad_norm: the norm is nan; not finite on this rank; of this rank: \"mine\"");
+      EXPECT_TRUE(e.ranks().empty());
+    }
+  });
+}
+
 TEST(GradNorm, OtherDtypes) {
   std::vector<double> f64 = {3, 1e200};
   std::vector<bf16> half = {bf16(3.0f), bf16(4.0f)};

@@ -22,7 +22,7 @@ enum class NonFinite : unsigned char {
 /// One small all-gather per root mesh of more than one rank. The same gradients in the same order on all its
 /// ranks: else mismatch on all of them, naming the first gradient that differs in name, dtype or layout. (A
 /// rank with no gradient of a mesh at all does not take part: the others get a timeout that names it.)
-/// Gradients without a layout count on this rank alone.
+/// Gradients without a layout count on this rank alone: the norm is another one on each rank.
 ///
 /// Throws layout naming gradient and axis where one is still Partial; bad_argument for p < 1; see
 /// check_gradients().
@@ -31,7 +31,8 @@ double grad_norm(std::span<const Gradient> gradients, double p = 2);
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns the norm before. Throws as grad_norm,
 /// and bad_argument for max_norm <= 0 or NaN. With NonFinite::error a norm that is not finite throws
 /// bad_argument on every rank: the text names this rank's gradients that are not finite, and Error::ranks() are
-/// the ranks of the first mesh that have such gradients.
+/// the ranks of the first mesh that have such gradients. Where only gradients without a layout are not finite,
+/// it is thrown on their rank alone, and ranks() is empty.
 double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, double p = 2,
                       NonFinite non_finite = NonFinite::error);
 
