@@ -2,10 +2,32 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
 #include "dp/view_memory.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
+namespace {
+
+// Memory given twice would be summed or scaled twice.
+void expect_apart(std::string_view what, std::span<const Gradient> gradients) {
+  std::vector<const Gradient*> by_address;
+  for (const Gradient& g : gradients)
+    if (g.data.count() > 0) by_address.push_back(&g);
+  std::sort(by_address.begin(), by_address.end(),
+            [](const Gradient* a, const Gradient* b) { return std::less<>()(a->data.data, b->data.data); });
+  for (std::size_t i = 1; i < by_address.size(); ++i)
+    if (overlap(by_address[i - 1]->data, by_address[i]->data))
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("{}: the gradients of \"{}\" and \"{}\" overlap; give each once", what,
+                              by_address[i - 1]->name, by_address[i]->name));
+}
+
+}  // namespace
 
 void check_gradients(std::string_view what, std::span<const Gradient> gradients) {
   for (const Gradient& g : gradients) {
@@ -22,6 +44,7 @@ void check_gradients(std::string_view what, std::span<const Gradient> gradients)
       wrong(ErrorCode::layout, fmt::format("is {}; {} is {} on this rank", to_string(g.data.shape),
                                            to_string(*g.layout), to_string(g.layout->local_shape())));
   }
+  expect_apart(what, gradients);
 }
 
 }  // namespace weft
