@@ -15,6 +15,18 @@ namespace weft::dp {
 namespace {
 
 constexpr std::size_t kOptionWords = 2;
+constexpr double kUnset = -1;  // a tolerance, as ranks tell it
+
+// Of a replica's distance from the average, relative to the largest element.
+double tolerance_of(const SyncOptions& options, DType dtype) {
+  if (options.tolerance) return *options.tolerance;
+  switch (dtype) {
+    case DType::f64: return 1024 * 0x1p-52;
+    case DType::bf16: return 4 * 0x1p-7;
+    case DType::f16: return 4 * 0x1p-10;
+    default: return 1024 * 0x1p-23;
+  }
+}
 
 // Four sums side by side, each as in xxHash64: a large gradient is hashed about as fast as it is read.
 class BitHash {
@@ -49,6 +61,13 @@ std::uint64_t hash_of_data(const TensorView& v) {
   BitHash hash;
   hash.add(v.data, static_cast<std::size_t>(v.bytes()));
   return hash.value();
+}
+
+std::string text_of_options(const std::uint64_t* told) {
+  const double tolerance = std::bit_cast<double>(told[0]);
+  return fmt::format("tolerance {} and on_drift {}",
+                     tolerance == kUnset ? "unset" : fmt::format("{}", tolerance),
+                     told[1] == static_cast<std::uint64_t>(OnDrift::error) ? "error" : "average");
 }
 
 // What a rank says of its replica that is furthest from the average. Told as words.
@@ -110,7 +129,7 @@ std::uint64_t Replicas::hash_of_rank(int rank, std::size_t position) const {
 
 void Replicas::compare_bits(const SyncOptions& options) {
   if (replicas_.empty()) return;
-  std::vector<std::uint64_t> own = {std::bit_cast<std::uint64_t>(options.tolerance),
+  std::vector<std::uint64_t> own = {std::bit_cast<std::uint64_t>(options.tolerance.value_or(kUnset)),
                                     static_cast<std::uint64_t>(options.on_drift)};
   for (const auto& [index, replica] : replicas_) own.push_back(hash_of_data(replica.gradient->data));
   hashes_.resize(own.size() * static_cast<std::size_t>(axes_.size()));
@@ -118,16 +137,15 @@ void Replicas::compare_bits(const SyncOptions& options) {
   for (std::size_t at = own.size(); at < hashes_.size(); at += own.size())
     if (!std::equal(hashes_.begin(), hashes_.begin() + kOptionWords,
                     hashes_.begin() + static_cast<std::ptrdiff_t>(at)))
-      throw Error(Failure{
-          ErrorCode::mismatch,
-          fmt::format("sync_replicated_gradients: ranks gave different options: tolerance {} and on_drift "
-                      "{} on {} rank 0, {} and {} on {} rank {}",
-                      std::bit_cast<double>(hashes_[0]), hashes_[1] == 0 ? "error" : "average", axes_.name(),
-                      std::bit_cast<double>(hashes_[at]), hashes_[at + 1] == 0 ? "error" : "average",
-                      axes_.name(), at / own.size()),
-          Op::none,
-          kNoCall,
-          {0, static_cast<int>(at / own.size())}});
+      throw Error(
+          Failure{ErrorCode::mismatch,
+                  fmt::format("sync_replicated_gradients: ranks gave different options: {} on {} rank 0, "
+                              "{} on {} rank {}",
+                              text_of_options(&hashes_[0]), axes_.name(), text_of_options(&hashes_[at]),
+                              axes_.name(), at / own.size()),
+                  Op::none,
+                  kNoCall,
+                  {0, static_cast<int>(at / own.size())}});
   std::size_t position = 0;
   for (auto& [index, replica] : replicas_) {
     for (const std::vector<int>& set : replica.holders->sets)
@@ -194,7 +212,8 @@ void Replicas::expect_no_drift(const SyncOptions& options,
     if (average == averages.end()) continue;
     const std::size_t position = list.size() - 1;
     bool finite = true;
-    Verdict v = verdict_on(replica.gradient->data, average->second, options.tolerance, finite);
+    Verdict v = verdict_on(replica.gradient->data, average->second,
+                           tolerance_of(options, replica.gradient->data.dtype), finite);
     v.position = position;
     if (!finite) own[kVerdictWords + position / 64] |= std::uint64_t{1} << (position % 64);
     if (v.excess > worst.excess) worst = v;

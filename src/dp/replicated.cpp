@@ -131,10 +131,10 @@ std::map<std::size_t, TensorView> averages_of(const std::vector<Flat>& flats) {
 }
 
 void expect_options(const SyncOptions& options) {
-  if (!(options.tolerance >= 0))
+  if (options.tolerance && !(*options.tolerance >= 0))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("sync_replicated_gradients: options.tolerance is {}; expected 0 or more",
-                            options.tolerance));
+                            *options.tolerance));
 }
 
 void reduce_all(std::span<Gradient> gradients, const DeviceMesh& axes, const SyncOptions& options,

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "dp/vectors.hpp"
 
@@ -209,7 +210,7 @@ TEST(ReplicatedViews, AnotherListOnOneRankIsFoundOut) {
 
 // Only the replicas of one column of the mesh drift. All ranks of the axes throw, and number the ranks alike.
 TEST(ReplicatedViews, DriftOnSomeOfTheAxesIsThrownOnAllRanks) {
-  for (const double tolerance : {SyncOptions{}.tolerance, 0.0})
+  for (const std::optional<double> tolerance : {SyncOptions{}.tolerance, std::optional(0.0)})
     test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
       DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
       const auto drifted = [&](std::size_t i) { return rank.rank == 2 && i == 0 ? 5.0f : 1.0f; };
@@ -267,7 +268,8 @@ TEST(ReplicatedViews, ReplicasWithTheSameBitsStayAsTheyAre) {
     std::vector<float> values = {3e38f, -0.0f, 1e-45f, std::numeric_limits<float>::infinity()};
     for (int i = 0; i < 10000; ++i) values.push_back(1 + static_cast<float>(i) * 0x1.35p-13f);
     std::vector<double> large = {1.7e308, 1};
-    for (const double tolerance : {0.0, 1e-9, SyncOptions{}.tolerance}) {
+    for (const std::optional<double> tolerance :
+         {std::optional(0.0), std::optional(1e-9), SyncOptions{}.tolerance}) {
       std::vector<float> w = values;
       std::vector<double> d = large;
       Gradient g[] = {{"w", view(w), replicated_layout(mesh, {static_cast<std::int64_t>(w.size())})},
@@ -276,6 +278,35 @@ TEST(ReplicatedViews, ReplicasWithTheSameBitsStayAsTheyAre) {
       EXPECT_EQ(std::memcmp(w.data(), values.data(), 4 * w.size()), 0);
       EXPECT_EQ(d, large);
     }
+  });
+}
+
+// By default some rounding is none of drift's, and what rounding is depends on the dtype.
+TEST(ReplicatedViews, TheToleranceFitsTheDtype) {
+  test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"tp", 3}});
+    const auto passes = [&]<class T>(T largest, T nearby) {
+      std::vector<T> w(4, largest);
+      if (rank.rank == 1) w[2] = nearby;
+      Gradient g[] = {{"w", view(w), replicated_layout(mesh, {4})}};
+      try {
+        sync_replicated_gradients(g, mesh["tp"]);
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();
+        return false;
+      }
+      return true;
+    };
+    EXPECT_TRUE(passes(bf16(1.0f), bf16(1.0f + 0x1p-7f)));
+    EXPECT_TRUE(passes(bf16(1.0f), bf16(1.0f + 0x1p-6f)));
+    EXPECT_FALSE(passes(bf16(1.0f), bf16(1.0f + 0x1p-3f)));
+    EXPECT_TRUE(passes(f16(1.0f), f16(1.0f + 0x1p-10f)));
+    EXPECT_FALSE(passes(f16(1.0f), f16(1.0f + 0x1p-6f)));
+    EXPECT_TRUE(passes(1.0f, 1.0f + 0x1p-14f));
+    EXPECT_FALSE(passes(1.0f, 1.0f + 0x1p-11f));
+    EXPECT_TRUE(passes(1.0, 1.0 + 0x1p-43));
+    EXPECT_FALSE(passes(1.0, 1.0 + 1e-5));
+    EXPECT_FALSE(passes(1.0, 1.0 + 0x1p-39));
   });
 }
 
@@ -297,13 +328,13 @@ TEST(ReplicatedViews, OtherOptionsOnOneRankAreNamed) {
     DeviceMesh mesh(rank.group(), {{"tp", 2}});
     Vectors g;
     g.put("w", replicated_layout(mesh, {4}), [&](std::size_t) { return 1.0f; });
-    const SyncOptions exact{.tolerance = 0}, average{.on_drift = OnDrift::average, .tolerance = 0.5};
+    const SyncOptions exact{.tolerance = 0}, average{.on_drift = OnDrift::average};
     EXPECT_STREQ(
         error_of([&] {
           sync_replicated_gradients(g.all(), mesh["tp"], rank.rank == 0 ? exact : average);
         }).what(),
         "sync_replicated_gradients: ranks gave different options: tolerance 0 and on_drift error on tp rank "
-        "0, 0.5 and average on tp rank 1");
+        "0, tolerance unset and on_drift average on tp rank 1");
   });
 }
 
@@ -325,6 +356,10 @@ TEST(ReplicatedViews, MemoryThatIsNoGradientIsNamed) {
               fmt::format("average_gradients: the gradient of \"w\" begins at {}; expected a multiple of 4 "
                           "bytes for f32",
                           static_cast<const void*>(memory + 1)));
+    std::vector<float> twice(6);
+    Gradient tied[] = {{"x", view(twice.data(), 4), nullptr}, {"y", view(twice.data() + 3, 3), nullptr}};
+    EXPECT_STREQ(error_of([&] { average_gradients(tied, mesh["tp"]); }).what(),
+                 "average_gradients: the gradients of \"x\" and \"y\" overlap; give each once");
     Gradient null[] = {make_gradient<float>("w", nullptr, replicated_layout(mesh, {4}))};
     EXPECT_STREQ(error_of([&] { sync_replicated_gradients(null, mesh["tp"]); }).what(),
                  "sync_replicated_gradients: the gradient of \"w\" has no memory");

@@ -2,6 +2,7 @@
 // that drift. Collective among the ranks of the axes.
 #pragma once
 
+#include <optional>
 #include <span>
 
 #include "weft/dp/gradient.hpp"
@@ -15,9 +16,10 @@ enum class OnDrift : unsigned char { error, average };
 struct SyncOptions {
   OnDrift on_drift = OnDrift::error;
   /// How far a replica's gradient may be from the average, relative to the largest element of it; 0: not at
-  /// all. The same kernel on the same bits gives 0; another number of threads sums in another order, which
-  /// moves a sum of a million products by some hundred units in the last place.
-  double tolerance = 1024 * 0x1p-23;
+  /// all. Unset: 1024 units in the last place for f64 and f32, 4 for bf16 and f16. The same kernel on the same bits
+  /// gives 0; another number of threads sums in another order, which moves a sum of a million products by some
+  /// hundred units in the last place. What is bf16 or f16 was summed in f32 and then rounded once.
+  std::optional<double> tolerance = std::nullopt;
 };
 
 /// Decided by the placement of each gradient on each axis of `axes` (a sub-mesh of one or more axes of the
