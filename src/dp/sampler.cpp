@@ -25,8 +25,10 @@ Sampler::Sampler(int parts, int index, std::int64_t population, std::int64_t glo
     if (size < 1)
       throw Error(ErrorCode::bad_argument,
                   fmt::format("sampler: the {} is {}; expected at least 1", name, size));
-  if (parts < 1 || index < 0 || index >= parts)
-    throw Error(ErrorCode::bad_argument, fmt::format("sampler: part {} of {}", index, parts));
+  if (parts < 1) throw Error(ErrorCode::bad_argument, fmt::format("sampler: part {} of {}", index, parts));
+  if (index < 0 || index >= parts)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("sampler: part {} of {}; expected 0 to {}", index, parts, parts - 1));
   if (global_batch < parts)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("sampler: a global batch of {} leaves some of {} data ranks without a sample",

@@ -88,6 +88,10 @@ TEST(Sampler, WrongSizesAreNamed) {
   EXPECT_EQ(text(1, 0, 3), "sampler: the population is 0; expected at least 1");
   EXPECT_EQ(text(1, 10, 0), "sampler: the global batch is 0; expected at least 1");
   EXPECT_EQ(text(0, 10, 1), "sampler: part 0 of 0");
+  EXPECT_STREQ(test::error_of([] { Sampler(3, 3, 10, 3, 0); }).what(),
+               "sampler: part 3 of 3; expected 0 to 2");
+  EXPECT_STREQ(test::error_of([] { Sampler(3, -1, 10, 3, 0); }).what(),
+               "sampler: part -1 of 3; expected 0 to 2");
   EXPECT_STREQ(test::error_of([] { Sampler(1, 0, 10, 1, 0).global_batch(-1); }).what(),
                "sampler: step -1; expected 0 or more");
 }
