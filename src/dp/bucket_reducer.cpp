@@ -43,12 +43,11 @@ struct Slot {
   bool ready = false;
 };
 
-// The number of a reducer among those alive over the same axes of a mesh, from 0: the same on all ranks that make
-// and destroy them in the same order.
+// The number of a reducer among those alive that would share a group, from 0: the same on all ranks that make and
+// destroy them in the same order.
 class Ordinal {
  public:
-  explicit Ordinal(const DeviceMesh& axes)
-      : key_(&axes.state(), {axes.root_axes().begin(), axes.root_axes().end()}) {
+  explicit Ordinal(const DeviceMesh& axes) : key_(key_of(axes)) {
     const std::lock_guard lock(mutex());
     std::set<int>& taken = all()[key_];
     while (taken.count(value_) != 0) ++value_;
@@ -65,7 +64,22 @@ class Ordinal {
   int value() const noexcept { return value_; }
 
  private:
-  using Key = std::pair<const MeshState*, std::vector<int>>;
+  // What has one group: the mesh and its axes of several ranks; or, of all ranks, the group that meshes were made
+  // of, whichever mesh. Nothing is sent, and neither goes away before the reducer.
+  using Key = std::pair<const void*, std::vector<int>>;
+  static Key key_of(const DeviceMesh& axes) {
+    const std::vector<int> ranks = axes.ranks();
+    const bool all_in_order = axes.size() == axes.root().size() && std::is_sorted(ranks.begin(), ranks.end());
+    try {
+      if (all_in_order) return {&axes.group(), {}};
+    } catch (const Error&) {  // a mesh of arithmetic alone
+    }
+    const MeshShape root = axes.root().shape();
+    Key key(&axes.state(), {});
+    for (const int a : axes.root_axes())
+      if (root.size(a) > 1) key.second.push_back(a);
+    return key;
+  }
   static std::mutex& mutex() {
     static std::mutex& lives = *new std::mutex;
     return lives;

@@ -198,6 +198,29 @@ TEST(BucketReducer, SeveralOverTheSameAxesMayBeReadyInDifferentOrders) {
   });
 }
 
+// An axis of one rank changes nothing, and all ranks of any mesh are the group that it was made of.
+TEST(BucketReducer, MeshesThatShareAGroupCount) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}, {"one", 1}}), another(rank.group(), {{"x", 2}});
+    BucketReducer a(mesh["dp"], {{"w", 100}}), b(mesh[{"dp", "one"}], {{"w", 100}}), c(another, {{"w", 100}});
+    for (int step = 0; step < 2; ++step) {
+      BucketReducer* order[] = {&a, &b, &c};
+      float value = 1;
+      for (BucketReducer* r : order) fill(r->slot(0), value *= 10);
+      if (step > 0 && rank.rank == 1) std::reverse(order, order + 3);
+      for (BucketReducer* r : order) r->ready(0);
+      for (BucketReducer* r : {&a, &b, &c}) r->finish();
+      expect_all(a.slot(0), 20);
+      expect_all(b.slot(0), 200);
+      expect_all(c.slot(0), 2000);
+    }
+  });
+  Context context;
+  const DeviceMesh alone = DeviceMesh::arithmetic(context, MeshShape{{"dp", 2}}, 0);
+  BucketReducer counts(alone, {{"w", 4}});  // sizes can be asked for
+  EXPECT_EQ(counts.bucket_bytes(), std::vector<std::int64_t>{64});
+}
+
 TEST(BucketReducer, OtherOptionsOnOneRankAreNamedAndLaterCallsTellOfIt) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}});
