@@ -106,7 +106,8 @@ struct BucketReducer::Impl {
     for (const BucketEntry& e : entries) {
       if (e.count < 0) bad(fmt::format("\"{}\" has count {}; expected 0 or more", e.name, e.count));
       if (!(e.op == ReduceOp::sum) && !(e.op == ReduceOp::avg))
-        bad(fmt::format("\"{}\" has op {}; expected sum or avg", e.name, name(e.op)));
+        bad(fmt::format("\"{}\" has op {}{}; expected sum or avg", e.name, name(e.op),
+                        e.op.scale == 1 ? "" : fmt::format(" with scale {}", e.op.scale)));
       if (!is_floating(e.dtype))
         bad(fmt::format("\"{}\" is {}; expected f64, f32, bf16 or f16", e.name, name(e.dtype)));
     }

@@ -156,6 +156,10 @@ TEST(BucketReducer, WrongArgumentsAreNamed) {
     EXPECT_EQ(text({{"w", -1}}), "bucket_reducer: \"w\" has count -1; expected 0 or more");
     EXPECT_EQ(text({{"w", 1, DType::f32, ReduceOp::max}}),
               "bucket_reducer: \"w\" has op max; expected sum or avg");
+    ReduceOp scaled = ReduceOp::sum;
+    scaled.scale = 2;
+    EXPECT_EQ(text({{"w", 1, DType::f32, scaled}}),
+              "bucket_reducer: \"w\" has op sum with scale 2; expected sum or avg");
     EXPECT_EQ(text({{"w", 1, DType::i32}}), "bucket_reducer: \"w\" is i32; expected f64, f32, bf16 or f16");
     EXPECT_EQ(text({}, {.bucket_bytes = 0}), "bucket_reducer: options.bucket_bytes is 0; expected 1 or more");
 

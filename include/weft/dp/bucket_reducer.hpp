@@ -48,15 +48,15 @@ struct BucketOptions {
 ///
 /// Gradients are reduced over all ranks of `axes`, a mesh of one or more axes. With one rank nothing moves.
 ///
-/// Several reducers over the same axes are independent: where one is alive already, the next one makes a group of
-/// its own. All ranks make and destroy them in the same order, and in the first step, in which ranks compare and
-/// make groups, also use them in the same order; later each rank may be ready() in an order of its own.
+/// Several reducers over the same axes are independent: where one is alive already, the next one makes a group
+/// of its own. All ranks make and destroy them, and call finish(), in the same order; also ready() in the first
+/// step, in which ranks compare and make groups. Later each rank may call ready() in an order of its own.
 class BucketReducer {
  public:
   /// No communication; the first finish(), or the first bucket that is ready, compares the entries of all
-  /// ranks, and the options: mismatch, on all of them, that names the first entry that differs. Throws bad_argument for a
-  /// count below 0, bucket_bytes below 1, a reduction other than sum and avg, a dtype that the group does
-  /// not reduce, or a bucket whose bytes do not fit 64 bits.
+  /// ranks, and the options: mismatch, on all of them, that names the first entry that differs. Throws
+  /// bad_argument for a count below 0, bucket_bytes below 1, a reduction other than sum and avg, a dtype that
+  /// the group does not reduce, or a bucket whose bytes do not fit 64 bits.
   BucketReducer(DeviceMesh axes, std::vector<BucketEntry> entries, const BucketOptions& options = {});
   /// A reduction still in flight is given up, and with it the group of the axes.
   ~BucketReducer();

@@ -35,11 +35,11 @@ struct SyncOptions {
 ///
 /// One collective for each reduction, dtype and set of axes that occur, through flat buffers in shared
 /// memory, a small all-gather that compares the lists, another of a hash of each replica, and a third for the
-/// verdict where some differ. The options are the same on all ranks: else mismatch. The same
-/// gradients in the same order on all ranks: else mismatch on all of them, naming the first gradient that
-/// differs in name, dtype or layout, before any changes. Throws layout for Partial(min) and Partial(max), and for a gradient without a layout on axes of
-/// several ranks; see check_gradients(). Afterwards all but the sharded are Replicate on the axes; `layout`
-/// says so.
+/// verdict where some differ. The same gradients in the same order, and the same options, on all ranks: else
+/// mismatch on all of them, naming the first gradient that differs in name, dtype or layout, before any
+/// changes. Throws layout for Partial(min) and Partial(max), for a gradient without a layout on axes of several
+/// ranks, and for one with a layout over another mesh; see check_gradients(). Afterwards all but the sharded
+/// are Replicate on the axes; `layout` says so.
 void sync_replicated_gradients(std::span<Gradient> gradients, const DeviceMesh& axes,
                                const SyncOptions& options = {});
 
