@@ -28,8 +28,10 @@ Failure decode_failure(const std::string& text) {
   std::size_t n = 0;
   Failure why;
   head >> code >> op >> why.call >> n;
-  why.code = static_cast<ErrorCode>(code);
-  why.op = static_cast<Op>(op);
+  // Other builds, or another's hand in the store, may have values that this one has not.
+  why.code = code >= 0 && code <= static_cast<int>(ErrorCode::system) ? static_cast<ErrorCode>(code)
+                                                                      : ErrorCode::system;
+  why.op = op >= 0 && op < kOpCount ? static_cast<Op>(op) : Op::none;
   for (int r = 0; why.ranks.size() < n && head >> r;) why.ranks.push_back(r);
   if (end < text.size()) why.text = text.substr(end + 1);
   return why;

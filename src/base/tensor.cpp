@@ -11,6 +11,10 @@ namespace {
 
 // Bytes of a tensor of that shape; refuses negative extents and sizes beyond 2^63.
 std::size_t checked_bytes(const Shape& shape, DType dtype) {
+  if (static_cast<int>(dtype) >= kDTypeCount)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("tensor: dtype is {}; expected 0 ({}) to {} ({})", static_cast<int>(dtype),
+                            name(DType{}), kDTypeCount - 1, name(static_cast<DType>(kDTypeCount - 1))));
   std::int64_t bytes = size_bytes(dtype);
   bool empty = false, overflow = false;
   for (int i = 0; i < shape.rank(); ++i) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <numeric>
 #include <vector>
@@ -27,6 +28,14 @@ bool apart(const std::byte* a, std::int64_t a_bytes, const std::byte* b, std::in
   return a >= b + b_bytes || b >= a + a_bytes;
 }
 
+// Not 0 where `value` is none of the enum's, which has `count`. Without a branch of its own, so that the fast
+// path can add it to another condition.
+template <class Enum>
+constexpr unsigned outside(Enum value, unsigned count) noexcept {
+  const unsigned room = std::bit_ceil(count);
+  return (static_cast<unsigned>(value) + (room - count)) / room;
+}
+
 struct Checker {
   const Call& call;
   const Traits& traits;
@@ -40,12 +49,25 @@ struct Checker {
     throw Error(Failure{.code = code,
                         .text = fmt::format("{}: {} [group \"{}\", rank {}]", name(call.op),
                                             fmt::format(text, std::forward<Args>(args)...), group, rank),
-                        .op = call.op,
+                        .op = outside(call.op, kOpCount) ? Op::none : call.op,
                         .ranks = {}});
+  }
+
+  // Casts and memory that is no call may give any number.
+  template <class Enum>
+  void known(Enum value, int count, const char* what, const char* of = "") const {
+    if (static_cast<int>(value) < count) return;
+    const auto last = static_cast<Enum>(count - 1);
+    wrong(ErrorCode::bad_argument, "{}{} is {}; expected 0 ({}) to {} ({})", what, of,
+          static_cast<int>(value), name(Enum{}), count - 1, name(last));
   }
 
   template <class Byte>
   void buffer(const BasicBuffer<Byte>& b, const char* which) const {
+    known(b.dtype, kDTypeCount, "dtype of ", which);
+    if (b.device.kind != DeviceKind::cpu && b.device.kind != DeviceKind::cuda)
+      wrong(ErrorCode::bad_argument, "{} is on a device of kind {}; expected 0 (cpu) or 1 (cuda)", which,
+            static_cast<int>(b.device.kind));
     if ((b.device.kind != DeviceKind::cpu) != traits.device)
       wrong(ErrorCode::unsupported, "{} is on {}; backend {} moves {} memory", which, to_string(b.device),
             traits.name, traits.device ? "cuda" : "cpu");
@@ -105,6 +127,10 @@ struct Checker {
 
   void reduction(DType dtype) const {
     const ReduceOp& op = call.options.op;
+    known(op.kind, kReduceKindCount, "kind of op");
+    if (call.options.order != Order::native && call.options.order != Order::canonical)
+      wrong(ErrorCode::bad_argument, "order is {}; expected 0 (native) or 1 (canonical)",
+            static_cast<int>(call.options.order));
     if (op.kind == ReduceOp::Kind::user && (op.user == nullptr || !op.user->combine))
       wrong(ErrorCode::bad_argument, "op is user, but its function is empty");
     if (!can_reduce(dtype, op.kind))
@@ -225,12 +251,14 @@ void Checker::counts(OpRow r) const {
   }
 }
 
-// Memory of the host, of so few elements that their bytes, times the ranks of any group, fit 64 bits. A
+// Memory of the host, of a known dtype and of so few elements that their bytes, times the ranks of any group, fit 64 bits. A
 // buffer with a fault has a negative count.
 template <class Byte>
 bool plain(const BasicBuffer<Byte>& b) noexcept {
   constexpr std::int64_t kMost = std::int64_t{1} << 48;
-  return static_cast<std::uint64_t>(b.count) <= kMost && b.device.kind == DeviceKind::cpu &&
+  static_assert(static_cast<int>(DeviceKind::cpu) == 0);
+  return static_cast<std::uint64_t>(b.count) <= kMost &&
+         (static_cast<unsigned>(b.device.kind) | outside(b.dtype, kDTypeCount)) == 0 &&
          (b.data != nullptr || b.count == 0);
 }
 
@@ -238,11 +266,11 @@ bool plain(const BasicBuffer<Byte>& b) noexcept {
 // equal blocks, a dtype and a reduction that the transport has itself. False does not mean that the call is
 // wrong, only that the checks below must look.
 bool plainly_right(const Call& call, const Traits& traits, int rank, int size, Operands& have) noexcept {
-  const OpRow r = row(call.op);
-  if (traits.device || !traits.has(call.op) || call.options.deadline < Duration::zero() ||
-      (call.in_blocks.counts.size() | call.in_blocks.offsets.size() | call.out_blocks.counts.size() |
-       call.out_blocks.offsets.size()) != 0)
+  if ((call.in_blocks.counts.size() | call.in_blocks.offsets.size() | call.out_blocks.counts.size() |
+       call.out_blocks.offsets.size() | outside(call.op, kOpCount)) != 0 ||
+      traits.device || !traits.has(call.op) || call.options.deadline < Duration::zero())
     return false;
+  const OpRow r = row(call.op);
   if (r.counts == Counts::none) return true;
   const auto a_rank = [&](int value) { return static_cast<unsigned>(value) < static_cast<unsigned>(size); };
   if (r.rooted != Rooted::no && !a_rank(call.root)) return false;
@@ -263,9 +291,11 @@ bool plainly_right(const Call& call, const Traits& traits, int rank, int size, O
   if (!traits.moves(have.dtype)) return false;
   if (r.reduces) {
     const ReduceOp::Kind kind = call.options.op.kind;
-    if (kind == ReduceOp::Kind::user || kind == ReduceOp::Kind::premul_sum ||
+    static_assert(static_cast<int>(ReduceOp::Kind::user) == kReduceKindCount - 1);
+    if (kind >= ReduceOp::Kind::user || kind == ReduceOp::Kind::premul_sum ||
         !traits.reduces_itself(kind, have.dtype) ||
-        (call.options.order != Order::native && !traits.native_is_canonical) ||
+        (call.options.order != Order::native &&
+         (call.options.order != Order::canonical || !traits.native_is_canonical)) ||
         !aligned(have.in, have.dtype) || !aligned(have.out, have.dtype))
       return false;
   }
@@ -302,6 +332,7 @@ bool plainly_right(const Call& call, const Traits& traits, int rank, int size, O
   Checker c{call, traits, rank, size, group};
   if (call.options.deadline < Duration::zero())
     c.wrong(ErrorCode::bad_argument, "deadline is {} ns; expected 0 or more", call.options.deadline.count());
+  c.known(call.op, kOpCount, "op");
   if (call.op == Op::none)
     c.wrong(ErrorCode::bad_argument, "the call is empty; make it with a function of namespace call");
   const OpRow r = row(call.op);

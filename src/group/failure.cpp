@@ -9,10 +9,13 @@
 namespace weft {
 namespace {
 
-// A plug-in's failure() may throw, though it should not; the group has failed nevertheless.
+// A plug-in's failure() may throw, though it should not; the group has failed nevertheless. Nor need it be an
+// op that weft knows.
 Failure failure_of(const Backend& backend) {
   try {
-    return backend.failure();
+    Failure why = backend.failure();
+    if (static_cast<int>(why.op) >= kOpCount) why.op = Op::none;
+    return why;
   } catch (...) {
     return {.code = ErrorCode::system,
             .text = fmt::format("backend {} cannot say why: failure() threw: {}", backend.traits().name,

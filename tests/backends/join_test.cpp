@@ -15,6 +15,7 @@
 #include "backends/build.hpp"
 #include "store/forwarding_store.hpp"
 #include "support/errors.hpp"
+#include "weft/backends/first_cause.hpp"
 #include "weft/host/context.hpp"
 
 namespace weft::test {
@@ -191,6 +192,17 @@ TEST_F(Join, WhoOnlyGaveUpIsNotBlamed) {
   // A reason of its own is told, whatever came first.
   const Error own(ErrorCode::bad_argument, "WEFT_SINGLE_COPY is \"x\"");
   EXPECT_STREQ(give_up(at(1), own).what(), own.what());
+}
+
+// Whoever wrote it: no code and no op that this build does not have.
+TEST_F(Join, AFirstCauseOfUnknownNumbersIsRead) {
+  for (const char* head : {"99 200 5 1 2", "-1 -1 5 1 2"}) {
+    const Failure why = decode_failure(std::string(head) + "\nwords");
+    EXPECT_EQ(why.code, ErrorCode::system);
+    EXPECT_EQ(why.op, Op::none);
+    EXPECT_EQ(why.text, "words");
+    EXPECT_THAT(why.ranks, ElementsAre(2));
+  }
 }
 
 TEST_F(Join, NamesAllThatAreAbsent) {

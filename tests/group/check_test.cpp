@@ -248,6 +248,49 @@ TEST_F(Check, DeadlinesAreNotNegative) {
               "bad_argument: " + std::string(name(op)) + ": deadline is -1 ns; expected 0 or more");
 }
 
+// Numbers that the enums do not have: some that a shift would take for others (33 for 1), some just beyond.
+TEST_F(Check, ValuesOutsideTheEnumsAreRefused) {
+  traits.dtypes = ~0u;  // a plug-in may say that of itself
+  traits.ops = ~0u;
+  traits.reduces.fill(~0u);
+  for (const int number : {15, 16, 33, 77, 255}) {
+    Call call = call::all_reduce(f(0, 2), view(other, 2));
+    call.op = static_cast<Op>(number);
+    EXPECT_EQ(said(call),
+              "bad_argument: ?: op is " + std::to_string(number) + "; expected 0 (none) to 14 (recv)");
+    try {
+      check(call, traits, kRank, kSize, "tp");
+    } catch (const Error& e) {
+      EXPECT_EQ(e.op(), Op::none);
+    }
+  }
+  for (const int number : {17, 31, 33, 40, 255}) {
+    const auto dtype = static_cast<DType>(number);
+    const ConstBuffer in(floats, 2, dtype);
+    const Buffer out(other, 2, dtype);
+    const std::string text = " is " + std::to_string(number) + "; expected 0 (f64) to 16 (c128)";
+    EXPECT_EQ(said(call::all_reduce(in, out)), "bad_argument: all_reduce: dtype of in" + text);
+    EXPECT_EQ(said(call::broadcast(in, out, 0)), "bad_argument: broadcast: dtype of out" + text);
+    EXPECT_EQ(said(call::send(in, 0)), "bad_argument: send: dtype of in" + text);
+  }
+  for (const int number : {13, 32, 77, 255})
+    EXPECT_EQ(said(call::all_reduce(f(0, 2), view(other, 2),
+                                    {.op = {.kind = static_cast<ReduceOp::Kind>(number)}})),
+              "bad_argument: all_reduce: kind of op is " + std::to_string(number) +
+                  "; expected 0 (sum) to 12 (user)");
+  for (const int number : {2, 9, 255})
+    EXPECT_EQ(said(call::all_reduce(f(0, 2), view(other, 2), {.order = static_cast<Order>(number)})),
+              "bad_argument: all_reduce: order is " + std::to_string(number) +
+                  "; expected 0 (native) or 1 (canonical)");
+  Buffer out(other, 2, DType::f32);
+  out.device.kind = static_cast<DeviceKind>(9);
+  for (const bool device : {false, true}) {
+    traits.device = device;
+    EXPECT_EQ(said(call::recv(out, 0)),
+              "bad_argument: recv: out is on a device of kind 9; expected 0 (cpu) or 1 (cuda)");
+  }
+}
+
 // Blocks ---------------------------------------------------------------------------------------------------
 
 using Counts64 = std::vector<std::int64_t>;

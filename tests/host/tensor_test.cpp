@@ -84,6 +84,8 @@ TEST_F(TensorTest, RefusesWhatCannotBe) {
               Tensor(context, {std::int64_t{1} << 40, std::int64_t{1} << 40});
             }),
             "bad_argument: tensor: shape (1099511627776, 1099511627776) of f32 has more than 2^63 bytes");
+  EXPECT_EQ(error_text([&] { Tensor(context, {4}, static_cast<DType>(40)); }),
+            "bad_argument: tensor: dtype is 40; expected 0 (f64) to 16 (c128)");
   const Tensor t(context, {4}, DType::i32);
   EXPECT_EQ(error_text([&] { t.f32(); }), "bad_argument: tensor: read as f32; expected i32, its dtype");
   EXPECT_EQ(error_text([&] { Tensor(t.storage(), 8, {3}, DType::f32); }),

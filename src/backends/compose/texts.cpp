@@ -75,7 +75,7 @@ void Composer::fail(const Failure& why) noexcept {
 
 Failure Composer::failure() const {
   Failure f = inner_->failure();
-  if (f.call == kNoCall) return f;
+  if (f.call == kNoCall || static_cast<int>(f.op) >= kOpCount) return f;
   const bool collective = row(f.op).collective;
   if (f.call & kUsersCall) {
     f.call &= ~kUsersCall;
