@@ -145,6 +145,12 @@ struct Checker {
             call.options.order == Order::canonical ? " in canonical order" : "");
   }
 
+  // Of an operation that does not reduce. (A barrier has no dtype: any.)
+  void can_do(DType dtype) const {
+    if (op_support(traits, call.op, dtype, ReduceOp::Kind::sum, Order::native) == OpSupport::unsupported)
+      wrong(ErrorCode::unsupported, "backend {} cannot do it", traits.name);
+  }
+
   // The blocks of a buffer: one for each rank, within the buffer, and apart from one another where they are
   // written.
   void blocks(const Blocks& b, const char* which, std::int64_t count, bool written) const {
@@ -338,7 +344,10 @@ bool plainly_right(const Call& call, const Traits& traits, int rank, int size, O
   const OpRow r = row(call.op);
   if (r.counts != Counts::in_blocks && r.counts != Counts::both_blocks) c.no_blocks(call.in_blocks, "in");
   if (r.counts != Counts::out_blocks && r.counts != Counts::both_blocks) c.no_blocks(call.out_blocks, "out");
-  if (r.counts == Counts::none) return {};
+  if (r.counts == Counts::none) {
+    c.can_do(DType::u8);
+    return {};
+  }
   if (r.rooted != Rooted::no) c.peer(call.root, "root");
   if (!r.collective) {
     c.peer(call.peer, call.op == Op::send ? "dst" : "src");
@@ -360,9 +369,8 @@ bool plainly_right(const Call& call, const Traits& traits, int rank, int size, O
     c.reduction(call.in.dtype);
     c.aligned(call.in, "in");
     if (out) c.aligned(call.out, "out");
-  } else if (op_support(traits, call.op, in ? call.in.dtype : call.out.dtype, ReduceOp::Kind::sum,
-                        Order::native) == OpSupport::unsupported) {
-    c.wrong(ErrorCode::unsupported, "backend {} cannot do it", traits.name);
+  } else {
+    c.can_do(in ? call.in.dtype : call.out.dtype);
   }
   if (in && out) c.counts(r);
   return c.have;

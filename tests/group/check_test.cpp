@@ -242,6 +242,19 @@ TEST_F(Check, WhatABackendCannotDo) {
   EXPECT_EQ(said(Op::all_gather, f(0, 1), view(other, 3), 0, {.order = Order::canonical}), "no error");
 }
 
+// A barrier, too, has to be there, or be composed.
+TEST_F(Check, ABarrierIsRefusedWhereThereIsNone) {
+  for (const OpSet ops : {OpSet{0}, op_bit(Op::send), op_bit(Op::all_reduce)}) {
+    traits.ops = ops;
+    EXPECT_EQ(said(call::barrier()), "unsupported: barrier: backend shm cannot do it");
+  }
+  for (const OpSet ops :
+       {op_bit(Op::barrier), op_bit(Op::send) | op_bit(Op::recv), op_bit(Op::all_to_all_v)}) {
+    traits.ops = ops;
+    EXPECT_EQ(said(call::barrier()), "no error");
+  }
+}
+
 TEST_F(Check, DeadlinesAreNotNegative) {
   for (const Op op : {Op::all_reduce, Op::barrier, Op::send})
     EXPECT_EQ(said(op, f(0, 1), f(0, 1), 0, {.deadline = Duration(-1)}),
