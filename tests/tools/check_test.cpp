@@ -99,6 +99,17 @@ TEST(Check, SumsUpAsJson) {
   EXPECT_TRUE(j.at("failures").empty());
 }
 
+// Before the programs run; where it is full, after.
+TEST(Check, ASummaryThatCannotBeWrittenIsAnError) {
+  const Outcome nowhere = check("--programs 2 --json /nowhere/summary.json");
+  EXPECT_EQ(nowhere.status, 1) << nowhere.text;
+  EXPECT_THAT(nowhere.text,
+              HasSubstr("check: --json: cannot write /nowhere/summary.json: No such file or directory"));
+  const Outcome full = check("--programs 1 --json /dev/full");
+  EXPECT_EQ(full.status, 1) << full.text;
+  EXPECT_THAT(full.text, HasSubstr("check: --json: cannot write /dev/full: No space left on device"));
+}
+
 // What fails is told, made smaller, and can be run again, both ways.
 TEST(Check, AFailureIsMadeSmall) {
   const TemporaryFolder folder;

@@ -212,8 +212,14 @@ void tell_shrunk(const Options& o, const Program& p) {
   }
   const Program small = shrink(p, fails, kShrinkRuns);
   const std::string file = fmt::format("weft-check-{}-{}.json", p.seed, p.index);
-  std::ofstream(file) << encode(small) << "\n";
-  fmt::print("\nmade smaller: {}\n{}replay: {} --program {}\n", last, describe(small), o.command, file);
+  std::ofstream out(file);
+  const bool written = static_cast<bool>(out << encode(small) << "\n" << std::flush);
+  const int error_number = errno;
+  fmt::print("\nmade smaller: {}\n{}", last, describe(small));
+  if (written)
+    fmt::print("replay: {} --program {}\n", o.command, file);
+  else
+    fmt::print("no replay: cannot write {}: {}\n", file, system_words(error_number));
 }
 
 std::vector<std::vector<Program>> arrange(const Options& o) {
@@ -326,19 +332,38 @@ class Session {
   bool alone_ = false;
 };
 
-void write_json(const Options& o, const Summary& summary, double took) {
-  nlohmann::json j = summary.json();
-  j["backend"] = o.settings.backend;
-  j["seed"] = o.seed;
-  j["faults"] = o.range.faults;
-  j["seconds"] = took;
-  std::ofstream(o.json) << j.dump(1) << "\n";
-}
+// The file of --json, if there is to be one. Opened before the programs run: nobody waits for them first.
+class SummaryFile {
+ public:
+  explicit SummaryFile(const Options& o) : o_(o) {
+    if (o.json.empty()) return;
+    file_.open(o.json);
+    expect_well();
+  }
+  void write(const Summary& summary, double took) {
+    if (o_.json.empty()) return;
+    nlohmann::json j = summary.json();
+    j["backend"] = o_.settings.backend;
+    j["seed"] = o_.seed;
+    j["faults"] = o_.range.faults;
+    j["seconds"] = took;
+    file_ << j.dump(1) << "\n" << std::flush;
+    expect_well();
+  }
+
+ private:
+  void expect_well() const {
+    if (!file_) throw_errno(fmt::format("check: --json: cannot write {}", o_.json), errno);
+  }
+  const Options& o_;
+  std::ofstream file_;
+};
 
 }  // namespace
 
 int run_check(const Options& o) {
   const auto began = Clock::now();
+  SummaryFile file(o);
   std::vector<std::vector<Program>> jobs = arrange(o);
   if (o.show)
     for (const auto& job : jobs)
@@ -351,7 +376,7 @@ int run_check(const Options& o) {
   }
   const double took = std::chrono::duration<double>(Clock::now() - began).count();
   session.summary().print(took);
-  if (!o.json.empty()) write_json(o, session.summary(), took);
+  file.write(session.summary(), took);
   return session.summary().failures() == 0 ? 0 : 1;
 }
 
