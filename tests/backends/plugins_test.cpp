@@ -2,7 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+
+#include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 
 #include "support/errors.hpp"
@@ -121,6 +125,43 @@ TEST_F(Plugins, AFileThatIsNoLibraryIsRefused) {
   std::filesystem::remove(garbage);
   std::filesystem::copy_file(file("sound"), garbage);
   EXPECT_TRUE(load_backend(context, "sound"));
+}
+
+// dlopen() would map it, and the process end with SIGBUS at the first page that is not there.
+TEST_F(Plugins, AFileThatIsCutShortIsRefused) {
+  const TemporaryFolder folder;
+  ::setenv("WEFT_BACKEND_PATH", folder.path().c_str(), 1);
+  const std::string cut = folder / "libweft_backend_sound.so";
+  for (const int bytes : {1500, 100}) {  // of the latter, the headers of the segments are not there
+    std::filesystem::copy_file(file("sound"), cut, std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::resize_file(cut, static_cast<std::uintmax_t>(bytes));
+    expect_error(ErrorCode::unsupported,
+                 cut + ": cannot be loaded: it is cut short: it has " + std::to_string(bytes) +
+                     " bytes; its segments need more",
+                 [&] { load_backend(context, "sound"); });
+  }
+}
+
+// A FIFO is not waited for. Found by doctor, too.
+TEST_F(Plugins, WhatIsNoRegularFileIsRefused) {
+  const TemporaryFolder folder;
+  ::setenv("WEFT_BACKEND_PATH", folder.path().c_str(), 1);
+  ASSERT_EQ(::mkfifo((folder / "libweft_backend_fifo.so").c_str(), 0600), 0);
+  std::filesystem::create_directory(folder / "libweft_backend_folder.so");
+  std::filesystem::create_symlink("/nowhere", folder / "libweft_backend_link.so");
+  const std::pair<std::string, std::string> expected[] = {
+      {"fifo", "is not a regular file (it is a FIFO)"},
+      {"folder", "is not a regular file (it is a folder)"},
+      {"link", "cannot open it: No such file or directory"}};
+  const std::vector<FoundBackend> found = find_backends(context);
+  for (const auto& [name, why] : expected) {
+    const std::string text =
+        (folder / ("libweft_backend_" + name + ".so")).string() + ": cannot be loaded: " + why;
+    expect_error(ErrorCode::unsupported, text, [&] { load_backend(context, name); });
+    EXPECT_TRUE(std::any_of(found.begin(), found.end(), [&](const FoundBackend& b) {
+      return b.name == name && b.problem == text;
+    })) << name;
+  }
 }
 
 TEST_F(Plugins, WhatIsNotThereIsSaidWithTheFolders) {

@@ -3,12 +3,16 @@
 #include "weft/backends/plugin.hpp"
 
 #include <dlfcn.h>
+#include <elf.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <link.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <iterator>
@@ -20,6 +24,7 @@
 #include "backends/caught.hpp"
 #include "backends/plugins/older_backend.hpp"
 #include "backends/shm/shm_backend.hpp"
+#include "base/regular_file.hpp"
 #include "weft/base/env.hpp"
 
 namespace weft {
@@ -54,9 +59,10 @@ std::string own_folder() {
   return ignored ? std::string() : file.parent_path().string();
 }
 
+// A link counts even where its target is not there: then that is said.
 bool exists(const std::string& file) {
   std::error_code ignored;
-  return fs::exists(file, ignored);
+  return fs::exists(fs::symlink_status(file, ignored));
 }
 
 std::string file_of(const std::string& folder, std::string_view name) {
@@ -91,8 +97,34 @@ BackendPlugin compatible(const std::string& file, const BackendPlugin& plugin) {
   return copy;
 }
 
+// Why the file is no whole shared object; empty: dlopen() may look at it. dlopen() waits for the writer of a
+// FIFO, and maps a file that is cut short, so that the process ends with SIGBUS at the first page that is not
+// there.
+std::string why_not_whole(const std::string& path) {
+  const RegularFile file = open_regular_file(path);
+  if (!file.fd) return file.why;
+  const auto read_at = [&](auto& to, std::uint64_t at) {
+    return ::pread(file.fd.get(), &to, sizeof to, static_cast<off_t>(at)) == static_cast<ssize_t>(sizeof to);
+  };
+  ElfW(Ehdr) head;
+  if (!read_at(head, 0) || std::memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 ||
+      head.e_phentsize != sizeof(ElfW(Phdr)))
+    return {};  // of another machine, or no library at all: dlopen() says so
+  const auto bytes = static_cast<std::uint64_t>(file.bytes);
+  for (unsigned i = 0; i < head.e_phnum; ++i) {
+    ElfW(Phdr) part;
+    const bool there = read_at(part, head.e_phoff + i * sizeof part);
+    if (there &&
+        (part.p_type != PT_LOAD || (part.p_offset <= bytes && part.p_filesz <= bytes - part.p_offset)))
+      continue;
+    return fmt::format("it is cut short: it has {} bytes; its segments need more", bytes);
+  }
+  return {};
+}
+
 // The plug-in in that file. Throws unsupported.
 BackendPlugin load(const std::string& file, std::string_view name) {
+  if (const std::string why = why_not_whole(file); !why.empty()) refuse(file, "cannot be loaded: " + why);
   void* const object = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (object == nullptr) {
     std::string why = ::dlerror();
