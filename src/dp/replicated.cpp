@@ -41,15 +41,15 @@ struct Flat {
 };
 
 Action action_for(const Gradient& g, const DeviceMesh& axis, const char* what) {
-  if (axis.size() == 1) return Action::leave;
   const auto wrong = [&](const std::string& text) {
     throw Error(ErrorCode::layout, fmt::format("{}: the gradient of \"{}\" {}", what, g.name, text));
   };
-  if (g.layout == nullptr)
-    wrong(fmt::format("is a plain tensor; on {}={} it needs a layout", axis.name(), axis.size()));
-  if (!(g.layout->mesh() == axis.root()))
+  if (g.layout != nullptr && !(g.layout->mesh() == axis.root()))
     wrong(fmt::format("is laid out over {}, another mesh than that of {}", to_string(g.layout->mesh_shape()),
                       axis.name()));
+  if (axis.size() == 1) return Action::leave;
+  if (g.layout == nullptr)
+    wrong(fmt::format("is a plain tensor; on {}={} it needs a layout", axis.name(), axis.size()));
   const Placement& placement = g.layout->on(axis);
   if (is_shard(placement)) return Action::leave;
   if (is_replicate(placement)) return Action::average_replicas;

@@ -377,6 +377,11 @@ TEST(ReplicatedViews, ALayoutOverAnotherMeshIsNamed) {
     EXPECT_STREQ(
         e.what(),
         "average_gradients: the gradient of \"w\" is laid out over x=2, another mesh than that of dp");
+    DeviceMesh one(rank.group(), {{"dp", 2}, {"one", 1}});
+    EXPECT_STREQ(
+        error_of([&] { sync_replicated_gradients(g.all(), one["one"]); }).what(),
+        "sync_replicated_gradients: the gradient of \"w\" is laid out over x=2, another mesh than that of "
+        "one");
   });
 }
 
