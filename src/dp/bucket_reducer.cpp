@@ -217,13 +217,24 @@ struct BucketReducer::Impl {
   // Calls of several reducers over the same axes may come in another order on each rank: each has a group.
   ProcessGroup& group() const { return own_group ? own_group : axes.group(); }
 
-  // What communicates. After a failure nothing can be reduced any more, and every later call tells of it.
+  void start_step() {
+    posted = done = 0;
+    for (Bucket& b : buckets) b.pending = b.members.size();
+    for (Slot& slot : slots) slot.ready = false;
+  }
+
+  // What communicates. After a failed reduction nothing can be reduced any more, and every later call tells of it.
+  // After a failed comparison the step begins anew: it may be another reducer that failed on another rank, so that
+  // both compare again.
   template <class Step>
   void communicate(const Step& step) {
     try {
       step();
     } catch (const Error& e) {
-      failure = e;
+      if (compared)
+        failure = e;
+      else
+        start_step();
       throw;
     }
   }
@@ -358,12 +369,9 @@ void BucketReducer::finish() {
     for (Bucket& b : impl_->buckets)
       if (b.work.valid()) b.work.wait();
   });
-  impl_->posted = impl_->done = 0;
-  for (Bucket& b : impl_->buckets) b.pending = b.members.size();
-  for (std::size_t i = 0; i < size(); ++i) {
+  for (std::size_t i = 0; i < size(); ++i)
     if (impl_->is_copied(i)) std::memcpy(impl_->slots[i].bound, impl_->place(i), impl_->bytes_of(i));
-    impl_->slots[i].ready = false;
-  }
+  impl_->start_step();
   if (impl_->options.unused == Unused::error) impl_->expect_all_ready(missing);
 }
 

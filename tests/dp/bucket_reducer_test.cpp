@@ -225,30 +225,67 @@ TEST(BucketReducer, MeshesThatShareAGroupCount) {
   EXPECT_EQ(counts.bucket_bytes(), std::vector<std::int64_t>{64});
 }
 
-TEST(BucketReducer, OtherOptionsOnOneRankAreNamedAndLaterCallsTellOfIt) {
+TEST(BucketReducer, OtherOptionsOnOneRankAreNamed) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}});
     BucketReducer first(mesh, {{"w", 2}});
     const BucketOptions mine{.bucket_bytes = rank.rank == 0 ? 1 : 64,
                              .unused = rank.rank == 0 ? Unused::error : Unused::zeros};
     BucketReducer reducer(mesh, {{"w", 2}, {"v", 2}}, mine);
-    const Error e = error_of([&] {
+    for (int i = 0; i < 2; ++i) {
+      const Error e = error_of([&] { reducer.ready(0); });
+      EXPECT_EQ(e.code(), ErrorCode::mismatch);
+      EXPECT_STREQ(
+          e.what(),
+          "bucket_reducer: the reducer is number 1 with bucket_bytes 1 and unused error on dp rank 0, but "
+          "number 1 with bucket_bytes 64 and unused zeros on dp rank 1");
+      EXPECT_EQ(e.ranks().size(), 2u);
+    }
+  });
+}
+
+// Each rank begins with another one. Both can be used when the ranks agree.
+TEST(BucketReducer, AfterAMismatchTheStepBeginsAnew) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    BucketReducer a(mesh, {{"a", 2}}), b(mesh, {{"b", 2}});
+    for (const bool at_once : {true, false}) {
+      const Error e = error_of([&] {
+        if (at_once) (rank.rank == 0 ? a : b).ready(0);
+        (rank.rank == 0 ? a : b).finish();
+      });
+      EXPECT_STREQ(
+          e.what(),
+          "bucket_reducer: gradient 0 is \"a\" (f32 x2 sum) on dp rank 0, but \"b\" (f32 x2 sum) on dp "
+          "rank 1");
+    }
+    for (BucketReducer* r : {&a, &b}) {
+      fill(r->slot(0), 1);
+      r->ready(0);
+      r->finish();
+      expect_all(r->slot(0), 2);
+    }
+  });
+}
+
+TEST(BucketReducer, LaterCallsTellOfAReductionThatFailed) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    BucketReducer reducer(mesh, {{"w", 2}});
+    reducer.ready(0);
+    reducer.finish();
+    rank.meet("before the abort");
+    if (rank.rank == 0) rank.group().abort("enough");
+    const Error first = error_of([&] {
       reducer.ready(0);
       reducer.finish();
     });
-    EXPECT_EQ(e.code(), ErrorCode::mismatch);
-    const std::string text =
-        "bucket_reducer: the reducer is number 1 with bucket_bytes 1 and unused error on dp rank 0, but "
-        "number 1 "
-        "with bucket_bytes 64 and unused zeros on dp rank 1";
-    EXPECT_EQ(e.what(), text);
+    EXPECT_EQ(first.code(), ErrorCode::aborted);
     for (int i = 0; i < 2; ++i) {
-      EXPECT_EQ(error_of([&] { reducer.ready(0); }).what(),
-                "bucket_reducer: an earlier reduction failed: " + text);
-      const Error again = error_of([&] { reducer.finish(); });
-      EXPECT_EQ(again.what(), "bucket_reducer: an earlier reduction failed: " + text);
-      EXPECT_EQ(again.code(), ErrorCode::mismatch);
-      EXPECT_EQ(again.ranks().size(), 2u);
+      const Error ready = error_of([&] { reducer.ready(0); }), finish = error_of([&] { reducer.finish(); });
+      EXPECT_EQ(ready.code(), ErrorCode::aborted);
+      EXPECT_EQ(ready.what(), std::string("bucket_reducer: an earlier reduction failed: ") + first.what());
+      EXPECT_STREQ(finish.what(), ready.what());
     }
   });
 }

@@ -80,8 +80,9 @@ class BucketReducer {
   /// flight. Throws bad_argument where i is out of range, or ready already: `bucket_reducer: "w" is ready
   /// twice`.
   ///
-  /// After a failure of ready() or finish() that came from communication the reducer is of no more use: both throw
-  /// `bucket_reducer: an earlier reduction failed: …`, with the code and the ranks of the first failure.
+  /// After a mismatch of the ranks' reducers the step begins anew. After a failed reduction this reducer is of no
+  /// more use: ready() and finish() throw `bucket_reducer: an earlier reduction failed: …`, with the code and the
+  /// ranks of that failure.
   void ready(std::size_t i);
   bool is_ready(std::size_t i) const;
 
