@@ -28,8 +28,6 @@ using namespace std::chrono_literals;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-std::vector<int> ranks_of(const Error& e) { return {e.ranks().begin(), e.ranks().end()}; }
-
 constexpr auto kSoon = 300ms;  // the deadline of a rank that is far from who holds it up
 constexpr auto kLater = 10s;   // of the others
 

@@ -28,8 +28,6 @@ using namespace std::chrono_literals;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-std::vector<int> ranks_of(const Error& e) { return {e.ranks().begin(), e.ranks().end()}; }
-
 #define SKIP_WITHOUT_GLOO() \
   if (!WEFT_HAVE_GLOO) GTEST_SKIP() << "libgloo-dev is not installed"
 

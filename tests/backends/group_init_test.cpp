@@ -19,8 +19,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-std::vector<int> ranks_of(const Error& e) { return {e.ranks().begin(), e.ranks().end()}; }
-
 struct Kind {
   std::string backend;
   Ranks ranks;

@@ -42,13 +42,6 @@ std::vector<std::string> names_in(const std::filesystem::path& folder) {
   return names;
 }
 
-std::string text_of(const std::filesystem::path& path) {
-  std::ifstream file(path);
-  std::stringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
 // A run in a process of its own or in the test's.
 struct LocalRun : TinyRun {
   explicit LocalRun(Context& context, int width = 3) : TinyRun(context, kOneRank, width) {}
@@ -261,7 +254,7 @@ TEST(Checkpoint, RefusesWhatIsNoCheckpoint) {
 
   run.save(folder.path(), 1);
   const auto index_path = folder / "step-00000001" / "index.json";
-  const auto sound = nlohmann::json::parse(text_of(index_path));
+  const auto sound = nlohmann::json::parse(test::contents(index_path));
   const auto with = [&](const std::function<void(nlohmann::json&)>& change) {
     nlohmann::json index = sound;
     change(index);
@@ -301,7 +294,7 @@ class ChangedIndex : public ::testing::Test {
  protected:
   void SetUp() override {
     run_.save(folder_.path(), 1);
-    sound_ = text_of(path_);
+    sound_ = test::contents(path_);
   }
   std::string refusal_of(const std::string& text) {
     std::ofstream(path_) << text;

@@ -20,8 +20,6 @@ using namespace std::chrono_literals;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-std::vector<int> ranks_of(const Error& e) { return {e.ranks().begin(), e.ranks().end()}; }
-
 Tensor filled(Rank& r, std::int64_t count, Memory memory) {
   Tensor t(r.context, Shape{count}, DType::f32, memory);
   for (std::int64_t i = 0; i < count; ++i) store(t, i, value(r.rank, i));

@@ -19,7 +19,6 @@ using namespace std::chrono_literals;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-std::vector<int> ranks_of(const Error& e) { return {e.ranks().begin(), e.ranks().end()}; }
 std::vector<int> parents_of(const ProcessGroup& g) {
   return {g.parent_ranks().begin(), g.parent_ranks().end()};
 }

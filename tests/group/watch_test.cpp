@@ -20,8 +20,6 @@ using namespace std::chrono_literals;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-std::vector<int> ranks_of(const Error& e) { return {e.ranks().begin(), e.ranks().end()}; }
-
 double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
 struct Over {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "weft/base/error.hpp"
 
@@ -50,5 +51,8 @@ template <class F>
 void expect_error(ErrorCode code, const std::string& text, const F& f) {
   EXPECT_EQ(error_text(f), std::string(name(code)) + ": " + text);
 }
+
+/// The ranks that it names, for a comparison with a list.
+inline std::vector<int> ranks_of(const Error& e) { return {e.ranks().begin(), e.ranks().end()}; }
 
 }  // namespace weft::test

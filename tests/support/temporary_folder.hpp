@@ -1,8 +1,10 @@
-// A folder that is gone when the test is over. One thread.
+// A folder that is gone when the test is over, and what a file in it holds. One thread.
 #pragma once
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -29,5 +31,11 @@ class TemporaryFolder {
  private:
   std::filesystem::path path_;
 };
+
+/// All that the file holds; empty where there is none.
+inline std::string contents(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
 
 }  // namespace weft::test

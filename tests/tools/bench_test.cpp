@@ -32,11 +32,6 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-std::string contents(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 class WeftBench : public ::testing::Test {
  protected:
   ChildProcess start(std::vector<std::string> words) {

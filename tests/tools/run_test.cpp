@@ -41,11 +41,6 @@ using ::testing::UnorderedElementsAre;
 constexpr ExitStatus kSuccess{.code = 0};
 ExitStatus code(int c) { return {.code = c}; }
 
-std::string contents(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream stream(text);
