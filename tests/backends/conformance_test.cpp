@@ -166,7 +166,14 @@ class Combination {
       case ReduceOp::Kind::premul_sum:
         for (std::int64_t i = 0; i < 49; ++i) period_.push_back(combined(c.reduce, c.dtype, n, i));
         break;
-      default: break;
+      case ReduceOp::Kind::prod:
+      case ReduceOp::Kind::bit_and:
+      case ReduceOp::Kind::bit_or:
+      case ReduceOp::Kind::bit_xor:
+      case ReduceOp::Kind::logical_and:
+      case ReduceOp::Kind::logical_or:
+      case ReduceOp::Kind::logical_xor:
+      case ReduceOp::Kind::user: break;
     }
   }
   double operator()(std::int64_t index) const {
