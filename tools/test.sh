@@ -23,9 +23,12 @@ esac
 
 if [ "$tier" = full ]; then install_missing full; else install_missing test; fi
 tidy_max=12  # sources; each takes some ten seconds
-jobs=$(nproc)  # and one test more: some wait for deadlines most of their time (WAITS in tests/CMakeLists.txt)
+jobs=$(nproc)
 if [ "$tier" = full ]; then export WEFT_TEST_FULL=1; fi  # tests/support/sanitizers.hpp
+budget=1800  # seconds that the default tier may take on two cores with nothing built
 failed=()   # the steps that failed
+steps=()    # "seconds what" of each step
+building=0  # seconds that the step at hand spent in building before it ran tests
 skipped=()  # what was not done, and why
 logs=()     # ctest logs, for the skips inside of tests
 under=()    # a command that runs ctest
@@ -34,11 +37,20 @@ under=()    # a command that runs ctest
 step() {
   local name=$1 started=$SECONDS
   shift
+  building=0
   say "$name"
   if "$@"; then echo "$name: ok, $((SECONDS - started)) s"; else
     echo "$name: FAILED"
     failed+=("$name")
   fi
+  took "$((SECONDS - started))" "$name"
+}
+
+# took SECONDS NAME: for the table at the end.
+took() {
+  local of=
+  if [ "$building" -gt 0 ]; then of=" (build $building s, tests $(($1 - building)) s)"; fi
+  steps+=("$1 $2$of")
 }
 
 check_format() {
@@ -121,12 +133,13 @@ fuzz() {
   grep '^fuzz: ' build/fuzz.log
 }
 
-# run_tests PRESET ARGUMENTS...: ctest, and what fails once more. The logs of both runs are in logs.
+# run_tests PRESET ARGUMENTS...: ctest, which counts in thirds of a core (tests/CMakeLists.txt), and what fails once more. The logs of
+# both runs are in logs.
 run_tests() {
   local preset=$1 temporary=build/$1/Testing/Temporary
   shift
   rm -f "$temporary/LastTestsFailed.log" "build/$preset.first.log"
-  "${under[@]}" ctest --test-dir "build/$preset" --no-tests=error -j "$((jobs + 1))" --no-label-summary "$@" && return
+  "${under[@]}" ctest --test-dir "build/$preset" --no-tests=error -j "$((3 * jobs))" --no-label-summary "$@" && return
   local failures
   failures=$(cut -d: -f2 "$temporary/LastTestsFailed.log" 2>/dev/null) || return 1
   if [ "$tier" = full ] || [ -z "$failures" ] || [ "$(wc -l <<<"$failures")" -gt 5 ]; then return 1; fi
@@ -142,7 +155,9 @@ logs_of() { logs+=("$1, first run=build/$1.first.log" "$1=build/$1/Testing/Tempo
 sanitized() {
   local preset=$1 labels=$2 targets
   IFS='|' read -ra targets <<<"$labels"
+  local began=$SECONDS
   build "$preset" "${targets[@]/#/weft_tests_}" || return
+  building=$((SECONDS - began))
   local left_out=()
   if [ "$tier" != full ]; then left_out=(-LE '^full$'); fi
   # Fixed addresses: gcc 12's thread sanitizer cannot map its shadow under some settings of the kernel's randomisation.
@@ -208,6 +223,7 @@ else
 fi
 
 say "release"
+began=$SECONDS
 if ! build release; then
   printf '\nFAILED: %s\n' "${failed[@]}" "the release build"
   exit 1
@@ -222,13 +238,17 @@ hold_summary() {
     if $held; then printf '%s\n' "$line" >>build/summary.txt; else printf '%s\n' "$line"; fi
   done
 }
+building=$((SECONDS - began))
 run_tests release | hold_summary
 status=${PIPESTATUS[0]}
+took "$((SECONDS - began))" release
 report_skips
 report_times
 report_failures
 report_unsteady
-printf '\nweft: %d s in all\n' "$SECONDS"
+say "Seconds of each step"
+if [ "$tier" = default ]; then limit=(--limit "$budget"); else limit=(); fi
+python3 tools/test_budget.py --steps "${limit[@]}" "${steps[@]}"
 if [ ${#failed[@]} -gt 0 ]; then
   printf 'FAILED: %s\n' "${failed[@]}"
   [ "$status" -ne 0 ] || status=1

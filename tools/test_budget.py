@@ -2,7 +2,10 @@
 """Says which tests took longest, and which took longer than they may.
 
     tools/test_budget.py [--strict] PRESET=LOG ...     LOG: a LastTest.log of ctest
+    tools/test_budget.py --steps [--limit S] "SECONDS NAME" ...
     tools/test_budget.py --self-test
+
+The second form prints the steps of a run with their sum, and a warning where that is above the limit: it depends on the machine.
 
 A test may take BUDGET_S, or what OWN_BUDGET_S says. With --strict (tools/test.sh --full) one that takes more than twice that is an
 error: the machine may be busy, but not for ever. Exit status 1 if there is any.
@@ -51,6 +54,16 @@ def report(preset, found):
     return lines, late
 
 
+def step_table(steps, limit):
+    """The lines to print of ["seconds name"], longest first, and of their sum."""
+    rows = sorted(((int(seconds), name) for seconds, _, name in (step.partition(" ") for step in steps)), key=lambda row: -row[0])
+    total = sum(seconds for seconds, _ in rows)
+    lines = [f"  {seconds:6d}  {name}" for seconds, name in rows] + [f"  {total:6d}  in all" + (f", of {limit} s" if limit else "")]
+    if limit and total > limit:
+        lines.append(f"  WARNING: {total - limit} s above what this tier may take on two cores (nothing fails for it)")
+    return lines
+
+
 def self_test():
     with tempfile.TemporaryDirectory() as folder:
         log = pathlib.Path(folder) / "LastTest.log"
@@ -62,13 +75,21 @@ def self_test():
     assert late == ["a/slow"] and lines[0].startswith("  release: 3 tests, 140 s"), (lines, late)
     assert lines[1] == "      79.0 s  tools/check" and lines[2] == "      61.0 s  a/slow, of 30 s that it may take", lines
     assert report("asan", found)[1] == []
-    print("test_budget: reads ctest's log, finds what is slow")
+    assert step_table(["20 layers", "300 release (build 200 s, tests 100 s)"], 0) == [
+        "     300  release (build 200 s, tests 100 s)", "      20  layers", "     320  in all"]
+    assert step_table(["20 layers"], 20)[-1] == "      20  in all, of 20 s"
+    assert step_table(["21 layers"], 20)[-1] == "  WARNING: 1 s above what this tier may take on two cores (nothing fails for it)"
+    print("test_budget: reads ctest's log, finds what is slow, adds up steps")
 
 
 def main():
     arguments = sys.argv[1:]
     if arguments == ["--self-test"]:
         self_test()
+        return 0
+    if arguments[:1] == ["--steps"]:
+        limited = arguments[1:2] == ["--limit"]
+        print("\n".join(step_table(arguments[3 if limited else 1:], int(arguments[2]) if limited else 0)))
         return 0
     strict = "--strict" in arguments
     wrong = False

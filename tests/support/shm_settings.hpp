@@ -22,8 +22,10 @@ inline std::string to_string(const ShmSetting& s) {
   return to_string(s.kind) + (s.memory == Memory::shared ? "_shared" : "_foreign");
 }
 
-/// Every way that makes a difference: threads reach all memory, processes only what is shared.
+/// Every way that makes a difference: threads reach all memory, processes only what is shared. Without
+/// `tools/test.sh --full` the thread sanitizer has only the threads: it does not see what other processes do.
 inline std::vector<ShmSetting> shm_settings() {
+  if (!kThreadsInForks && !does_everything()) return {{Ranks::threads, Memory::local}};
   return {
       {Ranks::threads, Memory::local}, {Ranks::processes, Memory::shared}, {Ranks::processes, Memory::local}};
 }
