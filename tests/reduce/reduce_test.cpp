@@ -373,12 +373,14 @@ TYPED_TEST(Reduce, every_instruction_set_gives_the_bits_of_the_reference) {
 TYPED_TEST(Reduce, chosen_kernel_and_streaming_give_the_same_bits) {
   using T = TypeParam;
   const int count = 80000 / static_cast<int>(sizeof(T)) + 5;
-  for (const int n : {1, 2, 3, 9}) {
+  const std::vector<int> ranks = test::does_everything() ? std::vector{1, 2, 3, 9} : std::vector{1, 3};
+  const std::vector<int> shifts = test::does_everything() ? std::vector{0, 1, 3} : std::vector{0, 3};
+  for (const int n : ranks) {
     const Buffers<T> in = ranks_of_inputs<T>(n, count, this->random_);
     for (const Kind kind : kinds_of(kDType<T>)) {
       const std::vector<T> want = expected(kind, in);
       for (const bool stream : {false, true})
-        for (const int shift : {0, 1, 3}) {
+        for (const int shift : shifts) {
           SCOPED_TRACE(fmt::format("{} n={} stream={} shift={}", name(ReduceOp{kind}), n, stream, shift));
           std::vector<T> a(count + shift), b(count);
           std::byte* const out[] = {bytes(a.data() + shift), bytes(b.data())};
