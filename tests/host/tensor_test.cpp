@@ -97,7 +97,8 @@ TEST_F(TensorTest, RefusesWhatCannotBe) {
 }
 
 TEST_F(TensorTest, ALayoutIsStatedAndDroppedByReshape) {
-  const auto* layout = reinterpret_cast<LayoutRef>(this);  // base knows it as a pointer only
+  // Base knows it as a pointer only: one to something else, which it does not own.
+  const LayoutRef layout(std::shared_ptr<void>(), reinterpret_cast<const Layout*>(this));
   const Tensor t = Tensor(context, {4}).with_layout(layout);
   EXPECT_EQ(t.layout(), layout);
   EXPECT_EQ(t.clone(context).layout(), layout);
