@@ -77,14 +77,16 @@ std::string unpacked(int rank, const Bytes& from, std::size_t& at) {
 }
 
 Fault find_fault(const Shape& shape, const Strides& strides, DType dtype) noexcept {
-  bool negative = false, beyond = false, dense = true;
+  bool negative = false, beyond = false, dense = true, empty = false;
   std::int64_t n = 1, bytes = 0;
   for (int i = shape.rank() - 1; i >= 0; --i) {
     negative |= shape[i] < 0;
+    empty |= shape[i] == 0;
     dense &= shape[i] == 1 || strides[i] == n;
     beyond |= __builtin_mul_overflow(n, shape[i], &n);
   }
   beyond |= __builtin_mul_overflow(n, std::int64_t{size_bytes(dtype)}, &bytes);
+  if (empty && !negative) return Fault::none;
   return negative ? Fault::negative : beyond ? Fault::beyond : dense ? Fault::none : Fault::strided;
 }
 

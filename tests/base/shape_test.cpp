@@ -45,6 +45,13 @@ TEST(View, ContiguousMeansRowMajorWithoutGaps) {
   v.shape = {1, 6};  // the stride of a single row does not matter
   v.strides = {99, 1};
   EXPECT_TRUE(v.contiguous());
+  for (const Shape& empty : {Shape{4, 0}, Shape{0, 4}, Shape{0, 0}}) {  // as PyTorch and NumPy say, too
+    v.shape = empty;
+    v.strides = {1, 1};
+    EXPECT_TRUE(v.contiguous());
+    v.strides = {3, 7};
+    EXPECT_TRUE(v.contiguous());
+  }
   const ConstTensorView c = v;
   EXPECT_EQ(c.data, reinterpret_cast<const std::byte*>(data));
   EXPECT_EQ(c.as<float>().data(), data);

@@ -140,6 +140,21 @@ TEST_F(Check, ViewsAreContiguous) {
   EXPECT_EQ(said(Op::all_reduce, columns, view(other, 12)), "no error");
 }
 
+TEST_F(Check, EmptyViewsAreContiguous) {
+  const std::int64_t big = std::int64_t{1} << 62;
+  TensorView empty = f(0, 0);
+  const auto said_of = [&](const Shape& shape, const Strides& strides) {
+    empty.shape = shape, empty.strides = strides;
+    return said(Op::all_reduce, empty, f(0, 0));
+  };
+  EXPECT_EQ(said_of({4, 0}, {1, 1}), "no error");
+  EXPECT_EQ(said_of({0}, {0}), "no error");
+  EXPECT_EQ(said_of({0, 7}, {3, 5}), "no error");
+  EXPECT_EQ(said_of({big, 0, big}, {1, 1, 1}), "no error");
+  EXPECT_EQ(said_of({-1, 0}, {1, 1}),
+            "bad_argument: all_reduce: in has shape (-1, 0); expected no negative extent");
+}
+
 TEST_F(Check, BuffersOfAPointerAndACount) {
   Buffer out(other, 10, DType::f32);
   EXPECT_EQ(said({.op = Op::all_reduce, .in = f(0, 10), .out = out}), "no error");

@@ -24,13 +24,17 @@ struct BasicView {
 
   std::int64_t count() const noexcept { return shape.count(); }
   std::int64_t bytes() const noexcept { return count() * size_bytes(dtype); }
+  /// Row-major without gaps. No elements have no gaps, whatever their strides.
   bool contiguous() const noexcept {
     std::int64_t expected = 1;
+    bool dense = true, empty = false;
     for (int i = shape.rank() - 1; i >= 0; --i) {
-      if (shape[i] != 1 && strides[i] != expected) return false;
+      dense &= shape[i] == 1 || strides[i] == expected;
+      empty |= shape[i] == 0;
+      if (!dense) continue;  // the product need not fit
       expected *= shape[i];
     }
-    return true;
+    return dense || empty;
   }
   /// The elements as T; undefined unless dtype_of<T> == dtype and contiguous().
   template <class T>
