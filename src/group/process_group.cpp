@@ -33,7 +33,8 @@ void check_membership(const Membership& m) {
   if (m.rank < 0 || m.rank >= m.size)
     wrong(fmt::format("rank is {}; expected 0 to {} (size {})", m.rank, m.size - 1, m.size));
   if (m.size > 1 && m.store == nullptr) wrong("store is null; ranks have nowhere to meet");
-  if (m.deadline <= Duration::zero()) wrong("deadline is not positive");
+  if (m.deadline <= Duration::zero())
+    wrong(fmt::format("deadline is {} ns; expected more than 0", m.deadline.count()));
 }
 
 // all[r] = mine of rank r, where the transport does not move the host's memory.
@@ -95,6 +96,10 @@ ProcessGroup ProcessGroup::create(Context& context, std::string_view backend, co
 ProcessGroup ProcessGroup::create(Context& context, const BackendFactory& factory, const Membership& m) {
   context.check_fork("ProcessGroup::create");
   check_membership(m);
+  if (!factory)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("group \"{}\": the factory is empty; expected a function that makes a backend", m.name));
   // The n-th group of a name meets the n-th of the others, so that a program may make the same group again.
   const std::int64_t generation = m.size == 1
                                       ? 0

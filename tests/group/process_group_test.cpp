@@ -558,7 +558,11 @@ TEST_F(Group, CreateSaysWhatIsWrong) {
   expect("group \"x\": rank is 3; expected 0 to 2 (size 3)", [](Membership& m) { m.rank = 3; });
   expect("group \"x\": rank is -1; expected 0 to 2 (size 3)", [](Membership& m) { m.rank = -1; });
   expect("group \"x\": store is null; ranks have nowhere to meet", [](Membership& m) { m.store = nullptr; });
-  expect("group \"x\": deadline is not positive", [](Membership& m) { m.deadline = 0s; });
+  expect("group \"x\": deadline is 0 ns; expected more than 0", [](Membership& m) { m.deadline = 0s; });
+  expect("group \"x\": deadline is -5 ns; expected more than 0", [](Membership& m) { m.deadline = -5ns; });
+  expect_error(ErrorCode::bad_argument,
+               "group \"x\": the factory is empty; expected a function that makes a backend",
+               [&] { ProcessGroup::create(context, BackendFactory(), membership()); });
   EXPECT_TRUE(recording.made().empty());
   const Error e = error_of([&] { ProcessGroup::create(context, "carrier-pigeon", membership()); });
   EXPECT_EQ(e.code(), ErrorCode::unsupported);
