@@ -211,6 +211,9 @@ Error give_up(const GroupInit& b, const Error& own) {
 }
 
 std::optional<std::string> await(const GroupInit& b, const std::string& key) {
+  if (b.store == nullptr)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("group \"{}\": there is no store to wait for key \"{}\" in", b.name, key));
   for (Duration pause = kFirstLook;; pause = std::min(2 * pause, kRareLook)) {
     const bool last = b.deadline.left() <= pause;
     const Deadline until = last ? b.deadline : Deadline::after(pause);
@@ -269,12 +272,18 @@ std::string all_parts(const GroupInit& b, std::string_view what, std::string fir
 }  // namespace
 
 void announce(const GroupInit& b, std::string_view what, std::string_view info, std::uint64_t layout) {
+  if (b.size == 1) return;  // there is nobody to tell, and perhaps no store
   const auto began = Clock::now();
   const std::string build = build_word(layout, b.rank);
   for_group(b, [&] {
     const std::int64_t sum =
         b.store->add(key_of(b, what, "count"), (std::int64_t{b.size} << kCountBits) + 1, b.deadline);
     const std::int64_t sizes = sum >> kCountBits, count = sum - (sizes << kCountBits);
+    if (sizes == count * b.size && count > b.size)  // the texts of the first time would be taken for these
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("group \"{}\": the ranks have met as \"{}\" already; expected another name, or "
+                              "withdraw() first [rank {}]",
+                              b.name, what, b.rank));
     // The build comes first, so that every version of weft can read it, whatever follows.
     b.store->set(key_of(b, what, b.rank), fmt::format("{} {} {} {}", build, b.size, count, info), b.deadline);
     if (sizes != count * b.size) name_mismatch(b, what, build, sizes);

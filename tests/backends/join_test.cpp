@@ -194,6 +194,37 @@ TEST_F(Join, WhoOnlyGaveUpIsNotBlamed) {
   EXPECT_STREQ(give_up(at(1), own).what(), own.what());
 }
 
+// The texts of the first time would be taken for those of the second.
+TEST_F(Join, ANameIsUsedOnce) {
+  const auto all = [&](const std::string& info) {
+    std::vector<std::string> said(2);
+    {
+      std::vector<std::jthread> ranks;
+      for (int r = 0; r < 2; ++r)
+        ranks.emplace_back([&, r] { said[r] = error_text([&] { join(at(r, 2), "info", info, 0); }); });
+    }
+    return said;
+  };
+  EXPECT_THAT(all("first"), ElementsAre("no error", "no error"));
+  const std::string text =
+      "bad_argument: group \"g\": the ranks have met as \"info\" already; expected another name, or "
+      "withdraw() "
+      "first [rank ";
+  EXPECT_THAT(all("second"), ElementsAre(text + "0]", text + "1]"));
+  for (int r = 1; r >= 0; --r) withdraw(at(r, 2), "info");
+  EXPECT_THAT(all("third"), ElementsAre("no error", "no error"));
+}
+
+TEST_F(Join, OneRankNeedsNoStore) {
+  GroupInit b = at(0, 1);
+  b.store = nullptr;
+  announce(b, "info", "x", 0);
+  EXPECT_THAT(join(b, "info", "x", 0), ElementsAre("x"));
+  withdraw(b, "info");
+  expect_error(ErrorCode::bad_argument, "group \"g\": there is no store to wait for key \"k\" in",
+               [&] { await(b, "k"); });
+}
+
 // Whoever wrote it: no code and no op that this build does not have.
 TEST_F(Join, AFirstCauseOfUnknownNumbersIsRead) {
   for (const char* head : {"99 200 5 1 2", "-1 -1 5 1 2"}) {

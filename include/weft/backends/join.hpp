@@ -38,10 +38,12 @@ Failure reason_of(const GroupInit& b, const Error& own);
 Error give_up(const GroupInit& b, const Error& own);
 
 /// The value of a key, waiting for it; nothing where it is not set by the deadline. Throws the first cause
-/// where a rank gives up meanwhile, and the store's error.
+/// where a rank gives up meanwhile, the store's error, and bad_argument where there is no store.
 std::optional<std::string> await(const GroupInit& b, const std::string& key);
 
-/// Puts this rank's text, `info`, into the store: the first half of join(). `layout`: a number that differs where
+/// Puts this rank's text, `info`, into the store: the first half of join(). With one rank it does nothing, and
+/// there need be no store. Throws bad_argument where all ranks have used `what` already, with this token and
+/// without withdraw(). `layout`: a number that differs where
 /// ranks would not understand each other in this transport (a digest of the sizes and constants that they
 /// share). Throws mismatch where another rank gave another size, and the store's error, with the group's
 /// name.
