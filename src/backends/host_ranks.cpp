@@ -60,13 +60,18 @@ HostRanks::HostRanks(const GroupInit& b, std::span<const std::string> addresses)
   }
 }
 
+const HostRanks::Rank* HostRanks::find(int rank) const noexcept {
+  return static_cast<std::size_t>(rank) < ranks_.size() ? &ranks_[static_cast<std::size_t>(rank)] : nullptr;
+}
+
 bool HostRanks::is_here(int rank) const noexcept {
-  const Rank& r = ranks_[static_cast<std::size_t>(rank)];
-  return r.process != nullptr || r.ended;
+  const Rank* const r = find(rank);
+  return r != nullptr && (r->process != nullptr || r->ended);
 }
 
 Doorbell HostRanks::doorbell(int rank) const noexcept {
-  return ranks_[static_cast<std::size_t>(rank)].doorbell;
+  const Rank* const r = find(rank);
+  return r == nullptr ? Doorbell() : r->doorbell;
 }
 
 void HostRanks::ring_all() const noexcept {
@@ -75,8 +80,8 @@ void HostRanks::ring_all() const noexcept {
 }
 
 bool HostRanks::alive(int rank) const noexcept {
-  const Rank& r = ranks_[static_cast<std::size_t>(rank)];
-  return !r.ended && (r.process == nullptr || r.process->alive());
+  const Rank* const r = find(rank);
+  return r == nullptr || (!r->ended && (r->process == nullptr || r->process->alive()));
 }
 
 }  // namespace weft

@@ -12,6 +12,7 @@
 namespace weft {
 
 void Doorbell::ring() const noexcept {
+  if (word_ == nullptr) return;
   word_->fetch_add(1, std::memory_order_seq_cst);
   ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word_), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
@@ -23,6 +24,10 @@ void Doorbell::sleep(std::uint32_t seen, Duration limit) const noexcept {
   time.tv_sec = static_cast<std::time_t>(seconds.count());
   time.tv_nsec = static_cast<long>((limit - seconds).count());
   const TimedWait wait(limit);
+  if (word_ == nullptr) {
+    ::nanosleep(&time, nullptr);
+    return;
+  }
   ::syscall(SYS_futex, reinterpret_cast<std::uint32_t*>(word_), FUTEX_WAIT, seen, &time, nullptr, 0);
 }
 

@@ -9,6 +9,7 @@
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/backends/join.hpp"
+#include "weft/backends/roll_call_messages.hpp"
 
 namespace weft::test {
 namespace {
@@ -55,6 +56,25 @@ TEST_P(HostRanksOf, WakeOneAnother) {
     for (int other = 0; other < r.size; ++other) EXPECT_TRUE(ranks.alive(other));
     r.meet("end");
   });
+}
+
+TEST(HostRanks, OfNoRanks) {
+  const HostRanks none;
+  none.ring_all();
+  for (const int rank : {-1, 0, 7}) {
+    EXPECT_FALSE(none.is_here(rank));
+    EXPECT_TRUE(none.alive(rank));
+    EXPECT_FALSE(none.doorbell(rank));
+  }
+  const Doorbell bell = none.doorbell(0);
+  EXPECT_EQ(bell.read(), 0u);
+  bell.ring();
+  bell.sleep(0, 1ms);
+}
+
+TEST(RollCallMessages, RanksOfOtherGroupsAreLeftOut) {
+  EXPECT_EQ(RollCallMessages::encode(std::vector<int>{-1, 1, 9, 10, -2147483647}, 10),
+            (std::vector<std::byte>{std::byte{2}, std::byte{2}}));
 }
 
 TEST(HostRanks, ADeadProcessIsNoticed) {

@@ -22,7 +22,7 @@ Doorbell own_doorbell(const GroupInit& b);
 /// Thread-safe.
 class HostRanks {
  public:
-  HostRanks() = default;  ///< of no ranks
+  HostRanks() = default;  ///< of no ranks: nobody is here, nobody is known to be dead
   /// What this rank tells the others about itself: (a part of) its info for join(). One line of text. Throws
   /// as own_doorbell() does.
   static std::string address(const GroupInit& b);
@@ -48,6 +48,7 @@ class HostRanks {
     bool ended = false;                    // the process had ended before it was reached
     Doorbell doorbell;
   };
+  const Rank* find(int rank) const noexcept;  // null: of another group
   int self_ = -1;
   std::vector<Rank> ranks_;
 };

@@ -29,7 +29,7 @@ class RollCallMessages {
   static std::vector<std::byte> encode(std::span<const int> awaited, int size) {
     std::vector<std::byte> bits(static_cast<std::size_t>(size + 7) / 8);
     for (const int r : awaited)
-      if (r < size) bits[static_cast<std::size_t>(r) / 8] |= std::byte{1} << (r % 8);
+      if (r >= 0 && r < size) bits[static_cast<std::size_t>(r) / 8] |= std::byte{1} << (r % 8);
     return bits;
   }
   /// A pong of rank r has come.

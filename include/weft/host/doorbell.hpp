@@ -11,10 +11,12 @@ namespace weft {
 /// A word a rank sleeps on. Lives in memory that all processes of the host that know this process map.
 class Doorbell {
  public:
-  Doorbell() = default;
+  Doorbell() = default;  ///< of nobody: it reads 0, rings nowhere, and who sleeps on it sleeps for the limit
   explicit Doorbell(std::atomic<std::uint32_t>* word) : word_(word) {}
   explicit operator bool() const noexcept { return word_ != nullptr; }
-  std::uint32_t read() const noexcept { return word_->load(std::memory_order_seq_cst); }
+  std::uint32_t read() const noexcept {
+    return word_ == nullptr ? 0 : word_->load(std::memory_order_seq_cst);
+  }
   /// Adds one and wakes all who sleep on it.
   void ring() const noexcept;
   /// Sleeps until the word differs from `seen` or `limit` has passed. May wake early.
