@@ -49,7 +49,7 @@ using DTypeSet = std::uint32_t;  ///< bit per DType
 constexpr DTypeSet dtype_bit(DType t) noexcept { return DTypeSet{1} << static_cast<int>(t); }
 
 /// What a backend can do. Asked once, when the group is created. What it lacks is composed from what it has:
-/// `send` and `recv` are enough for everything, and so is `all_to_all_v`. The transport must take the tags of
+/// `send` and `recv` are enough for everything, and `all_to_all_v` is for all collectives. The transport must take the tags of
 /// kComposedTags, and an all_to_all_v in which blocks of `in` are the same memory, or lie in the buffer of
 /// `out` where no block of `out` lies.
 struct Traits {
