@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "nn/kernels/kernels.hpp"
 #include "weft/base/clock.hpp"
 #include "weft/models/transformer.hpp"
+#include "weft/nn/kernels.hpp"
 #include "weft/nn/loss.hpp"
 #include "weft/nn/optimizer.hpp"
 

@@ -4,8 +4,8 @@
 
 #include <utility>
 
-#include "nn/kernels/kernels.hpp"
 #include "weft/base/error.hpp"
+#include "weft/nn/kernels.hpp"
 #include "weft/nn/module.hpp"
 
 namespace weft {

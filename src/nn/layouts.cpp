@@ -1,4 +1,4 @@
-#include "nn/layouts.hpp"
+#include "weft/nn/layouts.hpp"
 
 #include <fmt/format.h>
 
@@ -16,6 +16,33 @@ const Placement& on(const LayoutRef& layout, int axis) {
 std::string plain_error(const TensorName& what, const LayoutRef& other) {
   return fmt::format("{} is a plain tensor; on {} it needs a layout (as_layout states what it is)",
                      what.text(), to_string(other->mesh_shape()));
+}
+
+// What y is where x is `in` on all dimensions but the features, which lie as the rows of the weight: its axes
+// nest, and its segments are cut, as there.
+LayoutRef with_features(const Layout& in, const Layout& weight) {
+  const int last = in.global.rank() - 1;
+  LayoutRef y = in.segmented(0, {})->with_global(with_last(in.global, weight.global[0]));
+  std::vector<std::string> columns;
+  for (const int axis : weight.nesting)
+    if (is_shard(weight.placements[static_cast<std::size_t>(axis)], 0))
+      columns.push_back(in.mesh_shape().name(axis));
+  if (columns.size() > 1) y = y->with(in.mesh().submesh(columns), Shard{last});
+  if (!weight.segments.sizes.empty() && weight.segments.dim == 0)
+    y = y->segmented(last, weight.segments.sizes);
+  return y;
+}
+
+// Throws layout where the features of x are not cut into the segments that the weight's columns have.
+void expect_segments(const TensorName& what, const Layout& x, const Layout& weight) {
+  const std::vector<std::int64_t> none;
+  const int last = x.global.rank() - 1;
+  const std::vector<std::int64_t>& of_x = x.segments.dim == last ? x.segments.sizes : none;
+  const std::vector<std::int64_t>& of_w = weight.segments.dim == 1 ? weight.segments.sizes : none;
+  if (of_x != of_w)
+    throw Error(ErrorCode::layout,
+                fmt::format("{} is {}, the weight {}; expected the same segments of features", what.text(),
+                            to_string(x), to_string(weight)));
 }
 
 }  // namespace
@@ -104,6 +131,58 @@ LayoutRef gradient_of(const LayoutRef& weight, const LayoutRef& x, int features)
         (is_partial(on(x, i)) || (is_shard(on(x, i)) && !is_shard(on(x, i), features))))
       placements[static_cast<std::size_t>(i)] = Partial{};
   return weight->with(std::move(placements));
+}
+
+// The layout of y, by the rule in the header, one axis at a time. Throws layout where x does not fit the
+// weight.
+LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const LayoutRef& weight) {
+  if (x == nullptr) return nullptr;
+  const Layout& in = *x;
+  const Layout& w = *weight;
+  const int last = in.global.rank() - 1;
+  expect_segments(what, in, w);
+  Placements placements = in.placements;
+  for (int axis = 0; axis < in.mesh_shape().axis_count(); ++axis) {
+    if (in.mesh_shape().size(axis) == 1) continue;
+    Placement& y = placements[static_cast<std::size_t>(axis)];
+    const Placement& how = w.placements[static_cast<std::size_t>(axis)];
+    const bool column = is_shard(how, 0), row = is_shard(how, 1);
+    const bool fits = column ? is_replicate(y)
+                      : row  ? is_shard(y, last)
+                             : !is_partial(y) && !is_shard(y, last);
+    if (!fits)
+      throw Error(ErrorCode::layout,
+                  fmt::format("{} is {} on {}; expected {}, since the weight is {}", what.text(),
+                              to_string(y), axis_name(in, axis),
+                              column ? "Replicate"
+                              : row  ? fmt::format("Shard({})", last)
+                                     : fmt::format("Replicate or a Shard other than ({})", last),
+                              to_string(how)));
+    if (column) y = Shard{last};
+    if (row) y = Partial{};
+  }
+  return with_features(*in.with(std::move(placements)), w);
+}
+
+// The layout of dx: Partial(sum) where columns of y were split, since each rank then has the contribution of
+// its own.
+LayoutRef linear_input_gradient(const LayoutRef& x, const LayoutRef& weight) {
+  if (x == nullptr) return nullptr;
+  Placements placements = x->placements;
+  for (std::size_t axis = 0; axis < placements.size(); ++axis)
+    if (is_shard(weight->placements[axis], 0) && x->mesh_shape().size(static_cast<int>(axis)) > 1)
+      placements[axis] = Partial{};
+  return x->with(std::move(placements));
+}
+
+// What a gradient of y must look like: as y, whole where y was Partial (every contribution has the sum's
+// gradient).
+LayoutRef gradient_of_output(const LayoutRef& y) {
+  if (y == nullptr) return nullptr;
+  Placements placements = y->placements;
+  for (Placement& p : placements)
+    if (is_partial(p)) p = Replicate{};
+  return y->with(std::move(placements));
 }
 
 LayoutRef with_global(const LayoutRef& layout, const Shape& global) {

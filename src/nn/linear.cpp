@@ -4,64 +4,12 @@
 
 #include <algorithm>
 
-#include "nn/kernels/kernels.hpp"
-#include "nn/layouts.hpp"
 #include "weft/base/error.hpp"
+#include "weft/nn/kernels.hpp"
+#include "weft/nn/layouts.hpp"
 
 namespace weft {
 namespace {
-
-// The layout of y, by the rule in the header, one axis at a time. Throws layout where x does not fit the
-// weight.
-LayoutRef output_layout(const Module& module, const Tensor& x, const Tensor& weight) {
-  if (x.layout() == nullptr) return nullptr;
-  const Layout& in = *x.layout();
-  const Layout& w = *weight.layout();
-  const int last = in.global.rank() - 1;
-  Placements placements = in.placements;
-  for (int axis = 0; axis < in.mesh_shape().axis_count(); ++axis) {
-    if (in.mesh_shape().size(axis) == 1) continue;
-    Placement& y = placements[static_cast<std::size_t>(axis)];
-    const Placement& how = w.placements[static_cast<std::size_t>(axis)];
-    const bool column = is_shard(how, 0), row = is_shard(how, 1);
-    const bool fits = column ? is_replicate(y)
-                      : row  ? is_shard(y, last)
-                             : !is_partial(y) && !is_shard(y, last);
-    if (!fits)
-      throw Error(ErrorCode::layout,
-                  fmt::format("{} is {} on {}; expected {}, since the weight is {}",
-                              layouts::named(module, "x").text(), to_string(y), layouts::axis_name(in, axis),
-                              column ? "Replicate"
-                              : row  ? fmt::format("Shard({})", last)
-                                     : fmt::format("Replicate or a Shard other than ({})", last),
-                              to_string(how)));
-    if (column) y = Shard{last};
-    if (row) y = Partial{};
-  }
-  return make_layout(in.mesh(), std::move(placements), layouts::with_last(in.global, w.global[0]));
-}
-
-// The layout of dx: Partial(sum) where columns of y were split, since each rank then has the contribution of
-// its own.
-LayoutRef input_gradient_layout(const Tensor& x, const Tensor& weight) {
-  if (x.layout() == nullptr) return nullptr;
-  Placements placements = x.layout()->placements;
-  for (std::size_t axis = 0; axis < placements.size(); ++axis)
-    if (is_shard(weight.layout()->placements[axis], 0) &&
-        x.layout()->mesh_shape().size(static_cast<int>(axis)) > 1)
-      placements[axis] = Partial{};
-  return make_layout(x.layout()->mesh(), std::move(placements), x.layout()->global);
-}
-
-// What a gradient of y must look like: as y, whole where y was Partial (every contribution has the sum's
-// gradient).
-LayoutRef output_gradient_layout(const LayoutRef& y) {
-  if (y == nullptr) return nullptr;
-  Placements placements = y->placements;
-  for (Placement& p : placements)
-    if (is_partial(p)) p = Replicate{};
-  return make_layout(y->mesh(), std::move(placements), y->global);
-}
 
 // Whether the weight's input features are split: then y is Partial and the bias waits for the sum.
 bool row_parallel(const Parameter& weight) {
@@ -102,13 +50,23 @@ Linear::Linear(std::int64_t in, std::int64_t out, bool with_bias, Init init) {
   if (with_bias) bias = add("bias", std::make_shared<Parameter>(Shape{out}));
 }
 
+ShardRule Linear::shard_rule(Split split) const {
+  const bool columns = split == Split::column;
+  ShardRule rule;
+  rule.parameters.push_back({weight.get(), Shard{columns ? 0 : 1}});
+  if (bias) rule.parameters.push_back({bias.get(), columns ? Placement(Shard{0}) : Placement(Replicate{})});
+  const Shape& shape = weight->global_shape();
+  rule.whole_units.push_back(columns ? Unit{"output features", shape[0]} : Unit{"input features", shape[1]});
+  return rule;
+}
+
 void Linear::tie_weight(ParameterRef other) { weight = tie("weight", std::move(other)); }
 
 Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const Tensor x = layouts::beside(*this, "x", inputs[0], *weight);
   const Tensor& w = weight->value();
-  const LayoutRef layout = output_layout(*this, x, w);
+  const LayoutRef layout = layouts::linear_output(layouts::named(*this, "x"), x.layout(), w.layout());
   const std::int64_t in = w.size(1), out = w.size(0);
   if (x.shape().rank() == 0 || x.shape().back() != in)
     throw Error(
@@ -144,9 +102,10 @@ void Linear::begin_backward(Inputs dy, Frame& frame) {
 Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
   const Tensor x = frame.pop(*this)[0];
   const Tensor& w = weight->value();
-  const LayoutRef y_layout = output_layout(*this, x, w);
+  const LayoutRef y_layout = layouts::linear_output(layouts::named(*this, "x"), x.layout(), w.layout());
   const Tensor& dy = gradients[0];
-  layouts::expect_same(layouts::named(*this, "dy"), dy.layout(), output_gradient_layout(y_layout), "as y");
+  layouts::expect_same(layouts::named(*this, "dy"), dy.layout(), layouts::gradient_of_output(y_layout),
+                       "as y");
   const std::int64_t in = w.size(1), out = w.size(0);
   if (!(dy.shape() == layouts::with_last(x.shape(), out)))
     throw Error(ErrorCode::bad_argument,
@@ -160,8 +119,9 @@ Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
     kernels::matmul(frame.kernels(), dy.f32().data(), kernels::Stored::transposed, x.f32().data(),
                     kernels::Stored::plain, dw.f32().data(), out, in, tokens, add);
   });
-  const Tensor dx =
-      frame.compute().make(x.shape(), DType::f32, dx_memory()).with_layout(input_gradient_layout(x, w));
+  const Tensor dx = frame.compute()
+                        .make(x.shape(), DType::f32, dx_memory())
+                        .with_layout(layouts::linear_input_gradient(x.layout(), w.layout()));
   kernels::linear_backward_input(frame.kernels(), dy.f32().data(), w.f32().data(), dx.f32().data(),
                                  {tokens, in, out});
   return {dx};

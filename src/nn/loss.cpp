@@ -4,9 +4,9 @@
 
 #include <algorithm>
 
-#include "nn/kernels/kernels.hpp"
-#include "nn/layouts.hpp"
 #include "weft/base/error.hpp"
+#include "weft/nn/kernels.hpp"
+#include "weft/nn/layouts.hpp"
 
 namespace weft {
 namespace {

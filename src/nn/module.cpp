@@ -10,9 +10,42 @@
 namespace weft {
 namespace {
 
-void run(const std::vector<Module::Hook>& hooks, Module& module, Tensors& tensors, Frame& frame) {
-  for (const Module::Hook& hook : hooks) hook(module, tensors, frame);
-}
+// Enters what runs around a pass, and leaves it, in reverse order, however the pass ends.
+class Scopes {
+ public:
+  Scopes(std::vector<Module::Around> all, Module& module, Frame& frame)
+      : all_(std::move(all)), module_(module), frame_(frame) {
+    try {
+      for (const Module::Around& around : all_) {
+        if (around.enter) around.enter(module_, frame_);
+        ++entered_;
+      }
+    } catch (...) {
+      leave_quietly();
+      throw;
+    }
+  }
+  Scopes(const Scopes&) = delete;
+  Scopes& operator=(const Scopes&) = delete;
+  ~Scopes() { leave_quietly(); }
+  /// The end of a pass that did not throw: an error of leave() goes on, after the others were left, too.
+  void leave() {
+    while (entered_ > 0)
+      if (const auto& last = all_[--entered_].leave) last(module_, frame_);
+  }
+
+ private:
+  void leave_quietly() noexcept {
+    while (entered_ > 0) try {
+        leave();
+      } catch (...) {  // the error that ended the pass is the one to tell
+      }
+  }
+  const std::vector<Module::Around> all_;
+  Module& module_;
+  Frame& frame_;
+  std::size_t entered_ = 0;
+};
 
 enum class Direction : unsigned char { forward, backward };
 
@@ -43,21 +76,96 @@ std::string child_names(const Module& module) {
 
 }  // namespace
 
+struct Module::Hooks {
+  struct Numbered {
+    int id;
+    HookPoint point;
+    Hook hook;
+  };
+  struct NumberedAround {
+    int id;
+    bool backward;
+    Around around;
+  };
+  std::vector<Numbered> hooks;
+  std::vector<NumberedAround> around;
+  int next = 0;
+
+  void remove(int id) {
+    std::erase_if(hooks, [id](const Numbered& h) { return h.id == id; });
+    std::erase_if(around, [id](const NumberedAround& a) { return a.id == id; });
+  }
+};
+
+namespace {
+
+// What takes the hook away, wherever the module is by then.
+template <class Hooks>
+HookHandle handle_of(const std::shared_ptr<Hooks>& hooks, int id) {
+  return HookHandle([weak = std::weak_ptr(hooks), id] {
+    if (const auto alive = weak.lock()) alive->remove(id);
+  });
+}
+
+}  // namespace
+
+HookHandle Module::add_hook(HookPoint point, Hook hook) {
+  if (hooks_ == nullptr) hooks_ = std::make_shared<Hooks>();
+  hooks_->hooks.push_back({hooks_->next, point, std::move(hook)});
+  return handle_of(hooks_, hooks_->next++);
+}
+
+HookHandle Module::add_around(bool backward, Around around) {
+  if (hooks_ == nullptr) hooks_ = std::make_shared<Hooks>();
+  hooks_->around.push_back({hooks_->next, backward, std::move(around)});
+  return handle_of(hooks_, hooks_->next++);
+}
+HookHandle Module::around_forward(Around around) { return add_around(false, std::move(around)); }
+HookHandle Module::around_backward(Around around) { return add_around(true, std::move(around)); }
+
+void Module::run(HookPoint point, Tensors& tensors, Frame& frame) {
+  if (hooks_ == nullptr) return;
+  const std::shared_ptr<Hooks> hooks = hooks_;
+  for (std::size_t i = 0; i < hooks->hooks.size(); ++i)  // a hook may add another
+    if (hooks->hooks[i].point == point) {
+      const Hook hook = hooks->hooks[i].hook;
+      hook(*this, tensors, frame);
+    }
+}
+
+std::vector<Module::Around> Module::around(bool backward) const {
+  std::vector<Around> list;
+  if (hooks_ != nullptr)
+    for (const Hooks::NumberedAround& a : hooks_->around)
+      if (a.backward == backward) list.push_back(a.around);
+  return list;
+}
+
+ShardRule Module::shard_rule(Split split) const {
+  ShardRule rule;
+  rule.refused = split == Split::column ? "cannot be split by columns" : "cannot be split by rows";
+  return rule;
+}
+
 Tensors Module::forward(Inputs x, Frame& frame) {
+  Scopes scopes(around(false), *this, frame);
   Tensors in(x.begin(), x.end());
-  run(hooks_.pre_forward, *this, in, frame);
+  run(HookPoint::pre_forward, in, frame);
   for (const PlacedBoundary& placed : before_) cross(placed, Direction::forward, {path_, "x"}, in);
   Tensors out = do_forward(in, frame);
   for (const PlacedBoundary& placed : after_) cross(placed, Direction::forward, {path_, "y"}, out);
   finish_forward(out, frame);
   for (const auto& [name, parameter] : own_) frame.count_use(*parameter);
-  run(hooks_.post_forward, *this, out, frame);
+  run(HookPoint::post_forward, out, frame);
+  scopes.leave();
   return out;
 }
 
 Tensors Module::backward(Inputs dy, Frame& frame) {
+  const Frame::Nested nested(frame);
+  Scopes scopes(around(true), *this, frame);
   Tensors in(dy.begin(), dy.end());
-  run(hooks_.pre_backward, *this, in, frame);
+  run(HookPoint::pre_backward, in, frame);
   begin_backward(in, frame);
   for (auto placed = after_.rbegin(); placed != after_.rend(); ++placed)
     cross(*placed, Direction::backward, {path_, "dy"}, in);
@@ -66,7 +174,9 @@ Tensors Module::backward(Inputs dy, Frame& frame) {
     if (frame.drop_use(*parameter)) parameter->announce_final();
   for (auto placed = before_.rbegin(); placed != before_.rend(); ++placed)
     cross(*placed, Direction::backward, {path_, "dx"}, out);
-  run(hooks_.post_backward, *this, out, frame);
+  run(HookPoint::post_backward, out, frame);
+  scopes.leave();
+  if (nested.outermost()) run(HookPoint::end_of_backward, out, frame);
   return out;
 }
 
@@ -173,9 +283,13 @@ void Module::visit(const std::function<void(Module&)>& see) {
 }
 
 Module& Sequential::append(std::unique_ptr<Module> child) {
+  return append(std::to_string(owned_.size()), std::move(child));
+}
+
+Module& Sequential::append(std::string name, std::unique_ptr<Module> child) {
   Module& added = *child;
+  add(std::move(name), added);
   owned_.push_back(std::move(child));
-  add(std::to_string(owned_.size() - 1), added);
   return added;
 }
 

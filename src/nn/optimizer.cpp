@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "nn/kernels/kernels.hpp"
-#include "nn/layouts.hpp"
 #include "weft/base/error.hpp"
+#include "weft/nn/kernels.hpp"
+#include "weft/nn/layouts.hpp"
 
 namespace weft {
 

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "nn/layouts.hpp"
 #include "weft/base/error.hpp"
 #include "weft/mesh/layout.hpp"
+#include "weft/nn/layouts.hpp"
 
 namespace weft {
 

@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "dp/view_memory.hpp"
-#include "nn/kernels/kernels.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/frame.hpp"
+#include "weft/nn/kernels.hpp"
 
 namespace weft {
 namespace {

@@ -9,7 +9,6 @@
 #include <typeinfo>
 
 #include "weft/base/error.hpp"
-#include "weft/nn/linear.hpp"
 
 namespace weft {
 namespace {
@@ -34,8 +33,6 @@ void list(Module& module, std::string path, int parent, std::vector<Node>& nodes
   for (const auto& [name, child] : module.children()) list(*child, joined(path, name), self, nodes);
 }
 
-bool splits(Style style) { return style != Style::enter; }
-bool by_columns(Style style) { return style == Style::column || style == Style::column_gathered; }
 
 [[noreturn]] void refuse(const std::string& text) {
   throw Error(ErrorCode::bad_argument, "parallelize: " + text);
@@ -80,7 +77,7 @@ void assign_entries(const Plan& plan, std::vector<Node>& nodes) {
       matched = true;
       if (node.entry != nullptr)
         refuse(fmt::format("\"{}\" is named twice: as {} by \"{}\" and as {} by \"{}\"", node.path,
-                           name(node.entry->style), node.entry->pattern, name(entry.style), entry.pattern));
+                           node.entry->style.name, node.entry->pattern, entry.style.name, entry.pattern));
       node.entry = &entry;
     }
     if (!matched) refuse_unmatched(entry.pattern, nodes);
@@ -89,13 +86,13 @@ void assign_entries(const Plan& plan, std::vector<Node>& nodes) {
 
 void mark_ancestors(std::vector<Node>& nodes) {
   for (Node& node : nodes) {
-    if (node.entry == nullptr || !splits(node.entry->style)) continue;
+    if (node.entry == nullptr || !node.entry->style.split) continue;
     node.touched = true;
     for (int up = node.parent; up >= 0; up = nodes[static_cast<std::size_t>(up)].parent) {
       Node& ancestor = nodes[static_cast<std::size_t>(up)];
       ancestor.touched = true;
-      const bool enters = ancestor.entry != nullptr && ancestor.entry->style == Style::enter;
-      if (by_columns(node.entry->style) && enters && node.entered_by < 0) node.entered_by = up;
+      const bool enters = ancestor.entry != nullptr && ancestor.entry->style.before_is_for_inside;
+      if (node.entry->style.shares_before && enters && node.entered_by < 0) node.entered_by = up;
     }
   }
 }
@@ -128,24 +125,17 @@ void expect_unplaced(const Node& node, const Parameter& parameter, const DeviceM
                        to_string(parameter.layout()->on(axis)), axis_name(axis)));
 }
 
-void check_linear(const Node& node, const DeviceMesh& axis) {
-  const Style style = node.entry->style;
-  const auto* const linear = dynamic_cast<const Linear*>(node.module);
-  if (linear == nullptr)
-    refuse(fmt::format("\"{}\" is of kind {}; style {} (pattern \"{}\") needs a Linear", node.path,
-                       kind_of(*node.module), name(style), node.entry->pattern));
-  expect_unplaced(node, *linear->weight, axis);
-  if (linear->bias) expect_unplaced(node, *linear->bias, axis);
-  if (by_columns(style)) expect_divides(node, linear->weight->global_shape()[0], "output features", axis);
-  if (style == Style::row) expect_divides(node, linear->weight->global_shape()[1], "input features", axis);
+void check_split(const Node& node, const DeviceMesh& axis) {
+  const ShardRule rule = node.module->shard_rule(*node.entry->style.split);
+  if (!rule.refused.empty())
+    refuse(fmt::format("\"{}\" is of kind {}, which {}; style {} (pattern \"{}\") needs that", node.path,
+                       kind_of(*node.module), rule.refused, node.entry->style.name, node.entry->pattern));
+  for (const ShardRule::Part& part : rule.parameters) expect_unplaced(node, *part.parameter, axis);
+  for (const Unit& unit : rule.whole_units) expect_divides(node, unit.count, unit.name, axis);
 }
 
-bool needs_before(const Node& node) {
-  return node.entry->style == Style::enter || (by_columns(node.entry->style) && node.entered_by < 0);
-}
-bool needs_after(const Node& node) {
-  return node.entry->style == Style::row || node.entry->style == Style::column_gathered;
-}
+bool needs_before(const Node& node) { return node.entry->style.before && node.entered_by < 0; }
+bool needs_after(const Node& node) { return node.entry->style.after.has_value(); }
 
 void check(const std::vector<Node>& nodes, const DeviceMesh& axis) {
   for (std::size_t i = 0; i < nodes.size(); ++i) {
@@ -153,12 +143,12 @@ void check(const std::vector<Node>& nodes, const DeviceMesh& axis) {
     if (node.touched)
       for (const Module::Unit& unit : node.module->units()) expect_divides(node, unit.count, unit.name, axis);
     if (node.entry == nullptr) continue;
-    if (splits(node.entry->style)) check_linear(node, axis);
-    if (node.entry->style == Style::enter && std::none_of(nodes.begin(), nodes.end(), [&](const Node& n) {
-          return n.entered_by == static_cast<int>(i);
-        }))
-      refuse(fmt::format("\"{}\" is named enter (pattern \"{}\"), but no layer inside it is split by columns",
-                         node.path, node.entry->pattern));
+    if (node.entry->style.split) check_split(node, axis);
+    if (node.entry->style.before_is_for_inside &&
+        std::none_of(nodes.begin(), nodes.end(),
+                     [&](const Node& n) { return n.entered_by == static_cast<int>(i); }))
+      refuse(fmt::format("\"{}\" is named {} (pattern \"{}\"), but no layer inside it is split by columns",
+                         node.path, node.entry->style.name, node.entry->pattern));
     if ((needs_before(node) && !node.module->before().empty()) ||
         (needs_after(node) && !node.module->after().empty()))
       refuse(fmt::format("\"{}\" has a boundary already", node.path));
@@ -173,18 +163,17 @@ void split(Parameter& parameter, const DeviceMesh& axis, const Placement& placem
 }
 
 void put_into_effect(const std::vector<Node>& nodes, const DeviceMesh& axis) {
-  const BoundaryRef enter = boundary::enter(axis), leave = boundary::leave(axis),
-                    gather = boundary::gather(axis, -1);
+  const auto boundary = [&](const Style::Change& change) {
+    return std::make_shared<RedistributeBoundary>(axis, change.from, change.to);
+  };
   for (const Node& node : nodes) {
     if (node.entry == nullptr) continue;
-    const Style style = node.entry->style;
-    if (needs_before(node)) node.module->add_before(enter);
-    if (needs_after(node)) node.module->add_after(style == Style::row ? leave : gather);
-    if (!splits(style)) continue;
-    auto& linear = dynamic_cast<Linear&>(*node.module);
-    split(*linear.weight, axis, Shard{by_columns(style) ? 0 : 1});
-    if (linear.bias)
-      split(*linear.bias, axis, by_columns(style) ? Placement(Shard{0}) : Placement(Replicate{}));
+    const Style& style = node.entry->style;
+    if (needs_before(node)) node.module->add_before(boundary(*style.before));
+    if (needs_after(node)) node.module->add_after(boundary(*style.after));
+    if (!style.split) continue;
+    for (const ShardRule::Part& part : node.module->shard_rule(*style.split).parameters)
+      split(*part.parameter, axis, part.placement);
   }
 }
 

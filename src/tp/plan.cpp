@@ -2,16 +2,6 @@
 
 namespace weft {
 
-std::string_view name(Style style) noexcept {
-  switch (style) {
-    case Style::enter: return "enter";
-    case Style::column: return "column";
-    case Style::column_gathered: return "column_gathered";
-    case Style::row: return "row";
-  }
-  return "";
-}
-
 // Both are read from the left. At a `*` the shortest stretch is tried first; where the rest then does not
 // fit, the stretch of the last `*` grows by one character, never across a dot.
 bool matches(std::string_view pattern, std::string_view path) noexcept {

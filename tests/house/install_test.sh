@@ -49,6 +49,16 @@ else
   echo "pkg-config: skipped, it is not installed"
 fi
 
+# A layer from outside, built against what was installed, trains as it does on one rank.
+if ls "$prefix"/lib*/libweft_train.so "$prefix"/lib*/*/libweft_train.so >/dev/null 2>&1; then
+  cmake -G Ninja -S "$source_dir/examples/layer" -B "$work/layer" -DCMAKE_PREFIX_PATH="$prefix" >"$work/cmake.log" 2>&1 &&
+    cmake --build "$work/layer" >>"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
+  timeout 60 "$prefix/bin/weft" run -n 4 -- "$work/layer/layer" || { echo "FAILED: examples/layer"; exit 1; }
+  echo "a layer from outside: ok"
+else
+  echo "a layer from outside: skipped, libweft_train is not installed"
+fi
+
 # The example transport, built by a stranger against what was installed, passes the conformance suite.
 cmake -G Ninja -S "$source_dir/examples/backend" -B "$work/backend" -DCMAKE_PREFIX_PATH="$prefix" >"$work/cmake.log" 2>&1 &&
   cmake --build "$work/backend" >>"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }

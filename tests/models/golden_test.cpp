@@ -23,7 +23,8 @@ TEST_P(ForwardBackward, LogitsLossAndAllGradients) {
   Transformer model(golden.model());
   ASSERT_NO_FATAL_FAILURE(golden.load(model));
   Tensors hidden;
-  model.norm.hooks().post_forward.push_back([&](Module&, Tensors& y, Frame&) { hidden = y; });
+  const HookHandle handle =
+      model.norm.add_hook(Module::HookPoint::post_forward, [&](Module&, Tensors& y, Frame&) { hidden = y; });
 
   const Tensor labels = golden.tensor("in.labels");
   Frame frame(golden.compute);

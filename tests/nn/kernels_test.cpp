@@ -6,7 +6,7 @@
 // matrix products are held to exactly that. Elsewhere a result is compared relative to the largest reference
 // value of its array, with a multiple of kUlp that counts the roundings on its way and is stated where it is
 // used.
-#include "nn/kernels/kernels.hpp"
+#include "weft/nn/kernels.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

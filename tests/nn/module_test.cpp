@@ -137,18 +137,105 @@ TEST(Module, HooksSeeAndMayReplaceWhatPasses) {
                      std::to_string(static_cast<int>(t[0].f32()[0])));
     };
   };
-  pair.second.hooks().pre_forward.push_back(note("pre-forward"));
-  pair.second.hooks().post_forward.push_back(note("post-forward"));
-  pair.second.hooks().pre_backward.push_back(note("pre-backward"));
-  pair.second.hooks().post_backward.push_back(note("post-backward"));
-  pair.second.hooks().post_forward.push_back(
-      [&](Module&, Tensors& t, Frame&) { t[0] = test::tensor_of(bench.context, {1}, {100}); });
+  std::vector<HookHandle> handles;
+  handles.push_back(pair.second.add_hook(Module::HookPoint::pre_forward, note("pre-forward")));
+  handles.push_back(pair.second.add_hook(Module::HookPoint::post_forward, note("post-forward")));
+  handles.push_back(pair.second.add_hook(Module::HookPoint::pre_backward, note("pre-backward")));
+  handles.push_back(pair.second.add_hook(Module::HookPoint::post_backward, note("post-backward")));
+  handles.push_back(pair.second.add_hook(Module::HookPoint::post_forward, [&](Module&, Tensors& t, Frame&) {
+    t[0] = test::tensor_of(bench.context, {1}, {100});
+  }));
   Frame frame(bench.compute);
   const Tensor x = test::tensor_of(bench.context, {1}, {1});
   EXPECT_EQ(pair.forward(x, frame)[0].f32()[0], 100);
   pair.backward(x, frame);
   EXPECT_THAT(seen, ElementsAre("pre-forward second 2", "post-forward second 6", "pre-backward second 1",
                                 "post-backward second 3"));
+  handles.clear();
+  seen.clear();
+  EXPECT_EQ(pair.forward(x, frame)[0].f32()[0], 6) << "hooks go with their handles";
+  pair.backward(x, frame);
+  EXPECT_TRUE(seen.empty());
+}
+
+TEST(Module, OnlyTheOutermostBackwardEnds) {
+  test::Bench bench;
+  Pair pair;
+  materialise(pair, bench.context);
+  initialise(pair, 1);
+  std::vector<std::string> ended;
+  const auto note = [&](Module& m, Tensors&, Frame&) { ended.push_back("\"" + m.path() + "\""); };
+  const HookHandle of_pair = pair.add_hook(Module::HookPoint::end_of_backward, note);
+  const HookHandle of_second = pair.second.add_hook(Module::HookPoint::end_of_backward, note);
+  Frame frame(bench.compute);
+  const Tensor x = test::tensor_of(bench.context, {1}, {1});
+  pair.forward(x, frame);
+  pair.backward(x, frame);
+  EXPECT_THAT(ended, ElementsAre("\"\""));
+  pair.second.forward(x, frame);
+  pair.second.backward(x, frame);
+  EXPECT_THAT(ended, ElementsAre("\"\"", "\"second\""));
+}
+
+// Weights that are gathered for a pass are given back however the pass ends.
+TEST(Module, WhatRunsAroundAPassIsLeftInReverseOrderAlsoWhereItThrows) {
+  test::Bench bench;
+  Pair pair;
+  materialise(pair, bench.context);
+  initialise(pair, 1);
+  std::vector<std::string> seen;
+  const auto around = [&](const std::string& name, bool throws = false) {
+    return Module::Around{[&seen, name, throws](Module&, Frame&) {
+                            if (throws) throw Error(ErrorCode::bad_argument, name + " cannot enter");
+                            seen.push_back("enter " + name);
+                          },
+                          [&seen, name](Module&, Frame&) { seen.push_back("leave " + name); }};
+  };
+  HookHandle handles[] = {pair.second.around_forward(around("a")), pair.second.around_forward(around("b")),
+                          pair.second.around_backward(around("c"))};
+  Frame frame(bench.compute);
+  const Tensor x = test::tensor_of(bench.context, {1}, {1});
+  pair.forward(x, frame);
+  EXPECT_THAT(seen, ElementsAre("enter a", "enter b", "leave b", "leave a"));
+  seen.clear();
+  pair.backward_in_wrong_order = true;
+  EXPECT_THROW(pair.backward(x, frame), Error) << "first's backward comes first";
+  EXPECT_TRUE(seen.empty());
+  frame.clear();
+  EXPECT_THROW(pair.second.backward(x, frame), Error) << "nothing was kept";
+  EXPECT_THAT(seen, ElementsAre("enter c", "leave c"));
+  seen.clear();
+  {
+    const HookHandle third = pair.second.around_forward(around("third", true));
+    EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { pair.second.forward(x, frame); }),
+              "third cannot enter");
+    EXPECT_THAT(seen, ElementsAre("enter a", "enter b", "leave b", "leave a"));
+  }
+  handles[0].reset();
+  seen.clear();
+  pair.second.forward(x, frame);
+  EXPECT_THAT(seen, ElementsAre("enter b", "leave b"));
+}
+
+TEST(Module, HandlesMayOutliveTheirModule) {
+  HookHandle handle;
+  {
+    Pair pair;
+    handle = pair.add_hook(Module::HookPoint::pre_forward, [](Module&, Tensors&, Frame&) {});
+    pair.first.add_hook(Module::HookPoint::pre_forward, [](Module&, Tensors&, Frame&) {}).detach();
+  }
+  handle.reset();
+}
+
+TEST(Module, SequentialTakesNames) {
+  Sequential list;
+  list.append("in", std::make_unique<Scale>(2.0F));
+  list.append(std::make_unique<Scale>(3.0F));
+  EXPECT_EQ(list.get("in").path(), "in");
+  EXPECT_EQ(list.get("1").path(), "1");
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { list.append("in", std::make_unique<Scale>(1.0F)); }),
+            "module \"\": cannot add child \"in\": the name is taken");
+  EXPECT_EQ(list.size(), 2U);
 }
 
 TEST(Frame, NamesBothPathsWhenBackwardDoesNotMirrorForward) {

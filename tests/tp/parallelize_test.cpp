@@ -149,7 +149,9 @@ TEST_F(Parallelize, OnOneRankThePlanIsCheckedAndNothingIsSet) {
   parallelize(model, mesh(2, 1)["tp"], whole_plan());
   expect_untouched(model);
   EXPECT_EQ(refused(model, 1, {{"norm", Style::row}}),
-            "parallelize: \"norm\" is of kind RMSNorm; style row (pattern \"norm\") needs a Linear");
+            "parallelize: \"norm\" is of kind RMSNorm, which cannot be split by rows; style row (pattern "
+            "\"norm\") needs "
+            "that");
 }
 
 TEST_F(Parallelize, APatternThatMatchesNothingSaysHowFarItLed) {

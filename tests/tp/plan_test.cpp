@@ -29,11 +29,11 @@ TEST(Plan, StarIsOneStepOrAPartOfOne) {
     EXPECT_FALSE(matches(pattern, path)) << pattern << " and " << path;
 }
 
-TEST(Plan, StylesHaveTheirEnumeratorsNames) {
-  EXPECT_EQ(name(Style::enter), "enter");
-  EXPECT_EQ(name(Style::column), "column");
-  EXPECT_EQ(name(Style::column_gathered), "column_gathered");
-  EXPECT_EQ(name(Style::row), "row");
+TEST(Plan, BuiltInStylesHaveTheirNames) {
+  EXPECT_EQ(Style::enter.name, "enter");
+  EXPECT_EQ(Style::column.name, "column");
+  EXPECT_EQ(Style::column_gathered.name, "column_gathered");
+  EXPECT_EQ(Style::row.name, "row");
 }
 
 TEST(Plan, KeepsEntriesInOrder) {

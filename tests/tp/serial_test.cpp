@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "support/run_ranks.hpp"
+#include "weft/base/error.hpp"
 #include "weft/base/random.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/activation.hpp"
@@ -135,6 +136,70 @@ TEST(Serial, AnAxisSeenAsTwoGivesTheSameBits) {
         return pair;
       },
       8, {{"0", Style::column}, {"1", Style::row}});
+}
+
+// A style of one's own: x comes cut by sequence and leaves so. And the rows of a fused weight in segments.
+TEST(Serial, AStyleOfOnesOwnAndSegments) {
+  const Style row_to_sequence{
+      .name = "row_to_sequence", .split = Split::row, .after = Style::Change{Partial{}, Shard{1}}};
+  const Style column_from_sequence{
+      .name = "column_from_sequence", .split = Split::column, .before = Style::Change{Shard{1}, Replicate{}}};
+  test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+    Compute compute(rank.context);
+    const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
+    const Tensor x = random_tensor(rank.context, {4, 6, 8}, "x"),
+                 dy = random_tensor(rank.context, {4, 6, 6}, "dy");
+    const auto make = [] {
+      auto pair = std::make_unique<Sequential>();
+      pair->append("up", linear(8, 20));
+      pair->append("down", linear(20, 6));
+      return pair;
+    };
+    const auto serial = make(), parallel = make();
+    Tensor y[2], dx[2];
+    for (const bool split : {false, true}) {
+      Sequential& module = split ? *parallel : *serial;
+      if (split) {
+        parallelize(module, mesh["tp"], {{"up", column_from_sequence}, {"down", row_to_sequence}});
+        // The rows of `up`, the columns of `down` and its bias: three heads of 8, 8 and 4 features.
+        for (const auto& [path, dim] :
+             {std::pair{"up.weight", 0}, std::pair{"up.bias", 0}, std::pair{"down.weight", 1}}) {
+          Parameter& p = *module.parameter(path);
+          p.set_layout(p.layout()->segmented(dim, {8, 8, 4}));
+        }
+        replicate(module, mesh);
+      }
+      materialise(module, rank.context);
+      initialise(module, 3);
+      Frame frame(compute);
+      const auto part = [&](const Tensor& t) {
+        return split ? distribute(t, make_layout(mesh, {Shard{0}, Shard{1}}, t.shape())) : t;
+      };
+      y[split ? 1 : 0] = full(module.forward(part(x), frame)[0]);
+      dx[split ? 1 : 0] = full(module.backward(part(dy), frame)[0]);
+    }
+    expect_near(y[1], y[0], "y");
+    expect_near(dx[1], dx[0], "dx");
+    for (Parameter* p : serial->parameters())
+      expect_near(full(parallel->parameter(p->path())->gradient()), p->gradient(),
+                  "gradient of " + p->path());
+    // Another cut of the features in between is an error, not another product.
+    Linear down(20, 6);
+    down.weight->set_layout(make_layout(mesh, {{"tp", Shard{1}}}, {6, 20}));
+    materialise(down, rank.context);
+    initialise(down, 1);
+    Frame frame(compute);
+    const LayoutRef segmented = make_layout(mesh, {{"tp", Shard{1}}}, {3, 20})->segmented(1, {8, 8, 4});
+    try {
+      down.forward(as_layout(Tensor::zeros(rank.context, segmented->local_shape()), segmented), frame);
+      ADD_FAILURE();
+    } catch (const Error& e) {
+      EXPECT_STREQ(
+          e.what(),
+          "\"\": x is (3, 20) as [dp: Replicate, tp: Shard(1)] in segments 8, 8, 4 of dimension 1, the "
+          "weight (6, 20) as [dp: Replicate, tp: Shard(1)]; expected the same segments of features");
+    }
+  });
 }
 
 TEST(Serial, ColumnThenRow) {

@@ -58,6 +58,20 @@ class Frame {
   void count_use(const Parameter& parameter);
   bool drop_use(const Parameter& parameter);
 
+  /// One backward inside another: while it lives, those made after it are not the outermost.
+  class Nested {
+   public:
+    explicit Nested(Frame& frame) noexcept : frame_(frame), outermost_(frame.depth_++ == 0) {}
+    Nested(const Nested&) = delete;
+    Nested& operator=(const Nested&) = delete;
+    ~Nested() { --frame_.depth_; }
+    bool outermost() const noexcept { return outermost_; }
+
+   private:
+    Frame& frame_;
+    bool outermost_;
+  };
+
  private:
   struct Entry {
     const Module* of;
@@ -67,6 +81,7 @@ class Frame {
   bool keeps_ = true;
   std::vector<Entry> entries_;
   std::unordered_map<const Parameter*, int> uses_;  // in forward, not yet in backward
+  int depth_ = 0;                                   // of calls of backward in each other
 };
 
 }  // namespace weft

@@ -9,7 +9,7 @@ namespace weft {
 ///
 /// Column and row parallel are layouts of the weight, per mesh axis:
 ///   weight Replicate: x Replicate or Shard(not the last) → y the same
-///   weight Shard(0):  x Replicate → y Shard(last), dx Partial(sum)
+///   weight Shard(0):  x Replicate → y Shard(last), dx Partial(sum); segments of the rows are those of y
 ///   weight Shard(1):  x Shard(last) → y Partial(sum), which the boundary after the layer reduces
 /// The bias is added after that boundary, once on every rank, and its gradient is taken from dy on the same
 /// side of it.
@@ -19,6 +19,7 @@ class Linear : public Module {
 
   ParameterRef weight, bias;  ///< bias: null where there is none
 
+  ShardRule shard_rule(Split split) const override;
   /// Uses another module's (out, in) weight from now on; see Parameter about tied weights.
   void tie_weight(ParameterRef other);
 

@@ -35,6 +35,29 @@ class Inputs {
   std::span<const Tensor> tensors_;
 };
 
+/// What comes in whole numbers, and is cut between whole ones only.
+struct Unit {
+  const char* name;  ///< in the plural: "heads", "output features"
+  std::int64_t count;
+};
+
+/// The two ways to share the work of a layer: each rank makes some of its outputs from all inputs, or a
+/// contribution to all outputs from some inputs.
+enum class Split : unsigned char { column, row };
+
+/// What becomes of a module's own parameters where its work is split.
+struct ShardRule {
+  struct Part {
+    Parameter* parameter;
+    Placement placement;  ///< on the axes that split it; those not named stay whole
+  };
+  std::vector<Part> parameters;
+  std::vector<Unit> whole_units;  ///< each divides into the ranks of the axes
+  std::string refused;            ///< not empty: the module cannot be split so, and why
+};
+
+class HookHandle;
+
 /// A layer or a tree of them. A derived class registers its children and parameters under names in its
 /// constructor; the dotted path of a node (`layers.1.attention.q_proj`) never changes afterwards, whatever is
 /// parallelised. Parallelism changes layouts of parameters and sets boundaries; types and paths stay.
@@ -49,12 +72,12 @@ class Module {
 
   // --- the passes: not virtual; what every layer has in common happens here ---
 
-  /// pre-forward hooks → boundary before → do_forward → boundary after → finish_forward → post-forward hooks.
-  /// Throws layout where a tensor that arrives is laid out as the layer cannot take it; bad_argument for
+  /// around → pre-forward hooks → boundaries before → do_forward → boundaries after → finish_forward →
+  /// post-forward hooks. Throws layout where a tensor that arrives is laid out as the layer cannot take it; bad_argument for
   /// wrong shapes.
   Tensors forward(Inputs x, Frame& frame);
-  /// The mirror: pre-backward hooks → begin_backward → after's adjoint → do_backward → before's adjoint →
-  /// post-backward hooks. `dy` belongs to what forward gave; the result to the differentiable ones among its
+  /// The mirror: around → pre-backward hooks → begin_backward → after's adjoints → do_backward → before's adjoints
+  /// → post-backward hooks. `dy` belongs to what forward gave; the result to the differentiable ones among its
   /// inputs, in their order.
   Tensors backward(Inputs dy, Frame& frame);
 
@@ -79,11 +102,11 @@ class Module {
   void visit(const std::function<void(Module&)>& see);
 
   /// What the module works in whole units of, so that no rank can have a fraction of one: attention heads.
-  struct Unit {
-    const char* name;  ///< in the plural
-    std::int64_t count;
-  };
+  using Unit = weft::Unit;
   virtual std::vector<Unit> units() const { return {}; }
+  /// How the module is split over ranks that share its work, or why it is not: the default says that it cannot
+  /// be. A layer that can says so here; parallelize() knows no layer by its type.
+  virtual ShardRule shard_rule(Split split) const;
 
   // --- what parallelism and others attach ---
 
@@ -101,12 +124,26 @@ class Module {
   void add_before(BoundaryRef boundary, int input = kEvery);
   void add_after(BoundaryRef boundary, int output = kEvery);
 
-  /// Sees, and may replace, the tensors at that point.
+  /// Sees, and may replace, the tensors at that point. end_of_backward: of the module whose backward was called
+  /// from outside of any other, when all of it is done.
   using Hook = std::function<void(Module&, Tensors&, Frame&)>;
-  struct Hooks {
-    std::vector<Hook> pre_forward, post_forward, pre_backward, post_backward;
+  enum class HookPoint : unsigned char {
+    pre_forward,
+    post_forward,
+    pre_backward,
+    post_backward,
+    end_of_backward
   };
-  Hooks& hooks() noexcept { return hooks_; }
+  /// The hook stays as long as what is returned, or the module.
+  [[nodiscard]] HookHandle add_hook(HookPoint point, Hook hook);
+  /// Runs around a pass: `enter` before everything else of the module, `leave` after it, also where something
+  /// between throws; then the error goes on, and one of leave() is dropped. Several are left in reverse order,
+  /// those alone that were entered. For weights that are gathered for a pass and given back after it.
+  struct Around {
+    std::function<void(Module&, Frame&)> enter, leave;
+  };
+  [[nodiscard]] HookHandle around_forward(Around around);
+  [[nodiscard]] HookHandle around_backward(Around around);
 
  protected:
   /// Registers a child (a member of the derived class) or a parameter. `name` holds no dot and is new here.
@@ -130,6 +167,9 @@ class Module {
   /// Its mirror, before that boundary's adjoint.
   virtual void begin_backward(Inputs dy, Frame& frame);
   void set_path(std::string path);
+  HookHandle add_around(bool backward, Around around);
+  std::vector<Around> around(bool backward) const;
+  void run(HookPoint point, Tensors& tensors, Frame& frame);
 
   std::string path_;
   Module* parent_ = nullptr;
@@ -137,14 +177,41 @@ class Module {
   std::vector<std::pair<std::string, ParameterRef>> own_;
   std::vector<std::string> tied_;  // names in own_ whose parameter another module made
   std::vector<PlacedBoundary> before_, after_;
-  Hooks hooks_;
+  struct Hooks;
+  std::shared_ptr<Hooks> hooks_;  // null: none
 };
 
-/// Children called "0", "1", …, each fed by the one before it.
+/// Keeps a hook on its module until it goes, or detach().
+class [[nodiscard]] HookHandle {
+ public:
+  HookHandle() = default;
+  explicit HookHandle(std::function<void()> remove) : remove_(std::move(remove)) {}
+  HookHandle(HookHandle&& other) noexcept : remove_(std::exchange(other.remove_, nullptr)) {}
+  HookHandle& operator=(HookHandle&& other) noexcept {
+    if (this != &other) {
+      reset();
+      remove_ = std::exchange(other.remove_, nullptr);
+    }
+    return *this;
+  }
+  ~HookHandle() { reset(); }
+  /// Takes the hook away now.
+  void reset() {
+    if (const auto remove = std::exchange(remove_, nullptr)) remove();
+  }
+  /// Leaves it on its module for ever.
+  void detach() noexcept { remove_ = nullptr; }
+
+ private:
+  std::function<void()> remove_;
+};
+
+/// Children called "0", "1", … or by names, each fed by the one before it.
 class Sequential : public Module {
  public:
-  /// Owns `child`; gives it the next number.
+  /// Owns `child`; gives it the next number, or a name.
   Module& append(std::unique_ptr<Module> child);
+  Module& append(std::string name, std::unique_ptr<Module> child);
   std::size_t size() const noexcept { return owned_.size(); }
 
  private:

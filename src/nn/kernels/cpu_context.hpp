@@ -11,7 +11,7 @@
 #include <map>
 #include <vector>
 
-#include "nn/kernels/kernels.hpp"
+#include "weft/nn/kernels.hpp"
 
 namespace weft::kernels {
 

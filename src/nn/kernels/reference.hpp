@@ -9,7 +9,7 @@
 #include <limits>
 #include <vector>
 
-#include "nn/kernels/kernels.hpp"
+#include "weft/nn/kernels.hpp"
 
 namespace weft::kernels::reference {
 

@@ -4,14 +4,12 @@
 //
 // Rules for all of them:
 //  - Arrays are dense and row-major; the shape stands beside each pointer. Outputs are overwritten unless the
-//  name or the
-//    comment says that they accumulate ("+="). An input may be the output where "in place" is said, nowhere
-//    else.
+//    name or the comment says that they accumulate ("+="). An input may be the output where "in place" is
+//    said, nowhere else.
 //  - Any size may be 0. Then nothing is read, and outputs that have elements become what an empty sum is.
 //  - The result's bits depend on the input alone, not on the number of threads: every sum runs over blocks of
-//  a fixed size
-//    in a fixed order.
-//  - `reference.hpp` holds the same names as plain loops: the definition of what these compute.
+//    a fixed size in a fixed order.
+// Each is tested against plain loops of the same name. A layer gets its KernelContext from Frame::kernels().
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What layers say about layouts: the checks and rules that several of them share. Pure arithmetic, any
-// thread.
+// What layers say about layouts: the checks and rules that several of them share, and that a layer from outside
+// is written with. Pure arithmetic, any thread.
 //
 // Axes of one rank are never checked: every placement means the same there.
 #pragma once
@@ -41,6 +41,17 @@ void expect_whole(const TensorName& what, const Tensor& x, std::string_view laye
 /// axes that split x in a dimension or on which x is Partial itself, else the weight's. `features`: the
 /// dimension of x that the weight itself splits, which does not count; -1: none.
 LayoutRef gradient_of(const LayoutRef& weight, const LayoutRef& x, int features);
+
+/// The layout of y = x wᵀ by the rule of Linear (weft/nn/linear.hpp), one axis at a time: x: (…, in), weight:
+/// (out, in). Throws layout where x does not fit the weight: `<what> is Shard(1) on tp=2; expected Replicate,
+/// since the weight is Shard(0)`. Null where x is plain.
+LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const LayoutRef& weight);
+/// That of dx = dy w: Partial(sum) where columns of y were split, since each rank then has the contribution of its
+/// own; else as x.
+LayoutRef linear_input_gradient(const LayoutRef& x, const LayoutRef& weight);
+/// What a gradient of y must look like: as y, whole where y was Partial (every contribution has the sum's
+/// gradient).
+LayoutRef gradient_of_output(const LayoutRef& y);
 
 /// The same placements over another global shape; null stays null.
 LayoutRef with_global(const LayoutRef& layout, const Shape& global);

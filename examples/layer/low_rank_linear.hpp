@@ -1,0 +1,76 @@
+// A layer that weft does not have, written with what it installs: y = x (w + b a)ᵀ, a linear layer with a low-rank
+// correction (E. Hu et al., "LoRA", 2021). x: (…, in), w: (out, in), a: (rank, in), b: (out, rank).
+#pragma once
+
+#include "weft/nn/kernels.hpp"
+#include "weft/nn/layouts.hpp"
+#include "weft/nn/module.hpp"
+
+class LowRankLinear : public weft::Module {
+ public:
+  LowRankLinear(std::int64_t in, std::int64_t out, std::int64_t rank) {
+    weight = add("weight", std::make_shared<weft::Parameter>(weft::Shape{out, in}, weft::Normal{0.3}));
+    a = add("a", std::make_shared<weft::Parameter>(weft::Shape{rank, in}, weft::Normal{0.3}));
+    b = add("b", std::make_shared<weft::Parameter>(weft::Shape{out, rank}, weft::Normal{0.3}));
+  }
+  weft::ParameterRef weight, a, b;
+
+  // By columns: each rank makes some of the outputs; `a`, which all of them need, stays whole.
+  weft::ShardRule shard_rule(weft::Split split) const override {
+    if (split == weft::Split::row) return Module::shard_rule(split);
+    return {{{weight.get(), weft::Shard{0}}, {b.get(), weft::Shard{0}}},
+            {{"output features", weight->global_shape()[0]}},
+            {}};
+  }
+
+ private:
+  weft::Tensors do_forward(weft::Inputs inputs, weft::Frame& frame) override {
+    using weft::kernels::Stored;
+    expect_count(inputs, 1, "inputs");
+    const weft::Tensor x = weft::layouts::beside(*this, "x", inputs[0], *weight);
+    const weft::LayoutRef layout =
+        weft::layouts::linear_output(weft::layouts::named(*this, "x"), x.layout(), weight->layout());
+    const std::int64_t in = weight->value().size(1), out = weight->value().size(0), rank = a->value().size(0);
+    const std::int64_t tokens = x.count() / in;
+    const weft::Tensor y =
+        frame.compute().make(weft::layouts::with_last(x.shape(), out), weft::DType::f32, out_memory());
+    const weft::Tensor h = frame.compute().make({tokens, rank});
+    weft::kernels::linear_forward(frame.kernels(), x.f32().data(), a->value().f32().data(), nullptr,
+                                  h.f32().data(), {tokens, in, rank});
+    weft::kernels::linear_forward(frame.kernels(), x.f32().data(), weight->value().f32().data(), nullptr,
+                                  y.f32().data(), {tokens, in, out});
+    weft::kernels::matmul(frame.kernels(), h.f32().data(), Stored::plain, b->value().f32().data(),
+                          Stored::transposed, y.f32().data(), tokens, out, rank, true);
+    frame.push(*this, {x, h});
+    return {y.with_layout(layout)};
+  }
+
+  weft::Tensors do_backward(weft::Inputs gradients, weft::Frame& frame) override {
+    using weft::kernels::Stored;
+    const weft::Tensors kept = frame.pop(*this);
+    const weft::Tensor &x = kept[0], &h = kept[1], &dy = gradients[0];
+    const std::int64_t in = x.shape().back(), out = dy.shape().back(), rank = h.size(1), tokens = h.size(0);
+    const int last = x.shape().rank() - 1;
+    // (rows, columns) = or += leftᵀ right, summed over tokens.
+    const auto gradient = [&](weft::Parameter& p, const weft::Tensor& left, const weft::Tensor& right,
+                              const weft::LayoutRef& layout) {
+      p.accumulate(layout, [&](const weft::Tensor& into, bool add) {
+        weft::kernels::matmul(frame.kernels(), left.f32().data(), Stored::transposed, right.f32().data(),
+                              Stored::plain, into.f32().data(), into.size(0), into.size(1), tokens, add);
+      });
+    };
+    const weft::Tensor dh = frame.compute().make({tokens, rank});
+    weft::kernels::linear_backward_input(frame.kernels(), dy.f32().data(), b->value().f32().data(),
+                                         dh.f32().data(), {tokens, rank, out});
+    gradient(*weight, dy, x, weft::layouts::gradient_of(weight->layout(), dy.layout(), last));
+    gradient(*b, dy, h, weft::layouts::gradient_of(b->layout(), dy.layout(), last));
+    // dh comes from this rank's outputs alone, so `a` gets a contribution from each: Partial wherever dy is cut.
+    gradient(*a, dh, x, weft::layouts::gradient_of(a->layout(), dy.layout(), -1));
+    const weft::Tensor dx = frame.compute().make(x.shape(), weft::DType::f32, dx_memory());
+    weft::kernels::linear_backward_input(frame.kernels(), dy.f32().data(), weight->value().f32().data(),
+                                         dx.f32().data(), {tokens, in, out});
+    weft::kernels::matmul(frame.kernels(), dh.f32().data(), Stored::plain, a->value().f32().data(),
+                          Stored::plain, dx.f32().data(), tokens, in, rank, true);
+    return {dx.with_layout(weft::layouts::linear_input_gradient(x.layout(), weight->layout()))};
+  }
+};
