@@ -33,7 +33,6 @@ void list(Module& module, std::string path, int parent, std::vector<Node>& nodes
   for (const auto& [name, child] : module.children()) list(*child, joined(path, name), self, nodes);
 }
 
-
 [[noreturn]] void refuse(const std::string& text) {
   throw Error(ErrorCode::bad_argument, "parallelize: " + text);
 }
