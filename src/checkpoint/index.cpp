@@ -42,19 +42,16 @@ std::vector<CheckpointTensor> checkpoint_tensors(std::string_view what, const De
     tensors.push_back({fmt::format("param.{}", p->path()), p->value(), p->global_shape(), p->layout()});
   }
   if (optimizer == nullptr) return tensors;
-  // State that lies as its parameter does has the parameter's whole; the rest (the count of steps) is the
-  // same on all ranks.
+  // State with a layout has the whole that its layout says, whatever its parameter has by now; the rest (the count
+  // of steps) is the same on all ranks.
   optimizer->visit_state([&](const std::string& path, std::string_view state, const Tensor& tensor) {
-    const auto found = by_path.find(path);
-    if (found == by_path.end())
+    if (by_path.find(path) == by_path.end())
       throw Error(
           ErrorCode::bad_argument,
           fmt::format("{}: the optimizer has state of {}, which is not among the parameters", what, path));
-    const Parameter& p = *found->second;
-    const bool as_parameter = tensor.layout() != nullptr && tensor.layout() == p.layout();
     tensors.push_back({fmt::format("optimizer.{}.{}", state, path), tensor,
-                       as_parameter ? p.global_shape() : tensor.shape(),
-                       as_parameter ? p.layout() : nullptr});
+                       tensor.layout() != nullptr ? tensor.layout()->global : tensor.shape(),
+                       tensor.layout()});
   });
   return tensors;
 }

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "weft/base/error.hpp"
+#include "weft/mesh/redistribute.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/layouts.hpp"
 
@@ -14,12 +15,18 @@ namespace {
 static_assert(CrossEntropy::kIgnore == kernels::kIgnoredTarget);
 
 // Partial(sum) on axes that split the tokens: each rank has the part of the sum that its own tokens give.
-LayoutRef loss_layout(LayoutRef logits) {
+LayoutRef loss_layout(const LayoutRef& logits) {
   if (logits == nullptr) return nullptr;
   Placements placements = logits->placements;
   for (Placement& p : placements)
     if (is_shard(p)) p = Partial{};
   return make_layout(logits->mesh(), std::move(placements), {1});
+}
+
+bool splits_tokens(const LayoutRef& logits) {
+  for (std::size_t a = 0; logits != nullptr && a < logits->placements.size(); ++a)
+    if (is_shard(logits->placements[a]) && logits->mesh_shape().size(static_cast<int>(a)) > 1) return true;
+  return false;
 }
 
 }  // namespace
@@ -51,6 +58,12 @@ Tensors CrossEntropy::do_forward(Inputs inputs, Frame& frame) {
     throw Error(ErrorCode::layout,
                 fmt::format("cross entropy: valid is {}; it is the number of valid tokens of all ranks",
                             to_string(*valid.layout())));
+  if (valid.layout() == nullptr && splits_tokens(logits.layout()))
+    throw Error(
+        ErrorCode::layout,
+        fmt::format("cross entropy: valid is a plain tensor; where logits are {} it must be stated as the "
+                    "number of all ranks: global_valid(context, labels), or scalar(mesh, n)",
+                    to_string(*logits.layout())));
   const std::int64_t tokens = labels.count();
   const Tensor log_sum_exp = frame.compute().make({tokens});
   const Tensor loss = frame.compute().make({1}, DType::f64).with_layout(loss_layout(logits.layout()));
@@ -79,6 +92,17 @@ std::int64_t count_valid(const Tensor& labels) {
   const auto all = labels.as<std::int64_t>();
   return std::count_if(all.begin(), all.end(),
                        [](std::int64_t label) { return label != CrossEntropy::kIgnore; });
+}
+
+Tensor global_valid(Context& context, const Tensor& labels) {
+  const Tensor own = scalar(context, count_valid(labels));
+  if (labels.layout() == nullptr) return own;
+  const LayoutRef layout = loss_layout(labels.layout());
+  return redistribute(own.with_layout(layout), Placements(layout->placements.size(), Replicate{}));
+}
+
+Tensor scalar(const DeviceMesh& mesh, std::int64_t value) {
+  return scalar(mesh.context(), value).with_layout(replicated_layout(mesh.root(), {1}));
 }
 
 Tensor scalar(Context& context, std::int64_t value) {

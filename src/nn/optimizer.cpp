@@ -29,9 +29,15 @@ void Optimizer::step(double lr) {
     throw Error(
         ErrorCode::bad_argument,
         fmt::format("optimizer: no gradient for {}; no backward pass has used it", fmt::join(without, ", ")));
-  for (const Parameter* p : parameters_)
-    layouts::expect_same(fmt::format("optimizer: the gradient of \"{}\"", p->path()), p->gradient_layout(),
-                         p->value().layout(), "as the value; reduce it before the step");
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& p = *parameters_[i];
+    layouts::expect_same(TensorName::of("optimizer: the gradient of ", p.path()), p.gradient_layout(),
+                         p.value().layout(), "as the value; reduce it before the step");
+    for (std::size_t j = 0; j < names_.size(); ++j)
+      layouts::expect_same(TensorName::of("optimizer: the state of ", p.path()),
+                           states_[i].tensors[j].layout(), p.value().layout(),
+                           "as the value; make the optimizer after the value has its layout");
+  }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     std::int64_t& step = states_[i].step.as<std::int64_t>()[0];
     update(*parameters_[i], states_[i], ++step, lr);

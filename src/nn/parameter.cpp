@@ -55,6 +55,16 @@ void Parameter::set_value(Tensor value) {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("parameter \"{}\": set_value got {} {}; expected f32 {}", path_,
                             name(value.dtype()), to_string(value.shape()), to_string(expected)));
+  if (layout && (layout->partial() || !(layout->global == global_)))
+    throw Error(ErrorCode::layout,
+                fmt::format("parameter \"{}\": set_value got {}; expected whole values of {}", path_,
+                            to_string(*layout), to_string(global_)));
+  if (layout != layout_ && has_gradient_)
+    throw Error(ErrorCode::layout,
+                fmt::format("parameter \"{}\": set_value with another layout while it has a gradient; "
+                            "zero_gradient first",
+                            path_));
+  layout_ = layout;
   value_ = value.with_layout(layout);
 }
 

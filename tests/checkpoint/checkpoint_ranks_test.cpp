@@ -179,6 +179,73 @@ TEST(CheckpointIndex, WhatIsReplicatedIsOnePart) {
   EXPECT_THAT(index.tensors.at("t").layout, ElementsAre("Replicate", "Replicate"));
 }
 
+// Optimizer state keeps the layout of the value that it was made for; where the value has another one by now, every
+// rank's part of the state is saved all the same, and a step with it is an error.
+TEST(CheckpointRanks, StateThatLiesOtherwiseThanItsValueIsSavedWhole) {
+  const test::TemporaryFolder folder;
+  test::run_ranks(test::Ranks::threads, 2, [&](test::Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"tp", 2}});
+    const LayoutRef cut = make_layout(mesh, {Shard{0}}, {6, 2}), whole = replicated_layout(mesh, {6, 2});
+    Compute compute(r.context);
+    const auto sharded = [&](Parameter& p) {
+      p.set_layout(cut);
+      p.materialise(r.context);
+      initialise(p, 3);
+    };
+    const auto state_of = [](const SGD& optimizer) {
+      Tensor found;
+      optimizer.visit_state([&](const std::string&, std::string_view name, const Tensor& t) {
+        if (name == "momentum") found = t;
+      });
+      return found;
+    };
+    Parameter p({6, 2}, Normal{1});
+    sharded(p);
+    SGD optimizer(compute, {&p}, {.momentum = 0.9});
+    const Tensor momentum = state_of(optimizer);
+    for (std::size_t i = 0; i < 6; ++i)
+      momentum.f32()[i] = static_cast<float>(10 * mesh.rank()) + static_cast<float>(i);
+    p.set_value(redistribute(p.value(), whole));
+    EXPECT_EQ(p.layout(), whole);
+    save_checkpoint(folder.path(), mesh, 1, std::vector<Parameter*>{&p}, &optimizer);
+
+    Parameter again({6, 2}, Normal{1});
+    sharded(again);
+    SGD loaded(compute, {&again}, {.momentum = 0.9});
+    load_checkpoint(folder.path(), mesh, std::vector<Parameter*>{&again}, &loaded);
+    EXPECT_TRUE(std::ranges::equal(state_of(loaded).f32(), momentum.f32()));
+    EXPECT_TRUE(std::ranges::equal(full(again.value()).f32(), p.value().f32()));
+
+    p.accumulate(Tensor::zeros(r.context, {6, 2}).with_layout(whole));
+    try {
+      optimizer.step(0.1);
+      ADD_FAILURE();
+    } catch (const Error& e) {
+      EXPECT_STREQ(
+          e.what(),
+          "optimizer: the state of \"\" is Shard(0) on tp=2; expected Replicate (as the value; make the "
+          "optimizer after the value has its layout)");
+    }
+    try {
+      p.set_value(redistribute(p.value(), cut));
+      ADD_FAILURE();
+    } catch (const Error& e) {
+      EXPECT_STREQ(
+          e.what(),
+          "parameter \"\": set_value with another layout while it has a gradient; zero_gradient first");
+    }
+    p.zero_gradient();
+    try {
+      p.set_value(p.value().with_layout(whole->with("tp", Partial{})));
+      ADD_FAILURE();
+    } catch (const Error& e) {
+      EXPECT_STREQ(
+          e.what(),
+          "parameter \"\": set_value got (6, 2) as [tp: Partial(sum)]; expected whole values of (6, 2)");
+    }
+  });
+}
+
 // A parameter of 11 x 6 elements in every way in which it may lie: initialisation depends on the global index
 // alone, so what was saved from one layout and loaded into another is what would be made there.
 class AnyLayout {

@@ -78,7 +78,7 @@ struct Trainer {
     const Tensor tokens = built.place(b.tokens, kBatch), labels = built.place(b.labels, kBatch);
     logits = built.model->forward(tokens, frame)[0];
     const Tensor loss =
-        cross_entropy.forward({logits, labels, scalar(compute.context(), count_valid(all.labels))}, frame)[0];
+        cross_entropy.forward({logits, labels, scalar(mesh, count_valid(all.labels))}, frame)[0];
     built.model->backward(cross_entropy.backward({}, frame), frame);
     EXPECT_TRUE(frame.empty());
     built.averager->finish();

@@ -40,7 +40,7 @@ struct Parallel {
     const LayoutRef rows = make_layout(mesh, {{"dp", Shard{0}}}, tokens.shape());
     logits = built.model->forward(distribute(tokens, rows), frame)[0];
     const Tensor loss = cross_entropy.forward(
-        {logits, distribute(labels, rows), scalar(compute.context(), count_valid(labels))}, frame)[0];
+        {logits, distribute(labels, rows), scalar(mesh, count_valid(labels))}, frame)[0];
     built.model->backward(cross_entropy.backward({}, frame), frame);
     EXPECT_TRUE(frame.empty());
     built.averager->finish();

@@ -1,7 +1,9 @@
 // What layers say when tensors reach them laid out wrongly, and the layouts of what they give. No
 // communication.
 #include "nn/support.hpp"
+#include "support/run_ranks.hpp"
 #include "weft/mesh/layout.hpp"
+#include "weft/mesh/redistribute.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/attention.hpp"
 #include "weft/nn/embedding.hpp"
@@ -136,7 +138,7 @@ TEST_F(OnMesh, ValuesAreNotContributions) {
 
   CrossEntropy loss;
   const Tensor labels = zeros(shard(0), kReplicate, {4, 6}, DType::i64);
-  const Tensor valid = scalar(bench.context, 24);
+  const Tensor valid = scalar(mesh, 24);
   EXPECT_EQ(error_text(ErrorCode::layout,
                        [&] {
                          loss.forward({zeros(shard(0), kPartial, {4, 6, 8}), labels, valid}, frame);
@@ -163,6 +165,14 @@ TEST_F(OnMesh, ValuesAreNotContributions) {
                        }),
             "cross entropy: labels is a plain tensor; on dp=2 x tp=2 it needs a layout (as_layout states "
             "what it is)");
+  // A number that is this rank's alone would scale the loss by the number of ranks.
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         loss.forward({logits, labels, valid}, frame);
+                       }),
+            "cross entropy: valid is a plain tensor; where logits are (4, 6, 8) as [dp: Shard(0), tp: "
+            "Replicate] it "
+            "must be stated as the number of all ranks: global_valid(context, labels), or scalar(mesh, n)");
   EXPECT_EQ(error_text(ErrorCode::layout,
                        [&] {
                          loss.forward({logits, labels, zeros(kPartial, kReplicate, {1}, DType::i64)}, frame);
@@ -363,6 +373,21 @@ TEST_F(OnMesh, WeightsAreTheSameOnEveryMesh) {
       }
     }
   }
+}
+
+TEST(CrossEntropyOverRanks, CountsTheValidTokensOfAll) {
+  test::run_ranks(test::Ranks::threads, 4, [](test::Rank& r) {
+    const DeviceMesh over(r.group(), {{"dp", 2}, {"sp", 2}});
+    Tensor labels(r.context, {3, 5}, DType::i64);
+    for (std::size_t i = 0; i < 15; ++i)
+      labels.as<std::int64_t>()[i] = i % 4 == 0 ? CrossEntropy::kIgnore : 1;
+    EXPECT_EQ(global_valid(r.context, labels).as<std::int64_t>()[0], 11);
+    for (const Placements& p : {Placements{Shard{0}, Replicate{}}, Placements{Shard{0}, Shard{1}}}) {
+      const Tensor valid = global_valid(r.context, distribute(labels, make_layout(over, p, {3, 5})));
+      EXPECT_EQ(valid.as<std::int64_t>()[0], 11);
+      EXPECT_EQ(valid.layout(), replicated_layout(over, {1}));
+    }
+  });
 }
 
 }  // namespace

@@ -109,7 +109,7 @@ StepResult Trainer::step() {
   const Batch b = batch(next_);
   Frame frame(compute_);
   const Tensors logits = parts_.model->forward({b.tokens}, frame);
-  const Tensors loss = loss_.forward({logits[0], b.labels, scalar(context_, tokens_per_step())}, frame);
+  const Tensors loss = loss_.forward({logits[0], b.labels, scalar(parts_.mesh, tokens_per_step())}, frame);
   const Tensors dlogits = loss_.backward({}, frame);
   parts_.model->backward(dlogits, frame);
   parts_.averager->finish();

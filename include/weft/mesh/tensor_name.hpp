@@ -17,6 +17,12 @@ class TensorName {
   TensorName(std::string_view module_path, std::string_view tensor) noexcept
       : path_(module_path), tensor_(tensor), of_module_(true) {}
 
+  /// A parameter's, behind some words: `optimizer: the gradient of "w"`
+  static TensorName of(std::string_view words, std::string_view path) noexcept {
+    TensorName name(path, "");
+    name.before_ = words;
+    return name;
+  }
   /// The same with more said: `"layers.0": x + mlp: the second term`
   TensorName and_then(std::string_view more) const noexcept {
     TensorName name = *this;
@@ -25,12 +31,13 @@ class TensorName {
   }
 
   std::string text() const {
-    std::string text = of_module_ ? '"' + std::string(path_) + "\": " : std::string();
+    std::string text(before_);
+    if (of_module_) text.append("\"").append(path_).append(tensor_.empty() ? "\"" : "\": ");
     return text.append(tensor_).append(more_);
   }
 
  private:
-  std::string_view path_, tensor_, more_;
+  std::string_view before_, path_, tensor_, more_;
   bool of_module_ = false;
 };
 

@@ -8,7 +8,8 @@ namespace weft {
 
 /// Cross-entropy of a softmax over the last dimension.
 /// Inputs: logits (…, classes) f32; labels (…) i64, `kIgnore` marks a token that does not count; valid: i64,
-/// one element, the number of valid tokens of all ranks (see count_valid). Gives loss: f64 (1), laid out
+/// one element, the number of valid tokens of all ranks, stated as such by a replicated layout where the logits are
+/// cut over ranks (see global_valid). Gives loss: f64 (1), laid out
 /// Partial(sum) on axes that split the tokens. backward takes d(loss): f64 (1), or an empty list for 1, and
 /// gives dlogits.
 class CrossEntropy : public Module {
@@ -22,7 +23,11 @@ class CrossEntropy : public Module {
 
 /// The number of labels that are not kIgnore, on this rank alone.
 std::int64_t count_valid(const Tensor& labels);
-/// An i64 tensor of one element.
+/// The number over all ranks: i64 (1), replicated over the labels' mesh. One small all-reduce over the axes that
+/// split them. Plain labels give a plain number.
+Tensor global_valid(Context& context, const Tensor& labels);
+/// An i64 tensor of one element; on a mesh, the same on all its ranks.
 Tensor scalar(Context& context, std::int64_t value);
+Tensor scalar(const DeviceMesh& mesh, std::int64_t value);
 
 }  // namespace weft

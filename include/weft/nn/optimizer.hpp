@@ -13,9 +13,9 @@
 
 namespace weft {
 
-/// State is kept per parameter, under its path, with the value's layout. step() throws layout where a
-/// gradient is still Partial on some axis, or is laid out otherwise than the value, naming parameter and
-/// axis; and bad_argument naming every parameter that has no gradient. Both before anything changes.
+/// State is kept per parameter, under its path, with the layout that the value had when the optimizer was made.
+/// step() throws layout where a gradient is still Partial on some axis, or a gradient or state is laid out
+/// otherwise than the value, naming parameter and axis; and bad_argument naming every parameter that has no gradient. Both before anything changes.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;

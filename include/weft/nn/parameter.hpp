@@ -47,8 +47,9 @@ class Parameter {
   bool materialised() const noexcept { return static_cast<bool>(value_); }
   /// f32, of local_shape(), carrying layout(). Throws bad_argument naming the path before materialise.
   const Tensor& value() const;
-  /// Puts another tensor of the local shape in its place (unsharded weights, a loaded checkpoint). Its layout
-  /// becomes layout().
+  /// Puts another tensor in its place (unsharded weights, a loaded checkpoint): f32, of the local shape of its own
+  /// layout, which becomes layout(), or of layout() where it is plain. Throws layout for a Partial one, or for another
+  /// layout while there is a gradient.
   void set_value(Tensor value);
 
   // --- the main gradient: f32, of the value's local shape ---
