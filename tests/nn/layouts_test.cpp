@@ -168,7 +168,7 @@ TEST_F(OnMesh, ValuesAreNotContributions) {
   // A number that is this rank's alone would scale the loss by the number of ranks.
   EXPECT_EQ(error_text(ErrorCode::layout,
                        [&] {
-                         loss.forward({logits, labels, valid}, frame);
+                         loss.forward({logits, labels, scalar(bench.context, 24)}, frame);
                        }),
             "cross entropy: valid is a plain tensor; where logits are (4, 6, 8) as [dp: Shard(0), tp: "
             "Replicate] it "
