@@ -23,6 +23,26 @@ TEST(Shape, CountsAndStrides) {
   EXPECT_EQ(Shape::line(7), Shape{7});
 }
 
+// Of what view() can be made: not of a temporary, whose memory would be gone.
+template <class T>
+concept Viewable = requires(T&& x) {
+  view(std::forward<T>(x));
+};
+static_assert(Viewable<std::vector<float>&> && Viewable<const std::vector<float>&>);
+static_assert(!Viewable<std::vector<float>> && !Viewable<const std::vector<float>>);
+
+TEST(View, OfMemoryWithAShape) {
+  std::vector<float> memory(6);
+  const TensorView v = view(memory.data(), {2, 3});
+  EXPECT_EQ(v.data, reinterpret_cast<std::byte*>(memory.data()));
+  EXPECT_EQ(v.dtype, DType::f32);
+  EXPECT_EQ(v.shape, (Shape{2, 3}));
+  EXPECT_EQ(v.strides, (Strides{3, 1}));
+  const std::vector<std::int64_t> constant(4);
+  const ConstTensorView c = view(constant.data(), Shape{2, 2});
+  EXPECT_EQ(c.count(), 4);
+}
+
 TEST(Shape, HasAtMostEightDimensions) {
   Shape s{1, 2, 3, 4, 5, 6, 7, 8};
   const std::string text = "bad_argument: shape: 9 dimensions; expected at most 8";

@@ -58,6 +58,13 @@ auto view(T* data, std::int64_t count) noexcept {
   return BasicView<Byte>{
       reinterpret_cast<Byte*>(data), dtype_of<std::remove_const_t<T>>, {}, Dims::line(count), Dims::line(1)};
 }
+/// The elements of a row-major tensor at `data`, on the CPU.
+template <class T>
+auto view(T* data, const Shape& shape) noexcept {
+  using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
+  return BasicView<Byte>{
+      reinterpret_cast<Byte*>(data), dtype_of<std::remove_const_t<T>>, {}, shape, row_major(shape)};
+}
 template <class T>
 auto view(std::span<T> s) noexcept {
   return view(s.data(), static_cast<std::int64_t>(s.size()));
@@ -70,5 +77,7 @@ template <class T>
 auto view(const std::vector<T>& v) noexcept {
   return view(v.data(), static_cast<std::int64_t>(v.size()));
 }
+template <class T>
+void view(const std::vector<T>&&) = delete;  // of a temporary, whose memory is gone before the view
 
 }  // namespace weft
