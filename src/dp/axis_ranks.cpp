@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "weft/base/error.hpp"
 #include "weft/base/name_ranks.hpp"
 
 namespace weft::dp {
@@ -20,5 +21,11 @@ std::string name_axis_ranks(const DeviceMesh& axes, std::span<const int> ranks) 
 }
 
 std::string name_axis_rank(const DeviceMesh& axes, int rank) { return name_axis_ranks(axes, {&rank, 1}); }
+
+const DeviceMesh& given_mesh(std::string_view what, const DeviceMesh& mesh) {
+  if (!mesh)
+    throw Error(ErrorCode::bad_argument, fmt::format("{}: empty DeviceMesh: it was made by default", what));
+  return mesh;
+}
 
 }  // namespace weft::dp

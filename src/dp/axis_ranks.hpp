@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "weft/mesh/mesh.hpp"
 
@@ -12,5 +13,8 @@ namespace weft::dp {
 /// as the group of the whole mesh does. Without the second where both number alike.
 std::string name_axis_ranks(const DeviceMesh& axes, std::span<const int> ranks);
 std::string name_axis_rank(const DeviceMesh& axes, int rank);
+
+/// `mesh` itself. Throws bad_argument where it is empty: `<what>: empty DeviceMesh`.
+const DeviceMesh& given_mesh(std::string_view what, const DeviceMesh& mesh);
 
 }  // namespace weft::dp

@@ -96,7 +96,7 @@ class Ordinal {
 
 struct BucketReducer::Impl {
   Impl(DeviceMesh axes_in, std::vector<BucketEntry> entries_in, const BucketOptions& options_in)
-      : axes(std::move(axes_in)),
+      : axes(dp::given_mesh("bucket_reducer", axes_in)),
         entries(std::move(entries_in)),
         options(options_in),
         slots(entries.size()),

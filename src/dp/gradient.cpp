@@ -29,6 +29,15 @@ void expect_apart(std::string_view what, std::span<const Gradient> gradients) {
 
 }  // namespace
 
+const Shape& local_shape_of_gradient(std::string_view name, const LayoutRef& layout) {
+  if (layout == nullptr)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("make_gradient: layout of \"{}\" is null, and nothing else says its shape; of a "
+                            "gradient of this rank alone write Gradient{{\"{}\", view(...)}}",
+                            name, name));
+  return layout->local_shape();
+}
+
 void check_gradients(std::string_view what, std::span<const Gradient> gradients) {
   for (const Gradient& g : gradients) {
     const auto wrong = [&](ErrorCode code, const std::string& text) {

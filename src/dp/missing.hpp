@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "dp/axis_ranks.hpp"
 #include "weft/mesh/mesh.hpp"
 
 namespace weft::dp {
@@ -39,8 +40,8 @@ MissingGradients gather_missing(const DeviceMesh& axes, std::size_t count,
         names.push_back(fmt::format("\"{}\"", name_of(i)));
     if (names.empty()) continue;
     found.ranks.push_back(rank);
-    found.text += fmt::format("{}{} on {} rank {}", found.text.empty() ? "" : "; ", fmt::join(names, ", "),
-                              axes.name(), rank);
+    found.text += fmt::format("{}{} on {}", found.text.empty() ? "" : "; ", fmt::join(names, ", "),
+                              name_axis_rank(axes, rank));
   }
   return found;
 }

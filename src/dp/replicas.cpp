@@ -7,9 +7,9 @@
 #include <cmath>
 #include <cstring>
 
+#include "dp/axis_ranks.hpp"
 #include "dp/elements.hpp"
 #include "weft/base/error.hpp"
-#include "weft/base/name_ranks.hpp"
 
 namespace weft::dp {
 namespace {
@@ -173,10 +173,9 @@ void Replicas::throw_drift(const Replica& replica, const std::vector<int>& ranks
   const DeviceMesh along = axes_.root().submesh(replica.along);
   throw Error(Failure{
       ErrorCode::mismatch,
-      fmt::format("sync_replicated_gradients: the gradient of \"{}\" is Replicate on {}={}, but on {}{} it "
+      fmt::format("sync_replicated_gradients: the gradient of \"{}\" is Replicate on {}={}, but on {} it "
                   "{}; a replica drifted, or the gradient is Partial there",
-                  replica.gradient->name, along.name(), along.size(),
-                  along.size() == axes_.size() ? "" : axes_.name() + " ", name_ranks(ranks), how),
+                  replica.gradient->name, along.name(), along.size(), name_axis_ranks(axes_, ranks), how),
       Op::none, kNoCall, ranks});
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "dp/axis_ranks.hpp"
 #include "dp/replicas.hpp"
 #include "dp/same_list.hpp"
 #include "weft/base/error.hpp"
@@ -173,12 +174,14 @@ void reduce_all(std::span<Gradient> gradients, const DeviceMesh& axes, const Syn
 void sync_replicated_gradients(std::span<Gradient> gradients, const DeviceMesh& axes,
                                const SyncOptions& options) {
   expect_options(options);
+  dp::given_mesh("sync_replicated_gradients", axes);
   check_gradients("sync_replicated_gradients", gradients);
   dp::expect_same_list("sync_replicated_gradients", axes, gradients);
   reduce_all(gradients, axes, options, "sync_replicated_gradients");
 }
 
 void average_gradients(std::span<Gradient> gradients, const DeviceMesh& axes) {
+  dp::given_mesh("average_gradients", axes);
   check_gradients("average_gradients", gradients);
   dp::expect_same_list("average_gradients", axes, gradients);
   for (const Gradient& g : gradients)

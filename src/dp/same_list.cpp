@@ -27,6 +27,13 @@ void add(Fnv1a& hash, const Placement& placement) {
     hash.add(static_cast<std::uint64_t>(partial->op.kind));
 }
 
+void add(Fnv1a& hash, const LayoutSpec& layout) {
+  for (const Placement& placement : layout.placements) add(hash, placement);
+  for (const int axis : layout.nesting) hash.add(static_cast<std::uint64_t>(axis));
+  hash.add(static_cast<std::uint64_t>(layout.segments.dim));
+  for (const std::int64_t size : layout.segments.sizes) hash.add(static_cast<std::uint64_t>(size));
+}
+
 // Entry i of every rank's digests.
 std::vector<std::uint64_t> gather(const DeviceMesh& axes, const std::vector<std::uint64_t>& own) {
   std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(axes.size()));
@@ -54,8 +61,7 @@ std::uint64_t digest_of_gradient(const Gradient& g) {
   hash.add(static_cast<std::uint64_t>(g.data.dtype));
   hash.add(static_cast<std::uint64_t>(g.layout != nullptr));
   add(hash, g.layout == nullptr ? g.data.shape : g.layout->global);
-  if (g.layout != nullptr)
-    for (const Placement& placement : g.layout->placements) add(hash, placement);
+  if (g.layout != nullptr) add(hash, *g.layout);
   return hash.value;
 }
 

@@ -58,6 +58,11 @@ std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const Group
   std::unique_ptr<Backend> made;
   try {
     made = call_factory(factory, init);
+    if (made == nullptr)
+      throw Error(
+          ErrorCode::unsupported,
+          fmt::format("group \"{}\": the transport's factory (a plug-in's `make`) returned null [rank {}]",
+                      init.name, init.rank));
   } catch (const Error& e) {
     throw give_up(init, e);
   }

@@ -87,6 +87,19 @@ GroupState* new_group(Context& context, const BackendFactory& factory, const Mem
   }
 }
 
+[[noreturn, gnu::cold, gnu::noinline]] void throw_empty(std::string_view what) {
+  throw Error(
+      ErrorCode::bad_argument,
+      fmt::format("{}: empty ProcessGroup: it was made by default, moved from, or is of a rank without a "
+                  "color in split()",
+                  what));
+}
+GroupState& given(GroupState* state, std::string_view what) {
+  if (state == nullptr) [[unlikely]]
+    throw_empty(what);
+  return *state;
+}
+
 }  // namespace
 
 ProcessGroup ProcessGroup::create(Context& context, std::string_view backend, const Membership& m) {
@@ -119,18 +132,24 @@ ProcessGroup::~ProcessGroup() {
   if (state_) state_->release();
 }
 
-int ProcessGroup::rank() const noexcept { return state_->member.rank; }
-int ProcessGroup::size() const noexcept { return state_->member.size; }
-const std::string& ProcessGroup::name() const noexcept { return state_->member.name; }
-Context& ProcessGroup::context() const noexcept { return state_->context; }
-std::string_view ProcessGroup::backend() const noexcept { return state_->backend_name(); }
+int ProcessGroup::rank() const { return given(state_, "rank").member.rank; }
+int ProcessGroup::size() const { return given(state_, "size").member.size; }
+const std::string& ProcessGroup::name() const { return given(state_, "name").member.name; }
+Context& ProcessGroup::context() const { return given(state_, "context").context; }
+std::string_view ProcessGroup::backend() const { return given(state_, "backend").backend_name(); }
 
-const Traits& ProcessGroup::traits() const noexcept { return state_->traits(); }
+const Traits& ProcessGroup::traits() const { return given(state_, "traits").traits(); }
 
-Work ProcessGroup::submit(const Call& c) { return state_->submit(c); }
-Work ProcessGroup::coalesced(std::span<const Call> calls) { return state_->submit_all(calls); }
+Work ProcessGroup::submit(const Call& c) {
+  if (state_ == nullptr) [[unlikely]]
+    throw_empty(weft::name(c.op));
+  return state_->submit(c);
+}
+Work ProcessGroup::coalesced(std::span<const Call> calls) {
+  return given(state_, "coalesced").submit_all(calls);
+}
 Work ProcessGroup::coalesced(std::initializer_list<Call> calls) {
-  return state_->submit_all({calls.begin(), calls.size()});
+  return coalesced({calls.begin(), calls.size()});
 }
 
 namespace {
@@ -154,7 +173,7 @@ Error as_of_parent(const Error& e, const ProcessGroup& parent, std::span<const i
 }  // namespace
 
 ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> ranks) {
-  context().check_fork("subgroup");
+  given(state_, "subgroup").context.check_fork("subgroup");
   const auto wrong = [&](const std::string& text) {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("subgroup \"{}\": {} [group \"{}\", rank {}]", name, text, this->name(), rank()));
@@ -188,7 +207,7 @@ ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> 
 }
 
 ProcessGroup ProcessGroup::shrink(Duration limit) {
-  context().check_fork("shrink");
+  given(state_, "shrink").context.check_fork("shrink");
   if (limit < Duration::zero())
     throw Error(ErrorCode::bad_argument,
                 fmt::format("shrink: limit is {}; expected 0 or more [group \"{}\", rank {}]",
@@ -197,10 +216,24 @@ ProcessGroup ProcessGroup::shrink(Duration limit) {
   return ProcessGroup(weft::shrink(*state_, limit));
 }
 
-std::span<const int> ProcessGroup::parent_ranks() const noexcept { return state_->origin.ranks; }
+std::span<const int> ProcessGroup::parent_ranks() const { return given(state_, "parent_ranks").origin.ranks; }
+
+namespace {
+
+// An Error of the all_gather that split() makes, which its caller has never called.
+Error of_split(const Error& e) {
+  return Error(Failure{.code = e.code(),
+                       .text = fmt::format("split: the exchange of colors (an all_gather): {}", e.what()),
+                       .op = e.op(),
+                       .call = e.call(),
+                       .ranks = std::vector<int>(e.ranks().begin(), e.ranks().end())},
+               e.quiesced());
+}
+
+}  // namespace
 
 ProcessGroup ProcessGroup::split(int color, int key) {
-  context().check_fork("split");
+  given(state_, "split").context.check_fork("split");
   if (color < -1)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("split: color is {}; expected 0 or more, or -1 for no group "
@@ -211,7 +244,11 @@ ProcessGroup ProcessGroup::split(int color, int key) {
   if (traits().device) {
     all = gather_by_store(*state_, mine);
   } else {
-    all_gather(view(mine.data(), 2), view(all.data()->data(), 2 * size())).wait();
+    try {
+      all_gather(view(mine.data(), 2), view(all.data()->data(), 2 * size())).wait();
+    } catch (const Error& e) {
+      throw of_split(e);
+    }
   }
   if (color == -1) return {};
   std::vector<int> ranks;
@@ -224,25 +261,25 @@ ProcessGroup ProcessGroup::split(int color, int key) {
 }
 
 ProcessGroup ProcessGroup::duplicate() {
-  std::vector<int> ranks(static_cast<std::size_t>(size()));
+  std::vector<int> ranks(static_cast<std::size_t>(given(state_, "duplicate").member.size));
   std::iota(ranks.begin(), ranks.end(), 0);
   return subgroup(name() + "/duplicate", ranks);
 }
 
 void ProcessGroup::abort(std::string_view why) {
-  context().check_fork("abort");
+  given(state_, "abort").context.check_fork("abort");
   state_->abort(why);
 }
 
 bool ProcessGroup::quiesce(Duration limit) {
-  context().check_fork("quiesce");
+  given(state_, "quiesce").context.check_fork("quiesce");
   return state_->quiesce(limit);
 }
 
-std::string ProcessGroup::trace_json() const { return to_json(state_->trace()); }
+std::string ProcessGroup::trace_json() const { return to_json(given(state_, "trace_json").trace()); }
 
 std::string ProcessGroup::trace_chrome() const {
-  const Trace trace = state_->trace();
+  const Trace trace = given(state_, "trace_chrome").trace();
   return to_chrome({&trace, 1});
 }
 

@@ -7,6 +7,8 @@
 
 #include "support/run_ranks.hpp"
 #include "weft/base/error.hpp"
+#include "weft/dp/replicated.hpp"
+#include "weft/dp/sampler.hpp"
 
 namespace weft {
 namespace {
@@ -145,6 +147,28 @@ TEST(BucketReducer, RanksWithDifferentGradientsAreFoundOut) {
     EXPECT_STREQ(error_of([&] { numbers.finish(); }).what(),
                  "bucket_reducer: gradient 1 is missing on dp rank 0, but \"a\" (f32 x2 sum) on dp rank 1");
   });
+}
+
+TEST(BucketReducer, AnEmptyMeshIsRefused) {
+  const auto text = [](const auto& f) { return test::error_text(f); };
+  EXPECT_EQ(text([] {
+              BucketReducer(DeviceMesh(), {{"w", 1}});
+            }),
+            "bad_argument: bucket_reducer: empty DeviceMesh: it was made by default");
+  EXPECT_EQ(text([] { average_gradients({}, DeviceMesh()); }),
+            "bad_argument: average_gradients: empty DeviceMesh: it was made by default");
+  EXPECT_EQ(text([] { sync_replicated_gradients({}, DeviceMesh()); }),
+            "bad_argument: sync_replicated_gradients: empty DeviceMesh: it was made by default");
+  EXPECT_EQ(text([] { Sampler(DeviceMesh(), 10, 1, 0); }),
+            "bad_argument: sampler: empty DeviceMesh: it was made by default");
+}
+
+TEST(BucketReducer, AGradientWithoutALayoutHasNoShape) {
+  float x = 0;
+  EXPECT_EQ(test::error_text([&] { make_gradient("bias", &x, nullptr); }),
+            "bad_argument: make_gradient: layout of \"bias\" is null, and nothing else says its shape; of a "
+            "gradient "
+            "of this rank alone write Gradient{\"bias\", view(...)}");
 }
 
 TEST(BucketReducer, WrongArgumentsAreNamed) {

@@ -1,6 +1,7 @@
 #include "weft/dp/replicated.hpp"
 
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,6 +10,7 @@
 #include <optional>
 
 #include "dp/vectors.hpp"
+#include "weft/dp/bucket_reducer.hpp"
 
 namespace weft {
 namespace {
@@ -80,7 +82,7 @@ TEST(ReplicatedViews, WithoutToleranceTheLastBitCounts) {
     EXPECT_EQ(e.code(), ErrorCode::mismatch);
     EXPECT_STREQ(
         e.what(),
-        "sync_replicated_gradients: the gradient of \"w\" is Replicate on tp=3, but on rank 1 it has "
+        "sync_replicated_gradients: the gradient of \"w\" is Replicate on tp=3, but on tp rank 1 it has "
         "other bits, where the tolerance is 0; a replica drifted, or the gradient is Partial there");
     const Error wrong =
         error_of([&] { sync_replicated_gradients(exact.all(), mesh["tp"], {.tolerance = -1}); });
@@ -95,10 +97,36 @@ TEST(ReplicatedViews, NaNsInDifferentGradientsAreDrift) {
     Vectors g;
     g.put("a", replicated_layout(mesh, {2}), [&](std::size_t) { return rank.rank == 0 ? kNaN : 1.0f; });
     g.put("b", replicated_layout(mesh, {2}), [&](std::size_t) { return rank.rank == 1 ? kNaN : 1.0f; });
-    EXPECT_STREQ(error_of([&] { sync_replicated_gradients(g.all(), mesh["tp"]); }).what(),
-                 "sync_replicated_gradients: the gradient of \"a\" is Replicate on tp=2, but on rank 0 it is "
-                 "not finite; a replica drifted, or the gradient is Partial there");
+    EXPECT_STREQ(
+        error_of([&] { sync_replicated_gradients(g.all(), mesh["tp"]); }).what(),
+        "sync_replicated_gradients: the gradient of \"a\" is Replicate on tp=2, but on tp rank 0 it is "
+        "not finite; a replica drifted, or the gradient is Partial there");
     EXPECT_EQ(g.values(0)[0] == 1.0f, rank.rank == 1) << "changed in spite of the error";
+  });
+}
+
+// Ranks are numbered along the axis; the group of the whole mesh numbers them otherwise.
+TEST(ReplicatedViews, RanksOfAnAxisAreNamedBothWays) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
+    Vectors g;
+    g.put("w", replicated_layout(mesh, {2}), [&](std::size_t) { return rank.rank == 3 ? kNaN : 1.0f; });
+    if (rank.rank >= 2) {
+      EXPECT_STREQ(error_of([&] { sync_replicated_gradients(g.all(), mesh["tp"]); }).what(),
+                   "sync_replicated_gradients: the gradient of \"w\" is Replicate on tp=2, but on tp rank 1 "
+                   "(rank 3 of "
+                   "\"world\") it is not finite; a replica drifted, or the gradient is Partial there");
+    }
+    BucketReducer reducer(mesh["dp"], {{"w", 1}});
+    if (rank.rank != 3) reducer.ready(0);
+    const Error e = error_of([&] {
+      reducer.finish();
+      throw Error(ErrorCode::system, "none");
+    });
+    if (rank.rank % 2 == 1) {
+      EXPECT_THAT(e.what(),
+                  testing::HasSubstr("nobody made ready \"w\" on dp rank 1 (rank 3 of \"world\"); "));
+    }
   });
 }
 

@@ -129,6 +129,9 @@ TEST_P(Groups, SplitBesideAnotherCallIsAMismatch) {
     });
     EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();
     EXPECT_THAT(e.what(), AllOf(HasSubstr("all_gather i32 x2 [call 0]"), HasSubstr("barrier [call 0]")));
+    if (r.rank == 0) {
+      EXPECT_THAT(e.what(), StartsWith("split: the exchange of colors (an all_gather): "));
+    }
     EXPECT_EQ(error_of([&] { r.group().split(0); }).code(), ErrorCode::mismatch);  // the group has failed
   });
 }
@@ -143,6 +146,7 @@ TEST_P(Groups, SplitWithoutARankIsATimeout) {
         if (r.rank != 2) {
           const Error e = error_of([&] { r.group().split(0); });
           EXPECT_EQ(e.code(), ErrorCode::timeout) << e.what();
+          EXPECT_THAT(e.what(), StartsWith("split: the exchange of colors (an all_gather): "));
           EXPECT_THAT(e.ranks(), ElementsAre(2));
         }
         r.meet("end");

@@ -637,5 +637,66 @@ TEST_F(Group, ASubgroupIsMadeByTheSameFactory) {
   EXPECT_EQ(recording.posted().back().call, 0u);  // numbered on its own
 }
 
+// Made by default, or moved from: an Error from every function, and no signal.
+TEST_F(Group, AnEmptyHandleIsRefusedByEveryFunction) {
+  ProcessGroup made = make(), moved = std::move(made);
+  ProcessGroup none;
+  const int ranks[] = {0};
+  const std::vector<std::int64_t> counts = {1, 1, 1};
+  for (ProcessGroup* const g : {&none, &made}) {
+    EXPECT_FALSE(*g);
+    const auto refused = [](std::string_view what, const auto& f) {
+      const Error e = error_of(f);
+      EXPECT_EQ(e.code(), ErrorCode::bad_argument);
+      EXPECT_EQ(e.what(),
+                std::string(what) +
+                    ": empty ProcessGroup: it was made by default, moved from, or is of a rank without "
+                    "a color in split()");
+    };
+    refused("rank", [&] { g->rank(); });
+    refused("size", [&] { g->size(); });
+    refused("name", [&] { g->name(); });
+    refused("context", [&] { g->context(); });
+    refused("backend", [&] { g->backend(); });
+    refused("traits", [&] { g->traits(); });
+    refused("all_reduce", [&] { g->all_reduce(view(a), view(b)).wait(); });
+    refused("reduce", [&] { g->reduce(view(a), view(b), 0).wait(); });
+    refused("broadcast", [&] { g->broadcast(view(a), view(b), 0).wait(); });
+    refused("all_gather", [&] { g->all_gather(view(a), view(b)).wait(); });
+    refused("all_gather_v", [&] { g->all_gather_v(view(a), view(b), {counts}).wait(); });
+    refused("reduce_scatter", [&] { g->reduce_scatter(view(a), view(b)).wait(); });
+    refused("reduce_scatter_v", [&] { g->reduce_scatter_v(view(a), view(b), {counts}).wait(); });
+    refused("gather", [&] { g->gather(view(a), view(b), 0).wait(); });
+    refused("scatter", [&] { g->scatter(view(a), view(b), 0).wait(); });
+    refused("all_to_all", [&] { g->all_to_all(view(a), view(b)).wait(); });
+    refused("all_to_all_v", [&] { g->all_to_all_v(view(a), {counts}, view(b), {counts}).wait(); });
+    refused("barrier", [&] { g->barrier().wait(); });
+    refused("send", [&] { g->send(view(a), 1).wait(); });
+    refused("recv", [&] { g->recv(view(a), 1).wait(); });
+    refused("coalesced", [&] { g->send_recv(view(a), 1, view(b), 1).wait(); });
+    refused("coalesced", [&] { g->coalesced({call::barrier()}).wait(); });
+    refused("coalesced", [&] { g->coalesced(std::span<const Call>()).wait(); });
+    refused("subgroup", [&] { g->subgroup("s", ranks); });
+    refused("split", [&] { g->split(0); });
+    refused("duplicate", [&] { g->duplicate(); });
+    refused("shrink", [&] { g->shrink(); });
+    refused("parent_ranks", [&] { g->parent_ranks(); });
+    refused("abort", [&] { g->abort("why"); });
+    refused("quiesce", [&] { g->quiesce(1s); });
+    refused("trace_json", [&] { g->trace_json(); });
+    refused("trace_chrome", [&] { g->trace_chrome(); });
+  }
+  EXPECT_EQ(moved.size(), 3);
+}
+
+TEST_F(Group, AFactoryThatReturnsNullIsRefused) {
+  const Error e = error_of([&] {
+    ProcessGroup::create(
+        context, [](const GroupInit&) { return std::unique_ptr<Backend>(); }, membership(1));
+  });
+  EXPECT_EQ(e.code(), ErrorCode::unsupported);
+  EXPECT_STREQ(e.what(), "group \"x\": the transport's factory (a plug-in's `make`) returned null [rank 0]");
+}
+
 }  // namespace
 }  // namespace weft::test

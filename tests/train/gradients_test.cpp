@@ -112,7 +112,7 @@ TEST(Replicated, AReplicaThatDriftedIsNamedOnEveryRank) {
     EXPECT_EQ(e.code(), ErrorCode::mismatch);
     EXPECT_STREQ(
         e.what(),
-        "sync_replicated_gradients: the gradient of \"bias\" is Replicate on tp=3, but on rank 1 it is 2 "
+        "sync_replicated_gradients: the gradient of \"bias\" is Replicate on tp=3, but on tp rank 1 it is 2 "
         "from "
         "the average, 2.34e+03 times what rounding explains; a replica drifted, or the gradient is Partial "
         "there");
@@ -130,7 +130,8 @@ TEST(Replicated, OfTwoReplicasNeitherCanBeBlamedAlone) {
     const Error e = error_of([&] { bench.sync(); });
     EXPECT_STREQ(
         e.what(),
-        "sync_replicated_gradients: the gradient of \"bias\" is Replicate on tp=2, but on ranks 0, 1 it is "
+        "sync_replicated_gradients: the gradient of \"bias\" is Replicate on tp=2, but on tp ranks 0, 1 it "
+        "is "
         "1.5 "
         "from the average, 2.05e+03 times what rounding explains; a replica drifted, or the gradient is "
         "Partial there");
@@ -152,10 +153,10 @@ TEST(Replicated, AReplicaThatIsNotFiniteIsNamed) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     Bench bench(rank);
     bench.with("bias", Replicate{}, [&](std::size_t i) { return rank.rank == 2 && i == 1 ? kNaN : 6.0f; });
-    EXPECT_STREQ(
-        error_of([&] { bench.sync(); }).what(),
-        "sync_replicated_gradients: the gradient of \"bias\" is Replicate on tp=3, but on rank 2 it is not "
-        "finite; a replica drifted, or the gradient is Partial there");
+    EXPECT_STREQ(error_of([&] { bench.sync(); }).what(),
+                 "sync_replicated_gradients: the gradient of \"bias\" is Replicate on tp=3, but on tp rank 2 "
+                 "it is not "
+                 "finite; a replica drifted, or the gradient is Partial there");
   });
   // The same on all is no drift: clipping sees it.
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {

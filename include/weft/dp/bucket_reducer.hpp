@@ -55,8 +55,8 @@ class BucketReducer {
  public:
   /// No communication; the first finish(), or the first bucket that is ready, compares the entries of all
   /// ranks, and the options: mismatch, on all of them, that names the first entry that differs. Throws
-  /// bad_argument for a count below 0, bucket_bytes below 1, a reduction other than sum and avg, a dtype that
-  /// the group does not reduce, or a bucket whose bytes do not fit 64 bits.
+  /// bad_argument for an empty mesh, a count below 0, bucket_bytes below 1, a reduction other than sum and avg, a
+  /// dtype that the group does not reduce, or a bucket whose bytes do not fit 64 bits.
   BucketReducer(DeviceMesh axes, std::vector<BucketEntry> entries, const BucketOptions& options = {});
   /// A reduction still in flight is given up, and with it the group of the axes.
   ~BucketReducer();
@@ -78,7 +78,7 @@ class BucketReducer {
 
   /// Gradient i has its final value of this step. Posts what can be posted, and takes steps of what is in
   /// flight. Throws bad_argument where i is out of range, or ready already: `bucket_reducer: "w" is ready
-  /// twice`.
+  /// twice; finish() comes between two steps`.
   ///
   /// After a mismatch of the ranks' reducers the step begins anew. After a failed reduction this reducer is of no
   /// more use: ready() and finish() throw `bucket_reducer: an earlier reduction failed: …`, with the code and the
@@ -88,7 +88,7 @@ class BucketReducer {
 
   /// Waits until every gradient is reduced. Collective over the axes: all ranks post all buckets. Throws
   /// bad_argument on all ranks where some are not ready and Unused::error is set: `bucket_reducer: nobody
-  /// made "a" ready on dp rank 1; …`; the values of this step are then not usable.
+  /// made ready "a" on dp rank 1; …`; the values of this step are then not usable.
   void finish();
 
   /// Bytes of each bucket, in the order they are posted.

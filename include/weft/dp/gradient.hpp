@@ -20,11 +20,14 @@ struct Gradient {
   LayoutRef layout = nullptr;
 };
 
-/// The gradient whose part of this rank begins at `data`: T is double, float, bf16 or f16.
+/// The shape of this rank's part. Throws bad_argument where `layout` is null.
+const Shape& local_shape_of_gradient(std::string_view name, const LayoutRef& layout);
+
+/// The gradient whose part of this rank begins at `data`: T is double, float, bf16 or f16. Throws bad_argument
+/// where `layout` is null, since nothing says how long it is: write Gradient{"bias", view(vector)}.
 template <class T>
-Gradient make_gradient(std::string_view name, T* data, LayoutRef layout) {
-  const Shape shape = layout->local_shape();
-  return {name, {reinterpret_cast<std::byte*>(data), dtype_of<T>, {}, shape, row_major(shape)}, layout};
+Gradient make_gradient(std::string_view name, T* data, const LayoutRef& layout) {
+  return {name, view(data, local_shape_of_gradient(name, layout)), layout};
 }
 
 /// Throws where a gradient cannot be worked on: bad_argument for a dtype, device or strides that are not as

@@ -17,8 +17,9 @@ namespace weft {
 /// P. Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002): no table, any population.
 class Sampler {
  public:
-  /// `axis`: the data axis. Throws bad_argument where a size is not positive, or where the batch has fewer
-  /// samples than the axis ranks: `sampler: a global batch of 3 leaves some of dp=4 without a sample`.
+  /// `axis`: the data axis. Throws bad_argument where it is empty, a size is not positive, or where the batch has fewer
+  /// samples than the axis ranks: `sampler: a global batch of 3 leaves some of 4 data ranks without
+  /// a sample`.
   Sampler(const DeviceMesh& axis, std::int64_t population, std::int64_t global_batch, std::uint64_t seed);
   /// Without a mesh, as part `index` of `parts`.
   Sampler(int parts, int index, std::int64_t population, std::int64_t global_batch, std::uint64_t seed);

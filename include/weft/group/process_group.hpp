@@ -48,7 +48,8 @@ struct Membership {
 ///
 /// Every function throws bad_argument before anything is sent where an argument is wrong; the text names it.
 /// Buffers are made from views, Tensors or (pointer, count, dtype, device); see weft/base/buffer.hpp. A view
-/// must be contiguous; all buffers of a call are of one dtype, in memory that the backend moves.
+/// must be contiguous; all buffers of a call are of one dtype, in memory that the backend moves. An empty handle
+/// (made by default, moved from, or of a rank outside of a split) throws bad_argument whatever is asked of it.
 ///
 /// In place: all_reduce, reduce, broadcast: `in` and `out` the same view; all_gather(_v), gather at the root:
 /// `in` is block rank() of `out`; reduce_scatter(_v), scatter at the root: `out` is block rank() of `in`. Any
@@ -70,13 +71,13 @@ class ProcessGroup {
   ProcessGroup& operator=(ProcessGroup&&) noexcept;
   ~ProcessGroup();
 
-  int rank() const noexcept;
-  int size() const noexcept;
-  const std::string& name() const noexcept;
-  Context& context() const noexcept;
-  std::string_view backend() const noexcept;
+  int rank() const;
+  int size() const;
+  const std::string& name() const;
+  Context& context() const;
+  std::string_view backend() const;
   /// What the transport does itself, and what it guarantees.
-  const Traits& traits() const noexcept;
+  const Traits& traits() const;
   explicit operator bool() const noexcept { return state_ != nullptr; }
 
   /// out[i] = combination over ranks of in[i]. Counts equal on all ranks.
@@ -156,7 +157,8 @@ class ProcessGroup {
 
   /// A group of `ranks` (this group's numbering, in the order of their new ranks), which must hold this rank.
   /// Collective among its members only; others never block and need not call. Error::ranks() of its errors
-  /// are ranks of this group.
+  /// are ranks of this group. Where this group fails meanwhile, or a member has left it, it throws this
+  /// group's first cause.
   ProcessGroup subgroup(std::string_view name, std::span<const int> ranks);
 
   /// Groups by `color`: the ranks that give the same color, ordered by (key, rank). Collective over all
@@ -183,7 +185,7 @@ class ProcessGroup {
   ProcessGroup shrink(Duration limit = {});
   /// The rank that each rank of this group has in the group that this one was made of by subgroup(), split(),
   /// duplicate() or shrink(). Empty: of none.
-  std::span<const int> parent_ranks() const noexcept;
+  std::span<const int> parent_ranks() const;
 
   /// Fails every pending and later call of every rank with `aborted` and this text.
   void abort(std::string_view why);
