@@ -78,6 +78,21 @@ TEST_F(Plugins, WhatItsFunctionsThrowIsSaidWithTheFile) {
                [&] { backend_traits(context, "throws_traits"); });
 }
 
+TEST_F(Plugins, WhatIsWrongWithItsGroupsIsSaid) {
+  Membership m;
+  m.store = make_local_store();
+  const auto text = [&](const char* name) {
+    return error_text([&] { ProcessGroup::create(context, name, m); });
+  };
+  EXPECT_EQ(
+      text("makes_null"),
+      "unsupported: group \"world\": the transport's factory (a plug-in's `make`) returned null [rank 0]");
+  EXPECT_EQ(
+      text("promises"),
+      "unsupported: backend \"promises\": Traits::guarantees of the plug-in's traits() are not those of its "
+      "Backend::traits()");
+}
+
 // One that was built when BackendPlugin ended before `obstacle`, and Backend before ask() and answer(): they
 // are neither read nor called.
 TEST_F(Plugins, OneOfAnOlderMinorIsLoaded) {

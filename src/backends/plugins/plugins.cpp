@@ -233,16 +233,36 @@ FoundPlugin find_plugin(Context& context, std::string_view name) {
           name, kPrefix, name, kSuffix, fmt::join(folders, ", ")));
 }
 
+// Programs decide by what the plug-in says before there is a group; the group goes by what its transport says.
+// Both must be the same, but for what depends on the group: spin, rings, which device.
+void expect_same_traits(const std::string& file, const Traits& before, const Traits& group) {
+  const char* const field = before.name != group.name                                 ? "name"
+                            : before.ops != group.ops                                 ? "ops"
+                            : before.dtypes != group.dtypes                           ? "dtypes"
+                            : before.reduces != group.reduces                         ? "reduces"
+                            : before.native_is_canonical != group.native_is_canonical ? "native_is_canonical"
+                            : before.device != group.device                           ? "device"
+                            : before.progress != group.progress                       ? "progress"
+                            : !(before.guarantees == group.guarantees)                ? "guarantees"
+                                                                                      : nullptr;
+  if (field != nullptr)
+    refuse(file,
+           fmt::format("Traits::{} of the plug-in's traits() are not those of its Backend::traits()", field));
+}
+
 }  // namespace
 
 BackendFactory load_backend(Context& context, std::string_view name) {
   if (name == "shm") return make_shm_backend;
   if (name == "auto") return make_auto_backend;
-  const BackendPlugin& plugin = find_plugin(context, name).plugin;
+  const FoundPlugin found = find_plugin(context, name);
   const bool own = known_traits(name) != nullptr;  // weft's own compare their builds as they meet
-  return [make = plugin.make, minor = plugin.abi_minor, own](const GroupInit& b) {
+  return [file = found.file, plugin = found.plugin, own](const GroupInit& b) {
     if (!own) compare_builds(b);
-    return as_built_for(minor, make(b));
+    std::unique_ptr<Backend> made = plugin.make(b);
+    if (made != nullptr && !own)
+      expect_same_traits(file, call_plugin(file, "traits", plugin.traits), made->traits());
+    return as_built_for(plugin.abi_minor, std::move(made));
   };
 }
 

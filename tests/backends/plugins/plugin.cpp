@@ -49,6 +49,19 @@ class Older final : public weft::Backend {
   };
 }
 
+[[maybe_unused]] void to_make_null(weft::BackendPlugin& p) {
+  p.make = [](const weft::GroupInit&) { return std::unique_ptr<weft::Backend>(); };
+}
+
+// It guarantees more before there is a group than its group does.
+[[maybe_unused]] void to_promise(weft::BackendPlugin& p) {
+  p.traits = [] {
+    weft::Traits traits = *weft::known_traits("shm");
+    traits.guarantees.quiesces = !traits.guarantees.quiesces;
+    return traits;
+  };
+}
+
 [[maybe_unused]] void to_newer_minor(weft::BackendPlugin& p) {
   p.abi_minor = weft::kBackendAbiMinor + 1;
   p.bytes += 8;
