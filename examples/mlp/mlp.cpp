@@ -20,8 +20,7 @@ Floats numbers(int tensor, std::int64_t rows, std::int64_t columns) {
   return v;
 }
 weft::TensorView matrix(Floats& v, std::int64_t rows, std::int64_t columns) {
-  const weft::Shape shape{rows, columns};
-  return {reinterpret_cast<std::byte*>(v.data()), weft::DType::f32, {}, shape, weft::row_major(shape)};
+  return weft::view(v.data(), {rows, columns});
 }
 
 // One MLP of which this rank holds `part` hidden features, from `begin` on. `axes`: the ranks that hold the
@@ -65,6 +64,12 @@ double distance(const Floats& a, const Floats& b) {
 int main() {
   weft::Context context;
   auto group = weft::ProcessGroup::create(context, "auto", weft::Membership::from_env(context));
+  if (kHidden % group.size() != 0) {
+    if (group.rank() == 0)
+      std::printf("mlp: %d ranks do not divide the %d hidden features\n", group.size(),
+                  static_cast<int>(kHidden));
+    return 2;
+  }
   const weft::DeviceMesh mesh(group, {{"tp", group.size()}});
   weft::Compute compute(context);
   const std::int64_t part = kHidden / group.size();
