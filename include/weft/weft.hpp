@@ -1,5 +1,6 @@
-// All of libweft: base to dp. What libweft_train adds (nn, tp, train, models, checkpoint) is
-// included header by header.
+// All of libweft that programs use: base to dp. Not in it: weft/base/env.hpp, clock.hpp and the like, which these
+// include where they need them; what transports are built from (weft/backends/, beside backend.hpp); and what
+// libweft_train adds (weft/nn, tp, train, models, checkpoint), which is included header by header.
 #pragma once
 
 #include "weft/backends/backend.hpp"
@@ -14,6 +15,7 @@
 #include "weft/dp/grad_norm.hpp"
 #include "weft/dp/gradient.hpp"
 #include "weft/dp/replicated.hpp"
+#include "weft/dp/sampler.hpp"
 #include "weft/group/process_group.hpp"
 #include "weft/host/compute.hpp"
 #include "weft/host/context.hpp"
