@@ -15,7 +15,7 @@
  *   default, and what the library does not know is WEFT_UNSUPPORTED unless it is zero.
  * - Times are int64_t nanoseconds; 0 is the default of the thing, negative is WEFT_BAD_ARGUMENT.
  * - Any function may be called from any thread. One Work or one error is for one thread at a time. The order
- * of collectives on one group is the caller's to agree on.
+ *   of collectives on one group is the caller's to agree on.
  * - Do not cancel (pthread_cancel) or longjmp out of a thread that is inside weft.
  * - A child made by fork() may use no handle of its parent: its calls are WEFT_UNSUPPORTED.
  */

@@ -34,8 +34,8 @@ constexpr Duration kRareLook = std::chrono::milliseconds(500);
 // A store that ends a wait earlier than its deadline by this much does not answer at all.
 constexpr Duration kEarly = std::chrono::milliseconds(10);
 
-// A store that ends a wait later than its deadline by this much does not answer, either: it is asked for no
-// more than necessary.
+// If the store ends a wait later than its deadline by this much, it is treated as not answering, and is sent
+// only what is needed.
 constexpr Duration kLate = std::chrono::milliseconds(250);
 
 // Each rank that joins adds 1 to the low bits of a counter, and the group's size to the bits above these.
@@ -142,7 +142,7 @@ void name_mismatch(const GroupInit& b, std::string_view what, const std::string&
   } while (sizes > 0 && !b.deadline.passed());
 }
 
-// "words" of "group "g": words [rank 3]".
+// Removes the group's prefix and the rank's suffix: "words" of "group "g": words [rank 3]".
 std::string words_of(const GroupInit& b, std::string text) {
   const std::string head = fmt::format("group \"{}\": ", b.name), tail = fmt::format(" [rank {}]", b.rank);
   if (text.ends_with(tail)) text.resize(text.size() - tail.size());

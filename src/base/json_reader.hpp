@@ -30,8 +30,8 @@ struct JsonProblem {
   std::string text;        ///< begins with a verb: "is no JSON (byte 7 of its 20)"
 };
 
-/// Builds the values while nlohmann's parser reads. Its own builder keeps the last of two equal keys, and
-/// with a callback takes time that grows with the square of an object's members.
+/// Builds the values while nlohmann's parser reads. nlohmann's own builder silently keeps the last of
+/// two equal keys, and with a callback its time grows with the square of an object's members.
 template <class Json>
 class JsonBuilder final : public nlohmann::json_sax<Json> {
  public:

@@ -1,3 +1,5 @@
+// Checks that the parts cover each element exactly once.
+//
 // Count, for each element, the parts that it is in, less 1: the elements must all have 0. That count is a sum
 // of boxes, each part with the sign + and the whole with the sign -. Along the first dimension the sum
 // changes only at coordinates where a box begins or ends, and it is 0 everywhere if and only if each of these

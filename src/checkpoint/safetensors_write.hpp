@@ -1,4 +1,4 @@
-// The safetensors writer with a word before each tensor's data, which tests of interrupted saves need.
+// The safetensors writer. It calls a function before each tensor's data; tests that interrupt a save need it.
 #pragma once
 
 #include <filesystem>

@@ -1,3 +1,5 @@
+// Saves a checkpoint: the folder gets its name when all that belongs into it is on the disk, so that at any
+// moment a checkpoint is whole or not there.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <stdio.h>

@@ -262,8 +262,7 @@ Norm norm_over_all(const char* what, std::span<const Gradient> gradients, double
 
 }  // namespace
 
-// Each gradient's own powers are added to those of its cohort; then one gather per mesh makes them those of
-// the whole gradients.
+// Adds the sum of |g|^p of each gradient to its cohort's; one all-gather per mesh then adds those of all ranks.
 double grad_norm(std::span<const Gradient> gradients, double p) {
   if (!(p >= 1))
     throw Error(ErrorCode::bad_argument, fmt::format("grad_norm: p is {}; expected 1 or more", p));

@@ -28,7 +28,7 @@ namespace weft {
 
 /// Which group this one was made of.
 struct Origin {
-  std::vector<int> ranks{};  ///< by rank, the one in the other group; empty: there is no other
+  std::vector<int> ranks{};  ///< entry r: the number that rank r has in the parent group; empty: no parent
   std::string name{};        ///< after shrinks: of the group that was shrunk first
   int shrinks = 0;           ///< how often it was shrunk since
 };
@@ -173,7 +173,7 @@ class GroupState final : public Driven, public BlockHolder {
   void drop(std::uint32_t slot, std::uint32_t ticket) noexcept;
 
   ProgressEngine& progress_;
-  const bool helped_;  // Progress::thread, and peers to meet
+  const bool helped_;  // the helper thread drives this group: Progress::thread, and more than one rank
   const std::unique_ptr<Backend> backend_;
   const bool spin_, rings_;  // as the backend's traits say
   TraceFiles& trace_files_;

@@ -124,7 +124,7 @@ void Watch::warn(Ring::Slot& slot) noexcept {
   }
 }
 
-// `head`: what the call waits behind, or itself.
+// `head`: the call that this one waits behind; this call where it is the first.
 void Watch::expire(const Ring::Slot& slot, const Ring::Slot& head) noexcept {
   std::string story;
   Failure why{.code = ErrorCode::timeout, .text = {}, .op = slot.op.op, .call = slot.op.call, .ranks = {}};

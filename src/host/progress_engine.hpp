@@ -119,7 +119,7 @@ class ProgressEngine {
 
    private:
     ProgressEngine& list_;
-    const bool counted_;  // without a helper nobody needs to know
+    const bool counted_;  // this waiter is in the count, which only a helper thread reads
   };
 
  private:

@@ -25,7 +25,8 @@ inline constexpr int kReduceKinds = 12;   // all but the user's own
 
 struct ReduceIsa {
   const char* name;
-  /// [DType][ReduceOp::Kind]. Null: the next best table's serves; null in all: the pair does not exist.
+  /// [DType][ReduceOp::Kind]. Null: use the kernel of the next best table. Null in all tables: this
+  /// reduction is not defined for this dtype.
   ReduceKernel kernel[kReduceDTypes][kReduceKinds];
   StreamCopy stream_copy;
 };

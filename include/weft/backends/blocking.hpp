@@ -32,7 +32,7 @@ class BlockingCalls {
   virtual void interrupt() noexcept = 0;
 };
 
-/// The Backend over these. A derived class adds traits() and missing(), calls begin() at the end of its
+/// Implements Backend by means of BlockingCalls. A derived class adds traits() and missing(), calls begin() at the end of its
 /// constructor, and end() first of all in its destructor. Ranks learn of a failure because interrupt() ends
 /// the connections; all read its first cause from the store (FirstCause).
 class BlockingBackend : public Backend, protected BlockingCalls {

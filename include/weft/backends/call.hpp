@@ -44,8 +44,8 @@ struct Call {
 };
 
 /// One function for each operation, and for each a method of ProcessGroup of the same name and arguments,
-/// which submits what this one makes; what the operation does is said there. Nothing is checked here. Inline:
-/// a call is written once, where the group reads it.
+/// which submits what this one makes; what the operation does is said there. Nothing is checked here. Inline,
+/// so that the Call is built directly where the group reads it.
 namespace call {
 
 inline Call all_reduce(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {

@@ -27,8 +27,8 @@ class HostRanks {
   /// as own_doorbell() does.
   static std::string address(const GroupInit& b);
   /// `addresses`: what the ranks told, by rank. Ranks on other hosts, or of other users, have no doorbell and
-  /// are never known to be dead. Throws mismatch where a text is no address, timeout at b.deadline where a
-  /// process is stopped and has to be asked.
+  /// are never known to be dead. Throws mismatch where a text is no address, timeout if a process must
+  /// be asked but is stopped and does not answer by b.deadline.
   HostRanks(const GroupInit& b, std::span<const std::string> addresses);
 
   /// Whether the rank is on this host, as far as this one can tell, and of the same user.

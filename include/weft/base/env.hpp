@@ -29,7 +29,7 @@ std::optional<std::string> get(std::string_view name);
 /// The value as an integer; throws bad_argument naming the variable, its text and the range.
 std::optional<std::int64_t> get_int(std::string_view name, std::int64_t min, std::int64_t max);
 
-/// on (where it is not set, too) or off; throws bad_argument naming the variable and its text.
+/// True for "on" and where the variable is not set; false for "off". Throws bad_argument naming the variable and its text.
 bool is_on(std::string_view name);
 
 /// A variable of the environment whose name begins with WEFT_ and that no table knows.

@@ -57,9 +57,9 @@ void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& m
 /// another than the one it was written on, as may be the layouts: each rank reads the parts that overlap with
 /// what it holds. Parameters must be materialised.
 ///
-/// Throws bad_argument before anything changes, with every tensor that is missing, that is there but not
-/// asked for, or that has another global shape or dtype; also for an unsound index or file. An Error of any
-/// later kind leaves the values undefined; if one rank fails, all throw.
+/// Throws bad_argument before anything changes, naming every tensor that is missing, that is there but not
+/// asked for, or that has another global shape or dtype; also for an unsound index or file. After any other Error
+/// the values are undefined; if one rank fails, all throw.
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
                                std::span<Parameter* const> parameters, Optimizer* optimizer);
 

@@ -15,9 +15,10 @@ class GroupState;
 ///
 /// Dropping an unfinished Work aborts its group and quiesces (up to 2 s, once a group): never do it on
 /// purpose. A Work whose Error was thrown is invalid. The Work of coalesced calls is done when all are, and
-/// fails with the first that fails. done(), wait() and wait_for() may be called from any thread, one at a time
-/// per Work; each makes progress on all calls in flight of this rank, in all its groups, so that waiting in
-/// different orders on different ranks cannot deadlock.
+/// fails with the first that fails. An invalid Work counts as done: done(), wait() and wait_for() return at once,
+/// without an Error, so a second wait() tells nothing. They may be called from any thread, one at a time per Work;
+/// each makes progress on all calls in flight of this rank, in all its groups, so that waiting in different orders
+/// on different ranks cannot deadlock.
 class [[nodiscard]] Work {
  public:
   Work() = default;

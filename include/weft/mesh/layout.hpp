@@ -112,7 +112,8 @@ LayoutRef make_layout(const DeviceMesh& mesh,
 /// Replicate on every axis of the root of `mesh`.
 LayoutRef replicated_layout(const DeviceMesh& mesh, const Shape& global);
 
-/// States that `local` is this rank's part of a tensor of that layout. No data moves. Throws layout naming
+/// States that `local` is this rank's part of a tensor of that layout (PyTorch: DTensor.from_local). No data
+/// moves. Throws layout naming
 /// both shapes where the part has another shape: `as_layout: the tensor is (3, 4); rank 1 of (7, 4) as [dp:
 /// Shard(0)] holds (2, 4)`.
 Tensor as_layout(const Tensor& local, const LayoutRef& layout);

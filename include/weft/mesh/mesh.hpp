@@ -72,7 +72,7 @@ class DeviceMesh {
   /// communication. Throws bad_argument with the arithmetic where the ranks do not fit (MeshShape::fit).
   DeviceMesh(ProcessGroup&& group, const MeshShape& shape);
   DeviceMesh(ProcessGroup& group, const MeshShape& shape);
-  /// A mesh that cannot communicate, as `rank` sees it: layouts and slices are arithmetic and work, group()
+  /// A mesh without communication, as `rank` sees it (to plan on one process, or for a serial reference): layouts and slices are arithmetic and work, group()
   /// throws unsupported.
   static DeviceMesh arithmetic(Context& context, const MeshShape& shape, int rank);
 

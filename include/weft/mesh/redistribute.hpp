@@ -39,7 +39,7 @@ Tensor redistribute(const Tensor& in, const LayoutRef& to);
 Tensor redistribute(const Tensor& in, const Placements& to);
 Tensor redistribute(const Tensor& in, const DeviceMesh& axes, const Placement& to);
 
-/// The whole tensor on every rank, as a plain tensor. A plain tensor is returned as it is.
+/// The whole tensor on every rank, as a plain tensor (PyTorch: full_tensor()). A plain tensor is returned as it is.
 Tensor full(const Tensor& in);
 
 /// This rank's part of `whole`, of which every rank has the same copy. No communication. Throws layout where

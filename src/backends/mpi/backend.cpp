@@ -33,7 +33,7 @@ constexpr std::size_t kAhead = 1024;  // calls a rank may be ahead of the compar
 constexpr auto kFlush =
     std::chrono::milliseconds(20);  // how long a failure waits for MPI to take its control messages
 constexpr auto kLookForPings = std::chrono::milliseconds(20);  // of a rank that waits in another group
-constexpr int kLastLooks = 16;  // one after another that bring nothing, of a rank that leaves
+constexpr int kLastLooks = 16;  // a leaving rank stops after this many looks in a row that found nothing
 constexpr auto kQuiesceNap = std::chrono::microseconds(200);
 
 class MpiBackend final : public Backend {

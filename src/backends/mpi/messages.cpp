@@ -54,8 +54,8 @@ void Messages::post(OpState& s) {
 void Messages::arrived(int from, const Envelope& envelope, std::span<const std::byte> payload) {
   if (Transfer* const t = matcher_.take_receive(from, envelope.tag)) return match(*t, envelope, payload);
   const auto bytes = static_cast<std::int64_t>(payload.size());
-  if (!matcher_.has_room(
-          bytes)) {  // MPI keeps control messages in order: other messages and calls are behind it
+  // It cannot be left waiting: control messages come in order, and later ones are behind this one.
+  if (!matcher_.has_room(bytes)) {
     if (!trouble_) trouble_ = matcher_.refusal(channel_.rank(), from, envelope.tag, bytes);
     return;
   }

@@ -78,8 +78,8 @@ class Process {
   void defer_free(std::unique_ptr<ControlChannel> channel);
   /// Frees what can be freed. Under lock().
   void reap() noexcept;
-  /// Of a group that has failed: a thread of its own sends what MPI has not yet taken of `channel` (which is
-  /// leaked), for some minutes. So peers that come late learn of the failure, whatever the program does
+  /// After a failure: starts a thread that for some minutes sends the messages of `channel` that MPI has not
+  /// accepted yet. `channel` is never freed. So peers that come late learn of the failure, whatever the program does
   /// meanwhile. Only where weft has initialised MPI with MPI_THREAD_MULTIPLE; elsewhere it goes out while the
   /// program calls MPI.
   void deliver(ControlChannel& channel);

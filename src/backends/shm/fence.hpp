@@ -5,7 +5,7 @@
 
 namespace weft::shm {
 
-/// Others see the stores before it before this rank does the loads after it. It follows plain release stores,
+/// Makes this rank's earlier stores visible to others before its later loads. It follows plain release stores,
 /// and no sequentially consistent store is used instead: so the words of a cache line go to the cache
 /// together. A locked store would wait for the stores before it. Meanwhile a rank that polls could fetch the
 /// line half written, and it would have to be fetched back.

@@ -161,8 +161,8 @@ class ShmBackend final : public Backend {
     return ranks;
   }
 
-  // Now and then looks at some of the processes that this rank waits for, beginning behind its own rank, so
-  // that all ranks together look at all processes.
+  // Now and then looks whether processes that this rank waits for write a core file: those have ended. Starts
+  // at the next rank, so that the ranks together look at all processes.
   void look_for_cores() {
     constexpr auto kEvery = std::chrono::milliseconds(200);
     constexpr int kAtOnce = 64;

@@ -77,7 +77,7 @@ std::vector<int> rows(const Trace& t, std::vector<std::int64_t>& durations) {
 }
 
 std::string events(std::span<const Trace> traces, std::span<const std::int64_t> shifts) {
-  // A process of the viewer is a rank of a process; a group of it takes so many rows.
+  // In the viewer one "process" is one rank; each of its groups takes `rows` rows.
   using Key = std::tuple<std::string, std::string, int, int>;
   struct Process {
     int number = 0, rows = 0;

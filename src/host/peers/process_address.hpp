@@ -16,7 +16,7 @@ struct ProcessAddress {
   std::string socket;  ///< abstract socket name, without the leading zero byte; random
   std::uint32_t user = 0;
   std::int32_t pid = 0;
-  std::int32_t block = -1;  ///< its block's descriptor there; -1: none, or not to be opened so
+  std::int32_t block = -1;  ///< its block's descriptor there; -1: none, or peers cannot open it through /proc
   std::uint64_t block_inode = 0;
   std::string encode() const;
   /// Throws mismatch with the text where it is not an address.

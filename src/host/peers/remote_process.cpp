@@ -220,8 +220,8 @@ void RemoteProcess::connect(Deadline deadline) {
   if (c.process != address_.pid)
     throw Error(ErrorCode::unsupported,
                 fmt::format("host peers: the socket of {} is held by process {}", who(), c.process));
-  // The pid is still that process's if an answer comes over the connection after this. Without an answer it
-  // may be a forked child's, which holds a copy of the socket of a process that has ended.
+  // If an answer comes over the connection after this, the process lives and the pid is its own. Otherwise it
+  // may have ended, while a forked child still holds the connection.
   if (!pidfd_ && !watch()) throw lost("has ended");
 }
 

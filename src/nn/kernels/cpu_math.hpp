@@ -68,7 +68,8 @@ WEFT_INLINE inline T lane_sum(std::int64_t n, Term term) {
   return lanes[0];
 }
 
-/// The largest of x[0..n), -infinity for none. NaN is not looked for: what uses the maximum meets it again.
+/// The largest of x[0..n), -infinity for none. NaNs are ignored here; the code that uses the
+/// maximum reads the same elements and sees them.
 WEFT_INLINE inline float lane_max(const float* x, std::int64_t n) {
   float lanes[kLanes];
   for (float& lane : lanes) lane = -std::numeric_limits<float>::infinity();

@@ -33,7 +33,8 @@ struct HostPort {
   std::uint16_t port = 0;
   friend bool operator==(const HostPort&, const HostPort&) = default;
 };
-/// `host:port`, an IPv6 address in brackets; nothing where it is not that. Port 0 is one.
+/// `host:port`, an IPv6 address in brackets; nothing where it is not that. Port 0 is
+/// accepted.
 std::optional<HostPort> parse_host_port(std::string_view text);
 /// The inverse: brackets if the host contains a colon.
 std::string shown_host_port(std::string_view host, std::uint16_t port);

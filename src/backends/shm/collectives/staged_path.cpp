@@ -51,7 +51,7 @@ void StagedPath::plan(OpState& s) noexcept {
   st.copied = takes(s) ? 0 : st.rounds;
 }
 
-// The part of a block that a round moves; of a sum, the owner's slice of the round's window.
+// The part of a block that a round moves. For a reduction: the slice that `owner` combines in this round.
 Block StagedPath::piece(const OpState& s, Block block, int owner, std::uint64_t round) const noexcept {
   const CallState& st = state(s);
   const auto t = static_cast<std::int64_t>(round - st.base);
