@@ -18,7 +18,8 @@ constexpr int kRounds =
 
 Sampler::Sampler(const DeviceMesh& axis, std::int64_t population, std::int64_t global_batch,
                  std::uint64_t seed)
-    : Sampler(dp::given_mesh("sampler", axis).size(), axis.rank(), population, global_batch, seed) {}
+    : Sampler(dp::given_mesh("sampler", axis).size(), dp::given_mesh("sampler", axis).rank(), population,
+              global_batch, seed) {}
 
 Sampler::Sampler(int parts, int index, std::int64_t population, std::int64_t global_batch, std::uint64_t seed)
     : population_(population), global_batch_(global_batch), seed_(seed) {

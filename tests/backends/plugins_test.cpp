@@ -87,10 +87,9 @@ TEST_F(Plugins, WhatIsWrongWithItsGroupsIsSaid) {
   EXPECT_EQ(
       text("makes_null"),
       "unsupported: group \"world\": the transport's factory (a plug-in's `make`) returned null [rank 0]");
-  EXPECT_EQ(
-      text("promises"),
-      "unsupported: backend \"promises\": Traits::guarantees of the plug-in's traits() are not those of its "
-      "Backend::traits()");
+  EXPECT_EQ(text("promises"),
+            "unsupported: " + file("promises") +
+                ": Traits::guarantees of the plug-in's traits() are not those of its Backend::traits()");
 }
 
 // One that was built when BackendPlugin ended before `obstacle`, and Backend before ask() and answer(): they
