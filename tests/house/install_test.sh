@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs a build into a fresh prefix and uses it as a stranger would: README's C++ and CMake lines, taken from README.md as they
+# Installs a build into a fresh prefix and uses it as a user does: README's C++ and CMake lines, taken from README.md as they
 # stand, are built by find_package(weft) and again by pkg-config, examples/c by a C compiler, and run on two ranks by the installed
 # launcher.
 #
@@ -59,7 +59,7 @@ else
   echo "a layer from outside: skipped, libweft_train is not installed"
 fi
 
-# The example transport, built by a stranger against what was installed, passes the conformance suite.
+# The example transport, built against what was installed, passes the conformance suite.
 cmake -G Ninja -S "$source_dir/examples/backend" -B "$work/backend" -DCMAKE_PREFIX_PATH="$prefix" >"$work/cmake.log" 2>&1 &&
   cmake --build "$work/backend" >>"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
 WEFT_BACKEND_PATH=$work/backend "$prefix/bin/weft" doctor | grep -q "example *files in a folder ($work/backend/" ||

@@ -19,8 +19,8 @@ for name in $needed; do
 done
 # The same through what those need in turn.
 if ! grep -qE 'lib(a|ub|t)san' <<<"$needed"; then
-  strangers=$(ldd "$library" | awk '{ print $1 }' | grep -vE '^(linux-vdso|.*/ld-linux|lib(c|m|stdc\+\+|gcc_s|fmt)\.so)' || true)
-  [ -z "$strangers" ] || fail "libweft brings along $strangers"
+  others=$(ldd "$library" | awk '{ print $1 }' | grep -vE '^(linux-vdso|.*/ld-linux|lib(c|m|stdc\+\+|gcc_s|fmt)\.so)' || true)
+  [ -z "$others" ] || fail "libweft brings along $others"
 fi
 grep -q 'not found' <(ldd "$library") && fail "libweft does not find all it needs: $(ldd "$library")"
 
