@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dp/axis_ranks.hpp"
+#include "mesh/layout_table.hpp"
 #include "weft/base/error.hpp"
 #include "weft/mesh/layout.hpp"
 
@@ -14,25 +15,6 @@ namespace weft::dp {
 namespace {
 
 constexpr std::size_t kTextBytes = 512;  // of an entry's text; what is longer is cut
-
-void add(Fnv1a& hash, const Dims& dims) {
-  hash.add(static_cast<std::uint64_t>(dims.rank()));
-  for (const std::int64_t extent : dims) hash.add(static_cast<std::uint64_t>(extent));
-}
-
-void add(Fnv1a& hash, const Placement& placement) {
-  hash.add(static_cast<std::uint64_t>(placement.index()));
-  if (const auto* shard = std::get_if<Shard>(&placement)) hash.add(static_cast<std::uint64_t>(shard->dim));
-  if (const auto* partial = std::get_if<Partial>(&placement))
-    hash.add(static_cast<std::uint64_t>(partial->op.kind));
-}
-
-void add(Fnv1a& hash, const LayoutSpec& layout) {
-  for (const Placement& placement : layout.placements) add(hash, placement);
-  for (const int axis : layout.nesting) hash.add(static_cast<std::uint64_t>(axis));
-  hash.add(static_cast<std::uint64_t>(layout.segments.dim));
-  for (const std::int64_t size : layout.segments.sizes) hash.add(static_cast<std::uint64_t>(size));
-}
 
 // Entry i of every rank's digests.
 std::vector<std::uint64_t> gather(const DeviceMesh& axes, const std::vector<std::uint64_t>& own) {
@@ -60,8 +42,12 @@ std::uint64_t digest_of_gradient(const Gradient& g) {
   hash.add(g.name);
   hash.add(static_cast<std::uint64_t>(g.data.dtype));
   hash.add(static_cast<std::uint64_t>(g.layout != nullptr));
-  add(hash, g.layout == nullptr ? g.data.shape : g.layout->global);
-  if (g.layout != nullptr) add(hash, *g.layout);
+  if (g.layout != nullptr) {
+    add_to(hash, *g.layout);
+  } else {
+    hash.add(static_cast<std::uint64_t>(g.data.shape.rank()));
+    for (const std::int64_t extent : g.data.shape) hash.add(static_cast<std::uint64_t>(extent));
+  }
   return hash.value;
 }
 

@@ -3,27 +3,21 @@
 #include <utility>
 #include <vector>
 
-#include "base/hash.hpp"
-
 namespace weft {
 
-namespace {
-
-std::size_t hash_of(const LayoutSpec& spec) {
-  Fnv1a hash;
-  const auto mix = [&hash](auto value) { hash.add_at_once(static_cast<std::size_t>(value)); };
+void add_to(Fnv1a& hash, const LayoutSpec& spec) {
+  const auto mix = [&hash](auto value) { hash.add_at_once(static_cast<std::uint64_t>(value)); };
   for (const Placement& p : spec.placements) {
     mix(p.index());
     if (const Shard* s = std::get_if<Shard>(&p)) mix(s->dim);
     if (const Partial* q = std::get_if<Partial>(&p)) mix(q->op.kind);
   }
+  mix(spec.global.rank());
   for (const std::int64_t n : spec.global) mix(n);
   for (const int axis : spec.nesting) mix(axis);
+  mix(spec.segments.dim);
   for (const std::int64_t n : spec.segments.sizes) mix(n);
-  return hash.value;
 }
-
-}  // namespace
 
 LayoutTable::~LayoutTable() {
   for (std::atomic<Entry*>& list : lists_)
@@ -48,7 +42,9 @@ LayoutRef LayoutTable::find(std::size_t hash, const LayoutSpec& spec) const {
 }
 
 LayoutRef LayoutTable::intern(const std::shared_ptr<MeshState>& mesh, LayoutSpec spec) {
-  const std::size_t hash = hash_of(spec);
+  Fnv1a sum;
+  add_to(sum, spec);
+  const std::size_t hash = sum.value;
   if (LayoutRef found = find(hash, spec)) return found;
   auto entry = std::make_unique<Entry>();
   entry->hash = hash;

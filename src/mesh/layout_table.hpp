@@ -7,9 +7,13 @@
 #include <memory>
 #include <mutex>
 
+#include "base/hash.hpp"
 #include "weft/mesh/layout.hpp"
 
 namespace weft {
+
+/// Adds all that a layout says.
+void add_to(Fnv1a& hash, const LayoutSpec& spec);
 
 /// A hash table of lists. find() takes no lock. Who adds or removes does; an entry that was removed is freed at
 /// a moment at which no find() is running, so that one that began before never reads freed memory.
