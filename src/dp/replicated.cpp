@@ -69,11 +69,11 @@ std::vector<std::string> axes_with(const Gradient& g, const std::vector<DeviceMe
   return along;
 }
 
-dp::Replicas find_replicas(std::span<Gradient> gradients, const DeviceMesh& axes, const char* what) {
+dp::Replicas find_replicas(std::span<Gradient> gradients, const DeviceMesh& axes,
+                           const std::vector<DeviceMesh>& list, const char* what) {
   dp::Replicas replicas(axes);
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    const std::vector<std::string> along =
-        axes_with(gradients[i], axes.each_axis(), Action::average_replicas, what);
+    const std::vector<std::string> along = axes_with(gradients[i], list, Action::average_replicas, what);
     if (!along.empty()) replicas.add(gradients[i], i, along);
   }
   return replicas;
@@ -141,7 +141,7 @@ void expect_options(const SyncOptions& options) {
 void reduce_all(std::span<Gradient> gradients, const DeviceMesh& axes, const SyncOptions& options,
                 const char* what) {
   const std::vector<DeviceMesh> list = axes.each_axis();
-  dp::Replicas replicas = find_replicas(gradients, axes, what);
+  dp::Replicas replicas = find_replicas(gradients, axes, list, what);
   replicas.compare_bits(options);
   const bool watched = options.on_drift == OnDrift::error && !replicas.same_everywhere();
   if (watched && options.tolerance == 0) replicas.throw_other_bits();
@@ -184,8 +184,9 @@ void average_gradients(std::span<Gradient> gradients, const DeviceMesh& axes) {
   dp::given_mesh("average_gradients", axes);
   check_gradients("average_gradients", gradients);
   dp::expect_same_list("average_gradients", axes, gradients);
+  const std::vector<DeviceMesh> list = axes.each_axis();
   for (const Gradient& g : gradients)
-    for (const DeviceMesh& axis : axes.each_axis())
+    for (const DeviceMesh& axis : list)
       if (action_for(g, axis, "average_gradients") == Action::average_replicas)
         throw Error(ErrorCode::layout,
                     fmt::format("average_gradients: the gradient of \"{}\" is Replicate on {}={}; expected "
