@@ -57,17 +57,17 @@ apt_get() {
 build() {
   # What another clone of this tree has compiled is found by ccache: it takes names relative to the tree.
   export CCACHE_BASEDIR=$weft_root CCACHE_NOHASHDIR=1
-  local preset=$1 log target status=0 started=$SECONDS
+  local preset=$1 target status=0 started=$SECONDS
   shift
-  local targets=()
+  local targets=() log=$weft_root/build/$preset.output
+  mkdir -p "$weft_root/build"
   for target in "$@"; do targets+=(--target "$target"); done
-  log=$(mktemp)
   cmake --preset "$preset" -S "$weft_root" >"$log" 2>&1 || status=1
   if [ "$status" -eq 0 ]; then
     echo "building $preset ..."
     local command=(cmake --build "$weft_root/build/$preset" -j "$(nproc)" "${targets[@]}")
     if [ -t 1 ]; then
-      "${command[@]}" && rm -f "$log" && echo "built $preset in $((SECONDS - started)) s"
+      "${command[@]}" && echo "built $preset in $((SECONDS - started)) s"
       return
     fi
     "${command[@]}" >"$log" 2>&1 || status=1
@@ -75,6 +75,5 @@ build() {
   if [ "$status" -ne 0 ]; then grep -v '^\[[0-9]*/[0-9]*\] \(Building\|Linking\)' "$log" | tail -n 80 >&2; else
     echo "built $preset in $((SECONDS - started)) s"
   fi
-  rm -f "$log"
   return "$status"
 }

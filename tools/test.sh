@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Builds and checks: layers, layout, base to group under the address and undefined sanitizers, what shares memory between threads
-# under the thread sanitizer, libweft with clang 14, clang-tidy on what has changed, then the release build with all tests. Installs what is missing from Debian (prints
-# the command if not root). Its last lines are ctest's own summary of the release tests; the exit status covers all of it.
+# Builds and checks: layers, layout, the release build with all tests, base to group under the address and undefined sanitizers, what
+# shares memory between threads under the thread sanitizer, libweft with clang 14, clang-tidy on what has changed. Installs what is
+# missing from Debian (prints the command if not root). Its last lines are ctest's own summary of the release tests; the exit status
+# covers all of it.
+#
+# Tests wait more than they compute: what is built next is built in the time that they leave (tools/build_queue.sh).
 #
 #   tools/test.sh            the default tier, which continuous integration runs
 #   tools/test.sh --full     also the fuzz targets, base and reduce for aarch64 under qemu, and both sanitizers over all of base to group, long tests too
@@ -28,7 +31,7 @@ if [ "$tier" = full ]; then export WEFT_TEST_FULL=1; fi  # tests/support/sanitiz
 budget=1800  # seconds that the default tier may take on two cores with nothing built
 failed=()   # the steps that failed
 steps=()    # "seconds what" of each step
-building=0  # seconds that the step at hand spent in building before it ran tests
+building=0  # seconds that the step at hand waited for its build
 skipped=()  # what was not done, and why
 logs=()     # ctest logs, for the skips inside of tests
 under=()    # a command that runs ctest
@@ -49,7 +52,7 @@ step() {
 # took SECONDS NAME: for the table at the end.
 took() {
   local of=
-  if [ "$building" -gt 0 ]; then of=" (build $building s, tests $(($1 - building)) s)"; fi
+  if [ "$building" -gt 0 ]; then of=" (build $building s, then $(($1 - building)) s)"; fi
   steps+=("$1 $2$of")
 }
 
@@ -102,7 +105,7 @@ compile_with_clang() {
     skipped+=("clang: clang 14 is not installed")
     return
   fi
-  build clang weft
+  await_build clang
 }
 
 # base and reduce for aarch64, whose vector code (NEON) runs nowhere else here.
@@ -150,14 +153,42 @@ run_tests() {
 }
 logs_of() { logs+=("$1, first run=build/$1.first.log" "$1=build/$1/Testing/Temporary/LastTest.log"); }
 
-# sanitized PRESET LABELS: builds the tests that have one of these labels (a|b) and runs them; without those labelled "full" unless that
-# is the tier.
-sanitized() {
-  local preset=$1 labels=$2 targets
-  IFS='|' read -ra targets <<<"$labels"
-  local began=$SECONDS
-  build "$preset" "${targets[@]/#/weft_tests_}" || return
+# tests_of LABELS: the targets that build the tests with one of these labels (a|b).
+tests_of() {
+  local labels
+  IFS='|' read -ra labels <<<"$1"
+  printf '%s ' "${labels[@]/#/weft_tests_}"
+}
+
+# start_builds JOB...: each as for tools/build_queue.sh.
+start_builds() {
+  setsid tools/build_queue.sh "$$" "$@" &
+  builder=$!
+  trap 'kill -- "-$builder" 2>/dev/null' EXIT
+  trap 'exit 130' INT TERM
+}
+
+# await_build PRESET: until it is built. Sets `building`.
+await_build() {
+  local preset=$1 began=$SECONDS
+  until [ -e "build/$preset.status.$$" ]; do
+    if ! kill -0 "$builder" 2>/dev/null && [ ! -e "build/$preset.status.$$" ]; then
+      echo "the builds ended before $preset was built" >&2
+      return 1
+    fi
+    if [ -t 1 ]; then printf '\r\e[K%.79s' "$preset: $(tail -n 1 "build/$preset.output" 2>/dev/null)"; fi
+    sleep 1
+  done
+  if [ -t 1 ]; then printf '\r\e[K'; fi
   building=$((SECONDS - began))
+  cat "build/$preset.report"
+  return "$(cat "build/$preset.status.$$")"
+}
+
+# sanitized PRESET LABELS: runs the tests that have one of these labels (a|b); without those labelled "full" unless that is the tier.
+sanitized() {
+  local preset=$1 labels=$2
+  await_build "$preset" || return
   local left_out=()
   if [ "$tier" != full ]; then left_out=(-LE '^full$'); fi
   # Fixed addresses: gcc 12's thread sanitizer cannot map its shadow under some settings of the kernel's randomisation.
@@ -201,16 +232,43 @@ report_unsteady() {
   cat build/unsteady.txt
 }
 
+# The release tests. ctest's summary is held back until what was skipped is said, so that it comes last.
+release() {
+  if ! await_build release; then
+    printf '\nFAILED: %s\n' "${failed[@]}" "the release build"
+    exit 1
+  fi
+  logs_of release
+  run_tests release | hold_summary
+  return "${PIPESTATUS[0]}"
+}
+
+hold_summary() {
+  local line held=false
+  : >build/summary.txt
+  while IFS= read -r line; do
+    if [[ $line =~ ^[0-9]+%\ tests\ passed ]]; then held=true; fi
+    if $held; then printf '%s\n' "$line" >>build/summary.txt; else printf '%s\n' "$line"; fi
+  done
+}
+
 mkdir -p build
-rm -f build/unsteady.txt
+rm -f build/unsteady.txt build/*.status.*
+core='base|host|store|reduce|backends|group'
+if [ "$tier" = full ]; then races=$core; else races=races; fi
+builds=(release)
+if [ "$tier" != quick ]; then
+  builds+=("asan $(tests_of "$core")" "tsan $(tests_of "$races")")
+  if command -v clang++-14 >/dev/null; then builds+=("clang weft"); fi
+fi
+start_builds "${builds[@]}"
 step "layers" python3 tools/check_layers.py
 step "layout" check_format
+step "release" release
 if [ "$tier" = quick ]; then
   skipped+=("sanitizers, clang, clang-tidy: --quick")
 else
-  core='base|host|store|reduce|backends|group'
   step "address and undefined sanitizers" sanitized asan "$core"
-  if [ "$tier" = full ]; then races=$core; else races=races; fi
   step "thread sanitizer" sanitized tsan "$races"
   step "clang 14" compile_with_clang
   step "clang-tidy" tidy
@@ -222,26 +280,6 @@ else
   skipped+=("fuzz targets, aarch64, both sanitizers over everything: only with --full")
 fi
 
-say "release"
-began=$SECONDS
-if ! build release; then
-  printf '\nFAILED: %s\n' "${failed[@]}" "the release build"
-  exit 1
-fi
-# ctest's summary is held back until what was skipped is said, so that it comes last.
-logs_of release
-hold_summary() {
-  local line held=false
-  : >build/summary.txt
-  while IFS= read -r line; do
-    if [[ $line =~ ^[0-9]+%\ tests\ passed ]]; then held=true; fi
-    if $held; then printf '%s\n' "$line" >>build/summary.txt; else printf '%s\n' "$line"; fi
-  done
-}
-building=$((SECONDS - began))
-run_tests release | hold_summary
-status=${PIPESTATUS[0]}
-took "$((SECONDS - began))" release
 report_skips
 report_times
 report_failures
@@ -249,10 +287,7 @@ report_unsteady
 say "Seconds of each step"
 if [ "$tier" = default ]; then limit=(--limit "$budget"); else limit=(); fi
 python3 tools/test_budget.py --steps "${limit[@]}" "${steps[@]}"
-if [ ${#failed[@]} -gt 0 ]; then
-  printf 'FAILED: %s\n' "${failed[@]}"
-  [ "$status" -ne 0 ] || status=1
-fi
+if [ ${#failed[@]} -gt 0 ]; then printf 'FAILED: %s\n' "${failed[@]}"; fi
 echo
 cat build/summary.txt
-exit "$status"
+[ ${#failed[@]} -eq 0 ]

@@ -75,8 +75,8 @@ def self_test():
     assert late == ["a/slow"] and lines[0].startswith("  release: 3 tests, 140 s"), (lines, late)
     assert lines[1] == "      79.0 s  tools/check" and lines[2] == "      61.0 s  a/slow, of 30 s that it may take", lines
     assert report("asan", found)[1] == []
-    assert step_table(["20 layers", "300 release (build 200 s, tests 100 s)"], 0) == [
-        "     300  release (build 200 s, tests 100 s)", "      20  layers", "     320  in all"]
+    assert step_table(["20 layers", "300 release (build 200 s, then 100 s)"], 0) == [
+        "     300  release (build 200 s, then 100 s)", "      20  layers", "     320  in all"]
     assert step_table(["20 layers"], 20)[-1] == "      20  in all, of 20 s"
     assert step_table(["21 layers"], 20)[-1] == "  WARNING: 1 s above what this tier may take on two cores (nothing fails for it)"
     print("test_budget: reads ctest's log, finds what is slow, adds up steps")

@@ -9,7 +9,7 @@
 
 #include "base/hash.hpp"
 #include "weft/base/env.hpp"
-#include "weft/checkpoint/checkpoint.hpp"
+#include "weft/train/checkpoint.hpp"
 #include "weft/train/gradients.hpp"
 
 namespace weft::tools {
@@ -80,7 +80,7 @@ Trainer::Trainer(ProcessGroup& group, const TrainConfig& config)
       context_(group.context()),
       text_(read_text(config.text, config.sequence + 2)),
       compute_(context_, threads_per_rank(config.threads, group.size())),
-      parts_(build_parallel_model(config.model, DeviceMesh(group, config.check(group.size())),
+      parts_(build_parallel_model(config.model, DeviceMesh(group, config.check(group.size())), compute_,
                                   build_options(config))),
       schedule_{config.peak_lr, config.floor_lr, config.warmup, config.steps},
       sampler_(parts_.data, static_cast<std::int64_t>(text_.size()) - config.sequence, config.global_batch,
@@ -107,16 +107,18 @@ Trainer::Batch Trainer::batch(std::int64_t step) const {
 
 StepResult Trainer::step() {
   const Batch b = batch(next_);
-  Frame frame(compute_);
+  Frame frame(compute_, {.seed = config_.seed, .step = next_});
   const Tensors logits = parts_.model->forward({b.tokens}, frame);
   const Tensors loss = loss_.forward({logits[0], b.labels, scalar(parts_.mesh, tokens_per_step())}, frame);
   const Tensors dlogits = loss_.backward({}, frame);
   parts_.model->backward(dlogits, frame);
   parts_.averager->finish();
   // What every tensor rank holds whole: the same gradient on each, which is checked, or contributions to it.
-  if (parts_.tensor.size() > 1) sync_replicated_gradients(optimizer_->parameters(), parts_.tensor);
+  if (parts_.tensor.size() > 1)
+    sync_replicated_gradients(optimizer_->parameters(), parts_.tensor, {.compute = &compute_});
   StepResult result{.step = next_, .lr = schedule_.at(next_)};
-  result.grad_norm = clip_grad_norm(optimizer_->parameters(), config_.max_norm);
+  result.grad_norm =
+      clip_grad_norm(optimizer_->parameters(), config_.max_norm, 2, NonFinite::error, &compute_);
   optimizer_->step(result.lr);
   optimizer_->zero_gradients();
   result.loss = full(loss[0]).as<double>()[0];
@@ -136,8 +138,7 @@ std::string Trainer::identity() const {
 }
 
 void Trainer::save(const std::filesystem::path& directory) {
-  const std::vector<Parameter*> parameters = parts_.parameters();
-  save_checkpoint(directory, parts_.mesh, next_, parameters, optimizer_.get(), {{"run", identity()}});
+  save_checkpoint(directory, parts_.mesh, next_, *parts_.model, optimizer_.get(), {{"run", identity()}});
 }
 
 void Trainer::resume(const std::filesystem::path& directory) {
@@ -147,8 +148,7 @@ void Trainer::resume(const std::filesystem::path& directory) {
   if (run == latest->extra.end() || run->second != identity())
     wrong(fmt::format("resume: \"{}\" is of another run:\n  there: {}\n  here:  {}", latest->folder.string(),
                       run == latest->extra.end() ? "(no training run)" : run->second, identity()));
-  const std::vector<Parameter*> parameters = parts_.parameters();
-  next_ = load_checkpoint(directory, parts_.mesh, parameters, optimizer_.get()).step;
+  next_ = load_checkpoint(directory, parts_.mesh, *parts_.model, optimizer_.get()).step;
 }
 
 std::int64_t Trainer::parameter_count() const {
