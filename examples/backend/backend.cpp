@@ -3,6 +3,8 @@
 // join(), the first failure of all ranks is kept by FirstCause, messages find their receives by
 // MessageMatcher, HostRanks wakes ranks that sleep and notices those that die, and RollCallMessages tells which
 // rank holds the others up at a deadline. Read docs/backends.md beside it.
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,8 +14,10 @@
 #include <fstream>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "weft/backends/first_cause.hpp"
@@ -50,26 +54,65 @@ struct Envelope {
 };
 constexpr std::uint64_t kLayout = sizeof(Envelope);  // ranks whose files differ refuse each other
 
+// A file that a rank has locked as long as it lives: the kernel unlocks it when the process ends, however it ends.
+class LifeLock {
+ public:
+  explicit LifeLock(const std::string& path)
+      : fd_(::open(path.c_str(), O_RDONLY | O_CREAT | O_CLOEXEC, 0600)) {
+    if (fd_ < 0 || ::flock(fd_, LOCK_SH) != 0) throw_errno("example: cannot lock " + path, errno);
+  }
+  LifeLock(LifeLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  LifeLock& operator=(LifeLock&&) = delete;
+  ~LifeLock() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+
+ private:
+  int fd_;
+};
+
 // Where all ranks meet: rank 0 makes the folder and tells the others its name.
 struct Meeting {
   std::string folder;
   HostRanks ranks;
+  LifeLock alive;
 };
 
-std::string make_folder() {
-  std::string name = (fs::temp_directory_path() / "weft-example-XXXXXX").string();
+constexpr const char* kFolderName = "weft-example-";
+std::string alive_in(const std::string& folder) { return folder + "/alive"; }
+
+// Removes the folders of ranks that were all killed: nobody has a lock there. One without the file is being made.
+void remove_abandoned() {
+  std::error_code ignored;
+  for (const fs::directory_entry& entry : fs::directory_iterator(fs::temp_directory_path(), ignored)) {
+    if (entry.path().filename().string().rfind(kFolderName, 0) != 0) continue;
+    const int fd = ::open(alive_in(entry.path().string()).c_str(), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) continue;
+    if (::flock(fd, LOCK_EX | LOCK_NB) == 0) fs::remove_all(entry.path(), ignored);
+    ::close(fd);
+  }
+}
+
+// The lock is held before the file has its name: so it is never seen without.
+std::pair<std::string, LifeLock> make_folder() {
+  remove_abandoned();
+  std::string name = (fs::temp_directory_path() / (std::string(kFolderName) + "XXXXXX")).string();
   if (::mkdtemp(name.data()) == nullptr) throw_errno("example: cannot make " + name, errno);
-  return name;
+  LifeLock lock(alive_in(name) + ".new");
+  fs::rename(alive_in(name) + ".new", alive_in(name));
+  return {name, std::move(lock)};
 }
 
 Meeting meet(const GroupInit& b) {
-  const std::string made = b.rank == 0 ? make_folder() : std::string();
+  std::optional<std::pair<std::string, LifeLock>> own;
+  if (b.rank == 0) own.emplace(make_folder());
+  const std::string made = own ? own->first : std::string();
   try {
     // "folder\naddress"
     std::vector<std::string> infos = join(b, "example", made + "\n" + HostRanks::address(b), kLayout);
     const std::string folder = infos[0].substr(0, infos[0].find('\n'));
     for (std::string& info : infos) info.erase(0, info.find('\n') + 1);
-    Meeting meeting{folder, HostRanks(b, infos)};
+    Meeting meeting{folder, HostRanks(b, infos), own ? std::move(own->second) : LifeLock(alive_in(folder))};
     for (int r = 0; r < b.size; ++r)
       if (!meeting.ranks.is_here(r))
         throw Error(ErrorCode::unsupported, "group \"" + b.name + "\": rank " + std::to_string(r) +

@@ -178,8 +178,14 @@ bool GroupState::contend(Deadline limit, bool well) noexcept {
 }
 
 // A wrong stream fails this call alone; on the device it would fail the group.
-void GroupState::check_stream(void* stream, std::string_view what, bool calls) const {
+void GroupState::check_stream(Stream stream, std::string_view what, bool calls) const {
   try {
+    const Device device =
+        traits().device ? Device{DeviceKind::cuda, traits().device_index} : Device{DeviceKind::cpu, 0};
+    if (calls && stream.device != device)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("stream is of {}; expected {} (the device of the group)",
+                              to_string(stream.device), to_string(device)));
     backend_->check_stream(stream, calls);
   } catch (const Error& e) {
     throw Error(Failure{
@@ -189,96 +195,9 @@ void GroupState::check_stream(void* stream, std::string_view what, bool calls) c
 
 [[gnu::flatten]] Work GroupState::submit(const Call& call) {
   if (context.forked()) context.check_fork(name(call.op).data());
-  if (call.options.stream != nullptr) [[unlikely]]
+  if (call.options.stream != Stream{}) [[unlikely]]
     check_stream(call.options.stream, name(call.op), true);
   return submit_checked(call, check(call, traits(), member.rank, member.size, member.name));
-}
-
-// All are checked before the first is sent.
-Work GroupState::submit_all(std::span<const Call> calls) {
-  context.check_fork("coalesced");
-  std::vector<Operands> operands;
-  operands.reserve(calls.size());
-  for (const Call& c : calls) {
-    if (c.options.stream != nullptr) check_stream(c.options.stream, name(c.op), true);
-    operands.push_back(check(c, traits(), member.rank, member.size, member.name));
-  }
-  Work first;
-  std::size_t sent = 0;
-  try {
-    submit_batches(calls, operands, first, sent);
-  } catch (const std::exception& e) {
-    if (failed() || !first.valid()) {
-      first.spend();
-      throw;
-    }
-    fail_batch(e, sent, calls.size());
-    first.spend();
-    failure_.raise(calls[std::min(sent, calls.size() - 1)].op);
-  }
-  return first;
-}
-
-// `first` and `sent` tell what was submitted, also where this throws.
-void GroupState::submit_batches(std::span<const Call> calls, std::span<const Operands> operands, Work& first,
-                                std::size_t& sent) {
-  struct Batch {
-    GroupState& group;
-    explicit Batch(GroupState& g) : group(g) { group.batch(+1); }
-    ~Batch() { group.batch(-1); }
-  };
-  Work* last = &first;
-  while (sent < calls.size()) {
-    const auto some = calls.subspan(sent, std::min<std::size_t>(calls.size() - sent, Ring::kSlots));
-    // On a stream a batch has room before it begins, so that all ranks divide the calls into the same
-    // batches, however full their rings are: NCCL wants calls that start together on one rank to start
-    // together on all.
-    if (streams()) {
-      own_room(static_cast<int>(some.size()), some.front().op, some.front().options.deadline);
-      disown();
-    }
-    const Batch batch(*this);
-    for (const Call& c : some) {
-      Work work = submit_checked(c, operands[sent]);
-      ++sent;
-      if (!work.valid()) continue;
-      if (first.valid()) {
-        last->more_ = std::make_unique<Work>(std::move(work));
-        last = last->more_.get();
-      } else {
-        first = std::move(work);
-      }
-    }
-  }
-}
-
-// Some calls of the batch were sent and one cannot be: peers wait for calls that never come, so the group
-// fails, with the reason.
-void GroupState::fail_batch(const std::exception& reason, std::size_t sent, std::size_t calls) {
-  const auto* const error = dynamic_cast<const Error*>(&reason);
-  std::string why = reason.what();
-  if (const std::string end = tail(member); why.ends_with(end)) why.resize(why.size() - end.size());
-  fail(Failure{
-      .code = error ? error->code() : ErrorCode::system,
-      .text = fmt::format("coalesced: rank {} sent {} of {} calls: {}", member.rank, sent, calls, why),
-      .op = error ? error->op() : Op::none,
-      .ranks = {member.rank}});
-}
-
-void GroupState::batch(int begun) noexcept {
-  own();
-  batches_ += begun;
-  arrange_batch();
-  disown();
-}
-
-// The backend's batch is open while some thread is in a batch and none waits for slots: what is in it must
-// get on then, or no slot ever frees. Called by the owner.
-void GroupState::arrange_batch() noexcept {
-  const bool open = batches_ > 0 && stalled_ == 0 && !failed();
-  if (open == batch_open_) return;
-  batch_open_ = open;
-  backend_->batch(open);
 }
 
 // This thread owns the group, but there is no room; or the group failed while another thread owned it.
@@ -370,7 +289,9 @@ void GroupState::fill(OpState& s, const Call& call, const Operands& have) noexce
   s.root = WEFT_MUTANT("swapped_root") && call.root >= 0 ? (call.root + 1) % member.size : call.root;
   s.peer = call.peer;
   s.tag = call.options.tag;
-  s.stream = call.options.stream;
+  s.stream.device.kind = call.options.stream.device.kind;
+  s.stream.device.index = call.options.stream.device.index;
+  s.stream.handle = call.options.stream.handle;
   s.in_blocks = s.out_blocks = nullptr;
 }
 
@@ -520,7 +441,7 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
   return true;
 }
 
-void GroupState::wait_on(std::uint32_t slot, std::uint32_t ticket, void* stream) {
+void GroupState::wait_on(std::uint32_t slot, std::uint32_t ticket, Stream stream) {
   if (ring_.finished(slot, ticket)) return;
   context.check_fork("wait");
   check_stream(stream, "wait_on", false);

@@ -18,6 +18,7 @@
 #include "group/failure.hpp"
 #include "group/ring.hpp"
 #include "group/trace/trace_files.hpp"
+#include "group/user_numbers.hpp"
 #include "group/wait.hpp"
 #include "group/watch.hpp"
 #include "host/arena.hpp"
@@ -51,7 +52,7 @@ class GroupState final : public Driven, public BlockHolder {
   /// failed.
   bool wait(std::uint32_t slot, std::uint32_t ticket, std::optional<Duration> limit);
   /// Stream backends: makes `stream` wait for the call. Throws where it failed.
-  void wait_on(std::uint32_t slot, std::uint32_t ticket, void* stream);
+  void wait_on(std::uint32_t slot, std::uint32_t ticket, Stream stream);
   /// Gives back the Work of a call that failed: nobody asks for it again.
   void give_back() noexcept;
   /// Gives back a Work that was dropped. If its call is still in flight the group fails.
@@ -87,6 +88,8 @@ class GroupState final : public Driven, public BlockHolder {
   /// each, the others need not be counted.
   int ranks_here_of(int ranks) const noexcept { return spin_ ? ranks : ranks_here; }
   const Origin origin;
+  /// Of what uses this group for calls in an order of its own (dp's reducers).
+  const std::shared_ptr<UserNumbers> users = std::make_shared<UserNumbers>();
   Trace trace() const { return recorder_->read(); }
   std::map<std::string, int> generations;        ///< of subgroups, by name and ranks; guarded by mutex_
   std::string key(std::string_view what) const;  ///< of the store, under this group's token
@@ -120,7 +123,7 @@ class GroupState final : public Driven, public BlockHolder {
   void submit_batches(std::span<const Call> calls, std::span<const Operands> operands, Work& first,
                       std::size_t& sent);
   void fail_batch(const std::exception& reason, std::size_t sent, std::size_t calls);
-  [[gnu::cold]] void check_stream(void* stream, std::string_view what, bool calls) const;
+  [[gnu::cold]] void check_stream(Stream stream, std::string_view what, bool calls) const;
   // Owns the group, with so many slots free.
   void own_room(int slots, Op op, Duration deadline) {
     if (!try_own() && !contend(Deadline::never(), true)) [[unlikely]]

@@ -276,6 +276,8 @@ bool ProcessGroup::quiesce(Duration limit) {
   return state_->quiesce(limit);
 }
 
+const std::shared_ptr<UserNumbers>& ProcessGroup::users() const { return given(state_, "users").users; }
+
 std::string ProcessGroup::trace_json() const { return to_json(given(state_, "trace_json").trace()); }
 
 std::string ProcessGroup::trace_chrome() const {

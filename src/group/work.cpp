@@ -68,7 +68,7 @@ bool Work::wait_for(Duration limit) {
       [&] { return group_->wait(slot_, ticket_, std::exchange(first, false) ? limit : deadline.left()); });
 }
 
-void Work::wait_on(void* stream) {
+void Work::wait_on(Stream stream) {
   if (!group_ || !group_->streams()) return wait();
   // They stay in the chain: wait() or done() still tell how they ended.
   try {

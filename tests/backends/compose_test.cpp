@@ -47,7 +47,7 @@ class Fake final : public Backend {
   bool quiesce(Deadline, std::span<const MemoryRange>) noexcept override { return true; }
   void announce_sleep(bool) noexcept override {}
   void batch(bool begin) noexcept override { batches += begin; }
-  bool wait_on(OpState&, void*) noexcept override { return true; }
+  bool wait_on(OpState&, Stream) noexcept override { return true; }
 
   void end_all() { ended = posted; }
   std::vector<Op> ops() const {
@@ -147,9 +147,9 @@ TEST_F(InnerCalls, AStreamMayWaitForMovesButNotForArithmetic) {
   composed->post(cast);
   composed->post(sum);
   composed->post(message);
-  EXPECT_TRUE(composed->wait_on(cast, nullptr));
-  EXPECT_FALSE(composed->wait_on(sum, nullptr));
-  EXPECT_TRUE(composed->wait_on(message, nullptr));
+  EXPECT_TRUE(composed->wait_on(cast, {}));
+  EXPECT_FALSE(composed->wait_on(sum, {}));
+  EXPECT_TRUE(composed->wait_on(message, {}));
 }
 
 TEST_F(InnerCalls, WhatIsMissingIsToldOfTheUsersCall) {

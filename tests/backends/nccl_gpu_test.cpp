@@ -92,12 +92,12 @@ TEST_P(NcclGpu, StreamsWaitOnAWork) {
     for (std::int64_t i = 0; i < count; ++i) store(t, i, value(r.rank, i));
     Call call = call::all_reduce(t, t);
     const auto back = stage_to_device(api())(call);
-    nccl::Stream before = nullptr, after = nullptr;
+    nccl::CudaStream before = nullptr, after = nullptr;
     ASSERT_EQ(api().cudaStreamCreateWithFlags(&before, nccl::kStreamNonBlocking), nccl::CudaResult::success);
     ASSERT_EQ(api().cudaStreamCreateWithFlags(&after, nccl::kStreamNonBlocking), nccl::CudaResult::success);
-    call.options.stream = before;
+    call.options.stream = {call.out.device, before};
     Work work = g.submit(call);
-    work.wait_on(after);
+    work.wait_on({call.out.device, after});
     ASSERT_EQ(api().cudaMemcpyAsync(home.data(), call.out.data, static_cast<std::size_t>(home.bytes()),
                                     nccl::CopyKind::by_address, after),
               nccl::CudaResult::success);

@@ -181,7 +181,7 @@ TEST_F(Nccl, SubgroupsMeetWithoutHostMemory) {
 TEST_F(Nccl, CallsWaitForTheCallersStream) {
   std::atomic<bool> open{false};
   run(2, [&](Rank& r, ProcessGroup& g) {
-    void* const stream = nccl.make_stream();
+    const Stream stream = nccl.make_stream();
     std::vector<float> v(100), out(100);
     nccl.run_on(stream, [&] {
       if (!open) return false;
@@ -200,8 +200,8 @@ TEST_F(Nccl, CallsWaitForTheCallersStream) {
 // What comes later on the caller's stream does not hold the call up, and waits for it only where asked to.
 TEST_F(Nccl, StreamsWaitOnAWork) {
   run(2, [&](Rank& r, ProcessGroup& g) {
-    void* const before = nccl.make_stream();
-    void* const after = nccl.make_stream();
+    const Stream before = nccl.make_stream();
+    const Stream after = nccl.make_stream();
     std::atomic<bool> open{false};
     std::vector<float> v = values(r.rank, 100), out(100), seen;
     nccl.run_on(before, [&] { return open.load(); });
@@ -226,20 +226,31 @@ TEST_F(Nccl, AStreamOfAnotherDeviceIsABadArgument) {
   run(2, [&](Rank& r, ProcessGroup& g) {
     std::vector<float> v = values(r.rank, 10);
     nccl.api().cudaSetDevice(1);
-    void* const other = nccl.make_stream();
+    const Stream other = nccl.make_stream();
     nccl.api().cudaSetDevice(0);
     const std::string tail = " [group \"world\", rank " + std::to_string(r.rank) + "]";
-    const std::string text = "the stream is no stream of cuda:0; expected one (the device of the group)";
+    const std::string text = "stream is of cuda:1; expected cuda:0 (the device of the group)";
     expect_error(ErrorCode::bad_argument, "all_reduce: " + text + tail,
                  [&] { g.all_reduce(on_device(v), on_device(v), {.stream = other}).wait(); });
-    int none = 0;
     expect_error(ErrorCode::bad_argument, "send: " + text + tail,
-                 [&] { g.send(on_device(v), 1 - r.rank, {.stream = &none}).wait(); });
+                 [&] { g.send(on_device(v), 1 - r.rank, {.stream = other.device}).wait(); });
+    int none = 0;  // and handles that are not what they are said to be
+    for (void* const handle : {other.handle, static_cast<void*>(&none)})
+      expect_error(ErrorCode::bad_argument,
+                   "send: the stream is no stream of cuda:0; expected one (the device of the group)" + tail,
+                   [&] {
+                     g.send(on_device(v), 1 - r.rank, {.stream = {kDevice, handle}}).wait();
+                   });
     expect_error(ErrorCode::bad_argument, "barrier: " + text + tail, [&] {
       g.coalesced({call::all_reduce(on_device(v), on_device(v)), call::barrier({.stream = other})}).wait();
     });
     Work work = g.all_reduce(on_device(v), on_device(v));
     work.wait_on(other);  // may wait all the same
+    expect_error(
+        ErrorCode::bad_argument,
+        "wait_on: the stream is the default one of cuda:1; expected cuda:0's, or a stream with a handle" +
+            tail,
+        [&] { work.wait_on(other.device); });
     work.wait();
     EXPECT_EQ(v, sums(2, 10));
   });
@@ -248,7 +259,7 @@ TEST_F(Nccl, AStreamOfAnotherDeviceIsABadArgument) {
 TEST_F(Nccl, AStreamThatIsCapturedIsUnsupported) {
   run(2, [&](Rank& r, ProcessGroup& g) {
     std::vector<float> v = values(r.rank, 10);
-    void* const stream = nccl.make_stream();
+    const Stream stream = nccl.make_stream();
     nccl.capture(stream, true);
     const std::string tail =
         "the stream is being captured into a graph, and a call that is replayed would have "
@@ -455,7 +466,7 @@ TEST_F(Nccl, TheStandInKnowsTheDeadlock) {
     api.ncclCommInitRankConfig(&comm, 2, id, r.rank, &config);
     nccl::Result state = nccl::Result::in_progress;
     while (state == nccl::Result::in_progress) api.ncclCommGetAsyncError(comm, &state);
-    nccl::Stream stream = nullptr;
+    nccl::CudaStream stream = nullptr;
     api.cudaStreamCreateWithFlags(&stream, nccl::kStreamNonBlocking);
     for (const bool group : {true, false}) {
       std::vector<float> in = values(r.rank, 3), out(3);
@@ -464,7 +475,7 @@ TEST_F(Nccl, TheStandInKnowsTheDeadlock) {
       api.ncclRecv(out.data(), 3, nccl::DataType::f32, 1 - r.rank, comm, stream);
       if (group) {
         api.ncclGroupEnd();
-        nccl.drain(stream);
+        nccl.drain({kDevice, stream});
         EXPECT_EQ(out, values(1 - r.rank, 3));
       } else {
         r.meet("both sent");
@@ -476,7 +487,7 @@ TEST_F(Nccl, TheStandInKnowsTheDeadlock) {
         EXPECT_EQ(out, std::vector<float>(3));
       }
     }
-    nccl.drain(stream);
+    nccl.drain({kDevice, stream});
     api.cudaStreamDestroy(stream);
   });
 }
@@ -570,7 +581,7 @@ TEST_F(Nccl, StuckKernelsAreAborted) {
 // An abort waits for kernels, which wait for the caller's stream: fail() does not, quiesce() tells.
 TEST_F(Nccl, QuiesceWaitsForTheCallersStream) {
   run(1, [&](Rank&, ProcessGroup& g) {
-    void* const stream = nccl.make_stream();
+    const Stream stream = nccl.make_stream();
     std::atomic<bool> open{false};
     nccl.run_on(stream, [&] { return open.load(); });
     std::vector<float> v(10);
@@ -706,7 +717,7 @@ TEST_F(Nccl, WhoLeavesKeepsWhatPeersHaveYetToReceive) {
       g = {};
       r.meet("left");
     } else {
-      void* const stream = nccl.make_stream();
+      const Stream stream = nccl.make_stream();
       std::atomic<bool> open{false};
       nccl.run_on(stream, [&] { return open.load(); });
       Work receive = g.recv(on_device(out), 0, {.stream = stream});

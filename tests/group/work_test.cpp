@@ -217,18 +217,28 @@ TEST_F(Coalesced, DroppingItFailsTheGroupOnceAndWaitsOnce) {
   EXPECT_TRUE(g.quiesce(1s));
 }
 
+TEST_F(Coalesced, AStreamIsOfTheGroupsDevice) {
+  ProcessGroup g = make();
+  const Stream elsewhere = Device{DeviceKind::cuda, 1};
+  const std::string text = "barrier: stream is of cuda:1; expected cpu (the device of the group)";
+  EXPECT_THAT(error_of([&] { g.barrier({.stream = elsewhere}).wait(); }).what(), HasSubstr(text));
+  const Call calls[] = {call::barrier(), call::barrier({.stream = elsewhere})};
+  EXPECT_THAT(error_of([&] { g.coalesced(calls).wait(); }).what(), HasSubstr(text));
+  g.barrier().wait();
+}
+
 TEST_F(Coalesced, WaitOnAHostBackendWaitsForAll) {
   ProcessGroup g = make();
   recording.decide({.polls = 5});
   Work w = g.coalesced(adds(3));
-  w.wait_on(nullptr);
+  w.wait_on({});
   EXPECT_TRUE(w.done());
   recording.decide([](const OpState& s) {
     return Fate{.kind = Fate::fail,
                 .why = {.code = ErrorCode::peer_lost, .text = "gone", .op = s.op, .ranks = {}}};
   });
   Work failing = g.coalesced(adds(2));
-  EXPECT_EQ(error_of([&] { failing.wait_on(nullptr); }).code(), ErrorCode::peer_lost);
+  EXPECT_EQ(error_of([&] { failing.wait_on({}); }).code(), ErrorCode::peer_lost);
   EXPECT_FALSE(failing.valid());
 }
 

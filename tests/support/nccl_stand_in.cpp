@@ -110,7 +110,7 @@ struct CommState {
   bool connected = false, finalized = false, aborted = false;
   bool gone = false;  // with its buffers
   std::shared_ptr<Kernel> launching;
-  Stream stream = nullptr;  // of what is launching
+  CudaStream stream = nullptr;  // of what is launching
   std::uint64_t next_round = 0;
   int kernels = 0;  // given to streams and not ended
   std::map<int, ReduceOp> made;
@@ -157,7 +157,7 @@ struct NcclStandIn::Impl {
   int next_id = 0;
   std::map<std::string, std::shared_ptr<Clique>> cliques;
   std::set<Comm*> comms;
-  std::set<Stream> streams;
+  std::set<CudaStream> streams;
   std::set<Event> events;
   std::set<void*> memory;
   std::map<int, std::unique_ptr<StreamTag>> defaults;
@@ -170,7 +170,7 @@ struct NcclStandIn::Impl {
     changed.wait_for(lock, std::chrono::seconds(10), [&] { return comms.empty(); });
   }
 
-  StreamTag* stream_of(Stream s, int device) {
+  StreamTag* stream_of(CudaStream s, int device) {
     if (s != nullptr) return s;
     auto& d = defaults[device];
     if (!d) d = std::make_unique<StreamTag>(StreamTag{device, {}, {}});
@@ -342,7 +342,7 @@ thread_local int group_depth = 0;
 thread_local CaptureMode capture_mode = CaptureMode::global;
 struct Grouped {
   Comm* comm;
-  Stream stream;
+  CudaStream stream;
   Request request;
 };
 thread_local std::vector<Grouped> grouped;
@@ -376,7 +376,7 @@ bool free_for(Comm* comm, const char* name) {
 
 Result end_group(std::vector<Grouped> all) {
   Result result = Result::success;
-  std::map<Comm*, std::pair<Stream, std::shared_ptr<Kernel>>> kernels;
+  std::map<Comm*, std::pair<CudaStream, std::shared_ptr<Kernel>>> kernels;
   for (Grouped& each : all) {
     if (!free_for(each.comm, "a call")) return Result::invalid_argument;
     auto& kernel = kernels[each.comm];
@@ -398,7 +398,7 @@ Result end_group(std::vector<Grouped> all) {
   return result;
 }
 
-Result give(const char* name, Comm* comm, Stream stream, const Request& request) {
+Result give(const char* name, Comm* comm, CudaStream stream, const Request& request) {
   const Lock lock(g->mutex);
   if (const auto r = begin<Result>(name)) return *r;
   if (!free_for(comm, name)) return Result::invalid_argument;
@@ -568,29 +568,30 @@ Result ncclGroupEnd() {
 }
 
 Result ncclAllReduce(const void* in, void* out, std::size_t count, DataType type, RedOp op, Comm* comm,
-                     Stream stream) {
+                     CudaStream stream) {
   return give("ncclAllReduce", comm, stream, {What::all_reduce, in, out, count, type, reduction(op, comm)});
 }
 Result ncclReduce(const void* in, void* out, std::size_t count, DataType type, RedOp op, int root, Comm* comm,
-                  Stream stream) {
+                  CudaStream stream) {
   return give("ncclReduce", comm, stream, {What::reduce, in, out, count, type, reduction(op, comm), root});
 }
 Result ncclBroadcast(const void* in, void* out, std::size_t count, DataType type, int root, Comm* comm,
-                     Stream stream) {
+                     CudaStream stream) {
   return give("ncclBroadcast", comm, stream, {What::broadcast, in, out, count, type, {}, root});
 }
-Result ncclAllGather(const void* in, void* out, std::size_t count, DataType type, Comm* comm, Stream stream) {
+Result ncclAllGather(const void* in, void* out, std::size_t count, DataType type, Comm* comm,
+                     CudaStream stream) {
   return give("ncclAllGather", comm, stream, {What::all_gather, in, out, count, type});
 }
 Result ncclReduceScatter(const void* in, void* out, std::size_t count, DataType type, RedOp op, Comm* comm,
-                         Stream stream) {
+                         CudaStream stream) {
   return give("ncclReduceScatter", comm, stream,
               {What::reduce_scatter, in, out, count, type, reduction(op, comm)});
 }
-Result ncclSend(const void* in, std::size_t count, DataType type, int peer, Comm* comm, Stream stream) {
+Result ncclSend(const void* in, std::size_t count, DataType type, int peer, Comm* comm, CudaStream stream) {
   return give("ncclSend", comm, stream, {What::send, in, nullptr, count, type, {}, -1, peer});
 }
-Result ncclRecv(void* out, std::size_t count, DataType type, int peer, Comm* comm, Stream stream) {
+Result ncclRecv(void* out, std::size_t count, DataType type, int peer, Comm* comm, CudaStream stream) {
   return give("ncclRecv", comm, stream, {What::recv, nullptr, out, count, type, {}, -1, peer});
 }
 
@@ -644,7 +645,7 @@ CudaResult cudaSetDevice(int wanted) {
   return CudaResult::success;
 }
 
-bool known(Stream stream, const char* name) {
+bool known(CudaStream stream, const char* name) {
   if (stream == nullptr) return true;
   for (const auto& c : g->callers)
     if (c.get() == stream) return true;
@@ -671,13 +672,13 @@ void unsafe(const char* name) {
   }
 }
 
-bool captured(Stream stream, const char* name) {
+bool captured(CudaStream stream, const char* name) {
   if (stream == nullptr || stream->capture == CaptureStatus::none) return false;
   g->complain(std::string(name) + " of a stream that is captured");
   return true;
 }
 
-CudaResult cudaStreamIsCapturing(Stream stream, CaptureStatus* status) {
+CudaResult cudaStreamIsCapturing(CudaStream stream, CaptureStatus* status) {
   const Lock lock(g->mutex);
   const std::vector<StreamTag*> all = g->all_streams();
   if (std::find(all.begin(), all.end(), stream) == all.end()) return CudaResult::invalid_resource_handle;
@@ -690,7 +691,7 @@ CudaResult cudaThreadExchangeStreamCaptureMode(CaptureMode* mode) {
   return CudaResult::success;
 }
 
-CudaResult cudaStreamCreateWithFlags(Stream* stream, unsigned flags) {
+CudaResult cudaStreamCreateWithFlags(CudaStream* stream, unsigned flags) {
   const Lock lock(g->mutex);
   if (const auto r = begin<CudaResult>("cudaStreamCreateWithFlags")) return *r;
   if (flags != kStreamNonBlocking) g->complain("a stream that waits for the default stream");
@@ -699,7 +700,7 @@ CudaResult cudaStreamCreateWithFlags(Stream* stream, unsigned flags) {
   return CudaResult::success;
 }
 
-CudaResult cudaStreamDestroy(Stream stream) {
+CudaResult cudaStreamDestroy(CudaStream stream) {
   const Lock lock(g->mutex);
   if (const auto r = begin<CudaResult>("cudaStreamDestroy")) return *r;
   if (!known(stream, "cudaStreamDestroy")) return kInvalidValue;
@@ -709,14 +710,14 @@ CudaResult cudaStreamDestroy(Stream stream) {
   return CudaResult::success;
 }
 
-CudaResult cudaStreamQuery(Stream stream) {
+CudaResult cudaStreamQuery(CudaStream stream) {
   const Lock lock(g->mutex);
   if (!known(stream, "cudaStreamQuery")) return kInvalidValue;
   unsafe("cudaStreamQuery");
   return g->stream_of(stream, device)->items.empty() ? CudaResult::success : CudaResult::not_ready;
 }
 
-CudaResult cudaStreamWaitEvent(Stream stream, Event event, unsigned) {
+CudaResult cudaStreamWaitEvent(CudaStream stream, Event event, unsigned) {
   const Lock lock(g->mutex);
   if (const auto r = begin<CudaResult>("cudaStreamWaitEvent")) return *r;
   if (!known(stream, "cudaStreamWaitEvent") || !known(event, "cudaStreamWaitEvent")) return kInvalidValue;
@@ -734,7 +735,7 @@ CudaResult cudaEventCreateWithFlags(Event* event, unsigned flags) {
   return CudaResult::success;
 }
 
-CudaResult cudaEventRecord(Event event, Stream stream) {
+CudaResult cudaEventRecord(Event event, CudaStream stream) {
   const Lock lock(g->mutex);
   if (const auto r = begin<CudaResult>("cudaEventRecord")) return *r;
   if (!known(stream, "cudaEventRecord") || !known(event, "cudaEventRecord")) return kInvalidValue;
@@ -774,7 +775,7 @@ CudaResult cudaEventDestroy(Event event) {
   return CudaResult::success;
 }
 
-CudaResult cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, CopyKind, Stream stream) {
+CudaResult cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, CopyKind, CudaStream stream) {
   const Lock lock(g->mutex);
   if (const auto r = begin<CudaResult>("cudaMemcpyAsync")) return *r;
   if (!known(stream, "cudaMemcpyAsync")) return kInvalidValue;
@@ -858,9 +859,9 @@ void NcclStandIn::send_eagerly(bool eager) {
   const Lock lock(impl_->mutex);
   impl_->eager = eager;
 }
-void NcclStandIn::capture(void* stream, bool on) {
+void NcclStandIn::capture(Stream stream, bool on) {
   const Lock lock(impl_->mutex);
-  static_cast<Stream>(stream)->capture = on ? CaptureStatus::active : CaptureStatus::none;
+  static_cast<nccl::CudaStream>(stream.handle)->capture = on ? CaptureStatus::active : CaptureStatus::none;
 }
 void NcclStandIn::break_rank(int rank, Result found, const std::string& last_error) {
   const Lock lock(impl_->mutex);
@@ -875,20 +876,20 @@ void NcclStandIn::fail_next(const std::string& function, CudaResult result) {
   impl_->failures[function] = static_cast<int>(result);
 }
 
-void* NcclStandIn::make_stream() {
+Stream NcclStandIn::make_stream() {
   const Lock lock(impl_->mutex);
   impl_->callers.push_back(std::make_unique<StreamTag>(StreamTag{device, {}, {}}));
-  return impl_->callers.back().get();
+  return {{DeviceKind::cuda, static_cast<std::int16_t>(device)}, impl_->callers.back().get()};
 }
 
-void NcclStandIn::run_on(void* stream, std::function<bool()> body) {
+void NcclStandIn::run_on(Stream stream, std::function<bool()> body) {
   const Lock lock(impl_->mutex);
-  impl_->push(impl_->stream_of(static_cast<Stream>(stream), device), std::move(body));
+  impl_->push(impl_->stream_of(static_cast<nccl::CudaStream>(stream.handle), device), std::move(body));
 }
 
-void NcclStandIn::drain(void* stream) {
+void NcclStandIn::drain(Stream stream) {
   Lock lock(impl_->mutex);
-  StreamTag* const s = impl_->stream_of(static_cast<Stream>(stream), device);
+  StreamTag* const s = impl_->stream_of(static_cast<nccl::CudaStream>(stream.handle), device);
   impl_->changed.wait(lock, [&] { return s->items.empty(); });
 }
 

@@ -44,19 +44,19 @@ class NcclStandIn {
   /// Sends end at once: what they sent lies in buffers of the communicator until it is received.
   void send_eagerly(bool eager);
   /// Begins or ends a capture of that stream of the caller's into a graph, in CUDA's global mode.
-  void capture(void* stream, bool on);
+  void capture(Stream stream, bool on);
   /// What the communicators of that rank find out by themselves from now on.
   void break_rank(int rank, nccl::Result found, const std::string& last_error);
   /// The next call of that function, on any rank, gives this instead.
   void fail_next(const std::string& function, nccl::Result result);
   void fail_next(const std::string& function, nccl::CudaResult result);
 
-  /// A stream of the "caller's", for tests; ended with the stand-in.
-  void* make_stream();
+  /// A stream of the "caller's", of the current device, for tests; ended with the stand-in.
+  Stream make_stream();
   /// Work on a stream: `body` runs on the device thread when its turn has come, and again until it says true.
-  void run_on(void* stream, std::function<bool()> body);
+  void run_on(Stream stream, std::function<bool()> body);
   /// Until everything on the stream is done. For tests alone: the transport has no such function.
-  void drain(void* stream);
+  void drain(Stream stream);
 
   /// The functions called so far, in order, over all ranks; those that only ask are left out.
   std::vector<std::string> calls() const;

@@ -102,7 +102,7 @@ struct OpState {
   int root = -1;
   int peer = -1;
   int tag = 0;
-  void* stream = nullptr;
+  Stream stream{};
   /// v-forms: block r of `in` and of `out`, size() of each; null where the op's blocks are equal. Live as
   /// long as the call. See in_block() and out_block() (weft/backends/op_table.hpp).
   const Block* in_blocks = nullptr;
@@ -120,7 +120,7 @@ struct OpState {
 /// was built for an older version.
 class Backend {
  public:
-  // Version 4.0.
+  // Version 5.0.
   virtual ~Backend() = default;
   virtual const Traits& traits() const noexcept = 0;
   /// Starts a call. Never waits, never fails: poll() reports what goes wrong. Collectives come in the same
@@ -154,16 +154,16 @@ class Backend {
   /// open batch may be polled, and calls of other threads may be posted into it.
   virtual void batch(bool /*begin*/) noexcept {}
   /// Stream backends: makes `stream` wait for the call, without blocking the host. False: the host has to.
-  virtual bool wait_on(OpState& /*s*/, void* /*stream*/) noexcept { return false; }
+  virtual bool wait_on(OpState& /*s*/, Stream /*stream*/) noexcept { return false; }
   /// Stream backends, before anything is posted: throws bad_argument where calls cannot be ordered on
-  /// `stream`, because it is no stream or another device's, and unsupported where it is being captured into a
-  /// graph. `calls`: it is for calls; false: for wait_on(), which takes streams of any device. From any
-  /// thread.
-  virtual void check_stream(void* /*stream*/, bool /*calls*/) {}
+  /// `stream`, because its handle is no stream of its device, and unsupported where it is being captured into a
+  /// graph. `calls`: it is for calls, and is of the group's device; false: for wait_on(), which takes streams of
+  /// any device. From any thread.
+  virtual void check_stream(Stream /*stream*/, bool /*calls*/) {}
   /// Ranks that have died or left the group, as far as the transport knows at this moment; before and after a
   /// failure. From any thread.
   virtual std::vector<int> gone() const noexcept { return {}; }
-  // Version 4.1.
+  // Version 5.1.
   /// Called before missing() names anybody in a time-out: asks the other ranks whom they wait for, or goes on
   /// asking, without waiting (weft/backends/hold_up.hpp). True: missing() knows as much as it ever will.
   /// False: call it again soon.

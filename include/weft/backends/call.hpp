@@ -17,8 +17,8 @@ struct CallOptions {
   Order order = Order::native;
   Duration deadline{};  ///< zero: the group's
   int tag = 0;          ///< send and recv: 0 … 2^31-1
-  void* stream =
-      nullptr;  ///< stream backends: the cudaStream_t the call is ordered on; null: the default stream
+  /// Stream backends: what the call is ordered on, a stream of the group's device. Stream{}: its default one.
+  Stream stream{};
 };
 
 /// How a buffer is divided among the ranks of a group: block r has `counts[r]` elements and begins at element

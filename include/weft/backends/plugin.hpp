@@ -24,12 +24,12 @@ namespace weft {
 /// with a default at the end of Backend. A plug-in that was built for an older minor is loaded; weft does not
 /// read the fields and does not call the functions that it lacks. One that was built for a newer minor is
 /// loaded, too, unless it needs a function of libweft that this one lacks.
-inline constexpr std::uint32_t kBackendAbi = 4;
+inline constexpr std::uint32_t kBackendAbi = 5;
 inline constexpr std::uint32_t kBackendAbiMinor = 1;
 
 /// What a plug-in is: ordered by the version that added a field. The first field never moves.
 struct BackendPlugin {
-  // Version 4.0.
+  // Version 5.0.
   std::uint32_t abi = kBackendAbi;
   std::uint32_t abi_minor = kBackendAbiMinor;
   std::uint32_t bytes = sizeof(BackendPlugin);  ///< fields beyond it are null
@@ -42,7 +42,7 @@ struct BackendPlugin {
   const char* version = "";  ///< of the transport, for people: "Open MPI 4.1.4"
   std::unique_ptr<Backend> (*make)(const GroupInit&) = nullptr;  ///< see BackendFactory
   Traits (*traits)() = nullptr;                                  ///< what it can do, before there is a group
-  // Version 4.1.
+  // Version 5.1.
   /// Why it cannot be used in this process ("the program already carries MPICH …"); empty: it can. Null: it
   /// always can. Asked at each load_backend(), so the answer may change.
   std::string (*obstacle)() = nullptr;

@@ -16,6 +16,8 @@
 
 namespace weft {
 
+class UserNumbers;
+
 /// Which threads make progress on calls. `caller`: only a thread that waits, asks done() or submits.
 /// `thread`: a helper thread of this rank as well, one for all its groups that ask for it, so that
 /// communication overlaps computation.
@@ -206,6 +208,8 @@ class ProcessGroup {
   std::string trace_json() const;
   /// The same for chrome://tracing and Perfetto.
   std::string trace_chrome() const;
+
+  const std::shared_ptr<UserNumbers>& users() const;  // for weft's own layers
 
  private:
   explicit ProcessGroup(GroupState* state) : state_(state) {}

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "weft/base/clock.hpp"
+#include "weft/base/device.hpp"
 
 namespace weft {
 
@@ -37,9 +38,10 @@ class [[nodiscard]] Work {
   void wait();
   /// Like wait(), but returns false after `limit`, the call still pending.
   bool wait_for(Duration limit);
-  /// Makes `stream` (a cudaStream_t) wait for it. Stream backends do not block the host and leave the Work
-  /// pending: wait() or done() still tell how it ended. With others the host waits here.
-  void wait_on(void* stream);
+  /// Makes `stream` wait for it; Stream{}: the default one of the group's device. Stream backends do not block
+  /// the host and leave the Work pending: wait() or done() still tell how it ended. With others the host waits
+  /// here.
+  void wait_on(Stream stream);
   /// False: default-made, moved from, or already waited for.
   bool valid() const noexcept { return group_ != nullptr; }
 

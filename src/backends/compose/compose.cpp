@@ -260,7 +260,7 @@ void Composer::spare(Composed& c) noexcept {
 }
 
 // A stream can wait for a call only where the host has nothing left to do for it.
-bool Composer::wait_on(OpState& s, void* stream) noexcept {
+bool Composer::wait_on(OpState& s, Stream stream) noexcept {
   if (!row(s.op).collective) return inner_->wait_on(s, stream);
   Composed* const c = of(s);
   if (c == nullptr || c->posted < c->steps || c->work.total > 0 || c->copy.total > 0) return false;

@@ -48,8 +48,8 @@ class Composer final : public Backend {
     batching_ = begin;
     inner_->batch(begin);
   }
-  bool wait_on(OpState& s, void* stream) noexcept override;
-  void check_stream(void* stream, bool calls) override { inner_->check_stream(stream, calls); }
+  bool wait_on(OpState& s, Stream stream) noexcept override;
+  void check_stream(Stream stream, bool calls) override { inner_->check_stream(stream, calls); }
   std::vector<int> gone() const noexcept override { return inner_->gone(); }
 
  private:

@@ -92,7 +92,7 @@ class Channel {
   bool advance(std::uint64_t open_batch);
   /// Throws an error that NCCL has found since the launch.
   void check_health() const;
-  Stream stream() const noexcept { return stream_; }
+  CudaStream stream() const noexcept { return stream_; }
   /// Gives up the communicator: the caller ends it.
   Comm* release_comm() noexcept {
     Comm* const comm = comm_;
@@ -111,7 +111,7 @@ class Channel {
   EventPool& events_;
   const int rank_, size_;
   std::byte* const word_;
-  Stream stream_ = nullptr;
+  CudaStream stream_ = nullptr;
   Comm* comm_ = nullptr;
   bool busy_ = false;  // connecting or launching
   std::deque<OpState*> queue_;

@@ -42,7 +42,7 @@ void Abortion::run(const std::shared_ptr<Abortion>& a) noexcept {
   const NcclApi& api = a->driver.api;
   begin_thread(a->driver);
   for (Comm* const comm : a->comms) api.ncclCommAbort(comm);
-  for (const Stream stream : a->streams)
+  for (const CudaStream stream : a->streams)
     while (api.cudaStreamQuery(stream) == CudaResult::not_ready) std::this_thread::sleep_for(kNap);
   a->over.store(true, std::memory_order_release);
 }

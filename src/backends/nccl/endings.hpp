@@ -35,7 +35,7 @@ struct Parting {
 struct Abortion {
   Driver driver;
   std::vector<Comm*> comms;
-  std::vector<Stream> streams;
+  std::vector<CudaStream> streams;
   std::atomic<bool> over{false};
 
   explicit Abortion(const Driver& d) : driver(d) {}

@@ -63,7 +63,7 @@ struct Config {
 
 struct StreamTag;  // CUstream_st
 struct EventTag;   // CUevent_st
-using Stream = StreamTag*;
+using CudaStream = StreamTag*;
 using Event = EventTag*;
 enum class CudaResult : int {  // cudaError_t
   success = 0,
@@ -78,32 +78,33 @@ inline constexpr unsigned kEventDisableTiming = 2, kStreamNonBlocking = 1;
 enum class CopyKind : int { device_to_device = 3, by_address = 4 };  // cudaMemcpyKind
 
 // name, result, arguments. Not one of them waits for a stream or a device: that is a rule, and a test.
-#define WEFT_NCCL_FUNCTIONS(X)                                                                               \
-  X(ncclGetVersion, Result, int* version)                                                                    \
-  X(ncclGetUniqueId, Result, UniqueId* id)                                                                   \
-  X(ncclGetErrorString, const char*, Result result)                                                          \
-  X(ncclGetLastError, const char*, Comm* comm)                                                               \
-  X(ncclCommInitRankConfig, Result, Comm** comm, int size, UniqueId id, int rank, Config* config)            \
-  X(ncclCommGetAsyncError, Result, Comm* comm, Result* error)                                                \
-  X(ncclCommFinalize, Result, Comm* comm)                                                                    \
-  X(ncclCommDestroy, Result, Comm* comm)                                                                     \
-  X(ncclCommAbort, Result, Comm* comm)                                                                       \
-  X(ncclGroupStart, Result, void)                                                                            \
-  X(ncclGroupEnd, Result, void)                                                                              \
-  X(ncclAllReduce, Result, const void* in, void* out, std::size_t count, DataType type, RedOp op,            \
-    Comm* comm, Stream stream)                                                                               \
-  X(ncclReduce, Result, const void* in, void* out, std::size_t count, DataType type, RedOp op, int root,     \
-    Comm* comm, Stream stream)                                                                               \
-  X(ncclBroadcast, Result, const void* in, void* out, std::size_t count, DataType type, int root,            \
-    Comm* comm, Stream stream)                                                                               \
-  X(ncclAllGather, Result, const void* in, void* out, std::size_t in_count, DataType type, Comm* comm,       \
-    Stream stream)                                                                                           \
-  X(ncclReduceScatter, Result, const void* in, void* out, std::size_t out_count, DataType type, RedOp op,    \
-    Comm* comm, Stream stream)                                                                               \
-  X(ncclSend, Result, const void* in, std::size_t count, DataType type, int peer, Comm* comm, Stream stream) \
-  X(ncclRecv, Result, void* out, std::size_t count, DataType type, int peer, Comm* comm, Stream stream)      \
-  X(ncclRedOpCreatePreMulSum, Result, RedOp* op, void* scalar, DataType type, Residence residence,           \
-    Comm* comm)                                                                                              \
+#define WEFT_NCCL_FUNCTIONS(X)                                                                              \
+  X(ncclGetVersion, Result, int* version)                                                                   \
+  X(ncclGetUniqueId, Result, UniqueId* id)                                                                  \
+  X(ncclGetErrorString, const char*, Result result)                                                         \
+  X(ncclGetLastError, const char*, Comm* comm)                                                              \
+  X(ncclCommInitRankConfig, Result, Comm** comm, int size, UniqueId id, int rank, Config* config)           \
+  X(ncclCommGetAsyncError, Result, Comm* comm, Result* error)                                               \
+  X(ncclCommFinalize, Result, Comm* comm)                                                                   \
+  X(ncclCommDestroy, Result, Comm* comm)                                                                    \
+  X(ncclCommAbort, Result, Comm* comm)                                                                      \
+  X(ncclGroupStart, Result, void)                                                                           \
+  X(ncclGroupEnd, Result, void)                                                                             \
+  X(ncclAllReduce, Result, const void* in, void* out, std::size_t count, DataType type, RedOp op,           \
+    Comm* comm, CudaStream stream)                                                                          \
+  X(ncclReduce, Result, const void* in, void* out, std::size_t count, DataType type, RedOp op, int root,    \
+    Comm* comm, CudaStream stream)                                                                          \
+  X(ncclBroadcast, Result, const void* in, void* out, std::size_t count, DataType type, int root,           \
+    Comm* comm, CudaStream stream)                                                                          \
+  X(ncclAllGather, Result, const void* in, void* out, std::size_t in_count, DataType type, Comm* comm,      \
+    CudaStream stream)                                                                                      \
+  X(ncclReduceScatter, Result, const void* in, void* out, std::size_t out_count, DataType type, RedOp op,   \
+    Comm* comm, CudaStream stream)                                                                          \
+  X(ncclSend, Result, const void* in, std::size_t count, DataType type, int peer, Comm* comm,               \
+    CudaStream stream)                                                                                      \
+  X(ncclRecv, Result, void* out, std::size_t count, DataType type, int peer, Comm* comm, CudaStream stream) \
+  X(ncclRedOpCreatePreMulSum, Result, RedOp* op, void* scalar, DataType type, Residence residence,          \
+    Comm* comm)                                                                                             \
   X(ncclRedOpDestroy, Result, RedOp op, Comm* comm)
 
 #define WEFT_CUDA_FUNCTIONS(X)                                                                 \
@@ -111,18 +112,18 @@ enum class CopyKind : int { device_to_device = 3, by_address = 4 };  // cudaMemc
   X(cudaGetDeviceCount, CudaResult, int* count)                                                \
   X(cudaGetDevice, CudaResult, int* device)                                                    \
   X(cudaSetDevice, CudaResult, int device)                                                     \
-  X(cudaStreamCreateWithFlags, CudaResult, Stream* stream, unsigned flags)                     \
-  X(cudaStreamDestroy, CudaResult, Stream stream)                                              \
-  X(cudaStreamQuery, CudaResult, Stream stream)                                                \
-  X(cudaStreamWaitEvent, CudaResult, Stream stream, Event event, unsigned flags)               \
-  X(cudaStreamIsCapturing, CudaResult, Stream stream, CaptureStatus* status)                   \
+  X(cudaStreamCreateWithFlags, CudaResult, CudaStream* stream, unsigned flags)                 \
+  X(cudaStreamDestroy, CudaResult, CudaStream stream)                                          \
+  X(cudaStreamQuery, CudaResult, CudaStream stream)                                            \
+  X(cudaStreamWaitEvent, CudaResult, CudaStream stream, Event event, unsigned flags)           \
+  X(cudaStreamIsCapturing, CudaResult, CudaStream stream, CaptureStatus* status)               \
   X(cudaThreadExchangeStreamCaptureMode, CudaResult, CaptureMode* mode)                        \
   X(cudaEventCreateWithFlags, CudaResult, Event* event, unsigned flags)                        \
-  X(cudaEventRecord, CudaResult, Event event, Stream stream)                                   \
+  X(cudaEventRecord, CudaResult, Event event, CudaStream stream)                               \
   X(cudaEventQuery, CudaResult, Event event)                                                   \
   X(cudaEventDestroy, CudaResult, Event event)                                                 \
   X(cudaMemcpyAsync, CudaResult, void* to, const void* from, std::size_t bytes, CopyKind kind, \
-    Stream stream)                                                                             \
+    CudaStream stream)                                                                         \
   X(cudaMalloc, CudaResult, void** data, std::size_t bytes)                                    \
   X(cudaFree, CudaResult, void* data)
 

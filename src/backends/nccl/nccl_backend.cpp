@@ -77,8 +77,8 @@ class NcclBackend final : public Backend {
   bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept override;
   void announce_sleep(bool) noexcept override {}  // nobody rings: the device cannot
   void batch(bool begin) noexcept override;
-  bool wait_on(OpState& s, void* stream) noexcept override;
-  void check_stream(void* stream, bool calls) override;
+  bool wait_on(OpState& s, Stream stream) noexcept override;
+  void check_stream(Stream stream, bool calls) override;
 
  private:
   /// Of one (source, destination, tag).
@@ -272,7 +272,8 @@ void NcclBackend::post(OpState& s) noexcept {
   Ticket& t = *new (s.scratch.data()) Ticket;
   guarded(&s, [&] {
     t.ready = events_->take();
-    driver_.check("cudaEventRecord", driver_.api.cudaEventRecord(t.ready, static_cast<Stream>(s.stream)));
+    driver_.check("cudaEventRecord",
+                  driver_.api.cudaEventRecord(t.ready, static_cast<CudaStream>(s.stream.handle)));
     if (row(s.op).collective) {
       came_ = s.call + 1;
       t.batch = open_batch_;
@@ -311,34 +312,43 @@ Step NcclBackend::poll(OpState& s) noexcept {
   return found != Step::done && failed_.load(std::memory_order_acquire) ? Step::failed : found;
 }
 
-bool NcclBackend::wait_on(OpState& s, void* stream) noexcept {
+bool NcclBackend::wait_on(OpState& s, Stream stream) noexcept {
   bool told = false;
   guarded(&s, [&] {
     advance(s);
     Ticket& t = ticket(s);
     if (t.stage != Stage::running) return;
     driver_.check("cudaStreamWaitEvent",
-                  driver_.api.cudaStreamWaitEvent(static_cast<Stream>(stream), t.done, 0));
+                  driver_.api.cudaStreamWaitEvent(static_cast<CudaStream>(stream.handle), t.done, 0));
     told = true;
   });
   return told;
 }
 
-void NcclBackend::check_stream(void* stream, bool calls) {
-  if (stream == nullptr) return;  // the default stream of the group's device
+void NcclBackend::check_stream(Stream given, bool calls) {
+  auto* const stream = static_cast<CudaStream>(given.handle);
+  if (stream == nullptr) {  // a default stream; wait_on() has the group's device current
+    const Device own{DeviceKind::cuda, static_cast<std::int16_t>(driver_.device)};
+    if (given != Stream{} && given.device != own)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("the stream is the default one of {}; expected {}'s, or a "
+                              "stream with a handle",
+                              to_string(given.device), to_string(own)));
+    return;
+  }
   const std::lock_guard lock(mutex_);
   if (failed_.load(std::memory_order_acquire)) return;
   const DeviceScope scope(driver_);
   const NcclApi& api = driver_.api;
   CaptureStatus capture = CaptureStatus::none;
-  CudaResult r = api.cudaStreamIsCapturing(static_cast<Stream>(stream), &capture);
+  CudaResult r = api.cudaStreamIsCapturing(stream, &capture);
   if (r == CudaResult::success && capture != CaptureStatus::none)
     throw Error(ErrorCode::unsupported,
                 "the stream is being captured into a graph, and a call that is replayed would have no Work; "
                 "expected one that is not");
   if (r == CudaResult::success && calls) {
     if (probe_ == nullptr) probe_ = events_->take();
-    r = api.cudaEventRecord(probe_, static_cast<Stream>(stream));
+    r = api.cudaEventRecord(probe_, stream);
   }
   if (r == CudaResult::invalid_resource_handle)
     throw Error(ErrorCode::bad_argument, fmt::format("the stream is no stream of cuda:{}; expected one (the "
@@ -402,7 +412,7 @@ bool NcclBackend::advance(Lane& l) {
 }
 
 void NcclBackend::match_own(Lane& l) {
-  const Stream stream = l.channel->stream();
+  const CudaStream stream = l.channel->stream();
   while (!l.sends.empty() && !l.receives.empty()) {
     OpState &from = *l.sends.front(), &to = *l.receives.front();
     if (from.dtype != to.dtype || from.in_count != to.out_count)

@@ -10,7 +10,7 @@
 
 namespace weft {
 
-/// Forwards what version 4.0 of the ABI has. What later minors added has its default.
+/// Forwards what version 5.0 of the ABI has. What later minors added has its default.
 class ForwardingBackend : public Backend {
  public:
   explicit ForwardingBackend(std::unique_ptr<Backend> inner) : inner_(std::move(inner)) {}
@@ -29,8 +29,8 @@ class ForwardingBackend : public Backend {
   }
   void announce_sleep(bool asleep) noexcept override { inner_->announce_sleep(asleep); }
   void batch(bool begin) noexcept override { inner_->batch(begin); }
-  bool wait_on(OpState& s, void* stream) noexcept override { return inner_->wait_on(s, stream); }
-  void check_stream(void* stream, bool calls) override { inner_->check_stream(stream, calls); }
+  bool wait_on(OpState& s, Stream stream) noexcept override { return inner_->wait_on(s, stream); }
+  void check_stream(Stream stream, bool calls) override { inner_->check_stream(stream, calls); }
   std::vector<int> gone() const noexcept override { return inner_->gone(); }
 
  protected:

@@ -1,0 +1,40 @@
+// Numbers of those who share a group on one rank. Thread-safe.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <set>
+
+namespace weft {
+
+/// Gives each user the lowest number that is free, from 0: the same on all ranks of a group whose ranks take and
+/// give back in the same order. Kept alive by the users.
+class UserNumbers {
+ public:
+  /// One number, given back at the end.
+  class Taken {
+   public:
+    explicit Taken(std::shared_ptr<UserNumbers> numbers) : numbers_(std::move(numbers)) {
+      const std::lock_guard lock(numbers_->mutex_);
+      while (numbers_->taken_.count(value_) != 0) ++value_;
+      numbers_->taken_.insert(value_);
+    }
+    ~Taken() {
+      const std::lock_guard lock(numbers_->mutex_);
+      numbers_->taken_.erase(value_);
+    }
+    Taken(const Taken&) = delete;
+    Taken& operator=(const Taken&) = delete;
+    int value() const noexcept { return value_; }
+
+   private:
+    const std::shared_ptr<UserNumbers> numbers_;
+    int value_ = 0;
+  };
+
+ private:
+  std::mutex mutex_;
+  std::set<int> taken_;
+};
+
+}  // namespace weft
