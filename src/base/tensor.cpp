@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
-
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -34,8 +32,8 @@ std::size_t checked_bytes(const Shape& shape, DType dtype) {
 
 }  // namespace
 
-Tensor::Tensor(Context& context, Shape shape, DType dtype, Memory memory)
-    : storage_(Storage::allocate(context, memory, checked_bytes(shape, dtype))),
+Tensor::Tensor(Context& context, Shape shape, DType dtype, Memory memory, Stream where)
+    : storage_(Storage::allocate(context, memory, checked_bytes(shape, dtype), where)),
       shape_(shape),
       dtype_(dtype) {}
 
@@ -52,12 +50,6 @@ Tensor::Tensor(Storage storage, std::size_t offset_bytes, Shape shape, DType dty
         ErrorCode::bad_argument,
         fmt::format("tensor: byte {} of the storage is not aligned for {}; expected a multiple of {} bytes",
                     offset_bytes, name(dtype), size_bytes(dtype)));
-}
-
-Tensor Tensor::zeros(Context& context, Shape shape, DType dtype, Memory memory) {
-  Tensor t(context, shape, dtype, memory);
-  std::memset(t.data(), 0, static_cast<std::size_t>(t.bytes()));
-  return t;
 }
 
 Tensor Tensor::reshape(const Shape& shape) const {
@@ -87,18 +79,16 @@ Tensor Tensor::slice_flat(std::int64_t offset, const Shape& shape) const {
   return t;
 }
 
-Tensor Tensor::clone(Context& context) const {
-  if (!*this) return {};
-  Tensor t(context, shape_, dtype_, storage_.memory());
-  if (bytes() > 0) std::memcpy(t.data(), data(), static_cast<std::size_t>(bytes()));
-  t.layout_ = layout_;
-  return t;
-}
-
 void Tensor::require(DType wanted) const {
   if (wanted != dtype_)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("tensor: read as {}; expected {}, its dtype", name(wanted), name(dtype_)));
+}
+
+void Tensor::throw_not_on_host() const {
+  throw Error(ErrorCode::bad_argument,
+              fmt::format("tensor: {} {} is on {}; the host reads cpu memory only: copy it first (to_host)",
+                          name(dtype_), to_string(shape_), to_string(device())));
 }
 
 }  // namespace weft

@@ -3,16 +3,32 @@
 #include <fmt/format.h>
 
 #include "weft/base/error.hpp"
+#include "weft/host/device_runtime.hpp"
 
 namespace weft {
 
-Compute::Compute(Context& context, int threads) : context_(&context), threads_(threads) {
+Compute::Compute(Context& context, int threads, Device device)
+    : context_(&context), threads_(threads), runtime_(&context.device(device)) {
   if (threads < 1)
     throw Error(ErrorCode::bad_argument, fmt::format("compute: threads is {}; expected at least 1", threads));
+  stream_ = runtime_->make_stream();
 }
 
 Compute::~Compute() {
-  while (!attachments_.empty()) attachments_.pop_back();
+  while (!attachments_.empty()) attachments_.pop_back();  // gives its memory back on the stream
+  try {
+    wait();
+  } catch (const std::exception& e) {  // nobody is there to be told
+    context_->log().write(LogLevel::warning, fmt::format("compute: {}", e.what()));
+  }
+  runtime_->destroy_stream(stream_);
+}
+
+void Compute::wait() const { runtime_->wait(stream_); }
+
+void Compute::throw_elsewhere(std::string_view what, const Tensor& t) const {
+  throw Error(ErrorCode::bad_argument, fmt::format("{} is on {}; expected {}, the device of this Compute",
+                                                   what, to_string(t.device()), to_string(device())));
 }
 
 }  // namespace weft

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "host/arena.hpp"
+#include "host/cpu_device.hpp"
 #include "host/local_memory.hpp"
 #include "host/peers.hpp"
 #include "host/progress_engine.hpp"
@@ -93,12 +94,16 @@ struct Context::Impl {
   Logger log;
   ForkMark fork_mark;
   LocalMemory local_memory;
+  CpuDevice cpu{local_memory};
   Arena arena;
   HostPeers host_peers;
   const pid_t process;
 
   std::mutex progress_mutex;
   std::map<int, std::unique_ptr<ProgressEngine>> progress;  // by process_rank
+
+  std::mutex devices_mutex;
+  std::vector<std::unique_ptr<DeviceRuntime>> devices;  // beside the CPU
 
   std::recursive_mutex attachments_mutex;  // recursive: making one may ask for another
   int attachments_being_made = 0;
@@ -129,6 +134,32 @@ ProgressEngine& Context::progress(int process_rank) {
   if (!list)
     list = std::make_unique<ProgressEngine>(impl_->host_peers.own_doorbell(process_rank), impl_->log);
   return *list;
+}
+
+void Context::add_device(std::unique_ptr<DeviceRuntime> runtime) {
+  if (runtime == nullptr)
+    throw Error(ErrorCode::bad_argument, "context: add_device: runtime is null; expected a DeviceRuntime");
+  const Device device = runtime->device();
+  const std::lock_guard lock(impl_->devices_mutex);
+  bool known = device == Device{};
+  for (const auto& other : impl_->devices) known |= other->device() == device;
+  if (known)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("context: device {} is there already; expected another", to_string(device)));
+  impl_->devices.push_back(std::move(runtime));
+}
+
+DeviceRuntime& Context::device(Device device) {
+  if (device == Device{}) return impl_->cpu;
+  const std::lock_guard lock(impl_->devices_mutex);
+  std::string known = "cpu";
+  for (const auto& runtime : impl_->devices) {
+    if (runtime->device() == device) return *runtime;
+    known += ", " + to_string(runtime->device());
+  }
+  throw Error(ErrorCode::unsupported,
+              fmt::format("device {} is not in this Context, which has {}; Context::add_device brings one",
+                          to_string(device), known));
 }
 
 void* Context::attachment(std::type_index type, std::shared_ptr<void> (*make)(Context&)) {

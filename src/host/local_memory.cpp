@@ -31,6 +31,18 @@ void* map_pages(std::size_t bytes) noexcept {
   return block;
 }
 
+// A block of a size class that is not in the cache; null where the system refuses.
+void* new_block(std::size_t rounded) noexcept {
+  return rounded < LocalMemory::kMappedBytes ? std::aligned_alloc(LocalMemory::kAlignment, rounded)
+                                             : map_pages(rounded);
+}
+void give_back(void* block, std::size_t rounded) noexcept {
+  if (rounded < LocalMemory::kMappedBytes)
+    std::free(block);
+  else
+    ::munmap(block, rounded);
+}
+
 }  // namespace
 
 LocalMemory::~LocalMemory() {
@@ -38,7 +50,7 @@ LocalMemory::~LocalMemory() {
 }
 
 void* LocalMemory::allocate(std::size_t bytes) noexcept {
-  if (bytes < kCachedBytes) return std::aligned_alloc(kAlignment, round_up(bytes ? bytes : 1, kAlignment));
+  if (bytes <= kSmallBytes) return std::aligned_alloc(kAlignment, round_up(bytes ? bytes : 1, kAlignment));
   if (bytes > SIZE_MAX / 2) return nullptr;
   const std::size_t rounded = size_class(bytes);
   {
@@ -49,18 +61,19 @@ void* LocalMemory::allocate(std::size_t bytes) noexcept {
       by_size_.erase(found);
       cached_bytes_ -= rounded;
       take(rounded);
-      unpoison(block, rounded);
+      unpoison(block, bytes);
       return block;
     }
   }
-  void* block = map_pages(rounded);
+  void* block = new_block(rounded);
   const std::lock_guard lock(mutex_);
   if (block == nullptr) {  // cached blocks of other sizes may take the memory that is missing
     while (!cached_.empty()) drop(cached_.begin());
-    block = map_pages(rounded);
+    block = new_block(rounded);
     if (block == nullptr) return nullptr;
   }
   take(rounded);
+  poison(static_cast<std::byte*>(block) + bytes, rounded - bytes);
   return block;
 }
 
@@ -70,8 +83,9 @@ void LocalMemory::take(std::size_t bytes) noexcept {
 }
 
 void LocalMemory::release(void* block, std::size_t bytes) noexcept {
-  if (bytes < kCachedBytes) return std::free(block);
+  if (bytes <= kSmallBytes) return std::free(block);
   const std::size_t rounded = size_class(bytes);
+  unpoison(block, rounded);
   const std::lock_guard lock(mutex_);
   in_use_ -= rounded;
   try {
@@ -82,8 +96,8 @@ void LocalMemory::release(void* block, std::size_t bytes) noexcept {
       cached_.pop_back();
       throw;
     }
-  } catch (...) {  // no memory for the entry: the pages go back at once
-    ::munmap(block, rounded);
+  } catch (...) {  // no memory for the entry: the block goes back at once
+    give_back(block, rounded);
     return;
   }
   cached_bytes_ += rounded;
@@ -98,7 +112,7 @@ void LocalMemory::drop(Order::iterator oldest) noexcept {
   while (entry != end && entry->second != oldest) ++entry;
   if (entry != end) by_size_.erase(entry);
   unpoison(oldest->block, oldest->bytes);
-  ::munmap(oldest->block, oldest->bytes);
+  give_back(oldest->block, oldest->bytes);
   cached_bytes_ -= oldest->bytes;
   cached_.erase(oldest);
 }

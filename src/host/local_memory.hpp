@@ -1,6 +1,6 @@
-// Memory::local: ordinary pages of this process. Small blocks come from malloc. Large ones are mapped, in huge
-// pages where possible, and kept for the next allocation of that size: the first touch of a page is expensive,
-// and training asks for the same sizes in every step. Thread-safe.
+// Memory::local: ordinary pages of this process. Small blocks come from malloc. Others are kept for the next
+// allocation of that size: the first touch of a page is expensive, and training asks for the same sizes in every step.
+// Large ones are mapped, in huge pages where possible. Thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,10 @@ namespace weft {
 class LocalMemory {
  public:
   static constexpr std::size_t kAlignment = 64;
-  /// Blocks of this size and more are cached.
-  static constexpr std::size_t kCachedBytes = std::size_t{1} << 20;
+  /// Blocks of more bytes are cached.
+  static constexpr std::size_t kSmallBytes = std::size_t{4} << 10;
+  /// Blocks that have as many when rounded up are mapped.
+  static constexpr std::size_t kMappedBytes = std::size_t{1} << 20;
 
   LocalMemory() = default;
   ~LocalMemory();
@@ -27,7 +29,7 @@ class LocalMemory {
   /// `bytes` as given to allocate().
   void release(void* block, std::size_t bytes) noexcept;
 
-  /// Of blocks of kCachedBytes and more, rounded up as they are.
+  /// Of blocks of more than kSmallBytes, rounded up as they are.
   struct Counters {
     std::size_t in_use_bytes, cached_bytes;
   };

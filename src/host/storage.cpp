@@ -8,11 +8,13 @@
 #include "host/local_memory.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/context.hpp"
+#include "weft/host/device_runtime.hpp"
 
 namespace weft {
 
-Storage Storage::allocate(Context& context, Memory memory, std::size_t bytes) {
+Storage Storage::allocate(Context& context, Memory memory, std::size_t bytes, Stream where) {
   context.check_fork("storage");
+  if (where.device != Device{}) return on_device(context, memory, bytes, where);
   Storage s;
   s.bytes_ = bytes;
   // A block that a forked child inherited is the parent's: the child's copy of the owner frees nothing.
@@ -35,12 +37,28 @@ Storage Storage::allocate(Context& context, Memory memory, std::size_t bytes) {
   return s;
 }
 
-Storage Storage::borrow(void* data, std::size_t bytes) { return adopt(data, bytes, std::shared_ptr<void>()); }
+Storage Storage::on_device(Context& context, Memory memory, std::size_t bytes, Stream where) {
+  DeviceRuntime& runtime = context.device(where.device);
+  Storage s;
+  s.bytes_ = bytes;
+  s.memory_ = memory;
+  s.stream_ = where;
+  s.data_ =
+      std::shared_ptr<void>(runtime.allocate(bytes, where), [&context, &runtime, bytes, where](void* b) {
+        if (!context.forked()) runtime.release(b, bytes, where);
+      });
+  return s;
+}
 
-Storage Storage::adopt(void* data, std::size_t bytes, std::shared_ptr<void> owner) {
+Storage Storage::borrow(void* data, std::size_t bytes, Stream where) {
+  return adopt(data, bytes, std::shared_ptr<void>(), where);
+}
+
+Storage Storage::adopt(void* data, std::size_t bytes, std::shared_ptr<void> owner, Stream where) {
   Storage s;
   s.data_ = std::shared_ptr<void>(std::move(owner), data);
   s.bytes_ = bytes;
+  s.stream_ = where;
   return s;
 }
 

@@ -39,6 +39,21 @@ TEST(LocalMemory, KeepsLargeBlocksForTheirSize) {
   memory.release(b, 4 * kMiB);
 }
 
+TEST(LocalMemory, KeepsBlocksOfMoreThanFourKibibytes) {
+  LocalMemory memory;
+  for (const std::size_t bytes : {4 * std::size_t{1024} + 1, std::size_t{100000}, kMiB - 1, kMiB}) {
+    void* const a = memory.allocate(bytes);
+    ASSERT_NE(a, nullptr);
+    memory.release(a, bytes);
+    EXPECT_EQ(memory.allocate(bytes), a) << bytes;
+    memory.release(a, bytes);
+  }
+  EXPECT_EQ(memory.counters().in_use_bytes, 0u);
+  const std::size_t before = memory.counters().cached_bytes;
+  memory.release(memory.allocate(4096), 4096);
+  EXPECT_EQ(memory.counters().cached_bytes, before) << "small ones are malloc's";
+}
+
 TEST(LocalMemory, CachesNoMoreThanWasEverInUse) {
   LocalMemory memory;
   for (std::size_t n = 1; n <= 30; ++n) {  // sizes that never come back

@@ -1,8 +1,9 @@
-// Where memory lives.
+// Where memory lives, and what orders the work on it.
 #pragma once
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace weft {
 
@@ -16,5 +17,19 @@ struct Device {
 
 /// "cpu" or "cuda:1".
 std::string to_string(Device device);
+/// The reverse; "cuda" is "cuda:0". Throws bad_argument: `device "gpu"; expected cpu, cuda or cuda:<index>`.
+Device parse_device(std::string_view text);
+
+/// A queue of work on a device, in order. `handle` is the driver's (a cudaStream_t); null is the device's
+/// default stream. The CPU has one stream, on which everything is done at once; so a Stream{} says nothing in
+/// calls on another device, and means the default stream there.
+struct Stream {
+  Device device{};
+  void* handle = nullptr;
+
+  constexpr Stream() noexcept = default;
+  constexpr Stream(Device of, void* native = nullptr) noexcept : device(of), handle(native) {}
+  friend bool operator==(const Stream&, const Stream&) = default;
+};
 
 }  // namespace weft

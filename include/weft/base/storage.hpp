@@ -1,38 +1,54 @@
-// Memory that is owned: reference-counted blocks, local to this process or shared with the ranks of the host.
+// Memory that is owned: reference-counted blocks on the host, local to this process or shared with its ranks, or
+// on a device.
 #pragma once
 
 #include <cstddef>
 #include <memory>
+
+#include "weft/base/device.hpp"
 
 namespace weft {
 
 class Context;
 
 /// `local`: ordinary pages, huge where possible (weights, optimizer state). `shared`: pages that peers on
-/// this host may map, on which collectives copy nothing (boundaries, gradient buckets, shards).
+/// this host may map, on which collectives copy nothing (boundaries, gradient buckets, shards). On a device there is
+/// one kind of memory, and the word is only remembered.
 enum class Memory : unsigned char { local, shared };
 
 /// A block of at least `bytes` bytes, 64-byte aligned (shared: whole pages). Copying shares; the last owner
 /// frees. The Context must outlive it. Reference counting is thread-safe, the bytes are the user's to guard.
+///
+/// On a device, memory is ordered on a stream: whoever writes it or reads it does so on that stream, or makes the
+/// two streams wait for one another (DeviceRuntime::depend), and keeps the memory until then. The last owner gives
+/// it back on the stream: what the stream was given before that may still use it.
 class Storage {
  public:
   Storage() = default;
   /// Uninitialised memory. Throws system naming the size where it cannot be had. Where shared memory cannot
   /// be had at all (RLIMIT_AS, no memfd), local memory is given instead and one line at level info says so.
-  static Storage allocate(Context& context, Memory memory, std::size_t bytes);
+  /// `where`: a stream of the device, or the device. Throws as Context::device() does.
+  static Storage allocate(Context& context, Memory memory, std::size_t bytes, Stream where = {});
   /// Wraps foreign memory without owning it; the caller keeps it alive.
-  static Storage borrow(void* data, std::size_t bytes);
+  static Storage borrow(void* data, std::size_t bytes, Stream where = {});
   /// Wraps foreign memory; `owner` is kept until the last copy goes.
-  static Storage adopt(void* data, std::size_t bytes, std::shared_ptr<void> owner);
+  static Storage adopt(void* data, std::size_t bytes, std::shared_ptr<void> owner, Stream where = {});
 
   std::byte* data() const noexcept { return static_cast<std::byte*>(data_.get()); }
   std::size_t bytes() const noexcept { return bytes_; }
   Memory memory() const noexcept { return memory_; }
+  Device device() const noexcept { return stream_.device; }
+  /// What orders the work on it.
+  Stream stream() const noexcept { return stream_; }
+  /// Whether collectives work on it as it lies: memory that is shared, or a device's.
+  bool direct() const noexcept { return memory_ == Memory::shared || device() != Device{}; }
   explicit operator bool() const noexcept { return data_ != nullptr; }
 
  private:
+  static Storage on_device(Context& context, Memory memory, std::size_t bytes, Stream where);
   std::shared_ptr<void> data_;
   std::size_t bytes_ = 0;
+  Stream stream_{};
   Memory memory_ = Memory::local;
 };
 

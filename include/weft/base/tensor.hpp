@@ -1,4 +1,5 @@
-// An owned n-dimensional array: a shared Storage, a shape, a dtype, and the layout it has over a mesh.
+// An owned n-dimensional array: a shared Storage on some device, a shape, a dtype, and the layout it has over a
+// mesh.
 #pragma once
 
 #include <memory>
@@ -19,10 +20,13 @@ using LayoutRef = std::shared_ptr<const Layout>;
 class Tensor {
  public:
   Tensor() = default;
-  /// Uninitialised. `shape` is what this rank holds.
-  Tensor(Context& context, Shape shape, DType dtype = DType::f32, Memory memory = Memory::local);
+  /// Uninitialised. `shape` is what this rank holds; `where`: see Storage::allocate.
+  Tensor(Context& context, Shape shape, DType dtype = DType::f32, Memory memory = Memory::local,
+         Stream where = {});
   Tensor(Storage storage, std::size_t offset_bytes, Shape shape, DType dtype);
-  static Tensor zeros(Context& context, Shape shape, DType dtype = DType::f32, Memory memory = Memory::local);
+  /// On a device: once its stream has come so far.
+  static Tensor zeros(Context& context, Shape shape, DType dtype = DType::f32, Memory memory = Memory::local,
+                      Stream where = {});
 
   explicit operator bool() const noexcept { return static_cast<bool>(storage_); }
   const Shape& shape() const noexcept { return shape_; }
@@ -31,15 +35,26 @@ class Tensor {
   std::int64_t bytes() const noexcept { return count() * size_bytes(dtype_); }
   DType dtype() const noexcept { return dtype_; }
   const Storage& storage() const noexcept { return storage_; }
+  Device device() const noexcept { return storage_.device(); }
+  /// What orders the work on it (see Storage).
+  Stream stream() const noexcept { return storage_.stream(); }
   std::byte* data() const noexcept { return storage_.data() + offset_; }
   /// The elements as T, valid as long as some Tensor shares the storage: never loop over the span of a
-  /// temporary. Throws bad_argument where T is not the dtype.
+  /// temporary. For the host: throws bad_argument where T is not the dtype, and where they lie on a device
+  /// (to_host(), weft/host/copy.hpp).
   template <class T>
   std::span<T> as() const {
     require(dtype_of<T>);
+    require_host();
     return {reinterpret_cast<T*>(data()), static_cast<std::size_t>(count())};
   }
   std::span<float> f32() const { return as<float>(); }
+  /// Where the elements begin, on whatever device: for kernels. Throws bad_argument where T is not the dtype.
+  template <class T>
+  T* data_ptr() const {
+    require(dtype_of<T>);
+    return reinterpret_cast<T*>(data());
+  }
 
   const LayoutRef& layout() const noexcept { return layout_; }
   /// The same storage, stated to have this layout; no data moves and nothing is checked here (mesh has the
@@ -54,14 +69,19 @@ class Tensor {
   Tensor reshape(const Shape& shape) const;
   /// Elements [offset, offset + shape.count()) as a tensor of that shape; drops the layout.
   Tensor slice_flat(std::int64_t offset, const Shape& shape) const;
+  /// A copy of its own, on the same device and stream.
   Tensor clone(Context& context) const;
 
-  TensorView view() const noexcept { return {data(), dtype_, {}, shape_, row_major(shape_)}; }
+  TensorView view() const noexcept { return {data(), dtype_, device(), shape_, row_major(shape_)}; }
   operator TensorView() const noexcept { return view(); }
   operator ConstTensorView() const noexcept { return view(); }
 
  private:
   void require(DType wanted) const;
+  void require_host() const {
+    if (device() != Device{}) throw_not_on_host();
+  }
+  [[noreturn]] void throw_not_on_host() const;
   Storage storage_;
   std::size_t offset_ = 0;
   Shape shape_;

@@ -36,7 +36,7 @@ struct BasicView {
     }
     return dense || empty;
   }
-  /// The elements as T; undefined unless dtype_of<T> == dtype and contiguous().
+  /// The elements as T; undefined unless dtype_of<T> == dtype and contiguous(). On a device: for kernels alone.
   template <class T>
   auto as() const noexcept {
     using U = std::conditional_t<std::is_const_v<Byte>, const T, T>;
@@ -51,20 +51,21 @@ struct BasicView {
 using TensorView = BasicView<std::byte>;             ///< converts to the next,
 using ConstTensorView = BasicView<const std::byte>;  ///< never back
 
-/// `count` elements at `data`, one dimension, on the CPU.
+/// `count` elements at `data`, one dimension.
 template <class T>
-auto view(T* data, std::int64_t count) noexcept {
+auto view(T* data, std::int64_t count, Device device = {}) noexcept {
   using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
-  return BasicView<Byte>{
-      reinterpret_cast<Byte*>(data), dtype_of<std::remove_const_t<T>>, {}, Dims::line(count), Dims::line(1)};
+  return BasicView<Byte>{reinterpret_cast<Byte*>(data), dtype_of<std::remove_const_t<T>>, device,
+                         Dims::line(count), Dims::line(1)};
 }
-/// The elements of a row-major tensor at `data`, on the CPU.
+/// The elements of a row-major tensor at `data`.
 template <class T>
-auto view(T* data, const Shape& shape) noexcept {
+auto view(T* data, const Shape& shape, Device device = {}) noexcept {
   using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
-  return BasicView<Byte>{
-      reinterpret_cast<Byte*>(data), dtype_of<std::remove_const_t<T>>, {}, shape, row_major(shape)};
+  return BasicView<Byte>{reinterpret_cast<Byte*>(data), dtype_of<std::remove_const_t<T>>, device, shape,
+                         row_major(shape)};
 }
+/// Of the host's memory.
 template <class T>
 auto view(std::span<T> s) noexcept {
   return view(s.data(), static_cast<std::int64_t>(s.size()));

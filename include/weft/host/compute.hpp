@@ -1,7 +1,8 @@
-// What one rank computes with: its memory and its threads, and what the layers above keep for it.
+// What one rank computes with: its device, its threads, and what the layers above keep for it.
 #pragma once
 
 #include <memory>
+#include <string_view>
 #include <typeindex>
 #include <utility>
 #include <vector>
@@ -15,8 +16,8 @@ namespace weft {
 /// everything made with it; the Context must outlive it.
 class Compute {
  public:
-  /// Throws bad_argument where `threads` < 1.
-  explicit Compute(Context& context, int threads = 1);
+  /// Makes a stream of its own on `device`. Throws bad_argument where `threads` < 1, and as Context::device() does.
+  explicit Compute(Context& context, int threads = 1, Device device = {});
   ~Compute();
   Compute(const Compute&) = delete;
   Compute& operator=(const Compute&) = delete;
@@ -24,9 +25,24 @@ class Compute {
   Context& context() const noexcept { return *context_; }
   int threads() const noexcept { return threads_; }
 
-  /// An uninitialised tensor in this rank's memory.
+  Device device() const noexcept { return stream_.device; }
+  /// On which kernels and copies of this rank run, and its tensors are ordered.
+  Stream stream() const noexcept { return stream_; }
+  DeviceRuntime& runtime() const noexcept { return *runtime_; }
+  /// The host waits for all that this rank has begun on its device; throws what failed there.
+  void wait() const;
+
+  /// An uninitialised tensor in the device's memory, ordered on stream().
   Tensor make(const Shape& shape, DType dtype = DType::f32, Memory memory = Memory::local) const {
-    return Tensor(*context_, shape, dtype, memory);
+    return Tensor(*context_, shape, dtype, memory, stream_);
+  }
+  /// The same, all zeros.
+  Tensor zeros(const Shape& shape, DType dtype = DType::f32, Memory memory = Memory::local) const {
+    return Tensor::zeros(*context_, shape, dtype, memory, stream_);
+  }
+  /// Throws bad_argument where t is on another device: `x is on cpu; expected cuda:0, the device of this Compute`.
+  void expect_here(std::string_view what, const Tensor& t) const {
+    if (t && t.device() != device()) throw_elsewhere(what, t);
   }
 
   /// The one T of this Compute, made as T(*this) by the first call and destroyed with the Compute, last made
@@ -41,8 +57,11 @@ class Compute {
   }
 
  private:
+  [[noreturn]] void throw_elsewhere(std::string_view what, const Tensor& t) const;
   Context* context_;
   int threads_;
+  DeviceRuntime* runtime_;
+  Stream stream_;
   std::vector<std::pair<std::type_index, std::shared_ptr<void>>> attachments_;
 };
 

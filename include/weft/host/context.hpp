@@ -7,6 +7,7 @@
 #include <memory>
 #include <typeindex>
 
+#include "weft/base/device.hpp"
 #include "weft/base/log.hpp"
 
 namespace weft {
@@ -15,6 +16,7 @@ class Arena;
 class LocalMemory;
 class HostPeers;
 class ProgressEngine;
+class DeviceRuntime;
 
 struct ContextOptions {
   LogLevel log_level = LogLevel::warning;  ///< WEFT_LOG overrides where set
@@ -40,6 +42,12 @@ class Context {
   }
   /// True in a child forked after this Context was made. No system call.
   bool forked() const noexcept { return *fork_mark_ == 0; }
+
+  /// Brings a device; it goes with the Context. Throws bad_argument where there is one of that name already. The
+  /// CPU is always there.
+  void add_device(std::unique_ptr<DeviceRuntime> runtime);
+  /// Throws unsupported where nobody has brought it: `device cuda:1 is not in this Context, which has cpu, cuda:0; …`.
+  DeviceRuntime& device(Device device);
 
   // For weft's own layers: this process's memory, the other processes of the host, calls in flight by
   // rank.

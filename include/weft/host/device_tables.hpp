@@ -1,0 +1,40 @@
+// Where a layer finds its functions for a device: a table of pointers for each, given by whoever brings the device.
+#pragma once
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "weft/base/device.hpp"
+#include "weft/host/context.hpp"
+
+namespace weft {
+
+/// The tables of one kind that a Context has: `context.attached<DeviceTables<KernelTable>>()`. They outlive it.
+/// Thread-safe.
+template <class Table>
+class DeviceTables {
+ public:
+  explicit DeviceTables(Context&) {}
+  /// False, and nothing changes, where the device has one already.
+  bool add(Device device, const Table& table) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [known, its] : tables_)
+      if (known == device) return false;
+    tables_.emplace_back(device, &table);
+    return true;
+  }
+  /// Null: nobody has given one.
+  const Table* find(Device device) {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [known, table] : tables_)
+      if (known == device) return table;
+    return nullptr;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::pair<Device, const Table*>> tables_;
+};
+
+}  // namespace weft

@@ -1,0 +1,121 @@
+#include "weft/host/copy.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "weft/base/error.hpp"
+#include "weft/host/device_runtime.hpp"
+
+namespace weft {
+namespace {
+
+constexpr Device kHost{};
+
+// How many of the last dimensions lie in one run, in a view that is not empty.
+int dense_dims(const ConstTensorView& v) {
+  std::int64_t run = 1;
+  int dims = 0;
+  for (int d = v.shape.rank() - 1; d >= 0; --d, ++dims) {
+    if (v.shape[d] != 1 && v.strides[d] != run) break;
+    run *= v.shape[d];
+  }
+  return dims;
+}
+
+struct Copying {
+  DeviceRuntime& runtime;
+  Stream stream;
+  const ConstTensorView& from;
+  const TensorView& to;
+  Rows rows;      // of the dimensions from `outer` on, and of the one before them where there is one
+  int outer = 0;  // dimensions that are gone through one by one
+
+  // All of dimensions d to outer - 1, at these offsets (in elements).
+  void run(int d, std::int64_t from_at, std::int64_t to_at) const {
+    if (d < outer) {
+      for (std::int64_t i = 0; i < from.shape[d]; ++i)
+        run(d + 1, from_at + i * from.strides[d], to_at + i * to.strides[d]);
+      return;
+    }
+    const std::int64_t size = size_bytes(from.dtype);
+    runtime.copy(from.data + from_at * size, from.device, to.data + to_at * size, to.device, rows, stream);
+  }
+};
+
+void check(const ConstTensorView& from, const TensorView& to, Device device, Stream stream) {
+  if (from.dtype != to.dtype || !(from.shape == to.shape))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("copy: from is {} {}, to is {} {}; expected the same", name(from.dtype),
+                            to_string(from.shape), name(to.dtype), to_string(to.shape)));
+  if (from.device != kHost && to.device != kHost && from.device != to.device)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("copy: from is on {}, to is on {}; expected one device, or the CPU on one side",
+                            to_string(from.device), to_string(to.device)));
+  if (stream.device != device)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("copy: stream is of {}; expected {}, where the tensors are",
+                            to_string(stream.device), to_string(device)));
+}
+
+}  // namespace
+
+void copy(Context& context, const ConstTensorView& from, const TensorView& to, Stream stream) {
+  const Device device = from.device == kHost ? to.device : from.device;
+  if (stream == Stream{}) stream = device;
+  check(from, to, device, stream);
+  if (from.count() == 0) return;
+  const int rank = from.shape.rank();
+  const int dense = std::min(dense_dims(from), dense_dims(to));
+  Copying c{context.device(device), stream, from, to, {}, 0};
+  c.rows.bytes = static_cast<std::size_t>(size_bytes(from.dtype));
+  for (int d = rank - dense; d < rank; ++d) c.rows.bytes *= static_cast<std::size_t>(from.shape[d]);
+  if (dense < rank) {  // the dimension before them makes rows, unless it repeats them or runs backwards
+    const int d = rank - dense - 1;
+    const auto size = static_cast<std::size_t>(size_bytes(from.dtype));
+    const auto run = static_cast<std::int64_t>(c.rows.bytes / size);
+    if (from.strides[d] >= run && to.strides[d] >= run) {
+      c.rows.count = from.shape[d];
+      c.rows.from_pitch = static_cast<std::size_t>(from.strides[d]) * size;
+      c.rows.to_pitch = static_cast<std::size_t>(to.strides[d]) * size;
+      c.outer = d;
+    } else {
+      c.outer = d + 1;
+    }
+  }
+  c.run(0, 0, 0);
+}
+
+Tensor to_host(Context& context, const Tensor& t) {
+  if (!t || t.device() == kHost) return t;
+  const Tensor out = Tensor(context, t.shape(), t.dtype()).with_layout(t.layout());
+  copy(context, t, out, t.stream());
+  context.device(t.device()).wait(t.stream());
+  return out;
+}
+
+Tensor to_device(Context& context, const Tensor& t, Stream where) {
+  if (!t || t.device() == where.device) return t;
+  if (where.device == kHost) return to_host(context, t);
+  const Tensor out =
+      Tensor(context, t.shape(), t.dtype(), t.storage().memory(), where).with_layout(t.layout());
+  copy(context, to_host(context, t), out, where);
+  return out;
+}
+
+Tensor Tensor::zeros(Context& context, Shape shape, DType dtype, Memory memory, Stream where) {
+  Tensor t(context, shape, dtype, memory, where);
+  if (t.bytes() > 0)
+    context.device(where.device).fill(t.data(), 0, {static_cast<std::size_t>(t.bytes())}, where);
+  return t;
+}
+
+Tensor Tensor::clone(Context& context) const {
+  if (!*this) return {};
+  Tensor t(context, shape_, dtype_, storage_.memory(), stream());
+  copy(context, *this, t, stream());
+  t.layout_ = layout_;
+  return t;
+}
+
+}  // namespace weft

@@ -1,0 +1,36 @@
+#include "host/cpu_device.hpp"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "weft/base/error.hpp"
+
+namespace weft {
+
+void* CpuDevice::allocate(std::size_t bytes, Stream) {
+  void* const block = memory_.allocate(bytes);
+  if (block == nullptr)
+    throw_errno(fmt::format("storage: {} bytes of local memory cannot be had", bytes), ENOMEM);
+  return block;
+}
+
+void CpuDevice::release(void* memory, std::size_t bytes, Stream) noexcept { memory_.release(memory, bytes); }
+
+void CpuDevice::copy(const void* from, Device, void* to, Device, const Rows& rows, Stream) {
+  if (rows.bytes == 0) return;
+  const auto* source = static_cast<const std::byte*>(from);
+  auto* target = static_cast<std::byte*>(to);
+  for (std::int64_t i = 0; i < rows.count; ++i, source += rows.from_pitch, target += rows.to_pitch)
+    std::memcpy(target, source, rows.bytes);
+}
+
+void CpuDevice::fill(void* to, unsigned char value, const Rows& rows, Stream) {
+  if (rows.bytes == 0) return;
+  auto* target = static_cast<std::byte*>(to);
+  for (std::int64_t i = 0; i < rows.count; ++i, target += rows.to_pitch)
+    std::memset(target, value, rows.bytes);
+}
+
+}  // namespace weft
