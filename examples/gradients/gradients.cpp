@@ -44,6 +44,8 @@ int main() {
           weft::make_gradient(b.name, b.gradient.data(), b.layout->with("dp", weft::Replicate{})));
     weft::sync_replicated_gradients(gradients, mesh["tp"]);
     const double norm = weft::clip_grad_norm(gradients, 1.0);
+    const weft::NamedView replicas[] = {{"bias", gradients[1].data, gradients[1].layout}};
+    weft::check_replicas(replicas, mesh);  // a rank whose bits are not the others' is named
     if (group.rank() == 0)
       std::printf("step %d: norm %.6f, bias gradient %.6f after clipping\n", step, norm,
                   static_cast<double>(buffers[1].gradient[0]));

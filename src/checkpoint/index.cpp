@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <set>
 
 #include "mesh/slab.hpp"
+#include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/name_ranks.hpp"
 
@@ -23,43 +25,42 @@ Box intersection(const Box& a, const Box& b) {
   return both;
 }
 
-std::vector<CheckpointTensor> checkpoint_tensors(std::string_view what, const DeviceMesh& mesh,
-                                                 std::span<Parameter* const> parameters,
-                                                 const Optimizer* optimizer) {
-  const int ranks = mesh ? mesh.size() : 1;
-  std::vector<CheckpointTensor> tensors;
-  std::map<std::string, const Parameter*> by_path;
-  for (const Parameter* p : parameters) {
-    if (p->layout() == nullptr && ranks > 1)
-      throw Error(ErrorCode::layout, fmt::format("{}: {} is a plain tensor; on {} it needs a layout", what,
-                                                 p->path(), to_string(mesh.shape())));
-    if (p->layout() != nullptr && p->layout()->partial())
-      throw Error(ErrorCode::layout, fmt::format("{}: {} is {}; a partial value cannot be saved", what,
-                                                 p->path(), to_string(*p->layout())));
-    if (!by_path.emplace(p->path(), p).second)
-      throw Error(ErrorCode::bad_argument,
-                  fmt::format("{}: two parameters have the path {}", what, p->path()));
-    tensors.push_back({fmt::format("param.{}", p->path()), p->value(), p->global_shape(), p->layout()});
+void check_tensors(std::string_view what, const DeviceMesh& mesh, std::span<const NamedView> tensors) {
+  if (mesh && !mesh.is_root())
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{}: mesh is {}, a part of {}; expected the whole", what, to_string(mesh.shape()),
+                            to_string(mesh.root().shape())));
+  std::set<std::string_view> names;
+  for (const NamedView& t : tensors) {
+    const auto wrong = [&](ErrorCode code, const std::string& text) {
+      throw Error(code, fmt::format("{}: \"{}\" {}", what, t.name, text));
+    };
+    if (!names.insert(t.name).second) wrong(ErrorCode::bad_argument, "is given twice");
+    if (t.data.device.kind != DeviceKind::cpu)
+      wrong(ErrorCode::bad_argument, fmt::format("is on {}; expected cpu", to_string(t.data.device)));
+    if (const std::string fault = memory_fault(t.data); !fault.empty()) wrong(ErrorCode::bad_argument, fault);
+    if (t.layout == nullptr) {
+      if (mesh && mesh.size() > 1)
+        wrong(ErrorCode::layout,
+              fmt::format("is a plain tensor; on {} it needs a layout", to_string(mesh.shape())));
+      continue;
+    }
+    if (t.layout->partial())
+      wrong(ErrorCode::layout, fmt::format("is {}; it must be reduced first", to_string(*t.layout)));
+    if (mesh ? !(t.layout->mesh() == mesh.root()) : t.layout->mesh_shape().size() > 1)
+      wrong(ErrorCode::layout,
+            fmt::format("is laid out over {}, but the mesh given is {}", to_string(t.layout->mesh_shape()),
+                        mesh ? "another, " + to_string(mesh.root().shape()) : "empty"));
+    if (!(t.data.shape == t.layout->local_shape()))
+      wrong(ErrorCode::layout, fmt::format("is {}; {} is {} on this rank", to_string(t.data.shape),
+                                           to_string(*t.layout), to_string(t.layout->local_shape())));
   }
-  if (optimizer == nullptr) return tensors;
-  // State with a layout has the whole that its layout says, whatever its parameter has by now; the rest (the count
-  // of steps) is the same on all ranks.
-  optimizer->visit_state([&](const std::string& path, std::string_view state, const Tensor& tensor) {
-    if (by_path.find(path) == by_path.end())
-      throw Error(
-          ErrorCode::bad_argument,
-          fmt::format("{}: the optimizer has state of {}, which is not among the parameters", what, path));
-    tensors.push_back({fmt::format("optimizer.{}.{}", state, path), tensor,
-                       tensor.layout() != nullptr ? tensor.layout()->global : tensor.shape(),
-                       tensor.layout()});
-  });
-  return tensors;
 }
 
-std::vector<HeldBox> boxes_of(const CheckpointTensor& tensor, int rank) {
-  Dims at = tensor.global;
+std::vector<HeldBox> boxes_of(const NamedView& tensor, int rank) {
+  Dims at = global_shape(tensor);
   for (int d = 0; d < at.rank(); ++d) at[d] = 0;
-  if (tensor.layout == nullptr) return {{{at, tensor.global}, at}};
+  if (tensor.layout == nullptr) return {{{at, global_shape(tensor)}, at}};
   std::vector<HeldBox> boxes;
   for (const Box& box : tensor.layout->parts(rank)) {
     boxes.push_back({box, at});
@@ -71,24 +72,26 @@ std::vector<HeldBox> boxes_of(const CheckpointTensor& tensor, int rank) {
   return boxes;
 }
 
-Tensor take_box(const CheckpointTensor& tensor, const HeldBox& held) {
-  if (tensor.layout == nullptr || tensor.layout->segments.sizes.empty()) return tensor.local;
+std::vector<std::byte> take_box(const NamedView& tensor, const HeldBox& held) {
   const int dim = tensor.layout->segments.dim;
   const std::int64_t length = held.box.shape[dim];
-  Tensor part(tensor.layout->mesh().context(), held.box.shape, tensor.local.dtype());
-  copy_slab(fold(held.box.shape, dim, part.dtype()), length,
-            {tensor.local.data(), tensor.local.size(dim), held.at[dim]}, {part.data(), length, 0});
+  const Fold f = fold(held.box.shape, dim, tensor.data.dtype);
+  const auto bytes = [&](std::int64_t rows) { return static_cast<std::size_t>(rows) * f.inner_bytes; };
+  std::vector<std::byte> part(static_cast<std::size_t>(f.outer) * bytes(length));
+  for (std::int64_t o = 0; !part.empty() && o < f.outer; ++o)
+    std::memcpy(part.data() + bytes(o * length),
+                tensor.data.data + bytes(o * tensor.data.shape[dim] + held.at[dim]), bytes(length));
   return part;
 }
 
 std::string part_file(int rank) { return fmt::format("rank-{:05}.safetensors", rank); }
 
-CheckpointIndex make_index(std::span<const CheckpointTensor> tensors, int ranks) {
+CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks) {
   CheckpointIndex index;
-  for (const CheckpointTensor& tensor : tensors) {
-    CheckpointEntry& entry = index.tensors[tensor.name];
-    entry.dtype = tensor.local.dtype();
-    entry.shape = tensor.global;
+  for (const NamedView& tensor : tensors) {
+    CheckpointEntry& entry = index.tensors[std::string(tensor.name)];
+    entry.dtype = tensor.data.dtype;
+    entry.shape = global_shape(tensor);
     if (tensor.layout != nullptr)
       for (const Placement& placement : tensor.layout->placements)
         entry.layout.push_back(to_string(placement));
@@ -118,7 +121,11 @@ void agree(const DeviceMesh& mesh, std::string_view what, std::string_view conse
   }
   const std::int32_t failed = mine ? 1 : 0;
   std::vector<std::int32_t> all(static_cast<std::size_t>(mesh.size()));
-  mesh.group().all_gather(view(&failed, 1), view(all)).wait();
+  try {
+    mesh.group().all_gather(view(&failed, 1), view(all)).wait();
+  } catch (...) {  // what happened first is the one to tell
+    if (!mine) throw;
+  }
   if (mine) std::rethrow_exception(mine);
   std::vector<int> ranks;
   for (std::size_t rank = 0; rank < all.size(); ++rank)

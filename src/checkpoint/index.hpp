@@ -50,19 +50,13 @@ std::string to_json(const CheckpointIndex& index);
 /// cover each element of its whole once.
 CheckpointIndex index_from_json(const std::filesystem::path& path, const std::string& text);
 
-/// One tensor of a training run under the name it has in checkpoints.
-struct CheckpointTensor {
-  std::string name;
-  Tensor local;
-  Shape global;
-  LayoutRef layout = nullptr;  ///< null: every rank holds the same whole
-};
+/// The shape of the whole.
+inline const Shape& global_shape(const NamedView& tensor) {
+  return tensor.layout != nullptr ? tensor.layout->global : tensor.data.shape;
+}
 
-/// Parameters and optimizer state (may be null), in a fixed order. Throws layout for a parameter without a
-/// layout on a mesh of several ranks, or one that is Partial; `what` begins the text.
-std::vector<CheckpointTensor> checkpoint_tensors(std::string_view what, const DeviceMesh& mesh,
-                                                 std::span<Parameter* const> parameters,
-                                                 const Optimizer* optimizer);
+/// Throws what save_checkpoint() says of tensors that cannot be saved or loaded; `what` begins the text.
+void check_tensors(std::string_view what, const DeviceMesh& mesh, std::span<const NamedView> tensors);
 
 /// A part of what a rank holds: the box of the whole that it is, and where it begins in the local tensor.
 struct HeldBox {
@@ -70,21 +64,30 @@ struct HeldBox {
   Dims at;
 };
 /// What `rank` of the mesh holds of it: one box, or one for each segment.
-std::vector<HeldBox> boxes_of(const CheckpointTensor& tensor, int rank);
-/// Such a part of this rank's, by itself and contiguous.
-Tensor take_box(const CheckpointTensor& tensor, const HeldBox& box);
+std::vector<HeldBox> boxes_of(const NamedView& tensor, int rank);
+/// Such a part of this rank's of a tensor with segments, by itself and contiguous.
+std::vector<std::byte> take_box(const NamedView& tensor, const HeldBox& box);
 
 /// "rank-00003.safetensors"
 std::string part_file(int rank);
 
 /// The index of a run on `ranks` ranks: each distinct part once, by the lowest rank that holds it. Empty
 /// parts are left out.
-CheckpointIndex make_index(std::span<const CheckpointTensor> tensors, int ranks);
+CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks);
 
 /// Tells all ranks of `mesh` whether each of them got this far. Throws `mine` again where there is one;
 /// otherwise, where other ranks failed, a system error `<what>: ranks 1, 3 failed, and say why themselves;
 /// <consequence>`.
 void agree(const DeviceMesh& mesh, std::string_view what, std::string_view consequence,
            std::exception_ptr mine);
+
+/// save_checkpoint() and load_checkpoint() of the tensors that a function lists, whose errors all ranks are told. `owner`:
+/// what they are tensors of, for the texts: "the model".
+void save_listed(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
+                 const std::function<std::vector<NamedView>()>& list, const CheckpointExtra& extra,
+                 const SaveOptions& options);
+CheckpointInfo load_listed(const std::filesystem::path& directory, const DeviceMesh& mesh,
+                           const std::function<std::vector<MutableNamedView>()>& list,
+                           const LoadOptions& options, std::string_view owner);
 
 }  // namespace weft

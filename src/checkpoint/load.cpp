@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <exception>
+#include <set>
 #include <utility>
 
 #include "base/regular_file.hpp"
@@ -52,33 +53,32 @@ std::filesystem::path folder_to_load(const std::filesystem::path& directory) {
 
 // Every difference between what the checkpoint holds and what is asked for, in one error.
 void check_fit(const std::filesystem::path& folder, const CheckpointIndex& index,
-               std::span<const CheckpointTensor> wanted, bool with_optimizer) {
+               std::span<const MutableNamedView> wanted, const LoadOptions& options, std::string_view owner) {
   std::vector<std::string> missing, extra, misshapen;
-  std::map<std::string_view, const CheckpointTensor*> by_name;
-  for (const CheckpointTensor& tensor : wanted) {
-    by_name.emplace(tensor.name, &tensor);
-    const auto found = index.tensors.find(tensor.name);
+  std::set<std::string_view> names;
+  for (const NamedView tensor : wanted) {
+    names.insert(tensor.name);
+    const Shape& global = global_shape(tensor);
+    const auto found = index.tensors.find(std::string(tensor.name));
     if (found == index.tensors.end())
-      missing.push_back(
-          fmt::format("{} {} {}", tensor.name, name(tensor.local.dtype()), to_string(tensor.global)));
-    else if (found->second.shape != tensor.global || found->second.dtype != tensor.local.dtype())
+      missing.push_back(fmt::format("{} {} {}", tensor.name, name(tensor.data.dtype), to_string(global)));
+    else if (found->second.shape != global || found->second.dtype != tensor.data.dtype)
       misshapen.push_back(fmt::format("{} {} {}, expected {} {}", tensor.name, name(found->second.dtype),
-                                      to_string(found->second.shape), name(tensor.local.dtype()),
-                                      to_string(tensor.global)));
+                                      to_string(found->second.shape), name(tensor.data.dtype),
+                                      to_string(global)));
   }
   for (const auto& [name, entry] : index.tensors)
-    if (by_name.find(name) == by_name.end() && (with_optimizer || !name.starts_with("optimizer.")))
-      extra.push_back(name);
+    if (names.count(name) == 0 && !(options.may_leave && options.may_leave(name))) extra.push_back(name);
   std::string text;
-  const auto say = [&](std::string_view what, const std::vector<std::string>& names) {
-    if (!names.empty()) text += fmt::format("; {} ({}): {}", what, names.size(), fmt::join(names, ", "));
+  const auto say = [&](std::string_view what, const std::vector<std::string>& those) {
+    if (!those.empty()) text += fmt::format("; {} ({}): {}", what, those.size(), fmt::join(those, ", "));
   };
   say("missing in it", missing);
-  say("not in the model", extra);
+  say(fmt::format("not in {}", owner), extra);
   say("of another shape or dtype", misshapen);
   if (!text.empty())
     throw Error(ErrorCode::bad_argument,
-                fmt::format("load_checkpoint: {} does not fit the model{}", folder.string(), text));
+                fmt::format("load_checkpoint: {} does not fit {}{}", folder.string(), owner, text));
 }
 
 // Copies a box of a row-major tensor into the same box of another; offsets within each.
@@ -138,24 +138,25 @@ class PartFiles {
 // Fills one of this rank's boxes of a tensor from every part that overlaps with it. Of a part only the rows (of the
 // first dimension) that are needed are read: straight into place where they are whole rows of ours, too, else
 // through a buffer.
-void read_tensor(PartFiles& files, const CheckpointEntry& entry, const CheckpointTensor& tensor,
+void read_tensor(PartFiles& files, const CheckpointEntry& entry, const MutableNamedView& tensor,
                  const HeldBox& held) {
   const Box& mine = held.box;
-  const Shape& local = tensor.local.shape();
+  const Shape& local = tensor.data.shape;
+  const std::string whole_name(tensor.name);
   const int element = size_bytes(entry.dtype);
   std::vector<std::byte> buffer;
   for (const CheckpointPart& part : entry.parts) {
     const Box shared = intersection(part.box, mine);
     if (shared.shape.count() == 0) continue;
-    const SafetensorsFile& file = files.of(part, tensor.name, entry.dtype);
-    const std::string& name = part.name.empty() ? tensor.name : part.name;
+    const SafetensorsFile& file = files.of(part, whole_name, entry.dtype);
+    const std::string& name = part.name.empty() ? whole_name : part.name;
     Dims in_part = shared.offset, in_mine = shared.offset;
     for (int d = 0; d < shared.offset.rank(); ++d) {
       in_part[d] -= part.box.offset[d];
       in_mine[d] += held.at[d] - mine.offset[d];
     }
     if (shared.shape.rank() == 0) {
-      file.read_bytes(name, 0, {tensor.local.data(), static_cast<std::size_t>(element)});
+      file.read_bytes(name, 0, {tensor.data.data, static_cast<std::size_t>(element)});
       continue;
     }
     const std::int64_t part_row = part.box.shape.count() / part.box.shape[0] * element;
@@ -164,7 +165,7 @@ void read_tensor(PartFiles& files, const CheckpointEntry& entry, const Checkpoin
     const auto bytes = static_cast<std::size_t>(rows * part_row);
     const bool whole_rows = shared.shape.count() == rows * (part_row / element) && part_row == mine_row;
     if (whole_rows) {
-      file.read_bytes(name, in_part[0] * part_row, {tensor.local.data() + in_mine[0] * mine_row, bytes});
+      file.read_bytes(name, in_part[0] * part_row, {tensor.data.data + in_mine[0] * mine_row, bytes});
       continue;
     }
     buffer.resize(bytes);
@@ -172,27 +173,35 @@ void read_tensor(PartFiles& files, const CheckpointEntry& entry, const Checkpoin
     Shape read_shape = part.box.shape;
     read_shape[0] = rows;
     in_part[0] = 0;
-    copy_box(buffer.data(), read_shape, in_part, tensor.local.data(), local, in_mine, shared.shape, element);
+    copy_box(buffer.data(), read_shape, in_part, tensor.data.data, local, in_mine, shared.shape, element);
   }
 }
 
 }  // namespace
 
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
-                               std::span<Parameter* const> parameters, Optimizer* optimizer) {
+                               std::span<const MutableNamedView> tensors, const LoadOptions& options) {
+  return load_listed(
+      directory, mesh, [&] { return std::vector<MutableNamedView>(tensors.begin(), tensors.end()); }, options,
+      "the list given");
+}
+
+CheckpointInfo load_listed(const std::filesystem::path& directory, const DeviceMesh& mesh,
+                           const std::function<std::vector<MutableNamedView>()>& list,
+                           const LoadOptions& options, std::string_view owner) {
   CheckpointInfo info;
   std::exception_ptr failed;
   try {
     const std::filesystem::path folder = folder_to_load(directory);
     const CheckpointIndex index = read_index(folder);
-    const std::vector<CheckpointTensor> tensors =
-        checkpoint_tensors("load_checkpoint", mesh, parameters, optimizer);
-    check_fit(folder, index, tensors, optimizer != nullptr);
+    const std::vector<MutableNamedView> tensors = list();
+    check_tensors("load_checkpoint", mesh, std::vector<NamedView>(tensors.begin(), tensors.end()));
+    check_fit(folder, index, tensors, options, owner);
     PartFiles files(folder);
     const int rank = mesh ? mesh.rank() : 0;
-    for (const CheckpointTensor& tensor : tensors)
+    for (const MutableNamedView& tensor : tensors)
       for (const HeldBox& held : boxes_of(tensor, rank))
-        read_tensor(files, index.tensors.at(tensor.name), tensor, held);
+        read_tensor(files, index.tensors.at(std::string(tensor.name)), tensor, held);
     info = info_of(folder, index);
   } catch (...) {
     failed = std::current_exception();

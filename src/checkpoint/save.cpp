@@ -5,11 +5,13 @@
 #include <stdio.h>
 
 #include <cerrno>
+#include <deque>
 #include <exception>
 
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/index.hpp"
 #include "checkpoint/safetensors_write.hpp"
+#include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -55,26 +57,56 @@ void rename_folder(const std::filesystem::path& from, const std::filesystem::pat
   }
 }
 
+void expect_same_tensors(const DeviceMesh& mesh, std::span<const NamedView> tensors) {
+  gather_with_list("save_checkpoint", mesh, digest_of_list(tensors), {},
+                   [&] { return entries_of("tensor", tensors); });
+}
+
+// What this rank's file holds.
+std::vector<SafetensorsEntry> entries_of_rank(std::span<const NamedView> tensors,
+                                              const CheckpointIndex& index, int rank,
+                                              std::deque<std::vector<std::byte>>& copies) {
+  std::vector<SafetensorsEntry> entries;
+  const std::string file = part_file(rank);
+  for (const NamedView& tensor : tensors)
+    for (const CheckpointPart& part : index.tensors.at(std::string(tensor.name)).parts) {
+      if (part.file != file) continue;
+      for (const HeldBox& held : boxes_of(tensor, rank)) {
+        if (!(held.box == part.box)) continue;
+        ConstTensorView data = tensor.data;
+        if (tensor.layout != nullptr && !tensor.layout->segments.sizes.empty())
+          data = {copies.emplace_back(take_box(tensor, held)).data(),
+                  tensor.data.dtype,
+                  {},
+                  held.box.shape,
+                  row_major(held.box.shape)};
+        entries.push_back({part.name.empty() ? std::string(tensor.name) : part.name, data});
+      }
+    }
+  return entries;
+}
+
 }  // namespace
+
+void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
+                     std::span<const NamedView> tensors, const CheckpointExtra& extra,
+                     const SaveOptions& options) {
+  save_listed(
+      directory, mesh, step, [&] { return std::vector<NamedView>(tensors.begin(), tensors.end()); }, extra,
+      options);
+}
 
 // Rank 0 makes a folder under a temporary name; every rank writes its file there; rank 0 adds the index,
 // gives the folder its name and lets `latest` name it. After each of these three all ranks agree that all
 // came through, so that a rank that cannot write stops the others, too, before anything that was there has
 // changed.
-void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
-                     std::span<Parameter* const> parameters, const Optimizer* optimizer,
-                     const CheckpointExtra& extra, const SaveOptions& options) {
+void save_listed(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
+                 const std::function<std::vector<NamedView>()>& list, const CheckpointExtra& extra,
+                 const SaveOptions& options) {
   if (step < 0)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("save_checkpoint: step is {}; expected 0 or more", step));
   const int rank = mesh ? mesh.rank() : 0, ranks = mesh ? mesh.size() : 1;
-  const std::vector<CheckpointTensor> tensors =
-      checkpoint_tensors("save_checkpoint", mesh, parameters, optimizer);
-  CheckpointIndex index = make_index(tensors, ranks);
-  index.step = step;
-  index.mesh = mesh ? to_string(mesh.shape()) : "";
-  index.extra = extra;
-
   const std::filesystem::path folder = directory / fmt::format("step-{:08}", step);
   const std::filesystem::path unfinished = folder.string() + std::string(kUnfinished);
   const auto reached = [&](std::string_view stage) {
@@ -90,6 +122,17 @@ void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& m
     agree(mesh, "save_checkpoint", fmt::format("{} is as it was", directory.string()), failed);
   };
 
+  std::vector<NamedView> tensors;
+  all_ranks([&] {
+    tensors = list();
+    check_tensors("save_checkpoint", mesh, tensors);
+  });
+  if (mesh) expect_same_tensors(mesh, tensors);
+  CheckpointIndex index = make_index(tensors, ranks);
+  index.step = step;
+  index.mesh = mesh ? to_string(mesh.shape()) : "";
+  index.extra = extra;
+
   all_ranks([&] {
     if (rank != 0) return;
     std::filesystem::create_directories(directory);
@@ -101,16 +144,8 @@ void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& m
   const std::string my_file = part_file(rank);
   try {
     all_ranks([&] {
-      std::vector<SafetensorsEntry> entries;
-      std::vector<Tensor> boxes;  // what entries are views of
-      for (const CheckpointTensor& tensor : tensors)
-        for (const CheckpointPart& part : index.tensors.at(tensor.name).parts)
-          if (part.file == my_file)
-            for (const HeldBox& held : boxes_of(tensor, rank))
-              if (held.box == part.box) {
-                boxes.push_back(take_box(tensor, held));
-                entries.push_back({part.name.empty() ? tensor.name : part.name, boxes.back()});
-              }
+      std::deque<std::vector<std::byte>> copies;  // of boxes that do not lie by themselves
+      const std::vector<SafetensorsEntry> entries = entries_of_rank(tensors, index, rank, copies);
       if (entries.empty()) return;
       write_safetensors(unfinished / my_file, entries, {{"weft_step", std::to_string(step)}},
                         [&] { reached("data"); });

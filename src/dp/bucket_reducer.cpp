@@ -4,16 +4,15 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
-#include <mutex>
 #include <optional>
-#include <set>
 
 #include "base/hash.hpp"
-#include "dp/axis_ranks.hpp"
 #include "dp/missing.hpp"
-#include "dp/same_list.hpp"
-#include "dp/view_memory.hpp"
+#include "dp/workers.hpp"
+#include "mesh/axis_ranks.hpp"
+#include "mesh/mesh_state.hpp"
+#include "mesh/same_list.hpp"
+#include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -41,66 +40,18 @@ struct Slot {
   std::int64_t offset = 0;     // bytes
   std::byte* bound = nullptr;  // the caller's memory
   bool ready = false;
-};
-
-// The number of a reducer among those alive that would share a group, from 0: the same on all ranks that make and
-// destroy them in the same order.
-class Ordinal {
- public:
-  explicit Ordinal(const DeviceMesh& axes) : key_(key_of(axes)) {
-    const std::lock_guard lock(mutex());
-    std::set<int>& taken = all()[key_];
-    while (taken.count(value_) != 0) ++value_;
-    taken.insert(value_);
-  }
-  ~Ordinal() {
-    const std::lock_guard lock(mutex());
-    const auto entry = all().find(key_);
-    entry->second.erase(value_);
-    if (entry->second.empty()) all().erase(entry);
-  }
-  Ordinal(const Ordinal&) = delete;
-  Ordinal& operator=(const Ordinal&) = delete;
-  int value() const noexcept { return value_; }
-
- private:
-  // What has one group: the mesh and its axes of several ranks; or, of all ranks, the group that meshes were made
-  // of, whichever mesh. Nothing is sent, and neither goes away before the reducer.
-  using Key = std::pair<const void*, std::vector<int>>;
-  static Key key_of(const DeviceMesh& axes) {
-    const std::vector<int> ranks = axes.ranks();
-    const bool all_in_order = axes.size() == axes.root().size() && std::is_sorted(ranks.begin(), ranks.end());
-    try {
-      if (all_in_order) return {&axes.group(), {}};
-    } catch (const Error&) {  // a mesh of arithmetic alone
-    }
-    const MeshShape root = axes.root().shape();
-    Key key(&axes.state(), {});
-    for (const int a : axes.root_axes())
-      if (root.size(a) > 1) key.second.push_back(a);
-    return key;
-  }
-  static std::mutex& mutex() {
-    static std::mutex& lives = *new std::mutex;
-    return lives;
-  }
-  static std::map<Key, std::set<int>>& all() {
-    static auto& lives = *new std::map<Key, std::set<int>>;
-    return lives;
-  }
-  Key key_;
-  int value_ = 0;
+  bool accumulated = false;  // has a value of a pass inside no_sync()
 };
 
 }  // namespace
 
 struct BucketReducer::Impl {
   Impl(DeviceMesh axes_in, std::vector<BucketEntry> entries_in, const BucketOptions& options_in)
-      : axes(dp::given_mesh("bucket_reducer", axes_in)),
+      : axes(given_mesh("bucket_reducer", axes_in)),
         entries(std::move(entries_in)),
         options(options_in),
         slots(entries.size()),
-        ordinal(axes) {
+        number(axes.state().users_along({axes.root_axes().begin(), axes.root_axes().end()})) {
     if (options.bucket_bytes < 1)
       bad(fmt::format("options.bucket_bytes is {}; expected 1 or more", options.bucket_bytes));
     for (const BucketEntry& e : entries) {
@@ -174,41 +125,46 @@ struct BucketReducer::Impl {
   }
   bool is_copied(std::size_t i) const { return slots[i].bound != nullptr && slots[i].bound != place(i); }
 
-  // Once.
+  bool in_place(std::size_t i) const { return buckets[slots[i].bucket].in_place != nullptr; }
+  std::uint64_t digest(std::size_t i) const {
+    const BucketEntry& e = entries[i];
+    return digest_of(hash_of(e.name), e.count, static_cast<int>(e.dtype), static_cast<int>(e.op.kind),
+                     in_place(i));
+  }
+  std::string text(std::size_t i) const {
+    const BucketEntry& e = entries[i];
+    return fmt::format("\"{}\" ({} x{} {}{})", e.name, name(e.dtype), e.count, name(e.op),
+                       in_place(i) ? ", bound" : "");
+  }
+
+  // Once: the entries, and the options, in one all-gather.
   void compare() {
     if (compared || axes.size() == 1) return;
-    const auto in_place = [&](std::size_t i) { return buckets[slots[i].bucket].in_place != nullptr; };
-    const auto digest = [&](std::size_t i) {
-      const BucketEntry& e = entries[i];
-      return digest_of(hash_of(e.name), e.count, static_cast<int>(e.dtype), static_cast<int>(e.op.kind),
-                       in_place(i));
-    };
-    const auto text = [&](std::size_t i) {
-      const BucketEntry& e = entries[i];
-      return fmt::format("\"{}\" ({} x{} {}{})", e.name, name(e.dtype), e.count, name(e.op),
-                         in_place(i) ? ", bound" : "");
-    };
-    dp::expect_same_list("bucket_reducer", axes, {entries.size(), digest, text});
-    expect_same_options();
-    if (ordinal.value() > 0) own_group = axes.group().duplicate();
+    ListDigest list;
+    for (std::size_t i = 0; i < entries.size(); ++i) list.add(digest(i));
+    const std::uint64_t own[] = {static_cast<std::uint64_t>(number.value()),
+                                 static_cast<std::uint64_t>(options.bucket_bytes),
+                                 static_cast<std::uint64_t>(options.unused)};
+    expect_same_options(gather_with_list("bucket_reducer", axes, list, own, [this] {
+      return ListEntries{"gradient", entries.size(), [this](std::size_t i) { return digest(i); },
+                         [this](std::size_t i) { return text(i); }};
+    }));
+    if (number.value() > 0) own_group = axes.group().duplicate();
     compared = true;
   }
 
-  void expect_same_options() const {
-    const std::vector<std::int64_t> own = {options.bucket_bytes, static_cast<std::int64_t>(options.unused),
-                                           ordinal.value()};
-    std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(axes.size()));
-    axes.group().all_gather(view(own), view(all)).wait();
-    const auto told = [&](int rank) { return all.begin() + rank * static_cast<std::ptrdiff_t>(own.size()); };
-    const auto text = [&](int rank) {
-      return fmt::format("number {} with bucket_bytes {} and unused {} on {}", told(rank)[2], told(rank)[0],
-                         told(rank)[1] == static_cast<std::int64_t>(Unused::error) ? "error" : "zeros",
-                         dp::name_axis_rank(axes, rank));
+  void expect_same_options(const std::vector<std::uint64_t>& all) const {
+    constexpr std::size_t kWords = 3;
+    const auto told = [&](int rank) { return all.begin() + rank * static_cast<std::ptrdiff_t>(kWords); };
+    const auto shown = [&](int rank) {
+      return fmt::format("number {} with bucket_bytes {} and unused {} on {}", told(rank)[0], told(rank)[1],
+                         told(rank)[2] == static_cast<std::uint64_t>(Unused::error) ? "error" : "zeros",
+                         name_axis_rank(axes, rank));
     };
     for (int r = 1; r < axes.size(); ++r)
       if (!std::equal(told(0), told(1), told(r)))
         throw Error(Failure{ErrorCode::mismatch,
-                            fmt::format("bucket_reducer: the reducer is {}, but {}", text(0), text(r)),
+                            fmt::format("bucket_reducer: the reducer is {}, but {}", shown(0), shown(r)),
                             Op::none,
                             kNoCall,
                             {0, r}});
@@ -220,7 +176,7 @@ struct BucketReducer::Impl {
   void start_step() {
     posted = done = 0;
     for (Bucket& b : buckets) b.pending = b.members.size();
-    for (Slot& slot : slots) slot.ready = false;
+    for (Slot& slot : slots) slot.ready = slot.accumulated = false;
   }
 
   // What communicates. After a failed reduction nothing can be reduced any more, and every later call tells of it.
@@ -248,6 +204,27 @@ struct BucketReducer::Impl {
                 failure->quiesced());
   }
 
+  void copy_in(std::size_t i) const {
+    dp::for_blocks(
+        options.compute, 1, [&](std::size_t) { return is_copied(i) ? entries[i].count : 0; },
+        [&](const dp::Block& b) { copy_block(i, b, false); });
+  }
+  // Between the caller's memory and the bucket.
+  void copy_block(std::size_t i, const dp::Block& b, bool back) const {
+    const std::int64_t element = size_bytes(entries[i].dtype);
+    std::byte* const in_bucket = place(i) + b.begin * element;
+    std::byte* const bound = slots[i].bound + b.begin * element;
+    std::memcpy(back ? bound : in_bucket, back ? in_bucket : bound,
+                static_cast<std::size_t>(b.count * element));
+  }
+
+  void mark_ready(std::size_t i) {
+    Slot& slot = slots[i];
+    copy_in(i);
+    slot.ready = true;
+    --buckets[slot.bucket].pending;
+  }
+
   void post_ready() {
     for (; posted < buckets.size() && buckets[posted].pending == 0; ++posted) {
       Bucket& b = buckets[posted];
@@ -261,20 +238,6 @@ struct BucketReducer::Impl {
     }
   }
 
-  // Throws on all ranks where one of them lacks a gradient.
-  void expect_all_ready(const std::vector<std::size_t>& missing) {
-    dp::MissingGradients found = dp::gather_missing(
-        axes, entries.size(), missing, [&](std::size_t i) { return entries[i].name; },
-        own_group ? &own_group : nullptr);
-    if (found.text.empty()) return;
-    throw Error(
-        Failure{ErrorCode::bad_argument,
-                fmt::format("bucket_reducer: nobody made ready {}; BucketOptions::unused = zeros lets "
-                            "such ranks contribute zeros",
-                            found.text),
-                Op::none, kNoCall, std::move(found.ranks)});
-  }
-
   DeviceMesh axes;
   mutable ProcessGroup own_group;  // empty: that of the axes
   std::vector<BucketEntry> entries;
@@ -285,8 +248,11 @@ struct BucketReducer::Impl {
   std::size_t done = 0;         // of them, those seen to be done
   std::int64_t posted_early = 0;
   bool compared = false;
-  std::optional<Error> failure;  // of the first call that failed
-  Ordinal ordinal;
+  std::optional<Error> failure;                                    // of the first call that failed
+  const std::shared_ptr<int> no_syncs = std::make_shared<int>(0);  // that live
+  // Among the reducers alive that would share a group: the same on all ranks, which make and destroy them in the
+  // same order.
+  UserNumbers::Taken number;
 };
 
 BucketReducer::BucketReducer(DeviceMesh axes, std::vector<BucketEntry> entries, const BucketOptions& options)
@@ -337,9 +303,11 @@ void BucketReducer::ready(std::size_t i) {
   Slot& slot = impl_->slots[i];
   if (slot.ready)
     bad(fmt::format("\"{}\" is ready twice; finish() comes between two steps", impl_->entries[i].name));
-  if (impl_->is_copied(i)) std::memcpy(impl_->place(i), slot.bound, impl_->bytes_of(i));
-  slot.ready = true;
-  --impl_->buckets[slot.bucket].pending;
+  if (*impl_->no_syncs > 0) {
+    slot.accumulated = true;
+    return;
+  }
+  impl_->mark_ready(i);
   impl_->communicate([&] {
     const std::size_t before = impl_->posted;
     impl_->post_ready();
@@ -352,13 +320,23 @@ void BucketReducer::ready(std::size_t i) {
 
 bool BucketReducer::is_ready(std::size_t i) const { return impl_->slots[impl_->checked(i)].ready; }
 
+NoSync BucketReducer::no_sync() {
+  for (std::size_t i = 0; i < size(); ++i)
+    if (impl_->slots[i].ready)
+      bad(fmt::format("no_sync() after \"{}\" became ready; finish() comes first", impl_->entries[i].name));
+  return NoSync(impl_->no_syncs);
+}
+
 // All ranks post all buckets in any case, those with gradients that are missing too: a rank that threw at
-// once would leave the others waiting. What is missing counts as zero until expect_all_ready() has compared the ranks.
+// once would leave the others waiting. What is missing counts as zero until expect_none_missing() has compared the ranks.
 void BucketReducer::finish() {
   impl_->expect_sound();
+  if (*impl_->no_syncs > 0) bad("finish() inside no_sync(); the last pass before it comes after that scope");
   std::vector<std::size_t> missing;
   for (std::size_t i = 0; i < size(); ++i)
-    if (!impl_->slots[i].ready) {
+    if (!impl_->slots[i].ready && impl_->slots[i].accumulated) {
+      impl_->mark_ready(i);
+    } else if (!impl_->slots[i].ready) {
       missing.push_back(i);
       std::memset(impl_->place(i), 0, impl_->bytes_of(i));
     }
@@ -369,10 +347,16 @@ void BucketReducer::finish() {
     for (Bucket& b : impl_->buckets)
       if (b.work.valid()) b.work.wait();
   });
-  for (std::size_t i = 0; i < size(); ++i)
-    if (impl_->is_copied(i)) std::memcpy(impl_->slots[i].bound, impl_->place(i), impl_->bytes_of(i));
+  dp::for_blocks(
+      impl_->options.compute, size(),
+      [&](std::size_t i) { return impl_->is_copied(i) ? impl_->entries[i].count : 0; },
+      [&](const dp::Block& b) { impl_->copy_block(b.tensor, b, true); });
   impl_->start_step();
-  if (impl_->options.unused == Unused::error) impl_->expect_all_ready(missing);
+  if (impl_->options.unused == Unused::error)
+    dp::expect_none_missing(
+        {"bucket_reducer: nobody made ready", "BucketOptions"}, impl_->axes, size(), missing,
+        [this](std::size_t i) { return std::string_view(impl_->entries[i].name); },
+        impl_->own_group ? &impl_->own_group : nullptr);
 }
 
 std::vector<std::int64_t> BucketReducer::bucket_bytes() const {

@@ -3,7 +3,9 @@
 
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
+#include "dp/loops.hpp"
 #include "weft/base/view.hpp"
 
 namespace weft::dp {
@@ -45,6 +47,45 @@ T from_double(double x) noexcept {
     return static_cast<T>(x);
   else
     return T(static_cast<float>(x));
+}
+
+constexpr std::size_t kWidened = 512;  // elements that are widened to floats at a time
+
+/// Calls use(values) with all elements in order: with those of f64 and f32 as they are, with others as floats in pieces
+/// of kWidened.
+template <class T, class Use>
+void for_floats(std::span<const T> values, const Use& use) {
+  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
+    use(values);
+  } else {
+    float wide[kWidened];
+    for (std::size_t at = 0; at < values.size(); at += kWidened) {
+      const std::size_t n = values.size() - at < kWidened ? values.size() - at : kWidened;
+      loops::widen(values.data() + at, wide, n);
+      use(std::span<const float>(wide, n));
+    }
+  }
+}
+
+/// Every element times `factor`, in f64, and rounded once to a float and then to what it is.
+template <class T>
+void scale_elements(std::span<T> values, double factor) {
+  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) {
+    loops::multiply(values.data(), values.size(), factor);
+  } else {
+    float wide[kWidened];
+    for (std::size_t at = 0; at < values.size(); at += kWidened) {
+      const std::size_t n = values.size() - at < kWidened ? values.size() - at : kWidened;
+      loops::widen(values.data() + at, wide, n);
+      loops::multiply(wide, n, factor);
+      loops::narrow(wide, values.data() + at, n);
+    }
+  }
+}
+
+/// Elements [begin, begin + count) of a contiguous view, as a view of one dimension.
+inline TensorView part_of(const TensorView& v, std::int64_t begin, std::int64_t count) noexcept {
+  return {v.data + begin * size_bytes(v.dtype), v.dtype, v.device, Dims::line(count), Dims::line(1)};
 }
 
 }  // namespace weft::dp

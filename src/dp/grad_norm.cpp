@@ -4,12 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
 
 #include "dp/elements.hpp"
-#include "dp/same_list.hpp"
+#include "dp/workers.hpp"
+#include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/name_ranks.hpp"
 #include "weft/mesh/layout.hpp"
@@ -17,8 +19,6 @@
 namespace weft {
 namespace {
 
-using dp::from_double;
-using dp::to_double;
 using dp::with_elements;
 
 // A sum of powers as scale^p · sum, where scale is the largest magnitude in it: |g|^p itself may be too large
@@ -41,28 +41,30 @@ double power(double x, double p) {
 template <class T>
 double largest(std::span<const T> values) {
   double most = 0;
-  for (const T v : values) {
-    const double x = to_double(v);
-    if (std::isnan(x)) return std::nan("");
-    most = std::max(most, std::abs(x));
-  }
-  return most;
+  bool number = true;
+  dp::for_floats(values, [&](const auto& part) {
+    for (const auto v : part) {
+      const double x = std::abs(static_cast<double>(v));
+      number &= x == x;
+      most = x > most ? x : most;
+    }
+  });
+  return number ? most : std::nan("");
 }
 
-// Σ (|v| / scale)^p. Eight sums side by side: faster, and their rounding errors stay small.
+// Σ (|v| / scale)^p. Several sums side by side: faster, and their rounding errors stay small.
 template <class T>
 double sum_of_powers(std::span<const T> values, double scale, double p) {
-  constexpr std::size_t kLanes = 8;
-  double lanes[kLanes] = {};
-  std::size_t i = 0;
-  if (p == 2 && scale == 1) {
-    for (; i + kLanes <= values.size(); i += kLanes)
-      for (std::size_t l = 0; l < kLanes; ++l) {
-        const double v = to_double(values[i + l]);
-        lanes[l] += v * v;
-      }
-  }
-  for (; i < values.size(); ++i) lanes[i % kLanes] += power(std::abs(to_double(values[i])) / scale, p);
+  double lanes[dp::loops::kLanes] = {};
+  dp::for_floats(values, [&](const auto& part) {
+    if (p == 2 && scale == 1)
+      dp::loops::add_squares(part.data(), part.size(), lanes);
+    else if (p == 1 && scale == 1)
+      dp::loops::add_magnitudes(part.data(), part.size(), lanes);
+    else
+      for (std::size_t i = 0; i < part.size(); ++i)
+        lanes[i % dp::loops::kLanes] += power(std::abs(static_cast<double>(part[i])) / scale, p);
+  });
   double sum = 0;
   for (const double lane : lanes) sum += lane;
   return sum;
@@ -82,9 +84,9 @@ Powers powers_of(std::span<const T> values, double p) {
   return {scale, sum_of_powers(values, scale, p)};
 }
 
-Powers powers_of(const Gradient& g, double p) {
+Powers powers_of(const TensorView& part, double p) {
   Powers powers;
-  with_elements(g.data, [&](const auto& values) {
+  with_elements(part, [&](const auto& values) {
     using T = typename std::remove_cvref_t<decltype(values)>::element_type;
     powers = powers_of(std::span<const T>(values), p);
   });
@@ -124,7 +126,7 @@ struct Cohort {
 struct Part {
   DeviceMesh root;
   std::vector<Cohort> cohorts;
-  dp::ListDigest digest;  // of its gradients
+  ListDigest digest;  // of its gradients
 };
 
 DeviceMesh root_of(const Gradient& g) { return g.layout == nullptr ? DeviceMesh() : g.layout->mesh(); }
@@ -142,6 +144,7 @@ void expect_reduced(const char* what, std::span<const Gradient> gradients) {
     }
 }
 
+// The cohort of a gradient, made where there is none yet.
 Cohort& cohort_of(const Gradient& g, double p, std::vector<Part>& parts) {
   const DeviceMesh root = root_of(g);
   std::vector<int> axes;
@@ -151,7 +154,6 @@ Cohort& cohort_of(const Gradient& g, double p, std::vector<Part>& parts) {
       axes.push_back(axis);
   auto part = std::find_if(parts.begin(), parts.end(), [&](const Part& x) { return x.root == root; });
   if (part == parts.end()) part = parts.insert(parts.end(), Part{root, {}, {}});
-  if (root && root.size() > 1) part->digest.add(dp::digest_of_gradient(g));
   auto cohort = std::find_if(part->cohorts.begin(), part->cohorts.end(),
                              [&](const Cohort& c) { return c.axes == axes; });
   if (cohort == part->cohorts.end())
@@ -159,52 +161,84 @@ Cohort& cohort_of(const Gradient& g, double p, std::vector<Part>& parts) {
   return *cohort;
 }
 
-// A norm, and where it is not finite the ranks of the first mesh on which something is not.
-struct Norm {
-  double value = 0;
-  std::vector<int> ranks;
-};
-
-// Says which of the gradients of one mesh differs between its ranks.
-[[noreturn]] void throw_difference(const char* what, const DeviceMesh& root,
-                                   std::span<const Gradient> gradients) {
-  std::vector<const Gradient*> those;
-  for (const Gradient& g : gradients)
-    if (root_of(g) == root) those.push_back(&g);
-  dp::throw_first_difference(what, root,
-                             {those.size(), [&](std::size_t i) { return dp::digest_of_gradient(*those[i]); },
-                              [&](std::size_t i) { return dp::text_of_gradient(*those[i]); }});
+// All gradients by mesh and cohort, and the powers of what this rank holds of them. Blocks are combined in order: the
+// same bits for any number of threads.
+std::vector<Part> parts_of(std::span<const Gradient> gradients, double p, Compute* compute) {
+  std::vector<Part> parts;
+  for (const Gradient& g : gradients) {
+    cohort_of(g, p, parts);
+    if (const DeviceMesh root = root_of(g); root && root.size() > 1)
+      std::find_if(parts.begin(), parts.end(), [&](const Part& x) {
+        return x.root == root;
+      })->digest.add(digest_of_view(g.name, g.data, g.layout));
+  }
+  std::array<Powers, dp::kBatch> powers;
+  Cohort* cohort = nullptr;
+  dp::for_blocks(
+      compute, gradients.size(), [&](std::size_t g) { return gradients[g].data.count(); },
+      [&](const dp::Block& b, std::size_t slot) {
+        powers[slot] = powers_of(dp::part_of(gradients[b.tensor].data, b.begin, b.count), p);
+      },
+      [&](const dp::Block& b, std::size_t slot) {
+        if (b.begin == 0) cohort = &cohort_of(gradients[b.tensor], p, parts);
+        cohort->powers = together(cohort->powers, powers[slot], p);
+      });
+  return parts;
 }
 
-// The powers of every cohort on every rank: those of rank r begin at 2 * r * cohorts. Ranks with other
-// gradients may have another number of cohorts, so the first all-gather has a fixed size: the digest of the
-// list, and the powers of the first few cohorts. Mostly that is all.
-std::vector<double> gather_powers(const char* what, const Part& part, std::span<const Gradient> gradients) {
-  constexpr std::size_t kFirst = 7, kWords = dp::ListDigest::kWords, kStride = kWords + 2 * kFirst;
-  const std::size_t ranks = static_cast<std::size_t>(part.root.size()), cohorts = part.cohorts.size();
-  const std::size_t first = std::min(cohorts, kFirst), later = cohorts - first;
-  std::vector<double> all(2 * cohorts * ranks);
-  std::vector<std::uint64_t> own(kStride), told(kStride * ranks);
-  const auto digest = part.digest.words();
-  std::copy(digest.begin(), digest.end(), own.begin());
-  for (std::size_t c = 0; c < first; ++c) {
-    own[kWords + 2 * c] = std::bit_cast<std::uint64_t>(part.cohorts[c].powers.scale);
-    own[kWords + 2 * c + 1] = std::bit_cast<std::uint64_t>(part.cohorts[c].powers.sum);
-  }
-  part.root.group().all_gather(view(own), view(told)).wait();
-  if (!dp::same_lists(told, kStride)) throw_difference(what, part.root, gradients);
-  for (std::size_t r = 0; r < ranks; ++r)
-    for (std::size_t i = 0; i < 2 * first; ++i)
-      all[2 * r * cohorts + i] = std::bit_cast<double>(told[r * kStride + kWords + i]);
-  if (later == 0) return all;
+// Ranks of one group, by the number they have there, on which something is not finite.
+struct NotFinite {
+  DeviceMesh root;
+  std::vector<int> ranks;
+};
+struct Norm {
+  double value = 0;
+  std::vector<NotFinite> where;  // for each group that meshes were made of; without those of layout null
+};
 
-  std::vector<double> rest, rests(2 * later * ranks);
-  for (std::size_t c = first; c < cohorts; ++c)
-    rest.insert(rest.end(), {part.cohorts[c].powers.scale, part.cohorts[c].powers.sum});
-  part.root.group().all_gather(view(rest), view(rests)).wait();
-  for (std::size_t r = 0; r < ranks; ++r)
-    std::copy_n(rests.begin() + static_cast<std::ptrdiff_t>(2 * r * later), 2 * later,
-                all.begin() + static_cast<std::ptrdiff_t>(2 * (r * cohorts + first)));
+// Meshes made of one group number the ranks alike.
+void add_not_finite(std::vector<NotFinite>& where, const DeviceMesh& root, const std::vector<int>& ranks) {
+  if (ranks.empty()) return;
+  auto known = std::find_if(where.begin(), where.end(), [&](const NotFinite& x) {
+    return x.root == root || (x.root.size() > 1 && root.size() > 1 && &x.root.group() == &root.group());
+  });
+  if (known == where.end()) known = where.insert(where.end(), NotFinite{root, {}});
+  for (const int r : ranks)
+    if (std::find(known->ranks.begin(), known->ranks.end(), r) == known->ranks.end())
+      known->ranks.push_back(r);
+  std::sort(known->ranks.begin(), known->ranks.end());
+}
+
+// "rank 1"; of several groups `ranks 0, 2 of "world" and rank 1 of "experts"`
+std::string text_of(const std::vector<NotFinite>& where) {
+  if (where.empty()) return "this rank";
+  if (where.size() == 1) return name_ranks(where[0].ranks);
+  std::vector<std::string> texts;
+  for (const NotFinite& x : where)
+    texts.push_back(x.root.size() == 1
+                        ? "this rank"
+                        : fmt::format("{} of \"{}\"", name_ranks(x.ranks), x.root.group().name()));
+  return fmt::format("{}", fmt::join(texts, " and "));
+}
+
+// The powers of every cohort on every rank: those of rank r begin at 2 * r * cohorts.
+std::vector<double> gather_powers(const char* what, const Part& part, std::span<const Gradient> gradients) {
+  std::vector<std::uint64_t> own;
+  for (const Cohort& c : part.cohorts)
+    own.insert(own.end(),
+               {std::bit_cast<std::uint64_t>(c.powers.scale), std::bit_cast<std::uint64_t>(c.powers.sum)});
+  std::vector<double> all;
+  const auto list = [&] {  // of this mesh
+    std::vector<const Gradient*> those;
+    for (const Gradient& g : gradients)
+      if (root_of(g) == part.root) those.push_back(&g);
+    return ListEntries{
+        "gradient", those.size(),
+        [those](std::size_t i) { return digest_of_view(those[i]->name, those[i]->data, those[i]->layout); },
+        [those](std::size_t i) { return text_of_view(those[i]->name, those[i]->data, those[i]->layout); }};
+  };
+  for (const std::uint64_t word : gather_with_list(what, part.root, part.digest, own, list))
+    all.push_back(std::bit_cast<double>(word));
   return all;
 }
 
@@ -243,63 +277,65 @@ Powers gathered(const char* what, const Part& part, std::span<const Gradient> gr
   return not_finite.empty() ? total : broken;
 }
 
-Norm norm_over_all(const char* what, std::span<const Gradient> gradients, double p) {
-  std::vector<Part> parts;
-  for (const Gradient& g : gradients) {
-    Cohort& cohort = cohort_of(g, p, parts);
-    cohort.powers = together(cohort.powers, powers_of(g, p), p);
-  }
+Norm norm_over_all(const char* what, std::span<const Gradient> gradients, double p, Compute* compute) {
+  const std::vector<Part> parts = parts_of(gradients, p, compute);
   Powers total = nothing(p);
   Norm norm;
   for (const Part& part : parts) {
     std::vector<int> ranks;
     total = together(total, gathered(what, part, gradients, p, ranks), p);
-    if (norm.ranks.empty() && part.root) norm.ranks = std::move(ranks);
+    if (part.root) add_not_finite(norm.where, part.root, ranks);
   }
   norm.value = norm_of(total, p);
   return norm;
 }
 
+[[noreturn]] void throw_not_finite(const Norm& norm, std::span<const Gradient> gradients) {
+  std::vector<std::string> names;
+  for (const Gradient& g : gradients)
+    if (!is_finite(g)) names.push_back(fmt::format("\"{}\"", g.name));
+  throw Error(
+      Failure{.code = ErrorCode::bad_argument,
+              .text = fmt::format("clip_grad_norm: the norm is {}; not finite on {}; of this rank: {}",
+                                  norm.value, text_of(norm.where),
+                                  names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))),
+              .ranks = norm.where.size() == 1 ? norm.where[0].ranks : std::vector<int>{}});
+}
+
 }  // namespace
 
 // Adds the sum of |g|^p of each gradient to its cohort's; one all-gather per mesh then adds those of all ranks.
-double grad_norm(std::span<const Gradient> gradients, double p) {
+double grad_norm(std::span<const Gradient> gradients, double p, Compute* compute) {
   if (!(p >= 1))
     throw Error(ErrorCode::bad_argument, fmt::format("grad_norm: p is {}; expected 1 or more", p));
   check_gradients("grad_norm", gradients);
-  const Norm norm = norm_over_all("grad_norm", gradients, p);
+  const Norm norm = norm_over_all("grad_norm", gradients, p, compute);
   expect_reduced("grad_norm", gradients);
   return norm.value;
 }
 
-double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, double p, NonFinite non_finite) {
+double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, double p, NonFinite non_finite,
+                      Compute* compute) {
   if (!(max_norm > 0))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("clip_grad_norm: max_norm is {}; expected more than 0", max_norm));
   if (!(p >= 1))
     throw Error(ErrorCode::bad_argument, fmt::format("clip_grad_norm: p is {}; expected 1 or more", p));
   check_gradients("clip_grad_norm", gradients);
-  const Norm norm = norm_over_all("clip_grad_norm", gradients, p);
+  const Norm norm = norm_over_all("clip_grad_norm", gradients, p, compute);
   expect_reduced("clip_grad_norm", gradients);
   if (!std::isfinite(norm.value)) {
     if (non_finite == NonFinite::skip) return norm.value;
-    std::vector<std::string> names;
-    for (const Gradient& g : gradients)
-      if (!is_finite(g)) names.push_back(fmt::format("\"{}\"", g.name));
-    throw Error(
-        Failure{.code = ErrorCode::bad_argument,
-                .text = fmt::format("clip_grad_norm: the norm is {}; not finite on {}; of this rank: {}",
-                                    norm.value, norm.ranks.empty() ? "this rank" : name_ranks(norm.ranks),
-                                    names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", "))),
-                .ranks = norm.ranks});
+    throw_not_finite(norm, gradients);
   }
   const double coefficient = std::min(1.0, max_norm / (norm.value + 1e-6));
   if (coefficient < 1)
-    for (const Gradient& g : gradients)
-      with_elements(g.data, [&](const auto& values) {
-        using T = typename std::remove_cvref_t<decltype(values)>::value_type;
-        for (T& x : values) x = from_double<T>(to_double(x) * coefficient);
-      });
+    dp::for_blocks(
+        compute, gradients.size(), [&](std::size_t g) { return gradients[g].data.count(); },
+        [&](const dp::Block& b) {
+          with_elements(dp::part_of(gradients[b.tensor].data, b.begin, b.count),
+                        [&](const auto& values) { dp::scale_elements(values, coefficient); });
+        });
   return norm.value;
 }
 

@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 #include <functional>
 #include <string>
-#include <vector>
 
-#include "dp/view_memory.hpp"
+#include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -15,7 +15,7 @@ namespace {
 
 // Memory given twice would be summed or scaled twice.
 void expect_apart(std::string_view what, std::span<const Gradient> gradients) {
-  std::vector<const Gradient*> by_address;
+  std::deque<const Gradient*> by_address;  // in small pieces: a step allocates no large block
   for (const Gradient& g : gradients)
     if (g.data.count() > 0) by_address.push_back(&g);
   std::sort(by_address.begin(), by_address.end(),

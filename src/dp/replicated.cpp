@@ -3,15 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstring>
+#include <deque>
 #include <iterator>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "dp/axis_ranks.hpp"
+#include "dp/elements.hpp"
 #include "dp/replicas.hpp"
-#include "dp/same_list.hpp"
+#include "dp/workers.hpp"
+#include "mesh/axis_ranks.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -19,6 +23,8 @@ namespace {
 
 // What is done to a gradient on one axis.
 enum class Action : unsigned char { leave, sum, average, average_replicas };
+// Replicas first: where one has drifted, nothing has changed yet.
+constexpr Action kReductions[] = {Action::average_replicas, Action::sum, Action::average};
 
 struct Member {
   Gradient* gradient;
@@ -26,12 +32,15 @@ struct Member {
   std::int64_t offset;  // in its flat buffer
 };
 
+// Some of the axes given, as bits by their place among them.
+using AxisSet = std::uint64_t;
+
 // Gradients one after the other in one block of shared memory, reduced by one collective over some axes.
 struct Flat {
   Action action;
-  std::vector<std::string> axes;
+  AxisSet axes;
   DType dtype;
-  std::vector<Member> members;
+  std::deque<Member> members;  // in small pieces: a step allocates no large block
   std::int64_t count = 0;
   Tensor memory;
 
@@ -61,22 +70,39 @@ Action action_for(const Gradient& g, const DeviceMesh& axis, const char* what) {
   return Action::leave;
 }
 
-std::vector<std::string> axes_with(const Gradient& g, const std::vector<DeviceMesh>& axes, Action action,
-                                   const char* what) {
-  std::vector<std::string> along;
-  for (const DeviceMesh& axis : axes)
-    if (action_for(g, axis, what) == action) along.push_back(axis.name());
+AxisSet axes_with(const Gradient& g, const std::vector<DeviceMesh>& axes, Action action, const char* what) {
+  AxisSet along = 0;
+  for (std::size_t a = 0; a < axes.size(); ++a)
+    if (action_for(g, axes[a], what) == action) along |= AxisSet{1} << a;
   return along;
 }
 
-dp::Replicas find_replicas(std::span<Gradient> gradients, const DeviceMesh& axes,
-                           const std::vector<DeviceMesh>& list, const char* what) {
+ProcessGroup& group_of(const Flat& f, const std::vector<DeviceMesh>& axes) {
+  std::vector<std::string> names;
+  for (std::size_t a = 0; a < axes.size(); ++a)
+    if ((f.axes >> a & 1) != 0) names.push_back(axes[a].name());
+  return axes[0].root().submesh(names).group();
+}
+
+// Throws nothing: ranks have not compared their lists yet, and one that threw alone would leave the others waiting.
+dp::Replicas find_replicas(std::span<const Gradient> gradients, const DeviceMesh& axes) {
   dp::Replicas replicas(axes);
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    const std::vector<std::string> along = axes_with(gradients[i], list, Action::average_replicas, what);
+    const std::vector<int> along = replicated_along(gradients[i].layout, axes);
     if (!along.empty()) replicas.add(gradients[i], i, along);
   }
   return replicas;
+}
+
+void expect_reducible(std::span<const Gradient> gradients, const std::vector<DeviceMesh>& axes,
+                      const char* what, bool replicas_allowed) {
+  for (const Gradient& g : gradients)
+    for (const DeviceMesh& axis : axes)
+      if (action_for(g, axis, what) == Action::average_replicas && !replicas_allowed)
+        throw Error(ErrorCode::layout,
+                    fmt::format("{}: the gradient of \"{}\" is Replicate on {}={}; expected Partial(sum) or "
+                                "Partial(avg): there is nothing to reduce",
+                                what, g.name, axis.name(), axis.size()));
 }
 
 // The flat buffers of one kind of reduction, in the order in which gradients first need them: the same on all
@@ -87,8 +113,8 @@ std::vector<Flat> collect(std::span<Gradient> gradients, const std::vector<Devic
                           const dp::Replicas& replicas, const char* what) {
   std::vector<Flat> flats;
   for (std::size_t i = 0; i < gradients.size(); ++i) {
-    const std::vector<std::string> along = axes_with(gradients[i], axes, action, what);
-    if (along.empty()) continue;
+    const AxisSet along = axes_with(gradients[i], axes, action, what);
+    if (along == 0) continue;
     auto flat = std::find_if(flats.begin(), flats.end(), [&](const Flat& f) {
       return f.axes == along && f.dtype == gradients[i].data.dtype;
     });
@@ -101,26 +127,88 @@ std::vector<Flat> collect(std::span<Gradient> gradients, const std::vector<Devic
   return flats;
 }
 
+// Calls use(part of the gradient, part of the flat buffer) for every block of every member.
+template <class Use>
+void for_members(const Flat& f, Compute* compute, const Use& use) {
+  dp::for_blocks(
+      compute, f.members.size(), [&](std::size_t m) { return f.members[m].gradient->data.count(); },
+      [&](const dp::Block& b) {
+        const Member& m = f.members[b.tensor];
+        use(dp::part_of(m.gradient->data, b.begin, b.count), dp::part_of(f.part(m), b.begin, b.count));
+      });
+}
+
+void copy(const TensorView& from, const TensorView& to) {
+  std::memcpy(to.data, from.data, static_cast<std::size_t>(from.bytes()));
+}
+
+void scale(const TensorView& v, double factor) {
+  dp::with_elements(v, [&](const auto& values) { dp::scale_elements(values, factor); });
+}
+
+bool all_finite(const TensorView& v, Compute* compute) {
+  std::array<bool, dp::kBatch> finite;
+  bool all = true;
+  dp::for_blocks(
+      compute, 1, [&](std::size_t) { return v.count(); },
+      [&](const dp::Block& b, std::size_t slot) {
+        dp::with_elements(dp::part_of(v, b.begin, b.count), [&](const auto& values) {
+          using T = typename std::remove_cvref_t<decltype(values)>::value_type;
+          bool number = true;  // x - x is one where x is finite
+          dp::for_floats(std::span<const T>(values), [&](const auto& part) {
+            for (const auto x : part) number &= x - x == 0;
+          });
+          finite[slot] = number;
+        });
+      },
+      [&](const dp::Block&, std::size_t slot) { all = all && finite[slot]; });
+  return all;
+}
+
+// An average is the sum divided, and of numbers near the largest the sum is infinite though the average is not. Then
+// the average is taken of numbers made so small, by a power of two, that their sum is finite; that changes no bit of
+// elements that are not tiny, and others than the infinite ones keep what they have. All ranks that average see the
+// same bits, so that all do it or none: also where an element was not finite to begin with, and stays so.
+void average_again_where_infinite(Flat& f, const std::vector<DeviceMesh>& axes, Compute* compute) {
+  const Tensor averages = f.memory;
+  if (all_finite(averages.view(), compute)) return;
+  ProcessGroup& group = group_of(f, axes);
+  int bits = 0;
+  while ((1 << bits) < group.size()) ++bits;
+  f.memory = Tensor(axes[0].context(), {f.count}, f.dtype, Memory::shared);
+  for_members(f, compute, [&](const TensorView& gradient, const TensorView& part) {
+    copy(gradient, part);
+    scale(part, std::ldexp(1.0, -bits));
+  });
+  group.all_reduce(f.memory, f.memory, {.op = ReduceOp::avg}).wait();
+  dp::with_elements(f.memory.view(), [&](const auto& small) {
+    using T = typename std::remove_cvref_t<decltype(small)>::value_type;
+    const auto first = averages.view().as<T>();
+    for (std::size_t i = 0; i < small.size(); ++i)
+      small[i] = std::isfinite(dp::to_double(first[i]))
+                     ? first[i]
+                     : dp::from_double<T>(std::ldexp(dp::to_double(small[i]), bits));
+  });
+}
+
 // Reduces all flat buffers side by side.
-void reduce(std::vector<Flat>& flats, const DeviceMesh& axes) {
+void reduce(std::vector<Flat>& flats, const std::vector<DeviceMesh>& axes, Compute* compute) {
   std::vector<Work> works;
   for (Flat& f : flats) {
     if (f.count == 0) continue;
-    f.memory = Tensor(axes.context(), {f.count}, f.dtype, Memory::shared);
-    for (const Member& m : f.members)
-      std::memcpy(f.part(m).data, m.gradient->data.data, static_cast<std::size_t>(m.gradient->data.bytes()));
-    works.push_back(axes.root().submesh(f.axes).group().all_reduce(
+    f.memory = Tensor(axes[0].context(), {f.count}, f.dtype, Memory::shared);
+    for_members(f, compute, copy);
+    works.push_back(group_of(f, axes).all_reduce(
         f.memory, f.memory, {.op = f.action == Action::sum ? ReduceOp::sum : ReduceOp::avg}));
   }
   for (Work& work : works) work.wait();
+  for (Flat& f : flats)
+    if (f.count > 0 && f.action != Action::sum) average_again_where_infinite(f, axes, compute);
 }
 
-void copy_back(const std::vector<Flat>& flats) {
+void copy_back(const std::vector<Flat>& flats, Compute* compute) {
   for (const Flat& f : flats)
-    for (const Member& m : f.members)
-      if (f.count > 0)
-        std::memcpy(m.gradient->data.data, f.part(m).data,
-                    static_cast<std::size_t>(m.gradient->data.bytes()));
+    for_members(f, compute, [](const TensorView& gradient, const TensorView& part) { copy(part, gradient); });
 }
 
 std::map<std::size_t, TensorView> averages_of(const std::vector<Flat>& flats) {
@@ -139,30 +227,29 @@ void expect_options(const SyncOptions& options) {
 }
 
 void reduce_all(std::span<Gradient> gradients, const DeviceMesh& axes, const SyncOptions& options,
-                const char* what) {
+                const char* what, bool replicas_allowed) {
   const std::vector<DeviceMesh> list = axes.each_axis();
-  dp::Replicas replicas = find_replicas(gradients, axes, list, what);
-  replicas.compare_bits(options);
+  dp::Replicas replicas = find_replicas(gradients, axes);
+  replicas.compare_bits(options, what, gradients);
+  expect_reducible(gradients, list, what, replicas_allowed);  // from here on all ranks throw, or none
   const bool watched = options.on_drift == OnDrift::error && !replicas.same_everywhere();
   if (watched && options.tolerance == 0) replicas.throw_other_bits();
-  // Replicas first: where one has drifted, nothing has changed yet.
   std::vector<std::vector<Flat>> rounds;
-  std::vector<int> reductions(gradients.size());
-  for (const Action action : {Action::average_replicas, Action::sum, Action::average}) {
-    rounds.push_back(collect(gradients, list, action, replicas, what));
-    for (std::size_t i = 0; i < gradients.size(); ++i)
-      reductions[i] += !axes_with(gradients[i], list, action, what).empty();
-  }
+  for (const Action action : kReductions) rounds.push_back(collect(gradients, list, action, replicas, what));
   // Side by side, unless a gradient is reduced in one way on one axis and in another way on another.
-  if (std::all_of(reductions.begin(), reductions.end(), [](int n) { return n <= 1; })) {
+  const auto in_one_way = [&](const Gradient& g) {
+    return std::count_if(std::begin(kReductions), std::end(kReductions),
+                         [&](Action action) { return axes_with(g, list, action, what) != 0; }) <= 1;
+  };
+  if (std::all_of(gradients.begin(), gradients.end(), in_one_way)) {
     for (std::size_t i = 1; i < rounds.size(); ++i)
       std::move(rounds[i].begin(), rounds[i].end(), std::back_inserter(rounds[0]));
     rounds.resize(1);
   }
   for (std::vector<Flat>& flats : rounds) {
-    reduce(flats, axes);
+    reduce(flats, list, options.compute);
     if (watched && &flats == &rounds[0]) replicas.expect_no_drift(options, averages_of(flats));
-    copy_back(flats);
+    copy_back(flats, options.compute);
   }
   for (Gradient& g : gradients)
     for (const DeviceMesh& axis : list)
@@ -174,25 +261,15 @@ void reduce_all(std::span<Gradient> gradients, const DeviceMesh& axes, const Syn
 void sync_replicated_gradients(std::span<Gradient> gradients, const DeviceMesh& axes,
                                const SyncOptions& options) {
   expect_options(options);
-  dp::given_mesh("sync_replicated_gradients", axes);
+  given_mesh("sync_replicated_gradients", axes);
   check_gradients("sync_replicated_gradients", gradients);
-  dp::expect_same_list("sync_replicated_gradients", axes, gradients);
-  reduce_all(gradients, axes, options, "sync_replicated_gradients");
+  reduce_all(gradients, axes, options, "sync_replicated_gradients", true);
 }
 
-void average_gradients(std::span<Gradient> gradients, const DeviceMesh& axes) {
-  dp::given_mesh("average_gradients", axes);
+void average_gradients(std::span<Gradient> gradients, const DeviceMesh& axes, Compute* compute) {
+  given_mesh("average_gradients", axes);
   check_gradients("average_gradients", gradients);
-  dp::expect_same_list("average_gradients", axes, gradients);
-  const std::vector<DeviceMesh> list = axes.each_axis();
-  for (const Gradient& g : gradients)
-    for (const DeviceMesh& axis : list)
-      if (action_for(g, axis, "average_gradients") == Action::average_replicas)
-        throw Error(ErrorCode::layout,
-                    fmt::format("average_gradients: the gradient of \"{}\" is Replicate on {}={}; expected "
-                                "Partial(sum) or Partial(avg): there is nothing to reduce",
-                                g.name, axis.name(), axis.size()));
-  reduce_all(gradients, axes, {}, "average_gradients");
+  reduce_all(gradients, axes, {.compute = compute}, "average_gradients", false);
 }
 
 }  // namespace weft

@@ -4,7 +4,7 @@
 
 #include <bit>
 
-#include "dp/axis_ranks.hpp"
+#include "mesh/axis_ranks.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/random.hpp"
 
@@ -18,8 +18,8 @@ constexpr int kRounds =
 
 Sampler::Sampler(const DeviceMesh& axis, std::int64_t population, std::int64_t global_batch,
                  std::uint64_t seed)
-    : Sampler(dp::given_mesh("sampler", axis).size(), dp::given_mesh("sampler", axis).rank(), population,
-              global_batch, seed) {}
+    : Sampler(given_mesh("sampler", axis, "axis").size(), given_mesh("sampler", axis, "axis").rank(),
+              population, global_batch, seed) {}
 
 Sampler::Sampler(int parts, int index, std::int64_t population, std::int64_t global_batch, std::uint64_t seed)
     : population_(population), global_batch_(global_batch), seed_(seed) {

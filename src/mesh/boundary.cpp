@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "mesh/axis_ranks.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -24,7 +25,7 @@ Placement resolved(const Placement& p, const LayoutRef& layout) {
 }  // namespace
 
 RedistributeBoundary::RedistributeBoundary(DeviceMesh axes, Placement from, Placement to)
-    : axes_(std::move(axes)), from_(from), to_(to) {
+    : axes_(given_mesh("boundary", axes)), from_(from), to_(to) {
   check(axes_, from_);
   check(axes_, to_);
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "mesh/axis_ranks.hpp"
 #include "mesh/cut.hpp"
 #include "mesh/mesh_state.hpp"
 #include "weft/base/error.hpp"
@@ -211,6 +212,7 @@ const Placement& Layout::on(std::string_view axis) const {
 }
 
 void Layout::check_root(const DeviceMesh& axes) const {
+  given_mesh("layout", axes);
   if (&axes.state() != state_.get())
     bad_layout(
         fmt::format("layout: axis {} belongs to another mesh than {}", axis_text(axes), to_string(*this)));
@@ -310,6 +312,7 @@ LayoutRef interned(const DeviceMesh& mesh, Placements placements, const Shape& g
 }  // namespace
 
 LayoutRef make_layout(const DeviceMesh& mesh, Placements placements, const Shape& global) {
+  given_mesh("make_layout", mesh, "mesh");
   if (!mesh.is_root())
     bad_layout(fmt::format("layout: the mesh {} is a part of {}; a layout spans the root",
                            to_string(mesh.shape()), to_string(mesh.root().shape())));
@@ -319,7 +322,7 @@ LayoutRef make_layout(const DeviceMesh& mesh, Placements placements, const Shape
 LayoutRef make_layout(const DeviceMesh& mesh,
                       std::initializer_list<std::pair<std::string_view, Placement>> placements,
                       const Shape& global) {
-  const MeshShape& shape = mesh.state().shape();
+  const MeshShape& shape = given_mesh("make_layout", mesh, "mesh").state().shape();
   Placements all(static_cast<std::size_t>(shape.axis_count()));
   for (const auto& [axis, placement] : placements)
     all[static_cast<std::size_t>(shape.index(axis))] = placement;
@@ -327,10 +330,13 @@ LayoutRef make_layout(const DeviceMesh& mesh,
 }
 
 LayoutRef replicated_layout(const DeviceMesh& mesh, const Shape& global) {
-  return make_layout(mesh, {}, global);
+  return make_layout(given_mesh("replicated_layout", mesh, "mesh"), {}, global);
 }
 
 Tensor as_layout(const Tensor& local, const LayoutRef& layout) {
+  if (layout == nullptr)
+    throw Error(ErrorCode::bad_argument,
+                "as_layout: layout is null; a plain tensor is x.with_layout(nullptr)");
   const Shape& expected = layout->local_shape();
   if (local.shape() != expected)
     bad_layout(fmt::format("as_layout: the tensor is {}; rank {} of {} holds {}", to_string(local.shape()),
@@ -339,6 +345,7 @@ Tensor as_layout(const Tensor& local, const LayoutRef& layout) {
 }
 
 Placement placement_on(const LayoutRef& layout, const DeviceMesh& axes, const TensorName& what) {
+  given_mesh("placement_on", axes);
   if (layout != nullptr) return layout->on(axes);
   if (axes.size() == 1) return Replicate{};
   bad_layout(fmt::format("{} is a plain tensor; on {} it needs a layout", what.text(), axis_text(axes)));
@@ -346,7 +353,7 @@ Placement placement_on(const LayoutRef& layout, const DeviceMesh& axes, const Te
 
 void expect_layout(const LayoutRef& layout, const DeviceMesh& axes, const Placement& expected,
                    const TensorName& what) {
-  if (axes.size() == 1) return;
+  if (given_mesh("expect_layout", axes).size() == 1) return;
   if (layout == nullptr) placement_on(layout, axes, what);  // throws
   const std::span<const int> indices = axes.root_axes();
   const auto differs = [&](int a) {

@@ -47,8 +47,14 @@ MeshShape::MeshShape(std::vector<MeshAxis> axes) : axes_(std::move(axes)) {
   }
 }
 
+void MeshShape::throw_no_axis(int axis) const {
+  if (axes_.empty()) bad(fmt::format("axis {}; there are no axes", axis));
+  bad(fmt::format("axis {}; expected 0 to {} ({})", axis, axes_.size() - 1, product_text(axes_)));
+}
+
 MeshShape MeshShape::fit(int ranks) const {
   if (axes_.empty()) bad("no axes");
+  if (ranks < 1) bad(fmt::format("{} ranks for {}; expected 1 or more", ranks, product_text(axes_)));
   MeshShape fitted = *this;
   std::vector<MeshAxis> known;
   MeshAxis* open = nullptr;
@@ -97,6 +103,7 @@ std::vector<int> MeshShape::coordinates(int rank) const {
 }
 
 int MeshShape::coordinate(int rank, int axis) const {
+  checked(axis);
   return coordinates(rank)[static_cast<std::size_t>(axis)];
 }
 
@@ -117,33 +124,34 @@ int MeshShape::rank(std::span<const int> coordinates) const {
 std::string to_string(const MeshShape& shape) { return product_text(shape.axes()); }
 
 struct DeviceMesh::Node {
-  std::shared_ptr<MeshState> state;
+  MeshState* state;
   MeshShape shape;                       // of this mesh
   std::vector<std::vector<int>> stands;  // for which axes of the root each of its own stands
   std::vector<int> axes;                 // all of those, in order
   bool whole;                            // a root handle
+  std::shared_ptr<MeshState> keeps;      // null in the node that the state itself owns
 
-  static std::shared_ptr<const Node> make(std::shared_ptr<MeshState> state, MeshShape shape,
-                                          std::vector<std::vector<int>> stands, bool whole) {
+  static Node of(MeshState& state, MeshShape shape, std::vector<std::vector<int>> stands, bool whole,
+                 std::shared_ptr<MeshState> keeps) {
     std::vector<int> axes;
     for (const std::vector<int>& own : stands) axes.insert(axes.end(), own.begin(), own.end());
-    return std::make_shared<Node>(
-        Node{std::move(state), std::move(shape), std::move(stands), std::move(axes), whole});
+    return {&state, std::move(shape), std::move(stands), std::move(axes), whole, std::move(keeps)};
+  }
+  static std::shared_ptr<const Node> of_part(MeshState& state, MeshShape shape,
+                                             std::vector<std::vector<int>> stands) {
+    return std::make_shared<const Node>(
+        of(state, std::move(shape), std::move(stands), false, state.shared_from_this()));
   }
 };
 
-namespace {
-
-std::vector<std::vector<int>> each_alone(const MeshShape& shape) {
-  std::vector<std::vector<int>> axes;
-  for (int a = 0; a < shape.axis_count(); ++a) axes.push_back({a});
-  return axes;
-}
-
-}  // namespace
-
-DeviceMesh::DeviceMesh(std::shared_ptr<MeshState> state)
-    : node_(Node::make(state, state->shape(), each_alone(state->shape()), true)) {}
+// Handles of the root share one node, which the state owns and they keep with it: a layout gives one for nothing.
+DeviceMesh::DeviceMesh(const std::shared_ptr<MeshState>& state)
+    : node_(state, static_cast<const Node*>(state->root_node([&] {
+              std::vector<std::vector<int>> each_alone;
+              for (int a = 0; a < state->shape().axis_count(); ++a) each_alone.push_back({a});
+              return std::make_shared<const Node>(
+                  Node::of(*state, state->shape(), std::move(each_alone), true, nullptr));
+            }))) {}
 
 DeviceMesh::DeviceMesh(ProcessGroup&& group, const MeshShape& shape)
     : DeviceMesh(std::make_shared<MeshState>(std::move(group), shape)) {}
@@ -161,16 +169,26 @@ DeviceMesh DeviceMesh::arithmetic(Context& context, const MeshShape& shape, int 
   return DeviceMesh(std::make_shared<MeshState>(context, nullptr, std::move(fitted), rank));
 }
 
+const DeviceMesh::Node& DeviceMesh::node(std::string_view what) const {
+  if (node_ == nullptr)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("DeviceMesh::{}: empty DeviceMesh: it was made by default or moved from", what));
+  return *node_;
+}
+
 DeviceMesh DeviceMesh::operator[](std::string_view axis) const {
+  node("operator[]");
   const std::string names[] = {std::string(axis)};
   return submesh(names);
 }
 
 DeviceMesh DeviceMesh::operator[](std::initializer_list<const char*> axes) const {
+  node("operator[]");
   return submesh(std::vector<std::string>(axes.begin(), axes.end()));
 }
 
 DeviceMesh DeviceMesh::submesh(std::span<const std::string> axes) const {
+  node("submesh");
   if (axes.empty()) bad(fmt::format("a sub-mesh of no axes was asked for, of {}", to_string(shape())));
   std::vector<MeshAxis> kept;
   std::vector<std::vector<int>> stands;
@@ -189,7 +207,7 @@ DeviceMesh DeviceMesh::submesh(std::span<const std::string> axes) const {
     kept.push_back({name, size});
     stands.push_back(std::move(own));
   }
-  return DeviceMesh(Node::make(node_->state, MeshShape(std::move(kept)), std::move(stands), false));
+  return DeviceMesh(Node::of_part(*node_->state, MeshShape(std::move(kept)), std::move(stands)));
 }
 
 // The root's axes behind one of this mesh's own, or behind one that was taken apart, if all of it is here.
@@ -205,50 +223,55 @@ std::vector<int> DeviceMesh::axes_called(const std::string& name) const {
 }
 
 DeviceMesh DeviceMesh::flatten(std::string name) const {
+  node("flatten");
   return DeviceMesh(
-      Node::make(node_->state, MeshShape({MeshAxis{std::move(name), size()}}), {node_->axes}, false));
+      Node::of_part(*node_->state, MeshShape({MeshAxis{std::move(name), size()}}), {node_->axes}));
 }
 
 DeviceMesh DeviceMesh::unflatten(std::string_view axis, const MeshShape& parts) const {
+  node("unflatten");
   if (!is_root())
     bad(fmt::format("unflatten of {}, a part of {}; only the root can be seen otherwise", to_string(shape()),
                     to_string(root().shape())));
-  return DeviceMesh(MeshState::unflattened(node_->state, shape().index(axis), parts));
+  return DeviceMesh(MeshState::unflattened(node_->state->shared_from_this(), shape().index(axis), parts));
 }
 
 std::vector<DeviceMesh> DeviceMesh::each_axis() const {
   std::vector<DeviceMesh> list;
-  for (const int a : node_->axes) list.push_back(root()[node_->state->shape().name(a)]);
+  for (const int a : node("each_axis").axes) list.push_back(root()[node_->state->shape().name(a)]);
   return list;
 }
 
-DeviceMesh DeviceMesh::root() const { return is_root() ? *this : DeviceMesh(node_->state); }
-bool DeviceMesh::is_root() const noexcept { return node_->whole; }
-const MeshShape& DeviceMesh::shape() const noexcept { return node_->shape; }
+DeviceMesh DeviceMesh::root() const {
+  return node("root").whole ? *this : DeviceMesh(node_->state->shared_from_this());
+}
+bool DeviceMesh::is_root() const { return node("is_root").whole; }
+const MeshShape& DeviceMesh::shape() const { return node("shape").shape; }
 
-int DeviceMesh::rank() const noexcept {
-  const MeshShape& whole = node_->state->shape();
+int DeviceMesh::rank() const {
+  const MeshShape& whole = node("rank").state->shape();
   int rank = 0;
   for (const int a : node_->axes) rank = rank * whole.size(a) + whole.coordinate(node_->state->rank(), a);
   return rank;
 }
 
 int DeviceMesh::coordinate(std::string_view axis) const {
+  node("coordinate");
   return shape().coordinate(rank(), shape().index(axis));
 }
 
 std::string DeviceMesh::name() const {
   std::string text;
-  for (const MeshAxis& a : shape().axes()) text += (text.empty() ? "" : ",") + a.name;
+  for (const MeshAxis& a : node("name").shape.axes()) text += (text.empty() ? "" : ",") + a.name;
   return text;
 }
 
-std::vector<int> DeviceMesh::ranks() const { return node_->state->ranks_along(node_->axes); }
+std::vector<int> DeviceMesh::ranks() const { return node("ranks").state->ranks_along(node_->axes); }
 
-std::span<const int> DeviceMesh::root_axes() const noexcept { return node_->axes; }
-ProcessGroup& DeviceMesh::group() const { return node_->state->group_along(node_->axes); }
-Context& DeviceMesh::context() const noexcept { return node_->state->context(); }
-MeshState& DeviceMesh::state() const noexcept { return *node_->state; }
+std::span<const int> DeviceMesh::root_axes() const { return node("root_axes").axes; }
+ProcessGroup& DeviceMesh::group() const { return node("group").state->group_along(node_->axes); }
+Context& DeviceMesh::context() const { return node("context").state->context(); }
+MeshState& DeviceMesh::state() const { return *node("state").state; }
 
 bool operator==(const DeviceMesh& a, const DeviceMesh& b) noexcept {
   if (a.node_ == b.node_) return true;

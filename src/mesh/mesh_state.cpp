@@ -70,33 +70,46 @@ std::vector<int> MeshState::ranks_along(const std::vector<int>& axes) const {
   return ranks;
 }
 
+// Axes of one rank change neither the ranks nor their order: without them more sub-meshes share a group.
+std::vector<int> MeshState::longer(const std::vector<int>& axes) const {
+  std::vector<int> longer;
+  for (const int a : axes)
+    if (shape_.size(a) > 1) longer.push_back(a);
+  return longer;
+}
+
+bool MeshState::is_root_group(const std::vector<int>& ranks) const {
+  return root_ != nullptr && std::is_sorted(ranks.begin(), ranks.end()) &&
+         static_cast<int>(ranks.size()) == root_->size();
+}
+
+MeshState::LazyGroup& MeshState::lazy_along(const std::vector<int>& longer) {
+  const std::lock_guard lock(groups_mutex_);
+  std::unique_ptr<LazyGroup>& entry = groups_[longer];
+  if (entry == nullptr) entry = std::make_unique<LazyGroup>();
+  return *entry;
+}
+
 ProcessGroup& MeshState::group_along(const std::vector<int>& axes) {
   if (root_ == nullptr)
     throw Error(ErrorCode::unsupported,
                 fmt::format("mesh: {} is arithmetic only; without a process group it cannot communicate",
                             to_string(shape_)));
-  // Axes of one rank change neither the ranks nor their order: without them more sub-meshes share a group.
-  std::vector<int> longer;
-  for (const int a : axes)
-    if (shape_.size(a) > 1) longer.push_back(a);
-  const std::vector<int> ranks = ranks_along(longer);
-  if (std::is_sorted(ranks.begin(), ranks.end()) && static_cast<int>(ranks.size()) == root_->size())
-    return *root_;
-
-  LazyGroup* lazy = nullptr;
-  {
-    const std::lock_guard lock(groups_mutex_);
-    std::unique_ptr<LazyGroup>& entry = groups_[longer];
-    if (entry == nullptr) entry = std::make_unique<LazyGroup>();
-    lazy = entry.get();
-  }
-  const std::lock_guard lock(lazy->making);
-  if (!lazy->group) {
+  const std::vector<int> several = longer(axes), ranks = ranks_along(several);
+  if (is_root_group(ranks)) return *root_;
+  LazyGroup& lazy = lazy_along(several);
+  const std::lock_guard lock(lazy.making);
+  if (!lazy.group) {
     std::vector<std::string> names;
-    for (const int a : longer) names.push_back(shape_.name(a));
-    lazy->group = root_->subgroup(names.empty() ? "self" : fmt::format("{}", fmt::join(names, ",")), ranks);
+    for (const int a : several) names.push_back(shape_.name(a));
+    lazy.group = root_->subgroup(names.empty() ? "self" : fmt::format("{}", fmt::join(names, ",")), ranks);
   }
-  return lazy->group;
+  return lazy.group;
+}
+
+std::shared_ptr<UserNumbers> MeshState::users_along(const std::vector<int>& axes) {
+  const std::vector<int> several = longer(axes);
+  return is_root_group(ranks_along(several)) ? root_->users() : lazy_along(several).users;
 }
 
 }  // namespace weft

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "group/user_numbers.hpp"
 #include "mesh/layout_table.hpp"
 #include "weft/mesh/mesh.hpp"
 
@@ -34,15 +35,28 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   std::vector<int> ranks_along(const std::vector<int>& axes) const;
   /// The group of those ranks. The first call is collective among them.
   ProcessGroup& group_along(const std::vector<int>& axes);
+  /// The numbers of those who use that group. No communication; also of a mesh that cannot communicate.
+  std::shared_ptr<UserNumbers> users_along(const std::vector<int>& axes);
 
   LayoutTable& layouts() noexcept { return layouts_; }
+
+  /// What handles of the whole mesh point to (DeviceMesh::Node), made by the first call.
+  template <class Make>
+  const void* root_node(Make&& make) {
+    std::call_once(root_node_made_, [&] { root_node_ = make(); });
+    return root_node_.get();
+  }
 
  private:
   struct LazyGroup {
     std::mutex
         making;  // of its own, so that two threads making two groups do not wait for each other's peers
     ProcessGroup group;
+    const std::shared_ptr<UserNumbers> users = std::make_shared<UserNumbers>();
   };
+  std::vector<int> longer(const std::vector<int>& axes) const;
+  bool is_root_group(const std::vector<int>& ranks) const;
+  LazyGroup& lazy_along(const std::vector<int>& longer);
 
   Context& context_;
   ProcessGroup owned_;
@@ -54,6 +68,8 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   std::mutex groups_mutex_;
   std::map<std::vector<int>, std::unique_ptr<LazyGroup>> groups_;
   LayoutTable layouts_;
+  std::once_flag root_node_made_;
+  std::shared_ptr<const void> root_node_;
 };
 
 }  // namespace weft

@@ -1,19 +1,28 @@
 #include "mesh/moves.hpp"
 
-#include <cstring>
-
 #include "mesh/slab.hpp"
+#include "weft/host/copy.hpp"
 
 namespace weft {
 
 namespace {
 
-Tensor shared_tensor(Context& context, const Shape& shape, DType dtype) {
-  return {context, shape, dtype, Memory::shared};
+/// Memory that collectives work on as it lies, where `like` is.
+Tensor shared_tensor(Context& context, const Shape& shape, const Tensor& like) {
+  return {context, shape, like.dtype(), Memory::shared, like.stream()};
 }
 
-TensorView flat(std::byte* data, std::int64_t count, DType dtype) {
-  return {data, dtype, {}, Dims::line(count), Dims::line(1)};
+/// Elements of `of`, from `at` on.
+TensorView flat(const Tensor& of, std::int64_t at, std::int64_t count) {
+  return {of.data() + at * size_bytes(of.dtype()), of.dtype(), of.device(), Dims::line(count), Dims::line(1)};
+}
+
+/// A call on a device waits for what the tensors' stream was given before it.
+CallOptions options_of(const Tensor& t, ReduceOp op = ReduceOp::sum) {
+  CallOptions options;
+  options.op = op;
+  options.stream = t.stream();
+  return options;
 }
 
 Shape resized(Shape shape, int dim, std::int64_t size) {
@@ -22,24 +31,25 @@ Shape resized(Shape shape, int dim, std::int64_t size) {
 }
 
 /// The part of `rank`, from a tensor that is whole in `dim`, to where it lies by itself (`extent` long in dim).
-void take_part(const Fold& f, const Cut& cut, int rank, const std::byte* whole, std::byte* part,
-               std::int64_t extent) {
+void take_part(const Mover& mover, const Fold& f, const Cut& cut, int rank, const std::byte* whole,
+               std::byte* part, std::int64_t extent) {
   cut.for_each_run(rank, [&](std::int64_t in_whole, std::int64_t in_part, std::int64_t length) {
-    copy_slab(f, length, {whole, cut.whole(), in_whole}, {part, extent, in_part});
+    copy_slab(mover, f, length, {whole, cut.whole(), in_whole}, {part, extent, in_part});
   });
 }
 
 /// And back.
-void put_part(const Fold& f, const Cut& cut, int rank, const std::byte* part, std::int64_t extent,
-              std::byte* whole) {
+void put_part(const Mover& mover, const Fold& f, const Cut& cut, int rank, const std::byte* part,
+              std::int64_t extent, std::byte* whole) {
   cut.for_each_run(rank, [&](std::int64_t in_whole, std::int64_t in_part, std::int64_t length) {
-    copy_slab(f, length, {part, extent, in_part}, {whole, cut.whole(), in_whole});
+    copy_slab(mover, f, length, {part, extent, in_part}, {whole, cut.whole(), in_whole});
   });
 }
 
 Tensor part_of(const Tensor& in, Context& context, int dim, const Cut& cut, int rank, Memory memory) {
-  Tensor out(context, resized(in.shape(), dim, cut.size(rank)), in.dtype(), memory);
-  take_part(fold(in.shape(), dim, in.dtype()), cut, rank, in.data(), out.data(), cut.size(rank));
+  Tensor out(context, resized(in.shape(), dim, cut.size(rank)), in.dtype(), memory, in.stream());
+  take_part(Mover(context, in), fold(in.shape(), dim, in.dtype()), cut, rank, in.data(), out.data(),
+            cut.size(rank));
   return out;
 }
 
@@ -54,26 +64,24 @@ Move Moves::slice(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& 
 // already are the whole; else finish() puts each part to its place.
 Move Moves::gather(const Tensor& in, const DeviceMesh& axis, int dim, const Cut& cut) {
   Move move;
-  move.out_ = shared_tensor(axis.context(), resized(in.shape(), dim, cut.whole()), in.dtype());
+  move.out_ = shared_tensor(axis.context(), resized(in.shape(), dim, cut.whole()), in);
   if (move.out_.count() == 0) return move;
   const Fold f = fold(in.shape(), dim, in.dtype());
   const std::int64_t longest = cut.size(0);
   const std::int64_t count = move.out_.count() / cut.whole() * longest;  // elements of a block
-  const std::int64_t bytes = count * size_bytes(in.dtype());
   const bool in_place = f.outer == 1 && cut.even();
-  move.blocks_ =
-      in_place ? move.out_ : shared_tensor(axis.context(), Dims::line(axis.size() * count), in.dtype());
-  std::byte* const mine = move.blocks_.data() + axis.rank() * bytes;
-  copy_slab(f, in.size(dim), {in.data(), in.size(dim), 0}, {mine, longest, 0});
-  clear_slab(f, longest - in.size(dim), {mine, longest, in.size(dim)});
+  move.blocks_ = in_place ? move.out_ : shared_tensor(axis.context(), Dims::line(axis.size() * count), in);
+  const TensorView mine = flat(move.blocks_, axis.rank() * count, count);
+  const Mover mover(axis.context(), in);
+  copy_slab(mover, f, in.size(dim), {in.data(), in.size(dim), 0}, {mine.data, longest, 0});
+  clear_slab(mover, f, longest - in.size(dim), {mine.data, longest, in.size(dim)});
   if (!in_place) {
     move.axis_ = axis;
     move.cut_ = cut;
     move.dim_ = dim;
     move.after_ = Move::After::unpack_gathered;
   }
-  move.work_ = axis.group().all_gather(flat(mine, count, in.dtype()),
-                                       flat(move.blocks_.data(), axis.size() * count, in.dtype()));
+  move.work_ = axis.group().all_gather(mine, flat(move.blocks_, 0, axis.size() * count), options_of(in));
   return move;
 }
 
@@ -83,7 +91,7 @@ Move Moves::reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, co
   Move move;
   const Fold f = fold(in.shape(), dim, in.dtype());
   const std::int64_t longest = cut.size(0), own = cut.size(axis.rank());
-  move.out_ = shared_tensor(axis.context(), resized(in.shape(), dim, longest), in.dtype());
+  move.out_ = shared_tensor(axis.context(), resized(in.shape(), dim, longest), in);
   if (own < longest) {
     move.dim_ = dim;
     move.axis_ = axis;
@@ -92,17 +100,16 @@ Move Moves::reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, co
   }
   if (in.count() == 0) return move;
   const std::int64_t count = move.out_.count();
-  const bool in_place = f.outer == 1 && cut.even() && in.storage().memory() == Memory::shared;
-  move.blocks_ = in_place ? in : shared_tensor(axis.context(), Dims::line(axis.size() * count), in.dtype());
+  const bool in_place = f.outer == 1 && cut.even() && in.storage().direct();
+  move.blocks_ = in_place ? in : shared_tensor(axis.context(), Dims::line(axis.size() * count), in);
+  const Mover mover(axis.context(), in);
   for (int r = 0; r < axis.size() && !in_place; ++r) {
-    std::byte* const block = move.blocks_.data() + r * count * size_bytes(in.dtype());
-    take_part(f, cut, r, in.data(), block, longest);
-    clear_slab(f, longest - cut.size(r), {block, longest, cut.size(r)});
+    std::byte* const block = flat(move.blocks_, r * count, count).data;
+    take_part(mover, f, cut, r, in.data(), block, longest);
+    clear_slab(mover, f, longest - cut.size(r), {block, longest, cut.size(r)});
   }
-  CallOptions options;
-  options.op = op;
-  move.work_ = axis.group().reduce_scatter(flat(move.blocks_.data(), axis.size() * count, in.dtype()),
-                                           move.out_, options);
+  move.work_ =
+      axis.group().reduce_scatter(flat(move.blocks_, 0, axis.size() * count), move.out_, options_of(in, op));
   return move;
 }
 
@@ -113,16 +120,16 @@ Move Moves::exchange(const Tensor& in, const DeviceMesh& axis, int from, const C
   const int n = axis.size();
   Move move;
   move.out_ = shared_tensor(
-      axis.context(), resized(resized(in.shape(), to, to_cut.size(axis.rank())), from, from_cut.whole()),
-      in.dtype());
-  move.in_ = shared_tensor(axis.context(), Dims::line(in.count()), in.dtype());
-  move.blocks_ = shared_tensor(axis.context(), Dims::line(move.out_.count()), in.dtype());
+      axis.context(), resized(resized(in.shape(), to, to_cut.size(axis.rank())), from, from_cut.whole()), in);
+  move.in_ = shared_tensor(axis.context(), Dims::line(in.count()), in);
+  move.blocks_ = shared_tensor(axis.context(), Dims::line(move.out_.count()), in);
   const Fold f = fold(in.shape(), to, in.dtype());
   std::vector<std::int64_t> sent(static_cast<std::size_t>(n)), received(sent);
+  const Mover mover(axis.context(), in);
   std::byte* next = move.in_.data();
   for (int r = 0; r < n; ++r) {
     const std::int64_t count = resized(in.shape(), to, to_cut.size(r)).count();
-    take_part(f, to_cut, r, in.data(), next, to_cut.size(r));
+    take_part(mover, f, to_cut, r, in.data(), next, to_cut.size(r));
     next += count * size_bytes(in.dtype());
     sent[static_cast<std::size_t>(r)] = count;
     received[static_cast<std::size_t>(r)] = resized(move.out_.shape(), from, from_cut.size(r)).count();
@@ -131,21 +138,20 @@ Move Moves::exchange(const Tensor& in, const DeviceMesh& axis, int from, const C
   move.cut_ = from_cut;
   move.dim_ = from;
   move.after_ = Move::After::unpack_exchanged;
-  move.work_ = axis.group().all_to_all_v(move.in_, {sent}, move.blocks_, {received});
+  move.work_ = axis.group().all_to_all_v(move.in_, {sent}, move.blocks_, {received}, options_of(in));
   return move;
 }
 
 Move Moves::all_reduce(const Tensor& in, const DeviceMesh& axes, ReduceOp op) {
   Move move;
-  move.out_ = shared_tensor(axes.context(), in.shape(), in.dtype());
+  move.out_ = shared_tensor(axes.context(), in.shape(), in);
   if (in.count() == 0) return move;
-  CallOptions options;
-  options.op = op;
-  if (in.storage().memory() == Memory::shared) {
+  const CallOptions options = options_of(in, op);
+  if (in.storage().direct()) {
     move.in_ = in;
     move.work_ = axes.group().all_reduce(in, move.out_, options);
   } else {
-    std::memcpy(move.out_.data(), in.data(), static_cast<std::size_t>(in.bytes()));
+    copy(axes.context(), in, move.out_);
     move.work_ = axes.group().all_reduce(move.out_, move.out_, options);
   }
   return move;
@@ -154,7 +160,7 @@ Move Moves::all_reduce(const Tensor& in, const DeviceMesh& axes, ReduceOp op) {
 // Averages, minima and maxima of equal values are that value.
 Move Moves::contribute(const Tensor& in, const DeviceMesh& axis, ReduceOp op) {
   if (op != ReduceOp::sum || axis.rank() == 0) return Move(in);
-  return Move(Tensor::zeros(axis.context(), in.shape(), in.dtype(), in.storage().memory()));
+  return Move(Tensor::zeros(axis.context(), in.shape(), in.dtype(), in.storage().memory(), in.stream()));
 }
 
 Tensor Move::finish() {
@@ -165,18 +171,20 @@ Tensor Move::finish() {
     case After::unpack_gathered:
     case After::unpack_exchanged: {
       // Gathered blocks are all as long as the longest part, exchanged ones as long as their own.
+      const Mover mover(axis_.context(), out_);
       const std::byte* next = blocks_.data();
       for (int r = 0; r < axis_.size(); ++r) {
         const std::int64_t extent = cut_.size(after_ == After::unpack_gathered ? 0 : r);
-        put_part(f, cut_, r, next, extent, out_.data());
+        put_part(mover, f, cut_, r, next, extent, out_.data());
         next += static_cast<std::size_t>(f.outer * extent) * f.inner_bytes;
       }
       break;
     }
     case After::drop_padding: {
       const std::int64_t own = cut_.size(axis_.rank());
-      Tensor out = shared_tensor(axis_.context(), resized(out_.shape(), dim_, own), out_.dtype());
-      copy_slab(f, own, {out_.data(), out_.size(dim_), 0}, {out.data(), own, 0});
+      Tensor out = shared_tensor(axis_.context(), resized(out_.shape(), dim_, own), out_);
+      copy_slab(Mover(axis_.context(), out_), f, own, {out_.data(), out_.size(dim_), 0},
+                {out.data(), own, 0});
       return out;
     }
   }

@@ -7,6 +7,7 @@
 #include <deque>
 #include <vector>
 
+#include "mesh/axis_ranks.hpp"
 #include "mesh/moves.hpp"
 #include "weft/base/error.hpp"
 
@@ -209,7 +210,7 @@ Transfer start_redistribute(const Tensor& in, const Placements& to) {
   return start_redistribute(in, stated(in).with(to));
 }
 Transfer start_redistribute(const Tensor& in, const DeviceMesh& axes, const Placement& to) {
-  return start_redistribute(in, stated(in).with(axes, to));
+  return start_redistribute(in, stated(in).with(given_mesh("redistribute", axes), to));
 }
 
 Tensor redistribute(const Tensor& in, const LayoutRef& to) { return start_redistribute(in, to).finish(); }

@@ -1,13 +1,15 @@
-// Moving a range of one dimension between contiguous tensors: all that packing, unpacking, padding and
-// slicing is. No state; any thread.
+// Moving a range of one dimension between contiguous tensors of one device: all that packing, unpacking, padding
+// and slicing is. No state; any thread.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 
 #include "weft/base/dtype.hpp"
 #include "weft/base/shape.hpp"
+#include "weft/base/tensor.hpp"
+#include "weft/host/context.hpp"
+#include "weft/host/device_runtime.hpp"
 
 namespace weft {
 
@@ -32,22 +34,30 @@ struct Slab {
   std::int64_t at;
 };
 
+/// Who moves the bytes of tensors that lie on one device: in order on their stream.
+struct Mover {
+  DeviceRuntime& runtime;
+  Stream stream;
+  Mover(Context& context, const Tensor& t) : runtime(context.device(t.device())), stream(t.stream()) {}
+};
+
 /// to[o, to.at + i, :] = from[o, from.at + i, :] for every o and for i < length. The two do not overlap.
-inline void copy_slab(const Fold& f, std::int64_t length, Slab<const std::byte> from,
-                      Slab<std::byte> to) noexcept {
-  if (length == 0 || f.inner_bytes == 0) return;
+inline void copy_slab(const Mover& mover, const Fold& f, std::int64_t length, Slab<const std::byte> from,
+                      Slab<std::byte> to) {
   const std::size_t run = static_cast<std::size_t>(length) * f.inner_bytes;
-  for (std::int64_t o = 0; o < f.outer; ++o)
-    std::memcpy(to.data + static_cast<std::size_t>(o * to.extent + to.at) * f.inner_bytes,
-                from.data + static_cast<std::size_t>(o * from.extent + from.at) * f.inner_bytes, run);
+  if (run == 0 || f.outer == 0) return;
+  const auto extent = [&](std::int64_t n) { return static_cast<std::size_t>(n) * f.inner_bytes; };
+  const Device device = mover.stream.device;
+  mover.runtime.copy(from.data + extent(from.at), device, to.data + extent(to.at), device,
+                     {run, f.outer, extent(from.extent), extent(to.extent)}, mover.stream);
 }
 
 /// to[o, to.at + i, :] = 0.
-inline void clear_slab(const Fold& f, std::int64_t length, Slab<std::byte> to) noexcept {
-  if (length == 0 || f.inner_bytes == 0) return;
+inline void clear_slab(const Mover& mover, const Fold& f, std::int64_t length, Slab<std::byte> to) {
   const std::size_t run = static_cast<std::size_t>(length) * f.inner_bytes;
-  for (std::int64_t o = 0; o < f.outer; ++o)
-    std::memset(to.data + static_cast<std::size_t>(o * to.extent + to.at) * f.inner_bytes, 0, run);
+  if (run == 0 || f.outer == 0) return;
+  const auto extent = [&](std::int64_t n) { return static_cast<std::size_t>(n) * f.inner_bytes; };
+  mover.runtime.fill(to.data + extent(to.at), 0, {run, f.outer, 0, extent(to.extent)}, mover.stream);
 }
 
 }  // namespace weft

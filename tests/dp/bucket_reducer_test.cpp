@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "support/run_ranks.hpp"
 #include "weft/base/error.hpp"
@@ -89,6 +90,58 @@ TEST(BucketReducer, TakesMemoryOfTheCaller) {
   });
 }
 
+// As a host framework's hooks call ready() in every micro-batch: only the last one reduces. "early" gets a gradient
+// in the first one alone, and lies in the caller's memory, as "large" does, which is reduced where it lies.
+TEST(BucketReducer, AccumulatesInsideNoSync) {
+  for (const int ranks : {1, 2})
+    test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
+      DeviceMesh mesh(rank.group(), {{"dp", rank.size}});
+      BucketReducer reducer(mesh, {{"large", 1000}, {"small", 3}, {"slot", 3}, {"early", 2}},
+                            {.bucket_bytes = 4000});
+      std::vector<float> large(1000), small(3), early(2);
+      reducer.bind(0, view(large));
+      reducer.bind(1, view(small));
+      reducer.bind(3, view(early));
+      const auto accumulate = [&](std::size_t i, float value) {
+        for (float& x : i == 2   ? reducer.slot(2).as<float>()
+                        : i == 0 ? std::span<float>(large)
+                        : i == 1 ? std::span<float>(small)
+                                 : std::span<float>(early))
+          x += value * static_cast<float>(rank.rank + 1);
+        reducer.ready(i);
+      };
+      const float ranks_sum = rank.size == 2 ? 3 : 1;
+      for (int step = 0; step < 2; ++step) {
+        for (const auto& values : {std::span<float>(large), std::span<float>(small), std::span<float>(early),
+                                   reducer.slot(2).as<float>()})
+          std::fill(values.begin(), values.end(), 0.0f);
+        {
+          const NoSync off = reducer.no_sync();
+          accumulate(3, 1000);
+          for (int batch = 0; batch < 2; ++batch)
+            for (std::size_t i = 0; i < 3; ++i) accumulate(i, batch == 0 ? 1 : 10);
+          EXPECT_FALSE(reducer.is_ready(0));
+          EXPECT_EQ(test::error_text([&] { reducer.finish(); }),
+                    "bad_argument: bucket_reducer: finish() inside no_sync(); the last pass before it comes "
+                    "after that scope");
+        }
+        EXPECT_EQ(large[0], 11.0f * static_cast<float>(rank.rank + 1)) << "reduced too early";
+        for (std::size_t i = 0; i < 3; ++i) accumulate(i, 100);
+        EXPECT_EQ(
+            test::error_text([&] { const NoSync off = reducer.no_sync(); }),
+            "bad_argument: bucket_reducer: no_sync() after \"large\" became ready; finish() comes first");
+        reducer.finish();
+        EXPECT_EQ(large, std::vector<float>(1000, 111 * ranks_sum));
+        EXPECT_EQ(small, std::vector<float>(3, 111 * ranks_sum));
+        expect_all(reducer.slot(2), 111 * ranks_sum);
+        EXPECT_EQ(early, std::vector<float>(2, 1000 * ranks_sum));
+      }
+      std::optional<NoSync> last(reducer.no_sync());
+      reducer = BucketReducer(mesh, {{"w", 1}});
+      last.reset();  // it may outlive the reducer
+    });
+}
+
 TEST(BucketReducer, SeveralAxesDtypesAndMeans) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"replicate", 2}, {"tp", 1}, {"domain", 2}});
@@ -154,13 +207,14 @@ TEST(BucketReducer, AnEmptyMeshIsRefused) {
   EXPECT_EQ(text([] {
               BucketReducer(DeviceMesh(), {{"w", 1}});
             }),
-            "bad_argument: bucket_reducer: empty DeviceMesh: it was made by default");
+            "bad_argument: bucket_reducer: axes is an empty DeviceMesh, made by default or moved from");
   EXPECT_EQ(text([] { average_gradients({}, DeviceMesh()); }),
-            "bad_argument: average_gradients: empty DeviceMesh: it was made by default");
-  EXPECT_EQ(text([] { sync_replicated_gradients({}, DeviceMesh()); }),
-            "bad_argument: sync_replicated_gradients: empty DeviceMesh: it was made by default");
+            "bad_argument: average_gradients: axes is an empty DeviceMesh, made by default or moved from");
+  EXPECT_EQ(
+      text([] { sync_replicated_gradients({}, DeviceMesh()); }),
+      "bad_argument: sync_replicated_gradients: axes is an empty DeviceMesh, made by default or moved from");
   EXPECT_EQ(text([] { Sampler(DeviceMesh(), 10, 1, 0); }),
-            "bad_argument: sampler: empty DeviceMesh: it was made by default");
+            "bad_argument: sampler: axis is an empty DeviceMesh, made by default or moved from");
 }
 
 TEST(BucketReducer, AGradientWithoutALayoutHasNoShape) {

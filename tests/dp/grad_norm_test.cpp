@@ -379,5 +379,39 @@ TEST(GradNorm, ManyCohorts) {
   });
 }
 
+// Ranks are named as their group numbers them: of two meshes of one group together, of two groups by its name.
+TEST(GradNorm, NotFiniteOnRanksOfSeveralMeshes) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}}), line(rank.group(), {{"x", 4}});
+    const auto bad_on = [&](int bad) {
+      return [&rank, bad](std::size_t) {
+        return rank.rank == bad ? std::numeric_limits<float>::quiet_NaN() : 1.0f;
+      };
+    };
+    Vectors one_group;
+    one_group.put("a", replicated_layout(mesh, {4}), bad_on(3));
+    one_group.put("b", make_layout(line, {Shard{0}}, {4}), bad_on(1));
+    const Error e = error_of([&] { clip_grad_norm(one_group.all(), 1); });
+    EXPECT_EQ(e.what(),
+              std::string("clip_grad_norm: the norm is nan; not finite on ranks 1, 3; of this rank: ") +
+                  (rank.rank == 3   ? "\"a\""
+                   : rank.rank == 1 ? "\"b\""
+                                    : "none"));
+    EXPECT_EQ(std::vector<int>(e.ranks().begin(), e.ranks().end()), (std::vector<int>{1, 3}));
+
+    const int reversed[] = {3, 2, 1, 0};
+    ProcessGroup other = rank.group().subgroup("reversed", reversed);
+    DeviceMesh back(other, {{"x", 4}});
+    Vectors two_groups;
+    two_groups.put("a", replicated_layout(mesh, {4}), bad_on(3));
+    two_groups.put("b", make_layout(back, {Shard{0}}, {4}), bad_on(1));
+    const Error f = error_of([&] { clip_grad_norm(two_groups.all(), 1); });
+    EXPECT_EQ(std::string(f.what()).substr(0, std::string(f.what()).find("; of this rank")),
+              "clip_grad_norm: the norm is nan; not finite on rank 3 of \"world\" and rank 2 of \"" +
+                  other.name() + "\"");
+    EXPECT_TRUE(f.ranks().empty()) << "no one numbering holds for both";
+  });
+}
+
 }  // namespace
 }  // namespace weft

@@ -413,5 +413,102 @@ TEST(ReplicatedViews, ALayoutOverAnotherMeshIsNamed) {
   });
 }
 
+// Their sum is infinite. Elements beside them, tiny ones too, keep the bits of the plain average.
+TEST(ReplicatedViews, AveragesOfNumbersNearTheLargestAreFinite) {
+  for (const int ranks : {2, 3})
+    test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
+      DeviceMesh mesh(rank.group(), {{"tp", rank.size}});
+      const auto average = [&]<class T>(T large, T other, Placement placement) {
+        const T tiny = std::numeric_limits<T>::denorm_min();
+        std::vector<T> w = {rank.rank == 0 ? large : other, -large, tiny, rank.rank == 0 ? T(1) : T(1.5),
+                            3 * tiny};
+        std::vector<T> plain(w.begin() + 2, w.end());
+        Gradient g[] = {{"w", view(w), make_layout(mesh, {placement}, {5})}};
+        sync_replicated_gradients(g, mesh["tp"], {.tolerance = 0.5});
+        rank.group().all_reduce(view(plain), view(plain), {.op = ReduceOp::avg}).wait();
+        EXPECT_EQ(w[1], -large);
+        EXPECT_TRUE(w[0] >= other && w[0] <= large) << w[0];
+        EXPECT_EQ(std::vector<T>(w.begin() + 2, w.end()), plain) << "not the bits of the average";
+        return w[0];
+      };
+      constexpr float kMost = std::numeric_limits<float>::max();
+      constexpr double kLargest = std::numeric_limits<double>::max();
+      for (const Placement& placement : {Placement(Replicate{}), Placement(Partial{ReduceOp::avg})}) {
+        EXPECT_EQ(average(kMost, kMost, placement), kMost);
+        const float other = kMost / 2;
+        EXPECT_NEAR(average(kMost, other, placement) / kMost, rank.size == 2 ? 0.75f : 2.0f / 3, 1e-6f);
+        EXPECT_EQ(average(kLargest, kLargest, placement), kLargest);
+      }
+      std::vector<bf16> b = {bf16(rank.rank == 0 ? 3.3e38f : 3.2e38f)};
+      Gradient g[] = {{"b", view(b), replicated_layout(mesh, {1})}};
+      sync_replicated_gradients(g, mesh["tp"], {.tolerance = 0.5});
+      EXPECT_NEAR(static_cast<float>(b[0]) / 3.2e38f, 1, 0.04);
+    });
+}
+
+// What is infinite or no number on all ranks stays so.
+TEST(ReplicatedViews, AveragesOfInfinitiesStayInfinite) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    const float infinity = std::numeric_limits<float>::infinity();
+    std::vector<float> w = {infinity, kNaN, rank.rank == 0 ? 1.0f : 2.0f};
+    Gradient g[] = {{"w", view(w), make_layout(mesh, {Partial{ReduceOp::avg}}, {3})}};
+    average_gradients(g, mesh["dp"]);
+    EXPECT_EQ(w[0], infinity);
+    EXPECT_TRUE(std::isnan(w[1]));
+    EXPECT_EQ(w[2], 1.5f);
+  });
+}
+
+// Neither their distance nor the sum of distance and magnitude is a double.
+TEST(ReplicatedViews, TheEndsOfF64AreDrift) {
+  for (const double other : {-1.7e308, 0.2e308})
+    test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+      DeviceMesh mesh(rank.group(), {{"tp", 2}});
+      std::vector<double> w = {rank.rank == 0 ? 1.7e308 : other};
+      Gradient g[] = {{"w", view(w), replicated_layout(mesh, {1})}};
+      const Error e = error_of([&] { sync_replicated_gradients(g, mesh["tp"]); });
+      EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();
+    });
+}
+
+// The lists, the options and the bits are compared in one exchange, where nothing differs.
+TEST(ReplicatedViews, OneSmallExchangeComparesEverything) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
+    Vectors g;
+    for (int i = 0; i < 40; ++i)
+      g.put("w" + std::to_string(i),
+            make_layout(mesh, {Replicate{}, i % 2 == 0 ? Placement(Shard{0}) : Placement(Replicate{})}, {4}),
+            [&](std::size_t) { return static_cast<float>(i + (i % 2 == 0 ? rank.rank % 2 : 0)); });
+    const auto calls = [&] {
+      const std::string trace = rank.group().trace_json();
+      std::size_t n = 0;
+      for (std::size_t at = trace.find("\"op\""); at != std::string::npos; at = trace.find("\"op\"", at + 1))
+        ++n;
+      return n;
+    };
+    const std::size_t before = calls();
+    sync_replicated_gradients(g.all(), mesh);
+    EXPECT_EQ(calls(), before + 1);
+    BucketReducer reducer(mesh, {{"w", 4}});
+    reducer.ready(0);
+    EXPECT_EQ(calls(), before + 3) << "the comparison, and the bucket";
+    reducer.finish();
+  });
+}
+
+// One rank alone cannot reduce what it has: all are told.
+TEST(ReplicatedViews, APlacementThatOneRankAloneCannotReduceIsAMismatch) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"tp", 2}});
+    Vectors g;
+    g.put("w",
+          rank.rank == 0 ? replicated_layout(mesh, {2}) : make_layout(mesh, {Partial{ReduceOp::max}}, {2}),
+          [](std::size_t) { return 1.0f; });
+    EXPECT_EQ(error_of([&] { sync_replicated_gradients(g.all(), mesh["tp"]); }).code(), ErrorCode::mismatch);
+  });
+}
+
 }  // namespace
 }  // namespace weft

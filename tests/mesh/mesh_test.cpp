@@ -55,6 +55,17 @@ TEST(MeshShape, ErrorsShowTheArithmetic) {
   });
   const MeshShape shape{{"dp", 2}, {"tp", 2}};
   expect_error(bad, "mesh: no axis \"pp\" in dp=2 x tp=2", [&] { (void)shape.size("pp"); });
+  for (const int axis : {5, 2, -1}) {
+    const std::string text = "mesh: axis " + std::to_string(axis) + "; expected 0 to 1 (dp=2 x tp=2)";
+    expect_error(bad, text, [&] { (void)shape.size(axis); });
+    expect_error(bad, text, [&] { (void)shape.name(axis); });
+    expect_error(bad, text, [&] { (void)shape.coordinate(0, axis); });
+  }
+  expect_error(bad, "mesh: axis 0; there are no axes", [] { (void)MeshShape().size(0); });
+  for (const int ranks : {0, -3}) {
+    const std::string text = "mesh: " + std::to_string(ranks) + " ranks for dp=-1 x tp=2; expected 1 or more";
+    expect_error(bad, text, [&] { (void)MeshShape{{"dp", -1}, {"tp", 2}}.fit(ranks); });
+  }
   expect_error(bad, "mesh: rank 4; expected 0 to 3 (dp=2 x tp=2)", [&] { (void)shape.coordinates(4); });
   expect_error(bad, "mesh: coordinate 2 on axis \"tp\"; expected 0 to 1", [&] {
     (void)shape.rank(RankList{0, 2});

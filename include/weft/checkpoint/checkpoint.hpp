@@ -1,5 +1,5 @@
-// Saving a training run and taking it up again: a folder of safetensors files and an index over them. Called
-// by every rank of a mesh, each from the thread that owns its model.
+// Saving tensors and taking them up again, on any mesh: a folder of safetensors files and an index over them. Called by
+// every rank of a mesh, each from one thread. weft/train/checkpoint.hpp saves modules and optimizers so.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,7 @@
 #include <string_view>
 
 #include "weft/mesh/mesh.hpp"
-#include "weft/nn/optimizer.hpp"
-#include "weft/nn/parameter.hpp"
+#include "weft/mesh/named_view.hpp"
 
 namespace weft {
 
@@ -35,33 +34,37 @@ struct SaveOptions {
   std::function<void(std::string_view stage)> on_stage;
 };
 
+struct LoadOptions {
+  /// Whether a tensor of the checkpoint that is not asked for may be left there; empty: none may.
+  std::function<bool(std::string_view name)> may_leave;
+};
+
 /// Writes `directory`/step-<step>/ and then names it in `directory`/latest. Collective over `mesh` (a root;
-/// empty: one rank with plain tensors), where every rank gives the same step, parameters and extra. Each rank
-/// writes the parts that it holds and no rank below it does, so what is replicated is written once; the
-/// folder holds
-/// - rank-00000.safetensors and so on: tensors "param.<path>" and "optimizer.<state>.<path>", as each rank
-///   holds them
+/// empty: one rank), where every rank gives the same step, tensors in the same order, and extra: tensors that differ in
+/// name, dtype or layout are mismatch. Each rank writes the parts that it holds and no rank below it does, so what is
+/// replicated is written once; the folder holds
+/// - rank-00000.safetensors and so on: tensors under their names, as each rank holds them
 /// - index.json: for each tensor its dtype, global shape, layout, and which file holds what part of it
 ///
 /// All is written under a temporary name, synced, and renamed, and `latest` last: killed at any moment, or
 /// out of space, it leaves the checkpoint before it whole and named by `latest`. A checkpoint of the same
 /// step is replaced. Throws the same on every rank, up to the text: `system` with the file and errno's words
-/// on the rank that could not write, and naming that rank on the others; `layout` for a parameter that has no
-/// layout on a mesh of several ranks.
+/// on the rank that could not write, and naming that rank on the others. Throws layout for a tensor that has no
+/// layout on a mesh of several ranks, is Partial, or is laid out over another mesh or with another shape than its
+/// layout's; bad_argument for two of one name, and for a view that is not contiguous, has no memory or is not on the host.
 void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
-                     std::span<Parameter* const> parameters, const Optimizer* optimizer,
-                     const CheckpointExtra& extra = {}, const SaveOptions& options = {});
+                     std::span<const NamedView> tensors, const CheckpointExtra& extra = {},
+                     const SaveOptions& options = {});
 
-/// Reads the values of `parameters` and the state of `optimizer` (null: parameters alone) from `directory`'s
-/// latest checkpoint, or from `directory` itself where that is one. Collective over `mesh`, which may be
-/// another than the one it was written on, as may be the layouts: each rank reads the parts that overlap with
-/// what it holds. Parameters must be materialised.
+/// Reads the tensors from `directory`'s latest checkpoint, or from `directory` itself where that is one. Collective over
+/// `mesh`, which may be another than the one it was written on, as may be the layouts: each rank reads the parts that
+/// overlap with what it holds.
 ///
 /// Throws bad_argument before anything changes, naming every tensor that is missing, that is there but not
-/// asked for, or that has another global shape or dtype; also for an unsound index or file. After any other Error
-/// the values are undefined; if one rank fails, all throw.
+/// asked for, or that has another global shape or dtype; also for an unsound index or file; and as save_checkpoint()
+/// does for the tensors given. After any other Error the values are undefined; if one rank fails, all throw.
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
-                               std::span<Parameter* const> parameters, Optimizer* optimizer);
+                               std::span<const MutableNamedView> tensors, const LoadOptions& options = {});
 
 /// What `directory`/latest names, or nothing where there is no such file. Throws bad_argument where it names
 /// no checkpoint.

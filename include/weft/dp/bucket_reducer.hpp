@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "weft/base/tensor.hpp"
+#include "weft/host/compute.hpp"
 #include "weft/mesh/mesh.hpp"
 
 namespace weft {
@@ -29,6 +31,28 @@ struct BucketEntry {
 struct BucketOptions {
   std::int64_t bucket_bytes = std::int64_t{4} << 20;  ///< a bucket is closed when it has this many
   Unused unused = Unused::error;
+  /// Copies what is bound with its threads; null: with the calling one. It outlives the reducer.
+  Compute* compute = nullptr;
+};
+
+/// While one lives, backward passes only accumulate: what becomes ready is not reduced. Made by no_sync() of a
+/// BucketReducer or a GradientAverager, which it may outlive; several nest. Goes with a scope:
+///
+///   { const NoSync off = reducer.no_sync();  … micro-batches but the last … }
+///   … the last micro-batch …   reducer.finish();
+class [[nodiscard]] NoSync {
+ public:
+  NoSync(NoSync&&) noexcept = default;
+  NoSync& operator=(NoSync&&) = delete;
+  ~NoSync() {
+    if (alive_ != nullptr) --*alive_;
+  }
+
+ private:
+  friend class BucketReducer;
+  friend class GradientAverager;
+  explicit NoSync(std::shared_ptr<int> alive) : alive_(std::move(alive)) { ++*alive_; }
+  std::shared_ptr<int> alive_;  // how many there are
 };
 
 /// Cuts the gradients, in the order given, into buckets of one dtype and one reduction each. A bucket's
@@ -43,8 +67,9 @@ struct BucketOptions {
 /// memory of the caller's: a small one is copied into its slot by ready() and back by finish(); one that
 /// fills a bucket alone is reduced where it lies.
 ///
-/// To accumulate several micro-batches, add to the gradients and call ready() in the last one only. Between
-/// ready(i) and the end of finish() gradient i belongs to the reduction: neither read nor write it.
+/// To accumulate several micro-batches, add to the gradients, and call ready() in the last one only, or in all
+/// with no_sync() around those before the last. Between ready(i) and the end of finish() gradient i belongs to the
+/// reduction: neither read nor write it.
 ///
 /// Gradients are reduced over all ranks of `axes`, a mesh of one or more axes. With one rank nothing moves.
 ///
@@ -86,8 +111,13 @@ class BucketReducer {
   void ready(std::size_t i);
   bool is_ready(std::size_t i) const;
 
+  /// While the result lives, ready(i) notes that gradient i has a value, any number of times, and sends nothing.
+  /// Gradients that are ready in such passes alone are reduced by finish(). Throws bad_argument where a gradient is
+  /// ready already: `bucket_reducer: no_sync() after "w" became ready; finish() comes first`.
+  NoSync no_sync();
+
   /// Waits until every gradient is reduced. Collective over the axes: all ranks post all buckets. Throws
-  /// bad_argument on all ranks where some are not ready and Unused::error is set: `bucket_reducer: nobody
+  /// bad_argument while a NoSync lives, before anything is sent: the last pass comes after it; and on all ranks where some are not ready and Unused::error is set: `bucket_reducer: nobody
   /// made ready "a" on dp rank 1; …`; the values of this step are then not usable.
   void finish();
 

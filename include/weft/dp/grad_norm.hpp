@@ -5,6 +5,7 @@
 #include <span>
 
 #include "weft/dp/gradient.hpp"
+#include "weft/host/compute.hpp"
 
 namespace weft {
 
@@ -26,14 +27,17 @@ enum class NonFinite : unsigned char {
 ///
 /// Throws layout naming gradient and axis where one is still Partial; bad_argument for p < 1; see
 /// check_gradients().
-double grad_norm(std::span<const Gradient> gradients, double p = 2);
+///
+/// Reads with the threads of `compute` (null: with this one); their number changes no bit.
+double grad_norm(std::span<const Gradient> gradients, double p = 2, Compute* compute = nullptr);
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns the norm before. Throws as grad_norm,
 /// and bad_argument for max_norm <= 0 or NaN. With NonFinite::error a norm that is not finite throws
-/// bad_argument on every rank: the text names this rank's gradients that are not finite, and Error::ranks() are
-/// the ranks of the first mesh that have such gradients. Where only gradients without a layout are not finite,
-/// it is thrown on their rank alone, and ranks() is empty.
+/// bad_argument on every rank: the text names the ranks, and this rank's gradients that are not finite.
+/// Error::ranks() are those ranks as the group numbers them that the meshes were made of; empty where they are of
+/// several groups, which the text names, and where only gradients without a layout are not finite: then it is thrown
+/// on their rank alone.
 double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, double p = 2,
-                      NonFinite non_finite = NonFinite::error);
+                      NonFinite non_finite = NonFinite::error, Compute* compute = nullptr);
 
 }  // namespace weft

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "weft/dp/gradient.hpp"
+#include "weft/host/compute.hpp"
 #include "weft/mesh/mesh.hpp"
 
 namespace weft {
@@ -20,6 +21,8 @@ struct SyncOptions {
   /// gives 0; another number of threads sums in another order, which moves a sum of a million products by some
   /// hundred units in the last place. What is bf16 or f16 was summed in f32 and then rounded once.
   std::optional<double> tolerance = std::nullopt;
+  /// Packs and unpacks with its threads; null: with this one. Their number changes no bit, and may differ between ranks.
+  Compute* compute = nullptr;
 };
 
 /// Decided by the placement of each gradient on each axis of `axes` (a sub-mesh of one or more axes of the
@@ -45,7 +48,7 @@ void sync_replicated_gradients(std::span<Gradient> gradients, const DeviceMesh& 
 
 /// The same for gradients that must all be Partial(sum), Partial(avg) or Shard on the axes: the gradients of
 /// ranks that saw different data. Throws layout for one that is Replicate there: its average would be itself,
-/// and its sum wrong. Compares the lists of all ranks likewise.
-void average_gradients(std::span<Gradient> gradients, const DeviceMesh& axes);
+/// and its sum wrong. Compares the lists of all ranks likewise. `compute`: as in SyncOptions.
+void average_gradients(std::span<Gradient> gradients, const DeviceMesh& axes, Compute* compute = nullptr);
 
 }  // namespace weft

@@ -29,7 +29,7 @@ class MeshShape {
   MeshShape(std::initializer_list<MeshAxis> axes);
   explicit MeshShape(std::vector<MeshAxis> axes);
 
-  /// The same with -1 worked out for `ranks` ranks. Throws bad_argument with the arithmetic:
+  /// The same with -1 worked out for `ranks` ranks, 1 or more. Throws bad_argument with the arithmetic:
   /// `mesh: 6 ranks do not divide into tensor=4 x domain=1`, `mesh: dp=2 x tp=2 = 4 ranks; the group has 6`.
   MeshShape fit(int ranks) const;
 
@@ -37,9 +37,10 @@ class MeshShape {
   std::span<const MeshAxis> axes() const noexcept { return axes_; }
   /// The number of ranks: the product of all sizes.
   int size() const noexcept;
-  int size(int axis) const { return axes_[static_cast<std::size_t>(axis)].size; }
+  /// Of one axis, by its number (bad_argument where there is no such axis) or name.
+  int size(int axis) const { return checked(axis).size; }
   int size(std::string_view axis) const { return size(index(axis)); }
-  const std::string& name(int axis) const { return axes_[static_cast<std::size_t>(axis)].name; }
+  const std::string& name(int axis) const { return checked(axis).name; }
   bool has(std::string_view axis) const noexcept;
   /// Throws bad_argument: `mesh: no axis "pp" in dp=2 x tp=2`.
   int index(std::string_view axis) const;
@@ -52,6 +53,11 @@ class MeshShape {
   friend bool operator==(const MeshShape&, const MeshShape&) = default;
 
  private:
+  const MeshAxis& checked(int axis) const {
+    if (static_cast<std::size_t>(axis) >= axes_.size()) throw_no_axis(axis);  // a negative one, too
+    return axes_[static_cast<std::size_t>(axis)];
+  }
+  [[noreturn]] void throw_no_axis(int axis) const;
   std::vector<MeshAxis> axes_;
 };
 
@@ -62,7 +68,9 @@ class MeshState;
 
 /// A mesh as one of its ranks sees it, or a sub-mesh: the ranks that share this rank's coordinates on all
 /// other axes. A cheap handle: copies and sub-meshes share the root's state. Thread-safe. Equal handles (==)
-/// name the same axes of the same root.
+/// name the same axes of the same root. Whatever is asked of an empty handle (made by default, or moved from) is
+/// bad_argument, and so is an empty mesh given to a function: `boundary: axes is an empty DeviceMesh, made by
+/// default or moved from`.
 ///
 /// A Layout keeps its mesh. A group that was borrowed must outlive both.
 class DeviceMesh {
@@ -95,37 +103,38 @@ class DeviceMesh {
   std::vector<DeviceMesh> each_axis() const;
   /// The mesh this one was cut from; itself for a root.
   DeviceMesh root() const;
-  bool is_root() const noexcept;
+  bool is_root() const;
 
-  const MeshShape& shape() const noexcept;
+  const MeshShape& shape() const;
   /// Ranks in this mesh; along one axis.
-  int size() const noexcept { return shape().size(); }
+  int size() const { return shape().size(); }
   int size(std::string_view axis) const { return shape().size(axis); }
-  bool has(std::string_view axis) const noexcept { return shape().has(axis); }
+  bool has(std::string_view axis) const { return shape().has(axis); }
   /// This rank's number within this mesh (row-major over its axes); along one axis.
-  int rank() const noexcept;
+  int rank() const;
   int coordinate(std::string_view axis) const;
   /// The name of a mesh of one axis; several are joined by a comma.
   std::string name() const;
   /// Its ranks in the root's numbering, in the order of their rank() here.
   std::vector<int> ranks() const;
   /// The indices among the root's axes of all of this mesh's, in its order.
-  std::span<const int> root_axes() const noexcept;
+  std::span<const int> root_axes() const;
 
   /// The group of this mesh's ranks, numbered as rank() numbers them. Made at the first call, which is
   /// collective among those ranks alone; kept as long as the root; at most one per list of axes. Throws
   /// unsupported on an arithmetic mesh.
   ProcessGroup& group() const;
   /// Where its tensors are allocated.
-  Context& context() const noexcept;
+  Context& context() const;
 
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b) noexcept;
 
-  MeshState& state() const noexcept;  // for weft's own mesh layer
+  MeshState& state() const;  // for weft's own mesh layer
 
  private:
   struct Node;
-  explicit DeviceMesh(std::shared_ptr<MeshState> state);
+  const Node& node(std::string_view what) const;
+  explicit DeviceMesh(const std::shared_ptr<MeshState>& state);
   explicit DeviceMesh(std::shared_ptr<const Node> node) : node_(std::move(node)) {}
   std::vector<int> axes_called(const std::string& name) const;
   friend class Layout;

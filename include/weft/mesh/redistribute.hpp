@@ -25,7 +25,8 @@ namespace weft {
 /// the wire. Reductions run in the backend's native order, which on shm is canonical: the same bits on all
 /// ranks, always.
 ///
-/// Any dtype may move; reductions need one the backend reduces. What crosses ranks is allocated in
+/// It happens on the device of `in`, whose memory the groups of the mesh move, in order on its stream. Any dtype may
+/// move; reductions need one the backend reduces. What crosses ranks is allocated in
 /// Memory::shared. The result may share `in`'s storage where nothing moves; `in` is not written, and is kept
 /// until the end. Throws layout where `in` is plain, or `to` is of another mesh or global shape.
 Transfer start_redistribute(const Tensor& in, const LayoutRef& to);

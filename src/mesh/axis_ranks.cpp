@@ -1,4 +1,4 @@
-#include "dp/axis_ranks.hpp"
+#include "mesh/axis_ranks.hpp"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include "weft/base/error.hpp"
 #include "weft/base/name_ranks.hpp"
 
-namespace weft::dp {
+namespace weft {
 
 std::string name_axis_ranks(const DeviceMesh& axes, std::span<const int> ranks) {
   const std::vector<int> whole = axes.ranks();
@@ -22,10 +22,11 @@ std::string name_axis_ranks(const DeviceMesh& axes, std::span<const int> ranks) 
 
 std::string name_axis_rank(const DeviceMesh& axes, int rank) { return name_axis_ranks(axes, {&rank, 1}); }
 
-const DeviceMesh& given_mesh(std::string_view what, const DeviceMesh& mesh) {
+const DeviceMesh& given_mesh(std::string_view what, const DeviceMesh& mesh, std::string_view argument) {
   if (!mesh)
-    throw Error(ErrorCode::bad_argument, fmt::format("{}: empty DeviceMesh: it was made by default", what));
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{}: {} is an empty DeviceMesh, made by default or moved from", what, argument));
   return mesh;
 }
 
-}  // namespace weft::dp
+}  // namespace weft

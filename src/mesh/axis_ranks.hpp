@@ -1,4 +1,4 @@
-// How texts name ranks of some axes of a mesh. Private to dp and train.
+// How texts name ranks of some axes of a mesh. Private to mesh and the layers above.
 #pragma once
 
 #include <span>
@@ -7,14 +7,16 @@
 
 #include "weft/mesh/mesh.hpp"
 
-namespace weft::dp {
+namespace weft {
 
 /// "tp rank 1 (rank 3 of "world")", "tp ranks 0, 1 (ranks 2, 3 of "world")": `ranks` as `axes` numbers them, then
 /// as the group of the whole mesh does. Without the second where both number alike.
 std::string name_axis_ranks(const DeviceMesh& axes, std::span<const int> ranks);
 std::string name_axis_rank(const DeviceMesh& axes, int rank);
 
-/// `mesh` itself. Throws bad_argument where it is empty: `<what>: empty DeviceMesh`.
-const DeviceMesh& given_mesh(std::string_view what, const DeviceMesh& mesh);
+/// `mesh` itself. Throws bad_argument where it is empty: `<what>: <argument> is an empty DeviceMesh, made by default or
+/// moved from`.
+const DeviceMesh& given_mesh(std::string_view what, const DeviceMesh& mesh,
+                             std::string_view argument = "axes");
 
-}  // namespace weft::dp
+}  // namespace weft

@@ -1,5 +1,5 @@
 // What functions that read and write views themselves, rather than hand them to a group, expect of the memory.
-// Callable from any thread. Private to dp and tp.
+// Callable from any thread. Private to mesh, dp and tp.
 #pragma once
 
 #include <fmt/format.h>

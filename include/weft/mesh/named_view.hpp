@@ -1,0 +1,32 @@
+// A tensor as it lies in anybody's memory, with a name and a layout: what functions take that work on any list of
+// tensors.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+#include <type_traits>
+
+#include "weft/base/view.hpp"
+#include "weft/mesh/layout.hpp"
+
+namespace weft {
+
+/// Borrowed: the memory and the name live until the call that takes it is over.
+template <class Byte>
+struct BasicNamedView {
+  std::string_view name;  ///< "layers.0.mlp.up_proj.weight"
+  /// This rank's part, of layout->local_shape(): any dtype.
+  BasicView<Byte> data;
+  /// What the elements are over the mesh; null: this rank's alone.
+  LayoutRef layout = nullptr;
+
+  operator BasicNamedView<const std::byte>() const requires(!std::is_const_v<Byte>) {
+    return {name, data, layout};
+  }
+};
+/// What is read.
+using NamedView = BasicNamedView<const std::byte>;
+/// What is written.
+using MutableNamedView = BasicNamedView<std::byte>;
+
+}  // namespace weft

@@ -1,0 +1,27 @@
+// The inner loops over elements of gradients, each so simple that it is vectorised. Callable from any thread. Private to
+// dp.
+#pragma once
+
+#include <cstddef>
+
+#include "weft/base/dtype.hpp"
+
+namespace weft::dp::loops {
+
+constexpr std::size_t kLanes = 8;
+
+/// lanes[i % kLanes] += x[i]², or |x[i]|, in f64.
+void add_squares(const float* x, std::size_t n, double* lanes) noexcept;
+void add_squares(const double* x, std::size_t n, double* lanes) noexcept;
+void add_magnitudes(const float* x, std::size_t n, double* lanes) noexcept;
+void add_magnitudes(const double* x, std::size_t n, double* lanes) noexcept;
+/// x[i] *= factor, in f64, rounded once.
+void multiply(float* x, std::size_t n, double factor) noexcept;
+void multiply(double* x, std::size_t n, double factor) noexcept;
+/// As the conversions of dtype.hpp.
+void widen(const bf16* from, float* to, std::size_t n) noexcept;
+void widen(const f16* from, float* to, std::size_t n) noexcept;
+void narrow(const float* from, bf16* to, std::size_t n) noexcept;
+void narrow(const float* from, f16* to, std::size_t n) noexcept;
+
+}  // namespace weft::dp::loops

@@ -1,0 +1,53 @@
+#include "dp/workers.hpp"
+
+namespace weft::dp {
+
+Workers::Workers(Compute& compute) {
+  for (int i = 1; i < compute.threads(); ++i) threads_.emplace_back([this] { serve(); });
+}
+
+Workers::~Workers() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  begin_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Workers::run(std::size_t count, const void* work, Call call) {
+  {
+    const std::lock_guard lock(mutex_);
+    count_ = count;
+    work_ = work;
+    call_ = call;
+    next_.store(0, std::memory_order_relaxed);
+    busy_ = threads_.size();
+    ++round_;
+  }
+  begin_.notify_all();
+  take();
+  std::unique_lock lock(mutex_);
+  end_.wait(lock, [this] { return busy_ == 0; });
+}
+
+void Workers::serve() noexcept {
+  std::uint64_t seen = 0;
+  while (true) {
+    {
+      std::unique_lock lock(mutex_);
+      begin_.wait(lock, [&] { return stop_ || round_ != seen; });
+      if (stop_) return;
+      seen = round_;
+    }
+    take();
+    const std::lock_guard lock(mutex_);
+    if (--busy_ == 0) end_.notify_one();
+  }
+}
+
+void Workers::take() noexcept {
+  for (std::size_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) call_(work_, i);
+}
+
+}  // namespace weft::dp

@@ -1,0 +1,96 @@
+// The threads of one rank, for loops over memory. Kept by its Compute. Used by the one thread that uses the Compute.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "weft/host/compute.hpp"
+
+namespace weft::dp {
+
+/// compute.threads() - 1 threads that sleep until there is something to do, beside the caller's.
+class Workers {
+ public:
+  explicit Workers(Compute& compute);
+  ~Workers();
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
+
+  /// Calls work(i) once for each i < count, on all threads, and returns when all are done. `work` does not throw.
+  template <class Work>
+  void run(std::size_t count, const Work& work) {
+    run(count, &work, [](const void* w, std::size_t i) { (*static_cast<const Work*>(w))(i); });
+  }
+
+ private:
+  using Call = void (*)(const void*, std::size_t);
+  void run(std::size_t count, const void* work, Call call);
+  void serve() noexcept;
+  void take() noexcept;
+
+  std::mutex mutex_;
+  std::condition_variable begin_, end_;
+  std::uint64_t round_ = 0;  // guarded by mutex_, as the next three
+  std::size_t busy_ = 0;     // threads that have not finished the round
+  bool stop_ = false;
+  std::size_t count_ = 0;
+  const void* work_ = nullptr;
+  Call call_ = nullptr;
+  std::atomic<std::size_t> next_{0};
+  std::vector<std::thread> threads_;
+};
+
+/// A part of one of several tensors.
+struct Block {
+  std::size_t tensor;
+  std::int64_t begin, count;  ///< elements
+};
+constexpr std::int64_t kBlockElements = std::int64_t{1} << 16;
+/// Blocks that are worked on before the next ones are looked for: what is kept of them lies on the stack.
+constexpr std::size_t kBatch = 128;
+
+/// Cuts tensors of count_of(0), count_of(1), … elements into blocks of kBlockElements: always the same ones, so that
+/// results do not depend on the number of threads. Calls work(block, slot) for each, on the threads of `compute` (null:
+/// on this one), and then, in order and on this thread, after(block, slot). slot < kBatch is the block's among those
+/// before whose after() nothing else is worked on.
+template <class CountOf, class Work, class After>
+void for_blocks(Compute* compute, std::size_t tensors, const CountOf& count_of, const Work& work,
+                const After& after) {
+  std::array<Block, kBatch> batch;
+  std::size_t n = 0;
+  std::int64_t elements = 0;
+  const auto finish = [&] {
+    const auto one = [&](std::size_t i) { work(batch[i], i); };
+    if (compute != nullptr && compute->threads() > 1 &&
+        elements > kBlockElements)  // less is not worth waking them
+      compute->attached<Workers>().run(n, one);
+    else
+      for (std::size_t i = 0; i < n; ++i) one(i);
+    for (std::size_t i = 0; i < n; ++i) after(batch[i], i);
+    n = 0;
+    elements = 0;
+  };
+  for (std::size_t t = 0; t < tensors; ++t) {
+    const std::int64_t count = count_of(t);
+    for (std::int64_t begin = 0; begin < count; begin += kBlockElements) {
+      batch[n++] = {t, begin, count - begin < kBlockElements ? count - begin : kBlockElements};
+      elements += batch[n - 1].count;
+      if (n == kBatch) finish();
+    }
+  }
+  finish();
+}
+template <class CountOf, class Work>
+void for_blocks(Compute* compute, std::size_t tensors, const CountOf& count_of, const Work& work) {
+  for_blocks(
+      compute, tensors, count_of, [&](const Block& b, std::size_t) { work(b); },
+      [](const Block&, std::size_t) {});
+}
+
+}  // namespace weft::dp

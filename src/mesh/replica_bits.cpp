@@ -1,0 +1,146 @@
+#include "mesh/replica_bits.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "base/hash.hpp"
+#include "mesh/mesh_state.hpp"
+
+namespace weft {
+namespace {
+
+// Four sums side by side, each as in xxHash64: a large tensor is hashed about as fast as it is read.
+class BitHash {
+ public:
+  void add(const std::byte* data, std::size_t bytes) {
+    std::size_t at = 0;
+    for (; at + 32 <= bytes; at += 32) {
+      std::uint64_t words[4];
+      std::memcpy(words, data + at, 32);
+      for (std::size_t l = 0; l < 4; ++l) mix(lanes_[l], words[l]);
+    }
+    for (; at < bytes; at += 8) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, data + at, std::min<std::size_t>(8, bytes - at));
+      mix(lanes_[at / 8 % 4], word);
+    }
+  }
+  std::uint64_t value() const {
+    std::uint64_t sum = 0;
+    for (const std::uint64_t lane : lanes_) mix(sum, lane);
+    return sum;
+  }
+
+ private:
+  static void mix(std::uint64_t& sum, std::uint64_t word) {
+    sum = std::rotl(sum + word * 0xc2b2ae3d27d4eb4fu, 31) * 0x9e3779b185ebca87u;
+  }
+  std::uint64_t lanes_[4] = {1, 2, 3, 4};
+};
+
+}  // namespace
+
+bool is_over(const Layout& layout, const DeviceMesh& axes) {
+  return &layout.mesh_shape() == &axes.state().shape();
+}
+
+std::vector<int> replicated_along(const LayoutRef& layout, const DeviceMesh& axes) {
+  std::vector<int> along;
+  if (layout == nullptr || !is_over(*layout, axes)) return along;
+  for (const int a : axes.root_axes())
+    if (layout->mesh_shape().size(a) > 1 && is_replicate(layout->placements[static_cast<std::size_t>(a)]))
+      along.push_back(a);
+  return along;
+}
+
+const ReplicaBits::Holders& ReplicaBits::holders_along(const std::vector<int>& along) {
+  if (const auto known = holders_.find(along); known != holders_.end()) return known->second;
+  const MeshShape root = axes_.root().shape();
+  std::map<std::vector<int>, std::vector<int>> by_place;  // coordinates on the other axes -> ranks
+  const std::vector<int> ranks = axes_.ranks();
+  for (std::size_t r = 0; r < ranks.size(); ++r) {
+    std::vector<int> place = root.coordinates(ranks[r]);
+    for (const int axis : along) place[static_cast<std::size_t>(axis)] = 0;
+    by_place[place].push_back(static_cast<int>(r));
+  }
+  Holders& made = holders_[along];
+  for (auto& [place, set] : by_place) {
+    if (std::find(set.begin(), set.end(), axes_.rank()) != set.end()) made.own = made.sets.size();
+    made.sets.push_back(std::move(set));
+  }
+  return made;
+}
+
+void ReplicaBits::add(const ConstTensorView& data, const std::vector<int>& along) {
+  BitHash hash;
+  hash.add(data.data, static_cast<std::size_t>(data.bytes()));
+  tensors_.push_back({hash.value(), &holders_along(along)});
+}
+
+std::vector<std::uint64_t> ReplicaBits::compare(std::string_view what, const ListDigest& digest,
+                                                std::span<const std::uint64_t> own,
+                                                const std::function<ListEntries()>& list) {
+  // The caller's words, then one hash for each set of axes along which something is replicated.
+  std::vector<const Holders*> kinds;
+  std::vector<std::uint64_t> words(own.begin(), own.end());
+  for (const Replica& tensor : tensors_) {
+    const auto kind = std::find(kinds.begin(), kinds.end(), tensor.holders);
+    const std::size_t at = own.size() + static_cast<std::size_t>(kind - kinds.begin());
+    if (kind == kinds.end()) {
+      kinds.push_back(tensor.holders);
+      words.push_back(0);
+    }
+    words[at] = digest_of(words[at], tensor.hash);
+  }
+  const std::vector<std::uint64_t> all = gather_with_list(what, axes_, digest, words, list);
+  const auto told = [&](int rank, std::size_t word) {
+    return all[static_cast<std::size_t>(rank) * words.size() + word];
+  };
+  bool differs = false;
+  for (std::size_t k = 0; k < kinds.size(); ++k)
+    for (const std::vector<int>& set : kinds[k]->sets)
+      for (const int r : set) differs = differs || told(r, own.size() + k) != told(set[0], own.size() + k);
+  if (differs) {
+    const auto count = static_cast<std::int64_t>(tensors_.size());
+    Tensor hashes(axes_.context(), {count}, DType::u64, Memory::shared);
+    hashes_ = Tensor(axes_.context(), {count * axes_.size()}, DType::u64, Memory::shared);
+    for (std::size_t i = 0; i < tensors_.size(); ++i) hashes.as<std::uint64_t>()[i] = tensors_[i].hash;
+    axes_.group().all_gather(hashes, hashes_).wait();
+  }
+  std::vector<std::uint64_t> callers;
+  for (int r = 0; r < axes_.size(); ++r)
+    for (std::size_t w = 0; w < own.size(); ++w) callers.push_back(told(r, w));
+  return callers;
+}
+
+bool ReplicaBits::same(std::size_t i, std::size_t set) const {
+  if (same_everywhere()) return true;
+  const std::vector<int>& ranks = tensors_[i].holders->sets[set];
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [&](int r) { return hash_of_rank(r, i) == hash_of_rank(ranks[0], i); });
+}
+
+bool ReplicaBits::same(std::size_t i) const {
+  for (std::size_t s = 0; s < holders(i).size(); ++s)
+    if (!same(i, s)) return false;
+  return true;
+}
+
+std::vector<int> ReplicaBits::drifted(std::size_t i) const {
+  std::vector<int> ranks;
+  for (std::size_t s = 0; s < holders(i).size(); ++s) {
+    if (same(i, s)) continue;
+    std::map<std::uint64_t, std::vector<int>> by_hash;
+    for (const int r : holders(i)[s]) by_hash[hash_of_rank(r, i)].push_back(r);
+    std::size_t most = 0, as_many = 0;
+    for (const auto& [hash, those] : by_hash) most = std::max(most, those.size());
+    for (const auto& [hash, those] : by_hash) as_many += those.size() == most;
+    for (const auto& [hash, those] : by_hash)
+      if (as_many > 1 || those.size() < most) ranks.insert(ranks.end(), those.begin(), those.end());
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+}  // namespace weft

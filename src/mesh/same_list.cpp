@@ -1,0 +1,121 @@
+#include "mesh/same_list.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "mesh/axis_ranks.hpp"
+#include "mesh/layout_table.hpp"
+#include "weft/base/error.hpp"
+#include "weft/mesh/layout.hpp"
+
+namespace weft {
+namespace {
+
+constexpr std::size_t kTextBytes = 512;  // of an entry's text; what is longer is cut
+
+// Entry i of every rank's digests.
+std::vector<std::uint64_t> gather(const DeviceMesh& axes, const std::vector<std::uint64_t>& own) {
+  std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(axes.size()));
+  axes.group().all_gather(view(own), view(all)).wait();
+  return all;
+}
+
+// The text of every rank's entry i.
+std::vector<std::string> gather_texts(const DeviceMesh& axes, const ListEntries& list, std::size_t i) {
+  std::vector<std::uint8_t> own(kTextBytes), all(kTextBytes * static_cast<std::size_t>(axes.size()));
+  const std::string text = i < list.count ? list.text(i) : "missing";
+  std::memcpy(own.data(), text.data(), std::min(text.size(), kTextBytes - 1));
+  axes.group().all_gather(view(own), view(all)).wait();
+  std::vector<std::string> texts;
+  for (std::size_t r = 0; r < static_cast<std::size_t>(axes.size()); ++r)
+    texts.emplace_back(reinterpret_cast<const char*>(all.data() + r * kTextBytes));
+  return texts;
+}
+
+}  // namespace
+
+std::uint64_t digest_of_view(std::string_view name, const ConstTensorView& data, const LayoutRef& layout) {
+  Fnv1a hash;
+  hash.add(name);
+  hash.add(static_cast<std::uint64_t>(data.dtype));
+  hash.add(static_cast<std::uint64_t>(layout != nullptr));
+  if (layout != nullptr) {
+    add_to(hash, *layout);
+  } else {
+    hash.add(static_cast<std::uint64_t>(data.shape.rank()));
+    for (const std::int64_t extent : data.shape) hash.add(static_cast<std::uint64_t>(extent));
+  }
+  return hash.value;
+}
+
+std::string text_of_view(std::string_view name, const ConstTensorView& data, const LayoutRef& layout) {
+  return fmt::format("\"{}\" ({} {})", name, weft::name(data.dtype),
+                     layout == nullptr ? to_string(data.shape) + " without a layout" : to_string(*layout));
+}
+
+void throw_first_difference(std::string_view what, const DeviceMesh& axes, const ListEntries& list) {
+  const std::vector<std::uint64_t> counts = gather(axes, {static_cast<std::uint64_t>(list.count)});
+  const std::size_t longest = static_cast<std::size_t>(*std::max_element(counts.begin(), counts.end()));
+  std::vector<std::uint64_t> own(longest);
+  for (std::size_t i = 0; i < list.count; ++i) own[i] = list.digest(i);
+  const std::vector<std::uint64_t> all = gather(axes, own);
+  std::size_t first = 0, other = 1;  // the entry, and the first rank where it is not that of rank 0
+  const auto differs = [&](std::size_t i, std::size_t r) {
+    return all[r * longest + i] != all[i] || (i < counts[r]) != (i < counts[0]);
+  };
+  const auto found = [&] {
+    for (first = 0; first < longest; ++first)
+      for (other = 1; other < counts.size(); ++other)
+        if (differs(first, other)) return true;
+    return false;
+  };
+  if (!found())  // somebody has changed the list meanwhile
+    throw Error(Failure{ErrorCode::mismatch,
+                        fmt::format("{}: ranks gave different {}s", what, list.kind),
+                        Op::none,
+                        kNoCall,
+                        {}});
+  const std::vector<std::string> texts = gather_texts(axes, list, first);
+  throw Error(Failure{
+      ErrorCode::mismatch,
+      fmt::format("{}: {} {} is {} on {}, but {} on {}", what, list.kind, first, texts[0],
+                  name_axis_rank(axes, 0), texts[other], name_axis_rank(axes, static_cast<int>(other))),
+      Op::none,
+      kNoCall,
+      {0, static_cast<int>(other)}});
+}
+
+// Ranks with other lists may have another number of words, so the first all-gather has a fixed size: the digest and
+// the first words. Mostly that is all.
+std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceMesh& axes,
+                                            const ListDigest& digest, std::span<const std::uint64_t> own,
+                                            const std::function<ListEntries()>& list) {
+  if (axes.size() == 1) return {own.begin(), own.end()};
+  constexpr std::size_t kDigest = ListDigest::kWords, kStride = kDigest + kWordsAtOnce;
+  const auto ranks = static_cast<std::size_t>(axes.size());
+  const std::size_t first = std::min(own.size(), kWordsAtOnce), later = own.size() - first;
+  const auto words = digest.words();
+  std::vector<std::uint64_t> head(kStride);
+  std::copy(words.begin(), words.end(), head.begin());
+  std::copy_n(own.begin(), first, head.begin() + kDigest);
+  const std::vector<std::uint64_t> heads = gather(axes, head);
+  for (std::size_t r = 1; r < ranks; ++r)
+    if (!std::equal(heads.begin(), heads.begin() + kDigest,
+                    heads.begin() + static_cast<std::ptrdiff_t>(r * kStride)))
+      throw_first_difference(what, axes, list());
+  std::vector<std::uint64_t> tails, all;
+  if (later > 0) tails = gather(axes, {own.begin() + static_cast<std::ptrdiff_t>(first), own.end()});
+  all.reserve(own.size() * ranks);
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const auto from = heads.begin() + static_cast<std::ptrdiff_t>(r * kStride + kDigest);
+    all.insert(all.end(), from, from + static_cast<std::ptrdiff_t>(first));
+    const auto rest = tails.begin() + static_cast<std::ptrdiff_t>(r * later);
+    all.insert(all.end(), rest, rest + static_cast<std::ptrdiff_t>(later));
+  }
+  return all;
+}
+
+}  // namespace weft

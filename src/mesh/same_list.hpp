@@ -1,0 +1,76 @@
+// Whether all ranks of some axes work on the same list of tensors in the same order. One digest of the whole
+// list is compared, which rides on an all-gather that happens anyway or is one of its own; only where it
+// differs, further exchanges find the first entry that does. Private to mesh and the layers above.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "base/hash.hpp"
+#include "weft/base/view.hpp"
+#include "weft/mesh/layout.hpp"
+#include "weft/mesh/mesh.hpp"
+
+namespace weft {
+
+/// What all ranks must say alike of a tensor: name, dtype, layout; without one, also the shape.
+std::uint64_t digest_of_view(std::string_view name, const ConstTensorView& data, const LayoutRef& layout);
+/// `"w" (f32 (7, 4) as [dp: Shard(0)])`
+std::string text_of_view(std::string_view name, const ConstTensorView& data, const LayoutRef& layout);
+
+/// What a rank tells of its list.
+class ListDigest {
+ public:
+  static constexpr std::size_t kWords = 2;
+  void add(std::uint64_t entry) {
+    ++count_;
+    hash_.add(entry);
+  }
+  std::array<std::uint64_t, kWords> words() const { return {count_, hash_.value}; }
+
+ private:
+  std::uint64_t count_ = 0;
+  Fnv1a hash_;
+};
+
+/// A list, for the text of an error.
+struct ListEntries {
+  std::string_view kind;  ///< "gradient"
+  std::size_t count = 0;
+  std::function<std::uint64_t(std::size_t)> digest;
+  std::function<std::string(std::size_t)> text;
+};
+
+/// Collective over `axes`, where digests differ. Throws mismatch with the same text on all ranks: `average_gradients: gradient 0 is "a" (…) on dp rank 0, but "b" (…) on dp rank 1`. `what`: the
+/// caller.
+[[noreturn]] void throw_first_difference(std::string_view what, const DeviceMesh& axes,
+                                         const ListEntries& list);
+
+/// Words that ranks tell each other together with the comparison of their lists: `own` of every rank, that of rank
+/// r from r * own.size() on. Ranks whose lists are alike have equally many words. One all-gather where `own` has up
+/// to kWordsAtOnce, else two. `list` is called where the lists differ, which throws. With one rank nothing is sent.
+constexpr std::size_t kWordsAtOnce = 14;
+std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceMesh& axes,
+                                            const ListDigest& digest, std::span<const std::uint64_t> own,
+                                            const std::function<ListEntries()>& list);
+
+/// Of a list of Gradients or NamedViews.
+template <class View>
+ListDigest digest_of_list(std::span<const View> views) {
+  ListDigest digest;
+  for (const View& v : views) digest.add(digest_of_view(v.name, v.data, v.layout));
+  return digest;
+}
+template <class View>
+ListEntries entries_of(std::string_view kind, std::span<const View> views) {
+  return {kind, views.size(),
+          [views](std::size_t i) { return digest_of_view(views[i].name, views[i].data, views[i].layout); },
+          [views](std::size_t i) { return text_of_view(views[i].name, views[i].data, views[i].layout); }};
+}
+
+}  // namespace weft
