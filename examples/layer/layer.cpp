@@ -70,16 +70,16 @@ int main() {
   weft::parallelize(parallel, mesh["tp"], {{"up", weft::Style::column}, {"down", weft::Style::row}});
   weft::replicate(parallel, mesh);
   for (weft::Sequential* model : {&parallel, &serial}) {
-    weft::materialise(*model, context);
+    weft::materialise(*model, compute);
     weft::initialise(*model, 1);
     train(*model, compute, model == &parallel ? mesh : weft::DeviceMesh());
   }
   double worst = 0;
   for (weft::Parameter* p : serial.parameters()) {
-    const weft::Tensor whole = full(parallel.parameter(p->path())->value());
+    const weft::Tensor whole = full(parallel.parameter(p->path())->master());
     for (std::size_t i = 0; i < whole.f32().size(); ++i)
       worst = std::max(
-          worst, std::abs(static_cast<double>(whole.f32()[i]) - static_cast<double>(p->value().f32()[i])));
+          worst, std::abs(static_cast<double>(whole.f32()[i]) - static_cast<double>(p->master().f32()[i])));
   }
   if (group.rank() == 0)
     std::printf("%s: after %d steps the weights %s those of one rank\n", to_string(mesh.shape()).c_str(),

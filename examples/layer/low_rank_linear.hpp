@@ -29,18 +29,19 @@ class LowRankLinear : public weft::Module {
     expect_count(inputs, 1, "inputs");
     const weft::Tensor x = weft::layouts::beside(*this, "x", inputs[0], *weight);
     const weft::LayoutRef layout =
-        weft::layouts::linear_output(weft::layouts::named(*this, "x"), x.layout(), weight->layout());
-    const std::int64_t in = weight->value().size(1), out = weight->value().size(0), rank = a->value().size(0);
+        weft::layouts::linear_output(weft::layouts::named(*this, "x"), x.layout(), weight->weight().layout());
+    const std::int64_t in = weight->weight().size(1), out = weight->weight().size(0),
+                       rank = a->weight().size(0);
     const std::int64_t tokens = x.count() / in;
     const weft::Tensor y =
         frame.compute().make(weft::layouts::with_last(x.shape(), out), weft::DType::f32, out_memory());
     const weft::Tensor h = frame.compute().make({tokens, rank});
-    weft::kernels::linear_forward(frame.kernels(), x.f32().data(), a->value().f32().data(), nullptr,
-                                  h.f32().data(), {tokens, in, rank});
-    weft::kernels::linear_forward(frame.kernels(), x.f32().data(), weight->value().f32().data(), nullptr,
-                                  y.f32().data(), {tokens, in, out});
-    weft::kernels::matmul(frame.kernels(), h.f32().data(), Stored::plain, b->value().f32().data(),
-                          Stored::transposed, y.f32().data(), tokens, out, rank, true);
+    weft::kernels::linear_forward(frame.kernels(), x.data_ptr<float>(), a->weight().data_ptr<float>(),
+                                  nullptr, h.data_ptr<float>(), {tokens, in, rank});
+    weft::kernels::linear_forward(frame.kernels(), x.data_ptr<float>(), weight->weight().data_ptr<float>(),
+                                  nullptr, y.data_ptr<float>(), {tokens, in, out});
+    weft::kernels::matmul(frame.kernels(), h.data_ptr<float>(), Stored::plain, b->weight().data_ptr<float>(),
+                          Stored::transposed, y.data_ptr<float>(), tokens, out, rank, true);
     frame.push(*this, {x, h});
     return {y.with_layout(layout)};
   }
@@ -55,22 +56,24 @@ class LowRankLinear : public weft::Module {
     const auto gradient = [&](weft::Parameter& p, const weft::Tensor& left, const weft::Tensor& right,
                               const weft::LayoutRef& layout) {
       p.accumulate(layout, [&](const weft::Tensor& into, bool add) {
-        weft::kernels::matmul(frame.kernels(), left.f32().data(), Stored::transposed, right.f32().data(),
-                              Stored::plain, into.f32().data(), into.size(0), into.size(1), tokens, add);
+        weft::kernels::matmul(frame.kernels(), left.data_ptr<float>(), Stored::transposed,
+                              right.data_ptr<float>(), Stored::plain, into.data_ptr<float>(), into.size(0),
+                              into.size(1), tokens, add);
       });
     };
     const weft::Tensor dh = frame.compute().make({tokens, rank});
-    weft::kernels::linear_backward_input(frame.kernels(), dy.f32().data(), b->value().f32().data(),
-                                         dh.f32().data(), {tokens, rank, out});
-    gradient(*weight, dy, x, weft::layouts::gradient_of(weight->layout(), dy.layout(), last));
-    gradient(*b, dy, h, weft::layouts::gradient_of(b->layout(), dy.layout(), last));
+    weft::kernels::linear_backward_input(frame.kernels(), dy.data_ptr<float>(), b->weight().data_ptr<float>(),
+                                         dh.data_ptr<float>(), {tokens, rank, out});
+    gradient(*weight, dy, x, weft::layouts::gradient_of(weight->weight().layout(), dy.layout(), last));
+    gradient(*b, dy, h, weft::layouts::gradient_of(b->weight().layout(), dy.layout(), last));
     // dh comes from this rank's outputs alone, so `a` gets a contribution from each: Partial wherever dy is cut.
-    gradient(*a, dh, x, weft::layouts::gradient_of(a->layout(), dy.layout(), -1));
+    gradient(*a, dh, x, weft::layouts::gradient_of(a->weight().layout(), dy.layout(), -1));
     const weft::Tensor dx = frame.compute().make(x.shape(), weft::DType::f32, dx_memory());
-    weft::kernels::linear_backward_input(frame.kernels(), dy.f32().data(), weight->value().f32().data(),
-                                         dx.f32().data(), {tokens, in, out});
-    weft::kernels::matmul(frame.kernels(), dh.f32().data(), Stored::plain, a->value().f32().data(),
-                          Stored::plain, dx.f32().data(), tokens, in, rank, true);
-    return {dx.with_layout(weft::layouts::linear_input_gradient(x.layout(), weight->layout()))};
+    weft::kernels::linear_backward_input(frame.kernels(), dy.data_ptr<float>(),
+                                         weight->weight().data_ptr<float>(), dx.data_ptr<float>(),
+                                         {tokens, in, out});
+    weft::kernels::matmul(frame.kernels(), dh.data_ptr<float>(), Stored::plain, a->weight().data_ptr<float>(),
+                          Stored::plain, dx.data_ptr<float>(), tokens, in, rank, true);
+    return {dx.with_layout(weft::layouts::linear_input_gradient(x.layout(), weight->weight().layout()))};
   }
 };

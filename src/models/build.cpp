@@ -1,5 +1,11 @@
 #include "weft/models/build.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "mesh/axis_ranks.hpp"
+#include "weft/base/error.hpp"
 #include "weft/mesh/layout.hpp"
 #include "weft/nn/init.hpp"
 #include "weft/tp/parallelize.hpp"
@@ -18,6 +24,29 @@ Plan transformer_plan(const TransformerConfig& config) {
   return plan;
 }
 
+namespace {
+
+// Whether the pattern is of the path, or of a module that it leads through.
+bool is_below(std::string_view pattern, std::string_view path) {
+  for (std::size_t end = path.find('.'); end != std::string_view::npos; end = path.find('.', end + 1))
+    if (matches(pattern, path.substr(0, end))) return true;
+  return matches(pattern, path);
+}
+
+// Throws bad_argument where a pattern is of no parameter, before anything changes.
+void freeze(Module& model, const std::vector<std::string>& patterns) {
+  const std::vector<Parameter*> parameters = model.parameters();
+  for (const std::string& pattern : patterns)
+    if (std::ranges::none_of(parameters, [&](const Parameter* p) { return is_below(pattern, p->path()); }))
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("build_parallel_model: frozen: nothing matches \"{}\"", pattern));
+  for (Parameter* p : parameters)
+    p->set_trainable(
+        std::ranges::none_of(patterns, [&](const std::string& s) { return is_below(s, p->path()); }));
+}
+
+}  // namespace
+
 Tensor ParallelModel::place(const Tensor& rows, std::int64_t global_rows) const {
   Shape global = rows.shape();
   global[0] = global_rows;
@@ -25,13 +54,17 @@ Tensor ParallelModel::place(const Tensor& rows, std::int64_t global_rows) const 
 }
 
 // The order of the parts, and why it is this one.
-ParallelModel build_parallel_model(const TransformerConfig& config, const DeviceMesh& mesh,
+ParallelModel build_parallel_model(const TransformerConfig& config, const DeviceMesh& mesh, Compute& compute,
                                    const BuildOptions& options) {
+  given_mesh("build_parallel_model", mesh, "mesh");
   ParallelModel built{mesh.root(), mesh[options.data_axis], mesh[options.tensor_axis], nullptr, nullptr};
 
   // 1. The tree with its names and global shapes; no memory.
   built.model = std::make_unique<Transformer>(config);
   Transformer& model = *built.model;
+
+  for (Parameter* p : model.parameters()) p->set_dtype(options.dtype);
+  freeze(model, options.frozen);
 
   // 2. The tensor axis, before there is memory: no rank ever holds more than its part.
   parallelize(model, built.tensor, transformer_plan(config));
@@ -43,7 +76,7 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
   // 4. Memory for this rank's part of each parameter, then values, which depend on seed, path and global
   // index
   //    alone: the same model on every mesh.
-  materialise(model, mesh.context(), options.weights);
+  materialise(model, compute, options.weights);
   initialise(model, options.seed);
   return built;
 }

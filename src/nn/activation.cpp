@@ -24,8 +24,8 @@ Tensors SwiGLU::do_forward(Inputs x, Frame& frame) {
   layouts::expect_whole(layouts::named(*this, "gate"), gate, "a nonlinearity", false);
   layouts::expect_same(layouts::named(*this, "up"), up.layout(), gate.layout(), "as gate");
   const Tensor hidden = frame.compute().make(gate.shape()).with_layout(gate.layout());
-  kernels::swiglu_forward(frame.kernels(), gate.f32().data(), up.f32().data(), hidden.f32().data(),
-                          gate.count());
+  kernels::swiglu_forward(frame.kernels(), gate.data_ptr<float>(), up.data_ptr<float>(),
+                          hidden.data_ptr<float>(), gate.count());
   frame.push(*this, {gate, up});
   return down_proj.forward(hidden, frame);
 }
@@ -37,8 +37,9 @@ Tensors SwiGLU::do_backward(Inputs dy, Frame& frame) {
   layouts::expect_same(layouts::named(*this, "d(hidden)"), dhidden.layout(), gate.layout(), "as gate");
   const Tensor dgate = frame.compute().make(gate.shape()).with_layout(gate.layout());
   const Tensor dup = frame.compute().make(gate.shape()).with_layout(gate.layout());
-  kernels::swiglu_backward(frame.kernels(), dhidden.f32().data(), gate.f32().data(), up.f32().data(),
-                           dgate.f32().data(), dup.f32().data(), gate.count());
+  kernels::swiglu_backward(frame.kernels(), dhidden.data_ptr<float>(), gate.data_ptr<float>(),
+                           up.data_ptr<float>(), dgate.data_ptr<float>(), dup.data_ptr<float>(),
+                           gate.count());
   const Tensor through_up = up_proj.backward(dup, frame)[0];
   const Tensor through_gate = gate_proj.backward(dgate, frame)[0];
   return {add_tensors(through_up, through_gate, frame.compute(), layouts::named(*this, "dx"), dx_memory())};
@@ -51,7 +52,8 @@ Tensor add_tensors(const Tensor& a, const Tensor& b, Compute& compute, const Ten
     throw Error(ErrorCode::bad_argument, fmt::format("{}: terms of shapes {} and {}", what.text(),
                                                      to_string(a.shape()), to_string(b.shape())));
   const Tensor sum = compute.make(a.shape(), DType::f32, memory).with_layout(a.layout());
-  kernels::add(kernels_of(compute), a.f32().data(), b.f32().data(), sum.f32().data(), a.count());
+  kernels::add(kernels_of(compute), a.data_ptr<float>(), b.data_ptr<float>(), sum.data_ptr<float>(),
+               a.count());
   return sum;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "weft/base/error.hpp"
+#include "weft/host/copy.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/layouts.hpp"
@@ -22,6 +23,37 @@ std::shared_ptr<const RopeTables> RopeTables::make(std::int64_t positions, std::
 }
 
 namespace {
+
+// The tables where the kernels read them: on the CPU as they are, elsewhere copied once for each Compute.
+struct RopeCopies {
+  explicit RopeCopies(Compute& c) : compute(c) {}
+  struct Copy {
+    std::shared_ptr<const RopeTables> of;
+    Tensor cos, sin;
+  };
+  Compute& compute;
+  std::vector<Copy> copies;
+
+  Tensor copied(const std::vector<float>& table) const {
+    auto* const data = const_cast<float*>(table.data());  // only read
+    const Tensor here(Storage::borrow(data, table.size() * sizeof(float)), 0,
+                      {static_cast<std::int64_t>(table.size())}, DType::f32);
+    return to_device(compute.context(), here, compute.stream());
+  }
+};
+
+struct RopePointers {
+  const float *cos, *sin;
+};
+
+RopePointers on_device(Compute& compute, const std::shared_ptr<const RopeTables>& tables) {
+  if (compute.device() == Device{}) return {tables->cos.data(), tables->sin.data()};
+  RopeCopies& all = compute.attached<RopeCopies>();
+  for (const RopeCopies::Copy& c : all.copies)
+    if (c.of == tables) return {c.cos.data_ptr<float>(), c.sin.data_ptr<float>()};
+  all.copies.push_back({tables, all.copied(tables->cos), all.copied(tables->sin)});
+  return {all.copies.back().cos.data_ptr<float>(), all.copies.back().sin.data_ptr<float>()};
+}
 
 // What q, k and v say about this rank's share of the heads. q: (batch, seq, heads·head_dim), k, v: (batch,
 // seq, kv_heads·head_dim)
@@ -103,14 +135,15 @@ Tensors Attention::do_forward(Inputs x, Frame& frame) {
             path(), s.seq, s.head_dim, rope_->positions, rope_->half * 2));
   const Tensor q = compute.make(q_plain.shape()).with_layout(q_plain.layout());
   const Tensor k = compute.make(k_plain.shape()).with_layout(k_plain.layout());
-  kernels::rope_forward(frame.kernels(), q_plain.f32().data(), rope_->cos.data(), rope_->sin.data(),
-                        q.f32().data(), {s.batch, s.seq, s.heads, s.head_dim});
-  kernels::rope_forward(frame.kernels(), k_plain.f32().data(), rope_->cos.data(), rope_->sin.data(),
-                        k.f32().data(), {s.batch, s.seq, s.kv_heads, s.head_dim});
+  const RopePointers rope = on_device(compute, rope_);
+  kernels::rope_forward(frame.kernels(), q_plain.data_ptr<float>(), rope.cos, rope.sin, q.data_ptr<float>(),
+                        {s.batch, s.seq, s.heads, s.head_dim});
+  kernels::rope_forward(frame.kernels(), k_plain.data_ptr<float>(), rope.cos, rope.sin, k.data_ptr<float>(),
+                        {s.batch, s.seq, s.kv_heads, s.head_dim});
   const Tensor out = compute.make(q.shape()).with_layout(q.layout());
   const Tensor log_sum_exp = compute.make({s.batch, s.heads, s.seq});
-  kernels::attention_forward(frame.kernels(), q.f32().data(), k.f32().data(), v.f32().data(),
-                             out.f32().data(), log_sum_exp.f32().data(), s);
+  kernels::attention_forward(frame.kernels(), q.data_ptr<float>(), k.data_ptr<float>(), v.data_ptr<float>(),
+                             out.data_ptr<float>(), log_sum_exp.data_ptr<float>(), s);
   frame.push(*this, {q, k, v, out, log_sum_exp});
   return o_proj.forward(out, frame);
 }
@@ -125,13 +158,15 @@ Tensors Attention::do_backward(Inputs dy, Frame& frame) {
   const Tensor dq = compute.make(q.shape()).with_layout(q.layout());
   const Tensor dk = compute.make(k.shape()).with_layout(k.layout());
   const Tensor dv = compute.make(v.shape()).with_layout(v.layout());
-  kernels::attention_backward(frame.kernels(), dout.f32().data(), q.f32().data(), k.f32().data(),
-                              v.f32().data(), out.f32().data(), log_sum_exp.f32().data(), dq.f32().data(),
-                              dk.f32().data(), dv.f32().data(), s);
-  kernels::rope_backward(frame.kernels(), dq.f32().data(), rope_->cos.data(), rope_->sin.data(),
-                         dq.f32().data(), {s.batch, s.seq, s.heads, s.head_dim});
-  kernels::rope_backward(frame.kernels(), dk.f32().data(), rope_->cos.data(), rope_->sin.data(),
-                         dk.f32().data(), {s.batch, s.seq, s.kv_heads, s.head_dim});
+  const RopePointers rope = on_device(compute, rope_);
+  kernels::attention_backward(frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(),
+                              k.data_ptr<float>(), v.data_ptr<float>(), out.data_ptr<float>(),
+                              log_sum_exp.data_ptr<float>(), dq.data_ptr<float>(), dk.data_ptr<float>(),
+                              dv.data_ptr<float>(), s);
+  kernels::rope_backward(frame.kernels(), dq.data_ptr<float>(), rope.cos, rope.sin, dq.data_ptr<float>(),
+                         {s.batch, s.seq, s.heads, s.head_dim});
+  kernels::rope_backward(frame.kernels(), dk.data_ptr<float>(), rope.cos, rope.sin, dk.data_ptr<float>(),
+                         {s.batch, s.seq, s.kv_heads, s.head_dim});
   const Tensor through_v = v_proj.backward(dv, frame)[0];
   const Tensor through_k = k_proj.backward(dk, frame)[0];
   const Tensor through_q = q_proj.backward(dq, frame)[0];

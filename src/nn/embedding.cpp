@@ -15,9 +15,9 @@ Embedding::Embedding(std::int64_t count, std::int64_t dim, Init init) {
 Tensors Embedding::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const Tensor tokens = layouts::beside(*this, "tokens", inputs[0], *weight);
-  const Tensor& w = weight->value();
+  const Tensor& w = weight->weight();
   if (w.layout())
-    layouts::expect_same(fmt::format("\"{}\"", weight->path()), w.layout(),
+    layouts::expect_same(TensorName::of("", weight->path()), w.layout(),
                          replicated_layout(w.layout()->mesh(), w.shape()), "every rank looks up any token");
   if (tokens.layout() && tokens.layout()->partial())
     throw Error(ErrorCode::layout,
@@ -30,8 +30,13 @@ Tensors Embedding::do_forward(Inputs inputs, Frame& frame) {
   const Tensor y = frame.compute()
                        .make(shape, DType::f32, out_memory())
                        .with_layout(layouts::with_global(tokens.layout(), global));
-  kernels::embedding_forward(frame.kernels(), tokens.as<std::int64_t>().data(), w.f32().data(),
-                             y.f32().data(), tokens.count(), count, dim);
+  const std::int64_t* const ids = tokens.data_ptr<std::int64_t>();
+  if (w.dtype() == DType::bf16)
+    kernels::embedding_forward(frame.kernels(), ids, w.data_ptr<bf16>(), y.data_ptr<float>(), tokens.count(),
+                               count, dim);
+  else
+    kernels::embedding_forward(frame.kernels(), ids, w.data_ptr<float>(), y.data_ptr<float>(), tokens.count(),
+                               count, dim);
   frame.push(*this, {tokens});
   return {y};
 }
@@ -40,15 +45,15 @@ Tensors Embedding::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
   const Tensor& dy = gradients[0];
   const Tensor tokens = frame.pop(*this)[0];
-  const Tensor& w = weight->value();
+  const Tensor& w = weight->weight();
   Shape global = layouts::global_shape(tokens);
   global.push_back(w.size(1));
   layouts::expect_same(layouts::named(*this, "dy"), dy.layout(),
                        layouts::with_global(tokens.layout(), global), "as y");
   weight->accumulate(layouts::gradient_of(w.layout(), tokens.layout(), -1), [&](const Tensor& dw, bool add) {
-    if (!add) kernels::fill(frame.kernels(), dw.f32().data(), 0.0f, dw.count());
-    kernels::embedding_backward(frame.kernels(), tokens.as<std::int64_t>().data(), dy.f32().data(),
-                                dw.f32().data(), tokens.count(), w.size(0), w.size(1));
+    if (!add) kernels::fill(frame.kernels(), dw.data_ptr<float>(), 0.0f, dw.count());
+    kernels::embedding_backward(frame.kernels(), tokens.data_ptr<std::int64_t>(), dy.data_ptr<float>(),
+                                dw.data_ptr<float>(), tokens.count(), w.size(0), w.size(1));
   });
   return {};
 }

@@ -13,13 +13,25 @@ namespace weft {
 namespace {
 
 struct Kernels {
-  explicit Kernels(Compute& compute) : context(compute.threads()) {}
+  explicit Kernels(Compute& compute) : context(compute) {}
   kernels::KernelContext context;
 };
 
 }  // namespace
 
 kernels::KernelContext& kernels_of(Compute& compute) { return compute.attached<Kernels>().context; }
+
+void Frame::begin(const Pass& pass) {
+  if (!entries_.empty())
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("frame: begin while the backward of \"{}\" has not run; run it, or clear() the Frame",
+                    entries_.back().of->path()));
+  if (!keeps_ && pass.training)
+    throw Error(ErrorCode::bad_argument,
+                "frame: begin of a training pass on an inference Frame, which keeps nothing");
+  pass_ = pass;
+}
 
 void Frame::count_use(const Parameter& parameter) {
   if (keeps_) ++uses_[&parameter];

@@ -1,75 +1,71 @@
 #include "weft/nn/init.hpp"
 
-#include <algorithm>
-#include <type_traits>
+#include <fmt/format.h>
 
+#include <algorithm>
+
+#include "nn/runs.hpp"
+#include "weft/base/error.hpp"
 #include "weft/base/random.hpp"
-#include "weft/mesh/layout.hpp"
+#include "weft/host/copy.hpp"
 #include "weft/nn/module.hpp"
 #include "weft/nn/parameter.hpp"
 
 namespace weft {
 namespace {
 
-// Normal numbers for one box of the global tensor, row by row of its last dimension. Each row is a run of the
-// stream that begins at the row's global index. `local`, `at`: the shape of what this rank holds, and where the
-// box begins in it.
-void fill_box(const RandomStream& stream, const Normal& how, const Shape& global, const Box& box,
-              float* value, const Shape& local, const Dims& at) {
-  if (box.shape.count() == 0) return;
-  const int dims = local.rank();
-  const std::int64_t row = dims == 0 ? 1 : box.shape.back();
-  for (std::int64_t r = 0; r < box.shape.count() / row; ++r) {
-    std::int64_t rest = r, stride = dims == 0 ? 1 : global.back(),
-                 local_stride = dims == 0 ? 1 : local.back();
-    std::int64_t start = dims == 0 ? 0 : box.offset[dims - 1];  // the row's global index
-    std::int64_t place = dims == 0 ? 0 : at[dims - 1];          // and its place in the local part
-    for (int d = dims - 2; d >= 0; --d) {
-      start += (rest % box.shape[d] + box.offset[d]) * stride;
-      place += (rest % box.shape[d] + at[d]) * local_stride;
-      rest /= box.shape[d];
-      stride *= global[d];
-      local_stride *= local[d];
-    }
-    float* const out = value + place;
-    stream.normal(static_cast<std::uint64_t>(start), row, out);
-    for (std::int64_t i = 0; i < row; ++i)
-      out[i] = static_cast<float>(how.mean + how.std * static_cast<double>(out[i]));
-  }
+void fill_normal(const Tensor& value, const Shape& global, std::string_view path, const Normal& how,
+                 std::uint64_t seed) {
+  const RandomStream stream(seed, path);
+  float* const all = value.f32().data();
+  each_run(global, value.layout(), value.shape(),
+           [&](std::int64_t start, std::int64_t place, std::int64_t count) {
+             float* const out = all + place;
+             stream.normal(static_cast<std::uint64_t>(start), count, out);
+             for (std::int64_t i = 0; i < count; ++i)
+               out[i] = static_cast<float>(how.mean + how.std * static_cast<double>(out[i]));
+           });
 }
 
-void fill_normal(const Parameter& p, const Tensor& value, const Normal& how, std::uint64_t seed) {
-  const RandomStream stream(seed, p.path());
-  Dims at = p.global_shape();
-  for (int d = 0; d < at.rank(); ++d) at[d] = 0;
-  const LayoutRef& layout = value.layout();
-  if (layout == nullptr) {
-    fill_box(stream, how, p.global_shape(), {at, p.global_shape()}, value.f32().data(), value.shape(), at);
-    return;
-  }
-  for (const Box& box : layout->parts()) {
-    fill_box(stream, how, p.global_shape(), box, value.f32().data(), value.shape(), at);
-    if (!layout->segments.sizes.empty()) at[layout->segments.dim] += box.shape[layout->segments.dim];
-  }
+template <class T>
+void fill_constant(const Tensor& value, double constant) {
+  std::fill_n(value.as<T>().data(), value.count(), static_cast<T>(constant));
+}
+
+// The numbers are made on the host, whatever the device: so they are the same on all.
+void fill(Compute& compute, const Tensor& value, const Shape& global, const std::string& path,
+          const Init& init, std::uint64_t seed) {
+  const bool here = value.device() == Device{};
+  const Tensor made =
+      here ? value : Tensor(compute.context(), value.shape(), value.dtype()).with_layout(value.layout());
+  const Constant* const constant = std::get_if<Constant>(&init);
+  if (value.dtype() == DType::f32)
+    constant != nullptr ? fill_constant<float>(made, constant->value)
+                        : fill_normal(made, global, path, std::get<Normal>(init), seed);
+  else if (constant != nullptr && value.dtype() == DType::f64)
+    fill_constant<double>(made, constant->value);
+  else if (constant != nullptr && value.dtype() == DType::i64)
+    fill_constant<std::int64_t>(made, constant->value);
+  else
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("initialise: \"{}\" is {}; expected f32, or a constant in f64 or i64", path,
+                            name(value.dtype())));
+  if (!here) copy(compute.context(), made, value, value.stream());
 }
 
 }  // namespace
 
 void initialise(Parameter& p, std::uint64_t seed) {
-  const Tensor& value = p.value();
-  std::visit(
-      [&](const auto& how) {
-        using How = std::decay_t<decltype(how)>;
-        if constexpr (std::is_same_v<How, Constant>)
-          std::fill_n(value.f32().data(), value.count(), static_cast<float>(how.value));
-        else
-          fill_normal(p, value, how, seed);
-      },
-      p.init());
+  fill(p.compute(), p.write_master(), p.global_shape(), p.path(), p.init(), seed);
+}
+
+void initialise(ModuleBuffer& b, std::uint64_t seed) {
+  fill(b.compute(), b.tensor(), b.global_shape(), b.path(), b.init(), seed);
 }
 
 void initialise(Module& root, std::uint64_t seed) {
   for (Parameter* p : root.parameters()) initialise(*p, seed);
+  for (ModuleBuffer* b : root.buffers()) initialise(*b, seed);
 }
 
 }  // namespace weft

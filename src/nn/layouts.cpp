@@ -80,7 +80,7 @@ void expect_same(const TensorName& what, const LayoutRef& got, const LayoutRef& 
 }
 
 Tensor beside(const Module& module, std::string_view tensor, const Tensor& x, const Parameter& weight) {
-  const LayoutRef& of_weight = weight.value().layout();
+  const LayoutRef& of_weight = weight.weight().layout();
   if (x.layout() == nullptr) {
     if (of_weight == nullptr) return x;
     if (!one_rank(of_weight)) throw Error(ErrorCode::layout, plain_error(named(module, tensor), of_weight));

@@ -2,8 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
+#include "nn/operands.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/layouts.hpp"
@@ -13,7 +12,7 @@ namespace {
 
 // Whether the weight's input features are split: then y is Partial and the bias waits for the sum.
 bool row_parallel(const Parameter& weight) {
-  const LayoutRef layout = weight.value().layout();
+  const LayoutRef layout = weight.weight().layout();
   if (layout == nullptr) return false;
   for (int axis = 0; axis < layout->mesh_shape().axis_count(); ++axis)
     if (layout->mesh_shape().size(axis) > 1 &&
@@ -25,11 +24,11 @@ bool row_parallel(const Parameter& weight) {
 // dbias: (out) = or += the sum of dy's rows; dy: (tokens, out)
 void accumulate_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
   const int last = dy.shape().rank() - 1;
-  bias.accumulate(layouts::gradient_of(bias.value().layout(), dy.layout(), last),
+  bias.accumulate(layouts::gradient_of(bias.weight().layout(), dy.layout(), last),
                   [&](const Tensor& into, bool add) {
                     const std::int64_t out = into.count();
-                    if (!add) std::fill_n(into.f32().data(), out, 0.0f);
-                    kernels::bias_backward(frame.kernels(), dy.f32().data(), into.f32().data(),
+                    if (!add) kernels::fill(frame.kernels(), into.data_ptr<float>(), 0.0f, out);
+                    kernels::bias_backward(frame.kernels(), dy.data_ptr<float>(), into.data_ptr<float>(),
                                            out == 0 ? 0 : dy.count() / out, out);
                   });
 }
@@ -37,10 +36,10 @@ void accumulate_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
 void expect_bias_fits(const Module& module, const Tensor& y, const Parameter& bias) {
   if (y.layout() == nullptr) return;
   layouts::expect_whole(layouts::named(module, "y"), y, "a bias", false);
-  if (y.shape().back() != bias.value().count())
+  if (y.shape().back() != bias.weight().count())
     throw Error(ErrorCode::layout,
                 fmt::format("{} has {} features on this rank, the bias {}",
-                            layouts::named(module, "y").text(), y.shape().back(), bias.value().count()));
+                            layouts::named(module, "y").text(), y.shape().back(), bias.weight().count()));
 }
 
 }  // namespace
@@ -65,7 +64,7 @@ void Linear::tie_weight(ParameterRef other) { weight = tie("weight", std::move(o
 Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const Tensor x = layouts::beside(*this, "x", inputs[0], *weight);
-  const Tensor& w = weight->value();
+  const Tensor& w = weight->weight();
   const LayoutRef layout = layouts::linear_output(layouts::named(*this, "x"), x.layout(), w.layout());
   const std::int64_t in = w.size(1), out = w.size(0);
   if (x.shape().rank() == 0 || x.shape().back() != in)
@@ -78,9 +77,17 @@ Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
   const bool add_bias_here = bias && !row_parallel(*weight);
   if (add_bias_here) expect_bias_fits(*this, y, *bias);
   const std::int64_t tokens = out == 0 ? 0 : y.count() / out;
-  kernels::linear_forward(frame.kernels(), x.f32().data(), w.f32().data(),
-                          add_bias_here ? bias->value().f32().data() : nullptr, y.f32().data(),
-                          {tokens, in, out});
+  const Tensor b = add_bias_here ? widened(frame, bias->weight()) : Tensor();
+  if (w.dtype() == DType::bf16) {
+    const Tensor operand = rounded_to_bf16(frame, x);
+    kernels::matmul(frame.kernels(), operand.data_ptr<bf16>(), kernels::Stored::plain, w.data_ptr<bf16>(),
+                    kernels::Stored::transposed, y.data_ptr<float>(), tokens, out, in, false);
+    if (b) kernels::add_bias(frame.kernels(), b.data_ptr<float>(), y.data_ptr<float>(), tokens, out);
+    frame.push(*this, {operand});
+    return {y};
+  }
+  kernels::linear_forward(frame.kernels(), x.data_ptr<float>(), w.data_ptr<float>(),
+                          b ? b.data_ptr<float>() : nullptr, y.data_ptr<float>(), {tokens, in, out});
   frame.push(*this, {x});
   return {y};
 }
@@ -88,8 +95,9 @@ Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
 void Linear::finish_forward(Tensors& y, Frame& frame) {
   if (!bias || !row_parallel(*weight)) return;
   expect_bias_fits(*this, y[0], *bias);
-  const std::int64_t out = bias->value().count();
-  kernels::add_bias(frame.kernels(), bias->value().f32().data(), y[0].f32().data(),
+  const Tensor b = widened(frame, bias->weight());
+  const std::int64_t out = b.count();
+  kernels::add_bias(frame.kernels(), b.data_ptr<float>(), y[0].data_ptr<float>(),
                     out == 0 ? 0 : y[0].count() / out, out);
 }
 
@@ -101,7 +109,7 @@ void Linear::begin_backward(Inputs dy, Frame& frame) {
 
 Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
   const Tensor x = frame.pop(*this)[0];
-  const Tensor& w = weight->value();
+  const Tensor& w = weight->weight();
   const LayoutRef y_layout = layouts::linear_output(layouts::named(*this, "x"), x.layout(), w.layout());
   const Tensor& dy = gradients[0];
   layouts::expect_same(layouts::named(*this, "dy"), dy.layout(), layouts::gradient_of_output(y_layout),
@@ -115,15 +123,25 @@ Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
 
   const std::int64_t tokens = in == 0 ? 0 : x.count() / in;
   const int last = x.shape().rank() - 1;
+  const bool in_bf16 = w.dtype() == DType::bf16;
+  const Tensor operand = in_bf16 ? rounded_to_bf16(frame, dy) : dy;
   weight->accumulate(layouts::gradient_of(w.layout(), x.layout(), last), [&](const Tensor& dw, bool add) {
-    kernels::matmul(frame.kernels(), dy.f32().data(), kernels::Stored::transposed, x.f32().data(),
-                    kernels::Stored::plain, dw.f32().data(), out, in, tokens, add);
+    if (in_bf16)
+      kernels::matmul(frame.kernels(), operand.data_ptr<bf16>(), kernels::Stored::transposed,
+                      x.data_ptr<bf16>(), kernels::Stored::plain, dw.data_ptr<float>(), out, in, tokens, add);
+    else
+      kernels::matmul(frame.kernels(), dy.data_ptr<float>(), kernels::Stored::transposed, x.data_ptr<float>(),
+                      kernels::Stored::plain, dw.data_ptr<float>(), out, in, tokens, add);
   });
   const Tensor dx = frame.compute()
                         .make(x.shape(), DType::f32, dx_memory())
                         .with_layout(layouts::linear_input_gradient(x.layout(), w.layout()));
-  kernels::linear_backward_input(frame.kernels(), dy.f32().data(), w.f32().data(), dx.f32().data(),
-                                 {tokens, in, out});
+  if (in_bf16)
+    kernels::matmul(frame.kernels(), operand.data_ptr<bf16>(), kernels::Stored::plain, w.data_ptr<bf16>(),
+                    kernels::Stored::plain, dx.data_ptr<float>(), tokens, in, out, false);
+  else
+    kernels::linear_backward_input(frame.kernels(), dy.data_ptr<float>(), w.data_ptr<float>(),
+                                   dx.data_ptr<float>(), {tokens, in, out});
   return {dx};
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "mesh/axis_ranks.hpp"
 #include "weft/base/error.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/kernels.hpp"
@@ -29,6 +30,19 @@ bool splits_tokens(const LayoutRef& logits) {
   return false;
 }
 
+void expect_one(const char* what, const Tensor& t) {
+  if (t.count() != 1)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("cross entropy: {} has {} elements; expected 1", what, t.count()));
+}
+
+// The number of all ranks, from this rank's.
+Tensor over_ranks(const Tensor& own, const LayoutRef& of_labels) {
+  if (of_labels == nullptr) return own;
+  const LayoutRef layout = loss_layout(of_labels);
+  return redistribute(own.with_layout(layout), Placements(layout->placements.size(), Replicate{}));
+}
+
 }  // namespace
 
 Tensors CrossEntropy::do_forward(Inputs inputs, Frame& frame) {
@@ -51,9 +65,7 @@ Tensors CrossEntropy::do_forward(Inputs inputs, Frame& frame) {
   } else {
     layouts::expect_same("cross entropy: labels", labels.layout(), nullptr, "as logits");
   }
-  if (valid.count() != 1)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("cross entropy: valid has {} elements; expected 1", valid.count()));
+  expect_one("valid", valid);
   if (valid.layout() && !valid.layout()->replicated())
     throw Error(ErrorCode::layout,
                 fmt::format("cross entropy: valid is {}; it is the number of valid tokens of all ranks",
@@ -67,9 +79,9 @@ Tensors CrossEntropy::do_forward(Inputs inputs, Frame& frame) {
   const std::int64_t tokens = labels.count();
   const Tensor log_sum_exp = frame.compute().make({tokens});
   const Tensor loss = frame.compute().make({1}, DType::f64).with_layout(loss_layout(logits.layout()));
-  loss.as<double>()[0] = kernels::cross_entropy_forward(
-      frame.kernels(), logits.f32().data(), labels.as<std::int64_t>().data(), log_sum_exp.f32().data(),
-      tokens, classes, static_cast<double>(valid.as<std::int64_t>()[0]));
+  kernels::cross_entropy_forward(frame.kernels(), logits.data_ptr<float>(), labels.data_ptr<std::int64_t>(),
+                                 log_sum_exp.data_ptr<float>(), loss.data_ptr<double>(), tokens, classes,
+                                 valid.data_ptr<std::int64_t>());
   frame.push(*this, {logits, labels, valid, log_sum_exp});
   return {loss};
 }
@@ -79,12 +91,11 @@ Tensors CrossEntropy::do_backward(Inputs gradients, Frame& frame) {
   const Tensor &logits = kept[0], &labels = kept[1], &valid = kept[2], &log_sum_exp = kept[3];
   const Tensor dlogits =
       frame.compute().make(logits.shape(), DType::f32, dx_memory()).with_layout(logits.layout());
-  kernels::cross_entropy_backward(frame.kernels(), logits.f32().data(), labels.as<std::int64_t>().data(),
-                                  log_sum_exp.f32().data(), dlogits.f32().data(), labels.count(),
-                                  logits.shape().back(), static_cast<double>(valid.as<std::int64_t>()[0]));
-  if (!gradients.empty())
-    kernels::scale(frame.kernels(), dlogits.f32().data(), static_cast<float>(gradients[0].as<double>()[0]),
-                   dlogits.count());
+  if (!gradients.empty()) expect_one("d(loss)", gradients[0]);
+  kernels::cross_entropy_backward(
+      frame.kernels(), logits.data_ptr<float>(), labels.data_ptr<std::int64_t>(),
+      log_sum_exp.data_ptr<float>(), gradients.empty() ? nullptr : gradients[0].data_ptr<double>(),
+      dlogits.data_ptr<float>(), labels.count(), logits.shape().back(), valid.data_ptr<std::int64_t>());
   return {dlogits};
 }
 
@@ -95,14 +106,20 @@ std::int64_t count_valid(const Tensor& labels) {
 }
 
 Tensor global_valid(Context& context, const Tensor& labels) {
-  const Tensor own = scalar(context, count_valid(labels));
-  if (labels.layout() == nullptr) return own;
-  const LayoutRef layout = loss_layout(labels.layout());
-  return redistribute(own.with_layout(layout), Placements(layout->placements.size(), Replicate{}));
+  return over_ranks(scalar(context, count_valid(labels)), labels.layout());
+}
+
+Tensor global_valid(Compute& compute, const Tensor& labels) {
+  compute.expect_here("global_valid: labels", labels);
+  const Tensor own = compute.make({1}, DType::i64);
+  kernels::count_valid(kernels_of(compute), labels.data_ptr<std::int64_t>(), own.data_ptr<std::int64_t>(),
+                       labels.count());
+  return over_ranks(own, labels.layout());
 }
 
 Tensor scalar(const DeviceMesh& mesh, std::int64_t value) {
-  return scalar(mesh.context(), value).with_layout(replicated_layout(mesh.root(), {1}));
+  return scalar(given_mesh("scalar", mesh, "mesh").context(), value)
+      .with_layout(replicated_layout(mesh.root(), {1}));
 }
 
 Tensor scalar(Context& context, std::int64_t value) {

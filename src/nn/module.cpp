@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "mesh/axis_ranks.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -152,6 +153,7 @@ Tensors Module::forward(Inputs x, Frame& frame) {
   Tensors in(x.begin(), x.end());
   run(HookPoint::pre_forward, in, frame);
   for (const PlacedBoundary& placed : before_) cross(placed, Direction::forward, {path_, "x"}, in);
+  expect_here("input", in, frame);
   Tensors out = do_forward(in, frame);
   for (const PlacedBoundary& placed : after_) cross(placed, Direction::forward, {path_, "y"}, out);
   finish_forward(out, frame);
@@ -166,9 +168,11 @@ Tensors Module::backward(Inputs dy, Frame& frame) {
   Scopes scopes(around(true), *this, frame);
   Tensors in(dy.begin(), dy.end());
   run(HookPoint::pre_backward, in, frame);
+  expect_here("gradient", in, frame);
   begin_backward(in, frame);
   for (auto placed = after_.rbegin(); placed != after_.rend(); ++placed)
     cross(*placed, Direction::backward, {path_, "dy"}, in);
+  expect_here("gradient", in, frame);
   Tensors out = do_backward(in, frame);
   for (const auto& [name, parameter] : own_)
     if (frame.drop_use(*parameter)) parameter->announce_final();
@@ -200,16 +204,29 @@ void Module::add(std::string name, Module& child) {
   children_.emplace_back(std::move(name), &child);
 }
 
-ParameterRef Module::add(std::string name, ParameterRef parameter) {
-  const bool taken = std::any_of(own_.begin(), own_.end(), [&](const auto& p) { return p.first == name; });
-  if (name.empty() || name.find('.') != std::string::npos || taken)
+// Throws bad_argument where a parameter or buffer cannot have this name here.
+void Module::expect_new_name(std::string_view what, std::string_view name) const {
+  const auto is_it = [&](const auto& entry) { return entry.first == name; };
+  const bool taken = std::ranges::any_of(own_, is_it) || std::ranges::any_of(own_buffers_, is_it);
+  if (name.empty() || name.find('.') != std::string_view::npos || taken)
     throw Error(ErrorCode::bad_argument,
-                fmt::format("module \"{}\": cannot add parameter \"{}\": {}", path_, name,
+                fmt::format("module \"{}\": cannot add {} \"{}\": {}", path_, what, name,
                             taken ? "the name is taken" : "a name is not empty and holds no dot"));
+}
+
+ParameterRef Module::add(std::string name, ParameterRef parameter) {
+  expect_new_name("parameter", name);
   parameter->path_ = joined(path_, name);
   ++parameter->holders_;
   own_.emplace_back(std::move(name), parameter);
   return parameter;
+}
+
+ModuleBufferRef Module::add(std::string name, ModuleBufferRef buffer) {
+  expect_new_name("buffer", name);
+  buffer->path_ = joined(path_, name);
+  own_buffers_.emplace_back(std::move(name), buffer);
+  return buffer;
 }
 
 ParameterRef Module::tie(std::string_view name, ParameterRef parameter) {
@@ -233,10 +250,25 @@ void Module::expect_count(Inputs x, std::size_t count, const char* what) const {
                 fmt::format("\"{}\": got {} {}; expected {}", path_, x.size(), what, count));
 }
 
+// A layer computes where its Frame does: with parameters and tensors there.
+void Module::expect_here(const char* what, Inputs x, const Frame& frame) const {
+  const Device device = frame.compute().device();
+  const auto expect = [&](const Tensor& t, const auto& name) {
+    if (t && t.device() != device)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("\"{}\": {} is on {}; expected {}, the device of the Frame", path_, name(),
+                              to_string(t.device()), to_string(device)));
+  };
+  for (std::size_t i = 0; i < x.size(); ++i) expect(x[i], [&] { return fmt::format("{} {}", what, i); });
+  for (const auto& [name, parameter] : own_) expect(parameter->master_, [&] { return name; });
+  for (const auto& [name, buffer] : own_buffers_) expect(buffer->tensor_, [&] { return name; });
+}
+
 void Module::set_path(std::string path) {
   path_ = std::move(path);
   for (auto& [name, parameter] : own_)
     if (std::find(tied_.begin(), tied_.end(), name) == tied_.end()) parameter->path_ = joined(path_, name);
+  for (auto& [name, buffer] : own_buffers_) buffer->path_ = joined(path_, name);
   for (auto& [name, child] : children_) child->set_path(joined(path_, name));
 }
 
@@ -277,6 +309,16 @@ std::vector<Parameter*> Module::parameters() const {
   return all;
 }
 
+std::vector<ModuleBuffer*> Module::buffers() const {
+  std::vector<ModuleBuffer*> all;
+  const std::function<void(const Module&)> collect = [&](const Module& m) {
+    for (const auto& [name, buffer] : m.own_buffers_) all.push_back(buffer.get());
+    for (const auto& [name, child] : m.children_) collect(*child);
+  };
+  collect(*this);
+  return all;
+}
+
 void Module::visit(const std::function<void(Module&)>& see) {
   see(*this);
   for (const auto& [name, child] : children_) child->visit(see);
@@ -307,12 +349,16 @@ Tensors Sequential::do_backward(Inputs dy, Frame& frame) {
 }
 
 void replicate(Module& root, const DeviceMesh& mesh) {
+  given_mesh("replicate", mesh, "mesh");
   for (Parameter* p : root.parameters())
     if (p->layout() == nullptr) p->set_layout(replicated_layout(mesh, p->global_shape()));
+  for (ModuleBuffer* b : root.buffers())
+    if (b->layout() == nullptr) b->set_layout(replicated_layout(mesh, b->global_shape()));
 }
 
-void materialise(Module& root, Context& context, Memory memory) {
-  for (Parameter* p : root.parameters()) p->materialise(context, memory);
+void materialise(Module& root, Compute& compute, Memory memory) {
+  for (Parameter* p : root.parameters()) p->materialise(compute, memory);
+  for (ModuleBuffer* b : root.buffers()) b->materialise(compute, memory);
 }
 
 }  // namespace weft

@@ -12,33 +12,45 @@ namespace weft {
 Optimizer::Optimizer(Compute& compute, std::vector<Parameter*> parameters, std::vector<std::string> names)
     : compute_(&compute), parameters_(std::move(parameters)), names_(std::move(names)) {
   Context& context = compute.context();
+  for (const Parameter* p : parameters_)
+    if (!p->trainable()) frozen_.push_back(p);
+  std::erase_if(parameters_, [](const Parameter* p) { return !p->trainable(); });
   for (const Parameter* p : parameters_) {
+    compute.expect_here(p->path(), p->master());
     State state;
-    state.step = Tensor::zeros(context, {1}, DType::i64);
+    state.step = Tensor::zeros(context, {1}, DType::i64);  // the host counts
     for (std::size_t i = 0; i < names_.size(); ++i)
-      state.tensors.push_back(Tensor::zeros(context, p->value().shape()).with_layout(p->value().layout()));
+      state.tensors.push_back(compute.zeros(p->master().shape()).with_layout(p->master().layout()));
     states_.push_back(std::move(state));
   }
 }
 
 void Optimizer::step(double lr) {
+  for (const Parameter* p : frozen_)
+    if (p->trainable())
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format("optimizer: \"{}\" was frozen when the optimizer was made; make it after set_trainable",
+                      p->path()));
   std::vector<std::string_view> without;
   for (const Parameter* p : parameters_)
-    if (!p->has_gradient()) without.push_back(p->path());
+    if (p->trainable() && !p->has_gradient()) without.push_back(p->path());
   if (!without.empty())
     throw Error(
         ErrorCode::bad_argument,
         fmt::format("optimizer: no gradient for {}; no backward pass has used it", fmt::join(without, ", ")));
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const Parameter& p = *parameters_[i];
+    if (!p.trainable()) continue;  // frozen since
     layouts::expect_same(TensorName::of("optimizer: the gradient of ", p.path()), p.gradient_layout(),
-                         p.value().layout(), "as the value; reduce it before the step");
+                         p.master().layout(), "as the master; reduce it before the step");
     for (std::size_t j = 0; j < names_.size(); ++j)
       layouts::expect_same(TensorName::of("optimizer: the state of ", p.path()),
-                           states_[i].tensors[j].layout(), p.value().layout(),
-                           "as the value; make the optimizer after the value has its layout");
+                           states_[i].tensors[j].layout(), p.master().layout(),
+                           "as the master; make the optimizer after the master has its layout");
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i]->trainable()) continue;
     std::int64_t& step = states_[i].step.as<std::int64_t>()[0];
     update(*parameters_[i], states_[i], ++step, lr);
   }
@@ -61,8 +73,8 @@ AdamW::AdamW(Compute& compute, std::vector<Parameter*> parameters, const Options
 
 void AdamW::update(Parameter& p, State& state, std::int64_t step, double lr) {
   kernels::adamw_step(
-      kernels_of(compute()), p.value().f32().data(), state.tensors[0].f32().data(),
-      state.tensors[1].f32().data(), p.gradient().f32().data(), p.value().count(),
+      kernels_of(compute()), p.write_master().data_ptr<float>(), state.tensors[0].data_ptr<float>(),
+      state.tensors[1].data_ptr<float>(), p.gradient().data_ptr<float>(), p.master().count(),
       {lr, options_.beta1, options_.beta2, options_.eps, p.decays() ? options_.weight_decay : 0.0, step});
 }
 
@@ -72,9 +84,9 @@ SGD::SGD(Compute& compute, std::vector<Parameter*> parameters, const Options& op
       options_(options) {}
 
 void SGD::update(Parameter& p, State& state, std::int64_t, double lr) {
-  kernels::sgd_step(kernels_of(compute()), p.value().f32().data(),
-                    options_.momentum == 0 ? nullptr : state.tensors[0].f32().data(),
-                    p.gradient().f32().data(), p.value().count(),
+  kernels::sgd_step(kernels_of(compute()), p.write_master().data_ptr<float>(),
+                    options_.momentum == 0 ? nullptr : state.tensors[0].data_ptr<float>(),
+                    p.gradient().data_ptr<float>(), p.master().count(),
                     {lr, options_.momentum, p.decays() ? options_.weight_decay : 0.0});
 }
 

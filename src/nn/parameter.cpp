@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 
 #include "weft/base/error.hpp"
+#include "weft/host/copy.hpp"
 #include "weft/mesh/layout.hpp"
+#include "weft/nn/frame.hpp"
+#include "weft/nn/kernels.hpp"
 #include "weft/nn/layouts.hpp"
 
 namespace weft {
@@ -32,40 +34,97 @@ void Parameter::set_layout(LayoutRef layout) {
   layout_ = layout;
 }
 
-void Parameter::materialise(Context& context, Memory memory) {
+void Parameter::set_trainable(bool trainable) {
+  if (trainable != trainable_ && (has_gradient_ || gradient_owner_ != nullptr))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("parameter \"{}\": set_trainable while {}; expected before", path_,
+                            has_gradient_ ? "it has a gradient" : "an averager has it"));
+  trainable_ = trainable;
+}
+
+void Parameter::set_dtype(DType dtype) {
+  if (dtype != DType::f32 && dtype != DType::bf16)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("parameter \"{}\": set_dtype got {}; expected f32 or bf16", path_, name(dtype)));
+  if (materialised())
+    throw Error(ErrorCode::bad_argument, fmt::format("parameter \"{}\": set_dtype after materialise", path_));
+  dtype_ = dtype;
+}
+
+void Parameter::materialise(Compute& compute, Memory memory) {
   if (materialised())
     throw Error(ErrorCode::bad_argument, fmt::format("parameter \"{}\": materialised twice", path_));
-  context_ = &context;
-  value_ = Tensor(context, local_shape(), DType::f32, memory).with_layout(layout_);
+  compute_ = &compute;
+  master_ = compute.make(local_shape(), DType::f32, memory).with_layout(layout_);
 }
 
-const Tensor& Parameter::value() const {
+const Tensor& Parameter::master() const {
   if (!materialised())
     throw Error(ErrorCode::bad_argument, fmt::format("parameter \"{}\": used before materialise", path_));
-  return value_;
+  return master_;
 }
 
-void Parameter::set_value(Tensor value) {
+const Tensor& Parameter::write_master() {
+  rounded_is_old_ = true;
+  return master();
+}
+
+void Parameter::set_master(Tensor master) {
   if (!materialised())
     throw Error(ErrorCode::bad_argument,
-                fmt::format("parameter \"{}\": set_value before materialise", path_));
-  const LayoutRef layout = value.layout() ? value.layout() : layout_;
-  const Shape expected = layout ? layout->local_shape() : global_;
-  if (value.dtype() != DType::f32 || !(value.shape() == expected))
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("parameter \"{}\": set_value got {} {}; expected f32 {}", path_,
-                            name(value.dtype()), to_string(value.shape()), to_string(expected)));
-  if (layout && (layout->partial() || !(layout->global == global_)))
-    throw Error(ErrorCode::layout,
-                fmt::format("parameter \"{}\": set_value got {}; expected whole values of {}", path_,
-                            to_string(*layout), to_string(global_)));
+                fmt::format("parameter \"{}\": set_master before materialise", path_));
+  const LayoutRef layout = master.layout() ? master.layout() : layout_;
+  expect_fits("set_master", master, DType::f32, layout);
   if (layout != layout_ && has_gradient_)
     throw Error(ErrorCode::layout,
-                fmt::format("parameter \"{}\": set_value with another layout while it has a gradient; "
+                fmt::format("parameter \"{}\": set_master with another layout while it has a gradient; "
                             "zero_gradient first",
                             path_));
   layout_ = layout;
-  value_ = value.with_layout(layout);
+  master_ = master.with_layout(layout);
+  rounded_ = {};
+  rounded_is_old_ = true;
+}
+
+const Tensor& Parameter::weight() const {
+  if (placed_) return placed_;
+  if (dtype_ == DType::f32) return master();
+  if (rounded_is_old_) {
+    const Tensor& from = master();
+    if (!rounded_) rounded_ = compute_->make(from.shape(), dtype_).with_layout(layout_);
+    kernels::round_to_bf16(kernels_of(*compute_), from.data_ptr<float>(), rounded_.data_ptr<bf16>(),
+                           from.count());
+    rounded_is_old_ = false;
+  }
+  return rounded_;
+}
+
+void Parameter::place_weight(Tensor weight) {
+  master();  // there must be one
+  expect_fits("place_weight", weight, dtype_, weight.layout());
+  if (has_gradient_ && !(weight.shape() == gradient_.shape()))
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("parameter \"{}\": place_weight got {} while it has a gradient of {}; zero_gradient "
+                    "first",
+                    path_, to_string(weight.shape()), to_string(gradient_.shape())));
+  if (!(weight.shape() == this->weight().shape())) expect_unclaimed("place_weight of another shape");
+  placed_ = std::move(weight);
+}
+
+void Parameter::drop_weight() noexcept { placed_ = {}; }
+
+void Parameter::expect_fits(std::string_view call, const Tensor& t, DType dtype,
+                            const LayoutRef& layout) const {
+  const Shape expected = layout ? layout->local_shape() : global_;
+  if (t.dtype() != dtype || !(t.shape() == expected))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("parameter \"{}\": {} got {} {}; expected {} {}", path_, call, name(t.dtype()),
+                            to_string(t.shape()), name(dtype), to_string(expected)));
+  expect_device(call, t);
+  if (layout && (layout->partial() || !(layout->global == global_)))
+    throw Error(ErrorCode::layout, fmt::format("parameter \"{}\": {} got {}; expected whole values of {}",
+                                               path_, call, to_string(*layout), to_string(global_)));
 }
 
 const Tensor& Parameter::gradient() const {
@@ -83,6 +142,30 @@ void Parameter::set_gradient_layout(LayoutRef layout) {
   gradient_ = gradient_.with_layout(layout);
 }
 
+void Parameter::set_gradient(Tensor gradient) {
+  this->gradient();  // there must be one
+  expect_unclaimed("set_gradient");
+  const LayoutRef& layout = gradient.layout();
+  const Shape expected = layout ? layout->local_shape() : master().shape();
+  if (gradient.dtype() != DType::f32 || !(gradient.shape() == expected) ||
+      (layout && !(layout->global == global_)))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("parameter \"{}\": set_gradient got {} {}{}; expected f32 {} of {}", path_,
+                            name(gradient.dtype()), to_string(gradient.shape()),
+                            layout ? fmt::format(", stated to be {}", to_string(*layout)) : "",
+                            to_string(expected), to_string(global_)));
+  expect_device("set_gradient", gradient);
+  gradient_layout_ = layout;
+  gradient_ = std::move(gradient);
+}
+
+// An averager reduces the memory that it gave: a gradient that lay elsewhere would go unreduced.
+void Parameter::expect_unclaimed(std::string_view call) const {
+  if (gradient_owner_ != nullptr)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("parameter \"{}\": {} while its gradient belongs to an averager", path_, call));
+}
+
 void Parameter::claim_gradient(const void* owner) {
   if (gradient_owner_ != nullptr && gradient_owner_ != owner)
     throw Error(
@@ -98,19 +181,20 @@ void Parameter::release_gradient(const void* owner) noexcept {
 }
 
 void Parameter::state_gradient(LayoutRef layout) {
-  if (!gradient_ || !(gradient_.shape() == value().shape())) gradient_ = Tensor(*context_, value().shape());
+  make_gradient();
   has_gradient_ = true;
   gradient_layout_ = layout;
   gradient_ = gradient_.with_layout(layout);
 }
 
 void Parameter::place_gradient(Tensor memory) {
-  const Shape& expected = value().shape();
+  const Shape& expected = weight().shape();
   if (memory.dtype() != DType::f32 || !(memory.shape() == expected))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("parameter \"{}\": place_gradient got {} {}; expected f32 {}", path_,
                             name(memory.dtype()), to_string(memory.shape()), to_string(expected)));
-  if (has_gradient_) std::memcpy(memory.data(), gradient_.data(), static_cast<std::size_t>(memory.bytes()));
+  expect_device("place_gradient", memory);
+  if (has_gradient_) copy(compute_->context(), gradient_, memory, compute_->stream());
   gradient_ = memory.with_layout(gradient_layout_);
 }
 
@@ -119,26 +203,40 @@ void Parameter::zero_gradient() noexcept {
   gradient_layout_ = nullptr;
 }
 
+// Like the master: where layers and kernels look for it.
+void Parameter::expect_device(std::string_view call, const Tensor& t) const {
+  if (t.device() != master().device())
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("parameter \"{}\": {} got a tensor on {}; expected {}, where the master is",
+                            path_, call, to_string(t.device()), to_string(master().device())));
+}
+
+void Parameter::make_gradient() {
+  const Shape& shape = weight().shape();
+  if (!gradient_ || !(gradient_.shape() == shape)) gradient_ = compute_->make(shape);
+}
+
 void Parameter::accumulate(const Tensor& dw) {
   accumulate(dw.layout(), [&](const Tensor& into, bool add) {
     if (!(dw.shape() == into.shape()))
       throw Error(ErrorCode::bad_argument,
                   fmt::format("parameter \"{}\": a gradient of shape {}; expected {}", path_,
                               to_string(dw.shape()), to_string(into.shape())));
-    float* out = into.f32().data();
-    const float* in = dw.f32().data();
+    expect_device("accumulate", dw);
+    float* const out = into.data_ptr<float>();
     if (add)
-      for (std::int64_t i = 0; i < dw.count(); ++i) out[i] += in[i];
+      kernels::add(kernels_of(*compute_), out, dw.data_ptr<float>(), out, dw.count());
     else
-      std::copy_n(in, dw.count(), out);
+      copy(compute_->context(), dw, into, compute_->stream());
   });
 }
 
 void Parameter::accumulate(LayoutRef layout, const std::function<void(const Tensor&, bool)>& write) {
+  if (!trainable_) return;
   if (has_gradient_)
-    layouts::expect_same(fmt::format("parameter \"{}\": a gradient", path_), layout, gradient_layout_,
-                         "as its uses before; zero_gradient after reducing");
-  if (!gradient_ || !(gradient_.shape() == value().shape())) gradient_ = Tensor(*context_, value().shape());
+    layouts::expect_same(TensorName::of("parameter ", path_).and_then(": a gradient"), layout,
+                         gradient_layout_, "as its uses before; zero_gradient after reducing");
+  make_gradient();
   write(gradient_, has_gradient_);
   has_gradient_ = true;
   gradient_layout_ = layout;
@@ -157,6 +255,28 @@ int Parameter::listen(Listener listener) {
 
 void Parameter::stop_listening(int id) {
   std::erase_if(listeners_, [id](const auto& entry) { return entry.first == id; });
+}
+
+void ModuleBuffer::set_layout(LayoutRef layout) {
+  if (materialised())
+    throw Error(ErrorCode::bad_argument, fmt::format("buffer \"{}\": set_layout after materialise", path_));
+  if (layout && (!(layout->global == global_) || layout->partial()))
+    throw Error(ErrorCode::layout, fmt::format("buffer \"{}\" is {}; its layout is {}", path_,
+                                               to_string(global_), to_string(*layout)));
+  layout_ = layout;
+}
+
+void ModuleBuffer::materialise(Compute& compute, Memory memory) {
+  if (materialised())
+    throw Error(ErrorCode::bad_argument, fmt::format("buffer \"{}\": materialised twice", path_));
+  compute_ = &compute;
+  tensor_ = compute.make(layout_ ? layout_->local_shape() : global_, dtype_, memory).with_layout(layout_);
+}
+
+const Tensor& ModuleBuffer::tensor() const {
+  if (!materialised())
+    throw Error(ErrorCode::bad_argument, fmt::format("buffer \"{}\": used before materialise", path_));
+  return tensor_;
 }
 
 }  // namespace weft

@@ -7,7 +7,8 @@
 #include <initializer_list>
 #include <utility>
 
-#include "dp/view_memory.hpp"
+#include "mesh/axis_ranks.hpp"
+#include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/frame.hpp"
 #include "weft/nn/kernels.hpp"
@@ -27,6 +28,7 @@ std::string shown(const Shape& s) { return to_string(s); }
 
 struct Checker {
   const char* function;
+  Device device;  // of the Compute
 
   [[noreturn]] void wrong(const char* what, const std::string& text) const {
     throw Error(ErrorCode::bad_argument, fmt::format("{}: {} {}", function, what, text));
@@ -34,8 +36,9 @@ struct Checker {
   // What every view must be.
   void check(const char* what, const ConstTensorView& v) const {
     if (v.dtype != DType::f32) wrong(what, fmt::format("is {}; expected f32", name(v.dtype)));
-    if (v.device.kind != DeviceKind::cpu)
-      wrong(what, fmt::format("is on {}; expected cpu", to_string(v.device)));
+    if (v.device != device)
+      wrong(what, fmt::format("is on {}; expected {}, the device of the Compute", to_string(v.device),
+                              to_string(device)));
     if (const std::string fault = memory_fault(v); !fault.empty()) wrong(what, fault);
   }
   void expect(const char* what, const ConstTensorView& v, const Shape& shape, const std::string& from) const {
@@ -112,7 +115,7 @@ void weight_gradients(Compute& compute, const ConstTensorView& dy, const ConstTe
     kernels::matmul(ctx, floats(dy), Stored::transposed, floats(x), Stored::plain, floats(g.dw), s.out, s.in,
                     s.tokens, g.accumulate);
   if (!given(g.db)) return;
-  if (!g.accumulate) std::fill_n(floats(g.db), s.out, 0.0f);
+  if (!g.accumulate) kernels::fill(ctx, floats(g.db), 0.0f, s.out);
   kernels::bias_backward(ctx, floats(dy), floats(g.db), s.tokens, s.out);
 }
 
@@ -120,19 +123,20 @@ void weight_gradients(Compute& compute, const ConstTensorView& dy, const ConstTe
 
 void column_linear_forward(Compute& compute, const ConstTensorView& x, const ConstTensorView& w,
                            const ConstTensorView& b, const TensorView& y) {
-  const LinearShape s = check_forward({"column_linear_forward"}, x, w, b, y);
+  const LinearShape s = check_forward({"column_linear_forward", compute.device()}, x, w, b, y);
   kernels::linear_forward(kernels_of(compute), floats(x), floats(w), given(b) ? floats(b) : nullptr,
                           floats(y), s);
 }
 
 void column_linear_backward(Compute& compute, const DeviceMesh& axes, const ConstTensorView& dy,
                             const ConstTensorView& x, const ConstTensorView& w, const LinearGradients& g) {
-  const LinearShape s = check_backward({"column_linear_backward"}, dy, x, w, g);
+  given_mesh("column_linear_backward", axes);
+  const LinearShape s = check_backward({"column_linear_backward", compute.device()}, dy, x, w, g);
   ProcessGroup* const group = given(g.dx) ? group_of(axes) : nullptr;
   Work sum;
   if (given(g.dx)) {
     kernels::linear_backward_input(kernels_of(compute), floats(dy), floats(w), floats(g.dx), s);
-    if (group != nullptr) sum = group->all_reduce(g.dx, g.dx);
+    if (group != nullptr) sum = group->all_reduce(g.dx, g.dx, {.stream = compute.stream()});
   }
   weight_gradients(compute, dy, x, g, s);
   if (sum.valid()) sum.wait();
@@ -140,16 +144,17 @@ void column_linear_backward(Compute& compute, const DeviceMesh& axes, const Cons
 
 void row_linear_forward(Compute& compute, const DeviceMesh& axes, const ConstTensorView& x,
                         const ConstTensorView& w, const ConstTensorView& b, const TensorView& y) {
-  const LinearShape s = check_forward({"row_linear_forward"}, x, w, b, y);
+  given_mesh("row_linear_forward", axes);
+  const LinearShape s = check_forward({"row_linear_forward", compute.device()}, x, w, b, y);
   ProcessGroup* const group = group_of(axes);
   kernels::linear_forward(kernels_of(compute), floats(x), floats(w), nullptr, floats(y), s);
-  if (group != nullptr) group->all_reduce(y, y).wait();
+  if (group != nullptr) group->all_reduce(y, y, {.stream = compute.stream()}).wait();
   if (given(b)) kernels::add_bias(kernels_of(compute), floats(b), floats(y), s.tokens, s.out);
 }
 
 void row_linear_backward(Compute& compute, const ConstTensorView& dy, const ConstTensorView& x,
                          const ConstTensorView& w, const LinearGradients& g) {
-  const LinearShape s = check_backward({"row_linear_backward"}, dy, x, w, g);
+  const LinearShape s = check_backward({"row_linear_backward", compute.device()}, dy, x, w, g);
   if (given(g.dx))
     kernels::linear_backward_input(kernels_of(compute), floats(dy), floats(w), floats(g.dx), s);
   weight_gradients(compute, dy, x, g, s);

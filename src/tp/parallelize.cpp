@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <typeinfo>
 
+#include "mesh/axis_ranks.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -180,6 +181,7 @@ void put_into_effect(const std::vector<Node>& nodes, const DeviceMesh& axis) {
 
 // First the whole plan is laid over the tree, then all of it is checked, and only then is anything set.
 void parallelize(Module& root, const DeviceMesh& axis, const Plan& plan) {
+  given_mesh("parallelize", axis, "axis");
   std::vector<Node> nodes;
   list(root, "", -1, nodes);
   assign_entries(plan, nodes);

@@ -3,11 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 
+#include "base/hash.hpp"
 #include "dp/missing.hpp"
+#include "mesh/axis_ranks.hpp"
+#include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
+#include "weft/nn/frame.hpp"
+#include "weft/nn/kernels.hpp"
 
 namespace weft {
 namespace {
@@ -47,15 +51,18 @@ struct GradientAverager::Slot {
 struct GradientAverager::Agreement {
   std::vector<std::size_t> order;                 // as the first rank saw gradients become final
   std::vector<std::vector<std::int64_t>> places;  // by parameter and axis of the root: a placement's number
+  std::vector<int> told_by;                       // by parameter: the first rank that knew
 };
 
 GradientAverager::GradientAverager(std::vector<Parameter*> parameters, DeviceMesh axes, Options options)
-    : axes_(std::move(axes)), options_(options) {
+    : axes_(given_mesh("averager", axes)), options_(options) {
   if (options_.bucket_bytes < 1)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("averager: bucket_bytes is {}; expected at least 1", options_.bucket_bytes));
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("averager: options.bucket_bytes is {}; expected 1 or more", options_.bucket_bytes));
   for (DeviceMesh& axis : axes_.each_axis())
     if (axis.size() > 1) each_axis_.push_back(std::move(axis));
+  std::erase_if(parameters, [](const Parameter* p) { return !p->trainable(); });
   slots_.resize(parameters.size());
   try {
     for (std::size_t i = 0; i < parameters.size(); ++i) {
@@ -84,18 +91,18 @@ void GradientAverager::expect_partial(std::size_t index) {
   Slot& slot = slots_[index];
   slot.use = slot.parameter->gradient_layout();
   for (const DeviceMesh& axis : each_axis_) {
-    const std::string what = fmt::format("averager: the gradient of \"{}\"", slot.parameter->path());
+    const TensorName what = TensorName::of("averager: the gradient of ", slot.parameter->path());
     const Placement placement = placement_on(slot.parameter->gradient(), axis, what);
     if (!is_sum_or_avg(placement))
       throw Error(
           ErrorCode::layout,
           fmt::format("{} is {} on {}; expected Partial(sum), or Partial(avg): there is nothing to reduce",
-                      what, to_string(placement), axis_text(axis)));
+                      what.text(), to_string(placement), axis_text(axis)));
     const ReduceOp op = std::get<Partial>(placement).op;
     if (slot.op && !(*slot.op == op))
       throw Error(ErrorCode::layout,
                   fmt::format("{} is {} on {}; in the passes before, or on another axis, it was Partial({})",
-                              what, to_string(placement), axis_text(axis), name(*slot.op)));
+                              what.text(), to_string(placement), axis_text(axis), name(*slot.op)));
     slot.op = op;
   }
 }
@@ -107,12 +114,12 @@ void GradientAverager::became_final(std::size_t index) {
     slot.seen = true;
     final_order_.push_back(index);
   }
-  if (!sync_) return;
+  if (*no_syncs_ > 0) return;
   if (slot.final)
     throw Error(
         ErrorCode::bad_argument,
         fmt::format("averager: the gradient of \"{}\" became final twice; several backward passes before "
-                    "finish() need set_sync(false) for all but the last",
+                    "finish() need no_sync() around all but the last",
                     slot.parameter->path()));
   slot.final = true;
   if (!reducer_) return;
@@ -121,59 +128,73 @@ void GradientAverager::became_final(std::size_t index) {
   posted_early_ += reducer_->posted_early() - before;
 }
 
-// What every rank must agree on before buckets can be cut: for each parameter its place in the order of the
-// first pass, its size, and its gradient's placements. Each rank tells all; the first rank's order holds, and
-// placements that one rank does not know (it did not use the parameter) are taken from one that does.
+NoSync GradientAverager::no_sync() {
+  for (const Slot& slot : slots_)
+    if (slot.final)
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format("averager: no_sync() after the gradient of \"{}\" became final; finish() comes first",
+                      slot.parameter->path()));
+  return NoSync(no_syncs_);
+}
+
+// What every rank tells of the parameters: for each its place in the order of the first pass, and its gradient's
+// placements, with a digest of the list of paths and sizes. The first rank's order holds, and placements that one
+// rank does not know (it did not use the parameter) are taken from one that does.
 GradientAverager::Agreement GradientAverager::agree() {
   const std::size_t n = slots_.size();
   const auto axis_count = static_cast<std::size_t>(axes_.root().shape().axis_count());
-  std::vector<std::size_t> order = final_order_;
+  std::vector<std::uint64_t> own(final_order_.begin(), final_order_.end());
   for (std::size_t i = n; i-- > 0;)
-    if (!slots_[i].seen) order.push_back(i);
-  std::vector<std::int64_t> own;
-  for (const std::size_t index : order) own.push_back(static_cast<std::int64_t>(index));
-  for (const Slot& slot : slots_) own.push_back(slot.parameter->value().count());
+    if (!slots_[i].seen) own.push_back(i);
   for (const Slot& slot : slots_)
     for (std::size_t a = 0; a < axis_count; ++a)
-      own.push_back(slot.seen && slot.use != nullptr ? encode(slot.use->placements[a]) : kUnknown);
-  std::vector<std::int64_t> all(own.size() * static_cast<std::size_t>(axes_.size()));
-  axes_.group().all_gather(view(own), view(all)).wait();
+      own.push_back(static_cast<std::uint64_t>(
+          slot.seen && slot.use != nullptr ? encode(slot.use->placements[a]) : kUnknown));
+  const auto digest = [this](std::size_t i) {
+    return digest_of(hash_of(slots_[i].parameter->path()), slots_[i].parameter->master().count());
+  };
+  const auto text = [this](std::size_t i) {
+    return fmt::format("\"{}\" (x{})", slots_[i].parameter->path(), slots_[i].parameter->master().count());
+  };
+  ListDigest list;
+  for (std::size_t i = 0; i < n; ++i) list.add(digest(i));
+  const std::vector<std::uint64_t> all = gather_with_list("averager", axes_, list, own, [&] {
+    return ListEntries{"parameter", n, digest, text};
+  });
 
   Agreement agreed;
   for (std::size_t i = 0; i < n; ++i) agreed.order.push_back(static_cast<std::size_t>(all[i]));
+  agreed.told_by.assign(n, 0);
   agreed.places.assign(n, std::vector<std::int64_t>(axis_count, kUnknown));
-  for (std::size_t rank = 0; rank < static_cast<std::size_t>(axes_.size()); ++rank) {
-    const std::int64_t* const counts = all.data() + rank * own.size() + n;
-    const std::int64_t* const places = counts + n;
-    for (std::size_t i = 0; i < n; ++i) {
-      const std::string& path = slots_[i].parameter->path();
-      if (counts[i] != all[n + i])
-        throw Error(
-            Failure{ErrorCode::mismatch,
-                    fmt::format("averager: parameter {} (\"{}\" here) has {} elements on {} rank {}, {} on "
-                                "rank 0",
-                                i, path, counts[i], axes_.name(), rank, all[n + i]),
-                    Op::none,
-                    kNoCall,
-                    {0, static_cast<int>(rank)}});
-      for (std::size_t a = 0; a < axis_count; ++a) {
-        const std::int64_t place = places[i * axis_count + a];
-        std::int64_t& known = agreed.places[i][a];
-        if (place != kUnknown && known != kUnknown && place != known)
-          throw Error(Failure{
-              ErrorCode::mismatch,
-              fmt::format("averager: the gradient of \"{}\" is {} on {} for {} rank {}, but {} "
-                          "for a rank before it",
-                          path, to_string(decode(place)), axes_.root().shape().name(static_cast<int>(a)),
-                          axes_.name(), rank, to_string(decode(known))),
-              Op::none,
-              kNoCall,
-              {static_cast<int>(rank)}});
-        if (place != kUnknown) known = place;
-      }
-    }
-  }
+  for (int rank = 0; rank < axes_.size(); ++rank)
+    for (std::size_t i = 0; i < n; ++i)
+      for (std::size_t a = 0; a < axis_count; ++a)
+        agree_on_place(agreed, i, a, rank,
+                       static_cast<std::int64_t>(
+                           all[static_cast<std::size_t>(rank) * own.size() + n + i * axis_count + a]));
   return agreed;
+}
+
+// `place`: what `rank` says. Those before it agreed.
+void GradientAverager::agree_on_place(Agreement& agreed, std::size_t i, std::size_t axis, int rank,
+                                      std::int64_t place) const {
+  std::int64_t& known = agreed.places[i][axis];
+  if (place == kUnknown || place == known) return;
+  if (known == kUnknown) {
+    known = place;
+    agreed.told_by[i] = rank;
+    return;
+  }
+  throw Error(Failure{
+      ErrorCode::mismatch,
+      fmt::format("averager: the gradient of \"{}\" is {} on {} for {}, but {} for {}",
+                  slots_[i].parameter->path(), to_string(decode(known)),
+                  axes_.root().shape().name(static_cast<int>(axis)), name_axis_rank(axes_, agreed.told_by[i]),
+                  to_string(decode(place)), name_axis_rank(axes_, rank)),
+      Op::none,
+      kNoCall,
+      {agreed.told_by[i], rank}});
 }
 
 void GradientAverager::make_reducer() {
@@ -193,7 +214,7 @@ void GradientAverager::make_reducer() {
                                         : Placement(Partial{}))
                       .op;
     slot.entry = entries.size();
-    entries.push_back({slot.parameter->path(), slot.parameter->value().count(), DType::f32,
+    entries.push_back({slot.parameter->path(), slot.parameter->master().count(), DType::f32,
                        slot.op.value_or(ReduceOp::sum)});
   }
   BucketOptions options = options_;
@@ -203,22 +224,12 @@ void GradientAverager::make_reducer() {
     slot.parameter->place_gradient(reducer_->tensor(slot.entry).reshape(slot.parameter->local_shape()));
 }
 
-// Throws on all ranks where one of them used a parameter in no pass.
-void GradientAverager::expect_all_used(const std::vector<std::size_t>& unused) {
-  dp::MissingGradients found = dp::gather_missing(axes_, slots_.size(), unused,
-                                                  [&](std::size_t i) { return slots_[i].parameter->path(); });
-  if (found.text.empty()) return;
-  throw Error(
-      Failure{ErrorCode::bad_argument,
-              fmt::format("averager: no backward pass used {}; AveragerOptions::unused = zeros lets such "
-                          "ranks contribute zeros",
-                          found.text),
-              Op::none, kNoCall, std::move(found.ranks)});
-}
-
 // All ranks reduce all gradients in any case, those that are missing too: a rank that threw at once would
-// leave the others waiting. What is missing counts as zero until expect_all_used() has compared the ranks.
+// leave the others waiting. What is missing counts as zero until expect_none_missing() has compared the ranks.
 void GradientAverager::finish() {
+  if (*no_syncs_ > 0)
+    throw Error(ErrorCode::bad_argument,
+                "averager: finish() inside no_sync(); the last pass before it comes after that scope");
   for (std::size_t i = 0; i < slots_.size(); ++i)
     if (slots_[i].parameter->has_gradient()) expect_partial(i);
   if (!each_axis_.empty() && !reducer_ && !slots_.empty()) make_reducer();
@@ -231,15 +242,18 @@ void GradientAverager::finish() {
       unused.push_back(i);
       slot.parameter->state_gradient(slot.use != nullptr ? slot.use : slot.parameter->layout());
       const Tensor& gradient = slot.parameter->gradient();
-      std::memset(gradient.data(), 0, static_cast<std::size_t>(gradient.bytes()));
+      kernels::fill(kernels_of(slot.parameter->compute()), gradient.data_ptr<float>(), 0.0f,
+                    gradient.count());
     }
   }
+  for (Slot& slot : slots_) slot.final = false;  // also where the reduction throws: the next step begins anew
   if (reducer_) reducer_->finish();
-  for (Slot& slot : slots_) slot.final = false;
 
   if (options_.unused == Unused::error) {
     try {
-      expect_all_used(unused);
+      dp::expect_none_missing(
+          {"averager: no backward pass used", "AveragerOptions"}, axes_, slots_.size(), unused,
+          [this](std::size_t i) { return std::string_view(slots_[i].parameter->path()); });
     } catch (...) {
       for (const std::size_t i : unused) slots_[i].parameter->zero_gradient();
       throw;

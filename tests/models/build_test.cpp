@@ -65,10 +65,11 @@ struct Whole {
 
 // One training step's passes over a mesh; the gradients are reduced but not clipped.
 struct Trainer {
-  Trainer(Rank& rank, const MeshShape& shape, const TransformerConfig& config)
+  Trainer(Rank& rank, const MeshShape& shape, const TransformerConfig& config, DType dtype = DType::f32)
       : compute(rank.context),
         mesh(rank.group(), shape),
-        built(build_parallel_model(config, mesh, {.seed = 17, .averager = {.bucket_bytes = 4096}})),
+        built(build_parallel_model(config, mesh, compute,
+                                   {.seed = 17, .dtype = dtype, .averager = {.bucket_bytes = 4096}})),
         sampler(built.data, 1000, kBatch, 5) {}
 
   /// Gives the loss and keeps the logits.
@@ -99,7 +100,7 @@ Whole whole_of(Rank& rank, const MeshShape& shape, const TransformerConfig& conf
   Trainer trainer(rank, shape, config);
   Whole whole;
   for (Parameter* p : trainer.built.parameters())
-    whole.values[p->path()] = full(p->value()).clone(rank.context);
+    whole.values[p->path()] = full(p->master()).clone(rank.context);
   whole.loss = trainer.pass(0);
   whole.logits = full(trainer.logits).with_layout(nullptr);
   for (Parameter* p : trainer.built.parameters())
@@ -231,9 +232,10 @@ TEST(BuildTraffic, GradientsAreReducedWhileBackwardGoesOn) {
 
 TEST(BuildErrors, ArithmeticIsInTheText) {
   Context context;
+  Compute compute(context);
   const auto text = [&](const MeshShape& shape, const TransformerConfig& config) {
     const DeviceMesh mesh = DeviceMesh::arithmetic(context, shape, 0);
-    return std::string(test::error_of([&] { build_parallel_model(config, mesh); }).what());
+    return std::string(test::error_of([&] { build_parallel_model(config, mesh, compute); }).what());
   };
   TransformerConfig config = small(false);
   EXPECT_EQ(text({{"dp", 1}, {"tp", 3}}, config),
@@ -248,17 +250,54 @@ TEST(BuildErrors, ArithmeticIsInTheText) {
             "parallelize: \"output_head.proj\" has 65 output features; they do not divide into tp=2 (65 = 2 "
             "x 32 + 1)");
   config.tied = true;  // then the head is whole
-  build_parallel_model(config, DeviceMesh::arithmetic(context, {{"dp", 1}, {"tp", 2}}, 0));
+  build_parallel_model(config, DeviceMesh::arithmetic(context, {{"dp", 1}, {"tp", 2}}, 0), compute);
   EXPECT_EQ(text({{"dp", 1}, {"pp", 2}}, config), "mesh: no axis \"tp\" in dp=1 x pp=2");
 }
 
 TEST(BuildErrors, PlaceChecksTheRows) {
   Context context;
+  Compute compute(context);
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}, {"tp", 1}}, 1);
-  const ParallelModel built = build_parallel_model(small(false), mesh);
+  const ParallelModel built = build_parallel_model(small(false), mesh, compute);
   const Tensor rows(context, {3, 4}, DType::i64);
   EXPECT_EQ(built.place(rows, 6).layout(), make_layout(mesh, {{"dp", Shard{0}}}, {6, 4}));
   EXPECT_EQ(test::error_of([&] { built.place(rows, 7 + 1); }).code(), ErrorCode::layout);
+}
+
+TEST(BuildOptions, FrozenParametersTakeNoGradient) {
+  Context context;
+  Compute compute(context);
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}, {"tp", 1}}, 1);
+  BuildOptions options;
+  options.frozen = {"layers.0"};
+  const ParallelModel built = build_parallel_model(small(false), mesh, compute, options);
+  int frozen = 0;
+  for (const Parameter* p : built.parameters()) {
+    EXPECT_EQ(p->trainable(), !p->path().starts_with("layers.0.")) << p->path();
+    frozen += p->trainable() ? 0 : 1;
+  }
+  EXPECT_GT(frozen, 0);
+  options.frozen = {"layers.7"};
+  EXPECT_EQ(test::error_text(ErrorCode::bad_argument,
+                             [&] { build_parallel_model(small(false), mesh, compute, options); }),
+            "build_parallel_model: frozen: nothing matches \"layers.7\"");
+}
+
+// The same weights, rounded: two ranks that share a model in bf16 stay near one rank in f32.
+TEST(BuildOptions, Bf16WeightsStayNearF32) {
+  const TransformerConfig config = small(false);
+  double expected = 0;
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+    Trainer one(rank, {{"dp", 1}, {"tp", 1}}, config);
+    expected = one.pass(0);
+  });
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    Trainer two(rank, {{"dp", 1}, {"tp", 2}}, config, DType::bf16);
+    EXPECT_EQ(two.built.parameters()[0]->weight().dtype(), DType::bf16);
+    const double loss = two.pass(0);
+    EXPECT_NEAR(loss, expected, 0.02 * expected);
+    EXPECT_NE(loss, expected);
+  });
 }
 
 }  // namespace

@@ -23,10 +23,10 @@ struct Parallel {
       : golden(golden_in),
         compute(rank.context),
         mesh(rank.group(), shape),
-        built(build_parallel_model(golden.model(), mesh)) {
+        built(build_parallel_model(golden.model(), mesh, compute)) {
     EXPECT_EQ(golden.names("param.").size(), built.parameters().size());
     for (Parameter* p : built.parameters())
-      p->set_value(distribute(golden.tensor("param." + p->path()), p->layout()));
+      p->set_master(distribute(golden.tensor("param." + p->path()), p->layout()));
     const Tensor cosine = golden.tensor("aux.rope_cos"), sine = golden.tensor("aux.rope_sin");
     auto rope = std::make_shared<RopeTables>();
     rope->cos.assign(cosine.f32().begin(), cosine.f32().end());
@@ -136,12 +136,12 @@ void expect_trajectory(Rank& rank, const MeshShape& shape, const std::filesystem
     adamw.step(config.at("lr"));
     double squares = 0;
     for (const Parameter* p : parameters) {
-      const Tensor whole = full(p->value());
+      const Tensor whole = full(p->master());
       for (const float v : whole.f32()) squares += static_cast<double>(v) * static_cast<double>(v);
     }
     golden.within("out.param_norm", std::abs(std::sqrt(squares) - ref_param_norm[at]));
   }
-  for (const Parameter* p : parameters) golden.compare("out.param." + p->path(), full(p->value()).f32());
+  for (const Parameter* p : parameters) golden.compare("out.param." + p->path(), full(p->master()).f32());
   std::printf("%s, rank %d: at most %.2f of the limit\n", to_string(shape).c_str(), rank.rank,
               golden.most_used());
 }

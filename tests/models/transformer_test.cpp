@@ -71,7 +71,7 @@ TEST(Transformer, MicroBatchesAddUpToTheBatch) {
                      .vocab = 13,
                      .max_seq = 8,
                      .init_std = 0.2});
-  materialise(model, context);
+  materialise(model, compute);
   initialise(model, 3);
   Tensor tokens(context, {4, 6}, DType::i64), labels(context, {4, 6}, DType::i64);
   for (std::size_t i = 0; i < 24; ++i) {

@@ -437,15 +437,31 @@ TEST(RoundToBf16, EqualsTheConstructor) {
   for (std::size_t i = 0; i < x.size(); ++i) EXPECT_EQ(got[i].bits, want[i].bits) << x[i];
 }
 
+double squares_of(KernelContext& ctx, const float* x, std::int64_t n) {
+  double sum = -1;
+  sum_of_squares(ctx, x, &sum, n);
+  return sum;
+}
+double loss_of(KernelContext& ctx, const float* logits, const std::int64_t* targets, float* lse,
+               std::int64_t tokens, std::int64_t vocab, std::int64_t count) {
+  double loss = -1;
+  cross_entropy_forward(ctx, logits, targets, lse, &loss, tokens, vocab, &count);
+  return loss;
+}
+void loss_backward(KernelContext& ctx, const float* logits, const std::int64_t* targets, const float* lse,
+                   float* d, std::int64_t tokens, std::int64_t vocab, std::int64_t count) {
+  cross_entropy_backward(ctx, logits, targets, lse, nullptr, d, tokens, vocab, &count);
+}
+
 TEST(SumOfSquares, IsExactForIntegersAndCloseOtherwise) {
   KernelContext ctx(1);
   for (const std::int64_t n : kLengths) {
     Array<float> integers(static_cast<std::size_t>(n));
     for (std::size_t i = 0; i < integers.size(); ++i) integers[i] = static_cast<float>(i % 1000);
-    EXPECT_EQ(sum_of_squares(ctx, integers.data(), n), reference::sum_of_squares(integers.data(), n));
+    EXPECT_EQ(squares_of(ctx, integers.data(), n), reference::sum_of_squares(integers.data(), n));
     const auto x = random_array(n, 1);
     const double want = reference::sum_of_squares(x.data(), n);
-    EXPECT_NEAR(sum_of_squares(ctx, x.data(), n), want, want * static_cast<double>(n) * 0x1p-53);
+    EXPECT_NEAR(squares_of(ctx, x.data(), n), want, want * static_cast<double>(n) * 0x1p-53);
   }
 }
 
@@ -461,18 +477,17 @@ TEST(CrossEntropy, EqualsReference) {
     for (std::int64_t t = 0; t < s.rows; ++t)
       targets[static_cast<std::size_t>(t)] = t % 5 == 3 ? kIgnoredTarget : t * 7 % s.dim;
     auto lse = garbage(s.rows), lse_want = lse, d = garbage(n), d_want = d;
-    const double count = 77.0;  // given, not the number of valid tokens here
-    const double loss =
-        cross_entropy_forward(ctx, logits.data(), targets.data(), lse.data(), s.rows, s.dim, count);
+    const std::int64_t count = 77;  // given, not the number of valid tokens here
+    const double loss = loss_of(ctx, logits.data(), targets.data(), lse.data(), s.rows, s.dim, count);
     const double want = reference::cross_entropy_forward(logits.data(), targets.data(), lse_want.data(),
-                                                         s.rows, s.dim, count);
+                                                         s.rows, s.dim, static_cast<double>(count));
     // Per token a log of a sum of vocab exponentials, each within 2 ulps, summed in 16 interleaved parts.
     const double ulps = static_cast<double>(s.dim) / 16.0 + 8.0;
-    EXPECT_NEAR(loss, want, ulps * kUlp * static_cast<double>(s.rows) / count);
+    EXPECT_NEAR(loss, want, ulps * kUlp * static_cast<double>(s.rows) / static_cast<double>(count));
     expect_close(lse, lse_want, ulps, "log_sum_exp");
-    cross_entropy_backward(ctx, logits.data(), targets.data(), lse.data(), d.data(), s.rows, s.dim, count);
+    loss_backward(ctx, logits.data(), targets.data(), lse.data(), d.data(), s.rows, s.dim, count);
     reference::cross_entropy_backward(logits.data(), targets.data(), lse_want.data(), d_want.data(), s.rows,
-                                      s.dim, count);
+                                      s.dim, static_cast<double>(count));
     if (s.dim == 1) {  // the only class: gradient 0
       for (float x : d) EXPECT_NEAR(x, 0.0, 1e-7);
     } else {
@@ -480,8 +495,7 @@ TEST(CrossEntropy, EqualsReference) {
                    "dlogits");  // a probability carries the absolute error of log_sum_exp, about 10
     }
     auto in_place = logits;
-    cross_entropy_backward(ctx, in_place.data(), targets.data(), lse.data(), in_place.data(), s.rows, s.dim,
-                           count);
+    loss_backward(ctx, in_place.data(), targets.data(), lse.data(), in_place.data(), s.rows, s.dim, count);
     EXPECT_TRUE(same_bits(in_place, d));
   }
 }
@@ -491,9 +505,32 @@ TEST(CrossEntropy, IgnoredTokensCostNothing) {
   const auto logits = random_array(3 * 4, 1);
   const std::int64_t targets[] = {kIgnoredTarget, kIgnoredTarget, kIgnoredTarget};
   auto lse = garbage(3), d = garbage(12);
-  EXPECT_EQ(cross_entropy_forward(ctx, logits.data(), targets, lse.data(), 3, 4, 1.0), 0.0);
-  cross_entropy_backward(ctx, logits.data(), targets, lse.data(), d.data(), 3, 4, 1.0);
+  EXPECT_EQ(loss_of(ctx, logits.data(), targets, lse.data(), 3, 4, 1), 0.0);
+  loss_backward(ctx, logits.data(), targets, lse.data(), d.data(), 3, 4, 1);
   EXPECT_EQ(d, zeros(12));
+}
+
+TEST(CrossEntropy, GradientIsTimesTheLosss) {
+  KernelContext ctx(1);
+  const auto logits = random_array(2 * 4, 1);
+  const std::int64_t targets[] = {0, 3}, count = 2;
+  auto lse = zeros(2), d = zeros(8), scaled = zeros(8);
+  loss_of(ctx, logits.data(), targets, lse.data(), 2, 4, count);
+  loss_backward(ctx, logits.data(), targets, lse.data(), d.data(), 2, 4, count);
+  const double dloss = 0.5;
+  cross_entropy_backward(ctx, logits.data(), targets, lse.data(), &dloss, scaled.data(), 2, 4, &count);
+  for (float& x : d) x *= 0.5f;
+  EXPECT_EQ(scaled, d);
+}
+
+TEST(CountValid, LeavesOutIgnoredTargets) {
+  KernelContext ctx(1);
+  const std::int64_t targets[] = {0, kIgnoredTarget, 7, kIgnoredTarget, 2};
+  std::int64_t count = -1;
+  for (const std::int64_t n : {0, 1, 2, 5}) {
+    count_valid(ctx, targets, &count, n);
+    EXPECT_EQ(count, n == 5 ? 3 : n == 0 ? 0 : 1);
+  }
 }
 
 TEST(CrossEntropy, NamesWhatIsWrong) {
@@ -501,11 +538,10 @@ TEST(CrossEntropy, NamesWhatIsWrong) {
   const auto logits = random_array(2 * 4, 1);
   const std::int64_t targets[] = {0, 4};
   auto lse = zeros(2), d = zeros(8);
-  EXPECT_EQ(message_of([&] { cross_entropy_forward(ctx, logits.data(), targets, lse.data(), 2, 4, 2.0); }),
+  EXPECT_EQ(message_of([&] { loss_of(ctx, logits.data(), targets, lse.data(), 2, 4, 2); }),
             "cross_entropy_forward: token 1 has target 4; expected 0 <= target < 4 (vocab) or -100");
   EXPECT_EQ(
-      message_of(
-          [&] { cross_entropy_backward(ctx, logits.data(), targets, lse.data(), d.data(), 1, 4, 0.0); }),
+      message_of([&] { loss_backward(ctx, logits.data(), targets, lse.data(), d.data(), 1, 4, 0); }),
       "cross_entropy_backward: count is 0; expected the number of valid tokens of all ranks, more than 0");
 }
 
@@ -744,9 +780,9 @@ Array<float> results(int threads) {
   swiglu_backward(ctx, dy.data(), gate.data(), up.data(), dgate.data(), dup.data(), n);
   keep(dgate), keep(dup);
   auto log_sum = garbage(rows), dlogits = garbage(n);
-  const double loss = cross_entropy_forward(ctx, x.data(), ids.data(), log_sum.data(), rows, dim, 3.0);
-  cross_entropy_backward(ctx, x.data(), ids.data(), log_sum.data(), dlogits.data(), rows, dim, 3.0);
-  const double squares = sum_of_squares(ctx, x.data(), n);
+  const double loss = loss_of(ctx, x.data(), ids.data(), log_sum.data(), rows, dim, 3);
+  loss_backward(ctx, x.data(), ids.data(), log_sum.data(), dlogits.data(), rows, dim, 3);
+  const double squares = squares_of(ctx, x.data(), n);
   for (const double scalar : {loss, squares}) {  // both halves of the f64, so that every bit counts
     float halves[2];
     std::memcpy(halves, &scalar, sizeof scalar);

@@ -21,13 +21,13 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // Random values of order one in every parameter, so that each of them matters.
-void fill(Module& module, Context& context) {
-  materialise(module, context);
+void fill(Module& module, Compute& compute) {
+  materialise(module, compute);
   for (Parameter* p : module.parameters()) {
     const float scale =
         p->global_shape().rank() == 2 ? 1.0f / std::sqrt(static_cast<float>(p->global_shape()[1])) : 1.0f;
-    RandomStream(5, p->path()).normal(0, p->value().count(), p->value().f32().data());
-    for (float& f : p->value().f32()) f *= scale;
+    RandomStream(5, p->path()).normal(0, p->master().count(), p->master().f32().data());
+    for (float& f : p->master().f32()) f *= scale;
   }
 }
 
@@ -36,9 +36,9 @@ Doubles zeros(std::int64_t n) { return Doubles(static_cast<std::size_t>(n)); }
 
 Doubles linear(const Doubles& x, const Linear& layer, std::int64_t tokens) {
   const Shape& w = layer.weight->global_shape();
-  const Doubles weight = doubles(layer.weight->value());
+  const Doubles weight = doubles(layer.weight->master());
   Doubles y = zeros(tokens * w[0]), bias;
-  if (layer.bias) bias = doubles(layer.bias->value());
+  if (layer.bias) bias = doubles(layer.bias->master());
   reference::linear_forward(x.data(), weight.data(), layer.bias ? bias.data() : nullptr, y.data(),
                             {tokens, w[1], w[0]});
   return y;
@@ -48,7 +48,7 @@ TEST(Linear, MultipliesAndAddsItsBias) {
   test::Bench bench;
   for (const bool bias : {false, true}) {
     Linear layer(5, 3, bias);
-    fill(layer, bench.context);
+    fill(layer, bench.compute);
     const Tensor x = random_tensor(bench.context, {2, 7, 5}, "x");
     Frame frame = Frame::inference(bench.compute);
     const Tensor y = layer.forward(x, frame)[0];
@@ -61,7 +61,7 @@ TEST(Linear, MultipliesAndAddsItsBias) {
 TEST(Linear, TakesEmptyAndRefusesWrongShapes) {
   test::Bench bench;
   Linear layer(4, 3, true);
-  fill(layer, bench.context);
+  fill(layer, bench.compute);
   Frame frame(bench.compute);
   const Tensor empty(bench.context, {0, 4});
   EXPECT_EQ(layer.forward(empty, frame)[0].shape(), (Shape{0, 3}));
@@ -89,11 +89,11 @@ TEST(Linear, TakesEmptyAndRefusesWrongShapes) {
 TEST(RMSNorm, DividesByTheRootMeanSquare) {
   test::Bench bench;
   RMSNorm layer(6, 1e-3);
-  fill(layer, bench.context);
+  fill(layer, bench.compute);
   const Tensor x = random_tensor(bench.context, {3, 2, 6}, "x");
   Frame frame = Frame::inference(bench.compute);
   Doubles y = zeros(36), inv_rms = zeros(6);
-  const Doubles in = doubles(x), weight = doubles(layer.weight->value());
+  const Doubles in = doubles(x), weight = doubles(layer.weight->master());
   reference::rms_norm_forward(in.data(), weight.data(), y.data(), inv_rms.data(), 6, 6, 1e-3);
   test::expect_near(layer.forward(x, frame)[0], y, 1e-5, "y");
   test::expect_gradients_match_differences(layer, x, bench.compute);
@@ -107,12 +107,12 @@ TEST(RMSNorm, DividesByTheRootMeanSquare) {
 TEST(Embedding, LooksUpAndSumsGradientsOfRepeatedTokens) {
   test::Bench bench;
   Embedding layer(4, 2);
-  fill(layer, bench.context);
+  fill(layer, bench.compute);
   const Tensor tokens = test::tokens_of(bench.context, {1, 3}, {3, 0, 3});
   Frame frame(bench.compute);
   const Tensor y = layer.forward(tokens, frame)[0];
   EXPECT_EQ(y.shape(), (Shape{1, 3, 2}));
-  const auto w = layer.weight->value().f32();
+  const auto w = layer.weight->master().f32();
   EXPECT_THAT(test::floats(y), ElementsAre(w[6], w[7], w[0], w[1], w[6], w[7]));
   EXPECT_TRUE(layer.backward(test::tensor_of(bench.context, {1, 3, 2}, {1, 2, 3, 4, 5, 6}), frame).empty());
   EXPECT_THAT(test::floats(layer.weight->gradient()), ElementsAre(3, 4, 0, 0, 0, 0, 6, 8));
@@ -124,7 +124,7 @@ TEST(Embedding, LooksUpAndSumsGradientsOfRepeatedTokens) {
 TEST(SwiGLU, GatesAndProjectsBack) {
   test::Bench bench;
   SwiGLU layer(4, 6);
-  fill(layer, bench.context);
+  fill(layer, bench.compute);
   const Tensor x = random_tensor(bench.context, {2, 3, 4}, "x");
   Frame frame = Frame::inference(bench.compute);
   const Doubles gate = linear(doubles(x), layer.gate_proj, 6), up = linear(doubles(x), layer.up_proj, 6);
@@ -140,7 +140,7 @@ TEST(Attention, IsCausalGroupedAndRotated) {
     const AttentionConfig config{8, 4, kv_heads, 6};
     const auto rope = RopeTables::make(9, 6, 100.0);
     Attention layer(config, rope);
-    fill(layer, bench.context);
+    fill(layer, bench.compute);
     constexpr std::int64_t b = 2, s = 5;
     const Tensor x = random_tensor(bench.context, {b, s, 8}, "x");
     Doubles q = linear(doubles(x), layer.q_proj, b * s), k = linear(doubles(x), layer.k_proj, b * s);
@@ -178,7 +178,7 @@ TEST(Attention, RefusesWhatDoesNotFit) {
                        }),
             "attention: head_dim 3 is odd; rotary positions need pairs");
   Attention layer({8, 4, 2, 2}, rope);
-  fill(layer, bench.context);
+  fill(layer, bench.compute);
   Frame frame(bench.compute);
   EXPECT_EQ(error_text(ErrorCode::bad_argument,
                        [&] {

@@ -30,7 +30,7 @@ struct OnMesh : ::testing::Test {
   }
   void make(Module& module) {
     replicate(module, mesh);
-    materialise(module, bench.context);
+    materialise(module, bench.compute);
     initialise(module, 1);
   }
   Frame frame{bench.compute};
@@ -89,7 +89,7 @@ TEST_F(OnMesh, PlainAndLaidOutDoNotMix) {
   RMSNorm norm(8);
   EXPECT_EQ(error_text(ErrorCode::layout,
                        [&] {
-                         materialise(norm, bench.context);
+                         materialise(norm, bench.compute);
                          norm.forward(zeros(kReplicate, kReplicate, {2, 8}), frame);
                        }),
             "\"\": x lies over dp=2 x tp=2, but \"weight\" is plain; replicate() or parallelize() the model "
@@ -102,7 +102,7 @@ TEST_F(OnMesh, PlainAndLaidOutDoNotMix) {
   const DeviceMesh one = DeviceMesh::arithmetic(bench.context, MeshShape{{"dp", 1}, {"tp", 1}}, 0);
   Linear alone(8, 6);
   replicate(alone, one);
-  materialise(alone, bench.context);
+  materialise(alone, bench.compute);
   initialise(alone, 1);
   Frame kept(bench.compute);
   EXPECT_EQ(alone.forward(Tensor::zeros(bench.context, {2, 8}), kept)[0].layout(),
@@ -325,7 +325,7 @@ TEST_F(OnMesh, ParametersAndOptimizersCheckTheirs) {
   layer.backward(zeros(shard(0), kReplicate, {4, 6}), frame);
   EXPECT_EQ(error_text(ErrorCode::layout, [&] { sgd.step(0.1); }),
             "optimizer: the gradient of \"weight\" is Partial(sum) on dp=2; expected Replicate (as the "
-            "value; reduce it before "
+            "master; reduce it before "
             "the step)");
   layer.forward(zeros(kReplicate, kReplicate, {4, 8}), frame);
   EXPECT_EQ(error_text(ErrorCode::layout,
@@ -343,13 +343,13 @@ TEST_F(OnMesh, WeightsAreTheSameOnEveryMesh) {
   const auto value = [&](const DeviceMesh& on, Placements placements, const Shape& global) {
     Parameter p(global, Normal{0.5, 0.25});
     p.set_layout(make_layout(on, std::move(placements), global));
-    p.materialise(bench.context);
+    p.materialise(bench.compute);
     initialise(p, 42);
-    return p.value();
+    return p.master();
   };
   for (const Shape& global : {Shape{7, 5}, Shape{5, 3, 6}, Shape{11}, Shape{1, 2}}) {
     Parameter plain(global, Normal{0.5, 0.25});
-    plain.materialise(bench.context);
+    plain.materialise(bench.compute);
     initialise(plain, 42);
     const int dims = global.rank();
     for (int d0 = 0; d0 < dims; ++d0) {
@@ -366,7 +366,7 @@ TEST_F(OnMesh, WeightsAreTheSameOnEveryMesh) {
               stride *= global[d];
             }
             ASSERT_EQ(part.f32()[static_cast<std::size_t>(i)],
-                      plain.value().f32()[static_cast<std::size_t>(index)])
+                      plain.master().f32()[static_cast<std::size_t>(index)])
                 << to_string(*part.layout()) << " rank " << rank << " element " << i;
           }
         }

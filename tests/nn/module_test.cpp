@@ -32,7 +32,7 @@ class Scale : public Module {
   }
   Tensor times(const Tensor& x, Frame& frame) {
     const Tensor y = frame.compute().make(x.shape());
-    for (std::size_t i = 0; i < y.f32().size(); ++i) y.f32()[i] = x.f32()[i] * weight->value().f32()[0];
+    for (std::size_t i = 0; i < y.f32().size(); ++i) y.f32()[i] = x.f32()[i] * weight->master().f32()[0];
     return y;
   }
 };
@@ -114,7 +114,7 @@ TEST(Module, RefusesNamesThatWouldBeAmbiguous) {
 TEST(Module, RunsForwardAndItsMirror) {
   test::Bench bench;
   Tree tree;
-  materialise(tree, bench.context);
+  materialise(tree, bench.compute);
   initialise(tree, 1);
   Frame frame(bench.compute);
   const Tensor x = test::tensor_of(bench.context, {2}, {1, -2});
@@ -128,7 +128,7 @@ TEST(Module, RunsForwardAndItsMirror) {
 TEST(Module, HooksSeeAndMayReplaceWhatPasses) {
   test::Bench bench;
   Pair pair;
-  materialise(pair, bench.context);
+  materialise(pair, bench.compute);
   initialise(pair, 1);
   std::vector<std::string> seen;
   const auto note = [&](const char* what) {
@@ -161,7 +161,7 @@ TEST(Module, HooksSeeAndMayReplaceWhatPasses) {
 TEST(Module, OnlyTheOutermostBackwardEnds) {
   test::Bench bench;
   Pair pair;
-  materialise(pair, bench.context);
+  materialise(pair, bench.compute);
   initialise(pair, 1);
   std::vector<std::string> ended;
   const auto note = [&](Module& m, Tensors&, Frame&) { ended.push_back("\"" + m.path() + "\""); };
@@ -181,7 +181,7 @@ TEST(Module, OnlyTheOutermostBackwardEnds) {
 TEST(Module, WhatRunsAroundAPassIsLeftInReverseOrderAlsoWhereItThrows) {
   test::Bench bench;
   Pair pair;
-  materialise(pair, bench.context);
+  materialise(pair, bench.compute);
   initialise(pair, 1);
   std::vector<std::string> seen;
   const auto around = [&](const std::string& name, bool throws = false) {
@@ -241,7 +241,7 @@ TEST(Module, SequentialTakesNames) {
 TEST(Frame, NamesBothPathsWhenBackwardDoesNotMirrorForward) {
   test::Bench bench;
   Pair pair;
-  materialise(pair, bench.context);
+  materialise(pair, bench.compute);
   initialise(pair, 1);
   const Tensor x = test::tensor_of(bench.context, {1}, {1});
   Frame frame(bench.compute);
@@ -268,7 +268,7 @@ TEST(Frame, NamesBothPathsWhenBackwardDoesNotMirrorForward) {
 TEST(Frame, SeveralMayBeInFlight) {
   test::Bench bench;
   Pair pair;
-  materialise(pair, bench.context);
+  materialise(pair, bench.compute);
   initialise(pair, 1);
   Frame a(bench.compute), b(bench.compute);
   pair.forward(test::tensor_of(bench.context, {1}, {1}), a);
@@ -310,8 +310,8 @@ TEST(Parameter, TiedIsOneWithOnePathAndTwoUses) {
   EXPECT_EQ(tied.parameter("second.weight"), tied.parameter("first.weight"));
   EXPECT_EQ(tied.parameter("second.weight")->path(), "first.weight");
   EXPECT_EQ(tied.first.weight->holders(), 2);
-  materialise(tied, bench.context);
-  std::copy_n(std::array<float, 4>{1, 2, 3, 4}.data(), 4, tied.first.weight->value().f32().data());
+  materialise(tied, bench.compute);
+  std::copy_n(std::array<float, 4>{1, 2, 3, 4}.data(), 4, tied.first.weight->master().f32().data());
 
   int final_calls = 0;
   std::vector<float> final_gradient;
@@ -347,7 +347,7 @@ TEST(Parameter, TiedIsOneWithOnePathAndTwoUses) {
 TEST(Parameter, IsFinalAfterAsManyUsesAsThePassMade) {
   test::Bench bench;
   Tied tied;
-  materialise(tied, bench.context);
+  materialise(tied, bench.compute);
   initialise(tied, 1);
   int final_calls = 0;
   tied.first.weight->listen([&](Parameter&) { ++final_calls; });
@@ -389,10 +389,10 @@ TEST(Parameter, TieRefusesAnotherShape) {
 TEST(Parameter, GradientMayLiveElsewhere) {
   test::Bench bench;
   Parameter p({2});
-  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.value(); }),
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.master(); }),
             "parameter \"\": used before materialise");
-  p.materialise(bench.context);
-  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.materialise(bench.context); }),
+  p.materialise(bench.compute);
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.materialise(bench.compute); }),
             "parameter \"\": materialised twice");
   EXPECT_THAT(error_text(ErrorCode::bad_argument, [&] { p.set_layout(nullptr); }),
               HasSubstr("set_layout after materialise"));
@@ -407,8 +407,8 @@ TEST(Parameter, GradientMayLiveElsewhere) {
   EXPECT_THAT(test::floats(bucket), ElementsAre(0, 0, 5, 6, 0));
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.place_gradient(bucket); }),
             "parameter \"\": place_gradient got f32 (5); expected f32 (2)");
-  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.set_value(bucket); }),
-            "parameter \"\": set_value got f32 (5); expected f32 (2)");
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.set_master(bucket); }),
+            "parameter \"\": set_master got f32 (5); expected f32 (2)");
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.accumulate(bucket); }),
             "parameter \"\": a gradient of shape (5); expected (2)");
 }

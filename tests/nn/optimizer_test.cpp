@@ -31,7 +31,7 @@ struct Two : Module {
 
 // The formulas of the header in double, over three steps with learning rates 0.01, 0.02, 0.03.
 std::vector<double> adamw_by_hand(Context& context, const Parameter& p, double decay) {
-  std::vector<double> w = test::doubles(p.value()), m(w.size()), v(w.size());
+  std::vector<double> w = test::doubles(p.master()), m(w.size()), v(w.size());
   for (int t = 1; t <= 3; ++t) {
     const Tensor g = test::random_tensor(context, p.global_shape(), p.path() + std::to_string(t));
     for (std::size_t i = 0; i < w.size(); ++i) {
@@ -46,7 +46,7 @@ std::vector<double> adamw_by_hand(Context& context, const Parameter& p, double d
 }
 
 std::vector<double> sgd_by_hand(Context& context, const Parameter& p, double momentum, double decay) {
-  std::vector<double> w = test::doubles(p.value()), v(w.size());
+  std::vector<double> w = test::doubles(p.master()), v(w.size());
   for (int t = 1; t <= 3; ++t) {
     const Tensor g = test::random_tensor(context, p.global_shape(), p.path() + std::to_string(t));
     for (std::size_t i = 0; i < w.size(); ++i) {
@@ -67,29 +67,29 @@ void take_steps(Two& model, Optimizer& optimizer, Context& context) {
 TEST(AdamW, FollowsItsFormulaAndDecaysMatricesOnly) {
   test::Bench bench;
   Two model;
-  materialise(model, bench.context);
+  materialise(model, bench.compute);
   initialise(model, 1);
   const auto matrix = adamw_by_hand(bench.context, *model.matrix, 0.1);
   const auto vector = adamw_by_hand(bench.context, *model.vector, 0.0);
   AdamW adamw(bench.compute, model.parameters(),
               {.beta1 = 0.8, .beta2 = 0.9, .eps = 1e-3, .weight_decay = 0.1});
   take_steps(model, adamw, bench.context);
-  test::expect_near(model.matrix->value(), matrix, 1e-6, "matrix");
-  test::expect_near(model.vector->value(), vector, 1e-6, "vector");
+  test::expect_near(model.matrix->master(), matrix, 1e-6, "matrix");
+  test::expect_near(model.vector->master(), vector, 1e-6, "vector");
 }
 
 TEST(SGD, FollowsItsFormula) {
   for (const double momentum : {0.0, 0.9}) {
     test::Bench bench;
     Two model;
-    materialise(model, bench.context);
+    materialise(model, bench.compute);
     initialise(model, 1);
     const auto matrix = sgd_by_hand(bench.context, *model.matrix, momentum, 0.1);
     const auto vector = sgd_by_hand(bench.context, *model.vector, momentum, 0.0);
     SGD sgd(bench.compute, model.parameters(), {.momentum = momentum, .weight_decay = 0.1});
     take_steps(model, sgd, bench.context);
-    test::expect_near(model.matrix->value(), matrix, 1e-6, "matrix");
-    test::expect_near(model.vector->value(), vector, 1e-6, "vector");
+    test::expect_near(model.matrix->master(), matrix, 1e-6, "matrix");
+    test::expect_near(model.vector->master(), vector, 1e-6, "vector");
   }
 }
 
@@ -97,7 +97,7 @@ TEST(Optimizer, StateHasAPathAndANameAndIsAllThereIs) {
   test::Bench bench;
   Two a, b;
   for (Two* model : {&a, &b}) {
-    materialise(*model, bench.context);
+    materialise(*model, bench.compute);
     initialise(*model, 1);
   }
   AdamW first(bench.compute, a.parameters(), {});
@@ -121,28 +121,28 @@ TEST(Optimizer, StateHasAPathAndANameAndIsAllThereIs) {
     ++next;
   });
   for (std::size_t i = 0; i < 2; ++i) {
-    const Tensor &from = a.parameters()[i]->value(), &to = b.parameters()[i]->value();
+    const Tensor &from = a.parameters()[i]->master(), &to = b.parameters()[i]->master();
     std::copy_n(from.data(), to.bytes(), to.data());
   }
   take_steps(a, first, bench.context);
   take_steps(b, second, bench.context);
-  EXPECT_EQ(test::floats(a.matrix->value()), test::floats(b.matrix->value()));
-  EXPECT_EQ(test::floats(a.vector->value()), test::floats(b.vector->value()));
+  EXPECT_EQ(test::floats(a.matrix->master()), test::floats(b.matrix->master()));
+  EXPECT_EQ(test::floats(a.vector->master()), test::floats(b.vector->master()));
 }
 
 TEST(Optimizer, NamesEveryParameterWithoutAGradientAndChangesNothing) {
   test::Bench bench;
   Two model;
-  materialise(model, bench.context);
+  materialise(model, bench.compute);
   initialise(model, 1);
   SGD sgd(bench.compute, model.parameters(), {});
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { sgd.step(0.1); }),
             "optimizer: no gradient for matrix, vector; no backward pass has used it");
-  const auto before = test::floats(model.matrix->value());
+  const auto before = test::floats(model.matrix->master());
   model.matrix->accumulate(test::random_tensor(bench.context, {2, 2}, "g"));
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { sgd.step(0.1); }),
             "optimizer: no gradient for vector; no backward pass has used it");
-  EXPECT_EQ(test::floats(model.matrix->value()), before);
+  EXPECT_EQ(test::floats(model.matrix->master()), before);
   sgd.zero_gradients();
   EXPECT_FALSE(model.matrix->has_gradient());
 }

@@ -93,7 +93,7 @@ inline void expect_gradients_match_differences(Module& module, const Tensor& x, 
     ASSERT_EQ(dx.size(), 1u);
     check(x, dx[0], "x");
   }
-  for (Parameter* p : module.parameters()) check(p->value(), p->gradient(), p->path());
+  for (Parameter* p : module.parameters()) check(p->master(), p->gradient(), p->path());
 }
 
 }  // namespace weft::test

@@ -24,7 +24,7 @@ void check(const NcclApi& api, CudaResult r, const char* what) {
 
 // Copies and waits: for tests alone.
 void copy(const NcclApi& api, void* to, const void* from, std::size_t bytes) {
-  Stream stream = nullptr;
+  CudaStream stream = nullptr;
   check(api, api.cudaStreamCreateWithFlags(&stream, kStreamNonBlocking), "cudaStreamCreateWithFlags");
   check(api, api.cudaMemcpyAsync(to, from, bytes, CopyKind::by_address, stream), "cudaMemcpyAsync");
   CudaResult state = CudaResult::not_ready;

@@ -58,10 +58,10 @@ class Golden {
 
   /// Gives the model the file's parameters, which must be exactly the model's, and its rotary tables.
   void load(Transformer& transformer) {
-    materialise(transformer, context);
+    materialise(transformer, compute);
     const std::vector<Parameter*> parameters = transformer.parameters();
     ASSERT_EQ(names("param.").size(), parameters.size());
-    for (Parameter* p : parameters) p->set_value(tensor("param." + p->path()));
+    for (Parameter* p : parameters) p->set_master(tensor("param." + p->path()));
     auto rope = std::make_shared<RopeTables>();
     const Tensor cosine = tensor("aux.rope_cos"), sine = tensor("aux.rope_sin");
     rope->cos.assign(cosine.f32().begin(), cosine.f32().end());

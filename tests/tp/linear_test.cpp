@@ -168,7 +168,8 @@ TEST(LinearViews, WhatDoesNotFitIsNamed) {
             "row_linear_forward: x is not contiguous; copy it into a contiguous buffer");
   wrong = good_x;
   wrong.device = {DeviceKind::cuda, 0};
-  EXPECT_EQ(text(wrong, good_w, {}, good_y), "row_linear_forward: x is on cuda:0; expected cpu");
+  EXPECT_EQ(text(wrong, good_w, {}, good_y),
+            "row_linear_forward: x is on cuda:0; expected cpu, the device of the Compute");
   wrong = good_x;
   wrong.data = nullptr;
   EXPECT_EQ(text(wrong, good_w, {}, good_y), "row_linear_forward: x has no memory");

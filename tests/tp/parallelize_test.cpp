@@ -235,7 +235,8 @@ TEST_F(Parallelize, TwiceAndTooLateAreRefused) {
   EXPECT_STREQ(error_of(boundary).what(), "parallelize: \"blocks.0.mlp\" has a boundary already");
 
   Linear late(4, 4);
-  materialise(late, context);
+  Compute compute(context);
+  materialise(late, compute);
   EXPECT_EQ(refused(late, 2, {{"", Style::column}}),
             "parallelize: \"weight\" has memory already; parallelize comes before materialise");
 }

@@ -60,7 +60,7 @@ void expect_as_serial(const std::function<std::unique_ptr<Module>()>& make, std:
                    dy = random_tensor(rank.context, {4, 3, out}, "dy");
 
       const std::unique_ptr<Module> serial = make();
-      materialise(*serial, rank.context);
+      materialise(*serial, compute);
       initialise(*serial, 3);
       Frame serial_frame(compute);
       const Tensor y = serial->forward(x, serial_frame)[0];
@@ -70,7 +70,7 @@ void expect_as_serial(const std::function<std::unique_ptr<Module>()>& make, std:
       const std::unique_ptr<Module> parallel = make();
       parallelize(*parallel, mesh["tp"], plan);
       replicate(*parallel, mesh);
-      materialise(*parallel, rank.context);
+      materialise(*parallel, compute);
       initialise(*parallel, 3);
       Frame frame(compute);
       const auto part = [&](const Tensor& t) {
@@ -107,7 +107,7 @@ void expect_axes_as_one(const std::function<std::unique_ptr<Module>()>& make, st
       const std::unique_ptr<Module> module = make();
       parallelize(*module, mesh["tp"], plan);
       replicate(*module, mesh);
-      materialise(*module, rank.context);
+      materialise(*module, compute);
       initialise(*module, 3);
       Frame frame(compute);
       const Tensor stated = x.with_layout(replicated_layout(mesh, x.shape()));
@@ -169,7 +169,7 @@ TEST(Serial, AStyleOfOnesOwnAndSegments) {
         }
         replicate(module, mesh);
       }
-      materialise(module, rank.context);
+      materialise(module, compute);
       initialise(module, 3);
       Frame frame(compute);
       const auto part = [&](const Tensor& t) {
@@ -186,7 +186,7 @@ TEST(Serial, AStyleOfOnesOwnAndSegments) {
     // Another cut of the features in between is an error, not another product.
     Linear down(20, 6);
     down.weight->set_layout(make_layout(mesh, {{"tp", Shard{1}}}, {6, 20}));
-    materialise(down, rank.context);
+    materialise(down, compute);
     initialise(down, 1);
     Frame frame(compute);
     const LayoutRef segmented = make_layout(mesh, {{"tp", Shard{1}}}, {3, 20})->segmented(1, {8, 8, 4});
@@ -245,11 +245,11 @@ TEST(Serial, RowBiasAndItsGradientAreNotScaled) {
       Linear layer(4, 2, true);
       parallelize(layer, mesh["tp"], {{"", Style::row}});
       replicate(layer, mesh);
-      materialise(layer, rank.context);
-      for (float& w : layer.weight->value().f32()) w = 2;
-      layer.bias->value().f32()[0] = 100;
-      layer.bias->value().f32()[1] = -7;
       Compute compute(rank.context);
+      materialise(layer, compute);
+      for (float& w : layer.weight->master().f32()) w = 2;
+      layer.bias->master().f32()[0] = 100;
+      layer.bias->master().f32()[1] = -7;
       Frame frame(compute);
       // x: (3, 4), all ones, split by features; dy: (3, 2), each row (1, 10)
       const LayoutRef layout = make_layout(mesh, {{"tp", Shard{1}}}, {3, 4});
@@ -278,9 +278,9 @@ TEST(Serial, ARowLayerGivenWholeFeaturesIsALayoutError) {
     pair->append(linear(24, 6));
     parallelize(*pair, mesh["tp"], {{"1", Style::row}});
     replicate(*pair, mesh);
-    materialise(*pair, rank.context);
-    initialise(*pair, 3);
     Compute compute(rank.context);
+    materialise(*pair, compute);
+    initialise(*pair, 3);
     Frame frame(compute);
     const Tensor x = random_tensor(rank.context, {3, 8}, "x");
     const Error e =

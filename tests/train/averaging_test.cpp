@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <optional>
 
 #include "train/bag.hpp"
 
@@ -131,15 +132,17 @@ TEST(Averager, RanksMayReachGradientsInDifferentOrders) {
   });
 }
 
-TEST(Averager, AccumulatesWithSyncOff) {
+TEST(Averager, AccumulatesInsideNoSync) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     Bench bench(rank);
     GradientAverager averager(bench.p, bench.mesh);
     for (int step = 0; step < 3; ++step) {
-      averager.set_sync(false);
-      bench.backward(0);
-      bench.backward(1);
-      averager.set_sync(true);
+      {
+        const NoSync off = averager.no_sync();
+        bench.backward(0);
+        const NoSync nested = averager.no_sync();
+        bench.backward(1);
+      }
       bench.backward(2);
       averager.finish();
       bench.expect_summed({0, 1, 2});
@@ -153,9 +156,10 @@ TEST(Averager, AGradientOfAnEarlierMicroBatchOnlyIsReducedToo) {
     Bench bench(rank, {3, 4});
     GradientAverager averager(bench.p, bench.mesh);
     for (int step = 0; step < 2; ++step) {
-      averager.set_sync(false);
-      bench.backward(0);
-      averager.set_sync(true);
+      {
+        const NoSync off = averager.no_sync();
+        bench.backward(0);
+      }
       bench.use_one(0, 1);
       averager.finish();
       EXPECT_EQ(gradient(*bench.p[0]), bench.summed(0, {0, 1}));
@@ -163,6 +167,42 @@ TEST(Averager, AGradientOfAnEarlierMicroBatchOnlyIsReducedToo) {
       bench.zero();
     }
   });
+}
+
+// In every micro-batch but the last nothing is sent; what is wrong with it is found before anything is.
+TEST(Averager, NoSyncAtTheWrongTimeIsRefused) {
+  for (const int ranks : {1, 2})
+    test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
+      Bench bench(rank, {3, 4});
+      std::optional<NoSync> off;
+      {
+        GradientAverager averager(bench.p, bench.mesh, {.bucket_bytes = 1});
+        for (int step = 0; step < 2; ++step) {  // without buckets, and with
+          bench.use_one(1, 0);
+          EXPECT_EQ(test::error_text([&] { const NoSync late = averager.no_sync(); }),
+                    "bad_argument: averager: no_sync() after the gradient of \"p1\" became final; finish() "
+                    "comes first");
+          bench.use_one(0, 0);
+          averager.finish();
+          bench.expect_summed({0});
+          bench.zero();
+          off.emplace(averager.no_sync());
+          const std::int64_t early = averager.posted_early();
+          bench.backward(1);
+          EXPECT_EQ(averager.posted_early(), early);
+          EXPECT_EQ(test::error_text([&] { averager.finish(); }),
+                    "bad_argument: averager: finish() inside no_sync(); the last pass before it comes after "
+                    "that scope");
+          off.reset();
+          bench.backward(2);
+          averager.finish();
+          bench.expect_summed({1, 2});
+          bench.zero();
+        }
+        off.emplace(averager.no_sync());
+      }
+      off.reset();  // it may outlive the averager
+    });
 }
 
 TEST(Averager, MeansOfRanksAreAveraged) {
@@ -296,7 +336,7 @@ TEST(Averager, TwoSynchronisedPassesBeforeFinishAreRefused) {
     EXPECT_STREQ(
         error_of([&] { bench.use_one(0, 1); }).what(),
         "averager: the gradient of \"p0\" became final twice; several backward passes before finish() need "
-        "set_sync(false) for all but the last");
+        "no_sync() around all but the last");
   });
 }
 
@@ -307,8 +347,37 @@ TEST(Averager, RanksWithDifferentParametersAreFoundOut) {
     bench.backward(0);
     const Error e = error_of([&] { averager.finish(); });
     EXPECT_EQ(e.code(), ErrorCode::mismatch);
-    EXPECT_STREQ(e.what(), "averager: parameter 1 (\"p1\" here) has 7 elements on dp rank 1, 6 on rank 0");
+    EXPECT_STREQ(e.what(), "averager: parameter 1 is \"p1\" (x6) on dp rank 0, but \"p1\" (x7) on dp rank 1");
+    ASSERT_EQ(e.ranks().size(), 2u);
+    EXPECT_EQ(e.ranks()[1], 1);
   });
+}
+
+// Ranks are named as the axis and as the group of the mesh number them.
+TEST(Averager, OtherPlacementsOnOneRankAreNamed) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"tp", 2}, {"dp", 2}});
+    Bag bag;
+    Parameter& w = bag.put(rank.context, "w", {3}, replicated_layout(mesh, {3}));
+    GradientAverager averager(bag.parameters(), mesh["dp"]);
+    use(w,
+        make_layout(mesh, {rank.rank == 3 ? Placement(Partial{}) : Placement(Replicate{}), Partial{}}, {3}),
+        [](std::size_t) { return 1.0f; });
+    if (rank.rank < 2) return averager.finish();
+    const Error e = error_of([&] { averager.finish(); });
+    EXPECT_EQ(e.code(), ErrorCode::mismatch);
+    EXPECT_STREQ(
+        e.what(),
+        "averager: the gradient of \"w\" is Replicate on tp for dp rank 0 (rank 2 of \"world\"), but "
+        "Partial(sum) for dp rank 1 (rank 3 of \"world\")");
+    ASSERT_EQ(e.ranks().size(), 2u);
+    EXPECT_EQ(e.ranks()[1], 1);
+  });
+}
+
+TEST(Averager, AnEmptyMeshIsRefused) {
+  EXPECT_EQ(test::error_text([] { GradientAverager({}, DeviceMesh()); }),
+            "bad_argument: averager: axes is an empty DeviceMesh, made by default or moved from");
 }
 
 // A second one would take the gradient out of the first one's bucket.
@@ -387,7 +456,7 @@ TEST(Averager, BucketsHaveAPositiveSize) {
   test::run_ranks(Ranks::threads, 1, [](Rank& rank) {
     Bench bench(rank, {4});
     EXPECT_STREQ(error_of([&] { GradientAverager(bench.p, bench.mesh, {.bucket_bytes = 0}); }).what(),
-                 "averager: bucket_bytes is 0; expected at least 1");
+                 "averager: options.bucket_bytes is 0; expected 1 or more");
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,11 +20,13 @@ class Bag : public Module {
   Parameter& put(Context& context, const std::string& name, const Shape& shape, LayoutRef layout = nullptr) {
     const ParameterRef p = add(name, std::make_shared<Parameter>(shape));
     p->set_layout(layout);
-    p->materialise(context);
+    if (!compute_) compute_.emplace(context);
+    p->materialise(*compute_);
     return *p;
   }
 
  private:
+  std::optional<Compute> compute_;
   Tensors do_forward(Inputs, Frame&) override { return {}; }
   Tensors do_backward(Inputs, Frame&) override { return {}; }
 };

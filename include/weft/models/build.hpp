@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "weft/models/transformer.hpp"
 #include "weft/tp/plan.hpp"
@@ -20,7 +21,12 @@ struct BuildOptions {
   std::string data_axis = "dp", tensor_axis = "tp";
   std::uint64_t seed = 0;
   Memory weights = Memory::local;
-  AveragerOptions averager;
+  /// What layers read of the parameters: f32, or bf16 with masters in f32.
+  DType dtype = DType::f32;
+  /// What is not trained: patterns, as in a Plan, of the paths of modules, with all parameters below them, or of
+  /// parameters.
+  std::vector<std::string> frozen = {};
+  AveragerOptions averager = {};
 };
 
 /// A model over a mesh, ready for its first pass. Destroyed before the mesh.
@@ -35,9 +41,10 @@ struct ParallelModel {
   Tensor place(const Tensor& rows, std::int64_t global_rows) const;
 };
 
-/// `mesh` must have both axes (of size 1 where not wanted). No communication. Throws bad_argument with the
+/// `mesh` must have both axes (of size 1 where not wanted); `compute`, with whose memory and threads this rank works,
+/// outlives the model. No communication. Throws bad_argument with the
 /// arithmetic where the model does not fit the mesh (TransformerConfig::check, parallelize).
-ParallelModel build_parallel_model(const TransformerConfig& config, const DeviceMesh& mesh,
+ParallelModel build_parallel_model(const TransformerConfig& config, const DeviceMesh& mesh, Compute& compute,
                                    const BuildOptions& options = {});
 
 }  // namespace weft

@@ -2,6 +2,7 @@
 // may be in flight over one Compute.
 #pragma once
 
+#include <cstdint>
 #include <unordered_map>
 #include <vector>
 
@@ -18,18 +19,30 @@ class Parameter;
 
 using Tensors = std::vector<Tensor>;
 
-/// What the kernels keep for one rank, with its threads and scratch memory; made by the first call.
+/// The kernels of the device of `compute`, with what they keep for one rank: its threads, its stream, scratch memory.
+/// Made by the first call, which throws as KernelContext does.
 kernels::KernelContext& kernels_of(Compute& compute);
+
+/// Which pass of a training it is: what run-time randomness depends on, and what only training does.
+struct Pass {
+  std::uint64_t seed = 0;
+  std::int64_t step = -1;  ///< below 0: not said; Dropout then refuses to draw
+  /// Of the step, from 0 on. All micro-batches of a step have equally many samples over all ranks, so that sample s of
+  /// this one is sample micro_batch * samples + s of the step.
+  std::int64_t micro_batch = 0;
+  bool training = true;
+};
 
 /// What backward needs: each module's forward pushes, its backward pops, in exactly the reverse order.
 /// Entries carry the module that pushed them, so a backward that does not mirror its forward is an error that
 /// names both paths. One Frame per micro-batch; a Frame is empty again after its backward and may be reused.
 class Frame {
  public:
-  explicit Frame(Compute& compute) : compute_(&compute) {}
-  /// A Frame that keeps nothing: for forward passes that no backward follows.
+  explicit Frame(Compute& compute, const Pass& pass = {}) : compute_(&compute), pass_(pass) {}
+  /// A Frame that keeps nothing and does not train: for forward passes that no backward follows.
   static Frame inference(Compute& compute) {
     Frame f(compute);
+    f.pass_.training = false;
     f.keeps_ = false;
     return f;
   }
@@ -39,6 +52,10 @@ class Frame {
   Compute& compute() const noexcept { return *compute_; }
   kernels::KernelContext& kernels() const noexcept { return kernels_of(*compute_); }
   bool keeps() const noexcept { return keeps_; }
+  const Pass& pass() const noexcept { return pass_; }
+  /// The next pass on this Frame. Throws bad_argument while a backward of the one before is missing: it would draw
+  /// other random numbers than its forward; and for a training pass on an inference Frame.
+  void begin(const Pass& pass);
   bool empty() const noexcept { return entries_.empty(); }
 
   /// Keeps `tensors` for the backward of `of`; nothing on an inference Frame.
@@ -78,6 +95,7 @@ class Frame {
     Tensors tensors;
   };
   Compute* compute_;
+  Pass pass_;
   bool keeps_ = true;
   std::vector<Entry> entries_;
   std::unordered_map<const Parameter*, int> uses_;  // in forward, not yet in backward

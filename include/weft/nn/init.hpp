@@ -8,6 +8,7 @@
 namespace weft {
 
 class Module;
+class ModuleBuffer;
 class Parameter;
 
 /// Every element is `value`.
@@ -21,10 +22,12 @@ struct Normal {
 };
 using Init = std::variant<Constant, Normal>;
 
-/// Fills the parameter's value (this rank's part of it) according to its init(). Throws bad_argument before
+/// Fills the parameter's master (this rank's part of it) according to its init(). Throws bad_argument before
 /// materialise.
 void initialise(Parameter& parameter, std::uint64_t seed);
-/// The same for every parameter of the tree, each once.
+/// The same for a buffer: f32, or a constant in f64 or i64.
+void initialise(ModuleBuffer& buffer, std::uint64_t seed);
+/// The same for every parameter and buffer of the tree, each once.
 void initialise(Module& root, std::uint64_t seed);
 
 }  // namespace weft

@@ -1,163 +1,85 @@
-// The compute kernels of one rank on the CPU: raw pointers and sizes in, numbers out; layers call them. Each
-// call uses the KernelContext it is given and nothing else, so ranks that are threads hold one context each
-// and do not contend.
+// The compute kernels of one rank: raw pointers and sizes in, numbers out; layers call them. Each device has a table of
+// them; a call goes through the table of the KernelContext it is given. Each call uses that context and nothing else,
+// so ranks that are threads hold one context each and do not contend.
 //
 // Rules for all of them:
-//  - Arrays are dense and row-major; the shape stands beside each pointer. Outputs are overwritten unless the
-//    name or the comment says that they accumulate ("+="). An input may be the output where "in place" is
-//    said, nowhere else.
+//  - Arrays are dense and row-major, in memory of the context's device; the shape stands beside each pointer. Outputs
+//    are overwritten unless the name or the comment says that they accumulate ("+="). An input may be the output where
+//    "in place" is said, nowhere else.
 //  - Any size may be 0. Then nothing is read, and outputs that have elements become what an empty sum is.
-//  - The result's bits depend on the input alone, not on the number of threads: every sum runs over blocks of
-//    a fixed size in a fixed order.
+//  - The CPU has done the work when a call returns. Another device does it on the context's stream, after what the
+//    stream was given before; what a kernel throws for the data it finds comes then from the next wait for the stream.
+//  - On the CPU the result's bits depend on the input alone, not on the number of threads: every sum runs over blocks
+//    of a fixed size in a fixed order.
 // Each is tested against plain loops of the same name. A layer gets its KernelContext from Frame::kernels().
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
+#include "weft/base/device.hpp"
 #include "weft/base/dtype.hpp"
+#include "weft/base/random.hpp"
+
+namespace weft {
+class Compute;
+class Context;
+}  // namespace weft
 
 namespace weft::kernels {
 
-/// What the kernels of one rank need beside their arguments: the number of threads, the matrix library's
-/// engine and its prepared products, scratch memory that grows to what was needed. One per rank; used by one
-/// thread at a time, any thread.
+struct KernelTable;
+
+/// What the kernels of one rank need beside their arguments: the device's table, the stream, the number of threads, the
+/// matrix library's engine and its prepared products, scratch memory that grows to what was needed. One per rank; used
+/// by one thread at a time, any thread.
 class KernelContext {
  public:
-  /// threads ≥ 1: exactly so many compute, the caller being one of them. Throws bad_argument otherwise.
+  /// On the CPU. threads ≥ 1: exactly so many compute, the caller being one of them. Throws bad_argument otherwise.
   explicit KernelContext(int threads);
+  /// On the device of `compute`, which outlives it. Throws unsupported where nobody has given that device's kernels to
+  /// the Context: `kernels: cuda:0 has none in this Context; add_kernels() gives them`.
+  explicit KernelContext(Compute& compute);
   ~KernelContext();
   KernelContext(KernelContext&&) noexcept;
   KernelContext& operator=(KernelContext&&) noexcept;
 
-  int threads() const noexcept;
+  const KernelTable& table() const noexcept { return *table_; }
+  int threads() const noexcept { return threads_; }
+  Stream stream() const noexcept { return stream_; }
+  /// Whose it is; null where it was made from a number of threads. Kernels of a device keep what they need there
+  /// (Compute::attached).
+  Compute* compute() const noexcept { return compute_; }
 
-  struct State;  // private to the kernels
+  struct State;  // private to the CPU's kernels
   State& state() noexcept { return *state_; }
 
  private:
-  std::unique_ptr<State> state_;
+  const KernelTable* table_;
+  Compute* compute_ = nullptr;
+  Stream stream_{};
+  int threads_;
+  std::unique_ptr<State> state_;  // the CPU's
 };
 
 /// Whether a matrix is stored as it is multiplied, or as its transpose.
 enum class Stored : bool { plain, transposed };
-
-/// c = a b, or c += a b when `accumulate`.
-/// a: (m, k), stored (k, m) when `a_stored` is transposed; b: (k, n), stored (n, k) when `b_stored` is; c:
-/// (m, n). bf16 products are summed in f32.
-void matmul(KernelContext& ctx, const float* a, Stored a_stored, const float* b, Stored b_stored, float* c,
-            std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate);
-void matmul(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16* b, Stored b_stored, float* c,
-            std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate);
 
 /// The sizes of a linear layer.
 struct LinearShape {
   std::int64_t tokens, in, out;
 };
 
-/// y = x w^T + bias. x: (tokens, in), w: (out, in), bias: (out) or null, y: (tokens, out).
-void linear_forward(KernelContext& ctx, const float* x, const float* w, const float* bias, float* y,
-                    LinearShape s);
-/// dx = dy w. dy: (tokens, out), w: (out, in), dx: (tokens, in).
-void linear_backward_input(KernelContext& ctx, const float* dy, const float* w, float* dx, LinearShape s);
-/// dw += dy^T x, dbias += the sum of dy's rows. dy: (tokens, out), x: (tokens, in), dw: (out, in), dbias:
-/// (out) or null.
-void linear_backward_weight(KernelContext& ctx, const float* dy, const float* x, float* dw, float* dbias,
-                            LinearShape s);
-
-/// y += bias, row by row. y: (tokens, out), bias: (out).
-void add_bias(KernelContext& ctx, const float* bias, float* y, std::int64_t tokens, std::int64_t out);
-/// dbias += the sum of dy's rows, in blocks of rows. dy: (tokens, out), dbias: (out).
-void bias_backward(KernelContext& ctx, const float* dy, float* dbias, std::int64_t tokens, std::int64_t out);
-
-/// y = x * inv_rms * weight, inv_rms = 1 / sqrt(mean of x^2 over dim + eps).
-/// x, y: (rows, dim), weight: (dim), inv_rms: (rows), kept for the backward pass. In place: y may be x.
-void rms_norm_forward(KernelContext& ctx, const float* x, const float* weight, float* y, float* inv_rms,
-                      std::int64_t rows, std::int64_t dim, float eps);
-/// dx, and dweight += the sum over rows of dy * x * inv_rms. dy, x, dx: (rows, dim), weight, dweight: (dim).
-/// In place: dx may be dy.
-void rms_norm_backward(KernelContext& ctx, const float* dy, const float* x, const float* weight,
-                       const float* inv_rms, float* dx, float* dweight, std::int64_t rows, std::int64_t dim);
-
-/// y[t] = table[ids[t]]. ids: (tokens), table: (vocab, dim), y: (tokens, dim). Throws bad_argument for an id
-/// outside.
-void embedding_forward(KernelContext& ctx, const std::int64_t* ids, const float* table, float* y,
-                       std::int64_t tokens, std::int64_t vocab, std::int64_t dim);
-/// dtable[ids[t]] += dy[t], in the order of t. dy: (tokens, dim), dtable: (vocab, dim).
-void embedding_backward(KernelContext& ctx, const std::int64_t* ids, const float* dy, float* dtable,
-                        std::int64_t tokens, std::int64_t vocab, std::int64_t dim);
-
-/// Angles of rotary positions: position p turns pair i by p * theta^(-2i/head_dim). cosine, sine: (positions,
-/// head_dim/2). Made in f32 with one rounding per step (power, reciprocal, product), as PyTorch makes them.
-void rope_tables(float theta, std::int64_t head_dim, std::int64_t positions, float* cosine, float* sine);
-
 /// The sizes of what is rotated.
 struct RopeShape {
   std::int64_t batch, seq, heads, head_dim;  // head_dim is even
 };
-
-/// Turns the pair (i, i + head_dim/2) of every head by its position's angle. x, y: (batch, seq, heads,
-/// head_dim); cosine, sine: (at least seq, head_dim/2). In place: y may be x.
-void rope_forward(KernelContext& ctx, const float* x, const float* cosine, const float* sine, float* y,
-                  RopeShape s);
-/// The turn back: dx from dy. In place: dx may be dy.
-void rope_backward(KernelContext& ctx, const float* dy, const float* cosine, const float* sine, float* dx,
-                   RopeShape s);
 
 /// The sizes of grouped-query attention. Query heads [h * heads/kv_heads, (h+1) * heads/kv_heads) use
 /// key/value head h.
 struct AttentionShape {
   std::int64_t batch, seq, heads, kv_heads, head_dim;  // kv_heads divides heads
 };
-
-/// Causal attention: out = softmax(q k^T / sqrt(head_dim)) v, where position i sees positions 0..i.
-/// q, out: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim); log_sum_exp: (batch, heads,
-/// seq), of the scaled scores, kept for the backward pass. Throws bad_argument where kv_heads does not divide
-/// heads.
-void attention_forward(KernelContext& ctx, const float* q, const float* k, const float* v, float* out,
-                       float* log_sum_exp, AttentionShape s);
-/// dq, dk, dv from dout and what the forward pass left. Shapes as there; dq like q, dk and dv like k.
-void attention_backward(KernelContext& ctx, const float* dout, const float* q, const float* k, const float* v,
-                        const float* out, const float* log_sum_exp, float* dq, float* dk, float* dv,
-                        AttentionShape s);
-
-/// y = x * sigmoid(x). x, y: (n). In place: y may be x.
-void silu_forward(KernelContext& ctx, const float* x, float* y, std::int64_t n);
-/// dx from dy. In place: dx may be dy.
-void silu_backward(KernelContext& ctx, const float* dy, const float* x, float* dx, std::int64_t n);
-
-/// out = silu(gate) * up. All: (n). In place: out may be gate or up.
-void swiglu_forward(KernelContext& ctx, const float* gate, const float* up, float* out, std::int64_t n);
-/// dgate and dup from dout. All: (n). In place: dgate or dup may be dout, gate or up.
-void swiglu_backward(KernelContext& ctx, const float* dout, const float* gate, const float* up, float* dgate,
-                     float* dup, std::int64_t n);
-
-/// out = a + b. All: (n). In place: out may be a or b.
-void add(KernelContext& ctx, const float* a, const float* b, float* out, std::int64_t n);
-/// x *= factor. x: (n).
-void scale(KernelContext& ctx, float* x, float factor, std::int64_t n);
-/// x = value. x: (n).
-void fill(KernelContext& ctx, float* x, float value, std::int64_t n);
-/// y = x, rounded to the nearest bf16. x, y: (n).
-void round_to_bf16(KernelContext& ctx, const float* x, bf16* y, std::int64_t n);
-
-/// A target that takes no part in the loss.
-inline constexpr std::int64_t kIgnoredTarget = -100;
-
-/// The sum over tokens of -log softmax(logits)[target], divided by `count`: the number of valid tokens of the
-/// whole batch, over all ranks. logits: (tokens, vocab), targets: (tokens), log_sum_exp: (tokens), kept for
-/// the backward pass. Summed in f64. Throws bad_argument for a target that is neither in the vocabulary nor
-/// kIgnoredTarget, and unless count > 0.
-double cross_entropy_forward(KernelContext& ctx, const float* logits, const std::int64_t* targets,
-                             float* log_sum_exp, std::int64_t tokens, std::int64_t vocab, double count);
-/// dlogits = (softmax(logits) - onehot(target)) / count, rows of ignored targets 0. In place: dlogits may be
-/// logits.
-void cross_entropy_backward(KernelContext& ctx, const float* logits, const std::int64_t* targets,
-                            const float* log_sum_exp, float* dlogits, std::int64_t tokens, std::int64_t vocab,
-                            double count);
-
-/// The sum of x^2 in f64. x: (n).
-double sum_of_squares(KernelContext& ctx, const float* x, std::int64_t n);
 
 /// One step of AdamW (Loshchilov and Hutter 2019, decoupled decay), in PyTorch's order of operations:
 ///   p *= 1 - rate * decay;  m += (1 - beta1) (g - m);  v = beta2 v + (1 - beta2) g^2;
@@ -166,17 +88,209 @@ struct AdamWStep {
   double rate, beta1, beta2, eps, weight_decay;
   std::int64_t step;  // 1 at the first
 };
-/// p, m, v: (n), updated; g: (n).
-void adamw_step(KernelContext& ctx, float* p, float* m, float* v, const float* g, std::int64_t n,
-                const AdamWStep& s);
 
 /// One step of SGD: g' = g + weight_decay p; velocity = momentum velocity + g'; p -= rate velocity.
 struct SgdStep {
   double rate, momentum, weight_decay;
 };
-/// p, velocity: (n), updated; g: (n). With momentum 0 velocity is not used and may be null. Velocity starts
-/// as zeros.
-void sgd_step(KernelContext& ctx, float* p, float* velocity, const float* g, std::int64_t n,
-              const SgdStep& s);
+
+/// Which elements of a run are dropped: element i by number first + i of the stream, which is uniform on [0, 1).
+struct DropoutRun {
+  RandomStream stream;
+  std::uint64_t first;
+  float p, scale;
+};
+
+/// A target that takes no part in the loss.
+inline constexpr std::int64_t kIgnoredTarget = -100;
+
+/// Angles of rotary positions: position p turns pair i by p * theta^(-2i/head_dim). cosine, sine: (positions,
+/// head_dim/2). Made in f32 with one rounding per step (power, reciprocal, product), as PyTorch makes them.
+void rope_tables(float theta, std::int64_t head_dim, std::int64_t positions, float* cosine, float* sine);
+
+/// The kernels of a device. What is said here holds for every table. `kernels::add(ctx, …)` calls `add` of ctx.table().
+struct KernelTable {
+  /// c = a b, or c += a b when `accumulate`.
+  /// a: (m, k), stored (k, m) when `a_stored` is transposed; b: (k, n), stored (n, k) when `b_stored` is; c:
+  /// (m, n). bf16 products are summed in f32.
+  void (*matmul)(KernelContext& ctx, const float* a, Stored a_stored, const float* b, Stored b_stored,
+                 float* c, std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate);
+  void (*matmul_bf16)(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16* b, Stored b_stored,
+                      float* c, std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate);
+
+  /// y = x w^T + bias. x: (tokens, in), w: (out, in), bias: (out) or null, y: (tokens, out).
+  void (*linear_forward)(KernelContext& ctx, const float* x, const float* w, const float* bias, float* y,
+                         LinearShape s);
+  /// dx = dy w. dy: (tokens, out), w: (out, in), dx: (tokens, in).
+  void (*linear_backward_input)(KernelContext& ctx, const float* dy, const float* w, float* dx,
+                                LinearShape s);
+  /// dw += dy^T x, dbias += the sum of dy's rows. dy: (tokens, out), x: (tokens, in), dw: (out, in), dbias:
+  /// (out) or null.
+  void (*linear_backward_weight)(KernelContext& ctx, const float* dy, const float* x, float* dw, float* dbias,
+                                 LinearShape s);
+
+  /// y += bias, row by row. y: (tokens, out), bias: (out).
+  void (*add_bias)(KernelContext& ctx, const float* bias, float* y, std::int64_t tokens, std::int64_t out);
+  /// dbias += the sum of dy's rows, in blocks of rows. dy: (tokens, out), dbias: (out).
+  void (*bias_backward)(KernelContext& ctx, const float* dy, float* dbias, std::int64_t tokens,
+                        std::int64_t out);
+
+  /// y = x * inv_rms * weight, inv_rms = 1 / sqrt(mean of x^2 over dim + eps).
+  /// x, y: (rows, dim), weight: (dim), inv_rms: (rows), kept for the backward pass. In place: y may be x.
+  void (*rms_norm_forward)(KernelContext& ctx, const float* x, const float* weight, float* y, float* inv_rms,
+                           std::int64_t rows, std::int64_t dim, float eps);
+  /// dx, and dweight += the sum over rows of dy * x * inv_rms. dy, x, dx: (rows, dim), weight, dweight: (dim).
+  /// In place: dx may be dy.
+  void (*rms_norm_backward)(KernelContext& ctx, const float* dy, const float* x, const float* weight,
+                            const float* inv_rms, float* dx, float* dweight, std::int64_t rows,
+                            std::int64_t dim);
+
+  /// y[t] = table[ids[t]]. ids: (tokens), table: (vocab, dim), y: (tokens, dim). Throws bad_argument for an id
+  /// outside.
+  void (*embedding_forward)(KernelContext& ctx, const std::int64_t* ids, const float* table, float* y,
+                            std::int64_t tokens, std::int64_t vocab, std::int64_t dim);
+  void (*embedding_forward_bf16)(KernelContext& ctx, const std::int64_t* ids, const bf16* table, float* y,
+                                 std::int64_t tokens, std::int64_t vocab, std::int64_t dim);
+  /// dtable[ids[t]] += dy[t], in the order of t. dy: (tokens, dim), dtable: (vocab, dim).
+  void (*embedding_backward)(KernelContext& ctx, const std::int64_t* ids, const float* dy, float* dtable,
+                             std::int64_t tokens, std::int64_t vocab, std::int64_t dim);
+
+  /// Turns the pair (i, i + head_dim/2) of every head by its position's angle. x, y: (batch, seq, heads,
+  /// head_dim); cosine, sine: (at least seq, head_dim/2). In place: y may be x.
+  void (*rope_forward)(KernelContext& ctx, const float* x, const float* cosine, const float* sine, float* y,
+                       RopeShape s);
+  /// The turn back: dx from dy. In place: dx may be dy.
+  void (*rope_backward)(KernelContext& ctx, const float* dy, const float* cosine, const float* sine,
+                        float* dx, RopeShape s);
+
+  /// Causal attention: out = softmax(q k^T / sqrt(head_dim)) v, where position i sees positions 0..i.
+  /// q, out: (batch, seq, heads, head_dim); k, v: (batch, seq, kv_heads, head_dim); log_sum_exp: (batch, heads,
+  /// seq), of the scaled scores, kept for the backward pass. Throws bad_argument where kv_heads does not divide
+  /// heads.
+  void (*attention_forward)(KernelContext& ctx, const float* q, const float* k, const float* v, float* out,
+                            float* log_sum_exp, AttentionShape s);
+  /// dq, dk, dv from dout and what the forward pass left. Shapes as there; dq like q, dk and dv like k.
+  void (*attention_backward)(KernelContext& ctx, const float* dout, const float* q, const float* k,
+                             const float* v, const float* out, const float* log_sum_exp, float* dq, float* dk,
+                             float* dv, AttentionShape s);
+
+  /// y = x * sigmoid(x). x, y: (n). In place: y may be x.
+  void (*silu_forward)(KernelContext& ctx, const float* x, float* y, std::int64_t n);
+  /// dx from dy. In place: dx may be dy.
+  void (*silu_backward)(KernelContext& ctx, const float* dy, const float* x, float* dx, std::int64_t n);
+
+  /// out = silu(gate) * up. All: (n). In place: out may be gate or up.
+  void (*swiglu_forward)(KernelContext& ctx, const float* gate, const float* up, float* out, std::int64_t n);
+  /// dgate and dup from dout. All: (n). In place: dgate or dup may be dout, gate or up.
+  void (*swiglu_backward)(KernelContext& ctx, const float* dout, const float* gate, const float* up,
+                          float* dgate, float* dup, std::int64_t n);
+
+  /// out = a + b. All: (n). In place: out may be a or b.
+  void (*add)(KernelContext& ctx, const float* a, const float* b, float* out, std::int64_t n);
+  /// x *= factor. x: (n).
+  void (*scale)(KernelContext& ctx, float* x, float factor, std::int64_t n);
+  /// x = value. x: (n).
+  void (*fill)(KernelContext& ctx, float* x, float value, std::int64_t n);
+  /// y = x * run.scale where number run.first + i of the stream is at least run.p, else 0. x, y: (n). In place: y may
+  /// be x.
+  void (*dropout)(KernelContext& ctx, const float* x, float* y, std::int64_t n, const DropoutRun& run);
+  /// y = x, rounded to the nearest bf16. x, y: (n).
+  void (*round_to_bf16)(KernelContext& ctx, const float* x, bf16* y, std::int64_t n);
+  /// y = x, exactly. x, y: (n).
+  void (*widen_bf16)(KernelContext& ctx, const bf16* x, float* y, std::int64_t n);
+
+  /// loss = the sum over tokens of -log softmax(logits)[target], divided by `count`: the number of valid tokens of
+  /// the whole batch, over all ranks. logits: (tokens, vocab), targets: (tokens), log_sum_exp: (tokens), kept for the
+  /// backward pass, loss, count: (1). Summed in f64. Throws bad_argument for a target that is neither in the
+  /// vocabulary nor kIgnoredTarget, and unless count > 0.
+  void (*cross_entropy_forward)(KernelContext& ctx, const float* logits, const std::int64_t* targets,
+                                float* log_sum_exp, double* loss, std::int64_t tokens, std::int64_t vocab,
+                                const std::int64_t* count);
+  /// dlogits = (softmax(logits) - onehot(target)) / count, times dloss, rows of ignored targets 0. dloss: (1), or null
+  /// for 1. In place: dlogits may be logits. Throws as forward does.
+  void (*cross_entropy_backward)(KernelContext& ctx, const float* logits, const std::int64_t* targets,
+                                 const float* log_sum_exp, const double* dloss, float* dlogits,
+                                 std::int64_t tokens, std::int64_t vocab, const std::int64_t* count);
+  /// count = the number of targets that are not kIgnoredTarget. targets: (n), count: (1).
+  void (*count_valid)(KernelContext& ctx, const std::int64_t* targets, std::int64_t* count, std::int64_t n);
+
+  /// sum = the sum of x^2 in f64. x: (n), sum: (1).
+  void (*sum_of_squares)(KernelContext& ctx, const float* x, double* sum, std::int64_t n);
+
+  /// p, m, v: (n), updated; g: (n).
+  void (*adamw_step)(KernelContext& ctx, float* p, float* m, float* v, const float* g, std::int64_t n,
+                     const AdamWStep& s);
+
+  /// p, velocity: (n), updated; g: (n). With momentum 0 velocity is not used and may be null. Velocity starts
+  /// as zeros.
+  void (*sgd_step)(KernelContext& ctx, float* p, float* velocity, const float* g, std::int64_t n,
+                   const SgdStep& s);
+};
+
+/// Every member of KernelTable, once: tables of devices and what calls them are made from this list.
+// clang-format off
+#define WEFT_KERNELS(X) \
+  X(matmul) X(matmul_bf16) X(linear_forward) X(linear_backward_input) X(linear_backward_weight) \
+  X(add_bias) X(bias_backward) X(rms_norm_forward) X(rms_norm_backward) X(embedding_forward) X(embedding_forward_bf16) \
+  X(embedding_backward) X(rope_forward) X(rope_backward) X(attention_forward) X(attention_backward) \
+  X(silu_forward) X(silu_backward) X(swiglu_forward) X(swiglu_backward) X(add) X(scale) X(fill) X(dropout) \
+  X(round_to_bf16) X(widen_bf16) X(cross_entropy_forward) X(cross_entropy_backward) X(count_valid) X(sum_of_squares) \
+  X(adamw_step) X(sgd_step)
+// clang-format on
+
+/// The kernels of the CPU.
+const KernelTable& cpu_table() noexcept;
+/// Gives a Context the kernels of a device that it has (Context::add_device); the table outlives it. Throws bad_argument
+/// where there are some already, and where a kernel is null, naming it. Thread-safe.
+void add_kernels(Context& context, Device device, const KernelTable& table);
+
+namespace detail {
+// A function object that calls one member of the context's table, with the arguments that the member has.
+template <auto Member>
+struct Call;
+template <class... Args, void (*KernelTable::*Member)(KernelContext&, Args...)>
+struct Call<Member> {
+  void operator()(KernelContext& ctx, Args... args) const { (ctx.table().*Member)(ctx, args...); }
+};
+template <class... Calls>
+struct Overloads : Calls... {
+  using Calls::operator()...;
+};
+}  // namespace detail
+
+inline constexpr detail::Overloads<detail::Call<&KernelTable::matmul>,
+                                   detail::Call<&KernelTable::matmul_bf16>>
+    matmul{};
+inline constexpr detail::Call<&KernelTable::linear_forward> linear_forward{};
+inline constexpr detail::Call<&KernelTable::linear_backward_input> linear_backward_input{};
+inline constexpr detail::Call<&KernelTable::linear_backward_weight> linear_backward_weight{};
+inline constexpr detail::Call<&KernelTable::add_bias> add_bias{};
+inline constexpr detail::Call<&KernelTable::bias_backward> bias_backward{};
+inline constexpr detail::Call<&KernelTable::rms_norm_forward> rms_norm_forward{};
+inline constexpr detail::Call<&KernelTable::rms_norm_backward> rms_norm_backward{};
+inline constexpr detail::Overloads<detail::Call<&KernelTable::embedding_forward>,
+                                   detail::Call<&KernelTable::embedding_forward_bf16>>
+    embedding_forward{};
+inline constexpr detail::Call<&KernelTable::embedding_backward> embedding_backward{};
+inline constexpr detail::Call<&KernelTable::rope_forward> rope_forward{};
+inline constexpr detail::Call<&KernelTable::rope_backward> rope_backward{};
+inline constexpr detail::Call<&KernelTable::attention_forward> attention_forward{};
+inline constexpr detail::Call<&KernelTable::attention_backward> attention_backward{};
+inline constexpr detail::Call<&KernelTable::silu_forward> silu_forward{};
+inline constexpr detail::Call<&KernelTable::silu_backward> silu_backward{};
+inline constexpr detail::Call<&KernelTable::swiglu_forward> swiglu_forward{};
+inline constexpr detail::Call<&KernelTable::swiglu_backward> swiglu_backward{};
+inline constexpr detail::Call<&KernelTable::add> add{};
+inline constexpr detail::Call<&KernelTable::scale> scale{};
+inline constexpr detail::Call<&KernelTable::fill> fill{};
+inline constexpr detail::Call<&KernelTable::dropout> dropout{};
+inline constexpr detail::Call<&KernelTable::round_to_bf16> round_to_bf16{};
+inline constexpr detail::Call<&KernelTable::widen_bf16> widen_bf16{};
+inline constexpr detail::Call<&KernelTable::cross_entropy_forward> cross_entropy_forward{};
+inline constexpr detail::Call<&KernelTable::cross_entropy_backward> cross_entropy_backward{};
+inline constexpr detail::Call<&KernelTable::count_valid> count_valid{};
+inline constexpr detail::Call<&KernelTable::sum_of_squares> sum_of_squares{};
+inline constexpr detail::Call<&KernelTable::adamw_step> adamw_step{};
+inline constexpr detail::Call<&KernelTable::sgd_step> sgd_step{};
 
 }  // namespace weft::kernels

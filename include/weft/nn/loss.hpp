@@ -7,9 +7,9 @@
 namespace weft {
 
 /// Cross-entropy of a softmax over the last dimension.
-/// Inputs: logits (…, classes) f32; labels (…) i64, `kIgnore` marks a token that does not count; valid: i64,
+/// All on the device of the Compute. Inputs: logits (…, classes) f32; labels (…) i64, `kIgnore` marks a token that does not count; valid: i64,
 /// one element, the number of valid tokens of all ranks, stated as such by a replicated layout where the logits are
-/// cut over ranks (see global_valid). Gives loss: f64 (1), laid out
+/// cut over ranks (see global_valid). Gives loss: f64 (1) on the device (to_host() reads it, and tells what was wrong with the labels there), laid out
 /// Partial(sum) on axes that split the tokens. backward takes d(loss): f64 (1), or an empty list for 1, and
 /// gives dlogits.
 class CrossEntropy : public Module {
@@ -21,12 +21,14 @@ class CrossEntropy : public Module {
   Tensors do_backward(Inputs dy, Frame& frame) override;
 };
 
-/// The number of labels that are not kIgnore, on this rank alone.
+/// The number of labels that are not kIgnore, on this rank alone. For labels on the host.
 std::int64_t count_valid(const Tensor& labels);
 /// The number over all ranks: i64 (1), replicated over the labels' mesh. One small all-reduce over the axes that
 /// split them. Plain labels give a plain number.
 Tensor global_valid(Context& context, const Tensor& labels);
-/// An i64 tensor of one element; on a mesh, the same on all its ranks.
+/// The same on the device of `compute`, where the labels lie; the host does not wait for the count.
+Tensor global_valid(Compute& compute, const Tensor& labels);
+/// An i64 tensor of one element, on the host; on a mesh, the same on all its ranks. to_device() takes it to another.
 Tensor scalar(Context& context, std::int64_t value);
 Tensor scalar(const DeviceMesh& mesh, std::int64_t value);
 

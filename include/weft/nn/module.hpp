@@ -95,6 +95,11 @@ class Module {
   const std::vector<Child>& children() const noexcept { return children_; }
   /// This node's own parameters, by name; tied ones too.
   const std::vector<std::pair<std::string, ParameterRef>>& own_parameters() const noexcept { return own_; }
+  const std::vector<std::pair<std::string, ModuleBufferRef>>& own_buffers() const noexcept {
+    return own_buffers_;
+  }
+  /// Every buffer of the tree, in the same order.
+  std::vector<ModuleBuffer*> buffers() const;
   /// Every parameter of the tree once, in a fixed order: a node's own in order of registration, then its
   /// children's. A tied one comes at its first place.
   std::vector<Parameter*> parameters() const;
@@ -149,6 +154,8 @@ class Module {
   /// Registers a child (a member of the derived class) or a parameter. `name` holds no dot and is new here.
   void add(std::string name, Module& child);
   ParameterRef add(std::string name, ParameterRef parameter);
+  /// A buffer of this module alone; its name is also none of a parameter.
+  ModuleBufferRef add(std::string name, ModuleBufferRef buffer);
   /// Puts another module's parameter in the place of the own one of that name: one weight, one path (the
   /// other's), one use more.
   ParameterRef tie(std::string_view name, ParameterRef parameter);
@@ -160,12 +167,14 @@ class Module {
   void expect_count(Inputs x, std::size_t count, const char* what) const;
 
  private:
+  void expect_new_name(std::string_view what, std::string_view name) const;
   virtual Tensors do_forward(Inputs x, Frame& frame) = 0;
   virtual Tensors do_backward(Inputs dy, Frame& frame) = 0;
   /// After the boundary behind the layer, on its result; a row-parallel layer adds its bias here, once.
   virtual void finish_forward(Tensors& y, Frame& frame);
   /// Its mirror, before that boundary's adjoint.
   virtual void begin_backward(Inputs dy, Frame& frame);
+  void expect_here(const char* what, Inputs x, const Frame& frame) const;
   void set_path(std::string path);
   HookHandle add_around(bool backward, Around around);
   std::vector<Around> around(bool backward) const;
@@ -175,6 +184,7 @@ class Module {
   Module* parent_ = nullptr;
   std::vector<Child> children_;
   std::vector<std::pair<std::string, ParameterRef>> own_;
+  std::vector<std::pair<std::string, ModuleBufferRef>> own_buffers_;
   std::vector<std::string> tied_;  // names in own_ whose parameter another module made
   std::vector<PlacedBoundary> before_, after_;
   struct Hooks;
@@ -220,10 +230,10 @@ class Sequential : public Module {
   std::vector<std::unique_ptr<Module>> owned_;
 };
 
-/// States that every parameter of the tree that has no layout yet is the same on all ranks of `mesh`
+/// States that every parameter and buffer of the tree that has no layout yet is the same on all ranks of `mesh`
 /// (Replicate on every axis). Before materialise.
 void replicate(Module& root, const DeviceMesh& mesh);
-/// Gives every parameter of the tree its memory, each once.
-void materialise(Module& root, Context& context, Memory memory = Memory::local);
+/// Gives every parameter and buffer of the tree its memory, each once, as Parameter::materialise does.
+void materialise(Module& root, Compute& compute, Memory memory = Memory::local);
 
 }  // namespace weft

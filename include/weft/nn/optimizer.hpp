@@ -13,9 +13,11 @@
 
 namespace weft {
 
-/// State is kept per parameter, under its path, with the layout that the value had when the optimizer was made.
+/// Of the parameters given, those that are trained; step() leaves out what was frozen since, and throws bad_argument for
+/// what was frozen and is trained now. State is kept per parameter, on the device of the Compute, which is
+/// the masters' (else bad_argument names both), under its path, with the layout that the master had when the optimizer was made.
 /// step() throws layout where a gradient is still Partial on some axis, or a gradient or state is laid out
-/// otherwise than the value, naming parameter and axis; and bad_argument naming every parameter that has no gradient. Both before anything changes.
+/// otherwise than the master, naming parameter and axis; and bad_argument naming every parameter that has no gradient. Both before anything changes.
 class Optimizer {
  public:
   virtual ~Optimizer() = default;
@@ -26,7 +28,7 @@ class Optimizer {
   void zero_gradients() noexcept;
 
   /// Every tensor of the state, in the order of the parameters: (path, name, tensor). For checkpoints: values
-  /// may be written into the tensors. "step": i64 of shape (1); the others have the parameter's local shape
+  /// may be written into the tensors. "step": i64 of shape (1), on the host; the others have the parameter's local shape
   /// and layout.
   using Visitor = std::function<void(const std::string& path, std::string_view name, const Tensor& tensor)>;
   void visit_state(const Visitor& see) const;
@@ -44,6 +46,7 @@ class Optimizer {
   virtual void update(Parameter& p, State& state, std::int64_t step, double lr) = 0;
   Compute* compute_;
   std::vector<Parameter*> parameters_;
+  std::vector<const Parameter*> frozen_;  // given, but not trained then
   std::vector<std::string> names_;
   std::vector<State> states_;  // parallel to parameters_
 };

@@ -1,22 +1,27 @@
-// A weight of a model: value, gradient, and what is true of each over the mesh. Used by the rank (thread)
-// that owns the model; not thread-safe.
+// A weight of a model: what is stored of it, what layers read, its gradient, and what is true of each over the
+// mesh. Used by the rank (thread) that owns the model; not thread-safe.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "weft/base/tensor.hpp"
-#include "weft/host/context.hpp"
+#include "weft/host/compute.hpp"
 #include "weft/nn/init.hpp"
 
 namespace weft {
 
+/// master(): f32, this rank's part of the weight as it is stored: what initialisation, optimizer and checkpoint
+/// work on. weight(): what layers read. It is the same memory where dtype() is f32 and nobody has put another
+/// tensor there; else the master rounded to dtype(), or what place_weight() gave (a shard gathered for a pass).
+///
 /// Life: made with a global shape and no memory → `set_layout` may shard it → `materialise` gives it memory →
-/// `initialise` or a checkpoint gives it values. Layers read value() at each use and never keep it on a
-/// Frame, so a sharded data parallel may swap it between uses.
+/// `initialise` or a checkpoint gives it values. Layers read weight() at each use and never keep it on a
+/// Frame, so that it may be gathered before a pass and dropped after it.
 ///
 /// Tied weights are one Parameter in two modules: one path (that of the module that made it), two uses.
 class Parameter {
@@ -35,27 +40,50 @@ class Parameter {
   /// Whether weight decay applies to it. Default: where it has two dimensions or more.
   bool decays() const noexcept { return decays_; }
   void set_decays(bool decays) noexcept { decays_ = decays; }
+  /// Frozen where false: layers compute no gradient for it, and optimizers, averagers and norms leave it out.
+  /// Default: true. Throws bad_argument while it has a gradient, or one that somebody has claimed.
+  bool trainable() const noexcept { return trainable_; }
+  void set_trainable(bool trainable);
+  /// What weight() is: f32 (default) or bf16. Before materialise only. Throws bad_argument for others, which no
+  /// kernel multiplies.
+  DType dtype() const noexcept { return dtype_; }
+  void set_dtype(DType dtype);
 
-  /// The value's layout over the root mesh; null: plain, one rank.
+  /// The master's layout over the root mesh; null: plain, one rank.
   LayoutRef layout() const noexcept { return layout_; }
   /// Before materialise only (bad_argument after). Throws layout where its global shape is not
   /// global_shape().
   void set_layout(LayoutRef layout);
 
-  /// Allocates the local value, uninitialised. Throws bad_argument where it has memory already.
-  void materialise(Context& context, Memory memory = Memory::local);
-  bool materialised() const noexcept { return static_cast<bool>(value_); }
-  /// f32, of local_shape(), carrying layout(). Throws bad_argument naming the path before materialise.
-  const Tensor& value() const;
-  /// Puts another tensor in its place (unsharded weights, a loaded checkpoint): f32, of the local shape of its own
+  /// Allocates the master, uninitialised, in the memory of `compute`, which must outlive it. Throws bad_argument
+  /// where it has memory already.
+  void materialise(Compute& compute, Memory memory = Memory::local);
+  bool materialised() const noexcept { return static_cast<bool>(master_); }
+  /// What it was materialised with.
+  Compute& compute() const noexcept { return *compute_; }
+  /// f32, of local_shape(), carrying layout(). To be read; who changes its elements calls write_master(). Throws
+  /// bad_argument naming the path before materialise.
+  const Tensor& master() const;
+  /// The same to be written: weight() is made anew from it when it is read next. Call it again for later writes.
+  const Tensor& write_master();
+  /// Puts another tensor in its place (a loaded checkpoint): f32, of the local shape of its own
   /// layout, which becomes layout(), or of layout() where it is plain. Throws layout for a Partial one, or for another
   /// layout while there is a gradient.
-  void set_value(Tensor value);
+  void set_master(Tensor master);
 
-  // --- the main gradient: f32, of the value's local shape ---
+  /// What layers read: of dtype(), with a layout of its own. Throws bad_argument naming the path before materialise.
+  const Tensor& weight() const;
+  /// Layers read `weight` from now on, until drop_weight(): of dtype(), of any layout for global_shape() that is not
+  /// Partial (or plain and whole). Gradients then have its shape. Throws bad_argument or layout where it does not
+  /// fit, while there is a gradient of another shape, and where the shape changes while somebody has claimed the gradient.
+  void place_weight(Tensor weight);
+  /// Back to the master.
+  void drop_weight() noexcept;
+
+  // --- the gradient: f32, of the local shape of weight() ---
 
   bool has_gradient() const noexcept { return has_gradient_; }
-  /// The sum of all uses since zero_gradient(), carrying the gradient's layout: Shard where the value is,
+  /// The sum of all uses since zero_gradient(), carrying the gradient's layout: Shard where the weight is,
   /// Partial(sum) over axes along which ranks used it on different data, Replicate where they used it on the
   /// same. Null layout: plain. Throws bad_argument naming the path where no use has been accumulated.
   const Tensor& gradient() const;
@@ -64,12 +92,16 @@ class Parameter {
   /// States that the gradient's elements have been changed in place to what this layout says (it was
   /// reduced).
   void set_gradient_layout(LayoutRef layout);
+  /// Puts a reduced gradient in the place of the one that uses made: f32, of the local shape of its layout, which
+  /// is for global_shape() (this rank's shard of it, after a reduce_scatter). Throws bad_argument where it does not fit,
+  /// and while somebody has claimed the gradient.
+  void set_gradient(Tensor gradient);
   /// `owner` alone may place_gradient() from now on, until release_gradient(owner). Throws bad_argument where
   /// somebody else has claimed it: `parameter "w": its gradient belongs to another averager already`. `owner`
   /// is compared, not used.
   void claim_gradient(const void* owner);
   void release_gradient(const void* owner) noexcept;
-  /// The gradient lives in `memory` from now on (a view of a bucket: f32, local shape); a gradient already
+  /// The gradient lives in `memory` from now on (a view of a bucket: f32, the shape of weight(), on its device); a gradient already
   /// there is copied.
   void place_gradient(Tensor memory);
   /// States that the gradient's memory holds a gradient of that layout (zeros, put there by its owner).
@@ -77,8 +109,8 @@ class Parameter {
   /// Forgets the gradient; costs nothing, since the next use overwrites it.
   void zero_gradient() noexcept;
 
-  /// Adds one use's gradient. `dw`: f32, local shape; its layout must be that of the uses before it since
-  /// zero_gradient() (layout error that names both).
+  /// Adds one use's gradient; nothing where the parameter is frozen. `dw`: f32, local shape; its layout must be that
+  /// of the uses before it since zero_gradient() (layout error that names both).
   void accumulate(const Tensor& dw);
   /// The same without a temporary: `write(into, add)` overwrites `into`, or adds to it where `add`.
   void accumulate(LayoutRef layout, const std::function<void(const Tensor& into, bool add)>& write);
@@ -95,13 +127,22 @@ class Parameter {
 
  private:
   friend class Module;
+  void make_gradient();
+  void expect_unclaimed(std::string_view call) const;
+  void expect_device(std::string_view call, const Tensor& t) const;
+  void expect_fits(std::string_view call, const Tensor& t, DType dtype, const LayoutRef& layout) const;
   Shape global_;
   Init init_;
   std::string path_;
   bool decays_;
+  bool trainable_ = true;
+  DType dtype_ = DType::f32;
   LayoutRef layout_ = nullptr;
-  Context* context_ = nullptr;
-  Tensor value_;
+  Compute* compute_ = nullptr;
+  Tensor master_;
+  mutable Tensor rounded_;  // the master as dtype(), where that is not f32
+  mutable bool rounded_is_old_ = true;
+  Tensor placed_;  // by place_weight(); null: none
   Tensor gradient_;
   LayoutRef gradient_layout_ = nullptr;
   bool has_gradient_ = false;
@@ -112,5 +153,50 @@ class Parameter {
 };
 
 using ParameterRef = std::shared_ptr<Parameter>;
+
+/// A tensor that a module keeps beside its parameters: named, laid out and saved as they are, but not trained (the
+/// vectors of a spectral norm, the bias of a router). Life: as that of a Parameter.
+class ModuleBuffer {
+ public:
+  /// `saved`: whether it belongs into a checkpoint.
+  explicit ModuleBuffer(const Shape& global, DType dtype = DType::f32, Init init = Constant{0.0},
+                        bool saved = true)
+      : global_(global), dtype_(dtype), init_(init), saved_(saved) {}
+  ModuleBuffer(const ModuleBuffer&) = delete;
+  ModuleBuffer& operator=(const ModuleBuffer&) = delete;
+
+  const std::string& path() const noexcept { return path_; }
+  const Shape& global_shape() const noexcept { return global_; }
+  DType dtype() const noexcept { return dtype_; }
+  const Init& init() const noexcept { return init_; }
+  bool saved() const noexcept { return saved_; }
+  /// Over the root mesh; null: plain, one rank.
+  LayoutRef layout() const noexcept { return layout_; }
+  /// Before materialise only (bad_argument after). Throws layout where its global shape is not global_shape(), or it
+  /// is Partial.
+  void set_layout(LayoutRef layout);
+  /// Allocates it, uninitialised, in the memory of `compute`, which must outlive it. Throws bad_argument where it has
+  /// memory already.
+  void materialise(Compute& compute, Memory memory = Memory::local);
+  bool materialised() const noexcept { return static_cast<bool>(tensor_); }
+  /// What it was materialised with.
+  Compute& compute() const noexcept { return *compute_; }
+  /// Of dtype() and this rank's part, carrying layout(); to be read and written. Throws bad_argument naming the path
+  /// before materialise.
+  const Tensor& tensor() const;
+
+ private:
+  friend class Module;
+  Shape global_;
+  DType dtype_;
+  Init init_;
+  bool saved_;
+  std::string path_;
+  LayoutRef layout_ = nullptr;
+  Compute* compute_ = nullptr;
+  Tensor tensor_;
+};
+
+using ModuleBufferRef = std::shared_ptr<ModuleBuffer>;
 
 }  // namespace weft

@@ -2,7 +2,7 @@
 // arXiv:1909.08053, section 3). Modules are parallelised by weft/tp/parallelize.hpp; this is for who has
 // layers of their own. In libweft_train: link weft::weft_train, or pkg-config weft_train.
 //
-// All views are f32, on the CPU, contiguous, and what this rank holds; n is the number of ranks of `axes`, a
+// All views are f32, on the device of the Compute (whose memory the group of `axes` moves), contiguous, and what this rank holds; n is the number of ranks of `axes`, a
 // mesh of one or more axes; in and out are features of the whole layer. Every function is collective among
 // the ranks of `axes` where it says that it communicates, blocks until it is done, and throws bad_argument,
 // before anything is written or sent, that names the view whose shape does not fit: `row_linear_forward: w is

@@ -15,10 +15,10 @@ namespace weft {
 using AveragerOptions = BucketOptions;
 
 /// A BucketReducer that listens to parameters: brings every gradient that is Partial on the axes (sum, or avg
-/// where each rank has the mean of its own data) to Replicate there. One backward pass, or several with sync
-/// off before the last, then finish():
+/// where each rank has the mean of its own data) to Replicate there. One backward pass, or several with
+/// no_sync() around those before the last, then finish():
 ///
-///   averager.set_sync(false);  … micro-batches but the last …  averager.set_sync(true);
+///   { const NoSync off = averager.no_sync();  … micro-batches but the last … }
 ///   … the last micro-batch …   averager.finish();   optimizer.step(rate);   zero gradients
 ///
 /// The first pass shows in which order gradients become final: finish() then cuts that order into buckets
@@ -32,7 +32,7 @@ class GradientAverager {
  public:
   using Options = AveragerOptions;
 
-  /// Listens to `parameters`, which must outlive it; they need no memory yet. `axes`: a sub-mesh of one or
+  /// Listens to those of `parameters` that are trained; they must outlive it, and need no memory yet. `axes`: a sub-mesh of one or
   /// more axes (HSDP's replicate axis; dp and domain). The same parameters in the same order on all its
   /// ranks. No communication. Throws bad_argument where a parameter has another averager: two would reduce
   /// one gradient twice.
@@ -42,15 +42,16 @@ class GradientAverager {
   GradientAverager(const GradientAverager&) = delete;
   GradientAverager& operator=(const GradientAverager&) = delete;
 
-  /// Off: backward passes only accumulate. On (at first): the next one reduces.
-  void set_sync(bool on) noexcept { sync_ = on; }
-  bool sync() const noexcept { return sync_; }
+  /// While the result lives, backward passes only accumulate, and nothing is sent (PyTorch: no_sync()). Gradients of
+  /// such passes alone are reduced by finish(). Throws bad_argument where a gradient of this step is final already,
+  /// and perhaps on its way: `averager: no_sync() after the gradient of "w" became final; finish() comes first`.
+  NoSync no_sync();
 
   /// After the last backward pass: waits until every gradient is reduced and states so in its layout.
-  /// Collective over the axes. Throws on all ranks bad_argument for parameters that no pass used: `averager:
-  /// no backward pass used "a.weight" on dp rank 1 …`; layout where a gradient is not Partial (Replicate or
-  /// Shard would be counted or mixed), naming parameter and axis. Such a throw leaves no gradient usable
-  /// before they are zeroed.
+  /// Collective over the axes. Throws bad_argument while a NoSync lives, before anything is sent: the last pass comes
+  /// after it. Throws on all ranks bad_argument for parameters that no pass used: `averager: no backward pass used
+  /// "a.weight" on dp rank 1 …`; layout where a gradient is not Partial (Replicate or Shard would be counted or
+  /// mixed), naming parameter and axis. Such a throw leaves no gradient usable before they are zeroed.
   void finish();
 
   /// Bytes of each bucket, in the order they are reduced; empty before the first finish().
@@ -64,8 +65,8 @@ class GradientAverager {
   void became_final(std::size_t index);
   void expect_partial(std::size_t index);
   Agreement agree();
+  void agree_on_place(Agreement& agreed, std::size_t i, std::size_t axis, int rank, std::int64_t place) const;
   void make_reducer();
-  void expect_all_used(const std::vector<std::size_t>& unused);
 
   DeviceMesh axes_;
   std::vector<DeviceMesh> each_axis_;  // those of several ranks
@@ -74,7 +75,7 @@ class GradientAverager {
   std::vector<std::size_t> final_order_;  // in which gradients first became final
   std::unique_ptr<BucketReducer> reducer_;
   std::int64_t posted_early_ = 0;
-  bool sync_ = true;
+  std::shared_ptr<int> no_syncs_ = std::make_shared<int>(0);  // that live
 };
 
 }  // namespace weft

@@ -11,16 +11,16 @@
 
 namespace weft {
 
-/// Each parameter's gradient where it lies, in the order given. Valid until a gradient is placed elsewhere.
+/// The gradient of each parameter that is trained, where it lies, in the order given. Valid until a gradient is placed elsewhere.
 /// Throws bad_argument naming a parameter without gradient: `clip_grad_norm: "w" has no gradient`. `what`
 /// names the caller.
 std::vector<Gradient> gradients_of(std::span<Parameter* const> parameters, std::string_view what);
 
 /// grad_norm(), clip_grad_norm() and sync_replicated_gradients() of gradients_of(parameters). The last one
 /// also states the new layouts of the gradients.
-double grad_norm(std::span<Parameter* const> parameters, double p = 2);
+double grad_norm(std::span<Parameter* const> parameters, double p = 2, Compute* compute = nullptr);
 double clip_grad_norm(std::span<Parameter* const> parameters, double max_norm, double p = 2,
-                      NonFinite non_finite = NonFinite::error);
+                      NonFinite non_finite = NonFinite::error, Compute* compute = nullptr);
 void sync_replicated_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axes,
                                const SyncOptions& options = {});
 

@@ -2,7 +2,7 @@
 #include "nn/kernels/cpu_context.hpp"
 #include "nn/kernels/cpu_math.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::cpu {
 namespace {
 
 // d/dx (x sigmoid(x)) = s (1 + x (1 - s)) with s = sigmoid(x)
@@ -60,4 +60,4 @@ void swiglu_backward(KernelContext& ctx, const float* dout, const float* gate, c
   });
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::cpu

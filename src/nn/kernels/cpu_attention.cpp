@@ -22,7 +22,7 @@
 #include "nn/kernels/cpu_math.hpp"
 #include "weft/base/error.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::cpu {
 namespace {
 
 constexpr std::int64_t kQueryBlock = 64;
@@ -184,4 +184,4 @@ void attention_backward(KernelContext& ctx, const float* dout, const float* q, c
   });
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::cpu

@@ -1,26 +1,9 @@
-// KernelContext: construction, scratch memory, the number of threads. One thread at a time uses a context.
+// The CPU's part of a KernelContext: scratch memory, the number of threads. One thread at a time uses a context.
 #include "nn/kernels/cpu_context.hpp"
 
-#include <fmt/format.h>
 #include <omp.h>
 
-#include "weft/base/error.hpp"
-
 namespace weft::kernels {
-
-KernelContext::KernelContext(int threads) {
-  if (threads < 1) {
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("KernelContext: threads is {}; expected at least 1", threads));
-  }
-  state_ = std::make_unique<State>(threads);
-}
-
-KernelContext::~KernelContext() = default;
-KernelContext::KernelContext(KernelContext&&) noexcept = default;
-KernelContext& KernelContext::operator=(KernelContext&&) noexcept = default;
-
-int KernelContext::threads() const noexcept { return state_->threads; }
 
 KernelContext::State::State(int thread_count)
     : threads(thread_count),
@@ -45,6 +28,8 @@ void KernelContext::State::reserve_per_thread(std::int64_t floats) {
   }
 }
 
+namespace cpu {
+
 // The number of threads that the matrix library uses is an OpenMP setting of each thread, so ranks that are
 // threads do not change each other's, and a context may move to another thread.
 ThreadCountGuard::ThreadCountGuard(int threads) : before_(omp_get_max_threads()) {
@@ -53,5 +38,7 @@ ThreadCountGuard::ThreadCountGuard(int threads) : before_(omp_get_max_threads())
 ThreadCountGuard::~ThreadCountGuard() { omp_set_num_threads(before_); }
 
 int this_thread_number() { return omp_get_thread_num(); }
+
+}  // namespace cpu
 
 }  // namespace weft::kernels

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <exception>
 #include <map>
+#include <type_traits>
 #include <vector>
 
 #include "weft/nn/kernels.hpp"
@@ -46,6 +47,8 @@ struct KernelContext::State {
   std::vector<double> shared_f64;
   std::vector<std::vector<float>> per_thread;
 };
+
+namespace cpu {
 
 /// While it lives, the matrix library uses `threads` threads for calls of this thread.
 class ThreadCountGuard {
@@ -108,5 +111,12 @@ void strided_matmul(Stored a_stored, Stored b_stored, std::int64_t m, std::int64
 /// out += the sum over blocks of partials, in order. partials: (blocks, dim), out: (dim).
 void add_partial_rows(KernelContext::State& state, const float* partials, float* out, std::int64_t blocks,
                       std::int64_t dim);
+
+// The kernels of the CPU, declared from the table.
+#define WEFT_DECLARE(name) std::remove_pointer_t<decltype(KernelTable::name)> name;
+WEFT_KERNELS(WEFT_DECLARE)
+#undef WEFT_DECLARE
+
+}  // namespace cpu
 
 }  // namespace weft::kernels

@@ -4,7 +4,7 @@
 #include "nn/kernels/cpu_context.hpp"
 #include "nn/kernels/cpu_math.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::cpu {
 namespace {
 
 WEFT_CPU_CLONES void add_range(const float* a, const float* b, float* out, std::int64_t n) {
@@ -24,6 +24,12 @@ WEFT_CPU_CLONES void round_range(const float* x, bf16* y, std::int64_t n) {
     const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, quiet = (bits >> 16) | 0x40u;
     y[i].bits = static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
   }
+}
+
+WEFT_CPU_CLONES void widen_range(const bf16* x, float* y, std::int64_t n) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i)
+    y[i] = std::bit_cast<float>(static_cast<std::uint32_t>(x[i].bits) << 16);
 }
 
 // The product of two f32 is exact in f64.
@@ -52,22 +58,40 @@ void fill(KernelContext& ctx, float* x, float value, std::int64_t n) {
                   [&](std::int64_t begin, std::int64_t end) { std::fill(x + begin, x + end, value); });
 }
 
+void dropout(KernelContext& ctx, const float* x, float* y, std::int64_t n, const DropoutRun& run) {
+  parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    constexpr std::int64_t kAtOnce = 256;
+    float numbers[kAtOnce];
+    for (std::int64_t at = begin; at < end; at += kAtOnce) {
+      const std::int64_t count = std::min(kAtOnce, end - at);
+      run.stream.uniform(run.first + static_cast<std::uint64_t>(at), count, numbers);
+      for (std::int64_t i = 0; i < count; ++i) y[at + i] = numbers[i] >= run.p ? x[at + i] * run.scale : 0.0f;
+    }
+  });
+}
+
 void round_to_bf16(KernelContext& ctx, const float* x, bf16* y, std::int64_t n) {
   parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
     round_range(x + begin, y + begin, end - begin);
   });
 }
 
-double sum_of_squares(KernelContext& ctx, const float* x, std::int64_t n) {
+void widen_bf16(KernelContext& ctx, const bf16* x, float* y, std::int64_t n) {
+  parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    widen_range(x + begin, y + begin, end - begin);
+  });
+}
+
+void sum_of_squares(KernelContext& ctx, const float* x, double* sum, std::int64_t n) {
   KernelContext::State& state = ctx.state();
   const std::int64_t blocks = blocks_of(n, kElementBlock);
   double* partials = state.scratch_f64(blocks);
   parallel_blocks(state, n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
     partials[begin / kElementBlock] = squares_of_range(x + begin, end - begin);
   });
-  double sum = 0.0;
-  for (std::int64_t block = 0; block < blocks; ++block) sum += partials[block];
-  return sum;
+  double total = 0.0;
+  for (std::int64_t block = 0; block < blocks; ++block) total += partials[block];
+  *sum = total;
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::cpu

@@ -6,7 +6,7 @@
 #include "nn/kernels/cpu_context.hpp"
 #include "weft/base/error.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::cpu {
 namespace {
 
 void check_ids(const std::int64_t* ids, std::int64_t tokens, std::int64_t vocab) {
@@ -29,6 +29,16 @@ void embedding_forward(KernelContext& ctx, const std::int64_t* ids, const float*
   });
 }
 
+void embedding_forward_bf16(KernelContext& ctx, const std::int64_t* ids, const bf16* table, float* y,
+                            std::int64_t tokens, std::int64_t vocab, std::int64_t dim) {
+  check_ids(ids, tokens, vocab);
+  parallel_blocks(ctx.state(), tokens, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t)
+      std::transform(table + ids[t] * dim, table + (ids[t] + 1) * dim, y + t * dim,
+                     [](bf16 x) { return static_cast<float>(x); });
+  });
+}
+
 // Tokens repeat, so threads share rows of the table: each takes some columns instead, and goes over all
 // tokens in order.
 void embedding_backward(KernelContext& ctx, const std::int64_t* ids, const float* dy, float* dtable,
@@ -45,4 +55,4 @@ void embedding_backward(KernelContext& ctx, const std::int64_t* ids, const float
   });
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::cpu

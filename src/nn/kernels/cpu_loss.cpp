@@ -8,12 +8,12 @@
 #include "nn/kernels/cpu_math.hpp"
 #include "weft/base/error.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::cpu {
 namespace {
 
 void check(const char* op, const std::int64_t* targets, std::int64_t tokens, std::int64_t vocab,
-           double count) {
-  if (!(count > 0.0)) {
+           std::int64_t count) {
+  if (count <= 0) {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{}: count is {}; expected the number of valid tokens of all ranks, more than 0",
                             op, count));
@@ -59,9 +59,10 @@ WEFT_CPU_CLONES void gradient_rows(const float* logits, const std::int64_t* targ
 
 }  // namespace
 
-double cross_entropy_forward(KernelContext& ctx, const float* logits, const std::int64_t* targets,
-                             float* log_sum_exp, std::int64_t tokens, std::int64_t vocab, double count) {
-  check("cross_entropy_forward", targets, tokens, vocab, count);
+void cross_entropy_forward(KernelContext& ctx, const float* logits, const std::int64_t* targets,
+                           float* log_sum_exp, double* loss, std::int64_t tokens, std::int64_t vocab,
+                           const std::int64_t* count) {
+  check("cross_entropy_forward", targets, tokens, vocab, *count);
   KernelContext::State& state = ctx.state();
   double* losses = state.scratch_f64(tokens);
   parallel_blocks(state, tokens, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
@@ -70,18 +71,23 @@ double cross_entropy_forward(KernelContext& ctx, const float* logits, const std:
   });
   double sum = 0.0;
   for (std::int64_t t = 0; t < tokens; ++t) sum += losses[t];
-  return sum / count;
+  *loss = sum / static_cast<double>(*count);
 }
 
 void cross_entropy_backward(KernelContext& ctx, const float* logits, const std::int64_t* targets,
-                            const float* log_sum_exp, float* dlogits, std::int64_t tokens, std::int64_t vocab,
-                            double count) {
-  check("cross_entropy_backward", targets, tokens, vocab, count);
-  const auto inv_count = static_cast<float>(1.0 / count);
+                            const float* log_sum_exp, const double* dloss, float* dlogits,
+                            std::int64_t tokens, std::int64_t vocab, const std::int64_t* count) {
+  check("cross_entropy_backward", targets, tokens, vocab, *count);
+  const auto inv_count = static_cast<float>(1.0 / static_cast<double>(*count));
   parallel_blocks(ctx.state(), tokens, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
     gradient_rows(logits + begin * vocab, targets + begin, log_sum_exp + begin, dlogits + begin * vocab,
                   inv_count, end - begin, vocab);
   });
+  if (dloss != nullptr) scale(ctx, dlogits, static_cast<float>(*dloss), tokens * vocab);
 }
 
-}  // namespace weft::kernels
+void count_valid(KernelContext&, const std::int64_t* targets, std::int64_t* count, std::int64_t n) {
+  *count = n - std::count(targets, targets + n, kIgnoredTarget);
+}
+
+}  // namespace weft::kernels::cpu

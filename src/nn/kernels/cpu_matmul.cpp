@@ -9,7 +9,7 @@
 #include "nn/kernels/cpu_math.hpp"
 #include "weft/base/error.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::cpu {
 namespace {
 
 [[noreturn]] void throw_dnnl(const char* what, dnnl_status_t status) {
@@ -182,8 +182,8 @@ void matmul(KernelContext& ctx, const float* a, Stored a_stored, const float* b,
   });
 }
 
-void matmul(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16* b, Stored b_stored, float* c,
-            std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate) {
+void matmul_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16* b, Stored b_stored, float* c,
+                 std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate) {
   if (m == 0 || n == 0) return;
   if (k == 0) {
     if (!accumulate) fill(ctx, c, 0.0f, m * n);
@@ -252,4 +252,4 @@ void bias_backward(KernelContext& ctx, const float* dy, float* dbias, std::int64
   add_partial_rows(state, partials, dbias, blocks, out);
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::cpu

@@ -5,7 +5,7 @@
 #include "nn/kernels/cpu_context.hpp"
 #include "nn/kernels/cpu_math.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::cpu {
 namespace {
 
 WEFT_CPU_CLONES void forward_rows(const float* x, const float* weight, float* y, float* inv_rms,
@@ -64,4 +64,4 @@ void rms_norm_backward(KernelContext& ctx, const float* dy, const float* x, cons
   add_partial_rows(state, partials, dweight, blocks, dim);
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::cpu

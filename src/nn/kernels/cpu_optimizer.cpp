@@ -4,7 +4,7 @@
 #include "nn/kernels/cpu_context.hpp"
 #include "nn/kernels/cpu_math.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::cpu {
 namespace {
 
 struct AdamWFactors {  // scalars in f64 until here, each rounded to f32 once, as PyTorch does
@@ -70,4 +70,4 @@ void sgd_step(KernelContext& ctx, float* p, float* velocity, const float* g, std
   });
 }
 
-}  // namespace weft::kernels
+}  // namespace weft::kernels::cpu

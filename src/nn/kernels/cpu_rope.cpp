@@ -5,7 +5,7 @@
 #include "nn/kernels/cpu_math.hpp"
 #include "nn/kernels/reference.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::cpu {
 namespace {
 
 // One position: every head's pairs (i, i + half) turn by the same angles. direction is 1, or -1 for the turn
@@ -38,10 +38,6 @@ void turn_all(KernelContext& ctx, const float* x, const float* cosine, const flo
 
 }  // namespace
 
-void rope_tables(float theta, std::int64_t head_dim, std::int64_t positions, float* cosine, float* sine) {
-  reference::rope_tables<float>(theta, head_dim, positions, cosine, sine);
-}
-
 void rope_forward(KernelContext& ctx, const float* x, const float* cosine, const float* sine, float* y,
                   RopeShape s) {
   turn_all(ctx, x, cosine, sine, 1.0f, y, s);
@@ -50,6 +46,14 @@ void rope_forward(KernelContext& ctx, const float* x, const float* cosine, const
 void rope_backward(KernelContext& ctx, const float* dy, const float* cosine, const float* sine, float* dx,
                    RopeShape s) {
   turn_all(ctx, dy, cosine, sine, -1.0f, dx, s);
+}
+
+}  // namespace weft::kernels::cpu
+
+namespace weft::kernels {
+
+void rope_tables(float theta, std::int64_t head_dim, std::int64_t positions, float* cosine, float* sine) {
+  reference::rope_tables<float>(theta, head_dim, positions, cosine, sine);
 }
 
 }  // namespace weft::kernels

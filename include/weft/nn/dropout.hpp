@@ -1,0 +1,28 @@
+// Dropout: elements set to zero at random while a model is trained.
+#pragma once
+
+#include "weft/nn/module.hpp"
+
+namespace weft {
+
+/// In training each element of x is 0 with probability p, else x / (1 - p); else y = x. N. Srivastava et al., "Dropout: A
+/// Simple Way to Prevent Neural Networks from Overfitting", JMLR 2014. x, y: f32, any shape and layout, the first
+/// dimension being samples.
+///
+/// Which elements depends on (seed, step, path, global sample, index within the sample) alone, of Frame::pass(): the same on
+/// every mesh, and however a batch is cut into micro-batches. In training a Frame without a step is bad_argument: every step
+/// would drop the same.
+class Dropout : public Module {
+ public:
+  /// Throws bad_argument unless 0 <= p < 1.
+  explicit Dropout(double p);
+  double p() const noexcept { return p_; }
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+  Tensor apply(const Tensor& x, Frame& frame, Memory memory) const;
+  double p_;
+};
+
+}  // namespace weft

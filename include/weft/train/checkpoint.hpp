@@ -1,0 +1,32 @@
+// Saving a training run and taking it up again: parameters and the state of an optimizer as tensors of a checkpoint.
+// Called by every rank of a mesh, each from the thread that owns its model.
+#pragma once
+
+#include "weft/checkpoint/checkpoint.hpp"
+#include "weft/nn/module.hpp"
+#include "weft/nn/optimizer.hpp"
+#include "weft/nn/parameter.hpp"
+
+namespace weft {
+
+/// save_checkpoint() of weft/checkpoint/checkpoint.hpp for the masters of `parameters`, as "param.<path>", and the state
+/// of `optimizer` (null: none), as "optimizer.<state>.<path>". Throws as that does: `layout` for a parameter that has
+/// no layout on a mesh of several ranks.
+void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
+                     std::span<Parameter* const> parameters, const Optimizer* optimizer,
+                     const CheckpointExtra& extra = {}, const SaveOptions& options = {});
+
+/// The same for a whole model: its parameters, and its buffers that are saved, as "buffer.<path>".
+void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
+                     const Module& model, const Optimizer* optimizer, const CheckpointExtra& extra = {},
+                     const SaveOptions& options = {});
+
+/// Reads the masters of `parameters` and the state of `optimizer` (null: parameters alone, whatever else is there).
+/// Parameters must be materialised. Throws as load_checkpoint() of tensors does.
+CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
+                               std::span<Parameter* const> parameters, Optimizer* optimizer);
+/// The same for a whole model, with its buffers.
+CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
+                               const Module& model, Optimizer* optimizer);
+
+}  // namespace weft

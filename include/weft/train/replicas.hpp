@@ -1,0 +1,15 @@
+// check_replicas() of a model's parameters. Used by the one thread that owns the model.
+#pragma once
+
+#include <span>
+
+#include "weft/mesh/replicas.hpp"
+#include "weft/nn/parameter.hpp"
+
+namespace weft {
+
+/// Throws mismatch on all ranks of `axes` where the master of a parameter that is Replicate there is not the same on
+/// all: `check_replicas: "layers.0.norm.weight" is Replicate on dp=2, but …`. See weft/mesh/replicas.hpp.
+void check_replicas(std::span<Parameter* const> parameters, const DeviceMesh& axes);
+
+}  // namespace weft

@@ -1,0 +1,155 @@
+#include "weft/train/checkpoint.hpp"
+
+#include <fmt/format.h>
+
+#include <deque>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "checkpoint/index.hpp"
+#include "weft/base/error.hpp"
+#include "weft/host/copy.hpp"
+
+namespace weft {
+namespace {
+
+constexpr std::string_view kOfOptimizer = "optimizer.", kOfBuffers = "buffer.";
+
+struct Saved {
+  std::vector<Parameter*> parameters;
+  std::vector<ModuleBuffer*> buffers;
+  bool of_model;  // all that there is: a checkpoint may hold nothing else
+};
+
+Saved saved_of(std::span<Parameter* const> parameters) {
+  return {{parameters.begin(), parameters.end()}, {}, false};
+}
+
+Saved saved_of(const Module& model) {
+  Saved saved{model.parameters(), model.buffers(), true};
+  std::erase_if(saved.buffers, [](const ModuleBuffer* b) { return !b->saved(); });
+  return saved;
+}
+
+// Tensors of devices as the host has them, while a checkpoint is written or read.
+class OnHost {
+ public:
+  // `t` itself, or a copy on the host.
+  Tensor of(Compute& compute, const Tensor& t) {
+    if (t.device() == Device{}) return t;
+    copies_.push_back({&compute, t, to_host(compute.context(), t)});
+    return copies_.back().home;
+  }
+  // What was read goes to the devices.
+  void write_back() {
+    for (const Copy& c : copies_) copy(c.compute->context(), c.home, c.away, c.away.stream());
+    for (const Copy& c : copies_) c.compute->wait();
+  }
+
+ private:
+  struct Copy {
+    Compute* compute;
+    Tensor away, home;
+  };
+  std::vector<Copy> copies_;
+};
+
+// What is not Partial and has a layout where it needs one, under the name it has in checkpoints. `names` and
+// `host` keep these, and copies.
+std::vector<MutableNamedView> tensors_of(std::string_view what, const DeviceMesh& mesh, const Saved& saved,
+                                         const Optimizer* optimizer, std::deque<std::string>& names,
+                                         OnHost& host) {
+  const int ranks = mesh ? mesh.size() : 1;
+  std::vector<MutableNamedView> tensors;
+  std::set<std::string_view> paths;
+  const auto expect_layout = [&](const std::string& path, const LayoutRef& layout) {
+    if (layout == nullptr && ranks > 1)
+      throw Error(ErrorCode::layout, fmt::format("{}: {} is a plain tensor; on {} it needs a layout", what,
+                                                 path, to_string(mesh.shape())));
+  };
+  for (const Parameter* p : saved.parameters) {
+    expect_layout(p->path(), p->layout());
+    if (!paths.insert(p->path()).second)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("{}: two parameters have the path {}", what, p->path()));
+    tensors.push_back({names.emplace_back(fmt::format("param.{}", p->path())),
+                       host.of(p->compute(), p->master()).view(), p->layout()});
+  }
+  for (const ModuleBuffer* b : saved.buffers) {
+    expect_layout(b->path(), b->layout());
+    tensors.push_back({names.emplace_back(fmt::format("{}{}", kOfBuffers, b->path())),
+                       host.of(b->compute(), b->tensor()).view(), b->layout()});
+  }
+  if (optimizer == nullptr) return tensors;
+  // State with a layout has the whole that its layout says, whatever its parameter has by now; the rest (the count
+  // of steps) is the same on all ranks.
+  optimizer->visit_state([&](const std::string& path, std::string_view state, const Tensor& tensor) {
+    if (paths.count(path) == 0)
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format("{}: the optimizer has state of {}, which is not among the parameters", what, path));
+    tensors.push_back({names.emplace_back(fmt::format("{}{}.{}", kOfOptimizer, state, path)),
+                       host.of(saved.parameters[0]->compute(), tensor).view(),
+                       tensor.layout() == nullptr && ranks > 1
+                           ? replicated_layout(mesh.root(), tensor.shape())
+                           : tensor.layout()});
+  });
+  return tensors;
+}
+
+void save(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
+          const Saved& saved, const Optimizer* optimizer, const CheckpointExtra& extra,
+          const SaveOptions& options) {
+  std::deque<std::string> names;
+  OnHost host;
+  const auto list = [&] {
+    const std::vector<MutableNamedView> tensors =
+        tensors_of("save_checkpoint", mesh, saved, optimizer, names, host);
+    return std::vector<NamedView>(tensors.begin(), tensors.end());
+  };
+  save_listed(directory, mesh, step, list, extra, options);
+}
+
+CheckpointInfo load(const std::filesystem::path& directory, const DeviceMesh& mesh, const Saved& saved,
+                    Optimizer* optimizer) {
+  std::deque<std::string> names;
+  OnHost host;
+  LoadOptions options;
+  options.may_leave = [&](std::string_view name) {
+    return (optimizer == nullptr && name.starts_with(kOfOptimizer)) ||
+           (!saved.of_model && name.starts_with(kOfBuffers));
+  };
+  CheckpointInfo info = load_listed(
+      directory, mesh, [&] { return tensors_of("load_checkpoint", mesh, saved, optimizer, names, host); },
+      options, "the model");
+  host.write_back();
+  for (Parameter* p : saved.parameters) p->write_master();  // their weights are made anew
+  return info;
+}
+
+}  // namespace
+
+void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
+                     std::span<Parameter* const> parameters, const Optimizer* optimizer,
+                     const CheckpointExtra& extra, const SaveOptions& options) {
+  save(directory, mesh, step, saved_of(parameters), optimizer, extra, options);
+}
+
+void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
+                     const Module& model, const Optimizer* optimizer, const CheckpointExtra& extra,
+                     const SaveOptions& options) {
+  save(directory, mesh, step, saved_of(model), optimizer, extra, options);
+}
+
+CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
+                               std::span<Parameter* const> parameters, Optimizer* optimizer) {
+  return load(directory, mesh, saved_of(parameters), optimizer);
+}
+
+CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
+                               const Module& model, Optimizer* optimizer) {
+  return load(directory, mesh, saved_of(model), optimizer);
+}
+
+}  // namespace weft

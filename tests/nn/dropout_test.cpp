@@ -1,0 +1,196 @@
+// Dropout: which elements, that it is the same on every mesh and for every cut into micro-batches; Frame::pass().
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "nn/support.hpp"
+#include "weft/mesh/layout.hpp"
+#include "weft/nn/dropout.hpp"
+
+namespace weft {
+namespace {
+
+using test::error_text;
+using test::floats;
+using test::random_tensor;
+
+constexpr Pass kPass{.seed = 7, .step = 3};
+
+std::vector<float> dropped(Dropout& layer, const Tensor& x, Compute& compute, const Pass& pass = kPass) {
+  Frame frame(compute, pass);
+  return floats(layer.forward(x, frame)[0]);
+}
+
+Tensor ones(Context& context, const Shape& shape) {
+  Tensor t(context, shape);
+  std::ranges::fill(t.f32(), 1.0f);
+  return t;
+}
+
+TEST(Dropout, DropsTheGivenPartAndScalesTheRest) {
+  test::Bench bench;
+  Dropout layer(0.25);
+  const Tensor x = ones(bench.context, {100, 100});
+  const std::vector<float> y = dropped(layer, x, bench.compute);
+  const auto zeros = std::ranges::count(y, 0.0f);
+  EXPECT_NEAR(static_cast<double>(zeros), 2500, 5 * std::sqrt(10000 * 0.25 * 0.75));
+  EXPECT_EQ(std::ranges::count(y, 1.0f / 0.75f), 10000 - zeros);
+}
+
+TEST(Dropout, TheGradientHasTheHolesOfTheOutput) {
+  test::Bench bench;
+  Dropout layer(0.5);
+  const Tensor x = ones(bench.context, {8, 5});
+  Frame frame(bench.compute, kPass);
+  const std::vector<float> y = floats(layer.forward(x, frame)[0]);
+  EXPECT_EQ(floats(layer.backward(x, frame)[0]), y);
+  EXPECT_TRUE(frame.empty());
+}
+
+TEST(Dropout, DoesNothingOutsideOfTrainingOrForPZero) {
+  test::Bench bench;
+  const Tensor x = random_tensor(bench.context, {4, 5}, "x");
+  Dropout layer(0.5), none(0);
+  Frame frame = Frame::inference(bench.compute);
+  EXPECT_EQ(floats(layer.forward(x, frame)[0]), floats(x));
+  EXPECT_EQ(dropped(layer, x, bench.compute, {.training = false}), floats(x));
+  EXPECT_EQ(dropped(none, x, bench.compute), floats(x));
+}
+
+TEST(Dropout, DependsOnSeedStepMicroBatchAndPath) {
+  test::Bench bench;
+  Sequential model;
+  auto& first = static_cast<Dropout&>(model.append(std::make_unique<Dropout>(0.5)));
+  auto& second = static_cast<Dropout&>(model.append(std::make_unique<Dropout>(0.5)));
+  const Tensor x = ones(bench.context, {16, 16});
+  const std::vector<float> y = dropped(first, x, bench.compute);
+  EXPECT_EQ(dropped(first, x, bench.compute), y);
+  EXPECT_NE(dropped(second, x, bench.compute), y);
+  EXPECT_NE(dropped(first, x, bench.compute, {.seed = 8, .step = 3}), y);
+  EXPECT_NE(dropped(first, x, bench.compute, {.seed = 7, .step = 4}), y);
+  EXPECT_NE(dropped(first, x, bench.compute, {.seed = 7, .step = 3, .micro_batch = 1}), y);
+}
+
+TEST(Dropout, MicroBatchesDrawWhatTheWholeBatchDraws) {
+  test::Bench bench;
+  Dropout layer(0.5);
+  const std::vector<float> whole = dropped(layer, ones(bench.context, {6, 3, 4}), bench.compute);
+  std::vector<float> joined;
+  for (std::int64_t i = 0; i < 3; ++i)
+    std::ranges::copy(dropped(layer, ones(bench.context, {2, 3, 4}), bench.compute,
+                              {.seed = 7, .step = 3, .micro_batch = i}),
+                      std::back_inserter(joined));
+  EXPECT_EQ(joined, whole);
+}
+
+// Every way to lie over 2 x 3 ranks: what a rank's part has is that part of the whole.
+TEST(Dropout, IsTheSameOnEveryMesh) {
+  test::Bench bench;
+  Dropout layer(0.5);
+  const Shape global{5, 4, 6};
+  const std::vector<float> whole = dropped(layer, ones(bench.context, global), bench.compute);
+  const std::vector<Placement> ways = {Replicate{}, Shard{0}, Shard{1}, Shard{2}};
+  for (int rank = 0; rank < 6; ++rank) {
+    const DeviceMesh mesh = DeviceMesh::arithmetic(bench.context, {{"dp", 2}, {"tp", 3}}, rank);
+    for (const Placement& on_dp : ways)
+      for (const Placement& on_tp : ways) {
+        const LayoutRef layout = make_layout(mesh, {on_dp, on_tp}, global);
+        SCOPED_TRACE(to_string(*layout));
+        const std::vector<float> part =
+            dropped(layer, ones(bench.context, layout->local_shape()).with_layout(layout), bench.compute);
+        ASSERT_EQ(layout->parts().size(), 1u);
+        const Box box = layout->parts()[0];
+        std::size_t at = 0;
+        for (std::int64_t i = 0; i < box.shape[0]; ++i)
+          for (std::int64_t j = 0; j < box.shape[1]; ++j)
+            for (std::int64_t k = 0; k < box.shape[2]; ++k)
+              ASSERT_EQ(part[at++],
+                        whole[static_cast<std::size_t>(((i + box.offset[0]) * 4 + j + box.offset[1]) * 6 + k +
+                                                       box.offset[2])]);
+      }
+  }
+}
+
+TEST(Dropout, RefusesWhatIsNoProbability) {
+  for (const double p : {-0.1, 1.0, std::nan("")})
+    EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { Dropout layer(p); }),
+              fmt::format("dropout: p is {}; expected 0 <= p < 1", p));
+}
+
+TEST(Dropout, RefusesAPassWithoutAStep) {
+  test::Bench bench;
+  Dropout layer(0.5);
+  Frame frame(bench.compute), inference = Frame::inference(bench.compute);
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { layer.forward(ones(bench.context, {2}), frame); }),
+            "\"\": dropout in step -1, micro-batch 0; expected 0 or more of both: Frame(compute, {.seed = …, "
+            ".step = …}) says "
+            "which pass it is");
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { inference.begin(kPass); }),
+            "frame: begin of a training pass on an inference Frame, which keeps nothing");
+}
+
+TEST(Frame, BeginsAPassOnlyWhereNoBackwardIsMissing) {
+  test::Bench bench;
+  Sequential model;
+  model.append("drop", std::make_unique<Dropout>(0.5));
+  Frame frame(bench.compute);
+  const Tensor x = ones(bench.context, {4});
+  frame.begin(kPass);
+  EXPECT_EQ(frame.pass().step, 3);
+  model.forward(x, frame);
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { frame.begin({}); }),
+            "frame: begin while the backward of \"drop\" has not run; run it, or clear() the Frame");
+  model.backward(x, frame);
+  frame.begin({});
+  EXPECT_EQ(frame.pass().seed, 0u);
+}
+
+// --- buffers of modules ---
+
+struct Counter : Module {
+  Counter() { count = add("count", std::make_shared<ModuleBuffer>(Shape{2, 3}, DType::i64, Constant{4})); }
+  using Module::add;
+  ModuleBufferRef count;
+
+ private:
+  Tensors do_forward(Inputs x, Frame&) override { return {x.begin(), x.end()}; }
+  Tensors do_backward(Inputs dy, Frame&) override { return {dy.begin(), dy.end()}; }
+};
+
+TEST(ModuleBuffer, IsNamedLaidOutAndInitialisedAsParametersAre) {
+  test::Bench bench;
+  Sequential model;
+  auto& counter = static_cast<Counter&>(model.append("counter", std::make_unique<Counter>()));
+  EXPECT_EQ(counter.count->path(), "counter.count");
+  EXPECT_THAT(model.buffers(), ::testing::ElementsAre(counter.count.get()));
+  EXPECT_TRUE(model.parameters().empty());
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { counter.count->tensor(); }),
+            "buffer \"counter.count\": used before materialise");
+  const DeviceMesh mesh = DeviceMesh::arithmetic(bench.context, {{"tp", 2}}, 1);
+  counter.count->set_layout(make_layout(mesh, {Shard{1}}, {2, 3}));
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         counter.count->set_layout(make_layout(mesh, {Shard{0}}, {3, 2}));
+                       }),
+            "buffer \"counter.count\" is (2, 3); its layout is (3, 2) as [tp: Shard(0)]");
+  materialise(model, bench.compute);
+  initialise(model, 5);
+  EXPECT_THAT(counter.count->tensor().as<std::int64_t>(), ::testing::ElementsAre(4, 4));
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { counter.count->set_layout(nullptr); }),
+            "buffer \"counter.count\": set_layout after materialise");
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { counter.count->materialise(bench.compute); }),
+            "buffer \"counter.count\": materialised twice");
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] { counter.add("count", std::make_shared<Parameter>(Shape{1})); }),
+            "module \"counter\": cannot add parameter \"count\": the name is taken");
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] { counter.add("a.b", std::make_shared<ModuleBuffer>(Shape{1})); }),
+            "module \"counter\": cannot add buffer \"a.b\": a name is not empty and holds no dot");
+  ModuleBuffer odd({2}, DType::u8);
+  odd.materialise(bench.compute);
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { initialise(odd, 1); }),
+            "initialise: \"\" is u8; expected f32, or a constant in f64 or i64");
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,113 @@
+// Tensor parallelism on devices: two ranks, each with a late device of its own, give the bits of two ranks on the CPU.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+
+#include "support/errors.hpp"
+#include "support/late_backend.hpp"
+#include "support/late_kernels.hpp"
+#include "support/run_ranks.hpp"
+#include "weft/base/random.hpp"
+#include "weft/host/copy.hpp"
+#include "weft/mesh/redistribute.hpp"
+#include "weft/nn/activation.hpp"
+#include "weft/nn/attention.hpp"
+#include "weft/tp/linear.hpp"
+#include "weft/tp/parallelize.hpp"
+
+namespace weft {
+namespace {
+
+using test::Rank;
+using test::Ranks;
+using Numbers = std::vector<std::vector<float>>;
+
+Tensor random_tensor(Context& context, const Shape& shape, const char* name) {
+  const Tensor t(context, shape);
+  RandomStream(5, name).normal(0, t.count(), t.f32().data());
+  return t;
+}
+
+// Runs `body` on a group of the CPU and on one of late devices, on two ranks, and compares what it gives.
+void expect_the_same(const std::function<Numbers(Compute&, ProcessGroup&)>& body) {
+  test::run_ranks(Ranks::threads, 2, [&](Rank& r) {
+    const test::LateDevice& late = test::add_late_device(r.context, r.rank);
+    Compute here(r.context), there(r.context, 1, late.device());
+    const Numbers want = body(here, r.group());
+    ProcessGroup on_devices =
+        ProcessGroup::create(r.context, test::late_collectives(), r.membership("on devices"));
+    const Numbers got = body(there, on_devices);
+    ASSERT_EQ(got.size(), want.size());
+    for (std::size_t i = 0; i < want.size(); ++i) EXPECT_EQ(got[i], want[i]) << i;
+  });
+}
+
+void keep(Numbers& all, Compute& compute, const Tensor& t) {
+  const Tensor home = to_host(compute.context(), t);
+  all.emplace_back(home.f32().begin(), home.f32().end());
+}
+
+Numbers passes(Compute& compute, ProcessGroup& group, Module& module, const Plan& plan) {
+  Context& context = compute.context();
+  const DeviceMesh mesh(group, {{"tp", 2}});
+  parallelize(module, mesh["tp"], plan);
+  replicate(module, mesh);
+  materialise(module, compute);
+  initialise(module, 3);
+  const auto place = [&](const char* name) {
+    return to_device(context, random_tensor(context, {4, 3, 8}, name), compute.stream())
+        .with_layout(replicated_layout(mesh, {4, 3, 8}));
+  };
+  Frame frame(compute);
+  Numbers all;
+  keep(all, compute, module.forward(place("x"), frame)[0]);
+  keep(all, compute, module.backward(place("dy"), frame)[0]);
+  for (const Parameter* p : module.parameters()) keep(all, compute, p->gradient());
+  return all;
+}
+
+TEST(TensorParallelOnDevices, LayersGiveTheBitsOfTheCpu) {
+  expect_the_same([](Compute& compute, ProcessGroup& group) {
+    SwiGLU mlp(8, 12, Normal{0.3}, Normal{0.3});
+    return passes(compute, group, mlp,
+                  {{"", Style::enter},
+                   {"gate_proj", Style::column},
+                   {"up_proj", Style::column},
+                   {"down_proj", Style::row}});
+  });
+  expect_the_same([](Compute& compute, ProcessGroup& group) {
+    Attention attention({8, 4, 2, 2, Normal{0.3}, Normal{0.3}}, RopeTables::make(3, 2, 100));
+    return passes(compute, group, attention,
+                  {{"", Style::enter},
+                   {"q_proj", Style::column},
+                   {"k_proj", Style::column},
+                   {"v_proj", Style::column},
+                   {"o_proj", Style::row}});
+  });
+}
+
+TEST(TensorParallelOnDevices, FunctionsOnViewsGiveTheBitsOfTheCpu) {
+  expect_the_same([](Compute& compute, ProcessGroup& group) {
+    const DeviceMesh mesh(group, {{"tp", 2}});
+    const auto there = [&](const Shape& shape, const char* name) {
+      return to_device(compute.context(), random_tensor(compute.context(), shape, name), compute.stream());
+    };
+    const Tensor x = there({5, 6}, "x"), w1 = there({4, 6}, "w1"), b1 = there({4}, "b1"),
+                 h = compute.make({5, 4}), w2 = there({6, 4}, "w2"), b2 = there({6}, "b2"),
+                 y = compute.make({5, 6});
+    column_linear_forward(compute, x, w1, b1, h);
+    row_linear_forward(compute, mesh["tp"], h, w2, b2, y);
+    const Tensor dy = there({5, 6}, "dy"), dh = compute.make({5, 4}), dw2 = compute.make({6, 4}),
+                 db2 = compute.make({6}), dx = compute.make({5, 6}), dw1 = compute.make({4, 6}),
+                 db1 = compute.make({4});
+    row_linear_backward(compute, dy, h, w2, {dh, dw2, db2});
+    column_linear_backward(compute, mesh["tp"], dh, x, w1, {dx, dw1, db1});
+    Numbers all;
+    for (const Tensor& t : {h, y, dh, dw2, db2, dx, dw1, db1}) keep(all, compute, t);
+    return all;
+  });
+}
+
+}  // namespace
+}  // namespace weft
