@@ -49,7 +49,7 @@ void step(benchmark::State& state, const Row& row) {
   Context context;
   Compute compute(context, row.threads);
   Transformer model(row.model);
-  materialise(model, context);
+  materialise(model, compute);
   initialise(model, 1);
   AdamW adamw(compute, model.parameters(), {});
   CrossEntropy cross_entropy;
