@@ -27,8 +27,8 @@ Compute::~Compute() {
 void Compute::wait() const { runtime_->wait(stream_); }
 
 void Compute::throw_elsewhere(std::string_view what, const Tensor& t) const {
-  throw Error(ErrorCode::bad_argument, fmt::format("{} is on {}; expected {}, the device of this Compute",
-                                                   what, to_string(t.device()), to_string(device())));
+  throw Error(ErrorCode::bad_argument,
+              fmt::format("{} {}", what, elsewhere_text(t, stream_, "this Compute")));
 }
 
 }  // namespace weft

@@ -95,7 +95,8 @@ Tensor to_host(Context& context, const Tensor& t) {
 }
 
 Tensor to_device(Context& context, const Tensor& t, Stream where) {
-  if (!t || t.device() == where.device) return t;
+  if (!t) return t;
+  if (t.device() == where.device) return t.ordered_on(context, where);
   if (where.device == kHost) return to_host(context, t);
   const Tensor out =
       Tensor(context, t.shape(), t.dtype(), t.storage().memory(), where).with_layout(t.layout());

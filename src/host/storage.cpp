@@ -50,6 +50,26 @@ Storage Storage::on_device(Context& context, Memory memory, std::size_t bytes, S
   return s;
 }
 
+Storage Storage::ordered_on(Context& context, Stream where) const {
+  if (where.device != device())
+    throw Error(ErrorCode::bad_argument, fmt::format("storage: ordered_on got a stream of {}; expected {}",
+                                                     to_string(where.device), to_string(device())));
+  if (where == stream_) return *this;
+  DeviceRuntime& runtime = context.device(device());
+  runtime.depend(where, stream_);
+  Storage s = *this;
+  s.stream_ = where;
+  s.data_ = std::shared_ptr<void>(data_.get(), [&context, &runtime, where, owner = *this](void*) {
+    if (context.forked()) return;
+    try {
+      runtime.depend(owner.stream_, where);
+    } catch (const std::exception& e) {  // the device is lost: nothing on it is worth waiting for
+      context.log().write(LogLevel::warning, fmt::format("storage: {}", e.what()));
+    }
+  });
+  return s;
+}
+
 Storage Storage::borrow(void* data, std::size_t bytes, Stream where) {
   return adopt(data, bytes, std::shared_ptr<void>(), where);
 }

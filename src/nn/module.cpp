@@ -252,12 +252,11 @@ void Module::expect_count(Inputs x, std::size_t count, const char* what) const {
 
 // A layer computes where its Frame does: with parameters and tensors there.
 void Module::expect_here(const char* what, Inputs x, const Frame& frame) const {
-  const Device device = frame.compute().device();
+  const Stream stream = frame.compute().stream();
   const auto expect = [&](const Tensor& t, const auto& name) {
-    if (t && t.device() != device)
+    if (t && t.stream() != stream)
       throw Error(ErrorCode::bad_argument,
-                  fmt::format("\"{}\": {} is on {}; expected {}, the device of the Frame", path_, name(),
-                              to_string(t.device()), to_string(device)));
+                  fmt::format("\"{}\": {} {}", path_, name(), elsewhere_text(t, stream, "the Frame")));
   };
   for (std::size_t i = 0; i < x.size(); ++i) expect(x[i], [&] { return fmt::format("{} {}", what, i); });
   for (const auto& [name, parameter] : own_) expect(parameter->master_, [&] { return name; });

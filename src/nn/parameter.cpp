@@ -205,10 +205,10 @@ void Parameter::zero_gradient() noexcept {
 
 // Like the master: where layers and kernels look for it.
 void Parameter::expect_device(std::string_view call, const Tensor& t) const {
-  if (t.device() != master().device())
+  if (t.stream() != master().stream())
     throw Error(ErrorCode::bad_argument,
-                fmt::format("parameter \"{}\": {} got a tensor on {}; expected {}, where the master is",
-                            path_, call, to_string(t.device()), to_string(master().device())));
+                fmt::format("parameter \"{}\": the tensor given to {} {}", path_, call,
+                            elsewhere_text(t, master().stream(), "the master")));
 }
 
 void Parameter::make_gradient() {

@@ -149,6 +149,33 @@ TEST_F(Devices, ALateStreamShowsAForgottenDependency) {
   late->destroy_stream(other);
 }
 
+// What to_device() gives is ordered on the other stream, and on it alone may be used there.
+TEST_F(Devices, ATensorGoesToAnotherStream) {
+  const Compute one(context, 1, kGpu), two(context, 1, kGpu);
+  const Tensor home(context, {3});
+  {
+    const Tensor x = to_device(context, counting({3}), one.stream());
+    EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { two.expect_here("x", x); }),
+              "x is ordered on another stream of cuda:0 than this Compute; to_device() orders it there");
+    const Tensor y = to_device(context, x, two.stream());
+    two.expect_here("y", y);
+    EXPECT_EQ(y.data(), x.data());
+    EXPECT_EQ(y.stream(), two.stream());
+    EXPECT_EQ(y.shape(), x.shape());
+    copy(context, y, home, two.stream());
+    EXPECT_EQ(late->blocks(), 1u);
+  }
+  // Nobody has waited yet: the memory, used again on its first stream, is not written before it was read.
+  const Tensor z = one.zeros({3});
+  EXPECT_EQ(late->blocks(), 1u);
+  one.wait();
+  two.wait();
+  EXPECT_EQ(values(home), (std::vector<float>{1, 2, 3}));
+  const Tensor here = counting({3});
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { (void)here.ordered_on(context, one.stream()); }),
+            "storage: ordered_on got a stream of cuda:0; expected cpu");
+}
+
 // Memory that was given back is used again by its own stream, whose order protects it.
 TEST_F(Devices, MemoryIsGivenBackOnItsStream) {
   const Compute compute(context, 1, kGpu);

@@ -217,11 +217,21 @@ TEST_F(NnDevice, TensorsElsewhereAreNamed) {
   Parameter& weight = *tree.parameter("proj.weight");
   EXPECT_EQ(text([&] { SGD(here, {&weight}, {}); }),
             "proj.weight is on cuda:0; expected cpu, the device of this Compute");
-  const std::string tail = " got a tensor on cpu; expected cuda:0, where the master is";
+  const std::string head = "parameter \"proj.weight\": the tensor given to ",
+                    tail = " is on cpu; expected cuda:0, the device of the master";
   const Tensor other = normal({3, 3}, "w");
-  EXPECT_EQ(text([&] { weight.set_master(other); }), "parameter \"proj.weight\": set_master" + tail);
-  EXPECT_EQ(text([&] { weight.place_gradient(other); }), "parameter \"proj.weight\": place_gradient" + tail);
-  EXPECT_EQ(text([&] { weight.accumulate(other); }), "parameter \"proj.weight\": accumulate" + tail);
+  EXPECT_EQ(text([&] { weight.set_master(other); }), head + "set_master" + tail);
+  EXPECT_EQ(text([&] { weight.place_gradient(other); }), head + "place_gradient" + tail);
+  EXPECT_EQ(text([&] { weight.accumulate(other); }), head + "accumulate" + tail);
+  Compute second(context, 1, kGpu);
+  const Tensor there_too = on(second, x);
+  EXPECT_EQ(
+      text([&] { tree.get("proj").forward(there_too, on_gpu); }),
+      "\"proj\": input 0 is ordered on another stream of cuda:0 than the Frame; to_device() orders it there");
+  EXPECT_EQ(
+      text([&] { weight.set_master(on(second, other)); }),
+      head +
+          "set_master is ordered on another stream of cuda:0 than the master; to_device() orders it there");
   EXPECT_EQ(text([&] { global_valid(there, integers({1}, {1})); }),
             "global_valid: labels is on cpu; expected cuda:0, the device of this Compute");
 }

@@ -34,6 +34,12 @@ class Storage {
   /// Wraps foreign memory; `owner` is kept until the last copy goes.
   static Storage adopt(void* data, std::size_t bytes, std::shared_ptr<void> owner, Stream where = {});
 
+  /// The same memory, ordered on `where`, another stream of its device: that begins what it is given from now on after
+  /// what this one's stream has been given so far. When the last copy goes, this one's stream waits in turn for what
+  /// `where` was given before, and the memory goes back as if this one's last copy had gone. Throws bad_argument where
+  /// `where` is of another device.
+  Storage ordered_on(Context& context, Stream where) const;
+
   std::byte* data() const noexcept { return static_cast<std::byte*>(data_.get()); }
   std::size_t bytes() const noexcept { return bytes_; }
   Memory memory() const noexcept { return memory_; }

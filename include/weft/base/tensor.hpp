@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "weft/base/storage.hpp"
@@ -38,6 +40,12 @@ class Tensor {
   Device device() const noexcept { return storage_.device(); }
   /// What orders the work on it (see Storage).
   Stream stream() const noexcept { return storage_.stream(); }
+  /// The same elements and layout, ordered on another stream of the device (Storage::ordered_on).
+  Tensor ordered_on(Context& context, Stream where) const {
+    Tensor t = *this;
+    t.storage_ = storage_.ordered_on(context, where);
+    return t;
+  }
   std::byte* data() const noexcept { return storage_.data() + offset_; }
   /// The elements as T, valid as long as some Tensor shares the storage: never loop over the span of a
   /// temporary. For the host: throws bad_argument where T is not the dtype, and where they lie on a device
@@ -88,5 +96,9 @@ class Tensor {
   DType dtype_ = DType::f32;
   LayoutRef layout_;
 };
+
+/// Why work on `expected`, the stream of `whose`, may not use t, which is ordered elsewhere: "is on cpu; expected cuda:0,
+/// the device of the Frame", "is ordered on another stream of cuda:0 than the Frame; to_device() orders it there".
+std::string elsewhere_text(const Tensor& t, Stream expected, std::string_view whose);
 
 }  // namespace weft

@@ -40,9 +40,10 @@ class Compute {
   Tensor zeros(const Shape& shape, DType dtype = DType::f32, Memory memory = Memory::local) const {
     return Tensor::zeros(*context_, shape, dtype, memory, stream_);
   }
-  /// Throws bad_argument where t is on another device: `x is on cpu; expected cuda:0, the device of this Compute`.
+  /// Throws bad_argument where t is not ordered on stream(): `x is on cpu; expected cuda:0, the device of this Compute`,
+  /// `x is ordered on another stream of cuda:0 than this Compute; to_device() orders it there`.
   void expect_here(std::string_view what, const Tensor& t) const {
-    if (t && t.device() != device()) throw_elsewhere(what, t);
+    if (t && t.stream() != stream_) throw_elsewhere(what, t);
   }
 
   /// The one T of this Compute, made as T(*this) by the first call and destroyed with the Compute, last made

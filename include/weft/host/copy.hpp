@@ -15,7 +15,7 @@ void copy(Context& context, const ConstTensorView& from, const TensorView& to, S
 /// that is there already is given back as it is.
 Tensor to_host(Context& context, const Tensor& t);
 /// A copy on the device of `where`, with the same layout, ordered on it; t may be changed at once. A tensor that is on
-/// that device already is given back as it is, whatever its stream.
+/// that device already is not copied: it is t, ordered on `where` (Tensor::ordered_on).
 Tensor to_device(Context& context, const Tensor& t, Stream where);
 
 }  // namespace weft
