@@ -165,7 +165,8 @@ start_builds() {
   setsid tools/build_queue.sh "$$" "$@" &
   builder=$!
   trap 'kill -- "-$builder" 2>/dev/null' EXIT
-  trap 'exit 130' INT TERM
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
 }
 
 # await_build PRESET: until it is built. Sets `building`.

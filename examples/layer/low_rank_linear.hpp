@@ -1,5 +1,6 @@
 // A layer that weft does not have, written with what it installs: y = x (w + b a)ᵀ, a linear layer with a low-rank
-// correction (E. Hu et al., "LoRA", 2021). x: (…, in), w: (out, in), a: (rank, in), b: (out, rank).
+// correction (E. Hu et al., "LoRA", 2021). x: (…, in), w: (out, in), a: (rank, in), b: (out, rank). All in f32: a
+// weight in bf16 (Parameter::set_dtype) is an error here.
 #pragma once
 
 #include "weft/nn/kernels.hpp"

@@ -24,8 +24,8 @@ Device parse_device(std::string_view text) {
   if (text.starts_with(kCuda))
     if (const auto index = parse_integer<std::int16_t>(text.substr(kCuda.size())); index && *index >= 0)
       return {DeviceKind::cuda, *index};
-  throw Error(ErrorCode::bad_argument,
-              fmt::format("device \"{}\"; expected cpu, cuda or cuda:<index>", text));
+  throw Error(ErrorCode::bad_argument, fmt::format("device \"{}\"; expected cpu, cuda or cuda:<0 to {}>",
+                                                   text, std::numeric_limits<std::int16_t>::max()));
 }
 
 }  // namespace weft

@@ -10,6 +10,8 @@
 namespace weft {
 namespace {
 
+using kernels::Stored;
+
 // Whether the weight's input features are split: then y is Partial and the bias waits for the sum.
 bool row_parallel(const Parameter& weight) {
   const LayoutRef layout = weight.weight().layout();
@@ -80,8 +82,7 @@ Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
   const Tensor b = add_bias_here ? widened(frame, bias->weight()) : Tensor();
   if (w.dtype() == DType::bf16) {
     const Tensor operand = rounded_to_bf16(frame, x);
-    kernels::matmul(frame.kernels(), operand.data_ptr<bf16>(), kernels::Stored::plain, w.data_ptr<bf16>(),
-                    kernels::Stored::transposed, y.data_ptr<float>(), tokens, out, in, false);
+    multiply(frame, operand, Stored::plain, w, Stored::transposed, y, tokens, out, in, false);
     if (b) kernels::add_bias(frame.kernels(), b.data_ptr<float>(), y.data_ptr<float>(), tokens, out);
     frame.push(*this, {operand});
     return {y};
@@ -123,25 +124,14 @@ Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
 
   const std::int64_t tokens = in == 0 ? 0 : x.count() / in;
   const int last = x.shape().rank() - 1;
-  const bool in_bf16 = w.dtype() == DType::bf16;
-  const Tensor operand = in_bf16 ? rounded_to_bf16(frame, dy) : dy;
+  const Tensor operand = as_operand(frame, dy, w);
   weight->accumulate(layouts::gradient_of(w.layout(), x.layout(), last), [&](const Tensor& dw, bool add) {
-    if (in_bf16)
-      kernels::matmul(frame.kernels(), operand.data_ptr<bf16>(), kernels::Stored::transposed,
-                      x.data_ptr<bf16>(), kernels::Stored::plain, dw.data_ptr<float>(), out, in, tokens, add);
-    else
-      kernels::matmul(frame.kernels(), dy.data_ptr<float>(), kernels::Stored::transposed, x.data_ptr<float>(),
-                      kernels::Stored::plain, dw.data_ptr<float>(), out, in, tokens, add);
+    multiply(frame, operand, Stored::transposed, x, Stored::plain, dw, out, in, tokens, add);
   });
   const Tensor dx = frame.compute()
                         .make(x.shape(), DType::f32, dx_memory())
                         .with_layout(layouts::linear_input_gradient(x.layout(), w.layout()));
-  if (in_bf16)
-    kernels::matmul(frame.kernels(), operand.data_ptr<bf16>(), kernels::Stored::plain, w.data_ptr<bf16>(),
-                    kernels::Stored::plain, dx.data_ptr<float>(), tokens, in, out, false);
-  else
-    kernels::linear_backward_input(frame.kernels(), dy.data_ptr<float>(), w.data_ptr<float>(),
-                                   dx.data_ptr<float>(), {tokens, in, out});
+  multiply(frame, operand, Stored::plain, w, Stored::plain, dx, tokens, in, out, false);
   return {dx};
 }
 

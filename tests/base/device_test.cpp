@@ -17,7 +17,7 @@ TEST(Device, HasANameThatIsReadBack) {
   EXPECT_EQ(parse_device("cuda"), (Device{DeviceKind::cuda, 0}));
   for (const char* const wrong : {"", "gpu", "cpu:0", "cuda:", "cuda:-1", "cuda:40000", "cuda:1 "})
     EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { parse_device(wrong); }),
-              "device \"" + std::string(wrong) + "\"; expected cpu, cuda or cuda:<index>");
+              "device \"" + std::string(wrong) + "\"; expected cpu, cuda or cuda:<0 to 32767>");
 }
 
 // A device is its default stream; a stream is not the one of another device with the same handle.

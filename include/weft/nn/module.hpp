@@ -13,6 +13,7 @@
 
 #include "weft/mesh/boundary.hpp"
 #include "weft/nn/frame.hpp"
+#include "weft/nn/module_buffer.hpp"
 #include "weft/nn/parameter.hpp"
 
 namespace weft {

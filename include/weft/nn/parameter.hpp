@@ -154,49 +154,4 @@ class Parameter {
 
 using ParameterRef = std::shared_ptr<Parameter>;
 
-/// A tensor that a module keeps beside its parameters: named, laid out and saved as they are, but not trained (the
-/// vectors of a spectral norm, the bias of a router). Life: as that of a Parameter.
-class ModuleBuffer {
- public:
-  /// `saved`: whether it belongs into a checkpoint.
-  explicit ModuleBuffer(const Shape& global, DType dtype = DType::f32, Init init = Constant{0.0},
-                        bool saved = true)
-      : global_(global), dtype_(dtype), init_(init), saved_(saved) {}
-  ModuleBuffer(const ModuleBuffer&) = delete;
-  ModuleBuffer& operator=(const ModuleBuffer&) = delete;
-
-  const std::string& path() const noexcept { return path_; }
-  const Shape& global_shape() const noexcept { return global_; }
-  DType dtype() const noexcept { return dtype_; }
-  const Init& init() const noexcept { return init_; }
-  bool saved() const noexcept { return saved_; }
-  /// Over the root mesh; null: plain, one rank.
-  LayoutRef layout() const noexcept { return layout_; }
-  /// Before materialise only (bad_argument after). Throws layout where its global shape is not global_shape(), or it
-  /// is Partial.
-  void set_layout(LayoutRef layout);
-  /// Allocates it, uninitialised, in the memory of `compute`, which must outlive it. Throws bad_argument where it has
-  /// memory already.
-  void materialise(Compute& compute, Memory memory = Memory::local);
-  bool materialised() const noexcept { return static_cast<bool>(tensor_); }
-  /// What it was materialised with.
-  Compute& compute() const noexcept { return *compute_; }
-  /// Of dtype() and this rank's part, carrying layout(); to be read and written. Throws bad_argument naming the path
-  /// before materialise.
-  const Tensor& tensor() const;
-
- private:
-  friend class Module;
-  Shape global_;
-  DType dtype_;
-  Init init_;
-  bool saved_;
-  std::string path_;
-  LayoutRef layout_ = nullptr;
-  Compute* compute_ = nullptr;
-  Tensor tensor_;
-};
-
-using ModuleBufferRef = std::shared_ptr<ModuleBuffer>;
-
 }  // namespace weft
