@@ -26,7 +26,7 @@ std::string tell(std::vector<int>& awaited, const HoldUp& found,
     return std::binary_search(found.ends.begin(), found.ends.end(), r);
   });
   std::string story = simple(near.empty() ? awaited : near);
-  // Of ranks by their numbers: the words before may end with what another rank called.
+  // Names the ranks by number, not "it": the text before may end with what another rank called.
   if ((wait || !near.empty()) && !others.empty())
     story += fmt::format("; {} {}{}{}", name_ranks(others), wait ? "wait" : "answer",
                          others.size() == 1 ? "s" : "", wait ? ", too" : "");

@@ -87,7 +87,7 @@ std::string moving() {
   return text;
 }
 
-// Of an operation on numbers that the backend reduces itself.
+// The table of operations that reduce, for dtypes and reductions that the backend has itself.
 std::string reducing() {
   std::string text = head("operation");
   for (int o = 1; o < kOpCount; ++o) {

@@ -53,7 +53,7 @@ struct Small {
   static constexpr int kDropped = 23 - kMantissa;
   static constexpr std::uint32_t kRebias = static_cast<std::uint32_t>(127 - kBias) << 23;
 
-  // As if exponents had no end: the caller looks for overflow. Not for NaNs.
+  // Rounds as if exponents were unbounded; the caller checks for overflow. Not for NaNs.
   static std::uint32_t narrow(std::uint32_t magnitude) noexcept {
     if (magnitude >= kRebias + (1u << 23)) {  // normal
       constexpr std::uint32_t kBelowHalf = (1u << (kDropped - 1)) - 1u;
@@ -66,7 +66,7 @@ struct Small {
     return kept + ((rest > tie || (rest == tie && (kept & 1u))) ? 1u : 0u);
   }
 
-  // Of a finite one.
+  // The float of a finite number.
   static float widen(std::uint32_t magnitude) noexcept {
     if (magnitude >> kMantissa == 0) return static_cast<float>(magnitude) * kSmallest;
     return std::bit_cast<float>((magnitude << kDropped) + kRebias);
@@ -84,7 +84,7 @@ std::uint32_t magnitude_of(float f) noexcept { return std::bit_cast<std::uint32_
 std::uint32_t sign_of(float f) noexcept { return std::bit_cast<std::uint32_t>(f) >> 31; }
 float with_sign(float magnitude, bool negative) noexcept { return negative ? -magnitude : magnitude; }
 
-// With infinities and NaNs where IEEE has them: binary16 and E5M2.
+// For formats with the infinities and NaNs of IEEE 754: binary16 and E5M2.
 template <class Format>
 std::uint32_t narrow_ieee(float f) noexcept {
   constexpr int kMantissa = Format::kMantissa;

@@ -37,7 +37,7 @@ static_assert(op_of(Op::barrier) == WEFT_OP_BARRIER && op_of(Op::send) == WEFT_O
 static_assert(op_of(Op::recv) == WEFT_OP_RECV && kOpCount == WEFT_OP_RECV + 1);
 static_assert(kNoCall == WEFT_NO_CALL);
 
-// As much of `parts` as there is room for; never half a character of UTF-8.
+// Writes as much of `parts` as fits; never cuts a UTF-8 character in two.
 void write_text(weft_error& error, std::initializer_list<std::string_view> parts) noexcept {
   constexpr std::string_view kMore = "...";
   constexpr std::size_t kRoom = WEFT_ERROR_TEXT - 1;

@@ -32,7 +32,7 @@ constexpr std::int64_t kLengthBytes = 8;
 constexpr std::int64_t kAlignment = 64;
 constexpr std::string_view kMetadataKey = "__metadata__";
 
-// As the format spells them; C128 it does not know, so that other readers refuse such a file.
+// The format's names. C128 is not one of them: other readers refuse a file that has it.
 struct DTypeName {
   DType dtype;
   std::string_view name;

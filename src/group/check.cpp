@@ -28,8 +28,8 @@ bool apart(const std::byte* a, std::int64_t a_bytes, const std::byte* b, std::in
   return a >= b + b_bytes || b >= a + a_bytes;
 }
 
-// Not 0 where `value` is none of the enum's, which has `count`. Without a branch of its own, so that the fast
-// path can add it to another condition.
+// Not 0 where `value` is none of the `count` values of the enum. It has no branch, so that the fast path can
+// combine it with another condition.
 template <class Enum>
 constexpr unsigned outside(Enum value, unsigned count) noexcept {
   const unsigned room = std::bit_ceil(count);
@@ -145,7 +145,7 @@ struct Checker {
             call.options.order == Order::canonical ? " in canonical order" : "");
   }
 
-  // Of an operation that does not reduce. (A barrier has no dtype: any.)
+  // For an operation that does not reduce. (A barrier has no dtype: any will do.)
   void can_do(DType dtype) const {
     if (op_support(traits, call.op, dtype, ReduceOp::Kind::sum, Order::native) == OpSupport::unsupported)
       wrong(ErrorCode::unsupported, "backend {} cannot do it", traits.name);

@@ -392,8 +392,8 @@ class GroupState::Taking {
     taken_ = true;
     last_ = group_.count_back();
   }
-  // Of a call that is finished: the Work is given back if take() has not done it; the last one ends the
-  // group.
+  // For a call that is finished: gives the Work back if take() has not done so. The last Work to be given back ends
+  // the group.
   void give_back() noexcept {
     if (!taken_) return group_.give_back();
     if (last_) group_.end();

@@ -88,7 +88,7 @@ class GroupState final : public Driven, public BlockHolder {
   /// each, the others need not be counted.
   int ranks_here_of(int ranks) const noexcept { return spin_ ? ranks : ranks_here; }
   const Origin origin;
-  /// Of what uses this group for calls in an order of its own (dp's reducers).
+  /// Numbers for users of this group that make calls in an order of their own (dp's reducers).
   const std::shared_ptr<UserNumbers> users = std::make_shared<UserNumbers>();
   Trace trace() const { return recorder_->read(); }
   std::map<std::string, int> generations;        ///< of subgroups, by name and ranks; guarded by mutex_

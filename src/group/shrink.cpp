@@ -204,7 +204,7 @@ class Shrinking {
     Duration next_ = kLook;
   };
 
-  // Who takes part in a round. Throws where this rank does not.
+  // The ranks that take part in a round. Throws where this rank is not among them.
   Ranks gather(const Ranks& candidates, int round) const {
     const std::string roll_key = key("roll", round);
     const Deadline deadline = Deadline::after(limit_);

@@ -47,8 +47,8 @@ bool lists(const std::string& commas, const std::string& word) {
   return ("," + commas + ",").find("," + word + ",") != std::string::npos;
 }
 
-// Of /proc/self/mountinfo, see proc(5): id, parent, device, root, mount point, options, optional fields, "-",
-// type, source, options of the type.
+// Where the cgroup file system is mounted. A line of /proc/self/mountinfo has these fields (proc(5)): id, parent,
+// device, root, mount point, options, optional fields, "-", type, source, options of the type.
 std::optional<Mount> find_mount(const std::string& root, bool version2) {
   std::ifstream file(root + "/proc/self/mountinfo");
   std::optional<Mount> found;

@@ -27,7 +27,7 @@ std::vector<CpuQuota> recent_cpu_quotas();
 /// it no more than its quota. 0: some of the processes are not limited.
 std::int64_t shared_millicores(const std::vector<std::vector<CpuQuota>>& processes);
 
-/// As text without blanks: "17:2000,23:500"; "-" for none. Of any other text decode_quotas() makes none.
+/// Quotas as text without blanks: "17:2000,23:500"; "-" for none. decode_quotas() gives none for any other text.
 std::string encode(const std::vector<CpuQuota>& quotas);
 std::vector<CpuQuota> decode_quotas(const std::string& text);
 

@@ -29,7 +29,7 @@ class LocalMemory {
   /// `bytes` as given to allocate().
   void release(void* block, std::size_t bytes) noexcept;
 
-  /// Of blocks of more than kSmallBytes, rounded up as they are.
+  /// Sums over blocks of more than kSmallBytes, with their sizes rounded up.
   struct Counters {
     std::size_t in_use_bytes, cached_bytes;
   };

@@ -113,9 +113,9 @@ bool ProgressEngine::settled_helped() noexcept {
 }
 
 void ProgressEngine::help() noexcept {
-  // Whoever changes what the helper looks at before it sleeps changes it first and looks at `resting_` after;
-  // here it is the other way round. So one of the two sees the other, and the doorbell's word, read before
-  // both, has moved on when the helper would fall asleep.
+  // The helper sets `resting_`, then checks whether there is work, then sleeps. A thread that brings work brings it
+  // first and then reads `resting_`. So one of the two sees the other. The helper reads the doorbell's word before all
+  // this: a ring in between changes the word, and then the helper does not fall asleep.
   Clock::time_point asleep_since;
   for (int idle = 0; !ending_.load(std::memory_order_seq_cst);) {
     if (!has_to_help()) {

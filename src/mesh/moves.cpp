@@ -113,8 +113,8 @@ Move Moves::reduce_scatter(const Tensor& in, const DeviceMesh& axis, int dim, co
   return move;
 }
 
-// Of what this rank has, part p along `to` belongs to rank p; what rank p sends in return is part p along `from`
-// of what this rank will have. Both sides know the sizes.
+// This rank cuts its tensor along `to` and sends part p to rank p. What rank p sends back is part p along `from`
+// of this rank's result. Both sides know the sizes.
 Move Moves::exchange(const Tensor& in, const DeviceMesh& axis, int from, const Cut& from_cut, int to,
                      const Cut& to_cut) {
   const int n = axis.size();

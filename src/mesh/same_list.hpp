@@ -59,7 +59,7 @@ std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceM
                                             const ListDigest& digest, std::span<const std::uint64_t> own,
                                             const std::function<ListEntries()>& list);
 
-/// Of a list of Gradients or NamedViews.
+/// The digest of a list of Gradients or NamedViews.
 template <class View>
 ListDigest digest_of_list(std::span<const View> views) {
   ListDigest digest;

@@ -34,7 +34,7 @@ struct Slab {
   std::int64_t at;
 };
 
-/// Who moves the bytes of tensors that lie on one device: in order on their stream.
+/// Moves the bytes of tensors that lie on one device, in order on their stream.
 struct Mover {
   DeviceRuntime& runtime;
   Stream stream;

@@ -125,7 +125,7 @@ class Group {
     if (!well.empty()) line(out, "", fmt::format("{} had not heard of it", name_ranks(well)));
   }
 
-  // Who has not come to the last call that anybody made, and which calls never ended.
+  // Adds the ranks that have not come to the last call of the group, and the calls that never ended.
   void add_end(std::string& out) const {
     std::vector<int> absent;
     const int size = traces_.begin()->second->size;

@@ -20,10 +20,10 @@ TraceFile read_trace(const std::string& path);
 /// where two are of the same rank and group, or disagree about a group's size.
 std::vector<TraceFile> read_traces(const std::vector<std::string>& paths);
 
-/// By how much each trace's monotonic clock is to be moved so that all are on one: nothing on one host, what
-/// the hosts' real-time clocks say where there are several.
+/// What to add to the times of each trace so that all have one clock: 0 for traces of one host; between hosts the
+/// difference that their real-time clocks show.
 std::vector<std::int64_t> shifts(const std::vector<TraceFile>& files);
-/// For people, a paragraph per group.
+/// Text for people, a paragraph per group.
 std::string report(const std::vector<TraceFile>& files);
 
 }  // namespace weft::tools

@@ -22,8 +22,8 @@ namespace weft {
 /// What a poll found: nothing to do now; a step taken with more to come; the end; a failure.
 enum class Step : std::uint8_t { pending, advanced, done, failed };
 
-/// Who does the work of a call. `polled`: poll() alone; `threaded`: a thread of the transport's own, which
-/// may block; `stream`: a device stream.
+/// What makes progress on a call. `polled`: only poll(); `threaded`: a thread of the transport, which may
+/// block; `stream`: a device stream.
 enum class ProgressStyle : std::uint8_t { polled, threaded, stream };
 
 /// What a backend guarantees about failures. Say only what is true: `weft check --faults` expects exactly
@@ -56,7 +56,7 @@ struct Traits {
   std::string_view name;
   OpSet ops = 0;        ///< operations it performs itself
   DTypeSet dtypes = 0;  ///< may be moved
-  /// By ReduceOp::Kind: the dtypes it reduces itself, in its own order.
+  /// For each ReduceOp::Kind the dtypes that it reduces itself, in its own order.
   std::array<DTypeSet, kReduceKindCount> reduces{};
   bool native_is_canonical = false;  ///< its own order is the canonical tree, with the canonical rounding
   bool device = false;               ///< it moves CUDA memory; false: host memory

@@ -29,7 +29,7 @@ struct CallRecord {
   friend bool operator==(const CallRecord&, const CallRecord&) = default;
 };
 
-/// Of a collective, in a group of `size`.
+/// The record of a collective in a group of `size` ranks.
 CallRecord record_of(const OpState& s, int size);
 
 /// What a rank tells one other before a collective: its record, and what concerns these two alone. Trivially
@@ -41,7 +41,7 @@ struct Announcement {
   std::int64_t largest = 0;  ///< all_to_all_v: of the blocks that the sender gives
 };
 
-/// Of a collective, in a group of `size`. What concerns one pair is still missing: announce_to() adds it.
+/// For a collective in a group of `size` ranks. What concerns one pair is still missing: announce_to() adds it.
 Announcement announcement_of(const OpState& s, int size);
 void announce_to(Announcement& a, const OpState& s, int peer, int size) noexcept;
 

@@ -60,7 +60,7 @@ struct BasicBuffer {
       count = fault ? -1 : v.shape.count();
     }
   }
-  /// Of what converts to a view: a Tensor.
+  /// Made from anything that converts to a view, such as a Tensor.
   template <class Other>
   BasicBuffer(const Other& tensor) noexcept requires std::convertible_to<const Other&, BasicView<Byte>>
       : BasicBuffer(static_cast<BasicView<Byte>>(tensor)) {}

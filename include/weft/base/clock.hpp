@@ -35,7 +35,7 @@ class Deadline {
     const auto d = std::chrono::duration_cast<Duration>(when() - Clock::now());
     return d < Duration::zero() ? Duration::zero() : d;
   }
-  /// As it is now; the end of the clock where there is no limit.
+  /// The time at which it passes, by what is known now; the clock's largest value where there is no limit.
   Clock::time_point when() const {
     return at_ == Clock::time_point::max() ? at_ : at_ + suspended_since(made_);
   }

@@ -65,7 +65,7 @@ auto view(T* data, const Shape& shape, Device device = {}) noexcept {
   return BasicView<Byte>{reinterpret_cast<Byte*>(data), dtype_of<std::remove_const_t<T>>, device, shape,
                          row_major(shape)};
 }
-/// Of the host's memory.
+/// A view of host memory.
 template <class T>
 auto view(std::span<T> s) noexcept {
   return view(s.data(), static_cast<std::int64_t>(s.size()));

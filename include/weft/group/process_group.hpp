@@ -23,7 +23,7 @@ class UserNumbers;
 /// communication overlaps computation.
 enum class Progress : std::uint8_t { caller, thread };
 
-/// Who takes part in a group and how it behaves. All ranks give the same, but for `rank` and `process_rank`.
+/// The members of a group and how it behaves. All ranks give the same values, except `rank` and `process_rank`.
 struct Membership {
   std::shared_ptr<Store> store;
   int rank = 0;
@@ -148,10 +148,10 @@ class ProcessGroup {
                  const CallOptions& options = {}) {
     return coalesced({call::send(in, dst, options), call::recv(out, src, options)});
   }
-  /// Many calls as one: started together, done when all are. Collectives among them happen in this order,
-  /// which is the same on all ranks. An argument wrong in any of them throws before the first is sent.
-  /// Of more than 64 the later ones start as the first end. Where one cannot be sent after others were, the
-  /// group fails.
+  /// Several calls as one: begun together, done when all of them are. The order of the collectives among them
+  /// must be the same on all ranks. A wrong argument in any of them throws before the first is sent. At most
+  /// 64 are in flight at once; the rest begin as earlier ones end. Where one cannot be sent after others were
+  /// sent, the group fails.
   Work coalesced(std::span<const Call> calls);
   Work coalesced(std::initializer_list<Call> calls);
   /// One call made by a function of namespace `call`.

@@ -70,8 +70,8 @@ class RedistributeBoundary final : public Boundary {
   Placement from_, to_;
 };
 
-/// The well-known ones. f and g are those of Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3. In
-/// gather(-1) and the like the dimension counts from the end: the features of whatever tensor comes.
+/// The usual boundaries. f and g are those of Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3. A negative
+/// `dim` counts from the end: -1 is the last dimension, the features, of a tensor of any rank.
 namespace boundary {
 
 /// f: forward the identity; backward Partial → Replicate, an all-reduce.

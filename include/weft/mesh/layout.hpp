@@ -104,8 +104,8 @@ std::string to_string(const Layout& layout);
 /// Throws layout where a sharded dimension does not exist, or where reductions are mixed that do not commute
 /// (Partial(sum) on one axis, Partial(max) on another).
 LayoutRef make_layout(const DeviceMesh& mesh, Placements placements, const Shape& global);
-/// By name, for the root of any sub-mesh; axes not named are Replicate: make_layout(mesh, {{"tp", Shard{0}}},
-/// {8, 4}).
+/// The same with axes by name: make_layout(mesh, {{"tp", Shard{0}}}, {8, 4}). `mesh` may be a sub-mesh, the layout
+/// is for its root. Axes that are not named are Replicate.
 LayoutRef make_layout(const DeviceMesh& mesh,
                       std::initializer_list<std::pair<std::string_view, Placement>> placements,
                       const Shape& global);

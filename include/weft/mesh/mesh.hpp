@@ -37,7 +37,7 @@ class MeshShape {
   std::span<const MeshAxis> axes() const noexcept { return axes_; }
   /// The number of ranks: the product of all sizes.
   int size() const noexcept;
-  /// Of one axis, by its number (bad_argument where there is no such axis) or name.
+  /// The size of one axis, by its number or name; throws bad_argument where there is no such axis.
   int size(int axis) const { return checked(axis).size; }
   int size(std::string_view axis) const { return size(index(axis)); }
   const std::string& name(int axis) const { return checked(axis).name; }
@@ -86,17 +86,17 @@ class DeviceMesh {
 
   explicit operator bool() const noexcept { return node_ != nullptr; }
 
-  /// This rank's sub-mesh along one axis, or along several in the order asked for: mesh["tp"], mesh[{"tp",
-  /// "dp"}]. A name that unflatten() took apart gives its axes as one. An axis of size 1 gives a sub-mesh of one rank. Throws bad_argument naming the axis that is not
+  /// This rank's sub-mesh along one axis, or along several in the given order: mesh["tp"], mesh[{"tp",
+  /// "dp"}]. The name of an axis that unflatten() divided gives its parts together. An axis of size 1 gives a sub-mesh of one rank. Throws bad_argument naming the axis that is not
   /// there.
   DeviceMesh operator[](std::string_view axis) const;
   DeviceMesh operator[](std::initializer_list<const char*> axes) const;
   DeviceMesh submesh(std::span<const std::string> axes) const;
-  /// All its axes as one, called `name`, ranks in row-major order.
+  /// This mesh with all axes joined to one, called `name`; ranks in row-major order.
   DeviceMesh flatten(std::string name) const;
-  /// A mesh of the same ranks in which an axis is several: mesh.unflatten("tp", {{"kv", 2}, {"rep", -1}}). It is
-  /// another root, whose layouts are its own; the old name still leads to the new axes together: mesh["tp"] is
-  /// [kv, rep] as one. No communication. Throws bad_argument where the sizes do not fit, or for a part of a
+  /// A mesh of the same ranks in which an axis is divided into several: mesh.unflatten("tp", {{"kv", 2}, {"rep", -1}}).
+  /// It is another root mesh with layouts of its own. The old name stands for the new axes together: its ["tp"] is
+  /// [kv, rep]. No communication. Throws bad_argument where the sizes do not fit, or for a part of a
   /// mesh.
   DeviceMesh unflatten(std::string_view axis, const MeshShape& parts) const;
   /// Each axis of the root that this mesh has, as a mesh of its own, in its order.

@@ -1,5 +1,5 @@
-// A tensor as it lies in anybody's memory, with a name and a layout: what functions take that work on any list of
-// tensors.
+// A view of a tensor in anybody's memory, with a name and a layout: the argument of functions that work on any list
+// of tensors.
 #pragma once
 
 #include <cstddef>

@@ -9,7 +9,7 @@ namespace weft {
 /// Borrows its parts; used until the call that takes it is over.
 class TensorName {
  public:
-  /// As it is: "x", "layers.0.mlp: x"
+  /// The whole name: "x", "layers.0.mlp: x"
   TensorName(std::string_view text) noexcept : tensor_(text) {}
   TensorName(const char* text) noexcept : tensor_(text) {}
   TensorName(const std::string& text) noexcept : tensor_(text) {}

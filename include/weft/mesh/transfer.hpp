@@ -11,16 +11,16 @@ namespace weft {
 /// and finish them in the same order, also in relation to other calls of the same groups. Used by one thread. Dropping one that is not finished gives it up, and with it the
 /// group that it communicates in, as dropping a Work does.
 ///
-/// Of a Transfer of several steps (a gather, then a reduction) the first is begun at once and the others in
-/// finish(): a later step begun as soon as the one before it is done would come at another moment on each rank.
-/// With one step, the usual case, all is under way from the beginning.
+/// A Transfer of several steps (a gather, then a reduction) begins the first step at once and the others in
+/// finish(). If it began a step as soon as the one before is done, ranks would begin it in different orders
+/// relative to other calls. With one step, the usual case, all communication begins at once.
 class Transfer {
  public:
-  /// How a kind of boundary moves what it moves.
+  /// The steps of a transfer; each kind of boundary has its own.
   class Steps {
    public:
     virtual ~Steps() = default;
-    /// As Transfer::done(). Begins no communication.
+    /// Like Transfer::done(). Begins no communication.
     virtual bool done() = 0;
     /// Waits. Called once.
     virtual Tensor finish() = 0;
@@ -31,8 +31,8 @@ class Transfer {
   explicit Transfer(Tensor ready) : ready_(std::move(ready)) {}
   explicit Transfer(std::unique_ptr<Steps> steps) : steps_(std::move(steps)) {}
 
-  /// Without waiting: true once what was begun is done, so that finish() waits only for steps after the first.
-  /// Throws what the communication throws.
+  /// True once the first step is done, so that finish() waits for later steps only. Does not wait. Throws
+  /// what the communication throws.
   bool done();
   /// Waits, and gives the tensor; empty where there was nothing to give. The Transfer is empty afterwards.
   Tensor finish();

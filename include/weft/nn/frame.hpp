@@ -23,12 +23,12 @@ using Tensors = std::vector<Tensor>;
 /// Made by the first call, which throws as KernelContext does.
 kernels::KernelContext& kernels_of(Compute& compute);
 
-/// Which pass of a training it is: what run-time randomness depends on, and what only training does.
+/// Which pass of a training it is. Random numbers of a pass depend on it, and so does what only training does.
 struct Pass {
   std::uint64_t seed = 0;
-  std::int64_t step = -1;  ///< below 0: not said; Dropout then refuses to draw
-  /// Of the step, from 0 on. All micro-batches of a step have equally many samples over all ranks, so that sample s of
-  /// this one is sample micro_batch * samples + s of the step.
+  std::int64_t step = -1;  ///< below 0: not given; then Dropout throws
+  /// Number within the step, from 0 on. All micro-batches of a step have the same number of samples over all ranks, so
+  /// that sample s of this one is sample micro_batch * samples + s of the step.
   std::int64_t micro_batch = 0;
   bool training = true;
 };
@@ -53,8 +53,8 @@ class Frame {
   kernels::KernelContext& kernels() const noexcept { return kernels_of(*compute_); }
   bool keeps() const noexcept { return keeps_; }
   const Pass& pass() const noexcept { return pass_; }
-  /// The next pass on this Frame. Throws bad_argument while a backward of the one before is missing: it would draw
-  /// other random numbers than its forward; and for a training pass on an inference Frame.
+  /// Begins the next pass. Throws bad_argument before the backward of the last pass is done, which would then draw
+  /// other random numbers than its forward did; and for a training pass on an inference Frame.
   void begin(const Pass& pass);
   bool empty() const noexcept { return entries_.empty(); }
 
@@ -75,7 +75,7 @@ class Frame {
   void count_use(const Parameter& parameter);
   bool drop_use(const Parameter& parameter);
 
-  /// One backward inside another: while it lives, those made after it are not the outermost.
+  /// Marks a backward that may contain others: one that is made while another lives is not the outermost.
   class Nested {
    public:
     explicit Nested(Frame& frame) noexcept : frame_(frame), outermost_(frame.depth_++ == 0) {}
@@ -99,7 +99,7 @@ class Frame {
   bool keeps_ = true;
   std::vector<Entry> entries_;
   std::unordered_map<const Parameter*, int> uses_;  // in forward, not yet in backward
-  int depth_ = 0;                                   // of calls of backward in each other
+  int depth_ = 0;                                   // of nested calls of backward
 };
 
 }  // namespace weft

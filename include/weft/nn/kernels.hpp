@@ -47,8 +47,8 @@ class KernelContext {
   const KernelTable& table() const noexcept { return *table_; }
   int threads() const noexcept { return threads_; }
   Stream stream() const noexcept { return stream_; }
-  /// Whose it is; null where it was made from a number of threads. Kernels of a device keep what they need there
-  /// (Compute::attached).
+  /// The Compute that it belongs to; null where it was made from a number of threads. Kernels of a device keep
+  /// their own data in it (Compute::attached).
   Compute* compute() const noexcept { return compute_; }
 
   struct State;  // private to the CPU's kernels

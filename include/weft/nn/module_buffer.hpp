@@ -37,8 +37,8 @@ class ModuleBuffer {
   bool materialised() const noexcept { return static_cast<bool>(tensor_); }
   /// What it was materialised with.
   Compute& compute() const noexcept { return *compute_; }
-  /// Of dtype() and this rank's part, carrying layout(); to be read and written. Throws bad_argument naming the path
-  /// before materialise.
+  /// This rank's part, to be read and written: a tensor of dtype() that carries layout(). Throws bad_argument naming the
+  /// path before materialise.
   const Tensor& tensor() const;
 
  private:

@@ -13,9 +13,9 @@
 
 namespace weft {
 
-/// Of the parameters given, those that are trained; step() leaves out what was frozen since, and throws bad_argument for
-/// what was frozen and is trained now. State is kept per parameter, on the device of the Compute, which is
-/// the masters' (else bad_argument names both), under its path, with the layout that the master had when the optimizer was made.
+/// Trains those of the given parameters that are trainable when it is made. step() leaves out a parameter that was frozen
+/// since, and throws bad_argument for one that was frozen then and is trainable now. Each parameter's state is kept under its
+/// path, on the device of the Compute (bad_argument where its master is on another), with the master's layout at that time.
 /// step() throws layout where a gradient is still Partial on some axis, or a gradient or state is laid out
 /// otherwise than the master, naming parameter and axis; and bad_argument naming every parameter that has no gradient. Both before anything changes.
 class Optimizer {

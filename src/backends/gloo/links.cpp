@@ -151,7 +151,7 @@ void Links::fetch_matched(Peer& peer) {
 
 // The thread of one peer. It reads until the connection ends, even after the peer has answered this rank's
 // `leave`: the peer's own `leave` may follow, and needs an answer. A rank that stopped earlier would keep the
-// peer waiting until the connection ends, and that peer another one, perhaps in a circle.
+// peer waiting until the connection ends; that peer would keep another one waiting, perhaps in a circle.
 void Links::read(Peer& peer) noexcept {
   ::pthread_setname_np(::pthread_self(), "weft-gloo");
   try {

@@ -34,7 +34,7 @@ class Calls {
   std::vector<int> late(std::uint64_t sequence) const;
   /// "; rank 2 called …" for each of the others that has called it.
   std::string told_by_others(std::uint64_t sequence) const;
-  /// Of an all_to_all_v: the largest block of all ranks, as far as they have announced it.
+  /// For an all_to_all_v: the largest block of the ranks that have announced theirs.
   std::int64_t largest(std::uint64_t sequence) const { return own(sequence).largest; }
   const CallRecord& record(std::uint64_t sequence) const { return own(sequence).record; }
 

@@ -18,7 +18,7 @@ struct FailureMessage {
   std::uint32_t ranks = 0, text = 0;
 };
 
-/// Of a text that is too long for a control message only its beginning.
+/// A text that is too long for a control message is cut: its beginning is sent.
 std::vector<std::byte> encode(const Failure& why);
 Failure decode(std::span<const std::byte> bytes);
 

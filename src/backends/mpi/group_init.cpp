@@ -24,7 +24,7 @@
 namespace weft::mpi {
 namespace {
 
-// Of what the ranks must have alike.
+// A digest of the sizes and layouts that must be equal on all ranks.
 constexpr std::uint64_t kLayout =
     digest_of(sizeof(Envelope), offsetof(Envelope, kind), offsetof(Envelope, dtype),
               offsetof(Envelope, eager), offsetof(Envelope, tag), offsetof(Envelope, number),
@@ -41,8 +41,8 @@ struct BootstrapInfo {
   std::string backend;
   int world_rank = -1, world_size = 0, safe = 1, check = 1;
   std::int64_t max_count = 0;
-  // Of rank 0: a number that differs for every group of the job, so that groups with ranks in common, made at
-  // the same time by several threads, are not mixed up.
+  // Chosen by rank 0: a number that differs for every group of the job, so that groups that share ranks and are made
+  // at the same time by several threads are not mixed up.
   int tag = 0;
   CpuShare cores;
 

@@ -54,7 +54,7 @@ class Process {
   /// timeout where MPI_Init_thread, which may wait for every process of the job, does not end by the
   /// deadline.
   static Process& join(Logger& log, Deadline deadline);
-  /// By the program or by us.
+  /// Whether MPI is initialised, by the program or by weft.
   static bool initialised() noexcept;
 
   int world_rank() const noexcept { return world_rank_; }

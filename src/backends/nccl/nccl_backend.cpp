@@ -81,12 +81,12 @@ class NcclBackend final : public Backend {
   void check_stream(Stream stream, bool calls) override;
 
  private:
-  /// Of one (source, destination, tag).
+  /// The messages of one (source, destination, tag).
   struct Lane {
-    std::unique_ptr<Channel> channel;  // of a lane to oneself only the stream
+    std::unique_ptr<Channel> channel;  // in a lane to the own rank only its stream is used
     std::string key;                   // under which the source publishes the communicator's id
     bool named = false;                // the id is known
-    bool own = false;                  // to oneself
+    bool own = false;                  // a lane to the own rank
     std::deque<OpState*> sends, receives;
   };
 

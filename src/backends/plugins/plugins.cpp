@@ -76,7 +76,7 @@ static_assert(std::size(kBytesOfMinor) == kBackendAbiMinor + 1);
 // What this weft knows of a plug-in that it can use: fields that it lacks, being of an older minor, are null.
 // Throws unsupported.
 BackendPlugin compatible(const std::string& file, const BackendPlugin& plugin) {
-  // Of another major only the first field may be read.
+  // Where the ABI differs, only the first field may be read.
   if (plugin.abi != kBackendAbi)
     refuse(file,
            fmt::format("built for backend ABI {}; expected {}: {}", plugin.abi, kBackendAbi,

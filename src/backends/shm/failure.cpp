@@ -1,12 +1,12 @@
 // When something goes wrong: the first cause, who is dead, and when memory is safe again.
 //
-// Whoever first notices claims the abort record by compare-and-swap; later causes are dropped, so that all
-// ranks tell the same story. From the claim on nobody enters a peer's memory: a rank that goes in stores
-// `active` and then reads the record, the aborter claims the record and then reads every `active`; the
-// accesses are sequentially consistent, so one of the two sees the other. What is left is a rank that was
-// inside already. It leaves at the end of its chunk, or it is dead, or it is stopped: then the memory it
-// might still write gets new pages, and its late writes hit the old ones. Where the kernel copies for it
-// (single_copy.hpp) there is nothing to do but wait: its write goes to an address, whatever pages are there.
+// The first rank to notice a failure claims the abort record by compare-and-swap; later causes are dropped, so
+// that all ranks report the same one. After the claim no rank enters a peer's memory: a rank that is about to
+// enter stores `active` and then reads the record, and the rank that aborts claims the record and then reads every
+// `active`. The accesses are sequentially consistent, so one of the two sees the other. A rank may have been inside
+// before the claim. It leaves at the end of its chunk, or it is dead, or it is stopped: then the memory that it
+// might still write gets new pages, and its late writes reach the old ones. Where the kernel copies for it
+// (single_copy.hpp) new pages do not help, since the kernel writes to the address: one can only wait.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

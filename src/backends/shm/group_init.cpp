@@ -93,7 +93,8 @@ RegionRef open_control(const GroupInit& b, PeerProcess& owner, Clock::time_point
 constexpr int kManyRanks = 128;  // from here on a group needs more descriptors than the usual limit
 constexpr std::size_t kOtherDescriptors = 512;  // what the program may need beside one for each rank
 
-// Who waits looks so often for those who died or gave up: a millisecond for each rank, between these.
+// Time between two checks of a waiting rank for ranks that died or gave up: a millisecond for each rank of the
+// group, within these limits.
 constexpr Duration kShortestNap = std::chrono::milliseconds(20);
 constexpr Duration kLongestNap = std::chrono::milliseconds(400);
 

@@ -25,7 +25,7 @@ void RollCall::begin(const OpState& s, Clock::time_point now) noexcept {
   group_.wake_all();
 }
 
-// Who is stopped does not answer: there is no need to wait for it.
+// A process that is stopped does not answer, so nobody waits for its answer.
 void RollCall::look(Clock::time_point now) noexcept {
   looks_ = now + kLookAgain;
   for (int r = 0; r < group_.size; ++r) {

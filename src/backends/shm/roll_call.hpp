@@ -1,9 +1,9 @@
-// Who is there: asked before a time-out names anybody.
+// The roll-call: before a time-out names a rank, the ranks are asked whom they wait for.
 //
-// The rank whose deadline has passed counts up the group's number of roll-calls and rings whoever sleeps. A
-// rank that waits, in whatever group, looks at that number where it looks for failures and when it goes to
-// sleep, writes down whom it waits for, and then the number: so it has answered. Nothing of this is on the
-// way of a call that finishes. See hold_up.hpp for what is made of the answers.
+// The rank whose deadline has passed increments the group's number of roll-calls and wakes ranks that sleep. A
+// rank that waits, in any group, reads that number whenever it checks for failures and before it sleeps. It
+// answers by writing down whom it waits for, and then the number. A call that finishes in time does nothing of
+// this. hold_up.hpp says how the answers are used.
 #pragma once
 
 #include <chrono>

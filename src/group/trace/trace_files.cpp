@@ -145,12 +145,12 @@ struct TraceFiles::Writer {
 
   ~Writer() { ::close(descriptor); }
 
-  // The signal's handler adds 1 to what the descriptor counts, everybody else so much that the two can be
+  // The signal's handler adds 1 to the counter of the descriptor, everybody else 2^32, so that the two can be
   // told apart.
   static constexpr std::uint64_t kWake = std::uint64_t{1} << 32;
   void wake() const { static_cast<void>(!::write(descriptor, &kWake, sizeof kWake)); }
 
-  // Without memory there is no file, and perhaps no word of it.
+  // Writes one file. Where memory runs out there is no file, and perhaps no warning.
   void write_one(const Recorder& recorder, int number) noexcept try {
     std::string problem;
     try {
@@ -166,7 +166,7 @@ struct TraceFiles::Writer {
     if (log != nullptr) log->write(LogLevel::warning, "WEFT_TRACE: no trace is written: " + problem);
   } catch (const std::bad_alloc&) {}
 
-  // By a signal: all groups, as far as there is memory for.
+  // Called for a signal: asks for all groups, as many as memory allows.
   void ask_for_all() noexcept try {
     for (const auto& group : groups) asked.push_back(group);
   } catch (const std::bad_alloc&) {}

@@ -18,7 +18,7 @@ namespace weft {
 class TraceFiles {
  public:
   explicit TraceFiles(Context& context);
-  /// What is asked for is written first, unless the disk takes more than two seconds.
+  /// First writes the traces that were asked for, unless the disk takes more than two seconds.
   ~TraceFiles();
   TraceFiles(const TraceFiles&) = delete;
   TraceFiles& operator=(const TraceFiles&) = delete;

@@ -41,7 +41,7 @@ struct SocketReply {
   std::uint64_t id = 0;  ///< regions: unique in the process that offers it, never used again
 };
 
-/// Who is at the other end, as the kernel says.
+/// The process at the other end of a Unix socket, as the kernel reports it.
 struct Credentials {
   pid_t process = 0;
   uid_t user = 0;

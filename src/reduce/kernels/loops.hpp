@@ -24,7 +24,7 @@ WEFT_INLINE void chunks(std::int64_t count, const F& f, std::int64_t i = 0) {
 constexpr std::int64_t kAheadBytes = 2048;
 constexpr std::int64_t kAheadFrom = 32 << 10;
 
-// As far as is asked ahead; returns where the others go on.
+// Chunks that prefetch their inputs. Returns the first element that is left for the loop without prefetch.
 template <class R, class F>
 WEFT_INLINE std::int64_t chunks_ahead(const std::byte* const* in, int n, std::int64_t count, const F& f) {
   constexpr std::int64_t kElement = sizeof(typename R::Stored), kAhead = kAheadBytes / kElement;

@@ -89,7 +89,7 @@ struct F16 {
     return bits_as<Vec<float, W>>(sign | (finite + (magnitude >= (31 << 23) ? infinite : zero)));
   }
 
-  // As f16(float): normal results round by adding half a unit less the tie; subnormal ones by adding 0.5,
+  // Gives the bits of f16(float): normal results round by adding half a unit less the tie; subnormal ones by adding 0.5,
   // whose last place is 2^-24.
   template <int W>
   static WEFT_INLINE Vec<std::uint16_t, W> narrow(Vec<float, W> x) {

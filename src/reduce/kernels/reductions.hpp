@@ -227,8 +227,8 @@ struct Reduction {
       return Number::template narrow<W>(finish_lanes(x, by));
     } else if constexpr (kind == Kind::avg) {
       if constexpr (sizeof(Stored) < sizeof(std::int32_t)) {
-        // By way of 32-bit integers, which is what the hardware converts; the stored ones unsigned, since g++
-        // has no vector form of widening and narrowing signed bytes.
+        // Goes through 32-bit integers, which the hardware can convert. Stored integers are widened and narrowed as
+        // unsigned, since g++ has no vector code for signed bytes.
         constexpr std::int32_t kTop = std::int32_t{1} << (8 * sizeof(Stored) - 1);
         auto wide = convert<std::int32_t, W>(bits_as<Vec<Bits, W>>(x));
         if constexpr (static_cast<Stored>(-1) < 0) wide = (wide ^ kTop) - kTop;

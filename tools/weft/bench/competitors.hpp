@@ -1,4 +1,4 @@
-// Who is measured, and how each is started with its best settings for one host.
+// The competitors, and how each is started with its best settings for one host.
 #pragma once
 
 #include <string>

@@ -8,7 +8,7 @@
 
 namespace weft {
 
-/// As CLI::Range, which lets NaN pass: for it no comparison holds.
+/// Like CLI::Range, but NaN is refused, too: Range accepts it, since all comparisons with NaN are false.
 inline CLI::Validator number_between(double low, double high) {
   return CLI::Validator(
       [low, high](std::string& text) {

@@ -355,7 +355,7 @@ Program draw(std::uint64_t seed, std::uint64_t index, const Range& range) {
     p.steps.push_back(std::move(s));
   }
   if (range.faults && !d.one_in(5) && n > 1) add_fault(d, p, range);  // one rank has nobody who could tell
-  // By a number of its own, which moves no other one.
+  // Drawn from a separate sequence, so that the other random choices stay the same.
   p.heartbeats = !range.job && row(p).is_absent && mix(mix(seed, index), 4242) % 2 == 0;
   if (p.fault.kind != FaultKind::none) {  // where everybody hears of it
     Step last;
@@ -480,7 +480,7 @@ std::string encode(const Program& p) {
 
 namespace {
 
-// Who reads a program runs it: every number is within what a program can have.
+// A program that is read will be run, so every number must be within what a program can have.
 constexpr int kMostInFlight = 1000;
 constexpr std::int64_t kMostElements = 1 << 24;  // of a block
 constexpr std::int64_t kMostInAll = 1 << 28;     // of all blocks of a program

@@ -174,7 +174,7 @@ Program draw(std::uint64_t seed, std::uint64_t index, const Range& range);
 /// calls beside them in their group, and no group is made in between.
 void settle(Program& program);
 
-/// As a person reads it, a line per step.
+/// Text for people, a line per step.
 std::string describe(const Program& program);
 std::string describe(const Program& program, int step);
 std::string describe(const Fault& fault);

@@ -299,7 +299,7 @@ class Runner {
       const Step& s = p_.steps[static_cast<std::size_t>(k)];
       if (habits.one_in(24)) std::this_thread::sleep_for(std::chrono::microseconds(habits.between(50, 3000)));
       if (!before(k, s)) return;
-      // With those that belong to it.
+      // The steps that are coalesced with this one are posted with it.
       Open open{.work = {}, .group = s.group, .steps = {k}};
       while (p_.steps[static_cast<std::size_t>(order_[i])].coalesced && i + 1 < order_.size() &&
              p_.steps[static_cast<std::size_t>(order_[i + 1])].group == s.group &&
@@ -447,7 +447,7 @@ class Runner {
     report_.call = e.call();
     report_.group = group_;
     report_.in_creation = creation_;
-    // Of a group in the making errors speak in the numbers of the one that it is made from.
+    // While a group is being made, errors number ranks as the group that it is made from does.
     const GroupPlan& plan = p_.groups[static_cast<std::size_t>(group_)];
     const bool from_parent = creation_ && plan.how != GroupPlan::How::world;
     const std::vector<int>& of =
@@ -508,7 +508,7 @@ class Runner {
     return true;
   }
 
-  // With those who are left, in a new group; then looks whether a rank that was stopped has written late.
+  // Goes on with the survivors in a new group; then checks whether a rank that was stopped has written late.
   void go_on() {
     if (p_.fault.kind == FaultKind::none && !report_.has_error && report_.untyped.empty()) {
       groups_.clear();
@@ -548,7 +548,7 @@ class Runner {
       ++m.size;
       ranks.push_back(r);
     }
-    // Whoever was still making the group when it failed has none to shrink.
+    // A rank that was still making the group when it failed has no group to shrink.
     const bool shrinks =
         mix(p_.seed, p_.index) % 2 == 0 &&
         std::all_of(ranks.begin(), ranks.end(), [&](int r) { return shared_.ranks[r].made.load(); });

@@ -221,7 +221,7 @@ class Watch {
       if (const int pid = shared_.ranks[r].pid.load(); pid > 0 && (gone_ >> r & 1u) == 0) ::kill(pid, number);
   }
 
-  // Who is left: everybody who has settled, once everybody has or is taken.
+  // Decides who survives: all ranks that have settled, once every rank has settled or is lost.
   void decide() {
     if (shared_.survivors.load() != 0) return;
     if (p_.fault.kind == FaultKind::none) {

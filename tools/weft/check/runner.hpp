@@ -24,7 +24,7 @@ struct Settings {
   std::string self;  ///< path of this program, for mpirun
 
   Duration call_deadline(const Program& p) const;
-  /// Of groups that are made when something may have gone wrong.
+  /// The deadline for making groups after something may have gone wrong.
   Duration group_deadline(const Program& p) const;
   bool exact() const { return traits.native_is_canonical; }
 };

@@ -48,7 +48,7 @@ struct RankReport {
   std::atomic<int> step;                    ///< where it is in the program
   std::atomic<bool> struck;                 ///< the fault has happened, or is about to
   std::atomic<std::int64_t> waiting_since;  ///< when the last wait, post or creation began
-  // Of the first error it saw.
+  // From the first error that the rank saw.
   bool has_error;
   ErrorCode code;
   Op op;
@@ -78,10 +78,10 @@ struct ProcessReport {
 };
 
 struct SharedReport {
-  // By the watcher.
+  // Written by the watcher.
   std::atomic<int> port;                 ///< of the store, + 1 to say that there is one
   std::atomic<std::uint32_t> survivors;  ///< bit per rank, and kDecided
-  std::atomic<bool> late_over;           ///< who was stopped has gone on, or is gone
+  std::atomic<bool> late_over;           ///< the stopped rank has gone on, or has ended
   std::atomic<bool> released;            ///< all ranks are done: the next program may begin
   std::int64_t began, ended;
   std::int64_t died_at;  ///< the struck process, seen by the watcher
@@ -91,7 +91,7 @@ struct SharedReport {
   bool ran;
   bool job_ended;     ///< mpirun ended it before the ranks were done
   Text<500> trouble;  ///< what the watcher found wrong
-  // By the ranks.
+  // Written by the ranks.
   std::atomic<std::uint32_t> tried;  ///< bit per rank: quiesced once, with a call of another group in flight
   std::atomic<int> child;            ///< fault fork: 1 the child had the right error, 2 not
   RankReport ranks[kMostRanks];

@@ -157,19 +157,20 @@ class Judge {
     return false;
   }
 
-  // Who was absent is the struck rank, or ranks that themselves were held up by it.
+  // The ranks that an error names as absent must be the struck rank, or ranks that it held up.
   std::string blame_of_absence(const RankReport& rank) const {
-    // Who has arrived and then does nothing cannot be told from the others where the transport moves the
-    // data.
+    // Where the transport itself moves the data, a rank that has arrived and then does nothing looks like the
+    // others.
     const bool arrived = p_.fault.point != FaultPoint::before_post && !settings_.mpirun.empty();
     if (rank.blamed_count == 0 && arrived) return {};
-    // Under mpirun the first rank serves the store: who makes a group without it hears of the store alone.
+    // Under mpirun the first rank serves the store: a rank that makes a group without it sees errors of the store only.
     if (rank.blamed_count == 0 && rank.in_creation && !settings_.mpirun.empty() && p_.fault.rank == 0 &&
         rank.text.view().find("store: ") != std::string_view::npos)
       return {};
     if (rank.blamed_count == 0) return "the error names no rank";
     if (blames_victim(rank)) return {};
-    // Who leaves a message out goes on, and waits in the end for those that wait for whom it was meant for.
+    // A rank that leaves a message out goes on. In the end it waits for ranks that wait for the message's receiver:
+    // a circle.
     const bool in_circle = row_.steps == StepsTaken::left_out;
     if (needs_all(rank) && !rank.in_creation)
       return fmt::format("the error does not name rank {}", p_.fault.rank);
@@ -177,8 +178,8 @@ class Judge {
       const RankReport& other = shared_.ranks[rank.blamed[i]];
       if (!other.has_error)
         return fmt::format("the error names rank {}, which was not held up by anybody", rank.blamed[i]);
-      // In the same group it can say so; in another one nobody here knows for whom it waits there. Over MPI
-      // it answers only while it polls.
+      // A rank that waits in the same group can say so. If it waits in another group, nobody here knows for whom.
+      // Over MPI it answers only while it polls.
       if (settings_.mpirun.empty() && !in_circle && !rank.in_creation && !other.in_creation &&
           other.group == rank.group && !cascade(other) && p_.rank_in(rank.group, p_.fault.rank) >= 0)
         return fmt::format("the error names rank {}, which waited itself, and not rank {}", rank.blamed[i],
@@ -187,7 +188,7 @@ class Judge {
     return {};
   }
 
-  // Operation and call are told, and fit one another.
+  // The error names the operation and the call, and the two belong together.
   std::string names_call(const RankReport& rank) const {
     if (rank.in_creation || rank.code == ErrorCode::aborted || rank.op == Op::none) return {};
     if (rank.call == kNoCall) return {};  // the group had failed before the call got a number
@@ -205,7 +206,7 @@ class Judge {
     return {};
   }
 
-  // Of a rank that was making the group in whose making another was struck.
+  // For the error of a rank that was making a group while another rank was struck in making the same group.
   std::string of_creation(const RankReport& rank) const {
     const RankReport& struck_rank = shared_.ranks[p_.fault.rank];
     if (!blames_victim(rank)) return fmt::format("the error does not name rank {}", p_.fault.rank);
@@ -238,10 +239,10 @@ class Judge {
                                                     !shared_.ranks[rank.blamed[0]].untyped.empty());
       return known ? std::string() : "aborted because of a rank that has not failed";
     }
-    // Who was struck while it made this very group is its first cause, whoever gave up because of that.
+    // A rank that was struck while it made this group is the first cause, even if others gave up because of it.
     const bool of_struck_group = rank.in_creation && rank.group == p_.struck_group();
     if (of_struck_group && !victim && struck()) return of_creation(rank);
-    // Who has failed already comes to no group that is being made, or closes its connections of it.
+    // A rank that has already failed does not come to a group that is being made, or closes its connections there.
     if (kind_ != FaultKind::none && rank.in_creation && rank.blamed_count > 0 && is_absence(rank) &&
         std::all_of(rank.blamed, rank.blamed + rank.blamed_count,
                     [&](int other) { return shared_.ranks[other].has_error || other == p_.fault.rank; }))

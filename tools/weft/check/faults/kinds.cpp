@@ -83,7 +83,7 @@ void distort_root(Step& w, const Step& s, Dice& d, int, int n) {
 bool has_root(const Step& s) {
   return s.op == Op::reduce || s.op == Op::broadcast || s.op == Op::gather || s.op == Op::scatter;
 }
-// Not a message between others, or to itself.
+// Whether other ranks are concerned when rank `me` does this step wrong: not in a message between others or to itself.
 bool is_heard_of(const Step& s, int me) {
   return s.op != Op::send || (s.root != s.peer && (s.root == me || s.peer == me));
 }

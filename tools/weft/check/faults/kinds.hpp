@@ -45,7 +45,7 @@ enum class Sees : std::uint8_t {
   refusal,              ///< of the rank system or unsupported; of others any error that names the rank
 };
 
-/// Who must have one.
+/// Which ranks must get an error.
 struct MustFail {
   enum Who : std::uint8_t {
     nobody,
