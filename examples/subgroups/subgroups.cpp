@@ -1,0 +1,40 @@
+// Groups inside a group: all ranks with the same colour, a chosen list of ranks, and a second group of the same ranks.
+//   weft run -n 4 -- ./subgroups
+#include <cstdio>
+#include <vector>
+
+#include "weft/weft.hpp"
+
+int main() {
+  weft::Context context;
+  auto world = weft::ProcessGroup::create(context, "auto", weft::Membership::from_env(context));
+
+  // Collective over all ranks: even ones and odd ones get a group each.
+  auto half = world.split(world.rank() % 2);
+  double sum = world.rank();
+  half.all_reduce(weft::view(&sum, 1), weft::view(&sum, 1)).wait();
+
+  // Collective among its members alone: the others need not call it.
+  double ends = 0;
+  if (world.rank() == 0 || world.rank() == world.size() - 1) {
+    const std::vector<int> ranks = {0, world.size() - 1};
+    auto pair = world.subgroup("ends", world.size() > 1 ? std::span(ranks) : std::span(ranks).first(1));
+    ends = world.rank() + 1;
+    pair.all_reduce(weft::view(&ends, 1), weft::view(&ends, 1)).wait();
+  }
+
+  // The same ranks once more: calls of the two groups do not wait for each other.
+  auto second = world.duplicate();
+  double first_call = 1, second_call = 10;
+  auto a = world.all_reduce(weft::view(&first_call, 1), weft::view(&first_call, 1));
+  auto b = second.all_reduce(weft::view(&second_call, 1), weft::view(&second_call, 1));
+  b.wait();
+  a.wait();
+
+  std::vector<double> sums(static_cast<std::size_t>(world.size()));
+  world.all_gather(weft::view(&sum, 1), weft::view(sums)).wait();
+  if (world.rank() != 0) return 0;
+  std::printf("sums of the halves:");
+  for (const double s : sums) std::printf(" %g", s);
+  std::printf("\nfirst and last: %g\ntwo groups at once: %g and %g\n", ends, first_call, second_call);
+}
