@@ -18,8 +18,8 @@
 
 namespace weft {
 
-/// What a transport that blocks implements, and BlockingBackend calls. Apart from Backend, so that a function
-/// added there moves none of these.
+/// What a transport that blocks implements, and BlockingBackend calls. Separate from Backend, so that a virtual
+/// function added to Backend does not change the order of these in the ABI.
 class BlockingCalls {
  protected:
   ~BlockingCalls() = default;
@@ -27,8 +27,8 @@ class BlockingCalls {
   virtual void run(const OpState& s) = 0;
   /// Starts a send or a receive, without waiting. finished(s) or refuse(s) follows, from any thread.
   virtual void start(OpState& s) noexcept = 0;
-  /// Makes run() return soon, by throwing; from when it returns, the transport's own threads do not touch the
-  /// callers' memory. Called once, after failed() has become true. From any thread.
+  /// Makes run() return soon, by throwing. After interrupt() has returned, the transport's own threads do not touch
+  /// the callers' memory. Called once, after failed() has become true. From any thread.
   virtual void interrupt() noexcept = 0;
 };
 

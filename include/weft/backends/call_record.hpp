@@ -11,7 +11,7 @@
 
 namespace weft {
 
-/// Set in the number of a call that is the user's, where the transport sees parts of a composed call, which
+/// A bit that marks the number of the user's call, where the transport sees the parts of a composed call: these
 /// have numbers of their own.
 inline constexpr std::uint64_t kUsersCall = std::uint64_t{1} << 62;
 
@@ -37,15 +37,15 @@ CallRecord record_of(const OpState& s, int size);
 struct Announcement {
   CallRecord record{};
   std::int64_t gives = 0;    ///< all_to_all_v: elements from the sender of this to its receiver
-  std::int64_t expects = 0;  ///< all_to_all_v: and the other way
-  std::int64_t largest = 0;  ///< all_to_all_v: of the blocks that the sender gives
+  std::int64_t expects = 0;  ///< all_to_all_v: elements in the other direction
+  std::int64_t largest = 0;  ///< all_to_all_v: the largest block that the sender gives
 };
 
 /// For a collective in a group of `size` ranks. What concerns one pair is still missing: announce_to() adds it.
 Announcement announcement_of(const OpState& s, int size);
 void announce_to(Announcement& a, const OpState& s, int peer, int size) noexcept;
 
-/// "all_gather f32 x1000"; of a message, too.
+/// What was called, as text: "all_gather f32 x1000". Also for messages.
 std::string what(const OpState& s, int size);
 /// "rank 1 called all_gather f32 x1000 [call 17]"
 std::string describe(int rank, const CallRecord& record);

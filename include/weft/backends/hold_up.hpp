@@ -35,9 +35,9 @@ inline constexpr auto kRollCallFresh = std::chrono::milliseconds(20);
 /// When a rank's roll-call began and ended, and for which call. Not thread-safe.
 class RollCallTimes {
  public:
-  /// Whether a call that is due needs a new one. The one that began for it goes on until it is asked again,
-  /// however late that is: its caller may look rarely. One of another call, which may be over, serves it for
-  /// a while.
+  /// Whether a call whose deadline has passed needs a new roll-call. One that was begun for this call stays open
+  /// until the call asks again, however late, since its caller may look rarely. One of another call, which may be
+  /// over, serves this call for a while.
   bool due(Op op, std::uint64_t call, Clock::time_point now) const {
     if (!begun_) return true;
     if (ended_) return now - *ended_ >= kRollCallFresh;
@@ -49,12 +49,12 @@ class RollCallTimes {
     begun_ = now;
     ended_.reset();
   }
-  /// Further answers may come.
+  /// Whether more answers may still come.
   bool patient(Clock::time_point now) const { return begun_ && now - *begun_ < kRollCallPatience; }
   void end(Clock::time_point now) {
     if (!ended_) ended_ = now;
   }
-  /// There are answers, and they are not of another time.
+  /// Whether there are answers that are recent enough.
   bool counts(Clock::time_point now) const { return begun_ && (!ended_ || now - *ended_ < kRollCallStale); }
 
  private:

@@ -22,7 +22,7 @@ Doorbell own_doorbell(const GroupInit& b);
 /// Thread-safe.
 class HostRanks {
  public:
-  HostRanks() = default;  ///< of no ranks: nobody is here, nobody is known to be dead
+  HostRanks() = default;  ///< for no ranks: none is on this host, none is known to be dead
   /// What this rank tells the others about itself: (a part of) its info for join(). One line of text. Throws
   /// as own_doorbell() does.
   static std::string address(const GroupInit& b);

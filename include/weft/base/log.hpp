@@ -15,9 +15,9 @@ enum class LogLevel : std::uint8_t { error, warning, info, debug };
 /// at a time. No lock of weft's is held meanwhile: a sink may take a lock of its own, write to the Logger,
 /// and make, use and destroy groups. A line that is written while the sink runs, by whichever thread or by
 /// the sink itself, waits and is handed over by the thread that is in the sink, so write() may return before;
-/// of more than 1024 that wait the latest are left out, and how many is said. The sink must not end the
-/// Context, nor use the Work whose wait called it; and who ends the Context must not hold a lock that the
-/// sink takes, since that waits for weft's own threads. What a sink throws is dropped.
+/// at most 1024 lines wait; later ones are dropped, and their number is logged. The sink must not end the
+/// Context, nor use the Work whose wait called it. A thread that ends the Context must not hold a lock that the
+/// sink takes, since it waits for weft's own threads. What a sink throws is dropped.
 using LogSink = std::function<void(LogLevel, std::string_view)>;
 
 class Logger {
@@ -29,12 +29,12 @@ class Logger {
   Logger& operator=(const Logger&) = delete;
 
   bool enabled(LogLevel level) const noexcept { return level <= level_; }
-  /// Not where a lock is held that a sink may need, see write_later().
+  /// Must not be called with a lock held that a sink may take: see write_later().
   void write(LogLevel level, std::string_view line) noexcept;
-  /// For who holds a lock: the sink gets the line at the next write() or flush(), of whichever thread. Never
+  /// For callers that hold a lock: the sink gets the line at the next write() or flush() of any thread. Never
   /// blocks.
   void write_later(LogLevel level, std::string_view line) noexcept;
-  /// Hands out what waits, unless another thread is at it. Cheap where nothing does.
+  /// Hands waiting lines to the sink, unless another thread is doing so. Cheap where no line waits.
   void flush() noexcept;
 
  private:

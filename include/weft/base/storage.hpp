@@ -34,19 +34,19 @@ class Storage {
   /// Wraps foreign memory; `owner` is kept until the last copy goes.
   static Storage adopt(void* data, std::size_t bytes, std::shared_ptr<void> owner, Stream where = {});
 
-  /// The same memory, ordered on `where`, another stream of its device: that begins what it is given from now on after
-  /// what this one's stream has been given so far. When the last copy goes, this one's stream waits in turn for what
-  /// `where` was given before, and the memory goes back as if this one's last copy had gone. Throws bad_argument where
-  /// `where` is of another device.
+  /// The same memory, ordered on `where`, another stream of its device: later work on `where` begins after all work given
+  /// to this Storage's stream so far. When the last copy of the result is destroyed, this Storage's stream waits for the
+  /// work given to `where` until then; after that the memory is freed in the order of this Storage's stream, when its own
+  /// last copy is gone, too. Throws bad_argument where `where` is of another device.
   Storage ordered_on(Context& context, Stream where) const;
 
   std::byte* data() const noexcept { return static_cast<std::byte*>(data_.get()); }
   std::size_t bytes() const noexcept { return bytes_; }
   Memory memory() const noexcept { return memory_; }
   Device device() const noexcept { return stream_.device; }
-  /// What orders the work on it.
+  /// The stream that orders work on it.
   Stream stream() const noexcept { return stream_; }
-  /// Whether collectives work on it as it lies: memory that is shared, or a device's.
+  /// Whether collectives can work on it in place: shared memory, or a device's.
   bool direct() const noexcept { return memory_ == Memory::shared || device() != Device{}; }
   explicit operator bool() const noexcept { return data_ != nullptr; }
 

@@ -13,8 +13,8 @@
 namespace weft {
 
 class Layout;
-/// An interned layout (weft/mesh/layout.hpp): equal layouts have equal pointers, and one goes with its last
-/// user. Null: a plain tensor, known to one rank.
+/// An interned layout (weft/mesh/layout.hpp): equal layouts have equal pointers, and one lives as long as it is
+/// used. Null: a plain tensor, known to one rank.
 using LayoutRef = std::shared_ptr<const Layout>;
 
 /// Copying shares the Storage. Always contiguous and row-major. Const-ness is the handle's, not the
@@ -26,7 +26,7 @@ class Tensor {
   Tensor(Context& context, Shape shape, DType dtype = DType::f32, Memory memory = Memory::local,
          Stream where = {});
   Tensor(Storage storage, std::size_t offset_bytes, Shape shape, DType dtype);
-  /// On a device: once its stream has come so far.
+  /// All zeros; on a device, when its stream has come to that point.
   static Tensor zeros(Context& context, Shape shape, DType dtype = DType::f32, Memory memory = Memory::local,
                       Stream where = {});
 
@@ -38,7 +38,7 @@ class Tensor {
   DType dtype() const noexcept { return dtype_; }
   const Storage& storage() const noexcept { return storage_; }
   Device device() const noexcept { return storage_.device(); }
-  /// What orders the work on it (see Storage).
+  /// The stream that orders work on it (see Storage).
   Stream stream() const noexcept { return storage_.stream(); }
   /// The same elements and layout, ordered on another stream of the device (Storage::ordered_on).
   Tensor ordered_on(Context& context, Stream where) const {

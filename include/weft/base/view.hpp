@@ -79,6 +79,6 @@ auto view(const std::vector<T>& v) noexcept {
   return view(v.data(), static_cast<std::int64_t>(v.size()));
 }
 template <class T>
-void view(const std::vector<T>&&) = delete;  // of a temporary, whose memory is gone before the view
+void view(const std::vector<T>&&) = delete;  // a temporary's memory is gone before the view is used
 
 }  // namespace weft

@@ -1,5 +1,5 @@
-// Saving tensors and taking them up again, on any mesh: a folder of safetensors files and an index over them. Called by
-// every rank of a mesh, each from one thread. weft/train/checkpoint.hpp saves modules and optimizers so.
+// Saving and loading tensors on any mesh: a folder of safetensors files with an index. Called by every rank of a mesh,
+// each from one thread. weft/train/checkpoint.hpp saves modules and optimizers in this way.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@
 
 namespace weft {
 
-/// Strings of the caller's own that go with a checkpoint: position of the sampler, configuration, best loss.
+/// Strings of the caller that are saved with a checkpoint: position of the sampler, configuration, best loss.
 using CheckpointExtra = std::map<std::string, std::string>;
 
-/// What a checkpoint says of itself.
+/// The description of a checkpoint.
 struct CheckpointInfo {
   std::filesystem::path folder;
   std::int64_t step = 0;

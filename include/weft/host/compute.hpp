@@ -26,7 +26,7 @@ class Compute {
   int threads() const noexcept { return threads_; }
 
   Device device() const noexcept { return stream_.device; }
-  /// On which kernels and copies of this rank run, and its tensors are ordered.
+  /// The stream on which this rank's kernels and copies run and its tensors are ordered.
   Stream stream() const noexcept { return stream_; }
   DeviceRuntime& runtime() const noexcept { return *runtime_; }
   /// The host waits for all that this rank has begun on its device; throws what failed there.

@@ -1,5 +1,5 @@
-// The one per-process object: memory, calls in flight, fork guard, log. Explicit and passed in; weft has no
-// other mutable state, but for what a handler of SIGUSR2 needs where WEFT_TRACE is set (docs/traces.md).
+// The one per-process object: memory, calls in flight, fork guard, log. Explicit and passed in. docs/overview.md
+// lists the little state outside of it, which concerns the process as a whole.
 // Threads that are ranks of one job share one Context.
 #pragma once
 

@@ -11,7 +11,7 @@ namespace weft {
 /// A word a rank sleeps on. Lives in memory that all processes of the host that know this process map.
 class Doorbell {
  public:
-  Doorbell() = default;  ///< of nobody: it reads 0, rings nowhere, and who sleeps on it sleeps for the limit
+  Doorbell() = default;  ///< no rank's: reads 0, wakes nobody, and sleep() lasts for the whole limit
   explicit Doorbell(std::atomic<std::uint32_t>* word) : word_(word) {}
   explicit operator bool() const noexcept { return word_ != nullptr; }
   std::uint32_t read() const noexcept {

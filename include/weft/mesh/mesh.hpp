@@ -13,7 +13,7 @@
 
 namespace weft {
 
-/// One axis of a mesh. As an argument, size -1 means "as many as the ranks leave" and may stand once.
+/// One axis of a mesh. As an argument, one size may be -1: the number of ranks divided by the other sizes.
 struct MeshAxis {
   std::string name;
   int size = 1;
@@ -25,11 +25,11 @@ struct MeshAxis {
 class MeshShape {
  public:
   MeshShape() = default;
-  /// Throws bad_argument for an empty or repeated name, or a size that is neither positive nor the one -1.
+  /// Throws bad_argument for an empty or repeated name, or a size below 1, except a single -1.
   MeshShape(std::initializer_list<MeshAxis> axes);
   explicit MeshShape(std::vector<MeshAxis> axes);
 
-  /// The same with -1 worked out for `ranks` ranks, 1 or more. Throws bad_argument with the arithmetic:
+  /// The same with the -1 replaced, for `ranks` ranks (1 or more). Throws bad_argument with the arithmetic:
   /// `mesh: 6 ranks do not divide into tensor=4 x domain=1`, `mesh: dp=2 x tp=2 = 4 ranks; the group has 6`.
   MeshShape fit(int ranks) const;
 

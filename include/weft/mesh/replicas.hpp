@@ -1,5 +1,5 @@
-// Whether replicas are what they are called: the same bits on every rank that holds one. Collective among the ranks of
-// the axes.
+// Checks that replicas are equal: that every rank that holds one has the same bits. Collective among the ranks of the
+// axes.
 #pragma once
 
 #include <span>
@@ -9,14 +9,14 @@
 namespace weft {
 
 /// Compares every tensor along those of `axes` (a sub-mesh of one or more axes of its root) on which it is Replicate.
-/// Sharded along another of them, ranks that hold the same part are compared; what is Partial on an axis is another
-/// contribution on each rank, and not compared along it. Reads each tensor once, and sends one small all-gather of
-/// 64-bit hashes of the contents, of a few words whatever the number of tensors; where something differs, a second
-/// one finds out what.
+/// Where the tensor is Shard on another of these axes, the ranks that hold the same part are compared. Along an axis on
+/// which it is Partial, each rank has another contribution, and nothing is compared. Reads each tensor once. Ranks
+/// exchange hashes of the contents by one small all-gather: a few 64-bit words for any number of tensors. Where these
+/// differ, a second all-gather finds out which tensor it is.
 ///
 /// Throws mismatch on all ranks of `axes` where a replica drifted: `check_replicas: "w" is Replicate on dp=3, but on
-/// dp rank 1 it has other bits`; ranks() are those whose bits are not most ranks', or all that hold one where no bits
-/// are more frequent than others. Throws mismatch, too, where the ranks gave other tensors or another order, naming
+/// dp rank 1 it has other bits`; ranks() are those whose bits are not the most frequent ones, or all that hold a
+/// replica where none are. Throws mismatch, too, where the ranks gave different tensors or another order, naming
 /// the first that differs in name, dtype or layout.
 ///
 /// Throws layout for a tensor without a layout on axes of several ranks, for a layout over another mesh, and for a

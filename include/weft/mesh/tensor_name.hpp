@@ -1,4 +1,4 @@
-// What an error calls a tensor. Made for every call, so it is no text yet.
+// The name of a tensor in error texts. Made for every call, so its text is put together only for an error.
 #pragma once
 
 #include <string>

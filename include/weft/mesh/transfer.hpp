@@ -27,7 +27,7 @@ class Transfer {
   };
 
   Transfer() = default;
-  /// Nothing moves.
+  /// A transfer that is done already: nothing moves.
   explicit Transfer(Tensor ready) : ready_(std::move(ready)) {}
   explicit Transfer(std::unique_ptr<Steps> steps) : steps_(std::move(steps)) {}
 

@@ -23,8 +23,8 @@ struct BuildOptions {
   Memory weights = Memory::local;
   /// What layers read of the parameters: f32, or bf16 with masters in f32.
   DType dtype = DType::f32;
-  /// What is not trained: patterns, as in a Plan, of the paths of modules, with all parameters below them, or of
-  /// parameters.
+  /// What is not trained: patterns, as in a Plan, for paths of parameters, or of modules with all parameters below
+  /// them.
   std::vector<std::string> frozen = {};
   AveragerOptions averager = {};
 };
@@ -41,8 +41,8 @@ struct ParallelModel {
   Tensor place(const Tensor& rows, std::int64_t global_rows) const;
 };
 
-/// `mesh` must have both axes (of size 1 where not wanted); `compute`, with whose memory and threads this rank works,
-/// outlives the model. No communication. Throws bad_argument with the
+/// `mesh` must have both axes (of size 1 where not wanted). This rank works with the memory and threads of `compute`,
+/// which must outlive the model. No communication. Throws bad_argument with the
 /// arithmetic where the model does not fit the mesh (TransformerConfig::check, parallelize).
 ParallelModel build_parallel_model(const TransformerConfig& config, const DeviceMesh& mesh, Compute& compute,
                                    const BuildOptions& options = {});

@@ -9,9 +9,9 @@ namespace weft {
 /// Simple Way to Prevent Neural Networks from Overfitting", JMLR 2014. x, y: f32, any shape and layout, the first
 /// dimension being samples.
 ///
-/// Which elements depends on (seed, step, path, global sample, index within the sample) alone, of Frame::pass(): the same on
-/// every mesh, and however a batch is cut into micro-batches. In training a Frame without a step is bad_argument: every step
-/// would drop the same.
+/// Which elements are dropped depends only on seed and step (of Frame::pass()), path, global sample and index within the
+/// sample: it is the same on every mesh and for every cut of a batch into micro-batches. In training a Frame without a step
+/// is bad_argument, since every step would drop the same elements.
 class Dropout : public Module {
  public:
   /// Throws bad_argument unless 0 <= p < 1.

@@ -6,9 +6,9 @@
 //  - Arrays are dense and row-major, in memory of the context's device; the shape stands beside each pointer. Outputs
 //    are overwritten unless the name or the comment says that they accumulate ("+="). An input may be the output where
 //    "in place" is said, nowhere else.
-//  - Any size may be 0. Then nothing is read, and outputs that have elements become what an empty sum is.
+//  - Any size may be 0. Then nothing is read, and outputs that have elements become the value of an empty sum.
 //  - The CPU has done the work when a call returns. Another device does it on the context's stream, after what the
-//    stream was given before; what a kernel throws for the data it finds comes then from the next wait for the stream.
+//    stream was given before; errors about the data are then thrown by the next wait for the stream.
 //  - On the CPU the result's bits depend on the input alone, not on the number of threads: every sum runs over blocks
 //    of a fixed size in a fixed order.
 // Each is tested against plain loops of the same name. A layer gets its KernelContext from Frame::kernels().

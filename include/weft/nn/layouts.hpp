@@ -1,5 +1,5 @@
-// What layers say about layouts: the checks and rules that several of them share, and that a layer from outside
-// is written with. Pure arithmetic, any thread.
+// Checks and rules of layouts that several layers share. Layers outside of the library are written with them,
+// too. Pure arithmetic, any thread.
 //
 // Axes of one rank are never checked: every placement means the same there.
 #pragma once
@@ -46,11 +46,11 @@ LayoutRef gradient_of(const LayoutRef& weight, const LayoutRef& x, int features)
 /// (out, in). Throws layout where x does not fit the weight: `<what> is Shard(1) on tp=2; expected Replicate,
 /// since the weight is Shard(0)`. Null where x is plain.
 LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const LayoutRef& weight);
-/// That of dx = dy w: Partial(sum) where columns of y were split, since each rank then has the contribution of its
-/// own; else as x.
+/// The layout of dx = dy w: Partial(sum) on axes that split the columns of y, since each rank then has only the
+/// contribution of its own columns; on other axes as x.
 LayoutRef linear_input_gradient(const LayoutRef& x, const LayoutRef& weight);
-/// What a gradient of y must look like: as y, whole where y was Partial (every contribution has the sum's
-/// gradient).
+/// The layout that a gradient of y must have: that of y, with Replicate in place of Partial (the gradient of every
+/// contribution is the gradient of the sum).
 LayoutRef gradient_of_output(const LayoutRef& y);
 
 /// The same placements over another global shape; null stays null.

@@ -1,5 +1,5 @@
 // Losses. Each is a sum over this rank's valid tokens divided by the global number of them, which is an
-// input: so every gradient is a Partial(sum) over every axis that splits data, one rule.
+// input. So one rule holds: every gradient is Partial(sum) over every axis that splits data.
 #pragma once
 
 #include "weft/nn/module.hpp"
@@ -8,8 +8,8 @@ namespace weft {
 
 /// Cross-entropy of a softmax over the last dimension.
 /// All on the device of the Compute. Inputs: logits (…, classes) f32; labels (…) i64, `kIgnore` marks a token that does not count; valid: i64,
-/// one element, the number of valid tokens of all ranks, stated as such by a replicated layout where the logits are
-/// cut over ranks (see global_valid). Gives loss: f64 (1) on the device (to_host() reads it, and tells what was wrong with the labels there), laid out
+/// one element, the number of valid tokens of all ranks, with a replicated layout where the logits are
+/// cut over ranks (see global_valid). Gives loss: f64 (1) on the device (to_host() reads it, and throws what was wrong with the labels), laid out
 /// Partial(sum) on axes that split the tokens. backward takes d(loss): f64 (1), or an empty list for 1, and
 /// gives dlogits.
 class CrossEntropy : public Module {

@@ -36,7 +36,7 @@ class Inputs {
   std::span<const Tensor> tensors_;
 };
 
-/// What comes in whole numbers, and is cut between whole ones only.
+/// Something of which each rank must have a whole number.
 struct Unit {
   const char* name;  ///< in the plural: "heads", "output features"
   std::int64_t count;
@@ -46,7 +46,7 @@ struct Unit {
 /// contribution to all outputs from some inputs.
 enum class Split : unsigned char { column, row };
 
-/// What becomes of a module's own parameters where its work is split.
+/// How a module's own parameters are cut where its work is split.
 struct ShardRule {
   struct Part {
     Parameter* parameter;
@@ -107,7 +107,7 @@ class Module {
   /// This node, then its descendants, depth first in order of registration.
   void visit(const std::function<void(Module&)>& see);
 
-  /// What the module works in whole units of, so that no rank can have a fraction of one: attention heads.
+  /// What may not be cut when the module is split, so that each rank has a whole number of it: attention heads.
   using Unit = weft::Unit;
   virtual std::vector<Unit> units() const { return {}; }
   /// How the module is split over ranks that share its work, or why it is not: the default says that it cannot
@@ -130,8 +130,8 @@ class Module {
   void add_before(BoundaryRef boundary, int input = kEvery);
   void add_after(BoundaryRef boundary, int output = kEvery);
 
-  /// Sees, and may replace, the tensors at that point. end_of_backward: of the module whose backward was called
-  /// from outside of any other, when all of it is done.
+  /// Sees, and may replace, the tensors at that point. end_of_backward: runs for the outermost backward alone, when
+  /// all of it is done.
   using Hook = std::function<void(Module&, Tensors&, Frame&)>;
   enum class HookPoint : unsigned char {
     pre_forward,
@@ -140,11 +140,11 @@ class Module {
     post_backward,
     end_of_backward
   };
-  /// The hook stays as long as what is returned, or the module.
+  /// The hook stays until the returned handle or the module is destroyed.
   [[nodiscard]] HookHandle add_hook(HookPoint point, Hook hook);
   /// Runs around a pass: `enter` before everything else of the module, `leave` after it, also where something
-  /// between throws; then the error goes on, and one of leave() is dropped. Several are left in reverse order,
-  /// those alone that were entered. For weights that are gathered for a pass and given back after it.
+  /// between throws; then that error goes on, and an error of leave() is dropped. Several are left in reverse order;
+  /// one that was not entered is not left. For weights that are gathered for a pass and given back after it.
   struct Around {
     std::function<void(Module&, Frame&)> enter, leave;
   };
@@ -157,8 +157,8 @@ class Module {
   ParameterRef add(std::string name, ParameterRef parameter);
   /// A buffer of this module alone; its name is also none of a parameter.
   ModuleBufferRef add(std::string name, ModuleBufferRef buffer);
-  /// Puts another module's parameter in the place of the own one of that name: one weight, one path (the
-  /// other's), one use more.
+  /// Replaces this module's parameter of that name by another module's: one weight under the other's path, which
+  /// both modules use.
   ParameterRef tie(std::string_view name, ParameterRef parameter);
   /// Where do_forward's result, and do_backward's, should lie: in shared memory where a boundary will
   /// communicate it.
@@ -171,9 +171,9 @@ class Module {
   void expect_new_name(std::string_view what, std::string_view name) const;
   virtual Tensors do_forward(Inputs x, Frame& frame) = 0;
   virtual Tensors do_backward(Inputs dy, Frame& frame) = 0;
-  /// After the boundary behind the layer, on its result; a row-parallel layer adds its bias here, once.
+  /// Runs after the boundary behind the layer, on its result; a row-parallel layer adds its bias here, once.
   virtual void finish_forward(Tensors& y, Frame& frame);
-  /// Its mirror, before that boundary's adjoint.
+  /// The counterpart in backward; runs before that boundary's adjoint.
   virtual void begin_backward(Inputs dy, Frame& frame);
   void expect_here(const char* what, Inputs x, const Frame& frame) const;
   void set_path(std::string path);
@@ -192,7 +192,7 @@ class Module {
   std::shared_ptr<Hooks> hooks_;  // null: none
 };
 
-/// Keeps a hook on its module until it goes, or detach().
+/// Removes its hook from the module when it is destroyed, unless detach() was called.
 class [[nodiscard]] HookHandle {
  public:
   HookHandle() = default;
@@ -206,11 +206,11 @@ class [[nodiscard]] HookHandle {
     return *this;
   }
   ~HookHandle() { reset(); }
-  /// Takes the hook away now.
+  /// Removes the hook now.
   void reset() {
     if (const auto remove = std::exchange(remove_, nullptr)) remove();
   }
-  /// Leaves it on its module for ever.
+  /// Leaves the hook on its module for the module's whole life.
   void detach() noexcept { remove_ = nullptr; }
 
  private:

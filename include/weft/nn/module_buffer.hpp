@@ -14,7 +14,7 @@ namespace weft {
 /// vectors of a spectral norm, the bias of a router). Life: as that of a Parameter.
 class ModuleBuffer {
  public:
-  /// `saved`: whether it belongs into a checkpoint.
+  /// `saved`: whether checkpoints contain it.
   explicit ModuleBuffer(const Shape& global, DType dtype = DType::f32, Init init = Constant{0.0},
                         bool saved = true)
       : global_(global), dtype_(dtype), init_(init), saved_(saved) {}
@@ -35,7 +35,7 @@ class ModuleBuffer {
   /// memory already.
   void materialise(Compute& compute, Memory memory = Memory::local);
   bool materialised() const noexcept { return static_cast<bool>(tensor_); }
-  /// What it was materialised with.
+  /// The Compute that it was materialised with.
   Compute& compute() const noexcept { return *compute_; }
   /// This rank's part, to be read and written: a tensor of dtype() that carries layout(). Throws bad_argument naming the
   /// path before materialise.

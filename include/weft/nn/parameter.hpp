@@ -1,5 +1,5 @@
-// A weight of a model: what is stored of it, what layers read, its gradient, and what is true of each over the
-// mesh. Used by the rank (thread) that owns the model; not thread-safe.
+// A weight of a model: the stored values, the values that layers read, the gradient, and the layout of each over
+// the mesh. Used by the rank (thread) that owns the model; not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -59,9 +59,9 @@ class Parameter {
   /// where it has memory already.
   void materialise(Compute& compute, Memory memory = Memory::local);
   bool materialised() const noexcept { return static_cast<bool>(master_); }
-  /// What it was materialised with.
+  /// The Compute that it was materialised with.
   Compute& compute() const noexcept { return *compute_; }
-  /// f32, of local_shape(), carrying layout(). To be read; who changes its elements calls write_master(). Throws
+  /// f32, of local_shape(), carrying layout(). To be read; code that changes its elements calls write_master(). Throws
   /// bad_argument naming the path before materialise.
   const Tensor& master() const;
   /// The same to be written: weight() is made anew from it when it is read next. Call it again for later writes.
@@ -122,7 +122,7 @@ class Parameter {
   /// forward passes on that Frame made. Returns a number for stop_listening.
   int listen(Listener listener);
   void stop_listening(int id);
-  /// Calls the listeners; nothing where there is no gradient. For who accumulates without a Module.
+  /// Calls the listeners; nothing where there is no gradient. For code that accumulates without a Module.
   void announce_final();
 
  private:

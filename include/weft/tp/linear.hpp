@@ -1,6 +1,6 @@
 // Column- and row-parallel linear layers as functions on anybody's memory (Shoeybi et al., Megatron-LM,
-// arXiv:1909.08053, section 3). Modules are parallelised by weft/tp/parallelize.hpp; this is for who has
-// layers of their own. In libweft_train: link weft::weft_train, or pkg-config weft_train.
+// arXiv:1909.08053, section 3). Modules are parallelised by weft/tp/parallelize.hpp; this is for programs that
+// have layers of their own. In libweft_train: link weft::weft_train, or pkg-config weft_train.
 //
 // All views are f32, on the device of the Compute (whose memory the group of `axes` moves), contiguous, and what this rank holds; n is the number of ranks of `axes`, a
 // mesh of one or more axes; in and out are features of the whole layer. Every function is collective among

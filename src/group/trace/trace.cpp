@@ -31,7 +31,7 @@ std::size_t character(std::string_view text, std::size_t at) {
   return n;
 }
 
-// The text as a JSON string. Bytes that are not UTF-8 become question marks.
+// The text as a JSON string. Control characters and bytes that are not UTF-8 become question marks.
 std::string quoted(std::string_view text) {
   std::string out = "\"";
   for (std::size_t at = 0; at < text.size();) {
