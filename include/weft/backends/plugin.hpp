@@ -38,7 +38,7 @@ struct BackendPlugin {
   std::uint32_t op_state_bytes = sizeof(OpState);
   std::uint32_t traits_bytes = sizeof(Traits);
   std::uint32_t group_init_bytes = sizeof(GroupInit);
-  const char* name = "";     ///< the <name> of its file
+  const char* name = "";     ///< as in the name of its file, libweft_backend_NAME.so
   const char* version = "";  ///< of the transport, for people: "Open MPI 4.1.4"
   std::unique_ptr<Backend> (*make)(const GroupInit&) = nullptr;  ///< see BackendFactory
   Traits (*traits)() = nullptr;                                  ///< what it can do, before there is a group

@@ -39,7 +39,7 @@ struct LoadOptions {
   std::function<bool(std::string_view name)> may_leave;
 };
 
-/// Writes `directory`/step-<step>/ and then names it in `directory`/latest. Collective over `mesh` (a root;
+/// Writes the folder `directory`/step-N of that step and then names it in `directory`/latest. Collective over `mesh` (a root;
 /// empty: one rank), where every rank gives the same step, tensors in the same order, and extra: tensors that differ in
 /// name, dtype or layout are mismatch. Each rank writes the parts that it holds and no rank below it does, so what is
 /// replicated is written once; the folder holds
