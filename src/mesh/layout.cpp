@@ -32,7 +32,8 @@ void check_segments(const Segments& segments, const Shape& global) {
   std::int64_t sum = 0;
   for (const std::int64_t n : segments.sizes) {
     if (n < 0) bad_layout(fmt::format("layout: segments {}: a size below 0", text()));
-    sum += n;
+    if (__builtin_add_overflow(sum, n, &sum))
+      bad_layout(fmt::format("layout: segments {}: their sum does not fit 64 bits", text()));
   }
   if (sum != global[segments.dim])
     bad_layout(fmt::format("layout: segments {} add up to {}; dimension {} of {} has {}", text(), sum,
@@ -341,6 +342,10 @@ Tensor as_layout(const Tensor& local, const LayoutRef& layout) {
   if (local.shape() != expected)
     bad_layout(fmt::format("as_layout: the tensor is {}; rank {} of {} holds {}", to_string(local.shape()),
                            layout->mesh().rank(), to_string(*layout), to_string(expected)));
+  if (!local && local.count() > 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("as_layout: the tensor {} has no memory: it is empty or was moved from",
+                            to_string(local.shape())));
   return local.with_layout(layout);
 }
 
@@ -355,6 +360,9 @@ void expect_layout(const LayoutRef& layout, const DeviceMesh& axes, const Placem
                    const TensorName& what) {
   if (given_mesh("expect_layout", axes).size() == 1) return;
   if (layout == nullptr) placement_on(layout, axes, what);  // throws
+  if (&layout->mesh().state() != &axes.state())
+    bad_layout(fmt::format("{} lies over {}, axis {} belongs to {}: not the same mesh", what.text(),
+                           to_string(layout->mesh_shape()), axis_text(axes), to_string(axes.root().shape())));
   const std::span<const int> indices = axes.root_axes();
   const auto differs = [&](int a) {
     return layout->mesh_shape().size(a) > 1 && layout->placements[static_cast<std::size_t>(a)] != expected;

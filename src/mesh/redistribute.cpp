@@ -190,7 +190,35 @@ const Layout& stated(const Tensor& in) {
     throw Error(ErrorCode::layout,
                 fmt::format("redistribute: the tensor {} is plain; state its layout first (as_layout)",
                             to_string(in.shape())));
-  return *in.layout();
+  const Layout& layout = *in.layout();
+  if (!(in.shape() == layout.local_shape()))  // with_layout() states without a check
+    throw Error(ErrorCode::layout,
+                fmt::format("redistribute: the tensor is {}; rank {} of {} holds {}", to_string(in.shape()),
+                            layout.mesh().rank(), to_string(layout), to_string(layout.local_shape())));
+  if (!in && in.count() > 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("redistribute: the tensor {} has no memory: it is empty or was moved from",
+                            to_string(in.shape())));
+  return layout;
+}
+
+/// Throws layout where a value cannot become contributions to itself.
+void expect_contributions(const Layout& from, const Layout& to) {
+  const auto possible = [](ReduceOp op) {
+    return op == ReduceOp::sum || op == ReduceOp::avg || op == ReduceOp::min || op == ReduceOp::max;
+  };
+  const MeshShape& mesh = to.mesh_shape();
+  for (int a = 0; a < mesh.axis_count(); ++a) {
+    const Placement& goal = to.placements[static_cast<std::size_t>(a)];
+    const Partial* const partial = std::get_if<Partial>(&goal);
+    if (partial == nullptr || possible(partial->op) || mesh.size(a) == 1 ||
+        from.placements[static_cast<std::size_t>(a)] == goal)
+      continue;
+    throw Error(ErrorCode::layout,
+                fmt::format("redistribute: to {} on {}={}; expected a sum, avg, min or max, of which a value "
+                            "can be made contributions",
+                            to_string(goal), mesh.name(a), mesh.size(a)));
+  }
 }
 
 }  // namespace
@@ -203,6 +231,7 @@ Transfer start_redistribute(const Tensor& in, const LayoutRef& to) {
     throw Error(ErrorCode::layout,
                 fmt::format("redistribute: from {} to {}; expected the same mesh, shape and segments",
                             to_string(from), to == nullptr ? "no layout" : to_string(*to)));
+  expect_contributions(from, *to);
   return Transfer(std::make_unique<Redistribution>(in, to));
 }
 
@@ -225,6 +254,8 @@ Tensor full(const Tensor& in) {
 }
 
 Tensor distribute(const Tensor& whole, const LayoutRef& layout) {
+  if (layout == nullptr)
+    throw Error(ErrorCode::bad_argument, "distribute: layout is null; expected where each part goes");
   if (whole.shape() != layout->global)
     throw Error(ErrorCode::layout, fmt::format("distribute: the tensor is {}; expected the whole of {}",
                                                to_string(whole.shape()), to_string(*layout)));

@@ -359,6 +359,39 @@ TEST(Layout, ExpectationsNameTensorAndAxis) {
   EXPECT_EQ(placement_on(replicated, tp, "x"), Placement(Replicate{}));
 }
 
+TEST(Layout, SegmentsMayNotOverflow) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"tp", 2}}, 0);
+  expect_error(ErrorCode::layout,
+               "layout: segments 9223372036854775807, 9223372036854775807, 6: their sum does not fit 64 bits",
+               [&] {
+                 (void)replicated_layout(mesh, {4, 3})->segmented(0, {INT64_MAX, INT64_MAX, 6});
+               });
+}
+
+TEST(Layout, ExpectationsKnowTheirMesh) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"tp", 2}}, 0),
+                   other = DeviceMesh::arithmetic(context, {{"pp", 1}, {"tp", 2}}, 0),
+                   equal = DeviceMesh::arithmetic(context, {{"tp", 2}}, 0);
+  const LayoutRef layout = make_layout(mesh, {{"tp", Shard{0}}}, {4, 3});
+  expect_error(ErrorCode::layout, "x lies over tp=2, axis tp=2 belongs to pp=1 x tp=2: not the same mesh",
+               [&] { expect_layout(layout, other["tp"], Shard{0}, "x"); });
+  expect_error(ErrorCode::layout, "x lies over tp=2, axis tp=2 belongs to tp=2: not the same mesh",
+               [&] { expect_layout(layout, equal["tp"], Shard{0}, "x"); });
+}
+
+TEST(Layout, AStatementNeedsMemory) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"tp", 2}}, 0);
+  Tensor given(context, {4, 3});
+  const Tensor taken = std::move(given);
+  expect_error(ErrorCode::bad_argument,
+               "as_layout: the tensor (4, 3) has no memory: it is empty or was moved from", [&] {
+                 (void)as_layout(given, replicated_layout(mesh, {4, 3}));
+               });
+}
+
 TEST(Layout, SlicesNeedNoGroup) {
   Context context;
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}, {"tp", 2}}, 2);  // at (1, 0)

@@ -14,6 +14,7 @@
 namespace weft {
 namespace {
 
+using test::error_text;
 using test::every_list;
 using test::expect_error;
 using test::local_part;
@@ -316,6 +317,37 @@ TEST(Redistribute, ErrorsSayWhatDoesNotFit) {
                  [&] { (void)redistribute(x, Placements{Shard{0}}); });
     expect_error(ErrorCode::layout, "layout: Shard(2) on tp; the tensor (4, 4) has dimensions 0 to 1",
                  [&] { (void)redistribute(x, mesh["tp"], Shard{2}); });
+    // with_layout() checks nothing: memory beyond the tensor must not be read.
+    expect_error(
+        ErrorCode::layout,
+        "redistribute: the tensor is (4, 4); rank " + std::to_string(r.rank) +
+            " of (400000, 4) as [dp: Replicate, tp: Replicate] holds (400000, 4)",
+        [&] {
+          (void)redistribute(plain.with_layout(replicated_layout(mesh, {400000, 4})), mesh["tp"], Shard{0});
+        });
+    Tensor given = x;
+    const Tensor taken = std::move(given);
+    expect_error(
+        ErrorCode::bad_argument,
+        "redistribute: the tensor (4, 4) has no memory: it is empty or was moved from", [&] {
+          (void)redistribute(given.with_layout(replicated_layout(mesh, {4, 4})), mesh["tp"], Shard{0});
+        });
+    expect_error(ErrorCode::bad_argument, "distribute: layout is null; expected where each part goes",
+                 [&] { (void)distribute(plain, nullptr); });
+  });
+}
+
+TEST(Redistribute, AValueIsNoContributionToAProduct) {
+  run_ranks(test::Ranks::threads, 2, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"dp", 1}, {"tp", 2}});
+    const Tensor x = as_layout(Tensor::zeros(r.context, {4}), replicated_layout(mesh, {4}));
+    for (const ReduceOp op : {ReduceOp::prod, ReduceOp::premul_sum(2.0), ReduceOp::bit_xor})
+      EXPECT_EQ(error_text(ErrorCode::layout, [&] { (void)redistribute(x, mesh["tp"], Partial{op}); }),
+                "redistribute: to " + to_string(Placement(Partial{op})) +
+                    " on tp=2; expected a sum, avg, min or max, of which a value can be made contributions");
+    EXPECT_NO_THROW((void)redistribute(x, mesh["dp"], Partial{ReduceOp::prod})) << "one rank";
+    const Tensor product = x.with_layout(make_layout(mesh, {{"tp", Partial{ReduceOp::prod}}}, {4}));
+    EXPECT_NO_THROW((void)redistribute(product, mesh["tp"], Replicate{}));
   });
 }
 

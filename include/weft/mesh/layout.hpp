@@ -115,7 +115,7 @@ LayoutRef replicated_layout(const DeviceMesh& mesh, const Shape& global);
 /// States that `local` is this rank's part of a tensor of that layout (PyTorch: DTensor.from_local). No data
 /// moves. Throws layout naming
 /// both shapes where the part has another shape: `as_layout: the tensor is (3, 4); rank 1 of (7, 4) as [dp:
-/// Shard(0)] holds (2, 4)`.
+/// Shard(0)] holds (2, 4)`; bad_argument where it has no memory or `layout` is null.
 Tensor as_layout(const Tensor& local, const LayoutRef& layout);
 
 /// The placement of a tensor on `axes` (a sub-mesh of one or more axes, all alike). A plain tensor, which has no
@@ -128,7 +128,7 @@ inline Placement placement_on(const Tensor& t, const DeviceMesh& axes, const Ten
 
 /// Throws a layout error unless the tensor has that placement on `axes`, nested in their order: `<what> is
 /// Replicate on tp=2; expected Shard(2)`. `what` names the layer and the tensor: "layers.0.mlp.down: x". On axes
-/// of one rank every placement means the same: nothing is checked.
+/// of one rank every placement means the same: nothing is checked. Throws layout, too, where `axes` belong to another mesh.
 void expect_layout(const LayoutRef& layout, const DeviceMesh& axes, const Placement& expected,
                    const TensorName& what);
 inline void expect_layout(const Tensor& t, const DeviceMesh& axes, const Placement& expected,

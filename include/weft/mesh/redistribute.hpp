@@ -11,7 +11,7 @@ namespace weft {
 ///
 /// - Replicate → Shard: each rank keeps its part
 /// - Replicate → Partial: for a sum the axis's rank 0 keeps its values and the others hold zeros; for avg,
-///   min and max all keep theirs
+///   min and max all keep theirs; for others layout, since no contributions give the value
 /// - Shard(i) → Replicate: all-gather
 /// - Shard(i) → Shard(j): all-to-all, each pair of ranks exchanges a block
 /// - Shard(i) → Partial: as Shard(i) → Replicate → Partial
@@ -28,7 +28,8 @@ namespace weft {
 /// It happens on the device of `in`, whose memory the groups of the mesh move, in order on its stream. Any dtype may
 /// move; reductions need one the backend reduces. What crosses ranks is allocated in
 /// Memory::shared. The result may share `in`'s storage where nothing moves; `in` is not written, and is kept
-/// until the end. Throws layout where `in` is plain, or `to` is of another mesh or global shape.
+/// until the end. Throws layout where `in` is plain, or not of its layout's local shape, or `to` is of another mesh or
+/// global shape; bad_argument where it has no memory.
 Transfer start_redistribute(const Tensor& in, const LayoutRef& to);
 /// The same with other placements, one per axis of its root mesh; with another one on some axes, a sub-mesh of
 /// one or more axes of the tensor's root (see Layout::with).
@@ -44,7 +45,7 @@ Tensor redistribute(const Tensor& in, const DeviceMesh& axes, const Placement& t
 Tensor full(const Tensor& in);
 
 /// This rank's part of `whole`, of which every rank has the same copy. No communication. Throws layout where
-/// the shapes differ.
+/// the shapes differ; bad_argument where `layout` is null.
 Tensor distribute(const Tensor& whole, const LayoutRef& layout);
 
 }  // namespace weft
