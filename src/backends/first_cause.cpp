@@ -28,7 +28,7 @@ Failure decode_failure(const std::string& text) {
   std::size_t n = 0;
   Failure why;
   head >> code >> op >> why.call >> n;
-  // Other builds, or another's hand in the store, may have values that this one has not.
+  // Another build, or another program that writes to the store, may use values that this build lacks.
   why.code = code >= 0 && code <= static_cast<int>(ErrorCode::system) ? static_cast<ErrorCode>(code)
                                                                       : ErrorCode::system;
   why.op = op >= 0 && op < kOpCount ? static_cast<Op>(op) : Op::none;
@@ -41,7 +41,7 @@ Failure FirstCause::raise(const Failure& why) const noexcept {
   try {
     if (store_ != nullptr)
       return decode_failure(store_->compare_set(key_, "", encode(why), Deadline::after(kAnswer)));
-  } catch (...) {  // the Store is gone: every rank tells its own story
+  } catch (...) {  // the Store is gone: every rank reports its own error
   }
   return why;
 }

@@ -1,5 +1,5 @@
-// FNV-1a, 64 bit (Fowler, Noll, Vo): tells things apart that nobody forges. Not against attackers. Callable
-// from any thread.
+// FNV-1a, 64 bit (Fowler, Noll, Vo): for comparing values that nobody forges; an attacker can make two values
+// with one hash. Callable from any thread.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,7 @@ Descriptor::~Descriptor() {
 }
 
 Descriptor make_memfd(const char* name, std::size_t bytes) noexcept {
-  // Growing a file beyond RLIMIT_FSIZE raises a signal that ends the program, so the limit is looked at
+  // Growing a file beyond RLIMIT_FSIZE raises a signal that ends the program, so the limit is checked
   // first.
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && bytes > limit.rlim_cur) {
@@ -47,7 +47,7 @@ Descriptor open_file_of(pid_t pid, int descriptor, std::uint64_t inode) noexcept
   const auto is_it = [&](const struct stat& file) {
     return S_ISREG(file.st_mode) && file.st_ino == inode && file.st_uid == ::geteuid();
   };
-  // Looked at before it is opened: opening a device, which may have that number by now, can do something.
+  // Checked before it is opened: the number may be a device's by now, and opening a device can have effects.
   struct stat file {};
   if (::stat(path.data(), &file) != 0 || !is_it(file)) return {};
   Descriptor fd(::open(path.data(), O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK));

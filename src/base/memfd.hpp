@@ -1,6 +1,6 @@
 // Owners of what the kernel hands out: descriptors, mappings, and memory without a name (memfd) that others
-// may map. Neither a mapping nor a memfd is inherited by fork's children in use: mappings carry
-// MADV_DONTFORK.
+// may map. A child made by fork has none of the mappings (MADV_DONTFORK), and must not use the
+// memfds.
 #pragma once
 
 #include <sys/types.h>

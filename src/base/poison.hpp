@@ -1,5 +1,5 @@
-// Marks cached memory as not to be touched, where the address sanitizer is there to look: it cannot know that
-// a block in our caches is free. Nothing otherwise.
+// Tells the address sanitizer that memory in our caches is free, which it cannot know by itself. Does nothing in
+// builds without it.
 #pragma once
 
 #include <cstddef>

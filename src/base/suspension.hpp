@@ -1,8 +1,8 @@
 // How this process learns that it was suspended: stopped by a signal (Ctrl-Z, a scheduler), or in a container
-// that was paused. Nobody tells it; but a wait that asked to be woken by a time comes back long after it.
+// that was paused. The system does not report it; but a wait that was to end at some time ends long after it.
 //
-// So every wait of weft that a Deadline may end asks for little at a time, inside a TimedWait. What is found
-// counts once, whichever and however many threads find it, and moves every Deadline (weft/base/clock.hpp).
+// So every wait of weft that a Deadline may end is cut into short waits, each inside a TimedWait. A suspension
+// counts once, however many threads notice it, and moves every Deadline (weft/base/clock.hpp).
 // Thread-safe.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace weft {
 
-/// A wake-up that is late by less is the machine's load.
+/// A wake-up that is late by less than this counts as the machine's load.
 inline constexpr Duration kLateWake = std::chrono::milliseconds(100);
 /// A wait in pieces of this length notices nearly all of a suspension.
 inline constexpr Duration kWaitPiece = std::chrono::milliseconds(200);

@@ -1,5 +1,5 @@
-// What the handles of weft.h are, and the one boundary that every function of it crosses: there exceptions
-// become statuses and texts. A handle keeps what it needs alive, so handles may be destroyed in any order.
+// The types behind the handles of weft.h, and the wrapper around every function of weft.h, which turns exceptions
+// into statuses and texts. A handle keeps what it needs alive, so handles may be destroyed in any order.
 #pragma once
 
 #include <fmt/format.h>
@@ -74,8 +74,8 @@ inline Duration limit(const char* function, std::int64_t ns, const char* what) {
   return Duration(ns);
 }
 
-/// A struct as this library knows it. `initial` has the defaults, and what an older program's struct lacks
-/// keeps them; what a newer one has more must be zero. A new field therefore goes to the end, behind the
+/// A struct as this library knows it. `initial` has the defaults: fields that an older program's struct lacks keep
+/// them. Additional fields of a newer program's struct must be zero. A new field therefore goes to the end, behind the
 /// size of before (not into padding), and zero is its default. `first_bytes`: the size in version 0.1.
 template <class T>
 T read(const char* function, const T* options, const T& initial, std::size_t first_bytes,

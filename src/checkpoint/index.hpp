@@ -29,7 +29,7 @@ struct CheckpointEntry {
   DType dtype = DType::f32;
   Shape shape;  ///< of the whole
   std::vector<std::string>
-      layout;  ///< per mesh axis, as it was when written; for people, loading needs it not
+      layout;  ///< per mesh axis, as it was when written; for people; loading does not need it
   std::vector<CheckpointPart> parts;
 };
 
@@ -65,7 +65,7 @@ struct HeldBox {
 };
 /// What `rank` of the mesh holds of it: one box, or one for each segment.
 std::vector<HeldBox> boxes_of(const NamedView& tensor, int rank);
-/// Such a part of this rank's of a tensor with segments, by itself and contiguous.
+/// A contiguous copy of such a part, which this rank holds of a tensor with segments.
 std::vector<std::byte> take_box(const NamedView& tensor, const HeldBox& box);
 
 /// "rank-00003.safetensors"

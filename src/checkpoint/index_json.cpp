@@ -1,4 +1,4 @@
-// The index as text, and back. Whoever wrote the text: what it says is checked before it is used.
+// The index as text, and back. The text may come from anybody, so all of it is checked before it is used.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>

@@ -29,7 +29,7 @@ void remove_unfinished(const std::filesystem::path& directory) {
   }
 }
 
-// Errors of the system say what failed and in which file: this adds who wanted it.
+// The system's errors say what failed and in which file; this adds that it was in save_checkpoint.
 template <class Action>
 void with_our_errors(Action&& action) {
   try {
@@ -144,7 +144,7 @@ void save_listed(const std::filesystem::path& directory, const DeviceMesh& mesh,
   const std::string my_file = part_file(rank);
   try {
     all_ranks([&] {
-      std::deque<std::vector<std::byte>> copies;  // of boxes that do not lie by themselves
+      std::deque<std::vector<std::byte>> copies;  // of boxes that are not contiguous in the tensor
       const std::vector<SafetensorsEntry> entries = entries_of_rank(tensors, index, rank, copies);
       if (entries.empty()) return;
       write_safetensors(unfinished / my_file, entries, {{"weft_step", std::to_string(step)}},

@@ -36,7 +36,7 @@ Work GroupState::submit_all(std::span<const Call> calls) {
   return first;
 }
 
-// `first` and `sent` tell what was submitted, also where this throws.
+// `first` and `sent` say what was submitted, also where this throws.
 void GroupState::submit_batches(std::span<const Call> calls, std::span<const Operands> operands, Work& first,
                                 std::size_t& sent) {
   struct Batch {

@@ -34,10 +34,10 @@ class GroupFailure {
   bool happened() const noexcept { return failed_.load(std::memory_order_acquire); }
   /// The first cause, where the group has failed.
   std::optional<Failure> first_cause() const;
-  /// The backend has failed: takes over its first cause, writes the trace and wakes who waits. Only the first
+  /// The backend has failed: takes over its first cause, writes the trace and wakes threads that wait. Only the first
   /// time.
   void take_over() noexcept;
-  /// Throws the first cause. What fails with it is a call of `op`: the cause may be that of another, or of
+  /// Throws the first cause, for a call of `op` that fails because of it. The cause may lie in another call, or in
   /// none.
   [[noreturn]] void raise(Op op, std::uint64_t call = kNoCall);
 

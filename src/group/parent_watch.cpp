@@ -86,7 +86,7 @@ std::vector<int> ParentWatch::lost(std::string_view key, Store& store) const {
   return lost;
 }
 
-// After a wait for `key` that was in vain.
+// Called after a wait for `key` that ended without it.
 void ParentWatch::look(std::string_view key, Store& store) const {
   const bool failed = parent_.look_after();
   const std::vector<int> missing = lost(key, store);

@@ -1,4 +1,4 @@
-// What becomes of a subgroup where its parent, the group that it is made of, fails meanwhile. Used by the
+// What happens to a subgroup that is being made when its parent, the group that it is made of, fails. Used by the
 // thread that makes the subgroup, and by threads of the transport that wait in the store for it.
 //
 // A rank that waits for the others of the subgroup waits in the store, which does not know who lives. The parent
@@ -32,8 +32,8 @@ class ParentWatch {
   std::shared_ptr<Store> store() const;
   /// The subgroup is made: its store, which it may keep, forwards and does no more.
   void end() noexcept;
-  /// What the caller of subgroup() is to be told instead of `e`: where that may be a consequence, and the
-  /// parent's failure is news to the caller, the parent's first cause.
+  /// The Error that subgroup() throws instead of `e`: the parent's first cause, where `e` may be a consequence of it
+  /// and the parent had not failed before. Nothing: `e` itself.
   std::optional<Error> cause(const Error& e) const;
 
  private:

@@ -37,7 +37,7 @@ void check_membership(const Membership& m) {
     wrong(fmt::format("deadline is {} ns; expected more than 0", m.deadline.count()));
 }
 
-// all[r] = mine of rank r, where the transport does not move the host's memory.
+// all[r] = `mine` of rank r, through the Store: for a transport that does not move host memory.
 using Pair = std::array<std::int32_t, 2>;
 std::vector<Pair> gather_by_store(GroupState& group, Pair mine) {
   const Membership& m = group.member;

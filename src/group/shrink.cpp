@@ -45,7 +45,7 @@ Ranks without(const Ranks& ranks, const Ranks& others) {
   return rest;
 }
 
-// "open 0 2 -3" or "closed 0 2": -3 has given up and says so, that nobody waits for it.
+// "open 0 2 -3" or "closed 0 2": -3 has given up, and says so, so that nobody waits for it.
 struct Roll {
   bool closed = false;
   Ranks here{}, resigned{};
@@ -250,7 +250,7 @@ class Shrinking {
                         .ranks = {rank_}});
   }
 
-  // Nobody waits for this rank in that round.
+  // Tells the others that they need not wait for this rank in that round.
   void resign(int round) const {
     const std::string roll_key = key("roll", round);
     update(roll_key, [&](const std::string& text) {

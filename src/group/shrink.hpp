@@ -1,4 +1,4 @@
-// What is left of a group after a failure, as a group of its own; see ProcessGroup::shrink.
+// Makes a group of the ranks that survived a failure; see ProcessGroup::shrink.
 #pragma once
 
 #include "group/group_state.hpp"

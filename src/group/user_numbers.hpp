@@ -1,4 +1,4 @@
-// Numbers of those who share a group on one rank. Thread-safe.
+// Numbers for the users that share a group on one rank. Thread-safe.
 #pragma once
 
 #include <memory>

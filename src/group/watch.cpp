@@ -18,7 +18,7 @@ namespace {
 constexpr int kInspectEvery = 64;  // polls
 constexpr int kWarnAfter = 10;     // a tenth of the deadline
 constexpr auto kInspectPause = std::chrono::milliseconds(1);
-// A time between two looks of a thread that waits which is longer than this may have been a suspension.
+// Where a thread that waits has not looked for longer than this, it may have been suspended.
 constexpr auto kGap = 2 * kSleep;
 
 // The kernel's tick: some milliseconds, and cheaper to read than the clock.
@@ -47,9 +47,9 @@ bool Watch::due_by_tick() noexcept {
 
 // A rank that was suspended (stopped by a signal, in a container that was paused) has not looked, and if the
 // whole job was suspended nobody could do its part: that time does not count. What weft's own waits have
-// noticed of it (suspended_time) never counts. For the rest the caller may be the cause, who computes between
-// two waits, and then the time must count: so a gap counts as far as twice the longest gap before it, since a
-// call began to wait. After a suspension longer than that a call has as long again as the suspension lasted,
+// noticed of it (suspended_time) never counts. The rest of a gap may be the caller's own,
+// who computes between two waits, and then it must count. So a gap counts up to twice the longest gap before it
+// since a call began to wait. After a suspension longer than that a call has as long again as the suspension lasted,
 // at most its whole deadline, since ranks do not go on at the same moment.
 void Watch::pass_over(Duration gap) noexcept {
   const Duration suspended = suspended_time();
@@ -89,7 +89,7 @@ bool Watch::inspect() noexcept {
 }
 
 bool Watch::inspect(Ring::Slot& slot, Clock::time_point now) noexcept {
-  // Collectives wait one behind the other: only about the first there is something to say.
+  // Collectives wait one behind the other, so only the first can be reported on.
   Ring::Slot& head = ring_.head_of(slot);
   const bool behind = &head != &slot;
   if (!slot.waited) {

@@ -15,8 +15,8 @@ class Watch {
   /// After each poll of the group: true where it is time to inspect(). Counts the polls that leave something
   /// in flight, whatever moves, so that small calls that succeed read no clock.
   bool due(bool moved) noexcept;
-  /// The same for who asks rarely, so that counting polls would take too long: true once in each tick of the
-  /// kernel.
+  /// The same for a caller that asks rarely, for whom counting polls would take too long: true once in each tick of
+  /// the kernel.
   bool due_by_tick() noexcept;
   /// The deadline's clock of a call starts here, at the first look after polls have failed. True: the backend
   /// has failed, perhaps because a deadline has passed.

@@ -16,7 +16,7 @@ class LocalMemory {
   static constexpr std::size_t kAlignment = 64;
   /// Blocks of more bytes are cached.
   static constexpr std::size_t kSmallBytes = std::size_t{4} << 10;
-  /// Blocks that have as many when rounded up are mapped.
+  /// Blocks of at least so many bytes, rounded up, are mapped.
   static constexpr std::size_t kMappedBytes = std::size_t{1} << 20;
 
   LocalMemory() = default;

@@ -36,7 +36,7 @@ class HostPeers {
   /// Why other processes cannot map memory of this one: "memfd_create: Operation not permitted". Empty: they
   /// can.
   const std::string& no_shared_memory() const noexcept;
-  /// Checks who it is, opens the pidfd, maps its block. The same address gives the same PeerProcess
+  /// Checks which process it is, opens its pidfd, maps its block. The same address gives the same PeerProcess
   /// while anyone holds it. Throws peer_lost (gone), timeout, unsupported (other host or other user: text
   /// says which).
   PeerProcessRef meet(const ProcessAddress& address, Deadline deadline);

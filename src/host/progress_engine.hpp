@@ -39,18 +39,18 @@ class Driven {
   virtual bool rings() const noexcept { return true; }
   /// The rank's helper thread drives it, too.
   virtual bool helped() const noexcept { return false; }
-  /// Answers peers that ask who is there: the rank waits, in a call of whatever group.
+  /// Answers peers that ask who is there (a roll-call): this rank waits, in a call of any group.
   virtual void answer() noexcept {}
-  /// Drives once more. False: something moved, or another thread has it in hand and may be past the step that
-  /// matters: who wants to sleep stays awake.
+  /// Drives once more, before a thread sleeps. False: the thread must stay awake, because something moved, or because
+  /// another thread is driving the group and may already be past the step that this thread waits for.
   virtual bool settled() noexcept { return !drive(); }
-  /// Looks after deadlines and dead peers, by the clock. Whoever sleeps calls it at every wake-up.
+  /// Looks after deadlines and dead peers, by the clock. A thread that sleeps calls it at every wake-up.
   virtual void watch() noexcept {}
 };
 
 /// All groups of one rank of this process. Thread-safe; a rank's groups may be driven by several threads.
-/// What they have to say while they are driven goes to Logger::write_later(), and to the sink when the list
-/// is unlocked.
+/// Their log lines go to Logger::write_later() while they are driven, and to the sink when the list is
+/// unlocked.
 ///
 /// One of them may be the helper thread, which drives the groups that ask for it (Driven::helped) while the
 /// program computes. It rests, unannounced, where these have nothing in flight, and where a thread of the
@@ -67,7 +67,7 @@ class ProgressEngine {
   /// After it returns nobody drives `d` through this list.
   void remove(Driven* d) noexcept;
   /// drive() on each, but for one that has just been driven. True: something moved. Now and then answer() on
-  /// each, too: who waits may never sleep, because it polls, or because other groups move.
+  /// each, too: a rank that waits may never sleep, because it polls, or because other groups move.
   bool drive_all(const Driven* but = nullptr) noexcept;
   /// answer() on each, for a thread of this rank that waits outside of any group. Does not wait: where
   /// another thread drives the list, that one answers.
@@ -92,8 +92,8 @@ class ProgressEngine {
   }
   Doorbell doorbell() const noexcept { return doorbell_; }
 
-  /// A group wants the helper thread, which the first starts and the last ends. `spin`: it may spin; one that
-  /// says no holds for all. Throws system where there can be no thread.
+  /// Counts a group that wants the helper thread: the first one starts it, the last one ends it. `spin`: the thread
+  /// may spin; it does not where any group says no. Throws system where there can be no thread.
   void add_helped(bool spin);
   void remove_helped(bool spin) noexcept;
   /// So many calls more, or fewer, are in flight in groups that are helped.
@@ -156,7 +156,7 @@ class ProgressEngine {
   int quiet_ = 0;               // those of them that forbid spinning
   std::thread helper_;
   std::atomic<bool> spin_{true}, ending_{false};
-  std::atomic<bool> resting_{false};  // the helper sleeps or is about to: who has news for it rings
+  std::atomic<bool> resting_{false};  // the helper sleeps or is about to: threads with news for it ring
   std::atomic<int> pending_{0};       // calls in flight in groups that are helped
   std::atomic<int> waiters_{0};
 };

@@ -19,7 +19,7 @@
 
 namespace weft {
 
-/// Cores, which ranks may tell each other: each may be bound to one of its own.
+/// A set of cores. Ranks tell each other theirs, since each may be bound to other cores.
 class CoreSet {
  public:
   /// Those that this thread may use. Beyond 1024 the kernel tells nothing, and they count as one.
@@ -40,7 +40,7 @@ class CoreSet {
     text.erase(text.find_last_not_of('0') + 1);
     return text.empty() ? "0" : text;
   }
-  /// What is no such digit says nothing.
+  /// Characters that are no such digit are ignored.
   static CoreSet decode(const std::string& text) noexcept {
     CoreSet cores;
     for (std::size_t i = 0; i < std::min(text.size(), cores.bits_.size() / 4); ++i) {
@@ -83,7 +83,7 @@ class CpuShare {
     for (const auto& list : quotas_) text.append("/").append(weft::encode(list));
     return text;
   }
-  /// What is not such text says nothing.
+  /// Anything else in the text is ignored.
   static CpuShare decode(const std::string& text) {
     CpuShare share;
     std::istringstream parts(text);
@@ -93,7 +93,7 @@ class CpuShare {
     while (std::getline(parts, part, '/')) share.quotas_.push_back(decode_quotas(part));
     return share;
   }
-  /// Together with others'. Ranks of other hosts are bound alike, and take nothing of this one's quotas.
+  /// Adds another rank's share. A rank of another host adds its cores, since all hosts are bound alike, but no quotas.
   CpuShare& operator|=(const CpuShare& others) {
     cores_ |= others.cores_;
     if (others.host_ == host_) quotas_.insert(quotas_.end(), others.quotas_.begin(), others.quotas_.end());

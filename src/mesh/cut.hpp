@@ -20,13 +20,13 @@ struct Cut {
     for (const std::int64_t length : segments) sum += length;
     return sum;
   }
-  /// What `rank` holds. Rank 0 holds the most.
+  /// How many elements `rank` holds. Rank 0 holds the most.
   std::int64_t size(int rank) const noexcept {
     std::int64_t sum = 0;
     for (const std::int64_t length : segments) sum += chunk_of(length, ranks, rank).size;
     return sum;
   }
-  /// Whether the parts, one after the other, are the whole, all of one size.
+  /// Whether all parts have one size and, one after the other, are the whole.
   bool even() const noexcept { return segments.size() == 1 && segments[0] % ranks == 0; }
   /// Calls see(offset in the whole, offset in the part, length) for each segment's part of `rank`.
   template <class See>

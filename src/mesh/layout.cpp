@@ -67,8 +67,8 @@ void check(const MeshShape& mesh, const LayoutSpec& spec) {
   check_segments(spec.segments, global);
 }
 
-/// One form of all that mean the same: axes that share no dimension with another stand in the root's order, and a
-/// dimension of one segment has none.
+/// Gives specs with the same meaning the same form: axes that share no dimension with another stand in the root's
+/// order, and a dimension of one segment has no segments.
 void normalise(const MeshShape& mesh, LayoutSpec& spec) {
   const int axes = mesh.axis_count();
   std::vector<int> given = std::move(spec.nesting);
@@ -101,7 +101,7 @@ std::vector<int> indices_of(const MeshShape& mesh, std::initializer_list<std::st
   return indices;
 }
 
-/// Puts the axes into the places that they have together, in this order.
+/// Reorders these axes among the places that they occupy now; all others stay where they are.
 void put_in_order(std::vector<int>& nesting, std::span<const int> axes) {
   auto next = axes.begin();
   for (int& place : nesting)

@@ -210,7 +210,8 @@ DeviceMesh DeviceMesh::submesh(std::span<const std::string> axes) const {
   return DeviceMesh(Node::of_part(*node_->state, MeshShape(std::move(kept)), std::move(stands)));
 }
 
-// The root's axes behind one of this mesh's own, or behind one that was taken apart, if all of it is here.
+// The axes of the root that an axis of this mesh stands for; or the parts of an axis that unflatten() divided, if
+// this mesh has all of them.
 std::vector<int> DeviceMesh::axes_called(const std::string& name) const {
   if (shape().has(name)) return node_->stands[static_cast<std::size_t>(shape().index(name))];
   const std::vector<int>* const apart = node_->state->axes_taken_apart(name);

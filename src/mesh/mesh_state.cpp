@@ -38,7 +38,7 @@ std::shared_ptr<MeshState> MeshState::unflattened(const std::shared_ptr<MeshStat
   auto state =
       std::make_shared<MeshState>(whole->context_, whole->root_, MeshShape(std::move(axes)), whole->rank_);
   state->whole_ = whole;
-  // Axes right of the one taken apart have moved.
+  // Axes to the right of the divided one have other indices now.
   for (const auto& [name, old] : whole->taken_apart_)
     for (const int a : old)
       for (int i = 0; i < (a == axis ? fitted.axis_count() : 1); ++i)

@@ -23,7 +23,7 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   /// The same ranks, with `parts` in the place of one axis.
   static std::shared_ptr<MeshState> unflattened(const std::shared_ptr<MeshState>& whole, int axis,
                                                 const MeshShape& parts);
-  /// The axes that stand for one that was taken apart; null: there is none of that name.
+  /// The parts of an axis that unflatten() divided; null: there is none of that name.
   const std::vector<int>* axes_taken_apart(std::string_view name) const noexcept;
 
   Context& context() const noexcept { return context_; }
@@ -35,7 +35,7 @@ class MeshState : public std::enable_shared_from_this<MeshState> {
   std::vector<int> ranks_along(const std::vector<int>& axes) const;
   /// The group of those ranks. The first call is collective among them.
   ProcessGroup& group_along(const std::vector<int>& axes);
-  /// The numbers of those who use that group. No communication; also of a mesh that cannot communicate.
+  /// The numbers for users of that group. No communication; works on a mesh that cannot communicate, too.
   std::shared_ptr<UserNumbers> users_along(const std::vector<int>& axes);
 
   LayoutTable& layouts() noexcept { return layouts_; }

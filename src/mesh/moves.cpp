@@ -7,7 +7,7 @@ namespace weft {
 
 namespace {
 
-/// Memory that collectives work on as it lies, where `like` is.
+/// A tensor on the device of `like`, in memory that collectives work on in place.
 Tensor shared_tensor(Context& context, const Shape& shape, const Tensor& like) {
   return {context, shape, like.dtype(), Memory::shared, like.stream()};
 }
@@ -30,7 +30,7 @@ Shape resized(Shape shape, int dim, std::int64_t size) {
   return shape;
 }
 
-/// The part of `rank`, from a tensor that is whole in `dim`, to where it lies by itself (`extent` long in dim).
+/// Copies the part of `rank` out of a tensor that is whole in `dim`, to memory of its own (`extent` long in dim).
 void take_part(const Mover& mover, const Fold& f, const Cut& cut, int rank, const std::byte* whole,
                std::byte* part, std::int64_t extent) {
   cut.for_each_run(rank, [&](std::int64_t in_whole, std::int64_t in_part, std::int64_t length) {
@@ -38,7 +38,7 @@ void take_part(const Mover& mover, const Fold& f, const Cut& cut, int rank, cons
   });
 }
 
-/// And back.
+/// Copies it back.
 void put_part(const Mover& mover, const Fold& f, const Cut& cut, int rank, const std::byte* part,
               std::int64_t extent, std::byte* whole) {
   cut.for_each_run(rank, [&](std::int64_t in_whole, std::int64_t in_part, std::int64_t length) {

@@ -1,5 +1,5 @@
 // What moves a tensor on one axis of a mesh, or reduces it over several: each begins a call and gives the
-// tensor later. What only this rank's memory takes part in is done at once.
+// tensor later. What needs only this rank's memory is done at once.
 #pragma once
 
 #include <vector>
@@ -15,7 +15,7 @@ namespace weft {
 class Move {
  public:
   Move() = default;
-  /// Nothing is in flight.
+  /// A Move that is done already.
   explicit Move(Tensor ready) : out_(std::move(ready)) {}
   bool done() { return !work_.valid() || work_.done(); }
   Tensor finish();

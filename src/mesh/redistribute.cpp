@@ -1,4 +1,4 @@
-// The plan that leads from one layout to another, and who carries it out.
+// The plan of steps from one layout to another, and the class that carries it out.
 #include "weft/mesh/redistribute.hpp"
 
 #include <fmt/format.h>
@@ -50,7 +50,7 @@ class Planner {
 
   std::deque<Step> plan() {
     for (auto a = from_.nesting.rbegin(); a != from_.nesting.rend(); ++a) gather(*a);
-    // From here on what is sharded nests as in the goal: what was gathered counts no more.
+    // From here on sharded axes nest as in the target layout: gathered axes no longer count.
     now_.nesting = to_.nesting;
     for (const int a : to_.nesting) cut(a);
     for (int a = 0; a < mesh_.axis_count(); ++a) reduce(a);

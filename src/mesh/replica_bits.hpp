@@ -1,5 +1,5 @@
-// Which of some tensors have the same bits on all ranks that hold a replica. Every rank of the axes learns it of all
-// tensors and all ranks, so that all throw or none. Private to mesh and dp.
+// Finds out which tensors of a list have the same bits on all ranks that hold a replica. Every rank of the axes learns
+// it for all tensors and all ranks, so that all throw or none. Private to mesh and dp.
 #pragma once
 
 #include <cstddef>
@@ -44,7 +44,7 @@ class ReplicaBits {
 
   /// Ranks of the axes that hold the same part of tensor i: their coordinates differ along some axes only.
   const std::vector<std::vector<int>>& holders(std::size_t i) const { return tensors_[i].holders->sets; }
-  /// After compare(): whether all that hold the part that this rank holds have the same bits; all, of all parts.
+  /// After compare(). Whether all ranks that hold this rank's part have the same bits; whether this is so for all parts.
   bool same_here(std::size_t i) const { return same(i, tensors_[i].holders->own); }
   bool same(std::size_t i) const;
   bool same_everywhere() const noexcept { return !hashes_; }

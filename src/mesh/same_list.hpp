@@ -1,6 +1,6 @@
 // Whether all ranks of some axes work on the same list of tensors in the same order. One digest of the whole
-// list is compared, which rides on an all-gather that happens anyway or is one of its own; only where it
-// differs, further exchanges find the first entry that does. Private to mesh and the layers above.
+// list is compared. It travels with an all-gather that happens anyway, or in one of its own. Only where it differs,
+// further exchanges find the first entry that differs. Private to mesh and the layers above.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ std::uint64_t digest_of_view(std::string_view name, const ConstTensorView& data,
 /// `"w" (f32 (7, 4) as [dp: Shard(0)])`
 std::string text_of_view(std::string_view name, const ConstTensorView& data, const LayoutRef& layout);
 
-/// What a rank tells of its list.
+/// The digest of one rank's list.
 class ListDigest {
  public:
   static constexpr std::size_t kWords = 2;

@@ -1,5 +1,5 @@
-// Moving a range of one dimension between contiguous tensors of one device: all that packing, unpacking, padding
-// and slicing is. No state; any thread.
+// Moves a range of one dimension between contiguous tensors of one device. Packing, unpacking, padding and slicing
+// are made of this. No state; any thread.
 #pragma once
 
 #include <cstddef>

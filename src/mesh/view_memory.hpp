@@ -1,4 +1,4 @@
-// What functions that read and write views themselves, rather than hand them to a group, expect of the memory.
+// Checks of memory, for functions that read and write views themselves and do not hand them to a group.
 // Callable from any thread. Private to mesh, dp and tp.
 #pragma once
 

@@ -26,14 +26,14 @@ Plan transformer_plan(const TransformerConfig& config) {
 
 namespace {
 
-// Whether the pattern is of the path, or of a module that it leads through.
+// Whether the pattern matches the path, or the path of a module above it.
 bool is_below(std::string_view pattern, std::string_view path) {
   for (std::size_t end = path.find('.'); end != std::string_view::npos; end = path.find('.', end + 1))
     if (matches(pattern, path.substr(0, end))) return true;
   return matches(pattern, path);
 }
 
-// Throws bad_argument where a pattern is of no parameter, before anything changes.
+// Throws bad_argument where a pattern matches no parameter, before anything changes.
 void freeze(Module& model, const std::vector<std::string>& patterns) {
   const std::vector<Parameter*> parameters = model.parameters();
   for (const std::string& pattern : patterns)

@@ -39,7 +39,7 @@ void Frame::count_use(const Parameter& parameter) {
 
 bool Frame::drop_use(const Parameter& parameter) {
   const auto use = uses_.find(&parameter);
-  if (use == uses_.end()) return true;  // its backward runs without a forward: nothing more will come
+  if (use == uses_.end()) return true;  // this backward had no forward: no more uses will come
   if (--use->second > 0) return false;
   uses_.erase(use);
   return true;

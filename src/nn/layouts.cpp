@@ -18,8 +18,8 @@ std::string plain_error(const TensorName& what, const LayoutRef& other) {
                      what.text(), to_string(other->mesh_shape()));
 }
 
-// What y is where x is `in` on all dimensions but the features, which lie as the rows of the weight: its axes
-// nest, and its segments are cut, as there.
+// The layout of y: as x (`in`) in all dimensions but the features; the features as the rows of the weight, with the
+// same nesting of axes and the same segments.
 LayoutRef with_features(const Layout& in, const Layout& weight) {
   const int last = in.global.rank() - 1;
   LayoutRef y = in.segmented(0, {})->with_global(with_last(in.global, weight.global[0]));
@@ -164,8 +164,8 @@ LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const Layout
   return with_features(*in.with(std::move(placements)), w);
 }
 
-// The layout of dx: Partial(sum) where columns of y were split, since each rank then has the contribution of
-// its own.
+// The layout of dx: Partial(sum) on axes that split the columns of y, since each rank has only the contribution of
+// its own columns.
 LayoutRef linear_input_gradient(const LayoutRef& x, const LayoutRef& weight) {
   if (x == nullptr) return nullptr;
   Placements placements = x->placements;
@@ -175,8 +175,8 @@ LayoutRef linear_input_gradient(const LayoutRef& x, const LayoutRef& weight) {
   return x->with(std::move(placements));
 }
 
-// What a gradient of y must look like: as y, whole where y was Partial (every contribution has the sum's
-// gradient).
+// The layout that a gradient of y must have: that of y, with Replicate in place of Partial (the gradient of every
+// contribution is the gradient of the sum).
 LayoutRef gradient_of_output(const LayoutRef& y) {
   if (y == nullptr) return nullptr;
   Placements placements = y->placements;

@@ -36,7 +36,7 @@ void expect_one(const char* what, const Tensor& t) {
                 fmt::format("cross entropy: {} has {} elements; expected 1", what, t.count()));
 }
 
-// The number of all ranks, from this rank's.
+// The sum over all ranks of a number that each has.
 Tensor over_ranks(const Tensor& own, const LayoutRef& of_labels) {
   if (of_labels == nullptr) return own;
   const LayoutRef layout = loss_layout(of_labels);

@@ -50,7 +50,7 @@ class Scopes {
 
 enum class Direction : unsigned char { forward, backward };
 
-// Takes the tensors that the boundary is for across it: all of them are on their way at once.
+// Moves the tensors that this boundary is for across it. All transfers are begun before the first is finished.
 void cross(const Module::PlacedBoundary& placed, Direction direction, const TensorName& what,
            Tensors& tensors) {
   std::vector<std::pair<Tensor*, Transfer>> under_way;
@@ -100,7 +100,7 @@ struct Module::Hooks {
 
 namespace {
 
-// What takes the hook away, wherever the module is by then.
+// The handle that removes a hook. The module may have moved, or ended, by then.
 template <class Hooks>
 HookHandle handle_of(const std::shared_ptr<Hooks>& hooks, int id) {
   return HookHandle([weak = std::weak_ptr(hooks), id] {
@@ -250,7 +250,7 @@ void Module::expect_count(Inputs x, std::size_t count, const char* what) const {
                 fmt::format("\"{}\": got {} {}; expected {}", path_, x.size(), what, count));
 }
 
-// A layer computes where its Frame does: with parameters and tensors there.
+// A layer computes on its Frame's device and stream, so its parameters and tensors must be there.
 void Module::expect_here(const char* what, Inputs x, const Frame& frame) const {
   const Stream stream = frame.compute().stream();
   const auto expect = [&](const Tensor& t, const auto& name) {

@@ -159,7 +159,7 @@ void Parameter::set_gradient(Tensor gradient) {
   gradient_ = std::move(gradient);
 }
 
-// An averager reduces the memory that it gave: a gradient that lay elsewhere would go unreduced.
+// An averager reduces the memory that it gave to the gradient. A gradient in other memory would not be reduced.
 void Parameter::expect_unclaimed(std::string_view call) const {
   if (gradient_owner_ != nullptr)
     throw Error(ErrorCode::bad_argument,
@@ -203,7 +203,7 @@ void Parameter::zero_gradient() noexcept {
   gradient_layout_ = nullptr;
 }
 
-// Like the master: where layers and kernels look for it.
+// Tensors given to a parameter must be on the master's device and stream, where layers and kernels expect them.
 void Parameter::expect_device(std::string_view call, const Tensor& t) const {
   if (t.stream() != master().stream())
     throw Error(ErrorCode::bad_argument,

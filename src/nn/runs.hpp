@@ -5,8 +5,8 @@
 
 namespace weft {
 
-/// Calls run(start, place, count) for what of one box lies in one piece both in the whole, from element `start` on, and
-/// in the rank's part, from `place` on. `local`, `at`: the shape of the part, and where the box begins in it.
+/// Calls run(start, place, count) for each stretch of a box that is contiguous both in the whole tensor, from element
+/// `start` on, and in the rank's part, from `place` on. `local`, `at`: the shape of the part, and where the box begins in it.
 template <class Run>
 void each_run_of_box(const Shape& global, const Box& box, const Shape& local, const Dims& at, Run&& run) {
   if (box.shape.count() == 0) return;

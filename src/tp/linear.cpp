@@ -21,7 +21,7 @@ using kernels::Stored;
 
 const float* floats(const ConstTensorView& v) { return reinterpret_cast<const float*>(v.data); }
 float* floats(const TensorView& v) { return reinterpret_cast<float*>(v.data); }
-// A view with elements but without memory is given, and wrong.
+// A view that has elements but no memory counts as given; the check then refuses it.
 bool given(const ConstTensorView& v) { return v.data != nullptr || (v.shape.rank() > 0 && v.count() != 0); }
 
 std::string shown(const Shape& s) { return to_string(s); }
@@ -33,7 +33,7 @@ struct Checker {
   [[noreturn]] void wrong(const char* what, const std::string& text) const {
     throw Error(ErrorCode::bad_argument, fmt::format("{}: {} {}", function, what, text));
   }
-  // What every view must be.
+  // Checks what holds for every view.
   void check(const char* what, const ConstTensorView& v) const {
     if (v.dtype != DType::f32) wrong(what, fmt::format("is {}; expected f32", name(v.dtype)));
     if (v.device != device)

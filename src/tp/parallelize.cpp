@@ -14,7 +14,7 @@
 namespace weft {
 namespace {
 
-// The tree as a list, parents before children; what the plan says of each node.
+// The tree as a list, parents before children, with what the plan says about each node.
 struct Node {
   Module* module;
   std::string path;                    // relative to the root given, as patterns are
@@ -49,7 +49,7 @@ std::string kind_of(const Module& module) {
 
 std::string axis_name(const DeviceMesh& axis) { return fmt::format("{}={}", axis.name(), axis.size()); }
 
-// How far a pattern that matches nothing leads, and what is there.
+// Throws for a pattern that matches nothing: says how much of it matches, and which children there are at that point.
 [[noreturn]] void refuse_unmatched(const std::string& pattern, const std::vector<Node>& nodes) {
   std::string known = pattern;
   const Node* deepest = &nodes.front();
@@ -179,7 +179,7 @@ void put_into_effect(const std::vector<Node>& nodes, const DeviceMesh& axis) {
 
 }  // namespace
 
-// First the whole plan is laid over the tree, then all of it is checked, and only then is anything set.
+// First every entry of the plan is matched with nodes of the tree, then all is checked, and only then is anything set.
 void parallelize(Module& root, const DeviceMesh& axis, const Plan& plan) {
   given_mesh("parallelize", axis, "axis");
   std::vector<Node> nodes;

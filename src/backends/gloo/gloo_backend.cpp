@@ -90,13 +90,13 @@ Connection connect(const GroupInit& b, bool check) {
   const ::gloo::transport::tcp::attr where = one_host ? loopback() : chosen_interface(b, because);
   const std::shared_ptr<::gloo::Context> context = connect_all(b, where, processes);
   context->setTimeout(kForever);
-  withdraw(b, "gloo");  // who is connected has read the infos
+  withdraw(b, "gloo");  // ranks that are connected have read the infos
   return {context, std::move(processes)};
 }
 
 // Which ranks of this host have died. A broken connection shows it sooner, but not where a child that the
-// rank has forked lives on with copies of its sockets. The process of a rank that leaves ends, too, a moment
-// after it has said so: so a rank is dead only after two looks. For one thread at a time.
+// rank has forked lives on with copies of its sockets. A rank that leaves says so, and its process may end a
+// moment later: so a rank counts as dead only after two looks. For one thread at a time.
 class Deaths {
  public:
   explicit Deaths(std::vector<pid_t> processes)

@@ -52,7 +52,7 @@ class Links {
   /// Tells all ranks which collective this one is about to perform, and waits until all have told the same.
   /// Throws mismatch; peer_lost where a rank has left. From the group's thread.
   void agree(const OpState& s);
-  /// The call that agree() was about is over.
+  /// The call that agree() announced is over.
   void over() noexcept;
   /// The ranks that hold up the call: of those that have not announced it, or have not sent or received, and
   /// of the ranks that these wait for. Where all have, those that do not answer.
@@ -65,7 +65,7 @@ class Links {
   void interrupt() noexcept;
 
   static constexpr std::size_t kEagerBytes = 4096;  ///< of a message in its control message
-  /// A digest of what both ends must have alike.
+  /// A digest of the constants and layouts that both ends must share.
   static std::uint64_t layout() noexcept;
 
  private:

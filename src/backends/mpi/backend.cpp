@@ -148,7 +148,7 @@ class MpiBackend final : public Backend {
     return settled || failed_;
   }
 
-  // MPI delivers a ping only to a rank that polls.
+  // MPI delivers a ping to a rank only while that rank polls.
   void answer() noexcept override {
     const auto now = Clock::now();
     if (now < looks_for_pings_) return;
@@ -197,7 +197,7 @@ class MpiBackend final : public Backend {
     Rounds rounds;
     Messages messages;
   };
-  // A collective's part of its slot.
+  // The state of a collective, in the scratch of its slot.
   struct CallState {
     std::uint64_t sequence = 0;                         // among those that are announced
     std::uint64_t first_message = 0, last_message = 0;  // that announced it

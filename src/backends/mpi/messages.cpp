@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::size_t kSpare = 16;  // buffers kept for the next pieces
 
-/// A transfer's part of its call's slot.
+/// The state of a transfer, in the scratch of its call's slot.
 template <class Transfer>
 Transfer*& kept_in(OpState& s) noexcept {
   return *reinterpret_cast<Transfer**>(s.scratch.data());

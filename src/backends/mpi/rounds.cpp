@@ -87,7 +87,7 @@ Block Rounds::piece(const OpState& s, bool in, int block) const noexcept {
   return {b.offset + done, std::min(b.count - done, chunk_)};
 }
 
-// Where this round's buffer is: in the caller's memory where the blocks lie as MPI needs them.
+// Chooses this round's buffer: the caller's memory, where its blocks have the form that MPI needs.
 void Rounds::prepare(const OpState& s, bool in) {
   Side& side = in ? in_ : out_;
   side.elements = 0;

@@ -24,7 +24,7 @@ struct Limits {
   std::int64_t max_count = 0;  ///< elements that one MPI call counts; > 0
 };
 
-/// Memory that is reused by the next call; not initialised.
+/// Uninitialised memory that the next call reuses.
 class Stage {
  public:
   Stage() = default;

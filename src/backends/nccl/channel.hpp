@@ -64,7 +64,7 @@ class EventPool {
 class Channel;
 enum class Stage : std::uint8_t { queued, launching, running };
 
-/// The call's part of its slot's scratch.
+/// The state of a call, in the scratch of its slot.
 struct Ticket {
   Stage stage = Stage::queued;
   Channel* channel = nullptr;

@@ -51,7 +51,7 @@ constexpr Duration kLookAtMost = std::chrono::milliseconds(500);
 constexpr auto kLeave = std::chrono::seconds(1);  // for peers to leave too, before a thread waits for them
 constexpr auto kPart = std::chrono::minutes(10);  // of that thread; then the rest is aborted
 constexpr std::size_t kMostLanes = 64;
-// What ranks must have alike: what they exchange through the store, and how many lanes a group has.
+// A digest of what must be equal on all ranks: what they exchange through the store, and the lanes of a group.
 constexpr std::uint64_t kLayout = digest_of(sizeof(UniqueId), kMostLanes);
 
 // CUDA reads the variable itself, at its first use in a process: 1 to 32.
@@ -474,7 +474,7 @@ bool NcclBackend::ask(const OpState& s) noexcept try {
   return true;
 }
 
-// After ask().
+// Called after ask().
 std::vector<int> NcclBackend::missing(const OpState& s, std::string& story) noexcept {
   if (!row(s.op).collective) {
     story = s.op == Op::send ? fmt::format("rank {} has not received it (tag {})", s.peer, s.tag)

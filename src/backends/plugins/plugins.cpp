@@ -59,7 +59,7 @@ std::string own_folder() {
   return ignored ? std::string() : file.parent_path().string();
 }
 
-// A link counts even where its target is not there: then that is said.
+// A link counts even where its target is missing: then the error says so.
 bool exists(const std::string& file) {
   std::error_code ignored;
   return fs::exists(fs::symlink_status(file, ignored));
@@ -73,8 +73,8 @@ std::string file_of(const std::string& folder, std::string_view name) {
 constexpr std::size_t kBytesOfMinor[] = {offsetof(BackendPlugin, obstacle), sizeof(BackendPlugin)};
 static_assert(std::size(kBytesOfMinor) == kBackendAbiMinor + 1);
 
-// What this weft knows of a plug-in that it can use: fields that it lacks, being of an older minor, are null.
-// Throws unsupported.
+// The description of a plug-in that this weft can use. Fields that it lacks, because its minor version is older, are
+// null. Throws unsupported.
 BackendPlugin compatible(const std::string& file, const BackendPlugin& plugin) {
   // Where the ABI differs, only the first field may be read.
   if (plugin.abi != kBackendAbi)
@@ -233,8 +233,8 @@ FoundPlugin find_plugin(Context& context, std::string_view name) {
           name, kPrefix, name, kSuffix, fmt::join(folders, ", ")));
 }
 
-// Programs decide by what the plug-in says before there is a group; the group goes by what its transport says.
-// Both must be the same, but for what depends on the group: spin, rings, which device.
+// Programs read the plug-in's traits before there is a group; the group uses the traits of its transport. Both must be
+// equal, except for what depends on the group: spin, rings, which device.
 void expect_same_traits(const std::string& file, const Traits& before, const Traits& group) {
   const char* const field = before.name != group.name                                 ? "name"
                             : before.ops != group.ops                                 ? "ops"

@@ -47,7 +47,7 @@ struct Group {
   RankBlock& mine() const { return control.rank(rank); }
   RankBlock& of(int r) const { return control.rank(r); }
 
-  /// After publishing something that `r` may wait for (with release stores).
+  /// Wakes rank `r` if it sleeps; called after publishing something that it may wait for (with release stores).
   void wake(int r) const noexcept {
     full_fence();
     wake_fenced(r);

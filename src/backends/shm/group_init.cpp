@@ -63,14 +63,14 @@ class Looks {
   Deadline next_ = Deadline::after(pause_);
 };
 
-// What this process may not have is no other's fault.
+// An error on the way to rank 0. A limit of this process (system) is not rank 0's fault, so it names no rank.
 Error about_rank_0(const GroupInit& b, const Error& e) {
   return Error(Failure{.code = e.code(),
                        .text = fmt::format("group \"{}\": rank 0: {}", b.name, e.what()),
                        .ranks = e.code() == ErrorCode::system ? std::vector<int>() : std::vector<int>{0}});
 }
 
-// The group's memory, which rank 0 offers from before it joined. It may have given up, and then does no more.
+// The group's memory. Rank 0 offers it before it joins, and no longer once it has given up.
 RegionRef offer_control(const GroupInit& b) {
   try {
     return b.context.host_peers().offer(b.token, Control::bytes(b.size));
@@ -126,8 +126,8 @@ void meet_processes(const GroupInit& b, Group& g, const std::vector<BootstrapInf
   }
 }
 
-// Waits until all have come to a point of the making. Who comes last wakes the others; these look now and then
-// whether somebody died or has given up.
+// Waits until all ranks have come to a point of the group's making. The last one wakes the others, which check now
+// and then whether a rank died or has given up.
 class Assembled {
  public:
   Assembled(const GroupInit& b, const Group& g)

@@ -33,8 +33,8 @@ std::string host_name() {
   return text;
 }
 
-// ---- The signal. A handler can be told nothing: what it needs is the process's. The thread that wakes up on
-// the descriptor does the rest.
+// ---- The signal. A signal handler gets no argument, so what it needs is global. The thread that wakes up on the
+// descriptor does the rest.
 
 std::atomic<int> signal_descriptor{-1};
 std::atomic<pid_t> signal_owner{0};

@@ -29,7 +29,7 @@ class TraceFiles {
   void close(const std::shared_ptr<Recorder>& recorder) noexcept;
   /// Asks for a file. Does not wait.
   void write(const std::shared_ptr<Recorder>& recorder) noexcept;
-  /// Waits, two seconds at most, until what was asked for of it is written: the program may end next.
+  /// Waits, two seconds at most, until the files that were asked for are written: the program may end next.
   void written(const std::shared_ptr<Recorder>& recorder) noexcept;
 
  private:

@@ -1,4 +1,4 @@
-// What the system says of another process.
+// What the system says about another process.
 #pragma once
 
 #include <sys/types.h>

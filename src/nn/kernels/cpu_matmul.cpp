@@ -1,4 +1,4 @@
-// Matrix products, all of them oneDNN's, and the linear layer made of them.
+// Matrix products, all made by oneDNN, and the linear layer made of them.
 #include <fmt/format.h>
 #include <oneapi/dnnl/dnnl_debug.h>
 

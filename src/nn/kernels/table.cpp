@@ -1,4 +1,4 @@
-// Which device has which kernels; a KernelContext finds its own there.
+// The tables of kernels by device, and how a KernelContext finds the table of its device.
 #include <fmt/format.h>
 
 #include "nn/kernels/cpu_context.hpp"

@@ -190,7 +190,7 @@ void kernel(const std::byte* const* in, int n, std::byte* const* out, int outs, 
   }
 }
 
-// Elements that are `parts` others side by side.
+// For elements that consist of `parts` smaller ones, side by side.
 template <class R, int parts>
 void kernel_of_parts(const std::byte* const* in, int n, std::byte* const* out, int outs, std::int64_t count,
                      double scale) noexcept {
