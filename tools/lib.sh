@@ -55,7 +55,7 @@ apt_get() {
 # build PRESET [TARGET...]: configures and builds it. On a terminal it shows how far it is; elsewhere it prints output only where
 # something goes wrong.
 build() {
-  # What another clone of this tree has compiled is found by ccache: it takes names relative to the tree.
+  # With names relative to the tree, ccache finds what another clone of this tree has compiled.
   export CCACHE_BASEDIR=$weft_root CCACHE_NOHASHDIR=1
   local preset=$1 target status=0 started=$SECONDS
   shift

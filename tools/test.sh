@@ -94,7 +94,7 @@ tidy() {
   return 1
 }
 
-# tidied: of the names that it reads, those that the build with clang compiles.
+# tidied: reads names of files, and prints those that the build with clang compiles.
 tidied() {
   cmake --preset clang >/dev/null 2>&1
   grep -xFf <(sed -n "s|^ *\"file\": \"$weft_root/\(.*\)\",\?$|\1|p" build/clang/compile_commands.json 2>/dev/null)

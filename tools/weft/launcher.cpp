@@ -608,13 +608,13 @@ class Supervisor {
     }
   }
 
-  /// Those who are to be ended may not have noticed what went wrong: who is late is the one whose trace
-  /// matters.
+  // Ranks that are about to be ended may not have noticed what went wrong, and the trace of the late one is the one
+  // that matters.
   void ask_for_traces() {
     for (const auto& rank : ranks_)
       if (rank->running && catches(rank->pid, SIGUSR2)) ::kill(rank->pid, SIGUSR2);
   }
-  /// False, too, where it is not a rank's of weft: the signal would end it.
+  /// False, too, for a program that does not use weft: the signal would end it.
   static bool catches(pid_t pid, int number) {
     std::ifstream status(fmt::format("/proc/{}/status", pid));
     for (std::string word; status >> word;) {

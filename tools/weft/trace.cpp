@@ -61,8 +61,8 @@ std::string what(const TracedCall& c) {
   return text;
 }
 
-// Whether two ranks called what fits together, as far as a trace tells: of rooted calls and those with a
-// block per rank the lengths are each rank's own.
+// Whether the calls of two ranks fit together, as far as traces show it. In rooted calls, and in those with a block
+// per rank, each rank may have another length.
 bool same(const TracedCall& a, const TracedCall& b) {
   const OpRow r = row(a.op);
   if (a.op != b.op) return false;

@@ -15,7 +15,7 @@
 namespace weft::tools {
 namespace {
 
-// Tells one text from another.
+// A hash by which a run that goes on notices another text.
 std::uint64_t fingerprint(const std::vector<unsigned char>& text) {
   return hash_of({reinterpret_cast<const char*>(text.data()), text.size()});
 }

@@ -54,7 +54,7 @@ class SharedReports {
   SharedReport* reports_ = nullptr;
 };
 
-// Programs on their way, in a process of their own that watches them.
+// Programs that are running, and the process that runs and watches them.
 struct Running {
   pid_t watcher = -1;
   std::vector<Program> programs;
@@ -203,7 +203,7 @@ void tell_shrunk(const Options& o, const Program& p) {
     last = v.complaint;
     return true;
   };
-  // One that fails now and then only is shown as it is.
+  // A program that does not fail every time is shown as it is.
   int failed = 0;
   for (int k = 0; k < 3; ++k) failed += fails(p);
   if (failed < 3) {
@@ -332,7 +332,8 @@ class Session {
   bool alone_ = false;
 };
 
-// The file of --json, if there is to be one. Opened before the programs run: nobody waits for them first.
+// The file of --json, if one was asked for. Opened before the programs run, so that a file that cannot be written is
+// reported at once.
 class SummaryFile {
  public:
   explicit SummaryFile(const Options& o) : o_(o) {

@@ -220,7 +220,7 @@ void add_fault(Dice& d, Program& p, const Range& range) {
   }
   std::vector<Step> more{step_for(d, p, range, f)};
   if (row(f.kind).other_next) {
-    // What comes next in that group is something else, or the ranks could not know.
+    // The next step in that group must be another operation, or the ranks could not notice the fault.
     Step next = more[0];
     do {
       next.op = d.any(kEverybody);

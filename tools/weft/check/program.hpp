@@ -143,8 +143,8 @@ struct Program {
   int group_size(int group) const {
     return static_cast<int>(groups[static_cast<std::size_t>(group)].ranks.size());
   }
-  /// The two ranks of which second threads send small messages, one to the other, in the group of all while a
-  /// third is struck: what moves must not hide what does not. Empty: there are none.
+  /// Two ranks whose second threads exchange small messages in the group of all ranks while a third is struck: this
+  /// traffic must not hide that the third is stuck. Empty: the program has no such messages.
   std::vector<int> heartbeat_ranks() const;
   /// The group in whose making a rank is struck, where the point is in_creation; -1: none.
   int struck_group() const;

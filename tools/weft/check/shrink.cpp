@@ -18,7 +18,7 @@ bool needed(const Program& p, int step) {
   return true;
 }
 
-// Steps [from, to) gone.
+// The program without steps [from, to).
 std::optional<Program> without_steps(const Program& p, int from, int to) {
   const bool fault = p.fault.kind != FaultKind::none;
   for (int k = from; k < to; ++k)
@@ -35,7 +35,7 @@ std::optional<Program> without_steps(const Program& p, int from, int to) {
   return q;
 }
 
-// A group that no step and no other group needs, gone.
+// The program without a group that no step and no other group needs.
 std::optional<Program> without_group(const Program& p, int group) {
   Program q = p;
   for (const Step& s : p.steps)
@@ -51,7 +51,7 @@ std::optional<Program> without_group(const Program& p, int group) {
   return q;
 }
 
-// The last rank gone, from every group that holds it.
+// The program without its last rank, in all groups.
 std::optional<Program> without_last_rank(const Program& p) {
   const int last = p.ranks() - 1;
   if (last < 1 || (p.fault.kind != FaultKind::none && p.fault.rank == last)) return std::nullopt;
@@ -87,7 +87,7 @@ std::optional<Program> without_last_rank(const Program& p) {
   return q;
 }
 
-// Such as a program in a file must be. One whose struck rank is alone in its group is none, for example.
+// Whether the program could be read from a file: one whose struck rank is alone in its group could not, for example.
 bool can_run(const Program& p) {
   try {
     decode(encode(p));

@@ -313,7 +313,7 @@ class Judge {
     const double waited = to_seconds(rank.thrown_at - since);
     const double most = std::chrono::duration<double>(deadline).count() + slack;
     if (waited > most) return fmt::format("it waited {:.2f} s; at most {:.2f} s were promised", waited, most);
-    // Once one knows, all do: those that wait hear of it, and those that come later.
+    // Once one rank knows of the failure, all learn of it: those that wait, and those that come later.
     std::int64_t first = rank.thrown_at;
     for (int other = 0; other < p_.ranks(); ++other)
       if (shared_.ranks[other].has_error) first = std::min(first, shared_.ranks[other].thrown_at);

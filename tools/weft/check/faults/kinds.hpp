@@ -39,10 +39,10 @@ enum class Sees : std::uint8_t {
   death,                ///< peer_lost where the backend detects deaths, else as absence
   absence,              ///< timeout, naming the rank or those that it held up
   mismatch,             ///< mismatch, naming the rank
-  mismatch_or_absence,  ///< of a collective mismatch; of a message, which never comes, timeout
+  mismatch_or_absence,  ///< collective: mismatch; message, which then never comes: timeout
   abort,                ///< aborted, naming the rank
   leaving,              ///< peer_lost, naming the rank
-  refusal,              ///< of the rank system or unsupported; of others any error that names the rank
+  refusal,              ///< on the rank: system or unsupported; on others: any error that names it
 };
 
 /// Which ranks must get an error.

@@ -14,8 +14,8 @@ namespace weft::check {
 /// get a short one.
 bool runs_into_deadline(const Program& p, const FailureGuarantees& guarantees);
 
-/// Whether all buffers of a rank lie in one block, and the ranks that are not struck have a group of their
-/// own there: where one is stopped inside the others' memory.
+/// Whether all buffers of a rank lie in one block, and the ranks that are not struck have a group of their own
+/// whose buffers are in it, too: so it is where a rank is stopped inside the others' memory.
 bool shares_block(const Program& p);
 
 /// The step as the struck rank calls it: wrong as FaultRow::distort says, right in itself.
@@ -28,12 +28,12 @@ std::vector<int> order_of(const Program& p, int rank);
 void strike(const Program& p, RankReport& report, Duration deadline);
 /// The same from a signal, a moment later, in the middle of what the process does then.
 void strike_soon(const Program& p, RankReport& report);
-/// Until that has happened: the call it was meant for may have been quicker.
+/// Waits until that has happened, since the call that it was meant for may have ended before.
 void await_strike();
-/// FaultRow::strike: no descriptor more is to be had; little address space is left.
+/// For FaultRow::strike: the first leaves no free descriptor, the second little address space.
 void take_descriptors(const Program& p, Duration deadline);
 void take_memory(const Program& p, Duration deadline);
-/// Gives back what these have taken.
+/// Undoes both.
 void lift_limits();
 
 /// Lifts a limit of address space while the checker itself needs memory.
