@@ -72,14 +72,14 @@ class ProgressEngine {
   /// answer() on each, for a thread of this rank that waits outside of any group. Does not wait: where
   /// another thread drives the list, that one answers.
   void answer() noexcept;
-  /// Counts the threads of this rank that sleep: announce_sleep(true) on each group for the first, (false)
-  /// for the last. True: one of them does not ring.
+  /// Counts the threads of this rank that sleep. Calls announce_sleep(true) on each group when the first one goes to
+  /// sleep, announce_sleep(false) when the last one is awake. True: one of the groups does not ring.
   bool announce_sleep(bool asleep) noexcept;
   /// Sleeps on the rank's doorbell until a peer rings or `limit` has passed. After the announcement
   /// everything is driven once more and `finished` asked: where either says yes it does not sleep. No wake-up
   /// is lost: a peer publishes its step first and looks for sleepers after, so either the last drive sees the
   /// step, or the peer sees the announcement and rings, which changes the word that was read before it. Where
-  /// nobody rings it naps, and the longer it has `waited` the longer.
+  /// nobody rings it naps instead, longer the longer it has `waited`.
   template <class Finished>
   void sleep(Duration limit, Duration waited, const Finished& finished) noexcept {
     sleep_unless(

@@ -46,8 +46,8 @@ class Compute {
     if (t && t.stream() != stream_) throw_elsewhere(what, t);
   }
 
-  /// The one T of this Compute, made as T(*this) by the first call and destroyed with the Compute, last made
-  /// first: what a layer above keeps per rank (the kernels' scratch memory).
+  /// An object of type T that a layer above keeps per rank (the kernels' scratch memory). The first call makes it,
+  /// as T(*this); the Compute destroys it, the newest of these objects first.
   template <class T>
   T& attached() {
     for (const auto& [type, attachment] : attachments_)

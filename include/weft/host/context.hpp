@@ -43,10 +43,10 @@ class Context {
   /// True in a child forked after this Context was made. No system call.
   bool forked() const noexcept { return *fork_mark_ == 0; }
 
-  /// Brings a device; it goes with the Context. Throws bad_argument where there is one of that name already. The
+  /// Adds a device; the Context owns it. Throws bad_argument where there is one of that name already. The
   /// CPU is always there.
   void add_device(std::unique_ptr<DeviceRuntime> runtime);
-  /// Throws unsupported where nobody has brought it: `device cuda:1 is not in this Context, which has cpu, cuda:0; …`.
+  /// Throws unsupported where it was not added: `device cuda:1 is not in this Context, which has cpu, cuda:0; …`.
   DeviceRuntime& device(Device device);
 
   // For weft's own layers: this process's memory, the other processes of the host, calls in flight by
@@ -56,8 +56,8 @@ class Context {
   HostPeers& host_peers() noexcept;
   /// Throws bad_argument where `process_rank` is negative, unsupported where 1024 others are in use here.
   ProgressEngine& progress(int process_rank);
-  /// The one T of this Context, made as T(*this) by the first call and destroyed with the Context, last made
-  /// first: what a layer above keeps per process (a registry, a pool). Thread-safe.
+  /// An object of type T that a layer above keeps per process (a registry, a pool). The first call makes it, as
+  /// T(*this); the Context destroys it, the newest of these objects first. Thread-safe.
   template <class T>
   T& attached() {
     return *static_cast<T*>(

@@ -11,7 +11,7 @@ namespace weft {
 /// DeviceRuntime::wait(stream). The two may not overlap. Throws bad_argument naming what differs.
 void copy(Context& context, const ConstTensorView& from, const TensorView& to, Stream stream = {});
 
-/// A copy in local memory of the host, with the same layout, after all that t's stream was given; waits for it. A tensor
+/// A copy in local memory of the host, with the same layout, after all work queued on t's stream; waits for it. A tensor
 /// that is there already is given back as it is.
 Tensor to_host(Context& context, const Tensor& t);
 /// A copy on the device of `where`, with the same layout, ordered on it; t may be changed at once. A tensor that is on

@@ -1,5 +1,5 @@
-// What weft needs of a device: memory, copies and streams. The CPU is one; who brings another derives from this and
-// gives it to the Context. Kernels come beside it (weft/nn/kernels.hpp), collectives from a transport that moves the
+// What weft needs of a device: memory, copies and streams. The CPU is one. To bring another, derive from this and give
+// it to the Context. Kernels come beside it (weft/nn/kernels.hpp), collectives from a transport that moves the
 // device's memory (weft/backends/backend.hpp).
 #pragma once
 
@@ -20,23 +20,23 @@ struct Rows {
 };
 
 /// A device. All functions may be called from any thread, also several at once. Those that take a stream (of this
-/// device; see Stream) may return before the work is done; it is done after all that the stream was given before. What
-/// fails later throws from the next wait().
+/// device; see Stream) may return before the work is done; it is done after all work that was queued on the stream before.
+/// An error that comes later is thrown by the next wait().
 class DeviceRuntime {
  public:
   virtual ~DeviceRuntime() = default;
-  /// Which one it is; always the same.
+  /// The device; always the same.
   virtual Device device() const noexcept = 0;
 
-  /// Memory for what is given to `stream` after this, at least 64-byte aligned; never null, also for 0 bytes.
+  /// Memory for work that is queued on `stream` after this, at least 64-byte aligned; never null, also for 0 bytes.
   /// Uninitialised. Throws system naming the size.
   virtual void* allocate(std::size_t bytes, Stream stream) = 0;
-  /// `bytes` and `stream` as given to allocate(). What the stream was given before this may still use the memory.
+  /// `bytes` and `stream` as given to allocate(). Work queued on the stream before this may still use it.
   virtual void release(void* memory, std::size_t bytes, Stream stream) noexcept = 0;
 
-  /// Memory of this device or of the host, to either. What is read from the host has been read when this returns;
-  /// what is written to the host is there after wait(stream), and the host keeps that memory until then. Nothing
-  /// overlaps.
+  /// Copies from this device or the host to this device or the host. Memory of the host has been read when this returns;
+  /// what is written to the host is there after wait(stream), and the caller keeps that memory until then. The two may
+  /// not overlap.
   virtual void copy(const void* from, Device from_device, void* to, Device to_device, const Rows& rows,
                     Stream stream) = 0;
   /// Each byte of the rows at `to`, which is this device's memory, becomes `value`.
@@ -45,9 +45,9 @@ class DeviceRuntime {
   virtual Stream make_stream() = 0;
   /// The stream has nothing left to do (wait() has returned).
   virtual void destroy_stream(Stream stream) noexcept = 0;
-  /// What `later` is given from now on begins after all that `earlier` has been given so far. The host does not wait.
+  /// Work queued on `later` from now on begins after all work queued on `earlier` so far. The host does not wait.
   virtual void depend(Stream later, Stream earlier) = 0;
-  /// The host waits until `stream` has done all that it has been given. Throws what failed on it, once.
+  /// The host waits until all work queued on `stream` is done. Throws an error of that work, once.
   virtual void wait(Stream stream) = 0;
 };
 

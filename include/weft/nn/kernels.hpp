@@ -7,8 +7,8 @@
 //    are overwritten unless the name or the comment says that they accumulate ("+="). An input may be the output where
 //    "in place" is said, nowhere else.
 //  - Any size may be 0. Then nothing is read, and outputs that have elements become the value of an empty sum.
-//  - The CPU has done the work when a call returns. Another device does it on the context's stream, after what the
-//    stream was given before; errors about the data are then thrown by the next wait for the stream.
+//  - The CPU has done the work when a call returns. Another device does it on the context's stream, after all work
+//    queued there before; errors about the data are then thrown by the next wait for the stream.
 //  - On the CPU the result's bits depend on the input alone, not on the number of threads: every sum runs over blocks
 //    of a fixed size in a fixed order.
 // Each is tested against plain loops of the same name. A layer gets its KernelContext from Frame::kernels().

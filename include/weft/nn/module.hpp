@@ -99,7 +99,7 @@ class Module {
   const std::vector<std::pair<std::string, ModuleBufferRef>>& own_buffers() const noexcept {
     return own_buffers_;
   }
-  /// Every buffer of the tree, in the same order.
+  /// Every buffer of the tree, in the order of parameters().
   std::vector<ModuleBuffer*> buffers() const;
   /// Every parameter of the tree once, in a fixed order: a node's own in order of registration, then its
   /// children's. A tied one comes at its first place.

@@ -107,8 +107,8 @@ std::vector<int> gone_ranks(const Group& g);
 bool quiet(const Group& g) noexcept;
 bool quiesce(const Group& g, Deadline deadline, std::span<const MemoryRange> exposed) noexcept;
 
-/// What rank `r` published of a call, as a record; its order is as called, also where the operation does not
-/// reduce.
+/// What rank `r` published about a call, as a record. Its field `order` is the one that was asked for, also where the
+/// operation does not reduce.
 CallRecord record_of(const Group& g, int r, std::uint64_t call) noexcept;
 /// The same for people: "rank 1 called all_gather f32 x1000 [call 17]". Where count
 /// vectors differ, `block` is where.
