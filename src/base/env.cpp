@@ -110,8 +110,21 @@ bool known(std::string_view name) {
                      [&](const Variable& v) { return v.name == name; });
 }
 
-// How many letters must be added, removed or replaced to make `b` of `a` (Levenshtein's distance).
-std::size_t distance(std::string_view a, std::string_view b) {
+// The known name nearest to `name`; none where more than a third of the letters behind WEFT_ differ.
+std::string_view nearest(std::string_view name) {
+  std::size_t least = 1 + (name.size() - kPrefix.size()) / 3;
+  std::string_view found;
+  for (const Variable& v : kVariables)
+    if (const std::size_t d = letters_apart(name, v.name); v.name.starts_with(kPrefix) && d < least) {
+      least = d;
+      found = v.name;
+    }
+  return found;
+}
+
+}  // namespace
+
+std::size_t letters_apart(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), std::size_t{0});
   for (std::size_t i = 0; i < a.size(); ++i) {
@@ -124,20 +137,6 @@ std::size_t distance(std::string_view a, std::string_view b) {
   }
   return row.back();
 }
-
-// The known name nearest to `name`; none where more than a third of the letters behind WEFT_ differ.
-std::string_view nearest(std::string_view name) {
-  std::size_t least = 1 + (name.size() - kPrefix.size()) / 3;
-  std::string_view found;
-  for (const Variable& v : kVariables)
-    if (const std::size_t d = distance(name, v.name); v.name.starts_with(kPrefix) && d < least) {
-      least = d;
-      found = v.name;
-    }
-  return found;
-}
-
-}  // namespace
 
 std::span<const Variable> variables() { return kVariables; }
 

@@ -27,6 +27,7 @@
 #include "support/processes.hpp"
 #include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
+#include "weft/weft.h"
 
 namespace weft::test {
 namespace {
@@ -269,6 +270,25 @@ TEST_F(RunTest, OtherSubCommandsSayThatOutputIsLost) {
   EXPECT_THAT(err(), ::testing::StartsWith("weft: cannot write standard output: "));
 }
 
+TEST_F(RunTest, WeftSaysItsVersionAndWhatACommandThatItDoesNotHaveMayMean) {
+  const auto weft = [&](const std::string& words) {
+    const int status = std::system(fmt::format("'{}' {} >'{}' 2>'{}'", WEFT_COMMAND, words,
+                                               (folder_ / "out").string(), (folder_ / "err").string())
+                                       .c_str());
+    return WEXITSTATUS(status);
+  };
+  EXPECT_EQ(weft("--version"), 0);
+  EXPECT_EQ(out(), "weft " WEFT_VERSION "\n");
+  EXPECT_EQ(weft("rum -n 2 ./a"), 2);
+  EXPECT_THAT(err(),
+              ::testing::StartsWith("weft: unknown command \"rum\"; is run meant? The commands are run, "));
+  EXPECT_EQ(weft("be"), 2);
+  EXPECT_THAT(err(), HasSubstr("unknown command \"be\"; is bench meant?"));
+  EXPECT_EQ(weft("nonsense"), 2);
+  EXPECT_THAT(err(), ::testing::StartsWith("weft: unknown command \"nonsense\"; the commands are run, "));
+  EXPECT_THAT(err(), HasSubstr("doctor"));
+}
+
 // A reader that takes nothing slows the ranks down; what they write meanwhile is not kept without end.
 TEST_F(RunTest, RanksThatWriteFasterThanTheReaderAreSlowed) {
   if (!test::kPlainMemory) GTEST_SKIP() << test::kNoPlainMemory;
@@ -386,6 +406,27 @@ TEST_F(RunTest, ArgumentsReachTheProgramAsTheyAre) {
   EXPECT_EQ(out(), "[0] -n|5|--|--bind|a b|\n");
 }
 
+// The program is the first word that is no option and no option's value, and takes all that follows.
+TEST_F(RunTest, DashesBeforeTheProgramMayBeLeftOut) {
+  EXPECT_EQ(run({"-n", "1", "--bind", "cores", "printf", "%s|", "-n", "5", "--", "--bind", "-np", "a b"}),
+            kSuccess);
+  EXPECT_EQ(run({"-n", "1", "--timeout=100", "train"}), code(127));  // a program, not weft's command
+  EXPECT_EQ(run({"-n", "1", "--no-tag-output", "printf", "%s|", "run", "-h"}), kSuccess);
+  EXPECT_EQ(out(), "[0] -n|5|--|--bind|-np|a b|\nrun|-h|\n");
+  EXPECT_EQ(err(), "weft run: cannot start \"train\": No such file or directory\n");
+}
+
+TEST_F(RunTest, TheNumberOfRanksIsTakenAsOtherLaunchersTakeIt) {
+  EXPECT_EQ(run({"-np", "2", WEFT_MEET}), kSuccess) << err();
+  EXPECT_EQ(run({"-n2", WEFT_MEET}), kSuccess) << err();
+  EXPECT_EQ(run({"-np", "2", "--", WEFT_MEET}), kSuccess) << err();
+  EXPECT_EQ(run({"--ranks=2", WEFT_MEET}), kSuccess) << err();
+  EXPECT_EQ(out_lines().size(), 8u);
+  EXPECT_THAT(out_lines(), ::testing::Each(::testing::EndsWith(" of 2: 21")));
+  EXPECT_EQ(run({"-np"}), code(2));
+  EXPECT_THAT(err(), HasSubstr("--ranks"));
+}
+
 TEST_F(RunTest, BindGivesEachRankItsShareOfTheCores) {
   cpu_set_t usable;
   ASSERT_EQ(::sched_getaffinity(0, sizeof usable, &usable), 0);
@@ -499,11 +540,11 @@ TEST_F(RunTest, WrongFlagsExitWithTwo) {
   EXPECT_EQ(run({"-n", "0", "--", "true"}), code(2));
   EXPECT_THAT(err(), HasSubstr("--ranks: Value 0 not in range 1 to 256"));
   EXPECT_EQ(run({"-n", "2"}), code(2));
-  EXPECT_THAT(err(), HasSubstr("no program; expected: weft run -n 4 -- PROGRAM"));
+  EXPECT_THAT(err(), HasSubstr("no program; expected: weft run -n 4 PROGRAM"));
   EXPECT_EQ(run({"--", "true"}), code(2));
   EXPECT_THAT(err(), HasSubstr("--ranks is required"));
-  EXPECT_EQ(run({"-n", "2", "true"}), code(2));
-  EXPECT_THAT(err(), HasSubstr("The following argument was not expected: true"));
+  EXPECT_EQ(run({"-n", "2", "--bnd", "true"}), code(2));
+  EXPECT_THAT(err(), HasSubstr("The following argument was not expected: --bnd"));
   EXPECT_EQ(run({"-n", "2", "--bind", "sockets", "--", "true"}), code(2));
   EXPECT_THAT(err(), HasSubstr("sockets not in {none,cores}"));
 }

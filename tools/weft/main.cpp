@@ -1,26 +1,72 @@
 // weft: the command line. One sub-command per file; see commands.hpp.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <exception>
-#include <iterator>
 #include <string>
 #include <vector>
 
 #include "commands.hpp"
+#include "nearest.hpp"
 #include "weft/base/error.hpp"
+#include "weft/weft.h"
 
 namespace {
 
 constexpr int kUsage = 2;  // the exit status of wrong flags and values
 
-int run(const std::vector<std::string>& words) {
-  const auto dashes = std::find(words.begin(), words.end(), "--");
-  const std::vector<std::string> program(dashes == words.end() ? dashes : dashes + 1, words.end());
+void check_command(const CLI::App& app, const std::string& word) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
+    names.push_back(command->get_name());
+  if (std::find(names.begin(), names.end(), word) != names.end()) return;
+  const std::string meant = weft::tools::is_meant(word, names);
+  throw weft::Error(
+      weft::ErrorCode::bad_argument,
+      fmt::format("unknown command \"{}\"{}{}{}", word, meant,
+                  meant.empty() ? "; the commands are " : " The commands are ", fmt::join(names, ", ")));
+}
 
+// Whether the word after this one is its value.
+bool takes_next_word(const CLI::App& run, const std::string& word) {
+  const bool attached = word.find('=') != std::string::npos || (!word.starts_with("--") && word.size() > 2);
+  if (attached) return false;
+  const CLI::Option* option = run.get_option_no_throw(word);
+  return option != nullptr && option->get_items_expected_min() > 0;
+}
+
+// The words of weft's own and those of the program that `weft run` starts: all behind "--", or from the first
+// that is neither an option nor an option's value. "-np 2" means "-n 2", as mpirun's users write it.
+struct Words {
+  std::vector<std::string> ours, program;
+};
+
+Words split(const CLI::App& app, const std::vector<std::string>& words) {
+  Words s;
+  const CLI::App* run = !words.empty() && words[0] == "run" ? app.get_subcommand("run") : nullptr;
+  for (auto word = words.begin(); word != words.end(); ++word) {
+    const bool first = word == words.begin();
+    if (*word == "--" || (run != nullptr && !first && !word->starts_with('-'))) {
+      s.program.assign(word + (*word == "--" ? 1 : 0), words.end());
+      break;
+    }
+    const bool mpiruns = run != nullptr && *word == "-np";
+    s.ours.push_back(mpiruns ? "-n" : *word);
+    if (run != nullptr && !first && word + 1 != words.end() && takes_next_word(*run, s.ours.back()))
+      s.ours.push_back(*++word);
+  }
+  return s;
+}
+
+int run(const std::vector<std::string>& words) {
   CLI::App app("weft: programs of many ranks", "weft");
   app.require_subcommand(1);
+  app.set_version_flag("--version", std::string("weft ") + WEFT_VERSION);
+  std::vector<std::string> program;
   weft::tools::Body chosen;
   weft::tools::add_run(app, program, chosen);
 #ifdef WEFT_HAVE_TRAIN
@@ -30,8 +76,11 @@ int run(const std::vector<std::string>& words) {
   weft::tools::add_doctor(app, chosen);
   weft::tools::add_check(app, chosen);
   weft::tools::add_bench(app, chosen);
+  if (!words.empty() && !words[0].starts_with('-')) check_command(app, words[0]);
+  const Words s = split(app, words);
+  program = s.program;
   try {
-    app.parse(std::vector<std::string>(std::make_reverse_iterator(dashes), words.rend()));  // last word first
+    app.parse(std::vector<std::string>(s.ours.rbegin(), s.ours.rend()));  // last word first
     if (!program.empty() && !app.got_subcommand("run")) throw CLI::ExtrasError({"--"});
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : kUsage;  // 0: --help

@@ -25,7 +25,9 @@ struct Flags {
 void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chosen) {
   auto flags = std::make_shared<Flags>();
   CLI::App* run = app.add_subcommand("run", "Run a program as several ranks of this host");
-  run->footer("The program and its arguments follow \"--\": weft run -n 4 -- ./program --steps 10");
+  run->footer(
+      "The first word that is no option is the program; all that follows is its own: weft run -n 4 ./program "
+      "--steps 10");
   run->add_option("-n,--ranks", flags->options.ranks, "How many ranks")
       ->required()
       ->check(CLI::Range(1, kMostRanks));
@@ -44,7 +46,7 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chose
       ->check(number_between(0.001, 1e9));
   run->callback([flags, &program, &chosen] {
     if (program.empty())
-      throw CLI::ValidationError("weft run", "no program; expected: weft run -n 4 -- PROGRAM");
+      throw CLI::ValidationError("weft run", "no program; expected: weft run -n 4 PROGRAM");
     flags->options.timeout =
         std::chrono::duration_cast<Duration>(std::chrono::duration<double>(flags->timeout));
     flags->options.bind_cores = flags->bind == "cores";

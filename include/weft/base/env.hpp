@@ -2,6 +2,7 @@
 // (tools/check_layers.py). docs/environment.md is made from the table.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -41,6 +42,10 @@ struct Unknown {
 /// All of them. Names that begin with WEFT_TEST_ belong to tests and are left out. A Context logs a warning
 /// for each, once per process.
 std::vector<Unknown> unknown_variables();
+
+/// How many letters must be added, removed or replaced to make `b` of `a` (Levenshtein's distance): for
+/// texts that ask what was meant.
+std::size_t letters_apart(std::string_view a, std::string_view b);
 
 /// The page docs/environment.md.
 std::string page();
