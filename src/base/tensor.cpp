@@ -91,6 +91,10 @@ void Tensor::require(DType wanted) const {
   if (wanted != dtype_)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("tensor: read as {}; expected {}, its dtype", name(wanted), name(dtype_)));
+  if (!storage_ && count() > 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("tensor: {} {} has no memory: it is empty or was moved from", name(dtype_),
+                            to_string(shape_)));
 }
 
 void Tensor::throw_not_on_host() const {

@@ -6,11 +6,19 @@
 #include "weft/host/device_runtime.hpp"
 
 namespace weft {
+namespace {
+
+constexpr int kMaxThreads = 4096;  // more than any host has cores: a number that was not meant
+
+}  // namespace
 
 Compute::Compute(Context& context, int threads, Device device)
     : context_(&context), threads_(threads), runtime_(&context.device(device)) {
   if (threads < 1)
     throw Error(ErrorCode::bad_argument, fmt::format("compute: threads is {}; expected at least 1", threads));
+  if (threads > kMaxThreads)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("compute: threads is {}; expected at most {}", threads, kMaxThreads));
   stream_ = runtime_->make_stream();
 }
 

@@ -43,7 +43,26 @@ struct Copying {
   }
 };
 
+// Throws bad_argument where the view's extents are none, or it has elements but no memory.
+void check(const char* what, const ConstTensorView& v) {
+  std::int64_t bytes = size_bytes(v.dtype);
+  bool empty = false, negative = false, beyond = false;
+  for (const std::int64_t extent : v.shape) {
+    negative |= extent < 0;
+    empty |= extent == 0;
+    if (extent != 0) beyond |= __builtin_mul_overflow(bytes, extent, &bytes);
+  }
+  if (negative || (beyond && !empty))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("copy: {} has shape {}; expected {}", what, to_string(v.shape),
+                            negative ? "no negative extent" : "no more than 2^63 bytes"));
+  if (!empty && v.data == nullptr)
+    throw Error(ErrorCode::bad_argument, fmt::format("copy: {} {} has no memory", what, to_string(v.shape)));
+}
+
 void check(const ConstTensorView& from, const TensorView& to, Device device, Stream stream) {
+  check("from", from);
+  check("to", to);
   if (from.dtype != to.dtype || !(from.shape == to.shape))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("copy: from is {} {}, to is {} {}; expected the same", name(from.dtype),
@@ -56,6 +75,9 @@ void check(const ConstTensorView& from, const TensorView& to, Device device, Str
     throw Error(ErrorCode::bad_argument,
                 fmt::format("copy: stream is of {}; expected {}, where the tensors are",
                             to_string(stream.device), to_string(device)));
+  const bool one_block = from.contiguous() && to.contiguous() && from.device == to.device && from.count() > 0;
+  if (one_block && from.data < to.data + to.bytes() && to.data < from.data + from.bytes())
+    throw Error(ErrorCode::bad_argument, "copy: from and to overlap; expected memory of their own");
 }
 
 }  // namespace

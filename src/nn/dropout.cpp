@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <span>
+
+#include "nn/operands.hpp"
 #include "nn/runs.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/random.hpp"
@@ -19,10 +23,17 @@ std::uint64_t seed_of_step(const Pass& pass) {
   return mixed[0] | static_cast<std::uint64_t>(mixed[1]) << 32;
 }
 
+// The shape and the layout of x, without its memory: what backward compares dy with.
+Tensor form_of(Frame& frame, const Tensor& x) {
+  const Tensor extents(frame.compute().context(), {x.shape().rank()}, DType::i64);
+  std::copy(x.shape().begin(), x.shape().end(), extents.as<std::int64_t>().begin());
+  return extents.with_layout(x.layout());
+}
+
 }  // namespace
 
 Dropout::Dropout(double p) : p_(p) {
-  if (!(p >= 0 && p < 1))
+  if (!(p >= 0 && static_cast<float>(p) < 1))  // just below 1 nothing would be left, and all of it dropped
     throw Error(ErrorCode::bad_argument, fmt::format("dropout: p is {}; expected 0 <= p < 1", p));
 }
 
@@ -50,13 +61,16 @@ Tensor Dropout::apply(const Tensor& x, Frame& frame, Memory memory) const {
 
 Tensors Dropout::do_forward(Inputs x, Frame& frame) {
   expect_count(x, 1, "inputs");
-  frame.push(*this, {});
-  return {apply(x[0], frame, out_memory())};
+  expect_dtype(layouts::named(*this, "x"), x[0], DType::f32);
+  const Tensor y = apply(x[0], frame, out_memory());
+  frame.push(*this, {form_of(frame, x[0])});
+  return {y};
 }
 
 Tensors Dropout::do_backward(Inputs dy, Frame& frame) {
   expect_count(dy, 1, "gradients");
-  frame.pop(*this);
+  const Tensor form = frame.pop(*this)[0];
+  expect_gradient(*this, dy[0], Shape(std::span<const std::int64_t>(form.as<std::int64_t>())), form.layout());
   return {apply(dy[0], frame, dx_memory())};
 }
 

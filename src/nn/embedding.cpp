@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "nn/operands.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/layouts.hpp"
@@ -15,10 +16,12 @@ Embedding::Embedding(std::int64_t count, std::int64_t dim, Init init) {
 Tensors Embedding::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const Tensor tokens = layouts::beside(*this, "tokens", inputs[0], *weight);
+  expect_dtype(layouts::named(*this, "tokens"), tokens, DType::i64);
   const Tensor& w = weight->weight();
   if (w.layout())
     layouts::expect_same(TensorName::of("", weight->path()), w.layout(),
-                         replicated_layout(w.layout()->mesh(), w.shape()), "every rank looks up any token");
+                         replicated_layout(w.layout()->mesh(), w.layout()->global),
+                         "every rank looks up any token");
   if (tokens.layout() && tokens.layout()->partial())
     throw Error(ErrorCode::layout,
                 fmt::format("{} is {}; token numbers are not sums", layouts::named(*this, "tokens").text(),
@@ -46,10 +49,10 @@ Tensors Embedding::do_backward(Inputs gradients, Frame& frame) {
   const Tensor& dy = gradients[0];
   const Tensor tokens = frame.pop(*this)[0];
   const Tensor& w = weight->weight();
-  Shape global = layouts::global_shape(tokens);
+  Shape shape = tokens.shape(), global = layouts::global_shape(tokens);
+  shape.push_back(w.size(1));
   global.push_back(w.size(1));
-  layouts::expect_same(layouts::named(*this, "dy"), dy.layout(),
-                       layouts::with_global(tokens.layout(), global), "as y");
+  expect_gradient(*this, dy, shape, layouts::with_global(tokens.layout(), global));
   weight->accumulate(layouts::gradient_of(w.layout(), tokens.layout(), -1), [&](const Tensor& dw, bool add) {
     if (!add) kernels::fill(frame.kernels(), dw.data_ptr<float>(), 0.0f, dw.count());
     kernels::embedding_backward(frame.kernels(), tokens.data_ptr<std::int64_t>(), dy.data_ptr<float>(),

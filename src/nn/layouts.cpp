@@ -18,6 +18,23 @@ std::string plain_error(const TensorName& what, const LayoutRef& other) {
                      what.text(), to_string(other->mesh_shape()));
 }
 
+/// How a dimension is cut: by which axes of several ranks, outermost first, and in which segments.
+struct CutDim {
+  std::vector<int> axes;
+  std::vector<std::int64_t> segments;  // none where no axis cuts
+  friend bool operator==(const CutDim&, const CutDim&) = default;
+};
+
+CutDim cut_of(const Layout& layout, int dim) {
+  CutDim cut;
+  for (const int axis : layout.nesting)
+    if (layout.mesh_shape().size(axis) > 1 &&
+        is_shard(layout.placements[static_cast<std::size_t>(axis)], dim))
+      cut.axes.push_back(axis);
+  if (!cut.axes.empty() && layout.segments.dim == dim) cut.segments = layout.segments.sizes;
+  return cut;
+}
+
 // The layout of y: as x (`in`) in all dimensions but the features; the features as the rows of the weight, with the
 // same nesting of axes and the same segments.
 LayoutRef with_features(const Layout& in, const Layout& weight) {
@@ -33,16 +50,16 @@ LayoutRef with_features(const Layout& in, const Layout& weight) {
   return y;
 }
 
-// Throws layout where the features of x are not cut into the segments that the weight's columns have.
-void expect_segments(const TensorName& what, const Layout& x, const Layout& weight) {
-  const std::vector<std::int64_t> none;
-  const int last = x.global.rank() - 1;
-  const std::vector<std::int64_t>& of_x = x.segments.dim == last ? x.segments.sizes : none;
-  const std::vector<std::int64_t>& of_w = weight.segments.dim == 1 ? weight.segments.sizes : none;
-  if (of_x != of_w)
+// Throws layout where the features of x are not cut as the weight's columns are, down to nesting and segments.
+void expect_columns(const TensorName& what, const Layout& x, const Layout& weight) {
+  const CutDim of_x = cut_of(x, x.global.rank() - 1), of_w = cut_of(weight, 1);
+  if (of_x.segments != of_w.segments)
     throw Error(ErrorCode::layout,
                 fmt::format("{} is {}, the weight {}; expected the same segments of features", what.text(),
                             to_string(x), to_string(weight)));
+  if (of_x.axes != of_w.axes)
+    throw Error(ErrorCode::layout, fmt::format("{} is {}, the weight {}; expected features nested alike",
+                                               what.text(), to_string(x), to_string(weight)));
 }
 
 }  // namespace
@@ -56,9 +73,13 @@ std::string axis_name(const Layout& layout, int axis) {
 bool same(const LayoutRef& a, const LayoutRef& b) {
   if (a == b) return true;
   if (a == nullptr || b == nullptr) return one_rank(a) && one_rank(b);
-  if (axes(a) != axes(b) || !(a->global == b->global)) return false;
+  if (!(a->global == b->global)) return false;
+  if (one_rank(a) && one_rank(b)) return true;
+  if (!(a->mesh() == b->mesh())) return false;
   for (int i = 0; i < axes(a); ++i)
     if (a->mesh_shape().size(i) > 1 && on(a, i) != on(b, i)) return false;
+  for (int dim = 0; dim < a->global.rank(); ++dim)
+    if (cut_of(*a, dim) != cut_of(*b, dim)) return false;
   return true;
 }
 
@@ -69,7 +90,11 @@ void expect_same(const TensorName& what, const LayoutRef& got, const LayoutRef& 
   if (expected == nullptr)
     throw Error(ErrorCode::layout,
                 fmt::format("{} is {}; expected a plain tensor ({})", what.text(), to_string(*got), why));
-  if (axes(got) == axes(expected))
+  if (!(got->mesh() == expected->mesh()))
+    throw Error(ErrorCode::layout,
+                fmt::format("{} lies over {}; expected another mesh, {} ({})", what.text(),
+                            to_string(got->mesh_shape()), to_string(expected->mesh_shape()), why));
+  if (got->global == expected->global)
     for (int i = 0; i < axes(got); ++i)
       if (got->mesh_shape().size(i) > 1 && on(got, i) != on(expected, i))
         throw Error(ErrorCode::layout,
@@ -140,7 +165,6 @@ LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const Layout
   const Layout& in = *x;
   const Layout& w = *weight;
   const int last = in.global.rank() - 1;
-  expect_segments(what, in, w);
   Placements placements = in.placements;
   for (int axis = 0; axis < in.mesh_shape().axis_count(); ++axis) {
     if (in.mesh_shape().size(axis) == 1) continue;
@@ -161,7 +185,19 @@ LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const Layout
     if (column) y = Shard{last};
     if (row) y = Partial{};
   }
+  expect_columns(what, in, w);
   return with_features(*in.with(std::move(placements)), w);
+}
+
+void expect_bias(const TensorName& what, const LayoutRef& y, const LayoutRef& bias) {
+  if (y == nullptr || one_rank(y)) return;
+  const std::string_view expected = "expected its features cut as the bias is";
+  if (bias == nullptr) throw Error(ErrorCode::layout, plain_error(what.and_then(": the bias"), y));
+  if (y->mesh() == bias->mesh() && y->global.back() == bias->global.back() &&
+      cut_of(*y, y->global.rank() - 1) == cut_of(*bias, 0))
+    return;
+  throw Error(ErrorCode::layout, fmt::format("{} is {}, the bias {}; {}", what.text(), to_string(*y),
+                                             to_string(*bias), expected));
 }
 
 // The layout of dx: Partial(sum) on axes that split the columns of y, since each rank has only the contribution of

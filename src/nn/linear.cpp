@@ -42,6 +42,7 @@ void expect_bias_fits(const Module& module, const Tensor& y, const Parameter& bi
     throw Error(ErrorCode::layout,
                 fmt::format("{} has {} features on this rank, the bias {}",
                             layouts::named(module, "y").text(), y.shape().back(), bias.weight().count()));
+  layouts::expect_bias(layouts::named(module, "y"), y.layout(), bias.weight().layout());
 }
 
 }  // namespace
@@ -66,6 +67,7 @@ void Linear::tie_weight(ParameterRef other) { weight = tie("weight", std::move(o
 Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const Tensor x = layouts::beside(*this, "x", inputs[0], *weight);
+  expect_dtype(layouts::named(*this, "x"), x, DType::f32);
   const Tensor& w = weight->weight();
   const LayoutRef layout = layouts::linear_output(layouts::named(*this, "x"), x.layout(), w.layout());
   const std::int64_t in = w.size(1), out = w.size(0);
@@ -104,8 +106,9 @@ void Linear::finish_forward(Tensors& y, Frame& frame) {
 
 void Linear::begin_backward(Inputs dy, Frame& frame) {
   expect_count(dy, 1, "gradients");
-  if (bias && row_parallel(*weight))
-    accumulate_bias(frame, *bias, layouts::beside(*this, "dy", dy[0], *weight));
+  if (!bias || !row_parallel(*weight)) return;
+  expect_dtype(layouts::named(*this, "dy"), dy[0], DType::f32);
+  accumulate_bias(frame, *bias, layouts::beside(*this, "dy", dy[0], *weight));
 }
 
 Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
@@ -113,13 +116,8 @@ Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
   const Tensor& w = weight->weight();
   const LayoutRef y_layout = layouts::linear_output(layouts::named(*this, "x"), x.layout(), w.layout());
   const Tensor& dy = gradients[0];
-  layouts::expect_same(layouts::named(*this, "dy"), dy.layout(), layouts::gradient_of_output(y_layout),
-                       "as y");
   const std::int64_t in = w.size(1), out = w.size(0);
-  if (!(dy.shape() == layouts::with_last(x.shape(), out)))
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("{} is {}; expected {}", layouts::named(*this, "dy").text(),
-                            to_string(dy.shape()), to_string(layouts::with_last(x.shape(), out))));
+  expect_gradient(*this, dy, layouts::with_last(x.shape(), out), layouts::gradient_of_output(y_layout));
   if (bias && !row_parallel(*weight)) accumulate_bias(frame, *bias, dy);
 
   const std::int64_t tokens = in == 0 ? 0 : x.count() / in;

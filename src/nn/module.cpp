@@ -50,7 +50,8 @@ class Scopes {
 
 enum class Direction : unsigned char { forward, backward };
 
-// Moves the tensors that this boundary is for across it. All transfers are begun before the first is finished.
+// Moves the tensors that this boundary is for across it. All transfers are begun before the first is finished. Throws
+// bad_argument where there is no such tensor: without the boundary it would go on as it is.
 void cross(const Module::PlacedBoundary& placed, Direction direction, const TensorName& what,
            Tensors& tensors) {
   std::vector<std::pair<Tensor*, Transfer>> under_way;
@@ -62,6 +63,10 @@ void cross(const Module::PlacedBoundary& placed, Direction direction, const Tens
                                                                  : placed.boundary->start_backward(t, what));
     ++index;
   }
+  if (placed.index >= index)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{}: a boundary is for number {} of the floating-point tensors; there are {}",
+                            what.text(), placed.index, index));
   for (auto& [tensor, transfer] : under_way) *tensor = transfer.finish();
 }
 
@@ -88,13 +93,19 @@ struct Module::Hooks {
     bool backward;
     Around around;
   };
-  std::vector<Numbered> hooks;
+  std::vector<Numbered> hooks;  // by rising id
   std::vector<NumberedAround> around;
   int next = 0;
 
   void remove(int id) {
     std::erase_if(hooks, [id](const Numbered& h) { return h.id == id; });
     std::erase_if(around, [id](const NumberedAround& a) { return a.id == id; });
+  }
+  // The first hook of that point behind `id`; null: none.
+  const Numbered* after(int id, HookPoint point) const {
+    for (const Numbered& h : hooks)
+      if (h.id > id && h.point == point) return &h;
+    return nullptr;
   }
 };
 
@@ -111,6 +122,9 @@ HookHandle handle_of(const std::shared_ptr<Hooks>& hooks, int id) {
 }  // namespace
 
 HookHandle Module::add_hook(HookPoint point, Hook hook) {
+  if (hook == nullptr)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("module \"{}\": add_hook: hook is empty; expected a function", path_));
   if (hooks_ == nullptr) hooks_ = std::make_shared<Hooks>();
   hooks_->hooks.push_back({hooks_->next, point, std::move(hook)});
   return handle_of(hooks_, hooks_->next++);
@@ -127,11 +141,13 @@ HookHandle Module::around_backward(Around around) { return add_around(true, std:
 void Module::run(HookPoint point, Tensors& tensors, Frame& frame) {
   if (hooks_ == nullptr) return;
   const std::shared_ptr<Hooks> hooks = hooks_;
-  for (std::size_t i = 0; i < hooks->hooks.size(); ++i)  // a hook may add another
-    if (hooks->hooks[i].point == point) {
-      const Hook hook = hooks->hooks[i].hook;
-      hook(*this, tensors, frame);
-    }
+  int done = -1;
+  while (const Hooks::Numbered* const next =
+             hooks->after(done, point)) {  // a hook may add one, or take any away
+    done = next->id;
+    const Hook hook = next->hook;
+    hook(*this, tensors, frame);
+  }
 }
 
 std::vector<Module::Around> Module::around(bool backward) const {
@@ -184,8 +200,23 @@ Tensors Module::backward(Inputs dy, Frame& frame) {
   return out;
 }
 
-void Module::add_before(BoundaryRef boundary, int input) { before_.push_back({std::move(boundary), input}); }
-void Module::add_after(BoundaryRef boundary, int output) { after_.push_back({std::move(boundary), output}); }
+void Module::add_before(BoundaryRef boundary, int input) {
+  expect_boundary("add_before", boundary, input);
+  before_.push_back({std::move(boundary), input});
+}
+void Module::add_after(BoundaryRef boundary, int output) {
+  expect_boundary("add_after", boundary, output);
+  after_.push_back({std::move(boundary), output});
+}
+void Module::expect_boundary(std::string_view call, const BoundaryRef& boundary, int index) const {
+  if (boundary == nullptr)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("module \"{}\": {}: boundary is null; expected one", path_, call));
+  if (index < kEvery)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("module \"{}\": {} of number {}; expected 0 or more, or kEvery", path_, call, index));
+}
 
 void Module::finish_forward(Tensors&, Frame&) {}
 void Module::begin_backward(Inputs, Frame&) {}
@@ -193,10 +224,13 @@ void Module::begin_backward(Inputs, Frame&) {}
 void Module::add(std::string name, Module& child) {
   const bool taken =
       std::any_of(children_.begin(), children_.end(), [&](const Child& c) { return c.first == name; });
-  if (name.empty() || name.find('.') != std::string::npos || taken || child.parent_ != nullptr)
+  bool circle = false;
+  for (const Module* up = this; up != nullptr; up = up->parent_) circle |= up == &child;
+  if (name.empty() || name.find('.') != std::string::npos || taken || child.parent_ != nullptr || circle)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("module \"{}\": cannot add child \"{}\": {}", path_, name,
                             taken                      ? "the name is taken"
+                            : circle                   ? "it is this module, or above it"
                             : child.parent_ != nullptr ? "it has a parent already"
                                                        : "a name is not empty and holds no dot"));
   child.parent_ = this;
@@ -214,8 +248,26 @@ void Module::expect_new_name(std::string_view what, std::string_view name) const
                             taken ? "the name is taken" : "a name is not empty and holds no dot"));
 }
 
+namespace {
+
+template <class Ref>
+const Ref& expect_given(std::string_view call, std::string_view path, std::string_view name, const Ref& ref) {
+  if (ref == nullptr)
+    throw Error(ErrorCode::bad_argument, fmt::format("{}: \"{}\" got null for \"{}\"", call, path, name));
+  return ref;
+}
+
+}  // namespace
+
 ParameterRef Module::add(std::string name, ParameterRef parameter) {
   expect_new_name("parameter", name);
+  expect_given("add", path_, name, parameter);
+  if (parameter->holders_ > 0)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("module \"{}\": cannot add parameter \"{}\": it is \"{}\" of another module; tie() "
+                    "shares one",
+                    path_, name, parameter->path_));
   parameter->path_ = joined(path_, name);
   ++parameter->holders_;
   own_.emplace_back(std::move(name), parameter);
@@ -224,12 +276,14 @@ ParameterRef Module::add(std::string name, ParameterRef parameter) {
 
 ModuleBufferRef Module::add(std::string name, ModuleBufferRef buffer) {
   expect_new_name("buffer", name);
+  expect_given("add", path_, name, buffer);
   buffer->path_ = joined(path_, name);
   own_buffers_.emplace_back(std::move(name), buffer);
   return buffer;
 }
 
 ParameterRef Module::tie(std::string_view name, ParameterRef parameter) {
+  expect_given("tie", path_, name, parameter);
   for (auto& [own_name, own] : own_) {
     if (own_name != name) continue;
     if (!(own->global_shape() == parameter->global_shape()))
@@ -254,13 +308,18 @@ void Module::expect_count(Inputs x, std::size_t count, const char* what) const {
 void Module::expect_here(const char* what, Inputs x, const Frame& frame) const {
   const Stream stream = frame.compute().stream();
   const auto expect = [&](const Tensor& t, const auto& name) {
-    if (t && t.stream() != stream)
+    if (!t && t.count() > 0)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("\"{}\": {} has no memory: it is empty or was moved from", path_, name()));
+    if (t.stream() != stream)
       throw Error(ErrorCode::bad_argument,
                   fmt::format("\"{}\": {} {}", path_, name(), elsewhere_text(t, stream, "the Frame")));
   };
   for (std::size_t i = 0; i < x.size(); ++i) expect(x[i], [&] { return fmt::format("{} {}", what, i); });
-  for (const auto& [name, parameter] : own_) expect(parameter->master_, [&] { return name; });
-  for (const auto& [name, buffer] : own_buffers_) expect(buffer->tensor_, [&] { return name; });
+  for (const auto& [name, parameter] : own_)
+    if (parameter->materialised()) expect(parameter->master_, [&] { return name; });
+  for (const auto& [name, buffer] : own_buffers_)
+    if (buffer->materialised()) expect(buffer->tensor_, [&] { return name; });
 }
 
 void Module::set_path(std::string path) {
@@ -328,6 +387,7 @@ Module& Sequential::append(std::unique_ptr<Module> child) {
 }
 
 Module& Sequential::append(std::string name, std::unique_ptr<Module> child) {
+  expect_given("append", path(), name, child);
   Module& added = *child;
   add(std::move(name), added);
   owned_.push_back(std::move(child));

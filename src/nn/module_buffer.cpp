@@ -23,6 +23,11 @@ void ModuleBuffer::materialise(Compute& compute, Memory memory) {
   tensor_ = compute.make(layout_ ? layout_->local_shape() : global_, dtype_, memory).with_layout(layout_);
 }
 
+Compute& ModuleBuffer::compute() const {
+  tensor();  // made with it
+  return *compute_;
+}
+
 const Tensor& ModuleBuffer::tensor() const {
   if (!materialised())
     throw Error(ErrorCode::bad_argument, fmt::format("buffer \"{}\": used before materialise", path_));

@@ -16,6 +16,7 @@ RMSNorm::RMSNorm(std::int64_t dim, double eps) : eps_(eps) {
 Tensors RMSNorm::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const Tensor x = layouts::beside(*this, "x", inputs[0], *weight);
+  expect_dtype(layouts::named(*this, "x"), x, DType::f32);
   layouts::expect_whole(layouts::named(*this, "x"), x, "a norm");
   const Tensor w = widened(frame, weight->weight());
   const std::int64_t dim = w.count();
@@ -38,7 +39,7 @@ Tensors RMSNorm::do_backward(Inputs gradients, Frame& frame) {
   const Tensors kept = frame.pop(*this);
   const Tensor &x = kept[0], &inv_rms = kept[1];
   const Tensor w = widened(frame, weight->weight());
-  layouts::expect_same(layouts::named(*this, "dy"), dy.layout(), x.layout(), "as y");
+  expect_gradient(*this, dy, x.shape(), x.layout());
   const Tensor dx = frame.compute().make(x.shape(), DType::f32, dx_memory()).with_layout(x.layout());
   const auto run = [&](const Tensor& dw, bool add) {
     if (!add) kernels::fill(frame.kernels(), dw.data_ptr<float>(), 0.0f, dw.count());

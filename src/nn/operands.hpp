@@ -1,10 +1,32 @@
-// Weights and activations in the dtype that a kernel takes. Inside nn.
+// Weights and activations as a kernel takes them: dtypes, shapes. Inside nn.
 #pragma once
 
+#include <fmt/format.h>
+
+#include "weft/base/error.hpp"
 #include "weft/nn/frame.hpp"
 #include "weft/nn/kernels.hpp"
+#include "weft/nn/layouts.hpp"
 
 namespace weft {
+
+/// Throws bad_argument: `"layers.0.mlp": x is bf16; expected f32`.
+inline void expect_dtype(const TensorName& what, const Tensor& t, DType expected) {
+  if (t.dtype() != expected)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected {}", what.text(), name(t.dtype()), name(expected)));
+}
+
+/// Throws unless dy is f32 and of the shape and layout that the gradient of the module's y has.
+inline void expect_gradient(const Module& module, const Tensor& dy, const Shape& shape,
+                            const LayoutRef& layout) {
+  const TensorName what = layouts::named(module, "dy");
+  expect_dtype(what, dy, DType::f32);
+  layouts::expect_same(what, dy.layout(), layout, "as y");
+  if (!(dy.shape() == shape))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected {}", what.text(), to_string(dy.shape()), to_string(shape)));
+}
 
 /// x, f32, rounded to bf16; with the same layout.
 inline Tensor rounded_to_bf16(Frame& frame, const Tensor& x) {

@@ -58,6 +58,11 @@ void Parameter::materialise(Compute& compute, Memory memory) {
   master_ = compute.make(local_shape(), DType::f32, memory).with_layout(layout_);
 }
 
+Compute& Parameter::compute() const {
+  master();  // made with it
+  return *compute_;
+}
+
 const Tensor& Parameter::master() const {
   if (!materialised())
     throw Error(ErrorCode::bad_argument, fmt::format("parameter \"{}\": used before materialise", path_));
@@ -80,6 +85,7 @@ void Parameter::set_master(Tensor master) {
                 fmt::format("parameter \"{}\": set_master with another layout while it has a gradient; "
                             "zero_gradient first",
                             path_));
+  if (!placed_ && !(master.shape() == master_.shape())) expect_unclaimed("set_master of another shape");
   layout_ = layout;
   master_ = master.with_layout(layout);
   rounded_ = {};
@@ -121,6 +127,7 @@ void Parameter::expect_fits(std::string_view call, const Tensor& t, DType dtype,
     throw Error(ErrorCode::bad_argument,
                 fmt::format("parameter \"{}\": {} got {} {}; expected {} {}", path_, call, name(t.dtype()),
                             to_string(t.shape()), name(dtype), to_string(expected)));
+  expect_memory(call, t);
   expect_device(call, t);
   if (layout && (layout->partial() || !(layout->global == global_)))
     throw Error(ErrorCode::layout, fmt::format("parameter \"{}\": {} got {}; expected whole values of {}",
@@ -137,7 +144,7 @@ const Tensor& Parameter::gradient() const {
 }
 
 void Parameter::set_gradient_layout(LayoutRef layout) {
-  gradient();  // there must be one
+  expect_gradient_layout("set_gradient_layout", gradient().shape(), layout);
   gradient_layout_ = layout;
   gradient_ = gradient_.with_layout(layout);
 }
@@ -154,6 +161,7 @@ void Parameter::set_gradient(Tensor gradient) {
                             name(gradient.dtype()), to_string(gradient.shape()),
                             layout ? fmt::format(", stated to be {}", to_string(*layout)) : "",
                             to_string(expected), to_string(global_)));
+  expect_memory("set_gradient", gradient);
   expect_device("set_gradient", gradient);
   gradient_layout_ = layout;
   gradient_ = std::move(gradient);
@@ -167,6 +175,10 @@ void Parameter::expect_unclaimed(std::string_view call) const {
 }
 
 void Parameter::claim_gradient(const void* owner) {
+  if (owner == nullptr)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("parameter \"{}\": claim_gradient: owner is null; expected who claims it", path_));
   if (gradient_owner_ != nullptr && gradient_owner_ != owner)
     throw Error(
         ErrorCode::bad_argument,
@@ -181,6 +193,7 @@ void Parameter::release_gradient(const void* owner) noexcept {
 }
 
 void Parameter::state_gradient(LayoutRef layout) {
+  expect_gradient_layout("state_gradient", weight().shape(), layout);
   make_gradient();
   has_gradient_ = true;
   gradient_layout_ = layout;
@@ -193,8 +206,10 @@ void Parameter::place_gradient(Tensor memory) {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("parameter \"{}\": place_gradient got {} {}; expected f32 {}", path_,
                             name(memory.dtype()), to_string(memory.shape()), to_string(expected)));
+  expect_memory("place_gradient", memory);
   expect_device("place_gradient", memory);
-  if (has_gradient_) copy(compute_->context(), gradient_, memory, compute_->stream());
+  if (has_gradient_ && memory.data() != gradient_.data())
+    copy(compute_->context(), gradient_, memory, compute_->stream());
   gradient_ = memory.with_layout(gradient_layout_);
 }
 
@@ -211,6 +226,27 @@ void Parameter::expect_device(std::string_view call, const Tensor& t) const {
                             elsewhere_text(t, master().stream(), "the master")));
 }
 
+// An empty handle is a scalar without memory; one that was moved from keeps its shape.
+void Parameter::expect_memory(std::string_view call, const Tensor& t) const {
+  if (!t && t.count() > 0)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("parameter \"{}\": the tensor given to {} has no memory: it is empty or was moved from",
+                    path_, call));
+}
+
+// A gradient of `shape` may be stated to have this layout.
+void Parameter::expect_gradient_layout(std::string_view call, const Shape& shape,
+                                       const LayoutRef& layout) const {
+  if (layout == nullptr || (layout->global == global_ && layout->local_shape() == shape)) return;
+  throw Error(
+      ErrorCode::layout,
+      fmt::format("parameter \"{}\": {} got {}, of which this rank holds {}; expected one for {}, of which "
+                  "it holds {}",
+                  path_, call, to_string(*layout), to_string(layout->local_shape()), to_string(global_),
+                  to_string(shape)));
+}
+
 void Parameter::make_gradient() {
   const Shape& shape = weight().shape();
   if (!gradient_ || !(gradient_.shape() == shape)) gradient_ = compute_->make(shape);
@@ -222,6 +258,10 @@ void Parameter::accumulate(const Tensor& dw) {
       throw Error(ErrorCode::bad_argument,
                   fmt::format("parameter \"{}\": a gradient of shape {}; expected {}", path_,
                               to_string(dw.shape()), to_string(into.shape())));
+    if (dw.dtype() != DType::f32)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("parameter \"{}\": a gradient of {}; expected f32", path_, name(dw.dtype())));
+    expect_memory("accumulate", dw);
     expect_device("accumulate", dw);
     float* const out = into.data_ptr<float>();
     if (add)
@@ -233,6 +273,9 @@ void Parameter::accumulate(const Tensor& dw) {
 
 void Parameter::accumulate(LayoutRef layout, const std::function<void(const Tensor&, bool)>& write) {
   if (!trainable_) return;
+  if (layout != nullptr)
+    layouts::expect_same(TensorName::of("parameter ", path_).and_then(": a gradient, summed,"),
+                         layouts::gradient_of_output(layout), weight().layout(), "as the weight");
   if (has_gradient_)
     layouts::expect_same(TensorName::of("parameter ", path_).and_then(": a gradient"), layout,
                          gradient_layout_, "as its uses before; zero_gradient after reducing");
@@ -245,10 +288,21 @@ void Parameter::accumulate(LayoutRef layout, const std::function<void(const Tens
 
 void Parameter::announce_final() {
   if (!has_gradient_) return;
-  for (std::size_t i = 0; i < listeners_.size(); ++i) listeners_[i].second(*this);
+  int done = -1;
+  const auto next = [&] {
+    return std::ranges::find_if(listeners_, [&](const auto& entry) { return entry.first > done; });
+  };
+  for (auto at = next(); at != listeners_.end(); at = next()) {  // one may add others, or take any away
+    done = at->first;
+    const Listener listener = at->second;
+    listener(*this);
+  }
 }
 
 int Parameter::listen(Listener listener) {
+  if (listener == nullptr)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("parameter \"{}\": listen: listener is empty; expected a function", path_));
   listeners_.emplace_back(next_listener_, std::move(listener));
   return next_listener_++;
 }

@@ -105,6 +105,10 @@ LinearShape check_backward(const Checker& c, const ConstTensorView& dy, const Co
   return s;
 }
 
+// Whether column_linear_backward() reduces dx. Not where it has no elements: a view of those may be null on one rank and
+// not on another, and the ranks would not agree.
+bool reduces(const TensorView& dx) { return given(dx) && dx.count() > 0; }
+
 // Null where nothing is sent. Throws for a mesh that cannot communicate, before anything is written.
 ProcessGroup* group_of(const DeviceMesh& axes) { return axes.size() > 1 ? &axes.group() : nullptr; }
 
@@ -132,7 +136,7 @@ void column_linear_backward(Compute& compute, const DeviceMesh& axes, const Cons
                             const ConstTensorView& x, const ConstTensorView& w, const LinearGradients& g) {
   given_mesh("column_linear_backward", axes);
   const LinearShape s = check_backward({"column_linear_backward", compute.device()}, dy, x, w, g);
-  ProcessGroup* const group = given(g.dx) ? group_of(axes) : nullptr;
+  ProcessGroup* const group = reduces(g.dx) ? group_of(axes) : nullptr;
   Work sum;
   if (given(g.dx)) {
     kernels::linear_backward_input(kernels_of(compute), floats(dy), floats(w), floats(g.dx), s);

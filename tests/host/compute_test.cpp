@@ -28,6 +28,8 @@ TEST(Compute, NeedsAThread) {
   Context context;
   EXPECT_EQ(test::error_text(ErrorCode::bad_argument, [&] { Compute compute(context, 0); }),
             "compute: threads is 0; expected at least 1");
+  EXPECT_EQ(test::error_text(ErrorCode::bad_argument, [&] { Compute compute(context, 1'000'000'000); }),
+            "compute: threads is 1000000000; expected at most 4096");
 }
 
 }  // namespace

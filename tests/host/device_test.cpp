@@ -131,6 +131,16 @@ TEST_F(Devices, CopiesOfUnlikeTensorsAreRefused) {
             "copy: from is on cuda:0, to is on cuda:1; expected one device, or the CPU on one side");
   EXPECT_EQ(text(a, c, Device{DeviceKind::cuda, 2}),
             "copy: stream is of cuda:2; expected cuda:0, where the tensors are");
+  std::vector<float> v(8);
+  EXPECT_EQ(text(view(static_cast<float*>(nullptr), 8), view(v), {}), "copy: from (8) has no memory");
+  EXPECT_EQ(text(view(v), view(static_cast<float*>(nullptr), 8), {}), "copy: to (8) has no memory");
+  EXPECT_EQ(text(view(v.data(), -3), view(v.data(), -3), {}),
+            "copy: from has shape (-3); expected no negative extent");
+  const Shape huge{std::int64_t{1} << 40, std::int64_t{1} << 40};
+  EXPECT_EQ(text(view(v.data(), huge), view(v.data(), huge), {}),
+            "copy: from has shape (1099511627776, 1099511627776); expected no more than 2^63 bytes");
+  EXPECT_EQ(text(view(v.data(), 6), view(v.data() + 1, 6), {}),
+            "copy: from and to overlap; expected memory of their own");
 }
 
 // What this device is for: without the dependency the copy is early, always.

@@ -96,6 +96,17 @@ TEST_F(TensorTest, RefusesWhatCannotBe) {
   EXPECT_NO_THROW(Tensor(t.storage(), 8, {2}, DType::f32));
 }
 
+// An empty handle is a scalar, and one that was moved from keeps its shape: neither has elements to read.
+TEST_F(TensorTest, RefusesToReadWithoutMemory) {
+  Tensor given(context, {2, 3});
+  const Tensor taken = std::move(given);
+  EXPECT_EQ(error_text([&] { given.f32(); }),
+            "bad_argument: tensor: f32 (2, 3) has no memory: it is empty or was moved from");
+  EXPECT_EQ(error_text([&] { (void)Tensor().data_ptr<float>(); }),
+            "bad_argument: tensor: f32 () has no memory: it is empty or was moved from");
+  EXPECT_TRUE(Tensor(Storage(), 0, {0, 4}, DType::f32).f32().empty()) << "no elements need none";
+}
+
 TEST_F(TensorTest, ALayoutIsStatedAndDroppedByReshape) {
   // Base knows it as a pointer only: one to something else, which it does not own.
   const LayoutRef layout(std::shared_ptr<void>(), reinterpret_cast<const Layout*>(this));

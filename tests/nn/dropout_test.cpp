@@ -47,6 +47,30 @@ TEST(Dropout, TheGradientHasTheHolesOfTheOutput) {
   EXPECT_TRUE(frame.empty());
 }
 
+// Other elements would be dropped than in forward.
+TEST(Dropout, TheGradientHasTheFormOfTheOutput) {
+  test::Bench bench;
+  Dropout layer(0.5);
+  Frame frame(bench.compute, kPass);
+  layer.forward(ones(bench.context, {8, 5}), frame);
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] {
+                         layer.backward(ones(bench.context, {5, 8}), frame);
+                       }),
+            "\"\": dy is (5, 8); expected (8, 5)");
+  const DeviceMesh mesh = DeviceMesh::arithmetic(bench.context, {{"dp", 2}}, 0);
+  const Tensor x = ones(bench.context, {8, 5}).with_layout(make_layout(mesh, {Shard{0}}, {16, 5}));
+  layer.forward(x, frame);
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         layer.backward(x.with_layout(make_layout(mesh, {Shard{1}}, {8, 10})), frame);
+                       }),
+            "\"\": dy is (8, 10) as [dp: Shard(1)]; expected (16, 5) as [dp: Shard(0)] (as y)");
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] { layer.forward(Tensor::zeros(bench.context, {2}, DType::bf16), frame); }),
+            "\"\": x is bf16; expected f32");
+}
+
 TEST(Dropout, DoesNothingOutsideOfTrainingOrForPZero) {
   test::Bench bench;
   const Tensor x = random_tensor(bench.context, {4, 5}, "x");
@@ -112,6 +136,7 @@ TEST(Dropout, IsTheSameOnEveryMesh) {
 }
 
 TEST(Dropout, RefusesWhatIsNoProbability) {
+  EXPECT_THROW(Dropout(1 - 1e-12), Error) << "1 as f32";
   for (const double p : {-0.1, 1.0, std::nan("")})
     EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { Dropout layer(p); }),
               fmt::format("dropout: p is {}; expected 0 <= p < 1", p));

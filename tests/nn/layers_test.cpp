@@ -121,6 +121,34 @@ TEST(Embedding, LooksUpAndSumsGradientsOfRepeatedTokens) {
               HasSubstr("4"));
 }
 
+TEST(Layers, RefuseGradientsOfAnotherShapeOrDtype) {
+  test::Bench bench;
+  const auto text = [&](Module& layer, const Tensor& x, const Tensor& dy) {
+    if (layer.own_parameters()[0].second->materialised() == false) {
+      materialise(layer, bench.compute);
+      initialise(layer, 1);
+    }
+    Frame frame(bench.compute);
+    return error_text(ErrorCode::bad_argument, [&] {
+      layer.forward(x, frame);
+      layer.backward(dy, frame);
+    });
+  };
+  const auto zeros = [&](const Shape& shape, DType dtype = DType::f32) {
+    return Tensor::zeros(bench.context, shape, dtype);
+  };
+  RMSNorm norm(4);
+  Embedding embedding(8, 4);
+  Linear linear(4, 3);
+  EXPECT_EQ(text(norm, zeros({100, 4}), zeros({1, 4})), "\"\": dy is (1, 4); expected (100, 4)");
+  EXPECT_EQ(text(embedding, zeros({100}, DType::i64), zeros({1, 4})),
+            "\"\": dy is (1, 4); expected (100, 4)");
+  EXPECT_EQ(text(linear, zeros({2, 4}), zeros({2, 3}, DType::bf16)), "\"\": dy is bf16; expected f32");
+  EXPECT_EQ(text(linear, zeros({2, 4}, DType::i64), zeros({2, 3})), "\"\": x is i64; expected f32");
+  EXPECT_EQ(text(norm, zeros({2, 4}, DType::bf16), zeros({2, 4})), "\"\": x is bf16; expected f32");
+  EXPECT_EQ(text(embedding, zeros({2}), zeros({2, 4})), "\"\": tokens is f32; expected i64");
+}
+
 TEST(SwiGLU, GatesAndProjectsBack) {
   test::Bench bench;
   SwiGLU layer(4, 6);

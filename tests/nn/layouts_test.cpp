@@ -1,5 +1,7 @@
 // What layers say when tensors reach them laid out wrongly, and the layouts of what they give. No
 // communication.
+#include "weft/nn/layouts.hpp"
+
 #include "nn/support.hpp"
 #include "support/run_ranks.hpp"
 #include "weft/mesh/layout.hpp"
@@ -76,6 +78,75 @@ TEST_F(OnMesh, LinearRefusesWhatItsWeightCannotTake) {
   EXPECT_EQ(text(kReplicate, kPartial),
             "\"\": x is Partial(sum) on tp=2; expected Replicate or a Shard other than (2), since the weight "
             "is Replicate");
+}
+
+// Elements in another order are other elements, also where shapes and placements agree.
+TEST_F(OnMesh, LinearKnowsNestingSegmentsAndMesh) {
+  const LayoutRef rows = make_layout(mesh, {shard(0), shard(0)}, {8, 4}),
+                  y = make_layout(mesh, {shard(1), shard(1)}, {3, 8});
+  const auto backward_text = [&](const LayoutRef& weight, const LayoutRef& dy) {
+    Linear layer(4, 8);
+    layer.weight->set_layout(weight);
+    make(layer);
+    layer.forward(zeros(kReplicate, kReplicate, {3, 4}), frame);
+    return error_text([&] { layer.backward(Tensor::zeros(bench.context, {3, 2}).with_layout(dy), frame); });
+  };
+  EXPECT_EQ(backward_text(rows, y), "no error");
+  EXPECT_EQ(backward_text(rows->nested({"tp", "dp"}), y->nested({"tp", "dp"})), "no error");
+  EXPECT_EQ(
+      backward_text(rows->nested({"tp", "dp"}), y),
+      "layout: \"\": dy is (3, 8) as [dp: Shard(1), tp: Shard(1)]; expected (3, 8) as [dp: Shard(1), tp: "
+      "Shard(1)] nested tp, dp (as y)");
+  EXPECT_EQ(
+      backward_text(rows->segmented(0, {4, 4}), y),
+      "layout: \"\": dy is (3, 8) as [dp: Shard(1), tp: Shard(1)]; expected (3, 8) as [dp: Shard(1), tp: "
+      "Shard(1)] in segments 4, 4 of dimension 1 (as y)");
+  const DeviceMesh other = DeviceMesh::arithmetic(bench.context, mesh.shape(), 3);
+  EXPECT_EQ(backward_text(rows, make_layout(other, {shard(1), shard(1)}, {3, 8})),
+            "layout: \"\": dy lies over dp=2 x tp=2; expected another mesh, dp=2 x tp=2 (as y)");
+
+  const LayoutRef columns = make_layout(mesh, {shard(1), shard(1)}, {4, 8});
+  const auto forward_text = [&](const LayoutRef& weight, const LayoutRef& x) {
+    Linear layer(8, 4);
+    layer.weight->set_layout(weight);
+    make(layer);
+    return error_text([&] { layer.forward(Tensor::zeros(bench.context, {3, 2}).with_layout(x), frame); });
+  };
+  EXPECT_EQ(forward_text(columns, y), "no error");
+  EXPECT_EQ(
+      forward_text(columns->nested({"tp", "dp"}), y),
+      "layout: \"\": x is (3, 8) as [dp: Shard(1), tp: Shard(1)], the weight (4, 8) as [dp: Shard(1), tp: "
+      "Shard(1)] nested tp, dp; expected features nested alike");
+}
+
+TEST_F(OnMesh, SegmentsOfWhatIsWholeDoNotCount) {
+  const LayoutRef plain = make_layout(mesh, {shard(0), kReplicate}, {4, 6});
+  EXPECT_TRUE(layouts::same(plain->segmented(1, {2, 4}), plain));
+  EXPECT_FALSE(layouts::same(plain->segmented(0, {2, 2}), plain));
+}
+
+TEST_F(OnMesh, ABiasIsCutAsTheFeatures) {
+  const auto text = [&](const LayoutRef& weight, const LayoutRef& bias) {
+    Linear layer(4, 8, true);
+    layer.weight->set_layout(weight);
+    layer.bias->set_layout(bias);
+    materialise(layer, bench.compute);
+    initialise(layer, 1);
+    return error_text([&] { layer.forward(zeros(shard(0), kReplicate, {4, 4}), frame); });
+  };
+  const LayoutRef weight = make_layout(mesh, {kReplicate, shard(0)}, {8, 4}),
+                  bias = make_layout(mesh, {kReplicate, shard(0)}, {8});
+  EXPECT_EQ(text(weight, bias), "no error");
+  EXPECT_EQ(text(weight->segmented(0, {4, 4}), bias->segmented(0, {4, 4})), "no error");
+  EXPECT_EQ(text(weight->segmented(0, {4, 4}), bias),
+            "layout: \"\": y is (4, 8) as [dp: Shard(0), tp: Shard(1)] in segments 4, 4 of dimension 1, the "
+            "bias (8) "
+            "as [dp: Replicate, tp: Shard(0)]; expected its features cut as the bias is");
+  const LayoutRef whole = make_layout(mesh, {kReplicate, kReplicate}, {8, 4});
+  EXPECT_EQ(text(whole, nullptr),
+            "layout: \"\": y: the bias is a plain tensor; on dp=2 x tp=2 it needs a layout (as_layout states "
+            "what it "
+            "is)");
 }
 
 TEST_F(OnMesh, PlainAndLaidOutDoNotMix) {

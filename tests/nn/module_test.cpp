@@ -158,6 +158,62 @@ TEST(Module, HooksSeeAndMayReplaceWhatPasses) {
   EXPECT_TRUE(seen.empty());
 }
 
+TEST(Module, AHookMayTakeItselfAway) {
+  test::Bench bench;
+  Scale scale(2);
+  materialise(scale, bench.compute);
+  initialise(scale, 1);
+  Frame frame(bench.compute);
+  std::vector<int> called;
+  HookHandle first = scale.add_hook(Module::HookPoint::pre_forward, [&](Module&, Tensors&, Frame&) {
+    called.push_back(1);
+    first.reset();
+  });
+  const HookHandle second =
+      scale.add_hook(Module::HookPoint::pre_forward, [&](Module&, Tensors&, Frame&) { called.push_back(2); });
+  scale.forward(test::tensor_of(bench.context, {1}, {1}), frame);
+  EXPECT_THAT(called, ElementsAre(1, 2));
+}
+
+TEST(Module, RefusesWhatIsNotThere) {
+  test::Bench bench;
+  Scale scale(2);
+  materialise(scale, bench.compute);
+  initialise(scale, 1);
+  Frame frame(bench.compute);
+  const auto text = [](const auto& call) { return error_text(ErrorCode::bad_argument, call); };
+  EXPECT_EQ(text([&] { (void)scale.add_hook(Module::HookPoint::pre_forward, {}); }),
+            "module \"\": add_hook: hook is empty; expected a function");
+  EXPECT_EQ(text([&] { scale.add_before(nullptr); }),
+            "module \"\": add_before: boundary is null; expected one");
+  const DeviceMesh mesh = DeviceMesh::arithmetic(bench.context, {{"tp", 1}}, 0);
+  EXPECT_EQ(text([&] { scale.add_after(boundary::enter(mesh), -2); }),
+            "module \"\": add_after of number -2; expected 0 or more, or kEvery");
+  EXPECT_EQ(text([&] { scale.forward(Tensor(), frame); }),
+            "\"\": input 0 has no memory: it is empty or was moved from");
+  scale.add_before(boundary::enter(mesh), 1);
+  EXPECT_EQ(text([&] { scale.forward(test::tensor_of(bench.context, {1}, {1}), frame); }),
+            "\"\": x: a boundary is for number 1 of the floating-point tensors; there are 1");
+  Sequential list;
+  EXPECT_EQ(text([&] { list.append(nullptr); }), "append: \"\" got null for \"0\"");
+  Linear linear(2, 3);
+  EXPECT_EQ(text([&] { linear.tie_weight(nullptr); }), "tie: \"\" got null for \"weight\"");
+  struct Open : Scale {
+    Open() : Scale(1) {}
+    using Module::add;
+  };
+  Open open, inner;
+  EXPECT_EQ(text([&] { open.add("w", ParameterRef()); }), "add: \"\" got null for \"w\"");
+  EXPECT_EQ(text([&] { open.add("b", ModuleBufferRef()); }), "add: \"\" got null for \"b\"");
+  EXPECT_EQ(text([&] { open.add("w", scale.weight); }),
+            "module \"\": cannot add parameter \"w\": it is \"factor\" of another module; tie() shares one");
+  open.add("inner", inner);
+  EXPECT_EQ(text([&] { inner.add("up", open); }),
+            "module \"inner\": cannot add child \"up\": it is this module, or above it");
+  EXPECT_EQ(text([&] { open.add("self", open); }),
+            "module \"\": cannot add child \"self\": it is this module, or above it");
+}
+
 TEST(Module, OnlyTheOutermostBackwardEnds) {
   test::Bench bench;
   Pair pair;

@@ -219,6 +219,98 @@ TEST(Parameter, AClaimedGradientStaysInItsMemory) {
   p.set_gradient(p.gradient());
 }
 
+TEST(Parameter, AMasterOfAnotherShapeLeavesAClaimedGradient) {
+  Context context;
+  Compute compute(context);
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}}, 0);
+  Parameter p({4, 2});
+  p.set_layout(replicated_layout(mesh, {4, 2}));
+  p.materialise(compute);
+  p.claim_gradient(&context);
+  const Tensor part = Tensor(context, {2, 2}).with_layout(make_layout(mesh, {Shard{0}}, {4, 2}));
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.set_master(part); }),
+            "parameter \"\": set_master of another shape while its gradient belongs to an averager");
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { Parameter({1}).claim_gradient(nullptr); }),
+            "parameter \"\": claim_gradient: owner is null; expected who claims it");
+}
+
+TEST(Parameter, AGradientIsLaidOutAsTheWeight) {
+  Context context;
+  Compute compute(context);
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 2}, {"tp", 2}}, 1);
+  Parameter p({4, 2});
+  p.set_layout(make_layout(mesh, {{"tp", Shard{0}}}, {4, 2}));
+  p.materialise(compute);
+  const auto use = [&](const LayoutRef& layout) {
+    return error_text([&] { p.accumulate(Tensor::zeros(context, {2, 2}).with_layout(layout)); });
+  };
+  EXPECT_EQ(
+      use(make_layout(mesh, {{"dp", Shard{0}}}, {4, 2})),
+      "layout: parameter \"\": a gradient, summed, is Shard(0) on dp=2; expected Replicate (as the weight)");
+  EXPECT_EQ(use(make_layout(mesh, {{"tp", Shard{0}}}, {4, 2})->segmented(0, {2, 2})),
+            "layout: parameter \"\": a gradient, summed, is (4, 2) as [dp: Replicate, tp: Shard(0)] in "
+            "segments 2, 2 of "
+            "dimension 0; expected (4, 2) as [dp: Replicate, tp: Shard(0)] (as the weight)");
+  EXPECT_EQ(use(make_layout(mesh, {{"dp", Partial{}}, {"tp", Shard{0}}}, {4, 2})), "no error");
+  const LayoutRef other = replicated_layout(mesh, {7, 7});
+  EXPECT_EQ(error_text([&] { p.set_gradient_layout(other); }),
+            "layout: parameter \"\": set_gradient_layout got (7, 7) as [dp: Replicate, tp: Replicate], of "
+            "which this rank "
+            "holds (7, 7); expected one for (4, 2), of which it holds (2, 2)");
+  EXPECT_EQ(error_text([&] {
+              p.state_gradient(replicated_layout(mesh, {4, 2}));
+            }),
+            "layout: parameter \"\": state_gradient got (4, 2) as [dp: Replicate, tp: Replicate], of which "
+            "this rank "
+            "holds (4, 2); expected one for (4, 2), of which it holds (2, 2)");
+}
+
+// A tensor that was moved from keeps its shape, but has no memory.
+TEST(Parameter, TakesNoTensorWithoutMemory) {
+  test::Bench bench;
+  Parameter p({2, 3});
+  EXPECT_EQ(error_text([&] { (void)p.compute(); }), "bad_argument: parameter \"\": used before materialise");
+  p.materialise(bench.compute);
+  Tensor given = test::random_tensor(bench.context, {2, 3}, "given");
+  const Tensor taken = std::move(given);
+  const auto text = [](const std::string& call) {
+    return "parameter \"\": the tensor given to " + call + " has no memory: it is empty or was moved from";
+  };
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.set_master(given); }), text("set_master"));
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.place_weight(given); }), text("place_weight"));
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.place_gradient(given); }), text("place_gradient"));
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.accumulate(given); }), text("accumulate"));
+  p.accumulate(taken);
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.set_gradient(given); }), text("set_gradient"));
+  EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                       [&] {
+                         p.accumulate(Tensor(bench.context, {2, 3}, DType::bf16));
+                       }),
+            "parameter \"\": a gradient of bf16; expected f32");
+  EXPECT_EQ(test::floats(p.gradient()), test::floats(taken));
+}
+
+TEST(Parameter, ListenersComeAndGoWhileTheyAreCalled) {
+  test::Bench bench;
+  Parameter p({1});
+  p.materialise(bench.compute);
+  p.accumulate(test::tensor_of(bench.context, {1}, {1}));
+  std::vector<int> called;
+  int first = -1;
+  first = p.listen([&](Parameter& self) {
+    called.push_back(0);
+    self.stop_listening(first);
+    for (int i = 0; i < 100; ++i) self.listen([&](Parameter&) { called.push_back(2); });
+  });
+  p.listen([&](Parameter&) { called.push_back(1); });
+  p.announce_final();
+  std::vector<int> expected = {0, 1};
+  expected.insert(expected.end(), 100, 2);
+  EXPECT_EQ(called, expected);
+  EXPECT_EQ(error_text([&] { p.listen({}); }),
+            "bad_argument: parameter \"\": listen: listener is empty; expected a function");
+}
+
 TEST(Parameter, WhatThawsAfterTheOptimizerWasMadeIsAnError) {
   test::Bench bench;
   Parameter frozen({1}), trained({1});

@@ -139,6 +139,21 @@ TEST(LinearViews, WithoutBiasOrGradientsThatNobodyWants) {
   column_linear_forward(compute, shaped(none, {0, 2}), shaped(w, {1, 2}), {}, shaped(no_rows, {0, 1}));
 }
 
+// A view of no elements may be null on one rank and not on another: all must still take part in the same calls.
+TEST(LinearViews, RanksAgreeOnAnEmptyGradient) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"tp", 2}});
+    Compute compute(rank.context);
+    Floats w = {1, 2}, dw = {7, 7}, db = {7}, elements(1), none;
+    float* const dx = rank.rank == 0 ? none.data() : elements.data();
+    column_linear_backward(compute, mesh["tp"], shaped(none, {0, 1}), shaped(none, {0, 2}), shaped(w, {1, 2}),
+                           {view(dx, Shape{0, 2}), shaped(dw, {1, 2}), shaped(db, {1})});
+    EXPECT_EQ(dw, (Floats{0, 0}));
+    EXPECT_EQ(db, (Floats{0}));
+    rank.group().barrier().wait();
+  });
+}
+
 TEST(LinearViews, WhatDoesNotFitIsNamed) {
   Context context;
   Compute compute(context);

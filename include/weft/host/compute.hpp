@@ -16,7 +16,7 @@ namespace weft {
 /// everything made with it; the Context must outlive it.
 class Compute {
  public:
-  /// Makes a stream of its own on `device`. Throws bad_argument where `threads` < 1, and as Context::device() does.
+  /// Makes a stream of its own on `device`. Throws bad_argument unless 1 <= threads <= 4096, and as Context::device() does.
   explicit Compute(Context& context, int threads = 1, Device device = {});
   ~Compute();
   Compute(const Compute&) = delete;

@@ -8,7 +8,7 @@ namespace weft {
 
 /// to = from, of the same dtype and shape, with any strides; either is on the CPU or both are on one device. On
 /// `stream`, one of that device; Stream{}: its default one. Where `to` is the host's memory it is there after
-/// DeviceRuntime::wait(stream). The two may not overlap. Throws bad_argument naming what differs.
+/// DeviceRuntime::wait(stream). The two may not overlap. Throws bad_argument naming what differs, or has no memory.
 void copy(Context& context, const ConstTensorView& from, const TensorView& to, Stream stream = {});
 
 /// A copy in local memory of the host, with the same layout, after all work queued on t's stream; waits for it. A tensor

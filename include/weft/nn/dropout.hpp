@@ -14,7 +14,7 @@ namespace weft {
 /// is bad_argument, since every step would drop the same elements.
 class Dropout : public Module {
  public:
-  /// Throws bad_argument unless 0 <= p < 1.
+  /// Throws bad_argument unless 0 <= p < 1, also as f32.
   explicit Dropout(double p);
   double p() const noexcept { return p_; }
 

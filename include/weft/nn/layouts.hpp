@@ -18,8 +18,9 @@ TensorName named(const Module& module, std::string_view tensor);
 /// `tp=2`
 std::string axis_name(const Layout& layout, int axis);
 
-/// Equal on every axis of more than one rank, with the same global shape; both null is equal. A null one
-/// equals one over a mesh of one rank.
+/// Of one mesh and global shape, and every rank holds the same elements in the same form: placements on every axis of
+/// more than one rank, the nesting and the segments of what is cut. Both null is equal. A null one equals one over a
+/// mesh of one rank.
 bool same(const LayoutRef& a, const LayoutRef& b);
 
 /// Throws layout unless same(): `<what> is Shard(1) on tp=2; expected Replicate (<why>)`, for the first axis
@@ -46,6 +47,9 @@ LayoutRef gradient_of(const LayoutRef& weight, const LayoutRef& x, int features)
 /// (out, in). Throws layout where x does not fit the weight: `<what> is Shard(1) on tp=2; expected Replicate,
 /// since the weight is Shard(0)`. Null where x is plain.
 LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const LayoutRef& weight);
+/// Throws layout unless the features (the last dimension) of y are cut as the bias that is added to them, down to
+/// nesting and segments.
+void expect_bias(const TensorName& what, const LayoutRef& y, const LayoutRef& bias);
 /// The layout of dx = dy w: Partial(sum) on axes that split the columns of y, since each rank then has only the
 /// contribution of its own columns; on other axes as x.
 LayoutRef linear_input_gradient(const LayoutRef& x, const LayoutRef& weight);

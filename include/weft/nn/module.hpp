@@ -126,7 +126,8 @@ class Module {
   /// In the order in which a tensor meets them on its way forward; backward undoes them in reverse.
   const std::vector<PlacedBoundary>& before() const noexcept { return before_; }
   const std::vector<PlacedBoundary>& after() const noexcept { return after_; }
-  /// Adds one as the last before (the last after) this module.
+  /// Adds one as the last before (the last after) this module. Throws bad_argument for null, and an index below
+  /// kEvery; a pass throws it where there is no tensor of that number.
   void add_before(BoundaryRef boundary, int input = kEvery);
   void add_after(BoundaryRef boundary, int output = kEvery);
 
@@ -176,6 +177,7 @@ class Module {
   /// The counterpart in backward; runs before that boundary's adjoint.
   virtual void begin_backward(Inputs dy, Frame& frame);
   void expect_here(const char* what, Inputs x, const Frame& frame) const;
+  void expect_boundary(std::string_view call, const BoundaryRef& boundary, int index) const;
   void set_path(std::string path);
   HookHandle add_around(bool backward, Around around);
   std::vector<Around> around(bool backward) const;

@@ -35,8 +35,8 @@ class ModuleBuffer {
   /// memory already.
   void materialise(Compute& compute, Memory memory = Memory::local);
   bool materialised() const noexcept { return static_cast<bool>(tensor_); }
-  /// The Compute that it was materialised with.
-  Compute& compute() const noexcept { return *compute_; }
+  /// The Compute that it was materialised with. Throws bad_argument naming the path before materialise.
+  Compute& compute() const;
   /// This rank's part, to be read and written: a tensor of dtype() that carries layout(). Throws bad_argument naming the
   /// path before materialise.
   const Tensor& tensor() const;

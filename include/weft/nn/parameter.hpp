@@ -59,8 +59,8 @@ class Parameter {
   /// where it has memory already.
   void materialise(Compute& compute, Memory memory = Memory::local);
   bool materialised() const noexcept { return static_cast<bool>(master_); }
-  /// The Compute that it was materialised with.
-  Compute& compute() const noexcept { return *compute_; }
+  /// The Compute that it was materialised with. Throws bad_argument naming the path before materialise.
+  Compute& compute() const;
   /// f32, of local_shape(), carrying layout(). To be read; code that changes its elements calls write_master(). Throws
   /// bad_argument naming the path before materialise.
   const Tensor& master() const;
@@ -68,7 +68,7 @@ class Parameter {
   const Tensor& write_master();
   /// Puts another tensor in its place (a loaded checkpoint): f32, of the local shape of its own
   /// layout, which becomes layout(), or of layout() where it is plain. Throws layout for a Partial one, or for another
-  /// layout while there is a gradient.
+  /// layout while there is a gradient, and bad_argument where the shape changes while somebody has claimed the gradient.
   void set_master(Tensor master);
 
   /// What layers read: of dtype(), with a layout of its own. Throws bad_argument naming the path before materialise.
@@ -90,7 +90,7 @@ class Parameter {
   /// The gradient's layout; null where plain or not yet accumulated.
   LayoutRef gradient_layout() const noexcept { return gradient_layout_; }
   /// States that the gradient's elements have been changed in place to what this layout says (it was
-  /// reduced).
+  /// reduced). Throws layout where it is not for global_shape(), or gives this rank another shape.
   void set_gradient_layout(LayoutRef layout);
   /// Puts a reduced gradient in the place of the one that uses made: f32, of the local shape of its layout, which
   /// is for global_shape() (this rank's shard of it, after a reduce_scatter). Throws bad_argument where it does not fit,
@@ -104,13 +104,14 @@ class Parameter {
   /// The gradient lives in `memory` from now on (a view of a bucket: f32, the shape of weight(), on its device); a gradient already
   /// there is copied.
   void place_gradient(Tensor memory);
-  /// States that the gradient's memory holds a gradient of that layout (zeros, put there by its owner).
+  /// States that the gradient's memory holds a gradient of that layout (zeros, put there by its owner). Throws as
+  /// set_gradient_layout() does.
   void state_gradient(LayoutRef layout);
   /// Forgets the gradient; costs nothing, since the next use overwrites it.
   void zero_gradient() noexcept;
 
-  /// Adds one use's gradient; nothing where the parameter is frozen. `dw`: f32, local shape; its layout must be that
-  /// of the uses before it since zero_gradient() (layout error that names both).
+  /// Adds one use's gradient; nothing where the parameter is frozen. `dw`: f32, the shape of weight(); its layout is for
+  /// global_shape() and that of the uses before it since zero_gradient() (layout error that names both).
   void accumulate(const Tensor& dw);
   /// The same without a temporary: `write(into, add)` overwrites `into`, or adds to it where `add`.
   void accumulate(LayoutRef layout, const std::function<void(const Tensor& into, bool add)>& write);
@@ -119,7 +120,7 @@ class Parameter {
   int holders() const noexcept { return holders_; }
   using Listener = std::function<void(Parameter&)>;
   /// Called when a gradient is final: Module::backward calls announce_final() after as many uses as the
-  /// forward passes on that Frame made. Returns a number for stop_listening.
+  /// forward passes on that Frame made. Returns a number for stop_listening. A listener may add others and take any away.
   int listen(Listener listener);
   void stop_listening(int id);
   /// Calls the listeners; nothing where there is no gradient. For code that accumulates without a Module.
@@ -130,6 +131,8 @@ class Parameter {
   void make_gradient();
   void expect_unclaimed(std::string_view call) const;
   void expect_device(std::string_view call, const Tensor& t) const;
+  void expect_memory(std::string_view call, const Tensor& t) const;
+  void expect_gradient_layout(std::string_view call, const Shape& shape, const LayoutRef& layout) const;
   void expect_fits(std::string_view call, const Tensor& t, DType dtype, const LayoutRef& layout) const;
   Shape global_;
   Init init_;
