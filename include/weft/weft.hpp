@@ -16,6 +16,7 @@
 #include "weft/dp/bucket_reducer.hpp"
 #include "weft/dp/grad_norm.hpp"
 #include "weft/dp/gradient.hpp"
+#include "weft/dp/kernels.hpp"
 #include "weft/dp/replicated.hpp"
 #include "weft/dp/sampler.hpp"
 #include "weft/group/process_group.hpp"

@@ -17,6 +17,10 @@ std::string to_string(Device device) {
   return "?";
 }
 
+std::string is_on(Device device, Device expected) {
+  return fmt::format("is on {}; expected {}", to_string(device), to_string(expected));
+}
+
 Device parse_device(std::string_view text) {
   if (text == "cpu") return {};
   if (text == "cuda") return {DeviceKind::cuda, 0};

@@ -34,8 +34,7 @@ std::size_t checked_bytes(const Shape& shape, DType dtype) {
 
 std::string elsewhere_text(const Tensor& t, Stream expected, std::string_view whose) {
   if (t.device() != expected.device)
-    return fmt::format("is on {}; expected {}, the device of {}", to_string(t.device()),
-                       to_string(expected.device), whose);
+    return fmt::format("{}, the device of {}", is_on(t.device(), expected.device), whose);
   return fmt::format("is ordered on another stream of {} than {}; to_device() orders it there",
                      to_string(expected.device), whose);
 }

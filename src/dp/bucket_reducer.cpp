@@ -3,12 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 
 #include "base/hash.hpp"
 #include "dp/missing.hpp"
-#include "dp/workers.hpp"
+#include "dp/parts.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "mesh/mesh_state.hpp"
 #include "mesh/same_list.hpp"
@@ -50,6 +49,7 @@ struct BucketReducer::Impl {
       : axes(given_mesh("bucket_reducer", axes_in)),
         entries(std::move(entries_in)),
         options(options_in),
+        device(dp::stream_of(options.compute).device),
         slots(entries.size()),
         number(axes.state().users_along({axes.root_axes().begin(), axes.root_axes().end()})) {
     if (options.bucket_bytes < 1)
@@ -93,7 +93,8 @@ struct BucketReducer::Impl {
     }
     for (Bucket& b : buckets) {
       b.pending = b.members.size();
-      b.memory = Tensor::zeros(axes.context(), {b.bytes / size_bytes(b.dtype)}, b.dtype, Memory::shared);
+      b.memory =
+          Tensor::zeros(axes.context(), {b.bytes / size_bytes(b.dtype)}, b.dtype, Memory::shared, stream());
     }
   }
 
@@ -110,7 +111,8 @@ struct BucketReducer::Impl {
                         entries[i].name));
     for (std::size_t k = 0; k < entries.size(); ++k)
       if (k != i && slots[k].bound != nullptr &&
-          overlap(data, {slots[k].bound, entries[k].dtype, {}, Dims::line(entries[k].count), Dims::line(1)}))
+          overlap(data,
+                  {slots[k].bound, entries[k].dtype, device, Dims::line(entries[k].count), Dims::line(1)}))
         bad(fmt::format("bind of \"{}\": data overlaps the data of \"{}\"", entries[i].name,
                         entries[k].name));
   }
@@ -120,9 +122,8 @@ struct BucketReducer::Impl {
     const Bucket& b = buckets[slots[i].bucket];
     return b.in_place != nullptr ? b.in_place : b.memory.data() + slots[i].offset;
   }
-  std::size_t bytes_of(std::size_t i) const {
-    return static_cast<std::size_t>(entries[i].count * size_bytes(entries[i].dtype));
-  }
+  std::int64_t bytes_of(std::size_t i) const { return entries[i].count * size_bytes(entries[i].dtype); }
+  Stream stream() const noexcept { return dp::stream_of(options.compute); }
   bool is_copied(std::size_t i) const { return slots[i].bound != nullptr && slots[i].bound != place(i); }
 
   bool in_place(std::size_t i) const { return buckets[slots[i].bucket].in_place != nullptr; }
@@ -173,6 +174,24 @@ struct BucketReducer::Impl {
   // Calls of several reducers over the same axes may come in another order on each rank: each has a group.
   ProcessGroup& group() const { return own_group ? own_group : axes.group(); }
 
+  // On a device its stream waits, and the next step asks how it ended.
+  void wait(Bucket& b) const {
+    if (!b.work.valid()) return;
+    if (dp::on_device(options.compute))
+      b.work.wait_on(stream());
+    else
+      b.work.wait();
+  }
+
+  // Reductions of a step that is finished, which only a stream has waited for, end first.
+  ~Impl() {
+    for (std::size_t b = posted; b < buckets.size(); ++b) try {
+        if (buckets[b].work.valid()) buckets[b].work.wait();
+      } catch (const std::exception& e) {  // nobody is there to be told
+        axes.context().log().write(LogLevel::warning, fmt::format("bucket_reducer: {}", e.what()));
+      }
+  }
+
   void start_step() {
     posted = done = 0;
     for (Bucket& b : buckets) b.pending = b.members.size();
@@ -205,17 +224,18 @@ struct BucketReducer::Impl {
   }
 
   void copy_in(std::size_t i) const {
-    dp::for_blocks(
-        options.compute, 1, [&](std::size_t) { return is_copied(i) ? entries[i].count : 0; },
-        [&](const dp::Block& b) { copy_block(i, b, false); });
+    dp::copy_all(options.compute, 1, [&](std::size_t) {
+      return dp::Copied{slots[i].bound, place(i), is_copied(i) ? bytes_of(i) : 0};
+    });
   }
-  // Between the caller's memory and the bucket.
-  void copy_block(std::size_t i, const dp::Block& b, bool back) const {
-    const std::int64_t element = size_bytes(entries[i].dtype);
-    std::byte* const in_bucket = place(i) + b.begin * element;
-    std::byte* const bound = slots[i].bound + b.begin * element;
-    std::memcpy(back ? bound : in_bucket, back ? in_bucket : bound,
-                static_cast<std::size_t>(b.count * element));
+  void copy_all_back() const {
+    dp::copy_all(options.compute, entries.size(), [&](std::size_t i) {
+      return dp::Copied{place(i), slots[i].bound, is_copied(i) ? bytes_of(i) : 0};
+    });
+  }
+  void clear(std::size_t i) const {
+    if (bytes_of(i) > 0)
+      axes.context().device(device).fill(place(i), 0, {static_cast<std::size_t>(bytes_of(i))}, stream());
   }
 
   void mark_ready(std::size_t i) {
@@ -230,11 +250,12 @@ struct BucketReducer::Impl {
       Bucket& b = buckets[posted];
       if (axes.size() == 1 || b.bytes == 0) continue;
       compare();
-      const TensorView memory =
-          b.in_place == nullptr
-              ? b.memory.view()
-              : TensorView{b.in_place, b.dtype, {}, Dims::line(entries[b.members[0]].count), Dims::line(1)};
-      b.work = group().all_reduce(memory, memory, {.op = b.op});
+      const TensorView memory = b.in_place == nullptr
+                                    ? b.memory.view()
+                                    : TensorView{b.in_place, b.dtype, device,
+                                                 Dims::line(entries[b.members[0]].count), Dims::line(1)};
+      if (b.work.valid()) b.work.wait();
+      b.work = group().all_reduce(memory, memory, {.op = b.op, .stream = stream()});
     }
   }
 
@@ -242,6 +263,7 @@ struct BucketReducer::Impl {
   mutable ProcessGroup own_group;  // empty: that of the axes
   std::vector<BucketEntry> entries;
   BucketOptions options;
+  const Device device;  // where buckets and gradients are
   std::vector<Slot> slots;
   std::vector<Bucket> buckets;  // in the order they are posted
   std::size_t posted = 0;       // buckets posted in this step
@@ -266,7 +288,7 @@ const BucketEntry& BucketReducer::entry(std::size_t i) const { return impl_->ent
 
 TensorView BucketReducer::slot(std::size_t i) const {
   const BucketEntry& e = entry(i);
-  return {impl_->place(i), e.dtype, {}, Dims::line(e.count), Dims::line(1)};
+  return {impl_->place(i), e.dtype, impl_->device, Dims::line(e.count), Dims::line(1)};
 }
 
 Tensor BucketReducer::tensor(std::size_t i) const {
@@ -286,8 +308,8 @@ void BucketReducer::bind(std::size_t i, const TensorView& data) {
   if (data.dtype != e.dtype || data.count() != e.count)
     bad(fmt::format("bind of \"{}\": data is {} x{}; expected {} x{}, contiguous", e.name, name(data.dtype),
                     data.count(), name(e.dtype), e.count));
-  if (data.device.kind != DeviceKind::cpu)
-    bad(fmt::format("bind of \"{}\": data is on {}; expected cpu", e.name, to_string(data.device)));
+  if (const std::string fault = device_fault(data.device, impl_->options.compute); !fault.empty())
+    bad(fmt::format("bind of \"{}\": data {}", e.name, fault));
   impl_->expect_apart(i, data);
   slot.bound = data.data;
   Bucket& bucket = impl_->buckets[slot.bucket];
@@ -338,19 +360,15 @@ void BucketReducer::finish() {
       impl_->mark_ready(i);
     } else if (!impl_->slots[i].ready) {
       missing.push_back(i);
-      std::memset(impl_->place(i), 0, impl_->bytes_of(i));
+      impl_->clear(i);
     }
   impl_->communicate([&] {
     impl_->compare();
     for (Bucket& b : impl_->buckets) b.pending = 0;
     impl_->post_ready();
-    for (Bucket& b : impl_->buckets)
-      if (b.work.valid()) b.work.wait();
+    for (Bucket& b : impl_->buckets) impl_->wait(b);
   });
-  dp::for_blocks(
-      impl_->options.compute, size(),
-      [&](std::size_t i) { return impl_->is_copied(i) ? impl_->entries[i].count : 0; },
-      [&](const dp::Block& b) { impl_->copy_block(b.tensor, b, true); });
+  impl_->copy_all_back();
   impl_->start_step();
   if (impl_->options.unused == Unused::error)
     dp::expect_none_missing(

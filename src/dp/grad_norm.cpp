@@ -4,13 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <optional>
 
-#include "dp/elements.hpp"
-#include "dp/workers.hpp"
+#include "dp/parts.hpp"
 #include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/name_ranks.hpp"
@@ -19,87 +19,15 @@
 namespace weft {
 namespace {
 
-using dp::with_elements;
-
-// A sum of powers as scale^p · sum, where scale is the largest magnitude in it: |g|^p itself may be too large
-// or too small for a double. For the everyday norms the scale is 1 and sum is the plain sum.
-struct Powers {
-  double scale = 1, sum = 0;
-};
+using Powers = PowerSum;
 
 bool plain(double p) { return p >= 1 && p <= 4; }
-// Sums that stay plain sums: more than 2^100 of them can be added up, and what was lost in one of them since its
-// power is no double is less than rounding.
-bool in_range(double sum) { return sum >= 0x1p-500 && sum <= 0x1p900; }
+Powers nothing(double p) { return {plain(p) ? 1.0 : 0.0, 0}; }
 
 double power(double x, double p) {
   if (p == 1) return x;
   if (p == 2) return x * x;
   return std::pow(x, p);
-}
-
-template <class T>
-double largest(std::span<const T> values) {
-  double most = 0;
-  bool number = true;
-  dp::for_floats(values, [&](const auto& part) {
-    for (const auto v : part) {
-      const double x = std::abs(static_cast<double>(v));
-      number &= x == x;
-      most = x > most ? x : most;
-    }
-  });
-  return number ? most : std::nan("");
-}
-
-// Σ (|v| / scale)^p. Several sums side by side: faster, and their rounding errors stay small.
-template <class T>
-double sum_of_powers(std::span<const T> values, double scale, double p) {
-  double lanes[dp::loops::kLanes] = {};
-  dp::for_floats(values, [&](const auto& part) {
-    if (p == 2 && scale == 1)
-      dp::loops::add_squares(part.data(), part.size(), lanes);
-    else if (p == 1 && scale == 1)
-      dp::loops::add_magnitudes(part.data(), part.size(), lanes);
-    else
-      for (std::size_t i = 0; i < part.size(); ++i)
-        lanes[i % dp::loops::kLanes] += power(std::abs(static_cast<double>(part[i])) / scale, p);
-  });
-  double sum = 0;
-  for (const double lane : lanes) sum += lane;
-  return sum;
-}
-
-Powers nothing(double p) { return {plain(p) ? 1.0 : 0.0, 0}; }
-
-template <class T>
-Powers powers_of(std::span<const T> values, double p) {
-  if (values.empty()) return nothing(p);
-  if (plain(p)) {
-    const double sum = sum_of_powers(values, 1, p);
-    if (in_range(sum)) return {1, sum};  // else NaN or infinity, zeros, or magnitudes of f64 alone
-  }
-  const double scale = largest(values);
-  if (std::isinf(p) || scale == 0 || !std::isfinite(scale)) return {scale, scale == 0 ? 0.0 : 1.0};
-  return {scale, sum_of_powers(values, scale, p)};
-}
-
-Powers powers_of(const TensorView& part, double p) {
-  Powers powers;
-  with_elements(part, [&](const auto& values) {
-    using T = typename std::remove_cvref_t<decltype(values)>::element_type;
-    powers = powers_of(std::span<const T>(values), p);
-  });
-  return powers;
-}
-
-bool is_finite(const Gradient& g) {
-  double most = 0;
-  with_elements(g.data, [&](const auto& values) {
-    using T = typename std::remove_cvref_t<decltype(values)>::element_type;
-    most = largest(std::span<const T>(values));
-  });
-  return std::isfinite(most);
 }
 
 Powers together(const Powers& a, const Powers& b, double p) {
@@ -161,9 +89,13 @@ Cohort& cohort_of(const Gradient& g, double p, std::vector<Part>& parts) {
   return *cohort;
 }
 
-// All gradients by mesh and cohort, and the powers of what this rank holds of them. Blocks are combined in order: the
-// same bits for any number of threads.
-std::vector<Part> parts_of(std::span<const Gradient> gradients, double p, Compute* compute) {
+// What is wrong with this rank's arguments.
+using Fault = std::optional<Error>;
+
+// All gradients by mesh and cohort, and the powers of what this rank holds of them. Their parts are combined in order: the
+// same bits for any number of threads. With a fault nothing is read.
+std::vector<Part> parts_of(const char* what, std::span<const Gradient> gradients, double p, Compute* compute,
+                           const Fault& fault) {
   std::vector<Part> parts;
   for (const Gradient& g : gradients) {
     cohort_of(g, p, parts);
@@ -172,16 +104,15 @@ std::vector<Part> parts_of(std::span<const Gradient> gradients, double p, Comput
         return x.root == root;
       })->digest.add(digest_of_view(g.name, g.data, g.layout));
   }
-  std::array<Powers, dp::kBatch> powers;
+  if (fault) return parts;
   Cohort* cohort = nullptr;
-  dp::for_blocks(
-      compute, gradients.size(), [&](std::size_t g) { return gradients[g].data.count(); },
-      [&](const dp::Block& b, std::size_t slot) {
-        powers[slot] = powers_of(dp::part_of(gradients[b.tensor].data, b.begin, b.count), p);
-      },
-      [&](const dp::Block& b, std::size_t slot) {
-        if (b.begin == 0) cohort = &cohort_of(gradients[b.tensor], p, parts);
-        cohort->powers = together(cohort->powers, powers[slot], p);
+  std::size_t of = gradients.size();  // the gradient that `cohort` is of
+  dp::for_power_sums(
+      what, compute, gradients.size(), [&](std::size_t g) { return gradients[g].data; }, p,
+      [&](std::size_t g, const Powers& sum) {
+        if (g != of) cohort = &cohort_of(gradients[g], p, parts);
+        of = g;
+        cohort->powers = together(cohort->powers, sum, p);
       });
   return parts;
 }
@@ -222,7 +153,8 @@ std::string text_of(const std::vector<NotFinite>& where) {
 }
 
 // The powers of every cohort on every rank: those of rank r begin at 2 * r * cohorts.
-std::vector<double> gather_powers(const char* what, const Part& part, std::span<const Gradient> gradients) {
+std::vector<double> gather_powers(const char* what, const Part& part, std::span<const Gradient> gradients,
+                                  const Fault& fault) {
   std::vector<std::uint64_t> own;
   for (const Cohort& c : part.cohorts)
     own.insert(own.end(),
@@ -237,7 +169,7 @@ std::vector<double> gather_powers(const char* what, const Part& part, std::span<
         [those](std::size_t i) { return digest_of_view(those[i]->name, those[i]->data, those[i]->layout); },
         [those](std::size_t i) { return text_of_view(those[i]->name, those[i]->data, those[i]->layout); }};
   };
-  for (const std::uint64_t word : gather_with_list(what, part.root, part.digest, own, list))
+  for (const std::uint64_t word : gather_with_list(what, part.root, part.digest, own, list, fault))
     all.push_back(std::bit_cast<double>(word));
   return all;
 }
@@ -246,14 +178,14 @@ std::vector<double> gather_powers(const char* what, const Part& part, std::span<
 // see the same NaNs, and adds up those of the ranks that have coordinate 0 on the axes along which the cohort
 // is replicated, in rank order: the same bits on all, also where replicas have drifted apart.
 Powers gathered(const char* what, const Part& part, std::span<const Gradient> gradients, double p,
-                std::vector<int>& not_finite) {
+                std::vector<int>& not_finite, const Fault& fault) {
   const int ranks = part.root ? part.root.size() : 1;
   const std::size_t cohorts = part.cohorts.size();
   std::vector<double> all;
   if (ranks == 1)
     for (const Cohort& c : part.cohorts) all.insert(all.end(), {c.powers.scale, c.powers.sum});
   else
-    all = gather_powers(what, part, gradients);
+    all = gather_powers(what, part, gradients, fault);
   Powers total = nothing(p), broken = nothing(p);
   for (int r = 0; r < ranks; ++r) {
     const std::vector<int> at = part.root ? part.root.shape().coordinates(r) : std::vector<int>{};
@@ -277,23 +209,45 @@ Powers gathered(const char* what, const Part& part, std::span<const Gradient> gr
   return not_finite.empty() ? total : broken;
 }
 
-Norm norm_over_all(const char* what, std::span<const Gradient> gradients, double p, Compute* compute) {
-  const std::vector<Part> parts = parts_of(gradients, p, compute);
+// Whether the ranks that get this error all get one: of arguments, not of the transport.
+bool is_told(const Error& e) {
+  return e.code() == ErrorCode::bad_argument || e.code() == ErrorCode::layout ||
+         e.code() == ErrorCode::mismatch || e.code() == ErrorCode::unsupported;
+}
+
+// What is wrong with a rank's arguments, or found out in one mesh, is told in all the others: their ranks throw, too, and
+// no call of one waits for another rank's.
+Norm norm_over_all(const char* what, std::span<const Gradient> gradients, double p, Compute* compute,
+                   Fault fault) {
+  const std::vector<Part> parts = parts_of(what, gradients, p, compute, fault);
   Powers total = nothing(p);
   Norm norm;
   for (const Part& part : parts) {
     std::vector<int> ranks;
-    total = together(total, gathered(what, part, gradients, p, ranks), p);
+    try {
+      total = together(total, gathered(what, part, gradients, p, ranks, fault), p);
+    } catch (const Error& e) {
+      if (!is_told(e)) throw;
+      if (!fault) fault = e;
+    }
     if (part.root) add_not_finite(norm.where, part.root, ranks);
   }
+  if (fault) throw Error(*fault);
   norm.value = norm_of(total, p);
   return norm;
 }
 
-[[noreturn]] void throw_not_finite(const Norm& norm, std::span<const Gradient> gradients) {
+[[noreturn]] void throw_not_finite(const Norm& norm, std::span<const Gradient> gradients, Compute* compute) {
   std::vector<std::string> names;
-  for (const Gradient& g : gradients)
-    if (!is_finite(g)) names.push_back(fmt::format("\"{}\"", g.name));
+  std::size_t named = gradients.size();  // the last one
+  dp::for_power_sums(
+      "clip_grad_norm", compute, gradients.size(), [&](std::size_t g) { return gradients[g].data; },
+      std::numeric_limits<double>::infinity(),
+      [&](std::size_t g, const Powers& largest) {
+        if (std::isfinite(largest.scale) || g == named) return;
+        names.push_back(fmt::format("\"{}\"", gradients[g].name));
+        named = g;
+      });
   throw Error(
       Failure{.code = ErrorCode::bad_argument,
               .text = fmt::format("clip_grad_norm: the norm is {}; not finite on {}; of this rank: {}",
@@ -306,36 +260,39 @@ Norm norm_over_all(const char* what, std::span<const Gradient> gradients, double
 
 // Adds the sum of |g|^p of each gradient to its cohort's; one all-gather per mesh then adds those of all ranks.
 double grad_norm(std::span<const Gradient> gradients, double p, Compute* compute) {
-  if (!(p >= 1))
-    throw Error(ErrorCode::bad_argument, fmt::format("grad_norm: p is {}; expected 1 or more", p));
-  check_gradients("grad_norm", gradients);
-  const Norm norm = norm_over_all("grad_norm", gradients, p, compute);
+  const Fault fault = fault_of([&] {
+    if (!(p >= 1))
+      throw Error(ErrorCode::bad_argument, fmt::format("grad_norm: p is {}; expected 1 or more", p));
+    check_gradients("grad_norm", gradients, compute);
+    dp::kernels_of("grad_norm", compute);
+  });
+  const Norm norm = norm_over_all("grad_norm", gradients, p, compute, fault);
   expect_reduced("grad_norm", gradients);
   return norm.value;
 }
 
 double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, double p, NonFinite non_finite,
                       Compute* compute) {
-  if (!(max_norm > 0))
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("clip_grad_norm: max_norm is {}; expected more than 0", max_norm));
-  if (!(p >= 1))
-    throw Error(ErrorCode::bad_argument, fmt::format("clip_grad_norm: p is {}; expected 1 or more", p));
-  check_gradients("clip_grad_norm", gradients);
-  const Norm norm = norm_over_all("clip_grad_norm", gradients, p, compute);
+  const Fault fault = fault_of([&] {
+    if (!(max_norm > 0))
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("clip_grad_norm: max_norm is {}; expected more than 0", max_norm));
+    if (!(p >= 1))
+      throw Error(ErrorCode::bad_argument, fmt::format("clip_grad_norm: p is {}; expected 1 or more", p));
+    check_gradients("clip_grad_norm", gradients, compute);
+    dp::kernels_of("clip_grad_norm", compute);
+  });
+  const Norm norm = norm_over_all("clip_grad_norm", gradients, p, compute, fault);
   expect_reduced("clip_grad_norm", gradients);
   if (!std::isfinite(norm.value)) {
     if (non_finite == NonFinite::skip) return norm.value;
-    throw_not_finite(norm, gradients);
+    throw_not_finite(norm, gradients, compute);
   }
   const double coefficient = std::min(1.0, max_norm / (norm.value + 1e-6));
   if (coefficient < 1)
-    dp::for_blocks(
-        compute, gradients.size(), [&](std::size_t g) { return gradients[g].data.count(); },
-        [&](const dp::Block& b) {
-          with_elements(dp::part_of(gradients[b.tensor].data, b.begin, b.count),
-                        [&](const auto& values) { dp::scale_elements(values, coefficient); });
-        });
+    dp::scale_all(
+        "clip_grad_norm", compute, gradients.size(), [&](std::size_t g) { return gradients[g].data; },
+        coefficient);
   return norm.value;
 }
 

@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <deque>
 #include <functional>
 #include <string>
 
+#include "mesh/pieces.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
 
@@ -15,7 +15,7 @@ namespace {
 
 // Memory given twice would be summed or scaled twice.
 void expect_apart(std::string_view what, std::span<const Gradient> gradients) {
-  std::deque<const Gradient*> by_address;  // in small pieces: a step allocates no large block
+  Pieces<const Gradient*> by_address;
   for (const Gradient& g : gradients)
     if (g.data.count() > 0) by_address.push_back(&g);
   std::sort(by_address.begin(), by_address.end(),
@@ -38,7 +38,7 @@ const Shape& local_shape_of_gradient(std::string_view name, const LayoutRef& lay
   return layout->local_shape();
 }
 
-void check_gradients(std::string_view what, std::span<const Gradient> gradients) {
+void check_gradients(std::string_view what, std::span<const Gradient> gradients, const Compute* compute) {
   for (const Gradient& g : gradients) {
     const auto wrong = [&](ErrorCode code, const std::string& text) {
       throw Error(code, fmt::format("{}: the gradient of \"{}\" {}", what, g.name, text));
@@ -46,8 +46,8 @@ void check_gradients(std::string_view what, std::span<const Gradient> gradients)
     const DType t = g.data.dtype;
     if (t != DType::f64 && t != DType::f32 && t != DType::bf16 && t != DType::f16)
       wrong(ErrorCode::bad_argument, fmt::format("is {}; expected f64, f32, bf16 or f16", name(t)));
-    if (g.data.device.kind != DeviceKind::cpu)
-      wrong(ErrorCode::bad_argument, fmt::format("is on {}; expected cpu", to_string(g.data.device)));
+    if (const std::string fault = device_fault(g.data.device, compute); !fault.empty())
+      wrong(ErrorCode::bad_argument, fault);
     if (const std::string fault = memory_fault(g.data); !fault.empty()) wrong(ErrorCode::bad_argument, fault);
     if (g.layout != nullptr && !(g.data.shape == g.layout->local_shape()))
       wrong(ErrorCode::layout, fmt::format("is {}; {} is {} on this rank", to_string(g.data.shape),

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "mesh/axis_ranks.hpp"
+#include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::dp {
@@ -21,7 +22,7 @@ void expect_none_missing(const MissingText& text, const DeviceMesh& axes, std::s
   if (axes.size() == 1)
     all = own;
   else if (words > 0)
-    (group != nullptr ? *group : axes.group()).all_gather(view(own), view(all)).wait();
+    gather_on_host(group != nullptr ? *group : axes.group(), view(own), view(all));
   if (std::all_of(all.begin(), all.end(), [](std::uint64_t word) { return word == 0; })) return;
 
   std::string found;

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "dp/elements.hpp"
+#include "dp/parts.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
@@ -89,12 +90,12 @@ void Replicas::add(const Gradient& gradient, std::size_t index, const std::vecto
   bits_.add(gradient.data, along);
 }
 
-void Replicas::compare_bits(const SyncOptions& options, const char* what,
-                            std::span<const Gradient> gradients) {
+void Replicas::compare_bits(const SyncOptions& options, const char* what, std::span<const Gradient> gradients,
+                            const std::optional<Error>& fault) {
   const std::uint64_t own[kOptionWords] = {std::bit_cast<std::uint64_t>(options.tolerance.value_or(kUnset)),
                                            static_cast<std::uint64_t>(options.on_drift)};
-  expect_same_options(
-      bits_.compare(what, digest_of_list(gradients), own, [&] { return entries_of("gradient", gradients); }));
+  expect_same_options(bits_.compare(
+      what, digest_of_list(gradients), own, [&] { return entries_of("gradient", gradients); }, fault));
 }
 
 void Replicas::expect_same_options(const std::vector<std::uint64_t>& all) const {
@@ -147,8 +148,10 @@ void Replicas::expect_no_drift(const SyncOptions& options,
     const auto average = averages.find(replica.index);
     if (average == averages.end()) continue;
     bool finite = true;
-    Verdict v = verdict_on(replica.gradient->data, average->second,
-                           tolerance_of(options, replica.gradient->data.dtype), finite);
+    const TensorView& data = replica.gradient->data;
+    Verdict v =
+        verdict_on(on_host(data, options.compute).view(), on_host(average->second, options.compute).view(),
+                   tolerance_of(options, replica.gradient->data.dtype), finite);
     v.position = position;
     if (!finite) own[kVerdictWords + position / 64] |= std::uint64_t{1} << (position % 64);
     if (v.excess > worst.excess) worst = v;
@@ -157,7 +160,7 @@ void Replicas::expect_no_drift(const SyncOptions& options,
   own[1] = std::bit_cast<std::uint64_t>(worst.distance);
   own[2] = worst.position;
   std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(axes_.size()));
-  axes_.group().all_gather(view(own), view(all)).wait();
+  gather_on_host(axes_.group(), view(own), view(all));
 
   const auto told = [&](int r) { return all.data() + static_cast<std::size_t>(r) * own.size(); };
   for (std::size_t position = 0; position < replicas_.size(); ++position) {

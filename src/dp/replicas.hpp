@@ -3,12 +3,13 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "mesh/pieces.hpp"
 #include "mesh/replica_bits.hpp"
 #include "weft/dp/gradient.hpp"
 #include "weft/dp/replicated.hpp"
@@ -18,15 +19,16 @@ namespace weft::dp {
 
 class Replicas {
  public:
-  explicit Replicas(const DeviceMesh& axes) : axes_(axes), bits_(axes) {}
+  Replicas(const DeviceMesh& axes, Compute* compute) : axes_(axes), bits_(axes, compute) {}
 
   /// Gradient `index` of those given is Replicate on the axes `along`, by their numbers in the root, among those of the
   /// mesh. All ranks add the same, where a gradient is empty, too.
   void add(const Gradient& gradient, std::size_t index, const std::vector<int>& along);
   /// One small all-gather over the axes: compares the lists of all gradients, the options, and a hash of the replicas;
   /// where that differs, a second one finds out which. Throws mismatch where the ranks gave different lists or
-  /// options. `what`: the caller.
-  void compare_bits(const SyncOptions& options, const char* what, std::span<const Gradient> gradients);
+  /// options. `what`: the caller; `fault`: as in gather_with_list().
+  void compare_bits(const SyncOptions& options, const char* what, std::span<const Gradient> gradients,
+                    const std::optional<Error>& fault);
 
   /// Whether all bits are the same on all ranks that hold the replica that this rank has of gradient `index`.
   bool same_here(std::size_t index) const;
@@ -50,7 +52,7 @@ class Replicas {
 
   DeviceMesh axes_;
   ReplicaBits bits_;
-  std::deque<Replica> replicas_;  // in the order of bits_; in small pieces, as in replica_bits.hpp
+  Pieces<Replica> replicas_;  // in the order of bits_
 };
 
 }  // namespace weft::dp

@@ -3,19 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstring>
-#include <deque>
 #include <iterator>
+#include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "dp/elements.hpp"
+#include "dp/parts.hpp"
 #include "dp/replicas.hpp"
-#include "dp/workers.hpp"
 #include "mesh/axis_ranks.hpp"
+#include "mesh/pieces.hpp"
+#include "mesh/same_list.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -40,13 +41,14 @@ struct Flat {
   Action action;
   AxisSet axes;
   DType dtype;
-  std::deque<Member> members;  // in small pieces: a step allocates no large block
+  Pieces<Member> members;
   std::int64_t count = 0;
   Tensor memory;
 
   TensorView part(const Member& m) const {
     const std::int64_t n = m.gradient->data.count();
-    return {memory.data() + m.offset * size_bytes(dtype), dtype, {}, Dims::line(n), Dims::line(1)};
+    return {memory.data() + m.offset * size_bytes(dtype), dtype, memory.device(), Dims::line(n),
+            Dims::line(1)};
   }
 };
 
@@ -85,8 +87,8 @@ ProcessGroup& group_of(const Flat& f, const std::vector<DeviceMesh>& axes) {
 }
 
 // Throws nothing: ranks have not compared their lists yet, and one that threw alone would leave the others waiting.
-dp::Replicas find_replicas(std::span<const Gradient> gradients, const DeviceMesh& axes) {
-  dp::Replicas replicas(axes);
+dp::Replicas find_replicas(std::span<const Gradient> gradients, const DeviceMesh& axes, Compute* compute) {
+  dp::Replicas replicas(axes, compute);
   for (std::size_t i = 0; i < gradients.size(); ++i) {
     const std::vector<int> along = replicated_along(gradients[i].layout, axes);
     if (!along.empty()) replicas.add(gradients[i], i, along);
@@ -127,88 +129,78 @@ std::vector<Flat> collect(std::span<Gradient> gradients, const std::vector<Devic
   return flats;
 }
 
-// Calls use(part of the gradient, part of the flat buffer) for every block of every member.
-template <class Use>
-void for_members(const Flat& f, Compute* compute, const Use& use) {
-  dp::for_blocks(
-      compute, f.members.size(), [&](std::size_t m) { return f.members[m].gradient->data.count(); },
-      [&](const dp::Block& b) {
-        const Member& m = f.members[b.tensor];
-        use(dp::part_of(m.gradient->data, b.begin, b.count), dp::part_of(f.part(m), b.begin, b.count));
-      });
+// Between the gradients and their flat buffer.
+void copy_members(const Flat& f, Compute* compute, bool back) {
+  dp::copy_all(compute, f.members.size(), [&](std::size_t m) {
+    const TensorView gradient = f.members[m].gradient->data, part = f.part(f.members[m]);
+    return back ? dp::Copied{part.data, gradient.data, part.bytes()}
+                : dp::Copied{gradient.data, part.data, part.bytes()};
+  });
 }
 
-void copy(const TensorView& from, const TensorView& to) {
-  std::memcpy(to.data, from.data, static_cast<std::size_t>(from.bytes()));
-}
-
-void scale(const TensorView& v, double factor) {
-  dp::with_elements(v, [&](const auto& values) { dp::scale_elements(values, factor); });
-}
-
-bool all_finite(const TensorView& v, Compute* compute) {
-  std::array<bool, dp::kBatch> finite;
+bool all_finite(const TensorView& v, Compute* compute, const char* what) {
   bool all = true;
-  dp::for_blocks(
-      compute, 1, [&](std::size_t) { return v.count(); },
-      [&](const dp::Block& b, std::size_t slot) {
-        dp::with_elements(dp::part_of(v, b.begin, b.count), [&](const auto& values) {
-          using T = typename std::remove_cvref_t<decltype(values)>::value_type;
-          bool number = true;  // x - x is one where x is finite
-          dp::for_floats(std::span<const T>(values), [&](const auto& part) {
-            for (const auto x : part) number &= x - x == 0;
-          });
-          finite[slot] = number;
-        });
-      },
-      [&](const dp::Block&, std::size_t slot) { all = all && finite[slot]; });
+  dp::for_power_sums(
+      what, compute, 1, [&](std::size_t) { return v; }, std::numeric_limits<double>::infinity(),
+      [&](std::size_t, const PowerSum& largest) { all = all && std::isfinite(largest.scale); });
   return all;
+}
+
+// A flat buffer, where the gradients are.
+void make_memory(Flat& f, Context& context, const Compute* compute) {
+  f.memory = Tensor(context, {f.count}, f.dtype, Memory::shared, dp::stream_of(compute));
 }
 
 // An average is the sum divided, and of numbers near the largest the sum is infinite though the average is not. Then
 // the average is taken of numbers made so small, by a power of two, that their sum is finite; that changes no bit of
 // elements that are not tiny, and others than the infinite ones keep what they have. All ranks that average see the
 // same bits, so that all do it or none: also where an element was not finite to begin with, and stays so.
-void average_again_where_infinite(Flat& f, const std::vector<DeviceMesh>& axes, Compute* compute) {
+void average_again_where_infinite(Flat& f, const std::vector<DeviceMesh>& axes, Compute* compute,
+                                  const char* what) {
   const Tensor averages = f.memory;
-  if (all_finite(averages.view(), compute)) return;
+  if (all_finite(averages.view(), compute, what)) return;
   ProcessGroup& group = group_of(f, axes);
   int bits = 0;
   while ((1 << bits) < group.size()) ++bits;
-  f.memory = Tensor(axes[0].context(), {f.count}, f.dtype, Memory::shared);
-  for_members(f, compute, [&](const TensorView& gradient, const TensorView& part) {
-    copy(gradient, part);
-    scale(part, std::ldexp(1.0, -bits));
-  });
-  group.all_reduce(f.memory, f.memory, {.op = ReduceOp::avg}).wait();
-  dp::with_elements(f.memory.view(), [&](const auto& small) {
+  make_memory(f, axes[0].context(), compute);
+  copy_members(f, compute, false);
+  dp::scale_all(
+      what, compute, 1, [&](std::size_t) { return f.memory.view(); }, std::ldexp(1.0, -bits));
+  group.all_reduce(f.memory, f.memory, {.op = ReduceOp::avg, .stream = dp::stream_of(compute)}).wait();
+  // On the host, as it is rare.
+  const Tensor firsts = dp::on_host(averages.view(), compute),
+               seconds = dp::on_host(f.memory.view(), compute);
+  dp::with_elements(seconds.view(), [&](const auto& small) {
     using T = typename std::remove_cvref_t<decltype(small)>::value_type;
-    const auto first = averages.view().as<T>();
+    const auto first = firsts.view().as<T>();
     for (std::size_t i = 0; i < small.size(); ++i)
       small[i] = std::isfinite(dp::to_double(first[i]))
                      ? first[i]
                      : dp::from_double<T>(std::ldexp(dp::to_double(small[i]), bits));
   });
+  if (dp::on_device(compute)) copy(compute->context(), seconds, f.memory, compute->stream());
 }
 
 // Reduces all flat buffers side by side.
-void reduce(std::vector<Flat>& flats, const std::vector<DeviceMesh>& axes, Compute* compute) {
+void reduce(std::vector<Flat>& flats, const std::vector<DeviceMesh>& axes, Compute* compute,
+            const char* what) {
   std::vector<Work> works;
   for (Flat& f : flats) {
     if (f.count == 0) continue;
-    f.memory = Tensor(axes[0].context(), {f.count}, f.dtype, Memory::shared);
-    for_members(f, compute, copy);
+    make_memory(f, axes[0].context(), compute);
+    copy_members(f, compute, false);
     works.push_back(group_of(f, axes).all_reduce(
-        f.memory, f.memory, {.op = f.action == Action::sum ? ReduceOp::sum : ReduceOp::avg}));
+        f.memory, f.memory,
+        {.op = f.action == Action::sum ? ReduceOp::sum : ReduceOp::avg, .stream = dp::stream_of(compute)}));
   }
   for (Work& work : works) work.wait();
   for (Flat& f : flats)
-    if (f.count > 0 && f.action != Action::sum) average_again_where_infinite(f, axes, compute);
+    if (f.count > 0 && f.action != Action::sum) average_again_where_infinite(f, axes, compute, what);
 }
 
 void copy_back(const std::vector<Flat>& flats, Compute* compute) {
   for (const Flat& f : flats)
-    for_members(f, compute, [](const TensorView& gradient, const TensorView& part) { copy(part, gradient); });
+    if (f.count > 0) copy_members(f, compute, true);
 }
 
 std::map<std::size_t, TensorView> averages_of(const std::vector<Flat>& flats) {
@@ -228,9 +220,15 @@ void expect_options(const SyncOptions& options) {
 
 void reduce_all(std::span<Gradient> gradients, const DeviceMesh& axes, const SyncOptions& options,
                 const char* what, bool replicas_allowed) {
+  given_mesh(what, axes);
+  const std::optional<Error> fault = fault_of([&] {
+    expect_options(options);
+    check_gradients(what, gradients, options.compute);
+    dp::kernels_of(what, options.compute);
+  });
   const std::vector<DeviceMesh> list = axes.each_axis();
-  dp::Replicas replicas = find_replicas(gradients, axes);
-  replicas.compare_bits(options, what, gradients);
+  dp::Replicas replicas = find_replicas(gradients, axes, options.compute);
+  replicas.compare_bits(options, what, gradients, fault);
   expect_reducible(gradients, list, what, replicas_allowed);  // from here on all ranks throw, or none
   const bool watched = options.on_drift == OnDrift::error && !replicas.same_everywhere();
   if (watched && options.tolerance == 0) replicas.throw_other_bits();
@@ -247,7 +245,7 @@ void reduce_all(std::span<Gradient> gradients, const DeviceMesh& axes, const Syn
     rounds.resize(1);
   }
   for (std::vector<Flat>& flats : rounds) {
-    reduce(flats, list, options.compute);
+    reduce(flats, list, options.compute, what);
     if (watched && &flats == &rounds[0]) replicas.expect_no_drift(options, averages_of(flats));
     copy_back(flats, options.compute);
   }
@@ -260,15 +258,10 @@ void reduce_all(std::span<Gradient> gradients, const DeviceMesh& axes, const Syn
 
 void sync_replicated_gradients(std::span<Gradient> gradients, const DeviceMesh& axes,
                                const SyncOptions& options) {
-  expect_options(options);
-  given_mesh("sync_replicated_gradients", axes);
-  check_gradients("sync_replicated_gradients", gradients);
   reduce_all(gradients, axes, options, "sync_replicated_gradients", true);
 }
 
 void average_gradients(std::span<Gradient> gradients, const DeviceMesh& axes, Compute* compute) {
-  given_mesh("average_gradients", axes);
-  check_gradients("average_gradients", gradients);
   reduce_all(gradients, axes, {.compute = compute}, "average_gradients", false);
 }
 

@@ -1,14 +1,23 @@
 #include "mesh/replica_bits.hpp"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "base/hash.hpp"
+#include "host/threads/workers.hpp"
 #include "mesh/mesh_state.hpp"
+#include "weft/host/device_runtime.hpp"
 
 namespace weft {
 namespace {
+
+// Blocks are hashed by several threads, and the hash of a tensor is one of its blocks' hashes: always the same ones.
+// Those of a device are copied to the host, so many at a time.
+constexpr std::int64_t kBlockBytes = std::int64_t{1} << 19;
+constexpr std::size_t kBlocksAtOnce = 32;
 
 // Four sums side by side, each as in xxHash64: a large tensor is hashed about as fast as it is read.
 class BitHash {
@@ -73,14 +82,55 @@ const ReplicaBits::Holders& ReplicaBits::holders_along(const std::vector<int>& a
 }
 
 void ReplicaBits::add(const ConstTensorView& data, const std::vector<int>& along) {
-  BitHash hash;
-  hash.add(data.data, static_cast<std::size_t>(data.bytes()));
-  tensors_.push_back({hash.value(), &holders_along(along)});
+  tensors_.push_back({data.data, data.bytes(), &holders_along(along)});
+}
+
+struct ReplicaBits::Block {
+  Replica* tensor;
+  const std::byte* data;
+  std::int64_t bytes;
+  std::uint64_t hash;
+};
+
+void ReplicaBits::hash_all() {
+  std::array<Block, kBlocksAtOnce> blocks;
+  std::size_t n = 0;
+  Tensor staging;
+  for (Replica& tensor : tensors_)
+    for (std::int64_t at = 0; at < tensor.bytes; at += kBlockBytes) {
+      blocks[n++] = {&tensor, tensor.data + at, std::min(kBlockBytes, tensor.bytes - at), 0};
+      if (n == kBlocksAtOnce) hash_blocks(std::span(blocks).first(std::exchange(n, 0)), staging);
+    }
+  hash_blocks(std::span(blocks).first(n), staging);
+}
+
+void ReplicaBits::hash_blocks(std::span<Block> blocks, Tensor& staging) const {
+  std::int64_t bytes = 0;
+  if (compute_ != nullptr && compute_->device() != Device{} && !blocks.empty()) {
+    if (!staging)
+      staging = Tensor(axes_.context(), {kBlockBytes * static_cast<std::int64_t>(blocks.size())}, DType::u8);
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+      std::byte* const here = staging.data() + static_cast<std::int64_t>(i) * kBlockBytes;
+      compute_->runtime().copy(blocks[i].data, compute_->device(), here, {},
+                               {static_cast<std::size_t>(blocks[i].bytes)}, compute_->stream());
+      blocks[i].data = here;
+    }
+    compute_->wait();
+  }
+  for (const Block& block : blocks) bytes += block.bytes;
+  threads::run(compute_, blocks.size(), bytes / 8, [&](std::size_t i) {
+    BitHash hash;
+    hash.add(blocks[i].data, static_cast<std::size_t>(blocks[i].bytes));
+    blocks[i].hash = hash.value();
+  });
+  for (const Block& block : blocks) block.tensor->hash = digest_of(block.tensor->hash, block.hash);
 }
 
 std::vector<std::uint64_t> ReplicaBits::compare(std::string_view what, const ListDigest& digest,
                                                 std::span<const std::uint64_t> own,
-                                                const std::function<ListEntries()>& list) {
+                                                const std::function<ListEntries()>& list,
+                                                const std::optional<Error>& fault) {
+  if (!fault) hash_all();
   // The caller's words, then one hash for each set of axes along which something is replicated.
   std::vector<const Holders*> kinds;
   std::vector<std::uint64_t> words(own.begin(), own.end());
@@ -93,7 +143,7 @@ std::vector<std::uint64_t> ReplicaBits::compare(std::string_view what, const Lis
     }
     words[at] = digest_of(words[at], tensor.hash);
   }
-  const std::vector<std::uint64_t> all = gather_with_list(what, axes_, digest, words, list);
+  const std::vector<std::uint64_t> all = gather_with_list(what, axes_, digest, words, list, fault);
   const auto told = [&](int rank, std::size_t word) {
     return all[static_cast<std::size_t>(rank) * words.size() + word];
   };
@@ -106,7 +156,7 @@ std::vector<std::uint64_t> ReplicaBits::compare(std::string_view what, const Lis
     Tensor hashes(axes_.context(), {count}, DType::u64, Memory::shared);
     hashes_ = Tensor(axes_.context(), {count * axes_.size()}, DType::u64, Memory::shared);
     for (std::size_t i = 0; i < tensors_.size(); ++i) hashes.as<std::uint64_t>()[i] = tensors_[i].hash;
-    axes_.group().all_gather(hashes, hashes_).wait();
+    gather_on_host(axes_.group(), hashes, hashes_);
   }
   std::vector<std::uint64_t> callers;
   for (int r = 0; r < axes_.size(); ++r)

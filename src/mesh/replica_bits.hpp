@@ -4,16 +4,18 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
 
+#include "mesh/pieces.hpp"
 #include "mesh/same_list.hpp"
 #include "weft/base/tensor.hpp"
 #include "weft/base/view.hpp"
+#include "weft/host/compute.hpp"
 #include "weft/mesh/layout.hpp"
 #include "weft/mesh/mesh.hpp"
 
@@ -28,19 +30,22 @@ std::vector<int> replicated_along(const LayoutRef& layout, const DeviceMesh& axe
 
 class ReplicaBits {
  public:
-  explicit ReplicaBits(const DeviceMesh& axes) : axes_(axes) {}
+  /// `compute`: where the tensors are, and with whose threads they are read; null: the host's, by this thread.
+  explicit ReplicaBits(const DeviceMesh& axes, Compute* compute = nullptr) : axes_(axes), compute_(compute) {}
 
   /// One more tensor, Replicate along these axes of the root. All ranks add the same ones, where a part is empty, too.
+  /// Contiguous; it lives until compare() has read it.
   void add(const ConstTensorView& data, const std::vector<int>& along);
   std::size_t size() const noexcept { return tensors_.size(); }
 
   /// One small all-gather over the axes: compares the lists of the ranks, and one hash of all replicas along the same
   /// axes; where that differs, a second one tells the hash of each. `own`: words of the caller's that travel with the
   /// first; returns those of all ranks, those of rank r from r * own.size() on. The other arguments as in
-  /// gather_with_list().
+  /// gather_with_list(); nothing is read where this rank has a fault.
   std::vector<std::uint64_t> compare(std::string_view what, const ListDigest& digest,
                                      std::span<const std::uint64_t> own,
-                                     const std::function<ListEntries()>& list);
+                                     const std::function<ListEntries()>& list,
+                                     const std::optional<Error>& fault);
 
   /// Ranks of the axes that hold the same part of tensor i: their coordinates differ along some axes only.
   const std::vector<std::vector<int>>& holders(std::size_t i) const { return tensors_[i].holders->sets; }
@@ -58,9 +63,14 @@ class ReplicaBits {
     std::size_t own = 0;  // the set that this rank is in
   };
   struct Replica {
-    std::uint64_t hash;
+    const std::byte* data;
+    std::int64_t bytes;
     const Holders* holders;
+    std::uint64_t hash = 0;
   };
+  struct Block;
+  void hash_all();
+  void hash_blocks(std::span<Block> blocks, Tensor& staging) const;
   const Holders& holders_along(const std::vector<int>& along);
   bool same(std::size_t i, std::size_t set) const;
   std::uint64_t hash_of_rank(int rank, std::size_t i) const {
@@ -68,8 +78,9 @@ class ReplicaBits {
   }
 
   DeviceMesh axes_;
+  Compute* compute_;
   std::map<std::vector<int>, Holders> holders_;
-  std::deque<Replica> tensors_;  // in small pieces: a step allocates no large block
+  Pieces<Replica> tensors_;
   Tensor
       hashes_;  // u64, of every rank; in memory that the Context keeps for the next time. Empty: all are the same
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,9 +19,9 @@ namespace {
   throw Error(code, fmt::format("check_replicas: \"{}\" {}", t.name, text));
 }
 
-void expect_readable(const NamedView& t) {
-  if (t.data.device.kind != DeviceKind::cpu)
-    wrong(ErrorCode::bad_argument, t, fmt::format("is on {}; expected cpu", to_string(t.data.device)));
+void expect_readable(const NamedView& t, const Compute* compute) {
+  if (const std::string fault = device_fault(t.data.device, compute); !fault.empty())
+    wrong(ErrorCode::bad_argument, t, fault);
   if (const std::string fault = memory_fault(t.data); !fault.empty())
     wrong(ErrorCode::bad_argument, t, fault);
   if (t.layout != nullptr && !(t.data.shape == t.layout->local_shape()))
@@ -68,10 +69,12 @@ void expect_layouts(std::span<const NamedView> tensors, const DeviceMesh& axes) 
 
 }  // namespace
 
-void check_replicas(std::span<const NamedView> tensors, const DeviceMesh& axes) {
+void check_replicas(std::span<const NamedView> tensors, const DeviceMesh& axes, Compute* compute) {
   given_mesh("check_replicas", axes);
-  for (const NamedView& t : tensors) expect_readable(t);
-  ReplicaBits bits(axes);
+  const std::optional<Error> fault = fault_of([&] {
+    for (const NamedView& t : tensors) expect_readable(t, compute);
+  });
+  ReplicaBits bits(axes, compute);
   std::vector<std::size_t> compared;  // of the tensors, in the order of `bits`
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const std::vector<int> along = replicated_along(tensors[i].layout, axes);
@@ -79,7 +82,8 @@ void check_replicas(std::span<const NamedView> tensors, const DeviceMesh& axes) 
     bits.add(tensors[i].data, along);
     compared.push_back(i);
   }
-  bits.compare("check_replicas", digest_of_list(tensors), {}, [&] { return entries_of("tensor", tensors); });
+  bits.compare(
+      "check_replicas", digest_of_list(tensors), {}, [&] { return entries_of("tensor", tensors); }, fault);
   expect_layouts(tensors, axes);
   if (!bits.same_everywhere()) throw_drift(bits, tensors, compared, axes);
 }

@@ -9,6 +9,8 @@
 #include "mesh/axis_ranks.hpp"
 #include "mesh/layout_table.hpp"
 #include "weft/base/error.hpp"
+#include "weft/host/copy.hpp"
+#include "weft/host/device_runtime.hpp"
 #include "weft/mesh/layout.hpp"
 
 namespace weft {
@@ -19,20 +21,31 @@ constexpr std::size_t kTextBytes = 512;  // of an entry's text; what is longer i
 // Entry i of every rank's digests.
 std::vector<std::uint64_t> gather(const DeviceMesh& axes, const std::vector<std::uint64_t>& own) {
   std::vector<std::uint64_t> all(own.size() * static_cast<std::size_t>(axes.size()));
-  axes.group().all_gather(view(own), view(all)).wait();
+  gather_on_host(axes.group(), view(own), view(all));
   return all;
 }
 
-// The text of every rank's entry i.
-std::vector<std::string> gather_texts(const DeviceMesh& axes, const ListEntries& list, std::size_t i) {
+std::vector<std::string> gather_texts(const DeviceMesh& axes, std::string_view text) {
   std::vector<std::uint8_t> own(kTextBytes), all(kTextBytes * static_cast<std::size_t>(axes.size()));
-  const std::string text = i < list.count ? list.text(i) : "missing";
   std::memcpy(own.data(), text.data(), std::min(text.size(), kTextBytes - 1));
-  axes.group().all_gather(view(own), view(all)).wait();
+  gather_on_host(axes.group(), view(own), view(all));
   std::vector<std::string> texts;
   for (std::size_t r = 0; r < static_cast<std::size_t>(axes.size()); ++r)
     texts.emplace_back(reinterpret_cast<const char*>(all.data() + r * kTextBytes));
   return texts;
+}
+
+// Some ranks have a fault, by the codes that they told. What follows is said by the first of them.
+[[noreturn]] void throw_fault(std::string_view what, const DeviceMesh& axes, const std::optional<Error>& own,
+                              int first, ErrorCode code) {
+  const std::vector<std::string> texts = gather_texts(axes, own ? own->what() : "");
+  if (own) throw *own;
+  throw Error(Failure{code,
+                      fmt::format("{}: {} failed: {}", what, name_axis_rank(axes, first),
+                                  texts[static_cast<std::size_t>(first)]),
+                      Op::none,
+                      kNoCall,
+                      {first}});
 }
 
 }  // namespace
@@ -78,7 +91,8 @@ void throw_first_difference(std::string_view what, const DeviceMesh& axes, const
                         Op::none,
                         kNoCall,
                         {}});
-  const std::vector<std::string> texts = gather_texts(axes, list, first);
+  const std::vector<std::string> texts =
+      gather_texts(axes, first < list.count ? list.text(first) : "missing");
   throw Error(Failure{
       ErrorCode::mismatch,
       fmt::format("{}: {} {} is {} on {}, but {} on {}", what, list.kind, first, texts[0],
@@ -88,20 +102,41 @@ void throw_first_difference(std::string_view what, const DeviceMesh& axes, const
       {0, static_cast<int>(other)}});
 }
 
-// Ranks with other lists may have another number of words, so the first all-gather has a fixed size: the digest and
-// the first words. Mostly that is all.
+void gather_on_host(ProcessGroup& group, const ConstTensorView& own, const TensorView& all) {
+  if (!group.traits().device) return group.all_gather(own, all).wait();
+  // On the device's default stream: nothing that streams of ranks have been given is waited for.
+  Context& context = group.context();
+  const Stream stream = Device{DeviceKind::cuda, group.traits().device_index};
+  const Tensor in(context, own.shape, own.dtype, Memory::shared, stream);
+  const Tensor out(context, all.shape, all.dtype, Memory::shared, stream);
+  copy(context, own, in, stream);
+  group.all_gather(in, out, {.stream = stream}).wait();
+  copy(context, out, all, stream);
+  context.device(stream.device).wait(stream);
+}
+
+// Ranks with other lists may have another number of words, so the first all-gather has a fixed size: the digest, a
+// fault and the first words. Mostly that is all.
 std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceMesh& axes,
                                             const ListDigest& digest, std::span<const std::uint64_t> own,
-                                            const std::function<ListEntries()>& list) {
-  if (axes.size() == 1) return {own.begin(), own.end()};
-  constexpr std::size_t kDigest = ListDigest::kWords, kStride = kDigest + kWordsAtOnce;
+                                            const std::function<ListEntries()>& list,
+                                            const std::optional<Error>& fault) {
+  if (axes.size() == 1) {
+    if (fault) throw *fault;
+    return {own.begin(), own.end()};
+  }
+  constexpr std::size_t kFault = ListDigest::kWords, kDigest = kFault + 1, kStride = kDigest + kWordsAtOnce;
   const auto ranks = static_cast<std::size_t>(axes.size());
   const std::size_t first = std::min(own.size(), kWordsAtOnce), later = own.size() - first;
   const auto words = digest.words();
   std::vector<std::uint64_t> head(kStride);
   std::copy(words.begin(), words.end(), head.begin());
+  if (fault) head[kFault] = 1 + static_cast<std::uint64_t>(fault->code());
   std::copy_n(own.begin(), first, head.begin() + kDigest);
   const std::vector<std::uint64_t> heads = gather(axes, head);
+  for (std::size_t r = 0; r < ranks; ++r)
+    if (const std::uint64_t code = heads[r * kStride + kFault]; code != 0)
+      throw_fault(what, axes, fault, static_cast<int>(r), static_cast<ErrorCode>(code - 1));
   for (std::size_t r = 1; r < ranks; ++r)
     if (!std::equal(heads.begin(), heads.begin() + kDigest,
                     heads.begin() + static_cast<std::ptrdiff_t>(r * kStride)))

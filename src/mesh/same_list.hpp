@@ -6,12 +6,14 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "base/hash.hpp"
+#include "weft/base/error.hpp"
 #include "weft/base/view.hpp"
 #include "weft/mesh/layout.hpp"
 #include "weft/mesh/mesh.hpp"
@@ -51,13 +53,31 @@ struct ListEntries {
 [[noreturn]] void throw_first_difference(std::string_view what, const DeviceMesh& axes,
                                          const ListEntries& list);
 
+/// all_gather of the host's memory in any group, on its way through the device's where the group moves that. Waits.
+void gather_on_host(ProcessGroup& group, const ConstTensorView& own, const TensorView& all);
+
 /// Words that ranks tell each other together with the comparison of their lists: `own` of every rank, that of rank
 /// r from r * own.size() on. Ranks whose lists are alike have equally many words. One all-gather where `own` has up
 /// to kWordsAtOnce, else two. `list` is called where the lists differ, which throws. With one rank nothing is sent.
-constexpr std::size_t kWordsAtOnce = 14;
+///
+/// `fault`: what is wrong with this rank's arguments, if anything: it then throws that, and the other ranks an error of
+/// the same code that names the rank and has the text: `check_replicas: dp rank 1 failed: …`.
+constexpr std::size_t kWordsAtOnce = 13;
 std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceMesh& axes,
                                             const ListDigest& digest, std::span<const std::uint64_t> own,
-                                            const std::function<ListEntries()>& list);
+                                            const std::function<ListEntries()>& list,
+                                            const std::optional<Error>& fault = {});
+
+/// The Error that `check` throws, if any: for gather_with_list().
+template <class Check>
+std::optional<Error> fault_of(const Check& check) {
+  try {
+    check();
+  } catch (const Error& e) {
+    return e;
+  }
+  return {};
+}
 
 /// The digest of a list of Gradients or NamedViews.
 template <class View>

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "weft/base/view.hpp"
+#include "weft/host/compute.hpp"
 
 namespace weft {
 
@@ -33,6 +34,16 @@ inline std::string memory_fault(const ConstTensorView& v) {
     return fmt::format("begins at {}; expected a multiple of {} bytes for {}",
                        static_cast<const void*>(v.data), alignment, name(v.dtype));
   return {};
+}
+
+/// Why what lies on `device` cannot be worked on with `compute` (null: none was given, which is for the host), to stand
+/// behind its name: `is on cuda:0; expected cpu, as no Compute was given`, `is on cpu; expected cuda:0, the device of the
+/// Compute`. Empty: nothing is wrong.
+inline std::string device_fault(Device device, const Compute* compute) {
+  const Device expected = compute == nullptr ? Device{} : compute->device();
+  if (device == expected) return {};
+  return is_on(device, expected) +
+         (compute == nullptr ? ", as no Compute was given" : ", the device of the Compute");
 }
 
 /// Whether two views have a byte in common. Both are free of a memory_fault().

@@ -9,6 +9,7 @@
 #include "dp/missing.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "mesh/same_list.hpp"
+#include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/frame.hpp"
 #include "weft/nn/kernels.hpp"
@@ -197,6 +198,25 @@ void GradientAverager::agree_on_place(Agreement& agreed, std::size_t i, std::siz
       {agreed.told_by[i], rank}});
 }
 
+// Buckets lie where the gradients are. On a device they must be ordered on the stream of what writes them.
+Compute* GradientAverager::compute_of_buckets() const {
+  Compute& first = slots_[0].parameter->compute();
+  Compute* const compute =
+      options_.compute == nullptr && first.device() != Device{} ? &first : options_.compute;
+  for (const Slot& slot : slots_) {
+    const Compute& its = slot.parameter->compute();
+    if (const std::string fault = device_fault(its.device(), compute); !fault.empty())
+      throw Error(ErrorCode::bad_argument, fmt::format("averager: \"{}\" {}", slot.parameter->path(), fault));
+    if (compute != nullptr && its.stream() != compute->stream())
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("averager: \"{}\" was materialised with another Compute of {} than {}",
+                              slot.parameter->path(), to_string(its.device()),
+                              options_.compute == nullptr ? fmt::format("\"{}\"", slots_[0].parameter->path())
+                                                          : "options.compute"));
+  }
+  return compute;
+}
+
 void GradientAverager::make_reducer() {
   const Agreement agreed = agree();
   std::vector<BucketEntry> entries;
@@ -218,6 +238,7 @@ void GradientAverager::make_reducer() {
                        slot.op.value_or(ReduceOp::sum)});
   }
   BucketOptions options = options_;
+  options.compute = compute_of_buckets();
   options.unused = Unused::zeros;  // this class decides what is missing: it also knows earlier passes
   reducer_ = std::make_unique<BucketReducer>(axes_, std::move(entries), options);
   for (const Slot& slot : slots_)

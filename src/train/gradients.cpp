@@ -6,8 +6,11 @@
 
 namespace weft {
 
-std::vector<Gradient> gradients_of(std::span<Parameter* const> parameters, std::string_view what) {
-  std::vector<Gradient> gradients;
+namespace {
+
+void put_gradients(std::vector<Gradient>& gradients, std::span<Parameter* const> parameters,
+                   std::string_view what) {
+  gradients.clear();
   gradients.reserve(parameters.size());
   for (const Parameter* p : parameters) {
     if (!p->trainable()) continue;
@@ -15,23 +18,68 @@ std::vector<Gradient> gradients_of(std::span<Parameter* const> parameters, std::
       throw Error(ErrorCode::bad_argument, fmt::format("{}: \"{}\" has no gradient", what, p->path()));
     gradients.push_back({p->path(), p->gradient().view(), p->gradient_layout()});
   }
+}
+
+// The list of a call, in memory that the rank's Compute keeps for the next one.
+class List {
+ public:
+  List(std::span<Parameter* const> parameters, std::string_view what, Compute* compute) : compute_(compute) {
+    for (const Parameter* p : parameters)
+      if (p->has_gradient()) {
+        kept_ = &p->compute().attached<Kept>();
+        if (compute_ == nullptr && p->compute().device() != Device{}) compute_ = &p->compute();
+        break;
+      }
+    if (kept_ != nullptr) gradients_.swap(kept_->gradients);
+    put_gradients(gradients_, parameters, what);
+  }
+  ~List() {
+    if (kept_ == nullptr) return;
+    gradients_.clear();
+    kept_->gradients.swap(gradients_);
+  }
+  List(const List&) = delete;
+  List& operator=(const List&) = delete;
+  std::vector<Gradient>& gradients() noexcept { return gradients_; }
+  /// Given, or that of the device where they are.
+  Compute* compute() const noexcept { return compute_; }
+
+ private:
+  struct Kept {
+    explicit Kept(Compute&) {}
+    std::vector<Gradient> gradients;
+  };
+  Compute* compute_;
+  Kept* kept_ = nullptr;
+  std::vector<Gradient> gradients_;
+};
+
+}  // namespace
+
+std::vector<Gradient> gradients_of(std::span<Parameter* const> parameters, std::string_view what) {
+  std::vector<Gradient> gradients;
+  put_gradients(gradients, parameters, what);
   return gradients;
 }
 
 double grad_norm(std::span<Parameter* const> parameters, double p, Compute* compute) {
-  return grad_norm(gradients_of(parameters, "grad_norm"), p, compute);
+  List list(parameters, "grad_norm", compute);
+  return grad_norm(list.gradients(), p, list.compute());
 }
 
 double clip_grad_norm(std::span<Parameter* const> parameters, double max_norm, double p, NonFinite non_finite,
                       Compute* compute) {
-  return clip_grad_norm(gradients_of(parameters, "clip_grad_norm"), max_norm, p, non_finite, compute);
+  List list(parameters, "clip_grad_norm", compute);
+  return clip_grad_norm(list.gradients(), max_norm, p, non_finite, list.compute());
 }
 
 void sync_replicated_gradients(std::span<Parameter* const> parameters, const DeviceMesh& axes,
                                const SyncOptions& options) {
-  std::vector<Gradient> gradients = gradients_of(parameters, "sync_replicated_gradients");
-  sync_replicated_gradients(gradients, axes, options);
-  auto gradient = gradients.begin();
+  List list(parameters, "sync_replicated_gradients", options.compute);
+  SyncOptions with_compute = options;
+  with_compute.compute = list.compute();
+  sync_replicated_gradients(list.gradients(), axes, with_compute);
+  auto gradient = list.gradients().begin();
   for (Parameter* p : parameters)
     if (p->trainable()) p->set_gradient_layout((gradient++)->layout);
 }

@@ -16,6 +16,7 @@ namespace weft {
 namespace {
 
 using test::error_of;
+using test::error_text;
 using test::Rank;
 using test::Ranks;
 using test::Vectors;
@@ -323,7 +324,32 @@ TEST(GradNorm, WhatCannotBeNormedIsNamed) {
                  "grad_norm: the gradient of \"w\" is not contiguous; copy it into a contiguous buffer");
     wrong.at(0).data.device = {DeviceKind::cuda, 1};
     EXPECT_STREQ(error_of([&] { grad_norm(wrong.all()); }).what(),
-                 "grad_norm: the gradient of \"w\" is on cuda:1; expected cpu");
+                 "grad_norm: the gradient of \"w\" is on cuda:1; expected cpu, as no Compute was given");
+  });
+}
+
+// Also over several meshes, all of whose ranks are told.
+TEST(GradNorm, AWrongArgumentOnOneRankIsToldToAll) {
+  test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"tp", 3}}), experts(rank.group(), {{"ep", 3}});
+    Vectors g;
+    g.put("a", make_layout(mesh, {Shard{0}}, {6}), [](std::size_t) { return 1.0f; });
+    g.put("b", make_layout(experts, {Shard{0}}, {6}), [](std::size_t) { return 1.0f; });
+    const bool odd = rank.rank == 1;
+    const double norm = grad_norm(g.all());
+    EXPECT_EQ(error_text([&] { grad_norm(g.all(), odd ? 0 : 2); }),
+              std::string("bad_argument: ") + (odd ? "" : "grad_norm: tp rank 1 failed: ") +
+                  "grad_norm: p is 0; expected 1 or more");
+    EXPECT_EQ(error_text([&] { clip_grad_norm(g.all(), odd ? -1 : 1); }),
+              std::string("bad_argument: ") + (odd ? "" : "clip_grad_norm: tp rank 1 failed: ") +
+                  "clip_grad_norm: max_norm is -1; expected more than 0");
+    std::byte* const data = g.at(1).data.data;
+    if (odd) g.at(1).data.data = nullptr;
+    EXPECT_EQ(error_text([&] { grad_norm(g.all()); }), std::string("bad_argument: ") +
+                                                           (odd ? "" : "grad_norm: tp rank 1 failed: ") +
+                                                           "grad_norm: the gradient of \"b\" has no memory");
+    g.at(1).data.data = data;
+    EXPECT_EQ(grad_norm(g.all()), norm) << "and the groups go on";
   });
 }
 

@@ -16,11 +16,31 @@ namespace weft {
 namespace {
 
 using test::error_of;
+using test::error_text;
 using test::Rank;
 using test::Ranks;
 using test::Vectors;
 
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+TEST(ReplicatedViews, AWrongArgumentOnOneRankIsToldToAll) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"tp", 2}});
+    Vectors g;
+    g.put("w", replicated_layout(mesh, {4}), [](std::size_t) { return 1.0f; });
+    const bool odd = rank.rank == 1;
+    const std::string caller = "sync_replicated_gradients: ";
+    EXPECT_EQ(error_text([&] { sync_replicated_gradients(g.all(), mesh, {.tolerance = odd ? -1 : 1}); }),
+              "bad_argument: " + (odd ? "" : caller + "tp rank 1 failed: ") + caller +
+                  "options.tolerance is -1; expected 0 or more");
+    if (odd) g.at(0).data.strides = {2};
+    EXPECT_EQ(error_text([&] { sync_replicated_gradients(g.all(), mesh); }),
+              "bad_argument: " + (odd ? "" : caller + "tp rank 1 failed: ") + caller +
+                  "the gradient of \"w\" is not contiguous; copy it into a contiguous buffer");
+    g.at(0).data.strides = {1};
+    sync_replicated_gradients(g.all(), mesh);  // the group goes on
+  });
+}
 
 TEST(ReplicatedViews, OverTwoAxesAtOnce) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {

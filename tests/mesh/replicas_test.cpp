@@ -129,6 +129,21 @@ TEST(CheckReplicas, AnotherListOnOneRankIsFoundOut) {
   });
 }
 
+// Nobody waits for a rank that was given something else than the others.
+TEST(CheckReplicas, AWrongArgumentOnOneRankIsToldToAll) {
+  test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 3}});
+    std::vector<float> w(4);
+    const LayoutRef same = replicated_layout(mesh, {4});
+    const std::string own = rank.rank == 1 ? "" : "check_replicas: dp rank 1 failed: ";
+    EXPECT_EQ(drift({{"w", view(w.data(), rank.rank == 1 ? 3 : 4), same}}, mesh),
+              "layout: " + own + "check_replicas: \"w\" is (3); (4) as [dp: Replicate] is (4) on this rank");
+    EXPECT_EQ(drift({{"w", view(rank.rank == 1 ? nullptr : w.data(), 4), same}}, mesh),
+              "bad_argument: " + own + "check_replicas: \"w\" has no memory");
+    EXPECT_EQ(drift({{"w", view(w), same}}, mesh), "no error") << "and the group goes on";
+  });
+}
+
 TEST(CheckReplicas, WhatCannotBeComparedIsNamed) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"dp", 2}}), other(rank.group(), {{"x", 2}});
@@ -149,7 +164,8 @@ TEST(CheckReplicas, WhatCannotBeComparedIsNamed) {
               "bad_argument: check_replicas: \"w\" is not contiguous; copy it into a contiguous buffer");
     NamedView cuda{"w", view(w), same};
     cuda.data.device = {DeviceKind::cuda, 0};
-    EXPECT_EQ(drift({cuda}, mesh), "bad_argument: check_replicas: \"w\" is on cuda:0; expected cpu");
+    EXPECT_EQ(drift({cuda}, mesh),
+              "bad_argument: check_replicas: \"w\" is on cuda:0; expected cpu, as no Compute was given");
   });
   DeviceMesh none;
   EXPECT_EQ(drift({}, none),

@@ -31,7 +31,8 @@ struct BucketEntry {
 struct BucketOptions {
   std::int64_t bucket_bytes = std::int64_t{4} << 20;  ///< a bucket is closed when it has this many
   Unused unused = Unused::error;
-  /// Copies what is bound with its threads; null: with the calling one. It outlives the reducer.
+  /// Copies what is bound with its threads; null: with the calling one. It outlives the reducer. Where it is of a device,
+  /// the buckets are there, and so is all that is bound.
   Compute* compute = nullptr;
 };
 
@@ -70,6 +71,12 @@ class [[nodiscard]] NoSync {
 /// To accumulate several micro-batches, add to the gradients, and call ready() in the last one only, or in all
 /// with no_sync() around those before the last. Between ready(i) and the end of finish() gradient i belongs to the
 /// reduction: neither read nor write it.
+///
+/// On a device: gradients are what the stream of options.compute has written; ready() says that it has been given all
+/// that writes one, finish() that what it is given from then on finds the reduced ones. The host does not wait for
+/// reductions, but in the small exchange after them that compares what is missing (Unused::error) and in the first step;
+/// a failure is told by a later ready() or finish(), or by a wait for the stream. Memory that is bound lies on that
+/// stream, too.
 ///
 /// Gradients are reduced over all ranks of `axes`, a mesh of one or more axes. With one rank nothing moves.
 ///

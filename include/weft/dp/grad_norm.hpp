@@ -28,7 +28,11 @@ enum class NonFinite : unsigned char {
 /// Throws layout naming gradient and axis where one is still Partial; bad_argument for p < 1; see
 /// check_gradients().
 ///
-/// Reads with the threads of `compute` (null: with this one); their number changes no bit.
+/// What is wrong on one rank alone is an error of the same code on all: `grad_norm: dp rank 1 failed: …`.
+///
+/// Reads with the threads of `compute` (null: with this one); their number changes no bit. Where that is of a device, all
+/// gradients are there and are what its stream has written; the host waits once, for the sums. Its GradientKernels
+/// (weft/dp/kernels.hpp) do it, and so does the scaling below, for which nobody waits.
 double grad_norm(std::span<const Gradient> gradients, double p = 2, Compute* compute = nullptr);
 
 /// Scales all gradients by min(1, max_norm / (norm + 1e-6)) and returns the norm before. Throws as grad_norm,

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "weft/base/view.hpp"
+#include "weft/host/compute.hpp"
 #include "weft/mesh/layout.hpp"
 
 namespace weft {
@@ -13,7 +14,8 @@ namespace weft {
 /// Borrowed: the memory, the name and the mesh of the layout live until the call that takes it is over.
 struct Gradient {
   std::string_view name;  ///< for error texts: "layers.0.mlp.up_proj.weight"
-  /// This rank's part: on the host, contiguous, f64, f32, bf16 or f16, of layout->local_shape().
+  /// This rank's part: contiguous, f64, f32, bf16 or f16, of layout->local_shape(). On the host; or, where a function is
+  /// given a Compute of a device, there, and what it holds is what that Compute's stream has written.
   TensorView data;
   /// What the elements are over the mesh; null: this rank's alone. Functions that reduce a gradient change
   /// it.
@@ -34,7 +36,9 @@ Gradient make_gradient(std::string_view name, T* data, const LayoutRef& layout) 
 /// above, elements without memory (`has no memory`), memory not aligned for the dtype, negative extents,
 /// and two gradients that overlap (a tied weight is given once);
 /// layout where its shape is not layout->local_shape(): `grad_norm: the gradient of "w" is (3, 4);
-/// (7, 4) as [dp: Shard(0)] is (4, 4) on this rank`. `what` names the caller.
-void check_gradients(std::string_view what, std::span<const Gradient> gradients);
+/// (7, 4) as [dp: Shard(0)] is (4, 4) on this rank`. `what` names the caller; `compute`
+/// is whose device they must be on, null: the host.
+void check_gradients(std::string_view what, std::span<const Gradient> gradients,
+                     const Compute* compute = nullptr);
 
 }  // namespace weft

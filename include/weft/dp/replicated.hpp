@@ -22,6 +22,9 @@ struct SyncOptions {
   /// hundred units in the last place. What is bf16 or f16 was summed in f32 and then rounded once.
   std::optional<double> tolerance = std::nullopt;
   /// Packs and unpacks with its threads; null: with this one. Their number changes no bit, and may differ between ranks.
+  /// Where it is of a device, all gradients are there and are what its stream has written, and so are the results. The
+  /// host waits for collectives, and once for each flat buffer that is averaged; replicas are compared on the host, in
+  /// copies of them.
   Compute* compute = nullptr;
 };
 
@@ -41,7 +44,8 @@ struct SyncOptions {
 /// verdict where some differ. The same gradients in the same order, and the same options, on all ranks: else
 /// mismatch on all of them, naming the first gradient that differs in name, dtype or layout, before any
 /// changes. Throws layout for Partial(min) and Partial(max), for a gradient without a layout on axes of several
-/// ranks, and for one with a layout over another mesh; see check_gradients(). Afterwards all but the sharded
+/// ranks, and for one with a layout over another mesh; see check_gradients(). What is wrong on one rank alone is an error
+/// of the same code on all: `sync_replicated_gradients: dp rank 1 failed: …`. Afterwards all but the sharded
 /// are Replicate on the axes; `layout` says so.
 void sync_replicated_gradients(std::span<Gradient> gradients, const DeviceMesh& axes,
                                const SyncOptions& options = {});

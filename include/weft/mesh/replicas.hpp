@@ -4,14 +4,15 @@
 
 #include <span>
 
+#include "weft/host/compute.hpp"
 #include "weft/mesh/named_view.hpp"
 
 namespace weft {
 
 /// Compares every tensor along those of `axes` (a sub-mesh of one or more axes of its root) on which it is Replicate.
 /// Where the tensor is Shard on another of these axes, the ranks that hold the same part are compared. Along an axis on
-/// which it is Partial, each rank has another contribution, and nothing is compared. Reads each tensor once. Ranks
-/// exchange hashes of the contents by one small all-gather: a few 64-bit words for any number of tensors. Where these
+/// which it is Partial, each rank has another contribution, and nothing is compared. Reads each tensor once, with the threads
+/// of `compute` (null: with this one). Ranks exchange hashes of the contents by one small all-gather: a few 64-bit words for any number of tensors. Where these
 /// differ, a second all-gather finds out which tensor it is.
 ///
 /// Throws mismatch on all ranks of `axes` where a replica drifted: `check_replicas: "w" is Replicate on dp=3, but on
@@ -20,8 +21,12 @@ namespace weft {
 /// the first that differs in name, dtype or layout.
 ///
 /// Throws layout for a tensor without a layout on axes of several ranks, for a layout over another mesh, and for a
-/// shape that is not layout->local_shape(); bad_argument for an empty mesh, and for a view that is not contiguous, has
-/// no memory or is not on the host.
-void check_replicas(std::span<const NamedView> tensors, const DeviceMesh& axes);
+/// shape that is not layout->local_shape(); bad_argument for a view that is not contiguous, has no memory or is not on the
+/// device of `compute`; and for an empty mesh. What is wrong on one rank alone is an error of the same code on all:
+/// `check_replicas: dp rank 1 failed: …`, but for an empty mesh.
+///
+/// On a device: the tensors are those that its Compute's stream has written when it comes so far. They are copied to the
+/// host in blocks and compared there; the host waits.
+void check_replicas(std::span<const NamedView> tensors, const DeviceMesh& axes, Compute* compute = nullptr);
 
 }  // namespace weft

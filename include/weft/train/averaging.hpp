@@ -27,6 +27,9 @@ using AveragerOptions = BucketOptions;
 /// is final and all buckets before it are posted; every gradient that becomes final afterwards polls it.
 /// Buckets are the same on all ranks: they follow the order that the first rank of the axes saw.
 ///
+/// A model on a device has its buckets there; all parameters were materialised with one Compute, which is
+/// options.compute or, where that is null, taken for it. See BucketReducer for what the host waits for.
+///
 /// While a bucket is in flight its gradients belong to the reduction: do not touch them before finish().
 class GradientAverager {
  public:
@@ -66,6 +69,7 @@ class GradientAverager {
   void expect_partial(std::size_t index);
   Agreement agree();
   void agree_on_place(Agreement& agreed, std::size_t i, std::size_t axis, int rank, std::int64_t place) const;
+  Compute* compute_of_buckets() const;
   void make_reducer();
 
   DeviceMesh axes_;

@@ -17,7 +17,8 @@ namespace weft {
 std::vector<Gradient> gradients_of(std::span<Parameter* const> parameters, std::string_view what);
 
 /// grad_norm(), clip_grad_norm() and sync_replicated_gradients() of gradients_of(parameters). The last one
-/// also states the new layouts of the gradients.
+/// also states the new layouts of the gradients. `compute`, and that of the options: null takes, for a model on a device,
+/// the one that it was materialised with.
 double grad_norm(std::span<Parameter* const> parameters, double p = 2, Compute* compute = nullptr);
 double clip_grad_norm(std::span<Parameter* const> parameters, double max_norm, double p = 2,
                       NonFinite non_finite = NonFinite::error, Compute* compute = nullptr);

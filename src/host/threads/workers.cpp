@@ -1,9 +1,25 @@
-#include "dp/workers.hpp"
+#include "host/threads/workers.hpp"
 
-namespace weft::dp {
+#include <fmt/format.h>
+
+#include <system_error>
+
+namespace weft::threads {
 
 Workers::Workers(Compute& compute) {
-  for (int i = 1; i < compute.threads(); ++i) threads_.emplace_back([this] { serve(); });
+  threads_.reserve(static_cast<std::size_t>(compute.threads() - 1));
+  for (int i = 1; i < compute.threads(); ++i) {
+    try {
+      threads_.emplace_back([this] { serve(); });
+    } catch (const std::system_error& e) {  // results do not depend on how many there are
+      compute.context().log().write(LogLevel::warning,
+                                    fmt::format("compute: thread {} of {} cannot be made: {}; going on with "
+                                                "{} (limits: ulimit -u, the cgroup's pids.max, "
+                                                "ulimit -v)",
+                                                i + 1, compute.threads(), e.code().message(), i));
+      return;
+    }
+  }
 }
 
 Workers::~Workers() {
@@ -50,4 +66,4 @@ void Workers::take() noexcept {
   for (std::size_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < count_;) call_(work_, i);
 }
 
-}  // namespace weft::dp
+}  // namespace weft::threads

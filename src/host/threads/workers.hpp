@@ -12,9 +12,10 @@
 
 #include "weft/host/compute.hpp"
 
-namespace weft::dp {
+namespace weft::threads {
 
-/// compute.threads() - 1 threads that sleep until there is something to do, beside the caller's.
+/// compute.threads() - 1 threads that sleep until there is something to do, beside the caller's. Where the system refuses
+/// some of them, there are fewer, and one line at level warning says so.
 class Workers {
  public:
   explicit Workers(Compute& compute);
@@ -52,27 +53,29 @@ struct Block {
   std::int64_t begin, count;  ///< elements
 };
 constexpr std::int64_t kBlockElements = std::int64_t{1} << 16;
-/// Blocks that are worked on before the next ones are looked for: what is kept of them lies on the stack.
+/// Blocks that are worked on before the next ones are looked for: they lie on the stack.
 constexpr std::size_t kBatch = 128;
 
+/// Calls work(i) once for each i < count, on the threads of `compute` (null: on this one), and returns when all are done.
+/// `elements`: how many there are to work on in all; few are not worth waking threads.
+template <class Work>
+void run(Compute* compute, std::size_t count, std::int64_t elements, const Work& work) {
+  if (compute != nullptr && compute->threads() > 1 && elements > kBlockElements)
+    compute->attached<Workers>().run(count, work);
+  else
+    for (std::size_t i = 0; i < count; ++i) work(i);
+}
+
 /// Cuts tensors of count_of(0), count_of(1), … elements into blocks of kBlockElements: always the same ones, so that
-/// results do not depend on the number of threads. Calls work(block, slot) for each, on the threads of `compute` (null:
-/// on this one), and then, in order and on this thread, after(block, slot). slot < kBatch is the block's among those
-/// before whose after() nothing else is worked on.
-template <class CountOf, class Work, class After>
-void for_blocks(Compute* compute, std::size_t tensors, const CountOf& count_of, const Work& work,
-                const After& after) {
+/// results do not depend on the number of threads. Calls work(block) for each, on the threads of `compute` (null: on this
+/// one).
+template <class CountOf, class Work>
+void for_blocks(Compute* compute, std::size_t tensors, const CountOf& count_of, const Work& work) {
   std::array<Block, kBatch> batch;
   std::size_t n = 0;
   std::int64_t elements = 0;
   const auto finish = [&] {
-    const auto one = [&](std::size_t i) { work(batch[i], i); };
-    if (compute != nullptr && compute->threads() > 1 &&
-        elements > kBlockElements)  // less is not worth waking them
-      compute->attached<Workers>().run(n, one);
-    else
-      for (std::size_t i = 0; i < n; ++i) one(i);
-    for (std::size_t i = 0; i < n; ++i) after(batch[i], i);
+    run(compute, n, elements, [&](std::size_t i) { work(batch[i]); });
     n = 0;
     elements = 0;
   };
@@ -86,11 +89,5 @@ void for_blocks(Compute* compute, std::size_t tensors, const CountOf& count_of, 
   }
   finish();
 }
-template <class CountOf, class Work>
-void for_blocks(Compute* compute, std::size_t tensors, const CountOf& count_of, const Work& work) {
-  for_blocks(
-      compute, tensors, count_of, [&](const Block& b, std::size_t) { work(b); },
-      [](const Block&, std::size_t) {});
-}
 
-}  // namespace weft::dp
+}  // namespace weft::threads

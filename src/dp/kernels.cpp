@@ -1,0 +1,126 @@
+#include "weft/dp/kernels.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "dp/elements.hpp"
+#include "dp/parts.hpp"
+#include "host/threads/workers.hpp"
+#include "weft/base/error.hpp"
+#include "weft/host/device_tables.hpp"
+
+namespace weft {
+namespace {
+
+using Tables = DeviceTables<GradientKernels>;
+
+bool plain(double p) { return p >= 1 && p <= 4; }
+// Sums that stay plain sums: more than 2^100 of them can be added up, and what was lost in one of them since its
+// power is no double is less than rounding.
+bool in_range(double sum) { return sum >= 0x1p-500 && sum <= 0x1p900; }
+
+double power(double x, double p) {
+  if (p == 1) return x;
+  if (p == 2) return x * x;
+  return std::pow(x, p);
+}
+
+template <class T>
+double largest(std::span<const T> values) {
+  double most = 0;
+  bool number = true;
+  dp::for_floats(values, [&](const auto& part) {
+    for (const auto v : part) {
+      const double x = std::abs(static_cast<double>(v));
+      number &= x == x;
+      most = x > most ? x : most;
+    }
+  });
+  return number ? most : std::nan("");
+}
+
+// Σ (|v| / scale)^p. Several sums side by side: faster, and their rounding errors stay small.
+template <class T>
+double sum_of_powers(std::span<const T> values, double scale, double p) {
+  double lanes[dp::loops::kLanes] = {};
+  dp::for_floats(values, [&](const auto& part) {
+    if (p == 2 && scale == 1)
+      dp::loops::add_squares(part.data(), part.size(), lanes);
+    else if (p == 1 && scale == 1)
+      dp::loops::add_magnitudes(part.data(), part.size(), lanes);
+    else
+      for (std::size_t i = 0; i < part.size(); ++i)
+        lanes[i % dp::loops::kLanes] += power(std::abs(static_cast<double>(part[i])) / scale, p);
+  });
+  double sum = 0;
+  for (const double lane : lanes) sum += lane;
+  return sum;
+}
+
+template <class T>
+PowerSum power_sum(std::span<const T> values, double p) {
+  if (plain(p)) {
+    const double sum = sum_of_powers(values, 1, p);
+    if (in_range(sum)) return {1, sum};  // else NaN or infinity, zeros, or magnitudes of f64 alone
+  }
+  const double scale = largest(values);
+  if (std::isinf(p) || scale == 0 || !std::isfinite(scale)) return {scale, scale == 0 ? 0.0 : 1.0};
+  return {scale, sum_of_powers(values, scale, p)};
+}
+
+TensorView view_of(const GradientPart& part) {
+  return {part.data, part.dtype, {}, Dims::line(part.count), Dims::line(1)};
+}
+
+// Calls work(i, elements) for each part, with the threads of `compute`.
+template <class Work>
+void for_parts(Compute* compute, std::span<const GradientPart> parts, const Work& work) {
+  std::int64_t elements = 0;
+  for (const GradientPart& part : parts) elements += part.count;
+  threads::run(compute, parts.size(), elements, [&](std::size_t i) {
+    dp::with_elements(view_of(parts[i]), [&](const auto& values) { work(i, values); });
+  });
+}
+
+void power_sums(Compute* compute, std::span<const GradientPart> parts, double p, PowerSum* sums) {
+  for_parts(compute, parts, [&](std::size_t i, const auto& values) {
+    using T = typename std::remove_cvref_t<decltype(values)>::element_type;
+    sums[i] = power_sum(std::span<const T>(values), p);
+  });
+}
+
+void scale(Compute* compute, std::span<const GradientPart> parts, double factor) {
+  for_parts(compute, parts, [&](std::size_t, const auto& values) { dp::scale_elements(values, factor); });
+}
+
+}  // namespace
+
+const GradientKernels& cpu_gradient_kernels() noexcept {
+  static constexpr GradientKernels kernels{.power_sums = &power_sums, .scale = &scale};
+  return kernels;
+}
+
+void add_gradient_kernels(Context& context, Device device, const GradientKernels& kernels) {
+  for (const auto& [name, missing] :
+       {std::pair{"power_sums", kernels.power_sums == nullptr}, {"scale", kernels.scale == nullptr}})
+    if (missing)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("add_gradient_kernels: the table of {} has no {}", to_string(device), name));
+  context.device(device);  // it must be there
+  if (device == Device{} || !context.attached<Tables>().add(device, kernels))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("add_gradient_kernels: {} has its kernels already", to_string(device)));
+}
+
+const GradientKernels& dp::kernels_of(std::string_view what, const Compute* compute) {
+  if (!on_device(compute)) return cpu_gradient_kernels();
+  if (const GradientKernels* const kernels = compute->context().attached<Tables>().find(compute->device()))
+    return *kernels;
+  throw Error(ErrorCode::unsupported,
+              fmt::format("{}: nobody has given the gradient kernels of {} to this Context; "
+                          "add_gradient_kernels() does",
+                          what, to_string(compute->device())));
+}
+
+}  // namespace weft
