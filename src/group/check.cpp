@@ -85,6 +85,16 @@ struct Checker {
             traits.name);
   }
 
+  // Raw bytes have a dtype, so that they can be moved, but nobody knows what they are.
+  template <class Byte>
+  void elements(const BasicBuffer<Byte>& b, const char* which) const {
+    if (b.raw)
+      wrong(ErrorCode::unsupported,
+            "{} is raw bytes ({}, from as_bytes(), std::byte or characters), of which there is no {}; "
+            "expected elements of the dtype to combine",
+            which, name(b.dtype), name(call.options.op));
+  }
+
   void peer(int value, const char* which) const {
     if (value < 0 || value >= size)
       wrong(ErrorCode::bad_argument, "{} is {}; expected 0 to {} (group size {})", which, value, size - 1,
@@ -257,14 +267,14 @@ void Checker::counts(OpRow r) const {
   }
 }
 
-// Memory of the host, of a known dtype and of so few elements that their bytes, times the ranks of any group, fit 64 bits. A
+// Memory of the host, of a known dtype, not raw bytes, and of so few elements that their bytes, times the ranks of any group, fit 64 bits. A
 // buffer with a fault has a negative count.
 template <class Byte>
 bool plain(const BasicBuffer<Byte>& b) noexcept {
   constexpr std::int64_t kMost = std::int64_t{1} << 48;
   static_assert(static_cast<int>(DeviceKind::cpu) == 0);
   return static_cast<std::uint64_t>(b.count) <= kMost &&
-         (static_cast<unsigned>(b.device.kind) | outside(b.dtype, kDTypeCount)) == 0 &&
+         (static_cast<unsigned>(b.device.kind) | outside(b.dtype, kDTypeCount) | unsigned{b.raw}) == 0 &&
          (b.data != nullptr || b.count == 0);
 }
 
@@ -366,6 +376,8 @@ bool plainly_right(const Call& call, const Traits& traits, int rank, int size, O
   }
   if (in && out) c.same_dtype(call.in, call.out);
   if (r.reduces) {
+    c.elements(call.in, "in");
+    if (out) c.elements(call.out, "out");
     c.reduction(call.in.dtype);
     c.aligned(call.in, "in");
     if (out) c.aligned(call.out, "out");

@@ -51,11 +51,20 @@ namespace call {
 inline Call all_reduce(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
   return {.op = Op::all_reduce, .in = in, .out = out, .options = options};
 }
+inline Call all_reduce(const Buffer& x, const CallOptions& options = {}) {
+  return {.op = Op::all_reduce, .in = x, .out = x, .options = options};
+}
 inline Call reduce(const ConstBuffer& in, const Buffer& out, int root, const CallOptions& options = {}) {
   return {.op = Op::reduce, .in = in, .out = out, .root = root, .options = options};
 }
+inline Call reduce(const Buffer& x, int root, const CallOptions& options = {}) {
+  return {.op = Op::reduce, .in = x, .out = x, .root = root, .options = options};
+}
 inline Call broadcast(const ConstBuffer& in, const Buffer& out, int root, const CallOptions& options = {}) {
   return {.op = Op::broadcast, .in = in, .out = out, .root = root, .options = options};
+}
+inline Call broadcast(const Buffer& x, int root, const CallOptions& options = {}) {
+  return {.op = Op::broadcast, .in = x, .out = x, .root = root, .options = options};
 }
 inline Call all_gather(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
   return {.op = Op::all_gather, .in = in, .out = out, .options = options};

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
 #include <type_traits>
 
@@ -30,10 +32,38 @@ class ViewFault {
   std::uint64_t first_ = 0, second_ = 0;
 };
 
-/// `count` elements, one after the other. Byte is std::byte or const std::byte. Made from a pointer and a
-/// count, or from whatever converts to a view. A view that is not contiguous, has a negative extent or more
-/// bytes than fit 64 bits becomes a buffer with a `fault`: the call that uses it throws bad_argument, naming
-/// the argument.
+/// What is moved, but never combined: std::byte, characters.
+template <class T>
+concept RawByte = std::same_as<T, std::byte> || std::same_as<T, char> || std::same_as<T, char8_t>;
+
+namespace detail {
+
+// The dtype of an element, const or not.
+template <class T>
+inline constexpr DType dtype_within = dtype_of<std::remove_const_t<T>>;
+template <class T>
+requires RawByte<std::remove_const_t<T>>
+inline constexpr DType dtype_within<T> = DType::u8;
+
+// An element that a buffer of Byte may refer to: const only where Byte is.
+template <class T, class Byte>
+concept BufferElement = (Element<std::remove_const_t<T>> ||
+                         RawByte<std::remove_const_t<T>>)&&(std::is_const_v<Byte> || !std::is_const_v<T>);
+template <class R, class Byte>
+concept BufferRange = ContiguousRange<std::remove_reference_t<R>> && BufferElement<ElementOf<R>, Byte>;
+
+}  // namespace detail
+
+/// `count` elements, one after the other. Byte is std::byte or const std::byte. Made from
+///   - whatever converts to a view, a Tensor among it;
+///   - a contiguous range in the host's memory: std::vector, std::array, a C array, std::span, std::string;
+///   - a variable: `double loss; group.all_reduce(loss)`;
+///   - a pointer, a count, a dtype and, of memory that is not the host's, a device.
+/// std::byte and characters are bytes (u8) that are moved and never combined; so is what as_bytes() gives of other types.
+/// A buffer borrows: of a temporary there is none, which the compiler says; of what is const there is only a ConstBuffer.
+///
+/// A view that is not contiguous, has a negative extent or more bytes than fit 64 bits becomes a buffer with
+/// a `fault`: the call that uses it throws bad_argument, naming the argument.
 template <class Byte>
 struct BasicBuffer {
   using Pointer = std::conditional_t<std::is_const_v<Byte>, const void*, void*>;
@@ -42,6 +72,7 @@ struct BasicBuffer {
   std::int64_t count = 0;  ///< elements; -1 with a fault
   DType dtype = DType::f32;
   Device device{};
+  bool raw = false;  ///< bytes that no reduction combines
   ViewFault fault{};
 
   BasicBuffer() noexcept = default;
@@ -65,8 +96,30 @@ struct BasicBuffer {
   BasicBuffer(const Other& tensor) noexcept requires std::convertible_to<const Other&, BasicView<Byte>>
       : BasicBuffer(static_cast<BasicView<Byte>>(tensor)) {}
 
+  /// Of the elements of a range.
+  template <class R>
+  BasicBuffer(R&& range) noexcept requires detail::BufferRange<R, Byte> && kOutlives<R>
+      : BasicBuffer(std::data(range), static_cast<std::int64_t>(std::size(range)),
+                    detail::dtype_within<ElementOf<R>>) {
+    raw = RawByte<std::remove_const_t<ElementOf<R>>>;
+  }
+  template <class R>
+  BasicBuffer(R&& range) requires detail::BufferRange<R, Byte> &&
+      (!kOutlives<R>) = delete;  // a temporary is gone before the call ends: give it a name
+
+  /// Of one variable.
+  template <class T>
+  BasicBuffer(T& variable) noexcept requires detail::BufferElement<T, Byte>
+      : BasicBuffer(&variable, 1, detail::dtype_within<T>) {
+    raw = RawByte<std::remove_const_t<T>>;
+  }
+  template <class T>
+  BasicBuffer(const T&& value) requires detail::BufferElement<const T, Byte>
+  = delete;  // a number without a name is gone before the call ends
+
   operator BasicBuffer<const std::byte>() const noexcept requires(!std::is_const_v<Byte>) {
     BasicBuffer<const std::byte> b(data, count, dtype, device);
+    b.raw = raw;
     b.fault = fault;
     return b;
   }
@@ -77,5 +130,42 @@ struct BasicBuffer {
 
 using Buffer = BasicBuffer<std::byte>;             ///< converts to ConstBuffer
 using ConstBuffer = BasicBuffer<const std::byte>;  ///< does not convert to Buffer
+
+namespace detail {
+
+template <class T>
+concept Bytewise = std::is_trivially_copyable_v<T> && !std::is_pointer_v<T> && !std::is_member_pointer_v<T>;
+template <class R>
+concept RangeOfBytewise =
+    ContiguousRange<std::remove_reference_t<R>> && Bytewise<std::remove_const_t<ElementOf<R>>>;
+template <class T>
+using BufferOf = BasicBuffer<std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>>;
+
+template <class T>
+BufferOf<T> raw_bytes(T* data, std::size_t count) noexcept {
+  BufferOf<T> b(data, static_cast<std::int64_t>(count * sizeof(T)), DType::u8);
+  b.raw = true;
+  return b;
+}
+
+}  // namespace detail
+
+/// The bytes of a variable, or of a range's elements: what has no dtype, a struct say, is broadcast, gathered
+/// or sent as they are. All ranks must lay it out alike, which ranks of one program do. For trivially copyable types
+/// alone; pointers within them mean nothing elsewhere. A reduction of bytes is `unsupported`.
+///
+///   struct Settings { int steps; double rate; } settings;
+///   group.broadcast(as_bytes(settings), 0).wait();
+template <class T>
+auto as_bytes(T& variable) noexcept
+    requires(!ContiguousRange<T> && detail::Bytewise<std::remove_const_t<T>>) {
+  return detail::raw_bytes(&variable, 1);
+}
+template <class R>
+auto as_bytes(R&& range) noexcept requires detail::RangeOfBytewise<R> && kOutlives<R> {
+  return detail::raw_bytes(std::data(range), std::size(range));
+}
+template <class T>
+void as_bytes(const T&& temporary) requires(!kOutlives<const T>) = delete;  // it is gone before the call ends
 
 }  // namespace weft

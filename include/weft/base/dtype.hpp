@@ -3,6 +3,7 @@
 
 #include <bit>
 #include <complex>
+#include <concepts>
 #include <cstdint>
 #include <string_view>
 
@@ -170,5 +171,12 @@ template <>
 inline constexpr DType dtype_of<std::complex<float>> = DType::c64;
 template <>
 inline constexpr DType dtype_of<std::complex<double>> = DType::c128;
+// Where std::int64_t is `long`, these are types of their own.
+template <class T>
+requires(std::same_as<T, long long> &&
+         !std::same_as<T, std::int64_t>) inline constexpr DType dtype_of<T> = DType::i64;
+template <class T>
+requires(std::same_as<T, unsigned long long> &&
+         !std::same_as<T, std::uint64_t>) inline constexpr DType dtype_of<T> = DType::u64;
 
 }  // namespace weft

@@ -2,9 +2,13 @@
 // after the Work that uses the view is done.
 #pragma once
 
+#include <concepts>
 #include <cstddef>
+#include <iterator>
 #include <span>
+#include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "weft/base/device.hpp"
@@ -51,7 +55,8 @@ struct BasicView {
 using TensorView = BasicView<std::byte>;             ///< converts to the next,
 using ConstTensorView = BasicView<const std::byte>;  ///< never back
 
-/// `count` elements at `data`, one dimension.
+/// `count` elements at `data`, one dimension. Memory of a device: `view(pointer, count, Device{DeviceKind::cuda, 0})`
+/// or `view(pointer, count, parse_device("cuda:0"))`; the pointer is the driver's (cudaMalloc), and nothing is read.
 template <class T>
 auto view(T* data, std::int64_t count, Device device = {}) noexcept {
   using Byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
@@ -65,20 +70,51 @@ auto view(T* data, const Shape& shape, Device device = {}) noexcept {
   return BasicView<Byte>{reinterpret_cast<Byte*>(data), dtype_of<std::remove_const_t<T>>, device, shape,
                          row_major(shape)};
 }
-/// A view of host memory.
+
+/// A type that has a DType. `long long` and `unsigned long long` are i64 and u64, also where std::int64_t is
+/// another type.
 template <class T>
-auto view(std::span<T> s) noexcept {
-  return view(s.data(), static_cast<std::int64_t>(s.size()));
+concept Element =
+    std::same_as<T, double> || std::same_as<T, float> || std::same_as<T, f16> || std::same_as<T, bf16> ||
+    std::same_as<T, std::int8_t> || std::same_as<T, std::int16_t> || std::same_as<T, std::int32_t> ||
+    std::same_as<T, std::int64_t> || std::same_as<T, long long> || std::same_as<T, std::uint8_t> ||
+    std::same_as<T, std::uint16_t> || std::same_as<T, std::uint32_t> || std::same_as<T, std::uint64_t> ||
+    std::same_as<T, unsigned long long> || std::same_as<T, bool> || std::same_as<T, f8e4m3> ||
+    std::same_as<T, f8e5m2> || std::same_as<T, std::complex<float>> || std::same_as<T, std::complex<double>>;
+
+/// Elements that lie one after the other, with their address and number: std::vector, std::array, a C
+/// array, std::span, std::string.
+template <class R>
+concept ContiguousRange = requires(R& r) {
+  { std::begin(r) } -> std::contiguous_iterator;
+  { std::size(r) } -> std::convertible_to<std::size_t>;
+  std::data(r);
+};
+/// Its memory outlives an expression: somebody holds it by a name, or it is a window on memory of others
+/// (std::span, std::string_view). Type of a forwarding reference: `T&` or `T`.
+template <class R>
+inline constexpr bool kOutlives = std::is_lvalue_reference_v<R>;
+template <class T, std::size_t N>
+inline constexpr bool kOutlives<std::span<T, N>> = true;
+template <class T, std::size_t N>
+inline constexpr bool kOutlives<const std::span<T, N>> = true;
+template <class C>
+inline constexpr bool kOutlives<std::basic_string_view<C>> = true;
+template <class C>
+inline constexpr bool kOutlives<const std::basic_string_view<C>> = true;
+
+/// The type of a range's elements as one reaches them: `const float` in a const std::vector<float>.
+template <class R>
+using ElementOf = std::remove_pointer_t<decltype(std::data(std::declval<R&>()))>;
+
+/// The elements of a range in the host's memory: std::vector, std::array, a C array, std::span.
+template <class R>
+auto view(R&& range) noexcept requires ContiguousRange<std::remove_reference_t<R>> && kOutlives<R> &&
+    Element<std::remove_const_t<ElementOf<R>>> {
+  return view(std::data(range), static_cast<std::int64_t>(std::size(range)));
 }
-template <class T>
-auto view(std::vector<T>& v) noexcept {
-  return view(v.data(), static_cast<std::int64_t>(v.size()));
-}
-template <class T>
-auto view(const std::vector<T>& v) noexcept {
-  return view(v.data(), static_cast<std::int64_t>(v.size()));
-}
-template <class T>
-void view(const std::vector<T>&&) = delete;  // a temporary's memory is gone before the view is used
+template <class R>
+void view(R&& range) requires ContiguousRange<std::remove_reference_t<R>> &&
+    (!kOutlives<R>) = delete;  // a temporary's memory is gone before the view is used
 
 }  // namespace weft

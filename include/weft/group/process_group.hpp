@@ -49,11 +49,11 @@ struct Membership {
 /// peers that still wait for this rank get peer_lost.
 ///
 /// Every function throws bad_argument before anything is sent where an argument is wrong; the text names it.
-/// Buffers are made from views, Tensors or (pointer, count, dtype, device); see weft/base/buffer.hpp. A view
-/// must be contiguous; all buffers of a call are of one dtype, in memory that the backend moves. An empty handle
+/// Buffers are made from vectors, arrays and other contiguous ranges, variables, views, Tensors or (pointer, count, dtype,
+/// device); see weft/base/buffer.hpp. A view must be contiguous; all buffers of a call are of one dtype, in memory that the backend moves. An empty handle
 /// (made by default, moved from, or of a rank outside of a split) throws bad_argument whatever is asked of it.
 ///
-/// In place: all_reduce, reduce, broadcast: `in` and `out` the same view; all_gather(_v), gather at the root:
+/// In place: all_reduce, reduce, broadcast: `in` and `out` the same view, or one argument, `x`; all_gather(_v), gather at the root:
 /// `in` is block rank() of `out`; reduce_scatter(_v), scatter at the root: `out` is block rank() of `in`. Any
 /// other overlap is bad_argument.
 ///
@@ -86,9 +86,17 @@ class ProcessGroup {
   Work all_reduce(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
     return submit(call::all_reduce(in, out, options));
   }
+  /// In place: x[i] = combination over ranks of x[i].
+  Work all_reduce(const Buffer& x, const CallOptions& options = {}) {
+    return submit(call::all_reduce(x, options));
+  }
   /// The same at rank `root` alone. Elsewhere `out` is ignored and may be empty.
   Work reduce(const ConstBuffer& in, const Buffer& out, int root, const CallOptions& options = {}) {
     return submit(call::reduce(in, out, root, options));
+  }
+  /// In place: x of rank `root` becomes the combination; elsewhere x stays as it is.
+  Work reduce(const Buffer& x, int root, const CallOptions& options = {}) {
+    return submit(call::reduce(x, root, options));
   }
   /// out = in of rank 0, in of rank 1, …: out has size() × in elements.
   Work all_gather(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
@@ -130,6 +138,10 @@ class ProcessGroup {
   /// out = in of rank `root`. Elsewhere `in` is ignored and may be empty.
   Work broadcast(const ConstBuffer& in, const Buffer& out, int root, const CallOptions& options = {}) {
     return submit(call::broadcast(in, out, root, options));
+  }
+  /// In place: x = x of rank `root`.
+  Work broadcast(const Buffer& x, int root, const CallOptions& options = {}) {
+    return submit(call::broadcast(x, root, options));
   }
   /// Done when all ranks have called it.
   Work barrier(const CallOptions& options = {}) { return submit(call::barrier(options)); }
