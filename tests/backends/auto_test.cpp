@@ -18,7 +18,7 @@
 #include "weft/backends/plugin.hpp"
 #include "weft/store/tcp.hpp"
 
-namespace weft::test {
+namespace weft::test::auto_test {
 namespace {
 
 using testing::HasSubstr;
@@ -229,4 +229,4 @@ TEST(Auto, AnMpiThatCannotBeLoadedIsSaid) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::auto_test

@@ -21,7 +21,7 @@
 #include "weft/base/tensor.hpp"
 #include "weft/store/tcp.hpp"
 
-namespace weft::test {
+namespace weft::test::blame_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -465,4 +465,4 @@ TEST(Processes, ARankThatDumpsItsCoreIsNamedBeforeItIsWritten) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::blame_test

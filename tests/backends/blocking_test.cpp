@@ -11,7 +11,7 @@
 #include "support/run_ranks.hpp"
 #include "weft/base/view.hpp"
 
-namespace weft::test {
+namespace weft::test::blocking_test {
 namespace {
 
 using testing::HasSubstr;
@@ -86,4 +86,4 @@ TEST(Blocking, WhateverIsThrownFailsTheCall) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::blocking_test

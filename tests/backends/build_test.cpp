@@ -25,7 +25,7 @@
 #include "weft/group/process_group.hpp"
 #include "weft/store/file.hpp"
 
-namespace weft::test {
+namespace weft::test::build_test {
 namespace {
 
 using testing::ElementsAre;
@@ -210,4 +210,4 @@ TEST_F(Builds, TheDigestOfSharedMemoryHasAllItsConstants) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::build_test

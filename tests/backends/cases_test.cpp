@@ -17,7 +17,7 @@
 #include "support/values.hpp"
 #include "weft/base/tensor.hpp"
 
-namespace weft::test {
+namespace weft::test::cases_test {
 namespace {
 
 using testing::HasSubstr;
@@ -256,4 +256,4 @@ TEST(CaseFiles, ThereAreThirtyOfThemOrMore) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::cases_test

@@ -15,7 +15,7 @@
 #include "weft/backends/plugin.hpp"
 #include "weft/base/tensor.hpp"
 
-namespace weft::test {
+namespace weft::test::compose_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -330,4 +330,4 @@ TEST_P(Failures, AnAbortedCallLeavesTheNextGroupAlone) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::compose_test

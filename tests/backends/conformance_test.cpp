@@ -25,7 +25,7 @@
 #include "weft/backends/plugin.hpp"
 #include "weft/base/tensor.hpp"
 
-namespace weft::test {
+namespace weft::test::conformance_test {
 namespace {
 
 struct Row {
@@ -813,4 +813,4 @@ INSTANTIATE_TEST_SUITE_P(Gloo, OneHash, testing::ValuesIn(gloo_hash_settings()),
 INSTANTIATE_TEST_SUITE_P(Job, OneHash, testing::ValuesIn(job_hash_settings()), setting_name);
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::conformance_test

@@ -21,7 +21,7 @@
 #include "weft/backends/plugin.hpp"
 #include "weft/base/tensor.hpp"
 
-namespace weft::test {
+namespace weft::test::gloo_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -623,4 +623,4 @@ TEST(GlooChain, TheRankAtItsEndIsNamed) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::gloo_test

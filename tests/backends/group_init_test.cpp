@@ -10,7 +10,7 @@
 #include "support/run_ranks.hpp"
 #include "weft/backends/plugin.hpp"
 
-namespace weft::test {
+namespace weft::test::group_init_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -146,4 +146,4 @@ TEST(ManyRanks, KeepOneDescriptorAPeer) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::group_init_test

@@ -11,7 +11,7 @@
 #include "weft/backends/join.hpp"
 #include "weft/backends/roll_call_messages.hpp"
 
-namespace weft::test {
+namespace weft::test::host_ranks_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -119,4 +119,4 @@ TEST(HostRanks, RanksOfOtherHostsHaveNoDoorbell) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::host_ranks_test

@@ -24,7 +24,7 @@
 #include "weft/backends/plugin.hpp"
 #include "weft/store/tcp.hpp"
 
-namespace weft::test {
+namespace weft::test::hostile_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -467,4 +467,4 @@ TEST(HostileWaits, ALongWaitCostsAtMostFivePercentOfACore) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::hostile_test

@@ -29,7 +29,7 @@
 #include "weft/host/context.hpp"
 #include "weft/store/tcp.hpp"
 
-namespace weft {
+namespace weft::hosts_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -475,4 +475,4 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& mpi) { return std::string(mpi.param.name).substr(4); });
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::hosts_test

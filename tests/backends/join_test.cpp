@@ -18,7 +18,7 @@
 #include "weft/backends/first_cause.hpp"
 #include "weft/host/context.hpp"
 
-namespace weft::test {
+namespace weft::test::join_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -263,4 +263,4 @@ TEST_F(Join, ASilentStoreIsNotTakenForAnAbsentRank) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::join_test

@@ -10,7 +10,7 @@
 
 #include "support/errors.hpp"
 
-namespace weft::test {
+namespace weft::test::matching_test {
 namespace {
 
 using testing::ElementsAre;
@@ -127,4 +127,4 @@ TEST(MessageMatcher, CostsTheSamePerMessageHoweverManyThereAre) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::matching_test

@@ -15,7 +15,7 @@
 #include "support/shm_settings.hpp"
 #include "support/values.hpp"
 
-namespace weft::test {
+namespace weft::test::messages_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -583,4 +583,4 @@ TEST(Processes, AKilledSenderIsNamed) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::messages_test

@@ -9,7 +9,7 @@
 #include "support/run_ranks.hpp"
 #include "weft/backends/plugin.hpp"
 
-namespace weft::test {
+namespace weft::test::mpi_job_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -380,4 +380,4 @@ TEST_F(MpiJob, SwitchesAreOnOrOff) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::mpi_job_test

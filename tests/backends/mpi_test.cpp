@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace weft::test {
+namespace weft::test::mpi_test {
 namespace {
 
 using testing::AllOf;
@@ -272,4 +272,4 @@ TEST_P(MpiFailures, AProgramOfOneMpiIsRefusedTheOther) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::mpi_test

@@ -12,7 +12,7 @@
 #include "support/run_ranks.hpp"
 #include "support/values.hpp"
 
-namespace weft::test {
+namespace weft::test::nccl_gpu_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -133,4 +133,4 @@ TEST_P(NcclGpu, AbsentRanksAreNamed) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::nccl_gpu_test

@@ -17,7 +17,7 @@
 #include "weft/backends/first_cause.hpp"
 #include "weft/backends/plugin.hpp"
 
-namespace weft::test {
+namespace weft::test::nccl_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -955,4 +955,4 @@ TEST(FirstCause, CrossesTheStore) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::nccl_test

@@ -15,7 +15,7 @@
 #include "weft/backends/plugin.hpp"
 #include "weft/group/process_group.hpp"
 
-namespace weft::test {
+namespace weft::test::plugins_test {
 namespace {
 
 using testing::HasSubstr;
@@ -217,4 +217,4 @@ TEST_F(Plugins, AllAreListed) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::plugins_test

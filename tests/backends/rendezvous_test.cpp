@@ -43,7 +43,7 @@
 #include "weft/store/file.hpp"
 #include "weft/store/tcp.hpp"
 
-namespace weft {
+namespace weft::rendezvous_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -1275,4 +1275,4 @@ TEST_F(RendezvousTest, RanksOfMpirunMpichMeet) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::rendezvous_test

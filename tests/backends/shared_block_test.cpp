@@ -12,7 +12,7 @@
 #include "weft/base/tensor.hpp"
 #include "weft/host/pin.hpp"
 
-namespace weft::test {
+namespace weft::test::shared_block_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -155,4 +155,4 @@ TEST(SharedBlock, MovesBetweenTheCallsOfAnotherThread) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::shared_block_test

@@ -7,7 +7,7 @@
 #include "store/forwarding_store.hpp"
 #include "support/run_ranks.hpp"
 
-namespace weft::test {
+namespace weft::test::shm_bootstrap_info_test {
 namespace {
 
 using shm::BootstrapInfo;
@@ -66,4 +66,4 @@ TEST(ShmBootstrapInfo, OfAnotherRankIsNamed) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::shm_bootstrap_info_test

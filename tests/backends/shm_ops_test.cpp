@@ -25,7 +25,7 @@
 #include "support/temporary_folder.hpp"
 #include "support/values.hpp"
 
-namespace weft::test {
+namespace weft::test::shm_ops_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -613,4 +613,4 @@ TEST_P(Shm, TheDirectPathIsTakenForSharedMemoryAlone) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::shm_ops_test

@@ -26,7 +26,7 @@
 #include "weft/backends/plugin.hpp"
 #include "weft/base/tensor.hpp"
 
-namespace weft::test {
+namespace weft::test::single_copy_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -562,4 +562,4 @@ TEST_F(SingleCopies, MessagesOfAllKindsInterleaved) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::single_copy_test

@@ -11,7 +11,7 @@
 #include "support/run_ranks.hpp"
 #include "weft/base/view.hpp"
 
-namespace weft::test {
+namespace weft::test::stall_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -154,4 +154,4 @@ TEST(StallOfOne, NothingWhereNobodyIsMissing) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::stall_test

@@ -18,7 +18,7 @@
 #include "support/sanitizers.hpp"
 #include "support/values.hpp"
 
-namespace weft::test {
+namespace weft::test::stuck_copy_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -149,4 +149,4 @@ TEST_F(StuckCopy, DoesNotHoldUpADestructor) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::stuck_copy_test

@@ -11,7 +11,7 @@
 #include "reduce/reduce.hpp"
 #include "weft/backends/plugin.hpp"
 
-namespace weft::test {
+namespace weft::test::support_table_test {
 namespace {
 
 using testing::HasSubstr;
@@ -53,4 +53,4 @@ TEST(SupportTable, ShmReducesWhatTheKernelsCan) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::support_table_test

@@ -5,7 +5,7 @@
 #include "support/errors.hpp"
 #include "weft/base/view.hpp"
 
-namespace weft {
+namespace weft::device_test {
 namespace {
 
 using test::error_text;
@@ -40,4 +40,4 @@ TEST(View, SaysWhereItsElementsAre) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::device_test

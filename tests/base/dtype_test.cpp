@@ -10,7 +10,7 @@
 
 #include "weft/base/error.hpp"
 
-namespace weft {
+namespace weft::dtype_test {
 namespace {
 
 // The slow way, in double: the value of a format with `mantissa_bits` and exponents from `min_exponent` on.
@@ -212,4 +212,4 @@ TEST(DType, NamesAndSizes) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::dtype_test

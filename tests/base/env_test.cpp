@@ -11,7 +11,7 @@
 
 #include "support/errors.hpp"
 
-namespace weft {
+namespace weft::env_test {
 namespace {
 
 struct Env : testing::Test {
@@ -73,4 +73,4 @@ TEST_F(Env, ThePageIsTheGeneratedOne) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::env_test

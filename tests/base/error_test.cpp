@@ -14,7 +14,7 @@
 #include "support/other_user.hpp"
 #include "support/processes.hpp"
 
-namespace weft {
+namespace weft::error_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -66,4 +66,4 @@ TEST(SystemWords, AThreadThatCannotBeHadNamesTheLimitOfProcesses) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::error_test

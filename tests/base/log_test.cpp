@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-namespace weft {
+namespace weft::log_test {
 namespace {
 
 using testing::ElementsAre;
@@ -117,4 +117,4 @@ TEST(Log, KeepsLinesUntilNoLockIsHeld) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::log_test

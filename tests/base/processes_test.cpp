@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <thread>
 
-namespace weft::test {
+namespace weft::test::processes_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -94,4 +94,4 @@ TEST(Processes, SeveralRanksAreReportedByName) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::processes_test

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <vector>
 
-namespace weft {
+namespace weft::random_test {
 namespace {
 
 // The known answers that the authors of Philox publish with it (Random123, kat_vectors, philox4x32 10
@@ -77,4 +77,4 @@ TEST(Random, NumbersAreDistributedAsTheySay) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::random_test

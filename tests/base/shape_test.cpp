@@ -5,7 +5,7 @@
 #include "support/errors.hpp"
 #include "weft/base/view.hpp"
 
-namespace weft {
+namespace weft::shape_test {
 namespace {
 
 TEST(Shape, CountsAndStrides) {
@@ -78,4 +78,4 @@ TEST(View, ContiguousMeansRowMajorWithoutGaps) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::shape_test

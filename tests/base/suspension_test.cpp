@@ -6,7 +6,7 @@
 #include <optional>
 #include <thread>
 
-namespace weft::test {
+namespace weft::test::suspension_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -41,4 +41,4 @@ TEST(Suspension, DoesNotMoveDeadlinesThatWereMadeAfterIt) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::suspension_test

@@ -13,7 +13,7 @@
 #include "support/temporary_folder.hpp"
 #include "weft/checkpoint/safetensors.hpp"
 
-namespace weft {
+namespace weft::checkpoint_test {
 namespace {
 
 using test::error_text;
@@ -175,4 +175,4 @@ TEST(Checkpoint, TensorsThatCannotBeSavedAreNamed) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::checkpoint_test

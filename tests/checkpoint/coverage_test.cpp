@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-namespace weft {
+namespace weft::coverage_test {
 namespace {
 
 using Random = std::mt19937;
@@ -104,4 +104,4 @@ TEST(Coverage, LargeExtents) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::coverage_test

@@ -24,7 +24,7 @@
 #include "weft/base/error.hpp"
 #include "weft/host/context.hpp"
 
-namespace weft {
+namespace weft::safetensors_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -352,4 +352,4 @@ TEST_F(Safetensors, NamesTheFolderThatIsNotThere) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::safetensors_test

@@ -11,7 +11,7 @@
 #include "weft/dp/replicated.hpp"
 #include "weft/dp/sampler.hpp"
 
-namespace weft {
+namespace weft::bucket_reducer_test {
 namespace {
 
 using test::error_of;
@@ -429,4 +429,4 @@ TEST(BucketReducer, MemoryThatCannotBeBoundIsNamed) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::bucket_reducer_test

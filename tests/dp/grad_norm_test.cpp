@@ -12,7 +12,7 @@
 #include "weft/dp/replicated.hpp"
 #include "weft/mesh/redistribute.hpp"
 
-namespace weft {
+namespace weft::grad_norm_test {
 namespace {
 
 using test::error_of;
@@ -440,4 +440,4 @@ TEST(GradNorm, NotFiniteOnRanksOfSeveralMeshes) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::grad_norm_test

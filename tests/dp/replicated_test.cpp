@@ -12,7 +12,7 @@
 #include "dp/vectors.hpp"
 #include "weft/dp/bucket_reducer.hpp"
 
-namespace weft {
+namespace weft::replicated_test {
 namespace {
 
 using test::error_of;
@@ -531,4 +531,4 @@ TEST(ReplicatedViews, APlacementThatOneRankAloneCannotReduceIsAMismatch) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::replicated_test

@@ -9,7 +9,7 @@
 
 #include "support/run_ranks.hpp"
 
-namespace weft {
+namespace weft::sampler_test {
 namespace {
 
 using Samples = std::vector<std::int64_t>;
@@ -108,4 +108,4 @@ TEST(Sampler, StepsBeyondAnyWalkAreRefused) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::sampler_test

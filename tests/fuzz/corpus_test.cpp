@@ -13,7 +13,7 @@
 #include "targets.hpp"
 #include "weft/base/error.hpp"
 
-namespace weft::fuzz {
+namespace weft::fuzz::corpus_test {
 namespace {
 
 std::vector<std::string> inputs(const Target& target) {
@@ -72,4 +72,4 @@ INSTANTIATE_TEST_SUITE_P(Targets, Corpus, ::testing::ValuesIn(targets()),
                          [](const auto& target) { return std::string(target.param.name); });
 
 }  // namespace
-}  // namespace weft::fuzz
+}  // namespace weft::fuzz::corpus_test

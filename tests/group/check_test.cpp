@@ -13,7 +13,7 @@
 #include "weft/backends/plugin.hpp"
 #include "weft/base/view.hpp"
 
-namespace weft::test {
+namespace weft::test::check_test {
 namespace {
 
 constexpr int kRank = 1, kSize = 3;
@@ -571,4 +571,4 @@ TEST_F(Check, AnEmptyCall) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::check_test

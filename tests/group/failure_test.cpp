@@ -14,7 +14,7 @@
 #include "support/values.hpp"
 #include "weft/base/tensor.hpp"
 
-namespace weft::test {
+namespace weft::test::failure_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -664,4 +664,4 @@ TEST(Threads, QuiesceWaitsForAThreadInsideItsCopy) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::failure_test

@@ -15,7 +15,7 @@
 #include "support/recording_backend.hpp"
 #include "support/shm_settings.hpp"
 
-namespace weft::test {
+namespace weft::test::groups_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -473,4 +473,4 @@ TEST_P(Groups, FourRanksOnTwoCoresComplete) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::groups_test

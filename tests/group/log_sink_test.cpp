@@ -11,7 +11,7 @@
 #include "weft/base/view.hpp"
 #include "weft/group/process_group.hpp"
 
-namespace weft::test {
+namespace weft::test::log_sink_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -129,4 +129,4 @@ TEST(LogSink, MayUseGroups) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::log_sink_test

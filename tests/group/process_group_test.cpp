@@ -16,7 +16,7 @@
 #include "weft/backends/plugin.hpp"
 #include "weft/base/tensor.hpp"
 
-namespace weft::test {
+namespace weft::test::process_group_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -699,4 +699,4 @@ TEST_F(Group, AFactoryThatReturnsNullIsRefused) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::process_group_test

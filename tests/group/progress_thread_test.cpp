@@ -15,7 +15,7 @@
 #include "weft/base/tensor.hpp"
 #include "weft/group/process_group.hpp"
 
-namespace weft::test {
+namespace weft::test::progress_thread_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -286,4 +286,4 @@ TEST(ProgressThreadLife, AFailureWhileItDrivesIsKept) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::progress_thread_test

@@ -12,7 +12,7 @@
 #include "support/run_ranks.hpp"
 #include "weft/base/view.hpp"
 
-namespace weft::test {
+namespace weft::test::recorder_test {
 namespace {
 
 using nlohmann::json;
@@ -223,4 +223,4 @@ TEST_F(Trace, MayBeReadWhileCallsAreMade) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::recorder_test

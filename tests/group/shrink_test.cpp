@@ -12,7 +12,7 @@
 #include "weft/backends/plugin.hpp"
 #include "weft/store/tcp.hpp"
 
-namespace weft::test {
+namespace weft::test::shrink_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -440,4 +440,4 @@ TEST(ShrinkOnProcesses, TheStoreIsStopped) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::shrink_test

@@ -15,7 +15,7 @@
 #include "support/shm_settings.hpp"
 #include "support/values.hpp"
 
-namespace weft::test {
+namespace weft::test::subgroup_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -397,4 +397,4 @@ TEST(Gloo, ASplitWithoutDescriptorsNamesTheLimit) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::subgroup_test

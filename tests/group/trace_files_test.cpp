@@ -19,7 +19,7 @@
 #include "support/temporary_folder.hpp"
 #include "weft/base/view.hpp"
 
-namespace weft::test {
+namespace weft::test::trace_files_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -263,4 +263,4 @@ TEST_F(TraceFiles, AFullDiskIsAWarning) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::trace_files_test

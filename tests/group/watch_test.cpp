@@ -13,7 +13,7 @@
 #include "support/run_ranks.hpp"
 #include "weft/base/view.hpp"
 
-namespace weft::test {
+namespace weft::test::watch_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -421,4 +421,4 @@ TEST_P(Suspended, AGroupIsMadeAfterIt) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::watch_test

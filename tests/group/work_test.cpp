@@ -18,7 +18,7 @@
 #include "weft/base/tensor.hpp"
 #include "weft/group/process_group.hpp"
 
-namespace weft::test {
+namespace weft::test::work_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -425,4 +425,4 @@ TEST_P(Works, DroppingACoalescedWorkIsToldToPeers) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::work_test

@@ -26,7 +26,7 @@
 #include "weft/base/storage.hpp"
 #include "weft/host/context.hpp"
 
-namespace weft {
+namespace weft::arena_test {
 namespace {
 
 constexpr std::size_t kKiB = 1024, kMiB = 1024 * kKiB;
@@ -498,4 +498,4 @@ TEST(ArenaLimits, WithoutMemfdThreadsGoOn) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::arena_test

@@ -5,7 +5,7 @@
 #include "support/errors.hpp"
 #include "weft/base/error.hpp"
 
-namespace weft {
+namespace weft::compute_test {
 namespace {
 
 struct Kept {
@@ -33,4 +33,4 @@ TEST(Compute, NeedsAThread) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::compute_test

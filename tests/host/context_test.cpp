@@ -16,7 +16,7 @@
 #include "support/processes.hpp"
 #include "weft/base/tensor.hpp"
 
-namespace weft {
+namespace weft::context_test {
 namespace {
 
 TEST(Context, TellsAForkedChildWhatToDo) {
@@ -130,4 +130,4 @@ TEST(UnknownVariables, AreWarnedOfOnce) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::context_test

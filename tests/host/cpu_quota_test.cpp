@@ -13,7 +13,7 @@
 #include "support/processes.hpp"
 #include "support/temporary_folder.hpp"
 
-namespace weft::test {
+namespace weft::test::cpu_quota_test {
 namespace {
 
 using testing::ElementsAre;
@@ -200,4 +200,4 @@ TEST(RecentQuotas, AreThoseOfTheSystem) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::cpu_quota_test

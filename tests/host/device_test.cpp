@@ -13,7 +13,7 @@
 #include "weft/host/compute.hpp"
 #include "weft/host/copy.hpp"
 
-namespace weft {
+namespace weft::device_test {
 namespace {
 
 using test::error_text;
@@ -241,4 +241,4 @@ TEST_F(Devices, AComputeHasADevice) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::device_test

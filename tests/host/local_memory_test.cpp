@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-namespace weft {
+namespace weft::local_memory_test {
 namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
@@ -93,4 +93,4 @@ TEST(LocalMemory, ThreadsDoNotShareBlocks) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::local_memory_test

@@ -28,7 +28,7 @@
 #include "weft/base/storage.hpp"
 #include "weft/host/context.hpp"
 
-namespace weft {
+namespace weft::peers_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -690,4 +690,4 @@ TEST(HostPeers, TellsAContextThatEnded) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::peers_test

@@ -10,7 +10,7 @@
 #include "support/processes.hpp"
 #include "support/temporary_folder.hpp"
 
-namespace weft {
+namespace weft::process_state_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -69,4 +69,4 @@ TEST(ProcessState, SeesAProcessThatHasEnded) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::process_state_test

@@ -8,7 +8,7 @@
 #include "support/errors.hpp"
 #include "weft/host/context.hpp"
 
-namespace weft {
+namespace weft::progress_engine_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -114,4 +114,4 @@ TEST(Progress, TheLastSleeperTakesTheAnnouncementBack) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::progress_engine_test

@@ -9,7 +9,7 @@
 #include "support/errors.hpp"
 #include "weft/host/context.hpp"
 
-namespace weft {
+namespace weft::tensor_test {
 namespace {
 
 using test::error_text;
@@ -133,4 +133,4 @@ TEST_F(TensorTest, StorageOfOthers) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::tensor_test

@@ -8,7 +8,7 @@
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 
-namespace weft {
+namespace weft::boundary_test {
 namespace {
 
 using test::expect_error;
@@ -248,4 +248,4 @@ TEST(Boundary, ErrorsNameTensorAndAxis) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::boundary_test

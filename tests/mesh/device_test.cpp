@@ -11,7 +11,7 @@
 #include "weft/host/copy.hpp"
 #include "weft/mesh/redistribute.hpp"
 
-namespace weft {
+namespace weft::device_test {
 namespace {
 
 using test::Rank;
@@ -53,4 +53,4 @@ TEST(RedistributeOnDevices, EveryPairOfPlacements) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::device_test

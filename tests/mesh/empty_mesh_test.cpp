@@ -12,7 +12,7 @@
 #include "weft/mesh/redistribute.hpp"
 #include "weft/mesh/replicas.hpp"
 
-namespace weft {
+namespace weft::empty_mesh_test {
 namespace {
 
 using test::error_text;
@@ -114,4 +114,4 @@ TEST(EmptyMesh, ANullLayoutIsRefused) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::empty_mesh_test

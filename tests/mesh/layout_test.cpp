@@ -13,7 +13,7 @@
 #include "support/errors.hpp"
 #include "weft/mesh/redistribute.hpp"
 
-namespace weft {
+namespace weft::layout_test {
 namespace {
 
 using test::every_list;
@@ -409,4 +409,4 @@ TEST(Layout, SlicesNeedNoGroup) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::layout_test

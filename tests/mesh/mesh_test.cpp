@@ -8,7 +8,7 @@
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 
-namespace weft {
+namespace weft::mesh_test {
 namespace {
 
 using test::expect_error;
@@ -228,4 +228,4 @@ TEST(DeviceMesh, RefusesAGroupOfAnotherSize) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::mesh_test

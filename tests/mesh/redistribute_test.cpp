@@ -11,7 +11,7 @@
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 
-namespace weft {
+namespace weft::redistribute_test {
 namespace {
 
 using test::error_text;
@@ -352,4 +352,4 @@ TEST(Redistribute, AValueIsNoContributionToAProduct) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::redistribute_test

@@ -9,7 +9,7 @@
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 
-namespace weft {
+namespace weft::replicas_test {
 namespace {
 
 using test::error_of;
@@ -173,4 +173,4 @@ TEST(CheckReplicas, WhatCannotBeComparedIsNamed) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::replicas_test

@@ -16,7 +16,7 @@
 #include "weft/nn/optimizer.hpp"
 #include "weft/train/gradients.hpp"
 
-namespace weft {
+namespace weft::build_test {
 namespace {
 
 using test::Rank;
@@ -301,4 +301,4 @@ TEST(BuildOptions, Bf16WeightsStayNearF32) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::build_test

@@ -12,7 +12,7 @@
 #include "weft/nn/optimizer.hpp"
 #include "weft/train/checkpoint.hpp"
 
-namespace weft {
+namespace weft::device_test {
 namespace {
 
 struct Trained {
@@ -101,4 +101,4 @@ TEST(TransformerOnADevice, IsSavedAndLoaded) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::device_test

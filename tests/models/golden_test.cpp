@@ -9,7 +9,7 @@
 #include "weft/nn/loss.hpp"
 #include "weft/nn/optimizer.hpp"
 
-namespace weft {
+namespace weft::golden_test {
 namespace {
 
 using test::Golden;
@@ -126,4 +126,4 @@ TEST(Golden, FilesArePresent) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::golden_test

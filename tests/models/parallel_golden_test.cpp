@@ -10,7 +10,7 @@
 #include "weft/nn/optimizer.hpp"
 #include "weft/train/gradients.hpp"
 
-namespace weft {
+namespace weft::parallel_golden_test {
 namespace {
 
 using test::Golden;
@@ -181,4 +181,4 @@ TEST(Golden, FilesArePresent) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::parallel_golden_test

@@ -6,7 +6,7 @@
 #include "weft/base/error.hpp"
 #include "weft/nn/loss.hpp"
 
-namespace weft {
+namespace weft::transformer_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -107,4 +107,4 @@ TEST(Transformer, MicroBatchesAddUpToTheBatch) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::transformer_test

@@ -20,7 +20,7 @@
 #include "weft/nn/norm.hpp"
 #include "weft/nn/optimizer.hpp"
 
-namespace weft {
+namespace weft::device_test {
 namespace {
 
 using test::error_text;
@@ -263,4 +263,4 @@ TEST_F(NnDevice, KernelsAreGivenOnceAndWhole) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::device_test

@@ -7,7 +7,7 @@
 #include "weft/mesh/layout.hpp"
 #include "weft/nn/dropout.hpp"
 
-namespace weft {
+namespace weft::dropout_test {
 namespace {
 
 using test::error_text;
@@ -171,4 +171,4 @@ TEST(Frame, BeginsAPassOnlyWhereNoBackwardIsMissing) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::dropout_test

@@ -22,7 +22,7 @@
 #include "nn/kernels/reference.hpp"
 #include "weft/base/error.hpp"
 
-namespace weft::kernels {
+namespace weft::kernels::kernels_test {
 namespace {
 
 constexpr double kUlp = 0x1p-24;
@@ -800,4 +800,4 @@ TEST(Threads, DoNotChangeABit) {
 }
 
 }  // namespace
-}  // namespace weft::kernels
+}  // namespace weft::kernels::kernels_test

@@ -10,7 +10,7 @@
 #include "weft/nn/loss.hpp"
 #include "weft/nn/norm.hpp"
 
-namespace weft {
+namespace weft::layers_test {
 namespace {
 
 namespace reference = kernels::reference;
@@ -293,4 +293,4 @@ TEST(AddTensors, RefusesAnotherShape) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::layers_test

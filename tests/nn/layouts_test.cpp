@@ -14,7 +14,7 @@
 #include "weft/nn/norm.hpp"
 #include "weft/nn/optimizer.hpp"
 
-namespace weft {
+namespace weft::layouts_test {
 namespace {
 
 using test::error_text;
@@ -462,4 +462,4 @@ TEST(CrossEntropyOverRanks, CountsTheValidTokensOfAll) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::layouts_test

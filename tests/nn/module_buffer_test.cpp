@@ -4,7 +4,7 @@
 #include "nn/support.hpp"
 #include "weft/mesh/layout.hpp"
 
-namespace weft {
+namespace weft::module_buffer_test {
 namespace {
 
 using test::error_text;
@@ -55,4 +55,4 @@ TEST(ModuleBuffer, IsNamedLaidOutAndInitialisedAsParametersAre) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::module_buffer_test

@@ -3,7 +3,7 @@
 #include "nn/support.hpp"
 #include "weft/nn/linear.hpp"
 
-namespace weft {
+namespace weft::module_test {
 namespace {
 
 using test::error_text;
@@ -470,4 +470,4 @@ TEST(Parameter, GradientMayLiveElsewhere) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::module_test

@@ -4,7 +4,7 @@
 #include "weft/nn/linear.hpp"
 #include "weft/nn/schedule.hpp"
 
-namespace weft {
+namespace weft::optimizer_test {
 namespace {
 
 using test::error_text;
@@ -163,4 +163,4 @@ TEST(CosineSchedule, RisesThenFalls) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::optimizer_test

@@ -5,7 +5,7 @@
 #include "weft/nn/norm.hpp"
 #include "weft/nn/optimizer.hpp"
 
-namespace weft {
+namespace weft::parameter_test {
 namespace {
 
 using test::error_text;
@@ -328,4 +328,4 @@ TEST(Parameter, WhatThawsAfterTheOptimizerWasMadeIsAnError) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::parameter_test

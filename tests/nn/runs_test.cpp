@@ -6,7 +6,7 @@
 #include "weft/host/context.hpp"
 #include "weft/mesh/layout.hpp"
 
-namespace weft {
+namespace weft::runs_test {
 namespace {
 
 using Indices = std::vector<std::int64_t>;
@@ -86,4 +86,4 @@ TEST(Runs, OfAPlainTensorAreOne) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::runs_test

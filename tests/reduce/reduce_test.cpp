@@ -17,7 +17,7 @@
 #include "support/sanitizers.hpp"
 #include "support/values.hpp"
 
-namespace weft {
+namespace weft::reduce_test {
 namespace {
 
 using Kind = ReduceOp::Kind;
@@ -745,4 +745,4 @@ TEST(CopyBytes, copies_all_and_nothing_else) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::reduce_test

@@ -11,7 +11,7 @@
 #include "store/tcp/session.hpp"
 #include "support/errors.hpp"
 
-namespace weft {
+namespace weft::seal_test {
 namespace {
 
 using Opened = SealedStream::Opened::State;
@@ -272,4 +272,4 @@ TEST_F(StoreSessionTest, WhereNoSecretIsDemandedAHandshakeIsRefused) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::seal_test

@@ -41,7 +41,7 @@
 #include "weft/store/file.hpp"
 #include "weft/store/tcp.hpp"
 
-namespace weft {
+namespace weft::store_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -874,4 +874,4 @@ TEST_F(TcpStoreTest, AForeignServerIsNotTakenForAStore) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::store_test

@@ -30,7 +30,7 @@
 #include "support/unauthenticated_client.hpp"
 #include "weft/store/tcp.hpp"
 
-namespace weft {
+namespace weft::unauthenticated_test {
 namespace {
 
 using std::chrono::microseconds;
@@ -727,4 +727,4 @@ TEST_F(UnauthenticatedTest, RequestsUnderWayTakeNoMoreThanTheirBytes) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::unauthenticated_test

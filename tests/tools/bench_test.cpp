@@ -21,7 +21,7 @@
 #include "support/temporary_folder.hpp"
 #include "weft/base/error.hpp"
 
-namespace weft::test {
+namespace weft::test::bench_test {
 namespace {
 
 using nlohmann::json;
@@ -394,4 +394,4 @@ TEST(BenchSpec, RefusesFlagsByName) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::bench_test

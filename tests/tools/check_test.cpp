@@ -11,7 +11,7 @@
 
 #include "support/temporary_folder.hpp"
 
-namespace weft::test {
+namespace weft::test::check_test {
 namespace {
 
 using testing::AnyOf;
@@ -231,4 +231,4 @@ TEST(Mutants, LostMemoryOrderIsSeenByTheThreadSanitizer) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::check_test

@@ -11,7 +11,7 @@
 #include "support/errors.hpp"
 #include "weft/backends/plugin.hpp"
 
-namespace weft::check {
+namespace weft::check::program_test {
 namespace {
 
 using nlohmann::json;
@@ -174,4 +174,4 @@ TEST(Program, StepsAndFaultsThatCannotBeRunAreRefused) {
 }
 
 }  // namespace
-}  // namespace weft::check
+}  // namespace weft::check::program_test

@@ -29,7 +29,7 @@
 #include "support/temporary_folder.hpp"
 #include "weft/weft.h"
 
-namespace weft::test {
+namespace weft::test::run_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -692,4 +692,4 @@ TEST_F(KilledLauncherTest, TheRanksDieWithBoth) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::run_test

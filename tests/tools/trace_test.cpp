@@ -17,7 +17,7 @@
 #include "support/temporary_folder.hpp"
 #include "weft/base/view.hpp"
 
-namespace weft::test {
+namespace weft::test::trace_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -378,4 +378,4 @@ TEST_F(DoctorTrace, DamagedFilesAreReportedOrRefused) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::trace_test

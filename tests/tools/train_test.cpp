@@ -16,7 +16,7 @@
 #include "support/temporary_folder.hpp"
 #include "weft/store/tcp.hpp"
 
-namespace weft::test {
+namespace weft::test::train_test {
 namespace {
 
 using std::chrono::seconds;
@@ -250,4 +250,4 @@ TEST_F(TrainTest, TrainsUnderMpirun) {
 }
 
 }  // namespace
-}  // namespace weft::test
+}  // namespace weft::test::train_test

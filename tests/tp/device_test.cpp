@@ -16,7 +16,7 @@
 #include "weft/tp/linear.hpp"
 #include "weft/tp/parallelize.hpp"
 
-namespace weft {
+namespace weft::device_test {
 namespace {
 
 using test::Rank;
@@ -110,4 +110,4 @@ TEST(TensorParallelOnDevices, FunctionsOnViewsGiveTheBitsOfTheCpu) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::device_test

@@ -8,7 +8,7 @@
 #include "support/run_ranks.hpp"
 #include "weft/base/error.hpp"
 
-namespace weft {
+namespace weft::linear_test {
 namespace {
 
 using test::error_of;
@@ -253,4 +253,4 @@ TEST(LinearViews, MemoryThatCannotBeUsedIsNamedBeforeAnythingIsWritten) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::linear_test

@@ -9,7 +9,7 @@
 #include "weft/nn/linear.hpp"
 #include "weft/nn/norm.hpp"
 
-namespace weft {
+namespace weft::parallelize_test {
 namespace {
 
 using test::error_of;
@@ -248,4 +248,4 @@ TEST_F(Parallelize, AListOfAxesSplitsAsOne) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::parallelize_test

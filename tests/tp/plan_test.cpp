@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace weft {
+namespace weft::plan_test {
 namespace {
 
 TEST(Plan, StarIsOneStepOrAPartOfOne) {
@@ -45,4 +45,4 @@ TEST(Plan, KeepsEntriesInOrder) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::plan_test

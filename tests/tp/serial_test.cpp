@@ -15,7 +15,7 @@
 #include "weft/nn/linear.hpp"
 #include "weft/tp/parallelize.hpp"
 
-namespace weft {
+namespace weft::serial_test {
 namespace {
 
 using test::Rank;
@@ -291,4 +291,4 @@ TEST(Serial, ARowLayerGivenWholeFeaturesIsALayoutError) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::serial_test

@@ -7,7 +7,7 @@
 
 #include "train/bag.hpp"
 
-namespace weft {
+namespace weft::averaging_test {
 namespace {
 
 using test::Bag;
@@ -461,4 +461,4 @@ TEST(Averager, BucketsHaveAPositiveSize) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::averaging_test

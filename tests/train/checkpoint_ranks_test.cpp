@@ -18,7 +18,7 @@
 #include "weft/nn/init.hpp"
 #include "weft/train/checkpoint.hpp"
 
-namespace weft {
+namespace weft::checkpoint_ranks_test {
 namespace {
 
 using test::TinyRun;
@@ -293,4 +293,4 @@ TEST(CheckpointRanks, NestedAndSegmentedLayoutsGoIntoEachOther) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::checkpoint_ranks_test

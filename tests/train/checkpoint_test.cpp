@@ -22,7 +22,7 @@
 #include "weft/base/error.hpp"
 #include "weft/checkpoint/safetensors.hpp"
 
-namespace weft {
+namespace weft::checkpoint_test {
 namespace {
 
 using ::testing::AllOf;
@@ -509,4 +509,4 @@ TEST(Checkpoint, APartOfAMeshIsRefused) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::checkpoint_test

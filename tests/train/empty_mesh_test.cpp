@@ -15,7 +15,7 @@
 #include "weft/train/gradients.hpp"
 #include "weft/train/replicas.hpp"
 
-namespace weft {
+namespace weft::empty_mesh_test {
 namespace {
 
 TEST(EmptyMesh, IsRefusedAboveTheMeshes) {
@@ -48,4 +48,4 @@ TEST(EmptyMesh, IsRefusedAboveTheMeshes) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::empty_mesh_test

@@ -7,7 +7,7 @@
 
 #include "train/bag.hpp"
 
-namespace weft {
+namespace weft::gradients_test {
 namespace {
 
 using test::Bag;
@@ -215,4 +215,4 @@ TEST(GradientsOf, NamesParametersWithoutGradient) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::gradients_test

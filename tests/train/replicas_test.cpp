@@ -5,7 +5,7 @@
 #include "support/errors.hpp"
 #include "train/bag.hpp"
 
-namespace weft {
+namespace weft::replicas_test {
 namespace {
 
 TEST(CheckReplicasOfParameters, ComparesValuesAndNamesPaths) {
@@ -30,4 +30,4 @@ TEST(CheckReplicasOfParameters, ComparesValuesAndNamesPaths) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::replicas_test
