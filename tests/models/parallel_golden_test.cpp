@@ -59,7 +59,7 @@ struct Parallel {
 
 class GoldenFile : public ::testing::TestWithParam<std::filesystem::path> {};
 using TensorParallel = GoldenFile;
-using Trajectory = GoldenFile;
+using ParallelTrajectory = GoldenFile;
 
 bool split_there(const std::string& path) {
   for (const char* name :
@@ -146,14 +146,14 @@ void expect_trajectory(Rank& rank, const MeshShape& shape, const std::filesystem
               golden.most_used());
 }
 
-TEST_P(Trajectory, LossGradientNormAndParameterNormOfEveryStep) {
+TEST_P(ParallelTrajectory, LossGradientNormAndParameterNormOfEveryStep) {
   for (const MeshShape& shape : {MeshShape{{"dp", 1}, {"tp", 1}}, MeshShape{{"dp", 2}, {"tp", 1}},
                                  MeshShape{{"dp", 1}, {"tp", 2}}, MeshShape{{"dp", 2}, {"tp", 2}}})
     test::run_ranks(Ranks::threads, shape.size(),
                     [&](Rank& rank) { expect_trajectory(rank, shape, GetParam()); });
 }
 
-TEST_P(Trajectory, OverRanksThatAreProcesses) {
+TEST_P(ParallelTrajectory, OverRanksThatAreProcesses) {
   const MeshShape shape{{"dp", 2}, {"tp", 2}};
   test::run_ranks(Ranks::processes, shape.size(),
                   [&](Rank& rank) { expect_trajectory(rank, shape, GetParam()); });
@@ -168,13 +168,13 @@ std::string file_name(const ::testing::TestParamInfo<std::filesystem::path>& inf
 
 INSTANTIATE_TEST_SUITE_P(Golden, TensorParallel, ::testing::ValuesIn(test::golden_files("tp_plan_kf")),
                          file_name);
-INSTANTIATE_TEST_SUITE_P(Golden, Trajectory, ::testing::ValuesIn(test::golden_files("kf_train_trajectory")),
-                         file_name);
+INSTANTIATE_TEST_SUITE_P(Golden, ParallelTrajectory,
+                         ::testing::ValuesIn(test::golden_files("kf_train_trajectory")), file_name);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TensorParallel);
-GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Trajectory);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ParallelTrajectory);
 
 // Says by name what is not tested where the reference data is not there.
-TEST(Golden, FilesArePresent) {
+TEST(ParallelGolden, FilesArePresent) {
   for (const char* prefix : {"tp_plan_kf", "kf_train_trajectory"})
     if (test::golden_files(prefix).empty())
       GTEST_SKIP() << "no " << prefix << "*.safetensors in " << test::golden_dir() << "; set WEFT_GOLDEN_DIR";
