@@ -20,7 +20,7 @@
 #include "weft/dp/replicated.hpp"
 #include "weft/host/copy.hpp"
 
-namespace weft::test::dp_device_test::device_test {
+namespace weft::test::device_test {
 namespace {
 
 constexpr DType kDTypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
@@ -360,4 +360,4 @@ TEST(GradientsOnDevices, WhatIsElsewhereIsNamed) {
 }
 
 }  // namespace
-}  // namespace weft::test::dp_device_test::device_test
+}  // namespace weft::test::device_test

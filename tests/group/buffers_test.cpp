@@ -116,7 +116,7 @@ TEST_P(BuffersOf, StructsTextAndBytes) {
   });
 }
 
-class OneRank : public testing::Test {
+class OneRankOfBuffers : public testing::Test {
  protected:
   ProcessGroup make(int size) {
     Membership m;
@@ -130,7 +130,7 @@ class OneRank : public testing::Test {
   Recording recording;
 };
 
-TEST_F(OneRank, BytesAreNeverReduced) {
+TEST_F(OneRankOfBuffers, BytesAreNeverReduced) {
   for (const int size : {1, 3}) {
     ProcessGroup g = make(size);
     Settings settings;
@@ -156,7 +156,7 @@ TEST_F(OneRank, BytesAreNeverReduced) {
   }
 }
 
-TEST_F(OneRank, AVariableTakenForTheOutIsNamed) {
+TEST_F(OneRankOfBuffers, AVariableTakenForTheOutIsNamed) {
   ProcessGroup g = make(3);
   std::vector<float> x(4);
   int count = 1;  // where the program forgot the out
@@ -165,7 +165,7 @@ TEST_F(OneRank, AVariableTakenForTheOutIsNamed) {
   EXPECT_EQ(count, 1);
 }
 
-TEST_F(OneRank, InPlaceHandsOnOneBuffer) {
+TEST_F(OneRankOfBuffers, InPlaceHandsOnOneBuffer) {
   ProcessGroup g = make(3);
   std::vector<float> x(4);
   g.all_reduce(x).wait();
