@@ -30,7 +30,8 @@ Strides row_major(const Shape& shape) noexcept {
   std::int64_t step = 1;
   for (int i = shape.rank() - 1; i >= 0; --i) {
     s[i] = step;
-    step *= shape[i];
+    static_cast<void>(
+        __builtin_mul_overflow(step, shape[i], &step));  // whoever takes the view checks its extents
   }
   return s;
 }

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <set>
@@ -9,6 +10,7 @@
 #include "base/regular_file.hpp"
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/index.hpp"
+#include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
 #include "weft/checkpoint/safetensors.hpp"
 
@@ -177,6 +179,22 @@ void read_tensor(PartFiles& files, const CheckpointEntry& entry, const MutableNa
   }
 }
 
+// What is read into shared memory would be there for the last tensor alone. The views have no memory_fault().
+void expect_apart(std::span<const MutableNamedView> tensors) {
+  std::vector<const MutableNamedView*> by_place;
+  for (const MutableNamedView& t : tensors)
+    if (t.data.count() > 0) by_place.push_back(&t);
+  const auto before = [](const MutableNamedView* a, const MutableNamedView* b) {
+    return a->data.data < b->data.data;
+  };
+  std::sort(by_place.begin(), by_place.end(), before);
+  for (std::size_t i = 1; i < by_place.size(); ++i)
+    if (overlap(by_place[i - 1]->data, by_place[i]->data))
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("load_checkpoint: the memory of \"{}\" overlaps that of \"{}\"",
+                              by_place[i]->name, by_place[i - 1]->name));
+}
+
 }  // namespace
 
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
@@ -196,6 +214,7 @@ CheckpointInfo load_listed(const std::filesystem::path& directory, const DeviceM
     const CheckpointIndex index = read_index(folder);
     const std::vector<MutableNamedView> tensors = list();
     check_tensors("load_checkpoint", mesh, std::vector<NamedView>(tensors.begin(), tensors.end()));
+    expect_apart(tensors);
     check_fit(folder, index, tensors, options, owner);
     PartFiles files(folder);
     const int rank = mesh ? mesh.rank() : 0;

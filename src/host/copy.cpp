@@ -45,6 +45,9 @@ struct Copying {
 
 // Throws bad_argument where the view's extents are none, or it has elements but no memory.
 void check(const char* what, const ConstTensorView& v) {
+  if (static_cast<int>(v.dtype) >= kDTypeCount)
+    throw Error(ErrorCode::bad_argument, fmt::format("copy: {} has dtype {}; expected 0 to {}", what,
+                                                     static_cast<int>(v.dtype), kDTypeCount - 1));
   std::int64_t bytes = size_bytes(v.dtype);
   bool empty = false, negative = false, beyond = false;
   for (const std::int64_t extent : v.shape) {

@@ -17,6 +17,9 @@ namespace weft {
 /// into a contiguous buffer`, `has no memory`, `begins at 0x7f01; expected a multiple of 4 bytes for f32`.
 /// Empty: nothing is wrong.
 inline std::string memory_fault(const ConstTensorView& v) {
+  if (static_cast<int>(v.dtype) >= kDTypeCount)
+    return fmt::format("has dtype {}; expected 0 ({}) to {} ({})", static_cast<int>(v.dtype), name(DType{}),
+                       kDTypeCount - 1, name(static_cast<DType>(kDTypeCount - 1)));
   bool negative = false, empty = false, beyond = false;
   std::int64_t bytes = size_bytes(v.dtype);
   for (const std::int64_t extent : v.shape) {

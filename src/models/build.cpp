@@ -58,6 +58,13 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
                                    const BuildOptions& options) {
   given_mesh("build_parallel_model", mesh, "mesh");
   ParallelModel built{mesh.root(), mesh[options.data_axis], mesh[options.tensor_axis], nullptr, nullptr};
+  for (const int axis : built.data.root_axes())
+    if (std::ranges::count(built.tensor.root_axes(), axis) > 0)
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format("build_parallel_model: data_axis \"{}\" and tensor_axis \"{}\" share an axis of {}; "
+                      "expected two apart",
+                      options.data_axis, options.tensor_axis, to_string(built.mesh.shape())));
 
   // 1. The tree with its names and global shapes; no memory.
   built.model = std::make_unique<Transformer>(config);

@@ -12,6 +12,12 @@ namespace weft {
 
 std::shared_ptr<const RopeTables> RopeTables::make(std::int64_t positions, std::int64_t head_dim,
                                                    double theta) {
+  if (positions < 0 || head_dim < 2 || head_dim % 2 != 0)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("rope: {} positions of head_dim {}; expected 0 positions or more, and an even head_dim "
+                    "of at least 2",
+                    positions, head_dim));
   auto tables = std::make_shared<RopeTables>();
   tables->positions = positions;
   tables->half = head_dim / 2;
@@ -104,6 +110,10 @@ Attention::Attention(const AttentionConfig& config, std::shared_ptr<const RopeTa
       o_proj(config.heads * config.head_dim, config.dim, false, config.out_init),
       config_(config),
       rope_(std::move(rope)) {
+  if (config.heads < 1 || config.head_dim < 1)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("attention: {} heads of head_dim {}; expected at least 1 of both", config.heads,
+                            config.head_dim));
   if (config.kv_heads < 1 || config.heads % config.kv_heads != 0)
     throw Error(ErrorCode::bad_argument, fmt::format("attention: heads {} do not divide into kv_heads {}",
                                                      config.heads, config.kv_heads));
@@ -122,6 +132,8 @@ Tensors Attention::do_forward(Inputs x, Frame& frame) {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{} is {}; expected (batch, sequence, {})", layouts::named(*this, "x").text(),
                             to_string(x[0].shape()), config_.dim));
+  if (rope_ == nullptr)
+    throw Error(ErrorCode::bad_argument, fmt::format("\"{}\": rope is null; expected its tables", path()));
   Compute& compute = frame.compute();
   const Tensor q_plain = q_proj.forward(x, frame)[0];
   const Tensor k_plain = k_proj.forward(x, frame)[0];

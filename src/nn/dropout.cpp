@@ -50,11 +50,13 @@ Tensor Dropout::apply(const Tensor& x, Frame& frame, Memory memory) const {
   const Tensor y = frame.compute().make(x.shape(), DType::f32, memory).with_layout(x.layout());
   const RandomStream stream(seed_of_step(pass), path());
   const Shape& global = layouts::global_shape(x);
-  const std::int64_t before = pass.micro_batch * global.count();  // elements of the micro-batches before
+  const std::uint64_t before =
+      static_cast<std::uint64_t>(pass.micro_batch) *
+      static_cast<std::uint64_t>(global.count());  // elements of the micro-batches before
   const auto p = static_cast<float>(p_), scale = static_cast<float>(1 / (1 - p_));
   each_run(global, x.layout(), x.shape(), [&](std::int64_t start, std::int64_t place, std::int64_t count) {
     kernels::dropout(frame.kernels(), x.data_ptr<float>() + place, y.data_ptr<float>() + place, count,
-                     {stream, static_cast<std::uint64_t>(before + start), p, scale});
+                     {stream, before + static_cast<std::uint64_t>(start), p, scale});
   });
   return y;
 }

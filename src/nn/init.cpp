@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "nn/runs.hpp"
 #include "weft/base/error.hpp"
@@ -27,6 +28,14 @@ void fill_normal(const Tensor& value, const Shape& global, std::string_view path
            });
 }
 
+// Throws bad_argument where a cast would give another number.
+void expect_integer(const std::string& path, double constant) {
+  if (!(std::abs(constant) < 0x1p63 && std::trunc(constant) == constant))
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("initialise: \"{}\" is i64; its constant {} is no integer of 64 bits", path, constant));
+}
+
 template <class T>
 void fill_constant(const Tensor& value, double constant) {
   std::fill_n(value.as<T>().data(), value.count(), static_cast<T>(constant));
@@ -44,9 +53,10 @@ void fill(Compute& compute, const Tensor& value, const Shape& global, const std:
                         : fill_normal(made, global, path, std::get<Normal>(init), seed);
   else if (constant != nullptr && value.dtype() == DType::f64)
     fill_constant<double>(made, constant->value);
-  else if (constant != nullptr && value.dtype() == DType::i64)
+  else if (constant != nullptr && value.dtype() == DType::i64) {
+    expect_integer(path, constant->value);
     fill_constant<std::int64_t>(made, constant->value);
-  else
+  } else
     throw Error(ErrorCode::bad_argument,
                 fmt::format("initialise: \"{}\" is {}; expected f32, or a constant in f64 or i64", path,
                             name(value.dtype())));

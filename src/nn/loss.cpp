@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "mesh/axis_ranks.hpp"
+#include "nn/operands.hpp"
 #include "weft/base/error.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/kernels.hpp"
@@ -48,6 +49,9 @@ Tensor over_ranks(const Tensor& own, const LayoutRef& of_labels) {
 Tensors CrossEntropy::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 3, "inputs (logits, labels, valid)");
   const Tensor &logits = inputs[0], &labels = inputs[1], &valid = inputs[2];
+  expect_dtype("cross entropy: logits", logits, DType::f32);
+  expect_dtype("cross entropy: labels", labels, DType::i64);
+  expect_dtype("cross entropy: valid", valid, DType::i64);
   layouts::expect_whole("cross entropy: logits", logits, "a loss");
   if (logits.shape().rank() == 0)
     throw Error(ErrorCode::bad_argument, "cross entropy: logits have no dimension; expected (…, classes)");
@@ -91,7 +95,11 @@ Tensors CrossEntropy::do_backward(Inputs gradients, Frame& frame) {
   const Tensor &logits = kept[0], &labels = kept[1], &valid = kept[2], &log_sum_exp = kept[3];
   const Tensor dlogits =
       frame.compute().make(logits.shape(), DType::f32, dx_memory()).with_layout(logits.layout());
-  if (!gradients.empty()) expect_one("d(loss)", gradients[0]);
+  if (gradients.size() > 1) expect_count(gradients, 1, "gradients");
+  if (!gradients.empty()) {
+    expect_dtype("cross entropy: d(loss)", gradients[0], DType::f64);
+    expect_one("d(loss)", gradients[0]);
+  }
   kernels::cross_entropy_backward(
       frame.kernels(), logits.data_ptr<float>(), labels.data_ptr<std::int64_t>(),
       log_sum_exp.data_ptr<float>(), gradients.empty() ? nullptr : gradients[0].data_ptr<double>(),

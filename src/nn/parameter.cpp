@@ -272,6 +272,9 @@ void Parameter::accumulate(const Tensor& dw) {
 }
 
 void Parameter::accumulate(LayoutRef layout, const std::function<void(const Tensor&, bool)>& write) {
+  if (write == nullptr)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("parameter \"{}\": accumulate: write is empty; expected a function", path_));
   if (!trainable_) return;
   if (layout != nullptr)
     layouts::expect_same(TensorName::of("parameter ", path_).and_then(": a gradient, summed,"),

@@ -135,6 +135,25 @@ TEST(Checkpoint, WhatIsThereAndWhatIsAskedForAreCompared) {
   EXPECT_THAT(text, HasSubstr("of another shape or dtype (1): w f32 (3), expected f32 (2)"));
 }
 
+// Memory that two tensors share would hold the last one alone.
+TEST(Checkpoint, TensorsAreReadIntoMemoryOfTheirOwn) {
+  const test::TemporaryFolder folder;
+  std::vector<float> a(8, 1), b(8, 2), all(16, 3);
+  save_checkpoint(folder.path(), {}, 1, std::vector<NamedView>{{"a", view(a)}, {"b", view(b)}});
+  const std::vector<MutableNamedView> shared = {{"b", view(all.data() + 4, 8)}, {"a", view(all.data(), 8)}},
+                                      apart = {{"b", view(all.data() + 8, 8)}, {"a", view(all.data(), 8)}};
+  EXPECT_EQ(error_text([&] { load_checkpoint(folder.path(), {}, shared); }),
+            "bad_argument: load_checkpoint: the memory of \"b\" overlaps that of \"a\"");
+  EXPECT_EQ(all, std::vector<float>(16, 3));
+  load_checkpoint(folder.path(), {}, apart);
+  EXPECT_EQ(all[7], 1);
+  EXPECT_EQ(all[8], 2);
+  MutableNamedView strange{"a", view(a)};
+  strange.data.dtype = static_cast<DType>(77);
+  EXPECT_EQ(error_text([&] { save_checkpoint(folder.path(), {}, 2, std::vector<NamedView>{strange}); }),
+            "bad_argument: save_checkpoint: \"a\" has dtype 77; expected 0 (f64) to 16 (c128)");
+}
+
 // Before anything is written; and where one rank alone is wrong, all are told.
 TEST(Checkpoint, TensorsThatCannotBeSavedAreNamed) {
   const test::TemporaryFolder folder;

@@ -139,6 +139,9 @@ TEST_F(Devices, CopiesOfUnlikeTensorsAreRefused) {
   const Shape huge{std::int64_t{1} << 40, std::int64_t{1} << 40};
   EXPECT_EQ(text(view(v.data(), huge), view(v.data(), huge), {}),
             "copy: from has shape (1099511627776, 1099511627776); expected no more than 2^63 bytes");
+  TensorView strange = view(v);
+  strange.dtype = static_cast<DType>(77);
+  EXPECT_EQ(text(strange, strange, {}), "copy: from has dtype 77; expected 0 to 16");
   EXPECT_EQ(text(view(v.data(), 6), view(v.data() + 1, 6), {}),
             "copy: from and to overlap; expected memory of their own");
 }

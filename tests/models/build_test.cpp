@@ -281,6 +281,12 @@ TEST(BuildOptions, FrozenParametersTakeNoGradient) {
   EXPECT_EQ(test::error_text(ErrorCode::bad_argument,
                              [&] { build_parallel_model(small(false), mesh, compute, options); }),
             "build_parallel_model: frozen: nothing matches \"layers.7\"");
+  options.frozen = {};
+  options.data_axis = options.tensor_axis = "tp";
+  EXPECT_EQ(test::error_text(ErrorCode::bad_argument,
+                             [&] { build_parallel_model(small(false), mesh, compute, options); }),
+            "build_parallel_model: data_axis \"tp\" and tensor_axis \"tp\" share an axis of " +
+                to_string(mesh.shape()) + "; expected two apart");
 }
 
 // The same weights, rounded: two ranks that share a model in bf16 stay near one rank in f32.

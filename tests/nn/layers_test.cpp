@@ -282,6 +282,56 @@ TEST(CrossEntropy, RefusesWhatDoesNotFit) {
               HasSubstr("count"));
 }
 
+TEST(CrossEntropy, NamesATensorOfAnotherDtype) {
+  test::Bench bench;
+  CrossEntropy loss;
+  const Tensor logits = Tensor::zeros(bench.context, {2, 4}),
+               labels = test::tokens_of(bench.context, {2}, {0, 1}), valid = scalar(bench.context, 2);
+  const auto text = [&](const Tensor& a, const Tensor& b, const Tensor& c, const Tensors& dy) {
+    Frame frame(bench.compute);
+    return error_text(ErrorCode::bad_argument, [&] {
+      loss.forward({a, b, c}, frame);
+      loss.backward(dy, frame);
+    });
+  };
+  EXPECT_EQ(text(Tensor::zeros(bench.context, {2, 4}, DType::bf16), labels, valid, {}),
+            "cross entropy: logits is bf16; expected f32");
+  EXPECT_EQ(text(logits, Tensor::zeros(bench.context, {2}), valid, {}),
+            "cross entropy: labels is f32; expected i64");
+  EXPECT_EQ(text(logits, labels, Tensor::zeros(bench.context, {1}), {}),
+            "cross entropy: valid is f32; expected i64");
+  EXPECT_EQ(text(logits, labels, valid, {Tensor::zeros(bench.context, {1})}),
+            "cross entropy: d(loss) is f32; expected f64");
+}
+
+TEST(Attention, RefusesHeadsWithoutSize) {
+  test::Bench bench;
+  const auto text = [&](const AttentionConfig& config, std::shared_ptr<const RopeTables> rope) {
+    return error_text(ErrorCode::bad_argument, [&] {
+      Attention attention(config, std::move(rope));
+      materialise(attention, bench.compute);
+      Frame frame(bench.compute);
+      attention.forward(Tensor::zeros(bench.context, {1, 2, 8}), frame);
+    });
+  };
+  const auto config = [](std::int64_t heads, std::int64_t head_dim) {
+    AttentionConfig c;
+    c.dim = 8;
+    c.heads = heads;
+    c.kv_heads = 1;
+    c.head_dim = head_dim;
+    return c;
+  };
+  EXPECT_EQ(text(config(0, 4), nullptr), "attention: 0 heads of head_dim 4; expected at least 1 of both");
+  EXPECT_EQ(text(config(2, 0), nullptr), "attention: 2 heads of head_dim 0; expected at least 1 of both");
+  EXPECT_EQ(text(config(2, 4), nullptr), "\"\": rope is null; expected its tables");
+  for (const auto& [positions, head_dim] : {std::pair{-1, 4}, std::pair{4, 0}, std::pair{4, 3}})
+    EXPECT_EQ(
+        error_text(ErrorCode::bad_argument, [p = positions, h = head_dim] { RopeTables::make(p, h, 1e4); }),
+        "rope: " + std::to_string(positions) + " positions of head_dim " + std::to_string(head_dim) +
+            "; expected 0 positions or more, and an even head_dim of at least 2");
+}
+
 TEST(AddTensors, RefusesAnotherShape) {
   test::Bench bench;
   const Tensor a = Tensor::zeros(bench.context, {2, 3});

@@ -52,6 +52,14 @@ TEST(ModuleBuffer, IsNamedLaidOutAndInitialisedAsParametersAre) {
   odd.materialise(bench.compute);
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { initialise(odd, 1); }),
             "initialise: \"\" is u8; expected f32, or a constant in f64 or i64");
+  for (const auto& [constant, shown] : {std::pair{1.5, "1.5"}, std::pair{1e30, "1e+30"}}) {
+    ModuleBuffer whole({2}, DType::i64, Constant{constant});
+    EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { (void)whole.compute(); }),
+              "buffer \"\": used before materialise");
+    whole.materialise(bench.compute);
+    EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { initialise(whole, 1); }),
+              std::string("initialise: \"\" is i64; its constant ") + shown + " is no integer of 64 bits");
+  }
 }
 
 }  // namespace

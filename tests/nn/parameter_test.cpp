@@ -287,6 +287,8 @@ TEST(Parameter, TakesNoTensorWithoutMemory) {
                          p.accumulate(Tensor(bench.context, {2, 3}, DType::bf16));
                        }),
             "parameter \"\": a gradient of bf16; expected f32");
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { p.accumulate(LayoutRef(), {}); }),
+            "parameter \"\": accumulate: write is empty; expected a function");
   EXPECT_EQ(test::floats(p.gradient()), test::floats(taken));
 }
 

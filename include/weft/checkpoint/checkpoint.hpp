@@ -62,7 +62,7 @@ void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& m
 ///
 /// Throws bad_argument before anything changes, naming every tensor that is missing, that is there but not
 /// asked for, or that has another global shape or dtype; also for an unsound index or file; and as save_checkpoint()
-/// does for the tensors given. After any other Error the values are undefined; if one rank fails, all throw.
+/// does for the tensors given; also for two that share memory. After any other Error the values are undefined; if one rank fails, all throw.
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
                                std::span<const MutableNamedView> tensors, const LoadOptions& options = {});
 
