@@ -36,8 +36,7 @@ void check_tensors(std::string_view what, const DeviceMesh& mesh, std::span<cons
       throw Error(code, fmt::format("{}: \"{}\" {}", what, t.name, text));
     };
     if (!names.insert(t.name).second) wrong(ErrorCode::bad_argument, "is given twice");
-    if (t.data.device.kind != DeviceKind::cpu)
-      wrong(ErrorCode::bad_argument, fmt::format("is on {}; expected cpu", to_string(t.data.device)));
+    if (t.data.device.kind != DeviceKind::cpu) wrong(ErrorCode::bad_argument, is_on(t.data.device, {}));
     if (const std::string fault = memory_fault(t.data); !fault.empty()) wrong(ErrorCode::bad_argument, fault);
     if (t.layout == nullptr) {
       if (mesh && mesh.size() > 1)

@@ -29,15 +29,11 @@ double power(double x, double p) {
 template <class T>
 double largest(std::span<const T> values) {
   double most = 0;
-  bool number = true;
   dp::for_floats(values, [&](const auto& part) {
-    for (const auto v : part) {
-      const double x = std::abs(static_cast<double>(v));
-      number &= x == x;
-      most = x > most ? x : most;
-    }
+    const double x = dp::loops::largest(part.data(), part.size());
+    most = x > most || std::isnan(x) ? x : most;  // a NaN stays
   });
-  return number ? most : std::nan("");
+  return most;
 }
 
 // Σ (|v| / scale)^p. Several sums side by side: faster, and their rounding errors stay small.

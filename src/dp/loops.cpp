@@ -3,11 +3,15 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+
+#include "host/clones.hpp"
+
 namespace weft::dp::loops {
 namespace {
 
 template <class T, class Term>
-[[gnu::always_inline]] inline void add(const T* x, std::size_t n, double* lanes, const Term& term) {
+WEFT_INLINE inline void add(const T* x, std::size_t n, double* lanes, const Term& term) {
   double sums[kLanes];
   for (std::size_t l = 0; l < kLanes; ++l) sums[l] = lanes[l];
   std::size_t i = 0;
@@ -17,30 +21,48 @@ template <class T, class Term>
   for (std::size_t l = 0; l < kLanes; ++l) lanes[l] = sums[l];
 }
 
+// Without their sign, numbers are ordered as their bits are, and NaNs are beyond infinity.
+template <class Bits, class T>
+WEFT_INLINE inline double largest_of(const T* x, std::size_t n) {
+  Bits most = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const Bits magnitude = std::bit_cast<Bits>(x[i]) & (~Bits{0} >> 1);
+    most = magnitude > most ? magnitude : most;
+  }
+  const T largest = std::bit_cast<T>(most);
+  return std::isnan(largest) ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(largest);
+}
+
 }  // namespace
 
-void add_squares(const float* x, std::size_t n, double* lanes) noexcept {
-  add(x, n, lanes, [](double v) { return v * v; });
+WEFT_CPU_CLONES void add_squares(const float* x, std::size_t n, double* lanes) noexcept {
+  add(x, n, lanes, [](double v) WEFT_INLINE { return v * v; });
 }
-void add_squares(const double* x, std::size_t n, double* lanes) noexcept {
-  add(x, n, lanes, [](double v) { return v * v; });
+WEFT_CPU_CLONES void add_squares(const double* x, std::size_t n, double* lanes) noexcept {
+  add(x, n, lanes, [](double v) WEFT_INLINE { return v * v; });
 }
-void add_magnitudes(const float* x, std::size_t n, double* lanes) noexcept {
-  add(x, n, lanes, [](double v) { return std::abs(v); });
+WEFT_CPU_CLONES void add_magnitudes(const float* x, std::size_t n, double* lanes) noexcept {
+  add(x, n, lanes, [](double v) WEFT_INLINE { return std::abs(v); });
 }
-void add_magnitudes(const double* x, std::size_t n, double* lanes) noexcept {
-  add(x, n, lanes, [](double v) { return std::abs(v); });
+WEFT_CPU_CLONES void add_magnitudes(const double* x, std::size_t n, double* lanes) noexcept {
+  add(x, n, lanes, [](double v) WEFT_INLINE { return std::abs(v); });
 }
-void multiply(float* x, std::size_t n, double factor) noexcept {
+WEFT_CPU_CLONES double largest(const float* x, std::size_t n) noexcept {
+  return largest_of<std::uint32_t>(x, n);
+}
+WEFT_CPU_CLONES double largest(const double* x, std::size_t n) noexcept {
+  return largest_of<std::uint64_t>(x, n);
+}
+WEFT_CPU_CLONES void multiply(float* x, std::size_t n, double factor) noexcept {
   for (std::size_t i = 0; i < n; ++i) x[i] = static_cast<float>(static_cast<double>(x[i]) * factor);
 }
-void multiply(double* x, std::size_t n, double factor) noexcept {
+WEFT_CPU_CLONES void multiply(double* x, std::size_t n, double factor) noexcept {
   for (std::size_t i = 0; i < n; ++i) x[i] *= factor;
 }
-void widen(const bf16* from, float* to, std::size_t n) noexcept {
-  for (std::size_t i = 0; i < n; ++i) to[i] = std::bit_cast<float>(std::uint32_t{from[i].bits} << 16);
+WEFT_CPU_CLONES void widen(const bf16* from, float* to, std::size_t n) noexcept {
+  for (std::size_t i = 0; i < n; ++i) to[i] = static_cast<float>(from[i]);
 }
-void widen(const f16* from, float* to, std::size_t n) noexcept {
+WEFT_CPU_CLONES void widen(const f16* from, float* to, std::size_t n) noexcept {
   for (std::size_t i = 0; i < n; ++i) {
     // Exponent and mantissa where a float has them make a number that is too small by 2^112, also a subnormal one.
     const std::uint32_t magnitude = from[i].bits & 0x7fffu,
@@ -50,12 +72,8 @@ void widen(const f16* from, float* to, std::size_t n) noexcept {
     to[i] = std::bit_cast<float>(scaled | special | sign);
   }
 }
-void narrow(const float* from, bf16* to, std::size_t n) noexcept {
-  for (std::size_t i = 0; i < n; ++i) {  // as bf16(float), without a branch
-    const auto u = std::bit_cast<std::uint32_t>(from[i]);
-    const std::uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16, quiet = (u >> 16) | 0x40u;
-    to[i].bits = static_cast<std::uint16_t>((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
-  }
+WEFT_CPU_CLONES void narrow(const float* from, bf16* to, std::size_t n) noexcept {
+  for (std::size_t i = 0; i < n; ++i) to[i] = bf16(from[i]);
 }
 void narrow(const float* from, f16* to, std::size_t n) noexcept {
   for (std::size_t i = 0; i < n; ++i) to[i] = f16(from[i]);

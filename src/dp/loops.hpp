@@ -15,6 +15,9 @@ void add_squares(const float* x, std::size_t n, double* lanes) noexcept;
 void add_squares(const double* x, std::size_t n, double* lanes) noexcept;
 void add_magnitudes(const float* x, std::size_t n, double* lanes) noexcept;
 void add_magnitudes(const double* x, std::size_t n, double* lanes) noexcept;
+/// The largest |x[i]|; 0 of none, NaN where one is NaN.
+double largest(const float* x, std::size_t n) noexcept;
+double largest(const double* x, std::size_t n) noexcept;
 /// x[i] *= factor, in f64, rounded once.
 void multiply(float* x, std::size_t n, double factor) noexcept;
 void multiply(double* x, std::size_t n, double factor) noexcept;

@@ -142,7 +142,7 @@ NoSync GradientAverager::no_sync() {
 // What every rank tells of the parameters: for each its place in the order of the first pass, and its gradient's
 // placements, with a digest of the list of paths and sizes. The first rank's order holds, and placements that one
 // rank does not know (it did not use the parameter) are taken from one that does.
-GradientAverager::Agreement GradientAverager::agree() {
+GradientAverager::Agreement GradientAverager::agree(const std::optional<Error>& fault) {
   const std::size_t n = slots_.size();
   const auto axis_count = static_cast<std::size_t>(axes_.root().shape().axis_count());
   std::vector<std::uint64_t> own(final_order_.begin(), final_order_.end());
@@ -160,9 +160,12 @@ GradientAverager::Agreement GradientAverager::agree() {
   };
   ListDigest list;
   for (std::size_t i = 0; i < n; ++i) list.add(digest(i));
-  const std::vector<std::uint64_t> all = gather_with_list("averager", axes_, list, own, [&] {
-    return ListEntries{"parameter", n, digest, text};
-  });
+  const std::vector<std::uint64_t> all = gather_with_list(
+      "averager", axes_, list, own,
+      [&] {
+        return ListEntries{"parameter", n, digest, text};
+      },
+      fault);
 
   Agreement agreed;
   for (std::size_t i = 0; i < n; ++i) agreed.order.push_back(static_cast<std::size_t>(all[i]));
@@ -218,7 +221,8 @@ Compute* GradientAverager::compute_of_buckets() const {
 }
 
 void GradientAverager::make_reducer() {
-  const Agreement agreed = agree();
+  Compute* compute = nullptr;
+  const Agreement agreed = agree(fault_of([&] { compute = compute_of_buckets(); }));
   std::vector<BucketEntry> entries;
   for (const std::size_t index : agreed.order) {
     Slot& slot = slots_[index];
@@ -238,7 +242,7 @@ void GradientAverager::make_reducer() {
                        slot.op.value_or(ReduceOp::sum)});
   }
   BucketOptions options = options_;
-  options.compute = compute_of_buckets();
+  options.compute = compute;
   options.unused = Unused::zeros;  // this class decides what is missing: it also knows earlier passes
   reducer_ = std::make_unique<BucketReducer>(axes_, std::move(entries), options);
   for (const Slot& slot : slots_)

@@ -1,11 +1,13 @@
 // A step on gradients allocates no large block once it has run, and its numbers do not depend on the number of threads.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <limits>
 #include <memory>
 #include <new>
@@ -205,6 +207,31 @@ TEST(DpMemory, SixteenBitNumbersAreConvertedAsEverywhere) {
   }
   dp::loops::narrow(of_brains.data(), again.data(), again.size());
   for (std::size_t i = 0; i < again.size(); ++i) ASSERT_EQ(again[i].bits, bf16(of_brains[i]).bits) << i;
+}
+
+// A rank whose threads the system refuses works with those that it has.
+TEST(DpMemory, GoesOnWithFewerThreads) {
+  const auto work = [] {
+    Context context;
+    Compute compute(context, 64);
+    const std::vector<float> w(std::size_t{1} << 20, 1.0f);
+    const std::vector<Gradient> list = {{"w",
+                                         {reinterpret_cast<std::byte*>(const_cast<float*>(w.data())),
+                                          DType::f32,
+                                          {},
+                                          Dims::line(1 << 20),
+                                          Dims::line(1)}}};
+    std::size_t pages = 0;
+    std::ifstream("/proc/self/statm") >> pages;
+    rlimit limit{};
+    limit.rlim_cur = limit.rlim_max = pages * 4096 + (std::size_t{40} << 20);  // some stacks of 8 MiB
+    ::setrlimit(RLIMIT_AS, &limit);
+    std::_Exit(grad_norm(list, 2, &compute) == 1024 ? 0 : 1);
+  };
+  EXPECT_EXIT(
+      work(), testing::ExitedWithCode(0),
+      "compute: thread [0-9]+ of 64 cannot be made: Resource temporarily unavailable; going on with [0-9]+ "
+      "\\(limits: ulimit -u, the cgroup's pids.max, ulimit -v\\)");
 }
 
 }  // namespace

@@ -1,16 +1,25 @@
 // A transformer that trains on the late device of the tests has the losses and the weights of the CPU, bit for bit.
 #include <gtest/gtest.h>
 
+#include <optional>
+#include <string>
 #include <vector>
 
+#include "support/errors.hpp"
+#include "support/late_backend.hpp"
 #include "support/late_kernels.hpp"
+#include "support/run_ranks.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/host/copy.hpp"
-#include "weft/models/transformer.hpp"
+#include "weft/mesh/redistribute.hpp"
+#include "weft/models/build.hpp"
+#include "weft/nn/layouts.hpp"
 #include "weft/nn/linear.hpp"
 #include "weft/nn/loss.hpp"
 #include "weft/nn/optimizer.hpp"
 #include "weft/train/checkpoint.hpp"
+#include "weft/train/gradients.hpp"
+#include "weft/train/replicas.hpp"
 
 namespace weft::device_test {
 namespace {
@@ -71,6 +80,112 @@ TEST(TransformerOnADevice, TrainsToTheSameBits) {
     EXPECT_EQ(got.weights, want.weights);
   }
   EXPECT_EQ(late.blocks(), 0u) << "all memory was given back";
+}
+
+// Two steps of two micro-batches on ranks of dp=2 and tp=2, with everything that a step has: losses, norms and weights.
+Trained train_in_parallel(Compute& compute, ProcessGroup& group, DType dtype) {
+  Context& context = compute.context();
+  const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
+  ParallelModel built =
+      build_parallel_model({.dim = 16,
+                            .layers = 2,
+                            .heads = 4,
+                            .kv_heads = 2,
+                            .ffn_hidden = 24,
+                            .vocab = 12,
+                            .max_seq = 8,
+                            .init_std = 0.2},
+                           mesh, compute, {.seed = 5, .dtype = dtype, .averager = {.bucket_bytes = 2048}});
+  AdamW optimizer(compute, built.parameters(), {});
+  CrossEntropy loss;
+  Trained result;
+  for (int step = 0; step < 3; ++step) {
+    for (int micro = 0; micro < 2; ++micro) {
+      const Tensor tokens(context, {2, 6}, DType::i64), labels(context, {2, 6}, DType::i64);
+      for (std::size_t i = 0; i < 12; ++i) {
+        const std::size_t n = i + 12 * static_cast<std::size_t>(4 * step + 2 * micro + built.data.rank());
+        tokens.as<std::int64_t>()[i] = static_cast<std::int64_t>(n * 7 % 12);
+        labels.as<std::int64_t>()[i] =
+            n % 5 == 0 ? CrossEntropy::kIgnore : static_cast<std::int64_t>(n * 5 % 12);
+      }
+      const auto place = [&](const Tensor& rows) {
+        return built.place(to_device(context, rows, compute.stream()), 4);
+      };
+      std::optional<NoSync> off;
+      if (micro == 0) off.emplace(built.averager->no_sync());
+      Frame frame(compute);
+      const Tensor labels_there = place(labels);
+      const Tensor logits = built.model->forward(place(tokens), frame)[0];
+      const Tensor sum = loss.forward({logits, labels_there, global_valid(compute, labels_there)}, frame)[0];
+      built.model->backward(loss.backward({}, frame), frame);
+      result.losses.push_back(to_host(context, full(sum)).as<double>()[0]);
+    }
+    built.averager->finish();
+    sync_replicated_gradients(built.parameters(), built.tensor);
+    result.losses.push_back(grad_norm(built.parameters()));
+    result.losses.push_back(clip_grad_norm(built.parameters(), 0.5));
+    optimizer.step(0.01);
+    optimizer.zero_gradients();
+    check_replicas(built.parameters(), mesh);
+  }
+  for (const Parameter* p : built.parameters()) {
+    const Tensor home = to_host(context, p->master());
+    result.weights.emplace_back(home.f32().begin(), home.f32().end());
+  }
+  return result;
+}
+
+TEST(TransformerOnDevices, TrainsInParallelToTheSameBits) {
+  for (const DType dtype : {DType::f32, DType::bf16})
+    test::run_ranks(test::Ranks::threads, 4, [&](test::Rank& r) {
+      const test::LateDevice& late = test::add_late_device(r.context, r.rank);
+      Trained want, got;
+      {
+        Compute here(r.context);
+        want = train_in_parallel(here, r.group(), dtype);
+      }
+      {
+        Compute there(r.context, 1, late.device());
+        ProcessGroup group =
+            ProcessGroup::create(r.context, test::late_collectives(), r.membership("on devices"));
+        got = train_in_parallel(there, group, dtype);
+      }
+      EXPECT_EQ(got.losses, want.losses);
+      EXPECT_LT(got.losses[4 * 2], got.losses[0]);
+      EXPECT_EQ(got.weights, want.weights);
+      EXPECT_EQ(late.blocks(), 0u) << "all memory was given back";
+    });
+}
+
+// A replica of a model that drifts on its device is found.
+TEST(TransformerOnDevices, ADriftingReplicaIsNamed) {
+  test::run_ranks(test::Ranks::threads, 2, [](test::Rank& r) {
+    const test::LateDevice& late = test::add_late_device(r.context, r.rank);
+    Compute there(r.context, 1, late.device()), other(r.context, 1, late.device());
+    ProcessGroup group =
+        ProcessGroup::create(r.context, test::late_collectives(), r.membership("on devices"));
+    const DeviceMesh mesh(group, {{"dp", 2}});
+    Linear layer(3, 2);
+    replicate(layer, mesh);
+    materialise(layer, there);
+    initialise(layer, 1);
+    check_replicas(layer.parameters(), mesh);
+    const Tensor& weight = layer.parameters()[0]->write_master();
+    if (r.rank == 1) kernels::fill(kernels_of(there), weight.data_ptr<float>(), 0.25f, 1);
+    EXPECT_EQ(
+        test::error_text([&] { check_replicas(layer.parameters(), mesh); }),
+        "mismatch: check_replicas: \"weight\" is Replicate on dp=2, but on dp ranks 0, 1 it has other bits");
+
+    // Buckets on another stream than the gradients would read what is not written yet.
+    GradientAverager averager(layer.parameters(), mesh, {.compute = &other});
+    Frame frame(there);
+    const Tensor x = there.zeros({4, 3}).with_layout(make_layout(mesh, {{"dp", Shard{0}}}, {8, 3}));
+    const Tensor y = layer.forward(x, frame)[0];
+    layer.backward(y, frame);
+    EXPECT_EQ(test::error_text([&] { averager.finish(); }),
+              "bad_argument: averager: \"weight\" was materialised with another Compute of cuda:" +
+                  std::to_string(r.rank) + " than options.compute");
+  });
 }
 
 // A checkpoint of a device's tensors goes through the host: what is saved from the device is loaded on the CPU, and back.

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "support/late_device.hpp"
+#include "support/late_gradients.hpp"
 #include "weft/host/compute.hpp"
 #include "weft/nn/kernels.hpp"
 
@@ -48,12 +49,13 @@ inline const kernels::KernelTable& table() {
 
 }  // namespace late
 
-/// Gives the Context a late device cuda:<index> with its kernels.
+/// Gives the Context a late device cuda:<index> with its kernels, and those for gradients.
 inline LateDevice& add_late_device(Context& context, int index = 0) {
   auto made = std::make_unique<LateDevice>(index);
   LateDevice& device = *made;
   context.add_device(std::move(made));
   kernels::add_kernels(context, device.device(), late::table());
+  add_late_gradients(context, device);
   return device;
 }
 

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "weft/base/error.hpp"
 #include "weft/dp/bucket_reducer.hpp"
 #include "weft/mesh/layout.hpp"
 #include "weft/nn/parameter.hpp"
@@ -67,7 +69,7 @@ class GradientAverager {
   struct Agreement;
   void became_final(std::size_t index);
   void expect_partial(std::size_t index);
-  Agreement agree();
+  Agreement agree(const std::optional<Error>& fault);
   void agree_on_place(Agreement& agreed, std::size_t i, std::size_t axis, int rank, std::int64_t place) const;
   Compute* compute_of_buckets() const;
   void make_reducer();

@@ -16,20 +16,14 @@ WEFT_CPU_CLONES void scale_range(float* x, float factor, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) x[i] *= factor;
 }
 
-// The rule of bf16's constructor, written so that it becomes vector code.
 WEFT_CPU_CLONES void round_range(const float* x, bf16* y, std::int64_t n) {
 #pragma GCC ivdep
-  for (std::int64_t i = 0; i < n; ++i) {
-    const auto bits = std::bit_cast<std::uint32_t>(x[i]);
-    const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16, quiet = (bits >> 16) | 0x40u;
-    y[i].bits = static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
-  }
+  for (std::int64_t i = 0; i < n; ++i) y[i] = bf16(x[i]);
 }
 
 WEFT_CPU_CLONES void widen_range(const bf16* x, float* y, std::int64_t n) {
 #pragma GCC ivdep
-  for (std::int64_t i = 0; i < n; ++i)
-    y[i] = std::bit_cast<float>(static_cast<std::uint32_t>(x[i].bits) << 16);
+  for (std::int64_t i = 0; i < n; ++i) y[i] = static_cast<float>(x[i]);
 }
 
 // The product of two f32 is exact in f64.

@@ -6,15 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-/// On a function whose loops are to be vectorised: it is compiled for AVX-512, AVX2 and the baseline, and the
-/// best the CPU has is picked when the library is loaded. Helpers it calls must be WEFT_INLINE, or they would
-/// be baseline code.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define WEFT_CPU_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define WEFT_CPU_CLONES
-#endif
-#define WEFT_INLINE __attribute__((always_inline))
+#include "host/clones.hpp"
 
 namespace weft::kernels {
 
