@@ -26,6 +26,7 @@ A finding is one line, `file:line: what; the rule`. Exit status 1 if there is an
 13. Variables of the environment that begin with WEFT_ are read by weft::env, whose table (src/base/env.cpp) has them.
 14. with_mutants in src/CMakeLists.txt lists the sources that include base/mutant.hpp, themselves or by
    other headers; the plug-ins have no mistakes.
+15. A public header that includes no other one of weft includes weft/base/cxx20.hpp, so that all of them refuse an older standard.
 """
 import pathlib
 import re
@@ -59,6 +60,8 @@ MORE_FILES = {}
 VARIABLE = re.compile(r'\b(getenv|env::get|env::get_int|env::is_on)\(\s*"(WEFT_\w+)"')
 VARIABLE_ROW = re.compile(r'\{"(\w+)",')
 READS_BY_ITSELF = ("src/base/env.cpp", "src/base/mutant.hpp")  # the second without libweft's own functions
+
+CXX20 = "weft/base/cxx20.hpp"  # rule 15
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 # Standard and system headers that a public header may name: no folder, or one of the kernel's and C library's own.
@@ -209,6 +212,15 @@ def too_far_by_others(tree):
                 yield f"include/{header}:{number}: drags in {' -> '.join(wrong[0])}: {layer} may not know {layer_of(wrong[0][-1])}"
 
 
+def without_standard(tree):
+    """Public headers that an older standard of C++ gets through."""
+    for file in sorted((tree / "include").rglob("*.hpp")):
+        name = file.relative_to(tree / "include").as_posix()
+        included = [m.group(2) for line in file.read_text(encoding="utf-8").splitlines() if (m := INCLUDE.match(line))]
+        if name != CXX20 and not any(other.startswith("weft/") for other in included):
+            yield f"include/{name}:1: includes no header of weft; expected {CXX20} among its includes"
+
+
 def crowded_folders(tree):
     """Folders of sources that have too many files."""
     count = {}
@@ -237,7 +249,7 @@ def unknown_variables(path, text, known):
 
 
 def findings(tree):
-    found = list(wrongly_listed_mutants(tree)) + list(too_far_by_others(tree)) + list(crowded_folders(tree))
+    found = list(wrongly_listed_mutants(tree)) + list(too_far_by_others(tree)) + list(without_standard(tree)) + list(crowded_folders(tree))
     table = tree / "src/base/env.cpp"
     known = set(VARIABLE_ROW.findall(table.read_text(encoding="utf-8"))) if table.exists() else set()
     files = sorted(p for top in ("include", "src", "tests", "tools", "bench", "examples")
@@ -268,7 +280,8 @@ def findings(tree):
 
 def self_test():
     sound = {
-        "include/weft/base/a.hpp": '#include <vector>\n#include <sys/types.h>\n',
+        "include/weft/base/a.hpp": '#include <vector>\n#include <sys/types.h>\n\n#include "weft/base/cxx20.hpp"\n',
+        "include/weft/base/cxx20.hpp": '#error "too old"\n',
         "include/weft/weft.hpp": '#include "weft/base/a.hpp"\n#include "weft/models/m.hpp"\n',
         "include/weft/models/m.hpp": '#include "weft/tp/t.hpp"\n#include "weft/nn/n.hpp"\n',
         "src/base/a.cpp": '#include "weft/base/a.hpp"\n#include "base/b.hpp"\n#include <fmt/format.h>\n',
@@ -294,8 +307,9 @@ def self_test():
         ("src/nn/x.cpp", 1, '#include "weft/group/process_group.hpp"'): "boundaries of mesh alone",
         ("src/mesh/x.cpp", 1, '#include "layout.hpp"'): "an include names its layer",
         ("src/mesh/y.cpp", 1, '#include "../base/arena.hpp"'): "an include names its layer",
-        ("include/weft/base/x.hpp", 1, '#include "host/arena.hpp"'): "public headers only",
-        ("include/weft/base/y.hpp", 1, '#include <fmt/format.h>'): "standard libraries only",
+        ("include/weft/base/x.hpp", 1, '#include "host/arena.hpp"\n#include "weft/base/a.hpp"'): "public headers only",
+        ("include/weft/base/y.hpp", 1, '#include <fmt/format.h>\n#include "weft/base/a.hpp"'): "standard libraries only",
+        ("include/weft/base/old.hpp", 1, '#include <vector>'): "expected weft/base/cxx20.hpp",
         ("src/mesh/z.cpp", 1, '#include "weft/weft.hpp"'): "is for programs",
         ("src/mesh/w.cpp", 1, '#include "support/ranks.hpp"'): "support/ is for tests",
         ("src/mesh/v.cpp", 1, '#include "weft/mash/mesh.hpp"'): 'there is no layer "mash"',
@@ -313,7 +327,7 @@ def self_test():
         ("src/CMakeLists.txt", 1, 'set(with_mutants host/arena.cpp base/log.cpp)'): "does not include base/mutant.hpp",
         ("include/weft/mesh/over.hpp", 2, '\n#include "weft/group/over.hpp"'): "drags in weft/group/over.hpp -> weft/nn/over.hpp: mesh may not know nn",
         ("include/weft/group/over.hpp", 1, '#include "weft/nn/over.hpp"'): "group may not know nn",
-        ("include/weft/nn/over.hpp", 3, '\n\n// See src/nn/over.cpp.'): "names a file of src/",
+        ("include/weft/nn/over.hpp", 3, '#include "weft/base/a.hpp"\n\n// See src/nn/over.cpp.'): "names a file of src/",
         ("src/host/getenv.cpp", 1, 'std::getenv("WEFT_KNOWN")'): "expected env::get",
         ("src/host/no_row.cpp", 2, '\nenv::is_on(\n"WEFT_OTHER")'): "no row in src/base/env.cpp",
         ("src/backends/z.cpp", 1, 'server.try_get(kKey);'): "without a deadline",

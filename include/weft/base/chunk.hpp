@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "weft/base/cxx20.hpp"
+
 namespace weft {
 
 /// A part of a dimension, or of any row of elements.

@@ -5,6 +5,8 @@
 
 #include <chrono>
 
+#include "weft/base/cxx20.hpp"
+
 namespace weft {
 
 using Clock = std::chrono::steady_clock;

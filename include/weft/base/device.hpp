@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "weft/base/cxx20.hpp"
+
 namespace weft {
 
 enum class DeviceKind : std::uint8_t { cpu, cuda };

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "weft/base/cxx20.hpp"
+
 namespace weft {
 
 /// The element type of a view. `boolean` is one byte, 0 or 1. f8e4m3 (finite, one NaN per sign) and f8e5m2

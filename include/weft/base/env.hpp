@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "weft/base/cxx20.hpp"
+
 namespace weft::env {
 
 struct Variable {

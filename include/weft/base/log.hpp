@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "weft/base/cxx20.hpp"
+
 namespace weft {
 
 enum class LogLevel : std::uint8_t { error, warning, info, debug };

@@ -5,6 +5,8 @@
 #include <span>
 #include <string>
 
+#include "weft/base/cxx20.hpp"
+
 namespace weft {
 
 /// "rank 3" or "ranks 2, 3"; of more than 33 ranks the first 32, and how many more.

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "weft/base/cxx20.hpp"
+
 namespace weft {
 
 /// Four independent, uniformly distributed 32-bit numbers.

@@ -6,6 +6,8 @@
 #include <span>
 #include <string>
 
+#include "weft/base/cxx20.hpp"
+
 namespace weft {
 
 /// Up to kMaxDims extents. As a Shape: elements per dimension, all >= 0. As Strides: elements, not bytes.

@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "weft/base/cxx20.hpp"
+
 namespace weft {
 
 /// Borrows its parts; used until the call that takes it is over.

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <variant>
 
+#include "weft/base/cxx20.hpp"
+
 namespace weft {
 
 class Module;

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "weft/base/cxx20.hpp"
+
 namespace weft {
 
 /// Rises linearly from peak/warmup to `peak` over the first `warmup` steps, then falls along half a cosine to
