@@ -52,6 +52,10 @@ void GroupFailure::raise(Op op, std::uint64_t call) {
   context_.log().flush();  // what was to be said before it
   if (!told_.exchange(true))
     trace_files_.written(recorder_);  // a disk that hangs holds up the first Error alone
+  throw error(op, call);
+}
+
+Error GroupFailure::error(Op op, std::uint64_t call) const {
   const bool quiet = quiesced() || backend_.quiet();
   Failure f = *first_cause();
   if (f.op == Op::none && op != Op::none) {
@@ -60,7 +64,7 @@ void GroupFailure::raise(Op op, std::uint64_t call) {
     f.text = fmt::format("{}: {}", name(op), f.text);
   }
   f.text += tail(member_, f.call);
-  throw Error(std::move(f), quiet);
+  return Error(std::move(f), quiet);
 }
 
 bool GroupFailure::quiesce(Duration limit, const Ring& ring) noexcept {

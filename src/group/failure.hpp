@@ -40,6 +40,8 @@ class GroupFailure {
   /// Throws the first cause, for a call of `op` that fails because of it. The cause may lie in another call, or in
   /// none.
   [[noreturn]] void raise(Op op, std::uint64_t call = kNoCall);
+  /// The same Error, for a callback.
+  Error error(Op op, std::uint64_t call) const;
 
   bool quiesced() const noexcept { return quiesced_.load(std::memory_order_acquire); }
   /// True: nobody can touch the memory of the calls in `ring` any more. Waits up to `limit`.

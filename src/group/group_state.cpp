@@ -14,10 +14,6 @@
 namespace weft {
 namespace {
 
-// An owner that holds the group longer than this is stuck in the kernel. Whoever fails the group loses
-// nothing by not waiting, so it waits less.
-constexpr auto kStuck = std::chrono::seconds(2);
-constexpr auto kStuckInFailure = std::chrono::milliseconds(200);
 constexpr auto kAnswers =
     std::chrono::milliseconds(500);  // how long ranks that are asked who is there have to answer
 
@@ -145,6 +141,27 @@ void GroupState::end() noexcept {
     return;
   }
   delete this;
+}
+
+Origin GroupState::origin_of(std::span<const int> ranks) const {
+  Origin of{.ranks = {ranks.begin(), ranks.end()}, .hosts = origin.hosts, .ranks_in_hosts = {}};
+  for (const int r : ranks)
+    of.ranks_in_hosts.push_back(
+        origin.ranks_in_hosts.empty() ? r : origin.ranks_in_hosts[static_cast<std::size_t>(r)]);
+  return of;
+}
+
+std::vector<int> GroupState::local_ranks() const {
+  const std::vector<int>& first = origin.hosts->first_on_host();
+  const auto host = [&](int r) {
+    const auto rank = static_cast<std::size_t>(r);
+    return first[origin.ranks_in_hosts.empty() ? rank
+                                               : static_cast<std::size_t>(origin.ranks_in_hosts[rank])];
+  };
+  std::vector<int> local;
+  for (int r = 0; r < member.size; ++r)
+    if (host(r) == host(member.rank)) local.push_back(r);
+  return local;
 }
 
 std::string GroupState::key(std::string_view what) const {
@@ -298,8 +315,10 @@ void GroupState::fill(OpState& s, const Call& call, const Operands& have) noexce
 // Another thread of this rank may sleep until the call is done. It has announced its sleep, and then owned
 // the group and found the call in flight (settled), before this owner did: so no fence is needed to see it.
 void GroupState::finish(std::uint32_t index) noexcept {
-  const Ring::Slot& slot = ring_[index];
+  Ring::Slot& slot = ring_[index];
   recorder_->finished(slot.record, CallState::done, slot.waited);
+  if (!slot.callbacks.empty()) [[unlikely]]
+    call_back(slot);  // before free(): who finds the call done finds them in the list
   if (helped_) progress_.in_flight(-1);
   ring_.free(index);
   if (asleep_.load(std::memory_order_relaxed) > 0) progress_.doorbell().ring();
@@ -377,6 +396,10 @@ void GroupState::mark_failed() noexcept {
     return true;
   });
   failure_.take_over();
+  ring_.each([this](Ring::Slot& slot) {
+    if (!slot.callbacks.empty()) fail_back(slot);
+    return true;
+  });
 }
 
 // A thread that asks for a Work gives it back as soon as it owns the group and the call is done.
@@ -413,6 +436,7 @@ bool GroupState::poll(std::uint32_t slot, std::uint32_t ticket) {
       work.take();
       if (!work.finished() && watch_.due_by_tick()) inspect();
     });
+    progress_.run_due();
     if (!work.finished()) {
       if (failed()) failure_.raise(ring_[slot].op.op, ring_[slot].op.call);
       // A peer may need this rank's part in a call of another group before it comes to this.
@@ -459,9 +483,11 @@ void GroupState::wait_on(std::uint32_t slot, std::uint32_t ticket, Stream stream
   if (!there && !ring_.finished(slot, ticket)) failure_.raise(ring_[slot].op.op, ring_[slot].op.call);
 }
 
-void GroupState::dropped(std::uint32_t slot, std::uint32_t ticket) noexcept {
+void GroupState::dropped(std::uint32_t slot, std::uint32_t ticket,
+                         const detail::WorkCallbacks* callbacks) noexcept {
   if (context.forked()) return;
   drop(slot, ticket);
+  if (callbacks != nullptr) fail_callbacks(*callbacks);
   give_back();
 }
 

@@ -14,8 +14,10 @@
 #include <vector>
 
 #include "base/suspension.hpp"
+#include "group/callbacks/callback.hpp"
 #include "group/check.hpp"
 #include "group/failure.hpp"
+#include "group/hosts/host_table.hpp"
 #include "group/ring.hpp"
 #include "group/trace/trace_files.hpp"
 #include "group/user_numbers.hpp"
@@ -32,6 +34,8 @@ struct Origin {
   std::vector<int> ranks{};  ///< entry r: the number that rank r has in the parent group; empty: no parent
   std::string name{};        ///< after shrinks: of the group that was shrunk first
   int shrinks = 0;           ///< how often it was shrunk since
+  std::shared_ptr<HostTable> hosts{};  ///< of the group that was made first
+  std::vector<int> ranks_in_hosts{};   ///< entry r: the number that rank r has there; empty: the same
 };
 
 class GroupState final : public Driven, public BlockHolder {
@@ -55,8 +59,19 @@ class GroupState final : public Driven, public BlockHolder {
   void wait_on(std::uint32_t slot, std::uint32_t ticket, Stream stream);
   /// Gives back the Work of a call that failed: nobody asks for it again.
   void give_back() noexcept;
-  /// Gives back a Work that was dropped. If its call is still in flight the group fails.
-  void dropped(std::uint32_t slot, std::uint32_t ticket) noexcept;
+  /// Gives back a Work that was dropped. If its call is still in flight the group fails, and its callbacks
+  /// are called.
+  void dropped(std::uint32_t slot, std::uint32_t ticket, const detail::WorkCallbacks* callbacks) noexcept;
+
+  detail::WorkCallbacks* new_callbacks() { return new detail::WorkCallbacks(context, progress_); }
+  /// Takes `f`, to be called when the calls of this Work have ended. Null: they have; `error` says how, and
+  /// `f` is still the caller's.
+  std::shared_ptr<Callback> add_callback(const Work& work, std::unique_ptr<detail::WorkCallback>& f,
+                                         std::optional<Error>& error);
+  /// Whether this thread is in a callback of this group.
+  bool inside_callback() const noexcept;
+  /// There: throws, unless the call has ended.
+  void refuse_wait(std::uint32_t slot, std::uint32_t ticket) const;
 
   void abort(std::string_view why);
   bool quiesce(Duration limit) noexcept;
@@ -88,6 +103,10 @@ class GroupState final : public Driven, public BlockHolder {
   /// each, the others need not be counted.
   int ranks_here_of(int ranks) const noexcept { return spin_ ? ranks : ranks_here; }
   const Origin origin;
+  /// Of a group of these of its ranks.
+  Origin origin_of(std::span<const int> ranks) const;
+  /// The ranks that share this one's host, this one among them, in order. Throws as HostTable does.
+  std::vector<int> local_ranks() const;
   /// Numbers for users of this group that make calls in an order of their own (dp's reducers).
   const std::shared_ptr<UserNumbers> users = std::make_shared<UserNumbers>();
   Trace trace() const { return recorder_->read(); }
@@ -153,12 +172,24 @@ class GroupState final : public Driven, public BlockHolder {
   template <class After>
   bool drive_and(const After& after) noexcept;  // calls `after` while this thread still owns the group
   void finish(std::uint32_t index) noexcept;
+  [[gnu::cold]] void call_back(Ring::Slot& slot) noexcept;
+  [[gnu::cold]] void fail_back(Ring::Slot& slot) noexcept;
+  [[gnu::cold]] void fail_callbacks(const detail::WorkCallbacks& callbacks) noexcept;
   [[gnu::cold]] void inspect() noexcept;
   [[gnu::cold]] void mark_failed() noexcept;
   template <class Done, class After>
   bool drive_until(const Done& done, Deadline limit, const After& after) noexcept {
-    return wait_until(
-        progress_, spin_, limit, done, [&] { return drive_and(after); }, [this] { return settled(); });
+    ProgressEngine& progress = progress_;  // once done() the group may be gone
+    const bool there = wait_until(
+        progress_, spin_, limit, done,
+        [&] {
+          const bool moved = drive_and(after);
+          progress.run_due();
+          return moved;
+        },
+        [this] { return settled(); });
+    progress.run_due();
+    return there;
   }
   template <class Done>
   bool drive_until(const Done& done, Deadline limit) noexcept {
@@ -182,6 +213,10 @@ class GroupState final : public Driven, public BlockHolder {
   TraceFiles& trace_files_;
   const std::shared_ptr<Recorder> recorder_;
 
+  // An owner that holds the group longer than this is stuck in the kernel. Whoever fails the group loses
+  // nothing by not waiting, so it waits less.
+  static constexpr auto kStuck = std::chrono::seconds(2);
+  static constexpr auto kStuckInFailure = std::chrono::milliseconds(200);
   std::atomic<bool> owned_{false};
   bool handle_ = true;      // the owner's
   std::int64_t works_ = 0;  // handed out and not given back; the owner's

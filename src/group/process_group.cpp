@@ -118,7 +118,9 @@ ProcessGroup ProcessGroup::create(Context& context, const BackendFactory& factor
                                       ? 0
                                       : m.store->add(fmt::format("weft/{}/generation/{}", m.name, m.rank), 1,
                                                      Deadline::after(m.deadline));
-  return ProcessGroup(new_group(context, factory, m, fmt::format("weft/{}#{}", m.name, generation), m.size));
+  const std::string token = fmt::format("weft/{}#{}", m.name, generation);
+  return ProcessGroup(new_group(context, factory, m, token, m.size,
+                                Origin{.hosts = std::make_shared<HostTable>(context, m, token)}));
 }
 
 ProcessGroup::ProcessGroup(ProcessGroup&& other) noexcept : state_(std::exchange(other.state_, nullptr)) {}
@@ -197,9 +199,8 @@ ProcessGroup ProcessGroup::subgroup(std::string_view name, std::span<const int> 
   m.name = std::string(name);
   ParentWatch watch(*state_, name, ranks);
   try {
-    return ProcessGroup(new_group(
-        context(), state_->factory, m, state_->next_token(name, ranks), state_->ranks_here_of(m.size),
-        Origin{.ranks = std::vector<int>(ranks.begin(), ranks.end())}, watch.store()));
+    return ProcessGroup(new_group(context(), state_->factory, m, state_->next_token(name, ranks),
+                                  state_->ranks_here_of(m.size), state_->origin_of(ranks), watch.store()));
   } catch (const Error& e) {
     if (auto cause = watch.cause(e)) throw *std::move(cause);
     throw as_of_parent(e, *this, ranks);
@@ -264,6 +265,20 @@ ProcessGroup ProcessGroup::duplicate() {
   std::vector<int> ranks(static_cast<std::size_t>(given(state_, "duplicate").member.size));
   std::iota(ranks.begin(), ranks.end(), 0);
   return subgroup(name() + "/duplicate", ranks);
+}
+
+int ProcessGroup::local_rank() const {
+  const std::vector<int> local = given(state_, "local_rank").local_ranks();
+  return static_cast<int>(std::find(local.begin(), local.end(), rank()) - local.begin());
+}
+
+int ProcessGroup::local_size() const {
+  return static_cast<int>(given(state_, "local_size").local_ranks().size());
+}
+
+ProcessGroup ProcessGroup::split_by_host() {
+  const std::vector<int> local = given(state_, "split_by_host").local_ranks();
+  return subgroup(fmt::format("{}/host{}", name(), local.front()), local);
 }
 
 void ProcessGroup::abort(std::string_view why) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -12,6 +13,8 @@
 #include "weft/backends/op_table.hpp"
 
 namespace weft {
+
+class Callback;
 
 class Ring {
  public:
@@ -24,7 +27,8 @@ class Ring {
     Duration deadline{};
     Clock::time_point expires{}, warns{};
     OpState op;
-    std::vector<Block> blocks;  // of v-forms: op points into it; kept for the next
+    std::vector<Block> blocks;                         // of v-forms: op points into it; kept for the next
+    std::vector<std::shared_ptr<Callback>> callbacks;  // called when the call has ended
     // The caller's buffers, for is_exposed() and exposed(): null when nothing is in flight.
     std::atomic<const std::byte*> in{nullptr}, out{nullptr};
     std::atomic<std::size_t> in_bytes{0}, out_bytes{0};

@@ -353,7 +353,9 @@ class Shrinking {
   }
 
   GroupState* make(const Ranks& members, int round, const std::shared_ptr<Store>& rendezvous_store) const {
-    Origin origin{.ranks = members, .name = group_.origin.name, .shrinks = group_.origin.shrinks + 1};
+    Origin origin = group_.origin_of(members);
+    origin.name = group_.origin.name;
+    origin.shrinks = group_.origin.shrinks + 1;
     if (origin.name.empty()) origin.name = group_.member.name;
     Membership m = group_.member;
     m.process_rank = m.process_rank < 0 ? m.rank : m.process_rank;

@@ -1,13 +1,18 @@
 #include "weft/group/work.hpp"
 
+#include <algorithm>
+#include <exception>
+
+#include "group/callbacks/callback.hpp"
 #include "group/group_state.hpp"
 
 namespace weft {
 
 Work& Work::operator=(Work&& other) noexcept {
   if (this != &other) {
-    if (group_) drop();
+    if (valid()) drop();
     take(other);
+    callbacks_ = std::exchange(other.callbacks_, nullptr);
   }
   return *this;
 }
@@ -29,11 +34,53 @@ void Work::finish() noexcept {
 }
 
 void Work::drop() noexcept {
-  for (; group_; finish()) group_->dropped(slot_, ticket_);
+  const std::unique_ptr<detail::WorkCallbacks> callbacks(std::exchange(callbacks_, nullptr));
+  bool forked = false;
+  for (; group_; finish()) {
+    forked = group_->context.forked();
+    group_->dropped(slot_, ticket_, callbacks.get());
+  }
+  if (callbacks && !forked) callbacks->drop();
 }
 
 void Work::spend() noexcept {
   for (; group_; finish()) group_->give_back();
+  delete std::exchange(callbacks_, nullptr);
+}
+
+void Work::add(std::unique_ptr<detail::WorkCallback> f) {
+  std::optional<Error> error;
+  if (group_) {
+    if (!callbacks_) callbacks_ = group_->new_callbacks();
+    callbacks_->all.reserve(callbacks_->all.size() + 1);
+    if (auto callback = group_->add_callback(*this, f, error)) {
+      callbacks_->all.push_back(std::move(callback));
+      return;
+    }
+    if (error) {
+      callbacks_->fail(*error);
+    } else {
+      callbacks_->await();
+    }
+  }
+  f->call(error ? &*error : nullptr);
+}
+
+void Work::check_may_wait() const {
+  if (group_ && group_->inside_callback()) [[unlikely]]
+    group_->refuse_wait(slot_, ticket_);
+}
+
+// All calls have ended well.
+bool Work::settle_callbacks(Deadline limit) {
+  try {
+    if (!callbacks_->settle(limit)) return false;
+  } catch (...) {
+    delete std::exchange(callbacks_, nullptr);
+    throw;
+  }
+  delete std::exchange(callbacks_, nullptr);
+  return true;
 }
 
 // A call that failed has thrown its Error: its Work is spent, and so are those that are chained to it, since
@@ -44,6 +91,10 @@ bool Work::ask(const Ask& ask) {
     bool finished = false;
     try {
       finished = ask();
+    } catch (const Error& e) {
+      if (callbacks_ && !group_->context.forked()) callbacks_->fail(e);
+      spend();
+      throw;
     } catch (...) {
       spend();
       throw;
@@ -54,30 +105,81 @@ bool Work::ask(const Ask& ask) {
 }
 
 bool Work::done() {
-  return ask([&] { return group_->poll(slot_, ticket_); });
+  return ask([&] { return group_->poll(slot_, ticket_); }) &&
+         (!callbacks_ || settle_callbacks(Deadline::after(Duration::zero())));
 }
 
 void Work::wait() {
+  check_may_wait();
   ask([&] { return group_->wait(slot_, ticket_, std::nullopt); });
+  if (callbacks_) [[unlikely]]
+    settle_callbacks(Deadline::never());
 }
 
 bool Work::wait_for(Duration limit) {
   const Deadline deadline = Deadline::after(limit);
+  if (limit > Duration::zero()) check_may_wait();
   bool first = true;
-  return ask(
-      [&] { return group_->wait(slot_, ticket_, std::exchange(first, false) ? limit : deadline.left()); });
+  return ask([&] {
+           return group_->wait(slot_, ticket_, std::exchange(first, false) ? limit : deadline.left());
+         }) &&
+         (!callbacks_ || settle_callbacks(deadline));
 }
 
 void Work::wait_on(Stream stream) {
   if (!group_ || !group_->streams()) return wait();
+  check_may_wait();
   // They stay in the chain: wait() or done() still tell how they ended.
   try {
     for (const Work* w = this; w != nullptr && w->group_ != nullptr; w = w->more_.get())
       w->group_->wait_on(w->slot_, w->ticket_, stream);
-  } catch (...) {
-    if (group_->failure()) spend();  // else it is the stream that cannot wait
+  } catch (const Error& e) {
+    if (group_->failure()) {  // else it is the stream that cannot wait
+      if (callbacks_) callbacks_->fail(e);
+      spend();
+    }
     throw;
   }
+}
+
+namespace {
+
+// The Work of each entry of a list: waited for until the deadline, never where it is null; the first thing
+// thrown is kept. True: all have ended.
+template <class List, class WorkOf>
+bool wait_for_each(const List& works, const WorkOf& work_of, const Deadline* limit) {
+  std::exception_ptr first;
+  bool all = true;
+  for (auto& entry : works) {
+    Work& work = work_of(entry);
+    try {
+      if (limit == nullptr) {
+        work.wait();
+      } else {
+        all &= work.wait_for(limit->left());
+      }
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+  return all;
+}
+
+}  // namespace
+
+void detail::wait_all(std::span<Work* const> works) {
+  wait_for_each(
+      works, [](Work* w) -> Work& { return *w; }, nullptr);
+}
+void wait_all(std::span<Work> works) {
+  wait_for_each(
+      works, [](Work& w) -> Work& { return w; }, nullptr);
+}
+bool wait_all_for(std::span<Work> works, Duration limit) {
+  const Deadline deadline = Deadline::after(limit);
+  return wait_for_each(
+      works, [](Work& w) -> Work& { return w; }, &deadline);
 }
 
 }  // namespace weft

@@ -39,6 +39,7 @@ bool ProgressEngine::drive_all(const Driven* but) noexcept {
       for (Driven* d : driven_) d->answer();
   }
   log_.flush();
+  run_due();
   return moved;
 }
 
@@ -63,6 +64,28 @@ bool ProgressEngine::announce_sleep(bool asleep) noexcept {
     if (asleep) d->answer();  // who asks now sees that this rank sleeps, and rings
   }
   return silent;
+}
+
+void ProgressEngine::run_later(std::shared_ptr<Later> what) noexcept {
+  const std::lock_guard lock(due_mutex_);
+  Later* const added = what.get();
+  (first_due_ ? last_due_->next : first_due_) = std::move(what);
+  last_due_ = added;
+  due_.store(true, std::memory_order_relaxed);
+}
+
+void ProgressEngine::run_due_now() noexcept {
+  for (;;) {
+    std::shared_ptr<Later> what;
+    {
+      const std::lock_guard lock(due_mutex_);
+      if (!first_due_) return;
+      what = std::move(first_due_);
+      first_due_ = std::move(what->next);
+      if (!first_due_) due_.store(false, std::memory_order_relaxed);
+    }
+    what->run();
+  }
 }
 
 // ---- the helper thread ----
@@ -100,6 +123,7 @@ bool ProgressEngine::drive_helped() noexcept {
       for (Driven* d : driven_) d->answer();
   }
   log_.flush();
+  run_due();
   return moved;
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -92,6 +93,24 @@ class ProgressEngine {
   }
   Doorbell doorbell() const noexcept { return doorbell_; }
 
+  /// Code of the program that a step has made due: it is run by a thread that makes progress, once that holds
+  /// no lock.
+  struct Later {
+    virtual ~Later() = default;
+    virtual void run() noexcept = 0;
+    std::shared_ptr<Later> next{};  // the list's
+  };
+  /// At the end of the list. Does not run it.
+  void run_later(std::shared_ptr<Later> what) noexcept;
+  /// Runs what is in the list, the first first. Cheap where there is nothing. Where a lock is held, not here.
+  void run_due() noexcept {
+    if (due_.load(std::memory_order_relaxed)) [[unlikely]]
+      run_due_now();
+  }
+  /// How many callbacks run now, so that only then somebody need ask whether he is in one.
+  int callbacks_running() const noexcept { return callbacks_running_.load(std::memory_order_relaxed); }
+  void callback_runs(int change) noexcept { callbacks_running_.fetch_add(change, std::memory_order_relaxed); }
+
   /// Counts a group that wants the helper thread: the first one starts it, the last one ends it. `spin`: the thread
   /// may spin; it does not where any group says no. Throws system where there can be no thread.
   void add_helped(bool spin);
@@ -130,6 +149,7 @@ class ProgressEngine {
     if (!awake()) doorbell_.sleep(seen, naps ? std::min(limit, nap(waited)) : limit);
     announce_sleep(false);
     log_.flush();
+    run_due();
   }
   void watch_all() noexcept;
   void help() noexcept;
@@ -150,6 +170,13 @@ class ProgressEngine {
   unsigned drives_ = 0;
   Doorbell doorbell_;
   Logger& log_;
+
+  [[gnu::cold]] void run_due_now() noexcept;
+  std::atomic<bool> due_{false};  // the list is not empty
+  std::mutex due_mutex_;
+  std::shared_ptr<Later> first_due_;
+  Later* last_due_ = nullptr;
+  std::atomic<int> callbacks_running_{0};
 
   std::mutex helper_mutex_;
   std::atomic<int> helped_{0};  // groups that are helped

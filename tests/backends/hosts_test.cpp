@@ -309,6 +309,10 @@ TEST_F(HostsTest, GlooSumsAcrossHosts) {
       std::vector<int> all(static_cast<std::size_t>(r.size));
       group.all_gather(view(&r.rank, 1), view(all)).wait();
       for (int peer = 0; peer < r.size; ++peer) EXPECT_EQ(all[static_cast<std::size_t>(peer)], peer);
+      EXPECT_EQ(group.local_size(), 2);
+      EXPECT_EQ(group.local_rank(), r.rank % 2);
+      ProcessGroup local = group.split_by_host();
+      EXPECT_THAT(local.parent_ranks(), ::testing::ElementsAre(r.rank / 2 * 2, r.rank / 2 * 2 + 1));
     }
     meet(r, "end");
   });

@@ -75,6 +75,13 @@ class ProcessGroup {
 
   int rank() const;
   int size() const;
+  /// This rank's place among the ranks of this group that are on its host, and how many these are: for the
+  /// GPU it takes, say. A host is where memory can be shared: ranks of different users, or of containers with
+  /// process numbers or a network of their own, are on different ones; threads of one process are on one. The
+  /// first call reads the Store, and may throw its errors, and timeout naming a rank that did not tell its
+  /// host.
+  int local_rank() const;
+  int local_size() const;
   const std::string& name() const;
   Context& context() const;
   std::string_view backend() const;
@@ -178,6 +185,9 @@ class ProcessGroup {
   /// Groups by `color`: the ranks that give the same color, ordered by (key, rank). Collective over all
   /// ranks; color -1: no group (an empty handle).
   ProcessGroup split(int color, int key = 0);
+  /// Groups by host: the ranks of this group that are on this rank's host, in the same order; see
+  /// local_rank(), which is this rank's rank there. Collective over all ranks of the host.
+  ProcessGroup split_by_host();
   /// A group of the same ranks whose calls are independent of this one's. Collective over all ranks.
   ProcessGroup duplicate();
 

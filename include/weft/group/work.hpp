@@ -1,8 +1,10 @@
 // A ticket for a call in flight.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <utility>
 
 #include "weft/base/clock.hpp"
@@ -10,7 +12,31 @@
 
 namespace weft {
 
+class Error;
 class GroupState;
+class Work;
+
+namespace detail {
+
+/// What Work::then() was given.
+class WorkCallback {
+ public:
+  virtual ~WorkCallback() = default;
+  virtual void call(const Error* error) = 0;
+};
+template <class F>
+class WorkCallbackOf final : public WorkCallback {
+ public:
+  explicit WorkCallbackOf(F f) : f_(std::move(f)) {}
+  void call(const Error* error) override { f_(error); }
+
+ private:
+  F f_;
+};
+class WorkCallbacks;
+void wait_all(std::span<Work* const> works);
+
+}  // namespace detail
 
 /// Move-only. `in` and `out` of the call must live, and not be touched, until it is done.
 ///
@@ -24,12 +50,16 @@ class [[nodiscard]] Work {
  public:
   Work() = default;
   Work(Work&& other) noexcept
-      : group_(other.group_), slot_(other.slot_), ticket_(other.ticket_), more_(std::move(other.more_)) {
+      : group_(other.group_),
+        slot_(other.slot_),
+        ticket_(other.ticket_),
+        more_(std::move(other.more_)),
+        callbacks_(std::exchange(other.callbacks_, nullptr)) {
     other.group_ = nullptr;
   }
   Work& operator=(Work&& other) noexcept;
   ~Work() {
-    if (group_) drop();
+    if (valid()) drop();
   }
 
   /// Takes the next possible steps; never blocks. True: finished. Throws the call's Error where it failed.
@@ -42,8 +72,32 @@ class [[nodiscard]] Work {
   /// the host and leave the Work pending: wait() or done() still tell how it ended. With others the host waits
   /// here.
   void wait_on(Stream stream);
+  /// f is called exactly once, when the call has ended (of coalesced calls: when all have): `f(nullptr)`, or
+  /// `f(&error)` where it failed, which includes that this Work was dropped. Several are called in the order
+  /// in which they were given. Where the call has ended already, or this Work is invalid, f is called at
+  /// once, here.
+  ///
+  /// It runs in the thread that made the last step: one that waits or asks done(), for whatever call of this
+  /// rank, or with Progress::thread the helper thread. No lock is held, so f may submit calls and ask done().
+  /// It should be short: that thread makes no progress meanwhile. It may not wait for a call of its own group
+  /// (bad_argument), nor destroy the group. wait(), and done() or wait_for() that says true, return after f
+  /// has returned, so f may refer to what lives as long as the Work.
+  ///
+  /// What f throws is thrown by wait(), done() or wait_for() of this Work once the call has ended well; where
+  /// the call failed or the Work is dropped it is logged as a warning. Where f is called at once it is thrown
+  /// here.
+  template <std::invocable<const Error*> F>
+  void then(F f) & {
+    add(std::make_unique<detail::WorkCallbackOf<F>>(std::move(f)));
+  }
+  /// The same where the Work is made: `Work w = group.all_reduce(x).then(f);`.
+  template <std::invocable<const Error*> F>
+  Work then(F f) && {
+    then(std::move(f));
+    return std::move(*this);
+  }
   /// False: default-made, moved from, or already waited for.
-  bool valid() const noexcept { return group_ != nullptr; }
+  bool valid() const noexcept { return group_ != nullptr || callbacks_ != nullptr; }
 
  private:
   friend class GroupState;
@@ -55,10 +109,30 @@ class [[nodiscard]] Work {
   void drop() noexcept;
   void finish() noexcept;
   void spend() noexcept;
+  void add(std::unique_ptr<detail::WorkCallback> callback);
+  void check_may_wait() const;
+  bool settle_callbacks(Deadline limit);
   GroupState* group_ = nullptr;  // counted; null: nothing is chained either
   std::uint32_t slot_ = 0;
   std::uint32_t ticket_ = 0;    // the slot's generation while the call is in flight
   std::unique_ptr<Work> more_;  // coalesced: the next call, waited for after this
+  // Owned; null: none. Only the first Work of a chain has any. Without a group: the calls have ended, the
+  // callbacks perhaps not.
+  detail::WorkCallbacks* callbacks_ = nullptr;
 };
+
+/// Waits for all of them, of one group or of several, in any order. Where some fail it throws the Error of
+/// the first in the list that did, after all have ended: none is pending or valid afterwards. The Works have
+/// names: in `wait_all(g.all_reduce(a), g.all_reduce(b))`, which does not compile, ranks might submit in
+/// different orders.
+void wait_all(std::span<Work> works);
+template <std::same_as<Work>... Works>
+void wait_all(Work& first, Works&... works) {
+  Work* const all[] = {&first, &works...};
+  detail::wait_all(all);
+}
+/// The same until `limit` has passed: false where some are pending then, which stay valid. An Error is thrown
+/// when all have ended or the limit has passed, even where some are pending.
+bool wait_all_for(std::span<Work> works, Duration limit);
 
 }  // namespace weft

@@ -1,0 +1,192 @@
+#include "group/callbacks/callback.hpp"
+
+#include <fmt/format.h>
+#include <sched.h>
+
+#include "backends/caught.hpp"
+#include "group/group_state.hpp"
+
+namespace weft {
+namespace {
+
+// The callbacks that this thread is in, the innermost first: one may wait for a call of another group, and
+// run others meanwhile.
+struct Running {
+  const GroupState* group;
+  const Running* outer;
+};
+thread_local const Running* innermost = nullptr;
+
+}  // namespace
+
+bool Callback::inside(const GroupState* group) noexcept {
+  for (const Running* r = innermost; r != nullptr; r = r->outer)
+    if (r->group == group) return true;
+  return false;
+}
+
+void Callback::call(const Error* e) noexcept {
+  State expected = State::waiting;
+  if (!state_.compare_exchange_strong(expected, State::running, std::memory_order_acq_rel)) return;
+  runner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  const Running running{group_, innermost};
+  innermost = &running;
+  progress_.callback_runs(+1);
+  try {
+    f_->call(e);
+  } catch (...) {
+    thrown_ = std::current_exception();
+  }
+  f_.reset();  // with all that it refers to
+  progress_.callback_runs(-1);
+  innermost = running.outer;
+  state_.store(State::over, std::memory_order_release);
+}
+
+bool Callback::await(Deadline limit) const noexcept {
+  for (int looks = 0; state_.load(std::memory_order_acquire) != State::over; ++looks) {
+    if (state_.load(std::memory_order_relaxed) == State::running &&
+        runner_.load(std::memory_order_relaxed) == std::this_thread::get_id())
+      return true;
+    if (limit.passed()) return false;
+    if (looks < kYields) {
+      sched_yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
+  return true;
+}
+
+namespace detail {
+
+void WorkCallbacks::log_thrown(std::exception_ptr thrown, const Callback& from) noexcept {
+  try {
+    std::rethrow_exception(std::move(thrown));
+  } catch (...) {
+    try {
+      context_.log().write(LogLevel::warning, fmt::format("{} threw: {}", from.title(), caught_words()));
+    } catch (...) {  // no memory to say so
+    }
+  }
+}
+
+void WorkCallbacks::fail(const Error& e) noexcept {
+  for (const auto& c : all) c->call(&e);
+  drop();
+}
+
+void WorkCallbacks::await() noexcept {
+  progress_.run_due();
+  for (const auto& c : all) c->await(Deadline::never());
+}
+
+void WorkCallbacks::drop() noexcept {
+  await();
+  for (const auto& c : all) {
+    if (std::exception_ptr thrown = c->take_thrown()) log_thrown(std::move(thrown), *c);
+  }
+}
+
+bool WorkCallbacks::settle(Deadline limit) {
+  progress_.run_due();
+  for (const auto& c : all)
+    if (!c->await(limit)) return false;
+  std::exception_ptr first;
+  for (const auto& c : all) {
+    std::exception_ptr thrown = c->take_thrown();
+    if (thrown && first) {
+      log_thrown(std::move(thrown), *c);
+    } else if (thrown) {
+      first = std::move(thrown);
+    }
+  }
+  if (first) std::rethrow_exception(first);
+  return true;
+}
+
+}  // namespace detail
+
+// The callback of the calls of `work` and those chained to it. Null: all had ended already, so that nobody
+// will call it; `error` says how.
+std::shared_ptr<Callback> GroupState::add_callback(const Work& work, std::unique_ptr<detail::WorkCallback>& f,
+                                                   std::optional<Error>& error) {
+  own();
+  try {
+    const auto pending = [this](const Work& w) { return !ring_.finished(w.slot_, w.ticket_); };
+    const Work* first = &work;
+    while (first != nullptr && !pending(*first)) first = first->more_.get();
+    if (first == nullptr || failed()) {
+      if (first != nullptr) error = failure_.error(ring_[first->slot_].op.op, ring_[first->slot_].op.call);
+      disown();
+      return nullptr;
+    }
+    const OpState& s = ring_[first->slot_].op;
+    const auto callback = std::make_shared<Callback>(
+        std::move(f), this, fmt::format("the callback of {}{}", name(s.op), tail(member, s.call)), progress_);
+    for (const Work* w = first; w != nullptr; w = w->more_.get())
+      if (pending(*w)) ring_[w->slot_].callbacks.reserve(ring_[w->slot_].callbacks.size() + 1);
+    for (const Work* w = first; w != nullptr; w = w->more_.get()) {
+      if (!pending(*w)) continue;
+      ring_[w->slot_].callbacks.push_back(callback);
+      ++callback->left;
+    }
+    disown();
+    return callback;
+  } catch (...) {
+    disown();
+    throw;
+  }
+}
+
+// The call of this slot is done. Called by the owner.
+void GroupState::call_back(Ring::Slot& slot) noexcept {
+  for (auto& c : slot.callbacks)
+    if (--c->left == 0) progress_.run_later(std::move(c));
+  slot.callbacks.clear();
+}
+
+// The call of this slot fails with the group. Called by the owner.
+void GroupState::fail_back(Ring::Slot& slot) noexcept {
+  for (auto& c : slot.callbacks) {
+    if (c->queued) continue;  // of several calls
+    try {
+      c->error = failure_.error(slot.op.op, slot.op.call);
+    } catch (...) {
+      continue;  // no memory for the text: the thread that asks for the Work
+                 // calls it
+    }
+    c->queued = true;
+    progress_.run_later(c);
+  }
+  slot.callbacks.clear();
+}
+
+// A Work that is dropped: those that wait are called, with the Error.
+void GroupState::fail_callbacks(const detail::WorkCallbacks& callbacks) noexcept {
+  if (!failed()) return;
+  if (own_within(kStuckInFailure)) {
+    mark_failed();
+    disown();
+    return;
+  }
+  try {
+    const Error e = failure_.error(Op::none, kNoCall);
+    for (const auto& c : callbacks.all) c->call(&e);
+  } catch (...) {}
+}
+
+bool GroupState::inside_callback() const noexcept {
+  return progress_.callbacks_running() > 0 && Callback::inside(this);
+}
+
+void GroupState::refuse_wait(std::uint32_t slot, std::uint32_t ticket) const {
+  if (ring_.finished(slot, ticket)) return;
+  throw Error(Failure{.code = ErrorCode::bad_argument,
+                      .text = fmt::format("wait: this thread is in a callback of the same group, which may "
+                                          "not wait for its calls; ask done(), or wait elsewhere{}",
+                                          tail(member)),
+                      .ranks = {}});
+}
+
+}  // namespace weft

@@ -1,0 +1,84 @@
+// What Work::then() was given, from there until it has been called.
+//
+// Each slot of the ring knows the callbacks of its call. Whoever finishes the last of a callback's calls, or
+// fails the group, owns the group and so cannot call it: it puts it into the list of the rank's
+// ProgressEngine, whose entries are run once the thread holds nothing. A thread that waits and finds the
+// failure first does not wait for that: it calls it itself. Whoever claims a callback is the one that calls
+// it.
+#pragma once
+
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "host/progress_engine.hpp"
+#include "weft/base/error.hpp"
+#include "weft/group/work.hpp"
+#include "weft/host/context.hpp"
+
+namespace weft {
+
+class Callback final : public ProgressEngine::Later {
+ public:
+  Callback(std::unique_ptr<detail::WorkCallback> f, const GroupState* group, std::string title,
+           ProgressEngine& progress)
+      : f_(std::move(f)), group_(group), title_(std::move(title)), progress_(progress) {}
+
+  int left = 0;                ///< calls that have not ended; the group's owner's
+  bool queued = false;         ///< the group's owner's
+  std::optional<Error> error;  ///< set before it is queued, if at all
+
+  void run() noexcept override { call(error ? &*error : nullptr); }
+  /// Calls it, unless another thread has claimed it. Any thread.
+  void call(const Error* e) noexcept;
+  /// Waits until it has returned; false: not by `limit`. True, too, where this thread is in it.
+  bool await(Deadline limit) const noexcept;
+  /// What it threw, once; nothing where it threw nothing.
+  std::exception_ptr take_thrown() noexcept { return std::exchange(thrown_, nullptr); }
+  /// "the callback of all_reduce [group "x", rank 0, call 3]"
+  const std::string& title() const noexcept { return title_; }
+
+  /// Whether this thread runs a callback of that group.
+  static bool inside(const GroupState* group) noexcept;
+
+ private:
+  enum class State : std::uint8_t { waiting, running, over };
+  std::unique_ptr<detail::WorkCallback> f_;
+  const GroupState* const group_;  // compared, never followed: it may be gone
+  const std::string title_;
+  ProgressEngine& progress_;
+  std::atomic<State> state_{State::waiting};
+  std::atomic<std::thread::id> runner_{};
+  std::exception_ptr thrown_;
+};
+
+namespace detail {
+
+/// Of one Work.
+class WorkCallbacks {
+ public:
+  explicit WorkCallbacks(Context& context, ProgressEngine& progress)
+      : context_(context), progress_(progress) {}
+  std::vector<std::shared_ptr<Callback>> all;
+
+  /// Calls those that nobody has called yet, with this error; waits for the others.
+  void fail(const Error& e) noexcept;
+  /// Waits until all have returned, of calls that have ended.
+  void await() noexcept;
+  /// The same; false: not by `limit`. Then throws what the first threw.
+  bool settle(Deadline limit);
+  /// The same for a Work that is dropped: what they threw is logged.
+  void drop() noexcept;
+
+ private:
+  void log_thrown(std::exception_ptr thrown, const Callback& from) noexcept;
+  Context& context_;
+  ProgressEngine& progress_;
+};
+
+}  // namespace detail
+}  // namespace weft
