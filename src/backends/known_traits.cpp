@@ -58,7 +58,9 @@ Traits mpi(std::string_view name) {
 // Averages and 16-bit sums round as NCCL does, at every hop. A reduction that NCCL lacks cannot be composed,
 // either: the host does not compute on device memory.
 Traits nccl() {
-  Traits t{.name = "nccl", .ops = kAllOps, .dtypes = kAllDTypes};
+  Traits t{.name = "nccl",
+           .ops = kAllOps & ~op_bit(Op::scan) & ~op_bit(Op::exscan),  // NCCL has none
+           .dtypes = kAllDTypes};
   constexpr DTypeSet floating =
       dtype_bit(DType::f64) | dtype_bit(DType::f32) | dtype_bit(DType::f16) | dtype_bit(DType::bf16);
   constexpr DTypeSet integers = dtype_bit(DType::i8) | dtype_bit(DType::i32) | dtype_bit(DType::i64) |

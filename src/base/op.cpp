@@ -19,6 +19,8 @@ std::string_view name(Op op) noexcept {
     case Op::barrier: return "barrier";
     case Op::send: return "send";
     case Op::recv: return "recv";
+    case Op::scan: return "scan";
+    case Op::exscan: return "exscan";
   }
   return "?";
 }

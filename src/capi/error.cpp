@@ -34,7 +34,8 @@ static_assert(op_of(Op::reduce_scatter_v) == WEFT_OP_REDUCE_SCATTER_V);
 static_assert(op_of(Op::gather) == WEFT_OP_GATHER && op_of(Op::scatter) == WEFT_OP_SCATTER);
 static_assert(op_of(Op::all_to_all) == WEFT_OP_ALL_TO_ALL && op_of(Op::all_to_all_v) == WEFT_OP_ALL_TO_ALL_V);
 static_assert(op_of(Op::barrier) == WEFT_OP_BARRIER && op_of(Op::send) == WEFT_OP_SEND);
-static_assert(op_of(Op::recv) == WEFT_OP_RECV && kOpCount == WEFT_OP_RECV + 1);
+static_assert(op_of(Op::recv) == WEFT_OP_RECV && op_of(Op::scan) == WEFT_OP_SCAN);
+static_assert(op_of(Op::exscan) == WEFT_OP_EXSCAN && kOpCount == WEFT_OP_EXSCAN + 1);
 static_assert(kNoCall == WEFT_NO_CALL);
 
 // Writes as much of `parts` as fits; never cuts a UTF-8 character in two.

@@ -8,6 +8,7 @@
 #include "base/mutant.hpp"
 #include "group/make_backend.hpp"
 #include "reduce/reduce.hpp"
+#include "reduce/scan.hpp"
 #include "store/duration_text.hpp"
 #include "weft/backends/op_table.hpp"
 
@@ -32,7 +33,9 @@ void run_alone(const Call& call, const Operands& have) {
   const std::int64_t element = size_bytes(call.out.dtype);
   const std::byte* const in = call.in.data + from.offset * element;
   std::byte* const out = call.out.data + to.offset * element;
-  if (row(call.op).reduces) {
+  if (is_scan(call.op)) {
+    scan_of(0, call.out.dtype, call.options.op, call.op == Op::exscan, {&in, 1}, out, to.count);
+  } else if (row(call.op).reduces) {
     reduce(call.out.dtype, call.options.op, {&in, 1}, {&out, 1}, to.count);
   } else if (in != out) {
     copy_bytes(out, in, to.count * element);

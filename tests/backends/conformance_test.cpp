@@ -371,8 +371,15 @@ void Conformance::perform(Rank& r, const Case& c) const {
   std::vector<double> expected(static_cast<std::size_t>(out_total), stored(c.dtype, kUntouched));
   const auto expect = [&](std::int64_t at, double x) { expected[static_cast<std::size_t>(at)] = x; };
   if (about.reduces) {
-    const Combination all(c, n);
-    for (std::int64_t i = 0; i < out_total; ++i) expect(i, all((in_parted ? begins(me, me) : 0) + i));
+    const int ranks = c.op == Op::scan ? me + 1 : c.op == Op::exscan ? me : n;
+    if (ranks == 0) {  // the identity, or nothing
+      for (std::int64_t i = 0; i < out_total; ++i)
+        expect(i, identity_of(c.reduce, c.dtype)
+                      .value_or(stored(c.dtype, c.in_place ? given(c, me, i) : kUntouched)));
+    } else {
+      const Combination all(c, ranks);
+      for (std::int64_t i = 0; i < out_total; ++i) expect(i, all((in_parted ? begins(me, me) : 0) + i));
+    }
   } else if (!out_parted) {  // broadcast, scatter
     for (std::int64_t i = 0; i < out_total; ++i)
       expect(i, stored(c.dtype, value(c.root, (in_parted ? begins(c.root, me) : 0) + i)));
@@ -387,7 +394,8 @@ void Conformance::perform(Rank& r, const Case& c) const {
         << to_string(c) << ": [" << i << "], rank " << me << " of " << n;
 }
 
-const Op kReducing[] = {Op::all_reduce, Op::reduce, Op::reduce_scatter, Op::reduce_scatter_v};
+const Op kReducing[] = {Op::all_reduce,       Op::reduce, Op::reduce_scatter,
+                        Op::reduce_scatter_v, Op::scan,   Op::exscan};
 const Op kMoving[] = {Op::broadcast, Op::all_gather, Op::all_gather_v, Op::gather,
                       Op::scatter,   Op::all_to_all, Op::all_to_all_v};
 bool may_be_in_place(Op op) { return op != Op::all_to_all && op != Op::all_to_all_v; }
@@ -594,6 +602,44 @@ TEST_P(Conformance, CanonicalBits) {
             << name(dtype) << " x" << count;
       }
     }
+  });
+}
+
+// A scan is an all_reduce in a group of the ranks up to this one, bit by bit; an exscan of those below it.
+TEST_P(Conformance, CanonicalBitsOfScans) {
+  run([&](Rank& r) {
+    if (traits_->device) {  // NCCL has no scans
+      const Tensor t = buffer(r, 1, DType::f32);
+      for (const Order order : {Order::native, Order::canonical})
+        EXPECT_EQ(error_of([&] { group(r).submit(call::scan(t, t, {.order = order})).wait(); }).code(),
+                  ErrorCode::unsupported);
+      return;
+    }
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64, DType::c64})
+      for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg})
+        for (const std::int64_t count : counts(dtype)) {
+          if (!fits({.op = Op::scan, .dtype = dtype, .count = count})) continue;
+          std::vector<Tensor> all;
+          std::vector<const std::byte*> ins;
+          for (int from = 0; from < r.size; ++from) {
+            all.push_back(buffer(r, count, dtype));
+            fill_rounding(all.back(), from);
+            ins.push_back(all.back().data());
+          }
+          const Tensor expected = buffer(r, count, dtype), out = buffer(r, count, dtype);
+          const Tensor& own = all[static_cast<std::size_t>(r.rank)];
+          std::byte* const to = expected.data();
+          const auto same = [&](const Tensor& got) {
+            return std::memcmp(got.data(), expected.data(), static_cast<std::size_t>(got.bytes())) == 0;
+          };
+          const auto upto = static_cast<std::size_t>(r.rank);
+          if (r.rank > 0) reduce(dtype, op, std::span(ins).first(upto), {&to, 1}, count);
+          group(r).submit(call::exscan(own, out, {.op = op, .order = Order::canonical})).wait();
+          ASSERT_TRUE(r.rank == 0 || same(out)) << "exscan " << name(dtype) << " x" << count;
+          reduce(dtype, op, std::span(ins).first(upto + 1), {&to, 1}, count);
+          group(r).submit(call::scan(own, own, {.op = op, .order = Order::canonical})).wait();
+          ASSERT_TRUE(same(own)) << "scan " << name(dtype) << " x" << count;
+        }
   });
 }
 

@@ -105,6 +105,22 @@ TEST_F(Plugins, OneOfAnOlderMinorIsLoaded) {
   EXPECT_EQ(backend->gone(), std::vector<int>{7});  // of that version, so it is called
 }
 
+// One that was built before there were scans: its functions are called, and scans are composed over it.
+TEST_F(Plugins, OneOfTheMinorBeforeScansIsLoaded) {
+  const std::unique_ptr<Backend> backend = load_backend(context, "minor_one")(alone());
+  EXPECT_FALSE(backend->ask(OpState{}));
+  Membership m;
+  m.store = make_local_store();
+  ProcessGroup group = ProcessGroup::create(context, "minor_one", m);
+  EXPECT_FALSE(group.traits().has(Op::scan) || group.traits().has(Op::exscan));
+  const std::vector<float> in{3, 4};
+  std::vector<float> out(2);
+  group.scan(view(in), view(out)).wait();
+  EXPECT_EQ(out, in);
+  group.exscan(view(in), view(out), {.op = ReduceOp::prod}).wait();
+  EXPECT_EQ(out, (std::vector<float>{1, 1}));
+}
+
 // As does one that has the name of a transport of weft's own.
 TEST_F(Plugins, OneOfAnOlderMinorMayHaveAKnownName) {
   const TemporaryFolder folder;

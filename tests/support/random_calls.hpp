@@ -33,7 +33,8 @@ struct Plan {
   std::vector<std::int64_t> counts;        // v-forms: per rank; all_to_all_v: per (from, to)
 
   bool reduces() const {
-    return op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter || op == Op::reduce_scatter_v;
+    return op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter ||
+           op == Op::reduce_scatter_v || op == Op::scan || op == Op::exscan;
   }
   bool in_parted() const {  // `in` has a block for each rank
     return op == Op::scatter || op == Op::reduce_scatter || op == Op::reduce_scatter_v ||
@@ -50,6 +51,10 @@ struct Plan {
     if (op == Op::all_gather_v) return counts[static_cast<std::size_t>(from)];
     if (op == Op::reduce_scatter_v) return counts[static_cast<std::size_t>(to)];
     return count;
+  }
+  // Over how many ranks rank `rank` gets the combination, from rank 0 on.
+  int combined_ranks(int rank, int n) const {
+    return op == Op::scan ? rank + 1 : op == Op::exscan ? rank : n;
   }
   // Element i of what rank `from` gives for block `to` is value(from, index(to, i)).
   std::int64_t index(int to, std::int64_t i) const { return (in_parted() ? to * 977 : 0) + i + seed; }
@@ -115,6 +120,8 @@ class Trial {
     const CallOptions o{.op = p_.reduce};
     switch (p_.op) {
       case Op::all_reduce: return go(g, call::all_reduce(in, out, o));
+      case Op::scan: return go(g, call::scan(in, out, o));
+      case Op::exscan: return go(g, call::exscan(in, out, o));
       case Op::reduce: return go(g, call::reduce(in, out, p_.root, o));
       case Op::broadcast: return go(g, call::broadcast(in, out, p_.root));
       case Op::all_gather: return go(g, call::all_gather(in, out));
@@ -149,7 +156,12 @@ class Trial {
         written[static_cast<std::size_t>(at)] = true;
         const int from = p_.out_parted() ? block : p_.op == Op::send ? (rank_ + n_ - 1) % n_ : p_.root;
         const std::int64_t index = p_.index(rank_, i);
-        const double expected = p_.reduces() ? combined(p_.reduce, p_.dtype, n_, index) : value(from, index);
+        const int ranks = p_.combined_ranks(rank_, n_);
+        const double expected =
+            !p_.reduces() ? value(from, index)
+            : ranks > 0
+                ? combined(p_.reduce, p_.dtype, ranks, index)
+                : identity_of(p_.reduce, p_.dtype).value_or(in_place_ ? value(rank_, index) : kUntouched);
         ASSERT_EQ(load(*out_.tensor, at), expected)
             << p_ << ": block " << block << " [" << i << "] of rank " << rank_ << ", in place " << in_place_;
       });
@@ -202,7 +214,7 @@ struct Variety {
   std::vector<ReduceOp> reductions{ReduceOp::sum, ReduceOp::max, ReduceOp::min, ReduceOp::avg};
   std::vector<Op> ops{Op::all_reduce, Op::reduce,           Op::broadcast, Op::all_gather, Op::all_gather_v,
                       Op::gather,     Op::reduce_scatter_v, Op::scatter,   Op::all_to_all, Op::all_to_all_v,
-                      Op::send,       Op::reduce_scatter,   Op::barrier};
+                      Op::send,       Op::reduce_scatter,   Op::barrier,   Op::scan,       Op::exscan};
   DeviceStaging staging{};  ///< for transports that move a device's memory
 };
 

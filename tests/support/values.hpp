@@ -13,6 +13,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <limits>
+#include <optional>
 #include <vector>
 
 #include "weft/base/op.hpp"
@@ -148,6 +150,36 @@ inline double input(ReduceOp op, DType dtype, int rank, std::int64_t index) {
   const bool bits = op.kind == Kind::bit_and || op.kind == Kind::bit_or || op.kind == Kind::bit_xor;
   if (dtype == DType::boolean) y = bits ? static_cast<int>(y) & 1 : y != 0;
   return y;
+}
+
+/// What rank 0 of an exscan must get, as `load` gives it; nothing: it stays as it is.
+inline std::optional<double> identity_of(ReduceOp op, DType dtype) {
+  using Kind = ReduceOp::Kind;
+  const int bits = 8 * size_bytes(dtype);
+  const bool is_unsigned =
+      dtype == DType::u8 || dtype == DType::u16 || dtype == DType::u32 || dtype == DType::u64;
+  const double infinity = std::numeric_limits<double>::infinity();
+  switch (op.kind) {
+    case Kind::sum:
+    case Kind::premul_sum:
+    case Kind::bit_or:
+    case Kind::bit_xor:
+    case Kind::logical_or:
+    case Kind::logical_xor: return 0;
+    case Kind::logical_and: return 1;
+    case Kind::prod: return dtype == DType::c64 || dtype == DType::c128 ? from_complex(1) : 1;
+    case Kind::min:
+      if (dtype == DType::boolean) return 1;
+      return is_floating(dtype) ? infinity : std::ldexp(1, is_unsigned ? bits : bits - 1) - 1;
+    case Kind::max:
+      return is_floating(dtype)                       ? -infinity
+             : is_unsigned || dtype == DType::boolean ? 0
+                                                      : -std::ldexp(1, bits - 1);
+    case Kind::bit_and: return dtype == DType::boolean ? 1 : is_unsigned ? std::ldexp(1, bits) - 1 : -1;
+    case Kind::avg:
+    case Kind::user: break;
+  }
+  return std::nullopt;
 }
 
 /// What the combination of input(op, dtype, r, index) over n ranks must be, as `load` gives it.

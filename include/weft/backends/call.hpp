@@ -54,6 +54,18 @@ inline Call all_reduce(const ConstBuffer& in, const Buffer& out, const CallOptio
 inline Call all_reduce(const Buffer& x, const CallOptions& options = {}) {
   return {.op = Op::all_reduce, .in = x, .out = x, .options = options};
 }
+inline Call scan(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+  return {.op = Op::scan, .in = in, .out = out, .options = options};
+}
+inline Call scan(const Buffer& x, const CallOptions& options = {}) {
+  return {.op = Op::scan, .in = x, .out = x, .options = options};
+}
+inline Call exscan(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+  return {.op = Op::exscan, .in = in, .out = out, .options = options};
+}
+inline Call exscan(const Buffer& x, const CallOptions& options = {}) {
+  return {.op = Op::exscan, .in = x, .out = x, .options = options};
+}
 inline Call reduce(const ConstBuffer& in, const Buffer& out, int root, const CallOptions& options = {}) {
   return {.op = Op::reduce, .in = in, .out = out, .root = root, .options = options};
 }

@@ -45,10 +45,15 @@ inline constexpr OpRow kOpRows[kOpCount] = {
     /* barrier */ {Counts::none, true, false},
     /* send */ {Counts::in_only, false, false},
     /* recv */ {Counts::out_only, false, false},
+    /* scan */ {Counts::equal, true, true},
+    /* exscan */ {Counts::equal, true, true},
 };
-static_assert(static_cast<int>(Op::recv) == kOpCount - 1);
+static_assert(static_cast<int>(Op::exscan) == kOpCount - 1);
 
 constexpr OpRow row(Op op) noexcept { return kOpRows[static_cast<int>(op)]; }
+
+/// Each rank gets a combination of its own: of the ranks below it, in a scan with itself.
+constexpr bool is_scan(Op op) noexcept { return op == Op::scan || op == Op::exscan; }
 
 constexpr bool has_in(Op op, bool at_root) noexcept {
   const OpRow r = row(op);

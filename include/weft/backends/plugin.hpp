@@ -20,12 +20,13 @@ namespace weft {
 
 /// The version of what a plug-in is built against: the headers of weft/backends and all that they include.
 /// The major number changes when something that exists changes; a plug-in of another major is refused. The
-/// minor number grows when something is added: a field at the end of BackendPlugin, or a virtual function
-/// with a default at the end of Backend. A plug-in that was built for an older minor is loaded; weft does not
+/// minor number grows when something is added: a field at the end of BackendPlugin, a virtual function
+/// with a default at the end of Backend, or an operation at the end of Op (5.2: scan and exscan), which older
+/// plug-ins do not have in their Traits, so that it is composed over them. A plug-in that was built for an older minor is loaded; weft does not
 /// read the fields and does not call the functions that it lacks. One that was built for a newer minor is
 /// loaded, too, unless it needs a function of libweft that this one lacks.
 inline constexpr std::uint32_t kBackendAbi = 5;
-inline constexpr std::uint32_t kBackendAbiMinor = 1;
+inline constexpr std::uint32_t kBackendAbiMinor = 2;
 
 /// What a plug-in is: ordered by the version that added a field. The first field never moves.
 struct BackendPlugin {

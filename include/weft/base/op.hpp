@@ -27,8 +27,10 @@ enum class Op : std::uint8_t {
   barrier,
   send,
   recv,
+  scan,
+  exscan,
 };
-inline constexpr int kOpCount = 15;
+inline constexpr int kOpCount = 17;
 
 /// The operation's name as users write it: "all_reduce".
 std::string_view name(Op op) noexcept;
@@ -96,7 +98,8 @@ std::string_view name(ReduceOp::Kind kind) noexcept;
 inline std::string_view name(const ReduceOp& op) noexcept { return name(op.kind); }
 
 /// In which order elements are combined. `native`: the backend's own. `canonical`: a binary tree over the
-/// rank index, split at the largest power of two below n (n = 3: (0+1)+2), the same bits on every backend.
+/// rank index, split at the largest power of two below n (n = 3: (0+1)+2), the same bits on every backend. Of
+/// a scan: what this tree gives for the ranks that are combined, as if the group had no others.
 enum class Order : std::uint8_t { native, canonical };
 
 }  // namespace weft

@@ -53,7 +53,7 @@ struct Membership {
 /// device); see weft/base/buffer.hpp. A view must be contiguous; all buffers of a call are of one dtype, in memory that the backend moves. An empty handle
 /// (made by default, moved from, or of a rank outside of a split) throws bad_argument whatever is asked of it.
 ///
-/// In place: all_reduce, reduce, broadcast: `in` and `out` the same view, or one argument, `x`; all_gather(_v), gather at the root:
+/// In place: all_reduce, scan, exscan, reduce, broadcast: `in` and `out` the same view, or one argument, `x`; all_gather(_v), gather at the root:
 /// `in` is block rank() of `out`; reduce_scatter(_v), scatter at the root: `out` is block rank() of `in`. Any
 /// other overlap is bad_argument.
 ///
@@ -105,6 +105,22 @@ class ProcessGroup {
   Work reduce(const Buffer& x, int root, const CallOptions& options = {}) {
     return submit(call::reduce(x, root, options));
   }
+  /// out[i] = combination over ranks 0 … rank() of in[i]. Counts equal on all ranks. The result is what an
+  /// all_reduce would give in a group of these ranks alone: avg divides by how many they are, and in canonical
+  /// order the last rank has the bits of all_reduce. The ranks share the work, but together they combine
+  /// size() / 2 times as much as in an all_reduce.
+  Work scan(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+    return submit(call::scan(in, out, options));
+  }
+  Work scan(const Buffer& x, const CallOptions& options = {}) { return submit(call::scan(x, options)); }
+  /// The same over ranks 0 … rank() - 1. `out` of rank 0 becomes the identity of the reduction: 0 of sum,
+  /// premul_sum, bit_or, bit_xor, logical_or and logical_xor; 1 of prod and logical_and; all bits of bit_and;
+  /// the largest value of min and the least of max (of floats the infinities; of bool true and false). avg and
+  /// a user's function have none: there `out` of rank 0 stays as it is.
+  Work exscan(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
+    return submit(call::exscan(in, out, options));
+  }
+  Work exscan(const Buffer& x, const CallOptions& options = {}) { return submit(call::exscan(x, options)); }
   /// out = in of rank 0, in of rank 1, …: out has size() × in elements.
   Work all_gather(const ConstBuffer& in, const Buffer& out, const CallOptions& options = {}) {
     return submit(call::all_gather(in, out, options));

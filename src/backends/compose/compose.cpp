@@ -11,12 +11,14 @@
 #include "backends/compose/divide.hpp"
 #include "base/hash.hpp"
 #include "reduce/reduce.hpp"
+#include "reduce/scan.hpp"
 #include "weft/backends/op_table.hpp"
 
 namespace weft {
 namespace {
 
 constexpr std::int64_t kChunkBytes = 256 << 10;  // local work of one poll
+constexpr std::int64_t kLeastOfScan = 4 << 10;   // of one input, which is combined into many prefixes
 
 // A tag made of everything that all ranks must have called alike. Without it, ranks that ask for different
 // reductions would exchange their blocks all the same, and get different results.
@@ -100,7 +102,8 @@ void Composer::post_step(Composed& c) noexcept {
       return;
     }
     case Plan::exchange: return post_exchange(c);
-    case Plan::reduce: break;
+    case Plan::reduce:
+    case Plan::scan: break;
   }
   if (c.posted == 2) plan_results(c, rank_, size_);
   post_exchange(c);
@@ -235,15 +238,23 @@ bool Composer::copy(Composed& c) noexcept {
   return true;
 }
 
-// One chunk of combining or dividing; true: there is no more.
+// One chunk of combining, dividing or filling; true: there is no more.
 bool Composer::work(Composed& c) noexcept {
   if (c.work.done == c.work.total) return true;
   const OpState& s = *c.user;
   const std::int64_t element = size_bytes(s.dtype);
-  const std::int64_t count = std::min(kChunkBytes / element, c.work.total - c.work.done);
+  const std::int64_t chunk = c.plan == Plan::scan ? std::max(kChunkBytes / size_, kLeastOfScan) : kChunkBytes;
+  const std::int64_t count = std::min(chunk / element, c.work.total - c.work.done);
   const std::int64_t bytes = count * element;
   if (c.plan == Plan::average) {
     divide(s.dtype, s.out + c.work.done * element, count, size_);
+  } else if (c.plan == Plan::scan && c.posted == 2) {
+    fill_identity(s.dtype, s.reduce.kind, s.out + c.work.done * element, count);
+  } else if (c.plan == Plan::scan) {
+    scan(s.dtype, s.reduce, s.op == Op::exscan, c.ins, c.prefixes, count);
+    for (const std::byte*& in : c.ins) in += bytes;
+    for (std::byte*& out : c.prefixes)
+      if (out != nullptr) out += bytes;
   } else {
     reduce(s.dtype, s.reduce, c.ins, {c.outs.data(), c.outs_count}, count);
     for (const std::byte*& in : c.ins) in += bytes;

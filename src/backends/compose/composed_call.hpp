@@ -13,8 +13,9 @@ namespace weft {
 
 /// How a call is composed. `same`: the inner backend's own operation, numbered anew; `exchange`: one exchange
 /// of blocks; `reduce`: exchange (every rank's part of my slice comes to me), combine, and, where other ranks
-/// need the result, exchange (my slice goes to them); `average`: the inner backend's sum, then a division.
-enum class Plan : std::uint8_t { same, exchange, reduce, average };
+/// need the result, exchange (my slice goes to them); `scan`: the same, where each rank gets a result of its own;
+/// `average`: the inner backend's sum, then a division.
+enum class Plan : std::uint8_t { same, exchange, reduce, scan, average };
 
 /// Buffers of one exchange: block r of `to`, in `in`, goes to rank r; block r of `from`, in `out`, comes from
 /// it.
@@ -36,6 +37,7 @@ struct Composed {
       : inner(static_cast<std::size_t>(2 * size)),
         done(static_cast<std::size_t>(2 * size)),
         ins(static_cast<std::size_t>(size)),
+        prefixes(static_cast<std::size_t>(size)),
         exchange{.to = std::vector<Block>(static_cast<std::size_t>(size)),
                  .from = std::vector<Block>(static_cast<std::size_t>(size))} {}
 
@@ -49,12 +51,13 @@ struct Composed {
   LocalWork copy;  // of the own block, in bytes
   const std::byte* copy_from = nullptr;
   std::byte* copy_to = nullptr;
-  LocalWork work;     // combine or divide, in elements
+  LocalWork work;     // combine, divide or fill, in elements
   Block mine;         // reduce: my slice of `in`
   std::byte* result;  // reduce with a second exchange: my slice, combined
   std::vector<const std::byte*> ins;
   std::array<std::byte*, 2> outs{};
   std::size_t outs_count = 0;
+  std::vector<std::byte*> prefixes;  // scan: the result of each rank for my slice; null: it needs none
   Exchange exchange;
   std::byte* scratch = nullptr;
   std::size_t scratch_bytes = 0;
@@ -66,8 +69,8 @@ Block slice(std::int64_t count, int r, int n) noexcept;
 /// Plans the user's call `s` of rank `rank`: how it is composed over a transport of these traits, its first
 /// exchange, and the scratch that it needs, from `memory`. Throws std::bad_alloc.
 void plan_call(Composed& c, OpState& s, const Traits& traits, int rank, int size, LocalMemory& memory);
-/// Plans the second exchange of Plan::reduce: my slice goes to those who have an `out`, theirs come to me if
-/// I have one.
+/// Plans the second exchange of Plan::reduce and Plan::scan: my slice goes to those who have an `out`, theirs
+/// come to me if I have one. Rank 0 of an exscan gets nothing: it fills its `out` with the identity.
 void plan_results(Composed& c, int rank, int size) noexcept;
 
 }  // namespace weft

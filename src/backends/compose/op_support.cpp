@@ -14,7 +14,7 @@ bool exchanges(const Traits& t) noexcept {
 }  // namespace
 
 bool divides_after(const Traits& t, Op op, DType dtype, ReduceOp::Kind kind, Order order) noexcept {
-  return kind == ReduceOp::Kind::avg && can_divide(dtype) &&
+  return kind == ReduceOp::Kind::avg && !is_scan(op) && can_divide(dtype) &&
          op_support(t, op, dtype, ReduceOp::Kind::sum, order) == OpSupport::native;
 }
 

@@ -59,7 +59,7 @@ void plan_exchange(Composed& c, bool device, int rank, int size) {
   x.to[own].count = x.from[own].count = 0;
 }
 
-// Each rank combines a slice: of the whole (all_reduce, reduce), or its own block (reduce_scatter).
+// Each rank combines a slice: of the whole (all_reduce, reduce, scans), or its own block (reduce_scatter).
 void plan_reduce(Composed& c, int rank, int size, LocalMemory& memory) {
   const OpState& s = *c.user;
   Exchange& x = c.exchange;
@@ -85,7 +85,15 @@ void plan_reduce(Composed& c, int rank, int size, LocalMemory& memory) {
   x.out = c.scratch;
   x.out_count = c.mine.count * (size - 1);
   c.outs_count = 0;
-  if (sliced) {
+  if (c.plan == Plan::scan) {
+    c.steps = 2;
+    // A rank's input becomes its prefix; my own goes where it belongs.
+    for (int p = 0; p < size; ++p)
+      c.prefixes[static_cast<std::size_t>(p)] =
+          p == rank ? s.out + c.mine.offset * element
+                    : c.scratch + x.from[static_cast<std::size_t>(p)].offset * element;
+    if (s.op == Op::exscan) c.prefixes[0] = nullptr;
+  } else if (sliced) {
     c.steps = 2;
     c.outs[c.outs_count++] = c.result;
     if (s.out != nullptr) c.outs[c.outs_count++] = s.out + c.mine.offset * element;
@@ -110,12 +118,14 @@ void plan_call(Composed& c, OpState& s, const Traits& traits, int rank, int size
   const bool native = op_support(traits, s.op, s.dtype, s.reduce.kind, s.order) == OpSupport::native;
   c.plan = native                                                         ? Plan::same
            : !row(s.op).reduces                                           ? Plan::exchange
+           : is_scan(s.op)                                                ? Plan::scan
            : divides_after(traits, s.op, s.dtype, s.reduce.kind, s.order) ? Plan::average
                                                                           : Plan::reduce;
   switch (c.plan) {
     case Plan::same: return;
     case Plan::average: c.work.total = WEFT_MUTANT("composed_avg") ? 0 : s.out_count; return;
-    case Plan::reduce: return plan_reduce(c, rank, size, memory);
+    case Plan::reduce:
+    case Plan::scan: return plan_reduce(c, rank, size, memory);
     case Plan::exchange: break;
   }
   if (s.op == Op::barrier)
@@ -124,7 +134,29 @@ void plan_call(Composed& c, OpState& s, const Traits& traits, int rank, int size
     plan_exchange(c, traits.device, rank, size);
 }
 
+namespace {
+
+// The rows that came with the inputs now hold the prefixes of their ranks.
+void plan_prefixes(Composed& c, int rank, int size) noexcept {
+  const OpState& s = *c.user;
+  Exchange& x = c.exchange;
+  const auto gets = [&](int p) { return p > 0 || s.op == Op::scan; };
+  x.to.swap(x.from);
+  for (int p = 0; p < size; ++p) {
+    if (!gets(p)) x.to[static_cast<std::size_t>(p)].count = 0;
+    x.from[static_cast<std::size_t>(p)] = p != rank && gets(rank) ? slice(s.out_count, p, size) : Block{};
+  }
+  x.in = x.out;
+  x.in_count = x.out_count;
+  x.out = s.out;
+  x.out_count = s.out_count;
+  if (!gets(rank)) c.work = {0, s.out_count};
+}
+
+}  // namespace
+
 void plan_results(Composed& c, int rank, int size) noexcept {
+  if (c.plan == Plan::scan) return plan_prefixes(c, rank, size);
   const OpState& s = *c.user;
   Exchange& x = c.exchange;
   const bool all = s.op == Op::all_reduce;

@@ -215,7 +215,9 @@ class GlooBackend final : public BlockingBackend {
       case Op::reduce_scatter:
       case Op::reduce_scatter_v:
       case Op::send:
-      case Op::recv: break;
+      case Op::recv:
+      case Op::scan:
+      case Op::exscan: break;
     }
     throw Error(ErrorCode::unsupported, fmt::format("{}: gloo does not have it", name(s.op)));
   }

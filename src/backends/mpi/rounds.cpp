@@ -4,6 +4,7 @@
 #include <climits>
 #include <cstring>
 
+#include "reduce/scan.hpp"
 #include "weft/backends/op_table.hpp"
 
 namespace weft::mpi {
@@ -143,6 +144,8 @@ void Rounds::unpack(const OpState& s) {
       std::memcpy(to, s.in + p.offset * element, static_cast<std::size_t>(p.count * element));
     return;
   }
+  if (s.op == Op::exscan && rank_ == 0)  // MPI leaves it undefined
+    fill_identity(s.dtype, s.reduce.kind, out_.at, out_.elements);
   if (out_.direct) return;
   const std::byte* from = out_.at;
   for (int b = 0; b < out_.blocks; ++b) {
@@ -162,6 +165,9 @@ void Rounds::start(const OpState& s) {
   switch (s.op) {
     case Op::all_reduce:
       return must(MPI_Iallreduce(in_.at, out_.at, in_count, type, op, comm_, &request_), "MPI_Iallreduce");
+    case Op::scan: return must(MPI_Iscan(in_.at, out_.at, in_count, type, op, comm_, &request_), "MPI_Iscan");
+    case Op::exscan:
+      return must(MPI_Iexscan(in_.at, out_.at, in_count, type, op, comm_, &request_), "MPI_Iexscan");
     case Op::reduce:
       return must(MPI_Ireduce(in_.at, out_.at, in_count, type, op, s.root, comm_, &request_), "MPI_Ireduce");
     case Op::broadcast: {

@@ -147,7 +147,9 @@ void Channel::enqueue(const OpState& s) const {
   std::optional<Reduction> op;
   if (row(s.op).reduces) op.emplace(driver_, s.reduce, reduced.type, comm_);
   switch (s.op) {
-    case Op::none: return;
+    case Op::none:
+    case Op::scan:  // NCCL has none
+    case Op::exscan: return;
     case Op::all_reduce:
       return check("ncclAllReduce",
                    api.ncclAllReduce(s.in, s.out, reduced.of(s.in_count), reduced.type, *op, comm_, stream_));

@@ -7,8 +7,8 @@
 
 namespace weft {
 std::unique_ptr<Backend> as_built_for(std::uint32_t minor, std::unique_ptr<Backend> backend) {
-  if (minor >= kBackendAbiMinor || backend == nullptr) return backend;
-  return std::make_unique<ForwardingBackend>(std::move(backend));  // 5.0 is the only older one
+  if (minor >= 1 || backend == nullptr) return backend;            // 5.2 added no function
+  return std::make_unique<ForwardingBackend>(std::move(backend));  // of 5.0
 }
 
 }  // namespace weft

@@ -3,7 +3,9 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "backends/plugins/forwarding_backend.hpp"
 #include "backends/shm/shm_backend.hpp"
+#include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
 
 #ifdef HAS_ENTRY
@@ -14,7 +16,7 @@ namespace {
 [[maybe_unused]] std::string throwing_obstacle() { throw std::runtime_error("no moon"); }
 [[maybe_unused]] weft::Traits throwing_traits() { throw std::runtime_error(""); }
 
-// Only what version 4.0 has: the rest is not there in such a plug-in, so it must not be touched.
+// Only what version 5.0 has: the rest is not there in such a plug-in, so it must not be touched.
 class Older final : public weft::Backend {
  public:
   explicit Older(std::unique_ptr<weft::Backend> inner) : inner_(std::move(inner)) {}
@@ -46,6 +48,33 @@ class Older final : public weft::Backend {
   p.obstacle = [] { return std::string("this is beyond the end of the plug-in's struct"); };
   p.make = [](const weft::GroupInit& b) -> std::unique_ptr<weft::Backend> {
     return std::make_unique<Older>(weft::make_shm_backend(b));
+  };
+}
+
+// Version 5.1: all functions, and none of the operations that came later.
+weft::Traits traits_of_minor_one() {
+  weft::Traits t = *weft::known_traits("shm");
+  t.ops &= weft::op_bit(weft::Op::scan) - 1;
+  return t;
+}
+class MinorOne final : public weft::ForwardingBackend {
+ public:
+  using ForwardingBackend::ForwardingBackend;
+  const weft::Traits& traits() const noexcept override { return traits_; }
+  void post(weft::OpState& s) noexcept override {
+    if (weft::is_scan(s.op)) std::abort();
+    ForwardingBackend::post(s);
+  }
+  bool ask(const weft::OpState&) noexcept override { return false; }
+
+ private:
+  const weft::Traits traits_ = traits_of_minor_one();
+};
+[[maybe_unused]] void to_minor_one(weft::BackendPlugin& p) {
+  p.abi_minor = 1;
+  p.traits = traits_of_minor_one;
+  p.make = [](const weft::GroupInit& b) -> std::unique_ptr<weft::Backend> {
+    return std::make_unique<MinorOne>(weft::make_shm_backend(b));
   };
 }
 

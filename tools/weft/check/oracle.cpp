@@ -14,6 +14,8 @@ namespace {
 
 using Kind = ReduceOp::Kind;
 
+bool complex(DType t) { return t == DType::c64 || t == DType::c128; }
+
 // ---- Numbers. How a dtype is stored, and what its sums are computed in.
 
 // A binary floating-point format of 16 bits, by its definition: `kFraction` bits of fraction, exponents from
@@ -245,12 +247,66 @@ std::uint8_t compose(std::uint8_t left, std::uint8_t right) {
   return static_cast<std::uint8_t>(((a1 * a2) & 15u) << 4 | ((a1 * b2 + b1) & 15u));
 }
 
-Expected combined(const Step& s, int me, int n, bool exact) {
+// What no ranks give together: rank 0's part in an exscan.
+template <class Number>
+void real_identity(Kind kind, std::int64_t stride, std::int64_t numbers, std::byte* to) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const double y = kind == Kind::prod  ? 1
+                   : kind == Kind::min ? kInfinity
+                   : kind == Kind::max ? -kInfinity
+                                       : 0;
+  for (std::int64_t i = 0; i < numbers; ++i)
+    Number::store(to + i * stride, static_cast<typename Number::Sum>(y));
+}
+template <class T>
+void whole_identity(Kind kind, bool truths, std::int64_t count, std::byte* to) {
+  const T least = truths ? T{0} : std::numeric_limits<T>::min(),
+          most = truths ? T{1} : std::numeric_limits<T>::max(), ones = truths ? T{1} : static_cast<T>(~T{0});
+  const T y = kind == Kind::prod || kind == Kind::logical_and ? T{1}
+              : kind == Kind::min                             ? most
+              : kind == Kind::max                             ? least
+              : kind == Kind::bit_and                         ? ones
+                                                              : T{0};
+  for (std::int64_t i = 0; i < count; ++i) write(to + i * static_cast<std::int64_t>(sizeof(T)), y);
+}
+Expected identity(const Step& s, std::int64_t count) {
+  Expected e;
+  if (s.reduce == Kind::avg || s.reduce == Kind::user) return e;  // they have none
+  e.bytes.resize(static_cast<std::size_t>(count * size_bytes(s.dtype)));
+  std::byte* const to = e.bytes.data();
+  const Kind k = s.reduce;
+  // Of complex numbers there are sums, whose identity is 0, and products: 1 + 0i.
+  if (complex(s.dtype) && k != Kind::prod) return e;
+  switch (s.dtype) {
+    case DType::f64: real_identity<F64>(k, 8, count, to); break;
+    case DType::f32: real_identity<F32>(k, 4, count, to); break;
+    case DType::f16: real_identity<F16>(k, 2, count, to); break;
+    case DType::bf16: real_identity<BF16>(k, 2, count, to); break;
+    case DType::c64: real_identity<F32>(k, 8, count, to); break;
+    case DType::c128: real_identity<F64>(k, 16, count, to); break;
+    case DType::i8: whole_identity<std::int8_t>(k, false, count, to); break;
+    case DType::i16: whole_identity<std::int16_t>(k, false, count, to); break;
+    case DType::i32: whole_identity<std::int32_t>(k, false, count, to); break;
+    case DType::i64: whole_identity<std::int64_t>(k, false, count, to); break;
+    case DType::u8: whole_identity<std::uint8_t>(k, false, count, to); break;
+    case DType::boolean: whole_identity<std::uint8_t>(k, true, count, to); break;
+    case DType::u16: whole_identity<std::uint16_t>(k, false, count, to); break;
+    case DType::u32: whole_identity<std::uint32_t>(k, false, count, to); break;
+    case DType::u64: whole_identity<std::uint64_t>(k, false, count, to); break;
+    case DType::f8e4m3:
+    case DType::f8e5m2: break;  // never combined
+  }
+  return e;
+}
+
+Expected combined(const Step& s, int me, int ranks, bool exact) {
+  const std::int64_t count = s.elements(0, me, ranks);
+  const int n = s.combined_ranks(me, ranks);
+  if (n == 0) return identity(s, count);
   Blocks in;
-  for (int r = 0; r < n; ++r) in.push_back(input(s, r, me, n));
+  for (int r = 0; r < n; ++r) in.push_back(input(s, r, me, ranks));
   Expected e;
   e.bytes.resize(in[0].size());
-  const std::int64_t count = s.elements(0, me, n);
   exact = exact || s.order == Order::canonical;
   if (s.reduce == Kind::user) {
     for (std::size_t i = 0; i < e.bytes.size(); ++i) {
@@ -330,8 +386,6 @@ double number_at(DType dtype, const std::byte* p) {
   }
   return 0;
 }
-
-bool complex(DType t) { return t == DType::c64 || t == DType::c128; }
 
 std::string hex(const std::byte* p, int bytes) {
   std::string text = "0x";

@@ -20,6 +20,7 @@ struct Expected {
   /// Empty: the bits are known. Otherwise, per number (two in a complex one), by how much it may be off.
   std::vector<double> slack;
 };
+/// Empty where rank 0 of an exscan gets nothing: it keeps what it has.
 /// `exact`: the backend combines in canonical order whatever is asked for.
 Expected expected(const Step& s, int from, int me, int n, bool exact);
 

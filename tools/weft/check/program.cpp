@@ -10,6 +10,7 @@
 
 #include "base/json_reader.hpp"
 #include "faults/kinds.hpp"
+#include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/error.hpp"
 
@@ -22,9 +23,16 @@ constexpr std::string_view kPoints[] = {"before_post",   "after_post",     "in_c
                                         "while_waiting", "before_quiesce", "in_creation"};
 static_assert(std::size(kPoints) == kFaultPoints);
 
-constexpr Op kEverybody[] = {Op::all_reduce,       Op::all_gather, Op::all_gather_v, Op::reduce_scatter,
-                             Op::reduce_scatter_v, Op::all_to_all, Op::all_to_all_v};
+constexpr Op kEverybody[] = {
+    Op::all_reduce, Op::all_gather,   Op::all_gather_v, Op::reduce_scatter, Op::reduce_scatter_v,
+    Op::all_to_all, Op::all_to_all_v, Op::scan,         Op::exscan};
 constexpr Op kRooted[] = {Op::reduce, Op::broadcast, Op::gather, Op::scatter};
+
+// A device's transport has no scans, and nobody composes them there.
+Op any_for_everybody(Dice& d, const Range& range) {
+  for (;;)
+    if (const Op op = d.any(kEverybody); !(range.traits.device && is_scan(op))) return op;
+}
 
 bool has_counts(Op op) {
   return op == Op::all_gather_v || op == Op::reduce_scatter_v || op == Op::all_to_all_v;
@@ -86,10 +94,10 @@ Step any_step(Dice& d, const Program& p, const Range& range, int group) {
   Step s;
   s.group = group;
   const int kind = d.below(10);
-  s.op = kind < 5   ? d.any(kEverybody)
+  s.op = kind < 5   ? any_for_everybody(d, range)
          : kind < 8 ? d.any(kRooted)
          : kind < 9 ? (d.one_in(3) ? Op::recv : Op::send)
-                    : (d.one_in(3) ? Op::barrier : d.any(kEverybody));
+                    : (d.one_in(3) ? Op::barrier : any_for_everybody(d, range));
   fill(d, s, range, p.group_size(group));
   return s;
 }
@@ -223,7 +231,7 @@ void add_fault(Dice& d, Program& p, const Range& range) {
     // The next step in that group must be another operation, or the ranks could not notice the fault.
     Step next = more[0];
     do {
-      next.op = d.any(kEverybody);
+      next.op = any_for_everybody(d, range);
       next.count = 0;
       next.counts.clear();
       fill(d, next, range, p.group_size(next.group));
@@ -252,8 +260,10 @@ bool Step::out_parted() const {
          op == Op::all_to_all_v;
 }
 bool Step::reduces() const {
-  return op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter || op == Op::reduce_scatter_v;
+  return op == Op::all_reduce || op == Op::reduce || op == Op::reduce_scatter || op == Op::reduce_scatter_v ||
+         is_scan(op);
 }
+int Step::combined_ranks(int me, int n) const { return op == Op::scan ? me + 1 : op == Op::exscan ? me : n; }
 bool Step::is_for_everybody() const {
   return std::find(std::begin(kEverybody), std::end(kEverybody), op) != std::end(kEverybody);
 }

@@ -75,6 +75,8 @@ struct Step {
   bool in_parted() const;   ///< `in` has a block for each rank
   bool out_parted() const;  ///< `out` has a block from each rank
   bool reduces() const;
+  /// Over how many ranks, from 0 on, rank `me` of `n` gets the combination.
+  int combined_ranks(int me, int n) const;
   bool is_for_everybody() const;  ///< every rank gives something, and gets something of every other
 };
 

@@ -65,6 +65,8 @@ void Trial::make_calls(Duration deadline, bool in, bool out) {
   const TensorView to = out_view();
   switch (s.op) {
     case Op::all_reduce: calls_ = {call::all_reduce(from, to, o)}; break;
+    case Op::scan: calls_ = {call::scan(from, to, o)}; break;
+    case Op::exscan: calls_ = {call::exscan(from, to, o)}; break;
     case Op::reduce: calls_ = {call::reduce(from, to, s.root, o)}; break;
     case Op::broadcast: calls_ = {call::broadcast(from, to, s.root, o)}; break;
     case Op::all_gather: calls_ = {call::all_gather(from, to, o)}; break;
@@ -161,7 +163,11 @@ std::string Trial::complaint(bool exact) const {
     }
   };
   for (std::size_t b = 0; out_.there && b < out_.counts.size(); ++b) {
-    const Expected e = expected(s_, source(static_cast<int>(b)), me_, n_, exact);
+    Expected e = expected(s_, source(static_cast<int>(b)), me_, n_, exact);
+    if (e.bytes.empty() && s_.reduces() && in_place_)
+      e.bytes = input(s_, me_, static_cast<int>(b), n_);
+    else if (e.bytes.empty())
+      e.bytes.assign(static_cast<std::size_t>(out_.counts[b] * size_), kUntouched);
     const std::byte* const got = out_.data + out_.offsets[b] * size_;
     if (const std::string wrong = compare(s_, e, got); !wrong.empty())
       return fmt::format("out, block {}{}: {}", b, in_place_ ? ", in place" : "", wrong);

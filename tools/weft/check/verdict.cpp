@@ -139,6 +139,8 @@ class Judge {
     if (k < p_.fault.step || (k == p_.fault.step && came)) return false;
     switch (p_.steps[static_cast<std::size_t>(k)].op) {
       case Op::all_reduce:
+      case Op::scan:
+      case Op::exscan:
       case Op::all_gather:
       case Op::all_gather_v:
       case Op::reduce_scatter:

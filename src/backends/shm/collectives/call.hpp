@@ -60,7 +60,7 @@ inline bool gets(const OpState& s, int to, int from) noexcept {
 /// The root alone gives. It waits for nobody, and the others wait for the root alone.
 inline bool is_from_root(const OpState& s) noexcept { return row(s.op).rooted == Rooted::in_at_root; }
 
-/// all_reduce and reduce: each rank combines a slice of the whole, for all ranks or for the root.
+/// all_reduce, reduce and scans: each rank combines a slice of the whole, for all ranks or for the root.
 inline bool is_sliced(const OpState& s) noexcept {
   const OpRow r = row(s.op);
   return r.reduces && r.counts == Counts::equal;
@@ -123,7 +123,13 @@ inline bool is_reachable(const Buffer& b) noexcept {
   return b.kind != Buffer::foreign && b.kind != Buffer::remote;
 }
 
-/// The arguments of one reduction: an input per rank and the outputs. Scratch of the paths.
+/// The most bytes of one input that a step of a scan combines: each goes into the prefixes of many ranks.
+inline std::int64_t scan_bytes(int size) noexcept {
+  return std::max<std::int64_t>(static_cast<std::int64_t>(kChunkBytes) / size, 4 << 10);
+}
+
+/// The arguments of one reduction: an input per rank and the outputs; of a scan an output per rank, null where
+/// it is not wanted. Scratch of the paths.
 struct Operands {
   explicit Operands(int size) : ins(static_cast<std::size_t>(size)), outs(static_cast<std::size_t>(size)) {}
   std::vector<const std::byte*> ins;

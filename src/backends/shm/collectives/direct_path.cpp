@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "reduce/reduce.hpp"
+#include "reduce/scan.hpp"
 
 namespace weft::shm {
 
@@ -24,7 +25,9 @@ Step DirectPath::combine_chunk(OpState& s) noexcept {
   CallState& st = state(s);
   const std::int64_t element = size_bytes(s.dtype);
   const auto [begin, count] = own_part(s);
-  const std::int64_t step = std::min(count - st.done, static_cast<std::int64_t>(kChunkBytes) / element);
+  const bool scans = is_scan(s.op);
+  const std::int64_t most = scans ? scan_bytes(group_.size) : static_cast<std::int64_t>(kChunkBytes);
+  const std::int64_t step = std::min(count - st.done, most / element);
   if (step == 0) return Step::done;
   const std::int64_t at = begin + st.done;
   std::size_t outs = 0;
@@ -35,7 +38,10 @@ Step DirectPath::combine_chunk(OpState& s) noexcept {
     if (r == group_.rank ? s.out_count > 0 : is_sliced(s) && a.places.out.kind != Buffer::none)
       operands_.outs[outs++] = (r == group_.rank ? s.out : group_.reach(r, a.places.out)) + at * element;
   }
-  reduce(s.dtype, s.reduce, operands_.ins, {operands_.outs.data(), outs}, step, streams(s));
+  if (scans)  // every rank has an `out`
+    scan(s.dtype, s.reduce, s.op == Op::exscan, operands_.ins, operands_.outs, step);
+  else
+    reduce(s.dtype, s.reduce, operands_.ins, {operands_.outs.data(), outs}, step, streams(s));
   st.done += step;
   return st.done >= count ? Step::done : Step::advanced;
 }

@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "reduce/reduce.hpp"
+#include "reduce/scan.hpp"
 
 namespace weft::shm {
 
@@ -19,7 +20,10 @@ Step InlinePath::step(OpState& s) noexcept {
     for (int r = 0; r < group_.size; ++r)
       ins[static_cast<std::size_t>(r)] =
           payload(r) + (s.in_blocks ? exposed_block(group_, s, r).offset : at) * element;
-    reduce(s.dtype, s.reduce, ins, {&s.out, 1}, s.out_count);
+    if (is_scan(s.op))
+      scan_of(group_.rank, s.dtype, s.reduce, s.op == Op::exscan, ins, s.out, s.out_count);
+    else
+      reduce(s.dtype, s.reduce, ins, {&s.out, 1}, s.out_count);
   } else {
     for (int from = 0; from < group_.size; ++from) {
       if (!gets(s, group_.rank, from)) continue;

@@ -6,6 +6,7 @@
 #include <new>
 
 #include "reduce/reduce.hpp"
+#include "reduce/scan.hpp"
 
 namespace weft::shm {
 namespace {
@@ -62,29 +63,31 @@ Step SinglePath::push_piece(OpState& s) noexcept {
   if (step == 0) return Step::done;
   if (!make_pieces(s)) return Step::failed;
   const std::int64_t at = begin + st.done;
-  std::size_t outs = 0;
-  if (!gather_operands(s, at, step, outs)) return Step::failed;
-  reduce(s.dtype, s.reduce, operands_.ins, {operands_.outs.data(), outs}, step);
+  if (is_scan(s.op)) {
+    if (!gather_inputs(s, at, step)) return Step::failed;
+    place_prefixes(s, at);
+    scan(s.dtype, s.reduce, s.op == Op::exscan, operands_.ins, operands_.outs, step);
+  } else {
+    std::size_t outs = 0;
+    if (!gather_inputs(s, at, step)) return Step::failed;
+    place_sums(s, at, outs);
+    reduce(s.dtype, s.reduce, operands_.ins, {operands_.outs.data(), outs}, step);
+  }
   if (is_sliced(s) && !write_to_peers(s, at, step)) return Step::failed;
   st.done += step;
   return st.done >= count ? Step::done : Step::advanced;
 }
 
-// Finds the inputs and outputs of elements [at, at + count). The kernel reads the inputs that this rank does
-// not reach; the first output is the one that write_to_peers() reads from.
-bool SinglePath::gather_operands(const OpState& s, std::int64_t at, std::int64_t count,
-                                 std::size_t& outs) noexcept {
+// Finds the inputs of elements [at, at + count). The kernel reads those that this rank does not reach.
+bool SinglePath::gather_inputs(const OpState& s, std::int64_t at, std::int64_t count) noexcept {
   const std::int64_t element = size_bytes(s.dtype);
-  if (s.out_count > 0) operands_.outs[outs++] = s.out + at * element;
   for (int r = 0; r < group_.size; ++r) {
     const Arrival& a = arrival(group_, r, s);
     const std::int64_t from = (exposed_block(group_, s, r).offset + at) * element;
     const std::byte*& in = operands_.ins[static_cast<std::size_t>(r)];
     if (r == group_.rank) {
       in = s.in + from;
-      continue;
-    }
-    if (group_.by_kernel(r, a.places.in)) {
+    } else if (group_.by_kernel(r, a.places.in)) {
       in = piece_of(r);
       if (!peers_.read(s, r, a.places.in.offset + static_cast<std::uint64_t>(from), piece_of(r),
                        count * element))
@@ -92,22 +95,44 @@ bool SinglePath::gather_operands(const OpState& s, std::int64_t at, std::int64_t
     } else {
       in = group_.reach(r, a.places.in) + from;
     }
-    if (is_sliced(s) && a.places.out.kind != Buffer::none && !group_.by_kernel(r, a.places.out))
-      operands_.outs[outs++] = group_.reach(r, a.places.out) + at * element;
   }
-  if (outs == 0) operands_.outs[outs++] = piece_of(group_.rank);  // a reduce, and this rank is not the root
   return true;
 }
 
-// The kernel writes the sums to the outputs that this rank does not reach.
+// The outputs that this rank reaches; the first is the one that write_to_peers() reads from.
+void SinglePath::place_sums(const OpState& s, std::int64_t at, std::size_t& outs) noexcept {
+  const std::int64_t element = size_bytes(s.dtype);
+  if (s.out_count > 0) operands_.outs[outs++] = s.out + at * element;
+  for (int r = 0; r < group_.size; ++r) {
+    const Buffer& out = arrival(group_, r, s).places.out;
+    if (r != group_.rank && is_sliced(s) && out.kind != Buffer::none && !group_.by_kernel(r, out))
+      operands_.outs[outs++] = group_.reach(r, out) + at * element;
+  }
+  if (outs == 0) operands_.outs[outs++] = piece_of(group_.rank);  // a reduce, and this rank is not the root
+}
+
+// An output per rank. What the kernel writes is made in the rank's piece, where its input may lie.
+void SinglePath::place_prefixes(const OpState& s, std::int64_t at) noexcept {
+  const std::int64_t element = size_bytes(s.dtype);
+  for (int r = 0; r < group_.size; ++r) {
+    const Buffer& out = arrival(group_, r, s).places.out;
+    operands_.outs[static_cast<std::size_t>(r)] = r == group_.rank ? s.out + at * element
+                                                  : group_.by_kernel(r, out)
+                                                      ? piece_of(r)
+                                                      : group_.reach(r, out) + at * element;
+  }
+  if (s.op == Op::exscan && !has_identity(s.reduce.kind)) operands_.outs[0] = nullptr;
+}
+
+// The kernel writes the results to the outputs that this rank does not reach.
 bool SinglePath::write_to_peers(const OpState& s, std::int64_t at, std::int64_t count) noexcept {
   const std::int64_t element = size_bytes(s.dtype);
-  const std::byte* const sums = operands_.outs[0];
   for (int i = 1; i < group_.size; ++i) {
     const int r = (group_.rank + i) % group_.size;  // the ranks begin at different peers
     const Buffer& out = arrival(group_, r, s).places.out;
-    if (out.kind != Buffer::none && group_.by_kernel(r, out) &&
-        !peers_.write(s, r, sums, out.offset + static_cast<std::uint64_t>(at * element), count * element))
+    const std::byte* const result = operands_.outs[is_scan(s.op) ? static_cast<std::size_t>(r) : 0];
+    if (result != nullptr && out.kind != Buffer::none && group_.by_kernel(r, out) &&
+        !peers_.write(s, r, result, out.offset + static_cast<std::uint64_t>(at * element), count * element))
       return false;
   }
   return true;

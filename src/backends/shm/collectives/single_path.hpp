@@ -25,7 +25,9 @@ class SinglePath : private PeerMemoryPath {
 
  private:
   Step push_piece(OpState& s) noexcept;
-  bool gather_operands(const OpState& s, std::int64_t at, std::int64_t count, std::size_t& outs) noexcept;
+  bool gather_inputs(const OpState& s, std::int64_t at, std::int64_t count) noexcept;
+  void place_sums(const OpState& s, std::int64_t at, std::size_t& outs) noexcept;
+  void place_prefixes(const OpState& s, std::int64_t at) noexcept;
   bool write_to_peers(const OpState& s, std::int64_t at, std::int64_t count) noexcept;
   bool make_pieces(const OpState& s) noexcept;
   std::byte* piece_of(int r) const noexcept;
@@ -34,7 +36,7 @@ class SinglePath : private PeerMemoryPath {
   struct alignas(kLine) Line {
     std::byte bytes[kLine];
   };
-  /// A piece per rank of what the kernel has read, kChunkBytes in all. Made at the first push_piece().
+  /// A piece per rank of what the kernel has read or will write, kChunkBytes in all. Made at the first push_piece().
   std::unique_ptr<Line[]> pieces_;
 };
 

@@ -4,6 +4,7 @@
 
 #include "base/mutant.hpp"
 #include "reduce/reduce.hpp"
+#include "reduce/scan.hpp"
 
 namespace weft::shm {
 
@@ -16,6 +17,7 @@ bool StagedPath::gives(const OpState& s) const noexcept {
 // Does this rank copy anything out?
 bool StagedPath::takes(const OpState& s) const noexcept {
   const OpRow r = row(s.op);
+  if (s.op == Op::exscan && group_.rank == 0) return false;  // it fills in the identity
   return (is_sliced(s) || !r.reduces) && (r.rooted != Rooted::out_at_root || group_.rank == s.root);
 }
 
@@ -119,6 +121,15 @@ bool StagedPath::stage_round(OpState& s) noexcept {
   return true;
 }
 
+// Each rank's prefix takes the place of its input, in that rank's own buffer.
+void StagedPath::scan_round(const OpState& s, Block own, std::uint64_t round) noexcept {
+  for (int r = 0; r < group_.size; ++r)
+    operands_.outs[static_cast<std::size_t>(r)] =
+        r == group_.rank ? s.out + own.offset * size_bytes(s.dtype) : slot(s, r, group_.rank, round);
+  if (s.op == Op::exscan) operands_.outs[0] = nullptr;
+  scan(s.dtype, s.reduce, s.op == Op::exscan, operands_.ins, operands_.outs, own.count);
+}
+
 bool StagedPath::reduce_round(OpState& s) noexcept {
   CallState& st = state(s);
   if (st.reduced == st.rounds || st.staged <= st.reduced) return false;
@@ -132,11 +143,16 @@ bool StagedPath::reduce_round(OpState& s) noexcept {
       operands_.ins[static_cast<std::size_t>(r)] =
           r == group_.rank ? s.in + b.offset * element : slot(s, r, group_.rank, round);
     }
-    std::size_t outs = 0;
-    if (s.out_count > 0)
-      operands_.outs[outs++] = s.out + (b.offset - (is_sliced(s) ? 0 : own.offset)) * element;
-    if (s.op == Op::all_reduce || s.out_count == 0) operands_.outs[outs++] = sum_slot(s, group_.rank, round);
-    reduce(s.dtype, s.reduce, operands_.ins, {operands_.outs.data(), outs}, b.count);
+    if (is_scan(s.op)) {
+      scan_round(s, b, round);
+    } else {
+      std::size_t outs = 0;
+      if (s.out_count > 0)
+        operands_.outs[outs++] = s.out + (b.offset - (is_sliced(s) ? 0 : own.offset)) * element;
+      if (s.op == Op::all_reduce || s.out_count == 0)
+        operands_.outs[outs++] = sum_slot(s, group_.rank, round);
+      reduce(s.dtype, s.reduce, operands_.ins, {operands_.outs.data(), outs}, b.count);
+    }
   }
   ++st.reduced;
   group_.mine().reduced.store(round + 1, std::memory_order_release);
@@ -157,7 +173,9 @@ bool StagedPath::copy_round(OpState& s) noexcept {
     if (!gets(s, group_.rank, from) || (sums && from == group_.rank))
       continue;  // its own sum is in `out` already
     const Block to = piece(s, out_block(s, from, group_.size), from, round);
-    const std::byte* source = sums ? sum_slot(s, from, round) : slot(s, from, group_.rank, round);
+    const std::byte* source = is_scan(s.op) ? slot(s, group_.rank, from, round)
+                              : sums        ? sum_slot(s, from, round)
+                                            : slot(s, from, group_.rank, round);
     if (from == group_.rank)
       source = s.in + piece(s, in_block(s, from, group_.size), from, round).offset * element;
     std::byte* const out = s.out + to.offset * element;
@@ -177,6 +195,7 @@ Step StagedPath::step(OpState& s) noexcept {
     moved = true;
   if (st.copied < st.rounds || st.reduced < st.rounds || st.staged < st.rounds)
     return moved ? Step::advanced : Step::pending;
+  if (s.op == Op::exscan && group_.rank == 0) fill_identity(s.dtype, s.reduce.kind, s.out, s.out_count);
   // Rounds that this rank took no part in count as done: the counters of all ranks then agree in later calls.
   RankBlock& block = group_.mine();
   const std::uint64_t level = st.base + st.rounds;

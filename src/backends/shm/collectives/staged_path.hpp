@@ -5,7 +5,7 @@
 // sum, a rank stages what is for each peer into a slot of its own; otherwise all peers read the same slot.
 // A moving operation is over when the peer has copied its slot. In a reduction the owner combines the slots
 // with its own part; in all_reduce and reduce it then writes the sum back into one of the slots, and the
-// ranks that want it copy the sums out. So an all_reduce of two ranks copies half of the message in and half
+// ranks that want it copy the sums out; in a scan it writes each rank's prefix over that rank's slot. So an all_reduce of two ranks copies half of the message in and half
 // of it out. Three counters per rank, which only grow, say how many rounds it has staged, reduced and copied;
 // kRounds rounds are under way at once.
 #pragma once
@@ -31,6 +31,7 @@ class StagedPath {
  private:
   bool stage_round(OpState& s) noexcept;
   bool reduce_round(OpState& s) noexcept;
+  void scan_round(const OpState& s, Block own, std::uint64_t round) noexcept;
   bool copy_round(OpState& s) noexcept;
   bool delays_staging(const OpState& s, int r) const noexcept;
   bool delays_reducing(const OpState& s, int r) const noexcept;
