@@ -149,10 +149,12 @@ struct Checker {
         (op.scale != std::trunc(op.scale) || std::abs(op.scale) > 0x1p53))
       wrong(ErrorCode::bad_argument, "scale is {}; expected a whole number of at most 2^53 for {}", op.scale,
             name(dtype));
-    if (op_support(traits, call.op, dtype, op.kind, call.options.order) == OpSupport::unsupported)
-      wrong(ErrorCode::unsupported, "backend {} has no {} of {}{}", traits.name,
-            op.kind == ReduceOp::Kind::user ? "reduction by a user's function" : name(op), name(dtype),
-            call.options.order == Order::canonical ? " in canonical order" : "");
+    if (op_support(traits, call.op, dtype, op.kind, call.options.order) != OpSupport::unsupported) return;
+    if (is_scan(call.op) && !traits.has(call.op))
+      wrong(ErrorCode::unsupported, "backend {} cannot do it", traits.name);
+    wrong(ErrorCode::unsupported, "backend {} has no {} of {}{}", traits.name,
+          op.kind == ReduceOp::Kind::user ? "reduction by a user's function" : name(op), name(dtype),
+          call.options.order == Order::canonical ? " in canonical order" : "");
   }
 
   // For an operation that does not reduce. (A barrier has no dtype: any will do.)

@@ -52,6 +52,8 @@ class CaseBuffers {
     const CallOptions o{.op = call_.reduce, .order = call_.order, .tag = call_.tag};
     switch (call_.op) {
       case Op::all_reduce: return call::all_reduce(in, out, o);
+      case Op::scan: return call::scan(in, out, o);
+      case Op::exscan: return call::exscan(in, out, o);
       case Op::reduce: return call::reduce(in, out, call_.root, o);
       case Op::broadcast: return call::broadcast(in, out, call_.root, o);
       case Op::all_gather: return call::all_gather(in, out, o);

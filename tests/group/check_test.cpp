@@ -539,6 +539,18 @@ TEST_F(Check, Reductions) {
   EXPECT_EQ(of(complex, ReduceOp::prod), "no error");
 }
 
+TEST_F(Check, Scans) {
+  for (const Op op : {Op::scan, Op::exscan}) {
+    const std::string head = "bad_argument: " + std::string(name(op)) + ": ";
+    EXPECT_EQ(said({.op = op, .in = f(0, 10), .out = f(0, 10)}), "no error");  // in place
+    EXPECT_EQ(said({.op = op, .in = f(0, 10), .out = view(other, 10)}), "no error");
+    EXPECT_EQ(said({.op = op, .in = f(0, 10), .out = view(other, 11)}),
+              head + "out has 11 elements; expected 10 (in)");
+    EXPECT_EQ(said({.op = op, .in = f(0, 10), .out = f(1, 10)}),
+              head + "in and out overlap; in place means the same buffer");
+  }
+}
+
 TEST_F(Check, WhatCannotBeComposed) {
   traits.name = "poor";
   traits.native_is_canonical = false;
@@ -556,6 +568,8 @@ TEST_F(Check, WhatCannotBeComposed) {
   EXPECT_EQ(said(call::all_gather(f(0, 1), view(other, 3))),
             "unsupported: all_gather: backend poor cannot do it");
   EXPECT_EQ(said(call::send(f(0, 1), 0)), "unsupported: send: backend poor cannot do it");
+  EXPECT_EQ(said(call::scan(f(0, 1), view(other, 1))), "unsupported: scan: backend poor cannot do it");
+  EXPECT_EQ(said(call::exscan(f(0, 1))), "unsupported: exscan: backend poor cannot do it");
   EXPECT_EQ(said(call::barrier()), "no error");
 }
 

@@ -491,7 +491,7 @@ TEST(Processes, AKilledRankIsNamedWithinASecond) {
 // The same in operations that only read, or where one rank alone works in the others' memory.
 TEST(Processes, ARankKilledInsideIsNamedInEveryOperation) {
   for (const Op op : {Op::reduce, Op::gather, Op::scatter, Op::all_gather_v, Op::reduce_scatter_v,
-                      Op::all_to_all, Op::all_to_all_v}) {
+                      Op::all_to_all, Op::all_to_all_v, Op::scan, Op::exscan}) {
     RankProcesses ranks(3, [&](Rank& r) {
       constexpr std::int64_t kEach = 20000;
       RankOptions options = r.options;
@@ -514,6 +514,8 @@ TEST(Processes, ARankKilledInsideIsNamedInEveryOperation) {
           case Op::reduce_scatter_v: g.reduce_scatter_v(all, one, {counts}).wait(); break;
           case Op::all_to_all: g.all_to_all(all, other).wait(); break;
           case Op::all_to_all_v: g.all_to_all_v(all, {counts}, other, {counts}).wait(); break;
+          case Op::scan: g.scan(all, other).wait(); break;
+          case Op::exscan: g.exscan(all).wait(); break;
           case Op::none:
           case Op::all_reduce:
           case Op::broadcast:
