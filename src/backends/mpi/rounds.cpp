@@ -4,6 +4,7 @@
 #include <climits>
 #include <cstring>
 
+#include "reduce/reduce.hpp"
 #include "reduce/scan.hpp"
 #include "weft/backends/op_table.hpp"
 
@@ -144,8 +145,13 @@ void Rounds::unpack(const OpState& s) {
       std::memcpy(to, s.in + p.offset * element, static_cast<std::size_t>(p.count * element));
     return;
   }
-  if (s.op == Op::exscan && rank_ == 0)  // MPI leaves it undefined
+  if (s.op == Op::exscan && rank_ == 0) {  // MPI leaves it undefined
     fill_identity(s.dtype, s.reduce.kind, out_.at, out_.elements);
+  } else if (is_scan(s.op) && rank_ == (s.op == Op::exscan ? 1 : 0)) {
+    // What MPI combines with nothing it only copies: a truth may be any number.
+    const std::byte* const copied = out_.at;
+    reduce(s.dtype, s.reduce, {&copied, 1}, {&out_.at, 1}, out_.elements);
+  }
   if (out_.direct) return;
   const std::byte* from = out_.at;
   for (int b = 0; b < out_.blocks; ++b) {
