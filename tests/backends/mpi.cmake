@@ -80,5 +80,7 @@ if(NOT WEFT_SANITIZE STREQUAL "thread")
               ARGS --gtest_filter=Job/OneHash.*)
 endif()
 
+mpirun_test(backends/min_loc backends_min_loc_test RANKS 4 TIMEOUT 120 ARGS --gtest_filter=Each/*)
+
 # The cases as data.
 mpirun_test(backends/cases backends_cases_test RANKS 4 TIMEOUT 120 ARGS --gtest_filter=Each/*)
