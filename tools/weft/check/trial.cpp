@@ -164,9 +164,10 @@ std::string Trial::complaint(bool exact) const {
   };
   for (std::size_t b = 0; out_.there && b < out_.counts.size(); ++b) {
     Expected e = expected(s_, source(static_cast<int>(b)), me_, n_, exact);
-    if (e.bytes.empty() && s_.reduces() && in_place_)
+    const bool stays = e.bytes.empty() && s_.op == Op::exscan;
+    if (stays && in_place_)
       e.bytes = input(s_, me_, static_cast<int>(b), n_);
-    else if (e.bytes.empty())
+    else if (stays)
       e.bytes.assign(static_cast<std::size_t>(out_.counts[b] * size_), kUntouched);
     const std::byte* const got = out_.data + out_.offsets[b] * size_;
     if (const std::string wrong = compare(s_, e, got); !wrong.empty())
