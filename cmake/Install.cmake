@@ -1,34 +1,87 @@
-# `cmake --install`: libraries, public headers, find_package(weft), pkg-config. The tool `weft` installs itself (tools/).
+# `cmake --install`: libraries, public headers, find_package(weft), pkg-config, pages, examples. The tool `weft` and the plug-ins install
+# themselves. What is installed finds its parts from where it lies itself: the prefix may be moved.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
 set(weft_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/weft)
 
-# weft_pkg_config(<library> <what it is> <what it requires>)
-function(weft_pkg_config weft_pc_name weft_pc_description weft_pc_requires)
+# weft_pkg_config(<name> <what it is> <what it requires> <libraries> <what its archive needs>)
+function(weft_pkg_config weft_pc_name weft_pc_description weft_pc_requires weft_pc_libs weft_pc_private)
+  if(IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}" OR IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")  # told so: then they do not move
+    set(weft_pc_prefix ${CMAKE_INSTALL_PREFIX})
+    set(weft_pc_libdir ${CMAKE_INSTALL_FULL_LIBDIR})
+    set(weft_pc_includedir ${CMAKE_INSTALL_FULL_INCLUDEDIR})
+  else()
+    file(RELATIVE_PATH up /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+    string(REGEX REPLACE "/$" "" up ${up})
+    set(weft_pc_prefix "\${pcfiledir}/${up}")
+    set(weft_pc_libdir "\${prefix}/${CMAKE_INSTALL_LIBDIR}")
+    set(weft_pc_includedir "\${prefix}/${CMAKE_INSTALL_INCLUDEDIR}")
+  endif()
   configure_file(${PROJECT_SOURCE_DIR}/cmake/weft.pc.in ${PROJECT_BINARY_DIR}/${weft_pc_name}.pc.at-install @ONLY)
-  # The prefix is known for sure only when `cmake --install --prefix` says it.
+  # Programs find libraries of the system's own prefix without a run path; which prefix it is, `cmake --install --prefix` says.
   install(CODE "
     file(READ \"${PROJECT_BINARY_DIR}/${weft_pc_name}.pc.at-install\" text)
-    string(REPLACE \"prefix=${CMAKE_INSTALL_PREFIX}\\n\" \"prefix=\${CMAKE_INSTALL_PREFIX}\\n\" text \"\${text}\")
+    if(CMAKE_INSTALL_PREFIX STREQUAL \"/usr\")
+      string(REPLACE \" -Wl,-rpath,\\\${libdir}\" \"\" text \"\${text}\")
+    endif()
     file(WRITE \"${PROJECT_BINARY_DIR}/${weft_pc_name}.pc\" \"\${text}\")")
   install(FILES ${PROJECT_BINARY_DIR}/${weft_pc_name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endfunction()
 
-set(weft_libraries weft)
-weft_pkg_config(weft "Collectives and meshes for many-rank programs" "")
+include(${PROJECT_SOURCE_DIR}/cmake/Exports.cmake)
+set(weft_libraries weft_installed)
+weft_installed_library(weft)
+target_link_libraries(weft_installed PRIVATE $<BUILD_INTERFACE:weft_flags> $<BUILD_INTERFACE:fmt::fmt> PUBLIC Threads::Threads)
+weft_pkg_config(weft "Collectives and meshes for many-rank programs" "" "-Wl,-rpath,\${libdir} -lweft" "-lfmt -lstdc++ -lm")
 if(TARGET weft_train)
-  list(APPEND weft_libraries weft_train)
-  weft_pkg_config(weft_train "Layers and training over weft" "weft = ${PROJECT_VERSION}")
+  list(APPEND weft_libraries weft_train_installed)
+  find_package(dnnl REQUIRED)
+  find_package(OpenMP REQUIRED COMPONENTS CXX)
+  weft_installed_library(weft_train)
+  target_link_libraries(weft_train_installed PUBLIC weft_installed PRIVATE $<BUILD_INTERFACE:weft_flags> $<BUILD_INTERFACE:fmt::fmt>
+                        $<BUILD_INTERFACE:DNNL::dnnl> $<BUILD_INTERFACE:OpenMP::OpenMP_CXX>)
+  weft_pkg_config(weft_train "Layers and training over weft" "weft = ${PROJECT_VERSION}" "-Wl,-rpath,\${libdir} -lweft_train" "")
 endif()
-
-# Installed files find each other wherever the prefix is moved to.
-set_target_properties(${weft_libraries} PROPERTIES INSTALL_RPATH "$ORIGIN")
 install(TARGETS ${weft_libraries} EXPORT weftTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+
+# libweft.a, of the same objects: CMake brings its target with find_package(weft COMPONENTS static), which needs fmt; for pkg-config it is
+# weft_static, or weft with --static where all libraries are static, fmt's too.
+if(WEFT_STATIC)
+  add_library(weft_static STATIC $<FILTER:$<TARGET_OBJECTS:weft>,EXCLUDE,/plugins/shared_library[.]cpp[.]o$>
+              ${PROJECT_SOURCE_DIR}/src/backends/plugins/static_library.cpp)
+  add_library(weft::weft_static ALIAS weft_static)
+  target_compile_features(weft_static PUBLIC cxx_std_20)
+  target_include_directories(weft_static PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>
+                             PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_link_libraries(weft_static PRIVATE $<BUILD_INTERFACE:weft_flags> fmt::fmt PUBLIC Threads::Threads)
+  set_target_properties(weft_static PROPERTIES OUTPUT_NAME weft ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/installed)
+  install(TARGETS weft_static EXPORT weftStaticTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  weft_pkg_config(weft_static "weft as a part of the program" "" "-l:libweft.a -lfmt -lstdc++ -lm" "")
+  install(EXPORT weftStaticTargets NAMESPACE weft:: DESTINATION ${weft_package_dir})
+endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/weft DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h")
 install(EXPORT weftTargets NAMESPACE weft:: DESTINATION ${weft_package_dir})
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/weftConfig.cmake.in ${PROJECT_BINARY_DIR}/weftConfig.cmake
                               INSTALL_DESTINATION ${weft_package_dir})
-write_basic_package_version_file(${PROJECT_BINARY_DIR}/weftConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+set(weft_compatibility SameMajorVersion)  # as the soname
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+  set(weft_compatibility SameMinorVersion)
+endif()
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/weftConfigVersion.cmake COMPATIBILITY ${weft_compatibility})
 install(FILES ${PROJECT_BINARY_DIR}/weftConfig.cmake ${PROJECT_BINARY_DIR}/weftConfigVersion.cmake
               ${PROJECT_SOURCE_DIR}/cmake/weftBackendPlugin.cmake DESTINATION ${weft_package_dir})
+
+# Pages keep their places beside each other, so that their links lead somewhere.
+set(weft_pages ${CMAKE_INSTALL_DATAROOTDIR}/doc/weft)
+foreach(page README.md CHANGELOG.md CONTRIBUTING.md LICENSE)
+  install(FILES ${PROJECT_SOURCE_DIR}/${page} DESTINATION ${weft_pages})
+endforeach()
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${weft_pages})
+install(FILES ${PROJECT_SOURCE_DIR}/bench/README.md DESTINATION ${weft_pages}/bench)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/weft)
+
+configure_file(${PROJECT_SOURCE_DIR}/cmake/Uninstall.cmake.in ${PROJECT_BINARY_DIR}/uninstall.cmake @ONLY)
+if(NOT TARGET uninstall)  # of a project that this is a part of
+  add_custom_target(uninstall COMMAND ${CMAKE_COMMAND} -P ${PROJECT_BINARY_DIR}/uninstall.cmake)
+endif()

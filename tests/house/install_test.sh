@@ -1,67 +1,140 @@
 #!/usr/bin/env bash
-# Installs a build into a fresh prefix and uses it as a user does: README's C++ and CMake lines, taken from README.md as they
-# stand, are built by find_package(weft) and again by pkg-config, examples/c by a C compiler, and run on two ranks by the installed
-# launcher.
+# Installs a build into a fresh prefix, moves it to another place, and uses it there as a user does: README's commands, C++ and CMake
+# lines are taken from README.md as they stand; examples/c and README's program are built by pkg-config, too; the ranks are started by the
+# installed launcher. In the end `uninstall` leaves nothing.
 #
 #   install_test.sh SOURCE BUILD
 set -euo pipefail
 source_dir=$1 build_dir=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-prefix=$work/prefix
+prefix=$work/home/weft  # as README.md has it
 
-# fence LANGUAGE FILE: the first fenced block of that language.
-fence() { awk -v open='```'"$1" '$0 == open { on = 1; next } on && $0 == "```" { exit } on' "$2"; }
+fail() { echo "FAILED: $*"; exit 1; }
 
-# expect_sum COMMAND...: both ranks of README's program give the sum of 1 and 2.
-expect_sum() {
-  local output rank
-  output=$("$@" 2>&1) || { echo "FAILED: $*"; echo "$output"; return 1; }
-  for rank in 0 1; do
-    grep -q "rank $rank of 2: sum 3\$" <<<"$output" || { echo "FAILED: no sum of rank $rank from: $*"; echo "$output"; return 1; }
-  done
+# fence LANGUAGE NUMBER: the fenced block of README.md of that language, counted from 1.
+fence() {
+  awk -v open='```'"$1" -v wanted="$2" '$0 == open { on = ++seen == wanted; next } $0 == "```" { on = 0 } on' "$source_dir/README.md"
 }
 
-cmake --install "$build_dir" --prefix "$prefix" >"$work/install.log"
+# as_user COMMANDS: in the folder of the program; what README.md calls $HOME is ours.
+as_user() {
+  (cd "$work/hello" && HOME=$work/home bash -euo pipefail -c "$1") >"$work/user.log" 2>&1 || { cat "$work/user.log"; fail "$1"; }
+}
 
-mkdir "$work/hello"
-fence cpp "$source_dir/README.md" >"$work/hello/hello.cpp"
-fence cmake "$source_dir/README.md" >"$work/hello/CMakeLists.txt"
-grep -q all_reduce "$work/hello/hello.cpp" || { echo "FAILED: README.md has no C++ block"; exit 1; }
-grep -q find_package "$work/hello/CMakeLists.txt" || { echo "FAILED: README.md has no CMake block"; exit 1; }
+# expect_sum WHAT: both ranks printed the sum of 1 and 2.
+expect_sum() {
+  local rank
+  for rank in 0 1; do
+    grep -q "rank $rank of 2: sum 3\$" "$work/user.log" || { cat "$work/user.log"; fail "no sum of rank $rank: $1"; }
+  done
+  echo "$1: ok"
+}
 
-cmake -G Ninja -S "$work/hello" -B "$work/hello/build" -DCMAKE_PREFIX_PATH="$prefix" >"$work/cmake.log" 2>&1 &&
-  cmake --build "$work/hello/build" >>"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
-expect_sum "$prefix/bin/weft" run -n 2 -- "$work/hello/build/hello"
-echo "find_package: ok"
+# README's first block builds weft and installs it; here it is built already.
+mkdir -p "$work/hello" "$work/made" "$work/home" "$work/weft/build"
+ln -s "$build_dir" "$work/weft/build/install"
+install=$(fence sh 1)
+grep -q '^cmake --preset install && cmake --build --preset install && cmake --install build/install ' <<<"$install" ||
+  fail "README.md does not begin with building and installing weft: $install"
+for kind in configure build; do
+  (cd "$source_dir" && cmake --list-presets=$kind) | grep -q '"install"' || fail "there is no $kind preset \"install\""
+done
+(cd "$work/weft" && HOME=$work/made bash -euo pipefail -c "${install##*&& }") >"$work/install.log"
+(cd / && mv "$work/made/weft" "$prefix")
+! grep -rlF "$work/made" "$prefix" --include='*.pc' --include='*.cmake' || fail "these files name the prefix that was"
+
+fence cpp 1 >"$work/hello/hello.cpp"
+fence cmake 1 >"$work/hello/CMakeLists.txt"
+grep -q all_reduce "$work/hello/hello.cpp" || fail "README.md has no C++ block"
+grep -q find_package "$work/hello/CMakeLists.txt" || fail "README.md has no CMake block"
+as_user "export CMAKE_GENERATOR=Ninja; $(fence sh 2)"
+expect_sum "find_package"
 
 if command -v pkg-config >/dev/null; then
   libraries=$(dirname "$(find "$prefix" -name weft.pc)")
+  [ "$libraries" = "$prefix/lib/pkgconfig" ] || ln -s "$(dirname "$libraries")" "$prefix/lib"
+  as_user "$(fence sh 3)"
+  expect_sum "pkg-config"
   export PKG_CONFIG_PATH=$libraries
-  c++ -std=c++20 "$work/hello/hello.cpp" -o "$work/hello/by_pkg_config" $(pkg-config --cflags --libs weft) \
-    -Wl,-rpath,"$(pkg-config --variable=libdir weft)"
-  expect_sum "$prefix/bin/weft" run -n 2 -- "$work/hello/by_pkg_config"
-  cc -std=c11 -Wall -Wextra -Wpedantic -Werror "$source_dir/examples/c/hello.c" -o "$work/hello/in_c" $(pkg-config --cflags --libs weft) \
-    -Wl,-rpath,"$(pkg-config --variable=libdir weft)"
-  expect_sum "$prefix/bin/weft" run -n 2 -- "$work/hello/in_c"
-  echo "pkg-config: ok"
+  as_user 'cc -std=c11 -Wall -Wextra -Wpedantic -Werror '"$source_dir"'/examples/c/hello.c -o in_c $(pkg-config --cflags --libs weft) &&
+    "$HOME/weft/bin/weft" run -n 2 -- ./in_c'
+  expect_sum "pkg-config, C"
+  if [ -e "$libraries/weft_train.pc" ]; then
+    [[ $(pkg-config --libs weft_train) == *-lweft_train*-lweft* ]] || fail "pkg-config --libs weft_train: $(pkg-config --libs weft_train)"
+  fi
 else
   echo "pkg-config: skipped, it is not installed"
 fi
 
-# A layer from outside, built against what was installed, trains as it does on one rank.
-if ls "$prefix"/lib*/libweft_train.so "$prefix"/lib*/*/libweft_train.so >/dev/null 2>&1; then
-  cmake -G Ninja -S "$source_dir/examples/layer" -B "$work/layer" -DCMAKE_PREFIX_PATH="$prefix" >"$work/cmake.log" 2>&1 &&
-    cmake --build "$work/layer" >>"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
-  timeout 60 "$prefix/bin/weft" run -n 4 -- "$work/layer/layer" || { echo "FAILED: examples/layer"; exit 1; }
+# One program linked to libweft.so and to libweft.a, by CMake and by pkg-config. --static is for programs that need no library at all.
+if [ -e "$(dirname "$libraries")/libweft.a" ]; then
+  mkdir "$work/outside"
+  cat >"$work/outside/CMakeLists.txt" <<END
+cmake_minimum_required(VERSION 3.20)
+project(outside LANGUAGES CXX)
+find_package(weft REQUIRED COMPONENTS static)
+add_library(outside OBJECT $source_dir/tests/house/outside.cpp)
+target_link_libraries(outside PRIVATE weft::weft)
+add_executable(with_shared \$<TARGET_OBJECTS:outside>)
+target_link_libraries(with_shared PRIVATE weft::weft)
+add_executable(with_static \$<TARGET_OBJECTS:outside>)
+target_link_libraries(with_static PRIVATE weft::weft_static)
+set_target_properties(with_shared with_static PROPERTIES LINKER_LANGUAGE CXX)
+END
+  as_user 'cmake -G Ninja -S ../outside -B ../outside/build -DCMAKE_PREFIX_PATH="$HOME/weft" && cmake --build ../outside/build'
+  programs="with_shared with_static"
+  if command -v pkg-config >/dev/null; then
+    as_user "c++ \$(find ../outside/build -name 'outside*.o') -o ../outside/build/by_pkg_config \$(pkg-config --cflags --libs weft_static)"
+    programs+=" by_pkg_config"
+    [[ $(pkg-config --static --libs weft) == *" -lweft "*" -lfmt "* ]] || fail "pkg-config --static: $(pkg-config --static --libs weft)"
+    if [ -e "$(c++ -print-file-name=libfmt.a)" ]; then
+      as_user "c++ -static \$(find ../outside/build -name 'outside*.o') -o ../outside/build/all_static \$(pkg-config --static --cflags --libs weft)"
+      programs+=" all_static"
+    else
+      echo "pkg-config --static: skipped, there is no libfmt.a"
+    fi
+  fi
+  for program in $programs; do
+    as_user "\"\$HOME/weft/bin/weft\" run -n 2 -- ../outside/build/$program"
+    grep -q 'a bad root is a weft::Error$' "$work/user.log" || { cat "$work/user.log"; fail "$program does not know weft's exceptions"; }
+    if [ $program = with_shared ]; then
+      wanted='caught unsupported: backend "absent" was not found: '
+    else
+      wanted='caught unsupported: backend "absent" cannot be loaded: this program has weft in itself (libweft.a), and plug-ins need the libweft.so'
+      ! ldd "$work/outside/build/$program" 2>&1 | grep libweft || fail "$program needs libweft.so"
+    fi
+    grep -qF "$wanted" "$work/user.log" || { cat "$work/user.log"; fail "$program says otherwise of a plug-in: $wanted"; }
+    expect_sum "$program"
+  done
+else
+  echo "libweft.a: skipped, it is not built (WEFT_STATIC)"
+fi
+
+# An older standard is refused in words.
+said=$(c++ -std=c++17 -fsyntax-only -I"$prefix/include" -x c++ - <<<'#include <weft/group/process_group.hpp>' 2>&1) && fail "C++17 was accepted"
+grep -q '^[^ ]*: error: #error "weft needs C++20: compile with -std=c++20' <<<"$said" || fail "C++17 is refused as: $(head -n 3 <<<"$said")"
+
+# Pages, licence, examples.
+for file in doc/weft/LICENSE doc/weft/README.md doc/weft/docs/overview.md weft/examples/CMakeLists.txt weft/examples/gradients/gradients.cpp; do
+  [ -s "$prefix/share/$file" ] || fail "$prefix/share/$file is not installed"
+done
+examples=$prefix/share/weft/examples
+
+# The installed examples. Those that the build has compiled anyway are linked only against what was installed, further down.
+cmake -G Ninja -S "$examples" -B "$work/examples" -DCMAKE_PREFIX_PATH="$prefix" >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
+# A layer from outside trains as it does on one rank.
+if [ -n "$(find "$prefix" -name libweft_train.so)" ]; then
+  cmake --build "$work/examples" --target layer >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
+  timeout 60 "$prefix/bin/weft" run -n 4 -- "$work/examples/layer/layer" || fail "examples/layer"
   echo "a layer from outside: ok"
 else
   echo "a layer from outside: skipped, libweft_train is not installed"
 fi
 
 # The example transport, built against what was installed, passes the conformance suite.
-cmake -G Ninja -S "$source_dir/examples/backend" -B "$work/backend" -DCMAKE_PREFIX_PATH="$prefix" >"$work/cmake.log" 2>&1 &&
-  cmake --build "$work/backend" >>"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
+cmake --build "$work/examples" --target weft_backend_example >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
+ln -s examples/backend "$work/backend"
 WEFT_BACKEND_PATH=$work/backend "$prefix/bin/weft" doctor | grep -q "example *files in a folder ($work/backend/" ||
   { echo "FAILED: weft doctor does not find the example backend"; exit 1; }
 # The last one: ranks that wait in a chain behind one that is stopped.
@@ -87,5 +160,22 @@ else
 fi
 
 # Nothing of the build is needed any more, and nothing private has leaked.
-if ldd "$work/hello/build/hello" | grep -q "$build_dir"; then echo "FAILED: the program still needs $build_dir"; exit 1; fi
-if grep -rqE '#include [<"](fmt|nlohmann|CLI|dnnl)' "$prefix/include"; then echo "FAILED: private headers in public ones"; exit 1; fi
+if ldd "$work/hello/build/hello" | grep -q "$build_dir"; then fail "the program still needs $build_dir"; fi
+if grep -rqE '#include [<"](fmt|nlohmann|CLI|dnnl)' "$prefix/include"; then fail "private headers in public ones"; fi
+
+# The tool and the plug-ins of the prefix that was moved.
+if ldd "$prefix/bin/weft" | grep -qE "$build_dir|not found"; then fail "weft needs the build: $(ldd "$prefix/bin/weft")"; fi
+"$prefix/bin/weft" doctor >"$work/doctor.log" || { cat "$work/doctor.log"; fail "weft doctor"; }
+for plugin in "$(dirname "$libraries")"/weft/libweft_backend_*.so; do
+  grep -qF "($plugin" "$work/doctor.log" || { cat "$work/doctor.log"; fail "weft doctor does not find $plugin"; }
+done
+
+# Uninstalled, nothing is left. (It was moved, so it goes back.)
+mv "$prefix" "$work/made/weft"
+if [ -L "$work/made/weft/lib" ]; then rm "$work/made/weft/lib"; fi
+ninja -C "$build_dir" -n uninstall 2>&1 | grep -q uninstall.cmake || cmake --build "$build_dir" --target help | grep -q uninstall || fail "no target uninstall"
+cmake -P "$build_dir/uninstall.cmake" >"$work/uninstall.log" 2>&1 || { cat "$work/uninstall.log"; fail "uninstall"; }
+left=$(find "$work/made" ! -type d)
+[ -z "$left" ] || fail "uninstall leaves $left"
+! find "$work/made" -path '*/weft/include/weft*' -o -path '*/lib/weft*' | grep . || fail "uninstall leaves folders of weft"
+echo "uninstall: ok"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What libweft needs and what it gives: the C and C++ libraries and fmt, no transport's library; and among the names without C++
-# mangling those of weft.h, all of them and no others.
+# mangling those of weft.h, all of them and no others; of C++, names of weft alone.
 #
 #   library_test.sh LIBWEFT.SO WEFT.H
 set -euo pipefail
@@ -29,5 +29,9 @@ declared=$(grep -oE '\bweft_[a-z0-9_]+\(' "$header" | tr -d '(' | sort -u)
 [ -n "$declared" ] || fail "$header declares nothing"
 difference=$(diff <(echo "$declared") <(echo "$given") || true)
 [ -z "$difference" ] || fail "weft.h declares (<) and libweft gives (>): $difference"
+# Templates of other libraries are instantiated in the sources; they are not given to programs, which have their own.
+foreign=$(nm -DC --defined-only "$library" | cut -d ' ' -f 3- | grep -vE '^((non-virtual thunk to|typeinfo for|typeinfo name for|vtable for) )?weft(::|_)' || true)
+[ -z "$foreign" ] || fail "libweft gives what is not weft's: $foreign"
+
 [ $status -eq 0 ] && echo "libweft needs $(echo $needed), and gives $(wc -l <<<"$given") names to C"
 exit $status

@@ -22,6 +22,7 @@
 #include "backends/auto_backend.hpp"
 #include "backends/build.hpp"
 #include "backends/caught.hpp"
+#include "backends/plugins/linkage.hpp"
 #include "backends/plugins/older_backend.hpp"
 #include "backends/shm/shm_backend.hpp"
 #include "base/regular_file.hpp"
@@ -217,6 +218,12 @@ FoundPlugin find_plugin(Context& context, std::string_view name) {
   if (!may_be_a_name(name))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("backend \"{}\" is no name; expected letters, digits, '-' and '_'", name));
+  if (!has_plugins())
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("backend \"{}\" cannot be loaded: this program has weft in itself (libweft.a), and "
+                    "plug-ins need the libweft.so that they share with the program; link weft::weft",
+                    name));
   const std::vector<std::string> folders = backend_folders();
   for (const std::string& folder : folders) {
     const std::string file = file_of(folder, name);
@@ -275,6 +282,7 @@ Traits backend_traits(Context& context, std::string_view name) {
 
 std::vector<FoundBackend> find_backends(Context& context) {
   std::vector<FoundBackend> found{{.name = "shm", .path = "built in", .version = "", .problem = ""}};
+  if (!has_plugins()) return found;
   for (const std::string& folder : backend_folders()) {
     std::vector<std::string> names;
     std::error_code error;
