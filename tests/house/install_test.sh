@@ -107,6 +107,12 @@ END
     grep -qF "$wanted" "$work/user.log" || { cat "$work/user.log"; fail "$program says otherwise of a plug-in: $wanted"; }
     expect_sum "$program"
   done
+  # Without it CMake says why.
+  list=$(find "$prefix" -name weftStaticTargets.cmake)
+  mv "$list" "$work/"
+  said=$(cmake -G Ninja -S "$work/outside" -B "$work/outside/none" -DCMAKE_PREFIX_PATH="$prefix" 2>&1) && fail "find_package finds a libweft.a that is not there"
+  grep -q 'weft was built without WEFT_STATIC: it has no libweft.a' <<<"$said" || fail "without libweft.a, find_package says: $said"
+  mv "$work/weftStaticTargets.cmake" "$list"
 else
   echo "libweft.a: skipped, it is not built (WEFT_STATIC)"
 fi
@@ -178,4 +184,7 @@ cmake -P "$build_dir/uninstall.cmake" >"$work/uninstall.log" 2>&1 || { cat "$wor
 left=$(find "$work/made" ! -type d)
 [ -z "$left" ] || fail "uninstall leaves $left"
 ! find "$work/made" -path '*/weft/include/weft*' -o -path '*/lib/weft*' | grep . || fail "uninstall leaves folders of weft"
+rm "$build_dir/install_manifest.txt"
+said=$(cmake -P "$build_dir/uninstall.cmake" 2>&1) && fail "uninstall a second time"
+grep -q 'nothing was installed from this build' <<<"$said" || fail "uninstall a second time says: $said"
 echo "uninstall: ok"
