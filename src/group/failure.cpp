@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 #include "backends/caught.hpp"
+#include "store/launcher_notice.hpp"
 
 namespace weft {
 namespace {
@@ -38,6 +40,9 @@ void GroupFailure::take_over() noexcept {
     first_cause_ = failure_of(backend_);
   }
   recorder_->failed(*first_cause_);
+  const std::vector<int>& blamed = first_cause_->ranks;
+  if (!blamed.empty() && std::find(blamed.begin(), blamed.end(), member_.rank) == blamed.end())
+    tell_launcher_that_others_failed();
   trace_files_.write(recorder_);
   failed_.store(true, std::memory_order_release);
   progress_.doorbell().ring();

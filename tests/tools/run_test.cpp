@@ -476,6 +476,41 @@ TEST_F(RunTest, AKilledRankIsNamedAndTheOthersEnd) {
                        ") was first to fail: killed by signal 9 (SIGKILL)\n");
 }
 
+// Whoever failed by itself is named, also where those who noticed are gone before it: in the cases "leave" and
+// "throw" they have ended when rank 1 does.
+TEST_F(RunTest, TheRankThatFailedByItselfIsNamed) {
+  const auto expect = [&](const std::vector<std::string>& how, int status, const std::string& said) {
+    for (const char* reaction : {"exit", "terminate"}) {
+      std::filesystem::remove(folder_ / "err");
+      std::vector<std::string> words{"-n", "3", "--", WEFT_FAILING_RANK, reaction};
+      words.insert(words.end(), how.begin(), how.end());
+      EXPECT_EQ(run(words), code(status)) << reaction << " " << how.back() << "\n" << err();
+      EXPECT_THAT(err(), ::testing::ContainsRegex("weft run: rank 1 .pid [0-9]+. was first to fail: " + said))
+          << reaction << " " << how.back();
+      EXPECT_EQ(err().find("was first to fail"), err().rfind("was first to fail"));
+    }
+  };
+  expect({"kill"}, 128 + SIGKILL, "killed by signal 9");
+  expect({"exit"}, 3, "exited with code 3");
+  expect({"leave"}, 3, "exited with code 3");
+  expect({"throw"}, 3, "exited with code 3\nweft run: rank 1 said last: no such file");
+  expect({"kill", "exit"}, 128 + SIGKILL, "killed by signal 9");
+}
+
+// Programs that are not weft's tell nothing: a kill that is found soon after an exit code is what came first.
+TEST_F(RunTest, AKillCountsBeforeAnExitCode) {
+  EXPECT_EQ(
+      run_shell(3, "case $WEFT_RANK in 0) exit 4;; 1) sleep 0.05; kill -9 $$;; 2) exec sleep 60;; esac"),
+      code(128 + SIGKILL));
+  EXPECT_THAT(err(), HasSubstr("weft run: rank 1 (pid "));
+  std::filesystem::remove(folder_ / "err");
+  // An abort may be the consequence.
+  EXPECT_EQ(
+      run_shell(3, "case $WEFT_RANK in 0) exit 4;; 1) sleep 0.05; kill -6 $$;; 2) exec sleep 60;; esac"),
+      code(4));
+  EXPECT_THAT(err(), HasSubstr("weft run: rank 0 (pid "));
+}
+
 // The others have half a second to say what they saw, then SIGTERM, and three seconds later SIGKILL.
 TEST_F(RunTest, RanksThatIgnoreSigtermAreKilled) {
   const auto begin = Clock::now();

@@ -39,6 +39,8 @@
 #include "base/parse_number.hpp"
 #include "base/suspension.hpp"
 #include "output.hpp"
+#include "store/launcher_notice.hpp"
+#include "terminal.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/log.hpp"
@@ -56,7 +58,10 @@ constexpr int kNotFound = 127;
 constexpr int kNotExecutable = 126;
 constexpr Duration kSweepLimit = std::chrono::seconds(5);  // for killed processes to be gone
 constexpr Duration kDrainLimit =
-    std::chrono::seconds(1);                          // for pipes to end once no process of the job is left
+    std::chrono::seconds(1);  // for pipes to end once no process of the job is left
+// After the first failure, for what may have caused it to be found dead, too. Where all who have failed say
+// that it was others, the whole notice (LaunchOptions) is waited for those.
+constexpr Duration kJudgement = milliseconds(200);
 constexpr Duration kSameRequest = milliseconds(500);  // `timeout` and the like send their signal twice
 
 void say(std::string_view text) {
@@ -91,6 +96,21 @@ std::string how_it_ended(int status) {
   if (!WIFSIGNALED(status)) return fmt::format("exited with code {}", WEXITSTATUS(status));
   const char* const name = ::sigabbrev_np(WTERMSIG(status));
   return fmt::format("killed by signal {}{}", WTERMSIG(status), name ? fmt::format(" (SIG{})", name) : "");
+}
+
+/// Whether a rank that ended so failed by itself. SIGABRT, SIGPIPE and what asks a process to end may be the
+/// consequence of another's failure, and so may any exit code.
+bool cannot_be_a_consequence(int status) {
+  if (!WIFSIGNALED(status)) return false;
+  switch (WTERMSIG(status)) {
+    case SIGABRT:
+    case SIGPIPE:
+    case SIGTERM:
+    case SIGINT:
+    case SIGHUP:
+    case SIGQUIT: return false;
+    default: return true;
+  }
 }
 
 int exit_status(int status) { return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status); }
@@ -234,6 +254,7 @@ class Supervisor {
     if (options_.timeout > Duration::zero()) job_ends_ = Deadline::after(options_.timeout);
     watch();
     if (options_.keep_going && !exit_ && !one_ended_well_) exit_ = first_failure_;
+    if (!exit_ && ended_as_requested_) exit_ = 128 + requested_;
     const bool lost = out_.error() != 0 || err_.error() != 0;
     return exit_.value_or(lost ? kOutputLost : 0);
   }
@@ -249,7 +270,13 @@ class Supervisor {
     int number = 0;
     pid_t pid = -1;
     bool running = false;
+    bool blames_others = false;                      // its group failed because of other ranks, it says
     std::array<std::unique_ptr<Stream>, 2> streams;  // standard output and error
+  };
+
+  struct Failed {
+    const Rank* rank = nullptr;
+    int status = 0;
   };
 
   /// How far the end of the job has come.
@@ -269,8 +296,11 @@ class Supervisor {
         {"WEFT_LOCAL_RANK", fmt::to_string(number)},
         {"WEFT_STORE", store_.address()},
         {"WEFT_JOB", job_},
+        {"WEFT_LAUNCHER", notices_.name()},
         {"WEFT_TERMINAL", out_.terminal() ? "1" : "0"},
     };
+    if (const auto columns = columns_of_a_line(number))
+      ours.emplace_back("COLUMNS", fmt::to_string(*columns));
     if (!options_.backend.empty()) ours.emplace_back("WEFT_BACKEND", options_.backend);
     std::vector<std::string> all;
     for (char** variable = environ; *variable != nullptr; ++variable) {
@@ -284,12 +314,23 @@ class Supervisor {
     return all;
   }
 
+  std::string tag_of(int number) const { return options_.tag_output ? fmt::format("[{}] ", number) : ""; }
+
+  /// What the terminal leaves of a line behind the rank's tag. Nothing where output does not go to one, or its
+  /// width is not known.
+  std::optional<int> columns_of_a_line(int number) const {
+    if (!out_.terminal()) return std::nullopt;
+    const auto columns = terminal_columns(STDOUT_FILENO);
+    if (!columns) return std::nullopt;
+    return std::max(1, *columns - static_cast<int>(tag_of(number).size()));
+  }
+
   /// 0, or the errno of what could not be done.
   int start(int number) {
     ranks_.push_back(std::make_unique<Rank>());
     Rank& rank = *ranks_.back();
     rank.number = number;
-    const std::string tag = options_.tag_output ? fmt::format("[{}] ", number) : "";
+    const std::string tag = tag_of(number);
     for (const int i : {0, 1}) {
       rank.streams[i] = std::make_unique<Stream>(tag, number == 0, i == 0 ? out_ : err_);
       ::fcntl(rank.streams[i]->pipe.read_end, F_SETFL, O_NONBLOCK);
@@ -363,10 +404,9 @@ class Supervisor {
         err_.finish();
         if ((out_.empty() && err_.empty()) || abandoned_) return;
       }
-      poll_once(over                                   ? Deadline::never()
-                : swept                                ? drained
-                : job_ends_.when() < next_step_.when() ? job_ends_
-                                                       : next_step_);
+      const Deadline next = std::min({job_ends_, next_step_, judgement_},
+                                     [](Deadline a, Deadline b) { return a.when() < b.when(); });
+      poll_once(over ? Deadline::never() : swept ? drained : next);
       if (abandoned_ && swept) {
         out_.drop();
         err_.drop();
@@ -383,6 +423,8 @@ class Supervisor {
     for (Sink* sink : {&out_, &err_}) {
       polled.push_back({sink->empty() ? -1 : sink->fd(), POLLOUT, 0});
     }
+    polled.push_back({notices_.fd(), POLLIN, 0});
+    const std::size_t first_stream = polled.size();
     for (auto& rank : ranks_) {
       for (auto& stream : rank->streams) {
         if (stream->pipe.read_end < 0 || stream->lines.sink().full()) continue;
@@ -403,8 +445,9 @@ class Supervisor {
     ++turn_;
     for (std::size_t k = 0; k < streams.size(); ++k) {
       const std::size_t i = (k + turn_) % streams.size();
-      if (polled[i + 4].revents != 0 && !streams[i]->lines.sink().full()) read(*streams[i]);
+      if (polled[i + first_stream].revents != 0 && !streams[i]->lines.sink().full()) read(*streams[i]);
     }
+    take_notices();
     flush(out_, "standard output");
     flush(err_, "standard error");
     if (polled[1].revents != 0) {
@@ -458,21 +501,28 @@ class Supervisor {
       const int number = static_cast<int>(info.ssi_signo);
       if (number == SIGCHLD) continue;  // reaped below; several may have become one
       forward(number);
-      if (number == SIGINT || number == SIGTERM) end_requested();
+      if (number == SIGINT || number == SIGTERM) end_requested(number);
     }
     reap();
   }
 
   /// The ranks may take their time after a first SIGINT or SIGTERM; who sends a second one is not willing to
   /// wait.
-  void end_requested() {
+  void end_requested(int number) {
     const auto now = Clock::now();
     if (!first_request_) {
       first_request_ = now;
+      requested_ = number;
     } else if (now - *first_request_ > kSameRequest) {
       if (none_runs()) abandoned_ = true;  // only output nobody reads is left
       if (stage_ == Stage::running || stage_ == Stage::noticed) terminate();
     }
+  }
+
+  void take_notices() {
+    for (int number = 0; (number = notices_.next(job_)) >= 0;)
+      if (static_cast<std::size_t>(number) < ranks_.size())
+        ranks_[static_cast<std::size_t>(number)]->blames_others = true;
   }
 
   // Looks at each child that has ended before it is reaped: as long as it is not, its process group cannot be
@@ -493,12 +543,12 @@ class Supervisor {
     }
     end_orphans();
     if (exit_) return;
-    // The kernel does not tell in which order children ended. Where one was killed by a signal, the others
-    // that are found with it are those who noticed.
-    std::stable_sort(ended.begin(), ended.end(), [](const auto& a, const auto& b) {
-      return WIFSIGNALED(a.second) > WIFSIGNALED(b.second);
-    });
     for (const auto& [rank, status] : ended) {
+      // Asked to end, it did so in good order, and the others may take their time.
+      if (requested_ != 0 && WIFEXITED(status) && WEXITSTATUS(status) == 128 + requested_) {
+        ended_as_requested_ = true;
+        continue;
+      }
       one_ended_well_ |= status == 0;
       if (status == 0) continue;
       if (options_.keep_going && stage_ == Stage::running) {
@@ -507,20 +557,43 @@ class Supervisor {
         if (!first_failure_) first_failure_ = exit_status(status);
         continue;
       }
-      report(fmt::format("rank {} (pid {}) was first to fail: {}", rank->number, rank->pid,
-                         how_it_ended(status)));
-      Stream& errors = *rank->streams[1];
-      drain(errors);
-      if (!errors.lines.last().empty())
-        report(fmt::format("rank {} said last: {}", rank->number, errors.lines.last()));
-      exit_ = exit_status(status);
+      if (failed_.empty()) judgement_ = Deadline::after(std::min(kJudgement, options_.notice));
+      failed_.push_back({rank, status});
       if (stage_ == Stage::running) {
         stage_ = Stage::noticed;
         next_step_ = Deadline::after(options_.notice);
         if (env::get("WEFT_TRACE")) ask_for_traces();
       }
+    }
+    if (!failed_.empty()) judge(false);
+  }
+
+  /// Names the rank that failed first, as soon as it is known, at the latest when `late`. The kernel does not
+  /// tell in which order processes ended, and a survivor may well be gone before the one that it fails
+  /// because of. So: one killed by a signal that cannot be a consequence; else one that does not blame others;
+  /// among equals, the one that was found first.
+  void judge(bool late) {
+    take_notices();  // sent before the rank ended
+    const auto by_itself = [](const Failed& f) {
+      return cannot_be_a_consequence(f.status) ? 2 : f.rank->blames_others ? 0 : 1;
+    };
+    const auto first =
+        std::max_element(failed_.begin(), failed_.end(),
+                         [&](const Failed& a, const Failed& b) { return by_itself(a) < by_itself(b); });
+    if (by_itself(*first) < 2 && !late && !none_runs()) return;
+    if (by_itself(*first) == 0 && stage_ == Stage::noticed && !next_step_.passed() && !none_runs()) {
+      judgement_ = next_step_;
       return;
     }
+    judgement_ = Deadline::never();
+    const auto& [rank, status] = *first;
+    report(
+        fmt::format("rank {} (pid {}) was first to fail: {}", rank->number, rank->pid, how_it_ended(status)));
+    Stream& errors = *rank->streams[1];
+    drain(errors);
+    if (!errors.lines.last().empty())
+      report(fmt::format("rank {} said last: {}", rank->number, errors.lines.last()));
+    exit_ = exit_status(status);
   }
 
   /// Ends what a rank that has ended left outside of its process group: it is our child then, and has the
@@ -541,6 +614,10 @@ class Supervisor {
 
   void advance() {
     if (job_ends_.passed()) expire();
+    if (judgement_.passed()) {
+      judgement_ = Deadline::never();
+      if (!exit_) judge(true);
+    }
     if (!next_step_.passed()) return;
     switch (stage_) {
       case Stage::noticed: return terminate();
@@ -643,6 +720,7 @@ class Supervisor {
   cpu_set_t usable_;
   Logger log_;
   TcpStoreServer store_{log_};
+  LauncherNotices notices_;
   const std::string job_ = random_token();
   Screen screen_;
   Sink out_{STDOUT_FILENO, screen_};
@@ -653,7 +731,11 @@ class Supervisor {
   Stage stage_ = Stage::running;
   Deadline next_step_ = Deadline::never();
   Deadline job_ends_ = Deadline::never();
+  Deadline judgement_ = Deadline::never();  // when the first failure is named
+  std::vector<Failed> failed_;              // in the order in which they were found, until then
   std::optional<Clock::time_point> first_request_;
+  int requested_ = 0;  // SIGINT or SIGTERM, once one was passed on
+  bool ended_as_requested_ = false;
   bool guard_gone_ = false;
   bool abandoned_ = false;
   bool one_ended_well_ = false;
