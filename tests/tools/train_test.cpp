@@ -1,15 +1,21 @@
 // Drives the built `weft train`, `weft parity` and `weft doctor` on small models.
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "support/processes.hpp"
@@ -51,6 +57,7 @@ class TrainTest : public ::testing::Test {
     return ChildProcess::fork([&] {
       for (const char* inherited : {"WEFT_RANK", "RANK", "WEFT_STORE", "WORLD_SIZE", "WEFT_WORLD_SIZE"})
         ::unsetenv(inherited);
+      for (const int number : {SIGINT, SIGTERM}) ::signal(number, SIG_DFL);
       for (const std::string& e : environment) ::putenv(const_cast<char*>(e.c_str()));
       if (std::freopen((folder_ / ("out" + name)).c_str(), "w", stdout) == nullptr ||
           std::freopen((folder_ / ("err" + name)).c_str(), "w", stderr) == nullptr)
@@ -100,6 +107,89 @@ TEST_F(TrainTest, LearnsOnOneRank) {
   EXPECT_THAT(out(), HasSubstr("nats per byte"));
 }
 
+// What a terminal of so many columns gets from weft with these words.
+std::string on_a_terminal(std::vector<std::string> words, int columns) {
+  const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+  EXPECT_EQ(::grantpt(terminal), 0);
+  EXPECT_EQ(::unlockpt(terminal), 0);
+  const winsize size{.ws_row = 24, .ws_col = static_cast<unsigned short>(columns), .ws_xpixel = 0, .ws_ypixel = 0};
+  EXPECT_EQ(::ioctl(terminal, TIOCSWINSZ, &size), 0);
+  const std::string name = ::ptsname(terminal);
+  ChildProcess process = ChildProcess::fork([&] {
+    for (const char* inherited : {"WEFT_RANK", "RANK", "WEFT_STORE", "COLUMNS", "WEFT_TERMINAL"})
+      ::unsetenv(inherited);
+    const int side = ::open(name.c_str(), O_RDWR | O_NOCTTY);
+    for (int fd = 0; fd <= 2; ++fd) ::dup2(side, fd);
+    ::close(side);
+    words.insert(words.begin(), WEFT_COMMAND);
+    std::vector<char*> argv;
+    for (std::string& word : words) argv.push_back(word.data());
+    argv.push_back(nullptr);
+    ::execv(argv[0], argv.data());
+    return 99;
+  });
+  std::string text;
+  for (const Deadline deadline = Deadline::after(seconds(60)); !deadline.passed();) {
+    pollfd p{terminal, POLLIN, 0};
+    char buffer[4096];
+    if (::poll(&p, 1, 100) == 0) continue;
+    const ssize_t got = ::read(terminal, buffer, sizeof buffer);  // EIO: the other side is closed
+    if (got <= 0) break;
+    text.append(buffer, static_cast<std::size_t>(got));
+  }
+  const auto status = process.wait(seconds(10));
+  EXPECT_TRUE(status && status->code == 0) << text;
+  ::close(terminal);
+  return text;
+}
+
+// The lines of a terminal that tell the state of the run: what stands between two ends of line or returns.
+std::vector<std::string> bars_of(const std::string& text) {
+  std::vector<std::string> bars;
+  std::string line;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text.compare(i, 3, "\x1b[K") == 0) {
+      i += 2;
+    } else if (text[i] != '\r' && text[i] != '\n') {
+      line += text[i];
+    } else {
+      if (line.find("step ") < 5) bars.push_back(line);
+      line.clear();
+    }
+  }
+  return bars;
+}
+
+TEST_F(TrainTest, TheProgressBarFitsTheTerminal) {
+  for (const int columns : {20, 40, 60, 80, 200})
+    for (const bool launched : {false, true}) {
+      Words words = small({"--steps", "12345", "--until", "2", "--progress", "bar"});
+      if (launched) {
+        const Words run{"run", "-n", "2", WEFT_COMMAND};
+        words.insert(words.begin(), run.begin(), run.end());
+      }
+      const std::string text = on_a_terminal(words, columns);
+      const std::vector<std::string> bars = bars_of(text);
+      ASSERT_FALSE(bars.empty()) << text;
+      EXPECT_THAT(text, HasSubstr("\x1b[K\r"));
+      for (const std::string& bar : bars) {
+        EXPECT_LT(static_cast<int>(bar.size()), columns) << bar;
+        EXPECT_EQ(bar.find('[', 5) != std::string::npos, columns >= 80) << bar;
+        EXPECT_EQ(bar.find(" left") != std::string::npos, columns >= 40) << bar;
+      }
+      for (std::size_t at = text.find(" |"), end = 0; at != std::string::npos; at = text.find(" |", end)) {
+        end = text.find('\r', at);  // the curve, too
+        EXPECT_LE(end - text.rfind('\n', at), static_cast<std::size_t>(std::max(columns, 45)) + 1);
+      }
+    }
+}
+
+TEST_F(TrainTest, NoBarIsDrawnIntoAFile) {
+  ASSERT_EQ(run(small({"--until", "2", "--progress", "bar"})), 0) << err();
+  EXPECT_THAT(out(), ::testing::AllOf(Not(HasSubstr("\r")), Not(HasSubstr("\x1b"))));
+  EXPECT_THAT(out(), HasSubstr("step     2/2 [============================] loss "));
+}
+
 TEST_F(TrainTest, TheSameLossesOnEveryMesh) {
   ASSERT_EQ(run(small({"--metrics", file("one")})), 0) << err();
   for (const char* mesh : {"1", "2", "4"}) {
@@ -126,14 +216,231 @@ TEST_F(TrainTest, ResumingChangesNothing) {
   EXPECT_EQ(losses("parts"), losses("whole"));
 }
 
-TEST_F(TrainTest, ResumeRefusesAnotherRun) {
+TEST_F(TrainTest, ResumeRefusesAnotherRunAndNamesWhatDiffers) {
   EXPECT_EQ(run(small({"--save", file("none"), "--resume"})), 2);
   EXPECT_THAT(err(), HasSubstr("resume: no checkpoint in"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "none"));
   ASSERT_EQ(run(small({"--save", file("ckpt"), "--until", "2"})), 0) << err();
-  EXPECT_EQ(run(small({"--save", file("ckpt"), "--resume", "--seed", "7"})), 2);
-  EXPECT_THAT(err(), HasSubstr("is of another run"));
+  EXPECT_EQ(run(small({"--save", file("ckpt"), "--resume", "--seed", "7", "--kv-heads", "2"})), 2);
+  EXPECT_EQ(
+      err(),
+      fmt::format(
+          "weft: train: resume: \"{}\" is of another run: --kv-heads is 4 there and 2 here, "
+          "--seed is 1 there and 7 here\n",
+          file("ckpt/step-00000002")));
+  std::ofstream(folder_ / "text", std::ios::app) << "more\n";
+  EXPECT_EQ(run(small({"--ranks", "2", "--save", file("ckpt"), "--resume"})), 2);
+  EXPECT_THAT(err(), HasSubstr("is of another run: --text has other bytes\n"));
   EXPECT_EQ(run(small({"--resume"})), 2);
-  EXPECT_THAT(err(), HasSubstr("--resume"));
+  EXPECT_THAT(err(), HasSubstr("--resume: needs --save"));
+}
+
+TEST_F(TrainTest, ACheckpointOfAnotherRunIsReplacedOnlyWhereAsked) {
+  ASSERT_EQ(run(small({"--save", file("ckpt"), "--until", "2"})), 0) << err();
+  EXPECT_EQ(run(small({"--save", file("ckpt"), "--until", "1"})), 0) << "the same run may begin again";
+  EXPECT_EQ(run(small({"--save", file("ckpt"), "--until", "1", "--clip", "0.5"})), 2);
+  EXPECT_THAT(
+      err(),
+      HasSubstr("is of another run, and would be replaced: --clip is 1 there and 0.5 here; expected another "
+                "folder, or --overwrite\n"));
+  EXPECT_EQ(run(small({"--save", file("ckpt"), "--until", "1", "--steps", "30"})), 2);
+  EXPECT_THAT(
+      err(),
+      HasSubstr("--steps is 20 there and 30 here; expected another folder, --resume, or --overwrite\n"));
+  EXPECT_EQ(run(small({"--save", file("ckpt"), "--until", "1", "--clip", "0.5", "--overwrite"})), 0) << err();
+  EXPECT_EQ(run(small({"--save", file("ckpt"), "--until", "1", "--clip", "0.5", "--resume"})), 0) << err();
+  EXPECT_THAT(out(), HasSubstr("nothing is left to do: step 1 of 1 is reached"));
+  EXPECT_EQ(run(small({"--save", file("ckpt"), "--overwrite", "--resume"})), 2);
+  EXPECT_THAT(err(), HasSubstr("--overwrite: replaces what --resume goes on from"));
+}
+
+// Found before the first step, and by the process that would start the ranks.
+TEST_F(TrainTest, AFolderThatCannotBeWrittenIsFoundAtTheStart) {
+  for (const char* ranks : {"0", "2"}) {
+    EXPECT_EQ(run(small({"--ranks", ranks, "--save", file("text") + "/ckpt"})), 1);
+    EXPECT_EQ(err(), fmt::format(
+                         "weft: train: --save: cannot make the folder \"{}/ckpt\": Not a directory\n",
+                         file("text")));
+    EXPECT_EQ(run(small({"--ranks", ranks, "--save", "/proc"})), 1);
+    EXPECT_THAT(err(), HasSubstr("train: --save: cannot write into the folder \"/proc\": "));
+    EXPECT_EQ(out(), "");
+  }
+  EXPECT_EQ(run(small({"--save-every", "5"})), 2);
+  EXPECT_THAT(err(), HasSubstr("--save-every: needs --save"));
+}
+
+TEST_F(TrainTest, ResumeAutoBeginsWhereThereIsNoCheckpoint) {
+  const Words words = small({"--save", file("ckpt"), "--resume=auto", "--metrics", file("m")});
+  Words first = words;
+  first.insert(first.end(), {"--until", "3"});
+  ASSERT_EQ(run(first), 0) << err();
+  EXPECT_THAT(out(), Not(HasSubstr("resumed")));
+  ASSERT_EQ(run(words), 0) << err();
+  EXPECT_THAT(out(), HasSubstr(", resumed at step 3"));
+  EXPECT_EQ(losses("m").size(), 20u);
+  EXPECT_EQ(run(small({"--save", file("ckpt"), "--resume=perhaps"})), 2);
+  EXPECT_THAT(err(), HasSubstr("perhaps not in {no,auto,latest}"));
+}
+
+// A run that has ended goes on where it gets more steps: from there on by the longer schedule, of which the
+// steps before were not part.
+TEST_F(TrainTest, AFinishedRunCanBeExtended) {
+  const auto rates = [&](const std::string& name) {
+    std::vector<double> found;
+    std::ifstream in(folder_ / name);
+    for (std::string line; std::getline(in, line);)
+      found.push_back(nlohmann::json::parse(line).at("lr").get<double>());
+    return found;
+  };
+  ASSERT_EQ(run(small({"--save", file("ckpt"), "--metrics", file("m")})), 0) << err();
+  ASSERT_EQ(run(small({"--save", file("ckpt"), "--metrics", file("m"), "--resume", "--steps", "40"})), 0)
+      << err();
+  EXPECT_THAT(out(), HasSubstr("another schedule from step 20 on: --steps is 20 there and 40 here\n"));
+  EXPECT_EQ(losses("m").size(), 40u);
+  ASSERT_EQ(run(small({"--metrics", file("long"), "--steps", "40"})), 0) << err();
+  const std::vector<double> extended = rates("m"), whole = rates("long");
+  ASSERT_EQ(extended.size(), 40u);
+  ASSERT_EQ(whole.size(), 40u);
+  for (std::size_t i = 20; i < 40; ++i) EXPECT_EQ(extended[i], whole[i]) << i;
+  EXPECT_EQ(run(small({"--save", file("ckpt"), "--resume", "--steps", "30"})), 2);
+  EXPECT_THAT(err(), HasSubstr("step-00000040\" is 40 steps old; --steps is 30; expected 40 or more"));
+}
+
+TEST_F(TrainTest, WarmUpFollowsTheSteps) {
+  Words words = small({"--steps", "9", "--metrics", file("m")});
+  const auto at = std::find(words.begin(), words.end(), "--warmup");
+  words.erase(at, at + 2);
+  ASSERT_EQ(run(words), 0) << err();
+  std::vector<double> rates;
+  std::ifstream in(folder_ / "m");
+  for (std::string line; std::getline(in, line);)
+    rates.push_back(nlohmann::json::parse(line).at("lr").get<double>());
+  ASSERT_EQ(rates.size(), 9u);
+  EXPECT_LT(rates[1], 0.01);
+  EXPECT_DOUBLE_EQ(rates[2], 0.01);  // a third of nine
+}
+
+// All ranks save the same step, whichever of them were told and when.
+TEST_F(TrainTest, ASignalEndsTheRunWithACheckpoint) {
+  const auto waits_for_steps = [&](const std::string& name) {
+    for (const Deadline limit = Deadline::after(seconds(30)); !limit.passed();) {
+      if (contents(folder_ / name).find("\"step\":2") != std::string::npos) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    ADD_FAILURE() << "no step is made";
+  };
+  int number = 0;
+  for (const auto& [signal, launched] :
+       {std::pair{SIGINT, 0}, {SIGTERM, 0}, {SIGINT, 1}, {SIGTERM, 1}, {SIGINT, 2}}) {
+    const std::string name = std::to_string(++number);
+    Words words = small({"--steps", "1000000", "--tp", launched == 0 ? "1" : "2", "--save",
+                         file("ckpt" + name), "--metrics", file("m" + name)});
+    if (launched == 1) words.insert(words.end(), {"--ranks", "4"});
+    const Words launcher{"run", "-n", "2", WEFT_COMMAND};
+    if (launched == 2) words.insert(words.begin(), launcher.begin(), launcher.end());
+    ChildProcess process = start(words);
+    waits_for_steps("m" + name);
+    process.kill(signal);
+    const auto status = process.wait(seconds(30));
+    ASSERT_TRUE(status.has_value());
+    EXPECT_EQ(status->code, 128 + signal) << err();
+    EXPECT_EQ(err(), "");
+    const std::size_t done = losses("m" + name).size();
+    EXPECT_THAT(out(),
+                HasSubstr(fmt::format("stopped by SIG{} after step {} of 1000000: --resume goes on from here",
+                                      signal == SIGINT ? "INT" : "TERM", done)));
+    EXPECT_TRUE(std::filesystem::exists(folder_ / ("ckpt" + name) / fmt::format("step-{:08}", done)));
+  }
+  // One of four ranks is told, by its own process id.
+  ChildProcess process = start(small({"--steps", "1000000", "--ranks", "4", "--metrics", file("m")}));
+  waits_for_steps("m");
+  const std::string supervisor = contents(fmt::format("/proc/{0}/task/{0}/children", process.pid()));
+  const std::string ranks =
+      contents(fmt::format("/proc/{0}/task/{0}/children", std::atoi(supervisor.c_str())));
+  ASSERT_GT(std::atoi(ranks.c_str()), 0);
+  ::kill(std::atoi(ranks.c_str()), SIGTERM);
+  const auto status = process.wait(seconds(30));
+  ASSERT_TRUE(status.has_value());
+  EXPECT_EQ(status->code, 128 + SIGTERM) << err();
+  EXPECT_THAT(out(), HasSubstr("nothing is saved, for want of --save"));
+}
+
+// ---- --config ----
+
+TEST_F(TrainTest, AConfigFileGivesOptionsAndTheCommandLineWins) {
+  std::ofstream(folder_ / "run.toml") << "# a comment\nsteps = 7\nlr = 0.5\nmetrics = '" << file("m")
+                                      << "'\nprogress = \"none\"\nranks = 2\n";
+  Words words = small({"--config", file("run.toml")});
+  for (const char* flag : {"--steps", "--lr", "--progress"}) {
+    const auto at = std::find(words.begin(), words.end(), flag);
+    words.erase(at, at + 2);
+  }
+  ASSERT_EQ(run(words), 0) << err();
+  EXPECT_EQ(losses("m").size(), 7u);
+  EXPECT_THAT(out(), HasSubstr("mesh dp=2 x tp=1"));
+  EXPECT_THAT(contents(folder_ / "m"), HasSubstr("\"lr\":0.5"));
+  words.insert(words.end(), {"--steps=6", "--ranks", "1"});
+  ASSERT_EQ(run(words), 0) << err();
+  EXPECT_EQ(losses("m").size(), 6u);
+  EXPECT_THAT(out(), HasSubstr("mesh dp=1 x tp=1"));
+}
+
+TEST_F(TrainTest, WhatIsWrongInAConfigFileIsNamedWithItsLine) {
+  for (const char* command : {"train", "parity"}) {
+    const auto expect = [&](const std::string& text, const std::string& where, const std::string& why) {
+      std::ofstream(folder_ / "run.toml") << text;
+      EXPECT_EQ(run({command, "--config=" + file("run.toml")}), 2);
+      EXPECT_THAT(err(), HasSubstr(file("run.toml") + where + why)) << text;
+    };
+    const std::string weft = std::string("weft ") + command;
+    expect("steps = 3\nstepz = 4\n", ":2: ", weft + " has no option \"stepz\"; is steps meant?");
+    expect("\n[model]\ndim = 4\n", ":2: ", weft + " has no option \"model\"\n");
+    expect("config = 'x'\n", ":1: ", weft + " has no option \"config\"\n");
+    expect("steps = 3\nlr = \n", ":2: ", "not TOML: ");
+    expect("steps = 3\nsteps = 4\n", ":2: ", "not TOML: ");
+    expect("nonsense\n", ":1: ", "not TOML: ");
+    expect("steps = 'three'\n", ":1: ", "steps is 'three'; expected an integer");
+    expect("steps = 3.5\n", ":1: ", "steps is 3.5; expected an integer");
+    expect("lr = true\n", ":1: ", "lr is true; expected a number");
+    expect("text = 3\n", ":1: ", "text is 3; expected a text in quotes");
+    expect("text = 'nowhere'\n", ":1: ", "--text: File does not exist: nowhere");
+    expect("threads = 99999999999\n", ":1: ", "");
+  }
+  std::ofstream(folder_ / "run.toml") << "ranks = 1000\n";
+  EXPECT_EQ(run({"train", "--config", file("run.toml")}), 2);
+  EXPECT_THAT(err(), HasSubstr("run.toml:1: --ranks: Value 1000 not in range 0 to 256"));
+  std::ofstream(folder_ / "run.toml") << "meshes = [1]\n";
+  EXPECT_EQ(run({"parity", "--config", file("run.toml")}), 2);
+  EXPECT_THAT(err(), HasSubstr("run.toml:1: meshes is [ 1 ]; expected an array of texts"));
+  EXPECT_EQ(run({"train", "--config", file("nowhere.toml")}), 2);
+  EXPECT_THAT(err(), HasSubstr("nowhere.toml\": No such file or directory"));
+  EXPECT_EQ(run({"train", "--config"}), 2);
+}
+
+TEST_F(TrainTest, APrintedConfigGivesTheSameRun) {
+  const Words words = small({"--ranks", "2", "--lr", "0.012345678901234567", "--clip", "0.1", "--metrics",
+                             file("m \"1\""), "--save", file("ckpt"), "--resume=auto", "--until", "4"});
+  Words printing = words;
+  printing.push_back("--print-config");
+  ASSERT_EQ(run(printing), 0) << err();
+  const std::string printed = out();
+  std::ofstream(folder_ / "run.toml") << printed;
+  EXPECT_THAT(printed, HasSubstr("\n# Steps of the schedule\nsteps = 20\n"));
+  ASSERT_EQ(run({"train", "--config", file("run.toml"), "--print-config"}), 0) << err();
+  EXPECT_EQ(out(), printed);
+  ASSERT_EQ(run({"train", "--config", file("run.toml")}), 0) << err();
+  const std::vector<double> from_file = losses("m \"1\"");
+  EXPECT_EQ(from_file.size(), 4u);
+  std::filesystem::remove_all(folder_ / "ckpt");
+  ASSERT_EQ(run(words), 0) << err();
+  EXPECT_EQ(losses("m \"1\""), from_file);
+
+  ASSERT_EQ(run({"parity", "--meshes", "1x1,2x1", "--tolerance", "1e-7", "--print-config"}), 0) << err();
+  const std::string parity = out();
+  EXPECT_THAT(parity, HasSubstr("meshes = ["));
+  std::ofstream(folder_ / "parity.toml") << parity;
+  ASSERT_EQ(run({"parity", "--config", file("parity.toml"), "--print-config"}), 0) << err();
+  EXPECT_EQ(out(), parity);
 }
 
 TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {

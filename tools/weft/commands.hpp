@@ -20,9 +20,9 @@ using Body = std::function<int()>;
 /// `program`: what is to be run and its arguments, which are not weft's to parse; known once flags are parsed.
 void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chosen);
 
-/// `words`: all of the command line, for starting ranks with the same flags.
+/// `words`: all of the command line, for starting ranks with the same flags, and to find --config in.
 void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chosen);
-void add_parity(CLI::App& app, Body& chosen);
+void add_parity(CLI::App& app, const std::vector<std::string>& words, Body& chosen);
 void add_doctor(CLI::App& app, Body& chosen);
 void add_check(CLI::App& app, Body& chosen);
 void add_bench(CLI::App& app, Body& chosen);

@@ -71,7 +71,7 @@ int run(const std::vector<std::string>& words) {
   weft::tools::add_run(app, program, chosen);
 #ifdef WEFT_HAVE_TRAIN
   weft::tools::add_train(app, words, chosen);
-  weft::tools::add_parity(app, chosen);
+  weft::tools::add_parity(app, words, chosen);
 #endif
   weft::tools::add_doctor(app, chosen);
   weft::tools::add_check(app, chosen);

@@ -12,6 +12,7 @@
 #include "base/json_reader.hpp"
 #include "base/parse_number.hpp"
 #include "commands.hpp"
+#include "config_file.hpp"
 #include "launcher.hpp"
 #include "number_flag.hpp"
 #include "train_flags.hpp"
@@ -144,26 +145,39 @@ int parity(Flags flags) {
 
 }  // namespace
 
-void add_parity(CLI::App& app, Body& chosen) {
+void add_parity(CLI::App& app, const std::vector<std::string>& words, Body& chosen) {
   auto flags = std::make_shared<Flags>();
   flags->config.threads = 1;  // as many ranks as cores, or more
   CLI::App* sub = app.add_subcommand("parity", "Train on several meshes and compare the losses");
-  sub->set_config("--config", "", "Read flags from a TOML file");
-  add_train_flags(*sub, flags->config);
-  sub->add_option("--meshes", flags->meshes, "dp x tp, the first is the reference")
-      ->delimiter(',')
-      ->capture_default_str();
-  sub->add_option("--compare", flags->compared, "Steps to run of the schedule")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  sub->add_option("--tolerance", flags->tolerance, "Largest relative difference of a loss")
-      ->check(number_between(-1, 1e9))  // below 0: one that nothing meets
-      ->capture_default_str();
-  sub->add_option("--every", flags->every, "Print one of so many steps")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  sub->add_option("--json", flags->json, "File for all losses");
-  sub->callback([flags, &chosen] { chosen = [flags] { return parity(*flags); }; });
+  const auto file = std::make_shared<ConfigFile>(*sub, words);
+  add_train_flags(*sub, flags->config, *file);
+  file->take(sub->add_option("--meshes", flags->meshes, "dp x tp, the first is the reference")
+                 ->delimiter(',')
+                 ->capture_default_str(),
+             &flags->meshes);
+  file->take(sub->add_option("--compare", flags->compared, "Steps to run of the schedule")
+                 ->check(CLI::PositiveNumber)
+                 ->capture_default_str(),
+             &flags->compared);
+  file->take(sub->add_option("--tolerance", flags->tolerance, "Largest relative difference of a loss")
+                 ->check(number_between(-1, 1e9))  // below 0: one that nothing meets
+                 ->capture_default_str(),
+             &flags->tolerance);
+  file->take(sub->add_option("--every", flags->every, "Print one of so many steps")
+                 ->check(CLI::PositiveNumber)
+                 ->capture_default_str(),
+             &flags->every);
+  file->take(sub->add_option("--json", flags->json, "File for all losses"), &flags->json);
+  sub->callback([flags, file, &chosen] {
+    if (file->print_asked()) {
+      chosen = [file] {
+        fmt::print("{}", file->text());
+        return 0;
+      };
+    } else {
+      chosen = [flags] { return parity(*flags); };
+    }
+  });
 }
 
 }  // namespace weft::tools

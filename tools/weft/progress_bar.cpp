@@ -7,12 +7,14 @@
 #include <cmath>
 #include <cstdio>
 
+#include "terminal.hpp"
 #include "weft/base/env.hpp"
 
 namespace weft::tools {
 namespace {
 
-constexpr int kWidth = 28;
+constexpr std::size_t kMostCells = 28, kLeastCells = 8;
+constexpr int kUsualColumns = 80;
 constexpr auto kBarPause = std::chrono::milliseconds(100);
 constexpr auto kLinePause = std::chrono::seconds(5);
 
@@ -27,14 +29,31 @@ bool on_terminal() {
   return told ? *told == "1" : isatty(STDOUT_FILENO) != 0;
 }
 
+// What there is to say, as much of it as fits into `columns`: the bar is made shorter, then left out, then the
+// rate is, then the time.
+std::string line_of(const std::string& step, double done, const std::string& loss, const std::string& rate,
+                    const std::string& left, std::size_t columns) {
+  const std::size_t words = step.size() + loss.size() + rate.size() + left.size();
+  constexpr std::size_t kBrackets = 3;  // and a blank
+  if (words + kBrackets + kLeastCells <= columns) {
+    const std::size_t cells = std::min(kMostCells, columns - words - kBrackets);
+    const auto filled = static_cast<std::size_t>(static_cast<double>(cells) * done);
+    return fmt::format("{} [{}{}]{}{}{}", step, std::string(filled, '='), std::string(cells - filled, ' '),
+                       loss, rate, left);
+  }
+  for (const std::string& line : {step + loss + rate + left, step + loss + left, step + loss})
+    if (line.size() <= columns) return line;
+  return step.substr(0, columns);
+}
+
 }  // namespace
 
+int output_columns() { return terminal_columns(STDOUT_FILENO).value_or(kUsualColumns); }
+
 ProgressBar::ProgressBar(const std::string& style, std::int64_t first, std::int64_t until)
-    : style_(style == "bar"     ? Style::bar
-             : style == "lines" ? Style::lines
-             : style == "none"  ? Style::none
-             : on_terminal()    ? Style::bar
-                                : Style::lines),
+    : style_(style == "none"                     ? Style::none
+             : style != "lines" && on_terminal() ? Style::bar
+                                                 : Style::lines),
       first_(first),
       until_(until),
       began_(Clock::now()) {}
@@ -48,12 +67,15 @@ void ProgressBar::show(std::int64_t step, double loss, double tokens_per_second)
   shown_ = now;
   const double passed = std::chrono::duration<double>(now - began_).count();
   const double left = passed / static_cast<double>(done) * static_cast<double>(all - done);
-  const auto filled = static_cast<std::size_t>(kWidth * done / all);
-  const std::string line = fmt::format("step {:>5}/{} [{}{}] loss {:.4f}  {:.0f} tokens/s  {} left", step + 1,
-                                       until_, std::string(filled, '='), std::string(kWidth - filled, ' '),
-                                       loss, tokens_per_second, minutes(left));
+  // The last column stays free: a terminal may go on to the next line where it is written.
+  const std::size_t columns =
+      style_ == Style::bar ? static_cast<std::size_t>(std::max(1, output_columns() - 1)) : std::string::npos;
+  const std::string line = line_of(
+      fmt::format("step {:>5}/{}", step + 1, until_), static_cast<double>(done) / static_cast<double>(all),
+      fmt::format(" loss {:.4f}", loss), fmt::format("  {:.0f} tokens/s", tokens_per_second),
+      fmt::format("  {} left", minutes(left)), columns);
   if (style_ == Style::bar) {
-    fmt::print("{}  \r", line);
+    fmt::print("{}\x1b[K\r", line);
   } else {
     fmt::print("{}\n", line);
   }
@@ -65,9 +87,12 @@ void ProgressBar::finish() {
   std::fflush(stdout);
 }
 
-std::string loss_curve(const std::vector<double>& losses) {
-  constexpr std::size_t kColumns = 72, kRows = 10;
-  const std::size_t columns = std::min(kColumns, losses.size());
+std::string loss_curve(const std::vector<double>& losses, int columns_allowed) {
+  constexpr std::size_t kMostColumns = 72, kRows = 10;
+  const std::string steps = fmt::format(" {} steps", losses.size());
+  const std::size_t beside = 10 + steps.size();  // the scale, and how many steps it were
+  const std::size_t columns = std::min(
+      {kMostColumns, losses.size(), static_cast<std::size_t>(std::max(40, columns_allowed)) - beside});
   std::vector<double> means(columns);
   for (std::size_t c = 0; c < columns; ++c) {
     const std::size_t from = c * losses.size() / columns, to = (c + 1) * losses.size() / columns;
@@ -90,8 +115,7 @@ std::string loss_curve(const std::vector<double>& losses) {
     while (!drawing.empty() && drawing.back() == ' ') drawing.pop_back();
     drawing += '\n';
   }
-  return drawing + std::string(9, ' ') + "+" + std::string(columns, '-') +
-         fmt::format(" {} steps", losses.size());
+  return drawing + std::string(9, ' ') + "+" + std::string(columns, '-') + steps;
 }
 
 }  // namespace weft::tools

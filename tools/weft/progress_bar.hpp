@@ -9,8 +9,8 @@
 
 namespace weft::tools {
 
-/// `bar`: one line that is written over. `lines`: a line every few seconds. `none`. `auto`: a bar on a
-/// terminal, else lines. Steps run over [first, until).
+/// `bar`: one line that is written over, no wider than the terminal; where standard output is none, lines.
+/// `lines`: a line every few seconds. `none`. `auto`: a bar on a terminal, else lines. Steps run over [first, until).
 class ProgressBar {
  public:
   ProgressBar(const std::string& style, std::int64_t first, std::int64_t until);
@@ -24,7 +24,10 @@ class ProgressBar {
   Clock::time_point began_, shown_{};
 };
 
-/// Losses over time as a small drawing in text, with its scale.
-std::string loss_curve(const std::vector<double>& losses);
+/// Losses over time as a small drawing in text, with its scale, at most `columns` wide (at least 40).
+std::string loss_curve(const std::vector<double>& losses, int columns);
+
+/// What a line of standard output may take: the terminal's width, COLUMNS, or 80.
+int output_columns();
 
 }  // namespace weft::tools

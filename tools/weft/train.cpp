@@ -3,14 +3,19 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <csignal>
+#include <cstring>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <thread>
 
 #include "commands.hpp"
+#include "config_file.hpp"
 #include "launcher.hpp"
 #include "progress_bar.hpp"
+#include "save_folder.hpp"
+#include "stop_request.hpp"
 #include "train_flags.hpp"
 #include "trainer.hpp"
 #include "weft/base/env.hpp"
@@ -24,8 +29,17 @@ struct Flags {
   std::int64_t until = -1;
   std::string save, metrics, progress = "auto", backend = "shm";
   std::int64_t save_every = 0;
-  bool resume = false;
+  std::string resume = "no";
+  bool overwrite = false;
 };
+
+// Told at the end of each step, so that all ranks stop after the same one: the signal that asked one of them
+// to, or 0.
+int agreed_stop(ProcessGroup& group, const StopRequest& request) {
+  std::vector<std::int32_t> signal(1, request.signal());
+  group.all_reduce(view(signal), view(signal), {.op = ReduceOp::max}).wait();
+  return signal[0];
+}
 
 // The mean loss over the last steps, as it is reported at the end.
 constexpr std::size_t kMeanSteps = 20;
@@ -37,33 +51,50 @@ double tail_mean(const std::vector<double>& losses) {
   return n == 0 ? 0 : sum / static_cast<double>(n);
 }
 
+void say_how_it_went(const Flags& flags, const std::vector<double>& losses, std::int64_t first,
+                     double passed) {
+  fmt::print("{}\n", loss_curve(losses, output_columns()));
+  const std::size_t mean_of = std::min(kMeanSteps, losses.size());
+  fmt::print("loss {:.4f} at step {}, mean of the last {} steps {:.4f} nats per byte, {:.1f} s\n",
+             losses.front(), first, mean_of, tail_mean(losses), passed);
+  if (!flags.save.empty())
+    fmt::print("checkpoint: {}\n", (std::filesystem::path(flags.save) / "latest").string());
+}
+
 int train(const Flags& flags) {
   Context context;
   Membership m = Membership::from_env(context);
   const TrainConfig& config = flags.config;
   config.check(m.size);  // before anybody is met: a wrong flag ends every rank at once
+  SaveFolder found;
+  if (!flags.save.empty()) found = look_at_save_folder(flags.save, config, flags.resume, flags.overwrite);
+  const StopRequest stop_request;
   ProcessGroup group = ProcessGroup::create(context, flags.backend, m);
   Trainer trainer(group, config);
   const bool speaks = group.rank() == 0;
-  if (flags.resume) trainer.resume(flags.save);
+  if (found.resume) trainer.resume(flags.save);
 
   const std::int64_t first = trainer.next_step(),
                      until = flags.until < 0 ? config.steps : std::min(flags.until, config.steps);
   std::ofstream metrics;
   if (speaks && !flags.metrics.empty()) {
-    metrics.open(flags.metrics, flags.resume ? std::ios::app : std::ios::trunc);
+    metrics.open(flags.metrics, found.resume ? std::ios::app : std::ios::trunc);
     if (!metrics) throw_errno(fmt::format("metrics \"{}\"", flags.metrics), errno);
   }
   if (speaks) {
     fmt::print("weft train: {} parameters, {} bytes of text a step, mesh {}, {} thread{} a rank, text {}{}\n",
                trainer.parameter_count(), trainer.tokens_per_step(), to_string(trainer.mesh().shape()),
                trainer.threads(), trainer.threads() == 1 ? "" : "s", config.text.string(),
-               flags.resume ? fmt::format(", resumed at step {}", first) : "");
+               found.resume ? fmt::format(", resumed at step {}", first) : "");
+    if (!found.note.empty()) fmt::print("{}\n", found.note);
+    if (first >= until) fmt::print("nothing is left to do: step {} of {} is reached\n", first, until);
+    std::fflush(stdout);
   }
   ProgressBar bar(speaks ? flags.progress : "none", first, until);
   std::vector<double> losses;
   const auto began = Clock::now();
-  while (trainer.next_step() < until) {
+  int stopped = 0;  // the signal
+  while (trainer.next_step() < until && stopped == 0) {
     const StepResult r = trainer.step();
     losses.push_back(r.loss);
     const double passed = std::chrono::duration<double>(Clock::now() - began).count();
@@ -78,22 +109,55 @@ int train(const Flags& flags) {
       if (!metrics) throw_errno(fmt::format("metrics \"{}\"", flags.metrics), errno);
     }
     bar.show(r.step, r.loss, rate);
-    const bool last = trainer.next_step() == until;
+    stopped = agreed_stop(group, stop_request);
+    const bool last = trainer.next_step() == until || stopped != 0;
     if (!flags.save.empty() &&
         (last || (flags.save_every > 0 && trainer.next_step() % flags.save_every == 0)))
       trainer.save(flags.save);
   }
   bar.finish();
-  if (speaks && !losses.empty()) {
-    fmt::print("{}\n", loss_curve(losses));
-    fmt::print("loss {:.4f} at step {}, mean of the last {} steps {:.4f} nats per byte, {:.1f} s\n",
-               losses.front(), first, std::min(kMeanSteps, losses.size()), tail_mean(losses),
-               std::chrono::duration<double>(Clock::now() - began).count());
-    if (!flags.save.empty())
-      fmt::print("checkpoint: {}\n", (std::filesystem::path(flags.save) / "latest").string());
-  }
+  if (speaks && stopped != 0)
+    fmt::print(
+        "stopped by SIG{} after step {} of {}{}\n", sigabbrev_np(stopped), trainer.next_step(), until,
+        flags.save.empty() ? ": nothing is saved, for want of --save" : ": --resume goes on from here");
+  if (speaks && !losses.empty())
+    say_how_it_went(flags, losses, first, std::chrono::duration<double>(Clock::now() - began).count());
   group.barrier().wait();  // nobody leaves while another may still be asked for its memory
-  return 0;
+  return stopped == 0 ? 0 : 128 + stopped;
+}
+
+// The same words for each of the ranks, which start none.
+std::vector<std::string> command_of_a_rank(const std::vector<std::string>& words) {
+  std::vector<std::string> command{std::filesystem::read_symlink("/proc/self/exe").string()};
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (words[i] == "--ranks") {
+      ++i;
+    } else if (!words[i].starts_with("--ranks=")) {
+      command.push_back(words[i]);
+    }
+  }
+  command.push_back("--ranks=0");  // --config may say otherwise
+  return command;
+}
+
+int start_ranks(const Flags& flags, const std::vector<std::string>& words) {
+  if (env::get("WEFT_RANK") || env::get("RANK"))
+    throw Error(ErrorCode::bad_argument,
+                "train: --ranks starts ranks, but this process is a rank already (WEFT_RANK or RANK is set)");
+  // Once, rather than once per rank.
+  flags.config.check(flags.ranks);
+  if (!flags.save.empty()) look_at_save_folder(flags.save, flags.config, flags.resume, flags.overwrite);
+  return launch({.ranks = flags.ranks, .tag_output = false}, command_of_a_rank(words));
+}
+
+void check_together(const Flags& flags) {
+  const bool resumes = flags.resume != "no";
+  if (resumes && flags.save.empty())
+    throw CLI::ValidationError("--resume", "needs --save, the folder to go on from");
+  if (resumes && flags.overwrite)
+    throw CLI::ValidationError("--overwrite", "replaces what --resume goes on from; expected one of them");
+  if (flags.save_every > 0 && flags.save.empty())
+    throw CLI::ValidationError("--save-every", "needs --save, the folder for checkpoints");
 }
 
 }  // namespace
@@ -102,41 +166,42 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
   auto flags = std::make_shared<Flags>();
   CLI::App* sub = app.add_subcommand("train", "Train a byte-level transformer on a text");
   sub->footer("Ranks come from weft run, from torchrun's or mpirun's variables, or from --ranks.");
-  sub->set_config("--config", "", "Read flags from a TOML file");
-  add_train_flags(*sub, flags->config);
-  sub->add_option("--dp", flags->config.dp, "Data-parallel ranks; -1: what tp leaves")->capture_default_str();
-  sub->add_option("--tp", flags->config.tp, "Tensor-parallel ranks")->capture_default_str();
-  sub->add_option("--ranks", flags->ranks, "Start this many ranks on this host")->check(CLI::Range(1, 256));
-  sub->add_option("--backend", flags->backend, "Transport: shm, gloo, mpi-openmpi, mpi-mpich or auto")
-      ->capture_default_str();
-  sub->add_option("--until", flags->until, "Stop after this step of the schedule");
-  sub->add_option("--save", flags->save, "Folder for checkpoints: one at the end");
-  sub->add_option("--save-every", flags->save_every, "… and one every so many steps")
-      ->check(CLI::NonNegativeNumber);
-  sub->add_flag("--resume", flags->resume, "Go on from the latest checkpoint of --save");
-  sub->add_option("--metrics", flags->metrics, "File for metrics, a JSON object a line");
-  sub->add_option("--progress", flags->progress, "bar, lines, none; auto: a bar on a terminal")
+  const auto file = std::make_shared<ConfigFile>(*sub, words);
+  const auto option = [&](const char* name, auto& value, const char* help) {
+    CLI::Option* added = sub->add_option(name, value, help)->capture_default_str();
+    return file->take(added->multi_option_policy(CLI::MultiOptionPolicy::TakeLast), &value);
+  };
+  add_train_flags(*sub, flags->config, *file);
+  option("--dp", flags->config.dp, "Data-parallel ranks; -1: what tp leaves");
+  option("--tp", flags->config.tp, "Tensor-parallel ranks");
+  option("--ranks", flags->ranks, "Start this many ranks on this host; 0: this process is one")
+      ->check(CLI::Range(0, 256));
+  option("--backend", flags->backend, "Transport: shm, gloo, mpi-openmpi, mpi-mpich or auto");
+  option("--until", flags->until, "Stop after this step of the schedule; -1: after the last");
+  option("--save", flags->save,
+         "Folder for checkpoints: one at the end, or where SIGINT or SIGTERM ends the run");
+  option("--save-every", flags->save_every, "... and one every so many steps")->check(CLI::NonNegativeNumber);
+  file->take(sub->add_flag("--resume{latest}", flags->resume,
+                           "Go on from the latest checkpoint of --save; --resume=auto: where there is one")
+                 ->check(CLI::IsMember({"no", "auto", "latest"})),
+             &flags->resume);
+  file->take(
+      sub->add_flag("--overwrite", flags->overwrite, "Replace the checkpoint of another run in --save"),
+      &flags->overwrite);
+  option("--metrics", flags->metrics, "File for metrics, a JSON object a line");
+  option("--progress", flags->progress,
+         "bar (lines where output goes to no terminal), lines, none; auto: bar")
       ->check(CLI::IsMember({"auto", "bar", "lines", "none"}));
-  sub->callback([flags, &words, &chosen] {
-    if (flags->resume && flags->save.empty())
-      throw CLI::ValidationError("--resume", "needs --save, the folder to go on from");
-    chosen = [flags, &words] {
-      if (flags->ranks == 0) return train(*flags);
-      if (env::get("WEFT_RANK") || env::get("RANK"))
-        throw Error(
-            ErrorCode::bad_argument,
-            "train: --ranks starts ranks, but this process is a rank already (WEFT_RANK or RANK is set)");
-      flags->config.check(flags->ranks);  // once, rather than once per rank
-      std::vector<std::string> command{std::filesystem::read_symlink("/proc/self/exe").string()};
-      for (std::size_t i = 0; i < words.size(); ++i) {  // the same words, without --ranks
-        if (words[i] == "--ranks") {
-          ++i;
-        } else if (!words[i].starts_with("--ranks=")) {
-          command.push_back(words[i]);
-        }
-      }
-      return launch({.ranks = flags->ranks, .tag_output = false}, command);
-    };
+  sub->callback([flags, file, &words, &chosen] {
+    if (file->print_asked()) {
+      chosen = [file] {
+        fmt::print("{}", file->text());
+        return 0;
+      };
+      return;
+    }
+    check_together(*flags);
+    chosen = [flags, &words] { return flags->ranks == 0 ? train(*flags) : start_ranks(*flags, words); };
   });
 }
 

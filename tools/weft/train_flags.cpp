@@ -4,6 +4,8 @@
 
 #include <CLI/CLI.hpp>
 
+#include "config_file.hpp"
+
 namespace weft::tools {
 namespace {
 
@@ -15,7 +17,7 @@ void each_flag(TrainConfig& c, const Visit& visit) {
   visit("--seq", c.sequence, "Bytes per sequence");
   visit("--lr", c.peak_lr, "Highest learning rate");
   visit("--lr-floor", c.floor_lr, "Learning rate at the end");
-  visit("--warmup", c.warmup, "Steps until the highest rate");
+  visit("--warmup", c.warmup, "Steps until the highest rate; -1: a third of --steps, at most 100");
   visit("--weight-decay", c.weight_decay, "Of matrices");
   visit("--clip", c.max_norm, "Largest gradient norm");
   visit("--seed", c.seed, "Of weights and batches");
@@ -30,15 +32,17 @@ void each_flag(TrainConfig& c, const Visit& visit) {
 
 }  // namespace
 
-void add_train_flags(CLI::App& sub, TrainConfig& config) {
-  sub.add_option("--text", config.text, "Text to learn")
-      ->check(CLI::ExistingFile)
-      ->capture_default_str()
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
+  file.take(sub.add_option("--text", config.text, "Text to learn")
+                ->check(CLI::ExistingFile)
+                ->capture_default_str()
+                ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
+            &config.text);
   each_flag(config, [&](const char* flag, auto& member, const char* help) {
-    sub.add_option(flag, member, help)
-        ->capture_default_str()
-        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    file.take(sub.add_option(flag, member, help)
+                  ->capture_default_str()
+                  ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
+              &member);
   });
 }
 

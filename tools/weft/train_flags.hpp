@@ -9,8 +9,10 @@ class App;
 
 namespace weft::tools {
 
+class ConfigFile;
+
 /// Model, text, batch, schedule, seed: everything but the mesh.
-void add_train_flags(CLI::App& sub, TrainConfig& config);
+void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file);
 /// The same flags as words, for a process that runs this configuration.
 std::vector<std::string> to_words(const TrainConfig& config);
 

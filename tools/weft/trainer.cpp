@@ -71,7 +71,7 @@ MeshShape TrainConfig::check(int ranks) const {
   if (steps < 1) wrong(fmt::format("steps is {}; expected 1 or more", steps));
   if (threads < 0)
     wrong(fmt::format("threads is {}; expected 1 or more, or 0 for a share of the cores", threads));
-  CosineSchedule{peak_lr, floor_lr, warmup, steps}.check();
+  CosineSchedule{peak_lr, floor_lr, warmup_steps(), steps}.check();
   return mesh;
 }
 
@@ -82,7 +82,7 @@ Trainer::Trainer(ProcessGroup& group, const TrainConfig& config)
       compute_(context_, threads_per_rank(config.threads, group.size())),
       parts_(build_parallel_model(config.model, DeviceMesh(group, config.check(group.size())), compute_,
                                   build_options(config))),
-      schedule_{config.peak_lr, config.floor_lr, config.warmup, config.steps},
+      schedule_{config.peak_lr, config.floor_lr, config.warmup_steps(), config.steps},
       sampler_(parts_.data, static_cast<std::int64_t>(text_.size()) - config.sequence, config.global_batch,
                config.seed) {
   AdamW::Options options;
@@ -126,28 +126,23 @@ StepResult Trainer::step() {
   return result;
 }
 
-std::string Trainer::identity() const {
-  const TransformerConfig& m = config_.model;
+std::string identity_of(const TrainConfig& config, const std::vector<unsigned char>& text) {
+  const TransformerConfig& m = config.model;
   return fmt::format(
       "dim={} layers={} heads={} kv_heads={} ffn={} vocab={} theta={} seq={} batch={} steps={} warmup={} "
       "lr={} floor={} decay={} clip={} "
       "seed={} text={:016x}",
-      m.dim, m.layers, m.heads, m.kv_heads, m.ffn_hidden, m.vocab, m.rope_theta, config_.sequence,
-      config_.global_batch, config_.steps, config_.warmup, config_.peak_lr, config_.floor_lr,
-      config_.weight_decay, config_.max_norm, config_.seed, fingerprint(text_));
+      m.dim, m.layers, m.heads, m.kv_heads, m.ffn_hidden, m.vocab, m.rope_theta, config.sequence,
+      config.global_batch, config.steps, config.warmup_steps(), config.peak_lr, config.floor_lr,
+      config.weight_decay, config.max_norm, config.seed, fingerprint(text));
 }
 
 void Trainer::save(const std::filesystem::path& directory) {
-  save_checkpoint(directory, parts_.mesh, next_, *parts_.model, optimizer_.get(), {{"run", identity()}});
+  save_checkpoint(directory, parts_.mesh, next_, *parts_.model, optimizer_.get(),
+                  {{"run", identity_of(config_, text_)}});
 }
 
 void Trainer::resume(const std::filesystem::path& directory) {
-  const auto latest = latest_checkpoint(directory);
-  if (!latest) wrong(fmt::format("resume: no checkpoint in \"{}\"", directory.string()));
-  const auto run = latest->extra.find("run");
-  if (run == latest->extra.end() || run->second != identity())
-    wrong(fmt::format("resume: \"{}\" is of another run:\n  there: {}\n  here:  {}", latest->folder.string(),
-                      run == latest->extra.end() ? "(no training run)" : run->second, identity()));
   next_ = load_checkpoint(directory, parts_.mesh, *parts_.model, optimizer_.get()).step;
 }
 

@@ -2,6 +2,7 @@
 // parity` compares. Each rank has its own, used by one thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -25,7 +26,7 @@ struct TrainConfig {
   std::int64_t global_batch = 16;  ///< sequences per step, over all data ranks
   std::int64_t sequence = 128;     ///< bytes per sequence
   double peak_lr = 2e-3, floor_lr = 2e-4;
-  std::int64_t warmup = 100;
+  std::int64_t warmup = -1;  ///< -1: a third of the steps, at most 100
   double weight_decay = 0.1;
   double max_norm = 1.0;
   std::uint64_t seed = 1;
@@ -33,6 +34,7 @@ struct TrainConfig {
   int tp = 1;
   int threads = 0;  ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
 
+  std::int64_t warmup_steps() const { return warmup == -1 ? std::min<std::int64_t>(100, steps / 3) : warmup; }
   /// Throws bad_argument with the arithmetic where sizes do not fit each other or `ranks`: before any rank is
   /// started or met. Returns the mesh.
   MeshShape check(int ranks) const;
@@ -56,8 +58,8 @@ class Trainer {
 
   /// Collective; see save_checkpoint.
   void save(const std::filesystem::path& directory);
-  /// Takes up the latest checkpoint of `directory`: parameters, optimizer, step. Throws bad_argument where
-  /// there is none, or where it was made with another model, text or schedule.
+  /// Takes up the latest checkpoint of `directory`: parameters, optimizer, step. Whether it is of the same run:
+  /// see look_at_save_folder. Collective.
   void resume(const std::filesystem::path& directory);
 
   int threads() const noexcept { return compute_.threads(); }
@@ -66,8 +68,6 @@ class Trainer {
   std::int64_t tokens_per_step() const noexcept { return config_.global_batch * config_.sequence; }
 
  private:
-  // What must be equal for a run to be the continuation of another.
-  std::string identity() const;
   struct Batch {
     Tensor tokens, labels;
   };
@@ -87,6 +87,8 @@ class Trainer {
 
 /// How many threads compute in each of `ranks` ranks of this host; see TrainConfig::threads.
 int threads_per_rank(int asked, int ranks);
+/// What makes a run what it is, "name=value" and blanks between: the model, the text, the schedule.
+std::string identity_of(const TrainConfig& config, const std::vector<unsigned char>& text);
 /// The bytes of a file. Throws system naming it, bad_argument where it has fewer than `least`.
 std::vector<unsigned char> read_text(const std::filesystem::path& path, std::int64_t least);
 

@@ -1,0 +1,52 @@
+// A TOML file that gives a sub-command's options, and the same options written as such a file. One thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace weft::tools {
+
+/// Adds --config and --print-config to a sub-command. A key of the file is an option's name without its dashes.
+/// What the file says takes the place of the defaults: the command line wins. Whatever is wrong with the file
+/// is an Error, bad_argument, that names file, line and key.
+class ConfigFile {
+ public:
+  /// `words`: the command line, in which the file is named.
+  ConfigFile(CLI::App& sub, const std::vector<std::string>& words);
+  ConfigFile(const ConfigFile&) = delete;
+  ConfigFile& operator=(const ConfigFile&) = delete;
+
+  /// Where an option's value is kept: its type is what the file must have.
+  using Variable = std::variant<bool*, int*, std::int64_t*, std::uint64_t*, double*, std::string*,
+                                std::filesystem::path*, std::vector<std::string>*>;
+  /// The file may give `option`, whose value is kept in `variable`. Returns the option.
+  CLI::Option* take(CLI::Option* option, Variable variable);
+
+  bool print_asked() const noexcept { return print_; }
+  /// A file by which a run is the same as with the options as they are.
+  std::string text() const;
+
+ private:
+  struct Entry {
+    std::string key;
+    CLI::Option* option;
+    Variable variable;
+  };
+  void read(const std::string& path) const;
+
+  std::string command_;
+  std::vector<Entry> entries_;
+  std::string path_;
+  bool print_ = false;
+};
+
+}  // namespace weft::tools

@@ -1,0 +1,112 @@
+#include "save_folder.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <map>
+#include <optional>
+#include <sstream>
+
+#include "weft/base/error.hpp"
+#include "weft/train/checkpoint.hpp"
+
+namespace weft::tools {
+namespace {
+
+[[noreturn]] void wrong(const std::string& text) { throw Error(ErrorCode::bad_argument, "train: " + text); }
+
+// "dim=32 layers=2" as a map.
+std::map<std::string, std::string> parts_of(const std::string& identity) {
+  std::map<std::string, std::string> parts;
+  std::istringstream words(identity);
+  for (std::string word; words >> word;) {
+    const std::size_t equals = std::min(word.find('='), word.size());
+    parts[word.substr(0, equals)] = word.substr(std::min(equals + 1, word.size()));
+  }
+  return parts;
+}
+
+std::string flag_of(const std::string& part) {
+  if (part == "kv_heads") return "--kv-heads";
+  if (part == "floor") return "--lr-floor";
+  if (part == "decay") return "--weight-decay";
+  return "--" + part;
+}
+
+struct Differences {
+  std::string all;       // in words; empty: none
+  bool fixed = false;    // among them is something that must stay as it is when a run goes on
+  std::string schedule;  // those that may differ, in words
+};
+
+Differences compare(const std::string& there, const std::string& here) {
+  std::map<std::string, std::string> theirs = parts_of(there), ours = parts_of(here);
+  Differences d;
+  for (const auto& [part, value] : theirs) ours.try_emplace(part, "not set");
+  for (const auto& [part, value] : ours) {
+    const auto at = theirs.find(part);
+    const std::string other = at == theirs.end() ? "not set" : at->second;
+    if (other == value) continue;
+    const std::string words = part == "text"
+                                  ? "--text has other bytes"
+                                  : fmt::format("{} is {} there and {} here", flag_of(part), other, value);
+    d.all += (d.all.empty() ? "" : ", ") + words;
+    if (part == "steps" || part == "warmup") {
+      d.schedule += (d.schedule.empty() ? "" : ", ") + words;
+    } else {
+      d.fixed = true;
+    }
+  }
+  return d;
+}
+
+// A file that is made and removed again: permissions, read-only and full file systems all count.
+void check_writable(const std::filesystem::path& folder) {
+  std::error_code failed;
+  std::filesystem::create_directories(folder, failed);
+  if (failed)
+    throw_errno(fmt::format("train: --save: cannot make the folder \"{}\"", folder.string()), failed.value());
+  std::string probe = (folder / ".writable-XXXXXX").string();
+  const int fd = ::mkostemp(probe.data(), O_CLOEXEC);
+  if (fd < 0)
+    throw_errno(fmt::format("train: --save: cannot write into the folder \"{}\"", folder.string()), errno);
+  ::close(fd);
+  ::unlink(probe.c_str());
+}
+
+}  // namespace
+
+SaveFolder look_at_save_folder(const std::filesystem::path& folder, const TrainConfig& config,
+                               const std::string& resume, bool overwrite) {
+  std::optional<CheckpointInfo> latest;
+  if (!overwrite) latest = latest_checkpoint(folder);
+  if (resume == "latest" && !latest) wrong(fmt::format("resume: no checkpoint in \"{}\"", folder.string()));
+  SaveFolder found;
+  if (latest) {
+    const auto run = latest->extra.find("run");
+    const Differences d =
+        run == latest->extra.end()
+            ? Differences{.all = "it was not made by weft train", .fixed = true, .schedule = {}}
+            : compare(run->second, identity_of(config, read_text(config.text, config.sequence + 2)));
+    found.resume = resume != "no";
+    found.step = latest->step;
+    if (found.resume && d.fixed)
+      wrong(fmt::format("resume: \"{}\" is of another run: {}", latest->folder.string(), d.all));
+    if (!found.resume && !d.all.empty())
+      wrong(
+          fmt::format("--save: \"{}\" is of another run, and would be replaced: {}; expected another folder, "
+                      "{}--overwrite",
+                      latest->folder.string(), d.all, d.fixed ? "or " : "--resume, or "));
+    if (found.resume && latest->step > config.steps)
+      wrong(fmt::format("resume: \"{}\" is {} steps old; --steps is {}; expected {} or more",
+                        latest->folder.string(), latest->step, config.steps, latest->step));
+    if (found.resume && !d.schedule.empty())
+      found.note = fmt::format("another schedule from step {} on: {}", latest->step, d.schedule);
+  }
+  check_writable(folder);
+  return found;
+}
+
+}  // namespace weft::tools

@@ -1,0 +1,75 @@
+#include "stop_request.hpp"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+
+#include "base/signals.hpp"
+#include "weft/base/clock.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::tools {
+namespace {
+
+constexpr Duration kSameRequest = std::chrono::milliseconds(500);
+
+}  // namespace
+
+StopRequest::StopRequest() {
+  sigemptyset(&signals_);
+  for (const int number : {SIGINT, SIGTERM}) {
+    struct sigaction action {};
+    if (::sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_IGN)
+      sigaddset(&signals_, number);
+  }
+  descriptor_ = ::signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK);
+  if (descriptor_ < 0) throw_errno("train: signalfd", errno);
+  over_ = ::eventfd(0, EFD_CLOEXEC);
+  if (over_ < 0) {
+    const int error = errno;
+    ::close(descriptor_);
+    throw_errno("train: eventfd", error);
+  }
+  ::pthread_sigmask(SIG_BLOCK, &signals_, &before_);
+  thread_ = start_thread("train: the thread that waits for signals", [this] { wait_for_signals(); });
+}
+
+StopRequest::~StopRequest() {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(over_, &one, sizeof one);
+  thread_.join();
+  ::close(over_);
+  ::close(descriptor_);
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+void StopRequest::wait_for_signals() {
+  Clock::time_point first_at{};
+  for (;;) {
+    pollfd polled[2] = {{descriptor_, POLLIN, 0}, {over_, POLLIN, 0}};
+    if (::poll(polled, 2, -1) < 0 && errno != EINTR) return;
+    if (polled[1].revents != 0) return;
+    signalfd_siginfo info{};
+    while (::read(descriptor_, &info, sizeof info) == sizeof info) {
+      const int number = static_cast<int>(info.ssi_signo);
+      if (first_.load() == 0) {
+        first_at = Clock::now();
+        first_.store(number);
+      } else if (Clock::now() - first_at >= kSameRequest) {
+        sigset_t one;
+        sigemptyset(&one);
+        sigaddset(&one, number);
+        ::signal(number, SIG_DFL);
+        ::pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+        ::raise(number);
+      }
+    }
+  }
+}
+
+}  // namespace weft::tools

@@ -1,0 +1,36 @@
+// SIGINT and SIGTERM as a wish that a loop reads.
+#pragma once
+
+#include <atomic>
+#include <csignal>
+#include <thread>
+
+namespace weft::tools {
+
+/// While it lives, a first SIGINT or SIGTERM is noted and nothing else happens. A second one, at least half a
+/// second later (some launchers send theirs twice), ends the process as if there were none of this. A signal
+/// that the process ignores stays ignored. To be made by the main thread before it makes threads that take
+/// signals: a thread of its own waits for them, and no handler interrupts kernels, since those that oneDNN
+/// generates keep data below the stack pointer, where a handler's frame would overwrite it.
+class StopRequest {
+ public:
+  /// Throws system.
+  StopRequest();
+  ~StopRequest();
+  StopRequest(const StopRequest&) = delete;
+  StopRequest& operator=(const StopRequest&) = delete;
+
+  /// The first signal that came; 0: none did.
+  int signal() const noexcept { return first_.load(); }
+
+ private:
+  void wait_for_signals();
+
+  sigset_t signals_, before_;
+  int descriptor_ = -1;  // reads them
+  int over_ = -1;        // an eventfd
+  std::atomic<int> first_{0};
+  std::thread thread_;
+};
+
+}  // namespace weft::tools
