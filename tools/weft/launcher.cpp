@@ -38,8 +38,8 @@
 
 #include "base/parse_number.hpp"
 #include "base/suspension.hpp"
+#include "launcher_notices.hpp"
 #include "output.hpp"
-#include "store/launcher_notice.hpp"
 #include "terminal.hpp"
 #include "weft/base/env.hpp"
 #include "weft/base/error.hpp"

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <cstdint>
 
-#include "base/signals.hpp"
 #include "weft/base/clock.hpp"
 #include "weft/base/error.hpp"
 
@@ -35,8 +34,12 @@ StopRequest::StopRequest() {
     ::close(descriptor_);
     throw_errno("train: eventfd", error);
   }
-  ::pthread_sigmask(SIG_BLOCK, &signals_, &before_);
-  thread_ = start_thread("train: the thread that waits for signals", [this] { wait_for_signals(); });
+  sigset_t all;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, &before_);
+  thread_ = std::thread([this] { wait_for_signals(); });  // which takes no signal itself
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  ::pthread_sigmask(SIG_BLOCK, &signals_, nullptr);
 }
 
 StopRequest::~StopRequest() {
