@@ -112,7 +112,8 @@ std::string on_a_terminal(std::vector<std::string> words, int columns) {
   const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
   EXPECT_EQ(::grantpt(terminal), 0);
   EXPECT_EQ(::unlockpt(terminal), 0);
-  const winsize size{.ws_row = 24, .ws_col = static_cast<unsigned short>(columns), .ws_xpixel = 0, .ws_ypixel = 0};
+  const winsize size{
+      .ws_row = 24, .ws_col = static_cast<unsigned short>(columns), .ws_xpixel = 0, .ws_ypixel = 0};
   EXPECT_EQ(::ioctl(terminal, TIOCSWINSZ, &size), 0);
   const std::string name = ::ptsname(terminal);
   ChildProcess process = ChildProcess::fork([&] {
@@ -222,12 +223,10 @@ TEST_F(TrainTest, ResumeRefusesAnotherRunAndNamesWhatDiffers) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "none"));
   ASSERT_EQ(run(small({"--save", file("ckpt"), "--until", "2"})), 0) << err();
   EXPECT_EQ(run(small({"--save", file("ckpt"), "--resume", "--seed", "7", "--kv-heads", "2"})), 2);
-  EXPECT_EQ(
-      err(),
-      fmt::format(
-          "weft: train: resume: \"{}\" is of another run: --kv-heads is 4 there and 2 here, "
-          "--seed is 1 there and 7 here\n",
-          file("ckpt/step-00000002")));
+  EXPECT_EQ(err(),
+            fmt::format("weft: train: resume: \"{}\" is of another run: --kv-heads is 4 there and 2 here, "
+                        "--seed is 1 there and 7 here\n",
+                        file("ckpt/step-00000002")));
   std::ofstream(folder_ / "text", std::ios::app) << "more\n";
   EXPECT_EQ(run(small({"--ranks", "2", "--save", file("ckpt"), "--resume"})), 2);
   EXPECT_THAT(err(), HasSubstr("is of another run: --text has other bytes\n"));
@@ -258,9 +257,8 @@ TEST_F(TrainTest, ACheckpointOfAnotherRunIsReplacedOnlyWhereAsked) {
 TEST_F(TrainTest, AFolderThatCannotBeWrittenIsFoundAtTheStart) {
   for (const char* ranks : {"0", "2"}) {
     EXPECT_EQ(run(small({"--ranks", ranks, "--save", file("text") + "/ckpt"})), 1);
-    EXPECT_EQ(err(), fmt::format(
-                         "weft: train: --save: cannot make the folder \"{}/ckpt\": Not a directory\n",
-                         file("text")));
+    EXPECT_EQ(err(), fmt::format("weft: train: --save: cannot make the folder \"{}/ckpt\": Not a directory\n",
+                                 file("text")));
     EXPECT_EQ(run(small({"--ranks", ranks, "--save", "/proc"})), 1);
     EXPECT_THAT(err(), HasSubstr("train: --save: cannot write into the folder \"/proc\": "));
     EXPECT_EQ(out(), "");
