@@ -215,6 +215,10 @@ struct Variety {
   std::vector<Op> ops{Op::all_reduce, Op::reduce,           Op::broadcast, Op::all_gather, Op::all_gather_v,
                       Op::gather,     Op::reduce_scatter_v, Op::scatter,   Op::all_to_all, Op::all_to_all_v,
                       Op::send,       Op::reduce_scatter,   Op::barrier,   Op::scan,       Op::exscan};
+  /// For a transport that cannot do them.
+  void leave_out_scans() {
+    std::erase_if(ops, [](Op op) { return op == Op::scan || op == Op::exscan; });
+  }
   DeviceStaging staging{};  ///< for transports that move a device's memory
 };
 

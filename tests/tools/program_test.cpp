@@ -142,8 +142,8 @@ TEST(Program, StepsAndFaultsThatCannotBeRunAreRefused) {
   };
   EXPECT_EQ(test::error_text([&] { decode(sound.dump()); }), "no error");
   refused(put("/steps/0/group", 1e300), "steps[0].group is 1e+300; expected an integer from 0 to 1");
-  refused(put("/steps/0/op", 0), "steps[0].op is 0; expected an integer from 1 to 14");
-  refused(put("/steps/0/op", 15), "steps[0].op is 15; expected an integer from 1 to 14");
+  refused(put("/steps/0/op", 0), "steps[0].op is 0; expected an integer from 1 to 16");
+  refused(put("/steps/0/op", 17), "steps[0].op is 17; expected an integer from 1 to 16");
   refused(put("/steps/0/count", 8.7), "steps[0].count is 8.7; expected an integer from 0 to 16777216");
   refused(put("/steps/0/dtype", "f31"), "steps[0].dtype is \"f31\", which weft does not know");
   refused(put("/steps/0/reduce", 13), "steps[0].reduce is 13; expected an integer from 0 to 12");
