@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "dp/vectors.hpp"
+#include "support/calls_made.hpp"
 #include "weft/dp/bucket_reducer.hpp"
 
 namespace weft::replicated_test {
@@ -501,13 +502,7 @@ TEST(ReplicatedViews, OneSmallExchangeComparesEverything) {
       g.put("w" + std::to_string(i),
             make_layout(mesh, {Replicate{}, i % 2 == 0 ? Placement(Shard{0}) : Placement(Replicate{})}, {4}),
             [&](std::size_t) { return static_cast<float>(i + (i % 2 == 0 ? rank.rank % 2 : 0)); });
-    const auto calls = [&] {
-      const std::string trace = rank.group().trace_json();
-      std::size_t n = 0;
-      for (std::size_t at = trace.find("\"op\""); at != std::string::npos; at = trace.find("\"op\"", at + 1))
-        ++n;
-      return n;
-    };
+    const auto calls = [&] { return test::calls_made(rank.group()); };
     const std::size_t before = calls();
     sync_replicated_gradients(g.all(), mesh);
     EXPECT_EQ(calls(), before + 1);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "support/calls_made.hpp"
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
 
@@ -93,13 +94,7 @@ TEST(CheckReplicas, OneSmallExchangeWhateverTheNumberOfTensors) {
     std::vector<NamedView> tensors;
     for (std::size_t i = 0; i < w.size(); ++i)
       tensors.push_back({"w", view(w.data() + i, 1), replicated_layout(mesh, {1})});
-    const auto calls = [&] {
-      const std::string trace = rank.group().trace_json();
-      std::size_t n = 0;
-      for (std::size_t at = trace.find("\"op\""); at != std::string::npos; at = trace.find("\"op\"", at + 1))
-        ++n;
-      return n;
-    };
+    const auto calls = [&] { return test::calls_made(rank.group()); };
     const std::size_t before = calls();
     check_replicas(tensors, mesh["dp"]);
     EXPECT_EQ(calls(), before + 1);

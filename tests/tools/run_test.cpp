@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sched.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -27,6 +26,7 @@
 #include "support/processes.hpp"
 #include "support/sanitizers.hpp"
 #include "support/temporary_folder.hpp"
+#include "support/terminal.hpp"
 #include "weft/weft.h"
 
 namespace weft::test::run_test {
@@ -204,29 +204,10 @@ TEST_F(RunTest, AReaderThatDoesNotReadDoesNotKeepTheJobAlive) {
 
 /// What a terminal gets from `weft run` with this script.
 std::string on_a_terminal(const std::string& script) {
-  const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
-  EXPECT_EQ(::grantpt(terminal), 0);
-  EXPECT_EQ(::unlockpt(terminal), 0);
-  const std::string name = ::ptsname(terminal);
-  ChildProcess process = ChildProcess::fork([&] {
-    const int side = ::open(name.c_str(), O_RDWR | O_NOCTTY);
-    for (int fd = 0; fd <= 2; ++fd) ::dup2(side, fd);
-    ::close(side);
-    ::execl(WEFT_COMMAND, "weft", "run", "-n", "2", "--", "sh", "-c", script.c_str(), nullptr);
-    return 99;
-  });
-  std::string text;
-  for (const Deadline deadline = Deadline::after(seconds(20)); !deadline.passed();) {
-    pollfd p{terminal, POLLIN, 0};
-    char buffer[4096];
-    if (::poll(&p, 1, 100) == 0) continue;
-    const ssize_t got = ::read(terminal, buffer, sizeof buffer);  // EIO: the other side is closed
-    if (got <= 0) break;
-    text.append(buffer, static_cast<std::size_t>(got));
-  }
-  EXPECT_EQ(process.wait(seconds(10)), kSuccess);
-  ::close(terminal);
-  return text;
+  const OnATerminal got =
+      run_on_a_terminal({WEFT_COMMAND, "run", "-n", "2", "--", "sh", "-c", script}, 0, seconds(20));
+  EXPECT_EQ(got.status, kSuccess);
+  return got.text;
 }
 
 // Rank 0 draws a bar, once with the carriage return in front and once behind; rank 1 says a line meanwhile,

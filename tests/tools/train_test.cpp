@@ -1,10 +1,7 @@
 // Drives the built `weft train`, `weft parity` and `weft doctor` on small models.
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <cmath>
@@ -20,6 +17,7 @@
 
 #include "support/processes.hpp"
 #include "support/temporary_folder.hpp"
+#include "support/terminal.hpp"
 #include "weft/store/tcp.hpp"
 
 namespace weft::test::train_test {
@@ -109,39 +107,13 @@ TEST_F(TrainTest, LearnsOnOneRank) {
 
 // What a terminal of so many columns gets from weft with these words.
 std::string on_a_terminal(std::vector<std::string> words, int columns) {
-  const int terminal = ::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
-  EXPECT_EQ(::grantpt(terminal), 0);
-  EXPECT_EQ(::unlockpt(terminal), 0);
-  const winsize size{
-      .ws_row = 24, .ws_col = static_cast<unsigned short>(columns), .ws_xpixel = 0, .ws_ypixel = 0};
-  EXPECT_EQ(::ioctl(terminal, TIOCSWINSZ, &size), 0);
-  const std::string name = ::ptsname(terminal);
-  ChildProcess process = ChildProcess::fork([&] {
+  words.insert(words.begin(), WEFT_COMMAND);
+  const OnATerminal got = run_on_a_terminal(std::move(words), columns, seconds(60), [] {
     for (const char* inherited : {"WEFT_RANK", "RANK", "WEFT_STORE", "COLUMNS", "WEFT_TERMINAL"})
       ::unsetenv(inherited);
-    const int side = ::open(name.c_str(), O_RDWR | O_NOCTTY);
-    for (int fd = 0; fd <= 2; ++fd) ::dup2(side, fd);
-    ::close(side);
-    words.insert(words.begin(), WEFT_COMMAND);
-    std::vector<char*> argv;
-    for (std::string& word : words) argv.push_back(word.data());
-    argv.push_back(nullptr);
-    ::execv(argv[0], argv.data());
-    return 99;
   });
-  std::string text;
-  for (const Deadline deadline = Deadline::after(seconds(60)); !deadline.passed();) {
-    pollfd p{terminal, POLLIN, 0};
-    char buffer[4096];
-    if (::poll(&p, 1, 100) == 0) continue;
-    const ssize_t got = ::read(terminal, buffer, sizeof buffer);  // EIO: the other side is closed
-    if (got <= 0) break;
-    text.append(buffer, static_cast<std::size_t>(got));
-  }
-  const auto status = process.wait(seconds(10));
-  EXPECT_TRUE(status && status->code == 0) << text;
-  ::close(terminal);
-  return text;
+  EXPECT_TRUE(got.status && got.status->code == 0) << got.text;
+  return got.text;
 }
 
 // The lines of a terminal that tell the state of the run: what stands between two ends of line or returns.
