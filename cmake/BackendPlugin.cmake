@@ -2,6 +2,10 @@
 # where load_backend() finds it: in the folder `weft` beside libweft.
 include(${CMAKE_CURRENT_LIST_DIR}/weftBackendPlugin.cmake)
 function(weft_own_backend_plugin name)
+  string(REGEX REPLACE "^mpi-" "" CMAKE_INSTALL_DEFAULT_COMPONENT_NAME ${name})  # with the peers of `weft bench` over the same library
+  if(name STREQUAL "nccl")
+    set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME libweft)  # it needs no package
+  endif()
   weft_backend_plugin(${name} ${ARGN})
   set(target weft_backend_${name})
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/src)

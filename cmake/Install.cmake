@@ -2,6 +2,7 @@
 # themselves. What is installed finds its parts from where it lies itself: the prefix may be moved.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
+set(CMAKE_INSTALL_DEFAULT_COMPONENT_NAME dev)  # the parts are those of Debian's packages (Packages.cmake); without --component all are installed
 
 set(weft_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/weft)
 
@@ -18,15 +19,20 @@ function(weft_pkg_config weft_pc_name weft_pc_description weft_pc_requires weft_
     set(weft_pc_libdir "\${prefix}/${CMAKE_INSTALL_LIBDIR}")
     set(weft_pc_includedir "\${prefix}/${CMAKE_INSTALL_INCLUDEDIR}")
   endif()
-  configure_file(${PROJECT_SOURCE_DIR}/cmake/weft.pc.in ${PROJECT_BINARY_DIR}/${weft_pc_name}.pc.at-install @ONLY)
   # Programs find libraries of the system's own prefix without a run path; which prefix it is, `cmake --install --prefix` says.
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/weft.pc.in ${PROJECT_BINARY_DIR}/pkgconfig/${weft_pc_name}.pc @ONLY)
+  string(REPLACE "-Wl,-rpath,\${libdir} " "" weft_pc_libs "${weft_pc_libs}")
+  configure_file(${PROJECT_SOURCE_DIR}/cmake/weft.pc.in ${PROJECT_BINARY_DIR}/pkgconfig/usr/${weft_pc_name}.pc @ONLY)
+  set(folder ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+  if(NOT IS_ABSOLUTE "${folder}")
+    string(PREPEND folder "\${CMAKE_INSTALL_PREFIX}/")
+  endif()
   install(CODE "
-    file(READ \"${PROJECT_BINARY_DIR}/${weft_pc_name}.pc.at-install\" text)
+    set(made \"${PROJECT_BINARY_DIR}/pkgconfig\")
     if(CMAKE_INSTALL_PREFIX STREQUAL \"/usr\")
-      string(REPLACE \" -Wl,-rpath,\\\${libdir}\" \"\" text \"\${text}\")
+      string(APPEND made /usr)
     endif()
-    file(WRITE \"${PROJECT_BINARY_DIR}/${weft_pc_name}.pc\" \"\${text}\")")
-  install(FILES ${PROJECT_BINARY_DIR}/${weft_pc_name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+    file(INSTALL DESTINATION \"${folder}\" TYPE FILE FILES \"\${made}/${weft_pc_name}.pc\")")
 endfunction()
 
 include(${PROJECT_SOURCE_DIR}/cmake/Exports.cmake)
@@ -41,12 +47,20 @@ if(TARGET weft_train)
   weft_installed_library(weft_train)
   target_link_libraries(weft_train_installed PUBLIC weft_installed PRIVATE $<BUILD_INTERFACE:weft_flags> $<BUILD_INTERFACE:fmt::fmt>
                         $<BUILD_INTERFACE:DNNL::dnnl> $<BUILD_INTERFACE:OpenMP::OpenMP_CXX>)
-  weft_pkg_config(weft_train "Layers and training over weft" "weft = ${PROJECT_VERSION}" "-Wl,-rpath,\${libdir} -lweft_train" "")
+  list(TRANSFORM OpenMP_CXX_LIB_NAMES PREPEND "-l" OUTPUT_VARIABLE weft_train_needs)
+  list(JOIN weft_train_needs " " weft_train_needs)
+  set(weft_train_needs "-ldnnl ${weft_train_needs} -lfmt -lstdc++ -lm")
+  weft_pkg_config(weft_train "Layers and training over weft" "weft = ${PROJECT_VERSION}" "-Wl,-rpath,\${libdir} -lweft_train" "${weft_train_needs}")
 endif()
-install(TARGETS ${weft_libraries} EXPORT weftTargets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+foreach(library ${weft_libraries})
+  string(REPLACE _installed "" component lib${library})
+  install(TARGETS ${library} EXPORT weftTargets
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT ${component} NAMELINK_COMPONENT dev)
+endforeach()
 
-# libweft.a, of the same objects: CMake brings its target with find_package(weft COMPONENTS static), which needs fmt; for pkg-config it is
-# weft_static, or weft with --static where all libraries are static, fmt's too.
+# libweft.a and libweft_train.a, of the same objects: CMake brings their targets with find_package(weft COMPONENTS static), which needs fmt,
+# and find_package(weft COMPONENTS train_static), which needs oneDNN, too; for pkg-config they are weft_static and weft_train_static, or weft
+# and weft_train with --static where all libraries are static, fmt's and oneDNN's too.
 if(WEFT_STATIC)
   add_library(weft_static STATIC $<FILTER:$<TARGET_OBJECTS:weft>,EXCLUDE,/plugins/shared_library[.]cpp[.]o$>
               ${PROJECT_SOURCE_DIR}/src/backends/plugins/static_library.cpp)
@@ -59,6 +73,17 @@ if(WEFT_STATIC)
   install(TARGETS weft_static EXPORT weftStaticTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
   weft_pkg_config(weft_static "weft as a part of the program" "" "-l:libweft.a -lfmt -lstdc++ -lm" "")
   install(EXPORT weftStaticTargets NAMESPACE weft:: DESTINATION ${weft_package_dir})
+  if(TARGET weft_train)
+    add_library(weft_train_static STATIC $<TARGET_OBJECTS:weft_train>)
+    add_library(weft::weft_train_static ALIAS weft_train_static)
+    target_link_libraries(weft_train_static PRIVATE $<BUILD_INTERFACE:weft_flags> fmt::fmt DNNL::dnnl OpenMP::OpenMP_CXX PUBLIC weft_static)
+    set_target_properties(weft_train_static PROPERTIES OUTPUT_NAME weft_train LINKER_LANGUAGE CXX
+      ARCHIVE_OUTPUT_DIRECTORY ${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/installed)
+    install(TARGETS weft_train_static EXPORT weftTrainStaticTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+    weft_pkg_config(weft_train_static "Layers and training as a part of the program" "weft_static = ${PROJECT_VERSION}"
+                    "-l:libweft_train.a ${weft_train_needs}" "")
+    install(EXPORT weftTrainStaticTargets NAMESPACE weft:: DESTINATION ${weft_package_dir})
+  endif()
 endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/weft DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.hpp" PATTERN "*.h")
 install(EXPORT weftTargets NAMESPACE weft:: DESTINATION ${weft_package_dir})

@@ -6,7 +6,7 @@
 
 A finding is one line, `file:line: what; the rule`. Exit status 1 if there is any. The rules, in words:
 
-  base <- host <- store <- reduce <- backends <- group <- mesh <- dp, checkpoint <- nn <- tp, domain, ep <- train <- models <- capi
+  base <- host <- store <- reduce <- backends <- group <- mesh <- dp, checkpoint <- nn <- tp, domain, ep <- train <- models <- capi <- capi_train
        <- tools, bench, examples
 
    (domain and ep are planned; there are no such folders yet)
@@ -18,7 +18,8 @@ A finding is one line, `file:line: what; the rule`. Exit status 1 if there is an
 5. weft/weft.hpp, which includes everything, is for programs, not for the library.
 6. Tests of a layer include what that layer may, and "support/"; those of backends also group, which drives a transport.
 7. A foreign library's headers stay in the folders that may use it (FOREIGN below).
-8. C knows no C++: a header or source of C includes no .hpp and no <name> of C++; of weft it includes weft/weft.h alone.
+8. C knows no C++: a header or source of C includes no .hpp and no <name> of C++; of weft it includes weft/weft.h, weft/weft_mpi.h and
+   weft/weft_train.h alone, which consist of the headers in include/weft/c/ and include/weft/c_train/.
 9. In src/ and tools/ a call of a Store states its deadline: the default is for programs, which may wait.
 10. What a public header drags in (its includes, theirs, and so on) lies in its layer or to the left, too.
 11. Public headers do not name files of src/: who has an installation has none.
@@ -33,7 +34,7 @@ import re
 import sys
 import tempfile
 
-COLUMNS = [["base"], ["host"], ["store"], ["reduce"], ["backends"], ["group"], ["mesh"], ["dp", "checkpoint"], ["nn"], ["tp", "domain", "ep"], ["train"], ["models"], ["capi"],
+COLUMNS = [["base"], ["host"], ["store"], ["reduce"], ["backends"], ["group"], ["mesh"], ["dp", "checkpoint"], ["nn"], ["tp", "domain", "ep"], ["train"], ["models"], ["capi"], ["capi_train"],
            ["tools", "bench", "examples"]]
 COLUMN = {layer: i for i, column in enumerate(COLUMNS) for layer in column}
 PROGRAMS = {"tools", "bench", "examples"}
@@ -43,10 +44,11 @@ ARROWS = " <- ".join(", ".join(c) for c in COLUMNS)
 FOREIGN = [
     (r"(oneapi/)?dnnl", ["src/nn/kernels/", "tests/nn/", "bench/"]),
     (r"nlohmann/", ["src/base/json_reader.hpp", "src/checkpoint/", "src/store/", "src/backends/", "src/group/", "tools/", "tests/", "bench/"]),
+    (r"xxhash\.h", ["src/checkpoint/content_hash.cpp"]),
     (r"CLI/", ["tools/", "bench/", "examples/"]),
     (r"benchmark/", ["bench/"]),
     (r"(gtest|gmock)/", ["tests/"]),
-    (r"mpi\.h", ["src/backends/mpi/", "tests/backends/mpi_", "bench/peers/"]),
+    (r"mpi\.h", ["include/weft/weft_mpi.h", "src/backends/mpi/", "tests/backends/mpi_", "bench/peers/"]),
     (r"sodium\.h", ["src/store/tcp/seal.cpp"]),
     (r"gloo/", ["src/backends/gloo/", "bench/peers/"]),
     (r"(nccl|cuda_runtime(_api)?)\.h", ["src/backends/nccl/", "bench/peers/"]),
@@ -60,6 +62,9 @@ MORE_FILES = {}
 VARIABLE = re.compile(r'\b(getenv|env::get|env::get_int|env::is_on)\(\s*"(WEFT_\w+)"')
 VARIABLE_ROW = re.compile(r'\{"(\w+)",')
 READS_BY_ITSELF = ("src/base/env.cpp", "src/base/mutant.hpp")  # the second without libweft's own functions
+
+C_API = ("weft/weft.h", "weft/weft_mpi.h", "weft/weft_train.h")
+C_FOLDERS = {"c": "capi", "c_train": "capi_train"}  # of include/weft
 
 CXX20 = "weft/base/cxx20.hpp"  # rule 15
 
@@ -76,7 +81,7 @@ def layer_of_file(path):
     """(layer, kind) of a file of the tree; kind is public, private, test or program. None: no rule applies to it."""
     parts = path.parts
     if parts[0] == "include" and len(parts) >= 3:
-        return ("api", "public") if len(parts) == 3 else (parts[2], "public")
+        return ("api", "public") if len(parts) == 3 else (C_FOLDERS.get(parts[2], parts[2]), "public")
     if parts[0] == "src" and len(parts) >= 3:
         return parts[1], "private"
     if parts[0] == "tests" and len(parts) >= 3:
@@ -92,8 +97,12 @@ def reaches(layer, wanted):
 
 def check_include(path, layer, kind, quote, name):
     """What is wrong with one include, or None."""
-    if path.suffix in (".c", ".h") and name != "weft/weft.h" and (not name.endswith(".h") or name.startswith("weft/")):
-        return f"includes {name}; C includes headers of C, and of weft weft/weft.h alone"
+    if path.suffix in (".c", ".h") and name not in C_API:
+        part = path.parts[0] == "include" and name.startswith(("weft/c/", "weft/c_train/"))
+        if not name.endswith(".h") or (name.startswith("weft/") and not part):
+            return f"includes {name}; C includes headers of C, and of weft {', '.join(C_API)} alone"
+        if part:
+            return None
     for pattern, folders in FOREIGN:
         if re.match(pattern, name):
             allowed = any(path.as_posix().startswith(f) for f in folders)
@@ -107,8 +116,8 @@ def check_include(path, layer, kind, quote, name):
         if kind in ("program", "test") and not name.startswith(".") and "/" not in name:
             return None
         return f'includes "{name}"; an include names its layer, as in "host/arena.hpp"'
-    if name in ("weft/weft.hpp", "weft/weft.h"):
-        if kind in ("program", "test") or layer in ("api", "capi"):
+    if name == "weft/weft.hpp" or name in C_API:
+        if kind in ("program", "test") or layer in ("api", "capi", "capi_train"):
             return None
         return f'includes "{name}"; that is for programs, the library includes what it uses'
     parts = name.split("/")
@@ -288,7 +297,13 @@ def self_test():
         "src/dp/d.cpp": '  #  include "weft/backends/g.hpp"\n#include "mesh/m.hpp"\n',
         "src/nn/kernels/k.cpp": '#include <dnnl.hpp>\n',
         "tests/nn/n_test.cpp": '#include "support/ranks.hpp"\n#include "weft/backends/g.hpp"\n#include <gtest/gtest.h>\n',
-        "include/weft/weft.h": '#include <stdint.h>\n',
+        "include/weft/weft.h": '#include "weft/c/error.h"\n',
+        "include/weft/c/error.h": '#include <stdint.h>\n',
+        "include/weft/c/group.h": '#include "weft/c/error.h"\n',
+        "include/weft/weft_mpi.h": '#include <mpi.h>\n#include "weft/weft.h"\n',
+        "include/weft/weft_train.h": '#include "weft/c_train/layers.h"\n#include "weft/weft.h"\n',
+        "include/weft/c_train/layers.h": '#include "weft/c/group.h"\n',
+        "src/capi_train/l.cpp": '#include "capi/handles.hpp"\n#include "weft/weft_train.h"\n#include "weft/models/m.hpp"\n',
         "src/capi/c.cpp": '#include "capi/handles.hpp"\n#include "weft/weft.h"\n#include "weft/mesh/m.hpp"\n',
         "tests/capi/c_test.c": '#include "weft/weft.h"\n#include <sys/wait.h>\n',
         "examples/c/e.c": '#include <weft/weft.h>\n',
@@ -315,8 +330,11 @@ def self_test():
         ("src/mesh/v.cpp", 1, '#include "weft/mash/mesh.hpp"'): 'there is no layer "mash"',
         ("tests/base/x_test.cpp", 1, '#include "weft/store/store.hpp"'): "base may not know store",
         ("src/backends/x.cpp", 1, '#include <mpi.h>'): "src/backends/mpi/",
+        ("include/weft/c/mpi.h", 1, '#include <mpi.h>'): "include/weft/weft_mpi.h",
         ("src/nn/y.cpp", 1, '#include "oneapi/dnnl/dnnl.hpp"'): "src/nn/kernels/",
         ("examples/c/x.c", 1, '#include <weft/weft.hpp>'): "headers of C",
+        ("examples/c/y.c", 1, '#include <weft/c/error.h>'): "weft/weft.h, weft/weft_mpi.h, weft/weft_train.h alone",
+        ("include/weft/c/z.h", 1, '#include "weft/base/a.hpp"'): "headers of C",
         ("tests/capi/x.c", 1, '#include <vector>'): "headers of C",
         ("include/weft/x.h", 1, '#include <cstdint>'): "headers of C",
         ("src/mesh/u.cpp", 1, '#include "weft/weft.h"'): "is for programs",

@@ -72,7 +72,8 @@ std::string why_not_shared(const std::vector<BootstrapInfo>& all) {
 
 std::unique_ptr<Backend> make_auto_backend(const GroupInit& b) {
   const auto take = [&](std::string_view name, const std::string& why) {
-    b.context.log().write(LogLevel::info, fmt::format("group \"{}\": auto takes {}: {}", b.name, name, why));
+    b.context.log().write(LogLayer::backends, LogLevel::info,
+                          fmt::format("group \"{}\": auto takes {}: {}", b.name, name, why));
     return load_backend(b.context, name)(b);
   };
   const std::string wanted = env::get("WEFT_BACKEND").value_or("auto");

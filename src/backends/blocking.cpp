@@ -19,8 +19,9 @@ constexpr auto kCauseWait = std::chrono::seconds(2);
 }  // namespace
 
 struct BlockingBackend::Flight {
-  enum : int { pending, done, refused };
+  enum : int { pending, done, refused, found };
   std::uint64_t number = 0;  // of a collective
+  MessageInfo message{};     // found
   std::atomic<int> state{pending};
   static Flight& of(OpState& s) noexcept { return *reinterpret_cast<Flight*>(s.scratch.data()); }
 };
@@ -65,6 +66,14 @@ Step BlockingBackend::poll(OpState& s) noexcept {
   } else {
     const int state = f.state.load(std::memory_order_seq_cst);
     if (state == Flight::done) return Step::done;
+    if (state == Flight::found) {
+      s.peer = f.message.source;
+      if (s.op == Op::wait_message) {
+        s.dtype = f.message.dtype;
+        s.out_count = f.message.count;
+      }
+      return Step::done;
+    }
     if (state == Flight::refused) {
       Failure why;
       {
@@ -83,6 +92,13 @@ void BlockingBackend::ring() noexcept {
 
 void BlockingBackend::finished(OpState& s) noexcept {
   Flight::of(s).state.store(Flight::done, std::memory_order_seq_cst);
+  ring();
+}
+
+void BlockingBackend::finished(OpState& s, const MessageInfo& found) noexcept {
+  Flight& f = Flight::of(s);
+  f.message = found;
+  f.state.store(Flight::found, std::memory_order_seq_cst);
   ring();
 }
 

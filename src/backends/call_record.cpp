@@ -41,7 +41,7 @@ Announcement announcement_of(const OpState& s, int size) {
 
 namespace {
 
-std::string what(const CallRecord& record, const CallDetail& detail = {}) {
+std::string what(const CallRecord& record, const CallDetail& detail) {
   std::string text(name(record.op));
   const OpRow op = row(record.op);
   if (op.counts != Counts::none) text += fmt::format(" {}", name(record.dtype));
@@ -60,8 +60,15 @@ std::vector<int> both(int a, int b) { return {std::min(a, b), std::max(a, b)}; }
 
 }  // namespace
 
+std::string what(const CallRecord& record) { return what(record, {}); }
+
 std::string what(const OpState& s, int size) {
   if (row(s.op).collective) return what(record_of(s, size));
+  if (s.op == Op::wait_message || s.peer == any_source) {
+    std::string text(name(s.op));
+    if (s.op == Op::recv) text += fmt::format(" {} x{}", name(s.dtype), s.out_count);
+    return text + (s.peer == any_source ? " from any rank" : fmt::format(" from rank {}", s.peer));
+  }
   return fmt::format("{} {} x{} {} rank {}", name(s.op), name(s.dtype), std::max(s.in_count, s.out_count),
                      s.op == Op::send ? "to" : "from", s.peer);
 }

@@ -117,6 +117,8 @@ struct CallDetail {
   std::string_view path;                 ///< that a test forces
 };
 
+/// what() of call_record.hpp, for a collective, of its record.
+std::string what(const CallRecord& record);
 /// describe() of call_record.hpp, with more detail.
 std::string describe(int rank, const CallRecord& record, const CallDetail& detail);
 /// mismatch() of call_record.hpp, of two texts that describe() wrote.

@@ -59,7 +59,8 @@ Traits mpi(std::string_view name) {
 // either: the host does not compute on device memory.
 Traits nccl() {
   Traits t{.name = "nccl",
-           .ops = kAllOps & ~op_bit(Op::scan) & ~op_bit(Op::exscan),  // NCCL has none
+           // NCCL has no scans, and a receive names its source
+           .ops = kAllOps & ~op_bit(Op::scan) & ~op_bit(Op::exscan) & ~op_bit(Op::wait_message),
            .dtypes = kAllDTypes};
   constexpr DTypeSet floating =
       dtype_bit(DType::f64) | dtype_bit(DType::f32) | dtype_bit(DType::f16) | dtype_bit(DType::bf16);
@@ -91,7 +92,7 @@ Traits gloo() {
            .ops = op_bit(Op::all_reduce) | op_bit(Op::reduce) | op_bit(Op::broadcast) |
                   op_bit(Op::all_gather) | op_bit(Op::all_gather_v) | op_bit(Op::gather) |
                   op_bit(Op::scatter) | op_bit(Op::all_to_all) | op_bit(Op::all_to_all_v) |
-                  op_bit(Op::barrier) | op_bit(Op::send) | op_bit(Op::recv),
+                  op_bit(Op::barrier) | op_bit(Op::send) | op_bit(Op::recv) | op_bit(Op::wait_message),
            .dtypes = kAllDTypes};
   reduce_pairwise(t);
   t.progress = ProgressStyle::threaded;

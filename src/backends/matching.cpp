@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "weft/base/env.hpp"
+#include "weft/base/name_ranks.hpp"
 
 namespace weft {
 
@@ -19,12 +20,33 @@ UnexpectedLimits UnexpectedLimits::from_env() {
 }
 
 Failure message_mismatch(const OpState& recv, int rank, DType dtype, std::int64_t count) {
+  return message_mismatch(recv, recv.peer, rank, dtype, count);
+}
+Failure message_mismatch(const OpState& recv, int source, int rank, DType dtype, std::int64_t count) {
   return {.code = ErrorCode::mismatch,
-          .text = fmt::format("rank {} sent {} x{} with tag {}, rank {} receives {} x{}", recv.peer,
-                              name(dtype), count, recv.tag, rank, name(recv.dtype), recv.out_count),
+          .text = fmt::format("rank {} sent {} x{} with tag {}, rank {} receives {} x{}", source, name(dtype),
+                              count, recv.tag, rank, name(recv.dtype), recv.out_count),
           .op = Op::recv,
           .call = recv.call,
-          .ranks = {std::min(recv.peer, rank), std::max(recv.peer, rank)}};
+          .ranks = {std::min(source, rank), std::max(source, rank)}};
+}
+
+std::vector<int> awaited_sources(const OpState& recv, int rank, int size) {
+  if (recv.peer != any_source) return {recv.peer};
+  std::vector<int> ranks;
+  for (int r = 0; r < size; ++r)
+    if (r != rank || size == 1) ranks.push_back(r);
+  return ranks;
+}
+
+std::string not_sent(const OpState& recv, std::span<const int> ranks, int rank, int size) {
+  if (recv.peer != any_source)
+    return recv.op == Op::recv ? fmt::format("rank {} has not sent it (tag {})", recv.peer, recv.tag)
+                               : fmt::format("rank {} has sent no message with tag {}", recv.peer, recv.tag);
+  std::string text = fmt::format("no rank has sent a message with tag {}", recv.tag);
+  if (ranks.size() < awaited_sources(recv, rank, size).size())
+    text += fmt::format("; {} could", name_ranks(ranks));
+  return text;
 }
 
 Failure too_many_unexpected(const UnexpectedLimits& limits, std::int64_t held, std::int64_t held_bytes,

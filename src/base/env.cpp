@@ -18,8 +18,10 @@ namespace {
 constexpr std::string_view kPrefix = "WEFT_", kTests = "WEFT_TEST_";
 
 constexpr Variable kVariables[] = {
-    {"WEFT_LOG", "error, warning, info, debug", "warning", "Context",
-     "the least important line that is still logged: error, warning, info or debug"},
+    {"WEFT_LOG", "level, layer=level, or several with commas", "warning", "Context",
+     "the least important line that is still logged: error, warning, info or debug; of one layer (program, "
+     "host, "
+     "store, backends, group, dp) with its name before it: info,store=debug"},
     {"WEFT_TRACE", "path", "none", "groups",
      "folder to which a rank's last calls are written, when a group fails and at every SIGUSR2"},
     {"WEFT_RANK", "integer", "RANK", "rendezvous", "this process's rank in the job; set by weft run"},

@@ -24,9 +24,11 @@ std::string_view name(ErrorCode code) noexcept {
 Error::Error(ErrorCode code, const std::string& text)
     : Error(Failure{.code = code, .text = text, .ranks = {}}) {}
 
-Error::Error(Failure failure, bool quiesced)
+Error::Error(Failure failure, bool quiesced) : Error(std::move(failure), quiesced, {}) {}
+
+Error::Error(Failure failure, bool quiesced, std::vector<LastCall> last_calls)
     : std::runtime_error(failure.text),
-      details_(std::make_shared<Details>(Details{std::move(failure), quiesced})) {}
+      details_(std::make_shared<Details>(Details{std::move(failure), quiesced, std::move(last_calls)})) {}
 
 std::string system_words(int error_number) {
   std::string text = std::generic_category().message(error_number);

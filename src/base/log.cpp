@@ -1,5 +1,6 @@
 #include "weft/base/log.hpp"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -9,8 +10,9 @@
 #include <optional>
 #include <utility>
 
+#include "weft/base/error.hpp"
+
 namespace weft {
-namespace {
 
 std::string_view name(LogLevel level) noexcept {
   switch (level) {
@@ -20,6 +22,39 @@ std::string_view name(LogLevel level) noexcept {
     case LogLevel::debug: return "debug";
   }
   return "?";
+}
+
+std::string_view name(LogLayer layer) noexcept {
+  switch (layer) {
+    case LogLayer::program: return "program";
+    case LogLayer::host: return "host";
+    case LogLayer::store: return "store";
+    case LogLayer::backends: return "backends";
+    case LogLayer::group: return "group";
+    case LogLayer::dp: return "dp";
+  }
+  return "?";
+}
+
+namespace {
+
+template <class Value, std::size_t kCount>
+std::optional<Value> named(std::string_view text) {
+  for (std::size_t i = 0; i < kCount; ++i)
+    if (name(static_cast<Value>(i)) == text) return static_cast<Value>(i);
+  return std::nullopt;
+}
+
+[[noreturn]] void refuse(std::string_view what, std::string_view text, std::string_view why) {
+  throw Error(ErrorCode::bad_argument, fmt::format("{} is \"{}\"; {}", what, text, why));
+}
+
+LogLevel level_of(std::string_view word, std::string_view what, std::string_view text) {
+  constexpr std::size_t kLevels = 4;
+  if (const auto level = named<LogLevel, kLevels>(word)) return *level;
+  refuse(what, text,
+         word == text ? std::string("expected error, warning, info or debug")
+                      : fmt::format("\"{}\" is no level; expected error, warning, info or debug", word));
 }
 
 // One write for the whole line, so that lines of several processes do not mix. Nothing can be done if it
@@ -44,13 +79,13 @@ struct Logger::Impl {
 
   explicit Impl(LogSink s) : sink(std::move(s)) {}
 
-  void add(LogLevel level, std::string_view text) {
+  void add(LogLevel level, std::string text) {
     const std::lock_guard lock(mutex);
     if (lines.size() >= kMost) {
       ++left_out;
       return;
     }
-    lines.push_back({level, std::string(text)});
+    lines.push_back({level, std::move(text)});
     waiting.store(true, std::memory_order_relaxed);
   }
 
@@ -64,7 +99,7 @@ struct Logger::Impl {
     } else if (left_out > 0) {
       const std::size_t n = std::exchange(left_out, 0);
       line = Line{LogLevel::warning,
-                  "log: " + std::to_string(n) + " lines were left out: the sink was too slow"};
+                  "[host] log: " + std::to_string(n) + " lines were left out: the sink was too slow"};
     } else {
       in_sink = false;
       waiting.store(false, std::memory_order_relaxed);
@@ -91,21 +126,60 @@ struct Logger::Impl {
   bool in_sink = false;  // a thread is there and takes what comes
 };
 
-Logger::Logger(LogLevel level, LogSink sink)
-    : level_(level), impl_(std::make_unique<Impl>(sink ? std::move(sink) : LogSink(write_to_stderr))) {}
+LogLevels LogLevels::changed_by(std::string_view text, std::string_view what) const {
+  std::array<std::optional<LogLevel>, kLogLayers> named_layers;
+  std::optional<LogLevel> all;
+  for (std::string_view rest = text;;) {
+    const std::size_t comma = rest.find(',');
+    const std::string_view entry = rest.substr(0, comma);
+    const std::size_t equals = entry.find('=');
+    if (equals == std::string_view::npos) {
+      const LogLevel level = level_of(entry, what, text);
+      if (all) refuse(what, text, "expected one level for all layers, and then layer=level");
+      all = level;
+    } else {
+      const std::string_view layer = entry.substr(0, equals);
+      const auto found = named<LogLayer, kLogLayers>(layer);
+      if (!found)
+        refuse(
+            what, text,
+            fmt::format("\"{}\" is no layer; expected program, host, store, backends, group or dp", layer));
+      auto& to = named_layers[static_cast<std::size_t>(*found)];
+      if (to) refuse(what, text, fmt::format("expected one level for {}", layer));
+      to = level_of(entry.substr(equals + 1), what, text);
+    }
+    if (comma == std::string_view::npos) break;
+    rest.remove_prefix(comma + 1);
+  }
+  LogLevels changed = all ? LogLevels(*all) : *this;
+  for (std::size_t i = 0; i < kLogLayers; ++i)
+    if (named_layers[i]) changed.of_[i] = *named_layers[i];
+  return changed;
+}
+
+Logger::Logger(const LogLevels& levels, LogSink sink)
+    : levels_(levels), impl_(std::make_unique<Impl>(sink ? std::move(sink) : LogSink(write_to_stderr))) {}
+
+Logger::Logger(LogLevel level, LogSink sink) : Logger(LogLevels(level), std::move(sink)) {}
 
 Logger::~Logger() { flush(); }
 
-void Logger::write(LogLevel level, std::string_view line) noexcept {
-  if (!enabled(level)) return;
-  write_later(level, line);
+void Logger::write(LogLevel level, std::string_view line) noexcept { write(LogLayer::program, level, line); }
+
+void Logger::write_later(LogLevel level, std::string_view line) noexcept {
+  write_later(LogLayer::program, level, line);
+}
+
+void Logger::write(LogLayer layer, LogLevel level, std::string_view line) noexcept {
+  if (!enabled(layer, level)) return;
+  write_later(layer, level, line);
   flush();
 }
 
-void Logger::write_later(LogLevel level, std::string_view line) noexcept {
-  if (!enabled(level)) return;
+void Logger::write_later(LogLayer layer, LogLevel level, std::string_view line) noexcept {
+  if (!enabled(layer, level)) return;
   try {
-    impl_->add(level, line);
+    impl_->add(level, fmt::format("[{}] {}", name(layer), line));
   } catch (...) {  // out of memory: diagnostics are worth less than the run
   }
 }

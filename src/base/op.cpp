@@ -21,6 +21,7 @@ std::string_view name(Op op) noexcept {
     case Op::recv: return "recv";
     case Op::scan: return "scan";
     case Op::exscan: return "exscan";
+    case Op::wait_message: return "wait_message";
   }
   return "?";
 }

@@ -1,156 +1,303 @@
-// Collectives and Works in C: each fills a Call and submits it, nothing more.
-#include <limits>
+// Operations in C: each fills a Call and submits it, nothing more.
+#include <cstddef>
+#include <iterator>
+#include <optional>
 
-#include "capi/handles.hpp"
+#include "capi/call_handles.hpp"
+#include "weft/group/min_loc.hpp"
 
-using weft::Buffer;
 using weft::Call;
 using weft::CallOptions;
-using weft::DType;
 using weft::ErrorCode;
-using weft::ReduceOp;
+using weft::ProcessGroup;
+namespace call = weft::call;
 namespace capi = weft::capi;
-
-namespace {
-
-constexpr std::size_t kCallOptionsFirstBytes = 32;
-static_assert(sizeof(weft_call_options) == kCallOptionsFirstBytes);
-static_assert(sizeof(weft_buffer) == 24);  // has no struct_size: it stays as it is
-
-constexpr bool same(DType a, weft_dtype b) { return static_cast<weft_dtype>(a) == b; }
-static_assert(same(DType::f64, WEFT_F64) && same(DType::f32, WEFT_F32) && same(DType::f16, WEFT_F16));
-static_assert(same(DType::bf16, WEFT_BF16) && same(DType::i8, WEFT_I8) && same(DType::i16, WEFT_I16));
-static_assert(same(DType::i32, WEFT_I32) && same(DType::i64, WEFT_I64) && same(DType::u8, WEFT_U8));
-static_assert(same(DType::u16, WEFT_U16) && same(DType::u32, WEFT_U32) && same(DType::u64, WEFT_U64));
-static_assert(same(DType::boolean, WEFT_BOOL) && same(DType::f8e4m3, WEFT_F8E4M3));
-static_assert(same(DType::f8e5m2, WEFT_F8E5M2) && same(DType::c64, WEFT_C64) && same(DType::c128, WEFT_C128));
-static_assert(weft::kDTypeCount == WEFT_C128 + 1);
-
-using Kind = ReduceOp::Kind;
-constexpr bool same(Kind a, weft_reduce_op b) { return static_cast<weft_reduce_op>(a) == b; }
-static_assert(same(Kind::sum, WEFT_SUM) && same(Kind::avg, WEFT_AVG) && same(Kind::min, WEFT_MIN));
-static_assert(same(Kind::max, WEFT_MAX) && same(Kind::prod, WEFT_PROD));
-static_assert(same(Kind::premul_sum, WEFT_PREMUL_SUM) && same(Kind::bit_and, WEFT_BIT_AND));
-static_assert(same(Kind::bit_or, WEFT_BIT_OR) && same(Kind::bit_xor, WEFT_BIT_XOR));
-static_assert(same(Kind::logical_and, WEFT_LOGICAL_AND) && same(Kind::logical_or, WEFT_LOGICAL_OR));
-static_assert(same(Kind::logical_xor, WEFT_LOGICAL_XOR));
-static_assert(weft::kReduceKindCount ==
-              WEFT_LOGICAL_XOR + 2);  // and user functions, which C does not have yet
-
-static_assert(static_cast<weft_order>(weft::Order::native) == WEFT_ORDER_NATIVE);
-static_assert(static_cast<weft_order>(weft::Order::canonical) == WEFT_ORDER_CANONICAL);
-
-Buffer buffer_of(const char* function, const weft_buffer* buffer, const char* which) {
-  const weft_buffer& b = capi::given(function, buffer, which);
-  const auto wrong = [&](const char* field, std::int64_t value, const char* expected) {
-    capi::refuse(ErrorCode::bad_argument, function,
-                 fmt::format("{}->{} is {}; expected {}", which, field, value, expected));
-  };
-  if (b.count < 0) wrong("count", b.count, "0 or more");
-  if (b.dtype < WEFT_F64 || b.dtype > WEFT_C128) wrong("dtype", b.dtype, "0 (WEFT_F64) to 16 (WEFT_C128)");
-  constexpr int kDevices = std::numeric_limits<decltype(weft::Device::index)>::max();
-  if (b.device < WEFT_CPU || b.device > kDevices) wrong("device", b.device, "WEFT_CPU or WEFT_CUDA(index)");
-  weft::Device device;
-  if (b.device != WEFT_CPU)
-    device = {weft::DeviceKind::cuda, static_cast<std::int16_t>(b.device - WEFT_CUDA(0))};
-  return {b.data, b.count, static_cast<DType>(b.dtype), device};
-}
-
-CallOptions call_options(const char* function, const weft_call_options* options) {
-  const weft_call_options o = capi::read(function, options, weft_call_options WEFT_CALL_OPTIONS_INIT,
-                                         kCallOptionsFirstBytes, "WEFT_CALL_OPTIONS_INIT");
-  const auto wrong = [&](const std::string& text) { capi::refuse(ErrorCode::bad_argument, function, text); };
-  if (o.reduce_op < WEFT_SUM || o.reduce_op > WEFT_LOGICAL_XOR)
-    wrong(fmt::format("options->reduce_op is {}; expected 0 (WEFT_SUM) to {} (WEFT_LOGICAL_XOR)", o.reduce_op,
-                      static_cast<int>(WEFT_LOGICAL_XOR)));
-  if (o.order != WEFT_ORDER_NATIVE && o.order != WEFT_ORDER_CANONICAL)
-    wrong(fmt::format("options->order is {}; expected WEFT_ORDER_NATIVE or WEFT_ORDER_CANONICAL", o.order));
-  if (o.scale != 0 && o.reduce_op != WEFT_PREMUL_SUM)
-    wrong(fmt::format("options->scale is {}; expected 0 unless reduce_op is WEFT_PREMUL_SUM", o.scale));
-  CallOptions to;
-  to.op.kind = static_cast<Kind>(o.reduce_op);
-  if (to.op.kind == Kind::premul_sum) to.op.scale = o.scale;
-  to.order = static_cast<weft::Order>(o.order);
-  to.deadline = capi::limit(function, o.deadline_ns, "options->deadline_ns");
-  return to;
-}
-
-// Where `work` is null, waits for the call; else *work becomes its handle.
-void submit(weft_group& group, const Call& call, weft_work** work) {
-  if (work == nullptr) {
-    group.handle->group.submit(call).wait();
-    return;
-  }
-  auto handle = std::make_unique<weft_work>(weft_work{group.handle, {}, {}});  // before anything is sent
-  handle->work = group.handle->group.submit(call);
-  *work = handle.release();
-}
-
-// Asks a Work. The handle keeps its final answer, and gives it again whenever it is asked.
-template <class Ask>
-void ask(weft_work& work, const Ask& ask) {
-  if (work.failure) throw weft::Error(*work.failure);
-  try {
-    ask(work.work);
-  } catch (const weft::Error& e) {
-    work.failure = e;
-    throw;
-  }
-}
-
-}  // namespace
 
 weft_status weft_all_reduce(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                             const weft_call_options* options, weft_work** work, weft_error* error) {
-  return capi::guarded(__func__, error, [&, function = __func__] {
-    weft_group& g = capi::given(function, group, "group");
-    submit(g,
-           weft::call::all_reduce(buffer_of(function, in, "in"), buffer_of(function, out, "out"),
-                                  call_options(function, options)),
-           work);
-  });
+  return capi::submitted(__func__, group, options, work, error,
+                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
+                           return call::all_reduce(capi::buffer_of(function, in, "in"),
+                                                   capi::buffer_of(function, out, "out"), o);
+                         });
+}
+
+weft_status weft_reduce(weft_group* group, const weft_buffer* in, const weft_buffer* out, int32_t root,
+                        const weft_call_options* options, weft_work** work, weft_error* error) {
+  return capi::submitted(__func__, group, options, work, error,
+                         [&, function = __func__](const ProcessGroup& g, const CallOptions& o) {
+                           return call::reduce(capi::buffer_of(function, in, "in"),
+                                               capi::buffer_where(g.rank() == root, function, out, "out"),
+                                               root, o);
+                         });
+}
+
+weft_status weft_broadcast(weft_group* group, const weft_buffer* in, const weft_buffer* out, int32_t root,
+                           const weft_call_options* options, weft_work** work, weft_error* error) {
+  return capi::submitted(__func__, group, options, work, error,
+                         [&, function = __func__](const ProcessGroup& g, const CallOptions& o) {
+                           return call::broadcast(capi::buffer_where(g.rank() == root, function, in, "in"),
+                                                  capi::buffer_of(function, out, "out"), root, o);
+                         });
 }
 
 weft_status weft_all_gather(weft_group* group, const weft_buffer* in, const weft_buffer* out,
                             const weft_call_options* options, weft_work** work, weft_error* error) {
-  return capi::guarded(__func__, error, [&, function = __func__] {
-    weft_group& g = capi::given(function, group, "group");
-    submit(g,
-           weft::call::all_gather(buffer_of(function, in, "in"), buffer_of(function, out, "out"),
-                                  call_options(function, options)),
-           work);
-  });
+  return capi::submitted(__func__, group, options, work, error,
+                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
+                           return call::all_gather(capi::buffer_of(function, in, "in"),
+                                                   capi::buffer_of(function, out, "out"), o);
+                         });
+}
+
+weft_status weft_all_gather_v(weft_group* group, const weft_buffer* in, const weft_buffer* out,
+                              const weft_blocks* out_blocks, const weft_call_options* options,
+                              weft_work** work, weft_error* error) {
+  return capi::submitted(__func__, group, options, work, error,
+                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
+                           return call::all_gather_v(capi::buffer_of(function, in, "in"),
+                                                     capi::buffer_of(function, out, "out"),
+                                                     capi::blocks_of(function, out_blocks, "out_blocks"), o);
+                         });
+}
+
+weft_status weft_reduce_scatter(weft_group* group, const weft_buffer* in, const weft_buffer* out,
+                                const weft_call_options* options, weft_work** work, weft_error* error) {
+  return capi::submitted(__func__, group, options, work, error,
+                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
+                           return call::reduce_scatter(capi::buffer_of(function, in, "in"),
+                                                       capi::buffer_of(function, out, "out"), o);
+                         });
+}
+
+weft_status weft_reduce_scatter_v(weft_group* group, const weft_buffer* in, const weft_buffer* out,
+                                  const weft_blocks* in_blocks, const weft_call_options* options,
+                                  weft_work** work, weft_error* error) {
+  return capi::submitted(__func__, group, options, work, error,
+                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
+                           return call::reduce_scatter_v(
+                               capi::buffer_of(function, in, "in"), capi::buffer_of(function, out, "out"),
+                               capi::blocks_of(function, in_blocks, "in_blocks"), o);
+                         });
+}
+
+weft_status weft_gather(weft_group* group, const weft_buffer* in, const weft_buffer* out, int32_t root,
+                        const weft_call_options* options, weft_work** work, weft_error* error) {
+  return capi::submitted(__func__, group, options, work, error,
+                         [&, function = __func__](const ProcessGroup& g, const CallOptions& o) {
+                           return call::gather(capi::buffer_of(function, in, "in"),
+                                               capi::buffer_where(g.rank() == root, function, out, "out"),
+                                               root, o);
+                         });
+}
+
+weft_status weft_scatter(weft_group* group, const weft_buffer* in, const weft_buffer* out, int32_t root,
+                         const weft_call_options* options, weft_work** work, weft_error* error) {
+  return capi::submitted(__func__, group, options, work, error,
+                         [&, function = __func__](const ProcessGroup& g, const CallOptions& o) {
+                           return call::scatter(capi::buffer_where(g.rank() == root, function, in, "in"),
+                                                capi::buffer_of(function, out, "out"), root, o);
+                         });
+}
+
+weft_status weft_all_to_all(weft_group* group, const weft_buffer* in, const weft_buffer* out,
+                            const weft_call_options* options, weft_work** work, weft_error* error) {
+  return capi::submitted(__func__, group, options, work, error,
+                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
+                           return call::all_to_all(capi::buffer_of(function, in, "in"),
+                                                   capi::buffer_of(function, out, "out"), o);
+                         });
+}
+
+weft_status weft_all_to_all_v(weft_group* group, const weft_buffer* in, const weft_blocks* in_blocks,
+                              const weft_buffer* out, const weft_blocks* out_blocks,
+                              const weft_call_options* options, weft_work** work, weft_error* error) {
+  return capi::submitted(__func__, group, options, work, error,
+                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
+                           return call::all_to_all_v(capi::buffer_of(function, in, "in"),
+                                                     capi::blocks_of(function, in_blocks, "in_blocks"),
+                                                     capi::buffer_of(function, out, "out"),
+                                                     capi::blocks_of(function, out_blocks, "out_blocks"), o);
+                         });
+}
+
+weft_status weft_scan(weft_group* group, const weft_buffer* in, const weft_buffer* out,
+                      const weft_call_options* options, weft_work** work, weft_error* error) {
+  return capi::submitted(__func__, group, options, work, error,
+                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
+                           return call::scan(capi::buffer_of(function, in, "in"),
+                                             capi::buffer_of(function, out, "out"), o);
+                         });
+}
+
+weft_status weft_exscan(weft_group* group, const weft_buffer* in, const weft_buffer* out,
+                        const weft_call_options* options, weft_work** work, weft_error* error) {
+  return capi::submitted(__func__, group, options, work, error,
+                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
+                           return call::exscan(capi::buffer_of(function, in, "in"),
+                                               capi::buffer_of(function, out, "out"), o);
+                         });
 }
 
 weft_status weft_barrier(weft_group* group, const weft_call_options* options, weft_work** work,
                          weft_error* error) {
+  return capi::submitted(__func__, group, options, work, error,
+                         [&](const ProcessGroup&, const CallOptions& o) { return call::barrier(o); });
+}
+
+weft_status weft_send(weft_group* group, const weft_buffer* in, int32_t destination,
+                      const weft_call_options* options, weft_work** work, weft_error* error) {
+  return capi::submitted(__func__, group, options, work, error,
+                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
+                           return call::send(capi::buffer_of(function, in, "in"), destination, o);
+                         });
+}
+
+weft_status weft_recv(weft_group* group, const weft_buffer* out, int32_t source,
+                      const weft_call_options* options, weft_work** work, weft_error* error) {
+  return capi::submitted(__func__, group, options, work, error,
+                         [&, function = __func__](const ProcessGroup&, const CallOptions& o) {
+                           return call::recv(capi::buffer_of(function, out, "out"), source, o);
+                         });
+}
+
+weft_status weft_send_recv(weft_group* group, const weft_buffer* in, int32_t destination,
+                           const weft_buffer* out, int32_t source, const weft_call_options* options,
+                           weft_work** work, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     weft_group& g = capi::given(function, group, "group");
-    submit(g, weft::call::barrier(call_options(function, options)), work);
+    const CallOptions o = capi::call_options(function, options);
+    const weft::Buffer from = capi::buffer_of(function, in, "in"), to = capi::buffer_of(function, out, "out");
+    capi::begin(function, g, {}, work,
+                [&] { return g.handle->group.send_recv(from, destination, to, source, o); });
   });
 }
 
-weft_status weft_work_wait(weft_work* work, weft_error* error) {
+namespace {
+
+static_assert(WEFT_ANY_SOURCE == weft::any_source);
+
+void tell_message(const weft::MessageInfo& m, weft_message& to) {
+  to = {m.source, m.tag, m.count, static_cast<weft_dtype>(m.dtype)};
+}
+
+}  // namespace
+
+weft_status weft_probe(weft_group* group, int32_t source, const weft_call_options* options, bool* found,
+                       weft_message* message, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    ask(capi::given(function, work, "work"), [](weft::Work& w) { w.wait(); });
+    weft_group& g = capi::given(function, group, "group");
+    const CallOptions o = capi::call_options(function, options);
+    bool& there = capi::given(function, found, "found");
+    weft_message& to = capi::given(function, message, "message");
+    const std::optional<weft::MessageInfo> m = g.handle->group.probe(source, o);
+    there = m.has_value();
+    if (m) tell_message(*m, to);
   });
 }
 
-weft_status weft_work_wait_for(weft_work* work, int64_t limit_ns, bool* done, weft_error* error) {
+weft_status weft_wait_message(weft_group* group, int32_t source, const weft_call_options* options,
+                              weft_message* message, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    weft_work& asked = capi::given(function, work, "work");
-    bool& to = capi::given(function, done, "done");
-    const weft::Duration limit = capi::limit(function, limit_ns, "limit_ns");
-    ask(asked, [&](weft::Work& w) { to = w.wait_for(limit); });
+    weft_group& g = capi::given(function, group, "group");
+    const CallOptions o = capi::call_options(function, options);
+    weft_message& to = capi::given(function, message, "message");
+    tell_message(g.handle->group.wait_message(source, o), to);
   });
 }
 
-weft_status weft_work_done(weft_work* work, bool* done, weft_error* error) {
+namespace {
+
+constexpr std::size_t kCallFirstBytes = 120;
+static_assert(sizeof(weft_call) == kCallFirstBytes);
+
+// A weft_call as a Call; what it combines with goes into `reductions`. Borrows from `c` and what that points to.
+Call call_of(const char* function, const weft_call& c, capi::Reductions& reductions) {
+  constexpr weft_op last = WEFT_OP_EXSCAN;
+  static_assert(WEFT_OP_EXSCAN + 1 == WEFT_OP_WAIT_MESSAGE && WEFT_OP_WAIT_MESSAGE + 1 == weft::kOpCount);
+  if (c.op == WEFT_OP_WAIT_MESSAGE)
+    capi::refuse(ErrorCode::bad_argument, function,
+                 "op is wait_message, whose answer a weft_call has no place for; call weft_wait_message");
+  if (c.op <= WEFT_OP_NONE || c.op > last)
+    capi::refuse(ErrorCode::bad_argument, function,
+                 fmt::format("op is {}; expected 1 (all_reduce) to {} ({})", c.op, last,
+                             weft::name(static_cast<weft::Op>(last))));
+  Call to{.op = static_cast<weft::Op>(c.op),
+          .in = capi::buffer_of(function, c.in, "in"),
+          .out = capi::buffer_of(function, c.out, "out"),
+          .root = c.root,
+          .peer = c.peer,
+          .in_blocks = capi::blocks_of(function, c.in_blocks, "in_blocks"),
+          .out_blocks = capi::blocks_of(function, c.out_blocks, "out_blocks"),
+          .options = capi::call_options(function, c.options)};
+  if (to.options.op.user != nullptr) reductions.push_back(c.options->reduction->reduction);
+  return to;
+}
+
+weft_call read_call(const char* function, const weft_call* c) {
+  return capi::read(function, c, weft_call WEFT_CALL_INIT, kCallFirstBytes, "WEFT_CALL_INIT", "call");
+}
+
+}  // namespace
+
+weft_status weft_submit(weft_group* group, const weft_call* call, weft_work** work, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    weft_work& asked = capi::given(function, work, "work");
-    bool& to = capi::given(function, done, "done");
-    ask(asked, [&](weft::Work& w) { to = w.done(); });
+    weft_group& g = capi::given(function, group, "group");
+    capi::given(function, call, "call");
+    capi::Reductions reductions;
+    const weft_call read = read_call("weft_submit", call);
+    const Call c = call_of("weft_submit: call", read, reductions);
+    capi::begin(function, g, std::move(reductions), work, [&] { return g.handle->group.submit(c); });
   });
 }
 
-void weft_work_destroy(weft_work* work) { delete work; }
+weft_status weft_coalesced(weft_group* group, const weft_call* calls, size_t count, weft_work** work,
+                           weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    weft_group& g = capi::given(function, group, "group");
+    if (count > 0) capi::given(function, calls, "calls");
+    std::vector<Call> all;
+    capi::Reductions reductions;
+    // Calls of another version of weft.h are of another size.
+    const auto* at = reinterpret_cast<const std::byte*>(calls);
+    for (std::size_t k = 0; k < count; ++k, at += calls->struct_size) {
+      const auto& c = *reinterpret_cast<const weft_call*>(at);
+      const std::string where = fmt::format("{}: calls[{}]", function, k);
+      if (c.struct_size != calls->struct_size)
+        capi::refuse(
+            ErrorCode::bad_argument, where.c_str(),
+            fmt::format("struct_size is {}; expected {} (calls[0])", c.struct_size, calls->struct_size));
+      all.push_back(call_of(where.c_str(), read_call(where.c_str(), &c), reductions));
+    }
+    capi::begin(function, g, std::move(reductions), work, [&] { return g.handle->group.coalesced(all); });
+  });
+}
+
+namespace {
+
+using Locate = void (*)(ProcessGroup&, const weft::ConstBuffer&, const weft::ConstBuffer&,
+                        const weft::Buffer&, const weft::Buffer&, const CallOptions&);
+
+weft_status locate(const char* function, Locate locate, weft_group* group, const weft_buffer* values,
+                   const weft_buffer* indices, const weft_buffer* found, const char* which,
+                   const weft_buffer* where, const weft_call_options* options, weft_error* error) {
+  return capi::guarded(function, error, [&] {
+    locate(capi::given(function, group, "group").handle->group, capi::buffer_of(function, values, "values"),
+           capi::buffer_of(function, indices, "indices"), capi::buffer_of(function, found, which),
+           capi::buffer_of(function, where, "where"), capi::call_options(function, options));
+  });
+}
+
+}  // namespace
+
+weft_status weft_min_loc(weft_group* group, const weft_buffer* values, const weft_buffer* indices,
+                         const weft_buffer* least, const weft_buffer* where, const weft_call_options* options,
+                         weft_error* error) {
+  return locate(__func__, weft::min_loc, group, values, indices, least, "least", where, options, error);
+}
+
+weft_status weft_max_loc(weft_group* group, const weft_buffer* values, const weft_buffer* indices,
+                         const weft_buffer* largest, const weft_buffer* where,
+                         const weft_call_options* options, weft_error* error) {
+  return locate(__func__, weft::max_loc, group, values, indices, largest, "largest", where, options, error);
+}

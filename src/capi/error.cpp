@@ -13,6 +13,10 @@ namespace {
 constexpr std::size_t kErrorFirstBytes = 1120;  // of weft_error in version 0.1
 static_assert(sizeof(weft_error) == kErrorFirstBytes);
 static_assert(std::string_view(WEFT_VERSION) == WEFT_PROJECT_VERSION);
+#define WEFT_TEXT_OF(x) #x
+#define WEFT_TEXT_OF_THREE(a, b, c) WEFT_TEXT_OF(a) "." WEFT_TEXT_OF(b) "." WEFT_TEXT_OF(c)
+static_assert(std::string_view(WEFT_TEXT_OF_THREE(WEFT_VERSION_MAJOR, WEFT_VERSION_MINOR,
+                                                  WEFT_VERSION_PATCH)) == WEFT_VERSION);
 
 // 0 is WEFT_OK.
 constexpr weft_status status_of(ErrorCode code) { return static_cast<weft_status>(code) + 1; }
@@ -35,7 +39,8 @@ static_assert(op_of(Op::gather) == WEFT_OP_GATHER && op_of(Op::scatter) == WEFT_
 static_assert(op_of(Op::all_to_all) == WEFT_OP_ALL_TO_ALL && op_of(Op::all_to_all_v) == WEFT_OP_ALL_TO_ALL_V);
 static_assert(op_of(Op::barrier) == WEFT_OP_BARRIER && op_of(Op::send) == WEFT_OP_SEND);
 static_assert(op_of(Op::recv) == WEFT_OP_RECV && op_of(Op::scan) == WEFT_OP_SCAN);
-static_assert(op_of(Op::exscan) == WEFT_OP_EXSCAN && kOpCount == WEFT_OP_EXSCAN + 1);
+static_assert(op_of(Op::exscan) == WEFT_OP_EXSCAN);
+static_assert(op_of(Op::wait_message) == WEFT_OP_WAIT_MESSAGE && kOpCount == WEFT_OP_WAIT_MESSAGE + 1);
 static_assert(kNoCall == WEFT_NO_CALL);
 
 // Writes as much of `parts` as fits; never cuts a UTF-8 character in two.
@@ -59,6 +64,11 @@ void write_text(weft_error& error, std::initializer_list<std::string_view> parts
 }
 
 }  // namespace
+
+const void* this_library() noexcept {
+  static const char mark = 0;
+  return &mark;
+}
 
 bool usable(const weft_error* error) noexcept {
   return error == nullptr || error->struct_size >= kErrorFirstBytes;
@@ -93,9 +103,19 @@ weft_status tell(weft_error* error, const char* function, const char* text) noex
 }  // namespace weft::capi
 
 const char* weft_version(void) { return WEFT_VERSION; }
+int32_t weft_version_number(void) { return WEFT_VERSION_NUMBER; }
 
 const char* weft_status_name(weft_status status) {
   if (status == WEFT_OK) return "ok";
   if (status < WEFT_OK || status > WEFT_SYSTEM) return "?";
   return weft::name(static_cast<weft::ErrorCode>(status - 1)).data();  // literals, so they end in a zero
 }
+
+const char* weft_op_name(weft_op op) {
+  if (op < WEFT_OP_NONE || op >= weft::kOpCount) return "?";
+  return weft::name(static_cast<weft::Op>(op)).data();  // literals
+}
+
+const char* weft_text_data(const weft_text* text) { return text != nullptr ? text->text.c_str() : ""; }
+size_t weft_text_size(const weft_text* text) { return text != nullptr ? text->text.size() : 0; }
+void weft_text_destroy(weft_text* text) { delete text; }

@@ -5,11 +5,13 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 
@@ -17,6 +19,7 @@
 #include "weft/base/storage.hpp"
 #include "weft/group/process_group.hpp"
 #include "weft/host/context.hpp"
+#include "weft/store/tcp.hpp"
 #include "weft/weft.h"
 
 namespace weft::capi {
@@ -26,11 +29,31 @@ struct ContextState {
   Context context;
   std::mutex mutex;
   std::unordered_map<void*, Storage> blocks;  // of weft_alloc, by address; guarded by mutex
+  std::map<std::string, std::unique_ptr<TcpStoreServer>> servers;  // of groups, by address; guarded by mutex
 };
 
 struct GroupHandle {
+  GroupHandle(std::shared_ptr<ContextState> context_in, ProcessGroup&& group_in)
+      : context(std::move(context_in)), own(std::move(group_in)), group(own), backend(group.backend()) {}
+  /// A group that `owner_in` keeps, such as a mesh.
+  GroupHandle(std::shared_ptr<ContextState> context_in, std::shared_ptr<const void> owner_in,
+              ProcessGroup& group_in)
+      : context(std::move(context_in)),
+        owner(std::move(owner_in)),
+        group(group_in),
+        backend(group.backend()) {}
+  GroupHandle(GroupHandle&& other) noexcept
+      : context(std::move(other.context)),
+        owner(std::move(other.owner)),
+        own(std::move(other.own)),
+        group(owner != nullptr ? other.group : own),
+        backend(std::move(other.backend)) {}
+
   std::shared_ptr<ContextState> context;
-  ProcessGroup group;  // destroyed before its Context
+  std::shared_ptr<const void> owner;  // null: the group is `own`
+  ProcessGroup own;                   // destroyed before its Context
+  ProcessGroup& group;
+  std::string backend;  // with a zero at its end
 };
 
 /// The call's outcome, into `error` where there is one; returns its status.
@@ -61,9 +84,27 @@ weft_status guarded(const char* function, weft_error* error, const Body& body) n
   throw Error(code, fmt::format("{}: {}", function, text));
 }
 
+/// Which libweft this is: a process may hold several, whose handles differ. Not null, always the same.
+const void* this_library() noexcept;
+
+/// What a handle begins with, so that a library knows those of another one. It stays the first word in all versions.
+class Handle {
+ public:
+  const void* library() const noexcept { return library_; }
+
+ private:
+  const void* library_ = this_library();
+};
+
 template <class T>
 T& given(const char* function, T* pointer, const char* what) {
   if (pointer == nullptr) refuse(ErrorCode::bad_argument, function, fmt::format("{} is NULL", what));
+  if constexpr (std::is_base_of_v<Handle, T>) {
+    if (pointer->library() != this_library()) [[unlikely]]
+      refuse(
+          ErrorCode::bad_argument, function,
+          fmt::format("{} is no handle of this libweft: it was made by another one, or is destroyed", what));
+  }
   return *pointer;
 }
 
@@ -74,24 +115,27 @@ inline Duration limit(const char* function, std::int64_t ns, const char* what) {
   return Duration(ns);
 }
 
+inline constexpr std::size_t kMostStructBytes =
+    4096;  // a larger struct_size is memory that nobody initialised
+
 /// A struct as this library knows it. `initial` has the defaults: fields that an older program's struct lacks keep
 /// them. Additional fields of a newer program's struct must be zero. A new field therefore goes to the end, behind the
-/// size of before (not into padding), and zero is its default. `first_bytes`: the size in version 0.1.
+/// size of before (not into padding), and zero is its default. `first_bytes`: the size in version 0.1. `which`: the
+/// argument's name in texts.
 template <class T>
 T read(const char* function, const T* options, const T& initial, std::size_t first_bytes,
-       const char* initialiser) {
-  constexpr std::size_t kMost = 4096;  // more is memory that nobody initialised
+       const char* initialiser, const char* which = "options") {
   if (options == nullptr) return initial;
   const std::size_t bytes = options->struct_size;
-  if (bytes < first_bytes || bytes > kMost)
+  if (bytes < first_bytes || bytes > kMostStructBytes)
     refuse(ErrorCode::bad_argument, function,
-           fmt::format("options->struct_size is {}; expected {}: initialise it with {}", bytes, sizeof(T),
+           fmt::format("{}->struct_size is {}; expected {}: initialise it with {}", which, bytes, sizeof(T),
                        initialiser));
   const auto* const from = reinterpret_cast<const unsigned char*>(options);
   for (std::size_t i = sizeof(T); i < bytes; ++i) {
     if (from[i] != 0)
       refuse(ErrorCode::unsupported, function,
-             fmt::format("options has {} bytes with something set beyond the {} that weft {} knows", bytes,
+             fmt::format("{} has {} bytes with something set beyond the {} that weft {} knows", which, bytes,
                          sizeof(T), weft_version()));
   }
   T known = initial;
@@ -99,22 +143,43 @@ T read(const char* function, const T* options, const T& initial, std::size_t fir
   return known;
 }
 
+/// Whether a struct of the caller's that a function answers in is initialised, as struct_size says. `first_bytes`: its size in
+/// version 0.1.
+template <class T>
+void expect_initialised(const char* function, const T& to, std::size_t first_bytes, const char* which,
+                        const char* initialiser) {
+  if (to.struct_size < first_bytes || to.struct_size > kMostStructBytes)
+    refuse(ErrorCode::bad_argument, function,
+           fmt::format("{}->struct_size is {}; expected {}: initialise it with {}", which, to.struct_size,
+                       sizeof(T), initialiser));
+}
+/// As much of `value` as a program compiled against an older header has room for.
+template <class T>
+void answer(const char* function, T& to, const T& value, std::size_t first_bytes, const char* which,
+            const char* initialiser) {
+  expect_initialised(function, to, first_bytes, which, initialiser);
+  const std::uint32_t bytes = to.struct_size;
+  std::memcpy(&to, &value, bytes < sizeof(T) ? bytes : sizeof(T));
+  to.struct_size = bytes;
+}
+
 }  // namespace weft::capi
 
-struct weft_context {
+struct weft_text {
+  std::string text;
+};
+
+struct weft_context : weft::capi::Handle {
+  explicit weft_context(std::shared_ptr<weft::capi::ContextState> state_in) : state(std::move(state_in)) {}
   std::shared_ptr<weft::capi::ContextState> state;
 };
 
-struct weft_store {
+struct weft_store : weft::capi::Handle {
+  explicit weft_store(std::shared_ptr<weft::Store> store_in) : store(std::move(store_in)) {}
   std::shared_ptr<weft::Store> store;
 };
 
-struct weft_group {
+struct weft_group : weft::capi::Handle {
+  explicit weft_group(std::shared_ptr<weft::capi::GroupHandle> handle_in) : handle(std::move(handle_in)) {}
   std::shared_ptr<weft::capi::GroupHandle> handle;
-};
-
-struct weft_work {
-  std::shared_ptr<weft::capi::GroupHandle> group;
-  weft::Work work;
-  std::optional<weft::Error> failure;  // a Work throws it once; the handle returns it whenever it is asked
 };

@@ -108,6 +108,7 @@ CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks) {
       }
       if (tensor.layout == nullptr) break;  // every rank holds the whole
     }
+    for (const CheckpointPart& part : entry.parts) index.files[part.file] = {};
   }
   return index;
 }

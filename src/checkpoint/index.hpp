@@ -33,19 +33,30 @@ struct CheckpointEntry {
   std::vector<CheckpointPart> parts;
 };
 
+/// A file of parts.
+struct CheckpointFile {
+  std::uint64_t header_hash = 0;  ///< SafetensorsFile::header_hash()
+};
+
 struct CheckpointIndex {
   std::int64_t step = 0;
   std::string mesh;
   CheckpointExtra extra;
   std::map<std::string, CheckpointEntry> tensors;
+  std::map<std::string, CheckpointFile>
+      files{};  ///< by name; empty: written by version 1, which had no hashes
 };
 
 inline constexpr std::string_view kIndexFile = "index.json";
 inline constexpr std::string_view kLatestFile = "latest";
 inline constexpr std::size_t kMaxIndexBytes = std::size_t{256} << 20;
 
+/// What `latest` holds where it names that folder: the name, and its hash.
+std::string latest_text(std::string_view folder);
+
 std::string to_json(const CheckpointIndex& index);
-/// Throws bad_argument naming `path` where the text is no index of a version we know, a number in it is none
+/// Throws bad_argument naming `path` where the text is no index of a version we know or not the one that was written (its
+/// hash is another), a number in it is none
 /// that could be meant, a part's file is not in the index's folder, or where the parts of a tensor do not
 /// cover each element of its whole once.
 CheckpointIndex index_from_json(const std::filesystem::path& path, const std::string& text);
@@ -72,7 +83,7 @@ std::vector<std::byte> take_box(const NamedView& tensor, const HeldBox& box);
 std::string part_file(int rank);
 
 /// The index of a run on `ranks` ranks: each distinct part once, by the lowest rank that holds it. Empty
-/// parts are left out.
+/// parts are left out. The hashes of its files are not known yet.
 CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks);
 
 /// Tells all ranks of `mesh` whether each of them got this far. Throws `mine` again where there is one;

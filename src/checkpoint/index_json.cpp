@@ -1,9 +1,11 @@
 // The index as text, and back. The text may come from anybody, so all of it is checked before it is used.
 #include <fmt/format.h>
 
+#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "base/json_reader.hpp"
+#include "checkpoint/content_hash.hpp"
 #include "checkpoint/coverage.hpp"
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/index.hpp"
@@ -16,7 +18,8 @@ namespace {
 using nlohmann::json;
 
 constexpr std::string_view kFormat = "weft checkpoint";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;   // with hashes
+constexpr int kUnhashed = 1;  // written by weft before 2026-11-23
 constexpr JsonLimits kIndexLimits{.bytes = kMaxIndexBytes};
 
 std::vector<std::int64_t> list(const Dims& dims) { return {dims.begin(), dims.end()}; }
@@ -64,6 +67,16 @@ CheckpointPart read_part(const JsonReader& in) {
   return part;
 }
 
+CheckpointFile read_file(const JsonReader& in) {
+  const std::string digits = in.text("header");
+  CheckpointFile file;
+  const auto [end, error] =
+      std::from_chars(digits.data(), digits.data() + digits.size(), file.header_hash, 16);
+  if (error != std::errc() || end != digits.data() + digits.size() || digits.size() != kNoHash.size())
+    in.wrong(in.place("header"), fmt::format("is \"{}\"; expected 16 hexadecimal digits", digits));
+  return file;
+}
+
 CheckpointEntry read_entry(const JsonReader& in, const std::string& subject) {
   CheckpointEntry entry;
   entry.dtype = in.named<DType>("dtype", kDTypeCount);
@@ -95,10 +108,15 @@ std::string to_json(const CheckpointIndex& index) {
                      {"layout", entry.layout},
                      {"parts", std::move(parts)}};
   }
-  const json whole = {{"format", kFormat},  {"version", kVersion},  {"step", index.step},
-                      {"mesh", index.mesh}, {"extra", index.extra}, {"tensors", std::move(tensors)}};
+  json files = json::object();
+  for (const auto& [name, file] : index.files) files[name] = {{"header", hash_text(file.header_hash)}};
+  const json whole = {{"format", kFormat},  {"version", kVersion},          {"hash", kNoHash},
+                      {"step", index.step}, {"mesh", index.mesh},           {"extra", index.extra},
+                      {"files", files},     {"tensors", std::move(tensors)}};
   try {
-    return whole.dump(1) + "\n";
+    std::string text = whole.dump(1) + "\n";
+    seal(text);
+    return text;
   } catch (const json::type_error&) {
     throw Error(ErrorCode::bad_argument, "save_checkpoint: a string of `extra` or a path is not UTF-8");
   }
@@ -110,19 +128,31 @@ CheckpointIndex index_from_json(const std::filesystem::path& path, const std::st
   const JsonReader in(subject, whole, "");
   const json* const format = in.find("format");
   if (format == nullptr || *format != kFormat) refuse(path, fmt::format("\"format\" is not \"{}\"", kFormat));
-  if (in.at("version") != kVersion)
-    refuse(path, fmt::format("has version {}; this build reads {}", shown_json(in.at("version")), kVersion));
+  const bool hashed = in.at("version") == kVersion;
+  if (!hashed && in.at("version") != kUnhashed)
+    refuse(path, fmt::format("has version {}; this build reads {} and {}", shown_json(in.at("version")),
+                             kUnhashed, kVersion));
+  if (hashed && !is_sealed(text))
+    refuse(path, "is not as it was written: its \"hash\" is that of another text");
   CheckpointIndex index;
   index.step = in.integer("step", 0, INT64_MAX);
   index.mesh = in.text("mesh");
   const JsonReader extra(subject, in.at("extra"), "extra");
   for (const auto& [key, value] : extra.object().items())
     index.extra.emplace(key, in.text(value, extra.place(key)));
+  if (hashed) {
+    const JsonReader files(subject, in.at("files"), "files");
+    for (const auto& [name, file] : files.object().items())
+      index.files[name] = read_file(JsonReader(subject, file, files.place(name)));
+  }
   const JsonReader tensors(subject, in.at("tensors"), "tensors");
   for (const auto& [name, entry] : tensors.object().items()) {
     CheckpointEntry& tensor = index.tensors[name];
     tensor = read_entry(JsonReader(subject, entry, tensors.place(name)), subject);
     check_parts(path, name, tensor);
+    for (const CheckpointPart& part : tensor.parts)
+      if (hashed && !index.files.contains(part.file))
+        refuse(path, fmt::format("a part of \"{}\" is in {}, which is not among its files", name, part.file));
   }
   return index;
 }

@@ -2,56 +2,16 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <set>
-#include <utility>
 
-#include "base/regular_file.hpp"
-#include "checkpoint/file_io.hpp"
 #include "checkpoint/index.hpp"
+#include "checkpoint/parts.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
-#include "weft/checkpoint/safetensors.hpp"
 
 namespace weft {
 namespace {
-
-CheckpointIndex read_index(const std::filesystem::path& folder) {
-  const std::filesystem::path path = folder / kIndexFile;
-  return index_from_json(
-      path, read_regular_file(path, fmt::format("checkpoint: {}:", path.string()), kMaxIndexBytes));
-}
-
-CheckpointInfo info_of(const std::filesystem::path& folder, const CheckpointIndex& index) {
-  return {folder, index.step, index.mesh, index.extra};
-}
-
-// The folder that `latest` names, or nothing.
-std::optional<std::filesystem::path> latest_folder(const std::filesystem::path& directory) {
-  constexpr std::size_t kMostBytes = 4096;
-  const std::filesystem::path latest = directory / kLatestFile;
-  if (!is_there(latest)) return std::nullopt;
-  std::string name = read_regular_file(latest, fmt::format("checkpoint: {}:", latest.string()), kMostBytes);
-  while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
-  if (const auto why = why_no_file_name(name))
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("checkpoint: {} names what is {}; expected the name of a folder beside it",
-                            latest.string(), *why));
-  if (!is_there(directory / name / kIndexFile))
-    throw Error(
-        ErrorCode::bad_argument,
-        fmt::format("checkpoint: {} names \"{}\", which is no checkpoint beside it", latest.string(), name));
-  return directory / name;
-}
-
-std::filesystem::path folder_to_load(const std::filesystem::path& directory) {
-  if (is_there(directory / kIndexFile)) return directory;
-  if (const auto folder = latest_folder(directory)) return *folder;
-  throw Error(ErrorCode::bad_argument,
-              fmt::format("load_checkpoint: {} holds no checkpoint: neither {} nor {}", directory.string(),
-                          kLatestFile, kIndexFile));
-}
 
 // Every difference between what the checkpoint holds and what is asked for, in one error.
 void check_fit(const std::filesystem::path& folder, const CheckpointIndex& index,
@@ -81,102 +41,6 @@ void check_fit(const std::filesystem::path& folder, const CheckpointIndex& index
   if (!text.empty())
     throw Error(ErrorCode::bad_argument,
                 fmt::format("load_checkpoint: {} does not fit {}{}", folder.string(), owner, text));
-}
-
-// Copies a box of a row-major tensor into the same box of another; offsets within each.
-void copy_box(const std::byte* from, const Shape& from_shape, const Dims& from_offset, std::byte* to,
-              const Shape& to_shape, const Dims& to_offset, const Shape& box, int element_bytes) {
-  const Strides from_strides = row_major(from_shape), to_strides = row_major(to_shape);
-  const int last = box.rank() - 1;
-  std::int64_t from_at = 0, to_at = 0;
-  for (int d = 0; d <= last; ++d) {
-    from_at += from_offset[d] * from_strides[d];
-    to_at += to_offset[d] * to_strides[d];
-  }
-  const std::int64_t run = last < 0 ? 1 : box[last];
-  Dims at = box;  // counts through all dimensions but the last
-  for (int d = 0; d <= last; ++d) at[d] = 0;
-  while (true) {
-    std::memcpy(to + to_at * element_bytes, from + from_at * element_bytes,
-                static_cast<std::size_t>(run * element_bytes));
-    int d = last - 1;
-    for (; d >= 0; --d) {
-      from_at += from_strides[d];
-      to_at += to_strides[d];
-      if (++at[d] < box[d]) break;
-      from_at -= box[d] * from_strides[d];
-      to_at -= box[d] * to_strides[d];
-      at[d] = 0;
-    }
-    if (d < 0) return;
-  }
-}
-
-// The files of one checkpoint, each opened when first asked for.
-class PartFiles {
- public:
-  explicit PartFiles(std::filesystem::path folder) : folder_(std::move(folder)) {}
-
-  // The file of a part, after a check that it holds what the index says.
-  const SafetensorsFile& of(const CheckpointPart& part, const std::string& tensor, DType dtype) {
-    const std::string& name = part.name.empty() ? tensor : part.name;
-    auto found = files_.find(part.file);
-    if (found == files_.end())
-      found = files_.emplace(part.file, SafetensorsFile::open(folder_ / part.file)).first;
-    const SafetensorsInfo& info = found->second.info(name);
-    if (info.shape != part.box.shape || info.dtype != dtype)
-      throw Error(ErrorCode::bad_argument,
-                  fmt::format("load_checkpoint: {} has {} as {} {}; the index says {} {}",
-                              (folder_ / part.file).string(), name, weft::name(info.dtype),
-                              to_string(info.shape), weft::name(dtype), to_string(part.box.shape)));
-    return found->second;
-  }
-
- private:
-  std::filesystem::path folder_;
-  std::map<std::string, SafetensorsFile> files_;
-};
-
-// Fills one of this rank's boxes of a tensor from every part that overlaps with it. Of a part only the rows (of the
-// first dimension) that are needed are read: straight into place where they are whole rows of ours, too, else
-// through a buffer.
-void read_tensor(PartFiles& files, const CheckpointEntry& entry, const MutableNamedView& tensor,
-                 const HeldBox& held) {
-  const Box& mine = held.box;
-  const Shape& local = tensor.data.shape;
-  const std::string whole_name(tensor.name);
-  const int element = size_bytes(entry.dtype);
-  std::vector<std::byte> buffer;
-  for (const CheckpointPart& part : entry.parts) {
-    const Box shared = intersection(part.box, mine);
-    if (shared.shape.count() == 0) continue;
-    const SafetensorsFile& file = files.of(part, whole_name, entry.dtype);
-    const std::string& name = part.name.empty() ? whole_name : part.name;
-    Dims in_part = shared.offset, in_mine = shared.offset;
-    for (int d = 0; d < shared.offset.rank(); ++d) {
-      in_part[d] -= part.box.offset[d];
-      in_mine[d] += held.at[d] - mine.offset[d];
-    }
-    if (shared.shape.rank() == 0) {
-      file.read_bytes(name, 0, {tensor.data.data, static_cast<std::size_t>(element)});
-      continue;
-    }
-    const std::int64_t part_row = part.box.shape.count() / part.box.shape[0] * element;
-    const std::int64_t mine_row = local.count() / local[0] * element;
-    const std::int64_t rows = shared.shape[0];
-    const auto bytes = static_cast<std::size_t>(rows * part_row);
-    const bool whole_rows = shared.shape.count() == rows * (part_row / element) && part_row == mine_row;
-    if (whole_rows) {
-      file.read_bytes(name, in_part[0] * part_row, {tensor.data.data + in_mine[0] * mine_row, bytes});
-      continue;
-    }
-    buffer.resize(bytes);
-    file.read_bytes(name, in_part[0] * part_row, buffer);
-    Shape read_shape = part.box.shape;
-    read_shape[0] = rows;
-    in_part[0] = 0;
-    copy_box(buffer.data(), read_shape, in_part, tensor.data.data, local, in_mine, shared.shape, element);
-  }
 }
 
 // What is read into shared memory would be there for the last tensor alone. The views have no memory_fault().
@@ -216,7 +80,7 @@ CheckpointInfo load_listed(const std::filesystem::path& directory, const DeviceM
     check_tensors("load_checkpoint", mesh, std::vector<NamedView>(tensors.begin(), tensors.end()));
     expect_apart(tensors);
     check_fit(folder, index, tensors, options, owner);
-    PartFiles files(folder);
+    PartFiles files(folder, index);
     const int rank = mesh ? mesh.rank() : 0;
     for (const MutableNamedView& tensor : tensors)
       for (const HeldBox& held : boxes_of(tensor, rank))
@@ -227,12 +91,6 @@ CheckpointInfo load_listed(const std::filesystem::path& directory, const DeviceM
   }
   agree(mesh, "load_checkpoint", "the values are undefined", failed);
   return info;
-}
-
-std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& directory) {
-  const auto folder = latest_folder(directory);
-  if (!folder) return std::nullopt;
-  return info_of(*folder, read_index(*folder));
 }
 
 }  // namespace weft

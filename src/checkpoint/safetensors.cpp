@@ -12,6 +12,7 @@
 
 #include "base/json_reader.hpp"
 #include "base/regular_file.hpp"
+#include "checkpoint/content_hash.hpp"
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/safetensors_write.hpp"
 #include "checkpoint/shape_bytes.hpp"
@@ -158,6 +159,12 @@ void check_cover(const std::filesystem::path& path,
                              file_bytes - covered, file_bytes, data_begin, covered - data_begin));
 }
 
+// Of the length, too.
+std::uint64_t hash_of_header(const std::string& text) {
+  const std::uint64_t parts[] = {text.size(), content_hash(std::as_bytes(std::span(text)))};
+  return content_hash(std::as_bytes(std::span(parts)));
+}
+
 }  // namespace
 
 struct SafetensorsFile::Impl {
@@ -166,6 +173,7 @@ struct SafetensorsFile::Impl {
   std::vector<std::string> names;
   std::map<std::string, SafetensorsInfo, std::less<>> tensors;
   std::map<std::string, std::string, std::less<>> metadata;
+  std::uint64_t header_hash = 0;
 };
 
 SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
@@ -194,6 +202,7 @@ SafetensorsFile SafetensorsFile::open(const std::filesystem::path& path) {
   std::string text(header_bytes, '\0');
   read_exactly(impl->file.get(), path, kLengthBytes, std::as_writable_bytes(std::span(text)));
 
+  impl->header_hash = hash_of_header(text);
   const json header = parse_header(path, text);
   for (const auto& [name, entry] : header.items()) {
     if (name != kMetadataKey) {
@@ -234,6 +243,8 @@ const std::map<std::string, std::string, std::less<>>& SafetensorsFile::metadata
   return impl_->metadata;
 }
 
+std::uint64_t SafetensorsFile::header_hash() const noexcept { return impl_->header_hash; }
+
 const std::string& SafetensorsFile::metadata(std::string_view key) const {
   const auto found = impl_->metadata.find(key);
   if (found == impl_->metadata.end()) {
@@ -264,28 +275,37 @@ void SafetensorsFile::read_bytes(std::string_view name, std::int64_t offset, std
 
 void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorsEntry> entries,
                        const std::map<std::string, std::string>& metadata) {
-  write_safetensors(path, entries, metadata, [] {});
+  write_safetensors(path, planned(path, entries), metadata);
 }
 
-void write_safetensors(const std::filesystem::path& path, std::span<const SafetensorsEntry> entries,
-                       const std::map<std::string, std::string>& metadata,
-                       const std::function<void()>& before_each) {
-  std::vector<const SafetensorsEntry*> order;
-  std::set<std::string_view> names;
+std::vector<PlannedTensor> planned(const std::filesystem::path& path,
+                                   std::span<const SafetensorsEntry> entries) {
+  std::vector<PlannedTensor> tensors;
   for (const SafetensorsEntry& entry : entries) {
-    if (entry.name == kMetadataKey)
-      refuse(path, fmt::format("a tensor may not be called \"{}\"", kMetadataKey));
-    if (entry.name.find('\0') != std::string::npos)
-      refuse(path, fmt::format("the name of a tensor, \"{}\", goes on after a NUL", entry.name.c_str()));
-    if (!names.insert(entry.name).second)
-      refuse(path, fmt::format("tensor \"{}\" is given twice", entry.name));
     if (!entry.data.contiguous())
       refuse(path, fmt::format("tensor \"{}\" has strides {} at shape {}; expected contiguous", entry.name,
                                to_string(entry.data.strides), to_string(entry.data.shape)));
-    order.push_back(&entry);
+    const std::span bytes(entry.data.data, static_cast<std::size_t>(entry.data.bytes()));
+    tensors.push_back({entry.name, entry.data.dtype, entry.data.shape, [bytes] { return bytes; }});
   }
-  std::sort(order.begin(), order.end(), [](const SafetensorsEntry* a, const SafetensorsEntry* b) {
-    const int a_size = size_bytes(a->data.dtype), b_size = size_bytes(b->data.dtype);
+  return tensors;
+}
+
+std::uint64_t write_safetensors(const std::filesystem::path& path, std::span<const PlannedTensor> tensors,
+                                const std::map<std::string, std::string>& metadata) {
+  std::vector<const PlannedTensor*> order;
+  std::set<std::string_view> names;
+  for (const PlannedTensor& tensor : tensors) {
+    if (tensor.name == kMetadataKey)
+      refuse(path, fmt::format("a tensor may not be called \"{}\"", kMetadataKey));
+    if (tensor.name.find('\0') != std::string::npos)
+      refuse(path, fmt::format("the name of a tensor, \"{}\", goes on after a NUL", tensor.name.c_str()));
+    if (!names.insert(tensor.name).second)
+      refuse(path, fmt::format("tensor \"{}\" is given twice", tensor.name));
+    order.push_back(&tensor);
+  }
+  std::sort(order.begin(), order.end(), [](const PlannedTensor* a, const PlannedTensor* b) {
+    const int a_size = size_bytes(a->dtype), b_size = size_bytes(b->dtype);
     return a_size != b_size ? a_size > b_size : a->name < b->name;
   });
 
@@ -293,12 +313,12 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Safete
   if (!metadata.empty()) header[std::string(kMetadataKey)] = metadata;
   std::size_t values = 2 + metadata.size();
   std::int64_t end = 0;
-  for (const SafetensorsEntry* entry : order) {
+  for (const PlannedTensor* entry : order) {
     const std::int64_t begin = end;
-    end += entry->data.bytes();
-    const auto shape = entry->data.shape.values();
+    end += entry->shape.count() * size_bytes(entry->dtype);
+    const auto shape = entry->shape.values();
     values += 6 + shape.size();  // the entry, dtype, shape, data_offsets and two numbers
-    header[entry->name] = {{"dtype", file_name_of(entry->data.dtype)},
+    header[entry->name] = {{"dtype", file_name_of(entry->dtype)},
                            {"shape", std::vector<std::int64_t>(shape.begin(), shape.end())},
                            {"data_offsets", {begin, end}}};
   }
@@ -319,11 +339,11 @@ void write_safetensors(const std::filesystem::path& path, std::span<const Safete
   const std::uint64_t header_bytes = text.size();
   file.write(std::as_bytes(std::span(&header_bytes, 1)));
   file.write(text);
-  for (const SafetensorsEntry* entry : order) {
-    before_each();
-    file.write({entry->data.data, static_cast<std::size_t>(entry->data.bytes())});
+  for (const PlannedTensor* entry : order) {
+    file.write(entry->bytes());
   }
   file.commit();
+  return hash_of_header(text);
 }
 
 }  // namespace weft

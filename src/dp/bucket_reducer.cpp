@@ -10,7 +10,7 @@
 #include "dp/parts.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "mesh/mesh_state.hpp"
-#include "mesh/same_list.hpp"
+#include "mesh/replicas/same_list.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
 
@@ -188,7 +188,8 @@ struct BucketReducer::Impl {
     for (std::size_t b = posted; b < buckets.size(); ++b) try {
         if (buckets[b].work.valid()) buckets[b].work.wait();
       } catch (const std::exception& e) {  // nobody is there to be told
-        axes.context().log().write(LogLevel::warning, fmt::format("bucket_reducer: {}", e.what()));
+        axes.context().log().write(LogLayer::dp, LogLevel::warning,
+                                   fmt::format("bucket_reducer: {}", e.what()));
       }
   }
 

@@ -11,7 +11,7 @@
 #include <optional>
 
 #include "dp/parts.hpp"
-#include "mesh/same_list.hpp"
+#include "mesh/replicas/same_list.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/name_ranks.hpp"
 #include "weft/mesh/layout.hpp"
@@ -47,7 +47,7 @@ double norm_of(const Powers& x, double p) {
 
 // Gradients whose parts lie on the same ranks: sharded on the same axes of one mesh.
 struct Cohort {
-  std::vector<int> axes;  // of the root, that shard; empty: every rank has all of it
+  std::vector<int> axes;  // those of the root mesh that shard; empty: every rank has all of it
   Powers powers;
 };
 // All gradients of one root mesh; without one, those of this rank alone.
@@ -59,7 +59,7 @@ struct Part {
 
 DeviceMesh root_of(const Gradient& g) { return g.layout == nullptr ? DeviceMesh() : g.layout->mesh(); }
 
-// After the ranks have compared their lists: then all throw, or none.
+// Called after the ranks have compared their lists: then all throw, or none.
 void expect_reduced(const char* what, std::span<const Gradient> gradients) {
   for (const Gradient& g : gradients)
     for (int axis = 0; g.layout != nullptr && axis < g.layout->mesh_shape().axis_count(); ++axis) {
@@ -152,7 +152,7 @@ std::string text_of(const std::vector<NotFinite>& where) {
   return fmt::format("{}", fmt::join(texts, " and "));
 }
 
-// The powers of every cohort on every rank: those of rank r begin at 2 * r * cohorts.
+// The powers of every cohort on every rank; those of rank r begin at 2 * r * cohorts.
 std::vector<double> gather_powers(const char* what, const Part& part, std::span<const Gradient> gradients,
                                   const Fault& fault) {
   std::vector<std::uint64_t> own;
@@ -209,7 +209,7 @@ Powers gathered(const char* what, const Part& part, std::span<const Gradient> gr
   return not_finite.empty() ? total : broken;
 }
 
-// Whether the ranks that get this error all get one: of arguments, not of the transport.
+// Whether all ranks get this error or none: so it is for arguments, not for the transport.
 bool is_told(const Error& e) {
   return e.code() == ErrorCode::bad_argument || e.code() == ErrorCode::layout ||
          e.code() == ErrorCode::mismatch || e.code() == ErrorCode::unsupported;

@@ -9,16 +9,16 @@
 #include "dp/elements.hpp"
 #include "dp/parts.hpp"
 #include "mesh/axis_ranks.hpp"
-#include "mesh/same_list.hpp"
+#include "mesh/replicas/same_list.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::dp {
 namespace {
 
 constexpr std::size_t kOptionWords = 2;
-constexpr double kUnset = -1;  // a tolerance, as ranks tell it
+constexpr double kUnset = -1;  // what ranks send for a tolerance that is not set
 
-// Of a replica's distance from the average, relative to the largest element.
+// How far a replica may be from the average, relative to the largest element.
 double tolerance_of(const SyncOptions& options, DType dtype) {
   if (options.tolerance) return *options.tolerance;
   switch (dtype) {
@@ -50,7 +50,7 @@ std::string text_of_options(const std::uint64_t* told) {
                      told[1] == static_cast<std::uint64_t>(OnDrift::error) ? "error" : "average");
 }
 
-// What a rank says of its replica that is furthest from the average. Told as words.
+// What a rank sends about its replica that is furthest from the average, as words.
 struct Verdict {
   double excess = 0;  // distance / what rounding explains; more than 1: not rounding
   double distance = 0;
@@ -74,7 +74,8 @@ Verdict verdict_on(const TensorView& own, const TensorView& average, double tole
   });
   Verdict v;
   v.distance = distance;
-  // As parts of the larger one: their sum may be no double. The distance itself is none between the ends of f64.
+  // Both are taken as parts of the larger one, because their sum may be too large for a double. The distance itself is
+  // infinite between the two ends of f64.
   const double most = std::max(magnitude, distance);
   if (std::isinf(distance))
     v.excess = distance;
@@ -182,7 +183,7 @@ void Replicas::expect_no_drift(const SyncOptions& options,
   for (int r = 0; r < axes_.size(); ++r)
     if (verdict(r).excess > found.excess) found = verdict(r);
   if (found.excess <= 1) return;
-  // Two ranks that differ are equally far from their average; of more, the one that drifted is the furthest.
+  // Two ranks that differ are equally far from their average; where there are more, the one that drifted is the furthest.
   std::vector<int> blamed;
   for (int r = 0; r < axes_.size(); ++r) {
     const Verdict v = verdict(r);

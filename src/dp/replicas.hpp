@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "mesh/pieces.hpp"
-#include "mesh/replica_bits.hpp"
+#include "mesh/replicas/replica_bits.hpp"
 #include "weft/dp/gradient.hpp"
 #include "weft/dp/replicated.hpp"
 #include "weft/mesh/mesh.hpp"

@@ -16,7 +16,7 @@
 #include "dp/replicas.hpp"
 #include "mesh/axis_ranks.hpp"
 #include "mesh/pieces.hpp"
-#include "mesh/same_list.hpp"
+#include "mesh/replicas/same_list.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -33,7 +33,7 @@ struct Member {
   std::int64_t offset;  // in its flat buffer
 };
 
-// Some of the axes given, as bits by their place among them.
+// A set of the axes given: a bit for each, by its place among them.
 using AxisSet = std::uint64_t;
 
 // Gradients one after the other in one block of shared memory, reduced by one collective over some axes.
@@ -129,7 +129,7 @@ std::vector<Flat> collect(std::span<Gradient> gradients, const std::vector<Devic
   return flats;
 }
 
-// Between the gradients and their flat buffer.
+// Copies between the gradients and their flat buffer.
 void copy_members(const Flat& f, Compute* compute, bool back) {
   dp::copy_all(compute, f.members.size(), [&](std::size_t m) {
     const TensorView gradient = f.members[m].gradient->data, part = f.part(f.members[m]);
@@ -167,7 +167,7 @@ void average_again_where_infinite(Flat& f, const std::vector<DeviceMesh>& axes, 
   dp::scale_all(
       what, compute, 1, [&](std::size_t) { return f.memory.view(); }, std::ldexp(1.0, -bits));
   group.all_reduce(f.memory, f.memory, {.op = ReduceOp::avg, .stream = dp::stream_of(compute)}).wait();
-  // On the host, as it is rare.
+  // This is rare, so it is done on the host.
   const Tensor firsts = dp::on_host(averages.view(), compute),
                seconds = dp::on_host(f.memory.view(), compute);
   dp::with_elements(seconds.view(), [&](const auto& small) {
@@ -234,7 +234,7 @@ void reduce_all(std::span<Gradient> gradients, const DeviceMesh& axes, const Syn
   if (watched && options.tolerance == 0) replicas.throw_other_bits();
   std::vector<std::vector<Flat>> rounds;
   for (const Action action : kReductions) rounds.push_back(collect(gradients, list, action, replicas, what));
-  // Side by side, unless a gradient is reduced in one way on one axis and in another way on another.
+  // All reductions go side by side, unless a gradient is reduced in one way on one axis and in another way on another.
   const auto in_one_way = [&](const Gradient& g) {
     return std::count_if(std::begin(kReductions), std::end(kReductions),
                          [&](Action action) { return axes_with(g, list, action, what) != 0; }) <= 1;

@@ -41,13 +41,14 @@ struct Checker {
   const Traits& traits;
   int rank, size;
   std::string_view group;
+  std::string_view asked = name(call.op);
   Operands have{};  // the buffers that were checked
 
   template <class... Args>
   [[noreturn, gnu::cold, gnu::noinline]] void wrong(ErrorCode code, fmt::format_string<Args...> text,
                                                     Args&&... args) const {
     throw Error(Failure{.code = code,
-                        .text = fmt::format("{}: {} [group \"{}\", rank {}]", name(call.op),
+                        .text = fmt::format("{}: {} [group \"{}\", rank {}]", asked,
                                             fmt::format(text, std::forward<Args>(args)...), group, rank),
                         .op = outside(call.op, kOpCount) ? Op::none : call.op,
                         .ranks = {}});
@@ -96,9 +97,19 @@ struct Checker {
   }
 
   void peer(int value, const char* which) const {
+    if (value == any_source)
+      wrong(ErrorCode::bad_argument, "{} is any_source; expected 0 to {} (group size {})", which, size - 1,
+            size);
     if (value < 0 || value >= size)
       wrong(ErrorCode::bad_argument, "{} is {}; expected 0 to {} (group size {})", which, value, size - 1,
             size);
+  }
+
+  void source() const {
+    if (call.peer != any_source) return peer(call.peer, "src");
+    if (!traits.has(Op::wait_message))
+      wrong(ErrorCode::unsupported, "src is any_source; backend {} receives from a rank that is named",
+            traits.name);
   }
 
   void tag() const {
@@ -289,7 +300,7 @@ bool plainly_right(const Call& call, const Traits& traits, int rank, int size, O
       traits.device || !traits.has(call.op) || call.options.deadline < Duration::zero())
     return false;
   const OpRow r = row(call.op);
-  if (r.counts == Counts::none) return true;
+  if (r.counts == Counts::none) return r.collective;
   const auto a_rank = [&](int value) { return static_cast<unsigned>(value) < static_cast<unsigned>(size); };
   if (r.rooted != Rooted::no && !a_rank(call.root)) return false;
   if (!r.collective && (!a_rank(call.peer) || call.options.tag < 0)) return false;
@@ -356,15 +367,19 @@ bool plainly_right(const Call& call, const Traits& traits, int rank, int size, O
   const OpRow r = row(call.op);
   if (r.counts != Counts::in_blocks && r.counts != Counts::both_blocks) c.no_blocks(call.in_blocks, "in");
   if (r.counts != Counts::out_blocks && r.counts != Counts::both_blocks) c.no_blocks(call.out_blocks, "out");
+  if (!r.collective) {
+    if (call.op == Op::send) {
+      c.peer(call.peer, "dst");
+    } else {
+      c.source();
+    }
+    c.tag();
+  }
   if (r.counts == Counts::none) {
     c.can_do(DType::u8);
     return {};
   }
   if (r.rooted != Rooted::no) c.peer(call.root, "root");
-  if (!r.collective) {
-    c.peer(call.peer, call.op == Op::send ? "dst" : "src");
-    c.tag();
-  }
   const bool in = has_in(call.op, rank == call.root), out = has_out(call.op, rank == call.root);
   if (in) {
     c.buffer(call.in, "in");
@@ -391,6 +406,15 @@ bool plainly_right(const Call& call, const Traits& traits, int rank, int size, O
 }
 
 }  // namespace
+
+void check_probe(int source, const CallOptions& options, const Traits& traits, int rank, int size,
+                 std::string_view group) {
+  const Call call = call::wait_message(source, options);
+  const Checker c{call, traits, rank, size, group, "probe"};
+  c.source();
+  c.tag();
+  c.can_do(DType::u8);
+}
 
 Operands check(const Call& call, const Traits& traits, int rank, int size, std::string_view group) {
   Operands have;

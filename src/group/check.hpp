@@ -21,5 +21,8 @@ struct Operands {
 /// Throws bad_argument or unsupported naming the one argument that is wrong; every message ends in group and
 /// rank (`[group "tp", rank 3]`).
 Operands check(const Call& call, const Traits& traits, int rank, int size, std::string_view group);
+/// The same for ProcessGroup::probe(), which is no call.
+void check_probe(int source, const CallOptions& options, const Traits& traits, int rank, int size,
+                 std::string_view group);
 
 }  // namespace weft

@@ -33,6 +33,7 @@ Work GroupState::submit_all(std::span<const Call> calls) {
     first.spend();
     failure_.raise(calls[std::min(sent, calls.size() - 1)].op);
   }
+  first.source_ = Work::kSeveral;
   return first;
 }
 
@@ -60,6 +61,7 @@ void GroupState::submit_batches(std::span<const Call> calls, std::span<const Ope
       ++sent;
       if (!work.valid()) continue;
       if (first.valid()) {
+        first.join_found(work);
         last->more_ = std::make_unique<Work>(std::move(work));
         last = last->more_.get();
       } else {

@@ -33,11 +33,14 @@ std::string tail(const Membership& member, std::uint64_t call) {
                          : fmt::format(" [group \"{}\", rank {}, call {}]", member.name, member.rank, call);
 }
 
-void GroupFailure::take_over() noexcept {
+void GroupFailure::take_over(const std::function<std::vector<LastCall>()>& last_calls) noexcept {
   {
     const std::lock_guard lock(mutex_);
     if (first_cause_) return;  // by another thread
     first_cause_ = failure_of(backend_);
+    if ((first_cause_->code == ErrorCode::timeout || first_cause_->code == ErrorCode::peer_lost) &&
+        last_calls)
+      last_calls_ = last_calls();
   }
   recorder_->failed(*first_cause_);
   const std::vector<int>& blamed = first_cause_->ranks;
@@ -62,14 +65,20 @@ void GroupFailure::raise(Op op, std::uint64_t call) {
 
 Error GroupFailure::error(Op op, std::uint64_t call) const {
   const bool quiet = quiesced() || backend_.quiet();
-  Failure f = *first_cause();
+  Failure f;
+  std::vector<LastCall> last_calls;
+  {
+    const std::lock_guard lock(mutex_);
+    f = *first_cause_;
+    last_calls = last_calls_;
+  }
   if (f.op == Op::none && op != Op::none) {
     f.op = op;
     f.call = call;
     f.text = fmt::format("{}: {}", name(op), f.text);
   }
   f.text += tail(member_, f.call);
-  return Error(std::move(f), quiet);
+  return Error(std::move(f), quiet, std::move(last_calls));
 }
 
 bool GroupFailure::quiesce(Duration limit, const Ring& ring) noexcept {

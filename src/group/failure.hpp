@@ -4,10 +4,12 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "group/ring.hpp"
 #include "group/trace/recorder.hpp"
@@ -35,8 +37,8 @@ class GroupFailure {
   /// The first cause, where the group has failed.
   std::optional<Failure> first_cause() const;
   /// The backend has failed: takes over its first cause, writes the trace and wakes threads that wait. Only the first
-  /// time.
-  void take_over() noexcept;
+  /// time. `last_calls()` is asked where ranks are late or dead; null: this thread cannot ask.
+  void take_over(const std::function<std::vector<LastCall>()>& last_calls = nullptr) noexcept;
   /// Throws the first cause, for a call of `op` that fails because of it. The cause may lie in another call, or in
   /// none.
   [[noreturn]] void raise(Op op, std::uint64_t call = kNoCall);
@@ -58,7 +60,8 @@ class GroupFailure {
   const std::shared_ptr<Recorder> recorder_;
   std::atomic<bool> failed_{false};
   mutable std::mutex mutex_;
-  std::optional<Failure> first_cause_;  // guarded by mutex_
+  std::optional<Failure> first_cause_;  // guarded by mutex_, and so are
+  std::vector<LastCall> last_calls_;    // where ranks are late or dead
   std::atomic<bool> told_{false};       // an Error of the failure was thrown
   std::atomic<bool> quiesced_{false};
   std::atomic<bool> drop_quiesced_{false};  // a dropped Work has waited for quiet once

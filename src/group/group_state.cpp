@@ -136,7 +136,7 @@ void GroupState::end() noexcept {
     // A stopped peer may still write into memory that this group exposed to it. The group stays, so that the arena
     // never gives that memory to anybody else.
     context.log().write(
-        LogLevel::warning,
+        LogLayer::group, LogLevel::warning,
         fmt::format("group \"{}\": a peer may still touch buffers of a failed call; they are never reused",
                     member.name));
     progress_.remove(this);
@@ -252,7 +252,12 @@ void GroupState::await_room(int slots, Op op, Duration deadline) {
   if (got && !failed()) return;
   std::string story;
   std::vector<int> absent;  // from the first call, which the others wait behind
-  if (!failed()) absent = backend_->missing(ring_.oldest(), story);
+  std::vector<LastCall> last_calls;
+  if (!failed()) {
+    absent = backend_->missing(ring_.oldest(), story);
+    if (!absent.empty()) story += watch_.told_last_calls();
+    last_calls = watch_.last_calls();
+  }
   disown();
   if (failed()) failure_.raise(op);
   throw Error(Failure{.code = ErrorCode::timeout,
@@ -260,7 +265,8 @@ void GroupState::await_room(int slots, Op op, Duration deadline) {
                                           Ring::kSlots, slots == 1 ? "none" : "too few", shown_seconds(limit),
                                           absent.empty() ? "" : ": " + story, tail(member)),
                       .op = op,
-                      .ranks = absent});
+                      .ranks = absent},
+              true, std::move(last_calls));
 }
 
 Work GroupState::submit_checked(const Call& call, const Operands& have) {
@@ -274,8 +280,10 @@ Work GroupState::submit_checked(const Call& call, const Operands& have) {
   const std::uint32_t index = ring_.next();
   Ring::Slot& slot = ring_[index];
   const bool blocks = !call.in_blocks.counts.empty() || !call.out_blocks.counts.empty();
+  detail::WorkCallbacks* found = nullptr;
   try {
     if (blocks) slot.blocks.resize(2 * static_cast<std::size_t>(member.size));
+    if (!r.collective && (call.peer == any_source || call.op == Op::wait_message)) found = await_found(slot);
   } catch (...) {  // out of memory, before anything has changed
     disown();
     throw;
@@ -290,7 +298,45 @@ Work GroupState::submit_checked(const Call& call, const Operands& have) {
   ++works_;
   disown();
   if (helped_) progress_.in_flight(1);
-  return Work(this, index, ticket);
+  Work work(this, index, ticket);
+  if (!r.collective) {
+    work.callbacks_ = found;
+    if (call.op == Op::recv && found == nullptr)
+      work.source_ = static_cast<std::uint32_t>(call.peer) & 0xffffff;
+  }
+  return work;
+}
+
+// The call of this slot tells its Work which message it has found.
+detail::WorkCallbacks* GroupState::await_found(Ring::Slot& slot) {
+  std::unique_ptr<detail::WorkCallbacks> callbacks(new_callbacks());
+  callbacks->found.push_back(std::make_shared<FoundMessage>());
+  slot.found = callbacks->found.front();
+  slot.attended = true;
+  return callbacks.release();
+}
+
+// Once a tick of the kernel it looks whether the ranks live: a program may do nothing but ask.
+std::optional<MessageInfo> GroupState::probe(int source, const CallOptions& options) {
+  context.check_fork("probe");
+  check_probe(source, options, traits(), member.rank, member.size, member.name);
+  if (!try_own() && !contend(Deadline::never(), true)) failure_.raise(Op::wait_message);
+  drive_owned();
+  std::optional<MessageInfo> found;
+  if (!failed()) found = backend_->probe(source, options.tag);
+  if (!found && watch_.due_by_tick()) inspect();
+  disown();
+  progress_.run_due();
+  if (failed()) failure_.raise(Op::wait_message);
+  if (!found) progress_.drive_all(this);
+  return found;
+}
+
+MessageInfo GroupState::wait_message(int source, const CallOptions& options) {
+  Work work = submit(call::wait_message(source, options));
+  const std::shared_ptr<FoundMessage> found = work.callbacks_->found.front();
+  work.wait();
+  return found->message;
 }
 
 // What the backend sees of a call.
@@ -320,7 +366,7 @@ void GroupState::fill(OpState& s, const Call& call, const Operands& have) noexce
 void GroupState::finish(std::uint32_t index) noexcept {
   Ring::Slot& slot = ring_[index];
   recorder_->finished(slot.record, CallState::done, slot.waited);
-  if (!slot.callbacks.empty()) [[unlikely]]
+  if (slot.attended) [[unlikely]]
     call_back(slot);  // before free(): who finds the call done finds them in the list
   if (helped_) progress_.in_flight(-1);
   ring_.free(index);
@@ -398,9 +444,9 @@ void GroupState::mark_failed() noexcept {
     recorder_->finished(slot.record, CallState::failed, true);
     return true;
   });
-  failure_.take_over();
+  failure_.take_over([this] { return watch_.last_calls(); });
   ring_.each([this](Ring::Slot& slot) {
-    if (!slot.callbacks.empty()) fail_back(slot);
+    if (slot.attended) fail_back(slot);
     return true;
   });
 }

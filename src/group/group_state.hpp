@@ -50,6 +50,9 @@ class GroupState final : public Driven, public BlockHolder {
 
   Work submit(const Call& call);
   Work submit_all(std::span<const Call> calls);
+  /// See ProcessGroup.
+  std::optional<MessageInfo> probe(int source, const CallOptions& options);
+  MessageInfo wait_message(int source, const CallOptions& options);
   /// True: the call of that ticket is done, and its Work given back. Throws where it failed. Polls once.
   bool poll(std::uint32_t slot, std::uint32_t ticket);
   /// Drives until the call is done (true: and its Work given back) or `limit` passed (false). Throws where it
@@ -139,6 +142,7 @@ class GroupState final : public Driven, public BlockHolder {
  private:
   ~GroupState() override;
   Work submit_checked(const Call& call, const Operands& have);
+  [[gnu::cold]] detail::WorkCallbacks* await_found(Ring::Slot& slot);
   void submit_batches(std::span<const Call> calls, std::span<const Operands> operands, Work& first,
                       std::size_t& sent);
   void fail_batch(const std::exception& reason, std::size_t sent, std::size_t calls);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/parse_number.hpp"
 #include "store/table.hpp"
 #include "weft/base/name_ranks.hpp"
 
@@ -19,6 +20,14 @@ constexpr Duration kPatience = std::chrono::seconds(2);
 
 bool holds(const std::vector<int>& ranks, int r) {
   return std::find(ranks.begin(), ranks.end(), r) != ranks.end();
+}
+
+// Whether the rank whose text this is came last: its task is to put the texts together. "build size place info":
+// see join.cpp.
+bool came_last(std::string_view text, std::size_t ranks) {
+  next_word(text);
+  next_word(text);
+  return parse_integer<std::size_t>(next_word(text)) == ranks;
 }
 
 }  // namespace
@@ -74,15 +83,19 @@ void ParentWatch::end() noexcept {
 }
 
 // The members that are lost to the parent and have not come. Ranks write their texts beside the key that they
-// wait for: a rank that has written its own did all that the others need, and may leave.
+// wait for: a rank that has written its own did all that the others need, and may leave. But the last to come
+// owes them one more key, which holds all texts.
 std::vector<int> ParentWatch::lost(std::string_view key, Store& store) const {
   const std::string folder(key.substr(0, key.rfind('/') + 1));
   std::vector<int> gone = parent_.gone(), lost;
   if (const auto why = parent_.failure(); why && why->code == ErrorCode::peer_lost)
     gone.insert(gone.end(), why->ranks.begin(), why->ranks.end());
-  for (std::size_t i = 0; i < members_.size(); ++i)
-    if (holds(gone, members_[i]) && !store.try_get(folder + std::to_string(i), Deadline::after(kAnswer)))
-      lost.push_back(members_[i]);
+  const bool all_texts = key.substr(folder.size()) == "all";
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    if (!holds(gone, members_[i])) continue;
+    const auto text = store.try_get(folder + std::to_string(i), Deadline::after(kAnswer));
+    if (!text || (all_texts && came_last(*text, members_.size()))) lost.push_back(members_[i]);
+  }
   return lost;
 }
 

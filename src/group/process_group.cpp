@@ -147,6 +147,12 @@ Work ProcessGroup::submit(const Call& c) {
     throw_empty(weft::name(c.op));
   return state_->submit(c);
 }
+std::optional<MessageInfo> ProcessGroup::probe(int src, const CallOptions& options) {
+  return given(state_, "probe").probe(src, options);
+}
+MessageInfo ProcessGroup::wait_message(int src, const CallOptions& options) {
+  return given(state_, "wait_message").wait_message(src, options);
+}
 Work ProcessGroup::coalesced(std::span<const Call> calls) {
   return given(state_, "coalesced").submit_all(calls);
 }

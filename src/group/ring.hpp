@@ -15,6 +15,7 @@
 namespace weft {
 
 class Callback;
+struct FoundMessage;
 
 class Ring {
  public:
@@ -24,11 +25,13 @@ class Ring {
     std::atomic<std::uint32_t> generation{0};  // moves on when the call is done
     std::uint64_t record = 0;                  // its number in the recorder
     bool waited = false;                       // a poll has failed: the deadline's clock runs
+    bool attended = false;                     // callbacks or found: somebody is to be told how it ends
     Duration deadline{};
     Clock::time_point expires{}, warns{};
     OpState op;
     std::vector<Block> blocks;                         // of v-forms: op points into it; kept for the next
     std::vector<std::shared_ptr<Callback>> callbacks;  // called when the call has ended
+    std::shared_ptr<FoundMessage> found;               // told which message it was; null: nobody asks
     // The caller's buffers, for is_exposed() and exposed(): null when nothing is in flight.
     std::atomic<const std::byte*> in{nullptr}, out{nullptr};
     std::atomic<std::size_t> in_bytes{0}, out_bytes{0};
@@ -122,6 +125,23 @@ class Ring {
     return slots_[first_ != last_ ? collectives_[first_ % kSlots]
                                   : static_cast<std::uint32_t>(__builtin_ctzll(messages_))]
         .op;
+  }
+
+  /// The first and the last of the collectives in flight; null: there is none.
+  const OpState* first_collective() const noexcept {
+    return first_ == last_ ? nullptr : &slots_[collectives_[first_ % kSlots]].op;
+  }
+  const OpState* last_collective() const noexcept {
+    return first_ == last_ ? nullptr : &slots_[collectives_[(last_ - 1) % kSlots]].op;
+  }
+  /// Of the messages in flight the one that was posted first; null: there is none.
+  const OpState* first_message() const noexcept {
+    const OpState* first = nullptr;
+    for (std::uint64_t left = messages_; left != 0; left &= left - 1) {
+      const OpState& s = slots_[static_cast<std::uint32_t>(__builtin_ctzll(left))].op;
+      if (first == nullptr || s.call < first->call) first = &s;
+    }
+    return first;
   }
 
   /// Copies the blocks of a v-form into `slot`, where the operation finds them. `slot.blocks` has room for

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "backends/last_calls.hpp"
 #include "base/mutant.hpp"
 #include "base/suspension.hpp"
 #include "group/failure.hpp"
@@ -117,9 +118,10 @@ void Watch::warn(Ring::Slot& slot) noexcept {
     if (backend_.missing(slot.op, story).empty()) return;  // all are there, and it takes its time
     slot.warns = Clock::time_point::max();
     context_.log().write_later(
-        LogLevel::warning,  // the sink gets it when nobody owns the group any more
-        fmt::format("{}: not finished after {}, a tenth of its deadline: {}{}", what(slot.op, member_.size),
-                    shown_seconds(slot.deadline / kWarnAfter, 2), story, tail(member_, slot.op.call)));
+        LogLayer::group, LogLevel::warning,  // the sink gets it when nobody owns the group any more
+        fmt::format("{}: not finished after {}, a tenth of its deadline: {}{}{}", what(slot.op, member_.size),
+                    shown_seconds(slot.deadline / kWarnAfter, 2), story, told_last_calls(),
+                    tail(member_, slot.op.call)));
   } catch (...) {  // out of memory: then without a warning
   }
 }
@@ -132,9 +134,36 @@ void Watch::expire(const Ring::Slot& slot, const Ring::Slot& head) noexcept {
   if (WEFT_MUTANT("wrong_blame")) why.ranks = {member_.rank};
   if (&head != &slot)
     story = fmt::format("it comes after {} [call {}]: {}", name(head.op.op), head.op.call, story);
-  why.text =
-      fmt::format("{}: not finished within {}: {}", name(slot.op.op), shown_seconds(slot.deadline), story);
+  why.text = fmt::format("{}: not finished within {}: {}{}", name(slot.op.op), shown_seconds(slot.deadline),
+                         story, told_last_calls());
   backend_.fail(why);
+}
+
+std::vector<LastCall> Watch::last_calls() noexcept try {
+  std::vector<LastCall> calls = backend_.last_calls();
+  if (calls.size() != static_cast<std::size_t>(member_.size)) return {};
+  for (int r = 0; r < member_.size; ++r) {
+    LastCall& c = calls[static_cast<std::size_t>(r)];
+    c.rank = r;
+    if (static_cast<int>(c.op) >= kOpCount) c = {.rank = r};  // a plug-in's, of a newer weft
+  }
+  LastCall& own = calls[static_cast<std::size_t>(member_.rank)];
+  if (const OpState* const last = ring_.last_collective()) {
+    const bool answered = own.answered;
+    own = last_call_of(member_.rank, LastCall::State::in_flight, record_of(*last, member_.size));
+    own.answered = answered;
+    own.oldest = ring_.first_collective()->call;
+  }
+  own.message = {};
+  if (const OpState* const message = ring_.first_message()) own.message = message_of(*message);
+  return calls;
+} catch (...) {  // out of memory: then without
+  return {};
+}
+
+std::string Watch::told_last_calls() {
+  const std::string told = tell_last_calls(last_calls());
+  return told.empty() ? told : "; " + told;
 }
 
 }  // namespace weft

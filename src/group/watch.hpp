@@ -21,6 +21,11 @@ class Watch {
   /// The deadline's clock of a call starts here, at the first look after polls have failed. True: the backend
   /// has failed, perhaps because a deadline has passed.
   [[gnu::cold]] bool inspect() noexcept;
+  /// What each rank called last, for the Error of a time-out: as the backend knows it, and of this rank as the
+  /// ring has it. Empty: the backend cannot tell.
+  [[gnu::cold]] std::vector<LastCall> last_calls() noexcept;
+  /// The same as a text, with the "; " before it.
+  [[gnu::cold]] std::string told_last_calls();
 
  private:
   void pass_over(Duration gap) noexcept;

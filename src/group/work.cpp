@@ -1,7 +1,10 @@
 #include "weft/group/work.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <exception>
+#include <vector>
 
 #include "group/callbacks/callback.hpp"
 #include "group/group_state.hpp"
@@ -10,8 +13,9 @@ namespace weft {
 
 Work& Work::operator=(Work&& other) noexcept {
   if (this != &other) {
-    if (valid()) drop();
+    if (group_ != nullptr || callbacks_ != nullptr) drop();
     take(other);
+    source_ = other.source_;
     callbacks_ = std::exchange(other.callbacks_, nullptr);
   }
   return *this;
@@ -40,12 +44,13 @@ void Work::drop() noexcept {
     forked = group_->context.forked();
     group_->dropped(slot_, ticket_, callbacks.get());
   }
-  if (callbacks && !forked) callbacks->drop();
+  if (callbacks && !forked && source_ != kAllEnded) callbacks->drop();
 }
 
 void Work::spend() noexcept {
   for (; group_; finish()) group_->give_back();
   delete std::exchange(callbacks_, nullptr);
+  source_ = kNoSource;
 }
 
 void Work::add(std::unique_ptr<detail::WorkCallback> f) {
@@ -76,11 +81,65 @@ bool Work::settle_callbacks(Deadline limit) {
   try {
     if (!callbacks_->settle(limit)) return false;
   } catch (...) {
-    delete std::exchange(callbacks_, nullptr);
+    end_callbacks();
     throw;
   }
-  delete std::exchange(callbacks_, nullptr);
+  end_callbacks();
   return true;
+}
+
+// All are over. What receives have found is kept.
+void Work::end_callbacks() noexcept {
+  if (!callbacks_->found.empty() && source_ == kSeveral) {
+    callbacks_->all.clear();
+    source_ = kAllEnded;
+    return;
+  }
+  if (!callbacks_->found.empty())
+    source_ = static_cast<std::uint32_t>(callbacks_->found.front()->message.source) & 0xffffff;
+  delete std::exchange(callbacks_, nullptr);
+}
+
+// Takes over what another Work of coalesced calls will have found.
+void Work::join_found(Work& other) {
+  if (other.callbacks_ == nullptr) return;
+  if (callbacks_ == nullptr) {
+    std::swap(callbacks_, other.callbacks_);
+    return;
+  }
+  auto& found = other.callbacks_->found;
+  callbacks_->found.insert(callbacks_->found.end(), found.begin(), found.end());
+  delete std::exchange(other.callbacks_, nullptr);
+}
+
+int Work::source() const {
+  const auto wrong = [](const char* why) {
+    throw Error(ErrorCode::bad_argument, fmt::format("source: {}", why));
+  };
+  if (source_ == kSeveral || source_ == kAllEnded)
+    wrong("the Work is of coalesced calls; expected one recv, or ask sources()");
+  if (callbacks_ != nullptr && !callbacks_->found.empty()) {
+    if (!callbacks_->found.front()->known.load(std::memory_order_acquire)) wrong("the recv is not done yet");
+    return callbacks_->found.front()->message.source;
+  }
+  if (source_ == kNoSource)
+    wrong("the Work is of no recv, or of one that has failed; expected one that is done");
+  return static_cast<int>(source_);
+}
+
+std::vector<int> Work::sources() const {
+  std::vector<int> ranks;
+  if (source_ != kSeveral && source_ != kAllEnded)
+    throw Error(ErrorCode::bad_argument,
+                "sources: the Work is not of coalesced calls, or of some that have failed; ask source()");
+  if (callbacks_ == nullptr) return ranks;
+  for (const auto& f : callbacks_->found) {
+    if (!f->known.load(std::memory_order_acquire))
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("sources: recv {} from any_source is not done yet", ranks.size()));
+    ranks.push_back(f->message.source);
+  }
+  return ranks;
 }
 
 // A call that failed has thrown its Error: its Work is spent, and so are those that are chained to it, since
@@ -106,13 +165,13 @@ bool Work::ask(const Ask& ask) {
 
 bool Work::done() {
   return ask([&] { return group_->poll(slot_, ticket_); }) &&
-         (!callbacks_ || settle_callbacks(Deadline::after(Duration::zero())));
+         (!calls_back() || settle_callbacks(Deadline::after(Duration::zero())));
 }
 
 void Work::wait() {
   check_may_wait();
   ask([&] { return group_->wait(slot_, ticket_, std::nullopt); });
-  if (callbacks_) [[unlikely]]
+  if (calls_back()) [[unlikely]]
     settle_callbacks(Deadline::never());
 }
 
@@ -123,7 +182,7 @@ bool Work::wait_for(Duration limit) {
   return ask([&] {
            return group_->wait(slot_, ticket_, std::exchange(first, false) ? limit : deadline.left());
          }) &&
-         (!callbacks_ || settle_callbacks(deadline));
+         (!calls_back() || settle_callbacks(deadline));
 }
 
 void Work::wait_on(Stream stream) {

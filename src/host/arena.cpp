@@ -90,7 +90,7 @@ struct Arena::Impl {
 
   void log_refusal(std::size_t bytes, int error) {
     if (std::exchange(refusal_logged, true)) return;
-    log.write_later(LogLevel::info,
+    log.write_later(LogLayer::host, LogLevel::info,
                     fmt::format("shared memory of {} bytes cannot be had ({}); local memory is used instead, "
                                 "and collectives on it copy",
                                 bytes, system_words(error)));

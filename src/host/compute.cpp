@@ -27,7 +27,7 @@ Compute::~Compute() {
   try {
     wait();
   } catch (const std::exception& e) {  // nobody is there to be told
-    context_->log().write(LogLevel::warning, fmt::format("compute: {}", e.what()));
+    context_->log().write(LogLayer::host, LogLevel::warning, fmt::format("compute: {}", e.what()));
   }
   runtime_->destroy_stream(stream_);
 }

@@ -22,19 +22,15 @@
 namespace weft {
 namespace {
 
-LogLevel log_level(LogLevel asked_for) {
+// The program's choice, over which the environment has its own.
+LogLevels log_levels(const ContextOptions& options) {
+  LogLevels levels(options.log_level);
+  if (!options.log_levels.empty()) levels = levels.changed_by(options.log_levels, "context: log_levels");
   const auto text = env::get("WEFT_LOG");
-  if (!text) return asked_for;
-  if (*text == "error") return LogLevel::error;
-  if (*text == "warning") return LogLevel::warning;
-  if (*text == "info") return LogLevel::info;
-  if (*text == "debug") return LogLevel::debug;
-  throw Error(ErrorCode::bad_argument,
-              fmt::format("WEFT_LOG is \"{}\"; expected error, warning, info or debug", *text));
+  return text ? levels.changed_by(*text, "WEFT_LOG") : levels;
 }
 
 ContextOptions checked(ContextOptions options) {
-  options.log_level = log_level(options.log_level);
   if (options.segment_bytes == 0)
     throw Error(ErrorCode::bad_argument, "context: segment_bytes is 0; expected at least 1");
   return options;
@@ -46,7 +42,7 @@ void warn_of_unknown_variables(Logger& log) {
   static std::atomic_flag looked = ATOMIC_FLAG_INIT;
   if (looked.test_and_set()) return;
   for (const env::Unknown& v : env::unknown_variables())
-    log.write(LogLevel::warning,
+    log.write(LogLayer::host, LogLevel::warning,
               fmt::format("the environment has {}, which weft does not know{}; see docs/environment.md",
                           v.name, v.nearest.empty() ? "" : fmt::format(" (is {} meant?)", v.nearest)));
 }
@@ -62,7 +58,7 @@ class ForkMark {
     mark_ = static_cast<unsigned char*>(page);
     *mark_ = 1;
     if (::madvise(page, page_bytes(), MADV_WIPEONFORK) != 0)
-      log.write(LogLevel::info,
+      log.write(LogLayer::host, LogLevel::info,
                 "no fork guard: this kernel cannot clear a page in children (MADV_WIPEONFORK)");
   }
   ~ForkMark() { ::munmap(mark_, page_bytes()); }
@@ -79,7 +75,7 @@ class ForkMark {
 struct Context::Impl {
   explicit Impl(ContextOptions o)
       : options(checked(std::move(o))),
-        log(options.log_level, options.log_sink),
+        log(log_levels(options), options.log_sink),
         fork_mark(log),
         arena(log, options.segment_bytes),
         host_peers(log, arena),

@@ -64,7 +64,7 @@ Storage Storage::ordered_on(Context& context, Stream where) const {
     try {
       runtime.depend(owner.stream_, where);
     } catch (const std::exception& e) {  // the device is lost: nothing on it is worth waiting for
-      context.log().write(LogLevel::warning, fmt::format("storage: {}", e.what()));
+      context.log().write(LogLayer::host, LogLevel::warning, fmt::format("storage: {}", e.what()));
     }
   });
   return s;

@@ -10,7 +10,7 @@ void Warnings::write(const std::string& line) {
   look(Clock::now());
   if (written_ < kAtOnce) {
     ++written_;
-    log_.write(LogLevel::warning, line);
+    log_.write(layer_, LogLevel::warning, line);
   } else {
     ++left_out_;
   }
@@ -26,7 +26,7 @@ void Warnings::look(Clock::time_point now) {
 void Warnings::sum_up() noexcept {
   try {
     if (left_out_ > 0)
-      log_.write(LogLevel::warning,
+      log_.write(layer_, LogLevel::warning,
                  fmt::format("{}: and {} more warnings within {:.1f} s", who_, left_out_,
                              std::chrono::duration_cast<std::chrono::duration<double>>(kWindow).count()));
   } catch (const std::bad_alloc&) {}

@@ -16,7 +16,7 @@ class Warnings {
   static constexpr Duration kWindow = std::chrono::seconds(10);
 
   /// `who` begins the line that says how many were left out. `log` must outlive this.
-  Warnings(Logger& log, std::string who) : log_(log), who_(std::move(who)) {}
+  Warnings(Logger& log, LogLayer layer, std::string who) : log_(log), layer_(layer), who_(std::move(who)) {}
   ~Warnings();
   Warnings(const Warnings&) = delete;
   Warnings& operator=(const Warnings&) = delete;
@@ -30,6 +30,7 @@ class Warnings {
   void sum_up() noexcept;
 
   Logger& log_;
+  const LogLayer layer_;
   const std::string who_;
   Clock::time_point since_{};
   int written_ = 0;

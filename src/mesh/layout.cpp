@@ -90,7 +90,7 @@ void normalise(const MeshShape& mesh, LayoutSpec& spec) {
 }
 
 /// The indices of its axes, in its order. Throws bad_argument for a name that is not there or stands twice.
-std::vector<int> indices_of(const MeshShape& mesh, std::initializer_list<std::string_view> axes) {
+std::vector<int> indices_of(const MeshShape& mesh, std::span<const std::string_view> axes) {
   std::vector<int> indices;
   for (const std::string_view axis : axes) {
     const int index = mesh.index(axis);
@@ -291,6 +291,10 @@ LayoutRef Layout::shard_inside(const DeviceMesh& axes, int dim) const {
 }
 
 LayoutRef Layout::nested(std::initializer_list<std::string_view> axes) const {
+  return nested(std::span(axes.begin(), axes.size()));
+}
+
+LayoutRef Layout::nested(std::span<const std::string_view> axes) const {
   LayoutSpec spec = *this;
   put_in_order(spec.nesting, indices_of(mesh_shape(), axes));
   return made(std::move(spec));

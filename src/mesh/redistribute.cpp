@@ -9,7 +9,11 @@
 
 #include "mesh/axis_ranks.hpp"
 #include "mesh/moves.hpp"
+#include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
+#include "weft/host/context.hpp"
+#include "weft/host/copy.hpp"
+#include "weft/host/device_runtime.hpp"
 
 namespace weft {
 
@@ -221,7 +225,64 @@ void expect_contributions(const Layout& from, const Layout& to) {
   }
 }
 
+/// A transfer whose result goes to the caller's memory.
+class IntoMemory final : public Transfer::Steps {
+ public:
+  IntoMemory(Transfer transfer, Context& context, Tensor out)
+      : context_(context), out_(std::move(out)), transfer_(std::move(transfer)) {}
+
+  bool done() override { return transfer_.done(); }
+  Tensor finish() override {
+    const Tensor result = transfer_.finish();
+    if (result.count() > 0 && result.data() != out_.data())
+      copy(context_, result.view(), out_.view(), out_.stream());
+    return out_;
+  }
+
+ private:
+  Context& context_;
+  Tensor out_;
+  Transfer transfer_;
+};
+
+/// A tensor that borrows what the caller gave, which `which` names.
+Tensor borrowed(const char* which, const ConstTensorView& v, const LayoutRef& layout, Stream stream) {
+  if (layout == nullptr)
+    throw Error(ErrorCode::bad_argument, fmt::format("redistribute: the layout of {} is null", which));
+  if (const std::string fault = memory_fault(v); !fault.empty())
+    throw Error(ErrorCode::bad_argument, fmt::format("redistribute: {} {}", which, fault));
+  if (!(v.shape == layout->local_shape()))
+    throw Error(ErrorCode::layout,
+                fmt::format("redistribute: {} is {}; rank {} of {} holds {}", which, to_string(v.shape),
+                            layout->mesh().rank(), to_string(*layout), to_string(layout->local_shape())));
+  return Tensor(Storage::borrow(const_cast<std::byte*>(v.data), static_cast<std::size_t>(v.bytes()), stream),
+                0, v.shape, v.dtype)
+      .with_layout(layout);
+}
+
 }  // namespace
+
+Transfer start_redistribute(const ConstTensorView& in, const LayoutRef& from, const TensorView& out,
+                            const LayoutRef& to, Stream stream) {
+  if (stream == Stream{}) stream = in.device;
+  const auto bad = [](const std::string& text) {
+    throw Error(ErrorCode::bad_argument, "redistribute: " + text);
+  };
+  const Tensor source = borrowed("in", in, from, stream), target = borrowed("out", out, to, stream);
+  if (in.dtype != out.dtype)
+    bad(fmt::format("out is {}; expected {} as in", name(out.dtype), name(in.dtype)));
+  if (in.device != stream.device) bad("in " + is_on(in.device, stream.device));
+  if (out.device != stream.device) bad("out " + is_on(out.device, stream.device));
+  if (overlap(in, out) && in.data != out.data)
+    bad("in and out overlap; expected apart, or beginning at the same address");
+  return Transfer(
+      std::make_unique<IntoMemory>(start_redistribute(source, to), from->mesh().context(), target));
+}
+
+void redistribute(const ConstTensorView& in, const LayoutRef& from, const TensorView& out,
+                  const LayoutRef& to, Stream stream) {
+  start_redistribute(in, from, out, to, stream).finish();
+}
 
 Transfer start_redistribute(const Tensor& in, const LayoutRef& to) {
   const Layout& from = stated(in);

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "nn/operands.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/layouts.hpp"
@@ -43,6 +44,50 @@ Tensors SwiGLU::do_backward(Inputs dy, Frame& frame) {
   const Tensor through_up = up_proj.backward(dup, frame)[0];
   const Tensor through_gate = gate_proj.backward(dgate, frame)[0];
   return {add_tensors(through_up, through_gate, frame.compute(), layouts::named(*this, "dx"), dx_memory())};
+}
+
+Tensors GELU::do_forward(Inputs inputs, Frame& frame) {
+  expect_count(inputs, 1, "inputs");
+  const Tensor& x = inputs[0];
+  expect_dtype(layouts::named(*this, "x"), x, DType::f32);
+  layouts::expect_whole(layouts::named(*this, "x"), x, "a nonlinearity", false);
+  const Tensor y = frame.compute().make(x.shape(), DType::f32, out_memory()).with_layout(x.layout());
+  kernels::gelu_forward(frame.kernels(), x.data_ptr<float>(), y.data_ptr<float>(), x.count(), form_);
+  frame.push(*this, {x});
+  return {y};
+}
+
+Tensors GELU::do_backward(Inputs gradients, Frame& frame) {
+  expect_count(gradients, 1, "gradients");
+  const Tensor x = frame.pop(*this)[0];
+  const Tensor& dy = gradients[0];
+  expect_gradient(*this, dy, x.shape(), x.layout());
+  const Tensor dx = frame.compute().make(x.shape(), DType::f32, dx_memory()).with_layout(x.layout());
+  kernels::gelu_backward(frame.kernels(), dy.data_ptr<float>(), x.data_ptr<float>(), dx.data_ptr<float>(),
+                         x.count(), form_);
+  return {dx};
+}
+
+Tensors ReLU::do_forward(Inputs inputs, Frame& frame) {
+  expect_count(inputs, 1, "inputs");
+  const Tensor& x = inputs[0];
+  expect_dtype(layouts::named(*this, "x"), x, DType::f32);
+  layouts::expect_whole(layouts::named(*this, "x"), x, "a nonlinearity", false);
+  const Tensor y = frame.compute().make(x.shape(), DType::f32, out_memory()).with_layout(x.layout());
+  kernels::relu_forward(frame.kernels(), x.data_ptr<float>(), y.data_ptr<float>(), x.count());
+  frame.push(*this, {y});
+  return {y};
+}
+
+Tensors ReLU::do_backward(Inputs gradients, Frame& frame) {
+  expect_count(gradients, 1, "gradients");
+  const Tensor y = frame.pop(*this)[0];
+  const Tensor& dy = gradients[0];
+  expect_gradient(*this, dy, y.shape(), y.layout());
+  const Tensor dx = frame.compute().make(y.shape(), DType::f32, dx_memory()).with_layout(y.layout());
+  kernels::relu_backward(frame.kernels(), dy.data_ptr<float>(), y.data_ptr<float>(), dx.data_ptr<float>(),
+                         y.count());
+  return {dx};
 }
 
 Tensor add_tensors(const Tensor& a, const Tensor& b, Compute& compute, const TensorName& what,

@@ -37,22 +37,23 @@ CutDim cut_of(const Layout& layout, int dim) {
 
 // The layout of y: as x (`in`) in all dimensions but the features; the features as the rows of the weight, with the
 // same nesting of axes and the same segments.
-LayoutRef with_features(const Layout& in, const Layout& weight) {
-  const int last = in.global.rank() - 1;
-  LayoutRef y = in.segmented(0, {})->with_global(with_last(in.global, weight.global[0]));
+LayoutRef with_features(const Layout& in, const Layout& weight, int features) {
+  Shape global = in.global;
+  global[features] = weight.global[0];
+  LayoutRef y = in.segmented(0, {})->with_global(global);
   std::vector<std::string> columns;
   for (const int axis : weight.nesting)
     if (is_shard(weight.placements[static_cast<std::size_t>(axis)], 0))
       columns.push_back(in.mesh_shape().name(axis));
-  if (columns.size() > 1) y = y->with(in.mesh().submesh(columns), Shard{last});
+  if (columns.size() > 1) y = y->with(in.mesh().submesh(columns), Shard{features});
   if (!weight.segments.sizes.empty() && weight.segments.dim == 0)
-    y = y->segmented(last, weight.segments.sizes);
+    y = y->segmented(features, weight.segments.sizes);
   return y;
 }
 
 // Throws layout where the features of x are not cut as the weight's columns are, down to nesting and segments.
-void expect_columns(const TensorName& what, const Layout& x, const Layout& weight) {
-  const CutDim of_x = cut_of(x, x.global.rank() - 1), of_w = cut_of(weight, 1);
+void expect_columns(const TensorName& what, const Layout& x, const Layout& weight, int features) {
+  const CutDim of_x = cut_of(x, features), of_w = cut_of(weight, 1);
   if (of_x.segments != of_w.segments)
     throw Error(ErrorCode::layout,
                 fmt::format("{} is {}, the weight {}; expected the same segments of features", what.text(),
@@ -128,9 +129,12 @@ Tensor beside(const Module& module, std::string_view tensor, const Tensor& x, co
 }
 
 void expect_whole(const TensorName& what, const Tensor& x, std::string_view layer, bool last) {
+  expect_whole_dim(what, x, layer, last ? x.shape().rank() - 1 : -1);
+}
+
+void expect_whole_dim(const TensorName& what, const Tensor& x, std::string_view layer, int dim) {
   const LayoutRef& layout = x.layout();
   if (layout == nullptr) return;
-  const int last_dim = layout->global.rank() - 1;
   for (int i = 0; i < axes(layout); ++i) {
     if (layout->mesh_shape().size(i) == 1) continue;
     const Placement& p = on(layout, i);
@@ -140,11 +144,12 @@ void expect_whole(const TensorName& what, const Tensor& x, std::string_view laye
           fmt::format(
               "{} is {} on {}; {} needs values, not contributions to them: a boundary must reduce it first",
               what.text(), to_string(p), axis_name(*layout, i), layer));
-    if (last && is_shard(p, last_dim))
-      throw Error(
-          ErrorCode::layout,
-          fmt::format("{} is {} on {}; {} needs its last dimension whole: a boundary must gather it first",
-                      what.text(), to_string(p), axis_name(*layout, i), layer));
+    if (dim >= 0 && is_shard(p, dim))
+      throw Error(ErrorCode::layout,
+                  fmt::format("{} is {} on {}; {} needs {} whole: a boundary must gather it first",
+                              what.text(), to_string(p), axis_name(*layout, i), layer,
+                              dim == layout->global.rank() - 1 ? "its last dimension"
+                                                               : fmt::format("dimension {}", dim)));
   }
 }
 
@@ -160,41 +165,40 @@ LayoutRef gradient_of(const LayoutRef& weight, const LayoutRef& x, int features)
 
 // The layout of y, by the rule in the header, one axis at a time. Throws layout where x does not fit the
 // weight.
-LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const LayoutRef& weight) {
+LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const LayoutRef& weight, int features) {
   if (x == nullptr) return nullptr;
   const Layout& in = *x;
   const Layout& w = *weight;
-  const int last = in.global.rank() - 1;
+  const int dim = features < 0 ? in.global.rank() - 1 : features;
   Placements placements = in.placements;
   for (int axis = 0; axis < in.mesh_shape().axis_count(); ++axis) {
     if (in.mesh_shape().size(axis) == 1) continue;
     Placement& y = placements[static_cast<std::size_t>(axis)];
     const Placement& how = w.placements[static_cast<std::size_t>(axis)];
     const bool column = is_shard(how, 0), row = is_shard(how, 1);
-    const bool fits = column ? is_replicate(y)
-                      : row  ? is_shard(y, last)
-                             : !is_partial(y) && !is_shard(y, last);
+    const bool fits = column ? is_replicate(y) : row ? is_shard(y, dim) : !is_partial(y) && !is_shard(y, dim);
     if (!fits)
       throw Error(ErrorCode::layout,
                   fmt::format("{} is {} on {}; expected {}, since the weight is {}", what.text(),
                               to_string(y), axis_name(in, axis),
                               column ? "Replicate"
-                              : row  ? fmt::format("Shard({})", last)
-                                     : fmt::format("Replicate or a Shard other than ({})", last),
+                              : row  ? fmt::format("Shard({})", dim)
+                                     : fmt::format("Replicate or a Shard other than ({})", dim),
                               to_string(how)));
-    if (column) y = Shard{last};
+    if (column) y = Shard{dim};
     if (row) y = Partial{};
   }
-  expect_columns(what, in, w);
-  return with_features(*in.with(std::move(placements)), w);
+  expect_columns(what, in, w, dim);
+  return with_features(*in.with(std::move(placements)), w, dim);
 }
 
-void expect_bias(const TensorName& what, const LayoutRef& y, const LayoutRef& bias) {
+void expect_bias(const TensorName& what, const LayoutRef& y, const LayoutRef& bias, int features) {
   if (y == nullptr || one_rank(y)) return;
   const std::string_view expected = "expected its features cut as the bias is";
   if (bias == nullptr) throw Error(ErrorCode::layout, plain_error(what.and_then(": the bias"), y));
-  if (y->mesh() == bias->mesh() && y->global.back() == bias->global.back() &&
-      cut_of(*y, y->global.rank() - 1) == cut_of(*bias, 0))
+  const int dim = features < 0 ? y->global.rank() - 1 : features;
+  if (y->mesh() == bias->mesh() && y->global[dim] == bias->global.back() &&
+      cut_of(*y, dim) == cut_of(*bias, 0))
     return;
   throw Error(ErrorCode::layout, fmt::format("{} is {}, the bias {}; {}", what.text(), to_string(*y),
                                              to_string(*bias), expected));

@@ -12,17 +12,6 @@ namespace {
 
 using kernels::Stored;
 
-// Whether the weight's input features are split: then y is Partial and the bias waits for the sum.
-bool row_parallel(const Parameter& weight) {
-  const LayoutRef layout = weight.weight().layout();
-  if (layout == nullptr) return false;
-  for (int axis = 0; axis < layout->mesh_shape().axis_count(); ++axis)
-    if (layout->mesh_shape().size(axis) > 1 &&
-        is_shard(layout->placements[static_cast<std::size_t>(axis)], 1))
-      return true;
-  return false;
-}
-
 // dbias: (out) = or += the sum of dy's rows; dy: (tokens, out)
 void accumulate_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
   const int last = dy.shape().rank() - 1;
@@ -33,16 +22,6 @@ void accumulate_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
                     kernels::bias_backward(frame.kernels(), dy.data_ptr<float>(), into.data_ptr<float>(),
                                            out == 0 ? 0 : dy.count() / out, out);
                   });
-}
-
-void expect_bias_fits(const Module& module, const Tensor& y, const Parameter& bias) {
-  if (y.layout() == nullptr) return;
-  layouts::expect_whole(layouts::named(module, "y"), y, "a bias", false);
-  if (y.shape().back() != bias.weight().count())
-    throw Error(ErrorCode::layout,
-                fmt::format("{} has {} features on this rank, the bias {}",
-                            layouts::named(module, "y").text(), y.shape().back(), bias.weight().count()));
-  layouts::expect_bias(layouts::named(module, "y"), y.layout(), bias.weight().layout());
 }
 
 }  // namespace
@@ -79,7 +58,7 @@ Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
   const Tensor y =
       frame.compute().make(layouts::with_last(x.shape(), out), DType::f32, out_memory()).with_layout(layout);
   const bool add_bias_here = bias && !row_parallel(*weight);
-  if (add_bias_here) expect_bias_fits(*this, y, *bias);
+  if (add_bias_here) expect_bias_fits(*this, y, *bias, y.shape().rank() - 1);
   const std::int64_t tokens = out == 0 ? 0 : y.count() / out;
   const Tensor b = add_bias_here ? widened(frame, bias->weight()) : Tensor();
   if (w.dtype() == DType::bf16) {
@@ -97,7 +76,7 @@ Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
 
 void Linear::finish_forward(Tensors& y, Frame& frame) {
   if (!bias || !row_parallel(*weight)) return;
-  expect_bias_fits(*this, y[0], *bias);
+  expect_bias_fits(*this, y[0], *bias, y[0].shape().rank() - 1);
   const Tensor b = widened(frame, bias->weight());
   const std::int64_t out = b.count();
   kernels::add_bias(frame.kernels(), b.data_ptr<float>(), y[0].data_ptr<float>(),

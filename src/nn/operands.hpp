@@ -48,6 +48,36 @@ inline Tensor widened(Frame& frame, const Tensor& w) {
   return y;
 }
 
+/// Whether the weight's input features, its second dimension, are split: then y is Partial and the bias waits for the sum.
+inline bool row_parallel(const Parameter& weight) {
+  const LayoutRef layout = weight.weight().layout();
+  if (layout == nullptr) return false;
+  for (int axis = 0; axis < layout->mesh_shape().axis_count(); ++axis)
+    if (layout->mesh_shape().size(axis) > 1 &&
+        is_shard(layout->placements[static_cast<std::size_t>(axis)], 1))
+      return true;
+  return false;
+}
+
+/// Throws layout unless y, whose dimension `features` the bias is for, is whole and cut as the bias.
+inline void expect_bias_fits(const Module& module, const Tensor& y, const Parameter& bias, int features) {
+  if (y.layout() == nullptr) return;
+  const TensorName what = layouts::named(module, "y");
+  layouts::expect_whole(what, y, "a bias", false);
+  if (y.size(features) != bias.weight().count())
+    throw Error(ErrorCode::layout, fmt::format("{} has {} features on this rank, the bias {}", what.text(),
+                                               y.size(features), bias.weight().count()));
+  layouts::expect_bias(what, y.layout(), bias.weight().layout(), features);
+}
+
+/// x, seen in the shape `as`, with its dimensions in another order, seen in the shape `out`; of that layout.
+inline Tensor permuted(Frame& frame, const Tensor& x, const Shape& as, const Dims& order, const Shape& out,
+                       const LayoutRef& layout, Memory memory = Memory::local) {
+  const Tensor y = frame.compute().make(out, DType::f32, memory).with_layout(layout);
+  kernels::permute(frame.kernels(), x.data_ptr<float>(), y.data_ptr<float>(), {as, order});
+  return y;
+}
+
 /// c (=, or += where `add`) a b, with a: (m, k) and b: (k, n) of one dtype, f32 or bf16, as they are stored; c: f32 (m, n).
 inline void multiply(Frame& frame, const Tensor& a, kernels::Stored a_stored, const Tensor& b,
                      kernels::Stored b_stored, const Tensor& c, std::int64_t m, std::int64_t n,

@@ -134,9 +134,9 @@ LaunchInfo find_launch_info(Context& context) {
   std::vector<std::string> others;
   for (std::size_t i = 1; i < launch_infos.size(); ++i) others.emplace_back(name(launch_infos[i].launcher));
   Logger& log = context.log();
-  if (log.enabled(LogLevel::info))
+  if (log.enabled(LogLayer::store, LogLevel::info))
     log.write(
-        LogLevel::info,
+        LogLayer::store, LogLevel::info,
         fmt::format("rendezvous: rank {} of {} by {} ({}, {}){}", launch.rank, launch.size,
                     name(launch.launcher), launch.rank_name, launch.size_name,
                     others.empty() ? "" : fmt::format("; set, but not used: {}", fmt::join(others, ", "))));
@@ -144,7 +144,7 @@ LaunchInfo find_launch_info(Context& context) {
   for (const LaunchInfo& other : launch_infos) {
     if (other.launcher == Launcher::slurm || same(launch, other)) continue;  // an allocation holds other jobs
     log.write(
-        LogLevel::warning,
+        LogLayer::store, LogLevel::warning,
         fmt::format("rendezvous: {} and {} say rank {} of {}, but {} and {} say rank {} of {}; the first "
                     "hold",
                     launch.rank_name, launch.size_name, launch.rank, launch.size, other.rank_name,

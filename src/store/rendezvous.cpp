@@ -220,18 +220,19 @@ std::shared_ptr<Store> JobStores::in_file(const std::string& path, const LaunchI
         fmt::format("store: {} holds a rank {} already, {}; expected a file that no other job has used "
                     "(or another WEFT_JOB); this is {}",
                     path, launch.rank, shown_claim(other), mine.shown()));
-  context_.log().write(LogLevel::info, fmt::format("rendezvous: store in {}", path));
+  context_.log().write(LogLayer::store, LogLevel::info, fmt::format("rendezvous: store in {}", path));
   return store;
 }
 
 void JobStores::tell(const std::string& address) const {
-  if (!context_.log().enabled(LogLevel::info)) return;
+  if (!context_.log().enabled(LogLayer::store, LogLevel::info)) return;
   const auto place = parse_host_port(address);
   std::string why;
   const auto all = place ? resolve(place->host, place->port, why) : std::vector<SocketAddress>{};
   if (all.empty()) return;
-  context_.log().write(LogLevel::info, fmt::format("rendezvous: store at {} by interface {}", address,
-                                                   interface_to(all.front())));
+  context_.log().write(
+      LogLayer::store, LogLevel::info,
+      fmt::format("rendezvous: store at {} by interface {}", address, interface_to(all.front())));
 }
 
 /// Rank 0 serves where nobody does. False: somebody does.
@@ -247,7 +248,7 @@ bool JobStores::serve(const HostPort& where, bool must, const std::string& secre
   if (!off_loopback && !all.empty() && !secret.empty() &&
       where.host.find_first_not_of("0123456789.:") < where.host.size() && where.host != "localhost")
     context_.log().write(
-        LogLevel::warning,
+        LogLayer::store, LogLevel::warning,
         fmt::format(
             "rendezvous: on this host {} is {}, where ranks of other hosts cannot reach it; give the store "
             "an address of the network between them",
@@ -255,7 +256,8 @@ bool JobStores::serve(const HostPort& where, bool must, const std::string& secre
   auto server = must ? std::make_unique<TcpStoreServer>(context_.log(), options)
                      : TcpStoreServer::try_serve(context_.log(), options);
   if (!server) return false;
-  context_.log().write(LogLevel::info, fmt::format("rendezvous: serving at {}", server->address()));
+  context_.log().write(LogLayer::store, LogLevel::info,
+                       fmt::format("rendezvous: serving at {}", server->address()));
   const std::lock_guard lock(mutex_);
   servers_.push_back(std::move(server));
   return true;
@@ -354,7 +356,7 @@ void JobStores::serve_and_publish(const std::shared_ptr<const RendezvousFile>& p
       context_.log(), TcpStoreOptions{.host = host, .served_by = fmt::format("{}\n{}", mine.text(), job)});
   const std::string address = server->address();
   place->publish(address, deadline);
-  context_.log().write(LogLevel::info,
+  context_.log().write(LogLayer::store, LogLevel::info,
                        fmt::format("rendezvous: serving at {}, told in {}", address, place->path()));
   const std::lock_guard lock(mutex_);
   published_.emplace_back(place, address);

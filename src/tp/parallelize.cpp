@@ -163,12 +163,14 @@ void split(Parameter& parameter, const DeviceMesh& axis, const Placement& placem
 }
 
 void put_into_effect(const std::vector<Node>& nodes, const DeviceMesh& axis) {
-  const auto boundary = [&](const Style::Change& change) {
-    return std::make_shared<RedistributeBoundary>(axis, change.from, change.to);
-  };
   for (const Node& node : nodes) {
     if (node.entry == nullptr) continue;
     const Style& style = node.entry->style;
+    const int features = style.split ? node.module->shard_rule(*style.split).features : -1;
+    const auto boundary = [&](const Style::Change& change) {
+      const auto meant = [&](const Placement& p) { return is_shard(p, -1) ? Placement(Shard{features}) : p; };
+      return std::make_shared<RedistributeBoundary>(axis, meant(change.from), meant(change.to));
+    };
     if (needs_before(node)) node.module->add_before(boundary(*style.before));
     if (needs_after(node)) node.module->add_after(boundary(*style.after));
     if (!style.split) continue;

@@ -8,7 +8,7 @@
 #include "base/hash.hpp"
 #include "dp/missing.hpp"
 #include "mesh/axis_ranks.hpp"
-#include "mesh/same_list.hpp"
+#include "mesh/replicas/same_list.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/frame.hpp"

@@ -19,7 +19,7 @@ constexpr std::string_view kOfOptimizer = "optimizer.", kOfBuffers = "buffer.";
 struct Saved {
   std::vector<Parameter*> parameters;
   std::vector<ModuleBuffer*> buffers;
-  bool of_model;  // all that there is: a checkpoint may hold nothing else
+  bool of_model;  // these are all of a model: its checkpoint may hold nothing else
 };
 
 Saved saved_of(std::span<Parameter* const> parameters) {
@@ -32,7 +32,7 @@ Saved saved_of(const Module& model) {
   return saved;
 }
 
-// Tensors of devices as the host has them, while a checkpoint is written or read.
+// Copies on the host of tensors of devices, while a checkpoint is written or read.
 class OnHost {
  public:
   // `t` itself, or a copy on the host.
@@ -41,7 +41,7 @@ class OnHost {
     copies_.push_back({&compute, t, to_host(compute.context(), t)});
     return copies_.back().home;
   }
-  // What was read goes to the devices.
+  // Copies what was read to the devices.
   void write_back() {
     for (const Copy& c : copies_) copy(c.compute->context(), c.home, c.away, c.away.stream());
     for (const Copy& c : copies_) c.compute->wait();
@@ -55,8 +55,8 @@ class OnHost {
   std::vector<Copy> copies_;
 };
 
-// What is not Partial and has a layout where it needs one, under the name it has in checkpoints. `names` and
-// `host` keep these, and copies.
+// The tensors of a checkpoint under the names that they have there. Throws where one is Partial, or lacks the layout that it needs.
+// `names` and `host` keep the names and the copies on the host.
 std::vector<MutableNamedView> tensors_of(std::string_view what, const DeviceMesh& mesh, const Saved& saved,
                                          const Optimizer* optimizer, std::deque<std::string>& names,
                                          OnHost& host) {

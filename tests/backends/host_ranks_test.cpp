@@ -73,8 +73,9 @@ TEST(HostRanks, OfNoRanks) {
 }
 
 TEST(RollCallMessages, RanksOfOtherGroupsAreLeftOut) {
-  EXPECT_EQ(RollCallMessages::encode(std::vector<int>{-1, 1, 9, 10, -2147483647}, 10),
-            (std::vector<std::byte>{std::byte{2}, std::byte{2}}));
+  std::vector<std::byte> pong = RollCallMessages::encode(std::vector<int>{-1, 1, 9, 10, -2147483647}, 10);
+  pong.erase(pong.begin(), pong.begin() + RollCallMessages::kLastCallBytes);
+  EXPECT_EQ(pong, (std::vector<std::byte>{std::byte{2}, std::byte{2}}));
 }
 
 TEST(HostRanks, ADeadProcessIsNoticed) {
@@ -104,7 +105,7 @@ TEST(HostRanks, WhatIsNoAddressIsRefused) {
   });
 }
 
-// Of another host nothing is known, so it counts as alive, and nobody can wake it.
+// Nothing is known of a rank on another host, so it counts as alive, and nobody can wake it.
 TEST(HostRanks, RanksOfOtherHostsHaveNoDoorbell) {
   run_ranks(Ranks::threads, 1, [](Rank& r) {
     std::string address = HostRanks::address(group_of(r));

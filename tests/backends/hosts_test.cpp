@@ -149,7 +149,7 @@ TEST_F(HostsTest, RanksMeetInTheStoreOfRankZero) {
       EXPECT_EQ(r.member.store->get(std::to_string(peer), Deadline::after(seconds(20))),
                 fmt::format("I am {}", peer));
     EXPECT_THAT(r.lines(),
-                Contains(fmt::format("rendezvous: store at 10.77.0.1:29400 by interface weft0 ({})",
+                Contains(fmt::format("[store] rendezvous: store at 10.77.0.1:29400 by interface weft0 ({})",
                                      Hosts::address(r.rank / 2))));
   });
 }
@@ -245,10 +245,11 @@ TEST_F(HostsTest, ANameThatIsLoopbackAtHomeIsWarnedOf) {
     std::vector<std::string> lines;
     Context context({.log_sink = [&](LogLevel, std::string_view line) { lines.emplace_back(line); }});
     const Membership m = Membership::from_env(context, seconds(20));
-    EXPECT_THAT(lines,
-                ::testing::ElementsAre(
-                    "rendezvous: on this host node7 is 127.0.1.1:29400, where ranks of other hosts cannot "
-                    "reach it; give the store an address of the network between them"));
+    EXPECT_THAT(
+        lines,
+        ::testing::ElementsAre(
+            "[store] rendezvous: on this host node7 is 127.0.1.1:29400, where ranks of other hosts cannot "
+            "reach it; give the store an address of the network between them"));
   });
 }
 

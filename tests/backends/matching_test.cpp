@@ -61,6 +61,84 @@ TEST(MessageMatcher, KeepsTheOrderOfEachSourceAndTag) {
   EXPECT_EQ(m.messages(), 2);
 }
 
+// A message goes to the receive that was posted first of those that it fits.
+TEST(MessageMatcher, AReceiveFromAnySourceHasItsTurn) {
+  Matcher m(3, {});
+  Receive named, any, later, other_tag;
+  call(m, 1, 5, named);
+  EXPECT_FALSE(m.awaits_any());
+  m.post(any_source, 5, any);
+  call(m, 1, 5, later);
+  m.post(any_source, 6, other_tag);
+  EXPECT_TRUE(m.awaits_any());
+  EXPECT_FALSE(m.awaits(2));
+  come(m, 1, 5, 10);
+  come(m, 1, 5, 11);
+  come(m, 1, 5, 12);
+  EXPECT_THAT((std::vector{named.got, any.got, later.got, other_tag.got}), ElementsAre(10, 11, 12, -1));
+  EXPECT_FALSE(m.awaits(1));
+  EXPECT_TRUE(m.awaits_any());
+  come(m, 2, 6, 20);
+  EXPECT_EQ(other_tag.got, 20);
+  EXPECT_FALSE(m.awaits_any());
+  Receive first, second;
+  m.post(any_source, 5, first);
+  call(m, 2, 5, second);
+  come(m, 2, 5, 21);  // fits both
+  EXPECT_EQ(first.got, 21);
+  come(m, 0, 5, 1);  // fits none
+  EXPECT_EQ(second.got, -1);
+  EXPECT_EQ(m.messages(), 1);
+}
+
+// Of what has come, the oldest of that tag is next, over all sources.
+TEST(MessageMatcher, FromAnySourceTheOldestIsNext) {
+  Matcher m(4, {});
+  EXPECT_EQ(m.source_of(any_source, 5), -1);
+  EXPECT_EQ(m.source_of(2, 5), -1);
+  EXPECT_EQ(m.message(2, 5), nullptr);
+  come(m, 3, 6, 60);
+  come(m, 2, 5, 20);
+  come(m, 0, 5, 1);
+  come(m, 2, 5, 21);
+  come(m, 3, 5, 30);
+  EXPECT_EQ(m.source_of(0, 5), 0);
+  EXPECT_EQ(m.source_of(1, 5), -1);
+  std::vector<int> got, sources;
+  for (int source = m.source_of(any_source, 5); source >= 0; source = m.source_of(any_source, 5)) {
+    sources.push_back(source);
+    EXPECT_EQ(m.message(source, 5), m.message(source, 5));  // a look takes nothing
+    const int number = m.message(source, 5)->number;
+    Receive r;
+    call(m, source, 5, r);
+    EXPECT_EQ(r.got, number);
+    got.push_back(r.got);
+  }
+  EXPECT_THAT(sources, ElementsAre(2, 0, 2, 3));
+  EXPECT_THAT(got, ElementsAre(20, 1, 21, 30));
+  EXPECT_EQ(m.source_of(any_source, 6), 3);
+  EXPECT_EQ(m.messages(), 1);
+}
+
+OpState receive(Op op, int source) {
+  OpState s{.op = op, .call = kNoCall, .peer = source, .scratch = {}};
+  s.tag = 7;
+  return s;
+}
+
+TEST(MessageMatcher, WhomAReceiveWaitsForAndWhatATimeOutSays) {
+  const OpState any = receive(Op::recv, any_source), named = receive(Op::recv, 2),
+                wait = receive(Op::wait_message, 2);
+  EXPECT_THAT(awaited_sources(any, 1, 4), ElementsAre(0, 2, 3));
+  EXPECT_THAT(awaited_sources(any, 0, 1), ElementsAre(0));
+  EXPECT_THAT(awaited_sources(named, 1, 4), ElementsAre(2));
+  const int all[] = {0, 2, 3}, two[] = {2};
+  EXPECT_EQ(not_sent(any, all, 1, 4), "no rank has sent a message with tag 7");
+  EXPECT_EQ(not_sent(any, two, 1, 4), "no rank has sent a message with tag 7; rank 2 could");
+  EXPECT_EQ(not_sent(named, two, 1, 4), "rank 2 has not sent it (tag 7)");
+  EXPECT_EQ(not_sent(wait, two, 1, 4), "rank 2 has sent no message with tag 7");
+}
+
 TEST(MessageMatcher, SaysWhenItHoldsTooMuch) {
   Matcher few(2, {.messages = 3, .bytes = 1000});
   EXPECT_TRUE(few.has_room(5000));  // a single one

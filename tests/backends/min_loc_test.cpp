@@ -14,7 +14,7 @@
 
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
-#include "support/sanitizers.hpp"
+#include "support/transport_setting.hpp"
 #include "support/values.hpp"
 
 namespace weft::test::min_loc_test {
@@ -22,19 +22,7 @@ namespace {
 
 using testing::HasSubstr;
 
-struct Setting {
-  std::string backend;
-  Ranks kind;
-};
-void PrintTo(const Setting& s, std::ostream* to) { *to << s.backend; }
-
-std::vector<Setting> settings() {
-  if (const char* const job = std::getenv("WEFT_TEST_BACKEND")) return {{job, Ranks::job}};
-  std::vector<Setting> all{{"shm", Ranks::threads}};
-  if (kProcesses) all.push_back({"shm", Ranks::processes});
-  if (WEFT_HAVE_GLOO) all.push_back({"gloo", Ranks::threads});
-  return all;
-}
+using Setting = TransportSetting;
 
 class MinLoc : public testing::TestWithParam<Setting> {
  protected:
@@ -44,7 +32,7 @@ class MinLoc : public testing::TestWithParam<Setting> {
     run_ranks(GetParam().kind, GetParam().kind == Ranks::job ? job_size() : n, body, options);
   }
 };
-INSTANTIATE_TEST_SUITE_P(Each, MinLoc, testing::ValuesIn(settings()), [](const auto& p) {
+INSTANTIATE_TEST_SUITE_P(Each, MinLoc, testing::ValuesIn(transport_settings()), [](const auto& p) {
   return p.param.kind == Ranks::job ? "job" : p.param.backend + "_" + to_string(p.param.kind);
 });
 

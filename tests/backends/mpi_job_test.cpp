@@ -44,7 +44,7 @@ TEST_F(MpiJob, CallsAtRandom) {
   });
 }
 
-// As if MPI counted to 7: every operation takes rounds, every message pieces.
+// The same as if MPI could count to 7 only: every operation takes rounds, every message pieces.
 TEST_F(MpiJob, CountsBeyondTheLimitOfMpi) {
   options_.hooks.max_count = 7;
   run([&](Rank& r) { calls_at_random(r, r.group(), 150, of_all(), of_rank(r), native(), Memory::local); });
@@ -176,7 +176,7 @@ TEST_F(MpiJob, MessagesOfAnyTagAndSizeInAnyOrder) {
     for (Work& w : works) w.wait();
     for (std::size_t i = 0; i < tags.size(); ++i)
       for (const std::int32_t x : in[i]) ASSERT_EQ(x, before * 100 + tags[i] % 7 + static_cast<int>(i));
-    // To itself, small and large, and in order of the tag's sends.
+    // Messages to itself, small and large, in the order in which a tag was sent.
     for (const std::size_t count : {std::size_t{3}, std::size_t{100000}}) {
       std::vector<std::int32_t> a(count, 1), b(count, 2), x(count), y(count);
       Work sends[] = {g.send(view(a), r.rank, {.tag = 5}), g.send(view(b), r.rank, {.tag = 5})};
@@ -212,7 +212,7 @@ class Flood {
     for (ProcessGroup& g : groups_)
       for (int k = 0; k < kEach; ++k) g.recv(view(bytes_), 0, {.deadline = 5s}).wait();
   }
-  // By the store, so that nobody calls MPI meanwhile.
+  // They meet by the store, so that nobody calls MPI meanwhile.
   void tell(const std::string& what) { r_.store->set(name_ + what, "1"); }
   void hear(const std::string& what) { r_.store->get(name_ + what, Deadline::after(20s)); }
   // Where all is well it does not come.

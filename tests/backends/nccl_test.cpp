@@ -94,6 +94,26 @@ TEST_F(Nccl, EveryOperationInterleaved) {
   }
 }
 
+// Messages of NCCL have no tag and no sender that a receiver could look for.
+TEST_F(Nccl, ReceivesNameTheirSource) {
+  run(2, [](Rank& r, ProcessGroup& g) {
+    std::vector<float> x(3);
+    const auto expect_refused = [&](const auto& call, const std::string& text) {
+      const Error e = error_of(call);
+      EXPECT_EQ(e.code(), ErrorCode::unsupported);
+      EXPECT_THAT(e.what(), StartsWith(text));
+    };
+    const std::string any =
+        "src is any_source; backend nccl receives from a rank that is named [group \"world\"";
+    expect_refused([&] { g.recv(on_device(x), any_source).wait(); }, "recv: " + any);
+    expect_refused([&] { return g.probe(any_source); }, "probe: " + any);
+    expect_refused([&] { return g.wait_message(any_source); }, "wait_message: " + any);
+    expect_refused([&] { return g.probe(1 - r.rank); }, "probe: ");
+    expect_refused([&] { return g.wait_message(1 - r.rank); }, "wait_message: ");
+    g.barrier().wait();  // the group goes on
+  });
+}
+
 // Every pair that the traits name, against the meaning that all backends share; the others are refused.
 TEST_F(Nccl, EveryReductionOfEveryType) {
   run(3, [](Rank& r, ProcessGroup& g) {
@@ -509,9 +529,12 @@ TEST_F(Nccl, LateRanksAreNamedWhileTheOthersWait) {
         g.all_reduce(on_device(v), on_device(v)).wait();
       },
       options);
-  EXPECT_THAT(lines,
-              ElementsAre("all_reduce f32 x100 sum: not finished after 0.5 s, a tenth of its deadline: "
-                          "rank 1 has not said to wait for it [group \"world\", rank 0, call 0]"));
+  EXPECT_THAT(
+      lines,
+      ElementsAre(
+          "[group] all_reduce f32 x100 sum: not finished after 0.5 s, a tenth of its deadline: "
+          "rank 1 has not said to wait for it; last calls: rank 1 did not answer, so that its last call is "
+          "unknown; rank 0 is in all_reduce f32 x100 sum [call 0] [group \"world\", rank 0, call 0]"));
 }
 
 // A rank that does not come: named, at the deadline; the kernels are aborted and memory is free again.
@@ -523,8 +546,12 @@ TEST_F(Nccl, AbsentRanksAreNamedAtTheDeadline) {
         if (r.rank != 1) {
           const Error e = error_of([&] { g.all_reduce(on_device(v), on_device(v)).wait(); });
           EXPECT_EQ(e.code(), ErrorCode::timeout);
-          EXPECT_THAT(e.what(), HasSubstr("all_reduce: not finished within 1 s: rank 1 has not said to wait "
-                                          "for it [group \"world\", rank "));
+          EXPECT_THAT(e.what(),
+                      HasSubstr("all_reduce: not finished within 1 s: rank 1 has not said to wait "
+                                "for it; last calls: rank 1 did not answer, so that its last call is "
+                                "unknown; "));
+          EXPECT_EQ(e.last_calls()[static_cast<std::size_t>(r.rank)].op, Op::all_reduce);
+          EXPECT_EQ(e.last_calls()[1].state, LastCall::State::unknown);
           EXPECT_THAT(e.ranks(), ElementsAre(1));
           EXPECT_TRUE(g.quiesce(10s));
         }

@@ -29,7 +29,7 @@ struct Plugins : testing::Test {
   ~Plugins() override { ::unsetenv("WEFT_BACKEND_PATH"); }
   Context context;
 
-  // Of a group of one rank.
+  // The traits of a group of one rank.
   GroupInit alone() {
     return {.context = context,
             .store = make_local_store(),
@@ -103,6 +103,13 @@ TEST_F(Plugins, OneOfAnOlderMinorIsLoaded) {
   EXPECT_TRUE(backend->ask(OpState{}));
   backend->answer();
   EXPECT_EQ(backend->gone(), std::vector<int>{7});  // of that version, so it is called
+  // Its traits are those of this weft's shm, but it knows none of the later operations.
+  for (const Op op : {Op::scan, Op::exscan, Op::wait_message}) {
+    EXPECT_FALSE(backend->traits().has(op)) << name(op);
+    EXPECT_FALSE(backend_traits(context, "older_minor").has(op)) << name(op);
+  }
+  EXPECT_TRUE(backend->traits().has(Op::recv));
+  EXPECT_EQ(backend->probe(0, 0), std::nullopt);
 }
 
 // One that was built before there were scans: its functions are called, and scans are composed over it.
@@ -121,7 +128,7 @@ TEST_F(Plugins, OneOfTheMinorBeforeScansIsLoaded) {
   EXPECT_EQ(out, (std::vector<float>{1, 1}));
 }
 
-// As does one that has the name of a transport of weft's own.
+// A plug-in that has the name of one of weft's own transports does so, too.
 TEST_F(Plugins, OneOfAnOlderMinorMayHaveAKnownName) {
   const TemporaryFolder folder;
   ::setenv("WEFT_BACKEND_PATH", folder.path().c_str(), 1);

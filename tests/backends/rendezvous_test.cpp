@@ -79,7 +79,9 @@ class RendezvousTest : public ::testing::Test {
    public:
     Context context{{.log_level = LogLevel::info, .log_sink = [this](LogLevel, std::string_view line) {
                        const std::lock_guard lock(mutex_);
-                       if (line.starts_with("rendezvous:")) lines_.emplace_back(line);
+                       constexpr std::string_view kLayer = "[store] ";
+                       if (line.starts_with("[store] rendezvous:"))
+                         lines_.emplace_back(line.substr(kLayer.size()));
                      }}};
   };
 

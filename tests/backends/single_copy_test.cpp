@@ -128,7 +128,7 @@ TEST_F(SingleCopies, AllOperationsInterleaved) {
   }
 }
 
-// Without being forced: where it pays, and there alone. The hook of a copy in peers' memory is not called by
+// Where nothing forces it, it is used where it pays, and there alone. The hook of a copy in peers' memory is not called by
 // staging.
 TEST_F(SingleCopies, AreTakenWhereTheyPay) {
   for (const char* setting : {"push", "pull", "off"}) {

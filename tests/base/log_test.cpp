@@ -10,6 +10,8 @@
 #include <thread>
 #include <vector>
 
+#include "support/errors.hpp"
+
 namespace weft::log_test {
 namespace {
 
@@ -21,9 +23,77 @@ TEST(Log, DropsLinesAboveItsLevel) {
   log.write(LogLevel::error, "a");
   log.write(LogLevel::info, "b");
   log.write(LogLevel::debug, "c");
-  EXPECT_THAT(lines, ElementsAre("a", "b"));
+  EXPECT_THAT(lines, ElementsAre("[program] a", "[program] b"));
   EXPECT_TRUE(log.enabled(LogLevel::warning));
   EXPECT_FALSE(log.enabled(LogLevel::debug));
+}
+
+TEST(Log, EachLayerHasALevelOfItsOwn) {
+  LogLevels levels(LogLevel::warning);
+  levels.set(LogLayer::store, LogLevel::debug);
+  levels.set(LogLayer::group, LogLevel::error);
+  std::vector<std::string> lines;
+  Logger log(levels, [&](LogLevel, std::string_view line) { lines.emplace_back(line); });
+  for (const LogLayer layer : {LogLayer::program, LogLayer::host, LogLayer::store, LogLayer::backends,
+                               LogLayer::group, LogLayer::dp}) {
+    log.write(layer, LogLevel::error, "an error");
+    log.write(layer, LogLevel::warning, "a warning");
+    log.write_later(layer, LogLevel::debug, "a detail");
+    log.flush();
+  }
+  EXPECT_THAT(lines,
+              ElementsAre("[program] an error", "[program] a warning", "[host] an error", "[host] a warning",
+                          "[store] an error", "[store] a warning", "[store] a detail", "[backends] an error",
+                          "[backends] a warning", "[group] an error", "[dp] an error", "[dp] a warning"));
+  EXPECT_TRUE(log.enabled(LogLayer::store, LogLevel::debug));
+  EXPECT_FALSE(log.enabled(LogLayer::group, LogLevel::warning));
+  EXPECT_TRUE(log.enabled(LogLevel::warning));
+}
+
+// "error warning …" by layer, in the order of LogLayer.
+std::string shown(const LogLevels& levels) {
+  std::string text;
+  for (std::size_t i = 0; i < kLogLayers; ++i)
+    text += std::string(name(levels.of(static_cast<LogLayer>(i)))) + (i + 1 < kLogLayers ? " " : "");
+  return text;
+}
+
+TEST(LogLevels, ATextChangesThem) {
+  const LogLevels before(LogLevel::warning);
+  EXPECT_EQ(shown(before.changed_by("info", "X")), "info info info info info info");
+  EXPECT_EQ(shown(before.changed_by("info,store=debug", "X")), "info info debug info info info");
+  EXPECT_EQ(shown(before.changed_by("store=debug,info", "X")), "info info debug info info info");
+  EXPECT_EQ(shown(before.changed_by("dp=error,program=debug", "X")),
+            "debug warning warning warning warning error");
+  EXPECT_EQ(shown(before.changed_by("host=info,backends=debug,group=error", "X")),
+            "warning info warning debug error warning");
+}
+
+TEST(LogLevels, WhatIsNoneIsNamed) {
+  const auto text = [](std::string_view given) {
+    return test::error_text([&] { LogLevels().changed_by(given, "WEFT_LOG"); });
+  };
+  const std::string levels = "expected error, warning, info or debug";
+  EXPECT_EQ(text("loud"), "bad_argument: WEFT_LOG is \"loud\"; " + levels);
+  EXPECT_EQ(text("Info"), "bad_argument: WEFT_LOG is \"Info\"; " + levels);
+  EXPECT_EQ(text(""), "bad_argument: WEFT_LOG is \"\"; " + levels);
+  EXPECT_EQ(text("info,"), "bad_argument: WEFT_LOG is \"info,\"; \"\" is no level; " + levels);
+  EXPECT_EQ(text("info,store=all"),
+            "bad_argument: WEFT_LOG is \"info,store=all\"; \"all\" is no level; " + levels);
+  EXPECT_EQ(text("store="), "bad_argument: WEFT_LOG is \"store=\"; \"\" is no level; " + levels);
+  EXPECT_EQ(
+      text("info,stor=debug"),
+      "bad_argument: WEFT_LOG is \"info,stor=debug\"; \"stor\" is no layer; expected program, host, store, "
+      "backends, group or dp");
+  EXPECT_EQ(
+      text("=debug"),
+      "bad_argument: WEFT_LOG is \"=debug\"; \"\" is no layer; expected program, host, store, backends, "
+      "group or dp");
+  EXPECT_EQ(
+      text("info,debug"),
+      "bad_argument: WEFT_LOG is \"info,debug\"; expected one level for all layers, and then layer=level");
+  EXPECT_EQ(text("dp=info,dp=info"),
+            "bad_argument: WEFT_LOG is \"dp=info,dp=info\"; expected one level for dp");
 }
 
 TEST(Log, GoesToStderrByDefault) {
@@ -31,7 +101,7 @@ TEST(Log, GoesToStderrByDefault) {
   testing::internal::CaptureStderr();
   log.write(LogLevel::warning, "tide is rising");
   log.write(LogLevel::info, "birds");
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "weft warning: tide is rising\n");
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "weft warning: [program] tide is rising\n");
 }
 
 TEST(Log, CallsItsSinkFromOneThreadAtATimeAndSurvivesIt) {
@@ -67,7 +137,8 @@ TEST(Log, HoldsNoLockWhileItsSinkRuns) {
   EXPECT_THAT(lines, testing::IsEmpty());
   lock.unlock();
   other.join();
-  EXPECT_THAT(lines, ElementsAre("from a thread without the lock", "from the thread that has it"));
+  EXPECT_THAT(lines, ElementsAre("[program] from a thread without the lock",
+                                 "[program] from the thread that has it"));
 }
 
 TEST(Log, ASinkMayLog) {
@@ -79,7 +150,7 @@ TEST(Log, ASinkMayLog) {
   });
   self = &log;
   log.write(LogLevel::error, "once");
-  EXPECT_THAT(lines, ElementsAre("once", "again"));
+  EXPECT_THAT(lines, ElementsAre("[program] once", "[program] again"));
 }
 
 // Whoever is in the sink takes what others log meanwhile: not for ever, where that never ends.
@@ -106,14 +177,14 @@ TEST(Log, KeepsLinesUntilNoLockIsHeld) {
     log.write_later(LogLevel::info, "no");
     EXPECT_THAT(lines, testing::IsEmpty());
     log.write(LogLevel::error, "b");
-    EXPECT_THAT(lines, ElementsAre("a", "b"));
+    EXPECT_THAT(lines, ElementsAre("[program] a", "[program] b"));
     log.write_later(LogLevel::error, "c");
     log.flush();
-    EXPECT_THAT(lines, ElementsAre("a", "b", "c"));
+    EXPECT_THAT(lines, ElementsAre("[program] a", "[program] b", "[program] c"));
     for (int i = 0; i < 1030; ++i) log.write_later(LogLevel::error, "many");
   }
   ASSERT_EQ(lines.size(), 3u + 1024 + 1);
-  EXPECT_EQ(lines.back(), "log: 6 lines were left out: the sink was too slow");
+  EXPECT_EQ(lines.back(), "[host] log: 6 lines were left out: the sink was too slow");
 }
 
 }  // namespace

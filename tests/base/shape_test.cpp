@@ -23,7 +23,7 @@ TEST(Shape, CountsAndStrides) {
   EXPECT_EQ(Shape::line(7), Shape{7});
 }
 
-// Of what view() can be made: not of a temporary, whose memory would be gone.
+// What view() takes: no temporary, whose memory would be gone.
 template <class T>
 concept Viewable = requires(T&& x) {
   view(std::forward<T>(x));

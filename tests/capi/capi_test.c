@@ -14,91 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MS INT64_C(1000000)
-#define LENGTH(a) (sizeof(a) / sizeof((a)[0]))
-
-static void failed(const char* file, int line, const char* what) {
-  fprintf(stderr, "%s:%d: %s\n", file, line, what);
-  exit(1);
-}
-#define CHECK(condition)                                                 \
-  do {                                                                   \
-    if (!(condition)) failed(__FILE__, __LINE__, "not so: " #condition); \
-  } while (0)
-
-/* The call fails with this status and says this; or says something that contains it, where it begins with *.
- */
-static void check_error(const char* file, int line, weft_status got, const weft_error* error,
-                        weft_status expected, const char* text) {
-  const bool same = text[0] == '*' ? strstr(error->text, text + 1) != NULL : strcmp(error->text, text) == 0;
-  if (got == expected && error->code == expected && same) return;
-  fprintf(stderr, "%s:%d: status %s, code %s, text \"%s\"\n  expected %s, \"%s\"\n", file, line,
-          weft_status_name(got), weft_status_name(error->code), error->text, weft_status_name(expected),
-          text);
-  exit(1);
-}
-#define CHECK_ERROR(call, expected, words)                         \
-  do {                                                             \
-    weft_error error = WEFT_ERROR_INIT;                            \
-    const weft_status got = (call);                                \
-    check_error(__FILE__, __LINE__, got, &error, expected, words); \
-  } while (0)
-/* With `error` in reach, so that a failure tells its text. */
-#define OK(call)                                                   \
-  do {                                                             \
-    weft_error error = WEFT_ERROR_INIT;                            \
-    if ((call) != WEFT_OK) failed(__FILE__, __LINE__, error.text); \
-  } while (0)
-
-/* Ranks as threads -----------------------------------------------------------------------------------------
- */
-
-enum { MAX_RANKS = 4 };
-typedef struct rank_args {
-  weft_context* context;
-  weft_store* store;
-  int rank, size;
-  void (*body)(struct rank_args*);
-  pthread_barrier_t* meet;
-} rank_args;
-
-static void* run_rank(void* args) {
-  ((rank_args*)args)->body(args);
-  return NULL;
-}
-
-static void run_ranks(int size, void (*body)(rank_args*)) {
-  weft_context* context = NULL;
-  weft_store* store = NULL;
-  pthread_t threads[MAX_RANKS];
-  rank_args args[MAX_RANKS];
-  pthread_barrier_t meet;
-  OK(weft_context_create(NULL, &context, &error));
-  OK(weft_store_create_local(&store, &error));
-  CHECK(pthread_barrier_init(&meet, NULL, (unsigned)size) == 0);
-  for (int r = 0; r < size; ++r) {
-    args[r] = (rank_args){context, store, r, size, body, &meet};
-    CHECK(pthread_create(&threads[r], NULL, run_rank, &args[r]) == 0);
-  }
-  for (int r = 0; r < size; ++r) CHECK(pthread_join(threads[r], NULL) == 0);
-  pthread_barrier_destroy(&meet);
-  weft_store_destroy(store);
-  weft_context_destroy(context);
-}
-
-static weft_group* join(rank_args* a, const char* name, int64_t deadline_ns) {
-  weft_group_options options = WEFT_GROUP_OPTIONS_INIT;
-  weft_group* group = NULL;
-  options.name = name;
-  options.deadline_ns = deadline_ns;
-  OK(weft_group_create(a->context, a->store, a->rank, a->size, &options, &group, &error));
-  return group;
-}
-
-static weft_buffer f32(float* data, int64_t count) {
-  const weft_buffer b = {data, count, WEFT_F32, WEFT_CPU};
-  return b;
-}
+#include "support.h"
 
 /* Results --------------------------------------------------------------------------------------------------
  */
@@ -369,9 +285,9 @@ static void test_wrong_arguments(void) {
   OK(weft_group_create(c, NULL, 0, 1, &go, &g, &error));
 
   weft_call_options o = WEFT_CALL_OPTIONS_INIT;
-  o.reduce_op = 12;
+  o.reduce_op = 13;
   CHECK_ERROR(weft_all_reduce(g, &good, &good, &o, NULL, &error), bad,
-              "weft_all_reduce: options->reduce_op is 12; expected 0 (WEFT_SUM) to 11 (WEFT_LOGICAL_XOR)");
+              "weft_all_reduce: options->reduce_op is 13; expected 0 (WEFT_SUM) to 12 (WEFT_USER)");
   o.reduce_op = WEFT_SUM;
   o.scale = 2;
   CHECK_ERROR(weft_all_reduce(g, &good, &good, &o, NULL, &error), bad,
@@ -437,10 +353,10 @@ static void test_struct_sizes(void) {
   weft_group_options raw_group;
   memset(&raw_group, 0x5a, sizeof raw_group);
   CHECK_ERROR(weft_group_create(c, NULL, 0, 1, &raw_group, &g, &error), bad,
-              "weft_group_create: options->struct_size is 1515870810; expected 32: initialise it with "
+              "weft_group_create: options->struct_size is 1515870810; expected 40: initialise it with "
               "WEFT_GROUP_OPTIONS_INIT");
   CHECK_ERROR(weft_group_from_env(c, &raw_group, &g, &error), bad,
-              "weft_group_from_env: options->struct_size is 1515870810; expected 32: initialise it with "
+              "weft_group_from_env: options->struct_size is 1515870810; expected 40: initialise it with "
               "WEFT_GROUP_OPTIONS_INIT");
   OK(weft_group_create(c, NULL, 0, 1, NULL, &g, &error));
 
@@ -453,12 +369,12 @@ static void test_struct_sizes(void) {
   OK(weft_barrier(g, &newer.known, NULL, &error));
   newer.later = 1;
   CHECK_ERROR(weft_barrier(g, &newer.known, NULL, &error), WEFT_UNSUPPORTED,
-              "weft_barrier: options has 40 bytes with something set beyond the 32 that weft " WEFT_VERSION
+              "weft_barrier: options has 72 bytes with something set beyond the 64 that weft " WEFT_VERSION
               " knows");
   newer.known.struct_size = 31;
   CHECK_ERROR(
       weft_barrier(g, &newer.known, NULL, &error), bad,
-      "weft_barrier: options->struct_size is 31; expected 32: initialise it with WEFT_CALL_OPTIONS_INIT");
+      "weft_barrier: options->struct_size is 31; expected 64: initialise it with WEFT_CALL_OPTIONS_INIT");
 
   /* An error without its initialiser is not written to, and the call not made. */
   weft_error raw;
@@ -503,6 +419,10 @@ static void test_long_texts(void) {
 
 static void test_names(void) {
   CHECK(strcmp(weft_version(), WEFT_VERSION) == 0);
+  CHECK(weft_version_number() == WEFT_VERSION_NUMBER && WEFT_VERSION_NUMBER >= 1000);
+  CHECK(strcmp(weft_op_name(WEFT_OP_NONE), "none") == 0);
+  CHECK(strcmp(weft_op_name(WEFT_OP_EXSCAN), "exscan") == 0);
+  CHECK(strcmp(weft_op_name(-1), "?") == 0 && strcmp(weft_op_name(1000), "?") == 0);
   CHECK(strcmp(weft_status_name(WEFT_OK), "ok") == 0);
   CHECK(strcmp(weft_status_name(WEFT_BAD_ARGUMENT), "bad_argument") == 0);
   CHECK(strcmp(weft_status_name(WEFT_PEER_LOST), "peer_lost") == 0);
@@ -804,10 +724,7 @@ static void test_log(void) {
 }
 
 int main(int argc, char** argv) {
-  static const struct {
-    const char* name;
-    void (*run)(void);
-  } tests[] = {
+  static const named_test tests[] = {
       {"fork", test_fork}, /* forks come before threads */
       {"environment", test_environment},
       {"names", test_names},
@@ -829,15 +746,5 @@ int main(int argc, char** argv) {
       {"shrink", test_shrink},
       {"dropped_work", test_dropped_work},
   };
-  int run = 0;
-  for (size_t i = 0; i < LENGTH(tests); ++i) {
-    if (argc > 1 && strcmp(argv[1], tests[i].name) != 0) continue;
-    printf("%s\n", tests[i].name);
-    fflush(stdout);
-    tests[i].run();
-    ++run;
-  }
-  if (run == 0) failed(__FILE__, __LINE__, "no test of that name");
-  printf("%d tests passed\n", run);
-  return 0;
+  return run_tests(tests, LENGTH(tests), argc, argv);
 }

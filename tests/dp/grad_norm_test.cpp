@@ -258,7 +258,7 @@ TEST(GradNorm, ClippingScalesOrLeavesAlone) {
   EXPECT_NEAR(clip_grad_norm(gradients.all(), 1), 1, 1e-6);
 }
 
-// Also where the gradient is replicated, and one rank alone has the NaN: the others do not wait for it.
+// The same where the gradient is replicated, and one rank alone has the NaN: the others do not wait for it.
 TEST(GradNorm, NotFiniteIsAnErrorOrASkipOnEveryRank) {
   for (const Placement& placement : {Placement(Shard{0}), Placement(Replicate{})})
     for (const float bad : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()})
@@ -328,7 +328,7 @@ TEST(GradNorm, WhatCannotBeNormedIsNamed) {
   });
 }
 
-// Also over several meshes, all of whose ranks are told.
+// The same over several meshes, all of whose ranks are told.
 TEST(GradNorm, AWrongArgumentOnOneRankIsToldToAll) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"tp", 3}}), experts(rank.group(), {{"ep", 3}});

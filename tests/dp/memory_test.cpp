@@ -56,7 +56,7 @@ namespace {
 using test::Rank;
 using test::Ranks;
 
-// As many gradients as would make lists of them large, each in memory of its own.
+// So many gradients that lists of them would be large, each in memory of its own.
 struct ManyGradients {
   static constexpr std::size_t kCount = 1200;
   ManyGradients(const DeviceMesh& mesh, const Placements& placements) : values(kCount * 40, 1.0f) {

@@ -330,7 +330,7 @@ TEST(ReplicatedViews, ReplicasWithTheSameBitsStayAsTheyAre) {
   });
 }
 
-// By default some rounding is none of drift's, and what rounding is depends on the dtype.
+// By default a little rounding does not count as drift; how much depends on the dtype.
 TEST(ReplicatedViews, TheToleranceFitsTheDtype) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
     DeviceMesh mesh(rank.group(), {{"tp", 3}});

@@ -237,6 +237,27 @@ TEST_F(Check, RootsPeersAndTags) {
             "bad_argument: recv: tag is -5; expected 0 or more");
 }
 
+TEST_F(Check, AReceiveMayBeFromAnySource) {
+  EXPECT_EQ(said(Op::recv, nothing, f(0, 1), any_source), "no error");
+  EXPECT_EQ(said(call::wait_message(any_source, {.tag = 3})), "no error");
+  EXPECT_EQ(said(call::wait_message(2)), "no error");
+  EXPECT_EQ(said(Op::send, f(0, 1), f(0, 0), any_source),
+            "bad_argument: send: dst is any_source; expected 0 to 2 (group size 3)");
+  EXPECT_EQ(said(call::wait_message(-1)),
+            "bad_argument: wait_message: src is -1; expected 0 to 2 (group size 3)");
+  EXPECT_EQ(said(call::wait_message(any_source, {.tag = -7})),
+            "bad_argument: wait_message: tag is -7; expected 0 or more");
+  EXPECT_EQ(error_text([&] {
+              check_probe(3, {}, traits, kRank, kSize, "tp");
+              return 0;
+            }),
+            "bad_argument: probe: src is 3; expected 0 to 2 (group size 3) [group \"tp\", rank 1]");
+  traits.ops &= ~op_bit(Op::wait_message);
+  EXPECT_EQ(said(Op::recv, nothing, f(0, 1), any_source),
+            "unsupported: recv: src is any_source; backend shm receives from a rank that is named");
+  EXPECT_EQ(said(call::wait_message(1)), "unsupported: wait_message: backend shm cannot do it");
+}
+
 TEST_F(Check, WhatABackendCannotDo) {
   bool flags[30] = {};
   EXPECT_EQ(said(Op::all_reduce, view(flags, 10), view(flags, 10)),
@@ -281,11 +302,11 @@ TEST_F(Check, ValuesOutsideTheEnumsAreRefused) {
   traits.dtypes = ~0u;  // a plug-in may say that of itself
   traits.ops = ~0u;
   traits.reduces.fill(~0u);
-  for (const int number : {17, 18, 33, 77, 255}) {
+  for (const int number : {18, 19, 33, 77, 255}) {
     Call call = call::all_reduce(f(0, 2), view(other, 2));
     call.op = static_cast<Op>(number);
-    EXPECT_EQ(said(call),
-              "bad_argument: ?: op is " + std::to_string(number) + "; expected 0 (none) to 16 (exscan)");
+    EXPECT_EQ(said(call), "bad_argument: ?: op is " + std::to_string(number) +
+                              "; expected 0 (none) to 17 (wait_message)");
     try {
       check(call, traits, kRank, kSize, "tp");
     } catch (const Error& e) {

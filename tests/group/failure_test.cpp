@@ -211,7 +211,7 @@ TEST_P(OnRanks, AnAbsentRankIsNamedInEveryOperation) {
   }
 }
 
-// Of several calls in flight it is the first that is late; the others wait behind it, in whatever slots.
+// When several calls are in flight, the first is the one that is late; the others wait behind it, in whatever slots.
 TEST_P(OnRanks, TheFirstOfSeveralCallsIsNamed) {
   run_ranks(GetParam(), 2, [](Rank& r) {
     const Tensor t = filled(r, 4096, Memory::local);
@@ -441,7 +441,7 @@ TEST(Processes, NewSegmentsAreMappedByMessagesToo) {
   ::unsetenv("WEFT_SINGLE_COPY");
 }
 
-// Of weft; those of others do not count.
+// Files of weft; those of others do not count.
 std::set<std::string> files_in_dev_shm() {
   std::set<std::string> found;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
@@ -523,7 +523,8 @@ TEST(Processes, ARankKilledInsideIsNamedInEveryOperation) {
           case Op::reduce_scatter:
           case Op::barrier:
           case Op::send:
-          case Op::recv: FAIL() << name(op) << " is not in the list";
+          case Op::recv:
+          case Op::wait_message: FAIL() << name(op) << " is not in the list";
         }
         g.barrier().wait();  // who needs rank 2 no more, as in a scatter, hears of it here
       });

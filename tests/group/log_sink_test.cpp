@@ -78,7 +78,7 @@ void with_a_lock(Progress progress) {
           slow.wait();
         }
         EXPECT_THAT(lines, testing::Contains(HasSubstr("[group \"b\", rank 0, call 0]")));
-        EXPECT_THAT(lines, testing::Contains("from the thread with the lock"));
+        EXPECT_THAT(lines, testing::Contains("[program] from the thread with the lock"));
         return 0;
       },
       20s);

@@ -107,7 +107,7 @@ TEST_P(ProgressThread, WithoutItTheyTimeOut) {
       options);
 }
 
-// Until its calls are done by others than this thread.
+// Waits until its calls are done by others than this thread.
 void await_without_driving(const ProcessGroup& group) {
   for (const Deadline deadline = soon();
        group.trace_json().find("pending") != std::string::npos && !deadline.passed();)

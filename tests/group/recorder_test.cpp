@@ -159,7 +159,7 @@ TEST_F(Trace, ClocksAndTheFailure) {
   EXPECT_EQ(json::parse(g.trace_json())["failure"], failure);  // the first counts
 }
 
-// For Chrome's viewers: one process, a row for the group, more where calls overlap.
+// Chrome's viewers show one process with a row for the group, and more where calls overlap.
 TEST_F(Trace, ChromesFormat) {
   ProcessGroup g = make("tp \"x\"");
   g.barrier().wait();

@@ -411,7 +411,7 @@ TEST(ShrinkOnProcesses, TheStoreIsLost) {
   ranks.finish({0});
 }
 
-// Or it is stopped: shrink says so in time, too.
+// A rank is stopped instead: shrink says so in time, too.
 TEST(ShrinkOnProcesses, TheStoreIsStopped) {
   const RankOptions options;
   RankProcesses ranks(

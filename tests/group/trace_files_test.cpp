@@ -177,9 +177,9 @@ TEST_F(TraceFiles, ASignalThatIsTakenIsLeftAlone) {
     EXPECT_EQ(handler(), theirs.sa_handler);
     ::raise(SIGUSR2);
     EXPECT_EQ(got, 1);
-    EXPECT_THAT(lines,
-                testing::Contains("WEFT_TRACE: SIGUSR2 is the program's or another Context's: it writes no "
-                                  "traces here"));
+    EXPECT_THAT(lines, testing::Contains(
+                           "[group] WEFT_TRACE: SIGUSR2 is the program's or another Context's: it writes no "
+                           "traces here"));
     g.abort("but failures are written");
     EXPECT_EQ(error_of([&] { g.barrier().wait(); }).code(), ErrorCode::aborted);
     EXPECT_EQ(files().size(), 1u);
@@ -235,9 +235,9 @@ TEST_F(TraceFiles, AMissingFolderIsAWarning) {
   g.abort("now");
   EXPECT_EQ(error_text([&] { g.barrier().wait(); }),
             "aborted: barrier: aborted by rank 0: now [group \"x\", rank 0]");
-  EXPECT_THAT(lines,
-              ElementsAre(MatchesRegex("WEFT_TRACE: no trace is written: cannot open .*/nowhere/x.rank0.*"
-                                       ".json.tmp: No such file or directory")));
+  EXPECT_THAT(lines, ElementsAre(MatchesRegex(
+                         ".group. WEFT_TRACE: no trace is written: cannot open .*/nowhere/x.rank0.*"
+                         ".json.tmp: No such file or directory")));
 }
 
 TEST_F(TraceFiles, AFullDiskIsAWarning) {
@@ -254,8 +254,9 @@ TEST_F(TraceFiles, AFullDiskIsAWarning) {
     EXPECT_EQ(error_text([&] { g.barrier().wait(); }),
               "aborted: barrier: aborted by rank 0: now [group \"x\", rank 0]");
     ::setrlimit(RLIMIT_FSIZE, &before);
-    EXPECT_THAT(lines, ElementsAre(MatchesRegex("WEFT_TRACE: no trace is written: cannot write .*/x.rank0.*"
-                                                ".json.tmp: File too large.*")));
+    EXPECT_THAT(lines,
+                ElementsAre(MatchesRegex(".group. WEFT_TRACE: no trace is written: cannot write .*/x.rank0.*"
+                                         ".json.tmp: File too large.*")));
     return 0;
   });
   EXPECT_TRUE(child.ok()) << to_string(child);

@@ -317,7 +317,7 @@ TEST_P(Works, WaitForLeavesACallPending) {
   });
 }
 
-// As many as the ring holds, waited for from the last to the first; then many more than it holds, kept.
+// Calls as many as the ring holds, waited for from the last to the first; then many more than it holds, kept.
 TEST_P(Works, ManyOutstanding) {
   run(3, [](Rank& rank) {
     ProcessGroup& g = rank.group();
@@ -406,6 +406,66 @@ TEST_P(Works, CoalescedFromSeveralThreads) {
         }
       });
     for (std::thread& t : threads) t.join();
+  });
+}
+
+void expect_no_source(const Work& w, const std::string& text) {
+  const Error e = error_of([&] { return w.source(); });
+  EXPECT_EQ(e.code(), ErrorCode::bad_argument);
+  EXPECT_EQ(std::string(e.what()), text);
+}
+void expect_no_sources(const Work& w, const std::string& text) {
+  const Error e = error_of([&] { return w.sources(); });
+  EXPECT_EQ(e.code(), ErrorCode::bad_argument);
+  EXPECT_EQ(std::string(e.what()), text);
+}
+
+TEST_P(Works, ASourceIsOfARecvThatIsDone) {
+  run(2, [](Rank& rank) {
+    const std::string none =
+        "source: the Work is of no recv, or of one that has failed; expected one that is done";
+    const std::string single =
+        "sources: the Work is not of coalesced calls, or of some that have failed; ask source()";
+    ProcessGroup& g = rank.group();
+    const int other = 1 - rank.rank;
+    expect_no_source(Work(), none);
+    expect_no_sources(Work(), single);
+    int in = rank.rank, a = -1, b = -1, c = -1;
+    Work barrier = g.barrier();
+    expect_no_source(barrier, none);
+    barrier.wait();
+    expect_no_source(barrier, none);
+
+    Work any = g.recv(a, any_source, {.tag = 1}), named = g.recv(b, other, {.tag = 2});
+    Work many = g.coalesced({call::recv(c, any_source, {.tag = 3}), call::barrier()});
+    expect_no_source(any, "source: the recv is not done yet");
+    expect_no_sources(any, single);
+    EXPECT_EQ(named.source(), other);  // it names its source itself
+    expect_no_source(many, "source: the Work is of coalesced calls; expected one recv, or ask sources()");
+    expect_no_sources(many, "sources: recv 0 from any_source is not done yet");
+    rank.meet("asked");
+    for (int tag = 1; tag <= 3; ++tag) {
+      Work sent = g.send(in, other, {.tag = tag});
+      expect_no_source(sent, none);
+      sent.wait();
+      expect_no_source(sent, none);
+    }
+    wait_all(any, named, many);
+    EXPECT_EQ(any.source(), other);
+    EXPECT_EQ(named.source(), other);
+    EXPECT_THAT(many.sources(), ElementsAre(other));
+    expect_no_source(many, "source: the Work is of coalesced calls; expected one recv, or ask sources()");
+    Work without = g.coalesced({call::barrier(), call::barrier()});
+    EXPECT_THAT(without.sources(), ElementsAre());
+    without.wait();
+
+    Work fails = g.recv(a, any_source), several = g.coalesced({call::recv(b, any_source), call::barrier()});
+    rank.meet("in flight");
+    g.abort("enough");
+    EXPECT_EQ(error_of([&] { fails.wait(); }).code(), ErrorCode::aborted);
+    EXPECT_EQ(error_of([&] { several.wait(); }).code(), ErrorCode::aborted);
+    expect_no_source(fails, none);
+    expect_no_sources(several, single);
   });
 }
 

@@ -123,7 +123,7 @@ TEST_F(ArenaTest, SegmentsAreAddedAndFindTellsThemApart) {
     segments.insert(place->segment);
   }
   EXPECT_EQ(segments.size(), 6u);
-  // Not shared memory, torn, or beyond the address space.
+  // Segments that are not shared memory, torn, or beyond the address space.
   int local = 0;
   EXPECT_FALSE(arena.find(&local, sizeof local));
   EXPECT_FALSE(arena.find(nullptr, 0));
@@ -455,9 +455,10 @@ TEST(ArenaLimits, WithoutRoomLocalMemoryIsGivenAndOneLineSaysSo) {
           "storage: 67108864 bytes of local memory cannot be had: Cannot allocate memory (ulimit -v is 4)");
     }
     EXPECT_EQ(lines.size(), 1u);
-    EXPECT_EQ(lines.at(0),
-              "shared memory of 4096 bytes cannot be had (Cannot allocate memory (ulimit -v is 4)); local "
-              "memory is used instead, and collectives on it copy");
+    EXPECT_EQ(
+        lines.at(0),
+        "[host] shared memory of 4096 bytes cannot be had (Cannot allocate memory (ulimit -v is 4)); local "
+        "memory is used instead, and collectives on it copy");
     return 0;
   });
   EXPECT_TRUE(result.ok()) << test::to_string(result);

@@ -75,6 +75,35 @@ TEST(Context, LogLevelComesFromTheEnvironment) {
             "bad_argument: context: segment_bytes is 0; expected at least 1");
 }
 
+// The program's levels of single layers, and over them what the environment says.
+TEST(Context, LayersHaveLogLevelsOfTheirOwn) {
+  ContextOptions options{.log_level = LogLevel::info};
+  options.log_levels = "store=debug,dp=error";
+  const auto enabled = [&](LogLayer layer, LogLevel level) {
+    return Context(options).log().enabled(layer, level);
+  };
+  EXPECT_TRUE(enabled(LogLayer::store, LogLevel::debug));
+  EXPECT_FALSE(enabled(LogLayer::dp, LogLevel::warning));
+  EXPECT_TRUE(enabled(LogLayer::group, LogLevel::info));
+  ::setenv("WEFT_LOG", "group=error,dp=warning", 1);
+  EXPECT_TRUE(enabled(LogLayer::store, LogLevel::debug));
+  EXPECT_TRUE(enabled(LogLayer::dp, LogLevel::warning));
+  EXPECT_FALSE(enabled(LogLayer::group, LogLevel::warning));
+  ::setenv("WEFT_LOG", "warning", 1);
+  EXPECT_FALSE(enabled(LogLayer::store, LogLevel::info));
+  ::setenv("WEFT_LOG", "info,nccl=debug", 1);
+  EXPECT_EQ(
+      test::error_text([&] { Context{options}; }),
+      "bad_argument: WEFT_LOG is \"info,nccl=debug\"; \"nccl\" is no layer; expected program, host, store, "
+      "backends, group or dp");
+  ::unsetenv("WEFT_LOG");
+  options.log_levels = "store=loud";
+  EXPECT_EQ(
+      test::error_text([&] { Context{options}; }),
+      "bad_argument: context: log_levels is \"store=loud\"; \"loud\" is no level; expected error, warning, "
+      "info or debug");
+}
+
 std::vector<std::string> events;
 
 struct Pool {
@@ -125,7 +154,7 @@ TEST(UnknownVariables, AreWarnedOfOnce) {
   for (int c; (c = std::fgetc(said)) != EOF;) text += static_cast<char>(c);
   EXPECT_EQ(::pclose(said), 0);
   EXPECT_EQ(text,
-            "weft warning: the environment has WEFT_SINGLE_COPPY, which weft does not know (is "
+            "weft warning: [host] the environment has WEFT_SINGLE_COPPY, which weft does not know (is "
             "WEFT_SINGLE_COPY meant?); see docs/environment.md\n");
 }
 

@@ -300,7 +300,7 @@ TEST(HostPeers, AStoppedProcessIsMetAndMapped) {
   EXPECT_FALSE(there->alive());
 }
 
-// As where /proc refuses it: a process that is not dumpable.
+// A process that is not dumpable, so that /proc refuses it.
 ProcessAddress by_socket(ProcessAddress address) {
   address.block = -1;
   return address;
@@ -597,7 +597,7 @@ TEST(HostPeers, ChecksCredentialsOnBothSides) {
                   " runs as user 0; expected 65534, as this process: memory is shared with processes of the "
                   "same user "
                   "only");
-    // And one that does not ask who is there: it gets no descriptor, and the end of the connection.
+    // One that does not ask who is there gets no descriptor, and the end of the connection.
     const int s = ::socket(AF_UNIX, SOCK_SEQPACKET, 0);
     sockaddr_un a{};
     a.sun_family = AF_UNIX;
@@ -624,7 +624,7 @@ TEST(HostPeers, ChecksCredentialsOnBothSides) {
   ASSERT_TRUE(status.has_value());
   EXPECT_EQ(test::to_string(*status), "exit code 0");
   EXPECT_EQ(log_lines.read_line(),
-            "refused process " + std::to_string(child.pid()) +
+            "[host] refused process " + std::to_string(child.pid()) +
                 " of user 65534, which asked for memory of this process; only user 0 may");
 }
 
@@ -651,7 +651,8 @@ TEST(HostPeers, GarbageOnTheSocketHarmsNobody) {
   }
   {
     const std::lock_guard lock(mutex);
-    EXPECT_THAT(lines, testing::Contains("refused a message on this process's socket that is not weft's"));
+    EXPECT_THAT(lines,
+                testing::Contains("[host] refused a message on this process's socket that is not weft's"));
   }
   Context other;  // still served
   EXPECT_TRUE(other.host_peers().meet(address, soon())->alive());

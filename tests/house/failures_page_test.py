@@ -16,6 +16,8 @@ import sys
 
 BLOCK = re.compile(r"```\n\$ ([^\n]*)\n(.*?)```", re.S)
 PAIR = re.compile(r"rank (\d+) called ([^\]]*) \[call (\d+)\], rank (\d+) ([^\]]*) \[call (\d+)\]")
+# A rank that comes to the call a little later than the others is still in its last one, or has not answered yet.
+LAST = re.compile(r"last calls: rank 1 (finished|called) [^;]*\[call 2\]; .*\[call 3\](?= \[group)")
 
 
 def plain(line):
@@ -27,7 +29,7 @@ def plain(line):
     line = PAIR.sub(in_order, line.rstrip())
     line = re.sub(r"(?i)\b(pid|process) \d+", r"\1 N", line)
     line = re.sub(r"within \d[\d.]* s\b", "within T s", line)
-    line = re.sub(r"; rank \d+ called", "; rank R called", line)  # as one of those who wait has it
+    line = LAST.sub(" LAST CALLS", line)
     return re.sub(r"\b(on node|RUNNING AT) \S+", r"\1 HOST", line)
 
 

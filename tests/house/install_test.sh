@@ -60,8 +60,35 @@ if command -v pkg-config >/dev/null; then
   as_user 'cc -std=c11 -Wall -Wextra -Wpedantic -Werror '"$source_dir"'/examples/c/hello.c -o in_c $(pkg-config --cflags --libs weft) &&
     "$HOME/weft/bin/weft" run -n 2 -- ./in_c'
   expect_sum "pkg-config, C"
+  as_user 'cc -std=c11 -Wall -Wextra -Wpedantic -Werror '"$source_dir"'/examples/c/gradients/gradients.c -o gradients_in_c $(pkg-config --cflags --libs weft) &&
+    "$HOME/weft/bin/weft" run -n 4 -- ./gradients_in_c'
+  grep -q 'step 2: norm 127.561750, bias gradient 0.266538 after clipping$' "$work/user.log" || { cat "$work/user.log"; fail "examples/c/gradients by pkg-config"; }
+  as_user 'cc -std=c11 -Wall -Wextra -Wpedantic -Werror '"$source_dir"'/examples/c/stencil/stencil.c -o stencil_in_c $(pkg-config --cflags --libs weft) &&
+    "$HOME/weft/bin/weft" run -n 3 -- ./stencil_in_c'
+  grep -q '100 steps: heat 960.000000, 0 cells differ from one rank.s$' "$work/user.log" || { cat "$work/user.log"; fail "examples/c/stencil by pkg-config"; }
+  as_user 'cc -std=c11 -Wall -Wextra -Wpedantic -Werror '"$source_dir"'/examples/c/host/host.c -o host_in_c $(pkg-config --cflags --libs weft) -pthread && ./host_in_c'
+  grep -q '^all_reduce over queues: 10 on every rank$' "$work/user.log" || { cat "$work/user.log"; fail "examples/c/host by pkg-config"; }
+  # The examples in other languages, by the commands in their first comments; and that their declaration of weft_error is right.
+  export RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}  # HOME is another one in as_user
+  for example in rust/hello.rs:rustc fortran/hello.f90:gfortran; do
+    compiler=${example#*:} example=${example%:*}
+    if ! $compiler --version >/dev/null 2>&1; then
+      echo "examples/$example: skipped, $compiler is not installed"
+      continue
+    fi
+    cp "$prefix/share/weft/examples/$example" "$work/hello/"
+    commands=$(sed -n 's/^[/!]*   //p;/^$/q' "$source_dir/examples/$example")
+    [[ $commands == "$compiler "*$'\n'"weft run "* ]] || fail "examples/$example begins with no commands: $commands"
+    as_user "PATH=\$HOME/weft/bin:\$PATH; cd ../hello; $commands"
+    expect_sum "$compiler"
+    said=$(env -u WEFT_WORLD_SIZE WEFT_RANK=1 "$work/hello/hello_${example%/*}" 2>&1) && fail "examples/$example without a size"
+    [[ $said == "WEFT_WORLD_SIZE is not set, but WEFT_RANK is; expected "* ]] || fail "examples/$example tells its error as: $said"
+  done
   if [ -e "$libraries/weft_train.pc" ]; then
     [[ $(pkg-config --libs weft_train) == *-lweft_train*-lweft* ]] || fail "pkg-config --libs weft_train: $(pkg-config --libs weft_train)"
+    as_user 'cc -std=c11 -Wall -Wextra -Wpedantic -Werror '"$source_dir"'/examples/c/mlp/mlp.c -o mlp_in_c $(pkg-config --cflags --libs weft_train) -lm &&
+      "$HOME/weft/bin/weft" run -n 2 -- ./mlp_in_c'
+    grep -q '2 ranks: y, dx, dw and db equal the serial ones$' "$work/user.log" || { cat "$work/user.log"; fail "examples/c/mlp by pkg-config"; }
   fi
 else
   echo "pkg-config: skipped, it is not installed"
@@ -129,11 +156,52 @@ examples=$prefix/share/weft/examples
 
 # The installed examples. Those that the build has compiled anyway are linked only against what was installed, further down.
 cmake -G Ninja -S "$examples" -B "$work/examples" -DCMAKE_PREFIX_PATH="$prefix" >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
+cmake --build "$work/examples" --target gradients_in_c host_in_c stencil_in_c >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
+timeout 60 "$prefix/bin/weft" run -n 4 -- "$work/examples/gradients_in_c" >"$work/user.log" 2>&1 || { cat "$work/user.log"; fail "examples/c/gradients"; }
+grep -q 'step 2: norm 127.561750, bias gradient 0.266538 after clipping$' "$work/user.log" || { cat "$work/user.log"; fail "examples/c/gradients by CMake"; }
+timeout 60 "$prefix/bin/weft" run -n 4 -- "$work/examples/stencil_in_c" >"$work/user.log" 2>&1 || { cat "$work/user.log"; fail "examples/c/stencil by CMake"; }
+timeout 60 "$work/examples/host_in_c" >"$work/user.log" 2>&1 || { cat "$work/user.log"; fail "examples/c/host by CMake"; }
+
 # A layer from outside trains as it does on one rank.
 if [ -n "$(find "$prefix" -name libweft_train.so)" ]; then
   cmake --build "$work/examples" --target layer >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
   timeout 60 "$prefix/bin/weft" run -n 4 -- "$work/examples/layer/layer" || fail "examples/layer"
+  cmake --build "$work/examples" --target mlp_in_c >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }
+  timeout 60 "$prefix/bin/weft" run -n 4 -- "$work/examples/mlp_in_c" || fail "examples/c/mlp"
   echo "a layer from outside: ok"
+  # The same object and libweft_train.a, by CMake and by pkg-config.
+  if [ -n "$(find "$prefix" -name libweft_train.a)" ]; then
+    mkdir "$work/trains"
+    cat >"$work/trains/CMakeLists.txt" <<END
+cmake_minimum_required(VERSION 3.20)
+project(trains LANGUAGES CXX)
+find_package(weft REQUIRED COMPONENTS train_static)
+add_executable(by_cmake $(find "$work/examples/layer" -name 'layer*.o'))
+set_target_properties(by_cmake PROPERTIES LINKER_LANGUAGE CXX)
+target_link_libraries(by_cmake PRIVATE weft::weft_train_static)
+END
+    as_user 'cmake -G Ninja -S ../trains -B ../trains -DCMAKE_PREFIX_PATH="$HOME/weft" && cmake --build ../trains'
+    programs=by_cmake
+    if command -v pkg-config >/dev/null; then
+      as_user "c++ \$(find ../examples/layer -name 'layer*.o') -o ../trains/by_pkg_config \$(pkg-config --libs weft_train_static)"
+      programs+=" by_pkg_config"
+      [[ $(pkg-config --static --libs weft_train) == *"-lweft_train "*"-ldnnl "*"-lweft "* ]] ||
+        fail "pkg-config --static: $(pkg-config --static --libs weft_train)"
+    fi
+    for program in $programs; do
+      ! ldd "$work/trains/$program" | grep libweft || fail "$program needs libweft.so or libweft_train.so"
+      as_user "\"\$HOME/weft/bin/weft\" run -n 4 -- ../trains/$program"
+      grep -q 'the weights equal those of one rank' "$work/user.log" || { cat "$work/user.log"; fail "libweft_train.a, $program"; }
+    done
+    list=$(find "$prefix" -name weftTrainStaticTargets.cmake)
+    mv "$list" "$work/"
+    said=$(cmake -G Ninja -S "$work/trains" -B "$work/trains/none" -DCMAKE_PREFIX_PATH="$prefix" 2>&1) && fail "find_package finds a libweft_train.a that is not there"
+    grep -q 'weft was built without WEFT_TRAIN: it has no libweft_train.a' <<<"$said" || fail "without libweft_train.a, find_package says: $said"
+    mv "$work/weftTrainStaticTargets.cmake" "$list"
+    echo "libweft_train.a: ok"
+  else
+    echo "libweft_train.a: skipped, it is not built (WEFT_STATIC)"
+  fi
 else
   echo "a layer from outside: skipped, libweft_train is not installed"
 fi
@@ -175,6 +243,29 @@ if ldd "$prefix/bin/weft" | grep >/dev/null -E "$build_dir|not found"; then fail
 for plugin in "$(dirname "$libraries")"/weft/libweft_backend_*.so; do
   grep -qF "($plugin" "$work/doctor.log" || { cat "$work/doctor.log"; fail "weft doctor does not find $plugin"; }
 done
+
+# `weft bench` of the prefix that was moved: with its own programs, against the peers that were built, and what it says without them.
+programs=$(find "$prefix" -name collectives_bench)
+if [ -n "$programs" ]; then
+  programs=$(dirname "$programs")
+  for program in "$programs"/*; do
+    if ldd "$program" 2>&1 | grep >/dev/null -E "$build_dir|not found"; then fail "$program needs the build: $(ldd "$program")"; fi
+  done
+  if ! "$prefix/bin/weft" bench --list >"$work/bench.log"; then cat "$work/bench.log"; fail "weft bench --list"; fi
+  grep -qxF "  $programs" "$work/bench.log" || { cat "$work/bench.log"; fail "weft bench --list does not name $programs"; }
+  peers=$(sed -n 's/^  \([a-z]*\) *is there$/\1/p' "$work/bench.log" | grep -xE 'openmpi|mpich|gloo' | paste -sd, || true)
+  timeout 60 "$prefix/bin/weft" bench all_reduce --bytes 8 --rounds 1 --seconds 0.01 --memory shared ${peers:+--against $peers} >"$work/bench.log" 2>&1 ||
+    { cat "$work/bench.log"; fail "weft bench all_reduce from an install"; }
+  grep -q '^8 .*[0-9] (' "$work/bench.log" || { cat "$work/bench.log"; fail "weft bench all_reduce has no row of 8 bytes"; }
+  mv "$programs" "$work/programs"
+  said=$("$prefix/bin/weft" bench all_reduce --bytes 8 2>&1) && fail "weft bench without its programs"
+  [[ $said == *"collectives_bench is neither in $prefix/bin nor in $programs: this weft was built without its benchmarks; install libbenchmark-dev, "* ]] ||
+    fail "without its programs, weft bench says: $said"
+  mv "$work/programs" "$programs"
+  echo "weft bench: ok, peers: ${peers:-none is there}"
+else
+  echo "weft bench: skipped, its programs are not built (Google Benchmark)"
+fi
 
 # Uninstalled, nothing is left. (It was moved, so it goes back.)
 mv "$prefix" "$work/made/weft"

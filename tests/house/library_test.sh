@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# What libweft needs and what it gives: the C and C++ libraries and fmt, no transport's library; and among the names without C++
-# mangling those of weft.h, all of them and no others; of C++, names of weft alone.
+# What libweft, or libweft_train, needs and what it gives: the C and C++ libraries and fmt, no transport's library (libweft_train: libweft,
+# oneDNN and OpenMP, too); and among the names without C++ mangling those of its headers of C, all of them and no others; of C++, names of weft alone.
 #
-#   library_test.sh LIBWEFT.SO WEFT.H
+#   library_test.sh LIBRARY.SO HEADERS-OF-C
 set -euo pipefail
-library=$1 header=$2
+library=$1; shift
+what=$(basename "$library"); what=${what%%.*}
 status=0
 fail() { echo "FAILED: $*"; status=1; }
 
@@ -14,24 +15,26 @@ for name in $needed; do
   case $name in
     libc.so.* | libm.so.* | libstdc++.so.* | libgcc_s.so.* | libfmt.so.* | ld-linux*) ;;
     libasan.so.* | libubsan.so.* | libtsan.so.*) echo "a sanitizer's build: $name" ;;
-    *) fail "libweft needs $name" ;;
+    libweft.so.* | libdnnl.so.* | libgomp.so.*) [ "$what" = libweft_train ] || fail "$what needs $name" ;;
+    *) fail "$what needs $name" ;;
   esac
 done
 # The same through what those need in turn.
-if ! grep -qE 'lib(a|ub|t)san' <<<"$needed"; then
+if [ "$what" = libweft ] && ! grep -qE 'lib(a|ub|t)san' <<<"$needed"; then
   others=$(ldd "$library" | awk '{ print $1 }' | grep -vE '^(linux-vdso|.*/ld-linux|lib(c|m|stdc\+\+|gcc_s|fmt)\.so)' || true)
   [ -z "$others" ] || fail "libweft brings along $others"
 fi
-grep -q 'not found' <(ldd "$library") && fail "libweft does not find all it needs: $(ldd "$library")"
+grep -q 'not found' <(ldd "$library") && fail "$what does not find all it needs: $(ldd "$library")"
 
 given=$(nm -D --defined-only "$library" | awk '{ print $3 }' | grep -vE '^(_Z|_init$|_fini$)' | sort -u)
-declared=$(grep -oE '\bweft_[a-z0-9_]+\(' "$header" | tr -d '(' | sort -u)
-[ -n "$declared" ] || fail "$header declares nothing"
+# Inline functions, whose closing brace begins a line, are each program's own.
+declared=$(sed '/^static inline /,/^}/d' "$@" | grep -oE '\bweft_[a-z0-9_]+\(' | tr -d '(' | sort -u)
+[ -n "$declared" ] || fail "$* declare nothing"
 difference=$(diff <(echo "$declared") <(echo "$given") || true)
-[ -z "$difference" ] || fail "weft.h declares (<) and libweft gives (>): $difference"
+[ -z "$difference" ] || fail "the headers declare (<) and $what gives (>): $difference"
 # Templates of other libraries are instantiated in the sources; they are not given to programs, which have their own.
 foreign=$(nm -DC --defined-only "$library" | cut -d ' ' -f 3- | grep -vE '^((non-virtual thunk to|typeinfo for|typeinfo name for|vtable for) )?weft(::|_)' || true)
-[ -z "$foreign" ] || fail "libweft gives what is not weft's: $foreign"
+[ -z "$foreign" ] || fail "$what gives what is not weft's: $foreign"
 
-[ $status -eq 0 ] && echo "libweft needs $(echo $needed), and gives $(wc -l <<<"$given") names to C"
+[ $status -eq 0 ] && echo "$what needs $(echo $needed), and gives $(wc -l <<<"$given") names to C"
 exit $status

@@ -39,6 +39,10 @@ void expect_the_same(Rank& r, const DeviceMesh& here, const DeviceMesh& there, c
       const Tensor home = to_host(r.context, got);
       ASSERT_EQ(home.shape(), want.shape());
       for (std::size_t i = 0; i < want.f32().size(); ++i) ASSERT_EQ(home.f32()[i], want.f32()[i]) << i;
+      const Tensor own(r.context, want.shape(), DType::f32, Memory::local, compute.stream());
+      redistribute(moved, moved.layout(), own, got.layout(), compute.stream());
+      const Tensor there_too = to_host(r.context, own);
+      for (std::size_t i = 0; i < want.f32().size(); ++i) ASSERT_EQ(there_too.f32()[i], want.f32()[i]) << i;
     }
 }
 

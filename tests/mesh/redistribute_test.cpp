@@ -208,7 +208,7 @@ TEST(Redistribute, GatheringDataShardsMovesNothingOfTensorParallelPeers) {
     EXPECT_EQ(calls_of(mesh["dp_shard"].group()), (Calls{{"all_gather", 32 * 8}}));
     EXPECT_EQ(calls_of(mesh["tp"].group()), Calls{});
     EXPECT_EQ(calls_of(r.group()).size(), before);
-    // And back: each keeps its part, nothing moves.
+    // The way back: each keeps its part, nothing moves.
     const Tensor again = redistribute(gathered, shard.layout());
     EXPECT_TRUE(test::equal_elements<float>(again.as<float>(), shard.as<float>()));
     EXPECT_EQ(calls_of(mesh["dp_shard"].group()).size(), 1U);
@@ -285,6 +285,66 @@ TEST(Redistribute, DistributeAndFullAreInverse) {
           << to_string(*layout);
     }
     EXPECT_EQ(full(whole).data(), whole.data()) << "a plain tensor is whole already";
+  });
+}
+
+TEST(Redistribute, OnMemoryOfTheCaller) {
+  for (const int n : {2, 4})
+    run_ranks(test::Ranks::threads, n, [](Rank& r) {
+      const DeviceMesh mesh(r.group(), {{"dp", 2}, {"tp", -1}});
+      const Shape global{7, 5};
+      const std::vector<double> whole = whole_tensor(global);
+      const auto lists = every_list(2, kLinear);
+      for (const Placements& a : lists)
+        for (const Placements& b : lists) {
+          SCOPED_TRACE(to_string(a) + " to " + to_string(b));
+          const LayoutRef from = make_layout(mesh, a, global), to = make_layout(mesh, b, global);
+          const Tensor in = local_part<float>(whole, from), expected = redistribute(in, to);
+          std::vector<float> mine(in.f32().begin(), in.f32().end());
+          std::vector<float> out(expected.f32().size(), -1.0f);
+          redistribute(view(mine.data(), from->local_shape()), from, view(out.data(), to->local_shape()), to);
+          ASSERT_TRUE(test::equal_elements<float>(out, expected.f32()));
+          ASSERT_TRUE(test::equal_elements<float>(mine, in.f32())) << "the input changed";
+          // In place, in memory that is long enough for both; begun here, finished later.
+          mine.resize(static_cast<std::size_t>(global.count()), -1.0f);
+          Transfer transfer = start_redistribute(view(mine.data(), from->local_shape()), from,
+                                                 view(mine.data(), to->local_shape()), to);
+          const Tensor given = transfer.finish();
+          ASSERT_EQ(given.data(), reinterpret_cast<std::byte*>(mine.data()));
+          ASSERT_EQ(given.layout(), to);
+          ASSERT_TRUE(test::equal_elements<float>(given.f32(), expected.f32()));
+        }
+    });
+}
+
+TEST(Redistribute, MemoryOfTheCallerThatDoesNotFit) {
+  run_ranks(test::Ranks::threads, 2, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"tp", 2}});
+    const LayoutRef all = replicated_layout(mesh, {4, 3}), cut = all->with("tp", Shard{0});
+    std::vector<float> x(24), y(12);
+    const auto expect = [&](ErrorCode code, const std::string& text, const ConstTensorView& in,
+                            const LayoutRef& from, const TensorView& out, const LayoutRef& to) {
+      expect_error(code, "redistribute: " + text, [&] { redistribute(in, from, out, to); });
+    };
+    const TensorView whole = view(x.data(), {4, 3}), part = view(y.data(), {2, 3});
+    const ErrorCode bad = ErrorCode::bad_argument;
+    expect(bad, "the layout of in is null", whole, nullptr, part, cut);
+    expect(bad, "the layout of out is null", whole, all, part, nullptr);
+    expect(ErrorCode::layout,
+           "out is (3, 3); rank " + std::to_string(r.rank) + " of (4, 3) as [tp: Shard(0)] holds (2, 3)",
+           whole, all, view(y.data(), {3, 3}), cut);
+    expect(bad, "in has no memory", view(static_cast<float*>(nullptr), {4, 3}), all, part, cut);
+    std::vector<double> wide(6);
+    expect(bad, "out is f64; expected f32 as in", whole, all, view(wide.data(), {2, 3}), cut);
+    expect(bad, "in and out overlap; expected apart, or beginning at the same address", whole, all,
+           view(x.data() + 3, {2, 3}), cut);
+    TensorView elsewhere = part;
+    elsewhere.device = {DeviceKind::cuda, 0};
+    expect(bad, "out is on cuda:0; expected cpu", whole, all, elsewhere, cut);
+    expect(ErrorCode::layout,
+           "from (4, 3) as [tp: Replicate] to (8, 3) as [tp: Shard(0)]; expected the same mesh, shape and "
+           "segments",
+           whole, all, view(y.data(), {4, 3}), cut->with_global({8, 3}));
   });
 }
 

@@ -801,7 +801,7 @@ TEST(TcpStoreNames, HostnameThatResolvesTo127001) {
   with_hosts("127.0.0.1 localhost node7\n", [] { meet_by_name("node7", "127.0.0.1:"); });
 }
 
-// As Debian's installer writes it for machines without a fixed address.
+// The file as Debian's installer writes it for machines without a fixed address.
 TEST(TcpStoreNames, HostnameThatResolvesTo127011) {
   with_hosts("127.0.0.1 localhost\n127.0.1.1 node7.example node7\n",
              [] { meet_by_name("node7", "127.0.1.1:"); });
@@ -812,7 +812,7 @@ TEST(TcpStoreNames, HostnameThatIsIpv6Only) {
   with_hosts("::1 localhost node7\n", [] { meet_by_name("node7", "[::1]:"); });
 }
 
-// Without a secret, of a name's addresses those on loopback are taken; a name without any is refused.
+// Without a secret those of a name's addresses are taken that are on loopback; a name without any is refused.
 TEST(TcpStoreNames, HostnameWithAddressesOffLoopback) {
   with_hosts("192.0.2.7 node7 node8\n127.0.1.1 node7\n", [] {
     meet_by_name("node7", "127.0.1.1:");

@@ -503,9 +503,10 @@ TEST(OtherUsers, AreRefusedAtOnceAndTakeNobodysPlace) {
   EXPECT_EQ(other.wait(seconds(20)), (test::ExitStatus{0, 0}));
   const std::lock_guard lock(mutex);
   ASSERT_FALSE(lines.empty());
-  EXPECT_EQ(lines[0],
-            fmt::format("store server: closed process {} of user {}: expected processes of user 0 only", pid,
-                        test::kNobody));
+  EXPECT_EQ(
+      lines[0],
+      fmt::format("[store] store server: closed process {} of user {}: expected processes of user 0 only",
+                  pid, test::kNobody));
   EXPECT_LE(lines.size(), 25u) << "only so many in ten seconds";
 }
 

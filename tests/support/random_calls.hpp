@@ -142,6 +142,7 @@ class Trial {
         return;
       }
       case Op::recv:
+      case Op::wait_message:
       case Op::none: break;
     }
     FAIL() << name(p_.op);

@@ -210,7 +210,7 @@ TEST_F(WeftBench, PeersThatAreThereAreComparedWith) {
   EXPECT_EQ(left_behind(), 0);
 }
 
-// Those that a python has, which WEFT_TEST_PYTHON names.
+// Peers that a python has, which WEFT_TEST_PYTHON names.
 class PeersInPython : public WeftBench, public ::testing::WithParamInterface<const char*> {};
 
 TEST_P(PeersInPython, AreComparedWith) {
@@ -273,9 +273,31 @@ TEST_F(WeftBench, ASignalEndsItAndAllItStarted) {
   EXPECT_EQ(left_behind(), 0);
 }
 
+// ---- what there is ----
+
+TEST_F(WeftBench, ListsOperationsPeersAndWhereTheProgramsAre) {
+  const std::string programs = our_programs();
+  ASSERT_EQ(run({"--list", "--programs", programs, "--python", "no-python"}), ExitStatus{.code = 0}) << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("\n  all_reduce       every rank gets the sum of all ranks' buffers\n"),
+                          HasSubstr("\n  gloo             is left out: " + programs +
+                                    "/gloo_collectives is not there; install libgloo-dev"),
+                          HasSubstr("\n  torch            is left out: no-python is not there; "),
+                          HasSubstr("\nprograms\n  " + programs + "\n")));
+}
+
+TEST_F(WeftBench, HelpSaysWhatAnOperationMeasures) {
+  ASSERT_EQ(run({"facade", "--help"}), ExitStatus{.code = 0}) << err_;
+  EXPECT_THAT(out_, AllOf(HasSubstr("--seconds"),
+                          HasSubstr("\nfacade: what ProcessGroup costs above its transport, ours alone. Its "
+                                    "program is facade_bench.")));
+  ASSERT_EQ(run({"--help"}), ExitStatus{.code = 0}) << err_;
+  EXPECT_THAT(out_, HasSubstr("\n  overlap          what Progress::thread hides behind computation"));
+}
+
 // ---- what is refused ----
 
 TEST_F(WeftBench, WrongFlagsAreNamedWithTheirValueAndWhatWasExpected) {
+  expect_refused({}, "bench: no operation was given; expected all_reduce, all_gather, ");
   expect_refused({"all_sum"}, "bench: operation \"all_sum\"; expected all_reduce, all_gather, ");
   expect_refused({"all_reduce", "--against", "mpich,lam"},
                  "bench: --against \"lam\"; expected openmpi, mpich, intelmpi, gloo, torch, deepspeed");
@@ -307,7 +329,7 @@ TEST_F(WeftBench, WrongFlagsAreNamedWithTheirValueAndWhatWasExpected) {
 TEST_F(WeftBench, ProgramsThatAreNotBuiltAreNamed) {
   EXPECT_EQ(run({"all_reduce", "--programs", folder_.path()}), (ExitStatus{.code = 1}));
   EXPECT_THAT(err_,
-              AllOf(HasSubstr("/collectives_bench is not there; expected the benchmark programs beside weft"),
+              AllOf(HasSubstr("/collectives_bench is not there; expected a benchmark program of weft: "),
                     HasSubstr("install libbenchmark-dev")));
 }
 

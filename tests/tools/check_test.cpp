@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "support/command_output.hpp"
 #include "support/temporary_folder.hpp"
 
 namespace weft::test::check_test {
@@ -19,19 +20,10 @@ using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
-struct Outcome {
-  int status = -1;
-  std::string text;
-};
+using Outcome = test::CommandOutput;
 
 Outcome run(const std::string& command) {
-  Outcome o;
-  std::FILE* const pipe = ::popen(fmt::format("{} 2>&1 </dev/null", command).c_str(), "r");
-  char buffer[4096];
-  for (std::size_t n = 0; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) o.text.append(buffer, n);
-  const int status = ::pclose(pipe);
-  o.status = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-  return o;
+  return test::output_of(fmt::format("{} 2>&1 </dev/null", command));
 }
 Outcome check(const std::string& flags) {
   return run(fmt::format("timeout 100 {} check --progress none {}", WEFT_COMMAND, flags));

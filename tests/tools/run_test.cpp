@@ -522,7 +522,7 @@ TEST_F(RunTest, WhatSuccessfulRanksLeaveRunningIsEnded) {
   EXPECT_THAT(left_behind(), IsEmpty());
 }
 
-// Also what has left its process group, a daemon, while other ranks go on.
+// A daemon, which has left its process group, is ended too, while other ranks go on.
 TEST_F(RunTest, WhatARankLeavesRunningEndsWithIt) {
   ChildProcess process = start_shell(2,
                                      "if [ $WEFT_RANK = 1 ]; then echo pid $$; exec sleep 60; fi; "
@@ -545,6 +545,17 @@ TEST_F(RunTest, WhatARankLeavesRunningEndsWithIt) {
 TEST_F(RunTest, AProgramThatDoesNotExistIsNamed) {
   EXPECT_EQ(run({"-n", "2", "--", "no-such-program", "x"}), code(127));
   EXPECT_EQ(err(), "weft run: cannot start \"no-such-program\": No such file or directory\n");
+}
+
+TEST_F(RunTest, AProgramOfThisFolderNeedsItsFolder) {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "mine") << "#!/bin/sh\n";
+  std::filesystem::permissions(folder / "mine", std::filesystem::perms::owner_all);
+  const auto before = std::filesystem::current_path();
+  std::filesystem::current_path(folder.path());
+  EXPECT_EQ(run({"-n", "2", "--", "mine"}), code(127));
+  std::filesystem::current_path(before);
+  EXPECT_EQ(err(), "weft run: cannot start \"mine\": No such file or directory; is ./mine meant?\n");
 }
 
 TEST_F(RunTest, AProgramThatCannotBeRunIsNamed) {

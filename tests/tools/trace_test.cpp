@@ -13,6 +13,7 @@
 #include <random>
 #include <thread>
 
+#include "support/command_output.hpp"
 #include "support/run_ranks.hpp"
 #include "support/temporary_folder.hpp"
 #include "weft/base/view.hpp"
@@ -27,23 +28,14 @@ using testing::ContainsRegex;
 using testing::HasSubstr;
 using testing::Not;
 
-struct Outcome {
-  int status = -1;
-  std::string text;
-};
+using Outcome = CommandOutput;
 
 class DoctorTrace : public testing::Test {
  protected:
   Outcome doctor(const std::string& words) const {
     const std::string command = fmt::format("cd '{}' && timeout 60 '{}' doctor trace {} 2>&1 </dev/null",
                                             folder.path().string(), WEFT_COMMAND, words);
-    Outcome o;
-    std::FILE* const pipe = ::popen(command.c_str(), "r");
-    char buffer[4096];
-    for (std::size_t n = 0; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) o.text.append(buffer, n);
-    const int status = ::pclose(pipe);
-    o.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-    return o;
+    return output_of(command);
   }
   void put(const std::string& name, const std::string& text) const { std::ofstream(folder / name) << text; }
 

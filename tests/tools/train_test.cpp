@@ -237,6 +237,8 @@ TEST_F(TrainTest, AFolderThatCannotBeWrittenIsFoundAtTheStart) {
   }
   EXPECT_EQ(run(small({"--save-every", "5"})), 2);
   EXPECT_THAT(err(), HasSubstr("--save-every: needs --save"));
+  EXPECT_EQ(run(small({"--keep", "5"})), 2);
+  EXPECT_THAT(err(), HasSubstr("--keep: needs --save"));
 }
 
 TEST_F(TrainTest, ResumeAutoBeginsWhereThereIsNoCheckpoint) {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <numeric>
 
 #include "support/run_ranks.hpp"
@@ -16,8 +17,10 @@ using test::Rank;
 using test::Ranks;
 using Floats = std::vector<float>;
 
-// Small whole numbers, whose products and sums are exact in f32 whatever their order.
-float number(int tensor, std::int64_t i) { return static_cast<float>((i * 7 + tensor * 3) % 11 - 5); }
+// Small whole numbers, up to `largest`, whose products and sums are exact in f32 whatever their order.
+float number(int tensor, std::int64_t i, int largest) {
+  return static_cast<float>((i * 7 + tensor * 3) % (2 * largest + 1) - largest);
+}
 
 TensorView shaped(Floats& v, const Shape& shape) {
   return {reinterpret_cast<std::byte*>(v.data()), DType::f32, {}, shape, row_major(shape)};
@@ -27,6 +30,8 @@ constexpr std::int64_t kTokens = 6, kIn = 12, kHidden = 24, kOut = 8;
 
 // x → column → row → y on one rank; every tensor by plain loops.
 struct Serial {
+  explicit Serial(int largest_in = 5) : largest(largest_in) {}
+  int largest;
   Floats x = make(0, kTokens*kIn), w1 = make(1, kHidden*kIn), b1 = make(2, kHidden),
          w2 = make(3, kOut*kHidden), b2 = make(4, kOut), dy = make(5, kTokens*kOut);
   Floats h = times(x, w1, b1, kTokens, kIn, kHidden), y = times(h, w2, b2, kTokens, kHidden, kOut);
@@ -34,9 +39,9 @@ struct Serial {
   Floats dw2 = outer(dy, h, kTokens, kOut, kHidden), dw1 = outer(dh, x, kTokens, kHidden, kIn);
   Floats db2 = sum_rows(dy, kTokens, kOut), db1 = sum_rows(dh, kTokens, kHidden);
 
-  static Floats make(int tensor, std::int64_t n) {
+  Floats make(int tensor, std::int64_t n) const {
     Floats v(static_cast<std::size_t>(n));
-    for (std::size_t i = 0; i < v.size(); ++i) v[i] = number(tensor, static_cast<std::int64_t>(i));
+    for (std::size_t i = 0; i < v.size(); ++i) v[i] = number(tensor, static_cast<std::int64_t>(i), largest);
     return v;
   }
   static std::size_t at(std::int64_t row, std::int64_t column, std::int64_t columns) {
@@ -85,43 +90,67 @@ struct Serial {
   }
 };
 
+template <class To, class From>
+std::vector<To> as(const std::vector<From>& v) {
+  std::vector<To> to;
+  for (const From& e : v) to.push_back(To(static_cast<float>(e)));
+  return to;
+}
+
+// x, w and dy of type T; what is written, and the biases, of type W.
+template <class T, class W>
+void expect_serial(const Serial& one, Rank& rank, bool accumulate) {
+  using In = std::vector<T>;
+  using Out = std::vector<W>;
+  DeviceMesh mesh(rank.group(), {{"tp", rank.size}});
+  Compute compute(rank.context, 2);
+  const std::int64_t part = kHidden / rank.size, begin = part * rank.rank;
+  In x = as<T>(one.x), dy = as<T>(one.dy), w1 = as<T>(Serial::rows(one.w1, kIn, begin, part)),
+     w2 = as<T>(Serial::columns(one.w2, kOut, begin, part));
+  Out b1 = as<W>(Serial::rows(one.b1, 1, begin, part)), b2 = as<W>(one.b2);
+  const Shape of_x{2, 3, kIn}, of_h{2, 3, part}, of_y{2, 3, kOut};
+  Out h(static_cast<std::size_t>(kTokens * part)), y(one.y.size());
+  column_linear_forward(compute, view(x.data(), of_x), view(w1.data(), {part, kIn}), view(b1),
+                        view(h.data(), of_h));
+  EXPECT_EQ(as<float>(h), Serial::columns(one.h, kTokens, begin, part));
+  In h_in = as<T>(h);
+  row_linear_forward(compute, mesh["tp"], view(h_in.data(), of_h), view(w2.data(), {kOut, part}), view(b2),
+                     view(y.data(), of_y));
+  EXPECT_EQ(as<float>(y), one.y);
+
+  const W before(accumulate ? 1.0f : 3.0f);
+  Out dh(h.size()), dx(x.size()), dw2(w2.size(), before), db2(b2.size(), before), dw1(w1.size(), before),
+      db1(b1.size(), before);
+  row_linear_backward(
+      compute, view(dy.data(), of_y), view(h_in.data(), of_h), view(w2.data(), {kOut, part}),
+      {view(dh.data(), of_h), view(dw2.data(), {kOut, part}), view(db2.data(), {kOut}), accumulate});
+  In dh_in = as<T>(dh);
+  column_linear_backward(
+      compute, mesh["tp"], view(dh_in.data(), of_h), view(x.data(), of_x), view(w1.data(), {part, kIn}),
+      {view(dx.data(), of_x), view(dw1.data(), {part, kIn}), view(db1.data(), {part}), accumulate});
+  const auto plus = [&](Floats v) {
+    if (accumulate)
+      for (float& f : v) f += 1;
+    return v;
+  };
+  EXPECT_EQ(as<float>(dh), Serial::columns(one.dh, kTokens, begin, part));
+  EXPECT_EQ(as<float>(dx), one.dx);
+  EXPECT_EQ(as<float>(dw2), plus(Serial::columns(one.dw2, kOut, begin, part)));
+  EXPECT_EQ(as<float>(db2), plus(one.db2)) << "is not scaled by the number of ranks";
+  EXPECT_EQ(as<float>(dw1), plus(Serial::rows(one.dw1, kIn, begin, part)));
+  EXPECT_EQ(as<float>(db1), plus(Serial::rows(one.db1, 1, begin, part)));
+}
+
 TEST(LinearViews, ColumnAndRowEqualSerial) {
-  const Serial one;
+  const Serial one, small(1);
+  for (const Floats& all : {small.h, small.y, small.dh, small.dx, small.dw1, small.dw2, small.db1, small.db2})
+    for (const float v : all) ASSERT_LT(std::abs(v), 255) << "is no whole number that bf16 has";
   for (const int ranks : {1, 2, 3, 4})
     for (const bool accumulate : {false, true})
       test::run_ranks(Ranks::threads, ranks, [&](Rank& rank) {
-        DeviceMesh mesh(rank.group(), {{"tp", rank.size}});
-        Compute compute(rank.context, 2);
-        const std::int64_t part = kHidden / rank.size, begin = part * rank.rank;
-        Floats x = one.x, dy = one.dy, b2 = one.b2, w1 = Serial::rows(one.w1, kIn, begin, part),
-               b1 = Serial::rows(one.b1, 1, begin, part), w2 = Serial::columns(one.w2, kOut, begin, part);
-        const Shape of_x{2, 3, kIn}, of_h{2, 3, part}, of_y{2, 3, kOut};
-        Floats h(static_cast<std::size_t>(kTokens * part)), y(one.y.size());
-        column_linear_forward(compute, shaped(x, of_x), shaped(w1, {part, kIn}), shaped(b1, {part}),
-                              shaped(h, of_h));
-        EXPECT_EQ(h, Serial::columns(one.h, kTokens, begin, part));
-        row_linear_forward(compute, mesh["tp"], shaped(h, of_h), shaped(w2, {kOut, part}), shaped(b2, {kOut}),
-                           shaped(y, of_y));
-        EXPECT_EQ(y, one.y);
-
-        Floats dh(h.size()), dx(x.size()), dw2(w2.size(), 1), db2(b2.size(), 1), dw1(w1.size(), 1),
-            db1(b1.size(), 1);
-        row_linear_backward(compute, shaped(dy, of_y), shaped(h, of_h), shaped(w2, {kOut, part}),
-                            {shaped(dh, of_h), shaped(dw2, {kOut, part}), shaped(db2, {kOut}), accumulate});
-        column_linear_backward(compute, mesh["tp"], shaped(dh, of_h), shaped(x, of_x),
-                               shaped(w1, {part, kIn}),
-                               {shaped(dx, of_x), shaped(dw1, {part, kIn}), shaped(db1, {part}), accumulate});
-        const auto plus = [&](Floats v) {
-          if (accumulate)
-            for (float& f : v) f += 1;
-          return v;
-        };
-        EXPECT_EQ(dh, Serial::columns(one.dh, kTokens, begin, part));
-        EXPECT_EQ(dx, one.dx);
-        EXPECT_EQ(dw2, plus(Serial::columns(one.dw2, kOut, begin, part)));
-        EXPECT_EQ(db2, plus(one.db2)) << "is not scaled by the number of ranks";
-        EXPECT_EQ(dw1, plus(Serial::rows(one.dw1, kIn, begin, part)));
-        EXPECT_EQ(db1, plus(Serial::rows(one.db1, 1, begin, part)));
+        expect_serial<float, float>(one, rank, accumulate);
+        expect_serial<bf16, float>(small, rank, accumulate);
+        expect_serial<bf16, bf16>(small, rank, accumulate);
       });
 }
 
@@ -176,7 +205,17 @@ TEST(LinearViews, WhatDoesNotFitIsNamed) {
   EXPECT_EQ(text(good_x, shaped(w, {6}), {}, good_y), "row_linear_forward: w is (6); expected (out, in)");
   TensorView wrong = good_x;
   wrong.dtype = DType::f64;
-  EXPECT_EQ(text(wrong, good_w, {}, good_y), "row_linear_forward: x is f64; expected f32");
+  EXPECT_EQ(text(wrong, good_w, {}, good_y), "row_linear_forward: x is f64; expected f32 or bf16");
+  wrong = good_w;
+  wrong.dtype = DType::bf16;
+  EXPECT_EQ(text(good_x, wrong, {}, good_y), "row_linear_forward: w is bf16; expected f32, as x");
+  wrong = good_y;
+  wrong.dtype = DType::bf16;
+  EXPECT_EQ(text(good_x, good_w, {}, wrong), "row_linear_forward: y is bf16; expected f32");
+  TensorView narrow_x = good_x, narrow_w = good_w;
+  narrow_x.dtype = narrow_w.dtype = DType::bf16;
+  wrong.dtype = DType::f64;
+  EXPECT_EQ(text(narrow_x, narrow_w, {}, wrong), "row_linear_forward: y is f64; expected f32, or bf16 as x");
   wrong = good_x;
   wrong.strides = {1, 2};
   EXPECT_EQ(text(wrong, good_w, {}, good_y),

@@ -6,6 +6,7 @@
 #include "support/run_ranks.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/attention.hpp"
+#include "weft/nn/conv.hpp"
 #include "weft/nn/linear.hpp"
 #include "weft/nn/norm.hpp"
 
@@ -135,6 +136,24 @@ TEST_F(Parallelize, AColumnWithoutOneAroundItHasItsOwnBoundary) {
   parallelize(layer, mesh(1, 2)["tp"], {{"", Style::column}});
   ASSERT_FALSE(layer.before().empty());
   EXPECT_TRUE(layer.after().empty());
+}
+
+TEST_F(Parallelize, NamesWhyAConvolutionIsNotSplit) {
+  Conv2dConfig config;
+  config.in = 4, config.out = 4, config.stride = 2;
+  Conv2d layer(config);
+  const Error e = error_of([&] { parallelize(layer, mesh(1, 2)["tp"], {{"", Style::column}}); });
+  EXPECT_STREQ(e.what(),
+               "parallelize: \"\" is of kind Conv2d, which has stride 2, and only a 1x1 convolution of "
+               "stride 1, without "
+               "padding, of dilation 1, in one group, with padding mode zeros, is split over channels; style "
+               "column (pattern "
+               "\"\") needs that");
+  config.stride = 1, config.in = 3;
+  Conv2d odd(config);
+  const Error rows = error_of([&] { parallelize(odd, mesh(1, 2)["tp"], {{"", Style::row}}); });
+  EXPECT_STREQ(rows.what(),
+               "parallelize: \"\" has 3 input channels; they do not divide into tp=2 (3 = 2 x 1 + 1)");
 }
 
 TEST_F(Parallelize, PathsAreRelativeToTheRootGiven) {

@@ -11,6 +11,7 @@
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/attention.hpp"
+#include "weft/nn/conv.hpp"
 #include "weft/nn/init.hpp"
 #include "weft/nn/linear.hpp"
 #include "weft/tp/parallelize.hpp"
@@ -47,17 +48,17 @@ void expect_near(const Tensor& got, const Tensor& expected, const std::string& w
   EXPECT_LE(worst, kTolerance * largest) << what;
 }
 
-// The module twice: plain, and over the mesh by `plan`; x: (4, 3, features).
-void expect_as_serial(const std::function<std::unique_ptr<Module>()>& make, std::int64_t in, std::int64_t out,
-                      const Plan& plan, bool by_three = true) {
+// The module twice: plain, and over the mesh by `plan`.
+void expect_as_serial(const std::function<std::unique_ptr<Module>()>& make, const Shape& x_shape,
+                      const Shape& y_shape, const Plan& plan, bool by_three = true) {
   for (const MeshShape& shape : kMeshes) {
     if (!by_three && shape.size("tp") == 3) continue;
     SCOPED_TRACE(to_string(shape));
     test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
       SCOPED_TRACE(to_string(shape));
       Compute compute(rank.context);
-      const Tensor x = random_tensor(rank.context, {4, 3, in}, "x"),
-                   dy = random_tensor(rank.context, {4, 3, out}, "dy");
+      const Tensor x = random_tensor(rank.context, x_shape, "x"),
+                   dy = random_tensor(rank.context, y_shape, "dy");
 
       const std::unique_ptr<Module> serial = make();
       materialise(*serial, compute);
@@ -91,6 +92,12 @@ void expect_as_serial(const std::function<std::unique_ptr<Module>()>& make, std:
       }
     });
   }
+}
+
+// x: (4, 3, in), y: (4, 3, out)
+void expect_as_serial(const std::function<std::unique_ptr<Module>()>& make, std::int64_t in, std::int64_t out,
+                      const Plan& plan, bool by_three = true) {
+  expect_as_serial(make, {4, 3, in}, {4, 3, out}, plan, by_three);
 }
 
 // q over all of tp, whose axes are kv and rep; the other half of the pair over kv alone would hold each head
@@ -234,6 +241,63 @@ TEST(Serial, GroupedQueryAttention) {
        {"v_proj", Style::column},
        {"o_proj", Style::row}},
       false);
+}
+
+std::unique_ptr<Conv2d> conv(std::int64_t in, std::int64_t out) {
+  Conv2dConfig config;
+  config.in = in, config.out = out, config.init = Normal{0.5};
+  auto layer = std::make_unique<Conv2d>(config);
+  layer->bias->set_init(Normal{1});
+  return layer;
+}
+
+// Channels are dimension 1: that is what "gathered" gathers.
+TEST(Serial, Conv2dByColumnsGathered) {
+  expect_as_serial([] { return conv(8, 12); }, {4, 8, 2, 3}, {4, 12, 2, 3}, {{"", Style::column_gathered}});
+}
+
+TEST(Serial, Conv2dByColumnsThenByRows) {
+  expect_as_serial(
+      [] {
+        auto pair = std::make_unique<Sequential>();
+        pair->append(conv(8, 24));
+        pair->append(std::make_unique<GELU>());
+        pair->append(conv(24, 6));
+        return pair;
+      },
+      {4, 8, 2, 3}, {4, 6, 2, 3}, {{"0", Style::column}, {"2", Style::row}});
+}
+
+TEST(Serial, AConv2dThatIsNotPlainTakesWholeMapsAndAWholeWeight) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"dp", 1}, {"tp", 2}});
+    Compute compute(rank.context);
+    Conv2dConfig config;
+    config.in = 2, config.out = 2, config.kernel = 3, config.padding = 1;
+    const auto text = [&](Conv2d& layer, const Placement& of_x) {
+      Frame frame(compute);
+      const LayoutRef layout = make_layout(mesh, {{"tp", of_x}}, {2, 2, 4, 4});
+      const Error e = test::error_of([&] {
+        layer.forward(as_layout(Tensor::zeros(rank.context, layout->local_shape()), layout), frame);
+      });
+      EXPECT_EQ(e.code(), ErrorCode::layout);
+      return std::string(e.what());
+    };
+    Conv2d whole(config), cut(config);
+    replicate(whole, mesh);
+    cut.weight->set_layout(make_layout(mesh, {{"tp", Shard{0}}}, {2, 2, 3, 3}));
+    replicate(cut, mesh);
+    for (Conv2d* layer : {&whole, &cut}) {
+      materialise(*layer, compute);
+      initialise(*layer, 1);
+    }
+    EXPECT_EQ(text(whole, Shard{2}),
+              "\"\": x is Shard(2) on tp=2; a convolution that is not 1x1 needs dimension 2 whole: a "
+              "boundary must gather it "
+              "first");
+    EXPECT_EQ(text(cut, Replicate{}),
+              "\"weight\" is Shard(0) on tp=2; expected Replicate (a convolution that is not 1x1)");
+  });
 }
 
 // Small integers: every sum is exact, so that a bias added per rank, or a gradient of it scaled by the number

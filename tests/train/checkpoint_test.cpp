@@ -1,6 +1,7 @@
 // Saving and loading a training run on one rank: round trips, kills at every stage, a full disk, texts of
 // errors. Runs over several ranks are in checkpoint_ranks_test.cpp.
 #include "weft/train/checkpoint.hpp"
+#include "checkpoint/content_hash.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -239,6 +240,21 @@ TEST(Checkpoint, ListsEveryTensorThatDoesNotFit) {
   EXPECT_THAT(extra, EndsWith("does not fit the model; not in the model (1): param.first.weight"));
 }
 
+// The text of an index as save_checkpoint() would have written it.
+std::string sealed(nlohmann::json index) {
+  index["hash"] = kNoHash;
+  std::string text = index.dump(1);
+  seal(text);
+  return text;
+}
+// As version 1 wrote it.
+nlohmann::json without_hashes(nlohmann::json index) {
+  index["version"] = 1;
+  index.erase("hash");
+  index.erase("files");
+  return index;
+}
+
 TEST(Checkpoint, RefusesWhatIsNoCheckpoint) {
   const test::TemporaryFolder folder;
   Context context;
@@ -258,13 +274,13 @@ TEST(Checkpoint, RefusesWhatIsNoCheckpoint) {
   const auto with = [&](const std::function<void(nlohmann::json&)>& change) {
     nlohmann::json index = sound;
     change(index);
-    std::ofstream(index_path) << index.dump();
+    std::ofstream(index_path) << sealed(index);
     return refusal();
   };
   EXPECT_THAT(with([](auto& i) { i["format"] = "other"; }),
               HasSubstr("index.json: \"format\" is not \"weft checkpoint\""));
-  EXPECT_THAT(with([](auto& i) { i["version"] = 2; }),
-              HasSubstr("index.json: has version 2; this build reads 1"));
+  EXPECT_THAT(with([](auto& i) { i["version"] = 3; }),
+              HasSubstr("index.json: has version 3; this build reads 1 and 2"));
   EXPECT_THAT(with([](auto& i) { i.erase("step"); }), HasSubstr("index.json: is no index: "));
   EXPECT_THAT(
       with([](auto& i) { i["tensors"]["param.second"]["parts"][0]["offset"] = {1}; }),
@@ -282,7 +298,7 @@ TEST(Checkpoint, RefusesWhatIsNoCheckpoint) {
   EXPECT_THAT(refusal(), HasSubstr("index.json: is no index: "));
 
   // An index that is sound by itself, but not what the file holds.
-  std::ofstream(index_path) << sound.dump();
+  std::ofstream(index_path) << sealed(without_hashes(sound));
   const std::vector<float> four(4);
   const std::vector<SafetensorsEntry> entries = {{"param.second", view(four)}};
   write_safetensors(folder / "step-00000001" / "rank-00000.safetensors", entries);
@@ -307,7 +323,7 @@ class ChangedIndex : public ::testing::Test {
   std::string refusal(const std::function<void(nlohmann::json&)>& change) {
     nlohmann::json index = nlohmann::json::parse(sound_);
     change(index);
-    return refusal_of(index.dump());
+    return refusal_of(sealed(index));
   }
   std::string with_parts(const std::string& tensor, const nlohmann::json& parts) {
     return refusal([&](auto& i) { i["tensors"][tensor]["parts"] = parts; });

@@ -10,7 +10,10 @@ namespace weft::tools {
 void add_bench(CLI::App& app, Body& chosen) {
   auto o = std::make_shared<bench::Options>();
   CLI::App* c = app.add_subcommand("bench", "How fast this is here, beside its peers, in one run");
-  c->add_option("operation", o->op, bench::known_ops())->required();
+  c->add_option("operation", o->op, bench::known_ops());
+  c->add_flag("--list", o->list,
+              "Say what can be measured here: operations, peers and where their programs are");
+  c->add_flag("--c", o->c, "facade: what a call of weft.h costs above ProcessGroup's");
   c->add_option("--against", o->against, "Peers: openmpi, mpich, intelmpi, gloo, torch, deepspeed")
       ->delimiter(',');
   c->add_option("--ranks", o->ranks, "How many ranks")->capture_default_str();
@@ -37,10 +40,12 @@ void add_bench(CLI::App& app, Body& chosen) {
   c->add_option("--json", o->json, "Write all results to this file");
   c->add_option("--plot", o->plot, "Draw the curves into this SVG file");
   c->add_flag("--markdown", o->markdown, "Tables as Markdown");
-  c->add_option("--programs", o->programs, "Folder of the benchmark programs; default: where weft is");
+  c->add_option("--programs", o->programs,
+                "Folder of the benchmark programs; default: where weft is installed");
   c->add_option("--python", o->python, "The python that has torch")->capture_default_str();
   c->add_option("--intel-mpi", o->intel_mpi,
                 "Folder of Intel MPI; default: the one the benchmark was built with");
+  c->footer([o] { return bench::about(o->op); });
   c->callback([o, &chosen] { chosen = [o] { return bench::run_bench(*o); }; });
 }
 

@@ -247,7 +247,10 @@ class Supervisor {
         return kNotExecutable;
       }
       if (error_number != 0) {
-        say(fmt::format("cannot start \"{}\": {}", command_.front(), system_words(error_number)));
+        const bool here = error_number == ENOENT && command_.front().find('/') == std::string::npos &&
+                          ::access(command_.front().c_str(), X_OK) == 0;
+        say(fmt::format("cannot start \"{}\": {}{}", command_.front(), system_words(error_number),
+                        here ? fmt::format("; is ./{} meant?", command_.front()) : ""));
         return error_number == ENOENT ? kNotFound : kNotExecutable;
       }
     }

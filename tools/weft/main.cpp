@@ -75,6 +75,9 @@ int run(const std::vector<std::string>& words) {
 #endif
   weft::tools::add_doctor(app, chosen);
   weft::tools::add_check(app, chosen);
+#ifdef WEFT_HAVE_CHECKPOINT
+  weft::tools::add_checkpoint(app, chosen);
+#endif
   weft::tools::add_bench(app, chosen);
   if (!words.empty() && !words[0].starts_with('-')) check_command(app, words[0]);
   const Words s = split(app, words);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -54,7 +55,7 @@ constexpr DTypeSet dtype_bit(DType t) noexcept { return DTypeSet{1} << static_ca
 /// `out` where no block of `out` lies.
 struct Traits {
   std::string_view name;
-  OpSet ops = 0;        ///< operations it performs itself
+  OpSet ops = 0;  ///< operations it performs itself; with wait_message also recv from any_source, and probe()
   DTypeSet dtypes = 0;  ///< may be moved
   /// For each ReduceOp::Kind the dtypes that it reduces itself, in its own order.
   std::array<DTypeSet, kReduceKindCount> reduces{};
@@ -100,6 +101,9 @@ struct OpState {
   std::int64_t in_count = 0;  ///< elements
   std::int64_t out_count = 0;
   int root = -1;
+  /// send: the destination; recv and wait_message: the source, or any_source, which post() or poll() replaces by
+  /// the source of the message that was found, at the latest when the call is done. (wait_message sets `dtype`
+  /// and `out_count` of that message, too.)
   int peer = -1;
   int tag = 0;
   Stream stream{};
@@ -171,6 +175,15 @@ class Backend {
   /// Answers peers that ask(). Called when the rank goes to sleep, also where it has no calls in flight in
   /// this group.
   virtual void answer() noexcept {}
+  // Version 5.3.
+  /// What each rank of the group, this one among them, called last, as far as this rank knows after ask(); in
+  /// order of the ranks. Before and after a failure. Empty: the transport cannot tell. The fields `rank`,
+  /// `state` and, where a call is known, `op` and `call` are to be set; the group writes the text.
+  virtual std::vector<LastCall> last_calls() noexcept { return {}; }
+  /// The message that a recv from `source` (any_source: from any rank) with this tag would take if it were posted
+  /// now; nothing: none has come. Takes what has come first, and never waits. Called where the traits have
+  /// wait_message.
+  virtual std::optional<MessageInfo> probe(int /*source*/, int /*tag*/) noexcept { return std::nullopt; }
 };
 
 /// What a backend's factory gets: which ranks meet, and where.

@@ -25,7 +25,7 @@ class BlockingCalls {
   ~BlockingCalls() = default;
   /// A collective, in the group's thread; returns when it is done. Whatever it throws fails the group.
   virtual void run(const OpState& s) = 0;
-  /// Starts a send or a receive, without waiting. finished(s) or refuse(s) follows, from any thread.
+  /// Starts a send or a receive (or a wait_message, where the traits have it), without waiting. finished(s) or refuse(s) follows, from any thread.
   virtual void start(OpState& s) noexcept = 0;
   /// Makes run() return soon, by throwing. After interrupt() has returned, the transport's own threads do not touch
   /// the callers' memory. Called once, after failed() has become true. From any thread.
@@ -57,6 +57,9 @@ class BlockingBackend : public Backend, protected BlockingCalls {
 
   /// A send or a receive is done. From any thread.
   void finished(OpState& s) noexcept;
+  /// The same for a receive from any_source and a wait_message: what it has found. (`s` itself is the group's
+  /// thread's, so its source is set when it is polled.)
+  void finished(OpState& s, const MessageInfo& found) noexcept;
   /// A send or a receive cannot be done: the group fails with `why` when the call is polled. From any thread.
   void refuse(OpState& s, Failure why) noexcept;
   /// From any thread.

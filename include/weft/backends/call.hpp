@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <span>
 
 #include "weft/base/buffer.hpp"
@@ -10,6 +11,19 @@
 #include "weft/base/op.hpp"
 
 namespace weft {
+
+/// The source of a recv that takes the next message of its tag, whichever rank sent it: a number that no rank
+/// has, and that no arithmetic on ranks gives by mistake. There is no such tag: every recv names its tag.
+inline constexpr int any_source = std::numeric_limits<int>::min();
+
+/// A message that has come and that no recv has taken yet.
+struct MessageInfo {
+  int source = -1;
+  int tag = 0;
+  DType dtype = DType::u8;
+  std::int64_t count = 0;  ///< elements
+  friend bool operator==(const MessageInfo&, const MessageInfo&) = default;
+};
 
 /// What may be said about any call. All ranks give the same `op` and `order`; the rest is each rank's own.
 struct CallOptions {
@@ -38,7 +52,7 @@ struct Call {
   ConstBuffer in{};
   Buffer out{};
   int root = -1;  ///< reduce, broadcast, gather, scatter
-  int peer = -1;  ///< send: the destination; recv: the source
+  int peer = -1;  ///< send: the destination; recv: the source, or any_source
   Blocks in_blocks{}, out_blocks{};
   CallOptions options{};
 };
@@ -116,6 +130,9 @@ inline Call send(const ConstBuffer& in, int dst, const CallOptions& options = {}
 }
 inline Call recv(const Buffer& out, int src, const CallOptions& options = {}) {
   return {.op = Op::recv, .out = out, .peer = src, .options = options};
+}
+inline Call wait_message(int src, const CallOptions& options = {}) {
+  return {.op = Op::wait_message, .peer = src, .options = options};
 }
 
 }  // namespace call

@@ -1,11 +1,18 @@
 // Matching of messages with receives, by (source, tag), in order: the posted queue and the unexpected queue
 // of a rank. For every transport that matches by itself. Not thread-safe: its owner locks, where several
 // threads use it. No function waits.
+//
+// The rule is MPI's. A message goes to the receive that was posted first of those that it fits: those from its
+// source and those from any_source, with its tag. A receive takes the message that came first of those that fit
+// it; from any_source these are the messages of that tag from all ranks, in the order in which they were kept. So
+// messages of one source and tag are never overtaken, and no source waits behind later messages of another.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -25,13 +32,15 @@ struct UnexpectedLimits {
 
 /// `Receive` is the transport's posted receive, kept by address; `Message` is what it knows of an unexpected
 /// message, default-constructible. A message finds its receive, and a receive its message, in constant time,
-/// but for a search among the receives in flight, of which a group has 64 at most.
+/// but for a search among the receives in flight, of which a group has 64 at most. A receive from any_source
+/// looks at each source that has unexpected messages.
 template <class Receive, class Message, class SameTag = std::equal_to<>>
 class MessageMatcher {
  public:
   MessageMatcher(int size, UnexpectedLimits limits)
       : limits_(limits), receives_(static_cast<std::size_t>(size)), queued_(static_cast<std::size_t>(size)) {
     for (auto& list : receives_) list.reserve(kReceives);
+    from_any_.reserve(kReceives);
   }
   ~MessageMatcher() {
     for (auto& entry : queues_)
@@ -45,10 +54,9 @@ class MessageMatcher {
   /// `use` must not call the matcher.
   template <class Use>
   bool take_message(int source, std::int32_t tag, const Use& use) {
+    const auto found = find(source, tag);
+    if (found == queues_.end()) return false;
     std::int64_t& queued = queued_[static_cast<std::size_t>(source)];
-    if (queued == 0) return false;
-    const auto found = queues_.find(key(source, tag));
-    if (found == queues_.end() || found->second.first == nullptr) return false;
     Node* const node = found->second.first;
     found->second.first = node->next;
     if (node->next == nullptr && queues_.size() > kIdleQueues) queues_.erase(found);
@@ -59,20 +67,38 @@ class MessageMatcher {
     put_back(node);
     return true;
   }
-  /// Adds a receive for which take_message() has found no message, behind the others.
-  void post(int source, std::int32_t tag, Receive& receive) {
-    receives_[static_cast<std::size_t>(source)].push_back({tag, &receive});
+  /// The source of the oldest message of that source and tag, which take_message() would give; of any_source, of
+  /// the oldest with that tag. -1: there is none. A transport whose sources are looked at one after the other
+  /// first takes what has come from each, or the order would be that of its looks.
+  int source_of(int source, std::int32_t tag) const {
+    if (source != any_source) return find(source, tag) != queues_.end() ? source : -1;
+    int first = -1;
+    std::uint64_t arrival = 0;
+    for (int r = 0; messages_ > 0 && r < static_cast<int>(queued_.size()); ++r) {
+      const auto found = find(r, tag);
+      if (found == queues_.end() || (first >= 0 && found->second.first->arrival > arrival)) continue;
+      first = r;
+      arrival = found->second.first->arrival;
+    }
+    return first;
   }
-  /// Takes out the oldest receive for that source and tag; null: there is none.
+  /// The message that take_message() would give; null: there is none.
+  const Message* message(int source, std::int32_t tag) const {
+    const auto found = find(source, tag);
+    return found == queues_.end() ? nullptr : &found->second.first->message;
+  }
+  /// Adds a receive for which there was no message, behind the others. `source` may be any_source.
+  void post(int source, std::int32_t tag, Receive& receive) {
+    (source == any_source ? from_any_ : receives_[static_cast<std::size_t>(source)])
+        .push_back({tag, &receive, next_post_++});
+  }
+  /// Takes out the oldest receive for that source and tag, which may be one from any_source; null: there is none.
   Receive* take_receive(int source, std::int32_t tag) noexcept {
     auto& list = receives_[static_cast<std::size_t>(source)];
-    for (std::size_t i = 0; i < list.size(); ++i) {
-      if (!SameTag()(list[i].tag, tag)) continue;
-      Receive* const found = list[i].receive;
-      list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
-      return found;
-    }
-    return nullptr;
+    const std::size_t named = first_of(list, tag), any = first_of(from_any_, tag);
+    if (named < list.size() && (any == from_any_.size() || list[named].posted < from_any_[any].posted))
+      return take(list, named);
+    return any < from_any_.size() ? take(from_any_, any) : nullptr;
   }
   /// Whether another message of so many bytes may be kept. An empty queue always takes one.
   bool has_room(std::int64_t bytes) const noexcept {
@@ -91,6 +117,7 @@ class MessageMatcher {
     }
     node->next = nullptr;
     node->bytes = bytes;
+    node->arrival = next_arrival_++;
     (queue.first == nullptr ? queue.first : queue.last->next) = node;
     queue.last = node;
     ++queued_[static_cast<std::size_t>(source)];
@@ -98,8 +125,10 @@ class MessageMatcher {
     bytes_ += bytes;
     return node->message;
   }
-  /// Whether receives from that source wait for a message.
+  /// Whether receives from that source wait for a message; those from any_source do not count.
   bool awaits(int source) const noexcept { return !receives_[static_cast<std::size_t>(source)].empty(); }
+  /// Whether receives from any_source wait for a message.
+  bool awaits_any() const noexcept { return !from_any_.empty(); }
   /// How many unexpected messages there are.
   std::int64_t messages() const noexcept { return messages_; }
   /// The failure of a group in which a message came for which there is no room.
@@ -113,6 +142,7 @@ class MessageMatcher {
   struct Node {
     Message message{};
     std::int64_t bytes = 0;
+    std::uint64_t arrival = 0;
     Node* next = nullptr;
   };
   struct Queue {
@@ -121,7 +151,30 @@ class MessageMatcher {
   struct Waiting {
     std::int32_t tag;
     Receive* receive;
+    std::uint64_t posted;
   };
+  using Queues = std::unordered_map<std::uint64_t, Queue>;
+  // The queue of that source and tag, if it holds messages.
+  typename Queues::const_iterator find(int source, std::int32_t tag) const {
+    if (queued_[static_cast<std::size_t>(source)] == 0) return queues_.end();
+    const auto found = queues_.find(key(source, tag));
+    return found == queues_.end() || found->second.first == nullptr ? queues_.end() : found;
+  }
+  typename Queues::iterator find(int source, std::int32_t tag) {
+    if (queued_[static_cast<std::size_t>(source)] == 0) return queues_.end();
+    const auto found = queues_.find(key(source, tag));
+    return found == queues_.end() || found->second.first == nullptr ? queues_.end() : found;
+  }
+  static std::size_t first_of(const std::vector<Waiting>& list, std::int32_t tag) noexcept {
+    std::size_t i = 0;
+    while (i < list.size() && !SameTag()(list[i].tag, tag)) ++i;
+    return i;
+  }
+  static Receive* take(std::vector<Waiting>& list, std::size_t i) noexcept {
+    Receive* const found = list[i].receive;
+    list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
+    return found;
+  }
   static std::uint64_t key(int source, std::int32_t tag) noexcept {
     return static_cast<std::uint64_t>(source) << 32 | static_cast<std::uint32_t>(tag);
   }
@@ -138,15 +191,27 @@ class MessageMatcher {
 
   const UnexpectedLimits limits_;
   std::vector<std::vector<Waiting>> receives_;  // by source, in order
+  std::vector<Waiting> from_any_;               // in order
   std::vector<std::int64_t> queued_;            // messages by source
-  std::unordered_map<std::uint64_t, Queue> queues_;
+  Queues queues_;
+  std::uint64_t next_post_ = 0, next_arrival_ = 0;
   Node* spare_ = nullptr;
   std::size_t spares_ = 0;
   std::int64_t messages_ = 0, bytes_ = 0;
 };
 
-/// The failure of a receive of rank `rank` for which a message of another dtype or count has come.
+/// The failure of a receive of rank `rank` for which a message of another dtype or count has come; `recv.peer`
+/// is its source, also where the receive is from any_source.
 Failure message_mismatch(const OpState& recv, int rank, DType dtype, std::int64_t count);
+/// The same, where `recv` does not name the source.
+Failure message_mismatch(const OpState& recv, int source, int rank, DType dtype, std::int64_t count);
+
+/// The ranks that a recv or wait_message of rank `rank` waits for: its source; from any_source all others (in a
+/// group of one rank: itself).
+std::vector<int> awaited_sources(const OpState& recv, int rank, int size);
+/// What these ranks have not done, for the text of a time-out of a recv or wait_message: "rank 1 has not sent it
+/// (tag 7)", "no rank has sent a message with tag 7".
+std::string not_sent(const OpState& recv, std::span<const int> ranks, int rank, int size);
 
 /// The text of MessageMatcher::refusal().
 Failure too_many_unexpected(const UnexpectedLimits& limits, std::int64_t held, std::int64_t held_bytes,

@@ -47,10 +47,16 @@ inline constexpr OpRow kOpRows[kOpCount] = {
     /* recv */ {Counts::out_only, false, false},
     /* scan */ {Counts::equal, true, true},
     /* exscan */ {Counts::equal, true, true},
+    /* wait_message */ {Counts::none, false, false},
 };
-static_assert(static_cast<int>(Op::exscan) == kOpCount - 1);
+static_assert(static_cast<int>(Op::wait_message) == kOpCount - 1);
 
 constexpr OpRow row(Op op) noexcept { return kOpRows[static_cast<int>(op)]; }
+
+/// Sent or received, or waited for: ordered per (source, destination, tag) only.
+constexpr bool is_message(Op op) noexcept {
+  return ((op_bit(Op::send) | op_bit(Op::recv) | op_bit(Op::wait_message)) & op_bit(op)) != 0;
+}
 
 /// Each rank gets a combination of its own: of the ranks below it, in a scan with itself.
 constexpr bool is_scan(Op op) noexcept { return op == Op::scan || op == Op::exscan; }

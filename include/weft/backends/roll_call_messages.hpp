@@ -1,16 +1,20 @@
 // A roll-call by control messages, for transports whose ranks share no memory: a ping carries a number; the
-// pong carries the same number and the ranks that its sender waits for. See hold_up.hpp.
+// pong carries the same number, what its sender called last, and the ranks that it waits for. See hold_up.hpp.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "weft/backends/hold_up.hpp"
+#include "weft/backends/op_table.hpp"
 #include "weft/base/clock.hpp"
+#include "weft/base/last_call.hpp"
 
 namespace weft {
 
@@ -25,18 +29,49 @@ class RollCallMessages {
     times_.begin(op, call, now);
     return ++number_;
   }
-  /// What a pong carries beside its number: the ranks that the answering rank waits for.
-  static std::vector<std::byte> encode(std::span<const int> awaited, int size) {
-    std::vector<std::byte> bits(static_cast<std::size_t>(size + 7) / 8);
+  /// What a pong carries beside its number: what the answering rank called last, and the ranks that it waits
+  /// for, of the first `size`.
+  static std::vector<std::byte> encode(std::span<const int> awaited, int size, const LastCall& last = {}) {
+    std::vector<std::byte> bytes(kLastCallBytes + static_cast<std::size_t>(size + 7) / 8);
+    std::memcpy(bytes.data(), &last, kLastCallBytes);
+    std::byte* const bits = bytes.data() + kLastCallBytes;
     for (const int r : awaited)
       if (r >= 0 && r < size) bits[static_cast<std::size_t>(r) / 8] |= std::byte{1} << (r % 8);
-    return bits;
+    return bytes;
   }
-  /// A pong of rank r has come.
-  void answered(int r, std::uint32_t number, std::span<const std::byte> awaits) {
+  /// Bytes of a pong beside those for the ranks.
+  static constexpr std::size_t kLastCallBytes = sizeof(LastCall);
+  /// A pong of rank r has come. One that is too short, or names no call that there is, tells nothing but that.
+  void answered(int r, std::uint32_t number, std::span<const std::byte> pong) {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
     peer.answered = number;
-    peer.awaits.assign(awaits.begin(), awaits.end());
+    peer.awaits.clear();
+    peer.last = {};
+    if (pong.size() < kLastCallBytes) return;
+    std::memcpy(&peer.last, pong.data(), kLastCallBytes);
+    if (!makes_sense(peer.last)) peer.last = {};
+    peer.awaits.assign(pong.begin() + kLastCallBytes, pong.end());
+  }
+  /// Rank r has said that it calls this, without being asked.
+  void called(int r, const LastCall& call) { peers_[static_cast<std::size_t>(r)].last = call; }
+  /// What each rank called last, as it said itself: of this rank `own`, of another in answer to the last
+  /// question, or before it. `silent`: the state of a rank that has never said anything.
+  std::vector<LastCall> last_calls(LastCall own, LastCall::State silent) const {
+    std::vector<LastCall> all;
+    for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
+      const Peer& peer = peers_[static_cast<std::size_t>(r)];
+      LastCall c = r == self_ ? own : peer.last;
+      c.rank = r;
+      c.answered = r == self_ || (number_ != 0 && peer.answered == number_);
+      if (!c.answered) {  // it may have gone on since
+        c.message = {};
+        c.oldest = kNoCall;
+        const bool nothing = c.state == LastCall::State::unknown || c.state == LastCall::State::none;
+        c.state = nothing ? silent : LastCall::State::called;
+      }
+      all.push_back(c);
+    }
+    return all;
   }
   /// Whether further answers would change nothing, or will not come any more.
   bool settled(std::span<const int> awaited) {
@@ -64,7 +99,19 @@ class RollCallMessages {
   struct Peer {
     std::uint32_t answered = 0;
     std::vector<std::byte> awaits;
+    LastCall last{};
   };
+  static_assert(std::is_trivially_copyable_v<LastCall>);
+  static bool makes_sense(const LastCall& c) noexcept {
+    const auto is_dtype = [](DType t) { return static_cast<int>(t) < kDTypeCount; };
+    const LastCall::Message& m = c.message;
+    const bool calls = c.state == LastCall::State::called || c.state == LastCall::State::in_flight ||
+                       c.state == LastCall::State::finished;
+    if (!calls && c.state != LastCall::State::none) return false;
+    if (calls && (c.op == Op::none || static_cast<int>(c.op) >= kOpCount)) return false;
+    if (m.op != Op::none && (static_cast<int>(m.op) >= kOpCount || row(m.op).collective)) return false;
+    return is_dtype(c.dtype) && is_dtype(m.dtype) && static_cast<int>(c.reduce) < kReduceKindCount;
+  }
 
   const int self_;
   std::vector<Peer> peers_;

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "weft/base/last_call.hpp"
 #include "weft/base/op.hpp"
 
 namespace weft {
@@ -27,8 +28,6 @@ enum class ErrorCode : std::uint8_t {
 /// "bad_argument", "layout", …
 std::string_view name(ErrorCode code) noexcept;
 
-inline constexpr std::uint64_t kNoCall = ~std::uint64_t{0};
-
 /// What went wrong, where and with whom: the value an Error carries and a backend reports.
 struct Failure {
   ErrorCode code = ErrorCode::system;
@@ -43,6 +42,7 @@ class Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& text);
   explicit Error(Failure failure, bool quiesced = true);
+  Error(Failure failure, bool quiesced, std::vector<LastCall> last_calls);
 
   ErrorCode code() const noexcept { return details_->failure.code; }
   /// The operation that failed first in the group, on whatever rank; where it was none that failed (a rank
@@ -54,11 +54,15 @@ class Error : public std::runtime_error {
   std::span<const int> ranks() const noexcept { return details_->failure.ranks; }
   /// True: nobody touches this call's buffers any more. False: call quiesce() before reusing them.
   bool quiesced() const noexcept { return details_->quiesced; }
+  /// Of a timeout (whose text says the same in words) or peer_lost of a call: what each rank of the group called
+  /// last, in order of the ranks, as far as this rank knows. Empty where the transport cannot tell, and else.
+  std::span<const LastCall> last_calls() const noexcept { return details_->last_calls; }
 
  private:
   struct Details {
     Failure failure;
     bool quiesced;
+    std::vector<LastCall> last_calls;
   };
   std::shared_ptr<const Details> details_;
 };

@@ -29,8 +29,9 @@ enum class Op : std::uint8_t {
   recv,
   scan,
   exscan,
+  wait_message,
 };
-inline constexpr int kOpCount = 17;
+inline constexpr int kOpCount = 18;
 
 /// The operation's name as users write it: "all_reduce".
 std::string_view name(Op op) noexcept;

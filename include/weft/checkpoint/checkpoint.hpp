@@ -31,7 +31,10 @@ struct SaveOptions {
   /// Told of each stage as it is reached, on the rank that reaches it: "folder" (made, empty), "data" (before
   /// each tensor's bytes), "file" (this rank's is whole), "index" (written), "renamed" (the folder has its
   /// name), "latest" (done).
-  std::function<void(std::string_view stage)> on_stage;
+  std::function<void(std::string_view stage)> on_stage{};
+  /// How many checkpoints `directory` keeps, this one among them; the oldest steps go once `latest` names this one. 0: all.
+  /// Steps after this one stay.
+  int keep = 0;
 };
 
 struct LoadOptions {
@@ -51,7 +54,7 @@ struct LoadOptions {
 /// step is replaced. Throws the same on every rank, up to the text: `system` with the file and errno's words
 /// on the rank that could not write, and naming that rank on the others. Throws layout for a tensor that has no
 /// layout on a mesh of several ranks, is Partial, or is laid out over another mesh or with another shape than its
-/// layout's; bad_argument for two of one name, and for a view that is not contiguous, has no memory or is not on the host.
+/// layout's; bad_argument for two of one name, a negative `keep`, and for a view that is not contiguous, has no memory or is not on the host.
 void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
                      std::span<const NamedView> tensors, const CheckpointExtra& extra = {},
                      const SaveOptions& options = {});

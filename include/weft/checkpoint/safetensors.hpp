@@ -45,6 +45,8 @@ class SafetensorsFile {
   const SafetensorsInfo& info(std::string_view name) const;
   /// All strings of the file's metadata.
   const std::map<std::string, std::string, std::less<>>& metadata() const noexcept;
+  /// XXH3, 64 bits, of the header and its length: of all but the tensors' bytes.
+  std::uint64_t header_hash() const noexcept;
   /// One string of it; throws bad_argument naming the keys there are.
   const std::string& metadata(std::string_view key) const;
 

@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -174,9 +175,26 @@ class ProcessGroup {
     return submit(call::send(in, dst, options));
   }
   /// From rank `src`. A message of another dtype or count is a mismatch.
+  ///
+  /// `any_source`: the next message of this tag, whichever rank sent it; Work::source() says which. (A tag is
+  /// always given: there is no receive of any tag.) Of the receives that a message fits, whether they name its
+  /// source or not, the one that was posted first takes it; and a receive takes the message that came first of
+  /// those that fit it. So the messages of one source and tag are taken in the order in which they were sent, and
+  /// no source waits behind later messages of another. It fails when any rank dies, as every call does, and when
+  /// all other ranks have left the group. Over nccl it is `unsupported`.
   Work recv(const Buffer& out, int src, const CallOptions& options = {}) {
     return submit(call::recv(out, src, options));
   }
+
+  /// The message that a recv of this source (or any_source) and tag would take now: its source, dtype and count,
+  /// whatever its size; nothing if none has come. The message stays: until another thread receives, a recv of its
+  /// source and tag takes it. So a program can allocate for messages whose size it does not know. Never waits, but takes the
+  /// next steps of all calls in flight, and throws this group's first cause once it has failed, as when a rank dies. That a rank has
+  /// left is no failure here: of it nothing comes any more (wait_message() tells it). From any thread. The deadline does not count.
+  std::optional<MessageInfo> probe(int src, const CallOptions& options = {});
+  /// The same, but waits until there is one; after the deadline, timeout. It is a call: the deadline fails the
+  /// group.
+  MessageInfo wait_message(int src, const CallOptions& options = {});
 
   /// A send to `dst` and a receive from `src` at once, with the same tag, so that rings cannot deadlock.
   Work send_recv(const ConstBuffer& in, int dst, const Buffer& out, int src,

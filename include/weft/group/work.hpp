@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "weft/base/clock.hpp"
 #include "weft/base/device.hpp"
@@ -52,6 +53,7 @@ class [[nodiscard]] Work {
   Work(Work&& other) noexcept
       : group_(other.group_),
         slot_(other.slot_),
+        source_(other.source_),
         ticket_(other.ticket_),
         more_(std::move(other.more_)),
         callbacks_(std::exchange(other.callbacks_, nullptr)) {
@@ -59,7 +61,7 @@ class [[nodiscard]] Work {
   }
   Work& operator=(Work&& other) noexcept;
   ~Work() {
-    if (valid()) drop();
+    if (group_ != nullptr || callbacks_ != nullptr) drop();
   }
 
   /// Takes the next possible steps; never blocks. True: finished. Throws the call's Error where it failed.
@@ -96,13 +98,21 @@ class [[nodiscard]] Work {
     then(std::move(f));
     return std::move(*this);
   }
+  /// Of a recv: the rank that sent its message. Of a recv from any_source it is known once the call is done, and
+  /// stays known after wait(). Throws bad_argument where it is not known: the call is pending or has failed, this
+  /// is the Work of another call, or of several.
+  int source() const;
+  /// Of coalesced calls: the same of each recv from any_source among them, in the order of the calls.
+  std::vector<int> sources() const;
   /// False: default-made, moved from, or already waited for.
-  bool valid() const noexcept { return group_ != nullptr || callbacks_ != nullptr; }
+  bool valid() const noexcept { return group_ != nullptr || (callbacks_ != nullptr && source_ != kAllEnded); }
 
  private:
   friend class GroupState;
+  // What source_ says where it is no rank: nothing; see sources(); the same, and callbacks_ is kept for them alone.
+  static constexpr std::uint32_t kNoSource = 0xffffff, kSeveral = 0xfffffe, kAllEnded = 0xfffffd;
   Work(GroupState* group, std::uint32_t slot, std::uint32_t ticket) noexcept
-      : group_(group), slot_(slot), ticket_(ticket) {}
+      : group_(group), slot_(slot & 0xff), source_(kNoSource), ticket_(ticket) {}
   template <class Ask>
   bool ask(const Ask& ask);
   void take(Work& other) noexcept;
@@ -111,13 +121,17 @@ class [[nodiscard]] Work {
   void spend() noexcept;
   void add(std::unique_ptr<detail::WorkCallback> callback);
   void check_may_wait() const;
+  bool calls_back() const noexcept { return callbacks_ != nullptr && source_ != kAllEnded; }
   bool settle_callbacks(Deadline limit);
+  void end_callbacks() noexcept;
+  void join_found(Work& other);
   GroupState* group_ = nullptr;  // counted; null: nothing is chained either
-  std::uint32_t slot_ = 0;
-  std::uint32_t ticket_ = 0;    // the slot's generation while the call is in flight
-  std::unique_ptr<Work> more_;  // coalesced: the next call, waited for after this
+  std::uint32_t slot_ : 8 = 0;
+  std::uint32_t source_ : 24 = kNoSource;  // of the first Work of a chain, not of each
+  std::uint32_t ticket_ = 0;               // the slot's generation while the call is in flight
+  std::unique_ptr<Work> more_;             // coalesced: the next call, waited for after this
   // Owned; null: none. Only the first Work of a chain has any. Without a group: the calls have ended, the
-  // callbacks perhaps not.
+  // callbacks perhaps not. It has what receives from any_source have found, too.
   detail::WorkCallbacks* callbacks_ = nullptr;
 };
 

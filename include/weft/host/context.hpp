@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 #include <typeindex>
 
 #include "weft/base/device.hpp"
@@ -19,10 +20,11 @@ class ProgressEngine;
 class DeviceRuntime;
 
 struct ContextOptions {
-  LogLevel log_level = LogLevel::warning;  ///< WEFT_LOG overrides where set
+  LogLevel log_level = LogLevel::warning;  ///< of all layers; WEFT_LOG overrides where set
   LogSink log_sink = {};                   ///< empty: stderr
   std::size_t segment_bytes = std::size_t{1}
                               << 30;  ///< address space per shared segment; halved when refused
+  std::string log_levels = {};        ///< of single layers, in the words of WEFT_LOG: "store=debug,dp=error"
 };
 
 /// Thread-safe. Must outlive every Storage, Tensor and ProcessGroup made with it.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -85,6 +86,7 @@ class Layout : public LayoutSpec, public std::enable_shared_from_this<Layout> {
   LayoutRef shard_inside(const DeviceMesh& axes, int dim) const;
   /// The axes named nest in this order, outermost first; the others stay where they are.
   LayoutRef nested(std::initializer_list<std::string_view> axes) const;
+  LayoutRef nested(std::span<const std::string_view> axes) const;
   /// Dimension `dim` consists of segments of these sizes. Throws layout where they do not add up to it.
   LayoutRef segmented(int dim, std::vector<std::int64_t> sizes) const;
 

@@ -41,6 +41,16 @@ Tensor redistribute(const Tensor& in, const LayoutRef& to);
 Tensor redistribute(const Tensor& in, const Placements& to);
 Tensor redistribute(const Tensor& in, const DeviceMesh& axes, const Placement& to);
 
+/// The same on memory of the caller's: `in` is this rank's part as `from`, `out` becomes its part as `to`. Both are of
+/// one dtype, contiguous and on one device, ordered on `stream` there (Stream{}: its default one). They live until
+/// finish(), which writes `out` at its end, and gives it as a tensor that borrows it; they may overlap only where both
+/// begin at the same address. Throws layout where one has not the local shape of its layout; bad_argument where memory
+/// is missing, dtypes or devices differ, or memory overlaps otherwise.
+Transfer start_redistribute(const ConstTensorView& in, const LayoutRef& from, const TensorView& out,
+                            const LayoutRef& to, Stream stream = {});
+void redistribute(const ConstTensorView& in, const LayoutRef& from, const TensorView& out,
+                  const LayoutRef& to, Stream stream = {});
+
 /// The whole tensor on every rank, as a plain tensor (PyTorch: full_tensor()). A plain tensor is returned as it is.
 Tensor full(const Tensor& in);
 

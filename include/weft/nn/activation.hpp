@@ -1,6 +1,7 @@
 // Feed-forward blocks and their nonlinearities.
 #pragma once
 
+#include "weft/nn/kernels.hpp"
 #include "weft/nn/linear.hpp"
 #include "weft/nn/module.hpp"
 
@@ -16,6 +17,26 @@ class SwiGLU : public Module {
   Linear gate_proj, up_proj, down_proj;
 
  private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+};
+
+/// y = x Phi(x), where Phi is the distribution of the standard normal, or its approximation with a tanh; x, y: any shape, split
+/// in any dimension. D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016.
+class GELU : public Module {
+ public:
+  using Form = kernels::GeluForm;
+  explicit GELU(Form form = Form::erf) : form_(form) {}
+  Form form() const noexcept { return form_; }
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+  Form form_;
+};
+
+/// y = max(x, 0); x, y: any shape, split in any dimension.
+class ReLU : public Module {
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
 };

@@ -20,6 +20,7 @@
 #include "weft/base/device.hpp"
 #include "weft/base/dtype.hpp"
 #include "weft/base/random.hpp"
+#include "weft/base/shape.hpp"
 
 namespace weft {
 class Compute;
@@ -79,6 +80,39 @@ struct RopeShape {
 /// key/value head h.
 struct AttentionShape {
   std::int64_t batch, seq, heads, kv_heads, head_dim;  // kv_heads divides heads
+};
+
+/// The sizes of attention in which every query sees every key, with grouped heads as in AttentionShape.
+struct FullAttentionShape {
+  std::int64_t batch, queries, keys, heads, kv_heads, head_dim;  // kv_heads divides heads
+};
+
+/// The two forms of GELU: with the normal distribution itself, and with a tanh in its place.
+enum class GeluForm : unsigned char { erf, tanh };
+
+/// The sizes of maps: pixels are height times width.
+struct MapShape {
+  std::int64_t batch, channels, pixels;
+};
+
+/// Another order of dimensions: dimension d of the result is dimension order[d] of what `in` is the shape of.
+struct Permutation {
+  Shape in;
+  Dims order;
+};
+
+/// What pixels beyond the border of a map are: 0, or another pixel (without the border one itself: reflect; the border one:
+/// replicate; as if the map went on with its other side: circular).
+enum class Padding : unsigned char { zeros, reflect, replicate, circular };
+
+/// The pixels that a convolution's kernel sees of one map. Padding is less than the extent for reflect, at most that for
+/// circular.
+struct UnfoldShape {
+  std::int64_t channels, height, width;
+  std::int64_t kernel_height, kernel_width, stride_height, stride_width, padding_height, padding_width,
+      dilation_height, dilation_width;
+  std::int64_t out_height, out_width;
+  Padding padding;
 };
 
 /// One step of AdamW (Loshchilov and Hutter 2019, decoupled decay), in PyTorch's order of operations:
@@ -145,6 +179,50 @@ struct KernelTable {
                             const float* inv_rms, float* dx, float* dweight, std::int64_t rows,
                             std::int64_t dim);
 
+  /// y = (x - mean) * inv_std * weight + bias, mean and inv_std = 1 / sqrt(variance + eps) over dim, the variance being the mean
+  /// of (x - mean)^2.
+  /// x, y: (rows, dim), weight, bias: (dim), mean, inv_std: (rows), kept for the backward pass. In place: y may be x.
+  void (*layer_norm_forward)(KernelContext& ctx, const float* x, const float* weight, const float* bias,
+                             float* y, float* mean, float* inv_std, std::int64_t rows, std::int64_t dim,
+                             float eps);
+  /// dx, dweight += the sum over rows of dy * (x - mean) * inv_std, dbias += the sum of dy's rows. dy, x, dx: (rows, dim),
+  /// weight, dweight, dbias: (dim). In place: dx may be dy.
+  void (*layer_norm_backward)(KernelContext& ctx, const float* dy, const float* x, const float* weight,
+                              const float* mean, const float* inv_std, float* dx, float* dweight,
+                              float* dbias, std::int64_t rows, std::int64_t dim);
+  /// The same for maps, over the channels of each pixel.
+  /// x, y: (batch, channels, pixels), weight, bias: (channels), mean, inv_std: (batch, pixels). In place: y may be x.
+  void (*channel_norm_forward)(KernelContext& ctx, const float* x, const float* weight, const float* bias,
+                               float* y, float* mean, float* inv_std, MapShape s, float eps);
+  /// dx, dweight +=, dbias +=. dy, x, dx: (batch, channels, pixels), weight, dweight, dbias: (channels). In place: dx may
+  /// be dy.
+  void (*channel_norm_backward)(KernelContext& ctx, const float* dy, const float* x, const float* weight,
+                                const float* mean, const float* inv_std, float* dx, float* dweight,
+                                float* dbias, MapShape s);
+
+  /// The same over each group of channels / groups channels of a sample and all their pixels.
+  /// x, y: (batch, channels, pixels), weight, bias: (channels), mean, inv_std: (batch, groups). In place: y may be x. Throws
+  /// bad_argument where groups does not divide channels.
+  void (*group_norm_forward)(KernelContext& ctx, const float* x, const float* weight, const float* bias,
+                             float* y, float* mean, float* inv_std, MapShape s, std::int64_t groups,
+                             float eps);
+  /// dx, dweight +=, dbias +=. In place: dx may be dy.
+  void (*group_norm_backward)(KernelContext& ctx, const float* dy, const float* x, const float* weight,
+                              const float* mean, const float* inv_std, float* dx, float* dweight,
+                              float* dbias, MapShape s, std::int64_t groups);
+
+  /// y += bias, channel by channel. y: (batch, channels, pixels), bias: (channels).
+  void (*add_channel_bias)(KernelContext& ctx, const float* bias, float* y, MapShape s);
+  /// dbias += the sum of dy over samples and pixels. dy: (batch, channels, pixels), dbias: (channels).
+  void (*channel_bias_backward)(KernelContext& ctx, const float* dy, float* dbias, MapShape s);
+  /// y = x with its dimensions in another order. x: how.in.
+  void (*permute)(KernelContext& ctx, const float* x, float* y, const Permutation& how);
+  /// columns[c, i, j, r, s] = x[c, r stride + i dilation - padding, and so for s and j]. x: (channels, height, width), columns:
+  /// (channels, kernel_height, kernel_width, out_height, out_width).
+  void (*unfold)(KernelContext& ctx, const float* x, float* columns, const UnfoldShape& s);
+  /// The adjoint: each pixel of dx is the sum of where it was put. dcolumns as columns, dx as x.
+  void (*fold)(KernelContext& ctx, const float* dcolumns, float* dx, const UnfoldShape& s);
+
   /// y[t] = table[ids[t]]. ids: (tokens), table: (vocab, dim), y: (tokens, dim). Throws bad_argument for an id
   /// outside.
   void (*embedding_forward)(KernelContext& ctx, const std::int64_t* ids, const float* table, float* y,
@@ -174,10 +252,33 @@ struct KernelTable {
                              const float* v, const float* out, const float* log_sum_exp, float* dq, float* dk,
                              float* dv, AttentionShape s);
 
+  /// out = softmax(q k^T / sqrt(head_dim) + bias) v; every query sees every key.
+  /// q, out: (batch, queries, heads, head_dim); k, v: (batch, keys, kv_heads, head_dim); bias: (queries, keys), for every
+  /// sample and head, or null; log_sum_exp: (batch, heads, queries), of the scores with the bias, kept for the backward pass.
+  /// Without keys out is 0. Throws bad_argument where kv_heads does not divide heads.
+  void (*full_attention_forward)(KernelContext& ctx, const float* q, const float* k, const float* v,
+                                 const float* bias, float* out, float* log_sum_exp, FullAttentionShape s);
+  /// dq, dk, dv and, unless it is null, dbias, the sum over samples and heads, from dout and what the forward pass left.
+  void (*full_attention_backward)(KernelContext& ctx, const float* dout, const float* q, const float* k,
+                                  const float* v, const float* bias, const float* out,
+                                  const float* log_sum_exp, float* dq, float* dk, float* dv, float* dbias,
+                                  FullAttentionShape s);
+
   /// y = x * sigmoid(x). x, y: (n). In place: y may be x.
   void (*silu_forward)(KernelContext& ctx, const float* x, float* y, std::int64_t n);
   /// dx from dy. In place: dx may be dy.
   void (*silu_backward)(KernelContext& ctx, const float* dy, const float* x, float* dx, std::int64_t n);
+
+  /// y = x Phi(x), where Phi is the distribution of the standard normal; tanh: y = x (1 + tanh(sqrt(2/pi) (x + 0.044715
+  /// x^3))) / 2. x, y: (n). In place: y may be x. D. Hendrycks, K. Gimpel, "Gaussian Error Linear Units", 2016.
+  void (*gelu_forward)(KernelContext& ctx, const float* x, float* y, std::int64_t n, GeluForm form);
+  /// dx from dy. In place: dx may be dy.
+  void (*gelu_backward)(KernelContext& ctx, const float* dy, const float* x, float* dx, std::int64_t n,
+                        GeluForm form);
+  /// y = x where x > 0, else 0; NaN stays NaN. x, y: (n). In place: y may be x.
+  void (*relu_forward)(KernelContext& ctx, const float* x, float* y, std::int64_t n);
+  /// dx = dy where y > 0, else 0. dy, y, dx: (n). In place: dx may be dy.
+  void (*relu_backward)(KernelContext& ctx, const float* dy, const float* y, float* dx, std::int64_t n);
 
   /// out = silu(gate) * up. All: (n). In place: out may be gate or up.
   void (*swiglu_forward)(KernelContext& ctx, const float* gate, const float* up, float* out, std::int64_t n);
@@ -231,9 +332,12 @@ struct KernelTable {
 // clang-format off
 #define WEFT_KERNELS(X) \
   X(matmul) X(matmul_bf16) X(linear_forward) X(linear_backward_input) X(linear_backward_weight) \
-  X(add_bias) X(bias_backward) X(rms_norm_forward) X(rms_norm_backward) X(embedding_forward) X(embedding_forward_bf16) \
+  X(add_bias) X(bias_backward) X(rms_norm_forward) X(rms_norm_backward) X(layer_norm_forward) X(layer_norm_backward) \
+  X(channel_norm_forward) X(channel_norm_backward) X(group_norm_forward) X(group_norm_backward) \
+  X(add_channel_bias) X(channel_bias_backward) X(permute) X(unfold) X(fold) X(embedding_forward) X(embedding_forward_bf16) \
   X(embedding_backward) X(rope_forward) X(rope_backward) X(attention_forward) X(attention_backward) \
-  X(silu_forward) X(silu_backward) X(swiglu_forward) X(swiglu_backward) X(add) X(scale) X(fill) X(dropout) \
+  X(full_attention_forward) X(full_attention_backward) \
+  X(silu_forward) X(silu_backward) X(gelu_forward) X(gelu_backward) X(relu_forward) X(relu_backward) X(swiglu_forward) X(swiglu_backward) X(add) X(scale) X(fill) X(dropout) \
   X(round_to_bf16) X(widen_bf16) X(cross_entropy_forward) X(cross_entropy_backward) X(count_valid) X(sum_of_squares) \
   X(adamw_step) X(sgd_step)
 // clang-format on
@@ -268,6 +372,17 @@ inline constexpr detail::Call<&KernelTable::add_bias> add_bias{};
 inline constexpr detail::Call<&KernelTable::bias_backward> bias_backward{};
 inline constexpr detail::Call<&KernelTable::rms_norm_forward> rms_norm_forward{};
 inline constexpr detail::Call<&KernelTable::rms_norm_backward> rms_norm_backward{};
+inline constexpr detail::Call<&KernelTable::layer_norm_forward> layer_norm_forward{};
+inline constexpr detail::Call<&KernelTable::layer_norm_backward> layer_norm_backward{};
+inline constexpr detail::Call<&KernelTable::channel_norm_forward> channel_norm_forward{};
+inline constexpr detail::Call<&KernelTable::channel_norm_backward> channel_norm_backward{};
+inline constexpr detail::Call<&KernelTable::group_norm_forward> group_norm_forward{};
+inline constexpr detail::Call<&KernelTable::group_norm_backward> group_norm_backward{};
+inline constexpr detail::Call<&KernelTable::add_channel_bias> add_channel_bias{};
+inline constexpr detail::Call<&KernelTable::channel_bias_backward> channel_bias_backward{};
+inline constexpr detail::Call<&KernelTable::permute> permute{};
+inline constexpr detail::Call<&KernelTable::unfold> unfold{};
+inline constexpr detail::Call<&KernelTable::fold> fold{};
 inline constexpr detail::Overloads<detail::Call<&KernelTable::embedding_forward>,
                                    detail::Call<&KernelTable::embedding_forward_bf16>>
     embedding_forward{};
@@ -276,8 +391,14 @@ inline constexpr detail::Call<&KernelTable::rope_forward> rope_forward{};
 inline constexpr detail::Call<&KernelTable::rope_backward> rope_backward{};
 inline constexpr detail::Call<&KernelTable::attention_forward> attention_forward{};
 inline constexpr detail::Call<&KernelTable::attention_backward> attention_backward{};
+inline constexpr detail::Call<&KernelTable::full_attention_forward> full_attention_forward{};
+inline constexpr detail::Call<&KernelTable::full_attention_backward> full_attention_backward{};
 inline constexpr detail::Call<&KernelTable::silu_forward> silu_forward{};
 inline constexpr detail::Call<&KernelTable::silu_backward> silu_backward{};
+inline constexpr detail::Call<&KernelTable::gelu_forward> gelu_forward{};
+inline constexpr detail::Call<&KernelTable::gelu_backward> gelu_backward{};
+inline constexpr detail::Call<&KernelTable::relu_forward> relu_forward{};
+inline constexpr detail::Call<&KernelTable::relu_backward> relu_backward{};
 inline constexpr detail::Call<&KernelTable::swiglu_forward> swiglu_forward{};
 inline constexpr detail::Call<&KernelTable::swiglu_backward> swiglu_backward{};
 inline constexpr detail::Call<&KernelTable::add> add{};

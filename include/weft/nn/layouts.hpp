@@ -37,6 +37,8 @@ Tensor beside(const Module& module, std::string_view tensor, const Tensor& x, co
 /// tp=2; a norm needs whole values …`. For norms and losses; `last` false allows the last dimension to be
 /// sharded: for nonlinearities.
 void expect_whole(const TensorName& what, const Tensor& x, std::string_view layer, bool last = true);
+/// The same, where dimension `dim` may not be sharded.
+void expect_whole_dim(const TensorName& what, const Tensor& x, std::string_view layer, int dim);
 
 /// The layout of a gradient of `weight` (its layout) where the layer used it on all of x: Partial(sum) on
 /// axes that split x in a dimension or on which x is Partial itself, else the weight's. `features`: the
@@ -45,11 +47,13 @@ LayoutRef gradient_of(const LayoutRef& weight, const LayoutRef& x, int features)
 
 /// The layout of y = x wᵀ by the rule of Linear (weft/nn/linear.hpp), one axis at a time: x: (…, in), weight:
 /// (out, in). Throws layout where x does not fit the weight: `<what> is Shard(1) on tp=2; expected Replicate,
-/// since the weight is Shard(0)`. Null where x is plain.
-LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const LayoutRef& weight);
-/// Throws layout unless the features (the last dimension) of y are cut as the bias that is added to them, down to
-/// nesting and segments.
-void expect_bias(const TensorName& what, const LayoutRef& y, const LayoutRef& bias);
+/// since the weight is Shard(0)`. Null where x is plain. `features`: the dimension of x and y that the product is over; -1:
+/// the last.
+LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const LayoutRef& weight,
+                        int features = -1);
+/// Throws layout unless the features (the last dimension, or that given) of y are cut as the bias that is added to them, down
+/// to nesting and segments.
+void expect_bias(const TensorName& what, const LayoutRef& y, const LayoutRef& bias, int features = -1);
 /// The layout of dx = dy w: Partial(sum) on axes that split the columns of y, since each rank then has only the
 /// contribution of its own columns; on other axes as x.
 LayoutRef linear_input_gradient(const LayoutRef& x, const LayoutRef& weight);

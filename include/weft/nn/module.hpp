@@ -54,7 +54,9 @@ struct ShardRule {
   };
   std::vector<Part> parameters;
   std::vector<Unit> whole_units;  ///< each divides into the ranks of the axes
-  std::string refused;            ///< not empty: the module cannot be split so, and why
+  std::string refused{};          ///< not empty: the module cannot be split so, and why
+  /// The dimension of inputs and outputs that is cut with the work. Where a style says Shard(-1), the features, it means this.
+  int features = -1;
 };
 
 class HookHandle;

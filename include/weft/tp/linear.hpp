@@ -2,12 +2,16 @@
 // arXiv:1909.08053, section 3). Modules are parallelised by weft/tp/parallelize.hpp; this is for programs that
 // have layers of their own. In libweft_train: link weft::weft_train, or pkg-config weft_train.
 //
-// All views are f32, on the device of the Compute (whose memory the group of `axes` moves), contiguous, and what this rank holds; n is the number of ranks of `axes`, a
-// mesh of one or more axes; in and out are features of the whole layer. Every function is collective among
+// Views are on the device of the Compute (whose memory the group of `axes` moves), contiguous, and what this rank holds; n is the number
+// of ranks of `axes`, a mesh of one or more axes; in and out are features of the whole layer. Every function is collective among
 // the ranks of `axes` where it says that it communicates, blocks until it is done, and throws bad_argument,
 // before anything is written or sent, that names the view whose shape does not fit: `row_linear_forward: w is
 // (3, 4); expected (3, 5), from y (2, 3) and x (2, 5)`. What is written overlaps no other view: else
 // `row_linear_backward: dx overlaps x; expected memory of its own`. One thread per rank.
+//
+// x, w and dy have one dtype, f32 or bf16. The others are f32 or of that dtype, each as the caller likes. Products
+// and sums are f32's on each rank, rounded once where they are written; across ranks they are summed in the dtype of
+// what is reduced (of y or dx), and a bias is added to that sum.
 #pragma once
 
 #include "weft/base/view.hpp"

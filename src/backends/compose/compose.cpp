@@ -148,6 +148,7 @@ void Composer::post_all_to_all(Composed& c, int tag) noexcept {
 
 // In turn: to the next rank and from the one before, and so on, so that no rank is everybody's first.
 void Composer::post_messages(Composed& c, int tag) noexcept {
+  by_messages_ = true;
   const Exchange& x = c.exchange;
   const std::int64_t element = size_bytes(c.user->dtype);
   const auto post = [&](Op op, int peer, const Block& b) {

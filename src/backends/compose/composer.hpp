@@ -51,6 +51,10 @@ class Composer final : public Backend {
   bool wait_on(OpState& s, Stream stream) noexcept override;
   void check_stream(Stream stream, bool calls) override { inner_->check_stream(stream, calls); }
   std::vector<int> gone() const noexcept override { return inner_->gone(); }
+  std::vector<LastCall> last_calls() noexcept override;
+  std::optional<MessageInfo> probe(int source, int tag) noexcept override {
+    return inner_->probe(source, tag);
+  }
 
  private:
   static constexpr std::uint64_t kRemembered =
@@ -97,6 +101,7 @@ class Composer final : public Backend {
   std::uint64_t next_inner_ = 0;    // number of the next inner collective
   std::uint64_t next_exchange_ = 0;
   bool batching_ = false;
+  bool by_messages_ = false;  // some collective was: the inner backend does not know of it
   std::atomic<bool> quiesced_{false};
   // For texts: the user's call number by inner call number, and the user's operation by the user's call
   // number.

@@ -21,6 +21,24 @@ std::string Composer::users_words(std::string text, Op inner, Op users) const {
   });
 }
 
+// Of inner calls, in terms of the user's.
+std::vector<LastCall> Composer::last_calls() noexcept {
+  if (by_messages_) return {};
+  std::vector<LastCall> calls = inner_->last_calls();
+  const auto users = [&](std::uint64_t number) {
+    if (number == kNoCall) return number;
+    if ((number & kUsersCall) != 0) return number & ~kUsersCall;
+    if (next_inner_ == 0) return number;
+    if (number < next_inner_) return users_call(number);
+    return users_call(next_inner_ - 1) + (number - next_inner_) + 1;  // of a rank that is ahead
+  };
+  for (LastCall& c : calls) {
+    c.call = users(c.call);
+    c.oldest = users(c.oldest);
+  }
+  return calls;
+}
+
 bool Composer::ask(const OpState& s) noexcept {
   if (!row(s.op).collective) return inner_->ask(s);
   const Composed* c = of(s);

@@ -138,7 +138,8 @@ Attempt::Attempt(const GroupInit& b, const transport::tcp::attr& where, int numb
       device_(transport::tcp::CreateDevice(where)),
       connections_(device_->createContext(b.rank, b.size)),
       limit_(b.deadline) {
-  b.context.log().write(LogLevel::info, fmt::format("group \"{}\": {}", b.name, device_->str()));
+  b.context.log().write(LogLayer::backends, LogLevel::info,
+                        fmt::format("group \"{}\": {}", b.name, device_->str()));
   // Gloo waits five times as long as the time-out that it is given.
   connections_->setTimeout(std::chrono::duration_cast<std::chrono::milliseconds>(limit_.left() / 5) +
                            std::chrono::milliseconds(1));
@@ -288,7 +289,7 @@ std::shared_ptr<::gloo::Context> connect_all(const GroupInit& asked, const trans
                           .ranks = {b.rank}});
     }
     b.context.log().write(
-        LogLevel::info,
+        LogLayer::backends, LogLevel::info,
         fmt::format("group \"{}\": attempt {} to connect the ranks failed: {}", b.name, number + 1, former));
   }
   throw Error(Failure{

@@ -163,10 +163,18 @@ class GlooBackend final : public BlockingBackend {
     story = "Gloo cannot tell who is missing (WEFT_GLOO_CHECK is off)";
     return {};
   }
+  std::optional<MessageInfo> probe(int source, int tag) noexcept override {
+    return links_.probe(source, tag);
+  }
   bool ask(const OpState& s) noexcept override try {
     return (!check_ && row(s.op).collective) || links_.ask(s);
   } catch (const std::exception&) {  // out of memory: then without
     return true;
+  }
+  std::vector<LastCall> last_calls() noexcept override try {
+    return links_.last_calls(check_);
+  } catch (const std::exception&) {  // out of memory: then without
+    return {};
   }
 
  protected:
@@ -174,6 +182,7 @@ class GlooBackend final : public BlockingBackend {
   void interrupt() noexcept override { links_.interrupt(); }
 
   void run(const OpState& s) override {
+    links_.begin(s);
     if (check_ || s.op == Op::barrier) links_.agree(s);
     carry_out(s);
     links_.over();
@@ -192,7 +201,16 @@ class GlooBackend final : public BlockingBackend {
         context_(std::move(connection.context)),
         deaths_(std::move(connection.processes)),
         links_(context_, unexpected,
-               {.finished = [this](OpState& s) { finished(s); },
+               {.finished =
+                    [this](OpState& s) {
+                      links_.ended(s);
+                      finished(s);
+                    },
+                .found =
+                    [this](OpState& s, const MessageInfo& found) {
+                      links_.ended(s);
+                      finished(s, found);
+                    },
                 .refuse = [this](OpState& s, Failure why) { refuse(s, std::move(why)); },
                 .fail = [this](const Failure& why) { fail(why); },
                 .before_leave = test_hooks(b).before_leave}) {
@@ -217,7 +235,8 @@ class GlooBackend final : public BlockingBackend {
       case Op::send:
       case Op::recv:
       case Op::scan:
-      case Op::exscan: break;
+      case Op::exscan:
+      case Op::wait_message: break;
     }
     throw Error(ErrorCode::unsupported, fmt::format("{}: gloo does not have it", name(s.op)));
   }

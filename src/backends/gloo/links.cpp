@@ -7,9 +7,11 @@
 #include <cstddef>
 
 #include "backends/gloo/link_parts.hpp"
+#include "backends/last_calls.hpp"
 #include "base/hash.hpp"
 #include "base/signals.hpp"
 #include "weft/backends/blocking.hpp"
+#include "weft/base/name_ranks.hpp"
 
 namespace weft::gloo_backend {
 namespace {
@@ -25,7 +27,7 @@ std::uint64_t Links::layout() noexcept {
                    offsetof(ControlMessage, dtype), offsetof(ControlMessage, count),
                    offsetof(ControlMessage, number), offsetof(ControlMessage, acknowledged),
                    offsetof(ControlMessage, announcement), static_cast<int>(ControlMessage::Kind::pong),
-                   kEagerBytes, kControlMessages, kData);
+                   kEagerBytes, kControlMessages, kData, RollCallMessages::kLastCallBytes);
 }
 
 Links::Links(std::shared_ptr<::gloo::Context> context, UnexpectedLimits limits, LinkEvents events)
@@ -110,6 +112,20 @@ bool Links::stays(int rank) {
   const std::lock_guard lock(mutex_);
   const Peer& peer = *peers_[static_cast<std::size_t>(rank)];
   return !closed_ && !peer.leaves && !peer.released;
+}
+
+// Where the source of a receive has left; of a receive from any_source, all other ranks.
+std::optional<Failure> Links::nobody_left(const OpState& recv) const {
+  const auto has_left = [&](int r) {
+    const Peer& peer = *peers_[static_cast<std::size_t>(r)];
+    return peer.leaves || peer.gone;
+  };
+  const std::vector<int> sources = awaited_sources(recv, context_->rank, size());
+  if (!std::all_of(sources.begin(), sources.end(), has_left)) return std::nullopt;
+  Failure why = left(sources.front(), &recv);
+  why.text = fmt::format("{}: {} left the group", name(recv.op), name_ranks(sources));
+  why.ranks = sources;
+  return why;
 }
 
 Failure Links::left(int rank, const OpState* s) const {
@@ -197,6 +213,7 @@ void Links::take(Peer& peer, const ControlMessage& control, const std::byte* pay
     case ControlMessage::Kind::announce: {
       const std::lock_guard lock(mutex_);
       peer.announced.push_back(control.announcement);
+      roll_.called(peer.rank, last_call_of(peer.rank, LastCall::State::called, control.announcement.record));
       ++peer.calls;
       changed_.notify_all();
       return;
@@ -219,15 +236,19 @@ void Links::take(Peer& peer, const ControlMessage& control, const std::byte* pay
 }
 
 void Links::take_leave(Peer& peer) {
-  bool owed = false;
+  std::optional<Failure> owed;
   {
     const std::lock_guard lock(mutex_);
     peer.leaves = true;
-    owed = matcher_.awaits(peer.rank) || !peer.offers.empty();
+    if (matcher_.awaits(peer.rank) || !peer.offers.empty()) owed = left(peer.rank, nullptr);
+    for (const OpState* wait : waits_)
+      if (!owed) owed = nobody_left(*wait);
+    if (!owed && matcher_.awaits_any())
+      owed = nobody_left(OpState{.op = Op::recv, .call = kNoCall, .peer = any_source, .scratch = {}});
     changed_.notify_all();
   }
   write(peer, ControlMessage{.kind = ControlMessage::Kind::farewell});
-  if (owed) events_.fail(left(peer.rank, nullptr));
+  if (owed) events_.fail(*owed);
 }
 
 }  // namespace weft::gloo_backend

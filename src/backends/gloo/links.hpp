@@ -35,6 +35,7 @@ using UnboundBuffer = std::unique_ptr<::gloo::transport::UnboundBuffer>;
 /// What the links report to the backend. Called from any thread.
 struct LinkEvents {
   std::function<void(OpState&)> finished;
+  std::function<void(OpState&, const MessageInfo&)> found;  // a recv from any_source, or a wait_message
   std::function<void(OpState&, Failure)> refuse;
   std::function<void(const Failure&)> fail;
   std::function<void(int peer)> before_leave;  // tests; may be null
@@ -49,14 +50,22 @@ class Links {
 
   /// Messages: see BlockingBackend::start.
   void start(OpState& s) noexcept;
+  /// A message that was started has ended. To be called before the group may use `s` again.
+  void ended(const OpState& s) noexcept;
+  /// This rank is about to perform a collective. From the group's thread, like the next two.
+  void begin(const OpState& s);
   /// Tells all ranks which collective this one is about to perform, and waits until all have told the same.
-  /// Throws mismatch; peer_lost where a rank has left. From the group's thread.
+  /// Throws mismatch; peer_lost where a rank has left.
   void agree(const OpState& s);
-  /// The call that agree() announced is over.
+  /// The call that begin() was told of is over.
   void over() noexcept;
   /// The ranks that hold up the call: of those that have not announced it, or have not sent or received, and
   /// of the ranks that these wait for. Where all have, those that do not answer.
   std::vector<int> missing(const OpState& s, std::string& story);
+  /// See Backend::last_calls(). `announced`: ranks announce their calls, by agree().
+  std::vector<LastCall> last_calls(bool announced) const;
+  /// See Backend::probe().
+  std::optional<MessageInfo> probe(int source, int tag);
   /// See Backend::ask(). A thread answers, so every rank that runs answers, whatever its program does.
   bool ask(const OpState& s);
   /// Whether the rank has not said that it leaves.
@@ -84,23 +93,34 @@ class Links {
   void receive(OpState& s);
   void fetch(Peer& peer, OpState& recv, std::uint64_t number);
   void fetch_matched(Peer& peer);
-  bool match(OpState& recv, const Envelope& envelope);  // with mutex_ held
+  void wait_for_message(OpState& s);
+  bool match(OpState& recv, int source, const Envelope& envelope);                   // with mutex_ held
+  void keep(int source, std::int32_t tag, std::int64_t bytes, Envelope&& envelope);  // the same
+  void received(OpState& recv, int source);
+  std::optional<MessageInfo> look(int source, std::int32_t tag) const;  // with mutex_ held
+  std::optional<Failure> nobody_left(const OpState& recv) const;        // the same
   void write(Peer& peer, ControlMessage control, const void* payload = nullptr, std::size_t bytes = 0);
   std::vector<int> late(std::uint64_t call) const;
   std::vector<int> awaited_by(const OpState& s) const;
   std::vector<int> awaited() const;
+  LastCall own_last_call() const;
   Failure left(int rank, const OpState* s) const;
   int size() const noexcept { return context_->size; }
 
   const std::shared_ptr<::gloo::Context> context_;
   const LinkEvents events_;
-  std::mutex mutex_;  // matching and announcements
+  mutable std::mutex mutex_;  // matching and announcements
   std::condition_variable changed_;
   bool closed_ = false;
   std::vector<std::unique_ptr<Peer>> peers_;
   MessageMatcher<OpState, Envelope> matcher_;  // under mutex_
+  std::vector<OpState*> waits_;                // wait_message, in flight; under mutex_
   RollCallMessages roll_;                      // under mutex_, and so is
   std::optional<std::uint64_t> current_;       // the collective that is announced and not over
+  LastCall last_{.state = LastCall::State::none};
+  // Messages in flight, oldest first. Under a mutex of their own: they end with mutex_ held, or without.
+  mutable std::mutex in_flight_mutex_;
+  std::vector<std::pair<const OpState*, LastCall::Message>> in_flight_;
 };
 
 }  // namespace weft::gloo_backend

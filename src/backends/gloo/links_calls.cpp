@@ -4,11 +4,17 @@
 #include <algorithm>
 
 #include "backends/gloo/link_parts.hpp"
+#include "backends/last_calls.hpp"
 #include "base/signals.hpp"
 #include "weft/backends/op_table.hpp"
 #include "weft/base/name_ranks.hpp"
 
 namespace weft::gloo_backend {
+
+void Links::begin(const OpState& s) {
+  const std::lock_guard lock(mutex_);
+  last_ = last_call_of(context_->rank, LastCall::State::in_flight, record_of(s, size()));
+}
 
 void Links::agree(const OpState& s) {
   const int n = size(), self = context_->rank;
@@ -59,6 +65,20 @@ void Links::agree(const OpState& s) {
 void Links::over() noexcept {
   const std::lock_guard lock(mutex_);
   current_.reset();
+  last_.state = LastCall::State::finished;
+}
+
+// With mutex_ held.
+LastCall Links::own_last_call() const {
+  LastCall call = last_;
+  const std::lock_guard lock(in_flight_mutex_);
+  if (!in_flight_.empty()) call.message = in_flight_.front().second;
+  return call;
+}
+
+std::vector<LastCall> Links::last_calls(bool announced) const {
+  const std::lock_guard lock(mutex_);
+  return roll_.last_calls(own_last_call(), announced ? LastCall::State::none : LastCall::State::unknown);
 }
 
 std::vector<int> Links::late(std::uint64_t call) const {
@@ -70,7 +90,8 @@ std::vector<int> Links::late(std::uint64_t call) const {
 
 // With mutex_ held. Inside a collective of Gloo, a rank may wait for any other.
 std::vector<int> Links::awaited_by(const OpState& s) const {
-  if (!row(s.op).collective) return {s.peer};
+  if (s.op == Op::send) return {s.peer};
+  if (!row(s.op).collective) return awaited_sources(s, context_->rank, size());
   std::vector<int> ranks = late(s.call);
   for (int r = 0; r < size() && ranks.empty(); ++r)
     if (r != context_->rank) ranks.push_back(r);
@@ -80,10 +101,13 @@ std::vector<int> Links::awaited_by(const OpState& s) const {
 // The ranks that calls in flight wait for. With mutex_ held.
 std::vector<int> Links::awaited() const {
   std::vector<int> ranks = current_ ? late(*current_) : std::vector<int>();
-  const bool inside = current_ && ranks.empty();
+  const auto waits_for = [&](int r) {
+    return std::any_of(waits_.begin(), waits_.end(), [&](const OpState* s) { return s->peer == r; });
+  };
+  const bool inside = current_ && ranks.empty(), any = matcher_.awaits_any() || waits_for(any_source);
   for (const auto& peer : peers_)
-    if (peer->rank != context_->rank &&
-        (inside || peer->fetching || matcher_.awaits(peer->rank) || !peer->offers.empty()))
+    if (peer->rank != context_->rank && (inside || any || peer->fetching || matcher_.awaits(peer->rank) ||
+                                         !peer->offers.empty() || waits_for(peer->rank)))
       ranks.push_back(peer->rank);
   return ranks;
 }
@@ -93,7 +117,8 @@ void Links::answer_ping(Peer& peer, std::uint64_t number) {
   std::vector<std::byte> awaits;
   {
     const std::lock_guard lock(mutex_);
-    awaits = RollCallMessages::encode(awaited(), std::min(size(), static_cast<int>(8 * kEagerBytes)));
+    constexpr std::size_t kRanks = 8 * (kEagerBytes - RollCallMessages::kLastCallBytes);
+    awaits = RollCallMessages::encode(awaited(), std::min(size(), static_cast<int>(kRanks)), own_last_call());
   }
   write(peer,
         ControlMessage{.kind = ControlMessage::Kind::pong,
@@ -126,6 +151,7 @@ std::vector<int> Links::missing(const OpState& s, std::string& story) {
   const HoldUp found = roll_.found(ranks);
   if (row(s.op).collective && late(s.call).empty()) return tell_all_arrived(found, story);
   const auto simple = [&](std::span<const int> these) {
+    if (s.op == Op::wait_message || s.peer == any_source) return not_sent(s, these, context_->rank, size());
     if (!row(s.op).collective)
       return fmt::format("rank {} {} with tag {}", s.peer,
                          s.op == Op::send ? "has not received the message" : "has sent no message", s.tag);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "backends/gloo/link_parts.hpp"
+#include "backends/last_calls.hpp"
 #include "base/signals.hpp"
 
 namespace weft::gloo_backend {
@@ -15,15 +16,51 @@ void* writable(const std::byte* p) { return const_cast<std::byte*>(p); }
 
 // Gives the message to its receive: at once, or, where it is an offer, by fetch(). Returns true where fetch()
 // follows.
-bool Links::match(OpState& recv, const Envelope& envelope) {
+bool Links::match(OpState& recv, int source, const Envelope& envelope) {
   if (envelope.dtype != recv.dtype || envelope.count != recv.out_count) {
-    events_.refuse(recv, message_mismatch(recv, context_->rank, envelope.dtype, envelope.count));
+    events_.refuse(recv, message_mismatch(recv, source, context_->rank, envelope.dtype, envelope.count));
     return false;
   }
   if (envelope.offer) return true;
   if (!envelope.payload.empty()) std::memcpy(recv.out, envelope.payload.data(), envelope.payload.size());
-  events_.finished(recv);
+  received(recv, source);
   return false;
+}
+
+void Links::received(OpState& recv, int source) {
+  if (recv.peer != any_source) return events_.finished(recv);
+  events_.found(recv, {source, recv.tag, recv.dtype, recv.out_count});
+}
+
+// Keeps a message for a receive to come; whoever waits for one like it is told.
+void Links::keep(int source, std::int32_t tag, std::int64_t bytes, Envelope&& envelope) {
+  const MessageInfo info{source, tag, envelope.dtype, envelope.count};
+  matcher_.keep(source, tag, bytes) = std::move(envelope);
+  std::erase_if(waits_, [&](OpState* wait) {
+    if (wait->tag != tag || (wait->peer != source && wait->peer != any_source)) return false;
+    events_.found(*wait, info);
+    return true;
+  });
+}
+
+std::optional<MessageInfo> Links::look(int source, std::int32_t tag) const {
+  const int from = matcher_.source_of(source, tag);
+  if (from < 0) return std::nullopt;
+  const Envelope& envelope = *matcher_.message(from, tag);
+  return MessageInfo{from, tag, envelope.dtype, envelope.count};
+}
+
+std::optional<MessageInfo> Links::probe(int source, int tag) {
+  const std::lock_guard lock(mutex_);
+  return closed_ ? std::nullopt : look(source, tag);
+}
+
+void Links::wait_for_message(OpState& s) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return;
+  if (const auto message = look(s.peer, s.tag)) return events_.found(s, *message);
+  if (auto why = nobody_left(s)) return events_.refuse(s, *std::move(why));
+  waits_.push_back(&s);
 }
 
 // Waits for a message that its sender has offered: only as long as its bytes take.
@@ -41,7 +78,7 @@ void Links::fetch(Peer& peer, OpState& recv, std::uint64_t number) {
     peer.fetching = false;
   }
   write(peer, ControlMessage{.kind = ControlMessage::Kind::taken, .number = number});
-  events_.finished(recv);
+  received(recv, peer.rank);
 }
 
 // A message or an offer has come.
@@ -61,11 +98,10 @@ void Links::take_message(Peer& peer, const ControlMessage& control, const std::b
     if (closed_) return;
     recv = matcher_.take_receive(peer.rank, control.tag);
     if (recv == nullptr && matcher_.has_room(bytes)) {
-      matcher_.keep(peer.rank, control.tag, bytes) = std::move(envelope);
-      return;
+      return keep(peer.rank, control.tag, bytes, std::move(envelope));
     }
     if (recv == nullptr) refusal = matcher_.refusal(context_->rank, peer.rank, control.tag, bytes);
-    if (recv != nullptr && !match(*recv, envelope)) return;
+    if (recv != nullptr && !match(*recv, peer.rank, envelope)) return;
   }
   if (refusal) return events_.fail(*refusal);
   fetch(peer, *recv, control.number);
@@ -85,9 +121,19 @@ void Links::take_taken(Peer& peer, std::uint64_t number) {
   events_.finished(*offered.send);
 }
 
+void Links::ended(const OpState& s) noexcept {
+  const std::lock_guard lock(in_flight_mutex_);
+  std::erase_if(in_flight_, [&](const auto& entry) { return entry.first == &s; });
+}
+
 void Links::start(OpState& s) noexcept {
   try {
+    if (is_users_message(s)) {
+      const std::lock_guard lock(in_flight_mutex_);
+      in_flight_.emplace_back(&s, message_of(s));
+    }
     if (s.op == Op::recv) return receive(s);
+    if (s.op == Op::wait_message) return wait_for_message(s);
     const NoSignals guard;
     if (s.peer == context_->rank) return send_to_self(s);
     send(s);
@@ -102,9 +148,9 @@ void Links::send_to_self(OpState& s) {
   envelope.payload.assign(s.in, s.in + bytes);
   const std::lock_guard lock(mutex_);
   if (OpState* const recv = matcher_.take_receive(s.peer, s.tag)) {
-    match(*recv, envelope);
+    match(*recv, s.peer, envelope);
   } else if (matcher_.has_room(bytes)) {
-    matcher_.keep(s.peer, s.tag, bytes) = std::move(envelope);
+    keep(s.peer, s.tag, bytes, std::move(envelope));
   } else {
     return events_.refuse(s, matcher_.refusal(context_->rank, s.peer, s.tag, bytes));
   }
@@ -136,20 +182,21 @@ void Links::send(OpState& s) {
 }
 
 void Links::receive(OpState& s) {
-  Peer& peer = *peers_[static_cast<std::size_t>(s.peer)];
   const std::lock_guard lock(mutex_);
   if (closed_) return;
-  bool offered = false;
-  std::uint64_t number = 0;
-  const bool found = matcher_.take_message(s.peer, s.tag, [&](const Envelope& envelope) {
-    offered = match(s, envelope);
-    number = envelope.number;
-  });
-  if (!found) {
-    if (peer.leaves || peer.gone) return events_.refuse(s, left(s.peer, &s));
+  const int source = matcher_.source_of(s.peer, s.tag);
+  if (source < 0) {
+    if (auto why = nobody_left(s)) return events_.refuse(s, *std::move(why));
     return matcher_.post(s.peer, s.tag, s);
   }
+  bool offered = false;
+  std::uint64_t number = 0;
+  matcher_.take_message(source, s.tag, [&](const Envelope& envelope) {
+    offered = match(s, source, envelope);
+    number = envelope.number;
+  });
   if (!offered) return;
+  Peer& peer = *peers_[static_cast<std::size_t>(source)];
   peer.to_fetch.emplace_back(&s, number);
   peer.in->abortWaitRecv();
 }

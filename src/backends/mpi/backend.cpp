@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "backends/call_numbers.hpp"
+#include "backends/last_calls.hpp"
 #include "backends/mpi/calls.hpp"
 #include "backends/mpi/control_channel.hpp"
 #include "backends/mpi/failure_message.hpp"
@@ -93,6 +94,7 @@ class MpiBackend final : public Backend {
       const bool news = take_control_messages();
       if (failed_) return;
       step = row(s.op).collective ? collective(s) : state_->messages.poll(s);
+      note(s, step);
       if (const auto& trouble = state_->messages.trouble()) raise(*trouble);
       if (step == Step::pending && news) step = Step::advanced;
     });
@@ -148,6 +150,20 @@ class MpiBackend final : public Backend {
     return settled || failed_;
   }
 
+  std::optional<MessageInfo> probe(int source, int tag) noexcept override {
+    const std::lock_guard guard(mutex_);
+    std::optional<MessageInfo> found;
+    if (failed_ || !process_.refuses_thread().empty()) return found;
+    OpState nothing;
+    attempt(nothing, [&] {
+      const auto turn = process_.lock();
+      take_control_messages();
+      if (const auto& trouble = state_->messages.trouble()) raise(*trouble);
+      if (!failed_) found = state_->messages.probe(source, tag);
+    });
+    return found;
+  }
+
   // MPI delivers a ping to a rank only while that rank polls.
   void answer() noexcept override {
     const auto now = Clock::now();
@@ -181,6 +197,13 @@ class MpiBackend final : public Backend {
       std::this_thread::sleep_for(kQuiesceNap);
     }
     return true;
+  }
+
+  std::vector<LastCall> last_calls() noexcept override try {
+    const std::lock_guard guard(mutex_);
+    return roll_.last_calls(last_call(), check_ ? LastCall::State::none : LastCall::State::unknown);
+  } catch (...) {  // out of memory: then without
+    return {};
   }
 
   void announce_sleep(bool) noexcept override {}  // nothing of MPI wakes anybody: traits().rings is false
@@ -219,7 +242,8 @@ class MpiBackend final : public Backend {
   // envelope. Inside a collective of MPI, a rank may wait for any other: first for those that have not
   // called.
   std::vector<int> awaited_by(const OpState& s) const {
-    if (!row(s.op).collective) return {s.peer};
+    if (s.op == Op::send) return {s.peer};
+    if (!row(s.op).collective) return awaited_sources(s, rank_, size_);
     const std::vector<int> all_late = calls_.late(call_state(s).sequence);
     std::vector<int> ranks;
     for (const int r : all_late)
@@ -243,12 +267,33 @@ class MpiBackend final : public Backend {
     }
     return ranks;
   }
+  // What this rank called last, for a pong. Without comparison calls are not announced.
+  LastCall last_call() const {
+    LastCall call = check_
+                        ? calls_.last(rank_).value_or(LastCall{.rank = rank_, .state = LastCall::State::none})
+                        : unannounced_;
+    if (waits_in_ != nullptr) call.message = message_of(*waits_in_);
+    return call;
+  }
   std::string story_of(const OpState& s, std::span<const int> these) const {
-    if (!row(s.op).collective)
-      return fmt::format("rank {} has not {} it (tag {})", s.peer, s.op == Op::send ? "received" : "sent",
-                         s.tag);
-    return fmt::format("{} had not arrived{}", name_ranks(these),
-                       calls_.told_by_others(call_state(s).sequence));
+    if (s.op == Op::send) return fmt::format("rank {} has not received it (tag {})", s.peer, s.tag);
+    if (!row(s.op).collective) return not_sent(s, these, rank_, size_);
+    return fmt::format("{} had not arrived", name_ranks(these));
+  }
+
+  // Keeps the message that was polled last and is not done; without comparison, that a collective is done.
+  void note(const OpState& s, Step step) noexcept {
+    if (row(s.op).collective) {
+      if (step == Step::done && !check_ && unannounced_.call == record_number(s))
+        unannounced_.state = LastCall::State::finished;
+    } else if (step != Step::done) {
+      if (is_users_message(s)) waits_in_ = &s;
+    } else if (waits_in_ == &s) {
+      waits_in_ = nullptr;
+    }
+  }
+  static std::uint64_t record_number(const OpState& s) noexcept {
+    return s.user != nullptr ? s.user->call | kUsersCall : s.call;
   }
 
   // Runs f; what it throws fails the group.
@@ -307,6 +352,7 @@ class MpiBackend final : public Backend {
     CallState& p = *new (s.scratch.data()) CallState;
     p.announced =
         check_ || s.op == Op::all_to_all_v;  // whose ranks do not know how large the largest block is
+    if (!check_) unannounced_ = last_call_of(rank_, LastCall::State::in_flight, record_of(s, size_));
     if (!p.announced) return;
     Announcement call = announcement_of(s, size_);
     p.sequence = calls_.announce(call, s);
@@ -332,6 +378,7 @@ class MpiBackend final : public Backend {
           Announcement call;
           std::memcpy(&call, payload.data(), sizeof call);
           calls_.arrived(from, call);
+          roll_.called(from, last_call_of(from, LastCall::State::called, call.record));
           return compare(from);
         }
         case Envelope::message: return state_->messages.arrived(from, envelope, payload);
@@ -343,7 +390,7 @@ class MpiBackend final : public Backend {
         case Envelope::left: left_[static_cast<std::size_t>(from)] = true; return;
         case Envelope::ping:
           state_->channel->send(from, {.kind = Envelope::pong, .number = envelope.number},
-                                RollCallMessages::encode(awaited(), size_));
+                                RollCallMessages::encode(awaited(), size_, last_call()));
           return;
         case Envelope::pong: return roll_.answered(from, envelope.number, payload);
       }
@@ -390,11 +437,14 @@ class MpiBackend final : public Backend {
 
   // A rank that has left cannot arrive any more; one that arrived before it left is not waited for.
   void look_for_leavers() {
-    std::vector<int> awaited = state_->messages.awaited(), lost;
+    std::vector<int> awaited = state_->messages.awaited(false), lost;
     const bool pending = calls_.has_current();
+    // A receive from any_source is lost when nobody is left that could send.
+    const bool alone =
+        state_->messages.awaits_any() && std::count(left_.begin(), left_.end(), true) == size_ - 1;
     for (int r = 0; r < size_; ++r) {
       if (!left_[static_cast<std::size_t>(r)]) continue;
-      if ((pending && calls_.announced_by(r) <= calls_.current()) ||
+      if (alone || (pending && calls_.announced_by(r) <= calls_.current()) ||
           std::find(awaited.begin(), awaited.end(), r) != awaited.end())
         lost.push_back(r);
     }
@@ -436,7 +486,7 @@ class MpiBackend final : public Backend {
         if (take_control_messages()) looks = 0;
       if (failed_ && failure_.code == ErrorCode::mismatch)
         context_.log().write_later(
-            LogLevel::warning,
+            LogLayer::backends, LogLevel::warning,
             fmt::format("mismatch, found when the group was left: {} [group \"{}\", rank {}]",
                         unmarked(failure_.text), name_, rank_));
     });
@@ -458,6 +508,8 @@ class MpiBackend final : public Backend {
   std::unique_ptr<State> state_;
   Calls calls_;
   std::vector<bool> left_;  // by rank
+  const OpState* waits_in_ = nullptr;
+  LastCall unannounced_{.state = LastCall::State::none};  // the last call, where calls are not compared
   RollCallMessages roll_;
   Clock::time_point looks_for_pings_{};
   std::atomic<bool> failed_{false};

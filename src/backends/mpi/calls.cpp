@@ -10,6 +10,7 @@ std::uint64_t Calls::announce(const Announcement& call, const OpState& s) {
   Own& mine = own_.emplace_back(Own{.record = call.record, .expected = {}, .largest = call.largest});
   if (s.op == Op::all_to_all_v)
     for (int r = 0; r < size_; ++r) mine.expected.push_back(s.out_blocks[r].count);
+  last_ = call.record;
   return first_own_ + own_.size() - 1;
 }
 
@@ -52,17 +53,6 @@ std::vector<int> Calls::late(std::uint64_t sequence) const {
   for (int r = 0; r < size_; ++r)
     if (r != rank_ && announced_by(r) <= sequence) ranks.push_back(r);
   return ranks;
-}
-
-std::string Calls::told_by_others(std::uint64_t sequence) const {
-  std::string text;
-  for (int r = 0; r < size_; ++r) {
-    if (r == rank_ || announced_by(r) <= sequence) continue;
-    const CallRecord& theirs =  // compared: it called the same
-        agrees(r, sequence) ? record(sequence) : peer(r).ahead[sequence - peer(r).compared].record;
-    text += fmt::format("; {}", describe(r, theirs));
-  }
-  return text;
 }
 
 }  // namespace weft::mpi

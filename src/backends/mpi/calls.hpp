@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "backends/last_calls.hpp"
 #include "weft/backends/call_record.hpp"
 #include "weft/base/error.hpp"
 
@@ -32,12 +33,18 @@ class Calls {
   bool agrees(int r, std::uint64_t sequence) const { return peer(r).compared > sequence; }
   /// The ranks that have not called it.
   std::vector<int> late(std::uint64_t sequence) const;
-  /// "; rank 2 called …" for each of the others that has called it.
-  std::string told_by_others(std::uint64_t sequence) const;
   /// For an all_to_all_v: the largest block of the ranks that have announced theirs.
   std::int64_t largest(std::uint64_t sequence) const { return own(sequence).largest; }
   const CallRecord& record(std::uint64_t sequence) const { return own(sequence).record; }
 
+  /// The call that this rank has announced last; nothing: none.
+  std::optional<LastCall> last(int self) const {
+    if (!last_) return std::nullopt;
+    LastCall call =
+        last_call_of(self, has_current() ? LastCall::State::in_flight : LastCall::State::finished, *last_);
+    if (has_current()) call.oldest = own(done_).record.call;
+    return call;
+  }
   /// The oldest call that this rank has announced and not finished.
   std::uint64_t current() const noexcept { return done_; }
   bool has_current() const noexcept { return done_ < first_own_ + own_.size(); }
@@ -62,6 +69,7 @@ class Calls {
   const int rank_, size_;
   std::vector<Peer> peers_;
   std::deque<Own> own_;
+  std::optional<CallRecord> last_;
   std::uint64_t first_own_ = 0, done_ = 0;  // sequence numbers: of own_'s first; all below are finished here
 };
 

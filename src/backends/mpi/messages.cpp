@@ -29,11 +29,14 @@ void Messages::post(OpState& s) {
   Transfer& t = transfers_.emplace_back();
   t.call = &s;
   new (s.scratch.data()) Transfer*(&t);
+  if (s.op == Op::wait_message) return;  // poll() looks
   if (s.op == Op::recv) {
     t.count = s.out_count;
-    if (!matcher_.take_message(s.peer, s.tag,
-                               [&](const UnexpectedMessage& k) { match(t, k.envelope, k.payload); }))
-      matcher_.post(s.peer, s.tag, t);
+    const int source = matcher_.source_of(s.peer, s.tag);
+    if (source < 0) return matcher_.post(s.peer, s.tag, t);
+    s.peer = source;
+    matcher_.take_message(source, s.tag,
+                          [&](const UnexpectedMessage& k) { match(t, k.envelope, k.payload); });
     return;
   }
   t.count = s.in_count;
@@ -52,7 +55,10 @@ void Messages::post(OpState& s) {
 }
 
 void Messages::arrived(int from, const Envelope& envelope, std::span<const std::byte> payload) {
-  if (Transfer* const t = matcher_.take_receive(from, envelope.tag)) return match(*t, envelope, payload);
+  if (Transfer* const t = matcher_.take_receive(from, envelope.tag)) {
+    t->call->peer = from;
+    return match(*t, envelope, payload);
+  }
   const auto bytes = static_cast<std::int64_t>(payload.size());
   // It cannot be left waiting: control messages come in order, and later ones are behind this one.
   if (!matcher_.has_room(bytes)) {
@@ -62,6 +68,13 @@ void Messages::arrived(int from, const Envelope& envelope, std::span<const std::
   UnexpectedMessage& kept = matcher_.keep(from, envelope.tag, bytes);
   kept.envelope = envelope;
   kept.payload.assign(payload.begin(), payload.end());
+}
+
+std::optional<MessageInfo> Messages::probe(int source, std::int32_t tag) const {
+  const int from = matcher_.source_of(source, tag);
+  if (from < 0) return std::nullopt;
+  const Envelope& envelope = matcher_.message(from, tag)->envelope;
+  return MessageInfo{from, tag, envelope.dtype, envelope.count};
 }
 
 void Messages::match(Transfer& t, const Envelope& envelope, std::span<const std::byte> payload) {
@@ -131,6 +144,14 @@ bool Messages::advance(Transfer& t) {
 
 Step Messages::poll(OpState& s) {
   Transfer* const t = kept_in<Transfer>(s);
+  if (s.op == Op::wait_message) {
+    if (const auto message = probe(s.peer, s.tag)) {
+      s.peer = message->source;
+      s.dtype = message->dtype;
+      s.out_count = message->count;
+      t->phase = Phase::done;
+    }
+  }
   const bool moved = t->phase == Phase::moving && advance(*t);
   if (t->phase == Phase::written && !channel_.owes(t->envelope)) t->phase = Phase::done;
   if (t->phase != Phase::done) return moved ? Step::advanced : Step::pending;
@@ -138,12 +159,24 @@ Step Messages::poll(OpState& s) {
   return Step::done;
 }
 
-std::vector<int> Messages::awaited() const {
+std::vector<int> Messages::awaited(bool any) const {
   std::vector<int> ranks;
-  for (const Transfer& t : transfers_)
-    if (t.phase != Phase::done && (t.phase != Phase::written || channel_.owes(t.envelope)))
+  for (const Transfer& t : transfers_) {
+    if (t.phase == Phase::done || (t.phase == Phase::written && !channel_.owes(t.envelope))) continue;
+    if (t.call->peer != any_source) {
       ranks.push_back(t.call->peer);
+    } else if (any) {
+      const std::vector<int> sources = awaited_sources(*t.call, channel_.rank(), channel_.size());
+      ranks.insert(ranks.end(), sources.begin(), sources.end());
+    }
+  }
   return ranks;
+}
+
+bool Messages::awaits_any() const noexcept {
+  return std::any_of(transfers_.begin(), transfers_.end(), [](const Transfer& t) {
+    return t.phase == Phase::unmatched && t.call->peer == any_source;
+  });
 }
 
 bool Messages::exposed() noexcept {

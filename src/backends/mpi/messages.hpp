@@ -39,9 +39,13 @@ class Messages {
   Step poll(OpState& s);
   /// A receive that does not fit what was sent, or an unexpected message for which there is no room.
   const std::optional<Failure>& trouble() const noexcept { return trouble_; }
+  /// The message that a receive from `source` (or any_source) with that tag would take.
+  std::optional<MessageInfo> probe(int source, std::int32_t tag) const;
   /// The ranks that must still do something for a message of this rank: receivers of large ones, senders to
-  /// its receives.
-  std::vector<int> awaited() const;
+  /// its receives; of a receive from any_source all others, if `any`.
+  std::vector<int> awaited(bool any = true) const;
+  /// Whether calls in flight wait for a message of any rank.
+  bool awaits_any() const noexcept;
   /// Whether MPI may still access the caller's memory.
   bool exposed() noexcept;
 

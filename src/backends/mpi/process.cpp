@@ -222,7 +222,7 @@ Process::Process(Logger& log, Deadline deadline) {
   if (initialised()) {
     must(MPI_Query_thread(&threads_), "MPI_Query_thread");
     if (!multiple())
-      log.write_later(LogLevel::info,
+      log.write_later(LogLayer::backends, LogLevel::info,
                       fmt::format("{}: the program initialised MPI without MPI_THREAD_MULTIPLE; {}", kBackend,
                                   threads_ == MPI_THREAD_SERIALIZED ? "calls from several threads take turns"
                                                                     : "calls come from its thread only"));

@@ -210,7 +210,8 @@ void Rounds::start(const OpState& s) {
     case Op::barrier: return must(MPI_Ibarrier(comm_, &request_), "MPI_Ibarrier");
     case Op::none:
     case Op::send:
-    case Op::recv: break;
+    case Op::recv:
+    case Op::wait_message: break;
   }
 }
 

@@ -28,6 +28,7 @@
 #include <thread>
 #include <tuple>
 
+#include "backends/last_calls.hpp"
 #include "backends/nccl/channel.hpp"
 #include "backends/nccl/endings.hpp"
 #include "backends/nccl/notices.hpp"
@@ -75,6 +76,7 @@ class NcclBackend final : public Backend {
   Failure failure() const override;
   bool quiet() const noexcept override;
   bool quiesce(Deadline deadline, std::span<const MemoryRange> exposed) noexcept override;
+  std::vector<LastCall> last_calls() noexcept override;
   void announce_sleep(bool) noexcept override {}  // nobody rings: the device cannot
   void batch(bool begin) noexcept override;
   bool wait_on(OpState& s, Stream stream) noexcept override;
@@ -124,7 +126,8 @@ class NcclBackend final : public Backend {
   std::map<std::tuple<int, int, int>, Lane> lanes_;
   std::uint64_t batch_ = 0, open_batch_ = 0;
   std::uint64_t came_ = 0;  // collectives posted
-  Event probe_ = nullptr;   // recorded on callers' streams, to see whether they are ours
+  LastCall last_{.state = LastCall::State::none};
+  Event probe_ = nullptr;  // recorded on callers' streams, to see whether they are ours
 
   Clock::time_point waits_since_{}, looked_{};  // healthy() alone
   std::uint64_t waits_at_ = 0;
@@ -276,6 +279,7 @@ void NcclBackend::post(OpState& s) noexcept {
                   driver_.api.cudaEventRecord(t.ready, static_cast<CudaStream>(s.stream.handle)));
     if (row(s.op).collective) {
       came_ = s.call + 1;
+      last_ = last_call_of(rank_, LastCall::State::finished, record_of(s, size_));
       t.batch = open_batch_;
       t.channel = main_.get();
       main_->queue(s);
@@ -443,9 +447,11 @@ bool NcclBackend::healthy() noexcept {
   if (failed_.load(std::memory_order_acquire)) return false;
   if (!notices_) return true;
   std::uint64_t came = 0;
+  LastCall last;
   {
     const std::lock_guard lock(mutex_);
     came = came_;
+    last = last_;
   }
   try {
     const auto now = Clock::now();
@@ -457,7 +463,7 @@ bool NcclBackend::healthy() noexcept {
     const Duration pause = std::clamp<Duration>((now - waits_since_) / 4, kLookAtStore, kLookAtMost);
     if (now - std::max(looked_, waits_since_) >= pause) {
       looked_ = now;
-      notices_->look(came);
+      notices_->look(came, last);
     }
     const std::optional<Failure> why = notices_->found();
     if (!why) return true;
@@ -493,6 +499,19 @@ std::vector<int> NcclBackend::missing(const OpState& s, std::string& story) noex
                                        silent.size() == 1 ? "has" : "have");
   story += oversubscribed();
   return silent;
+}
+
+std::vector<LastCall> NcclBackend::last_calls() noexcept try {
+  if (!notices_) return {};
+  std::vector<LastCall> calls = notices_->last_calls(size_);
+  for (int r = 0; r < size_; ++r) calls[static_cast<std::size_t>(r)].rank = r;
+  LastCall& own = calls[static_cast<std::size_t>(rank_)];
+  const std::lock_guard lock(mutex_);
+  own = last_;  // the group knows whether it is finished
+  own.answered = true;
+  return calls;
+} catch (const std::exception&) {  // no memory: then without
+  return {};
 }
 
 // What may be behind a call that does not end: the device runs kernels of so many streams side by side, and

@@ -7,9 +7,10 @@
 #include <sstream>
 #include <vector>
 
-#include "base/parse_number.hpp"
+#include "backends/call_word.hpp"
 #include "base/signals.hpp"
 #include "weft/backends/blocking.hpp"
+#include "weft/backends/op_table.hpp"
 #include "weft/base/name_ranks.hpp"
 
 namespace weft::nccl {
@@ -69,9 +70,10 @@ std::optional<std::string> Notices::got(const std::string& key) {
   return value;
 }
 
-void Notices::look(std::uint64_t came) {
+void Notices::look(std::uint64_t came, const LastCall& last) {
   const std::lock_guard lock(mutex_);
   came_ = came;
+  last_ = last;
   look_ = true;
   changed_.notify_all();
 }
@@ -92,7 +94,8 @@ bool Notices::ask(std::uint64_t call, int size) {
          .number = q.number + 1,
          .limit = Deadline::after(kStoreAnswer),
          .state = Question::State::asked,
-         .silent = {}};
+         .silent = {},
+         .last = {}};
     changed_.notify_all();
   }
   const bool over = q.state == Question::State::told || q.state == Question::State::failed;
@@ -106,6 +109,13 @@ std::optional<std::vector<int>> Notices::silent() const {
   const std::lock_guard lock(mutex_);
   if (question_.state != Question::State::told) return std::nullopt;
   return question_.silent;
+}
+
+std::vector<LastCall> Notices::last_calls(int size) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<LastCall> last(static_cast<std::size_t>(size));
+  if (question_.state == Question::State::told && question_.last.size() == last.size()) last = question_.last;
+  return last;
 }
 
 bool Notices::answers() const {
@@ -174,47 +184,83 @@ bool Notices::ask_once(Lock& lock) {
   using State = Question::State;
   if (question_.state != State::asked) return false;
   question_.state = State::underway;
-  const Question q = question_;
+  Question q = question_;
   lock.unlock();
-  std::optional<std::vector<int>> silent;
   try {
-    silent = silent_at(q.call, q.size);
-  } catch (const std::exception&) {}  // the Store does not answer
+    find_silent(q);
+    q.state = State::told;
+  } catch (const std::exception&) {  // the Store does not answer
+    q.state = State::failed;
+  }
   lock.lock();
-  if (question_.state != State::underway || question_.number != q.number) return true;  // it was too late
-  question_.state = silent ? State::told : State::failed;
-  if (silent) question_.silent = *std::move(silent);
-  return true;
+  if (question_.state == State::underway && question_.number == q.number) question_ = std::move(q);
+  return true;  // else it was too late
 }
 
+namespace {
+
+// What a rank says of itself: how many collectives it came to, and the last of them: its number, word and count.
+struct Came {
+  std::uint64_t came = 0;
+  LastCall last{};
+};
+
+std::string to_text(const Came& c) {
+  const CallWord word(c.last.op, c.last.dtype, c.last.reduce, 0, c.last.root);
+  return fmt::format("{} {} {} {}", c.came, c.last.call, word.bits(), c.last.count);
+}
+
+std::optional<Came> to_came(const std::string& text) {
+  Came c;
+  std::uint64_t bits = 0;
+  std::istringstream words(text);
+  if (!(words >> c.came)) return std::nullopt;
+  if (!(words >> c.last.call >> bits >> c.last.count)) return Came{.came = c.came};
+  const CallWord word(bits);
+  if (static_cast<int>(word.op()) >= kOpCount || static_cast<int>(word.dtype()) >= kDTypeCount ||
+      static_cast<int>(word.reduce()) >= kReduceKindCount)
+    return Came{.came = c.came};
+  c.last.state = LastCall::State::called;
+  c.last.op = word.op();
+  c.last.dtype = word.dtype();
+  c.last.reduce = word.reduce();
+  c.last.root = word.rank();
+  return c;
+}
+
+}  // namespace
+
 // NCCL does not know. A rank that waits says so in the Store, soon after it began to.
-std::vector<int> Notices::silent_at(std::uint64_t call, int size) {
+void Notices::find_silent(Question& q) {
   const Deadline answer = Deadline::after(kStoreAnswer);  // of all
-  std::vector<int> silent;
-  for (int r = 0; r < size; ++r) {
+  q.last.assign(static_cast<std::size_t>(q.size), {});
+  for (int r = 0; r < q.size; ++r) {
     if (r == rank_) continue;
     const auto at = store_->try_get(came_key(token_, r), answer);
-    const auto came = at ? parse_integer<std::uint64_t>(*at) : std::nullopt;
-    if (!came || *came <= call) silent.push_back(r);
+    const auto said = at ? to_came(*at) : std::nullopt;
+    if (!said || said->came <= q.call) q.silent.push_back(r);
+    if (!said) continue;
+    q.last[static_cast<std::size_t>(r)] = said->last;
+    q.last[static_cast<std::size_t>(r)].answered = said->came > q.call;
   }
-  return silent;
 }
 
 bool Notices::look_once(Lock& lock) {
   if (!look_) return false;
   look_ = false;
   const std::uint64_t came = came_;
+  const LastCall last = last_;
   lock.unlock();
-  std::optional<Failure> why = ask(came);
+  std::optional<Failure> why = ask(came, last);
   lock.lock();
   if (why && !found_) found_ = std::move(why);
   return true;
 }
 
-std::optional<Failure> Notices::ask(std::uint64_t came) {
+std::optional<Failure> Notices::ask(std::uint64_t came, const LastCall& last) {
   if (std::optional<Failure> why = first_cause_.look()) return why;
   const Deadline answer = Deadline::after(kStoreAnswer);
-  if (told_ != came) store_->set(came_key_, fmt::format("{}", came), answer);
+  if (told_ != came) store_->set(came_key_, to_text({.came = came, .last = last}), answer);
   told_ = came;
   // "rank:calls rank:calls …". Who left before this rank's last collective will not come to it.
   std::vector<int> left;

@@ -43,7 +43,8 @@ class Notices {
 
   /// Asks for one look at what others have said: has somebody failed, or left before the last of the `came`
   /// collectives of this rank? They are told of those in turn. found() has what it found.
-  void look(std::uint64_t came);
+  /// `last`: the last of them.
+  void look(std::uint64_t came, const LastCall& last);
   std::optional<Failure> found() const;
 
   /// Asks which of `size` ranks have not said that they came to collective `call`, or goes on asking. True:
@@ -51,6 +52,9 @@ class Notices {
   bool ask(std::uint64_t call, int size);
   /// Nothing where the Store does not answer.
   std::optional<std::vector<int>> silent() const;
+  /// What each rank has said of its last call, by rank, in answer to the last question; of a rank that has said
+  /// nothing, and where the Store does not answer, State::unknown.
+  std::vector<LastCall> last_calls(int size) const;
   /// Whether the Store has answered the last question in time. Where it has not, a caller that cannot wait
   /// does not ask.
   bool answers() const;
@@ -71,6 +75,7 @@ class Notices {
     Clock::time_point settled = Clock::time_point::max();
     enum class State : std::uint8_t { none, asked, underway, told, failed } state = State::none;
     std::vector<int> silent;
+    std::vector<LastCall> last;  // by rank
   };
   struct Requested {
     Clock::time_point since{}, next{};
@@ -83,8 +88,8 @@ class Notices {
   bool fetch_one(Lock& lock);
   bool raise_once(Lock& lock);
   bool ask_once(Lock& lock);
-  std::vector<int> silent_at(std::uint64_t call, int size);
-  std::optional<Failure> ask(std::uint64_t came);
+  void find_silent(Question& q);
+  std::optional<Failure> ask(std::uint64_t came, const LastCall& last);
 
   const std::shared_ptr<Store> store_;
   const FirstCause first_cause_;
@@ -96,6 +101,7 @@ class Notices {
   std::condition_variable changed_;
   bool ending_ = false, look_ = false;
   std::uint64_t came_ = 0;
+  LastCall last_{};  // of came_
   std::deque<std::pair<std::string, std::string>> puts_;
   std::map<std::string, Requested> requested_;
   std::optional<Failure> found_, to_raise_;

@@ -148,8 +148,9 @@ void Channel::enqueue(const OpState& s) const {
   if (row(s.op).reduces) op.emplace(driver_, s.reduce, reduced.type, comm_);
   switch (s.op) {
     case Op::none:
-    case Op::scan:  // NCCL has none
-    case Op::exscan: return;
+    case Op::scan:  // NCCL has none of these
+    case Op::exscan:
+    case Op::wait_message: return;
     case Op::all_reduce:
       return check("ncclAllReduce",
                    api.ncclAllReduce(s.in, s.out, reduced.of(s.in_count), reduced.type, *op, comm_, stream_));

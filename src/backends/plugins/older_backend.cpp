@@ -6,9 +6,35 @@
 #include "weft/backends/plugin.hpp"
 
 namespace weft {
+namespace {
+
+// What it says it has may come from this weft's known_traits(): it cannot have operations that came after it.
+class OlderBackend final : public ForwardingBackend {
+ public:
+  OlderBackend(std::uint32_t minor, std::unique_ptr<Backend> backend)
+      : ForwardingBackend(std::move(backend)), minor_(minor), traits_(inner().traits()) {
+    traits_.ops &= ~ops_after(minor);
+  }
+  const Traits& traits() const noexcept override { return traits_; }
+  bool ask(const OpState& s) noexcept override { return minor_ < 1 || inner().ask(s); }
+  void answer() noexcept override {
+    if (minor_ >= 1) inner().answer();
+  }
+
+ private:
+  const std::uint32_t minor_;
+  Traits traits_;
+};
+
+}  // namespace
+
+OpSet ops_after(std::uint32_t minor) noexcept {
+  return (minor < 2 ? op_bit(Op::scan) | op_bit(Op::exscan) : 0) | (minor < 3 ? op_bit(Op::wait_message) : 0);
+}
+
 std::unique_ptr<Backend> as_built_for(std::uint32_t minor, std::unique_ptr<Backend> backend) {
-  if (minor >= 1 || backend == nullptr) return backend;            // 5.2 added no function
-  return std::make_unique<ForwardingBackend>(std::move(backend));  // of 5.0
+  if (backend == nullptr || minor >= 3) return backend;
+  return std::make_unique<OlderBackend>(minor, std::move(backend));
 }
 
 }  // namespace weft

@@ -72,7 +72,7 @@ std::string file_of(const std::string& folder, std::string_view name) {
 
 // How many bytes a BackendPlugin of each minor has.
 constexpr std::size_t kBytesOfMinor[] = {offsetof(BackendPlugin, obstacle), sizeof(BackendPlugin),
-                                         sizeof(BackendPlugin)};
+                                         sizeof(BackendPlugin), sizeof(BackendPlugin)};
 static_assert(std::size(kBytesOfMinor) == kBackendAbiMinor + 1);
 
 // The description of a plug-in that this weft can use. Fields that it lacks, because its minor version is older, are
@@ -163,8 +163,9 @@ class LoadedPlugins {
     const std::lock_guard lock(mutex_);
     if (const auto found = plugins_.find(file); found != plugins_.end()) return found->second;
     const BackendPlugin& plugin = plugins_.emplace(file, load(file, name)).first->second;
-    log_.write_later(LogLevel::info, fmt::format("backend \"{}\" ({}) is {}", name,
-                                                 plugin.version ? plugin.version : "", file));
+    log_.write_later(
+        LogLayer::backends, LogLevel::info,
+        fmt::format("backend \"{}\" ({}) is {}", name, plugin.version ? plugin.version : "", file));
     return plugin;
   }
 
@@ -277,7 +278,9 @@ BackendFactory load_backend(Context& context, std::string_view name) {
 Traits backend_traits(Context& context, std::string_view name) {
   if (const Traits* const known = known_traits(name)) return *known;
   const FoundPlugin found = find_plugin(context, name);
-  return call_plugin(found.file, "traits", found.plugin.traits);
+  Traits traits = call_plugin(found.file, "traits", found.plugin.traits);
+  traits.ops &= ~ops_after(found.plugin.abi_minor);
+  return traits;
 }
 
 std::vector<FoundBackend> find_backends(Context& context) {

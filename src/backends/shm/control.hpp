@@ -143,6 +143,10 @@ struct RankBlock {
   std::atomic<std::uint32_t> single;    ///< while the group is made: how its look at the others' words went
   std::atomic<std::uint32_t> asking;    ///< it waits for answers to a roll-call
   std::atomic<std::uint64_t> answered;  ///< the last roll-call that it has answered
+  std::atomic<std::uint64_t>
+      message;  ///< with it: a CallWord of the oldest message that it waits in; 0: none
+  std::atomic<std::int64_t> message_count;  ///< of that one
+  std::atomic<std::int32_t> message_tag;
   alignas(64) std::atomic<std::uint64_t> inbox;  ///< by peers: envelopes, answers, chunks for this rank
   Arrival arrivals[kRing];
 };

@@ -104,9 +104,10 @@ void meet_processes(const GroupInit& b, Group& g, const std::vector<BootstrapInf
   if (b.size >= kManyRanks) {
     const std::size_t limit = raise_descriptor_limit(static_cast<std::size_t>(b.size) + kOtherDescriptors);
     if (limit > 0)
-      b.context.log().write(LogLevel::info, fmt::format("group \"{}\": {} ranks: this process may open up to "
-                                                        "{} descriptors now (ulimit -n)",
-                                                        b.name, b.size, limit));
+      b.context.log().write(LogLayer::backends, LogLevel::info,
+                            fmt::format("group \"{}\": {} ranks: this process may open up to "
+                                        "{} descriptors now (ulimit -n)",
+                                        b.name, b.size, limit));
   }
   std::map<std::string, PeerProcessRef> by_socket;
   for (int r = 0; r < b.size; ++r) {

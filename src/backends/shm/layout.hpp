@@ -58,7 +58,9 @@ constexpr std::uint64_t digest_of_control() noexcept {
                      offsetof(RankBlock, active), offsetof(RankBlock, sleeping), offsetof(RankBlock, left),
                      offsetof(RankBlock, joined), offsetof(RankBlock, segments), offsetof(RankBlock, probe),
                      offsetof(RankBlock, single), offsetof(RankBlock, asking), offsetof(RankBlock, answered),
-                     offsetof(RankBlock, inbox), offsetof(RankBlock, arrivals)));
+                     offsetof(RankBlock, message), offsetof(RankBlock, message_count),
+                     offsetof(RankBlock, message_tag), offsetof(RankBlock, inbox),
+                     offsetof(RankBlock, arrivals)));
   hash.add(digest_of(sizeof(AbortRecord), offsetof(AbortRecord, state), offsetof(AbortRecord, code),
                      offsetof(AbortRecord, op), offsetof(AbortRecord, call), offsetof(AbortRecord, text),
                      offsetof(AbortRecord, asked), AbortRecord::kSealed));

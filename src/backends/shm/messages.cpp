@@ -27,6 +27,7 @@ Messages::Messages(const Group& group, UnexpectedLimits limits)
   for (Peer& p : peers_) {
     for (auto* list : {&p.unposted, &p.outstanding, &p.streams}) list->reserve(kLargeMessages);
   }
+  waits_.reserve(kLargeMessages);
 }
 
 void Messages::notify(int r) noexcept {
@@ -64,14 +65,20 @@ bool Messages::has_room(int dst) {
 
 void Messages::post(OpState& s) {
   State& st = state(s);
-  Peer& peer = peers_[static_cast<std::size_t>(s.peer)];
   if (s.op == Op::send) {
     st = {Phase::queued, 0, 0, bytes_of(s.dtype, s.in_count), {}, 0, 0};
-    peer.unposted.push_back(&s);
+    peers_[static_cast<std::size_t>(s.peer)].unposted.push_back(&s);
     flush(s.peer);
     return;
   }
   st = {Phase::queued, 0, 0, bytes_of(s.dtype, s.out_count), {}, 0, 0};
+  if (s.op == Op::wait_message) return waits_.push_back(&s);
+  if (s.peer == any_source) {
+    collect();  // so that a source whose ring nobody looks at does not wait behind another's flood
+    const int source = matcher_.source_of(any_source, s.tag);
+    if (source < 0) return matcher_.post(any_source, s.tag, s);
+    s.peer = source;
+  }
   const bool found = matcher_.take_message(s.peer, s.tag, [&](const UnexpectedMessage& envelope) {
     match(s, envelope, envelope.envelope, envelope.payload.data());
   });
@@ -175,8 +182,12 @@ bool Messages::drain(int src) {
     return envelope.sequence.load(std::memory_order_seq_cst) == peer.taken + 1 ? &envelope : nullptr;
   };
   const std::uint64_t before = peer.taken;
-  for (const Envelope* envelope = next(); envelope != nullptr; envelope = next()) {
+  // No more than the ring holds: a sender may fill it as fast as it is emptied, and other sources have their turn.
+  for (std::uint64_t i = 0; i < kEnvelopeRing; ++i) {
+    const Envelope* const envelope = next();
+    if (envelope == nullptr) break;
     if (OpState* const recv = matcher_.take_receive(src, envelope->tag)) {
+      recv->peer = src;
       match(*recv, *envelope, peer.taken + 1, envelope->payload);
     } else if (!keep(src, *envelope)) {
       hold(src, *envelope);
@@ -227,7 +238,7 @@ bool Messages::keep(int src, const Envelope& envelope) {
 // sender, which may lie behind this one, the group fails instead.
 void Messages::hold(int src, const Envelope& envelope) {
   if (trouble() != nullptr) return;
-  if (matcher_.awaits(src)) {
+  if (awaits(src)) {
     trouble_ = matcher_.refusal(group_.rank, src, envelope.tag,
                                 envelope.eager ? bytes_of(envelope.dtype, envelope.count) : 0);
     return;
@@ -254,8 +265,35 @@ bool Messages::held_by(int peer) const noexcept {
 
 bool Messages::collect() {
   bool moved = false;
-  for (int r = 0; r < group_.size; ++r) moved |= drain(r);
+  for (int i = 0; i < group_.size; ++i) moved |= drain((next_source_ + i) % group_.size);
+  next_source_ = (next_source_ + 1) % group_.size;
   return moved;
+}
+
+// What a receive waits for: its source, or all of them, each first in its turn.
+bool Messages::drain_for(OpState& s) { return s.peer == any_source ? collect() : drain(s.peer); }
+
+std::optional<MessageInfo> Messages::probe(int source, std::int32_t tag) {
+  if (source == any_source) {
+    collect();
+  } else {
+    drain(source);
+  }
+  const int from = matcher_.source_of(source, tag);
+  if (from < 0) return std::nullopt;
+  const UnexpectedMessage& message = *matcher_.message(from, tag);
+  return MessageInfo{from, tag, message.dtype, message.count};
+}
+
+// Whether the message that a wait_message waits for is there.
+bool Messages::found(OpState& wait) {
+  const auto message = probe(wait.peer, wait.tag);
+  if (!message) return false;
+  wait.peer = message->source;
+  wait.dtype = message->dtype;
+  wait.out_count = message->count;
+  std::erase(waits_, &wait);
+  return true;
 }
 
 bool Messages::answers(int dst) {
@@ -435,7 +473,8 @@ Step Messages::receive(OpState& s) {
 }
 
 Step Messages::poll(OpState& s) {
-  bool moved = s.op == Op::recv && state(s).phase == Phase::queued && drain(s.peer);
+  if (s.op == Op::wait_message && trouble() == nullptr && found(s)) return Step::done;
+  bool moved = s.op == Op::recv && state(s).phase == Phase::queued && drain_for(s);
   if (advance()) moved = true;
   if (trouble() != nullptr) {
     raise(group_, trouble_);
@@ -446,20 +485,42 @@ Step Messages::poll(OpState& s) {
   if (st.phase == Phase::done) return Step::done;
   if (s.op == Op::send) {
     step = st.phase == Phase::streaming ? stream_out(s) : help(s);
-  } else if (st.phase != Phase::queued) {
+  } else if (st.phase != Phase::queued) {  // a wait_message stays queued
     step = receive(s);
   }
   return step == Step::pending && moved ? Step::advanced : step;
 }
 
-std::vector<int> Messages::awaited() const {
+std::vector<int> Messages::awaited_by_name() const {
   std::vector<int> ranks;
   for (int r = 0; r < group_.size; ++r) {
     const Peer& p = peers_[static_cast<std::size_t>(r)];
-    if (!p.unposted.empty() || !p.outstanding.empty() || matcher_.awaits(r) || !p.streams.empty())
+    const bool waits =
+        std::any_of(waits_.begin(), waits_.end(), [&](const OpState* s) { return s->peer == r; });
+    if (!p.unposted.empty() || !p.outstanding.empty() || matcher_.awaits(r) || !p.streams.empty() || waits)
       ranks.push_back(r);
   }
   return ranks;
+}
+
+std::vector<int> Messages::awaited() const {
+  if (!awaits_any()) return awaited_by_name();
+  std::vector<int> ranks;
+  for (int r = 0; r < group_.size; ++r)
+    if (r != group_.rank) ranks.push_back(r);
+  return ranks;
+}
+
+bool Messages::awaits_any() const noexcept {
+  return matcher_.awaits_any() ||
+         std::any_of(waits_.begin(), waits_.end(), [](const OpState* s) { return s->peer == any_source; });
+}
+
+// Whether this rank waits for a message of that sender, which may lie behind one that stays in its ring. (A message
+// of any rank may come from another one.)
+bool Messages::awaits(int src) const noexcept {
+  return matcher_.awaits(src) ||
+         std::any_of(waits_.begin(), waits_.end(), [&](const OpState* s) { return s->peer == src; });
 }
 
 }  // namespace weft::shm

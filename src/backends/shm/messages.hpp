@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "backends/shm/single_copy.hpp"
@@ -42,8 +43,14 @@ class Messages {
   bool news() const noexcept { return group_.mine().inbox.load(std::memory_order_seq_cst) != seen_; }
   /// Takes every envelope that is there, whether a recv waits for it or not. True: there were some.
   bool collect();
-  /// Peers that calls in flight wait for.
+  /// The message that a receive from `source` (or any_source) with that tag would take.
+  std::optional<MessageInfo> probe(int source, std::int32_t tag);
+  /// Peers that calls in flight wait for: each of which must do something; and beside these any rank that might
+  /// send to a receive from any_source.
+  std::vector<int> awaited_by_name() const;
   std::vector<int> awaited() const;
+  /// Whether calls in flight wait for a message of any rank.
+  bool awaits_any() const noexcept;
   /// Senders whose envelopes stay in the ring because this rank's unexpected queue is full.
   std::vector<int> held_back() const;
   /// Does that peer leave this rank's envelopes in the ring for the same reason?
@@ -96,6 +103,9 @@ class Messages {
   void open_ring(int dst) noexcept;
   bool flush(int dst);
   bool drain(int src);
+  bool drain_for(OpState& s);
+  bool found(OpState& wait);
+  bool awaits(int src) const noexcept;
   bool keep(int src, const Envelope& envelope);
   void hold(int src, const Envelope& envelope);
   void acknowledge(int src);
@@ -117,6 +127,8 @@ class Messages {
   const Group& group_;
   std::vector<Peer> peers_;
   MessageMatcher<OpState, UnexpectedMessage, SameTag> matcher_;
+  std::vector<const OpState*> waits_;  // wait_message, in flight
+  int next_source_ = 0;                // where a look for a message of any rank begins
   PeerMemory peer_memory_;
   OwnMemory own_memory_;
   std::uint64_t seen_ = 0;

@@ -20,14 +20,14 @@ class RollCall {
  public:
   explicit RollCall(const Group& group) : group_(group), stopped_(static_cast<std::size_t>(group.size)) {}
   /// Answers if a peer has asked since last time. `awaited()`: the ranks that this rank waits for in this
-  /// group.
-  template <class Awaited>
-  void answer(const Awaited& awaited) noexcept {
+  /// group. `message()`: the oldest message that it waits in; null: none.
+  template <class Awaited, class Message>
+  void answer(const Awaited& awaited, const Message& message) noexcept {
     const std::uint64_t asked = group_.control.abort().asked.load(std::memory_order_seq_cst);
     if (asked == group_.mine().answered.load(std::memory_order_relaxed) || WEFT_MUTANT("unheard_roll_call"))
       return;
     try {
-      write(asked, awaited());
+      write(asked, awaited(), message());
     } catch (...) {  // no memory for the ranks: later
     }
   }
@@ -36,9 +36,12 @@ class RollCall {
   bool ask(const OpState& s, std::span<const int> awaited) noexcept;
   /// The ranks that hold up a call that waits for `awaited`. None if it was not asked.
   HoldUp found(std::span<const int> awaited) const;
+  /// See Backend::last_calls(). Arrival lines tell it, also of ranks that are dead or stopped; who answers
+  /// says in which message it waits.
+  std::vector<LastCall> last_calls() const;
 
  private:
-  void write(std::uint64_t asked, const std::vector<int>& awaited) noexcept;
+  void write(std::uint64_t asked, const std::vector<int>& awaited, const OpState* message) noexcept;
   void begin(const OpState& s, Clock::time_point now) noexcept;
   void look(Clock::time_point now) noexcept;
 

@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <atomic>
 
+#include "backends/last_calls.hpp"
 #include "backends/shm/collectives/collectives.hpp"
 #include "backends/shm/messages.hpp"
 #include "backends/shm/roll_call.hpp"
+#include "weft/backends/op_table.hpp"
 #include "weft/backends/plugin.hpp"
 
 namespace weft {
@@ -33,7 +35,7 @@ class ShmBackend final : public Backend {
   const Traits& traits() const noexcept override { return traits_; }
 
   void post(OpState& s) noexcept override {
-    if (s.op == Op::send || s.op == Op::recv) {
+    if (is_message(s.op)) {
       messages_.post(s);
     } else {
       collectives_.post(s);
@@ -41,7 +43,7 @@ class ShmBackend final : public Backend {
   }
 
   Step poll(OpState& s) noexcept override {
-    if (s.op == Op::send || s.op == Op::recv) return messages_.poll(s);
+    if (is_message(s.op)) return note(s, messages_.poll(s));
     const Step step = collectives_.poll(s);
     // Peers may be waiting for room in a ring of envelopes, or for an answer, while this rank waits here.
     if (step != Step::pending || !messages_.news()) return step;
@@ -76,7 +78,8 @@ class ShmBackend final : public Backend {
       if (has_left(group_, r)) left.push_back(r);
     if (left.empty()) return true;
     const bool arrived = messages_.collect() || messages_.news();
-    std::vector<int> awaited = messages_.awaited();
+    std::vector<int> awaited = messages_.awaited_by_name();
+    if (messages_.awaits_any() && static_cast<int>(left.size()) == group_.size - 1) awaited = left;
     if (arrived) awaited.clear();  // it is handled first
     if (call) {
       const std::vector<int> late = collectives_.missing(*call);
@@ -98,15 +101,16 @@ class ShmBackend final : public Backend {
   std::vector<int> missing(const OpState& s, std::string& story) noexcept override {
     std::vector<int> ranks = awaited_by(s);
     story = tell(ranks, roll_.found(ranks), [&](std::span<const int> late) {
-      if (s.op != Op::send && s.op != Op::recv) return collectives_.story(s, late);
-      return fmt::format("rank {} has not {} it (tag {})", s.peer, s.op == Op::send ? "received" : "sent",
-                         s.tag);
+      if (!is_message(s.op)) return collectives_.story(s, late);
+      if (s.op != Op::send) return not_sent(s, late, group_.rank, group_.size);
+      return fmt::format("rank {} has not received it (tag {})", s.peer, s.tag);
     });
     if (s.op == Op::send) {
       if (messages_.held_by(s.peer))
         story +=
             fmt::format("; rank {} holds as many messages that it has not received as {}", s.peer, kLimits);
-    } else if (const std::vector<int> held = messages_.held_back(); s.op != Op::recv && !held.empty()) {
+    } else if (const std::vector<int> held = messages_.held_back();
+               (!is_message(s.op) || s.peer == any_source) && !held.empty()) {
       story += fmt::format(
           "; rank {} holds as many messages that it has not received as {}, so {} may wait to send more",
           group_.rank, kLimits, name_ranks(held));
@@ -116,7 +120,18 @@ class ShmBackend final : public Backend {
 
   bool ask(const OpState& s) noexcept override { return roll_.ask(s, awaited_by(s)); }
   void answer() noexcept override {
-    roll_.answer([&] { return awaited(); });
+    roll_.answer([&] { return awaited(); }, [&] { return waits_in_; });
+  }
+  std::vector<LastCall> last_calls() noexcept override try {
+    return roll_.last_calls();
+  } catch (...) {  // out of memory: then without
+    return {};
+  }
+
+  std::optional<MessageInfo> probe(int source, int tag) noexcept override {
+    std::optional<MessageInfo> found = messages_.probe(source, tag);
+    if (messages_.trouble() != nullptr) raise(group_, *messages_.trouble());
+    return found;
   }
 
   void fail(const Failure& why) noexcept override { raise(group_, why); }
@@ -141,15 +156,25 @@ class ShmBackend final : public Backend {
     const Failure why = first_cause(group_);
     if (why.code == ErrorCode::mismatch)
       group_.context.log().write(
-          LogLevel::warning,
+          LogLayer::backends, LogLevel::warning,
           fmt::format("mismatch, found when the group was left: {} [group \"{}\", rank {}]", why.text,
                       group_.name, group_.rank));
   } catch (...) {  // out of memory
   }
 
   std::vector<int> awaited_by(const OpState& s) const {
-    if (s.op == Op::send || s.op == Op::recv) return {s.peer};
+    if (s.op == Op::send) return {s.peer};
+    if (is_message(s.op)) return awaited_sources(s, group_.rank, group_.size);
     return collectives_.missing(s);
+  }
+  // Keeps the message that was polled last and is not done.
+  Step note(const OpState& s, Step step) noexcept {
+    if (step != Step::done) {
+      if (is_users_message(s)) waits_in_ = &s;
+    } else if (waits_in_ == &s) {
+      waits_in_ = nullptr;
+    }
+    return step;
   }
   // The ranks that any call in flight waits for.
   std::vector<int> awaited() const {
@@ -191,6 +216,7 @@ class ShmBackend final : public Backend {
   Collectives collectives_;
   Messages messages_;
   RollCall roll_;
+  const OpState* waits_in_ = nullptr;
   Clock::time_point looks_for_cores_{};
   int last_looked_ = 0;
   mutable std::atomic<bool> told_{false};  // the group has asked for the first cause

@@ -125,7 +125,7 @@ void SingleCopyProbe::settle() {
   if (group_.single_copy == requested_ || group_.context.attached<Refusal>().told.exchange(true)) return;
   const bool reads = group_.single_copy == SingleCopy::off;
   group_.context.log().write(
-      LogLevel::info,
+      LogLayer::backends, LogLevel::info,
       fmt::format(
           "WEFT_SINGLE_COPY={}: the system does not let rank {} {} the memory of rank {} ({}); {} foreign "
           "memory copy twice [group \"{}\", rank {}]",

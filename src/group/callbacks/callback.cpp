@@ -65,7 +65,8 @@ void WorkCallbacks::log_thrown(std::exception_ptr thrown, const Callback& from) 
     std::rethrow_exception(std::move(thrown));
   } catch (...) {
     try {
-      context_.log().write(LogLevel::warning, fmt::format("{} threw: {}", from.title(), caught_words()));
+      context_.log().write(LogLayer::group, LogLevel::warning,
+                           fmt::format("{} threw: {}", from.title(), caught_words()));
     } catch (...) {  // no memory to say so
     }
   }
@@ -129,6 +130,7 @@ std::shared_ptr<Callback> GroupState::add_callback(const Work& work, std::unique
     for (const Work* w = first; w != nullptr; w = w->more_.get()) {
       if (!pending(*w)) continue;
       ring_[w->slot_].callbacks.push_back(callback);
+      ring_[w->slot_].attended = true;
       ++callback->left;
     }
     disown();
@@ -141,6 +143,13 @@ std::shared_ptr<Callback> GroupState::add_callback(const Work& work, std::unique
 
 // The call of this slot is done. Called by the owner.
 void GroupState::call_back(Ring::Slot& slot) noexcept {
+  slot.attended = false;
+  if (const auto found = std::move(slot.found)) {
+    const OpState& s = slot.op;
+    found->message = {s.peer, s.tag, s.dtype, s.out_count};
+    found->known.store(true, std::memory_order_release);
+    recorder_->found(slot.record, s);
+  }
   for (auto& c : slot.callbacks)
     if (--c->left == 0) progress_.run_later(std::move(c));
   slot.callbacks.clear();
@@ -148,6 +157,8 @@ void GroupState::call_back(Ring::Slot& slot) noexcept {
 
 // The call of this slot fails with the group. Called by the owner.
 void GroupState::fail_back(Ring::Slot& slot) noexcept {
+  slot.attended = false;
+  slot.found.reset();
   for (auto& c : slot.callbacks) {
     if (c->queued) continue;  // of several calls
     try {

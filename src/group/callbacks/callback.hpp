@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "host/progress_engine.hpp"
+#include "weft/backends/call.hpp"
 #include "weft/base/error.hpp"
 #include "weft/group/work.hpp"
 #include "weft/host/context.hpp"
@@ -56,6 +57,13 @@ class Callback final : public ProgressEngine::Later {
   std::exception_ptr thrown_;
 };
 
+/// Which message a recv from any_source took, or wait_message found. Shared by the slot of the call and its Work,
+/// which may ask after the slot has been given to another call.
+struct FoundMessage {
+  MessageInfo message{};           ///< once `known`
+  std::atomic<bool> known{false};  ///< set by the group's owner when the call is done
+};
+
 namespace detail {
 
 /// Of one Work.
@@ -64,6 +72,7 @@ class WorkCallbacks {
   explicit WorkCallbacks(Context& context, ProgressEngine& progress)
       : context_(context), progress_(progress) {}
   std::vector<std::shared_ptr<Callback>> all;
+  std::vector<std::shared_ptr<FoundMessage>> found;  // in the order of the calls
 
   /// Calls those that nobody has called yet, with this error; waits for the others.
   void fail(const Error& e) noexcept;

@@ -46,6 +46,15 @@ class Recorder {
     e.word.store(word.noted(static_cast<unsigned>(state)).bits(), std::memory_order_relaxed);
     if (waited) e.finished.store(tick(), std::memory_order_relaxed);
   }
+  /// What a recv from any source took, or wait_message found: after finished().
+  void found(std::uint64_t number, const OpState& s) noexcept {
+    if (next_.load(std::memory_order_relaxed) - number > kEntries) return;
+    Entry& e = entries_[number % kEntries];
+    e.word.store(
+        CallWord(s.op, s.dtype, s.reduce.kind, static_cast<unsigned>(CallState::done), s.peer).bits(),
+        std::memory_order_relaxed);
+    e.count.store(s.out_count, std::memory_order_relaxed);
+  }
   /// The group has failed. Only the first time counts.
   void failed(const Failure& why) noexcept;
 

@@ -163,7 +163,8 @@ struct TraceFiles::Writer {
     }
     if (problem.empty()) return;
     const std::lock_guard lock(log_mutex);
-    if (log != nullptr) log->write(LogLevel::warning, "WEFT_TRACE: no trace is written: " + problem);
+    if (log != nullptr)
+      log->write(LogLayer::group, LogLevel::warning, "WEFT_TRACE: no trace is written: " + problem);
   } catch (const std::bad_alloc&) {}
 
   // Called for a signal: asks for all groups, as many as memory allows.
@@ -206,7 +207,8 @@ TraceFiles::TraceFiles(Context& context)
   const auto folder = env::get("WEFT_TRACE");
   if (!folder) return;
   const auto without = [&](const std::string& why) {
-    context.log().write_later(LogLevel::warning, "WEFT_TRACE: no traces are written: " + why);
+    context.log().write_later(LogLayer::group, LogLevel::warning,
+                              "WEFT_TRACE: no traces are written: " + why);
   };
   auto writer = std::make_shared<Writer>();
   writer->folder = *folder;
@@ -228,7 +230,7 @@ TraceFiles::TraceFiles(Context& context)
   writer_->has_signal = claim_signal(writer_->descriptor);
   if (!writer_->has_signal)
     context.log().write_later(
-        LogLevel::info,
+        LogLayer::group, LogLevel::info,
         "WEFT_TRACE: SIGUSR2 is the program's or another Context's: it writes no traces here");
 }
 

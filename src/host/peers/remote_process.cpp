@@ -297,7 +297,7 @@ bool RemoteProcess::map_segment(std::uint32_t index, Deadline deadline) {
   if (!mapping) {
     refused_[index] = true;
     log_.write_later(  // a group may be held, and the list of all groups
-        LogLevel::info,
+        LogLayer::host, LogLevel::info,
         fmt::format("segment {} of {} ({} bytes) cannot be mapped ({}); what lies there is copied instead",
                     index, who(), bytes, system_words(errno)));
     return false;

@@ -26,7 +26,7 @@ constexpr std::chrono::milliseconds kLookAgain{50};  // between two looks for fr
 
 SocketServer::SocketServer(Logger& log, const Arena& arena, const ProcessAddress& self, ProcessBlock& block,
                            int refusal, std::shared_ptr<OfferTable> offers)
-    : warnings_(log, "host_peers"),
+    : warnings_(log, LogLayer::host, "host_peers"),
       arena_(arena),
       user_(self.user),
       block_(block),

@@ -12,7 +12,7 @@ Workers::Workers(Compute& compute) {
     try {
       threads_.emplace_back([this] { serve(); });
     } catch (const std::system_error& e) {  // results do not depend on how many there are
-      compute.context().log().write(LogLevel::warning,
+      compute.context().log().write(LogLayer::host, LogLevel::warning,
                                     fmt::format("compute: thread {} of {} cannot be made: {}; going on with "
                                                 "{} (limits: ulimit -u, the cgroup's pids.max, "
                                                 "ulimit -v)",

@@ -1,4 +1,4 @@
-// SiLU and SwiGLU, forward and backward.
+// SiLU, GELU, ReLU and SwiGLU, forward and backward.
 #include "nn/kernels/cpu_context.hpp"
 #include "nn/kernels/cpu_math.hpp"
 
@@ -16,6 +16,52 @@ WEFT_CPU_CLONES void silu_range(const float* x, float* y, std::int64_t n) {
 WEFT_CPU_CLONES void silu_backward_range(const float* dy, const float* x, float* dx, std::int64_t n) {
 #pragma GCC ivdep
   for (std::int64_t i = 0; i < n; ++i) dx[i] = dy[i] * silu_slope(x[i], sigmoid_f32(x[i]));
+}
+
+constexpr float kRootHalf = 0.707106781f;           // sqrt(1/2)
+constexpr float kNormalAtZero = 0.398942280f;       // 1 / sqrt(2 pi)
+constexpr float kTwiceRootTwoOverPi = 1.59576912f;  // 2 sqrt(2/pi)
+constexpr float kCubic = 0.044715f;
+
+// (1 + tanh u) / 2 is sigmoid(2 u).
+WEFT_INLINE inline float twice_gelu_inner(float x) { return kTwiceRootTwoOverPi * (x + kCubic * x * x * x); }
+
+WEFT_CPU_CLONES void gelu_erf_range(const float* x, float* y, std::int64_t n) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * (0.5f + 0.5f * erf_f32(x[i] * kRootHalf));
+}
+
+WEFT_CPU_CLONES void gelu_tanh_range(const float* x, float* y, std::int64_t n) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] * sigmoid_f32(twice_gelu_inner(x[i]));
+}
+
+// d/dx (x Phi(x)) = Phi(x) + x phi(x)
+WEFT_CPU_CLONES void gelu_erf_backward_range(const float* dy, const float* x, float* dx, std::int64_t n) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float v = x[i];
+    const float phi = kNormalAtZero * exp_f32(-0.5f * v * v);
+    dx[i] = dy[i] * (0.5f + 0.5f * erf_f32(v * kRootHalf) + v * phi);
+  }
+}
+
+WEFT_CPU_CLONES void gelu_tanh_backward_range(const float* dy, const float* x, float* dx, std::int64_t n) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) {
+    const float v = x[i], s = sigmoid_f32(twice_gelu_inner(v));
+    dx[i] = dy[i] * s * (1.0f + v * (1.0f - s) * kTwiceRootTwoOverPi * (1.0f + 3.0f * kCubic * v * v));
+  }
+}
+
+WEFT_CPU_CLONES void relu_range(const float* x, float* y, std::int64_t n) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] <= 0.0f ? 0.0f : x[i];
+}
+
+WEFT_CPU_CLONES void relu_backward_range(const float* dy, const float* y, float* dx, std::int64_t n) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) dx[i] = y[i] > 0.0f ? dy[i] : 0.0f;
 }
 
 WEFT_CPU_CLONES void swiglu_range(const float* gate, const float* up, float* out, std::int64_t n) {
@@ -44,6 +90,32 @@ void silu_forward(KernelContext& ctx, const float* x, float* y, std::int64_t n) 
 void silu_backward(KernelContext& ctx, const float* dy, const float* x, float* dx, std::int64_t n) {
   parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
     silu_backward_range(dy + begin, x + begin, dx + begin, end - begin);
+  });
+}
+
+void gelu_forward(KernelContext& ctx, const float* x, float* y, std::int64_t n, GeluForm form) {
+  parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    (form == GeluForm::erf ? gelu_erf_range : gelu_tanh_range)(x + begin, y + begin, end - begin);
+  });
+}
+
+void gelu_backward(KernelContext& ctx, const float* dy, const float* x, float* dx, std::int64_t n,
+                   GeluForm form) {
+  parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    (form == GeluForm::erf ? gelu_erf_backward_range : gelu_tanh_backward_range)(dy + begin, x + begin,
+                                                                                 dx + begin, end - begin);
+  });
+}
+
+void relu_forward(KernelContext& ctx, const float* x, float* y, std::int64_t n) {
+  parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    relu_range(x + begin, y + begin, end - begin);
+  });
+}
+
+void relu_backward(KernelContext& ctx, const float* dy, const float* y, float* dx, std::int64_t n) {
+  parallel_blocks(ctx.state(), n, kElementBlock, [&](std::int64_t begin, std::int64_t end) {
+    relu_backward_range(dy + begin, y + begin, dx + begin, end - begin);
   });
 }
 

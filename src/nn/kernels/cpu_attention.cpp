@@ -1,17 +1,21 @@
-// Causal grouped-query attention, forward and backward, as products of the matrix library over blocks of
+// Grouped-query attention, causal or full, forward and backward, as products of the matrix library over blocks of
 // query positions.
 //
 // A task is one (batch, key/value head) with all query heads that use it. Its query positions are taken in
-// blocks of 64; a block sees keys 0 .. end of block, so about half of the scores are never computed. The
-// scores of a block are kept transposed, (keys, 64 queries): then maxima and sums over keys go down columns,
-// 64 queries side by side in the vector registers, and no row has a rest. A block of fewer queries leaves
-// columns unused, whose contents nobody reads on. Forward: scores, their softmax in place, out =
-// probabilities v. Only the log of each query's sum is kept. Backward: the scores are made again, the
-// probabilities from them and the kept sums; then, per block, with delta = sum of dout * out per query (Dao
-// 2022),
+// blocks of 64; a block of causal attention sees keys 0 .. end of block, so about half of the scores are never
+// computed; one of full attention sees all. The scores of a block are kept transposed, (keys, 64 queries): then
+// maxima and sums over keys go down columns, 64 queries side by side in the vector registers, and no row has a
+// rest. A block of fewer queries leaves columns unused, whose contents nobody reads on. Forward: scores, their
+// softmax in place, out = probabilities v. Only the log of each query's sum is kept. Backward: the scores are
+// made again, the probabilities from them and the kept sums; then, per block, with delta = sum of dout * out per
+// query (Dao 2022),
 //   dprobabilities = dout v^T,  dscores = probabilities * (dprobabilities - delta),
 //   dv += probabilities^T dout,  dq = dscores k,  dk += dscores^T q.
 // Blocks go from the last to the first there, because the last one sees all keys and can overwrite dk and dv.
+//
+// A bias, which all tasks share, is added to the scores from a transposed copy. Its gradient is the sum of all
+// tasks' dscores: tasks are taken in at most 64 groups, each of which adds up its own in order, then the groups'
+// sums are added in order, so that the number of threads changes no bit.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,12 +31,34 @@ namespace {
 
 constexpr std::int64_t kQueryBlock = 64;
 
-void check(const char* op, const AttentionShape& s) {
+// Both kinds: causal attention has as many keys as queries.
+struct Sizes {
+  std::int64_t batch, queries, keys, heads, kv_heads, head_dim;
+  bool causal;
+
+  std::int64_t group() const { return heads / kv_heads; }
+  std::int64_t q_stride() const { return heads * head_dim; }
+  std::int64_t k_stride() const { return kv_heads * head_dim; }
+  float scaling() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
+  /// How many keys the queries [first, first + rows) see, and the first of them that some do not.
+  std::int64_t seen(std::int64_t first, std::int64_t rows) const { return causal ? first + rows : keys; }
+  std::int64_t hidden_from(std::int64_t first) const { return causal ? first : keys; }
+};
+
+template <class Shape>
+void check(const char* op, const Shape& s) {
   if (s.kv_heads < 1 || s.heads % s.kv_heads != 0) {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{}: {} query heads over {} key/value heads; expected a multiple", op, s.heads,
                             s.kv_heads));
   }
+}
+
+Sizes sizes(const AttentionShape& s) {
+  return {s.batch, s.seq, s.seq, s.heads, s.kv_heads, s.head_dim, true};
+}
+Sizes sizes(const FullAttentionShape& s) {
+  return {s.batch, s.queries, s.keys, s.heads, s.kv_heads, s.head_dim, false};
 }
 
 // Query r of the block is position first + r and sees first + r + 1 keys; entries beyond become 0.
@@ -106,34 +132,57 @@ WEFT_CPU_CLONES void score_gradient_columns(float* scores, float* dscores, const
   }
 }
 
-}  // namespace
+// to: (columns, rows), from: (rows, columns)
+void transpose(const float* from, float* to, std::int64_t rows, std::int64_t columns) {
+  for (std::int64_t i = 0; i < rows; ++i)
+    for (std::int64_t j = 0; j < columns; ++j) to[j * rows + i] = from[i * columns + j];
+}
 
-void attention_forward(KernelContext& ctx, const float* q, const float* k, const float* v, float* out,
-                       float* log_sum_exp, AttentionShape s) {
-  check("attention_forward", s);
-  KernelContext::State& state = ctx.state();
+// scores: (keys, 64 queries) += bias: (keys, rows) with rows `stride` apart; or the other way round
+WEFT_CPU_CLONES void add_bias_columns(float* scores, const float* bias, std::int64_t keys, std::int64_t rows,
+                                      std::int64_t stride) {
+  for (std::int64_t key = 0; key < keys; ++key) {
+    float* to = scores + key * kQueryBlock;
+    const float* from = bias + key * stride;
+#pragma GCC ivdep
+    for (std::int64_t r = 0; r < rows; ++r) to[r] += from[r];
+  }
+}
+
+WEFT_CPU_CLONES void add_to_bias(const float* dscores, float* dbias, std::int64_t keys, std::int64_t rows,
+                                 std::int64_t stride) {
+  for (std::int64_t key = 0; key < keys; ++key) {
+    const float* from = dscores + key * kQueryBlock;
+    float* to = dbias + key * stride;
+#pragma GCC ivdep
+    for (std::int64_t r = 0; r < rows; ++r) to[r] += from[r];
+  }
+}
+
+// bias: (keys, queries), transposed, or null
+void forward(KernelContext::State& state, const float* q, const float* k, const float* v, const float* bias,
+             float* out, float* log_sum_exp, const Sizes& s) {
   const ThreadCountGuard one_thread_per_product(1);
-  state.reserve_per_thread(kQueryBlock * (s.seq + 2));
-  const std::int64_t group = s.heads / s.kv_heads, q_stride = s.heads * s.head_dim,
-                     k_stride = s.kv_heads * s.head_dim;
-  const float scaling = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
+  state.reserve_per_thread(kQueryBlock * (s.keys + 2));
+  const std::int64_t group = s.group(), q_stride = s.q_stride(), k_stride = s.k_stride();
   parallel_for(state, s.batch * s.kv_heads, [&](std::int64_t task, int thread) {
     const std::int64_t b = task / s.kv_heads, kv_head = task % s.kv_heads;
-    const float* keys = k + b * s.seq * k_stride + kv_head * s.head_dim;
-    const float* values = v + b * s.seq * k_stride + kv_head * s.head_dim;
+    const float* keys = k + b * s.keys * k_stride + kv_head * s.head_dim;
+    const float* values = v + b * s.keys * k_stride + kv_head * s.head_dim;
     float* largest = state.thread_scratch(thread);
     float* sum = largest + kQueryBlock;
     float* scores = sum + kQueryBlock;
     for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for (std::int64_t first = 0; first < s.seq; first += kQueryBlock) {
-        const std::int64_t seen = std::min(s.seq, first + kQueryBlock), rows = seen - first;
-        const std::int64_t at = (b * s.seq + first) * q_stride + head * s.head_dim;
-        strided_matmul(Stored::plain, Stored::transposed, seen, rows, s.head_dim, scaling, keys, k_stride,
+      for (std::int64_t first = 0; first < s.queries; first += kQueryBlock) {
+        const std::int64_t rows = std::min(kQueryBlock, s.queries - first), seen = s.seen(first, rows);
+        const std::int64_t at = (b * s.queries + first) * q_stride + head * s.head_dim;
+        strided_matmul(Stored::plain, Stored::transposed, seen, rows, s.head_dim, s.scaling(), keys, k_stride,
                        q + at, q_stride, 0.0f, scores, kQueryBlock);
-        softmax_columns(scores, largest, sum, seen, first);
+        if (bias != nullptr) add_bias_columns(scores, bias + first, seen, rows, s.queries);
+        softmax_columns(scores, largest, sum, seen, s.hidden_from(first));
         strided_matmul(Stored::transposed, Stored::plain, rows, s.head_dim, seen, 1.0f, scores, kQueryBlock,
                        values, k_stride, 0.0f, out + at, q_stride);
-        float* log_sum = log_sum_exp + (b * s.heads + head) * s.seq + first;
+        float* log_sum = log_sum_exp + (b * s.heads + head) * s.queries + first;
         for (std::int64_t r = 0; r < rows; ++r) log_sum[r] = largest[r] + std::log(sum[r]);
         for (std::int64_t r = 0; r < rows; ++r) sum[r] = 1.0f / sum[r];
         scale_rows(out + at, sum, rows, s.head_dim, q_stride);
@@ -142,36 +191,35 @@ void attention_forward(KernelContext& ctx, const float* q, const float* k, const
   });
 }
 
-void attention_backward(KernelContext& ctx, const float* dout, const float* q, const float* k, const float* v,
-                        const float* out, const float* log_sum_exp, float* dq, float* dk, float* dv,
-                        AttentionShape s) {
-  check("attention_backward", s);
-  KernelContext::State& state = ctx.state();
-  const ThreadCountGuard one_thread_per_product(1);
-  state.reserve_per_thread(kQueryBlock * (2 * s.seq + 2));
-  const std::int64_t group = s.heads / s.kv_heads, q_stride = s.heads * s.head_dim,
-                     k_stride = s.kv_heads * s.head_dim;
-  const float scaling = 1.0f / std::sqrt(static_cast<float>(s.head_dim));
-  parallel_for(state, s.batch * s.kv_heads, [&](std::int64_t task, int thread) {
+// One task. dbias: (keys, queries), to which this task's dscores are added, not yet divided by the scaling; or null
+struct Backward {
+  const float *dout, *q, *k, *v, *bias, *out, *log_sum_exp;
+  float *dq, *dk, *dv;
+  Sizes s;
+
+  void run(std::int64_t task, float* scratch, float* dbias) const {
+    const std::int64_t group = s.group(), q_stride = s.q_stride(), k_stride = s.k_stride();
     const std::int64_t b = task / s.kv_heads, kv_head = task % s.kv_heads;
-    const std::int64_t kv_at = b * s.seq * k_stride + kv_head * s.head_dim;
-    float* delta = state.thread_scratch(thread);
+    const std::int64_t kv_at = b * s.keys * k_stride + kv_head * s.head_dim;
+    float* delta = scratch;
     float* log_sum = delta + kQueryBlock;
     float* scores = log_sum + kQueryBlock;
-    float* dscores = scores + kQueryBlock * s.seq;
+    float* dscores = scores + kQueryBlock * s.keys;
     float accumulate = 0.0f;
     for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for (std::int64_t block = blocks_of(s.seq, kQueryBlock) - 1; block >= 0; --block) {
+      for (std::int64_t block = blocks_of(s.queries, kQueryBlock) - 1; block >= 0; --block) {
         const std::int64_t first = block * kQueryBlock;
-        const std::int64_t seen = std::min(s.seq, first + kQueryBlock), rows = seen - first;
-        const std::int64_t at = (b * s.seq + first) * q_stride + head * s.head_dim;
-        strided_matmul(Stored::plain, Stored::transposed, seen, rows, s.head_dim, scaling, k + kv_at,
+        const std::int64_t rows = std::min(kQueryBlock, s.queries - first), seen = s.seen(first, rows);
+        const std::int64_t at = (b * s.queries + first) * q_stride + head * s.head_dim;
+        strided_matmul(Stored::plain, Stored::transposed, seen, rows, s.head_dim, s.scaling(), k + kv_at,
                        k_stride, q + at, q_stride, 0.0f, scores, kQueryBlock);
+        if (bias != nullptr) add_bias_columns(scores, bias + first, seen, rows, s.queries);
         strided_matmul(Stored::plain, Stored::transposed, seen, rows, s.head_dim, 1.0f, v + kv_at, k_stride,
                        dout + at, q_stride, 0.0f, dscores, kQueryBlock);
         row_dots(dout + at, out + at, delta, rows, s.head_dim, q_stride);
-        std::copy_n(log_sum_exp + (b * s.heads + head) * s.seq + first, rows, log_sum);
-        score_gradient_columns(scores, dscores, log_sum, delta, scaling, seen, first);
+        std::copy_n(log_sum_exp + (b * s.heads + head) * s.queries + first, rows, log_sum);
+        score_gradient_columns(scores, dscores, log_sum, delta, s.scaling(), seen, s.hidden_from(first));
+        if (dbias != nullptr) add_to_bias(dscores, dbias + first, seen, rows, s.queries);
         strided_matmul(Stored::plain, Stored::plain, seen, s.head_dim, rows, 1.0f, scores, kQueryBlock,
                        dout + at, q_stride, accumulate, dv + kv_at, k_stride);
         strided_matmul(Stored::transposed, Stored::plain, rows, s.head_dim, seen, 1.0f, dscores, kQueryBlock,
@@ -181,7 +229,90 @@ void attention_backward(KernelContext& ctx, const float* dout, const float* q, c
         accumulate = 1.0f;
       }
     }
+  }
+};
+
+// dbias = the sum of the groups' partial sums, transposed and divided by the scaling, which is in them.
+// partials: (groups, keys, queries), dbias: (queries, keys)
+void finish_bias(KernelContext::State& state, const float* partials, float* dbias, std::int64_t groups,
+                 const Sizes& s) {
+  const float unscaled = std::sqrt(static_cast<float>(s.head_dim));
+  parallel_for(state, s.queries, [&](std::int64_t query, int) {
+    for (std::int64_t key = 0; key < s.keys; ++key) {
+      float sum = 0.0f;
+      for (std::int64_t g = 0; g < groups; ++g) sum += partials[(g * s.keys + key) * s.queries + query];
+      dbias[query * s.keys + key] = sum * unscaled;
+    }
   });
+}
+
+}  // namespace
+
+void attention_forward(KernelContext& ctx, const float* q, const float* k, const float* v, float* out,
+                       float* log_sum_exp, AttentionShape s) {
+  check("attention_forward", s);
+  forward(ctx.state(), q, k, v, nullptr, out, log_sum_exp, sizes(s));
+}
+
+void attention_backward(KernelContext& ctx, const float* dout, const float* q, const float* k, const float* v,
+                        const float* out, const float* log_sum_exp, float* dq, float* dk, float* dv,
+                        AttentionShape s) {
+  check("attention_backward", s);
+  KernelContext::State& state = ctx.state();
+  const ThreadCountGuard one_thread_per_product(1);
+  state.reserve_per_thread(kQueryBlock * (2 * s.seq + 2));
+  const Backward backward{dout, q, k, v, nullptr, out, log_sum_exp, dq, dk, dv, sizes(s)};
+  parallel_for(state, s.batch * s.kv_heads, [&](std::int64_t task, int thread) {
+    backward.run(task, state.thread_scratch(thread), nullptr);
+  });
+}
+
+void full_attention_forward(KernelContext& ctx, const float* q, const float* k, const float* v,
+                            const float* bias, float* out, float* log_sum_exp, FullAttentionShape s) {
+  check("full_attention_forward", s);
+  const std::int64_t rows = s.batch * s.queries * s.heads;
+  if (s.keys == 0) {  // nothing is seen: an empty sum
+    std::fill_n(out, rows * s.head_dim, 0.0f);
+    std::fill_n(log_sum_exp, rows, -std::numeric_limits<float>::infinity());
+    return;
+  }
+  float* transposed = nullptr;
+  if (bias != nullptr) {
+    transposed = ctx.state().scratch(s.keys * s.queries);
+    transpose(bias, transposed, s.queries, s.keys);
+  }
+  forward(ctx.state(), q, k, v, transposed, out, log_sum_exp, sizes(s));
+}
+
+void full_attention_backward(KernelContext& ctx, const float* dout, const float* q, const float* k,
+                             const float* v, const float* bias, const float* out, const float* log_sum_exp,
+                             float* dq, float* dk, float* dv, float* dbias, FullAttentionShape s) {
+  check("full_attention_backward", s);
+  const std::int64_t kv_size = s.batch * s.keys * s.kv_heads * s.head_dim;
+  if (s.queries == 0) {  // no block of queries will write them
+    std::fill_n(dk, kv_size, 0.0f);
+    std::fill_n(dv, kv_size, 0.0f);
+  }
+  KernelContext::State& state = ctx.state();
+  const ThreadCountGuard one_thread_per_product(1);
+  state.reserve_per_thread(kQueryBlock * (2 * s.keys + 2));
+  constexpr std::int64_t kGroups = 64;
+  const std::int64_t tasks = s.batch * s.kv_heads, pairs = s.keys * s.queries;
+  const std::int64_t per_group = dbias == nullptr ? 1 : std::max<std::int64_t>(1, blocks_of(tasks, kGroups));
+  const std::int64_t groups = blocks_of(tasks, per_group);
+  float* const transposed =
+      state.scratch((bias == nullptr ? 0 : pairs) + (dbias == nullptr ? 0 : groups * pairs));
+  float* const partials = transposed + (bias == nullptr ? 0 : pairs);
+  if (bias != nullptr) transpose(bias, transposed, s.queries, s.keys);
+  const Backward backward{dout, q,  k,  v,       bias == nullptr ? nullptr : transposed, out, log_sum_exp,
+                          dq,   dk, dv, sizes(s)};
+  parallel_for(state, groups, [&](std::int64_t group, int thread) {
+    float* const partial = dbias == nullptr ? nullptr : partials + group * pairs;
+    if (partial != nullptr) std::fill_n(partial, pairs, 0.0f);
+    for (std::int64_t task = group * per_group; task < std::min(tasks, (group + 1) * per_group); ++task)
+      backward.run(task, state.thread_scratch(thread), partial);
+  });
+  if (dbias != nullptr) finish_bias(state, partials, dbias, groups, sizes(s));
 }
 
 }  // namespace weft::kernels::cpu

@@ -114,6 +114,59 @@ void rms_norm_backward(const T* dy, const T* x, const T* weight, const T* inv_rm
   for (std::int64_t i = 0; i < dim; ++i) dweight[i] = static_cast<T>(sums[static_cast<std::size_t>(i)]);
 }
 
+/// x, y: (rows, dim), weight, bias: (dim), mean, inv_std: (rows).
+template <class T>
+void layer_norm_forward(const T* x, const T* weight, const T* bias, T* y, T* mean, T* inv_std,
+                        std::int64_t rows, std::int64_t dim, T eps) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    double sum = 0.0, squares = 0.0;
+    for (std::int64_t i = 0; i < dim; ++i) sum += static_cast<double>(x[r * dim + i]);
+    const double middle = sum / static_cast<double>(dim);
+    for (std::int64_t i = 0; i < dim; ++i) {
+      const double off = static_cast<double>(x[r * dim + i]) - middle;
+      squares += off * off;
+    }
+    const double inv = 1.0 / std::sqrt(squares / static_cast<double>(dim) + static_cast<double>(eps));
+    mean[r] = static_cast<T>(middle);
+    inv_std[r] = static_cast<T>(inv);
+    for (std::int64_t i = 0; i < dim; ++i) {
+      const std::int64_t at = r * dim + i;
+      y[at] = static_cast<T>((static_cast<double>(x[at]) - middle) * inv * static_cast<double>(weight[i]) +
+                             static_cast<double>(bias[i]));
+    }
+  }
+}
+
+/// dx, dweight += and dbias +=. dy, x, dx: (rows, dim), weight, dweight, dbias: (dim), mean, inv_std: (rows).
+template <class T>
+void layer_norm_backward(const T* dy, const T* x, const T* weight, const T* mean, const T* inv_std, T* dx,
+                         T* dweight, T* dbias, std::int64_t rows, std::int64_t dim) {
+  std::vector<double> weights(dweight, dweight + dim), biases(dbias, dbias + dim);
+  const auto n = static_cast<double>(dim);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const double inv = static_cast<double>(inv_std[r]), middle = static_cast<double>(mean[r]);
+    double sum = 0.0, dot = 0.0;  // of dy weight, and of that times the normalised x
+    for (std::int64_t i = 0; i < dim; ++i) {
+      const std::int64_t at = r * dim + i;
+      const double normal = (static_cast<double>(x[at]) - middle) * inv, d = static_cast<double>(dy[at]);
+      sum += d * static_cast<double>(weight[i]);
+      dot += d * static_cast<double>(weight[i]) * normal;
+      weights[static_cast<std::size_t>(i)] += d * normal;
+      biases[static_cast<std::size_t>(i)] += d;
+    }
+    for (std::int64_t i = 0; i < dim; ++i) {
+      const std::int64_t at = r * dim + i;
+      const double normal = (static_cast<double>(x[at]) - middle) * inv;
+      dx[at] = static_cast<T>(
+          (static_cast<double>(dy[at]) * static_cast<double>(weight[i]) - sum / n - normal * dot / n) * inv);
+    }
+  }
+  for (std::int64_t i = 0; i < dim; ++i) {
+    dweight[i] = static_cast<T>(weights[static_cast<std::size_t>(i)]);
+    dbias[i] = static_cast<T>(biases[static_cast<std::size_t>(i)]);
+  }
+}
+
 /// ids: (tokens), each inside [0, vocab); table: (vocab, dim), y: (tokens, dim).
 template <class T>
 void embedding_forward(const std::int64_t* ids, const T* table, T* y, std::int64_t tokens,
@@ -274,6 +327,43 @@ void silu_backward(const T* dy, const T* x, T* dx, std::int64_t n) {
     const T sigmoid = T{1} / (T{1} + std::exp(-x[i]));
     dx[i] = dy[i] * sigmoid * (T{1} + x[i] * (T{1} - sigmoid));
   }
+}
+
+/// y = x Phi(x), or x (1 + tanh u) / 2. x, y: (n).
+template <class T>
+void gelu_forward(const T* x, T* y, std::int64_t n, GeluForm form) {
+  const double root = std::sqrt(2.0 / std::acos(-1.0));
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto v = static_cast<double>(x[i]);
+    const double inner = root * (v + 0.044715 * v * v * v);
+    y[i] = static_cast<T>(form == GeluForm::erf ? 0.5 * v * std::erfc(-v / std::sqrt(2.0))
+                                                : 0.5 * v * (1.0 + std::tanh(inner)));
+  }
+}
+
+template <class T>
+void gelu_backward(const T* dy, const T* x, T* dx, std::int64_t n, GeluForm form) {
+  const double root = std::sqrt(2.0 / std::acos(-1.0));
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto v = static_cast<double>(x[i]);
+    const double t = std::tanh(root * (v + 0.044715 * v * v * v));
+    const double slope =
+        form == GeluForm::erf
+            ? 0.5 * std::erfc(-v / std::sqrt(2.0)) + 0.5 * v * root * std::exp(-0.5 * v * v)
+            : 0.5 * (1.0 + t) + 0.5 * v * (1.0 - t * t) * root * (1.0 + 3.0 * 0.044715 * v * v);
+    dx[i] = static_cast<T>(static_cast<double>(dy[i]) * slope);
+  }
+}
+
+/// y = max(x, 0). x, y: (n).
+template <class T>
+void relu_forward(const T* x, T* y, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) y[i] = x[i] <= T{0} ? T{0} : x[i];
+}
+
+template <class T>
+void relu_backward(const T* dy, const T* y, T* dx, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) dx[i] = y[i] > T{0} ? dy[i] : T{0};
 }
 
 /// out = silu(gate) up. All: (n).

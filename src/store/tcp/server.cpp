@@ -94,7 +94,7 @@ struct TcpStoreServer::Impl {
   }
 
   void say_end(std::string_view why) noexcept try {
-    log.write(LogLevel::error, fmt::format("store server: ends: {}", why));
+    log.write(LogLayer::store, LogLevel::error, fmt::format("store server: ends: {}", why));
   } catch (const std::bad_alloc&) {  // not even for that
   }
 
@@ -375,7 +375,7 @@ struct TcpStoreServer::Impl {
   std::vector<std::unique_ptr<Client>> clients;  // in the order in which they came
   StoreTable table{{.keys = options.max_keys, .bytes = options.max_bytes}};
   std::vector<char> buffer = std::vector<char>(64 * 1024);  // a stack may be as small as that
-  Warnings warnings{log, "store server"};
+  Warnings warnings{log, LogLayer::store, "store server"};
   Clock::time_point accept_again{};
   std::thread thread;
 };

@@ -37,6 +37,7 @@ class Older final : public weft::Backend {
   std::vector<int> gone() const noexcept override { return {7}; }
   bool ask(const weft::OpState&) noexcept override { std::abort(); }
   void answer() noexcept override { std::abort(); }
+  std::optional<weft::MessageInfo> probe(int, int) noexcept override { std::abort(); }
 
  private:
   std::unique_ptr<weft::Backend> inner_;

@@ -1,9 +1,12 @@
 #include "competitors.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sched.h>
+#include <spawn.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,6 +33,34 @@ bool in_path(const std::string& name) {
   for (std::string folder; std::getline(folders, folder, ':');)
     if (executable(folder + "/" + name)) return true;
   return false;
+}
+
+std::string own_folder() {
+  char path[4096];
+  const ssize_t n = ::readlink("/proc/self/exe", path, sizeof path - 1);
+  const std::string self(path, n > 0 ? static_cast<std::size_t>(n) : 0);
+  return self.substr(0, self.rfind('/'));
+}
+
+constexpr const char* kToInstall =
+    "install libbenchmark-dev, configure weft again with WEFT_BENCH=ON (the default), build and install it, "
+    "or name the folder of "
+    "the programs by --programs";
+
+// Whether this python finds the module; it is not imported.
+bool has_module(const std::string& python, const std::string& module) {
+  std::string code =
+      fmt::format("import importlib.util, sys; sys.exit(importlib.util.find_spec('{}') is None)", module);
+  std::string program = python, flag = "-c";
+  char* const argv[] = {program.data(), flag.data(), code.data(), nullptr};
+  posix_spawn_file_actions_t quiet;
+  ::posix_spawn_file_actions_init(&quiet);
+  ::posix_spawn_file_actions_addopen(&quiet, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
+  pid_t child = -1;
+  const int error = ::posix_spawnp(&child, program.c_str(), &quiet, nullptr, argv, environ);
+  ::posix_spawn_file_actions_destroy(&quiet);
+  int status = 0;
+  return error == 0 && ::waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 std::vector<std::string> flags(const Options& o, const std::string& op, const std::string& dtype) {
@@ -83,7 +114,7 @@ Competitor mpi_job(const Options& o, const std::string& name, bool bound) {
     if (root.empty()) {
       c.missing =
           "its folder is not known; pip install impi-rt impi-devel, then configure with WEFT_INTEL_MPI_ROOT "
-          "and build weft_benchmarks";
+          "and build weft again";
       return c;
     }
     mpirun = root + "/bin/mpiexec.hydra";
@@ -138,7 +169,7 @@ Competitor peer(const Options& o, const std::string& name, const std::string& op
   c.start.ranks = o.ranks;
   if (c.missing.empty() && !fs::exists(path))
     c.missing =
-        fmt::format("{} is not there; install {}, configure again and build weft_benchmarks", path, package);
+        fmt::format("{} is not there; install {}, then configure and build weft again", path, package);
   const std::vector<std::string> more = flags(o, op, o.dtypes.at(0));
   c.start.command.insert(c.start.command.end(), more.begin(), more.end());
   return c;
@@ -175,16 +206,38 @@ const std::vector<std::string>& known_peers() {
   return names;
 }
 
+std::vector<Competitor> all_peers(const Options& o) {
+  std::vector<Competitor> all;
+  for (const std::string& name : known_peers()) {
+    all.push_back(peer(o, name, "all_reduce"));
+    if (!all.back().missing.empty() || (name != "torch" && name != "deepspeed")) continue;
+    for (const std::string& module : {std::string("torch"), name})
+      if (all.back().missing.empty() && !has_module(o.python, module))
+        all.back().missing =
+            fmt::format("{} has no module {}; name a python that has it by --python", o.python, module);
+  }
+  return all;
+}
+
+std::string installed_programs() {
+  return fs::path(own_folder() + "/" + WEFT_BENCH_FOLDER).lexically_normal();
+}
+
+std::string find_programs() {
+  const std::string own = own_folder(), installed = installed_programs();
+  for (const std::string& folder : {own, installed})
+    if (executable(folder + "/collectives_bench")) return folder;
+  throw Error(ErrorCode::unsupported, fmt::format("bench: collectives_bench is neither in {} nor in {}: this "
+                                                  "weft was built without its benchmarks; {}",
+                                                  own, installed, kToInstall));
+}
+
 std::string program(const Options& o, const std::string& name) {
   const std::string path = o.programs + "/" + name;
   if (!executable(path))
     throw Error(
         ErrorCode::unsupported,
-        fmt::format(
-            "bench: {} is not there; expected the benchmark programs beside weft: install libbenchmark-dev, "
-            "configure again with WEFT_BENCH=ON and build weft_benchmarks, or name their folder by "
-            "--programs",
-            path));
+        fmt::format("bench: {} is not there; expected a benchmark program of weft: {}", path, kToInstall));
   return path;
 }
 

@@ -28,6 +28,15 @@ const std::vector<std::string>& known_peers();
 /// backends that there are not.
 std::vector<Competitor> competitors(const Options& o, const std::string& op);
 
+/// The peers, each with what is missing here, if anything: its programs, its launcher, its Python module.
+std::vector<Competitor> all_peers(const Options& o);
+
+/// The folder of our programs if --programs does not say: beside `weft`, as in a build, or installed_programs(). Throws unsupported
+/// where they are in neither, naming both and what to install.
+std::string find_programs();
+/// Where `cmake --install` puts them, from where `weft` itself lies.
+std::string installed_programs();
+
 /// The path of one of our programs. Throws unsupported where it is not there, naming it and what to install.
 std::string program(const Options& o, const std::string& name);
 

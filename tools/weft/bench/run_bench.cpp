@@ -23,12 +23,27 @@ namespace {
 using json = nlohmann::ordered_json;
 using Who = Competitor::Who;
 
-const std::vector<std::string> kCollectives = {"all_reduce", "all_gather", "reduce_scatter",
-                                               "broadcast",  "all_to_all", "reduce"};
 const std::vector<std::string> kMessages = {"ping_pong", "one_way"};
-const std::vector<std::string> kOps = {"all_reduce", "all_gather", "reduce_scatter",
-                                       "broadcast",  "all_to_all", "reduce",
-                                       "p2p",        "facade",     "overlap"};
+struct Operation {
+  std::string name, program, about;
+};
+const std::vector<Operation> kOperations = {
+    {"all_reduce", "collectives_bench", "every rank gets the sum of all ranks' buffers"},
+    {"all_gather", "collectives_bench", "every rank gets all ranks' blocks"},
+    {"reduce_scatter", "collectives_bench", "every rank gets its block of the sum"},
+    {"broadcast", "collectives_bench", "every rank gets the root's buffer"},
+    {"all_to_all", "collectives_bench", "every rank gets a block from each rank"},
+    {"reduce", "collectives_bench", "the root gets the sum"},
+    {"p2p", "p2p_bench", "half of a round trip, and a window of messages one way"},
+    {"facade", "facade_bench", "what ProcessGroup costs above its transport, ours alone"},
+    {"overlap", "overlap_bench", "what Progress::thread hides behind computation, ours alone"},
+};
+
+std::vector<std::string> names_of_operations() {
+  std::vector<std::string> names;
+  for (const Operation& operation : kOperations) names.push_back(operation.name);
+  return names;
+}
 
 [[noreturn]] void refuse(const std::string& flag, const std::string& value, const std::string& expected) {
   throw Error(ErrorCode::bad_argument, fmt::format("bench: {} \"{}\"; expected {}", flag, value, expected));
@@ -70,7 +85,11 @@ void check_backend(const std::string& backend) {
 }
 
 void check(Options& o) {
-  check("operation", {o.op}, kOps);
+  if (o.op.empty())
+    throw Error(ErrorCode::bad_argument, fmt::format("bench: no operation was given; expected {} (or --list)",
+                                                     fmt::join(names_of_operations(), ", ")));
+  check("operation", {o.op}, names_of_operations());
+  if (o.c && o.op != "facade") refuse("--c", o.op, "the operation facade");
   check("--against", o.against, known_peers());
   check("--memory", o.memory, {"shared", "foreign", "single_copy", "staged"});
   for (const std::string& backend : o.backends) check_backend(backend);
@@ -91,13 +110,6 @@ void check(Options& o) {
   if (!(o.limit >= 1 && o.limit <= 3600)) refuse("--limit", fmt::format("{}", o.limit), "1 to 3600 seconds");
   std::sort(o.bytes.begin(), o.bytes.end());
   o.bytes.erase(std::unique(o.bytes.begin(), o.bytes.end()), o.bytes.end());
-}
-
-std::string own_folder() {
-  char path[4096];
-  const ssize_t n = ::readlink("/proc/self/exe", path, sizeof path - 1);
-  const std::string self(path, n > 0 ? static_cast<std::size_t>(n) : 0);
-  return self.substr(0, self.rfind('/'));
 }
 
 Duration seconds(double s) { return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(s)); }
@@ -263,13 +275,25 @@ int alone(const Options& o, const std::string& op) {
   std::vector<std::string> bytes;
   for (int r = 0; r < o.rounds; ++r)
     for (const std::int64_t b : o.bytes) bytes.push_back(std::to_string(b));
-  Job job(folder, op,
-          {{program(o, op + "_bench"), "--rows", "--bytes", fmt::format("{}", fmt::join(bytes, ",")),
-            "--dtype", o.dtypes.at(0), "--memory", o.memory.at(0) == "shared" ? "shared" : "foreign",
-            "--seconds", fmt::format("{}", o.seconds), "--ranks", std::to_string(o.ranks), "--ranks-as",
-            o.ranks_as, "--bind", op == "overlap" ? "share" : "cores"},
-           {},
-           o.ranks});
+  std::vector<std::string> command = {program(o, op + "_bench")};
+  if (o.c) command.emplace_back("--c");
+  const std::string flags[] = {"--rows",
+                               "--bytes",
+                               fmt::format("{}", fmt::join(bytes, ",")),
+                               "--dtype",
+                               o.dtypes.at(0),
+                               "--memory",
+                               o.memory.at(0) == "shared" ? "shared" : "foreign",
+                               "--seconds",
+                               fmt::format("{}", o.seconds),
+                               "--ranks",
+                               std::to_string(o.ranks),
+                               "--ranks-as",
+                               o.ranks_as,
+                               "--bind",
+                               op == "overlap" ? "share" : "cores"};
+  command.insert(command.end(), std::begin(flags), std::end(flags));
+  Job job(folder, op, {command, {}, o.ranks});
   std::vector<json> rows;
   std::string settings;
   const auto failed = [&] {
@@ -307,13 +331,45 @@ int alone(const Options& o, const std::string& op) {
   return 0;
 }
 
+// What there is, without running any of it.
+int list(Options o) {
+  std::string absent;  // why
+  if (o.programs.empty()) {
+    try {
+      o.programs = find_programs();
+    } catch (const Error& e) {
+      absent = e.what();
+      o.programs = installed_programs();  // where peers of packages of their own lie
+    }
+  }
+  fmt::print("operations\n");
+  for (const Operation& operation : kOperations) fmt::print("  {:<16} {}\n", operation.name, operation.about);
+  fmt::print("peers (--against)\n");
+  for (const Competitor& peer : all_peers(o))
+    fmt::print("  {:<16} {}\n", peer.name,
+               peer.missing.empty() ? "is there" : "is left out: " + peer.missing);
+  fmt::print("programs\n  {}\n", absent.empty() ? o.programs : absent);
+  return absent.empty() ? 0 : 1;
+}
+
 }  // namespace
 
 const char* known_ops() {
   return "all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, reduce, p2p, facade or overlap";
 }
 
+std::string about(const std::string& op) {
+  std::string text;
+  for (const Operation& operation : kOperations) {
+    if (operation.name == op)
+      return fmt::format("{}: {}. Its program is {}.", op, operation.about, operation.program);
+    text += fmt::format("  {:<16} {}\n", operation.name, operation.about);
+  }
+  return "Operations:\n" + text + "What of it there is here: weft bench --list";
+}
+
 int run_bench(Options o) {
+  if (o.list) return list(o);
   for (const std::string& size : o.sizes) o.bytes.push_back(bytes_of(size));
   if (o.bytes.empty()) {
     if (o.op == "facade") {
@@ -328,7 +384,7 @@ int run_bench(Options o) {
     o.memory = o.op == "facade" || o.op == "overlap" ? std::vector<std::string>{"shared"}
                                                      : std::vector<std::string>{"shared", "foreign"};
   check(o);
-  if (o.programs.empty()) o.programs = own_folder();
+  if (o.programs.empty()) o.programs = find_programs();
   const int policy = ::sched_getscheduler(0);
   if (o.ranks > usable_cores() && (policy == SCHED_FIFO || policy == SCHED_RR))
     say("more ranks than cores under a real-time policy: a peer that spins keeps the cores from the ranks it "

@@ -576,7 +576,7 @@ Step read_step(const JsonReader& in, const Program& p, int number) {
   if (const int before = p.groups[static_cast<std::size_t>(s.group)].before; before > number)
     in.wrong(in.place("group"), fmt::format("is {}, which is made before step {} only", s.group, before));
   const int n = p.group_size(s.group);
-  s.op = static_cast<Op>(read_int(in, "op", 1, kOpCount - 1));
+  s.op = static_cast<Op>(read_int(in, "op", 1, static_cast<int>(Op::exscan)));
   s.dtype = in.named<DType>("dtype", kDTypeCount);
   read_reduction(in, s);
   s.root = read_int(in, "root", 0, n - 1);

@@ -361,11 +361,26 @@ class Runner {
     return true;
   }
 
+  // A message whose tag no other of its group has can be received from any source: on half of the ranks it is.
+  bool from_any(int k) const {
+    const Step& s = p_.steps[static_cast<std::size_t>(k)];
+    if (p_.fault.kind != FaultKind::none ||
+        !groups_[static_cast<std::size_t>(s.group)].traits().has(Op::wait_message) ||
+        mix(s.salt, static_cast<std::uint64_t>(rank_) + 2000) % 2 == 0)
+      return false;
+    return std::count_if(p_.steps.begin(), p_.steps.end(), [&](const Step& other) {
+             return other.group == s.group && other.tag == s.tag &&
+                    (other.op == Op::send || other.op == Op::recv);
+           }) == 1;
+  }
+
   void post(Open& open, int k) {
     std::vector<Call> calls;
     for (const int step : open.steps) {
-      const auto& these = trials_[static_cast<std::size_t>(step)]->calls();
-      calls.insert(calls.end(), these.begin(), these.end());
+      for (Call call : trials_[static_cast<std::size_t>(step)]->calls()) {
+        if (call.op == Op::recv && from_any(step)) call.peer = any_source;
+        calls.push_back(call);
+      }
       const Op op = p_.steps[static_cast<std::size_t>(step)].op;
       if (op != Op::send && op != Op::recv) ++posted_[static_cast<std::size_t>(open.group)];
     }

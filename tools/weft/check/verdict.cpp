@@ -154,7 +154,8 @@ class Judge {
       case Op::gather:
       case Op::scatter:
       case Op::send:
-      case Op::recv: break;
+      case Op::recv:
+      case Op::wait_message: break;
     }
     return false;
   }

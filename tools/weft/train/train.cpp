@@ -29,6 +29,7 @@ struct Flags {
   std::int64_t until = -1;
   std::string save, metrics, progress = "auto", backend = "shm";
   std::int64_t save_every = 0;
+  int keep = 0;
   std::string resume = "no";
   bool overwrite = false;
 };
@@ -113,7 +114,7 @@ int train(const Flags& flags) {
     const bool last = trainer.next_step() == until || stopped != 0;
     if (!flags.save.empty() &&
         (last || (flags.save_every > 0 && trainer.next_step() % flags.save_every == 0)))
-      trainer.save(flags.save);
+      trainer.save(flags.save, flags.keep);
   }
   bar.finish();
   if (speaks && stopped != 0)
@@ -158,6 +159,8 @@ void check_together(const Flags& flags) {
     throw CLI::ValidationError("--overwrite", "replaces what --resume goes on from; expected one of them");
   if (flags.save_every > 0 && flags.save.empty())
     throw CLI::ValidationError("--save-every", "needs --save, the folder for checkpoints");
+  if (flags.keep > 0 && flags.save.empty())
+    throw CLI::ValidationError("--keep", "needs --save, the folder for checkpoints");
 }
 
 }  // namespace
@@ -181,6 +184,7 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
   option("--save", flags->save,
          "Folder for checkpoints: one at the end, or where SIGINT or SIGTERM ends the run");
   option("--save-every", flags->save_every, "... and one every so many steps")->check(CLI::NonNegativeNumber);
+  option("--keep", flags->keep, "... of which this many are kept; 0: all")->check(CLI::Range(0, 1000000));
   file->take(sub->add_flag("--resume{latest}", flags->resume,
                            "Go on from the latest checkpoint of --save; --resume=auto: where there is one")
                  ->check(CLI::IsMember({"no", "auto", "latest"})),

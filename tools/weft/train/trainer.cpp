@@ -137,9 +137,9 @@ std::string identity_of(const TrainConfig& config, const std::vector<unsigned ch
       config.weight_decay, config.max_norm, config.seed, fingerprint(text));
 }
 
-void Trainer::save(const std::filesystem::path& directory) {
+void Trainer::save(const std::filesystem::path& directory, int keep) {
   save_checkpoint(directory, parts_.mesh, next_, *parts_.model, optimizer_.get(),
-                  {{"run", identity_of(config_, text_)}});
+                  {{"run", identity_of(config_, text_)}}, {.keep = keep});
 }
 
 void Trainer::resume(const std::filesystem::path& directory) {

@@ -56,8 +56,8 @@ class Trainer {
   StepResult step();
   std::int64_t next_step() const noexcept { return next_; }
 
-  /// Collective; see save_checkpoint.
-  void save(const std::filesystem::path& directory);
+  /// Collective; see save_checkpoint. `keep`: as in SaveOptions.
+  void save(const std::filesystem::path& directory, int keep);
   /// Takes up the latest checkpoint of `directory`: parameters, optimizer, step. Whether it is of the same run:
   /// see look_at_save_folder. Collective.
   void resume(const std::filesystem::path& directory);

@@ -128,30 +128,12 @@ Step Collectives::refuse(const OpState& s, int because_of, std::string why) noex
 
 // Where many ranks have arrived, the text has one of them for each different call.
 std::string Collectives::story(const OpState& s, std::span<const int> late) const {
-  constexpr std::size_t kToldOneByOne = 8;
-  const bool is_arriving = state(s).phase == Phase::arriving, has_begun = state(s).phase > Phase::arriving;
   if (late.empty()) return "every rank is there";
   const bool one = late.size() == 1;
-  std::string text = fmt::format("{} {}", name_ranks(late),
-                                 !has_begun ? "had not arrived"
-                                 : one      ? "has not finished its part"
-                                            : "have not finished their parts");
-  if (!is_arriving) return text;
-  std::vector<std::string> told;
-  std::size_t there = 0;
-  for (int r = 0; r < group_.size; ++r) {
-    if (r == group_.rank || !arrivals_.has_arrived(r, s)) continue;
-    ++there;
-    const std::string called = describe(group_, r, s.call);
-    std::string what = called.substr(called.find(" called "));
-    if (told.size() >= kToldOneByOne || (group_.size > static_cast<int>(kToldOneByOne) &&
-                                         std::find(told.begin(), told.end(), what) != told.end()))
-      continue;
-    text += fmt::format("; {}", called);
-    told.push_back(std::move(what));
-  }
-  if (there > told.size()) text += fmt::format("; {} more had arrived", there - told.size());
-  return text;
+  return fmt::format("{} {}", name_ranks(late),
+                     state(s).phase <= Phase::arriving ? "had not arrived"
+                     : one                             ? "has not finished its part"
+                                                       : "have not finished their parts");
 }
 
 }  // namespace weft::shm

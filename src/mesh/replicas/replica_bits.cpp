@@ -1,4 +1,4 @@
-#include "mesh/replica_bits.hpp"
+#include "mesh/replicas/replica_bits.hpp"
 
 #include <algorithm>
 #include <array>

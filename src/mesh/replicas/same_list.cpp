@@ -1,4 +1,4 @@
-#include "mesh/same_list.hpp"
+#include "mesh/replicas/same_list.hpp"
 
 #include <fmt/format.h>
 

@@ -1,0 +1,119 @@
+/* What operations move: buffers, the types of their elements, how elements are combined, where memory lies. */
+#ifndef WEFT_C_BUFFER_H
+#define WEFT_C_BUFFER_H
+
+#include "weft/c/error.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef int32_t weft_dtype;
+enum {
+  WEFT_F64 = 0,
+  WEFT_F32,
+  WEFT_F16,
+  WEFT_BF16,
+  WEFT_I8,
+  WEFT_I16,
+  WEFT_I32,
+  WEFT_I64,
+  WEFT_U8,
+  WEFT_U16,
+  WEFT_U32,
+  WEFT_U64,
+  WEFT_BOOL,
+  WEFT_F8E4M3,
+  WEFT_F8E5M2,
+  WEFT_C64, /* two f32: real, imaginary */
+  WEFT_C128
+};
+
+/* Bytes of one element; 0 for a number that is no dtype. */
+int64_t weft_dtype_size(weft_dtype dtype);
+/* "f64", "bf16", "bool", ...; "?" for a number that is none. Never NULL, and never freed. */
+const char* weft_dtype_name(weft_dtype dtype);
+/* The dtype of that name. */
+weft_status weft_dtype_from_name(const char* name, weft_dtype* dtype, weft_error* error);
+
+typedef int32_t weft_reduce_op;
+enum {
+  WEFT_SUM = 0,
+  WEFT_AVG,
+  WEFT_MIN,
+  WEFT_MAX,
+  WEFT_PROD,
+  WEFT_PREMUL_SUM, /* each input times `scale`, then the sum */
+  WEFT_BIT_AND,
+  WEFT_BIT_OR,
+  WEFT_BIT_XOR,
+  WEFT_LOGICAL_AND,
+  WEFT_LOGICAL_OR,
+  WEFT_LOGICAL_XOR,
+  WEFT_USER /* the function of `reduction` in weft_call_options */
+};
+/* "sum", "avg", ..., "user"; "?" for a number that is none. Never NULL, and never freed. */
+const char* weft_reduce_op_name(weft_reduce_op op);
+
+/* In which order elements are combined: the backend's own, or one tree over the ranks, the same everywhere.
+ */
+typedef int32_t weft_order;
+enum { WEFT_ORDER_NATIVE = 0, WEFT_ORDER_CANONICAL = 1 };
+
+typedef int32_t weft_device;
+#define WEFT_CPU 0
+#define WEFT_CUDA(index) (1 + (index))
+
+/* `count` elements in a row. The caller's: it must live, and not be touched, until the call's Work is done.
+ * What is called `in` is only read. The struct itself is copied. */
+typedef struct weft_buffer {
+  void* data; /* may be NULL where count is 0 */
+  int64_t count;
+  weft_dtype dtype;
+  weft_device device;
+} weft_buffer;
+
+/* Whether the two have a byte in common, in *overlap. Of no elements none has. */
+weft_status weft_buffer_overlap(const weft_buffer* a, const weft_buffer* b, bool* overlap, weft_error* error);
+
+/* How a buffer is divided among the ranks of a group: block r has counts[r] elements and begins at element
+ * offsets[r]; where `offsets` is NULL the blocks follow one another. Blocks that are written may not overlap.
+ * Both arrays have `size` numbers, the group's size, and are copied when the call begins. */
+typedef struct weft_blocks {
+  const int64_t* counts;
+  const int64_t* offsets; /* may be NULL */
+  int64_t size;
+} weft_blocks;
+
+/* A queue of work on a device, in order. `handle` is the driver's (a cudaStream_t), NULL the device's default
+ * stream. {0} is the default stream of the group's device. */
+typedef struct weft_stream {
+  weft_device device;
+  void* handle;
+} weft_stream;
+
+/* out[i] = left[i] combined with right[i], for each i < count, all of `dtype`. It must be associative, or the
+ * result depends on the number of ranks; it need not be commutative, since `left` always comes from lower
+ * ranks. `out` may be `left`. Called on any thread, by several at once where threads are ranks, and must not
+ * call weft. */
+typedef void (*weft_combine)(void* data, const void* left, const void* right, void* out, int64_t count,
+                             weft_dtype dtype);
+
+/* A reduction of the caller's own: of any dtype but f8, on the host only; with one rank it is not called. */
+typedef struct weft_reduction weft_reduction;
+
+/* `name` is compared between ranks. `data` is handed to `combine`; `release`, where it is not NULL, is called
+ * with it once neither the reduction nor a Work of a call with it is left, and may be so from any thread.
+ *
+ * Where `combine` throws (in C++) the call fails on this rank with WEFT_SYSTEM and the group is aborted: ranks that have
+ * their result already hear of it in their next call. The reduction is of no use any more then. */
+weft_status weft_reduction_create(const char* name, weft_combine combine, void* data,
+                                  void (*release)(void* data), weft_reduction** reduction, weft_error* error);
+/* Not while a function that was given it has not returned. A call in flight keeps what it needs. */
+void weft_reduction_destroy(weft_reduction* reduction);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* WEFT_C_BUFFER_H */

@@ -1,0 +1,161 @@
+/* Checkpoints: tensors of the caller's saved and loaded on any mesh, and what a checkpoint holds, read by one process.
+ *
+ * A checkpoint is a folder, step-00000007, of safetensors files with an index; the folder it is in names the
+ * latest one. Paths and all other strings are UTF-8; they are read until the call is over and not kept. What is read of
+ * a file is compared with the hash it was written with: changed bytes are WEFT_BAD_ARGUMENT, and the text
+ * names the file and the bytes. */
+#ifndef WEFT_C_CHECKPOINT_H
+#define WEFT_C_CHECKPOINT_H
+
+#include "weft/c/layout.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A string of the caller's that is saved with a checkpoint: the position of a sampler, a configuration. */
+typedef struct weft_checkpoint_string {
+  const char* key;
+  const char* value;
+} weft_checkpoint_string;
+
+typedef struct weft_checkpoint_save_options {
+  uint32_t struct_size;
+  /* How many checkpoints `directory` keeps, this one among them: once it is whole, the oldest steps are removed. Steps
+   * after this one stay. 0: all. */
+  int32_t keep;
+} weft_checkpoint_save_options;
+#define WEFT_CHECKPOINT_SAVE_OPTIONS_INIT \
+  { sizeof(weft_checkpoint_save_options), 0 }
+
+typedef struct weft_checkpoint_load_options {
+  uint32_t struct_size;
+  /* Whether a tensor of the checkpoint that is not in the list may be left there; NULL: none may. Called on the
+   * thread that loads, before anything is read; the name lives as long as the call. What a function in C++
+   * throws is WEFT_SYSTEM, and nothing was read. */
+  bool (*may_leave)(void* data, const char* name);
+  void* data;
+} weft_checkpoint_load_options;
+#define WEFT_CHECKPOINT_LOAD_OPTIONS_INIT \
+  { sizeof(weft_checkpoint_load_options), NULL, NULL }
+
+/* Writes directory/step-N for step N, 0 or more, and then names it in directory/latest; folders are made. `mesh` is a
+ * whole mesh; NULL: one rank. Collective among its ranks, which give the same step, extra, and tensors in the same
+ * order, on the host; on several ranks each has a layout, and none is WEFT_PARTIAL. What several ranks hold is written
+ * by the first of them. No two tensors have one name, and no two strings one key. `tensors` and `extra` may be NULL
+ * where their count is 0. `options` may be NULL. Memory stays the caller's, and is not written.
+ *
+ * Blocks until all is on the disk, and for other ranks at most the deadline of the mesh's group. Of one directory one
+ * save at a time. Killed at any moment, or out of space, it leaves the checkpoint of before whole, and named
+ * by `latest`. A checkpoint of the same step is replaced. What one rank could not write is WEFT_SYSTEM on all, and what
+ * is wrong with a tensor on one rank is an error of all. NULL, a number that is no dtype and the like are found on each
+ * rank alone: the others wait for it until their deadline. */
+weft_status weft_checkpoint_save(const char* directory, const weft_mesh* mesh, int64_t step,
+                                 const weft_tensor* tensors, int32_t count,
+                                 const weft_checkpoint_string* extra, int32_t extra_count,
+                                 const weft_checkpoint_save_options* options, weft_error* error);
+
+/* Fills the tensors from directory's latest checkpoint, or from `directory` itself where that is one. Collective among
+ * the ranks of `mesh` (NULL: one rank), which may be another mesh than the one that wrote it, as may be the layouts;
+ * each rank reads what it holds. Blocks as weft_checkpoint_save does. Buffers are on the host, and do not overlap.
+ *
+ * WEFT_BAD_ARGUMENT before anything is written, on all ranks, where a tensor is missing, is there and not in the list, or
+ * has other extents or another dtype: the text has them all. After any other error the buffers' values are
+ * undefined. `*step` and `*folder`, each may be NULL, get its step and the folder that was read: opened by
+ * weft_checkpoint_reader_open, it gives the strings. The text is the caller's. */
+weft_status weft_checkpoint_load(const char* directory, const weft_mesh* mesh, const weft_tensor* tensors,
+                                 int32_t count, const weft_checkpoint_load_options* options, int64_t* step,
+                                 weft_text** folder, weft_error* error);
+
+/* The functions from here on are for one process: they do not communicate, and block for the disk alone. Any thread
+ * may call them; a weft_checkpoint_reader is for one thread at a time. */
+
+/* The folder and the step that directory/latest names; NULL and -1 where there is no such file. WEFT_BAD_ARGUMENT where
+ * it names no checkpoint. The text is the caller's. */
+weft_status weft_checkpoint_latest(const char* directory, weft_text** folder, int64_t* step,
+                                   weft_error* error);
+
+/* An open checkpoint. It holds its index, and no elements; needs no context. */
+typedef struct weft_checkpoint_reader weft_checkpoint_reader;
+
+/* Opens directory's latest checkpoint, or `directory` itself where that is one. WEFT_BAD_ARGUMENT where there is none, or
+ * its index is not sound. */
+weft_status weft_checkpoint_reader_open(const char* directory, weft_checkpoint_reader** reader,
+                                        weft_error* error);
+void weft_checkpoint_reader_destroy(weft_checkpoint_reader* reader);
+
+/* Strings that the functions below give live as long as the reader. */
+
+weft_status weft_checkpoint_reader_step(const weft_checkpoint_reader* reader, int64_t* step,
+                                        weft_error* error);
+weft_status weft_checkpoint_reader_folder(const weft_checkpoint_reader* reader, const char** folder,
+                                          weft_error* error);
+/* The mesh it was written on, "dp=2 x tp=4"; "" where there was none. */
+weft_status weft_checkpoint_reader_mesh(const weft_checkpoint_reader* reader, const char** mesh,
+                                        weft_error* error);
+/* False: it was written before checkpoints had hashes, so that changed bytes cannot be told. */
+weft_status weft_checkpoint_reader_hashed(const weft_checkpoint_reader* reader, bool* hashed,
+                                          weft_error* error);
+weft_status weft_checkpoint_reader_extra_count(const weft_checkpoint_reader* reader, int32_t* count,
+                                               weft_error* error);
+/* String `index` of those saved with it, in the order of their keys. */
+weft_status weft_checkpoint_reader_extra(const weft_checkpoint_reader* reader, int32_t index,
+                                         weft_checkpoint_string* extra, weft_error* error);
+
+/* What a checkpoint says of a tensor: of the whole, however many ranks held it. */
+typedef struct weft_checkpoint_tensor {
+  const char* name;
+  weft_dtype dtype;
+  int32_t dim_count;
+  int64_t extents[WEFT_MAX_DIMS]; /* those beyond dim_count are 0 */
+  int64_t count;                  /* of elements */
+} weft_checkpoint_tensor;
+
+weft_status weft_checkpoint_reader_tensor_count(const weft_checkpoint_reader* reader, int32_t* count,
+                                                weft_error* error);
+/* Tensor `index`, in the order of their names. */
+weft_status weft_checkpoint_reader_tensor(const weft_checkpoint_reader* reader, int32_t index,
+                                          weft_checkpoint_tensor* tensor, weft_error* error);
+/* The index of the tensor of this name; -1: there is none. */
+weft_status weft_checkpoint_reader_find(const weft_checkpoint_reader* reader, const char* name,
+                                        int32_t* index, weft_error* error);
+/* The whole of tensor `index` into `out`, row-major: memory of the caller's on the host, of its dtype, with room for just
+ * as many elements. After an error its values are undefined. */
+weft_status weft_checkpoint_reader_read(const weft_checkpoint_reader* reader, int32_t index,
+                                        const weft_buffer* out, weft_error* error);
+
+/* Reads all of a checkpoint (directory's latest, or `directory` itself). *faults becomes everything that is wrong with
+ * it, a line each, without a newline behind the last: files that are missing or not sound, bytes that are not those that
+ * were written. An empty text: it is whole. An index that cannot be read, or no checkpoint at all, is a fault, too. The
+ * text is the caller's.
+ *
+ * `progress`, may be NULL, is called on this thread with the bytes read so far and those in all; what a function in
+ * C++ throws ends the call with WEFT_SYSTEM. */
+weft_status weft_checkpoint_verify(const char* directory,
+                                   void (*progress)(void* data, int64_t bytes, int64_t all), void* data,
+                                   weft_text** faults, weft_error* error);
+
+typedef struct weft_checkpoint_export_options {
+  uint32_t struct_size;
+  /* The name that a tensor gets in the file; "" or NULL leaves it out. The string is the host's, and is copied before
+   * the next call. NULL: all, under their own names. Called on the thread that exports, before anything is written; what
+   * a function in C++ throws is WEFT_SYSTEM. */
+  const char* (*rename)(void* data, const char* name);
+  void* data;
+} weft_checkpoint_export_options;
+#define WEFT_CHECKPOINT_EXPORT_OPTIONS_INIT \
+  { sizeof(weft_checkpoint_export_options), NULL, NULL }
+
+/* Writes the tensors of a checkpoint (directory's latest, or `directory` itself), whole, into one safetensors file, which
+ * is there whole or not at all. Its metadata are the strings saved with the checkpoint, and "weft_step". No more
+ * than one tensor is in memory. *written, may be NULL, becomes their number. WEFT_BAD_ARGUMENT where two get one name, or
+ * none is left. */
+weft_status weft_checkpoint_export(const char* directory, const char* file,
+                                   const weft_checkpoint_export_options* options, int64_t* written,
+                                   weft_error* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* WEFT_C_CHECKPOINT_H */

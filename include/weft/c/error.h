@@ -1,0 +1,95 @@
+/* What every function of weft.h answers: a status, and the text and facts of an error. See weft/weft.h for the conventions. */
+#ifndef WEFT_C_ERROR_H
+#define WEFT_C_ERROR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The version of this header. */
+#define WEFT_VERSION_MAJOR 0
+#define WEFT_VERSION_MINOR 1
+#define WEFT_VERSION_PATCH 0
+#define WEFT_VERSION "0.1.0"
+/* Of two versions the later one has the larger number. */
+#define WEFT_VERSION_NUMBER (WEFT_VERSION_MAJOR * 1000000 + WEFT_VERSION_MINOR * 1000 + WEFT_VERSION_PATCH)
+/* The version of the library that is loaded, like WEFT_VERSION. Never NULL. */
+const char* weft_version(void);
+/* The same, like WEFT_VERSION_NUMBER. */
+int32_t weft_version_number(void);
+
+typedef int32_t weft_status;
+enum {
+  WEFT_OK = 0,
+  WEFT_BAD_ARGUMENT = 1, /* an argument of this call is wrong; nothing was sent */
+  WEFT_LAYOUT = 2,       /* a tensor's layout does not fit the operation */
+  WEFT_UNSUPPORTED = 3,  /* this backend or build cannot do it */
+  WEFT_MISMATCH = 4,     /* ranks called different things */
+  WEFT_TIMEOUT = 5,      /* the deadline passed; `ranks` had not arrived */
+  WEFT_PEER_LOST = 6,    /* `ranks` died or left */
+  WEFT_ABORTED = 7,      /* some rank called weft_group_abort */
+  WEFT_SYSTEM = 8        /* the operating system refused, or memory ran out */
+};
+/* "ok", "bad_argument", ...; "?" for a number that is none. Never NULL. */
+const char* weft_status_name(weft_status status);
+
+/* The operation an error tells of. */
+typedef int32_t weft_op;
+enum {
+  WEFT_OP_NONE = 0,
+  WEFT_OP_ALL_REDUCE,
+  WEFT_OP_REDUCE,
+  WEFT_OP_BROADCAST,
+  WEFT_OP_ALL_GATHER,
+  WEFT_OP_ALL_GATHER_V,
+  WEFT_OP_REDUCE_SCATTER,
+  WEFT_OP_REDUCE_SCATTER_V,
+  WEFT_OP_GATHER,
+  WEFT_OP_SCATTER,
+  WEFT_OP_ALL_TO_ALL,
+  WEFT_OP_ALL_TO_ALL_V,
+  WEFT_OP_BARRIER,
+  WEFT_OP_SEND,
+  WEFT_OP_RECV,
+  WEFT_OP_SCAN,
+  WEFT_OP_EXSCAN,
+  WEFT_OP_WAIT_MESSAGE
+};
+
+/* "all_reduce", ...; "none" for WEFT_OP_NONE, "?" for a number that is none. Never NULL. */
+const char* weft_op_name(weft_op op);
+
+#define WEFT_NO_CALL UINT64_MAX
+#define WEFT_ERROR_RANKS 16
+#define WEFT_ERROR_TEXT 1024
+
+typedef struct weft_error {
+  uint32_t struct_size;
+  weft_status code;
+  weft_op op;                      /* WEFT_OP_NONE: no operation's */
+  int32_t rank_count;              /* how many ranks are to blame, even where `ranks` has no room for all */
+  uint64_t call;                   /* the call's number in its group, or WEFT_NO_CALL */
+  int32_t ranks[WEFT_ERROR_RANKS]; /* the ranks to blame: dead, absent, mismatching; unused ones are -1 */
+  bool quiesced;                   /* false: weft_group_quiesce before the failed call's buffers are reused */
+  char text[WEFT_ERROR_TEXT];      /* for people; ends in "..." where it had no room */
+} weft_error;
+#define WEFT_ERROR_INIT \
+  { sizeof(weft_error), WEFT_OK, WEFT_OP_NONE, 0, WEFT_NO_CALL, {0}, true, "" }
+
+/* A text, or bytes, that a function returned: the caller's, who destroys it with weft_text_destroy. */
+typedef struct weft_text weft_text;
+/* Valid until it is destroyed; behind the last byte is a zero. "" where `text` is NULL, never NULL. */
+const char* weft_text_data(const weft_text* text);
+/* Bytes, without that zero; 0 where `text` is NULL. */
+size_t weft_text_size(const weft_text* text);
+void weft_text_destroy(weft_text* text);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* WEFT_C_ERROR_H */

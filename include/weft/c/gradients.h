@@ -1,0 +1,168 @@
+/* Gradients of the caller's own: reduced in buckets while the rest of them is still computed, averaged, synchronised,
+ * measured and clipped where they lie; and which samples each rank reads.
+ *
+ * A gradient is a weft_tensor of f64, f32, bf16 or f16 in the host's memory. Its layout says what the elements are: a
+ * gradient of ranks that saw different data is WEFT_PARTIAL on their axis, with WEFT_SUM, or WEFT_AVG where each rank
+ * has the mean over its own data; after the reduction it is WEFT_REPLICATE there (weft_layout_reduced).
+ *
+ * All ranks of the axes call these functions in the same order, each from one thread, and give the same gradients in
+ * the same order: else WEFT_MISMATCH on all of them, naming the first that differs. What is wrong with the gradients of
+ * one rank alone is an error of the same code on all; what cannot be read at all (NULL, a dtype that is none) is an
+ * error of that rank, and the others wait until their deadline. Results are the same bits on all ranks. Memory is
+ * only used until the call is over, unless said otherwise. Lists may be NULL where count is 0. */
+#ifndef WEFT_C_GRADIENTS_H
+#define WEFT_C_GRADIENTS_H
+
+#include "weft/c/layout.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Lists of gradients ------------------------------------------------------------------------------------------ */
+
+/* Reduces gradients, in place, on those of `axes` on which they are WEFT_PARTIAL: summed, or averaged, as their
+ * layouts say. WEFT_LAYOUT for one that is WEFT_REPLICATE on an axis: there is nothing to reduce. Blocks. One
+ * collective for each reduction, dtype and set of axes. */
+weft_status weft_average_gradients(const weft_tensor* gradients, int32_t count, const weft_mesh* axes,
+                                   weft_error* error);
+
+/* What weft_sync_replicated_gradients does where replicas differ by more than rounding. */
+typedef int32_t weft_on_drift;
+enum { WEFT_DRIFT_ERROR = 0, WEFT_DRIFT_AVERAGE = 1 };
+
+typedef struct weft_sync_options {
+  uint32_t struct_size;
+  weft_on_drift on_drift;
+  /* How far a replica may be from the average, relative to the largest element: 0 is the default of its dtype (1024
+   * units in the last place of f64 and f32, 4 of bf16 and f16). WEFT_EXACT: not at all. */
+  double tolerance;
+} weft_sync_options;
+#define WEFT_EXACT (-1.0)
+#define WEFT_SYNC_OPTIONS_INIT \
+  { sizeof(weft_sync_options), WEFT_DRIFT_ERROR, 0 }
+
+/* Brings gradients of weights that every rank of `axes` holds to one value, in place: WEFT_PARTIAL as
+ * weft_average_gradients does; WEFT_REPLICATE stays as it is where all replicas have the same bits, and is
+ * averaged else; WEFT_SHARD stays. WEFT_MISMATCH on all ranks, before any gradient changes, where a replica has drifted: the text
+ * names the gradient, and `ranks` are numbered as in `axes`. Blocks. `options` may be NULL, and are the same on all
+ * ranks. */
+weft_status weft_sync_replicated_gradients(const weft_tensor* gradients, int32_t count, const weft_mesh* axes,
+                                           const weft_sync_options* options, weft_error* error);
+
+/* The p-norm of all gradients of all ranks, each element counted once, over any mixture of layouts; p is 1 or more,
+ * or infinity. Collective among all ranks of the gradients' meshes; blocks. WEFT_LAYOUT where one is still
+ * WEFT_PARTIAL. A gradient without a layout counts on this rank alone. */
+weft_status weft_grad_norm(const weft_tensor* gradients, int32_t count, double p, double* norm,
+                           weft_error* error);
+
+/* What weft_clip_grad_norm does where the norm is not finite: WEFT_BAD_ARGUMENT on every rank, naming gradients and
+ * ranks; or nothing, so that the caller, who sees *norm, skips its step. */
+typedef int32_t weft_non_finite;
+enum { WEFT_NON_FINITE_ERROR = 0, WEFT_NON_FINITE_SKIP = 1 };
+
+typedef struct weft_clip_options {
+  uint32_t struct_size;
+  weft_non_finite non_finite;
+  double p; /* 0: 2 */
+} weft_clip_options;
+#define WEFT_CLIP_OPTIONS_INIT \
+  { sizeof(weft_clip_options), WEFT_NON_FINITE_ERROR, 0 }
+
+/* Scales all gradients by min(1, max_norm / (norm + 1e-6)); *norm is the norm before, and may be NULL. Otherwise as
+ * weft_grad_norm. `options` may be NULL. */
+weft_status weft_clip_grad_norm(const weft_tensor* gradients, int32_t count, double max_norm,
+                                const weft_clip_options* options, double* norm, weft_error* error);
+
+/* Buckets ------------------------------------------------------------------------------------------------------ */
+
+/* Reduces gradients in buckets while the rest of them is still computed. Give the entries in the order in which they
+ * become ready: mostly the reverse of forward.
+ *
+ *   for each step:  compute the gradients into slots, or into memory that was bound, calling weft_reducer_ready
+ *                   weft_reducer_finish; the gradients are the reduced ones now
+ *
+ * A gradient either lies in its slot, a part of a bucket in shared memory: nothing is copied. Or it lies in memory of
+ * the caller's: a small one is copied into its slot and back, one that fills a bucket alone is reduced where it lies.
+ *
+ * One thread per rank. Between weft_reducer_ready and the end of weft_reducer_finish a gradient belongs to the
+ * reduction: neither read nor write it. Several reducers over the same axes are independent; all ranks create and destroy them,
+ * and call weft_reducer_finish, in the same order, and in the first step also weft_reducer_ready. */
+typedef struct weft_reducer weft_reducer;
+
+typedef struct weft_reducer_entry {
+  const char* name; /* in errors */
+  int64_t count;    /* elements on this rank */
+  weft_dtype dtype;
+  weft_reduce_op op; /* WEFT_SUM, or WEFT_AVG where each rank has the mean over its own data */
+} weft_reducer_entry;
+
+/* What becomes of a gradient that nobody made ready: weft_reducer_finish fails on all ranks, naming it; or it counts
+ * as zeros of this rank. */
+typedef int32_t weft_unused;
+enum { WEFT_UNUSED_ERROR = 0, WEFT_UNUSED_ZEROS = 1 };
+
+typedef struct weft_reducer_options {
+  uint32_t struct_size;
+  weft_unused unused;
+  int64_t bucket_bytes; /* a bucket is closed when it has this many; 0: 4 MiB */
+} weft_reducer_options;
+#define WEFT_REDUCER_OPTIONS_INIT \
+  { sizeof(weft_reducer_options), WEFT_UNUSED_ERROR, 0 }
+
+/* Over all ranks of `axes`, a mesh of one or more axes; with one rank nothing moves. The same entries and options on
+ * all ranks: the first step compares them, and is WEFT_MISMATCH where they differ. Names are copied. `options` may be NULL. Does not block. */
+weft_status weft_reducer_create(const weft_mesh* axes, const weft_reducer_entry* entries, int32_t count,
+                                const weft_reducer_options* options, weft_reducer** reducer,
+                                weft_error* error);
+/* Slots are gone with it. A reduction still in flight is given up, and with it the group of the axes. */
+void weft_reducer_destroy(weft_reducer* reducer);
+
+/* Gradient i's place in its bucket: zeros at first. It lives as long as the reducer, but not after
+ * weft_reducer_bind(i). */
+weft_status weft_reducer_slot(const weft_reducer* reducer, int32_t i, weft_buffer* slot, weft_error* error);
+/* Gradient i is in the caller's memory from now on, which lives as long as the reducer, or until it is bound anew: in any step,
+ * before weft_reducer_ready. The same entries are bound on all ranks. Does not block. */
+weft_status weft_reducer_bind(weft_reducer* reducer, int32_t i, const weft_buffer* data, weft_error* error);
+/* Gradient i has its final value of this step. Sends what can be sent, and blocks in the first step alone, to compare the entries. */
+weft_status weft_reducer_ready(weft_reducer* reducer, int32_t i, weft_error* error);
+weft_status weft_reducer_is_ready(const weft_reducer* reducer, int32_t i, bool* ready, weft_error* error);
+/* Between the two, weft_reducer_ready only notes that a gradient has a value, any number of times, and sends nothing:
+ * for micro-batches before the last, whose gradients the caller adds up. They nest. WEFT_BAD_ARGUMENT for a begin
+ * after a gradient became ready in this step, and for an end without a begin. */
+weft_status weft_reducer_begin_no_sync(weft_reducer* reducer, weft_error* error);
+weft_status weft_reducer_end_no_sync(weft_reducer* reducer, weft_error* error);
+/* Blocks until every gradient is reduced, on all ranks. After a failed reduction the reducer is of no more use: every
+ * later call tells of the first failure. */
+weft_status weft_reducer_finish(weft_reducer* reducer, weft_error* error);
+
+/* How many buckets there are, and the bytes of each in the order they are sent. */
+weft_status weft_reducer_bucket_count(const weft_reducer* reducer, int32_t* count, weft_error* error);
+weft_status weft_reducer_bucket_bytes(const weft_reducer* reducer, int32_t bucket, int64_t* bytes,
+                                      weft_error* error);
+/* Reductions sent by weft_reducer_ready rather than by weft_reducer_finish so far: a measure of overlap. */
+weft_status weft_reducer_sent_early(const weft_reducer* reducer, int64_t* count, weft_error* error);
+
+/* Samples ------------------------------------------------------------------------------------------------------ */
+
+/* A shuffled walk through a data set, without repeats within a round, as a pure function of (seed, step): no state to
+ * save but the step. The global batch is the same for any number of data ranks, and each reads a part of it that lies
+ * in one piece. Any thread, several at once; nothing blocks or communicates. */
+typedef struct weft_sampler weft_sampler;
+
+/* `axis`: the data axis; ranks that differ on other axes alone read the same samples. */
+weft_status weft_sampler_create(const weft_mesh* axis, int64_t population, int64_t global_batch,
+                                uint64_t seed, weft_sampler** sampler, weft_error* error);
+void weft_sampler_destroy(weft_sampler* sampler);
+/* Where this rank's part lies in the global batch. */
+weft_status weft_sampler_part(const weft_sampler* sampler, int64_t* offset, int64_t* count,
+                              weft_error* error);
+/* The numbers of the samples of a step that this rank reads. `room`: of `samples`, at least the part's count. */
+weft_status weft_sampler_batch(const weft_sampler* sampler, int64_t step, int64_t* samples, int64_t room,
+                               weft_error* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* WEFT_C_GRADIENTS_H */

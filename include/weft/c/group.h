@@ -1,0 +1,155 @@
+/* Groups of ranks: how they meet, what they are made of, how they end. */
+#ifndef WEFT_C_GROUP_H
+#define WEFT_C_GROUP_H
+
+#include "weft/c/buffer.h"
+#include "weft/c/store.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* One rank's membership in a group of ranks. */
+typedef struct weft_group weft_group;
+
+/* Which threads make progress on calls. _CALLER: only a thread that waits, asks weft_work_done or starts a
+ * call. _THREAD: a helper thread of this rank as well, so that communication overlaps computation. */
+typedef int32_t weft_progress;
+enum { WEFT_PROGRESS_CALLER = 0, WEFT_PROGRESS_THREAD = 1 };
+
+typedef struct weft_group_options {
+  uint32_t struct_size;
+  /* NULL: "shm". "gloo", "mpi-openmpi", "mpi-mpich", "nccl" or another plug-in's name; "auto": shm if all ranks
+   * share this host, else the MPI under whose mpirun the program runs, else gloo. */
+  const char* backend;
+  const char* name;    /* appears in errors; NULL: "world" */
+  int64_t deadline_ns; /* of each call, and of the group's creation; 0: five minutes */
+  weft_progress progress;
+  /* Which rank of its process this one is, where ranks are threads; -1: as each function that makes a group
+   * says. */
+  int32_t process_rank;
+} weft_group_options;
+#define WEFT_GROUP_OPTIONS_INIT \
+  { sizeof(weft_group_options), NULL, NULL, 0, WEFT_PROGRESS_CALLER, -1 }
+
+/* Making groups. Each of these blocks until all ranks have called it, at most `deadline_ns`: then WEFT_TIMEOUT,
+ * naming the ranks that did not come. All ranks give the same options but for process_rank; `options` may be
+ * NULL.
+ *
+ * The group of all processes of a job: `weft run` and other launchers say in the environment who takes part;
+ * without one it is a group of one. process_rank -1: 0, one rank to a process. */
+weft_status weft_group_from_env(weft_context* context, const weft_group_options* options, weft_group** group,
+                                weft_error* error);
+/* The group of `size` ranks that meet in `store`, threads or processes; this one is rank `rank`. process_rank
+ * -1: `rank`, as where all ranks are threads of one process; processes of one rank each give 0. `store` may be
+ * NULL where size is 1. */
+weft_status weft_group_create(weft_context* context, weft_store* store, int32_t rank, int32_t size,
+                              const weft_group_options* options, weft_group** group, weft_error* error);
+/* The same by TCP: rank 0 serves at host:port, and the others join there. `port` is one that all ranks know, 1
+ * to 65535. Off loopback a secret is needed, see weft_store_server_options; NULL: none. The context of rank 0 keeps the server until its last handle is destroyed. process_rank -1: 0. */
+weft_status weft_group_create_tcp(weft_context* context, const char* host, int32_t port, const char* secret,
+                                  int32_t rank, int32_t size, const weft_group_options* options,
+                                  weft_group** group, weft_error* error);
+/* Copies the `bytes` bytes at `data` of rank 0 to `data` of all other ranks, and may block meanwhile. Not 0:
+ * it cannot. */
+typedef int32_t (*weft_broadcast_fn)(void* broadcast_data, void* data, size_t bytes);
+/* The group of ranks that another library connects already: rank 0 serves a store on a free port and tells the
+ * others where, with a random secret, by `broadcast`, which is called once on each rank, with the same number
+ * of bytes; not where size is 1. `host`: an address of rank 0's host that the others reach, given on rank 0; NULL: all ranks are on
+ * one host. The secret is as safe as `broadcast` is. The context of rank 0 keeps the server until its last
+ * handle is destroyed. process_rank -1: 0. Of an MPI communicator: weft_group_from_mpi (weft/weft_mpi.h).
+ * Fails with WEFT_SYSTEM where `broadcast` does not return 0, and with rank 0's error where it cannot serve. */
+weft_status weft_group_create_by_broadcast(weft_context* context, const char* host, int32_t rank,
+                                           int32_t size, weft_broadcast_fn broadcast, void* broadcast_data,
+                                           const weft_group_options* options, weft_group** group,
+                                           weft_error* error);
+/* Leaves the group, once its last Work is destroyed too: peers that still wait for this rank get
+ * WEFT_PEER_LOST. After a failure it may take up to 2 s, until nobody can touch the buffers of failed calls.
+ */
+void weft_group_destroy(weft_group* group);
+
+/* Groups of a group's ranks. They live on their own: `group` may be destroyed first. They have its backend,
+ * deadline and progress. Where `group` fails meanwhile, or a member has left it, they fail with its first
+ * cause.
+ *
+ * A group of `ranks` (ranks of `group`, in the order of their new ranks), which hold this rank. Only they call
+ * it; it blocks until they have. `name` appears in errors. */
+weft_status weft_group_subgroup(weft_group* group, const char* name, const int32_t* ranks, size_t rank_count,
+                                weft_group** subgroup, weft_error* error);
+/* The ranks that give the same color, 0 or more, ordered by (key, rank). All ranks of `group` call it; blocks
+ * until they have. Color -1: in no group, and *part becomes NULL. */
+weft_status weft_group_split(weft_group* group, int32_t color, int32_t key, weft_group** part,
+                             weft_error* error);
+/* The ranks of `group` on this rank's host, in the same order; all of them call it. */
+weft_status weft_group_split_by_host(weft_group* group, weft_group** part, weft_error* error);
+/* A group of the same ranks whose calls are independent of this one's. All of them call it. */
+weft_status weft_group_duplicate(weft_group* group, weft_group** duplicate, weft_error* error);
+/* The rank that `rank` has in the group that this one was made from by subgroup, split, duplicate or shrink;
+ * -1: it was not. */
+weft_status weft_group_parent_rank(const weft_group* group, int32_t rank, int32_t* parent_rank,
+                                   weft_error* error);
+
+/* What a group is. These do not block, but for weft_group_local_rank and _size. */
+weft_status weft_group_rank(const weft_group* group, int32_t* rank, weft_error* error);
+weft_status weft_group_size(const weft_group* group, int32_t* size, weft_error* error);
+/* This rank's place among the ranks of the group that are on its host, and how many these are. The first call
+ * reads the store, and may wait for ranks that have not told their host yet. */
+weft_status weft_group_local_rank(const weft_group* group, int32_t* local_rank, weft_error* error);
+weft_status weft_group_local_size(const weft_group* group, int32_t* local_size, weft_error* error);
+/* Valid as long as the handle. */
+weft_status weft_group_name(const weft_group* group, const char** name, weft_error* error);
+weft_status weft_group_backend(const weft_group* group, const char** backend, weft_error* error);
+
+/* What makes progress on calls: weft's own polling, a thread of the transport, a device's stream. */
+typedef int32_t weft_progress_style;
+enum { WEFT_PROGRESS_POLLED = 0, WEFT_PROGRESS_THREADED = 1, WEFT_PROGRESS_STREAM = 2 };
+#define WEFT_OP_BIT(op) (UINT64_C(1) << (op))
+#define WEFT_DTYPE_BIT(dtype) (UINT64_C(1) << (dtype))
+#define WEFT_TRAITS_REDUCE_OPS 32
+
+/* What a transport does itself (the rest is composed from it), and what it guarantees. */
+typedef struct weft_traits {
+  uint32_t struct_size;
+  weft_progress_style progress_style;
+  uint64_t ops;    /* WEFT_OP_BIT of each operation */
+  uint64_t dtypes; /* WEFT_DTYPE_BIT of each type that it moves */
+  /* For each weft_reduce_op, WEFT_DTYPE_BIT of the types that it combines itself. */
+  uint64_t reduces[WEFT_TRAITS_REDUCE_OPS];
+  weft_device device; /* whose memory it moves */
+  bool native_is_canonical;
+  bool spin;           /* a rank that waits may spin: there are no more ranks here than usable cores */
+  bool rings;          /* it wakes a rank that sleeps */
+  bool deadline;       /* a call that is not finished by its deadline fails with WEFT_TIMEOUT */
+  bool names_absent;   /* ... which names the ranks that had not arrived */
+  bool detects_death;  /* a rank that dies is WEFT_PEER_LOST on every survivor, before the deadline */
+  bool survives_death; /* survivors may go on, in other groups */
+  bool checks_calls;   /* ranks that call different things get WEFT_MISMATCH */
+  bool revocable;      /* after a failure it does not touch the callers' memory again */
+  bool quiesces;       /* weft_group_quiesce becomes true even where a peer is stopped */
+} weft_traits;
+#define WEFT_TRAITS_INIT \
+  { sizeof(weft_traits), 0, 0, 0, {0}, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+weft_status weft_group_traits(const weft_group* group, weft_traits* traits, weft_error* error);
+/* The same of the backend of that name, before there is a group; loads it where it must. */
+weft_status weft_backend_traits(weft_context* context, const char* backend, weft_traits* traits,
+                                weft_error* error);
+
+/* Fails every pending and later call of every rank with WEFT_ABORTED and this text. Does not block. */
+weft_status weft_group_abort(weft_group* group, const char* why, weft_error* error);
+/* After a failure: waits at most `limit_ns` (0: one look) until nobody can touch the buffers of failed calls
+ * any more, and says so in *quiet. */
+weft_status weft_group_quiesce(weft_group* group, int64_t limit_ns, bool* quiet, weft_error* error);
+
+/* After a failure: a group of the survivors, in *survivors, numbered in the order of their ranks in `group`.
+ * All who live call it. Ranks known to be dead or gone are left out at once, others after `limit_ns` (0: the
+ * group's deadline); who comes later gets WEFT_PEER_LOST with its own rank, and is in no group. Blocks that
+ * long, again for each rank that is lost meanwhile. Both groups are destroyed as ever. WEFT_PEER_LOST, too,
+ * where the store ended with the process that served it. */
+weft_status weft_group_shrink(weft_group* group, int64_t limit_ns, weft_group** survivors, weft_error* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* WEFT_C_GROUP_H */

@@ -1,0 +1,23 @@
+/* The flight recorder: what a group did last. */
+#ifndef WEFT_C_TRACE_H
+#define WEFT_C_TRACE_H
+
+#include "weft/c/group.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The last 1024 calls of this rank, as JSON: operation, dtype, count, call, posted and finished in ns, state,
+ * and the failure, if any (docs/traces.md). Any thread, at any time, also after a failure; does not wait for
+ * other ranks. Destroyed with weft_text_destroy. Where WEFT_TRACE names a folder it is written there when the
+ * group fails, and at every SIGUSR2. */
+weft_status weft_group_trace_json(const weft_group* group, weft_text** json, weft_error* error);
+/* The same for chrome://tracing and Perfetto. */
+weft_status weft_group_trace_chrome(const weft_group* group, weft_text** json, weft_error* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* WEFT_C_TRACE_H */

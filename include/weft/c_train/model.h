@@ -1,0 +1,99 @@
+/* Models over a mesh: a transformer by its configuration, its parameters, what it gives for tokens. */
+#ifndef WEFT_C_TRAIN_MODEL_H
+#define WEFT_C_TRAIN_MODEL_H
+
+#include "weft/c_train/compute.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* This rank's part of a model. For one thread at a time. Keeps its mesh and its weft_compute. */
+typedef struct weft_model weft_model;
+
+/* A decoder: pre-norm blocks of grouped-query attention with rotary positions and SwiGLU. */
+typedef struct weft_transformer_options {
+  uint32_t struct_size;
+  weft_dtype weights; /* what layers read: WEFT_F32, or WEFT_BF16 beside masters in f32 */
+  int64_t dim, layers, heads, kv_heads, ffn_hidden, vocab, max_seq;
+  int64_t head_size; /* features of a head; 0: dim / heads */
+  double rope_theta, norm_eps;
+  double init_std;           /* of the first values, which depend on `seed` and not on the mesh */
+  uint64_t seed;             /* the same on all ranks */
+  const char* data_axis;     /* the axis that divides batches; NULL: "dp" */
+  const char* tensor_axis;   /* the axis that divides layers; NULL: "tp" */
+  const char* const* frozen; /* what is not trained: paths of parameters or modules, in which * is one step */
+  int32_t frozen_count;
+  bool tied; /* the head uses the embedding's weight */
+} weft_transformer_options;
+#define WEFT_TRANSFORMER_OPTIONS_INIT                                                                   \
+  {                                                                                                     \
+    sizeof(weft_transformer_options), WEFT_F32, 256, 4, 8, 4, 768, 256, 512, 0, 10000.0, 1e-5, 0.02, 0, \
+        NULL, NULL, NULL, 0, false                                                                      \
+  }
+
+/* `mesh`: a whole mesh that has both axes, of size 1 where not wanted; `options` may be NULL. All ranks give the same
+ * options. No communication; no rank ever holds more than its part. WEFT_BAD_ARGUMENT with the arithmetic where the
+ * model does not fit the mesh. */
+weft_status weft_transformer_create(const weft_mesh* mesh, weft_compute* compute,
+                                    const weft_transformer_options* options, weft_model** model,
+                                    weft_error* error);
+void weft_model_destroy(weft_model* model);
+
+typedef struct weft_parameter {
+  uint32_t struct_size;
+  int32_t dim_count;
+  const char* name;               /* its path, "layers.0.mlp.up_proj.weight"; lives as long as the model */
+  int64_t extents[WEFT_MAX_DIMS]; /* of the whole */
+  int64_t local_extents[WEFT_MAX_DIMS]; /* of what this rank holds */
+  weft_buffer
+      value; /* f32, what this rank holds; lives as long as the model. To be read: weft_model_set_parameter writes */
+  bool trained;
+} weft_parameter;
+#define WEFT_PARAMETER_INIT \
+  { sizeof(weft_parameter), 0, NULL, {0}, {0}, {NULL, 0, WEFT_F32, WEFT_CPU}, false }
+
+/* Parameters are numbered from 0, in the same order on all ranks. */
+weft_status weft_model_parameter_count(const weft_model* model, int32_t* count, weft_error* error);
+weft_status weft_model_get_parameter(const weft_model* model, int32_t index, weft_parameter* parameter,
+                                     weft_error* error);
+/* The number of the parameter of this name; -1: there is none. */
+weft_status weft_model_find_parameter(const weft_model* model, const char* name, int32_t* index,
+                                      weft_error* error);
+/* How it lies over the mesh: a handle to be destroyed as any other. */
+weft_status weft_model_parameter_layout(const weft_model* model, int32_t index, weft_layout** layout,
+                                        weft_error* error);
+/* Copies what this rank holds of it from `value`: f32, as many elements as local_extents say, on the device of the
+ * weft_compute. */
+weft_status weft_model_set_parameter(weft_model* model, int32_t index, const weft_buffer* value,
+                                     weft_error* error);
+
+/* This rank's rows of a batch, on the host. Ranks that differ in their tensor axis alone give the same rows. */
+typedef struct weft_token_batch {
+  const int64_t* tokens; /* rows x sequence, each from 0 to vocab - 1 */
+  const int64_t*
+      labels; /* rows x sequence: for each token what follows it, or WEFT_IGNORED; not read where nothing is trained */
+  int64_t rows, sequence;
+  int64_t
+      global_rows; /* the rows of all ranks of the data axis, of which the first have one more where it is uneven; 0: as
+                          many as here on each */
+} weft_token_batch;
+#define WEFT_IGNORED (-100) /* a label that does not count */
+
+/* The model's scores for each token: `logits`, f32, rows x sequence x vocab elements. Collective over the tensor axis;
+ * blocks until it is done. */
+weft_status weft_model_logits(weft_model* model, const weft_token_batch* batch, const weft_buffer* logits,
+                              weft_error* error);
+
+/* Writes the folder directory/step-N, and names it in directory/latest when it is whole; a kill at any moment leaves the
+ * one before. Collective over the mesh; blocks. */
+weft_status weft_model_save(const weft_model* model, const char* directory, int64_t step, weft_error* error);
+/* Reads the parameters from directory's latest checkpoint, or from `directory` itself where that is one; also from one of
+ * a trainer, or of another mesh. `step`, which may be NULL, gets its step. Collective; blocks. */
+weft_status weft_model_load(weft_model* model, const char* directory, int64_t* step, weft_error* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* WEFT_C_TRAIN_MODEL_H */

@@ -1,0 +1,74 @@
+/* Training a model: the whole of a step, from tokens to new weights. */
+#ifndef WEFT_C_TRAIN_TRAINER_H
+#define WEFT_C_TRAIN_TRAINER_H
+
+#include "weft/c_train/model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The optimizer of a model with its state. For one thread at a time, the one that uses the model. Keeps the model. */
+typedef struct weft_trainer weft_trainer;
+
+typedef int32_t weft_optimizer;
+enum {
+  WEFT_ADAMW = 0, /* I. Loshchilov, F. Hutter, "Decoupled Weight Decay Regularization", 2019 */
+  WEFT_SGD = 1
+};
+
+typedef struct weft_trainer_options {
+  uint32_t struct_size;
+  weft_optimizer optimizer;
+  double beta1, beta2, eps; /* WEFT_ADAMW */
+  double weight_decay;      /* WEFT_ADAMW: of parameters of two dimensions or more; WEFT_SGD: of all */
+  double momentum;          /* WEFT_SGD */
+  double max_norm;          /* gradients are clipped to this norm; 0: not at all */
+  uint64_t seed;            /* of what is random in a pass; the same on all ranks */
+  bool
+      skip_non_finite; /* a step whose norm is not finite leaves the weights as they are, instead of an error */
+} weft_trainer_options;
+#define WEFT_TRAINER_OPTIONS_INIT \
+  { sizeof(weft_trainer_options), WEFT_ADAMW, 0.9, 0.95, 1e-8, 0.1, 0, 1, 0, false }
+
+/* `options` may be NULL; the same on all ranks. No communication. A model has one trainer at a time that takes steps. */
+weft_status weft_trainer_create(weft_model* model, const weft_trainer_options* options,
+                                weft_trainer** trainer, weft_error* error);
+void weft_trainer_destroy(weft_trainer* trainer);
+
+typedef struct weft_step_result {
+  uint32_t struct_size;
+  bool skipped;     /* see skip_non_finite */
+  int64_t step;     /* its number, from 0 */
+  int64_t tokens;   /* with a label, over all ranks */
+  double loss;      /* the mean cross-entropy of these, in nats */
+  double grad_norm; /* before clipping */
+} weft_step_result;
+#define WEFT_STEP_RESULT_INIT \
+  { sizeof(weft_step_result), false, 0, 0, 0, 0 }
+
+/* Forward, loss, backward, averaging over the data axis, sync over the tensor axis, clip, and one step of the optimizer
+ * with learning rate `rate`. Several batches are micro-batches, as many on every rank: their gradients add up to that of
+ * one batch of all their rows. `result` may be NULL. Collective over the mesh; blocks until it is done.
+ * WEFT_BAD_ARGUMENT on all ranks, before any pass, where the batch of one does not fit. After an error gradients are
+ * forgotten; whether weights changed depends on when it came. */
+weft_status weft_trainer_step(weft_trainer* trainer, const weft_token_batch* batches, int32_t batch_count,
+                              double rate, weft_step_result* result, weft_error* error);
+/* How many steps were taken. */
+weft_status weft_trainer_steps(const weft_trainer* trainer, int64_t* steps, weft_error* error);
+
+/* As weft_model_save and weft_model_load, with the state of the optimizer and the number of steps. Collective over the
+ * mesh; blocks. A checkpoint of a model alone, or of another optimizer, is refused: what is missing is listed. */
+weft_status weft_trainer_save(const weft_trainer* trainer, const char* directory, weft_error* error);
+weft_status weft_trainer_load(weft_trainer* trainer, const char* directory, weft_error* error);
+
+/* A learning rate that rises linearly to `peak` over the first `warmup` steps, then falls along half a cosine to `floor`
+ * at step `total`, and stays there. Steps count from 0. Needs 0 <= warmup < total and 0 <= floor <= peak. */
+weft_status weft_cosine_rate(double peak, double floor, int64_t warmup, int64_t total, int64_t step,
+                             double* rate, weft_error* error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* WEFT_C_TRAIN_TRAINER_H */

@@ -1,0 +1,64 @@
+// The transformer stage of weather models (miles-credit's WXFormer): windows near and far, by turns.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "weft/nn/feed_forward.hpp"
+#include "weft/nn/window_attention.hpp"
+#include "weft/tp/plan.hpp"
+
+namespace weft {
+
+struct WeatherStageConfig {
+  std::int64_t dim = 0, depth = 0;
+  std::int64_t head_dim = 32;  ///< dim / head_dim heads, rounded down
+  std::int64_t local_window = 0, global_window = 0;
+  std::int64_t mult = 4;  ///< hidden features of the feed-forward blocks: mult · dim
+  double dropout = 0;     ///< in the feed-forward blocks
+  double init_std = 0.02;
+
+  std::int64_t heads() const noexcept { return head_dim > 0 ? dim / head_dim : 0; }
+  /// Throws bad_argument naming what is wrong.
+  void check() const;
+};
+
+/// depth times: x += attention among neighbours, x += feed-forward, x += attention over strided windows, x += feed-forward; x,
+/// y: (batch, dim, height, width). Paths: `layers.<i>.<0 to 3>`, then those of WindowAttention and ChannelFeedForward.
+class WeatherStage : public Module {
+ public:
+  /// One of the depth.
+  class Block : public Module {
+   public:
+    explicit Block(const WeatherStageConfig& config);
+    WindowAttention near;
+    ChannelFeedForward near_feed_forward;
+    WindowAttention far;
+    ChannelFeedForward far_feed_forward;
+
+   private:
+    Tensors do_forward(Inputs x, Frame& frame) override;
+    Tensors do_backward(Inputs dy, Frame& frame) override;
+  };
+
+  explicit WeatherStage(const WeatherStageConfig& config);
+
+  Sequential layers;  ///< of Blocks
+  const WeatherStageConfig& config() const noexcept { return config_; }
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override { return layers.forward(x, frame); }
+  Tensors do_backward(Inputs dy, Frame& frame) override { return layers.backward(dy, frame); }
+  WeatherStageConfig config_;
+};
+
+/// The plan of a WindowAttention at `path` ("": the root): to_q, to_k and to_v by columns, that is by heads, with one boundary,
+/// which stands behind the norm that feeds them; to_out by rows. Norm and position bias are replicated; the gradients of the
+/// position bias are Partial(sum), since each rank has its own heads.
+Plan window_attention_plan(const std::string& path = "");
+/// The plan of a ChannelFeedForward: layers.1 by columns, layers.4 by rows.
+Plan channel_feed_forward_plan(const std::string& path = "");
+/// The plan of a WeatherStage: both, everywhere.
+Plan weather_stage_plan(const std::string& path = "");
+
+}  // namespace weft

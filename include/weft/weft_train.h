@@ -1,0 +1,17 @@
+/* Layers and training from C: column- and row-parallel linear layers on the caller's memory, a transformer by its
+ * configuration, its training step. C11; usable from C++ too. In libweft_train, which weft_train.pc and the CMake target
+ * weft::weft_train name; weft/weft.h comes with it, and its conventions hold here.
+ *
+ * What a rank computes with is a weft_compute. It, and whatever is made with it, belongs to one thread at a time;
+ * ranks that are threads have one each.
+ */
+#ifndef WEFT_WEFT_TRAIN_H
+#define WEFT_WEFT_TRAIN_H
+
+#include "weft/c_train/compute.h"
+#include "weft/c_train/linear.h"
+#include "weft/c_train/model.h"
+#include "weft/c_train/trainer.h"
+#include "weft/weft.h"
+
+#endif /* WEFT_WEFT_TRAIN_H */

@@ -1,0 +1,43 @@
+// What the ranks of a group called last: how a transport notes it, and how texts tell it. Pure functions and
+// plain values; any thread.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "weft/backends/call_record.hpp"
+#include "weft/base/last_call.hpp"
+
+namespace weft {
+
+/// What a rank called, of its record. A mark of kUsersCall stays.
+inline LastCall last_call_of(int rank, LastCall::State state, const CallRecord& record) noexcept {
+  LastCall c{.rank = rank, .state = state};
+  c.op = record.op;
+  c.dtype = record.dtype;
+  c.reduce = record.reduce;
+  c.root = record.root;
+  c.count = record.count;
+  c.call = record.call;
+  if (state == LastCall::State::in_flight) c.oldest = c.call;
+  return c;
+}
+/// A message that a rank waits in, of the user's. Its peer is -1 where it is not one rank.
+inline LastCall::Message message_of(const OpState& s) noexcept {
+  return {.op = s.op,
+          .dtype = s.dtype,
+          .peer = std::max(s.peer, -1),
+          .tag = s.tag,
+          .count = s.op == Op::send ? s.in_count : s.out_count};
+}
+/// Parts of composed calls are messages, too, and not worth telling.
+inline bool is_users_message(const OpState& s) noexcept { return s.user == nullptr && s.tag >= 0; }
+
+/// All of them as one sentence of bounded length, ranks that say the same together, and first those that are
+/// behind: "last calls: rank 3 finished barrier [call 16]; ranks 0, 1, 2 are in all_reduce f32 x4096 sum
+/// [call 17]". Empty where nothing is known of any rank.
+std::string tell_last_calls(std::span<const LastCall> calls);
+
+}  // namespace weft

@@ -1,0 +1,281 @@
+// Checkpoints in C. What blocks says so in weft/c/checkpoint.h.
+#include <algorithm>
+
+#include <fmt/ranges.h>
+
+#include "backends/caught.hpp"
+#include "capi/mesh_handles.hpp"
+#include "weft/checkpoint/checkpoint.hpp"
+#include "weft/checkpoint/reader.hpp"
+
+using weft::ErrorCode;
+namespace capi = weft::capi;
+
+struct weft_checkpoint_reader {
+  weft::CheckpointReader reader;
+  std::string folder;
+  std::vector<const std::pair<const std::string, std::string>*> extra;  // entries of the reader's info()
+};
+
+namespace {
+
+constexpr std::size_t kSaveOptionsFirstBytes = 8;
+static_assert(sizeof(weft_checkpoint_save_options) == kSaveOptionsFirstBytes);
+constexpr std::size_t kLoadOptionsFirstBytes = 24;
+static_assert(sizeof(weft_checkpoint_load_options) == kLoadOptionsFirstBytes);
+constexpr std::size_t kExportOptionsFirstBytes = 24;
+static_assert(sizeof(weft_checkpoint_export_options) == kExportOptionsFirstBytes);
+static_assert(sizeof(weft_checkpoint_string) == 16);  // have no struct_size: they stay as they are
+static_assert(sizeof(weft_checkpoint_tensor) == 88);
+
+// No Error, so that it is not taken for a fault of a checkpoint.
+struct CallbackThrew {
+  std::string words;
+};
+
+template <class Call>
+auto called(const Call& call) {
+  try {
+    return call();
+  } catch (...) {
+    throw CallbackThrew{weft::caught_words()};
+  }
+}
+
+[[noreturn]] void refuse_thrown(const char* function, const char* callback, const CallbackThrew& e) {
+  capi::refuse(ErrorCode::system, function, fmt::format("{} threw: {}", callback, e.words));
+}
+
+weft::DeviceMesh mesh_or_none(const weft_mesh* mesh) {
+  return mesh != nullptr ? mesh->mesh : weft::DeviceMesh();
+}
+
+weft::CheckpointExtra extra_of(const char* function, const weft_checkpoint_string* extra,
+                               std::int32_t count) {
+  weft::CheckpointExtra all;
+  int index = 0;
+  for (const weft_checkpoint_string& s : capi::list_of(function, extra, count, "extra", "extra_count")) {
+    const std::string entry = fmt::format("extra[{}]", index++);
+    const char* const key = capi::text_of(function, s.key, (entry + ".key").c_str());
+    const char* const value = capi::text_of(function, s.value, (entry + ".value").c_str());
+    if (!all.emplace(key, value).second)
+      capi::refuse(ErrorCode::bad_argument, function,
+                   fmt::format("{}.key is \"{}\", which stands in the list already", entry, key));
+  }
+  return all;
+}
+
+const weft_checkpoint_reader& reader_of(const char* function, const weft_checkpoint_reader* reader) {
+  return capi::given(function, reader, "reader");
+}
+
+// Entry `index` of a list of the reader's.
+template <class List>
+const auto& entry_of(const char* function, const List& list, std::int32_t index) {
+  if (index < 0 || static_cast<std::size_t>(index) >= list.size())
+    capi::refuse(
+        ErrorCode::bad_argument, function,
+        fmt::format("index is {}; expected {}", index,
+                    list.empty() ? "none, as there are none" : fmt::format("0 to {}", list.size() - 1)));
+  return list[static_cast<std::size_t>(index)];
+}
+
+}  // namespace
+
+weft_status weft_checkpoint_save(const char* directory, const weft_mesh* mesh, int64_t step,
+                                 const weft_tensor* tensors, int32_t count,
+                                 const weft_checkpoint_string* extra, int32_t extra_count,
+                                 const weft_checkpoint_save_options* options, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const char* const to = capi::text_of(function, directory, "directory");
+    const std::vector<weft::MutableNamedView> list = capi::tensors_of(function, tensors, count, "tensors");
+    const weft::CheckpointExtra strings = extra_of(function, extra, extra_count);
+    const weft_checkpoint_save_options o =
+        capi::read(function, options, weft_checkpoint_save_options WEFT_CHECKPOINT_SAVE_OPTIONS_INIT,
+                   kSaveOptionsFirstBytes, "WEFT_CHECKPOINT_SAVE_OPTIONS_INIT");
+    weft::save_checkpoint(to, mesh_or_none(mesh), step,
+                          std::vector<weft::NamedView>(list.begin(), list.end()), strings, {.keep = o.keep});
+  });
+}
+
+weft_status weft_checkpoint_load(const char* directory, const weft_mesh* mesh, const weft_tensor* tensors,
+                                 int32_t count, const weft_checkpoint_load_options* options, int64_t* step,
+                                 weft_text** folder, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const char* const from = capi::text_of(function, directory, "directory");
+    const std::vector<weft::MutableNamedView> list = capi::tensors_of(function, tensors, count, "tensors");
+    const weft_checkpoint_load_options o =
+        capi::read(function, options, weft_checkpoint_load_options WEFT_CHECKPOINT_LOAD_OPTIONS_INIT,
+                   kLoadOptionsFirstBytes, "WEFT_CHECKPOINT_LOAD_OPTIONS_INIT");
+    weft::LoadOptions load;
+    if (o.may_leave != nullptr)
+      load.may_leave = [&](std::string_view name) {
+        const std::string ended(name);
+        return called([&] { return o.may_leave(o.data, ended.c_str()); });
+      };
+    try {
+      const weft::CheckpointInfo info = weft::load_checkpoint(from, mesh_or_none(mesh), list, load);
+      if (folder != nullptr) *folder = new weft_text{info.folder.string()};
+      if (step != nullptr) *step = info.step;
+    } catch (const CallbackThrew& e) {
+      refuse_thrown(function, "options->may_leave", e);
+    }
+  });
+}
+
+weft_status weft_checkpoint_latest(const char* directory, weft_text** folder, int64_t* step,
+                                   weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const char* const in = capi::text_of(function, directory, "directory");
+    weft_text*& folder_to = capi::given(function, folder, "folder");
+    int64_t& step_to = capi::given(function, step, "step");
+    const std::optional<weft::CheckpointInfo> info = weft::latest_checkpoint(in);
+    folder_to = info ? new weft_text{info->folder.string()} : nullptr;
+    step_to = info ? info->step : -1;
+  });
+}
+
+weft_status weft_checkpoint_reader_open(const char* directory, weft_checkpoint_reader** reader,
+                                        weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const char* const from = capi::text_of(function, directory, "directory");
+    weft_checkpoint_reader*& to = capi::given(function, reader, "reader");
+    weft_checkpoint_reader opened{weft::CheckpointReader::open(from), {}, {}};
+    opened.folder = opened.reader.info().folder.string();
+    for (const auto& entry : opened.reader.info().extra) opened.extra.push_back(&entry);
+    to = new weft_checkpoint_reader(std::move(opened));  // copies of a CheckpointReader share its info
+  });
+}
+
+void weft_checkpoint_reader_destroy(weft_checkpoint_reader* reader) { delete reader; }
+
+weft_status weft_checkpoint_reader_step(const weft_checkpoint_reader* reader, int64_t* step,
+                                        weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const weft_checkpoint_reader& of = reader_of(function, reader);
+    capi::given(function, step, "step") = of.reader.info().step;
+  });
+}
+
+weft_status weft_checkpoint_reader_folder(const weft_checkpoint_reader* reader, const char** folder,
+                                          weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const weft_checkpoint_reader& of = reader_of(function, reader);
+    capi::given(function, folder, "folder") = of.folder.c_str();
+  });
+}
+
+weft_status weft_checkpoint_reader_mesh(const weft_checkpoint_reader* reader, const char** mesh,
+                                        weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const weft_checkpoint_reader& of = reader_of(function, reader);
+    capi::given(function, mesh, "mesh") = of.reader.info().mesh.c_str();
+  });
+}
+
+weft_status weft_checkpoint_reader_hashed(const weft_checkpoint_reader* reader, bool* hashed,
+                                          weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const weft_checkpoint_reader& of = reader_of(function, reader);
+    capi::given(function, hashed, "hashed") = of.reader.hashed();
+  });
+}
+
+weft_status weft_checkpoint_reader_extra_count(const weft_checkpoint_reader* reader, int32_t* count,
+                                               weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const weft_checkpoint_reader& of = reader_of(function, reader);
+    capi::given(function, count, "count") = static_cast<int32_t>(of.extra.size());
+  });
+}
+
+weft_status weft_checkpoint_reader_extra(const weft_checkpoint_reader* reader, int32_t index,
+                                         weft_checkpoint_string* extra, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const auto& [key, value] = *entry_of(function, reader_of(function, reader).extra, index);
+    capi::given(function, extra, "extra") = {key.c_str(), value.c_str()};
+  });
+}
+
+weft_status weft_checkpoint_reader_tensor_count(const weft_checkpoint_reader* reader, int32_t* count,
+                                                weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const weft_checkpoint_reader& of = reader_of(function, reader);
+    capi::given(function, count, "count") = static_cast<int32_t>(of.reader.names().size());
+  });
+}
+
+weft_status weft_checkpoint_reader_tensor(const weft_checkpoint_reader* reader, int32_t index,
+                                          weft_checkpoint_tensor* tensor, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const weft::CheckpointReader& of = reader_of(function, reader).reader;
+    const std::string& name = entry_of(function, of.names(), index);
+    const weft::CheckpointTensor& found = of.tensor(name);
+    weft_checkpoint_tensor& to = capi::given(function, tensor, "tensor");
+    to = {name.c_str(), static_cast<weft_dtype>(found.dtype), found.shape.rank(), {}, found.shape.count()};
+    std::copy(found.shape.begin(), found.shape.end(), to.extents);
+  });
+}
+
+weft_status weft_checkpoint_reader_find(const weft_checkpoint_reader* reader, const char* name,
+                                        int32_t* index, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const std::vector<std::string>& names = reader_of(function, reader).reader.names();
+    const std::string_view wanted = capi::text_of(function, name, "name");
+    const auto at = std::lower_bound(names.begin(), names.end(), wanted);
+    capi::given(function, index, "index") =
+        at != names.end() && *at == wanted ? static_cast<int32_t>(at - names.begin()) : -1;
+  });
+}
+
+weft_status weft_checkpoint_reader_read(const weft_checkpoint_reader* reader, int32_t index,
+                                        const weft_buffer* out, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const weft::CheckpointReader& of = reader_of(function, reader).reader;
+    const std::string& name = entry_of(function, of.names(), index);
+    const weft::Buffer to = capi::buffer_of(function, out, "out");
+    of.read_into(name, capi::view_of(to, of.tensor(name).shape));
+  });
+}
+
+weft_status weft_checkpoint_verify(const char* directory,
+                                   void (*progress)(void* data, int64_t bytes, int64_t all), void* data,
+                                   weft_text** faults, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const char* const of = capi::text_of(function, directory, "directory");
+    weft_text*& to = capi::given(function, faults, "faults");
+    std::function<void(std::int64_t, std::int64_t)> tell;
+    if (progress != nullptr)
+      tell = [&](std::int64_t bytes, std::int64_t all) { called([&] { progress(data, bytes, all); }); };
+    try {
+      to = new weft_text{fmt::format("{}", fmt::join(weft::verify_checkpoint(of, tell), "\n"))};
+    } catch (const CallbackThrew& e) {
+      refuse_thrown(function, "progress", e);
+    }
+  });
+}
+
+weft_status weft_checkpoint_export(const char* directory, const char* file,
+                                   const weft_checkpoint_export_options* options, int64_t* written,
+                                   weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const char* const from = capi::text_of(function, directory, "directory");
+    const char* const path = capi::text_of(function, file, "file");
+    const weft_checkpoint_export_options o =
+        capi::read(function, options, weft_checkpoint_export_options WEFT_CHECKPOINT_EXPORT_OPTIONS_INIT,
+                   kExportOptionsFirstBytes, "WEFT_CHECKPOINT_EXPORT_OPTIONS_INIT");
+    weft::ExportOptions to;
+    if (o.rename != nullptr)
+      to.rename = [&](std::string_view name) {
+        const std::string ended(name);
+        const char* const given = called([&] { return o.rename(o.data, ended.c_str()); });
+        return std::string(given != nullptr ? given : "");
+      };
+    try {
+      const std::size_t tensors = weft::export_checkpoint(from, path, to);
+      if (written != nullptr) *written = static_cast<int64_t>(tensors);
+    } catch (const CallbackThrew& e) {
+      refuse_thrown(function, "options->rename", e);
+    }
+  });
+}

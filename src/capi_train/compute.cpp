@@ -1,0 +1,46 @@
+// What a rank computes with, in C.
+#include "capi/values.hpp"
+#include "capi_train/handles.hpp"
+
+namespace weft::capi {
+
+Compute& compute_of(const char* function, const weft_compute* compute) {
+  ComputeState& state = *given(function, compute, "compute").state;
+  state.context->context.check_fork(function);
+  return state.compute;
+}
+
+}  // namespace weft::capi
+
+namespace capi = weft::capi;
+
+namespace {
+
+constexpr std::size_t kComputeOptionsFirstBytes = 12;
+static_assert(sizeof(weft_compute_options) == kComputeOptionsFirstBytes);
+
+}  // namespace
+
+weft_status weft_compute_create(weft_context* context, const weft_compute_options* options,
+                                weft_compute** compute, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    weft_context& in = capi::given(function, context, "context");
+    weft_compute*& to = capi::given(function, compute, "compute");
+    const weft_compute_options o =
+        capi::read(function, options, weft_compute_options WEFT_COMPUTE_OPTIONS_INIT,
+                   kComputeOptionsFirstBytes, "WEFT_COMPUTE_OPTIONS_INIT");
+    in.state->context.check_fork(function);
+    const weft_buffer somewhere = {nullptr, 0, WEFT_F32, o.device};
+    const weft::Device device = capi::buffer_of(function, &somewhere, "options").device;
+    to = new weft_compute{std::make_shared<capi::ComputeState>(in.state, o.threads, device)};
+  });
+}
+
+void weft_compute_destroy(weft_compute* compute) { delete compute; }
+
+weft_status weft_compute_threads(const weft_compute* compute, int32_t* threads, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const weft::Compute& c = capi::compute_of(function, compute);
+    capi::given(function, threads, "threads") = c.threads();
+  });
+}

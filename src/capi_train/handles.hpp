@@ -1,0 +1,24 @@
+// The types behind the handles of weft_train.h. As those of weft.h, a handle keeps what it needs alive.
+#pragma once
+
+#include "capi/handles.hpp"
+#include "weft/host/compute.hpp"
+#include "weft/weft_train.h"
+
+namespace weft::capi {
+
+struct ComputeState {
+  ComputeState(std::shared_ptr<ContextState> context_in, int threads, Device device)
+      : context(std::move(context_in)), compute(context->context, threads, device) {}
+  std::shared_ptr<ContextState> context;
+  Compute compute;
+};
+
+/// Throws where `compute` is NULL, and unsupported in a child made by fork().
+Compute& compute_of(const char* function, const weft_compute* compute);
+
+}  // namespace weft::capi
+
+struct weft_compute {
+  std::shared_ptr<weft::capi::ComputeState> state;
+};

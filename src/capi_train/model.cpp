@@ -1,0 +1,226 @@
+// Models in C. What is collective or blocks says so in weft/c_train/model.h.
+#include "capi_train/model_handles.hpp"
+
+#include "weft/host/copy.hpp"
+#include "weft/train/checkpoint.hpp"
+
+using weft::ErrorCode;
+using weft::Parameter;
+namespace capi = weft::capi;
+
+namespace weft::capi {
+
+static_assert(sizeof(weft_token_batch) == 40);  // has no struct_size: it stays as it is
+
+ModelState& model_of(const char* function, const weft_model* model) {
+  ModelState& state = *given(function, model, "model").state;
+  state.compute->context->context.check_fork(function);
+  return state;
+}
+
+TensorView elements(const char* function, const weft_buffer* buffer, const char* which, const Shape& shape,
+                    std::string_view whose, const Compute& compute) {
+  const Buffer b = buffer_of(function, buffer, which);
+  const auto wrong = [&](const std::string& text) {
+    refuse(ErrorCode::bad_argument, function, fmt::format("{}->{}", which, text));
+  };
+  if (b.dtype != DType::f32) wrong(fmt::format("dtype is {}; expected f32", name(b.dtype)));
+  if (b.device != compute.device())
+    wrong(fmt::format("device is {}; expected {}, the device of the weft_compute", to_string(b.device),
+                      to_string(compute.device())));
+  if (b.count != shape.count())
+    wrong(fmt::format("count is {}; expected {}, of {} {}", b.count, shape.count(), whose, to_string(shape)));
+  if (b.data == nullptr && b.count != 0) wrong(fmt::format("data is NULL; expected {} elements", b.count));
+  return {static_cast<std::byte*>(b.data), b.dtype, b.device, shape, row_major(shape)};
+}
+
+void copy(Compute& compute, const ConstTensorView& from, const TensorView& to) {
+  if (from.count() == 0) return;
+  weft::copy(compute.context(), from, to, compute.stream());
+  compute.wait();
+}
+
+TokenBatch batch_of(const weft_token_batch& b) {
+  return {b.tokens, b.labels, b.rows, b.sequence, b.global_rows};
+}
+
+}  // namespace weft::capi
+
+namespace {
+
+constexpr std::size_t kTransformerOptionsFirstBytes = 136, kParameterFirstBytes = 176;
+static_assert(sizeof(weft_transformer_options) == kTransformerOptionsFirstBytes);
+static_assert(sizeof(weft_parameter) == kParameterFirstBytes);
+static_assert(weft::Dims::kMaxDims == WEFT_MAX_DIMS);
+static_assert(weft::CrossEntropy::kIgnore == WEFT_IGNORED);
+
+weft::TransformerConfig config_of(const weft_transformer_options& o) {
+  weft::TransformerConfig c;
+  c.dim = o.dim;
+  c.layers = o.layers;
+  c.heads = o.heads;
+  c.kv_heads = o.kv_heads;
+  c.ffn_hidden = o.ffn_hidden;
+  c.vocab = o.vocab;
+  c.max_seq = o.max_seq;
+  c.head_size = o.head_size;
+  c.rope_theta = o.rope_theta;
+  c.norm_eps = o.norm_eps;
+  c.init_std = o.init_std;
+  c.tied = o.tied;
+  return c;
+}
+
+weft::BuildOptions build_options_of(const char* function, const weft_transformer_options& o) {
+  weft::BuildOptions build;
+  if (o.data_axis != nullptr) build.data_axis = o.data_axis;
+  if (o.tensor_axis != nullptr) build.tensor_axis = o.tensor_axis;
+  build.seed = o.seed;
+  if (o.weights != WEFT_F32 && o.weights != WEFT_BF16)
+    capi::refuse(ErrorCode::bad_argument, function,
+                 fmt::format("options->weights is {}; expected {} (WEFT_F32) or {} (WEFT_BF16)", o.weights,
+                             static_cast<int>(WEFT_F32), static_cast<int>(WEFT_BF16)));
+  build.dtype = static_cast<weft::DType>(o.weights);
+  for (const std::string_view path :
+       capi::names_of(function, o.frozen, o.frozen_count, "options->frozen", "options->frozen_count"))
+    build.frozen.emplace_back(path);
+  return build;
+}
+
+// Whether so many elements can be.
+bool fits(const weft::Shape& shape) {
+  std::int64_t bytes = 4;
+  for (const std::int64_t extent : shape)
+    if (extent < 0 || __builtin_mul_overflow(bytes, extent, &bytes)) return false;
+  return true;
+}
+
+Parameter& parameter_of(const char* function, const capi::ModelState& model, int32_t index) {
+  const auto count = static_cast<int32_t>(model.parameters.size());
+  if (index < 0 || index >= count)
+    capi::refuse(ErrorCode::bad_argument, function,
+                 fmt::format("index is {}; expected 0 to {}", index, count - 1));
+  return *model.parameters[static_cast<std::size_t>(index)];
+}
+
+void set_extents(std::int64_t* to, const weft::Shape& shape) {
+  for (int d = 0; d < shape.rank(); ++d) to[d] = shape[d];
+}
+
+weft_parameter described(const Parameter& p) {
+  weft_parameter d = WEFT_PARAMETER_INIT;
+  const weft::Tensor& master = p.master();
+  d.dim_count = p.global_shape().rank();
+  d.name = p.path().c_str();
+  set_extents(d.extents, p.global_shape());
+  set_extents(d.local_extents, master.shape());
+  const weft_device device =
+      master.device() == weft::Device{} ? WEFT_CPU : WEFT_CUDA(weft_device{master.device().index});
+  d.value = {master.data(), master.count(), WEFT_F32, device};
+  d.trained = p.trainable();
+  return d;
+}
+
+}  // namespace
+
+weft_status weft_transformer_create(const weft_mesh* mesh, weft_compute* compute,
+                                    const weft_transformer_options* options, weft_model** model,
+                                    weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const weft_mesh& over = capi::given(function, mesh, "mesh");
+    capi::compute_of(function, compute);
+    weft_model*& to = capi::given(function, model, "model");
+    const weft_transformer_options o =
+        capi::read(function, options, weft_transformer_options WEFT_TRANSFORMER_OPTIONS_INIT,
+                   kTransformerOptionsFirstBytes, "WEFT_TRANSFORMER_OPTIONS_INIT");
+    if (!over.mesh.is_root())
+      capi::refuse(
+          ErrorCode::bad_argument, function,
+          fmt::format("mesh is {}, a part of {}; expected a whole mesh", weft::to_string(over.mesh.shape()),
+                      weft::to_string(over.mesh.root().shape())));
+    to = new weft_model{std::make_shared<capi::ModelState>(compute->state, over.owner, over.mesh,
+                                                           config_of(o), build_options_of(function, o))};
+  });
+}
+
+void weft_model_destroy(weft_model* model) { delete model; }
+
+weft_status weft_model_parameter_count(const weft_model* model, int32_t* count, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const capi::ModelState& m = capi::model_of(function, model);
+    capi::given(function, count, "count") = static_cast<int32_t>(m.parameters.size());
+  });
+}
+
+weft_status weft_model_get_parameter(const weft_model* model, int32_t index, weft_parameter* parameter,
+                                     weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const capi::ModelState& m = capi::model_of(function, model);
+    weft_parameter& to = capi::given(function, parameter, "parameter");
+    capi::answer(function, to, described(parameter_of(function, m, index)), kParameterFirstBytes, "parameter",
+                 "WEFT_PARAMETER_INIT");
+  });
+}
+
+weft_status weft_model_find_parameter(const weft_model* model, const char* name, int32_t* index,
+                                      weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const capi::ModelState& m = capi::model_of(function, model);
+    const std::string_view wanted = &capi::given(function, name, "name");
+    int32_t& to = capi::given(function, index, "index");
+    const auto found = std::find_if(m.parameters.begin(), m.parameters.end(),
+                                    [&](const Parameter* p) { return p->path() == wanted; });
+    to = found == m.parameters.end() ? -1 : static_cast<int32_t>(found - m.parameters.begin());
+  });
+}
+
+weft_status weft_model_parameter_layout(const weft_model* model, int32_t index, weft_layout** layout,
+                                        weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const capi::ModelState& m = capi::model_of(function, model);
+    weft_layout*& to = capi::given(function, layout, "layout");
+    to = new weft_layout{m.owner, parameter_of(function, m, index).layout()};
+  });
+}
+
+weft_status weft_model_set_parameter(weft_model* model, int32_t index, const weft_buffer* value,
+                                     weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const capi::ModelState& m = capi::model_of(function, model);
+    Parameter& p = parameter_of(function, m, index);
+    const weft::Tensor& to = p.master();
+    capi::copy(m.compute->compute,
+               capi::elements(function, value, "value", to.shape(), p.path(), m.compute->compute), to.view());
+    p.write_master();
+  });
+}
+
+weft_status weft_model_logits(weft_model* model, const weft_token_batch* batch, const weft_buffer* logits,
+                              weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    capi::ModelState& m = capi::model_of(function, model);
+    const weft::TokenBatch of = capi::batch_of(capi::given(function, batch, "batch"));
+    weft::Shape expected{of.rows, of.sequence, m.parts.model->config().vocab};
+    if (!fits(expected)) expected = {0};  // compute_logits() says what is wrong with them
+    const weft::TensorView to =
+        capi::elements(function, logits, "logits", expected, "the scores", m.compute->compute);
+    capi::copy(m.compute->compute, weft::compute_logits(m.parts, m.compute->compute, of).view(), to);
+  });
+}
+
+weft_status weft_model_save(const weft_model* model, const char* directory, int64_t step, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const capi::ModelState& m = capi::model_of(function, model);
+    weft::save_checkpoint(&capi::given(function, directory, "directory"), m.parts.mesh, step, *m.parts.model,
+                          nullptr);
+  });
+}
+
+weft_status weft_model_load(weft_model* model, const char* directory, int64_t* step, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const capi::ModelState& m = capi::model_of(function, model);
+    const weft::CheckpointInfo info = weft::load_checkpoint(&capi::given(function, directory, "directory"),
+                                                            m.parts.mesh, *m.parts.model, nullptr);
+    if (step != nullptr) *step = info.step;
+  });
+}

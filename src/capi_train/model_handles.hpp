@@ -1,0 +1,48 @@
+// The types behind weft_model and weft_trainer, and what their functions share.
+#pragma once
+
+#include <algorithm>
+#include <string_view>
+
+#include "capi/mesh_handles.hpp"
+#include "capi_train/handles.hpp"
+#include "weft/models/trainer.hpp"
+
+namespace weft::capi {
+
+struct ModelState {
+  ModelState(std::shared_ptr<ComputeState> compute_in, MeshOwner owner_in, const DeviceMesh& mesh,
+             const TransformerConfig& config, const BuildOptions& options)
+      : compute(std::move(compute_in)),
+        owner(std::move(owner_in)),
+        parts(build_parallel_model(config, mesh, compute->compute, options)),
+        parameters(parts.parameters()) {}
+  std::shared_ptr<ComputeState> compute;
+  MeshOwner owner;
+  ParallelModel parts;  // destroyed before its mesh
+  std::vector<Parameter*> parameters;
+};
+
+/// Throws where `model` is NULL, and unsupported in a child made by fork().
+ModelState& model_of(const char* function, const weft_model* model);
+
+TokenBatch batch_of(const weft_token_batch& batch);
+
+/// A buffer of the caller's that has, or takes, f32 elements of this shape on the device of `compute`. `whose` are they:
+/// "logits->count is 7; expected 8, of the scores (2, 4)".
+TensorView elements(const char* function, const weft_buffer* buffer, const char* which, const Shape& shape,
+                    std::string_view whose, const Compute& compute);
+
+/// to = from; the host waits.
+void copy(Compute& compute, const ConstTensorView& from, const TensorView& to);
+
+}  // namespace weft::capi
+
+struct weft_model {
+  std::shared_ptr<weft::capi::ModelState> state;
+};
+
+struct weft_trainer {
+  std::shared_ptr<weft::capi::ModelState> model;
+  std::unique_ptr<weft::Trainer> trainer;
+};

@@ -1,0 +1,177 @@
+#include "checkpoint/parts.hpp"
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <utility>
+
+#include "base/regular_file.hpp"
+#include "checkpoint/content_hash.hpp"
+#include "checkpoint/file_io.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft {
+namespace {
+
+constexpr std::string_view kLatestHash = "\nxxh3 ";
+
+// The folder that `latest` names, or nothing. One that people have written has no hash.
+std::optional<std::filesystem::path> latest_folder(const std::filesystem::path& directory) {
+  constexpr std::size_t kMostBytes = 4096;
+  const std::filesystem::path latest = directory / kLatestFile;
+  if (!is_there(latest)) return std::nullopt;
+  std::string name = read_regular_file(latest, fmt::format("checkpoint: {}:", latest.string()), kMostBytes);
+  if (const std::size_t line = name.find('\n');
+      line != name.npos && name.substr(line).starts_with(kLatestHash)) {
+    const std::string folder = name.substr(0, line);
+    if (name != latest_text(folder))
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("checkpoint: {} is not as it was written: it has the hash of another name than "
+                              "\"{}\"",
+                              latest.string(), folder));
+    name = folder;
+  }
+  while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
+  if (const auto why = why_no_file_name(name))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("checkpoint: {} names what is {}; expected the name of a folder beside it",
+                            latest.string(), *why));
+  if (!is_there(directory / name / kIndexFile))
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("checkpoint: {} names \"{}\", which is no checkpoint beside it", latest.string(), name));
+  return directory / name;
+}
+
+// Copies a box of a row-major tensor into the same box of another; offsets within each.
+void copy_box(const std::byte* from, const Shape& from_shape, const Dims& from_offset, std::byte* to,
+              const Shape& to_shape, const Dims& to_offset, const Shape& box, int element_bytes) {
+  const Strides from_strides = row_major(from_shape), to_strides = row_major(to_shape);
+  const int last = box.rank() - 1;
+  std::int64_t from_at = 0, to_at = 0;
+  for (int d = 0; d <= last; ++d) {
+    from_at += from_offset[d] * from_strides[d];
+    to_at += to_offset[d] * to_strides[d];
+  }
+  const std::int64_t run = last < 0 ? 1 : box[last];
+  Dims at = box;  // counts through all dimensions but the last
+  for (int d = 0; d <= last; ++d) at[d] = 0;
+  while (true) {
+    std::memcpy(to + to_at * element_bytes, from + from_at * element_bytes,
+                static_cast<std::size_t>(run * element_bytes));
+    int d = last - 1;
+    for (; d >= 0; --d) {
+      from_at += from_strides[d];
+      to_at += to_strides[d];
+      if (++at[d] < box[d]) break;
+      from_at -= box[d] * from_strides[d];
+      to_at -= box[d] * to_strides[d];
+      at[d] = 0;
+    }
+    if (d < 0) return;
+  }
+}
+
+}  // namespace
+
+CheckpointIndex read_index(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / kIndexFile;
+  return index_from_json(
+      path, read_regular_file(path, fmt::format("checkpoint: {}:", path.string()), kMaxIndexBytes));
+}
+
+CheckpointInfo info_of(const std::filesystem::path& folder, const CheckpointIndex& index) {
+  return {folder, index.step, index.mesh, index.extra};
+}
+
+std::filesystem::path folder_to_load(const std::filesystem::path& directory) {
+  if (is_there(directory / kIndexFile)) return directory;
+  if (const auto folder = latest_folder(directory)) return *folder;
+  throw Error(ErrorCode::bad_argument, fmt::format("checkpoint: {} holds no checkpoint: neither {} nor {}",
+                                                   directory.string(), kLatestFile, kIndexFile));
+}
+
+std::string latest_text(std::string_view folder) {
+  return fmt::format("{}{}{}\n", folder, kLatestHash,
+                     hash_text(content_hash(std::as_bytes(std::span(folder)))));
+}
+
+std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& directory) {
+  const auto folder = latest_folder(directory);
+  if (!folder) return std::nullopt;
+  return info_of(*folder, read_index(*folder));
+}
+
+SafetensorsFile PartFiles::open(const std::string& name) const {
+  SafetensorsFile file = SafetensorsFile::open(folder_ / name);
+  const auto known = index_.files.find(name);
+  if (known != index_.files.end() && file.header_hash() != known->second.header_hash)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("checkpoint: {}: its header is not the one that was written: it has the hash {}, "
+                            "the index says {}",
+                            file.path().string(), hash_text(file.header_hash()),
+                            hash_text(known->second.header_hash)));
+  return file;
+}
+
+const SafetensorsFile& PartFiles::of(const std::string& name) {
+  auto found = files_.find(name);
+  if (found == files_.end()) found = files_.emplace(name, open(name)).first;
+  return found->second;
+}
+
+const SafetensorsFile& PartFiles::of(const CheckpointPart& part, const std::string& tensor, DType dtype) {
+  const std::string& name = part.name.empty() ? tensor : part.name;
+  const SafetensorsFile& file = of(part.file);
+  const SafetensorsInfo& info = file.info(name);
+  if (info.shape != part.box.shape || info.dtype != dtype)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("load_checkpoint: {} has {} as {} {}; the index says {} {}",
+                            (folder_ / part.file).string(), name, weft::name(info.dtype),
+                            to_string(info.shape), weft::name(dtype), to_string(part.box.shape)));
+  return file;
+}
+
+// Fills one of this rank's boxes of a tensor from every part that overlaps with it. Of a part only the rows (of the
+// first dimension) that are needed are read: straight into place where they are whole rows of ours, too, else
+// through a buffer.
+void read_tensor(PartFiles& files, const CheckpointEntry& entry, const MutableNamedView& tensor,
+                 const HeldBox& held) {
+  const Box& mine = held.box;
+  const Shape& local = tensor.data.shape;
+  const std::string whole_name(tensor.name);
+  const int element = size_bytes(entry.dtype);
+  std::vector<std::byte> buffer;
+  for (const CheckpointPart& part : entry.parts) {
+    const Box shared = intersection(part.box, mine);
+    if (shared.shape.count() == 0) continue;
+    const SafetensorsFile& file = files.of(part, whole_name, entry.dtype);
+    const std::string& name = part.name.empty() ? whole_name : part.name;
+    Dims in_part = shared.offset, in_mine = shared.offset;
+    for (int d = 0; d < shared.offset.rank(); ++d) {
+      in_part[d] -= part.box.offset[d];
+      in_mine[d] += held.at[d] - mine.offset[d];
+    }
+    if (shared.shape.rank() == 0) {
+      read_verified(file, name, 0, {tensor.data.data, static_cast<std::size_t>(element)});
+      continue;
+    }
+    const std::int64_t part_row = part.box.shape.count() / part.box.shape[0] * element;
+    const std::int64_t mine_row = local.count() / local[0] * element;
+    const std::int64_t rows = shared.shape[0];
+    const auto bytes = static_cast<std::size_t>(rows * part_row);
+    const bool whole_rows = shared.shape.count() == rows * (part_row / element) && part_row == mine_row;
+    if (whole_rows) {
+      read_verified(file, name, in_part[0] * part_row, {tensor.data.data + in_mine[0] * mine_row, bytes});
+      continue;
+    }
+    buffer.resize(bytes);
+    read_verified(file, name, in_part[0] * part_row, buffer);
+    Shape read_shape = part.box.shape;
+    read_shape[0] = rows;
+    in_part[0] = 0;
+    copy_box(buffer.data(), read_shape, in_part, tensor.data.data, local, in_mine, shared.shape, element);
+  }
+}
+
+}  // namespace weft

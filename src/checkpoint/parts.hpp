@@ -1,0 +1,41 @@
+// Finding a checkpoint and reading parts of its tensors. For one thread at a time.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "checkpoint/index.hpp"
+#include "weft/checkpoint/safetensors.hpp"
+
+namespace weft {
+
+/// `directory`'s latest checkpoint, or `directory` itself where that is one. Throws bad_argument where there is none.
+std::filesystem::path folder_to_load(const std::filesystem::path& directory);
+CheckpointIndex read_index(const std::filesystem::path& folder);
+CheckpointInfo info_of(const std::filesystem::path& folder, const CheckpointIndex& index);
+
+/// The files of one checkpoint, each opened when first asked for. The index must outlive it.
+class PartFiles {
+ public:
+  PartFiles(std::filesystem::path folder, const CheckpointIndex& index)
+      : folder_(std::move(folder)), index_(index) {}
+
+  /// The file of that name. Throws bad_argument where its header is not the one that was written.
+  const SafetensorsFile& of(const std::string& name);
+  /// The file of a part, after a check that it holds what the index says.
+  const SafetensorsFile& of(const CheckpointPart& part, const std::string& tensor, DType dtype);
+
+ private:
+  SafetensorsFile open(const std::string& name) const;
+  std::filesystem::path folder_;
+  const CheckpointIndex& index_;
+  std::map<std::string, SafetensorsFile> files_;
+};
+
+/// Fills one of this rank's boxes of a tensor from every part that overlaps with it.
+void read_tensor(PartFiles& files, const CheckpointEntry& entry, const MutableNamedView& tensor,
+                 const HeldBox& held);
+
+}  // namespace weft

@@ -1,0 +1,296 @@
+#include "weft/nn/conv.hpp"
+
+#include <fmt/format.h>
+
+#include "nn/operands.hpp"
+#include "weft/base/error.hpp"
+#include "weft/nn/layouts.hpp"
+
+namespace weft {
+namespace {
+
+using kernels::Padding;
+using kernels::Stored;
+
+constexpr int kChannels = 1;  // the dimension of x and y
+
+std::string shown(const Extent2d& e) {
+  return e.height == e.width ? std::to_string(e.height) : fmt::format("{}x{}", e.height, e.width);
+}
+
+std::string_view name_of(Padding padding) {
+  switch (padding) {
+    case Padding::zeros: return "zeros";
+    case Padding::reflect: return "reflect";
+    case Padding::replicate: return "replicate";
+    case Padding::circular: return "circular";
+  }
+  return "unknown";
+}
+
+// What makes it no product over channels; empty: it is one.
+std::string not_plain(const Conv2dConfig& c) {
+  if (!(c.kernel == Extent2d(1))) return "kernel " + shown(c.kernel);
+  if (!(c.stride == Extent2d(1))) return "stride " + shown(c.stride);
+  if (!(c.padding == Extent2d(0))) return "padding " + shown(c.padding);
+  if (!(c.dilation == Extent2d(1))) return "dilation " + shown(c.dilation);
+  if (c.groups != 1) return fmt::format("groups {}", c.groups);
+  if (c.padding_mode != Padding::zeros) return fmt::format("padding mode {}", name_of(c.padding_mode));
+  return "";
+}
+
+void check(const Conv2dConfig& c) {
+  const auto refuse = [](const std::string& text) {
+    throw Error(ErrorCode::bad_argument, "conv2d: " + text);
+  };
+  const auto at_least = [&](const char* what, const Extent2d& e, std::int64_t least) {
+    if (e.height < least || e.width < least)
+      refuse(fmt::format("{} is {}; expected at least {}", what, shown(e), least));
+  };
+  at_least("in", c.in, 1);
+  at_least("out", c.out, 1);
+  at_least("kernel", c.kernel, 1);
+  at_least("stride", c.stride, 1);
+  at_least("padding", c.padding, 0);
+  at_least("dilation", c.dilation, 1);
+  at_least("groups", c.groups, 1);
+  for (const auto& [what, channels] : {std::pair{"in", c.in}, std::pair{"out", c.out}})
+    if (channels % c.groups != 0)
+      refuse(fmt::format("{} {} does not divide into groups {}", what, channels, c.groups));
+}
+
+// What the kernel sees of one map of this size. Throws bad_argument where nothing comes out, or where the padding needs more
+// pixels than there are.
+kernels::UnfoldShape unfolding(const Module& module, const Conv2dConfig& c, const Tensor& x) {
+  const auto out = [&](const char* what, std::int64_t size, std::int64_t kernel, std::int64_t stride,
+                       std::int64_t padding, std::int64_t dilation) {
+    const std::int64_t most = c.padding_mode == Padding::reflect    ? size - 1
+                              : c.padding_mode == Padding::circular ? size
+                                                                    : padding;
+    if (padding > most || (c.padding_mode == Padding::replicate && padding > 0 && size == 0))
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("{} has {} {}; {} padding of {} needs more", layouts::named(module, "x").text(),
+                              what, size, name_of(c.padding_mode), padding));
+    const std::int64_t left = size + 2 * padding - dilation * (kernel - 1) - 1;
+    if (left < 0)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("{} has {} {}; expected at least {}, for kernel {}, dilation {} and padding {}",
+                              layouts::named(module, "x").text(), what, size,
+                              dilation * (kernel - 1) + 1 - 2 * padding, kernel, dilation, padding));
+    return left / stride + 1;
+  };
+  return {c.in,
+          x.size(2),
+          x.size(3),
+          c.kernel.height,
+          c.kernel.width,
+          c.stride.height,
+          c.stride.width,
+          c.padding.height,
+          c.padding.width,
+          c.dilation.height,
+          c.dilation.width,
+          out("height", x.size(2), c.kernel.height, c.stride.height, c.padding.height, c.dilation.height),
+          out("width", x.size(3), c.kernel.width, c.stride.width, c.padding.width, c.dilation.width),
+          c.padding_mode};
+}
+
+kernels::MapShape map_shape(const Tensor& y) { return {y.size(0), y.size(1), y.size(2) * y.size(3)}; }
+
+// dbias: (out) = or += the sum of dy over samples and pixels
+void accumulate_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
+  bias.accumulate(layouts::gradient_of(bias.weight().layout(), dy.layout(), kChannels),
+                  [&](const Tensor& into, bool add) {
+                    if (!add) kernels::fill(frame.kernels(), into.data_ptr<float>(), 0.0f, into.count());
+                    kernels::channel_bias_backward(frame.kernels(), dy.data_ptr<float>(),
+                                                   into.data_ptr<float>(), map_shape(dy));
+                  });
+}
+
+void add_bias(Frame& frame, const Parameter& bias, const Tensor& y) {
+  const Tensor b = widened(frame, bias.weight());
+  kernels::add_channel_bias(frame.kernels(), b.data_ptr<float>(), y.data_ptr<float>(), map_shape(y));
+}
+
+// Sample b of maps (batch, channels, …) as a matrix of `rows` rows.
+Tensor sample(const Tensor& maps, std::int64_t b, std::int64_t rows) {
+  const std::int64_t size = maps.count() / maps.size(0);
+  return maps.slice_flat(b * size, {rows, rows == 0 ? 0 : size / rows});
+}
+
+// Rows of group g of a matrix that holds `groups` groups of rows.
+Tensor group(const Tensor& matrix, std::int64_t g, std::int64_t groups) {
+  const std::int64_t rows = matrix.size(0) / groups,
+                     columns = matrix.count() / std::max<std::int64_t>(1, matrix.size(0));
+  return matrix.slice_flat(g * rows * columns, {rows, columns});
+}
+
+// c = or += a b; both are matrices as they are stored
+void product(Frame& frame, const Tensor& a, Stored a_stored, const Tensor& b, Stored b_stored,
+             const Tensor& c, bool add) {
+  const bool a_turned = a_stored == Stored::transposed, b_turned = b_stored == Stored::transposed;
+  multiply(frame, a, a_stored, b, b_stored, c, a.size(a_turned ? 1 : 0), b.size(b_turned ? 0 : 1),
+           a.size(a_turned ? 0 : 1), add);
+}
+
+}  // namespace
+
+Conv2d::Conv2d(const Conv2dConfig& config) : config_(config) {
+  check(config);
+  weight = add("weight", std::make_shared<Parameter>(Shape{config.out, config.in / config.groups,
+                                                           config.kernel.height, config.kernel.width},
+                                                     config.init));
+  if (config.bias) bias = add("bias", std::make_shared<Parameter>(Shape{config.out}));
+}
+
+ShardRule Conv2d::shard_rule(Split split) const {
+  ShardRule rule;
+  if (const std::string what = not_plain(config_); !what.empty()) {
+    rule.refused = fmt::format(
+        "has {}, and only a 1x1 convolution of stride 1, without padding, of dilation 1, in one group, with "
+        "padding mode "
+        "zeros, is split over channels",
+        what);
+    return rule;
+  }
+  const bool columns = split == Split::column;
+  rule.features = kChannels;
+  rule.parameters.push_back({weight.get(), Shard{columns ? 0 : 1}});
+  if (bias) rule.parameters.push_back({bias.get(), columns ? Placement(Shard{0}) : Placement(Replicate{})});
+  rule.whole_units.push_back(columns ? Unit{"output channels", config_.out}
+                                     : Unit{"input channels", config_.in});
+  return rule;
+}
+
+Tensors Conv2d::do_forward(Inputs inputs, Frame& frame) {
+  expect_count(inputs, 1, "inputs");
+  const Tensor x = layouts::beside(*this, "x", inputs[0], *weight);
+  const TensorName what = layouts::named(*this, "x");
+  expect_dtype(what, x, DType::f32);
+  const Tensor& w = weight->weight();
+  const bool plain = not_plain(config_).empty();
+  if (x.shape().rank() != 4)
+    throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected (batch, {}, height, width)",
+                                                     what.text(), to_string(x.shape()), config_.in));
+  if (!plain) {
+    for (const int dim : {1, 2, 3}) layouts::expect_whole_dim(what, x, "a convolution that is not 1x1", dim);
+    if (w.layout())
+      layouts::expect_same(TensorName::of("", weight->path()), w.layout(),
+                           replicated_layout(w.layout()->mesh(), w.layout()->global),
+                           "a convolution that is not 1x1");
+  }
+  const LayoutRef layout = layouts::linear_output(what, x.layout(), w.layout(), kChannels);
+  const std::int64_t in = w.size(1) * config_.groups, out = w.size(0);
+  if (x.size(kChannels) != in)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected {} channels (of weight {})", what.text(),
+                            to_string(x.shape()), in, to_string(w.shape())));
+  const kernels::UnfoldShape seen = unfolding(*this, config_, x);
+  Shape global = layouts::global_shape(x);
+  global[kChannels] = config_.out, global[2] = plain ? global[2] : seen.out_height,
+  global[3] = plain ? global[3] : seen.out_width;
+  const Tensor y = frame.compute()
+                       .make({x.size(0), out, seen.out_height, seen.out_width}, DType::f32, out_memory())
+                       .with_layout(plain ? layout : layouts::with_global(layout, global));
+  const bool add_bias_here = bias && !row_parallel(*weight);
+  if (add_bias_here) expect_bias_fits(*this, y, *bias, kChannels);
+  const Tensor kept = plain ? as_operand(frame, x, w) : x;
+  if (y.count() > 0) {
+    const Tensor rows = w.reshape({out, w.count() / out});
+    const std::int64_t of_kernel = config_.kernel.height * config_.kernel.width;
+    const Tensor columns =
+        plain ? Tensor() : frame.compute().make({in * of_kernel, seen.out_height * seen.out_width});
+    for (std::int64_t b = 0; b < x.size(0); ++b) {
+      Tensor operand = plain ? sample(kept, b, in) : columns;
+      if (!plain) {
+        kernels::unfold(frame.kernels(), sample(x, b, in).data_ptr<float>(), columns.data_ptr<float>(), seen);
+        operand = as_operand(frame, columns, w);
+      }
+      const Tensor of_y = sample(y, b, out);
+      for (std::int64_t g = 0; g < config_.groups; ++g)
+        product(frame, group(rows, g, config_.groups), Stored::plain, group(operand, g, config_.groups),
+                Stored::plain, group(of_y, g, config_.groups), false);
+    }
+  }
+  if (add_bias_here) add_bias(frame, *bias, y);
+  frame.push(*this, {kept.with_layout(x.layout())});
+  return {y};
+}
+
+void Conv2d::finish_forward(Tensors& y, Frame& frame) {
+  if (!bias || !row_parallel(*weight)) return;
+  expect_bias_fits(*this, y[0], *bias, kChannels);
+  add_bias(frame, *bias, y[0]);
+}
+
+void Conv2d::begin_backward(Inputs dy, Frame& frame) {
+  expect_count(dy, 1, "gradients");
+  if (!bias || !row_parallel(*weight)) return;
+  const TensorName what = layouts::named(*this, "dy");
+  expect_dtype(what, dy[0], DType::f32);
+  if (dy[0].shape().rank() != 4 || dy[0].size(kChannels) != bias->weight().count())
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected (batch, {}, height, width)", what.text(),
+                            to_string(dy[0].shape()), bias->weight().count()));
+  accumulate_bias(frame, *bias, layouts::beside(*this, "dy", dy[0], *weight));
+}
+
+Tensors Conv2d::do_backward(Inputs gradients, Frame& frame) {
+  const Tensor x = frame.pop(*this)[0];
+  const Tensor& w = weight->weight();
+  const bool plain = not_plain(config_).empty();
+  const kernels::UnfoldShape seen = unfolding(*this, config_, x);
+  const std::int64_t in = w.size(1) * config_.groups, out = w.size(0), batch = x.size(0);
+  LayoutRef y_layout = layouts::linear_output(layouts::named(*this, "x"), x.layout(), w.layout(), kChannels);
+  if (!plain && y_layout) {
+    Shape global = y_layout->global;
+    global[2] = seen.out_height, global[3] = seen.out_width;
+    y_layout = y_layout->with_global(global);
+  }
+  const Tensor& dy = gradients[0];
+  expect_gradient(*this, dy, {batch, out, seen.out_height, seen.out_width},
+                  layouts::gradient_of_output(y_layout));
+  if (bias && !row_parallel(*weight)) accumulate_bias(frame, *bias, dy);
+
+  const Tensor dx = frame.compute()
+                        .make(x.shape(), DType::f32, dx_memory())
+                        .with_layout(layouts::linear_input_gradient(x.layout(), w.layout()));
+  const bool empty = dy.count() == 0 || x.count() == 0;
+  if (empty) kernels::fill(frame.kernels(), dx.data_ptr<float>(), 0.0f, dx.count());
+  const Tensor operand = as_operand(frame, dy, w);
+  const std::int64_t groups = config_.groups, of_kernel = config_.kernel.height * config_.kernel.width;
+  const Tensor columns =
+      plain ? Tensor() : frame.compute().make({in * of_kernel, seen.out_height * seen.out_width});
+  weight->accumulate(layouts::gradient_of(w.layout(), x.layout(), kChannels), [&](const Tensor& dw,
+                                                                                  bool add) {
+    if (empty) {
+      if (!add) kernels::fill(frame.kernels(), dw.data_ptr<float>(), 0.0f, dw.count());
+      return;
+    }
+    const Tensor rows = dw.reshape({out, dw.count() / out});
+    for (std::int64_t b = 0; b < batch; ++b) {
+      Tensor of_x = plain ? sample(x, b, in) : columns;
+      if (!plain) {
+        kernels::unfold(frame.kernels(), sample(x, b, in).data_ptr<float>(), columns.data_ptr<float>(), seen);
+        of_x = as_operand(frame, columns, w);
+      }
+      const Tensor of_dy = sample(operand, b, out);
+      for (std::int64_t g = 0; g < groups; ++g)
+        product(frame, group(of_dy, g, groups), Stored::plain, group(of_x, g, groups), Stored::transposed,
+                group(rows, g, groups), add || b > 0);
+    }
+  });
+  if (empty) return {dx};
+  const Tensor rows = w.reshape({out, w.count() / out});
+  for (std::int64_t b = 0; b < batch; ++b) {
+    const Tensor of_dy = sample(operand, b, out), of_dx = sample(dx, b, in);
+    const Tensor& into = plain ? of_dx : columns;
+    for (std::int64_t g = 0; g < groups; ++g)
+      product(frame, group(rows, g, groups), Stored::transposed, group(of_dy, g, groups), Stored::plain,
+              group(into, g, groups), false);
+    if (!plain) kernels::fold(frame.kernels(), columns.data_ptr<float>(), of_dx.data_ptr<float>(), seen);
+  }
+  return {dx};
+}
+
+}  // namespace weft

@@ -1,0 +1,247 @@
+// The kernels of maps (batch, channels, height, width), and attention without a mask, as plain loops; see reference.hpp.
+#pragma once
+
+#include "nn/kernels/reference.hpp"
+
+namespace weft::kernels::reference {
+
+/// layer_norm_forward() of each pixel. x, y: (batch, channels, pixels), weight, bias: (channels), mean, inv_std: (batch,
+/// pixels).
+template <class T>
+void channel_norm_forward(const T* x, const T* weight, const T* bias, T* y, T* mean, T* inv_std, MapShape s,
+                          T eps) {
+  std::vector<T> in(static_cast<std::size_t>(s.channels)), out(in.size());
+  for (std::int64_t row = 0; row < s.batch * s.pixels; ++row) {
+    const std::int64_t first = row / s.pixels * s.channels * s.pixels + row % s.pixels;
+    for (std::int64_t c = 0; c < s.channels; ++c) in[static_cast<std::size_t>(c)] = x[first + c * s.pixels];
+    layer_norm_forward(in.data(), weight, bias, out.data(), mean + row, inv_std + row, 1, s.channels, eps);
+    for (std::int64_t c = 0; c < s.channels; ++c) y[first + c * s.pixels] = out[static_cast<std::size_t>(c)];
+  }
+}
+
+template <class T>
+void channel_norm_backward(const T* dy, const T* x, const T* weight, const T* mean, const T* inv_std, T* dx,
+                           T* dweight, T* dbias, MapShape s) {
+  const auto n = static_cast<std::size_t>(s.batch * s.channels * s.pixels);
+  std::vector<T> x_rows(n), dy_rows(n), dx_rows(n);  // (batch, pixels, channels)
+  const auto place = [&](std::size_t i) {            // of element i of the maps among the rows
+    const auto at = static_cast<std::int64_t>(i);
+    const std::int64_t b = at / (s.channels * s.pixels), c = at / s.pixels % s.channels, p = at % s.pixels;
+    return static_cast<std::size_t>((b * s.pixels + p) * s.channels + c);
+  };
+  for (std::size_t i = 0; i < n; ++i) x_rows[place(i)] = x[i], dy_rows[place(i)] = dy[i];
+  layer_norm_backward(dy_rows.data(), x_rows.data(), weight, mean, inv_std, dx_rows.data(), dweight, dbias,
+                      s.batch * s.pixels, s.channels);
+  for (std::size_t i = 0; i < n; ++i) dx[i] = dx_rows[place(i)];
+}
+
+/// layer_norm_forward() of each group with its gain and bias per channel. x, y: (batch, channels, pixels), weight, bias:
+/// (channels), mean, inv_std: (batch, groups).
+template <class T>
+void group_norm_forward(const T* x, const T* weight, const T* bias, T* y, T* mean, T* inv_std, MapShape s,
+                        std::int64_t groups, T eps) {
+  const std::int64_t size = s.channels / groups * s.pixels;  // of a group of one sample
+  const std::vector<T> ones(static_cast<std::size_t>(size), T{1}), zeros(ones.size(), T{0});
+  layer_norm_forward(x, ones.data(), zeros.data(), y, mean, inv_std, s.batch * groups, size, eps);
+  for (std::int64_t i = 0; i < s.batch * s.channels * s.pixels; ++i) {
+    const std::int64_t c = i / s.pixels % s.channels;
+    y[i] = static_cast<T>(static_cast<double>(y[i]) * static_cast<double>(weight[c]) +
+                          static_cast<double>(bias[c]));
+  }
+}
+
+template <class T>
+void group_norm_backward(const T* dy, const T* x, const T* weight, const T* mean, const T* inv_std, T* dx,
+                         T* dweight, T* dbias, MapShape s, std::int64_t groups) {
+  const std::int64_t size = s.channels / groups * s.pixels;
+  const std::vector<T> ones(static_cast<std::size_t>(size), T{1});
+  std::vector<T> scaled(static_cast<std::size_t>(s.batch * s.channels * s.pixels)), forgotten(ones.size()),
+      more(ones.size());
+  std::vector<double> weights(dweight, dweight + s.channels), biases(dbias, dbias + s.channels);
+  for (std::int64_t i = 0; i < s.batch * s.channels * s.pixels; ++i) {
+    const std::int64_t c = i / s.pixels % s.channels, group = i / size;
+    const double d = static_cast<double>(dy[i]);
+    scaled[static_cast<std::size_t>(i)] = static_cast<T>(d * static_cast<double>(weight[c]));
+    weights[static_cast<std::size_t>(c)] += d *
+                                            (static_cast<double>(x[i]) - static_cast<double>(mean[group])) *
+                                            static_cast<double>(inv_std[group]);
+    biases[static_cast<std::size_t>(c)] += d;
+  }
+  layer_norm_backward(scaled.data(), x, ones.data(), mean, inv_std, dx, forgotten.data(), more.data(),
+                      s.batch * groups, size);
+  for (std::int64_t c = 0; c < s.channels; ++c) {
+    dweight[c] = static_cast<T>(weights[static_cast<std::size_t>(c)]);
+    dbias[c] = static_cast<T>(biases[static_cast<std::size_t>(c)]);
+  }
+}
+
+/// y: (batch, channels, pixels), bias: (channels).
+template <class T>
+void add_channel_bias(const T* bias, T* y, MapShape s) {
+  for (std::int64_t i = 0; i < s.batch * s.channels * s.pixels; ++i) y[i] += bias[i / s.pixels % s.channels];
+}
+
+/// dbias += the sums of dy. dy: (batch, channels, pixels), dbias: (channels).
+template <class T>
+void channel_bias_backward(const T* dy, T* dbias, MapShape s) {
+  for (std::int64_t c = 0; c < s.channels; ++c) {
+    auto sum = static_cast<double>(dbias[c]);
+    for (std::int64_t b = 0; b < s.batch; ++b)
+      for (std::int64_t p = 0; p < s.pixels; ++p)
+        sum += static_cast<double>(dy[(b * s.channels + c) * s.pixels + p]);
+    dbias[c] = static_cast<T>(sum);
+  }
+}
+
+/// Dimension d of y is dimension how.order[d] of x. x: how.in.
+template <class T>
+void permute(const T* x, T* y, const Permutation& how) {
+  const int rank = how.in.rank();
+  for (std::int64_t to = 0; to < how.in.count(); ++to) {
+    Dims at = how.in;  // the place in x
+    std::int64_t rest = to;
+    for (int d = rank - 1; d >= 0; --d) {
+      const auto of_x = static_cast<int>(how.order[d]);
+      at[of_x] = rest % how.in[of_x];
+      rest /= how.in[of_x];
+    }
+    std::int64_t from = 0;
+    for (int d = 0; d < rank; ++d) from = from * how.in[d] + at[d];
+    y[to] = x[from];
+  }
+}
+
+/// The pixel of [0, size) that stands for pixel `at`, which may lie beyond the border; -1: 0 stands for it.
+inline std::int64_t padded_pixel(std::int64_t at, std::int64_t size, Padding padding) {
+  if (at >= 0 && at < size) return at;
+  switch (padding) {
+    case Padding::zeros: return -1;
+    case Padding::reflect: return at < 0 ? -at : 2 * (size - 1) - at;
+    case Padding::replicate: return at < 0 ? 0 : size - 1;
+    case Padding::circular: return at < 0 ? at + size : at - size;
+  }
+  return -1;
+}
+
+/// Calls put(place in columns, place in x or -1) for every column.
+template <class Put>
+void each_column(const UnfoldShape& s, Put&& put) {
+  std::int64_t to = 0;
+  for (std::int64_t c = 0; c < s.channels; ++c)
+    for (std::int64_t i = 0; i < s.kernel_height; ++i)
+      for (std::int64_t j = 0; j < s.kernel_width; ++j)
+        for (std::int64_t r = 0; r < s.out_height; ++r)
+          for (std::int64_t t = 0; t < s.out_width; ++t, ++to) {
+            const std::int64_t row = padded_pixel(
+                r * s.stride_height + i * s.dilation_height - s.padding_height, s.height, s.padding);
+            const std::int64_t column =
+                padded_pixel(t * s.stride_width + j * s.dilation_width - s.padding_width, s.width, s.padding);
+            put(to, row < 0 || column < 0 ? -1 : (c * s.height + row) * s.width + column);
+          }
+}
+
+/// x: (channels, height, width), columns: (channels, kernel_height, kernel_width, out_height, out_width).
+template <class T>
+void unfold(const T* x, T* columns, const UnfoldShape& s) {
+  each_column(s, [&](std::int64_t to, std::int64_t from) { columns[to] = from < 0 ? T{0} : x[from]; });
+}
+
+template <class T>
+void fold(const T* dcolumns, T* dx, const UnfoldShape& s) {
+  std::vector<double> sums(static_cast<std::size_t>(s.channels * s.height * s.width));
+  each_column(s, [&](std::int64_t from, std::int64_t to) {
+    if (to >= 0) sums[static_cast<std::size_t>(to)] += static_cast<double>(dcolumns[from]);
+  });
+  for (std::size_t i = 0; i < sums.size(); ++i) dx[i] = static_cast<T>(sums[i]);
+}
+
+/// Calls score(b, head, query, key, at_q, at_k): at_q and at_k, where the query's and the key's head begin.
+template <class Score>
+void each_score(const FullAttentionShape& s, Score&& score) {
+  for (std::int64_t b = 0; b < s.batch; ++b)
+    for (std::int64_t h = 0; h < s.heads; ++h)
+      for (std::int64_t i = 0; i < s.queries; ++i)
+        for (std::int64_t j = 0; j < s.keys; ++j)
+          score(b, h, i, j, ((b * s.queries + i) * s.heads + h) * s.head_dim,
+                ((b * s.keys + j) * s.kv_heads + h / (s.heads / s.kv_heads)) * s.head_dim);
+}
+
+/// The score of a query and a key: their product, scaled, and the bias.
+template <class T>
+double full_score(const T* q, const T* k, const T* bias, std::int64_t at_bias, std::int64_t head_dim) {
+  double dot = 0.0;
+  for (std::int64_t d = 0; d < head_dim; ++d) dot += static_cast<double>(q[d]) * static_cast<double>(k[d]);
+  return dot / std::sqrt(static_cast<double>(head_dim)) +
+         (bias != nullptr ? static_cast<double>(bias[at_bias]) : 0.0);
+}
+
+/// q, out: (batch, queries, heads, head_dim); k, v: (batch, keys, kv_heads, head_dim); bias: (queries, keys) or null;
+/// log_sum_exp: (batch, heads, queries).
+template <class T>
+void full_attention_forward(const T* q, const T* k, const T* v, const T* bias, T* out, T* log_sum_exp,
+                            FullAttentionShape s) {
+  const auto rows = static_cast<std::size_t>(s.batch * s.heads * s.queries);
+  std::vector<double> largest(rows, -std::numeric_limits<double>::infinity()), sum(rows),
+      values(rows * static_cast<std::size_t>(s.head_dim));
+  const auto row = [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+    return static_cast<std::size_t>((b * s.heads + h) * s.queries + i);
+  };
+  const auto score = [&](std::int64_t i, std::int64_t j, std::int64_t at_q, std::int64_t at_k) {
+    return full_score(q + at_q, k + at_k, bias, i * s.keys + j, s.head_dim);
+  };
+  each_score(s, [&](auto b, auto h, auto i, auto j, auto at_q, auto at_k) {
+    largest[row(b, h, i)] = std::max(largest[row(b, h, i)], score(i, j, at_q, at_k));
+  });
+  each_score(s, [&](auto b, auto h, auto i, auto j, auto at_q, auto at_k) {
+    const double weight = std::exp(score(i, j, at_q, at_k) - largest[row(b, h, i)]);
+    sum[row(b, h, i)] += weight;
+    for (std::int64_t d = 0; d < s.head_dim; ++d)
+      values[static_cast<std::size_t>(at_q + d)] += weight * static_cast<double>(v[at_k + d]);
+  });
+  for (std::int64_t b = 0; b < s.batch; ++b)
+    for (std::int64_t h = 0; h < s.heads; ++h)
+      for (std::int64_t i = 0; i < s.queries; ++i) {
+        const std::size_t r = row(b, h, i);
+        log_sum_exp[r] = static_cast<T>(largest[r] + std::log(sum[r]));
+        for (std::int64_t d = 0; d < s.head_dim; ++d) {
+          const std::int64_t at = ((b * s.queries + i) * s.heads + h) * s.head_dim + d;
+          out[at] = s.keys == 0 ? T{0} : static_cast<T>(values[static_cast<std::size_t>(at)] / sum[r]);
+        }
+      }
+}
+
+/// dq like q, dk and dv like k; dbias: (queries, keys), the sum over samples and heads, or null.
+template <class T>
+void full_attention_backward(const T* dout, const T* q, const T* k, const T* v, const T* bias, const T* out,
+                             const T* log_sum_exp, T* dq, T* dk, T* dv, T* dbias, FullAttentionShape s) {
+  const auto q_size = static_cast<std::size_t>(s.batch * s.queries * s.heads * s.head_dim),
+             k_size = static_cast<std::size_t>(s.batch * s.keys * s.kv_heads * s.head_dim);
+  std::vector<double> dq_sum(q_size), dk_sum(k_size), dv_sum(k_size),
+      dbias_sum(static_cast<std::size_t>(s.queries * s.keys));
+  const double scaling = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
+  each_score(s, [&](auto b, auto h, auto i, auto j, auto at_q, auto at_k) {
+    const double score = full_score(q + at_q, k + at_k, bias, i * s.keys + j, s.head_dim);
+    const double probability =
+        std::exp(score - static_cast<double>(log_sum_exp[(b * s.heads + h) * s.queries + i]));
+    double delta = 0.0, dprobability = 0.0;
+    for (std::int64_t d = 0; d < s.head_dim; ++d) {
+      delta += static_cast<double>(dout[at_q + d]) * static_cast<double>(out[at_q + d]);
+      dprobability += static_cast<double>(dout[at_q + d]) * static_cast<double>(v[at_k + d]);
+    }
+    const double dscore = probability * (dprobability - delta);
+    dbias_sum[static_cast<std::size_t>(i * s.keys + j)] += dscore;
+    for (std::int64_t d = 0; d < s.head_dim; ++d) {
+      const auto of_q = static_cast<std::size_t>(at_q + d), of_k = static_cast<std::size_t>(at_k + d);
+      dq_sum[of_q] += dscore * scaling * static_cast<double>(k[at_k + d]);
+      dk_sum[of_k] += dscore * scaling * static_cast<double>(q[at_q + d]);
+      dv_sum[of_k] += probability * static_cast<double>(dout[at_q + d]);
+    }
+  });
+  for (std::size_t i = 0; i < q_size; ++i) dq[i] = static_cast<T>(dq_sum[i]);
+  for (std::size_t i = 0; i < k_size; ++i)
+    dk[i] = static_cast<T>(dk_sum[i]), dv[i] = static_cast<T>(dv_sum[i]);
+  for (std::size_t i = 0; dbias != nullptr && i < dbias_sum.size(); ++i)
+    dbias[i] = static_cast<T>(dbias_sum[i]);
+}
+
+}  // namespace weft::kernels::reference

@@ -1,0 +1,221 @@
+#include "weft/nn/window_attention.hpp"
+
+#include <fmt/format.h>
+
+#include "nn/operands.hpp"
+#include "weft/base/error.hpp"
+#include "weft/host/copy.hpp"
+#include "weft/nn/activation.hpp"
+#include "weft/nn/layouts.hpp"
+
+namespace weft {
+namespace {
+
+const WindowAttentionConfig& checked(const WindowAttentionConfig& c) {
+  for (const auto& [name, size] :
+       {std::pair{"dim", c.dim}, {"heads", c.heads}, {"head_dim", c.head_dim}, {"window", c.window}})
+    if (size < 1)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("window attention: {} is {}; expected at least 1", name, size));
+  return c;
+}
+
+// How the pixels of a map are put together as windows: maps, seen with height and width in two dimensions each, and the order
+// of these as (batch, window row, window column, row in it, column in it, channel); and the way back.
+struct Cut {
+  Shape maps, windows;  // six dimensions each
+  Dims order, back;
+};
+
+// maps: (batch, channels, height, width); window w
+Cut cut_of(const Shape& maps, Windows kind, std::int64_t w) {
+  const std::int64_t batch = maps[0], channels = maps[1], rows = maps[2] / w, columns = maps[3] / w;
+  const Shape windows{batch, rows, columns, w, w, channels};
+  if (kind == Windows::neighbours)
+    return {{batch, channels, rows, w, columns, w}, windows, {0, 2, 4, 3, 5, 1}, {0, 5, 1, 3, 2, 4}};
+  return {{batch, channels, w, rows, w, columns}, windows, {0, 3, 5, 2, 4, 1}, {0, 5, 3, 1, 4, 2}};
+}
+
+// (batch, channels, height, width) as (batch, windows, pixels of one, channels)
+Shape windows_shape(const Shape& maps, std::int64_t w) {
+  return {maps[0], maps[2] / w * (maps[3] / w), w * w, maps[1]};
+}
+
+// q, k, v: (batch, windows, pixels, heads · head_dim), of this rank. Throws layout where a head is cut in two, or where
+// windows are not whole.
+kernels::FullAttentionShape share_of_heads(const Module& module, std::int64_t head_dim, const Tensor& q,
+                                           const Tensor& k, const Tensor& v) {
+  const TensorName what = layouts::named(module, "q");
+  layouts::expect_whole(what, q, "attention", false);
+  for (const int dim : {1, 2}) layouts::expect_whole_dim(what, q, "window attention", dim);
+  layouts::expect_same(layouts::named(module, "k"), k.layout(), q.layout(), "as q");
+  layouts::expect_same(layouts::named(module, "v"), v.layout(), q.layout(), "as q");
+  if (q.shape().back() % head_dim != 0)
+    throw Error(
+        ErrorCode::layout,
+        fmt::format(
+            "{} has {} features on this rank, which is no multiple of head_dim {}: a head is cut in two",
+            what.text(), q.shape().back(), head_dim));
+  const std::int64_t heads = q.shape().back() / head_dim;
+  return {q.size(0) * q.size(1), q.size(2), q.size(2), heads, heads, head_dim};
+}
+
+}  // namespace
+
+PositionBias::PositionBias(std::int64_t dim, std::int64_t window, Init init) : window_(window) {
+  const std::int64_t hidden = dim / 4;
+  if (hidden < 1)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("position bias: dim is {}; expected at least 4, since it has dim / 4 features", dim));
+  for (int i = 0; i < 3; ++i) {
+    layers.append(std::make_unique<Linear>(i == 0 ? 2 : hidden, hidden, true, init));
+    layers.append(std::make_unique<LayerNorm>(hidden));
+    layers.append(std::make_unique<ReLU>());
+  }
+  layers.append(std::make_unique<Linear>(hidden, 1, true, init));
+  add("layers", layers);
+  for (std::int64_t query = 0; query < window * window; ++query)
+    for (std::int64_t key = 0; key < window * window; ++key) {
+      const std::int64_t dy = query / window - key / window, dx = query % window - key % window;
+      rows_.push_back((dy + window - 1) * (2 * window - 1) + dx + window - 1);
+    }
+}
+
+Tensor PositionBias::coordinates(Frame& frame, const LayoutRef& scores) const {
+  Context& context = frame.compute().context();
+  const Tensor table(context, {1, offsets(), 2});
+  float* at = table.f32().data();
+  for (std::int64_t i = -window_; i <= window_; ++i)
+    for (std::int64_t j = -window_; j <= window_; ++j)
+      *at++ = static_cast<float>(i), *at++ = static_cast<float>(j);
+  const Tensor there = to_device(context, table, frame.compute().stream());
+  if (scores == nullptr) return there;
+  std::int64_t copies = 1;
+  Placements placements(scores->placements.size(), Replicate{});
+  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+    const int size = scores->mesh_shape().size(static_cast<int>(axis));
+    if (size == 1 || !is_shard(scores->placements[axis])) continue;
+    placements[axis] = Shard{0};
+    copies *= size;
+  }
+  return there.with_layout(
+      replicated_layout(scores->mesh(), {copies, offsets(), 2})->with(std::move(placements)));
+}
+
+Tensor PositionBias::rows(Frame& frame) const {
+  auto* const data = const_cast<std::int64_t*>(rows_.data());  // only read
+  const std::int64_t pixels = window_ * window_;
+  const Tensor here(Storage::borrow(data, rows_.size() * sizeof(std::int64_t)), 0, {pixels, pixels},
+                    DType::i64);
+  return to_device(frame.compute().context(), here, frame.compute().stream());
+}
+
+Tensors PositionBias::do_forward(Inputs x, Frame& frame) { return layers.forward(x, frame); }
+Tensors PositionBias::do_backward(Inputs dy, Frame& frame) { return layers.backward(dy, frame); }
+
+WindowAttention::WindowAttention(const WindowAttentionConfig& config)
+    : norm(checked(config).dim, config.norm_eps),
+      dpb(config.dim, config.window, config.init),
+      to_q(config.dim, config.heads * config.head_dim, false, config.init),
+      to_k(config.dim, config.heads * config.head_dim, false, config.init),
+      to_v(config.dim, config.heads * config.head_dim, false, config.init),
+      to_out(config.heads * config.head_dim, config.dim, true, config.out_init),
+      config_(config) {
+  add("norm", norm);
+  add("dpb", dpb);
+  add("to_q", to_q);
+  add("to_k", to_k);
+  add("to_v", to_v);
+  add("to_out", to_out);
+}
+
+Tensors WindowAttention::do_forward(Inputs inputs, Frame& frame) {
+  expect_count(inputs, 1, "inputs");
+  const std::int64_t w = config_.window;
+  const Tensor& x = inputs[0];
+  const TensorName what = layouts::named(*this, "x");
+  if (x.shape().rank() != 4 || x.size(1) != config_.dim)
+    throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected (batch, {}, height, width)",
+                                                     what.text(), to_string(x.shape()), config_.dim));
+  if (x.size(2) % w != 0 || x.size(3) % w != 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected height and width in whole windows of {}x{}", what.text(),
+                            to_string(x.shape()), w, w));
+  for (const int dim : {2, 3}) layouts::expect_whole_dim(what, x, "window attention", dim);
+  Compute& compute = frame.compute();
+  const Tensor normal = norm.forward(x, frame)[0];
+  const Cut cut = cut_of(x.shape(), config_.windows, w);
+  const Shape windows = windows_shape(x.shape(), w);
+  const Tensor tokens =
+      permuted(frame, normal, cut.maps, cut.order, windows,
+               layouts::with_global(normal.layout(), windows_shape(layouts::global_shape(normal), w)));
+  const Tensor q = to_q.forward(tokens, frame)[0], k = to_k.forward(tokens, frame)[0],
+               v = to_v.forward(tokens, frame)[0];
+  const kernels::FullAttentionShape s = share_of_heads(*this, config_.head_dim, q, k, v);
+  const Tensor table = dpb.forward(dpb.coordinates(frame, q.layout()), frame)[0];
+  const Tensor rows = dpb.rows(frame);
+  const Tensor bias = compute.make({s.queries, s.keys});
+  kernels::embedding_forward(frame.kernels(), rows.data_ptr<std::int64_t>(), table.data_ptr<float>(),
+                             bias.data_ptr<float>(), rows.count(), dpb.offsets(), 1);
+  const Tensor out = compute.make(q.shape()).with_layout(q.layout());
+  const Tensor log_sum_exp = compute.make({s.batch, s.heads, s.queries});
+  kernels::full_attention_forward(frame.kernels(), q.data_ptr<float>(), k.data_ptr<float>(),
+                                  v.data_ptr<float>(), bias.data_ptr<float>(), out.data_ptr<float>(),
+                                  log_sum_exp.data_ptr<float>(), s);
+  frame.push(*this, {q, k, v, bias, out, log_sum_exp, table});
+  const Tensor y = to_out.forward(out, frame)[0];
+  Shape global = layouts::global_shape(x);
+  return {permuted(frame, y, cut.windows, cut.back, x.shape(), layouts::with_global(y.layout(), global),
+                   out_memory())};
+}
+
+Tensors WindowAttention::do_backward(Inputs gradients, Frame& frame) {
+  expect_count(gradients, 1, "gradients");
+  Compute& compute = frame.compute();
+  const Tensor& dy = gradients[0];
+  const std::int64_t w = config_.window;
+  const TensorName what = layouts::named(*this, "dy");
+  expect_dtype(what, dy, DType::f32);
+  if (dy.shape().rank() != 4 || dy.size(1) != config_.dim || dy.size(2) % w != 0 || dy.size(3) % w != 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected (batch, {}, height, width) in whole windows of {}x{}",
+                            what.text(), to_string(dy.shape()), config_.dim, w, w));
+  for (const int dim : {1, 2, 3}) layouts::expect_whole_dim(what, dy, "window attention", dim);
+  const Cut cut = cut_of(dy.shape(), config_.windows, w);
+  const Tensor dwindows =
+      permuted(frame, dy, cut.maps, cut.order, windows_shape(dy.shape(), w),
+               layouts::with_global(dy.layout(), windows_shape(layouts::global_shape(dy), w)));
+  const Tensor dout = to_out.backward(dwindows, frame)[0];
+  const Tensors kept = frame.pop(*this);
+  const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &bias = kept[3], &out = kept[4],
+               &log_sum_exp = kept[5], &table = kept[6];
+  layouts::expect_same(layouts::named(*this, "d(out)"), dout.layout(), out.layout(), "as out");
+  const kernels::FullAttentionShape s = share_of_heads(*this, config_.head_dim, q, k, v);
+  const Tensor dq = compute.make(q.shape()).with_layout(q.layout());
+  const Tensor dk = compute.make(k.shape()).with_layout(k.layout());
+  const Tensor dv = compute.make(v.shape()).with_layout(v.layout());
+  const Tensor dbias = compute.make(bias.shape());
+  kernels::full_attention_backward(frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(),
+                                   k.data_ptr<float>(), v.data_ptr<float>(), bias.data_ptr<float>(),
+                                   out.data_ptr<float>(), log_sum_exp.data_ptr<float>(), dq.data_ptr<float>(),
+                                   dk.data_ptr<float>(), dv.data_ptr<float>(), dbias.data_ptr<float>(), s);
+  const Tensor rows = dpb.rows(frame);
+  const Tensor dtable = compute.zeros(table.shape()).with_layout(table.layout());
+  kernels::embedding_backward(frame.kernels(), rows.data_ptr<std::int64_t>(), dbias.data_ptr<float>(),
+                              dtable.data_ptr<float>(), rows.count(), dpb.offsets(), 1);
+  dpb.backward(dtable, frame);
+  const Tensor through_v = to_v.backward(dv, frame)[0];
+  const Tensor through_k = to_k.backward(dk, frame)[0];
+  const Tensor through_q = to_q.backward(dq, frame)[0];
+  const TensorName sum = layouts::named(*this, "d(norm(x))");
+  const Tensor dtokens =
+      add_tensors(add_tensors(through_v, through_k, compute, sum), through_q, compute, sum);
+  const Tensor dnormal =
+      permuted(frame, dtokens, cut.windows, cut.back, dy.shape(),
+               layouts::with_global(dtokens.layout(), layouts::global_shape(dy)),
+               norm.after().empty() ? Memory::local : Memory::shared);  // that boundary sums it
+  return norm.backward(dnormal, frame);
+}
+
+}  // namespace weft

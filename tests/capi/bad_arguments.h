@@ -1,0 +1,258 @@
+/* What the test of bad arguments (made by tools/c_api.py) gives where an argument is good, so that another one of the same call is the
+ * only one that is wrong. A new type of argument gets a line here:
+ *   good_<type>              of handles and structs: a pointer
+ *   good_<name>              of every argument of that name
+ *   good_<function>_<name>   of one argument
+ *   null_<function>_<name>   it may be NULL
+ *   any_<function>_<name>    of a number: it may be negative
+ * None of the calls does anything: each is refused. */
+#ifndef WEFT_TESTS_CAPI_BAD_ARGUMENTS_H
+#define WEFT_TESTS_CAPI_BAD_ARGUMENTS_H
+
+#include "support.h"
+#if LIBRARY_weft_train
+#include "weft/weft_train.h"
+#endif
+
+/* Outputs, of whatever type. */
+static union {
+  char bytes[4096];
+  max_align_t aligned;
+} room;
+static weft_error raw_error;
+
+/* The caller is told what is wrong. A number may be wrong for the layout of a tensor, too. */
+#define REFUSES(call, words)                                                \
+  do {                                                                      \
+    weft_error error = WEFT_ERROR_INIT;                                     \
+    const weft_status got = (call);                                         \
+    const weft_status other = got == WEFT_LAYOUT ? got : WEFT_BAD_ARGUMENT; \
+    check_error(__FILE__, __LINE__, got, &error, other, "*" words);         \
+  } while (0)
+
+static float memory[8], other_memory[8];
+static int64_t good_shape[1] = {2};
+#define good_count 1
+#define good_axis_count 1
+#define good_dim_count 1
+#define good_part_count 1
+#define good_placement_count 1
+#define good_segment_count 1
+#define good_room 8
+#define good_ndim 1
+#define good_size 1
+#define good_step 0
+#define good_index 0
+#define good_name "f32"
+#define good_why "no reason"
+#define good_stream ((weft_stream){WEFT_CPU, NULL})
+
+static weft_context* good_weft_context;
+static weft_store* good_weft_store;
+static weft_group* good_weft_group;
+static weft_work* good_weft_work;
+static weft_work* good_works[1];
+static weft_reduction* good_weft_reduction;
+static const weft_buffer* good_weft_buffer;
+static const weft_blocks* good_weft_blocks;
+static const weft_call* good_weft_call;
+
+static weft_mesh* good_weft_mesh;
+static weft_layout* good_weft_layout;
+static weft_transfer* good_weft_transfer;
+static const weft_tensor* good_weft_tensor;
+static const weft_mesh_axis axis = {"dp", 1}, *const good_weft_mesh_axis = &axis;
+static const weft_placement placement = {WEFT_SHARD, 0, WEFT_SUM}, *const good_weft_placement = &placement;
+static const weft_axis_placement axis_placement = {"dp", {WEFT_SHARD, 0, WEFT_SUM}};
+static const weft_axis_placement* const good_weft_axis_placement = &axis_placement;
+static const char* const good_axes[1] = {"dp"};
+static const int32_t good_coordinates[1] = {0};
+#define good_axis "dp"
+#define good_extents good_shape
+#define good_lengths good_shape
+#define null_weft_redistribute_stream 1
+#define null_weft_redistribute_transfer 1
+
+static const weft_reducer_entry reducer_entry = {"w", 2, WEFT_F32, WEFT_SUM}, *const good_weft_reducer_entry =
+                                                                                  &reducer_entry;
+static weft_reducer* good_weft_reducer;
+static weft_sampler* good_weft_sampler;
+#define good_population 10
+#define good_global_batch 2
+#define null_weft_clip_grad_norm_norm 1
+
+static char checkpoints[] = "/tmp/weft-bad-arguments-XXXXXX";
+static weft_checkpoint_reader* good_weft_checkpoint_reader;
+static const weft_checkpoint_string checkpoint_string = {"k", "v"};
+static const weft_checkpoint_string* const good_weft_checkpoint_string = &checkpoint_string;
+#define good_directory "/nowhere"
+#define good_file "/nowhere/all.safetensors"
+#define good_extra_count 1
+#define null_weft_checkpoint_save_mesh 1
+#define null_weft_checkpoint_load_mesh 1
+#define null_weft_checkpoint_load_step 1
+#define null_weft_checkpoint_load_folder 1
+#define null_weft_checkpoint_verify_progress 1
+#define null_weft_checkpoint_export_written 1
+
+static weft_store_server* good_weft_store_server;
+static weft_traits traits = WEFT_TRAITS_INIT, *const good_weft_traits = &traits;
+static weft_status open_channel(void* data, const weft_channel_init* init, void** channel,
+                                weft_error* error) {
+  (void)data, (void)init, (void)channel, (void)error;
+  return WEFT_UNSUPPORTED;
+}
+static weft_status write_channel(void* channel, int32_t to, const void* bytes, size_t count, size_t* taken,
+                                 weft_error* error) {
+  (void)channel, (void)to, (void)bytes, (void)count, (void)taken, (void)error;
+  return WEFT_UNSUPPORTED;
+}
+static weft_status read_channel(void* channel, int32_t from, void* bytes, size_t count, size_t* got,
+                                weft_error* error) {
+  (void)channel, (void)from, (void)bytes, (void)count, (void)got, (void)error;
+  return WEFT_UNSUPPORTED;
+}
+static const weft_transport transport = {sizeof transport, false,         false,        "none", NULL,
+                                         open_channel,     write_channel, read_channel, NULL};
+static const weft_transport* const good_weft_transport = &transport;
+#define null_weft_group_create_over_store 1
+static const int32_t good_ranks[1] = {0};
+#define good_rank_count 1
+#define good_host "127.0.0.1"
+#define good_port 1
+#define good_key "k"
+#define good_path "/nowhere/store"
+#define good_backend "shm"
+#define null_weft_group_create_tcp_secret 1
+#define null_weft_store_create_tcp_secret 1
+#define null_weft_group_create_by_broadcast_host 1
+#define null_weft_group_create_by_broadcast_broadcast_data 1
+/* Of no bytes. */
+#define null_weft_store_set_value 1
+#define null_weft_store_compare_set_expected 1
+#define null_weft_store_compare_set_desired 1
+/* Numbers that may be negative. */
+#define any_weft_store_add_delta 1
+#define any_weft_group_split_key 1
+#define good_weft_group_split_key 0
+
+/* Of one rank nobody is needed to meet. */
+#define null_weft_group_create_store 1
+
+static void good_combine(void* data, const void* left, const void* right, void* out, int64_t count,
+                         weft_dtype dtype) {
+  (void)data, (void)left, (void)right, (void)out, (void)count, (void)dtype;
+}
+static int32_t good_broadcast(void* broadcast_data, void* data, size_t bytes) {
+  (void)broadcast_data, (void)data, (void)bytes;
+  return 0;
+}
+static void good_callback(void* data, const weft_error* e) { (void)data, (void)e; }
+
+static weft_dl_tensor dl_tensor = {memory, {WEFT_DL_CPU, 0}, 1, {WEFT_DL_FLOAT, 32, 1}, good_shape, NULL, 0};
+static weft_dl_managed_tensor dl_managed;
+static weft_dl_managed_tensor_versioned dl_versioned;
+#define good_tensor ((const void*)&dl_tensor)
+#define good_DLManagedTensor ((const struct DLManagedTensor*)(const void*)&dl_managed)
+#define good_DLManagedTensorVersioned ((const struct DLManagedTensorVersioned*)(const void*)&dl_versioned)
+
+#if LIBRARY_weft_train
+/* No bias; gradients that are not wanted; one rank. */
+#define null_weft_column_linear_forward_b 1
+#define null_weft_column_linear_backward_group 1
+#define null_weft_column_linear_backward_dx 1
+#define null_weft_column_linear_backward_dw 1
+#define null_weft_column_linear_backward_db 1
+#define null_weft_row_linear_forward_group 1
+#define null_weft_row_linear_forward_b 1
+#define null_weft_row_linear_backward_dx 1
+#define null_weft_row_linear_backward_dw 1
+#define null_weft_row_linear_backward_db 1
+static weft_compute* good_weft_compute;
+static const weft_matrix* good_weft_matrix;
+static weft_model* good_weft_model;
+static weft_trainer* good_weft_trainer;
+static const weft_token_batch token_batch = {NULL, NULL, 0, 1, 0}, *const good_weft_token_batch =
+                                                                       &token_batch;
+static weft_parameter parameter = WEFT_PARAMETER_INIT, *const good_weft_parameter = &parameter;
+static weft_step_result step_result = WEFT_STEP_RESULT_INIT, *const good_weft_step_result = &step_result;
+#define good_batch_count 1
+#define good_warmup 0
+#define good_total 1
+#define good_peak 1.0
+#define good_floor 0.0
+#define good_weft_trainer_step_rate 0.1
+#define null_weft_model_load_step 1
+#define null_weft_trainer_step_result 1
+#endif
+
+static void make_good(void) {
+  static int64_t counts[1] = {2};
+  static weft_buffer buffer = {memory, 2, WEFT_F32, WEFT_CPU};
+  static weft_blocks blocks = {counts, NULL, 1};
+  static weft_call call = WEFT_CALL_INIT;
+  call.op = WEFT_OP_ALL_REDUCE;
+  call.in = call.out = buffer;
+  good_weft_buffer = &buffer;
+  good_weft_blocks = &blocks;
+  good_weft_call = &call;
+  dl_managed.dl_tensor = dl_versioned.dl_tensor = dl_tensor;
+  dl_versioned.version.major = 1;
+  OK(weft_context_create(NULL, &good_weft_context, &error));
+  OK(weft_store_create_local(&good_weft_store, &error));
+  OK(weft_group_create(good_weft_context, NULL, 0, 1, NULL, &good_weft_group, &error));
+  OK(weft_barrier(good_weft_group, NULL, &good_weft_work, &error));
+  OK(weft_reduction_create("none", good_combine, NULL, NULL, &good_weft_reduction, &error));
+  good_works[0] = good_weft_work;
+  OK(weft_mesh_create(good_weft_group, &axis, 1, &good_weft_mesh, &error));
+  OK(weft_layout_create(good_weft_mesh, &axis_placement, 1, good_shape, 1, &good_weft_layout, &error));
+  static weft_tensor tensor = {"w", {memory, 2, WEFT_F32, WEFT_CPU}, NULL, NULL, 0};
+  tensor.layout = good_weft_layout;
+  good_weft_tensor = &tensor;
+  const weft_buffer other = {other_memory, 2, WEFT_F32, WEFT_CPU};
+  OK(weft_redistribute(&buffer, good_weft_layout, &other, good_weft_layout, NULL, &good_weft_transfer,
+                       &error));
+  OK(weft_reducer_create(good_weft_mesh, &reducer_entry, 1, NULL, &good_weft_reducer, &error));
+  OK(weft_sampler_create(good_weft_mesh, good_population, good_global_batch, 1, &good_weft_sampler, &error));
+  CHECK(mkdtemp(checkpoints) != NULL);
+  OK(weft_checkpoint_save(checkpoints, NULL, 1, &tensor, 1, &checkpoint_string, 1, NULL, &error));
+  OK(weft_checkpoint_reader_open(checkpoints, &good_weft_checkpoint_reader, &error));
+  OK(weft_store_server_create(good_weft_context, NULL, &good_weft_store_server, &error));
+  (void)good_callback, (void)good_broadcast; /* one library may have no function that takes one */
+#if LIBRARY_weft_train
+  static weft_matrix matrix = {memory, 1, 2, WEFT_F32, WEFT_CPU};
+  good_weft_matrix = &matrix;
+  OK(weft_compute_create(good_weft_context, NULL, &good_weft_compute, &error));
+  static const weft_mesh_axis both[] = {{"dp", 1}, {"tp", 1}};
+  weft_mesh* whole = NULL;
+  OK(weft_mesh_create(good_weft_group, both, 2, &whole, &error));
+  OK(weft_transformer_create(whole, good_weft_compute, NULL, &good_weft_model, &error));
+  OK(weft_trainer_create(good_weft_model, NULL, &good_weft_trainer, &error));
+  weft_mesh_destroy(whole);
+#endif
+}
+
+static void destroy_good(void) {
+#if LIBRARY_weft_train
+  weft_trainer_destroy(good_weft_trainer);
+  weft_model_destroy(good_weft_model);
+  weft_compute_destroy(good_weft_compute);
+#endif
+  char command[64];
+  snprintf(command, sizeof command, "rm -r '%s'", checkpoints);
+  CHECK(system(command) == 0);
+  weft_checkpoint_reader_destroy(good_weft_checkpoint_reader);
+  weft_sampler_destroy(good_weft_sampler);
+  weft_reducer_destroy(good_weft_reducer);
+  weft_transfer_destroy(good_weft_transfer);
+  weft_layout_destroy(good_weft_layout);
+  weft_mesh_destroy(good_weft_mesh);
+  weft_reduction_destroy(good_weft_reduction);
+  weft_work_destroy(good_weft_work);
+  weft_group_destroy(good_weft_group);
+  weft_store_server_destroy(good_weft_store_server);
+  weft_store_destroy(good_weft_store);
+  weft_context_destroy(good_weft_context);
+}
+
+#endif /* WEFT_TESTS_CAPI_BAD_ARGUMENTS_H */

@@ -1,0 +1,637 @@
+/* A transformer from C: its scores are those of plain loops, and a training run is that of C++ bit for bit. */
+#define _POSIX_C_SOURCE 200809L /* barriers of pthread, mkdtemp */
+#include "weft/weft_train.h"
+
+#include <math.h>
+
+#include "support.h"
+#include "train_data.h"
+
+/* dp x tp ranks, and what they share. */
+static struct {
+  int dp, tp;
+  double losses[TRAIN_STEPS];
+  const char* folder;
+  float whole[TRAIN_ROWS * TRAIN_SEQUENCE * TRAIN_VOCAB]; /* scores of the untrained model */
+} run;
+
+typedef struct parts {
+  weft_group* group;
+  weft_mesh* mesh;
+  weft_compute* compute;
+  weft_model* model;
+  int first, rows; /* of a batch: this rank's */
+} parts;
+
+static weft_transformer_options small(void) {
+  weft_transformer_options o = WEFT_TRANSFORMER_OPTIONS_INIT;
+  o.dim = TRAIN_DIM;
+  o.layers = TRAIN_LAYERS;
+  o.heads = TRAIN_HEADS;
+  o.kv_heads = TRAIN_KV_HEADS;
+  o.ffn_hidden = TRAIN_HIDDEN;
+  o.vocab = TRAIN_VOCAB;
+  o.max_seq = TRAIN_SEQUENCE;
+  o.init_std = TRAIN_INIT_STD;
+  o.seed = TRAIN_SEED;
+  return o;
+}
+
+static parts make(rank_args* a, const weft_transformer_options* options) {
+  const weft_mesh_axis axes[] = {{"dp", run.dp}, {"tp", run.tp}};
+  weft_compute_options with = WEFT_COMPUTE_OPTIONS_INIT;
+  parts p = {NULL, NULL, NULL, NULL, 0, TRAIN_ROWS / run.dp};
+  int32_t at = 0;
+  with.threads = 2;
+  p.group = join(a, "world", 0);
+  OK(weft_mesh_create(p.group, axes, 2, &p.mesh, &error));
+  OK(weft_mesh_coordinate(p.mesh, "dp", &at, &error));
+  p.first = at * p.rows;
+  OK(weft_compute_create(a->context, &with, &p.compute, &error));
+  OK(weft_transformer_create(p.mesh, p.compute, options, &p.model, &error));
+  /* The model keeps what it needs. */
+  weft_compute_destroy(p.compute);
+  weft_mesh_destroy(p.mesh);
+  weft_group_destroy(p.group);
+  return p;
+}
+
+static weft_trainer* trainer_of(const parts* p) {
+  weft_trainer_options options = WEFT_TRAINER_OPTIONS_INIT;
+  weft_trainer* trainer = NULL;
+  options.max_norm = TRAIN_MAX_NORM;
+  OK(weft_trainer_create(p->model, &options, &trainer, &error));
+  return trainer;
+}
+
+static double step(weft_trainer* trainer, const parts* p, int number) {
+  int64_t tokens[TRAIN_ROWS * TRAIN_SEQUENCE], labels[TRAIN_ROWS * TRAIN_SEQUENCE];
+  const weft_token_batch batch = {tokens, labels, p->rows, TRAIN_SEQUENCE, 0};
+  weft_step_result result = WEFT_STEP_RESULT_INIT;
+  train_batch(number, p->first, p->rows, tokens, labels);
+  OK(weft_trainer_step(trainer, &batch, 1, TRAIN_RATE, &result, &error));
+  CHECK(result.step == number && !result.skipped && result.grad_norm > 0);
+  CHECK(result.tokens == TRAIN_ROWS * TRAIN_SEQUENCE - 6); /* those of all ranks that have a label */
+  return result.loss;
+}
+
+/* The same losses as from C++ --------------------------------------------------------------------------------- */
+
+static void train(rank_args* a) {
+  const weft_transformer_options options = small();
+  const parts p = make(a, &options);
+  weft_trainer* trainer = trainer_of(&p);
+  int64_t steps = 0;
+  weft_model_destroy(p.model); /* the trainer keeps it */
+  for (int i = 0; i < TRAIN_STEPS; ++i) {
+    const double loss = step(trainer, &p, i);
+    if (a->rank == 0) run.losses[i] = loss;
+  }
+  OK(weft_trainer_steps(trainer, &steps, &error));
+  CHECK(steps == TRAIN_STEPS);
+  weft_trainer_destroy(trainer);
+}
+
+static void expect_losses_of_cpp(int dp, int tp) {
+  double expected[TRAIN_STEPS];
+  run.dp = dp;
+  run.tp = tp;
+  run_ranks(dp * tp, train);
+  train_in_cpp(dp, tp, expected);
+  CHECK(memcmp(run.losses, expected, sizeof(expected)) == 0);
+  CHECK(run.losses[TRAIN_STEPS - 1] < run.losses[0]);
+}
+
+/* The scores of plain loops ----------------------------------------------------------------------------------- */
+
+/* A parameter of a model on one rank. */
+static const float* whole(const weft_model* model, const char* format, int layer) {
+  char name[100];
+  int32_t index = -1;
+  weft_parameter p = WEFT_PARAMETER_INIT;
+  snprintf(name, sizeof(name), format, layer);
+  OK(weft_model_find_parameter(model, name, &index, &error));
+  CHECK(index >= 0);
+  OK(weft_model_get_parameter(model, index, &p, &error));
+  CHECK(strcmp(p.name, name) == 0 && p.trained && p.value.dtype == WEFT_F32);
+  return p.value.data;
+}
+
+/* y = x w^T; x: (in), w: (out, in) */
+static void times(const double* x, const float* w, double* y, int in, int out) {
+  for (int o = 0; o < out; ++o) {
+    y[o] = 0;
+    for (int i = 0; i < in; ++i) y[o] += x[i] * (double)w[o * in + i];
+  }
+}
+static void norm(const double* x, const float* w, double* y) {
+  double squares = 0;
+  for (int i = 0; i < TRAIN_DIM; ++i) squares += x[i] * x[i];
+  for (int i = 0; i < TRAIN_DIM; ++i) y[i] = x[i] / sqrt(squares / TRAIN_DIM + 1e-5) * (double)w[i];
+}
+/* Turns the pairs (i, i + half) of each head by the position's angles. */
+static void turn(double* x, int position) {
+  enum { SIZE = TRAIN_DIM / TRAIN_HEADS, HALF = SIZE / 2 };
+  for (int h = 0; h < TRAIN_HEADS; ++h)
+    for (int i = 0; i < HALF; ++i) {
+      const double angle = position * pow(10000, -2.0 * i / SIZE), low = x[h * SIZE + i],
+                   high = x[h * SIZE + i + HALF];
+      x[h * SIZE + i] = low * cos(angle) - high * sin(angle);
+      x[h * SIZE + i + HALF] = high * cos(angle) + low * sin(angle);
+    }
+}
+
+typedef double tokens_of_features[TRAIN_SEQUENCE][TRAIN_DIM];
+
+static void attention(const weft_model* model, int layer, tokens_of_features x) {
+  enum { SIZE = TRAIN_DIM / TRAIN_HEADS };
+  tokens_of_features q, k, v;
+  for (int t = 0; t < TRAIN_SEQUENCE; ++t) {
+    double n[TRAIN_DIM];
+    norm(x[t], whole(model, "layers.%d.attention_norm.weight", layer), n);
+    times(n, whole(model, "layers.%d.attention.q_proj.weight", layer), q[t], TRAIN_DIM, TRAIN_DIM);
+    times(n, whole(model, "layers.%d.attention.k_proj.weight", layer), k[t], TRAIN_DIM, TRAIN_DIM);
+    times(n, whole(model, "layers.%d.attention.v_proj.weight", layer), v[t], TRAIN_DIM, TRAIN_DIM);
+    turn(q[t], t);
+    turn(k[t], t);
+  }
+  for (int t = 0; t < TRAIN_SEQUENCE; ++t) {
+    double mixed[TRAIN_DIM] = {0}, out[TRAIN_DIM];
+    for (int h = 0; h < TRAIN_HEADS; ++h) {
+      double weights[TRAIN_SEQUENCE], sum = 0;
+      for (int s = 0; s <= t; ++s) {
+        double score = 0;
+        for (int i = h * SIZE; i < (h + 1) * SIZE; ++i) score += q[t][i] * k[s][i];
+        sum += weights[s] = exp(score / sqrt(SIZE));
+      }
+      for (int s = 0; s <= t; ++s)
+        for (int i = h * SIZE; i < (h + 1) * SIZE; ++i) mixed[i] += weights[s] / sum * v[s][i];
+    }
+    times(mixed, whole(model, "layers.%d.attention.o_proj.weight", layer), out, TRAIN_DIM, TRAIN_DIM);
+    for (int i = 0; i < TRAIN_DIM; ++i) x[t][i] += out[i];
+  }
+}
+static void mlp(const weft_model* model, int layer, double x[TRAIN_DIM]) {
+  double n[TRAIN_DIM], gate[TRAIN_HIDDEN], up[TRAIN_HIDDEN], out[TRAIN_DIM];
+  norm(x, whole(model, "layers.%d.mlp_norm.weight", layer), n);
+  times(n, whole(model, "layers.%d.mlp.gate_proj.weight", layer), gate, TRAIN_DIM, TRAIN_HIDDEN);
+  times(n, whole(model, "layers.%d.mlp.up_proj.weight", layer), up, TRAIN_DIM, TRAIN_HIDDEN);
+  for (int i = 0; i < TRAIN_HIDDEN; ++i) up[i] *= gate[i] / (1 + exp(-gate[i]));
+  times(up, whole(model, "layers.%d.mlp.down_proj.weight", layer), out, TRAIN_HIDDEN, TRAIN_DIM);
+  for (int i = 0; i < TRAIN_DIM; ++i) x[i] += out[i];
+}
+
+static void scores_of_loops(rank_args* a) {
+  const weft_transformer_options options = small();
+  const parts p = make(a, &options);
+  int64_t tokens[TRAIN_ROWS * TRAIN_SEQUENCE], labels[TRAIN_ROWS * TRAIN_SEQUENCE];
+  const weft_token_batch batch = {tokens, NULL, TRAIN_ROWS, TRAIN_SEQUENCE, 0};
+  const weft_buffer scores = f32(run.whole, LENGTH(run.whole));
+  const float* embedding = whole(p.model, "token_embedding.embedding.weight", 0);
+  train_batch(0, 0, TRAIN_ROWS, tokens, labels);
+  OK(weft_model_logits(p.model, &batch, &scores, &error));
+  for (int r = 0; r < TRAIN_ROWS; ++r) {
+    tokens_of_features x;
+    for (int t = 0; t < TRAIN_SEQUENCE; ++t)
+      for (int i = 0; i < TRAIN_DIM; ++i) x[t][i] = embedding[tokens[r * TRAIN_SEQUENCE + t] * TRAIN_DIM + i];
+    for (int l = 0; l < TRAIN_LAYERS; ++l) {
+      attention(p.model, l, x);
+      for (int t = 0; t < TRAIN_SEQUENCE; ++t) mlp(p.model, l, x[t]);
+    }
+    for (int t = 0; t < TRAIN_SEQUENCE; ++t) {
+      double n[TRAIN_DIM], expected[TRAIN_VOCAB];
+      norm(x[t], whole(p.model, "norm.weight", 0), n);
+      times(n, whole(p.model, "output_head.proj.weight", 0), expected, TRAIN_DIM, TRAIN_VOCAB);
+      for (int v = 0; v < TRAIN_VOCAB; ++v) {
+        const double got = run.whole[(r * TRAIN_SEQUENCE + t) * TRAIN_VOCAB + v];
+        CHECK(fabs(got - expected[v]) <=
+              2e-6); /* scores are about 1; some twenty roundings of f32 in a row */
+      }
+    }
+  }
+  weft_model_destroy(p.model);
+}
+
+/* The same on the ranks of a mesh, but for the order of sums. */
+static void scores_of_mesh(rank_args* a) {
+  const weft_transformer_options options = small();
+  const parts p = make(a, &options);
+  int64_t tokens[TRAIN_ROWS * TRAIN_SEQUENCE], labels[TRAIN_ROWS * TRAIN_SEQUENCE];
+  float scores[TRAIN_ROWS * TRAIN_SEQUENCE * TRAIN_VOCAB];
+  const int64_t count = (int64_t)p.rows * TRAIN_SEQUENCE * TRAIN_VOCAB;
+  const weft_token_batch batch = {tokens, NULL, p.rows, TRAIN_SEQUENCE, TRAIN_ROWS};
+  const weft_buffer to = f32(scores, count);
+  const float* expected = run.whole + p.first * TRAIN_SEQUENCE * TRAIN_VOCAB;
+  train_batch(0, p.first, p.rows, tokens, labels);
+  OK(weft_model_logits(p.model, &batch, &to, &error));
+  for (int64_t i = 0; i < count; ++i) CHECK(fabsf(scores[i] - expected[i]) <= 2e-6f);
+  weft_model_destroy(p.model);
+}
+
+/* Parameters -------------------------------------------------------------------------------------------------- */
+
+static void parameters(rank_args* a) {
+  const weft_transformer_options options = small();
+  const parts p = make(a, &options);
+  weft_parameter d = WEFT_PARAMETER_INIT;
+  weft_layout* layout = NULL;
+  int64_t extents[2] = {0, 0};
+  int32_t count = 0, index = -1;
+  float values[TRAIN_DIM * TRAIN_DIM], before[TRAIN_DIM * TRAIN_DIM];
+  OK(weft_model_parameter_count(p.model, &count, &error));
+  CHECK(count == 9 * TRAIN_LAYERS + 3);
+  for (int32_t i = 0; i < count; ++i) { /* each has a name, by which it is found */
+    OK(weft_model_get_parameter(p.model, i, &d, &error));
+    OK(weft_model_find_parameter(p.model, d.name, &index, &error));
+    CHECK(index == i);
+  }
+  OK(weft_model_find_parameter(p.model, "layers.7.norm", &index, &error));
+  CHECK(index == -1);
+
+  OK(weft_model_find_parameter(p.model, "layers.1.attention.q_proj.weight", &index, &error));
+  OK(weft_model_get_parameter(p.model, index, &d, &error));
+  CHECK(d.dim_count == 2 && d.extents[0] == TRAIN_DIM && d.extents[1] == TRAIN_DIM && d.extents[2] == 0);
+  CHECK(d.local_extents[0] == TRAIN_DIM / run.tp && d.local_extents[1] == TRAIN_DIM);
+  CHECK(d.value.count == TRAIN_DIM * TRAIN_DIM / run.tp && d.value.device == WEFT_CPU && d.trained);
+  OK(weft_model_parameter_layout(p.model, index, &layout, &error));
+  memcpy(before, d.value.data, sizeof(float) * (size_t)d.value.count);
+
+  for (int64_t i = 0; i < d.value.count; ++i) values[i] = (float)i;
+  const weft_buffer from = f32(values, d.value.count);
+  OK(weft_model_set_parameter(p.model, index, &from, &error));
+  CHECK(memcmp(d.value.data, values, sizeof(float) * (size_t)d.value.count) == 0);
+  OK(weft_layout_local_extents(layout, a->rank, extents, 2, &error));
+  CHECK(extents[0] == d.local_extents[0] && extents[1] == TRAIN_DIM);
+
+  weft_model_destroy(p.model);
+  weft_layout_destroy(layout); /* lives longer than its model */
+}
+
+/* Options ----------------------------------------------------------------------------------------------------- */
+
+static void more_options(rank_args* a) {
+  weft_transformer_options options = small();
+  const char* const frozen[] = {"layers.*.mlp", "norm"};
+  weft_trainer_options with = WEFT_TRAINER_OPTIONS_INIT;
+  weft_trainer* trainer = NULL;
+  weft_parameter d = WEFT_PARAMETER_INIT;
+  float before[TRAIN_HIDDEN * TRAIN_DIM];
+  int32_t index = -1;
+  options.weights = WEFT_BF16;
+  options.tied = true;
+  options.frozen = frozen;
+  options.frozen_count = 2;
+  parts p = make(a, &options);
+  OK(weft_model_find_parameter(p.model, "output_head.proj.weight", &index, &error));
+  CHECK(index == -1); /* it is the embedding's */
+  OK(weft_model_find_parameter(p.model, "layers.0.mlp.up_proj.weight", &index, &error));
+  OK(weft_model_get_parameter(p.model, index, &d, &error));
+  CHECK(!d.trained);
+  memcpy(before, d.value.data, sizeof(float) * (size_t)d.value.count);
+  with.optimizer = WEFT_SGD;
+  with.momentum = 0.9;
+  with.weight_decay = 0;
+  with.max_norm = 0;
+  OK(weft_trainer_create(p.model, &with, &trainer, &error));
+
+  /* Two micro-batches a step, and no result wanted. */
+  int64_t tokens[2][2 * TRAIN_SEQUENCE], labels[2][2 * TRAIN_SEQUENCE];
+  const weft_token_batch batches[] = {{tokens[0], labels[0], 1, TRAIN_SEQUENCE, 0},
+                                      {tokens[1], labels[1], 1, TRAIN_SEQUENCE, 0}};
+  weft_step_result first = WEFT_STEP_RESULT_INIT, last = WEFT_STEP_RESULT_INIT;
+  for (int i = 0; i < 2; ++i) train_batch(0, p.first + i, 1, tokens[i], labels[i]);
+  OK(weft_trainer_step(trainer, batches, 2, 0.1, &first, &error));
+  OK(weft_trainer_step(trainer, batches, 2, 0.1, NULL, &error));
+  OK(weft_trainer_step(trainer, batches, 2, 0.1, &last, &error));
+  CHECK(last.loss < first.loss && last.step == 2);
+  CHECK(memcmp(before, d.value.data, sizeof(float) * (size_t)d.value.count) == 0);
+  weft_trainer_destroy(trainer);
+  weft_model_destroy(p.model);
+}
+
+/* Checkpoints ------------------------------------------------------------------------------------------------- */
+
+static void save(rank_args* a) {
+  const weft_transformer_options options = small();
+  const parts p = make(a, &options);
+  weft_trainer* trainer = trainer_of(&p);
+  char folder[300];
+  step(trainer, &p, 0);
+  step(trainer, &p, 1);
+  OK(weft_trainer_save(trainer, run.folder, &error));
+  snprintf(folder, sizeof(folder), "%s/model", run.folder);
+  OK(weft_model_save(p.model, folder, 7, &error));
+  const double loss = step(trainer, &p, 2);
+  if (a->rank == 0) run.losses[2] = loss;
+  weft_trainer_destroy(trainer);
+  weft_model_destroy(p.model);
+}
+static void load(rank_args* a) {
+  const weft_transformer_options options = small();
+  const parts p = make(a, &options);
+  weft_trainer* trainer = trainer_of(&p);
+  char folder[300];
+  int64_t steps = 0;
+  OK(weft_trainer_load(trainer, run.folder, &error));
+  OK(weft_trainer_steps(trainer, &steps, &error));
+  CHECK(steps == 2);
+  CHECK(fabs(step(trainer, &p, 2) - run.losses[2]) <= 1e-5); /* another mesh: sums in another order */
+  OK(weft_model_load(p.model, run.folder, &steps, &error));
+  CHECK(steps == 2);
+  snprintf(folder, sizeof(folder), "%s/model", run.folder);
+  OK(weft_model_load(p.model, folder, &steps, &error));
+  CHECK(steps == 7);
+  OK(weft_model_load(p.model, folder, NULL, &error));
+  CHECK_ERROR(weft_trainer_load(trainer, folder, &error), WEFT_BAD_ARGUMENT,
+              "*does not fit the model; missing in it (63): optimizer.step.token_embedding.embedding.weight "
+              "i64 (1), ");
+  CHECK_ERROR(weft_model_load(p.model, "/nowhere", NULL, &error), WEFT_BAD_ARGUMENT, "*/nowhere");
+  weft_trainer_destroy(trainer);
+  weft_model_destroy(p.model);
+}
+
+static void checkpoints(void) {
+  char folder[] = "/tmp/weft-capi-train-XXXXXX", command[100];
+  CHECK(mkdtemp(folder) != NULL);
+  run.folder = folder;
+  run.dp = 1;
+  run.tp = 2;
+  run_ranks(2, save);
+  run_ranks(2, load);
+  run.dp = 2;
+  run.tp = 1;
+  run_ranks(2, load);
+  snprintf(command, sizeof(command), "rm -r %s", folder);
+  CHECK(system(command) == 0);
+}
+
+/* What is wrong ----------------------------------------------------------------------------------------------- */
+
+#define REFUSED(call, text) CHECK_ERROR(call, WEFT_BAD_ARGUMENT, text)
+
+static void refuses_models(weft_mesh* mesh, weft_compute* compute) {
+  weft_transformer_options o = small();
+  weft_model* none = NULL;
+  weft_mesh* part = NULL;
+  const char* const axis = "tp";
+  const char* const frozen[] = {"layers.9", NULL};
+#define CREATE(mesh_given, options_given) \
+  weft_transformer_create(mesh_given, compute, options_given, &none, &error)
+  REFUSED(CREATE(NULL, &o), "weft_transformer_create: mesh is NULL");
+  REFUSED(weft_transformer_create(mesh, NULL, &o, &none, &error), "weft_transformer_create: compute is NULL");
+  REFUSED(weft_transformer_create(mesh, compute, &o, NULL, &error), "weft_transformer_create: model is NULL");
+  OK(weft_mesh_along(mesh, &axis, 1, &part, &error));
+  REFUSED(CREATE(part, &o),
+          "weft_transformer_create: mesh is tp=2, a part of dp=1 x tp=2; expected a whole mesh");
+  weft_mesh_destroy(part);
+  o.struct_size = 8;
+  REFUSED(CREATE(mesh, &o),
+          "weft_transformer_create: options->struct_size is 8; expected 136: initialise it with "
+          "WEFT_TRANSFORMER_OPTIONS_INIT");
+  o = small();
+  o.heads = 3;
+  REFUSED(CREATE(mesh, &o), "transformer: dim 16 does not divide into heads 3");
+  o = small();
+  o.layers = 0;
+  REFUSED(CREATE(mesh, &o), "transformer: layers is 0; expected at least 1");
+  o = small();
+  o.vocab = 31;
+  REFUSED(CREATE(mesh, &o),
+          "*\"output_head.proj\" has 31 output features; they do not divide into tp=2 (31 = 2 x 15 + 1)");
+  o = small();
+  o.weights = WEFT_F16;
+  REFUSED(CREATE(mesh, &o),
+          "weft_transformer_create: options->weights is 2; expected 1 (WEFT_F32) or 3 (WEFT_BF16)");
+  o = small();
+  o.data_axis = "pp";
+  REFUSED(CREATE(mesh, &o), "mesh: no axis \"pp\" in dp=1 x tp=2");
+  o.data_axis = "tp";
+  REFUSED(CREATE(mesh, &o),
+          "build_parallel_model: data_axis \"tp\" and tensor_axis \"tp\" share an axis of dp=1 x tp=2; "
+          "expected two apart");
+  o = small();
+  o.frozen = frozen;
+  o.frozen_count = 1;
+  REFUSED(CREATE(mesh, &o), "build_parallel_model: frozen: nothing matches \"layers.9\"");
+  o.frozen_count = 2;
+  REFUSED(CREATE(mesh, &o), "weft_transformer_create: options->frozen[1] is NULL");
+  o.frozen_count = -1;
+  REFUSED(CREATE(mesh, &o), "weft_transformer_create: options->frozen_count is -1; expected 0 or more");
+  o.frozen_count = 1;
+  o.frozen = NULL;
+  REFUSED(CREATE(mesh, &o), "weft_transformer_create: options->frozen is NULL");
+  CHECK(none == NULL);
+}
+
+static void refuses_parameters(weft_model* model) {
+  weft_parameter d = WEFT_PARAMETER_INIT;
+  weft_layout* layout = NULL;
+  float value[8] = {0};
+  weft_buffer from = f32(value, 8);
+  int32_t number = 0;
+  REFUSED(weft_model_parameter_count(NULL, &number, &error), "weft_model_parameter_count: model is NULL");
+  REFUSED(weft_model_parameter_count(model, NULL, &error), "weft_model_parameter_count: count is NULL");
+  REFUSED(weft_model_get_parameter(NULL, 0, &d, &error), "weft_model_get_parameter: model is NULL");
+  REFUSED(weft_model_get_parameter(model, 0, NULL, &error), "weft_model_get_parameter: parameter is NULL");
+  REFUSED(weft_model_get_parameter(model, 21, &d, &error),
+          "weft_model_get_parameter: index is 21; expected 0 to 20");
+  REFUSED(weft_model_get_parameter(model, -1, &d, &error),
+          "weft_model_get_parameter: index is -1; expected 0 to 20");
+  d.struct_size = 0;
+  REFUSED(weft_model_get_parameter(model, 0, &d, &error),
+          "weft_model_get_parameter: parameter->struct_size is 0; expected 176: initialise it with "
+          "WEFT_PARAMETER_INIT");
+  REFUSED(weft_model_find_parameter(NULL, "norm.weight", &number, &error),
+          "weft_model_find_parameter: model is NULL");
+  REFUSED(weft_model_find_parameter(model, NULL, &number, &error), "weft_model_find_parameter: name is NULL");
+  REFUSED(weft_model_find_parameter(model, "norm.weight", NULL, &error),
+          "weft_model_find_parameter: index is NULL");
+  REFUSED(weft_model_parameter_layout(NULL, 0, &layout, &error),
+          "weft_model_parameter_layout: model is NULL");
+  REFUSED(weft_model_parameter_layout(model, 0, NULL, &error), "weft_model_parameter_layout: layout is NULL");
+  REFUSED(weft_model_parameter_layout(model, 99, &layout, &error),
+          "weft_model_parameter_layout: index is 99; expected 0 to 20");
+  OK(weft_model_find_parameter(model, "norm.weight", &number, &error));
+#define SET(buffer) weft_model_set_parameter(model, number, buffer, &error)
+  REFUSED(weft_model_set_parameter(NULL, number, &from, &error), "weft_model_set_parameter: model is NULL");
+  REFUSED(weft_model_set_parameter(model, 99, &from, &error),
+          "weft_model_set_parameter: index is 99; expected 0 to 20");
+  REFUSED(SET(NULL), "weft_model_set_parameter: value is NULL");
+  REFUSED(SET(&from), "weft_model_set_parameter: value->count is 8; expected 16, of norm.weight (16)");
+  from.dtype = WEFT_F64;
+  REFUSED(SET(&from), "weft_model_set_parameter: value->dtype is f64; expected f32");
+  from = f32(NULL, 16);
+  REFUSED(SET(&from), "weft_model_set_parameter: value->data is NULL; expected 16 elements");
+  from.device = WEFT_CUDA(1);
+  REFUSED(SET(&from),
+          "weft_model_set_parameter: value->device is cuda:1; expected cpu, the device of the weft_compute");
+}
+
+static void refuses_logits(weft_model* model) {
+  int64_t tokens[TRAIN_SEQUENCE] = {0};
+  float scores[TRAIN_SEQUENCE * TRAIN_VOCAB];
+  weft_token_batch batch = {tokens, NULL, 1, TRAIN_SEQUENCE, 0};
+  weft_buffer to = f32(scores, 7);
+#define LOGITS(batch_given, to_given) weft_model_logits(model, batch_given, to_given, &error)
+  REFUSED(weft_model_logits(NULL, &batch, &to, &error), "weft_model_logits: model is NULL");
+  REFUSED(LOGITS(NULL, &to), "weft_model_logits: batch is NULL");
+  REFUSED(LOGITS(&batch, NULL), "weft_model_logits: logits is NULL");
+  REFUSED(LOGITS(&batch, &to),
+          "weft_model_logits: logits->count is 7; expected 256, of the scores (1, 8, 32)");
+  to.count = LENGTH(scores);
+  tokens[3] = 32;
+  REFUSED(LOGITS(&batch, &to), "compute_logits: tokens[3] is 32; expected 0 to 31");
+  batch.tokens = NULL;
+  REFUSED(LOGITS(&batch, &to), "compute_logits: tokens has no memory; expected 1 x 8");
+  batch.sequence = 9;
+  to.count = 9 * TRAIN_VOCAB;
+  REFUSED(LOGITS(&batch, &to), "compute_logits: sequence is 9; expected 1 to 8 (max_seq)");
+  batch.rows = -1;
+  to.count = 0;
+  REFUSED(LOGITS(&batch, &to), "compute_logits: rows is -1; expected 0 or more");
+}
+
+static void refuses_trainers(weft_model* model) {
+  weft_trainer_options o = WEFT_TRAINER_OPTIONS_INIT;
+  weft_trainer *none = NULL, *trainer = NULL;
+  int64_t tokens[TRAIN_SEQUENCE] = {0}, labels[TRAIN_SEQUENCE] = {0}, steps = 0;
+  weft_token_batch batch = {tokens, labels, 1, TRAIN_SEQUENCE, 0};
+  weft_step_result result = WEFT_STEP_RESULT_INIT;
+  double rate = 0;
+#define TRAINER() weft_trainer_create(model, &o, &none, &error)
+  REFUSED(weft_trainer_create(NULL, &o, &none, &error), "weft_trainer_create: model is NULL");
+  REFUSED(weft_trainer_create(model, &o, NULL, &error), "weft_trainer_create: trainer is NULL");
+  o.struct_size = 4;
+  REFUSED(TRAINER(),
+          "weft_trainer_create: options->struct_size is 4; expected 72: initialise it with "
+          "WEFT_TRAINER_OPTIONS_INIT");
+  o.struct_size = sizeof(o);
+  o.optimizer = 2;
+  REFUSED(TRAINER(), "weft_trainer_create: options->optimizer is 2; expected 0 (WEFT_ADAMW) or 1 (WEFT_SGD)");
+  o.optimizer = WEFT_ADAMW;
+  o.beta1 = 1;
+  REFUSED(TRAINER(), "trainer: beta1 is 1; expected 0 or more, and less than 1");
+  o.beta1 = 0.9;
+  o.eps = NAN;
+  REFUSED(TRAINER(), "trainer: eps is nan; expected 0 or more");
+  o.eps = 1e-8;
+  o.weight_decay = -1;
+  REFUSED(TRAINER(), "trainer: weight_decay is -1; expected 0 or more");
+  o.optimizer = WEFT_SGD;
+  REFUSED(TRAINER(), "trainer: weight_decay is -1; expected 0 or more");
+  o.momentum = -2;
+  REFUSED(TRAINER(), "trainer: momentum is -2; expected 0 or more");
+  o.max_norm = -1;
+  REFUSED(TRAINER(), "trainer: max_norm is -1; expected 0 (no clipping) or more");
+  CHECK(none == NULL);
+
+  OK(weft_trainer_create(model, NULL, &trainer, &error));
+#define STEP(batches, count, rate) weft_trainer_step(trainer, batches, count, rate, &result, &error)
+  REFUSED(weft_trainer_step(NULL, &batch, 1, 0.1, &result, &error), "weft_trainer_step: trainer is NULL");
+  REFUSED(STEP(NULL, 1, 0.1), "weft_trainer_step: batches is NULL");
+  REFUSED(STEP(&batch, -1, 0.1), "weft_trainer_step: batch_count is -1; expected 0 or more");
+  REFUSED(STEP(NULL, 0, 0.1), "trainer: no batch is given; expected 1 or more");
+  REFUSED(STEP(&batch, 1, INFINITY),
+          "trainer: the learning rate is inf; expected a finite number of 0 or more");
+  result.struct_size = 3;
+  REFUSED(
+      STEP(&batch, 1, 0.1),
+      "weft_trainer_step: result->struct_size is 3; expected 40: initialise it with WEFT_STEP_RESULT_INIT");
+  result.struct_size = sizeof(result);
+  labels[0] = 77;
+  REFUSED(STEP(&batch, 1, 0.1), "trainer: labels[0] is 77; expected 0 to 31, or -100");
+  for (int i = 0; i < TRAIN_SEQUENCE; ++i) labels[i] = WEFT_IGNORED;
+  REFUSED(STEP(&batch, 1, 0.1), "trainer: no label of the step counts (all are -100)");
+  REFUSED(weft_trainer_steps(NULL, &steps, &error), "weft_trainer_steps: trainer is NULL");
+  REFUSED(weft_trainer_steps(trainer, NULL, &error), "weft_trainer_steps: steps is NULL");
+  REFUSED(weft_trainer_save(NULL, "x", &error), "weft_trainer_save: trainer is NULL");
+  REFUSED(weft_trainer_save(trainer, NULL, &error), "weft_trainer_save: directory is NULL");
+  REFUSED(weft_trainer_load(NULL, "x", &error), "weft_trainer_load: trainer is NULL");
+  REFUSED(weft_trainer_load(trainer, NULL, &error), "weft_trainer_load: directory is NULL");
+  REFUSED(weft_model_save(NULL, "x", 0, &error), "weft_model_save: model is NULL");
+  REFUSED(weft_model_save(model, NULL, 0, &error), "weft_model_save: directory is NULL");
+  REFUSED(weft_model_load(NULL, "x", NULL, &error), "weft_model_load: model is NULL");
+  REFUSED(weft_model_load(model, NULL, NULL, &error), "weft_model_load: directory is NULL");
+  weft_trainer_destroy(trainer);
+  weft_trainer_destroy(NULL);
+
+  OK(weft_cosine_rate(1e-3, 1e-4, 10, 100, 4, &rate, &error));
+  CHECK(fabs(rate - 5e-4) < 1e-12);
+  OK(weft_cosine_rate(1e-3, 1e-4, 10, 100, 1000, &rate, &error));
+  CHECK(rate == 1e-4);
+  REFUSED(weft_cosine_rate(1e-3, 0, 10, 100, 0, NULL, &error), "weft_cosine_rate: rate is NULL");
+  REFUSED(weft_cosine_rate(1e-3, 0, 10, 100, -1, &rate, &error),
+          "weft_cosine_rate: step is -1; expected 0 or more");
+  REFUSED(weft_cosine_rate(1e-3, 0, 10, 10, 0, &rate, &error),
+          "schedule: warmup 10 of total 10 steps; expected 0 <= warmup < total");
+  REFUSED(weft_cosine_rate(1e-3, 1, 0, 10, 0, &rate, &error),
+          "schedule: floor 1 and peak 0.001; expected 0 <= floor <= peak");
+}
+
+/* On a mesh of two ranks that this process alone plays: nothing is sent before the check. */
+static void refuses(void) {
+  const weft_mesh_axis two[] = {{"dp", 1}, {"tp", 2}}, one[] = {{"dp", 1}, {"tp", 1}};
+  weft_context* context = NULL;
+  weft_compute* compute = NULL;
+  weft_mesh *mesh = NULL, *single = NULL;
+  weft_model* model = NULL;
+  const weft_transformer_options o = small();
+  OK(weft_context_create(NULL, &context, &error));
+  OK(weft_compute_create(context, NULL, &compute, &error));
+  OK(weft_mesh_create_arithmetic(context, two, 2, 0, &mesh, &error));
+  OK(weft_mesh_create_arithmetic(context, one, 2, 0, &single, &error));
+  OK(weft_transformer_create(single, compute, &o, &model, &error));
+  refuses_models(mesh, compute);
+  refuses_parameters(model);
+  refuses_logits(model);
+  refuses_trainers(model);
+  weft_mesh_destroy(mesh);
+  weft_mesh_destroy(single);
+  weft_compute_destroy(compute);
+  weft_context_destroy(context);
+  weft_model_destroy(model);
+  weft_model_destroy(NULL);
+}
+
+/* A batch that is wrong on one rank is an error on both, and neither waits for the other. */
+static void wrong_on_one_rank(rank_args* a) {
+  const weft_transformer_options options = small();
+  const parts p = make(a, &options);
+  weft_trainer* trainer = trainer_of(&p);
+  int64_t tokens[TRAIN_ROWS * TRAIN_SEQUENCE], labels[TRAIN_ROWS * TRAIN_SEQUENCE];
+  const weft_token_batch batch = {tokens, labels, p.rows, TRAIN_SEQUENCE, 0};
+  train_batch(0, p.first, p.rows, tokens, labels);
+  if (a->rank == 1) tokens[1] = -5;
+  REFUSED(weft_trainer_step(trainer, &batch, 1, TRAIN_RATE, NULL, &error),
+          a->rank == 1 ? "trainer: tokens[1] is -5; expected 0 to 31"
+                       : "trainer: another rank was given a batch that does not fit; its own error says why");
+  step(trainer, &p, 0);
+  weft_trainer_destroy(trainer);
+  weft_model_destroy(p.model);
+}
+
+static void on_mesh(int dp, int tp, void (*body)(rank_args*)) {
+  run.dp = dp;
+  run.tp = tp;
+  run_ranks(dp * tp, body);
+}
+
+int main(void) {
+  expect_losses_of_cpp(1, 1);
+  expect_losses_of_cpp(2, 1);
+  expect_losses_of_cpp(1, 2);
+  expect_losses_of_cpp(2, 2);
+  expect_losses_of_cpp(1, 4);
+  on_mesh(1, 1, scores_of_loops);
+  on_mesh(1, 2, scores_of_mesh);
+  on_mesh(2, 2, scores_of_mesh);
+  on_mesh(1, 4, scores_of_mesh);
+  on_mesh(1, 1, parameters);
+  on_mesh(1, 2, parameters);
+  on_mesh(2, 2, more_options);
+  checkpoints();
+  refuses();
+  on_mesh(2, 1, wrong_on_one_rank);
+  on_mesh(1, 2, wrong_on_one_rank);
+  return 0;
+}

@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# Makes Debian packages of a build, without building anything, and unpacks them: what they need and hold, a C program that is compiled and run
+# against them, find_package, the tool.
+#
+#   package_test.sh SOURCE BUILD
+set -euo pipefail
+source_dir=$1 build_dir=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+fail() { echo "FAILED: $*"; exit 1; }
+
+for tool in dpkg-deb dpkg-shlibdeps cpack file; do
+  if ! command -v $tool >/dev/null; then echo "skipped: $tool is not installed"; exit 77; fi
+done
+
+# Uncompressed: it takes half the time.
+(cd "$work" && cpack -G DEB --config "$build_dir/CPackConfig.cmake" -B "$work" -D CPACK_DEBIAN_COMPRESSION_TYPE=none) >"$work/log" 2>&1 ||
+  { cat "$work/log"; fail "cpack -G DEB"; }
+packages=$(cd "$work" && ls -- *.deb | sed 's/_.*//')
+wanted="libweft[0-9.]* weft weft-dev"
+for name in gloo openmpi mpich; do
+  if [ -e "$build_dir/lib/weft/libweft_backend_$name.so" ] || [ -e "$build_dir/lib/weft/libweft_backend_mpi-$name.so" ]; then wanted+=" weft-$name"; fi
+done
+if [ -e "$build_dir/lib/libweft_train.so" ]; then wanted+=" libweft-train[0-9.]*"; fi
+for name in $wanted; do grep -qx "$name" <<<"$packages" || fail "there is no package $name, but $packages"; done
+
+# needs PACKAGE: the packages that it depends on, without versions.
+needs() { dpkg-deb -f "$work/$1"_*.deb Depends | sed 's/, /\n/g' | sed 's/ .*//'; }
+for package in $packages; do
+  dpkg-deb -x "$work/$package"_*.deb "$work/root"
+  [ -s "$work/root/usr/share/doc/$package/copyright" ] || fail "$package has no copyright"
+  ls "$work/root/usr/share/doc/$package"/changelog* >/dev/null || fail "$package has no changelog"
+  own="libc6|libgcc-s1|libstdc\+\+6|libfmt[0-9]+|libweft[0-9.]+"
+  case $package in
+    libweft-train*) own+="|libdnnl[0-9]+|libgomp1" ;;
+    weft) own+="|libweft-train[0-9.]+|libbenchmark[0-9]*.*|libtomlplusplus[0-9]+" ;;
+    weft-dev) own+="|libweft-train[0-9.]+" ;;
+    weft-gloo) own+="|libgloo[0-9.]+" ;;
+    weft-openmpi) own+="|libopenmpi[0-9]+" ;;
+    weft-mpich) own+="|libmpich[0-9]+" ;;
+  esac
+  others=$(needs "$package" | grep -vxE "$own" || true)
+  [ -z "$others" ] || fail "$package brings along" $others
+done
+needs "$(grep -x 'libweft[0-9.]*' <<<"$packages")" | grep -x libc6 >/dev/null || fail "dpkg-shlibdeps found nothing that libweft needs"
+
+# Two ranks of a C program, by pkg-config; and what find_package reads is all there.
+usr=$work/root/usr
+libraries=$(dirname "$(find "$usr" -name weft.pc)")
+export LD_LIBRARY_PATH=${libraries%/pkgconfig}
+if command -v pkg-config >/dev/null; then
+  flags=$(PKG_CONFIG_PATH=$libraries pkg-config --cflags --libs weft)
+  [[ $flags != *rpath* ]] || fail "weft.pc of the system's prefix has a run path: $flags"
+  cc -std=c11 -Wall -Wextra -Werror "$usr/share/weft/examples/c/hello.c" -o "$work/hello" $flags
+  "$usr/bin/weft" run -n 2 -- "$work/hello" >"$work/log" 2>&1 || { cat "$work/log"; fail "examples/c against the packages"; }
+  for rank in 0 1; do grep -q "rank $rank of 2: sum 3\$" "$work/log" || { cat "$work/log"; fail "no sum of rank $rank"; }; done
+else
+  echo "examples/c: skipped, pkg-config is not installed"
+fi
+mkdir "$work/finds"
+printf 'cmake_minimum_required(VERSION 3.20)\nproject(finds LANGUAGES CXX)\nfind_package(weft REQUIRED)\nget_target_property(at weft::weft LOCATION)\nmessage(STATUS "at ${at}")\n' \
+  >"$work/finds/CMakeLists.txt"
+cmake -G Ninja -S "$work/finds" -B "$work/finds" -DCMAKE_PREFIX_PATH="$usr" >"$work/log" 2>&1 || { cat "$work/log"; fail "find_package(weft)"; }
+grep -qF "at $usr/" "$work/log" || { cat "$work/log"; fail "find_package(weft) finds another weft"; }
+"$usr/bin/weft" doctor >"$work/log" || { cat "$work/log"; fail "weft doctor"; }
+for plugin in "$LD_LIBRARY_PATH"/weft/libweft_backend_*.so; do
+  grep -qF "($plugin" "$work/log" || { cat "$work/log"; fail "weft doctor does not find $plugin"; }
+done
+echo "Debian packages: ok:" $packages

@@ -1,0 +1,225 @@
+// A step of the Trainer is the passes, reductions and updates that it says; batches that are wrong are errors on all ranks.
+#include "weft/models/trainer.hpp"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "support/run_ranks.hpp"
+#include "support/temporary_folder.hpp"
+#include "weft/mesh/redistribute.hpp"
+#include "weft/train/gradients.hpp"
+
+namespace weft::trainer_test {
+namespace {
+
+using test::error_of;
+using test::Rank;
+using test::Ranks;
+
+constexpr std::int64_t kRows = 4, kSequence = 8, kVocab = 32;
+constexpr int kSteps = 4;
+
+TransformerConfig small() {
+  TransformerConfig c;
+  c.dim = 16, c.layers = 2, c.heads = 4, c.kv_heads = 2, c.ffn_hidden = 24, c.vocab = kVocab, c.max_seq = 8;
+  c.init_std = 0.1;
+  return c;
+}
+
+// Rows [first, first + rows) of the batch of a step. Some labels do not count.
+struct Rows {
+  Rows(int step, std::int64_t first, std::int64_t rows) {
+    for (std::int64_t r = first; r < first + rows; ++r)
+      for (std::int64_t i = 0; i < kSequence; ++i) {
+        tokens.push_back((step * 5 + r * 7 + i * i) % kVocab);
+        labels.push_back((r + i) % 5 == 0 ? CrossEntropy::kIgnore
+                                          : (step * 5 + r * 7 + (i + 1) * (i + 1)) % kVocab);
+      }
+    batch = {tokens.data(), labels.data(), rows, kSequence, 0};
+  }
+  Rows(const Rows&) = delete;
+  std::vector<std::int64_t> tokens, labels;
+  TokenBatch batch;
+};
+
+struct Built {
+  Built(Rank& rank, const MeshShape& shape)
+      : compute(rank.context),
+        mesh(rank.group(), shape),
+        model(build_parallel_model(small(), mesh, compute, {.seed = 3})) {}
+  std::int64_t rows() const { return kRows / model.data.size(); }
+  std::int64_t first() const { return rows() * model.data.rank(); }
+  Compute compute;
+  DeviceMesh mesh;
+  ParallelModel model;
+};
+
+// The parts of a step, one after the other.
+double loss_by_hand(Built& built, AdamW& optimizer, const Rows& rows, int step) {
+  Context& context = built.compute.context();
+  const Shape shape{built.rows(), kSequence};
+  Tensor tokens(context, shape, DType::i64), labels(context, shape, DType::i64);
+  std::copy(rows.tokens.begin(), rows.tokens.end(), tokens.as<std::int64_t>().begin());
+  std::copy(rows.labels.begin(), rows.labels.end(), labels.as<std::int64_t>().begin());
+  tokens = built.model.place(tokens, kRows), labels = built.model.place(labels, kRows);
+  Frame frame(built.compute, {.seed = 0, .step = step});
+  CrossEntropy cross_entropy;
+  const Tensor logits = built.model.model->forward({tokens}, frame)[0];
+  const Tensor loss = cross_entropy.forward({logits, labels, global_valid(context, labels)}, frame)[0];
+  built.model.model->backward(cross_entropy.backward({}, frame), frame);
+  built.model.averager->finish();
+  if (built.model.tensor.size() > 1) sync_replicated_gradients(optimizer.parameters(), built.model.tensor);
+  clip_grad_norm(optimizer.parameters(), 0.5);
+  optimizer.step(0.01);
+  optimizer.zero_gradients();
+  return full(loss).as<double>()[0];
+}
+
+const MeshShape kMeshes[] = {
+    {{"dp", 1}, {"tp", 1}}, {{"dp", 2}, {"tp", 1}}, {{"dp", 1}, {"tp", 2}}, {{"dp", 2}, {"tp", 2}}};
+
+TEST(Trainer, AStepIsItsParts) {
+  for (const MeshShape& shape : kMeshes)
+    test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+      Built one(rank, shape), two(rank, shape);
+      Trainer trainer(one.model, one.compute, {.max_norm = 0.5});
+      AdamW optimizer(two.compute, two.model.parameters(), {});
+      for (int step = 0; step < kSteps; ++step) {
+        const Rows rows(step, one.first(), one.rows());
+        const Trainer::Result result = trainer.step({&rows.batch, 1}, 0.01);
+        EXPECT_EQ(result.loss, loss_by_hand(two, optimizer, rows, step)) << to_string(shape);
+        EXPECT_EQ(result.step, step);
+        EXPECT_EQ(result.tokens, std::int64_t{kRows * kSequence - 6}) << "of all ranks";
+        EXPECT_GT(result.grad_norm, 0);
+        EXPECT_FALSE(result.skipped);
+      }
+      EXPECT_EQ(trainer.steps(), kSteps);
+    });
+}
+
+TEST(Trainer, MicroBatchesAddUp) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    const MeshShape shape{{"dp", 2}, {"tp", 1}};
+    Built one(rank, shape), two(rank, shape);
+    Trainer whole(one.model, one.compute, {.optimizer = SGD::Options{}}),
+        cut(two.model, two.compute, {.optimizer = SGD::Options{}});
+    for (int step = 0; step < kSteps; ++step) {
+      const Rows all(step, one.first(), 2), first(step, one.first(), 1), second(step, one.first() + 1, 1);
+      const TokenBatch parts[] = {first.batch, second.batch};
+      const Trainer::Result of_all = whole.step({&all.batch, 1}, 0.1), of_parts = cut.step(parts, 0.1);
+      EXPECT_EQ(of_parts.tokens, of_all.tokens);
+      EXPECT_NEAR(of_parts.loss, of_all.loss, 1e-5);
+      EXPECT_NEAR(of_parts.grad_norm, of_all.grad_norm, 1e-4 * of_all.grad_norm);
+    }
+  });
+}
+
+TEST(Trainer, GoesOnWhereItWasSaved) {
+  const test::TemporaryFolder folder;
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    const MeshShape shape{{"dp", 1}, {"tp", 2}};
+    Built one(rank, shape), two(rank, shape);
+    Trainer before(one.model, one.compute, {}), after(two.model, two.compute, {});
+    const auto step = [&](Trainer& trainer) {
+      const Rows rows(static_cast<int>(trainer.steps()), 0, kRows);
+      return trainer.step({&rows.batch, 1}, 0.01).loss;
+    };
+    step(before), step(before);
+    before.save(folder.path() / "run", {{"why", "test"}});
+    const CheckpointInfo info = after.load(folder.path() / "run");
+    EXPECT_EQ(info.step, 2);
+    EXPECT_EQ(info.extra.at("why"), "test");
+    EXPECT_EQ(after.steps(), 2);
+    EXPECT_EQ(step(before), step(after));
+  });
+}
+
+TEST(Trainer, LogitsAreThoseOfAForwardPass) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Built built(rank, {{"dp", 1}, {"tp", 2}});
+    const Rows rows(0, 0, kRows);
+    const Tensor logits = compute_logits(built.model, built.compute, rows.batch);
+    ASSERT_EQ(logits.shape(), (Shape{kRows, kSequence, kVocab}));
+    Context& context = built.compute.context();
+    Tensor tokens(context, {kRows, kSequence}, DType::i64);
+    std::copy(rows.tokens.begin(), rows.tokens.end(), tokens.as<std::int64_t>().begin());
+    Frame frame(built.compute);
+    const Tensor expected = built.model.model->forward({built.model.place(tokens, kRows)}, frame)[0];
+    EXPECT_TRUE(std::equal(logits.f32().begin(), logits.f32().end(), expected.f32().begin()));
+  });
+}
+
+TEST(Trainer, WhatDoesNotFitIsNamedOnAllRanks) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    Built built(rank, {{"dp", 2}, {"tp", 2}});
+    Trainer trainer(built.model, built.compute, {});
+    const bool wrong_here = rank.rank == 1;
+    const auto text = [&](const auto& change) {
+      Rows rows(0, built.first(), built.rows());
+      change(rows);
+      const Error e = error_of([&] { trainer.step({&rows.batch, 1}, 0.01); });
+      EXPECT_EQ(e.code(), ErrorCode::bad_argument);
+      return std::string(e.what());
+    };
+    const char* const elsewhere =
+        "trainer: another rank was given a batch that does not fit; its own error says why";
+    const auto expect = [&](const char* here, const auto& change) {
+      EXPECT_EQ(text([&](Rows& rows) {
+                  if (wrong_here) change(rows);
+                }),
+                wrong_here ? here : elsewhere);
+    };
+    expect("trainer: tokens[3] is 32; expected 0 to 31", [](Rows& r) { r.tokens[3] = kVocab; });
+    expect("trainer: labels[2] is -1; expected 0 to 31, or -100", [](Rows& r) { r.labels[2] = -1; });
+    expect("trainer: sequence is 9; expected 1 to 8 (max_seq)", [](Rows& r) { r.batch.sequence = 9; });
+    expect("trainer: rows is -1; expected 0 or more", [](Rows& r) { r.batch.rows = -1; });
+    expect("trainer: global_rows is -4; expected 0 (the same rows on each rank) or more",
+           [](Rows& r) { r.batch.global_rows = -4; });
+    expect("trainer: labels has no memory; expected 2 x 8", [](Rows& r) { r.batch.labels = nullptr; });
+    expect("trainer: 4611686018427387904 rows of 8 tokens are too many",
+           [](Rows& r) { r.batch.rows = std::int64_t{1} << 62; });
+    EXPECT_EQ(text([&](Rows& r) {
+                if (wrong_here) r.tokens[0] = r.tokens[0] == 0 ? 1 : 0;
+              }),
+              rank.rank < 2 ? "trainer: the ranks of tp=2 were given different batches; expected the same, "
+                              "as they share the work on each"
+                            : elsewhere);
+    EXPECT_EQ(text([](Rows& r) { r.labels.assign(r.labels.size(), CrossEntropy::kIgnore); }),
+              "trainer: no label of the step counts (all are -100)");
+    EXPECT_STREQ(error_of([&] { trainer.step({}, 0.01); }).what(),
+                 "trainer: no batch is given; expected 1 or more");
+    Rows second(0, built.first(), built.rows());
+    second.tokens[1] = -7;
+    const Rows first(0, built.first(), built.rows());
+    const TokenBatch both[] = {first.batch, second.batch};
+    EXPECT_STREQ(error_of([&] { trainer.step(both, 0.01); }).what(),
+                 "trainer: batch 1: tokens[1] is -7; expected 0 to 31");
+    EXPECT_STREQ(error_of([&] { compute_logits(built.model, built.compute, second.batch); }).what(),
+                 "compute_logits: tokens[1] is -7; expected 0 to 31");
+    EXPECT_STREQ(error_of([&] { Trainer(built.model, built.compute, {.max_norm = -1}); }).what(),
+                 "trainer: max_norm is -1; expected 0 (no clipping) or more");
+    EXPECT_EQ(trainer.steps(), 0);
+    trainer.step({&first.batch, 1}, 0.01);
+  });
+}
+
+TEST(Trainer, ANormThatIsNotFiniteIsAnErrorOrSkipped) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Built built(rank, {{"dp", 2}, {"tp", 1}});
+    Trainer skips(built.model, built.compute, {.max_norm = 0, .non_finite = NonFinite::skip}),
+        refuses(built.model, built.compute, {.max_norm = 0});
+    const Rows rows(0, built.first(), built.rows());
+    Parameter& norm = *built.model.model->parameter("norm.weight");
+    norm.write_master().f32()[0] = std::numeric_limits<float>::infinity();
+    const Trainer::Result result = skips.step({&rows.batch, 1}, 0.01);
+    EXPECT_TRUE(result.skipped);
+    EXPECT_EQ(skips.steps(), 1);
+    EXPECT_EQ(error_of([&] { refuses.step({&rows.batch, 1}, 0.01); }).code(), ErrorCode::bad_argument);
+    norm.write_master().f32()[0] = 1;
+    EXPECT_FALSE(refuses.step({&rows.batch, 1}, 0.01).skipped) << "an error leaves nothing behind";
+  });
+}
+
+}  // namespace
+}  // namespace weft::trainer_test

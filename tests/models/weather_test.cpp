@@ -1,0 +1,80 @@
+// The stage of a weather model: what it refuses, and how its plan splits it. For its numbers see weather_golden_test.cpp.
+#include "weft/models/weather.hpp"
+
+#include <gtest/gtest.h>
+
+#include "support/errors.hpp"
+#include "weft/base/random.hpp"
+#include "weft/nn/init.hpp"
+#include "weft/tp/parallelize.hpp"
+
+namespace weft::weather_test {
+namespace {
+
+using test::error_text;
+
+WeatherStageConfig small() {
+  WeatherStageConfig c;
+  c.dim = 8, c.depth = 2, c.head_dim = 4, c.local_window = 2, c.global_window = 2;
+  return c;
+}
+
+TEST(WeatherStage, RefusesSizes) {
+  const auto refused = [](auto change) {
+    WeatherStageConfig c = small();
+    change(c);
+    return error_text(ErrorCode::bad_argument, [&] { WeatherStage{c}; });
+  };
+  EXPECT_EQ(refused([](WeatherStageConfig& c) { c.depth = 0; }),
+            "weather stage: depth is 0; expected at least 1");
+  EXPECT_EQ(refused([](WeatherStageConfig& c) { c.global_window = -1; }),
+            "weather stage: global_window is -1; expected at least 1");
+  EXPECT_EQ(refused([](WeatherStageConfig& c) { c.head_dim = 9; }),
+            "weather stage: head_dim is 9; expected at most dim 8");
+}
+
+TEST(WeatherStage, RefusesMapsThatAreNoWholeWindows) {
+  Context context;
+  Compute compute(context, 1);
+  WeatherStage stage(small());
+  materialise(stage, compute);
+  initialise(stage, 1);
+  Frame frame = Frame::inference(compute);
+  const auto text = [&](const Shape& shape) {
+    return error_text(ErrorCode::bad_argument, [&] { stage.forward(Tensor::zeros(context, shape), frame); });
+  };
+  EXPECT_EQ(text({1, 8, 3, 4}),
+            "\"layers.0.0\": x is (1, 8, 3, 4); expected height and width in whole windows of 2x2");
+  EXPECT_EQ(text({1, 7, 4, 4}), "\"layers.0.0\": x is (1, 7, 4, 4); expected (batch, 8, height, width)");
+  EXPECT_EQ(stage.forward(Tensor::zeros(context, {0, 8, 4, 4}), frame)[0].shape(), Shape({0, 8, 4, 4}));
+}
+
+TEST(WeatherStage, ItsPlanNamesHeadsThatDoNotDivide) {
+  Context context;
+  WeatherStage stage(small());
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, MeshShape{{"dp", 1}, {"tp", 3}}, 0);
+  EXPECT_EQ(
+      error_text(ErrorCode::bad_argument, [&] { parallelize(stage, mesh["tp"], weather_stage_plan()); }),
+      "parallelize: \"layers.0.0\" has 2 heads; tp=3 needs at least one for each rank (2 = 3 x 0 + 2)");
+  for (const Parameter* p : stage.parameters()) EXPECT_EQ(p->layout(), nullptr) << p->path();
+}
+
+TEST(WeatherStage, ItsPlanHasOneBoundaryForQKAndV) {
+  Context context;
+  WeatherStage stage(small());
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, MeshShape{{"dp", 1}, {"tp", 2}}, 0);
+  parallelize(stage, mesh["tp"], weather_stage_plan());
+  std::string boundaries;
+  stage.get("layers.1").visit([&](Module& m) {
+    for (std::size_t i = 0; i < m.before().size(); ++i) boundaries += m.path() + " before, ";
+    for (std::size_t i = 0; i < m.after().size(); ++i) boundaries += m.path() + " after, ";
+  });
+  EXPECT_EQ(boundaries,
+            "layers.1.0.norm after, layers.1.0.to_out after, layers.1.1.layers.1 before, layers.1.1.layers.4 "
+            "after, "
+            "layers.1.2.norm after, layers.1.2.to_out after, layers.1.3.layers.1 before, layers.1.3.layers.4 "
+            "after, ");
+}
+
+}  // namespace
+}  // namespace weft::weather_test

@@ -1,0 +1,141 @@
+// `weft checkpoint` as a user calls it.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <complex>
+#include <cstdio>
+#include <fstream>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "support/command_output.hpp"
+#include "support/temporary_folder.hpp"
+#include "weft/checkpoint/checkpoint.hpp"
+#include "weft/checkpoint/safetensors.hpp"
+
+namespace weft::test::checkpoint_test {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+using Outcome = CommandOutput;
+
+class CheckpointCommand : public testing::Test {
+ protected:
+  Outcome command(const std::string& words) const {
+    const std::string line = fmt::format("cd '{}' && timeout 60 '{}' checkpoint {} 2>&1 </dev/null",
+                                         folder.path().string(), WEFT_COMMAND, words);
+    return output_of(line);
+  }
+  void save(const std::string& run, const std::vector<NamedView>& tensors, std::int64_t step = 3) const {
+    save_checkpoint(folder / run, DeviceMesh(), step, tensors, {{"note", "first\nsecond"}});
+  }
+
+  TemporaryFolder folder;
+  std::vector<float> weight = {1, 2, 3, 4, 5, 6};
+  std::vector<std::int64_t> count = {7};
+};
+
+TEST_F(CheckpointCommand, InspectShowsWhatThereIs) {
+  save("run", {{"param.weight", view(weight.data(), {2, 3})}, {"steps", view(count)}});
+  const Outcome shown = command("inspect run");
+  EXPECT_EQ(shown.status, 0);
+  EXPECT_EQ(shown.text,
+            "run/step-00000003\n"
+            "step 3, written on one rank, with hashes\n"
+            "  note: first ...\n"
+            "param.weight  f32    (2, 3)                   24 B  1 part \n"
+            "steps         i64    (1)                       8 B  1 part \n"
+            "2 tensors, 32 B\n");
+  EXPECT_THAT(command("inspect run/step-00000003 --only 'param.*'").text, HasSubstr("1 tensors, 24 B"));
+  const auto json = nlohmann::json::parse(command("inspect run --json").text);
+  EXPECT_EQ(json["step"], 3);
+  EXPECT_EQ(json["extra"]["note"], "first\nsecond");
+  EXPECT_EQ(json["tensors"]["param.weight"]["shape"], (std::vector<int>{2, 3}));
+  EXPECT_EQ(json["tensors"]["steps"]["files"][0], "rank-00000.safetensors");
+}
+
+TEST_F(CheckpointCommand, VerifyFindsAFlippedBit) {
+  save("run", {{"weight", view(weight)}});
+  const Outcome whole = command("verify run");
+  EXPECT_EQ(whole.status, 0);
+  EXPECT_EQ(whole.text, "run/step-00000003: 1 tensors, 24 B, all bytes are those that were written\n");
+  std::fstream file(folder / "run/step-00000003/rank-00000.safetensors",
+                    std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(-1, std::ios::end);
+  file.put('\x41');
+  file.close();
+  const Outcome spoiled = command("verify run");
+  EXPECT_EQ(spoiled.status, 1);
+  EXPECT_THAT(spoiled.text, HasSubstr("of \"weight\", are not those that were written"));
+  EXPECT_THAT(spoiled.text, HasSubstr("1 fault in run\n"));
+}
+
+TEST_F(CheckpointCommand, DiffSaysHowFarApart) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<std::complex<float>> z = {{1, 2}, {3, 4}}, w = {{1, 2}, {3, 4.5f}};
+  std::vector<bf16> half = {bf16(1.0f), bf16(2.0f)}, other_half = {bf16(1.0f), bf16(2.5f)};
+  std::vector<float> changed = {1, 2, 3, 4, 5.25f, 6}, with_nan = {1, nan, 3, 4, 5, 6};
+  std::vector<float> row = {1, 2, 3};
+  save("a", {{"same", view(weight)},
+             {"changed", view(weight)},
+             {"nan", view(weight)},
+             {"z", view(z)},
+             {"half", view(half)},
+             {"only_a", view(weight)},
+             {"shape", view(weight)}});
+  save("b",
+       {{"same", view(weight)},
+        {"changed", view(changed)},
+        {"nan", view(with_nan)},
+        {"z", view(w)},
+        {"half", view(other_half)},
+        {"only_b", view(weight)},
+        {"shape", view(row)}},
+       4);
+  const Outcome differ = command("diff a b");
+  EXPECT_EQ(differ.status, 1);
+  EXPECT_EQ(differ.text,
+            "changed: 1 of 6 numbers differ, by at most 0.25\n"
+            "half: 1 of 2 numbers differ, by at most 0.5\n"
+            "nan: 1 of 6 numbers differ, by at most inf\n"
+            "only_a: only in a\n"
+            "shape: f32 (6) and f32 (3)\n"
+            "z: 1 of 4 numbers differ, by at most 0.5\n"
+            "only_b: only in b\n"
+            "step 3 and step 4\n"
+            "1 tensor alike, 7 different\n");
+  const Outcome near = command("diff a b --tolerance 0.3 --only changed --only same");
+  EXPECT_EQ(near.status, 0);
+  EXPECT_THAT(near.text, HasSubstr("2 tensors alike (to 0.3), 0 different\n"));
+  EXPECT_EQ(command("diff a a").status, 0);
+}
+
+TEST_F(CheckpointCommand, ExportWritesOneFile) {
+  save("run", {{"param.weight", view(weight.data(), {2, 3})}, {"steps", view(count)}});
+  EXPECT_EQ(command("export run out.safetensors --only 'param.*' --strip param.").status, 0);
+  EXPECT_THAT(SafetensorsFile::open(folder / "out.safetensors").names(), ElementsAre("weight"));
+  const Outcome again = command("export run out.safetensors");
+  EXPECT_EQ(again.status, 2);
+  EXPECT_EQ(again.text, "weft: \"out.safetensors\" exists; another name, or --overwrite, is expected\n");
+  EXPECT_EQ(command("export run out.safetensors --overwrite").status, 0);
+  EXPECT_THAT(SafetensorsFile::open(folder / "out.safetensors").names(),
+              ElementsAre("param.weight", "steps"));
+}
+
+TEST_F(CheckpointCommand, WrongWordsAreNamed) {
+  EXPECT_EQ(command("").status, 2);
+  EXPECT_EQ(command("look run").status, 2);
+  const Outcome none = command("inspect nowhere");
+  EXPECT_EQ(none.status, 2);
+  EXPECT_EQ(none.text, "weft: checkpoint: nowhere holds no checkpoint: neither latest nor index.json\n");
+  EXPECT_EQ(command("diff nowhere").status, 2);
+  EXPECT_EQ(command("diff a b --tolerance -1").status, 2);
+}
+
+}  // namespace
+}  // namespace weft::test::checkpoint_test

@@ -1,0 +1,215 @@
+// weft checkpoint: what a checkpoint holds, whether it is whole, how two differ, and all of one in a file.
+#include "weft/checkpoint/checkpoint.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <fnmatch.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "commands.hpp"
+#include "difference.hpp"
+#include "weft/base/error.hpp"
+#include "weft/checkpoint/reader.hpp"
+
+namespace weft::tools {
+namespace {
+
+struct CheckpointFlags {
+  std::string path, other, file;
+  std::vector<std::string> only;
+  std::string strip;
+  double tolerance = 0;
+  bool json = false, overwrite = false;
+};
+
+bool wanted(const CheckpointFlags& flags, const std::string& name) {
+  return flags.only.empty() ||
+         std::any_of(flags.only.begin(), flags.only.end(),
+                     [&](const std::string& glob) { return fnmatch(glob.c_str(), name.c_str(), 0) == 0; });
+}
+
+std::int64_t bytes_of(const CheckpointTensor& t) { return t.shape.count() * size_bytes(t.dtype); }
+
+// 1.5 MB
+std::string size_text(std::int64_t bytes) {
+  constexpr const char* kUnits[] = {"B", "KB", "MB", "GB", "TB", "PB", "EB"};
+  double size = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  while (size >= 1000 && unit + 1 < std::size(kUnits)) {
+    size /= 1000;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.3g} {}", size, kUnits[unit]);
+}
+
+std::vector<std::string> names_of(const CheckpointReader& reader, const CheckpointFlags& flags) {
+  std::vector<std::string> names;
+  for (const std::string& name : reader.names())
+    if (wanted(flags, name)) names.push_back(name);
+  return names;
+}
+
+nlohmann::json as_json(const CheckpointReader& reader, const std::vector<std::string>& names) {
+  nlohmann::json tensors = nlohmann::json::object();
+  for (const std::string& name : names) {
+    const CheckpointTensor& t = reader.tensor(name);
+    const auto shape = t.shape.values();
+    tensors[name] = {{"dtype", weft::name(t.dtype)},
+                     {"shape", std::vector<std::int64_t>(shape.begin(), shape.end())},
+                     {"layout", t.layout},
+                     {"bytes", bytes_of(t)},
+                     {"parts", t.parts},
+                     {"files", t.files}};
+  }
+  const CheckpointInfo& info = reader.info();
+  return {{"folder", info.folder.string()}, {"step", info.step},   {"mesh", info.mesh},
+          {"hashed", reader.hashed()},      {"extra", info.extra}, {"tensors", std::move(tensors)}};
+}
+
+int inspect(const CheckpointFlags& flags) {
+  const CheckpointReader reader = CheckpointReader::open(flags.path);
+  const std::vector<std::string> names = names_of(reader, flags);
+  if (flags.json) {
+    fmt::print("{}\n", as_json(reader, names).dump(1));
+    return 0;
+  }
+  const CheckpointInfo& info = reader.info();
+  std::int64_t bytes = 0;
+  std::size_t widest = 4;
+  for (const std::string& name : names) {
+    bytes += bytes_of(reader.tensor(name));
+    widest = std::max(widest, name.size());
+  }
+  fmt::print("{}\nstep {}, written on {}, {}\n", info.folder.string(), info.step,
+             info.mesh.empty() ? "one rank" : info.mesh, reader.hashed() ? "with hashes" : "without hashes");
+  for (const auto& [key, value] : info.extra) {
+    const std::string first = value.substr(0, value.find('\n'));
+    fmt::print("  {}: {}{}\n", key, first.substr(0, 100),
+               first.size() < value.size() || first.size() > 100 ? " ..." : "");
+  }
+  for (const std::string& name : names) {
+    const CheckpointTensor& t = reader.tensor(name);
+    fmt::print("{:<{}}  {:<6} {:<20} {:>8}  {} part{}{}\n", name, widest, weft::name(t.dtype),
+               to_string(t.shape), size_text(bytes_of(t)), t.parts, t.parts == 1 ? " " : "s",
+               t.layout.empty() ? "" : fmt::format("  {}", fmt::join(t.layout, ", ")));
+  }
+  fmt::print("{} tensors, {}\n", names.size(), size_text(bytes));
+  return 0;
+}
+
+int verify(const CheckpointFlags& flags) {
+  std::int64_t read = 0;
+  const std::vector<std::string> faults =
+      verify_checkpoint(flags.path, [&](std::int64_t so_far, std::int64_t) { read = so_far; });
+  for (const std::string& fault : faults) fmt::print("{}\n", fault);
+  if (!faults.empty()) {
+    fmt::print("{} fault{} in {}\n", faults.size(), faults.size() == 1 ? "" : "s", flags.path);
+    return 1;
+  }
+  const CheckpointReader reader = CheckpointReader::open(flags.path);
+  fmt::print(
+      "{}: {} tensors, {}, {}\n", reader.info().folder.string(), reader.names().size(), size_text(read),
+      reader.hashed() ? "all bytes are those that were written"
+                      : "sound; written before checkpoints had hashes, so changed bytes cannot be told");
+  return 0;
+}
+
+int diff(const CheckpointFlags& flags) {
+  const CheckpointReader a = CheckpointReader::open(flags.path), b = CheckpointReader::open(flags.other);
+  Context context;
+  std::size_t alike = 0, different = 0;
+  for (const std::string& name : names_of(a, flags)) {
+    if (!b.contains(name)) {
+      fmt::print("{}: only in {}\n", name, flags.path);
+      ++different;
+      continue;
+    }
+    const CheckpointTensor &in_a = a.tensor(name), &in_b = b.tensor(name);
+    if (in_a.dtype != in_b.dtype || in_a.shape != in_b.shape) {
+      fmt::print("{}: {} {} and {} {}\n", name, weft::name(in_a.dtype), to_string(in_a.shape),
+                 weft::name(in_b.dtype), to_string(in_b.shape));
+      ++different;
+      continue;
+    }
+    const Tensor x = a.read(context, name), y = b.read(context, name);
+    const Difference d = difference(x.view(), y.view(), flags.tolerance);
+    if (d.numbers == 0) {
+      ++alike;
+      continue;
+    }
+    fmt::print("{}: {} of {} numbers differ, by at most {:.3g}\n", name, d.numbers,
+               real_numbers(x.view()).count(), d.largest);
+    ++different;
+  }
+  for (const std::string& name : names_of(b, flags))
+    if (!a.contains(name)) {
+      fmt::print("{}: only in {}\n", name, flags.other);
+      ++different;
+    }
+  const auto& in_a = a.info();
+  const auto& in_b = b.info();
+  if (in_a.step != in_b.step) fmt::print("step {} and step {}\n", in_a.step, in_b.step);
+  if (in_a.extra != in_b.extra) fmt::print("their extra strings differ\n");
+  fmt::print("{} tensor{} alike{}, {} different\n", alike, alike == 1 ? "" : "s",
+             flags.tolerance > 0 ? fmt::format(" (to {:g})", flags.tolerance) : "", different);
+  return different == 0 ? 0 : 1;
+}
+
+int export_file(const CheckpointFlags& flags) {
+  if (!flags.overwrite && std::filesystem::exists(flags.file))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("\"{}\" exists; another name, or --overwrite, is expected", flags.file));
+  ExportOptions options;
+  options.rename = [&](std::string_view name) {
+    if (!wanted(flags, std::string(name))) return std::string();
+    const bool strips = name.starts_with(flags.strip) && name.size() > flags.strip.size();
+    return std::string(strips ? name.substr(flags.strip.size()) : name);
+  };
+  const std::size_t count = export_checkpoint(flags.path, flags.file, options);
+  fmt::print("{}: {} tensors, {}\n", flags.file, count,
+             size_text(static_cast<std::int64_t>(std::filesystem::file_size(flags.file))));
+  return 0;
+}
+
+}  // namespace
+
+void add_checkpoint(CLI::App& app, Body& chosen) {
+  const auto flags = std::make_shared<CheckpointFlags>();
+  CLI::App* const checkpoint = app.add_subcommand("checkpoint", "Look into checkpoints");
+  checkpoint->require_subcommand(1);
+  const auto add = [&](const char* name, const char* what, int (*body)(const CheckpointFlags&)) {
+    CLI::App* const sub = checkpoint->add_subcommand(name, what);
+    sub->add_option("checkpoint", flags->path, "A run's folder (its latest checkpoint) or a checkpoint's own")
+        ->required();
+    sub->callback([flags, body, &chosen] { chosen = [flags, body] { return body(*flags); }; });
+    return sub;
+  };
+  const auto add_only = [&](CLI::App* sub) {
+    sub->add_option("--only", flags->only, "Only tensors whose names match, as in --only 'param.*'");
+  };
+
+  CLI::App* const shows = add("inspect", "What it holds: names, shapes, layouts, parts", inspect);
+  add_only(shows);
+  shows->add_flag("--json", flags->json, "As JSON");
+  add("verify", "Read all of it; is every byte the one that was written?", verify);
+  CLI::App* const compares = add("diff", "How two checkpoints differ; status 1 where they do", diff);
+  compares->add_option("other", flags->other, "The other one")->required();
+  add_only(compares);
+  compares->add_option("--tolerance", flags->tolerance, "Numbers that are no further apart are alike")
+      ->check(CLI::NonNegativeNumber);
+  CLI::App* const exports = add("export", "Write its tensors, whole, into one safetensors file", export_file);
+  exports->add_option("file", flags->file, "The file")->required();
+  add_only(exports);
+  exports->add_option("--strip", flags->strip,
+                      "Leave this out where names begin with it, as in --strip param.");
+  exports->add_flag("--overwrite", flags->overwrite, "Replace the file where it is there");
+}
+
+}  // namespace weft::tools
