@@ -1,6 +1,8 @@
 # weft_installed_library(<library>): the target <library>_installed, the same objects linked once more for `cmake --install`. It exports
 # what src/<library>.exports lists, the public headers' symbols and a few for weft's own programs; the library of the build has all
 # symbols, for tests (docs/decisions/2026-11-23-exported-symbols.md). Both have one soname: the one that a process loads first serves all.
+# What is exported has a version: WEFT_<soversion>, so that each program calls the libweft that it was linked to where a process has
+# several, and WEFT_PRIVATE_<version> for weft's own programs (docs/decisions/2026-11-23-several-libraries.md).
 include(CheckCXXSourceCompiles)
 include(CheckLinkerFlag)
 check_cxx_source_compiles("#include <string>
@@ -15,10 +17,17 @@ function(weft_installed_library library)
   set(script ${PROJECT_BINARY_DIR}/${library}.map)
   set(list ${PROJECT_SOURCE_DIR}/src/${library}.exports)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${list})
-  file(STRINGS ${list} names REGEX "^[_a-z]")
+  file(STRINGS ${list} names REGEX "^[_a-z[]")
   list(FILTER names EXCLUDE REGEX "^soname ")
-  list(JOIN names ";\n    " names)
-  file(CONFIGURE OUTPUT ${script} CONTENT "{\n  global:\n    ${names};\n  local: *;\n};\n" @ONLY)
+  string(REGEX REPLACE "\\[public\\];|;?\\[own\\].*" "" public "${names}")
+  string(REGEX REPLACE ".*\\[own\\];?" "" own "${names}")
+  list(JOIN public ";\n    " public)
+  set(text "WEFT_${WEFT_SOVERSION} {\n  global:\n    ${public};\n  local: *;\n};\n")
+  if(own)
+    list(JOIN own ";\n    " own)
+    string(APPEND text "WEFT_PRIVATE_${PROJECT_VERSION} {\n  global:\n    ${own};\n};\n")
+  endif()
+  file(CONFIGURE OUTPUT ${script} CONTENT "${text}" @ONLY)
   add_library(${target} SHARED $<TARGET_OBJECTS:${library}>)
   if(WEFT_LISTED_NAMES)
     target_link_options(${target} PRIVATE -Wl,--version-script=${script})

@@ -311,13 +311,18 @@ def write():
 
 # ---- bad arguments ----
 
+def no_handle(kind):
+    return f"is no live {kind}: it is destroyed, or another libweft made it"
+
+
+
 class Cases:
     """The calls with bad arguments, as C. `good` has the names that tests/capi/bad_arguments.h defines."""
 
     def __init__(self, api, good):
         self.api, self.good = api, good
         self.structs = {s["name"]: s for s in api["structs"]}
-        self.lines = []
+        self.lines, self.count = [], 0
 
     def type_of(self, name):
         return self.api["types"].get(name, "")
@@ -375,6 +380,22 @@ class Cases:
         self.lines.append(f"  REFUSES({self.call(function, (param['name'], value))}, {json.dumps(text)});")
         self.count += 1
 
+    def handle(self, kind):
+        """"const weft_group*" -> "weft_group"; None: a pointer to something else."""
+        base = kind.removeprefix("const ").removesuffix("*")
+        return base if kind.endswith("*") and base.startswith("weft_") and self.type_of(base) == "handle" else None
+
+    @staticmethod
+    def other_handle(handle):
+        """A kind of handle that is another one."""
+        return "weft_store" if handle != "weft_store" else "weft_context"
+
+    def of_handle(self, function, param, handle):
+        """A good handle of another kind, and memory that is no handle."""
+        name, what, other = function["name"], param["name"], self.other_handle(handle)
+        self.refuses(function, param, f"({handle}*)(void*)good_{other}", f"{name}: {what} is a {other}; expected a {handle}")
+        self.refuses(function, param, f"({handle}*)(void*)no_handle", f"{name}: {what} {no_handle(handle)}")
+
     def number(self, function, param):
         return (param["type"] in ("int32_t", "int64_t") or self.type_of(param["type"]) == "int32_t") and \
             f"any_{function['name']}_{param['name']}" not in self.good
@@ -395,6 +416,8 @@ class Cases:
             pointer = kind.endswith("*") or "(*)" in kind or self.type_of(kind) == "function"
             if pointer and kind != "weft_error*" and not re.fullmatch(NULLABLE_TYPES, kind) and not self.nullable(function, p):
                 self.refuses(function, p, "NULL", f"{name}: {what} is NULL")
+            if handle := self.handle(kind):
+                self.of_handle(function, p, handle)
             struct = self.structs.get(self.key(kind)) if kind.endswith("*") else None
             if struct and kind != "weft_error*" and not self.is_output(kind):
                 self.of_struct(function, p, struct)
@@ -423,6 +446,11 @@ class Cases:
             self.lines.append("    bad.struct_size = 1u << 20;")
             self.refuses(function, param, "&bad", "struct_size is 1048576")
             self.lines.append("  }")
+        for field, handle in fields.items():
+            if value and (handle := self.handle(handle)):
+                self.lines += ["  {", begin, copy, f"    bad.{field} = (void*)no_handle;"]
+                self.refuses(function, param, "&bad", f"{field} {no_handle(handle)}")
+                self.lines.append("  }")
         if kind == "weft_buffer":
             for field, wrong in (("count", -1), ("dtype", -1), ("dtype", 99), ("device", -3)):
                 self.lines += ["  {", begin, copy, f"    bad.{field} = {wrong};"]
@@ -439,6 +467,8 @@ class Cases:
         name, params = function["name"], function["params"]
         if not params:
             return [f"static void bad_{name}(void) {{ (void){name}(); }}"]
+        if len(params) == 1 and (handle := self.handle(params[0]["type"])):
+            return self.plain_of_handle(function, handle)
         for value in ("-1", "INT32_MAX", "NULL"):
             values = []
             for p in params:
@@ -446,6 +476,36 @@ class Cases:
                 values.append("NULL" if pointer else f"({p['type']})-7" if value == "NULL" else f"({p['type']}){value}")
             call = f"{name}({', '.join(values)})"
             self.lines.append(f"  CHECK({call} != NULL);" if function["returns"] == "const char*" else f"  {'' if function['returns'] == 'void' else '(void)'}{call};")
+        return self.lines + ["}"]
+
+
+    def plain_of_handle(self, function, handle):
+        """What destroys a handle leaves alone what is none, and says so on stderr; what asks one answers as for NULL."""
+        name, what, other = function["name"], function["params"][0]["name"], self.other_handle(handle)
+        call = "(void)" if function["returns"] != "void" else ""
+        self.lines.append(f"  {call}{name}(NULL);")
+        for wrong, words in ((f"good_{other}", f"is a {other}; expected a {handle}"), ("no_handle", no_handle(handle))):
+            value = f"({handle}*)(void*){wrong}"
+            if function["returns"] == "void":
+                self.lines.append(f'  SAYS({name}({value}), "weft error: {name}: {what} {words}; nothing is destroyed\\n");')
+            else:
+                zero = '[0] == 0' if function["returns"] == "const char*" else " == 0"
+                self.lines.append(f"  CHECK({name}({value}){zero});")
+        return self.lines + ["}"]
+
+    def gone(self, functions):
+        """Handles that are destroyed: each is refused by a function that takes it first, and cannot be destroyed again."""
+        self.lines = ["static void gone(void) {"]
+        for destroy in functions:
+            handle = self.handle(destroy["params"][0]["type"]) if destroy["name"].endswith("_destroy") else None
+            if handle is None or f"good_{handle}" not in self.good:
+                continue
+            words = no_handle(handle)
+            user = next((f for f in functions if f["returns"] == "weft_status" and self.handle(f["params"][0]["type"]) == handle), None)
+            if user:
+                self.refuses(user, user["params"][0], f"good_{handle}", f"{user['name']}: {user['params'][0]['name']} {words}")
+            self.lines.append(f'  SAYS({destroy["name"]}(good_{handle}), "weft error: {destroy["name"]}: {destroy["params"][0]["name"]} {words}; '
+                              'nothing is destroyed\\n");')
         return self.lines + ["}"]
 
 
@@ -457,9 +517,10 @@ def bad_arguments(api, library, setup):
              f'#define LIBRARY_{library} 1', '#include "bad_arguments.h"', ""]
     for f in functions:
         lines += cases.of(f) + [""]
+    lines += cases.gone(functions) + [""]
     lines += ["int main(int argc, char** argv) {", "  static const named_test tests[] = {"]
     lines += [f'      {{"{f["name"]}", bad_{f["name"]}}},' for f in functions]
-    lines += ["  };", "  make_good();", "  const int status = run_tests(tests, LENGTH(tests), argc, argv);", "  destroy_good();", "  return status;", "}"]
+    lines += ["  };", "  make_good();", "  const int status = run_tests(tests, LENGTH(tests), argc, argv);", "  destroy_good();", "  gone();", "  return status;", "}"]
     return "\n".join(lines) + "\n"
 
 

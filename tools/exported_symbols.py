@@ -118,7 +118,8 @@ def symbols(*command):
     found = {}
     for line in run("nm", "-D", *command).splitlines():
         *_, letter, name = line.split()
-        found[name.split("@")[0]] = letter
+        if letter != "A":  # the versions themselves
+            found[name.split("@")[0]] = letter
     return found
 
 

@@ -3,7 +3,10 @@
  *
  * Conventions
  * - Handles are opaque. They may be destroyed in any order: what a handle needs lives as long as the handle.
- *   Destroying NULL does nothing. A destroyed handle must not be used again.
+ *   Destroying NULL does nothing. A handle that is destroyed, of another kind or of another libweft in the process is
+ *   WEFT_BAD_ARGUMENT; a function that destroys leaves it alone and writes a line to stderr. That finds mistakes, but not all:
+ *   memory of a destroyed handle may have become a new one of its kind, and then the old pointer is the new handle.
+ *   A handle must not be destroyed while a call of another thread uses it.
  * - A function that can fail returns a weft_status, WEFT_OK if all went well. Outputs are written on success
  *   only. No function ends the program, and no C++ exception leaves one.
  * - The last argument, `error`, may be NULL. Where a call fails it receives the status, the text and what a

@@ -44,11 +44,13 @@ using Reductions = std::vector<std::shared_ptr<Reduction>>;
 
 }  // namespace weft::capi
 
-struct weft_reduction {
+struct weft_reduction : weft::capi::Handle<weft_reduction> {
+  static constexpr const char* kKind = "weft_reduction";
   std::shared_ptr<weft::capi::Reduction> reduction;
 };
 
-struct weft_work {
+struct weft_work : weft::capi::Handle<weft_work> {
+  static constexpr const char* kKind = "weft_work";
   std::shared_ptr<weft::capi::GroupHandle> group;
   weft::capi::Reductions reductions;  // that the calls combine with
   weft::Work work;

@@ -11,7 +11,12 @@
 using weft::ErrorCode;
 namespace capi = weft::capi;
 
-struct weft_checkpoint_reader {
+struct weft_checkpoint_reader : capi::Handle<weft_checkpoint_reader> {
+  static constexpr const char* kKind = "weft_checkpoint_reader";
+  explicit weft_checkpoint_reader(weft::CheckpointReader reader_in)
+      : reader(std::move(reader_in)), folder(reader.info().folder.string()) {
+    for (const auto& entry : reader.info().extra) extra.push_back(&entry);
+  }
   weft::CheckpointReader reader;
   std::string folder;
   std::vector<const std::pair<const std::string, std::string>*> extra;  // entries of the reader's info()
@@ -46,8 +51,9 @@ auto called(const Call& call) {
   capi::refuse(ErrorCode::system, function, fmt::format("{} threw: {}", callback, e.words));
 }
 
-weft::DeviceMesh mesh_or_none(const weft_mesh* mesh) {
-  return mesh != nullptr ? mesh->mesh : weft::DeviceMesh();
+weft::DeviceMesh mesh_or_none(const char* function, const weft_mesh* mesh) {
+  const weft_mesh* const over = capi::given_or_null(function, mesh, "mesh");
+  return over != nullptr ? over->mesh : weft::DeviceMesh();
 }
 
 weft::CheckpointExtra extra_of(const char* function, const weft_checkpoint_string* extra,
@@ -93,7 +99,7 @@ weft_status weft_checkpoint_save(const char* directory, const weft_mesh* mesh, i
     const weft_checkpoint_save_options o =
         capi::read(function, options, weft_checkpoint_save_options WEFT_CHECKPOINT_SAVE_OPTIONS_INIT,
                    kSaveOptionsFirstBytes, "WEFT_CHECKPOINT_SAVE_OPTIONS_INIT");
-    weft::save_checkpoint(to, mesh_or_none(mesh), step,
+    weft::save_checkpoint(to, mesh_or_none(function, mesh), step,
                           std::vector<weft::NamedView>(list.begin(), list.end()), strings, {.keep = o.keep});
   });
 }
@@ -114,7 +120,7 @@ weft_status weft_checkpoint_load(const char* directory, const weft_mesh* mesh, c
         return called([&] { return o.may_leave(o.data, ended.c_str()); });
       };
     try {
-      const weft::CheckpointInfo info = weft::load_checkpoint(from, mesh_or_none(mesh), list, load);
+      const weft::CheckpointInfo info = weft::load_checkpoint(from, mesh_or_none(function, mesh), list, load);
       if (folder != nullptr) *folder = new weft_text{info.folder.string()};
       if (step != nullptr) *step = info.step;
     } catch (const CallbackThrew& e) {
@@ -140,14 +146,13 @@ weft_status weft_checkpoint_reader_open(const char* directory, weft_checkpoint_r
   return capi::guarded(__func__, error, [&, function = __func__] {
     const char* const from = capi::text_of(function, directory, "directory");
     weft_checkpoint_reader*& to = capi::given(function, reader, "reader");
-    weft_checkpoint_reader opened{weft::CheckpointReader::open(from), {}, {}};
-    opened.folder = opened.reader.info().folder.string();
-    for (const auto& entry : opened.reader.info().extra) opened.extra.push_back(&entry);
-    to = new weft_checkpoint_reader(std::move(opened));  // copies of a CheckpointReader share its info
+    to = new weft_checkpoint_reader{weft::CheckpointReader::open(from)};
   });
 }
 
-void weft_checkpoint_reader_destroy(weft_checkpoint_reader* reader) { delete reader; }
+void weft_checkpoint_reader_destroy(weft_checkpoint_reader* reader) {
+  capi::destroy(__func__, reader, "reader");
+}
 
 weft_status weft_checkpoint_reader_step(const weft_checkpoint_reader* reader, int64_t* step,
                                         weft_error* error) {

@@ -42,7 +42,7 @@ weft_status weft_context_create(const weft_context_options* options, weft_contex
   });
 }
 
-void weft_context_destroy(weft_context* context) { delete context; }
+void weft_context_destroy(weft_context* context) { capi::destroy(__func__, context, "context"); }
 
 weft_status weft_alloc(weft_context* context, size_t bytes, void** data, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {

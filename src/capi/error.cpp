@@ -65,11 +65,6 @@ void write_text(weft_error& error, std::initializer_list<std::string_view> parts
 
 }  // namespace
 
-const void* this_library() noexcept {
-  static const char mark = 0;
-  return &mark;
-}
-
 bool usable(const weft_error* error) noexcept {
   return error == nullptr || error->struct_size >= kErrorFirstBytes;
 }
@@ -116,6 +111,10 @@ const char* weft_op_name(weft_op op) {
   return weft::name(static_cast<weft::Op>(op)).data();  // literals
 }
 
-const char* weft_text_data(const weft_text* text) { return text != nullptr ? text->text.c_str() : ""; }
-size_t weft_text_size(const weft_text* text) { return text != nullptr ? text->text.size() : 0; }
-void weft_text_destroy(weft_text* text) { delete text; }
+const char* weft_text_data(const weft_text* text) {
+  return weft::capi::is_alive(text, weft_text::kKind) ? text->text.c_str() : "";
+}
+size_t weft_text_size(const weft_text* text) {
+  return weft::capi::is_alive(text, weft_text::kKind) ? text->text.size() : 0;
+}
+void weft_text_destroy(weft_text* text) { weft::capi::destroy(__func__, text, "text"); }

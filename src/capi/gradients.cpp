@@ -12,13 +12,18 @@ using weft::ErrorCode;
 using weft::Gradient;
 namespace capi = weft::capi;
 
-struct weft_reducer {
+struct weft_reducer : capi::Handle<weft_reducer> {
+  static constexpr const char* kKind = "weft_reducer";
+  weft_reducer(capi::MeshOwner owner_in, weft::BucketReducer reducer_in)
+      : owner(std::move(owner_in)), reducer(std::move(reducer_in)) {}
   capi::MeshOwner owner;
   weft::BucketReducer reducer;
   std::vector<weft::NoSync> off;  // those begun and not ended
 };
 
-struct weft_sampler {
+struct weft_sampler : capi::Handle<weft_sampler> {
+  static constexpr const char* kKind = "weft_sampler";
+  explicit weft_sampler(weft::Sampler sampler_in) : sampler(std::move(sampler_in)) {}
   weft::Sampler sampler;
 };
 
@@ -155,11 +160,11 @@ weft_status weft_reducer_create(const weft_mesh* axes, const weft_reducer_entry*
     std::vector<weft::BucketEntry> list = entries_of(function, entries, count);
     const weft::BucketOptions o = reducer_options(function, options);
     weft_reducer*& to = capi::given(function, reducer, "reducer");
-    to = new weft_reducer{axes->owner, weft::BucketReducer(over, std::move(list), o), {}};
+    to = new weft_reducer{axes->owner, weft::BucketReducer(over, std::move(list), o)};
   });
 }
 
-void weft_reducer_destroy(weft_reducer* reducer) { delete reducer; }
+void weft_reducer_destroy(weft_reducer* reducer) { capi::destroy(__func__, reducer, "reducer"); }
 
 weft_status weft_reducer_slot(const weft_reducer* reducer, int32_t i, weft_buffer* slot, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
@@ -245,7 +250,7 @@ weft_status weft_sampler_create(const weft_mesh* axis, int64_t population, int64
   });
 }
 
-void weft_sampler_destroy(weft_sampler* sampler) { delete sampler; }
+void weft_sampler_destroy(weft_sampler* sampler) { capi::destroy(__func__, sampler, "sampler"); }
 
 weft_status weft_sampler_part(const weft_sampler* sampler, int64_t* offset, int64_t* count,
                               weft_error* error) {

@@ -135,12 +135,13 @@ weft_status weft_group_create(weft_context* context, weft_store* store, int32_t 
     weft_group*& to = capi::given(function, group, "group");
     const weft_group_options o = capi::group_options(function, options);
     Membership m = capi::membership(rank, size, -1, o);
+    capi::given_or_null(function, store, "store");  // of one rank it is not used
     if (size > 1) m.store = capi::given(function, store, "store").store;
     to = capi::new_group(in, ProcessGroup::create(in->context, o.backend, m));
   });
 }
 
-void weft_group_destroy(weft_group* group) { delete group; }
+void weft_group_destroy(weft_group* group) { capi::destroy(__func__, group, "group"); }
 
 weft_status weft_group_subgroup(weft_group* group, const char* name, const int32_t* ranks, size_t rank_count,
                                 weft_group** subgroup, weft_error* error) {

@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "capi/handle/handle.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/storage.hpp"
 #include "weft/group/process_group.hpp"
@@ -84,28 +85,19 @@ weft_status guarded(const char* function, weft_error* error, const Body& body) n
   throw Error(code, fmt::format("{}: {}", function, text));
 }
 
-/// Which libweft this is: a process may hold several, whose handles differ. Not null, always the same.
-const void* this_library() noexcept;
-
-/// What a handle begins with, so that a library knows those of another one. It stays the first word in all versions.
-class Handle {
- public:
-  const void* library() const noexcept { return library_; }
-
- private:
-  const void* library_ = this_library();
-};
-
+/// What a pointer of the caller's points to. Throws bad_argument where it is NULL, and where it should be a handle that is
+/// alive and is none.
 template <class T>
 T& given(const char* function, T* pointer, const char* what) {
   if (pointer == nullptr) refuse(ErrorCode::bad_argument, function, fmt::format("{} is NULL", what));
-  if constexpr (std::is_base_of_v<Handle, T>) {
-    if (pointer->library() != this_library()) [[unlikely]]
-      refuse(
-          ErrorCode::bad_argument, function,
-          fmt::format("{} is no handle of this libweft: it was made by another one, or is destroyed", what));
-  }
+  if constexpr (std::is_base_of_v<HandleBase, T>) expect_alive(function, pointer, what, T::kKind);
   return *pointer;
+}
+
+/// Of a handle that may be NULL; otherwise as given().
+template <class T>
+T* given_or_null(const char* function, T* pointer, const char* what) {
+  return pointer == nullptr ? nullptr : &given(function, pointer, what);
 }
 
 /// A duration of at least zero.
@@ -165,21 +157,26 @@ void answer(const char* function, T& to, const T& value, std::size_t first_bytes
 
 }  // namespace weft::capi
 
-struct weft_text {
+struct weft_text : weft::capi::Handle<weft_text> {
+  static constexpr const char* kKind = "weft_text";
+  explicit weft_text(std::string text_in) : text(std::move(text_in)) {}
   std::string text;
 };
 
-struct weft_context : weft::capi::Handle {
+struct weft_context : weft::capi::Handle<weft_context> {
+  static constexpr const char* kKind = "weft_context";
   explicit weft_context(std::shared_ptr<weft::capi::ContextState> state_in) : state(std::move(state_in)) {}
   std::shared_ptr<weft::capi::ContextState> state;
 };
 
-struct weft_store : weft::capi::Handle {
+struct weft_store : weft::capi::Handle<weft_store> {
+  static constexpr const char* kKind = "weft_store";
   explicit weft_store(std::shared_ptr<weft::Store> store_in) : store(std::move(store_in)) {}
   std::shared_ptr<weft::Store> store;
 };
 
-struct weft_group : weft::capi::Handle {
+struct weft_group : weft::capi::Handle<weft_group> {
+  static constexpr const char* kKind = "weft_group";
   explicit weft_group(std::shared_ptr<weft::capi::GroupHandle> handle_in) : handle(std::move(handle_in)) {}
   std::shared_ptr<weft::capi::GroupHandle> handle;
 };

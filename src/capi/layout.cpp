@@ -62,7 +62,8 @@ std::vector<MutableNamedView> tensors_of(const char* function, const weft_tensor
     const std::string entry = fmt::format("{}[{}]", which, list.size());
     const char* const name = text_of(function, t.name, (entry + ".name").c_str());
     const Buffer data = buffer_of(function, t.data, (entry + ".data").c_str());
-    const LayoutRef layout = t.layout == nullptr ? nullptr : t.layout->layout;
+    const LayoutRef layout =
+        t.layout == nullptr ? nullptr : layout_of(function, t.layout, (entry + ".layout").c_str());
     Shape shape = layout != nullptr ? layout->local_shape() : Dims::line(data.count);
     if (t.extents != nullptr) {
       shape = shape_of(function, t.extents, t.dim_count, (entry + ".extents").c_str());
@@ -119,7 +120,7 @@ weft_status weft_layout_create(const weft_mesh* mesh, const weft_axis_placement*
   });
 }
 
-void weft_layout_destroy(weft_layout* layout) { delete layout; }
+void weft_layout_destroy(weft_layout* layout) { capi::destroy(__func__, layout, "layout"); }
 
 weft_status weft_layout_with(const weft_layout* layout, const weft_mesh* axes,
                              const weft_placement* placement, weft_layout** changed, weft_error* error) {

@@ -60,7 +60,7 @@ weft_status weft_mesh_create_arithmetic(weft_context* context, const weft_mesh_a
   });
 }
 
-void weft_mesh_destroy(weft_mesh* mesh) { delete mesh; }
+void weft_mesh_destroy(weft_mesh* mesh) { capi::destroy(__func__, mesh, "mesh"); }
 
 weft_status weft_mesh_along(const weft_mesh* mesh, const char* const* axes, int32_t axis_count,
                             weft_mesh** along, weft_error* error) {

@@ -62,14 +62,16 @@ std::vector<MutableNamedView> tensors_of(const char* function, const weft_tensor
 
 }  // namespace weft::capi
 
-struct weft_mesh : weft::capi::Handle {
+struct weft_mesh : weft::capi::Handle<weft_mesh> {
+  static constexpr const char* kKind = "weft_mesh";
   weft_mesh(weft::capi::MeshOwner owner_in, weft::DeviceMesh mesh_in)
       : owner(std::move(owner_in)), mesh(std::move(mesh_in)) {}
   weft::capi::MeshOwner owner;
   weft::DeviceMesh mesh;
 };
 
-struct weft_layout : weft::capi::Handle {
+struct weft_layout : weft::capi::Handle<weft_layout> {
+  static constexpr const char* kKind = "weft_layout";
   weft_layout(weft::capi::MeshOwner owner_in, weft::LayoutRef layout_in)
       : owner(std::move(owner_in)), layout(std::move(layout_in)) {}
   weft::capi::MeshOwner owner;

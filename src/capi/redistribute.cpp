@@ -9,7 +9,9 @@ using weft::ErrorCode;
 using weft::LayoutRef;
 namespace capi = weft::capi;
 
-struct weft_transfer {
+struct weft_transfer : capi::Handle<weft_transfer> {
+  static constexpr const char* kKind = "weft_transfer";
+  explicit weft_transfer(capi::MeshOwner owner_in) : owner(std::move(owner_in)) {}
   capi::MeshOwner owner;
   weft::Transfer transfer;
   bool finished = false;
@@ -24,7 +26,7 @@ weft_status weft_redistribute(const weft_buffer* in, const weft_layout* from, co
                     &goal = capi::layout_of(function, to, "to");
     const weft::Stream on = stream == nullptr ? weft::Stream{} : capi::stream_of(function, *stream, "stream");
     // Made before anything is sent: what was begun must not be lost.
-    auto handle = std::make_unique<weft_transfer>(weft_transfer{from->owner, {}});
+    auto handle = std::make_unique<weft_transfer>(from->owner);
     handle->transfer = weft::start_redistribute(capi::view_of(source, now->local_shape()), now,
                                                 capi::view_of(target, goal->local_shape()), goal, on);
     if (transfer == nullptr)
@@ -51,7 +53,7 @@ weft_status weft_transfer_finish(weft_transfer* transfer, weft_error* error) {
   });
 }
 
-void weft_transfer_destroy(weft_transfer* transfer) { delete transfer; }
+void weft_transfer_destroy(weft_transfer* transfer) { capi::destroy(__func__, transfer, "transfer"); }
 
 weft_status weft_check_replicas(const weft_tensor* tensors, int32_t count, const weft_mesh* axes,
                                 weft_error* error) {

@@ -64,4 +64,4 @@ weft_status weft_reduction_create(const char* name, weft_combine combine, void* 
   });
 }
 
-void weft_reduction_destroy(weft_reduction* reduction) { delete reduction; }
+void weft_reduction_destroy(weft_reduction* reduction) { capi::destroy(__func__, reduction, "reduction"); }

@@ -14,7 +14,8 @@ using weft::Store;
 using weft::TcpStoreOptions;
 namespace capi = weft::capi;
 
-struct weft_store_server {
+struct weft_store_server : capi::Handle<weft_store_server> {
+  static constexpr const char* kKind = "weft_store_server";
   std::shared_ptr<capi::ContextState> context;  // its log
   std::unique_ptr<weft::TcpStoreServer> server;
   std::string address;
@@ -120,7 +121,7 @@ weft_status weft_store_create_tcp(const char* host, int32_t port, const char* se
   });
 }
 
-void weft_store_destroy(weft_store* store) { delete store; }
+void weft_store_destroy(weft_store* store) { capi::destroy(__func__, store, "store"); }
 
 weft_status weft_store_server_create(weft_context* context, const weft_store_server_options* options,
                                      weft_store_server** server, weft_error* error) {
@@ -152,7 +153,7 @@ weft_status weft_store_server_address(const weft_store_server* server, const cha
   });
 }
 
-void weft_store_server_destroy(weft_store_server* server) { delete server; }
+void weft_store_server_destroy(weft_store_server* server) { capi::destroy(__func__, server, "server"); }
 
 weft_status weft_store_secret_from_env(weft_text** secret, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {

@@ -103,7 +103,8 @@ CallOptions read_call_options(const char* function, const weft_call_options& opt
   CallOptions to;
   to.op.kind = static_cast<Kind>(o.reduce_op);
   if (to.op.kind == Kind::premul_sum) to.op.scale = o.scale;
-  if (o.reduction != nullptr) to.op.user = &o.reduction->reduction->user();
+  if (o.reduction != nullptr)
+    to.op.user = &given(function, o.reduction, "options->reduction").reduction->user();
   to.order = static_cast<Order>(o.order);
   to.deadline = limit(function, o.deadline_ns, "options->deadline_ns");
   to.tag = o.tag;

@@ -37,8 +37,8 @@ template <class Ask>
 bool ask_all(const char* function, weft_work* const* works, std::size_t count, const Ask& ask_one) {
   if (count > 0) capi::given(function, works, "works");
   for (std::size_t k = 0; k < count; ++k)
-    if (works[k] == nullptr)
-      capi::refuse(ErrorCode::bad_argument, function, fmt::format("works[{}] is NULL", k));
+    if (!capi::is_alive(works[k], weft_work::kKind)) [[unlikely]]
+      capi::given(function, works[k], fmt::format("works[{}]", k).c_str());
   bool all = true;
   std::optional<Error> first;
   for (std::size_t k = 0; k < count; ++k) {
@@ -153,4 +153,4 @@ weft_status weft_work_sources(weft_work* work, int32_t* sources, size_t room, si
   });
 }
 
-void weft_work_destroy(weft_work* work) { delete work; }
+void weft_work_destroy(weft_work* work) { capi::destroy(__func__, work, "work"); }

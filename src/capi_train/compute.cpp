@@ -36,7 +36,7 @@ weft_status weft_compute_create(weft_context* context, const weft_compute_option
   });
 }
 
-void weft_compute_destroy(weft_compute* compute) { delete compute; }
+void weft_compute_destroy(weft_compute* compute) { capi::destroy(__func__, compute, "compute"); }
 
 weft_status weft_compute_threads(const weft_compute* compute, int32_t* threads, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {

@@ -19,6 +19,8 @@ Compute& compute_of(const char* function, const weft_compute* compute);
 
 }  // namespace weft::capi
 
-struct weft_compute {
+struct weft_compute : weft::capi::Handle<weft_compute> {
+  static constexpr const char* kKind = "weft_compute";
+  explicit weft_compute(std::shared_ptr<weft::capi::ComputeState> state_in) : state(std::move(state_in)) {}
   std::shared_ptr<weft::capi::ComputeState> state;
 };

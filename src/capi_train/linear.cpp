@@ -49,9 +49,9 @@ TensorView vector_or_none(const char* function, const weft_buffer* v, const char
 }
 
 // The ranks of `group`, which the mesh borrows; null: this one alone.
-DeviceMesh axes_of(Compute& compute, weft_group* group) {
+DeviceMesh axes_of(const char* function, Compute& compute, weft_group* group) {
   if (group == nullptr) return DeviceMesh::arithmetic(compute.context(), MeshShape{{"tp", 1}}, 0);
-  ProcessGroup& g = group->handle->group;
+  ProcessGroup& g = given(function, group, "group").handle->group;
   return DeviceMesh(g, MeshShape{{"tp", g.size()}});
 }
 
@@ -89,7 +89,7 @@ weft_status weft_column_linear_backward(weft_compute* compute, weft_group* group
   return capi::guarded(__func__, error, [&, function = __func__] {
     weft::Compute& with = capi::compute_of(function, compute);
     const capi::Backward a(function, dy, x, w, dx, dw, db, accumulate);
-    weft::column_linear_backward(with, capi::axes_of(with, group), a.dy, a.x, a.w, a.gradients);
+    weft::column_linear_backward(with, capi::axes_of(function, with, group), a.dy, a.x, a.w, a.gradients);
   });
 }
 
@@ -101,7 +101,7 @@ weft_status weft_row_linear_forward(weft_compute* compute, weft_group* group, co
     const weft::TensorView of_x = capi::matrix(function, x, "x"), of_w = capi::matrix(function, w, "w"),
                            of_b = capi::vector_or_none(function, b, "b"),
                            of_y = capi::matrix(function, y, "y");
-    weft::row_linear_forward(with, capi::axes_of(with, group), of_x, of_w, of_b, of_y);
+    weft::row_linear_forward(with, capi::axes_of(function, with, group), of_x, of_w, of_b, of_y);
   });
 }
 

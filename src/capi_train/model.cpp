@@ -143,7 +143,7 @@ weft_status weft_transformer_create(const weft_mesh* mesh, weft_compute* compute
   });
 }
 
-void weft_model_destroy(weft_model* model) { delete model; }
+void weft_model_destroy(weft_model* model) { capi::destroy(__func__, model, "model"); }
 
 weft_status weft_model_parameter_count(const weft_model* model, int32_t* count, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {

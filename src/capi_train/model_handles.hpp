@@ -38,11 +38,16 @@ void copy(Compute& compute, const ConstTensorView& from, const TensorView& to);
 
 }  // namespace weft::capi
 
-struct weft_model {
+struct weft_model : weft::capi::Handle<weft_model> {
+  static constexpr const char* kKind = "weft_model";
+  explicit weft_model(std::shared_ptr<weft::capi::ModelState> state_in) : state(std::move(state_in)) {}
   std::shared_ptr<weft::capi::ModelState> state;
 };
 
-struct weft_trainer {
+struct weft_trainer : weft::capi::Handle<weft_trainer> {
+  static constexpr const char* kKind = "weft_trainer";
+  weft_trainer(std::shared_ptr<weft::capi::ModelState> model_in, std::unique_ptr<weft::Trainer> trainer_in)
+      : model(std::move(model_in)), trainer(std::move(trainer_in)) {}
   std::shared_ptr<weft::capi::ModelState> model;
   std::unique_ptr<weft::Trainer> trainer;
 };

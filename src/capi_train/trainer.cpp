@@ -51,7 +51,7 @@ weft_status weft_trainer_create(weft_model* model, const weft_trainer_options* o
   });
 }
 
-void weft_trainer_destroy(weft_trainer* trainer) { delete trainer; }
+void weft_trainer_destroy(weft_trainer* trainer) { capi::destroy(__func__, trainer, "trainer"); }
 
 weft_status weft_trainer_step(weft_trainer* trainer, const weft_token_batch* batches, int32_t batch_count,
                               double rate, weft_step_result* result, weft_error* error) {

@@ -10,6 +10,9 @@
 #define WEFT_TESTS_CAPI_BAD_ARGUMENTS_H
 
 #include "support.h"
+
+#include <stddef.h>
+#include <unistd.h>
 #if LIBRARY_weft_train
 #include "weft/weft_train.h"
 #endif
@@ -30,6 +33,35 @@ static weft_error raw_error;
     check_error(__FILE__, __LINE__, got, &error, other, "*" words);         \
   } while (0)
 
+/* The call writes this to stderr, and nothing else. */
+static inline void begin_stderr(FILE* file, int* saved) {
+  CHECK(file != NULL);
+  fflush(stderr);
+  *saved = dup(2);
+  CHECK(*saved >= 0 && dup2(fileno(file), 2) == 2);
+}
+static inline void end_stderr(const char* source, int line, FILE* file, int saved, const char* words) {
+  char said[512];
+  fflush(stderr);
+  CHECK(dup2(saved, 2) == 2 && close(saved) == 0);
+  rewind(file);
+  said[fread(said, 1, sizeof said - 1, file)] = 0;
+  fclose(file);
+  if (strcmp(said, words) == 0) return;
+  fprintf(stderr, "%s:%d: said \"%s\"\n  expected \"%s\"\n", source, line, said, words);
+  exit(1);
+}
+#define SAYS(call, words)                               \
+  do {                                                  \
+    FILE* const file = tmpfile();                       \
+    int saved = -1;                                     \
+    begin_stderr(file, &saved);                         \
+    call;                                               \
+    end_stderr(__FILE__, __LINE__, file, saved, words); \
+  } while (0)
+
+/* Memory that no handle has ever been in. */
+static max_align_t no_handle[8];
 static float memory[8], other_memory[8];
 static int64_t good_shape[1] = {2};
 #define good_count 1
@@ -49,6 +81,7 @@ static int64_t good_shape[1] = {2};
 
 static weft_context* good_weft_context;
 static weft_store* good_weft_store;
+static weft_text* good_weft_text;
 static weft_group* good_weft_group;
 static weft_work* good_weft_work;
 static weft_work* good_works[1];
@@ -200,6 +233,7 @@ static void make_good(void) {
   dl_versioned.version.major = 1;
   OK(weft_context_create(NULL, &good_weft_context, &error));
   OK(weft_store_create_local(&good_weft_store, &error));
+  OK(weft_store_secret_create(&good_weft_text, &error));
   OK(weft_group_create(good_weft_context, NULL, 0, 1, NULL, &good_weft_group, &error));
   OK(weft_barrier(good_weft_group, NULL, &good_weft_work, &error));
   OK(weft_reduction_create("none", good_combine, NULL, NULL, &good_weft_reduction, &error));
@@ -252,6 +286,7 @@ static void destroy_good(void) {
   weft_group_destroy(good_weft_group);
   weft_store_server_destroy(good_weft_store_server);
   weft_store_destroy(good_weft_store);
+  weft_text_destroy(good_weft_text);
   weft_context_destroy(good_weft_context);
 }
 

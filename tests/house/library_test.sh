@@ -26,14 +26,14 @@ if [ "$what" = libweft ] && ! grep -qE 'lib(a|ub|t)san' <<<"$needed"; then
 fi
 grep -q 'not found' <(ldd "$library") && fail "$what does not find all it needs: $(ldd "$library")"
 
-given=$(nm -D --defined-only "$library" | awk '{ print $3 }' | grep -vE '^(_Z|_init$|_fini$)' | sort -u)
+given=$(nm -D --defined-only "$library" | awk '{ print $3 }' | sed 's/@.*//' | grep -vE '^(_Z|_init$|_fini$|WEFT_)' | sort -u)
 # Inline functions, whose closing brace begins a line, are each program's own.
 declared=$(sed '/^static inline /,/^}/d' "$@" | grep -oE '\bweft_[a-z0-9_]+\(' | tr -d '(' | sort -u)
 [ -n "$declared" ] || fail "$* declare nothing"
 difference=$(diff <(echo "$declared") <(echo "$given") || true)
 [ -z "$difference" ] || fail "the headers declare (<) and $what gives (>): $difference"
 # Templates of other libraries are instantiated in the sources; they are not given to programs, which have their own.
-foreign=$(nm -DC --defined-only "$library" | cut -d ' ' -f 3- | grep -vE '^((non-virtual thunk to|typeinfo for|typeinfo name for|vtable for) )?weft(::|_)' || true)
+foreign=$(nm -DC --defined-only "$library" | cut -d ' ' -f 3- | grep -vE '^(WEFT_|((non-virtual thunk to|typeinfo for|typeinfo name for|vtable for) )?weft(::|_))' || true)
 [ -z "$foreign" ] || fail "$what gives what is not weft's: $foreign"
 
 [ $status -eq 0 ] && echo "$what needs $(echo $needed), and gives $(wc -l <<<"$given") names to C"

@@ -20,14 +20,17 @@ namespace weft {
 
 /// The version of what a plug-in is built against: the headers of weft/backends and all that they include.
 /// The major number changes when something that exists changes; a plug-in of another major is refused. The
-/// minor number grows when something is added: a field at the end of BackendPlugin, a virtual function
+/// minor number grows when something is added: a field at the end of BackendPlugin (5.4: linked_to), a virtual function
 /// with a default at the end of Backend (5.3: last_calls and probe), or an operation at the end of Op (5.2: scan and exscan; 5.3:
 /// wait_message, and with it recv from any_source), which older plug-ins do not have in their Traits, so that it is
 /// composed over them, or unsupported. A plug-in that was built for an older minor is loaded; weft does not
 /// read the fields and does not call the functions that it lacks. One that was built for a newer minor is
 /// loaded, too, unless it needs a function of libweft that this one lacks.
 inline constexpr std::uint32_t kBackendAbi = 5;
-inline constexpr std::uint32_t kBackendAbiMinor = 3;
+inline constexpr std::uint32_t kBackendAbiMinor = 4;
+
+/// An address inside of the libweft whose functions the caller calls: a process may hold several.
+const void* linked_weft() noexcept;
 
 /// What a plug-in is: ordered by the version that added a field. The first field never moves.
 struct BackendPlugin {
@@ -48,6 +51,9 @@ struct BackendPlugin {
   /// Why it cannot be used in this process ("the program already carries MPICH …"); empty: it can. Null: it
   /// always can. Asked at each load_backend(), so the answer may change.
   std::string (*obstacle)() = nullptr;
+  // Version 5.4.
+  /// In the libweft that the plug-in calls. Where that is not the one which loads it, the plug-in is refused.
+  const void* linked_to = linked_weft();
   // What these functions, or weft_backend_plugin(), throw becomes an Error with the name of the file.
 };
 

@@ -50,14 +50,34 @@ auto call_plugin(const std::string& file, std::string_view function, const F& f)
   }
 }
 
-// The folder of libweft itself: this function lies in it.
-std::string own_folder() {
+// The shared object, or the program, that an address is in.
+struct Image {
+  const void* base = nullptr;  // null: none
+  std::string file;
+};
+Image image_of(const void* address) {
   Dl_info info{};
-  if (::dladdr(reinterpret_cast<const void*>(&own_folder), &info) == 0 || info.dli_fname == nullptr)
-    return {};
+  if (::dladdr(address, &info) == 0) return {};
+  return {info.dli_fbase, info.dli_fname != nullptr ? info.dli_fname : ""};
+}
+Image own_image() { return image_of(linked_weft()); }
+
+// The folder of libweft itself.
+std::string own_folder() {
   std::error_code ignored;
-  const fs::path file = fs::canonical(info.dli_fname, ignored);
+  const fs::path file = fs::canonical(own_image().file, ignored);
   return ignored ? std::string() : file.parent_path().string();
+}
+
+// A plug-in calls the libweft that the dynamic loader has bound it to: of several with one soname that is the one which the
+// process loaded first. `address`: something in that libweft.
+void expect_bound_to_this_weft(const std::string& file, const void* address) {
+  const Image bound = image_of(address), own = own_image();
+  if (bound.base == own.base) return;
+  refuse(file,
+         fmt::format("calls the libweft in {}; expected {}, which loads it: the process has both, and the "
+                     "dynamic loader has bound the plug-in to the other one",
+                     bound.file, own.file));
 }
 
 // A link counts even where its target is missing: then the error says so.
@@ -71,8 +91,9 @@ std::string file_of(const std::string& folder, std::string_view name) {
 }
 
 // How many bytes a BackendPlugin of each minor has.
-constexpr std::size_t kBytesOfMinor[] = {offsetof(BackendPlugin, obstacle), sizeof(BackendPlugin),
-                                         sizeof(BackendPlugin), sizeof(BackendPlugin)};
+constexpr std::size_t kBytesOfMinor[] = {
+    offsetof(BackendPlugin, obstacle), offsetof(BackendPlugin, linked_to), offsetof(BackendPlugin, linked_to),
+    offsetof(BackendPlugin, linked_to), sizeof(BackendPlugin)};
 static_assert(std::size(kBytesOfMinor) == kBackendAbiMinor + 1);
 
 // The description of a plug-in that this weft can use. Fields that it lacks, because its minor version is older, are
@@ -95,6 +116,7 @@ BackendPlugin compatible(const std::string& file, const BackendPlugin& plugin) {
   same_size("Traits", plugin.traits_bytes, sizeof(Traits));
   same_size("GroupInit", plugin.group_init_bytes, sizeof(GroupInit));
   BackendPlugin copy;
+  copy.linked_to = nullptr;
   std::memcpy(static_cast<void*>(&copy), &plugin, known);
   return copy;
 }
@@ -136,11 +158,16 @@ BackendPlugin load(const std::string& file, std::string_view name) {
               : with_limits(why);
     refuse(file, "cannot be loaded: " + why);
   }
+  // Asks the objects that the plug-in needs, before any of its functions is called. What it is bound to may be another one
+  // still, which all of the process see (RTLD_GLOBAL): that its own `linked_to` says.
+  if (const void* const needed = ::dlsym(object, "weft_version"); needed != nullptr)
+    expect_bound_to_this_weft(file, needed);
   const auto entry = reinterpret_cast<const BackendPlugin* (*)()>(::dlsym(object, kEntry));
   if (entry == nullptr) refuse(file, fmt::format("has no function {}()", kEntry));
   const BackendPlugin* const plugin = call_plugin(file, kEntry, entry);
   if (plugin == nullptr) refuse(file, fmt::format("{}() gave null", kEntry));
   const BackendPlugin usable = compatible(file, *plugin);
+  if (usable.linked_to != nullptr) expect_bound_to_this_weft(file, usable.linked_to);
   if (usable.name == nullptr || usable.name != name)
     refuse(file, fmt::format("says its name is \"{}\"; expected \"{}\"", usable.name ? usable.name : "(null)",
                              name));
@@ -186,6 +213,11 @@ bool may_be_a_name(std::string_view name) {
 }
 
 }  // namespace
+
+const void* linked_weft() noexcept {
+  static constexpr char kHere = 0;
+  return &kHere;
+}
 
 std::vector<std::string> backend_folders() {
   std::vector<std::string> folders;

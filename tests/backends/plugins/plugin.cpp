@@ -73,6 +73,8 @@ class MinorOne final : public weft::ForwardingBackend {
 };
 [[maybe_unused]] void to_minor_one(weft::BackendPlugin& p) {
   p.abi_minor = 1;
+  p.bytes = offsetof(weft::BackendPlugin, linked_to);
+  p.linked_to = "this is beyond the end of the plug-in's struct";
   p.traits = traits_of_minor_one;
   p.make = [](const weft::GroupInit& b) -> std::unique_ptr<weft::Backend> {
     return std::make_unique<MinorOne>(weft::make_shm_backend(b));

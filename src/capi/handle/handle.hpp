@@ -1,0 +1,53 @@
+// What all handles of weft.h and weft_train.h are made of: each is in a table of the handles that are alive, by its
+// address. An argument is looked up there before its memory is read, so that a handle which is destroyed, or which another
+// libweft of the process made, is an error and no crash; its kind is compared, too. Any thread.
+//
+// What it cannot see: an address that a new handle of the same kind has got since is taken for the new one; and a handle
+// must not be destroyed while another thread's call uses it.
+#pragma once
+
+#include <type_traits>
+
+namespace weft::capi {
+
+/// In the table from its constructor until retire() or its destructor.
+class HandleBase {
+ public:
+  const char* kind() const noexcept { return kind_; }
+
+ protected:
+  /// Throws std::bad_alloc.
+  explicit HandleBase(const char* kind);
+  HandleBase(const HandleBase& other) : HandleBase(other.kind_) {}
+  HandleBase& operator=(const HandleBase&) noexcept { return *this; }
+  ~HandleBase();
+
+ private:
+  const char* kind_;
+};
+
+/// The first base of a handle: `struct weft_group : Handle<weft_group>`, which has `static constexpr const char* kKind`, its
+/// name in C. This base comes first, and the handle has no virtual functions, so that both have one address.
+template <class T>
+class Handle : public HandleBase {
+ protected:
+  Handle() : HandleBase(T::kKind) {}
+};
+
+/// Whether a handle that is alive has this address. Reads no memory of it.
+bool is_alive(const void* handle) noexcept;
+/// Whether that is so, and the handle is of this kind.
+bool is_alive(const HandleBase* handle, const char* kind) noexcept;
+/// Throws bad_argument unless is_alive(). `what` is the argument's name in texts.
+void expect_alive(const char* function, const HandleBase* handle, const char* what, const char* kind);
+/// Takes the handle out of the table, so that it may be deleted, once. False, and a line on stderr: there is no such handle.
+bool retire(const char* function, const HandleBase* handle, const char* what, const char* kind) noexcept;
+
+/// The whole of a function that destroys a handle: what is none that is alive is left alone.
+template <class T>
+void destroy(const char* function, T* handle, const char* what) noexcept {
+  static_assert(!std::is_polymorphic_v<T>);
+  if (handle != nullptr && retire(function, handle, what, T::kKind)) delete handle;
+}
+
+}  // namespace weft::capi
