@@ -45,14 +45,6 @@ WindowAttentionConfig attention(const WeatherStageConfig& c, Windows windows) {
   return a;
 }
 
-std::string below(const std::string& path, const std::string& name) {
-  return path.empty() ? name : path + "." + name;
-}
-
-// Several column layers are fed by one module: their dx are summed by one boundary behind it.
-const Style kFeedsColumns{.name = "feeds_columns", .after = Style::Change{Replicate{}, Replicate{}}};
-const Style kFedColumn{.name = "fed_column", .split = Split::column};
-
 }  // namespace
 
 WeatherStage::Block::Block(const WeatherStageConfig& c)
@@ -87,27 +79,6 @@ Tensors WeatherStage::Block::do_backward(Inputs gradients, Frame& frame) {
 WeatherStage::WeatherStage(const WeatherStageConfig& config) : config_(checked(config)) {
   for (std::int64_t i = 0; i < config.depth; ++i) layers.append(std::make_unique<Block>(config));
   add("layers", layers);
-}
-
-Plan window_attention_plan(const std::string& path) {
-  Plan plan;
-  plan.add(below(path, "norm"), kFeedsColumns);
-  for (const char* name : {"to_q", "to_k", "to_v"}) plan.add(below(path, name), kFedColumn);
-  return plan.add(below(path, "to_out"), Style::row);
-}
-
-Plan channel_feed_forward_plan(const std::string& path) {
-  return {{below(path, "layers.1"), Style::column}, {below(path, "layers.4"), Style::row}};
-}
-
-Plan weather_stage_plan(const std::string& path) {
-  Plan plan;
-  const auto join = [&](const Plan& more) {
-    for (const Plan::Entry& entry : more.entries()) plan.add(entry.pattern, entry.style);
-  };
-  for (const char* block : {"layers.*.0", "layers.*.2"}) join(window_attention_plan(below(path, block)));
-  for (const char* block : {"layers.*.1", "layers.*.3"}) join(channel_feed_forward_plan(below(path, block)));
-  return plan;
 }
 
 }  // namespace weft

@@ -157,9 +157,23 @@ ShardRule Conv2d::shard_rule(Split split) const {
   rule.features = kChannels;
   rule.parameters.push_back({weight.get(), Shard{columns ? 0 : 1}});
   if (bias) rule.parameters.push_back({bias.get(), columns ? Placement(Shard{0}) : Placement(Replicate{})});
+  if (spectral_norm_) {
+    rule.buffers = spectral_norm_->parts(split);
+    rule.whole_by_default = "a spectral norm";
+  }
   rule.whole_units.push_back(columns ? Unit{"output channels", config_.out}
                                      : Unit{"input channels", config_.in});
   return rule;
+}
+
+void Conv2d::add_spectral_norm(const SpectralNormConfig& config) {
+  if (spectral_norm_)
+    throw Error(ErrorCode::bad_argument, fmt::format("spectral norm of \"{}\": it has one already", path()));
+  auto norm = std::make_unique<SpectralNorm>(path(), weight, config);
+  rename_parameter("weight", "weight_orig");
+  add("weight_u", norm->u);
+  add("weight_v", norm->v);
+  spectral_norm_ = std::move(norm);
 }
 
 Tensors Conv2d::do_forward(Inputs inputs, Frame& frame) {
@@ -167,24 +181,24 @@ Tensors Conv2d::do_forward(Inputs inputs, Frame& frame) {
   const Tensor x = layouts::beside(*this, "x", inputs[0], *weight);
   const TensorName what = layouts::named(*this, "x");
   expect_dtype(what, x, DType::f32);
-  const Tensor& w = weight->weight();
+  const Tensor& stored = weight->weight();
   const bool plain = not_plain(config_).empty();
   if (x.shape().rank() != 4)
     throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected (batch, {}, height, width)",
                                                      what.text(), to_string(x.shape()), config_.in));
   if (!plain) {
     for (const int dim : {1, 2, 3}) layouts::expect_whole_dim(what, x, "a convolution that is not 1x1", dim);
-    if (w.layout())
-      layouts::expect_same(TensorName::of("", weight->path()), w.layout(),
-                           replicated_layout(w.layout()->mesh(), w.layout()->global),
+    if (stored.layout())
+      layouts::expect_same(TensorName::of("", weight->path()), stored.layout(),
+                           replicated_layout(stored.layout()->mesh(), stored.layout()->global),
                            "a convolution that is not 1x1");
   }
-  const LayoutRef layout = layouts::linear_output(what, x.layout(), w.layout(), kChannels);
-  const std::int64_t in = w.size(1) * config_.groups, out = w.size(0);
+  const LayoutRef layout = layouts::linear_output(what, x.layout(), stored.layout(), kChannels);
+  const std::int64_t in = stored.size(1) * config_.groups, out = stored.size(0);
   if (x.size(kChannels) != in)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{} is {}; expected {} channels (of weight {})", what.text(),
-                            to_string(x.shape()), in, to_string(w.shape())));
+                            to_string(x.shape()), in, to_string(stored.shape())));
   const kernels::UnfoldShape seen = unfolding(*this, config_, x);
   Shape global = layouts::global_shape(x);
   global[kChannels] = config_.out, global[2] = plain ? global[2] : seen.out_height,
@@ -194,14 +208,16 @@ Tensors Conv2d::do_forward(Inputs inputs, Frame& frame) {
                        .with_layout(plain ? layout : layouts::with_global(layout, global));
   const bool add_bias_here = bias && !row_parallel(*weight);
   if (add_bias_here) expect_bias_fits(*this, y, *bias, kChannels);
-  const Tensor kept = plain ? as_operand(frame, x, w) : x;
+  Tensors kept{x};
+  const Tensor w = spectral_norm_ ? spectral_norm_->forward(frame, kept) : stored;
+  if (plain) kept[0] = as_operand(frame, x, w).with_layout(x.layout());
   if (y.count() > 0) {
     const Tensor rows = w.reshape({out, w.count() / out});
     const std::int64_t of_kernel = config_.kernel.height * config_.kernel.width;
     const Tensor columns =
         plain ? Tensor() : frame.compute().make({in * of_kernel, seen.out_height * seen.out_width});
     for (std::int64_t b = 0; b < x.size(0); ++b) {
-      Tensor operand = plain ? sample(kept, b, in) : columns;
+      Tensor operand = plain ? sample(kept[0], b, in) : columns;
       if (!plain) {
         kernels::unfold(frame.kernels(), sample(x, b, in).data_ptr<float>(), columns.data_ptr<float>(), seen);
         operand = as_operand(frame, columns, w);
@@ -213,7 +229,7 @@ Tensors Conv2d::do_forward(Inputs inputs, Frame& frame) {
     }
   }
   if (add_bias_here) add_bias(frame, *bias, y);
-  frame.push(*this, {kept.with_layout(x.layout())});
+  frame.push(*this, std::move(kept));
   return {y};
 }
 
@@ -236,8 +252,9 @@ void Conv2d::begin_backward(Inputs dy, Frame& frame) {
 }
 
 Tensors Conv2d::do_backward(Inputs gradients, Frame& frame) {
-  const Tensor x = frame.pop(*this)[0];
-  const Tensor& w = weight->weight();
+  const Tensors kept = frame.pop(*this);
+  const Tensor& x = kept[0];
+  const Tensor w = spectral_norm_ ? spectral_norm_->again(frame, kept) : weight->weight();
   const bool plain = not_plain(config_).empty();
   const kernels::UnfoldShape seen = unfolding(*this, config_, x);
   const std::int64_t in = w.size(1) * config_.groups, out = w.size(0), batch = x.size(0);
@@ -261,8 +278,7 @@ Tensors Conv2d::do_backward(Inputs gradients, Frame& frame) {
   const std::int64_t groups = config_.groups, of_kernel = config_.kernel.height * config_.kernel.width;
   const Tensor columns =
       plain ? Tensor() : frame.compute().make({in * of_kernel, seen.out_height * seen.out_width});
-  weight->accumulate(layouts::gradient_of(w.layout(), x.layout(), kChannels), [&](const Tensor& dw,
-                                                                                  bool add) {
+  const auto write = [&](const Tensor& dw, bool add) {
     if (empty) {
       if (!add) kernels::fill(frame.kernels(), dw.data_ptr<float>(), 0.0f, dw.count());
       return;
@@ -279,7 +295,12 @@ Tensors Conv2d::do_backward(Inputs gradients, Frame& frame) {
         product(frame, group(of_dy, g, groups), Stored::plain, group(of_x, g, groups), Stored::transposed,
                 group(rows, g, groups), add || b > 0);
     }
-  });
+  };
+  const LayoutRef of_dw = layouts::gradient_of(w.layout(), x.layout(), kChannels);
+  if (spectral_norm_)
+    spectral_norm_->accumulate(frame, kept, of_dw, write);
+  else
+    weight->accumulate(of_dw, write);
   if (empty) return {dx};
   const Tensor rows = w.reshape({out, w.count() / out});
   for (std::int64_t b = 0; b < batch; ++b) {

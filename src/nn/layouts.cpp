@@ -172,11 +172,12 @@ LayoutRef linear_output(const TensorName& what, const LayoutRef& x, const Layout
   const int dim = features < 0 ? in.global.rank() - 1 : features;
   Placements placements = in.placements;
   for (int axis = 0; axis < in.mesh_shape().axis_count(); ++axis) {
-    if (in.mesh_shape().size(axis) == 1) continue;
     Placement& y = placements[static_cast<std::size_t>(axis)];
     const Placement& how = w.placements[static_cast<std::size_t>(axis)];
     const bool column = is_shard(how, 0), row = is_shard(how, 1);
     const bool fits = column ? is_replicate(y) : row ? is_shard(y, dim) : !is_partial(y) && !is_shard(y, dim);
+    // An axis of one rank is not checked. Where it may stand in a list of axes with others, y is alike on all of them.
+    if (!fits && in.mesh_shape().size(axis) == 1) continue;
     if (!fits)
       throw Error(ErrorCode::layout,
                   fmt::format("{} is {} on {}; expected {}, since the weight is {}", what.text(),
@@ -223,6 +224,16 @@ LayoutRef gradient_of_output(const LayoutRef& y) {
   for (Placement& p : placements)
     if (is_partial(p)) p = Replicate{};
   return y->with(std::move(placements));
+}
+
+LayoutRef partial_as(const LayoutRef& layout, const LayoutRef& contribution) {
+  if (layout == nullptr || contribution == nullptr || !(layout->mesh() == contribution->mesh()))
+    return layout;
+  Placements placements = layout->placements;
+  for (int i = 0; i < axes(layout); ++i)
+    if (layout->mesh_shape().size(i) > 1 && is_partial(on(contribution, i)))
+      placements[static_cast<std::size_t>(i)] = Partial{};
+  return layout->with(std::move(placements));
 }
 
 LayoutRef with_global(const LayoutRef& layout, const Shape& global) {

@@ -1,6 +1,10 @@
 #include "weft/nn/linear.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
 
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
@@ -24,6 +28,18 @@ void accumulate_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
                   });
 }
 
+// The layout that dy must have. Where neither y nor the weight is cut, dy may be a contribution to a sum, as that of a key/value
+// head is that several ranks share; dx and dw are contributions, too, then.
+LayoutRef expected_gradient(const LayoutRef& of_y, const LayoutRef& weight, const LayoutRef& dy) {
+  if (of_y == nullptr || dy == nullptr || !(of_y->mesh() == dy->mesh())) return of_y;
+  Placements placements = of_y->placements;
+  for (std::size_t axis = 0; axis < placements.size(); ++axis)
+    if (is_replicate(placements[axis]) && is_replicate(weight->placements[axis]) &&
+        dy->placements[axis] == Placement(Partial{}))
+      placements[axis] = Partial{};
+  return of_y->with(std::move(placements));
+}
+
 }  // namespace
 
 Linear::Linear(std::int64_t in, std::int64_t out, bool with_bias, Init init) {
@@ -33,44 +49,76 @@ Linear::Linear(std::int64_t in, std::int64_t out, bool with_bias, Init init) {
 
 ShardRule Linear::shard_rule(Split split) const {
   const bool columns = split == Split::column;
+  const Segments segments{0, columns ? segments_ : std::vector<std::int64_t>{}};
   ShardRule rule;
-  rule.parameters.push_back({weight.get(), Shard{columns ? 0 : 1}});
-  if (bias) rule.parameters.push_back({bias.get(), columns ? Placement(Shard{0}) : Placement(Replicate{})});
+  rule.parameters.push_back({weight.get(), Shard{columns ? 0 : 1}, segments});
+  if (bias)
+    rule.parameters.push_back({bias.get(), columns ? Placement(Shard{0}) : Placement(Replicate{}), segments});
+  if (spectral_norm_) {
+    rule.buffers = spectral_norm_->parts(split);
+    for (ShardRule::BufferPart& part : rule.buffers) part.segments = segments;
+    rule.whole_by_default = "a spectral norm";
+  }
   const Shape& shape = weight->global_shape();
   rule.whole_units.push_back(columns ? Unit{"output features", shape[0]} : Unit{"input features", shape[1]});
+  for (const std::int64_t size : segments.sizes) rule.whole_units.push_back({"features in a segment", size});
   return rule;
 }
 
+void Linear::set_segments(std::vector<std::int64_t> sizes) {
+  const std::int64_t out = weight->global_shape()[0],
+                     sum = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
+  if (sum != out || std::ranges::any_of(sizes, [](std::int64_t s) { return s < 1; }))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("\"{}\": segments are {} = {}; expected sizes of at least 1 that add up to {} "
+                            "outputs",
+                            path(), fmt::join(sizes, " + "), sum, out));
+  segments_ = std::move(sizes);
+}
+
 void Linear::tie_weight(ParameterRef other) { weight = tie("weight", std::move(other)); }
+
+void Linear::add_spectral_norm(const SpectralNormConfig& config) {
+  if (spectral_norm_)
+    throw Error(ErrorCode::bad_argument, fmt::format("spectral norm of \"{}\": it has one already", path()));
+  auto norm = std::make_unique<SpectralNorm>(path(), weight, config);
+  rename_parameter("weight", "weight_orig");
+  add("weight_u", norm->u);
+  add("weight_v", norm->v);
+  spectral_norm_ = std::move(norm);
+}
 
 Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const Tensor x = layouts::beside(*this, "x", inputs[0], *weight);
   expect_dtype(layouts::named(*this, "x"), x, DType::f32);
-  const Tensor& w = weight->weight();
-  const LayoutRef layout = layouts::linear_output(layouts::named(*this, "x"), x.layout(), w.layout());
-  const std::int64_t in = w.size(1), out = w.size(0);
+  const Tensor& stored = weight->weight();
+  const LayoutRef layout = layouts::linear_output(layouts::named(*this, "x"), x.layout(), stored.layout());
+  const std::int64_t in = stored.size(1), out = stored.size(0);
   if (x.shape().rank() == 0 || x.shape().back() != in)
     throw Error(
         ErrorCode::bad_argument,
         fmt::format("{} is {}; expected {} features (the second dimension of weight {})",
-                    layouts::named(*this, "x").text(), to_string(x.shape()), in, to_string(w.shape())));
+                    layouts::named(*this, "x").text(), to_string(x.shape()), in, to_string(stored.shape())));
   const Tensor y =
       frame.compute().make(layouts::with_last(x.shape(), out), DType::f32, out_memory()).with_layout(layout);
   const bool add_bias_here = bias && !row_parallel(*weight);
   if (add_bias_here) expect_bias_fits(*this, y, *bias, y.shape().rank() - 1);
   const std::int64_t tokens = out == 0 ? 0 : y.count() / out;
   const Tensor b = add_bias_here ? widened(frame, bias->weight()) : Tensor();
+  Tensors kept{x};
+  const Tensor w = spectral_norm_ ? spectral_norm_->forward(frame, kept) : stored;
   if (w.dtype() == DType::bf16) {
     const Tensor operand = rounded_to_bf16(frame, x);
     multiply(frame, operand, Stored::plain, w, Stored::transposed, y, tokens, out, in, false);
     if (b) kernels::add_bias(frame.kernels(), b.data_ptr<float>(), y.data_ptr<float>(), tokens, out);
-    frame.push(*this, {operand});
+    kept[0] = operand;
+    frame.push(*this, std::move(kept));
     return {y};
   }
   kernels::linear_forward(frame.kernels(), x.data_ptr<float>(), w.data_ptr<float>(),
                           b ? b.data_ptr<float>() : nullptr, y.data_ptr<float>(), {tokens, in, out});
-  frame.push(*this, {x});
+  frame.push(*this, std::move(kept));
   return {y};
 }
 
@@ -91,23 +139,32 @@ void Linear::begin_backward(Inputs dy, Frame& frame) {
 }
 
 Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
-  const Tensor x = frame.pop(*this)[0];
-  const Tensor& w = weight->weight();
+  const Tensors kept = frame.pop(*this);
+  const Tensor& x = kept[0];
+  const Tensor w = spectral_norm_ ? spectral_norm_->again(frame, kept) : weight->weight();
   const LayoutRef y_layout = layouts::linear_output(layouts::named(*this, "x"), x.layout(), w.layout());
   const Tensor& dy = gradients[0];
   const std::int64_t in = w.size(1), out = w.size(0);
-  expect_gradient(*this, dy, layouts::with_last(x.shape(), out), layouts::gradient_of_output(y_layout));
+  expect_gradient(*this, dy, layouts::with_last(x.shape(), out),
+                  expected_gradient(layouts::gradient_of_output(y_layout), w.layout(), dy.layout()));
   if (bias && !row_parallel(*weight)) accumulate_bias(frame, *bias, dy);
 
   const std::int64_t tokens = in == 0 ? 0 : x.count() / in;
   const int last = x.shape().rank() - 1;
   const Tensor operand = as_operand(frame, dy, w);
-  weight->accumulate(layouts::gradient_of(w.layout(), x.layout(), last), [&](const Tensor& dw, bool add) {
+  const LayoutRef of_dw =
+      layouts::partial_as(layouts::gradient_of(w.layout(), x.layout(), last), dy.layout());
+  const auto write = [&](const Tensor& dw, bool add) {
     multiply(frame, operand, Stored::transposed, x, Stored::plain, dw, out, in, tokens, add);
-  });
+  };
+  if (spectral_norm_)
+    spectral_norm_->accumulate(frame, kept, of_dw, write);
+  else
+    weight->accumulate(of_dw, write);
   const Tensor dx = frame.compute()
                         .make(x.shape(), DType::f32, dx_memory())
-                        .with_layout(layouts::linear_input_gradient(x.layout(), w.layout()));
+                        .with_layout(layouts::partial_as(
+                            layouts::linear_input_gradient(x.layout(), w.layout()), dy.layout()));
   multiply(frame, operand, Stored::plain, w, Stored::plain, dx, tokens, in, out, false);
   return {dx};
 }

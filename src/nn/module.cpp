@@ -282,6 +282,16 @@ ModuleBufferRef Module::add(std::string name, ModuleBufferRef buffer) {
   return buffer;
 }
 
+void Module::rename_parameter(std::string_view name, std::string to) {
+  expect_new_name("parameter", to);
+  const auto own = std::ranges::find_if(own_, [&](const auto& entry) { return entry.first == name; });
+  if (own == own_.end())
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("rename_parameter: \"{}\" has no parameter \"{}\"", path_, name));
+  own->second->path_ = joined(path_, to);
+  own->first = std::move(to);
+}
+
 ParameterRef Module::tie(std::string_view name, ParameterRef parameter) {
   expect_given("tie", path_, name, parameter);
   for (auto& [own_name, own] : own_) {

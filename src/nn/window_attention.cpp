@@ -130,6 +130,15 @@ WindowAttention::WindowAttention(const WindowAttentionConfig& config)
   add("to_out", to_out);
 }
 
+// The norm feeds three column layers: their dx are summed behind it, once.
+OwnPlan WindowAttention::class_plan() const {
+  return {.styles = {{"norm", "feeds_columns"},
+                     {"to_q", "fed_column"},
+                     {"to_k", "fed_column"},
+                     {"to_v", "fed_column"},
+                     {"to_out", "row"}}};
+}
+
 Tensors WindowAttention::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const std::int64_t w = config_.window;

@@ -137,11 +137,18 @@ void check_split(const Node& node, const DeviceMesh& axis) {
 bool needs_before(const Node& node) { return node.entry->style.before && node.entered_by < 0; }
 bool needs_after(const Node& node) { return node.entry->style.after.has_value(); }
 
+bool is_cut(const std::vector<Node>& nodes, const Unit& unit) {
+  return unit.cut_by == nullptr || std::any_of(nodes.begin(), nodes.end(), [&](const Node& n) {
+           return n.module == unit.cut_by && n.entry != nullptr && n.entry->style.split;
+         });
+}
+
 void check(const std::vector<Node>& nodes, const DeviceMesh& axis) {
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     const Node& node = nodes[i];
     if (node.touched)
-      for (const Module::Unit& unit : node.module->units()) expect_divides(node, unit.count, unit.name, axis);
+      for (const Module::Unit& unit : node.module->units())
+        if (is_cut(nodes, unit)) expect_divides(node, unit.count, unit.name, axis);
     if (node.entry == nullptr) continue;
     if (node.entry->style.split) check_split(node, axis);
     if (node.entry->style.before_is_for_inside &&
@@ -155,11 +162,13 @@ void check(const std::vector<Node>& nodes, const DeviceMesh& axis) {
   }
 }
 
-void split(Parameter& parameter, const DeviceMesh& axis, const Placement& placement) {
-  const LayoutRef layout = parameter.layout() != nullptr
-                               ? parameter.layout()
-                               : replicated_layout(axis.root(), parameter.global_shape());
-  parameter.set_layout(layout->with(axis, placement));
+// A parameter or a buffer.
+template <class Kept>
+void split(Kept& kept, const DeviceMesh& axis, const Placement& placement, const Segments& segments) {
+  const LayoutRef layout =
+      kept.layout() != nullptr ? kept.layout() : replicated_layout(axis.root(), kept.global_shape());
+  const LayoutRef cut = layout->with(axis, placement);
+  kept.set_layout(segments.sizes.empty() ? cut : cut->segmented(segments.dim, segments.sizes));
 }
 
 void put_into_effect(const std::vector<Node>& nodes, const DeviceMesh& axis) {
@@ -174,8 +183,11 @@ void put_into_effect(const std::vector<Node>& nodes, const DeviceMesh& axis) {
     if (needs_before(node)) node.module->add_before(boundary(*style.before));
     if (needs_after(node)) node.module->add_after(boundary(*style.after));
     if (!style.split) continue;
-    for (const ShardRule::Part& part : node.module->shard_rule(*style.split).parameters)
-      split(*part.parameter, axis, part.placement);
+    const ShardRule rule = node.module->shard_rule(*style.split);
+    for (const ShardRule::Part& part : rule.parameters)
+      split(*part.parameter, axis, part.placement, part.segments);
+    for (const ShardRule::BufferPart& part : rule.buffers)
+      split(*part.buffer, axis, part.placement, part.segments);
   }
 }
 

@@ -6,7 +6,7 @@
 #include "support/run_ranks.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/models/weather.hpp"
-#include "weft/tp/parallelize.hpp"
+#include "weft/tp/own_plan.hpp"
 #include "weft/train/gradients.hpp"
 
 namespace weft::weather_golden_test {
@@ -16,10 +16,8 @@ using test::Golden;
 using test::Rank;
 using test::Ranks;
 
-// A file's module and how it is split.
 struct Case {
   std::unique_ptr<Module> module;
-  Plan plan;
   std::int64_t heads;  // 0: none
 };
 
@@ -32,15 +30,13 @@ Case case_of(const Golden& golden) {
     a.window = number("window_size");
     a.windows = c.at("attn_type") == "short" ? Windows::neighbours : Windows::strided;
     EXPECT_EQ(number("inner_dim"), a.heads * a.head_dim);
-    return {std::make_unique<WindowAttention>(a), window_attention_plan(), a.heads};
+    return {std::make_unique<WindowAttention>(a), a.heads};
   }
-  if (c.contains("hidden"))
-    return {std::make_unique<ChannelFeedForward>(number("dim"), number("hidden")),
-            channel_feed_forward_plan(), 0};
+  if (c.contains("hidden")) return {std::make_unique<ChannelFeedForward>(number("dim"), number("hidden")), 0};
   WeatherStageConfig s;
   s.dim = number("dim"), s.depth = number("depth"), s.head_dim = number("dim_head");
   s.local_window = number("local_window_size"), s.global_window = number("global_window_size");
-  return {std::make_unique<WeatherStage>(s), weather_stage_plan(), s.heads()};
+  return {std::make_unique<WeatherStage>(s), s.heads()};
 }
 
 bool of_position_bias(const std::string& path) { return path.find("dpb.") != std::string::npos; }
@@ -76,7 +72,7 @@ void expect_the_files_numbers(Rank& rank, const MeshShape& shape, const std::fil
   const Case c = case_of(golden);
   Compute compute(rank.context);
   const DeviceMesh mesh(rank.group(), shape);
-  parallelize(*c.module, mesh["tp"], c.plan);
+  parallelize(*c.module, mesh["tp"]);
   replicate(*c.module, mesh);
   materialise(*c.module, compute);
   const std::vector<Parameter*> parameters = c.module->parameters();

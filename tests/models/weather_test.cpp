@@ -1,4 +1,4 @@
-// The stage of a weather model: what it refuses, and how its plan splits it. For its numbers see weather_golden_test.cpp.
+// The stage of a weather model: what it refuses, and how its plans split it. For its numbers see weather_golden_test.cpp.
 #include "weft/models/weather.hpp"
 
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include "support/errors.hpp"
 #include "weft/base/random.hpp"
 #include "weft/nn/init.hpp"
-#include "weft/tp/parallelize.hpp"
+#include "weft/tp/own_plan.hpp"
 
 namespace weft::weather_test {
 namespace {
@@ -49,21 +49,20 @@ TEST(WeatherStage, RefusesMapsThatAreNoWholeWindows) {
   EXPECT_EQ(stage.forward(Tensor::zeros(context, {0, 8, 4, 4}), frame)[0].shape(), Shape({0, 8, 4, 4}));
 }
 
-TEST(WeatherStage, ItsPlanNamesHeadsThatDoNotDivide) {
+TEST(WeatherStage, ItsPlansNameHeadsThatDoNotDivide) {
   Context context;
   WeatherStage stage(small());
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, MeshShape{{"dp", 1}, {"tp", 3}}, 0);
-  EXPECT_EQ(
-      error_text(ErrorCode::bad_argument, [&] { parallelize(stage, mesh["tp"], weather_stage_plan()); }),
-      "parallelize: \"layers.0.0\" has 2 heads; tp=3 needs at least one for each rank (2 = 3 x 0 + 2)");
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { parallelize(stage, mesh["tp"]); }),
+            "parallelize: \"layers.0.0\" has 2 heads; tp=3 needs at least one for each rank (2 = 3 x 0 + 2)");
   for (const Parameter* p : stage.parameters()) EXPECT_EQ(p->layout(), nullptr) << p->path();
 }
 
-TEST(WeatherStage, ItsPlanHasOneBoundaryForQKAndV) {
+TEST(WeatherStage, ItsPlansHaveOneBoundaryForQKAndV) {
   Context context;
   WeatherStage stage(small());
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, MeshShape{{"dp", 1}, {"tp", 2}}, 0);
-  parallelize(stage, mesh["tp"], weather_stage_plan());
+  EXPECT_EQ(parallelize(stage, mesh["tp"]).split, 8);
   std::string boundaries;
   stage.get("layers.1").visit([&](Module& m) {
     for (std::size_t i = 0; i < m.before().size(); ++i) boundaries += m.path() + " before, ";

@@ -309,8 +309,11 @@ TEST_F(OnMesh, AttentionFindsItsHeadsInTheShapes) {
   {
     Attention layer({8, 4, 2, 4}, rope);
     laid_out(layer, shard(0), kReplicate, kReplicate);
-    EXPECT_EQ(error_text(ErrorCode::layout, [&] { layer.forward(x, frame); }),
-              "\"\": k is Replicate on tp=2; expected Shard(2) (as q)");
+    EXPECT_EQ(
+        error_text(ErrorCode::layout, [&] { layer.forward(x, frame); }),
+        "\"\": rank 0 of dp=2 x tp=2 has query heads 0 to 1 of 4 and key/value heads 0 to 1 of 2; expected "
+        "those that they need: k and v split over the outermost of the axes that split q, of as many "
+        "ranks as there are key/value heads");
   }
   {
     Attention layer({8, 4, 2, 4}, rope);

@@ -6,7 +6,6 @@
 
 #include "weft/nn/feed_forward.hpp"
 #include "weft/nn/window_attention.hpp"
-#include "weft/tp/plan.hpp"
 
 namespace weft {
 
@@ -24,7 +23,8 @@ struct WeatherStageConfig {
 };
 
 /// depth times: x += attention among neighbours, x += feed-forward, x += attention over strided windows, x += feed-forward; x,
-/// y: (batch, dim, height, width). Paths: `layers.<i>.<0 to 3>`, then those of WindowAttention and ChannelFeedForward.
+/// y: (batch, dim, height, width). Paths: `layers.<i>.<0 to 3>`, then those of WindowAttention and ChannelFeedForward,
+/// whose own plans split it: parallelize(stage, mesh["tp"]).
 class WeatherStage : public Module {
  public:
   /// One of the depth.
@@ -51,14 +51,5 @@ class WeatherStage : public Module {
   Tensors do_backward(Inputs dy, Frame& frame) override { return layers.backward(dy, frame); }
   WeatherStageConfig config_;
 };
-
-/// The plan of a WindowAttention at `path` ("": the root): to_q, to_k and to_v by columns, that is by heads, with one boundary,
-/// which stands behind the norm that feeds them; to_out by rows. Norm and position bias are replicated; the gradients of the
-/// position bias are Partial(sum), since each rank has its own heads.
-Plan window_attention_plan(const std::string& path = "");
-/// The plan of a ChannelFeedForward: layers.1 by columns, layers.4 by rows.
-Plan channel_feed_forward_plan(const std::string& path = "");
-/// The plan of a WeatherStage: both, everywhere.
-Plan weather_stage_plan(const std::string& path = "");
 
 }  // namespace weft

@@ -29,6 +29,10 @@ struct AttentionConfig {
 /// How many heads this rank has follows from the shapes of what the projections give. Over an axis that
 /// splits heads, q_proj, k_proj and v_proj are column layers whose boundary stands before this module; o_proj
 /// is a row layer whose boundary stands after it.
+///
+/// Fewer key/value heads than ranks: k_proj and v_proj are split over the outermost of several axes alone, of as many ranks as there
+/// are such heads, and are whole on the others, where q_proj and o_proj are split, too. Then the ranks of those axes share a key/value
+/// head, its gradients are Partial(sum) on them, and so are those of the weights of k_proj and v_proj.
 class Attention : public Module {
  public:
   Attention(const AttentionConfig& config, std::shared_ptr<const RopeTables> rope);
@@ -37,7 +41,7 @@ class Attention : public Module {
 
   const AttentionConfig& config() const noexcept { return config_; }
   std::vector<Unit> units() const override {
-    return {{"heads", config_.heads}, {"kv heads", config_.kv_heads}};
+    return {{"heads", config_.heads}, {"kv heads", config_.kv_heads, &k_proj}};
   }
   void set_rope(std::shared_ptr<const RopeTables> rope) noexcept { rope_ = std::move(rope); }
 

@@ -3,6 +3,7 @@
 
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/module.hpp"
+#include "weft/nn/spectral_norm.hpp"
 
 namespace weft {
 
@@ -39,6 +40,9 @@ class Conv2d : public Module {
 
   const Conv2dConfig& config() const noexcept { return config_; }
   ShardRule shard_rule(Split split) const override;
+  /// As Linear::add_spectral_norm(); the weight is seen as a matrix (out, in / groups · kernel height · kernel width).
+  void add_spectral_norm(const SpectralNormConfig& config = {});
+  const SpectralNorm* spectral_norm() const noexcept { return spectral_norm_.get(); }  ///< null: none
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
@@ -46,6 +50,7 @@ class Conv2d : public Module {
   void finish_forward(Tensors& y, Frame& frame) override;
   void begin_backward(Inputs dy, Frame& frame) override;
   Conv2dConfig config_;
+  std::unique_ptr<SpectralNorm> spectral_norm_;
 };
 
 }  // namespace weft

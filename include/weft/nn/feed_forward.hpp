@@ -10,8 +10,8 @@ namespace weft {
 
 /// y = down(dropout(gelu(up(norm(x))))) for the channels of each pixel; x, y: (batch, dim, height, width). The residual is not
 /// added. Its parts are children of `layers`, named as in miles-credit's WXFormer: 0 norm, 1 up, 2 GELU, 3 dropout, 4 down.
-/// Over an axis that splits the hidden features, layers.1 is a column layer and layers.4 a row layer. x may be split in the
-/// batch.
+/// Over an axis that splits the hidden features, layers.1 is a column layer and layers.4 a row layer, by its own plan. x may be
+/// split in the batch.
 class ChannelFeedForward : public Module {
  public:
   /// The children of that name.
@@ -33,6 +33,9 @@ class ChannelFeedForward : public Module {
                      Init down_init = Normal{0.02});
 
   Layers layers;
+
+ protected:
+  OwnPlan class_plan() const override { return {.columns = {"layers.1"}, .rows = {"layers.4"}}; }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override { return layers.forward(x, frame); }

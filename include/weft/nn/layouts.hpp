@@ -60,6 +60,9 @@ LayoutRef linear_input_gradient(const LayoutRef& x, const LayoutRef& weight);
 /// The layout that a gradient of y must have: that of y, with Replicate in place of Partial (the gradient of every
 /// contribution is the gradient of the sum).
 LayoutRef gradient_of_output(const LayoutRef& y);
+/// `layout`, with Partial(sum) on the axes on which `contribution` is: what is computed linearly from a contribution to a sum
+/// is one itself. Null stays null.
+LayoutRef partial_as(const LayoutRef& layout, const LayoutRef& contribution);
 
 /// The same placements over another global shape; null stays null.
 LayoutRef with_global(const LayoutRef& layout, const Shape& global);

@@ -2,13 +2,15 @@
 #pragma once
 
 #include "weft/nn/module.hpp"
+#include "weft/nn/spectral_norm.hpp"
 
 namespace weft {
 
 /// y = x wᵀ + b; x: (…, in), y: (…, out), weight: (out, in), bias: (out).
 ///
 /// Column and row parallel are layouts of the weight, per mesh axis:
-///   weight Replicate: x Replicate or Shard(not the last) → y the same
+///   weight Replicate: x Replicate or Shard(not the last) → y the same; where x is Replicate dy may be Partial(sum), and then
+///                     dx and the gradients of weight and bias are
 ///   weight Shard(0):  x Replicate → y Shard(last), dx Partial(sum); segments of the rows are those of y
 ///   weight Shard(1):  x Shard(last) → y Partial(sum), which the boundary after the layer reduces
 /// The bias is added after that boundary, once on every rank, and its gradient is taken from dy on the same
@@ -22,12 +24,23 @@ class Linear : public Module {
   ShardRule shard_rule(Split split) const override;
   /// Uses another module's (out, in) weight from now on; see Parameter about tied weights.
   void tie_weight(ParameterRef other);
+  /// States that the outputs are those of several layers, one after the other, such as [q|k|v] or [gate|up]: a split by columns
+  /// then gives each rank its part of every one, and each size must divide into the ranks. split_features() takes them apart. Throws
+  /// bad_argument where the sizes do not add up to the outputs.
+  void set_segments(std::vector<std::int64_t> sizes);
+  /// Computes with weight / sigma from now on. The stored weight is called weight_orig then, and the buffers weight_u and weight_v
+  /// stand beside it. Comes before parallelize and materialise. Throws bad_argument as SpectralNorm does, and where it has
+  /// one already.
+  void add_spectral_norm(const SpectralNormConfig& config = {});
+  const SpectralNorm* spectral_norm() const noexcept { return spectral_norm_.get(); }  ///< null: none
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
   void finish_forward(Tensors& y, Frame& frame) override;
   void begin_backward(Inputs dy, Frame& frame) override;
+  std::unique_ptr<SpectralNorm> spectral_norm_;
+  std::vector<std::int64_t> segments_;  // of the outputs; empty: one
 };
 
 }  // namespace weft

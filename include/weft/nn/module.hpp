@@ -5,6 +5,7 @@
 #include <functional>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -12,8 +13,10 @@
 #include <vector>
 
 #include "weft/mesh/boundary.hpp"
+#include "weft/mesh/layout.hpp"
 #include "weft/nn/frame.hpp"
 #include "weft/nn/module_buffer.hpp"
+#include "weft/nn/own_plan.hpp"
 #include "weft/nn/parameter.hpp"
 
 namespace weft {
@@ -36,10 +39,13 @@ class Inputs {
   std::span<const Tensor> tensors_;
 };
 
+class Module;
+
 /// Something of which each rank must have a whole number.
 struct Unit {
   const char* name;  ///< in the plural: "heads", "output features"
   std::int64_t count;
+  const Module* cut_by = nullptr;  ///< asked where that layer is split; null: where any inside is
 };
 
 /// The two ways to share the work of a layer: each rank makes some of its outputs from all inputs, or a
@@ -51,10 +57,19 @@ struct ShardRule {
   struct Part {
     Parameter* parameter;
     Placement placement;  ///< on the axes that split it; those not named stay whole
+    Segments segments{};  ///< what the dimension consists of that is cut, each a whole to be cut
   };
   std::vector<Part> parameters;
   std::vector<Unit> whole_units;  ///< each divides into the ranks of the axes
   std::string refused{};          ///< not empty: the module cannot be split so, and why
+  struct BufferPart {
+    ModuleBuffer* buffer;
+    Placement placement;
+    Segments segments{};
+  };
+  std::vector<BufferPart> buffers{};  ///< cut with the parameters
+  /// Not empty: why a plan of the modules' own leaves it whole unless told otherwise: "a spectral norm".
+  std::string whole_by_default{};
   /// The dimension of inputs and outputs that is cut with the work. Where a style says Shard(-1), the features, it means this.
   int features = -1;
 };
@@ -116,6 +131,12 @@ class Module {
   /// be. A layer that can says so here; parallelize() knows no layer by its type.
   virtual ShardRule shard_rule(Split split) const;
 
+  /// How ranks share the work of the layers inside it: that of the instance where one was set, else that of its kind; empty:
+  /// it has none. parallelize(root, axis) collects those of all modules of the tree.
+  OwnPlan own_plan() const { return instance_plan_ ? *instance_plan_ : class_plan(); }
+  /// The instance's, in place of its kind's: an empty one leaves it whole. nullopt: again that of its kind.
+  void set_own_plan(std::optional<OwnPlan> plan) { instance_plan_ = std::move(plan); }
+
   // --- what parallelism and others attach ---
 
   /// A boundary, and the tensor that it is for: its number among the floating-point inputs (or outputs) of the
@@ -160,6 +181,8 @@ class Module {
   ParameterRef add(std::string name, ParameterRef parameter);
   /// A buffer of this module alone; its name is also none of a parameter.
   ModuleBufferRef add(std::string name, ModuleBufferRef buffer);
+  /// Gives a parameter of this module's own another name, new here. Its path changes: not after the model was built.
+  void rename_parameter(std::string_view name, std::string to);
   /// Replaces this module's parameter of that name by another module's: one weight under the other's path, which
   /// both modules use.
   ParameterRef tie(std::string_view name, ParameterRef parameter);
@@ -169,6 +192,9 @@ class Module {
   Memory dx_memory() const noexcept { return before_.empty() ? Memory::local : Memory::shared; }
   /// Throws bad_argument unless `x` holds `count` tensors: `"path": got 2 inputs; expected 1`.
   void expect_count(Inputs x, std::size_t count, const char* what) const;
+
+  /// The plan of every module of this kind; the default has none.
+  virtual OwnPlan class_plan() const { return {}; }
 
  private:
   void expect_new_name(std::string_view what, std::string_view name) const;
@@ -192,6 +218,7 @@ class Module {
   std::vector<std::pair<std::string, ModuleBufferRef>> own_buffers_;
   std::vector<std::string> tied_;  // names in own_ whose parameter another module made
   std::vector<PlacedBoundary> before_, after_;
+  std::optional<OwnPlan> instance_plan_;
   struct Hooks;
   std::shared_ptr<Hooks> hooks_;  // null: none
 };

@@ -57,7 +57,8 @@ struct WindowAttentionConfig {
 ///
 /// x may be split in the batch. How many heads this rank has follows from what to_q, to_k and to_v give: over an axis that
 /// splits heads they are column layers, whose dx are summed by a boundary after `norm`, once for all three; to_out is a row
-/// layer.
+/// layer. That is its own plan. Norm and position bias are replicated; the gradients of the position bias are Partial(sum), since each rank
+/// has its own heads.
 class WindowAttention : public Module {
  public:
   /// Throws bad_argument for sizes below 1.
@@ -69,6 +70,9 @@ class WindowAttention : public Module {
 
   const WindowAttentionConfig& config() const noexcept { return config_; }
   std::vector<Unit> units() const override { return {{"heads", config_.heads}}; }
+
+ protected:
+  OwnPlan class_plan() const override;
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;

@@ -1,0 +1,204 @@
+#include "weft/nn/spectral_norm.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "nn/operands.hpp"
+#include "weft/base/error.hpp"
+#include "weft/host/copy.hpp"
+#include "weft/mesh/redistribute.hpp"
+#include "weft/nn/conv.hpp"
+#include "weft/nn/layouts.hpp"
+#include "weft/nn/linear.hpp"
+
+namespace weft {
+namespace {
+
+using kernels::Stored;
+
+// A matrix as its rank holds it, f32: (rows, columns), and how its rows and columns are cut.
+struct Matrix {
+  Tensor values;
+  std::int64_t rows, columns;
+};
+
+bool cut(const LayoutRef& layout, std::size_t axis) {
+  return layout != nullptr && layout->mesh_shape().size(static_cast<int>(axis)) > 1 &&
+         is_shard(layout->placements[axis]);
+}
+
+// `of`, with Partial(sum) on the axes that cut `summed`. Both null: null.
+LayoutRef partial_over(const LayoutRef& of, const LayoutRef& summed) {
+  if (of == nullptr) return nullptr;
+  Placements placements = of->placements;
+  for (std::size_t axis = 0; axis < placements.size(); ++axis)
+    if (cut(summed, axis)) placements[axis] = Partial{};
+  return of->with(std::move(placements));
+}
+
+// The sum over ranks of what each has, as `to` says; itself where nothing is Partial.
+Tensor summed(const Tensor& contribution, const LayoutRef& from, const LayoutRef& to) {
+  if (from == to) return contribution.with_layout(to);
+  return redistribute(contribution.with_layout(from), to);
+}
+
+// One number of which each rank of the axes that cut `over` has a part.
+double summed(Frame& frame, const Tensor& part, const LayoutRef& over) {
+  const LayoutRef whole = over == nullptr ? nullptr : replicated_layout(over->mesh(), {1});
+  const Tensor sum = to_host(frame.compute().context(), summed(part, partial_over(whole, over), whole));
+  return sum.dtype() == DType::f64 ? *sum.data_ptr<double>() : static_cast<double>(*sum.data_ptr<float>());
+}
+
+// a · b over this rank's elements, (1)
+Tensor dot(Frame& frame, const Tensor& a, const Tensor& b) {
+  const Tensor product = frame.compute().make({1}, DType::f32, Memory::shared);
+  multiply(frame, a, Stored::plain, b, Stored::plain, product, 1, 1, a.count(), false);
+  return product;
+}
+
+// W x, or Wᵀ x: (rows) or (columns), summed over the axes that cut x, and cut as `like`
+Tensor product(Frame& frame, const Matrix& w, Stored stored, const Tensor& x, const LayoutRef& like) {
+  const bool turned = stored == Stored::transposed;
+  const std::int64_t n = turned ? w.columns : w.rows, k = turned ? w.rows : w.columns;
+  const Tensor y = frame.compute().make({n}, DType::f32, Memory::shared);
+  multiply(frame, w.values, stored, x, Stored::plain, y, n, 1, k, false);
+  return summed(y, partial_over(like, x.layout()), like);
+}
+
+// x / max(|x|, eps), in place; the norm is over all ranks that have a part of x.
+void normalise(Frame& frame, const Tensor& x, double eps) {
+  const Tensor squares = frame.compute().make({1}, DType::f64, Memory::shared);
+  kernels::sum_of_squares(frame.kernels(), x.data_ptr<float>(), squares.data_ptr<double>(), x.count());
+  const double norm = std::sqrt(summed(frame, squares, x.layout()));
+  kernels::scale(frame.kernels(), x.data_ptr<float>(), static_cast<float>(1 / std::max(norm, eps)),
+                 x.count());
+}
+
+Tensor copy_of(Frame& frame, const Tensor& x) {
+  const Tensor y = frame.compute().make(x.shape(), x.dtype()).with_layout(x.layout());
+  copy(frame.compute().context(), x, y, frame.compute().stream());
+  return y;
+}
+
+// w / sigma, in the weight's dtype
+Tensor divided(Frame& frame, const Tensor& weight, double sigma) {
+  const Tensor y = copy_of(frame, widened(frame, weight));
+  kernels::scale(frame.kernels(), y.data_ptr<float>(), static_cast<float>(1 / sigma), y.count());
+  return as_operand(frame, y, weight).with_layout(weight.layout());
+}
+
+Init of_norm_one(std::int64_t count) {
+  return Normal{1 / std::sqrt(static_cast<double>(std::max<std::int64_t>(1, count)))};
+}
+
+double sigma_of(const Tensors& kept) { return *kept.back().data_ptr<double>(); }
+
+}  // namespace
+
+SpectralNorm::SpectralNorm(std::string_view layer, ParameterRef weight, const SpectralNormConfig& config)
+    : weight_(std::move(weight)), config_(config) {
+  const auto refuse = [&](const std::string& text) {
+    throw Error(ErrorCode::bad_argument, fmt::format("spectral norm of \"{}\": {}", layer, text));
+  };
+  if (config.power_iterations < 1)
+    refuse(fmt::format("power_iterations is {}; expected at least 1", config.power_iterations));
+  if (!(config.eps > 0)) refuse(fmt::format("eps is {}; expected more than 0", config.eps));
+  if (weight_->holders() > 1)
+    refuse(fmt::format("its weight \"{}\" is shared by {} modules; expected one of its own", weight_->path(),
+                       weight_->holders()));
+  if (weight_->layout() != nullptr || weight_->materialised())
+    refuse(fmt::format("its weight \"{}\" has {} already; it comes before parallelize and materialise",
+                       weight_->path(), weight_->materialised() ? "memory" : "a layout"));
+  const Shape& shape = weight_->global_shape();
+  const std::int64_t rows = shape[0], columns = rows == 0 ? 0 : shape.count() / rows;
+  u = std::make_shared<ModuleBuffer>(Shape{rows}, DType::f32, of_norm_one(rows));
+  v = std::make_shared<ModuleBuffer>(Shape{columns}, DType::f32, of_norm_one(columns));
+}
+
+std::vector<ShardRule::BufferPart> SpectralNorm::parts(Split split) const {
+  return {{split == Split::column ? u.get() : v.get(), Shard{0}}};
+}
+
+// Products are of this rank's part of the weight. That of the columns, Wᵀ u, has a contribution of each part of the rows, that
+// of the rows, W v, of each part of the columns; so each is summed over the axes that cut the vector it is made from, and is
+// then cut as the weight's other dimension.
+Tensor SpectralNorm::forward(Frame& frame, Tensors& kept) const {
+  const Tensor& weight = weight_->weight();
+  const std::int64_t rows = weight.size(0), columns = rows == 0 ? 0 : weight.count() / rows;
+  const Matrix w{widened(frame, weight), rows, columns};
+  const LayoutRef of_u = u->tensor().layout(), of_v = v->tensor().layout();
+  if (u->tensor().count() != rows || v->tensor().count() != columns)
+    throw Error(
+        ErrorCode::layout,
+        fmt::format("spectral norm of \"{}\": this rank has ({}, {}) of the weight, {} of u and {} of "
+                    "v; expected u cut as the rows, and v as the columns",
+                    weight_->path(), rows, columns, u->tensor().count(), v->tensor().count()));
+  Tensor of_rows = u->tensor(), of_columns = v->tensor();
+  Tensor w_v;
+  if (frame.pass().training) {
+    for (int i = 0; i < config_.power_iterations; ++i) {
+      of_columns = product(frame, w, Stored::transposed, of_rows, of_v);
+      normalise(frame, of_columns, config_.eps);
+      w_v = product(frame, w, Stored::plain, of_columns, of_u);
+      of_rows = copy_of(frame, w_v);
+      normalise(frame, of_rows, config_.eps);
+    }
+    copy(frame.compute().context(), of_rows, u->tensor(), frame.compute().stream());
+    copy(frame.compute().context(), of_columns, v->tensor(), frame.compute().stream());
+  } else {
+    w_v = product(frame, w, Stored::plain, of_columns, of_u);
+    if (frame.keeps()) of_rows = copy_of(frame, of_rows), of_columns = copy_of(frame, of_columns);
+  }
+  const double sigma = summed(frame, dot(frame, of_rows, w_v), of_u);
+  if (!std::isfinite(sigma) || sigma == 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("spectral norm of \"{}\": sigma is {}; expected a number other than 0",
+                            weight_->path(), sigma));
+  const Tensor kept_sigma(frame.compute().context(), {1}, DType::f64);
+  *kept_sigma.data_ptr<double>() = sigma;
+  kept.insert(kept.end(), {of_rows, of_columns, kept_sigma});
+  return divided(frame, weight, sigma);
+}
+
+Tensor SpectralNorm::again(Frame& frame, const Tensors& kept) const {
+  return divided(frame, weight_->weight(), sigma_of(kept));
+}
+
+void SpectralNorm::accumulate(Frame& frame, const Tensors& kept, const LayoutRef& layout,
+                              const std::function<void(const Tensor&, bool)>& write) const {
+  if (!weight_->trainable()) return;
+  const Tensor &of_rows = kept[kept.size() - 3], &of_columns = kept[kept.size() - 2];
+  const double sigma = sigma_of(kept);
+  const Tensor& weight = weight_->weight();
+  const Tensor gradient = frame.compute().make(weight.shape()).with_layout(layout);
+  write(gradient, false);
+  // <dŴ, W>, over the parts of the weight. Where dŴ is a contribution to a sum (Partial, the samples of this rank), so is it.
+  const double inner = summed(frame, dot(frame, gradient, widened(frame, weight)), weight.layout());
+  kernels::scale(frame.kernels(), gradient.data_ptr<float>(), static_cast<float>(1 / sigma),
+                 gradient.count());
+  const Tensor scaled = copy_of(frame, of_rows);
+  kernels::scale(frame.kernels(), scaled.data_ptr<float>(), static_cast<float>(-inner / (sigma * sigma)),
+                 scaled.count());
+  multiply(frame, scaled, Stored::plain, of_columns, Stored::plain, gradient, of_rows.count(),
+           of_columns.count(), 1, true);
+  weight_->accumulate(gradient);
+}
+
+int add_spectral_norm(Module& root, const SpectralNormConfig& config) {
+  int count = 0;
+  root.visit([&](Module& m) {
+    if (auto* const linear = dynamic_cast<Linear*>(&m); linear != nullptr && !linear->spectral_norm()) {
+      linear->add_spectral_norm(config);
+      ++count;
+    }
+    if (auto* const conv = dynamic_cast<Conv2d*>(&m); conv != nullptr && !conv->spectral_norm()) {
+      conv->add_spectral_norm(config);
+      ++count;
+    }
+  });
+  return count;
+}
+
+}  // namespace weft

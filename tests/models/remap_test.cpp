@@ -1,0 +1,146 @@
+// Weights of other programs under their names, brought to this library's: what is renamed, split and refused, and the numbers of
+// a stage whose weights were stored with convolutions.
+#include "weft/models/remap.hpp"
+
+#include <gtest/gtest.h>
+
+#include "support/errors.hpp"
+#include "support/golden_case.hpp"
+#include "weft/models/weather.hpp"
+
+namespace weft::remap_test {
+namespace {
+
+using test::error_text;
+using test::Golden;
+
+NamedTensors with_prefix(Golden& golden, const std::string& prefix) {
+  NamedTensors all;
+  for (const std::string& name : golden.names(prefix))
+    all.emplace(name.substr(prefix.size()), golden.tensor(name));
+  return all;
+}
+
+void expect_equal(const NamedTensors& got, const NamedTensors& expected) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (const auto& [name, tensor] : expected) {
+    const auto found = got.find(name);
+    ASSERT_NE(found, got.end()) << name;
+    EXPECT_EQ(found->second.shape(), tensor.shape()) << name;
+    EXPECT_TRUE(std::ranges::equal(found->second.f32(), tensor.f32())) << name;
+  }
+}
+
+struct Remap : ::testing::TestWithParam<std::filesystem::path> {};
+
+TEST_P(Remap, GivesTheNewNamesAndShapes) {
+  Golden golden(GetParam());
+  const NamedTensors old = with_prefix(golden, "old."), expected = with_prefix(golden, "new.");
+  ASSERT_FALSE(old.empty());
+  const NamedTensors remapped = remap_conv_weights(golden.context, old);
+  expect_equal(remapped, expected);
+  expect_equal(remap_conv_weights(golden.context, remapped), expected);  // again: nothing changes
+}
+
+// The stage takes them, buffers of spectral norms included, and gives the file's output where it has one.
+TEST_P(Remap, AStageTakesThem) {
+  Golden golden(GetParam());
+  const nlohmann::json& c = golden.config();
+  WeatherStageConfig s;
+  s.dim = c.at("dim"), s.depth = c.at("depth"), s.head_dim = c.at("dim_head");
+  s.local_window = c.at("local_window_size"), s.global_window = c.at("global_window_size");
+  WeatherStage stage(s);
+  if (c.at("spectral_norm").get<bool>()) add_spectral_norm(stage);
+  materialise(stage, golden.compute);
+  const std::string prefix = c.at("stage_prefix");
+  const NamedTensors remapped = remap_conv_weights(golden.context, with_prefix(golden, "old." + prefix));
+  ASSERT_EQ(remapped.size(), stage.parameters().size() + stage.buffers().size());
+  for (Parameter* p : stage.parameters()) p->set_master(remapped.at(p->path()));
+  for (ModuleBuffer* b : stage.buffers()) {
+    const Tensor& from = remapped.at(b->path());
+    ASSERT_EQ(from.shape(), b->global_shape()) << b->path();
+    std::ranges::copy(from.f32(), b->tensor().f32().begin());
+  }
+  if (golden.names("out.").empty()) return;
+  Frame frame = Frame::inference(golden.compute);
+  const Tensor y = stage.forward(golden.tensor("in.x"), frame)[0];
+  const std::vector<double> reference = golden.values("out.y");
+  double largest = 0;
+  for (const double value : reference) largest = std::max(largest, std::abs(value));
+  for (std::size_t i = 0; i < reference.size(); ++i) ASSERT_NEAR(y.f32()[i], reference[i], 4e-6 * largest);
+}
+
+std::string file_name(const ::testing::TestParamInfo<std::filesystem::path>& info) {
+  std::string name = info.param.stem().string();
+  for (char& c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
+  return name;
+}
+INSTANTIATE_TEST_SUITE_P(Golden, Remap, ::testing::ValuesIn(test::golden_files("credit_conv_remap")),
+                         file_name);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(Remap);
+
+TEST(RemapGolden, FilesArePresent) {
+  if (test::golden_files("credit_conv_remap").empty())
+    GTEST_SKIP() << "no credit_conv_remap*.safetensors in " << test::golden_dir() << "; set WEFT_GOLDEN_DIR";
+}
+
+struct RemapNames : ::testing::Test {
+  Context context;
+  Tensor zeros(const Shape& shape) { return Tensor::zeros(context, shape); }
+  std::string refused(const NamedTensors& stored) {
+    return error_text(ErrorCode::bad_argument, [&] { remap_conv_weights(context, stored); });
+  }
+};
+
+TEST_F(RemapNames, OthersStay) {
+  const NamedTensors stored{{"dpb.layers.1.weight", zeros({4, 4})},
+                            {"into_qkv.weight", zeros({3, 2, 1, 1})},
+                            {"layers.4.weight", zeros({4, 2, 3, 3})},
+                            {"convs.layers.0.weight", zeros({4, 2, 1, 1})}};
+  expect_equal(remap_conv_weights(context, stored), stored);
+}
+
+TEST_F(RemapNames, CopiesHaveTheirOwnMemory) {
+  NamedTensors got = remap_conv_weights(context, {{"to_qkv.weight_v", zeros({2})}});
+  got.at("to_k.weight_v").f32()[0] = 1;
+  EXPECT_EQ(got.at("to_q.weight_v").f32()[0], 0);
+  EXPECT_EQ(got.at("to_v.weight_v").f32()[0], 0);
+}
+
+TEST_F(RemapNames, RefusesWhatIsNoneOfThese) {
+  EXPECT_EQ(
+      refused({{"a.to_qkv.weight", zeros({4, 2, 1, 1})}}),
+      "remap_conv_weights: \"a.to_qkv.weight\" is (4, 2, 1, 1); expected rows of q, k and v, as many of "
+      "each");
+  EXPECT_EQ(refused({{"to_qkv.weight", zeros({6, 2, 3, 3})}}),
+            "remap_conv_weights: \"to_qkv.weight\" is (6, 2, 3, 3); expected (3 n, dim, 1, 1)");
+  EXPECT_EQ(refused({{"to_qkv.weight_u", zeros({6, 1})}}),
+            "remap_conv_weights: \"to_qkv.weight_u\" is (6, 1); expected (3 n)");
+  EXPECT_EQ(refused({{"to_qkv.weight_v", zeros({6, 1})}}),
+            "remap_conv_weights: \"to_qkv.weight_v\" is (6, 1); expected (dim)");
+  EXPECT_EQ(refused({{"to_q.weight", zeros({1, 2})}, {"to_qkv.weight", zeros({3, 2, 1, 1})}}),
+            "remap_conv_weights: \"to_qkv.weight\" becomes \"to_q.weight\", which is there already");
+}
+
+TEST_F(RemapNames, BothFormsOfASpectralNorm) {
+  const NamedTensors stored{{"a.parametrizations.weight.original", zeros({2, 3})},
+                            {"a.parametrizations.weight.0._u", zeros({2})},
+                            {"a.parametrizations.weight.0._v", zeros({3})},
+                            {"b.weight_orig", zeros({1, 1})},
+                            {"parametrizations.weight.original", zeros({2, 2})}};
+  const NamedTensors expected{{"a.weight_orig", zeros({2, 3})},
+                              {"a.weight_u", zeros({2})},
+                              {"a.weight_v", zeros({3})},
+                              {"b.weight_orig", zeros({1, 1})},
+                              {"weight_orig", zeros({2, 2})}};
+  expect_equal(remap_spectral_norm_names(stored), expected);
+  expect_equal(remap_spectral_norm_names(expected), expected);
+  NamedTensors both = stored;
+  both.emplace("a.weight_u", zeros({2}));
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { remap_spectral_norm_names(both); }),
+            "remap_spectral_norm_names: \"a.weight_u\" becomes \"a.weight_u\", which is there already");
+}
+
+}  // namespace
+}  // namespace weft::remap_test
