@@ -65,12 +65,13 @@ struct Arena::Impl {
   Impl(Logger& l, std::size_t bytes)
       : log(l),
         page(static_cast<std::size_t>(::sysconf(_SC_PAGESIZE))),
+        host_pages(static_cast<std::size_t>(std::max(0l, ::sysconf(_SC_PHYS_PAGES)))),
         next_segment_bytes(round_up(bytes)) {}
 
   std::size_t round_up(std::size_t bytes) const { return (bytes + page - 1) / page * page; }
 
   Logger& log;
-  const std::size_t page;
+  const std::size_t page, host_pages;
   mutable std::mutex mutex;  // guards all below, except what find() reads
   std::size_t next_segment_bytes;
   std::uint64_t next_island = kMaxSegments;  // below: the segments' own
@@ -276,7 +277,11 @@ void* Arena::allocate(std::size_t bytes) {
   {
     const std::lock_guard lock(a.mutex);
     if (!a.quarantine.empty()) a.look_at_quarantine();
-    block = take(bytes);
+    // populate() would take all of the host's pages from other programs before it found that they are too few.
+    if (bytes / a.page > a.host_pages)
+      a.log_refusal(bytes, ENOMEM);
+    else
+      block = take(bytes);
     if (block != nullptr) a.in_use += bytes;
   }
   if (block == nullptr) a.log.flush();  // why

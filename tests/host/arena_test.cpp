@@ -142,6 +142,13 @@ TEST_F(ArenaTest, ALargeBlockGetsASegmentOfItsOwn) {
   EXPECT_EQ(arena.allocate(SIZE_MAX), nullptr);
 }
 
+// Nothing is taken from other programs on the way to the refusal.
+TEST_F(ArenaTest, MoreThanTheHostHasIsRefusedAtOnce) {
+  const auto pages = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES));
+  EXPECT_EQ(arena.allocate((pages + 1) * 4096), nullptr);
+  EXPECT_EQ(arena.segment_count(), 0u);
+}
+
 TEST(Arena, EndsWithItsSegments) {
   Logger log;
   Arena arena(log, 4096);
@@ -462,17 +469,6 @@ TEST(ArenaLimits, WithoutRoomLocalMemoryIsGivenAndOneLineSaysSo) {
     return 0;
   });
   EXPECT_TRUE(result.ok()) << test::to_string(result);
-}
-
-// The kernel would promise them, and look for a process to end when they are touched.
-TEST(ArenaLimits, MoreThanTheMachineHasIsRefused) {
-  constexpr std::size_t kTib = std::size_t{1} << 40;
-  std::vector<std::string> lines;
-  Context context({.log_level = LogLevel::info,
-                   .log_sink = [&](LogLevel, std::string_view line) { lines.emplace_back(line); }});
-  EXPECT_EQ(context.arena().allocate(64 * kTib), nullptr);  // 64 TiB, half of the address space
-  EXPECT_THAT(lines, testing::ElementsAre(testing::HasSubstr("cannot be had (Cannot allocate memory")));
-  EXPECT_EQ(Storage::allocate(context, Memory::shared, kMiB).memory(), Memory::shared);
 }
 
 TEST(ArenaLimits, AFileSizeLimitDoesNotKill) {
