@@ -7,6 +7,7 @@ arguments and bindings.
     c_api.py --write                       writes docs/c_api_table.md, and the functions into src/*.exports
     c_api.py --bad-arguments LIBRARY FILE  writes a C program that gives every function of LIBRARY (weft, weft_train) every kind of bad argument;
                                            tests/capi/bad_arguments.h says what is good
+    c_api.py --calls LIBRARY FILE          writes the calls of every function of LIBRARY that the fuzz target tests/fuzz/capi makes
     c_api.py --self-test
 
 tools/c_api_names.txt says for every operation of the C++ API of libweft what it is called in C, or why it is not there. Where clang is installed,
@@ -101,14 +102,18 @@ def comment_before(raw, line):
 def read_header(path, library, root=ROOT):
     raw = path.read_text(encoding="utf-8")
     header = path.relative_to(root / "include").as_posix()
-    functions, structs, constants, types = [], [], {}, {}
+    functions, structs, constants, types, enums = [], [], {}, {}, {}
+    before = None  # the type that the declaration before this one named, whose values an enum has
     for line, text in statements(clean(raw)):
+        of, before = before, None
         if match := re.match(r"^(?:typedef )?enum\s*\w*\s*\{(.*)\}\s*\w*$", text):
             value = -1
             for entry in split_list(match[1]):
                 name, _, number = (s.strip() for s in entry.partition("="))
                 value = int(number, 0) if number else value + 1
                 constants[name] = value
+                if of:
+                    enums.setdefault(of, []).append(value)
         elif match := re.match(r"^typedef struct (\w+) \{(.*)\} (\w+)$", text):
             fields = []
             for field in match[2].split(";"):
@@ -126,24 +131,26 @@ def read_header(path, library, root=ROOT):
             types[match[2]] = "function"
         elif match := re.match(r"^typedef (\w+) (\w+)$", text):
             types[match[2]] = match[1]
+            before = match[2]
         elif match := re.match(r"^([\w\s\*]+?)\b(weft_\w+)\((.*)\)$", text):
             params = [] if match[3].strip() == "void" else [declarator(p) for p in split_list(match[3])]
             functions.append({"name": match[2], "header": header, "library": library, "line": line,
                               "returns": re.sub(r"\s*\*", "*", match[1].strip()), "params": params, "comment": comment_before(raw, line)})
         elif not re.match(r"^struct \w+$", text):
             sys.exit(f"c_api: {header}:{line}: this declaration is not understood: {text}")
-    return functions, structs, constants, types
+    return functions, structs, constants, types, enums
 
 
 def read_headers(root=ROOT):
-    api = {"functions": [], "structs": [], "constants": {}, "types": {}}
+    api = {"functions": [], "structs": [], "constants": {}, "types": {}, "enums": {}}
     for library, folder in LIBRARIES.items():
         for path in sorted((root / "include/weft" / folder).glob("*.h")):
-            functions, structs, constants, types = read_header(path, library, root)
+            functions, structs, constants, types, enums = read_header(path, library, root)
             api["functions"] += functions
             api["structs"] += structs
             api["constants"].update(constants)
             api["types"].update(types)
+            api["enums"].update(enums)
     return api
 
 
@@ -577,6 +584,16 @@ const char* weft_kind_name(weft_kind kind);
     assert 'CHECK(weft_kind_name((weft_kind)-1) != NULL);' in program and "weft_thing_destroy(NULL);" in program, program
     program = bad_arguments(api, "weft", "")
     assert "does not say what is good for pair (const weft_pair*): expected good_weft_pair" in program, program
+    import c_api_calls
+    program = c_api_calls.calls(api, "weft", "void fill(Call& c, weft_pair& p);\n")
+    for line in ('a.pair = c.pointer<weft_pair>("pair");', 'a.thing = c.out_handle<weft_thing>("weft_thing", "thing");',
+                 'a.thing = c.taken<weft_thing>("weft_thing");', 'c.choice<weft_kind>({1, 2, 5}, "kind")', '{"weft_thing_create", call_weft_thing_create, true},'):
+        assert line in program, program
+    try:
+        c_api_calls.calls(api, "weft", "")
+        assert False
+    except ValueError as e:
+        assert "weft_pair.second is a weft_kind*" in str(e), e
 
 
 def main():
@@ -584,7 +601,8 @@ def main():
     what = parser.add_mutually_exclusive_group(required=True)
     for option in ("json", "check", "write", "self-test"):
         what.add_argument(f"--{option}", action="store_true")
-    what.add_argument("--bad-arguments", nargs=2, metavar=("LIBRARY", "FILE"))
+    for option in ("bad-arguments", "calls"):
+        what.add_argument(f"--{option}", nargs=2, metavar=("LIBRARY", "FILE"))
     given = parser.parse_args()
     if given.json:
         print(json.dumps(read_headers(), indent=1))
@@ -594,6 +612,11 @@ def main():
         write()
     elif given.self_test:
         self_test()
+    elif given.calls:
+        library, file = given.calls
+        import c_api_calls
+        harness = (ROOT / c_api_calls.HARNESS).read_text(encoding="utf-8")
+        pathlib.Path(file).write_text(c_api_calls.calls(read_headers(), library, harness), encoding="utf-8")
     else:
         library, file = given.bad_arguments
         setup = (ROOT / "tests/capi/bad_arguments.h").read_text(encoding="utf-8")
