@@ -58,7 +58,11 @@ Tensor placed(const char* function, const std::string& which, const char* name, 
                                   may_ignore ? fmt::format(", or {}", CrossEntropy::kIgnore) : ""));
     to[static_cast<std::size_t>(i)] = n;
   }
-  const std::int64_t global = b.global_rows == 0 ? b.rows * model.data.size() : b.global_rows;
+  const std::int64_t ranks = model.data.size(), global = b.global_rows == 0 ? b.rows * ranks : b.global_rows;
+  const std::int64_t part = global / ranks + (model.data.rank() < global % ranks ? 1 : 0);
+  if (b.rows != part)
+    wrong(function, fmt::format("{}rows is {}; expected {}, the part of rank {} of {} in global_rows {}",
+                                which, b.rows, part, model.data.rank(), ranks, global));
   return model.place(to_device(compute.context(), t, compute.stream()), global);
 }
 

@@ -479,6 +479,10 @@ static void refuses_logits(weft_model* model) {
   REFUSED(LOGITS(&batch, &to),
           "weft_model_logits: logits->count is 7; expected 256, of the scores (1, 8, 32)");
   to.count = LENGTH(scores);
+  batch.global_rows = 3;
+  REFUSED(LOGITS(&batch, &to),
+          "compute_logits: rows is 1; expected 3, the part of rank 0 of 1 in global_rows 3");
+  batch.global_rows = 0;
   tokens[3] = 32;
   REFUSED(LOGITS(&batch, &to), "compute_logits: tokens[3] is 32; expected 0 to 31");
   batch.tokens = NULL;
