@@ -49,6 +49,7 @@ FOREIGN = [
     (r"benchmark/", ["bench/"]),
     (r"(gtest|gmock)/", ["tests/"]),
     (r"mpi\.h", ["include/weft/weft_mpi.h", "src/backends/mpi/", "tests/backends/mpi_", "bench/peers/"]),
+    (r"toml\+\+/", ["src/models/transformer_text.cpp", "tools/"]),
     (r"sodium\.h", ["src/store/tcp/seal.cpp"]),
     (r"gloo/", ["src/backends/gloo/", "bench/peers/"]),
     (r"(nccl|cuda_runtime(_api)?)\.h", ["src/backends/nccl/", "bench/peers/"]),

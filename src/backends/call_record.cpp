@@ -78,21 +78,23 @@ std::string describe(int rank, const CallRecord& record, const CallDetail& detai
   return fmt::format("rank {} called {} [call {}]", rank, what(record, detail), record.call);
 }
 
-Failure mismatch_of(int peer, const std::string& theirs, int rank, std::string own, const CallRecord& call) {
-  own.erase(own.find("called "), 7);
-  return {.code = ErrorCode::mismatch,
-          .text = fmt::format("{}, {}", theirs, own),
-          .op = call.op,
-          .call = call.call,
-          .ranks = both(peer, rank)};
+Failure mismatch_of(int peer, const CallRecord& theirs, const std::string& they_called, int rank,
+                    const CallRecord& own, std::string called) {
+  called.erase(called.find("called "), 7);
+  const bool order = theirs.order != own.order && theirs.op == own.op;
+  return {
+      .code = ErrorCode::mismatch,
+      .text = fmt::format("{}, {}{}", they_called, called, order ? "; one in canonical order, one not" : ""),
+      .op = own.op,
+      .call = own.call,
+      .ranks = both(peer, rank)};
 }
 
 Failure mismatch(int peer, const CallRecord& theirs, int rank, const CallRecord& own) {
-  Failure why = mismatch_of(peer, describe(peer, theirs), rank, describe(rank, own), own);
+  Failure why = mismatch_of(peer, theirs, describe(peer, theirs), rank, own, describe(rank, own));
   if (theirs.hash != own.hash && theirs.op == own.op && theirs.count == own.count)
     why.text += row(own.op).reduces && row(own.op).counts != Counts::in_blocks ? "; their reductions differ"
                                                                                : "; their counts differ";
-  if (theirs.order != own.order && theirs.op == own.op) why.text += "; one in canonical order, one not";
   return why;
 }
 

@@ -121,7 +121,8 @@ struct CallDetail {
 std::string what(const CallRecord& record);
 /// describe() of call_record.hpp, with more detail.
 std::string describe(int rank, const CallRecord& record, const CallDetail& detail);
-/// mismatch() of call_record.hpp, of two texts that describe() wrote.
-Failure mismatch_of(int peer, const std::string& theirs, int rank, std::string own, const CallRecord& call);
+/// mismatch() of call_record.hpp, with two texts that describe() wrote.
+Failure mismatch_of(int peer, const CallRecord& theirs, const std::string& they_called, int rank,
+                    const CallRecord& own, std::string called);
 
 }  // namespace weft

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +19,14 @@ Descriptor::~Descriptor() {
 }
 
 Descriptor make_memfd(const char* name, std::size_t bytes) noexcept {
+  // The kernel promises any size, and ends some process once the pages do not fit any more. More than there is at
+  // all is refused, as malloc does.
+  struct sysinfo machine {};
+  if (::sysinfo(&machine) == 0 &&
+      bytes / machine.mem_unit > static_cast<std::size_t>(machine.totalram) + machine.totalswap) {
+    errno = ENOMEM;
+    return {};
+  }
   // Growing a file beyond RLIMIT_FSIZE raises a signal that ends the program, so the limit is checked
   // first.
   rlimit limit{};

@@ -7,6 +7,7 @@
 
 #include "capi/handles.hpp"
 #include "capi/values.hpp"
+#include "group/callbacks/callback.hpp"
 #include "weft/base/op.hpp"
 
 namespace weft::capi {
@@ -69,6 +70,7 @@ void begin(const char* function, weft_group& group, Reductions reductions, weft_
            const Begin& begin) {
   for (const auto& r : reductions) r->check(function);
   if (work == nullptr) {
+    check_may_wait(group.handle->group);  // before anything is sent
     begin().wait();
     if (!reductions.empty()) [[unlikely]]
       check_reductions(function, group.handle->group, reductions);

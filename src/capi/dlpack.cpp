@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <vector>
 
-#include "capi/handles.hpp"
 #include "capi/values.hpp"
 
 using weft::ErrorCode;
@@ -137,17 +136,27 @@ struct Reader {
   }
 };
 
-/// A tensor that a framework adopts. Its members go in the order of their need.
+/// A tensor that a framework adopts.
 template <class Managed>
 struct Owned {
-  std::shared_ptr<capi::ContextState> context;
-  Storage storage;
+  std::shared_ptr<const void> keeps;
   std::vector<std::int64_t> shape, strides;
   Managed managed{};
 
   static void destroy(Managed* self) noexcept {
     if (self != nullptr) delete static_cast<Owned*>(self->manager_ctx);
   }
+};
+
+weft_dl_device dl_device(weft_device device) {
+  if (device == WEFT_CPU) return {WEFT_DL_CPU, 0};
+  return {WEFT_DL_CUDA, device - WEFT_CUDA(0)};
+}
+
+/// Memory of weft_alloc_dlpack. Destroyed from below: the storage before its context.
+struct Allocated {
+  std::shared_ptr<capi::ContextState> context;
+  Storage storage;
 };
 
 template <class Managed>
@@ -158,74 +167,107 @@ Managed* allocate(const char* function, weft_context* context, weft_dtype dtype,
   const weft::DType of = capi::dtype_of(function, dtype, "dtype");
   if (ndim < 0 || ndim > kDimsMost) wrong(fmt::format("ndim is {}; expected 0 to {}", ndim, kDimsMost));
   if (ndim > 0) capi::given(function, shape, "shape");
-  auto owned = std::make_unique<Owned<Managed>>();
-  owned->shape.assign(shape, shape + ndim);
-  owned->strides.resize(owned->shape.size());
-  std::int64_t bytes = weft::size_bytes(of), step = 1;
+  std::int64_t bytes = weft::size_bytes(of), count = 1;
   bool empty = false;
   for (int d = 0; d < ndim; ++d) {
     if (shape[d] < 0) wrong(fmt::format("shape[{}] is {}; expected 0 or more", d, shape[d]));
     empty |= shape[d] == 0;
   }
-  for (int d = ndim - 1; d >= 0; --d) {
-    owned->strides[static_cast<std::size_t>(d)] = step;
-    if (empty) continue;
-    step *= shape[d];
+  for (int d = 0; d < ndim && !empty; ++d) {
     if (__builtin_mul_overflow(bytes, shape[d], &bytes))
       wrong(fmt::format("the bytes of shape {} do not fit 64 bits", shown(shape, ndim)));
+    count *= shape[d];
   }
+  const auto allocated = std::make_shared<Allocated>();
   if (!empty) {
-    owned->context = in.state;
-    owned->storage =
+    allocated->context = in.state;
+    allocated->storage =
         Storage::allocate(in.state->context, weft::Memory::shared, static_cast<std::size_t>(bytes));
   }
-  weft_dl_tensor& t = owned->managed.dl_tensor;
-  t.data = owned->storage.data();
-  t.device = {WEFT_DL_CPU, 0};
-  t.ndim = ndim;
-  for (const KnownDType& known : kDTypes)
-    if (known.dtype == dtype)
-      t.dtype = {static_cast<std::uint8_t>(known.code), static_cast<std::uint8_t>(known.bits), 1};
-  t.shape = owned->shape.data();
-  t.strides = owned->strides.data();
-  owned->managed.manager_ctx = owned.get();
-  owned->managed.deleter = Owned<Managed>::destroy;
-  return &owned.release()->managed;
+  const weft_buffer data = {allocated->storage.data(), empty ? 0 : count, dtype, WEFT_CPU};
+  return capi::hand_out<Managed>(allocated, data, {shape, static_cast<std::size_t>(ndim)});
 }
 
 }  // namespace
 
+namespace weft::capi {
+
+const weft_dl_tensor& dl_tensor_of(const char* function, const void* tensor, const char* which) {
+  return given(function, static_cast<const weft_dl_tensor*>(tensor), which);
+}
+const weft_dl_tensor& dl_tensor_of(const char* function, const DLManagedTensor* managed, const char* which) {
+  return given(function, reinterpret_cast<const weft_dl_managed_tensor*>(managed), which).dl_tensor;
+}
+const weft_dl_tensor& dl_tensor_of(const char* function, const DLManagedTensorVersioned* managed, bool writes,
+                                   const char* which) {
+  const auto* pointer = reinterpret_cast<const weft_dl_managed_tensor_versioned*>(managed);
+  const weft_dl_managed_tensor_versioned& m = given(function, pointer, which);
+  // Beyond `version`, `manager_ctx` and `deleter` another major version may be laid out differently.
+  if (m.version.major != kMajor)
+    refuse(ErrorCode::unsupported, function,
+           fmt::format("the tensor is of DLPack {}.{}; expected {}.x", m.version.major, m.version.minor,
+                       kMajor));
+  if (writes && (m.flags & WEFT_DL_READ_ONLY) != 0)
+    refuse(ErrorCode::bad_argument, function, "the tensor is read-only, and will be written; hand in a copy");
+  return m.dl_tensor;
+}
+
+weft_buffer dl_buffer_of(const char* function, const weft_dl_tensor& tensor) {
+  return Reader{function, tensor}.read();
+}
+
+template <class Managed>
+Managed* hand_out(std::shared_ptr<const void> keeps, const weft_buffer& data,
+                  std::span<const std::int64_t> shape) {
+  auto owned = std::make_unique<Owned<Managed>>();
+  owned->keeps = std::move(keeps);
+  owned->shape.assign(shape.begin(), shape.end());
+  owned->strides.resize(shape.size());
+  std::int64_t step = 1;
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    owned->strides[d] = step;
+    if (data.count != 0) step *= shape[d];  // without elements the product need not fit
+  }
+  weft_dl_tensor& t = owned->managed.dl_tensor;
+  t.data = data.data;
+  t.device = dl_device(data.device);
+  t.ndim = static_cast<std::int32_t>(shape.size());
+  for (const KnownDType& known : kDTypes)
+    if (known.dtype == data.dtype)
+      t.dtype = {static_cast<std::uint8_t>(known.code), static_cast<std::uint8_t>(known.bits), 1};
+  t.shape = owned->shape.data();
+  t.strides = owned->strides.data();
+  if constexpr (requires { owned->managed.version; }) owned->managed.version = {kMajor, kMinor};
+  owned->managed.manager_ctx = owned.get();
+  owned->managed.deleter = Owned<Managed>::destroy;
+  return &owned.release()->managed;
+}
+template weft_dl_managed_tensor* hand_out(std::shared_ptr<const void>, const weft_buffer&,
+                                          std::span<const std::int64_t>);
+template weft_dl_managed_tensor_versioned* hand_out(std::shared_ptr<const void>, const weft_buffer&,
+                                                    std::span<const std::int64_t>);
+
+}  // namespace weft::capi
+
 weft_status weft_buffer_from_dltensor(const void* tensor, weft_buffer* buffer, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    const auto* t = static_cast<const weft_dl_tensor*>(tensor);
-    const Reader reader{function, capi::given(function, t, "tensor")};
-    capi::given(function, buffer, "buffer") = reader.read();
+    const weft_dl_tensor& t = capi::dl_tensor_of(function, tensor, "tensor");
+    capi::given(function, buffer, "buffer") = capi::dl_buffer_of(function, t);
   });
 }
 
 weft_status weft_buffer_from_dlpack(const DLManagedTensor* managed, weft_buffer* buffer, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    const auto* m = reinterpret_cast<const weft_dl_managed_tensor*>(managed);
-    const Reader reader{function, capi::given(function, m, "managed").dl_tensor};
-    capi::given(function, buffer, "buffer") = reader.read();
+    const weft_dl_tensor& t = capi::dl_tensor_of(function, managed, "managed");
+    capi::given(function, buffer, "buffer") = capi::dl_buffer_of(function, t);
   });
 }
 
 weft_status weft_buffer_from_dlpack_versioned(const DLManagedTensorVersioned* managed, bool writes,
                                               weft_buffer* buffer, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    const auto* given = reinterpret_cast<const weft_dl_managed_tensor_versioned*>(managed);
-    const weft_dl_managed_tensor_versioned& m = capi::given(function, given, "managed");
-    // Beyond `version`, `manager_ctx` and `deleter` another major version may be laid out differently.
-    if (m.version.major != kMajor)
-      capi::refuse(ErrorCode::unsupported, function,
-                   fmt::format("the tensor is of DLPack {}.{}; expected {}.x", m.version.major,
-                               m.version.minor, kMajor));
-    weft_buffer& to = capi::given(function, buffer, "buffer");
-    if (writes && (m.flags & WEFT_DL_READ_ONLY) != 0)
-      capi::refuse(ErrorCode::bad_argument, function,
-                   "the tensor is read-only, and will be written; hand in a copy");
-    to = Reader{function, m.dl_tensor}.read();
+    const weft_dl_tensor& t = capi::dl_tensor_of(function, managed, writes, "managed");
+    capi::given(function, buffer, "buffer") = capi::dl_buffer_of(function, t);
   });
 }
 
@@ -242,8 +284,7 @@ weft_status weft_alloc_dlpack_versioned(weft_context* context, weft_dtype dtype,
                                         int32_t ndim, DLManagedTensorVersioned** managed, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     DLManagedTensorVersioned*& to = capi::given(function, managed, "managed");
-    auto* m = allocate<weft_dl_managed_tensor_versioned>(function, context, dtype, shape, ndim);
-    m->version = {kMajor, kMinor};
-    to = reinterpret_cast<DLManagedTensorVersioned*>(m);
+    to = reinterpret_cast<DLManagedTensorVersioned*>(
+        allocate<weft_dl_managed_tensor_versioned>(function, context, dtype, shape, ndim));
   });
 }

@@ -28,6 +28,14 @@ Shape shape_of(const char* function, const std::int64_t* extents, std::int32_t d
   return Shape(std::span<const std::int64_t>(list_of(function, extents, dim_count, what, "dim_count")));
 }
 
+// Whether tensors of this shape have `count` elements.
+static bool has_as_many(const Shape& shape, std::int64_t count) {
+  std::int64_t product = 1;
+  for (const std::int64_t extent : shape)
+    if (extent < 0 || __builtin_mul_overflow(product, extent, &product)) return false;
+  return product == count;
+}
+
 Placement placement_of(const char* function, const weft_placement& placement, const std::string& which) {
   const auto wrong = [&](const char* field, std::int32_t value, const char* expected) {
     refuse(ErrorCode::bad_argument, function,
@@ -47,10 +55,7 @@ Placement placement_of(const char* function, const weft_placement& placement, co
 }
 
 TensorView view_of(const Buffer& buffer, const Shape& shape) {
-  std::int64_t count = 1;
-  for (const std::int64_t extent : shape)
-    if (__builtin_mul_overflow(count, extent, &count)) count = -1;
-  const Shape has = count == buffer.count ? shape : Dims::line(buffer.count);
+  const Shape has = has_as_many(shape, buffer.count) ? shape : Dims::line(buffer.count);
   return {buffer.data, buffer.dtype, buffer.device, has, row_major(has)};
 }
 
@@ -67,6 +72,11 @@ std::vector<MutableNamedView> tensors_of(const char* function, const weft_tensor
     Shape shape = layout != nullptr ? layout->local_shape() : Dims::line(data.count);
     if (t.extents != nullptr) {
       shape = shape_of(function, t.extents, t.dim_count, (entry + ".extents").c_str());
+      if (layout == nullptr &&
+          !has_as_many(shape, data.count))  // with a layout the function says it, on all ranks
+        refuse(ErrorCode::bad_argument, function,
+               fmt::format("{}.extents are {}; {}.data has {} elements", entry, to_string(shape), entry,
+                           data.count));
     } else if (t.dim_count != 0) {
       refuse(ErrorCode::bad_argument, function,
              fmt::format("{}.extents is NULL, and dim_count is {}; expected 0", entry, t.dim_count));

@@ -4,6 +4,7 @@
 #include <cerrno>
 
 #include "capi/group_handles.hpp"
+#include "store/table.hpp"
 #include "weft/store/file.hpp"
 #include "weft/store/tcp.hpp"
 
@@ -59,6 +60,8 @@ static_assert(sizeof(weft_store_server_options) == kServerOptionsFirstBytes);
 
 constexpr Duration kAnswer = std::chrono::seconds(30), kMeet = std::chrono::minutes(5);
 
+constexpr std::string_view kOwnKeys = "weft/";
+
 // A request's arguments as C++ values: every function below begins with it.
 struct Request {
   Store& store;
@@ -68,7 +71,11 @@ struct Request {
 Request request(const char* function, weft_store* store, const char* key, std::int64_t limit_ns,
                 Duration otherwise = kAnswer) {
   Store& s = *capi::given(function, store, "store").store;
-  const char* const k = &capi::given(function, key, "key");
+  const std::string_view k = &capi::given(function, key, "key");
+  if (k.substr(0, kOwnKeys.size()) == kOwnKeys)
+    capi::refuse(
+        ErrorCode::bad_argument, function,
+        fmt::format("key is {}; keys that begin with \"{}\" are weft's own", weft::shown_key(k), kOwnKeys));
   return {s, k, Deadline::after(capi::limit_or(function, limit_ns, "limit_ns", otherwise))};
 }
 

@@ -1,7 +1,12 @@
 // Models in C. What is collective or blocks says so in weft/c_train/model.h.
-#include "capi_train/model_handles.hpp"
+#include <fmt/ranges.h>
 
+#include <optional>
+
+#include "capi/values.hpp"
+#include "capi_train/model_handles.hpp"
 #include "weft/host/copy.hpp"
+#include "weft/models/transformer_text.hpp"
 #include "weft/train/checkpoint.hpp"
 
 using weft::ErrorCode;
@@ -121,25 +126,58 @@ weft_parameter described(const Parameter& p) {
   return d;
 }
 
+// A model of weft_transformer_create, or of one with a text (null: none).
+weft_model* create(const char* function, const weft_mesh* mesh, weft_compute* compute, const char* text,
+                   const weft_transformer_options* options) {
+  const weft_mesh& over = capi::given(function, mesh, "mesh");
+  capi::compute_of(function, compute);
+  const weft_transformer_options o =
+      capi::read(function, options, weft_transformer_options WEFT_TRANSFORMER_OPTIONS_INIT,
+                 kTransformerOptionsFirstBytes, "WEFT_TRANSFORMER_OPTIONS_INIT");
+  if (!over.mesh.is_root())
+    capi::refuse(ErrorCode::bad_argument, function,
+                 fmt::format("mesh is {}, a part of {}; expected a whole mesh",
+                             weft::to_string(over.mesh.shape()), weft::to_string(over.mesh.root().shape())));
+  weft::TransformerConfig config = config_of(o);
+  if (text != nullptr) config = weft::transformer_from_text(text, "text", config);
+  return new weft_model{std::make_shared<capi::ModelState>(compute->state, over.owner, over.mesh, config,
+                                                           build_options_of(function, o))};
+}
+
+// A parameter's memory, for a framework that adopts it.
+template <class Managed>
+Managed* adopted(const char* function, const weft_model* model, int32_t index) {
+  const capi::ModelState& m = capi::model_of(function, model);
+  const weft_parameter p = described(parameter_of(function, m, index));
+  return capi::hand_out<Managed>(model->state, p.value,
+                                 {p.local_extents, static_cast<std::size_t>(p.dim_count)});
+}
+
 }  // namespace
 
 weft_status weft_transformer_create(const weft_mesh* mesh, weft_compute* compute,
                                     const weft_transformer_options* options, weft_model** model,
                                     weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
-    const weft_mesh& over = capi::given(function, mesh, "mesh");
-    capi::compute_of(function, compute);
     weft_model*& to = capi::given(function, model, "model");
-    const weft_transformer_options o =
-        capi::read(function, options, weft_transformer_options WEFT_TRANSFORMER_OPTIONS_INIT,
-                   kTransformerOptionsFirstBytes, "WEFT_TRANSFORMER_OPTIONS_INIT");
-    if (!over.mesh.is_root())
-      capi::refuse(
-          ErrorCode::bad_argument, function,
-          fmt::format("mesh is {}, a part of {}; expected a whole mesh", weft::to_string(over.mesh.shape()),
-                      weft::to_string(over.mesh.root().shape())));
-    to = new weft_model{std::make_shared<capi::ModelState>(compute->state, over.owner, over.mesh,
-                                                           config_of(o), build_options_of(function, o))};
+    to = create(function, mesh, compute, nullptr, options);
+  });
+}
+
+weft_status weft_transformer_create_from_text(const weft_mesh* mesh, weft_compute* compute, const char* text,
+                                              const weft_transformer_options* options, weft_model** model,
+                                              weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    weft_model*& to = capi::given(function, model, "model");
+    to = create(function, mesh, compute, &capi::given(function, text, "text"), options);
+  });
+}
+
+weft_status weft_model_text(const weft_model* model, weft_text** text, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const capi::ModelState& m = capi::model_of(function, model);
+    weft_text*& to = capi::given(function, text, "text");
+    to = new weft_text{weft::transformer_text(m.parts.model->config())};
   });
 }
 
@@ -195,16 +233,62 @@ weft_status weft_model_set_parameter(weft_model* model, int32_t index, const wef
   });
 }
 
+weft_status weft_model_set_parameter_from_dltensor(weft_model* model, int32_t index, const void* tensor,
+                                                   weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const capi::ModelState& m = capi::model_of(function, model);
+    Parameter& p = parameter_of(function, m, index);
+    const weft_dl_tensor& t = capi::dl_tensor_of(function, tensor, "tensor");
+    const weft_buffer value = capi::dl_buffer_of(function, t);
+    const weft::Shape& expected = p.master().shape();
+    if (!std::equal(expected.begin(), expected.end(), t.shape, t.shape + t.ndim))
+      capi::refuse(
+          ErrorCode::bad_argument, function,
+          fmt::format("the tensor has shape ({}); expected {}, what this rank holds of {}",
+                      fmt::join(t.shape, t.shape + t.ndim, ", "), weft::to_string(expected), p.path()));
+    const weft::Tensor& to = p.master();
+    capi::copy(m.compute->compute,
+               capi::elements(function, &value, "tensor", expected, p.path(), m.compute->compute), to.view());
+    p.write_master();
+  });
+}
+
+weft_status weft_model_parameter_dlpack(const weft_model* model, int32_t index, DLManagedTensor** managed,
+                                        weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    DLManagedTensor*& to = capi::given(function, managed, "managed");
+    to = reinterpret_cast<DLManagedTensor*>(adopted<weft_dl_managed_tensor>(function, model, index));
+  });
+}
+
+weft_status weft_model_parameter_dlpack_versioned(const weft_model* model, int32_t index,
+                                                  DLManagedTensorVersioned** managed, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    DLManagedTensorVersioned*& to = capi::given(function, managed, "managed");
+    weft_dl_managed_tensor_versioned* const m =
+        adopted<weft_dl_managed_tensor_versioned>(function, model, index);
+    m->flags = WEFT_DL_READ_ONLY;
+    to = reinterpret_cast<DLManagedTensorVersioned*>(m);
+  });
+}
+
 weft_status weft_model_logits(weft_model* model, const weft_token_batch* batch, const weft_buffer* logits,
                               weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     capi::ModelState& m = capi::model_of(function, model);
-    const weft::TokenBatch of = capi::batch_of(capi::given(function, batch, "batch"));
-    weft::Shape expected{of.rows, of.sequence, m.parts.model->config().vocab};
-    if (!fits(expected)) expected = {0};  // compute_logits() says what is wrong with them
-    const weft::TensorView to =
-        capi::elements(function, logits, "logits", expected, "the scores", m.compute->compute);
-    capi::copy(m.compute->compute, weft::compute_logits(m.parts, m.compute->compute, of).view(), to);
+    weft::Compute& compute = m.compute->compute;
+    weft::TokenBatch of;
+    weft::TensorView to;
+    std::optional<weft::Error> fault;  // told to the other ranks of the tensor axis, which would wait
+    try {
+      of = capi::batch_of(capi::given(function, batch, "batch"));
+      weft::Shape expected{of.rows, of.sequence, m.parts.model->config().vocab};
+      if (!fits(expected)) expected = {0};  // compute_logits() says what is wrong with them
+      to = capi::elements(function, logits, "logits", expected, "the scores", compute);
+    } catch (const weft::Error& e) {
+      fault = e;
+    }
+    capi::copy(compute, weft::compute_logits(m.parts, compute, of, fault).view(), to);
   });
 }
 

@@ -50,4 +50,5 @@ struct weft_trainer : weft::capi::Handle<weft_trainer> {
       : model(std::move(model_in)), trainer(std::move(trainer_in)) {}
   std::shared_ptr<weft::capi::ModelState> model;
   std::unique_ptr<weft::Trainer> trainer;
+  std::vector<std::unique_ptr<weft_layout>> layouts;  // of gradients, as they were last asked for
 };

@@ -30,6 +30,30 @@ Trainer::Options options_of(const char* function, const weft_trainer_options& o)
   return to;
 }
 
+std::vector<weft::TokenBatch> batches_of(const char* function, const weft_token_batch* batches,
+                                         int32_t count) {
+  std::vector<weft::TokenBatch> all;
+  for (const weft_token_batch& b : capi::list_of(function, batches, count, "batches", "batch_count"))
+    all.push_back(capi::batch_of(b));
+  return all;
+}
+
+// Before anything is done: the caller may have none.
+void expect_result(const char* function, const weft_step_result* result) {
+  if (result != nullptr)
+    capi::expect_initialised(function, *result, kStepResultFirstBytes, "result", "WEFT_STEP_RESULT_INIT");
+}
+void tell(const char* function, weft_step_result* result, const Trainer::Result& of) {
+  if (result == nullptr) return;
+  weft_step_result r = WEFT_STEP_RESULT_INIT;
+  r.skipped = of.skipped;
+  r.step = of.step;
+  r.tokens = of.tokens;
+  r.loss = of.loss;
+  r.grad_norm = of.grad_norm;
+  capi::answer(function, *result, r, kStepResultFirstBytes, "result", "WEFT_STEP_RESULT_INIT");
+}
+
 Trainer& trainer_of(const char* function, const weft_trainer* trainer) {
   const weft_trainer& t = capi::given(function, trainer, "trainer");
   t.model->compute->context->context.check_fork(function);
@@ -57,24 +81,61 @@ weft_status weft_trainer_step(weft_trainer* trainer, const weft_token_batch* bat
                               double rate, weft_step_result* result, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     Trainer& t = trainer_of(function, trainer);
-    std::vector<weft::TokenBatch> all;
-    for (const weft_token_batch& b : capi::list_of(function, batches, batch_count, "batches", "batch_count"))
-      all.push_back(capi::batch_of(b));
-    weft_step_result r = WEFT_STEP_RESULT_INIT;
-    const auto tell = [&] {
-      if (result != nullptr)
-        capi::answer(function, *result, r, kStepResultFirstBytes, "result", "WEFT_STEP_RESULT_INIT");
-    };
-    if (result != nullptr)
-      capi::expect_initialised(function, *result, kStepResultFirstBytes, "result", "WEFT_STEP_RESULT_INIT");
-    const Trainer::Result of = t.step(all, rate);
-    r.skipped = of.skipped;
-    r.step = of.step;
-    r.tokens = of.tokens;
-    r.loss = of.loss;
-    r.grad_norm = of.grad_norm;
-    tell();
+    const std::vector<weft::TokenBatch> all = batches_of(function, batches, batch_count);
+    expect_result(function, result);
+    tell(function, result, t.step(all, rate));
   });
+}
+
+weft_status weft_trainer_backward(weft_trainer* trainer, const weft_token_batch* batches, int32_t batch_count,
+                                  weft_step_result* result, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    Trainer& t = trainer_of(function, trainer);
+    const std::vector<weft::TokenBatch> all = batches_of(function, batches, batch_count);
+    expect_result(function, result);
+    tell(function, result, t.backward(all));
+  });
+}
+
+weft_status weft_trainer_gradients(weft_trainer* trainer, weft_tensor* gradients, int32_t room,
+                                   int32_t* count, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const Trainer& t = trainer_of(function, trainer);
+    int32_t& to = capi::given(function, count, "count");
+    if (room < 0)
+      capi::refuse(ErrorCode::bad_argument, function, fmt::format("room is {}; expected 0 or more", room));
+    const std::vector<weft::Gradient> all = t.gradients();
+    const auto needed = static_cast<int32_t>(all.size());
+    to = needed;
+    if (room == 0) return;
+    capi::room_for(function, gradients, room, needed, "the list of gradients");
+    std::vector<std::unique_ptr<weft_layout>>& layouts = trainer->layouts;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const weft::Gradient& g = all[i];
+      // Those of the call before stay where they are the same: the program may still have them.
+      if (i == layouts.size()) layouts.emplace_back();
+      if (layouts[i] == nullptr || layouts[i]->layout != g.layout)
+        layouts[i] = std::make_unique<weft_layout>(trainer->model->owner, g.layout);
+      const weft_device device =
+          g.data.device == weft::Device{} ? WEFT_CPU : WEFT_CUDA(weft_device{g.data.device.index});
+      gradients[i] = {
+          g.name.data(), {g.data.data, g.data.count(), WEFT_F32, device}, layouts[i].get(), nullptr, 0};
+    }
+  });
+}
+
+weft_status weft_trainer_update(weft_trainer* trainer, double rate, weft_step_result* result,
+                                weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    Trainer& t = trainer_of(function, trainer);
+    expect_result(function, result);
+    tell(function, result, t.update(rate));
+  });
+}
+
+weft_status weft_trainer_discard(weft_trainer* trainer, weft_error* error) {
+  return capi::guarded(__func__, error,
+                       [&, function = __func__] { trainer_of(function, trainer).discard(); });
 }
 
 weft_status weft_trainer_steps(const weft_trainer* trainer, int64_t* steps, weft_error* error) {

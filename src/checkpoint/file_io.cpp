@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/signals.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -39,6 +40,7 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::write(std::span<const std::byte> bytes) {
+  const WithoutSizeSignal guard;
   while (!bytes.empty()) {
     const ssize_t n = ::write(file_.get(), bytes.data(), bytes.size());
     if (n < 0 && errno == EINTR) continue;

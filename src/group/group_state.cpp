@@ -333,6 +333,7 @@ std::optional<MessageInfo> GroupState::probe(int source, const CallOptions& opti
 }
 
 MessageInfo GroupState::wait_message(int source, const CallOptions& options) {
+  check_may_wait();
   Work work = submit(call::wait_message(source, options));
   const std::shared_ptr<FoundMessage> found = work.callbacks_->found.front();
   work.wait();

@@ -73,8 +73,12 @@ class GroupState final : public Driven, public BlockHolder {
                                          std::optional<Error>& error);
   /// Whether this thread is in a callback of this group.
   bool inside_callback() const noexcept;
-  /// There: throws, unless the call has ended.
-  void refuse_wait(std::uint32_t slot, std::uint32_t ticket) const;
+  /// There: throws.
+  void check_may_wait() const;
+  /// The same, unless this call has ended.
+  void check_may_wait(std::uint32_t slot, std::uint32_t ticket) const {
+    if (!ring_.finished(slot, ticket)) check_may_wait();
+  }
 
   void abort(std::string_view why);
   bool quiesce(Duration limit) noexcept;

@@ -73,7 +73,7 @@ void Work::add(std::unique_ptr<detail::WorkCallback> f) {
 
 void Work::check_may_wait() const {
   if (group_ && group_->inside_callback()) [[unlikely]]
-    group_->refuse_wait(slot_, ticket_);
+    group_->check_may_wait(slot_, ticket_);
 }
 
 // All calls have ended well.

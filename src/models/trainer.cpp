@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -66,33 +67,103 @@ Tensor placed(const char* function, const std::string& which, const char* name, 
   return model.place(to_device(compute.context(), t, compute.stream()), global);
 }
 
+void add_numbers(Fnv1a& hash, const TokenBatch& b, const std::int64_t* numbers) {
+  for (std::int64_t i = 0; i < b.rows * b.sequence; ++i)
+    hash.add_at_once(static_cast<std::uint64_t>(numbers[i]));
+}
+// Sizes and tokens.
 void add_content(Fnv1a& hash, const TokenBatch& b) {
   for (const std::int64_t size : {b.rows, b.sequence, b.global_rows})
     hash.add_at_once(static_cast<std::uint64_t>(size));
-  for (const std::int64_t* numbers : {b.tokens, b.labels})
-    for (std::int64_t i = 0; i < b.rows * b.sequence; ++i)
-      hash.add_at_once(static_cast<std::uint64_t>(numbers[i]));
+  add_numbers(hash, b, b.tokens);
 }
 
-// Numbers of each rank of `axes`, reduced over these.
-std::vector<std::int64_t> reduced(Compute& compute, const DeviceMesh& mesh, const DeviceMesh& axes,
-                                  const ReduceOp& op, std::vector<std::int64_t> numbers) {
-  if (axes.size() == 1) return numbers;
-  const Shape shape{static_cast<std::int64_t>(numbers.size())};
-  const Tensor own(compute.context(), shape, DType::i64);
+using Numbers = std::vector<std::int64_t>;
+
+Tensor on_device(Compute& compute, const Numbers& numbers) {
+  const Tensor own(compute.context(), {static_cast<std::int64_t>(numbers.size())}, DType::i64);
   std::copy(numbers.begin(), numbers.end(), own.as<std::int64_t>().begin());
-  const LayoutRef each = replicated_layout(mesh, shape)->with(axes, Partial{op});
-  const Tensor here = to_device(compute.context(), own, compute.stream()).with_layout(each);
-  const Tensor all = to_host(compute.context(), redistribute(here, axes, Replicate{}));
-  const std::span<std::int64_t> values = all.as<std::int64_t>();
+  return to_device(compute.context(), own, compute.stream());
+}
+Numbers on_host(Compute& compute, const Tensor& numbers) {
+  const Tensor here = to_host(compute.context(), numbers);
+  const std::span<std::int64_t> values = here.as<std::int64_t>();
   return {values.begin(), values.end()};
+}
+
+// The least of each number over the ranks of `axes`.
+Numbers least_of(Compute& compute, const DeviceMesh& axes, const Numbers& numbers) {
+  if (axes.size() == 1) return numbers;
+  const Tensor own = on_device(compute, numbers);
+  const LayoutRef each = replicated_layout(axes, own.shape())->with(axes, Partial{ReduceOp::min});
+  return on_host(compute, redistribute(own.with_layout(each), axes, Replicate{}));
+}
+
+// The numbers of each rank of `axes`, one rank after the other.
+Numbers gathered(Compute& compute, const DeviceMesh& axes, const Numbers& numbers) {
+  if (axes.size() == 1) return numbers;
+  const Tensor own = on_device(compute, numbers);
+  const LayoutRef parts = replicated_layout(axes, {own.count() * axes.size()})->with(axes, Shard{0});
+  return on_host(compute, redistribute(own.with_layout(parts), axes, Replicate{}));
+}
+
+// What is wrong on a rank, as ranks tell each other: the least of all counts.
+enum Fault : std::int64_t { kNone = 0, kBatch = -1, kRate = -2 };
+
+// A number that orders and tells apart learning rates as they are.
+std::int64_t bits_of(double lr) { return std::bit_cast<std::int64_t>(lr + 0.0); }  // -0 is 0
+bool possible(double lr) { return lr >= 0 && std::isfinite(lr); }
+Error impossible(double lr) {
+  return {ErrorCode::bad_argument,
+          fmt::format("trainer: the learning rate is {}; expected a finite number of 0 or more", lr)};
+}
+[[noreturn]] void wrong_elsewhere(std::int64_t fault) {
+  wrong("trainer", fault == kRate
+                       ? "another rank was given a learning rate that is none; its own error says why"
+                       : "another rank was given a batch that does not fit; its own error says why");
+}
+// Throws where the ranks have different learning rates: the least and the largest, as bits.
+void expect_one_rate(const DeviceMesh& mesh, double lr, std::int64_t least, std::int64_t most) {
+  if (least != most)
+    wrong(
+        "trainer",
+        fmt::format("the learning rate is {} here, and {} to {} on the ranks of {}; expected the "
+                    "same on all",
+                    lr, std::bit_cast<double>(least), std::bit_cast<double>(most), to_string(mesh.shape())));
+}
+
+std::string different_batches(const DeviceMesh& tensor) {
+  return fmt::format(
+      "the ranks of {}={} were given different batches; expected the same, as they share the "
+      "work on each",
+      tensor.name(), tensor.size());
 }
 
 }  // namespace
 
-Tensor compute_logits(ParallelModel& model, Compute& compute, const TokenBatch& batch) {
-  check_sizes("compute_logits", "", model.model->config(), batch);
-  const Tensor tokens = placed("compute_logits", "", "tokens", model, compute, batch, batch.tokens, false);
+Tensor compute_logits(ParallelModel& model, Compute& compute, const TokenBatch& batch,
+                      const std::optional<Error>& fault) {
+  constexpr const char* kWho = "compute_logits";
+  std::optional<Error> own = fault;
+  Tensor tokens;
+  Fnv1a hash;
+  try {
+    if (!own) {
+      check_sizes(kWho, "", model.model->config(), batch);
+      tokens = placed(kWho, "", "tokens", model, compute, batch, batch.tokens, false);
+      add_content(hash, batch);
+    }
+  } catch (const Error& e) {
+    own = e;
+  }
+  const auto content = static_cast<std::int64_t>(hash.value);
+  const Numbers least = least_of(compute, model.tensor, {own ? kBatch : kNone, content, ~content});
+  if (own) throw Error(*own);
+  if (least[0] != kNone)
+    wrong(kWho,
+          fmt::format("another rank of {}={} was given a batch that does not fit; its own error says why",
+                      model.tensor.name(), model.tensor.size()));
+  if (least[1] != ~least[2]) wrong(kWho, different_batches(model.tensor));
   Frame frame = Frame::inference(compute);
   return model.model->forward({tokens}, frame)[0];
 }
@@ -134,40 +205,61 @@ std::vector<Trainer::Placed> Trainer::place(std::span<const TokenBatch> batches)
   return all;
 }
 
-// The number of labels that count, over all ranks. Fills `to`. By two small all-reduces ranks also learn of each other's
-// faults, so that none goes on alone, and that tensor ranks have the same batches.
-std::int64_t Trainer::agree_on_valid(std::span<const TokenBatch> batches, std::vector<Placed>& to) const {
+// The number of labels that count, over all ranks. Fills `to`. By a small all-reduce over the tensor axis and a small all-gather over the
+// data axis ranks also learn of each other's faults, so that none goes on alone; that tensor ranks have the same batches; and that all have the
+// same learning rate, where there is one.
+std::int64_t Trainer::agree(std::span<const TokenBatch> batches, std::optional<double> lr,
+                            std::vector<Placed>& to) const {
   const DeviceMesh &data = model_->data, &tensor = model_->tensor;
-  std::optional<Error> fault;
-  std::int64_t valid = 0;
+  std::optional<Error> own;
+  std::int64_t fault = kNone, valid = 0;
   Fnv1a hash;
   try {
-    to = place(batches);
-    for (const TokenBatch& b : batches) {
-      valid += std::count_if(b.labels, b.labels + b.rows * b.sequence,
-                             [](std::int64_t label) { return label != CrossEntropy::kIgnore; });
-      add_content(hash, b);
+    if (lr && !possible(*lr)) {
+      fault = kRate;
+      own = impossible(*lr);
+    } else {
+      to = place(batches);
+      for (const TokenBatch& b : batches) {
+        valid += std::count_if(b.labels, b.labels + b.rows * b.sequence,
+                               [](std::int64_t label) { return label != CrossEntropy::kIgnore; });
+        add_content(hash, b);
+        add_numbers(hash, b, b.labels);
+      }
     }
   } catch (const Error& e) {
-    fault = e;
+    fault = kBatch;
+    own = e;
   }
   const auto content = static_cast<std::int64_t>(hash.value);
-  const std::vector<std::int64_t> least =
-      reduced(*compute_, model_->mesh, tensor, ReduceOp::min, {fault ? -1 : 0, content, ~content});
-  const bool differ = least[1] != ~least[2], fits = least[0] == 0 && !differ;
-  const std::vector<std::int64_t> sums =
-      reduced(*compute_, model_->mesh, data, ReduceOp::sum, {valid, fits ? 0 : 1});
-  if (fault) throw Error(*fault);
-  if (differ && least[0] == 0)
-    wrong("trainer",
-          fmt::format("the ranks of {}={} were given different batches; expected the same, as they "
-                      "share the work on each",
-                      tensor.name(), tensor.size()));
-  if (sums[1] > 0)
-    wrong("trainer", "another rank was given a batch that does not fit; its own error says why");
-  if (sums[0] == 0)
+  const std::int64_t rate = lr && fault != kRate ? bits_of(*lr) : 0;
+  const Numbers least = least_of(*compute_, tensor, {fault, content, ~content, rate, ~rate});
+  const bool differ = least[0] == kNone && least[1] != ~least[2];
+  const Numbers all = gathered(*compute_, data, {differ ? kBatch : least[0], valid, least[3], ~least[4]});
+  std::int64_t worst = kNone, sum = 0, lowest = all[2], highest = all[3];
+  for (std::size_t i = 0; i < all.size(); i += 4) {
+    worst = std::min(worst, all[i]);
+    sum += all[i + 1];
+    lowest = std::min(lowest, all[i + 2]);
+    highest = std::max(highest, all[i + 3]);
+  }
+  if (own) throw Error(*own);
+  if (differ) wrong("trainer", different_batches(tensor));
+  if (worst != kNone) wrong_elsewhere(worst);
+  if (lr) expect_one_rate(model_->mesh, *lr, lowest, highest);
+  if (sum == 0)
     wrong("trainer", fmt::format("no label of the step counts (all are {})", CrossEntropy::kIgnore));
-  return sums[0];
+  return sum;
+}
+
+// The same of a learning rate alone.
+void Trainer::agree_on_rate(double lr) const {
+  const std::int64_t fault = possible(lr) ? kNone : kRate, rate = fault == kNone ? bits_of(lr) : 0;
+  Numbers least{fault, rate, ~rate};
+  for (const DeviceMesh* axes : {&model_->tensor, &model_->data}) least = least_of(*compute_, *axes, least);
+  if (fault != kNone) throw impossible(lr);
+  if (least[0] != kNone) wrong_elsewhere(kRate);
+  expect_one_rate(model_->mesh, lr, least[1], ~least[2]);
 }
 
 // Forward, loss and backward of each batch; gradients are those of all data ranks afterwards. Returns the loss.
@@ -192,17 +284,29 @@ double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
   return sum;
 }
 
-Trainer::Result Trainer::step(std::span<const TokenBatch> batches, double lr) {
-  if (!(lr >= 0 && std::isfinite(lr)))
-    wrong("trainer", fmt::format("the learning rate is {}; expected a finite number of 0 or more", lr));
+Trainer::Result Trainer::backward(std::span<const TokenBatch> batches, std::optional<double> lr) {
+  if (pending_)
+    wrong("trainer", "the gradients of a backward() are there; expected update() or discard() first");
   Result result{.step = steps_};
   std::vector<Placed> all;
-  result.tokens = agree_on_valid(batches, all);
+  result.tokens = agree(batches, lr, all);
+  try {
+    result.loss = passes(all, result.tokens);
+  } catch (...) {
+    optimizer_->zero_gradients();
+    throw;
+  }
+  pending_ = result;
+  return result;
+}
+
+// Clips, and takes a step: of all ranks, with one learning rate.
+Trainer::Result Trainer::apply(double lr) {
+  Result result = *pending_;
   struct Forget {
-    Optimizer& optimizer;
-    ~Forget() { optimizer.zero_gradients(); }
-  } const forget{*optimizer_};
-  result.loss = passes(all, result.tokens);
+    Trainer& trainer;
+    ~Forget() { trainer.discard(); }
+  } const forget{*this};
   const std::span<Parameter* const> parameters = optimizer_->parameters();
   result.grad_norm = options_.max_norm > 0
                          ? clip_grad_norm(parameters, options_.max_norm, 2, options_.non_finite, compute_)
@@ -217,11 +321,43 @@ Trainer::Result Trainer::step(std::span<const TokenBatch> batches, double lr) {
   return result;
 }
 
-void Trainer::save(const std::filesystem::path& directory, const CheckpointExtra& extra) const {
-  save_checkpoint(directory, model_->mesh, steps_, *model_->model, optimizer_.get(), extra);
+Trainer::Result Trainer::step(std::span<const TokenBatch> batches, double lr) {
+  backward(batches, lr);
+  return apply(lr);
+}
+
+Trainer::Result Trainer::backward(std::span<const TokenBatch> batches) {
+  return backward(batches, std::nullopt);
+}
+
+std::vector<Gradient> Trainer::gradients() const {
+  if (!pending_) wrong("trainer", "there are no gradients; expected backward() first");
+  return gradients_of(optimizer_->parameters(), "trainer");
+}
+
+Trainer::Result Trainer::update(double lr) {
+  if (!pending_) wrong("trainer", "update() has no gradients; expected backward() first");
+  try {
+    agree_on_rate(lr);
+  } catch (...) {
+    discard();
+    throw;
+  }
+  return apply(lr);
+}
+
+void Trainer::discard() noexcept {
+  optimizer_->zero_gradients();
+  pending_.reset();
+}
+
+void Trainer::save(const std::filesystem::path& directory, const CheckpointExtra& extra,
+                   const SaveOptions& options) const {
+  save_checkpoint(directory, model_->mesh, steps_, *model_->model, optimizer_.get(), extra, options);
 }
 
 CheckpointInfo Trainer::load(const std::filesystem::path& directory) {
+  discard();
   CheckpointInfo info = load_checkpoint(directory, model_->mesh, *model_->model, optimizer_.get());
   steps_ = info.step;
   return info;

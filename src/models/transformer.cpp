@@ -20,6 +20,13 @@ void TransformerConfig::check() const {
     if (size < 1)
       throw Error(ErrorCode::bad_argument,
                   fmt::format("transformer: {} is {}; expected at least 1", name, size));
+  if (!(rope_theta > 0 && std::isfinite(rope_theta)))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("transformer: rope_theta is {}; expected a finite number above 0", rope_theta));
+  for (const auto& [name, value] : {std::pair{"norm_eps", norm_eps}, {"init_std", init_std}})
+    if (!(value >= 0 && std::isfinite(value)))
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("transformer: {} is {}; expected a finite number of 0 or more", name, value));
   if (head_size < 0)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("transformer: head_size is {}; expected 0 (dim / heads) or more", head_size));

@@ -191,6 +191,8 @@ static weft_dl_managed_tensor_versioned dl_versioned;
 
 #if LIBRARY_weft_train
 /* No bias; gradients that are not wanted; one rank. */
+#define null_weft_column_linear_forward_group 1
+#define null_weft_row_linear_backward_group 1
 #define null_weft_column_linear_forward_b 1
 #define null_weft_column_linear_backward_group 1
 #define null_weft_column_linear_backward_dx 1
@@ -217,6 +219,11 @@ static weft_step_result step_result = WEFT_STEP_RESULT_INIT, *const good_weft_st
 #define good_weft_trainer_step_rate 0.1
 #define null_weft_model_load_step 1
 #define null_weft_trainer_step_result 1
+#define null_weft_trainer_backward_result 1
+#define null_weft_trainer_update_result 1
+#define null_weft_trainer_gradients_gradients 1
+#define good_weft_trainer_update_rate 0.1
+#define good_text "[model]"
 #endif
 
 static void make_good(void) {

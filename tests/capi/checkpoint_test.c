@@ -327,6 +327,14 @@ static void test_arguments(void) {
   extra[0].value = NULL;
   CHECK_ERROR(weft_checkpoint_save(folder, NULL, 1, t, 1, extra, 2, NULL, &error), bad,
               "weft_checkpoint_save: extra[0].value is NULL");
+  const int64_t three = 3, huge[] = {INT64_C(1) << 33, INT64_C(1) << 31}; /* 2^64: 0, where nobody looks */
+  t[0].extents = &three, t[0].dim_count = 1;
+  CHECK_ERROR(weft_checkpoint_save(folder, NULL, 1, t, 1, NULL, 0, NULL, &error), bad,
+              "weft_checkpoint_save: tensors[0].extents are (3); tensors[0].data has 2 elements");
+  t[0].extents = huge, t[0].dim_count = 2, t[0].data.count = 0;
+  CHECK_ERROR(weft_checkpoint_load(folder, NULL, t, 1, NULL, NULL, NULL, &error), bad,
+              "*tensors[0].extents are (8589934592, 2147483648); tensors[0].data has 0 elements");
+  t[0] = t[1];
   weft_checkpoint_save_options options = WEFT_CHECKPOINT_SAVE_OPTIONS_INIT;
   options.keep = -1;
   CHECK_ERROR(weft_checkpoint_save(folder, NULL, 1, t, 1, NULL, 0, &options, &error), bad,

@@ -41,6 +41,11 @@ static void requests(weft_store* s) {
   CHECK(value == NULL);
   CHECK_ERROR(weft_store_get(s, "a", 20 * MS, &value, &error), WEFT_TIMEOUT,
               "*store: key \"a\" was not set within");
+  CHECK_ERROR(weft_store_set(s, "weft/world", "x", 1, 0, &error), WEFT_BAD_ARGUMENT,
+              "weft_store_set: key is \"weft/world\"; keys that begin with \"weft/\" are weft's own");
+  CHECK_ERROR(weft_store_remove(s, "weft/", 0, &error), WEFT_BAD_ARGUMENT,
+              "*weft_store_remove: key is \"weft/\"");
+  OK(weft_store_set(s, "weft", "x", 1, 0, &error));
   CHECK_ERROR(weft_store_add(s, "text", 1, 0, NULL, &error), WEFT_BAD_ARGUMENT,
               "weft_store_add: value is NULL");
   OK(weft_store_set(s, "text", "abc", 3, 0, &error));

@@ -151,21 +151,22 @@ static void expect_serial(weft_compute* compute, weft_group* group, int rank, in
               of_dw1 = matrix(&dw1), of_dw2 = matrix(&dw2);
   weft_buffer of_b1 = vector(&b1), of_b2 = vector(&b2), of_db1 = vector(&db1), of_db2 = vector(&db2);
 
-  OK(weft_column_linear_forward(compute, &of_x, &of_w1, &of_b1, &of_h, &error));
+  OK(weft_column_linear_forward(compute, group, &of_x, &of_w1, &of_b1, &of_h, NULL, &error));
   expect(&h, one.h, HIDDEN, 0, first, 0);
   h_in = part(t, one.h, HIDDEN, 0, TOKENS, first, features);
   of_h = matrix(&h_in);
-  OK(weft_row_linear_forward(compute, group, &of_h, &of_w2, &of_b2, &of_y, &error));
+  OK(weft_row_linear_forward(compute, group, &of_h, &of_w2, &of_b2, &of_y, NULL, &error));
   expect(&y, one.y, OUT, 0, 0, 0);
 
-  OK(weft_row_linear_backward(compute, &of_dy, &of_h, &of_w2, &of_dh, &of_dw2, &of_db2, accumulate, &error));
+  OK(weft_row_linear_backward(compute, group, &of_dy, &of_h, &of_w2, &of_dh, &of_dw2, &of_db2, accumulate,
+                              NULL, &error));
   expect(&dh, one.dh, HIDDEN, 0, first, 0);
   expect(&dw2, one.dw2, HIDDEN, 0, first, more);
   expect(&db2, one.db2, OUT, 0, 0, more);
   dh_in = part(t, one.dh, HIDDEN, 0, TOKENS, first, features);
   of_dh = matrix(&dh_in);
   OK(weft_column_linear_backward(compute, group, &of_dh, &of_x, &of_w1, &of_dx, &of_dw1, &of_db1, accumulate,
-                                 &error));
+                                 NULL, &error));
   expect(&dx, one.dx, IN, 0, 0, 0);
   expect(&dw1, one.dw1, IN, first, 0, more);
   expect(&db1, one.db1, HIDDEN, 0, first, more);
@@ -214,7 +215,7 @@ static void real_numbers(rank_args* a) {
                       of_y = {to, REAL_TOKENS, REAL_OUT, WEFT_F32, WEFT_CPU};
     const weft_buffer of_b = f32(b, REAL_OUT);
     CHECK(to != NULL);
-    OK(weft_row_linear_forward(compute, group, &of_x, &of_w, &of_b, &of_y, &error));
+    OK(weft_row_linear_forward(compute, group, &of_x, &of_w, &of_b, &of_y, NULL, &error));
     weft_compute_destroy(compute);
   }
   CHECK(memcmp(y[0], y[1], sizeof(float) * REAL_TOKENS * REAL_OUT) == 0);
@@ -234,6 +235,172 @@ static void real_numbers(rank_args* a) {
   free(y[0]);
   free(y[1]);
   weft_group_destroy(group);
+}
+
+/* Divided sequences, gathered outputs ------------------------------------------------------------------------ */
+
+/* This rank's positions of `size` in all: the first ranks have one more. */
+static void cut(int size, int ranks, int rank, int* first, int* count) {
+  const int each = size / ranks, more = size % ranks;
+  *first = each * rank + (rank < more ? rank : more);
+  *count = each + (rank < more ? 1 : 0);
+}
+/* The positions [first, first + count) of each of `batch` sequences, which `from` has one after the other. */
+static array positions(const float* from, int width, int batch, int first, int count) {
+  const int sequence = TOKENS / batch;
+  array a;
+  a.dtype = WEFT_F32;
+  a.rows = batch * count;
+  a.columns = width;
+  for (int b = 0; b < batch; ++b)
+    for (int p = 0; p < count; ++p)
+      for (int c = 0; c < width; ++c)
+        set(&a, (b * count + p) * width + c, from[(b * sequence + first + p) * width + c]);
+  return a;
+}
+static void same(const array* a, const array* b) {
+  CHECK(a->rows == b->rows && a->columns == b->columns);
+  for (int i = 0; i < a->rows * a->columns; ++i) CHECK(get(a, i) == get(b, i));
+}
+
+static void divided(rank_args* a) {
+  weft_group* group = join(a, "tp", 0);
+  weft_compute* compute = compute_with(a->context, 1);
+  const int features = HIDDEN / a->size, begin = features * a->rank;
+  for (int batch = 1; batch <= 3; ++batch) { /* of 6, 3 and 2 positions: over 4 ranks some have none */
+    weft_linear_options options = WEFT_LINEAR_OPTIONS_INIT;
+    int first, count;
+    options.divide_sequence = true;
+    options.batch = batch;
+    cut(TOKENS / batch, a->size, a->rank, &first, &count);
+    array x = positions(one.x, IN, batch, first, count), dy = positions(one.dy, OUT, batch, first, count),
+          w1 = part(WEFT_F32, one.w1, IN, begin, features, 0, IN),
+          b1 = part(WEFT_F32, one.b1, HIDDEN, 0, 1, begin, features), h = ones(WEFT_F32, TOKENS, features),
+          w2 = part(WEFT_F32, one.w2, HIDDEN, 0, OUT, begin, features),
+          b2 = part(WEFT_F32, one.b2, OUT, 0, 1, 0, OUT), y = ones(WEFT_F32, batch * count, OUT);
+    array dh = ones(WEFT_F32, TOKENS, features), dx = ones(WEFT_F32, batch * count, IN),
+          dw1 = ones(WEFT_F32, features, IN), db1 = ones(WEFT_F32, 1, features),
+          dw2 = ones(WEFT_F32, OUT, features), db2 = ones(WEFT_F32, 1, OUT);
+    const weft_matrix of_x = matrix(&x), of_w1 = matrix(&w1), of_h = matrix(&h), of_w2 = matrix(&w2),
+                      of_y = matrix(&y), of_dy = matrix(&dy), of_dh = matrix(&dh), of_dx = matrix(&dx),
+                      of_dw1 = matrix(&dw1), of_dw2 = matrix(&dw2);
+    const weft_buffer of_b1 = vector(&b1), of_b2 = vector(&b2), of_db1 = vector(&db1), of_db2 = vector(&db2);
+    OK(weft_column_linear_forward(compute, group, &of_x, &of_w1, &of_b1, &of_h, &options, &error));
+    expect(&h, one.h, HIDDEN, 0, begin, 0);
+    OK(weft_row_linear_forward(compute, group, &of_h, &of_w2, &of_b2, &of_y, &options, &error));
+    const array expected_y = positions(one.y, OUT, batch, first, count),
+                expected_dx = positions(one.dx, IN, batch, first, count);
+    same(&y, &expected_y);
+    OK(weft_row_linear_backward(compute, group, &of_dy, &of_h, &of_w2, &of_dh, &of_dw2, &of_db2, false,
+                                &options, &error));
+    expect(&dh, one.dh, HIDDEN, 0, begin, 0);
+    expect(&dw2, one.dw2, HIDDEN, 0, begin, 0);
+    expect(&db2, one.db2, OUT, 0, 0, 0);
+    OK(weft_column_linear_backward(compute, group, &of_dh, &of_x, &of_w1, &of_dx, &of_dw1, &of_db1, false,
+                                   &options, &error));
+    same(&dx, &expected_dx);
+    expect(&dw1, one.dw1, IN, begin, 0, 0);
+    expect(&db1, one.db1, HIDDEN, 0, begin, 0);
+  }
+  weft_group_destroy(group);
+  weft_compute_destroy(compute);
+}
+
+/* The column layer alone, whose output all ranks have: 24 features over 1 to 4 ranks, and 8 over 3. */
+static void gathered(rank_args* a) {
+  weft_group* group = join(a, "tp", 0);
+  weft_compute* compute = compute_with(a->context, 1);
+  weft_linear_options options = WEFT_LINEAR_OPTIONS_INIT;
+  options.gather_output = true;
+  int first, count;
+  cut(HIDDEN, a->size, a->rank, &first, &count);
+  array x = part(WEFT_F32, one.x, IN, 0, TOKENS, 0, IN), w = part(WEFT_F32, one.w1, IN, first, count, 0, IN),
+        b = part(WEFT_F32, one.b1, HIDDEN, 0, 1, first, count), y = ones(WEFT_F32, TOKENS, HIDDEN),
+        dy = part(WEFT_F32, one.dh, HIDDEN, 0, TOKENS, 0, HIDDEN), dx = ones(WEFT_F32, TOKENS, IN),
+        dw = ones(WEFT_F32, count, IN), db = ones(WEFT_F32, 1, count);
+  const weft_matrix of_x = matrix(&x), of_w = matrix(&w), of_y = matrix(&y), of_dy = matrix(&dy),
+                    of_dx = matrix(&dx), of_dw = matrix(&dw);
+  const weft_buffer of_b = vector(&b), of_db = vector(&db);
+  OK(weft_column_linear_forward(compute, group, &of_x, &of_w, &of_b, &of_y, &options, &error));
+  expect(&y, one.h, HIDDEN, 0, 0, 0);
+  OK(weft_column_linear_backward(compute, group, &of_dy, &of_x, &of_w, &of_dx, &of_dw, &of_db, false,
+                                 &options, &error));
+  expect(&dx, one.dx, IN, 0, 0, 0);
+  expect(&dw, one.dw1, IN, first, 0, 0);
+  expect(&db, one.db1, HIDDEN, 0, first, 0);
+
+  cut(OUT, a->size, a->rank, &first, &count); /* another layer, of 8 features: uneven over 3 ranks */
+  array w8 = part(WEFT_F32, one.w1, IN, first, count, 0, IN), y8 = ones(WEFT_F32, TOKENS, OUT);
+  const weft_matrix of_w8 = matrix(&w8), of_y8 = matrix(&y8);
+  OK(weft_column_linear_forward(compute, group, &of_x, &of_w8, NULL, &of_y8, &options, &error));
+  for (int t = 0; t < TOKENS; ++t)
+    for (int o = 0; o < OUT; ++o) CHECK(get(&y8, t * OUT + o) == one.h[t * HIDDEN + o] - one.b1[o]);
+  weft_group_destroy(group);
+  weft_compute_destroy(compute);
+}
+
+/* Tensors of DLPack ------------------------------------------------------------------------------------------- */
+
+static weft_dl_tensor dl_tensor(float* data, int64_t* shape, int32_t ndim) {
+  const weft_dl_tensor t = {data, {WEFT_DL_CPU, 0}, ndim, {WEFT_DL_FLOAT, 32, 1}, shape, NULL, 0};
+  return t;
+}
+
+static void of_dlpack(void) {
+  weft_context* context = NULL;
+  weft_compute* compute = NULL;
+  float x[2 * 3 * 4], w[2 * 4] = {1, 0, 0, 0, 0, 1, 0, 0}, y[2 * 3 * 2];
+  int64_t of_x[] = {2, 3, 4}, of_w[] = {2, 4}, of_y[] = {6, 2}, strides[] = {1, 2},
+          empty[] = {3, 0, INT64_MAX};
+  weft_matrix a, b, c;
+  weft_dl_tensor t = dl_tensor(x, of_x, 3);
+  weft_dl_managed_tensor managed = {{0}, NULL, NULL};
+  weft_dl_managed_tensor_versioned versioned = {{1, 1}, NULL, NULL, 0, {0}};
+  OK(weft_context_create(NULL, &context, &error));
+  compute = compute_with(context, 1);
+  for (int i = 0; i < 24; ++i) x[i] = (float)i;
+
+  OK(weft_matrix_from_dltensor(&t, &a, &error));
+  CHECK(a.data == x && a.rows == 6 && a.columns == 4 && a.dtype == WEFT_F32 && a.device == WEFT_CPU);
+  managed.dl_tensor = dl_tensor(w, of_w, 2);
+  OK(weft_matrix_from_dlpack((const struct DLManagedTensor*)(const void*)&managed, &b, &error));
+  CHECK(b.data == w && b.rows == 2 && b.columns == 4);
+  versioned.dl_tensor = dl_tensor(y, of_y, 2);
+#define VERSIONED(writes)                                                                                    \
+  weft_matrix_from_dlpack_versioned((const struct DLManagedTensorVersioned*)(const void*)&versioned, writes, \
+                                    &c, &error)
+  OK(VERSIONED(true));
+  OK(weft_column_linear_forward(compute, NULL, &a, &b, NULL, &c, NULL, &error));
+  for (int r = 0; r < 6; ++r) CHECK(y[2 * r] == (float)(4 * r) && y[2 * r + 1] == (float)(4 * r + 1));
+
+  t = dl_tensor(x, of_x, 1); /* a vector is one row */
+  OK(weft_matrix_from_dltensor(&t, &a, &error));
+  CHECK(a.rows == 1 && a.columns == 2);
+  versioned.flags = WEFT_DL_READ_ONLY;
+  OK(VERSIONED(false));
+  CHECK_ERROR(
+      VERSIONED(true), WEFT_BAD_ARGUMENT,
+      "weft_matrix_from_dlpack_versioned: the tensor is read-only, and will be written; hand in a copy");
+  versioned.version.major = 2;
+  CHECK_ERROR(VERSIONED(false), WEFT_UNSUPPORTED,
+              "weft_matrix_from_dlpack_versioned: the tensor is of DLPack 2.1; expected 1.x");
+  t = dl_tensor(w, of_w, 2);
+  t.strides = strides;
+  CHECK_ERROR(weft_matrix_from_dltensor(&t, &a, &error), WEFT_LAYOUT,
+              "weft_matrix_from_dltensor: the tensor is strided: shape (2, 4) has strides (1, 2); make it "
+              "contiguous first");
+  t = dl_tensor(w, of_w, 0);
+  CHECK_ERROR(weft_matrix_from_dltensor(&t, &a, &error), WEFT_BAD_ARGUMENT,
+              "weft_matrix_from_dltensor: the tensor has no dimension; expected 1 or more");
+  t = dl_tensor(NULL, empty, 2);
+  OK(weft_matrix_from_dltensor(&t, &a, &error));
+  CHECK(a.rows == 3 && a.columns == 0);
+  t = dl_tensor(NULL, empty, 3);
+  t.dtype.lanes = 4;
+  CHECK_ERROR(weft_matrix_from_dltensor(&t, &a, &error), WEFT_BAD_ARGUMENT,
+              "weft_matrix_from_dltensor: the tensor's rows or columns do not fit 64 bits");
+  weft_compute_destroy(compute);
+  weft_context_destroy(context);
 }
 
 /* What is wrong ---------------------------------------------------------------------------------------------- */
@@ -281,9 +448,9 @@ static void refuses(void) {
   weft_matrix wrong = of_w;
 
 #define ROW(x_given, w_given, b_given, y_given) \
-  weft_row_linear_forward(compute, NULL, x_given, w_given, b_given, y_given, &error)
+  weft_row_linear_forward(compute, NULL, x_given, w_given, b_given, y_given, NULL, &error)
 #define REFUSED(call, text) CHECK_ERROR(call, WEFT_BAD_ARGUMENT, text)
-  REFUSED(weft_row_linear_forward(NULL, NULL, &of_x, &of_w, &of_b, &of_y, &error),
+  REFUSED(weft_row_linear_forward(NULL, NULL, &of_x, &of_w, &of_b, &of_y, NULL, &error),
           "weft_row_linear_forward: compute is NULL");
   REFUSED(ROW(NULL, &of_w, &of_b, &of_y), "weft_row_linear_forward: x is NULL");
   REFUSED(ROW(&of_x, NULL, &of_b, &of_y), "weft_row_linear_forward: w is NULL");
@@ -335,52 +502,98 @@ static void refuses(void) {
   REFUSED(ROW(&of_x, &of_w, &of_b, &wrong), "row_linear_forward: y overlaps x; expected memory of its own");
   for (int i = 0; i < 6; ++i) CHECK(y[i] == 7); /* nothing was written */
 
-  REFUSED(weft_column_linear_forward(NULL, &of_x, &of_w, &of_b, &of_y, &error),
+  REFUSED(weft_column_linear_forward(NULL, NULL, &of_x, &of_w, &of_b, &of_y, NULL, &error),
           "weft_column_linear_forward: compute is NULL");
-  REFUSED(weft_column_linear_forward(compute, NULL, &of_w, &of_b, &of_y, &error),
+  REFUSED(weft_column_linear_forward(compute, NULL, NULL, &of_w, &of_b, &of_y, NULL, &error),
           "weft_column_linear_forward: x is NULL");
-  REFUSED(weft_column_linear_forward(compute, &of_x, NULL, &of_b, &of_y, &error),
+  REFUSED(weft_column_linear_forward(compute, NULL, &of_x, NULL, &of_b, &of_y, NULL, &error),
           "weft_column_linear_forward: w is NULL");
-  REFUSED(weft_column_linear_forward(compute, &of_x, &of_w, &of_b, NULL, &error),
+  REFUSED(weft_column_linear_forward(compute, NULL, &of_x, &of_w, &of_b, NULL, NULL, &error),
           "weft_column_linear_forward: y is NULL");
   wrong = of_y;
   wrong.columns = 3;
-  REFUSED(weft_column_linear_forward(compute, &of_x, &of_w, &of_b, &wrong, &error),
+  REFUSED(weft_column_linear_forward(compute, NULL, &of_x, &of_w, &of_b, &wrong, NULL, &error),
           "column_linear_forward: y is (2, 3); expected (2, 2), from x (2, 3) and w (2, 3)");
 
-  REFUSED(weft_column_linear_backward(NULL, NULL, &of_y, &of_x, &of_w, &of_dx, NULL, NULL, false, &error),
-          "weft_column_linear_backward: compute is NULL");
-  REFUSED(weft_column_linear_backward(compute, NULL, NULL, &of_x, &of_w, &of_dx, NULL, NULL, false, &error),
-          "weft_column_linear_backward: dy is NULL");
-  REFUSED(weft_column_linear_backward(compute, NULL, &of_x, &of_x, &of_w, &of_dx, NULL, NULL, false, &error),
+  REFUSED(
+      weft_column_linear_backward(NULL, NULL, &of_y, &of_x, &of_w, &of_dx, NULL, NULL, false, NULL, &error),
+      "weft_column_linear_backward: compute is NULL");
+  REFUSED(
+      weft_column_linear_backward(compute, NULL, NULL, &of_x, &of_w, &of_dx, NULL, NULL, false, NULL, &error),
+      "weft_column_linear_backward: dy is NULL");
+  REFUSED(weft_column_linear_backward(compute, NULL, &of_x, &of_x, &of_w, &of_dx, NULL, NULL, false, NULL,
+                                      &error),
           "column_linear_backward: dy is (2, 3); expected (2, 2), from x (2, 3) and w (2, 3)");
   wrong = of_dw;
   wrong.rows = 1;
-  REFUSED(
-      weft_column_linear_backward(compute, NULL, &of_y, &of_x, &of_w, &of_dx, &wrong, NULL, false, &error),
-      "column_linear_backward: dw is (1, 3); expected (2, 3), from x (2, 3) and w (2, 3)");
+  REFUSED(weft_column_linear_backward(compute, NULL, &of_y, &of_x, &of_w, &of_dx, &wrong, NULL, false, NULL,
+                                      &error),
+          "column_linear_backward: dw is (1, 3); expected (2, 3), from x (2, 3) and w (2, 3)");
   wrong.rows = -1;
-  REFUSED(weft_column_linear_backward(compute, NULL, &of_y, &of_x, &of_w, &wrong, NULL, NULL, false, &error),
+  REFUSED(weft_column_linear_backward(compute, NULL, &of_y, &of_x, &of_w, &wrong, NULL, NULL, false, NULL,
+                                      &error),
           "weft_column_linear_backward: dx->rows is -1; expected 0 or more");
-  REFUSED(weft_row_linear_backward(NULL, &of_y, &of_x, &of_w, &of_dx, NULL, NULL, false, &error),
+  REFUSED(weft_row_linear_backward(NULL, NULL, &of_y, &of_x, &of_w, &of_dx, NULL, NULL, false, NULL, &error),
           "weft_row_linear_backward: compute is NULL");
-  REFUSED(weft_row_linear_backward(compute, &of_y, NULL, &of_w, &of_dx, NULL, NULL, false, &error),
-          "weft_row_linear_backward: x is NULL");
-  REFUSED(weft_row_linear_backward(compute, &of_y, &of_x, NULL, &of_dx, NULL, NULL, false, &error),
-          "weft_row_linear_backward: w is NULL");
+  REFUSED(
+      weft_row_linear_backward(compute, NULL, &of_y, NULL, &of_w, &of_dx, NULL, NULL, false, NULL, &error),
+      "weft_row_linear_backward: x is NULL");
+  REFUSED(
+      weft_row_linear_backward(compute, NULL, &of_y, &of_x, NULL, &of_dx, NULL, NULL, false, NULL, &error),
+      "weft_row_linear_backward: w is NULL");
   wrong_b = f32(b, 3);
-  REFUSED(weft_row_linear_backward(compute, &of_y, &of_x, &of_w, NULL, NULL, &wrong_b, false, &error),
-          "row_linear_backward: db is (3); expected (2), from x (2, 3) and w (2, 3)");
-  REFUSED(weft_row_linear_backward(compute, &of_y, &of_x, &of_w, &of_x, NULL, NULL, false, &error),
-          "row_linear_backward: dx overlaps x; expected memory of its own");
+  REFUSED(
+      weft_row_linear_backward(compute, NULL, &of_y, &of_x, &of_w, NULL, NULL, &wrong_b, false, NULL, &error),
+      "row_linear_backward: db is (3); expected (2), from x (2, 3) and w (2, 3)");
+  REFUSED(
+      weft_row_linear_backward(compute, NULL, &of_y, &of_x, &of_w, &of_x, NULL, NULL, false, NULL, &error),
+      "row_linear_backward: dx overlaps x; expected memory of its own");
+
+  weft_linear_options how = WEFT_LINEAR_OPTIONS_INIT;
+  how.struct_size = 3;
+  REFUSED(weft_row_linear_forward(compute, NULL, &of_x, &of_w, &of_b, &of_y, &how, &error),
+          "weft_row_linear_forward: options->struct_size is 3; expected 16: initialise it with "
+          "WEFT_LINEAR_OPTIONS_INIT");
+  how.struct_size = sizeof(how);
+  how.gather_output = true;
+  REFUSED(weft_row_linear_forward(compute, NULL, &of_x, &of_w, &of_b, &of_y, &how, &error),
+          "weft_row_linear_forward: options->gather_output is set; a row layer has its whole output already");
+  how.gather_output = false;
+  how.divide_sequence = true;
+  how.batch = 0;
+  REFUSED(weft_row_linear_forward(compute, NULL, &of_x, &of_w, &of_b, &of_y, &how, &error),
+          "weft_row_linear_forward: options->batch is 0; expected 1 or more");
+  how.batch = 4;
+  REFUSED(weft_row_linear_forward(compute, NULL, &of_x, &of_w, &of_b, &of_y, &how, &error),
+          "weft_row_linear_forward: x->rows is 2; expected a multiple of options->batch, which is 4");
 
   /* No error wanted, nothing wanted; and the context may go first. */
   weft_context_destroy(context);
-  CHECK(weft_row_linear_backward(compute, &of_y, &of_x, &of_w, NULL, NULL, NULL, false, NULL) == WEFT_OK);
-  CHECK(weft_row_linear_forward(compute, NULL, &of_x, &of_w, NULL, &of_y, NULL) == WEFT_OK);
+  CHECK(weft_row_linear_backward(compute, NULL, &of_y, &of_x, &of_w, NULL, NULL, NULL, false, NULL, NULL) ==
+        WEFT_OK);
+  CHECK(weft_row_linear_forward(compute, NULL, &of_x, &of_w, NULL, &of_y, NULL, NULL) == WEFT_OK);
   CHECK(y[0] == 0);
   weft_compute_destroy(compute);
   weft_compute_destroy(NULL);
+}
+
+/* A sequence that is not divided as the ranks divide it: on each rank its own error, before anything is sent. */
+static void wrong_part(rank_args* a) {
+  weft_group* group = join(a, "tp", 0);
+  weft_compute* compute = compute_with(a->context, 1);
+  weft_linear_options options = WEFT_LINEAR_OPTIONS_INIT;
+  float x[20] = {0}, w[8] = {0}, y[20] = {0};
+  const weft_matrix of_x = {x, 5, 4, WEFT_F32, WEFT_CPU}, of_w = {w, 2, 4, WEFT_F32, WEFT_CPU},
+                    of_y = {y, 4, 2, WEFT_F32, WEFT_CPU};
+  options.divide_sequence = true;
+  CHECK_ERROR(
+      weft_row_linear_forward(compute, group, &of_x, &of_w, NULL, &of_y, &options, &error), WEFT_BAD_ARGUMENT,
+      a->rank == 0 ? "row_linear_forward: y is (1, 4, 2); expected (1, 3, 2), what rank 0 of 2 has of the "
+                     "sequence of x (1, 5, 4)"
+                   : "row_linear_forward: y is (1, 4, 2); expected (1, 2, 2), what rank 1 of 2 has of the "
+                     "sequence of x (1, 5, 4)");
+  weft_group_destroy(group);
+  weft_compute_destroy(compute);
 }
 
 /* Ranks whose layers have different sizes. */
@@ -390,7 +603,7 @@ static void mismatch(rank_args* a) {
   float x[8] = {0}, w[8] = {0}, y[8] = {0};
   const weft_matrix of_x = {x, 1 + a->rank, 4, WEFT_F32, WEFT_CPU}, of_w = {w, 2, 4, WEFT_F32, WEFT_CPU},
                     of_y = {y, 1 + a->rank, 2, WEFT_F32, WEFT_CPU};
-  CHECK_ERROR(weft_row_linear_forward(compute, group, &of_x, &of_w, NULL, &of_y, &error), WEFT_MISMATCH,
+  CHECK_ERROR(weft_row_linear_forward(compute, group, &of_x, &of_w, NULL, &of_y, NULL, &error), WEFT_MISMATCH,
               "*all_reduce f32 x2 sum [call 0]");
   weft_group_destroy(group);
   weft_compute_destroy(compute);
@@ -402,7 +615,13 @@ int main(void) {
   run_ranks(2, equal_serial);
   run_ranks(4, equal_serial);
   for (int size = 1; size <= 4; size *= 2) run_ranks(size, real_numbers);
+  for (int size = 1; size <= 4; ++size) {
+    if (HIDDEN % size == 0) run_ranks(size, divided);
+    run_ranks(size, gathered);
+  }
+  of_dlpack();
   refuses();
+  run_ranks(2, wrong_part);
   run_ranks(2, mismatch);
   return 0;
 }

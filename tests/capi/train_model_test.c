@@ -309,6 +309,213 @@ static void more_options(rank_args* a) {
   weft_model_destroy(p.model);
 }
 
+/* Text -------------------------------------------------------------------------------------------------------- */
+
+static void from_text(rank_args* a) {
+  const char* const text =
+      "steps = 100 # for weft train\n\n[model]\ndim = 16\nlayers = 2\nheads = 4\nkv_heads = 4\nffn_hidden = "
+      "24\n"
+      "vocab = 32\nmax_seq = 8\ninit_std = 0.1\n";
+  const weft_transformer_options all = small();
+  weft_transformer_options rest = WEFT_TRANSFORMER_OPTIONS_INIT;
+  weft_model *model = NULL, *again = NULL, *none = NULL;
+  weft_text *one = NULL, *two = NULL;
+  weft_parameter x = WEFT_PARAMETER_INIT, y = WEFT_PARAMETER_INIT;
+  const parts p = make(a, &all);
+  const weft_mesh_axis axes[] = {{"dp", run.dp}, {"tp", run.tp}};
+  weft_group* group = join(a, "again", 0);
+  weft_mesh* mesh = NULL;
+  weft_compute* compute = NULL;
+  OK(weft_mesh_create(group, axes, 2, &mesh, &error));
+  OK(weft_compute_create(a->context, NULL, &compute, &error));
+  rest.seed = TRAIN_SEED;
+  OK(weft_transformer_create_from_text(mesh, compute, text, &rest, &model, &error));
+  OK(weft_model_text(p.model, &one, &error));
+  OK(weft_model_text(model, &two, &error));
+  CHECK(strcmp(weft_text_data(one), weft_text_data(two)) == 0);
+  CHECK(strstr(weft_text_data(one), "\nffn_hidden = 24\n") != NULL);
+  for (int32_t i = 0; i < 9 * TRAIN_LAYERS + 3; ++i) { /* of the same seed: the same values */
+    OK(weft_model_get_parameter(p.model, i, &x, &error));
+    OK(weft_model_get_parameter(model, i, &y, &error));
+    CHECK(strcmp(x.name, y.name) == 0 && x.value.count == y.value.count);
+    CHECK(memcmp(x.value.data, y.value.data, sizeof(float) * (size_t)x.value.count) == 0);
+  }
+  OK(weft_transformer_create_from_text(mesh, compute, weft_text_data(one), NULL, &again, &error));
+
+#define FROM_TEXT(text) weft_transformer_create_from_text(mesh, compute, text, NULL, &none, &error)
+#define WRONG_TEXT(text, words) CHECK_ERROR(FROM_TEXT(text), WEFT_BAD_ARGUMENT, words)
+  WRONG_TEXT("", "text: has no table [model]");
+  WRONG_TEXT("[model]\nhead = 4\n", "text:2: [model] has no \"head\"; is heads or head_size meant?");
+  WRONG_TEXT("[model]\n\ndim = '4'\n", "text:3: dim is '4'; expected an integer");
+  WRONG_TEXT("[model]\ndim = 0\n", "text:2: dim is 0; expected 1 or more");
+  WRONG_TEXT("[model]\ndim = 30\nheads = 4\n", "text:2: transformer: dim 30 does not divide into heads 4");
+  WRONG_TEXT("[model]\ndim = \n", "*text:2: not TOML: ");
+  WRONG_TEXT(NULL, "weft_transformer_create_from_text: text is NULL");
+  CHECK(none == NULL);
+  weft_text_destroy(one);
+  weft_text_destroy(two);
+  weft_model_destroy(model);
+  weft_model_destroy(again);
+  weft_model_destroy(p.model);
+  weft_compute_destroy(compute);
+  weft_mesh_destroy(mesh);
+  weft_group_destroy(group);
+}
+
+/* Parameters as tensors of DLPack ------------------------------------------------------------------------------ */
+
+static void of_dlpack(rank_args* a) {
+  const weft_transformer_options options = small();
+  const parts p = make(a, &options);
+  weft_parameter d = WEFT_PARAMETER_INIT;
+  int32_t index = -1;
+  struct DLManagedTensor* plain = NULL;
+  struct DLManagedTensorVersioned* versioned = NULL;
+  float values[TRAIN_HIDDEN * TRAIN_DIM];
+  OK(weft_model_find_parameter(p.model, "layers.1.mlp.up_proj.weight", &index, &error));
+  OK(weft_model_get_parameter(p.model, index, &d, &error));
+  OK(weft_model_parameter_dlpack(p.model, index, &plain, &error));
+  OK(weft_model_parameter_dlpack_versioned(p.model, index, &versioned, &error));
+  weft_dl_managed_tensor* const one = (weft_dl_managed_tensor*)(void*)plain;
+  weft_dl_managed_tensor_versioned* const two = (weft_dl_managed_tensor_versioned*)(void*)versioned;
+  CHECK(one->dl_tensor.data == d.value.data && two->dl_tensor.data == d.value.data); /* no copy */
+  CHECK(one->dl_tensor.ndim == 2 && one->dl_tensor.shape[0] == TRAIN_HIDDEN / run.tp &&
+        one->dl_tensor.shape[1] == TRAIN_DIM);
+  CHECK(one->dl_tensor.strides[0] == TRAIN_DIM && one->dl_tensor.strides[1] == 1);
+  CHECK(one->dl_tensor.dtype.code == WEFT_DL_FLOAT && one->dl_tensor.dtype.bits == 32);
+  CHECK(two->version.major == 1 && two->flags == WEFT_DL_READ_ONLY);
+
+  /* In by DLPack, and seen there at once. */
+  int64_t shape[2] = {d.local_extents[0], d.local_extents[1]},
+          turned[2] = {d.local_extents[1], d.local_extents[0]}, strides[2] = {1, d.local_extents[0]};
+  weft_dl_tensor t = {values, {WEFT_DL_CPU, 0}, 2, {WEFT_DL_FLOAT, 32, 1}, shape, NULL, 0};
+  for (int i = 0; i < TRAIN_HIDDEN * TRAIN_DIM; ++i) values[i] = (float)(i + a->rank);
+  OK(weft_model_set_parameter_from_dltensor(p.model, index, &t, &error));
+  CHECK(memcmp(one->dl_tensor.data, values, sizeof(float) * (size_t)d.value.count) == 0);
+#define SET_DL(words, status) \
+  CHECK_ERROR(weft_model_set_parameter_from_dltensor(p.model, index, &t, &error), status, words)
+  char text[200];
+  snprintf(text, sizeof text,
+           "weft_model_set_parameter_from_dltensor: the tensor has shape (%d, %d); expected (%d, %d), what "
+           "this rank "
+           "holds of layers.1.mlp.up_proj.weight",
+           (int)turned[0], (int)turned[1], (int)shape[0], (int)shape[1]);
+  t.shape = turned;
+  SET_DL(text, WEFT_BAD_ARGUMENT);
+  t.shape = shape;
+  t.strides = strides;
+  SET_DL("*the tensor is strided", WEFT_LAYOUT);
+  t.strides = NULL;
+  t.dtype.bits = 64;
+  SET_DL("weft_model_set_parameter_from_dltensor: tensor->dtype is f64; expected f32", WEFT_BAD_ARGUMENT);
+  CHECK_ERROR(weft_model_set_parameter_from_dltensor(p.model, 99, &t, &error), WEFT_BAD_ARGUMENT,
+              "weft_model_set_parameter_from_dltensor: index is 99; expected 0 to 20");
+  CHECK_ERROR(weft_model_parameter_dlpack(p.model, -1, &plain, &error), WEFT_BAD_ARGUMENT,
+              "weft_model_parameter_dlpack: index is -1; expected 0 to 20");
+
+  /* The memory outlives the model's handle, as long as one of them. */
+  weft_model_destroy(p.model);
+  one->deleter(one);
+  CHECK(memcmp(two->dl_tensor.data, values, sizeof(float) * (size_t)d.value.count) == 0);
+  two->deleter(two);
+}
+
+/* A step in two halves ------------------------------------------------------------------------------------------ */
+
+static weft_status backward(weft_trainer* trainer, const parts* p, int number, weft_step_result* result,
+                            weft_error* error) {
+  int64_t tokens[TRAIN_ROWS * TRAIN_SEQUENCE], labels[TRAIN_ROWS * TRAIN_SEQUENCE];
+  const weft_token_batch batch = {tokens, labels, p->rows, TRAIN_SEQUENCE, 0};
+  train_batch(number, p->first, p->rows, tokens, labels);
+  return weft_trainer_backward(trainer, &batch, 1, result, error);
+}
+
+/* Clipped by the program, with weft.h, between the halves: the losses of a run whose trainer clips. */
+static void train_in_halves(rank_args* a) {
+  enum { PARAMETERS = 9 * TRAIN_LAYERS + 3 };
+  const weft_transformer_options options = small();
+  const parts p = make(a, &options);
+  weft_trainer_options with = WEFT_TRAINER_OPTIONS_INIT;
+  weft_trainer* trainer = NULL;
+  weft_tensor gradients[PARAMETERS];
+  weft_step_result half = WEFT_STEP_RESULT_INIT, whole = WEFT_STEP_RESULT_INIT;
+  weft_parameter d = WEFT_PARAMETER_INIT;
+  int32_t count = 0;
+  with.max_norm = 0;
+  OK(weft_trainer_create(p.model, &with, &trainer, &error));
+  for (int i = 0; i < TRAIN_STEPS; ++i) {
+    double norm = 0;
+    OK(backward(trainer, &p, i, &half, &error));
+    CHECK(half.loss == run.losses[i] && half.step == i && half.tokens == TRAIN_ROWS * TRAIN_SEQUENCE - 6);
+    OK(weft_trainer_gradients(trainer, NULL, 0, &count, &error));
+    CHECK(count == PARAMETERS);
+    OK(weft_trainer_gradients(trainer, gradients, PARAMETERS, &count, &error));
+    for (int32_t k = 0; k < count; ++k) {
+      OK(weft_model_get_parameter(p.model, k, &d, &error));
+      CHECK(strcmp(gradients[k].name, d.name) == 0 && gradients[k].data.count == d.value.count);
+    }
+    OK(weft_clip_grad_norm(gradients, count, TRAIN_MAX_NORM, NULL, &norm, &error));
+    OK(weft_trainer_update(trainer, TRAIN_RATE, &whole, &error));
+    CHECK(whole.loss == half.loss && whole.step == i && whole.grad_norm <= TRAIN_MAX_NORM &&
+          norm > whole.grad_norm);
+  }
+  CHECK_ERROR(weft_trainer_gradients(trainer, gradients, PARAMETERS, &count, &error), WEFT_BAD_ARGUMENT,
+              "trainer: there are no gradients; expected backward() first");
+  CHECK_ERROR(weft_trainer_update(trainer, TRAIN_RATE, NULL, &error), WEFT_BAD_ARGUMENT,
+              "trainer: update() has no gradients; expected backward() first");
+  OK(backward(trainer, &p, 0, NULL, &error));
+  CHECK_ERROR(backward(trainer, &p, 0, NULL, &error), WEFT_BAD_ARGUMENT,
+              "trainer: the gradients of a backward() are there; expected update() or discard() first");
+  CHECK_ERROR(weft_trainer_gradients(trainer, gradients, 3, &count, &error), WEFT_BAD_ARGUMENT,
+              "weft_trainer_gradients: room is 3; the list of gradients needs 21");
+  OK(weft_trainer_discard(trainer, &error));
+  OK(weft_trainer_discard(trainer, &error));
+  int64_t steps = 0;
+  OK(weft_trainer_steps(trainer, &steps, &error));
+  CHECK(steps == TRAIN_STEPS);
+  /* Rates that differ, and one that is none. */
+  OK(backward(trainer, &p, 0, NULL, &error));
+  if (run.dp * run.tp > 1) {
+    CHECK_ERROR(weft_trainer_update(trainer, a->rank == 0 ? 0.5 : 0.25, NULL, &error), WEFT_BAD_ARGUMENT,
+                "*here, and 0.25 to 0.5 on the ranks of dp=");
+  } else {
+    CHECK_ERROR(weft_trainer_update(trainer, NAN, NULL, &error), WEFT_BAD_ARGUMENT,
+                "trainer: the learning rate is nan; expected a finite number of 0 or more");
+  }
+  weft_trainer_destroy(trainer);
+  weft_model_destroy(p.model);
+}
+
+/* Scores for what is wrong on one tensor rank: an error of both, at once and not after their deadline of a minute. */
+static void logits_of_wrong_ranks(rank_args* a) {
+  const weft_transformer_options options = small();
+  const parts p = make(a, &options);
+  static const char elsewhere[] =
+      "compute_logits: another rank of tp=2 was given a batch that does not fit; its own error says why";
+  int64_t tokens[TRAIN_SEQUENCE] = {0};
+  float scores[TRAIN_SEQUENCE * TRAIN_VOCAB];
+  const bool wrong = a->rank == 1;
+  weft_token_batch batch = {tokens, NULL, 1, TRAIN_SEQUENCE, 0};
+  weft_buffer to = f32(scores, wrong ? 7 : (int64_t)LENGTH(scores));
+#define LOGITS_HERE(batch_given, to_given, words)                                           \
+  CHECK_ERROR(weft_model_logits(p.model, batch_given, to_given, &error), WEFT_BAD_ARGUMENT, \
+              wrong ? words : elsewhere)
+  LOGITS_HERE(&batch, &to, "weft_model_logits: logits->count is 7; expected 256, of the scores (1, 8, 32)");
+  to = f32(scores, LENGTH(scores));
+  LOGITS_HERE(wrong ? NULL : &batch, &to, "weft_model_logits: batch is NULL");
+  LOGITS_HERE(&batch, wrong ? NULL : &to, "weft_model_logits: logits is NULL");
+  tokens[3] = wrong ? TRAIN_VOCAB : 0;
+  LOGITS_HERE(&batch, &to, "compute_logits: tokens[3] is 32; expected 0 to 31");
+  tokens[3] = wrong ? 1 : 0;
+  CHECK_ERROR(
+      weft_model_logits(p.model, &batch, &to, &error), WEFT_BAD_ARGUMENT,
+      "compute_logits: the ranks of tp=2 were given different batches; expected the same, as they share "
+      "the work on each");
+  tokens[3] = 0;
+  OK(weft_model_logits(p.model, &batch, &to, &error)); /* nothing is left behind */
+  weft_model_destroy(p.model);
+}
+
 /* Checkpoints ------------------------------------------------------------------------------------------------- */
 
 static void save(rank_args* a) {
@@ -622,10 +829,18 @@ static void on_mesh(int dp, int tp, void (*body)(rank_args*)) {
 
 int main(void) {
   expect_losses_of_cpp(1, 1);
+  on_mesh(1, 1, train_in_halves); /* of the losses before it */
   expect_losses_of_cpp(2, 1);
   expect_losses_of_cpp(1, 2);
+  on_mesh(1, 2, train_in_halves);
   expect_losses_of_cpp(2, 2);
+  on_mesh(2, 2, train_in_halves);
   expect_losses_of_cpp(1, 4);
+  on_mesh(1, 2, logits_of_wrong_ranks);
+  on_mesh(1, 1, from_text);
+  on_mesh(1, 2, from_text);
+  on_mesh(1, 1, of_dlpack);
+  on_mesh(1, 2, of_dlpack);
   on_mesh(1, 1, scores_of_loops);
   on_mesh(1, 2, scores_of_mesh);
   on_mesh(2, 2, scores_of_mesh);

@@ -141,6 +141,43 @@ static void callbacks(rank_args* a) {
 }
 static void test_callbacks(void) { run_ranks(2, callbacks); }
 
+/* A callback that calls functions that wait: they are refused before anything is sent, so the group lives on. */
+typedef struct waiting {
+  weft_group* group;
+  int refused;
+} waiting;
+static void call_and_wait(void* data, const weft_error* outcome) {
+  waiting* w = data;
+  static const char text[] = "*wait: this thread is in a callback of the same group, which may not wait";
+  int64_t x = 1, where = 2;
+  const weft_buffer b = {&x, 1, WEFT_I64, WEFT_CPU}, index = {&where, 1, WEFT_I64, WEFT_CPU};
+  weft_message message;
+  weft_call call = WEFT_CALL_INIT;
+  call.op = WEFT_OP_BARRIER;
+  CHECK(outcome == NULL);
+  CHECK_ERROR(weft_all_reduce(w->group, &b, &b, NULL, NULL, &error), WEFT_BAD_ARGUMENT, text);
+  CHECK_ERROR(weft_submit(w->group, &call, NULL, &error), WEFT_BAD_ARGUMENT, text);
+  CHECK_ERROR(weft_coalesced(w->group, &call, 1, NULL, &error), WEFT_BAD_ARGUMENT, text);
+  CHECK_ERROR(weft_min_loc(w->group, &b, &index, &b, &index, NULL, &error), WEFT_BAD_ARGUMENT, text);
+  CHECK_ERROR(weft_wait_message(w->group, WEFT_ANY_SOURCE, NULL, &message, &error), WEFT_BAD_ARGUMENT, text);
+  ++w->refused;
+}
+static void waits_in_callbacks(rank_args* a) {
+  weft_group* group = join(a, "world", 20000 * MS);
+  float x = 1;
+  const weft_buffer b = f32(&x, 1);
+  weft_work* work = NULL;
+  waiting w = {group, 0};
+  OK(weft_all_reduce(group, &b, &b, NULL, &work, &error));
+  OK(weft_work_then(work, call_and_wait, &w, &error));
+  OK(weft_work_wait(work, &error));
+  CHECK(w.refused == 1);
+  weft_work_destroy(work);
+  OK(weft_barrier(group, NULL, NULL, &error));
+  weft_group_destroy(group);
+}
+static void test_waits_in_callbacks(void) { run_ranks(2, waits_in_callbacks); }
+
 /* With no stream but the host's, wait_on waits. */
 static void streams(rank_args* a) {
   weft_group* group = join(a, "world", 20000 * MS);
@@ -187,8 +224,9 @@ static void test_refused(void) {
 
 int main(int argc, char** argv) {
   static const named_test tests[] = {
-      {"wait_all", test_wait_all}, {"some_fail", test_some_fail}, {"callbacks", test_callbacks},
-      {"streams", test_streams},   {"refused", test_refused},
+      {"wait_all", test_wait_all},   {"some_fail", test_some_fail},
+      {"callbacks", test_callbacks}, {"waits_in_callbacks", test_waits_in_callbacks},
+      {"streams", test_streams},     {"refused", test_refused},
   };
   return run_tests(tests, LENGTH(tests), argc, argv);
 }

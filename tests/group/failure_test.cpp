@@ -91,6 +91,12 @@ TEST_P(OnRanks, CountsDtypesOpsAndRootsAreCompared) {
                                     {.op = r.rank ? ReduceOp::max : ReduceOp::avg});
       },
       "x5000 avg", "x5000 max");
+  expect(
+      [](Rank& r) {
+        return r.group().all_reduce(view(g[r.rank]), view(g[r.rank]),
+                                    {.order = r.rank ? Order::canonical : Order::native});
+      },
+      "x5000 sum [call 0], rank", "x5000 sum [call 0]; one in canonical order, one not");
   expect([](Rank& r) { return r.group().broadcast(view(g[r.rank]), view(g[r.rank]), r.rank); }, "root 0",
          "root 1");
 }

@@ -471,6 +471,17 @@ TEST(ArenaLimits, WithoutRoomLocalMemoryIsGivenAndOneLineSaysSo) {
   EXPECT_TRUE(result.ok()) << test::to_string(result);
 }
 
+// The kernel would promise them, and look for a process to end when they are touched.
+TEST(ArenaLimits, MoreThanTheMachineHasIsRefused) {
+  constexpr std::size_t kTib = std::size_t{1} << 40;
+  std::vector<std::string> lines;
+  Context context({.log_level = LogLevel::info,
+                   .log_sink = [&](LogLevel, std::string_view line) { lines.emplace_back(line); }});
+  EXPECT_EQ(context.arena().allocate(64 * kTib), nullptr);  // 64 TiB, half of the address space
+  EXPECT_THAT(lines, testing::ElementsAre(testing::HasSubstr("cannot be had (Cannot allocate memory")));
+  EXPECT_EQ(Storage::allocate(context, Memory::shared, kMiB).memory(), Memory::shared);
+}
+
 TEST(ArenaLimits, AFileSizeLimitDoesNotKill) {
   const auto result = test::run_in_child([] {
     rlimit limit{};

@@ -1,8 +1,10 @@
 // A step of the Trainer is the passes, reductions and updates that it says; batches that are wrong are errors on all ranks.
 #include "weft/models/trainer.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 #include "support/run_ranks.hpp"
@@ -201,6 +203,156 @@ TEST(Trainer, WhatDoesNotFitIsNamedOnAllRanks) {
                  "trainer: max_norm is -1; expected 0 (no clipping) or more");
     EXPECT_EQ(trainer.steps(), 0);
     trainer.step({&first.batch, 1}, 0.01);
+  });
+}
+
+TEST(Trainer, AStepInTwoHalvesIsAStep) {
+  for (const MeshShape& shape : kMeshes)
+    test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+      Built one(rank, shape), two(rank, shape);
+      Trainer whole(one.model, one.compute, {.max_norm = 0.5}),
+          halves(two.model, two.compute, {.max_norm = 0.5});
+      for (int step = 0; step < kSteps; ++step) {
+        const Rows rows(step, one.first(), one.rows());
+        const Trainer::Result expected = whole.step({&rows.batch, 1}, 0.01);
+        const Trainer::Result first = halves.backward({&rows.batch, 1});
+        EXPECT_EQ(first.loss, expected.loss) << to_string(shape);
+        EXPECT_EQ(first.tokens, expected.tokens);
+        EXPECT_EQ(grad_norm(halves.gradients(), 2), expected.grad_norm) << "of what is reduced already";
+        const Trainer::Result second = halves.update(0.01);
+        EXPECT_EQ(second.grad_norm, expected.grad_norm);
+        EXPECT_EQ(second.loss, expected.loss);
+        EXPECT_EQ(second.step, step);
+      }
+      EXPECT_EQ(halves.steps(), kSteps);
+      const std::vector<Parameter*> p = one.model.parameters(), q = two.model.parameters();
+      for (std::size_t i = 0; i < p.size(); ++i)
+        EXPECT_TRUE(std::equal(p[i]->master().f32().begin(), p[i]->master().f32().end(),
+                               q[i]->master().f32().begin()))
+            << p[i]->path();
+    });
+}
+
+// What the program writes between the halves is what is used: with SGD at rate 1, w - g.
+TEST(Trainer, GradientsMayBeReplacedBeforeTheUpdate) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    Built built(rank, {{"dp", 2}, {"tp", 2}});
+    Trainer trainer(built.model, built.compute, {.optimizer = SGD::Options{}, .max_norm = 0});
+    const Rows rows(0, built.first(), built.rows());
+    const std::vector<Parameter*> parameters = built.model.parameters();
+    trainer.backward({&rows.batch, 1});
+    const std::vector<Gradient> gradients = trainer.gradients();
+    ASSERT_EQ(gradients.size(), parameters.size());
+    std::vector<float> before;
+    std::int64_t elements = 0;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      EXPECT_EQ(gradients[i].name, parameters[i]->path());
+      EXPECT_EQ(gradients[i].data.shape, parameters[i]->master().shape());
+      before.push_back(parameters[i]->master().f32()[0]);
+      elements += parameters[i]->global_shape().count();
+      for (float& g : gradients[i].data.as<float>()) g = 0.25f;
+    }
+    const Trainer::Result result = trainer.update(1);
+    EXPECT_NEAR(result.grad_norm, 0.25 * std::sqrt(static_cast<double>(elements)), 1e-9);
+    for (std::size_t i = 0; i < parameters.size(); ++i)
+      EXPECT_EQ(parameters[i]->master().f32()[0], before[i] - 0.25f) << parameters[i]->path();
+  });
+}
+
+TEST(Trainer, TheHalvesOfAStepComeInTurn) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Built built(rank, {{"dp", 2}, {"tp", 1}});
+    Trainer trainer(built.model, built.compute, {});
+    const Rows rows(0, built.first(), built.rows());
+    const auto text = [](const auto& call) { return std::string(error_of(call).what()); };
+    EXPECT_EQ(text([&] { trainer.update(0.1); }),
+              "trainer: update() has no gradients; expected backward() first");
+    EXPECT_EQ(text([&] { trainer.gradients(); }),
+              "trainer: there are no gradients; expected backward() first");
+    trainer.backward({&rows.batch, 1});
+    for (int again = 0; again < 2; ++again)
+      EXPECT_EQ(text([&] {
+                  if (again == 0) trainer.backward({&rows.batch, 1});
+                  if (again == 1) trainer.step({&rows.batch, 1}, 0.1);
+                }),
+                "trainer: the gradients of a backward() are there; expected update() or discard() first");
+    trainer.discard();
+    trainer.discard();
+    EXPECT_EQ(text([&] { trainer.update(0.1); }),
+              "trainer: update() has no gradients; expected backward() first");
+    EXPECT_EQ(trainer.steps(), 0);
+    EXPECT_EQ(trainer.step({&rows.batch, 1}, 0.1).step, 0);
+    trainer.backward({&rows.batch, 1});
+    EXPECT_EQ(text([&] { trainer.update(rank.rank == 0 ? 0.1 : -1); }),
+              rank.rank == 0
+                  ? "trainer: another rank was given a learning rate that is none; its own error says why"
+                  : "trainer: the learning rate is -1; expected a finite number of 0 or more");
+    EXPECT_EQ(text([&] { trainer.gradients(); }),
+              "trainer: there are no gradients; expected backward() first");
+  });
+}
+
+TEST(Trainer, LearningRatesThatDifferAreAnErrorOnAllRanks) {
+  for (const bool halves : {false, true})
+    test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+      Built built(rank, {{"dp", 2}, {"tp", 2}});
+      Trainer trainer(built.model, built.compute, {});
+      const Rows rows(0, built.first(), built.rows());
+      const auto text = [&](double rate) {
+        return std::string(error_of([&] {
+                             if (halves) trainer.backward({&rows.batch, 1});
+                             if (halves) trainer.update(rate);
+                             if (!halves) trainer.step({&rows.batch, 1}, rate);
+                           }).what());
+      };
+      const float before = built.model.parameters()[0]->master().f32()[0];
+      for (int odd = 0; odd < 4; ++odd) {
+        const bool here = rank.rank == odd;
+        EXPECT_EQ(
+            text(here ? 0.02 : 0.01),
+            fmt::format("trainer: the learning rate is {} here, and 0.01 to 0.02 on the ranks of dp=2 x "
+                        "tp=2; expected the same on all",
+                        here ? 0.02 : 0.01));
+        EXPECT_EQ(
+            text(here ? std::nan("") : 0.01),
+            here ? "trainer: the learning rate is nan; expected a finite number of 0 or more"
+                 : "trainer: another rank was given a learning rate that is none; its own error says why");
+      }
+      EXPECT_EQ(built.model.parameters()[0]->master().f32()[0], before);
+      EXPECT_EQ(trainer.steps(), 0);
+      EXPECT_FALSE(trainer.step({&rows.batch, 1}, rank.rank == 0 ? 0.0 : -0.0).skipped) << "are one rate";
+    });
+}
+
+// Long before the deadline of their group, which is 30 seconds.
+TEST(Trainer, LogitsOfAWrongBatchAreAnErrorOnAllTensorRanks) {
+  test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
+    Built built(rank, {{"dp", 2}, {"tp", 2}});
+    const auto text = [&](bool wrong, const auto& change, const std::optional<Error>& fault = std::nullopt) {
+      Rows rows(0, built.first(), built.rows());
+      if (wrong) change(rows);
+      return std::string(
+          error_of([&] { compute_logits(built.model, built.compute, rows.batch, fault); }).what());
+    };
+    const bool wrong = built.model.tensor.rank() == 1;  // on either data rank
+    const std::string elsewhere =
+        "compute_logits: another rank of tp=2 was given a batch that does not fit; its own error says why";
+    EXPECT_EQ(text(wrong, [](Rows& r) { r.tokens[3] = kVocab; }),
+              wrong ? "compute_logits: tokens[3] is 32; expected 0 to 31" : elsewhere);
+    EXPECT_EQ(text(wrong, [](Rows& r) { r.batch.sequence = 9; }),
+              wrong ? "compute_logits: sequence is 9; expected 1 to 8 (max_seq)" : elsewhere);
+    EXPECT_EQ(
+        text(wrong, [](Rows& r) { r.tokens[0] = r.tokens[0] == 0 ? 1 : 0; }),
+        "compute_logits: the ranks of tp=2 were given different batches; expected the same, as they share "
+        "the work on each");
+    std::optional<Error> fault;
+    if (wrong) fault.emplace(ErrorCode::bad_argument, "the caller's own");
+    EXPECT_EQ(text(
+                  false, [](Rows&) {}, fault),
+              wrong ? "the caller's own" : elsewhere);
+    Rows rows(0, built.first(), built.rows());
+    rows.batch.labels = nullptr;  // are not read
+    compute_logits(built.model, built.compute, rows.batch);
   });
 }
 

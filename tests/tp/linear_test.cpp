@@ -1,8 +1,10 @@
 // Column and row layers on plain vectors: the sum of what the ranks compute is what one rank computes.
 #include "weft/tp/linear.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 
@@ -152,6 +154,181 @@ TEST(LinearViews, ColumnAndRowEqualSerial) {
         expect_serial<bf16, float>(small, rank, accumulate);
         expect_serial<bf16, bf16>(small, rank, accumulate);
       });
+}
+
+// ---- gathered output, divided sequence ----
+
+struct Extent {
+  std::int64_t begin, size;
+};
+Extent cut(std::int64_t size, int ranks, int rank) {
+  const std::int64_t each = size / ranks, more = size % ranks;
+  return {each * rank + std::min<std::int64_t>(rank, more), each + (rank < more ? 1 : 0)};
+}
+Extent cut(std::int64_t size, const Rank& rank) { return cut(size, rank.size, rank.rank); }
+
+// The part of (batch, sequence, width) that has the positions of `c`.
+Floats positions(const Floats& v, std::int64_t batch, std::int64_t width, const Extent& c) {
+  const std::int64_t sequence = static_cast<std::int64_t>(v.size()) / batch / width;
+  Floats part;
+  for (std::int64_t b = 0; b < batch; ++b)
+    part.insert(part.end(), v.begin() + (b * sequence + c.begin) * width,
+                v.begin() + (b * sequence + c.begin + c.size) * width);
+  return part;
+}
+
+// x → column → row → y as expect_serial(), with x, dx, y and dy divided along the sequence of (batch, kTokens / batch, …).
+template <class T, class W>
+void expect_serial_divided(const Serial& one, Rank& rank, const DeviceMesh& axes, const Extent& here,
+                           std::int64_t batch, bool accumulate) {
+  using In = std::vector<T>;
+  using Out = std::vector<W>;
+  Compute compute(rank.context, 2);
+  const std::int64_t sequence = kTokens / batch;
+  const Extent features = cut(kHidden, rank);
+  const std::int64_t part = features.size, begin = features.begin;
+  In x = as<T>(positions(one.x, batch, kIn, here)), dy = as<T>(positions(one.dy, batch, kOut, here)),
+     w1 = as<T>(Serial::rows(one.w1, kIn, begin, part)),
+     w2 = as<T>(Serial::columns(one.w2, kOut, begin, part));
+  Out b1 = as<W>(Serial::rows(one.b1, 1, begin, part)), b2 = as<W>(one.b2);
+  const Shape of_x{batch, here.size, kIn}, of_h{batch, sequence, part}, of_y{batch, here.size, kOut};
+  Out h(static_cast<std::size_t>(kTokens * part)), y(dy.size());
+  column_linear_forward(compute, axes, view(x.data(), of_x), view(w1.data(), {part, kIn}), view(b1),
+                        view(h.data(), of_h), {.sequence_dim = 1});
+  EXPECT_EQ(as<float>(h), Serial::columns(one.h, kTokens, begin, part));
+  In h_in = as<T>(h);
+  row_linear_forward(compute, axes, view(h_in.data(), of_h), view(w2.data(), {kOut, part}), view(b2),
+                     view(y.data(), of_y), {.sequence_dim = 1});
+  EXPECT_EQ(as<float>(y), positions(one.y, batch, kOut, here));
+
+  const W before(accumulate ? 1.0f : 3.0f);
+  Out dh(h.size()), dx(x.size()), dw2(w2.size(), before), db2(b2.size(), before), dw1(w1.size(), before),
+      db1(b1.size(), before);
+  row_linear_backward(
+      compute, axes, view(dy.data(), of_y), view(h_in.data(), of_h), view(w2.data(), {kOut, part}),
+      {view(dh.data(), of_h), view(dw2.data(), {kOut, part}), view(db2.data(), {kOut}), accumulate},
+      {.sequence_dim = 1});
+  In dh_in = as<T>(dh);
+  column_linear_backward(
+      compute, axes, view(dh_in.data(), of_h), view(x.data(), of_x), view(w1.data(), {part, kIn}),
+      {view(dx.data(), of_x), view(dw1.data(), {part, kIn}), view(db1.data(), {part}), accumulate},
+      {.sequence_dim = 1});
+  const auto plus = [&](Floats v) {
+    if (accumulate)
+      for (float& f : v) f += 1;
+    return v;
+  };
+  EXPECT_EQ(as<float>(dh), Serial::columns(one.dh, kTokens, begin, part));
+  EXPECT_EQ(as<float>(dx), positions(one.dx, batch, kIn, here));
+  EXPECT_EQ(as<float>(dw2), plus(Serial::columns(one.dw2, kOut, begin, part)));
+  EXPECT_EQ(as<float>(db2), plus(one.db2)) << "is the sum over the whole sequence, once";
+  EXPECT_EQ(as<float>(dw1), plus(Serial::rows(one.dw1, kIn, begin, part)));
+  EXPECT_EQ(as<float>(db1), plus(Serial::rows(one.db1, 1, begin, part)));
+}
+
+// Sequences of 6, 3 and 1 positions: over 4 ranks some have one more than others, or none.
+TEST(LinearViews, ADividedSequenceEqualsSerial) {
+  const Serial one, small(1);
+  for (const int ranks : {1, 2, 3, 4})
+    test::run_ranks(Ranks::threads, ranks, [&](Rank& rank) {
+      const DeviceMesh mesh(rank.group(), {{"tp", rank.size}});
+      for (const std::int64_t batch : {1, 2, 6})
+        for (const bool accumulate : {false, true}) {
+          const Extent here = cut(kTokens / batch, rank);
+          expect_serial_divided<float, float>(one, rank, mesh["tp"], here, batch, accumulate);
+          expect_serial_divided<bf16, float>(small, rank, mesh["tp"], here, batch, accumulate);
+          expect_serial_divided<bf16, bf16>(small, rank, mesh["tp"], here, batch, accumulate);
+        }
+    });
+}
+
+TEST(LinearViews, ASequenceIsDividedOverSeveralAxesInTheirOrder) {
+  const Serial one;
+  test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"kv", 2}, {"rep", 2}});
+    // 6 positions are 3 + 3, then 2 + 1 and 2 + 1.
+    const Extent outer = cut(kTokens, 2, rank.rank / 2), inner = cut(outer.size, 2, rank.rank % 2);
+    expect_serial_divided<float, float>(one, rank, mesh[{"kv", "rep"}],
+                                        {outer.begin + inner.begin, inner.size}, 1, false);
+  });
+}
+
+// kOut features over the ranks, also uneven, and more ranks than features.
+TEST(LinearViews, AGatheredOutputEqualsSerial) {
+  const Serial one;
+  for (const std::int64_t out : {std::int64_t{8}, std::int64_t{7}, std::int64_t{2}})
+    for (const int ranks : {1, 2, 3, 4})
+      test::run_ranks(Ranks::threads, ranks, [&](Rank& rank) {
+        const DeviceMesh mesh(rank.group(), {{"tp", rank.size}});
+        Compute compute(rank.context);
+        const Extent own = cut(out, rank);
+        Floats all_w = one.make(7, out * kIn), all_b = one.make(8, out), dy = one.make(9, kTokens * out);
+        Floats x = one.x, w = Serial::rows(all_w, kIn, own.begin, own.size),
+               b = Serial::rows(all_b, 1, own.begin, own.size);
+        Floats y(dy.size(), 3), dx(x.size(), 3), dw(w.size(), 3), db(b.size(), 3);
+        const Shape of_w{own.size, kIn};
+        for (const int sequence_dim : {-1, 0}) {
+          const Extent here = sequence_dim == 0 ? cut(kTokens, rank) : Extent{0, kTokens};
+          const ColumnOptions how{.gather_output = true, .sequence_dim = sequence_dim};
+          Floats own_x = Serial::rows(x, kIn, here.begin, here.size), own_dx(own_x.size(), 3);
+          const Shape of_x{here.size, kIn};
+          column_linear_forward(compute, mesh["tp"], shaped(own_x, of_x), shaped(w, of_w),
+                                shaped(b, {own.size}), shaped(y, {kTokens, out}), how);
+          EXPECT_EQ(y, Serial::times(x, all_w, all_b, kTokens, kIn, out));
+          column_linear_backward(
+              compute, mesh["tp"], shaped(dy, {kTokens, out}), shaped(own_x, of_x), shaped(w, of_w),
+              {shaped(own_dx, of_x), shaped(dw, of_w), shaped(db, {own.size}), false}, how);
+          EXPECT_EQ(own_dx,
+                    Serial::rows(Serial::back(dy, all_w, kTokens, out, kIn), kIn, here.begin, here.size));
+          EXPECT_EQ(dw, Serial::rows(Serial::outer(dy, x, kTokens, out, kIn), kIn, own.begin, own.size));
+          EXPECT_EQ(db, Serial::rows(Serial::sum_rows(dy, kTokens, out), 1, own.begin, own.size));
+        }
+      });
+}
+
+TEST(LinearViews, WhatDoesNotFitADividedSequenceIsNamed) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"tp", 2}});
+    Compute compute(rank.context);
+    Floats x(30), w(6), y(30, 7);
+    const std::string here = fmt::format("rank {} of 2", rank.rank);
+    const auto column = [&](const Shape& of_x, const Shape& of_w, const Shape& of_y,
+                            const ColumnOptions& how) {
+      return std::string(error_of([&] {
+                           column_linear_forward(compute, mesh["tp"], shaped(x, of_x), shaped(w, of_w), {},
+                                                 shaped(y, of_y), how);
+                         }).what());
+    };
+    const auto row = [&](const Shape& of_x, const Shape& of_y, int dim) {
+      return std::string(error_of([&] {
+                           row_linear_forward(compute, mesh["tp"], shaped(x, of_x), shaped(w, {2, 3}), {},
+                                              shaped(y, of_y), {.sequence_dim = dim});
+                         }).what());
+    };
+    const std::int64_t own = rank.rank == 0 ? 3 : 2;
+    EXPECT_EQ(column({4, 3}, {2, 3}, {5, 2}, {.sequence_dim = 0}),
+              fmt::format("column_linear_forward: x is (4, 3); expected ({}, 3), what {} has of the sequence "
+                          "of y (5, 2)",
+                          own, here));
+    EXPECT_EQ(row({5, 3}, {4, 2}, 0),
+              fmt::format("row_linear_forward: y is (4, 2); expected ({}, 2), what {} has of the sequence of "
+                          "x (5, 3)",
+                          own, here));
+    EXPECT_EQ(row({5, 3}, {5, 1, 2}, 0),
+              "row_linear_forward: y is (5, 1, 2); expected 2 dimensions, as x (5, 3) has");
+    EXPECT_EQ(row({5, 3}, {3, 2}, 1),
+              "row_linear_forward: sequence_dim is 1; expected 0 to 0, as x is (5, 3), or -1: none");
+    EXPECT_EQ(row({5, 3}, {3, 2}, -2),
+              "row_linear_forward: sequence_dim is -2; expected 0 to 0, as x is (5, 3), or -1: none");
+    EXPECT_EQ(row({3}, {2}, 0),
+              "row_linear_forward: sequence_dim is 0, and x is (3); expected two dimensions or more");
+    EXPECT_EQ(
+        column({2, 3}, {2, 3}, {2, 6}, {.gather_output = true}),
+        fmt::format("column_linear_forward: w is (2, 3); expected (3, 3), what {} has of the 6 features "
+                    "of y",
+                    here));
+    EXPECT_EQ(y, Floats(30, 7));
+  });
 }
 
 TEST(LinearViews, WithoutBiasOrGradientsThatNobodyWants) {

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "base/text/nearest.hpp"
 #include "commands.hpp"
-#include "nearest.hpp"
 #include "weft/base/error.hpp"
 #include "weft/weft.h"
 
@@ -24,7 +24,7 @@ void check_command(const CLI::App& app, const std::string& word) {
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
     names.push_back(command->get_name());
   if (std::find(names.begin(), names.end(), word) != names.end()) return;
-  const std::string meant = weft::tools::is_meant(word, names);
+  const std::string meant = weft::is_meant(word, names);
   throw weft::Error(
       weft::ErrorCode::bad_argument,
       fmt::format("unknown command \"{}\"{}{}{}", word, meant,

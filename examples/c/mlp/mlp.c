@@ -74,17 +74,17 @@ static weft_status mlp_step(mlp* m, weft_compute* compute, weft_group* group) {
                     dw2 = {m->dw2, OUT, n, WEFT_F32, WEFT_CPU};
   const weft_buffer b1 = {m->b1, n, WEFT_F32, WEFT_CPU}, b2 = {m->b2, OUT, WEFT_F32, WEFT_CPU},
                     db1 = {m->db1, n, WEFT_F32, WEFT_CPU}, db2 = {m->db2, OUT, WEFT_F32, WEFT_CPU};
-  weft_status s = weft_column_linear_forward(compute, &x, &w1, &b1, &h, &error);
+  weft_status s = weft_column_linear_forward(compute, group, &x, &w1, &b1, &h, NULL, &error);
   if (s != WEFT_OK) return s;
   for (int i = 0; i < TOKENS * n; ++i)
     if (m->h[i] < 0) m->h[i] = 0;
-  s = weft_row_linear_forward(compute, group, &h, &w2, &b2, &y, &error);
+  s = weft_row_linear_forward(compute, group, &h, &w2, &b2, &y, NULL, &error);
   if (s != WEFT_OK) return s;
-  s = weft_row_linear_backward(compute, &y, &h, &w2, &dh, &dw2, &db2, false, &error);
+  s = weft_row_linear_backward(compute, group, &y, &h, &w2, &dh, &dw2, &db2, false, NULL, &error);
   if (s != WEFT_OK) return s;
   for (int i = 0; i < TOKENS * n; ++i)
     if (m->h[i] == 0) m->dh[i] = 0;
-  return weft_column_linear_backward(compute, group, &dh, &x, &w1, &dx, &dw1, &db1, false, &error);
+  return weft_column_linear_backward(compute, group, &dh, &x, &w1, &dx, &dw1, &db1, false, NULL, &error);
 }
 
 /* Whether `a` is `b`, but for rounding. */

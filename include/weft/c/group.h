@@ -135,7 +135,8 @@ weft_status weft_group_traits(const weft_group* group, weft_traits* traits, weft
 weft_status weft_backend_traits(weft_context* context, const char* backend, weft_traits* traits,
                                 weft_error* error);
 
-/* Fails every pending and later call of every rank with WEFT_ABORTED and this text. Does not block. */
+/* Fails every pending and later call of every rank with WEFT_ABORTED and this text, but for one whose peers have done
+ * their part already: it may end well, and the next one fails. Does not block. */
 weft_status weft_group_abort(weft_group* group, const char* why, weft_error* error);
 /* After a failure: waits at most `limit_ns` (0: one look) until nobody can touch the buffers of failed calls
  * any more, and says so in *quiet. */

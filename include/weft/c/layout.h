@@ -110,7 +110,8 @@ typedef struct weft_tensor {
   const char* name;          /* in errors, and in checkpoints */
   weft_buffer data;          /* this rank's part, row-major without gaps */
   const weft_layout* layout; /* what the elements are over the mesh; NULL: this rank's alone */
-  /* The extents of `data`; NULL: those of the layout on this rank, or without a layout one dimension. */
+  /* The extents of `data`, with as many elements; NULL: those of the layout on this rank, or without a layout one
+   * dimension. */
   const int64_t* extents;
   int32_t dim_count; /* 0 where extents is NULL */
 } weft_tensor;

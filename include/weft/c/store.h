@@ -59,7 +59,7 @@ weft_status weft_store_secret_from_env(weft_text** secret, weft_error* error);
 /* A new one, at random. WEFT_SYSTEM where the system gives no random numbers. */
 weft_status weft_store_secret_create(weft_text** secret, weft_error* error);
 
-/* Requests. `key`: up to 1 KiB; not beginning with "weft/", which are weft's own. A value: any bytes, up to
+/* Requests. `key`: up to 1 KiB; not beginning with "weft/", which are weft's own (WEFT_BAD_ARGUMENT). A value: any bytes, up to
  * 1 MiB; `value` may be NULL where `bytes` is 0. `limit_ns`: how long the store may take to answer (0: half a minute), then
  * WEFT_TIMEOUT, and the request may have been carried out or not. */
 weft_status weft_store_set(weft_store* store, const char* key, const void* value, size_t bytes,

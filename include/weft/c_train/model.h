@@ -38,6 +38,15 @@ typedef struct weft_transformer_options {
 weft_status weft_transformer_create(const weft_mesh* mesh, weft_compute* compute,
                                     const weft_transformer_options* options, weft_model** model,
                                     weft_error* error);
+/* The same with what `text` says in place of the sizes of `options`: the table [model] of a TOML text, whose keys are the options' names (dim,
+ * layers, heads, kv_heads, ffn_hidden, vocab, max_seq, head_size, rope_theta, norm_eps, tied, init_std). What it does not name is as in `options`. The
+ * rest of the text is not looked at, so it may be the file that `weft train --config` reads. WEFT_BAD_ARGUMENT with the line of what is
+ * wrong: "text:3: [model] has no "head"; is heads meant?". */
+weft_status weft_transformer_create_from_text(const weft_mesh* mesh, weft_compute* compute, const char* text,
+                                              const weft_transformer_options* options, weft_model** model,
+                                              weft_error* error);
+/* Such a text of a model's own sizes, with every key. Destroyed with weft_text_destroy. */
+weft_status weft_model_text(const weft_model* model, weft_text** text, weft_error* error);
 void weft_model_destroy(weft_model* model);
 
 typedef struct weft_parameter {
@@ -68,6 +77,20 @@ weft_status weft_model_parameter_layout(const weft_model* model, int32_t index, 
 weft_status weft_model_set_parameter(weft_model* model, int32_t index, const weft_buffer* value,
                                      weft_error* error);
 
+/* The same of a tensor of DLPack, which must have the parameter's local extents, row-major; `tensor` points to a DLTensor, as in weft/c/dlpack.h. It
+ * is only read. */
+weft_status weft_model_set_parameter_from_dltensor(weft_model* model, int32_t index, const void* tensor,
+                                                   weft_error* error);
+/* What this rank holds of it as a tensor of DLPack, without a copy: its memory is the model's. *managed is whoever adopts it; its deleter, which any
+ * thread may call, lets go of the model, which it keeps as a handle does: all of its memory, also after weft_model_destroy. Values are those
+ * of the moment at which they are read: steps and weft_model_set_parameter change them, in the thread that makes them. To be read: the versioned
+ * one says so by WEFT_DL_READ_ONLY, the other one cannot. */
+weft_status weft_model_parameter_dlpack(const weft_model* model, int32_t index,
+                                        struct DLManagedTensor** managed, weft_error* error);
+weft_status weft_model_parameter_dlpack_versioned(const weft_model* model, int32_t index,
+                                                  struct DLManagedTensorVersioned** managed,
+                                                  weft_error* error);
+
 /* This rank's rows of a batch, on the host. Ranks that differ in their tensor axis alone give the same rows. */
 typedef struct weft_token_batch {
   const int64_t* tokens; /* rows x sequence, each from 0 to vocab - 1 */
@@ -81,7 +104,8 @@ typedef struct weft_token_batch {
 #define WEFT_IGNORED (-100) /* a label that does not count */
 
 /* The model's scores for each token: `logits`, f32, rows x sequence x vocab elements. Collective over the tensor axis;
- * blocks until it is done. */
+ * blocks until it is done. What is wrong with the batch or the memory of one rank is WEFT_BAD_ARGUMENT on all ranks of its tensor axis, at once
+ * and before any pass, and so are ranks that were given different tokens. */
 weft_status weft_model_logits(weft_model* model, const weft_token_batch* batch, const weft_buffer* logits,
                               weft_error* error);
 

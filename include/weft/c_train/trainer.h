@@ -50,10 +50,38 @@ typedef struct weft_step_result {
 /* Forward, loss, backward, averaging over the data axis, sync over the tensor axis, clip, and one step of the optimizer
  * with learning rate `rate`. Several batches are micro-batches, as many on every rank: their gradients add up to that of
  * one batch of all their rows. `result` may be NULL. Collective over the mesh; blocks until it is done.
- * WEFT_BAD_ARGUMENT on all ranks, before any pass, where the batch of one does not fit. After an error gradients are
+ * WEFT_BAD_ARGUMENT on all ranks, before any pass, where the batch of one does not fit, or learning rates differ. (What cannot be read at all, NULL or
+ * a result without its initialiser, is an error of that rank alone; the others wait for it until their deadline.) After an error gradients are
  * forgotten; whether weights changed depends on when it came. */
 weft_status weft_trainer_step(weft_trainer* trainer, const weft_token_batch* batches, int32_t batch_count,
                               double rate, weft_step_result* result, weft_error* error);
+
+/* A step in two halves, so that a program sees, clips or replaces the gradients between them:
+ *
+ *   weft_trainer_backward(trainer, &batch, 1, &result, &error);
+ *   weft_trainer_gradients(trainer, gradients, room, &count, &error);
+ *   weft_clip_grad_norm(gradients, count, 1.0, NULL, &norm, &error);      (weft/c/gradients.h; or anything else)
+ *   weft_trainer_update(trainer, rate, &result, &error);
+ *
+ * The first half: all of weft_trainer_step but clip and update. `result` gets step, tokens and loss. Collective over the mesh; blocks. Errors are those
+ * of weft_trainer_step; WEFT_BAD_ARGUMENT also where the gradients of a backward are still there. */
+weft_status weft_trainer_backward(weft_trainer* trainer, const weft_token_batch* batches, int32_t batch_count,
+                                  weft_step_result* result, weft_error* error);
+/* Between the halves: the gradient of each parameter that is trained, in the order of the parameters, the same on all ranks. What is there is
+ * reduced: the gradient of the mean over all labels of the step. *count gets their number; where `room` is 0, that alone, and `gradients` may be
+ * NULL. name: the parameter's; data: f32, the trainer's memory, in which the program may write what weft_trainer_update then uses: ranks that
+ * hold the same elements write the same; layout: the trainer's, not to be destroyed; extents and dim_count are not set, as the layout has them. All
+ * are good until weft_trainer_update, _discard, _load or _destroy. The list is what weft_grad_norm, weft_clip_grad_norm and weft_check_replicas
+ * take (of a model in the host's memory). WEFT_BAD_ARGUMENT without a weft_trainer_backward, and where `room` is too small. */
+weft_status weft_trainer_gradients(weft_trainer* trainer, weft_tensor* gradients, int32_t room,
+                                   int32_t* count, weft_error* error);
+/* The second half: clips to max_norm, where that is not 0, and takes a step of the optimizer. `result`, which may be NULL, is whole: grad_norm is
+ * that of what the program left. Collective over the mesh; blocks. WEFT_BAD_ARGUMENT without a weft_trainer_backward; on all ranks, where learning rates
+ * differ or one is not a finite number of 0 or more. The gradients are forgotten, also after an error. */
+weft_status weft_trainer_update(weft_trainer* trainer, double rate, weft_step_result* result,
+                                weft_error* error);
+/* In place of the second half: forgets the gradients, and no step was taken. Nothing where there are none. No communication: all ranks do so, or none. */
+weft_status weft_trainer_discard(weft_trainer* trainer, weft_error* error);
 /* How many steps were taken. */
 weft_status weft_trainer_steps(const weft_trainer* trainer, int64_t* steps, weft_error* error);
 

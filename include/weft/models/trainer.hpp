@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <span>
 #include <variant>
 #include <vector>
 
+#include "weft/base/error.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
 #include "weft/dp/grad_norm.hpp"
 #include "weft/models/build.hpp"
@@ -29,9 +31,12 @@ struct TokenBatch {
 };
 
 /// What the model gives for each token: f32 (rows, sequence, vocab), of this rank's rows. Keeps nothing for a backward
-/// pass; labels are not read. Collective over the tensor axis. Throws bad_argument before anything is sent for a token
-/// that the vocabulary does not have, and for more positions than max_seq.
-Tensor compute_logits(ParallelModel& model, Compute& compute, const TokenBatch& batch);
+/// pass; labels are not read. Collective over the tensor axis, on which one small all-reduce comes first: throws bad_argument on all its ranks
+/// before any pass for a token that the vocabulary does not have, for more positions than max_seq, and where they have different tokens; where
+/// one rank's batch is wrong, with its own text there and `compute_logits: another rank of tp=2 was given a batch that does not fit; its own
+/// error says why` on the others. `fault`: what else is wrong with the call on this rank, which is thrown here, and told to the others.
+Tensor compute_logits(ParallelModel& model, Compute& compute, const TokenBatch& batch,
+                      const std::optional<Error>& fault = std::nullopt);
 
 class Trainer {
  public:
@@ -45,7 +50,7 @@ class Trainer {
     std::int64_t step = 0;    ///< its number, from 0
     std::int64_t tokens = 0;  ///< with a label, over all ranks
     double loss = 0;          ///< the mean over these, in nats
-    double grad_norm = 0;     ///< before clipping
+    double grad_norm = 0;     ///< before clipping; after backward() 0: not known
     bool skipped = false;  ///< the norm is not finite and non_finite says skip: the weights stay as they are
   };
 
@@ -58,14 +63,38 @@ class Trainer {
   ///
   /// Throws bad_argument on all ranks before any pass: where a batch of one rank is wrong, with its own text there and
   /// `trainer: another rank was given a batch that does not fit; its own error says why` on the others; where ranks of
-  /// the tensor axis have different batches; where no label counts. After an Error gradients are forgotten; whether
+  /// the tensor axis have different batches; where no label counts; where `lr` is no finite number of 0 or more on a rank, or differs between
+  /// ranks. What ranks tell each other of this are two small collectives. After an Error gradients are forgotten; whether
   /// weights changed depends on when it came.
   Result step(std::span<const TokenBatch> batches, double lr);
+
+  /// The first half of step(): all but clip and update. Then gradients() are the program's, to be looked at, clipped or overwritten, until the
+  /// second half, update() or discard(). Throws as step(), and bad_argument where the gradients of a backward() are still there.
+  ///
+  ///     trainer.backward(batches);
+  ///     for (Gradient& g : trainer.gradients()) …
+  ///     trainer.update(lr);
+  Result backward(std::span<const TokenBatch> batches);
+  /// Between backward() and update(): the gradient of each parameter that is trained, in the order of the model's, averaged over the data axis and
+  /// reduced over the tensor axis: the mean over all labels of the step. f32, in the optimizer's memory: what is written there is what update()
+  /// uses, so ranks that hold a replica of an element write the same. Layouts are those of the parameters; grad_norm() and clip_grad_norm()
+  /// (weft/dp/grad_norm.hpp) take the list. Views and names are good until update(). Elsewhere bad_argument.
+  std::vector<Gradient> gradients() const;
+  /// The second half of step(): clips gradients() to max_norm and takes a step of the optimizer. Tokens and loss of the Result are those of
+  /// backward(). Collective over the mesh. Throws bad_argument without a backward(), and as step(). The gradients are forgotten, also after an
+  /// Error.
+  Result update(double lr);
+  /// Forgets the gradients of a backward(), as if there had been none: steps() stays. Nothing where there are none. No communication: all
+  /// ranks do so, or none.
+  void discard() noexcept;
+
   /// How many steps were taken: the number of the next.
   std::int64_t steps() const noexcept { return steps_; }
 
-  /// save_checkpoint() and load_checkpoint() of the model and the optimizer, with steps() as the step. Collective.
-  void save(const std::filesystem::path& directory, const CheckpointExtra& extra = {}) const;
+  /// save_checkpoint() and load_checkpoint() of the model and the optimizer, with steps() as the step. Collective. load() forgets the gradients of a
+  /// backward().
+  void save(const std::filesystem::path& directory, const CheckpointExtra& extra = {},
+            const SaveOptions& options = {}) const;
   CheckpointInfo load(const std::filesystem::path& directory);
 
  private:
@@ -73,8 +102,12 @@ class Trainer {
     Tensor tokens, labels;
   };
   std::vector<Placed> place(std::span<const TokenBatch> batches) const;
-  std::int64_t agree_on_valid(std::span<const TokenBatch> batches, std::vector<Placed>& placed) const;
+  std::int64_t agree(std::span<const TokenBatch> batches, std::optional<double> lr,
+                     std::vector<Placed>& placed) const;
+  void agree_on_rate(double lr) const;
+  Result backward(std::span<const TokenBatch> batches, std::optional<double> lr);
   double passes(const std::vector<Placed>& placed, std::int64_t valid);
+  Result apply(double lr);
 
   ParallelModel* model_;
   Compute* compute_;
@@ -82,6 +115,7 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   CrossEntropy loss_;
   std::int64_t steps_ = 0;
+  std::optional<Result> pending_;  // of a backward() whose gradients are there
 };
 
 }  // namespace weft

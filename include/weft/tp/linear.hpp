@@ -12,6 +12,12 @@
 // x, w and dy have one dtype, f32 or bf16. The others are f32 or of that dtype, each as the caller likes. Products
 // and sums are f32's on each rank, rounded once where they are written; across ranks they are summed in the dtype of
 // what is reduced (of y or dx), and a bias is added to that sum.
+//
+// Sequence parallel (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv:2205.05198, section 4.2.2):
+// with `sequence_dim` in the options, what lies outside of a column and row pair (norms, dropout, residuals) is divided over the ranks of `axes`
+// along the sequence. The column layer all-gathers its x, and the row layer reduce-scatters its y, in place of their all-reduces. A sequence is cut as
+// Shard cuts it: the first `length % n` ranks have one position more, and a rank may have none; of several axes the first
+// cuts the whole, and each later one the part that is left. For modules the same is a style of a Plan (weft/tp/plan.hpp); these functions know neither.
 #pragma once
 
 #include "weft/base/view.hpp"
@@ -20,13 +26,27 @@
 
 namespace weft {
 
+/// What a column layer does beside its product; every rank of `axes` gives the same.
+struct ColumnOptions {
+  /// y has all features on every rank: (…, out), gathered. In backward dy is (…, out), the same on all ranks, which each take
+  /// their own features of it; nothing is sent for that. `out` need not divide: w is cut as Shard(0) cuts it.
+  bool gather_output = false;
+  /// The dimension of x and dx that is divided over the ranks: this rank's part of the sequence, where y and dy have the whole. Not
+  /// the last dimension. -1: none, x is whole and the same on all ranks.
+  int sequence_dim = -1;
+};
+
 /// y = x wᵀ + b: each rank computes its own features of y. No communication.
 /// x: (…, in), the same on all ranks; w: (out/n, in); b: (out/n), or an empty view; y: (…, out/n).
 void column_linear_forward(Compute& compute, const ConstTensorView& x, const ConstTensorView& w,
                            const ConstTensorView& b, const TensorView& y);
+/// The same with options. Communicates: an all-gather of x where it is divided, one of y where it is gathered.
+void column_linear_forward(Compute& compute, const DeviceMesh& axes, const ConstTensorView& x,
+                           const ConstTensorView& w, const ConstTensorView& b, const TensorView& y,
+                           const ColumnOptions& options);
 
 /// What the backward functions write; an empty view: not wanted. Whether column_linear_backward() has a dx is
-/// the same on all ranks: it takes part in an all-reduce only if so.
+/// the same on all ranks: it takes part in a reduction only if so. With a sequence_dim that holds for its dw, too, for which it gathers x.
 struct LinearGradients {
   TensorView dx{};          ///< overwritten
   TensorView dw{};          ///< as w; see `accumulate`
@@ -34,22 +54,36 @@ struct LinearGradients {
   bool accumulate = false;  ///< dw and db are added to, not overwritten
 };
 
-/// dx = sum over ranks of dy w: one all-reduce over `axes`. dw = dyᵀ x and db = the sum of dy's rows are this
-/// rank's own, and are computed while the all-reduce is on its way.
-/// dy: (…, out/n); x and w as in forward; dx: (…, in), db: (out/n).
+/// dx = sum over ranks of dy w: one all-reduce over `axes`, or a reduce-scatter where x is divided. dw = dyᵀ x and db = the sum of dy's
+/// rows are this rank's own, and are computed while that is on its way. Where x is divided it is gathered once more, which is on its way while dy w
+/// is computed: no rank keeps the whole of it between the passes.
+/// dy: (…, out/n); x and w as in forward; dx: as x, db: (out/n).
 void column_linear_backward(Compute& compute, const DeviceMesh& axes, const ConstTensorView& dy,
                             const ConstTensorView& x, const ConstTensorView& w,
-                            const LinearGradients& gradients);
+                            const LinearGradients& gradients, const ColumnOptions& options = {});
 
-/// y = sum over ranks of x wᵀ, then + b, once: one all-reduce over `axes`.
+/// What a row layer does beside its product; every rank of `axes` gives the same.
+struct RowOptions {
+  /// The dimension of y and dy that is divided over the ranks: this rank's part of the sequence, where x and dx have the
+  /// whole. Not the last dimension. -1: none, y is whole and the same on all ranks.
+  int sequence_dim = -1;
+};
+
+/// y = sum over ranks of x wᵀ, then + b, once: one all-reduce over `axes`, or a reduce-scatter where y is divided.
 /// x: (…, in/n), this rank's features; w: (out, in/n); b: (out), the same on all ranks, or an empty view; y:
 /// (…, out).
 void row_linear_forward(Compute& compute, const DeviceMesh& axes, const ConstTensorView& x,
-                        const ConstTensorView& w, const ConstTensorView& b, const TensorView& y);
+                        const ConstTensorView& w, const ConstTensorView& b, const TensorView& y,
+                        const RowOptions& options = {});
 
 /// dx = dy w, dw = dyᵀ x, db = the sum of dy's rows, which is the same on all ranks and is not scaled. No
 /// communication. dy: (…, out), the same on all ranks; dx: (…, in/n), db: (out).
 void row_linear_backward(Compute& compute, const ConstTensorView& dy, const ConstTensorView& x,
                          const ConstTensorView& w, const LinearGradients& gradients);
+/// The same with options. Communicates where dy is divided: one all-gather of it, whatever gradients are wanted. So db is the sum over
+/// the whole sequence, and is the same on all ranks.
+void row_linear_backward(Compute& compute, const DeviceMesh& axes, const ConstTensorView& dy,
+                         const ConstTensorView& x, const ConstTensorView& w, const LinearGradients& gradients,
+                         const RowOptions& options);
 
 }  // namespace weft

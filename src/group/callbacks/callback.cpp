@@ -13,11 +13,24 @@ namespace {
 // run others meanwhile.
 struct Running {
   const GroupState* group;
+  const std::shared_ptr<UserNumbers>* users;
   const Running* outer;
 };
 thread_local const Running* innermost = nullptr;
 
+[[noreturn]] void refuse_wait(const std::string& tail) {
+  throw Error(Failure{.code = ErrorCode::bad_argument,
+                      .text = fmt::format("wait: this thread is in a callback of the same group, which may "
+                                          "not wait for its calls; ask done(), or wait elsewhere{}",
+                                          tail),
+                      .ranks = {}});
+}
+
 }  // namespace
+
+Callback::Callback(std::unique_ptr<detail::WorkCallback> f, const GroupState* group, std::string title,
+                   ProgressEngine& progress)
+    : f_(std::move(f)), group_(group), users_(&group->users), title_(std::move(title)), progress_(progress) {}
 
 bool Callback::inside(const GroupState* group) noexcept {
   for (const Running* r = innermost; r != nullptr; r = r->outer)
@@ -29,7 +42,7 @@ void Callback::call(const Error* e) noexcept {
   State expected = State::waiting;
   if (!state_.compare_exchange_strong(expected, State::running, std::memory_order_acq_rel)) return;
   runner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  const Running running{group_, innermost};
+  const Running running{group_, users_, innermost};
   innermost = &running;
   progress_.callback_runs(+1);
   try {
@@ -191,13 +204,15 @@ bool GroupState::inside_callback() const noexcept {
   return progress_.callbacks_running() > 0 && Callback::inside(this);
 }
 
-void GroupState::refuse_wait(std::uint32_t slot, std::uint32_t ticket) const {
-  if (ring_.finished(slot, ticket)) return;
-  throw Error(Failure{.code = ErrorCode::bad_argument,
-                      .text = fmt::format("wait: this thread is in a callback of the same group, which may "
-                                          "not wait for its calls; ask done(), or wait elsewhere{}",
-                                          tail(member)),
-                      .ranks = {}});
+void GroupState::check_may_wait() const {
+  if (inside_callback()) [[unlikely]]
+    refuse_wait(tail(member));
+}
+
+void check_may_wait(const ProcessGroup& group) {
+  for (const Running* r = innermost; r != nullptr; r = r->outer)
+    if (r->users == &group.users())
+      refuse_wait(fmt::format(" [group \"{}\", rank {}]", group.name(), group.rank()));
 }
 
 }  // namespace weft

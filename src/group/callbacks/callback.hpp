@@ -18,6 +18,7 @@
 #include "host/progress_engine.hpp"
 #include "weft/backends/call.hpp"
 #include "weft/base/error.hpp"
+#include "weft/group/process_group.hpp"
 #include "weft/group/work.hpp"
 #include "weft/host/context.hpp"
 
@@ -26,8 +27,7 @@ namespace weft {
 class Callback final : public ProgressEngine::Later {
  public:
   Callback(std::unique_ptr<detail::WorkCallback> f, const GroupState* group, std::string title,
-           ProgressEngine& progress)
-      : f_(std::move(f)), group_(group), title_(std::move(title)), progress_(progress) {}
+           ProgressEngine& progress);
 
   int left = 0;                ///< calls that have not ended; the group's owner's
   bool queued = false;         ///< the group's owner's
@@ -49,13 +49,18 @@ class Callback final : public ProgressEngine::Later {
  private:
   enum class State : std::uint8_t { waiting, running, over };
   std::unique_ptr<detail::WorkCallback> f_;
-  const GroupState* const group_;  // compared, never followed: it may be gone
+  const GroupState* const group_;  // compared, never followed: it may be gone; so is what follows
+  const std::shared_ptr<UserNumbers>* const users_;
   const std::string title_;
   ProgressEngine& progress_;
   std::atomic<State> state_{State::waiting};
   std::atomic<std::thread::id> runner_{};
   std::exception_ptr thrown_;
 };
+
+/// For those that have the ProcessGroup alone, before they begin a call that they wait for: throws bad_argument in a
+/// callback of that group, which may not wait for its calls.
+void check_may_wait(const ProcessGroup& group);
 
 /// Which message a recv from any_source took, or wait_message found. Shared by the slot of the call and its Work,
 /// which may ask after the slot has been given to another call.

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <utility>
 
+#include "group/callbacks/callback.hpp"
 #include "weft/base/tensor.hpp"
 
 namespace weft {
@@ -105,6 +106,7 @@ struct Checker {
 template <bool least, class Narrow, class Wide>
 void locate(const Checker& check, ProcessGroup& group, const ConstBuffer& values, const ConstBuffer& indices,
             const Buffer& found, const Buffer& where, const CallOptions& options) {
+  check_may_wait(group);
   const std::int64_t count = values.count;
   const Tensor pairs(group.context(), Shape{count}, kPair, Memory::shared);
   pack<Narrow, Wide>(values.data, indices.data, pairs.data(), count);

@@ -1,17 +1,22 @@
 // Grouped-query attention, causal or full, forward and backward, as products of the matrix library over blocks of
 // query positions.
 //
-// A task is one (batch, key/value head) with all query heads that use it. Its query positions are taken in
-// blocks of 64; a block of causal attention sees keys 0 .. end of block, so about half of the scores are never
-// computed; one of full attention sees all. The scores of a block are kept transposed, (keys, 64 queries): then
-// maxima and sums over keys go down columns, 64 queries side by side in the vector registers, and no row has a
-// rest. A block of fewer queries leaves columns unused, whose contents nobody reads on. Forward: scores, their
-// softmax in place, out = probabilities v. Only the log of each query's sum is kept. Backward: the scores are
-// made again, the probabilities from them and the kept sums; then, per block, with delta = sum of dout * out per
-// query (Dao 2022),
+// Query positions are taken in blocks of 64; a block of causal attention sees keys 0 .. end of block, so about half
+// of the scores are never computed; one of full attention sees all. The scores of a block are kept transposed, (keys, 64 queries):
+// then maxima and sums over keys go down columns, 64 queries side by side in the vector registers, and no row has a rest. A block of
+// fewer queries leaves columns unused, whose contents nobody reads on. Memory is 64 scores for each key and thread.
+//
+// Forward: a task is one block of one query head: scores, their softmax in place, out = probabilities v. Only the log of each
+// query's sum is kept.
+//
+// Backward: the scores are made again, the probabilities from them and the kept sums; then, per block, with delta = sum of dout *
+// out per query (Dao 2022),
 //   dprobabilities = dout v^T,  dscores = probabilities * (dprobabilities - delta),
 //   dv += probabilities^T dout,  dq = dscores k,  dk += dscores^T q.
-// Blocks go from the last to the first there, because the last one sees all keys and can overwrite dk and dv.
+// A task is one (batch, key/value head) with all query heads that use it. Blocks go from the last to the first there, because
+// the last one sees all keys and can overwrite dk and dv. Where there are more threads than tasks, dq is made with a task for
+// each block of queries, then dk and dv with a task for each 128 keys, which makes the scores twice (7 products instead of 5): with
+// products of our own (gemm/gemm.hpp), whose bits do not depend on where matrices are cut, and no others.
 //
 // A bias, which all tasks share, is added to the scores from a transposed copy. Its gradient is the sum of all
 // tasks' dscores: tasks are taken in at most 64 groups, each of which adds up its own in order, then the groups'
@@ -164,73 +169,140 @@ void forward(KernelContext::State& state, const float* q, const float* k, const 
              float* out, float* log_sum_exp, const Sizes& s) {
   const ThreadCountGuard one_thread_per_product(1);
   state.reserve_per_thread(kQueryBlock * (s.keys + 2));
-  const std::int64_t group = s.group(), q_stride = s.q_stride(), k_stride = s.k_stride();
-  parallel_for(state, s.batch * s.kv_heads, [&](std::int64_t task, int thread) {
-    const std::int64_t b = task / s.kv_heads, kv_head = task % s.kv_heads;
-    const float* keys = k + b * s.keys * k_stride + kv_head * s.head_dim;
-    const float* values = v + b * s.keys * k_stride + kv_head * s.head_dim;
+  state.reserve_products(std::max(kQueryBlock, s.head_dim), std::max(s.head_dim, s.keys));
+  const std::int64_t q_stride = s.q_stride(), k_stride = s.k_stride();
+  const std::int64_t blocks = blocks_of(s.queries, kQueryBlock);
+  const auto one_block = [&](std::int64_t task, int thread) {
+    const std::int64_t b = task / (s.heads * blocks), head = task / blocks % s.heads;
+    const std::int64_t first = (blocks - 1 - task % blocks) * kQueryBlock;  // those that see the most begin
+    const std::int64_t kv_at = b * s.keys * k_stride + head / s.group() * s.head_dim;
     float* largest = state.thread_scratch(thread);
     float* sum = largest + kQueryBlock;
     float* scores = sum + kQueryBlock;
-    for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for (std::int64_t first = 0; first < s.queries; first += kQueryBlock) {
-        const std::int64_t rows = std::min(kQueryBlock, s.queries - first), seen = s.seen(first, rows);
-        const std::int64_t at = (b * s.queries + first) * q_stride + head * s.head_dim;
-        strided_matmul(Stored::plain, Stored::transposed, seen, rows, s.head_dim, s.scaling(), keys, k_stride,
-                       q + at, q_stride, 0.0f, scores, kQueryBlock);
-        if (bias != nullptr) add_bias_columns(scores, bias + first, seen, rows, s.queries);
-        softmax_columns(scores, largest, sum, seen, s.hidden_from(first));
-        strided_matmul(Stored::transposed, Stored::plain, rows, s.head_dim, seen, 1.0f, scores, kQueryBlock,
-                       values, k_stride, 0.0f, out + at, q_stride);
-        float* log_sum = log_sum_exp + (b * s.heads + head) * s.queries + first;
-        for (std::int64_t r = 0; r < rows; ++r) log_sum[r] = largest[r] + std::log(sum[r]);
-        for (std::int64_t r = 0; r < rows; ++r) sum[r] = 1.0f / sum[r];
-        scale_rows(out + at, sum, rows, s.head_dim, q_stride);
-      }
-    }
-  });
+    const std::int64_t rows = std::min(kQueryBlock, s.queries - first), seen = s.seen(first, rows);
+    const std::int64_t at = (b * s.queries + first) * q_stride + head * s.head_dim;
+    strided_matmul(state, thread, Stored::plain, Stored::transposed, seen, rows, s.head_dim, s.scaling(),
+                   k + kv_at, k_stride, q + at, q_stride, false, scores, kQueryBlock);
+    if (bias != nullptr) add_bias_columns(scores, bias + first, seen, rows, s.queries);
+    softmax_columns(scores, largest, sum, seen, s.hidden_from(first));
+    strided_matmul(state, thread, Stored::transposed, Stored::plain, rows, s.head_dim, seen, 1.0f, scores,
+                   kQueryBlock, v + kv_at, k_stride, false, out + at, q_stride);
+    float* log_sum = log_sum_exp + (b * s.heads + head) * s.queries + first;
+    for (std::int64_t r = 0; r < rows; ++r) log_sum[r] = largest[r] + std::log(sum[r]);
+    for (std::int64_t r = 0; r < rows; ++r) sum[r] = 1.0f / sum[r];
+    scale_rows(out + at, sum, rows, s.head_dim, q_stride);
+  };
+  parallel_for(state, s.batch * s.heads * blocks, one_block, Tasks::unequal);
 }
 
-// One task. dbias: (keys, queries), to which this task's dscores are added, not yet divided by the scaling; or null
 struct Backward {
   const float *dout, *q, *k, *v, *bias, *out, *log_sum_exp;
   float *dq, *dk, *dv;
   Sizes s;
 
-  void run(std::int64_t task, float* scratch, float* dbias) const {
-    const std::int64_t group = s.group(), q_stride = s.q_stride(), k_stride = s.k_stride();
-    const std::int64_t b = task / s.kv_heads, kv_head = task % s.kv_heads;
-    const std::int64_t kv_at = b * s.keys * k_stride + kv_head * s.head_dim;
-    float* delta = scratch;
+  // A block of queries of one head, and where it lies in q, dout and out.
+  struct Block {
+    std::int64_t b, head, first, rows, at;
+  };
+  Block block(std::int64_t b, std::int64_t head, std::int64_t index) const {
+    const std::int64_t first = index * kQueryBlock;
+    return {b, head, first, std::min(kQueryBlock, s.queries - first),
+            (b * s.queries + first) * s.q_stride() + head * s.head_dim};
+  }
+  std::int64_t key_at(const Block& x, std::int64_t key) const {  // in k and v
+    return (x.b * s.keys + key) * s.k_stride() + x.head / s.group() * s.head_dim;
+  }
+  static float* scores(KernelContext::State& state, int thread) {
+    return state.thread_scratch(thread) + 2 * kQueryBlock;
+  }
+  float* dscores(KernelContext::State& state, int thread) const {
+    return scores(state, thread) + kQueryBlock * s.keys;
+  }
+
+  // Probabilities and the scores' gradients of a block and keys [begin, end), which it sees.
+  void score_gradients(KernelContext::State& state, int thread, const Block& x, std::int64_t begin,
+                       std::int64_t end) const {
+    float* delta = state.thread_scratch(thread);
     float* log_sum = delta + kQueryBlock;
-    float* scores = log_sum + kQueryBlock;
-    float* dscores = scores + kQueryBlock * s.keys;
-    float accumulate = 0.0f;
-    for (std::int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-      for (std::int64_t block = blocks_of(s.queries, kQueryBlock) - 1; block >= 0; --block) {
-        const std::int64_t first = block * kQueryBlock;
-        const std::int64_t rows = std::min(kQueryBlock, s.queries - first), seen = s.seen(first, rows);
-        const std::int64_t at = (b * s.queries + first) * q_stride + head * s.head_dim;
-        strided_matmul(Stored::plain, Stored::transposed, seen, rows, s.head_dim, s.scaling(), k + kv_at,
-                       k_stride, q + at, q_stride, 0.0f, scores, kQueryBlock);
-        if (bias != nullptr) add_bias_columns(scores, bias + first, seen, rows, s.queries);
-        strided_matmul(Stored::plain, Stored::transposed, seen, rows, s.head_dim, 1.0f, v + kv_at, k_stride,
-                       dout + at, q_stride, 0.0f, dscores, kQueryBlock);
-        row_dots(dout + at, out + at, delta, rows, s.head_dim, q_stride);
-        std::copy_n(log_sum_exp + (b * s.heads + head) * s.queries + first, rows, log_sum);
-        score_gradient_columns(scores, dscores, log_sum, delta, s.scaling(), seen, s.hidden_from(first));
-        if (dbias != nullptr) add_to_bias(dscores, dbias + first, seen, rows, s.queries);
-        strided_matmul(Stored::plain, Stored::plain, seen, s.head_dim, rows, 1.0f, scores, kQueryBlock,
-                       dout + at, q_stride, accumulate, dv + kv_at, k_stride);
-        strided_matmul(Stored::transposed, Stored::plain, rows, s.head_dim, seen, 1.0f, dscores, kQueryBlock,
-                       k + kv_at, k_stride, 0.0f, dq + at, q_stride);
-        strided_matmul(Stored::plain, Stored::plain, seen, s.head_dim, rows, 1.0f, dscores, kQueryBlock,
-                       q + at, q_stride, accumulate, dk + kv_at, k_stride);
-        accumulate = 1.0f;
+    const std::int64_t q_stride = s.q_stride(), k_stride = s.k_stride(), count = end - begin;
+    float *const to = scores(state, thread), *const dto = dscores(state, thread);
+    strided_matmul(state, thread, Stored::plain, Stored::transposed, count, x.rows, s.head_dim, s.scaling(),
+                   k + key_at(x, begin), k_stride, q + x.at, q_stride, false, to, kQueryBlock);
+    if (bias != nullptr) add_bias_columns(to, bias + begin * s.queries + x.first, count, x.rows, s.queries);
+    strided_matmul(state, thread, Stored::plain, Stored::transposed, count, x.rows, s.head_dim, 1.0f,
+                   v + key_at(x, begin), k_stride, dout + x.at, q_stride, false, dto, kQueryBlock);
+    row_dots(dout + x.at, out + x.at, delta, x.rows, s.head_dim, q_stride);
+    std::copy_n(log_sum_exp + (x.b * s.heads + x.head) * s.queries + x.first, x.rows, log_sum);
+    score_gradient_columns(to, dto, log_sum, delta, s.scaling(), count, s.hidden_from(x.first) - begin);
+  }
+
+  void queries_gradient(KernelContext::State& state, int thread, const Block& x) const {
+    strided_matmul(state, thread, Stored::transposed, Stored::plain, x.rows, s.head_dim,
+                   s.seen(x.first, x.rows), 1.0f, dscores(state, thread), kQueryBlock, k + key_at(x, 0),
+                   s.k_stride(), false, dq + x.at, s.q_stride());
+  }
+  void keys_gradients(KernelContext::State& state, int thread, const Block& x, std::int64_t begin,
+                      std::int64_t end, bool accumulate) const {
+    const std::int64_t q_stride = s.q_stride(), k_stride = s.k_stride();
+    strided_matmul(state, thread, Stored::plain, Stored::plain, end - begin, s.head_dim, x.rows, 1.0f,
+                   scores(state, thread), kQueryBlock, dout + x.at, q_stride, accumulate,
+                   dv + key_at(x, begin), k_stride);
+    strided_matmul(state, thread, Stored::plain, Stored::plain, end - begin, s.head_dim, x.rows, 1.0f,
+                   dscores(state, thread), kQueryBlock, q + x.at, q_stride, accumulate, dk + key_at(x, begin),
+                   k_stride);
+  }
+
+  // A (batch, key/value head). dbias: (keys, queries), to which its dscores are added, not yet divided by the scaling; or null
+  void run(KernelContext::State& state, int thread, std::int64_t task, float* dbias) const {
+    const std::int64_t b = task / s.kv_heads, kv_head = task % s.kv_heads;
+    bool accumulate = false;
+    for (std::int64_t head = kv_head * s.group(); head < (kv_head + 1) * s.group(); ++head) {
+      for (std::int64_t index = blocks_of(s.queries, kQueryBlock) - 1; index >= 0; --index) {
+        const Block x = block(b, head, index);
+        const std::int64_t seen = s.seen(x.first, x.rows);
+        score_gradients(state, thread, x, 0, seen);
+        if (dbias != nullptr) add_to_bias(dscores(state, thread), dbias + x.first, seen, x.rows, s.queries);
+        keys_gradients(state, thread, x, 0, seen, accumulate);
+        queries_gradient(state, thread, x);
+        accumulate = true;
       }
     }
   }
+
+  // All of them, without a bias's gradient, in tasks of blocks of queries, then of keys. The same sums in the same order.
+  void run_by_blocks(KernelContext::State& state) const {
+    constexpr std::int64_t kKeys = 128;
+    const std::int64_t blocks = blocks_of(s.queries, kQueryBlock), chunks = blocks_of(s.keys, kKeys);
+    const auto of_queries = [&](std::int64_t task, int thread) {
+      const Block x = block(task / (s.heads * blocks), task / blocks % s.heads, blocks - 1 - task % blocks);
+      score_gradients(state, thread, x, 0, s.seen(x.first, x.rows));
+      queries_gradient(state, thread, x);
+    };
+    parallel_for(state, s.batch * s.heads * blocks, of_queries, Tasks::unequal);
+    const auto of_keys = [&](std::int64_t task, int thread) {
+      const std::int64_t b = task / (s.kv_heads * chunks), kv_head = task / chunks % s.kv_heads,
+                         begin = task % chunks * kKeys;
+      bool accumulate = false;
+      for (std::int64_t head = kv_head * s.group(); head < (kv_head + 1) * s.group(); ++head) {
+        for (std::int64_t index = blocks - 1; index >= 0; --index) {
+          const Block x = block(b, head, index);
+          const std::int64_t end = std::min({begin + kKeys, s.keys, s.seen(x.first, x.rows)});
+          if (end <= begin) break;  // nor do the blocks before it see these keys
+          score_gradients(state, thread, x, begin, end);
+          keys_gradients(state, thread, x, begin, end, accumulate);
+          accumulate = true;
+        }
+      }
+    };
+    parallel_for(state, s.batch * s.kv_heads * chunks, of_keys, Tasks::unequal);
+  }
 };
+
+// Fewer tasks than threads: in time, 5 products of one task against 7 of all of them on all threads.
+bool better_by_blocks(const KernelContext::State& state, const Sizes& s) {
+  return state.products == Products::own && 7 * s.batch * s.kv_heads < 5 * state.threads &&
+         s.queries > kQueryBlock;
+}
 
 // dbias = the sum of the groups' partial sums, transposed and divided by the scaling, which is in them.
 // partials: (groups, keys, queries), dbias: (queries, keys)
@@ -261,10 +333,11 @@ void attention_backward(KernelContext& ctx, const float* dout, const float* q, c
   KernelContext::State& state = ctx.state();
   const ThreadCountGuard one_thread_per_product(1);
   state.reserve_per_thread(kQueryBlock * (2 * s.seq + 2));
+  state.reserve_products(std::max(kQueryBlock, s.head_dim), std::max({kQueryBlock, s.head_dim, s.seq}));
   const Backward backward{dout, q, k, v, nullptr, out, log_sum_exp, dq, dk, dv, sizes(s)};
-  parallel_for(state, s.batch * s.kv_heads, [&](std::int64_t task, int thread) {
-    backward.run(task, state.thread_scratch(thread), nullptr);
-  });
+  if (better_by_blocks(state, backward.s)) return backward.run_by_blocks(state);
+  parallel_for(state, s.batch * s.kv_heads,
+               [&](std::int64_t task, int thread) { backward.run(state, thread, task, nullptr); });
 }
 
 void full_attention_forward(KernelContext& ctx, const float* q, const float* k, const float* v,
@@ -296,6 +369,7 @@ void full_attention_backward(KernelContext& ctx, const float* dout, const float*
   KernelContext::State& state = ctx.state();
   const ThreadCountGuard one_thread_per_product(1);
   state.reserve_per_thread(kQueryBlock * (2 * s.keys + 2));
+  state.reserve_products(std::max(kQueryBlock, s.head_dim), std::max({kQueryBlock, s.head_dim, s.keys}));
   constexpr std::int64_t kGroups = 64;
   const std::int64_t tasks = s.batch * s.kv_heads, pairs = s.keys * s.queries;
   const std::int64_t per_group = dbias == nullptr ? 1 : std::max<std::int64_t>(1, blocks_of(tasks, kGroups));
@@ -306,11 +380,12 @@ void full_attention_backward(KernelContext& ctx, const float* dout, const float*
   if (bias != nullptr) transpose(bias, transposed, s.queries, s.keys);
   const Backward backward{dout, q,  k,  v,       bias == nullptr ? nullptr : transposed, out, log_sum_exp,
                           dq,   dk, dv, sizes(s)};
+  if (dbias == nullptr && better_by_blocks(state, backward.s)) return backward.run_by_blocks(state);
   parallel_for(state, groups, [&](std::int64_t group, int thread) {
     float* const partial = dbias == nullptr ? nullptr : partials + group * pairs;
     if (partial != nullptr) std::fill_n(partial, pairs, 0.0f);
     for (std::int64_t task = group * per_group; task < std::min(tasks, (group + 1) * per_group); ++task)
-      backward.run(task, state.thread_scratch(thread), partial);
+      backward.run(state, thread, task, partial);
   });
   if (dbias != nullptr) finish_bias(state, partials, dbias, groups, sizes(s));
 }

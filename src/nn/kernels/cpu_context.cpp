@@ -4,12 +4,24 @@
 #include <omp.h>
 
 namespace weft::kernels {
+namespace {
+
+// With AVX-512 oneDNN is as fast as the CPU is; without it, it is not.
+Products best_products() {
+  static const Products best =
+      gemm::has_avx2() && !cpu::library_has_avx512() ? Products::own : Products::onednn;
+  return best;
+}
+
+}  // namespace
 
 KernelContext::State::State(int thread_count)
     : threads(thread_count),
+      products(best_products()),
       engine(dnnl::engine::kind::cpu, 0),
       stream(engine),
-      per_thread(static_cast<std::size_t>(thread_count)) {}
+      per_thread(static_cast<std::size_t>(thread_count)),
+      per_product(static_cast<std::size_t>(thread_count)) {}
 
 float* KernelContext::State::scratch(std::int64_t floats) {
   if (shared.size() < static_cast<std::size_t>(floats)) shared.resize(static_cast<std::size_t>(floats));
@@ -28,7 +40,19 @@ void KernelContext::State::reserve_per_thread(std::int64_t floats) {
   }
 }
 
+void KernelContext::State::reserve_products(std::int64_t n, std::int64_t k) {
+  if (products != Products::own) return;
+  const auto floats = static_cast<std::size_t>(gemm::avx2_scratch(n, k));
+  for (auto& scratch : per_product)
+    if (scratch.size() < floats) scratch.resize(floats);
+}
+
 namespace cpu {
+
+bool library_has_avx512() {
+  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & dnnl_cpu_isa_avx512_core) ==
+         dnnl_cpu_isa_avx512_core;
+}
 
 // The number of threads that the matrix library uses is an OpenMP setting of each thread, so ranks that are
 // threads do not change each other's, and a context may move to another thread.

@@ -1,4 +1,4 @@
-// Matrix products, all made by oneDNN, and the linear layer made of them.
+// Matrix products, made by oneDNN or by the functions of gemm/gemm.hpp, and the linear layer made of them.
 #include <fmt/format.h>
 #include <oneapi/dnnl/dnnl_debug.h>
 
@@ -16,22 +16,38 @@ namespace {
   throw Error(ErrorCode::system, fmt::format("{}: oneDNN failed with {}", what, dnnl_status2str(status)));
 }
 
-// The library splits a product over threads in ways that change the order of its sums. So we cut the larger
-// of m and n into pieces by the shape alone, and each piece is a product on one thread. A piece is large
-// enough that packing the other matrix again costs little.
+// A product is made in pieces of rows or of columns, each on one thread: oneDNN would split it over threads in ways that change
+// the order of its sums.
 struct Pieces {
   bool of_rows;  // of m, not of n
   std::int64_t count, size;
 };
 
-Pieces cut(std::int64_t m, std::int64_t n, std::int64_t k) {
-  constexpr std::int64_t kMaxPieces = 64, kMinSize = 96, kMinProducts = std::int64_t{1} << 22, kAlign = 16;
-  const std::int64_t extent = std::max(m, n);
-  std::int64_t count = 1;
-  while (count < kMaxPieces && extent / (2 * count) >= kMinSize && m * n * k / (2 * count) >= kMinProducts)
-    count *= 2;
-  const std::int64_t size = blocks_of(blocks_of(extent, count), kAlign) * kAlign;
+Pieces equal_pieces(std::int64_t m, std::int64_t n, std::int64_t count, std::int64_t align) {
+  const std::int64_t extent = std::max(m, n), size = blocks_of(blocks_of(extent, count), align) * align;
   return {m >= n, blocks_of(extent, size), size};
+}
+
+// As many as there are threads: where no piece is narrower than 128 the bits are those of one piece (oneDNN's f32 with AVX-512), or
+// they are so anyway (gemm.hpp). A piece packs the other matrix for itself, so it is large.
+Pieces cut_for_threads(std::int64_t m, std::int64_t n, std::int64_t k, int threads) {
+  constexpr std::int64_t kLeastSize = 128, kMinProducts = std::int64_t{1} << 20, kAlign = 48;
+  const std::int64_t extent = std::max(m, n);
+  for (auto count = std::clamp<std::int64_t>(m * n * k / kMinProducts, 1, threads);; --count) {
+    const Pieces p = equal_pieces(m, n, count, kAlign);
+    if (p.count == 1 || std::min(p.size, extent - (p.count - 1) * p.size) >= kLeastSize) return p;
+  }
+}
+
+// By the shape alone, where pieces might change bits.
+Pieces cut_by_shape(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t most,
+                    std::int64_t least_size) {
+  constexpr std::int64_t kMinProducts = std::int64_t{1} << 22, kAlign = 16;
+  std::int64_t count = 1;
+  while (count < most && std::max(m, n) / (2 * count) >= least_size &&
+         m * n * k / (2 * count) >= kMinProducts)
+    count *= 2;
+  return equal_pieces(m, n, count, kAlign);
 }
 
 // How a stored matrix is walked: element (row, column) is at row * row_step + column * column_step.
@@ -58,20 +74,21 @@ PreparedProduct prepare(KernelContext::State& state, const ProductKey& key) {
     attributes.set_post_ops(after);
   }
   const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes, state.engine);
-  return {dnnl::matmul(description), a, b, c, description.scratchpad_desc()};
+  return {dnnl::matmul(description), a, b, c, description.scratchpad_desc(), 0};
 }
 
+// The reference stays good until kMostPrepared - 1 others were asked for.
 const PreparedProduct& prepared(KernelContext::State& state, const ProductKey& key) {
-  const auto found = state.prepared.find(key);
-  return found != state.prepared.end() ? found->second
-                                       : state.prepared.emplace(key, prepare(state, key)).first->second;
-}
-
-// Without AVX-512 the library has no bf16 products.
-bool has_bf16_products() {
-  static const bool has = (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & dnnl_cpu_isa_avx512_core) ==
-                          dnnl_cpu_isa_avx512_core;
-  return has;
+  auto found = state.prepared.find(key);
+  if (found == state.prepared.end()) {
+    if (state.prepared.size() >= kMostPrepared)
+      state.prepared.erase(std::min_element(
+          state.prepared.begin(), state.prepared.end(),
+          [](const auto& x, const auto& y) { return x.second.last_use < y.second.last_use; }));
+    found = state.prepared.emplace(key, prepare(state, key)).first;
+  }
+  found->second.last_use = ++state.prepared_uses;
+  return found->second;
 }
 
 // The same numbers in f32, which is exact.
@@ -85,7 +102,8 @@ void widen(KernelContext::State& state, const bf16* from, float* to, std::int64_
 void bf16_product(KernelContext::State& state, const bf16* a, Stored a_stored, std::int64_t lda,
                   const bf16* b, Stored b_stored, std::int64_t ldb, float* c, std::int64_t m, std::int64_t n,
                   std::int64_t k, bool accumulate) {
-  const Pieces pieces = cut(m, n, k);
+  constexpr std::int64_t kMostPieces = 16, kLeastSize = 512;
+  const Pieces pieces = cut_by_shape(m, n, k, kMostPieces, kLeastSize);
   const std::int64_t extent = pieces.of_rows ? m : n;
   const auto key_of = [&](std::int64_t size) {
     return ProductKey{pieces.of_rows ? size : m,      pieces.of_rows ? n : size,      k,         lda, ldb, n,
@@ -113,6 +131,42 @@ void bf16_product(KernelContext::State& state, const bf16* a, Stored a_stored, s
          {DNNL_ARG_SCRATCHPAD,
           memory_at(p.scratch, reinterpret_cast<const void*>((scratch + kLine - 1) / kLine * kLine))}});
   });
+}
+
+gemm::Matrix matrix(const void* data, bool is_bf16, Stored stored, std::int64_t stride) {
+  const Walk steps = walk(stored, stride);
+  return {data, steps.row_step, steps.column_step, is_bf16};
+}
+
+// p, on all threads.
+void own_product(KernelContext::State& state, const gemm::Product& p) {
+  const Pieces pieces = cut_for_threads(p.m, p.n, p.k, state.threads);
+  state.reserve_products(pieces.of_rows ? p.n : std::min(p.n, pieces.size), p.k);
+  parallel_for(state, pieces.count, [&](std::int64_t piece, int thread) {
+    gemm::Product part = p;
+    const std::int64_t begin = piece * pieces.size;
+    if (pieces.of_rows) {
+      part.m = std::min(pieces.size, p.m - begin);
+      part.a = p.a.at(begin, 0);
+      part.c = p.c + begin * p.ldc;
+    } else {
+      part.n = std::min(pieces.size, p.n - begin);
+      part.b = p.b.at(0, begin);
+      part.c = p.c + begin;
+      if (p.bias != nullptr) part.bias = p.bias + begin;
+    }
+    gemm::avx2(part, state.product_scratch(thread));
+  });
+}
+
+// oneDNN's, on the calling thread's current number of threads.
+void library_product(Stored a_stored, Stored b_stored, std::int64_t m, std::int64_t n, std::int64_t k,
+                     float alpha, const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
+                     bool accumulate, float* c, std::int64_t ldc) {
+  const dnnl_status_t status =
+      dnnl_sgemm(a_stored == Stored::transposed ? 'T' : 'N', b_stored == Stored::transposed ? 'T' : 'N', m, n,
+                 k, alpha, a, lda, b, ldb, accumulate ? 1.0f : 0.0f, c, ldc);
+  if (status != dnnl_success) throw_dnnl("matmul", status);
 }
 
 // partial = the sum of rows of x. x: (rows, dim), partial: (dim)
@@ -144,21 +198,20 @@ void add_partial_rows(KernelContext::State& state, const float* partials, float*
   });
 }
 
-void strided_matmul(Stored a_stored, Stored b_stored, std::int64_t m, std::int64_t n, std::int64_t k,
-                    float alpha, const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
-                    float beta, float* c, std::int64_t ldc) {
+void strided_matmul(KernelContext::State& state, int thread, Stored a_stored, Stored b_stored, std::int64_t m,
+                    std::int64_t n, std::int64_t k, float alpha, const float* a, std::int64_t lda,
+                    const float* b, std::int64_t ldb, bool accumulate, float* c, std::int64_t ldc) {
   if (m == 0 || n == 0) return;
   if (k == 0) {
-    if (beta == 1.0f) return;
-    for (std::int64_t i = 0; i < m; ++i) {
-      for (std::int64_t j = 0; j < n; ++j) c[i * ldc + j] = beta == 0.0f ? 0.0f : beta * c[i * ldc + j];
-    }
+    for (std::int64_t i = 0; i < m && !accumulate; ++i) std::fill_n(c + i * ldc, n, 0.0f);
     return;
   }
-  const dnnl_status_t status =
-      dnnl_sgemm(a_stored == Stored::transposed ? 'T' : 'N', b_stored == Stored::transposed ? 'T' : 'N', m, n,
-                 k, alpha, a, lda, b, ldb, beta, c, ldc);
-  if (status != dnnl_success) throw_dnnl("matmul", status);
+  if (state.products == Products::own)
+    gemm::avx2({matrix(a, false, a_stored, lda), matrix(b, false, b_stored, ldb), c, ldc, m, n, k, alpha,
+                accumulate},
+               state.product_scratch(thread));
+  else
+    library_product(a_stored, b_stored, m, n, k, alpha, a, lda, b, ldb, accumulate, c, ldc);
 }
 
 void matmul(KernelContext& ctx, const float* a, Stored a_stored, const float* b, Stored b_stored, float* c,
@@ -168,17 +221,23 @@ void matmul(KernelContext& ctx, const float* a, Stored a_stored, const float* b,
     if (!accumulate) fill(ctx, c, 0.0f, m * n);
     return;
   }
-  const ThreadCountGuard one_thread_per_piece(1);
+  KernelContext::State& state = ctx.state();
   const std::int64_t lda = a_stored == Stored::transposed ? m : k,
                      ldb = b_stored == Stored::transposed ? k : n;
-  const Pieces pieces = cut(m, n, k);
-  parallel_for(ctx.state(), pieces.count, [&](std::int64_t piece, int) {
+  if (state.products == Products::own)
+    return own_product(state, {matrix(a, false, a_stored, lda), matrix(b, false, b_stored, ldb), c, n, m, n,
+                               k, 1.0f, accumulate});
+  const ThreadCountGuard one_thread_per_piece(1);
+  constexpr std::int64_t kMostPieces = 64, kLeastSize = 96;
+  const Pieces pieces = library_has_avx512() ? cut_for_threads(m, n, k, state.threads)
+                                             : cut_by_shape(m, n, k, kMostPieces, kLeastSize);
+  parallel_for(state, pieces.count, [&](std::int64_t piece, int) {
     const std::int64_t begin = piece * pieces.size,
                        size = std::min(pieces.size, (pieces.of_rows ? m : n) - begin);
     const std::int64_t row = pieces.of_rows ? begin : 0, column = pieces.of_rows ? 0 : begin;
-    strided_matmul(a_stored, b_stored, pieces.of_rows ? size : m, pieces.of_rows ? n : size, k, 1.0f,
-                   a + row * walk(a_stored, lda).row_step, lda, b + column * walk(b_stored, ldb).column_step,
-                   ldb, accumulate ? 1.0f : 0.0f, c + row * n + column, n);
+    library_product(a_stored, b_stored, pieces.of_rows ? size : m, pieces.of_rows ? n : size, k, 1.0f,
+                    a + row * walk(a_stored, lda).row_step, lda, b + column * walk(b_stored, ldb).column_step,
+                    ldb, accumulate, c + row * n + column, n);
   });
 }
 
@@ -189,7 +248,12 @@ void matmul_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16*
     if (!accumulate) fill(ctx, c, 0.0f, m * n);
     return;
   }
-  if (!has_bf16_products()) {  // the products of bf16 are exact in f32, and the sums are f32's either way
+  const std::int64_t lda = a_stored == Stored::transposed ? m : k,
+                     ldb = b_stored == Stored::transposed ? k : n;
+  if (ctx.state().products == Products::own)  // widened where they are packed
+    return own_product(ctx.state(), {matrix(a, true, a_stored, lda), matrix(b, true, b_stored, ldb), c, n, m,
+                                     n, k, 1.0f, accumulate});
+  if (!library_has_avx512()) {  // the products of bf16 are exact in f32, and the sums are f32's either way
     float* const wide_a = ctx.state().scratch(m * k + k * n);
     float* const wide_b = wide_a + m * k;
     widen(ctx.state(), a, wide_a, m * k);
@@ -197,8 +261,6 @@ void matmul_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16*
     return matmul(ctx, wide_a, a_stored, wide_b, b_stored, c, m, n, k, accumulate);
   }
   const ThreadCountGuard one_thread_per_piece(1);
-  const std::int64_t lda = a_stored == Stored::transposed ? m : k,
-                     ldb = b_stored == Stored::transposed ? k : n;
   // oneDNN 2.6 on AMX meets an illegal instruction where a long k ends in a part of a tile (48 x 48 x 8191,
   // for one), so that part becomes a product of its own.
   constexpr std::int64_t kTile = 32, kLong = 1024;
@@ -215,8 +277,13 @@ void matmul_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16*
 
 void linear_forward(KernelContext& ctx, const float* x, const float* w, const float* bias, float* y,
                     LinearShape s) {
+  KernelContext::State& state = ctx.state();
+  if (state.products == Products::own && s.tokens > 0 && s.out > 0 && s.in > 0)
+    return own_product(
+        state, {matrix(x, false, Stored::plain, s.in), matrix(w, false, Stored::transposed, s.in), y, s.out,
+                s.tokens, s.out, s.in, 1.0f, false, bias});
   if (bias != nullptr) {
-    parallel_blocks(ctx.state(), s.tokens, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
+    parallel_blocks(state, s.tokens, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t t = begin; t < end; ++t) std::copy_n(bias, s.out, y + t * s.out);
     });
   }

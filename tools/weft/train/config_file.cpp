@@ -12,7 +12,7 @@
 #include <sstream>
 #include <type_traits>
 
-#include "nearest.hpp"
+#include "base/text/nearest.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft::tools {

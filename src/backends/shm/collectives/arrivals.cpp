@@ -193,16 +193,15 @@ bool Arrivals::agree(int peer, std::uint64_t call) noexcept {
   if (((theirs.word ^ own.word) & ~kExposed) == 0 &&
       (theirs.count == own.count || WEFT_MUTANT("unchecked_count")) && theirs.detail == own.detail)
     return true;
-  const CallRecord called = record_of(group_, group_.rank, call);
+  const CallRecord called = record_of(group_, group_.rank, call), they_called = record_of(group_, peer, call);
   int block = -1;  // the first that differs
-  if (called.op == record_of(group_, peer, call).op &&
-      (called.op == Op::all_gather_v || called.op == Op::reduce_scatter_v)) {
+  if (called.op == they_called.op && (called.op == Op::all_gather_v || called.op == Op::reduce_scatter_v)) {
     const auto count = [&](int r, int b) { return group_.control.detail(r, call).blocks()[b].count; };
     for (int b = 0; b < group_.size && block < 0; ++b)
       if (count(peer, b) != count(group_.rank, b)) block = b;
   }
-  raise(group_, mismatch_of(peer, describe(group_, peer, call, block), group_.rank,
-                            describe(group_, group_.rank, call, block), called));
+  raise(group_, mismatch_of(peer, they_called, describe(group_, peer, call, block), group_.rank, called,
+                            describe(group_, group_.rank, call, block)));
   return false;
 }
 

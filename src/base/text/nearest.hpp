@@ -11,7 +11,7 @@
 
 #include "weft/base/env.hpp"
 
-namespace weft::tools {
+namespace weft {
 
 /// "; is run meant?", "; is run or bench meant?": the names that differ from `word` in at most a third of their
 /// letters (one of three or fewer), or begin with it, the nearest first. Empty where there is none.
@@ -30,4 +30,4 @@ inline std::string is_meant(std::string_view word, const std::vector<std::string
   return fmt::format("; is {} meant?", fmt::join(nearest, " or "));
 }
 
-}  // namespace weft::tools
+}  // namespace weft

@@ -1,0 +1,60 @@
+// What a KernelContext of the CPU holds. Private to cpu_*.cpp and to tests.
+#pragma once
+
+#include <dnnl.hpp>
+
+#include <compare>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "nn/kernels/gemm/gemm.hpp"
+#include "weft/nn/kernels.hpp"
+
+namespace weft::kernels {
+
+/// Who makes matrix products: oneDNN, or the functions of gemm/gemm.hpp.
+enum class Products : unsigned char { onednn, own };
+
+/// What the matrix library prepares a bf16 product for.
+struct ProductKey {
+  std::int64_t m, n, k, lda, ldb, ldc;
+  bool a_transposed, b_transposed, accumulate;
+  auto operator<=>(const ProductKey&) const = default;
+};
+
+/// A prepared bf16 product: the library's code and the descriptions of what it is run on.
+struct PreparedProduct {
+  dnnl::matmul product;
+  dnnl::memory::desc a, b, c, scratch;
+  std::uint64_t last_use = 0;  // by State::prepared_uses
+};
+/// So many are kept; the one that was not used for longest goes.
+inline constexpr std::size_t kMostPrepared = 256;
+
+struct KernelContext::State {
+  explicit State(int thread_count);
+
+  /// Scratch memory of the whole call; valid until the next request. Contents are whatever was there.
+  float* scratch(std::int64_t floats);
+  double* scratch_f64(std::int64_t doubles);
+  /// Scratch memory of one of the threads of a parallel_for. Call reserve_per_thread before it.
+  void reserve_per_thread(std::int64_t floats);
+  float* thread_scratch(int thread) { return per_thread[static_cast<std::size_t>(thread)].data(); }
+
+  /// The same for the products that a thread makes, of up to n columns and up to this k.
+  void reserve_products(std::int64_t n, std::int64_t k);
+  float* product_scratch(int thread) { return per_product[static_cast<std::size_t>(thread)].data(); }
+
+  int threads;
+  Products products;  // what is best here; tests choose the other
+  dnnl::engine engine;
+  dnnl::stream stream;
+  std::map<ProductKey, PreparedProduct> prepared;
+  std::uint64_t prepared_uses = 0;
+  std::vector<float> shared;
+  std::vector<double> shared_f64;
+  std::vector<std::vector<float>> per_thread, per_product;
+};
+
+}  // namespace weft::kernels

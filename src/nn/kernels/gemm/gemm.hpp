@@ -1,0 +1,47 @@
+// Matrix products of our own, for CPUs with AVX2 and FMA but without AVX-512: there they are faster than the matrix library's,
+// and their bits are known. Private to cpu_*.cpp; pure functions of their arguments.
+//
+// How: K. Goto, R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008, in the form of F. Van Zee,
+// R. van de Geijn, "BLIS", 2015. Both matrices are packed in blocks that fit the caches into panels, 4 rows of a and 24 columns
+// of b wide and zero beyond the edges; a tile of 4 x 24 of c stays in registers while a block of k goes by.
+//
+// An element of c is, whatever m, n, the steps of the matrices and its place in c are,
+//   fma(alpha, the sum over the last block of k, … fma(alpha, the sum over the first, what was there or the bias)),
+// where a block is 256 long and its sum is made by one fma after the other, in order. So a product may be cut into any pieces of
+// rows and columns, and a row of c depends on its row of a alone.
+#pragma once
+
+#include <cstdint>
+
+namespace weft::kernels::gemm {
+
+/// Element (row, column) is data[row * row_step + column * column_step], a float or a bf16; one of the steps is 1.
+struct Matrix {
+  const void* data;
+  std::int64_t row_step, column_step;
+  bool is_bf16;
+
+  Matrix at(std::int64_t row, std::int64_t column) const {
+    const std::int64_t bytes = (row * row_step + column * column_step) * (is_bf16 ? 2 : 4);
+    return {static_cast<const char*>(data) + bytes, row_step, column_step, is_bf16};
+  }
+};
+
+/// c = alpha a b, or c += alpha a b where `accumulate`, or c = alpha a b + bias, row by row, where there is a bias.
+/// a: (m, k), b: (k, n), c: (m, n) with rows ldc apart, bias: (n) or null. k > 0.
+struct Product {
+  Matrix a, b;
+  float* c;
+  std::int64_t ldc, m, n, k;
+  float alpha = 1.0f;
+  bool accumulate = false;
+  const float* bias = nullptr;
+};
+
+/// Whether this build and this CPU have it.
+bool has_avx2() noexcept;
+/// Floats of scratch memory that products with up to n columns and up to this k need.
+std::int64_t avx2_scratch(std::int64_t n, std::int64_t k) noexcept;
+void avx2(const Product& p, float* scratch) noexcept;
+
+}  // namespace weft::kernels::gemm
