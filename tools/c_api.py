@@ -425,6 +425,10 @@ class Cases:
                 self.refuses(function, p, "NULL", f"{name}: {what} is NULL")
             if handle := self.handle(kind):
                 self.of_handle(function, p, handle)
+            elif (handles := kind.removesuffix(" const*")) != kind and (handle := self.handle(handles)):
+                self.lines += ["  {", f"    {handle}* const bad[] = {{({handle}*)(void*)no_handle}};"]
+                self.refuses(function, p, "bad", f"{what}[0] {no_handle(handle)}")
+                self.lines.append("  }")
             struct = self.structs.get(self.key(kind)) if kind.endswith("*") else None
             if struct and kind != "weft_error*" and not self.is_output(kind):
                 self.of_struct(function, p, struct)

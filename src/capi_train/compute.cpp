@@ -1,4 +1,6 @@
 // What a rank computes with, in C.
+#include <string_view>
+
 #include "capi/values.hpp"
 #include "capi_train/handles.hpp"
 
@@ -19,11 +21,23 @@ namespace {
 constexpr std::size_t kComputeOptionsFirstBytes = 12;
 static_assert(sizeof(weft_compute_options) == kComputeOptionsFirstBytes);
 
+// libweft_train uses functions of libweft that are promised to no other version. The dynamic loader compares versions, where
+// it can; all handles of libweft_train come from a weft_compute, so this is in time for all of it.
+void expect_libweft_of_this_version(const char* function) {
+  if (std::string_view(weft_version()) != WEFT_VERSION)
+    capi::refuse(
+        weft::ErrorCode::unsupported, function,
+        fmt::format(
+            "libweft_train is of weft {}, and the libweft that it calls is of {}; expected the same version",
+            WEFT_VERSION, weft_version()));
+}
+
 }  // namespace
 
 weft_status weft_compute_create(weft_context* context, const weft_compute_options* options,
                                 weft_compute** compute, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
+    expect_libweft_of_this_version(function);
     weft_context& in = capi::given(function, context, "context");
     weft_compute*& to = capi::given(function, compute, "compute");
     const weft_compute_options o =

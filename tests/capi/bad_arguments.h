@@ -89,6 +89,7 @@ static weft_reduction* good_weft_reduction;
 static const weft_buffer* good_weft_buffer;
 static const weft_blocks* good_weft_blocks;
 static const weft_call* good_weft_call;
+static const weft_call_options* good_weft_call_options; /* with a reduction */
 
 static weft_mesh* good_weft_mesh;
 static weft_layout* good_weft_layout;
@@ -245,6 +246,10 @@ static void make_good(void) {
   OK(weft_barrier(good_weft_group, NULL, &good_weft_work, &error));
   OK(weft_reduction_create("none", good_combine, NULL, NULL, &good_weft_reduction, &error));
   good_works[0] = good_weft_work;
+  static weft_call_options options = WEFT_CALL_OPTIONS_INIT;
+  options.reduce_op = WEFT_USER;
+  options.reduction = good_weft_reduction;
+  good_weft_call_options = &options;
   OK(weft_mesh_create(good_weft_group, &axis, 1, &good_weft_mesh, &error));
   OK(weft_layout_create(good_weft_mesh, &axis_placement, 1, good_shape, 1, &good_weft_layout, &error));
   static weft_tensor tensor = {"w", {memory, 2, WEFT_F32, WEFT_CPU}, NULL, NULL, 0};

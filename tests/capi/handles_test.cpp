@@ -86,7 +86,7 @@ TEST(Handles, OfSeveralThreads) {
 
 // Of two threads that destroy one handle, one does it.
 TEST(Handles, AreRetiredOnce) {
-  const Apple apple;
+  Apple apple;
   EXPECT_TRUE(retire("weft_eat", &apple, "fruit", Apple::kKind));
   EXPECT_FALSE(is_alive(&apple));
   testing::internal::CaptureStderr();

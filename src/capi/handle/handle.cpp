@@ -110,7 +110,9 @@ std::string words_of_other_kind(const char* what, const char* got, const char* k
 }  // namespace
 
 HandleBase::HandleBase(const char* kind) : kind_(kind) { enter(this); }
-HandleBase::~HandleBase() { leave(this); }
+HandleBase::~HandleBase() {
+  if (kind_ != nullptr) leave(this);
+}
 
 bool is_alive(const void* handle) noexcept {
   return handle != nullptr && with_place(handle, [](Place&) { return true; });
@@ -129,12 +131,17 @@ void expect_alive(const char* function, const HandleBase* handle, const char* wh
                                                          : words_of_dead(what, kind)));
 }
 
-bool retire(const char* function, const HandleBase* handle, const char* what, const char* kind) noexcept {
-  const bool alive = is_alive(handle), same = alive && same_kind(handle->kind(), kind);
-  if (same && leave(handle)) return true;  // not where another thread was quicker
+bool retire(const char* function, HandleBase* handle, const char* what, const char* kind) noexcept {
+  // Whoever has taken it out of the table may read it, also where two threads destroy one handle.
+  const bool alive = leave(handle);
+  if (alive && same_kind(handle->kind(), kind)) [[likely]] {
+    handle->kind_ = nullptr;
+    return true;
+  }
   try {
     const std::string words =
-        alive && !same ? words_of_other_kind(what, handle->kind(), kind) : words_of_dead(what, kind);
+        alive ? words_of_other_kind(what, handle->kind(), kind) : words_of_dead(what, kind);
+    if (alive) enter(handle);
     const std::string line = fmt::format("weft error: {}: {}; nothing is destroyed\n", function, words);
     std::fwrite(line.data(), 1, line.size(), stderr);
   } catch (...) {}  // no memory for the line

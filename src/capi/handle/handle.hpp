@@ -10,6 +10,10 @@
 
 namespace weft::capi {
 
+class HandleBase;
+/// Takes the handle out of the table, so that it may be deleted, once. False, and a line on stderr: there is no such handle.
+bool retire(const char* function, HandleBase* handle, const char* what, const char* kind) noexcept;
+
 /// In the table from its constructor until retire() or its destructor.
 class HandleBase {
  public:
@@ -23,7 +27,8 @@ class HandleBase {
   ~HandleBase();
 
  private:
-  const char* kind_;
+  friend bool retire(const char*, HandleBase*, const char*, const char*) noexcept;
+  const char* kind_;  // null: retired
 };
 
 /// The first base of a handle: `struct weft_group : Handle<weft_group>`, which has `static constexpr const char* kKind`, its
@@ -40,8 +45,6 @@ bool is_alive(const void* handle) noexcept;
 bool is_alive(const HandleBase* handle, const char* kind) noexcept;
 /// Throws bad_argument unless is_alive(). `what` is the argument's name in texts.
 void expect_alive(const char* function, const HandleBase* handle, const char* what, const char* kind);
-/// Takes the handle out of the table, so that it may be deleted, once. False, and a line on stderr: there is no such handle.
-bool retire(const char* function, const HandleBase* handle, const char* what, const char* kind) noexcept;
 
 /// The whole of a function that destroys a handle: what is none that is alive is left alone.
 template <class T>
