@@ -366,7 +366,12 @@ TEST_F(TrainTest, WhatIsWrongInAConfigFileIsNamedWithItsLine) {
     };
     const std::string weft = std::string("weft ") + command;
     expect("steps = 3\nstepz = 4\n", ":2: ", weft + " has no option \"stepz\"; is steps meant?");
-    expect("\n[model]\ndim = 4\n", ":2: ", weft + " has no option \"model\"\n");
+    expect("\n[modell]\ndim = 4\n", ":2: ", weft + " has no option \"modell\"; is model meant?");
+    expect("\n[model]\nhead = 4\n", ":3: ", "[model] has no \"head\"; is heads or head_size meant?");
+    expect("[model]\ndim = 30\n", ":2: ", "transformer: dim 30 does not divide into heads 4");
+    expect("model = 3\n", ":1: ", "model is 3; expected a table, [model]");
+    expect("steps = 3\nkv-heads = 4\n[model]\ndim = 32\n",
+           ":2: ", "kv-heads is given beside the table [model]; expected it there");
     expect("config = 'x'\n", ":1: ", weft + " has no option \"config\"\n");
     expect("steps = 3\nlr = \n", ":2: ", "not TOML: ");
     expect("steps = 3\nsteps = 4\n", ":2: ", "not TOML: ");
@@ -398,6 +403,8 @@ TEST_F(TrainTest, APrintedConfigGivesTheSameRun) {
   const std::string printed = out();
   std::ofstream(folder_ / "run.toml") << printed;
   EXPECT_THAT(printed, HasSubstr("\n# Steps of the schedule\nsteps = 20\n"));
+  EXPECT_THAT(printed, HasSubstr("\n[model]\ndim = 32\nlayers = 2\n"));
+
   ASSERT_EQ(run({"train", "--config", file("run.toml"), "--print-config"}), 0) << err();
   EXPECT_EQ(out(), printed);
   ASSERT_EQ(run({"train", "--config", file("run.toml")}), 0) << err();
@@ -413,6 +420,31 @@ TEST_F(TrainTest, APrintedConfigGivesTheSameRun) {
   std::ofstream(folder_ / "parity.toml") << parity;
   ASSERT_EQ(run({"parity", "--config", file("parity.toml"), "--print-config"}), 0) << err();
   EXPECT_EQ(out(), parity);
+}
+
+// What no flag says, too; of `weft parity` on all its meshes.
+TEST_F(TrainTest, TheModelOfAConfigFileIsTheOneThatIsTrained) {
+  const std::string model =
+      "[model]\ndim = 32\nlayers = 1\nheads = 4\nkv_heads = 2\nffn_hidden = 48\ntied = true\n";
+  const std::string rest = "text = '" + file("text") + "'\nseq = 32\nbatch = 4\nsteps = 5\nlr = 0.01\n";
+  std::ofstream(folder_ / "run.toml") << rest << "progress = 'none'\nsave = '" << file("ckpt") << "'\n"
+                                      << model;
+  ASSERT_EQ(run({"train", "--config", file("run.toml")}), 0) << err();
+  // embedding 256 x 32, norms 3 x 32, q and o 2 x 32 x 32, k and v 2 x 16 x 32, mlp 3 x 32 x 48
+  EXPECT_THAT(out(), HasSubstr(fmt::format("{} parameters", 256 * 32 + 3 * 32 + 3 * 32 * 32 + 3 * 32 * 48)));
+  EXPECT_EQ(run({"train", "--config", file("run.toml"), "--layers", "2"}), 2) << "the command line wins";
+  EXPECT_THAT(err(), HasSubstr("--layers is 1 there and 2 here"));
+  std::ofstream(folder_ / "run.toml", std::ios::app) << "norm_eps = 1e-4\n";
+  EXPECT_EQ(run({"train", "--config", file("run.toml"), "--resume"}), 2);
+  EXPECT_THAT(err(), HasSubstr("[model] norm_eps is not set there and 0.0001 here"));
+
+  std::ofstream(folder_ / "parity.toml") << rest << "compare = 3\nmeshes = ['1x1', '2x1', '1x2']\n" << model;
+  ASSERT_EQ(run({"parity", "--config", file("parity.toml")}), 0) << out() << err();
+  EXPECT_THAT(out(), HasSubstr("passed"));
+  EXPECT_THAT(out(), HasSubstr(fmt::format("{} parameters", 256 * 32 + 3 * 32 + 3 * 32 * 32 + 3 * 32 * 48)));
+  std::ofstream(folder_ / "run.toml") << rest << "[model]\nvocab = 100\n";
+  EXPECT_EQ(run({"train", "--config", file("run.toml")}), 2);
+  EXPECT_THAT(err(), HasSubstr("train: vocab is 100; expected 256 or more: one for each byte"));
 }
 
 TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {

@@ -101,17 +101,40 @@ std::string written(const T& value) {
   }
 }
 
-toml::table parse(const std::string& path) {
+std::string contents_of(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string text;
   if (file) text.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
   if (!file || file.bad())
     wrong(fmt::format("--config \"{}\"", path), system_words(errno != 0 ? errno : EIO));
+  return text;
+}
+
+toml::table parse(const std::string& text, const std::string& path) {
   try {
     return toml::parse(text, path);
   } catch (const toml::parse_error& e) {
     wrong(fmt::format("{}:{}", path, e.source().begin.line), fmt::format("not TOML: {}", e.description()));
   }
+}
+
+// The value as if it stood on the command line.
+void give(const std::string& where, const std::string& name, const toml::node& value, CLI::Option& option,
+          const ConfigFile::Variable& variable) {
+  std::visit(
+      [&](auto* kept) {
+        using T = std::remove_pointer_t<decltype(kept)>;
+        const auto words = words_of<T>(value);
+        if (!words) wrong(where, fmt::format("{} is {}; expected {}", name, shown(value), type_name<T>()));
+        try {
+          option.add_result(*words);
+          option.run_callback();
+        } catch (const CLI::Error& e) {
+          wrong(where, e.what());
+        }
+        option.clear();  // so that the command line's value takes its place
+      },
+      variable);
 }
 
 }  // namespace
@@ -132,38 +155,49 @@ CLI::Option* ConfigFile::take(CLI::Option* option, Variable variable) {
   return option;
 }
 
+void ConfigFile::take_table(std::string name, std::vector<std::string> options, Read read,
+                            std::function<std::string()> written) {
+  tables_.push_back({std::move(name), std::move(options), std::move(read), std::move(written)});
+}
+
+bool ConfigFile::Table::has(const std::string& key) const {
+  return std::find(options.begin(), options.end(), key) != options.end();
+}
+
 void ConfigFile::read(const std::string& path) const {
-  const toml::table table = parse(path);
-  for (const auto& [key, value] : table) {
+  const std::string text = contents_of(path);
+  const toml::table all = parse(text, path);
+  for (const auto& [key, value] : all) {
     const std::string name(key.str());
     const std::string where = fmt::format("{}:{}", path, key.source().begin.line);
-    const auto entry =
-        std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.key == name; });
-    if (entry == entries_.end()) {
-      std::vector<std::string> names;
-      for (const Entry& e : entries_) names.push_back(e.key);
-      wrong(where, fmt::format("weft {} has no option \"{}\"{}", command_, name, is_meant(name, names)));
+    for (const Table& table : tables_)
+      if (table.has(name) && all.contains(table.name))
+        wrong(where, fmt::format("{} is given beside the table [{}]; expected it there", name, table.name));
+    const auto table =
+        std::find_if(tables_.begin(), tables_.end(), [&](const Table& t) { return t.name == name; });
+    if (table != tables_.end()) {
+      table->read(text, path);
+    } else {
+      const Entry& entry = entry_of(where, name);
+      give(where, name, value, *entry.option, entry.variable);
     }
-    std::visit(
-        [&, &node = value](auto* variable) {
-          using T = std::remove_pointer_t<decltype(variable)>;
-          const auto words = words_of<T>(node);
-          if (!words) wrong(where, fmt::format("{} is {}; expected {}", name, shown(node), type_name<T>()));
-          try {
-            entry->option->add_result(*words);
-            entry->option->run_callback();
-          } catch (const CLI::Error& e) {
-            wrong(where, e.what());
-          }
-          entry->option->clear();  // so that the command line's value takes its place
-        },
-        entry->variable);
   }
+}
+
+const ConfigFile::Entry& ConfigFile::entry_of(const std::string& where, const std::string& name) const {
+  const auto entry =
+      std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.key == name; });
+  if (entry != entries_.end()) return *entry;
+  std::vector<std::string> names;
+  for (const Entry& e : entries_) names.push_back(e.key);
+  for (const Table& t : tables_) names.push_back(t.name);
+  wrong(where, fmt::format("weft {} has no option \"{}\"{}", command_, name, is_meant(name, names)));
 }
 
 std::string ConfigFile::text() const {
   std::string all = fmt::format("# For weft {} --config FILE.\n", command_);
-  for (const Entry& e : entries_)
+  for (const Entry& e : entries_) {
+    if (std::any_of(tables_.begin(), tables_.end(), [&](const Table& t) { return t.has(e.key); })) continue;
     std::visit(
         [&](const auto* variable) {
           // An empty text or list is an option that was not given.
@@ -173,6 +207,9 @@ std::string ConfigFile::text() const {
                              written(*variable));
         },
         e.variable);
+  }
+  for (const Table& t : tables_)
+    all += "\n" + t.written();  // to the end: what follows a table's name is its own
   return all;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -31,6 +32,13 @@ class ConfigFile {
   /// The file may give `option`, whose value is kept in `variable`. Returns the option.
   CLI::Option* take(CLI::Option* option, Variable variable);
 
+  /// A table of the file with a reader of its own. It is given all of the file, which it reads again so that its errors have lines, and the
+  /// file's name; `written` gives the table as text. `options` are keys that say the same outside of the table: in a file that has it they
+  /// are errors, and text() leaves them out.
+  using Read = std::function<void(const std::string& text, const std::string& path)>;
+  void take_table(std::string name, std::vector<std::string> options, Read read,
+                  std::function<std::string()> written);
+
   bool print_asked() const noexcept { return print_; }
   /// A file by which a run is the same as with the options as they are.
   std::string text() const;
@@ -41,10 +49,19 @@ class ConfigFile {
     CLI::Option* option;
     Variable variable;
   };
+  struct Table {
+    std::string name;
+    std::vector<std::string> options;
+    Read read;
+    std::function<std::string()> written;
+    bool has(const std::string& key) const;
+  };
   void read(const std::string& path) const;
+  const Entry& entry_of(const std::string& where, const std::string& name) const;
 
   std::string command_;
   std::vector<Entry> entries_;
+  std::vector<Table> tables_;
   std::string path_;
   bool print_ = false;
 };

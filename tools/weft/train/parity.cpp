@@ -16,6 +16,7 @@
 #include "launcher.hpp"
 #include "number_flag.hpp"
 #include "train_flags.hpp"
+#include "weft/models/transformer_text.hpp"
 
 namespace weft::tools {
 namespace {
@@ -70,8 +71,10 @@ double loss_of(const std::string& line, const std::string& where) {
   return in.at("loss").get<double>();
 }
 
-std::vector<double> losses_on(const Mesh& mesh, const Flags& flags, const std::filesystem::path& file) {
-  std::vector<std::string> command{std::filesystem::read_symlink("/proc/self/exe").string(), "train"};
+std::vector<double> losses_on(const Mesh& mesh, const Flags& flags, const std::filesystem::path& model,
+                              const std::filesystem::path& file) {
+  std::vector<std::string> command{std::filesystem::read_symlink("/proc/self/exe").string(), "train",
+                                   "--config", model.string()};
   const std::vector<std::string> words = to_words(flags.config);
   command.insert(command.end(), words.begin(), words.end());
   command.insert(command.end(),
@@ -105,8 +108,13 @@ int parity(Flags flags) {
     c.check(m.dp * m.tp);
   }
   const Scratch scratch;
+  const std::filesystem::path model = scratch.path() / "model.toml";
+  std::ofstream written(model);
+  written << transformer_text(flags.config.model);
+  if (!written.flush()) throw_errno(fmt::format("parity: {}", model.string()), errno);
   std::vector<std::vector<double>> losses;
-  for (const Mesh& m : meshes) losses.push_back(losses_on(m, flags, scratch.path() / (m.text + ".jsonl")));
+  for (const Mesh& m : meshes)
+    losses.push_back(losses_on(m, flags, model, scratch.path() / (m.text + ".jsonl")));
 
   fmt::print("\nLoss in nats per byte, same seed, same global batch; dp x tp:\n\n{:>5}", "step");
   for (const Mesh& m : meshes) fmt::print("  {:>11}", m.text);

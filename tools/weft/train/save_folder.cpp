@@ -29,6 +29,9 @@ std::map<std::string, std::string> parts_of(const std::string& identity) {
 }
 
 std::string flag_of(const std::string& part) {
+  for (const char* key : {"vocab", "head_size", "norm_eps", "tied", "init_std"})
+    if (part == key) return fmt::format("[model] {}", part);
+  if (part == "theta") return "[model] rope_theta";
   if (part == "kv_heads") return "--kv-heads";
   if (part == "floor") return "--lr-floor";
   if (part == "decay") return "--weight-decay";

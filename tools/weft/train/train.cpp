@@ -71,7 +71,7 @@ int train(const Flags& flags) {
   if (!flags.save.empty()) found = look_at_save_folder(flags.save, config, flags.resume, flags.overwrite);
   const StopRequest stop_request;
   ProcessGroup group = ProcessGroup::create(context, flags.backend, m);
-  Trainer trainer(group, config);
+  Training trainer(group, config);
   const bool speaks = group.rank() == 0;
   if (found.resume) trainer.resume(flags.save);
 

@@ -5,13 +5,14 @@
 #include <CLI/CLI.hpp>
 
 #include "config_file.hpp"
+#include "weft/models/transformer_text.hpp"
 
 namespace weft::tools {
 namespace {
 
 // Name, member, help: read by the parser and written back by to_words.
 template <class Visit>
-void each_flag(TrainConfig& c, const Visit& visit) {
+void each_run_flag(TrainConfig& c, const Visit& visit) {
   visit("--steps", c.steps, "Steps of the schedule");
   visit("--batch", c.global_batch, "Sequences per step, over all data ranks");
   visit("--seq", c.sequence, "Bytes per sequence");
@@ -22,6 +23,10 @@ void each_flag(TrainConfig& c, const Visit& visit) {
   visit("--clip", c.max_norm, "Largest gradient norm");
   visit("--seed", c.seed, "Of weights and batches");
   visit("--threads", c.threads, "Threads per rank; 0: WEFT_THREADS, or a share of the cores");
+}
+// The model has more members than these: a file's table [model] has all.
+template <class Visit>
+void each_model_flag(TrainConfig& c, const Visit& visit) {
   visit("--dim", c.model.dim, "Width of the model");
   visit("--layers", c.model.layers, "Blocks");
   visit("--heads", c.model.heads, "Query heads");
@@ -38,18 +43,33 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
                 ->capture_default_str()
                 ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
             &config.text);
-  each_flag(config, [&](const char* flag, auto& member, const char* help) {
+  std::vector<std::string> of_model;
+  const auto add = [&](const char* flag, auto& member, const char* help) {
     file.take(sub.add_option(flag, member, help)
                   ->capture_default_str()
                   ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
               &member);
+  };
+  each_run_flag(config, add);
+  each_model_flag(config, [&](const char* flag, auto& member, const char* help) {
+    add(flag, member, help);
+    of_model.emplace_back(std::string_view(flag).substr(2));
   });
+  file.take_table(
+      "model", of_model,
+      [&config](const std::string& text, const std::string& path) {
+        config.model = transformer_from_text(text, path, config.model);
+      },
+      [&config] {
+        return "# The model, as weft_transformer_create_from_text and transformer_from_text read it.\n" +
+               transformer_text(config.model);
+      });
 }
 
 std::vector<std::string> to_words(const TrainConfig& config) {
   TrainConfig copy = config;
   std::vector<std::string> words{"--text", config.text.string()};
-  each_flag(copy, [&](const char* flag, const auto& member, const char*) {
+  each_run_flag(copy, [&](const char* flag, const auto& member, const char*) {
     words.emplace_back(flag);
     words.push_back(fmt::format("{}", member));
   });

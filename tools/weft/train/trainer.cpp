@@ -9,8 +9,6 @@
 
 #include "base/hash.hpp"
 #include "weft/base/env.hpp"
-#include "weft/train/checkpoint.hpp"
-#include "weft/train/gradients.hpp"
 
 namespace weft::tools {
 namespace {
@@ -24,6 +22,12 @@ BuildOptions build_options(const TrainConfig& config) {
   BuildOptions options;
   options.seed = config.seed;
   return options;
+}
+
+Trainer::Options trainer_options(const TrainConfig& config) {
+  AdamW::Options adamw;
+  adamw.weight_decay = config.weight_decay;
+  return {.optimizer = adamw, .max_norm = config.max_norm, .seed = config.seed};
 }
 
 [[noreturn]] void wrong(const std::string& text) { throw Error(ErrorCode::bad_argument, "train: " + text); }
@@ -68,6 +72,8 @@ MeshShape TrainConfig::check(int ranks) const {
                       mesh.size("dp")));
   if (sequence < 1 || sequence > model.max_seq)
     wrong(fmt::format("seq is {}; expected 1 to {} (max_seq)", sequence, model.max_seq));
+  if (model.vocab < 256)
+    wrong(fmt::format("vocab is {}; expected 256 or more: one for each byte", model.vocab));
   if (steps < 1) wrong(fmt::format("steps is {}; expected 1 or more", steps));
   if (threads < 0)
     wrong(fmt::format("threads is {}; expected 1 or more, or 0 for a share of the cores", threads));
@@ -75,78 +81,57 @@ MeshShape TrainConfig::check(int ranks) const {
   return mesh;
 }
 
-Trainer::Trainer(ProcessGroup& group, const TrainConfig& config)
+Training::Training(ProcessGroup& group, const TrainConfig& config)
     : config_(config),
-      context_(group.context()),
       text_(read_text(config.text, config.sequence + 2)),
-      compute_(context_, threads_per_rank(config.threads, group.size())),
+      compute_(group.context(), threads_per_rank(config.threads, group.size())),
       parts_(build_parallel_model(config.model, DeviceMesh(group, config.check(group.size())), compute_,
                                   build_options(config))),
+      trainer_(parts_, compute_, trainer_options(config)),
       schedule_{config.peak_lr, config.floor_lr, config.warmup_steps(), config.steps},
       sampler_(parts_.data, static_cast<std::int64_t>(text_.size()) - config.sequence, config.global_batch,
-               config.seed) {
-  AdamW::Options options;
-  options.weight_decay = config.weight_decay;
-  optimizer_ = std::make_unique<AdamW>(compute_, parts_.parameters(), options);
-}
+               config.seed) {}
 
 // tokens: (rows, sequence), the bytes from a sample's offset on; labels: the byte after each.
-Trainer::Batch Trainer::batch(std::int64_t step) const {
+StepResult Training::step() {
+  const std::int64_t step = trainer_.steps();
   const std::vector<std::int64_t> starts = sampler_.local_batch(step);
-  const Shape shape{static_cast<std::int64_t>(starts.size()), config_.sequence};
-  Tensor tokens(context_, shape, DType::i64), labels(context_, shape, DType::i64);
-  std::size_t i = 0;
-  for (const std::int64_t start : starts) {
-    for (std::int64_t k = 0; k < config_.sequence; ++k, ++i) {
-      tokens.as<std::int64_t>()[i] = text_[static_cast<std::size_t>(start + k)];
-      labels.as<std::int64_t>()[i] = text_[static_cast<std::size_t>(start + k + 1)];
+  std::vector<std::int64_t> tokens, labels;
+  for (const std::int64_t start : starts)
+    for (std::int64_t k = 0; k < config_.sequence; ++k) {
+      tokens.push_back(text_[static_cast<std::size_t>(start + k)]);
+      labels.push_back(text_[static_cast<std::size_t>(start + k + 1)]);
     }
-  }
-  return {parts_.place(tokens, config_.global_batch), parts_.place(labels, config_.global_batch)};
-}
-
-StepResult Trainer::step() {
-  const Batch b = batch(next_);
-  Frame frame(compute_, {.seed = config_.seed, .step = next_});
-  const Tensors logits = parts_.model->forward({b.tokens}, frame);
-  const Tensors loss = loss_.forward({logits[0], b.labels, scalar(parts_.mesh, tokens_per_step())}, frame);
-  const Tensors dlogits = loss_.backward({}, frame);
-  parts_.model->backward(dlogits, frame);
-  parts_.averager->finish();
-  // What every tensor rank holds whole: the same gradient on each, which is checked, or contributions to it.
-  if (parts_.tensor.size() > 1)
-    sync_replicated_gradients(optimizer_->parameters(), parts_.tensor, {.compute = &compute_});
-  StepResult result{.step = next_, .lr = schedule_.at(next_)};
-  result.grad_norm =
-      clip_grad_norm(optimizer_->parameters(), config_.max_norm, 2, NonFinite::error, &compute_);
-  optimizer_->step(result.lr);
-  optimizer_->zero_gradients();
-  result.loss = full(loss[0]).as<double>()[0];
-  ++next_;
-  return result;
+  const TokenBatch batch{tokens.data(), labels.data(), static_cast<std::int64_t>(starts.size()),
+                         config_.sequence, config_.global_batch};
+  const double lr = schedule_.at(step);
+  const Trainer::Result result = trainer_.step({&batch, 1}, lr);
+  return {.step = result.step, .loss = result.loss, .grad_norm = result.grad_norm, .lr = lr};
 }
 
 std::string identity_of(const TrainConfig& config, const std::vector<unsigned char>& text) {
   const TransformerConfig& m = config.model;
-  return fmt::format(
+  std::string identity = fmt::format(
       "dim={} layers={} heads={} kv_heads={} ffn={} vocab={} theta={} seq={} batch={} steps={} warmup={} "
       "lr={} floor={} decay={} clip={} "
       "seed={} text={:016x}",
       m.dim, m.layers, m.heads, m.kv_heads, m.ffn_hidden, m.vocab, m.rope_theta, config.sequence,
       config.global_batch, config.steps, config.warmup_steps(), config.peak_lr, config.floor_lr,
       config.weight_decay, config.max_norm, config.seed, fingerprint(text));
+  // What flags do not say, and checkpoints of before do not have.
+  const TransformerConfig usual;
+  if (m.head_size != usual.head_size) identity += fmt::format(" head_size={}", m.head_size);
+  if (m.norm_eps != usual.norm_eps) identity += fmt::format(" norm_eps={}", m.norm_eps);
+  if (m.tied != usual.tied) identity += fmt::format(" tied={}", m.tied);
+  if (m.init_std != usual.init_std) identity += fmt::format(" init_std={}", m.init_std);
+  return identity;
 }
 
-void Trainer::save(const std::filesystem::path& directory, int keep) {
-  save_checkpoint(directory, parts_.mesh, next_, *parts_.model, optimizer_.get(),
-                  {{"run", identity_of(config_, text_)}}, {.keep = keep});
+void Training::save(const std::filesystem::path& directory, int keep) {
+  trainer_.save(directory, {{"run", identity_of(config_, text_)}}, {.keep = keep});
 }
 
-void Trainer::resume(const std::filesystem::path& directory) {
-  next_ = load_checkpoint(directory, parts_.mesh, *parts_.model, optimizer_.get()).step;
-}
-
-std::int64_t Trainer::parameter_count() const {
+std::int64_t Training::parameter_count() const {
   std::int64_t n = 0;
   for (const Parameter* p : parts_.parameters()) n += p->global_shape().count();
   return n;

@@ -5,15 +5,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "weft/dp/sampler.hpp"
 #include "weft/group/process_group.hpp"
-#include "weft/models/build.hpp"
-#include "weft/nn/loss.hpp"
-#include "weft/nn/optimizer.hpp"
+#include "weft/models/trainer.hpp"
 #include "weft/nn/schedule.hpp"
 
 namespace weft::tools {
@@ -47,20 +44,21 @@ struct StepResult {
   double lr = 0;
 };
 
-class Trainer {
+/// A weft::Trainer on this text, with this schedule.
+class Training {
  public:
   /// Collective over `group`. Throws as TrainConfig::check, and system where the text cannot be read.
-  Trainer(ProcessGroup& group, const TrainConfig& config);
+  Training(ProcessGroup& group, const TrainConfig& config);
 
   /// The next step, on the batch that belongs to its number. Collective.
   StepResult step();
-  std::int64_t next_step() const noexcept { return next_; }
+  std::int64_t next_step() const noexcept { return trainer_.steps(); }
 
   /// Collective; see save_checkpoint. `keep`: as in SaveOptions.
   void save(const std::filesystem::path& directory, int keep);
   /// Takes up the latest checkpoint of `directory`: parameters, optimizer, step. Whether it is of the same run:
   /// see look_at_save_folder. Collective.
-  void resume(const std::filesystem::path& directory);
+  void resume(const std::filesystem::path& directory) { trainer_.load(directory); }
 
   int threads() const noexcept { return compute_.threads(); }
   const DeviceMesh& mesh() const noexcept { return parts_.mesh; }
@@ -68,21 +66,13 @@ class Trainer {
   std::int64_t tokens_per_step() const noexcept { return config_.global_batch * config_.sequence; }
 
  private:
-  struct Batch {
-    Tensor tokens, labels;
-  };
-  Batch batch(std::int64_t step) const;
-
   TrainConfig config_;
-  Context& context_;
   std::vector<unsigned char> text_;
   Compute compute_;
   ParallelModel parts_;
-  std::unique_ptr<AdamW> optimizer_;
-  CrossEntropy loss_;
+  Trainer trainer_;
   CosineSchedule schedule_;
   Sampler sampler_;
-  std::int64_t next_ = 0;
 };
 
 /// How many threads compute in each of `ranks` ranks of this host; see TrainConfig::threads.
