@@ -41,6 +41,7 @@ WindowAttentionConfig attention(const WeatherStageConfig& c, Windows windows) {
   a.dim = c.dim, a.heads = c.heads(), a.head_dim = c.head_dim;
   a.window = windows == Windows::neighbours ? c.local_window : c.global_window;
   a.windows = windows;
+  a.dropout = c.attention_dropout;
   a.init = Normal{c.init_std}, a.out_init = branch_end(c);
   return a;
 }

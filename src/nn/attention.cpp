@@ -181,6 +181,21 @@ Attention::Attention(const AttentionConfig& config, std::shared_ptr<const RopeTa
   add("o_proj", o_proj);
 }
 
+namespace {
+
+// One boundary before the module for each of its inputs; the projections that they feed have none of their own.
+OwnPlan plan_of_heads() {
+  return {.styles = {{"", "enter"},
+                     {"q_proj", "column"},
+                     {"k_proj", "column"},
+                     {"v_proj", "column"},
+                     {"o_proj", "row"}}};
+}
+
+}  // namespace
+
+OwnPlan Attention::class_plan() const { return plan_of_heads(); }
+
 Tensors Attention::do_forward(Inputs x, Frame& frame) {
   expect_count(x, 1, "inputs");
   if (x[0].shape().rank() != 3)
@@ -241,6 +256,103 @@ Tensors Attention::do_backward(Inputs dy, Frame& frame) {
   const TensorName what = layouts::named(*this, "dx");
   return {
       add_tensors(add_tensors(through_v, through_k, compute, what), through_q, compute, what, dx_memory())};
+}
+
+namespace {
+
+CrossAttentionConfig checked(CrossAttentionConfig c) {
+  if (c.context_dim == 0) c.context_dim = c.dim;
+  if (c.kv_heads == 0) c.kv_heads = c.heads;
+  for (const auto& [name, size] : {std::pair{"dim", c.dim},
+                                   {"heads", c.heads},
+                                   {"head_dim", c.head_dim},
+                                   {"context_dim", c.context_dim},
+                                   {"kv_heads", c.kv_heads}})
+    if (size < 1)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("cross-attention: {} is {}; expected at least 1", name, size));
+  if (c.heads % c.kv_heads != 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("cross-attention: heads {} do not divide into kv_heads {}", c.heads, c.kv_heads));
+  return c;
+}
+
+}  // namespace
+
+CrossAttention::CrossAttention(const CrossAttentionConfig& config)
+    : q_proj(checked(config).dim, config.heads * config.head_dim, config.bias, config.init),
+      k_proj(checked(config).context_dim, checked(config).kv_heads * config.head_dim, config.bias,
+             config.init),
+      v_proj(checked(config).context_dim, checked(config).kv_heads * config.head_dim, config.bias,
+             config.init),
+      o_proj(config.heads * config.head_dim, config.dim, config.bias, config.out_init),
+      config_(checked(config)) {
+  add("q_proj", q_proj);
+  add("k_proj", k_proj);
+  add("v_proj", v_proj);
+  add("o_proj", o_proj);
+}
+
+OwnPlan CrossAttention::class_plan() const { return plan_of_heads(); }
+
+namespace {
+
+// This rank's heads, as share_of_heads() finds them; queries and keys of q and k.
+kernels::FullAttentionShape cross_shape(const Module& module, const CrossAttentionConfig& c, const Tensor& q,
+                                        const Tensor& k, const Tensor& v) {
+  const kernels::AttentionShape s =
+      share_of_heads(module, {c.dim, c.heads, c.kv_heads, c.head_dim, c.init, c.out_init}, q, k, v);
+  return {s.batch, q.size(1), k.size(1), s.heads, s.kv_heads, s.head_dim};
+}
+
+}  // namespace
+
+Tensors CrossAttention::do_forward(Inputs inputs, Frame& frame) {
+  expect_count(inputs, 2, "inputs");
+  const auto expect_sequence = [&](const char* name, const Tensor& t, std::int64_t dim) {
+    if (t.shape().rank() != 3 || t.size(2) != dim)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("{} is {}; expected (batch, sequence, {})", layouts::named(*this, name).text(),
+                              to_string(t.shape()), dim));
+  };
+  expect_sequence("x", inputs[0], config_.dim);
+  expect_sequence("context", inputs[1], config_.context_dim);
+  if (inputs[1].size(0) != inputs[0].size(0))
+    throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected a batch of {}, as x has",
+                                                     layouts::named(*this, "context").text(),
+                                                     to_string(inputs[1].shape()), inputs[0].size(0)));
+  Compute& compute = frame.compute();
+  const Tensor q = q_proj.forward(inputs[0], frame)[0], k = k_proj.forward(inputs[1], frame)[0],
+               v = v_proj.forward(inputs[1], frame)[0];
+  const kernels::FullAttentionShape s = cross_shape(*this, config_, q, k, v);
+  const Tensor out = compute.make(q.shape()).with_layout(q.layout());
+  const Tensor log_sum_exp = compute.make({s.batch, s.heads, s.queries});
+  kernels::full_attention_forward(frame.kernels(), q.data_ptr<float>(), k.data_ptr<float>(),
+                                  v.data_ptr<float>(), nullptr, out.data_ptr<float>(),
+                                  log_sum_exp.data_ptr<float>(), s);
+  frame.push(*this, {q, k, v, out, log_sum_exp});
+  return o_proj.forward(out, frame);
+}
+
+Tensors CrossAttention::do_backward(Inputs dy, Frame& frame) {
+  Compute& compute = frame.compute();
+  const Tensor dout = o_proj.backward(dy, frame)[0];
+  const Tensors kept = frame.pop(*this);
+  const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &out = kept[3], &log_sum_exp = kept[4];
+  layouts::expect_same(layouts::named(*this, "d(out)"), dout.layout(), out.layout(), "as out");
+  const kernels::FullAttentionShape s = cross_shape(*this, config_, q, k, v);
+  const LayoutRef of_dk = of_shared_gradient(q.layout(), k.layout());
+  const Tensor dq = compute.make(q.shape()).with_layout(q.layout());
+  const Tensor dk = compute.make(k.shape()).with_layout(of_dk);
+  const Tensor dv = compute.make(v.shape()).with_layout(of_dk);
+  kernels::full_attention_backward(frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(),
+                                   k.data_ptr<float>(), v.data_ptr<float>(), nullptr, out.data_ptr<float>(),
+                                   log_sum_exp.data_ptr<float>(), dq.data_ptr<float>(), dk.data_ptr<float>(),
+                                   dv.data_ptr<float>(), nullptr, s);
+  const Tensor through_v = v_proj.backward(dv, frame)[0];
+  const Tensor through_k = k_proj.backward(dk, frame)[0];
+  const Tensor dx = q_proj.backward(dq, frame)[0];
+  return {dx, add_tensors(through_v, through_k, compute, layouts::named(*this, "d(context)"), dx_memory())};
 }
 
 }  // namespace weft

@@ -121,6 +121,7 @@ WindowAttention::WindowAttention(const WindowAttentionConfig& config)
       to_k(config.dim, config.heads * config.head_dim, false, config.init),
       to_v(config.dim, config.heads * config.head_dim, false, config.init),
       to_out(config.heads * config.head_dim, config.dim, true, config.out_init),
+      dropout(config.dropout),
       config_(config) {
   add("norm", norm);
   add("dpb", dpb);
@@ -128,7 +129,28 @@ WindowAttention::WindowAttention(const WindowAttentionConfig& config)
   add("to_k", to_k);
   add("to_v", to_v);
   add("to_out", to_out);
+  add("dropout", dropout);
 }
+
+namespace {
+
+// The layout of weights (batch, windows, heads, queries, keys) where q, (batch, windows, pixels, heads · head_dim), has this one.
+LayoutRef of_weights(const LayoutRef& q, const Shape& weights, std::int64_t heads) {
+  if (q == nullptr) return nullptr;
+  Shape global = weights;
+  global[0] = q->global[0], global[1] = q->global[1], global[2] = heads;
+  LayoutRef layout = replicated_layout(q->mesh(), global);
+  for (const int axis : q->nesting) {  // outermost first, so that axes of one dimension nest alike
+    const Placement& p = q->placements[static_cast<std::size_t>(axis)];
+    if (!is_shard(p)) continue;
+    const std::string& name = q->mesh_shape().name(axis);
+    const int dim = is_shard(p, 3) ? 2 : 0;
+    layout = layout->with(name, Shard{dim})->shard_inside(q->mesh()[name], dim);
+  }
+  return layout;
+}
+
+}  // namespace
 
 // The norm feeds three column layers: their dx are summed behind it, once.
 OwnPlan WindowAttention::class_plan() const {
@@ -168,15 +190,28 @@ Tensors WindowAttention::do_forward(Inputs inputs, Frame& frame) {
   kernels::embedding_forward(frame.kernels(), rows.data_ptr<std::int64_t>(), table.data_ptr<float>(),
                              bias.data_ptr<float>(), rows.count(), dpb.offsets(), 1);
   const Tensor out = compute.make(q.shape()).with_layout(q.layout());
+  const auto finish = [&]() -> Tensors {
+    const Tensor y = to_out.forward(out, frame)[0];
+    return {permuted(frame, y, cut.windows, cut.back, x.shape(),
+                     layouts::with_global(y.layout(), layouts::global_shape(x)), out_memory())};
+  };
+  if (drops(frame)) {
+    const Shape shape{q.size(0), q.size(1), s.heads, s.queries, s.keys};
+    const Tensor weights = compute.make(shape).with_layout(of_weights(q.layout(), shape, config_.heads));
+    kernels::attention_weights_forward(frame.kernels(), q.data_ptr<float>(), k.data_ptr<float>(),
+                                       bias.data_ptr<float>(), weights.data_ptr<float>(), s);
+    const Tensor dropped = dropout.forward(weights, frame)[0];
+    kernels::attention_apply_forward(frame.kernels(), dropped.data_ptr<float>(), v.data_ptr<float>(),
+                                     out.data_ptr<float>(), s);
+    frame.push(*this, {q, k, v, bias, weights, dropped, table});
+    return finish();
+  }
   const Tensor log_sum_exp = compute.make({s.batch, s.heads, s.queries});
   kernels::full_attention_forward(frame.kernels(), q.data_ptr<float>(), k.data_ptr<float>(),
                                   v.data_ptr<float>(), bias.data_ptr<float>(), out.data_ptr<float>(),
                                   log_sum_exp.data_ptr<float>(), s);
   frame.push(*this, {q, k, v, bias, out, log_sum_exp, table});
-  const Tensor y = to_out.forward(out, frame)[0];
-  Shape global = layouts::global_shape(x);
-  return {permuted(frame, y, cut.windows, cut.back, x.shape(), layouts::with_global(y.layout(), global),
-                   out_memory())};
+  return finish();
 }
 
 Tensors WindowAttention::do_backward(Inputs gradients, Frame& frame) {
@@ -197,18 +232,30 @@ Tensors WindowAttention::do_backward(Inputs gradients, Frame& frame) {
                layouts::with_global(dy.layout(), windows_shape(layouts::global_shape(dy), w)));
   const Tensor dout = to_out.backward(dwindows, frame)[0];
   const Tensors kept = frame.pop(*this);
-  const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &bias = kept[3], &out = kept[4],
-               &log_sum_exp = kept[5], &table = kept[6];
-  layouts::expect_same(layouts::named(*this, "d(out)"), dout.layout(), out.layout(), "as out");
+  const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &bias = kept[3], &table = kept[6];
+  layouts::expect_same(layouts::named(*this, "d(out)"), dout.layout(), q.layout(), "as out");
   const kernels::FullAttentionShape s = share_of_heads(*this, config_.head_dim, q, k, v);
   const Tensor dq = compute.make(q.shape()).with_layout(q.layout());
   const Tensor dk = compute.make(k.shape()).with_layout(k.layout());
   const Tensor dv = compute.make(v.shape()).with_layout(v.layout());
   const Tensor dbias = compute.make(bias.shape());
-  kernels::full_attention_backward(frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(),
-                                   k.data_ptr<float>(), v.data_ptr<float>(), bias.data_ptr<float>(),
-                                   out.data_ptr<float>(), log_sum_exp.data_ptr<float>(), dq.data_ptr<float>(),
-                                   dk.data_ptr<float>(), dv.data_ptr<float>(), dbias.data_ptr<float>(), s);
+  if (drops(frame)) {
+    const Tensor &weights = kept[4], &dropped = kept[5];
+    const Tensor ddropped = compute.make(weights.shape()).with_layout(weights.layout());
+    kernels::attention_apply_backward(frame.kernels(), dout.data_ptr<float>(), dropped.data_ptr<float>(),
+                                      v.data_ptr<float>(), ddropped.data_ptr<float>(), dv.data_ptr<float>(),
+                                      s);
+    const Tensor dweights = dropout.backward(ddropped, frame)[0];
+    kernels::attention_weights_backward(
+        frame.kernels(), dweights.data_ptr<float>(), weights.data_ptr<float>(), q.data_ptr<float>(),
+        k.data_ptr<float>(), dq.data_ptr<float>(), dk.data_ptr<float>(), dbias.data_ptr<float>(), s);
+  } else {
+    const Tensor &out = kept[4], &log_sum_exp = kept[5];
+    kernels::full_attention_backward(
+        frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(), k.data_ptr<float>(),
+        v.data_ptr<float>(), bias.data_ptr<float>(), out.data_ptr<float>(), log_sum_exp.data_ptr<float>(),
+        dq.data_ptr<float>(), dk.data_ptr<float>(), dv.data_ptr<float>(), dbias.data_ptr<float>(), s);
+  }
   const Tensor rows = dpb.rows(frame);
   const Tensor dtable = compute.zeros(table.shape()).with_layout(table.layout());
   kernels::embedding_backward(frame.kernels(), rows.data_ptr<std::int64_t>(), dbias.data_ptr<float>(),

@@ -42,6 +42,9 @@ Plan plan_of(const Module& module, const std::string& path) {
       refuse(fmt::format("the plan of \"{}\" itself: \"{}\": {}", path, at, e.what()));
     }
   };
+  if (!own.styles.empty() && !(own.columns.empty() && own.rows.empty()))
+    refuse(fmt::format("the plan of \"{}\" itself has styles and {}; expected the one or the other", path,
+                       own.columns.empty() ? "rows" : "columns"));
   if (!own.styles.empty()) {
     for (const OwnPlan::Entry& entry : own.styles) add(entry.path, entry.style);
     return plan;

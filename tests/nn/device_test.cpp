@@ -19,6 +19,7 @@
 #include "weft/nn/loss.hpp"
 #include "weft/nn/norm.hpp"
 #include "weft/nn/optimizer.hpp"
+#include "weft/nn/window_attention.hpp"
 
 namespace weft::device_test {
 namespace {
@@ -99,6 +100,47 @@ TEST_F(NnDevice, LayersComputeTheSame) {
       x, dy);
   expect_the_same_there([] { return std::make_unique<Embedding>(9, 8, Normal{1}); },
                         integers({2, 5}, {0, 8, 3, 3, 1, 0, 2, 7, 3, 5}), dy);
+}
+
+// Layers that read numbers of the device on the host in between.
+TEST_F(NnDevice, NormsOverBatchesAndSpectralNormsComputeTheSame) {
+  const Tensor x = normal({2, 5, 8}, "x"), dy = normal({2, 5, 8}, "dy");
+  expect_the_same_there([] { return std::make_unique<GroupNorm>(5, 5); }, x, dy);
+  expect_the_same_there([] { return std::make_unique<BatchNorm>(5); }, x, dy);
+  expect_the_same_there(
+      [] {
+        auto layer = std::make_unique<Linear>(8, 8, true, Normal{0.5});
+        layer->add_spectral_norm();
+        return layer;
+      },
+      x, dy);
+}
+
+// Weights of attention are dropped, and both inputs of cross-attention have gradients.
+TEST_F(NnDevice, AttentionsComputeTheSame) {
+  const Tensor maps = normal({2, 4, 4, 2}, "maps"), x = normal({2, 3, 8}, "x"),
+               other = normal({2, 5, 8}, "other");
+  std::vector<std::vector<float>> results[2];
+  for (Compute* const c : {&here, &there}) {
+    WindowAttentionConfig windows;
+    windows.dim = 4, windows.heads = 2, windows.head_dim = 2, windows.window = 2, windows.dropout = 0.5;
+    windows.init = windows.out_init = Normal{0.5};
+    WindowAttention layer(windows);
+    CrossAttention cross({.dim = 8, .heads = 4, .head_dim = 2, .kv_heads = 2, .init = Normal{0.3}});
+    auto& all = results[c == &there];
+    for (Module* m : {static_cast<Module*>(&layer), static_cast<Module*>(&cross)}) {
+      materialise(*m, *c);
+      initialise(*m, 3);
+    }
+    Frame frame(*c, {.seed = 3, .step = 2});
+    all.push_back(bits(layer.forward(on(*c, maps), frame)[0]));
+    all.push_back(bits(layer.backward(on(*c, maps), frame)[0]));
+    all.push_back(bits(cross.forward({on(*c, x), on(*c, other)}, frame)[0]));
+    for (const Tensor& t : cross.backward(on(*c, x), frame)) all.push_back(bits(t));
+    for (Module* m : {static_cast<Module*>(&layer), static_cast<Module*>(&cross)})
+      for (Parameter* p : m->parameters()) all.push_back(bits(p->gradient()));
+  }
+  EXPECT_EQ(results[0], results[1]);
 }
 
 TEST_F(NnDevice, TheLossComputesTheSame) {

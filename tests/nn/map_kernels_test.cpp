@@ -214,6 +214,91 @@ TEST(GroupNorm, EqualsReference) {
             "group_norm_backward: 6 channels do not divide into 0 groups");
 }
 
+TEST(BatchNorm, EqualsReference) {
+  KernelContext ctx(1);
+  for (const MapShape& s : {MapShape{1, 2, 3}, MapShape{2, 6, 7}, MapShape{3, 5, 129}, MapShape{0, 4, 4}}) {
+    const std::int64_t n = s.batch * s.channels * s.pixels;
+    const auto x = random_array(n, 1, -1.0, 3.0), dy = random_array(n, 4), w = random_array(s.channels, 2),
+               b = random_array(s.channels, 3), mean = random_array(s.channels, 5),
+               inv = random_array(s.channels, 6, 0.5, 2.0), mean_dy = random_array(s.channels, 7),
+               mean_dyx = random_array(s.channels, 8);
+    std::vector<double> sum(static_cast<std::size_t>(s.channels), 7.0), squares = sum, sum_want = sum,
+                                                                        squares_want = sum;
+    const auto expect_sums = [&](double magnitude) {
+      for (std::size_t c = 0; c < sum.size(); ++c) {
+        EXPECT_NEAR(sum[c], sum_want[c], 1e-12 * magnitude);
+        EXPECT_NEAR(squares[c], squares_want[c], 1e-12 * magnitude);
+      }
+    };
+    channel_moments(ctx, x.data(), sum.data(), squares.data(), s);
+    reference::channel_moments(x.data(), sum_want.data(), squares_want.data(), s);
+    expect_sums(static_cast<double>(10 * n + 1));
+    batch_norm_backward_sums(ctx, dy.data(), x.data(), mean.data(), inv.data(), sum.data(), squares.data(),
+                             s);
+    reference::batch_norm_backward_sums(dy.data(), x.data(), mean.data(), inv.data(), sum_want.data(),
+                                        squares_want.data(), s);
+    expect_sums(static_cast<double>(10 * n + 1));
+    auto y = garbage(n), y_want = y, dx = garbage(n), dx_want = dx;
+    batch_norm_forward(ctx, x.data(), w.data(), b.data(), mean.data(), inv.data(), y.data(), s);
+    reference::batch_norm_forward(x.data(), w.data(), b.data(), mean.data(), inv.data(), y_want.data(), s);
+    expect_close(y, y_want, 128.0, "y");
+    batch_norm_backward(ctx, dy.data(), x.data(), w.data(), mean.data(), inv.data(), mean_dy.data(),
+                        mean_dyx.data(), dx.data(), s);
+    reference::batch_norm_backward(dy.data(), x.data(), w.data(), mean.data(), inv.data(), mean_dy.data(),
+                                   mean_dyx.data(), dx_want.data(), s);
+    expect_close(dx, dx_want, 128.0, "dx");
+    auto in_place = x;
+    batch_norm_forward(ctx, in_place.data(), w.data(), b.data(), mean.data(), inv.data(), in_place.data(), s);
+    EXPECT_TRUE(same_bits(in_place, y));
+    in_place = dy;
+    batch_norm_backward(ctx, in_place.data(), x.data(), w.data(), mean.data(), inv.data(), mean_dy.data(),
+                        mean_dyx.data(), in_place.data(), s);
+    EXPECT_TRUE(same_bits(in_place, dx));
+  }
+}
+
+// The two steps together are full attention, forward and backward, where nothing happens between them.
+TEST(AttentionInTwoSteps, IsFullAttention) {
+  KernelContext ctx(2);
+  for (const FullAttentionShape& s :
+       {FullAttentionShape{1, 1, 1, 1, 1, 1}, FullAttentionShape{2, 3, 5, 4, 2, 7},
+        FullAttentionShape{3, 16, 16, 4, 4, 32}, FullAttentionShape{0, 2, 2, 2, 2, 2}}) {
+    const std::int64_t queries = s.batch * s.queries * s.heads * s.head_dim,
+                       keys = s.batch * s.keys * s.kv_heads * s.head_dim,
+                       weights = s.batch * s.heads * s.queries * s.keys;
+    const auto q = random_array(queries, 1), k = random_array(keys, 2), v = random_array(keys, 3),
+               bias = random_array(s.queries * s.keys, 4), dout = random_array(queries, 5);
+    auto w = garbage(weights), w_want = w, out = garbage(queries), out_want = out, want = out,
+         lse = garbage(s.batch * s.heads * s.queries);
+    attention_weights_forward(ctx, q.data(), k.data(), bias.data(), w.data(), s);
+    reference::attention_weights_forward(q.data(), k.data(), bias.data(), w_want.data(), s);
+    expect_close(w, w_want, 64.0, "weights");
+    attention_apply_forward(ctx, w.data(), v.data(), out.data(), s);
+    reference::attention_apply_forward(w.data(), v.data(), out_want.data(), s);
+    expect_close(out, out_want, 64.0, "out");
+    full_attention_forward(ctx, q.data(), k.data(), v.data(), bias.data(), want.data(), lse.data(), s);
+    expect_close(out, want, 128.0, "out of full attention");
+    auto dw = garbage(weights), dq = garbage(queries), dk = garbage(keys), dv = dk,
+         dbias = garbage(s.queries * s.keys), dq_want = dq, dk_want = dk, dv_want = dv, dbias_want = dbias;
+    attention_apply_backward(ctx, dout.data(), w.data(), v.data(), dw.data(), dv.data(), s);
+    attention_weights_backward(ctx, dw.data(), w.data(), q.data(), k.data(), dq.data(), dk.data(),
+                               dbias.data(), s);
+    full_attention_backward(ctx, dout.data(), q.data(), k.data(), v.data(), bias.data(), want.data(),
+                            lse.data(), dq_want.data(), dk_want.data(), dv_want.data(), dbias_want.data(), s);
+    expect_close(dq, dq_want, 256.0, "dq");
+    expect_close(dk, dk_want, 256.0, "dk");
+    expect_close(dv, dv_want, 256.0, "dv");
+    expect_close(dbias, dbias_want, 256.0, "dbias");
+    // Without a bias, on one thread: the same bits of dq as with a bias of zeros on two.
+    KernelContext one(1);
+    const auto none = std::vector<float>(static_cast<std::size_t>(s.queries * s.keys), 0.0f);
+    auto other = w;
+    attention_weights_forward(ctx, q.data(), k.data(), none.data(), w.data(), s);
+    attention_weights_forward(one, q.data(), k.data(), nullptr, other.data(), s);
+    EXPECT_TRUE(same_bits(w, other));
+  }
+}
+
 TEST(ChannelBias, EqualsReference) {
   KernelContext ctx(1);
   for (const MapShape& s : kMaps) {

@@ -160,6 +160,13 @@ TEST_F(OwnPlans, HalfAPairIsRefused) {
             "parallelize: the plan of \"\" itself has rows but no columns; expected both, or styles");
 }
 
+TEST_F(OwnPlans, APairAndAMapTogetherAreRefused) {
+  Pair model;
+  model.set_own_plan(OwnPlan{.rows = {"layers.2"}, .styles = {{"layers.0", "column"}}});
+  EXPECT_EQ(refused(model, 2),
+            "parallelize: the plan of \"\" itself has styles and rows; expected the one or the other");
+}
+
 TEST_F(OwnPlans, WhatOnePlanHasWrongChangesNothingAnywhere) {
   const auto with = [](auto change) {
     auto model = std::make_unique<Sequential>();

@@ -16,6 +16,7 @@ struct WeatherStageConfig {
   std::int64_t mult = 4;  ///< hidden features of the feed-forward blocks: mult · dim
   double dropout = 0;     ///< in the feed-forward blocks
   double init_std = 0.02;
+  double attention_dropout = 0;  ///< of the weights of attention
 
   std::int64_t heads() const noexcept { return head_dim > 0 ? dim / head_dim : 0; }
   /// Throws bad_argument naming what is wrong.

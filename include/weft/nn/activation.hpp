@@ -16,6 +16,11 @@ class SwiGLU : public Module {
 
   Linear gate_proj, up_proj, down_proj;
 
+ protected:
+  OwnPlan class_plan() const override {
+    return {.styles = {{"", "enter"}, {"gate_proj", "column"}, {"up_proj", "column"}, {"down_proj", "row"}}};
+  }
+
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;

@@ -45,11 +45,49 @@ class Attention : public Module {
   }
   void set_rope(std::shared_ptr<const RopeTables> rope) noexcept { rope_ = std::move(rope); }
 
+ protected:
+  OwnPlan class_plan() const override;
+
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
   AttentionConfig config_;
   std::shared_ptr<const RopeTables> rope_;
+};
+
+struct CrossAttentionConfig {
+  std::int64_t dim = 0, heads = 0, head_dim = 0;
+  std::int64_t context_dim = 0;  ///< 0: dim
+  std::int64_t kv_heads = 0;     ///< 0: heads
+  bool bias = false;             ///< in all four projections
+  Init init = Normal{0.02}, out_init = Normal{0.02};
+};
+
+/// y = o_proj(softmax(q kᵀ / sqrt(head_dim)) v), where q is of x, and k and v are of another sequence, the context; every query sees
+/// every key. Inputs: x: (batch, queries, dim), context: (batch, keys, context_dim); y as x. A. Vaswani et al., "Attention Is All You
+/// Need", 2017, section 3.2.3. backward gives the gradients of both, in this order.
+///
+/// Both may be split in the batch, alike. Heads are split as those of Attention are, by its own plan: q_proj, k_proj
+/// and v_proj by columns, with one boundary before this module for each input (number 0 and 1 of Module::add_before); o_proj by rows.
+class CrossAttention : public Module {
+ public:
+  /// Throws bad_argument naming what is below 1, and where kv_heads does not divide heads.
+  explicit CrossAttention(const CrossAttentionConfig& config);
+
+  Linear q_proj, k_proj, v_proj, o_proj;
+
+  const CrossAttentionConfig& config() const noexcept { return config_; }
+  std::vector<Unit> units() const override {
+    return {{"heads", config_.heads}, {"kv heads", config_.kv_heads, &k_proj}};
+  }
+
+ protected:
+  OwnPlan class_plan() const override;
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+  CrossAttentionConfig config_;
 };
 
 }  // namespace weft

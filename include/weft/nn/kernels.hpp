@@ -211,6 +211,22 @@ struct KernelTable {
                               const float* mean, const float* inv_std, float* dx, float* dweight,
                               float* dbias, MapShape s, std::int64_t groups);
 
+  /// sum = the sum of x over samples and pixels, squares = that of x^2, in f64. x: (batch, channels, pixels), sum, squares: (channels).
+  void (*channel_moments)(KernelContext& ctx, const float* x, double* sum, double* squares, MapShape s);
+  /// y = (x - mean) * inv_std * weight + bias, channel by channel. x, y: (batch, channels, pixels), weight, bias, mean, inv_std:
+  /// (channels). In place: y may be x.
+  void (*batch_norm_forward)(KernelContext& ctx, const float* x, const float* weight, const float* bias,
+                             const float* mean, const float* inv_std, float* y, MapShape s);
+  /// sum_dy = the sum of dy over samples and pixels, sum_dyx = that of dy * (x - mean) * inv_std, in f64. dy, x: (batch, channels,
+  /// pixels), the others: (channels).
+  void (*batch_norm_backward_sums)(KernelContext& ctx, const float* dy, const float* x, const float* mean,
+                                   const float* inv_std, double* sum_dy, double* sum_dyx, MapShape s);
+  /// dx = weight * inv_std * (dy - mean_dy - (x - mean) * inv_std * mean_dyx). dy, x, dx: (batch, channels, pixels), the others:
+  /// (channels). In place: dx may be dy.
+  void (*batch_norm_backward)(KernelContext& ctx, const float* dy, const float* x, const float* weight,
+                              const float* mean, const float* inv_std, const float* mean_dy,
+                              const float* mean_dyx, float* dx, MapShape s);
+
   /// y += bias, channel by channel. y: (batch, channels, pixels), bias: (channels).
   void (*add_channel_bias)(KernelContext& ctx, const float* bias, float* y, MapShape s);
   /// dbias += the sum of dy over samples and pixels. dy: (batch, channels, pixels), dbias: (channels).
@@ -263,6 +279,22 @@ struct KernelTable {
                                   const float* v, const float* bias, const float* out,
                                   const float* log_sum_exp, float* dq, float* dk, float* dv, float* dbias,
                                   FullAttentionShape s);
+
+  /// The same in two steps, for short sequences, so that something may happen to the weights between them.
+  /// weights = softmax(q k^T / sqrt(head_dim) + bias). q: (batch, queries, heads, head_dim), k: (batch, keys, kv_heads, head_dim), bias:
+  /// (queries, keys) or null, weights: (batch, heads, queries, keys).
+  void (*attention_weights_forward)(KernelContext& ctx, const float* q, const float* k, const float* bias,
+                                    float* weights, FullAttentionShape s);
+  /// dq, dk and, unless it is null, dbias, the sum over samples and heads. Shapes as there.
+  void (*attention_weights_backward)(KernelContext& ctx, const float* dweights, const float* weights,
+                                     const float* q, const float* k, float* dq, float* dk, float* dbias,
+                                     FullAttentionShape s);
+  /// out = weights v. v as k, out as q.
+  void (*attention_apply_forward)(KernelContext& ctx, const float* weights, const float* v, float* out,
+                                  FullAttentionShape s);
+  /// dweights and dv from dout.
+  void (*attention_apply_backward)(KernelContext& ctx, const float* dout, const float* weights,
+                                   const float* v, float* dweights, float* dv, FullAttentionShape s);
 
   /// y = x * sigmoid(x). x, y: (n). In place: y may be x.
   void (*silu_forward)(KernelContext& ctx, const float* x, float* y, std::int64_t n);
@@ -334,9 +366,11 @@ struct KernelTable {
   X(matmul) X(matmul_bf16) X(linear_forward) X(linear_backward_input) X(linear_backward_weight) \
   X(add_bias) X(bias_backward) X(rms_norm_forward) X(rms_norm_backward) X(layer_norm_forward) X(layer_norm_backward) \
   X(channel_norm_forward) X(channel_norm_backward) X(group_norm_forward) X(group_norm_backward) \
+  X(channel_moments) X(batch_norm_forward) X(batch_norm_backward_sums) X(batch_norm_backward) \
   X(add_channel_bias) X(channel_bias_backward) X(permute) X(unfold) X(fold) X(embedding_forward) X(embedding_forward_bf16) \
   X(embedding_backward) X(rope_forward) X(rope_backward) X(attention_forward) X(attention_backward) \
-  X(full_attention_forward) X(full_attention_backward) \
+  X(full_attention_forward) X(full_attention_backward) X(attention_weights_forward) X(attention_weights_backward) \
+  X(attention_apply_forward) X(attention_apply_backward) \
   X(silu_forward) X(silu_backward) X(gelu_forward) X(gelu_backward) X(relu_forward) X(relu_backward) X(swiglu_forward) X(swiglu_backward) X(add) X(scale) X(fill) X(dropout) \
   X(round_to_bf16) X(widen_bf16) X(cross_entropy_forward) X(cross_entropy_backward) X(count_valid) X(sum_of_squares) \
   X(adamw_step) X(sgd_step)
@@ -378,6 +412,10 @@ inline constexpr detail::Call<&KernelTable::channel_norm_forward> channel_norm_f
 inline constexpr detail::Call<&KernelTable::channel_norm_backward> channel_norm_backward{};
 inline constexpr detail::Call<&KernelTable::group_norm_forward> group_norm_forward{};
 inline constexpr detail::Call<&KernelTable::group_norm_backward> group_norm_backward{};
+inline constexpr detail::Call<&KernelTable::channel_moments> channel_moments{};
+inline constexpr detail::Call<&KernelTable::batch_norm_forward> batch_norm_forward{};
+inline constexpr detail::Call<&KernelTable::batch_norm_backward_sums> batch_norm_backward_sums{};
+inline constexpr detail::Call<&KernelTable::batch_norm_backward> batch_norm_backward{};
 inline constexpr detail::Call<&KernelTable::add_channel_bias> add_channel_bias{};
 inline constexpr detail::Call<&KernelTable::channel_bias_backward> channel_bias_backward{};
 inline constexpr detail::Call<&KernelTable::permute> permute{};
@@ -393,6 +431,10 @@ inline constexpr detail::Call<&KernelTable::attention_forward> attention_forward
 inline constexpr detail::Call<&KernelTable::attention_backward> attention_backward{};
 inline constexpr detail::Call<&KernelTable::full_attention_forward> full_attention_forward{};
 inline constexpr detail::Call<&KernelTable::full_attention_backward> full_attention_backward{};
+inline constexpr detail::Call<&KernelTable::attention_weights_forward> attention_weights_forward{};
+inline constexpr detail::Call<&KernelTable::attention_weights_backward> attention_weights_backward{};
+inline constexpr detail::Call<&KernelTable::attention_apply_forward> attention_apply_forward{};
+inline constexpr detail::Call<&KernelTable::attention_apply_backward> attention_apply_backward{};
 inline constexpr detail::Call<&KernelTable::silu_forward> silu_forward{};
 inline constexpr detail::Call<&KernelTable::silu_backward> silu_backward{};
 inline constexpr detail::Call<&KernelTable::gelu_forward> gelu_forward{};

@@ -1,6 +1,10 @@
 // Normalisation layers.
 #pragma once
 
+#include <optional>
+#include <string>
+#include <vector>
+
 #include "weft/nn/module.hpp"
 
 namespace weft {
@@ -51,6 +55,58 @@ class ChannelNorm : public Module {
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
   double eps_;
+};
+
+/// y = (x - mean) / sqrt(variance + eps) · weight + bias, over each group of channels / groups neighbouring channels of a sample and all
+/// their pixels, as torch.nn.GroupNorm; x, y: (batch, channels, …), weight, bias: (channels). Y. Wu, K. He, "Group Normalization",
+/// 2018. x may be split in the batch; a split by columns gives each rank whole groups of channels.
+class GroupNorm : public Module {
+ public:
+  /// Throws bad_argument unless groups, of at least 1, divides channels.
+  GroupNorm(std::int64_t groups, std::int64_t channels, double eps = 1e-5);
+
+  ParameterRef weight, bias;
+  double eps() const noexcept { return eps_; }
+  std::int64_t groups() const noexcept { return groups_; }
+  ShardRule shard_rule(Split split) const override;
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+  std::int64_t groups_;
+  double eps_;
+};
+
+struct BatchNormConfig {
+  double eps = 1e-5;
+  double momentum = 0.1;  ///< running = (1 - momentum) running + momentum · that of this pass
+  /// The names of the axes over which statistics are those of all ranks together. Nothing: all axes that split x, so that every
+  /// mesh computes what one rank does. On other axes that split x each rank has statistics of its own part, as under
+  /// torch's data parallel without SyncBatchNorm, and the running ones are the mean of theirs.
+  std::optional<std::vector<std::string>> axes{};
+};
+
+/// y = (x - mean) / sqrt(variance + eps) · weight + bias for each channel, as torch.nn.BatchNorm2d and SyncBatchNorm; x, y:
+/// (batch, channels, …), weight, bias and the buffers running_mean, running_var: (channels). S. Ioffe, C. Szegedy, "Batch Normalization",
+/// 2015. In a training mean and (biased) variance are those of the samples and pixels of the pass, summed over axes, and enter the running
+/// ones, the variance unbiased; else they are the running ones.
+///
+/// x may be split along any dimension; a split of the channels is one by columns, and needs no communication. Otherwise forward (in a
+/// training) and backward are collective among the ranks of the axes: one all-reduce of 2 · channels + 1 numbers of f64 each.
+class BatchNorm : public Module {
+ public:
+  /// Throws bad_argument for channels below 1, unless eps > 0 and 0 <= momentum <= 1.
+  explicit BatchNorm(std::int64_t channels, const BatchNormConfig& config = {});
+
+  ParameterRef weight, bias;
+  ModuleBufferRef running_mean, running_var, num_batches_tracked;
+  const BatchNormConfig& config() const noexcept { return config_; }
+  ShardRule shard_rule(Split split) const override;
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+  BatchNormConfig config_;
 };
 
 }  // namespace weft

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "weft/nn/dropout.hpp"
 #include "weft/nn/linear.hpp"
 #include "weft/nn/module.hpp"
 #include "weft/nn/norm.hpp"
@@ -49,6 +50,7 @@ struct WindowAttentionConfig {
   Windows windows = Windows::neighbours;
   double norm_eps = 1e-5;
   Init init = Normal{0.02}, out_init = Normal{0.02};
+  double dropout = 0;  ///< of the weights of attention, after the softmax
 };
 
 /// y = to_out(softmax(q kᵀ / sqrt(head_dim) + bias) v), with q, k, v = to_q, to_k, to_v of norm(x), among the pixels of each
@@ -67,6 +69,8 @@ class WindowAttention : public Module {
   ChannelNorm norm;
   PositionBias dpb;
   Linear to_q, to_k, to_v, to_out;
+  Dropout
+      dropout;  ///< where it drops, the weights of attention are kept for backward: pixels² for each head of each window
 
   const WindowAttentionConfig& config() const noexcept { return config_; }
   std::vector<Unit> units() const override { return {{"heads", config_.heads}}; }
@@ -77,6 +81,7 @@ class WindowAttention : public Module {
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
+  bool drops(const Frame& frame) const noexcept { return frame.pass().training && dropout.p() > 0; }
   WindowAttentionConfig config_;
 };
 

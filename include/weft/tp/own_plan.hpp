@@ -38,7 +38,7 @@ struct OwnPlanCount {
 /// split and how many skipped, an error of the log that nothing was split; the program goes on.
 ///
 /// Throws as parallelize() does, before anything changes, and bad_argument where no module has a plan, for a plan with
-/// columns but no rows or the reverse, and for a style that is not there; each text names the module whose plan it is.
+/// columns but no rows or the reverse, or with styles beside them, and for a style that is not there; each text names the module whose plan it is.
 OwnPlanCount parallelize(Module& root, const DeviceMesh& axis, const OwnPlanOptions& options = {});
 
 }  // namespace weft

@@ -75,6 +75,55 @@ void group_norm_backward(const T* dy, const T* x, const T* weight, const T* mean
   }
 }
 
+/// sum, squares: (channels), of x: (batch, channels, pixels).
+template <class T>
+void channel_moments(const T* x, double* sum, double* squares, MapShape s) {
+  for (std::int64_t c = 0; c < s.channels; ++c) sum[c] = squares[c] = 0;
+  for (std::int64_t i = 0; i < s.batch * s.channels * s.pixels; ++i) {
+    const auto value = static_cast<double>(x[i]);
+    sum[i / s.pixels % s.channels] += value;
+    squares[i / s.pixels % s.channels] += value * value;
+  }
+}
+
+/// x, y: (batch, channels, pixels), the others: (channels).
+template <class T>
+void batch_norm_forward(const T* x, const T* weight, const T* bias, const T* mean, const T* inv_std, T* y,
+                        MapShape s) {
+  for (std::int64_t i = 0; i < s.batch * s.channels * s.pixels; ++i) {
+    const std::int64_t c = i / s.pixels % s.channels;
+    y[i] = static_cast<T>((static_cast<double>(x[i]) - static_cast<double>(mean[c])) *
+                              static_cast<double>(inv_std[c]) * static_cast<double>(weight[c]) +
+                          static_cast<double>(bias[c]));
+  }
+}
+
+template <class T>
+void batch_norm_backward_sums(const T* dy, const T* x, const T* mean, const T* inv_std, double* sum_dy,
+                              double* sum_dyx, MapShape s) {
+  for (std::int64_t c = 0; c < s.channels; ++c) sum_dy[c] = sum_dyx[c] = 0;
+  for (std::int64_t i = 0; i < s.batch * s.channels * s.pixels; ++i) {
+    const std::int64_t c = i / s.pixels % s.channels;
+    const auto d = static_cast<double>(dy[i]);
+    sum_dy[c] += d;
+    sum_dyx[c] +=
+        d * (static_cast<double>(x[i]) - static_cast<double>(mean[c])) * static_cast<double>(inv_std[c]);
+  }
+}
+
+template <class T>
+void batch_norm_backward(const T* dy, const T* x, const T* weight, const T* mean, const T* inv_std,
+                         const T* mean_dy, const T* mean_dyx, T* dx, MapShape s) {
+  for (std::int64_t i = 0; i < s.batch * s.channels * s.pixels; ++i) {
+    const std::int64_t c = i / s.pixels % s.channels;
+    const double inv = static_cast<double>(inv_std[c]),
+                 normal = (static_cast<double>(x[i]) - static_cast<double>(mean[c])) * inv;
+    dx[i] = static_cast<T>(static_cast<double>(weight[c]) * inv *
+                           (static_cast<double>(dy[i]) - static_cast<double>(mean_dy[c]) -
+                            normal * static_cast<double>(mean_dyx[c])));
+  }
+}
+
 /// y: (batch, channels, pixels), bias: (channels).
 template <class T>
 void add_channel_bias(const T* bias, T* y, MapShape s) {
@@ -242,6 +291,44 @@ void full_attention_backward(const T* dout, const T* q, const T* k, const T* v, 
     dk[i] = static_cast<T>(dk_sum[i]), dv[i] = static_cast<T>(dv_sum[i]);
   for (std::size_t i = 0; dbias != nullptr && i < dbias_sum.size(); ++i)
     dbias[i] = static_cast<T>(dbias_sum[i]);
+}
+
+/// weights: (batch, heads, queries, keys); the rest as full_attention_forward().
+template <class T>
+void attention_weights_forward(const T* q, const T* k, const T* bias, T* weights, FullAttentionShape s) {
+  const std::int64_t per_kv = s.heads / s.kv_heads;
+  for (std::int64_t b = 0; b < s.batch; ++b)
+    for (std::int64_t h = 0; h < s.heads; ++h)
+      for (std::int64_t i = 0; i < s.queries; ++i) {
+        std::vector<double> row(static_cast<std::size_t>(s.keys));
+        double sum = 0;
+        for (std::int64_t j = 0; j < s.keys; ++j) {
+          double score = bias == nullptr ? 0.0 : static_cast<double>(bias[i * s.keys + j]);
+          for (std::int64_t d = 0; d < s.head_dim; ++d)
+            score += static_cast<double>(q[((b * s.queries + i) * s.heads + h) * s.head_dim + d]) *
+                     static_cast<double>(k[((b * s.keys + j) * s.kv_heads + h / per_kv) * s.head_dim + d]) /
+                     std::sqrt(static_cast<double>(s.head_dim));
+          sum += row[static_cast<std::size_t>(j)] = std::exp(score);
+        }
+        for (std::int64_t j = 0; j < s.keys; ++j)
+          weights[((b * s.heads + h) * s.queries + i) * s.keys + j] =
+              static_cast<T>(row[static_cast<std::size_t>(j)] / sum);
+      }
+}
+
+template <class T>
+void attention_apply_forward(const T* weights, const T* v, T* out, FullAttentionShape s) {
+  const std::int64_t per_kv = s.heads / s.kv_heads;
+  for (std::int64_t b = 0; b < s.batch; ++b)
+    for (std::int64_t h = 0; h < s.heads; ++h)
+      for (std::int64_t i = 0; i < s.queries; ++i)
+        for (std::int64_t d = 0; d < s.head_dim; ++d) {
+          double sum = 0;
+          for (std::int64_t j = 0; j < s.keys; ++j)
+            sum += static_cast<double>(weights[((b * s.heads + h) * s.queries + i) * s.keys + j]) *
+                   static_cast<double>(v[((b * s.keys + j) * s.kv_heads + h / per_kv) * s.head_dim + d]);
+          out[((b * s.queries + i) * s.heads + h) * s.head_dim + d] = static_cast<T>(sum);
+        }
 }
 
 }  // namespace weft::kernels::reference

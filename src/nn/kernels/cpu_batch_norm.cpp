@@ -1,0 +1,87 @@
+// The sums of each channel of maps, and batch norm with statistics that are given.
+#include "nn/kernels/cpu_context.hpp"
+#include "nn/kernels/cpu_math.hpp"
+
+namespace weft::kernels::cpu {
+namespace {
+
+WEFT_CPU_CLONES double sum_of(const float* x, std::int64_t n) {
+  return lane_sum<double>(n, [&](std::int64_t i) WEFT_INLINE { return static_cast<double>(x[i]); });
+}
+
+WEFT_CPU_CLONES double squares_of(const float* x, std::int64_t n) {
+  return lane_sum<double>(
+      n, [&](std::int64_t i) WEFT_INLINE { return static_cast<double>(x[i]) * static_cast<double>(x[i]); });
+}
+
+// Σ dy (x - mean) inv_std
+WEFT_CPU_CLONES double dot_of(const float* dy, const float* x, double mean, double inv_std, std::int64_t n) {
+  return lane_sum<double>(n, [&](std::int64_t i) WEFT_INLINE {
+    return static_cast<double>(dy[i]) * ((static_cast<double>(x[i]) - mean) * inv_std);
+  });
+}
+
+WEFT_CPU_CLONES void forward_range(const float* x, float mean, float scale, float bias, float* y,
+                                   std::int64_t n) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) y[i] = (x[i] - mean) * scale + bias;
+}
+
+// dx = factor (dy - mean_dy - (x - mean) slope)
+WEFT_CPU_CLONES void backward_range(const float* dy, const float* x, float mean, float factor, float mean_dy,
+                                    float slope, float* dx, std::int64_t n) {
+#pragma GCC ivdep
+  for (std::int64_t i = 0; i < n; ++i) dx[i] = factor * (dy[i] - mean_dy - (x[i] - mean) * slope);
+}
+
+// Calls run(channel, first element) for each sample of each channel; channels are shared among threads.
+template <class Run>
+void each_range(KernelContext& ctx, MapShape s, Run&& run) {
+  parallel_for(ctx.state(), s.channels, [&](std::int64_t c, int) {
+    for (std::int64_t b = 0; b < s.batch; ++b) run(c, (b * s.channels + c) * s.pixels);
+  });
+}
+
+void clear(double* sums, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) sums[i] = 0;
+}
+
+}  // namespace
+
+void channel_moments(KernelContext& ctx, const float* x, double* sum, double* squares, MapShape s) {
+  clear(sum, s.channels);
+  clear(squares, s.channels);
+  each_range(ctx, s, [&](std::int64_t c, std::int64_t at) {
+    sum[c] += sum_of(x + at, s.pixels);
+    squares[c] += squares_of(x + at, s.pixels);
+  });
+}
+
+void batch_norm_forward(KernelContext& ctx, const float* x, const float* weight, const float* bias,
+                        const float* mean, const float* inv_std, float* y, MapShape s) {
+  each_range(ctx, s, [&](std::int64_t c, std::int64_t at) {
+    forward_range(x + at, mean[c], weight[c] * inv_std[c], bias[c], y + at, s.pixels);
+  });
+}
+
+void batch_norm_backward_sums(KernelContext& ctx, const float* dy, const float* x, const float* mean,
+                              const float* inv_std, double* sum_dy, double* sum_dyx, MapShape s) {
+  clear(sum_dy, s.channels);
+  clear(sum_dyx, s.channels);
+  each_range(ctx, s, [&](std::int64_t c, std::int64_t at) {
+    sum_dy[c] += sum_of(dy + at, s.pixels);
+    sum_dyx[c] +=
+        dot_of(dy + at, x + at, static_cast<double>(mean[c]), static_cast<double>(inv_std[c]), s.pixels);
+  });
+}
+
+void batch_norm_backward(KernelContext& ctx, const float* dy, const float* x, const float* weight,
+                         const float* mean, const float* inv_std, const float* mean_dy, const float* mean_dyx,
+                         float* dx, MapShape s) {
+  each_range(ctx, s, [&](std::int64_t c, std::int64_t at) {
+    backward_range(dy + at, x + at, mean[c], weight[c] * inv_std[c], mean_dy[c], inv_std[c] * mean_dyx[c],
+                   dx + at, s.pixels);
+  });
+}
+
+}  // namespace weft::kernels::cpu
