@@ -118,7 +118,7 @@ static void work_with(library* l, const train_library* train) {
   OK(l->weft_group_create_(l->context, NULL, 0, 1, NULL, &group, &error));
   OK(l->weft_barrier_(group, NULL, NULL, &error));
   OK(train->weft_compute_create_(l->context, NULL, &compute, &error));
-  OK(train->weft_column_linear_forward_(compute, &of_x, &of_w, NULL, &of_y, &error));
+  OK(train->weft_column_linear_forward_(compute, NULL, &of_x, &of_w, NULL, &of_y, NULL, &error));
   CHECK(y[0] == 11);
   train->weft_compute_destroy_(compute);
   l->weft_group_destroy_(group);
