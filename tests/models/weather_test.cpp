@@ -3,8 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "support/errors.hpp"
+#include "support/run_ranks.hpp"
 #include "weft/base/random.hpp"
+#include "weft/mesh/redistribute.hpp"
 #include "weft/nn/init.hpp"
 #include "weft/tp/own_plan.hpp"
 
@@ -73,6 +78,52 @@ TEST(WeatherStage, ItsPlansHaveOneBoundaryForQKAndV) {
             "after, "
             "layers.1.2.norm after, layers.1.2.to_out after, layers.1.3.layers.1 before, layers.1.3.layers.4 "
             "after, ");
+}
+
+// All Linear layers of a stage with a spectral norm, those of the position bias, too: split on request, and whole by default.
+TEST(WeatherStage, WithSpectralNormsIsAsOnOneRank) {
+  for (const bool split : {true, false})
+    test::run_ranks(test::Ranks::threads, 2, [&](test::Rank& rank) {
+      SCOPED_TRACE(split ? "split" : "whole");
+      Compute compute(rank.context);
+      const DeviceMesh mesh(rank.group(), MeshShape{{"dp", 1}, {"tp", 2}});
+      WeatherStageConfig config = small();
+      config.dim = 32, config.depth = 1, config.head_dim = 8, config.init_std = 0.5;
+      WeatherStage serial(config), parallel(config);
+      for (WeatherStage* stage : {&serial, &parallel}) EXPECT_EQ(add_spectral_norm(*stage), 20);
+      const OwnPlanCount count = parallelize(
+          parallel, mesh["tp"],
+          OwnPlanOptions{.under_spectral_norm = split ? WholeByDefault::split : WholeByDefault::skip});
+      EXPECT_EQ(count.split, split ? 4 : 0);
+      replicate(parallel, mesh);
+      for (WeatherStage* stage : {&serial, &parallel}) {
+        materialise(*stage, compute);
+        initialise(*stage, 3);
+      }
+      Tensor x(rank.context, {2, 32, 4, 4}), dy(rank.context, {2, 32, 4, 4});
+      RandomStream(5, "x").normal(0, x.count(), x.f32().data());
+      RandomStream(5, "dy").normal(0, dy.count(), dy.f32().data());
+      const auto stated = [&](const Tensor& t) { return t.with_layout(replicated_layout(mesh, t.shape())); };
+      const auto expect_near = [](const Tensor& got, const Tensor& expected, const std::string& what) {
+        double largest = 0, worst = 0;
+        for (std::size_t i = 0; i < expected.f32().size(); ++i) {
+          largest = std::max(largest, std::abs(static_cast<double>(expected.f32()[i])));
+          worst = std::max(
+              worst, std::abs(static_cast<double>(got.f32()[i]) - static_cast<double>(expected.f32()[i])));
+        }
+        EXPECT_LE(worst, 1e-4 * largest) << what;
+      };
+      Frame plain(compute), frame(compute);
+      expect_near(full(parallel.forward(stated(x), frame)[0]), serial.forward(x, plain)[0], "y");
+      expect_near(full(parallel.backward(stated(dy), frame)[0]), serial.backward(dy, plain)[0], "dx");
+      for (Parameter* p : serial.parameters()) {
+        const ParameterRef other = parallel.parameter(p->path());
+        ASSERT_TRUE(other->has_gradient()) << p->path();
+        if (p->path().ends_with("dpb.layers.9.bias"))
+          continue;  // added to all scores of a softmax: 0 but for rounding
+        expect_near(full(other->gradient()), p->gradient(), p->path());
+      }
+    });
 }
 
 }  // namespace
