@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <thread>
@@ -84,7 +85,27 @@ TEST(Handles, OfSeveralThreads) {
   EXPECT_TRUE(is_alive(&shared));
 }
 
-// Of two threads that destroy one handle, one does it.
+// Of two threads that destroy one handle, one does it; the other one reads none of its memory.
+TEST(Handles, AreDestroyedByOneOfTwoThreads) {
+  constexpr int kApples = 100;
+  std::vector<Apple*> apples;
+  for (int i = 0; i < kApples; ++i) apples.push_back(new Apple);
+  std::atomic<int> destroyed{0};
+  const auto destroy_all = [&] {
+    for (Apple* const apple : apples) {
+      if (!retire("weft_eat", apple, "fruit", Apple::kKind)) continue;
+      ++destroyed;
+      delete apple;
+    }
+  };
+  testing::internal::CaptureStderr();
+  std::thread other(destroy_all);
+  destroy_all();
+  other.join();
+  testing::internal::GetCapturedStderr();  // a line for each that was destroyed already
+  EXPECT_EQ(destroyed, kApples);
+}
+
 TEST(Handles, AreRetiredOnce) {
   Apple apple;
   EXPECT_TRUE(retire("weft_eat", &apple, "fruit", Apple::kKind));
