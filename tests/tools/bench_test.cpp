@@ -170,6 +170,59 @@ TEST_F(WeftBench, MessagesFacadeAndOverlap) {
 
 // ---- peers ----
 
+#ifdef WEFT_HAVE_TRAIN
+TEST_F(WeftBench, LayersAreComparedAndVerified) {
+  const auto json_path = folder_ / "layers.json";
+  ASSERT_EQ(run({"layers", "--layers", "linear2,attention", "--tokens", "8", "--passes", "forward,both",
+                 "--rounds", "1", "--against", "torch", "--python", "/bin/false", "--json", json_path}),
+            ExitStatus{.code = 0})
+      << err_;
+  EXPECT_THAT(out_, ContainsRegex("layer, dtype, tokens, pass +weft +weft tp 2"));
+  EXPECT_THAT(out_, ContainsRegex("linear2/f32/8/forward +[0-9.]+ \\([0-9.]+\\) +[0-9.]+ \\("));
+  EXPECT_THAT(out_, ContainsRegex("GFLOP/s of one rank +tp 2: gain"));
+  EXPECT_THAT(out_, HasSubstr("torch: left out: exit code 1"));
+  const json all = json::parse(contents(json_path));
+  std::set<std::string> cases;
+  for (const json& row : all.at("rows")) {
+    EXPECT_GT(row.at("median_us").get<double>(), 0);
+    cases.insert(row.at("case"));
+  }
+  EXPECT_EQ(cases, (std::set<std::string>{"linear2/f32/8/forward", "linear2/f32/8/both",
+                                          "attention/f32/8/forward", "attention/f32/8/both"}));
+}
+
+TEST_F(WeftBench, LayersWhoseResultsDifferAreNoResult) {
+  // torch's place is taken by a program that is fast and wrong.
+  const std::string programs = our_programs();
+  std::filesystem::create_symlink(std::filesystem::path(WEFT_COMMAND).parent_path() / "layers_bench",
+                                  std::filesystem::path(programs) / "layers_bench");
+  const std::string script = programs + "/wrong.sh";
+  std::ofstream(script) << "#!/bin/sh\n"
+                           "for word in \"$@\"; do last=$word; done\n"
+                           "echo '{\"who\": \"torch\", \"settings\": \"wrong\"}'\n"
+                           "head -c 1 \"$last\" > /dev/null\n"
+                           "echo '{\"case\": \"linear2/f32/8/forward\", \"median_us\": 1, \"p99_us\": 1, "
+                           "\"along_y\": 0, \"norm_y\": 0}'\n";
+  std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+  EXPECT_EQ(run({"layers", "--layers", "linear2", "--tokens", "8", "--passes", "forward", "--rounds", "1",
+                 "--tp", "1", "--against", "torch", "--python", script, "--programs", programs}),
+            (ExitStatus{.code = 1}));
+  EXPECT_THAT(
+      err_,
+      ContainsRegex("bench: torch: linear2/f32/8/forward: along_y is 0; expected -?[0-9.]+ as weft has it"));
+}
+
+TEST_F(WeftBench, LayersThatThereAreNotAreNamed) {
+  expect_refused({"layers", "--layers", "lstm"},
+                 "bench: --layers \"lstm\"; expected linear2, mlp, attention, conv, head");
+  expect_refused({"layers", "--passes", "backward"}, "bench: --passes \"backward\"; expected forward, both");
+  expect_refused({"layers", "--tokens", "7"}, "bench: --tokens \"7\"; expected 8, 32, 128, 512, 2048, 8192");
+  expect_refused({"layers", "--dtype", "f64"}, "bench: --dtype \"f64\"; expected f32, bf16");
+  expect_refused({"layers", "--against", "gloo"}, "bench: --against \"gloo\"; expected torch");
+  expect_refused({"layers", "--tp", "3"}, "bench: --tp \"3\"; expected 1, 2, 4, 8");
+}
+#endif
+
 TEST_F(WeftBench, PeersThatAreNotThereAreNamedWithWhatToInstall) {
   ASSERT_EQ(run({"all_reduce", "--bytes", "8", "--rounds", "1", "--memory", "shared", "--against",
                  "openmpi,mpich,intelmpi,gloo,torch,deepspeed", "--programs", our_programs()}),

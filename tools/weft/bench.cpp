@@ -31,6 +31,12 @@ void add_bench(CLI::App& app, Body& chosen) {
   c->add_option("--place", o->place, "in or out; default: in for all_reduce, broadcast and reduce");
   c->add_option("--buffers", o->buffers, "hot: the same every time; rotating: others every time")
       ->capture_default_str();
+  c->add_option("--layers", o->layers,
+                "layers: linear2, mlp, attention, conv, head; default: all but linear2")
+      ->delimiter(',');
+  c->add_option("--tokens", o->tokens, "layers: how many; default: 8,128,512,2048")->delimiter(',');
+  c->add_option("--passes", o->passes, "layers: forward, both; default: each")->delimiter(',');
+  c->add_option("--tp", o->tp, "layers: over how many ranks, beside one; default: 2")->delimiter(',');
   c->add_option("--rounds", o->rounds, "How often every size is measured; the better median counts")
       ->capture_default_str();
   c->add_option("--seconds", o->seconds, "Of sampling for each size, program and round")

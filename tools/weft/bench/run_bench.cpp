@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 
+#include "layers.hpp"
 #include "results.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/dtype.hpp"
@@ -37,6 +38,7 @@ const std::vector<Operation> kOperations = {
     {"p2p", "p2p_bench", "half of a round trip, and a window of messages one way"},
     {"facade", "facade_bench", "what ProcessGroup costs above its transport, ours alone"},
     {"overlap", "overlap_bench", "what Progress::thread hides behind computation, ours alone"},
+    {"layers", "layers_bench", "layers of a model on one rank and over several (--tp), and in torch"},
 };
 
 std::vector<std::string> names_of_operations() {
@@ -99,7 +101,7 @@ void check(Options& o) {
   check("--buffers", {o.buffers}, {"hot", "rotating"});
   check("--ranks-as", {o.ranks_as}, {"processes", "threads"});
   for (const std::string& d : o.dtypes) dtype_from_name(d);
-  if (o.dtypes.size() > 1 && !o.against.empty())
+  if (o.dtypes.size() > 1 && !o.against.empty() && o.op != "layers")
     refuse("--dtype", fmt::format("{}", fmt::join(o.dtypes, ",")), "one dtype with --against");
   if (o.ranks < 2 || o.ranks > 64) refuse("--ranks", std::to_string(o.ranks), "2 to 64");
   if (o.op == "p2p" && o.ranks != 2)
@@ -355,7 +357,8 @@ int list(Options o) {
 }  // namespace
 
 const char* known_ops() {
-  return "all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, reduce, p2p, facade or overlap";
+  return "all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, reduce, p2p, facade, overlap or "
+         "layers";
 }
 
 std::string about(const std::string& op) {
@@ -392,6 +395,7 @@ int run_bench(Options o) {
   scheduling();  // before it changes
   const Watch watch;
   try {
+    if (o.op == "layers") return bench_layers(o), 0;
     if (o.op == "facade" || o.op == "overlap") return alone(o, o.op);
     return compare(o, o.op == "p2p" ? kMessages : std::vector<std::string>{o.op});
   } catch (const Interrupted& i) {
