@@ -22,6 +22,7 @@
 #include "weft/dp/sampler.hpp"
 #include "weft/group/min_loc.hpp"
 #include "weft/group/process_group.hpp"
+#include "weft/host/allocator.hpp"
 #include "weft/host/compute.hpp"
 #include "weft/host/context.hpp"
 #include "weft/host/copy.hpp"

@@ -5,7 +5,7 @@
 
 #include <new>
 
-#include "backends/caught.hpp"
+#include "base/errors/caught.hpp"
 #include "base/signals.hpp"
 #include "weft/backends/host_ranks.hpp"
 #include "weft/backends/op_table.hpp"

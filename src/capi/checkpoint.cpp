@@ -1,9 +1,10 @@
 // Checkpoints in C. What blocks says so in weft/c/checkpoint.h.
 #include <algorithm>
+#include <cstddef>
 
 #include <fmt/ranges.h>
 
-#include "backends/caught.hpp"
+#include "base/errors/caught.hpp"
 #include "capi/mesh_handles.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
 #include "weft/checkpoint/reader.hpp"
@@ -25,7 +26,8 @@ struct weft_checkpoint_reader : capi::Handle<weft_checkpoint_reader> {
 namespace {
 
 constexpr std::size_t kSaveOptionsFirstBytes = 8;
-static_assert(sizeof(weft_checkpoint_save_options) == kSaveOptionsFirstBytes);
+static_assert(offsetof(weft_checkpoint_save_options, on_stage) == kSaveOptionsFirstBytes);
+static_assert(sizeof(weft_checkpoint_save_options) == 24);
 constexpr std::size_t kLoadOptionsFirstBytes = 24;
 static_assert(sizeof(weft_checkpoint_load_options) == kLoadOptionsFirstBytes);
 constexpr std::size_t kExportOptionsFirstBytes = 24;
@@ -99,8 +101,18 @@ weft_status weft_checkpoint_save(const char* directory, const weft_mesh* mesh, i
     const weft_checkpoint_save_options o =
         capi::read(function, options, weft_checkpoint_save_options WEFT_CHECKPOINT_SAVE_OPTIONS_INIT,
                    kSaveOptionsFirstBytes, "WEFT_CHECKPOINT_SAVE_OPTIONS_INIT");
-    weft::save_checkpoint(to, mesh_or_none(function, mesh), step,
-                          std::vector<weft::NamedView>(list.begin(), list.end()), strings, {.keep = o.keep});
+    weft::SaveOptions save{.keep = o.keep};
+    if (o.on_stage != nullptr)
+      save.on_stage = [&](std::string_view stage) {
+        const std::string ended(stage);
+        called([&] { o.on_stage(o.data, ended.c_str()); });
+      };
+    try {
+      weft::save_checkpoint(to, mesh_or_none(function, mesh), step,
+                            std::vector<weft::NamedView>(list.begin(), list.end()), strings, save);
+    } catch (const CallbackThrew& e) {
+      refuse_thrown(function, "options->on_stage", e);
+    }
   });
 }
 

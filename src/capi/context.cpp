@@ -1,4 +1,6 @@
 // Contexts and shared memory in C. Any thread.
+#include <cstddef>
+
 #include "capi/handles.hpp"
 
 using weft::ContextOptions;
@@ -10,7 +12,9 @@ namespace capi = weft::capi;
 namespace {
 
 constexpr std::size_t kContextOptionsFirstBytes = 24;
-static_assert(sizeof(weft_context_options) == kContextOptionsFirstBytes);
+static_assert(offsetof(weft_context_options, log_levels) == kContextOptionsFirstBytes);
+static_assert(sizeof(weft_context_options) == 64);
+static_assert(sizeof(weft_allocator) == 24);  // has no struct_size: it stays as it is
 
 static_assert(static_cast<int>(LogLevel::error) == WEFT_LOG_ERROR);
 static_assert(static_cast<int>(LogLevel::warning) == WEFT_LOG_WARNING);
@@ -29,6 +33,9 @@ ContextOptions context_options(const char* function, const weft_context_options*
     to.log_sink = [log = o.log, data = o.log_data](LogLevel level, std::string_view line) {
       log(data, static_cast<weft_log_level>(level), std::string(line).c_str());
     };
+  if (o.log_levels != nullptr) to.log_levels = o.log_levels;
+  if (o.segment_bytes != 0) to.segment_bytes = o.segment_bytes;
+  to.allocator = {o.allocator.allocate, o.allocator.deallocate, o.allocator.data};
   return to;
 }
 

@@ -1,5 +1,5 @@
 // Reductions of the caller's own in C.
-#include "backends/caught.hpp"
+#include "base/errors/caught.hpp"
 #include "capi/call_handles.hpp"
 
 using weft::ErrorCode;

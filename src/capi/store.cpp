@@ -56,7 +56,8 @@ std::string random_secret(const char* function) {
 namespace {
 
 constexpr std::size_t kServerOptionsFirstBytes = 32;
-static_assert(sizeof(weft_store_server_options) == kServerOptionsFirstBytes);
+static_assert(offsetof(weft_store_server_options, max_clients) == kServerOptionsFirstBytes);
+static_assert(sizeof(weft_store_server_options) == 80);
 
 constexpr Duration kAnswer = std::chrono::seconds(30), kMeet = std::chrono::minutes(5);
 
@@ -95,6 +96,18 @@ TcpStoreOptions server_options(const char* function, const weft_store_server_opt
   if (o.host != nullptr) to.host = o.host;
   if (o.secret != nullptr) to.secret = o.secret;
   to.linger = capi::limit_or(function, o.linger_ns, "options->linger_ns", to.linger);
+  to.join_limit = capi::limit_or(function, o.join_limit_ns, "options->join_limit_ns", to.join_limit);
+  const auto most = [&](std::int64_t number, const char* field, std::size_t& limit) {
+    if (number < 0)
+      capi::refuse(ErrorCode::bad_argument, function,
+                   fmt::format("options->{} is {}; expected 0 or more", field, number));
+    if (number > 0) limit = static_cast<std::size_t>(number);
+  };
+  most(o.max_clients, "max_clients", to.max_clients);
+  most(o.max_unauthenticated, "max_unauthenticated", to.max_unauthenticated);
+  most(o.max_keys, "max_keys", to.max_keys);
+  most(o.max_bytes, "max_bytes", to.max_bytes);
+  most(o.max_unanswered, "max_unanswered", to.max_unanswered);
   return to;
 }
 

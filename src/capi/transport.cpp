@@ -12,7 +12,7 @@
 #include <deque>
 #include <limits>
 
-#include "backends/caught.hpp"
+#include "base/errors/caught.hpp"
 #include "base/hash.hpp"
 #include "base/parse_number.hpp"
 #include "capi/group_handles.hpp"
@@ -23,6 +23,7 @@
 #include "weft/backends/matching.hpp"
 #include "weft/backends/roll_call_messages.hpp"
 #include "weft/base/name_ranks.hpp"
+#include "weft/base/storage.hpp"
 
 namespace weft {
 namespace {
@@ -49,17 +50,18 @@ constexpr std::uint64_t kLayout = digest_of(sizeof(Envelope), offsetof(Envelope,
                                             offsetof(Envelope, dtype), offsetof(Envelope, count));
 constexpr std::size_t kReadAtOnce = std::size_t{1} << 20;  // from one rank in one poll
 
-// An unexpected message.
+// An unexpected message. A program may leave many of them: they lie in local memory, which its allocator may give.
 struct Kept {
   DType dtype = DType::f32;
   std::int64_t count = 0;
-  std::vector<std::byte> bytes;
+  Storage bytes;  // empty where there are none
 };
 
 class HostBackend final : public Backend {
  public:
   HostBackend(const GroupInit& b, std::shared_ptr<const HostTransport> host)
-      : host_(std::move(host)),
+      : context_(b.context),
+        host_(std::move(host)),
         rank_(b.rank),
         size_(b.size),
         cause_(b.size > 1 ? b.store : nullptr, b.token),
@@ -90,9 +92,11 @@ class HostBackend final : public Backend {
           matcher_.post(s.peer, s.tag, s);
       } else if (s.peer == rank_) {
         const auto bytes = static_cast<std::size_t>(s.in_count * size_bytes(s.dtype));
-        arrived(rank_,
-                Envelope{.tag = s.tag, .dtype = static_cast<std::uint16_t>(s.dtype), .count = s.in_count},
-                std::vector<std::byte>(s.in, s.in + bytes));
+        Storage copy = room_for(bytes);
+        if (bytes > 0) std::memcpy(copy.data(), s.in, bytes);
+        message_arrived(
+            rank_, Envelope{.tag = s.tag, .dtype = static_cast<std::uint16_t>(s.dtype), .count = s.in_count},
+            std::move(copy));
         t.done = true;
       } else {
         peer(s.peer).out.push_back(
@@ -205,7 +209,12 @@ class HostBackend final : public Backend {
     Envelope in;
     std::size_t in_read = 0;
     OpState* receive = nullptr;
-    std::vector<std::byte> in_bytes;
+    Storage message;
+    std::vector<std::byte> control;
+    std::byte* place() noexcept {
+      if (receive != nullptr) return receive->out;
+      return in.kind == Envelope::message ? message.data() : control.data();
+    }
     std::atomic<bool> left{false}, lost{false};
   };
   // While it lives this rank may be inside callers' memory. Set before failed_ is read: who fails the group sees it.
@@ -432,8 +441,7 @@ class HostBackend final : public Backend {
       }
       const std::size_t bytes = payload_of(p.in), done = p.in_read - sizeof(Envelope);
       if (done < bytes) {
-        std::byte* const to = (p.receive != nullptr ? p.receive->out : p.in_bytes.data()) + done;
-        const std::size_t got = read(r, to, bytes - done);
+        const std::size_t got = read(r, p.place() + done, bytes - done);
         if (got == 0) break;
         all += got;
         p.in_read += got;
@@ -441,8 +449,10 @@ class HostBackend final : public Backend {
       }
       if (p.receive != nullptr)
         Transfer::of(*std::exchange(p.receive, nullptr)).done = true;
+      else if (p.in.kind == Envelope::message)
+        message_arrived(r, p.in, std::exchange(p.message, {}));
       else
-        arrived(r, p.in, std::exchange(p.in_bytes, {}));
+        control_arrived(r, p.in, p.control);
       p.in_read = 0;
     }
     return all > 0;
@@ -481,23 +491,28 @@ class HostBackend final : public Backend {
         fail(matcher_.refusal(rank_, r, p.in.tag, bytes));
         return;
       }
+      p.message = room_for(payload_of(p.in));
+    } else {
+      p.control.resize(payload_of(p.in));
     }
-    p.in_bytes.resize(payload_of(p.in));
   }
-  // A whole message, or a control message, is in memory of ours.
-  void arrived(int r, const Envelope& e, std::vector<std::byte> bytes) {
+  Storage room_for(std::size_t bytes) {
+    return bytes > 0 ? Storage::allocate(context_, Memory::local, bytes) : Storage();
+  }
+  // A whole message is in memory of ours.
+  void message_arrived(int r, const Envelope& e, Storage bytes) {
+    const auto dtype = static_cast<DType>(e.dtype);
+    if (OpState* const receive = matcher_.take_receive(r, e.tag)) {
+      receive->peer = r;
+      deliver(*receive, dtype, e.count, bytes.data());
+      return;
+    }
+    Kept& kept = matcher_.keep(r, e.tag, e.count * size_bytes(dtype));
+    kept = {dtype, e.count, std::move(bytes)};
+  }
+  void control_arrived(int r, const Envelope& e, std::span<const std::byte> bytes) {
     switch (static_cast<Envelope::Kind>(e.kind)) {
-      case Envelope::message: {
-        const auto dtype = static_cast<DType>(e.dtype);
-        if (OpState* const receive = matcher_.take_receive(r, e.tag)) {
-          receive->peer = r;
-          deliver(*receive, dtype, e.count, bytes.data());
-          return;
-        }
-        Kept& kept = matcher_.keep(r, e.tag, static_cast<std::int64_t>(bytes.size()));
-        kept = {dtype, e.count, std::move(bytes)};
-        return;
-      }
+      case Envelope::message: return;  // see message_arrived
       case Envelope::ask: {
         std::vector<int> awaited;
         each_other([&](int q) {
@@ -570,6 +585,7 @@ class HostBackend final : public Backend {
     failed_ = true;
   }
 
+  Context& context_;
   const std::shared_ptr<const HostTransport> host_;
   const int rank_, size_;
   const FirstCause cause_;

@@ -1,7 +1,7 @@
 // Works in C.
 #include <algorithm>
 
-#include "backends/caught.hpp"
+#include "base/errors/caught.hpp"
 #include "capi/call_handles.hpp"
 
 using weft::Error;

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <array>
 
-#include "backends/caught.hpp"
+#include "base/errors/caught.hpp"
 #include "store/launcher_notice.hpp"
 
 namespace weft {

@@ -7,9 +7,9 @@
 #include <new>
 #include <system_error>
 
-#include "backends/caught.hpp"
 #include "backends/compose/compose.hpp"
 #include "backends/compose/op_support.hpp"
+#include "base/errors/caught.hpp"
 #include "base/memfd.hpp"
 #include "base/suspension.hpp"
 #include "host/progress_engine.hpp"
@@ -66,7 +66,8 @@ std::unique_ptr<Backend> make_backend(const BackendFactory& factory, const Group
   } catch (const Error& e) {
     throw give_up(init, e);
   }
-  return needs_composition(made->traits()) ? compose(std::move(made), init.rank, init.size) : std::move(made);
+  return needs_composition(made->traits()) ? compose(init.context, std::move(made), init.rank, init.size)
+                                           : std::move(made);
 }
 
 }  // namespace weft

@@ -30,9 +30,21 @@ LogLevels log_levels(const ContextOptions& options) {
   return text ? levels.changed_by(*text, "WEFT_LOG") : levels;
 }
 
+constexpr std::size_t kMostSegmentBytes = std::size_t{1} << 62;  // rounded up to pages it still is a number
+
 ContextOptions checked(ContextOptions options) {
   if (options.segment_bytes == 0)
     throw Error(ErrorCode::bad_argument, "context: segment_bytes is 0; expected at least 1");
+  if (options.segment_bytes > kMostSegmentBytes)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("context: segment_bytes is {}; expected at most 2^62 = {}", options.segment_bytes,
+                            kMostSegmentBytes));
+  const Allocator& a = options.allocator;
+  if ((a.allocate == nullptr) != (a.deallocate == nullptr))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("context: allocator.{} is null; expected a function, since allocator.{} is one",
+                            a.allocate == nullptr ? "allocate" : "deallocate",
+                            a.allocate == nullptr ? "deallocate" : "allocate"));
   return options;
 }
 
@@ -77,6 +89,7 @@ struct Context::Impl {
       : options(checked(std::move(o))),
         log(log_levels(options), options.log_sink),
         fork_mark(log),
+        local_memory(options.allocator, log),
         arena(log, options.segment_bytes),
         host_peers(log, arena),
         process(::getpid()) {

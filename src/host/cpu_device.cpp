@@ -1,20 +1,10 @@
 #include "host/cpu_device.hpp"
 
-#include <fmt/format.h>
-
-#include <cerrno>
 #include <cstring>
-
-#include "weft/base/error.hpp"
 
 namespace weft {
 
-void* CpuDevice::allocate(std::size_t bytes, Stream) {
-  void* const block = memory_.allocate(bytes);
-  if (block == nullptr)
-    throw_errno(fmt::format("storage: {} bytes of local memory cannot be had", bytes), ENOMEM);
-  return block;
-}
+void* CpuDevice::allocate(std::size_t bytes, Stream) { return memory_.allocate("storage", bytes); }
 
 void CpuDevice::release(void* memory, std::size_t bytes, Stream) noexcept { memory_.release(memory, bytes); }
 

@@ -1,12 +1,18 @@
 #include "host/local_memory.hpp"
 
+#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <bit>
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
+#include <string>
 
+#include "base/errors/caught.hpp"
 #include "base/poison.hpp"
+#include "weft/base/error.hpp"
+#include "weft/base/log.hpp"
 
 namespace weft {
 namespace {
@@ -14,6 +20,11 @@ namespace {
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 std::size_t round_up(std::size_t n, std::size_t step) { return (n + step - 1) / step * step; }
+
+// What an Allocator is asked for: C's aligned_alloc wants a multiple of the alignment.
+std::size_t asked_bytes(std::size_t bytes) {
+  return round_up(bytes > 0 ? bytes : 1, LocalMemory::kAlignment);
+}
 
 // Sizes are rounded up to eighths of a power of two, so that nearly equal sizes share their blocks.
 std::size_t size_class(std::size_t bytes) { return round_up(bytes, std::bit_floor(bytes) / 8); }
@@ -49,7 +60,47 @@ LocalMemory::~LocalMemory() {
   while (!cached_.empty()) drop(cached_.begin());
 }
 
-void* LocalMemory::allocate(std::size_t bytes) noexcept {
+void LocalMemory::refused(std::string_view who, std::size_t bytes) {
+  throw_errno(fmt::format("{}: {} bytes of local memory cannot be had", who, bytes), ENOMEM);
+}
+
+void* LocalMemory::from_allocator(std::string_view who, std::size_t bytes) {
+  if (bytes > PTRDIFF_MAX - kAlignment) refused(who, bytes);
+  const std::size_t rounded = asked_bytes(bytes);
+  const auto failed = [&](const std::string& what) {
+    return Error(
+        ErrorCode::system,
+        fmt::format("{}: {} bytes of local memory cannot be had: the host's allocator, asked for {} bytes "
+                    "aligned to {}, {}",
+                    who, bytes, rounded, kAlignment, what));
+  };
+  void* block = nullptr;
+  try {
+    block = allocator_.allocate(allocator_.data, rounded, kAlignment);
+  } catch (...) {
+    throw failed(fmt::format("threw: {}", caught_words()));
+  }
+  if (block == nullptr) throw failed("gave none");
+  if (reinterpret_cast<std::uintptr_t>(block) % kAlignment != 0) {
+    to_allocator(block, rounded);
+    throw failed(fmt::format("gave {}, which is not aligned so", block));
+  }
+  return block;
+}
+
+void LocalMemory::to_allocator(void* block, std::size_t rounded) noexcept {
+  try {
+    allocator_.deallocate(allocator_.data, block, rounded, kAlignment);
+  } catch (...) {
+    try {  // locks may be held here
+      log_->write_later(LogLayer::host, LogLevel::warning,
+                        fmt::format("local memory: the host's allocator, given {} bytes back, threw: {}",
+                                    rounded, caught_words()));
+    } catch (...) {}  // no memory for the line
+  }
+}
+
+void* LocalMemory::own(std::size_t bytes) noexcept {
   if (bytes <= kSmallBytes) return std::aligned_alloc(kAlignment, round_up(bytes ? bytes : 1, kAlignment));
   if (bytes > SIZE_MAX / 2) return nullptr;
   const std::size_t rounded = size_class(bytes);
@@ -83,6 +134,8 @@ void LocalMemory::take(std::size_t bytes) noexcept {
 }
 
 void LocalMemory::release(void* block, std::size_t bytes) noexcept {
+  if (allocator_.allocate != nullptr) [[unlikely]]
+    return to_allocator(block, asked_bytes(bytes));
   if (bytes <= kSmallBytes) return std::free(block);
   const std::size_t rounded = size_class(bytes);
   unpoison(block, rounded);

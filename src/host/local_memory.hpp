@@ -1,15 +1,21 @@
 // Memory::local: ordinary pages of this process. Small blocks come from malloc. Others are kept for the next
 // allocation of that size: the first touch of a page is expensive, and training asks for the same sizes in every step.
-// Large ones are mapped, in huge pages where possible. Thread-safe.
+// Large ones are mapped, in huge pages where possible. Or all of it comes from the program's Allocator, block by block.
+// Thread-safe.
 #pragma once
 
 #include <cstddef>
 #include <list>
 #include <map>
 #include <mutex>
+#include <string_view>
 #include <vector>
 
+#include "weft/host/allocator.hpp"
+
 namespace weft {
+
+class Logger;
 
 class LocalMemory {
  public:
@@ -20,16 +26,26 @@ class LocalMemory {
   static constexpr std::size_t kMappedBytes = std::size_t{1} << 20;
 
   LocalMemory() = default;
+  /// From `allocator`, where that has functions. `log`, which outlives this, is told what its deallocate() throws.
+  LocalMemory(const Allocator& allocator, Logger& log) : allocator_(allocator), log_(&log) {}
   ~LocalMemory();
   LocalMemory(const LocalMemory&) = delete;
   LocalMemory& operator=(const LocalMemory&) = delete;
 
-  /// Uninitialised, 64-byte aligned; null where the system refuses.
-  void* allocate(std::size_t bytes) noexcept;
+  /// Uninitialised, 64-byte aligned. Throws system naming who asks and the size: `storage: 100 bytes of local memory
+  /// cannot be had: Cannot allocate memory`, or what the Allocator did.
+  void* allocate(std::string_view who, std::size_t bytes) {
+    if (allocator_.allocate != nullptr) [[unlikely]]
+      return from_allocator(who, bytes);
+    void* const block = own(bytes);
+    if (block == nullptr) [[unlikely]]
+      refused(who, bytes);
+    return block;
+  }
   /// `bytes` as given to allocate().
   void release(void* block, std::size_t bytes) noexcept;
 
-  /// Sums over blocks of more than kSmallBytes, with their sizes rounded up.
+  /// Sums over blocks of more than kSmallBytes, with their sizes rounded up; of weft's own memory, not the Allocator's.
   struct Counters {
     std::size_t in_use_bytes, cached_bytes;
   };
@@ -42,9 +58,15 @@ class LocalMemory {
   };
   using Order = std::list<Cached>;  // the one freed first comes first
 
+  void* own(std::size_t bytes) noexcept;
+  void* from_allocator(std::string_view who, std::size_t bytes);
+  void to_allocator(void* block, std::size_t rounded) noexcept;
+  [[noreturn]] static void refused(std::string_view who, std::size_t bytes);
   void take(std::size_t bytes) noexcept;
   void drop(Order::iterator oldest) noexcept;
 
+  const Allocator allocator_{};
+  Logger* const log_ = nullptr;
   mutable std::mutex mutex_;
   Order cached_;
   std::multimap<std::size_t, Order::iterator> by_size_;

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cerrno>
-
 #include "host/arena.hpp"
 #include "host/local_memory.hpp"
 #include "weft/base/error.hpp"
@@ -27,9 +25,7 @@ Storage Storage::allocate(Context& context, Memory memory, std::size_t bytes, St
       return s;
     }
   }
-  void* block = context.local_memory().allocate(bytes);
-  if (block == nullptr)
-    throw_errno(fmt::format("storage: {} bytes of local memory cannot be had", bytes), ENOMEM);
+  void* block = context.local_memory().allocate("storage", bytes);
   s.memory_ = Memory::local;
   s.data_ = std::shared_ptr<void>(block, [&context, bytes](void* b) {
     if (!context.forked()) context.local_memory().release(b, bytes);

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "support/counting_allocator.hpp"
 #include "support/masked_backend.hpp"
 #include "support/run_ranks.hpp"
 #include "support/values.hpp"
@@ -70,7 +71,7 @@ class InnerCalls : public testing::Test {
   void over(const Mask& mask) {
     auto fake = std::make_unique<Fake>(mask);
     inner = fake.get();
-    composed = compose(std::move(fake), 0, 2);
+    composed = compose(context, std::move(fake), 0, 2);
   }
   OpState call(Op op, std::uint64_t number) {
     OpState s{};
@@ -84,6 +85,7 @@ class InnerCalls : public testing::Test {
     return s;
   }
   std::array<std::byte, 64> in{}, out{};
+  Context context;
   Fake* inner = nullptr;
   std::unique_ptr<Backend> composed;
 };
@@ -176,13 +178,59 @@ TEST_F(InnerCalls, FailuresComeBackAsTheyWereTold) {
   EXPECT_THAT(f.ranks, ElementsAre(1));
 }
 
-// ---- Failures, over shm with a part hidden
+// ---- Over shm with a part hidden
 
 RankOptions over(const Mask& mask, Duration deadline = 20s) {
   RankOptions options;
   options.factory = masked(mask);
   options.deadline = deadline;
   return options;
+}
+
+// What is staged comes from the allocator of the program, and goes back: also from calls that have failed.
+TEST(Staging, ComesFromTheProgramsAllocator) {
+  CountingAllocator memory;
+  RankOptions options = over(messages_only());
+  options.context.allocator = memory.functions();
+  run_ranks(
+      Ranks::threads, 3,
+      [&](Rank& r) {
+        std::vector<float> x(999, static_cast<float>(r.rank)), y(999);
+        r.group().all_reduce(x, y).wait();
+        for (const float f : y) ASSERT_EQ(f, 3.0f);
+        r.group().barrier().wait();
+        EXPECT_GT(memory.asked(), 0);
+      },
+      options);
+  EXPECT_EQ(memory.blocks(), 0u);
+}
+
+TEST(Staging, WithoutMemoryTheCallFailsOnAllRanks) {
+  for (const auto fault : {CountingAllocator::Fault::gives_none, CountingAllocator::Fault::throws}) {
+    CountingAllocator memory;
+    RankOptions options = over(messages_only());
+    options.context.allocator = memory.functions();
+    run_ranks(
+        Ranks::threads, 3,
+        [&](Rank& r) {
+          std::vector<float> x(999), y(999);
+          r.group().all_reduce(x, y).wait();
+          r.meet("all have one");
+          memory.fail_after(0, fault);
+          const Error e = error_of([&] { r.group().all_reduce(x, y).wait(); });
+          EXPECT_EQ(e.code(), ErrorCode::system) << e.what();
+          EXPECT_EQ(e.op(), Op::all_reduce);
+          EXPECT_EQ(e.call(), 1u);
+          EXPECT_THAT(e.what(), StartsWith("all_reduce: 3996 bytes of local memory cannot be had: the host's "
+                                           "allocator, asked for 4032 bytes aligned to 64, "));
+          EXPECT_THAT(e.what(), HasSubstr(fault == CountingAllocator::Fault::gives_none
+                                              ? "64, gave none"
+                                              : "64, threw: the pool is closed"));
+          EXPECT_TRUE(r.group().quiesce(5s));
+        },
+        options);
+    EXPECT_EQ(memory.blocks(), 0u);
+  }
 }
 
 class Failures : public testing::TestWithParam<Ranks> {};

@@ -244,6 +244,10 @@ static void test_null_arguments(void) {
   CHECK(weft_work_wait(NULL, NULL) == bad); /* without an error the status is all there is */
 }
 
+static void* no_memory(void* data, size_t bytes, size_t alignment) {
+  (void)data, (void)bytes, (void)alignment;
+  return NULL;
+}
 static void test_wrong_arguments(void) {
   weft_context* c = NULL;
   weft_group* g = NULL;
@@ -257,6 +261,19 @@ static void test_wrong_arguments(void) {
   co.log_level = 4;
   CHECK_ERROR(weft_context_create(&co, &c, &error), bad,
               "weft_context_create: options->log_level is 4; expected 0 to 3");
+  co.log_level = WEFT_LOG_WARNING;
+  co.log_levels = "store=loud";
+  CHECK_ERROR(
+      weft_context_create(&co, &c, &error), bad,
+      "context: log_levels is \"store=loud\"; \"loud\" is no level; expected error, warning, info or debug");
+  co.log_levels = NULL;
+  co.segment_bytes = SIZE_MAX;
+  CHECK_ERROR(weft_context_create(&co, &c, &error), bad,
+              "context: segment_bytes is 18446744073709551615; expected at most 2^62 = 4611686018427387904");
+  co.segment_bytes = 0;
+  co.allocator.allocate = no_memory;
+  CHECK_ERROR(weft_context_create(&co, &c, &error), bad,
+              "context: allocator.deallocate is null; expected a function, since allocator.allocate is one");
   CHECK(c == NULL);
   OK(weft_context_create(NULL, &c, &error));
   CHECK_ERROR(weft_free(c, x, &error), bad,
@@ -347,8 +364,15 @@ static void test_struct_sizes(void) {
   weft_context_options raw_context;
   memset(&raw_context, 0, sizeof raw_context); /* without its initialiser */
   CHECK_ERROR(weft_context_create(&raw_context, &c, &error), bad,
-              "weft_context_create: options->struct_size is 0; expected 24: initialise it with "
+              "weft_context_create: options->struct_size is 0; expected 64: initialise it with "
               "WEFT_CONTEXT_OPTIONS_INIT");
+  /* A program of version 0.1, whose options end before log_levels: what is behind is its own. */
+  memset(&raw_context, 0x5a, sizeof raw_context);
+  raw_context.struct_size = 24;
+  raw_context.log_level = WEFT_LOG_WARNING;
+  raw_context.log = NULL;
+  OK(weft_context_create(&raw_context, &c, &error));
+  weft_context_destroy(c);
   OK(weft_context_create(NULL, &c, &error));
   weft_group_options raw_group;
   memset(&raw_group, 0x5a, sizeof raw_group);
@@ -722,6 +746,25 @@ static void test_log(void) {
     CHECK(seen.highest <= level);
   }
 }
+/* Levels of single layers. WEFT_LOG is not set here. */
+static void test_log_levels(void) {
+  for (int quiet = 0; quiet < 2; ++quiet) {
+    lines seen = {0, WEFT_LOG_ERROR};
+    weft_context* c = NULL;
+    void* data = NULL;
+    weft_context_options options = WEFT_CONTEXT_OPTIONS_INIT;
+    options.log_levels = quiet ? "host=error" : "host=info";
+    options.log_level = quiet ? WEFT_LOG_DEBUG : WEFT_LOG_ERROR;
+    options.segment_bytes =
+        1; /* a segment of one page for each block: the 256 of a process are soon used up */
+    options.log = keep_line;
+    options.log_data = &seen;
+    OK(weft_context_create(&options, &c, &error));
+    for (int i = 0; i < 300; ++i) OK(weft_alloc(c, 1, &data, &error));
+    CHECK(seen.count == (quiet ? 0 : 1)); /* that local memory is used instead */
+    weft_context_destroy(c);
+  }
+}
 
 int main(int argc, char** argv) {
   static const named_test tests[] = {
@@ -733,6 +776,7 @@ int main(int argc, char** argv) {
       {"struct_sizes", test_struct_sizes},
       {"long_texts", test_long_texts},
       {"log", test_log},
+      {"log_levels", test_log_levels},
       {"lifetimes", test_lifetimes},
       {"results", test_results},
       {"reductions", test_reductions},

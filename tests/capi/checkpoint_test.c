@@ -117,6 +117,26 @@ static void test_keep(void) {
   remove_folder();
 }
 
+/* Where a save is, as it goes on. */
+static void note_stage(void* data, const char* stage) {
+  strcat(data, stage);
+  strcat(data, " ");
+}
+static void test_stages(void) {
+  char stages[256] = "";
+  weft_checkpoint_save_options options = WEFT_CHECKPOINT_SAVE_OPTIONS_INIT;
+  make_folder();
+  options.on_stage = note_stage;
+  options.data = stages;
+  save_alone(1, &options);
+  CHECK(strcmp(stages, "folder data data file index renamed latest ") == 0);
+  /* A program whose options end before on_stage. */
+  options.struct_size = 8;
+  save_alone(2, &options);
+  CHECK(strcmp(stages, "folder data data file index renamed latest ") == 0);
+  remove_folder();
+}
+
 static void test_reader(void) {
   make_folder();
   save_alone(7, NULL);
@@ -521,6 +541,7 @@ int main(int argc, char** argv) {
   static const named_test tests[] = {
       {"one_rank", test_one_rank},
       {"keep", test_keep},
+      {"stages", test_stages},
       {"reader", test_reader},
       {"another_mesh", test_another_mesh},
       {"misfits", test_misfits},

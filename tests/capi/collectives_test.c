@@ -402,6 +402,65 @@ static void test_users_function(void) {
   run_ranks(3, users_function);
 }
 
+/* Of single elements, which calls may be cut between: each is a map x -> a x + b of numbers below a prime, and to combine
+ * two is to apply the left one first. It is associative, and not commutative. */
+enum { PRIME = 65521 };
+static int the_maps; /* what the function is handed */
+static int64_t map_of(int64_t a, int64_t b) { return a << 32 | b; }
+static int64_t after(int64_t first, int64_t then) {
+  const int64_t a = first >> 32, b = first & 0xffffffff, c = then >> 32, d = then & 0xffffffff;
+  return map_of(c * a % PRIME, (c * b + d) % PRIME);
+}
+static void apply_after(void* data, const void* left, const void* right, void* out, int64_t count,
+                        weft_dtype dtype) {
+  const int64_t *l = left, *r = right;
+  int64_t* to = out;
+  CHECK(data == &the_maps && dtype == WEFT_I64);
+  for (int64_t i = 0; i < count; ++i) to[i] = after(l[i], r[i]);
+}
+static int64_t given_map(int r, int64_t i) { return map_of(2 + (7 * r + i) % 1000, (i * i + r) % PRIME); }
+/* Of ranks 0 to last. */
+static int64_t expected_map(int last, int64_t i) {
+  int64_t all = given_map(0, i);
+  for (int r = 1; r <= last; ++r) all = after(all, given_map(r, i));
+  return all;
+}
+static void users_elements(rank_args* a) {
+  enum { COUNT = 3000 };
+  weft_group* group = join(a, "world", 20000 * MS);
+  const int n = a->size, me = a->rank, root = n - 1;
+  weft_reduction* maps = NULL;
+  weft_call_options options = WEFT_CALL_OPTIONS_INIT;
+  int64_t* x = malloc(COUNT * MAX_RANKS * sizeof *x);
+  int64_t* y = malloc(COUNT * MAX_RANKS * sizeof *y);
+  const int64_t counts[] = {0, 1, 7, COUNT};
+  OK(weft_reduction_create("maps", apply_after, &the_maps, NULL, &maps, &error));
+  options.reduce_op = WEFT_USER;
+  options.reduction = maps;
+  for (size_t k = 0; k < LENGTH(counts); ++k) {
+    const int64_t c = counts[k];
+    const weft_buffer in = i64(x, c), all = i64(x, c * n), out = i64(y, c);
+    for (int64_t i = 0; i < c * n; ++i) x[i] = given_map(me, i);
+    OK(weft_all_reduce(group, &in, &out, &options, NULL, &error));
+    for (int64_t i = 0; i < c; ++i) CHECK(y[i] == expected_map(n - 1, i));
+    OK(weft_reduce(group, &in, me == root ? &out : NULL, root, &options, NULL, &error));
+    for (int64_t i = 0; me == root && i < c; ++i) CHECK(y[i] == expected_map(n - 1, i));
+    OK(weft_reduce_scatter(group, &all, &out, &options, NULL, &error));
+    for (int64_t i = 0; i < c; ++i) CHECK(y[i] == expected_map(n - 1, me * c + i));
+    OK(weft_scan(group, &in, &out, &options, NULL, &error));
+    for (int64_t i = 0; i < c; ++i) CHECK(y[i] == expected_map(me, i));
+    OK(weft_exscan(group, &in, &out, &options, NULL, &error));
+    for (int64_t i = 0; me > 0 && i < c; ++i) CHECK(y[i] == expected_map(me - 1, i));
+  }
+  weft_reduction_destroy(maps);
+  weft_group_destroy(group);
+  free(x);
+  free(y);
+}
+static void test_users_elements(void) {
+  for (int n = 1; n <= MAX_RANKS; ++n) run_ranks(n, users_elements);
+}
+
 /* Lists of calls -------------------------------------------------------------------------------------------
  */
 
@@ -595,6 +654,7 @@ int main(int argc, char** argv) {
       {"from_any_source", test_from_any_source},
       {"min_and_max", test_min_and_max},
       {"users_function", test_users_function},
+      {"users_elements", test_users_elements},
       {"lists", test_lists},
       {"refused", test_refused},
   };

@@ -122,6 +122,30 @@ static void test_server(void) {
   CHECK(s == NULL);
   weft_store_server_destroy(NULL);
 }
+/* A server with room for little. */
+static void test_limits(void) {
+  weft_context* c = NULL;
+  weft_store_server* server = NULL;
+  weft_store* s = NULL;
+  int32_t port = 0;
+  char large[2000] = {0};
+  weft_store_server_options options = WEFT_STORE_SERVER_OPTIONS_INIT;
+  options.linger_ns = 1;
+  options.max_keys = 2;
+  options.max_bytes = 1000;
+  OK(weft_context_create(NULL, &c, &error));
+  OK(weft_store_server_create(c, &options, &server, &error));
+  OK(weft_store_server_port(server, &port, &error));
+  OK(weft_store_create_tcp("127.0.0.1", port, NULL, 0, &s, &error));
+  OK(weft_store_set(s, "a", "1", 1, 0, &error));
+  OK(weft_store_set(s, "b", "2", 1, 0, &error));
+  CHECK_ERROR(weft_store_set(s, "c", "3", 1, 0, &error), WEFT_SYSTEM, "*at most 2 and 1000 are allowed");
+  CHECK_ERROR(weft_store_set(s, "a", large, sizeof large, 0, &error), WEFT_SYSTEM,
+              "*store: no room for key \"a\" (2000 bytes): it holds 2 keys and ");
+  weft_store_destroy(s);
+  weft_store_server_destroy(server);
+  weft_context_destroy(c);
+}
 
 static void test_secrets(void) {
   weft_context* c = NULL;
@@ -200,9 +224,21 @@ static void test_wrong_arguments(void) {
   options.linger_ns = -5;
   CHECK_ERROR(weft_store_server_create(c, &options, &server, &error), bad,
               "weft_store_server_create: options->linger_ns is -5; expected 0 or more");
+  options.linger_ns = 0;
+#define TOO_LITTLE(field)                                                                 \
+  options.field = -1;                                                                     \
+  CHECK_ERROR(weft_store_server_create(c, &options, &server, &error), bad,                \
+              "weft_store_server_create: options->" #field " is -1; expected 0 or more"); \
+  options.field = 0;
+  TOO_LITTLE(join_limit_ns)
+  TOO_LITTLE(max_clients)
+  TOO_LITTLE(max_unauthenticated)
+  TOO_LITTLE(max_keys)
+  TOO_LITTLE(max_bytes)
+  TOO_LITTLE(max_unanswered)
   options.struct_size = 8;
   CHECK_ERROR(weft_store_server_create(c, &options, &server, &error), bad,
-              "weft_store_server_create: options->struct_size is 8; expected 32: initialise it with "
+              "weft_store_server_create: options->struct_size is 8; expected 80: initialise it with "
               "WEFT_STORE_SERVER_OPTIONS_INIT");
   CHECK_ERROR(weft_store_server_port(NULL, &port, &error), bad, "weft_store_server_port: server is NULL");
   CHECK_ERROR(weft_store_server_address(NULL, &address, &error), bad,
@@ -264,6 +300,7 @@ int main(void) {
   test_local();
   test_file();
   test_server();
+  test_limits();
   test_secrets();
   test_wrong_arguments();
   printf("all passed\n");

@@ -46,6 +46,111 @@ static void tells(rank_args* a) {
 }
 static void test_tells(void) { run_ranks(4, tells); }
 
+/* An allocator of the host's: counts what it gives, and gives no more than it may. */
+typedef struct pool {
+  pthread_mutex_t mutex;
+  int64_t blocks, bytes, asked, may_give;
+} pool;
+static void* pool_allocate(void* data, size_t bytes, size_t alignment) {
+  pool* p = data;
+  void* memory = NULL;
+  pthread_mutex_lock(&p->mutex);
+  ++p->asked;
+  CHECK(alignment == 64 && bytes > 0 && bytes % 64 == 0);
+  if (p->may_give > 0 && (memory = aligned_alloc(alignment, bytes)) != NULL) {
+    --p->may_give;
+    ++p->blocks;
+    p->bytes += (int64_t)bytes;
+  }
+  pthread_mutex_unlock(&p->mutex);
+  return memory;
+}
+static void pool_deallocate(void* data, void* memory, size_t bytes, size_t alignment) {
+  pool* p = data;
+  CHECK(alignment == 64 && memory != NULL);
+  pthread_mutex_lock(&p->mutex);
+  --p->blocks;
+  p->bytes -= (int64_t)bytes;
+  pthread_mutex_unlock(&p->mutex);
+  free(memory);
+}
+static pool the_pool = {PTHREAD_MUTEX_INITIALIZER, 0, 0, 0, 0};
+
+/* What operations stage, and messages that nobody waits for yet, lie in memory of the host's; all of it comes back. */
+static void pooled(rank_args* in_common) {
+  weft_context_options options = WEFT_CONTEXT_OPTIONS_INIT;
+  rank_args own = *in_common, *a = &own;
+  float x[1000];
+  int32_t message[500] = {a->rank}, received[500] = {0};
+  const int other = 1 - a->rank;
+  const weft_buffer in = i32(message, 500), out = i32(received, 500);
+  weft_work* work = NULL;
+  options.allocator.allocate = pool_allocate;
+  options.allocator.deallocate = pool_deallocate;
+  options.allocator.data = &the_pool;
+  OK(weft_context_create(&options, &own.context, &error));
+  weft_group* group = join(a, "pooled", 20000 * MS);
+  OK(weft_send(group, &in, other, NULL, &work, &error));
+  weft_message m = {0, 0, 0, 0};
+  OK(weft_wait_message(group, other, NULL, &m, &error));
+  CHECK(m.count == 500);
+  pthread_barrier_wait(a->meet);
+  if (a->rank == 0) CHECK(the_pool.blocks == 2 && the_pool.bytes == 2 * 2048); /* 2000 bytes on each rank */
+  pthread_barrier_wait(a->meet);
+  OK(weft_recv(group, &out, other, NULL, NULL, &error));
+  CHECK(received[0] == other);
+  OK(weft_work_wait(work, &error));
+  weft_work_destroy(work);
+
+  for (int i = 0; i < 1000; ++i) x[i] = (float)(a->rank + i);
+  OK(reduce(group, x, 1000, 0, &error));
+  for (int i = 0; i < 1000; ++i) CHECK(x[i] == (float)(1 + 2 * i));
+
+  pthread_barrier_wait(a->meet);
+  if (a->rank == 0) the_pool.may_give = 0;
+  pthread_barrier_wait(a->meet);
+  CHECK_ERROR(reduce(group, x, 1000, 0, &error), WEFT_SYSTEM,
+              "*all_reduce: 4000 bytes of local memory cannot be had: the host's allocator, asked for 4032 "
+              "bytes aligned to 64, gave none");
+  pthread_barrier_wait(a->meet);
+  weft_group_destroy(group);
+  weft_context_destroy(own.context);
+}
+/* A message for which there is no memory: the receiver's group fails, and the sender hears of it. */
+static void no_room_for_message(rank_args* in_common) {
+  weft_context_options options = WEFT_CONTEXT_OPTIONS_INIT;
+  rank_args own = *in_common, *a = &own;
+  int32_t message[500] = {0};
+  weft_message m = {0, 0, 0, 0};
+  const weft_buffer in = i32(message, 500);
+  options.allocator = (weft_allocator){pool_allocate, pool_deallocate, &the_pool};
+  OK(weft_context_create(&options, &own.context, &error));
+  weft_group* group = join(a, "pooled", 20000 * MS);
+  if (a->rank == 0) {
+    CHECK_ERROR(
+        weft_wait_message(group, 1, NULL, &m, &error), WEFT_SYSTEM,
+        "*storage: 2000 bytes of local memory cannot be had: the host's allocator, asked for 2048 bytes "
+        "aligned to 64, gave none");
+  } else {
+    weft_work* work = NULL;
+    if (weft_send(group, &in, 0, NULL, &work, NULL) == WEFT_OK) weft_work_wait(work, NULL);
+    weft_work_destroy(work);
+    CHECK_ERROR(weft_recv(group, &in, 0, NULL, NULL, &error), WEFT_SYSTEM,
+                "*2000 bytes of local memory cannot");
+  }
+  pthread_barrier_wait(a->meet);
+  weft_group_destroy(group);
+  weft_context_destroy(own.context);
+}
+static void test_allocator(void) {
+  the_pool.may_give = INT64_MAX;
+  run_ranks(2, pooled);
+  CHECK(the_pool.asked > 2 && the_pool.blocks == 0 && the_pool.bytes == 0);
+  the_pool.may_give = 0;
+  run_ranks(2, no_room_for_message);
+  CHECK(the_pool.blocks == 0 && the_pool.bytes == 0);
+}
+
 /* More than a queue takes, in both directions at once, and messages for which nobody waits yet. */
 static void large(rank_args* a) {
   enum { COUNT = 50000 };
@@ -284,17 +389,14 @@ static void test_wrong_transports(void) {
 
 int main(int argc, char** argv) {
   static const named_test tests[] = {
-      {"tells", test_tells},
-      {"large", test_large},
-      {"failures", test_failures},
-      {"hangs", test_hangs},
-      {"open", test_open},
-      {"peers", test_peers},
-      {"wrong_transports", test_wrong_transports},
+      {"tells", test_tells}, {"allocator", test_allocator},
+      {"large", test_large}, {"failures", test_failures},
+      {"hangs", test_hangs}, {"open", test_open},
+      {"peers", test_peers}, {"wrong_transports", test_wrong_transports},
   };
   /* All operations. Not "users_function", whose function takes elements in pairs: composed calls may cut them. */
-  static const char* const operations[] = {"equal_blocks",    "blocks",      "messages",
-                                           "from_any_source", "min_and_max", "lists"};
+  static const char* const operations[] = {"equal_blocks", "blocks",         "messages", "from_any_source",
+                                           "min_and_max",  "users_elements", "lists"};
   for (size_t i = 0; argc < 2 && i < LENGTH(operations); ++i) {
     char name[32];
     char* arguments[] = {argv[0], name};

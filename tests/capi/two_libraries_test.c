@@ -44,7 +44,10 @@ static void look_at_line(void* log_data, weft_log_level level, const char* line)
 }
 
 static void load(library* l, const char* path, atomic_int* without_signal, int flags) {
-  const weft_context_options options = {sizeof options, WEFT_LOG_INFO, look_at_line, without_signal};
+  weft_context_options options = WEFT_CONTEXT_OPTIONS_INIT;
+  options.log_level = WEFT_LOG_INFO;
+  options.log = look_at_line;
+  options.log_data = without_signal;
   l->image = dlopen(path, RTLD_NOW | flags);
   if (l->image == NULL) failed(__FILE__, __LINE__, dlerror());
 #define LOAD(name) *(void**)&l->name##_ = symbol(l, #name);

@@ -1,9 +1,11 @@
-/* A host's own transport under weft, in C: four ranks, threads of one process, joined by the queues of queues.h. All
- * operations, and groups made of the group, go over it.
+/* A host's own transport and allocator under weft, in C: four ranks, threads of one process, joined by the queues of
+ * queues.h. All operations, and groups made of the group, go over them, and what weft needs for that lies in the pool of
+ * pool.h.
  *
  *   ./host_in_c */
 #include <stdio.h>
 
+#include "pool.h"
 #include "queues.h"
 
 enum { RANKS = 4 };
@@ -45,11 +47,14 @@ int main(void) {
   weft_context* context = NULL;
   weft_store* store = NULL;
   hub wires = {PTHREAD_MUTEX_INITIALIZER, NULL};
+  pool memory = {PTHREAD_MUTEX_INITIALIZER, 1 << 20, 0, 0, 0, NULL}; /* weft may have 1 MiB at once */
+  weft_context_options options = WEFT_CONTEXT_OPTIONS_INIT;
   host_rank ranks[RANKS];
   pthread_t threads[RANKS];
   int failures = 0;
 
-  if (weft_context_create(NULL, &context, &error) != WEFT_OK ||
+  options.allocator = pool_allocator(&memory);
+  if (weft_context_create(&options, &context, &error) != WEFT_OK ||
       weft_store_create_local(&store, &error) != WEFT_OK) {
     fprintf(stderr, "%s: %s\n", weft_status_name(error.code), error.text);
     return 1;
@@ -79,5 +84,12 @@ int main(void) {
   }
   weft_store_destroy(store);
   weft_context_destroy(context);
+  if (memory.requests == 0 || memory.in_use != 0) { /* now that the context is gone */
+    fprintf(stderr, "%zu requests, %zu bytes that did not come back\n", memory.requests, memory.in_use);
+    ++failures;
+  } else if (failures == 0) {
+    printf("local memory: from the host's pool, and all of it given back\n");
+  }
+  pool_end(&memory);
   return failures == 0 ? 0 : 1;
 }

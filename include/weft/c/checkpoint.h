@@ -24,9 +24,15 @@ typedef struct weft_checkpoint_save_options {
   /* How many checkpoints `directory` keeps, this one among them: once it is whole, the oldest steps are removed. Steps
    * after this one stay. 0: all. */
   int32_t keep;
+  /* Told of each stage as it is reached, on the rank and the thread that reach it: "folder" (made, empty), "data" (before
+   * each tensor's bytes), "file" (this rank's is whole), "index" (written), "renamed" (the folder has its name), "latest"
+   * (done). NULL: nobody. What a function in C++ throws is WEFT_SYSTEM here, and on the other ranks the error that this
+   * one has failed. */
+  void (*on_stage)(void* data, const char* stage);
+  void* data;
 } weft_checkpoint_save_options;
 #define WEFT_CHECKPOINT_SAVE_OPTIONS_INIT \
-  { sizeof(weft_checkpoint_save_options), 0 }
+  { sizeof(weft_checkpoint_save_options), 0, NULL, NULL }
 
 typedef struct weft_checkpoint_load_options {
   uint32_t struct_size;

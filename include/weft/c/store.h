@@ -40,9 +40,17 @@ typedef struct weft_store_server_options {
    * Unix socket; the kernel tells who they are. */
   const char* secret;
   int64_t linger_ns; /* how long weft_store_server_destroy waits for clients to leave; 0: 2 s */
+  /* Limits, so that nobody can fill this process's memory or descriptors. */
+  int64_t max_clients; /* connections at once; further ones are closed, with a warning; 0: 4096 */
+  /* Of these, those that have not shown yet that they belong here: where there are more, the oldest is closed; 0: 512. */
+  int64_t max_unauthenticated;
+  int64_t join_limit_ns;  /* how long they may take to show it; 0: 10 s */
+  int64_t max_keys;       /* in the table; a further one is refused; 0: 1048576 */
+  int64_t max_bytes;      /* of keys and values in the table; 0: 256 MiB */
+  int64_t max_unanswered; /* bytes of requests and replies in progress; 0: 256 MiB */
 } weft_store_server_options;
 #define WEFT_STORE_SERVER_OPTIONS_INIT \
-  { sizeof(weft_store_server_options), 0, NULL, NULL, 0 }
+  { sizeof(weft_store_server_options), 0, NULL, NULL, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Serves when it returns. `options` may be NULL. WEFT_SYSTEM where the port is taken. */
 weft_status weft_store_server_create(weft_context* context, const weft_store_server_options* options,

@@ -10,6 +10,7 @@
 
 #include "weft/base/device.hpp"
 #include "weft/base/log.hpp"
+#include "weft/host/allocator.hpp"
 
 namespace weft {
 
@@ -22,9 +23,10 @@ class DeviceRuntime;
 struct ContextOptions {
   LogLevel log_level = LogLevel::warning;  ///< of all layers; WEFT_LOG overrides where set
   LogSink log_sink = {};                   ///< empty: stderr
-  std::size_t segment_bytes = std::size_t{1}
-                              << 30;  ///< address space per shared segment; halved when refused
-  std::string log_levels = {};        ///< of single layers, in the words of WEFT_LOG: "store=debug,dp=error"
+  /// Address space per shared segment, rounded up to pages; halved where the system refuses. From 1 to 2^62.
+  std::size_t segment_bytes = std::size_t{1} << 30;
+  std::string log_levels = {};  ///< of single layers, in the words of WEFT_LOG: "store=debug,dp=error"
+  Allocator allocator = {};     ///< where local memory comes from; empty: weft's own, which keeps free blocks
 };
 
 /// Thread-safe. Must outlive every Storage, Tensor and ProcessGroup made with it.

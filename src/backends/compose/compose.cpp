@@ -67,12 +67,15 @@ void Composer::post(OpState& s) noexcept {
     slot = &c;
     if (unfinished_ == nullptr) start(c);
   } catch (const std::bad_alloc&) {
-    inner_->fail({.code = ErrorCode::system,
-                  .text = fmt::format("{}: out of memory", name(s.op)),
-                  .op = s.op,
-                  .call = s.call | kUsersCall,
-                  .ranks = {rank_}});
+    refuse(s, ErrorCode::system, fmt::format("{}: out of memory", name(s.op)));
+  } catch (const Error& e) {
+    refuse(s, e.code(), e.what());
   }
+}
+
+void Composer::refuse(const OpState& s, ErrorCode code, std::string text) noexcept {
+  inner_->fail(
+      {.code = code, .text = std::move(text), .op = s.op, .call = s.call | kUsersCall, .ranks = {rank_}});
 }
 
 void Composer::start(Composed& c) noexcept {
@@ -283,8 +286,8 @@ bool Composer::wait_on(OpState& s, Stream stream) noexcept {
   return true;
 }
 
-std::unique_ptr<Backend> compose(std::unique_ptr<Backend> inner, int rank, int size) {
-  return std::make_unique<Composer>(std::move(inner), rank, size);
+std::unique_ptr<Backend> compose(Context& context, std::unique_ptr<Backend> inner, int rank, int size) {
+  return std::make_unique<Composer>(context, std::move(inner), rank, size);
 }
 
 }  // namespace weft

@@ -24,8 +24,12 @@ namespace weft {
 
 class Composer final : public Backend {
  public:
-  Composer(std::unique_ptr<Backend> inner, int rank, int size)
-      : rank_(rank), size_(size), inner_(std::move(inner)), traits_(inner_->traits()) {}
+  Composer(Context& context, std::unique_ptr<Backend> inner, int rank, int size)
+      : rank_(rank),
+        size_(size),
+        memory_(context.options().allocator, context.log()),
+        inner_(std::move(inner)),
+        traits_(inner_->traits()) {}
   ~Composer() override;
 
   const Traits& traits() const noexcept override { return traits_; }
@@ -66,6 +70,7 @@ class Composer final : public Backend {
     std::memcpy(&c, s.scratch.data(), sizeof(c));
     return c;
   }
+  void refuse(const OpState& s, ErrorCode code, std::string text) noexcept;
   void start(Composed& c) noexcept;
   void start_queued() noexcept;
   void post_step(Composed& c) noexcept;

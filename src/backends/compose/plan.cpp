@@ -14,8 +14,7 @@ namespace {
 
 void allot(Composed& c, std::int64_t bytes, LocalMemory& memory) {
   c.scratch_bytes = static_cast<std::size_t>(bytes);
-  c.scratch = static_cast<std::byte*>(memory.allocate(c.scratch_bytes));
-  if (c.scratch == nullptr) throw std::bad_alloc();
+  c.scratch = static_cast<std::byte*>(memory.allocate(name(c.user->op), c.scratch_bytes));
 }
 
 // A byte from every rank to every other.

@@ -21,10 +21,10 @@
 
 #include "backends/auto_backend.hpp"
 #include "backends/build.hpp"
-#include "backends/caught.hpp"
 #include "backends/plugins/linkage.hpp"
 #include "backends/plugins/older_backend.hpp"
 #include "backends/shm/shm_backend.hpp"
+#include "base/errors/caught.hpp"
 #include "base/regular_file.hpp"
 #include "weft/base/env.hpp"
 

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 #include <sched.h>
 
-#include "backends/caught.hpp"
+#include "base/errors/caught.hpp"
 #include "group/group_state.hpp"
 
 namespace weft {

@@ -3,6 +3,8 @@
 
 #include <omp.h>
 
+#include <new>
+
 namespace weft::kernels {
 namespace {
 
@@ -15,8 +17,23 @@ Products best_products() {
 
 }  // namespace
 
-KernelContext::State::State(int thread_count)
+std::byte* Scratch::reserve(Context* context, std::size_t bytes) {
+  constexpr std::align_val_t kAlignment{64};
+  if (memory_ && memory_.bytes() >= bytes) return memory_.data();
+  memory_ = {};  // before there are two
+  if (context != nullptr) {
+    memory_ = Storage::allocate(*context, Memory::local, bytes);
+  } else {
+    const std::shared_ptr<void> owner(::operator new(bytes, kAlignment),
+                                      [](void* p) { ::operator delete(p, kAlignment); });
+    memory_ = Storage::adopt(owner.get(), bytes, owner);
+  }
+  return memory_.data();
+}
+
+KernelContext::State::State(int thread_count, Context* context_in)
     : threads(thread_count),
+      context(context_in),
       products(best_products()),
       engine(dnnl::engine::kind::cpu, 0),
       stream(engine),
@@ -24,27 +41,23 @@ KernelContext::State::State(int thread_count)
       per_product(static_cast<std::size_t>(thread_count)) {}
 
 float* KernelContext::State::scratch(std::int64_t floats) {
-  if (shared.size() < static_cast<std::size_t>(floats)) shared.resize(static_cast<std::size_t>(floats));
-  return shared.data();
+  return reinterpret_cast<float*>(shared.reserve(context, static_cast<std::size_t>(floats) * sizeof(float)));
 }
 
 double* KernelContext::State::scratch_f64(std::int64_t doubles) {
-  if (shared_f64.size() < static_cast<std::size_t>(doubles))
-    shared_f64.resize(static_cast<std::size_t>(doubles));
-  return shared_f64.data();
+  return reinterpret_cast<double*>(
+      shared_f64.reserve(context, static_cast<std::size_t>(doubles) * sizeof(double)));
 }
 
 void KernelContext::State::reserve_per_thread(std::int64_t floats) {
-  for (auto& scratch : per_thread) {
-    if (scratch.size() < static_cast<std::size_t>(floats)) scratch.resize(static_cast<std::size_t>(floats));
-  }
+  for (Scratch& scratch : per_thread)
+    scratch.reserve(context, static_cast<std::size_t>(floats) * sizeof(float));
 }
 
 void KernelContext::State::reserve_products(std::int64_t n, std::int64_t k) {
   if (products != Products::own) return;
-  const auto floats = static_cast<std::size_t>(gemm::avx2_scratch(n, k));
-  for (auto& scratch : per_product)
-    if (scratch.size() < floats) scratch.resize(floats);
+  const std::size_t bytes = static_cast<std::size_t>(gemm::avx2_scratch(n, k)) * sizeof(float);
+  for (Scratch& scratch : per_product) scratch.reserve(context, bytes);
 }
 
 namespace cpu {

@@ -4,11 +4,13 @@
 #include <dnnl.hpp>
 
 #include <compare>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <vector>
 
 #include "nn/kernels/gemm/gemm.hpp"
+#include "weft/base/storage.hpp"
 #include "weft/nn/kernels.hpp"
 
 namespace weft::kernels {
@@ -32,29 +34,42 @@ struct PreparedProduct {
 /// So many are kept; the one that was not used for longest goes.
 inline constexpr std::size_t kMostPrepared = 256;
 
+/// Scratch memory of one purpose, which grows to what was needed: local memory of a Context, or of the C++ library where
+/// there is none.
+class Scratch {
+ public:
+  /// At least `bytes` bytes, 64-byte aligned; valid until the next call. Contents are whatever was there.
+  std::byte* reserve(Context* context, std::size_t bytes);
+  float* floats() const noexcept { return reinterpret_cast<float*>(memory_.data()); }
+
+ private:
+  Storage memory_;
+};
+
 struct KernelContext::State {
-  explicit State(int thread_count);
+  /// `context`, which may be null, outlives it.
+  State(int thread_count, Context* context);
 
   /// Scratch memory of the whole call; valid until the next request. Contents are whatever was there.
   float* scratch(std::int64_t floats);
   double* scratch_f64(std::int64_t doubles);
   /// Scratch memory of one of the threads of a parallel_for. Call reserve_per_thread before it.
   void reserve_per_thread(std::int64_t floats);
-  float* thread_scratch(int thread) { return per_thread[static_cast<std::size_t>(thread)].data(); }
+  float* thread_scratch(int thread) { return per_thread[static_cast<std::size_t>(thread)].floats(); }
 
   /// The same for the products that a thread makes, of up to n columns and up to this k.
   void reserve_products(std::int64_t n, std::int64_t k);
-  float* product_scratch(int thread) { return per_product[static_cast<std::size_t>(thread)].data(); }
+  float* product_scratch(int thread) { return per_product[static_cast<std::size_t>(thread)].floats(); }
 
   int threads;
+  Context* context;
   Products products;  // what is best here; tests choose the other
   dnnl::engine engine;
   dnnl::stream stream;
   std::map<ProductKey, PreparedProduct> prepared;
   std::uint64_t prepared_uses = 0;
-  std::vector<float> shared;
-  std::vector<double> shared_f64;
-  std::vector<std::vector<float>> per_thread, per_product;
+  Scratch shared, shared_f64;
+  std::vector<Scratch> per_thread, per_product;
 };
 
 }  // namespace weft::kernels

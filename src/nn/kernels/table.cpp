@@ -19,11 +19,11 @@ const KernelTable& table_of(Compute& compute) {
                           to_string(compute.device())));
 }
 
-std::unique_ptr<KernelContext::State> cpu_state(int threads) {
+std::unique_ptr<KernelContext::State> cpu_state(int threads, Context* context) {
   if (threads < 1)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("KernelContext: threads is {}; expected at least 1", threads));
-  return std::make_unique<KernelContext::State>(threads);
+  return std::make_unique<KernelContext::State>(threads, context);
 }
 
 }  // namespace
@@ -49,14 +49,14 @@ void add_kernels(Context& context, Device device, const KernelTable& table) {
 }
 
 KernelContext::KernelContext(int threads)
-    : table_(&cpu_table()), threads_(threads), state_(cpu_state(threads)) {}
+    : table_(&cpu_table()), threads_(threads), state_(cpu_state(threads, nullptr)) {}
 
 KernelContext::KernelContext(Compute& compute)
     : table_(&table_of(compute)),
       compute_(&compute),
       stream_(compute.stream()),
       threads_(compute.threads()),
-      state_(compute.device() == Device{} ? cpu_state(compute.threads()) : nullptr) {}
+      state_(compute.device() == Device{} ? cpu_state(compute.threads(), &compute.context()) : nullptr) {}
 
 KernelContext::~KernelContext() = default;
 KernelContext::KernelContext(KernelContext&&) noexcept = default;
