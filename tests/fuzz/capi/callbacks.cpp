@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 #include <stdexcept>
+#include <utility>
 
 #include "capi/call.hpp"
 
@@ -116,6 +117,7 @@ struct Channel {
   CallbackState* state;
   std::shared_ptr<Hub::Rings> rings;
   int rank, size, calls = 0;
+  bool closed = false;
 };
 
 // A fault after some calls that went well: so that groups exist first.
@@ -129,15 +131,12 @@ weft_status open(void* data, const weft_channel_init* init, void** channel, weft
     std::memset(error->text, 'x', WEFT_ERROR_TEXT);  // no zero
     return WEFT_TIMEOUT;
   }
-  std::shared_ptr<Hub::Rings> rings;
-  {
-    const std::lock_guard lock(state.hub->mutex);
-    auto& known = state.hub->rings[init->token];
-    if (known == nullptr) known = std::make_shared<Hub::Rings>();
-    rings = known;
-  }
-  *channel = new Channel{&state, rings, init->rank, init->size};
-  ++state.hub->opened;
+  const std::lock_guard lock(state.hub->mutex);
+  auto& rings = state.hub->rings[init->token];
+  if (rings == nullptr) rings = std::make_shared<Hub::Rings>();
+  const auto made = std::make_shared<Channel>(Channel{&state, rings, init->rank, init->size});
+  state.hub->channels.push_back(made);
+  *channel = made.get();
   return WEFT_OK;
 }
 
@@ -190,9 +189,9 @@ weft_status read(void* channel, std::int32_t from, void* bytes, std::size_t coun
 }
 
 void close(void* channel) {
-  auto* const c = static_cast<Channel*>(channel);
-  ++c->state->hub->closed;
-  delete c;
+  auto& c = *static_cast<Channel*>(channel);
+  if (std::exchange(c.closed, true)) fail("close", "is called a second time");
+  c.rings.reset();  // nothing is called on it afterwards
 }
 
 }  // namespace

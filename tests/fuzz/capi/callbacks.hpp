@@ -28,7 +28,8 @@ struct Hub {
   };
   std::mutex mutex;
   std::map<std::string, std::shared_ptr<Rings>> rings;  // by token
-  std::atomic<int> opened{0}, closed{0};
+  std::vector<std::shared_ptr<void>>
+      channels;  // open or closed: where close() is left out they end with the input
 };
 
 /// What rank 0 broadcasts, in order.

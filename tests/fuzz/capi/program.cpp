@@ -17,7 +17,7 @@
 namespace weft::fuzz::capi {
 namespace {
 
-constexpr int kMostCalls = 48;
+constexpr int kMostCalls = 64;
 constexpr std::size_t kMostHandles = 8;  // of one type
 
 // Those that are not expected to go well here.
@@ -363,6 +363,14 @@ std::vector<std::string> program_seeds() {
   std::vector<std::string> seeds;
   for (const char header : {'\0', '\1'})
     for (const Function& f : weft_functions()) seeds.push_back(std::string{header, '\0'} + call(f.name));
+  // Each argument wrong, or at the end of its range, alone.
+  for (const Function& f : weft_functions()) {
+    std::string calls;
+    for (std::size_t at = 0; at < 16; ++at)
+      for (const char byte : {'\xff', '\xfa', '\xf1', '\x12'})
+        calls += call(f.name, std::string(at, '\0') + byte);
+    seeds.push_back(std::string(2, '\0') + calls);
+  }
   // What needs another call before it. The number of a handle is the first byte: of Works, 0 is a barrier's.
   const std::vector<std::string> sequences = {
       call("weft_send") + call("weft_wait_message") + call("weft_recv") + call("weft_work_wait", "\2") +
@@ -396,12 +404,22 @@ std::string random_program(std::uint64_t seed, int calls) {
   program += static_cast<char>(random(4) == 0 ? random(8) : random(2));
   program += static_cast<char>(random(256));
   const auto& all = weft_functions();
+  const auto subject = [](std::string_view name) {  // "weft_group_"
+    return name.substr(0, name.find('_', name.find('_') + 1) + 1);
+  };
+  const Function* last = nullptr;
   for (int i = 0; i < calls; ++i) {
+    const Function* next = &all[random(all.size())];
+    // Functions of one subject say more together.
+    if (last != nullptr && random(2) == 0)
+      for (int tries = 0; tries < 40 && subject(next->name) != subject(last->name); ++tries)
+        next = &all[random(all.size())];
     std::string arguments;
     for (unsigned n = random(3) == 0 ? random(48) : random(12); n > 0; --n)
-      arguments += static_cast<char>(random(3) != 0 ? 0u : random(256));
+      arguments += static_cast<char>(random(3) != 0 ? 0u : random(4) == 0 ? 0xf0u + random(16) : random(256));
     const unsigned who = random(8) == 0 ? random(4) : 0;
-    program += call(all[random(all.size())].name, arguments, who);
+    program += call(next->name, arguments, who);
+    last = next;
   }
   return program;
 }
