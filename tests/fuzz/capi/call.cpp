@@ -307,21 +307,27 @@ const char* Call::text(const char* name_in) {
     if (name == "name" && is("weft_group_create_over")) return keep("queues");
     return numbered(b == 0 || name == "name" ? "w" : name == "key" ? "n" : "17");
   }
+  // A place in the file system is in the folder of the input.
+  const bool place = among(name, {"directory", "file", "path"});
+  const auto keep = [&](std::string_view text) {
+    return this->keep(place ? folder + "/" + std::string(text) : std::string(text));
+  };
   switch (b % 10) {
     case 0: return nullptr;
-    case 1: return keep("");
+    case 1: return this->keep("");
     case 2: return keep(std::string(b % 3 == 0 ? 1500 : 5000, 'a'));
     case 3: return keep("\xff\xfe\xc0 no text");
     case 4: return keep("{} %s %n {0:>99999999}\n\t\"\\");
     case 5: return keep("weft/own");
-    case 6: return keep("/dev/null/x");
-    case 7: return keep("../x");
+    case 6: return this->keep("/dev/null/x");
+    case 7: return keep("x/../y");
     case 8: return name == "host" ? keep("127.0.0.1") : keep("\xe2\x82\xac\xe2\x82");
     default: {
       // No name that another computer is asked for, and no plug-in's.
       std::string text(bytes.take(bytes.next() % 9));
       if (name == "host" || name == "backend") text.insert(0, "/");
-      if (among(name, {"directory", "file", "path"})) text = folder + "/" + text;
+      // Nor a place outside.
+      if (place) std::replace(text.begin(), text.end(), '.', ',');
       return keep(text.substr(0, text.find('\0')));
     }
   }
