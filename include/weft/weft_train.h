@@ -1,5 +1,5 @@
-/* Layers and training from C: column- and row-parallel linear layers on the caller's memory, a transformer by its
- * configuration, its training step. C11; usable from C++ too. In libweft_train, which weft_train.pc and the CMake target
+/* Layers and training from C: column- and row-parallel linear layers, embedding and cross-entropy over a split vocabulary on the
+ * caller's memory, a transformer by its configuration, its training step. C11; usable from C++ too. In libweft_train, which weft_train.pc and the CMake target
  * weft::weft_train name; weft/weft.h comes with it, and its conventions hold here.
  *
  * What a rank computes with is a weft_compute. It, and whatever is made with it, belongs to one thread at a time;
@@ -12,6 +12,7 @@
 #include "weft/c_train/linear.h"
 #include "weft/c_train/model.h"
 #include "weft/c_train/trainer.h"
+#include "weft/c_train/vocab.h"
 #include "weft/weft.h"
 
 #endif /* WEFT_WEFT_TRAIN_H */

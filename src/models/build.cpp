@@ -12,15 +12,34 @@
 
 namespace weft {
 
-Plan transformer_plan(const TransformerConfig& config) {
+Plan transformer_plan(const TransformerConfig& config, const TransformerPlanOptions& options) {
+  const bool sequence = options.sequence_parallel, shard = options.vocab == VocabSplit::shard;
+  const auto style = [&](const Style& whole) { return sequence ? whole.on_sequence() : whole; };
   Plan plan = {
-      {"layers.*.attention", Style::enter},         {"layers.*.attention.q_proj", Style::column},
-      {"layers.*.attention.k_proj", Style::column}, {"layers.*.attention.v_proj", Style::column},
-      {"layers.*.attention.o_proj", Style::row},    {"layers.*.mlp", Style::enter},
-      {"layers.*.mlp.gate_proj", Style::column},    {"layers.*.mlp.up_proj", Style::column},
-      {"layers.*.mlp.down_proj", Style::row},
+      {"layers.*.attention", style(Style::enter)},
+      {"layers.*.attention.q_proj", style(Style::column)},
+      {"layers.*.attention.k_proj", style(Style::column)},
+      {"layers.*.attention.v_proj", style(Style::column)},
+      {"layers.*.attention.o_proj", style(Style::row)},
+      {"layers.*.mlp", style(Style::enter)},
+      {"layers.*.mlp.gate_proj", style(Style::column)},
+      {"layers.*.mlp.up_proj", style(Style::column)},
+      {"layers.*.mlp.down_proj", style(Style::row)},
   };
-  if (!config.tied) plan.add("output_head.proj", Style::column_gathered);
+  if (sequence)
+    for (const char* norm : {"layers.*.attention_norm", "layers.*.mlp_norm", "norm"})
+      plan.add(norm, Style::sequence);
+  if (shard)
+    plan.add("token_embedding.embedding", style(Style::row));
+  else if (sequence)
+    plan.add("token_embedding.embedding", Style::cut_sequence);
+  if (shard)
+    plan.add("output_head.proj", style(Style::vocabulary));
+  else if (!config.tied)
+    plan.add("output_head.proj", style(Style::column_gathered));
+  else if (sequence)
+    plan.add("output_head.proj",
+             Style::gather_sequence);  // as the embedding, so that both gradients mean one
   return plan;
 }
 
@@ -74,7 +93,7 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
   freeze(model, options.frozen);
 
   // 2. The tensor axis, before there is memory: no rank ever holds more than its part.
-  parallelize(model, built.tensor, transformer_plan(config));
+  parallelize(model, built.tensor, transformer_plan(config, options.tensor));
   replicate(model, built.mesh);
 
   // 3. The data axis, when all layouts stand: the averager must hear the first gradient that becomes final.

@@ -165,7 +165,7 @@ Tensor compute_logits(ParallelModel& model, Compute& compute, const TokenBatch& 
                       model.tensor.name(), model.tensor.size()));
   if (least[1] != ~least[2]) wrong(kWho, different_batches(model.tensor));
   Frame frame = Frame::inference(compute);
-  return model.model->forward({tokens}, frame)[0];
+  return redistribute(model.model->forward({tokens}, frame)[0], model.tensor, Replicate{});
 }
 
 Trainer::Trainer(ParallelModel& model, Compute& compute, const Options& options)

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/kernels.hpp"
@@ -13,33 +15,83 @@ Embedding::Embedding(std::int64_t count, std::int64_t dim, Init init) {
   weight = add("weight", std::make_shared<Parameter>(Shape{count, dim}, init));
 }
 
+ShardRule Embedding::shard_rule(Split split) const {
+  if (split == Split::column) return Module::shard_rule(split);
+  ShardRule rule;
+  rule.parameters.push_back({weight.get(), Shard{0}});
+  return rule;
+}
+
+namespace {
+
+bool several(const LayoutRef& layout, std::size_t axis) {
+  return layout->mesh_shape().size(static_cast<int>(axis)) > 1;
+}
+
+// The layout of y, by the table in the header. y: (…, dim). Null where tokens are plain.
+LayoutRef looked_up(const Module& module, const Tensor& tokens, const Parameter& weight,
+                    const Shape& global) {
+  const LayoutRef &of_w = weight.weight().layout(), &in = tokens.layout();
+  if (of_w == nullptr || in == nullptr) return layouts::with_global(in, global);
+  if (in->partial())
+    throw Error(ErrorCode::layout, fmt::format("{} is {}; token numbers are not sums",
+                                               layouts::named(module, "tokens").text(), to_string(*in)));
+  if (of_w->segments.dim == 0 && !of_w->segments.sizes.empty())
+    throw Error(ErrorCode::layout, fmt::format("\"{}\" is {}; expected a vocabulary without segments",
+                                               weight.path(), to_string(*of_w)));
+  Placements placements = in->placements;
+  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+    if (!several(of_w, axis)) continue;
+    const Placement& how = of_w->placements[axis];
+    if (!is_replicate(how) && !is_shard(how, 0))
+      throw Error(
+          ErrorCode::layout,
+          fmt::format("\"{}\" is {} on {}; expected Replicate, or Shard(0), the vocabulary", weight.path(),
+                      to_string(how), layouts::axis_name(*of_w, static_cast<int>(axis))));
+    if (is_replicate(how)) continue;
+    if (!is_replicate(placements[axis]))
+      throw Error(
+          ErrorCode::layout,
+          fmt::format("{} is {} on {}; expected Replicate, since the weight is {}: each rank looks up its "
+                      "rows for all tokens",
+                      layouts::named(module, "tokens").text(), to_string(placements[axis]),
+                      layouts::axis_name(*of_w, static_cast<int>(axis)), to_string(how)));
+    placements[axis] = Partial{};
+  }
+  return in->with_global(global)->with(std::move(placements));
+}
+
+// The rows of the whole table that this rank holds.
+kernels::VocabPart rows_of(const Tensor& w) {
+  if (w.layout() == nullptr) return w.size(0);
+  return {w.layout()->parts().front().offset[0], w.size(0), w.layout()->global[0]};
+}
+
+Shape with_dim(Shape shape, std::int64_t dim) {
+  shape.push_back(dim);
+  return shape;
+}
+
+}  // namespace
+
 Tensors Embedding::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
   const Tensor tokens = layouts::beside(*this, "tokens", inputs[0], *weight);
   expect_dtype(layouts::named(*this, "tokens"), tokens, DType::i64);
   const Tensor& w = weight->weight();
-  if (w.layout())
-    layouts::expect_same(TensorName::of("", weight->path()), w.layout(),
-                         replicated_layout(w.layout()->mesh(), w.layout()->global),
-                         "every rank looks up any token");
-  if (tokens.layout() && tokens.layout()->partial())
-    throw Error(ErrorCode::layout,
-                fmt::format("{} is {}; token numbers are not sums", layouts::named(*this, "tokens").text(),
-                            to_string(*tokens.layout())));
-  const std::int64_t count = w.size(0), dim = w.size(1);
-  Shape shape = tokens.shape(), global = layouts::global_shape(tokens);
-  shape.push_back(dim);
-  global.push_back(dim);
-  const Tensor y = frame.compute()
-                       .make(shape, DType::f32, out_memory())
-                       .with_layout(layouts::with_global(tokens.layout(), global));
+  const std::int64_t dim = w.size(1);
+  const Tensor y =
+      frame.compute()
+          .make(with_dim(tokens.shape(), dim), DType::f32, out_memory())
+          .with_layout(looked_up(*this, tokens, *weight, with_dim(layouts::global_shape(tokens), dim)));
+  const kernels::VocabPart vocab = rows_of(w);
   const std::int64_t* const ids = tokens.data_ptr<std::int64_t>();
   if (w.dtype() == DType::bf16)
     kernels::embedding_forward(frame.kernels(), ids, w.data_ptr<bf16>(), y.data_ptr<float>(), tokens.count(),
-                               count, dim);
+                               vocab, dim);
   else
     kernels::embedding_forward(frame.kernels(), ids, w.data_ptr<float>(), y.data_ptr<float>(), tokens.count(),
-                               count, dim);
+                               vocab, dim);
   frame.push(*this, {tokens});
   return {y};
 }
@@ -49,14 +101,13 @@ Tensors Embedding::do_backward(Inputs gradients, Frame& frame) {
   const Tensor& dy = gradients[0];
   const Tensor tokens = frame.pop(*this)[0];
   const Tensor& w = weight->weight();
-  Shape shape = tokens.shape(), global = layouts::global_shape(tokens);
-  shape.push_back(w.size(1));
-  global.push_back(w.size(1));
-  expect_gradient(*this, dy, shape, layouts::with_global(tokens.layout(), global));
+  const std::int64_t dim = w.size(1);
+  const LayoutRef of_y = looked_up(*this, tokens, *weight, with_dim(layouts::global_shape(tokens), dim));
+  expect_gradient(*this, dy, with_dim(tokens.shape(), dim), layouts::gradient_of_output(of_y));
   weight->accumulate(layouts::gradient_of(w.layout(), tokens.layout(), -1), [&](const Tensor& dw, bool add) {
     if (!add) kernels::fill(frame.kernels(), dw.data_ptr<float>(), 0.0f, dw.count());
     kernels::embedding_backward(frame.kernels(), tokens.data_ptr<std::int64_t>(), dy.data_ptr<float>(),
-                                dw.data_ptr<float>(), tokens.count(), w.size(0), w.size(1));
+                                dw.data_ptr<float>(), tokens.count(), rows_of(w), dim);
   });
   return {};
 }

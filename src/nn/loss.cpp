@@ -3,6 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
 
 #include "mesh/axis_ranks.hpp"
 #include "nn/operands.hpp"
@@ -17,18 +21,62 @@ namespace {
 static_assert(CrossEntropy::kIgnore == kernels::kIgnoredTarget);
 
 // Partial(sum) on axes that split the tokens: each rank has the part of the sum that its own tokens give.
-LayoutRef loss_layout(const LayoutRef& logits) {
-  if (logits == nullptr) return nullptr;
-  Placements placements = logits->placements;
+LayoutRef loss_layout(const LayoutRef& tokens) {
+  if (tokens == nullptr) return nullptr;
+  Placements placements = tokens->placements;
   for (Placement& p : placements)
     if (is_shard(p)) p = Partial{};
-  return make_layout(logits->mesh(), std::move(placements), {1});
+  return make_layout(tokens->mesh(), std::move(placements), {1});
 }
 
-bool splits_tokens(const LayoutRef& logits) {
-  for (std::size_t a = 0; logits != nullptr && a < logits->placements.size(); ++a)
-    if (is_shard(logits->placements[a]) && logits->mesh_shape().size(static_cast<int>(a)) > 1) return true;
+bool splits_tokens(const LayoutRef& tokens) {
+  for (std::size_t a = 0; tokens != nullptr && a < tokens->placements.size(); ++a)
+    if (is_shard(tokens->placements[a]) && tokens->mesh_shape().size(static_cast<int>(a)) > 1) return true;
   return false;
+}
+
+// The axes that split the classes; empty: none does.
+std::vector<std::string> class_axes(const LayoutRef& logits) {
+  std::vector<std::string> names;
+  if (logits == nullptr) return names;
+  for (const int axis :
+       logits->nesting)  // outermost first: parts of the vocabulary in the order of the ranks
+    if (logits->mesh_shape().size(axis) > 1 &&
+        is_shard(logits->placements[static_cast<std::size_t>(axis)], logits->global.rank() - 1))
+      names.push_back(logits->mesh_shape().name(axis));
+  return names;
+}
+
+// How the tokens lie: as the logits do, without the classes. Null where logits are plain.
+LayoutRef token_layout(const LayoutRef& logits) {
+  if (logits == nullptr) return nullptr;
+  const Shape& global = logits->global;
+  Placements placements = logits->placements;
+  for (Placement& p : placements)
+    if (is_shard(p, global.rank() - 1)) p = Replicate{};
+  return logits->segmented(0, {})
+      ->with(std::move(placements))
+      ->with_global(Shape(global.values().first(static_cast<std::size_t>(global.rank()) - 1)));
+}
+
+// The part of the classes that this rank holds.
+kernels::VocabPart part_of(const Tensor& logits) {
+  const std::int64_t here = logits.shape().back();
+  if (logits.layout() == nullptr) return here;
+  return {logits.layout()->parts().front().offset[logits.shape().rank() - 1], here,
+          logits.layout()->global.back()};
+}
+
+// terms: (1, …, kLossTerms) of this rank's part of the classes. Gives those of all parts: (parts, …, kLossTerms).
+Tensor of_all_parts(const Tensor& terms, const LayoutRef& tokens, const DeviceMesh& axes) {
+  Shape global{axes.size()};
+  for (const std::int64_t extent : tokens->global) global.push_back(extent);
+  global.push_back(kernels::kLossTerms);
+  Placements placements = tokens->placements;
+  for (Placement& p : placements)
+    if (Shard* const shard = std::get_if<Shard>(&p)) ++shard->dim;
+  const LayoutRef apart = tokens->with(std::move(placements))->with_global(global)->with(axes, Shard{0});
+  return redistribute(as_layout(terms, apart), axes, Replicate{});
 }
 
 void expect_one(const char* what, const Tensor& t) {
@@ -46,46 +94,62 @@ Tensor over_ranks(const Tensor& own, const LayoutRef& of_labels) {
 
 }  // namespace
 
+CrossEntropy::CrossEntropy(double label_smoothing) : label_smoothing_(label_smoothing) {
+  if (!(label_smoothing >= 0 && label_smoothing <= 1))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("cross entropy: label_smoothing is {}; expected 0 to 1", label_smoothing));
+}
+
 Tensors CrossEntropy::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 3, "inputs (logits, labels, valid)");
   const Tensor &logits = inputs[0], &labels = inputs[1], &valid = inputs[2];
   expect_dtype("cross entropy: logits", logits, DType::f32);
   expect_dtype("cross entropy: labels", labels, DType::i64);
   expect_dtype("cross entropy: valid", valid, DType::i64);
-  layouts::expect_whole("cross entropy: logits", logits, "a loss");
+  layouts::expect_whole("cross entropy: logits", logits, "a loss", false);
   if (logits.shape().rank() == 0)
     throw Error(ErrorCode::bad_argument, "cross entropy: logits have no dimension; expected (…, classes)");
-  const std::int64_t classes = logits.shape().back();
   Shape of_labels(logits.shape().values().first(static_cast<std::size_t>(logits.shape().rank()) - 1));
   if (!(labels.shape() == of_labels))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("cross entropy: labels are {}; expected {}, as of logits {}",
                             to_string(labels.shape()), to_string(of_labels), to_string(logits.shape())));
-  if (logits.layout()) {
-    const Shape& global = logits.layout()->global;
-    const Shape labels_global(global.values().first(static_cast<std::size_t>(global.rank()) - 1));
-    layouts::expect_same("cross entropy: labels", labels.layout(),
-                         logits.layout()->with_global(labels_global), "as logits");
-  } else {
-    layouts::expect_same("cross entropy: labels", labels.layout(), nullptr, "as logits");
-  }
+  const std::vector<std::string> split = class_axes(logits.layout());
+  const LayoutRef tokens_lie = token_layout(logits.layout());
+  layouts::expect_same(
+      "cross entropy: labels", labels.layout(), tokens_lie,
+      split.empty() ? "as logits" : "as logits; all ranks that share the classes of a token");
+  if (!split.empty() && !logits.layout()->segments.sizes.empty())
+    throw Error(ErrorCode::layout,
+                fmt::format("cross entropy: logits are {}; expected classes without segments",
+                            to_string(*logits.layout())));
   expect_one("valid", valid);
   if (valid.layout() && !valid.layout()->replicated())
     throw Error(ErrorCode::layout,
                 fmt::format("cross entropy: valid is {}; it is the number of valid tokens of all ranks",
                             to_string(*valid.layout())));
-  if (valid.layout() == nullptr && splits_tokens(logits.layout()))
+  if (valid.layout() == nullptr && splits_tokens(tokens_lie))
     throw Error(
         ErrorCode::layout,
         fmt::format("cross entropy: valid is a plain tensor; where logits are {} it must be stated as the "
                     "number of all ranks: global_valid(context, labels), or scalar(mesh, n)",
                     to_string(*logits.layout())));
   const std::int64_t tokens = labels.count();
+  const kernels::VocabPart classes = part_of(logits);
+  Shape of_terms{1};
+  for (const std::int64_t extent : labels.shape()) of_terms.push_back(extent);
+  of_terms.push_back(kernels::kLossTerms);
+  Tensor terms = frame.compute().make(of_terms, DType::f32, split.empty() ? Memory::local : Memory::shared);
+  kernels::cross_entropy_terms(frame.kernels(), logits.data_ptr<float>(), labels.data_ptr<std::int64_t>(),
+                               terms.data_ptr<float>(), tokens, classes, valid.data_ptr<std::int64_t>(),
+                               label_smoothing_);
+  if (!split.empty()) terms = of_all_parts(terms, tokens_lie, logits.layout()->mesh().submesh(split));
   const Tensor log_sum_exp = frame.compute().make({tokens});
-  const Tensor loss = frame.compute().make({1}, DType::f64).with_layout(loss_layout(logits.layout()));
-  kernels::cross_entropy_forward(frame.kernels(), logits.data_ptr<float>(), labels.data_ptr<std::int64_t>(),
-                                 log_sum_exp.data_ptr<float>(), loss.data_ptr<double>(), tokens, classes,
-                                 valid.data_ptr<std::int64_t>());
+  const Tensor loss = frame.compute().make({1}, DType::f64).with_layout(loss_layout(tokens_lie));
+  kernels::cross_entropy_sum(frame.kernels(), terms.data_ptr<float>(), static_cast<int>(terms.size(0)),
+                             labels.data_ptr<std::int64_t>(), log_sum_exp.data_ptr<float>(),
+                             loss.data_ptr<double>(), tokens, classes.whole, valid.data_ptr<std::int64_t>(),
+                             label_smoothing_);
   frame.push(*this, {logits, labels, valid, log_sum_exp});
   return {loss};
 }
@@ -100,10 +164,11 @@ Tensors CrossEntropy::do_backward(Inputs gradients, Frame& frame) {
     expect_dtype("cross entropy: d(loss)", gradients[0], DType::f64);
     expect_one("d(loss)", gradients[0]);
   }
-  kernels::cross_entropy_backward(
-      frame.kernels(), logits.data_ptr<float>(), labels.data_ptr<std::int64_t>(),
-      log_sum_exp.data_ptr<float>(), gradients.empty() ? nullptr : gradients[0].data_ptr<double>(),
-      dlogits.data_ptr<float>(), labels.count(), logits.shape().back(), valid.data_ptr<std::int64_t>());
+  kernels::cross_entropy_backward(frame.kernels(), logits.data_ptr<float>(), labels.data_ptr<std::int64_t>(),
+                                  log_sum_exp.data_ptr<float>(),
+                                  gradients.empty() ? nullptr : gradients[0].data_ptr<double>(),
+                                  dlogits.data_ptr<float>(), labels.count(), part_of(logits),
+                                  valid.data_ptr<std::int64_t>(), label_smoothing_);
   return {dlogits};
 }
 

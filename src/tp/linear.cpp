@@ -8,11 +8,9 @@
 #include <utility>
 
 #include "mesh/axis_ranks.hpp"
-#include "mesh/view_memory.hpp"
-#include "weft/base/error.hpp"
+#include "tp/views.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/mesh/redistribute.hpp"
-#include "weft/nn/frame.hpp"
 #include "weft/nn/kernels.hpp"
 
 namespace weft {
@@ -20,43 +18,22 @@ namespace {
 
 using kernels::LinearShape;
 using kernels::Stored;
+using views::as;
+using views::given;
+using views::group_of;
+using views::Input;
+using views::Output;
 
-template <class T>
-const T* as(const ConstTensorView& v) {
-  return reinterpret_cast<const T*>(v.data);
-}
-template <class T>
-T* as(const TensorView& v) {
-  return reinterpret_cast<T*>(v.data);
-}
-// A view that has elements but no memory counts as given; the check then refuses it.
-bool given(const ConstTensorView& v) { return v.data != nullptr || (v.shape.rank() > 0 && v.count() != 0); }
 // A view that was given, also one of no elements, which may be null: a rank may have no part of a sequence, and still takes part in what is
 // sent.
 bool wanted(const TensorView& v) { return v.data != nullptr || v.shape.rank() > 0; }
 
 std::string shown(const Shape& s) { return to_string(s); }
 
-struct Checker {
-  const char* function;
-  Device device;  // of the Compute
-
-  [[noreturn]] void wrong(const char* what, const std::string& text) const {
-    throw Error(ErrorCode::bad_argument, fmt::format("{}: {} {}", function, what, text));
-  }
-  // Checks what holds for every view.
-  void check(const char* what, const ConstTensorView& v) const {
-    if (v.device != device)
-      wrong(what, fmt::format("is on {}; expected {}, the device of the Compute", to_string(v.device),
-                              to_string(device)));
-    if (const std::string fault = memory_fault(v); !fault.empty()) wrong(what, fault);
-  }
+struct Checker : views::Checker {
+  Checker(const char* function_in, Device device_in) : views::Checker{function_in, device_in} {}
   // What is multiplied: x says in which dtype.
-  void check_x(const ConstTensorView& x) const {
-    if (x.dtype != DType::f32 && x.dtype != DType::bf16)
-      wrong("x", fmt::format("is {}; expected f32 or bf16", name(x.dtype)));
-    check("x", x);
-  }
+  void check_x(const ConstTensorView& x) const { check_floats("x", x); }
   void check_operand(const char* what, const ConstTensorView& v, const ConstTensorView& x) const {
     if (v.dtype != x.dtype)
       wrong(what, fmt::format("is {}; expected {}, as x", name(v.dtype), name(x.dtype)));
@@ -67,17 +44,6 @@ struct Checker {
       wrong(what, fmt::format("is {}; expected f32{}", name(v.dtype),
                               x.dtype == DType::f32 ? "" : fmt::format(", or {} as x", name(x.dtype))));
     check(what, v);
-  }
-  void expect(const char* what, const Shape& got, const Shape& shape, const std::string& from) const {
-    if (!(got == shape))
-      wrong(what, fmt::format("is {}; expected {}, from {}", shown(got), shown(shape), from));
-  }
-  // `out` is written while the others are read or written. Views that are not given overlap nothing.
-  void expect_apart(const char* what, const ConstTensorView& out,
-                    std::initializer_list<std::pair<const char*, ConstTensorView>> others) const {
-    for (const auto& [name, other] : others)
-      if (given(out) && given(other) && overlap(out, other))
-        wrong(what, fmt::format("overlaps {}; expected memory of its own", name));
   }
   // The layer that x and w make: x: (…, in), of which `x_shape` are all rows that the layer computes on; w: (out, in).
   LinearShape layer(const ConstTensorView& x, const Shape& x_shape, const ConstTensorView& w) const {
@@ -215,45 +181,6 @@ LinearShape check_backward(const Checker& c, const Sides& sides, const ConstTens
 // Whether column_linear_backward() reduces dx. Not where it has no elements: a view of those may be null on one rank and
 // not on another, and the ranks would not agree.
 bool reduces(const TensorView& dx) { return given(dx) && dx.count() > 0; }
-
-// Null where nothing is to be sent. Throws for a mesh that cannot communicate, before anything is written.
-ProcessGroup* group_of(const DeviceMesh& axes) { return axes.size() > 1 ? &axes.group() : nullptr; }
-
-// What kernels write, f32: the memory of a view, or memory that round() brings to the view.
-class Output {
- public:
-  Output(Compute& compute, const TensorView& to) : compute_(compute), to_(to) {
-    if (to.dtype != DType::f32) wide_ = compute.make(to.shape);
-  }
-  float* data() const { return wide_ ? wide_.data_ptr<float>() : as<float>(to_); }
-  /// The values that the view has now, to be added to.
-  void read() const {
-    if (wide_) kernels::widen_bf16(kernels_of(compute_), as<bf16>(ConstTensorView(to_)), data(), to_.count());
-  }
-  void round() const {
-    if (wide_) kernels::round_to_bf16(kernels_of(compute_), data(), as<bf16>(to_), to_.count());
-  }
-
- private:
-  Compute& compute_;
-  const TensorView& to_;
-  Tensor wide_;
-};
-
-// What kernels read as f32.
-class Input {
- public:
-  Input(Compute& compute, const ConstTensorView& from) : from_(from) {
-    if (!given(from) || from.dtype == DType::f32) return;
-    wide_ = compute.make(from.shape);
-    kernels::widen_bf16(kernels_of(compute), as<bf16>(from), wide_.data_ptr<float>(), from.count());
-  }
-  const float* data() const { return wide_ ? wide_.data_ptr<float>() : as<float>(from_); }
-
- private:
-  const ConstTensorView& from_;
-  Tensor wide_;
-};
 
 // c (=, or += where `add`) a b; a: (m, k), b: (k, n), as they are stored.
 void multiply(kernels::KernelContext& ctx, const ConstTensorView& a, Stored a_stored,

@@ -109,12 +109,28 @@ void expect_divides(const Node& node, std::int64_t count, std::string_view what,
                      axis_name(axis), arithmetic));
 }
 
-void expect_unplaced(const Node& node, const Parameter& parameter, const DeviceMesh& axis) {
+// How many of the modules that hold `parameter` the plan splits so that it lies as `placement` says.
+int split_alike(const std::vector<Node>& nodes, const Parameter& parameter, const Placement& placement) {
+  int count = 0;
+  for (const Node& node : nodes) {
+    if (node.entry == nullptr || !node.entry->style.split) continue;
+    for (const ShardRule::Part& part : node.module->shard_rule(*node.entry->style.split).parameters)
+      count += part.parameter == &parameter && part.placement == placement ? 1 : 0;
+  }
+  return count;
+}
+
+void expect_unplaced(const Node& node, const ShardRule::Part& part, const std::vector<Node>& nodes,
+                     const DeviceMesh& axis) {
+  const Parameter& parameter = *part.parameter;
   if (parameter.materialised())
     refuse(fmt::format("\"{}\" has memory already; parallelize comes before materialise", parameter.path()));
   if (parameter.holders() > 1)
-    refuse(fmt::format("\"{}\": its weight \"{}\" is shared by {} modules, which need it whole", node.path,
-                       parameter.path(), parameter.holders()));
+    if (const int alike = split_alike(nodes, parameter, part.placement); alike < parameter.holders())
+      refuse(
+          fmt::format("\"{}\": its weight \"{}\" is shared by {} modules, of which the plan splits {} as {}; "
+                      "expected all or none",
+                      node.path, parameter.path(), parameter.holders(), alike, to_string(part.placement)));
   if (parameter.layout() == nullptr) return;
   if (!(parameter.layout()->mesh() == axis.root()))
     refuse(fmt::format("\"{}\" lies over {}, the axis {} belongs to {}: not the same mesh", parameter.path(),
@@ -125,12 +141,13 @@ void expect_unplaced(const Node& node, const Parameter& parameter, const DeviceM
                        to_string(parameter.layout()->on(axis)), axis_name(axis)));
 }
 
-void check_split(const Node& node, const DeviceMesh& axis) {
+void check_split(const Node& node, const std::vector<Node>& nodes, const DeviceMesh& axis) {
   const ShardRule rule = node.module->shard_rule(*node.entry->style.split);
   if (!rule.refused.empty())
     refuse(fmt::format("\"{}\" is of kind {}, which {}; style {} (pattern \"{}\") needs that", node.path,
                        kind_of(*node.module), rule.refused, node.entry->style.name, node.entry->pattern));
-  for (const ShardRule::Part& part : rule.parameters) expect_unplaced(node, *part.parameter, axis);
+  for (const ShardRule::Part& part : rule.parameters) expect_unplaced(node, part, nodes, axis);
+  if (node.entry->style.uneven) return;
   for (const Unit& unit : rule.whole_units) expect_divides(node, unit.count, unit.name, axis);
 }
 
@@ -150,7 +167,7 @@ void check(const std::vector<Node>& nodes, const DeviceMesh& axis) {
       for (const Module::Unit& unit : node.module->units())
         if (is_cut(nodes, unit)) expect_divides(node, unit.count, unit.name, axis);
     if (node.entry == nullptr) continue;
-    if (node.entry->style.split) check_split(node, axis);
+    if (node.entry->style.split) check_split(node, nodes, axis);
     if (node.entry->style.before_is_for_inside &&
         std::none_of(nodes.begin(), nodes.end(),
                      [&](const Node& n) { return n.entered_by == static_cast<int>(i); }))

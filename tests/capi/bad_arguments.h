@@ -204,6 +204,11 @@ static weft_dl_managed_tensor_versioned dl_versioned;
 #define null_weft_row_linear_backward_dx 1
 #define null_weft_row_linear_backward_dw 1
 #define null_weft_row_linear_backward_db 1
+#define null_weft_vocab_embedding_forward_group 1
+#define null_weft_vocab_embedding_backward_group 1
+#define null_weft_vocab_cross_entropy_group 1
+#define null_weft_vocab_cross_entropy_dlogits 1
+#define good_vocab 1
 static weft_compute* good_weft_compute;
 static const weft_matrix* good_weft_matrix;
 static weft_model* good_weft_model;

@@ -11,6 +11,7 @@
 #include "support/run_ranks.hpp"
 #include "weft/dp/sampler.hpp"
 #include "weft/mesh/redistribute.hpp"
+#include "weft/mesh/replicas.hpp"
 #include "weft/nn/init.hpp"
 #include "weft/nn/loss.hpp"
 #include "weft/nn/optimizer.hpp"
@@ -65,11 +66,13 @@ struct Whole {
 
 // One training step's passes over a mesh; the gradients are reduced but not clipped.
 struct Trainer {
-  Trainer(Rank& rank, const MeshShape& shape, const TransformerConfig& config, DType dtype = DType::f32)
+  Trainer(Rank& rank, const MeshShape& shape, const TransformerConfig& config, DType dtype = DType::f32,
+          const TransformerPlanOptions& tensor = {})
       : compute(rank.context),
         mesh(rank.group(), shape),
-        built(build_parallel_model(config, mesh, compute,
-                                   {.seed = 17, .dtype = dtype, .averager = {.bucket_bytes = 4096}})),
+        built(build_parallel_model(
+            config, mesh, compute,
+            {.seed = 17, .dtype = dtype, .averager = {.bucket_bytes = 4096}, .tensor = tensor})),
         sampler(built.data, 1000, kBatch, 5) {}
 
   /// Gives the loss and keeps the logits.
@@ -184,6 +187,81 @@ TEST_P(Build, LossesOfTwentyStepsAreThoseOfOneRank) {
 INSTANTIATE_TEST_SUITE_P(, Build, ::testing::Values(false, true),
                          [](const auto& instance) { return instance.param ? "Tied" : "Untied"; });
 
+// --- between the layers cut along the sequence, and the vocabulary split ---
+
+constexpr TransformerPlanOptions kAllSplit{.sequence_parallel = true, .vocab = VocabSplit::shard};
+
+// Three ranks divide neither the sequence nor the vocabulary.
+TransformerConfig uneven(bool tied) {
+  TransformerConfig c = small(tied);
+  c.dim = 24, c.heads = 6, c.kv_heads = 3, c.ffn_hidden = 36;
+  return c;
+}
+
+std::vector<double> losses_of(Trainer& trainer, std::int64_t steps) {
+  const std::vector<Parameter*> parameters = trainer.built.parameters();
+  AdamW adamw(trainer.compute, parameters, {});
+  std::vector<double> losses;
+  for (std::int64_t step = 0; step < steps; ++step) {
+    adamw.zero_gradients();
+    losses.push_back(trainer.pass(step));
+    clip_grad_norm(parameters, 1.0);
+    adamw.step(1e-3);
+  }
+  return losses;
+}
+
+TEST_P(Build, LossesOfEverySplitAreThoseOfOneRank) {
+  const TransformerConfig config = uneven(GetParam());
+  constexpr std::int64_t kSteps = 8;
+  std::vector<double> serial;
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+    Trainer trainer(rank, {{"dp", 1}, {"tp", 1}}, config);
+    serial = losses_of(trainer, kSteps);
+  });
+  for (const MeshShape& shape : {MeshShape{{"dp", 1}, {"tp", 3}}, MeshShape{{"dp", 2}, {"tp", 3}}})
+    for (const TransformerPlanOptions& split :
+         {TransformerPlanOptions{.vocab = VocabSplit::shard}, kAllSplit})
+      test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+        Trainer trainer(rank, shape, config, DType::f32, split);
+        const std::vector<double> losses = losses_of(trainer, kSteps);
+        for (std::size_t i = 0; i < kSteps; ++i)
+          EXPECT_NEAR(losses[i], serial[i], 1e-5 * serial[i]) << to_string(shape) << ", step " << i;
+      });
+}
+
+// What ranks hold alike has the same bits after 200 steps: each synced gradient is one sum, on all of them.
+TEST_P(Build, ReplicasAreEqualAfterTwoHundredSteps) {
+  TransformerConfig config = small(GetParam());
+  config.dim = 16, config.layers = 1, config.heads = config.kv_heads = 2, config.ffn_hidden = 24;
+  config.vocab = 65;  // two ranks do not divide it
+  const MeshShape shape{{"dp", 2}, {"tp", 2}};
+  test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+    Trainer trainer(rank, shape, config, DType::f32, kAllSplit);
+    const std::vector<double> losses = losses_of(trainer, 200);
+    EXPECT_LT(losses.back(), losses.front() - 0.5) << "nothing was learnt";
+    std::vector<NamedView> all;
+    int replicated = 0;
+    for (const Parameter* p : trainer.built.parameters()) {
+      all.push_back({p->path(), p->master(), p->layout()});
+      replicated += is_replicate(p->layout()->on("tp")) ? 1 : 0;
+    }
+    EXPECT_EQ(replicated, 3) << "the norms";
+    check_replicas(all, trainer.mesh);
+    // It would say so if one had drifted.
+    if (rank.rank == 3) trainer.built.model->norm.weight->write_master().f32()[5] += 1e-6f;
+    std::string text;
+    try {
+      check_replicas(all, trainer.built.tensor);
+    } catch (const Error& e) {
+      text = e.what();
+    }
+    EXPECT_EQ(text.starts_with("check_replicas: \"norm.weight\" is Replicate on tp=2"),
+              trainer.built.data.rank() == 1)
+        << text;
+  });
+}
+
 // --- how often ranks talk ---
 
 std::map<std::string, int> calls_of(const ProcessGroup& group) {
@@ -212,6 +290,31 @@ TEST(BuildTraffic, TwoAllReducesAPassPerBlock) {
     // Backward: two per block, and one for what enters the head.
     EXPECT_EQ(calls_of(group),
               (std::map<std::string, int>{{"all_reduce", 4 * blocks + 1}, {"all_gather", 1}}));
+  });
+}
+
+// The same bytes, in two halves: what an all-reduce does is a reduce-scatter and an all-gather.
+TEST(BuildTraffic, SequenceParallelGathersAndScattersAndLogitsStayWhereTheyAre) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Trainer trainer(rank, {{"dp", 1}, {"tp", 2}}, small(false), DType::f32, kAllSplit);
+    ProcessGroup& group = trainer.built.tensor.group();
+    const auto blocks = static_cast<int>(trainer.built.model->config().layers);
+    const Batch b = batch_of(rank.context, trainer.sampler.global_batch(0));
+    const Tensor tokens = trainer.built.place(b.tokens, kBatch),
+                 labels = trainer.built.place(b.labels, kBatch);
+    const Tensor logits = trainer.built.model->forward(tokens, trainer.frame)[0];
+    // Two of each per block; the embedding is scattered, and the head gathers.
+    EXPECT_EQ(calls_of(group), (std::map<std::string, int>{{"reduce_scatter", 2 * blocks + 1},
+                                                           {"all_gather", 2 * blocks + 1}}));
+    trainer.cross_entropy.forward({logits, labels, scalar(rank.context, count_valid(b.labels))},
+                                  trainer.frame);
+    const Tensors dlogits = trainer.cross_entropy.backward({}, trainer.frame);
+    // The loss: four numbers for each token.
+    EXPECT_EQ(calls_of(group), (std::map<std::string, int>{{"reduce_scatter", 2 * blocks + 1},
+                                                           {"all_gather", 2 * blocks + 2}}));
+    trainer.built.model->backward(dlogits, trainer.frame);
+    EXPECT_EQ(calls_of(group), (std::map<std::string, int>{{"reduce_scatter", 4 * blocks + 2},
+                                                           {"all_gather", 4 * blocks + 3}}));
   });
 }
 
@@ -251,6 +354,9 @@ TEST(BuildErrors, ArithmeticIsInTheText) {
             "x 32 + 1)");
   config.tied = true;  // then the head is whole
   build_parallel_model(config, DeviceMesh::arithmetic(context, {{"dp", 1}, {"tp", 2}}, 0), compute);
+  config.tied = false;  // nor does a vocabulary that is split have to divide
+  build_parallel_model(config, DeviceMesh::arithmetic(context, {{"dp", 1}, {"tp", 2}}, 0), compute,
+                       {.tensor = kAllSplit});
   EXPECT_EQ(text({{"dp", 1}, {"pp", 2}}, config), "mesh: no axis \"tp\" in dp=1 x pp=2");
 }
 

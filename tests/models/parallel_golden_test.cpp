@@ -19,11 +19,11 @@ using test::Ranks;
 
 // The file's model over a mesh, with the file's parameters and rotary tables.
 struct Parallel {
-  Parallel(Rank& rank, const MeshShape& shape, Golden& golden_in)
+  Parallel(Rank& rank, const MeshShape& shape, Golden& golden_in, const TransformerPlanOptions& options = {})
       : golden(golden_in),
         compute(rank.context),
         mesh(rank.group(), shape),
-        built(build_parallel_model(golden.model(), mesh, compute)) {
+        built(build_parallel_model(golden.model(), mesh, compute, {.tensor = options})) {
     EXPECT_EQ(golden.names("param.").size(), built.parameters().size());
     for (Parameter* p : built.parameters())
       p->set_master(distribute(golden.tensor("param." + p->path()), p->layout()));
@@ -59,6 +59,7 @@ struct Parallel {
 
 class GoldenFile : public ::testing::TestWithParam<std::filesystem::path> {};
 using TensorParallel = GoldenFile;
+using EverySplit = GoldenFile;
 using ParallelTrajectory = GoldenFile;
 
 bool split_there(const std::string& path) {
@@ -68,8 +69,17 @@ bool split_there(const std::string& path) {
   return false;
 }
 
-// Their norms and residuals are split along the sequence where embeddings are not tied; ours are whole. What
-// both split must be split alike, and the numbers are the same either way.
+// What this rank computes on `shape` is what the file has: loss, logits, every gradient.
+void expect_file(Parallel& parallel, Golden& golden) {
+  const double loss = parallel.pass(golden.tensor("in.tokens"), golden.tensor("in.labels"));
+  golden.within("out.loss", std::abs(loss - golden.values("out.loss")[0]));
+  golden.compare("out.logits", full(parallel.logits).f32());
+  EXPECT_EQ(golden.names("grad.param.").size(), parallel.built.parameters().size());
+  for (const Parameter* p : parallel.built.parameters())
+    golden.compare("grad.param." + p->path(), full(p->gradient()).f32());
+}
+
+// Split as there: along the sequence between the layers where the file says so.
 TEST_P(TensorParallel, PlacementsLossLogitsAndGatheredGradients) {
   int ranks = 0;
   {
@@ -78,7 +88,8 @@ TEST_P(TensorParallel, PlacementsLossLogitsAndGatheredGradients) {
   }
   test::run_ranks(Ranks::threads, ranks, [&](Rank& rank) {
     Golden golden(GetParam());
-    Parallel parallel(rank, {{"dp", 1}, {"tp", ranks}}, golden);
+    const bool sequence = golden.config().at("sequence_parallel");
+    Parallel parallel(rank, {{"dp", 1}, {"tp", ranks}}, golden, {.sequence_parallel = sequence});
     const nlohmann::json& sharding = golden.info().at("sharding");
     EXPECT_EQ(sharding.size(), parallel.built.parameters().size());
     for (const Parameter* p : parallel.built.parameters()) {
@@ -93,19 +104,50 @@ TEST_P(TensorParallel, PlacementsLossLogitsAndGatheredGradients) {
           there.at("local_shapes").at(static_cast<std::size_t>(rank.rank)).get<std::vector<std::int64_t>>();
       EXPECT_EQ(p->local_shape(), Shape(std::span<const std::int64_t>(local))) << p->path();
     }
-
-    const double loss = parallel.pass(golden.tensor("in.tokens"), golden.tensor("in.labels"));
-    golden.within("out.loss", std::abs(loss - golden.values("out.loss")[0]));
-    golden.compare("out.logits", full(parallel.logits).f32());
-    EXPECT_EQ(golden.names("grad.param.").size(), parallel.built.parameters().size());
-    for (const Parameter* p : parallel.built.parameters()) {
+    // What each of a norm's ranks computes is a contribution where it has a part of the sequence.
+    Parameter& norm = *parallel.built.model->norm.weight;
+    std::vector<std::string> placements;
+    const int listening =
+        norm.listen([&](Parameter& p) { placements.push_back(to_string(p.gradient_layout()->on("tp"))); });
+    expect_file(parallel, golden);
+    norm.stop_listening(listening);
+    EXPECT_EQ(placements, std::vector<std::string>{sequence ? "Partial(sum)" : "Replicate"});
+    for (const Parameter* p : parallel.built.parameters())
       if (split_there(p->path())) {
         EXPECT_EQ(to_string(p->gradient_layout()->on("tp")),
                   sharding.at(p->path()).at("grad_placement").at(0));
       }
-      golden.compare("grad.param." + p->path(), full(p->gradient()).f32());
-    }
   });
+}
+
+// Every way to split: each is another sum of the same numbers.
+void expect_every_split(Rank& rank, const MeshShape& shape, const std::filesystem::path& file) {
+  for (const bool sequence : {false, true})
+    for (const VocabSplit vocab : {VocabSplit::whole, VocabSplit::shard}) {
+      SCOPED_TRACE(to_string(shape) + (sequence ? ", sequence parallel" : "") +
+                   (vocab == VocabSplit::shard ? ", vocabulary split" : ""));
+      Golden golden(file);
+      Parallel parallel(rank, shape, golden, {.sequence_parallel = sequence, .vocab = vocab});
+      expect_file(parallel, golden);
+      const LayoutRef logits = parallel.logits.layout();
+      if (shape.size("tp") > 1) {
+        EXPECT_EQ(logits->on("tp"),
+                  vocab == VocabSplit::shard ? Placement(Shard{2}) : Placement(Replicate{}));
+      }
+    }
+}
+
+TEST_P(EverySplit, OverRanksThatAreThreads) {
+  for (const MeshShape& shape :
+       {MeshShape{{"dp", 1}, {"tp", 1}}, MeshShape{{"dp", 1}, {"tp", 2}}, MeshShape{{"dp", 2}, {"tp", 2}}})
+    test::run_ranks(Ranks::threads, shape.size(),
+                    [&](Rank& rank) { expect_every_split(rank, shape, GetParam()); });
+}
+
+TEST_P(EverySplit, OverRanksThatAreProcesses) {
+  const MeshShape shape{{"dp", 2}, {"tp", 2}};
+  test::run_ranks(Ranks::processes, shape.size(),
+                  [&](Rank& rank) { expect_every_split(rank, shape, GetParam()); });
 }
 
 void expect_trajectory(Rank& rank, const MeshShape& shape, const std::filesystem::path& file) {
@@ -170,12 +212,21 @@ INSTANTIATE_TEST_SUITE_P(Golden, TensorParallel, ::testing::ValuesIn(test::golde
                          file_name);
 INSTANTIATE_TEST_SUITE_P(Golden, ParallelTrajectory,
                          ::testing::ValuesIn(test::golden_files("kf_train_trajectory")), file_name);
+std::vector<std::filesystem::path> transformer_files() {
+  std::vector<std::filesystem::path> files;
+  for (const char* prefix : {"kf_transformer_tiny", "kf_transformer_tied", "tp_plan_kf"})
+    for (auto& more : test::golden_files(prefix)) files.push_back(more);
+  return files;
+}
+INSTANTIATE_TEST_SUITE_P(Golden, EverySplit, ::testing::ValuesIn(transformer_files()), file_name);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(TensorParallel);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(EverySplit);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ParallelTrajectory);
 
 // Says by name what is not tested where the reference data is not there.
 TEST(ParallelGolden, FilesArePresent) {
-  for (const char* prefix : {"tp_plan_kf", "kf_train_trajectory"})
+  for (const char* prefix :
+       {"tp_plan_kf", "kf_train_trajectory", "kf_transformer_tiny", "kf_transformer_tied"})
     if (test::golden_files(prefix).empty())
       GTEST_SKIP() << "no " << prefix << "*.safetensors in " << test::golden_dir() << "; set WEFT_GOLDEN_DIR";
 }

@@ -210,7 +210,7 @@ TEST_F(NnDevice, WrongDataIsToldByTheNextWait) {
   const Tensor logits = on(there, normal({2, 6}, "logits")), labels = on(there, integers({2}, {5, 6}));
   const Tensor wrong = loss.forward({logits, labels, global_valid(there, labels)}, frame)[0];
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [&] { to_host(context, wrong); }),
-            "cross_entropy_forward: token 1 has target 6; expected 0 <= target < 6 (vocab) or -100");
+            "cross_entropy: token 1 has target 6; expected 0 <= target < 6 (vocab) or -100");
   EXPECT_NO_THROW(there.wait());
 }
 

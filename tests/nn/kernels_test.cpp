@@ -286,14 +286,19 @@ TEST(Embedding, EqualsReferenceToTheBit) {  // copies, and sums in the same orde
   for (const std::int64_t dim : {1, 63, 65, 130}) {
     Array<std::int64_t> ids(tokens);
     for (std::int64_t t = 0; t < tokens; ++t) ids[static_cast<std::size_t>(t)] = t * t % vocab;
-    const auto table = random_array(vocab * dim, 1), dy = random_array(tokens * dim, 2);
-    auto y = garbage(tokens * dim), y_want = y, dtable = random_array(vocab * dim, 3), dtable_want = dtable;
-    embedding_forward(ctx, ids.data(), table.data(), y.data(), tokens, vocab, dim);
-    reference::embedding_forward(ids.data(), table.data(), y_want.data(), tokens, vocab, dim);
-    EXPECT_TRUE(same_bits(y, y_want));
-    embedding_backward(ctx, ids.data(), dy.data(), dtable.data(), tokens, vocab, dim);
-    reference::embedding_backward(ids.data(), dy.data(), dtable_want.data(), tokens, vocab, dim);
-    EXPECT_TRUE(same_bits(dtable, dtable_want));
+    const auto dy = random_array(tokens * dim, 2);
+    for (const VocabPart& part :
+         {VocabPart(vocab), VocabPart(0, 4, vocab), VocabPart(4, 7, vocab), VocabPart(11, 0, vocab)}) {
+      const auto table = random_array(part.count * dim, 1);
+      auto y = garbage(tokens * dim), y_want = y, dtable = random_array(part.count * dim, 3),
+           dtable_want = dtable;
+      embedding_forward(ctx, ids.data(), table.data(), y.data(), tokens, part, dim);
+      reference::embedding_forward(ids.data(), table.data(), y_want.data(), tokens, part, dim);
+      EXPECT_TRUE(same_bits(y, y_want));
+      embedding_backward(ctx, ids.data(), dy.data(), dtable.data(), tokens, part, dim);
+      reference::embedding_backward(ids.data(), dy.data(), dtable_want.data(), tokens, part, dim);
+      EXPECT_TRUE(same_bits(dtable, dtable_want));
+    }
   }
 }
 
@@ -499,14 +504,24 @@ double squares_of(KernelContext& ctx, const float* x, std::int64_t n) {
   return sum;
 }
 double loss_of(KernelContext& ctx, const float* logits, const std::int64_t* targets, float* lse,
-               std::int64_t tokens, std::int64_t vocab, std::int64_t count) {
+               std::int64_t tokens, std::int64_t vocab, std::int64_t count, double smoothing = 0) {
   double loss = -1;
-  cross_entropy_forward(ctx, logits, targets, lse, &loss, tokens, vocab, &count);
+  auto terms = garbage(tokens * kLossTerms);
+  cross_entropy_terms(ctx, logits, targets, terms.data(), tokens, vocab, &count, smoothing);
+  cross_entropy_sum(ctx, terms.data(), 1, targets, lse, &loss, tokens, vocab, &count, smoothing);
   return loss;
 }
 void loss_backward(KernelContext& ctx, const float* logits, const std::int64_t* targets, const float* lse,
-                   float* d, std::int64_t tokens, std::int64_t vocab, std::int64_t count) {
-  cross_entropy_backward(ctx, logits, targets, lse, nullptr, d, tokens, vocab, &count);
+                   float* d, std::int64_t tokens, std::int64_t vocab, std::int64_t count,
+                   double smoothing = 0) {
+  cross_entropy_backward(ctx, logits, targets, lse, nullptr, d, tokens, vocab, &count, smoothing);
+}
+template <class T>
+double reference_loss(const T* logits, const std::int64_t* targets, T* lse, std::int64_t tokens,
+                      std::int64_t vocab, double count, double smoothing = 0) {
+  Array<T> terms(static_cast<std::size_t>(tokens * kLossTerms));
+  reference::cross_entropy_terms(logits, targets, terms.data(), tokens, vocab, smoothing);
+  return reference::cross_entropy_sum(terms.data(), 1, targets, lse, tokens, vocab, count, smoothing);
 }
 
 TEST(SumOfSquares, IsExactForIntegersAndCloseOtherwise) {
@@ -525,34 +540,83 @@ TEST(SumOfSquares, IsExactForIntegersAndCloseOtherwise) {
 
 TEST(CrossEntropy, EqualsReference) {
   KernelContext ctx(1);
-  for (const RowsByDim s :
-       {RowsByDim{1, 1}, RowsByDim{5, 2}, RowsByDim{67, 31}, RowsByDim{130, 257}, RowsByDim{0, 5}}) {
-    const std::int64_t n = s.rows * s.dim;
-    const auto logits = random_array(n, 1, -8.0, 8.0);
-    Array<std::int64_t> targets(static_cast<std::size_t>(s.rows));
-    for (std::int64_t t = 0; t < s.rows; ++t)
-      targets[static_cast<std::size_t>(t)] = t % 5 == 3 ? kIgnoredTarget : t * 7 % s.dim;
-    auto lse = garbage(s.rows), lse_want = lse, d = garbage(n), d_want = d;
-    const std::int64_t count = 77;  // given, not the number of valid tokens here
-    const double loss = loss_of(ctx, logits.data(), targets.data(), lse.data(), s.rows, s.dim, count);
-    const double want = reference::cross_entropy_forward(logits.data(), targets.data(), lse_want.data(),
-                                                         s.rows, s.dim, static_cast<double>(count));
-    // Per token a log of a sum of vocab exponentials, each within 2 ulps, summed in 16 interleaved parts.
-    const double ulps = static_cast<double>(s.dim) / 16.0 + 8.0;
-    EXPECT_NEAR(loss, want, ulps * kUlp * static_cast<double>(s.rows) / static_cast<double>(count));
-    expect_close(lse, lse_want, ulps, "log_sum_exp");
-    loss_backward(ctx, logits.data(), targets.data(), lse.data(), d.data(), s.rows, s.dim, count);
-    reference::cross_entropy_backward(logits.data(), targets.data(), lse_want.data(), d_want.data(), s.rows,
-                                      s.dim, static_cast<double>(count));
-    if (s.dim == 1) {  // the only class: gradient 0
-      for (float x : d) EXPECT_NEAR(x, 0.0, 1e-7);
-    } else {
-      expect_close(d, d_want, 8.0 * ulps,
-                   "dlogits");  // a probability carries the absolute error of log_sum_exp, about 10
+  for (const double smoothing : {0.0, 0.3})
+    for (const RowsByDim s :
+         {RowsByDim{1, 1}, RowsByDim{5, 2}, RowsByDim{67, 31}, RowsByDim{130, 257}, RowsByDim{0, 5}}) {
+      const std::int64_t n = s.rows * s.dim;
+      const auto logits = random_array(n, 1, -8.0, 8.0);
+      Array<std::int64_t> targets(static_cast<std::size_t>(s.rows));
+      for (std::int64_t t = 0; t < s.rows; ++t)
+        targets[static_cast<std::size_t>(t)] = t % 5 == 3 ? kIgnoredTarget : t * 7 % s.dim;
+      auto lse = garbage(s.rows), lse_want = lse, d = garbage(n), d_want = d;
+      const std::int64_t count = 77;  // given, not the number of valid tokens here
+      const double loss =
+          loss_of(ctx, logits.data(), targets.data(), lse.data(), s.rows, s.dim, count, smoothing);
+      const double want = reference_loss(logits.data(), targets.data(), lse_want.data(), s.rows, s.dim,
+                                         static_cast<double>(count), smoothing);
+      // Per token a log of a sum of vocab exponentials, each within 2 ulps, summed in 16 interleaved parts.
+      const double ulps = static_cast<double>(s.dim) / 16.0 + 8.0;
+      EXPECT_NEAR(loss, want, ulps * kUlp * static_cast<double>(s.rows) / static_cast<double>(count));
+      expect_close(lse, lse_want, ulps, "log_sum_exp");
+      loss_backward(ctx, logits.data(), targets.data(), lse.data(), d.data(), s.rows, s.dim, count,
+                    smoothing);
+      reference::cross_entropy_backward(logits.data(), targets.data(), lse_want.data(), d_want.data(), s.rows,
+                                        s.dim, static_cast<double>(count), smoothing);
+      if (s.dim == 1) {  // the only class: gradient 0
+        for (float x : d) EXPECT_NEAR(x, 0.0, 1e-7);
+      } else {
+        expect_close(d, d_want, 8.0 * ulps,
+                     "dlogits");  // a probability carries the absolute error of log_sum_exp, about 10
+      }
+      auto in_place = logits;
+      loss_backward(ctx, in_place.data(), targets.data(), lse.data(), in_place.data(), s.rows, s.dim, count,
+                    smoothing);
+      EXPECT_TRUE(same_bits(in_place, d));
     }
-    auto in_place = logits;
-    loss_backward(ctx, in_place.data(), targets.data(), lse.data(), in_place.data(), s.rows, s.dim, count);
-    EXPECT_TRUE(same_bits(in_place, d));
+}
+
+// Columns [first, first + count) of a matrix of `width` columns.
+Array<float> columns_of(const Array<float>& m, std::int64_t width, const VocabPart& part) {
+  Array<float> out;
+  for (std::size_t row = 0; row < m.size(); row += static_cast<std::size_t>(width))
+    for (std::int64_t j = 0; j < part.count; ++j)
+      out.push_back(m[row + static_cast<std::size_t>(part.first + j)]);
+  return out;
+}
+
+// A vocabulary in parts gives the loss, the log of the sum and the gradient of the whole. One part is empty, and of
+// one row a part holds nothing above -infinity.
+TEST(CrossEntropy, OfAVocabularyInParts) {
+  KernelContext ctx(2);
+  const std::int64_t tokens = 5, vocab = 23, count = 4;
+  auto logits = random_array(tokens * vocab, 1, -30.0, 30.0);
+  for (std::size_t j = 0; j < 9; ++j) logits[2 * 23 + j] = -std::numeric_limits<float>::infinity();
+  const std::int64_t targets[] = {0, 22, 11, kIgnoredTarget, 9};
+  const VocabPart parts[] = {{0, 9, vocab}, {9, 2, vocab}, {11, 0, vocab}, {11, 12, vocab}};
+  for (const double smoothing : {0.0, 0.1}) {
+    auto lse = garbage(tokens), lse_whole = lse, d_whole = garbage(tokens * vocab);
+    Array<float> masked = logits;
+    if (smoothing > 0)  // else the loss is infinite
+      for (float& x : masked) x = std::max(x, -40.0f);
+    const double whole =
+        loss_of(ctx, masked.data(), targets, lse_whole.data(), tokens, vocab, count, smoothing);
+    ASSERT_TRUE(std::isfinite(whole));
+    loss_backward(ctx, masked.data(), targets, lse_whole.data(), d_whole.data(), tokens, vocab, count,
+                  smoothing);
+    auto terms = garbage(4 * tokens * kLossTerms);
+    double loss = -1;
+    for (std::int64_t p = 0; p < 4; ++p)
+      cross_entropy_terms(ctx, columns_of(masked, vocab, parts[p]).data(), targets,
+                          terms.data() + p * tokens * kLossTerms, tokens, parts[p], &count, smoothing);
+    cross_entropy_sum(ctx, terms.data(), 4, targets, lse.data(), &loss, tokens, vocab, &count, smoothing);
+    EXPECT_NEAR(loss, whole, 8 * 0x1p-23 * whole);
+    expect_close(lse, lse_whole, 8.0, "log_sum_exp");
+    for (const VocabPart& part : parts) {
+      auto d = garbage(tokens * part.count);
+      cross_entropy_backward(ctx, columns_of(masked, vocab, part).data(), targets, lse_whole.data(), nullptr,
+                             d.data(), tokens, part, &count, smoothing);
+      EXPECT_TRUE(same_bits(d, columns_of(d_whole, vocab, part)));
+    }
   }
 }
 
@@ -574,7 +638,7 @@ TEST(CrossEntropy, GradientIsTimesTheLosss) {
   loss_of(ctx, logits.data(), targets, lse.data(), 2, 4, count);
   loss_backward(ctx, logits.data(), targets, lse.data(), d.data(), 2, 4, count);
   const double dloss = 0.5;
-  cross_entropy_backward(ctx, logits.data(), targets, lse.data(), &dloss, scaled.data(), 2, 4, &count);
+  cross_entropy_backward(ctx, logits.data(), targets, lse.data(), &dloss, scaled.data(), 2, 4, &count, 0);
   for (float& x : d) x *= 0.5f;
   EXPECT_EQ(scaled, d);
 }
@@ -595,7 +659,7 @@ TEST(CrossEntropy, NamesWhatIsWrong) {
   const std::int64_t targets[] = {0, 4};
   auto lse = zeros(2), d = zeros(8);
   EXPECT_EQ(message_of([&] { loss_of(ctx, logits.data(), targets, lse.data(), 2, 4, 2); }),
-            "cross_entropy_forward: token 1 has target 4; expected 0 <= target < 4 (vocab) or -100");
+            "cross_entropy: token 1 has target 4; expected 0 <= target < 4 (vocab) or -100");
   EXPECT_EQ(
       message_of([&] { loss_backward(ctx, logits.data(), targets, lse.data(), d.data(), 1, 4, 0); }),
       "cross_entropy_backward: count is 0; expected the number of valid tokens of all ranks, more than 0");
@@ -751,11 +815,9 @@ TEST(FiniteDifferences, CrossEntropy) {
   auto logits = random_array<double>(4 * 5, 1, -3.0, 3.0);
   const std::int64_t targets[] = {4, kIgnoredTarget, 0, 2};
   Array<double> lse(4), d(20);
-  const auto loss = [&] {
-    return reference::cross_entropy_forward(logits.data(), targets, lse.data(), 4, 5, 6.0);
-  };
+  const auto loss = [&] { return reference_loss(logits.data(), targets, lse.data(), 4, 5, 6.0, 0.2); };
   loss();
-  reference::cross_entropy_backward(logits.data(), targets, lse.data(), d.data(), 4, 5, 6.0);
+  reference::cross_entropy_backward(logits.data(), targets, lse.data(), d.data(), 4, 5, 6.0, 0.2);
   expect_gradient(logits, d, loss, "dlogits");
 }
 

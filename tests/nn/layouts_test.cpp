@@ -217,12 +217,16 @@ TEST_F(OnMesh, ValuesAreNotContributions) {
             "cross entropy: logits is Partial(sum) on tp=2; a loss needs values, not contributions to them: "
             "a boundary must "
             "reduce it first");
-  EXPECT_EQ(error_text(ErrorCode::layout,
-                       [&] {
-                         loss.forward({zeros(shard(0), shard(2), {4, 6, 8}), labels, valid}, frame);
-                       }),
-            "cross entropy: logits is Shard(2) on tp=2; a loss needs its last dimension whole: a boundary "
-            "must gather it first");
+  // Classes may be split, but not the labels of the ranks that share them.
+  EXPECT_EQ(
+      error_text(ErrorCode::layout,
+                 [&] {
+                   loss.forward({zeros(shard(0), shard(2), {4, 6, 8}),
+                                 zeros(kReplicate, shard(0), {4, 6}, DType::i64), valid},
+                                frame);
+                 }),
+      "cross entropy: labels is Replicate on dp=2; expected Shard(0) (as logits; all ranks that share the "
+      "classes of a token)");
   const Tensor logits = zeros(shard(0), kReplicate, {4, 6, 8});
   EXPECT_THAT(
       error_text(ErrorCode::bad_argument,
@@ -267,8 +271,8 @@ TEST_F(OnMesh, ResidualsAreOfOnePlacement) {
   EXPECT_EQ(add_tensors(partial, partial, bench.compute, "dx").layout(), partial.layout());
 }
 
-TEST_F(OnMesh, EmbeddingWantsItsTableWhole) {
-  Embedding whole(8, 4), cut(8, 4);
+TEST_F(OnMesh, EmbeddingFollowsItsTable) {
+  Embedding whole(8, 4), cut(8, 4), columns(8, 4), fused(8, 4);
   make(whole);
   const Tensor tokens = zeros(shard(0), kReplicate, {4, 6}, DType::i64);
   EXPECT_EQ(whole.forward(tokens, frame)[0].layout(), make_layout(mesh, {shard(0), kReplicate}, {4, 6, 4}));
@@ -276,8 +280,25 @@ TEST_F(OnMesh, EmbeddingWantsItsTableWhole) {
   EXPECT_EQ(whole.weight->gradient_layout(), make_layout(mesh, {kPartial, kReplicate}, {8, 4}));
   cut.weight->set_layout(make_layout(mesh, {kReplicate, shard(0)}, {8, 4}));
   make(cut);
-  EXPECT_THAT(error_text(ErrorCode::layout, [&] { cut.forward(tokens, frame); }),
-              HasSubstr("\"weight\" is Shard(0) on tp=2; expected Replicate"));
+  EXPECT_EQ(cut.forward(tokens, frame)[0].layout(), make_layout(mesh, {shard(0), kPartial}, {4, 6, 4}));
+  cut.backward(zeros(shard(0), kReplicate, {4, 6, 4}), frame);
+  EXPECT_EQ(cut.weight->gradient_layout(), make_layout(mesh, {kPartial, shard(0)}, {8, 4}));
+  cut.forward(tokens, frame);
+  EXPECT_EQ(error_text(ErrorCode::layout,
+                       [&] {
+                         cut.backward(zeros(shard(0), kPartial, {4, 6, 4}), frame);
+                       }),
+            "\"\": dy is Partial(sum) on tp=2; expected Replicate (as y)");
+  columns.weight->set_layout(make_layout(mesh, {kReplicate, shard(1)}, {8, 4}));
+  make(columns);
+  EXPECT_EQ(error_text(ErrorCode::layout, [&] { columns.forward(tokens, frame); }),
+            "\"weight\" is Shard(1) on tp=2; expected Replicate, or Shard(0), the vocabulary");
+  fused.weight->set_layout(make_layout(mesh, {kReplicate, shard(0)}, {8, 4})->segmented(0, {4, 4}));
+  make(fused);
+  EXPECT_EQ(
+      error_text(ErrorCode::layout, [&] { fused.forward(tokens, frame); }),
+      "\"weight\" is (8, 4) as [dp: Replicate, tp: Shard(0)] in segments 4, 4 of dimension 0; expected a "
+      "vocabulary without segments");
 }
 
 TEST_F(OnMesh, AttentionFindsItsHeadsInTheShapes) {

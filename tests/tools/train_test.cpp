@@ -459,6 +459,7 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   expect({"--seq", "500"}, "seq is 500; expected 1 to 128 (max_seq)");
   expect({"--batch", "1", "--ranks", "2"}, "batch is 1; expected at least one sequence for each of dp=2");
   expect({"--steps", "0"}, "steps is 0");
+  expect({"--vocab", "half"}, "half not in {whole,shard}");
   expect({"--text", file("nowhere")}, "File does not exist");
   expect({"--what"}, "--what");
 }
@@ -513,6 +514,11 @@ TEST_F(TrainTest, ParityComparesMeshes) {
   const auto j = nlohmann::json::parse(contents(folder_ / "p"));
   EXPECT_TRUE(j.at("passed").get<bool>());
   for (const char* mesh : {"1x1", "2x1", "1x2"}) EXPECT_EQ(j.at("loss").at(mesh).size(), 6u);
+  // The sequence (5 tokens, uneven) and the vocabulary split, where there are tensor ranks.
+  Words split = words;
+  split.insert(split.end(), {"--seq", "5", "--sequence-parallel", "--vocab", "shard"});
+  ASSERT_EQ(run(split), 0) << err() << out();
+  EXPECT_THAT(out(), HasSubstr("passed"));
   // A tolerance that nothing meets: the table says so and so does the exit code.
   words.insert(words.end(), {"--tolerance", "-1"});
   EXPECT_EQ(run(words), 1);

@@ -13,8 +13,10 @@
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/attention.hpp"
+#include "weft/nn/loss.hpp"
 #include "weft/tp/linear.hpp"
 #include "weft/tp/parallelize.hpp"
+#include "weft/tp/vocab.hpp"
 
 namespace weft::device_test {
 namespace {
@@ -105,6 +107,40 @@ TEST(TensorParallelOnDevices, FunctionsOnViewsGiveTheBitsOfTheCpu) {
     column_linear_backward(compute, mesh["tp"], dh, x, w1, {dx, dw1, db1});
     Numbers all;
     for (const Tensor& t : {h, y, dh, dw2, db2, dx, dw1, db1}) keep(all, compute, t);
+    return all;
+  });
+}
+
+// By the functions on views, and by CrossEntropy: what ranks gather lies on the device.
+TEST(TensorParallelOnDevices, AVocabularyThatIsSplitGivesTheBitsOfTheCpu) {
+  expect_the_same([](Compute& compute, ProcessGroup& group) {
+    Context& context = compute.context();
+    const DeviceMesh mesh(group, {{"tp", 2}});
+    const std::int64_t vocab = 7, part = vocab_part(mesh, vocab).size;
+    const auto there = [&](const Tensor& t) { return to_device(context, t, compute.stream()); };
+    const Tensor numbers(context, {4}, DType::i64);
+    for (std::int64_t i = 0; i < 4; ++i)
+      numbers.as<std::int64_t>()[static_cast<std::size_t>(i)] = (i * 5) % vocab;
+    const Tensor tokens = there(numbers), w = there(random_tensor(context, {part, 3}, "w")),
+                 dy = there(random_tensor(context, {4, 3}, "dy")),
+                 logits = there(random_tensor(context, {4, part}, "logits")), y = compute.make({4, 3}),
+                 dw = compute.make({part, 3}), dlogits = compute.make({4, part});
+    vocab_parallel_embedding_forward(compute, mesh, vocab, tokens, w, y);
+    vocab_parallel_embedding_backward(compute, mesh, vocab, tokens, dy, dw);
+    const double loss = vocab_parallel_cross_entropy(
+        compute, mesh, logits, tokens, {.vocab = vocab, .valid = 4, .label_smoothing = 0.1, .scale = 3},
+        dlogits);
+    Numbers all{{static_cast<float>(loss)}};
+    for (const Tensor& t : {y, dw, dlogits}) keep(all, compute, t);
+
+    CrossEntropy module(0.1);
+    Frame frame(compute);
+    const Tensor of_module =
+        module.forward({logits.with_layout(make_layout(mesh, {Shard{1}}, {4, vocab})),
+                        tokens.with_layout(replicated_layout(mesh, {4})), there(scalar(mesh, 4))},
+                       frame)[0];
+    EXPECT_EQ(to_host(context, of_module).as<double>()[0], loss);
+    keep(all, compute, module.backward({}, frame)[0]);
     return all;
   });
 }

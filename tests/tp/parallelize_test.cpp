@@ -232,7 +232,9 @@ TEST_F(Parallelize, ATiedWeightIsRefused) {
   Linear other(16, 12);
   model.head.tie_weight(other.weight);
   EXPECT_EQ(refused(model, 2, {{"head", Style::column_gathered}}),
-            "parallelize: \"head\": its weight \"weight\" is shared by 2 modules, which need it whole");
+            "parallelize: \"head\": its weight \"weight\" is shared by 2 modules, of which the plan splits 1 "
+            "as Shard(0); "
+            "expected all or none");
 }
 
 TEST_F(Parallelize, TwiceAndTooLateAreRefused) {

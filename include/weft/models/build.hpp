@@ -12,10 +12,26 @@
 
 namespace weft {
 
+/// What the tensor axis does with the vocabulary.
+enum class VocabSplit : unsigned char {
+  whole,  ///< the embedding is whole on each rank; the head is split, unless tied, and its logits are gathered
+  shard  ///< embedding and head, tied or not, are split over the vocabulary, and so are the logits that the model
+  ///< gives: CrossEntropy takes them so, and they are never gathered. Any vocabulary, also one that does not
+  ///< divide
+};
+
+struct TransformerPlanOptions {
+  /// Norms and residual sums work on this rank's part of the sequence (any length): column layers gather it, row layers
+  /// reduce-scatter into it. What is sent is the same, what is kept between layers is 1/tp of it. The gradients of the
+  /// norms are Partial on the tensor axis: sync_replicated_gradients() sums them.
+  bool sequence_parallel = false;
+  VocabSplit vocab = VocabSplit::whole;
+};
+
 /// q, k, v, gate and up by columns, o and down by rows, with one boundary around each attention and each mlp:
 /// two all-reduces a pass per block. The head by columns over the vocabulary, gathered before the loss; with
-/// tied embeddings embedding and head stay whole. The embedding and the norms are replicated.
-Plan transformer_plan(const TransformerConfig& config);
+/// tied embeddings embedding and head stay whole. The embedding and the norms are replicated. `options` changes that.
+Plan transformer_plan(const TransformerConfig& config, const TransformerPlanOptions& options = {});
 
 struct BuildOptions {
   std::string data_axis = "dp", tensor_axis = "tp";
@@ -27,6 +43,8 @@ struct BuildOptions {
   /// them.
   std::vector<std::string> frozen = {};
   AveragerOptions averager = {};
+  /// How the tensor axis splits the model; see transformer_plan().
+  TransformerPlanOptions tensor = {};
 };
 
 /// A model over a mesh, ready for its first pass. Destroyed before the mesh.

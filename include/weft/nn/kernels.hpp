@@ -135,6 +135,17 @@ struct DropoutRun {
   float p, scale;
 };
 
+/// The entries [first, first + count) of a vocabulary of `whole`: what a rank holds where it is split. A number: all of it.
+struct VocabPart {
+  VocabPart(std::int64_t all) : count(all), whole(all) {}
+  VocabPart(std::int64_t first_in, std::int64_t count_in, std::int64_t whole_in)
+      : first(first_in), count(count_in), whole(whole_in) {}
+  std::int64_t first = 0, count, whole;
+};
+
+/// What cross-entropy needs to know of a part of a token's logits; see cross_entropy_terms.
+inline constexpr std::int64_t kLossTerms = 4;
+
 /// A target that takes no part in the loss.
 inline constexpr std::int64_t kIgnoredTarget = -100;
 
@@ -239,15 +250,16 @@ struct KernelTable {
   /// The adjoint: each pixel of dx is the sum of where it was put. dcolumns as columns, dx as x.
   void (*fold)(KernelContext& ctx, const float* dcolumns, float* dx, const UnfoldShape& s);
 
-  /// y[t] = table[ids[t]]. ids: (tokens), table: (vocab, dim), y: (tokens, dim). Throws bad_argument for an id
-  /// outside.
+  /// y[t] = table[ids[t] - vocab.first], 0 for an id that is not in the part. ids: (tokens), table: (vocab.count, dim), y:
+  /// (tokens, dim). Throws bad_argument for an id outside of the whole.
   void (*embedding_forward)(KernelContext& ctx, const std::int64_t* ids, const float* table, float* y,
-                            std::int64_t tokens, std::int64_t vocab, std::int64_t dim);
+                            std::int64_t tokens, VocabPart vocab, std::int64_t dim);
   void (*embedding_forward_bf16)(KernelContext& ctx, const std::int64_t* ids, const bf16* table, float* y,
-                                 std::int64_t tokens, std::int64_t vocab, std::int64_t dim);
-  /// dtable[ids[t]] += dy[t], in the order of t. dy: (tokens, dim), dtable: (vocab, dim).
+                                 std::int64_t tokens, VocabPart vocab, std::int64_t dim);
+  /// dtable[ids[t] - vocab.first] += dy[t], in the order of t, for ids in the part. dy: (tokens, dim), dtable:
+  /// (vocab.count, dim). Throws as forward does.
   void (*embedding_backward)(KernelContext& ctx, const std::int64_t* ids, const float* dy, float* dtable,
-                             std::int64_t tokens, std::int64_t vocab, std::int64_t dim);
+                             std::int64_t tokens, VocabPart vocab, std::int64_t dim);
 
   /// Turns the pair (i, i + head_dim/2) of every head by its position's angle. x, y: (batch, seq, heads,
   /// head_dim); cosine, sine: (at least seq, head_dim/2). In place: y may be x.
@@ -332,18 +344,28 @@ struct KernelTable {
   /// y = x, exactly. x, y: (n).
   void (*widen_bf16)(KernelContext& ctx, const bf16* x, float* y, std::int64_t n);
 
-  /// loss = the sum over tokens of -log softmax(logits)[target], divided by `count`: the number of valid tokens of
-  /// the whole batch, over all ranks. logits: (tokens, vocab), targets: (tokens), log_sum_exp: (tokens), kept for the
-  /// backward pass, loss, count: (1). Summed in f64. Throws bad_argument for a target that is neither in the
-  /// vocabulary nor kIgnoredTarget, and unless count > 0.
-  void (*cross_entropy_forward)(KernelContext& ctx, const float* logits, const std::int64_t* targets,
-                                float* log_sum_exp, double* loss, std::int64_t tokens, std::int64_t vocab,
-                                const std::int64_t* count);
-  /// dlogits = (softmax(logits) - onehot(target)) / count, times dloss, rows of ignored targets 0. dloss: (1), or null
-  /// for 1. In place: dlogits may be logits. Throws as forward does.
+  /// What one part of the vocabulary tells of the loss, for each token: the largest logit of the part, the sum of
+  /// e^(logit - largest) over the part, the target's logit (0 where it is in another part), and the sum of the logits (0
+  /// without smoothing). logits: (tokens, vocab.count), targets: (tokens), terms: (tokens, kLossTerms), count: as below.
+  /// Throws bad_argument for a target that is neither in the whole vocabulary nor kIgnoredTarget, and unless count > 0.
+  void (*cross_entropy_terms)(KernelContext& ctx, const float* logits, const std::int64_t* targets,
+                              float* terms, std::int64_t tokens, VocabPart vocab, const std::int64_t* count,
+                              double smoothing);
+  /// loss = the sum over tokens of -(1 - smoothing) log p[target] - smoothing (the mean of log p over the vocabulary), with
+  /// p = softmax(logits), divided by `count`: the number of valid tokens of the whole batch, over all ranks. terms: (parts,
+  /// tokens, kLossTerms) of all parts of the vocabulary, in their order, targets: (tokens), log_sum_exp: (tokens), kept for
+  /// the backward pass, loss, count: (1); vocab: of all parts. Summed in f64. C. Szegedy et al., Rethinking the Inception
+  /// Architecture, arXiv:1512.00567, section 7 (smoothing).
+  void (*cross_entropy_sum)(KernelContext& ctx, const float* terms, int parts, const std::int64_t* targets,
+                            float* log_sum_exp, double* loss, std::int64_t tokens, std::int64_t vocab,
+                            const std::int64_t* count, double smoothing);
+  /// dlogits = (softmax(logits) - (1 - smoothing) onehot(target) - smoothing / vocab.whole) / count, times dloss, rows of
+  /// ignored targets 0. logits, dlogits: (tokens, vocab.count); dloss: (1), or null for 1. In place: dlogits may be logits.
+  /// Throws as cross_entropy_terms does.
   void (*cross_entropy_backward)(KernelContext& ctx, const float* logits, const std::int64_t* targets,
                                  const float* log_sum_exp, const double* dloss, float* dlogits,
-                                 std::int64_t tokens, std::int64_t vocab, const std::int64_t* count);
+                                 std::int64_t tokens, VocabPart vocab, const std::int64_t* count,
+                                 double smoothing);
   /// count = the number of targets that are not kIgnoredTarget. targets: (n), count: (1).
   void (*count_valid)(KernelContext& ctx, const std::int64_t* targets, std::int64_t* count, std::int64_t n);
 
@@ -372,7 +394,7 @@ struct KernelTable {
   X(full_attention_forward) X(full_attention_backward) X(attention_weights_forward) X(attention_weights_backward) \
   X(attention_apply_forward) X(attention_apply_backward) \
   X(silu_forward) X(silu_backward) X(gelu_forward) X(gelu_backward) X(relu_forward) X(relu_backward) X(swiglu_forward) X(swiglu_backward) X(add) X(scale) X(fill) X(dropout) \
-  X(round_to_bf16) X(widen_bf16) X(cross_entropy_forward) X(cross_entropy_backward) X(count_valid) X(sum_of_squares) \
+  X(round_to_bf16) X(widen_bf16) X(cross_entropy_terms) X(cross_entropy_sum) X(cross_entropy_backward) X(count_valid) X(sum_of_squares) \
   X(adamw_step) X(sgd_step)
 // clang-format on
 
@@ -449,7 +471,8 @@ inline constexpr detail::Call<&KernelTable::fill> fill{};
 inline constexpr detail::Call<&KernelTable::dropout> dropout{};
 inline constexpr detail::Call<&KernelTable::round_to_bf16> round_to_bf16{};
 inline constexpr detail::Call<&KernelTable::widen_bf16> widen_bf16{};
-inline constexpr detail::Call<&KernelTable::cross_entropy_forward> cross_entropy_forward{};
+inline constexpr detail::Call<&KernelTable::cross_entropy_terms> cross_entropy_terms{};
+inline constexpr detail::Call<&KernelTable::cross_entropy_sum> cross_entropy_sum{};
 inline constexpr detail::Call<&KernelTable::cross_entropy_backward> cross_entropy_backward{};
 inline constexpr detail::Call<&KernelTable::count_valid> count_valid{};
 inline constexpr detail::Call<&KernelTable::sum_of_squares> sum_of_squares{};

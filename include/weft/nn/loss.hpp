@@ -12,13 +12,24 @@ namespace weft {
 /// cut over ranks (see global_valid). Gives loss: f64 (1) on the device (to_host() reads it, and throws what was wrong with the labels), laid out
 /// Partial(sum) on axes that split the tokens. backward takes d(loss): f64 (1), or an empty list for 1, and
 /// gives dlogits.
+///
+/// Axes may split the classes, too (logits Shard of the last dimension, as a head gives them that is split over its
+/// vocabulary; labels Replicate there). Then ranks send four numbers for each token and never a logit: forward is one
+/// all-gather along these axes, backward sends nothing, and the loss is the same on all ranks of them. Parts may differ in
+/// size or be empty. (Shoeybi et al., Megatron-LM, arXiv:1909.08053, section 3, sends three, by three all-reduces.)
 class CrossEntropy : public Module {
  public:
   static constexpr std::int64_t kIgnore = -100;
 
+  /// Of each token's weight `label_smoothing` goes to all classes alike, and the rest to its label (C. Szegedy et al.,
+  /// Rethinking the Inception Architecture, arXiv:1512.00567, section 7). Throws bad_argument unless 0 <= it <= 1.
+  explicit CrossEntropy(double label_smoothing = 0);
+  double label_smoothing() const noexcept { return label_smoothing_; }
+
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
+  double label_smoothing_;
 };
 
 /// The number of labels that are not kIgnore, on this rank alone. For labels on the host.

@@ -18,7 +18,7 @@ namespace weft {
 ///   bad_argument  a pattern that matches nothing; two entries for one module; a layer of the wrong kind; a
 ///                 size, or one of a module's units() (heads), that does not divide into the ranks of the
 ///                 axis, with the arithmetic; an `enter` without a column layer inside; a weight that another
-///                 module uses too; a boundary or a split on this axis that is there already; a model that
+///                 module uses too, unless the plan splits all of them so that it lies alike; a boundary or a split on this axis that is there already; a model that
 ///                 has its memory already
 /// The texts name the pattern or the path: `parallelize: "layers.0.attention" has 4 heads; they do not divide
 /// into tp=3 (4 = 3 x 1 + 1)`.

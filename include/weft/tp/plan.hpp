@@ -13,18 +13,26 @@
 
 namespace weft {
 
-/// How one module takes part: a row of data, and the library has no other knowledge of it. Four are built in:
+/// How one module takes part: a row of data, and the library has no other knowledge of it. These are built in:
 ///
-///   Style            split    parameters of a Linear             boundaries
+///   Style            split    parameters                         boundaries
 ///   enter            –        –                                  before: x is whole; dx of the column layers
 ///                                                                inside is summed here, once for all of them
 ///   column           column   weight Shard(0), bias Shard(0)     before: as enter, unless a module around it
 ///                                                                has that already
 ///   column_gathered  column   as column                          before: as column; after: y is gathered
 ///   row              row      weight Shard(1), bias Replicate    after: y is summed; then the bias is added,
-///                                                                once
+///                             (Embedding: weight Shard(0))       once
+///   vocabulary       column   as column; the parts may differ    before: as column; y stays cut, for a CrossEntropy
+///                             in size                            that takes it so
+///   sequence         –        whole                              after: y is cut along dimension 1, the sequence, as
+///                                                                x was; else a layout error. Nothing moves
+///   cut_sequence     –        whole                              after: y, whole, is cut along dimension 1
+///   gather_sequence  –        whole                              before: x, cut along dimension 1, is gathered
 ///
-/// Others are made the same way: Style{"sequence", {}, Style::Change{Replicate{}, Shard{1}}, {}, …}.
+/// The first five are for tensors that are whole between layers; on_sequence() makes of each the style for tensors
+/// that are cut along the sequence there. Others are made the same way: Style{"mine", {}, Style::Change{Replicate{},
+/// Shard{1}}, {}, …}.
 struct Style {
   /// A RedistributeBoundary along the axes.
   struct Change {
@@ -37,9 +45,22 @@ struct Style {
   std::optional<Change> after{};      ///< on each floating-point output
   bool before_is_for_inside = false;  ///< `before` serves the column layers inside: there must be one
   bool shares_before = false;         ///< needs no `before` of its own where such a module is around it
+  bool uneven =
+      false;  ///< what the rule counts in whole units need not divide: parts differ by one, and may be empty
+
+  /// The same where tensors between modules are Shard(dim), the sequence, and not whole (Korthikanti et al., Reducing
+  /// Activation Recomputation in Large Transformer Models, arXiv:2205.05198, section 4.2.2): an input that would come
+  /// whole is gathered along `dim`, and its gradient reduce-scattered; an output that would be summed is
+  /// reduce-scattered, and its gradient gathered. Features that are gathered stay so.
+  Style on_sequence(int dim = 1) const {
+    Style s = *this;
+    if (s.before && is_replicate(s.before->from)) s.before->from = Shard{dim};
+    if (s.after && is_partial(s.after->from) && is_replicate(s.after->to)) s.after->to = Shard{dim};
+    return s;
+  }
 
   friend bool operator==(const Style&, const Style&) = default;
-  static const Style enter, column, column_gathered, row;
+  static const Style enter, column, column_gathered, row, vocabulary, sequence, cut_sequence, gather_sequence;
 };
 
 inline const Style Style::enter{
@@ -54,6 +75,14 @@ inline const Style Style::column_gathered{.name = "column_gathered",
                                           .after = Change{Shard{-1}, Replicate{}},
                                           .shares_before = true};
 inline const Style Style::row{.name = "row", .split = Split::row, .after = Change{Partial{}, Replicate{}}};
+inline const Style Style::vocabulary{.name = "vocabulary",
+                                     .split = Split::column,
+                                     .before = Change{Replicate{}, Replicate{}},
+                                     .shares_before = true,
+                                     .uneven = true};
+inline const Style Style::sequence{.name = "sequence", .after = Change{Shard{1}, Shard{1}}};
+inline const Style Style::cut_sequence{.name = "cut_sequence", .after = Change{Replicate{}, Shard{1}}};
+inline const Style Style::gather_sequence{.name = "gather_sequence", .before = Change{Shard{1}, Replicate{}}};
 
 /// Patterns are dotted paths in which `*` stands for exactly one step, whatever it is, or for any part of
 /// one: "layers.*.attention", "layers.*.mlp.*_proj".

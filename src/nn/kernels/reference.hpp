@@ -167,21 +167,25 @@ void layer_norm_backward(const T* dy, const T* x, const T* weight, const T* mean
   }
 }
 
-/// ids: (tokens), each inside [0, vocab); table: (vocab, dim), y: (tokens, dim).
+/// ids: (tokens), each inside [0, vocab.whole); table: (vocab.count, dim), y: (tokens, dim).
 template <class T>
 void embedding_forward(const std::int64_t* ids, const T* table, T* y, std::int64_t tokens,
-                       std::int64_t /*vocab*/, std::int64_t dim) {
+                       const VocabPart& vocab, std::int64_t dim) {
   for (std::int64_t t = 0; t < tokens; ++t) {
-    for (std::int64_t i = 0; i < dim; ++i) y[t * dim + i] = table[ids[t] * dim + i];
+    const std::int64_t row = ids[t] - vocab.first;
+    for (std::int64_t i = 0; i < dim; ++i)
+      y[t * dim + i] = row >= 0 && row < vocab.count ? table[row * dim + i] : T{0};
   }
 }
 
-/// dtable[ids[t]] += dy[t]. dy: (tokens, dim), dtable: (vocab, dim).
+/// dtable[ids[t] - vocab.first] += dy[t]. dy: (tokens, dim), dtable: (vocab.count, dim).
 template <class T>
 void embedding_backward(const std::int64_t* ids, const T* dy, T* dtable, std::int64_t tokens,
-                        std::int64_t /*vocab*/, std::int64_t dim) {
+                        const VocabPart& vocab, std::int64_t dim) {
   for (std::int64_t t = 0; t < tokens; ++t) {
-    for (std::int64_t i = 0; i < dim; ++i) dtable[ids[t] * dim + i] += dy[t * dim + i];
+    const std::int64_t row = ids[t] - vocab.first;
+    if (row < 0 || row >= vocab.count) continue;
+    for (std::int64_t i = 0; i < dim; ++i) dtable[row * dim + i] += dy[t * dim + i];
   }
 }
 
@@ -402,32 +406,59 @@ inline void round_to_bf16(const float* x, bf16* y, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) y[i] = bf16(x[i]);
 }
 
-/// logits: (tokens, vocab), targets, log_sum_exp: (tokens).
+/// logits: (tokens, vocab.count), targets: (tokens), terms: (tokens, kLossTerms).
 template <class T>
-double cross_entropy_forward(const T* logits, const std::int64_t* targets, T* log_sum_exp,
-                             std::int64_t tokens, std::int64_t vocab, double count) {
+void cross_entropy_terms(const T* logits, const std::int64_t* targets, T* terms, std::int64_t tokens,
+                         const VocabPart& vocab, double smoothing) {
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const T* row = logits + t * vocab.count;
+    double largest = -std::numeric_limits<double>::infinity(), sum = 0.0, all = 0.0;
+    for (std::int64_t j = 0; j < vocab.count; ++j) largest = std::max(largest, static_cast<double>(row[j]));
+    for (std::int64_t j = 0; j < vocab.count; ++j) sum += std::exp(static_cast<double>(row[j]) - largest);
+    for (std::int64_t j = 0; j < vocab.count; ++j) all += static_cast<double>(row[j]);
+    const std::int64_t target = targets[t] - vocab.first;
+    T* to = terms + t * kLossTerms;
+    to[0] = static_cast<T>(largest);
+    to[1] = static_cast<T>(sum);
+    to[2] = target >= 0 && target < vocab.count ? row[target] : T{0};
+    to[3] = smoothing > 0 ? static_cast<T>(all) : T{0};
+  }
+}
+
+/// terms: (parts, tokens, kLossTerms), targets, log_sum_exp: (tokens).
+template <class T>
+double cross_entropy_sum(const T* terms, int parts, const std::int64_t* targets, T* log_sum_exp,
+                         std::int64_t tokens, std::int64_t vocab, double count, double smoothing) {
   double loss = 0.0;
   for (std::int64_t t = 0; t < tokens; ++t) {
-    const T* row = logits + t * vocab;
-    double largest = -std::numeric_limits<double>::infinity(), sum = 0.0;
-    for (std::int64_t j = 0; j < vocab; ++j) largest = std::max(largest, static_cast<double>(row[j]));
-    for (std::int64_t j = 0; j < vocab; ++j) sum += std::exp(static_cast<double>(row[j]) - largest);
+    double sum = 0.0, target = 0.0, all = 0.0, largest = -std::numeric_limits<double>::infinity();
+    for (int p = 0; p < parts; ++p)
+      largest = std::max(largest, static_cast<double>(terms[(p * tokens + t) * kLossTerms]));
+    for (int p = 0; p < parts; ++p) {
+      const T* term = terms + (p * tokens + t) * kLossTerms;
+      sum += static_cast<double>(term[1]) * std::exp(static_cast<double>(term[0]) - largest);
+      target += static_cast<double>(term[2]);
+      all += static_cast<double>(term[3]);
+    }
     const double log_sum = largest + std::log(sum);
     log_sum_exp[t] = static_cast<T>(log_sum);
-    if (targets[t] != kIgnoredTarget) loss += log_sum - static_cast<double>(row[targets[t]]);
+    if (targets[t] == kIgnoredTarget) continue;
+    loss += (1 - smoothing) * (log_sum - target) + smoothing * (log_sum - all / static_cast<double>(vocab));
   }
   return loss / count;
 }
 
 template <class T>
 void cross_entropy_backward(const T* logits, const std::int64_t* targets, const T* log_sum_exp, T* dlogits,
-                            std::int64_t tokens, std::int64_t vocab, double count) {
+                            std::int64_t tokens, const VocabPart& vocab, double count, double smoothing) {
   for (std::int64_t t = 0; t < tokens; ++t) {
-    for (std::int64_t j = 0; j < vocab; ++j) {
+    for (std::int64_t j = 0; j < vocab.count; ++j) {
       const double probability =
-          std::exp(static_cast<double>(logits[t * vocab + j]) - static_cast<double>(log_sum_exp[t]));
-      const double gradient = (probability - (j == targets[t] ? 1.0 : 0.0)) / count;
-      dlogits[t * vocab + j] = targets[t] == kIgnoredTarget ? T{0} : static_cast<T>(gradient);
+          std::exp(static_cast<double>(logits[t * vocab.count + j]) - static_cast<double>(log_sum_exp[t]));
+      const double wanted = (j + vocab.first == targets[t] ? 1 - smoothing : 0.0) +
+                            smoothing / static_cast<double>(vocab.whole);
+      dlogits[t * vocab.count + j] =
+          targets[t] == kIgnoredTarget ? T{0} : static_cast<T>((probability - wanted) / count);
     }
   }
 }

@@ -51,6 +51,15 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
               &member);
   };
   each_run_flag(config, add);
+  file.take(sub.add_flag("--sequence-parallel", config.sequence_parallel,
+                         "Norms and residual sums on a part of the sequence in each tensor rank"),
+            &config.sequence_parallel);
+  file.take(sub.add_option("--vocab", config.vocab,
+                           "Embedding and head: whole, with logits gathered, or shard, over the vocabulary")
+                ->check(CLI::IsMember({"whole", "shard"}))
+                ->capture_default_str()
+                ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
+            &config.vocab);
   each_model_flag(config, [&](const char* flag, auto& member, const char* help) {
     add(flag, member, help);
     of_model.emplace_back(std::string_view(flag).substr(2));
@@ -73,6 +82,8 @@ std::vector<std::string> to_words(const TrainConfig& config) {
     words.emplace_back(flag);
     words.push_back(fmt::format("{}", member));
   });
+  if (config.sequence_parallel) words.emplace_back("--sequence-parallel");
+  words.insert(words.end(), {"--vocab", config.vocab});
   return words;
 }
 

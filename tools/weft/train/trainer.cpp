@@ -21,6 +21,8 @@ std::uint64_t fingerprint(const std::vector<unsigned char>& text) {
 BuildOptions build_options(const TrainConfig& config) {
   BuildOptions options;
   options.seed = config.seed;
+  options.tensor.sequence_parallel = config.sequence_parallel;
+  options.tensor.vocab = config.vocab == "shard" ? VocabSplit::shard : VocabSplit::whole;
   return options;
 }
 
@@ -66,7 +68,9 @@ MeshShape TrainConfig::check(int ranks) const {
   divides("heads", model.heads);
   divides("kv_heads", model.kv_heads);
   divides("ffn_hidden columns", model.ffn_hidden);
-  divides("vocabulary entries", model.vocab);
+  if (vocab != "whole" && vocab != "shard")
+    wrong(fmt::format("vocab is \"{}\"; expected whole or shard", vocab));
+  if (vocab == "whole") divides("vocabulary entries", model.vocab);
   if (global_batch < mesh.size("dp"))
     wrong(fmt::format("batch is {}; expected at least one sequence for each of dp={}", global_batch,
                       mesh.size("dp")));

@@ -29,7 +29,9 @@ struct TrainConfig {
   std::uint64_t seed = 1;
   int dp = -1;  ///< -1: what tp leaves of the ranks
   int tp = 1;
-  int threads = 0;  ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
+  bool sequence_parallel = false;  ///< over the tensor axis; see TransformerPlanOptions
+  std::string vocab = "whole";     ///< what the tensor axis does with it: whole or shard; see VocabSplit
+  int threads = 0;                 ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
 
   std::int64_t warmup_steps() const { return warmup == -1 ? std::min<std::int64_t>(100, steps / 3) : warmup; }
   /// Throws bad_argument with the arithmetic where sizes do not fit each other or `ranks`: before any rank is

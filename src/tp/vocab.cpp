@@ -1,0 +1,161 @@
+#include "weft/tp/vocab.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "mesh/axis_ranks.hpp"
+#include "tp/views.hpp"
+#include "weft/host/copy.hpp"
+#include "weft/nn/kernels.hpp"
+#include "weft/nn/loss.hpp"
+
+namespace weft {
+namespace {
+
+using kernels::VocabPart;
+using views::as;
+using views::Checker;
+using views::given;
+using views::group_of;
+using views::Input;
+using views::Output;
+
+VocabPart checked_part(const Checker& c, const DeviceMesh& axes, std::int64_t vocab) {
+  given_mesh(c.function, axes);
+  if (vocab < 0) c.wrong("vocab", fmt::format("is {}; expected 0 or more", vocab));
+  const Chunk part = chunk_of(vocab, axes.size(), axes.rank());
+  return {part.offset, part.size, vocab};
+}
+
+void check_numbers(const Checker& c, const char* what, const ConstTensorView& v) {
+  if (v.dtype != DType::i64) c.wrong(what, fmt::format("is {}; expected i64", name(v.dtype)));
+  c.check(what, v);
+}
+
+// The embedding that the table (of w or dw) and tokens make, of which rows: (…, dim) are written or read.
+void check_embedding(const Checker& c, const VocabPart& vocab, const ConstTensorView& tokens,
+                     const char* table_name, const ConstTensorView& table, const char* rows_name,
+                     const ConstTensorView& rows) {
+  check_numbers(c, "tokens", tokens);
+  c.check_floats(table_name, table);
+  if (table.shape.rank() != 2)
+    c.wrong(table_name, fmt::format("is {}; expected (part, dim)", to_string(table.shape)));
+  if (table.shape[0] != vocab.count)
+    c.wrong(table_name, fmt::format("is {}; expected ({}, {}), entries {} to {} of {}",
+                                    to_string(table.shape), vocab.count, table.shape[1], vocab.first,
+                                    vocab.first + vocab.count - 1, vocab.whole));
+  c.check_floats(rows_name, rows);
+  Shape shape = tokens.shape;
+  shape.push_back(table.shape[1]);
+  c.expect(rows_name, rows.shape, shape,
+           fmt::format("tokens {} and {} {}", to_string(tokens.shape), table_name, to_string(table.shape)));
+}
+
+}  // namespace
+
+Chunk vocab_part(const DeviceMesh& axes, std::int64_t vocab) {
+  const VocabPart part = checked_part({"vocab_part", {}}, axes, vocab);
+  return {part.first, part.count};
+}
+
+void vocab_parallel_embedding_forward(Compute& compute, const DeviceMesh& axes, std::int64_t vocab,
+                                      const ConstTensorView& tokens, const ConstTensorView& w,
+                                      const TensorView& y, bool reduce) {
+  const Checker c{"vocab_parallel_embedding_forward", compute.device()};
+  const VocabPart part = checked_part(c, axes, vocab);
+  check_embedding(c, part, tokens, "w", w, "y", y);
+  c.expect_apart("y", y, {{"tokens", tokens}, {"w", w}});
+  ProcessGroup* const group = reduce ? group_of(axes) : nullptr;
+  const Output out(compute, y);
+  const auto look_up = [&](const auto* table) {
+    kernels::embedding_forward(kernels_of(compute), as<std::int64_t>(tokens), table, out.data(),
+                               tokens.count(), part, w.shape[1]);
+  };
+  if (w.dtype == DType::bf16)
+    look_up(as<bf16>(w));
+  else
+    look_up(as<float>(w));
+  out.round();
+  if (group != nullptr) group->all_reduce(y, y, {.stream = compute.stream()}).wait();
+}
+
+void vocab_parallel_embedding_backward(Compute& compute, const DeviceMesh& axes, std::int64_t vocab,
+                                       const ConstTensorView& tokens, const ConstTensorView& dy,
+                                       const TensorView& dw, bool accumulate) {
+  const Checker c{"vocab_parallel_embedding_backward", compute.device()};
+  const VocabPart part = checked_part(c, axes, vocab);
+  check_embedding(c, part, tokens, "dw", dw, "dy", dy);
+  c.expect_apart("dw", dw, {{"tokens", tokens}, {"dy", dy}});
+  kernels::KernelContext& ctx = kernels_of(compute);
+  const Output out(compute, dw);
+  const Input from(compute, dy);
+  if (accumulate)
+    out.read();
+  else
+    kernels::fill(ctx, out.data(), 0.0f, dw.count());
+  kernels::embedding_backward(ctx, as<std::int64_t>(tokens), from.data(), out.data(), tokens.count(), part,
+                              dw.shape[1]);
+  out.round();
+}
+
+double vocab_parallel_cross_entropy(Compute& compute, const DeviceMesh& axes, const ConstTensorView& logits,
+                                    const ConstTensorView& labels, const VocabLossOptions& options,
+                                    const TensorView& dlogits) {
+  const Checker c{"vocab_parallel_cross_entropy", compute.device()};
+  const VocabPart part = checked_part(c, axes, options.vocab);
+  check_numbers(c, "labels", labels);
+  c.check_floats("logits", logits);
+  Shape shape = labels.shape;
+  shape.push_back(part.count);
+  c.expect("logits", logits.shape, shape,
+           fmt::format("labels {} and entries {} to {} of {}", to_string(labels.shape), part.first,
+                       part.first + part.count - 1, part.whole));
+  c.expect_apart("logits", logits, {{"labels", labels}});
+  if (given(dlogits)) {
+    c.check_floats("dlogits", dlogits);
+    c.expect("dlogits", dlogits.shape, logits.shape, fmt::format("logits {}", to_string(logits.shape)));
+    c.expect_apart("dlogits", dlogits, {{"labels", labels}});
+    if (dlogits.data != logits.data || dlogits.dtype != logits.dtype)
+      c.expect_apart("dlogits", dlogits, {{"logits", logits}});
+  }
+  if (options.valid <= 0)
+    c.wrong("valid", fmt::format("is {}; expected the number of valid labels of the whole batch, more than 0",
+                                 options.valid));
+  if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1))
+    c.wrong("label_smoothing", fmt::format("is {}; expected 0 to 1", options.label_smoothing));
+  if (!std::isfinite(options.scale))
+    c.wrong("scale", fmt::format("is {}; expected a finite number", options.scale));
+  ProcessGroup* const group = group_of(axes);
+
+  kernels::KernelContext& ctx = kernels_of(compute);
+  Context& context = compute.context();
+  const std::int64_t tokens = labels.count();
+  const auto* const targets = as<std::int64_t>(labels);
+  const double smoothing = options.label_smoothing;
+  const Tensor valid = to_device(context, scalar(context, options.valid), compute.stream());
+  const Input from(compute, logits);
+  // terms: (ranks, tokens, kLossTerms); each writes its own, in place of the all-gather
+  const Tensor terms = compute.make({axes.size(), tokens, kernels::kLossTerms}, DType::f32,
+                                    group != nullptr ? Memory::shared : Memory::local);
+  const Tensor own =
+      terms.slice_flat(axes.rank() * tokens * kernels::kLossTerms, {tokens, kernels::kLossTerms});
+  kernels::cross_entropy_terms(ctx, from.data(), targets, own.data_ptr<float>(), tokens, part,
+                               valid.data_ptr<std::int64_t>(), smoothing);
+  if (group != nullptr) group->all_gather(own.view(), terms.view(), {.stream = compute.stream()}).wait();
+  const Tensor log_sum_exp = compute.make({tokens}), loss = compute.make({1}, DType::f64);
+  kernels::cross_entropy_sum(ctx, terms.data_ptr<float>(), axes.size(), targets,
+                             log_sum_exp.data_ptr<float>(), loss.data_ptr<double>(), tokens, part.whole,
+                             valid.data_ptr<std::int64_t>(), smoothing);
+  if (given(dlogits)) {
+    const Output out(compute, dlogits);
+    kernels::cross_entropy_backward(ctx, from.data(), targets, log_sum_exp.data_ptr<float>(), nullptr,
+                                    out.data(), tokens, part, valid.data_ptr<std::int64_t>(), smoothing);
+    if (options.scale != 1)
+      kernels::scale(ctx, out.data(), static_cast<float>(options.scale), dlogits.count());
+    out.round();
+  }
+  return to_host(context, loss).as<double>()[0];
+}
+
+}  // namespace weft

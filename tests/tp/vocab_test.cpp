@@ -1,0 +1,317 @@
+// The vocabulary split over ranks, on plain vectors: what the ranks compute is what one rank computes.
+#include "weft/tp/vocab.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "support/run_ranks.hpp"
+#include "weft/base/error.hpp"
+#include "weft/base/random.hpp"
+#include "weft/nn/loss.hpp"
+
+namespace weft::vocab_test {
+namespace {
+
+using test::error_of;
+using test::Rank;
+using test::Ranks;
+using Floats = std::vector<float>;
+using Numbers = std::vector<std::int64_t>;
+
+template <class T>
+TensorView of(std::vector<T>& v, const Shape& shape) {
+  return {reinterpret_cast<std::byte*>(v.data()), dtype_of<T>, {}, shape, row_major(shape)};
+}
+
+// Columns [first, first + size) of a matrix of `width` columns.
+Floats columns(const Floats& m, std::int64_t width, const Chunk& part) {
+  Floats out;
+  for (auto row = m.begin(); row != m.end(); row += width)
+    out.insert(out.end(), row + part.offset, row + part.offset + part.size);
+  return out;
+}
+
+constexpr std::int64_t kTokens = 6;
+
+// Vocabularies that the ranks divide and that they do not; with 3 entries some ranks have none.
+constexpr std::int64_t kVocabs[] = {3, 8, 61};
+constexpr int kRankCounts[] = {1, 2, 3, 4};
+
+// --- cross-entropy
+
+struct Case {
+  explicit Case(std::int64_t vocab_in, double spread = 4) : vocab(vocab_in) {
+    logits.resize(static_cast<std::size_t>(kTokens * vocab));
+    RandomStream(3, "logits").normal(0, static_cast<std::int64_t>(logits.size()), logits.data());
+    for (float& x : logits) x *= static_cast<float>(spread);
+    for (std::int64_t t = 0; t < kTokens; ++t)
+      labels.push_back(t == 2 ? CrossEntropy::kIgnore : (t * 5 + vocab - 1) % vocab);
+  }
+  // In double: loss, and the gradient with regard to each logit.
+  double loss(std::int64_t valid, double smoothing, std::vector<double>* gradient = nullptr) const {
+    double total = 0;
+    const auto v = static_cast<double>(vocab), n = static_cast<double>(valid);
+    for (std::int64_t t = 0; t < kTokens; ++t) {
+      const float* row = logits.data() + t * vocab;
+      const bool counts = labels[static_cast<std::size_t>(t)] != CrossEntropy::kIgnore;
+      double sum = 0, all = 0;
+      for (std::int64_t j = 0; j < vocab; ++j) sum += std::exp(static_cast<double>(row[j]));
+      for (std::int64_t j = 0; j < vocab; ++j) all += static_cast<double>(row[j]);
+      for (std::int64_t j = 0; gradient != nullptr && j < vocab; ++j) {
+        const double wanted =
+            (j == labels[static_cast<std::size_t>(t)] ? 1 - smoothing : 0.0) + smoothing / v;
+        gradient->push_back(counts ? (std::exp(static_cast<double>(row[j])) / sum - wanted) / n : 0.0);
+      }
+      if (counts)
+        total += std::log(sum) -
+                 (1 - smoothing) * static_cast<double>(row[labels[static_cast<std::size_t>(t)]]) -
+                 smoothing * all / v;
+    }
+    return total / n;
+  }
+  std::int64_t vocab;
+  Floats logits;
+  Numbers labels;
+};
+
+TEST(VocabParallel, CrossEntropyAndItsGradientAreThoseOfOneRank) {
+  for (const std::int64_t vocab : kVocabs)
+    for (const double smoothing : {0.0, 0.1, 1.0}) {
+      Case whole(vocab);
+      std::vector<double> gradient;
+      const double expected = whole.loss(5, smoothing, &gradient);
+      for (const int ranks : kRankCounts)
+        test::run_ranks(Ranks::threads, ranks, [&](Rank& rank) {
+          const DeviceMesh mesh(rank.group(), {{"tp", rank.size}});
+          Compute compute(rank.context);
+          const Chunk part = vocab_part(mesh, vocab);
+          Floats logits = columns(whole.logits, vocab, part), dlogits(logits.size(), -1);
+          Numbers labels = whole.labels;
+          const Shape of_labels{2, 3}, of_logits{2, 3, part.size};
+          const VocabLossOptions options{.vocab = vocab, .valid = 5, .label_smoothing = smoothing};
+          const auto loss = [&](const VocabLossOptions& o, const TensorView& d) {
+            return vocab_parallel_cross_entropy(compute, mesh, of(logits, of_logits), of(labels, of_labels),
+                                                o, d);
+          };
+          EXPECT_NEAR(loss(options, of(dlogits, of_logits)), expected, 1e-6 * expected);
+          EXPECT_EQ(loss(options, {}), loss(options, {}));
+          for (std::int64_t t = 0; t < kTokens; ++t)
+            for (std::int64_t j = 0; j < part.size; ++j)
+              ASSERT_NEAR(dlogits[static_cast<std::size_t>(t * part.size + j)],
+                          gradient[static_cast<std::size_t>(t * vocab + part.offset + j)], 2e-7)
+                  << t << ", " << part.offset + j;
+          // In the place of the logits, and times the gradient of the loss.
+          VocabLossOptions twice = options;
+          twice.scale = 2;
+          loss(twice, of(logits, of_logits));
+          for (float& x : dlogits) x *= 2;
+          EXPECT_EQ(logits, dlogits);
+        });
+    }
+}
+
+// All logits alike: the loss is log(vocab), and log(vocab / ranks) where ranks forget each other.
+TEST(VocabParallel, TheLossOfEqualLogitsIsTheLogOfTheWholeVocabulary) {
+  for (const int ranks : kRankCounts)
+    test::run_ranks(Ranks::threads, ranks, [](Rank& rank) {
+      const DeviceMesh mesh(rank.group(), {{"tp", rank.size}});
+      Compute compute(rank.context);
+      for (const std::int64_t vocab : kVocabs) {
+        const Chunk part = vocab_part(mesh, vocab);
+        Floats logits(static_cast<std::size_t>(kTokens * part.size), 1000.0f);
+        Numbers labels(kTokens, vocab - 1);
+        for (const double smoothing : {0.0, 0.5})
+          EXPECT_NEAR(vocab_parallel_cross_entropy(
+                          compute, mesh, of(logits, {kTokens, part.size}), of(labels, {kTokens}),
+                          {.vocab = vocab, .valid = kTokens, .label_smoothing = smoothing}),
+                      std::log(static_cast<double>(vocab)), 1e-4);  // logits of 1000, in f32
+      }
+    });
+}
+
+TEST(VocabParallel, Bf16LogitsAndGradients) {
+  const std::int64_t vocab = 61;
+  Case whole(vocab);
+  for (float& x : whole.logits) x = static_cast<float>(bf16(x));
+  std::vector<double> gradient;
+  const double expected = whole.loss(5, 0.1, &gradient);
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"tp", 2}});
+    Compute compute(rank.context);
+    const Chunk part = vocab_part(mesh, vocab);
+    std::vector<bf16> logits;
+    for (const float x : columns(whole.logits, vocab, part)) logits.emplace_back(x);
+    Numbers labels = whole.labels;
+    const Shape shape{kTokens, part.size};
+    EXPECT_NEAR(
+        vocab_parallel_cross_entropy(compute, mesh, of(logits, shape), of(labels, {kTokens}),
+                                     {.vocab = vocab, .valid = 5, .label_smoothing = 0.1}, of(logits, shape)),
+        expected, 1e-6 * expected);
+    for (std::int64_t t = 0; t < kTokens; ++t)
+      for (std::int64_t j = 0; j < part.size; ++j) {
+        const double want = gradient[static_cast<std::size_t>(t * vocab + part.offset + j)];
+        ASSERT_NEAR(static_cast<float>(logits[static_cast<std::size_t>(t * part.size + j)]), want,
+                    std::abs(want) * 0x1p-8 + 1e-7);
+      }
+  });
+}
+
+// --- embedding
+
+TEST(VocabParallel, EmbeddingIsThatOfOneRank) {
+  constexpr std::int64_t kDim = 5;
+  for (const std::int64_t vocab : kVocabs)
+    for (const int ranks : kRankCounts)
+      test::run_ranks(Ranks::threads, ranks, [&](Rank& rank) {
+        const DeviceMesh mesh(rank.group(), {{"tp", rank.size}});
+        Compute compute(rank.context);
+        Floats table(static_cast<std::size_t>(vocab * kDim)), dy(kTokens * kDim);
+        for (std::size_t i = 0; i < table.size(); ++i) table[i] = static_cast<float>(i) + 0.5f;
+        for (std::size_t i = 0; i < dy.size(); ++i) dy[i] = static_cast<float>(i * i % 7);
+        Numbers tokens;
+        for (std::int64_t t = 0; t < kTokens; ++t) tokens.push_back((t * t + vocab - 1) % vocab);
+        const Chunk part = vocab_part(mesh, vocab);
+        const Shape of_tokens{3, 2}, of_y{3, 2, kDim}, of_w{part.size, kDim};
+        Floats w(table.begin() + part.offset * kDim, table.begin() + (part.offset + part.size) * kDim),
+            y(dy.size(), -1), own(dy.size(), -1), dw(w.size(), -1);
+        vocab_parallel_embedding_forward(compute, mesh, vocab, of(tokens, of_tokens), of(w, of_w),
+                                         of(y, of_y));
+        vocab_parallel_embedding_forward(compute, mesh, vocab, of(tokens, of_tokens), of(w, of_w),
+                                         of(own, of_y), false);
+        vocab_parallel_embedding_backward(compute, mesh, vocab, of(tokens, of_tokens), of(dy, of_y),
+                                          of(dw, of_w));
+        Floats dtable(table.size());
+        for (std::size_t t = 0; t < tokens.size(); ++t)
+          for (std::size_t i = 0; i < kDim; ++i) {
+            const auto row = static_cast<std::size_t>(tokens[t]);
+            const bool here = tokens[t] >= part.offset && tokens[t] < part.offset + part.size;
+            EXPECT_EQ(y[t * kDim + i], table[row * kDim + i]);
+            EXPECT_EQ(own[t * kDim + i], here ? table[row * kDim + i] : 0.0f);
+            dtable[row * kDim + i] += dy[t * kDim + i];
+          }
+        const Floats expected(dtable.begin() + part.offset * kDim,
+                              dtable.begin() + (part.offset + part.size) * kDim);
+        EXPECT_EQ(dw, expected);
+        vocab_parallel_embedding_backward(compute, mesh, vocab, of(tokens, of_tokens), of(dy, of_y),
+                                          of(dw, of_w), true);
+        for (std::size_t i = 0; i < dw.size(); ++i) EXPECT_EQ(dw[i], 2 * expected[i]);
+        // A table, and what is written, in bf16.
+        std::vector<bf16> narrow_w(w.begin(), w.end()), narrow_y(y.size()), narrow_dw(w.size());
+        vocab_parallel_embedding_forward(compute, mesh, vocab, of(tokens, of_tokens), of(narrow_w, of_w),
+                                         of(narrow_y, of_y));
+        vocab_parallel_embedding_backward(compute, mesh, vocab, of(tokens, of_tokens), of(dy, of_y),
+                                          of(narrow_dw, of_w));
+        for (std::size_t i = 0; i < y.size(); ++i)
+          EXPECT_EQ(static_cast<float>(narrow_y[i]), static_cast<float>(bf16(y[i])));
+        for (std::size_t i = 0; i < w.size(); ++i) EXPECT_EQ(static_cast<float>(narrow_dw[i]), expected[i]);
+      });
+}
+
+// --- what is wrong
+
+TEST(VocabParallel, TokensAndLabelsOutsideAreNamedOnEveryRank) {
+  test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"tp", 3}});
+    Compute compute(rank.context);
+    const Chunk part = vocab_part(mesh, 8);
+    Numbers numbers{0, 7, 8, 1};
+    Floats logits(static_cast<std::size_t>(4 * part.size)), w(static_cast<std::size_t>(part.size * 2)), y(8);
+    const auto text = [](const auto& call) {
+      const Error e = error_of(call);
+      EXPECT_EQ(e.code(), ErrorCode::bad_argument);
+      return std::string(e.what());
+    };
+    EXPECT_EQ(text([&] {
+                vocab_parallel_cross_entropy(compute, mesh, of(logits, {4, part.size}), of(numbers, {4}),
+                                             {.vocab = 8, .valid = 4});
+              }),
+              "cross_entropy: token 2 has target 8; expected 0 <= target < 8 (vocab) or -100");
+    const std::string embedding = "embedding: token 2 has id 8; expected 0 <= id < 8 (vocab)";
+    EXPECT_EQ(text([&] {
+                vocab_parallel_embedding_forward(compute, mesh, 8, of(numbers, {4}), of(w, {part.size, 2}),
+                                                 of(y, {4, 2}));
+              }),
+              embedding);
+    EXPECT_EQ(text([&] {
+                vocab_parallel_embedding_backward(compute, mesh, 8, of(numbers, {4}), of(y, {4, 2}),
+                                                  of(w, {part.size, 2}));
+              }),
+              embedding);
+    rank.group().barrier().wait();  // the group is as it was
+  });
+}
+
+class VocabArguments : public ::testing::Test {
+ protected:
+  std::string text(const std::function<void()>& call) {
+    const Error e = error_of(call);
+    EXPECT_EQ(e.code(), ErrorCode::bad_argument);
+    return e.what();
+  }
+  std::string loss(const TensorView& logits, const TensorView& labels, const VocabLossOptions& options,
+                   const TensorView& dlogits = {}) {
+    return text([&] { vocab_parallel_cross_entropy(compute, mesh, logits, labels, options, dlogits); });
+  }
+  std::string forward(const TensorView& tokens, const TensorView& w, const TensorView& y,
+                      std::int64_t vocab = 5) {
+    return text([&] { vocab_parallel_embedding_forward(compute, mesh, vocab, tokens, w, y); });
+  }
+  Context context;
+  Compute compute{context};
+  DeviceMesh mesh = DeviceMesh::arithmetic(context, MeshShape{{"tp", 2}}, 1);  // its part: 3 and 4 of 5
+  Floats scores = Floats(6), table = Floats(8), rows = Floats(12), more = Floats(12);
+  Numbers numbers = Numbers(3);
+};
+
+TEST_F(VocabArguments, OfTheLossAreNamed) {
+  const VocabLossOptions good{.vocab = 5, .valid = 3};
+  const TensorView x = of(scores, {3, 2}), l = of(numbers, {3});
+  EXPECT_EQ(
+      loss(of(scores, {2, 3}), l, good),
+      "vocab_parallel_cross_entropy: logits is (2, 3); expected (3, 2), from labels (3) and entries 3 to "
+      "4 of 5");
+  EXPECT_EQ(loss(l, l, good), "vocab_parallel_cross_entropy: logits is i64; expected f32 or bf16");
+  EXPECT_EQ(loss(x, of(scores, {3}), good), "vocab_parallel_cross_entropy: labels is f32; expected i64");
+  EXPECT_EQ(loss(x, l, good, of(more, {2, 3})),
+            "vocab_parallel_cross_entropy: dlogits is (2, 3); expected (3, 2), from logits (3, 2)");
+  TensorView shifted = of(scores, {1, 2});
+  shifted.data += 4;
+  EXPECT_EQ(loss(of(scores, {1, 2}), of(numbers, {1}), good, shifted),
+            "vocab_parallel_cross_entropy: dlogits overlaps logits; expected memory of its own");
+  EXPECT_EQ(
+      loss(x, l, {.vocab = 5}),
+      "vocab_parallel_cross_entropy: valid is 0; expected the number of valid labels of the whole batch, "
+      "more than 0");
+  EXPECT_EQ(loss(x, l, {.vocab = -5, .valid = 3}),
+            "vocab_parallel_cross_entropy: vocab is -5; expected 0 or more");
+  EXPECT_EQ(loss(x, l, {.vocab = 5, .valid = 3, .label_smoothing = 1.5}),
+            "vocab_parallel_cross_entropy: label_smoothing is 1.5; expected 0 to 1");
+  EXPECT_EQ(loss(x, l, {.vocab = 5, .valid = 3, .scale = INFINITY}),
+            "vocab_parallel_cross_entropy: scale is inf; expected a finite number");
+  EXPECT_EQ(text([&] { CrossEntropy(-0.1); }), "cross entropy: label_smoothing is -0.1; expected 0 to 1");
+}
+
+TEST_F(VocabArguments, OfTheEmbeddingAreNamed) {
+  const TensorView t = of(numbers, {3}), w = of(table, {2, 4}), y = of(rows, {3, 4});
+  EXPECT_EQ(forward(of(scores, {3}), w, y), "vocab_parallel_embedding_forward: tokens is f32; expected i64");
+  EXPECT_EQ(forward(t, of(table, {3, 2}), y),
+            "vocab_parallel_embedding_forward: w is (3, 2); expected (2, 2), entries 3 to 4 of 5");
+  EXPECT_EQ(forward(t, of(table, {8}), y),
+            "vocab_parallel_embedding_forward: w is (8); expected (part, dim)");
+  EXPECT_EQ(forward(t, w, of(rows, {4, 3})),
+            "vocab_parallel_embedding_forward: y is (4, 3); expected (3, 4), from tokens (3) and w (2, 4)");
+  EXPECT_EQ(forward(t, of(rows, {2, 4}), y),
+            "vocab_parallel_embedding_forward: y overlaps w; expected memory of its own");
+  EXPECT_EQ(
+      text([&] {
+        vocab_parallel_embedding_backward(compute, mesh, 5, t, of(rows, {4, 3}), w);
+      }),
+      "vocab_parallel_embedding_backward: dy is (4, 3); expected (3, 4), from tokens (3) and dw (2, 4)");
+  EXPECT_EQ(text([&] { vocab_part({}, 5); }),
+            "vocab_part: axes is an empty DeviceMesh, made by default or moved from");
+}
+
+}  // namespace
+}  // namespace weft::vocab_test
