@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -24,6 +25,17 @@ void log(void* data, weft_log_level level, const char* line) {
   if (static_cast<CallbackState*>(data)->rank < 0 || level < WEFT_LOG_ERROR || level > WEFT_LOG_DEBUG ||
       line == nullptr)
     fail("log", "is called with nonsense");
+}
+
+void* allocate(void*, std::size_t bytes, std::size_t alignment) {
+  return bytes > std::size_t{1} << 24
+             ? nullptr
+             : std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+}
+void deallocate(void*, void* memory, std::size_t, std::size_t) { std::free(memory); }
+
+void told(void*, const char* text) {
+  if (text == nullptr) fail("a callback", "is told nothing");
 }
 
 void release(void* data) {
@@ -197,6 +209,9 @@ void close(void* channel) {
 }  // namespace
 
 Log callback_of(Log, const char*) { return log; }
+Allocate callback_of(Allocate, const char*) { return allocate; }
+Deallocate callback_of(Deallocate, const char*) { return deallocate; }
+Told callback_of(Told, const char*) { return told; }
 Release callback_of(Release, const char* name) { return std::strcmp(name, "close") == 0 ? close : release; }
 Progress callback_of(Progress, const char*) { return progress; }
 MayLeave callback_of(MayLeave, const char*) { return may_leave; }

@@ -63,6 +63,9 @@ struct ReleaseRecord {
 };
 
 using Log = void (*)(void*, weft_log_level, const char*);
+using Allocate = void* (*)(void*, std::size_t, std::size_t);
+using Deallocate = void (*)(void*, void*, std::size_t, std::size_t);
+using Told = void (*)(void*, const char*);
 using Release = void (*)(void*);
 using Progress = void (*)(void*, std::int64_t, std::int64_t);
 using MayLeave = bool (*)(void*, const char*);
@@ -73,6 +76,9 @@ using Read = weft_status (*)(void*, std::int32_t, void*, std::size_t, std::size_
 
 /// The function of that type; `name` tells those of one type apart.
 Log callback_of(Log, const char* name);
+Allocate callback_of(Allocate, const char* name);
+Deallocate callback_of(Deallocate, const char* name);
+Told callback_of(Told, const char* name);
 Release callback_of(Release, const char* name);
 Progress callback_of(Progress, const char* name);
 MayLeave callback_of(MayLeave, const char* name);
