@@ -14,8 +14,9 @@ namespace weft::test {
 namespace late {
 
 struct CpuKernels {
-  explicit CpuKernels(Compute& compute) : context(compute.threads()) {}
-  kernels::KernelContext context;
+  explicit CpuKernels(Compute& compute)
+      : context(std::make_shared<kernels::KernelContext>(compute.threads())) {}
+  std::shared_ptr<kernels::KernelContext> context;  // work that is still queued holds it, too
 };
 
 // Memory of the device as the CPU's kernels find it.
@@ -34,9 +35,9 @@ struct Kernel<Member> {
   static void give(kernels::KernelContext& ctx, Args... args) {
     Compute& compute = *ctx.compute();
     auto& device = dynamic_cast<LateDevice&>(compute.runtime());
-    kernels::KernelContext& cpu = compute.attached<CpuKernels>().context;
+    const std::shared_ptr<kernels::KernelContext> cpu = compute.attached<CpuKernels>().context;
     device.push(ctx.stream(),
-                [&cpu, ... there = translated(device, args)] { (cpu.table().*Member)(cpu, there...); });
+                [cpu, ... there = translated(device, args)] { (cpu->table().*Member)(*cpu, there...); });
   }
 };
 
