@@ -103,8 +103,11 @@ foreach(page README.md CHANGELOG.md CONTRIBUTING.md LICENSE)
   install(FILES ${PROJECT_SOURCE_DIR}/${page} DESTINATION ${weft_pages})
 endforeach()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/docs DESTINATION ${weft_pages})
-install(FILES ${PROJECT_SOURCE_DIR}/bench/README.md DESTINATION ${weft_pages}/bench)
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples DESTINATION ${CMAKE_INSTALL_DATAROOTDIR}/weft)
+foreach(linked bench/README.md tests/cases/README.md tools/packages.txt)
+  cmake_path(GET linked PARENT_PATH folder)
+  install(FILES ${PROJECT_SOURCE_DIR}/${linked} DESTINATION ${weft_pages}/${folder})
+endforeach()
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/examples DESTINATION ${weft_pages})
 
 configure_file(${PROJECT_SOURCE_DIR}/cmake/Uninstall.cmake.in ${PROJECT_BINARY_DIR}/uninstall.cmake @ONLY)
 if(NOT TARGET uninstall)  # of a project that this is a part of

@@ -49,6 +49,15 @@ std::string not_sent(const OpState& recv, std::span<const int> ranks, int rank, 
   return text;
 }
 
+std::string not_received(std::span<const std::pair<int, std::int32_t>> kept) {
+  constexpr std::size_t kMost = 4;
+  std::string text;
+  for (const auto& [source, tag] : kept.first(std::min(kept.size(), kMost)))
+    text += fmt::format("{} tag {} from rank {}", text.empty() ? "; messages that were not received:" : ",",
+                        tag, source);
+  return kept.size() > kMost ? text + fmt::format(" and {} more", kept.size() - kMost) : text;
+}
+
 Failure too_many_unexpected(const UnexpectedLimits& limits, std::int64_t held, std::int64_t held_bytes,
                             int rank, int source, std::int32_t tag, std::int64_t bytes) {
   const bool number = held >= limits.messages;

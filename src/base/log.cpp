@@ -49,12 +49,19 @@ std::optional<Value> named(std::string_view text) {
   throw Error(ErrorCode::bad_argument, fmt::format("{} is \"{}\"; {}", what, text, why));
 }
 
+std::string_view without_blanks(std::string_view text) {
+  const auto first = text.find_first_not_of(" \t");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
 LogLevel level_of(std::string_view word, std::string_view what, std::string_view text) {
   constexpr std::size_t kLevels = 4;
+  constexpr std::string_view kExpected =
+      "expected error, warning, info or debug, and for single layers layer=level, as in info,store=debug";
   if (const auto level = named<LogLevel, kLevels>(word)) return *level;
   refuse(what, text,
-         word == text ? std::string("expected error, warning, info or debug")
-                      : fmt::format("\"{}\" is no level; expected error, warning, info or debug", word));
+         word == text ? std::string(kExpected) : fmt::format("\"{}\" is no level; {}", word, kExpected));
 }
 
 // One write for the whole line, so that lines of several processes do not mix. Nothing can be done if it
@@ -131,14 +138,14 @@ LogLevels LogLevels::changed_by(std::string_view text, std::string_view what) co
   std::optional<LogLevel> all;
   for (std::string_view rest = text;;) {
     const std::size_t comma = rest.find(',');
-    const std::string_view entry = rest.substr(0, comma);
+    const std::string_view entry = without_blanks(rest.substr(0, comma));
     const std::size_t equals = entry.find('=');
     if (equals == std::string_view::npos) {
       const LogLevel level = level_of(entry, what, text);
       if (all) refuse(what, text, "expected one level for all layers, and then layer=level");
       all = level;
     } else {
-      const std::string_view layer = entry.substr(0, equals);
+      const std::string_view layer = without_blanks(entry.substr(0, equals));
       const auto found = named<LogLayer, kLogLayers>(layer);
       if (!found)
         refuse(
@@ -146,7 +153,7 @@ LogLevels LogLevels::changed_by(std::string_view text, std::string_view what) co
             fmt::format("\"{}\" is no layer; expected program, host, store, backends, group or dp", layer));
       auto& to = named_layers[static_cast<std::size_t>(*found)];
       if (to) refuse(what, text, fmt::format("expected one level for {}", layer));
-      to = level_of(entry.substr(equals + 1), what, text);
+      to = level_of(without_blanks(entry.substr(equals + 1)), what, text);
     }
     if (comma == std::string_view::npos) break;
     rest.remove_prefix(comma + 1);

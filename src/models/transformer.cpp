@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <string_view>
 #include <utility>
 
 #include "weft/base/error.hpp"
@@ -10,16 +12,24 @@
 namespace weft {
 
 void TransformerConfig::check() const {
+  // Far above any model, and low enough that no product of two overflows and no tree fills the memory.
+  constexpr std::int64_t kMostLayers = 10000, kMost = std::int64_t{1} << 30;
   for (const auto& [name, size] : {std::pair{"dim", dim},
                                    {"layers", layers},
                                    {"heads", heads},
                                    {"kv_heads", kv_heads},
                                    {"ffn_hidden", ffn_hidden},
                                    {"vocab", vocab},
-                                   {"max_seq", max_seq}})
+                                   {"max_seq", max_seq},
+                                   {"head_size", std::max<std::int64_t>(head_size, 1)}}) {
+    const std::int64_t most = std::string_view(name) == "layers" ? kMostLayers : kMost;
     if (size < 1)
       throw Error(ErrorCode::bad_argument,
                   fmt::format("transformer: {} is {}; expected at least 1", name, size));
+    if (size > most)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("transformer: {} is {}; expected at most {}", name, size, most));
+  }
   if (!(rope_theta > 0 && std::isfinite(rope_theta)))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("transformer: rope_theta is {}; expected a finite number above 0", rope_theta));

@@ -139,6 +139,24 @@ TEST(MessageMatcher, WhomAReceiveWaitsForAndWhatATimeOutSays) {
   EXPECT_EQ(not_sent(wait, two, 1, 4), "rank 2 has sent no message with tag 7");
 }
 
+TEST(MessageMatcher, WhatATimeOutSaysOfMessagesWithOtherTags) {
+  Matcher m(3, {});
+  EXPECT_EQ(not_received(m.kept(any_source)), "");
+  come(m, 1, 8, 0);
+  come(m, 1, 8, 1);
+  come(m, 2, 3, 2);
+  come(m, 1, -5, 3);  // of a composed call
+  EXPECT_EQ(not_received(m.kept(1)), "; messages that were not received: tag 8 from rank 1");
+  EXPECT_EQ(not_received(m.kept(any_source)),
+            "; messages that were not received: tag 8 from rank 1, tag 3 from rank 2");
+  EXPECT_EQ(not_received(m.kept(0)), "");
+  for (int tag = 10; tag < 15; ++tag) come(m, 2, tag, tag);
+  EXPECT_EQ(
+      not_received(m.kept(2)),
+      "; messages that were not received: tag 3 from rank 2, tag 10 from rank 2, tag 11 from rank 2, tag "
+      "12 from rank 2 and 2 more");
+}
+
 TEST(MessageMatcher, SaysWhenItHoldsTooMuch) {
   Matcher few(2, {.messages = 3, .bytes = 1000});
   EXPECT_TRUE(few.has_room(5000));  // a single one

@@ -360,6 +360,23 @@ TEST_P(Messages, AnAbsentSenderIsNamedWithItsTag) {
   });
 }
 
+TEST_P(Messages, ATimeOutNamesTheTagsThatHaveCome) {
+  run(2, [](Rank& r) {
+    const Tensor t = empty(r, 4);
+    r.group().barrier().wait();
+    if (r.rank == 0) r.group().send(t, 1, {.tag = 8}).wait();
+    r.meet("sent");
+    if (r.rank == 1) {
+      const Error e = error_of([&] { r.group().recv(t, 0, {.deadline = 200ms, .tag = 9}).wait(); });
+      EXPECT_EQ(e.code(), ErrorCode::timeout);
+      EXPECT_THAT(
+          e.what(),
+          HasSubstr("rank 0 has not sent it (tag 9); messages that were not received: tag 8 from rank 0; "));
+    }
+    r.meet("end");
+  });
+}
+
 TEST_P(Messages, AnAbsentReceiverIsNamedWithItsTag) {
   run(2, [](Rank& r) {
     r.group().barrier().wait();

@@ -63,6 +63,7 @@ TEST(LogLevels, ATextChangesThem) {
   EXPECT_EQ(shown(before.changed_by("info", "X")), "info info info info info info");
   EXPECT_EQ(shown(before.changed_by("info,store=debug", "X")), "info info debug info info info");
   EXPECT_EQ(shown(before.changed_by("store=debug,info", "X")), "info info debug info info info");
+  EXPECT_EQ(shown(before.changed_by(" info , store = debug ", "X")), "info info debug info info info");
   EXPECT_EQ(shown(before.changed_by("dp=error,program=debug", "X")),
             "debug warning warning warning warning error");
   EXPECT_EQ(shown(before.changed_by("host=info,backends=debug,group=error", "X")),
@@ -73,7 +74,8 @@ TEST(LogLevels, WhatIsNoneIsNamed) {
   const auto text = [](std::string_view given) {
     return test::error_text([&] { LogLevels().changed_by(given, "WEFT_LOG"); });
   };
-  const std::string levels = "expected error, warning, info or debug";
+  const std::string levels =
+      "expected error, warning, info or debug, and for single layers layer=level, as in info,store=debug";
   EXPECT_EQ(text("loud"), "bad_argument: WEFT_LOG is \"loud\"; " + levels);
   EXPECT_EQ(text("Info"), "bad_argument: WEFT_LOG is \"Info\"; " + levels);
   EXPECT_EQ(text(""), "bad_argument: WEFT_LOG is \"\"; " + levels);

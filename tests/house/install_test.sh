@@ -44,6 +44,18 @@ done
 (cd / && mv "$work/made/weft" "$prefix")
 ! grep -rlF "$work/made" "$prefix" --include='*.pc' --include='*.cmake' || fail "these files name the prefix that was"
 
+# Every link of an installed page that does not leave the machine leads to something.
+python3 - "$prefix/share/doc/weft" <<'END' || fail "links of installed pages lead nowhere"
+import pathlib, re, sys
+top = pathlib.Path(sys.argv[1])
+pages = list(top.rglob("*.md"))
+dead = [f"{page.relative_to(top)}: {link}" for page in pages
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.S))
+        if "://" not in link and not (page.parent / link).exists()]
+print("\n".join(dead))
+sys.exit(bool(dead) or len(pages) < 20)
+END
+
 fence cpp 1 >"$work/hello/hello.cpp"
 fence cmake 1 >"$work/hello/CMakeLists.txt"
 grep -q all_reduce "$work/hello/hello.cpp" || fail "README.md has no C++ block"
@@ -76,7 +88,7 @@ if command -v pkg-config >/dev/null; then
       echo "examples/$example: skipped, $compiler is not installed"
       continue
     fi
-    cp "$prefix/share/weft/examples/$example" "$work/hello/"
+    cp "$prefix/share/doc/weft/examples/$example" "$work/hello/"
     commands=$(sed -n 's/^[/!]*   //p;/^$/q' "$source_dir/examples/$example")
     [[ $commands == "$compiler "*$'\n'"weft run "* ]] || fail "examples/$example begins with no commands: $commands"
     as_user "PATH=\$HOME/weft/bin:\$PATH; cd ../hello; $commands"
@@ -152,7 +164,7 @@ grep -q '^[^ ]*: error: #error "weft needs C++20: compile with -std=c++20' <<<"$
 for file in doc/weft/LICENSE doc/weft/README.md doc/weft/docs/overview.md weft/examples/CMakeLists.txt weft/examples/gradients/gradients.cpp; do
   [ -s "$prefix/share/$file" ] || fail "$prefix/share/$file is not installed"
 done
-examples=$prefix/share/weft/examples
+examples=$prefix/share/doc/weft/examples
 
 # The installed examples. Those that the build has compiled anyway are linked only against what was installed, further down.
 cmake -G Ninja -S "$examples" -B "$work/examples" -DCMAKE_PREFIX_PATH="$prefix" >"$work/cmake.log" 2>&1 || { cat "$work/cmake.log"; exit 1; }

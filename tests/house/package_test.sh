@@ -51,7 +51,7 @@ export LD_LIBRARY_PATH=${libraries%/pkgconfig}
 if command -v pkg-config >/dev/null; then
   flags=$(PKG_CONFIG_PATH=$libraries pkg-config --cflags --libs weft)
   [[ $flags != *rpath* ]] || fail "weft.pc of the system's prefix has a run path: $flags"
-  cc -std=c11 -Wall -Wextra -Werror "$usr/share/weft/examples/c/hello.c" -o "$work/hello" $flags
+  cc -std=c11 -Wall -Wextra -Werror "$usr/share/doc/weft/examples/c/hello.c" -o "$work/hello" $flags
   "$usr/bin/weft" run -n 2 -- "$work/hello" >"$work/log" 2>&1 || { cat "$work/log"; fail "examples/c against the packages"; }
   for rank in 0 1; do grep -q "rank $rank of 2: sum 3\$" "$work/log" || { cat "$work/log"; fail "no sum of rank $rank"; }; done
 else

@@ -32,6 +32,9 @@ TEST(Transformer, SaysWhichSizeDoesNotFit) {
             "transformer: head_dim 7 is odd; rotary positions need pairs");
   EXPECT_EQ(refusal({.head_size = -1}), "transformer: head_size is -1; expected 0 (dim / heads) or more");
   EXPECT_EQ(refusal({.vocab = 0}), "transformer: vocab is 0; expected at least 1");
+  EXPECT_EQ(refusal({.layers = 10001}), "transformer: layers is 10001; expected at most 10000");
+  EXPECT_EQ(refusal({.vocab = std::int64_t{1} << 31}),
+            "transformer: vocab is 2147483648; expected at most 1073741824");
 }
 
 TEST(Transformer, HeadsMayBeOfAnotherSizeThanTheirPartOfTheModel) {

@@ -47,7 +47,7 @@ TEST(Check, WrongFlagsAreNamed) {
         "WEFT_BACKEND_PATH that moves host memory: backend \"tin\" was not found");
   wrong("--backend nccl", "check: backend \"nccl\" is not one to check; expected shm, ");
   wrong("--backend auto", "check: backend \"auto\" is not one to check; expected shm, ");
-  wrong("--kinds kill,flood", "check: there is no fault \"flood\"");
+  wrong("--kinds kill,flood", "check: --kinds: there is no fault \"flood\"; expected some of ");
   wrong("--faults --ranks 1", "check: --ranks is 1; faults need 2 or more, so that somebody notices");
   wrong("--points nowhere", "check: there is no point \"nowhere\" of a call");
   wrong("--program /nowhere", "/nowhere");

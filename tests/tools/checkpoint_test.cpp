@@ -137,5 +137,12 @@ TEST_F(CheckpointCommand, WrongWordsAreNamed) {
   EXPECT_EQ(command("diff a b --tolerance -1").status, 2);
 }
 
+TEST_F(CheckpointCommand, ACommandThatItDoesNotHaveIsNamed) {
+  const Outcome wrong = command("verfy run");
+  EXPECT_EQ(wrong.status, 2);
+  EXPECT_THAT(wrong.text,
+              HasSubstr("unknown command \"checkpoint verfy\"; is verify meant? The commands are inspect, "));
+}
+
 }  // namespace
 }  // namespace weft::test::checkpoint_test

@@ -260,6 +260,14 @@ TEST_F(RunTest, WeftSaysItsVersionAndWhatACommandThatItDoesNotHaveMayMean) {
   };
   EXPECT_EQ(weft("--version"), 0);
   EXPECT_EQ(out(), "weft " WEFT_VERSION "\n");
+  EXPECT_EQ(weft("version"), 0);
+  EXPECT_EQ(out(), "weft " WEFT_VERSION "\n");
+  EXPECT_EQ(weft("help"), 0);
+  EXPECT_THAT(out(), HasSubstr("weft: programs of many ranks"));
+  EXPECT_EQ(weft("help doctor"), 0);
+  EXPECT_THAT(out(), HasSubstr("What this machine has"));
+  EXPECT_EQ(weft("help frob"), 2);
+  EXPECT_THAT(err(), HasSubstr("unknown command \"frob\""));
   EXPECT_EQ(weft("rum -n 2 ./a"), 2);
   EXPECT_THAT(err(),
               ::testing::StartsWith("weft: unknown command \"rum\"; is run meant? The commands are run, "));

@@ -1,4 +1,4 @@
-// Drives the built `weft train`, `weft parity` and `weft doctor` on small models.
+// Drives the built `weft train` and `weft parity` on small models.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -526,15 +526,6 @@ TEST_F(TrainTest, ParityComparesMeshes) {
   words.insert(words.end(), {"--meshes", "1x1,3x"});
   EXPECT_EQ(run(words), 2);
   EXPECT_THAT(err(), HasSubstr("mesh \"3x\" is not dp x tp"));
-}
-
-TEST_F(TrainTest, DoctorFindsNothingWrong) {
-  EXPECT_EQ(run({"doctor"}), 0) << out() << err();
-  EXPECT_THAT(out(), HasSubstr("nothing is wrong"));
-  EXPECT_THAT(out(), Not(HasSubstr("WEFT_STORE"))) << "only what is set is shown";
-  EXPECT_THAT(out(), HasSubstr("memory that peers map        works"));
-  EXPECT_EQ(run({"doctor", "--all"}), 0) << out() << err();
-  EXPECT_THAT(out(), HasSubstr("WEFT_STORE"));
 }
 
 // The same numbers under either mpirun as over shared memory: no rank order matters in a sum of two.

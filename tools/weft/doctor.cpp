@@ -1,5 +1,4 @@
-// weft doctor: what this machine has, what will be used, what is wrong. First form: the host and the shm
-// backend.
+// weft doctor: what this machine has, what will be used, what is wrong.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sched.h>
@@ -9,13 +8,17 @@
 #include <CLI/CLI.hpp>
 
 #include <cerrno>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <thread>
+#include <vector>
 
 #include "backends/support_table.hpp"
 #include "commands.hpp"
+#include "nearest.hpp"
 #include "trace.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"
@@ -43,6 +46,17 @@ std::string limit(int resource) {
 }
 
 void line(std::string_view what, const std::string& value) { fmt::print("  {:<28} {}\n", what, value); }
+
+// The text of what `part` throws, or nothing.
+template <class Part>
+std::string trouble_of(const Part& part) {
+  try {
+    part();
+    return {};
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
 
 // Two ranks as threads add two numbers, in memory of `kind`. The text of what went wrong, or nothing.
 std::string try_shm(Memory kind) {
@@ -90,6 +104,64 @@ void print_environment(bool all) {
                                    : fmt::format("weft does not know it; is {} meant?", v.nearest));
 }
 
+// Whether traces can be written to where WEFT_TRACE says: what is wrong, or nothing.
+std::string trace_trouble(const std::filesystem::path& folder) {
+  std::error_code no;
+  if (std::filesystem::is_directory(folder, no))
+    return ::access(folder.c_str(), W_OK | X_OK) == 0
+               ? ""
+               : fmt::format("{} cannot be written to: {}", folder.string(), system_words(errno));
+  if (std::filesystem::exists(folder, no)) return fmt::format("{} is not a folder", folder.string());
+  return fmt::format("there is no folder {}", folder.string());
+}
+
+// Whether groups that leave the choice to weft get the transport that WEFT_BACKEND names: what is wrong, or nothing.
+std::string backend_trouble(const std::string& wanted, const std::vector<FoundBackend>& found) {
+  if (wanted == "auto") return {};
+  std::vector<std::string> names = {"auto"};
+  for (const FoundBackend& b : found) {
+    if (b.name == wanted) return b.problem.empty() ? "" : fmt::format("{}: {}", wanted, b.problem);
+    names.push_back(b.name);
+  }
+  const std::string meant = is_meant(wanted, names);
+  return fmt::format("there is no transport \"{}\"{}{} one of {}", wanted, meant,
+                     meant.empty() ? "; expected" : " Expected", fmt::join(names, ", "));
+}
+
+// Prints what was found of the transports. Returns the number of things that are wrong.
+int check_backends() {
+  int wrong = 0;
+  fmt::print("\nbackends\n");
+  for (const Memory kind : {Memory::shared, Memory::local}) {
+    const std::string trouble = try_shm(kind);
+    wrong += !trouble.empty();
+    line(kind == Memory::shared ? "shm, shared memory" : "shm, foreign memory",
+         trouble.empty() ? "works" : "WRONG: " + trouble);
+  }
+  Context context;
+  {
+    const Tensor t(context, Shape{1024}, DType::f32, Memory::shared);
+    const bool shared = t.storage().memory() == Memory::shared;
+    line("memory that peers map",
+         shared ? "works" : "cannot be had: collectives copy (see the address space limit)");
+  }
+
+  fmt::print("\nplug-ins\n");
+  const std::vector<FoundBackend> found = find_backends(context);
+  for (const FoundBackend& b : found) {
+    if (b.name == "shm") continue;  // built in, tried above
+    line(b.name, b.problem.empty() ? fmt::format("{} ({})", b.version, b.path)
+                                   : fmt::format("cannot be used: {} ({})", b.problem, b.path));
+  }
+  line("searched in", fmt::format("{}", fmt::join(backend_folders(), ", ")));
+  if (const auto wanted = env::get("WEFT_BACKEND")) {
+    const std::string trouble = backend_trouble(*wanted, found);
+    wrong += !trouble.empty();
+    if (!trouble.empty()) line("WEFT_BACKEND", "WRONG: " + trouble);
+  }
+  return wrong;
+}
+
 int doctor(bool all) {
   int wrong = 0;
   utsname host{};
@@ -106,30 +178,20 @@ int doctor(bool all) {
   line("address space limit, bytes", limit(RLIMIT_AS));
   line("open files limit", limit(RLIMIT_NOFILE));
 
-  fmt::print("\nbackends\n");
-  for (const Memory kind : {Memory::shared, Memory::local}) {
-    const std::string trouble = try_shm(kind);
-    wrong += !trouble.empty();
-    line(kind == Memory::shared ? "shm, shared memory" : "shm, foreign memory",
-         trouble.empty() ? "works" : "WRONG: " + trouble);
+  // A variable that no Context takes would make everything else look wrong.
+  if (const std::string trouble = trouble_of([] { Context context; }); trouble.empty()) {
+    wrong += check_backends();
+  } else {
+    fmt::print("\nContext (without one, nothing else can be tried)\n");
+    line("WRONG", trouble);
+    ++wrong;
   }
-  {
-    Context context;
-    const Tensor t(context, Shape{1024}, DType::f32, Memory::shared);
-    const bool shared = t.storage().memory() == Memory::shared;
-    line("memory that peers map",
-         shared ? "works" : "cannot be had: collectives copy (see the address space limit)");
-  }
-
-  fmt::print("\nplug-ins\n");
-  {
-    Context context;
-    for (const FoundBackend& b : find_backends(context)) {
-      if (b.name == "shm") continue;  // built in, tried above
-      line(b.name, b.problem.empty() ? fmt::format("{} ({})", b.version, b.path)
-                                     : fmt::format("cannot be used: {} ({})", b.problem, b.path));
+  if (const auto folder = env::get("WEFT_TRACE")) {
+    if (const std::string trouble = trace_trouble(*folder); !trouble.empty()) {
+      fmt::print("\ntraces\n");
+      line("WEFT_TRACE", "WRONG: no traces are written: " + trouble);
+      ++wrong;
     }
-    line("searched in", fmt::format("{}", fmt::join(backend_folders(), ", ")));
   }
 
   print_environment(all);

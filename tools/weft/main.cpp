@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/text/nearest.hpp"
@@ -19,7 +20,8 @@ namespace {
 
 constexpr int kUsage = 2;  // the exit status of wrong flags and values
 
-void check_command(const CLI::App& app, const std::string& word) {
+/// `before`: of whose commands, "checkpoint ", or nothing.
+void check_command(const CLI::App& app, std::string_view before, const std::string& word) {
   std::vector<std::string> names;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; }))
     names.push_back(command->get_name());
@@ -27,7 +29,7 @@ void check_command(const CLI::App& app, const std::string& word) {
   const std::string meant = weft::is_meant(word, names);
   throw weft::Error(
       weft::ErrorCode::bad_argument,
-      fmt::format("unknown command \"{}\"{}{}{}", word, meant,
+      fmt::format("unknown command \"{}{}\"{}{}{}", before, word, meant,
                   meant.empty() ? "; the commands are " : " The commands are ", fmt::join(names, ", ")));
 }
 
@@ -62,7 +64,23 @@ Words split(const CLI::App& app, const std::vector<std::string>& words) {
   return s;
 }
 
-int run(const std::vector<std::string>& words) {
+// "help" and "version" as flags: `weft help run` is `weft run --help`.
+std::vector<std::string> as_flags(const std::vector<std::string>& words) {
+  if (words.empty() || (words[0] != "help" && words[0] != "version")) return words;
+  std::vector<std::string> flags(words.begin() + 1, words.end());
+  flags.push_back("--" + words[0]);
+  return flags;
+}
+
+void check_commands(const CLI::App& app, const std::vector<std::string>& words) {
+  if (words.empty() || words[0].starts_with('-')) return;
+  check_command(app, "", words[0]);
+  const CLI::App* command = app.get_subcommand(words[0]);
+  if (command->get_require_subcommand_min() > 0 && words.size() > 1 && !words[1].starts_with('-'))
+    check_command(*command, words[0] + " ", words[1]);
+}
+
+int run(const std::vector<std::string>& given) {
   CLI::App app("weft: programs of many ranks", "weft");
   app.require_subcommand(1);
   app.set_version_flag("--version", std::string("weft ") + WEFT_VERSION);
@@ -70,8 +88,8 @@ int run(const std::vector<std::string>& words) {
   weft::tools::Body chosen;
   weft::tools::add_run(app, program, chosen);
 #ifdef WEFT_HAVE_TRAIN
-  weft::tools::add_train(app, words, chosen);
-  weft::tools::add_parity(app, words, chosen);
+  weft::tools::add_train(app, given, chosen);
+  weft::tools::add_parity(app, given, chosen);
 #endif
   weft::tools::add_doctor(app, chosen);
   weft::tools::add_check(app, chosen);
@@ -79,7 +97,8 @@ int run(const std::vector<std::string>& words) {
   weft::tools::add_checkpoint(app, chosen);
 #endif
   weft::tools::add_bench(app, chosen);
-  if (!words.empty() && !words[0].starts_with('-')) check_command(app, words[0]);
+  const std::vector<std::string> words = as_flags(given);
+  check_commands(app, words);
   const Words s = split(app, words);
   program = s.program;
   try {

@@ -8,6 +8,7 @@
 // messages of one source and tag are never overtaken, and no source waits behind later messages of another.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -86,6 +87,19 @@ class MessageMatcher {
   const Message* message(int source, std::int32_t tag) const {
     const auto found = find(source, tag);
     return found == queues_.end() ? nullptr : &found->second.first->message;
+  }
+  /// Source and tag of the messages that are kept from `source` (any_source: from all), each pair once, in order;
+  /// negative tags, which are those of composed calls, are left out.
+  std::vector<std::pair<int, std::int32_t>> kept(int source) const {
+    std::vector<std::pair<int, std::int32_t>> list;
+    for (const auto& [number, queue] : queues_) {
+      const int from = static_cast<int>(number >> 32);
+      const auto tag = static_cast<std::int32_t>(static_cast<std::uint32_t>(number));
+      if (queue.first != nullptr && tag >= 0 && (source == any_source || source == from))
+        list.emplace_back(from, tag);
+    }
+    std::sort(list.begin(), list.end());
+    return list;
   }
   /// Adds a receive for which there was no message, behind the others. `source` may be any_source.
   void post(int source, std::int32_t tag, Receive& receive) {
@@ -212,6 +226,10 @@ std::vector<int> awaited_sources(const OpState& recv, int rank, int size);
 /// What these ranks have not done, for the text of a time-out of a recv or wait_message: "rank 1 has not sent it
 /// (tag 7)", "no rank has sent a message with tag 7".
 std::string not_sent(const OpState& recv, std::span<const int> ranks, int rank, int size);
+
+/// What MessageMatcher::kept() adds to that text, as a tag may have been mistaken: "; messages that were not
+/// received: tag 8 from rank 1". Empty where there are none.
+std::string not_received(std::span<const std::pair<int, std::int32_t>> kept);
 
 /// The text of MessageMatcher::refusal().
 Failure too_many_unexpected(const UnexpectedLimits& limits, std::int64_t held, std::int64_t held_bytes,

@@ -160,6 +160,7 @@ std::vector<int> Links::missing(const OpState& s, std::string& story) {
     return text;
   };
   story = tell(ranks, found, simple, true);
+  if (!row(s.op).collective && s.op != Op::send) story += not_received(matcher_.kept(s.peer));
   return ranks;
 }
 

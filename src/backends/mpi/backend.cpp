@@ -129,6 +129,7 @@ class MpiBackend final : public Backend {
     if (row(s.op).collective && calls_.late(call_state(s).sequence).empty())
       return tell_all_arrived(found, story);
     story = tell(ranks, found, [&](std::span<const int> these) { return story_of(s, these); });
+    if (!row(s.op).collective && s.op != Op::send) story += state_->messages.not_received(s);
     return ranks;
   }
 

@@ -16,6 +16,7 @@
 #include <list>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "backends/mpi/control_channel.hpp"
@@ -41,6 +42,8 @@ class Messages {
   const std::optional<Failure>& trouble() const noexcept { return trouble_; }
   /// The message that a receive from `source` (or any_source) with that tag would take.
   std::optional<MessageInfo> probe(int source, std::int32_t tag) const;
+  /// Messages that no receive has taken, from the source of `recv`: weft::not_received().
+  std::string not_received(const OpState& recv) const { return weft::not_received(matcher_.kept(recv.peer)); }
   /// The ranks that must still do something for a message of this rank: receivers of large ones, senders to
   /// its receives; of a receive from any_source all others, if `any`.
   std::vector<int> awaited(bool any = true) const;

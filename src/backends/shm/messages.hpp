@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "backends/shm/single_copy.hpp"
@@ -45,6 +46,8 @@ class Messages {
   bool collect();
   /// The message that a receive from `source` (or any_source) with that tag would take.
   std::optional<MessageInfo> probe(int source, std::int32_t tag);
+  /// Messages that no receive has taken, from the source of `recv`: not_received().
+  std::string not_received(const OpState& recv) const { return weft::not_received(matcher_.kept(recv.peer)); }
   /// Peers that calls in flight wait for: each of which must do something; and beside these any rank that might
   /// send to a receive from any_source.
   std::vector<int> awaited_by_name() const;

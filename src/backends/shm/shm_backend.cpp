@@ -105,6 +105,7 @@ class ShmBackend final : public Backend {
       if (s.op != Op::send) return not_sent(s, late, group_.rank, group_.size);
       return fmt::format("rank {} has not received it (tag {})", s.peer, s.tag);
     });
+    if (is_message(s.op) && s.op != Op::send) story += messages_.not_received(s);
     if (s.op == Op::send) {
       if (messages_.held_by(s.peer))
         story +=

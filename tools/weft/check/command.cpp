@@ -1,11 +1,14 @@
 #include "command.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "number_flag.hpp"
@@ -52,6 +55,18 @@ Traits traits_of(const std::string& backend) {
   return traits;
 }
 
+/// The one of the values first to end - 1 whose name is `word`.
+template <class Value>
+Value named(std::string_view flag, std::string_view what, const std::string& word, int first, int end) {
+  std::vector<std::string> names;
+  for (int v = first; v < end; ++v) {
+    names.emplace_back(name(static_cast<Value>(v)));
+    if (names.back() == word) return static_cast<Value>(v);
+  }
+  throw Error(ErrorCode::bad_argument, fmt::format("check: {}: there is no {} \"{}\"; expected some of {}",
+                                                   flag, what, word, fmt::join(names, ", ")));
+}
+
 int check(Flags& f, const MoreBackends& others) {
   Options& o = f.options;
   o.settings.backend = o.range.backend = f.backend;
@@ -69,25 +84,10 @@ int check(Flags& f, const MoreBackends& others) {
   if (f.backend == "mpi-mpich") o.settings.mpirun = {"mpirun.mpich"};
   o.range.job = !o.settings.mpirun.empty();
   if (o.range.job) o.range.threads = false;
-  for (const std::string& word : f.kinds) {
-    bool found = false;
-    for (int k = 1; k < kFaultKinds; ++k)
-      if (word == name(static_cast<FaultKind>(k))) {
-        o.range.kinds.push_back(static_cast<FaultKind>(k));
-        found = true;
-      }
-    if (!found) throw Error(ErrorCode::bad_argument, fmt::format("check: there is no fault \"{}\"", word));
-  }
-  for (const std::string& word : f.points) {
-    bool found = false;
-    for (int k = 0; k < kFaultPoints; ++k)
-      if (word == name(static_cast<FaultPoint>(k))) {
-        o.range.points.push_back(static_cast<FaultPoint>(k));
-        found = true;
-      }
-    if (!found)
-      throw Error(ErrorCode::bad_argument, fmt::format("check: there is no point \"{}\" of a call", word));
-  }
+  for (const std::string& word : f.kinds)
+    o.range.kinds.push_back(named<FaultKind>("--kinds", "fault", word, 1, kFaultKinds));
+  for (const std::string& word : f.points)
+    o.range.points.push_back(named<FaultPoint>("--points", "point of a call", word, 0, kFaultPoints));
   if (!f.kinds.empty() || !f.points.empty()) o.range.faults = true;
   if (o.range.faults && std::all_of(o.range.ranks.begin(), o.range.ranks.end(), [](int n) { return n < 2; }))
     throw Error(ErrorCode::bad_argument,
