@@ -17,6 +17,8 @@ void CosineSchedule::check() const {
   if (!(floor >= 0 && floor <= peak))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("schedule: floor {} and peak {}; expected 0 <= floor <= peak", floor, peak));
+  if (!std::isfinite(peak))
+    throw Error(ErrorCode::bad_argument, fmt::format("schedule: peak is {}; expected a finite number", peak));
 }
 
 double CosineSchedule::at(std::int64_t step) const noexcept {

@@ -160,6 +160,8 @@ TEST(CosineSchedule, RisesThenFalls) {
             "schedule: warmup 5 of total 5 steps; expected 0 <= warmup < total");
   EXPECT_EQ(error_text(ErrorCode::bad_argument, [] { CosineSchedule{.peak = 0.1, .floor = 0.5}.check(); }),
             "schedule: floor 0.5 and peak 0.1; expected 0 <= floor <= peak");
+  EXPECT_EQ(error_text(ErrorCode::bad_argument, [] { CosineSchedule{.peak = HUGE_VAL}.check(); }),
+            "schedule: peak is inf; expected a finite number");
 }
 
 }  // namespace

@@ -59,6 +59,13 @@ TEST_F(CheckpointCommand, InspectShowsWhatThereIs) {
   EXPECT_EQ(json["tensors"]["steps"]["files"][0], "rank-00000.safetensors");
 }
 
+TEST_F(CheckpointCommand, ControlCharactersOfNamesAreNotPrinted) {
+  save("run", {{"a\x1b[2Jb", view(count)}});
+  const Outcome shown = command("inspect run");
+  EXPECT_EQ(shown.status, 0);
+  EXPECT_THAT(shown.text, HasSubstr("a?[2Jb "));
+}
+
 TEST_F(CheckpointCommand, VerifyFindsAFlippedBit) {
   save("run", {{"weight", view(weight)}});
   const Outcome whole = command("verify run");

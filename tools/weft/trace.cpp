@@ -12,6 +12,7 @@
 
 #include "base/json_reader.hpp"
 #include "base/regular_file.hpp"
+#include "printable.hpp"
 #include "weft/backends/op_table.hpp"
 #include "weft/base/name_ranks.hpp"
 
@@ -23,13 +24,6 @@ using nlohmann::json;
 constexpr std::int64_t kMost = std::int64_t{1} << 60;  // nanoseconds, so that sums of a few stay in 64 bits
 constexpr std::size_t kWorst = 5;                      // calls that are listed
 constexpr std::size_t kDifferences = 5;
-
-// A text that will be printed.
-std::string printable(std::string words) {
-  for (char& c : words)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  return words;
-}
 
 TracedCall read_call(const JsonReader& in) {
   TracedCall c;

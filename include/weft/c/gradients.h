@@ -22,8 +22,8 @@ extern "C" {
 /* Lists of gradients ------------------------------------------------------------------------------------------ */
 
 /* Reduces gradients, in place, on those of `axes` on which they are WEFT_PARTIAL: summed, or averaged, as their
- * layouts say. WEFT_LAYOUT for one that is WEFT_REPLICATE on an axis: there is nothing to reduce. Blocks. One
- * collective for each reduction, dtype and set of axes. */
+ * layouts say. WEFT_LAYOUT for one that is WEFT_REPLICATE on an axis of several ranks: there is nothing to reduce.
+ * Blocks. One collective for each reduction, dtype and set of axes. */
 weft_status weft_average_gradients(const weft_tensor* gradients, int32_t count, const weft_mesh* axes,
                                    weft_error* error);
 

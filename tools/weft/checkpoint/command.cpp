@@ -15,6 +15,7 @@
 
 #include "commands.hpp"
 #include "difference.hpp"
+#include "printable.hpp"
 #include "weft/base/error.hpp"
 #include "weft/checkpoint/reader.hpp"
 
@@ -91,12 +92,12 @@ int inspect(const CheckpointFlags& flags) {
              info.mesh.empty() ? "one rank" : info.mesh, reader.hashed() ? "with hashes" : "without hashes");
   for (const auto& [key, value] : info.extra) {
     const std::string first = value.substr(0, value.find('\n'));
-    fmt::print("  {}: {}{}\n", key, first.substr(0, 100),
+    fmt::print("  {}: {}{}\n", printable(key), printable(first.substr(0, 100)),
                first.size() < value.size() || first.size() > 100 ? " ..." : "");
   }
   for (const std::string& name : names) {
     const CheckpointTensor& t = reader.tensor(name);
-    fmt::print("{:<{}}  {:<6} {:<20} {:>8}  {} part{}{}\n", name, widest, weft::name(t.dtype),
+    fmt::print("{:<{}}  {:<6} {:<20} {:>8}  {} part{}{}\n", printable(name), widest, weft::name(t.dtype),
                to_string(t.shape), size_text(bytes_of(t)), t.parts, t.parts == 1 ? " " : "s",
                t.layout.empty() ? "" : fmt::format("  {}", fmt::join(t.layout, ", ")));
   }
@@ -127,13 +128,13 @@ int diff(const CheckpointFlags& flags) {
   std::size_t alike = 0, different = 0;
   for (const std::string& name : names_of(a, flags)) {
     if (!b.contains(name)) {
-      fmt::print("{}: only in {}\n", name, flags.path);
+      fmt::print("{}: only in {}\n", printable(name), flags.path);
       ++different;
       continue;
     }
     const CheckpointTensor &in_a = a.tensor(name), &in_b = b.tensor(name);
     if (in_a.dtype != in_b.dtype || in_a.shape != in_b.shape) {
-      fmt::print("{}: {} {} and {} {}\n", name, weft::name(in_a.dtype), to_string(in_a.shape),
+      fmt::print("{}: {} {} and {} {}\n", printable(name), weft::name(in_a.dtype), to_string(in_a.shape),
                  weft::name(in_b.dtype), to_string(in_b.shape));
       ++different;
       continue;
@@ -144,13 +145,13 @@ int diff(const CheckpointFlags& flags) {
       ++alike;
       continue;
     }
-    fmt::print("{}: {} of {} numbers differ, by at most {:.3g}\n", name, d.numbers,
+    fmt::print("{}: {} of {} numbers differ, by at most {:.3g}\n", printable(name), d.numbers,
                real_numbers(x.view()).count(), d.largest);
     ++different;
   }
   for (const std::string& name : names_of(b, flags))
     if (!a.contains(name)) {
-      fmt::print("{}: only in {}\n", name, flags.other);
+      fmt::print("{}: only in {}\n", printable(name), flags.other);
       ++different;
     }
   const auto& in_a = a.info();
