@@ -23,12 +23,16 @@ Compute::Compute(Context& context, int threads, Device device)
 }
 
 Compute::~Compute() {
+  const auto finish = [&] {
+    try {
+      wait();
+    } catch (const std::exception& e) {  // nobody is there to be told
+      context_->log().write(LogLayer::host, LogLevel::warning, fmt::format("compute: {}", e.what()));
+    }
+  };
+  finish();  // kernels on the stream use what is attached
   while (!attachments_.empty()) attachments_.pop_back();  // gives its memory back on the stream
-  try {
-    wait();
-  } catch (const std::exception& e) {  // nobody is there to be told
-    context_->log().write(LogLayer::host, LogLevel::warning, fmt::format("compute: {}", e.what()));
-  }
+  finish();
   runtime_->destroy_stream(stream_);
 }
 
