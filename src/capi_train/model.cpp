@@ -81,6 +81,8 @@ weft::BuildOptions build_options_of(const char* function, const weft_transformer
   if (o.data_axis != nullptr) build.data_axis = o.data_axis;
   if (o.tensor_axis != nullptr) build.tensor_axis = o.tensor_axis;
   build.seed = o.seed;
+  build.tensor.sequence_parallel = o.sequence_parallel;
+  if (o.split_vocab) build.tensor.vocab = weft::VocabSplit::shard;
   if (o.weights != WEFT_F32 && o.weights != WEFT_BF16)
     capi::refuse(ErrorCode::bad_argument, function,
                  fmt::format("options->weights is {}; expected {} (WEFT_F32) or {} (WEFT_BF16)", o.weights,

@@ -114,8 +114,10 @@ weft_status weft_trainer_gradients(weft_trainer* trainer, weft_tensor* gradients
       const weft::Gradient& g = all[i];
       // Those of the call before stay where they are the same: the program may still have them.
       if (i == layouts.size()) layouts.emplace_back();
-      if (layouts[i] == nullptr || layouts[i]->layout != g.layout)
+      if (layouts[i] == nullptr || layouts[i]->layout != g.layout) {
         layouts[i] = std::make_unique<weft_layout>(trainer->model->owner, g.layout);
+        layouts[i]->lend();
+      }
       const weft_device device =
           g.data.device == weft::Device{} ? WEFT_CPU : WEFT_CUDA(weft_device{g.data.device.index});
       gradients[i] = {

@@ -14,8 +14,9 @@ namespace {
 
 const Style kFeedsColumns{.name = "feeds_columns", .after = Style::Change{Replicate{}, Replicate{}}};
 const Style kFedColumn{.name = "fed_column", .split = Split::column};
-const std::array<const Style*, 6> kStyles{&Style::enter, &Style::column, &Style::column_gathered,
-                                          &Style::row,   &kFeedsColumns, &kFedColumn};
+const std::array kStyles{
+    &Style::enter,    &Style::column,       &Style::column_gathered, &Style::row,    &Style::vocabulary,
+    &Style::sequence, &Style::cut_sequence, &Style::gather_sequence, &kFeedsColumns, &kFedColumn};
 
 [[noreturn]] void refuse(const std::string& text) {
   throw Error(ErrorCode::bad_argument, "parallelize: " + text);

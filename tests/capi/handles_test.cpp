@@ -48,6 +48,16 @@ TEST(Handles, AreRefusedByName) {
       [&] { expect_alive("weft_eat", reinterpret_cast<const HandleBase*>(nothing), "fruit", Apple::kKind); });
 }
 
+TEST(Handles, ThatAreLentAreLeftAlone) {
+  Apple apple;
+  apple.lend();
+  testing::internal::CaptureStderr();
+  EXPECT_FALSE(retire("weft_eat", &apple, "fruit", Apple::kKind));
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("weft_eat: fruit is lent: its owner destroys it"),
+            std::string::npos);
+  EXPECT_TRUE(is_alive(&apple, Apple::kKind));
+}
+
 // More than the first array holds, and most of the second one: each is found, also when its neighbours are gone.
 TEST(Handles, MayBeMany) {
   constexpr std::size_t kMany = 30000;

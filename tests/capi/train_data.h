@@ -2,6 +2,7 @@
 #ifndef WEFT_TESTS_CAPI_TRAIN_DATA_H
 #define WEFT_TESTS_CAPI_TRAIN_DATA_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #ifdef __cplusplus
@@ -34,8 +35,9 @@ static inline void train_batch(int step, int first, int rows, int64_t* tokens, i
     }
 }
 
-/* The losses of that run by the parts of the C++ API, on dp x tp ranks that are threads. */
-void train_in_cpp(int dp, int tp, double losses[TRAIN_STEPS]);
+/* The losses of that run by the parts of the C++ API, on dp x tp ranks that are threads. `split`: with sequence parallel and a
+ * split vocabulary. */
+void train_in_cpp(int dp, int tp, bool split, double losses[TRAIN_STEPS]);
 
 #ifdef __cplusplus
 }

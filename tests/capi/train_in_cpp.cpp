@@ -15,7 +15,7 @@ namespace {
 
 using namespace weft;
 
-void run_rank(Context& context, const std::shared_ptr<Store>& store, int rank, int dp, int tp,
+void run_rank(Context& context, const std::shared_ptr<Store>& store, int rank, int dp, int tp, bool split,
               double* losses) {
   Membership m;
   m.rank = rank;
@@ -33,7 +33,10 @@ void run_rank(Context& context, const std::shared_ptr<Store>& store, int rank, i
   config.vocab = TRAIN_VOCAB;
   config.max_seq = TRAIN_SEQUENCE;
   config.init_std = TRAIN_INIT_STD;
-  const ParallelModel built = build_parallel_model(config, mesh, compute, {.seed = TRAIN_SEED});
+  BuildOptions options{.seed = TRAIN_SEED};
+  options.tensor.sequence_parallel = split;
+  options.tensor.vocab = split ? VocabSplit::shard : VocabSplit::whole;
+  const ParallelModel built = build_parallel_model(config, mesh, compute, options);
   AdamW optimizer(compute, built.parameters(), {});
   CrossEntropy cross_entropy;
   const int rows = TRAIN_ROWS / dp;
@@ -60,11 +63,11 @@ void run_rank(Context& context, const std::shared_ptr<Store>& store, int rank, i
 
 }  // namespace
 
-void train_in_cpp(int dp, int tp, double losses[TRAIN_STEPS]) {
+void train_in_cpp(int dp, int tp, bool split, double losses[TRAIN_STEPS]) {
   Context context;
   const std::shared_ptr<Store> store = make_local_store();
   std::vector<std::thread> ranks;
   for (int r = 0; r < dp * tp; ++r)
-    ranks.emplace_back([&, r] { run_rank(context, store, r, dp, tp, losses); });
+    ranks.emplace_back([&, r] { run_rank(context, store, r, dp, tp, split, losses); });
   for (std::thread& rank : ranks) rank.join();
 }

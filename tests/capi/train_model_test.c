@@ -10,6 +10,7 @@
 /* dp x tp ranks, and what they share. */
 static struct {
   int dp, tp;
+  bool split; /* sequence_parallel and split_vocab */
   double losses[TRAIN_STEPS];
   const char* folder;
   float whole[TRAIN_ROWS * TRAIN_SEQUENCE * TRAIN_VOCAB]; /* scores of the untrained model */
@@ -34,6 +35,7 @@ static weft_transformer_options small(void) {
   o.max_seq = TRAIN_SEQUENCE;
   o.init_std = TRAIN_INIT_STD;
   o.seed = TRAIN_SEED;
+  o.sequence_parallel = o.split_vocab = run.split;
   return o;
 }
 
@@ -97,7 +99,7 @@ static void expect_losses_of_cpp(int dp, int tp) {
   run.dp = dp;
   run.tp = tp;
   run_ranks(dp * tp, train);
-  train_in_cpp(dp, tp, expected);
+  train_in_cpp(dp, tp, run.split, expected);
   CHECK(memcmp(run.losses, expected, sizeof(expected)) == 0);
   CHECK(run.losses[TRAIN_STEPS - 1] < run.losses[0]);
 }
@@ -225,6 +227,20 @@ static void scores_of_mesh(rank_args* a) {
   train_batch(0, p.first, p.rows, tokens, labels);
   OK(weft_model_logits(p.model, &batch, &to, &error));
   for (int64_t i = 0; i < count; ++i) CHECK(fabsf(scores[i] - expected[i]) <= 2e-6f);
+  weft_model_destroy(p.model);
+}
+
+static void vocabulary_is_split(rank_args* a) {
+  const weft_transformer_options options = small();
+  const parts p = make(a, &options);
+  const char* const names[] = {"token_embedding.embedding.weight", "output_head.proj.weight"};
+  for (int i = 0; i < 2; ++i) {
+    weft_parameter d = WEFT_PARAMETER_INIT;
+    int32_t index = -1;
+    OK(weft_model_find_parameter(p.model, names[i], &index, &error));
+    OK(weft_model_get_parameter(p.model, index, &d, &error));
+    CHECK(d.extents[0] == TRAIN_VOCAB && d.local_extents[0] == TRAIN_VOCAB / run.tp);
+  }
   weft_model_destroy(p.model);
 }
 
@@ -845,6 +861,13 @@ int main(void) {
   on_mesh(1, 2, scores_of_mesh);
   on_mesh(2, 2, scores_of_mesh);
   on_mesh(1, 4, scores_of_mesh);
+  run.split = true;
+  expect_losses_of_cpp(1, 2);
+  expect_losses_of_cpp(2, 2);
+  on_mesh(1, 2, scores_of_mesh);
+  on_mesh(1, 4, scores_of_mesh);
+  on_mesh(1, 4, vocabulary_is_split);
+  run.split = false;
   on_mesh(1, 1, parameters);
   on_mesh(1, 2, parameters);
   on_mesh(2, 2, more_options);

@@ -130,7 +130,9 @@ TEST_F(OwnPlans, NoPlanOfTheInstanceMeansThatOfItsKind) {
 }
 
 TEST_F(OwnPlans, StylesByName) {
-  EXPECT_EQ(style_named("row"), Style::row);
+  for (const Style& style : {Style::enter, Style::column, Style::column_gathered, Style::row,
+                             Style::vocabulary, Style::sequence, Style::cut_sequence, Style::gather_sequence})
+    EXPECT_EQ(style_named(style.name), style);
   EXPECT_EQ(style_named("fed_column").split, Split::column);
   EXPECT_FALSE(style_named("fed_column").before.has_value());
   Pair model;

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "backends/support_table.hpp"
+#include "base/text/nearest.hpp"
 #include "commands.hpp"
-#include "nearest.hpp"
 #include "trace.hpp"
 #include "weft/backends/plugin.hpp"
 #include "weft/base/env.hpp"

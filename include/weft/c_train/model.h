@@ -25,11 +25,15 @@ typedef struct weft_transformer_options {
   const char* const* frozen; /* what is not trained: paths of parameters or modules, in which * is one step */
   int32_t frozen_count;
   bool tied; /* the head uses the embedding's weight */
+  /* What lies between the layers that are split over the tensor axis (norms, residual sums) is divided along the sequence. */
+  bool sequence_parallel;
+  bool
+      split_vocab; /* embedding and head are split over the vocabulary, and no rank has all scores of a training step */
 } weft_transformer_options;
 #define WEFT_TRANSFORMER_OPTIONS_INIT                                                                   \
   {                                                                                                     \
     sizeof(weft_transformer_options), WEFT_F32, 256, 4, 8, 4, 768, 256, 512, 0, 10000.0, 1e-5, 0.02, 0, \
-        NULL, NULL, NULL, 0, false                                                                      \
+        NULL, NULL, NULL, 0, false, false, false                                                        \
   }
 
 /* `mesh`: a whole mesh that has both axes, of size 1 where not wanted; `options` may be NULL. All ranks give the same

@@ -70,7 +70,7 @@ weft_status weft_trainer_backward(weft_trainer* trainer, const weft_token_batch*
 /* Between the halves: the gradient of each parameter that is trained, in the order of the parameters, the same on all ranks. What is there is
  * reduced: the gradient of the mean over all labels of the step. *count gets their number; where `room` is 0, that alone, and `gradients` may be
  * NULL. name: the parameter's; data: f32, the trainer's memory, in which the program may write what weft_trainer_update then uses: ranks that
- * hold the same elements write the same; layout: the trainer's, not to be destroyed; extents and dim_count are not set, as the layout has them. All
+ * hold the same elements write the same; layout: the trainer's (weft_layout_destroy leaves it alone); extents and dim_count are not set, as the layout has them. All
  * are good until weft_trainer_update, _discard, _load or _destroy. The list is what weft_grad_norm, weft_clip_grad_norm and weft_check_replicas
  * take (of a model in the host's memory). WEFT_BAD_ARGUMENT without a weft_trainer_backward, and where `room` is too small. */
 weft_status weft_trainer_gradients(weft_trainer* trainer, weft_tensor* gradients, int32_t room,

@@ -134,13 +134,15 @@ void expect_alive(const char* function, const HandleBase* handle, const char* wh
 bool retire(const char* function, HandleBase* handle, const char* what, const char* kind) noexcept {
   // Whoever has taken it out of the table may read it, also where two threads destroy one handle.
   const bool alive = leave(handle);
-  if (alive && same_kind(handle->kind(), kind)) [[likely]] {
+  const bool fits = alive && same_kind(handle->kind(), kind);
+  if (fits && !handle->lent_) [[likely]] {
     handle->kind_ = nullptr;
     return true;
   }
   try {
-    const std::string words =
-        alive ? words_of_other_kind(what, handle->kind(), kind) : words_of_dead(what, kind);
+    const std::string words = fits    ? fmt::format("{} is lent: its owner destroys it", what)
+                              : alive ? words_of_other_kind(what, handle->kind(), kind)
+                                      : words_of_dead(what, kind);
     if (alive) enter(handle);
     const std::string line = fmt::format("weft error: {}: {}; nothing is destroyed\n", function, words);
     std::fwrite(line.data(), 1, line.size(), stderr);

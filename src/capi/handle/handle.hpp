@@ -11,13 +11,16 @@
 namespace weft::capi {
 
 class HandleBase;
-/// Takes the handle out of the table, so that it may be deleted, once. False, and a line on stderr: there is no such handle.
+/// Takes the handle out of the table, so that it may be deleted, once. False, and a line on stderr: there is no such handle,
+/// or it is lent.
 bool retire(const char* function, HandleBase* handle, const char* what, const char* kind) noexcept;
 
 /// In the table from its constructor until retire() or its destructor.
 class HandleBase {
  public:
   const char* kind() const noexcept { return kind_; }
+  /// From now on it is its owner's, which gives it to the program to be used: retire() leaves it alone.
+  void lend() noexcept { lent_ = true; }
 
  protected:
   /// Throws std::bad_alloc.
@@ -29,6 +32,7 @@ class HandleBase {
  private:
   friend bool retire(const char*, HandleBase*, const char*, const char*) noexcept;
   const char* kind_;  // null: retired
+  bool lent_ = false;
 };
 
 /// The first base of a handle: `struct weft_group : Handle<weft_group>`, which has `static constexpr const char* kKind`, its
