@@ -265,7 +265,8 @@ static void test_wrong_arguments(void) {
   co.log_levels = "store=loud";
   CHECK_ERROR(
       weft_context_create(&co, &c, &error), bad,
-      "context: log_levels is \"store=loud\"; \"loud\" is no level; expected error, warning, info or debug");
+      "context: log_levels is \"store=loud\"; \"loud\" is no level; expected error, warning, info or debug, "
+      "and for single layers layer=level, as in info,store=debug");
   co.log_levels = NULL;
   co.segment_bytes = SIZE_MAX;
   CHECK_ERROR(weft_context_create(&co, &c, &error), bad,

@@ -68,7 +68,8 @@ TEST(Context, LogLevelComesFromTheEnvironment) {
   EXPECT_FALSE(Context({.log_level = LogLevel::info}).log().enabled(LogLevel::info));
   ::setenv("WEFT_LOG", "garbage", 1);
   EXPECT_EQ(test::error_text([] { Context(); }),
-            "bad_argument: WEFT_LOG is \"garbage\"; expected error, warning, info or debug");
+            "bad_argument: WEFT_LOG is \"garbage\"; expected error, warning, info or debug, and for single "
+            "layers layer=level, as in info,store=debug");
   ::unsetenv("WEFT_LOG");
   EXPECT_TRUE(Context({.log_level = LogLevel::info}).log().enabled(LogLevel::info));
   EXPECT_EQ(test::error_text([] { Context({.segment_bytes = 0}); }),
@@ -101,7 +102,7 @@ TEST(Context, LayersHaveLogLevelsOfTheirOwn) {
   EXPECT_EQ(
       test::error_text([&] { Context{options}; }),
       "bad_argument: context: log_levels is \"store=loud\"; \"loud\" is no level; expected error, warning, "
-      "info or debug");
+      "info or debug, and for single layers layer=level, as in info,store=debug");
 }
 
 std::vector<std::string> events;

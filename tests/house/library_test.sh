@@ -27,8 +27,8 @@ fi
 grep -q 'not found' <(ldd "$library") && fail "$what does not find all it needs: $(ldd "$library")"
 
 given=$(nm -D --defined-only "$library" | awk '{ print $3 }' | sed 's/@.*//' | grep -vE '^(_Z|_init$|_fini$|WEFT_)' | sort -u)
-# Inline functions, whose closing brace begins a line, are each program's own.
-declared=$(sed '/^static inline /,/^}/d' "$@" | grep -oE '\bweft_[a-z0-9_]+\(' | tr -d '(' | sort -u)
+# Inline functions, whose closing brace begins a line, are each program's own; comments show calls.
+declared=$(sed -e '/^static inline /,/^}/d' -e '/^ \*/d' "$@" | grep -oE '\bweft_[a-z0-9_]+\(' | tr -d '(' | sort -u)
 [ -n "$declared" ] || fail "$* declare nothing"
 difference=$(diff <(echo "$declared") <(echo "$given") || true)
 [ -z "$difference" ] || fail "the headers declare (<) and $what gives (>): $difference"

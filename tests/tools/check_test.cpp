@@ -49,7 +49,8 @@ TEST(Check, WrongFlagsAreNamed) {
   wrong("--backend auto", "check: backend \"auto\" is not one to check; expected shm, ");
   wrong("--kinds kill,flood", "check: --kinds: there is no fault \"flood\"; expected some of ");
   wrong("--faults --ranks 1", "check: --ranks is 1; faults need 2 or more, so that somebody notices");
-  wrong("--points nowhere", "check: there is no point \"nowhere\" of a call");
+  wrong("--points nowhere",
+        "check: --points: there is no point of a call \"nowhere\"; expected some of before_post, ");
   wrong("--program /nowhere", "/nowhere");
   const TemporaryFolder folder;
   const std::string file = folder.path() / "program";
