@@ -161,7 +161,7 @@ said=$(c++ -std=c++17 -fsyntax-only -I"$prefix/include" -x c++ - <<<'#include <w
 grep -q '^[^ ]*: error: #error "weft needs C++20: compile with -std=c++20' <<<"$said" || fail "C++17 is refused as: $(head -n 3 <<<"$said")"
 
 # Pages, licence, examples.
-for file in doc/weft/LICENSE doc/weft/README.md doc/weft/docs/overview.md weft/examples/CMakeLists.txt weft/examples/gradients/gradients.cpp; do
+for file in doc/weft/LICENSE doc/weft/README.md doc/weft/docs/overview.md doc/weft/examples/CMakeLists.txt doc/weft/examples/gradients/gradients.cpp; do
   [ -s "$prefix/share/$file" ] || fail "$prefix/share/$file is not installed"
 done
 examples=$prefix/share/doc/weft/examples
