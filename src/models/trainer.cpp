@@ -262,19 +262,49 @@ void Trainer::agree_on_rate(double lr) const {
   expect_one_rate(model_->mesh, lr, least[1], ~least[2]);
 }
 
+namespace {
+
+// Whether ranks may still communicate after this error.
+bool groups_are_sound() noexcept {
+  try {
+    throw;
+  } catch (const Error& e) {
+    return e.code() != ErrorCode::timeout && e.code() != ErrorCode::peer_lost &&
+           e.code() != ErrorCode::aborted;
+  } catch (...) {
+    return true;
+  }
+}
+
+// Ends the averager's step after passes that did not: buckets may be on their way, and data ranks on which nothing failed wait for the
+// others. They hear that these have no gradients; here the error that ended the passes is the one to tell.
+void end_step(ParallelModel& model) noexcept {
+  if (model.data.size() > 1 && !groups_are_sound()) return;
+  try {
+    model.averager->finish();
+  } catch (...) {}
+}
+
+}  // namespace
+
 // Forward, loss and backward of each batch; gradients are those of all data ranks afterwards. Returns the loss.
 double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
   const Tensor global = to_device(compute_->context(), scalar(model_->mesh, valid), compute_->stream());
   std::vector<Tensor> losses;
-  std::optional<NoSync> off;
-  if (all.size() > 1) off.emplace(model_->averager->no_sync());
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    if (i + 1 == all.size()) off.reset();
-    Frame frame(*compute_,
-                {.seed = options_.seed, .step = steps_, .micro_batch = static_cast<std::int64_t>(i)});
-    const Tensors logits = model_->model->forward({all[i].tokens}, frame);
-    losses.push_back(loss_.forward({logits[0], all[i].labels, global}, frame)[0]);
-    model_->model->backward(loss_.backward({}, frame), frame);
+  try {
+    std::optional<NoSync> off;
+    if (all.size() > 1) off.emplace(model_->averager->no_sync());
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      if (i + 1 == all.size()) off.reset();
+      Frame frame(*compute_,
+                  {.seed = options_.seed, .step = steps_, .micro_batch = static_cast<std::int64_t>(i)});
+      const Tensors logits = model_->model->forward({all[i].tokens}, frame);
+      losses.push_back(loss_.forward({logits[0], all[i].labels, global}, frame)[0]);
+      model_->model->backward(loss_.backward({}, frame), frame);
+    }
+  } catch (...) {
+    end_step(*model_);
+    throw;
   }
   model_->averager->finish();
   if (model_->tensor.size() > 1)  // what each tensor rank holds whole

@@ -385,23 +385,29 @@ Tensors BatchNorm::do_forward(Inputs inputs, Frame& frame) {
     all.push_back(static_cast<double>(s.batch * s.pixels));
     all = summed(context, all, x.layout(), config_.axes, true);
     count = all.back();
-    if (count < 2)
-      throw Error(ErrorCode::bad_argument,
-                  fmt::format("{} has {} value for each channel; a batch norm needs at least 2 in a training",
-                              what.text(), count));
     for (std::size_t c = 0; c < channels; ++c) {
       mean.push_back(all[c] / count);
       variance.push_back(std::max(0.0, all[channels + c] / count - mean[c] * mean[c]));
     }
-    // What is not of the ranks of these axes alone enters the running statistics as the mean over the others.
+    // What is not of the ranks of these axes alone enters the running statistics as the mean over the others, which also hear where some
+    // have too few values.
     Numbers tracked = mean;
     for (const double v : variance) tracked.push_back(v * count / (count - 1));
-    tracked.push_back(1);
+    tracked.insert(tracked.end(), {count < 2 ? 1.0 : 0.0, 1.0});
     tracked = summed(context, tracked, x.layout(), config_.axes, false);
-    const double ranks = tracked.back();
+    const double ranks = tracked.back(), short_of_values = tracked[2 * channels];
+    if (short_of_values > 0)
+      throw Error(
+          ErrorCode::bad_argument,
+          count < 2
+              ? fmt::format("{} has {} value for each channel; a batch norm needs at least 2 in a training",
+                            what.text(), count)
+              : fmt::format("{} has fewer than 2 values for each channel on other ranks of {}; a batch "
+                            "norm needs at least 2 in a training",
+                            what.text(), to_string(x.layout()->mesh_shape())));
     for (double& t : tracked) t /= ranks;
     move_towards(frame, *running_mean, {tracked.begin(), tracked.begin() + s.channels}, config_.momentum);
-    move_towards(frame, *running_var, {tracked.begin() + s.channels, tracked.end() - 1}, config_.momentum);
+    move_towards(frame, *running_var, {tracked.begin() + s.channels, tracked.end() - 2}, config_.momentum);
     count_up(frame, *num_batches_tracked);
   } else {
     mean = on_host(context, running_mean->tensor());

@@ -145,8 +145,6 @@ Tensor SpectralNorm::forward(Frame& frame, Tensors& kept) const {
       of_rows = copy_of(frame, w_v);
       normalise(frame, of_rows, config_.eps);
     }
-    copy(frame.compute().context(), of_rows, u->tensor(), frame.compute().stream());
-    copy(frame.compute().context(), of_columns, v->tensor(), frame.compute().stream());
   } else {
     w_v = product(frame, w, Stored::plain, of_columns, of_u);
     if (frame.keeps()) of_rows = copy_of(frame, of_rows), of_columns = copy_of(frame, of_columns);
@@ -156,6 +154,11 @@ Tensor SpectralNorm::forward(Frame& frame, Tensors& kept) const {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("spectral norm of \"{}\": sigma is {}; expected a number other than 0",
                             weight_->path(), sigma));
+  if (frame.pass()
+          .training) {  // not before: from a u of zeros, or of no numbers, no later pass would come back
+    copy(frame.compute().context(), of_rows, u->tensor(), frame.compute().stream());
+    copy(frame.compute().context(), of_columns, v->tensor(), frame.compute().stream());
+  }
   const Tensor kept_sigma(frame.compute().context(), {1}, DType::f64);
   *kept_sigma.data_ptr<double>() = sigma;
   kept.insert(kept.end(), {of_rows, of_columns, kept_sigma});

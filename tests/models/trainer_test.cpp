@@ -2,6 +2,7 @@
 #include "weft/models/trainer.hpp"
 
 #include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -371,6 +372,43 @@ TEST(Trainer, ANormThatIsNotFiniteIsAnErrorOrSkipped) {
     norm.write_master().f32()[0] = 1;
     EXPECT_FALSE(refuses.step({&rows.batch, 1}, 0.01).skipped) << "an error leaves nothing behind";
   });
+}
+
+// Whatever part of a pass an error ends, on all ranks or on one, the next step is as if there had been none.
+TEST(Trainer, AStepAfterAPassThatThrewWorks) {
+  for (const MeshShape& shape : kMeshes)
+    test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+      Built one(rank, shape), two(rank, shape);
+      Trainer disturbed(one.model, one.compute, {}), plain(two.model, two.compute, {});
+      const auto step = [&](Trainer& trainer, int number) {
+        const std::int64_t half = one.rows() / 2;
+        const Rows first(number, one.first(), half), second(number, one.first() + half, one.rows() - half);
+        const TokenBatch parts[] = {first.batch, second.batch};
+        return trainer.step(parts, 0.01).loss;
+      };
+      const auto disturb = [&](int number, const char* path, Module::HookPoint point, int micro_batch) {
+        int calls = 0;
+        const HookHandle hook = one.model.model->get(path).add_hook(point, [&](Module&, Tensors&, Frame&) {
+          if (calls++ == micro_batch) throw Error(ErrorCode::unsupported, "not today");
+        });
+        EXPECT_EQ(std::string(error_of([&] { step(disturbed, number); }).what()), "not today");
+      };
+      for (int number = 0; number < 3; ++number) {
+        for (const char* path : {"layers.0.mlp", "token_embedding"})
+          for (const int micro_batch : {0, 1}) {
+            disturb(number, path, Module::HookPoint::post_forward, micro_batch);
+            disturb(number, path, Module::HookPoint::pre_backward, micro_batch);
+          }
+        if (shape == MeshShape{{"dp", 2}, {"tp", 1}}) {
+          if (rank.rank == 1)
+            disturb(number, "layers.0", Module::HookPoint::pre_backward, 0);
+          else
+            EXPECT_THAT(error_of([&] { step(disturbed, number); }).what(),
+                        testing::HasSubstr("averager: no backward pass used"));
+        }
+        EXPECT_EQ(step(disturbed, number), step(plain, number)) << to_string(shape) << ", step " << number;
+      }
+    });
 }
 
 }  // namespace

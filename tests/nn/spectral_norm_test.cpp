@@ -2,6 +2,9 @@
 // it refuses. Over several ranks: tp/spectral_norm.
 #include "weft/nn/spectral_norm.hpp"
 
+#include <algorithm>
+#include <limits>
+
 #include "nn/support.hpp"
 #include "weft/nn/conv.hpp"
 #include "weft/nn/linear.hpp"
@@ -208,6 +211,30 @@ TEST(SpectralNorm, RefusesWhatItIsNotFor) {
                          zero.forward(random_tensor(bench.context, {1, 2}, "x"), frame);
                        }),
             "spectral norm of \"weight_orig\": sigma is 0; expected a number other than 0");
+}
+
+// An error leaves u and v as they were: from zeros, or from what is no number, no later pass would come back.
+TEST(SpectralNorm, APassAfterAnErrorWorks) {
+  test::Bench bench;
+  Linear layer(3, 2, false, Normal{1});
+  layer.add_spectral_norm();
+  set_up(layer, bench.compute);
+  const Doubles w = doubles(layer.weight->master());
+  Doubles u = doubles(layer.spectral_norm()->u->tensor()), v = doubles(layer.spectral_norm()->v->tensor());
+  const Tensor x = random_tensor(bench.context, {1, 3}, "x");
+  Frame frame(bench.compute);
+  for (const float wrong : {0.0f, std::numeric_limits<float>::quiet_NaN()}) {
+    for (float& f : layer.weight->write_master().f32()) f = wrong;
+    error_text(ErrorCode::bad_argument, [&] { layer.forward(x, frame); });
+    frame.clear();
+  }
+  std::ranges::transform(w, layer.weight->write_master().f32().begin(),
+                         [](double d) { return static_cast<float>(d); });
+  const double sigma = iterate(w, u, v);
+  Doubles y(2, 0.0);
+  for (std::size_t r = 0; r < 2; ++r)
+    for (std::size_t c = 0; c < 3; ++c) y[r] += w[r * 3 + c] * doubles(x)[c] / sigma;
+  test::expect_near(layer.forward(x, frame)[0], y, 1e-5, "y");
 }
 
 }  // namespace

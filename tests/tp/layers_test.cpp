@@ -103,6 +103,32 @@ TEST(BatchNormOverRanks, StatisticsAreThoseOfAllSamplesAndPixels) {
 }
 
 // Statistics over b alone: on each rank of a those of its own samples. The running ones are the mean of both.
+// Statistics of each rank's own samples, of which one rank has none.
+TEST(BatchNormOverRanks, TooFewValuesOnOneRankAreAnErrorOnAll) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Compute compute(rank.context);
+    const DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    BatchNorm layer(2, {.axes = std::vector<std::string>{}});
+    replicate(layer, mesh);
+    set_up(layer, compute);
+    const auto x = [&](std::int64_t batch) {
+      const Shape shape{batch, 2, 2};
+      return distribute(random_tensor(rank.context, shape, "x"),
+                        make_layout(mesh, {{"dp", Shard{0}}}, shape));
+    };
+    Frame frame(compute);
+    EXPECT_EQ(std::string(test::error_of([&] { layer.forward(x(1), frame); }).what()),
+              rank.rank == 0
+                  ? "\"\": x has fewer than 2 values for each channel on other ranks of dp=2; a batch norm "
+                    "needs at least 2 in a training"
+                  : "\"\": x has 0 value for each channel; a batch norm needs at least 2 in a training");
+    EXPECT_EQ(layer.num_batches_tracked->tensor().as<std::int64_t>()[0], 0);
+    EXPECT_EQ(layer.running_mean->tensor().f32()[0], 0);
+    layer.forward(x(2), frame);
+    EXPECT_EQ(layer.num_batches_tracked->tensor().as<std::int64_t>()[0], 1);
+  });
+}
+
 TEST(BatchNormOverRanks, OverTheAxesThatAreNamed) {
   test::run_ranks(Ranks::threads, 4, [](Rank& rank) {
     Compute compute(rank.context);
