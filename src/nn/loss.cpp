@@ -75,7 +75,7 @@ Tensor of_all_parts(const Tensor& terms, const LayoutRef& tokens, const DeviceMe
   Placements placements = tokens->placements;
   for (Placement& p : placements)
     if (Shard* const shard = std::get_if<Shard>(&p)) ++shard->dim;
-  const LayoutRef apart = tokens->with(std::move(placements))->with_global(global)->with(axes, Shard{0});
+  const LayoutRef apart = tokens->with_global(global)->with(std::move(placements))->with(axes, Shard{0});
   return redistribute(as_layout(terms, apart), axes, Replicate{});
 }
 

@@ -9,6 +9,7 @@
 #include "support/run_ranks.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/random.hpp"
+#include "weft/mesh/redistribute.hpp"
 #include "weft/nn/loss.hpp"
 
 namespace weft::vocab_test {
@@ -110,6 +111,31 @@ TEST(VocabParallel, CrossEntropyAndItsGradientAreThoseOfOneRank) {
           EXPECT_EQ(logits, dlogits);
         });
     }
+}
+
+// The same by the module's layouts, with the tokens cut over dp in either of their dimensions.
+TEST(VocabParallel, TokensMayBeCutInAnyDimension) {
+  constexpr std::int64_t kVocab = 7;
+  const Case whole(kVocab);
+  std::vector<double> gradient;
+  const double expected = whole.loss(5, 0.1, &gradient);
+  for (const int dim : {0, 1})
+    test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+      const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
+      Compute compute(rank.context);
+      Tensor logits(rank.context, {2, 3, kVocab}), labels(rank.context, {2, 3}, DType::i64);
+      std::ranges::copy(whole.logits, logits.f32().begin());
+      std::ranges::copy(whole.labels, labels.as<std::int64_t>().begin());
+      labels = distribute(labels, make_layout(mesh, {{"dp", Shard{dim}}}, labels.shape()));
+      logits = distribute(logits, make_layout(mesh, {{"dp", Shard{dim}}, {"tp", Shard{2}}}, logits.shape()));
+      CrossEntropy loss(0.1);
+      Frame frame(compute);
+      const Tensor l = loss.forward({logits, labels, global_valid(rank.context, labels)}, frame)[0];
+      EXPECT_NEAR(full(l).as<double>()[0], expected, 1e-6 * expected) << dim;
+      const Tensor dlogits = full(loss.backward({}, frame)[0]);
+      for (std::size_t i = 0; i < gradient.size(); ++i)
+        ASSERT_NEAR(dlogits.f32()[i], gradient[i], 2e-7) << dim << ", " << i;
+    });
 }
 
 // All logits alike: the loss is log(vocab), and log(vocab / ranks) where ranks forget each other.
