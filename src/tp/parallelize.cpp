@@ -9,6 +9,7 @@
 #include <typeinfo>
 
 #include "mesh/axis_ranks.hpp"
+#include "tp/parallelize_but.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -120,25 +121,31 @@ int split_alike(const std::vector<Node>& nodes, const Parameter& parameter, cons
   return count;
 }
 
+// Throws unless a parameter, or a buffer, has no memory, and is whole on the axis.
+template <class Kept>
+void expect_free(const Kept& kept, const DeviceMesh& axis) {
+  if (kept.materialised())
+    refuse(fmt::format("\"{}\" has memory already; parallelize comes before materialise", kept.path()));
+  if (kept.layout() == nullptr) return;
+  if (!(kept.layout()->mesh() == axis.root()))
+    refuse(fmt::format("\"{}\" lies over {}, the axis {} belongs to {}: not the same mesh", kept.path(),
+                       to_string(kept.layout()->mesh_shape()), axis_name(axis),
+                       to_string(axis.root().shape())));
+  if (!is_replicate(kept.layout()->on(axis)))
+    refuse(fmt::format("\"{}\" is {} on {} already", kept.path(), to_string(kept.layout()->on(axis)),
+                       axis_name(axis)));
+}
+
 void expect_unplaced(const Node& node, const ShardRule::Part& part, const std::vector<Node>& nodes,
                      const DeviceMesh& axis) {
   const Parameter& parameter = *part.parameter;
-  if (parameter.materialised())
-    refuse(fmt::format("\"{}\" has memory already; parallelize comes before materialise", parameter.path()));
+  expect_free(parameter, axis);
   if (parameter.holders() > 1)
     if (const int alike = split_alike(nodes, parameter, part.placement); alike < parameter.holders())
       refuse(
           fmt::format("\"{}\": its weight \"{}\" is shared by {} modules, of which the plan splits {} as {}; "
                       "expected all or none",
                       node.path, parameter.path(), parameter.holders(), alike, to_string(part.placement)));
-  if (parameter.layout() == nullptr) return;
-  if (!(parameter.layout()->mesh() == axis.root()))
-    refuse(fmt::format("\"{}\" lies over {}, the axis {} belongs to {}: not the same mesh", parameter.path(),
-                       to_string(parameter.layout()->mesh_shape()), axis_name(axis),
-                       to_string(axis.root().shape())));
-  if (!is_replicate(parameter.layout()->on(axis)))
-    refuse(fmt::format("\"{}\" is {} on {} already", parameter.path(),
-                       to_string(parameter.layout()->on(axis)), axis_name(axis)));
 }
 
 void check_split(const Node& node, const std::vector<Node>& nodes, const DeviceMesh& axis) {
@@ -147,6 +154,7 @@ void check_split(const Node& node, const std::vector<Node>& nodes, const DeviceM
     refuse(fmt::format("\"{}\" is of kind {}, which {}; style {} (pattern \"{}\") needs that", node.path,
                        kind_of(*node.module), rule.refused, node.entry->style.name, node.entry->pattern));
   for (const ShardRule::Part& part : rule.parameters) expect_unplaced(node, part, nodes, axis);
+  for (const ShardRule::BufferPart& part : rule.buffers) expect_free(*part.buffer, axis);
   if (node.entry->style.uneven) return;
   for (const Unit& unit : rule.whole_units) expect_divides(node, unit.count, unit.name, axis);
 }
@@ -160,10 +168,10 @@ bool is_cut(const std::vector<Node>& nodes, const Unit& unit) {
          });
 }
 
-void check(const std::vector<Node>& nodes, const DeviceMesh& axis) {
+void check(const std::vector<Node>& nodes, const DeviceMesh& axis, std::span<const Module* const> unasked) {
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     const Node& node = nodes[i];
-    if (node.touched)
+    if (node.touched && std::ranges::find(unasked, node.module) == unasked.end())
       for (const Module::Unit& unit : node.module->units())
         if (is_cut(nodes, unit)) expect_divides(node, unit.count, unit.name, axis);
     if (node.entry == nullptr) continue;
@@ -211,14 +219,19 @@ void put_into_effect(const std::vector<Node>& nodes, const DeviceMesh& axis) {
 }  // namespace
 
 // First every entry of the plan is matched with nodes of the tree, then all is checked, and only then is anything set.
-void parallelize(Module& root, const DeviceMesh& axis, const Plan& plan) {
+void parallelize_but(Module& root, const DeviceMesh& axis, const Plan& plan,
+                     std::span<const Module* const> unasked) {
   given_mesh("parallelize", axis, "axis");
   std::vector<Node> nodes;
   list(root, "", -1, nodes);
   assign_entries(plan, nodes);
   mark_ancestors(nodes);
-  check(nodes, axis);
+  check(nodes, axis, unasked);
   if (axis.size() > 1) put_into_effect(nodes, axis);
+}
+
+void parallelize(Module& root, const DeviceMesh& axis, const Plan& plan) {
+  parallelize_but(root, axis, plan, {});
 }
 
 }  // namespace weft

@@ -219,6 +219,22 @@ TEST_F(OwnPlans, AWholePairIsSkippedForOneOfItsLayersAndCounted) {
       "a layer has a spectral norm: \"1\"");
 }
 
+TEST_F(OwnPlans, APairInsideOfOneThatIsSkippedIsSplit) {
+  struct Around : PairWithReluctant {
+    Around() { add("inside", inside); }
+    Pair inside;
+  } model;  // 3 heads, of which nobody asks
+  const OwnPlanCount count = parallelize(model, tp(2));
+  EXPECT_EQ(count.split, 1);
+  EXPECT_EQ(count.skipped, 1);
+  EXPECT_EQ(seen(model.get("layers")), "");
+  EXPECT_NE(seen(model.get("inside")), "");
+  Around other;
+  other.inside.widgets = 3;
+  EXPECT_STREQ(error_of([&] { parallelize(other, tp(2)); }).what(),
+               "parallelize: \"inside\" has 3 widgets; they do not divide into tp=2 (3 = 2 x 1 + 1)");
+}
+
 TEST_F(OwnPlans, NothingSplitIsSaidLoudly) {
   Sequential model;
   for (int i = 0; i < 10; ++i) model.append(std::make_unique<PairWithReluctant>());

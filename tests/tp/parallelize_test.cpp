@@ -9,6 +9,7 @@
 #include "weft/nn/conv.hpp"
 #include "weft/nn/linear.hpp"
 #include "weft/nn/norm.hpp"
+#include "weft/tp/own_plan.hpp"
 
 namespace weft::parallelize_test {
 namespace {
@@ -260,6 +261,18 @@ TEST_F(Parallelize, TwiceAndTooLateAreRefused) {
   materialise(late, compute);
   EXPECT_EQ(refused(late, 2, {{"", Style::column}}),
             "parallelize: \"weight\" has memory already; parallelize comes before materialise");
+}
+
+TEST_F(Parallelize, ABufferThatHasMemoryIsFoundBeforeAnythingChanges) {
+  Compute compute(context);
+  Sequential pair;
+  pair.append(std::make_unique<Linear>(4, 4));
+  BatchNorm& late = dynamic_cast<BatchNorm&>(pair.append(std::make_unique<BatchNorm>(4)));
+  late.running_var->materialise(compute);
+  EXPECT_EQ(refused(pair, 2, {{"0", Style::column}, {"1", style_named("fed_column")}}),
+            "parallelize: \"1.running_var\" has memory already; parallelize comes before materialise");
+  for (const Parameter* p : pair.parameters()) EXPECT_EQ(p->layout(), nullptr) << p->path();
+  EXPECT_TRUE(pair.get("0").before().empty());
 }
 
 TEST_F(Parallelize, AListOfAxesSplitsAsOne) {

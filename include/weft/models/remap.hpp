@@ -20,6 +20,10 @@ using NamedTensors = std::map<std::string, Tensor>;
 ///   to_qkv.weight_v                    (dim) → the same for all three
 ///   to_out, layers.1, layers.4 with .weight or .weight_orig   (out, in, 1, 1) → (out, in); of any other shape they stay
 ///
+/// With a spectral norm (weight_orig) the layers are not those that were stored: the fused weight was divided by one sigma, of all of it, and
+/// to_q, to_k and to_v have one each. With the vectors as they come here these three add up to it; the first pass of a training makes each
+/// the largest singular value of its own weight.
+///
 /// Every other entry stays. Applied again it changes nothing. What is split or reshaped shares the memory of the given tensor;
 /// the copies of weight_v have their own. Throws bad_argument, naming the entry, for a fused one whose rows are no multiple
 /// of 3 or that has no shape of these, and for a name that is there already (to_q.weight beside to_qkv.weight).
