@@ -7,7 +7,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <deque>
 #include <memory>
 #include <span>
@@ -66,9 +65,7 @@ class Composer final : public Backend {
 
   static Composed*& of(OpState& s) noexcept { return *reinterpret_cast<Composed**>(s.scratch.data()); }
   static const Composed* of(const OpState& s) noexcept {
-    const Composed* c = nullptr;
-    std::memcpy(&c, s.scratch.data(), sizeof(c));
-    return c;
+    return *reinterpret_cast<const Composed* const*>(s.scratch.data());
   }
   void refuse(const OpState& s, ErrorCode code, std::string text) noexcept;
   void start(Composed& c) noexcept;
