@@ -119,6 +119,8 @@ T read(const char* function, const T* options, const T& initial, std::size_t fir
        const char* initialiser, const char* which = "options") {
   if (options == nullptr) return initial;
   const std::size_t bytes = options->struct_size;
+  if (bytes == sizeof(T)) [[likely]]
+    return *options;  // a copy of known size takes a few instructions
   if (bytes < first_bytes || bytes > kMostStructBytes)
     refuse(ErrorCode::bad_argument, function,
            fmt::format("{}->struct_size is {}; expected {}: initialise it with {}", which, bytes, sizeof(T),
