@@ -245,7 +245,8 @@ class ProcessGroup {
   /// duplicate() or shrink(). Empty: of none.
   std::span<const int> parent_ranks() const;
 
-  /// Fails every pending and later call of every rank with `aborted` and this text.
+  /// Fails every pending and later call of every rank with `aborted` and this text, but for one whose peers have
+  /// done their part already: it may end well, and the next one fails. Does not block.
   void abort(std::string_view why);
   /// After a failure: true once nobody can touch the buffers of failed calls any more; see Error::quiesced().
   /// Waits up to `limit` for ranks that access them. Where such a rank is stopped, the whole allocations of
