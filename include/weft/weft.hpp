@@ -15,6 +15,7 @@
 #include "weft/checkpoint/reader.hpp"
 #include "weft/checkpoint/safetensors.hpp"
 #include "weft/dp/bucket_reducer.hpp"
+#include "weft/dp/flat_shards.hpp"
 #include "weft/dp/grad_norm.hpp"
 #include "weft/dp/gradient.hpp"
 #include "weft/dp/kernels.hpp"

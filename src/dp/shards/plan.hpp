@@ -1,0 +1,52 @@
+// What each rank keeps of a list of tensors, and in which calls they travel. Pure arithmetic. Private to dp.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "weft/dp/flat_shards.hpp"
+
+namespace weft::dp {
+
+/// A range of rows of the whole, of which each rank has a part: one for each segment of dimension 0. Counts are in elements.
+struct ShardSegment {
+  std::int64_t begin = 0, count = 0;  ///< in the whole
+  std::vector<std::int64_t> counts;   ///< by rank of the axes
+  std::vector<std::int64_t> offsets;  ///< where each begins, counted from `begin`
+  bool even = false;                  ///< all counts are alike
+};
+
+struct ShardItem {
+  ShardEntry entry;
+  LayoutRef shard = nullptr;
+  std::int64_t count = 0;  ///< elements of the whole
+  std::vector<ShardSegment> segments;
+  std::vector<std::int64_t> shard_counts;  ///< by rank
+  bool packed = false;                     ///< travels with others
+  std::int64_t whole_at = 0;               ///< bytes, in a buffer of wholes
+  std::int64_t gradient_at = 0;            ///< elements, in a buffer of gradients
+  std::int64_t shard_at = 0;               ///< elements, in a buffer of reduced gradients
+};
+
+/// How small tensors are packed: block after block, one for each rank, in each the parts of all packed tensors in order.
+struct Packing {
+  std::vector<std::int64_t> counts, offsets;  ///< of the blocks, by rank
+  std::vector<std::vector<std::int64_t>> at;  ///< by place in ShardPlan::packed and rank: within the block
+  std::int64_t total = 0;
+};
+
+struct ShardPlan {
+  /// Throws as the constructor of FlatShards.
+  ShardPlan(DeviceMesh axes, std::vector<ShardEntry> entries, const FlatShardOptions& options);
+
+  DeviceMesh axes;
+  FlatShardOptions options;
+  std::vector<ShardItem> items;
+  std::vector<std::size_t> packed;  ///< indices of items
+  Packing bytes;                    ///< of values, in bytes
+  Packing elements;                 ///< of gradients, in elements
+  std::int64_t whole_bytes = 0, gradient_count = 0, shard_count = 0;
+};
+
+}  // namespace weft::dp

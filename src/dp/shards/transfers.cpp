@@ -1,0 +1,286 @@
+#include "dp/shards/transfers.hpp"
+
+#include <fmt/format.h>
+
+#include "base/hash.hpp"
+#include "dp/parts.hpp"
+#include "mesh/axis_ranks.hpp"
+#include "mesh/replicas/same_list.hpp"
+#include "weft/base/error.hpp"
+
+namespace weft::dp {
+namespace {
+
+constexpr std::size_t kOptionWords = 3;
+
+// How a call on a device is ordered, and who waits for it.
+CallOptions options_of(const ShardPlan& plan, ReduceOp op = ReduceOp::sum) {
+  CallOptions options;
+  options.op = op;
+  options.stream = stream_of(plan.options.compute);
+  return options;
+}
+void wait(const ShardPlan& plan, Work& work) {
+  if (!work.valid()) return;
+  if (on_device(plan.options.compute))
+    work.wait_on(stream_of(plan.options.compute));
+  else
+    work.wait();
+}
+
+Device device_of(const ShardPlan& plan) { return stream_of(plan.options.compute).device; }
+
+}  // namespace
+
+// Once: the lists, and the options, over all ranks that take part.
+void ShardTransfers::compare() {
+  if (compared_) return;
+  const auto view_of = [this](std::size_t i) {
+    const ShardItem& item = plan_.items[i];
+    const Shape& shape = item.entry.layout->local_shape();
+    return ConstTensorView{nullptr, item.entry.dtype, Device{}, shape, row_major(shape)};
+  };
+  const auto digest = [&](std::size_t i) {
+    return digest_of_view(plan_.items[i].entry.name, view_of(i), plan_.items[i].entry.layout);
+  };
+  const auto text = [&](std::size_t i) {
+    return text_of_view(plan_.items[i].entry.name, view_of(i), plan_.items[i].entry.layout);
+  };
+  ListDigest list;
+  for (std::size_t i = 0; i < plan_.items.size(); ++i) list.add(digest(i));
+  const FlatShardOptions& o = plan_.options;
+  const std::uint64_t own[kOptionWords] = {static_cast<std::uint64_t>(o.reduce),
+                                           static_cast<std::uint64_t>(o.gradient),
+                                           static_cast<std::uint64_t>(o.alone_bytes)};
+  const auto compare_over = [&](const DeviceMesh& axes) {
+    if (!axes || axes.size() == 1) return;
+    const std::vector<std::uint64_t> all = gather_with_list("flat_shards", axes, list, own, [&] {
+      return ListEntries{"tensor", plan_.items.size(), digest, text};
+    });
+    for (int r = 1; r < axes.size(); ++r) {
+      const auto told = all.begin() + r * static_cast<std::ptrdiff_t>(kOptionWords);
+      if (std::equal(all.begin(), all.begin() + kOptionWords, told)) continue;
+      const auto shown = [&](auto at) {
+        return fmt::format("reduce {}, gradient {}, alone_bytes {}", name(static_cast<DType>(at[0])),
+                           name(static_cast<DType>(at[1])), at[2]);
+      };
+      throw Error(
+          Failure{ErrorCode::mismatch,
+                  fmt::format("flat_shards: the options are {} on {}, but {} on {}", shown(all.begin()),
+                              name_axis_rank(axes, 0), shown(told), name_axis_rank(axes, r)),
+                  Op::none,
+                  kNoCall,
+                  {0, r}});
+    }
+  };
+  compare_over(plan_.axes);
+  compare_over(o.replicate);
+  compared_ = true;
+}
+
+Tensor ShardTransfers::shared(std::int64_t count, DType dtype) const {
+  return Tensor(plan_.axes.context(), {count}, dtype, Memory::shared, stream_of(plan_.options.compute));
+}
+
+// What this rank keeps is copied to its place in the wholes, or in its block of the packed ones; from there peers read it.
+class ShardTransfers::Gather final : public Transfer::Steps {
+ public:
+  Gather(std::shared_ptr<ShardTransfers> of, std::span<const ConstTensorView> shards,
+         std::vector<std::byte*> to, Tensor keep)
+      : of_(std::move(of)), plan_(of_->plan()), to_(std::move(to)), keep_(std::move(keep)) {
+    of_->compare();
+    if (!plan_.packed.empty()) packed_ = of_->shared(plan_.bytes.total, DType::u8);
+    place_own(shards);
+    begin();
+  }
+
+  bool done() override { return !work_.valid() || work_.done(); }
+  Tensor finish() override {
+    wait(plan_, work_);
+    unpack();
+    return std::move(keep_);
+  }
+
+ private:
+  // Where the part of `rank` of packed tensor k begins.
+  std::byte* block(std::size_t k, std::size_t rank) const {
+    return packed_.data() + plan_.bytes.offsets[rank] + plan_.bytes.at[k][rank];
+  }
+  void place_own(std::span<const ConstTensorView> shards) {
+    const std::size_t own = of_->own();
+    std::vector<Copied> copies;
+    std::size_t k = 0;
+    for (std::size_t i = 0; i < plan_.items.size(); ++i) {
+      const ShardItem& item = plan_.items[i];
+      const std::int64_t size = size_bytes(item.entry.dtype);
+      if (item.packed) {
+        copies.push_back({shards[i].data, block(k++, own), item.shard_counts[own] * size});
+        continue;
+      }
+      const std::byte* from = shards[i].data;
+      for (const ShardSegment& s : item.segments) {
+        copies.push_back({from, to_[i] + (s.begin + s.offsets[own]) * size, s.counts[own] * size});
+        from += s.counts[own] * size;
+      }
+    }
+    copy_all(plan_.options.compute, copies.size(), [&](std::size_t i) { return copies[i]; });
+  }
+  void begin() {
+    if (plan_.axes.size() == 1) return;
+    const std::size_t own = of_->own();
+    const Device device = device_of(plan_);
+    std::vector<Call> calls;
+    const auto add = [&](std::byte* whole, DType dtype, std::int64_t count,
+                         const std::vector<std::int64_t>& counts, const std::vector<std::int64_t>& offsets,
+                         bool even) {
+      if (count == 0) return;
+      const ConstBuffer in(whole + offsets[own] * size_bytes(dtype), counts[own], dtype, device);
+      const Buffer out(whole, count, dtype, device);
+      calls.push_back(even ? call::all_gather(in, out, options_of(plan_))
+                           : call::all_gather_v(in, out, Blocks{counts, offsets}, options_of(plan_)));
+    };
+    for (std::size_t i = 0; i < plan_.items.size(); ++i)
+      if (const ShardItem& item = plan_.items[i]; !item.packed)
+        for (const ShardSegment& s : item.segments)
+          add(to_[i] + s.begin * size_bytes(item.entry.dtype), item.entry.dtype, s.count, s.counts, s.offsets,
+              s.even);
+    add(packed_.data(), DType::u8, plan_.bytes.total, plan_.bytes.counts, plan_.bytes.offsets, false);
+    if (!calls.empty()) work_ = plan_.axes.group().coalesced(calls);
+  }
+  void unpack() {
+    std::vector<Copied> copies;
+    for (std::size_t k = 0; k < plan_.packed.size(); ++k) {
+      const std::size_t i = plan_.packed[k];
+      const ShardItem& item = plan_.items[i];
+      const std::int64_t size = size_bytes(item.entry.dtype);
+      for (std::size_t r = 0; r < item.shard_counts.size(); ++r) {
+        const std::byte* from = block(k, r);
+        for (const ShardSegment& s : item.segments) {
+          copies.push_back({from, to_[i] + (s.begin + s.offsets[r]) * size, s.counts[r] * size});
+          from += s.counts[r] * size;
+        }
+      }
+    }
+    copy_all(plan_.options.compute, copies.size(), [&](std::size_t i) { return copies[i]; });
+  }
+
+  const std::shared_ptr<ShardTransfers> of_;
+  const ShardPlan& plan_;
+  std::vector<std::byte*> to_;
+  Tensor keep_, packed_;
+  Work work_;  // last: it ends before the memory goes
+};
+
+// Each rank finds its part of the sum where that part lies in its own gradients.
+class ShardTransfers::Reduce final : public Transfer::Steps {
+ public:
+  Reduce(std::shared_ptr<ShardTransfers> of, Tensor gradients, ReduceOp op)
+      : of_(std::move(of)), plan_(of_->plan()), op_(op), gradients_(std::move(gradients)) {
+    of_->compare();
+    if (!plan_.packed.empty()) packed_ = of_->shared(plan_.elements.total, plan_.options.reduce);
+    pack();
+    begin();
+  }
+
+  bool done() override { return !work_.valid() || work_.done(); }
+  Tensor finish() override {
+    wait(plan_, work_);
+    const FlatShardOptions& o = plan_.options;
+    const bool again = o.replicate && o.replicate.size() > 1;
+    Tensor shard = Tensor::zeros(plan_.axes.context(), {plan_.shard_count}, again ? o.reduce : o.gradient,
+                                 again ? Memory::shared : Memory::local, stream_of(o.compute));
+    take_own(shard);
+    gradients_ = packed_ = {};
+    if (!again || shard.count() == 0) return shard;
+    work_ = o.replicate.group().all_reduce(shard.view(), shard.view(), options_of(plan_, op_));
+    wait(plan_, work_);
+    if (o.reduce == o.gradient) return shard;
+    const Tensor out =
+        Tensor(plan_.axes.context(), {plan_.shard_count}, o.gradient, Memory::local, stream_of(o.compute));
+    convert_all(o.compute, {{shard.data(), out.data(), shard.count()}}, o.reduce, o.gradient);
+    return out;
+  }
+
+ private:
+  std::int64_t element() const { return size_bytes(plan_.options.reduce); }
+  std::byte* block(std::size_t k, std::size_t rank) const {
+    return packed_.data() + (plan_.elements.offsets[rank] + plan_.elements.at[k][rank]) * element();
+  }
+  std::byte* gradient(const ShardItem& item) const {
+    return gradients_.data() + item.gradient_at * element();
+  }
+
+  void pack() {
+    std::vector<Copied> copies;
+    for (std::size_t k = 0; k < plan_.packed.size(); ++k) {
+      const ShardItem& item = plan_.items[plan_.packed[k]];
+      for (std::size_t r = 0; r < item.shard_counts.size(); ++r) {
+        std::byte* to = block(k, r);
+        for (const ShardSegment& s : item.segments) {
+          copies.push_back(
+              {gradient(item) + (s.begin + s.offsets[r]) * element(), to, s.counts[r] * element()});
+          to += s.counts[r] * element();
+        }
+      }
+    }
+    copy_all(plan_.options.compute, copies.size(), [&](std::size_t i) { return copies[i]; });
+  }
+  void begin() {
+    if (plan_.axes.size() == 1) return;
+    const DType dtype = plan_.options.reduce;
+    const Device device = device_of(plan_);
+    const std::size_t own = of_->own();
+    std::vector<Call> calls;
+    const auto add = [&](std::byte* whole, std::int64_t count, const std::vector<std::int64_t>& counts,
+                         const std::vector<std::int64_t>& offsets, bool even) {
+      if (count == 0) return;
+      const ConstBuffer in(whole, count, dtype, device);
+      const Buffer out(whole + offsets[own] * element(), counts[own], dtype, device);
+      calls.push_back(even
+                          ? call::reduce_scatter(in, out, options_of(plan_, op_))
+                          : call::reduce_scatter_v(in, out, Blocks{counts, offsets}, options_of(plan_, op_)));
+    };
+    for (const ShardItem& item : plan_.items)
+      if (!item.packed)
+        for (const ShardSegment& s : item.segments)
+          add(gradient(item) + s.begin * element(), s.count, s.counts, s.offsets, s.even);
+    add(packed_.data(), plan_.elements.total, plan_.elements.counts, plan_.elements.offsets, false);
+    if (!calls.empty()) work_ = plan_.axes.group().coalesced(calls);
+  }
+  // Into a buffer of shards.
+  void take_own(const Tensor& shard) const {
+    const std::size_t own = of_->own();
+    std::vector<Converted> all;
+    std::size_t k = 0;
+    for (const ShardItem& item : plan_.items) {
+      std::byte* to = shard.data() + item.shard_at * size_bytes(shard.dtype());
+      if (item.packed) {
+        all.push_back({block(k++, own), to, item.shard_counts[own]});
+        continue;
+      }
+      for (const ShardSegment& s : item.segments) {
+        all.push_back({gradient(item) + (s.begin + s.offsets[own]) * element(), to, s.counts[own]});
+        to += s.counts[own] * size_bytes(shard.dtype());
+      }
+    }
+    convert_all(plan_.options.compute, all, plan_.options.reduce, shard.dtype());
+  }
+
+  const std::shared_ptr<ShardTransfers> of_;
+  const ShardPlan& plan_;
+  const ReduceOp op_;
+  Tensor gradients_, packed_;
+  Work work_;
+};
+
+Transfer ShardTransfers::gather(const std::shared_ptr<ShardTransfers>& self,
+                                std::span<const ConstTensorView> shards, std::vector<std::byte*> to,
+                                Tensor keep) {
+  return Transfer(std::make_unique<Gather>(self, shards, std::move(to), std::move(keep)));
+}
+
+Transfer ShardTransfers::reduce(const std::shared_ptr<ShardTransfers>& self, Tensor gradients, ReduceOp op) {
+  return Transfer(std::make_unique<Reduce>(self, std::move(gradients), op));
+}
+
+}  // namespace weft::dp

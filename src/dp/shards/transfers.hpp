@@ -1,0 +1,43 @@
+// The transfers of FlatShards: an all-gather and a reduce-scatter of many tensors, as few calls. Private to dp.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "dp/shards/convert.hpp"
+#include "dp/shards/plan.hpp"
+#include "weft/mesh/transfer.hpp"
+
+namespace weft::dp {
+
+class ShardTransfers {
+ public:
+  explicit ShardTransfers(ShardPlan plan) : plan_(std::move(plan)) {}
+  const ShardPlan& plan() const noexcept { return plan_; }
+  /// This rank, among those of the axes.
+  std::size_t own() const noexcept { return own_; }
+
+  /// Tensor in `buffer`, from byte `at` on.
+  static Tensor part(const Tensor& buffer, std::int64_t at, const Shape& shape, DType dtype) {
+    const auto base = static_cast<std::size_t>(buffer.data() - buffer.storage().data());
+    return Tensor(buffer.storage(), base + static_cast<std::size_t>(at), shape, dtype);
+  }
+  /// `to`: where each whole is to lie; `keep`: what finish() gives. `self`: of this object.
+  Transfer gather(const std::shared_ptr<ShardTransfers>& self, std::span<const ConstTensorView> shards,
+                  std::vector<std::byte*> to, Tensor keep);
+  /// Consumes `gradients`.
+  Transfer reduce(const std::shared_ptr<ShardTransfers>& self, Tensor gradients, ReduceOp op);
+
+ private:
+  class Gather;
+  class Reduce;
+  void compare();
+  Tensor shared(std::int64_t count, DType dtype) const;
+
+  const ShardPlan plan_;
+  const std::size_t own_ = static_cast<std::size_t>(plan_.axes.rank());
+  bool compared_ = false;
+};
+
+}  // namespace weft::dp
