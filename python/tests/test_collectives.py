@@ -1,0 +1,200 @@
+"""Operations on NumPy arrays: values depend on rank and index, so that a misplaced block cannot pass."""
+import numpy as np
+import pytest
+
+import weft
+
+SIZES = (1, 2, 3)
+COUNTS = (0, 1, 7, 1025)
+
+
+def mine(rank, count, dtype=np.int64):
+    return (np.arange(count) * 10 + rank).astype(dtype)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_reduce(ranks, size):
+    def program(group):
+        for count in COUNTS:
+            x = mine(group.rank, count)
+            kept = x.copy()
+            expected = sum(mine(r, count) for r in range(size))
+            out = group.all_reduce(x).wait()
+            np.testing.assert_array_equal(out, expected)
+            np.testing.assert_array_equal(x, kept)
+            assert out is not x and out.dtype == x.dtype
+            assert group.all_reduce(x, out=x).wait() is x
+            np.testing.assert_array_equal(x, expected)
+    ranks(size, program)
+
+
+@pytest.mark.parametrize("op, combine", [("min", np.minimum), ("max", np.maximum), ("prod", np.multiply), ("bit_or", np.bitwise_or)])
+def test_reduce_ops(ranks, op, combine):
+    def program(group):
+        expected = mine(0, 5)
+        for r in range(1, 3):
+            expected = combine(expected, mine(r, 5))
+        np.testing.assert_array_equal(group.all_reduce(mine(group.rank, 5), op=op).wait(), expected)
+    ranks(3, program)
+
+
+def test_avg_and_scale(ranks):
+    def program(group):
+        x = np.array([1.0, 2.0]) * (group.rank + 1)
+        np.testing.assert_array_equal(group.all_reduce(x, op="avg").wait(), [1.5, 3.0])
+        np.testing.assert_array_equal(group.all_reduce(x, op="premul_sum", scale=0.5).wait(), [1.5, 3.0])
+    ranks(2, program)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_gathers_and_scatters(ranks, size):
+    def program(group):
+        rank = group.rank
+        x = mine(rank, 6).reshape(3, 2)
+        every = np.concatenate([mine(r, 6).reshape(3, 2) for r in range(size)])
+        np.testing.assert_array_equal(group.all_gather(x).wait(), every)
+        gathered = group.gather(x, root=size - 1).wait()
+        if rank == size - 1:
+            np.testing.assert_array_equal(gathered, every)
+        else:
+            assert gathered is None
+        whole = mine(rank, 4 * size).reshape(2 * size, 2)
+        total = sum(mine(r, 4 * size) for r in range(size)).reshape(2 * size, 2)
+        np.testing.assert_array_equal(group.reduce_scatter(whole).wait(), total[2 * rank:2 * rank + 2])
+        part = np.empty((3, 2), np.int64)
+        group.scatter(every if rank == 0 else None, out=part).wait()
+        np.testing.assert_array_equal(part, x)
+        reduced = group.reduce(x, root=0).wait()
+        if rank == 0:
+            np.testing.assert_array_equal(reduced, sum(mine(r, 6) for r in range(size)).reshape(3, 2))
+        else:
+            assert reduced is None
+        np.testing.assert_array_equal(group.broadcast(x, root=size - 1).wait(), mine(size - 1, 6).reshape(3, 2))
+        np.testing.assert_array_equal(group.scan(x).wait(), sum(mine(r, 6) for r in range(rank + 1)).reshape(3, 2))
+        before = group.exscan(x).wait()
+        np.testing.assert_array_equal(before, sum((mine(r, 6) for r in range(rank)), np.zeros(6, np.int64)).reshape(3, 2))
+        group.barrier().wait()
+    ranks(size, program)
+
+
+def test_all_to_all(ranks):
+    def program(group):
+        x = np.array([100 * group.rank + r for r in range(3)])
+        np.testing.assert_array_equal(group.all_to_all(x).wait(), [100 * r + group.rank for r in range(3)])
+    ranks(3, program)
+
+
+def test_blocks_of_any_size(ranks):
+    counts = [2, 0, 3]
+
+    def program(group):
+        rank = group.rank
+        out = group.all_gather_v(mine(rank, counts[rank]), counts).wait()
+        np.testing.assert_array_equal(out, np.concatenate([mine(r, counts[r]) for r in range(3)]))
+        whole = sum(mine(r, 5) for r in range(3))
+        begin = sum(counts[:rank])
+        np.testing.assert_array_equal(group.reduce_scatter_v(mine(rank, 5), counts).wait(), whole[begin:begin + counts[rank]])
+        x = mine(rank, 3 * (rank + 1))
+        out = group.all_to_all_v(x, [rank + 1] * 3, [1, 2, 3]).wait()
+        np.testing.assert_array_equal(out, np.concatenate([mine(r, 3 * (r + 1))[rank * (r + 1):(rank + 1) * (r + 1)] for r in range(3)]))
+    ranks(3, program)
+
+
+def test_messages(ranks):
+    def program(group):
+        if group.rank == 0:
+            for source in (1, 2):
+                message = group.wait_message(source, tag=3)
+                assert (message.source, message.tag, message.count, message.dtype) == (source, 3, source, "f32")
+            out = np.empty(2, np.float32)
+            work = group.recv(out, 2, tag=3)
+            assert work.wait() is out and work.source == 2
+            np.testing.assert_array_equal(out, [2, 2])
+            work = group.recv(np.empty(1, np.float32), weft.ANY_SOURCE, tag=3)
+            work.wait()
+            assert work.source == 1
+            assert group.probe(1, tag=3) is None
+        else:
+            group.send(np.full(group.rank, group.rank, np.float32), 0, tag=3).wait()
+        ring = np.empty(4)
+        group.send_recv(np.full(4, group.rank, float), (group.rank + 1) % 3, ring, (group.rank - 1) % 3).wait()
+        np.testing.assert_array_equal(ring, np.full(4, (group.rank - 1) % 3))
+    ranks(3, program)
+
+
+def test_batch(ranks):
+    def program(group):
+        batch = group.batch()
+        first = batch.all_reduce(np.array([1.0, group.rank]))
+        second = batch.all_gather(np.array([group.rank]))
+        results = batch.submit().wait()
+        np.testing.assert_array_equal(results[first], [2.0, 1.0])
+        np.testing.assert_array_equal(results[second], [0, 1])
+    ranks(2, program)
+
+
+def test_min_loc(ranks):
+    def program(group):
+        values = np.array([3.0, 1.0]) if group.rank == 0 else np.array([2.0, 5.0])
+        least, where = group.min_loc(values, np.array([10, 11]) + 100 * group.rank)
+        np.testing.assert_array_equal(least, [2.0, 1.0])
+        np.testing.assert_array_equal(where, [110, 11])
+        largest, where = group.max_loc(values, np.array([10, 11]) + 100 * group.rank)
+        np.testing.assert_array_equal(largest, [3.0, 5.0])
+        np.testing.assert_array_equal(where, [10, 111])
+    ranks(2, program)
+
+
+def test_objects(ranks):
+    def program(group):
+        value = {"rank": group.rank, "data": list(range(100 * group.rank))}
+        every = [{"rank": r, "data": list(range(100 * r))} for r in range(3)]
+        assert group.broadcast_object(value, root=1) == every[1]
+        assert group.all_gather_object(value) == every
+        assert group.gather_object(value, root=2) == (every if group.rank == 2 else None)
+    ranks(3, program)
+
+
+def test_own_reduction(ranks):
+    def program(group):
+        with weft.Reduction("left", lambda left, right: left) as keep_left:
+            np.testing.assert_array_equal(group.all_reduce(mine(group.rank, 5), op=keep_left).wait(), mine(0, 5))
+    ranks(3, program)
+
+
+def test_own_reduction_that_raises(ranks):
+    def program(group):
+        def fails(left, right):
+            raise KeyError("what it said")
+        with weft.Reduction("fails", fails) as reduction:
+            with pytest.raises(weft.Error) as caught:
+                group.all_reduce(np.ones(4), op=reduction).wait()
+            return caught.value.text
+    texts = ranks(2, program)
+    assert any("KeyError" in text for text in texts), texts
+
+
+def test_numbers(ranks):
+    def program(group):
+        total = group.all_reduce(group.rank + 0.5).wait()
+        assert total == 2.0 and type(total) is float
+        total = group.all_reduce(group.rank + 1).wait()
+        assert total == 3 and type(total) is int
+        assert group.all_reduce(complex(1, group.rank)).wait() == 2 + 1j
+        assert group.all_reduce(group.rank == 0, op="logical_or").wait() is True
+    ranks(2, program)
+
+
+def test_groups_of_groups(ranks):
+    def program(group):
+        odd = group.split(group.rank % 2, key=-group.rank)
+        assert odd.size == 2 and [odd.parent_rank(r) for r in range(2)] == ([2, 0] if group.rank % 2 == 0 else [3, 1])
+        twin = group.duplicate()
+        assert (twin.rank, twin.size) == (group.rank, 4)
+        part = group.subgroup("pair", [3, 0]) if group.rank in (0, 3) else None
+        if part is not None:
+            assert part.rank == (1 if group.rank == 0 else 0) and part.name.endswith("pair")
+            assert part.all_reduce(group.rank).wait() == 3
+        assert group.split(-1) is None if group.rank == 0 else group.split(0).size == 3
+        assert twin.all_reduce(1).wait() == 4 and group.local_size == 4
+    ranks(4, program)

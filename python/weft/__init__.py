@@ -1,0 +1,23 @@
+"""weft: programs that compute on many ranks at once.
+
+    import numpy as np
+    import weft
+
+    context = weft.Context()
+    group = context.group()                       # the ranks that `python -m weft.run -n 4 program.py` has started
+    total = group.all_reduce(np.ones(1000)).wait()
+
+Arrays of NumPy, PyTorch and JAX are used where they lie. `weft.torch` is a backend of torch.distributed. docs/python.md is the guide.
+"""
+from .arrays import SharedTensor
+from .context import Context, version
+from .errors import (AbortedError, BadArgumentError, Error, LayoutError, MismatchError, PeerLostError, SystemError, TimeoutError,  # pylint: disable=W0622
+                     UnsupportedError)
+from .group import ANY_SOURCE, Batch, Group, Message, Reduction
+from .store import Store, StoreServer, new_secret, secret_from_env
+from .work import Work, wait_all
+
+__version__ = version()
+__all__ = ["ANY_SOURCE", "AbortedError", "BadArgumentError", "Batch", "Context", "Error", "Group", "LayoutError", "Message", "MismatchError",
+           "PeerLostError", "Reduction", "SharedTensor", "Store", "StoreServer", "SystemError", "TimeoutError", "UnsupportedError", "Work",
+           "new_secret", "secret_from_env", "version", "wait_all"]

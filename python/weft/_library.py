@@ -1,0 +1,63 @@
+"""The shared library behind this package: found, loaded, its functions declared. Calls release the GIL.
+
+Where the package is a wheel's, the library and its plug-ins lie in weft/lib; else the dynamic loader finds libweft (LD_LIBRARY_PATH, the system's
+folders). Any thread may call any function."""
+import ctypes
+import os
+import threading
+from pathlib import Path
+
+from . import _api
+
+FOLDER = Path(__file__).resolve().parent
+SONAME = f"libweft.so.{_api.VERSION_MAJOR}" + (f".{_api.VERSION_MINOR}" if _api.VERSION_MAJOR == 0 else "")
+
+
+def _load():
+    own = FOLDER / "lib" / SONAME
+    try:
+        return ctypes.CDLL(str(own) if own.exists() else SONAME)
+    except OSError as error:
+        raise ImportError(f"weft: {SONAME} cannot be loaded: {error}; expected it in {own.parent} (as the wheel has it) or where the dynamic "
+                          "loader looks (LD_LIBRARY_PATH)") from None
+
+
+class Library:
+    """The functions of weft.h as attributes, `weft_` left out, each with its types."""
+
+    def __init__(self, dll):
+        for name, (result, params) in _api.FUNCTIONS.items():
+            try:
+                function = getattr(dll, name)
+            except AttributeError:
+                dll.weft_version.restype = ctypes.c_char_p
+                raise ImportError(f"weft: {dll._name} is version {dll.weft_version().decode()} and has no {name}; expected the library that this package "
+                                  f"was made for") from None
+            function.restype = result
+            function.argtypes = params
+            setattr(self, name.removeprefix("weft_"), function)
+
+
+_dll = _load()
+lib = Library(_dll)
+
+
+class _PerThread(threading.local):
+    """One weft_error for each thread: a call writes it, and whoever sees the call's status reads it."""
+
+    def __init__(self):
+        self.error = _api.make(_api.weft_error)
+        self.ref = ctypes.byref(self.error)
+
+
+per_thread = _PerThread()
+
+
+def library_file():
+    """The path of the library that is loaded."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            path = line.rstrip("\n").partition("/")[2]
+            if os.path.basename(path).startswith("libweft.so"):
+                return "/" + path
+    return _dll._name

@@ -1,0 +1,116 @@
+"""What weft's functions raise: one class for each code of the library, each an Error with the fields that a program can act on."""
+import builtins
+
+from . import _api
+from ._library import lib, per_thread
+
+__all__ = ["Error", "BadArgumentError", "LayoutError", "UnsupportedError", "MismatchError", "TimeoutError", "PeerLostError", "AbortedError",
+           "SystemError"]
+
+
+class Error(RuntimeError):
+    """A failure that weft reports.
+
+    code: "bad_argument", "timeout", ...; op: the operation it tells of, "all_reduce", ..., or "none"; call: the call's number in its group, or None;
+    ranks: the ranks to blame (dead, absent, mismatching), at most 16 of them; rank_count: how many there are; quiesced: False while peers may
+    still touch the failed call's memory (Group.quiesce).
+    """
+    code = "system"
+
+    def __init__(self, text, *, op="none", call=None, ranks=(), rank_count=None, quiesced=True):
+        super().__init__(text)
+        self.text = text
+        self.op = op
+        self.call = call
+        self.ranks = tuple(ranks)
+        self.rank_count = len(self.ranks) if rank_count is None else rank_count
+        self.quiesced = quiesced
+
+    def __reduce__(self):
+        return _remade, (type(self), self.text, self.op, self.call, self.ranks, self.rank_count, self.quiesced)
+
+
+def _remade(kind, text, op, call, ranks, rank_count, quiesced):
+    return kind(text, op=op, call=call, ranks=ranks, rank_count=rank_count, quiesced=quiesced)
+
+
+class BadArgumentError(Error, ValueError):
+    """An argument of this call is wrong; nothing was sent."""
+    code = "bad_argument"
+
+
+class LayoutError(Error, ValueError):
+    """A tensor's layout does not fit the operation, or its elements do not lie in a row."""
+    code = "layout"
+
+
+class UnsupportedError(Error, NotImplementedError):
+    """This backend, build or process cannot do it."""
+    code = "unsupported"
+
+
+class MismatchError(Error):
+    """Ranks called different things."""
+    code = "mismatch"
+
+
+class TimeoutError(Error, builtins.TimeoutError):  # pylint: disable=redefined-builtin
+    """The deadline passed; `ranks` had not arrived."""
+    code = "timeout"
+
+
+class PeerLostError(Error, ConnectionError):
+    """`ranks` died or left."""
+    code = "peer_lost"
+
+
+class AbortedError(Error):
+    """Some rank aborted the group."""
+    code = "aborted"
+
+
+class SystemError(Error):  # pylint: disable=redefined-builtin
+    """The operating system refused, or memory ran out."""
+    code = "system"
+
+
+BY_STATUS = {_api.BAD_ARGUMENT: BadArgumentError, _api.LAYOUT: LayoutError, _api.UNSUPPORTED: UnsupportedError, _api.MISMATCH: MismatchError,
+             _api.TIMEOUT: TimeoutError, _api.PEER_LOST: PeerLostError, _api.ABORTED: AbortedError, _api.SYSTEM: SystemError}
+
+
+def from_struct(error):
+    """The exception that a weft_error says."""
+    ranks = [rank for rank in error.ranks[:min(error.rank_count, _api.ERROR_RANKS)] if rank >= 0]
+    return BY_STATUS.get(error.code, SystemError)(
+        error.text.decode("utf-8", "replace"), op=lib.op_name(error.op).decode(), call=None if error.call == _api.NO_CALL else error.call, ranks=ranks,
+        rank_count=error.rank_count, quiesced=error.quiesced)
+
+
+def last():
+    """The exception of the call that has just failed on this thread."""
+    return from_struct(per_thread.error)
+
+
+def call(function, *args):
+    """function(*args, error), raising what it says."""
+    if function(*args, per_thread.ref):
+        raise last()
+
+
+def take_text(handle):
+    """The bytes of a weft_text, which is destroyed."""
+    from ctypes import string_at
+    try:
+        return string_at(lib.text_data(handle), lib.text_size(handle))
+    finally:
+        lib.text_destroy(handle)
+
+
+def nanoseconds(seconds, name, default=0):
+    """Seconds as the C API takes a time: None is the default of the thing."""
+    if seconds is None:
+        return default
+    value = float(seconds)
+    if not 0 <= value <= 9e9:
+        raise BadArgumentError(f"{name} is {seconds}; expected seconds from 0 to 9e9, or None for the default")
+    return max(1, int(value * 1e9)) if value else default

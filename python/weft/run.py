@@ -1,0 +1,40 @@
+"""`python -m weft.run -n 4 program.py`: starts ranks as `weft run` does. A program whose name ends in .py, or an option (-m module, -c code) in its place, is run
+with this Python."""
+import os
+import shutil
+import sys
+
+from ._library import FOLDER
+
+WITH_VALUE = ("-n", "-np", "--ranks", "--bind", "--timeout", "--backend")
+
+
+def command(arguments, python=sys.executable):
+    """What follows `weft run`: the launcher's own options as they are, and the program with its interpreter."""
+    at = 0
+    while at < len(arguments) and arguments[at].startswith("-") and arguments[at] not in ("--", "-m", "-c"):
+        at += 2 if arguments[at] in WITH_VALUE else 1
+    own, program = arguments[:at], arguments[at:]
+    if program[:1] == ["--"]:
+        program = program[1:]
+    if program and (program[0].endswith(".py") or program[0] in ("-m", "-c")):
+        program = [python, *program]
+    return own + (["--", *program] if program else [])
+
+
+def launcher():
+    """The program `weft`: the wheel's own, else the one in PATH."""
+    own = FOLDER / "bin" / "weft"
+    found = str(own) if own.exists() else shutil.which("weft")
+    if found is None:
+        sys.exit(f"weft.run: there is no program weft; expected it in {own.parent} (as the wheel has it) or in PATH")
+    return found
+
+
+def main():
+    program = launcher()
+    os.execv(program, [program, "run", *command(sys.argv[1:])])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Where ranks meet before they have a group: small tables of keys and values. Any thread; several threads may use one store at once."""
+import ctypes
+
+from . import _api, errors
+from ._handle import Handle, blocking
+from ._library import lib
+from .context import text
+
+__all__ = ["Store", "StoreServer", "new_secret", "secret_from_env"]
+
+
+class Store(Handle):
+    """One way to a table. Made by `local`, `file` or `tcp`. A group keeps what it needs of it."""
+    __slots__ = ()
+    _destroy = lib.store_destroy
+
+    @classmethod
+    def local(cls):
+        """For threads of one process: made once, used by each of them."""
+        return cls._make(lib.store_create_local)
+
+    @classmethod
+    def file(cls, path, limit=None):
+        """In the file at `path`, which is made where it is absent; for processes that share a file system on which flock works. `limit`: seconds that
+        each request waits for another process that has the file; None: 30."""
+        return cls._make(lib.store_create_file, text(str(path), "path"), errors.nanoseconds(limit, "limit"))
+
+    @classmethod
+    def tcp(cls, host, port, secret=None, limit=None):
+        """A client of a StoreServer. Blocks until it is there, at most `limit` seconds (None: five minutes)."""
+        return cls._make(lib.store_create_tcp, text(host, "host"), port, text(secret, "secret"), errors.nanoseconds(limit, "limit"))
+
+    @classmethod
+    def _make(cls, function, *args):
+        handle = ctypes.c_void_p()
+        blocking(function, *args, ctypes.byref(handle))
+        return cls(handle.value)
+
+    def set(self, key, value, limit=None):
+        """value: bytes, up to 1 MiB."""
+        blocking(lib.store_set, self._handle, text(key, "key"), value, len(value), errors.nanoseconds(limit, "limit"))
+
+    def get(self, key, limit=None):
+        """Blocks until the key exists, at most `limit` seconds (None: five minutes)."""
+        return self._text(lib.store_get, key, errors.nanoseconds(limit, "limit"))
+
+    def try_get(self, key, limit=None):
+        """The value now; None where the key does not exist."""
+        return self._text(lib.store_try_get, key, errors.nanoseconds(limit, "limit"))
+
+    def _text(self, function, key, *args):
+        value = ctypes.c_void_p()
+        blocking(function, self._handle, text(key, "key"), *args, ctypes.byref(value))
+        return errors.take_text(value) if value.value else None
+
+    def add(self, key, delta=1, limit=None):
+        """Adds to a decimal counter (absent: 0); what it is then."""
+        value = ctypes.c_int64()
+        blocking(lib.store_add, self._handle, text(key, "key"), delta, errors.nanoseconds(limit, "limit"), ctypes.byref(value))
+        return value.value
+
+    def compare_set(self, key, expected, desired, limit=None):
+        """Sets the key to `desired` where it holds `expected` (absent counts as b""); what it holds then."""
+        return self._text(lib.store_compare_set, key, expected, len(expected), desired, len(desired), errors.nanoseconds(limit, "limit"))
+
+    def remove(self, key, limit=None):
+        blocking(lib.store_remove, self._handle, text(key, "key"), errors.nanoseconds(limit, "limit"))
+
+
+class StoreServer(Handle):
+    """A table that this process serves to others, from a thread of weft's own, until it is closed. port 0: any that is free."""
+    __slots__ = ("port", "address")
+    _destroy = lib.store_server_destroy
+
+    def __init__(self, context, *, port=0, host=None, secret=None, linger=None):
+        options = _api.make(_api.weft_store_server_options)
+        options.port, options.host, options.secret = port, text(host, "host"), text(secret, "secret")
+        options.linger_ns = errors.nanoseconds(linger, "linger")
+        handle = ctypes.c_void_p()
+        errors.call(lib.store_server_create, context._handle, ctypes.byref(options), ctypes.byref(handle))
+        super().__init__(handle.value)
+        number, address = ctypes.c_int32(), ctypes.c_char_p()
+        errors.call(lib.store_server_port, self._handle, ctypes.byref(number))
+        errors.call(lib.store_server_address, self._handle, ctypes.byref(address))
+        self.port, self.address = number.value, address.value.decode()
+
+
+def new_secret():
+    """A secret at random, for a store off loopback."""
+    secret = ctypes.c_void_p()
+    errors.call(lib.store_secret_create, ctypes.byref(secret))
+    return errors.take_text(secret).decode()
+
+
+def secret_from_env():
+    """What WEFT_STORE_SECRET_FILE holds, or WEFT_STORE_SECRET; "" where neither is set."""
+    secret = ctypes.c_void_p()
+    errors.call(lib.store_secret_from_env, ctypes.byref(secret))
+    return errors.take_text(secret).decode()
