@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
@@ -71,6 +72,7 @@ const Tensor& Parameter::master() const {
 
 const Tensor& Parameter::write_master() {
   rounded_is_old_ = true;
+  ++master_version_;
   return master();
 }
 
@@ -90,6 +92,7 @@ void Parameter::set_master(Tensor master) {
   master_ = master.with_layout(layout);
   rounded_ = {};
   rounded_is_old_ = true;
+  ++master_version_;
 }
 
 const Tensor& Parameter::weight() const {
@@ -105,16 +108,18 @@ const Tensor& Parameter::weight() const {
   return rounded_;
 }
 
-void Parameter::place_weight(Tensor weight) {
+void Parameter::place_weight(Tensor weight, const void* owner) {
   master();  // there must be one
   expect_fits("place_weight", weight, dtype_, weight.layout());
-  if (has_gradient_ && !(weight.shape() == gradient_.shape()))
+  const bool owned = owner != nullptr && owner == gradient_owner_;
+  if (!owned && has_gradient_ && !(weight.shape() == gradient_.shape()))
     throw Error(
         ErrorCode::bad_argument,
         fmt::format("parameter \"{}\": place_weight got {} while it has a gradient of {}; zero_gradient "
                     "first",
                     path_, to_string(weight.shape()), to_string(gradient_.shape())));
-  if (!(weight.shape() == this->weight().shape())) expect_unclaimed("place_weight of another shape");
+  const Shape& before = placed_ ? placed_.shape() : master_.shape();
+  if (!(weight.shape() == before)) expect_unclaimed("place_weight of another shape", owner);
   placed_ = std::move(weight);
 }
 
@@ -152,24 +157,41 @@ void Parameter::set_gradient_layout(LayoutRef layout) {
 void Parameter::set_gradient(Tensor gradient) {
   this->gradient();  // there must be one
   expect_unclaimed("set_gradient");
+  put_gradient("set_gradient", std::move(gradient));
+}
+
+Tensor Parameter::take_gradient(const void* owner) {
+  gradient();  // there must be one
+  expect_unclaimed("take_gradient", owner);
+  zero_gradient();
+  return std::exchange(gradient_, {});
+}
+
+void Parameter::give_gradient(Tensor gradient, const void* owner) {
+  expect_unclaimed("give_gradient", owner);
+  put_gradient("give_gradient", std::move(gradient));
+  has_gradient_ = true;
+}
+
+void Parameter::put_gradient(std::string_view call, Tensor gradient) {
   const LayoutRef& layout = gradient.layout();
   const Shape expected = layout ? layout->local_shape() : master().shape();
   if (gradient.dtype() != DType::f32 || !(gradient.shape() == expected) ||
       (layout && !(layout->global == global_)))
     throw Error(ErrorCode::bad_argument,
-                fmt::format("parameter \"{}\": set_gradient got {} {}{}; expected f32 {} of {}", path_,
+                fmt::format("parameter \"{}\": {} got {} {}{}; expected f32 {} of {}", path_, call,
                             name(gradient.dtype()), to_string(gradient.shape()),
                             layout ? fmt::format(", stated to be {}", to_string(*layout)) : "",
                             to_string(expected), to_string(global_)));
-  expect_memory("set_gradient", gradient);
-  expect_device("set_gradient", gradient);
+  expect_memory(call, gradient);
+  expect_device(call, gradient);
   gradient_layout_ = layout;
   gradient_ = std::move(gradient);
 }
 
 // An averager reduces the memory that it gave to the gradient. A gradient in other memory would not be reduced.
-void Parameter::expect_unclaimed(std::string_view call) const {
-  if (gradient_owner_ != nullptr)
+void Parameter::expect_unclaimed(std::string_view call, const void* owner) const {
+  if (gradient_owner_ != nullptr && gradient_owner_ != owner)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("parameter \"{}\": {} while its gradient belongs to an averager", path_, call));
 }

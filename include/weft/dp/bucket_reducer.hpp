@@ -37,7 +37,7 @@ struct BucketOptions {
 };
 
 /// While one lives, backward passes only accumulate: what becomes ready is not reduced. Made by no_sync() of a
-/// BucketReducer or a GradientAverager, which it may outlive; several nest. Goes with a scope:
+/// BucketReducer, a GradientAverager or a FullySharded, which it may outlive; several nest. Goes with a scope:
 ///
 ///   { const NoSync off = reducer.no_sync();  … micro-batches but the last … }
 ///   … the last micro-batch …   reducer.finish();
@@ -52,6 +52,7 @@ class [[nodiscard]] NoSync {
  private:
   friend class BucketReducer;
   friend class GradientAverager;
+  friend class FullySharded;
   explicit NoSync(std::shared_ptr<int> alive) : alive_(std::move(alive)) { ++*alive_; }
   std::shared_ptr<int> alive_;  // how many there are
 };

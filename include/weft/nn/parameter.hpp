@@ -66,6 +66,8 @@ class Parameter {
   const Tensor& master() const;
   /// The same to be written: weight() is made anew from it when it is read next. Call it again for later writes.
   const Tensor& write_master();
+  /// How often the master was written, or replaced: whoever keeps something made of it sees whether it is old.
+  std::uint64_t master_version() const noexcept { return master_version_; }
   /// Puts another tensor in its place (a loaded checkpoint): f32, of the local shape of its own
   /// layout, which becomes layout(), or of layout() where it is plain. Throws layout for a Partial one, or for another
   /// layout while there is a gradient, and bad_argument where the shape changes while somebody has claimed the gradient.
@@ -76,7 +78,8 @@ class Parameter {
   /// Layers read `weight` from now on, until drop_weight(): of dtype(), of any layout for global_shape() that is not
   /// Partial (or plain and whole). Gradients then have its shape. Throws bad_argument or layout where it does not
   /// fit, while there is a gradient of another shape, and where the shape changes while somebody has claimed the gradient.
-  void place_weight(Tensor weight);
+  /// `owner`: who claimed it may change the shape, and takes care of the gradient.
+  void place_weight(Tensor weight, const void* owner = nullptr);
   /// Back to the master.
   void drop_weight() noexcept;
 
@@ -96,6 +99,12 @@ class Parameter {
   /// is for global_shape() (this rank's shard of it, after a reduce_scatter). Throws bad_argument where it does not fit,
   /// and while somebody has claimed the gradient.
   void set_gradient(Tensor gradient);
+  /// For who has claimed the gradient: takes it out. The parameter has none afterwards and keeps no memory for one. Throws
+  /// bad_argument where there is none, and where somebody else has claimed it.
+  Tensor take_gradient(const void* owner);
+  /// For who has claimed the gradient: puts one there, f32, of the local shape of its layout, which is for global_shape(), or
+  /// plain and whole; it need not be that of weight(). Throws as set_gradient(), and where somebody else has claimed it.
+  void give_gradient(Tensor gradient, const void* owner);
   /// `owner` alone may place_gradient() from now on, until release_gradient(owner). Throws bad_argument where
   /// somebody else has claimed it: `parameter "w": its gradient belongs to another averager already`. `owner`
   /// is compared, not used.
@@ -129,7 +138,8 @@ class Parameter {
  private:
   friend class Module;
   void make_gradient();
-  void expect_unclaimed(std::string_view call) const;
+  void expect_unclaimed(std::string_view call, const void* owner = nullptr) const;
+  void put_gradient(std::string_view call, Tensor gradient);
   void expect_device(std::string_view call, const Tensor& t) const;
   void expect_memory(std::string_view call, const Tensor& t) const;
   void expect_gradient_layout(std::string_view call, const Shape& shape, const LayoutRef& layout) const;
@@ -145,6 +155,7 @@ class Parameter {
   Tensor master_;
   mutable Tensor rounded_;  // the master as dtype(), where that is not f32
   mutable bool rounded_is_old_ = true;
+  std::uint64_t master_version_ = 0;
   Tensor placed_;  // by place_weight(); null: none
   Tensor gradient_;
   LayoutRef gradient_layout_ = nullptr;

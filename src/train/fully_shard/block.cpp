@@ -1,0 +1,349 @@
+#include "train/fully_shard/block.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "weft/base/error.hpp"
+#include "weft/host/copy.hpp"
+#include "weft/nn/kernels.hpp"
+#include "weft/nn/layouts.hpp"
+
+namespace weft {
+namespace {
+
+std::string axis_text(const DeviceMesh& axis) { return fmt::format("{}={}", axis.name(), axis.size()); }
+
+// The compute of a device, where calls and copies are ordered; on the host its threads copy.
+Compute* compute_of(const std::vector<Parameter*>& parameters) {
+  return parameters.empty() ? nullptr : &parameters[0]->compute();
+}
+
+void clear(const Tensor& t, Compute& compute) {
+  kernels::fill(kernels_of(compute), t.data_ptr<float>(), 0.0F, t.count());
+}
+
+constexpr std::int64_t kLine = 64;  // a buffer of wholes consists of so many bytes, several times
+
+// Part r of n of a buffer of wholes, in bytes.
+Chunk part_of_buffer(std::int64_t bytes, int n, int r) {
+  const Chunk c = chunk_of(bytes / kLine, n, r);
+  return {c.offset * kLine, c.size * kLine};
+}
+
+}  // namespace
+
+ShardBlock::ShardBlock(Module& module, std::vector<Parameter*> parameters, const ShardAxes& axes,
+                       const MixedPrecision& precision, int reshard_ranks, const void* owner)
+    : module_(module),
+      parameters_(std::move(parameters)),
+      axes_(axes),
+      precision_(precision),
+      reshard_ranks_(reshard_ranks),
+      owner_(owner) {
+  for (const Parameter* p : parameters_)
+    wholes_.push_back(p->layout() != nullptr ? p->layout() : replicated_layout(axes.shard, p->global_shape()));
+}
+
+void ShardBlock::shard() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = *parameters_[i];
+    const LayoutRef shard = cuts() ? wholes_[i]->shard_inside(axes_.shard, 0) : wholes_[i];
+    if (!p.materialised()) {
+      p.set_layout(shard);
+      continue;
+    }
+    const Tensor whole = p.master();
+    if (!cuts()) {
+      p.set_master(whole.with_layout(shard));
+      continue;
+    }
+    const Tensor part = p.compute().make(shard->local_shape(), DType::f32, whole.storage().memory());
+    const FlatShards one(axes_.shard, {{p.path(), wholes_[i]}}, {.compute = &p.compute()});
+    one.reshard(std::vector<ConstTensorView>{whole}, std::vector<TensorView>{part});
+    p.set_master(part.with_layout(shard));
+  }
+}
+
+FlatShards& ShardBlock::values() {
+  if (!values_) {
+    std::vector<ShardEntry> entries;
+    for (std::size_t i = 0; i < parameters_.size(); ++i)
+      entries.push_back({parameters_[i]->path(), wholes_[i], parameters_[i]->dtype()});
+    values_.emplace(axes_.shard, std::move(entries), FlatShardOptions{.compute = compute_of(parameters_)});
+  }
+  return *values_;
+}
+
+// For those that are trained now.
+FlatShards& ShardBlock::reducer() {
+  std::vector<Parameter*> trained;
+  for (Parameter* p : parameters_)
+    if (p->trainable()) trained.push_back(p);
+  if (reducer_ && trained == trained_) return *reducer_;
+  if (gradients_ && unreduced_)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("fully_shard: what is trained of \"{}\" changed while gradients wait to be reduced; finish() or "
+                            "discard() comes first",
+                            module_.path()));
+  std::vector<ShardEntry> entries;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Parameter& p = *parameters_[i];
+    if (!p.trainable()) continue;
+    p.claim_gradient(owner_);  // one that was frozen before
+    entries.push_back({p.path(), wholes_[i], DType::f32});
+  }
+  trained_ = std::move(trained);
+  aside_.assign(trained_.size(), {});
+  used_.assign(trained_.size(), nullptr);
+  FlatShardOptions options;
+  options.replicate = axes_.replicate;
+  options.reduce = precision_.reduce;
+  options.compute = compute_of(parameters_);
+  reducer_.emplace(axes_.shard, std::move(entries), options);
+  return *reducer_;
+}
+
+std::uint64_t ShardBlock::version() const {
+  std::uint64_t sum = 0;
+  for (const Parameter* p : parameters_) sum += p->master_version();
+  return sum;
+}
+
+void ShardBlock::start_gather(ProcessGroup* neighbours) {
+  if (!cuts() || gathered_ || gathering_) return;
+  if (part_ && version_ != version()) part_ = {};  // the optimizer has been there
+  version_ = version();
+  if (part_ && neighbours != nullptr) {
+    whole_ = from_neighbours(*neighbours);
+    gathering_.emplace(whole_);
+    return;
+  }
+  std::vector<ConstTensorView> shards;
+  for (const Parameter* p : parameters_) shards.emplace_back(p->weight());
+  gathering_.emplace(values().start_unshard(shards));
+}
+
+// From the parts that this rank and its neighbours kept of the whole.
+Tensor ShardBlock::from_neighbours(ProcessGroup& neighbours) {
+  const Tensor whole = values().make_whole();
+  const std::int64_t bytes = values().whole_bytes();
+  std::vector<std::int64_t> counts, offsets;
+  for (int r = 0; r < neighbours.size(); ++r) {
+    const Chunk c = part_of_buffer(bytes, neighbours.size(), r);
+    counts.push_back(c.size);
+    offsets.push_back(c.offset);
+  }
+  const auto own = static_cast<std::size_t>(neighbours.rank());
+  const Tensor place = whole.slice_flat(offsets[own], {counts[own]});
+  Compute& compute = *compute_of(parameters_);
+  if (counts[own] > 0) copy(compute.context(), part_, place, compute.stream());
+  CallOptions options;
+  options.stream = compute.stream();
+  part_gathering_ = neighbours.all_gather_v(place.view(), whole.view(), Blocks{counts, offsets}, options);
+  return whole;
+}
+
+void ShardBlock::gather(ProcessGroup* neighbours) {
+  if (!cuts()) return;
+  if (gathered_ && version_ == version()) return;
+  if (gathering_ && version_ != version()) {  // begun before the optimizer's step
+    gathering_->finish();
+    gathering_.reset();
+    if (part_gathering_.valid()) part_gathering_.wait();
+    whole_ = {};
+  }
+  if (gathered_) drop(false);
+  start_gather(neighbours);
+  Transfer transfer = std::move(*gathering_);
+  gathering_.reset();
+  whole_ = transfer.finish();
+  if (part_gathering_.valid()) {
+    if (Compute& compute = *compute_of(parameters_); compute.device() != Device{})
+      part_gathering_.wait_on(compute.stream());
+    else
+      part_gathering_.wait();
+  }
+  part_ = {};
+  place_whole();
+}
+
+void ShardBlock::place_whole() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    parameters_[i]->place_weight(values().whole(i, whole_), owner_);
+  gathered_ = true;
+}
+
+void ShardBlock::drop(bool after_forward) {
+  if (after_forward && reshard_ranks_ == 1) return;
+  if (!gathered_) return;
+  if (after_forward && reshard_ranks_ > 1) keep_part();
+  for (Parameter* p : parameters_) p->drop_weight();
+  whole_ = {};
+  gathered_ = false;
+}
+
+void ShardBlock::keep_part() {
+  const Chunk c = part_of_buffer(values().whole_bytes(), reshard_ranks_, axes_.shard.rank() % reshard_ranks_);
+  Compute& compute = *compute_of(parameters_);
+  part_ = compute.make({c.size}, DType::u8);
+  if (c.size > 0) copy(compute.context(), whole_.slice_flat(c.offset, {c.size}), part_, compute.stream());
+}
+
+void ShardBlock::poll() {
+  if (gathering_) gathering_->done();
+  if (reducing_) reducing_->done();
+}
+
+// Whether the gradient that it has was reduced already.
+bool ShardBlock::is_shard_gradient(const Parameter& p) const {
+  if (!p.has_gradient() || p.gradient_layout() == nullptr) return false;
+  const auto reduced_on = [&](const DeviceMesh& axes) {
+    if (!axes) return true;
+    for (const DeviceMesh& axis : axes.each_axis())
+      if (axis.size() > 1 && is_partial(p.gradient_layout()->on(axis))) return false;
+    return true;
+  };
+  return reduced_on(axes_.shard) && reduced_on(axes_.replicate);
+}
+
+void ShardBlock::begin_gradients() {
+  if (!reduces()) return;
+  reducer();
+  if (trained_.empty() || reducing_) {
+    if (reducing_) finish_reduce();  // the module is used a second time in this pass
+    if (trained_.empty()) return;
+  }
+  bool kept = false;
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    Parameter& p = *trained_[i];
+    if (is_shard_gradient(p)) aside_[i] = p.take_gradient(owner_);
+    kept = kept || p.has_gradient();
+  }
+  if (precision_.reduce != DType::f32) return;  // gradients are converted on their way
+  if (!kept) gradients_ = reducer().make_gradients();
+  for (std::size_t i = 0; i < trained_.size(); ++i)
+    trained_[i]->place_gradient(reducer().gradient(i, gradients_));
+}
+
+ReduceOp ShardBlock::expect_partial(const Parameter& p) {
+  const TensorName what = TensorName::of("fully_shard: the gradient of ", p.path());
+  std::optional<ReduceOp> op;
+  for (const DeviceMesh* axes : {&axes_.shard, &axes_.replicate}) {
+    if (!*axes) continue;
+    for (const DeviceMesh& axis : axes->each_axis()) {
+      if (axis.size() == 1) continue;
+      const Placement placement = placement_on(p.gradient(), axis, what);
+      const bool good = placement == Placement(Partial{ReduceOp::sum}) || placement == Placement(Partial{ReduceOp::avg});
+      if (!good)
+        throw Error(ErrorCode::layout,
+                    fmt::format("{} is {} on {}; expected Partial(sum), or Partial(avg): there is nothing to reduce",
+                                what.text(), to_string(placement), axis_text(axis)));
+      const ReduceOp its = std::get<Partial>(placement).op;
+      if ((op && !(*op == its)) || (op_ && !(*op_ == its)))
+        throw Error(ErrorCode::layout, fmt::format("{} is {} on {}; others of its block, or on another axis, are not",
+                                                   what.text(), to_string(placement), axis_text(axis)));
+      op = its;
+    }
+  }
+  return *op;
+}
+
+void ShardBlock::start_reduce() {
+  unreduced_ = false;
+  missing_.clear();
+  if (!reduces()) {
+    for (Parameter* p : parameters_)
+      if (p->trainable() && !p->has_gradient()) missing_.push_back(p);
+    return;
+  }
+  FlatShards& reducer = this->reducer();
+  if (trained_.empty()) return;
+  op_.reset();
+  for (const Parameter* p : trained_)
+    if (p->has_gradient()) op_ = expect_partial(*p);
+  std::vector<Tensor> wholes;
+  bool in_place = static_cast<bool>(gradients_);
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    Parameter& p = *trained_[i];
+    if (p.has_gradient()) {
+      used_[i] = p.gradient_layout();
+      wholes.push_back(p.take_gradient(owner_));
+      in_place = in_place && (wholes[i].count() == 0 || wholes[i].data() == reducer.gradient(i, gradients_).data());
+      continue;
+    }
+    if (!aside_[i]) missing_.push_back(&p);
+    wholes.push_back(gradients_ ? reducer.gradient(i, gradients_)
+                                : p.compute().make(reducer.whole_layout(i)->local_shape()));
+    clear(wholes[i], p.compute());
+  }
+  const ReduceOp op = op_.value_or(ReduceOp::sum);
+  if (in_place)
+    reducing_.emplace(reducer.start_reduce_scatter(std::exchange(gradients_, {}), op));
+  else
+    reducing_.emplace(reducer.start_reduce_scatter(std::vector<ConstTensorView>(wholes.begin(), wholes.end()), op));
+  reducing_bytes_ = reducer.gradient_bytes();
+  gradients_ = {};
+}
+
+// The layout of what a whole gradient becomes.
+LayoutRef ShardBlock::reduced_layout(const LayoutRef& whole) const {
+  LayoutRef layout = whole;
+  if (axes_.replicate)
+    for (const DeviceMesh& axis : axes_.replicate.each_axis()) layout = layout->with(axis, Replicate{});
+  if (cuts()) return layout->shard_inside(axes_.shard, 0);
+  for (const DeviceMesh& axis : axes_.shard.each_axis()) layout = layout->with(axis, Replicate{});
+  return layout;
+}
+
+void ShardBlock::finish_reduce() {
+  if (!reducing_) return;
+  Transfer transfer = std::move(*reducing_);
+  reducing_.reset();
+  const Tensor reduced = transfer.finish();
+  for (std::size_t i = 0; i < trained_.size(); ++i) {
+    Parameter& p = *trained_[i];
+    Tensor gradient = reducer_->shard_gradient(i, reduced);
+    gradient = gradient.with_layout(reduced_layout(used_[i] != nullptr ? used_[i] : reducer_->whole_layout(i)));
+    if (Tensor before = std::exchange(aside_[i], {}); before) {
+      layouts::expect_same(TensorName::of("fully_shard: the gradient of ", p.path()), gradient.layout(), before.layout(),
+                           "as in the passes before");
+      kernels::add(kernels_of(p.compute()), before.data_ptr<float>(), gradient.data_ptr<float>(),
+                   before.data_ptr<float>(), before.count());
+      gradient = std::move(before);
+    }
+    p.give_gradient(std::move(gradient), owner_);
+  }
+}
+
+void ShardBlock::give_zeros(Parameter& p) const {
+  const Tensor zeros = p.compute().zeros(p.local_shape());
+  p.give_gradient(zeros.with_layout(p.layout()), owner_);
+}
+
+void ShardBlock::discard() noexcept {
+  const auto quietly = [](const auto& wait) {
+    try {
+      wait();
+    } catch (...) {}  // what failed was told where it failed
+  };
+  if (gathering_) quietly([this] { gathering_->finish(); });
+  gathering_.reset();
+  if (part_gathering_.valid()) quietly([this] { part_gathering_.wait(); });
+  if (reducing_) quietly([this] { reducing_->finish(); });
+  reducing_.reset();
+  drop(false);
+  whole_ = part_ = gradients_ = {};
+  aside_.assign(aside_.size(), {});
+  missing_.clear();
+  unreduced_ = false;
+  for (Parameter* p : parameters_) p->zero_gradient();
+}
+
+std::int64_t ShardBlock::whole_bytes() const noexcept {
+  const std::int64_t values = values_ && (gathered_ || gathering_) ? values_->whole_bytes() : part_.count();
+  return values + gradients_.bytes() * static_cast<std::int64_t>(static_cast<bool>(gradients_)) +
+         (reducing_ ? reducing_bytes_ : 0);
+}
+
+}  // namespace weft

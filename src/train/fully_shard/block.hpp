@@ -1,0 +1,104 @@
+// One block of a sharded model: parameters that are gathered, dropped and reduced together. Private to train.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "weft/dp/flat_shards.hpp"
+#include "weft/train/fully_shard.hpp"
+
+namespace weft {
+
+class ShardBlock {
+ public:
+  /// `owner`: who claims the gradients. `reshard_ranks`: 0 drops weights after forward, 1 keeps them, n keeps 1/n.
+  ShardBlock(Module& module, std::vector<Parameter*> parameters, const ShardAxes& axes, const MixedPrecision& precision,
+             int reshard_ranks, const void* owner);
+
+  Module& module() const noexcept { return module_; }
+  const std::vector<Parameter*>& parameters() const noexcept { return parameters_; }
+
+  // --- weights ---
+
+  /// Gives the parameters their shards' layout; those that have memory keep their part of it.
+  void shard();
+  /// Begins to gather, where nothing is gathered or on its way.
+  void start_gather(ProcessGroup* neighbours);
+  /// Layers read whole weights from now on.
+  void gather(ProcessGroup* neighbours);
+  /// Layers read shards again. `after_forward`: and what backward will need is kept.
+  void drop(bool after_forward);
+  bool gathered() const noexcept { return gathered_; }
+  bool on_its_way() const noexcept { return static_cast<bool>(gathering_); }
+  /// Takes steps of what is in flight.
+  void poll();
+
+  // --- gradients ---
+
+  /// Before backward: memory for gradients; reduced ones of passes before are put aside.
+  void begin_gradients();
+  /// After it: begins to reduce. Parameters without a gradient count as zeros, and are told by missing().
+  void start_reduce();
+  /// The other end: every trained parameter has its reduced gradient.
+  void finish_reduce();
+  bool reducing() const noexcept { return static_cast<bool>(reducing_); }
+  /// After passes whose gradients stay as they are.
+  void keep_unreduced() noexcept { unreduced_ = true; }
+  bool unreduced() const noexcept { return unreduced_; }
+  /// Trained parameters that no pass has used since their last reduction.
+  const std::vector<Parameter*>& missing() const noexcept { return missing_; }
+  /// Zeros, for a block that no pass used.
+  void give_zeros(Parameter& parameter) const;
+  /// Waits for what is in flight and forgets all gradients.
+  void discard() noexcept;
+
+  std::int64_t whole_bytes() const noexcept;
+  FlatShards& values();
+  FlatShards& reducer();
+
+  int depth = 0;                 // passes of the module that are under way
+  std::vector<bool> completed;  // of these, whether the module's own work was done
+
+ private:
+  bool cuts() const noexcept { return !parameters_.empty() && axes_.shard.size() > 1; }
+  bool reduces() const noexcept {
+    return cuts() || (!parameters_.empty() && axes_.replicate && axes_.replicate.size() > 1);
+  }
+  bool is_shard_gradient(const Parameter& p) const;
+  LayoutRef reduced_layout(const LayoutRef& whole) const;
+  std::uint64_t version() const;
+  void place_whole();
+  void keep_part();
+  Tensor from_neighbours(ProcessGroup& neighbours);
+  ReduceOp expect_partial(const Parameter& p);
+
+  Module& module_;
+  const std::vector<Parameter*> parameters_;
+  std::vector<LayoutRef> wholes_;  // by parameter
+  const ShardAxes axes_;
+  const MixedPrecision precision_;
+  const int reshard_ranks_;
+  const void* const owner_;
+
+  std::optional<FlatShards> values_;
+  bool gathered_ = false;
+  std::optional<Transfer> gathering_;
+  Tensor whole_;
+  std::uint64_t version_ = 0;  // of the masters that whole_ or part_ was made of
+  Tensor part_;                // 1/n of whole_, between forward and backward
+  Work part_gathering_;
+
+  std::vector<Parameter*> trained_;  // those of reducer_
+  std::optional<FlatShards> reducer_;
+  Tensor gradients_;             // whole ones
+  std::vector<Tensor> aside_;    // by trained parameter: reduced in passes before
+  std::vector<LayoutRef> used_;  // by trained parameter: the layout of the whole gradient
+  std::optional<ReduceOp> op_;
+  std::optional<Transfer> reducing_;
+  std::int64_t reducing_bytes_ = 0;
+  std::vector<Parameter*> missing_;
+  bool unreduced_ = false;
+};
+
+}  // namespace weft

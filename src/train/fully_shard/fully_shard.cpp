@@ -1,0 +1,238 @@
+#include "weft/train/fully_shard.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "mesh/axis_ranks.hpp"
+#include "train/fully_shard/passes.hpp"
+#include "weft/base/error.hpp"
+#include "weft/mesh/replicas.hpp"
+#include "weft/tp/plan.hpp"
+
+namespace weft {
+namespace {
+
+[[noreturn]] void bad(const std::string& text) {
+  throw Error(ErrorCode::bad_argument, "fully_shard: " + text);
+}
+
+// Parameters by block; the root's come first.
+struct Grouped {
+  Module* module;
+  std::vector<Parameter*> parameters;
+};
+
+std::string below(const std::string& root, const std::string& path) {
+  return root.empty() ? path : path.size() > root.size() ? path.substr(root.size() + 1) : "";
+}
+
+std::vector<Grouped> grouped(Module& root, const std::vector<std::string>& patterns) {
+  std::vector<Grouped> groups{{&root, {}}};
+  std::vector<bool> matched(patterns.size(), false);
+  std::vector<std::pair<Parameter*, std::size_t>> found;  // in which group each place is
+  const std::function<void(Module&, std::size_t)> look = [&](Module& module, std::size_t group) {
+    for (std::size_t i = 0; &module != &root && i < patterns.size(); ++i)
+      if (matches(patterns[i], below(root.path(), module.path()))) {
+        matched[i] = true;
+        if (groups.back().module == &module) continue;
+        group = groups.size();
+        groups.push_back({&module, {}});
+      }
+    for (const auto& [name, parameter] : module.own_parameters()) found.emplace_back(parameter.get(), group);
+    for (const auto& [name, child] : module.children()) look(*child, group);
+  };
+  look(root, 0);
+  for (std::size_t i = 0; i < patterns.size(); ++i)
+    if (!matched[i]) bad(fmt::format("options.blocks: \"{}\" matches no module below the root", patterns[i]));
+  for (Parameter* p : root.parameters()) {
+    std::optional<std::size_t> in;
+    for (const auto& [parameter, group] : found)
+      if (parameter == p) in = in && *in != group ? 0 : group;  // one that blocks share is the root's
+    groups[*in].parameters.push_back(p);
+  }
+  return groups;
+}
+
+void expect_axes(const ShardAxes& axes) {
+  given_mesh("fully_shard", axes.shard, "axes.shard");
+  if (!axes.replicate) return;
+  if (!(axes.replicate.root() == axes.shard.root()))
+    bad(fmt::format("axes.replicate is {} of another mesh than {}", axes.replicate.name(), axes.shard.name()));
+  for (const int a : axes.shard.root_axes())
+    if (std::ranges::count(axes.replicate.root_axes(), a) > 0)
+      bad(fmt::format("axes.replicate is {}, of which {} is to be cut; expected other axes", axes.replicate.name(),
+                      axes.shard.root().shape().name(a)));
+}
+
+void expect_fit(const Parameter& p, const ShardAxes& axes, DType dtype) {
+  if (p.global_shape().rank() == 0) bad(fmt::format("\"{}\" is a scalar; it has no dimension to cut", p.path()));
+  if (p.has_gradient()) bad(fmt::format("\"{}\" has a gradient; expected none yet", p.path()));
+  if (p.materialised() && p.dtype() != dtype)
+    bad(fmt::format("\"{}\" has memory as {}; precision.param is {}", p.path(), name(p.dtype()), name(dtype)));
+  if (p.layout() == nullptr) return;
+  if (!(p.layout()->mesh() == axes.shard.root()))
+    throw Error(ErrorCode::layout, fmt::format("fully_shard: \"{}\" lies over {}, the axes {} belong to {}: not the same mesh",
+                                               p.path(), to_string(p.layout()->mesh_shape()), axes.shard.name(),
+                                               to_string(axes.shard.root().shape())));
+  for (const DeviceMesh* each : {&axes.shard, &axes.replicate})
+    if (*each)
+      for (const DeviceMesh& axis : each->each_axis())
+        if (axis.size() > 1 && !is_replicate(p.layout()->on(axis)))
+          throw Error(ErrorCode::layout, fmt::format("fully_shard: \"{}\" is {} on {}={}; expected Replicate", p.path(),
+                                                     to_string(p.layout()->on(axis)), axis.name(), axis.size()));
+}
+
+void expect_options(const FullyShardOptions& options, int ranks) {
+  for (const auto& [what, dtype] : {std::pair("param", options.precision.param), std::pair("reduce", options.precision.reduce)})
+    if (dtype != DType::f32 && dtype != DType::bf16)
+      bad(fmt::format("options.precision.{} is {}; expected f32 or bf16", what, name(dtype)));
+  reshard_ranks(options.reshard_after_forward, ranks);
+}
+
+// Parts are cut out of values that must be the same on all ranks.
+void expect_replicas(const std::vector<Parameter*>& parameters, const ShardAxes& axes) {
+  std::vector<NamedView> masters;
+  Compute* compute = nullptr;
+  for (const Parameter* p : parameters) {
+    if (!p->materialised()) continue;
+    compute = &p->compute();
+    masters.push_back({p->path(), p->master().view(),
+                       p->layout() != nullptr ? p->layout() : replicated_layout(axes.shard, p->global_shape())});
+  }
+  if (masters.empty()) return;
+  check_replicas(masters, axes.shard, compute);
+  if (axes.replicate) check_replicas(masters, axes.replicate, compute);
+}
+
+}  // namespace
+
+MixedPrecision default_mp_policy() noexcept { return {DType::bf16, DType::f32, true}; }
+
+struct FullySharded::Impl {
+  Impl(Module& root, const ShardAxes& axes_in, const FullyShardOptions& options) : axes(axes_in) {
+    expect_axes(axes);
+    expect_options(options, axes.shard.size());
+    const std::vector<Grouped> groups = grouped(root, options.blocks);
+    const std::vector<Parameter*> parameters = root.parameters();
+    for (const Parameter* p : parameters) expect_fit(*p, axes, options.precision.param);
+    expect_replicas(parameters, axes);
+    const int reshard = reshard_ranks(options.reshard_after_forward, axes.shard.size());
+    std::vector<std::unique_ptr<ShardBlock>> blocks;
+    for (const Grouped& g : groups)
+      blocks.push_back(std::make_unique<ShardBlock>(*g.module, g.parameters, axes, options.precision, reshard, this));
+    claim(parameters);  // throws where somebody else has one, before anything changes
+    for (Parameter* p : parameters) p->release_gradient(this);
+    for (Parameter* p : parameters)
+      if (!p->materialised()) p->set_dtype(options.precision.param);
+    for (const auto& block : blocks) block->shard();
+    claim(parameters);
+    all = parameters;
+    for (ModuleBuffer* b : root.buffers())
+      if (b->layout() == nullptr && !b->materialised()) b->set_layout(replicated_layout(axes.shard, b->global_shape()));
+    passes.emplace(std::move(blocks), axes, options);
+    passes->listen();
+  }
+  ~Impl() {
+    passes.reset();
+    for (Parameter* p : all) p->release_gradient(this);
+  }
+  void claim(const std::vector<Parameter*>& parameters) {
+    try {
+      for (Parameter* p : parameters)
+        if (p->trainable()) p->claim_gradient(this);
+    } catch (...) {
+      for (Parameter* p : parameters) p->release_gradient(this);
+      throw;
+    }
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  const ShardAxes axes;
+  std::vector<Parameter*> all;
+  std::optional<ShardPasses> passes;
+};
+
+FullySharded::FullySharded(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+FullySharded::~FullySharded() = default;
+
+const ShardAxes& FullySharded::axes() const noexcept { return impl_->axes; }
+DeviceMesh FullySharded::mesh() const { return impl_->axes.shard.root(); }
+
+NoSync FullySharded::no_sync() {
+  if (impl_->axes.shard.size() > 1 || (impl_->axes.replicate && impl_->axes.replicate.size() > 1))
+    for (const auto& block : impl_->passes->blocks())
+      for (const Parameter* p : block->parameters())
+        if (p->has_gradient() && !block->unreduced())
+          bad(fmt::format("no_sync() while \"{}\" has a reduced gradient; expected zero_gradient() first", p->path()));
+  return NoSync(impl_->passes->no_syncs);
+}
+
+void FullySharded::finish() { impl_->passes->finish(); }
+void FullySharded::discard() noexcept { impl_->passes->discard(); }
+
+void FullySharded::set_trainable(Parameter& p, bool trainable) {
+  if (std::ranges::count(impl_->all, &p) == 0)
+    bad(fmt::format("set_trainable: \"{}\" is not of this model", p.path()));
+  p.release_gradient(impl_.get());
+  try {
+    p.set_trainable(trainable);
+  } catch (...) {
+    if (p.trainable()) p.claim_gradient(impl_.get());
+    throw;
+  }
+  if (trainable) p.claim_gradient(impl_.get());
+}
+
+ShardMemory FullySharded::memory() const {
+  ShardMemory m;
+  for (const Parameter* p : impl_->all) {
+    const std::int64_t own = p->materialised() ? p->master().bytes() : p->local_shape().count() * 4;
+    m.masters += own;
+    if (p->dtype() == DType::bf16) m.rounded += own / 2;
+    if (p->has_gradient()) m.gradients += p->gradient().bytes();
+    LayoutRef whole = p->layout();
+    for (const DeviceMesh& axis : impl_->axes.shard.each_axis())
+      if (whole != nullptr) whole = whole->with(axis, Replicate{});
+    m.whole_model += (whole != nullptr ? whole->local_shape() : p->global_shape()).count() * 4;
+  }
+  m.whole_now = impl_->passes->whole_now();
+  m.whole_peak = impl_->passes->whole_peak;
+  return m;
+}
+
+std::int64_t FullySharded::prefetched() const noexcept { return impl_->passes->prefetched; }
+
+int FullySharded::in_flight() const noexcept {
+  int sum = 0;
+  for (const auto& block : impl_->passes->blocks()) sum += block->on_its_way() + block->reducing();
+  return sum;
+}
+int FullySharded::gathered_blocks() const noexcept {
+  int sum = 0;
+  for (const auto& block : impl_->passes->blocks()) sum += block->gathered();
+  return sum;
+}
+
+std::int64_t FullySharded::gather_bytes() const {
+  std::int64_t sum = 0;
+  for (const auto& block : impl_->passes->blocks()) sum += block->values().unshard_bytes();
+  return sum;
+}
+std::int64_t FullySharded::reduce_bytes() const {
+  std::int64_t sum = 0;
+  for (const auto& block : impl_->passes->blocks()) sum += block->reducer().reduce_bytes();
+  return sum;
+}
+
+std::unique_ptr<FullySharded> fully_shard(Module& root, const ShardAxes& axes, const FullyShardOptions& options) {
+  return std::unique_ptr<FullySharded>(
+      new FullySharded(std::make_unique<FullySharded::Impl>(root, axes, options)));
+}
+
+std::unique_ptr<FullySharded> fully_shard(Module& root, ProcessGroup& group, const FullyShardOptions& options) {
+  return fully_shard(root, DeviceMesh(group, {{"dp", group.size()}}), options);
+}
+
+}  // namespace weft

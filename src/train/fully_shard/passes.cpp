@@ -1,0 +1,254 @@
+#include "train/fully_shard/passes.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "dp/missing.hpp"
+#include "weft/base/error.hpp"
+#include "weft/nn/kernels.hpp"
+
+namespace weft {
+namespace {
+
+// Reductions that go on while the next block computes.
+constexpr std::size_t kReductionsInFlight = 1;
+
+DeviceMesh joined(const ShardAxes& axes) {
+  std::vector<std::string> names;
+  if (axes.replicate)
+    for (const DeviceMesh& axis : axes.replicate.each_axis()) names.push_back(axis.name());
+  for (const DeviceMesh& axis : axes.shard.each_axis()) names.push_back(axis.name());
+  return axes.shard.root().submesh(names);
+}
+
+}  // namespace
+
+int reshard_ranks(const ReshardAfterForward& reshard, int ranks) {
+  if (const bool* const drop = std::get_if<bool>(&reshard)) return *drop ? 0 : 1;
+  const int n = std::get<int>(reshard);
+  if (n < 1 || ranks % n != 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("fully_shard: options.reshard_after_forward is {}; expected true, false, or a number that divides "
+                            "the {} ranks that share the parameters",
+                            n, ranks));
+  return n == ranks && n > 1 ? 0 : n;
+}
+
+ShardPasses::ShardPasses(std::vector<std::unique_ptr<ShardBlock>> blocks, const ShardAxes& axes,
+                         const FullyShardOptions& options)
+    : blocks_(std::move(blocks)),
+      axes_(axes),
+      options_(options),
+      reshard_ranks_(reshard_ranks(options.reshard_after_forward, axes.shard.size())),
+      all_axes_(joined(axes)) {}
+
+ShardPasses::~ShardPasses() {
+  hooks_.clear();
+  discard();
+}
+
+void ShardPasses::listen() {
+  for (const auto& owned : blocks_) {
+    ShardBlock* const block = owned.get();
+    Module& module = block->module();
+    hooks_.push_back(
+        module.around_forward({[this, block](Module&, Frame&) { enter(*block, Direction::forward); },
+                               [this, block](Module&, Frame& f) { leave(*block, Direction::forward, f.keeps()); }}));
+    hooks_.push_back(
+        module.around_backward({[this, block](Module&, Frame&) { enter(*block, Direction::backward); },
+                                [this, block](Module&, Frame& f) { leave(*block, Direction::backward, f.keeps()); }}));
+    for (const Module::HookPoint point : {Module::HookPoint::post_forward, Module::HookPoint::post_backward})
+      hooks_.push_back(module.add_hook(point, [this, block](Module&, Tensors&, Frame&) { completed(*block); }));
+    if (options_.precision.param == DType::bf16 && options_.precision.cast_inputs)
+      hooks_.push_back(module.add_hook(Module::HookPoint::pre_forward,
+                                       [this](Module&, Tensors& x, Frame& f) { round_inputs(x, f); }));
+  }
+}
+
+void ShardPasses::round_inputs(Tensors& tensors, Frame& frame) const {
+  for (Tensor& t : tensors) {
+    if (t.dtype() != DType::f32) continue;
+    const Tensor narrow = frame.compute().make(t.shape(), DType::bf16);
+    const Tensor wide = frame.compute().make(t.shape(), DType::f32, t.storage().memory()).with_layout(t.layout());
+    kernels::round_to_bf16(frame.kernels(), t.data_ptr<float>(), narrow.data_ptr<bf16>(), t.count());
+    kernels::widen_bf16(frame.kernels(), narrow.data_ptr<bf16>(), wide.data_ptr<float>(), t.count());
+    t = wide;
+  }
+}
+
+// Those among which weights are gathered that were kept in part: this rank's, of reshard_ranks_ neighbours each.
+ProcessGroup* ShardPasses::neighbours() {
+  if (reshard_ranks_ < 2) return nullptr;
+  if (!neighbours_) {
+    const int first = axes_.shard.rank() / reshard_ranks_ * reshard_ranks_;
+    std::vector<int> ranks;
+    for (int r = first; r < first + reshard_ranks_; ++r) ranks.push_back(r);
+    neighbours_ = axes_.shard.group().subgroup(fmt::format("fully_shard.{}.{}", reshard_ranks_, first), ranks);
+  }
+  return &neighbours_;
+}
+
+void ShardPasses::enter(ShardBlock& block, Direction direction) {
+  if (depth_ == 0) seen_.clear();
+  ++depth_;
+  ++block.depth;
+  block.completed.push_back(false);
+  try {
+    poll();
+    block.gather(neighbours());
+    if (direction == Direction::backward && block.depth == 1) block.begin_gradients();
+    seen_.push_back(&block);
+    prefetch(block, direction);
+    note_peak();
+  } catch (...) {  // the module does not leave what it could not enter
+    try {
+      leave(block, direction, true);
+    } catch (...) {}  // the first error is the one to tell
+    throw;
+  }
+}
+
+// A block that comes right behind this one in the last forward pass, or before it where this is a backward pass.
+void ShardPasses::prefetch(const ShardBlock& block, Direction direction) {
+  if (!options_.prefetch) return;
+  const auto at = std::find(order_.begin(), order_.end(), &block);
+  if (at == order_.end()) return;
+  ShardBlock* next = nullptr;
+  if (direction == Direction::forward)
+    next = at + 1 == order_.end() ? nullptr : *(at + 1);
+  else
+    next = &block == order_.front() ? order_.back() : at == order_.begin() + 1 ? nullptr : *(at - 1);
+  if (next == nullptr || next == &block || next->gathered() || next->on_its_way()) return;
+  next->start_gather(neighbours());
+  if (next->on_its_way()) ++prefetched;
+}
+
+void ShardPasses::leave(ShardBlock& block, Direction direction, bool keeps) {
+  const bool done = block.completed.back();
+  block.completed.pop_back();
+  --block.depth;
+  --depth_;
+  failed_ = failed_ || !done;
+  try {
+    if (!failed_) {
+      if (direction == Direction::forward)
+        leave_forward(block, keeps);
+      else
+        leave_backward(block);
+    }
+    if (depth_ == 0 && !failed_) end(direction, block);
+  } catch (...) {
+    failed_ = true;
+    if (depth_ == 0) discard();
+    throw;
+  }
+  if (depth_ == 0 && failed_) discard();
+}
+
+void ShardPasses::leave_forward(ShardBlock& block, bool keeps) {
+  if (block.depth > 0) return;  // run again inside its backward
+  const bool root = &block == blocks_.front().get();
+  if (!keeps)
+    block.drop(false);
+  else if (!root)
+    block.drop(true);
+}
+
+void ShardPasses::leave_backward(ShardBlock& block) {
+  if (block.depth > 0) return;
+  if (*no_syncs > 0) {
+    block.keep_unreduced();
+  } else {
+    end_reductions(kReductionsInFlight - 1);
+    block.start_reduce();
+    if (block.reducing()) reducing_.push_back(&block);
+  }
+  note_peak();
+  block.drop(false);
+}
+
+// The outermost pass is over.
+void ShardPasses::end(Direction direction, ShardBlock& outermost) {
+  end_gathers();
+  if (direction == Direction::forward) {
+    order_ = seen_;
+    return;
+  }
+  end_reductions(0);
+  if (*no_syncs == 0) expect_used(outermost);
+}
+
+// What was begun and not used: another path through the model than the last time.
+void ShardPasses::end_gathers() {
+  for (const auto& block : blocks_)
+    if (block->on_its_way()) {
+      block->gather(neighbours());
+      block->drop(false);
+    }
+}
+
+// But for the last `leave`, in the order in which they were begun.
+void ShardPasses::end_reductions(std::size_t leave) {
+  while (reducing_.size() > leave) {
+    ShardBlock& oldest = *reducing_.front();
+    reducing_.pop_front();
+    oldest.finish_reduce();
+  }
+}
+
+// Parameters that no pass used: of the blocks that ran, or of the whole model where its root ran.
+void ShardPasses::expect_used(const ShardBlock& outermost) {
+  std::vector<Parameter*> all;
+  std::vector<std::size_t> missing;
+  for (const auto& block : blocks_) {
+    const bool ran = std::ranges::count(seen_, block.get()) > 0;
+    if (!ran && &outermost != blocks_.front().get()) continue;
+    for (Parameter* p : block->parameters()) {
+      if (!p->trainable()) continue;
+      const bool unused = ran ? std::ranges::count(block->missing(), p) > 0 : !p->has_gradient();
+      if (unused) missing.push_back(all.size());
+      if (unused && !p->has_gradient()) block->give_zeros(*p);
+      all.push_back(p);
+    }
+  }
+  if (options_.unused == Unused::zeros) return;
+  try {
+    dp::expect_none_missing({"fully_shard: no backward pass used", "FullyShardOptions"}, all_axes_, all.size(), missing,
+                            [&](std::size_t i) { return std::string_view(all[i]->path()); });
+  } catch (...) {
+    for (const std::size_t i : missing) all[i]->zero_gradient();
+    throw;
+  }
+}
+
+void ShardPasses::poll() {
+  for (ShardBlock* block : reducing_) block->poll();
+  for (const auto& block : blocks_)
+    if (block->on_its_way()) block->poll();
+}
+
+void ShardPasses::finish() {
+  if (*no_syncs > 0)
+    throw Error(ErrorCode::bad_argument,
+                "fully_shard: finish() inside no_sync(); the last pass before it comes after that scope");
+  for (const auto& block : blocks_)
+    if (block->unreduced()) {
+      block->start_reduce();
+      block->finish_reduce();
+    }
+}
+
+void ShardPasses::discard() noexcept {
+  failed_ = false;
+  reducing_.clear();
+  for (const auto& block : blocks_) block->discard();
+}
+
+std::int64_t ShardPasses::whole_now() const noexcept {
+  std::int64_t sum = 0;
+  for (const auto& block : blocks_) sum += block->whole_bytes();
+  return sum;
+}
+
+}  // namespace weft
