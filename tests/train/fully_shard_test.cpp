@@ -102,7 +102,8 @@ TEST(FullyShard, ReplicatedShards) {
 TEST(FullyShard, InsideTensorParallelCutsAndOverSeveralAxes) {
   expect_serial({{{"dp", 2}, {"tp", 2}}, {"dp"}}, by_blocks());
   expect_serial({{{"dp", 2}, {"domain", 2}}, {"dp", "domain"}}, by_blocks());
-  expect_serial({{{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}}, {"dp_shard"}, {"dp_replicate"}}, by_blocks());
+  expect_serial({{{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}}, {"dp_shard"}, {"dp_replicate"}},
+                by_blocks());
 }
 
 TEST(FullyShard, MastersAndGradientsAreShardsInsideTheTensorParallelCut) {
@@ -110,12 +111,14 @@ TEST(FullyShard, MastersAndGradientsAreShardsInsideTheTensorParallelCut) {
     ShardRun run(rank, {{"dp", 2}, {"tp", 2}}, {"dp"});
     run.pass(0);
     run.sync();
-    const ParameterRef up = run.net->parameter("layers.0.up.weight"), down = run.net->parameter("layers.0.down.weight");
+    const ParameterRef up = run.net->parameter("layers.0.up.weight"),
+                       down = run.net->parameter("layers.0.down.weight");
     // 30 rows: 15 for each tp rank, of which 8 and 7 for the data ranks.
     EXPECT_EQ(to_string(*up->layout()), "(30, 13) as [dp: Shard(0), tp: Shard(0)] nested tp, dp");
     EXPECT_EQ(up->master().shape(), (Shape{run.mesh.coordinate("dp") == 0 ? 8 : 7, 13}));
     EXPECT_EQ(to_string(*down->layout()), "(13, 30) as [dp: Shard(0), tp: Shard(1)]");
-    for (const Parameter* p : run.net->parameters()) EXPECT_EQ(p->gradient_layout(), p->layout()) << p->path();
+    for (const Parameter* p : run.net->parameters())
+      EXPECT_EQ(p->gradient_layout(), p->layout()) << p->path();
   });
 }
 

@@ -41,7 +41,8 @@ class Tripwire : public Module {
 };
 
 /// embed, layers.0 … (norm, up, act, trip, down), head. Prime sizes: nothing divides, biases of 13 and 3 elements.
-inline std::unique_ptr<Sequential> shard_net(int layers = 3, std::int64_t width = 13, std::int64_t hidden = 30) {
+inline std::unique_ptr<Sequential> shard_net(int layers = 3, std::int64_t width = 13,
+                                             std::int64_t hidden = 30) {
   auto net = std::make_unique<Sequential>();
   const Init init = Normal{.std = 0.3};
   net->append("embed", std::make_unique<Linear>(5, width, true, init));
@@ -65,8 +66,10 @@ struct ShardRun {
   static constexpr std::int64_t kRows = 12, kFeatures = 5;
 
   /// `data`: names of axes of `shape` over which the batch is cut. No options: not sharded, and not averaged.
-  ShardRun(Rank& rank, const MeshShape& shape, std::vector<std::string> shard, std::vector<std::string> replicate = {},
-           std::optional<FullyShardOptions> options = FullyShardOptions{.blocks = {"layers.*"}}, int layers = 3)
+  ShardRun(Rank& rank, const MeshShape& shape, std::vector<std::string> shard,
+           std::vector<std::string> replicate = {},
+           std::optional<FullyShardOptions> options = FullyShardOptions{.blocks = {"layers.*"}},
+           int layers = 3)
       : compute(rank.context), mesh(rank.group(), shape), net(shard_net(layers)) {
     if (shape.has("tp"))
       parallelize(*net, mesh["tp"], Plan{{"layers.*.up", Style::column}, {"layers.*.down", Style::row}});
@@ -145,7 +148,8 @@ struct ShardRun {
 using Values = std::map<std::string, std::vector<float>>;
 
 /// Each element within `tolerance` of the largest of its tensor.
-inline void expect_close(const Values& got, const Values& expected, double tolerance, const std::string& what = "") {
+inline void expect_close(const Values& got, const Values& expected, double tolerance,
+                         const std::string& what = "") {
   ASSERT_EQ(got.size(), expected.size()) << what;
   for (const auto& [path, values] : expected) {
     ASSERT_TRUE(got.count(path)) << what << path;

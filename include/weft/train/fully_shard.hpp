@@ -17,7 +17,8 @@ namespace weft {
 
 /// What a sharded model computes and reduces in. Masters, gradients and optimizer states are f32 in any case.
 struct MixedPrecision {
-  DType param = DType::f32;   ///< of gathered weights, f32 or bf16: what is sent, and what products are computed in
+  DType param =
+      DType::f32;  ///< of gathered weights, f32 or bf16: what is sent, and what products are computed in
   DType reduce = DType::f32;  ///< of gradients while ranks combine them, f32 or bf16
   /// Where `param` is bf16, what enters a sharded module is rounded to it: to the values that PyTorch's cast gives, in tensors
   /// of f32, which layers take. Integers stay.

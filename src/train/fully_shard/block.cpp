@@ -42,7 +42,8 @@ ShardBlock::ShardBlock(Module& module, std::vector<Parameter*> parameters, const
       reshard_ranks_(reshard_ranks),
       owner_(owner) {
   for (const Parameter* p : parameters_)
-    wholes_.push_back(p->layout() != nullptr ? p->layout() : replicated_layout(axes.shard, p->global_shape()));
+    wholes_.push_back(p->layout() != nullptr ? p->layout()
+                                             : replicated_layout(axes.shard, p->global_shape()));
 }
 
 void ShardBlock::shard() {
@@ -82,10 +83,12 @@ FlatShards& ShardBlock::reducer() {
     if (p->trainable()) trained.push_back(p);
   if (reducer_ && trained == trained_) return *reducer_;
   if (gradients_ && unreduced_)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("fully_shard: what is trained of \"{}\" changed while gradients wait to be reduced; finish() or "
-                            "discard() comes first",
-                            module_.path()));
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format(
+            "fully_shard: what is trained of \"{}\" changed while gradients wait to be reduced; finish() or "
+            "discard() comes first",
+            module_.path()));
   std::vector<ShardEntry> entries;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Parameter& p = *parameters_[i];
@@ -234,15 +237,18 @@ ReduceOp ShardBlock::expect_partial(const Parameter& p) {
     for (const DeviceMesh& axis : axes->each_axis()) {
       if (axis.size() == 1) continue;
       const Placement placement = placement_on(p.gradient(), axis, what);
-      const bool good = placement == Placement(Partial{ReduceOp::sum}) || placement == Placement(Partial{ReduceOp::avg});
+      const bool good =
+          placement == Placement(Partial{ReduceOp::sum}) || placement == Placement(Partial{ReduceOp::avg});
       if (!good)
-        throw Error(ErrorCode::layout,
-                    fmt::format("{} is {} on {}; expected Partial(sum), or Partial(avg): there is nothing to reduce",
-                                what.text(), to_string(placement), axis_text(axis)));
+        throw Error(
+            ErrorCode::layout,
+            fmt::format("{} is {} on {}; expected Partial(sum), or Partial(avg): there is nothing to reduce",
+                        what.text(), to_string(placement), axis_text(axis)));
       const ReduceOp its = std::get<Partial>(placement).op;
       if ((op && !(*op == its)) || (op_ && !(*op_ == its)))
-        throw Error(ErrorCode::layout, fmt::format("{} is {} on {}; others of its block, or on another axis, are not",
-                                                   what.text(), to_string(placement), axis_text(axis)));
+        throw Error(ErrorCode::layout,
+                    fmt::format("{} is {} on {}; others of its block, or on another axis, are not",
+                                what.text(), to_string(placement), axis_text(axis)));
       op = its;
     }
   }
@@ -269,7 +275,8 @@ void ShardBlock::start_reduce() {
     if (p.has_gradient()) {
       used_[i] = p.gradient_layout();
       wholes.push_back(p.take_gradient(owner_));
-      in_place = in_place && (wholes[i].count() == 0 || wholes[i].data() == reducer.gradient(i, gradients_).data());
+      in_place =
+          in_place && (wholes[i].count() == 0 || wholes[i].data() == reducer.gradient(i, gradients_).data());
       continue;
     }
     if (!aside_[i]) missing_.push_back(&p);
@@ -281,7 +288,8 @@ void ShardBlock::start_reduce() {
   if (in_place)
     reducing_.emplace(reducer.start_reduce_scatter(std::exchange(gradients_, {}), op));
   else
-    reducing_.emplace(reducer.start_reduce_scatter(std::vector<ConstTensorView>(wholes.begin(), wholes.end()), op));
+    reducing_.emplace(
+        reducer.start_reduce_scatter(std::vector<ConstTensorView>(wholes.begin(), wholes.end()), op));
   reducing_bytes_ = reducer.gradient_bytes();
   gradients_ = {};
 }
@@ -304,10 +312,11 @@ void ShardBlock::finish_reduce() {
   for (std::size_t i = 0; i < trained_.size(); ++i) {
     Parameter& p = *trained_[i];
     Tensor gradient = reducer_->shard_gradient(i, reduced);
-    gradient = gradient.with_layout(reduced_layout(used_[i] != nullptr ? used_[i] : reducer_->whole_layout(i)));
+    gradient =
+        gradient.with_layout(reduced_layout(used_[i] != nullptr ? used_[i] : reducer_->whole_layout(i)));
     if (Tensor before = std::exchange(aside_[i], {}); before) {
-      layouts::expect_same(TensorName::of("fully_shard: the gradient of ", p.path()), gradient.layout(), before.layout(),
-                           "as in the passes before");
+      layouts::expect_same(TensorName::of("fully_shard: the gradient of ", p.path()), gradient.layout(),
+                           before.layout(), "as in the passes before");
       kernels::add(kernels_of(p.compute()), before.data_ptr<float>(), gradient.data_ptr<float>(),
                    before.data_ptr<float>(), before.count());
       gradient = std::move(before);

@@ -13,8 +13,8 @@ namespace weft {
 class ShardBlock {
  public:
   /// `owner`: who claims the gradients. `reshard_ranks`: 0 drops weights after forward, 1 keeps them, n keeps 1/n.
-  ShardBlock(Module& module, std::vector<Parameter*> parameters, const ShardAxes& axes, const MixedPrecision& precision,
-             int reshard_ranks, const void* owner);
+  ShardBlock(Module& module, std::vector<Parameter*> parameters, const ShardAxes& axes,
+             const MixedPrecision& precision, int reshard_ranks, const void* owner);
 
   Module& module() const noexcept { return module_; }
   const std::vector<Parameter*>& parameters() const noexcept { return parameters_; }
@@ -57,7 +57,7 @@ class ShardBlock {
   FlatShards& values();
   FlatShards& reducer();
 
-  int depth = 0;                 // passes of the module that are under way
+  int depth = 0;                // passes of the module that are under way
   std::vector<bool> completed;  // of these, whether the module's own work was done
 
  private:

@@ -58,33 +58,39 @@ void expect_axes(const ShardAxes& axes) {
   given_mesh("fully_shard", axes.shard, "axes.shard");
   if (!axes.replicate) return;
   if (!(axes.replicate.root() == axes.shard.root()))
-    bad(fmt::format("axes.replicate is {} of another mesh than {}", axes.replicate.name(), axes.shard.name()));
+    bad(fmt::format("axes.replicate is {} of another mesh than {}", axes.replicate.name(),
+                    axes.shard.name()));
   for (const int a : axes.shard.root_axes())
     if (std::ranges::count(axes.replicate.root_axes(), a) > 0)
-      bad(fmt::format("axes.replicate is {}, of which {} is to be cut; expected other axes", axes.replicate.name(),
-                      axes.shard.root().shape().name(a)));
+      bad(fmt::format("axes.replicate is {}, of which {} is to be cut; expected other axes",
+                      axes.replicate.name(), axes.shard.root().shape().name(a)));
 }
 
 void expect_fit(const Parameter& p, const ShardAxes& axes, DType dtype) {
-  if (p.global_shape().rank() == 0) bad(fmt::format("\"{}\" is a scalar; it has no dimension to cut", p.path()));
+  if (p.global_shape().rank() == 0)
+    bad(fmt::format("\"{}\" is a scalar; it has no dimension to cut", p.path()));
   if (p.has_gradient()) bad(fmt::format("\"{}\" has a gradient; expected none yet", p.path()));
   if (p.materialised() && p.dtype() != dtype)
-    bad(fmt::format("\"{}\" has memory as {}; precision.param is {}", p.path(), name(p.dtype()), name(dtype)));
+    bad(fmt::format("\"{}\" has memory as {}; precision.param is {}", p.path(), name(p.dtype()),
+                    name(dtype)));
   if (p.layout() == nullptr) return;
   if (!(p.layout()->mesh() == axes.shard.root()))
-    throw Error(ErrorCode::layout, fmt::format("fully_shard: \"{}\" lies over {}, the axes {} belong to {}: not the same mesh",
-                                               p.path(), to_string(p.layout()->mesh_shape()), axes.shard.name(),
-                                               to_string(axes.shard.root().shape())));
+    throw Error(ErrorCode::layout,
+                fmt::format("fully_shard: \"{}\" lies over {}, the axes {} belong to {}: not the same mesh",
+                            p.path(), to_string(p.layout()->mesh_shape()), axes.shard.name(),
+                            to_string(axes.shard.root().shape())));
   for (const DeviceMesh* each : {&axes.shard, &axes.replicate})
     if (*each)
       for (const DeviceMesh& axis : each->each_axis())
         if (axis.size() > 1 && !is_replicate(p.layout()->on(axis)))
-          throw Error(ErrorCode::layout, fmt::format("fully_shard: \"{}\" is {} on {}={}; expected Replicate", p.path(),
-                                                     to_string(p.layout()->on(axis)), axis.name(), axis.size()));
+          throw Error(ErrorCode::layout,
+                      fmt::format("fully_shard: \"{}\" is {} on {}={}; expected Replicate", p.path(),
+                                  to_string(p.layout()->on(axis)), axis.name(), axis.size()));
 }
 
 void expect_options(const FullyShardOptions& options, int ranks) {
-  for (const auto& [what, dtype] : {std::pair("param", options.precision.param), std::pair("reduce", options.precision.reduce)})
+  for (const auto& [what, dtype] :
+       {std::pair("param", options.precision.param), std::pair("reduce", options.precision.reduce)})
     if (dtype != DType::f32 && dtype != DType::bf16)
       bad(fmt::format("options.precision.{} is {}; expected f32 or bf16", what, name(dtype)));
   reshard_ranks(options.reshard_after_forward, ranks);
@@ -97,8 +103,9 @@ void expect_replicas(const std::vector<Parameter*>& parameters, const ShardAxes&
   for (const Parameter* p : parameters) {
     if (!p->materialised()) continue;
     compute = &p->compute();
-    masters.push_back({p->path(), p->master().view(),
-                       p->layout() != nullptr ? p->layout() : replicated_layout(axes.shard, p->global_shape())});
+    masters.push_back(
+        {p->path(), p->master().view(),
+         p->layout() != nullptr ? p->layout() : replicated_layout(axes.shard, p->global_shape())});
   }
   if (masters.empty()) return;
   check_replicas(masters, axes.shard, compute);
@@ -120,7 +127,8 @@ struct FullySharded::Impl {
     const int reshard = reshard_ranks(options.reshard_after_forward, axes.shard.size());
     std::vector<std::unique_ptr<ShardBlock>> blocks;
     for (const Grouped& g : groups)
-      blocks.push_back(std::make_unique<ShardBlock>(*g.module, g.parameters, axes, options.precision, reshard, this));
+      blocks.push_back(
+          std::make_unique<ShardBlock>(*g.module, g.parameters, axes, options.precision, reshard, this));
     claim(parameters);  // throws where somebody else has one, before anything changes
     for (Parameter* p : parameters) p->release_gradient(this);
     for (Parameter* p : parameters)
@@ -129,7 +137,8 @@ struct FullySharded::Impl {
     claim(parameters);
     all = parameters;
     for (ModuleBuffer* b : root.buffers())
-      if (b->layout() == nullptr && !b->materialised()) b->set_layout(replicated_layout(axes.shard, b->global_shape()));
+      if (b->layout() == nullptr && !b->materialised())
+        b->set_layout(replicated_layout(axes.shard, b->global_shape()));
     passes.emplace(std::move(blocks), axes, options);
     passes->listen();
   }
@@ -165,7 +174,8 @@ NoSync FullySharded::no_sync() {
     for (const auto& block : impl_->passes->blocks())
       for (const Parameter* p : block->parameters())
         if (p->has_gradient() && !block->unreduced())
-          bad(fmt::format("no_sync() while \"{}\" has a reduced gradient; expected zero_gradient() first", p->path()));
+          bad(fmt::format("no_sync() while \"{}\" has a reduced gradient; expected zero_gradient() first",
+                          p->path()));
   return NoSync(impl_->passes->no_syncs);
 }
 
@@ -226,12 +236,14 @@ std::int64_t FullySharded::reduce_bytes() const {
   return sum;
 }
 
-std::unique_ptr<FullySharded> fully_shard(Module& root, const ShardAxes& axes, const FullyShardOptions& options) {
+std::unique_ptr<FullySharded> fully_shard(Module& root, const ShardAxes& axes,
+                                          const FullyShardOptions& options) {
   return std::unique_ptr<FullySharded>(
       new FullySharded(std::make_unique<FullySharded::Impl>(root, axes, options)));
 }
 
-std::unique_ptr<FullySharded> fully_shard(Module& root, ProcessGroup& group, const FullyShardOptions& options) {
+std::unique_ptr<FullySharded> fully_shard(Module& root, ProcessGroup& group,
+                                          const FullyShardOptions& options) {
   return fully_shard(root, DeviceMesh(group, {{"dp", group.size()}}), options);
 }
 

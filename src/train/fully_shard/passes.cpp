@@ -28,10 +28,10 @@ int reshard_ranks(const ReshardAfterForward& reshard, int ranks) {
   if (const bool* const drop = std::get_if<bool>(&reshard)) return *drop ? 0 : 1;
   const int n = std::get<int>(reshard);
   if (n < 1 || ranks % n != 0)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("fully_shard: options.reshard_after_forward is {}; expected true, false, or a number that divides "
-                            "the {} ranks that share the parameters",
-                            n, ranks));
+    throw Error(ErrorCode::bad_argument, fmt::format("fully_shard: options.reshard_after_forward is {}; "
+                                                     "expected true, false, or a number that divides "
+                                                     "the {} ranks that share the parameters",
+                                                     n, ranks));
   return n == ranks && n > 1 ? 0 : n;
 }
 
@@ -52,14 +52,15 @@ void ShardPasses::listen() {
   for (const auto& owned : blocks_) {
     ShardBlock* const block = owned.get();
     Module& module = block->module();
-    hooks_.push_back(
-        module.around_forward({[this, block](Module&, Frame&) { enter(*block, Direction::forward); },
-                               [this, block](Module&, Frame& f) { leave(*block, Direction::forward, f.keeps()); }}));
-    hooks_.push_back(
-        module.around_backward({[this, block](Module&, Frame&) { enter(*block, Direction::backward); },
-                                [this, block](Module&, Frame& f) { leave(*block, Direction::backward, f.keeps()); }}));
+    hooks_.push_back(module.around_forward(
+        {[this, block](Module&, Frame&) { enter(*block, Direction::forward); },
+         [this, block](Module&, Frame& f) { leave(*block, Direction::forward, f.keeps()); }}));
+    hooks_.push_back(module.around_backward(
+        {[this, block](Module&, Frame&) { enter(*block, Direction::backward); },
+         [this, block](Module&, Frame& f) { leave(*block, Direction::backward, f.keeps()); }}));
     for (const Module::HookPoint point : {Module::HookPoint::post_forward, Module::HookPoint::post_backward})
-      hooks_.push_back(module.add_hook(point, [this, block](Module&, Tensors&, Frame&) { completed(*block); }));
+      hooks_.push_back(
+          module.add_hook(point, [this, block](Module&, Tensors&, Frame&) { completed(*block); }));
     if (options_.precision.param == DType::bf16 && options_.precision.cast_inputs)
       hooks_.push_back(module.add_hook(Module::HookPoint::pre_forward,
                                        [this](Module&, Tensors& x, Frame& f) { round_inputs(x, f); }));
@@ -70,7 +71,8 @@ void ShardPasses::round_inputs(Tensors& tensors, Frame& frame) const {
   for (Tensor& t : tensors) {
     if (t.dtype() != DType::f32) continue;
     const Tensor narrow = frame.compute().make(t.shape(), DType::bf16);
-    const Tensor wide = frame.compute().make(t.shape(), DType::f32, t.storage().memory()).with_layout(t.layout());
+    const Tensor wide =
+        frame.compute().make(t.shape(), DType::f32, t.storage().memory()).with_layout(t.layout());
     kernels::round_to_bf16(frame.kernels(), t.data_ptr<float>(), narrow.data_ptr<bf16>(), t.count());
     kernels::widen_bf16(frame.kernels(), narrow.data_ptr<bf16>(), wide.data_ptr<float>(), t.count());
     t = wide;
@@ -84,7 +86,8 @@ ProcessGroup* ShardPasses::neighbours() {
     const int first = axes_.shard.rank() / reshard_ranks_ * reshard_ranks_;
     std::vector<int> ranks;
     for (int r = first; r < first + reshard_ranks_; ++r) ranks.push_back(r);
-    neighbours_ = axes_.shard.group().subgroup(fmt::format("fully_shard.{}.{}", reshard_ranks_, first), ranks);
+    neighbours_ =
+        axes_.shard.group().subgroup(fmt::format("fully_shard.{}.{}", reshard_ranks_, first), ranks);
   }
   return &neighbours_;
 }
@@ -214,7 +217,8 @@ void ShardPasses::expect_used(const ShardBlock& outermost) {
   }
   if (options_.unused == Unused::zeros) return;
   try {
-    dp::expect_none_missing({"fully_shard: no backward pass used", "FullyShardOptions"}, all_axes_, all.size(), missing,
+    dp::expect_none_missing({"fully_shard: no backward pass used", "FullyShardOptions"}, all_axes_,
+                            all.size(), missing,
                             [&](std::size_t i) { return std::string_view(all[i]->path()); });
   } catch (...) {
     for (const std::size_t i : missing) all[i]->zero_gradient();

@@ -15,7 +15,8 @@ namespace weft {
 /// is in flight any more.
 class ShardPasses {
  public:
-  ShardPasses(std::vector<std::unique_ptr<ShardBlock>> blocks, const ShardAxes& axes, const FullyShardOptions& options);
+  ShardPasses(std::vector<std::unique_ptr<ShardBlock>> blocks, const ShardAxes& axes,
+              const FullyShardOptions& options);
   ~ShardPasses();
 
   /// Sets the hooks of all blocks.
@@ -53,8 +54,8 @@ class ShardPasses {
   DeviceMesh all_axes_;  // that shard, and that replicate
   ProcessGroup neighbours_;
   std::vector<HookHandle> hooks_;
-  int depth_ = 0;        // passes of blocks that are under way
-  bool failed_ = false;  // one of them threw
+  int depth_ = 0;                          // passes of blocks that are under way
+  bool failed_ = false;                    // one of them threw
   std::vector<ShardBlock*> order_, seen_;  // in which blocks went forward last, and go in this pass
   std::deque<ShardBlock*> reducing_;
 };
