@@ -29,8 +29,10 @@ void FileHandle::close(const std::string& what) {
   if (fd >= 0 && ::close(fd) != 0 && errno != EINTR) throw_errno(what, errno);
 }
 
-AtomicFile::AtomicFile(std::filesystem::path path)
-    : path_(std::move(path)), temporary_(fmt::format("{}.tmp.{}", path_.string(), ::getpid())) {
+AtomicFile::AtomicFile(std::filesystem::path path, OnStep on_step)
+    : path_(std::move(path)),
+      temporary_(fmt::format("{}.tmp.{}", path_.string(), ::getpid())),
+      on_step_(std::move(on_step)) {
   file_ = FileHandle(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   if (file_.get() < 0) throw_errno(fmt::format("cannot create {}", temporary_.string()), errno);
 }
@@ -50,11 +52,17 @@ void AtomicFile::write(std::span<const std::byte> bytes) {
 }
 
 void AtomicFile::commit() {
+  const auto reached = [&](std::string_view step) {
+    if (on_step_) on_step_(step);
+  };
+  reached("written");
   if (::fsync(file_.get()) != 0) throw_errno(fmt::format("cannot sync {}", temporary_.string()), errno);
   file_.close(fmt::format("cannot close {}", temporary_.string()));
+  reached("synced");
   if (::rename(temporary_.c_str(), path_.c_str()) != 0)
     throw_errno(fmt::format("cannot rename {} to {}", temporary_.string(), path_.string()), errno);
   committed_ = true;
+  reached("named");
   sync_folder(path_.parent_path());
 }
 

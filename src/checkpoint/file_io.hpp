@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -32,7 +33,9 @@ class FileHandle {
 /// removed and `path` is untouched. Every function throws `system` naming the file.
 class AtomicFile {
  public:
-  explicit AtomicFile(std::filesystem::path path);
+  /// Told of the steps of commit() as they are done: "written", "synced", "named".
+  using OnStep = std::function<void(std::string_view step)>;
+  explicit AtomicFile(std::filesystem::path path, OnStep on_step = {});
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -44,6 +47,7 @@ class AtomicFile {
 
  private:
   std::filesystem::path path_, temporary_;
+  OnStep on_step_;
   FileHandle file_;
   bool committed_ = false;
 };

@@ -4,13 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <set>
 
 #include "mesh/slab.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
-#include "weft/base/name_ranks.hpp"
 
 namespace weft {
 
@@ -111,32 +109,6 @@ CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks) {
     for (const CheckpointPart& part : entry.parts) index.files[part.file] = {};
   }
   return index;
-}
-
-void agree(const DeviceMesh& mesh, std::string_view what, std::string_view consequence,
-           std::exception_ptr mine) {
-  if (!mesh || mesh.size() == 1) {
-    if (mine) std::rethrow_exception(mine);
-    return;
-  }
-  const std::int32_t failed = mine ? 1 : 0;
-  std::vector<std::int32_t> all(static_cast<std::size_t>(mesh.size()));
-  try {
-    mesh.group().all_gather(view(&failed, 1), view(all)).wait();
-  } catch (...) {  // what happened first is the one to tell
-    if (!mine) throw;
-  }
-  if (mine) std::rethrow_exception(mine);
-  std::vector<int> ranks;
-  for (std::size_t rank = 0; rank < all.size(); ++rank)
-    if (all[rank] != 0) ranks.push_back(static_cast<int>(rank));
-  if (ranks.empty()) return;
-  Failure failure;
-  failure.code = ErrorCode::system;
-  failure.text = fmt::format("{}: {} failed, and {} why; {}", what, name_ranks(ranks),
-                             ranks.size() == 1 ? "says" : "say", consequence);
-  failure.ranks = std::move(ranks);
-  throw Error(std::move(failure));
 }
 
 }  // namespace weft

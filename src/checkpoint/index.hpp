@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "weft/checkpoint/async.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
 #include "weft/mesh/layout.hpp"
 
@@ -86,15 +87,13 @@ std::string part_file(int rank);
 /// parts are left out. The hashes of its files are not known yet.
 CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks);
 
-/// Tells all ranks of `mesh` whether each of them got this far. Throws `mine` again where there is one;
-/// otherwise, where other ranks failed, a system error `<what>: ranks 1, 3 failed, and say why themselves;
-/// <consequence>`.
-void agree(const DeviceMesh& mesh, std::string_view what, std::string_view consequence,
-           std::exception_ptr mine);
-
 /// save_checkpoint() and load_checkpoint() of the tensors that a function lists, whose errors all ranks are told. `owner`:
 /// what they are tensors of, for the texts: "the model".
 void save_listed(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
+                 const std::function<std::vector<NamedView>()>& list, const CheckpointExtra& extra,
+                 const SaveOptions& options);
+/// The same in the background, as AsyncCheckpoint::save().
+bool save_listed(AsyncCheckpoint& saves, const std::filesystem::path& directory, std::int64_t step,
                  const std::function<std::vector<NamedView>()>& list, const CheckpointExtra& extra,
                  const SaveOptions& options);
 CheckpointInfo load_listed(const std::filesystem::path& directory, const DeviceMesh& mesh,

@@ -5,6 +5,7 @@
 #include <exception>
 #include <set>
 
+#include "checkpoint/agreement.hpp"
 #include "checkpoint/index.hpp"
 #include "checkpoint/parts.hpp"
 #include "mesh/view_memory.hpp"

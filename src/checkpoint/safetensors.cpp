@@ -292,7 +292,8 @@ std::vector<PlannedTensor> planned(const std::filesystem::path& path,
 }
 
 std::uint64_t write_safetensors(const std::filesystem::path& path, std::span<const PlannedTensor> tensors,
-                                const std::map<std::string, std::string>& metadata) {
+                                const std::map<std::string, std::string>& metadata,
+                                const std::function<void(std::string_view step)>& on_step) {
   std::vector<const PlannedTensor*> order;
   std::set<std::string_view> names;
   for (const PlannedTensor& tensor : tensors) {
@@ -335,7 +336,7 @@ std::uint64_t write_safetensors(const std::filesystem::path& path, std::span<con
            fmt::format("the header of {} tensors has {} bytes and {} values; at most {} and {} are allowed",
                        order.size(), text.size(), values, kHeaderLimits.bytes, kHeaderLimits.values));
 
-  AtomicFile file(path);
+  AtomicFile file(path, on_step);
   const std::uint64_t header_bytes = text.size();
   file.write(std::as_bytes(std::span(&header_bytes, 1)));
   file.write(text);

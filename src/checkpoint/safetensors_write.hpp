@@ -7,6 +7,7 @@
 #include <map>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "weft/checkpoint/safetensors.hpp"
 
@@ -20,9 +21,10 @@ struct PlannedTensor {
   std::function<std::span<const std::byte>()> bytes;
 };
 
-/// As the public function does. Returns what header_hash() of the file will be.
+/// As the public function does. Returns what header_hash() of the file will be. `on_step`: see AtomicFile.
 std::uint64_t write_safetensors(const std::filesystem::path& path, std::span<const PlannedTensor> tensors,
-                                const std::map<std::string, std::string>& metadata);
+                                const std::map<std::string, std::string>& metadata,
+                                const std::function<void(std::string_view step)>& on_step = {});
 
 /// Those of `entries`; throws bad_argument naming `path` for a view that is not contiguous.
 std::vector<PlannedTensor> planned(const std::filesystem::path& path,

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <charconv>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -381,14 +382,46 @@ void Trainer::discard() noexcept {
   pending_.reset();
 }
 
+namespace {
+
+constexpr const char* kSeed = "trainer.seed";
+
+CheckpointExtra with_seed(CheckpointExtra extra, std::uint64_t seed) {
+  extra[kSeed] = std::to_string(seed);
+  return extra;
+}
+
+// That of a checkpoint; `mine` where it has none.
+std::uint64_t seed_of(const CheckpointInfo& info, std::uint64_t mine) {
+  const auto found = info.extra.find(kSeed);
+  if (found == info.extra.end()) return mine;
+  const std::string& digits = found->second;
+  std::uint64_t seed = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), seed);
+  if (error != std::errc() || end != digits.data() + digits.size())
+    wrong("trainer", fmt::format("\"{}\" of {} is \"{}\"; expected a number from 0 to 2^64 - 1", kSeed,
+                                 info.folder.string(), digits));
+  return seed;
+}
+
+}  // namespace
+
 void Trainer::save(const std::filesystem::path& directory, const CheckpointExtra& extra,
                    const SaveOptions& options) const {
-  save_checkpoint(directory, model_->mesh, steps_, *model_->model, optimizer_.get(), extra, options);
+  save_checkpoint(directory, model_->mesh, steps_, *model_->model, optimizer_.get(),
+                  with_seed(extra, options_.seed), options);
+}
+
+bool Trainer::save(AsyncCheckpoint& saves, const std::filesystem::path& directory,
+                   const CheckpointExtra& extra, const SaveOptions& options) const {
+  return start_save(saves, directory, steps_, *model_->model, optimizer_.get(),
+                    with_seed(extra, options_.seed), options);
 }
 
 CheckpointInfo Trainer::load(const std::filesystem::path& directory) {
   discard();
   CheckpointInfo info = load_checkpoint(directory, model_->mesh, *model_->model, optimizer_.get());
+  options_.seed = seed_of(info, options_.seed);
   steps_ = info.step;
   return info;
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <deque>
+#include <functional>
 #include <set>
 #include <string>
 #include <vector>
@@ -98,17 +99,37 @@ std::vector<MutableNamedView> tensors_of(std::string_view what, const DeviceMesh
   return tensors;
 }
 
+// What a save lists; it keeps the names and the copies on the host until the save has taken them.
+class SaveList {
+ public:
+  SaveList(const DeviceMesh& mesh, const Saved& saved, const Optimizer* optimizer)
+      : mesh_(mesh), saved_(saved), optimizer_(optimizer) {}
+  std::vector<NamedView> operator()() {
+    const std::vector<MutableNamedView> tensors =
+        tensors_of("save_checkpoint", mesh_, saved_, optimizer_, names_, host_);
+    return {tensors.begin(), tensors.end()};
+  }
+
+ private:
+  const DeviceMesh& mesh_;
+  const Saved& saved_;
+  const Optimizer* optimizer_;
+  std::deque<std::string> names_;
+  OnHost host_;
+};
+
 void save(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
           const Saved& saved, const Optimizer* optimizer, const CheckpointExtra& extra,
           const SaveOptions& options) {
-  std::deque<std::string> names;
-  OnHost host;
-  const auto list = [&] {
-    const std::vector<MutableNamedView> tensors =
-        tensors_of("save_checkpoint", mesh, saved, optimizer, names, host);
-    return std::vector<NamedView>(tensors.begin(), tensors.end());
-  };
-  save_listed(directory, mesh, step, list, extra, options);
+  SaveList list(mesh, saved, optimizer);
+  save_listed(directory, mesh, step, std::ref(list), extra, options);
+}
+
+bool save(AsyncCheckpoint& saves, const std::filesystem::path& directory, std::int64_t step,
+          const Saved& saved, const Optimizer* optimizer, const CheckpointExtra& extra,
+          const SaveOptions& options) {
+  SaveList list(saves.mesh(), saved, optimizer);
+  return save_listed(saves, directory, step, std::ref(list), extra, options);
 }
 
 CheckpointInfo load(const std::filesystem::path& directory, const DeviceMesh& mesh, const Saved& saved,
@@ -140,6 +161,18 @@ void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& m
                      const Module& model, const Optimizer* optimizer, const CheckpointExtra& extra,
                      const SaveOptions& options) {
   save(directory, mesh, step, saved_of(model), optimizer, extra, options);
+}
+
+bool start_save(AsyncCheckpoint& saves, const std::filesystem::path& directory, std::int64_t step,
+                std::span<Parameter* const> parameters, const Optimizer* optimizer,
+                const CheckpointExtra& extra, const SaveOptions& options) {
+  return save(saves, directory, step, saved_of(parameters), optimizer, extra, options);
+}
+
+bool start_save(AsyncCheckpoint& saves, const std::filesystem::path& directory, std::int64_t step,
+                const Module& model, const Optimizer* optimizer, const CheckpointExtra& extra,
+                const SaveOptions& options) {
+  return save(saves, directory, step, saved_of(model), optimizer, extra, options);
 }
 
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,

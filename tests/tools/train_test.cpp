@@ -189,6 +189,24 @@ TEST_F(TrainTest, ResumingChangesNothing) {
   EXPECT_EQ(losses("parts"), losses("whole"));
 }
 
+// The same where checkpoints are written in the background, and where the run is killed again and again.
+TEST_F(TrainTest, ARunThatIsKilledGoesOn) {
+  ASSERT_EQ(run(small({"--metrics", file("whole")})), 0) << err();
+  const std::vector<double> whole = losses("whole");
+  const Words words = small({"--save", file("ckpt"), "--save-every", "1", "--keep", "2", "--async-save",
+                             "--resume=auto", "--metrics", file("m")});
+  for (int kill = 0; kill < 5; ++kill) {
+    ChildProcess process = start(words);
+    std::this_thread::sleep_for(std::chrono::milliseconds(60 + 25 * kill));
+    process.kill(SIGKILL);
+    ASSERT_TRUE(process.wait(seconds(30)).has_value());
+  }
+  ASSERT_EQ(run(words), 0) << err();
+  EXPECT_EQ(losses("m").back(), whole.back());
+  EXPECT_EQ(run(small({"--async-save"})), 2);
+  EXPECT_THAT(err(), HasSubstr("--async-save: needs --save"));
+}
+
 TEST_F(TrainTest, ResumeRefusesAnotherRunAndNamesWhatDiffers) {
   EXPECT_EQ(run(small({"--save", file("none"), "--resume"})), 2);
   EXPECT_THAT(err(), HasSubstr("resume: no checkpoint in"));

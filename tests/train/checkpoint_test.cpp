@@ -116,7 +116,7 @@ TEST(Checkpoint, LoadsParametersAlone) {
 }
 
 // A child saves step 1, then dies at a stage of saving step 2: step 1, or from "latest" on step 2, is there
-// and whole.
+// and whole. checkpoint_kill_test.cpp has all points, and more ranks.
 TEST(Checkpoint, AKillAtAnyStageLeavesAWholeCheckpoint) {
   const std::vector<std::string> stages = {"folder", "data", "data#2", "file", "index", "renamed", "latest"};
   for (const std::string& stage : stages) {
@@ -154,7 +154,7 @@ TEST(Checkpoint, AKillAtAnyStageLeavesAWholeCheckpoint) {
 
 // The same where step 2 replaces an older step 2 that `latest` names.
 TEST(Checkpoint, AKillWhileReplacingLeavesAWholeCheckpoint) {
-  for (const std::string stage : {"data", "index", "renamed"}) {
+  for (const std::string stage : {"data", "index", "exchanged", "renamed"}) {
     SCOPED_TRACE(stage);
     const test::TemporaryFolder folder;
     const auto result = test::run_in_child([&] {

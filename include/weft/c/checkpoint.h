@@ -25,8 +25,9 @@ typedef struct weft_checkpoint_save_options {
    * after this one stay. 0: all. */
   int32_t keep;
   /* Told of each stage as it is reached, on the rank and the thread that reach it: "folder" (made, empty), "data" (before
-   * each tensor's bytes), "file" (this rank's is whole), "index" (written), "renamed" (the folder has its name), "latest"
-   * (done). NULL: nobody. What a function in C++ throws is WEFT_SYSTEM here, and on the other ranks the error that this
+   * each tensor's bytes), "file" (this rank's is whole), "index" (written), "exchanged" (with a checkpoint of the same step, which
+   * is removed next), "renamed" (the folder has its name), "latest" (done), "old" (before the files of an older one are removed,
+   * for `keep`); and of file, index and latest "file written", "file synced", "file named" and so on. NULL: nobody. What a function in C++ throws is WEFT_SYSTEM here, and on the other ranks the error that this
    * one has failed. */
   void (*on_stage)(void* data, const char* stage);
   void* data;

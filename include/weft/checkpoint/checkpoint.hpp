@@ -29,8 +29,10 @@ struct CheckpointInfo {
 
 struct SaveOptions {
   /// Told of each stage as it is reached, on the rank that reaches it: "folder" (made, empty), "data" (before
-  /// each tensor's bytes), "file" (this rank's is whole), "index" (written), "renamed" (the folder has its
-  /// name), "latest" (done).
+  /// each tensor's bytes), "file" (this rank's is whole), "index" (written), "exchanged" (with a checkpoint of the same step, which is
+  /// removed next), "renamed" (the folder has its name), "latest" (done), "old" (before the files of an older one are removed, for
+  /// `keep`). Of file, index and latest each step, too: "file written", "file synced", "file named" and so on. What it throws
+  /// fails the save.
   std::function<void(std::string_view stage)> on_stage{};
   /// How many checkpoints `directory` keeps, this one among them; the oldest steps go once `latest` names this one. 0: all.
   /// Steps after this one stay.

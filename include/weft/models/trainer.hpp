@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "weft/base/error.hpp"
+#include "weft/checkpoint/async.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
 #include "weft/dp/grad_norm.hpp"
 #include "weft/models/build.hpp"
@@ -91,9 +92,13 @@ class Trainer {
   /// How many steps were taken: the number of the next.
   std::int64_t steps() const noexcept { return steps_; }
 
-  /// save_checkpoint() and load_checkpoint() of the model and the optimizer, with steps() as the step. Collective. load() forgets the gradients of a
-  /// backward().
+  /// save_checkpoint() and load_checkpoint() of the model and the optimizer, with steps() as the step. Collective. The seed of what is random
+  /// in a pass is saved with them, as the string "trainer.seed", and load() takes it from there: with the step it is all that a run's randomness
+  /// depends on. load() forgets the gradients of a backward().
   void save(const std::filesystem::path& directory, const CheckpointExtra& extra = {},
+            const SaveOptions& options = {}) const;
+  /// The same in the background, as AsyncCheckpoint::save(); `saves` is of the model's mesh.
+  bool save(AsyncCheckpoint& saves, const std::filesystem::path& directory, const CheckpointExtra& extra = {},
             const SaveOptions& options = {}) const;
   CheckpointInfo load(const std::filesystem::path& directory);
 

@@ -2,6 +2,7 @@
 // Called by every rank of a mesh, each from the thread that owns its model.
 #pragma once
 
+#include "weft/checkpoint/async.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
 #include "weft/nn/module.hpp"
 #include "weft/nn/optimizer.hpp"
@@ -20,6 +21,15 @@ void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& m
 void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
                      const Module& model, const Optimizer* optimizer, const CheckpointExtra& extra = {},
                      const SaveOptions& options = {});
+
+/// The same in the background, as AsyncCheckpoint::save() does: the call returns when copies are made, and false where
+/// it was refused. `saves` is of the mesh of the model.
+bool start_save(AsyncCheckpoint& saves, const std::filesystem::path& directory, std::int64_t step,
+                std::span<Parameter* const> parameters, const Optimizer* optimizer,
+                const CheckpointExtra& extra = {}, const SaveOptions& options = {});
+bool start_save(AsyncCheckpoint& saves, const std::filesystem::path& directory, std::int64_t step,
+                const Module& model, const Optimizer* optimizer, const CheckpointExtra& extra = {},
+                const SaveOptions& options = {});
 
 /// Reads the masters of `parameters` and the state of `optimizer` (null: parameters alone, whatever else is there).
 /// Parameters must be materialised. Throws as load_checkpoint() of tensors does.

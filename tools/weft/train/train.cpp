@@ -31,7 +31,7 @@ struct Flags {
   std::int64_t save_every = 0;
   int keep = 0;
   std::string resume = "no";
-  bool overwrite = false;
+  bool overwrite = false, async_save = false;
 };
 
 // Told at the end of each step, so that all ranks stop after the same one: the signal that asked one of them
@@ -114,8 +114,9 @@ int train(const Flags& flags) {
     const bool last = trainer.next_step() == until || stopped != 0;
     if (!flags.save.empty() &&
         (last || (flags.save_every > 0 && trainer.next_step() % flags.save_every == 0)))
-      trainer.save(flags.save, flags.keep);
+      flags.async_save ? trainer.start_save(flags.save, flags.keep) : trainer.save(flags.save, flags.keep);
   }
+  trainer.finish_save();
   bar.finish();
   if (speaks && stopped != 0)
     fmt::print(
@@ -161,6 +162,8 @@ void check_together(const Flags& flags) {
     throw CLI::ValidationError("--save-every", "needs --save, the folder for checkpoints");
   if (flags.keep > 0 && flags.save.empty())
     throw CLI::ValidationError("--keep", "needs --save, the folder for checkpoints");
+  if (flags.async_save && flags.save.empty())
+    throw CLI::ValidationError("--async-save", "needs --save, the folder for checkpoints");
 }
 
 }  // namespace
@@ -185,6 +188,9 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
          "Folder for checkpoints: one at the end, or where SIGINT or SIGTERM ends the run");
   option("--save-every", flags->save_every, "... and one every so many steps")->check(CLI::NonNegativeNumber);
   option("--keep", flags->keep, "... of which this many are kept; 0: all")->check(CLI::Range(0, 1000000));
+  file->take(sub->add_flag("--async-save", flags->async_save,
+                           "... written in the background while the training goes on"),
+             &flags->async_save);
   file->take(sub->add_flag("--resume{latest}", flags->resume,
                            "Go on from the latest checkpoint of --save; --resume=auto: where there is one")
                  ->check(CLI::IsMember({"no", "auto", "latest"})),

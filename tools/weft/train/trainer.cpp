@@ -135,6 +135,15 @@ void Training::save(const std::filesystem::path& directory, int keep) {
   trainer_.save(directory, {{"run", identity_of(config_, text_)}}, {.keep = keep});
 }
 
+void Training::start_save(const std::filesystem::path& directory, int keep) {
+  if (!saves_) saves_.emplace(parts_.mesh);
+  trainer_.save(*saves_, directory, {{"run", identity_of(config_, text_)}}, {.keep = keep});
+}
+
+void Training::finish_save() {
+  if (saves_) saves_->wait();
+}
+
 std::int64_t Training::parameter_count() const {
   std::int64_t n = 0;
   for (const Parameter* p : parts_.parameters()) n += p->global_shape().count();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,10 @@ class Training {
 
   /// Collective; see save_checkpoint. `keep`: as in SaveOptions.
   void save(const std::filesystem::path& directory, int keep);
+  /// The same in the background; see AsyncCheckpoint, which waits for the save before it.
+  void start_save(const std::filesystem::path& directory, int keep);
+  /// Waits for the last start_save(), and throws its error.
+  void finish_save();
   /// Takes up the latest checkpoint of `directory`: parameters, optimizer, step. Whether it is of the same run:
   /// see look_at_save_folder. Collective.
   void resume(const std::filesystem::path& directory) { trainer_.load(directory); }
@@ -75,6 +80,7 @@ class Training {
   Trainer trainer_;
   CosineSchedule schedule_;
   Sampler sampler_;
+  std::optional<AsyncCheckpoint> saves_;
 };
 
 /// How many threads compute in each of `ranks` ranks of this host; see TrainConfig::threads.

@@ -1,0 +1,47 @@
+// A save in two halves: what is saved, which all ranks agree on, and the writing, which may be done later and by another
+// thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "checkpoint/index.hpp"
+#include "weft/checkpoint/safetensors.hpp"
+
+namespace weft {
+
+/// What one rank writes of a checkpoint.
+struct SavePlan {
+  std::filesystem::path directory;
+  int rank = 0;
+  CheckpointIndex index;                  ///< without the hashes of the files, which are not written yet
+  std::vector<SafetensorsEntry> entries;  ///< of this rank's file
+  std::deque<std::vector<std::byte>>
+      copies;  ///< memory of those entries that are no contiguous part of a tensor
+  SaveOptions options;
+};
+
+/// Called on each rank when its entries are known; may copy them elsewhere. What it throws is an error of all ranks.
+using KeepEntries = std::function<void(std::vector<SafetensorsEntry>&)>;
+
+/// The first half. Collective over `mesh`; throws what save_checkpoint() says of its arguments, the same on all ranks.
+SavePlan plan_save(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
+                   const std::function<std::vector<NamedView>()>& list, const CheckpointExtra& extra,
+                   const SaveOptions& options, const KeepEntries& keep = {});
+
+/// What `action` throws, with the words that it was in save_checkpoint(); null: nothing.
+std::exception_ptr error_of_save(const std::function<void()>& action);
+/// What the others are told of it.
+std::string unchanged(const std::filesystem::path& directory);
+
+/// The second half. Collective over `group`, the ranks of that mesh (null: one rank).
+void write_save(SavePlan& plan, ProcessGroup* group);
+
+}  // namespace weft

@@ -1,0 +1,267 @@
+// Saves in the background: what is written is what tensors held at the call, the program goes on meanwhile, and errors and kills are
+// those of a save that is waited for.
+#include "weft/checkpoint/async.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <latch>
+#include <mutex>
+#include <numeric>
+#include <vector>
+
+#include "support/errors.hpp"
+#include "support/processes.hpp"
+#include "support/run_ranks.hpp"
+#include "support/temporary_folder.hpp"
+
+namespace weft::async_test {
+namespace {
+
+using test::error_text;
+using test::Rank;
+using test::Ranks;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+constexpr std::int64_t kRows = 7, kColumns = 5;
+
+// A weight that tp cuts, one in segments and a replicated one. Element i of a whole is base + i.
+class Values {
+ public:
+  explicit Values(const DeviceMesh& mesh)
+      : cut_(make_layout(mesh, {{"tp", Shard{0}}}, {kRows, kColumns})),
+        fused_(make_layout(mesh, {{"tp", Shard{0}}}, {6})->segmented(0, {4, 2})),
+        whole_(replicated_layout(mesh, {3})),
+        memory_(static_cast<std::size_t>(3 + cut_->local_shape().count() + fused_->local_shape().count())) {}
+  std::vector<MutableNamedView> targets() {
+    float* const first = memory_.data();
+    float* const second = first + 3;
+    float* const third = second + cut_->local_shape().count();
+    return {{"whole", view(first, {3}), whole_},
+            {"cut", view(second, cut_->local_shape()), cut_},
+            {"fused", view(third, fused_->local_shape()), fused_}};
+  }
+  std::vector<NamedView> views() {
+    const auto all = targets();
+    return {all.begin(), all.end()};
+  }
+  void fill(float base) {
+    each([&](float& x, std::int64_t i) { x = base + static_cast<float>(i); });
+  }
+  void expect(float base) {
+    each([&](const float& x, std::int64_t i) { EXPECT_EQ(x, base + static_cast<float>(i)); });
+  }
+
+ private:
+  void each(const std::function<void(float&, std::int64_t)>& see) {
+    for (const MutableNamedView& t : targets()) {
+      std::int64_t row = t.layout->global.count() / t.layout->global[0], at = 0;
+      for (const Box& box : t.layout->parts())
+        for (std::int64_t i = 0; i < box.shape.count(); ++i, ++at)
+          see(t.data.as<float>()[static_cast<std::size_t>(at)], box.offset[0] * row + i);
+    }
+  }
+  LayoutRef cut_, fused_, whole_;
+  std::vector<float> memory_;
+};
+
+void load_and_expect(const std::filesystem::path& folder, const DeviceMesh& mesh, std::int64_t step,
+                     float base) {
+  Values values(mesh);
+  EXPECT_EQ(load_checkpoint(folder, mesh, values.targets()).step, step);
+  values.expect(base);
+}
+
+// The writers of all ranks stand still until the program has changed its tensors and used the mesh's groups.
+TEST(AsyncCheckpoint, TheProgramGoesOnAndWhatIsWrittenIsTheCopy) {
+  const test::TemporaryFolder folder;
+  std::latch may_write(1);
+  std::atomic<int> done = 0;
+  test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
+    AsyncCheckpoint saves(mesh);
+    Values values(mesh);
+    values.fill(100);
+    const auto all_reduce = [&] {
+      for (const DeviceMesh& over : {mesh, mesh["dp"], mesh["tp"]}) {
+        int one = 1;
+        over.group().all_reduce(view(&one, 1)).wait();
+        EXPECT_EQ(one, over.size());
+      }
+    };
+    all_reduce();
+    SaveOptions options;
+    options.on_stage = [&](std::string_view stage) {
+      if (stage == "folder" || stage == "data") may_write.wait();
+    };
+    EXPECT_TRUE(saves.save(folder.path(), 1, values.views(), {{"k", "v"}}, options));
+    EXPECT_TRUE(saves.running());
+    values.fill(-1);
+    for (int i = 0; i < 50; ++i) all_reduce();
+    EXPECT_FALSE(latest_checkpoint(folder.path()));
+    if (++done == 4) may_write.count_down();
+    for (int i = 0; i < 200; ++i) all_reduce();  // while the writers tell each other how far they are
+    saves.wait();
+    EXPECT_FALSE(saves.running());
+    load_and_expect(folder.path(), mesh, 1, 100);
+    for (int step = 2; step < 6; ++step) {  // each waits for the one before it
+      values.fill(static_cast<float>(step));
+      EXPECT_TRUE(saves.save(folder.path(), step, values.views(), {}, {.keep = 2}));
+      all_reduce();
+    }
+    saves.wait();
+    load_and_expect(folder.path(), mesh, 5, 5);
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder / "step-00000003"));
+  EXPECT_TRUE(std::filesystem::exists(folder / "step-00000004"));
+}
+
+// One rank alone is still writing.
+TEST(AsyncCheckpoint, ASaveWhileOneRankWritesIsRefusedOnAll) {
+  const test::TemporaryFolder folder;
+  std::latch may_write(1);
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"tp", 2}});
+    AsyncCheckpoint saves(mesh, AsyncCheckpoint::Busy::refuse);
+    Values values(mesh);
+    values.fill(1);
+    SaveOptions options;
+    options.on_stage = [&](std::string_view stage) {
+      if (rank.rank == 1 && stage == "data") may_write.wait();
+    };
+    EXPECT_TRUE(saves.save(folder.path(), 1, values.views(), {}, options));
+    values.fill(2);
+    EXPECT_FALSE(saves.save(folder.path(), 2, values.views()));
+    if (rank.rank == 1) may_write.count_down();
+    saves.wait();
+    mesh.group().barrier().wait();
+    EXPECT_TRUE(saves.save(folder.path(), 3, values.views()));
+    saves.wait();
+    mesh.group().barrier().wait();
+    load_and_expect(folder / "step-00000001", mesh, 1, 1);
+    load_and_expect(folder.path(), mesh, 3, 2);
+  });
+  EXPECT_FALSE(std::filesystem::exists(folder / "step-00000002"));
+}
+
+TEST(AsyncCheckpoint, AnErrorIsToldByTheNextSaveOrByWait) {
+  const test::TemporaryFolder folder;
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"tp", 2}});
+    AsyncCheckpoint saves(mesh);
+    Values values(mesh);
+    values.fill(1);
+    SaveOptions fails;
+    fails.on_stage = [&](std::string_view stage) {
+      if (rank.rank == 1 && stage == "data") throw Error(ErrorCode::system, "no more paper");
+    };
+    const std::string mine = "system: the save of step 7 in the background: save_checkpoint: no more paper",
+                      others =
+                          "system: the save of step 7 in the background: save_checkpoint: rank 1 failed, "
+                          "and says why; " +
+                          folder.path().string() + " is as it was";
+    const std::string& expected = rank.rank == 1 ? mine : others;
+    saves.save(folder.path(), 7, values.views(), {}, fails);
+    EXPECT_EQ(error_text([&] { saves.wait(); }), expected);
+    saves.wait();  // told once
+    saves.save(folder.path(), 7, values.views(), {}, fails);
+    EXPECT_EQ(error_text([&] { saves.save(folder.path(), 8, values.views()); }), expected);
+    EXPECT_FALSE(latest_checkpoint(folder.path()));
+    // A rank that was told by wait() is not told again, but the save is not begun.
+    saves.save(folder.path(), 7, values.views(), {}, fails);
+    if (rank.rank == 0) {
+      EXPECT_EQ(error_text([&] { saves.wait(); }), expected);
+    }
+    EXPECT_EQ(error_text([&] { saves.save(folder.path(), 8, values.views()); }),
+              rank.rank == 1 ? expected
+                             : "system: save_checkpoint: the save before this one: rank 1 failed, and says "
+                               "why; this one is not begun");
+    EXPECT_TRUE(saves.save(folder.path(), 8, values.views()));
+    saves.wait();
+    load_and_expect(folder.path(), mesh, 8, 1);
+  });
+}
+
+TEST(AsyncCheckpoint, WrongArgumentsAreToldAtOnce) {
+  const test::TemporaryFolder folder;
+  test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"dp", 1}, {"tp", 2}});
+    EXPECT_EQ(error_text([&] { AsyncCheckpoint part(mesh["tp"]); }),
+              "bad_argument: AsyncCheckpoint: mesh is tp=2, a part of dp=1 x tp=2; expected the whole");
+    AsyncCheckpoint saves(mesh);
+    Values values(mesh);
+    EXPECT_EQ(error_text([&] { saves.save(folder.path(), -1, values.views()); }),
+              "bad_argument: save_checkpoint: step is -1; expected 0 or more");
+    std::vector<NamedView> twice = values.views();
+    if (rank.rank == 1) twice.push_back(twice[0]);
+    EXPECT_THAT(error_text([&] { saves.save(folder.path(), 1, twice); }),
+                rank.rank == 1 ? StartsWith("bad_argument: save_checkpoint: \"whole\" is given twice")
+                               : StartsWith("system: save_checkpoint: rank 1 failed, and says why; "));
+    EXPECT_FALSE(saves.running());
+  });
+}
+
+// An error that nobody asks for is in the log.
+TEST(AsyncCheckpoint, AnErrorThatNobodyIsToldIsLogged) {
+  const test::TemporaryFolder folder;
+  std::mutex mutex;
+  std::vector<std::string> lines;
+  test::RankOptions options;
+  options.context.log_sink = [&](LogLevel, std::string_view line) {
+    const std::lock_guard lock(mutex);
+    lines.emplace_back(line);
+  };
+  test::run_ranks(
+      Ranks::threads, 1,
+      [&](Rank& rank) {
+        const DeviceMesh mesh(rank.group(), {{"tp", 1}});
+        AsyncCheckpoint saves(mesh);
+        Values values(mesh);
+        saves.save(folder.path(), 7, values.views(), {}, {.on_stage = [](std::string_view) { throw 7; }});
+      },
+      options);
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_THAT(lines[0], HasSubstr("the save of step 7 in the background: an exception of type int"));
+}
+
+// A child saves step 1, then its writer dies at a stage of saving step 2 while the program does something else.
+TEST(AsyncCheckpoint, AKillAtAnyStageLeavesAWholeCheckpoint) {
+  for (const std::string stage : {"folder", "data", "file written", "file synced", "file named", "file",
+                                  "index written", "index synced", "index named", "index", "renamed",
+                                  "latest written", "latest synced", "latest named", "latest", "old"}) {
+    SCOPED_TRACE(stage);
+    const test::TemporaryFolder folder;
+    std::vector<float> values(1000, 1);
+    const std::vector<MutableNamedView> targets = {{"values", view(values)}};
+    const std::vector<NamedView> views(targets.begin(), targets.end());
+    const auto result = test::run_in_child([&] {
+      AsyncCheckpoint saves{DeviceMesh()};
+      saves.save(folder.path(), 0, views);
+      saves.save(folder.path(), 1, views);
+      values.assign(values.size(), 2);
+      SaveOptions options;
+      options.keep = 2;
+      options.on_stage = [&](std::string_view reached) {
+        if (reached == stage) ::kill(::getpid(), SIGKILL);
+      };
+      saves.save(folder.path(), 2, views, {}, options);
+      for (float round = 3;; ++round) values.assign(values.size(), round);
+      return 0;
+    });
+    ASSERT_EQ(result.status.signal, SIGKILL) << test::to_string(result) << ": the stage was not reached";
+    const bool named = stage == "latest named" || stage == "latest" || stage == "old";
+    EXPECT_EQ(load_checkpoint(folder.path(), {}, targets).step, named ? 2 : 1);
+    EXPECT_EQ(values, std::vector<float>(1000, named ? 2 : 1));
+    save_checkpoint(folder.path(), {}, 3, views, {}, {.keep = 2});
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path()))
+      EXPECT_THAT(entry.path().filename().string(),
+                  ::testing::AnyOf("latest", "step-00000003", "step-00000002", "step-00000001"));
+  }
+}
+
+}  // namespace
+}  // namespace weft::async_test
