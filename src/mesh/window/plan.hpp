@@ -1,0 +1,62 @@
+// Who sends which elements of a window to whom. Made by Window's constructor (window.cpp), carried out in exchange.cpp.
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "mesh/window/segments.hpp"
+#include "weft/mesh/window.hpp"
+
+namespace weft {
+
+struct Window::Plan {
+  /// A dimension of which a window is wanted. One with a pole comes before its longitude.
+  struct Dim {
+    int dim;
+    std::int64_t part_size, window_size;  // this rank's
+    std::vector<windows::Run> runs;       // this rank's window
+  };
+  /// What one rank's window has of one rank's part, in each of `dims`.
+  struct Overlap {
+    int rank;  // the other one, in the group of `axes`
+    struct OfDim {
+      std::vector<windows::Segment> plain, turned;  // turned: where a dimension before it is beyond a pole
+      bool longitude = false;                       // it has turned ones
+    };
+    std::vector<OfDim> dims;
+  };
+
+  int rank_of_tensor = 0;  // its dimensions
+  Shape global;
+  std::vector<Dim> dims;
+  DeviceMesh mesh;                        // the root
+  DeviceMesh axes;                        // those that cut one of the dims; empty: none
+  int me = 0;                             // in their group
+  std::vector<Overlap> to, from;          // by rank: others' windows on this part, this window on others' parts
+  Overlap self;
+
+  /// Memory of messages that no transfer uses now.
+  mutable std::mutex mutex;
+  mutable std::vector<Tensor> spare;
+};
+
+namespace windows {
+
+/// Calls see(segments, one of each of plan's dims) for each box of an overlap, in a fixed order. Both ranks see the same.
+template <class See>
+void each_box(const Window::Plan::Overlap& overlap, const See& see) {
+  const std::size_t n = overlap.dims.size();
+  std::vector<Segment> box(n);
+  const auto descend = [&](const auto& again, std::size_t d, bool turned) -> void {
+    if (d == n) return see(static_cast<const std::vector<Segment>&>(box));
+    const auto& of = overlap.dims[d];
+    for (const Segment& s : turned && of.longitude ? of.turned : of.plain) {
+      box[d] = s;
+      again(again, d + 1, turned || s.turned);
+    }
+  };
+  descend(descend, 0, false);
+}
+
+}  // namespace windows
+}  // namespace weft

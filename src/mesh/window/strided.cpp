@@ -1,0 +1,209 @@
+#include "mesh/window/strided.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+namespace weft::windows {
+namespace {
+
+template <std::size_t kBytes>
+void copy_elements(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
+                   std::int64_t out_step) {
+  for (std::int64_t i = 0; i < count; ++i) std::memcpy(out + i * out_step, in + i * in_step, kBytes);
+}
+
+void copy_elements(std::int64_t bytes, const std::byte* in, std::byte* out, std::int64_t count,
+                   std::int64_t in_step, std::int64_t out_step) {
+  switch (bytes) {
+    case 1: return copy_elements<1>(in, out, count, in_step, out_step);
+    case 2: return copy_elements<2>(in, out, count, in_step, out_step);
+    case 4: return copy_elements<4>(in, out, count, in_step, out_step);
+    case 8: return copy_elements<8>(in, out, count, in_step, out_step);
+    default: return copy_elements<16>(in, out, count, in_step, out_step);
+  }
+}
+
+template <class T>
+void add_elements(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
+                  std::int64_t out_step) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    T a, b;
+    std::memcpy(&a, out + i * out_step, sizeof(T));
+    std::memcpy(&b, in + i * in_step, sizeof(T));
+    if constexpr (std::is_same_v<T, bf16> || std::is_same_v<T, f16>)
+      a = T(static_cast<float>(a) + static_cast<float>(b));
+    else if constexpr (std::is_integral_v<T>)
+      a = static_cast<T>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));  // wraps
+    else
+      a += b;
+    std::memcpy(out + i * out_step, &a, sizeof(T));
+  }
+}
+
+// Calls see(T{}) for the type of an element that can be added.
+template <class See>
+void with_type(DType dtype, const See& see) {
+  switch (dtype) {
+    case DType::f64: return see(double{});
+    case DType::f32: return see(float{});
+    case DType::f16: return see(f16{});
+    case DType::bf16: return see(bf16{});
+    case DType::i8: return see(std::int8_t{});
+    case DType::i16: return see(std::int16_t{});
+    case DType::i32: return see(std::int32_t{});
+    case DType::i64: return see(std::int64_t{});
+    case DType::u8: return see(std::uint8_t{});
+    case DType::u16: return see(std::uint16_t{});
+    case DType::u32: return see(std::uint32_t{});
+    case DType::u64: return see(std::uint64_t{});
+    case DType::boolean:
+    case DType::f8e4m3:
+    case DType::f8e5m2:
+    case DType::c64:
+    case DType::c128: return;
+  }
+}
+
+template <class T>
+T rounded(double value) {
+  if constexpr (std::is_same_v<T, bf16> || std::is_same_v<T, f16>) {
+    return T(static_cast<float>(value));
+  } else if constexpr (std::is_integral_v<T>) {
+    // The nearest that T has.
+    if (!(value > static_cast<double>(std::numeric_limits<T>::min()))) return std::numeric_limits<T>::min();
+    if (!(value < static_cast<double>(std::numeric_limits<T>::max()))) return std::numeric_limits<T>::max();
+    return static_cast<T>(std::nearbyint(value));
+  } else {
+    return static_cast<T>(value);
+  }
+}
+
+}  // namespace
+
+void Loops::add(std::int64_t count, std::int64_t in_step, std::int64_t out_step) noexcept {
+  if (count <= 0) empty_ = true;
+  if (count <= 1) return;
+  if (rank_ > 0) {
+    Dim& outer = dims_[static_cast<std::size_t>(rank_ - 1)];
+    if (outer.in == count * in_step && outer.out == count * out_step) {
+      outer = {outer.count * count, in_step, out_step};
+      return;
+    }
+  }
+  dims_[static_cast<std::size_t>(rank_++)] = {count, in_step, out_step};
+}
+
+std::int64_t Loops::one_piece() const noexcept {
+  if (empty_) return 0;
+  if (rank_ == 0) return element_;
+  return rank_ == 1 && dims_[0].in == element_ && dims_[0].out == element_ ? dims_[0].count * element_ : 0;
+}
+
+bool Loops::same_steps() const noexcept {
+  for (int d = 0; d < rank_; ++d)
+    if (dims_[static_cast<std::size_t>(d)].in != dims_[static_cast<std::size_t>(d)].out) return false;
+  return true;
+}
+
+// Calls row(in offset, out offset, innermost dimension) for each index of the others.
+template <class Row>
+void Loops::each_row(const Row& row) const {
+  if (empty_) return;
+  const Dim last = rank_ == 0 ? Dim{1, element_, element_} : dims_[static_cast<std::size_t>(rank_ - 1)];
+  std::array<std::int64_t, Dims::kMaxDims + 1> index{};
+  std::int64_t in = 0, out = 0;
+  for (;;) {
+    row(in, out, last);
+    int d = rank_ - 2;
+    for (; d >= 0; --d) {
+      const Dim& dim = dims_[static_cast<std::size_t>(d)];
+      std::int64_t& at = index[static_cast<std::size_t>(d)];
+      in += dim.in, out += dim.out;
+      if (++at < dim.count) break;
+      in -= dim.in * dim.count, out -= dim.out * dim.count;
+      at = 0;
+    }
+    if (d < 0) return;
+  }
+}
+
+void Loops::copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std::byte* out) const {
+  const bool host = stream.device == Device{};
+  each_row([&](std::int64_t from, std::int64_t to, const Dim& row) {
+    const bool piece = row.in == element_ && row.out == element_;
+    if (host) {
+      if (piece)
+        std::memcpy(out + to, in + from, static_cast<std::size_t>(row.count * element_));
+      else
+        copy_elements(element_, in + from, out + to, row.count, row.in, row.out);
+      return;
+    }
+    const auto size = static_cast<std::size_t>(element_);
+    if (piece) {
+      runtime.copy(in + from, stream.device, out + to, stream.device, {static_cast<std::size_t>(row.count) * size},
+                   stream);
+    } else if (row.in >= element_ && row.out >= element_) {
+      runtime.copy(in + from, stream.device, out + to, stream.device,
+                   {size, row.count, static_cast<std::size_t>(row.in), static_cast<std::size_t>(row.out)}, stream);
+    } else {  // backwards, or one element again and again
+      for (std::int64_t i = 0; i < row.count; ++i)
+        runtime.copy(in + from + i * row.in, stream.device, out + to + i * row.out, stream.device, {size}, stream);
+    }
+  });
+}
+
+void Loops::fill(DeviceRuntime& runtime, Stream stream, const std::byte* element, std::byte* out) const {
+  const bool host = stream.device == Device{};
+  const auto size = static_cast<std::size_t>(element_);
+  bool zero = true;
+  for (std::size_t i = 0; i < size; ++i) zero &= element[i] == std::byte{0};
+  each_row([&](std::int64_t, std::int64_t to, const Dim& row) {
+    if (host) {
+      if (zero && row.out == element_)
+        std::memset(out + to, 0, static_cast<std::size_t>(row.count * element_));
+      else
+        copy_elements(element_, element, out + to, row.count, 0, row.out);
+    } else if (zero) {
+      if (row.out == element_)
+        runtime.fill(out + to, 0, {static_cast<std::size_t>(row.count) * size}, stream);
+      else
+        runtime.fill(out + to, 0, {size, row.count, size, static_cast<std::size_t>(row.out)}, stream);
+    } else {
+      for (std::int64_t i = 0; i < row.count; ++i)
+        runtime.copy(element, Device{}, out + to + i * row.out, stream.device, {size}, stream);
+    }
+  });
+}
+
+void Loops::add_to(DType dtype, const std::byte* in, std::byte* out) const {
+  with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    each_row([&](std::int64_t from, std::int64_t to, const Dim& row) {
+      add_elements<T>(in + from, out + to, row.count, row.in, row.out);
+    });
+  });
+}
+
+bool can_add(DType dtype) noexcept {
+  bool can = false;
+  with_type(dtype, [&](auto) { can = true; });
+  return can;
+}
+
+std::array<std::byte, 16> element_of(double value, DType dtype) noexcept {
+  std::array<std::byte, 16> bytes{};
+  const auto put = [&](const auto& element) { std::memcpy(bytes.data(), &element, sizeof(element)); };
+  switch (dtype) {
+    case DType::boolean: put(static_cast<std::uint8_t>(value != 0)); break;
+    case DType::f8e4m3: put(f8e4m3(static_cast<float>(value))); break;
+    case DType::f8e5m2: put(f8e5m2(static_cast<float>(value))); break;
+    case DType::c64: put(static_cast<float>(value)); break;
+    case DType::c128: put(value); break;
+    default: with_type(dtype, [&](auto zero) { put(rounded<decltype(zero)>(value)); });
+  }
+  return bytes;
+}
+
+}  // namespace weft::windows

@@ -1,0 +1,52 @@
+// Copies, fills and additions of boxes between strided arrays of one device. No state; any thread.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "weft/base/dtype.hpp"
+#include "weft/base/shape.hpp"
+#include "weft/host/device_runtime.hpp"
+
+namespace weft::windows {
+
+/// A nest of loops over a box: in each dimension how many elements, and how far apart in bytes where they are read and written.
+/// Steps may be negative, or 0. Dimensions of one element are left out, neighbours that lie in one piece on both sides are one.
+class Loops {
+ public:
+  explicit Loops(std::size_t element_bytes) noexcept : element_(static_cast<std::int64_t>(element_bytes)) {}
+  /// Adds a dimension inside those before it.
+  void add(std::int64_t count, std::int64_t in_step, std::int64_t out_step) noexcept;
+
+  bool empty() const noexcept { return empty_; }
+  /// One run of bytes on both sides: how many; 0: it is none.
+  std::int64_t one_piece() const noexcept;
+  /// Whether both sides are walked alike.
+  bool same_steps() const noexcept;
+
+  /// out = in. The two do not overlap.
+  void copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std::byte* out) const;
+  /// Each element of out becomes the one at `in`, which is in the host's memory and lives until the stream came here. The in steps do not count.
+  void fill(DeviceRuntime& runtime, Stream stream, const std::byte* element, std::byte* out) const;
+  /// out += in, element by element in order; in the host's memory. The dtype can be added (can_add).
+  void add_to(DType dtype, const std::byte* in, std::byte* out) const;
+
+ private:
+  struct Dim {
+    std::int64_t count, in, out;
+  };
+  template <class Row>
+  void each_row(const Row& row) const;
+  std::int64_t element_;
+  bool empty_ = false;
+  int rank_ = 0;
+  std::array<Dim, Dims::kMaxDims + 1> dims_{};
+};
+
+/// Floating-point and integer dtypes.
+bool can_add(DType dtype) noexcept;
+/// `value` as an element of that dtype, rounded: its first size_bytes(dtype) bytes. Complex: the real part.
+std::array<std::byte, 16> element_of(double value, DType dtype) noexcept;
+
+}  // namespace weft::windows
