@@ -1,0 +1,88 @@
+#include "weft/mesh/halo.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "weft/base/error.hpp"
+
+namespace weft {
+namespace {
+
+// What ranks want where nothing is beyond the ends that have edge none.
+std::vector<WindowDim> windows_of(const Partition& x, const std::vector<HaloDim>& dims) {
+  std::vector<WindowDim> windows;
+  for (const HaloDim& h : dims) {
+    WindowDim d = WindowDim::halo(x, h.dim, h.before, h.after);
+    d.before = h.before_edge;
+    d.after = h.after_edge;
+    const std::int64_t n = x.global()[h.dim];
+    for (IndexRanges& part : d.wanted)
+      for (IndexRange& r : part) {
+        if (h.before_edge.kind == Edge::Kind::none) r.lo = std::max<std::int64_t>(r.lo, 0);
+        if (h.after_edge.kind == Edge::Kind::none) r.hi = std::min(r.hi, n);
+      }
+    windows.push_back(std::move(d));
+  }
+  return windows;
+}
+
+template <class Byte>
+BasicView<Byte> cut_out(const BasicView<Byte>& of, const Box& box) {
+  BasicView<Byte> part = of;
+  part.shape = box.shape;
+  for (int d = 0; d < box.shape.rank(); ++d) part.data += box.offset[d] * of.strides[d] * size_bytes(of.dtype);
+  return part;
+}
+
+}  // namespace
+
+Halo::Halo(const Partition& x, const std::vector<HaloDim>& dims) : Halo(x, dims, windows_of(x, dims)) {}
+
+Halo::Halo(const Partition& x, const std::vector<HaloDim>& dims, std::vector<WindowDim> windows)
+    : window_(x, windows), shape_(x.global()) {
+  for (int d = 0; d < shape_.rank(); ++d) {
+    const PartitionDim of = x.dim(d);
+    const auto part = static_cast<std::size_t>(x.part(d));
+    IndexRange held;
+    for (const IndexRange& r : of.parts[part])
+      if (r.size() > 0) held = r;  // WindowDim::halo() has refused several where there are ghosts
+    shape_[d] = 0;
+    for (const IndexRange& r : of.parts[part]) shape_[d] += r.size();
+    std::int64_t before = 0, reached = 0, wanted = shape_[d], all = shape_[d];
+    for (std::size_t i = 0; i < dims.size(); ++i) {
+      if (dims[i].dim != d || held.size() == 0) continue;
+      const IndexRange& r = windows[i].wanted[part].front();
+      before = dims[i].before;
+      reached = before - (held.lo - r.lo);
+      wanted = r.size();
+      all += before + dims[i].after;
+    }
+    inner_.offset.push_back(before);
+    inner_.shape.push_back(shape_[d]);
+    reached_.offset.push_back(reached);
+    reached_.shape.push_back(wanted);
+    offset_.push_back(held.lo);
+    shape_[d] = all;
+  }
+}
+
+TensorView Halo::inner(const TensorView& cells) const { return cut_out(cells, inner_); }
+ConstTensorView Halo::inner(const ConstTensorView& cells) const { return cut_out(cells, inner_); }
+
+WindowTransfer Halo::start(std::span<const TensorView> fields) const {
+  std::vector<WindowField> windows;
+  windows.reserve(fields.size());
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    const TensorView& f = fields[i];
+    if (!(f.shape == shape_) || f.strides.rank() != f.shape.rank())
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("halo: {} is {}; expected {}: this rank's part {} and its ghost cells",
+                              fields.size() == 1 ? "the field" : fmt::format("field {}", i), to_string(f.shape),
+                              to_string(shape_), to_string(inner_.shape)));
+    windows.push_back({inner(f), cut_out(f, reached_)});
+  }
+  return window_.start(windows);
+}
+
+}  // namespace weft

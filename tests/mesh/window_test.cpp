@@ -1,0 +1,577 @@
+// Windows against slices of the whole, element by element, exactly; adjoints by scalar products of integers.
+#include "weft/mesh/window.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <optional>
+#include <random>
+
+#include "support/errors.hpp"
+#include "support/run_ranks.hpp"
+#include "weft/mesh/halo.hpp"
+
+namespace weft::window_test {
+namespace {
+
+using test::expect_error;
+using test::Rank;
+using test::run_ranks;
+
+// The whole: every element is its own index, plus one, so that no two are alike.
+std::int64_t element(const Dims& index, const Shape& global) {
+  std::int64_t flat = 0;
+  for (int d = 0; d < global.rank(); ++d) flat = flat * global[d] + index[d];
+  return flat + 1;
+}
+
+// One index beyond an end, told by the words of weft/mesh/window.hpp, one step at a time. nullopt: a number.
+std::optional<std::int64_t> resolved(std::int64_t i, std::int64_t n, const Edge& edge, bool& other_side) {
+  switch (edge.kind) {
+    case Edge::Kind::none: ADD_FAILURE() << "nothing is there"; return std::nullopt;
+    case Edge::Kind::zero:
+    case Edge::Kind::constant: return std::nullopt;
+    case Edge::Kind::periodic:
+      while (i < 0) i += n;
+      while (i >= n) i -= n;
+      return i;
+    case Edge::Kind::reflect: return i < 0 ? -i : n - 1 - (i - (n - 1));
+    case Edge::Kind::replicate: return i < 0 ? 0 : n - 1;
+    case Edge::Kind::pole: other_side = true; return i < 0 ? -i - 1 : n - 1 - (i - n);
+  }
+  return std::nullopt;
+}
+
+// What the window has at that index of the whole.
+std::int64_t expected_at(Dims index, const Shape& global, std::vector<WindowDim> dims) {
+  bool other_side = false;
+  std::int64_t filled = 0;
+  bool is_filled = false;
+  int longitude = -1;
+  std::ranges::stable_sort(dims, {}, [](const WindowDim& d) {
+    return d.before.kind != Edge::Kind::pole && d.after.kind != Edge::Kind::pole;
+  });
+  for (const WindowDim& d : dims) {
+    const std::int64_t i = index[d.dim], n = global[d.dim];
+    if (i >= 0 && i < n) continue;
+    const Edge& edge = i < 0 ? d.before : d.after;
+    const std::optional<std::int64_t> at = resolved(i, n, edge, other_side);
+    if (edge.kind == Edge::Kind::pole) longitude = edge.longitude;
+    if (at) {
+      index[d.dim] = *at;
+    } else {
+      if (!is_filled) filled = edge.kind == Edge::Kind::constant ? static_cast<std::int64_t>(edge.value) : 0;
+      is_filled = true;
+    }
+  }
+  if (is_filled) return filled;
+  if (other_side) index[longitude] = (index[longitude] + global[longitude] / 2) % global[longitude];
+  return element(index, global);
+}
+
+std::vector<std::int64_t> indices_of(const IndexRanges& ranges) {
+  std::vector<std::int64_t> all;
+  for (const IndexRange& r : ranges)
+    for (std::int64_t i = r.lo; i < r.hi; ++i) all.push_back(i);
+  return all;
+}
+
+// Calls see(place in the local tensor, index in the whole) for indices that each dimension has.
+template <class See>
+void each_index(const std::vector<std::vector<std::int64_t>>& of, const See& see) {
+  std::int64_t count = 1;
+  for (const auto& list : of) count *= static_cast<std::int64_t>(list.size());
+  for (std::int64_t place = 0; place < count; ++place) {
+    Dims index;
+    for (std::size_t d = 0; d < of.size(); ++d) index.push_back(0);
+    std::int64_t rest = place;
+    for (std::size_t d = of.size(); d-- > 0;) {
+      const auto size = static_cast<std::int64_t>(of[d].size());
+      index[static_cast<int>(d)] = of[d][static_cast<std::size_t>(rest % size)];
+      rest /= size;
+    }
+    see(static_cast<std::size_t>(place), index);
+  }
+}
+
+// What this rank holds, and what it wants, of each dimension.
+std::vector<std::vector<std::int64_t>> held_indices(const Partition& x) {
+  std::vector<std::vector<std::int64_t>> of;
+  for (int d = 0; d < x.global().rank(); ++d)
+    of.push_back(indices_of(x.dim(d).parts[static_cast<std::size_t>(x.part(d))]));
+  return of;
+}
+std::vector<std::vector<std::int64_t>> wanted_indices(const Partition& x, const std::vector<WindowDim>& dims) {
+  auto of = held_indices(x);
+  for (const WindowDim& d : dims)
+    of[static_cast<std::size_t>(d.dim)] = indices_of(d.wanted[static_cast<std::size_t>(x.part(d.dim))]);
+  return of;
+}
+Shape shape_of(const std::vector<std::vector<std::int64_t>>& of) {
+  Shape shape;
+  for (const auto& list : of) shape.push_back(static_cast<std::int64_t>(list.size()));
+  return shape;
+}
+
+std::string text_of(const Partition& x, const std::vector<WindowDim>& dims) {
+  std::string text = to_string(x.global()) + " over " + to_string(x.mesh().shape());
+  for (const WindowDim& d : dims) {
+    text += "; dim " + std::to_string(d.dim) + " edges " + std::to_string(static_cast<int>(d.before.kind)) + "," +
+            std::to_string(static_cast<int>(d.after.kind)) + " wants";
+    for (const IndexRanges& part : d.wanted) {
+      text += " {";
+      for (const IndexRange& r : part) text += "[" + std::to_string(r.lo) + "," + std::to_string(r.hi) + ")";
+      text += "}";
+    }
+  }
+  return text;
+}
+
+Tensor part_of(Context& context, const Partition& x, Memory memory = Memory::shared) {
+  const auto held = held_indices(x);
+  Tensor part(context, shape_of(held), DType::i64, memory);
+  each_index(held, [&](std::size_t place, const Dims& index) {
+    part.as<std::int64_t>()[place] = element(index, x.global());
+  });
+  return part;
+}
+
+// The window against the whole, and the adjoint against the definition.
+void check(ProcessGroup& group, const Partition& x, const std::vector<WindowDim>& dims) {
+  SCOPED_TRACE(text_of(x, dims));
+  Context& context = group.context();
+  const Window window(x, dims);
+  const Tensor in = part_of(context, x);
+  const auto wanted = wanted_indices(x, dims);
+  const Tensor out(context, shape_of(wanted), DType::i64, Memory::shared);
+  ASSERT_EQ(out.shape(), window.window_shape(in.shape()));
+  std::ranges::fill(out.as<std::int64_t>(), -77);
+  window.fetch(in, out);
+  std::int64_t wrong = 0;
+  each_index(wanted, [&](std::size_t place, const Dims& index) {
+    wrong += out.as<std::int64_t>()[place] != expected_at(index, x.global(), dims);
+  });
+  ASSERT_EQ(wrong, 0);
+
+  // <A x, y> = <x, A' y>, with numbers that are filled in left out.
+  std::vector<WindowDim> linear = dims;
+  for (WindowDim& d : linear)
+    for (Edge* e : {&d.before, &d.after})
+      if (e->kind == Edge::Kind::constant) *e = Edge::zero();
+  const Window a(x, linear);
+  a.fetch(in, out);
+  const Tensor y(context, out.shape(), DType::i64, Memory::shared), dx(context, in.shape(), DType::i64, Memory::shared);
+  for (std::size_t i = 0; i < y.as<std::int64_t>().size(); ++i)
+    y.as<std::int64_t>()[i] = static_cast<std::int64_t>((i * 31 + static_cast<std::size_t>(group.rank()) * 7) % 19) - 9;
+  a.adjoint(y, dx);
+  std::int64_t products[2] = {0, 0};
+  for (std::size_t i = 0; i < y.as<std::int64_t>().size(); ++i)
+    products[0] += y.as<std::int64_t>()[i] * out.as<std::int64_t>()[i];
+  for (std::size_t i = 0; i < dx.as<std::int64_t>().size(); ++i)
+    products[1] += dx.as<std::int64_t>()[i] * in.as<std::int64_t>()[i];
+  group.all_reduce(view(products, 2)).wait();
+  ASSERT_EQ(products[0], products[1]);
+}
+
+// The n ranks of a random test: all draw the same.
+struct Draw {
+  std::mt19937 random;
+  std::int64_t number(std::int64_t lo, std::int64_t hi) {
+    return lo + static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(hi - lo + 1));
+  }
+  Edge edge(std::int64_t n) {
+    switch (number(0, n > 0 ? 4 : 1)) {
+      case 0: return Edge::zero();
+      case 1: return Edge::constant(5);
+      case 2: return Edge::periodic();
+      case 3: return Edge::reflect();
+      default: return Edge::replicate();
+    }
+  }
+  static std::int64_t reach(const Edge& e, std::int64_t n) {
+    return e.kind == Edge::Kind::reflect ? std::min<std::int64_t>(5, n - 1) : 5;
+  }
+  // Parts of any size, some empty.
+  std::vector<IndexRanges> cuts(std::int64_t n, int count) {
+    std::vector<std::int64_t> at{0, n};
+    for (int i = 1; i < count; ++i) at.push_back(number(0, n));
+    std::ranges::sort(at);
+    std::vector<IndexRanges> parts;
+    for (int i = 0; i < count; ++i)
+      parts.push_back({{at[static_cast<std::size_t>(i)], at[static_cast<std::size_t>(i) + 1]}});
+    return parts;
+  }
+  WindowDim window(int dim, std::int64_t n, int parts) {
+    WindowDim d{dim, {}, edge(n), edge(n)};
+    for (int p = 0; p < parts; ++p) {
+      IndexRanges ranges;
+      for (std::int64_t k = number(0, 3) == 0 ? number(0, 3) : 1; k > 0; --k) {
+        const std::int64_t lo = number(-reach(d.before, n), n + reach(d.after, n)),
+                           hi = number(lo, n + reach(d.after, n));
+        ranges.push_back({lo, hi});
+      }
+      d.wanted.push_back(std::move(ranges));
+    }
+    return d;
+  }
+};
+
+TEST(Window, AnyRangesOfLayouts) {
+  struct Case {
+    int ranks;
+    MeshShape mesh;
+    std::vector<Placements> placements;
+  };
+  const std::vector<Case> cases{
+      {1, {{"y", 1}}, {{Shard{0}}}},
+      {2, {{"y", 2}}, {{Shard{0}}, {Shard{2}}}},
+      {3, {{"y", 3}}, {{Shard{1}}}},
+      {4, {{"y", 2}, {"x", 2}}, {{Shard{1}, Shard{2}}, {Shard{1}, Shard{1}}, {Shard{2}, Shard{0}}}},
+      {6, {{"y", 3}, {"x", 2}}, {{Shard{0}, Shard{1}}, {Shard{2}, Shard{2}}}},
+      {8, {{"z", 2}, {"y", 2}, {"x", 2}}, {{Shard{0}, Shard{1}, Shard{2}}}},
+  };
+  for (const Case& c : cases)
+    run_ranks(test::Ranks::threads, c.ranks, [&](Rank& r) {
+      const DeviceMesh mesh(r.group(), c.mesh);
+      Draw draw{std::mt19937(static_cast<unsigned>(c.ranks))};
+      for (int i = 0; i < 60; ++i)
+        for (const Placements& p : c.placements) {
+          const Shape global{draw.number(1, 7), draw.number(1, 9), draw.number(1, 6)};
+          const Partition x(make_layout(mesh, p, global));
+          std::vector<WindowDim> dims;
+          for (int d = 0; d < 3; ++d)
+            if (draw.number(0, 3) > 0)
+              dims.push_back(draw.window(d, global[d], static_cast<int>(x.dim(d).parts.size())));
+          std::ranges::reverse(dims);
+          ASSERT_NO_FATAL_FAILURE(check(r.group(), x, dims));
+        }
+    });
+}
+
+TEST(Window, AnyRangesOfPartsOfAnySize) {
+  for (const int n : {2, 4})
+    run_ranks(test::Ranks::threads, n, [&](Rank& r) {
+      const DeviceMesh mesh(r.group(), {{"y", -1}, {"x", n / 2}});
+      Draw draw{std::mt19937(99)};
+      for (int i = 0; i < 120; ++i) {
+        const Shape global{2, draw.number(0, 12), draw.number(1, 7)};
+        const Partition x(mesh, global,
+                          {{1, {"y"}, draw.cuts(global[1], 2)}, {2, {"x"}, draw.cuts(global[2], n / 2)}});
+        std::vector<WindowDim> dims;
+        if (global[1] > 0) dims.push_back(draw.window(1, global[1], 2));
+        dims.push_back(draw.window(2, global[2], n / 2));
+        ASSERT_NO_FATAL_FAILURE(check(r.group(), x, dims));
+      }
+    });
+}
+
+TEST(Window, HalosReachSeveralRanksAndBothEnds) {
+  run_ranks(test::Ranks::threads, 4, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"y", 4}});
+    for (const std::int64_t rows : {4, 5, 9})  // a halo of 3 to 5 reaches two or three ranks
+      for (const Edge& edge : {Edge::zero(), Edge::constant(7), Edge::periodic(), Edge::reflect(), Edge::replicate()})
+        for (const auto& [before, after] : {std::pair{1, 1}, std::pair{3, 0}, std::pair{0, 3}, std::pair{3, 3}}) {
+          const Partition x(make_layout(mesh, {Shard{0}}, {rows, 3}));
+          check(r.group(), x, {WindowDim::halo(x, 0, before, after, edge)});
+        }
+    const Partition few(make_layout(mesh, {Shard{0}}, {3, 2}));  // one rank has no row, and wants none
+    check(r.group(), few, {WindowDim::halo(few, 0, 2, 2, Edge::reflect())});
+  });
+}
+
+TEST(Window, BetweenProcesses) {
+  run_ranks(test::Ranks::processes, 4, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"y", 2}, {"x", 2}});
+    for (const Shape& global : {Shape{3, 9, 7}, Shape{1, 200, 130}}) {
+      const Partition x(make_layout(mesh, {Shard{1}, Shard{2}}, global));
+      check(r.group(), x,
+            {WindowDim::halo(x, 1, 2, 3, Edge::reflect()), WindowDim::halo(x, 2, 1, 1, Edge::periodic())});
+    }
+  });
+}
+
+TEST(Window, BeyondThePolesOfAGlobe) {
+  for (const int n : {1, 2, 4})
+    run_ranks(test::Ranks::threads, n, [&](Rank& r) {
+      const DeviceMesh mesh(r.group(), {{"lat", n > 1 ? 2 : 1}, {"lon", -1}});
+      for (const Shape& global : {Shape{2, 5, 6}, Shape{1, 4, 2}, Shape{1, 9, 10}}) {
+        const Partition x(make_layout(mesh, {Shard{1}, Shard{2}}, global));
+        check(r.group(), x, {WindowDim::halo(x, 2, 1, 2, Edge::periodic()), WindowDim::halo(x, 1, 2, 3, Edge::pole(2))});
+        check(r.group(), x, {WindowDim::halo(x, 1, 4, 4, Edge::pole(2))});  // longitude as it is
+        WindowDim one_pole = WindowDim::halo(x, 1, 3, 1, Edge::pole(2));
+        one_pole.after = Edge::zero();
+        check(r.group(), x, {one_pole, WindowDim::halo(x, 2, 3, 0, Edge::constant(4))});
+      }
+    });
+}
+
+// Rows l, l + n, l + 2 n, …: the far windows of attention. There and back.
+TEST(Window, PartsOfSeveralRanges) {
+  run_ranks(test::Ranks::threads, 3, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"y", 3}});
+    const Shape global{12, 2};
+    const Partition x(make_layout(mesh, {Shard{0}}, global));
+    std::vector<IndexRanges> strided(3);
+    for (std::int64_t p = 0; p < 3; ++p)
+      for (const std::int64_t far : {0, 4, 8}) strided[static_cast<std::size_t>(p)].push_back({far + p, far + p + (p == 2 ? 2 : 1)});
+    check(r.group(), x, {{0, strided}});
+    const Partition y(mesh, global, {{0, {"y"}, strided}});
+    check(r.group(), y, {{0, x.dim(0).parts}});
+    check(r.group(), y, {{0, {{{0, 12}}, {{-2, 3}}, {}}, Edge::periodic(), Edge::none()}});
+  });
+}
+
+TEST(Window, SeveralFieldsOfAnyTypeAndStrides) {
+  run_ranks(test::Ranks::threads, 3, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"y", 3}});
+    const Partition x(make_layout(mesh, {Shard{0}}, {7, 4}));
+    const std::vector<WindowDim> dims{WindowDim::halo(x, 0, 2, 1, Edge::periodic())};
+    const Window window(x, dims);
+    const auto held = held_indices(x), wanted = wanted_indices(x, dims);
+    const std::int64_t rows = window.part_size(0), wide = window.window_size(0);
+    const auto value = [&](const Dims& i) { return static_cast<double>(element({(i[0] + 7) % 7, i[1]}, {7, 4})); };
+    std::vector<double> a(static_cast<std::size_t>(rows * 4)), a_out(static_cast<std::size_t>(wide * 4), -1);
+    std::vector<std::uint8_t> b(static_cast<std::size_t>(rows * 4)), b_out(static_cast<std::size_t>(wide * 4 * 3), 9);
+    each_index(held, [&](std::size_t i, const Dims& at) {
+      a[i] = value(at);
+      b[static_cast<std::size_t>(at[1] * rows + (at[0] - held[0][0]))] = static_cast<std::uint8_t>(value(at));  // transposed
+    });
+    ConstTensorView b_in = view(b.data(), {rows, 4});
+    b_in.strides = {1, rows};
+    TensorView b_to = view(b_out.data(), {wide, 4});
+    b_to.strides = {12, 3};  // with gaps
+    const TensorView a_to = view(a_out.data(), {wide, 4});
+    const ConstTensorView a_in = view(a.data(), {rows, 4});
+    // A third of two elements in the free dimension.
+    std::vector<float> c(static_cast<std::size_t>(rows * 2), static_cast<float>(r.rank)), c_out(static_cast<std::size_t>(wide * 2));
+    const ConstTensorView c_in = view(c.data(), {rows, 2});
+    const WindowField fields[]{{a_in, a_to}, {b_in, b_to}, {c_in, view(c_out.data(), {wide, 2})}};
+    WindowTransfer transfer = window.start(fields);
+    transfer.finish();
+    std::int64_t wrong = 0;
+    each_index(wanted, [&](std::size_t i, const Dims& at) {
+      wrong += a_out[i] != value(at);
+      wrong += b_out[i * 3] != static_cast<std::uint8_t>(value(at));
+      wrong += b_out[i * 3 + 1] != 9;
+    });
+    EXPECT_EQ(wrong, 0);
+    const auto owner = [&](std::int64_t row) { return static_cast<float>(row < 3 ? 0 : row < 5 ? 1 : 2); };
+    for (std::size_t i = 0; i < wanted[0].size(); ++i) EXPECT_EQ(c_out[2 * i + 1], owner((wanted[0][i] + 7) % 7));
+  });
+}
+
+TEST(Window, InPlaceTheHaloAloneIsWritten) {
+  run_ranks(test::Ranks::threads, 2, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"y", 2}});
+    const Partition x(make_layout(mesh, {Shard{0}}, {6, 5}));
+    const Window window(x, {WindowDim::halo(x, 0, 1, 1, Edge::periodic()), WindowDim::halo(x, 1, 1, 1, Edge::periodic())});
+    std::vector<std::int32_t> cells(5 * 7, -1);
+    TensorView all = view(cells.data(), {5, 7});
+    TensorView inner = all;
+    inner.shape = {3, 5};
+    inner.data += (7 + 1) * sizeof(std::int32_t);
+    for (int i = 0; i < 3; ++i)
+      for (int j = 0; j < 5; ++j) cells[static_cast<std::size_t>((i + 1) * 7 + j + 1)] = (r.rank * 3 + i) * 5 + j;
+    EXPECT_EQ(window.own(0), (IndexRange{1, 4}));
+    WindowTransfer transfer = window.start(inner, all);
+    while (!transfer.done()) {
+    }
+    transfer.finish();
+    for (int i = 0; i < 5; ++i)
+      for (int j = 0; j < 7; ++j)
+        EXPECT_EQ(cells[static_cast<std::size_t>(i * 7 + j)], (r.rank * 3 + i + 5) % 6 * 5 + (j + 4) % 5);
+    TensorView shifted = inner;
+    shifted.data += sizeof(std::int32_t);
+    expect_error(ErrorCode::bad_argument, "window: in and out overlap; expected apart, or in at its place in out", [&] { window.fetch(shifted, all); });
+  });
+}
+
+// Ghost cells of a plate: a wall that the program sets above and below, a ring from left to right.
+TEST(Halo, GhostCellsOfSeveralFields) {
+  run_ranks(test::Ranks::threads, 4, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"y", 2}, {"x", 2}});
+    const Partition x(make_layout(mesh, {Shard{0}, Shard{1}}, {7, 6}));
+    const Halo halo(x, {{0, 2, 1}, {1, 1, 2, Edge::periodic()}});
+    const Shape& inner = halo.inner().shape;
+    ASSERT_EQ(halo.shape(), (Shape{inner[0] + 3, inner[1] + 3}));
+    std::vector<std::vector<float>> fields(3, std::vector<float>(static_cast<std::size_t>(halo.shape().count()), -1));
+    std::vector<TensorView> views;
+    for (std::size_t f = 0; f < fields.size(); ++f) {
+      views.push_back(view(fields[f].data(), halo.shape()));
+      for (std::int64_t i = 0; i < inner[0]; ++i)
+        for (std::int64_t j = 0; j < inner[1]; ++j)
+          fields[f][static_cast<std::size_t>((i + 2) * halo.shape()[1] + j + 1)] =
+              static_cast<float>(100 * static_cast<int>(f) + element({halo.offset()[0] + i, halo.offset()[1] + j}, {7, 6}));
+    }
+    halo.exchange(views);
+    for (std::size_t f = 0; f < fields.size(); ++f)
+      for (std::int64_t i = 0; i < halo.shape()[0]; ++i)
+        for (std::int64_t j = 0; j < halo.shape()[1]; ++j) {
+          const std::int64_t row = halo.offset()[0] + i - 2, column = (halo.offset()[1] + j - 1 + 6) % 6;
+          EXPECT_EQ(fields[f][static_cast<std::size_t>(i * halo.shape()[1] + j)],
+                    row < 0 || row >= 7 ? -1.0F
+                                        : static_cast<float>(100 * static_cast<int>(f) + element({row, column}, {7, 6})));
+        }
+    expect_error(ErrorCode::bad_argument, "halo: the field is (2, 2); expected " + to_string(halo.shape()) + ": this rank's part " + to_string(inner) +
+                     " and its ghost cells", [&] { halo.exchange(view(fields[0].data(), {2, 2})); });
+  });
+}
+
+TEST(Window, SeveralInFlightAndOverlapped) {
+  run_ranks(test::Ranks::threads, 3, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"y", 3}});
+    const Partition x(make_layout(mesh, {Shard{0}}, {3000, 4}));
+    const std::vector<WindowDim> dims{WindowDim::halo(x, 0, 600, 600, Edge::periodic())};
+    const Window window(x, dims);
+    const Tensor in = part_of(r.context, x, Memory::local);
+    std::vector<Tensor> out;
+    std::vector<WindowTransfer> transfers;
+    for (int i = 0; i < 6; ++i) {
+      out.emplace_back(r.context, window.window_shape(in.shape()), DType::i64);
+      transfers.push_back(window.start(in, out.back()));
+    }
+    const IndexRange own = window.own(0);
+    for (std::int64_t i = own.lo; i < own.hi; ++i)
+      ASSERT_EQ(out[5].as<std::int64_t>()[static_cast<std::size_t>(i * 4)], in.as<std::int64_t>()[static_cast<std::size_t>((i - own.lo) * 4)]);
+    for (auto t = transfers.rbegin(); t != transfers.rend(); ++t) t->finish();
+    for (const Tensor& t : out) {
+      std::int64_t wrong = 0;
+      each_index(wanted_indices(x, dims), [&](std::size_t i, const Dims& at) {
+        wrong += t.as<std::int64_t>()[i] != expected_at(at, x.global(), dims);
+      });
+      EXPECT_EQ(wrong, 0);
+    }
+  });
+}
+
+TEST(Window, OfTensorsWithLayouts) {
+  run_ranks(test::Ranks::threads, 4, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"dp", 2}, {"y", 2}});
+    const LayoutRef layout = make_layout(mesh, {Shard{0}, Shard{1}}, {3, 5, 2});
+    const Partition x(layout);
+    const Tensor in = part_of(r.context, x).with_layout(layout);
+    const std::vector<WindowDim> dims{WindowDim::halo(x, 1, 1, 2, Edge::replicate())};
+    const Tensor out = fetch_window(in, dims);
+    EXPECT_EQ(out.layout(), nullptr);
+    std::int64_t wrong = 0;
+    each_index(wanted_indices(x, dims), [&](std::size_t i, const Dims& at) {
+      wrong += out.as<std::int64_t>()[i] != expected_at(at, x.global(), dims);
+    });
+    EXPECT_EQ(wrong, 0);
+    Tensor ones(r.context, out.shape(), DType::i64);
+    std::ranges::fill(ones.as<std::int64_t>(), 1);
+    const Tensor uses = fetch_window_adjoint(ones, layout, dims);
+    EXPECT_EQ(uses.layout(), layout);
+    EXPECT_EQ(uses.shape(), in.shape());
+    // Rows 0 to 4: in how many places of the windows [-1, 5) and [2, 7) they are.
+    const std::int64_t expected[]{2, 1, 2, 2, 4};
+    each_index(held_indices(x), [&](std::size_t i, const Dims& at) {
+      EXPECT_EQ(uses.as<std::int64_t>()[i], expected[at[1]]);
+    });
+    expect_error(ErrorCode::layout, "fetch_window: the tensor " + to_string(in.shape()) + " is plain; state its layout first (as_layout)", [&] { fetch_window(in.with_layout(nullptr), dims); });
+  });
+}
+
+// The sum's order is that of the windows' ranks, whoever comes first: bits of a float sum that depends on the order.
+TEST(Window, AdjointAddsInTheOrderOfRanks) {
+  run_ranks(test::Ranks::threads, 3, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"y", 3}});
+    const Partition x(make_layout(mesh, {Shard{0}}, {3}));
+    const Window window(x, {WindowDim::ranges(0, {{0, 3}, {0, 3}, {0, 3}})});
+    const float terms[]{1e8F, 1.0F, -1e8F};
+    for (int i = 0; i < 20; ++i) {
+      const std::vector<float> dy(3, terms[r.rank]);
+      float dx = 0;
+      if (i % 3 == r.rank) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      window.adjoint(view(dy), view(&dx, 1));
+      EXPECT_EQ(dx, (1e8F + 1.0F) + -1e8F);
+    }
+  });
+}
+
+TEST(Window, OneRankAsksNobody) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"y", 1}}, 0);  // has no group
+  const Partition x(make_layout(mesh, {Shard{0}}, {4}));
+  const Window window(x, {WindowDim::halo(x, 0, 2, 2, Edge::reflect())});
+  const std::vector<int> in{1, 2, 3, 4};
+  std::vector<int> out(8);
+  window.fetch(view(in), view(out));
+  EXPECT_EQ(out, (std::vector<int>{3, 2, 1, 2, 3, 4, 3, 2}));
+}
+
+TEST(Window, NumbersAreRoundedToTheDtype) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"y", 1}}, 0);
+  const Partition x(make_layout(mesh, {Shard{0}}, {1}));
+  const auto filled = [&](auto zero, double value) {
+    decltype(zero) in[1]{}, out[2]{};
+    Window(x, {WindowDim::halo(x, 0, 1, 0, Edge::constant(value))}).fetch(view(in, 1), view(out, 2));
+    return out[0];
+  };
+  EXPECT_EQ(filled(0.0F, 0.1), 0.1F);
+  EXPECT_EQ(filled(std::int8_t{}, 300.0), 127);
+  EXPECT_EQ(filled(std::uint8_t{}, -4.0), 0);
+  EXPECT_EQ(filled(std::int64_t{}, 2.6), 3);
+  EXPECT_EQ(static_cast<float>(filled(bf16{}, 1.5)), 1.5F);
+  EXPECT_EQ(filled(std::complex<double>{}, 2.0), std::complex<double>(2.0));
+}
+
+TEST(Window, RefusesWhatDoesNotFit) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"y", 2}, {"tp", 2}}, 1);
+  const LayoutRef layout = make_layout(mesh, {Shard{0}, Replicate{}}, {8, 3});
+  const Partition x(layout);
+  const auto refused = [&](const std::vector<WindowDim>& dims, const std::string& text) {
+    expect_error(ErrorCode::bad_argument, text, [&] { Window(x, dims); });
+  };
+  refused({WindowDim::ranges(0, {{0, 5}, {3, 9}})},
+          "window: dimension 0: part 1 wants [3, 9) of 8; with edge none expected within [0, 8)");
+  refused({WindowDim::ranges(0, {{-9, 5}, {3, 8}}, Edge::reflect())},
+          "window: dimension 0: part 0 wants [-9, 5) of 8: 9 beyond the beginning; edge reflect has at most 7 there");
+  refused({WindowDim::ranges(0, {{0, 5}, {3, 16}}, Edge::reflect())},
+          "window: dimension 0: part 1 wants [3, 16) of 8: 8 beyond the end; edge reflect has at most 7 there");
+  refused({WindowDim::ranges(0, {{0, 5}, {5, 4}})},
+          "window: dimension 0: part 1 wants [5, 4); expected an end that is not before its beginning");
+  refused({WindowDim::ranges(0, {{0, 5}})}, "window: dimension 0 is wanted by 1 parts; expected 2, as many as x has");
+  refused({WindowDim::ranges(2, {{0, 5}})}, "window: dimension 2 of a tensor (8, 3)");
+  refused({WindowDim::ranges(1, {{0, 2}}), WindowDim::ranges(1, {{0, 2}})}, "window: dimension 1 is named twice");
+  refused({WindowDim::halo(x, 0, 1, 1, Edge::pole(1))},
+          "window: dimension 1 is the longitude of a pole and has 3 elements; half a turn needs an even number");
+  refused({WindowDim::halo(x, 0, 1, 1, Edge::pole(0))},
+          "window: dimension 0: the longitude of its pole is dimension 0; expected another one of (8, 3)");
+  expect_error(ErrorCode::bad_argument, "window: dimension 0: a halo of -1 before and 0 after; expected at least 0", [&] { WindowDim::halo(x, 0, -1, 0); });
+  expect_error(ErrorCode::layout, "window: x is Partial(sum) on tp=2; expected it reduced: a window is of whole values", [&] { Partition p(layout->with("tp", Partial{})); });
+  expect_error(ErrorCode::bad_argument, "window: the layout is null; expected where each part is", [&] { Partition p(LayoutRef{}); });
+
+  const auto cut = [&](std::vector<PartitionDim> dims) { return Partition(mesh, {8, 3}, std::move(dims)); };
+  expect_error(ErrorCode::bad_argument, "window: dimension 0 has 1 parts; expected 2 (y=2)", [&] { cut({{0, {"y"}, {{{0, 8}}}}}); });
+  expect_error(ErrorCode::bad_argument, "window: dimension 0: the parts do not hold each index of [0, 8) once; the first that is missing, or held twice, is "
+               "about 3", [&] { cut({{0, {"y"}, {{{0, 3}}, {{4, 8}}}}}); });
+  expect_error(ErrorCode::bad_argument, "window: dimension 0: a part holds [3, 9); expected within [0, 8)", [&] { cut({{0, {"y"}, {{{0, 3}}, {{3, 9}}}}}); });
+  expect_error(ErrorCode::bad_argument, "window: axis \"y\" cuts twice; expected one dimension", [&] { cut({{0, {"y"}, {{{0, 3}}, {{3, 8}}}}, {1, {"y"}, {{{0, 3}}, {}}}}); });
+  expect_error(ErrorCode::bad_argument, "window: dimension 0 is cut twice; name its axes together", [&] { cut({{0, {"y"}, {{{0, 3}}, {{3, 8}}}}, {0, {"tp"}, {{{0, 8}}, {}}}}); });
+  expect_error(ErrorCode::bad_argument, "mesh: no axis \"z\" in y=2 x tp=2", [&] { cut({{0, {"z"}, {}}}); });
+
+  const Window window(x, {WindowDim::ranges(1, {{0, 2}})});  // asks nobody
+  std::vector<float> in(12), out(8);
+  const auto fetched = [&](const ConstTensorView& from, const TensorView& to, const std::string& text) {
+    expect_error(ErrorCode::bad_argument, text, [&] { window.fetch(from, to); });
+  };
+  fetched(view(in.data(), {4, 2}), view(out.data(), {4, 2}), "window: in is (4, 2); expected (4, 3), this rank's part");
+  fetched(view(in.data(), {4, 3}), view(out.data(), {4, 1}),
+          "window: out is (4, 1); expected (4, 2), this rank's window on (4, 3)");
+  fetched(view(in.data(), {12}), view(out.data(), {4, 2}), "window: in is (12); expected 2 dimensions, as the whole (8, 3) has");
+  std::vector<double> wide(8);
+  fetched(view(in.data(), {4, 3}), view(wide.data(), {4, 2}), "window: out is f64; expected f32 as in");
+  fetched(view(static_cast<float*>(nullptr), {4, 3}), view(out.data(), {4, 2}), "window: in (4, 3) has no memory");
+  bool flags[12]{}, flags_out[8]{};
+  expect_error(ErrorCode::bad_argument, "window: in is bool; expected a dtype that is added: an integer, or f64, f32, bf16, f16", [&] { window.adjoint(view(flags_out, {4, 2}), view(flags, {4, 3})); });
+  expect_error(ErrorCode::bad_argument, "window: dimension 0 is not one of those of which a window is wanted: 1", [&] { (void)window.own(0); });
+  const WindowField fields[]{{view(in.data(), {4, 3}), view(out.data(), {4, 2})},
+                             {view(in.data(), {4, 3}), view(out.data(), {3, 2})}};
+  expect_error(ErrorCode::bad_argument, "window: out of field 1 is (3, 2); expected (4, 2), this rank's window on (4, 3)", [&] { window.start(fields).finish(); });
+}
+
+}  // namespace
+}  // namespace weft::window_test
