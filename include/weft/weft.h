@@ -38,6 +38,7 @@
 #include "weft/c/store.h"
 #include "weft/c/trace.h"
 #include "weft/c/transport.h"
+#include "weft/c/window.h"
 #include "weft/c/work.h"
 
 #endif /* WEFT_WEFT_H */

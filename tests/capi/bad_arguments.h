@@ -94,6 +94,23 @@ static const weft_call_options* good_weft_call_options; /* with a reduction */
 static weft_mesh* good_weft_mesh;
 static weft_layout* good_weft_layout;
 static weft_transfer* good_weft_transfer;
+static weft_halo* good_weft_halo;
+static weft_window* good_weft_window;
+static weft_exchange* good_weft_exchange;
+static const int64_t cut_begins[] = {0, 2};
+static const weft_cut cut = {0, 1, cut_begins}, *const good_weft_cut = &cut;
+static const weft_halo_dim halo_dim = {0, 0, 1, 1, {WEFT_EDGE_ZERO, 0, 0}, {WEFT_EDGE_ZERO, 0, 0}},
+                           *const good_weft_halo_dim = &halo_dim;
+static const weft_range window_range = {0, 2};
+static const weft_window_dim window_dim = {0, 1, &window_range, {WEFT_EDGE_NONE, 0, 0}, {WEFT_EDGE_NONE, 0, 0}},
+                             *const good_weft_window_dim = &window_dim;
+#define good_cut_count 1
+#define good_field_count 1
+#define good_dim 0
+#define null_weft_halo_start_exchange 1
+#define null_weft_window_start_exchange 1
+#define null_weft_window_start_stream 1
+#define null_weft_window_start_adjoint_exchange 1
 static const weft_tensor* good_weft_tensor;
 static const weft_mesh_axis axis = {"dp", 1}, *const good_weft_mesh_axis = &axis;
 static const weft_placement placement = {WEFT_SHARD, 0, WEFT_SUM}, *const good_weft_placement = &placement;
@@ -263,6 +280,9 @@ static void make_good(void) {
   const weft_buffer other = {other_memory, 2, WEFT_F32, WEFT_CPU};
   OK(weft_redistribute(&buffer, good_weft_layout, &other, good_weft_layout, NULL, &good_weft_transfer,
                        &error));
+  OK(weft_halo_create(good_weft_layout, &cut, 1, &halo_dim, 1, &good_weft_halo, &error));
+  OK(weft_window_create(good_weft_layout, &cut, 1, &window_dim, 1, &good_weft_window, &error));
+  OK(weft_window_start(good_weft_window, &buffer, &other, 1, NULL, &good_weft_exchange, &error));
   OK(weft_reducer_create(good_weft_mesh, &reducer_entry, 1, NULL, &good_weft_reducer, &error));
   OK(weft_sampler_create(good_weft_mesh, good_population, good_global_batch, 1, &good_weft_sampler, &error));
   CHECK(mkdtemp(checkpoints) != NULL);
@@ -295,6 +315,9 @@ static void destroy_good(void) {
   weft_checkpoint_reader_destroy(good_weft_checkpoint_reader);
   weft_sampler_destroy(good_weft_sampler);
   weft_reducer_destroy(good_weft_reducer);
+  weft_exchange_destroy(good_weft_exchange);
+  weft_window_destroy(good_weft_window);
+  weft_halo_destroy(good_weft_halo);
   weft_transfer_destroy(good_weft_transfer);
   weft_layout_destroy(good_weft_layout);
   weft_mesh_destroy(good_weft_mesh);

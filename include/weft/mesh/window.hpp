@@ -176,7 +176,7 @@ class Window {
   WindowTransfer start_adjoint(const ConstTensorView& in, const TensorView& out) const;
   void adjoint(const ConstTensorView& in, const TensorView& out) const { start_adjoint(in, out).finish(); }
 
-  struct Plan;  // private to src/mesh/window
+  struct Plan;  // private
 
  private:
   std::shared_ptr<Plan> plan_;

@@ -1,0 +1,118 @@
+/* Halos and windows: of a tensor that is cut over ranks, each rank gets the range of indices that it asks for, whoever holds
+ * it, and beyond the ends what an edge rule says.
+ *
+ * Plans are made once, without communication, and used as often as needed; each rank gives the same. A plan keeps its layout and
+ * mesh, and is used by one thread at a time. What moves elements is collective among the ranks of the axes that cut the
+ * dimensions named, which begin and finish exchanges in the same order. It uses messages with a tag of its own, 0x7fff0057, in the
+ * group of these axes. */
+#ifndef WEFT_C_WINDOW_H
+#define WEFT_C_WINDOW_H
+
+#include "weft/c/layout.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What lies beyond an end of a dimension of n elements: x[-1] and x[n] are the first there. */
+typedef int32_t weft_edge_kind;
+enum {
+  WEFT_EDGE_NONE = 0,  /* nothing. Ghost cells stay as they are; a window that reaches there is WEFT_BAD_ARGUMENT */
+  WEFT_EDGE_ZERO,      /* 0 */
+  WEFT_EDGE_CONSTANT,  /* `value` */
+  WEFT_EDGE_PERIODIC,  /* x[-1] = x[n-1], as often as needed */
+  WEFT_EDGE_REFLECT,   /* x[-1] = x[1]; at most n-1 beyond the end */
+  WEFT_EDGE_REPLICATE, /* x[-1] = x[0] */
+  WEFT_EDGE_POLE       /* of a globe: x[-1, j] = x[0, j + half a turn], where dimension `longitude` is even; at most n beyond the end */
+};
+typedef struct weft_edge {
+  weft_edge_kind kind;
+  int32_t longitude; /* of WEFT_EDGE_POLE; 0 otherwise */
+  double value;      /* of WEFT_EDGE_CONSTANT; 0 otherwise */
+} weft_edge;
+
+/* Where a dimension is cut, in place of evenly: part p holds indices begins[p] to begins[p + 1] - 1. Parts are numbered along the axes
+ * that shard the dimension, the outermost first. A part may be empty. */
+typedef struct weft_cut {
+  int32_t dim;
+  int32_t part_count;
+  const int64_t* begins; /* part_count + 1 numbers, from 0 to the extent of the dimension */
+} weft_cut;
+
+/* Ghost cells along one dimension: how many before and after a rank's part, and what they are at the ends of the whole. */
+typedef struct weft_halo_dim {
+  int32_t dim;
+  int32_t reserved; /* 0 */
+  int64_t before, after;
+  weft_edge before_edge, after_edge;
+} weft_halo_dim;
+
+/* Ghost cells of arrays that hold this rank's part of a tensor and around it copies of what others hold: the exchange that fills
+ * them, corners too. */
+typedef struct weft_halo weft_halo;
+
+/* `cuts` may be NULL where cut_count is 0: then all is cut as `layout` says. WEFT_LAYOUT where that is WEFT_PARTIAL. */
+weft_status weft_halo_create(const weft_layout* layout, const weft_cut* cuts, int32_t cut_count,
+                             const weft_halo_dim* dims, int32_t dim_count, weft_halo** halo, weft_error* error);
+void weft_halo_destroy(weft_halo* halo);
+/* The extents of this rank's array: its part and the ghost cells. `room`: of `extents`, at least the dimensions of the layout. */
+weft_status weft_halo_extents(const weft_halo* halo, int64_t* extents, int32_t room, weft_error* error);
+/* Where this rank's part lies in the array (inner), and in the whole (offsets), and its extents. `room`: of each. */
+weft_status weft_halo_part(const weft_halo* halo, int64_t* inner, int64_t* offsets, int64_t* extents, int32_t room,
+                           weft_error* error);
+
+/* An exchange in flight. For one thread at a time. */
+typedef struct weft_exchange weft_exchange;
+
+/* Fills the ghost cells of `field_count` arrays, row-major, of weft_halo_extents and any dtypes; in one message for each neighbour.
+ * With `exchange` NULL it blocks until that is done. Else messages are sent, and *exchange ends it: until then inner cells may
+ * be read, not written, and ghost cells neither. */
+weft_status weft_halo_start(const weft_halo* halo, const weft_buffer* fields, int32_t field_count,
+                            weft_exchange** exchange, weft_error* error);
+
+/* Indices lo to hi - 1 of the whole. */
+typedef struct weft_range {
+  int64_t lo, hi;
+} weft_range;
+/* What the ranks want of one dimension: those that hold part p want wanted[p]. */
+typedef struct weft_window_dim {
+  int32_t dim;
+  int32_t part_count;
+  const weft_range* wanted;
+  weft_edge before_edge, after_edge;
+} weft_window_dim;
+
+/* A window: an array of its own. */
+typedef struct weft_window weft_window;
+
+/* Of dimensions that are not named each rank has its part as it is. Arrays are copied. */
+weft_status weft_window_create(const weft_layout* layout, const weft_cut* cuts, int32_t cut_count,
+                               const weft_window_dim* dims, int32_t dim_count, weft_window** window,
+                               weft_error* error);
+void weft_window_destroy(weft_window* window);
+/* The extents of this rank's part and of its window. `room`: of each. */
+weft_status weft_window_extents(const weft_window* window, int64_t* part, int64_t* extents, int32_t room,
+                                weft_error* error);
+/* The indices of the window, in a dimension that was named, which this rank holds itself: they are there once weft_window_start has returned. */
+weft_status weft_window_own(const weft_window* window, int32_t dim, weft_range* own, weft_error* error);
+/* out[i] becomes the window on in[i], for each of `field_count` arrays. `exchange` as in weft_halo_start; `in` and `out` live until it is
+ * finished and do not overlap. `stream`: what it is ordered on, on the device of the arrays; NULL: its default one. */
+weft_status weft_window_start(const weft_window* window, const weft_buffer* in, const weft_buffer* out,
+                              int32_t field_count, const weft_stream* stream, weft_exchange** exchange, weft_error* error);
+/* The adjoint: in[i] is a gradient of a window, out[i], of the extents of a part, becomes the sum of what all windows have of each of its
+ * elements, in the order of ranks. Integers, f64, f32, bf16 and f16, in the memory of the host. */
+weft_status weft_window_start_adjoint(const weft_window* window, const weft_buffer* in, const weft_buffer* out,
+                                      int32_t field_count, weft_exchange** exchange, weft_error* error);
+
+/* Whether weft_exchange_finish would not wait. Takes the next steps it can; never blocks. */
+weft_status weft_exchange_done(weft_exchange* exchange, bool* done, weft_error* error);
+/* Blocks until all is written. Once; a second time is WEFT_BAD_ARGUMENT. */
+weft_status weft_exchange_finish(weft_exchange* exchange, weft_error* error);
+/* One that is not finished: its group is aborted, for all ranks. */
+void weft_exchange_destroy(weft_exchange* exchange);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* WEFT_C_WINDOW_H */
