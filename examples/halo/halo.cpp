@@ -30,20 +30,13 @@ std::vector<double> first_heat(std::int64_t begin, std::int64_t count) {
 int main() {
   weft::Context context;
   auto group = weft::ProcessGroup::create(context, "auto", weft::Membership::from_env(context));
-  const int left = (group.rank() + group.size() - 1) % group.size(),
-            right = (group.rank() + 1) % group.size();
+  const weft::DeviceMesh mesh(group, {{"x", -1}});
+  const weft::Halo halo(weft::make_layout(mesh, {weft::Shard{0}}, {kCells}), {{0, 1, 1, weft::Edge::periodic()}});
 
-  const weft::Chunk mine = weft::chunk_of(kCells, group.size(), group.rank());
+  const weft::Chunk mine{halo.offset()[0], halo.inner().shape[0]};
   std::vector<double> cells = first_heat(mine.offset, mine.size), next(cells.size());
   for (int s = 0; s < kSteps; ++s) {
-    double* const last = &cells[cells.size() - 2];
-    // Each side is a message of its own; tags keep the two apart where both neighbours are one rank.
-    group
-        .coalesced({weft::call::send(weft::view(last, 1), right, {.tag = 0}),
-                    weft::call::recv(weft::view(&cells.front(), 1), left, {.tag = 0}),
-                    weft::call::send(weft::view(&cells[1], 1), left, {.tag = 1}),
-                    weft::call::recv(weft::view(&cells.back(), 1), right, {.tag = 1})})
-        .wait();
+    halo.exchange(weft::view(cells.data(), halo.shape()));
     step(cells, next);
   }
 

@@ -31,15 +31,20 @@ static void step(band* b) {
 }
 
 /* Above the first row and below the last one, the plate goes on at its other end: a ring of rows. */
-static weft_status exchange_halos(weft_group* group, int32_t above, int32_t below, band* b,
-                                  weft_error* error) {
-  const weft_buffer first = {b->cell[1], COLUMNS, WEFT_F64, WEFT_CPU};
-  const weft_buffer last = {b->cell[b->rows], COLUMNS, WEFT_F64, WEFT_CPU};
-  const weft_buffer upper_halo = {b->cell[0], COLUMNS, WEFT_F64, WEFT_CPU};
-  const weft_buffer lower_halo = {b->cell[b->rows + 1], COLUMNS, WEFT_F64, WEFT_CPU};
-  const weft_status sent_down = weft_send_recv(group, &last, below, &upper_halo, above, NULL, NULL, error);
-  if (sent_down != WEFT_OK) return sent_down;
-  return weft_send_recv(group, &first, above, &lower_halo, below, NULL, NULL, error);
+static weft_status plan_halo(weft_mesh* mesh, weft_halo** halo, int64_t* begin, int64_t* rows, weft_error* error) {
+  const weft_axis_placement by_rows[] = {{"y", {WEFT_SHARD, 0, WEFT_SUM}}};
+  const int64_t plate[] = {ROWS, COLUMNS};
+  const weft_edge ring = {WEFT_EDGE_PERIODIC, 0, 0};
+  const weft_halo_dim dims[] = {{0, 0, 1, 1, ring, ring}};
+  weft_layout* layout = NULL;
+  int64_t inner[2] = {0, 0}, offsets[2] = {0, 0}, extents[2] = {0, 0};
+  weft_status status = weft_layout_create(mesh, by_rows, 1, plate, 2, &layout, error);
+  if (status == WEFT_OK) status = weft_halo_create(layout, NULL, 0, dims, 1, halo, error);
+  if (status == WEFT_OK) status = weft_halo_part(*halo, inner, offsets, extents, 2, error);
+  weft_layout_destroy(layout);
+  *begin = offsets[0];
+  *rows = extents[0];
+  return status;
 }
 
 /* Rows [begin, begin + rows) of the plate before the first step; false: out of memory. */
@@ -58,23 +63,24 @@ int main(void) {
   weft_error error = WEFT_ERROR_INIT;
   weft_context* context = NULL;
   weft_group* group = NULL;
+  weft_mesh* mesh = NULL;
+  weft_halo* halo = NULL;
+  int64_t begin = 0, rows = 0;
   band mine = {0, NULL, NULL}, whole = {0, NULL, NULL};
-  int32_t rank = 0, size = 1;
+  int32_t rank = 0;
   int status = 1;
 
   TRY(weft_context_create(NULL, &context, &error));
   TRY(weft_group_from_env(context, NULL, &group, &error));
   TRY(weft_group_rank(group, &rank, &error));
-  TRY(weft_group_size(group, &size, &error));
-  if (ROWS % size != 0) {
-    if (rank == 0) fprintf(stderr, "stencil: %d ranks do not divide the %d rows\n", (int)size, ROWS);
-    goto failed;
-  }
-  const int rows = ROWS / size, begin = rows * rank;
-  if (!band_make(&mine, begin, rows) || !band_make(&whole, 0, ROWS)) goto failed;
+  const weft_mesh_axis axes[] = {{"y", -1}};
+  TRY(weft_mesh_create(group, axes, 1, &mesh, &error));
+  TRY(plan_halo(mesh, &halo, &begin, &rows, &error));
+  if (!band_make(&mine, (int)begin, (int)rows) || !band_make(&whole, 0, ROWS)) goto failed;
 
   for (int s = 0; s < STEPS; ++s) {
-    TRY(exchange_halos(group, (rank + size - 1) % size, (rank + 1) % size, &mine, &error));
+    const weft_buffer field = {mine.cell, (rows + 2) * COLUMNS, WEFT_F64, WEFT_CPU};
+    TRY(weft_halo_start(halo, &field, 1, NULL, &error));
     step(&mine);
   }
 
@@ -104,6 +110,8 @@ failed:
   free(mine.next);
   free(whole.cell);
   free(whole.next);
+  weft_halo_destroy(halo);
+  weft_mesh_destroy(mesh);
   weft_group_destroy(group);
   weft_context_destroy(context);
   return status;

@@ -68,7 +68,7 @@ Partition::Partition(const LayoutRef& layout) {
     PartitionDim dim{d, {}, {}};
     std::vector<int> axes;
     for (const int a : layout->nesting)
-      if (shape.size(a) > 1 && is_shard(layout->placements[static_cast<std::size_t>(a)], d)) {
+      if (is_shard(layout->placements[static_cast<std::size_t>(a)], d)) {
         axes.push_back(a);
         dim.axes.push_back(shape.name(a));
       }
