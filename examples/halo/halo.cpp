@@ -31,7 +31,8 @@ int main() {
   weft::Context context;
   auto group = weft::ProcessGroup::create(context, "auto", weft::Membership::from_env(context));
   const weft::DeviceMesh mesh(group, {{"x", -1}});
-  const weft::Halo halo(weft::make_layout(mesh, {weft::Shard{0}}, {kCells}), {{0, 1, 1, weft::Edge::periodic()}});
+  const weft::Halo halo(weft::make_layout(mesh, {weft::Shard{0}}, {kCells}),
+                        {{0, 1, 1, weft::Edge::periodic()}});
 
   const weft::Chunk mine{halo.offset()[0], halo.inner().shape[0]};
   std::vector<double> cells = first_heat(mine.offset, mine.size), next(cells.size());

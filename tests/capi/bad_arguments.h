@@ -102,7 +102,11 @@ static const weft_cut cut = {0, 1, cut_begins}, *const good_weft_cut = &cut;
 static const weft_halo_dim halo_dim = {0, 0, 1, 1, {WEFT_EDGE_ZERO, 0, 0}, {WEFT_EDGE_ZERO, 0, 0}},
                            *const good_weft_halo_dim = &halo_dim;
 static const weft_range window_range = {0, 2};
-static const weft_window_dim window_dim = {0, 1, &window_range, {WEFT_EDGE_NONE, 0, 0}, {WEFT_EDGE_NONE, 0, 0}},
+static const weft_window_dim window_dim = {0,
+                                           1,
+                                           &window_range,
+                                           {WEFT_EDGE_NONE, 0, 0},
+                                           {WEFT_EDGE_NONE, 0, 0}},
                              *const good_weft_window_dim = &window_dim;
 #define good_cut_count 1
 #define good_field_count 1

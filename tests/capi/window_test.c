@@ -2,7 +2,8 @@
 #include "support.h"
 
 enum { ROWS = 7, COLUMNS = 6 };
-static const weft_edge none = {WEFT_EDGE_NONE, 0, 0}, ring = {WEFT_EDGE_PERIODIC, 0, 0}, wall = {WEFT_EDGE_CONSTANT, 0, -3};
+static const weft_edge none = {WEFT_EDGE_NONE, 0, 0}, ring = {WEFT_EDGE_PERIODIC, 0, 0},
+                       wall = {WEFT_EDGE_CONSTANT, 0, -3};
 
 static weft_layout* rows_cut(weft_group* group, weft_mesh** mesh) {
   const weft_mesh_axis axes[] = {{"y", -1}};
@@ -89,7 +90,8 @@ static void any_rows(rank_args* a) {
   const int64_t first = a->rank == 0 ? 0 : a->rank == 1 ? 3 : 5;
   int32_t in[3 * COLUMNS], out[2 * COLUMNS], uses[3 * COLUMNS];
   for (int64_t i = 0; i < part[0] * COLUMNS; ++i) in[i] = (int32_t)value(first, i);
-  const weft_buffer from = {in, part[0] * COLUMNS, WEFT_I32, WEFT_CPU}, to = {out, 2 * COLUMNS, WEFT_I32, WEFT_CPU};
+  const weft_buffer from = {in, part[0] * COLUMNS, WEFT_I32, WEFT_CPU},
+                    to = {out, 2 * COLUMNS, WEFT_I32, WEFT_CPU};
   OK(weft_window_start(window, &from, &to, 1, NULL, NULL, &error));
   for (int64_t i = 0; i < 2; ++i)
     for (int64_t j = 0; j < COLUMNS; ++j)
@@ -103,7 +105,8 @@ static void any_rows(rank_args* a) {
   const int32_t expected[ROWS] = {2, 0, 4, 4, 0, 0, 2}; /* ranks 0 and 2 took 2 and 3, rank 1 took 6 and 0 */
   for (int64_t i = 0; i < part[0]; ++i) CHECK(uses[i * COLUMNS] == expected[first + i]);
   const weft_buffer few = {out, 3, WEFT_I32, WEFT_CPU};
-  CHECK_ERROR(weft_window_start(window, &from, &few, 1, NULL, NULL, &error), WEFT_BAD_ARGUMENT, "*window: out is (3); expected (2, 6)");
+  CHECK_ERROR(weft_window_start(window, &from, &few, 1, NULL, NULL, &error), WEFT_BAD_ARGUMENT,
+              "*window: out is (3); expected (2, 6)");
   weft_window_destroy(window);
   weft_layout_destroy(layout);
   weft_mesh_destroy(mesh);
@@ -125,8 +128,9 @@ static void test_refused(void) {
   OK(weft_layout_create(mesh, shard, 1, four, 2, &layout, &error));
   weft_halo_dim dim = {0, 0, 1, 1, {9, 0, 0}, none};
 #define REFUSED(call, text) CHECK_ERROR(call, WEFT_BAD_ARGUMENT, text)
-  REFUSED(weft_halo_create(layout, NULL, 0, &dim, 1, &halo, &error),
-          "weft_halo_create: dims[0].before_edge.kind is 9; expected 0 (WEFT_EDGE_NONE) to 6 (WEFT_EDGE_POLE)");
+  REFUSED(
+      weft_halo_create(layout, NULL, 0, &dim, 1, &halo, &error),
+      "weft_halo_create: dims[0].before_edge.kind is 9; expected 0 (WEFT_EDGE_NONE) to 6 (WEFT_EDGE_POLE)");
   dim.before_edge = none;
   dim.reserved = 1;
   CHECK_ERROR(weft_halo_create(layout, NULL, 0, &dim, 1, &halo, &error), WEFT_UNSUPPORTED,
@@ -139,21 +143,25 @@ static void test_refused(void) {
   REFUSED(weft_halo_create(layout, &cut, 1, &dim, 1, &halo, &error),
           "weft_halo_create: cuts[0].part_count is 0; expected 1 to 16777216");
   cut.part_count = 1;
-  REFUSED(weft_halo_create(layout, &cut, 1, &dim, 1, &halo, &error), "*window: dimension 0 has 1 parts; expected 2 (y=2)");
+  REFUSED(weft_halo_create(layout, &cut, 1, &dim, 1, &halo, &error),
+          "*window: dimension 0 has 1 parts; expected 2 (y=2)");
   cut.begins = NULL;
-  REFUSED(weft_halo_create(layout, &cut, 1, &dim, 1, &halo, &error), "weft_halo_create: cuts[0].begins is NULL");
+  REFUSED(weft_halo_create(layout, &cut, 1, &dim, 1, &halo, &error),
+          "weft_halo_create: cuts[0].begins is NULL");
   const weft_range wanted[] = {{0, 2}, {2, 5}};
   weft_window_dim want = {0, 2, wanted, none, none};
   REFUSED(weft_window_create(layout, NULL, 0, &want, 1, &window, &error),
           "*window: dimension 0: part 1 wants [2, 5) of 4; with edge none expected within [0, 4)");
   want.wanted = NULL;
-  REFUSED(weft_window_create(layout, NULL, 0, &want, 1, &window, &error), "weft_window_create: dims[0].wanted is NULL");
+  REFUSED(weft_window_create(layout, NULL, 0, &want, 1, &window, &error),
+          "weft_window_create: dims[0].wanted is NULL");
   weft_layout_destroy(layout);
   weft_mesh_destroy(mesh);
   weft_context_destroy(context);
 }
 
 int main(int argc, char** argv) {
-  const named_test tests[] = {{"ghost_cells", test_ghost_cells}, {"any_rows", test_any_rows}, {"refused", test_refused}};
+  const named_test tests[] = {
+      {"ghost_cells", test_ghost_cells}, {"any_rows", test_any_rows}, {"refused", test_refused}};
   return run_tests(tests, LENGTH(tests), argc, argv);
 }

@@ -101,7 +101,8 @@ std::vector<std::vector<std::int64_t>> held_indices(const Partition& x) {
     of.push_back(indices_of(x.dim(d).parts[static_cast<std::size_t>(x.part(d))]));
   return of;
 }
-std::vector<std::vector<std::int64_t>> wanted_indices(const Partition& x, const std::vector<WindowDim>& dims) {
+std::vector<std::vector<std::int64_t>> wanted_indices(const Partition& x,
+                                                      const std::vector<WindowDim>& dims) {
   auto of = held_indices(x);
   for (const WindowDim& d : dims)
     of[static_cast<std::size_t>(d.dim)] = indices_of(d.wanted[static_cast<std::size_t>(x.part(d.dim))]);
@@ -116,8 +117,8 @@ Shape shape_of(const std::vector<std::vector<std::int64_t>>& of) {
 std::string text_of(const Partition& x, const std::vector<WindowDim>& dims) {
   std::string text = to_string(x.global()) + " over " + to_string(x.mesh().shape());
   for (const WindowDim& d : dims) {
-    text += "; dim " + std::to_string(d.dim) + " edges " + std::to_string(static_cast<int>(d.before.kind)) + "," +
-            std::to_string(static_cast<int>(d.after.kind)) + " wants";
+    text += "; dim " + std::to_string(d.dim) + " edges " + std::to_string(static_cast<int>(d.before.kind)) +
+            "," + std::to_string(static_cast<int>(d.after.kind)) + " wants";
     for (const IndexRanges& part : d.wanted) {
       text += " {";
       for (const IndexRange& r : part) text += "[" + std::to_string(r.lo) + "," + std::to_string(r.hi) + ")";
@@ -160,9 +161,11 @@ void check(ProcessGroup& group, const Partition& x, const std::vector<WindowDim>
       if (e->kind == Edge::Kind::constant) *e = Edge::zero();
   const Window a(x, linear);
   a.fetch(in, out);
-  const Tensor y(context, out.shape(), DType::i64, Memory::shared), dx(context, in.shape(), DType::i64, Memory::shared);
+  const Tensor y(context, out.shape(), DType::i64, Memory::shared),
+      dx(context, in.shape(), DType::i64, Memory::shared);
   for (std::size_t i = 0; i < y.as<std::int64_t>().size(); ++i)
-    y.as<std::int64_t>()[i] = static_cast<std::int64_t>((i * 31 + static_cast<std::size_t>(group.rank()) * 7) % 19) - 9;
+    y.as<std::int64_t>()[i] =
+        static_cast<std::int64_t>((i * 31 + static_cast<std::size_t>(group.rank()) * 7) % 19) - 9;
   a.adjoint(y, dx);
   std::int64_t products[2] = {0, 0};
   for (std::size_t i = 0; i < y.as<std::int64_t>().size(); ++i)
@@ -269,8 +272,10 @@ TEST(Window, HalosReachSeveralRanksAndBothEnds) {
   run_ranks(test::Ranks::threads, 4, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 4}});
     for (const std::int64_t rows : {4, 5, 9})  // a halo of 3 to 5 reaches two or three ranks
-      for (const Edge& edge : {Edge::zero(), Edge::constant(7), Edge::periodic(), Edge::reflect(), Edge::replicate()})
-        for (const auto& [before, after] : {std::pair{1, 1}, std::pair{3, 0}, std::pair{0, 3}, std::pair{3, 3}}) {
+      for (const Edge& edge :
+           {Edge::zero(), Edge::constant(7), Edge::periodic(), Edge::reflect(), Edge::replicate()})
+        for (const auto& [before, after] :
+             {std::pair{1, 1}, std::pair{3, 0}, std::pair{0, 3}, std::pair{3, 3}}) {
           const Partition x(make_layout(mesh, {Shard{0}}, {rows, 3}));
           check(r.group(), x, {WindowDim::halo(x, 0, before, after, edge)});
         }
@@ -296,7 +301,8 @@ TEST(Window, BeyondThePolesOfAGlobe) {
       const DeviceMesh mesh(r.group(), {{"lat", n > 1 ? 2 : 1}, {"lon", -1}});
       for (const Shape& global : {Shape{2, 5, 6}, Shape{1, 4, 2}, Shape{1, 9, 10}}) {
         const Partition x(make_layout(mesh, {Shard{1}, Shard{2}}, global));
-        check(r.group(), x, {WindowDim::halo(x, 2, 1, 2, Edge::periodic()), WindowDim::halo(x, 1, 2, 3, Edge::pole(2))});
+        check(r.group(), x,
+              {WindowDim::halo(x, 2, 1, 2, Edge::periodic()), WindowDim::halo(x, 1, 2, 3, Edge::pole(2))});
         check(r.group(), x, {WindowDim::halo(x, 1, 4, 4, Edge::pole(2))});  // longitude as it is
         WindowDim one_pole = WindowDim::halo(x, 1, 3, 1, Edge::pole(2));
         one_pole.after = Edge::zero();
@@ -313,7 +319,8 @@ TEST(Window, PartsOfSeveralRanges) {
     const Partition x(make_layout(mesh, {Shard{0}}, global));
     std::vector<IndexRanges> strided(3);
     for (std::int64_t p = 0; p < 3; ++p)
-      for (const std::int64_t far : {0, 4, 8}) strided[static_cast<std::size_t>(p)].push_back({far + p, far + p + (p == 2 ? 2 : 1)});
+      for (const std::int64_t far : {0, 4, 8})
+        strided[static_cast<std::size_t>(p)].push_back({far + p, far + p + (p == 2 ? 2 : 1)});
     check(r.group(), x, {{0, strided}});
     const Partition y(mesh, global, {{0, {"y"}, strided}});
     check(r.group(), y, {{0, x.dim(0).parts}});
@@ -329,12 +336,16 @@ TEST(Window, SeveralFieldsOfAnyTypeAndStrides) {
     const Window window(x, dims);
     const auto held = held_indices(x), wanted = wanted_indices(x, dims);
     const std::int64_t rows = window.part_size(0), wide = window.window_size(0);
-    const auto value = [&](const Dims& i) { return static_cast<double>(element({(i[0] + 7) % 7, i[1]}, {7, 4})); };
+    const auto value = [&](const Dims& i) {
+      return static_cast<double>(element({(i[0] + 7) % 7, i[1]}, {7, 4}));
+    };
     std::vector<double> a(static_cast<std::size_t>(rows * 4)), a_out(static_cast<std::size_t>(wide * 4), -1);
-    std::vector<std::uint8_t> b(static_cast<std::size_t>(rows * 4)), b_out(static_cast<std::size_t>(wide * 4 * 3), 9);
+    std::vector<std::uint8_t> b(static_cast<std::size_t>(rows * 4)),
+        b_out(static_cast<std::size_t>(wide * 4 * 3), 9);
     each_index(held, [&](std::size_t i, const Dims& at) {
       a[i] = value(at);
-      b[static_cast<std::size_t>(at[1] * rows + (at[0] - held[0][0]))] = static_cast<std::uint8_t>(value(at));  // transposed
+      b[static_cast<std::size_t>(at[1] * rows + (at[0] - held[0][0]))] =
+          static_cast<std::uint8_t>(value(at));  // transposed
     });
     ConstTensorView b_in = view(b.data(), {rows, 4});
     b_in.strides = {1, rows};
@@ -343,7 +354,8 @@ TEST(Window, SeveralFieldsOfAnyTypeAndStrides) {
     const TensorView a_to = view(a_out.data(), {wide, 4});
     const ConstTensorView a_in = view(a.data(), {rows, 4});
     // A third of two elements in the free dimension.
-    std::vector<float> c(static_cast<std::size_t>(rows * 2), static_cast<float>(r.rank)), c_out(static_cast<std::size_t>(wide * 2));
+    std::vector<float> c(static_cast<std::size_t>(rows * 2), static_cast<float>(r.rank)),
+        c_out(static_cast<std::size_t>(wide * 2));
     const ConstTensorView c_in = view(c.data(), {rows, 2});
     const WindowField fields[]{{a_in, a_to}, {b_in, b_to}, {c_in, view(c_out.data(), {wide, 2})}};
     WindowTransfer transfer = window.start(fields);
@@ -356,7 +368,8 @@ TEST(Window, SeveralFieldsOfAnyTypeAndStrides) {
     });
     EXPECT_EQ(wrong, 0);
     const auto owner = [&](std::int64_t row) { return static_cast<float>(row < 3 ? 0 : row < 5 ? 1 : 2); };
-    for (std::size_t i = 0; i < wanted[0].size(); ++i) EXPECT_EQ(c_out[2 * i + 1], owner((wanted[0][i] + 7) % 7));
+    for (std::size_t i = 0; i < wanted[0].size(); ++i)
+      EXPECT_EQ(c_out[2 * i + 1], owner((wanted[0][i] + 7) % 7));
   });
 }
 
@@ -364,25 +377,28 @@ TEST(Window, InPlaceTheHaloAloneIsWritten) {
   run_ranks(test::Ranks::threads, 2, [](Rank& r) {
     const DeviceMesh mesh(r.group(), {{"y", 2}});
     const Partition x(make_layout(mesh, {Shard{0}}, {6, 5}));
-    const Window window(x, {WindowDim::halo(x, 0, 1, 1, Edge::periodic()), WindowDim::halo(x, 1, 1, 1, Edge::periodic())});
+    const Window window(
+        x, {WindowDim::halo(x, 0, 1, 1, Edge::periodic()), WindowDim::halo(x, 1, 1, 1, Edge::periodic())});
     std::vector<std::int32_t> cells(5 * 7, -1);
     TensorView all = view(cells.data(), {5, 7});
     TensorView inner = all;
     inner.shape = {3, 5};
     inner.data += (7 + 1) * sizeof(std::int32_t);
     for (int i = 0; i < 3; ++i)
-      for (int j = 0; j < 5; ++j) cells[static_cast<std::size_t>((i + 1) * 7 + j + 1)] = (r.rank * 3 + i) * 5 + j;
+      for (int j = 0; j < 5; ++j)
+        cells[static_cast<std::size_t>((i + 1) * 7 + j + 1)] = (r.rank * 3 + i) * 5 + j;
     EXPECT_EQ(window.own(0), (IndexRange{1, 4}));
     WindowTransfer transfer = window.start(inner, all);
-    while (!transfer.done()) {
-    }
+    while (!transfer.done()) {}
     transfer.finish();
     for (int i = 0; i < 5; ++i)
       for (int j = 0; j < 7; ++j)
         EXPECT_EQ(cells[static_cast<std::size_t>(i * 7 + j)], (r.rank * 3 + i + 5) % 6 * 5 + (j + 4) % 5);
     TensorView shifted = inner;
     shifted.data += sizeof(std::int32_t);
-    expect_error(ErrorCode::bad_argument, "window: in and out overlap; expected apart, or in at its place in out", [&] { window.fetch(shifted, all); });
+    expect_error(ErrorCode::bad_argument,
+                 "window: in and out overlap; expected apart, or in at its place in out",
+                 [&] { window.fetch(shifted, all); });
   });
 }
 
@@ -394,14 +410,15 @@ TEST(Halo, GhostCellsOfSeveralFields) {
     const Halo halo(x, {{0, 2, 1}, {1, 1, 2, Edge::periodic()}});
     const Shape& inner = halo.inner().shape;
     ASSERT_EQ(halo.shape(), (Shape{inner[0] + 3, inner[1] + 3}));
-    std::vector<std::vector<float>> fields(3, std::vector<float>(static_cast<std::size_t>(halo.shape().count()), -1));
+    std::vector<std::vector<float>> fields(
+        3, std::vector<float>(static_cast<std::size_t>(halo.shape().count()), -1));
     std::vector<TensorView> views;
     for (std::size_t f = 0; f < fields.size(); ++f) {
       views.push_back(view(fields[f].data(), halo.shape()));
       for (std::int64_t i = 0; i < inner[0]; ++i)
         for (std::int64_t j = 0; j < inner[1]; ++j)
-          fields[f][static_cast<std::size_t>((i + 2) * halo.shape()[1] + j + 1)] =
-              static_cast<float>(100 * static_cast<int>(f) + element({halo.offset()[0] + i, halo.offset()[1] + j}, {7, 6}));
+          fields[f][static_cast<std::size_t>((i + 2) * halo.shape()[1] + j + 1)] = static_cast<float>(
+              100 * static_cast<int>(f) + element({halo.offset()[0] + i, halo.offset()[1] + j}, {7, 6}));
     }
     halo.exchange(views);
     for (std::size_t f = 0; f < fields.size(); ++f)
@@ -409,11 +426,16 @@ TEST(Halo, GhostCellsOfSeveralFields) {
         for (std::int64_t j = 0; j < halo.shape()[1]; ++j) {
           const std::int64_t row = halo.offset()[0] + i - 2, column = (halo.offset()[1] + j - 1 + 6) % 6;
           EXPECT_EQ(fields[f][static_cast<std::size_t>(i * halo.shape()[1] + j)],
-                    row < 0 || row >= 7 ? -1.0F
-                                        : static_cast<float>(100 * static_cast<int>(f) + element({row, column}, {7, 6})));
+                    row < 0 || row >= 7
+                        ? -1.0F
+                        : static_cast<float>(100 * static_cast<int>(f) + element({row, column}, {7, 6})));
         }
-    expect_error(ErrorCode::bad_argument, "halo: the field is (2, 2); expected " + to_string(halo.shape()) + ": this rank's part " + to_string(inner) +
-                     " and its ghost cells", [&] { halo.exchange(view(fields[0].data(), {2, 2})); });
+    expect_error(ErrorCode::bad_argument,
+                 "halo: the field is (2, 2); expected " + to_string(halo.shape()) + ": this rank's part " +
+                     to_string(inner) + " and its ghost cells",
+                 [&] {
+                   halo.exchange(view(fields[0].data(), {2, 2}));
+                 });
   });
 }
 
@@ -432,7 +454,8 @@ TEST(Window, SeveralInFlightAndOverlapped) {
     }
     const IndexRange own = window.own(0);
     for (std::int64_t i = own.lo; i < own.hi; ++i)
-      ASSERT_EQ(out[5].as<std::int64_t>()[static_cast<std::size_t>(i * 4)], in.as<std::int64_t>()[static_cast<std::size_t>((i - own.lo) * 4)]);
+      ASSERT_EQ(out[5].as<std::int64_t>()[static_cast<std::size_t>(i * 4)],
+                in.as<std::int64_t>()[static_cast<std::size_t>((i - own.lo) * 4)]);
     for (auto t = transfers.rbegin(); t != transfers.rend(); ++t) t->finish();
     for (const Tensor& t : out) {
       std::int64_t wrong = 0;
@@ -468,7 +491,10 @@ TEST(Window, OfTensorsWithLayouts) {
     each_index(held_indices(x), [&](std::size_t i, const Dims& at) {
       EXPECT_EQ(uses.as<std::int64_t>()[i], expected[at[1]]);
     });
-    expect_error(ErrorCode::layout, "fetch_window: the tensor " + to_string(in.shape()) + " is plain; state its layout first (as_layout)", [&] { fetch_window(in.with_layout(nullptr), dims); });
+    expect_error(
+        ErrorCode::layout,
+        "fetch_window: the tensor " + to_string(in.shape()) + " is plain; state its layout first (as_layout)",
+        [&] { fetch_window(in.with_layout(nullptr), dims); });
   });
 }
 
@@ -528,29 +554,53 @@ TEST(Window, RefusesWhatDoesNotFit) {
   refused({WindowDim::ranges(0, {{0, 5}, {3, 9}})},
           "window: dimension 0: part 1 wants [3, 9) of 8; with edge none expected within [0, 8)");
   refused({WindowDim::ranges(0, {{-9, 5}, {3, 8}}, Edge::reflect())},
-          "window: dimension 0: part 0 wants [-9, 5) of 8: 9 beyond the beginning; edge reflect has at most 7 there");
-  refused({WindowDim::ranges(0, {{0, 5}, {3, 16}}, Edge::reflect())},
-          "window: dimension 0: part 1 wants [3, 16) of 8: 8 beyond the end; edge reflect has at most 7 there");
+          "window: dimension 0: part 0 wants [-9, 5) of 8: 9 beyond the beginning; edge reflect has at most "
+          "7 there");
+  refused(
+      {WindowDim::ranges(0, {{0, 5}, {3, 16}}, Edge::reflect())},
+      "window: dimension 0: part 1 wants [3, 16) of 8: 8 beyond the end; edge reflect has at most 7 there");
   refused({WindowDim::ranges(0, {{0, 5}, {5, 4}})},
           "window: dimension 0: part 1 wants [5, 4); expected an end that is not before its beginning");
-  refused({WindowDim::ranges(0, {{0, 5}})}, "window: dimension 0 is wanted by 1 parts; expected 2, as many as x has");
+  refused({WindowDim::ranges(0, {{0, 5}})},
+          "window: dimension 0 is wanted by 1 parts; expected 2, as many as x has");
   refused({WindowDim::ranges(2, {{0, 5}})}, "window: dimension 2 of a tensor (8, 3)");
-  refused({WindowDim::ranges(1, {{0, 2}}), WindowDim::ranges(1, {{0, 2}})}, "window: dimension 1 is named twice");
-  refused({WindowDim::halo(x, 0, 1, 1, Edge::pole(1))},
-          "window: dimension 1 is the longitude of a pole and has 3 elements; half a turn needs an even number");
+  refused({WindowDim::ranges(1, {{0, 2}}), WindowDim::ranges(1, {{0, 2}})},
+          "window: dimension 1 is named twice");
+  refused(
+      {WindowDim::halo(x, 0, 1, 1, Edge::pole(1))},
+      "window: dimension 1 is the longitude of a pole and has 3 elements; half a turn needs an even number");
   refused({WindowDim::halo(x, 0, 1, 1, Edge::pole(0))},
           "window: dimension 0: the longitude of its pole is dimension 0; expected another one of (8, 3)");
-  expect_error(ErrorCode::bad_argument, "window: dimension 0: a halo of -1 before and 0 after; expected at least 0", [&] { WindowDim::halo(x, 0, -1, 0); });
-  expect_error(ErrorCode::layout, "window: x is Partial(sum) on tp=2; expected it reduced: a window is of whole values", [&] { Partition p(layout->with("tp", Partial{})); });
-  expect_error(ErrorCode::bad_argument, "window: the layout is null; expected where each part is", [&] { Partition p(LayoutRef{}); });
+  expect_error(ErrorCode::bad_argument,
+               "window: dimension 0: a halo of -1 before and 0 after; expected at least 0",
+               [&] { WindowDim::halo(x, 0, -1, 0); });
+  expect_error(ErrorCode::layout,
+               "window: x is Partial(sum) on tp=2; expected it reduced: a window is of whole values",
+               [&] { Partition p(layout->with("tp", Partial{})); });
+  expect_error(ErrorCode::bad_argument, "window: the layout is null; expected where each part is",
+               [&] { Partition p(LayoutRef{}); });
 
   const auto cut = [&](std::vector<PartitionDim> dims) { return Partition(mesh, {8, 3}, std::move(dims)); };
-  expect_error(ErrorCode::bad_argument, "window: dimension 0 has 1 parts; expected 2 (y=2)", [&] { cut({{0, {"y"}, {{{0, 8}}}}}); });
-  expect_error(ErrorCode::bad_argument, "window: dimension 0: the parts do not hold each index of [0, 8) once; the first that is missing, or held twice, is "
-               "about 3", [&] { cut({{0, {"y"}, {{{0, 3}}, {{4, 8}}}}}); });
-  expect_error(ErrorCode::bad_argument, "window: dimension 0: a part holds [3, 9); expected within [0, 8)", [&] { cut({{0, {"y"}, {{{0, 3}}, {{3, 9}}}}}); });
-  expect_error(ErrorCode::bad_argument, "window: axis \"y\" cuts twice; expected one dimension", [&] { cut({{0, {"y"}, {{{0, 3}}, {{3, 8}}}}, {1, {"y"}, {{{0, 3}}, {}}}}); });
-  expect_error(ErrorCode::bad_argument, "window: dimension 0 is cut twice; name its axes together", [&] { cut({{0, {"y"}, {{{0, 3}}, {{3, 8}}}}, {0, {"tp"}, {{{0, 8}}, {}}}}); });
+  expect_error(ErrorCode::bad_argument, "window: dimension 0 has 1 parts; expected 2 (y=2)", [&] {
+    cut({{0, {"y"}, {{{0, 8}}}}});
+  });
+  expect_error(ErrorCode::bad_argument,
+               "window: dimension 0: the parts do not hold each index of [0, 8) once; the first that is "
+               "missing, or held twice, is "
+               "about 3",
+               [&] {
+                 cut({{0, {"y"}, {{{0, 3}}, {{4, 8}}}}});
+               });
+  expect_error(ErrorCode::bad_argument, "window: dimension 0: a part holds [3, 9); expected within [0, 8)",
+               [&] {
+                 cut({{0, {"y"}, {{{0, 3}}, {{3, 9}}}}});
+               });
+  expect_error(ErrorCode::bad_argument, "window: axis \"y\" cuts twice; expected one dimension", [&] {
+    cut({{0, {"y"}, {{{0, 3}}, {{3, 8}}}}, {1, {"y"}, {{{0, 3}}, {}}}});
+  });
+  expect_error(ErrorCode::bad_argument, "window: dimension 0 is cut twice; name its axes together", [&] {
+    cut({{0, {"y"}, {{{0, 3}}, {{3, 8}}}}, {0, {"tp"}, {{{0, 8}}, {}}}});
+  });
   expect_error(ErrorCode::bad_argument, "mesh: no axis \"z\" in y=2 x tp=2", [&] { cut({{0, {"z"}, {}}}); });
 
   const Window window(x, {WindowDim::ranges(1, {{0, 2}})});  // asks nobody
@@ -558,19 +608,29 @@ TEST(Window, RefusesWhatDoesNotFit) {
   const auto fetched = [&](const ConstTensorView& from, const TensorView& to, const std::string& text) {
     expect_error(ErrorCode::bad_argument, text, [&] { window.fetch(from, to); });
   };
-  fetched(view(in.data(), {4, 2}), view(out.data(), {4, 2}), "window: in is (4, 2); expected (4, 3), this rank's part");
+  fetched(view(in.data(), {4, 2}), view(out.data(), {4, 2}),
+          "window: in is (4, 2); expected (4, 3), this rank's part");
   fetched(view(in.data(), {4, 3}), view(out.data(), {4, 1}),
           "window: out is (4, 1); expected (4, 2), this rank's window on (4, 3)");
-  fetched(view(in.data(), {12}), view(out.data(), {4, 2}), "window: in is (12); expected 2 dimensions, as the whole (8, 3) has");
+  fetched(view(in.data(), {12}), view(out.data(), {4, 2}),
+          "window: in is (12); expected 2 dimensions, as the whole (8, 3) has");
   std::vector<double> wide(8);
   fetched(view(in.data(), {4, 3}), view(wide.data(), {4, 2}), "window: out is f64; expected f32 as in");
-  fetched(view(static_cast<float*>(nullptr), {4, 3}), view(out.data(), {4, 2}), "window: in (4, 3) has no memory");
+  fetched(view(static_cast<float*>(nullptr), {4, 3}), view(out.data(), {4, 2}),
+          "window: in (4, 3) has no memory");
   bool flags[12]{}, flags_out[8]{};
-  expect_error(ErrorCode::bad_argument, "window: in is bool; expected a dtype that is added: an integer, or f64, f32, bf16, f16", [&] { window.adjoint(view(flags_out, {4, 2}), view(flags, {4, 3})); });
-  expect_error(ErrorCode::bad_argument, "window: dimension 0 is not one of those of which a window is wanted: 1", [&] { (void)window.own(0); });
+  expect_error(ErrorCode::bad_argument,
+               "window: in is bool; expected a dtype that is added: an integer, or f64, f32, bf16, f16", [&] {
+                 window.adjoint(view(flags_out, {4, 2}), view(flags, {4, 3}));
+               });
+  expect_error(ErrorCode::bad_argument,
+               "window: dimension 0 is not one of those of which a window is wanted: 1",
+               [&] { (void)window.own(0); });
   const WindowField fields[]{{view(in.data(), {4, 3}), view(out.data(), {4, 2})},
                              {view(in.data(), {4, 3}), view(out.data(), {3, 2})}};
-  expect_error(ErrorCode::bad_argument, "window: out of field 1 is (3, 2); expected (4, 2), this rank's window on (4, 3)", [&] { window.start(fields).finish(); });
+  expect_error(ErrorCode::bad_argument,
+               "window: out of field 1 is (3, 2); expected (4, 2), this rank's window on (4, 3)",
+               [&] { window.start(fields).finish(); });
 }
 
 }  // namespace

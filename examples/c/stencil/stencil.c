@@ -31,7 +31,8 @@ static void step(band* b) {
 }
 
 /* Above the first row and below the last one, the plate goes on at its other end: a ring of rows. */
-static weft_status plan_halo(weft_mesh* mesh, weft_halo** halo, int64_t* begin, int64_t* rows, weft_error* error) {
+static weft_status plan_halo(weft_mesh* mesh, weft_halo** halo, int64_t* begin, int64_t* rows,
+                             weft_error* error) {
   const weft_axis_placement by_rows[] = {{"y", {WEFT_SHARD, 0, WEFT_SUM}}};
   const int64_t plate[] = {ROWS, COLUMNS};
   const weft_edge ring = {WEFT_EDGE_PERIODIC, 0, 0};

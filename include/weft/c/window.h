@@ -17,13 +17,14 @@ extern "C" {
 /* What lies beyond an end of a dimension of n elements: x[-1] and x[n] are the first there. */
 typedef int32_t weft_edge_kind;
 enum {
-  WEFT_EDGE_NONE = 0,  /* nothing. Ghost cells stay as they are; a window that reaches there is WEFT_BAD_ARGUMENT */
+  WEFT_EDGE_NONE =
+      0, /* nothing. Ghost cells stay as they are; a window that reaches there is WEFT_BAD_ARGUMENT */
   WEFT_EDGE_ZERO,      /* 0 */
   WEFT_EDGE_CONSTANT,  /* `value` */
   WEFT_EDGE_PERIODIC,  /* x[-1] = x[n-1], as often as needed */
   WEFT_EDGE_REFLECT,   /* x[-1] = x[1]; at most n-1 beyond the end */
   WEFT_EDGE_REPLICATE, /* x[-1] = x[0] */
-  WEFT_EDGE_POLE       /* of a globe: x[-1, j] = x[0, j + half a turn], where dimension `longitude` is even; at most n beyond the end */
+  WEFT_EDGE_POLE /* of a globe: x[-1, j] = x[0, j + half a turn], where dimension `longitude` is even; at most n beyond the end */
 };
 typedef struct weft_edge {
   weft_edge_kind kind;
@@ -53,13 +54,14 @@ typedef struct weft_halo weft_halo;
 
 /* `cuts` may be NULL where cut_count is 0: then all is cut as `layout` says. WEFT_LAYOUT where that is WEFT_PARTIAL. */
 weft_status weft_halo_create(const weft_layout* layout, const weft_cut* cuts, int32_t cut_count,
-                             const weft_halo_dim* dims, int32_t dim_count, weft_halo** halo, weft_error* error);
+                             const weft_halo_dim* dims, int32_t dim_count, weft_halo** halo,
+                             weft_error* error);
 void weft_halo_destroy(weft_halo* halo);
 /* The extents of this rank's array: its part and the ghost cells. `room`: of `extents`, at least the dimensions of the layout. */
 weft_status weft_halo_extents(const weft_halo* halo, int64_t* extents, int32_t room, weft_error* error);
 /* Where this rank's part lies in the array (inner), and in the whole (offsets), and its extents. `room`: of each. */
-weft_status weft_halo_part(const weft_halo* halo, int64_t* inner, int64_t* offsets, int64_t* extents, int32_t room,
-                           weft_error* error);
+weft_status weft_halo_part(const weft_halo* halo, int64_t* inner, int64_t* offsets, int64_t* extents,
+                           int32_t room, weft_error* error);
 
 /* An exchange in flight. For one thread at a time. */
 typedef struct weft_exchange weft_exchange;
@@ -98,11 +100,13 @@ weft_status weft_window_own(const weft_window* window, int32_t dim, weft_range* 
 /* out[i] becomes the window on in[i], for each of `field_count` arrays. `exchange` as in weft_halo_start; `in` and `out` live until it is
  * finished and do not overlap. `stream`: what it is ordered on, on the device of the arrays; NULL: its default one. */
 weft_status weft_window_start(const weft_window* window, const weft_buffer* in, const weft_buffer* out,
-                              int32_t field_count, const weft_stream* stream, weft_exchange** exchange, weft_error* error);
+                              int32_t field_count, const weft_stream* stream, weft_exchange** exchange,
+                              weft_error* error);
 /* The adjoint: in[i] is a gradient of a window, out[i], of the extents of a part, becomes the sum of what all windows have of each of its
  * elements, in the order of ranks. Integers, f64, f32, bf16 and f16, in the memory of the host. */
-weft_status weft_window_start_adjoint(const weft_window* window, const weft_buffer* in, const weft_buffer* out,
-                                      int32_t field_count, weft_exchange** exchange, weft_error* error);
+weft_status weft_window_start_adjoint(const weft_window* window, const weft_buffer* in,
+                                      const weft_buffer* out, int32_t field_count, weft_exchange** exchange,
+                                      weft_error* error);
 
 /* Whether weft_exchange_finish would not wait. Takes the next steps it can; never blocks. */
 weft_status weft_exchange_done(weft_exchange* exchange, bool* done, weft_error* error);

@@ -57,8 +57,8 @@ struct Edge {
 /// first being the outermost, make the number p.
 struct PartitionDim {
   int dim = 0;
-  std::vector<std::string> axes{};  ///< none: one part, on every rank
-  std::vector<IndexRanges> parts{}; ///< what each part holds, in the order in which it lies there
+  std::vector<std::string> axes{};   ///< none: one part, on every rank
+  std::vector<IndexRanges> parts{};  ///< what each part holds, in the order in which it lies there
 };
 
 /// Where the elements of a tensor are: of each dimension that is cut, its parts, which may have any size and be empty. Made from a

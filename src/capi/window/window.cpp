@@ -19,7 +19,8 @@ static_assert(sizeof(weft_window_dim) == 48);
 
 struct weft_halo : capi::Handle<weft_halo> {
   static constexpr const char* kKind = "weft_halo";
-  weft_halo(capi::MeshOwner owner_in, weft::Halo halo_in) : owner(std::move(owner_in)), halo(std::move(halo_in)) {}
+  weft_halo(capi::MeshOwner owner_in, weft::Halo halo_in)
+      : owner(std::move(owner_in)), halo(std::move(halo_in)) {}
   capi::MeshOwner owner;
   weft::Halo halo;
 };
@@ -45,13 +46,15 @@ namespace {
 
 weft::Edge edge_of(const char* function, const weft_edge& edge, const std::string& which) {
   if (edge.kind < WEFT_EDGE_NONE || edge.kind > WEFT_EDGE_POLE)
-    capi::refuse(ErrorCode::bad_argument, function,
-                 fmt::format("{}.kind is {}; expected 0 (WEFT_EDGE_NONE) to 6 (WEFT_EDGE_POLE)", which, edge.kind));
+    capi::refuse(
+        ErrorCode::bad_argument, function,
+        fmt::format("{}.kind is {}; expected 0 (WEFT_EDGE_NONE) to 6 (WEFT_EDGE_POLE)", which, edge.kind));
   static_assert(static_cast<int>(weft::Edge::Kind::pole) == WEFT_EDGE_POLE);
   return {static_cast<weft::Edge::Kind>(edge.kind), edge.value, edge.longitude};
 }
 
-Partition partition_of(const char* function, const weft_layout* layout, const weft_cut* cuts, std::int32_t cut_count) {
+Partition partition_of(const char* function, const weft_layout* layout, const weft_cut* cuts,
+                       std::int32_t cut_count) {
   const Partition even(capi::layout_of(function, layout, "layout"));
   const std::span<const weft_cut> list = capi::list_of(function, cuts, cut_count, "cuts", "cut_count");
   if (list.empty()) return even;
@@ -60,15 +63,18 @@ Partition partition_of(const char* function, const weft_layout* layout, const we
     const std::string which = fmt::format("cuts[{}]", i);
     constexpr std::int32_t kMostParts = 1 << 24;
     if (list[i].part_count < 1 || list[i].part_count > kMostParts)
-      capi::refuse(ErrorCode::bad_argument, function,
-                   fmt::format("{}.part_count is {}; expected 1 to {}", which, list[i].part_count, kMostParts));
+      capi::refuse(
+          ErrorCode::bad_argument, function,
+          fmt::format("{}.part_count is {}; expected 1 to {}", which, list[i].part_count, kMostParts));
     const std::span<const std::int64_t> begins =
         capi::list_of(function, list[i].begins, list[i].part_count + 1, (which + ".begins").c_str(),
                       (which + ".part_count + 1").c_str());
-    const auto cut = std::find_if(dims.begin(), dims.end(), [&](const auto& d) { return d.dim == list[i].dim; });
+    const auto cut =
+        std::find_if(dims.begin(), dims.end(), [&](const auto& d) { return d.dim == list[i].dim; });
     if (cut == dims.end())
-      capi::refuse(ErrorCode::bad_argument, function,
-                   fmt::format("{}.dim is {}; expected a dimension that the layout cuts", which, list[i].dim));
+      capi::refuse(
+          ErrorCode::bad_argument, function,
+          fmt::format("{}.dim is {}; expected a dimension that the layout cuts", which, list[i].dim));
     cut->parts.clear();
     for (std::size_t p = 0; p + 1 < begins.size(); ++p) cut->parts.push_back({{begins[p], begins[p + 1]}});
   }
@@ -76,8 +82,8 @@ Partition partition_of(const char* function, const weft_layout* layout, const we
 }
 
 // Buffers of the caller's as arrays of this shape.
-std::vector<TensorView> arrays_of(const char* function, const weft_buffer* buffers, std::int32_t count, const char* what,
-                                  const weft::Shape& shape) {
+std::vector<TensorView> arrays_of(const char* function, const weft_buffer* buffers, std::int32_t count,
+                                  const char* what, const weft::Shape& shape) {
   std::vector<TensorView> views;
   for (const weft_buffer& b : capi::list_of(function, buffers, count, what, "field_count"))
     views.push_back(capi::view_of(capi::buffer_of(function, &b, what), shape));
@@ -95,8 +101,9 @@ void run(const capi::MeshOwner& owner, weft_exchange** exchange, const Begin& be
     *exchange = handle.release();
 }
 
-std::vector<weft::WindowField> fields_of(const char* function, const weft_window& window, const weft_buffer* in,
-                                         const weft_buffer* out, std::int32_t count, bool adjoint) {
+std::vector<weft::WindowField> fields_of(const char* function, const weft_window& window,
+                                         const weft_buffer* in, const weft_buffer* out, std::int32_t count,
+                                         bool adjoint) {
   const weft::Shape wide = window.window.window_shape(window.part);
   const std::vector<TensorView> from = arrays_of(function, in, count, "in", adjoint ? wide : window.part),
                                 to = arrays_of(function, out, count, "out", adjoint ? window.part : wide);
@@ -108,14 +115,16 @@ std::vector<weft::WindowField> fields_of(const char* function, const weft_window
 }  // namespace
 
 weft_status weft_halo_create(const weft_layout* layout, const weft_cut* cuts, int32_t cut_count,
-                             const weft_halo_dim* dims, int32_t dim_count, weft_halo** halo, weft_error* error) {
+                             const weft_halo_dim* dims, int32_t dim_count, weft_halo** halo,
+                             weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     const Partition x = partition_of(function, layout, cuts, cut_count);
     std::vector<weft::HaloDim> list;
     for (const weft_halo_dim& d : capi::list_of(function, dims, dim_count, "dims", "dim_count")) {
       const std::string which = fmt::format("dims[{}]", list.size());
       if (d.reserved != 0)
-        capi::refuse(ErrorCode::unsupported, function, fmt::format("{}.reserved is {}; expected 0", which, d.reserved));
+        capi::refuse(ErrorCode::unsupported, function,
+                     fmt::format("{}.reserved is {}; expected 0", which, d.reserved));
       list.push_back({d.dim, d.before, d.after, edge_of(function, d.before_edge, which + ".before_edge"),
                       edge_of(function, d.after_edge, which + ".after_edge")});
     }
@@ -133,8 +142,8 @@ weft_status weft_halo_extents(const weft_halo* halo, int64_t* extents, int32_t r
   });
 }
 
-weft_status weft_halo_part(const weft_halo* halo, int64_t* inner, int64_t* offsets, int64_t* extents, int32_t room,
-                           weft_error* error) {
+weft_status weft_halo_part(const weft_halo* halo, int64_t* inner, int64_t* offsets, int64_t* extents,
+                           int32_t room, weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     const weft::Halo& of = capi::given(function, halo, "halo").halo;
     const int rank = of.shape().rank();
@@ -164,7 +173,9 @@ weft_status weft_window_create(const weft_layout* layout, const weft_cut* cuts, 
     std::vector<weft::WindowDim> list;
     for (const weft_window_dim& d : capi::list_of(function, dims, dim_count, "dims", "dim_count")) {
       const std::string which = fmt::format("dims[{}]", list.size());
-      weft::WindowDim wanted{d.dim, {}, edge_of(function, d.before_edge, which + ".before_edge"),
+      weft::WindowDim wanted{d.dim,
+                             {},
+                             edge_of(function, d.before_edge, which + ".before_edge"),
                              edge_of(function, d.after_edge, which + ".after_edge")};
       for (const weft_range& r : capi::list_of(function, d.wanted, d.part_count, (which + ".wanted").c_str(),
                                                (which + ".part_count").c_str()))
@@ -216,8 +227,9 @@ weft_status weft_window_start(const weft_window* window, const weft_buffer* in, 
   });
 }
 
-weft_status weft_window_start_adjoint(const weft_window* window, const weft_buffer* in, const weft_buffer* out,
-                                      int32_t field_count, weft_exchange** exchange, weft_error* error) {
+weft_status weft_window_start_adjoint(const weft_window* window, const weft_buffer* in,
+                                      const weft_buffer* out, int32_t field_count, weft_exchange** exchange,
+                                      weft_error* error) {
   return capi::guarded(__func__, error, [&, function = __func__] {
     const weft_window& of = capi::given(function, window, "window");
     const std::vector<weft::WindowField> fields = fields_of(function, of, in, out, field_count, true);

@@ -87,8 +87,7 @@ bool extents_fault(const Shape& shape) {
 // The bytes that a view spans.
 std::pair<const std::byte*, const std::byte*> span_of(const ConstTensorView& v) {
   std::int64_t low = 0, high = 0;
-  for (int d = 0; d < v.shape.rank(); ++d)
-    (v.strides[d] < 0 ? low : high) += (v.shape[d] - 1) * v.strides[d];
+  for (int d = 0; d < v.shape.rank(); ++d) (v.strides[d] < 0 ? low : high) += (v.shape[d] - 1) * v.strides[d];
   const std::int64_t element = size_bytes(v.dtype);
   return {v.data + low * element, v.data + (high + 1) * element};
 }
@@ -115,25 +114,29 @@ bool in_place(const Window::Plan& plan, const Geometry& geometry, const Pair& p)
   bool found = false;
   windows::each_box(plan.self, [&](const Box& box) {
     for (std::size_t d = 0; d < box.size(); ++d)
-      if (box[d].in != 0 || box[d].count != plan.dims[d].part_size || box[d].step != 1 || box[d].turned) return;
+      if (box[d].in != 0 || box[d].count != plan.dims[d].part_size || box[d].step != 1 || box[d].turned)
+        return;
     const Side part = geometry.of_part(box, p.part_strides, p.element),
                window = geometry.of_window(box, p.window_strides, p.element);
     const Shape counts = geometry.counts(box, p.shape);
-    found |= p.part + part.offset == p.window + window.offset && Geometry::loops(counts, part, window, p.element).same_steps();
+    found |= p.part + part.offset == p.window + window.offset &&
+             Geometry::loops(counts, part, window, p.element).same_steps();
   });
   return found;
 }
 
 void check_view(const std::string& name, const ConstTensorView& v) {
-  if (extents_fault(v.shape)) refuse(fmt::format("{} is {}; expected no negative extent", name, to_string(v.shape)));
+  if (extents_fault(v.shape))
+    refuse(fmt::format("{} is {}; expected no negative extent", name, to_string(v.shape)));
   if (v.strides.rank() != v.shape.rank())
     refuse(fmt::format("{} has {} strides for {} dimensions", name, v.strides.rank(), v.shape.rank()));
-  if (v.count() > 0 && v.data == nullptr) refuse(fmt::format("{} {} has no memory", name, to_string(v.shape)));
+  if (v.count() > 0 && v.data == nullptr)
+    refuse(fmt::format("{} {} has no memory", name, to_string(v.shape)));
 }
 
 // `adjoint`: `in` is a window, `out` a part.
-Pair checked(const Window& window, const Window::Plan& plan, const Geometry& geometry, const WindowField& f, bool adjoint,
-             Device device, std::size_t index, std::size_t count) {
+Pair checked(const Window& window, const Window::Plan& plan, const Geometry& geometry, const WindowField& f,
+             bool adjoint, Device device, std::size_t index, std::size_t count) {
   const auto called = [&](const char* which) {
     return count == 1 ? std::string(which) : fmt::format("{} of field {}", which, index);
   };
@@ -142,12 +145,13 @@ Pair checked(const Window& window, const Window::Plan& plan, const Geometry& geo
   check_view(out, f.out);
   const Shape& part = adjoint ? f.out.shape : f.in.shape;
   if (part.rank() != plan.global.rank())
-    refuse(fmt::format("{} is {}; expected {} dimensions, as the whole {} has", adjoint ? out : in, to_string(part),
-                       plan.global.rank(), to_string(plan.global)));
+    refuse(fmt::format("{} is {}; expected {} dimensions, as the whole {} has", adjoint ? out : in,
+                       to_string(part), plan.global.rank(), to_string(plan.global)));
   Shape expected = part;
   for (const Window::Plan::Dim& d : plan.dims) expected[d.dim] = d.part_size;
   if (!(part == expected))
-    refuse(fmt::format("{} is {}; expected {}, this rank's part", adjoint ? out : in, to_string(part), to_string(expected)));
+    refuse(fmt::format("{} is {}; expected {}, this rank's part", adjoint ? out : in, to_string(part),
+                       to_string(expected)));
   const Shape of_window = window.window_shape(part);
   if (const Shape& got = adjoint ? f.in.shape : f.out.shape; !(got == of_window))
     refuse(fmt::format("{} is {}; expected {}, this rank's window on {}", adjoint ? in : out, to_string(got),
@@ -157,10 +161,12 @@ Pair checked(const Window& window, const Window::Plan& plan, const Geometry& geo
   for (const auto& [which, on] : {std::pair(&in, f.in.device), std::pair(&out, f.out.device)})
     if (!(on == device)) refuse(*which + " " + is_on(on, device));
   if (adjoint && !windows::can_add(f.in.dtype))
-    refuse(fmt::format("{} is {}; expected a dtype that is added: an integer, or f64, f32, bf16, f16", in, name(f.in.dtype)));
+    refuse(fmt::format("{} is {}; expected a dtype that is added: an integer, or f64, f32, bf16, f16", in,
+                       name(f.in.dtype)));
   auto* const read = const_cast<std::byte*>(f.in.data);
-  Pair p = adjoint ? Pair{f.out.data, read, part, f.out.strides, f.in.strides, f.in.dtype, size_bytes(f.in.dtype)}
-                   : Pair{read, f.out.data, part, f.in.strides, f.out.strides, f.in.dtype, size_bytes(f.in.dtype)};
+  Pair p =
+      adjoint ? Pair{f.out.data, read, part, f.out.strides, f.in.strides, f.in.dtype, size_bytes(f.in.dtype)}
+              : Pair{read, f.out.data, part, f.in.strides, f.out.strides, f.in.dtype, size_bytes(f.in.dtype)};
   if (touch(f.in, f.out) && (adjoint || !in_place(plan, geometry, p)))
     refuse(fmt::format("{} and {} overlap; expected apart{}", in, out,
                        adjoint ? "" : ", or in at its place in out"));
@@ -231,17 +237,19 @@ class Exchange final : public WindowTransfer::Steps {
   struct Message {
     const Window::Plan::Overlap* overlap;
     std::int64_t bytes;
-    std::int64_t at;         // in the buffer, where it is packed
-    std::byte* direct;       // where it is not
+    std::int64_t at;    // in the buffer, where it is packed
+    std::byte* direct;  // where it is not
     bool packed;
   };
 
   // The window side of a box sends in the adjoint, the part side otherwise.
   Side sending(const Box& box, const Pair& p) const {
-    return adjoint_ ? geometry_.of_window(box, p.window_strides, p.element) : geometry_.of_part(box, p.part_strides, p.element);
+    return adjoint_ ? geometry_.of_window(box, p.window_strides, p.element)
+                    : geometry_.of_part(box, p.part_strides, p.element);
   }
   Side receiving(const Box& box, const Pair& p) const {
-    return adjoint_ ? geometry_.of_part(box, p.part_strides, p.element) : geometry_.of_window(box, p.window_strides, p.element);
+    return adjoint_ ? geometry_.of_part(box, p.part_strides, p.element)
+                    : geometry_.of_window(box, p.window_strides, p.element);
   }
   std::byte* sent_from(const Pair& p) const { return adjoint_ ? p.window : p.part; }
   std::byte* received_in(const Pair& p) const { return adjoint_ ? p.part : p.window; }
@@ -285,16 +293,20 @@ class Exchange final : public WindowTransfer::Steps {
     for (const Message& m : sent)
       if (m.packed) pack(m);
     if (!plan_->axes || plan_->axes.size() == 1) return;
-    ProcessGroup& group = plan_->axes.group();  // made by all of them at their first window, also by those that exchange nothing
+    ProcessGroup& group =
+        plan_->axes
+            .group();  // made by all of them at their first window, also by those that exchange nothing
     CallOptions options;
     options.tag = Window::kTag;
     options.stream = stream_;
     std::vector<Call> calls;
     calls.reserve(sent.size() + received_.size());
     for (const Message& m : received_)
-      calls.push_back(call::recv({memory_of(m), m.bytes, DType::u8, stream_.device}, m.overlap->rank, options));
+      calls.push_back(
+          call::recv({memory_of(m), m.bytes, DType::u8, stream_.device}, m.overlap->rank, options));
     for (const Message& m : sent)
-      calls.push_back(call::send({memory_of(m), m.bytes, DType::u8, stream_.device}, m.overlap->rank, options));
+      calls.push_back(
+          call::send({memory_of(m), m.bytes, DType::u8, stream_.device}, m.overlap->rank, options));
     if (!calls.empty()) work_ = group.coalesced(calls);
   }
 
@@ -347,7 +359,8 @@ class Exchange final : public WindowTransfer::Steps {
         const Side from = sending(box, p), to = receiving(box, p);
         const Loops loops = Geometry::loops(geometry_.counts(box, p.shape), from, to, p.element);
         std::byte* const out = p.window + to.offset;
-        if (p.part + from.offset != out || !loops.same_steps()) loops.copy(runtime_, stream_, p.part + from.offset, out);
+        if (p.part + from.offset != out || !loops.same_steps())
+          loops.copy(runtime_, stream_, p.part + from.offset, out);
       });
   }
 
@@ -389,7 +402,8 @@ class Exchange final : public WindowTransfer::Steps {
   }
   void clear(const Pair& p) const {
     Side all;
-    for (int d = 0; d < p.shape.rank(); ++d) all.steps[static_cast<std::size_t>(d)] = p.part_strides[d] * p.element;
+    for (int d = 0; d < p.shape.rank(); ++d)
+      all.steps[static_cast<std::size_t>(d)] = p.part_strides[d] * p.element;
     const std::array<std::byte, 16> zero{};
     Geometry::loops(p.shape, all, all, p.element).fill(runtime_, stream_, zero.data(), p.part);
   }
@@ -405,8 +419,8 @@ class Exchange final : public WindowTransfer::Steps {
   Work work_;  // last: it ends before the memory goes
 };
 
-WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& plan, std::span<const WindowField> fields,
-                     Stream stream, bool adjoint) {
+WindowTransfer begin(const Window& window, const std::shared_ptr<Window::Plan>& plan,
+                     std::span<const WindowField> fields, Stream stream, bool adjoint) {
   if (fields.empty()) return {};
   if (stream == Stream{}) stream = fields[0].in.device;
   const Geometry geometry(*plan);
@@ -428,8 +442,9 @@ WindowTransfer Window::start(const ConstTensorView& in, const TensorView& out, S
 WindowTransfer Window::start_adjoint(std::span<const WindowField> fields) const {
   for (const WindowField& f : fields)
     if (!(f.in.device == Device{}))
-      throw Error(ErrorCode::unsupported, fmt::format("window: the adjoint adds in the memory of the host; in is on {}",
-                                                      to_string(f.in.device)));
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("window: the adjoint adds in the memory of the host; in is on {}",
+                              to_string(f.in.device)));
   return begin(*this, plan_, fields, {}, true);
 }
 WindowTransfer Window::start_adjoint(const ConstTensorView& in, const TensorView& out) const {
@@ -456,8 +471,9 @@ class FetchedTensor final : public Transfer::Steps {
 
 const LayoutRef& layout_of(const Tensor& x) {
   if (x.layout() == nullptr)
-    throw Error(ErrorCode::layout, fmt::format("fetch_window: the tensor {} is plain; state its layout first (as_layout)",
-                                               to_string(x.shape())));
+    throw Error(ErrorCode::layout,
+                fmt::format("fetch_window: the tensor {} is plain; state its layout first (as_layout)",
+                            to_string(x.shape())));
   return x.layout();
 }
 
@@ -465,7 +481,8 @@ const LayoutRef& layout_of(const Tensor& x) {
 
 Transfer start_fetch_window(const Tensor& x, std::vector<WindowDim> dims) {
   const Window window(Partition(layout_of(x)), std::move(dims));
-  Tensor out(x.layout()->mesh().context(), window.window_shape(x.shape()), x.dtype(), Memory::shared, x.stream());
+  Tensor out(x.layout()->mesh().context(), window.window_shape(x.shape()), x.dtype(), Memory::shared,
+             x.stream());
   WindowTransfer transfer = window.start(x, out, x.stream());
   return Transfer(std::make_unique<FetchedTensor>(x, std::move(out), std::move(transfer)));
 }

@@ -31,7 +31,8 @@ template <class Byte>
 BasicView<Byte> cut_out(const BasicView<Byte>& of, const Box& box) {
   BasicView<Byte> part = of;
   part.shape = box.shape;
-  for (int d = 0; d < box.shape.rank(); ++d) part.data += box.offset[d] * of.strides[d] * size_bytes(of.dtype);
+  for (int d = 0; d < box.shape.rank(); ++d)
+    part.data += box.offset[d] * of.strides[d] * size_bytes(of.dtype);
   return part;
 }
 
@@ -78,8 +79,8 @@ WindowTransfer Halo::start(std::span<const TensorView> fields) const {
     if (!(f.shape == shape_) || f.strides.rank() != f.shape.rank())
       throw Error(ErrorCode::bad_argument,
                   fmt::format("halo: {} is {}; expected {}: this rank's part {} and its ghost cells",
-                              fields.size() == 1 ? "the field" : fmt::format("field {}", i), to_string(f.shape),
-                              to_string(shape_), to_string(inner_.shape)));
+                              fields.size() == 1 ? "the field" : fmt::format("field {}", i),
+                              to_string(f.shape), to_string(shape_), to_string(inner_.shape)));
     windows.push_back({inner(f), cut_out(f, reached_)});
   }
   return window_.start(windows);

@@ -38,7 +38,8 @@ void expect_all_once(const PartitionDim& dim, std::int64_t n) {
   for (const IndexRanges& part : dim.parts)
     for (const IndexRange& r : part) {
       if (r.lo < 0 || r.hi > n || r.lo > r.hi)
-        refuse(fmt::format("dimension {}: a part holds [{}, {}); expected within [0, {})", dim.dim, r.lo, r.hi, n));
+        refuse(fmt::format("dimension {}: a part holds [{}, {}); expected within [0, {})", dim.dim, r.lo,
+                           r.hi, n));
       if (r.size() > 0) all.push_back(r);
     }
   std::ranges::sort(all, {}, &IndexRange::lo);
@@ -48,9 +49,10 @@ void expect_all_once(const PartitionDim& dim, std::int64_t n) {
     next = r.hi;
   }
   if (next != n || windows::size_of(all) != n)
-    refuse(fmt::format("dimension {}: the parts do not hold each index of [0, {}) once; the first that is missing, or held "
-                       "twice, is about {}",
-                       dim.dim, n, next));
+    refuse(fmt::format(
+        "dimension {}: the parts do not hold each index of [0, {}) once; the first that is missing, or held "
+        "twice, is about {}",
+        dim.dim, n, next));
 }
 
 }  // namespace
@@ -61,9 +63,11 @@ Partition::Partition(const LayoutRef& layout) {
   global_ = layout->global;
   const MeshShape& shape = layout->mesh_shape();
   for (int a = 0; a < shape.axis_count(); ++a)
-    if (const Placement& p = layout->placements[static_cast<std::size_t>(a)]; shape.size(a) > 1 && is_partial(p))
-      throw Error(ErrorCode::layout, fmt::format("window: x is {} on {}={}; expected it reduced: a window is of whole values",
-                                                 to_string(p), shape.name(a), shape.size(a)));
+    if (const Placement& p = layout->placements[static_cast<std::size_t>(a)];
+        shape.size(a) > 1 && is_partial(p))
+      throw Error(ErrorCode::layout,
+                  fmt::format("window: x is {} on {}={}; expected it reduced: a window is of whole values",
+                              to_string(p), shape.name(a), shape.size(a)));
   for (int d = 0; d < global_.rank(); ++d) {
     PartitionDim dim{d, {}, {}};
     std::vector<int> axes;
@@ -82,7 +86,8 @@ Partition::Partition(const LayoutRef& layout) {
         rest /= shape.size(*a);
       }
       IndexRanges part;
-      for (const Chunk& run : runs_of(*layout, shape, at, d)) part.push_back({run.offset, run.offset + run.size});
+      for (const Chunk& run : runs_of(*layout, shape, at, d))
+        part.push_back({run.offset, run.offset + run.size});
       dim.parts.push_back(std::move(part));
     }
     dims_.push_back(std::move(dim));
@@ -97,10 +102,12 @@ Partition::Partition(const DeviceMesh& mesh, const Shape& global, std::vector<Pa
     if (dim.dim < 0 || dim.dim >= global.rank())
       refuse(fmt::format("dimension {} of a tensor {}", dim.dim, to_string(global)));
     for (std::size_t j = 0; j < i; ++j)
-      if (dims_[j].dim == dim.dim) refuse(fmt::format("dimension {} is cut twice; name its axes together", dim.dim));
+      if (dims_[j].dim == dim.dim)
+        refuse(fmt::format("dimension {} is cut twice; name its axes together", dim.dim));
     for (const std::string& axis : dim.axes) {
       mesh_.shape().index(axis);  // throws
-      if (std::ranges::count(used, axis) > 0) refuse(fmt::format("axis \"{}\" cuts twice; expected one dimension", axis));
+      if (std::ranges::count(used, axis) > 0)
+        refuse(fmt::format("axis \"{}\" cuts twice; expected one dimension", axis));
       used.push_back(axis);
     }
     if (static_cast<int>(dim.parts.size()) != count_of_parts(mesh_.shape(), dim))
@@ -113,7 +120,8 @@ Partition::Partition(const DeviceMesh& mesh, const Shape& global, std::vector<Pa
 PartitionDim Partition::dim(int dim) const {
   for (const PartitionDim& d : dims_)
     if (d.dim == dim) return d;
-  if (dim < 0 || dim >= global_.rank()) refuse(fmt::format("dimension {} of a tensor {}", dim, to_string(global_)));
+  if (dim < 0 || dim >= global_.rank())
+    refuse(fmt::format("dimension {} of a tensor {}", dim, to_string(global_)));
   return {dim, {}, {{{0, global_[dim]}}}};
 }
 
@@ -131,9 +139,11 @@ WindowDim WindowDim::ranges(int dim, const std::vector<IndexRange>& wanted, cons
   return d;
 }
 
-WindowDim WindowDim::halo(const Partition& x, int dim, std::int64_t before, std::int64_t after, const Edge& edge) {
+WindowDim WindowDim::halo(const Partition& x, int dim, std::int64_t before, std::int64_t after,
+                          const Edge& edge) {
   if (before < 0 || after < 0)
-    refuse(fmt::format("dimension {}: a halo of {} before and {} after; expected at least 0", dim, before, after));
+    refuse(fmt::format("dimension {}: a halo of {} before and {} after; expected at least 0", dim, before,
+                       after));
   WindowDim d{dim, {}, edge, edge};
   const PartitionDim of = x.dim(dim);
   for (const IndexRanges& part : of.parts) {

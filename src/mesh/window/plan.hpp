@@ -29,10 +29,10 @@ struct Window::Plan {
   int rank_of_tensor = 0;  // its dimensions
   Shape global;
   std::vector<Dim> dims;
-  DeviceMesh mesh;                        // the root
-  DeviceMesh axes;                        // those that cut one of the dims; empty: none
-  int me = 0;                             // in their group
-  std::vector<Overlap> to, from;          // by rank: others' windows on this part, this window on others' parts
+  DeviceMesh mesh;                // the root
+  DeviceMesh axes;                // those that cut one of the dims; empty: none
+  int me = 0;                     // in their group
+  std::vector<Overlap> to, from;  // by rank: others' windows on this part, this window on others' parts
   Overlap self;
 
   /// Memory of messages that no transfer uses now.
@@ -50,7 +50,7 @@ void each_box(const Window::Plan::Overlap& overlap, const See& see) {
   const auto descend = [&](const auto& again, std::size_t d, bool turned) -> void {
     if (d == n) return see(static_cast<const std::vector<Segment>&>(box));
     const auto& of = overlap.dims[d];
-    for (const Segment& s : turned && of.longitude ? of.turned : of.plain) {
+    for (const Segment& s : turned&& of.longitude ? of.turned : of.plain) {
       box[d] = s;
       again(again, d + 1, turned || s.turned);
     }

@@ -39,8 +39,9 @@ std::int64_t reach(const Edge& edge, std::int64_t n) {
 void check_reach(const IndexRange& range, std::int64_t n, const Edge& before, const Edge& after,
                  std::string_view where) {
   if (range.lo > range.hi)
-    throw Error(ErrorCode::bad_argument, fmt::format("{} wants [{}, {}); expected an end that is not before its beginning",
-                                                     where, range.lo, range.hi));
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} wants [{}, {}); expected an end that is not before its beginning", where,
+                            range.lo, range.hi));
   if (range.size() == 0) return;
   const auto expect = [&](const Edge& edge, std::int64_t beyond, const char* end) {
     const std::int64_t most = reach(edge, n);
@@ -49,8 +50,8 @@ void check_reach(const IndexRange& range, std::int64_t n, const Edge& before, co
                 edge.kind == Edge::Kind::none
                     ? fmt::format("{} wants [{}, {}) of {}; with edge none expected within [0, {})", where,
                                   range.lo, range.hi, n, n)
-                    : fmt::format("{} wants [{}, {}) of {}: {} beyond the {}; edge {} has at most {} there", where,
-                                  range.lo, range.hi, n, beyond, end, text_of(edge), most));
+                    : fmt::format("{} wants [{}, {}) of {}: {} beyond the {}; edge {} has at most {} there",
+                                  where, range.lo, range.hi, n, beyond, end, text_of(edge), most));
   };
   expect(before, -range.lo, "beginning");
   expect(after, range.hi - n, "end");
@@ -73,7 +74,9 @@ class Appender {
       case Edge::Kind::constant: runs_.push_back({out, 0, count, 1, false, true, edge.value}); return;
       case Edge::Kind::replicate: runs_.push_back({out, after ? n_ - 1 : 0, count, 0}); return;
       case Edge::Kind::reflect: runs_.push_back({out, after ? 2 * (n_ - 1) - lo : -lo, count, -1}); return;
-      case Edge::Kind::pole: runs_.push_back({out, after ? 2 * n_ - 1 - lo : -1 - lo, count, -1, true}); return;
+      case Edge::Kind::pole:
+        runs_.push_back({out, after ? 2 * n_ - 1 - lo : -1 - lo, count, -1, true});
+        return;
       case Edge::Kind::periodic:
         while (lo < hi) {
           const std::int64_t in = (lo % n_ + n_) % n_, length = std::min(hi - lo, n_ - in);
@@ -150,7 +153,8 @@ std::vector<Segment> held(const std::vector<Run>& runs, const IndexRanges& owned
         const std::int64_t lo = std::max(first, range.lo), hi = std::min(first + run.count, range.hi);
         if (lo < hi)
           segments.push_back({offset + (forward ? lo : hi - 1) - range.lo,
-                              run.out + (forward ? lo - run.in : run.in - (hi - 1)), hi - lo, run.step, run.turned});
+                              run.out + (forward ? lo - run.in : run.in - (hi - 1)), hi - lo, run.step,
+                              run.turned});
       }
       offset += range.size();
     }

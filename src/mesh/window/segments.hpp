@@ -12,8 +12,8 @@ namespace weft::windows {
 /// Indices out … out + count of a window are elements in, in + step, … of the whole; or they are filled with a number.
 struct Run {
   std::int64_t out = 0, in = 0, count = 0;
-  int step = 1;          ///< 1; -1 reflected; 0 one element again and again
-  bool turned = false;   ///< beyond a pole
+  int step = 1;         ///< 1; -1 reflected; 0 one element again and again
+  bool turned = false;  ///< beyond a pole
   bool filled = false;
   double value = 0;
 };

@@ -142,14 +142,16 @@ void Loops::copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std
     }
     const auto size = static_cast<std::size_t>(element_);
     if (piece) {
-      runtime.copy(in + from, stream.device, out + to, stream.device, {static_cast<std::size_t>(row.count) * size},
-                   stream);
+      runtime.copy(in + from, stream.device, out + to, stream.device,
+                   {static_cast<std::size_t>(row.count) * size}, stream);
     } else if (row.in >= element_ && row.out >= element_) {
       runtime.copy(in + from, stream.device, out + to, stream.device,
-                   {size, row.count, static_cast<std::size_t>(row.in), static_cast<std::size_t>(row.out)}, stream);
+                   {size, row.count, static_cast<std::size_t>(row.in), static_cast<std::size_t>(row.out)},
+                   stream);
     } else {  // backwards, or one element again and again
       for (std::int64_t i = 0; i < row.count; ++i)
-        runtime.copy(in + from + i * row.in, stream.device, out + to + i * row.out, stream.device, {size}, stream);
+        runtime.copy(in + from + i * row.in, stream.device, out + to + i * row.out, stream.device, {size},
+                     stream);
     }
   });
 }

@@ -35,8 +35,8 @@ void check_dims(const Partition& x, const std::vector<WindowDim>& dims) {
     for (std::size_t j = 0; j < i; ++j)
       if (dims[j].dim == d.dim) refuse(fmt::format("dimension {} is named twice", d.dim));
     if (d.wanted.size() != held.parts.size())
-      refuse(fmt::format("dimension {} is wanted by {} parts; expected {}, as many as x has", d.dim, d.wanted.size(),
-                         held.parts.size()));
+      refuse(fmt::format("dimension {} is wanted by {} parts; expected {}, as many as x has", d.dim,
+                         d.wanted.size(), held.parts.size()));
   }
 }
 
@@ -47,15 +47,18 @@ int longitude_of(const Partition& x, const std::vector<WindowDim>& dims) {
     for (const Edge* edge : {&d.before, &d.after}) {
       if (edge->kind != Edge::Kind::pole) continue;
       if (edge->longitude < 0 || edge->longitude >= x.global().rank() || edge->longitude == d.dim)
-        refuse(fmt::format("dimension {}: the longitude of its pole is dimension {}; expected another one of {}", d.dim,
-                           edge->longitude, to_string(x.global())));
+        refuse(
+            fmt::format("dimension {}: the longitude of its pole is dimension {}; expected another one of {}",
+                        d.dim, edge->longitude, to_string(x.global())));
       if (latitude >= 0 && (latitude != d.dim || longitude != edge->longitude))
-        refuse(fmt::format("dimensions {} and {} have poles; expected one, with one longitude", latitude, d.dim));
+        refuse(fmt::format("dimensions {} and {} have poles; expected one, with one longitude", latitude,
+                           d.dim));
       latitude = d.dim;
       longitude = edge->longitude;
       if (x.global()[longitude] % 2 != 0)
-        refuse(fmt::format("dimension {} is the longitude of a pole and has {} elements; half a turn needs an even number",
-                           longitude, x.global()[longitude]));
+        refuse(fmt::format(
+            "dimension {} is the longitude of a pole and has {} elements; half a turn needs an even number",
+            longitude, x.global()[longitude]));
     }
   return longitude;
 }
@@ -72,8 +75,9 @@ std::vector<Wish> wishes_of(const Partition& x, std::vector<WindowDim> dims) {
     wish.held = x.dim(wish.want.dim);
     const std::int64_t n = x.global()[wish.want.dim];
     for (std::size_t p = 0; p < wish.want.wanted.size(); ++p) {
-      wish.runs.push_back(windows::runs_of_ranges(wish.want.wanted[p], n, wish.want.before, wish.want.after,
-                                                  fmt::format("window: dimension {}: part {}", wish.want.dim, p)));
+      wish.runs.push_back(
+          windows::runs_of_ranges(wish.want.wanted[p], n, wish.want.before, wish.want.after,
+                                  fmt::format("window: dimension {}: part {}", wish.want.dim, p)));
       if (wish.want.dim == longitude) wish.turned.push_back(windows::half_a_turn(wish.runs.back(), n));
     }
     wishes.push_back(std::move(wish));
@@ -144,7 +148,8 @@ std::size_t index_of(const Window::Plan& plan, int dim) {
     if (plan.dims[d].dim == dim) return d;
     known.push_back(plan.dims[d].dim);
   }
-  refuse(fmt::format("dimension {} is not one of those of which a window is wanted: {}", dim, fmt::join(known, ", ")));
+  refuse(fmt::format("dimension {} is not one of those of which a window is wanted: {}", dim,
+                     fmt::join(known, ", ")));
 }
 
 }  // namespace
