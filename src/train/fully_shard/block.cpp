@@ -350,9 +350,9 @@ void ShardBlock::discard() noexcept {
 }
 
 std::int64_t ShardBlock::whole_bytes() const noexcept {
-  const std::int64_t values = values_ && (gathered_ || gathering_) ? values_->whole_bytes() : part_.count();
-  return values + gradients_.bytes() * static_cast<std::int64_t>(static_cast<bool>(gradients_)) +
-         (reducing_ ? reducing_bytes_ : 0);
+  const auto held = [](const Tensor& t) { return t ? t.bytes() : 0; };  // an empty handle is a scalar
+  const std::int64_t values = values_ && (gathered_ || gathering_) ? values_->whole_bytes() : held(part_);
+  return values + held(gradients_) + (reducing_ ? reducing_bytes_ : 0);
 }
 
 }  // namespace weft
