@@ -44,7 +44,8 @@ void expect_idle(const FullySharded& sharded) {
 // --- errors in the middle of a step ---
 
 TEST(FullyShardLife, AnErrorOnAllRanksLeavesAModelThatGoesOn) {
-  for (const ReshardAfterForward& reshard : {ReshardAfterForward(true), ReshardAfterForward(false), ReshardAfterForward(2)})
+  for (const ReshardAfterForward& reshard :
+       {ReshardAfterForward(true), ReshardAfterForward(false), ReshardAfterForward(2)})
     test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
       ShardRun undisturbed(rank, {{"dp", 4}}, {"dp"}, {}, by_blocks(reshard));
       ShardRun run(rank, {{"dp", 4}}, {"dp"}, {}, by_blocks(reshard));
@@ -53,7 +54,8 @@ TEST(FullyShardLife, AnErrorOnAllRanksLeavesAModelThatGoesOn) {
         wire.forward_trips = step == 1;
         wire.backward_trips = step == 2 || step == 3;
         if (step > 0) {
-          EXPECT_EQ(error_text([&] { run.pass(step); }), step == 1 ? "system: tripped forward" : "system: tripped backward");
+          EXPECT_EQ(error_text([&] { run.pass(step); }),
+                    step == 1 ? "system: tripped forward" : "system: tripped backward");
           expect_idle(*run.sharded);
           for (const Parameter* p : run.net->parameters()) EXPECT_FALSE(p->has_gradient()) << p->path();
         }
@@ -147,11 +149,11 @@ TEST(FullyShardLife, TheNextBlockIsGatheredAheadAndReductionsComeBehind) {
     // root) begins. A forward then looks ahead for three blocks, too.
     EXPECT_EQ(run.sharded->prefetched(), 3);
     int reducing = 0, gathering = 0;
-    const HookHandle hook = run.net->get("layers.1.trip").add_hook(
-        Module::HookPoint::pre_backward, [&](Module&, Tensors&, Frame&) {
-          reducing = run.sharded->in_flight();
-          gathering = run.sharded->gathered_blocks();
-        });
+    const HookHandle hook = run.net->get("layers.1.trip")
+                                .add_hook(Module::HookPoint::pre_backward, [&](Module&, Tensors&, Frame&) {
+                                  reducing = run.sharded->in_flight();
+                                  gathering = run.sharded->gathered_blocks();
+                                });
     run.zero();
     run.pass(1);
     EXPECT_EQ(run.sharded->prefetched(), 9);
@@ -174,14 +176,16 @@ TEST(FullyShardLife, AHelperThreadMayMakeTheProgress) {
     materialise(*net, compute);
     initialise(*net, 7);
     Frame frame(compute);
-    const Tensor x = distribute(full(plain.rows(0)), replicated_layout(sharded->mesh(), {12, 5})->with("dp", Shard{0}));
+    const Tensor x =
+        distribute(full(plain.rows(0)), replicated_layout(sharded->mesh(), {12, 5})->with("dp", Shard{0}));
     const Tensor y = net->forward(x, frame)[0];
     Tensor dy(rank.context, y.shape());
     for (std::size_t i = 0; i < y.f32().size(); ++i)
       dy.f32()[i] = (y.f32()[i] - x.f32()[i / 3 * 5 + i % 3]) / static_cast<float>(ShardRun::kRows);
     net->backward(dy.with_layout(y.layout()), frame);
     const Values expected = plain.gradients();
-    for (Parameter* p : net->parameters()) EXPECT_EQ(ShardRun::floats(p->gradient()), expected.at(p->path())) << p->path();
+    for (Parameter* p : net->parameters())
+      EXPECT_EQ(ShardRun::floats(p->gradient()), expected.at(p->path())) << p->path();
   });
 }
 
@@ -210,7 +214,8 @@ TEST(FullyShardLife, PassesAddUpWithAndWithoutReducingEachTime) {
           EXPECT_TRUE(run.net->parameter("embed.weight")->gradient_layout()->partial());
           EXPECT_EQ(run.net->parameter("embed.weight")->gradient().shape(), (Shape{13, 5}));
           EXPECT_EQ(error_text([&] { run.sharded->finish(); }),
-                    "bad_argument: fully_shard: finish() inside no_sync(); the last pass before it comes after that scope");
+                    "bad_argument: fully_shard: finish() inside no_sync(); the last pass before it comes "
+                    "after that scope");
         }
         run.pass(2, 3 * ShardRun::kRows);
         expect_close(run.gradients(), serial, tolerance, "reduced once ");
@@ -221,9 +226,10 @@ TEST(FullyShardLife, PassesAddUpWithAndWithoutReducingEachTime) {
         }
         run.sharded->finish();
         expect_close(run.gradients(), serial, tolerance, "by finish() ");
-        EXPECT_EQ(error_text([&] { const NoSync off = run.sharded->no_sync(); }),
-                  "bad_argument: fully_shard: no_sync() while \"embed.weight\" has a reduced gradient; expected "
-                  "zero_gradient() first");
+        EXPECT_EQ(
+            error_text([&] { const NoSync off = run.sharded->no_sync(); }),
+            "bad_argument: fully_shard: no_sync() while \"embed.weight\" has a reduced gradient; expected "
+            "zero_gradient() first");
         run.zero();
         run.sharded->finish();  // nothing is left
         EXPECT_TRUE(run.gradients().empty());
@@ -239,7 +245,8 @@ void freeze_first(ShardRun& run, bool trainable) {
 
 TEST(FullyShardLife, AFrozenBlockThatIsTrainedLaterIsAsOneTrainedAtRateZeroUntilThen) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
-    ShardRun frozen(rank, {{"dp", 3}}, {"dp"}, {}, by_blocks()), slow(rank, {{"dp", 3}}, {"dp"}, {}, by_blocks());
+    ShardRun frozen(rank, {{"dp", 3}}, {"dp"}, {}, by_blocks()),
+        slow(rank, {{"dp", 3}}, {"dp"}, {}, by_blocks());
     freeze_first(frozen, false);
     std::vector<Parameter*> first = slow.net->get("layers.0").parameters(), others;
     for (Parameter* p : slow.net->parameters())
@@ -252,7 +259,8 @@ TEST(FullyShardLife, AFrozenBlockThatIsTrainedLaterIsAsOneTrainedAtRateZeroUntil
       frozen.pass(step);
       slow.pass(step);
       if (step < 4) {
-        for (Parameter* p : frozen.net->get("layers.0").parameters()) EXPECT_FALSE(p->has_gradient()) << p->path();
+        for (Parameter* p : frozen.net->get("layers.0").parameters())
+          EXPECT_FALSE(p->has_gradient()) << p->path();
       }
       step_with_sgd(frozen);
       SGD(slow.compute, others, {}).step(1e-2);
@@ -272,7 +280,9 @@ class Optional : public Module {
 
  private:
   Tensors do_forward(Inputs x, Frame& f) override { return used ? inside_.forward(x, f) : Tensors{x[0]}; }
-  Tensors do_backward(Inputs dy, Frame& f) override { return used ? inside_.backward(dy, f) : Tensors{dy[0]}; }
+  Tensors do_backward(Inputs dy, Frame& f) override {
+    return used ? inside_.backward(dy, f) : Tensors{dy[0]};
+  }
   Linear inside_;
 };
 
@@ -304,9 +314,10 @@ TEST(FullyShardLife, UnusedParametersAreNamedOrCountAsZeros) {
       if (unused == Unused::error) {
         const Error e = error_of(pass);
         EXPECT_EQ(e.code(), ErrorCode::bad_argument);
-        EXPECT_STREQ(e.what(),
-                     "fully_shard: no backward pass used \"maybe.inside.weight\", \"maybe.inside.bias\" on dp rank 1; "
-                     "FullyShardOptions::unused = zeros lets such ranks contribute zeros");
+        EXPECT_STREQ(
+            e.what(),
+            "fully_shard: no backward pass used \"maybe.inside.weight\", \"maybe.inside.bias\" on dp rank 1; "
+            "FullyShardOptions::unused = zeros lets such ranks contribute zeros");
         optional.used = true;
         pass();
         EXPECT_TRUE(net.parameter("maybe.inside.bias")->has_gradient());
@@ -323,15 +334,18 @@ TEST(FullyShardLife, UnusedParametersAreNamedOrCountAsZeros) {
       for (Parameter* p : net.parameters()) p->zero_gradient();
       optional.used = false;  // on no rank
       pass();
-      for (const float v : ShardRun::floats(net.parameter("maybe.inside.weight")->gradient())) EXPECT_EQ(v, 0.0F);
+      for (const float v : ShardRun::floats(net.parameter("maybe.inside.weight")->gradient()))
+        EXPECT_EQ(v, 0.0F);
     });
 }
 
 TEST(FullyShardLife, AWeightThatTwoBlocksShareIsGatheredWithTheRoot) {
   const auto make = [] {
     auto net = std::make_unique<Sequential>();
-    auto& a = dynamic_cast<Linear&>(net->append("a", std::make_unique<Linear>(5, 5, true, Normal{.std = 0.3})));
-    auto& b = dynamic_cast<Linear&>(net->append("b", std::make_unique<Linear>(5, 5, true, Normal{.std = 0.3})));
+    auto& a =
+        dynamic_cast<Linear&>(net->append("a", std::make_unique<Linear>(5, 5, true, Normal{.std = 0.3})));
+    auto& b =
+        dynamic_cast<Linear&>(net->append("b", std::make_unique<Linear>(5, 5, true, Normal{.std = 0.3})));
     b.tie_weight(a.weight);
     return net;
   };
@@ -355,7 +369,8 @@ TEST(FullyShardLife, AWeightThatTwoBlocksShareIsGatheredWithTheRoot) {
   };
   Values serial;
   test::run_ranks(Ranks::threads, 1, [&](Rank& rank) { serial = gradients(rank, false); });
-  test::run_ranks(Ranks::threads, 3, [&](Rank& rank) { expect_close(gradients(rank, true), serial, kGradient); });
+  test::run_ranks(Ranks::threads, 3,
+                  [&](Rank& rank) { expect_close(gradients(rank, true), serial, kGradient); });
 }
 
 // --- precision ---
@@ -370,10 +385,11 @@ TEST(FullyShardLife, MixedPrecisionTrainsCloseToF32) {
     ShardRun run(rank, {{"dp", rank.size}}, {"dp"}, {}, options);
     const bool half = precision.param == DType::bf16;
     bool rounded = true;
-    const HookHandle hook = run.net->get("layers.1").add_hook(
-        Module::HookPoint::pre_forward, [&](Module&, Tensors& x, Frame&) {
+    const HookHandle hook =
+        run.net->get("layers.1").add_hook(Module::HookPoint::pre_forward, [&](Module&, Tensors& x, Frame&) {
           for (const float v : x[0].f32()) rounded = rounded && static_cast<float>(bf16(v)) == v;
-          EXPECT_EQ(run.net->parameter("layers.1.up.weight")->weight().dtype(), half ? DType::bf16 : DType::f32);
+          EXPECT_EQ(run.net->parameter("layers.1.up.weight")->weight().dtype(),
+                    half ? DType::bf16 : DType::f32);
         });
     AdamW adamw(run.compute, run.net->parameters(), {});
     std::vector<double> all;
@@ -420,9 +436,9 @@ TEST(FullyShardLife, EachRankKeepsItsPartAndGathersABlockAtATime) {
     // Two blocks of twelve are gathered at once, and two have gradients; beside them the root's.
     EXPECT_LT(static_cast<double>(m.whole_peak), 5.0 / kLayers * static_cast<double>(m.whole_model));
     EXPECT_GT(m.whole_peak, 0);
-    std::printf("rank %d: model %ld bytes, masters %ld, gradients %ld, states %ld, gathered at most %ld\n", rank.rank,
-                static_cast<long>(m.whole_model), static_cast<long>(m.masters), static_cast<long>(m.gradients),
-                static_cast<long>(state), static_cast<long>(m.whole_peak));
+    std::printf("rank %d: model %ld bytes, masters %ld, gradients %ld, states %ld, gathered at most %ld\n",
+                rank.rank, static_cast<long>(m.whole_model), static_cast<long>(m.masters),
+                static_cast<long>(m.gradients), static_cast<long>(state), static_cast<long>(m.whole_peak));
   });
 }
 
@@ -452,8 +468,9 @@ struct Capped {
 TEST(FullyShardLife, AModelLargerThanARanksMemoryIsBuiltAndTrained) {
   constexpr int kLayers = 24;
   constexpr std::int64_t kWidth = 64, kHidden = 256;
-  const std::size_t model = 4u * static_cast<std::size_t>(kLayers * (2 * kWidth * kHidden + 2 * kWidth + kHidden) + 5 * kWidth +
-                                                         kWidth + 3 * kWidth + 3);
+  const std::size_t model =
+      4u * static_cast<std::size_t>(kLayers * (2 * kWidth * kHidden + 2 * kWidth + kHidden) + 5 * kWidth +
+                                    kWidth + 3 * kWidth + 3);
   Capped capped;
   capped.limit = model * 3 / 4;
   test::RankOptions options;
@@ -542,29 +559,37 @@ TEST(FullyShardLife, MistakesAreNamedBeforeAnythingChanges) {
     FullyShardOptions options;
     EXPECT_EQ(told(DeviceMesh(), {}),
               "bad_argument: fully_shard: axes.shard is an empty DeviceMesh, made by default or moved from");
-    EXPECT_EQ(told({mesh["dp"], mesh["dp"]}, {}),
-              "bad_argument: fully_shard: axes.replicate is dp, of which dp is to be cut; expected other axes");
+    EXPECT_EQ(
+        told({mesh["dp"], mesh["dp"]}, {}),
+        "bad_argument: fully_shard: axes.replicate is dp, of which dp is to be cut; expected other axes");
     const DeviceMesh other = DeviceMesh::arithmetic(rank.context, {{"r", 2}}, 0);
-    EXPECT_EQ(told({mesh["dp"], other["r"]}, {}), "bad_argument: fully_shard: axes.replicate is r of another mesh than dp");
+    EXPECT_EQ(told({mesh["dp"], other["r"]}, {}),
+              "bad_argument: fully_shard: axes.replicate is r of another mesh than dp");
     EXPECT_EQ(told(mesh["dp"], {.blocks = {"layer.*"}}),
               "bad_argument: fully_shard: options.blocks: \"layer.*\" matches no module below the root");
     EXPECT_EQ(told(mesh["dp"], by_blocks(3)),
-              "bad_argument: fully_shard: options.reshard_after_forward is 3; expected true, false, or a number that divides "
+              "bad_argument: fully_shard: options.reshard_after_forward is 3; expected true, false, or a "
+              "number that divides "
               "the 4 ranks that share the parameters");
     EXPECT_EQ(told(mesh["dp"], by_blocks(0)),
-              "bad_argument: fully_shard: options.reshard_after_forward is 0; expected true, false, or a number that divides "
+              "bad_argument: fully_shard: options.reshard_after_forward is 0; expected true, false, or a "
+              "number that divides "
               "the 4 ranks that share the parameters");
     options.precision.param = DType::f16;
-    EXPECT_EQ(told(mesh["dp"], options), "bad_argument: fully_shard: options.precision.param is f16; expected f32 or bf16");
+    EXPECT_EQ(told(mesh["dp"], options),
+              "bad_argument: fully_shard: options.precision.param is f16; expected f32 or bf16");
     options.precision = {DType::f32, DType::f64};
-    EXPECT_EQ(told(mesh["dp"], options), "bad_argument: fully_shard: options.precision.reduce is f64; expected f32 or bf16");
+    EXPECT_EQ(told(mesh["dp"], options),
+              "bad_argument: fully_shard: options.precision.reduce is f64; expected f32 or bf16");
     for (Parameter* p : net->parameters()) EXPECT_EQ(p->layout(), nullptr);
 
     net->parameter("head.bias")->set_layout(replicated_layout(mesh, {3})->with("dp", Shard{0}));
-    EXPECT_EQ(told(mesh["dp"], {}), "layout: fully_shard: \"head.bias\" is Shard(0) on dp=4; expected Replicate");
+    EXPECT_EQ(told(mesh["dp"], {}),
+              "layout: fully_shard: \"head.bias\" is Shard(0) on dp=4; expected Replicate");
     net->parameter("head.bias")->set_layout(replicated_layout(other, {3}));
     EXPECT_EQ(told(mesh["dp"], {}),
-              "layout: fully_shard: \"head.bias\" lies over r=2, the axes dp belong to dp=4 x tp=2: not the same mesh");
+              "layout: fully_shard: \"head.bias\" lies over r=2, the axes dp belong to dp=4 x tp=2: not the "
+              "same mesh");
     net->parameter("head.bias")->set_layout(nullptr);
 
     struct Scalar : Module {
@@ -579,14 +604,17 @@ TEST(FullyShardLife, MistakesAreNamedBeforeAnythingChanges) {
     {
       const GradientAverager averager(net->parameters(), mesh["dp"]);
       EXPECT_EQ(told(mesh["dp"], {}),
-                "bad_argument: parameter \"embed.weight\": its gradient belongs to another averager already; one averager "
+                "bad_argument: parameter \"embed.weight\": its gradient belongs to another averager already; "
+                "one averager "
                 "reduces over several axes");
     }
     const auto sharded = fully_shard(*net, mesh["dp"]);
     EXPECT_EQ(error_text([&] { GradientAverager(net->parameters(), mesh["dp"]); }),
-              "bad_argument: parameter \"embed.weight\": its gradient belongs to another averager already; one averager "
+              "bad_argument: parameter \"embed.weight\": its gradient belongs to another averager already; "
+              "one averager "
               "reduces over several axes");
-    EXPECT_EQ(told(mesh["dp"], {}), "layout: fully_shard: \"embed.weight\" is Shard(0) on dp=4; expected Replicate");
+    EXPECT_EQ(told(mesh["dp"], {}),
+              "layout: fully_shard: \"embed.weight\" is Shard(0) on dp=4; expected Replicate");
     Parameter stranger(Shape{2});
     EXPECT_EQ(error_text([&] { sharded->set_trainable(stranger, false); }),
               "bad_argument: fully_shard: set_trainable: \"\" is not of this model");
@@ -608,10 +636,12 @@ TEST(FullyShardLife, AGradientThatIsNotASumIsRefused) {
   test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
     ShardRun run(rank, kTwo, {"dp"}, {}, by_blocks());
     Frame frame(run.compute);
-    const Tensor x = full(run.rows(0)).with_layout(replicated_layout(run.mesh, {12, 5}));  // the same on all ranks
+    const Tensor x =
+        full(run.rows(0)).with_layout(replicated_layout(run.mesh, {12, 5}));  // the same on all ranks
     const Tensor y = run.net->forward(x, frame)[0];
     EXPECT_EQ(error_text([&] { run.net->backward(y, frame); }),
-              "layout: fully_shard: the gradient of \"layers.2.norm.weight\" is Replicate on dp=2; expected Partial(sum), or "
+              "layout: fully_shard: the gradient of \"layers.2.norm.weight\" is Replicate on dp=2; expected "
+              "Partial(sum), or "
               "Partial(avg): there is nothing to reduce");
     expect_idle(*run.sharded);
   });
@@ -624,7 +654,8 @@ TEST(FullyShardLife, AfterItsEndTheModelHasShards) {
     run.sharded.reset();
     Frame frame(run.compute);
     EXPECT_EQ(error_of([&] { run.net->forward(run.rows(0), frame); }).code(), ErrorCode::layout);
-    const GradientAverager averager(run.net->parameters(), run.mesh["dp"]);  // nobody claims gradients any more
+    const GradientAverager averager(run.net->parameters(),
+                                    run.mesh["dp"]);  // nobody claims gradients any more
   });
 }
 
