@@ -1,0 +1,55 @@
+"""How the processes of a torch group find each other: the first rank serves a store of weft's, and its address goes through torch's.
+
+Groups that are made when the default group runs over weft meet in its store."""
+import json
+import os
+import socket
+
+from ..context import Context
+from ..store import Store, StoreServer, new_secret
+
+_contexts = {}  # process id -> Context: a child made by fork() gets its own
+
+
+def context():
+    """The Context of all groups of torch in this process."""
+    if os.getpid() not in _contexts:
+        _contexts.clear()
+        _contexts[os.getpid()] = Context()
+    return _contexts[os.getpid()]
+
+
+def _host():
+    """What is equal for two processes exactly where loopback joins them."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip() + " " + os.readlink("/proc/self/ns/net")
+
+
+class Place:
+    """Where ranks meet: a store, on the rank that serves it its server, and what the serving rank has decided for all."""
+
+    def __init__(self, store, server, local_ranks):
+        self.store, self.server, self.local_ranks = store, server, local_ranks
+
+    def close(self):
+        self.store.close()
+        if self.server is not None:
+            self.server.close()
+
+
+def meet(torch_store, rank, size, limit):
+    """The Place of `size` processes that share a store of torch's, of which this one is `rank`. Blocks until all are there."""
+    if size == 1:
+        return Place(Store.local(), None, 1)
+    torch_store.set(f"weft/host/{rank}", _host())
+    if rank != 0:
+        told = json.loads(torch_store.get("weft/place"))
+        return Place(Store.tcp(told["host"], told["port"], told["secret"], limit), None, told["local_ranks"])
+    hosts = [torch_store.get(f"weft/host/{r}").decode() for r in range(size)]
+    one_host = len(set(hosts)) == 1
+    host = None if one_host else socket.gethostbyname(os.environ.get("MASTER_ADDR") or socket.gethostname())
+    secret = None if one_host else new_secret()
+    server = StoreServer(context(), host=host, secret=secret)
+    told = {"host": host or "127.0.0.1", "port": server.port, "secret": secret, "local_ranks": max(map(hosts.count, hosts))}
+    torch_store.set("weft/place", json.dumps(told))
+    return Place(Store.tcp(told["host"], told["port"], secret, limit), server, told["local_ranks"])

@@ -1,0 +1,214 @@
+"""Calls in flight as torch.distributed.Work, and weft's errors as torch's."""
+import ctypes
+import threading
+
+import torch
+import torch.distributed as dist
+
+from .. import errors
+from .._library import lib, per_thread
+from ..work import SLICE_NS, _Driver
+
+_wait_for, _done, _destroy = lib.work_wait_for, lib.work_done, lib.work_destroy
+_c_bool, _byref = ctypes.c_bool, ctypes.byref
+EAGER_NS = 20_000_000  # how long get_future waits for the call itself, where ranks have no core to spare for a thread that does
+
+
+class BackendError(dist.DistBackendError, errors.Error):
+    """A failure over weft, as torch's error: `code`, `op`, `call`, `ranks` and `quiesced` are weft's."""
+    __init__ = errors.Error.__init__
+
+
+class TimeoutError(BackendError, errors.TimeoutError):  # pylint: disable=redefined-builtin
+    """The time-out passed."""
+
+
+class PeerLostError(BackendError, errors.PeerLostError):
+    """A rank died or left."""
+
+
+class AbortedError(BackendError, errors.AbortedError):
+    """The group was aborted."""
+
+
+class MismatchError(BackendError, errors.MismatchError):
+    """Ranks called different things."""
+
+
+_AS_TORCH = {errors.TimeoutError: TimeoutError, errors.PeerLostError: PeerLostError, errors.AbortedError: AbortedError,
+             errors.MismatchError: MismatchError, errors.SystemError: BackendError}
+
+
+def as_torch(error):
+    """An Error of weft's as torch's; what tells of a wrong argument stays what it is (ValueError)."""
+    kind = _AS_TORCH.get(type(error))
+    if kind is None:
+        return error
+    made = kind(error.text, op=error.op, call=error.call, ranks=error.ranks, rank_count=error.rank_count, quiesced=error.quiesced)
+    made.code = error.code
+    return made
+
+
+def last():
+    """The error of the call that has just failed on this thread, as torch's."""
+    return as_torch(errors.last())
+
+
+class WeftWork(dist._Work):
+    """A call in flight. Its backend keeps it, with its tensors, until the call has ended."""
+
+    def __init__(self, backend, handle, keep, result, after=None, is_recv=False):
+        dist._Work.__init__(self)
+        self._backend, self._handle, self._keep, self._result, self._after = backend, handle, keep, result, after
+        self._error = self._future = self._ended = None
+        self._is_recv, self._source = is_recv, -1
+
+    def wait(self, timeout=None):
+        """Blocks until the call is done; raises its error. A timeout of zero is none."""
+        if self._ended is not None:  # the driving thread has it
+            if not self._ended.wait(timeout.total_seconds() if timeout else None):
+                raise self._late(timeout)
+        elif self._handle is not None:
+            done = _c_bool()
+            left = int(timeout.total_seconds() * 1e9) if timeout else None
+            while True:
+                limit = SLICE_NS if left is None else min(SLICE_NS, max(left, 1))
+                status = _wait_for(self._handle, limit, _byref(done), per_thread.ref)
+                if status or done:
+                    self._end(status)
+                    break
+                if left is not None:
+                    left -= limit
+                    if left <= 0:
+                        raise self._late(timeout)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _late(self, timeout):
+        return TimeoutError(f"the call is still pending after {timeout.total_seconds():g} s, the time-out given to wait()")
+
+    def is_completed(self):
+        if self._handle is not None and self._ended is None:
+            done = _c_bool()
+            status = _done(self._handle, _byref(done), per_thread.ref)
+            if status or done:
+                self._end(status)
+        return self._handle is None
+
+    def _end(self, status):
+        """The call has ended: its error or what is left to do; its handle goes."""
+        handle, self._handle = self._handle, None
+        if status:
+            self._error = last()
+            if not self._error.quiesced:
+                self._backend._unquiet.append(self._keep)
+        else:
+            if self._is_recv:
+                source = ctypes.c_int32()
+                if not lib.work_source(handle, _byref(source), None):
+                    self._source = source.value
+            if self._after is not None:
+                try:
+                    self._after()
+                except BaseException as error:  # pylint: disable=broad-except
+                    self._error = error
+        _destroy(handle)
+        self._backend._pending.discard(self)
+        self._keep = self._after = None
+
+    def is_success(self):
+        return self.is_completed() and self._error is None
+
+    def exception(self):
+        return self._error if self.is_completed() else None
+
+    def result(self):
+        return self._result
+
+    def synchronize(self):
+        self.wait()
+
+    def _source_rank(self):
+        return self._source
+
+    source_rank = _source_rank
+
+    def get_future(self):
+        """A future of the list of tensors that the call writes."""
+        if self._future is None:
+            self._future = future = torch.futures.Future()
+            if self._handle is not None and not self._backend._threaded:
+                done = _c_bool()
+                status = _wait_for(self._handle, EAGER_NS, _byref(done), per_thread.ref)
+                if status or done:
+                    self._end(status)
+            if self._handle is None:
+                self._tell()
+            else:
+                self._ended = threading.Event()
+                _drive(self)
+            return future
+        return self._future
+
+    def get_future_result(self):
+        return self.get_future()
+
+    def _tell(self):
+        if self._error is not None:
+            self._future.set_exception(self._error)
+        else:
+            self._future.set_result(self._result)
+
+    def _told(self):
+        self._ended.set()
+        self._tell()
+
+
+_driver = {}
+
+
+def _drive(work):
+    """A thread takes the call's steps from now on, and completes its future."""
+    import os
+    if os.getpid() not in _driver:
+        _driver.clear()
+        _driver[os.getpid()] = _Driver()
+    _driver[os.getpid()].add(work, work._told)
+
+
+class DoneWork(dist._Work):
+    """A call that had nothing to do, or is a part of one that begins later (coalescing)."""
+
+    def __init__(self, result):
+        dist._Work.__init__(self)
+        self._result = result
+
+    def wait(self, timeout=None):
+        return True
+
+    def is_completed(self):
+        return True
+
+    is_success = is_completed
+
+    def exception(self):
+        return None
+
+    def result(self):
+        return self._result
+
+    def synchronize(self):
+        pass
+
+    def _source_rank(self):
+        return -1
+
+    source_rank = _source_rank
+
+    def get_future(self):
+        future = torch.futures.Future()
+        future.set_result(self._result)
+        return future
+
+    get_future_result = get_future
