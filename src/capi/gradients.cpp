@@ -1,5 +1,7 @@
 // Gradients and samples in C. What blocks says so in weft/c/gradients.h.
 #include <algorithm>
+#include <cstddef>
+#include <memory>
 
 #include "capi/mesh_handles.hpp"
 #include "weft/dp/bucket_reducer.hpp"
@@ -34,7 +36,9 @@ static_assert(sizeof(weft_sync_options) == kSyncOptionsFirstBytes);
 constexpr std::size_t kClipOptionsFirstBytes = 16;
 static_assert(sizeof(weft_clip_options) == kClipOptionsFirstBytes);
 constexpr std::size_t kReducerOptionsFirstBytes = 16;
-static_assert(sizeof(weft_reducer_options) == kReducerOptionsFirstBytes);
+static_assert(offsetof(weft_reducer_options, hook) == kReducerOptionsFirstBytes);
+static_assert(sizeof(weft_reducer_options) == 56);
+static_assert(sizeof(weft_ready_bucket) == 48);   // has no struct_size: it stays as it is
 static_assert(sizeof(weft_reducer_entry) == 24);  // has no struct_size: it stays as it is
 
 static_assert(static_cast<int>(weft::OnDrift::error) == WEFT_DRIFT_ERROR);
@@ -72,13 +76,66 @@ weft::SyncOptions sync_options(const char* function, const weft_sync_options* op
   return to;
 }
 
-weft::BucketOptions reducer_options(const char* function, const weft_reducer_options* options) {
+// What a function of the program's own said, as an Error of the call in which it was called.
+void expect_ok(const char* what, weft_status status, const weft_error& error) {
+  if (status == WEFT_OK) return;
+  const bool known = status >= WEFT_BAD_ARGUMENT && status <= WEFT_SYSTEM;
+  throw weft::Error(known ? static_cast<ErrorCode>(status - 1) : ErrorCode::system,
+                    fmt::format("{}: {}", what, error.text[0] != 0 ? error.text : "it says nothing more"));
+}
+
+weft::BucketHook hook_of(const char* function, const weft_bucket_hook& hook) {
+  if (hook.begin == nullptr && hook.end == nullptr)
+    capi::refuse(
+        ErrorCode::bad_argument, function,
+        fmt::format("options->hook.begin and .end of \"{}\" are NULL; expected one of them", hook.name));
+  struct State {
+    weft_bucket_hook hook;
+    std::vector<std::int32_t> members;
+  };
+  const auto state = std::make_shared<State>(State{hook, {}});
+  const auto call = [state](weft_status (*step)(void*, const weft_ready_bucket*, weft_error*),
+                            const char* what, const weft::ReadyBucket& b) {
+    if (step == nullptr) return;
+    state->members.assign(b.members.begin(), b.members.end());
+    const weft_ready_bucket bucket = {
+        {b.data.data, b.data.count(), static_cast<weft_dtype>(b.data.dtype), WEFT_CPU},
+        state->members.data(),
+        static_cast<std::int32_t>(state->members.size()),
+        static_cast<std::int32_t>(b.number),
+        b.op == weft::ReduceOp::sum ? WEFT_SUM : WEFT_AVG};
+    weft_error error = WEFT_ERROR_INIT;
+    expect_ok(what, step(state->hook.data, &bucket, &error), error);
+  };
+  return {.name = hook.name,
+          .start =
+              [state, call](const weft::ReadyBucket& b) {
+                call(state->hook.begin, "begin", b);
+                return weft::Work();
+              },
+          .finish = [state, call](const weft::ReadyBucket& b) { call(state->hook.end, "end", b); }};
+}
+
+weft::BucketOptions reducer_options(const char* function, weft::Context& context,
+                                    const weft_reducer_options* options) {
   const weft_reducer_options o = capi::read(function, options, weft_reducer_options WEFT_REDUCER_OPTIONS_INIT,
                                             kReducerOptionsFirstBytes, "WEFT_REDUCER_OPTIONS_INIT");
   expect_0_or_1(function, o.unused, "unused", "0 (WEFT_UNUSED_ERROR)", "1 (WEFT_UNUSED_ZEROS)");
   weft::BucketOptions to;
   to.unused = static_cast<weft::Unused>(o.unused);
   if (o.bucket_bytes != 0) to.bucket_bytes = o.bucket_bytes;
+  expect_0_or_1(function, o.compression, "compression", "0 (WEFT_BUCKETS_AS_THEY_ARE)",
+                "1 (WEFT_BUCKETS_BF16)");
+  if (o.hook.name != nullptr && o.compression != WEFT_BUCKETS_AS_THEY_ARE)
+    capi::refuse(
+        ErrorCode::bad_argument, function,
+        fmt::format(
+            "options->compression is 1 (WEFT_BUCKETS_BF16) beside the hook \"{}\"; expected one of them",
+            o.hook.name));
+  if (o.hook.name == nullptr && (o.hook.begin != nullptr || o.hook.end != nullptr))
+    capi::refuse(ErrorCode::bad_argument, function, "options->hook.name is NULL; expected a name");
+  if (o.hook.name != nullptr) to.hook = hook_of(function, o.hook);
+  if (o.compression == WEFT_BUCKETS_BF16) to.hook = weft::bf16_hook(context);
   return to;
 }
 
@@ -158,7 +215,7 @@ weft_status weft_reducer_create(const weft_mesh* axes, const weft_reducer_entry*
   return capi::guarded(__func__, error, [&, function = __func__] {
     const DeviceMesh& over = capi::mesh_of(function, axes, "axes");
     std::vector<weft::BucketEntry> list = entries_of(function, entries, count);
-    const weft::BucketOptions o = reducer_options(function, options);
+    const weft::BucketOptions o = reducer_options(function, over.context(), options);
     weft_reducer*& to = capi::given(function, reducer, "reducer");
     to = new weft_reducer{axes->owner, weft::BucketReducer(over, std::move(list), o)};
   });

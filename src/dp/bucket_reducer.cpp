@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/errors/caught.hpp"
 #include "base/hash.hpp"
+#include "dp/bucket_plan.hpp"
 #include "dp/missing.hpp"
 #include "dp/parts.hpp"
 #include "mesh/axis_ranks.hpp"
@@ -17,26 +19,18 @@
 namespace weft {
 namespace {
 
-constexpr std::int64_t kAlignment = 64;  // bytes: each gradient begins a cache line of its bucket
-
-[[noreturn]] void bad(const std::string& text) {
-  throw Error(ErrorCode::bad_argument, "bucket_reducer: " + text);
-}
+[[noreturn]] void bad(const std::string& text) { dp::refuse_bucket(text); }
 
 struct Bucket {
-  DType dtype = DType::f32;
-  ReduceOp op = ReduceOp::sum;
-  std::int64_t bytes = 0;            // gaps for alignment included
-  std::vector<std::size_t> members;  // gradients in it
-  std::size_t pending = 0;           // of them, those that are not ready
-  std::byte* in_place = nullptr;     // not null: its one gradient is reduced where the caller has it
-  Tensor memory;                     // (bytes / element), shared
+  dp::PlannedBucket plan;
+  std::size_t pending = 0;        // of its gradients, those that are not ready
+  std::byte* in_place = nullptr;  // not null: its one gradient is reduced where the caller has it
+  Tensor memory;                  // (bytes / element), shared
   Work work;
 };
 
 struct Slot {
-  std::size_t bucket = 0;
-  std::int64_t offset = 0;     // bytes
+  dp::Place place;
   std::byte* bound = nullptr;  // the caller's memory
   bool ready = false;
   bool accumulated = false;  // has a value of a pass inside no_sync()
@@ -51,51 +45,31 @@ struct BucketReducer::Impl {
         options(options_in),
         device(dp::stream_of(options.compute).device),
         slots(entries.size()),
-        number(axes.state().users_along({axes.root_axes().begin(), axes.root_axes().end()})) {
-    if (options.bucket_bytes < 1)
-      bad(fmt::format("options.bucket_bytes is {}; expected 1 or more", options.bucket_bytes));
-    for (const BucketEntry& e : entries) {
-      if (e.count < 0) bad(fmt::format("\"{}\" has count {}; expected 0 or more", e.name, e.count));
-      if (!(e.op == ReduceOp::sum) && !(e.op == ReduceOp::avg))
-        bad(fmt::format("\"{}\" has op {}{}; expected sum or avg", e.name, name(e.op),
-                        e.op.scale == 1 ? "" : fmt::format(" with scale {}", e.op.scale)));
-      if (!is_floating(e.dtype))
-        bad(fmt::format("\"{}\" is {}; expected f64, f32, bf16 or f16", e.name, name(e.dtype)));
-    }
-    make_buckets();
+        user(axes.state().users_along({axes.root_axes().begin(), axes.root_axes().end()})) {
+    if (const std::optional<Error> fault = fault_of([&] { make_buckets(); })) tell_all(*fault);
   }
 
-  // In the order of the entries; a bucket of each (dtype, reduction) is open at a time.
   void make_buckets() {
-    std::vector<std::size_t> open;
-    for (std::size_t i = 0; i < entries.size(); ++i) {
-      const BucketEntry& e = entries[i];
-      auto at = std::find_if(open.begin(), open.end(), [&](std::size_t b) {
-        return buckets[b].dtype == e.dtype && buckets[b].op == e.op;
-      });
-      if (at == open.end()) {
-        at = open.insert(open.end(), buckets.size());
-        Bucket bucket;
-        bucket.dtype = e.dtype;
-        bucket.op = e.op;
-        buckets.push_back(std::move(bucket));
+    dp::BucketPlan plan = dp::plan_buckets(entries, options);
+    for (std::size_t i = 0; i < entries.size(); ++i) slots[i].place = plan.places[i];
+    for (dp::PlannedBucket& planned : plan.buckets) {
+      Bucket& b = buckets.emplace_back();
+      b.plan = std::move(planned);
+      b.pending = b.plan.members.size();
+      b.memory = Tensor::zeros(axes.context(), {b.plan.bytes / size_bytes(b.plan.dtype)}, b.plan.dtype,
+                               Memory::shared, stream());
+    }
+  }
+
+  // Throws what is wrong on this rank. Before the first step the other ranks hear of it in the comparison with which theirs
+  // begins: this rank takes part in it here.
+  [[noreturn]] void tell_all(const Error& fault) const {
+    if (!compared && axes.size() > 1) try {
+        gather_with_list(
+            "bucket_reducer", axes, ListDigest(), {}, [] { return ListEntries{}; }, fault);
+      } catch (const Error&) {  // this one, or that nobody came to hear it
       }
-      Bucket& bucket = buckets[*at];
-      slots[i].bucket = *at;
-      slots[i].offset = bucket.bytes;
-      std::int64_t bytes = 0, padded = 0;
-      if (__builtin_mul_overflow(e.count, std::int64_t{size_bytes(e.dtype)}, &bytes) ||
-          __builtin_add_overflow(bytes, kAlignment - 1, &padded) ||
-          __builtin_add_overflow(bucket.bytes, padded / kAlignment * kAlignment, &bucket.bytes))
-        bad(fmt::format("\"{}\" has count {}; the bytes of its bucket do not fit 64 bits", e.name, e.count));
-      bucket.members.push_back(i);
-      if (bucket.bytes >= options.bucket_bytes) open.erase(at);
-    }
-    for (Bucket& b : buckets) {
-      b.pending = b.members.size();
-      b.memory =
-          Tensor::zeros(axes.context(), {b.bytes / size_bytes(b.dtype)}, b.dtype, Memory::shared, stream());
-    }
+    throw Error(fault);
   }
 
   std::size_t checked(std::size_t i) const {
@@ -117,16 +91,29 @@ struct BucketReducer::Impl {
                         entries[k].name));
   }
 
+  void expect_bindable(std::size_t i, const TensorView& data) const {
+    const BucketEntry& e = entries[checked(i)];
+    if (slots[i].ready) bad(fmt::format("bind of \"{}\" between ready() and finish()", e.name));
+    if (const std::string fault = memory_fault(data); !fault.empty())
+      bad(fmt::format("bind of \"{}\": data {}", e.name, fault));
+    if (data.dtype != e.dtype || data.count() != e.count)
+      bad(fmt::format("bind of \"{}\": data is {} x{}; expected {} x{}, contiguous", e.name, name(data.dtype),
+                      data.count(), name(e.dtype), e.count));
+    if (const std::string fault = device_fault(data.device, options.compute); !fault.empty())
+      bad(fmt::format("bind of \"{}\": data {}", e.name, fault));
+    expect_apart(i, data);
+  }
+
   // Where gradient i lies in its bucket. A bucket that is reduced in the caller's memory lies there.
   std::byte* place(std::size_t i) const {
-    const Bucket& b = buckets[slots[i].bucket];
-    return b.in_place != nullptr ? b.in_place : b.memory.data() + slots[i].offset;
+    const Bucket& b = buckets[slots[i].place.bucket];
+    return b.in_place != nullptr ? b.in_place : b.memory.data() + slots[i].place.offset;
   }
   std::int64_t bytes_of(std::size_t i) const { return entries[i].count * size_bytes(entries[i].dtype); }
   Stream stream() const noexcept { return dp::stream_of(options.compute); }
   bool is_copied(std::size_t i) const { return slots[i].bound != nullptr && slots[i].bound != place(i); }
 
-  bool in_place(std::size_t i) const { return buckets[slots[i].bucket].in_place != nullptr; }
+  bool in_place(std::size_t i) const { return buckets[slots[i].place.bucket].in_place != nullptr; }
   std::uint64_t digest(std::size_t i) const {
     const BucketEntry& e = entries[i];
     return digest_of(hash_of(e.name), e.count, static_cast<int>(e.dtype), static_cast<int>(e.op.kind),
@@ -143,24 +130,29 @@ struct BucketReducer::Impl {
     if (compared || axes.size() == 1) return;
     ListDigest list;
     for (std::size_t i = 0; i < entries.size(); ++i) list.add(digest(i));
-    const std::uint64_t own[] = {static_cast<std::uint64_t>(number.value()),
+    const std::uint64_t own[] = {static_cast<std::uint64_t>(user.value()),
                                  static_cast<std::uint64_t>(options.bucket_bytes),
-                                 static_cast<std::uint64_t>(options.unused)};
+                                 static_cast<std::uint64_t>(options.unused), hash_of(options.hook.name)};
     expect_same_options(gather_with_list("bucket_reducer", axes, list, own, [this] {
       return ListEntries{"gradient", entries.size(), [this](std::size_t i) { return digest(i); },
                          [this](std::size_t i) { return text(i); }};
     }));
-    if (number.value() > 0) own_group = axes.group().duplicate();
+    if (user.value() > 0) own_group = axes.group().duplicate();
     compared = true;
   }
 
   void expect_same_options(const std::vector<std::uint64_t>& all) const {
-    constexpr std::size_t kWords = 3;
+    constexpr std::size_t kWords = 4;
     const auto told = [&](int rank) { return all.begin() + rank * static_cast<std::ptrdiff_t>(kWords); };
     const auto shown = [&](int rank) {
-      return fmt::format("number {} with bucket_bytes {} and unused {} on {}", told(rank)[0], told(rank)[1],
-                         told(rank)[2] == static_cast<std::uint64_t>(Unused::error) ? "error" : "zeros",
-                         name_axis_rank(axes, rank));
+      const std::uint64_t hook = told(rank)[3];
+      return fmt::format(
+          "number {} with bucket_bytes {}, unused {} and {} on {}", told(rank)[0], told(rank)[1],
+          told(rank)[2] == static_cast<std::uint64_t>(Unused::error) ? "error" : "zeros",
+          hook == hash_of("")                  ? "no hook"
+          : hook == hash_of(options.hook.name) ? fmt::format("the hook \"{}\"", options.hook.name)
+                                               : "another hook",
+          name_axis_rank(axes, rank));
     };
     for (int r = 1; r < axes.size(); ++r)
       if (!std::equal(told(0), told(1), told(r)))
@@ -174,13 +166,49 @@ struct BucketReducer::Impl {
   // Calls of several reducers over the same axes may come in another order on each rank: each has a group.
   ProcessGroup& group() const { return own_group ? own_group : axes.group(); }
 
-  // On a device its stream waits, and the next step asks how it ended.
-  void wait(Bucket& b) const {
-    if (!b.work.valid()) return;
-    if (dp::on_device(options.compute))
-      b.work.wait_on(stream());
+  bool is_sent(const Bucket& b) const { return axes.size() > 1 && b.plan.bytes > 0; }
+
+  ReadyBucket as_ready(std::size_t number) const {
+    const Bucket& b = buckets[number];
+    const TensorView memory = b.in_place == nullptr
+                                  ? b.memory.view()
+                                  : TensorView{b.in_place, b.plan.dtype, device,
+                                               Dims::line(entries[b.plan.members[0]].count), Dims::line(1)};
+    return {number, memory, b.plan.op, b.plan.members, group(), stream()};
+  }
+
+  // The program's own code. Where that throws the others would wait for this rank.
+  template <class Step>
+  void run_hook(const Step& step) const {
+    try {
+      step();
+    } catch (...) {
+      group().abort(
+          fmt::format("bucket_reducer: the hook \"{}\" failed: {}", options.hook.name, caught_words()));
+      throw;
+    }
+  }
+
+  void post(std::size_t number) {
+    Bucket& b = buckets[number];
+    const ReadyBucket ready = as_ready(number);
+    if (b.work.valid()) b.work.wait();
+    if (options.hook.start)
+      run_hook([&] { b.work = options.hook.start(ready); });
     else
-      b.work.wait();
+      b.work = group().all_reduce(ready.data, ready.data, {.op = ready.op, .stream = ready.stream});
+  }
+
+  // On a device its stream waits, and the next step asks how it ended.
+  void wait(std::size_t number) {
+    Bucket& b = buckets[number];
+    if (b.work.valid()) {
+      if (dp::on_device(options.compute))
+        b.work.wait_on(stream());
+      else
+        b.work.wait();
+    }
+    if (options.hook.finish && is_sent(b)) run_hook([&] { options.hook.finish(as_ready(number)); });
   }
 
   // Reductions of a step that is finished, which only a stream has waited for, end first.
@@ -195,7 +223,7 @@ struct BucketReducer::Impl {
 
   void start_step() {
     posted = done = 0;
-    for (Bucket& b : buckets) b.pending = b.members.size();
+    for (Bucket& b : buckets) b.pending = b.plan.members.size();
     for (Slot& slot : slots) slot.ready = slot.accumulated = false;
   }
 
@@ -211,6 +239,9 @@ struct BucketReducer::Impl {
         failure = e;
       else
         start_step();
+      throw;
+    } catch (...) {  // of a hook
+      failure.emplace(ErrorCode::aborted, caught_words());
       throw;
     }
   }
@@ -243,20 +274,14 @@ struct BucketReducer::Impl {
     Slot& slot = slots[i];
     copy_in(i);
     slot.ready = true;
-    --buckets[slot.bucket].pending;
+    --buckets[slot.place.bucket].pending;
   }
 
   void post_ready() {
     for (; posted < buckets.size() && buckets[posted].pending == 0; ++posted) {
-      Bucket& b = buckets[posted];
-      if (axes.size() == 1 || b.bytes == 0) continue;
+      if (!is_sent(buckets[posted])) continue;
       compare();
-      const TensorView memory = b.in_place == nullptr
-                                    ? b.memory.view()
-                                    : TensorView{b.in_place, b.dtype, device,
-                                                 Dims::line(entries[b.members[0]].count), Dims::line(1)};
-      if (b.work.valid()) b.work.wait();
-      b.work = group().all_reduce(memory, memory, {.op = b.op, .stream = stream()});
+      post(posted);
     }
   }
 
@@ -275,7 +300,7 @@ struct BucketReducer::Impl {
   const std::shared_ptr<int> no_syncs = std::make_shared<int>(0);  // that live
   // Among the reducers alive that would share a group: the same on all ranks, which make and destroy them in the
   // same order.
-  UserNumbers::Taken number;
+  UserNumbers::Taken user;
 };
 
 BucketReducer::BucketReducer(DeviceMesh axes, std::vector<BucketEntry> entries, const BucketOptions& options)
@@ -297,24 +322,17 @@ Tensor BucketReducer::tensor(std::size_t i) const {
   const Slot& slot = impl_->slots[i];
   if (slot.bound != nullptr)
     bad(fmt::format("tensor of \"{}\", which is bound to the caller's memory", e.name));
-  return impl_->buckets[slot.bucket].memory.slice_flat(slot.offset / size_bytes(e.dtype), Shape{e.count});
+  return impl_->buckets[slot.place.bucket].memory.slice_flat(slot.place.offset / size_bytes(e.dtype),
+                                                             Shape{e.count});
 }
 
 void BucketReducer::bind(std::size_t i, const TensorView& data) {
-  const BucketEntry& e = entry(i);
+  if (const std::optional<Error> fault = fault_of([&] { impl_->expect_bindable(i, data); }))
+    impl_->tell_all(*fault);
   Slot& slot = impl_->slots[i];
-  if (slot.ready) bad(fmt::format("bind of \"{}\" between ready() and finish()", e.name));
-  if (const std::string fault = memory_fault(data); !fault.empty())
-    bad(fmt::format("bind of \"{}\": data {}", e.name, fault));
-  if (data.dtype != e.dtype || data.count() != e.count)
-    bad(fmt::format("bind of \"{}\": data is {} x{}; expected {} x{}, contiguous", e.name, name(data.dtype),
-                    data.count(), name(e.dtype), e.count));
-  if (const std::string fault = device_fault(data.device, impl_->options.compute); !fault.empty())
-    bad(fmt::format("bind of \"{}\": data {}", e.name, fault));
-  impl_->expect_apart(i, data);
   slot.bound = data.data;
-  Bucket& bucket = impl_->buckets[slot.bucket];
-  if (bucket.members.size() == 1 && bucket.bytes >= impl_->options.bucket_bytes) {
+  Bucket& bucket = impl_->buckets[slot.place.bucket];
+  if (bucket.plan.members.size() == 1 && bucket.plan.bytes >= impl_->options.bucket_bytes) {
     bucket.in_place = data.data;
     bucket.memory = {};  // nobody needs it
   }
@@ -335,7 +353,7 @@ void BucketReducer::ready(std::size_t i) {
     const std::size_t before = impl_->posted;
     impl_->post_ready();
     for (std::size_t b = before; b < impl_->posted; ++b)
-      impl_->posted_early += impl_->buckets[b].work.valid();
+      impl_->posted_early += impl_->is_sent(impl_->buckets[b]);
     for (; impl_->done < impl_->posted; ++impl_->done)
       if (Work& work = impl_->buckets[impl_->done].work; work.valid() && !work.done()) break;
   });
@@ -367,7 +385,7 @@ void BucketReducer::finish() {
     impl_->compare();
     for (Bucket& b : impl_->buckets) b.pending = 0;
     impl_->post_ready();
-    for (Bucket& b : impl_->buckets) impl_->wait(b);
+    for (std::size_t b = 0; b < impl_->buckets.size(); ++b) impl_->wait(b);
   });
   impl_->copy_all_back();
   impl_->start_step();
@@ -380,7 +398,7 @@ void BucketReducer::finish() {
 
 std::vector<std::int64_t> BucketReducer::bucket_bytes() const {
   std::vector<std::int64_t> bytes;
-  for (const Bucket& b : impl_->buckets) bytes.push_back(b.bytes);
+  for (const Bucket& b : impl_->buckets) bytes.push_back(b.plan.bytes);
   return bytes;
 }
 

@@ -90,16 +90,37 @@ void scale(Compute* compute, std::span<const GradientPart> parts, double factor)
   for_parts(compute, parts, [&](std::size_t, const auto& values) { dp::scale_elements(values, factor); });
 }
 
+template <class From, class To>
+void convert(Compute* compute, std::int64_t count, const From* from, To* to,
+             void (*loop)(const From*, To*, std::size_t)) {
+  threads::for_blocks(
+      compute, 1, [&](std::size_t) { return count; },
+      [&](const threads::Block& b) {
+        loop(from + b.begin, to + b.begin, static_cast<std::size_t>(b.count));
+      });
+}
+void narrow(Compute* compute, const float* from, bf16* to, std::int64_t count) {
+  convert<float, bf16>(compute, count, from, to,
+                       [](const float* x, bf16* y, std::size_t n) { dp::loops::narrow(x, y, n); });
+}
+void widen(Compute* compute, const bf16* from, float* to, std::int64_t count) {
+  convert<bf16, float>(compute, count, from, to,
+                       [](const bf16* x, float* y, std::size_t n) { dp::loops::widen(x, y, n); });
+}
+
 }  // namespace
 
 const GradientKernels& cpu_gradient_kernels() noexcept {
-  static constexpr GradientKernels kernels{.power_sums = &power_sums, .scale = &scale};
+  static constexpr GradientKernels kernels{
+      .power_sums = &power_sums, .scale = &scale, .narrow = &narrow, .widen = &widen};
   return kernels;
 }
 
 void add_gradient_kernels(Context& context, Device device, const GradientKernels& kernels) {
-  for (const auto& [name, missing] :
-       {std::pair{"power_sums", kernels.power_sums == nullptr}, {"scale", kernels.scale == nullptr}})
+  for (const auto& [name, missing] : {std::pair{"power_sums", kernels.power_sums == nullptr},
+                                      {"scale", kernels.scale == nullptr},
+                                      {"narrow", kernels.narrow == nullptr},
+                                      {"widen", kernels.widen == nullptr}})
     if (missing)
       throw Error(ErrorCode::bad_argument,
                   fmt::format("add_gradient_kernels: the table of {} has no {}", to_string(device), name));

@@ -236,6 +236,104 @@ static void test_in_buckets(void) {
   run_ranks(4, in_buckets);
 }
 
+/* A reduction of the program's own: begun over a group of its own, ended in weft_reducer_finish. */
+typedef struct own_reduction {
+  weft_group* group;
+  weft_work* work;
+  int begun, ended;
+  int32_t fails_at;
+} own_reduction;
+static weft_status begin_own(void* data, const weft_ready_bucket* bucket, weft_error* e) {
+  own_reduction* const own = data;
+  ++own->begun;
+  if (bucket->number == own->fails_at) {
+    strcpy(e->text, "no more room");
+    return WEFT_SYSTEM;
+  }
+  return weft_all_reduce(own->group, &bucket->data, &bucket->data, NULL, &own->work, e);
+}
+static weft_status end_own(void* data, const weft_ready_bucket* bucket, weft_error* e) {
+  own_reduction* const own = data;
+  CHECK(bucket->number == own->ended && bucket->member_count == 1 && bucket->members[0] == own->ended);
+  CHECK(bucket->op == (bucket->number == 2 ? WEFT_AVG : WEFT_SUM));
+  ++own->ended;
+  const weft_status status = weft_work_wait(own->work, e);
+  weft_work_destroy(own->work);
+  own->work = NULL;
+  return status;
+}
+
+static void bucket_hooks(rank_args* a) {
+  weft_group *world = join(a, "world", 20000 * MS), *over = NULL;
+  weft_mesh* mesh = mesh_of(world, 2);
+  weft_reducer_options options = WEFT_REDUCER_OPTIONS_INIT;
+  weft_reducer* r = NULL;
+  weft_buffer slot;
+  const weft_reducer_entry third = {"third", 1, WEFT_F32, WEFT_SUM};
+  OK(weft_mesh_group(mesh, &over, &error));
+
+  options.compression = WEFT_BUCKETS_BF16;
+  OK(weft_reducer_create(mesh, &third, 1, &options, &r, &error));
+  OK(weft_reducer_slot(r, 0, &slot, &error));
+  *(float*)slot.data = 1.0f / 3;
+  OK(weft_reducer_ready(r, 0, &error));
+  OK(weft_reducer_finish(r, &error));
+  CHECK(*(float*)slot.data == 2 * 0.333984375f); /* a third as bf16 */
+  weft_reducer_destroy(r);
+
+  own_reduction own = {over, NULL, 0, 0, -1};
+  const weft_bucket_hook hook = {"own", NULL, end_own, &own};
+  options.hook = hook;
+  CHECK_ERROR(weft_reducer_create(mesh, entries, 3, &options, &r, &error), WEFT_BAD_ARGUMENT,
+              "weft_reducer_create: options->compression is 1 (WEFT_BUCKETS_BF16) beside the hook \"own\"; "
+              "expected one "
+              "of them");
+  options.compression = 2;
+  CHECK_ERROR(weft_reducer_create(mesh, entries, 3, &options, &r, &error), WEFT_BAD_ARGUMENT,
+              "weft_reducer_create: options->compression is 2; expected 0 (WEFT_BUCKETS_AS_THEY_ARE) or 1 "
+              "(WEFT_BUCKETS_BF16)");
+  options.compression = WEFT_BUCKETS_AS_THEY_ARE;
+  options.hook.end = NULL;
+  CHECK_ERROR(weft_reducer_create(mesh, entries, 3, &options, &r, &error), WEFT_BAD_ARGUMENT,
+              "weft_reducer_create: options->hook.begin and .end of \"own\" are NULL; expected one of them");
+  options.hook.begin = begin_own;
+  options.hook.name = NULL;
+  CHECK_ERROR(weft_reducer_create(mesh, entries, 3, &options, &r, &error), WEFT_BAD_ARGUMENT,
+              "weft_reducer_create: options->hook.name is NULL; expected a name");
+  options.hook.name = "own";
+  options.hook.end = end_own;
+  options.bucket_bytes = 1; /* each gradient is a bucket */
+  for (int fails = 0; fails < 2; ++fails) {
+    if (fails == 1 && a->rank == 1) own.fails_at = 1;
+    own.begun = own.ended = 0;
+    OK(weft_reducer_create(mesh, entries, 3, &options, &r, &error));
+    OK(weft_reducer_slot(r, 1, &slot, &error));
+    ((float*)slot.data)[2] = (float)(a->rank + 1);
+    OK(weft_reducer_ready(r, 0, &error));
+    if (fails == 0) {
+      for (int32_t i = 1; i < 3; ++i) OK(weft_reducer_ready(r, i, &error));
+      OK(weft_reducer_finish(r, &error));
+      CHECK(((float*)slot.data)[2] == 3);
+      CHECK(own.begun == 3 && own.ended == 3);
+    } else if (a->rank == 1) {
+      CHECK_ERROR(weft_reducer_ready(r, 1, &error), WEFT_SYSTEM, "begin: no more room");
+      CHECK_ERROR(weft_reducer_finish(r, &error), WEFT_SYSTEM,
+                  "bucket_reducer: an earlier reduction failed: begin: no more room");
+    } else {
+      weft_reducer_ready(r, 1, NULL); /* the other's abort may have come already */
+      CHECK_ERROR(weft_reducer_finish(r, &error), WEFT_ABORTED,
+                  "*the hook \"own\" failed: begin: no more room");
+    }
+    if (own.work != NULL) weft_work_destroy(own.work);
+    own.work = NULL;
+    weft_reducer_destroy(r);
+  }
+  weft_group_destroy(over);
+  weft_mesh_destroy(mesh);
+  weft_group_destroy(world);
+}
+static void test_bucket_hooks(void) { run_ranks(2, bucket_hooks); }
+
 /* What nobody made ready on rank 1; other entries on rank 1; calls in the wrong order. */
 static void bucket_errors(rank_args* a) {
   weft_group* world = join(a, "world", 20000 * MS);
@@ -454,7 +552,7 @@ static void test_wrong_arguments(void) {
       "weft_reducer_create: options->unused is 2; expected 0 (WEFT_UNUSED_ERROR) or 1 (WEFT_UNUSED_ZEROS)");
   options.struct_size = 1;
   REFUSED(weft_reducer_create(mesh, entries, 3, &options, &none, &error),
-          "weft_reducer_create: options->struct_size is 1; expected 16: initialise it with "
+          "weft_reducer_create: options->struct_size is 1; expected 56: initialise it with "
           "WEFT_REDUCER_OPTIONS_INIT");
   REFUSED(weft_reducer_slot(r, 3, &slot, &error), "weft_reducer_slot: i is 3; expected 0 to 2");
   REFUSED(weft_reducer_bind(r, -1, &b, &error), "weft_reducer_bind: i is -1; expected 0 to 2");
@@ -493,6 +591,7 @@ int main(int argc, char** argv) {
       {"a_step", test_a_step},
       {"misfits", test_misfits},
       {"in_buckets", test_in_buckets},
+      {"bucket_hooks", test_bucket_hooks},
       {"bucket_errors", test_bucket_errors},
   };
   OK(weft_context_create(NULL, &context, &error));

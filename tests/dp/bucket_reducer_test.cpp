@@ -313,10 +313,10 @@ TEST(BucketReducer, OtherOptionsOnOneRankAreNamed) {
     for (int i = 0; i < 2; ++i) {
       const Error e = error_of([&] { reducer.ready(0); });
       EXPECT_EQ(e.code(), ErrorCode::mismatch);
-      EXPECT_STREQ(
-          e.what(),
-          "bucket_reducer: the reducer is number 1 with bucket_bytes 1 and unused error on dp rank 0, but "
-          "number 1 with bucket_bytes 64 and unused zeros on dp rank 1");
+      EXPECT_STREQ(e.what(),
+                   "bucket_reducer: the reducer is number 1 with bucket_bytes 1, unused error and no hook on "
+                   "dp rank 0, but "
+                   "number 1 with bucket_bytes 64, unused zeros and no hook on dp rank 1");
       EXPECT_EQ(e.ranks().size(), 2u);
     }
   });

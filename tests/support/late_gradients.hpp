@@ -34,6 +34,20 @@ inline const GradientKernels& gradient_kernels() {
               cpu_gradient_kernels().scale(nullptr, there, factor);
             });
           },
+      .narrow =
+          [](Compute* compute, const float* from, bf16* to, std::int64_t count) {
+            auto& device = dynamic_cast<LateDevice&>(compute->runtime());
+            device.push(compute->stream(), [from = device.bytes_of(from), to = device.bytes_of(to), count] {
+              cpu_gradient_kernels().narrow(nullptr, from, to, count);
+            });
+          },
+      .widen =
+          [](Compute* compute, const bf16* from, float* to, std::int64_t count) {
+            auto& device = dynamic_cast<LateDevice&>(compute->runtime());
+            device.push(compute->stream(), [from = device.bytes_of(from), to = device.bytes_of(to), count] {
+              cpu_gradient_kernels().widen(nullptr, from, to, count);
+            });
+          },
   };
   return kKernels;
 }

@@ -102,16 +102,47 @@ typedef struct weft_reducer_entry {
 typedef int32_t weft_unused;
 enum { WEFT_UNUSED_ERROR = 0, WEFT_UNUSED_ZEROS = 1 };
 
+/* A bucket all of whose gradients are there. Good until the weft_reducer_finish of its step is over; its memory lies in the same place in every
+ * step. */
+typedef struct weft_ready_bucket {
+  weft_buffer data;       /* its gradients one after the other, zeros between them */
+  const int32_t* members; /* its gradients, as the reducer numbers them */
+  int32_t member_count;
+  int32_t number;    /* in the order in which buckets are sent: the same on all ranks */
+  weft_reduce_op op; /* what is to become of it over the ranks: WEFT_SUM or WEFT_AVG */
+} weft_ready_bucket;
+
+/* A reduction of the program's own in the place of each bucket's all-reduce: `begin`, when the bucket is ready, then `end` in
+ * weft_reducer_finish, which leaves the result in bucket->data. They communicate over a group of the program's own (weft_mesh_group of the same
+ * axes gives one), by any calls on it, and do not use the reducer. Both are called for every bucket in every step, in the same order on all
+ * ranks; with one rank, and for an empty bucket, not at all. Either may be NULL, but not both. What is not WEFT_OK fails the call of the reducer on this rank, with that status
+ * and the error's text, WEFT_ABORTED on the others; the reducer is of no more use then. */
+typedef struct weft_bucket_hook {
+  const char*
+      name; /* for error texts; the same on all ranks, which compare it. NULL: there is no hook. Copied */
+  weft_status (*begin)(void* data, const weft_ready_bucket* bucket, weft_error* error);
+  weft_status (*end)(void* data, const weft_ready_bucket* bucket, weft_error* error);
+  void* data;
+} weft_bucket_hook;
+
+/* WEFT_BUCKETS_BF16: buckets of f32 are rounded to bf16, reduced as such, and widened; others are reduced as they are. */
+typedef int32_t weft_bucket_compression;
+enum { WEFT_BUCKETS_AS_THEY_ARE = 0, WEFT_BUCKETS_BF16 = 1 };
+
 typedef struct weft_reducer_options {
   uint32_t struct_size;
   weft_unused unused;
   int64_t bucket_bytes; /* a bucket is closed when it has this many; 0: 4 MiB */
+  weft_bucket_hook hook;
+  weft_bucket_compression compression; /* without a hook */
 } weft_reducer_options;
 #define WEFT_REDUCER_OPTIONS_INIT \
-  { sizeof(weft_reducer_options), WEFT_UNUSED_ERROR, 0 }
+  { sizeof(weft_reducer_options), WEFT_UNUSED_ERROR, 0, {NULL, NULL, NULL, NULL}, WEFT_BUCKETS_AS_THEY_ARE }
 
 /* Over all ranks of `axes`, a mesh of one or more axes; with one rank nothing moves. The same entries and options on
- * all ranks: the first step compares them, and is WEFT_MISMATCH where they differ. Names are copied. `options` may be NULL. Does not block. */
+ * all ranks: the first step compares them, and is WEFT_MISMATCH where they differ. Names are copied. `options` may be NULL. Blocks only
+ * where something is wrong on this rank that is no misuse of C (a count below 0, say): until the others are in their first step, at most the deadline; they get an error
+ * of the same code that names this rank. */
 weft_status weft_reducer_create(const weft_mesh* axes, const weft_reducer_entry* entries, int32_t count,
                                 const weft_reducer_options* options, weft_reducer** reducer,
                                 weft_error* error);
@@ -122,7 +153,8 @@ void weft_reducer_destroy(weft_reducer* reducer);
  * weft_reducer_bind(i). */
 weft_status weft_reducer_slot(const weft_reducer* reducer, int32_t i, weft_buffer* slot, weft_error* error);
 /* Gradient i is in the caller's memory from now on, which lives as long as the reducer, or until it is bound anew: in any step,
- * before weft_reducer_ready. The same entries are bound on all ranks. Does not block. */
+ * before weft_reducer_ready. The same entries are bound on all ranks. What does not fit is told to the others as by weft_reducer_create, in the first
+ * step; later call weft_reducer_finish, which fails on all ranks, as nobody made i ready. */
 weft_status weft_reducer_bind(weft_reducer* reducer, int32_t i, const weft_buffer* data, weft_error* error);
 /* Gradient i has its final value of this step. Sends what can be sent, and blocks in the first step alone, to compare the entries. */
 weft_status weft_reducer_ready(weft_reducer* reducer, int32_t i, weft_error* error);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "weft/base/tensor.hpp"
+#include "weft/dp/bucket_hook.hpp"
 #include "weft/host/compute.hpp"
 #include "weft/mesh/mesh.hpp"
 
@@ -34,6 +35,8 @@ struct BucketOptions {
   /// Copies what is bound with its threads; null: with the calling one. It outlives the reducer. Where it is of a device,
   /// the buckets are there, and so is all that is bound.
   Compute* compute = nullptr;
+  /// In the place of each bucket's all-reduce: bf16_hook(), or the program's own. By default there is none.
+  BucketHook hook = {};
 };
 
 /// While one lives, backward passes only accumulate: what becomes ready is not reduced. Made by no_sync() of a
@@ -86,10 +89,11 @@ class [[nodiscard]] NoSync {
 /// step, in which ranks compare and make groups. Later each rank may call ready() in an order of its own.
 class BucketReducer {
  public:
-  /// No communication; the first finish(), or the first bucket that is ready, compares the entries of all
+  /// No communication where nothing is wrong; the first finish(), or the first bucket that is ready, compares the entries of all
   /// ranks, and the options: mismatch, on all of them, that names the first entry that differs. Throws
   /// bad_argument for an empty mesh, a count below 0, bucket_bytes below 1, a reduction other than sum and avg, a
-  /// dtype that the group does not reduce, or a bucket whose bytes do not fit 64 bits.
+  /// dtype that is not floating, a bucket whose bytes do not fit 64 bits, or a hook without name or start. Unless the mesh is empty, this rank then waits, at
+  /// most its deadline, until the others compare: they get `bucket_reducer: dp rank 1 failed: …`.
   BucketReducer(DeviceMesh axes, std::vector<BucketEntry> entries, const BucketOptions& options = {});
   /// A reduction still in flight is given up, and with it the group of the axes.
   ~BucketReducer();
@@ -106,7 +110,9 @@ class BucketReducer {
   /// Gradient i is in the caller's memory from now on: `data` has entry(i).count elements of its dtype, is
   /// contiguous and lives as long as the reducer or until bound anew. The same entries are bound on all
   /// ranks. Throws bad_argument where it does not fit, has no memory or is not aligned for its dtype, where it
-  /// overlaps a slot of this reducer or what is bound to another entry, or between ready(i) and finish().
+  /// overlaps a slot of this reducer or what is bound to another entry, or between ready(i) and finish(). In the first step
+  /// the other ranks are told as by the constructor. Later they are not: call finish() in the handler, which throws on all
+  /// ranks that nobody made i ready (Unused::error).
   void bind(std::size_t i, const TensorView& data);
 
   /// Gradient i has its final value of this step. Posts what can be posted, and takes steps of what is in

@@ -1,4 +1,4 @@
-// What dp computes on a device: two functions, given by whoever brings the device. Copies and fills are the device's own
+// What dp computes on a device: a few functions, given by whoever brings the device. Copies and fills are the device's own
 // (weft/host/device_runtime.hpp), sums over ranks a group's.
 #pragma once
 
@@ -29,7 +29,7 @@ struct PowerSum {
   double scale = 1, sum = 0;
 };
 
-/// Both read `parts` before they return. The CPU has done the work then; another device does it on compute->stream(),
+/// They read `parts` before they return. The CPU has done the work then; another device does it on compute->stream(),
 /// after what the stream was given before. On the CPU `compute` may be null: then the calling thread does it alone.
 struct GradientKernels {
   /// sums[i]: of the elements of parts[i], in memory of the device. p >= 1, or infinity. Summed in f64, always in the
@@ -39,6 +39,9 @@ struct GradientKernels {
   void (*power_sums)(Compute* compute, std::span<const GradientPart> parts, double p, PowerSum* sums);
   /// Every element times `factor`, in f64, rounded once to f32 (f64 stays) and then to what it is.
   void (*scale)(Compute* compute, std::span<const GradientPart> parts, double factor);
+  /// to[i] = from[i], rounded to the nearest bf16, and back. from, to: (count), contiguous, apart, memory of the device.
+  void (*narrow)(Compute* compute, const float* from, bf16* to, std::int64_t count);
+  void (*widen)(Compute* compute, const bf16* from, float* to, std::int64_t count);
 };
 
 /// Those of the CPU.

@@ -1,0 +1,128 @@
+#include "weft/train/ema.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "weft/base/error.hpp"
+#include "weft/host/copy.hpp"
+#include "weft/host/device_runtime.hpp"
+#include "weft/nn/kernels.hpp"
+#include "weft/nn/layouts.hpp"
+
+namespace weft {
+namespace {
+
+[[noreturn]] void bad(const std::string& text) { throw Error(ErrorCode::bad_argument, "ema: " + text); }
+
+}  // namespace
+
+Ema::Ema(std::vector<Parameter*> parameters, const Options& options) : options_(options) {
+  if (!(options.decay >= 0 && options.decay < 1))
+    bad(fmt::format("decay is {}; expected 0 or more, and less than 1", options.decay));
+  for (Parameter* p : parameters)
+    if (p->trainable())
+      add(*p);
+    else
+      frozen_.push_back(p);
+}
+
+void Ema::add(Parameter& parameter) {
+  if (!parameter.trainable())
+    bad(fmt::format("\"{}\" is frozen; its average would be its master", parameter.path()));
+  if (std::find(parameters_.begin(), parameters_.end(), &parameter) != parameters_.end())
+    bad(fmt::format("\"{}\" is averaged already", parameter.path()));
+  if (swapped_) bad("add() while the averages are swapped in; swap_out() first");
+  Compute& compute = parameter.compute();
+  const Tensor& master = parameter.master();
+  Average average{Tensor::zeros(compute.context(), {1}, DType::i64),  // the host counts
+                  compute.make(master.shape()).with_layout(master.layout())};
+  copy(compute.context(), master, average.value, compute.stream());
+  averages_.push_back(std::move(average));
+  parameters_.push_back(&parameter);
+  std::erase(frozen_, &parameter);
+}
+
+void Ema::expect_sound(std::string_view call) const {
+  if (swapped_) bad(fmt::format("{} while the averages are swapped in; swap_out() first", call));
+  for (const Parameter* p : frozen_)
+    if (p->trainable())
+      bad(fmt::format("\"{}\" was frozen when the ema was made; add() it when it is unfrozen", p->path()));
+}
+
+void Ema::expect_same_layouts() const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i)
+    layouts::expect_same(TensorName::of("ema: the average of ", parameters_[i]->path()),
+                         averages_[i].value.layout(), parameters_[i]->master().layout(),
+                         "as the master; make the ema after the master has its layout");
+}
+
+double Ema::decay_at(std::int64_t n) const noexcept {
+  if (!options_.warm_up) return options_.decay;
+  const auto done = static_cast<double>(n);
+  return std::min(options_.decay, (1 + done) / (10 + done));
+}
+
+void Ema::update() {
+  expect_sound("update()");
+  expect_same_layouts();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const Parameter& p = *parameters_[i];
+    if (!p.trainable()) continue;  // frozen since
+    std::int64_t& updates = averages_[i].updates.as<std::int64_t>()[0];
+    const double decay = decay_at(updates++);
+    // e += (1 - d) (p - e), which is a step of SGD: of e, along the gradient p, with a decay of -1 and a rate below 0. So
+    // every device that trains can do it.
+    kernels::sgd_step(kernels_of(p.compute()), averages_[i].value.data_ptr<float>(), nullptr,
+                      p.master().data_ptr<float>(), p.master().count(), {decay - 1, 0, -1});
+  }
+}
+
+void Ema::exchange() {
+  expect_same_layouts();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    Compute& compute = parameters_[i]->compute();
+    const Tensor& master = parameters_[i]->write_master();
+    const Tensor& average = averages_[i].value;
+    if (compute.device() == Device{}) {
+      std::swap_ranges(master.data_ptr<float>(), master.data_ptr<float>() + master.count(),
+                       average.data_ptr<float>());
+      continue;
+    }
+    const Tensor kept = compute.make(master.shape());
+    copy(compute.context(), master, kept, compute.stream());
+    copy(compute.context(), average, master, compute.stream());
+    copy(compute.context(), kept, average, compute.stream());
+  }
+}
+
+void Ema::swap_in() {
+  expect_sound("swap_in()");
+  exchange();
+  swapped_ = true;
+}
+
+void Ema::swap_out() {
+  if (!swapped_) bad("swap_out() without swap_in()");
+  exchange();
+  swapped_ = false;
+}
+
+Ema::Swapped::~Swapped() {
+  if (!ema_->swapped()) return;  // the program did it
+  try {
+    ema_->swap_out();
+  } catch (const std::exception&) {
+    // A master that lies otherwise now: swapped() stays true, and whatever is called next says so.
+  }
+}
+
+void Ema::entries(const Optimizer::Visitor& see) const {
+  expect_sound("entries()");
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    see(parameters_[i]->path(), "updates", averages_[i].updates);
+    see(parameters_[i]->path(), "average", averages_[i].value);
+  }
+}
+
+}  // namespace weft
