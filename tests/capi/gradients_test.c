@@ -239,7 +239,7 @@ static void test_in_buckets(void) {
 /* A reduction of the program's own: begun over a group of its own, ended in weft_reducer_finish. */
 typedef struct own_reduction {
   weft_group* group;
-  weft_work* work;
+  weft_work* works[3];
   int begun, ended;
   int32_t fails_at;
 } own_reduction;
@@ -250,16 +250,16 @@ static weft_status begin_own(void* data, const weft_ready_bucket* bucket, weft_e
     strcpy(e->text, "no more room");
     return WEFT_SYSTEM;
   }
-  return weft_all_reduce(own->group, &bucket->data, &bucket->data, NULL, &own->work, e);
+  return weft_all_reduce(own->group, &bucket->data, &bucket->data, NULL, &own->works[bucket->number], e);
 }
 static weft_status end_own(void* data, const weft_ready_bucket* bucket, weft_error* e) {
   own_reduction* const own = data;
   CHECK(bucket->number == own->ended && bucket->member_count == 1 && bucket->members[0] == own->ended);
   CHECK(bucket->op == (bucket->number == 2 ? WEFT_AVG : WEFT_SUM));
   ++own->ended;
-  const weft_status status = weft_work_wait(own->work, e);
-  weft_work_destroy(own->work);
-  own->work = NULL;
+  const weft_status status = weft_work_wait(own->works[bucket->number], e);
+  weft_work_destroy(own->works[bucket->number]);
+  own->works[bucket->number] = NULL;
   return status;
 }
 
@@ -281,7 +281,7 @@ static void bucket_hooks(rank_args* a) {
   CHECK(*(float*)slot.data == 2 * 0.333984375f); /* a third as bf16 */
   weft_reducer_destroy(r);
 
-  own_reduction own = {over, NULL, 0, 0, -1};
+  own_reduction own = {over, {NULL, NULL, NULL}, 0, 0, -1};
   const weft_bucket_hook hook = {"own", NULL, end_own, &own};
   options.hook = hook;
   CHECK_ERROR(weft_reducer_create(mesh, entries, 3, &options, &r, &error), WEFT_BAD_ARGUMENT,
@@ -324,8 +324,10 @@ static void bucket_hooks(rank_args* a) {
       CHECK_ERROR(weft_reducer_finish(r, &error), WEFT_ABORTED,
                   "*the hook \"own\" failed: begin: no more room");
     }
-    if (own.work != NULL) weft_work_destroy(own.work);
-    own.work = NULL;
+    for (int i = 0; i < 3; ++i) {
+      if (own.works[i] != NULL) weft_work_destroy(own.works[i]);
+      own.works[i] = NULL;
+    }
     weft_reducer_destroy(r);
   }
   weft_group_destroy(over);
