@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cassert>  // before toml++, which would have it hidden: then nothing defines what assert() calls
 #include <cmath>
 #include <cstdint>
 #include <optional>

@@ -14,6 +14,7 @@
 
 #include "dp/loops.hpp"
 #include "support/run_ranks.hpp"
+#include "support/sanitizers.hpp"
 #include "weft/base/random.hpp"
 #include "weft/dp/bucket_reducer.hpp"
 #include "weft/dp/grad_norm.hpp"
@@ -211,6 +212,7 @@ TEST(DpMemory, SixteenBitNumbersAreConvertedAsEverywhere) {
 
 // A rank whose threads the system refuses works with those that it has.
 TEST(DpMemory, GoesOnWithFewerThreads) {
+  if (!test::kPlainMemory) GTEST_SKIP() << test::kNoPlainMemory;
   const auto work = [] {
     Context context;
     Compute compute(context, 64);

@@ -28,10 +28,14 @@ struct Output {
   std::vector<Part> parts;
 
   void write() const {
-    for (const Part& p : parts) std::memcpy(out + p.at, result.data() + p.at, p.bytes);
+    for (const Part& p : parts) {
+      if (p.bytes > 0) std::memcpy(out + p.at, result.data() + p.at, p.bytes);
+    }
   }
   void poison() const {
-    for (const Part& p : parts) std::memset(out + p.at, kPoison, p.bytes);
+    for (const Part& p : parts) {
+      if (p.bytes > 0) std::memset(out + p.at, kPoison, p.bytes);
+    }
   }
 };
 
