@@ -16,7 +16,7 @@ from .._api import weft_buffer, weft_call, weft_call_options
 from .._library import lib, per_thread
 from . import sparse
 from .meeting import context, meet
-from .works import DoneWork, WeftWork, as_torch, last
+from .works import DoneWork, PeerLostError, TimeoutError, WeftWork, as_torch, last  # pylint: disable=redefined-builtin
 
 _byref = ctypes.byref
 UNSET = timedelta(milliseconds=-1)
@@ -67,10 +67,11 @@ def _one(tensors, name="tensors"):
 
 
 class BackendOptions(Backend.Options):
-    """What init_process_group(..., pg_options=) may say: `transport`: "auto", "shm", "gloo", "mpi-openmpi", "mpi-mpich"; `progress`: "thread" for a helper
+    """What init_process_group(..., pg_options=) may say: `transport`: "shm", "gloo", "mpi-openmpi", "mpi-mpich", None: shm where all ranks are on one
+    host, else what "auto" chooses; `progress`: "thread" for a helper
     thread that carries on calls while the program computes, "caller" for none, None: a thread where this host has two cores for each rank."""
 
-    def __init__(self, transport="auto", progress=None, timeout=dist.default_pg_timeout):
+    def __init__(self, transport=None, progress=None, timeout=dist.default_pg_timeout):
         super().__init__("weft", timeout)
         self.transport, self.progress = transport, progress
 
@@ -84,8 +85,8 @@ class WeftBackend(Backend):
         self._rank, self._size = rank, size
         progress = getattr(options, "progress", None) or ("thread" if len(os.sched_getaffinity(0)) >= 2 * place.local_ranks else "caller")
         self._threaded = progress == "thread"
-        self._group = context().group_in(place.store, rank, size, backend=getattr(options, "transport", "auto"), name=name, process_rank=0,
-                                         deadline=timeout.total_seconds() or FOREVER_NS / 1e9, progress=progress)
+        self._group = context().group_in(place.store, rank, size, backend=getattr(options, "transport", None) or place.transport, name=name,
+                                         process_rank=0, deadline=timeout.total_seconds() or FOREVER_NS / 1e9, progress=progress)
         self._handle = self._group._handle
         self._timeout = timeout
         self._pending, self._unquiet, self._calls = set(), [], None
@@ -399,9 +400,23 @@ class WeftBackend(Backend):
         return self._begin(_api.OP_BARRIER, None, None, self._call_options(_api.SUM, opts.timeout), None, [])
 
     def monitored_barrier(self, opts, wait_all_ranks=False):
-        """A barrier after which every rank knows who did not come: a deadline of weft names all of them, whatever wait_all_ranks says."""
-        del wait_all_ranks
-        self.barrier(opts).wait()
+        """A barrier that tells who did not come, in torch's words and then in weft's. Afterwards the group has failed, as after any time-out."""
+        limit = self._timeout if opts.timeout == UNSET else opts.timeout
+        within = f"in {limit.total_seconds() * 1000:g} ms"
+        if not limit:  # elsewhere a time-out of zero is none
+            raise TimeoutError(f"Rank {self._rank} timed out in monitoredBarrier {within}", op="barrier")
+        try:
+            self.barrier(opts).wait()
+        except (TimeoutError, PeerLostError) as error:
+            absent = sorted(error.ranks)
+            if self._rank:
+                said = f"Rank {self._rank} successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
+            elif wait_all_ranks or not absent:
+                said = f"Ranks {', '.join(map(str, absent))} failed to pass monitoredBarrier {within}"
+            else:
+                said = f"Rank {absent[0]} failed to pass monitoredBarrier {within}"
+            raise type(error)(f"{said}: {error.text}", op=error.op, call=error.call, ranks=error.ranks, rank_count=error.rank_count,
+                              quiesced=error.quiesced) from error
 
     def _wait_for_pending_works(self):
         for work in list(self._pending):

@@ -5,6 +5,7 @@ import json
 import os
 import socket
 
+from .. import errors
 from ..context import Context
 from ..store import Store, StoreServer, new_secret
 
@@ -20,16 +21,17 @@ def context():
 
 
 def _host():
-    """What is equal for two processes exactly where loopback joins them."""
+    """Two words: equal first ones where loopback joins two processes, equal both where they can share memory, too."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip() + " " + os.readlink("/proc/self/ns/net")
+        return file.read().strip() + os.readlink("/proc/self/ns/net") + " " + os.readlink("/proc/self/ns/pid")
 
 
 class Place:
-    """Where ranks meet: a store, on the rank that serves it its server, and what the serving rank has decided for all."""
+    """Where ranks meet: a store, on the rank that serves it its server, and what the serving rank has decided for all: the transport of groups whose
+    options name none, and the largest number of ranks on one host."""
 
-    def __init__(self, store, server, local_ranks):
-        self.store, self.server, self.local_ranks = store, server, local_ranks
+    def __init__(self, store, server, transport, local_ranks):
+        self.store, self.server, self.transport, self.local_ranks = store, server, transport, local_ranks
 
     def close(self):
         self.store.close()
@@ -40,16 +42,23 @@ class Place:
 def meet(torch_store, rank, size, limit):
     """The Place of `size` processes that share a store of torch's, of which this one is `rank`. Blocks until all are there."""
     if size == 1:
-        return Place(Store.local(), None, 1)
+        return Place(Store.local(), None, "shm", 1)
     torch_store.set(f"weft/host/{rank}", _host())
     if rank != 0:
         told = json.loads(torch_store.get("weft/place"))
-        return Place(Store.tcp(told["host"], told["port"], told["secret"], limit), None, told["local_ranks"])
+        if "error" in told:
+            raise errors.SystemError(f"rank 0 could not serve a store: {told['error']}", ranks=(0,))
+        return Place(Store.tcp(told["host"], told["port"], told["secret"], limit), None, told["transport"], told["local_ranks"])
     hosts = [torch_store.get(f"weft/host/{r}").decode() for r in range(size)]
-    one_host = len(set(hosts)) == 1
-    host = None if one_host else socket.gethostbyname(os.environ.get("MASTER_ADDR") or socket.gethostname())
-    secret = None if one_host else new_secret()
-    server = StoreServer(context(), host=host, secret=secret)
-    told = {"host": host or "127.0.0.1", "port": server.port, "secret": secret, "local_ranks": max(map(hosts.count, hosts))}
+    try:
+        loopback = len({host.split()[0] for host in hosts}) == 1
+        host = "127.0.0.1" if loopback else socket.gethostbyname(os.environ.get("MASTER_ADDR") or socket.gethostname())
+        secret = None if loopback else new_secret()
+        server = StoreServer(context(), host=host, secret=secret)
+        transport = "shm" if len(set(hosts)) == 1 and not os.environ.get("WEFT_BACKEND") else "auto"
+        told = {"host": host, "port": server.port, "secret": secret, "transport": transport, "local_ranks": max(map(hosts.count, hosts))}
+    except Exception as error:
+        torch_store.set("weft/place", json.dumps({"error": str(error)}))
+        raise
     torch_store.set("weft/place", json.dumps(told))
-    return Place(Store.tcp(told["host"], told["port"], secret, limit), server, told["local_ranks"])
+    return Place(Store.tcp(host, server.port, secret, limit), server, transport, told["local_ranks"])

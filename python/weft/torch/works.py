@@ -44,7 +44,8 @@ def as_torch(error):
     kind = _AS_TORCH.get(type(error))
     if kind is None:
         return error
-    made = kind(error.text, op=error.op, call=error.call, ranks=error.ranks, rank_count=error.rank_count, quiesced=error.quiesced)
+    text = f"weft: Timed out in {error.text}" if kind is TimeoutError else error.text  # what programs look for in torch's
+    made = kind(text, op=error.op, call=error.call, ranks=error.ranks, rank_count=error.rank_count, quiesced=error.quiesced)
     made.code = error.code
     return made
 
