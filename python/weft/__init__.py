@@ -9,15 +9,20 @@
 
 Arrays of NumPy, PyTorch and JAX are used where they lie. `weft.torch` is a backend of torch.distributed. docs/python.md is the guide.
 """
+from . import checkpoint
 from .arrays import SharedTensor
 from .context import Context, version
 from .errors import (AbortedError, BadArgumentError, Error, LayoutError, MismatchError, PeerLostError, SystemError, TimeoutError,  # pylint: disable=W0622
                      UnsupportedError)
+from .gradients import Reducer, Sampler, average_gradients, clip_grad_norm, grad_norm, sync_replicated_gradients
 from .group import ANY_SOURCE, Batch, Group, Message, Reduction
+from .layout import Layout, Transfer, check_replicas, partial, redistribute, replicate, shard
+from .mesh import Mesh
 from .store import Store, StoreServer, new_secret, secret_from_env
 from .work import Work, wait_all
 
 __version__ = version()
-__all__ = ["ANY_SOURCE", "AbortedError", "BadArgumentError", "Batch", "Context", "Error", "Group", "LayoutError", "Message", "MismatchError",
-           "PeerLostError", "Reduction", "SharedTensor", "Store", "StoreServer", "SystemError", "TimeoutError", "UnsupportedError", "Work",
-           "new_secret", "secret_from_env", "version", "wait_all"]
+__all__ = ["ANY_SOURCE", "AbortedError", "BadArgumentError", "Batch", "Context", "Error", "Group", "Layout", "LayoutError", "Mesh", "Message",
+           "MismatchError", "PeerLostError", "Reducer", "Reduction", "Sampler", "SharedTensor", "Store", "StoreServer", "SystemError", "TimeoutError",
+           "Transfer", "UnsupportedError", "Work", "average_gradients", "check_replicas", "checkpoint", "clip_grad_norm", "grad_norm", "new_secret",
+           "partial", "redistribute", "replicate", "secret_from_env", "shard", "sync_replicated_gradients", "version", "wait_all"]

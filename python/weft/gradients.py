@@ -1,0 +1,168 @@
+"""Gradients of anybody's: reduced in buckets while the rest of them is still computed, averaged, synchronised, measured and clipped where they lie; and
+which samples each rank reads. Lists of gradients are {name: (array, layout)}, or {name: array} without a layout, in the same order on all ranks."""
+import ctypes
+
+from . import _api, arrays, dtypes, errors
+from ._handle import Handle, blocking
+from ._library import lib
+from .context import choice, text
+from .group import REDUCE_OPS
+from .layout import tensors
+
+__all__ = ["Reducer", "Sampler", "average_gradients", "clip_grad_norm", "grad_norm", "sync_replicated_gradients"]
+
+_byref = ctypes.byref
+
+
+def average_gradients(gradients, axes):
+    """Reduces gradients in place on those of `axes` on which their layouts are partial. Blocks."""
+    array, count, _ = tensors(gradients, True)
+    blocking(lib.average_gradients, array, count, axes._handle)
+
+
+def sync_replicated_gradients(gradients, axes, *, on_drift="error", tolerance=0.0):
+    """Brings gradients of weights that every rank of `axes` holds to one value, in place. on_drift: "error", MismatchError where replicas differ by more than
+    rounding, or "average"; tolerance: 0 is the dtype's own, -1 none at all. Blocks."""
+    options = _api.make(_api.weft_sync_options)
+    options.on_drift = choice(on_drift, {"error": _api.DRIFT_ERROR, "average": _api.DRIFT_AVERAGE}, "on_drift")
+    options.tolerance = tolerance
+    array, count, _ = tensors(gradients, True)
+    blocking(lib.sync_replicated_gradients, array, count, axes._handle, _byref(options))
+
+
+def grad_norm(gradients, p=2.0):
+    """The p-norm of all gradients of all ranks, each element counted once. Collective among the ranks of the layouts' meshes; blocks."""
+    array, count, _ = tensors(gradients, False)
+    norm = ctypes.c_double()
+    blocking(lib.grad_norm, array, count, p, _byref(norm))
+    return norm.value
+
+
+def clip_grad_norm(gradients, max_norm, p=2.0, *, non_finite="error"):
+    """Scales all gradients by min(1, max_norm / (norm + 1e-6)); the norm before. non_finite: "error", or "skip": then they stay as they are."""
+    options = _api.make(_api.weft_clip_options)
+    options.p = p
+    options.non_finite = choice(non_finite, {"error": _api.NON_FINITE_ERROR, "skip": _api.NON_FINITE_SKIP}, "non_finite")
+    array, count, _ = tensors(gradients, True)
+    norm = ctypes.c_double()
+    blocking(lib.clip_grad_norm, array, count, max_norm, _byref(options), _byref(norm))
+    return norm.value
+
+
+class Reducer(Handle):
+    """Reduces gradients in buckets. `entries`: (name, shape, dtype, op) of each, in the order in which they become ready.
+
+        for each step:  write each gradient into slot(i), or into memory that was bound; ready(i)
+                        finish(); the gradients are the reduced ones now
+
+    Between ready(i) and the end of finish() a gradient belongs to the reduction. One thread for each rank.
+    """
+    __slots__ = ("_keep", "_slots", "_entries")
+    _destroy = lib.reducer_destroy
+
+    def __init__(self, axes, entries, *, unused="error", bucket_bytes=0):
+        options = _api.make(_api.weft_reducer_options)
+        options.unused = choice(unused, {"error": _api.UNUSED_ERROR, "zeros": _api.UNUSED_ZEROS}, "unused")
+        options.bucket_bytes = bucket_bytes
+        self._entries = [(name, (shape,) if isinstance(shape, int) else tuple(shape), dtypes.of(dtype), choice(op, REDUCE_OPS, "op"))
+                         for name, shape, dtype, op in entries]
+        raw = (_api.weft_reducer_entry * max(1, len(self._entries)))()
+        for place, (name, shape, dtype, op) in zip(raw, self._entries):
+            place.name, place.dtype, place.op, place.count = text(name, "name"), dtype, op, 1
+            for extent in shape:
+                place.count *= extent
+        handle = ctypes.c_void_p()
+        errors.call(lib.reducer_create, axes._handle, raw, len(self._entries), _byref(options), _byref(handle))
+        Handle.__init__(self, handle.value)
+        self._keep, self._slots = {}, {}
+
+    def slot(self, i):
+        """Gradient i's place in its bucket, a numpy array: zeros at first. Not to be used once the reducer is closed."""
+        import numpy
+        if i not in self._slots:
+            buffer = _api.weft_buffer()
+            errors.call(lib.reducer_slot, self._handle, i, _byref(buffer))
+            _, shape, dtype, _ = self._entries[i]
+            size = buffer.count * dtypes.SIZES[dtype]
+            memory = (ctypes.c_char * size).from_address(buffer.data) if size else bytearray()
+            if size:
+                memory._weft = self
+            self._slots[i] = memory
+        _, shape, dtype, _ = self._entries[i]
+        return numpy.frombuffer(self._slots[i], dtypes.to_numpy(dtype)).reshape(shape)
+
+    def bind(self, i, array):
+        """Gradient i is in the caller's memory from now on."""
+        buffer, owner = arrays.view(array, "data", True)
+        errors.call(lib.reducer_bind, self._handle, i, _byref(buffer))
+        self._keep[i] = owner
+        self._slots.pop(i, None)
+
+    def ready(self, i):
+        """Gradient i has its final value of this step. Blocks in the first step alone."""
+        blocking(lib.reducer_ready, self._handle, i)
+
+    def is_ready(self, i):
+        ready = ctypes.c_bool()
+        errors.call(lib.reducer_is_ready, self._handle, i, _byref(ready))
+        return ready.value
+
+    def no_sync(self):
+        """A `with` in which ready() sends nothing: for micro-batches before the last."""
+        return _NoSync(self)
+
+    def finish(self):
+        """Blocks until every gradient is reduced, on all ranks."""
+        blocking(lib.reducer_finish, self._handle)
+
+    @property
+    def bucket_bytes(self):
+        """The bytes of each bucket, in the order they are sent."""
+        count, size, found = ctypes.c_int32(), ctypes.c_int64(), []
+        errors.call(lib.reducer_bucket_count, self._handle, _byref(count))
+        for bucket in range(count.value):
+            errors.call(lib.reducer_bucket_bytes, self._handle, bucket, _byref(size))
+            found.append(size.value)
+        return found
+
+    @property
+    def sent_early(self):
+        """Reductions sent by ready() rather than by finish() so far."""
+        count = ctypes.c_int64()
+        errors.call(lib.reducer_sent_early, self._handle, _byref(count))
+        return count.value
+
+    def close(self):
+        super().close()
+        self._keep, self._slots = {}, {}
+
+
+class _NoSync:
+    def __init__(self, reducer):
+        self.reducer = reducer
+
+    def __enter__(self):
+        errors.call(lib.reducer_begin_no_sync, self.reducer._handle)
+
+    def __exit__(self, *exception):
+        errors.call(lib.reducer_end_no_sync, self.reducer._handle)
+
+
+class Sampler(Handle):
+    """A shuffled walk through a data set as a pure function of (seed, step). The global batch is the same for any number of data ranks."""
+    __slots__ = ("offset", "count")
+    _destroy = lib.sampler_destroy
+
+    def __init__(self, axis, population, global_batch, seed=0):
+        handle = ctypes.c_void_p()
+        errors.call(lib.sampler_create, axis._handle, population, global_batch, seed, _byref(handle))
+        Handle.__init__(self, handle.value)
+        offset, count = ctypes.c_int64(), ctypes.c_int64()
+        errors.call(lib.sampler_part, self._handle, _byref(offset), _byref(count))
+        self.offset, self.count = offset.value, count.value  # of this rank's part of the global batch
+
+    def batch(self, step):
+        """The numbers of the samples of a step that this rank reads."""
+        samples = (ctypes.c_int64 * max(1, self.count))()
+        errors.call(lib.sampler_batch, self._handle, step, samples, self.count)
+        return samples[:self.count]

@@ -1,0 +1,208 @@
+"""Layouts: how a tensor lies over a mesh; arrays brought from one layout to another."""
+import ctypes
+
+from . import _api, arrays, errors
+from ._api import weft_tensor
+from ._handle import Handle, blocking
+from ._library import lib
+from .context import choice, text
+from .group import REDUCE_OPS
+from .mesh import Mesh
+
+__all__ = ["Layout", "Transfer", "partial", "replicate", "shard", "redistribute", "check_replicas"]
+
+_byref = ctypes.byref
+
+
+def replicate():
+    """Each rank of an axis has the same."""
+    return _api.weft_placement(_api.REPLICATE, 0, _api.SUM)
+
+
+def shard(dim):
+    """Dimension `dim` is cut among the ranks; the first ones hold one more where it is uneven."""
+    return _api.weft_placement(_api.SHARD, dim, _api.SUM)
+
+
+def partial(op="sum"):
+    """Each rank has a contribution of full size; the value is their combination."""
+    return _api.weft_placement(_api.PARTIAL, 0, choice(op, REDUCE_OPS, "op"))
+
+
+class Layout(Handle):
+    """A placement for each axis of a mesh, and the shape of the whole tensor. A value: what a method makes of it is another one.
+
+        weft.Layout(mesh, (1024, 512), tp=weft.shard(0))      # axes that are not named: replicate
+    """
+    __slots__ = ("_mesh",)
+    _destroy = lib.layout_destroy
+
+    def __init__(self, mesh, shape, /, **placements):
+        names = [text(name, "axis") for name in placements]
+        array = (_api.weft_axis_placement * max(1, len(names)))(*zip(names, placements.values()))
+        handle = ctypes.c_void_p()
+        errors.call(lib.layout_create, mesh._handle, array, len(names), _extents(shape), len(shape), _byref(handle))
+        Handle.__init__(self, handle.value)
+        self._mesh = mesh
+
+    def _other(self, function, *args):
+        handle = ctypes.c_void_p()
+        errors.call(function, self._handle, *args, _byref(handle))
+        made = Layout.__new__(Layout)
+        Handle.__init__(made, handle.value)
+        made._mesh = self._mesh
+        return made
+
+    def with_placement(self, axes, placement):
+        """The same with another placement on `axes`, a sub-mesh of its mesh."""
+        return self._other(lib.layout_with, axes._handle, _byref(placement))
+
+    def with_shape(self, shape):
+        """The same of a whole with other extents."""
+        return self._other(lib.layout_with_extents, _extents(shape), len(shape))
+
+    def shard_inside(self, axes, dim):
+        """`axes` shard dimension `dim` inside all other axes that do."""
+        return self._other(lib.layout_shard_inside, axes._handle, dim)
+
+    def nested(self, *axes):
+        """The axes named nest in this order, outermost first."""
+        return self._other(lib.layout_nested, (ctypes.c_char_p * max(1, len(axes)))(*(text(a, "axis") for a in axes)), len(axes))
+
+    def segmented(self, dim, lengths):
+        """Dimension `dim` consists of segments of these lengths, each cut on its own."""
+        return self._other(lib.layout_segmented, dim, _extents(lengths), len(lengths))
+
+    def reduced(self, axes):
+        """What average_gradients makes of a gradient: partial on any of `axes` becomes replicate."""
+        return self._other(lib.layout_reduced, axes._handle)
+
+    @property
+    def mesh(self):
+        """The whole mesh that it is over."""
+        handle = ctypes.c_void_p()
+        errors.call(lib.layout_mesh, self._handle, _byref(handle))
+        return Mesh._of(handle, self._mesh._context)
+
+    def on(self, axes):
+        """Its placement on `axes`: "replicate", ("shard", dim) or ("partial", op)."""
+        placement = _api.weft_placement()
+        errors.call(lib.layout_on, self._handle, axes._handle, _byref(placement))
+        if placement.kind == _api.SHARD:
+            return "shard", placement.dim
+        if placement.kind == _api.PARTIAL:
+            return "partial", lib.reduce_op_name(placement.op).decode()
+        return "replicate"
+
+    @property
+    def shape(self):
+        """The extents of the whole."""
+        return self._shape(lib.layout_extents)
+
+    def local_shape(self, rank=-1):
+        """The extents of what `rank` of the whole mesh holds; -1: this rank."""
+        return self._shape(lib.layout_local_extents, rank)
+
+    def _shape(self, function, *args):
+        count = self._number(lib.layout_dim_count)
+        array = (ctypes.c_int64 * max(1, count))()
+        errors.call(function, self._handle, *args, array, count)
+        return tuple(array[:count])
+
+    def parts(self, rank=-1):
+        """Where the parts of a rank lie in the whole: (offsets, extents) of each; one, or one for each segment."""
+        room = self._number(lib.layout_dim_count)
+        found = []
+        for index in range(self._number(lib.layout_part_count)):
+            offsets, extents = (ctypes.c_int64 * max(1, room))(), (ctypes.c_int64 * max(1, room))()
+            errors.call(lib.layout_part, self._handle, rank, index, offsets, extents, room)
+            found.append((tuple(offsets[:room]), tuple(extents[:room])))
+        return found
+
+    def _number(self, function):
+        number = ctypes.c_int32()
+        errors.call(function, self._handle, _byref(number))
+        return number.value
+
+    def __eq__(self, other):
+        if not isinstance(other, Layout):
+            return NotImplemented
+        equal = ctypes.c_bool()
+        errors.call(lib.layout_equal, self._handle, other._handle, _byref(equal))
+        return equal.value
+
+    __hash__ = None
+
+    def __str__(self):
+        size = ctypes.c_size_t()
+        errors.call(lib.layout_text, self._handle, None, 0, _byref(size))
+        room = ctypes.create_string_buffer(size.value)
+        errors.call(lib.layout_text, self._handle, room, size.value, _byref(size))
+        return room.value.decode()
+
+    __repr__ = __str__
+
+
+def _extents(shape):
+    return (ctypes.c_int64 * max(1, len(shape)))(*shape)
+
+
+class Transfer(Handle):
+    """A redistribution in flight. All ranks begin and finish transfers in the same order. One that is dropped before aborts its group."""
+    __slots__ = ("_keep", "_result")
+    _destroy = lib.transfer_destroy
+
+    def done(self):
+        """Whether `wait` has only later steps to wait for. Takes the next steps it can; never blocks."""
+        done = ctypes.c_bool()
+        errors.call(lib.transfer_done, self._handle, _byref(done))
+        return done.value
+
+    def wait(self):
+        """Blocks until the result is written; the result."""
+        if self._handle is not None:
+            try:
+                blocking(lib.transfer_finish, self._handle)
+            finally:
+                self.close()
+                self._keep = None
+            self._result = arrays.finish(self._result)
+        return self._result
+
+
+def redistribute(x, source, target, out=None):
+    """Begins to give an array another layout of the same mesh and shape: x is this rank's part as `source`, `out` becomes its part as `target`; None: a
+    new array of x's kind. Collective among the ranks of the axes whose placement changes. Gives a Transfer."""
+    if out is None:
+        out = arrays.empty_like(x, target.local_shape(), source._mesh._context)
+    first, keep = arrays.view(x, "in", False)
+    second, kept = arrays.view(out, "out", True)
+    handle = ctypes.c_void_p()
+    blocking(lib.redistribute, _byref(first), source._handle, _byref(second), target._handle, None, _byref(handle))
+    made = Transfer(handle.value)
+    made._keep, made._result = (keep, kept, source, target), out
+    return made
+
+
+def tensors(named, writes):
+    """An array of weft_tensor of (name, array, layout) or (name, array) triples, or a dict; its length; and what it points to."""
+    items = [(name, *value) if isinstance(value, tuple) else (name, value) for name, value in named.items()] if isinstance(named, dict) else list(named)
+    made, keep = (weft_tensor * max(1, len(items)))(), []
+    for place, item in zip(made, items):
+        name, array, layout = item if len(item) == 3 else (*item, None)
+        place.data, owner = arrays.view(array, f"tensor {name!r}", writes)
+        place.name = text(name, "name")
+        shape = arrays.shape_of(array)
+        extents = _extents(shape)
+        place.extents, place.dim_count = ctypes.cast(extents, ctypes.POINTER(ctypes.c_int64)), len(shape)
+        if layout is not None:
+            place.layout = layout._handle
+        keep.append((owner, extents, layout))
+    return made, len(items), keep
+
+
+def check_replicas(named, axes):
+    """Compares arrays along those of `axes` on which their layouts are replicate: the same bits on all ranks. `named`: {name: (array, layout)}. MismatchError
+    on all ranks where one has drifted: `ranks` are those that differ. Collective; blocks."""
+    array, count, _ = tensors(named, False)
+    blocking(lib.check_replicas, array, count, axes._handle)
