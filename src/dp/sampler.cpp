@@ -19,7 +19,13 @@ constexpr int kRounds =
 Sampler::Sampler(const DeviceMesh& axis, std::int64_t population, std::int64_t global_batch,
                  std::uint64_t seed)
     : Sampler(given_mesh("sampler", axis, "axis").size(), given_mesh("sampler", axis, "axis").rank(),
-              population, global_batch, seed) {}
+              population, global_batch, seed) {
+  part_ = {0, global_batch};  // as Shard cuts it: several axes one after the other
+  for (const DeviceMesh& each : axis.each_axis()) {
+    const Chunk inside = chunk_of(part_.size, each.size(), each.rank());
+    part_ = {part_.offset + inside.offset, inside.size};
+  }
+}
 
 Sampler::Sampler(int parts, int index, std::int64_t population, std::int64_t global_batch, std::uint64_t seed)
     : population_(population), global_batch_(global_batch), seed_(seed) {

@@ -69,14 +69,17 @@ void freeze(Module& model, const std::vector<std::string>& patterns) {
 Tensor ParallelModel::place(const Tensor& rows, std::int64_t global_rows) const {
   Shape global = rows.shape();
   global[0] = global_rows;
-  return as_layout(rows, make_layout(mesh, {{data.name(), Shard{0}}}, global));
+  return as_layout(rows, replicated_layout(mesh, global)->with(data, Shard{0}));
 }
 
 // The order of the parts, and why it is this one.
 ParallelModel build_parallel_model(const TransformerConfig& config, const DeviceMesh& mesh, Compute& compute,
                                    const BuildOptions& options) {
   given_mesh("build_parallel_model", mesh, "mesh");
-  ParallelModel built{mesh.root(), mesh[options.data_axis], mesh[options.tensor_axis], nullptr, nullptr};
+  std::vector<std::string> data_axes{options.data_axis};
+  if (!options.replicate_axis.empty()) data_axes.insert(data_axes.begin(), options.replicate_axis);
+  ParallelModel built;
+  built.mesh = mesh.root(), built.data = mesh.submesh(data_axes), built.tensor = mesh[options.tensor_axis];
   for (const int axis : built.data.root_axes())
     if (std::ranges::count(built.tensor.root_axes(), axis) > 0)
       throw Error(
@@ -96,8 +99,17 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
   parallelize(model, built.tensor, transformer_plan(config, options.tensor));
   replicate(model, built.mesh);
 
-  // 3. The data axis, when all layouts stand: the averager must hear the first gradient that becomes final.
-  built.averager = std::make_unique<GradientAverager>(model.parameters(), built.data, options.averager);
+  // 3. The data axes, when all layouts stand, inside the cuts of the tensor axis: the averager must hear the first gradient that
+  //    becomes final, and a rank that shards must never hold more than its part of its part.
+  if (options.data == DataForm::ddp) {
+    built.averager = std::make_unique<GradientAverager>(model.parameters(), built.data, options.averager);
+  } else {
+    ShardAxes axes(mesh[options.data_axis]);
+    if (!options.replicate_axis.empty()) axes.replicate = mesh[options.replicate_axis];
+    FullyShardOptions sharding = options.sharding;
+    if (options.dtype == DType::bf16) sharding.precision.param = DType::bf16;
+    built.sharded = fully_shard(model, axes, sharding);
+  }
 
   // 4. Memory for this rank's part of each parameter, then values, which depend on seed, path and global
   // index

@@ -61,7 +61,8 @@ Tensor placed(const char* function, const std::string& which, const char* name, 
     to[static_cast<std::size_t>(i)] = n;
   }
   const std::int64_t ranks = model.data.size(), global = b.global_rows == 0 ? b.rows * ranks : b.global_rows;
-  const std::int64_t part = global / ranks + (model.data.rank() < global % ranks ? 1 : 0);
+  std::int64_t part = global;  // as Shard cuts it: several axes one after the other
+  for (const DeviceMesh& axis : model.data.each_axis()) part = chunk_of(part, axis.size(), axis.rank()).size;
   if (b.rows != part)
     wrong(function, fmt::format("{}rows is {}; expected {}, the part of rank {} of {} in global_rows {}",
                                 which, b.rows, part, model.data.rank(), ranks, global));
@@ -278,8 +279,10 @@ bool groups_are_sound() noexcept {
 }
 
 // Ends the averager's step after passes that did not: buckets may be on their way, and data ranks on which nothing failed wait for the
-// others. They hear that these have no gradients; here the error that ended the passes is the one to tell.
+// others. They hear that these have no gradients; here the error that ended the passes is the one to tell. A sharded model has ended its
+// passes itself; what it kept between forward and backward goes.
 void end_step(ParallelModel& model) noexcept {
+  if (model.sharded) return model.sharded->discard();
   if (model.data.size() > 1 && !groups_are_sound()) return;
   try {
     model.averager->finish();
@@ -293,8 +296,8 @@ double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
   const Tensor global = to_device(compute_->context(), scalar(model_->mesh, valid), compute_->stream());
   std::vector<Tensor> losses;
   try {
-    std::optional<NoSync> off;
-    if (all.size() > 1) off.emplace(model_->averager->no_sync());
+    std::optional<NoSync> off;  // a sharded model reduces each micro-batch: it keeps no whole gradients
+    if (all.size() > 1 && model_->averager) off.emplace(model_->no_sync());
     for (std::size_t i = 0; i < all.size(); ++i) {
       if (i + 1 == all.size()) off.reset();
       Frame frame(*compute_,
@@ -307,7 +310,7 @@ double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
     end_step(*model_);
     throw;
   }
-  model_->averager->finish();
+  model_->finish();
   if (model_->tensor.size() > 1)  // what each tensor rank holds whole
     sync_replicated_gradients(optimizer_->parameters(), model_->tensor, {.compute = compute_});
   double sum = 0;
@@ -405,6 +408,17 @@ std::uint64_t seed_of(const CheckpointInfo& info, std::uint64_t mine) {
 }
 
 }  // namespace
+
+Trainer::Memory Trainer::memory() const {
+  Memory m;
+  for (const Parameter* p : model_->model->parameters()) {
+    m.parameters += p->master().bytes() + (p->dtype() == DType::bf16 ? p->master().bytes() / 2 : 0);
+    if (p->trainable()) m.gradients += p->master().bytes();
+  }
+  optimizer_->visit_state([&](const std::string&, std::string_view, const Tensor& t) { m.states += t.bytes(); });
+  if (model_->sharded) m.gathered = model_->sharded->memory().whole_peak;
+  return m;
+}
 
 void Trainer::save(const std::filesystem::path& directory, const CheckpointExtra& extra,
                    const SaveOptions& options) const {

@@ -126,6 +126,10 @@ template <class Kept>
 void expect_free(const Kept& kept, const DeviceMesh& axis) {
   if (kept.materialised())
     refuse(fmt::format("\"{}\" has memory already; parallelize comes before materialise", kept.path()));
+  if constexpr (requires { kept.layout_fixed_by(); })
+    if (kept.layout_fixed_by() != nullptr)
+      refuse(fmt::format("\"{}\" was laid out by {} already; parallelize comes before that", kept.path(),
+                         kept.layout_fixed_by()));
   if (kept.layout() == nullptr) return;
   if (!(kept.layout()->mesh() == axis.root()))
     refuse(fmt::format("\"{}\" lies over {}, the axis {} belongs to {}: not the same mesh", kept.path(),

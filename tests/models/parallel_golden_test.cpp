@@ -20,10 +20,12 @@ using test::Ranks;
 // The file's model over a mesh, with the file's parameters and rotary tables.
 struct Parallel {
   Parallel(Rank& rank, const MeshShape& shape, Golden& golden_in, const TransformerPlanOptions& options = {})
+      : Parallel(rank, shape, golden_in, {.tensor = options}, {}) {}
+  Parallel(Rank& rank, const MeshShape& shape, Golden& golden_in, const BuildOptions& options, std::nullptr_t)
       : golden(golden_in),
         compute(rank.context),
         mesh(rank.group(), shape),
-        built(build_parallel_model(golden.model(), mesh, compute, {.tensor = options})) {
+        built(build_parallel_model(golden.model(), mesh, compute, options)) {
     EXPECT_EQ(golden.names("param.").size(), built.parameters().size());
     for (Parameter* p : built.parameters())
       p->set_master(distribute(golden.tensor("param." + p->path()), p->layout()));
@@ -37,13 +39,13 @@ struct Parallel {
 
   /// Forward, backward, and every reduction. tokens, labels: (batch, sequence), whole.
   double pass(const Tensor& tokens, const Tensor& labels) {
-    const LayoutRef rows = make_layout(mesh, {{"dp", Shard{0}}}, tokens.shape());
+    const LayoutRef rows = replicated_layout(mesh, tokens.shape())->with(built.data, Shard{0});
     logits = built.model->forward(distribute(tokens, rows), frame)[0];
     const Tensor loss = cross_entropy.forward(
         {logits, distribute(labels, rows), scalar(mesh, count_valid(labels))}, frame)[0];
     built.model->backward(cross_entropy.backward({}, frame), frame);
     EXPECT_TRUE(frame.empty());
-    built.averager->finish();
+    built.finish();
     sync_replicated_gradients(built.parameters(), built.tensor);
     return full(loss).as<double>()[0];
   }
@@ -150,11 +152,12 @@ TEST_P(EverySplit, OverRanksThatAreProcesses) {
                   [&](Rank& rank) { expect_every_split(rank, shape, GetParam()); });
 }
 
-void expect_trajectory(Rank& rank, const MeshShape& shape, const std::filesystem::path& file) {
+void expect_trajectory(Rank& rank, const MeshShape& shape, const std::filesystem::path& file,
+                       const BuildOptions& options = {}) {
   SCOPED_TRACE(to_string(shape));
   Golden golden(file);
   const nlohmann::json& config = golden.config();
-  Parallel parallel(rank, shape, golden);
+  Parallel parallel(rank, shape, golden, options, nullptr);
   const std::vector<Parameter*> parameters = parallel.built.parameters();
   for (Parameter* p : parameters) p->set_decays(true);  // one group, as the reference trained
   AdamW adamw(parallel.compute, parameters,
@@ -193,6 +196,27 @@ TEST_P(ParallelTrajectory, LossGradientNormAndParameterNormOfEveryStep) {
                                  MeshShape{{"dp", 1}, {"tp", 2}}, MeshShape{{"dp", 2}, {"tp", 2}}})
     test::run_ranks(Ranks::threads, shape.size(),
                     [&](Rank& rank) { expect_trajectory(rank, shape, GetParam()); });
+}
+
+// The parameters divided over the data ranks.
+TEST_P(ParallelTrajectory, Sharded) {
+  BuildOptions options;
+  options.data = DataForm::fsdp;
+  for (const MeshShape& shape : {MeshShape{{"dp", 2}, {"tp", 1}}, MeshShape{{"dp", 4}, {"tp", 1}}, MeshShape{{"dp", 2}, {"tp", 2}}})
+    test::run_ranks(Ranks::threads, shape.size(),
+                    [&](Rank& rank) { expect_trajectory(rank, shape, GetParam(), options); });
+  options.sharding.reshard_after_forward = 2;
+  test::run_ranks(Ranks::processes, 4,
+                  [&](Rank& rank) { expect_trajectory(rank, {{"dp", 4}, {"tp", 1}}, GetParam(), options); });
+  options.data_axis = "dp_shard";
+  options.replicate_axis = "dp_replicate";
+  options.sharding = BuildOptions::by_layers();
+  for (const DataForm form : {DataForm::fsdp, DataForm::ddp}) {
+    options.data = form;
+    test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+      expect_trajectory(rank, {{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 1}}, GetParam(), options);
+    });
+  }
 }
 
 TEST_P(ParallelTrajectory, OverRanksThatAreProcesses) {

@@ -478,6 +478,8 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   expect({"--batch", "1", "--ranks", "2"}, "batch is 1; expected at least one sequence for each of dp=2");
   expect({"--steps", "0"}, "steps is 0");
   expect({"--vocab", "half"}, "half not in {whole,shard}");
+  expect({"--data", "all"}, "all not in {ddp,fsdp,hsdp}");
+  expect({"--ranks", "3", "--data", "hsdp"}, "replicate is 2; expected a number that divides dp=3");
   expect({"--text", file("nowhere")}, "File does not exist");
   expect({"--what"}, "--what");
 }
@@ -544,6 +546,39 @@ TEST_F(TrainTest, ParityComparesMeshes) {
   words.insert(words.end(), {"--meshes", "1x1,3x"});
   EXPECT_EQ(run(words), 2);
   EXPECT_THAT(err(), HasSubstr("mesh \"3x\" is not dp x tp"));
+  words.back() = "zero:2x1";
+  EXPECT_EQ(run(words), 2);
+  EXPECT_THAT(err(), HasSubstr("mesh \"zero:2x1\" is not dp x tp; expected such as \"2x1\", or \"fsdp:2x1\""));
+}
+
+// Parameters that are divided train as whole ones, and a run goes on in another form than it was saved in.
+TEST_F(TrainTest, DataRanksMayDivideTheParameters) {
+  Words words = small({"--meshes", "1x1,fsdp:3x1,fsdp:2x2,hsdp:4x1", "--compare", "4"});
+  words[0] = "parity";
+  words.erase(std::find(words.begin(), words.end(), "--progress"),
+              std::find(words.begin(), words.end(), "--progress") + 2);
+  ASSERT_EQ(run(words), 0) << err() << out();
+  EXPECT_THAT(out(), HasSubstr("passed"));
+
+  ASSERT_EQ(run(small({"--ranks", "4", "--data", "hsdp", "--until", "4", "--metrics", file("one")})), 0) << err();
+  EXPECT_THAT(out(), HasSubstr("mesh dp_replicate=2 x dp_shard=2 x tp=1"));
+  EXPECT_THAT(out(), HasSubstr("memory of a rank in MiB: parameters "));
+  EXPECT_THAT(out(), HasSubstr("; gathered blocks at most "));
+  ASSERT_EQ(run(small({"--ranks", "4", "--data", "hsdp", "--until", "2", "--save", file("saved"), "--metrics", file("two")})),
+            0)
+      << err();
+  ASSERT_EQ(run(small({"--ranks", "2", "--data", "fsdp", "--until", "3", "--save", file("saved"), "--resume", "--metrics",
+                       file("two")})),
+            0)
+      << err();
+  ASSERT_EQ(run(small({"--ranks", "2", "--tp", "2", "--until", "4", "--save", file("saved"), "--resume", "--metrics",
+                       file("two")})),
+            0)
+      << err();
+  const std::vector<double> one = losses("one"), two = losses("two");
+  ASSERT_EQ(one.size(), 4u);
+  ASSERT_EQ(two.size(), 4u);
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(two[i], one[i], 1e-5 * one[i]);
 }
 
 // The same numbers under either mpirun as over shared memory: no rank order matters in a sum of two.

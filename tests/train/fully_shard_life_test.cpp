@@ -5,7 +5,7 @@
 
 #include "support/errors.hpp"
 #include "train/shard_net.hpp"
-#include "weft/train/averaging.hpp"
+#include "weft/train/apply_ddp.hpp"
 #include "weft/train/replicas.hpp"
 
 namespace weft::fully_shard_life_test {
@@ -615,6 +615,11 @@ TEST(FullyShardLife, MistakesAreNamedBeforeAnythingChanges) {
               "reduces over several axes");
     EXPECT_EQ(told(mesh["dp"], {}),
               "layout: fully_shard: \"embed.weight\" is Shard(0) on dp=4; expected Replicate");
+    EXPECT_EQ(error_text([&] { parallelize(*net, mesh["tp"], Plan{{"layers.*.up", Style::column}}); }),
+              "bad_argument: parallelize: \"layers.0.up.weight\" was laid out by fully_shard already; parallelize comes before "
+              "that");
+    EXPECT_EQ(error_text([&] { net->parameter("head.bias")->set_layout(nullptr); }),
+              "bad_argument: parameter \"head.bias\": set_layout after fully_shard; expected before");
     Parameter stranger(Shape{2});
     EXPECT_EQ(error_text([&] { sharded->set_trainable(stranger, false); }),
               "bad_argument: fully_shard: set_trainable: \"\" is not of this model");
@@ -629,6 +634,32 @@ TEST(FullyShardLife, MistakesAreNamedBeforeAnythingChanges) {
     late->parameter("embed.weight")->accumulate(compute.zeros({13, 5}));
     EXPECT_EQ(error_text([&] { fully_shard(*late, one["dp"]); }),
               "bad_argument: fully_shard: \"embed.weight\" has a gradient; expected none yet");
+  });
+}
+
+TEST(FullyShardLife, DdpBesideIt) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    ShardRun run(rank, kTwo, {"dp"}, {}, by_blocks());
+    run.pass(0);
+    const Values expected = run.gradients();
+    run.sharded.reset();
+    run.net = test::shard_net();
+    const auto averager = apply_ddp(*run.net, run.mesh["dp"]);
+    materialise(*run.net, run.compute);
+    initialise(*run.net, 7);
+    run.pass(0);
+    averager->finish();
+    EXPECT_EQ(run.gradients(), expected);
+
+    const auto drifted = test::shard_net();
+    materialise(*drifted, run.compute);
+    initialise(*drifted, 7 + static_cast<std::uint64_t>(rank.rank));
+    EXPECT_EQ(error_of([&] { apply_ddp(*drifted, run.mesh["dp"]); }).code(), ErrorCode::mismatch);
+    initialise(*drifted, 7);
+    apply_ddp(*drifted, run.mesh["dp"]);
+    EXPECT_EQ(drifted->parameter("head.bias")->layout(), replicated_layout(run.mesh, {3}));
+    EXPECT_EQ(error_text([&] { apply_ddp(*drifted, {}); }),
+              "bad_argument: apply_ddp: axes is an empty DeviceMesh, made by default or moved from");
   });
 }
 

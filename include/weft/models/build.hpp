@@ -9,6 +9,7 @@
 #include "weft/models/transformer.hpp"
 #include "weft/tp/plan.hpp"
 #include "weft/train/averaging.hpp"
+#include "weft/train/fully_shard.hpp"
 
 namespace weft {
 
@@ -33,8 +34,17 @@ struct TransformerPlanOptions {
 /// tied embeddings embedding and head stay whole. The embedding and the norms are replicated. `options` changes that.
 Plan transformer_plan(const TransformerConfig& config, const TransformerPlanOptions& options = {});
 
+/// What data-parallel ranks do with the parameters.
+enum class DataForm : unsigned char {
+  ddp,  ///< each has all, gradients are averaged
+  fsdp  ///< they are divided over data_axis; with a replicate_axis, replicated over that (HSDP)
+};
+
 struct BuildOptions {
   std::string data_axis = "dp", tensor_axis = "tp";
+  /// A second data axis: batches are divided over it, too. Empty: none.
+  std::string replicate_axis = {};
+  DataForm data = DataForm::ddp;
   std::uint64_t seed = 0;
   Memory weights = Memory::local;
   /// What layers read of the parameters: f32, or bf16 with masters in f32.
@@ -42,16 +52,26 @@ struct BuildOptions {
   /// What is not trained: patterns, as in a Plan, for paths of parameters, or of modules with all parameters below
   /// them.
   std::vector<std::string> frozen = {};
-  AveragerOptions averager = {};
+  AveragerOptions averager = {};             ///< of DataForm::ddp
+  FullyShardOptions sharding = by_layers();  ///< of DataForm::fsdp; where `dtype` is bf16, so is precision.param
   /// How the tensor axis splits the model; see transformer_plan().
   TransformerPlanOptions tensor = {};
+
+  /// Each block of the transformer on its own, then what is around them.
+  static FullyShardOptions by_layers() { return {.blocks = {"layers.*"}}; }
 };
 
 /// A model over a mesh, ready for its first pass. Destroyed before the mesh.
 struct ParallelModel {
-  DeviceMesh mesh, data, tensor;  ///< the whole; its two axes
+  DeviceMesh mesh, data, tensor;  ///< the whole; its data axes (replicate_axis first); its tensor axis
   std::unique_ptr<Transformer> model;
-  std::unique_ptr<GradientAverager> averager;
+  std::unique_ptr<GradientAverager> averager;  ///< of DataForm::ddp
+  std::unique_ptr<FullySharded> sharded;       ///< of DataForm::fsdp
+
+  /// Around micro-batches before the last: passes only accumulate. See GradientAverager and FullySharded.
+  NoSync no_sync() { return sharded ? sharded->no_sync() : averager->no_sync(); }
+  /// After the last backward pass: every gradient is that of all data ranks.
+  void finish() { sharded ? sharded->finish() : averager->finish(); }
 
   std::vector<Parameter*> parameters() const { return model->parameters(); }
   /// This rank's rows of a batch whose first dimension is split over the data axis, as layers want them:
@@ -59,7 +79,10 @@ struct ParallelModel {
   Tensor place(const Tensor& rows, std::int64_t global_rows) const;
 };
 
-/// `mesh` must have both axes (of size 1 where not wanted). This rank works with the memory and threads of `compute`,
+/// The order of the parts: the tensor axis cuts first, then the data axis divides what it leaves, then this rank's part gets memory. A
+/// parallelize() after that is an error that says so.
+///
+/// `mesh` must have the axes (of size 1 where not wanted). This rank works with the memory and threads of `compute`,
 /// which must outlive the model. No communication. Throws bad_argument with the
 /// arithmetic where the model does not fit the mesh (TransformerConfig::check, parallelize).
 ParallelModel build_parallel_model(const TransformerConfig& config, const DeviceMesh& mesh, Compute& compute,

@@ -92,6 +92,15 @@ class Trainer {
   /// How many steps were taken: the number of the next.
   std::int64_t steps() const noexcept { return steps_; }
 
+  /// Bytes on this rank. What a pass keeps for its backward is not counted.
+  struct Memory {
+    std::int64_t parameters = 0;  ///< masters, and weights in bf16
+    std::int64_t gradients = 0;   ///< of the shape of the masters
+    std::int64_t states = 0;      ///< of the optimizer
+    std::int64_t gathered = 0;    ///< of a sharded model: the most that whole blocks, weights and gradients, took so far
+  };
+  Memory memory() const;
+
   /// save_checkpoint() and load_checkpoint() of the model and the optimizer, with steps() as the step. Collective. The seed of what is random
   /// in a pass is saved with them, as the string "trainer.seed", and load() takes it from there: with the step it is all that a run's randomness
   /// depends on. load() forgets the gradients of a backward().

@@ -51,9 +51,13 @@ class Parameter {
 
   /// The master's layout over the root mesh; null: plain, one rank.
   LayoutRef layout() const noexcept { return layout_; }
-  /// Before materialise only (bad_argument after). Throws layout where its global shape is not
+  /// Before materialise only (bad_argument after, and after fix_layout()). Throws layout where its global shape is not
   /// global_shape().
   void set_layout(LayoutRef layout);
+  /// From now on set_layout() throws, and so does parallelize(): `by`, a literal, is the step that came before, such as
+  /// "fully_shard"; null takes that back.
+  void fix_layout(const char* by) noexcept { layout_fixed_by_ = by; }
+  const char* layout_fixed_by() const noexcept { return layout_fixed_by_; }
 
   /// Allocates the master, uninitialised, in the memory of `compute`, which must outlive it. Throws bad_argument
   /// where it has memory already.
@@ -151,6 +155,7 @@ class Parameter {
   bool trainable_ = true;
   DType dtype_ = DType::f32;
   LayoutRef layout_ = nullptr;
+  const char* layout_fixed_by_ = nullptr;
   Compute* compute_ = nullptr;
   Tensor master_;
   mutable Tensor rounded_;  // the master as dtype(), where that is not f32

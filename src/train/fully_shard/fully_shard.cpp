@@ -6,8 +6,8 @@
 
 #include "mesh/axis_ranks.hpp"
 #include "train/fully_shard/passes.hpp"
+#include "train/masters.hpp"
 #include "weft/base/error.hpp"
-#include "weft/mesh/replicas.hpp"
 #include "weft/tp/plan.hpp"
 
 namespace weft {
@@ -96,22 +96,6 @@ void expect_options(const FullyShardOptions& options, int ranks) {
   reshard_ranks(options.reshard_after_forward, ranks);
 }
 
-// Parts are cut out of values that must be the same on all ranks.
-void expect_replicas(const std::vector<Parameter*>& parameters, const ShardAxes& axes) {
-  std::vector<NamedView> masters;
-  Compute* compute = nullptr;
-  for (const Parameter* p : parameters) {
-    if (!p->materialised()) continue;
-    compute = &p->compute();
-    masters.push_back(
-        {p->path(), p->master().view(),
-         p->layout() != nullptr ? p->layout() : replicated_layout(axes.shard, p->global_shape())});
-  }
-  if (masters.empty()) return;
-  check_replicas(masters, axes.shard, compute);
-  if (axes.replicate) check_replicas(masters, axes.replicate, compute);
-}
-
 }  // namespace
 
 MixedPrecision default_mp_policy() noexcept { return {DType::bf16, DType::f32, true}; }
@@ -123,7 +107,8 @@ struct FullySharded::Impl {
     const std::vector<Grouped> groups = grouped(root, options.blocks);
     const std::vector<Parameter*> parameters = root.parameters();
     for (const Parameter* p : parameters) expect_fit(*p, axes, options.precision.param);
-    expect_replicas(parameters, axes);
+    const DeviceMesh both[] = {axes.shard, axes.replicate};
+    expect_same_masters(parameters, both);  // of which parts are cut out
     const int reshard = reshard_ranks(options.reshard_after_forward, axes.shard.size());
     std::vector<std::unique_ptr<ShardBlock>> blocks;
     for (const Grouped& g : groups)
@@ -136,6 +121,7 @@ struct FullySharded::Impl {
     for (const auto& block : blocks) block->shard();
     claim(parameters);
     all = parameters;
+    for (Parameter* p : all) p->fix_layout("fully_shard");
     for (ModuleBuffer* b : root.buffers())
       if (b->layout() == nullptr && !b->materialised())
         b->set_layout(replicated_layout(axes.shard, b->global_shape()));
@@ -144,7 +130,10 @@ struct FullySharded::Impl {
   }
   ~Impl() {
     passes.reset();
-    for (Parameter* p : all) p->release_gradient(this);
+    for (Parameter* p : all) {
+      p->release_gradient(this);
+      p->fix_layout(nullptr);
+    }
   }
   void claim(const std::vector<Parameter*>& parameters) {
     try {

@@ -32,17 +32,23 @@ struct Flags {
 
 struct Mesh {
   std::string text;
+  std::string data = "ddp";
   int dp = 1, tp = 1;
 };
 
+// "2x1", "fsdp:2x1"
 Mesh parse(const std::string& text) {
-  const std::size_t x = std::min(text.find('x'), text.size());
-  const auto dp = parse_integer<int>(text.substr(0, x));
-  const auto tp = parse_integer<int>(text.substr(std::min(x + 1, text.size())));
-  if (!dp || !tp || *dp < 1 || *tp < 1)
+  const std::size_t colon = text.find(':');
+  const std::string data = colon == std::string::npos ? "ddp" : text.substr(0, colon),
+                    sizes = colon == std::string::npos ? text : text.substr(colon + 1);
+  const std::size_t x = std::min(sizes.find('x'), sizes.size());
+  const auto dp = parse_integer<int>(sizes.substr(0, x));
+  const auto tp = parse_integer<int>(sizes.substr(std::min(x + 1, sizes.size())));
+  const bool known = data == "ddp" || data == "fsdp" || data == "hsdp";
+  if (!known || !dp || !tp || *dp < 1 || *tp < 1)
     throw Error(ErrorCode::bad_argument,
-                fmt::format("parity: mesh \"{}\" is not dp x tp; expected such as \"2x1\"", text));
-  return {text, *dp, *tp};
+                fmt::format("parity: mesh \"{}\" is not dp x tp; expected such as \"2x1\", or \"fsdp:2x1\"", text));
+  return {text, data, *dp, *tp};
 }
 
 // A folder of this run, removed with all in it.
@@ -78,7 +84,7 @@ std::vector<double> losses_on(const Mesh& mesh, const Flags& flags, const std::f
   const std::vector<std::string> words = to_words(flags.config);
   command.insert(command.end(), words.begin(), words.end());
   command.insert(command.end(),
-                 {"--dp", std::to_string(mesh.dp), "--tp", std::to_string(mesh.tp), "--until",
+                 {"--data", mesh.data, "--dp", std::to_string(mesh.dp), "--tp", std::to_string(mesh.tp), "--until",
                   std::to_string(flags.compared), "--metrics", file.string(), "--progress", "none"});
   fmt::print("dp x tp = {}: {} steps on {} rank{} …\n", mesh.text, flags.compared, mesh.dp * mesh.tp,
              mesh.dp * mesh.tp == 1 ? "" : "s");
@@ -103,6 +109,7 @@ int parity(Flags flags) {
   flags.compared = std::min(flags.compared, flags.config.steps);
   for (const Mesh& m : meshes) {  // all of them, before the first one runs
     TrainConfig c = flags.config;
+    c.data = m.data;
     c.dp = m.dp;
     c.tp = m.tp;
     c.check(m.dp * m.tp);
@@ -159,7 +166,7 @@ void add_parity(CLI::App& app, const std::vector<std::string>& words, Body& chos
   CLI::App* sub = app.add_subcommand("parity", "Train on several meshes and compare the losses");
   const auto file = std::make_shared<ConfigFile>(*sub, words);
   add_train_flags(*sub, flags->config, *file);
-  file->take(sub->add_option("--meshes", flags->meshes, "dp x tp, the first is the reference")
+  file->take(sub->add_option("--meshes", flags->meshes, "dp x tp, the first is the reference; fsdp:2x1 divides the parameters, hsdp:4x1 in two copies")
                  ->delimiter(',')
                  ->capture_default_str(),
              &flags->meshes);

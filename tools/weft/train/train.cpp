@@ -1,4 +1,4 @@
-// weft train: the worked example. A byte-level transformer on real text, over any mesh dp x tp.
+// weft train: the worked example. A byte-level transformer on real text, over any mesh of data axes and tp.
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
@@ -50,6 +50,15 @@ double tail_mean(const std::vector<double>& losses) {
   double sum = 0;
   for (std::size_t i = losses.size() - n; i < losses.size(); ++i) sum += losses[i];
   return n == 0 ? 0 : sum / static_cast<double>(n);
+}
+
+// Of this rank.
+void say_memory(const weft::Trainer::Memory& m) {
+  const auto mib = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  fmt::print("memory of a rank in MiB: parameters {:.2f}, gradients {:.2f}, optimizer {:.2f}", mib(m.parameters),
+             mib(m.gradients), mib(m.states));
+  if (m.gathered > 0) fmt::print("; gathered blocks at most {:.2f}", mib(m.gathered));
+  fmt::print("\n");
 }
 
 void say_how_it_went(const Flags& flags, const std::vector<double>& losses, std::int64_t first,
@@ -122,6 +131,7 @@ int train(const Flags& flags) {
     fmt::print(
         "stopped by SIG{} after step {} of {}{}\n", sigabbrev_np(stopped), trainer.next_step(), until,
         flags.save.empty() ? ": nothing is saved, for want of --save" : ": --resume goes on from here");
+  if (speaks && !losses.empty()) say_memory(trainer.memory());
   if (speaks && !losses.empty())
     say_how_it_went(flags, losses, first, std::chrono::duration<double>(Clock::now() - began).count());
   group.barrier().wait();  // nobody leaves while another may still be asked for its memory
@@ -180,6 +190,10 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
   add_train_flags(*sub, flags->config, *file);
   option("--dp", flags->config.dp, "Data-parallel ranks; -1: what tp leaves");
   option("--tp", flags->config.tp, "Tensor-parallel ranks");
+  option("--data", flags->config.data,
+         "What data ranks do with the parameters: ddp, each has all; fsdp, divided; hsdp, divided in --replicate copies")
+      ->check(CLI::IsMember({"ddp", "fsdp", "hsdp"}));
+  option("--replicate", flags->config.replicate, "Copies of the divided parameters with --data hsdp; divides --dp");
   option("--ranks", flags->ranks, "Start this many ranks on this host; 0: this process is one")
       ->check(CLI::Range(0, 256));
   option("--backend", flags->backend, "Transport: shm, gloo, mpi-openmpi, mpi-mpich or auto");

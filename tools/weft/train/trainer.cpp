@@ -21,6 +21,11 @@ std::uint64_t fingerprint(const std::vector<unsigned char>& text) {
 BuildOptions build_options(const TrainConfig& config) {
   BuildOptions options;
   options.seed = config.seed;
+  options.data = config.data == "ddp" ? DataForm::ddp : DataForm::fsdp;
+  if (config.data == "hsdp") {
+    options.data_axis = "dp_shard";
+    options.replicate_axis = "dp_replicate";
+  }
   options.tensor.sequence_parallel = config.sequence_parallel;
   options.tensor.vocab = config.vocab == "shard" ? VocabSplit::shard : VocabSplit::whole;
   return options;
@@ -58,7 +63,15 @@ int threads_per_rank(int asked, int ranks) {
 MeshShape TrainConfig::check(int ranks) const {
   if (tp < 1) wrong(fmt::format("tp is {}; expected 1 or more", tp));
   if (dp != -1 && dp < 1) wrong(fmt::format("dp is {}; expected 1 or more", dp));
-  const MeshShape mesh = MeshShape{{"dp", dp}, {"tp", tp}}.fit(ranks);
+  MeshShape mesh = MeshShape{{"dp", dp}, {"tp", tp}}.fit(ranks);
+  const int data_ranks = mesh.size("dp");
+  if (data != "ddp" && data != "fsdp" && data != "hsdp")
+    wrong(fmt::format("data is \"{}\"; expected ddp, fsdp or hsdp", data));
+  if (data == "hsdp") {
+    if (replicate < 1 || data_ranks % replicate != 0)
+      wrong(fmt::format("replicate is {}; expected a number that divides dp={}", replicate, data_ranks));
+    mesh = MeshShape{{"dp_replicate", replicate}, {"dp_shard", data_ranks / replicate}, {"tp", tp}};
+  }
   model.check();
   const auto divides = [&](const char* what, std::int64_t count) {
     if (count % tp != 0)
@@ -71,9 +84,9 @@ MeshShape TrainConfig::check(int ranks) const {
   if (vocab != "whole" && vocab != "shard")
     wrong(fmt::format("vocab is \"{}\"; expected whole or shard", vocab));
   if (vocab == "whole") divides("vocabulary entries", model.vocab);
-  if (global_batch < mesh.size("dp"))
+  if (global_batch < data_ranks)
     wrong(fmt::format("batch is {}; expected at least one sequence for each of dp={}", global_batch,
-                      mesh.size("dp")));
+                      data_ranks));
   if (sequence < 1 || sequence > model.max_seq)
     wrong(fmt::format("seq is {}; expected 1 to {} (max_seq)", sequence, model.max_seq));
   if (model.vocab < 256)

@@ -1,4 +1,4 @@
-// One training run of a byte-level transformer over a mesh dp x tp: what `weft train` drives and `weft
+// One training run of a byte-level transformer over a mesh of data axes and tp: what `weft train` drives and `weft
 // parity` compares. Each rank has its own, used by one thread.
 #pragma once
 
@@ -30,6 +30,9 @@ struct TrainConfig {
   std::uint64_t seed = 1;
   int dp = -1;  ///< -1: what tp leaves of the ranks
   int tp = 1;
+  /// What data ranks do with the parameters: ddp (each has all), fsdp (divided), hsdp (divided, in `replicate` copies).
+  std::string data = "ddp";
+  int replicate = 2;
   bool sequence_parallel = false;  ///< over the tensor axis; see TransformerPlanOptions
   std::string vocab = "whole";     ///< what the tensor axis does with it: whole or shard; see VocabSplit
   int threads = 0;                 ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
@@ -70,6 +73,7 @@ class Training {
   int threads() const noexcept { return compute_.threads(); }
   const DeviceMesh& mesh() const noexcept { return parts_.mesh; }
   std::int64_t parameter_count() const;
+  weft::Trainer::Memory memory() const { return trainer_.memory(); }
   std::int64_t tokens_per_step() const noexcept { return config_.global_batch * config_.sequence; }
 
  private:

@@ -1,0 +1,27 @@
+#include "weft/train/apply_ddp.hpp"
+
+#include "mesh/axis_ranks.hpp"
+#include "train/masters.hpp"
+
+namespace weft {
+
+std::unique_ptr<GradientAverager> apply_ddp(Module& root, const DeviceMesh& axes,
+                                            const AveragerOptions& options) {
+  given_mesh("apply_ddp", axes);
+  auto averager = std::make_unique<GradientAverager>(root.parameters(), axes, options);
+  expect_same_masters(root.parameters(), {&axes, 1});
+  for (Parameter* p : root.parameters())
+    if (p->layout() == nullptr) {
+      const LayoutRef layout = replicated_layout(axes, p->global_shape());
+      if (p->materialised())
+        p->set_master(p->master().with_layout(layout));
+      else
+        p->set_layout(layout);
+    }
+  for (ModuleBuffer* b : root.buffers())
+    if (b->layout() == nullptr && !b->materialised())
+      b->set_layout(replicated_layout(axes, b->global_shape()));
+  return averager;
+}
+
+}  // namespace weft

@@ -1,0 +1,16 @@
+// What is asked of parameters before a model is divided over data-parallel ranks. Private to train.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "weft/mesh/mesh.hpp"
+#include "weft/nn/parameter.hpp"
+
+namespace weft {
+
+/// Throws mismatch on all ranks of each of `axes` (an empty one is left out) where a parameter that has memory has not the same values on all of them,
+/// naming the first. A plain one counts as replicated. Collective where any has memory.
+void expect_same_masters(const std::vector<Parameter*>& parameters, std::span<const DeviceMesh> axes);
+
+}  // namespace weft
