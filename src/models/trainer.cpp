@@ -415,7 +415,8 @@ Trainer::Memory Trainer::memory() const {
     m.parameters += p->master().bytes() + (p->dtype() == DType::bf16 ? p->master().bytes() / 2 : 0);
     if (p->trainable()) m.gradients += p->master().bytes();
   }
-  optimizer_->visit_state([&](const std::string&, std::string_view, const Tensor& t) { m.states += t.bytes(); });
+  optimizer_->visit_state(
+      [&](const std::string&, std::string_view, const Tensor& t) { m.states += t.bytes(); });
   if (model_->sharded) m.gathered = model_->sharded->memory().whole_peak;
   return m;
 }

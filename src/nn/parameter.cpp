@@ -27,8 +27,8 @@ void Parameter::set_layout(LayoutRef layout) {
             "parameter \"{}\": set_layout after materialise; parallelise the model before it has memory",
             path_));
   if (layout_fixed_by_ != nullptr)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("parameter \"{}\": set_layout after {}; expected before", path_, layout_fixed_by_));
+    throw Error(ErrorCode::bad_argument, fmt::format("parameter \"{}\": set_layout after {}; expected before",
+                                                     path_, layout_fixed_by_));
   if (layout && !(layout->global == global_))
     throw Error(ErrorCode::layout, fmt::format("parameter \"{}\" is {}; its layout is for {}", path_,
                                                to_string(global_), to_string(layout->global)));

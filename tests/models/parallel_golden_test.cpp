@@ -202,12 +202,14 @@ TEST_P(ParallelTrajectory, LossGradientNormAndParameterNormOfEveryStep) {
 TEST_P(ParallelTrajectory, Sharded) {
   BuildOptions options;
   options.data = DataForm::fsdp;
-  for (const MeshShape& shape : {MeshShape{{"dp", 2}, {"tp", 1}}, MeshShape{{"dp", 4}, {"tp", 1}}, MeshShape{{"dp", 2}, {"tp", 2}}})
+  for (const MeshShape& shape :
+       {MeshShape{{"dp", 2}, {"tp", 1}}, MeshShape{{"dp", 4}, {"tp", 1}}, MeshShape{{"dp", 2}, {"tp", 2}}})
     test::run_ranks(Ranks::threads, shape.size(),
                     [&](Rank& rank) { expect_trajectory(rank, shape, GetParam(), options); });
   options.sharding.reshard_after_forward = 2;
-  test::run_ranks(Ranks::processes, 4,
-                  [&](Rank& rank) { expect_trajectory(rank, {{"dp", 4}, {"tp", 1}}, GetParam(), options); });
+  test::run_ranks(Ranks::processes, 4, [&](Rank& rank) {
+    expect_trajectory(rank, {{"dp", 4}, {"tp", 1}}, GetParam(), options);
+  });
   options.data_axis = "dp_shard";
   options.replicate_axis = "dp_replicate";
   options.sharding = BuildOptions::by_layers();

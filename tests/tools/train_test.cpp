@@ -548,7 +548,8 @@ TEST_F(TrainTest, ParityComparesMeshes) {
   EXPECT_THAT(err(), HasSubstr("mesh \"3x\" is not dp x tp"));
   words.back() = "zero:2x1";
   EXPECT_EQ(run(words), 2);
-  EXPECT_THAT(err(), HasSubstr("mesh \"zero:2x1\" is not dp x tp; expected such as \"2x1\", or \"fsdp:2x1\""));
+  EXPECT_THAT(err(),
+              HasSubstr("mesh \"zero:2x1\" is not dp x tp; expected such as \"2x1\", or \"fsdp:2x1\""));
 }
 
 // Parameters that are divided train as whole ones, and a run goes on in another form than it was saved in.
@@ -560,19 +561,21 @@ TEST_F(TrainTest, DataRanksMayDivideTheParameters) {
   ASSERT_EQ(run(words), 0) << err() << out();
   EXPECT_THAT(out(), HasSubstr("passed"));
 
-  ASSERT_EQ(run(small({"--ranks", "4", "--data", "hsdp", "--until", "4", "--metrics", file("one")})), 0) << err();
+  ASSERT_EQ(run(small({"--ranks", "4", "--data", "hsdp", "--until", "4", "--metrics", file("one")})), 0)
+      << err();
   EXPECT_THAT(out(), HasSubstr("mesh dp_replicate=2 x dp_shard=2 x tp=1"));
   EXPECT_THAT(out(), HasSubstr("memory of a rank in MiB: parameters "));
   EXPECT_THAT(out(), HasSubstr("; gathered blocks at most "));
-  ASSERT_EQ(run(small({"--ranks", "4", "--data", "hsdp", "--until", "2", "--save", file("saved"), "--metrics", file("two")})),
-            0)
-      << err();
-  ASSERT_EQ(run(small({"--ranks", "2", "--data", "fsdp", "--until", "3", "--save", file("saved"), "--resume", "--metrics",
+  ASSERT_EQ(run(small({"--ranks", "4", "--data", "hsdp", "--until", "2", "--save", file("saved"), "--metrics",
                        file("two")})),
             0)
       << err();
-  ASSERT_EQ(run(small({"--ranks", "2", "--tp", "2", "--until", "4", "--save", file("saved"), "--resume", "--metrics",
-                       file("two")})),
+  ASSERT_EQ(run(small({"--ranks", "2", "--data", "fsdp", "--until", "3", "--save", file("saved"), "--resume",
+                       "--metrics", file("two")})),
+            0)
+      << err();
+  ASSERT_EQ(run(small({"--ranks", "2", "--tp", "2", "--until", "4", "--save", file("saved"), "--resume",
+                       "--metrics", file("two")})),
             0)
       << err();
   const std::vector<double> one = losses("one"), two = losses("two");

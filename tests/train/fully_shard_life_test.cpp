@@ -615,8 +615,11 @@ TEST(FullyShardLife, MistakesAreNamedBeforeAnythingChanges) {
               "reduces over several axes");
     EXPECT_EQ(told(mesh["dp"], {}),
               "layout: fully_shard: \"embed.weight\" is Shard(0) on dp=4; expected Replicate");
-    EXPECT_EQ(error_text([&] { parallelize(*net, mesh["tp"], Plan{{"layers.*.up", Style::column}}); }),
-              "bad_argument: parallelize: \"layers.0.up.weight\" was laid out by fully_shard already; parallelize comes before "
+    EXPECT_EQ(error_text([&] {
+                parallelize(*net, mesh["tp"], Plan{{"layers.*.up", Style::column}});
+              }),
+              "bad_argument: parallelize: \"layers.0.up.weight\" was laid out by fully_shard already; "
+              "parallelize comes before "
               "that");
     EXPECT_EQ(error_text([&] { net->parameter("head.bias")->set_layout(nullptr); }),
               "bad_argument: parameter \"head.bias\": set_layout after fully_shard; expected before");

@@ -52,8 +52,9 @@ struct BuildOptions {
   /// What is not trained: patterns, as in a Plan, for paths of parameters, or of modules with all parameters below
   /// them.
   std::vector<std::string> frozen = {};
-  AveragerOptions averager = {};             ///< of DataForm::ddp
-  FullyShardOptions sharding = by_layers();  ///< of DataForm::fsdp; where `dtype` is bf16, so is precision.param
+  AveragerOptions averager = {};  ///< of DataForm::ddp
+  FullyShardOptions sharding =
+      by_layers();  ///< of DataForm::fsdp; where `dtype` is bf16, so is precision.param
   /// How the tensor axis splits the model; see transformer_plan().
   TransformerPlanOptions tensor = {};
 

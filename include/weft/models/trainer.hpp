@@ -97,7 +97,8 @@ class Trainer {
     std::int64_t parameters = 0;  ///< masters, and weights in bf16
     std::int64_t gradients = 0;   ///< of the shape of the masters
     std::int64_t states = 0;      ///< of the optimizer
-    std::int64_t gathered = 0;    ///< of a sharded model: the most that whole blocks, weights and gradients, took so far
+    std::int64_t gathered =
+        0;  ///< of a sharded model: the most that whole blocks, weights and gradients, took so far
   };
   Memory memory() const;
 

@@ -46,8 +46,9 @@ Mesh parse(const std::string& text) {
   const auto tp = parse_integer<int>(sizes.substr(std::min(x + 1, sizes.size())));
   const bool known = data == "ddp" || data == "fsdp" || data == "hsdp";
   if (!known || !dp || !tp || *dp < 1 || *tp < 1)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("parity: mesh \"{}\" is not dp x tp; expected such as \"2x1\", or \"fsdp:2x1\"", text));
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("parity: mesh \"{}\" is not dp x tp; expected such as \"2x1\", or \"fsdp:2x1\"", text));
   return {text, data, *dp, *tp};
 }
 
@@ -83,9 +84,9 @@ std::vector<double> losses_on(const Mesh& mesh, const Flags& flags, const std::f
                                    "--config", model.string()};
   const std::vector<std::string> words = to_words(flags.config);
   command.insert(command.end(), words.begin(), words.end());
-  command.insert(command.end(),
-                 {"--data", mesh.data, "--dp", std::to_string(mesh.dp), "--tp", std::to_string(mesh.tp), "--until",
-                  std::to_string(flags.compared), "--metrics", file.string(), "--progress", "none"});
+  command.insert(command.end(), {"--data", mesh.data, "--dp", std::to_string(mesh.dp), "--tp",
+                                 std::to_string(mesh.tp), "--until", std::to_string(flags.compared),
+                                 "--metrics", file.string(), "--progress", "none"});
   fmt::print("dp x tp = {}: {} steps on {} rank{} …\n", mesh.text, flags.compared, mesh.dp * mesh.tp,
              mesh.dp * mesh.tp == 1 ? "" : "s");
   std::fflush(stdout);
@@ -166,10 +167,13 @@ void add_parity(CLI::App& app, const std::vector<std::string>& words, Body& chos
   CLI::App* sub = app.add_subcommand("parity", "Train on several meshes and compare the losses");
   const auto file = std::make_shared<ConfigFile>(*sub, words);
   add_train_flags(*sub, flags->config, *file);
-  file->take(sub->add_option("--meshes", flags->meshes, "dp x tp, the first is the reference; fsdp:2x1 divides the parameters, hsdp:4x1 in two copies")
-                 ->delimiter(',')
-                 ->capture_default_str(),
-             &flags->meshes);
+  file->take(
+      sub->add_option(
+             "--meshes", flags->meshes,
+             "dp x tp, the first is the reference; fsdp:2x1 divides the parameters, hsdp:4x1 in two copies")
+          ->delimiter(',')
+          ->capture_default_str(),
+      &flags->meshes);
   file->take(sub->add_option("--compare", flags->compared, "Steps to run of the schedule")
                  ->check(CLI::PositiveNumber)
                  ->capture_default_str(),

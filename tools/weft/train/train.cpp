@@ -55,8 +55,8 @@ double tail_mean(const std::vector<double>& losses) {
 // Of this rank.
 void say_memory(const weft::Trainer::Memory& m) {
   const auto mib = [](std::int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
-  fmt::print("memory of a rank in MiB: parameters {:.2f}, gradients {:.2f}, optimizer {:.2f}", mib(m.parameters),
-             mib(m.gradients), mib(m.states));
+  fmt::print("memory of a rank in MiB: parameters {:.2f}, gradients {:.2f}, optimizer {:.2f}",
+             mib(m.parameters), mib(m.gradients), mib(m.states));
   if (m.gathered > 0) fmt::print("; gathered blocks at most {:.2f}", mib(m.gathered));
   fmt::print("\n");
 }
@@ -191,9 +191,11 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
   option("--dp", flags->config.dp, "Data-parallel ranks; -1: what tp leaves");
   option("--tp", flags->config.tp, "Tensor-parallel ranks");
   option("--data", flags->config.data,
-         "What data ranks do with the parameters: ddp, each has all; fsdp, divided; hsdp, divided in --replicate copies")
+         "What data ranks do with the parameters: ddp, each has all; fsdp, divided; hsdp, divided in "
+         "--replicate copies")
       ->check(CLI::IsMember({"ddp", "fsdp", "hsdp"}));
-  option("--replicate", flags->config.replicate, "Copies of the divided parameters with --data hsdp; divides --dp");
+  option("--replicate", flags->config.replicate,
+         "Copies of the divided parameters with --data hsdp; divides --dp");
   option("--ranks", flags->ranks, "Start this many ranks on this host; 0: this process is one")
       ->check(CLI::Range(0, 256));
   option("--backend", flags->backend, "Transport: shm, gloo, mpi-openmpi, mpi-mpich or auto");
