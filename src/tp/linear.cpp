@@ -101,7 +101,7 @@ Shape check_sequence(const Checker& c, const DeviceMesh& axes, int dim, const ch
     c.wrong(part_name, fmt::format("is {}; expected {} dimensions, as {} {} has", shown(part.shape), rank,
                                    full_name, shown(full.shape)));
   const Shape whole = with_last(full.shape, part.shape.back());
-  const Shape& own = divided(axes, whole, dim)->local_shape();
+  const Shape own = divided(axes, whole, dim)->local_shape();  // a copy: the layout goes with this line
   if (!(part.shape == own))
     c.wrong(part_name,
             fmt::format("is {}; expected {}, what {} has of the sequence of {} {}", shown(part.shape),
