@@ -9,7 +9,7 @@ A finding is one line, `file:line: what; the rule`. Exit status 1 if there is an
   base <- host <- store <- reduce <- backends <- group <- mesh <- dp, checkpoint <- nn <- tp, domain, ep <- train <- models <- capi <- capi_train
        <- tools, bench, examples
 
-   (domain and ep are planned; there are no such folders yet)
+   (ep is planned; there is no such folder yet)
 
 1. A file includes its own folder or one to the left. tp, domain and ep do not know each other.
 2. nn communicates through boundaries alone: it includes nothing of store, backends or group.

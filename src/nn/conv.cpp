@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "nn/maps/conv_maps.hpp"
+#include "nn/maps/taps.hpp"
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
 #include "weft/nn/layouts.hpp"
@@ -10,7 +12,6 @@ namespace weft {
 namespace {
 
 using kernels::Padding;
-using kernels::Stored;
 
 constexpr int kChannels = 1;  // the dimension of x and y
 
@@ -95,42 +96,45 @@ kernels::UnfoldShape unfolding(const Module& module, const Conv2dConfig& c, cons
           c.padding_mode};
 }
 
-kernels::MapShape map_shape(const Tensor& y) { return {y.size(0), y.size(1), y.size(2) * y.size(3)}; }
-
 // dbias: (out) = or += the sum of dy over samples and pixels
 void accumulate_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
   bias.accumulate(layouts::gradient_of(bias.weight().layout(), dy.layout(), kChannels),
-                  [&](const Tensor& into, bool add) {
-                    if (!add) kernels::fill(frame.kernels(), into.data_ptr<float>(), 0.0f, into.count());
-                    kernels::channel_bias_backward(frame.kernels(), dy.data_ptr<float>(),
-                                                   into.data_ptr<float>(), map_shape(dy));
-                  });
+                  [&](const Tensor& into, bool add) { conv::bias_gradient(frame, dy, into, add); });
 }
 
-void add_bias(Frame& frame, const Parameter& bias, const Tensor& y) {
-  const Tensor b = widened(frame, bias.weight());
-  kernels::add_channel_bias(frame.kernels(), b.data_ptr<float>(), y.data_ptr<float>(), map_shape(y));
+// What a padding that is not zeros puts around x is written there first; the kernel then sees it as pixels.
+bool pads(const Conv2dConfig& c) {
+  return c.padding_mode != Padding::zeros && !(c.padding == Extent2d(0));
 }
-
-// Sample b of maps (batch, channels, …) as a matrix of `rows` rows.
-Tensor sample(const Tensor& maps, std::int64_t b, std::int64_t rows) {
-  const std::int64_t size = maps.count() / maps.size(0);
-  return maps.slice_flat(b * size, {rows, rows == 0 ? 0 : size / rows});
+kernels::ResampleShape padding_of(const Conv2dConfig& c, const Tensor& x) {
+  const auto taps = [&](std::int64_t size, std::int64_t padding) {
+    return std::make_shared<const kernels::Taps>(taps::padded(size, padding, padding, c.padding_mode));
+  };
+  return {x.size(0) * x.size(1), x.size(2), x.size(3), taps(x.size(2), c.padding.height), taps(x.size(3), c.padding.width)};
 }
-
-// Rows of group g of a matrix that holds `groups` groups of rows.
-Tensor group(const Tensor& matrix, std::int64_t g, std::int64_t groups) {
-  const std::int64_t rows = matrix.size(0) / groups,
-                     columns = matrix.count() / std::max<std::int64_t>(1, matrix.size(0));
-  return matrix.slice_flat(g * rows * columns, {rows, columns});
+Tensor padded(Frame& frame, const Conv2dConfig& c, const Tensor& x) {
+  if (!pads(c)) return x;
+  const Tensor wide = frame.compute().make(
+      {x.size(0), x.size(1), x.size(2) + 2 * c.padding.height, x.size(3) + 2 * c.padding.width});
+  kernels::resample(frame.kernels(), x.data_ptr<float>(), wide.data_ptr<float>(), padding_of(c, x));
+  return wide;
 }
-
-// c = or += a b; both are matrices as they are stored
-void product(Frame& frame, const Tensor& a, Stored a_stored, const Tensor& b, Stored b_stored,
-             const Tensor& c, bool add) {
-  const bool a_turned = a_stored == Stored::transposed, b_turned = b_stored == Stored::transposed;
-  multiply(frame, a, a_stored, b, b_stored, c, a.size(a_turned ? 1 : 0), b.size(b_turned ? 0 : 1),
-           a.size(a_turned ? 0 : 1), add);
+// The adjoint: each pixel gets the gradients of all the places that it was put, those of a row first, each in order.
+void add_padding(Frame& frame, const Conv2dConfig& c, const Tensor& dwide, const Tensor& dx) {
+  const kernels::ResampleShape s = padding_of(c, dx);
+  const auto back = [](const kernels::Taps& t, std::int64_t n) {
+    return std::make_shared<const kernels::Taps>(taps::transposed(t, n));
+  };
+  kernels::resample(frame.kernels(), dwide.data_ptr<float>(), dx.data_ptr<float>(),
+                    {s.maps, dwide.size(2), dwide.size(3), back(*s.rows, s.height), back(*s.columns, s.width)});
+}
+// What the kernel sees of padded().
+kernels::UnfoldShape of_padded(const Conv2dConfig& c, kernels::UnfoldShape s) {
+  if (!pads(c)) return s;
+  s.height += 2 * s.padding_height, s.width += 2 * s.padding_width;
+  s.padding_height = s.padding_width = 0;
+  s.padding = Padding::zeros;
+  return s;
 }
 
 }  // namespace
@@ -211,24 +215,8 @@ Tensors Conv2d::do_forward(Inputs inputs, Frame& frame) {
   Tensors kept{x};
   const Tensor w = spectral_norm_ ? spectral_norm_->forward(frame, kept) : stored;
   if (plain) kept[0] = as_operand(frame, x, w).with_layout(x.layout());
-  if (y.count() > 0) {
-    const Tensor rows = w.reshape({out, w.count() / out});
-    const std::int64_t of_kernel = config_.kernel.height * config_.kernel.width;
-    const Tensor columns =
-        plain ? Tensor() : frame.compute().make({in * of_kernel, seen.out_height * seen.out_width});
-    for (std::int64_t b = 0; b < x.size(0); ++b) {
-      Tensor operand = plain ? sample(kept[0], b, in) : columns;
-      if (!plain) {
-        kernels::unfold(frame.kernels(), sample(x, b, in).data_ptr<float>(), columns.data_ptr<float>(), seen);
-        operand = as_operand(frame, columns, w);
-      }
-      const Tensor of_y = sample(y, b, out);
-      for (std::int64_t g = 0; g < config_.groups; ++g)
-        product(frame, group(rows, g, config_.groups), Stored::plain, group(operand, g, config_.groups),
-                Stored::plain, group(of_y, g, config_.groups), false);
-    }
-  }
-  if (add_bias_here) add_bias(frame, *bias, y);
+  conv::correlate(frame, padded(frame, config_, kept[0]), w, config_.groups, of_padded(config_, seen), y);
+  if (add_bias_here) conv::add_bias(frame, bias->weight(), y);
   frame.push(*this, std::move(kept));
   return {y};
 }
@@ -236,7 +224,7 @@ Tensors Conv2d::do_forward(Inputs inputs, Frame& frame) {
 void Conv2d::finish_forward(Tensors& y, Frame& frame) {
   if (!bias || !row_parallel(*weight)) return;
   expect_bias_fits(*this, y[0], *bias, kChannels);
-  add_bias(frame, *bias, y[0]);
+  conv::add_bias(frame, bias->weight(), y[0]);
 }
 
 void Conv2d::begin_backward(Inputs dy, Frame& frame) {
@@ -272,45 +260,21 @@ Tensors Conv2d::do_backward(Inputs gradients, Frame& frame) {
   const Tensor dx = frame.compute()
                         .make(x.shape(), DType::f32, dx_memory())
                         .with_layout(layouts::linear_input_gradient(x.layout(), w.layout()));
-  const bool empty = dy.count() == 0 || x.count() == 0;
-  if (empty) kernels::fill(frame.kernels(), dx.data_ptr<float>(), 0.0f, dx.count());
+  if (dy.count() == 0 || x.count() == 0) kernels::fill(frame.kernels(), dx.data_ptr<float>(), 0.0f, dx.count());
+  const kernels::UnfoldShape of_wide = of_padded(config_, seen);
   const Tensor operand = as_operand(frame, dy, w);
-  const std::int64_t groups = config_.groups, of_kernel = config_.kernel.height * config_.kernel.width;
-  const Tensor columns =
-      plain ? Tensor() : frame.compute().make({in * of_kernel, seen.out_height * seen.out_width});
   const auto write = [&](const Tensor& dw, bool add) {
-    if (empty) {
-      if (!add) kernels::fill(frame.kernels(), dw.data_ptr<float>(), 0.0f, dw.count());
-      return;
-    }
-    const Tensor rows = dw.reshape({out, dw.count() / out});
-    for (std::int64_t b = 0; b < batch; ++b) {
-      Tensor of_x = plain ? sample(x, b, in) : columns;
-      if (!plain) {
-        kernels::unfold(frame.kernels(), sample(x, b, in).data_ptr<float>(), columns.data_ptr<float>(), seen);
-        of_x = as_operand(frame, columns, w);
-      }
-      const Tensor of_dy = sample(operand, b, out);
-      for (std::int64_t g = 0; g < groups; ++g)
-        product(frame, group(of_dy, g, groups), Stored::plain, group(of_x, g, groups), Stored::transposed,
-                group(rows, g, groups), add || b > 0);
-    }
+    conv::weight_gradient(frame, padded(frame, config_, x), operand, config_.groups, of_wide, w.dtype(), dw, add);
   };
   const LayoutRef of_dw = layouts::gradient_of(w.layout(), x.layout(), kChannels);
   if (spectral_norm_)
     spectral_norm_->accumulate(frame, kept, of_dw, write);
   else
     weight->accumulate(of_dw, write);
-  if (empty) return {dx};
-  const Tensor rows = w.reshape({out, w.count() / out});
-  for (std::int64_t b = 0; b < batch; ++b) {
-    const Tensor of_dy = sample(operand, b, out), of_dx = sample(dx, b, in);
-    const Tensor& into = plain ? of_dx : columns;
-    for (std::int64_t g = 0; g < groups; ++g)
-      product(frame, group(rows, g, groups), Stored::transposed, group(of_dy, g, groups), Stored::plain,
-              group(into, g, groups), false);
-    if (!plain) kernels::fold(frame.kernels(), columns.data_ptr<float>(), of_dx.data_ptr<float>(), seen);
-  }
+  if (dy.count() == 0 || x.count() == 0) return {dx};
+  const Tensor dwide = pads(config_) ? frame.compute().make({batch, in, of_wide.height, of_wide.width}) : dx;
+  conv::spread(frame, operand, w, config_.groups, of_wide, dwide);
+  if (pads(config_)) add_padding(frame, config_, dwide, dx);
   return {dx};
 }
 

@@ -14,13 +14,34 @@ const Dims kPixelsFirst{0, 2, 3, 1}, kChannelsFirst{0, 3, 1, 2};
 // (batch, channels, height, width) with the channels last
 Shape channels_last(const Shape& maps) { return {maps[0], maps[2], maps[3], maps[1]}; }
 
-// Throws unless x: (batch, channels, height, width), cut in the batch alone.
+// Its layout: height and width are cut as they were, in other places.
+LayoutRef reordered(const LayoutRef& of, const Dims& order, const Shape& global) {
+  if (of == nullptr) return of;
+  Placements placements = of->placements;
+  for (Placement& p : placements)
+    if (const Shard* const shard = std::get_if<Shard>(&p)) {
+      int to = 0;
+      while (order[to] != shard->dim) ++to;
+      p = Shard{to};
+    }
+  std::vector<std::string_view> names;
+  for (const int axis : of->nesting) names.push_back(of->mesh_shape().name(axis));
+  return make_layout(of->mesh(), std::move(placements), global)->nested(names);
+}
+LayoutRef last_layout(const Tensor& maps) {
+  return maps.layout() ? reordered(maps.layout(), kPixelsFirst, channels_last(maps.layout()->global)) : nullptr;
+}
+LayoutRef first_layout(const Tensor& pixels, const Tensor& maps) {
+  return pixels.layout() ? reordered(pixels.layout(), kChannelsFirst, layouts::global_shape(maps)) : nullptr;
+}
+
+// Throws unless x: (batch, channels, height, width), channels whole.
 void expect_maps(const TensorName& what, const Tensor& x, std::int64_t channels) {
   expect_dtype(what, x, DType::f32);
   if (x.shape().rank() != 4 || x.size(1) != channels)
     throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected (batch, {}, height, width)",
                                                      what.text(), to_string(x.shape()), channels));
-  for (const int dim : {1, 2, 3}) layouts::expect_whole_dim(what, x, "a network over channels", dim);
+  layouts::expect_whole_dim(what, x, "a network over channels", 1);
 }
 
 }  // namespace
@@ -40,26 +61,22 @@ Tensors ChannelFeedForward::Layers::do_forward(Inputs inputs, Frame& frame) {
   const Tensor& x = inputs[0];
   expect_maps(layouts::named(*this, "x"), x, up.weight->global_shape()[1]);
   const Tensor normal = norm.forward(x, frame)[0];
-  const Tensor pixels =
-      permuted(frame, normal, x.shape(), kPixelsFirst, channels_last(x.shape()),
-               layouts::with_global(normal.layout(), channels_last(layouts::global_shape(normal))));
+  const Tensor pixels = permuted(frame, normal, x.shape(), kPixelsFirst, channels_last(x.shape()), last_layout(normal));
   const Tensors hidden = dropout.forward(gelu.forward(up.forward(pixels, frame), frame), frame);
   const Tensor y = down.forward(hidden, frame)[0];
   return {permuted(frame, y, y.shape(), kChannelsFirst, x.shape(),
-                   layouts::with_global(y.layout(), layouts::global_shape(x)), out_memory())};
+                   first_layout(y, x), out_memory())};
 }
 
 Tensors ChannelFeedForward::Layers::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
   const Tensor& dy = gradients[0];
   expect_maps(layouts::named(*this, "dy"), dy, up.weight->global_shape()[1]);
-  const Tensor dpixels =
-      permuted(frame, dy, dy.shape(), kPixelsFirst, channels_last(dy.shape()),
-               layouts::with_global(dy.layout(), channels_last(layouts::global_shape(dy))));
+  const Tensor dpixels = permuted(frame, dy, dy.shape(), kPixelsFirst, channels_last(dy.shape()), last_layout(dy));
   const Tensors dhidden = dropout.backward(down.backward(dpixels, frame), frame);
   const Tensor dnormal = up.backward(gelu.backward(dhidden, frame), frame)[0];
   return norm.backward(permuted(frame, dnormal, dnormal.shape(), kChannelsFirst, dy.shape(),
-                                layouts::with_global(dnormal.layout(), layouts::global_shape(dy))),
+                                first_layout(dnormal, dy)),
                        frame);
 }
 

@@ -164,13 +164,18 @@ ShardRule Module::shard_rule(Split split) const {
   return rule;
 }
 
+SpaceRule Module::space_rule(const DeviceMesh&, std::span<const int>) const { return {}; }
+
+Tensors Passes::own_forward(Module& module, Inputs x, Frame& frame) { return module.do_forward(x, frame); }
+Tensors Passes::own_backward(Module& module, Inputs dy, Frame& frame) { return module.do_backward(dy, frame); }
+
 Tensors Module::forward(Inputs x, Frame& frame) {
   Scopes scopes(around(false), *this, frame);
   Tensors in(x.begin(), x.end());
   run(HookPoint::pre_forward, in, frame);
   for (const PlacedBoundary& placed : before_) cross(placed, Direction::forward, {path_, "x"}, in);
   expect_here("input", in, frame);
-  Tensors out = do_forward(in, frame);
+  Tensors out = passes_ ? passes_->forward(*this, in, frame) : do_forward(in, frame);
   for (const PlacedBoundary& placed : after_) cross(placed, Direction::forward, {path_, "y"}, out);
   finish_forward(out, frame);
   for (const auto& [name, parameter] : own_) frame.count_use(*parameter);
@@ -189,7 +194,7 @@ Tensors Module::backward(Inputs dy, Frame& frame) {
   for (auto placed = after_.rbegin(); placed != after_.rend(); ++placed)
     cross(*placed, Direction::backward, {path_, "dy"}, in);
   expect_here("gradient", in, frame);
-  Tensors out = do_backward(in, frame);
+  Tensors out = passes_ ? passes_->backward(*this, in, frame) : do_backward(in, frame);
   for (const auto& [name, parameter] : own_)
     if (frame.drop_use(*parameter)) parameter->announce_final();
   for (auto placed = before_.rbegin(); placed != before_.rend(); ++placed)

@@ -44,6 +44,7 @@ class Attention : public Module {
     return {{"heads", config_.heads}, {"kv heads", config_.kv_heads, &k_proj}};
   }
   void set_rope(std::shared_ptr<const RopeTables> rope) noexcept { rope_ = std::move(rope); }
+  const std::shared_ptr<const RopeTables>& rope() const noexcept { return rope_; }
 
  protected:
   OwnPlan class_plan() const override;

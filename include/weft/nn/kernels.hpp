@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "weft/base/device.hpp"
 #include "weft/base/dtype.hpp"
@@ -113,6 +114,20 @@ struct UnfoldShape {
       dilation_height, dilation_width;
   std::int64_t out_height, out_width;
   Padding padding;
+};
+
+/// One dimension of a linear resampling: output r is the sum of weight[e] times input index[e] over e in [begin[r], begin[r + 1]), in
+/// that order. Indices are within the input.
+struct Taps {
+  std::vector<std::int64_t> begin{0}, index{};
+  std::vector<float> weight{};
+  std::int64_t outputs() const noexcept { return static_cast<std::int64_t>(begin.size()) - 1; }
+};
+
+/// Maps that are resampled along both dimensions. maps: batch times channels.
+struct ResampleShape {
+  std::int64_t maps, height, width;
+  std::shared_ptr<const Taps> rows, columns;
 };
 
 /// One step of AdamW (Loshchilov and Hutter 2019, decoupled decay), in PyTorch's order of operations:
@@ -249,6 +264,16 @@ struct KernelTable {
   void (*unfold)(KernelContext& ctx, const float* x, float* columns, const UnfoldShape& s);
   /// The adjoint: each pixel of dx is the sum of where it was put. dcolumns as columns, dx as x.
   void (*fold)(KernelContext& ctx, const float* dcolumns, float* dx, const UnfoldShape& s);
+
+  /// y[m, r, s] = the sum over the taps of row r of weight times (the sum over the taps of column s of weight * x[m, i, j]). x:
+  /// (maps, height, width), y: (maps, rows->outputs(), columns->outputs()). An element's bits depend on its own taps and inputs alone.
+  void (*resample)(KernelContext& ctx, const float* x, float* y, const ResampleShape& s);
+  /// y[c, r, s] = the largest of the pixels that the kernel sees, place[c, r, s] = which it is, i * kernel_width + j, the first of several; a
+  /// NaN is the largest. Pixels beyond the border do not count; where it sees none y is -infinity and place -1. x: (channels, height,
+  /// width), y, place: (channels, out_height, out_width).
+  void (*max_pool_forward)(KernelContext& ctx, const float* x, float* y, std::int32_t* place, const UnfoldShape& s);
+  /// dx[c, i, j] = the sum of the dy whose place is this pixel, in their order; a place beyond the border of dx counts nowhere.
+  void (*max_pool_backward)(KernelContext& ctx, const float* dy, const std::int32_t* place, float* dx, const UnfoldShape& s);
 
   /// y[t] = table[ids[t] - vocab.first], 0 for an id that is not in the part. ids: (tokens), table: (vocab.count, dim), y:
   /// (tokens, dim). Throws bad_argument for an id outside of the whole.
@@ -389,7 +414,7 @@ struct KernelTable {
   X(add_bias) X(bias_backward) X(rms_norm_forward) X(rms_norm_backward) X(layer_norm_forward) X(layer_norm_backward) \
   X(channel_norm_forward) X(channel_norm_backward) X(group_norm_forward) X(group_norm_backward) \
   X(channel_moments) X(batch_norm_forward) X(batch_norm_backward_sums) X(batch_norm_backward) \
-  X(add_channel_bias) X(channel_bias_backward) X(permute) X(unfold) X(fold) X(embedding_forward) X(embedding_forward_bf16) \
+  X(add_channel_bias) X(channel_bias_backward) X(permute) X(unfold) X(fold) X(resample) X(max_pool_forward) X(max_pool_backward) X(embedding_forward) X(embedding_forward_bf16) \
   X(embedding_backward) X(rope_forward) X(rope_backward) X(attention_forward) X(attention_backward) \
   X(full_attention_forward) X(full_attention_backward) X(attention_weights_forward) X(attention_weights_backward) \
   X(attention_apply_forward) X(attention_apply_backward) \
@@ -442,6 +467,9 @@ inline constexpr detail::Call<&KernelTable::add_channel_bias> add_channel_bias{}
 inline constexpr detail::Call<&KernelTable::channel_bias_backward> channel_bias_backward{};
 inline constexpr detail::Call<&KernelTable::permute> permute{};
 inline constexpr detail::Call<&KernelTable::unfold> unfold{};
+inline constexpr detail::Call<&KernelTable::resample> resample{};
+inline constexpr detail::Call<&KernelTable::max_pool_forward> max_pool_forward{};
+inline constexpr detail::Call<&KernelTable::max_pool_backward> max_pool_backward{};
 inline constexpr detail::Call<&KernelTable::fold> fold{};
 inline constexpr detail::Overloads<detail::Call<&KernelTable::embedding_forward>,
                                    detail::Call<&KernelTable::embedding_forward_bf16>>

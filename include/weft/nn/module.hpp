@@ -76,6 +76,36 @@ struct ShardRule {
 
 class HookHandle;
 
+/// What does a module's two passes in place of its own code, where its inputs are cut in a way that this does not know. Immutable, so that
+/// one may serve several modules; what backward needs goes on the Frame, under the module.
+class Passes {
+ public:
+  virtual ~Passes() = default;
+  virtual Tensors forward(Module& module, Inputs x, Frame& frame) const = 0;
+  virtual Tensors backward(Module& module, Inputs dy, Frame& frame) const = 0;
+
+ protected:
+  Passes() = default;
+  Passes(const Passes&) = default;
+  Passes& operator=(const Passes&) = default;
+  /// The module's own code.
+  static Tensors own_forward(Module& module, Inputs x, Frame& frame);
+  static Tensors own_backward(Module& module, Inputs dy, Frame& frame);
+};
+
+/// How a module computes on maps (batch, channels, height, width) that are cut in space, as the module itself says it.
+struct SpaceRule {
+  enum class Kind : unsigned char {
+    unknown,    ///< it does not say
+    any_part,   ///< its own code does right on any part of a map: what it does to a pixel depends on that pixel alone, or it minds the layout
+    by_passes,  ///< `passes` do
+    refused     ///< it cannot, and `why`
+  };
+  Kind kind = Kind::unknown;
+  std::shared_ptr<const Passes> passes{};
+  std::string why{};
+};
+
 /// A layer or a tree of them. A derived class registers its children and parameters under names in its
 /// constructor; the dotted path of a node (`layers.1.attention.q_proj`) never changes afterwards, whatever is
 /// parallelised. Parallelism changes layouts of parameters and sets boundaries; types and paths stay.
@@ -130,6 +160,12 @@ class Module {
   /// How the module is split over ranks that share its work, or why it is not: the default says that it cannot
   /// be. A layer that can says so here; parallelize() knows no layer by its type.
   virtual ShardRule shard_rule(Split split) const;
+
+  /// How it computes on a part of a map; `axes` cut it, one dimension each, as `dims` says. The default is unknown.
+  virtual SpaceRule space_rule(const DeviceMesh& axes, std::span<const int> dims) const;
+  /// From now on these do the passes; null: its own code. Hooks and boundaries stay around them.
+  void set_passes(std::shared_ptr<const Passes> passes) { passes_ = std::move(passes); }
+  const std::shared_ptr<const Passes>& passes() const noexcept { return passes_; }
 
   /// How ranks share the work of the layers inside it: that of the instance where one was set, else that of its kind; empty:
   /// it has none. parallelize(root, axis) collects those of all modules of the tree.
@@ -219,6 +255,8 @@ class Module {
   std::vector<std::string> tied_;  // names in own_ whose parameter another module made
   std::vector<PlacedBoundary> before_, after_;
   std::optional<OwnPlan> instance_plan_;
+  std::shared_ptr<const Passes> passes_;  // null: do_forward and do_backward
+  friend class Passes;
   struct Hooks;
   std::shared_ptr<Hooks> hooks_;  // null: none
 };

@@ -1,0 +1,92 @@
+// Domain parallel: a model whose maps (batch, channels, height, width) are larger than one rank, cut in space. The split model is the
+// serial model: its outputs, and its gradients but for the order in which ranks' parts of weights' are summed, have the bits that one rank gives.
+// One thread per rank; passes of a split model are collective among the ranks of the axes.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <typeindex>
+#include <vector>
+
+#include "weft/mesh/mesh.hpp"
+#include "weft/nn/module.hpp"
+
+namespace weft {
+
+/// How modules of one kind compute on parts of maps.
+using SpaceRuleOf = std::function<SpaceRule(Module& module)>;
+
+struct DomainOptions {
+  /// The dimension of maps that each of the axes cuts; fewer axes than entries: the first ones.
+  std::vector<int> dims{2, 3};
+  /// The axes along which ranks have other samples; none where empty. What shard_spatial() makes of a plain tensor is cut along them.
+  DeviceMesh data{};
+  /// For kinds of layers that have no rule of their own, and in place of weft's.
+  std::map<std::type_index, SpaceRuleOf> rules{};
+};
+
+/// What apply_domain_parallel() has done, and what the functions below need: which axes cut maps, and how. A value.
+class DomainManager {
+ public:
+  DomainManager() = default;
+  DomainManager(DeviceMesh axes, DomainOptions options);
+
+  explicit operator bool() const noexcept { return static_cast<bool>(axes_); }
+  const DeviceMesh& axes() const noexcept { return axes_; }
+  const DomainOptions& options() const noexcept { return options_; }
+  /// The number of ranks that a map is cut over, and this rank's among them.
+  int size() const { return axes_.size(); }
+  int rank() const { return axes_.rank(); }
+  /// The layout of maps of this shape as a whole, cut in space, and by samples along the axes of the data.
+  LayoutRef layout(const Shape& global) const;
+
+ private:
+  DeviceMesh axes_;
+  DomainOptions options_;
+};
+
+/// Makes every layer of the tree compute on maps that are cut along `axes`, a sub-mesh of one or two axes: the first cuts the height, the second the
+/// width. Before or after parallelize() on other axes; before materialise(). Sets what the layers' passes do, nothing else: types, paths and parameters stay. A
+/// layer's rule is, in this order: its own space_rule(); options.rules; weft's for its kind; and for a module that has children, theirs.
+///
+///   on any part as it is    activations, dropout, 1x1 convolutions, ChannelNorm, RMSNorm, LayerNorm and Linear over the last dimension, BatchNorm (statistics of all ranks)
+///   with a window           Conv2d of any kernel, stride, padding, dilation and padding mode, ConvTranspose2d, PixelShuffle, pooling, resizing, padding
+///   with sums over ranks    GroupNorm
+///   cut anew for a while    WindowAttention: whole windows on each rank, near and far ones
+///   in a ring               Attention (causal) and CrossAttention of sequences that are cut: options.dims {1}
+///
+/// Weights are replicated, and their gradients Partial(sum) on the axes: sync_domain_gradients() or a GradientAverager over these axes sums them. A loss is to be divided by
+/// a global number.
+///
+/// On axes of one rank the rules are checked and nothing is set. Throws bad_argument, before anything changes, for a layer without a rule, naming it, its kind and what
+/// to do; for one whose rule refuses it; for more axes than options.dims; for a model that has passes of others already.
+DomainManager apply_domain_parallel(Module& model, const DeviceMesh& axes, const DomainOptions& options = {});
+
+/// The manager of a model, an empty one where apply_domain_parallel() was not called for it.
+DomainManager get_domain_manager(const Module& model);
+/// The model itself: nothing is wrapped around it.
+inline Module& get_raw_model(Module& model) noexcept { return model; }
+
+/// This rank's part of maps of which every rank of the axes has the same: plain ones, (batch, …) of this rank's samples, or with a layout. No communication.
+/// Throws bad_argument where a dimension that is cut has fewer elements than ranks: `shard_spatial: x (1, 3, 2, 8) has 2 rows (dimension 2) for y=4; …`.
+Tensor shard_spatial(const Tensor& x, const DomainManager& manager);
+/// The whole maps on every rank of the axes, with their layout on other axes. Collective.
+Tensor gather_spatial(const Tensor& y, const DomainManager& manager);
+
+/// Rows and columns around a map.
+struct SpatialPadding {
+  std::int64_t top = 0, bottom = 0, left = 0, right = 0;
+};
+/// Takes the padding off again: the maps of `height` x `width` within y, each rank having the rows and columns that it holds of a map of that size. Exact: a
+/// redistribution, never an interpolation. Collective. Throws bad_argument where y is not height + top + bottom by width + left + right.
+Tensor unpad_shard_interp(const Tensor& y, const SpatialPadding& padding, const DomainManager& manager, std::int64_t height, std::int64_t width);
+/// Its adjoint, for a gradient of what it gave: 0 where the padding was. `y`: the layout of what it was given.
+Tensor unpad_shard_interp_adjoint(const Tensor& dy, const SpatialPadding& padding, const LayoutRef& y);
+
+/// Sums the gradients of the model's trained parameters over the axes, where they are Partial there. Collective; throws as sync_replicated_gradients()
+/// (weft/dp/replicated.hpp) does, and bad_argument for a parameter without gradient.
+void sync_domain_gradients(Module& model, const DomainManager& manager);
+
+}  // namespace weft

@@ -1,0 +1,105 @@
+// Layers that pad, pool and resize maps; x, y: (batch, channels, height, width). All without parameters. x may be split in batch and channels, and in space
+// by apply_domain_parallel() (weft/domain/domain.hpp).
+#pragma once
+
+#include "weft/nn/conv.hpp"
+
+namespace weft {
+
+/// A layer whose output is linear in its input, row by row and column by column: said by two tables of taps. Others may derive from it.
+class Resampling2d : public Module {
+ public:
+  /// What the rows of y are made of, for an x of this height; throws bad_argument where there are too few.
+  virtual kernels::Taps rows(std::int64_t height) const = 0;
+  virtual kernels::Taps columns(std::int64_t width) const = 0;
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+};
+
+struct Pad2dConfig {
+  std::int64_t top = 0, bottom = 0, left = 0, right = 0;
+  kernels::Padding rows = kernels::Padding::zeros, columns = kernels::Padding::zeros;  ///< above and below; left and right
+};
+
+/// Pixels around the border, as torch.nn.functional.pad, with a rule for rows and one for columns: a globe is circular in columns.
+class Pad2d : public Resampling2d {
+ public:
+  /// Throws bad_argument for a width below 0.
+  explicit Pad2d(const Pad2dConfig& config);
+  const Pad2dConfig& config() const noexcept { return config_; }
+  kernels::Taps rows(std::int64_t height) const override;
+  kernels::Taps columns(std::int64_t width) const override;
+
+ private:
+  Pad2dConfig config_;
+};
+
+struct Pool2dConfig {
+  Extent2d kernel = 2, stride = 2, padding = 0, dilation = 1;  ///< dilation: of MaxPool2d alone
+  bool count_padding = true;                                   ///< AvgPool2d: zeros beyond the border count in the mean
+};
+
+/// Means of the pixels that a kernel sees, as torch.nn.AvgPool2d.
+class AvgPool2d : public Resampling2d {
+ public:
+  /// Throws bad_argument for a kernel or stride below 1, a padding of more than half the kernel, a dilation.
+  explicit AvgPool2d(const Pool2dConfig& config);
+  const Pool2dConfig& config() const noexcept { return config_; }
+  kernels::Taps rows(std::int64_t height) const override;
+  kernels::Taps columns(std::int64_t width) const override;
+
+ private:
+  Pool2dConfig config_;
+};
+
+/// `out` means of parts of about equal size, which may share pixels, as torch.nn.AdaptiveAvgPool2d; out 1 is the mean of the map.
+class AdaptiveAvgPool2d : public Resampling2d {
+ public:
+  /// Throws bad_argument for an extent below 1.
+  explicit AdaptiveAvgPool2d(const Extent2d& out);
+  const Extent2d& out() const noexcept { return out_; }
+  kernels::Taps rows(std::int64_t height) const override;
+  kernels::Taps columns(std::int64_t width) const override;
+
+ private:
+  Extent2d out_;
+};
+
+/// The largest pixel that a kernel sees, as torch.nn.MaxPool2d; of several the first has the gradient.
+class MaxPool2d : public Module {
+ public:
+  /// Throws bad_argument for sizes below 1, and a padding of more than half the kernel.
+  explicit MaxPool2d(const Pool2dConfig& config);
+  const Pool2dConfig& config() const noexcept { return config_; }
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override;
+  Tensors do_backward(Inputs dy, Frame& frame) override;
+  Pool2dConfig config_;
+};
+
+enum class Resizing : unsigned char { nearest, bilinear };
+struct Resize2dConfig {
+  Resizing mode = Resizing::nearest;
+  Extent2d out = 0;    ///< of y; 0: `scale` says it
+  Extent2d scale = 1;  ///< y has so many times the rows and columns of x
+  bool align_corners = false;  ///< of bilinear: the corner pixels of x and y lie at the same place
+};
+
+/// As torch.nn.Upsample: row r of y is row floor(r n / m) of n, or between the two about (r + 1/2) n / m - 1/2.
+class Resize2d : public Resampling2d {
+ public:
+  /// Throws bad_argument where neither an out nor a scale of at least 1 is given.
+  explicit Resize2d(const Resize2dConfig& config);
+  const Resize2dConfig& config() const noexcept { return config_; }
+  kernels::Taps rows(std::int64_t height) const override;
+  kernels::Taps columns(std::int64_t width) const override;
+
+ private:
+  kernels::Taps taps(const char* what, std::int64_t n, std::int64_t out, std::int64_t scale) const;
+  Resize2dConfig config_;
+};
+
+}  // namespace weft

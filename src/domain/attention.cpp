@@ -1,0 +1,109 @@
+// Window attention of maps that are cut in space. A window is a square of neighbours, or pixels spread over the whole map; either way windows are whole on
+// one rank while they are computed: the map is cut anew, at borders of windows, and afterwards as it was. Far windows so become an all-to-all.
+#include "domain/rules.hpp"
+#include "weft/host/copy.hpp"
+#include "weft/nn/window_attention.hpp"
+
+namespace weft::domain {
+namespace {
+
+// Which rows, or columns, each part has while windows are whole: of H / w rows of windows each part has its share. Near: that of neighbours; far: row l H/w + r of
+// the map is row l of the windows r.
+std::vector<IndexRanges> whole_windows(std::int64_t size, std::int64_t window, Windows kind, std::size_t parts) {
+  const std::int64_t count = size / window;
+  std::vector<IndexRanges> wanted;
+  for (std::size_t p = 0; p < parts; ++p) {
+    const Chunk share = chunk_of(count, static_cast<int>(parts), static_cast<int>(p));
+    IndexRanges ranges;
+    if (share.size > 0 && kind == Windows::neighbours) ranges.push_back({share.offset * window, (share.offset + share.size) * window});
+    if (share.size > 0 && kind == Windows::strided)
+      for (std::int64_t l = 0; l < window; ++l) ranges.push_back({l * count + share.offset, l * count + share.offset + share.size});
+    wanted.push_back(std::move(ranges));
+  }
+  return wanted;
+}
+
+// Cuts maps at windows, and back.
+class Recut {
+ public:
+  Recut(const LayoutRef& maps, const WindowAttentionConfig& config) : layout_(maps) {
+    const Partition now(maps);
+    std::vector<WindowDim> wanted, back;
+    std::vector<PartitionDim> parts;
+    for (const int dim : {kHeight, kWidth}) {
+      const PartitionDim of = now.dim(dim);
+      if (of.parts.size() == 1) continue;
+      const std::vector<IndexRanges> windows = whole_windows(maps->global[dim], config.window, config.windows, of.parts.size());
+      wanted.push_back({dim, windows, {}, {}});
+      back.push_back({dim, of.parts, {}, {}});
+      parts.push_back({dim, of.axes, windows});
+    }
+    there_ = std::make_unique<Window>(now, wanted);
+    back_ = std::make_unique<Window>(Partition(maps->mesh(), maps->global, parts), back);
+  }
+  Tensor there(Frame& frame, const Tensor& maps) const {
+    return as_samples(with_enough_pixels(frame, run(frame, *there_, maps, there_->window_shape(maps.shape()))), layout_);
+  }
+  Tensor back(Frame& frame, const Tensor& windows) const {
+    const Tensor maps = windows.slice_flat(0, there_->window_shape(layout_->local_shape()));  // without samples of zeros
+    return run(frame, *back_, maps, layout_->local_shape()).with_layout(layout_);
+  }
+
+ private:
+  // oneDNN's f32 products of fewer rows sum in another order; samples of zeros more give the bits of many rows.
+  static constexpr std::int64_t kLeastPixels = 16;
+  static Tensor with_enough_pixels(Frame& frame, const Tensor& maps) {
+    const std::int64_t of_sample = maps.size(kHeight) * maps.size(kWidth);
+    if (of_sample == 0 || maps.size(0) == 0 || maps.size(0) * of_sample >= kLeastPixels) return maps;
+    Shape more = maps.shape();
+    more[0] = ceil_div(kLeastPixels, of_sample);
+    const Tensor all = frame.compute().zeros(more);
+    copy(frame.compute().context(), maps, all.slice_flat(0, maps.shape()), frame.compute().stream());
+    return all;
+  }
+  static Tensor run(Frame& frame, const Window& window, const Tensor& in, const Shape& shape) {
+    const Tensor out = frame.compute().make(shape, DType::f32, Memory::shared);
+    window.start(in, out, frame.compute().stream()).finish();
+    return out;
+  }
+  LayoutRef layout_;
+  std::unique_ptr<Window> there_, back_;
+};
+
+class WindowAttentionPasses final : public Passes {
+ public:
+  Tensors forward(Module& module, Inputs inputs, Frame& frame) const override {
+    const auto& config = dynamic_cast<const WindowAttention&>(module).config();
+    if (inputs.size() != 1 || !cut_in_space(inputs[0].layout())) return own_forward(module, inputs, frame);
+    const Tensor& x = inputs[0];
+    expect(module, "x", x, config);
+    const Recut recut(x.layout(), config);
+    return {recut.back(frame, own_forward(module, recut.there(frame, x), frame)[0])};
+  }
+  Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
+    const auto& config = dynamic_cast<const WindowAttention&>(module).config();
+    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout())) return own_backward(module, gradients, frame);
+    const Tensor& dy = gradients[0];
+    expect(module, "dy", dy, config);
+    const Recut recut(dy.layout(), config);
+    return {recut.back(frame, own_backward(module, recut.there(frame, dy), frame)[0])};
+  }
+
+ private:
+  static void expect(const Module& module, const char* name, const Tensor& t, const WindowAttentionConfig& config) {
+    maps::expect_map(module, t);
+    const TensorName what = layouts::named(module, name);
+    layouts::expect_whole_dim(what, t, "window attention", 1);
+    const Shape& whole = t.layout()->global;
+    if (whole[1] != config.dim || whole[kHeight] % config.window != 0 || whole[kWidth] % config.window != 0)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("{} is {}; expected (batch, {}, height, width), height and width in whole windows of {}x{}", what.text(),
+                              to_string(whole), config.dim, config.window, config.window));
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<const Passes> window_attention_passes() { return std::make_shared<WindowAttentionPasses>(); }
+
+}  // namespace weft::domain

@@ -1,0 +1,67 @@
+// What rules for maps that are cut in space share: which parts of which dimension each rank has, the windows that a local operation needs, and
+// tensors of one rank as layers see them. Inside domain.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "nn/maps/geometry.hpp"
+#include "weft/mesh/window.hpp"
+#include "weft/nn/frame.hpp"
+#include "weft/nn/module.hpp"
+
+namespace weft::domain {
+
+inline constexpr int kHeight = 2, kWidth = 3;
+
+/// How one dimension of maps is cut: one range for each part; one part where it is not.
+struct Parts {
+  int dim;
+  std::int64_t size;
+  std::vector<IndexRange> ranges;
+  int mine;
+  const IndexRange& own() const { return ranges[static_cast<std::size_t>(mine)]; }
+};
+Parts parts_of(const LayoutRef& layout, int dim);
+
+/// Whether any axis of several ranks cuts height or width.
+bool cut_in_space(const LayoutRef& layout);
+
+/// Calls wanted(range) for each part's range: what it needs of another map, whose parts are as many.
+WindowDim window_for(const Parts& parts, const std::function<IndexRange(const IndexRange&)>& wanted, const Edge& edge = {});
+
+/// The same for any indices, in ascending order; and where each index stands in the window, by index.
+IndexRanges as_ranges(const std::vector<std::int64_t>& ascending);
+
+Edge edge_of(kernels::Padding padding);
+
+/// The layout of x's maps as those of other channels, height and width.
+LayoutRef like(const LayoutRef& x, std::int64_t channels, std::int64_t height, std::int64_t width);
+
+/// A tensor that only this rank has, (batch, …), as one that is cut in samples along every axis that cuts x's samples, height or width: so layers
+/// take it as it is, and gradients of weights are Partial on these axes.
+Tensor as_samples(const Tensor& local, const LayoutRef& x);
+
+/// a / b rounded up and down, b > 0.
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a >= 0 ? (a + b - 1) / b : -(-a / b); }
+constexpr std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+
+/// A kernel that goes over a dimension of n elements and has `out` outputs there.
+struct Sliding {
+  std::int64_t kernel, stride, padding, dilation, n, out;
+  std::int64_t span() const { return dilation * (kernel - 1) + 1; }
+  /// The inputs that outputs [o.lo, o.hi) see; some may lie beyond the ends.
+  IndexRange seen(const IndexRange& o) const {
+    if (o.size() <= 0) return {};
+    return {o.lo * stride - padding, (o.hi - 1) * stride - padding + span()};
+  }
+  /// The outputs that see any of the inputs [i.lo, i.hi), all of them between 0 and `out`.
+  IndexRange seeing(const IndexRange& i) const {
+    if (i.size() <= 0) return {};
+    const std::int64_t lo = std::max<std::int64_t>(0, ceil_div(i.lo + padding - (span() - 1), stride)),
+                       hi = std::min(out, floor_div(i.hi - 1 + padding, stride) + 1);
+    return lo < hi ? IndexRange{lo, hi} : IndexRange{};
+  }
+};
+
+}  // namespace weft::domain

@@ -1,0 +1,32 @@
+// What convolutions and their adjoints are made of: three products of maps and a kernel. Inside nn and domain.
+//
+// w: (out, in / groups, kernel height, kernel width), f32 or bf16; x: (batch, in, height, width), y: (batch, out, out height, out
+// width), f32. A shape's padding is zeros; it may be negative, where a rank has a part of the maps.
+//
+// The bits of an element of y and dx depend on what it is made of alone, not on the size of the maps or on its place there: sums run over
+// channels and kernel in the order of the matrix product, which is that of a product of at least kLeastColumns columns.
+#pragma once
+
+#include "weft/nn/frame.hpp"
+#include "weft/nn/kernels.hpp"
+
+namespace weft::conv {
+
+/// oneDNN's products with fewer columns sum in another order.
+inline constexpr std::int64_t kLeastColumns = 48;
+
+/// y[o, r, s] = Σ w[o, i, j, k] x[i, r·stride + j·dilation − padding, s·… + k·…].
+void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups, const kernels::UnfoldShape& s,
+               const Tensor& y);
+/// The adjoint in x: dx[i, a, b] = the sum of w[o, i, j, k] dy[o, r, s] over all that used the pixel; in the order of (j, k).
+void spread(Frame& frame, const Tensor& dy, const Tensor& w, std::int64_t groups, const kernels::UnfoldShape& s,
+            const Tensor& dx);
+/// The adjoint in w: dw = or += Σ dy[o, r, s] x[i, …]. `like`: the dtype that operands are rounded to.
+void weight_gradient(Frame& frame, const Tensor& x, const Tensor& dy, std::int64_t groups, const kernels::UnfoldShape& s,
+                     DType like, const Tensor& dw, bool add);
+
+/// y += bias, channel by channel; the gradient of the bias: dbias = or += the sum of dy over samples and pixels.
+void add_bias(Frame& frame, const Tensor& bias, const Tensor& y);
+void bias_gradient(Frame& frame, const Tensor& dy, const Tensor& dbias, bool add);
+
+}  // namespace weft::conv

@@ -1,0 +1,92 @@
+// Sizes of maps, and their checks, as layers on maps share them. Inside nn and domain.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "nn/operands.hpp"
+#include "weft/nn/conv.hpp"
+
+namespace weft::maps {
+
+inline std::string shown(const Extent2d& e) {
+  return e.height == e.width ? std::to_string(e.height) : fmt::format("{}x{}", e.height, e.width);
+}
+
+/// Throws unless x is f32 (batch, channels, height, width), and whole values.
+inline void expect_map(const Module& module, const Tensor& x) {
+  const TensorName what = layouts::named(module, "x");
+  expect_dtype(what, x, DType::f32);
+  if (x.shape().rank() != 4)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected (batch, channels, height, width)", what.text(), to_string(x.shape())));
+}
+
+/// Throws bad_argument where a map of no rows is resampled.
+inline void expect_some(const Module& module, const char* what, std::int64_t size) {
+  if (size < 1)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} has {} 0; expected at least 1", layouts::named(module, "x").text(), what));
+}
+
+/// Throws bad_argument where a padding needs more pixels than there are.
+inline void expect_padding(const Module& module, const char* what, std::int64_t size, std::int64_t padding, kernels::Padding mode) {
+  std::int64_t most = padding;
+  const char* name = "zeros";
+  switch (mode) {
+    case kernels::Padding::zeros: break;
+    case kernels::Padding::reflect: most = size - 1, name = "reflect"; break;
+    case kernels::Padding::circular: most = size, name = "circular"; break;
+    case kernels::Padding::replicate: most = size == 0 ? 0 : padding, name = "replicate"; break;
+  }
+  if (padding > most)
+    throw Error(ErrorCode::bad_argument, fmt::format("{} has {} {}; {} padding of {} needs more", layouts::named(module, "x").text(),
+                                                     what, size, name, padding));
+}
+
+/// How many outputs a kernel has along a dimension. Throws bad_argument where it has none.
+inline std::int64_t outputs_of(const Module& module, const char* what, std::int64_t size, std::int64_t kernel, std::int64_t stride,
+                               std::int64_t padding, std::int64_t dilation) {
+  const std::int64_t left = size + 2 * padding - dilation * (kernel - 1) - 1;
+  if (left < 0)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} has {} {}; expected at least {}, for kernel {}, dilation {} and padding {}",
+                            layouts::named(module, "x").text(), what, size, dilation * (kernel - 1) + 1 - 2 * padding, kernel,
+                            dilation, padding));
+  return left / stride + 1;
+}
+
+/// The layout of maps of other channels, height and width, cut as those of `x`; null stays null.
+inline LayoutRef map_layout(const LayoutRef& x, std::int64_t channels, std::int64_t height, std::int64_t width) {
+  if (x == nullptr) return x;
+  return x->with_global({x->global[0], channels, height, width});
+}
+
+/// A map whose height and width no axis cuts, and of x's batch and, where the number is the same, channels.
+inline Tensor make_map(Frame& frame, const Tensor& x, std::int64_t channels, std::int64_t height, std::int64_t width, Memory memory) {
+  const std::int64_t global = x.layout() && channels == x.size(1) ? x.layout()->global[1] : channels;
+  return frame.compute().make({x.size(0), channels, height, width}, DType::f32, memory)
+      .with_layout(map_layout(x.layout(), global, height, width));
+}
+
+/// A small tensor of the host's that a Frame keeps to remember the shape and layout of x, not its elements.
+inline Tensor shape_alone(Frame& frame, const Tensor& x) {
+  const Tensor extents(frame.compute().context(), {x.shape().rank()}, DType::i64);
+  std::copy(x.shape().begin(), x.shape().end(), extents.as<std::int64_t>().begin());
+  return extents.with_layout(x.layout());
+}
+inline Shape shape_kept(const Tensor& kept) {
+  const std::span<const std::int64_t> extents = kept.as<std::int64_t>();
+  return Shape(extents);
+}
+
+/// Throws unless dy is of y's shape, and cut as a map of that size is that is cut as x.
+inline void expect_gradient_of(const Module& module, const Tensor& dy, const Shape& y, const LayoutRef& x) {
+  LayoutRef layout = x;
+  if (x) layout = map_layout(x, x->global[1], y[2], y[3]);
+  expect_gradient(module, dy, y, layout);
+}
+
+}  // namespace weft::maps

@@ -1,0 +1,199 @@
+// Pooling, resizing, padding, norms, window attention and whole models on maps that are cut in space, against one rank.
+#include <gtest/gtest.h>
+
+#include "domain/as_serial.hpp"
+#include "weft/nn/activation.hpp"
+#include "weft/nn/maps/conv_transpose.hpp"
+#include "weft/nn/norm.hpp"
+#include "weft/nn/maps/resample.hpp"
+#include "weft/nn/window_attention.hpp"
+
+namespace weft::domain_layers_test {
+namespace {
+
+using kernels::Padding;
+using test::error_text;
+using test::expect_as;
+using test::expect_as_serial;
+using test::MakeModule;
+using test::on_each_space;
+using test::run_serial;
+
+// On every space, by the bits.
+template <class Layer, class Config>
+void expect_same_bits(const std::vector<Config>& configs, const std::vector<Shape>& shapes) {
+  on_each_space([&](Compute& compute, const DeviceMesh& mesh, const DeviceMesh& axes) {
+    for (std::size_t i = 0; i < configs.size(); ++i)
+      for (const Shape& x : shapes) {
+        SCOPED_TRACE(testing::Message() << "config " << i << " " << to_string(x));
+        const MakeModule make = [&] { return std::make_unique<Layer>(configs[i]); };
+        ASSERT_NO_FATAL_FAILURE(expect_as(run_serial(make, x, compute), make, compute, mesh, axes));
+      }
+  });
+}
+
+TEST(DomainPool, AveragesAndMaxima) {
+  std::vector<Pool2dConfig> averages, maxima;
+  for (std::int64_t k = 1; k <= 5; ++k)
+    for (std::int64_t s = 1; s <= 4; ++s)
+      for (std::int64_t p = 0; p <= k / 2; ++p) {
+        averages.push_back({.kernel = k, .stride = s, .padding = p, .count_padding = (k + s) % 2 == 0});
+        for (std::int64_t d = 1; d <= 2; ++d) maxima.push_back({.kernel = k, .stride = s, .padding = p, .dilation = d});
+      }
+  expect_same_bits<AvgPool2d>(averages, {{2, 3, 11, 10}});
+  expect_same_bits<MaxPool2d>(maxima, {{2, 3, 11, 10}});
+}
+
+TEST(DomainPool, OfTheWholeMap) {
+  expect_same_bits<AdaptiveAvgPool2d>(std::vector<Extent2d>{1, {3, 2}, {5, 7}}, {{2, 3, 11, 10}, {1, 1, 4, 3}});
+}
+
+TEST(DomainResize, NearestAndBilinear) {
+  std::vector<Resize2dConfig> configs;
+  for (const Extent2d& out : {Extent2d(22, 20), Extent2d(5, 3), Extent2d(13, 9), Extent2d(2, 30)}) {
+    configs.push_back({.mode = Resizing::nearest, .out = out});
+    configs.push_back({.mode = Resizing::bilinear, .out = out});
+    configs.push_back({.mode = Resizing::bilinear, .out = out, .align_corners = true});
+  }
+  configs.push_back({.mode = Resizing::bilinear, .scale = {2, 3}});
+  expect_same_bits<Resize2d>(configs, {{2, 2, 11, 10}, {1, 1, 4, 3}});
+}
+
+TEST(DomainPad, EveryRule) {
+  std::vector<Pad2dConfig> configs;
+  for (const Padding rows : {Padding::zeros, Padding::reflect, Padding::replicate, Padding::circular})
+    for (const Padding columns : {Padding::zeros, Padding::circular, Padding::reflect})
+      configs.push_back({.top = 3, .bottom = 2, .left = 1, .right = 4, .rows = rows, .columns = columns});
+  expect_same_bits<Pad2d>(configs, {{2, 2, 8, 7}, {1, 1, 4, 5}});
+}
+
+TEST(DomainPixelShuffle, ChannelsBecomePixels) {
+  expect_same_bits<PixelShuffle>(std::vector<std::int64_t>{1, 2, 3}, {{2, 36, 5, 4}, {1, 36, 4, 7}});
+}
+
+TEST(DomainGroupNorm, StatisticsOfAllRanks) {
+  for (const std::int64_t groups : {1, 2, 6})
+    expect_as_serial([&] { return std::make_unique<GroupNorm>(groups, 6); }, {2, 6, 7, 5}, {.maps = 1e-6, .weights = 1e-6});
+}
+
+TEST(DomainBatchNorm, StatisticsOfAllRanks) {
+  expect_as_serial([] { return std::make_unique<BatchNorm>(4); }, {2, 4, 7, 5}, {.maps = 1e-6, .weights = 1e-6});
+}
+
+TEST(DomainChannelNorm, EachPixelAlone) {
+  expect_as_serial([] { return std::make_unique<ChannelNorm>(4); }, {2, 4, 7, 5}, {.maps = 0, .weights = 1e-6});
+}
+
+MakeModule attention(Windows windows) {
+  return [=] {
+    return std::make_unique<WindowAttention>(
+        WindowAttentionConfig{.dim = 32, .heads = 4, .head_dim = 8, .window = 2, .windows = windows});
+  };
+}
+
+TEST(DomainWindowAttention, NearAndFarWindowsDoNotDependOnTheDegree) {
+  for (const Windows windows : {Windows::neighbours, Windows::strided})
+    for (const Shape& x : {Shape{2, 32, 8, 6}, Shape{1, 32, 12, 4}, Shape{1, 32, 4, 6}})
+      expect_as_serial(attention(windows), x, {.maps = 0, .weights = 1e-5});
+}
+
+// Down, in the middle, and up again: strided convolutions, norms, activations, attention, and both ways up.
+std::unique_ptr<Module> small_unet() {
+  auto model = std::make_unique<Sequential>();
+  model->append("pad", std::make_unique<Pad2d>(Pad2dConfig{.left = 1, .right = 1, .columns = Padding::circular}));
+  model->append("down", std::make_unique<Conv2d>(Conv2dConfig{.in = 3, .out = 32, .kernel = {4, 4}, .stride = {2, 2}, .padding = {1, 0}}));
+  model->append("norm", std::make_unique<GroupNorm>(2, 32));
+  model->append("act", std::make_unique<GELU>());
+  model->append("near", std::make_unique<WindowAttention>(WindowAttentionConfig{.dim = 32, .heads = 2, .head_dim = 16, .window = 3}));
+  model->append("mix", std::make_unique<Conv2d>(Conv2dConfig{.in = 32, .out = 16, .kernel = 3, .padding = 1, .padding_mode = Padding::replicate}));
+  model->append("shuffle", std::make_unique<PixelShuffle>(2));
+  model->append("pool", std::make_unique<MaxPool2d>(Pool2dConfig{.kernel = 3, .stride = 1, .padding = 1}));
+  model->append("up", std::make_unique<ConvTranspose2d>(ConvTranspose2dConfig{.in = 4, .out = 2, .kernel = 2, .stride = 2}));
+  model->append("size", std::make_unique<Resize2d>(Resize2dConfig{.mode = Resizing::bilinear, .out = {18, 12}}));
+  return model;
+}
+
+TEST(DomainModels, DownAndUpAgain) { expect_as_serial(small_unet, {2, 3, 18, 12}, {.maps = 1e-5, .weights = 1e-4}); }
+
+// A layer from outside, that says itself that it takes any part; and one that does not say anything.
+class Scaled : public Module {
+ public:
+  explicit Scaled(bool says) : says_(says) {}
+  SpaceRule space_rule(const DeviceMesh&, std::span<const int>) const override {
+    return {says_ ? SpaceRule::Kind::any_part : SpaceRule::Kind::unknown};
+  }
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override { return {times_two(x[0], frame)}; }
+  Tensors do_backward(Inputs dy, Frame& frame) override { return {times_two(dy[0], frame)}; }
+  static Tensor times_two(const Tensor& x, Frame& frame) {
+    const Tensor y = x.clone(frame.compute().context()).with_layout(x.layout());
+    for (float& f : y.f32()) f *= 2;
+    return y;
+  }
+  bool says_;
+};
+
+TEST(DomainRules, OfLayersFromOutside) {
+  expect_as_serial([] { return std::make_unique<Scaled>(true); }, {1, 2, 5, 4});
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"h", 2}, {"tp", 2}}, 0);
+  const auto with = [](std::unique_ptr<Module> child) {
+    auto model = std::make_unique<Sequential>();
+    model->append("first", std::make_unique<ReLU>());
+    model->append("odd", std::move(child));
+    return model;
+  };
+  const auto refused = [&](std::unique_ptr<Module> child, const DomainOptions& options = {}) {
+    const std::unique_ptr<Sequential> model = with(std::move(child));
+    const std::string text = error_text([&] { apply_domain_parallel(*model, mesh["h"], options); });
+    EXPECT_FALSE(get_domain_manager(*model));  // nothing was set
+    EXPECT_EQ(model->get("first").passes(), nullptr);
+    return text;
+  };
+  EXPECT_EQ(refused(std::make_unique<Scaled>(false)),
+            "bad_argument: apply_domain_parallel: \"odd\" is of kind weft::domain_layers_test::(anonymous namespace)::Scaled, which has no "
+            "rule for maps that are cut in space. Give it one: space_rule() of the layer, or DomainOptions::rules; a layer that treats each "
+            "pixel alone says SpaceRule::Kind::any_part");
+  DomainOptions options;
+  options.rules[typeid(Scaled)] = [](Module&) { return SpaceRule{SpaceRule::Kind::refused, {}, "is not for maps"}; };
+  EXPECT_EQ(refused(std::make_unique<Scaled>(false), options),
+            "bad_argument: apply_domain_parallel: \"odd\" is of kind weft::domain_layers_test::(anonymous namespace)::Scaled, which is not for maps");
+  options.rules[typeid(Scaled)] = [](Module&) { return SpaceRule{SpaceRule::Kind::by_passes, {}, {}}; };
+  EXPECT_EQ(refused(std::make_unique<Scaled>(false), options),
+            "bad_argument: apply_domain_parallel: the rule of \"odd\" (kind weft::domain_layers_test::(anonymous namespace)::Scaled) has no passes");
+  options = {};
+  options.dims = {};
+  EXPECT_EQ(refused(std::make_unique<ReLU>(), options), "bad_argument: apply_domain_parallel: h has 1 axes; options.dims says what 0 cut");
+  const std::unique_ptr<Sequential> model = with(std::make_unique<GELU>());
+  const DomainManager manager = apply_domain_parallel(*model, mesh["h"]);
+  EXPECT_EQ(get_domain_manager(*model).axes(), mesh["h"]);
+  EXPECT_EQ(&get_raw_model(*model), model.get());
+  EXPECT_EQ(error_text([&] { apply_domain_parallel(*model, mesh["h"]); }),
+            "bad_argument: apply_domain_parallel: \"\" has passes of others already");
+  EXPECT_EQ(error_text([&] { shard_spatial(Tensor(context, {1, 3, 1, 8}), manager); }),
+            "bad_argument: shard_spatial: x (1, 3, 1, 8) has 1 elements in dimension 2 for h=2; each rank needs at least one: fewer ranks, or a "
+            "larger map");
+  EXPECT_EQ(error_text([&] { shard_spatial(Tensor(context, {1, 3}), manager); }),
+            "bad_argument: shard_spatial: x is (1, 3); dimension 2 is cut along h");
+  EXPECT_EQ(error_text([&] { gather_spatial(Tensor(context, {1, 3}), {}); }),
+            "bad_argument: gather_spatial: the manager is empty; expected that of apply_domain_parallel");
+  EXPECT_EQ(error_text([&] { gather_spatial(Tensor(context, {1, 3}), manager); }),
+            "layout: gather_spatial: the tensor (1, 3) is plain; expected maps that are cut in space");
+  const Tensor y = shard_spatial(Tensor(context, {1, 3, 4, 8}), manager);
+  EXPECT_EQ(error_text([&] { unpad_shard_interp(y, {.top = 1}, manager, 4, 8); }),
+            "bad_argument: unpad_shard_interp: y is (1, 3, 4, 8); expected 1 + 4 + 0 rows and 0 + 8 + 0 columns of padding, map and padding");
+}
+
+// On a domain of one rank the layers' own code runs.
+TEST(DomainRules, OneRankIsLeftAlone) {
+  Context context;
+  Compute compute(context, 1);
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"h", 1}, {"w", 1}}, 0);
+  const std::unique_ptr<Module> model = small_unet();
+  apply_domain_parallel(*model, mesh);
+  for (const auto& [name, child] : model->children()) EXPECT_EQ(child->passes(), nullptr) << name;
+}
+
+}  // namespace
+}  // namespace weft::domain_layers_test
