@@ -20,6 +20,8 @@ constexpr std::pair<Kind, std::string_view> kNames[] = {
     {Kind::broadcast, "broadcast"},           {Kind::all_gather, "all_gather"},
     {Kind::reduce_scatter, "reduce_scatter"}, {Kind::all_to_all, "all_to_all"},
     {Kind::ping_pong, "ping_pong"},           {Kind::one_way, "one_way"},
+    {Kind::halo_rows, "halo_rows"},           {Kind::halo_columns, "halo_columns"},
+    {Kind::halo_fields, "halo_fields"},
 };
 
 constexpr std::int64_t kRotatingBytes = 256 << 20;
@@ -89,7 +91,21 @@ void expect(const Case& c, int rank, std::int64_t first, std::int64_t count, int
       k = end;
     }
   };
+  // Element i of a halo: of the rank before, the end of its part, or of the rank after, its beginning.
+  const auto halo = [&](std::int64_t fields) {
+    const std::int64_t of_field = b / fields, face = of_field / 2;
+    const int before = (rank + c.ranks - 1) % c.ranks, after = (rank + 1) % c.ranks;
+    for (std::int64_t k = 0; k < count; ++k) {
+      const std::int64_t i = first + k;
+      const bool second = c.kind == Kind::halo_columns ? i % 2 == 1 : i % of_field >= face;
+      const std::int64_t step = c.kind == Kind::halo_columns ? 1 : face;
+      want[k] = second ? value(after, i - step) : value(before, i + step);
+    }
+  };
   switch (c.kind) {
+    case Kind::halo_rows:
+    case Kind::halo_columns: return halo(1);
+    case Kind::halo_fields: return halo(kHaloFields);
     case Kind::all_reduce:
     case Kind::reduce: return sums(first);
     case Kind::reduce_scatter: return sums(rank * b + first);
@@ -157,7 +173,7 @@ Kind kind_from_name(std::string_view word) {
 }
 
 bool has_place(Kind kind, bool in_place) noexcept {
-  if (kind == Kind::all_to_all || is_message(kind)) return !in_place;
+  if (kind == Kind::all_to_all || is_message(kind) || is_halo(kind)) return !in_place;
   return true;
 }
 
@@ -180,7 +196,9 @@ double bus_factor(Kind kind, int ranks) noexcept {
 
 std::int64_t Case::block() const noexcept {
   const std::int64_t size = size_bytes(dtype), parts = has_blocks(kind) ? ranks : 1;
-  return std::max<std::int64_t>(1, (bytes + size * parts - 1) / (size * parts));
+  const std::int64_t count = std::max<std::int64_t>(1, (bytes + size * parts - 1) / (size * parts));
+  constexpr std::int64_t kFaces = 2 * kHaloFields;
+  return is_halo(kind) ? (count + kFaces - 1) / kFaces * kFaces : count;
 }
 std::int64_t Case::in_count() const noexcept {
   return kind == Kind::reduce_scatter || kind == Kind::all_to_all ? block() * ranks : block();

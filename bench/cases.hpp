@@ -19,13 +19,20 @@ namespace weft::bench {
 
 /// The operations that are measured. `ping_pong`: rank 0 sends and rank 1 sends back, the time is half of
 /// both. `one_way`: rank 0 sends kWindow messages, rank 1 answers the last with a few bytes, the time is that
-/// of one message.
-enum class Kind { all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, ping_pong, one_way };
+/// of one message. `halo_…`: in a ring of ranks each gets a face of either neighbour, half of `bytes` each: rows lie in one piece, columns are
+/// every other element, fields are the faces of eight fields, rows.
+enum class Kind {
+  all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, ping_pong, one_way, halo_rows, halo_columns, halo_fields
+};
 inline constexpr int kWindow = 16;
 std::string_view name(Kind kind) noexcept;
 /// Throws bad_argument naming the known ones.
 Kind kind_from_name(std::string_view name);
 inline bool is_message(Kind kind) noexcept { return kind == Kind::ping_pong || kind == Kind::one_way; }
+inline bool is_halo(Kind kind) noexcept {
+  return kind == Kind::halo_rows || kind == Kind::halo_columns || kind == Kind::halo_fields;
+}
+inline constexpr int kHaloFields = 8;  ///< of halo_fields
 /// Has this operation a form in place (or one that is not)? And which is measured where nothing is said: in
 /// place for all_reduce, reduce and broadcast.
 bool has_place(Kind kind, bool in_place) noexcept;

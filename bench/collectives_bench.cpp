@@ -32,7 +32,10 @@ std::function<void(std::byte*, std::byte*)> call_of(ProcessGroup& group, const C
     case Kind::reduce_scatter: return run([g](auto in, auto out) { return g->reduce_scatter(in, out); });
     case Kind::all_to_all: return run([g](auto in, auto out) { return g->all_to_all(in, out); });
     case Kind::ping_pong:
-    case Kind::one_way: break;
+    case Kind::one_way:
+    case Kind::halo_rows:
+    case Kind::halo_columns:
+    case Kind::halo_fields: break;
   }
   return {};
 }

@@ -160,7 +160,10 @@ Call call_of(const Case& c, const Context& context, int rank) {
         }
         case Kind::reduce_scatter:
         case Kind::ping_pong:
-        case Kind::one_way: return;
+        case Kind::one_way:
+        case Kind::halo_rows:
+        case Kind::halo_columns:
+        case Kind::halo_fields: return;
       }
     };
   });

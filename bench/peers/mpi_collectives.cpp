@@ -8,8 +8,11 @@
 #include <climits>
 #include <cstdio>
 #include <map>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cases.hpp"
 #include "weft/base/error.hpp"
@@ -43,6 +46,74 @@ std::string obstacle(const Case& c, const Types& types) {
   return "";
 }
 
+// A ring of ranks, as a communicator with neighbours.
+MPI_Comm ring_of(int ranks) {
+  static MPI_Comm ring = MPI_COMM_NULL;
+  if (ring == MPI_COMM_NULL) {
+    const int periodic = 1;
+    MPI_Cart_create(MPI_COMM_WORLD, 1, &ranks, &periodic, 0, &ring);
+  }
+  return ring;
+}
+
+// The two faces of each field: a type for one face, and where the first and the second begin, in bytes.
+struct Faces {
+  MPI_Datatype type;
+  std::vector<std::pair<MPI_Aint, MPI_Aint>> at;
+};
+Faces faces_of(const Case& c, MPI_Datatype element) {
+  Faces f{};
+  const int fields = c.kind == Kind::halo_fields ? kHaloFields : 1;
+  const int face = static_cast<int>(c.block()) / fields / 2;
+  const auto size = static_cast<MPI_Aint>(size_bytes(c.dtype));
+  if (c.kind == Kind::halo_columns) {
+    MPI_Type_vector(face, 1, 2, element, &f.type);
+    f.at = {{0, size}};
+  } else {
+    MPI_Type_contiguous(face, element, &f.type);
+    for (int i = 0; i < fields; ++i) f.at.push_back({2 * i * face * size, (2 * i + 1) * face * size});
+  }
+  MPI_Type_commit(&f.type);
+  return f;
+}
+
+// As a program writes it by hand: a receive and a send for each face.
+std::function<void(std::byte*, std::byte*)> halo_by_hand(const Case& c, int rank, const Faces& f) {
+  const int before = (rank + c.ranks - 1) % c.ranks, after = (rank + 1) % c.ranks;
+  return [=](std::byte* in, std::byte* out) {
+    MPI_Request requests[4 * kHaloFields];
+    int n = 0;
+    for (std::size_t i = 0; i < f.at.size(); ++i) {
+      const int tag = 2 * static_cast<int>(i);
+      MPI_Irecv(out + f.at[i].first, 1, f.type, before, tag, MPI_COMM_WORLD, &requests[n++]);
+      MPI_Irecv(out + f.at[i].second, 1, f.type, after, tag + 1, MPI_COMM_WORLD, &requests[n++]);
+      MPI_Isend(in + f.at[i].second, 1, f.type, after, tag, MPI_COMM_WORLD, &requests[n++]);
+      MPI_Isend(in + f.at[i].first, 1, f.type, before, tag + 1, MPI_COMM_WORLD, &requests[n++]);
+    }
+    MPI_Waitall(n, requests, MPI_STATUSES_IGNORE);
+  };
+}
+
+// As one call, with a type for all fields' faces on a side. In a ring of two ranks both neighbours are one rank, and MPI does not say which of its two
+// blocks goes where: there it is not measured.
+std::function<void(std::byte*, std::byte*)> halo_of_neighbours(const Case& c, const Faces& f) {
+  MPI_Datatype sides[2];
+  for (int side = 0; side < 2; ++side) {
+    std::vector<MPI_Aint> at;
+    for (const auto& face : f.at) at.push_back(side == 0 ? face.first : face.second);
+    const std::vector<int> ones(at.size(), 1);
+    MPI_Type_create_hindexed(static_cast<int>(at.size()), ones.data(), at.data(), f.type, &sides[side]);
+    MPI_Type_commit(&sides[side]);
+  }
+  const MPI_Comm ring = ring_of(c.ranks);
+  return [ring, low = sides[0], high = sides[1]](std::byte* in, std::byte* out) {
+    const int counts[2] = {1, 1};
+    const MPI_Aint none[2] = {0, 0};
+    const MPI_Datatype types[2] = {low, high};
+    MPI_Neighbor_alltoallw(in, counts, none, types, out, counts, none, types, ring);
+  };
+}
+
 std::function<void(std::byte*, std::byte*)> call_of(const Case& c, int rank, const Types& types) {
   const MPI_Datatype type = types.of.at(c.dtype);
   const MPI_Op sum = types.sum(c.dtype);
@@ -74,6 +145,9 @@ std::function<void(std::byte*, std::byte*)> call_of(const Case& c, int rank, con
           [=](std::byte* in, std::byte* out) { MPI_Reduce_scatter_block(in, out, block, type, sum, world); };
     case Kind::all_to_all:
       return [=](std::byte* in, std::byte* out) { MPI_Alltoall(in, block, type, out, block, type, world); };
+    case Kind::halo_rows:
+    case Kind::halo_columns:
+    case Kind::halo_fields: return halo_by_hand(c, rank, faces_of(c, type));
     case Kind::ping_pong:
       return [=](std::byte* in, std::byte* out) {
         if (rank == 0) {
@@ -118,7 +192,8 @@ void body(int argc, char** argv) {
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   Spec spec = parse_spec(argc, argv,
                          {{Kind::all_reduce, Kind::reduce, Kind::broadcast, Kind::all_gather,
-                           Kind::reduce_scatter, Kind::all_to_all, Kind::ping_pong, Kind::one_way}});
+                           Kind::reduce_scatter, Kind::all_to_all, Kind::ping_pong, Kind::one_way,
+                           Kind::halo_rows, Kind::halo_columns, Kind::halo_fields}});
   spec.ranks = size;
   const Agree agree = [](std::int64_t mine) {
     MPI_Bcast(&mine, 1, MPI_INT64_T, 0, MPI_COMM_WORLD);
@@ -136,7 +211,12 @@ void body(int argc, char** argv) {
       continue;
     }
     const auto buffers = std::make_shared<Buffers>(c, rank, allocate_pages);
-    const Times t = measure(prepare(buffers, call_of(c, rank, types)), agree, spec.seconds);
+    Times t = measure(prepare(buffers, call_of(c, rank, types)), agree, spec.seconds);
+    if (is_halo(c.kind) && c.ranks > 2) {  // whichever of the two does better
+      const Times other =
+          measure(prepare(buffers, halo_of_neighbours(c, faces_of(c, types.of.at(c.dtype)))), agree, spec.seconds);
+      if (agree(other.median_us < t.median_us ? 1 : 0) == 1) t = other;
+    }
     add_times(row, per_message(t, c.kind), c.moved_bytes(), bus_factor(c.kind, c.ranks));
     if (rank == 0) print(row);
   }

@@ -24,7 +24,8 @@ namespace {
 using json = nlohmann::ordered_json;
 using Who = Competitor::Who;
 
-const std::vector<std::string> kMessages = {"ping_pong", "one_way"};
+const std::vector<std::string> kMessages = {"ping_pong", "one_way"},
+                               kHalos = {"halo_rows", "halo_columns", "halo_fields"};
 struct Operation {
   std::string name, program, about;
 };
@@ -36,6 +37,7 @@ const std::vector<Operation> kOperations = {
     {"all_to_all", "collectives_bench", "every rank gets a block from each rank"},
     {"reduce", "collectives_bench", "the root gets the sum"},
     {"p2p", "p2p_bench", "half of a round trip, and a window of messages one way"},
+    {"halo", "halo_bench", "faces of both neighbours in a ring: rows, columns, and rows of eight fields"},
     {"facade", "facade_bench", "what ProcessGroup costs above its transport, ours alone"},
     {"overlap", "overlap_bench", "what Progress::thread hides behind computation, ours alone"},
     {"layers", "layers_bench", "layers of a model on one rank and over several (--tp), and in torch"},
@@ -96,7 +98,7 @@ void check(Options& o) {
   check("--memory", o.memory, {"shared", "foreign", "single_copy", "staged"});
   for (const std::string& backend : o.backends) check_backend(backend);
   if (!o.place.empty()) check("--place", {o.place}, {"in", "out"});
-  if (o.place == "in" && (o.op == "all_to_all" || o.op == "p2p"))
+  if (o.place == "in" && (o.op == "all_to_all" || o.op == "p2p" || o.op == "halo"))
     refuse("--place", "in", "out: " + o.op + " has no form in place");
   check("--buffers", {o.buffers}, {"hot", "rotating"});
   check("--ranks-as", {o.ranks_as}, {"processes", "threads"});
@@ -397,7 +399,7 @@ int run_bench(Options o) {
   try {
     if (o.op == "layers") return bench_layers(o), 0;
     if (o.op == "facade" || o.op == "overlap") return alone(o, o.op);
-    return compare(o, o.op == "p2p" ? kMessages : std::vector<std::string>{o.op});
+    return compare(o, o.op == "p2p" ? kMessages : o.op == "halo" ? kHalos : std::vector<std::string>{o.op});
   } catch (const Interrupted& i) {
     return 128 + i.signal;
   }
