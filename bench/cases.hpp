@@ -22,7 +22,17 @@ namespace weft::bench {
 /// of one message. `halo_…`: in a ring of ranks each gets a face of either neighbour, half of `bytes` each: rows lie in one piece, columns are
 /// every other element, fields are the faces of eight fields, rows.
 enum class Kind {
-  all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, ping_pong, one_way, halo_rows, halo_columns, halo_fields
+  all_reduce,
+  reduce,
+  broadcast,
+  all_gather,
+  reduce_scatter,
+  all_to_all,
+  ping_pong,
+  one_way,
+  halo_rows,
+  halo_columns,
+  halo_fields
 };
 inline constexpr int kWindow = 16;
 std::string_view name(Kind kind) noexcept;

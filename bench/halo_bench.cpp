@@ -14,12 +14,15 @@ namespace {
 // Each rank holds two faces of the ring and wants the one before them and the one after.
 std::function<void(std::byte*, std::byte*)> call_of(const DeviceMesh& mesh, const Case& c) {
   const bool columns = c.kind == Kind::halo_columns;
-  const std::int64_t fields = c.kind == Kind::halo_fields ? kHaloFields : 1, face = c.block() / fields / 2, n = mesh.size();
+  const std::int64_t fields = c.kind == Kind::halo_fields ? kHaloFields : 1, face = c.block() / fields / 2,
+                     n = mesh.size();
   const int dim = columns ? 1 : 0;
-  const Shape whole = columns ? Shape{face, 2 * n} : Shape{2 * n, face}, part = columns ? Shape{face, 2} : Shape{2, face};
+  const Shape whole = columns ? Shape{face, 2 * n} : Shape{2 * n, face},
+              part = columns ? Shape{face, 2} : Shape{2, face};
   WindowDim want{dim, {}, Edge::periodic(), Edge::periodic()};
   for (std::int64_t p = 0; p < n; ++p) want.wanted.push_back({{2 * p - 1, 2 * p}, {2 * p + 2, 2 * p + 3}});
-  const auto window = std::make_shared<const Window>(Partition(make_layout(mesh, {Shard{dim}}, whole)), std::vector{want});
+  const auto window =
+      std::make_shared<const Window>(Partition(make_layout(mesh, {Shard{dim}}, whole)), std::vector{want});
   const std::int64_t of_field = part.count() * size_bytes(c.dtype);
   return [=, dtype = c.dtype](std::byte* in, std::byte* out) {
     std::array<WindowField, kHaloFields> list;
@@ -48,6 +51,7 @@ std::vector<TableRow> table(RankOfBench& rank) {
 
 int main(int argc, char** argv) {
   using weft::bench::Kind;
-  return weft::bench::bench_main(argc, argv, {{Kind::halo_rows, Kind::halo_columns, Kind::halo_fields}, {"shared", "foreign"}},
-                                 weft::bench::table, weft::bench::settings_of);
+  return weft::bench::bench_main(
+      argc, argv, {{Kind::halo_rows, Kind::halo_columns, Kind::halo_fields}, {"shared", "foreign"}},
+      weft::bench::table, weft::bench::settings_of);
 }

@@ -213,8 +213,8 @@ void body(int argc, char** argv) {
     const auto buffers = std::make_shared<Buffers>(c, rank, allocate_pages);
     Times t = measure(prepare(buffers, call_of(c, rank, types)), agree, spec.seconds);
     if (is_halo(c.kind) && c.ranks > 2) {  // whichever of the two does better
-      const Times other =
-          measure(prepare(buffers, halo_of_neighbours(c, faces_of(c, types.of.at(c.dtype)))), agree, spec.seconds);
+      const Times other = measure(prepare(buffers, halo_of_neighbours(c, faces_of(c, types.of.at(c.dtype)))),
+                                  agree, spec.seconds);
       if (agree(other.median_us < t.median_us ? 1 : 0) == 1) t = other;
     }
     add_times(row, per_message(t, c.kind), c.moved_bytes(), bus_factor(c.kind, c.ranks));

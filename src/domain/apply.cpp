@@ -11,11 +11,11 @@
 #include "weft/domain/domain.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/attention.hpp"
-#include "weft/nn/maps/conv_transpose.hpp"
 #include "weft/nn/dropout.hpp"
 #include "weft/nn/linear.hpp"
-#include "weft/nn/norm.hpp"
+#include "weft/nn/maps/conv_transpose.hpp"
 #include "weft/nn/maps/resample.hpp"
+#include "weft/nn/norm.hpp"
 #include "weft/nn/window_attention.hpp"
 
 namespace weft {
@@ -26,7 +26,9 @@ namespace {
 }
 
 SpaceRule any_part() { return {SpaceRule::Kind::any_part}; }
-SpaceRule by(std::shared_ptr<const Passes> passes) { return {SpaceRule::Kind::by_passes, std::move(passes), {}}; }
+SpaceRule by(std::shared_ptr<const Passes> passes) {
+  return {SpaceRule::Kind::by_passes, std::move(passes), {}};
+}
 
 template <class... Kinds>
 bool is_any_of(const Module& module) {
@@ -34,11 +36,13 @@ bool is_any_of(const Module& module) {
 }
 
 SpaceRule rule_of_kind(const Module& module) {
-  if (is_any_of<GELU, ReLU, Dropout, Linear, RMSNorm, LayerNorm, ChannelNorm, BatchNorm>(module)) return any_part();
+  if (is_any_of<GELU, ReLU, Dropout, Linear, RMSNorm, LayerNorm, ChannelNorm, BatchNorm>(module))
+    return any_part();
   if (is_any_of<Conv2d>(module)) {
     const Conv2dConfig& c = dynamic_cast<const Conv2d&>(module).config();
-    const bool plain = c.kernel == Extent2d(1) && c.stride == Extent2d(1) && c.padding == Extent2d(0) && c.groups == 1 &&
-                       c.dilation == Extent2d(1) && c.padding_mode == kernels::Padding::zeros;
+    const bool plain = c.kernel == Extent2d(1) && c.stride == Extent2d(1) && c.padding == Extent2d(0) &&
+                       c.groups == 1 && c.dilation == Extent2d(1) &&
+                       c.padding_mode == kernels::Padding::zeros;
     return plain ? any_part() : by(domain::conv_passes());
   }
   if (is_any_of<ConvTranspose2d>(module)) return by(domain::conv_transpose_passes());
@@ -62,7 +66,8 @@ std::string kind_of(const Module& module) {
 // On the model's root beside the root's own passes, if it has any: says that the model is split, and how.
 class RootPasses final : public Passes {
  public:
-  RootPasses(DomainManager manager_in, std::shared_ptr<const Passes> passes) : manager(std::move(manager_in)), passes_(std::move(passes)) {}
+  RootPasses(DomainManager manager_in, std::shared_ptr<const Passes> passes)
+      : manager(std::move(manager_in)), passes_(std::move(passes)) {}
   Tensors forward(Module& module, Inputs x, Frame& frame) const override {
     return passes_ ? passes_->forward(module, x, frame) : own_forward(module, x, frame);
   }
@@ -83,7 +88,9 @@ struct Found {
 class Search {
  public:
   Search(const DeviceMesh& axes, const DomainOptions& options)
-      : axes_(axes), options_(options), dims_(options.dims.begin(), options.dims.begin() + axes.shape().axis_count()) {}
+      : axes_(axes),
+        options_(options),
+        dims_(options.dims.begin(), options.dims.begin() + axes.shape().axis_count()) {}
 
   void visit(Module& module, const std::string& path) {
     const SpaceRule rule = rule_for(module);
@@ -92,25 +99,31 @@ class Search {
       case SpaceRule::Kind::refused:
         refuse(fmt::format("\"{}\" is of kind {}, which {}", path, kind_of(module), rule.why));
       case SpaceRule::Kind::by_passes:  // which see to the children, too
-        if (rule.passes == nullptr) refuse(fmt::format("the rule of \"{}\" (kind {}) has no passes", path, kind_of(module)));
+        if (rule.passes == nullptr)
+          refuse(fmt::format("the rule of \"{}\" (kind {}) has no passes", path, kind_of(module)));
         found.push_back({&module, rule.passes});
         return;
       case SpaceRule::Kind::unknown:
         if (module.children().empty())
-          refuse(fmt::format("\"{}\" is of kind {}, which has no rule for maps that are cut in space. Give it one: space_rule() of the "
-                             "layer, or DomainOptions::rules; a layer that treats each pixel alone says SpaceRule::Kind::any_part",
-                             path, kind_of(module)));
+          refuse(
+              fmt::format("\"{}\" is of kind {}, which has no rule for maps that are cut in space. Give it "
+                          "one: space_rule() of the "
+                          "layer, or DomainOptions::rules; a layer that treats each pixel alone says "
+                          "SpaceRule::Kind::any_part",
+                          path, kind_of(module)));
         break;
       case SpaceRule::Kind::any_part: break;
     }
-    for (const auto& [name, child] : module.children()) visit(*child, path.empty() ? name : path + "." + name);
+    for (const auto& [name, child] : module.children())
+      visit(*child, path.empty() ? name : path + "." + name);
   }
   std::vector<Found> found;
 
  private:
   SpaceRule rule_for(Module& module) const {
     if (SpaceRule own = module.space_rule(axes_, dims_); own.kind != SpaceRule::Kind::unknown) return own;
-    if (const auto given = options_.rules.find(typeid(module)); given != options_.rules.end()) return given->second(module);
+    if (const auto given = options_.rules.find(typeid(module)); given != options_.rules.end())
+      return given->second(module);
     return rule_of_kind(module);
   }
   const DeviceMesh& axes_;
@@ -120,13 +133,16 @@ class Search {
 
 }  // namespace
 
-DomainManager::DomainManager(DeviceMesh axes, DomainOptions options) : axes_(std::move(axes)), options_(std::move(options)) {
+DomainManager::DomainManager(DeviceMesh axes, DomainOptions options)
+    : axes_(std::move(axes)), options_(std::move(options)) {
   given_mesh("apply_domain_parallel", axes_);
   const auto count = static_cast<std::size_t>(axes_.shape().axis_count());
   if (count > options_.dims.size())
-    refuse(fmt::format("{} has {} axes; options.dims says what {} cut", axes_.name(), count, options_.dims.size()));
+    refuse(fmt::format("{} has {} axes; options.dims says what {} cut", axes_.name(), count,
+                       options_.dims.size()));
   if (options_.data && !(options_.data.root() == axes_.root()))
-    refuse(fmt::format("options.data {} belongs to another mesh than {}", options_.data.name(), axes_.name()));
+    refuse(
+        fmt::format("options.data {} belongs to another mesh than {}", options_.data.name(), axes_.name()));
 }
 
 DomainManager apply_domain_parallel(Module& model, const DeviceMesh& axes, const DomainOptions& options) {

@@ -9,15 +9,18 @@ namespace {
 
 // Which rows, or columns, each part has while windows are whole: of H / w rows of windows each part has its share. Near: that of neighbours; far: row l H/w + r of
 // the map is row l of the windows r.
-std::vector<IndexRanges> whole_windows(std::int64_t size, std::int64_t window, Windows kind, std::size_t parts) {
+std::vector<IndexRanges> whole_windows(std::int64_t size, std::int64_t window, Windows kind,
+                                       std::size_t parts) {
   const std::int64_t count = size / window;
   std::vector<IndexRanges> wanted;
   for (std::size_t p = 0; p < parts; ++p) {
     const Chunk share = chunk_of(count, static_cast<int>(parts), static_cast<int>(p));
     IndexRanges ranges;
-    if (share.size > 0 && kind == Windows::neighbours) ranges.push_back({share.offset * window, (share.offset + share.size) * window});
+    if (share.size > 0 && kind == Windows::neighbours)
+      ranges.push_back({share.offset * window, (share.offset + share.size) * window});
     if (share.size > 0 && kind == Windows::strided)
-      for (std::int64_t l = 0; l < window; ++l) ranges.push_back({l * count + share.offset, l * count + share.offset + share.size});
+      for (std::int64_t l = 0; l < window; ++l)
+        ranges.push_back({l * count + share.offset, l * count + share.offset + share.size});
     wanted.push_back(std::move(ranges));
   }
   return wanted;
@@ -33,7 +36,8 @@ class Recut {
     for (const int dim : {kHeight, kWidth}) {
       const PartitionDim of = now.dim(dim);
       if (of.parts.size() == 1) continue;
-      const std::vector<IndexRanges> windows = whole_windows(maps->global[dim], config.window, config.windows, of.parts.size());
+      const std::vector<IndexRanges> windows =
+          whole_windows(maps->global[dim], config.window, config.windows, of.parts.size());
       wanted.push_back({dim, windows, {}, {}});
       back.push_back({dim, of.parts, {}, {}});
       parts.push_back({dim, of.axes, windows});
@@ -42,10 +46,12 @@ class Recut {
     back_ = std::make_unique<Window>(Partition(maps->mesh(), maps->global, parts), back);
   }
   Tensor there(Frame& frame, const Tensor& maps) const {
-    return as_samples(with_enough_pixels(frame, run(frame, *there_, maps, there_->window_shape(maps.shape()))), layout_);
+    return as_samples(
+        with_enough_pixels(frame, run(frame, *there_, maps, there_->window_shape(maps.shape()))), layout_);
   }
   Tensor back(Frame& frame, const Tensor& windows) const {
-    const Tensor maps = windows.slice_flat(0, there_->window_shape(layout_->local_shape()));  // without samples of zeros
+    const Tensor maps =
+        windows.slice_flat(0, there_->window_shape(layout_->local_shape()));  // without samples of zeros
     return run(frame, *back_, maps, layout_->local_shape()).with_layout(layout_);
   }
 
@@ -82,7 +88,8 @@ class WindowAttentionPasses final : public Passes {
   }
   Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
     const auto& config = dynamic_cast<const WindowAttention&>(module).config();
-    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout())) return own_backward(module, gradients, frame);
+    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout()))
+      return own_backward(module, gradients, frame);
     const Tensor& dy = gradients[0];
     expect(module, "dy", dy, config);
     const Recut recut(dy.layout(), config);
@@ -90,15 +97,18 @@ class WindowAttentionPasses final : public Passes {
   }
 
  private:
-  static void expect(const Module& module, const char* name, const Tensor& t, const WindowAttentionConfig& config) {
+  static void expect(const Module& module, const char* name, const Tensor& t,
+                     const WindowAttentionConfig& config) {
     maps::expect_map(module, t);
     const TensorName what = layouts::named(module, name);
     layouts::expect_whole_dim(what, t, "window attention", 1);
     const Shape& whole = t.layout()->global;
     if (whole[1] != config.dim || whole[kHeight] % config.window != 0 || whole[kWidth] % config.window != 0)
-      throw Error(ErrorCode::bad_argument,
-                  fmt::format("{} is {}; expected (batch, {}, height, width), height and width in whole windows of {}x{}", what.text(),
-                              to_string(whole), config.dim, config.window, config.window));
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format(
+              "{} is {}; expected (batch, {}, height, width), height and width in whole windows of {}x{}",
+              what.text(), to_string(whole), config.dim, config.window, config.window));
   }
 };
 

@@ -16,7 +16,8 @@ using kernels::Padding;
 using kernels::UnfoldShape;
 
 UnfoldShape unfolding(std::int64_t channels, const Sliding& h, const Sliding& w) {
-  return {channels, 0, 0, h.kernel, w.kernel, h.stride, w.stride, 0, 0, h.dilation, w.dilation, 0, 0, Padding::zeros};
+  return {channels, 0, 0,          h.kernel,   w.kernel, h.stride, w.stride,
+          0,        0, h.dilation, w.dilation, 0,        0,        Padding::zeros};
 }
 
 // Both dimensions of a convolution: the larger map that its kernel goes over, and the other that has a pixel for each place of it.
@@ -27,26 +28,33 @@ struct Both {
 
 Both of_conv(const Conv2d& conv, const LayoutRef& x) {
   const Conv2dConfig& c = conv.config();
-  const auto along = [&](const char* what, std::int64_t n, std::int64_t k, std::int64_t s, std::int64_t p, std::int64_t d) {
+  const auto along = [&](const char* what, std::int64_t n, std::int64_t k, std::int64_t s, std::int64_t p,
+                         std::int64_t d) {
     maps::expect_padding(conv, what, n, p, c.padding_mode);
     return Sliding{k, s, p, d, n, maps::outputs_of(conv, what, n, k, s, p, d)};
   };
-  return {along("height", x->global[kHeight], c.kernel.height, c.stride.height, c.padding.height, c.dilation.height),
-          along("width", x->global[kWidth], c.kernel.width, c.stride.width, c.padding.width, c.dilation.width)};
+  return {
+      along("height", x->global[kHeight], c.kernel.height, c.stride.height, c.padding.height,
+            c.dilation.height),
+      along("width", x->global[kWidth], c.kernel.width, c.stride.width, c.padding.width, c.dilation.width)};
 }
 
 void expect_input(const Module& module, const Tensor& x, std::int64_t channels) {
   maps::expect_map(module, x);
   layouts::expect_whole_dim(layouts::named(module, "x"), x, "a convolution", 1);
   if (x.size(1) != channels)
-    throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected (batch, {}, height, width)",
-                                                     layouts::named(module, "x").text(), to_string(x.shape()), channels));
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected (batch, {}, height, width)",
+                            layouts::named(module, "x").text(), to_string(x.shape()), channels));
 }
 
 // What the kernel sees of this rank's window on the larger map, for its own pixels of the other. The window holds all, padding included.
-Tensor fetch_seen(const Tensor& larger, const Both& k, const Parts& rows, const Parts& columns, const Edge& edge) {
-  return fetch_window(larger, {window_for(rows, [&](const IndexRange& o) { return k.height.seen(o); }, edge),
-                               window_for(columns, [&](const IndexRange& o) { return k.width.seen(o); }, edge)});
+Tensor fetch_seen(const Tensor& larger, const Both& k, const Parts& rows, const Parts& columns,
+                  const Edge& edge) {
+  return fetch_window(larger, {window_for(
+                                   rows, [&](const IndexRange& o) { return k.height.seen(o); }, edge),
+                               window_for(
+                                   columns, [&](const IndexRange& o) { return k.width.seen(o); }, edge)});
 }
 
 UnfoldShape shape_of_seen(UnfoldShape s, const Tensor& window, const Parts& rows, const Parts& columns) {
@@ -82,9 +90,11 @@ class ConvPasses final : public Passes {
     const Parts rows = parts_of(of_y, kHeight), columns = parts_of(of_y, kWidth);
     const Tensor seen = fetch_seen(x, k, rows, columns, edge_of(conv.config().padding_mode));
     Tensors kept{seen, maps::shape_alone(frame, x)};
-    const Tensor w = conv.spectral_norm() ? conv.spectral_norm()->forward(frame, kept) : conv.weight->weight();
+    const Tensor w =
+        conv.spectral_norm() ? conv.spectral_norm()->forward(frame, kept) : conv.weight->weight();
     const Tensor y = frame.compute().make(of_y->local_shape(), DType::f32, Memory::shared).with_layout(of_y);
-    conv::correlate(frame, seen, w, conv.config().groups, shape_of_seen(k.shape(conv.config().in), seen, rows, columns), y);
+    conv::correlate(frame, seen, w, conv.config().groups,
+                    shape_of_seen(k.shape(conv.config().in), seen, rows, columns), y);
     if (conv.bias) conv::add_bias(frame, conv.bias->weight(), y);
     frame.push(module, std::move(kept));
     return {y};
@@ -93,7 +103,8 @@ class ConvPasses final : public Passes {
   Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
     auto& conv = dynamic_cast<Conv2d&>(module);
     const Conv2dConfig& c = conv.config();
-    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout())) return own_backward(module, gradients, frame);
+    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout()))
+      return own_backward(module, gradients, frame);
     const Tensor& dy = gradients[0];
     const Tensors kept = frame.pop(module);
     const Tensor& seen = kept[0];
@@ -108,7 +119,8 @@ class ConvPasses final : public Passes {
                             [&](const Tensor& into, bool add) { conv::bias_gradient(frame, dy, into, add); });
     const LayoutRef of_dw = layouts::gradient_of(w.layout(), of_x, 1);
     const auto write = [&](const Tensor& into, bool add) {
-      conv::weight_gradient(frame, seen, dy, c.groups, shape_of_seen(shape, seen, parts_of(of_y, kHeight), parts_of(of_y, kWidth)),
+      conv::weight_gradient(frame, seen, dy, c.groups,
+                            shape_of_seen(shape, seen, parts_of(of_y, kHeight), parts_of(of_y, kWidth)),
                             w.dtype(), into, add);
     };
     if (conv.spectral_norm())
@@ -144,15 +156,18 @@ class ConvPasses final : public Passes {
   }
 
   // The gradient of the padded map first, each place whole on one rank; then each pixel takes those of all its places, as on one rank.
-  static Tensor through_padding(Frame& frame, const Conv2dConfig& c, const Tensor& dy, const Tensor& w, const Both& k, const LayoutRef& of_x) {
+  static Tensor through_padding(Frame& frame, const Conv2dConfig& c, const Tensor& dy, const Tensor& w,
+                                const Both& k, const LayoutRef& of_x) {
     const Parts rows = parts_of(of_x, kHeight), columns = parts_of(of_x, kWidth);
-    const Parts wide_rows = with_padding(rows, c.padding.height), wide_columns = with_padding(columns, c.padding.width);
+    const Parts wide_rows = with_padding(rows, c.padding.height),
+                wide_columns = with_padding(columns, c.padding.width);
     Both over = k;  // in places, of which none is beyond the border
     over.height.padding = over.width.padding = 0;
     const Tensor seeing = fetch_seeing(dy, over, wide_rows, wide_columns);
-    const Tensor dwide =
-        frame.compute().make({dy.size(0), c.in, wide_rows.own().size(), wide_columns.own().size()}, DType::f32, Memory::shared);
-    conv::spread(frame, seeing, w, c.groups, shape_of_spread(k.shape(c.in), over, wide_rows.own(), wide_columns.own()), dwide);
+    const Tensor dwide = frame.compute().make(
+        {dy.size(0), c.in, wide_rows.own().size(), wide_columns.own().size()}, DType::f32, Memory::shared);
+    conv::spread(frame, seeing, w, c.groups,
+                 shape_of_spread(k.shape(c.in), over, wide_rows.own(), wide_columns.own()), dwide);
 
     const Partition cut(of_x);
     const auto dim_of = [&](const Parts& wide) {
@@ -160,27 +175,38 @@ class ConvPasses final : public Passes {
       for (const IndexRange& r : wide.ranges) d.parts.push_back({r});
       return d;
     };
-    const Partition places(of_x->mesh(), {dy.size(0), c.in, wide_rows.size, wide_columns.size}, {dim_of(wide_rows), dim_of(wide_columns)});
-    const TapsOfParts back_rows(taps::transposed(taps::padded(rows.size, c.padding.height, c.padding.height, c.padding_mode), rows.size), rows),
-        back_columns(taps::transposed(taps::padded(columns.size, c.padding.width, c.padding.width, c.padding_mode), columns.size), columns);
+    const Partition places(of_x->mesh(), {dy.size(0), c.in, wide_rows.size, wide_columns.size},
+                           {dim_of(wide_rows), dim_of(wide_columns)});
+    const TapsOfParts back_rows(
+        taps::transposed(taps::padded(rows.size, c.padding.height, c.padding.height, c.padding_mode),
+                         rows.size),
+        rows),
+        back_columns(
+            taps::transposed(taps::padded(columns.size, c.padding.width, c.padding.width, c.padding_mode),
+                             columns.size),
+            columns);
     const Window window(places, {back_rows.window(), back_columns.window()});
     const Tensor all = frame.compute().make(window.window_shape(dwide.shape()), DType::f32, Memory::shared);
     window.start(dwide, all, frame.compute().stream()).finish();
     const Tensor dx = frame.compute().make(of_x->local_shape(), DType::f32, Memory::shared).with_layout(of_x);
-    kernels::resample(frame.kernels(), all.data_ptr<float>(), dx.data_ptr<float>(),
-                      {dx.size(0) * dx.size(1), all.size(kHeight), all.size(kWidth), back_rows.own(), back_columns.own()});
+    kernels::resample(
+        frame.kernels(), all.data_ptr<float>(), dx.data_ptr<float>(),
+        {dx.size(0) * dx.size(1), all.size(kHeight), all.size(kWidth), back_rows.own(), back_columns.own()});
     return dx;
   }
 };
 
 Both of_transpose(const ConvTranspose2d& conv, const LayoutRef& x) {
   const ConvTranspose2dConfig& c = conv.config();
-  const auto along = [&](const char* what, std::int64_t n, std::int64_t k, std::int64_t s, std::int64_t p, std::int64_t d, std::int64_t more) {
+  const auto along = [&](const char* what, std::int64_t n, std::int64_t k, std::int64_t s, std::int64_t p,
+                         std::int64_t d, std::int64_t more) {
     maps::expect_some(conv, what, n);
     return Sliding{k, s, p, d, std::max<std::int64_t>(0, (n - 1) * s - 2 * p + d * (k - 1) + more + 1), n};
   };
-  return {along("height", x->global[kHeight], c.kernel.height, c.stride.height, c.padding.height, c.dilation.height, c.output_padding.height),
-          along("width", x->global[kWidth], c.kernel.width, c.stride.width, c.padding.width, c.dilation.width, c.output_padding.width)};
+  return {along("height", x->global[kHeight], c.kernel.height, c.stride.height, c.padding.height,
+                c.dilation.height, c.output_padding.height),
+          along("width", x->global[kWidth], c.kernel.width, c.stride.width, c.padding.width, c.dilation.width,
+                c.output_padding.width)};
 }
 
 // The same with x and y in each other's place.
@@ -205,7 +231,8 @@ class ConvTransposePasses final : public Passes {
 
   Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
     auto& conv = dynamic_cast<ConvTranspose2d&>(module);
-    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout())) return own_backward(module, gradients, frame);
+    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout()))
+      return own_backward(module, gradients, frame);
     const Tensor& dy = gradients[0];
     const Tensor x = frame.pop(module)[0];
     const Both k = of_transpose(conv, x.layout());
@@ -218,9 +245,10 @@ class ConvTransposePasses final : public Passes {
     if (conv.bias)
       conv.bias->accumulate(layouts::gradient_of(conv.bias->weight().layout(), of_y, 1),
                             [&](const Tensor& into, bool add) { conv::bias_gradient(frame, dy, into, add); });
-    conv.weight->accumulate(layouts::gradient_of(w.layout(), x.layout(), 1), [&](const Tensor& into, bool add) {
-      conv::weight_gradient(frame, seen, x, conv.config().groups, shape, w.dtype(), into, add);
-    });
+    conv.weight->accumulate(
+        layouts::gradient_of(w.layout(), x.layout(), 1), [&](const Tensor& into, bool add) {
+          conv::weight_gradient(frame, seen, x, conv.config().groups, shape, w.dtype(), into, add);
+        });
     const Tensor dx = frame.compute().make(x.shape(), DType::f32, Memory::shared).with_layout(x.layout());
     conv::correlate(frame, seen, w, conv.config().groups, shape, dx);
     return {dx};

@@ -30,7 +30,8 @@ Numbers summed_in_space(Context& context, const Numbers& mine, const LayoutRef& 
 Tensor placed(Frame& frame, const Numbers& numbers) {
   Context& context = frame.compute().context();
   const Tensor here(context, {static_cast<std::int64_t>(numbers.size())});
-  std::transform(numbers.begin(), numbers.end(), here.f32().begin(), [](double d) { return static_cast<float>(d); });
+  std::transform(numbers.begin(), numbers.end(), here.f32().begin(),
+                 [](double d) { return static_cast<float>(d); });
   return to_device(context, here, frame.compute().stream());
 }
 
@@ -68,12 +69,14 @@ class GroupNormPasses final : public Passes {
     layouts::expect_whole_dim(layouts::named(module, "x"), x, "a norm", -1);
     const Tensor w = widened(frame, norm.weight->weight()), b = widened(frame, norm.bias->weight());
     if (x.size(1) != w.count())
-      throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected (batch, {}, …)", layouts::named(module, "x").text(),
-                                                       to_string(x.shape()), w.count()));
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("{} is {}; expected (batch, {}, …)", layouts::named(module, "x").text(),
+                              to_string(x.shape()), w.count()));
     const Sizes s = sizes_of(norm, x);
     const Tensor sums = frame.compute().make({s.batch, 2, s.channels}, DType::f64);
     for (std::int64_t i = 0; i < s.batch; ++i)
-      kernels::channel_moments(frame.kernels(), x.data_ptr<float>() + i * s.map(), sums.data_ptr<double>() + 2 * i * s.channels,
+      kernels::channel_moments(frame.kernels(), x.data_ptr<float>() + i * s.map(),
+                               sums.data_ptr<double>() + 2 * i * s.channels,
                                sums.data_ptr<double>() + (2 * i + 1) * s.channels, s.sample());
     const Numbers mine = on_host(frame, sums);
     const auto all_groups = static_cast<std::size_t>(s.batch * s.groups);
@@ -85,20 +88,23 @@ class GroupNormPasses final : public Passes {
       }
     of_groups.back() = static_cast<double>(s.pixels);
     of_groups = summed_in_space(frame.compute().context(), of_groups, x.layout());
-    const double count = of_groups.back() * static_cast<double>(s.channels / std::max<std::int64_t>(1, s.groups));
+    const double count =
+        of_groups.back() * static_cast<double>(s.channels / std::max<std::int64_t>(1, s.groups));
     Numbers mean, inv_std;  // of each sample and channel
     for (std::int64_t i = 0; i < s.batch; ++i)
       for (std::int64_t c = 0; c < s.channels; ++c) {
         const double m = of_groups[s.group(i, c)] / count;
         mean.push_back(m);
-        inv_std.push_back(1 / std::sqrt(std::max(0.0, of_groups[all_groups + s.group(i, c)] / count - m * m) + norm.eps()));
+        inv_std.push_back(
+            1 / std::sqrt(std::max(0.0, of_groups[all_groups + s.group(i, c)] / count - m * m) + norm.eps()));
       }
     const Tensor means = placed(frame, mean), inv = placed(frame, inv_std);
     const Tensor y = frame.compute().make(x.shape(), DType::f32, Memory::shared).with_layout(x.layout());
     for (std::int64_t i = 0; i < s.batch; ++i)
-      kernels::batch_norm_forward(frame.kernels(), x.data_ptr<float>() + i * s.map(), w.data_ptr<float>(), b.data_ptr<float>(),
-                                  means.data_ptr<float>() + i * s.channels, inv.data_ptr<float>() + i * s.channels,
-                                  y.data_ptr<float>() + i * s.map(), s.sample());
+      kernels::batch_norm_forward(frame.kernels(), x.data_ptr<float>() + i * s.map(), w.data_ptr<float>(),
+                                  b.data_ptr<float>(), means.data_ptr<float>() + i * s.channels,
+                                  inv.data_ptr<float>() + i * s.channels, y.data_ptr<float>() + i * s.map(),
+                                  s.sample());
     const Tensor counted(frame.compute().context(), {1}, DType::f64);
     counted.as<double>()[0] = count;
     frame.push(module, {x, means, inv, counted});
@@ -109,7 +115,8 @@ class GroupNormPasses final : public Passes {
   // on all ranks.
   Tensors backward(Module& module, Inputs gradients, Frame& frame) const override {
     auto& norm = dynamic_cast<GroupNorm&>(module);
-    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout())) return own_backward(module, gradients, frame);
+    if (gradients.size() != 1 || !cut_in_space(gradients[0].layout()))
+      return own_backward(module, gradients, frame);
     const Tensor& dy = gradients[0];
     const Tensors kept = frame.pop(module);
     const Tensor &x = kept[0], &means = kept[1], &inv = kept[2];
@@ -119,12 +126,14 @@ class GroupNormPasses final : public Passes {
     const Tensor w = widened(frame, norm.weight->weight());
     const Tensor sums = frame.compute().make({s.batch, 2, s.channels}, DType::f64);
     for (std::int64_t i = 0; i < s.batch; ++i)
-      kernels::batch_norm_backward_sums(frame.kernels(), dy.data_ptr<float>() + i * s.map(), x.data_ptr<float>() + i * s.map(),
-                                        means.data_ptr<float>() + i * s.channels, inv.data_ptr<float>() + i * s.channels,
-                                        sums.data_ptr<double>() + 2 * i * s.channels, sums.data_ptr<double>() + (2 * i + 1) * s.channels,
-                                        s.sample());
+      kernels::batch_norm_backward_sums(
+          frame.kernels(), dy.data_ptr<float>() + i * s.map(), x.data_ptr<float>() + i * s.map(),
+          means.data_ptr<float>() + i * s.channels, inv.data_ptr<float>() + i * s.channels,
+          sums.data_ptr<double>() + 2 * i * s.channels, sums.data_ptr<double>() + (2 * i + 1) * s.channels,
+          s.sample());
     const Numbers mine = on_host(frame, sums), weights = on_host(frame, w);
-    const auto all_groups = static_cast<std::size_t>(s.batch * s.groups), channels = static_cast<std::size_t>(s.channels);
+    const auto all_groups = static_cast<std::size_t>(s.batch * s.groups),
+               channels = static_cast<std::size_t>(s.channels);
     Numbers of_groups(2 * all_groups, 0.0), dweight(channels, 0.0), dbias(channels, 0.0);
     for (std::int64_t i = 0; i < s.batch; ++i)
       for (std::int64_t c = 0; c < s.channels; ++c) {
@@ -136,7 +145,9 @@ class GroupNormPasses final : public Passes {
         of_groups[all_groups + s.group(i, c)] += weights[static_cast<std::size_t>(c)] * with_x;
       }
     const auto accumulate = [&](Parameter& p, const Numbers& gradient) {
-      if (p.trainable()) p.accumulate(placed(frame, gradient).with_layout(layouts::gradient_of(p.weight().layout(), x.layout(), 1)));
+      if (p.trainable())
+        p.accumulate(
+            placed(frame, gradient).with_layout(layouts::gradient_of(p.weight().layout(), x.layout(), 1)));
     };
     accumulate(*norm.bias, dbias);
     accumulate(*norm.weight, dweight);
@@ -147,17 +158,19 @@ class GroupNormPasses final : public Passes {
         mean_g.push_back(of_groups[s.group(i, c)] / count);
         mean_gx.push_back(of_groups[all_groups + s.group(i, c)] / count);
       }
-    const Tensor of_g = placed(frame, mean_g), of_gx = placed(frame, mean_gx), ones = placed(frame, Numbers(channels, 1.0)),
-                 zeros = placed(frame, Numbers(channels, 0.0));
+    const Tensor of_g = placed(frame, mean_g), of_gx = placed(frame, mean_gx),
+                 ones = placed(frame, Numbers(channels, 1.0)), zeros = placed(frame, Numbers(channels, 0.0));
     const Tensor g = frame.compute().make(x.shape());
-    kernels::batch_norm_forward(frame.kernels(), dy.data_ptr<float>(), w.data_ptr<float>(), zeros.data_ptr<float>(),
-                                zeros.data_ptr<float>(), ones.data_ptr<float>(), g.data_ptr<float>(), {s.batch, s.channels, s.pixels});
+    kernels::batch_norm_forward(frame.kernels(), dy.data_ptr<float>(), w.data_ptr<float>(),
+                                zeros.data_ptr<float>(), zeros.data_ptr<float>(), ones.data_ptr<float>(),
+                                g.data_ptr<float>(), {s.batch, s.channels, s.pixels});
     const Tensor dx = frame.compute().make(x.shape(), DType::f32, Memory::shared).with_layout(x.layout());
     for (std::int64_t i = 0; i < s.batch; ++i)
-      kernels::batch_norm_backward(frame.kernels(), g.data_ptr<float>() + i * s.map(), x.data_ptr<float>() + i * s.map(), ones.data_ptr<float>(),
-                                   means.data_ptr<float>() + i * s.channels, inv.data_ptr<float>() + i * s.channels,
-                                   of_g.data_ptr<float>() + i * s.channels, of_gx.data_ptr<float>() + i * s.channels,
-                                   dx.data_ptr<float>() + i * s.map(), s.sample());
+      kernels::batch_norm_backward(
+          frame.kernels(), g.data_ptr<float>() + i * s.map(), x.data_ptr<float>() + i * s.map(),
+          ones.data_ptr<float>(), means.data_ptr<float>() + i * s.channels,
+          inv.data_ptr<float>() + i * s.channels, of_g.data_ptr<float>() + i * s.channels,
+          of_gx.data_ptr<float>() + i * s.channels, dx.data_ptr<float>() + i * s.map(), s.sample());
     return {dx};
   }
 };

@@ -20,7 +20,8 @@ LayoutRef rows_of(const LayoutRef& y) {
   const Shape rows{y->global[domain::kHeight]};
   LayoutRef layout = replicated_layout(y->mesh(), rows);
   for (const int a : y->nesting)
-    if (is_shard(y->placements[static_cast<std::size_t>(a)], domain::kHeight)) layout = layout->with(y->mesh_shape().name(a), Shard{0});
+    if (is_shard(y->placements[static_cast<std::size_t>(a)], domain::kHeight))
+      layout = layout->with(y->mesh_shape().name(a), Shard{0});
   return layout;
 }
 
@@ -29,7 +30,8 @@ LayoutRef of_loss(const LayoutRef& y) {
   if (y == nullptr) return nullptr;
   LayoutRef layout = replicated_layout(y->mesh(), {1});
   for (int a = 0; a < y->mesh_shape().axis_count(); ++a)
-    if (is_shard(y->placements[static_cast<std::size_t>(a)])) layout = layout->with(y->mesh_shape().name(a), Partial{});
+    if (is_shard(y->placements[static_cast<std::size_t>(a)]))
+      layout = layout->with(y->mesh_shape().name(a), Partial{});
   return layout;
 }
 
@@ -44,7 +46,8 @@ Tensors MapSquaredError::do_forward(Inputs inputs, Frame& frame) {
   expect_dtype(of_target, target, DType::f32);
   layouts::expect_same(of_target, target.layout(), y.layout(), "as y");
   if (!(target.shape() == y.shape()))
-    throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected {} as y", of_target.text(), to_string(target.shape()), to_string(y.shape())));
+    throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected {} as y", of_target.text(),
+                                                     to_string(target.shape()), to_string(y.shape())));
   Tensor weights;
   if (inputs.size() == 3) {
     weights = inputs[2];
@@ -52,8 +55,9 @@ Tensors MapSquaredError::do_forward(Inputs inputs, Frame& frame) {
     expect_dtype(what, weights, DType::f32);
     layouts::expect_same(what, weights.layout(), rows_of(y.layout()), "as the rows of y");
     if (!(weights.shape() == Shape{y.size(domain::kHeight)}))
-      throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected ({}), one for each row of y", what.text(), to_string(weights.shape()),
-                                                       y.size(domain::kHeight)));
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("{} is {}; expected ({}), one for each row of y", what.text(),
+                              to_string(weights.shape()), y.size(domain::kHeight)));
   }
   const double count = static_cast<double>(layouts::global_shape(y).count());
   double sum = 0;
@@ -79,7 +83,8 @@ Tensors MapSquaredError::do_backward(Inputs gradients, Frame& frame) {
   }
   const Tensor dy = frame.compute().make(y.shape(), DType::f32, Memory::shared).with_layout(y.layout());
   each_element(y, weights, [&](std::size_t i, double weight) {
-    dy.f32()[i] = static_cast<float>(scale * weight * (static_cast<double>(y.f32()[i]) - static_cast<double>(target.f32()[i])));
+    dy.f32()[i] = static_cast<float>(
+        scale * weight * (static_cast<double>(y.f32()[i]) - static_cast<double>(target.f32()[i])));
   });
   return {dy};
 }

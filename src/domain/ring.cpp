@@ -34,8 +34,12 @@ Work pass_on(const Ring& ring, const Block& out, const Block& in) {
   return calls.empty() ? Work() : ring.axes.group().coalesced(calls);
 }
 
-std::int64_t elements(const HeadsShape& s, const IndexRange& part) { return s.batch * part.size() * s.kv_heads * s.head_dim; }
-Shape shape_of(const HeadsShape& s, const IndexRange& part) { return {s.batch, part.size(), s.kv_heads, s.head_dim}; }
+std::int64_t elements(const HeadsShape& s, const IndexRange& part) {
+  return s.batch * part.size() * s.kv_heads * s.head_dim;
+}
+Shape shape_of(const HeadsShape& s, const IndexRange& part) {
+  return {s.batch, part.size(), s.kv_heads, s.head_dim};
+}
 
 enum class Meets : unsigned char { nothing, diagonal, all };
 Meets meeting(const Ring& ring, int of, bool causal) {
@@ -45,32 +49,43 @@ Meets meeting(const Ring& ring, int of, bool causal) {
 }
 
 // Adds what a block gives to what the blocks before it gave.
-void put_together(const HeadsShape& s, std::int64_t queries, const Tensor& block, const Tensor& block_lse, const Tensor& out, const Tensor& lse) {
+void put_together(const HeadsShape& s, std::int64_t queries, const Tensor& block, const Tensor& block_lse,
+                  const Tensor& out, const Tensor& lse) {
   for (std::int64_t b = 0; b < s.batch; ++b)
     for (std::int64_t h = 0; h < s.heads; ++h)
       for (std::int64_t i = 0; i < queries; ++i) {
         float& sum = lse.f32()[static_cast<std::size_t>((b * s.heads + h) * queries + i)];
-        const double before = static_cast<double>(sum), more = static_cast<double>(block_lse.f32()[static_cast<std::size_t>((b * s.heads + h) * queries + i)]);
+        const double before = static_cast<double>(sum),
+                     more = static_cast<double>(
+                         block_lse.f32()[static_cast<std::size_t>((b * s.heads + h) * queries + i)]);
         const double largest = std::max(before, more);
-        const double share = std::exp(before - largest), added = std::exp(more - largest), all = share + added;
+        const double share = std::exp(before - largest), added = std::exp(more - largest),
+                     all = share + added;
         for (std::int64_t d = 0; d < s.head_dim; ++d) {
           const auto at = static_cast<std::size_t>(((b * queries + i) * s.heads + h) * s.head_dim + d);
-          out.f32()[at] = static_cast<float>((share * static_cast<double>(out.f32()[at]) + added * static_cast<double>(block.f32()[at])) / all);
+          out.f32()[at] = static_cast<float>(
+              (share * static_cast<double>(out.f32()[at]) + added * static_cast<double>(block.f32()[at])) /
+              all);
         }
         sum = static_cast<float>(largest + std::log(all));
       }
 }
 
 void add(Frame& frame, const Tensor& more, const Tensor& to) {
-  kernels::add(frame.kernels(), to.data_ptr<float>(), more.data_ptr<float>(), to.data_ptr<float>(), to.count());
+  kernels::add(frame.kernels(), to.data_ptr<float>(), more.data_ptr<float>(), to.data_ptr<float>(),
+               to.count());
 }
 
 void expect_host(const Frame& frame) {
   if (!(frame.compute().device() == Device{}))
-    throw Error(ErrorCode::unsupported, "ring attention puts blocks together in the memory of the host; the Frame is on " + to_string(frame.compute().device()));
+    throw Error(ErrorCode::unsupported,
+                "ring attention puts blocks together in the memory of the host; the Frame is on " +
+                    to_string(frame.compute().device()));
 }
 
-void copy_to(const Tensor& from, const Tensor& to) { std::copy(from.f32().begin(), from.f32().end(), to.f32().begin()); }
+void copy_to(const Tensor& from, const Tensor& to) {
+  std::copy(from.f32().begin(), from.f32().end(), to.f32().begin());
+}
 
 }  // namespace
 
@@ -83,8 +98,8 @@ Ring::Ring(const LayoutRef& sequence) {
   queries = own();
 }
 
-void ring_attention_forward(Frame& frame, const Ring& ring, const HeadsShape& s, bool causal, const Tensor& q, const Tensor& k,
-                            const Tensor& v, const Tensor& out, const Tensor& log_sum_exp) {
+void ring_attention_forward(Frame& frame, const Ring& ring, const HeadsShape& s, bool causal, const Tensor& q,
+                            const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& log_sum_exp) {
   expect_host(frame);
   const int n = static_cast<int>(ring.parts.size());
   const std::int64_t queries = ring.queries.size();
@@ -107,11 +122,14 @@ void ring_attention_forward(Frame& frame, const Ring& ring, const HeadsShape& s,
     if (meets != Meets::nothing) {
       const Tensor keys_of = now.part(0, shape_of(s, keys)), values_of = now.part(1, shape_of(s, keys));
       if (meets == Meets::diagonal)
-        kernels::attention_forward(frame.kernels(), q.data_ptr<float>(), keys_of.data_ptr<float>(), values_of.data_ptr<float>(),
-                                   block.data_ptr<float>(), block_lse.data_ptr<float>(), {s.batch, queries, s.heads, s.kv_heads, s.head_dim});
+        kernels::attention_forward(frame.kernels(), q.data_ptr<float>(), keys_of.data_ptr<float>(),
+                                   values_of.data_ptr<float>(), block.data_ptr<float>(),
+                                   block_lse.data_ptr<float>(),
+                                   {s.batch, queries, s.heads, s.kv_heads, s.head_dim});
       else
-        kernels::full_attention_forward(frame.kernels(), q.data_ptr<float>(), keys_of.data_ptr<float>(), values_of.data_ptr<float>(), nullptr,
-                                        block.data_ptr<float>(), block_lse.data_ptr<float>(),
+        kernels::full_attention_forward(frame.kernels(), q.data_ptr<float>(), keys_of.data_ptr<float>(),
+                                        values_of.data_ptr<float>(), nullptr, block.data_ptr<float>(),
+                                        block_lse.data_ptr<float>(),
                                         {s.batch, queries, keys.size(), s.heads, s.kv_heads, s.head_dim});
       put_together(s, queries, block, block_lse, out, log_sum_exp);
     }
@@ -122,9 +140,10 @@ void ring_attention_forward(Frame& frame, const Ring& ring, const HeadsShape& s,
 
 // With the sum and output over all keys, each block's part of the gradients is what the kernels give for that block alone: a weight is
 // e^(score - log_sum_exp), and its derivative needs dout · out of all.
-void ring_attention_backward(Frame& frame, const Ring& ring, const HeadsShape& s, bool causal, const Tensor& dout, const Tensor& q,
-                             const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& log_sum_exp, const Tensor& dq,
-                             const Tensor& dk, const Tensor& dv) {
+void ring_attention_backward(Frame& frame, const Ring& ring, const HeadsShape& s, bool causal,
+                             const Tensor& dout, const Tensor& q, const Tensor& k, const Tensor& v,
+                             const Tensor& out, const Tensor& log_sum_exp, const Tensor& dq, const Tensor& dk,
+                             const Tensor& dv) {
   expect_host(frame);
   const int n = static_cast<int>(ring.parts.size());
   const std::int64_t queries = ring.queries.size();
@@ -143,16 +162,20 @@ void ring_attention_backward(Frame& frame, const Ring& ring, const HeadsShape& s
     const Meets meets = meeting(ring, of, causal);
     if (meets != Meets::nothing) {
       const Shape shape = shape_of(s, keys);
-      const Tensor keys_of = now.part(0, shape), values_of = now.part(1, shape), more_k = frame.compute().make(shape), more_v = frame.compute().make(shape);
+      const Tensor keys_of = now.part(0, shape), values_of = now.part(1, shape),
+                   more_k = frame.compute().make(shape), more_v = frame.compute().make(shape);
       if (meets == Meets::diagonal)
-        kernels::attention_backward(frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(), keys_of.data_ptr<float>(), values_of.data_ptr<float>(),
-                                    out.data_ptr<float>(), log_sum_exp.data_ptr<float>(), more_q.data_ptr<float>(), more_k.data_ptr<float>(),
-                                    more_v.data_ptr<float>(), {s.batch, queries, s.heads, s.kv_heads, s.head_dim});
+        kernels::attention_backward(
+            frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(), keys_of.data_ptr<float>(),
+            values_of.data_ptr<float>(), out.data_ptr<float>(), log_sum_exp.data_ptr<float>(),
+            more_q.data_ptr<float>(), more_k.data_ptr<float>(), more_v.data_ptr<float>(),
+            {s.batch, queries, s.heads, s.kv_heads, s.head_dim});
       else
-        kernels::full_attention_backward(frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(), keys_of.data_ptr<float>(),
-                                         values_of.data_ptr<float>(), nullptr, out.data_ptr<float>(), log_sum_exp.data_ptr<float>(),
-                                         more_q.data_ptr<float>(), more_k.data_ptr<float>(), more_v.data_ptr<float>(), nullptr,
-                                         {s.batch, queries, keys.size(), s.heads, s.kv_heads, s.head_dim});
+        kernels::full_attention_backward(
+            frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(), keys_of.data_ptr<float>(),
+            values_of.data_ptr<float>(), nullptr, out.data_ptr<float>(), log_sum_exp.data_ptr<float>(),
+            more_q.data_ptr<float>(), more_k.data_ptr<float>(), more_v.data_ptr<float>(), nullptr,
+            {s.batch, queries, keys.size(), s.heads, s.kv_heads, s.head_dim});
       add(frame, more_q, dq);
       add(frame, more_k, now.part(2, shape));
       add(frame, more_v, now.part(3, shape));

@@ -18,19 +18,22 @@ void expect_sequence(const Module& module, const char* name, const Tensor& t, st
   const TensorName what = layouts::named(module, name);
   expect_dtype(what, t, DType::f32);
   if (t.shape().rank() != 3 || t.size(2) != dim)
-    throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected (batch, sequence, {})", what.text(), to_string(t.shape()), dim));
+    throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected (batch, sequence, {})", what.text(),
+                                                     to_string(t.shape()), dim));
 }
 
 // This rank's heads, by the features of q and k. Axes that split heads split those of keys and values, too.
-HeadsShape share_of_heads(const Module& module, const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t heads, std::int64_t kv_heads,
-                          std::int64_t head_dim) {
+HeadsShape share_of_heads(const Module& module, const Tensor& q, const Tensor& k, const Tensor& v,
+                          std::int64_t heads, std::int64_t kv_heads, std::int64_t head_dim) {
   layouts::expect_whole(layouts::named(module, "q"), q, "attention", false);
   layouts::expect_same(layouts::named(module, "v"), v.layout(), k.layout(), "as k");
   const HeadsShape s{q.size(0), q.size(2) / head_dim, k.size(2) / head_dim, head_dim};
   if (q.size(2) % head_dim != 0 || k.size(2) % head_dim != 0 || s.heads * kv_heads != s.kv_heads * heads)
-    throw Error(ErrorCode::layout, fmt::format("\"{}\": this rank has {} features of queries and {} of keys; expected whole heads of {}, {} of queries for each "
-                                               "of keys: a sequence that is cut goes with heads that are all cut alike",
-                                               module.path(), q.size(2), k.size(2), head_dim, heads / kv_heads));
+    throw Error(ErrorCode::layout,
+                fmt::format("\"{}\": this rank has {} features of queries and {} of keys; expected whole "
+                            "heads of {}, {} of queries for each "
+                            "of keys: a sequence that is cut goes with heads that are all cut alike",
+                            module.path(), q.size(2), k.size(2), head_dim, heads / kv_heads));
   return s;
 }
 
@@ -42,18 +45,22 @@ class CausalPasses final : public Passes {
     if (x.size() != 1 || !cut_in_sequence(x[0].layout())) return own_forward(module, x, frame);
     expect_sequence(module, "x", x[0], c.dim);
     Compute& compute = frame.compute();
-    const Tensor q_plain = attention.q_proj.forward(x, frame)[0], k_plain = attention.k_proj.forward(x, frame)[0],
-                 v = attention.v_proj.forward(x, frame)[0];
+    const Tensor q_plain = attention.q_proj.forward(x, frame)[0],
+                 k_plain = attention.k_proj.forward(x, frame)[0], v = attention.v_proj.forward(x, frame)[0];
     const HeadsShape s = share_of_heads(module, q_plain, k_plain, v, c.heads, c.kv_heads, c.head_dim);
     const Ring ring(q_plain.layout());
     const RopeTables& rope = tables_for(attention, ring);
-    const Tensor q = compute.make(q_plain.shape()).with_layout(q_plain.layout()), k = compute.make(k_plain.shape()).with_layout(k_plain.layout());
+    const Tensor q = compute.make(q_plain.shape()).with_layout(q_plain.layout()),
+                 k = compute.make(k_plain.shape()).with_layout(k_plain.layout());
     const std::int64_t first = ring.own().lo * rope.half, length = ring.own().size();
-    kernels::rope_forward(frame.kernels(), q_plain.data_ptr<float>(), rope.cos.data() + first, rope.sin.data() + first, q.data_ptr<float>(),
+    kernels::rope_forward(frame.kernels(), q_plain.data_ptr<float>(), rope.cos.data() + first,
+                          rope.sin.data() + first, q.data_ptr<float>(),
                           {s.batch, length, s.heads, s.head_dim});
-    kernels::rope_forward(frame.kernels(), k_plain.data_ptr<float>(), rope.cos.data() + first, rope.sin.data() + first, k.data_ptr<float>(),
+    kernels::rope_forward(frame.kernels(), k_plain.data_ptr<float>(), rope.cos.data() + first,
+                          rope.sin.data() + first, k.data_ptr<float>(),
                           {s.batch, length, s.kv_heads, s.head_dim});
-    const Tensor out = compute.make(q.shape()).with_layout(q.layout()), log_sum_exp = compute.make({s.batch, s.heads, length});
+    const Tensor out = compute.make(q.shape()).with_layout(q.layout()),
+                 log_sum_exp = compute.make({s.batch, s.heads, length});
     ring_attention_forward(frame, ring, s, true, q, k, v, out, log_sum_exp);
     frame.push(module, {q, k, v, out, log_sum_exp});
     return attention.o_proj.forward(out, frame);
@@ -70,29 +77,40 @@ class CausalPasses final : public Passes {
     layouts::expect_same(layouts::named(module, "d(out)"), dout.layout(), out.layout(), "as out");
     const HeadsShape s = share_of_heads(module, q, k, v, c.heads, c.kv_heads, c.head_dim);
     const Ring ring(q.layout());
-    const Tensor dq = compute.make(q.shape()).with_layout(q.layout()), dk = compute.make(k.shape()).with_layout(k.layout()),
+    const Tensor dq = compute.make(q.shape()).with_layout(q.layout()),
+                 dk = compute.make(k.shape()).with_layout(k.layout()),
                  dv = compute.make(v.shape()).with_layout(v.layout());
     ring_attention_backward(frame, ring, s, true, dout, q, k, v, out, log_sum_exp, dq, dk, dv);
     const RopeTables& rope = tables_for(attention, ring);
     const std::int64_t first = ring.own().lo * rope.half, length = ring.own().size();
-    kernels::rope_backward(frame.kernels(), dq.data_ptr<float>(), rope.cos.data() + first, rope.sin.data() + first, dq.data_ptr<float>(),
+    kernels::rope_backward(frame.kernels(), dq.data_ptr<float>(), rope.cos.data() + first,
+                           rope.sin.data() + first, dq.data_ptr<float>(),
                            {s.batch, length, s.heads, s.head_dim});
-    kernels::rope_backward(frame.kernels(), dk.data_ptr<float>(), rope.cos.data() + first, rope.sin.data() + first, dk.data_ptr<float>(),
+    kernels::rope_backward(frame.kernels(), dk.data_ptr<float>(), rope.cos.data() + first,
+                           rope.sin.data() + first, dk.data_ptr<float>(),
                            {s.batch, length, s.kv_heads, s.head_dim});
-    const Tensor through_v = attention.v_proj.backward(dv, frame)[0], through_k = attention.k_proj.backward(dk, frame)[0],
+    const Tensor through_v = attention.v_proj.backward(dv, frame)[0],
+                 through_k = attention.k_proj.backward(dk, frame)[0],
                  through_q = attention.q_proj.backward(dq, frame)[0];
     const TensorName what = layouts::named(module, "dx");
-    return {add_tensors(add_tensors(through_v, through_k, compute, what), through_q, compute, what, Memory::shared)};
+    return {add_tensors(add_tensors(through_v, through_k, compute, what), through_q, compute, what,
+                        Memory::shared)};
   }
 
  private:
   static const RopeTables& tables_for(const Attention& attention, const Ring& ring) {
     const RopeTables* const rope = attention.rope().get();
-    const std::int64_t length = std::max_element(ring.parts.begin(), ring.parts.end(), [](const auto& a, const auto& b) { return a.hi < b.hi; })->hi;
+    const std::int64_t length =
+        std::max_element(ring.parts.begin(), ring.parts.end(), [](const auto& a, const auto& b) {
+          return a.hi < b.hi;
+        })->hi;
     if (rope == nullptr || rope->positions < length || rope->half * 2 != attention.config().head_dim)
-      throw Error(ErrorCode::bad_argument,
-                  fmt::format("\"{}\": sequence {} of head_dim {}; the rotary tables are for {} positions and head_dim {}", attention.path(), length,
-                              attention.config().head_dim, rope == nullptr ? 0 : rope->positions, rope == nullptr ? 0 : rope->half * 2));
+      throw Error(
+          ErrorCode::bad_argument,
+          fmt::format(
+              "\"{}\": sequence {} of head_dim {}; the rotary tables are for {} positions and head_dim {}",
+              attention.path(), length, attention.config().head_dim, rope == nullptr ? 0 : rope->positions,
+              rope == nullptr ? 0 : rope->half * 2));
     return *rope;
   }
 };
@@ -102,14 +120,17 @@ class CrossPasses final : public Passes {
   Tensors forward(Module& module, Inputs inputs, Frame& frame) const override {
     auto& attention = dynamic_cast<CrossAttention&>(module);
     const CrossAttentionConfig& c = attention.config();
-    if (inputs.size() != 2 || !cut_in_sequence(inputs[0].layout()) || !cut_in_sequence(inputs[1].layout())) return own_forward(module, inputs, frame);
+    if (inputs.size() != 2 || !cut_in_sequence(inputs[0].layout()) || !cut_in_sequence(inputs[1].layout()))
+      return own_forward(module, inputs, frame);
     expect_sequence(module, "x", inputs[0], c.dim);
     expect_sequence(module, "context", inputs[1], c.context_dim);
     Compute& compute = frame.compute();
-    const Tensor q = attention.q_proj.forward(inputs[0], frame)[0], k = attention.k_proj.forward(inputs[1], frame)[0],
+    const Tensor q = attention.q_proj.forward(inputs[0], frame)[0],
+                 k = attention.k_proj.forward(inputs[1], frame)[0],
                  v = attention.v_proj.forward(inputs[1], frame)[0];
     const HeadsShape s = share_of_heads(module, q, k, v, c.heads, c.kv_heads, c.head_dim);
-    const Tensor out = compute.make(q.shape()).with_layout(q.layout()), log_sum_exp = compute.make({s.batch, s.heads, q.size(1)});
+    const Tensor out = compute.make(q.shape()).with_layout(q.layout()),
+                 log_sum_exp = compute.make({s.batch, s.heads, q.size(1)});
     ring_attention_forward(frame, ring_of(module, q, k), s, false, q, k, v, out, log_sum_exp);
     frame.push(module, {q, k, v, out, log_sum_exp});
     return attention.o_proj.forward(out, frame);
@@ -125,12 +146,16 @@ class CrossPasses final : public Passes {
     const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &out = kept[3], &log_sum_exp = kept[4];
     layouts::expect_same(layouts::named(module, "d(out)"), dout.layout(), out.layout(), "as out");
     const HeadsShape s = share_of_heads(module, q, k, v, c.heads, c.kv_heads, c.head_dim);
-    const Tensor dq = compute.make(q.shape()).with_layout(q.layout()), dk = compute.make(k.shape()).with_layout(k.layout()),
+    const Tensor dq = compute.make(q.shape()).with_layout(q.layout()),
+                 dk = compute.make(k.shape()).with_layout(k.layout()),
                  dv = compute.make(v.shape()).with_layout(v.layout());
-    ring_attention_backward(frame, ring_of(module, q, k), s, false, dout, q, k, v, out, log_sum_exp, dq, dk, dv);
-    const Tensor through_v = attention.v_proj.backward(dv, frame)[0], through_k = attention.k_proj.backward(dk, frame)[0];
+    ring_attention_backward(frame, ring_of(module, q, k), s, false, dout, q, k, v, out, log_sum_exp, dq, dk,
+                            dv);
+    const Tensor through_v = attention.v_proj.backward(dv, frame)[0],
+                 through_k = attention.k_proj.backward(dk, frame)[0];
     const Tensor dx = attention.q_proj.backward(dq, frame)[0];
-    return {dx, add_tensors(through_v, through_k, compute, layouts::named(module, "d(context)"), Memory::shared)};
+    return {dx,
+            add_tensors(through_v, through_k, compute, layouts::named(module, "d(context)"), Memory::shared)};
   }
 
  private:
@@ -139,8 +164,9 @@ class CrossPasses final : public Passes {
     const Ring queries(q.layout());
     Ring ring(k.layout());
     if (!(queries.axes == ring.axes))
-      throw Error(ErrorCode::layout, fmt::format("{} is cut along {}, x along {}; expected the same axes", layouts::named(module, "context").text(),
-                                                 ring.axes.name(), queries.axes.name()));
+      throw Error(ErrorCode::layout, fmt::format("{} is cut along {}, x along {}; expected the same axes",
+                                                 layouts::named(module, "context").text(), ring.axes.name(),
+                                                 queries.axes.name()));
     ring.queries = queries.own();
     return ring;
   }

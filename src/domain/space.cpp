@@ -19,7 +19,8 @@ bool cut_in_space(const LayoutRef& layout) {
   return false;
 }
 
-WindowDim window_for(const Parts& parts, const std::function<IndexRange(const IndexRange&)>& wanted, const Edge& edge) {
+WindowDim window_for(const Parts& parts, const std::function<IndexRange(const IndexRange&)>& wanted,
+                     const Edge& edge) {
   std::vector<IndexRange> ranges;
   for (const IndexRange& part : parts.ranges) ranges.push_back(wanted(part));
   return WindowDim::ranges(parts.dim, ranges, edge);

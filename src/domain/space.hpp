@@ -28,7 +28,8 @@ Parts parts_of(const LayoutRef& layout, int dim);
 bool cut_in_space(const LayoutRef& layout);
 
 /// Calls wanted(range) for each part's range: what it needs of another map, whose parts are as many.
-WindowDim window_for(const Parts& parts, const std::function<IndexRange(const IndexRange&)>& wanted, const Edge& edge = {});
+WindowDim window_for(const Parts& parts, const std::function<IndexRange(const IndexRange&)>& wanted,
+                     const Edge& edge = {});
 
 /// The same for any indices, in ascending order; and where each index stands in the window, by index.
 IndexRanges as_ranges(const std::vector<std::int64_t>& ascending);
@@ -43,8 +44,12 @@ LayoutRef like(const LayoutRef& x, std::int64_t channels, std::int64_t height, s
 Tensor as_samples(const Tensor& local, const LayoutRef& x);
 
 /// a / b rounded up and down, b > 0.
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return a >= 0 ? (a + b - 1) / b : -(-a / b); }
-constexpr std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a >= 0 ? a / b : -((-a + b - 1) / b); }
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return a >= 0 ? (a + b - 1) / b : -(-a / b);
+}
+constexpr std::int64_t floor_div(std::int64_t a, std::int64_t b) {
+  return a >= 0 ? a / b : -((-a + b - 1) / b);
+}
 
 /// A kernel that goes over a dimension of n elements and has `out` outputs there.
 struct Sliding {

@@ -103,14 +103,13 @@ void accumulate_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
 }
 
 // What a padding that is not zeros puts around x is written there first; the kernel then sees it as pixels.
-bool pads(const Conv2dConfig& c) {
-  return c.padding_mode != Padding::zeros && !(c.padding == Extent2d(0));
-}
+bool pads(const Conv2dConfig& c) { return c.padding_mode != Padding::zeros && !(c.padding == Extent2d(0)); }
 kernels::ResampleShape padding_of(const Conv2dConfig& c, const Tensor& x) {
   const auto taps = [&](std::int64_t size, std::int64_t padding) {
     return std::make_shared<const kernels::Taps>(taps::padded(size, padding, padding, c.padding_mode));
   };
-  return {x.size(0) * x.size(1), x.size(2), x.size(3), taps(x.size(2), c.padding.height), taps(x.size(3), c.padding.width)};
+  return {x.size(0) * x.size(1), x.size(2), x.size(3), taps(x.size(2), c.padding.height),
+          taps(x.size(3), c.padding.width)};
 }
 Tensor padded(Frame& frame, const Conv2dConfig& c, const Tensor& x) {
   if (!pads(c)) return x;
@@ -125,8 +124,9 @@ void add_padding(Frame& frame, const Conv2dConfig& c, const Tensor& dwide, const
   const auto back = [](const kernels::Taps& t, std::int64_t n) {
     return std::make_shared<const kernels::Taps>(taps::transposed(t, n));
   };
-  kernels::resample(frame.kernels(), dwide.data_ptr<float>(), dx.data_ptr<float>(),
-                    {s.maps, dwide.size(2), dwide.size(3), back(*s.rows, s.height), back(*s.columns, s.width)});
+  kernels::resample(
+      frame.kernels(), dwide.data_ptr<float>(), dx.data_ptr<float>(),
+      {s.maps, dwide.size(2), dwide.size(3), back(*s.rows, s.height), back(*s.columns, s.width)});
 }
 // What the kernel sees of padded().
 kernels::UnfoldShape of_padded(const Conv2dConfig& c, kernels::UnfoldShape s) {
@@ -260,11 +260,13 @@ Tensors Conv2d::do_backward(Inputs gradients, Frame& frame) {
   const Tensor dx = frame.compute()
                         .make(x.shape(), DType::f32, dx_memory())
                         .with_layout(layouts::linear_input_gradient(x.layout(), w.layout()));
-  if (dy.count() == 0 || x.count() == 0) kernels::fill(frame.kernels(), dx.data_ptr<float>(), 0.0f, dx.count());
+  if (dy.count() == 0 || x.count() == 0)
+    kernels::fill(frame.kernels(), dx.data_ptr<float>(), 0.0f, dx.count());
   const kernels::UnfoldShape of_wide = of_padded(config_, seen);
   const Tensor operand = as_operand(frame, dy, w);
   const auto write = [&](const Tensor& dw, bool add) {
-    conv::weight_gradient(frame, padded(frame, config_, x), operand, config_.groups, of_wide, w.dtype(), dw, add);
+    conv::weight_gradient(frame, padded(frame, config_, x), operand, config_.groups, of_wide, w.dtype(), dw,
+                          add);
   };
   const LayoutRef of_dw = layouts::gradient_of(w.layout(), x.layout(), kChannels);
   if (spectral_norm_)

@@ -29,7 +29,8 @@ LayoutRef reordered(const LayoutRef& of, const Dims& order, const Shape& global)
   return make_layout(of->mesh(), std::move(placements), global)->nested(names);
 }
 LayoutRef last_layout(const Tensor& maps) {
-  return maps.layout() ? reordered(maps.layout(), kPixelsFirst, channels_last(maps.layout()->global)) : nullptr;
+  return maps.layout() ? reordered(maps.layout(), kPixelsFirst, channels_last(maps.layout()->global))
+                       : nullptr;
 }
 LayoutRef first_layout(const Tensor& pixels, const Tensor& maps) {
   return pixels.layout() ? reordered(pixels.layout(), kChannelsFirst, layouts::global_shape(maps)) : nullptr;
@@ -61,23 +62,24 @@ Tensors ChannelFeedForward::Layers::do_forward(Inputs inputs, Frame& frame) {
   const Tensor& x = inputs[0];
   expect_maps(layouts::named(*this, "x"), x, up.weight->global_shape()[1]);
   const Tensor normal = norm.forward(x, frame)[0];
-  const Tensor pixels = permuted(frame, normal, x.shape(), kPixelsFirst, channels_last(x.shape()), last_layout(normal));
+  const Tensor pixels =
+      permuted(frame, normal, x.shape(), kPixelsFirst, channels_last(x.shape()), last_layout(normal));
   const Tensors hidden = dropout.forward(gelu.forward(up.forward(pixels, frame), frame), frame);
   const Tensor y = down.forward(hidden, frame)[0];
-  return {permuted(frame, y, y.shape(), kChannelsFirst, x.shape(),
-                   first_layout(y, x), out_memory())};
+  return {permuted(frame, y, y.shape(), kChannelsFirst, x.shape(), first_layout(y, x), out_memory())};
 }
 
 Tensors ChannelFeedForward::Layers::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
   const Tensor& dy = gradients[0];
   expect_maps(layouts::named(*this, "dy"), dy, up.weight->global_shape()[1]);
-  const Tensor dpixels = permuted(frame, dy, dy.shape(), kPixelsFirst, channels_last(dy.shape()), last_layout(dy));
+  const Tensor dpixels =
+      permuted(frame, dy, dy.shape(), kPixelsFirst, channels_last(dy.shape()), last_layout(dy));
   const Tensors dhidden = dropout.backward(down.backward(dpixels, frame), frame);
   const Tensor dnormal = up.backward(gelu.backward(dhidden, frame), frame)[0];
-  return norm.backward(permuted(frame, dnormal, dnormal.shape(), kChannelsFirst, dy.shape(),
-                                first_layout(dnormal, dy)),
-                       frame);
+  return norm.backward(
+      permuted(frame, dnormal, dnormal.shape(), kChannelsFirst, dy.shape(), first_layout(dnormal, dy)),
+      frame);
 }
 
 ChannelFeedForward::ChannelFeedForward(std::int64_t dim, std::int64_t hidden, double dropout, Init init,

@@ -167,7 +167,9 @@ ShardRule Module::shard_rule(Split split) const {
 SpaceRule Module::space_rule(const DeviceMesh&, std::span<const int>) const { return {}; }
 
 Tensors Passes::own_forward(Module& module, Inputs x, Frame& frame) { return module.do_forward(x, frame); }
-Tensors Passes::own_backward(Module& module, Inputs dy, Frame& frame) { return module.do_backward(dy, frame); }
+Tensors Passes::own_backward(Module& module, Inputs dy, Frame& frame) {
+  return module.do_backward(dy, frame);
+}
 
 Tensors Module::forward(Inputs x, Frame& frame) {
   Scopes scopes(around(false), *this, frame);

@@ -76,8 +76,8 @@ struct Bounds {
 };
 
 /// The same over `axes`, against it.
-inline void expect_as(const Serial& serial, const MakeModule& make, Compute& compute, const DeviceMesh& mesh, const DeviceMesh& axes,
-                      const Bounds& bounds = {}) {
+inline void expect_as(const Serial& serial, const MakeModule& make, Compute& compute, const DeviceMesh& mesh,
+                      const DeviceMesh& axes, const Bounds& bounds = {}) {
   const std::unique_ptr<Module> model = make();
   const DomainManager manager = apply_domain_parallel(*model, axes);
   replicate(*model, mesh);
@@ -110,7 +110,8 @@ inline void expect_as(const Serial& serial, const MakeModule& make, Compute& com
     if (const std::size_t dpb = got[i]->path().find("dpb."); dpb != std::string::npos) {
       double largest = 1e-30;
       for (const Parameter* p : want)
-        if (p->path().starts_with(got[i]->path().substr(0, dpb + 4))) largest = std::max(largest, largest_of(p->gradient()));
+        if (p->path().starts_with(got[i]->path().substr(0, dpb + 4)))
+          largest = std::max(largest, largest_of(p->gradient()));
       scale = std::max(1e-30, largest_of(want[i]->gradient())) / largest;
     }
     ASSERT_LE(scale * difference(got[i]->gradient(), want[i]->gradient()), bounds.weights) << got[i]->path();
@@ -119,7 +120,8 @@ inline void expect_as(const Serial& serial, const MakeModule& make, Compute& com
 
 /// The meshes that tests run on, of up to four ranks: their axes cut the height, or height and width.
 inline const std::vector<MeshShape>& spaces() {
-  static const std::vector<MeshShape> all{{{"h", 2}}, {{"h", 3}}, {{"h", 4}}, {{"h", 2}, {"w", 2}}, {{"h", 1}, {"w", 3}}};
+  static const std::vector<MeshShape> all{
+      {{"h", 2}}, {{"h", 3}}, {{"h", 4}}, {{"h", 2}, {"w", 2}}, {{"h", 1}, {"w", 3}}};
   return all;
 }
 

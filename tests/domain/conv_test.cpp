@@ -16,8 +16,9 @@ using test::run_serial;
 constexpr Padding kPaddings[] = {Padding::zeros, Padding::reflect, Padding::replicate, Padding::circular};
 
 std::string text_of(const Conv2dConfig& c) {
-  return testing::PrintToString(std::vector<std::int64_t>{c.kernel.height, c.stride.height, c.dilation.height, c.padding.height,
-                                                          static_cast<int>(c.padding_mode), c.groups});
+  return testing::PrintToString(std::vector<std::int64_t>{c.kernel.height, c.stride.height, c.dilation.height,
+                                                          c.padding.height, static_cast<int>(c.padding_mode),
+                                                          c.groups});
 }
 
 MakeModule conv_of(const Conv2dConfig& c) {
@@ -33,10 +34,16 @@ TEST(DomainConv, EveryKernelStrideDilationAndPadding) {
         for (std::int64_t d = 1; d <= 3; ++d)
           for (std::int64_t p = 0; p <= k; ++p) {
             if (11 + 2 * p < d * (k - 1) + 1) continue;
-            const Conv2dConfig c{.in = 2, .out = 3, .kernel = k, .stride = s, .padding = p, .dilation = d,
+            const Conv2dConfig c{.in = 2,
+                                 .out = 3,
+                                 .kernel = k,
+                                 .stride = s,
+                                 .padding = p,
+                                 .dilation = d,
                                  .padding_mode = kPaddings[turn++ % 4]};
             SCOPED_TRACE(text_of(c));
-            ASSERT_NO_FATAL_FAILURE(expect_as(run_serial(conv_of(c), {1, 2, 13, 11}, compute), conv_of(c), compute, mesh, axes));
+            ASSERT_NO_FATAL_FAILURE(
+                expect_as(run_serial(conv_of(c), {1, 2, 13, 11}, compute), conv_of(c), compute, mesh, axes));
           }
     EXPECT_GT(turn, 200);
   });
@@ -45,15 +52,28 @@ TEST(DomainConv, EveryKernelStrideDilationAndPadding) {
 TEST(DomainConv, GroupsSamplesUnequalSidesAndMapsOfFewRows) {
   on_each_space([](Compute& compute, const DeviceMesh& mesh, const DeviceMesh& axes) {
     for (const Padding mode : kPaddings)
-      for (const Conv2dConfig& c : {Conv2dConfig{.in = 4, .out = 6, .kernel = {3, 5}, .stride = {2, 1}, .padding = {1, 2}, .dilation = {1, 2}, .groups = 2},
+      for (const Conv2dConfig& c : {Conv2dConfig{.in = 4,
+                                   .out = 6,
+                                   .kernel = {3, 5},
+                                   .stride = {2, 1},
+                                   .padding = {1, 2},
+                                   .dilation = {1, 2},
+                                   .groups = 2},
                                     Conv2dConfig{.in = 4, .out = 4, .kernel = 4, .stride = 4, .padding = 0},
-                                    Conv2dConfig{.in = 4, .out = 4, .kernel = {2, 1}, .stride = {1, 3}, .padding = {1, 0}, .groups = 4, .bias = false}}) {
+                                    Conv2dConfig{.in = 4,
+                                    .out = 4,
+                                    .kernel = {2, 1},
+                                    .stride = {1, 3},
+                                    .padding = {1, 0},
+                                    .groups = 4,
+                                    .bias = false}}) {
         Conv2dConfig of = c;
         of.padding_mode = mode;
         // Of four rows each rank has one or none, and an output has fewer than there are ranks.
         for (const Shape& x : {Shape{3, 4, 16, 17}, Shape{2, 4, 4, 9}}) {
           SCOPED_TRACE(text_of(of) + " " + to_string(x));
-          ASSERT_NO_FATAL_FAILURE(expect_as(run_serial(conv_of(of), x, compute), conv_of(of), compute, mesh, axes));
+          ASSERT_NO_FATAL_FAILURE(
+              expect_as(run_serial(conv_of(of), x, compute), conv_of(of), compute, mesh, axes));
         }
       }
   });
@@ -62,9 +82,11 @@ TEST(DomainConv, GroupsSamplesUnequalSidesAndMapsOfFewRows) {
 TEST(DomainConv, ManyChannelsAndWideMaps) {
   on_each_space([](Compute& compute, const DeviceMesh& mesh, const DeviceMesh& axes) {
     const Conv2dConfig c{.in = 33, .out = 17, .kernel = 3, .padding = 1, .padding_mode = Padding::circular};
-    ASSERT_NO_FATAL_FAILURE(expect_as(run_serial(conv_of(c), {1, 33, 30, 64}, compute), conv_of(c), compute, mesh, axes));
+    ASSERT_NO_FATAL_FAILURE(
+        expect_as(run_serial(conv_of(c), {1, 33, 30, 64}, compute), conv_of(c), compute, mesh, axes));
     const Conv2dConfig one{.in = 33, .out = 40};
-    ASSERT_NO_FATAL_FAILURE(expect_as(run_serial(conv_of(one), {2, 33, 7, 5}, compute), conv_of(one), compute, mesh, axes));
+    ASSERT_NO_FATAL_FAILURE(
+        expect_as(run_serial(conv_of(one), {2, 33, 7, 5}, compute), conv_of(one), compute, mesh, axes));
   });
 }
 
@@ -87,11 +109,18 @@ TEST(DomainConvTranspose, EveryKernelStrideDilationAndPadding) {
           for (std::int64_t p = 0; p <= k; ++p) {
             const std::int64_t more = turn++ % std::max(s, d);
             if (4 * s - 2 * p + d * (k - 1) + more + 1 < 1) continue;
-            const ConvTranspose2dConfig c{.in = 4, .out = 2, .kernel = k, .stride = s, .padding = p, .output_padding = more, .dilation = d,
+            const ConvTranspose2dConfig c{.in = 4,
+                                          .out = 2,
+                                          .kernel = k,
+                                          .stride = s,
+                                          .padding = p,
+                                          .output_padding = more,
+                                          .dilation = d,
                                           .groups = turn % 2 + 1};
             const MakeModule make = [&] { return std::make_unique<ConvTranspose2d>(c); };
             SCOPED_TRACE(testing::PrintToString(std::vector<std::int64_t>{k, s, d, p, more, c.groups}));
-            ASSERT_NO_FATAL_FAILURE(expect_as(run_serial(make, {1, 4, 7, 5}, compute), make, compute, mesh, axes));
+            ASSERT_NO_FATAL_FAILURE(
+                expect_as(run_serial(make, {1, 4, 7, 5}, compute), make, compute, mesh, axes));
           }
   });
 }
@@ -105,16 +134,23 @@ TEST(DomainConv, ErrorsAreThoseOfOneRank) {
     replicate(reflects, mesh);
     materialise(reflects, compute);
     Frame frame(compute);
-    EXPECT_EQ(test::error_text([&] { reflects.forward(shard_spatial(Tensor::zeros(rank.context, {1, 1, 4, 9}), manager), frame); }),
+    EXPECT_EQ(test::error_text([&] {
+                reflects.forward(shard_spatial(Tensor::zeros(rank.context, {1, 1, 4, 9}), manager), frame);
+              }),
               "bad_argument: \"\": x has height 4; reflect padding of 4 needs more");
-    EXPECT_EQ(test::error_text([&] { reflects.forward(shard_spatial(Tensor::zeros(rank.context, {1, 2, 8, 9}), manager), frame); }),
+    EXPECT_EQ(test::error_text([&] {
+                reflects.forward(shard_spatial(Tensor::zeros(rank.context, {1, 2, 8, 9}), manager), frame);
+              }),
               "bad_argument: \"\": x is (1, 2, 4, 9); expected (batch, 1, height, width)");
     Conv2d large({.in = 1, .out = 1, .kernel = 5});
     apply_domain_parallel(large, mesh);
     replicate(large, mesh);
     materialise(large, compute);
-    EXPECT_EQ(test::error_text([&] { large.forward(shard_spatial(Tensor::zeros(rank.context, {1, 1, 4, 9}), manager), frame); }),
-              "bad_argument: \"\": x has height 4; expected at least 5, for kernel 5, dilation 1 and padding 0");
+    EXPECT_EQ(
+        test::error_text([&] {
+          large.forward(shard_spatial(Tensor::zeros(rank.context, {1, 1, 4, 9}), manager), frame);
+        }),
+        "bad_argument: \"\": x has height 4; expected at least 5, for kernel 5, dilation 1 and padding 0");
   });
 }
 

@@ -18,17 +18,21 @@ using test::Rank;
 class Golden {
  public:
   Golden(Context& context, const std::filesystem::path& path)
-      : context_(context), file_(SafetensorsFile::open(path)), info_(nlohmann::json::parse(file_.metadata("case"))) {}
+      : context_(context),
+        file_(SafetensorsFile::open(path)),
+        info_(nlohmann::json::parse(file_.metadata("case"))) {}
   const nlohmann::json& config() const { return info_.at("config"); }
   Tensor tensor(const std::string& name) { return file_.read(context_, name); }
   bool has(const std::string& name) const { return std::ranges::count(file_.names(), name) > 0; }
   // Within the limit of the folder's README for `like`, one of the whole's names.
   void compare(const std::string& name, const std::string& like, const Tensor& mine) {
-    const double limit = 4 * info_.at("torch_f32_max_abs_err").at(like).get<double>() + 16 * 0x1p-23 * info_.at("ref_max_abs").at(like).get<double>();
+    const double limit = 4 * info_.at("torch_f32_max_abs_err").at(like).get<double>() +
+                         16 * 0x1p-23 * info_.at("ref_max_abs").at(like).get<double>();
     const Tensor theirs = tensor(name);
     ASSERT_EQ(mine.count(), theirs.count()) << name;
     for (std::size_t i = 0; i < mine.f32().size(); ++i)
-      ASSERT_NEAR(static_cast<double>(mine.f32()[i]), theirs.as<double>()[i], limit) << name << " [" << i << "]";
+      ASSERT_NEAR(static_cast<double>(mine.f32()[i]), theirs.as<double>()[i], limit)
+          << name << " [" << i << "]";
   }
 
  private:
@@ -42,9 +46,15 @@ std::unique_ptr<Module> model_of(const nlohmann::json& config, Padding rows) {
   const std::int64_t k = config.at("kernel"), p = config.at("padding");
   const bool periodic = config.at("mode") == "periodic";
   auto model = std::make_unique<Sequential>();
-  model->append("pad", std::make_unique<Pad2d>(Pad2dConfig{.top = p, .bottom = p, .left = p, .right = p, .rows = rows,
-                                                           .columns = periodic ? Padding::circular : Padding::zeros}));
-  model->append("conv", std::make_unique<Conv2d>(Conv2dConfig{.in = config.at("C_in"), .out = config.at("C_out"), .kernel = k}));
+  model->append(
+      "pad", std::make_unique<Pad2d>(Pad2dConfig{.top = p,
+                                                 .bottom = p,
+                                                 .left = p,
+                                                 .right = p,
+                                                 .rows = rows,
+                                                 .columns = periodic ? Padding::circular : Padding::zeros}));
+  model->append("conv", std::make_unique<Conv2d>(
+                            Conv2dConfig{.in = config.at("C_in"), .out = config.at("C_out"), .kernel = k}));
   return model;
 }
 
@@ -57,12 +67,15 @@ void expect_the_files_numbers(Rank& rank, const std::filesystem::path& path) {
   for (const bool reflect : {false, true}) {
     const std::string whole = reflect ? "serial_reflect." : "";
     if (reflect && !golden.has("serial_reflect.out.y")) continue;
-    const std::unique_ptr<Module> model = model_of(golden.config(), reflect ? Padding::reflect : Padding::zeros);
+    const std::unique_ptr<Module> model =
+        model_of(golden.config(), reflect ? Padding::reflect : Padding::zeros);
     const DomainManager manager = apply_domain_parallel(*model, mesh);
     replicate(*model, mesh);
     materialise(*model, compute);
-    model->parameter("conv.weight")->set_master(golden.tensor("param.weight").with_layout(model->parameter("conv.weight")->layout()));
-    model->parameter("conv.bias")->set_master(golden.tensor("param.bias").with_layout(model->parameter("conv.bias")->layout()));
+    model->parameter("conv.weight")
+        ->set_master(golden.tensor("param.weight").with_layout(model->parameter("conv.weight")->layout()));
+    model->parameter("conv.bias")
+        ->set_master(golden.tensor("param.bias").with_layout(model->parameter("conv.bias")->layout()));
     const Tensor part = shard_spatial(x, manager);
     Frame frame(compute);
     const Tensor y = model->forward(part, frame)[0];
@@ -84,7 +97,8 @@ void expect_the_files_numbers(Rank& rank, const std::filesystem::path& path) {
     }
     sync_domain_gradients(*model, manager);
     for (const char* name : {"weight", "bias"})
-      golden.compare(whole + "grad.param." + name, std::string("grad.param.") + name, model->parameter(std::string("conv.") + name)->gradient());
+      golden.compare(whole + "grad.param." + name, std::string("grad.param.") + name,
+                     model->parameter(std::string("conv.") + name)->gradient());
   }
 }
 

@@ -4,8 +4,8 @@
 #include "domain/as_serial.hpp"
 #include "weft/nn/activation.hpp"
 #include "weft/nn/maps/conv_transpose.hpp"
-#include "weft/nn/norm.hpp"
 #include "weft/nn/maps/resample.hpp"
+#include "weft/nn/norm.hpp"
 #include "weft/nn/window_attention.hpp"
 
 namespace weft::domain_layers_test {
@@ -38,14 +38,16 @@ TEST(DomainPool, AveragesAndMaxima) {
     for (std::int64_t s = 1; s <= 4; ++s)
       for (std::int64_t p = 0; p <= k / 2; ++p) {
         averages.push_back({.kernel = k, .stride = s, .padding = p, .count_padding = (k + s) % 2 == 0});
-        for (std::int64_t d = 1; d <= 2; ++d) maxima.push_back({.kernel = k, .stride = s, .padding = p, .dilation = d});
+        for (std::int64_t d = 1; d <= 2; ++d)
+          maxima.push_back({.kernel = k, .stride = s, .padding = p, .dilation = d});
       }
   expect_same_bits<AvgPool2d>(averages, {{2, 3, 11, 10}});
   expect_same_bits<MaxPool2d>(maxima, {{2, 3, 11, 10}});
 }
 
 TEST(DomainPool, OfTheWholeMap) {
-  expect_same_bits<AdaptiveAvgPool2d>(std::vector<Extent2d>{1, {3, 2}, {5, 7}}, {{2, 3, 11, 10}, {1, 1, 4, 3}});
+  expect_same_bits<AdaptiveAvgPool2d>(std::vector<Extent2d>{1, {3, 2}, {5, 7}},
+                                      {{2, 3, 11, 10}, {1, 1, 4, 3}});
 }
 
 TEST(DomainResize, NearestAndBilinear) {
@@ -73,15 +75,18 @@ TEST(DomainPixelShuffle, ChannelsBecomePixels) {
 
 TEST(DomainGroupNorm, StatisticsOfAllRanks) {
   for (const std::int64_t groups : {1, 2, 6})
-    expect_as_serial([&] { return std::make_unique<GroupNorm>(groups, 6); }, {2, 6, 7, 5}, {.maps = 1e-6, .weights = 1e-6});
+    expect_as_serial([&] { return std::make_unique<GroupNorm>(groups, 6); }, {2, 6, 7, 5},
+                     {.maps = 1e-6, .weights = 1e-6});
 }
 
 TEST(DomainBatchNorm, StatisticsOfAllRanks) {
-  expect_as_serial([] { return std::make_unique<BatchNorm>(4); }, {2, 4, 7, 5}, {.maps = 1e-6, .weights = 1e-6});
+  expect_as_serial([] { return std::make_unique<BatchNorm>(4); }, {2, 4, 7, 5},
+                   {.maps = 1e-6, .weights = 1e-6});
 }
 
 TEST(DomainChannelNorm, EachPixelAlone) {
-  expect_as_serial([] { return std::make_unique<ChannelNorm>(4); }, {2, 4, 7, 5}, {.maps = 0, .weights = 1e-6});
+  expect_as_serial([] { return std::make_unique<ChannelNorm>(4); }, {2, 4, 7, 5},
+                   {.maps = 0, .weights = 1e-6});
 }
 
 MakeModule attention(Windows windows) {
@@ -100,20 +105,29 @@ TEST(DomainWindowAttention, NearAndFarWindowsDoNotDependOnTheDegree) {
 // Down, in the middle, and up again: strided convolutions, norms, activations, attention, and both ways up.
 std::unique_ptr<Module> small_unet() {
   auto model = std::make_unique<Sequential>();
-  model->append("pad", std::make_unique<Pad2d>(Pad2dConfig{.left = 1, .right = 1, .columns = Padding::circular}));
-  model->append("down", std::make_unique<Conv2d>(Conv2dConfig{.in = 3, .out = 32, .kernel = {4, 4}, .stride = {2, 2}, .padding = {1, 0}}));
+  model->append("pad",
+                std::make_unique<Pad2d>(Pad2dConfig{.left = 1, .right = 1, .columns = Padding::circular}));
+  model->append("down", std::make_unique<Conv2d>(Conv2dConfig{
+                            .in = 3, .out = 32, .kernel = {4, 4}, .stride = {2, 2}, .padding = {1, 0}}));
   model->append("norm", std::make_unique<GroupNorm>(2, 32));
   model->append("act", std::make_unique<GELU>());
-  model->append("near", std::make_unique<WindowAttention>(WindowAttentionConfig{.dim = 32, .heads = 2, .head_dim = 16, .window = 3}));
-  model->append("mix", std::make_unique<Conv2d>(Conv2dConfig{.in = 32, .out = 16, .kernel = 3, .padding = 1, .padding_mode = Padding::replicate}));
+  model->append("near", std::make_unique<WindowAttention>(
+                            WindowAttentionConfig{.dim = 32, .heads = 2, .head_dim = 16, .window = 3}));
+  model->append("mix",
+                std::make_unique<Conv2d>(Conv2dConfig{
+                    .in = 32, .out = 16, .kernel = 3, .padding = 1, .padding_mode = Padding::replicate}));
   model->append("shuffle", std::make_unique<PixelShuffle>(2));
   model->append("pool", std::make_unique<MaxPool2d>(Pool2dConfig{.kernel = 3, .stride = 1, .padding = 1}));
-  model->append("up", std::make_unique<ConvTranspose2d>(ConvTranspose2dConfig{.in = 4, .out = 2, .kernel = 2, .stride = 2}));
-  model->append("size", std::make_unique<Resize2d>(Resize2dConfig{.mode = Resizing::bilinear, .out = {18, 12}}));
+  model->append("up", std::make_unique<ConvTranspose2d>(
+                          ConvTranspose2dConfig{.in = 4, .out = 2, .kernel = 2, .stride = 2}));
+  model->append("size",
+                std::make_unique<Resize2d>(Resize2dConfig{.mode = Resizing::bilinear, .out = {18, 12}}));
   return model;
 }
 
-TEST(DomainModels, DownAndUpAgain) { expect_as_serial(small_unet, {2, 3, 18, 12}, {.maps = 1e-5, .weights = 1e-4}); }
+TEST(DomainModels, DownAndUpAgain) {
+  expect_as_serial(small_unet, {2, 3, 18, 12}, {.maps = 1e-5, .weights = 1e-4});
+}
 
 // A layer from outside, that says itself that it takes any part; and one that does not say anything.
 class Scaled : public Module {
@@ -152,37 +166,54 @@ TEST(DomainRules, OfLayersFromOutside) {
     return text;
   };
   EXPECT_EQ(refused(std::make_unique<Scaled>(false)),
-            "bad_argument: apply_domain_parallel: \"odd\" is of kind weft::domain_layers_test::(anonymous namespace)::Scaled, which has no "
-            "rule for maps that are cut in space. Give it one: space_rule() of the layer, or DomainOptions::rules; a layer that treats each "
+            "bad_argument: apply_domain_parallel: \"odd\" is of kind weft::domain_layers_test::(anonymous "
+            "namespace)::Scaled, which has no "
+            "rule for maps that are cut in space. Give it one: space_rule() of the layer, or "
+            "DomainOptions::rules; a layer that treats each "
             "pixel alone says SpaceRule::Kind::any_part");
   DomainOptions options;
-  options.rules[typeid(Scaled)] = [](Module&) { return SpaceRule{SpaceRule::Kind::refused, {}, "is not for maps"}; };
+  options.rules[typeid(Scaled)] = [](Module&) {
+    return SpaceRule{SpaceRule::Kind::refused, {}, "is not for maps"};
+  };
   EXPECT_EQ(refused(std::make_unique<Scaled>(false), options),
-            "bad_argument: apply_domain_parallel: \"odd\" is of kind weft::domain_layers_test::(anonymous namespace)::Scaled, which is not for maps");
+            "bad_argument: apply_domain_parallel: \"odd\" is of kind weft::domain_layers_test::(anonymous "
+            "namespace)::Scaled, which is not for maps");
   options.rules[typeid(Scaled)] = [](Module&) { return SpaceRule{SpaceRule::Kind::by_passes, {}, {}}; };
   EXPECT_EQ(refused(std::make_unique<Scaled>(false), options),
-            "bad_argument: apply_domain_parallel: the rule of \"odd\" (kind weft::domain_layers_test::(anonymous namespace)::Scaled) has no passes");
+            "bad_argument: apply_domain_parallel: the rule of \"odd\" (kind "
+            "weft::domain_layers_test::(anonymous namespace)::Scaled) has no passes");
   options = {};
   options.dims = {};
-  EXPECT_EQ(refused(std::make_unique<ReLU>(), options), "bad_argument: apply_domain_parallel: h has 1 axes; options.dims says what 0 cut");
+  EXPECT_EQ(refused(std::make_unique<ReLU>(), options),
+            "bad_argument: apply_domain_parallel: h has 1 axes; options.dims says what 0 cut");
   const std::unique_ptr<Sequential> model = with(std::make_unique<GELU>());
   const DomainManager manager = apply_domain_parallel(*model, mesh["h"]);
   EXPECT_EQ(get_domain_manager(*model).axes(), mesh["h"]);
   EXPECT_EQ(&get_raw_model(*model), model.get());
   EXPECT_EQ(error_text([&] { apply_domain_parallel(*model, mesh["h"]); }),
             "bad_argument: apply_domain_parallel: \"\" has passes of others already");
-  EXPECT_EQ(error_text([&] { shard_spatial(Tensor(context, {1, 3, 1, 8}), manager); }),
-            "bad_argument: shard_spatial: x (1, 3, 1, 8) has 1 elements in dimension 2 for h=2; each rank needs at least one: fewer ranks, or a "
+  EXPECT_EQ(error_text([&] {
+              shard_spatial(Tensor(context, {1, 3, 1, 8}), manager);
+            }),
+            "bad_argument: shard_spatial: x (1, 3, 1, 8) has 1 elements in dimension 2 for h=2; each rank "
+            "needs at least one: fewer ranks, or a "
             "larger map");
-  EXPECT_EQ(error_text([&] { shard_spatial(Tensor(context, {1, 3}), manager); }),
+  EXPECT_EQ(error_text([&] {
+              shard_spatial(Tensor(context, {1, 3}), manager);
+            }),
             "bad_argument: shard_spatial: x is (1, 3); dimension 2 is cut along h");
-  EXPECT_EQ(error_text([&] { gather_spatial(Tensor(context, {1, 3}), {}); }),
+  EXPECT_EQ(error_text([&] {
+              gather_spatial(Tensor(context, {1, 3}), {});
+            }),
             "bad_argument: gather_spatial: the manager is empty; expected that of apply_domain_parallel");
-  EXPECT_EQ(error_text([&] { gather_spatial(Tensor(context, {1, 3}), manager); }),
+  EXPECT_EQ(error_text([&] {
+              gather_spatial(Tensor(context, {1, 3}), manager);
+            }),
             "layout: gather_spatial: the tensor (1, 3) is plain; expected maps that are cut in space");
   const Tensor y = shard_spatial(Tensor(context, {1, 3, 4, 8}), manager);
   EXPECT_EQ(error_text([&] { unpad_shard_interp(y, {.top = 1}, manager, 4, 8); }),
-            "bad_argument: unpad_shard_interp: y is (1, 3, 4, 8); expected 1 + 4 + 0 rows and 0 + 8 + 0 columns of padding, map and padding");
+            "bad_argument: unpad_shard_interp: y is (1, 3, 4, 8); expected 1 + 4 + 0 rows and 0 + 8 + 0 "
+            "columns of padding, map and padding");
 }
 
 // On a domain of one rank the layers' own code runs.

@@ -17,15 +17,17 @@ constexpr double kTolerance = 3e-6;
 std::unique_ptr<Module> causal() {
   auto model = std::make_unique<Sequential>();
   model->append("norm", std::make_unique<RMSNorm>(24));
-  model->append("attention", std::make_unique<Attention>(AttentionConfig{.dim = 24, .heads = 4, .kv_heads = 2, .head_dim = 6},
-                                                         RopeTables::make(64, 6, 10000.0)));
+  model->append("attention", std::make_unique<Attention>(
+                                 AttentionConfig{.dim = 24, .heads = 4, .kv_heads = 2, .head_dim = 6},
+                                 RopeTables::make(64, 6, 10000.0)));
   return model;
 }
 
 void expect_gradients(const Module& got, const Module& want) {
   auto &a = const_cast<Module&>(got), &b = const_cast<Module&>(want);
   for (Parameter* p : a.parameters()) {
-    if (p->path() == "k_proj.bias") continue;  // it adds a constant to each query's scores: 0 but for rounding
+    if (p->path() == "k_proj.bias")
+      continue;  // it adds a constant to each query's scores: 0 but for rounding
     EXPECT_LE(difference(p->gradient(), b.parameter(p->path())->gradient()), kTolerance) << p->path();
   }
 }
@@ -67,7 +69,8 @@ TEST(DomainSequence, FullAttentionInARing) {
         SCOPED_TRACE(testing::Message() << queries << " queries, " << keys << " keys");
         CrossAttention serial(config), split(config);
         test::set_up(serial, compute);
-        const Tensor x = random_map(rank.context, {2, queries, 12}, "x"), context = random_map(rank.context, {2, keys, 8}, "context"),
+        const Tensor x = random_map(rank.context, {2, queries, 12}, "x"),
+                     context = random_map(rank.context, {2, keys, 8}, "context"),
                      dy = random_map(rank.context, {2, queries, 12}, "dy");
         Frame frame(compute);
         const Tensor want = serial.forward({x, context}, frame)[0];
@@ -75,10 +78,13 @@ TEST(DomainSequence, FullAttentionInARing) {
         const DomainManager manager = apply_domain_parallel(split, mesh, {.dims = {1}});
         replicate(split, mesh);
         test::set_up(split, compute);
-        const Tensor y = split.forward({distribute(x, manager.layout(x.shape())), distribute(context, manager.layout(context.shape()))}, frame)[0];
+        const Tensor y = split.forward(
+            {distribute(x, manager.layout(x.shape())), distribute(context, manager.layout(context.shape()))},
+            frame)[0];
         EXPECT_LE(difference(y, distribute(want, y.layout())), kTolerance);
         const Tensors got_d = split.backward(distribute(dy, y.layout()), frame);
-        for (std::size_t i = 0; i < 2; ++i) EXPECT_LE(difference(got_d[i], distribute(want_d[i], got_d[i].layout())), kTolerance) << i;
+        for (std::size_t i = 0; i < 2; ++i)
+          EXPECT_LE(difference(got_d[i], distribute(want_d[i], got_d[i].layout())), kTolerance) << i;
         sync_domain_gradients(split, manager);
         expect_gradients(split, serial);
       }
@@ -94,9 +100,15 @@ TEST(DomainSequence, TablesOfTooFewPositionsAreNamed) {
     replicate(*model, mesh);
     test::set_up(*model, compute);
     Frame frame = Frame::inference(compute);
-    EXPECT_EQ(test::error_text([&] { model->forward(shard_spatial(Tensor::zeros(rank.context, {1, 66, 24}), manager), frame); }),
-              "bad_argument: \"attention\": sequence 66 of head_dim 6; the rotary tables are for 64 positions and head_dim 6");
-    EXPECT_EQ(test::error_text([&] { model->get("attention").forward(shard_spatial(Tensor::zeros(rank.context, {1, 6, 20}), manager), frame); }),
+    EXPECT_EQ(test::error_text([&] {
+                model->forward(shard_spatial(Tensor::zeros(rank.context, {1, 66, 24}), manager), frame);
+              }),
+              "bad_argument: \"attention\": sequence 66 of head_dim 6; the rotary tables are for 64 "
+              "positions and head_dim 6");
+    EXPECT_EQ(test::error_text([&] {
+                model->get("attention")
+                    .forward(shard_spatial(Tensor::zeros(rank.context, {1, 6, 20}), manager), frame);
+              }),
               "bad_argument: \"attention\": x is (1, 3, 20); expected (batch, sequence, 24)");
   });
 }

@@ -30,11 +30,14 @@ constexpr SpatialPadding kPadding{1, 1, 2, 2};
 
 std::unique_ptr<Sequential> make_model() {
   auto model = std::make_unique<Sequential>();
-  model->append("embed", std::make_unique<Conv2d>(Conv2dConfig{.in = 3, .out = 32, .kernel = 4, .stride = 2, .padding = 1}));
-  model->append("stage", std::make_unique<WeatherStage>(
-                             WeatherStageConfig{.dim = 32, .depth = 1, .head_dim = 8, .local_window = 2, .global_window = 4, .mult = 2}));
+  model->append("embed", std::make_unique<Conv2d>(
+                             Conv2dConfig{.in = 3, .out = 32, .kernel = 4, .stride = 2, .padding = 1}));
+  model->append("stage",
+                std::make_unique<WeatherStage>(WeatherStageConfig{
+                    .dim = 32, .depth = 1, .head_dim = 8, .local_window = 2, .global_window = 4, .mult = 2}));
   model->append("norm", std::make_unique<GroupNorm>(2, 32));
-  model->append("up", std::make_unique<ConvTranspose2d>(ConvTranspose2dConfig{.in = 32, .out = 6, .kernel = 2, .stride = 2}));
+  model->append("up", std::make_unique<ConvTranspose2d>(
+                          ConvTranspose2dConfig{.in = 32, .out = 6, .kernel = 2, .stride = 2}));
   model->append("out", std::make_unique<Conv2d>(Conv2dConfig{.in = 6, .out = 2, .kernel = 3, .padding = 1}));
   return model;
 }
@@ -62,8 +65,12 @@ void set_up(Module& model, Compute& compute) {
 
 // The whole's maps, padded on one rank.
 Tensor padded(Compute& compute, const Tensor& x) {
-  Pad2d pad({.top = kPadding.top, .bottom = kPadding.bottom, .left = kPadding.left, .right = kPadding.right,
-             .rows = kernels::Padding::replicate, .columns = kernels::Padding::circular});
+  Pad2d pad({.top = kPadding.top,
+             .bottom = kPadding.bottom,
+             .left = kPadding.left,
+             .right = kPadding.right,
+             .rows = kernels::Padding::replicate,
+             .columns = kernels::Padding::circular});
   Frame frame = Frame::inference(compute);
   return pad.forward(x, frame)[0];
 }
@@ -77,7 +84,8 @@ struct Training {
 Tensor latitude_weights(Context& context) {
   Tensor w(context, {kHeight});
   for (std::int64_t i = 0; i < kHeight; ++i)
-    w.f32()[static_cast<std::size_t>(i)] = static_cast<float>(std::cos((static_cast<double>(i) + 0.5) / kHeight * 3.14159 - 1.5708));
+    w.f32()[static_cast<std::size_t>(i)] =
+        static_cast<float>(std::cos((static_cast<double>(i) + 0.5) / kHeight * 3.14159 - 1.5708));
   return w;
 }
 
@@ -94,9 +102,11 @@ Training train(Compute& compute, const DeviceMesh& mesh, int steps) {
   SGD optimizer(compute, model->parameters(), {.momentum = 0.9});
   MapSquaredError error;
   Training training;
-  const Tensor weights = distribute(latitude_weights(context), make_layout(mesh, {{"h", Shard{0}}}, {kHeight}));
+  const Tensor weights =
+      distribute(latitude_weights(context), make_layout(mesh, {{"h", Shard{0}}}, {kHeight}));
   for (int step = 0; step < steps; ++step) {
-    const Tensor x = padded(compute, random_map(context, {kBatch, 3, kHeight, kWidth}, "x" + std::to_string(step % 4)));
+    const Tensor x =
+        padded(compute, random_map(context, {kBatch, 3, kHeight, kWidth}, "x" + std::to_string(step % 4)));
     const Tensor target = random_map(context, {kBatch, 2, kHeight, kWidth}, "t" + std::to_string(step % 4));
     Frame frame(compute, {.seed = 1, .step = step});
     const Tensor part = distribute(x, manager.layout(x.shape()));
@@ -119,7 +129,8 @@ void expect_as_serial(const MeshShape& shape, int steps) {
   {
     Context context;
     Compute compute(context, 1);
-    const Training serial = train(compute, DeviceMesh::arithmetic(context, {{"dp", 1}, {"tp", 1}, {"h", 1}}, 0), steps);
+    const Training serial =
+        train(compute, DeviceMesh::arithmetic(context, {{"dp", 1}, {"tp", 1}, {"h", 1}}, 0), steps);
     EXPECT_LT(serial.losses.back(), steps > 10 ? 0.98 * serial.losses.front() : 1e9);
     test::run_ranks(test::Ranks::threads, shape.size(), [&](Rank& rank) {
       SCOPED_TRACE(to_string(shape));
@@ -134,7 +145,8 @@ void expect_as_serial(const MeshShape& shape, int steps) {
       double worst = 0;
       for (std::size_t i = 0; i < got.weights.size(); ++i)
         for (std::size_t j = 0; j < got.weights[i].f32().size(); ++j)
-          worst = std::max(worst, static_cast<double>(std::abs(got.weights[i].f32()[j] - serial.weights[i].f32()[j])));
+          worst = std::max(
+              worst, static_cast<double>(std::abs(got.weights[i].f32()[j] - serial.weights[i].f32()[j])));
       EXPECT_LE(worst, steps == 1 ? 1e-6 : 2e-4);
     });
   }
@@ -145,8 +157,9 @@ TEST(DomainTraining, PaddedMapsOnOneToSixRanks) {
 }
 
 TEST(DomainTraining, TwentyStepsOnEightRanks) {
-  for (const MeshShape& shape : {MeshShape{{"dp", 2}, {"tp", 2}, {"h", 2}}, MeshShape{{"dp", 1}, {"tp", 2}, {"h", 4}},
-                                 MeshShape{{"dp", 4}, {"tp", 1}, {"h", 2}}, MeshShape{{"dp", 1}, {"tp", 4}, {"h", 2}}})
+  for (const MeshShape& shape :
+       {MeshShape{{"dp", 2}, {"tp", 2}, {"h", 2}}, MeshShape{{"dp", 1}, {"tp", 2}, {"h", 4}},
+        MeshShape{{"dp", 4}, {"tp", 1}, {"h", 2}}, MeshShape{{"dp", 1}, {"tp", 4}, {"h", 2}}})
     expect_as_serial(shape, 20);
 }
 
@@ -156,11 +169,16 @@ TEST(MapSquaredError, RefusesWhatDoesNotFit) {
   Frame frame = Frame::inference(compute);
   MapSquaredError error;
   const Tensor y(context, {1, 2, 3, 4});
-  EXPECT_EQ(test::error_text([&] { error.forward({y, Tensor(context, {1, 2, 3, 5})}, frame); }),
+  EXPECT_EQ(test::error_text([&] {
+              error.forward({y, Tensor(context, {1, 2, 3, 5})}, frame);
+            }),
             "bad_argument: \"\": target is (1, 2, 3, 5); expected (1, 2, 3, 4) as y");
-  EXPECT_EQ(test::error_text([&] { error.forward({y, y, Tensor(context, {4})}, frame); }),
+  EXPECT_EQ(test::error_text([&] {
+              error.forward({y, y, Tensor(context, {4})}, frame);
+            }),
             "bad_argument: \"\": weights is (4); expected (3), one for each row of y");
-  EXPECT_EQ(test::error_text([&] { error.forward(y, frame); }), "bad_argument: \"\": got 1 inputs; expected 2");
+  EXPECT_EQ(test::error_text([&] { error.forward(y, frame); }),
+            "bad_argument: \"\": got 1 inputs; expected 2");
 }
 
 }  // namespace

@@ -24,7 +24,8 @@ void expect_map_of(const Tensor& y, const Tensor& x,
     };
     for (std::int64_t r = 0; r < y.size(2); ++r)
       for (std::int64_t s = 0; s < y.size(3); ++s)
-        ASSERT_NEAR(y.f32()[static_cast<std::size_t>((map * y.size(2) + r) * y.size(3) + s)], expected(pixel, r, s), 2e-6)
+        ASSERT_NEAR(y.f32()[static_cast<std::size_t>((map * y.size(2) + r) * y.size(3) + s)],
+                    expected(pixel, r, s), 2e-6)
             << map << " " << r << " " << s;
   }
 }
@@ -82,7 +83,8 @@ TEST(AvgPool2d, MeansOfKernels) {
     }
   EXPECT_EQ(error_text([] { AvgPool2d({.kernel = 2, .padding = 2}); }),
             "bad_argument: avg pool: padding is 2; expected 0 to half of kernel 2");
-  EXPECT_EQ(error_text([] { AvgPool2d({.dilation = 2}); }), "bad_argument: avg pool: dilation is 2; expected 1");
+  EXPECT_EQ(error_text([] { AvgPool2d({.dilation = 2}); }),
+            "bad_argument: avg pool: dilation is 2; expected 1");
 }
 
 TEST(AdaptiveAvgPool2d, MeansOfParts) {
@@ -103,7 +105,8 @@ TEST(AdaptiveAvgPool2d, MeansOfParts) {
       for (std::int64_t j = left[s]; j < right[s]; ++j) sum += pixel(i, j), ++n;
     return sum / n;
   });
-  EXPECT_EQ(error_text([] { AdaptiveAvgPool2d{0}; }), "bad_argument: adaptive avg pool: out is 0; expected at least 1");
+  EXPECT_EQ(error_text([] { AdaptiveAvgPool2d{0}; }),
+            "bad_argument: adaptive avg pool: out is 0; expected at least 1");
 }
 
 TEST(MaxPool2d, LargestOfKernels) {
@@ -118,7 +121,8 @@ TEST(MaxPool2d, LargestOfKernels) {
       for (std::int64_t i = 0; i < k; ++i)
         for (std::int64_t j = 0; j < k; ++j) {
           const std::int64_t row = r * s - p + i * d, column = t * s - p + j * d;
-          if (row >= 0 && row < 8 && column >= 0 && column < 7) largest = std::max(largest, pixel(row, column));
+          if (row >= 0 && row < 8 && column >= 0 && column < 7)
+            largest = std::max(largest, pixel(row, column));
         }
       return largest;
     });
@@ -129,7 +133,8 @@ TEST(MaxPool2d, LargestOfKernels) {
   pool.forward(tensor_of(bench.context, {1, 1, 2, 3}, {1, 5, 5, 0, 5, 2}), frame);
   EXPECT_EQ(floats(pool.backward(tensor_of(bench.context, {1, 1, 1, 2}, {3, 4}), frame)[0]),
             (std::vector<float>{0, 7, 0, 0, 0, 0}));
-  EXPECT_EQ(error_text([] { MaxPool2d({.kernel = 0}); }), "bad_argument: max pool: kernel is 0; expected at least 1");
+  EXPECT_EQ(error_text([] { MaxPool2d({.kernel = 0}); }),
+            "bad_argument: max pool: kernel is 0; expected at least 1");
 }
 
 TEST(Resize2d, NearestAndBilinear) {
@@ -147,9 +152,11 @@ TEST(Resize2d, NearestAndBilinear) {
         return std::clamp((static_cast<double>(r) + 0.5) * n / m - 0.5, 0.0, n - 1);
       };
       expect_map_of(run(bench, bilinear, x), x, [&](const Pixel& pixel, std::int64_t r, std::int64_t s) {
-        const double i = place(r, 5, static_cast<double>(out.height)), j = place(s, 4, static_cast<double>(out.width));
+        const double i = place(r, 5, static_cast<double>(out.height)),
+                     j = place(s, 4, static_cast<double>(out.width));
         const auto top = static_cast<std::int64_t>(i), left = static_cast<std::int64_t>(j);
-        const std::int64_t below = std::min<std::int64_t>(top + 1, 4), right = std::min<std::int64_t>(left + 1, 3);
+        const std::int64_t below = std::min<std::int64_t>(top + 1, 4),
+                           right = std::min<std::int64_t>(left + 1, 3);
         const double u = i - static_cast<double>(top), v = j - static_cast<double>(left);
         return (1 - u) * ((1 - v) * pixel(top, left) + v * pixel(top, right)) +
                u * ((1 - v) * pixel(below, left) + v * pixel(below, right));
@@ -159,27 +166,46 @@ TEST(Resize2d, NearestAndBilinear) {
   Resize2d twice({.scale = {2, 3}});
   Frame frame = Frame::inference(bench.compute);
   EXPECT_EQ(twice.forward(x, frame)[0].shape(), (Shape{1, 2, 10, 12}));
-  EXPECT_EQ(error_text([] { Resize2d({.out = {3, 0}}); }),
-            "bad_argument: resize2d: out is 3x0, scale is 1; expected an out of at least 1, or out 0 and a scale of at least 1");
-  EXPECT_EQ(error_text([&] { twice.forward(Tensor(bench.context, {1, 2, 0, 3}), frame); }),
+  EXPECT_EQ(error_text([] {
+              Resize2d({.out = {3, 0}});
+            }),
+            "bad_argument: resize2d: out is 3x0, scale is 1; expected an out of at least 1, or out 0 and a "
+            "scale of at least 1");
+  EXPECT_EQ(error_text([&] {
+              twice.forward(Tensor(bench.context, {1, 2, 0, 3}), frame);
+            }),
             "bad_argument: \"\": x has height 0; expected at least 1");
-  EXPECT_EQ(error_text([&] { twice.forward(Tensor(bench.context, {2, 0, 3}), frame); }),
+  EXPECT_EQ(error_text([&] {
+              twice.forward(Tensor(bench.context, {2, 0, 3}), frame);
+            }),
             "bad_argument: \"\": x is (2, 0, 3); expected (batch, channels, height, width)");
 }
 
 TEST(ConvTranspose2d, IsTheAdjointOfAConvolution) {
   Bench bench;
-  for (const auto& [k, s, p, more, d, groups] :
-       {std::tuple{2, 2, 0, 0, 1, 1}, {3, 1, 1, 0, 1, 1}, {4, 2, 1, 0, 1, 2}, {3, 2, 1, 1, 1, 1}, {3, 3, 0, 2, 2, 2}}) {
-    ConvTranspose2d layer({.in = 4, .out = 6, .kernel = k, .stride = s, .padding = p, .output_padding = more, .dilation = d, .groups = groups});
+  for (const auto& [k, s, p, more, d, groups] : {std::tuple{2, 2, 0, 0, 1, 1},
+                                                 {3, 1, 1, 0, 1, 1},
+                                                 {4, 2, 1, 0, 1, 2},
+                                                 {3, 2, 1, 1, 1, 1},
+                                                 {3, 3, 0, 2, 2, 2}}) {
+    ConvTranspose2d layer({.in = 4,
+                           .out = 6,
+                           .kernel = k,
+                           .stride = s,
+                           .padding = p,
+                           .output_padding = more,
+                           .dilation = d,
+                           .groups = groups});
     const Tensor x = random_tensor(bench.context, {2, 4, 4, 3}, "x");
     materialise(layer, bench.compute);
-    const Tensor w = random_tensor(bench.context, layer.weight->global_shape(), "w"), b = random_tensor(bench.context, {6}, "b");
+    const Tensor w = random_tensor(bench.context, layer.weight->global_shape(), "w"),
+                 b = random_tensor(bench.context, {6}, "b");
     layer.weight->set_master(w);
     layer.bias->set_master(b);
     Frame frame = Frame::inference(bench.compute);
     const Tensor y = layer.forward(x, frame)[0];
-    const std::int64_t height = 3 * s - 2 * p + d * (k - 1) + more + 1, width = 2 * s - 2 * p + d * (k - 1) + more + 1;
+    const std::int64_t height = 3 * s - 2 * p + d * (k - 1) + more + 1,
+                       width = 2 * s - 2 * p + d * (k - 1) + more + 1;
     ASSERT_EQ(y.shape(), (Shape{2, 6, height, width}));
     std::vector<double> want(static_cast<std::size_t>(y.count()));
     const auto at = [](const Tensor& t, std::int64_t i, std::int64_t j, std::int64_t r, std::int64_t c) {
@@ -197,14 +223,16 @@ TEST(ConvTranspose2d, IsTheAdjointOfAConvolution) {
                 for (std::int64_t v = 0; v < k; ++v) {
                   const std::int64_t row = r * s - p + u * d, column = c * s - p + v * d;
                   if (row < 0 || row >= height || column < 0 || column >= width) continue;
-                  want[at(y, n, i / in * out + o, row, column)] += static_cast<double>(x.f32()[at(x, n, i, r, c)]) *
-                                                                   static_cast<double>(w.f32()[at(w, i, o, u, v)]);
+                  want[at(y, n, i / in * out + o, row, column)] +=
+                      static_cast<double>(x.f32()[at(x, n, i, r, c)]) *
+                      static_cast<double>(w.f32()[at(w, i, o, u, v)]);
                 }
     expect_near(y, want, 2e-5, "y");
     expect_gradients_match_differences(layer, x, bench.compute);
   }
-  EXPECT_EQ(error_text([] { ConvTranspose2d({.in = 2, .out = 2, .kernel = 2, .stride = 2, .output_padding = 2}); }),
-            "bad_argument: conv transpose2d: output_padding is 2; expected less than stride 2 or dilation 1");
+  EXPECT_EQ(
+      error_text([] { ConvTranspose2d({.in = 2, .out = 2, .kernel = 2, .stride = 2, .output_padding = 2}); }),
+      "bad_argument: conv transpose2d: output_padding is 2; expected less than stride 2 or dilation 1");
   EXPECT_EQ(error_text([] { ConvTranspose2d({.in = 2, .out = 3, .groups = 2}); }),
             "bad_argument: conv transpose2d: out 3 does not divide into groups 2");
 }
@@ -217,13 +245,17 @@ TEST(PixelShuffle, ChannelsBecomePixels) {
   ASSERT_EQ(y.shape(), (Shape{2, 2, 4, 6}));
   for (std::int64_t i = 0; i < y.count(); ++i) {
     const std::int64_t s = i % 6, r = i / 6 % 4, c = i / 24 % 2, b = i / 48;
-    ASSERT_EQ(y.f32()[static_cast<std::size_t>(i)],
-              x.f32()[static_cast<std::size_t>(((b * 8 + c * 4 + r % 2 * 2 + s % 2) * 2 + r / 2) * 3 + s / 2)]);
+    ASSERT_EQ(
+        y.f32()[static_cast<std::size_t>(i)],
+        x.f32()[static_cast<std::size_t>(((b * 8 + c * 4 + r % 2 * 2 + s % 2) * 2 + r / 2) * 3 + s / 2)]);
   }
   Frame frame = Frame::inference(bench.compute);
-  EXPECT_EQ(error_text([&] { shuffle.forward(Tensor(bench.context, {1, 6, 2, 2}), frame); }),
+  EXPECT_EQ(error_text([&] {
+              shuffle.forward(Tensor(bench.context, {1, 6, 2, 2}), frame);
+            }),
             "bad_argument: \"\": x is (1, 6, 2, 2); expected channels in groups of 4 = factor 2 squared");
-  EXPECT_EQ(error_text([] { PixelShuffle(0); }), "bad_argument: pixel shuffle: factor is 0; expected at least 1");
+  EXPECT_EQ(error_text([] { PixelShuffle(0); }),
+            "bad_argument: pixel shuffle: factor is 0; expected at least 1");
 }
 
 }  // namespace

@@ -81,7 +81,8 @@ struct SpatialPadding {
 };
 /// Takes the padding off again: the maps of `height` x `width` within y, each rank having the rows and columns that it holds of a map of that size. Exact: a
 /// redistribution, never an interpolation. Collective. Throws bad_argument where y is not height + top + bottom by width + left + right.
-Tensor unpad_shard_interp(const Tensor& y, const SpatialPadding& padding, const DomainManager& manager, std::int64_t height, std::int64_t width);
+Tensor unpad_shard_interp(const Tensor& y, const SpatialPadding& padding, const DomainManager& manager,
+                          std::int64_t height, std::int64_t width);
 /// Its adjoint, for a gradient of what it gave: 0 where the padding was. `y`: the layout of what it was given.
 Tensor unpad_shard_interp_adjoint(const Tensor& dy, const SpatialPadding& padding, const LayoutRef& y);
 

@@ -271,9 +271,11 @@ struct KernelTable {
   /// y[c, r, s] = the largest of the pixels that the kernel sees, place[c, r, s] = which it is, i * kernel_width + j, the first of several; a
   /// NaN is the largest. Pixels beyond the border do not count; where it sees none y is -infinity and place -1. x: (channels, height,
   /// width), y, place: (channels, out_height, out_width).
-  void (*max_pool_forward)(KernelContext& ctx, const float* x, float* y, std::int32_t* place, const UnfoldShape& s);
+  void (*max_pool_forward)(KernelContext& ctx, const float* x, float* y, std::int32_t* place,
+                           const UnfoldShape& s);
   /// dx[c, i, j] = the sum of the dy whose place is this pixel, in their order; a place beyond the border of dx counts nowhere.
-  void (*max_pool_backward)(KernelContext& ctx, const float* dy, const std::int32_t* place, float* dx, const UnfoldShape& s);
+  void (*max_pool_backward)(KernelContext& ctx, const float* dy, const std::int32_t* place, float* dx,
+                            const UnfoldShape& s);
 
   /// y[t] = table[ids[t] - vocab.first], 0 for an id that is not in the part. ids: (tokens), table: (vocab.count, dim), y:
   /// (tokens, dim). Throws bad_argument for an id outside of the whole.

@@ -96,8 +96,8 @@ class Passes {
 /// How a module computes on maps (batch, channels, height, width) that are cut in space, as the module itself says it.
 struct SpaceRule {
   enum class Kind : unsigned char {
-    unknown,    ///< it does not say
-    any_part,   ///< its own code does right on any part of a map: what it does to a pixel depends on that pixel alone, or it minds the layout
+    unknown,   ///< it does not say
+    any_part,  ///< its own code does right on any part of a map: what it does to a pixel depends on that pixel alone, or it minds the layout
     by_passes,  ///< `passes` do
     refused     ///< it cannot, and `why`
   };

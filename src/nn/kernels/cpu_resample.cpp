@@ -13,7 +13,8 @@ namespace {
 void resample_row(const float* x, float* y, const Taps& t) {
   for (std::int64_t s = 0; s < t.outputs(); ++s) {
     float sum = 0.0f;
-    for (std::int64_t e = t.begin[static_cast<std::size_t>(s)]; e < t.begin[static_cast<std::size_t>(s) + 1]; ++e)
+    for (std::int64_t e = t.begin[static_cast<std::size_t>(s)]; e < t.begin[static_cast<std::size_t>(s) + 1];
+         ++e)
       sum += t.weight[static_cast<std::size_t>(e)] * x[t.index[static_cast<std::size_t>(e)]];
     y[s] = sum;
   }
@@ -56,14 +57,16 @@ void resample(KernelContext& ctx, const float* x, float* y, const ResampleShape&
     for (std::int64_t r = 0; r < height; ++r) {
       float* const out = y + (map * height + r) * width;
       std::fill_n(out, width, 0.0f);
-      for (std::int64_t e = rows.begin[static_cast<std::size_t>(r)]; e < rows.begin[static_cast<std::size_t>(r) + 1]; ++e)
+      for (std::int64_t e = rows.begin[static_cast<std::size_t>(r)];
+           e < rows.begin[static_cast<std::size_t>(r) + 1]; ++e)
         add_weighted(out, wide.data() + rows.index[static_cast<std::size_t>(e)] * width,
                      rows.weight[static_cast<std::size_t>(e)], width);
     }
   });
 }
 
-void max_pool_forward(KernelContext& ctx, const float* x, float* y, std::int32_t* place, const UnfoldShape& s) {
+void max_pool_forward(KernelContext& ctx, const float* x, float* y, std::int32_t* place,
+                      const UnfoldShape& s) {
   const Seen rows = seen_rows(s), columns = seen_columns(s);
   parallel_for(ctx.state(), s.channels, [&](std::int64_t c, int) {
     const float* const map = x + c * s.height * s.width;
@@ -87,7 +90,8 @@ void max_pool_forward(KernelContext& ctx, const float* x, float* y, std::int32_t
   });
 }
 
-void max_pool_backward(KernelContext& ctx, const float* dy, const std::int32_t* place, float* dx, const UnfoldShape& s) {
+void max_pool_backward(KernelContext& ctx, const float* dy, const std::int32_t* place, float* dx,
+                       const UnfoldShape& s) {
   const Seen rows = seen_rows(s), columns = seen_columns(s);
   parallel_for(ctx.state(), s.channels, [&](std::int64_t c, int) {
     float* const map = dx + c * s.height * s.width;
@@ -96,7 +100,8 @@ void max_pool_backward(KernelContext& ctx, const float* dy, const std::int32_t* 
       for (std::int64_t t = 0; t < s.out_width; ++t) {
         const std::int64_t out = (c * s.out_height + r) * s.out_width + t;
         if (place[out] < 0) continue;
-        const std::int64_t row = rows.at(r, place[out] / s.kernel_width), column = columns.at(t, place[out] % s.kernel_width);
+        const std::int64_t row = rows.at(r, place[out] / s.kernel_width),
+                           column = columns.at(t, place[out] % s.kernel_width);
         if (row >= 0 && column >= 0) map[row * s.width + column] += dy[out];
       }
   });

@@ -42,7 +42,8 @@ void product(Frame& frame, const Tensor& a, Stored a_stored, const Tensor& b, co
   if (n >= kLeastColumns) return multiply(frame, a, a_stored, b, Stored::plain, c, m, n, k, false);
   Context& context = frame.compute().context();
   const Stream stream = frame.compute().stream();
-  const Tensor wide_b = frame.compute().zeros({k, kLeastColumns}, b.dtype()), wide_c = frame.compute().make({m, kLeastColumns});
+  const Tensor wide_b = frame.compute().zeros({k, kLeastColumns}, b.dtype()),
+               wide_c = frame.compute().make({m, kLeastColumns});
   copy(context, ConstTensorView(b.view()), first_columns(wide_b.view(), n), stream);
   multiply(frame, a, a_stored, wide_b, Stored::plain, wide_c, m, kLeastColumns, k, false);
   copy(context, ConstTensorView(first_columns(wide_c.view(), n)), c.view(), stream);
@@ -62,7 +63,8 @@ kernels::MapShape map_shape(const Tensor& y) { return {y.size(0), y.size(1), y.s
 
 }  // namespace
 
-void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups, const UnfoldShape& s, const Tensor& y) {
+void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups, const UnfoldShape& s,
+               const Tensor& y) {
   if (y.count() == 0) return;
   const std::int64_t out = w.size(0);
   const Tensor rows = w.reshape({out, w.count() / out});
@@ -70,14 +72,17 @@ void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t grou
   const Tensor columns = as_it_is ? Tensor() : columns_of(frame, s);
   for (std::int64_t b = 0; b < y.size(0); ++b) {
     if (!as_it_is)
-      kernels::unfold(frame.kernels(), sample(x, b, s.channels).data_ptr<float>(), columns.data_ptr<float>(), s);
-    const Tensor seen = in_dtype(frame, as_it_is ? sample(x, b, s.channels) : columns, w.dtype()), of_y = sample(y, b, out);
+      kernels::unfold(frame.kernels(), sample(x, b, s.channels).data_ptr<float>(), columns.data_ptr<float>(),
+                      s);
+    const Tensor seen = in_dtype(frame, as_it_is ? sample(x, b, s.channels) : columns, w.dtype()),
+                 of_y = sample(y, b, out);
     for (std::int64_t g = 0; g < groups; ++g)
       product(frame, group(rows, g, groups), Stored::plain, group(seen, g, groups), group(of_y, g, groups));
   }
 }
 
-void spread(Frame& frame, const Tensor& dy, const Tensor& w, std::int64_t groups, const UnfoldShape& s, const Tensor& dx) {
+void spread(Frame& frame, const Tensor& dy, const Tensor& w, std::int64_t groups, const UnfoldShape& s,
+            const Tensor& dx) {
   if (dx.count() == 0) return;
   if (dy.count() == 0) return kernels::fill(frame.kernels(), dx.data_ptr<float>(), 0.0f, dx.count());
   const std::int64_t out = w.size(0);
@@ -88,13 +93,14 @@ void spread(Frame& frame, const Tensor& dy, const Tensor& w, std::int64_t groups
     const Tensor of_dy = sample(operand, b, out), of_dx = sample(dx, b, s.channels);
     const Tensor& into = as_it_is ? of_dx : columns;
     for (std::int64_t g = 0; g < groups; ++g)
-      product(frame, group(rows, g, groups), Stored::transposed, group(of_dy, g, groups), group(into, g, groups));
+      product(frame, group(rows, g, groups), Stored::transposed, group(of_dy, g, groups),
+              group(into, g, groups));
     if (!as_it_is) kernels::fold(frame.kernels(), columns.data_ptr<float>(), of_dx.data_ptr<float>(), s);
   }
 }
 
-void weight_gradient(Frame& frame, const Tensor& x, const Tensor& dy, std::int64_t groups, const UnfoldShape& s, DType like,
-                     const Tensor& dw, bool add) {
+void weight_gradient(Frame& frame, const Tensor& x, const Tensor& dy, std::int64_t groups,
+                     const UnfoldShape& s, DType like, const Tensor& dw, bool add) {
   if (dy.count() == 0 || x.count() == 0) {
     if (!add) kernels::fill(frame.kernels(), dw.data_ptr<float>(), 0.0f, dw.count());
     return;
@@ -105,12 +111,14 @@ void weight_gradient(Frame& frame, const Tensor& x, const Tensor& dy, std::int64
   const Tensor columns = as_it_is ? Tensor() : columns_of(frame, s);
   for (std::int64_t b = 0; b < dy.size(0); ++b) {
     if (!as_it_is)
-      kernels::unfold(frame.kernels(), sample(x, b, s.channels).data_ptr<float>(), columns.data_ptr<float>(), s);
-    const Tensor seen = in_dtype(frame, as_it_is ? sample(x, b, s.channels) : columns, like), of_dy = sample(operand, b, out);
+      kernels::unfold(frame.kernels(), sample(x, b, s.channels).data_ptr<float>(), columns.data_ptr<float>(),
+                      s);
+    const Tensor seen = in_dtype(frame, as_it_is ? sample(x, b, s.channels) : columns, like),
+                 of_dy = sample(operand, b, out);
     for (std::int64_t g = 0; g < groups; ++g) {
       const Tensor a = group(of_dy, g, groups), c = group(seen, g, groups);
-      multiply(frame, a, Stored::plain, c, Stored::transposed, group(rows, g, groups), a.size(0), c.size(0), a.size(1),
-               add || b > 0);
+      multiply(frame, a, Stored::plain, c, Stored::transposed, group(rows, g, groups), a.size(0), c.size(0),
+               a.size(1), add || b > 0);
     }
   }
 }
@@ -122,7 +130,8 @@ void add_bias(Frame& frame, const Tensor& bias, const Tensor& y) {
 
 void bias_gradient(Frame& frame, const Tensor& dy, const Tensor& dbias, bool add) {
   if (!add) kernels::fill(frame.kernels(), dbias.data_ptr<float>(), 0.0f, dbias.count());
-  kernels::channel_bias_backward(frame.kernels(), dy.data_ptr<float>(), dbias.data_ptr<float>(), map_shape(dy));
+  kernels::channel_bias_backward(frame.kernels(), dy.data_ptr<float>(), dbias.data_ptr<float>(),
+                                 map_shape(dy));
 }
 
 }  // namespace weft::conv

@@ -16,14 +16,14 @@ namespace weft::conv {
 inline constexpr std::int64_t kLeastColumns = 48;
 
 /// y[o, r, s] = Σ w[o, i, j, k] x[i, r·stride + j·dilation − padding, s·… + k·…].
-void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups, const kernels::UnfoldShape& s,
-               const Tensor& y);
+void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups,
+               const kernels::UnfoldShape& s, const Tensor& y);
 /// The adjoint in x: dx[i, a, b] = the sum of w[o, i, j, k] dy[o, r, s] over all that used the pixel; in the order of (j, k).
-void spread(Frame& frame, const Tensor& dy, const Tensor& w, std::int64_t groups, const kernels::UnfoldShape& s,
-            const Tensor& dx);
+void spread(Frame& frame, const Tensor& dy, const Tensor& w, std::int64_t groups,
+            const kernels::UnfoldShape& s, const Tensor& dx);
 /// The adjoint in w: dw = or += Σ dy[o, r, s] x[i, …]. `like`: the dtype that operands are rounded to.
-void weight_gradient(Frame& frame, const Tensor& x, const Tensor& dy, std::int64_t groups, const kernels::UnfoldShape& s,
-                     DType like, const Tensor& dw, bool add);
+void weight_gradient(Frame& frame, const Tensor& x, const Tensor& dy, std::int64_t groups,
+                     const kernels::UnfoldShape& s, DType like, const Tensor& dw, bool add);
 
 /// y += bias, channel by channel; the gradient of the bias: dbias = or += the sum of dy over samples and pixels.
 void add_bias(Frame& frame, const Tensor& bias, const Tensor& y);

@@ -10,42 +10,65 @@ namespace weft {
 namespace {
 
 void check(const ConvTranspose2dConfig& c) {
-  const auto refuse = [](const std::string& text) { throw Error(ErrorCode::bad_argument, "conv transpose2d: " + text); };
-  for (const auto& [what, e, least] : {std::tuple{"in", Extent2d(c.in), 1}, {"out", Extent2d(c.out), 1}, {"kernel", c.kernel, 1},
-                                       {"stride", c.stride, 1}, {"padding", c.padding, 0}, {"output_padding", c.output_padding, 0},
-                                       {"dilation", c.dilation, 1}, {"groups", Extent2d(c.groups), 1}})
-    if (e.height < least || e.width < least) refuse(fmt::format("{} is {}; expected at least {}", what, maps::shown(e), least));
+  const auto refuse = [](const std::string& text) {
+    throw Error(ErrorCode::bad_argument, "conv transpose2d: " + text);
+  };
+  for (const auto& [what, e, least] : {std::tuple{"in", Extent2d(c.in), 1},
+                                       {"out", Extent2d(c.out), 1},
+                                       {"kernel", c.kernel, 1},
+                                       {"stride", c.stride, 1},
+                                       {"padding", c.padding, 0},
+                                       {"output_padding", c.output_padding, 0},
+                                       {"dilation", c.dilation, 1},
+                                       {"groups", Extent2d(c.groups), 1}})
+    if (e.height < least || e.width < least)
+      refuse(fmt::format("{} is {}; expected at least {}", what, maps::shown(e), least));
   for (const auto& [what, channels] : {std::pair{"in", c.in}, std::pair{"out", c.out}})
-    if (channels % c.groups != 0) refuse(fmt::format("{} {} does not divide into groups {}", what, channels, c.groups));
+    if (channels % c.groups != 0)
+      refuse(fmt::format("{} {} does not divide into groups {}", what, channels, c.groups));
   if (c.output_padding.height >= std::max(c.stride.height, c.dilation.height) ||
       c.output_padding.width >= std::max(c.stride.width, c.dilation.width))
-    refuse(fmt::format("output_padding is {}; expected less than stride {} or dilation {}", maps::shown(c.output_padding),
-                       maps::shown(c.stride), maps::shown(c.dilation)));
+    refuse(fmt::format("output_padding is {}; expected less than stride {} or dilation {}",
+                       maps::shown(c.output_padding), maps::shown(c.stride), maps::shown(c.dilation)));
 }
 
 // What the kernel sees of y, the larger map, as a convolution of it.
 kernels::UnfoldShape seen(const Module& module, const ConvTranspose2dConfig& c, const Shape& x) {
-  const auto size = [&](const char* what, std::int64_t n, std::int64_t k, std::int64_t s, std::int64_t p, std::int64_t d, std::int64_t more) {
+  const auto size = [&](const char* what, std::int64_t n, std::int64_t k, std::int64_t s, std::int64_t p,
+                        std::int64_t d, std::int64_t more) {
     maps::expect_some(module, what, n);
     const std::int64_t out = (n - 1) * s - 2 * p + d * (k - 1) + more + 1;
     if (out < 1)
-      throw Error(ErrorCode::bad_argument, fmt::format("{} has {} {}; nothing is left of its {} outputs after padding {}",
-                                                       layouts::named(module, "x").text(), what, n, out + 2 * p, p));
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("{} has {} {}; nothing is left of its {} outputs after padding {}",
+                              layouts::named(module, "x").text(), what, n, out + 2 * p, p));
     return out;
   };
   return {c.out,
-          size("height", x[2], c.kernel.height, c.stride.height, c.padding.height, c.dilation.height, c.output_padding.height),
-          size("width", x[3], c.kernel.width, c.stride.width, c.padding.width, c.dilation.width, c.output_padding.width),
-          c.kernel.height, c.kernel.width, c.stride.height, c.stride.width, c.padding.height, c.padding.width,
-          c.dilation.height, c.dilation.width, x[2], x[3], kernels::Padding::zeros};
+          size("height", x[2], c.kernel.height, c.stride.height, c.padding.height, c.dilation.height,
+               c.output_padding.height),
+          size("width", x[3], c.kernel.width, c.stride.width, c.padding.width, c.dilation.width,
+               c.output_padding.width),
+          c.kernel.height,
+          c.kernel.width,
+          c.stride.height,
+          c.stride.width,
+          c.padding.height,
+          c.padding.width,
+          c.dilation.height,
+          c.dilation.width,
+          x[2],
+          x[3],
+          kernels::Padding::zeros};
 }
 
 }  // namespace
 
 ConvTranspose2d::ConvTranspose2d(const ConvTranspose2dConfig& config) : config_(config) {
   check(config);
-  weight = add("weight", std::make_shared<Parameter>(
-                             Shape{config.in, config.out / config.groups, config.kernel.height, config.kernel.width}, config.init));
+  weight = add("weight", std::make_shared<Parameter>(Shape{config.in, config.out / config.groups,
+                                                           config.kernel.height, config.kernel.width},
+                                                     config.init));
   if (config.bias) bias = add("bias", std::make_shared<Parameter>(Shape{config.out}));
 }
 
@@ -55,7 +78,8 @@ Tensors ConvTranspose2d::do_forward(Inputs inputs, Frame& frame) {
   const TensorName what = layouts::named(*this, "x");
   maps::expect_map(*this, x);
   if (x.size(1) != config_.in)
-    throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected (batch, {}, height, width)", what.text(), to_string(x.shape()), config_.in));
+    throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected (batch, {}, height, width)",
+                                                     what.text(), to_string(x.shape()), config_.in));
   for (const int dim : {1, 2, 3}) layouts::expect_whole_dim(what, x, "a transposed convolution", dim);
   const kernels::UnfoldShape s = seen(*this, config_, x.shape());
   const Tensor y = maps::make_map(frame, x, config_.out, s.height, s.width, out_memory());
@@ -86,7 +110,8 @@ Tensors ConvTranspose2d::do_backward(Inputs gradients, Frame& frame) {
 
 PixelShuffle::PixelShuffle(std::int64_t factor) : factor_(factor) {
   if (factor < 1)
-    throw Error(ErrorCode::bad_argument, fmt::format("pixel shuffle: factor is {}; expected at least 1", factor));
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("pixel shuffle: factor is {}; expected at least 1", factor));
 }
 
 Tensors PixelShuffle::do_forward(Inputs inputs, Frame& frame) {
@@ -94,10 +119,12 @@ Tensors PixelShuffle::do_forward(Inputs inputs, Frame& frame) {
   const Tensor& x = inputs[0];
   const std::int64_t f = factor_;
   maps::expect_map(*this, x);
-  for (const int dim : {1, 2, 3}) layouts::expect_whole_dim(layouts::named(*this, "x"), x, "a pixel shuffle", dim);
+  for (const int dim : {1, 2, 3})
+    layouts::expect_whole_dim(layouts::named(*this, "x"), x, "a pixel shuffle", dim);
   if (x.size(1) % (f * f) != 0)
-    throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected channels in groups of {} = factor {} squared",
-                                                     layouts::named(*this, "x").text(), to_string(x.shape()), f * f, f));
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected channels in groups of {} = factor {} squared",
+                            layouts::named(*this, "x").text(), to_string(x.shape()), f * f, f));
   const std::int64_t b = x.size(0), c = x.size(1) / (f * f), h = x.size(2), w = x.size(3);
   frame.push(*this, {maps::shape_alone(frame, x)});
   return {permuted(frame, x, {b, c, f, f, h, w}, {0, 1, 4, 2, 5, 3}, {b, c, h * f, w * f},
@@ -109,8 +136,10 @@ Tensors PixelShuffle::do_backward(Inputs gradients, Frame& frame) {
   const Tensor kept = frame.pop(*this)[0];
   const Shape x = maps::shape_kept(kept);
   const std::int64_t f = factor_, b = x[0], c = x[1] / (f * f), h = x[2], w = x[3];
-  expect_gradient(*this, gradients[0], {b, c, h * f, w * f}, maps::map_layout(kept.layout(), c, h * f, w * f));
-  return {permuted(frame, gradients[0], {b, c, h, f, w, f}, {0, 1, 3, 5, 2, 4}, x, kept.layout(), dx_memory())};
+  expect_gradient(*this, gradients[0], {b, c, h * f, w * f},
+                  maps::map_layout(kept.layout(), c, h * f, w * f));
+  return {
+      permuted(frame, gradients[0], {b, c, h, f, w, f}, {0, 1, 3, 5, 2, 4}, x, kept.layout(), dx_memory())};
 }
 
 }  // namespace weft

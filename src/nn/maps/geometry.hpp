@@ -20,8 +20,8 @@ inline void expect_map(const Module& module, const Tensor& x) {
   const TensorName what = layouts::named(module, "x");
   expect_dtype(what, x, DType::f32);
   if (x.shape().rank() != 4)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("{} is {}; expected (batch, channels, height, width)", what.text(), to_string(x.shape())));
+    throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected (batch, channels, height, width)",
+                                                     what.text(), to_string(x.shape())));
 }
 
 /// Throws bad_argument where a map of no rows is resampled.
@@ -32,7 +32,8 @@ inline void expect_some(const Module& module, const char* what, std::int64_t siz
 }
 
 /// Throws bad_argument where a padding needs more pixels than there are.
-inline void expect_padding(const Module& module, const char* what, std::int64_t size, std::int64_t padding, kernels::Padding mode) {
+inline void expect_padding(const Module& module, const char* what, std::int64_t size, std::int64_t padding,
+                           kernels::Padding mode) {
   std::int64_t most = padding;
   const char* name = "zeros";
   switch (mode) {
@@ -42,32 +43,36 @@ inline void expect_padding(const Module& module, const char* what, std::int64_t 
     case kernels::Padding::replicate: most = size == 0 ? 0 : padding, name = "replicate"; break;
   }
   if (padding > most)
-    throw Error(ErrorCode::bad_argument, fmt::format("{} has {} {}; {} padding of {} needs more", layouts::named(module, "x").text(),
-                                                     what, size, name, padding));
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} has {} {}; {} padding of {} needs more", layouts::named(module, "x").text(),
+                            what, size, name, padding));
 }
 
 /// How many outputs a kernel has along a dimension. Throws bad_argument where it has none.
-inline std::int64_t outputs_of(const Module& module, const char* what, std::int64_t size, std::int64_t kernel, std::int64_t stride,
-                               std::int64_t padding, std::int64_t dilation) {
+inline std::int64_t outputs_of(const Module& module, const char* what, std::int64_t size, std::int64_t kernel,
+                               std::int64_t stride, std::int64_t padding, std::int64_t dilation) {
   const std::int64_t left = size + 2 * padding - dilation * (kernel - 1) - 1;
   if (left < 0)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{} has {} {}; expected at least {}, for kernel {}, dilation {} and padding {}",
-                            layouts::named(module, "x").text(), what, size, dilation * (kernel - 1) + 1 - 2 * padding, kernel,
-                            dilation, padding));
+                            layouts::named(module, "x").text(), what, size,
+                            dilation * (kernel - 1) + 1 - 2 * padding, kernel, dilation, padding));
   return left / stride + 1;
 }
 
 /// The layout of maps of other channels, height and width, cut as those of `x`; null stays null.
-inline LayoutRef map_layout(const LayoutRef& x, std::int64_t channels, std::int64_t height, std::int64_t width) {
+inline LayoutRef map_layout(const LayoutRef& x, std::int64_t channels, std::int64_t height,
+                            std::int64_t width) {
   if (x == nullptr) return x;
   return x->with_global({x->global[0], channels, height, width});
 }
 
 /// A map whose height and width no axis cuts, and of x's batch and, where the number is the same, channels.
-inline Tensor make_map(Frame& frame, const Tensor& x, std::int64_t channels, std::int64_t height, std::int64_t width, Memory memory) {
+inline Tensor make_map(Frame& frame, const Tensor& x, std::int64_t channels, std::int64_t height,
+                       std::int64_t width, Memory memory) {
   const std::int64_t global = x.layout() && channels == x.size(1) ? x.layout()->global[1] : channels;
-  return frame.compute().make({x.size(0), channels, height, width}, DType::f32, memory)
+  return frame.compute()
+      .make({x.size(0), channels, height, width}, DType::f32, memory)
       .with_layout(map_layout(x.layout(), global, height, width));
 }
 

@@ -17,12 +17,16 @@ void check_pool(const char* layer, const Pool2dConfig& c, bool dilates) {
   const auto refuse = [&](const std::string& text) {
     throw Error(ErrorCode::bad_argument, fmt::format("{}: {}", layer, text));
   };
-  for (const auto& [what, e] : {std::pair{"kernel", c.kernel}, {"stride", c.stride}, {"dilation", c.dilation}})
-    if (e.height < 1 || e.width < 1) refuse(fmt::format("{} is {}; expected at least 1", what, maps::shown(e)));
+  for (const auto& [what, e] :
+       {std::pair{"kernel", c.kernel}, {"stride", c.stride}, {"dilation", c.dilation}})
+    if (e.height < 1 || e.width < 1)
+      refuse(fmt::format("{} is {}; expected at least 1", what, maps::shown(e)));
   if (c.padding.height < 0 || c.padding.width < 0 || 2 * c.padding.height > c.kernel.height ||
       2 * c.padding.width > c.kernel.width)
-    refuse(fmt::format("padding is {}; expected 0 to half of kernel {}", maps::shown(c.padding), maps::shown(c.kernel)));
-  if (!dilates && !(c.dilation == Extent2d(1))) refuse(fmt::format("dilation is {}; expected 1", maps::shown(c.dilation)));
+    refuse(fmt::format("padding is {}; expected 0 to half of kernel {}", maps::shown(c.padding),
+                       maps::shown(c.kernel)));
+  if (!dilates && !(c.dilation == Extent2d(1)))
+    refuse(fmt::format("dilation is {}; expected 1", maps::shown(c.dilation)));
 }
 
 kernels::ResampleShape resampling(const Shape& x, Taps rows, Taps columns) {
@@ -54,19 +58,25 @@ Tensors Resampling2d::do_backward(Inputs gradients, Frame& frame) {
   of_y[2] = rows_of_y.outputs(), of_y[3] = columns_of_y.outputs();
   maps::expect_gradient_of(*this, dy, of_y, kept.layout());
   const Tensor dx = frame.compute().make(x, DType::f32, dx_memory()).with_layout(kept.layout());
-  kernels::resample(frame.kernels(), dy.data_ptr<float>(), dx.data_ptr<float>(),
-                    resampling(of_y, taps::transposed(rows_of_y, x[2]), taps::transposed(columns_of_y, x[3])));
+  kernels::resample(
+      frame.kernels(), dy.data_ptr<float>(), dx.data_ptr<float>(),
+      resampling(of_y, taps::transposed(rows_of_y, x[2]), taps::transposed(columns_of_y, x[3])));
   return {dx};
 }
 
 Pad2d::Pad2d(const Pad2dConfig& config) : config_(config) {
-  for (const auto& [what, n] : {std::pair{"top", config.top}, {"bottom", config.bottom}, {"left", config.left}, {"right", config.right}})
-    if (n < 0) throw Error(ErrorCode::bad_argument, fmt::format("pad2d: {} is {}; expected at least 0", what, n));
+  for (const auto& [what, n] : {std::pair{"top", config.top},
+                                {"bottom", config.bottom},
+                                {"left", config.left},
+                                {"right", config.right}})
+    if (n < 0)
+      throw Error(ErrorCode::bad_argument, fmt::format("pad2d: {} is {}; expected at least 0", what, n));
 }
 
 namespace {
 
-Taps padded(const Module& module, const char* what, std::int64_t n, std::int64_t before, std::int64_t after, Padding padding) {
+Taps padded(const Module& module, const char* what, std::int64_t n, std::int64_t before, std::int64_t after,
+            Padding padding) {
   maps::expect_padding(module, what, n, std::max(before, after), padding);
   return taps::padded(n, before, after, padding);
 }
@@ -83,17 +93,22 @@ Taps Pad2d::columns(std::int64_t width) const {
 AvgPool2d::AvgPool2d(const Pool2dConfig& config) : config_(config) { check_pool("avg pool", config, false); }
 
 Taps AvgPool2d::rows(std::int64_t height) const {
-  maps::outputs_of(*this, "height", height, config_.kernel.height, config_.stride.height, config_.padding.height, 1);
-  return taps::averaged(height, config_.kernel.height, config_.stride.height, config_.padding.height, config_.count_padding);
+  maps::outputs_of(*this, "height", height, config_.kernel.height, config_.stride.height,
+                   config_.padding.height, 1);
+  return taps::averaged(height, config_.kernel.height, config_.stride.height, config_.padding.height,
+                        config_.count_padding);
 }
 Taps AvgPool2d::columns(std::int64_t width) const {
-  maps::outputs_of(*this, "width", width, config_.kernel.width, config_.stride.width, config_.padding.width, 1);
-  return taps::averaged(width, config_.kernel.width, config_.stride.width, config_.padding.width, config_.count_padding);
+  maps::outputs_of(*this, "width", width, config_.kernel.width, config_.stride.width, config_.padding.width,
+                   1);
+  return taps::averaged(width, config_.kernel.width, config_.stride.width, config_.padding.width,
+                        config_.count_padding);
 }
 
 AdaptiveAvgPool2d::AdaptiveAvgPool2d(const Extent2d& out) : out_(out) {
   if (out.height < 1 || out.width < 1)
-    throw Error(ErrorCode::bad_argument, fmt::format("adaptive avg pool: out is {}; expected at least 1", maps::shown(out)));
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("adaptive avg pool: out is {}; expected at least 1", maps::shown(out)));
 }
 
 Taps AdaptiveAvgPool2d::rows(std::int64_t height) const {
@@ -108,28 +123,46 @@ Taps AdaptiveAvgPool2d::columns(std::int64_t width) const {
 Resize2d::Resize2d(const Resize2dConfig& config) : config_(config) {
   const bool by_out = config.out.height > 0 && config.out.width > 0, no_out = config.out == Extent2d(0);
   if ((!by_out && !no_out) || config.scale.height < 1 || config.scale.width < 1)
-    throw Error(ErrorCode::bad_argument, fmt::format("resize2d: out is {}, scale is {}; expected an out of at least 1, or out 0 and a "
-                                                     "scale of at least 1",
-                                                     maps::shown(config.out), maps::shown(config.scale)));
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("resize2d: out is {}, scale is {}; expected an out of at least 1, or out 0 and a "
+                            "scale of at least 1",
+                            maps::shown(config.out), maps::shown(config.scale)));
 }
 
 Taps Resize2d::taps(const char* what, std::int64_t n, std::int64_t out, std::int64_t scale) const {
   maps::expect_some(*this, what, n);
   const std::int64_t to = out > 0 ? out : n * scale;
-  return config_.mode == Resizing::nearest ? taps::nearest(n, to) : taps::linear(n, to, config_.align_corners);
+  return config_.mode == Resizing::nearest ? taps::nearest(n, to)
+                                           : taps::linear(n, to, config_.align_corners);
 }
-Taps Resize2d::rows(std::int64_t height) const { return taps("height", height, config_.out.height, config_.scale.height); }
-Taps Resize2d::columns(std::int64_t width) const { return taps("width", width, config_.out.width, config_.scale.width); }
+Taps Resize2d::rows(std::int64_t height) const {
+  return taps("height", height, config_.out.height, config_.scale.height);
+}
+Taps Resize2d::columns(std::int64_t width) const {
+  return taps("width", width, config_.out.width, config_.scale.width);
+}
 
 MaxPool2d::MaxPool2d(const Pool2dConfig& config) : config_(config) { check_pool("max pool", config, true); }
 
 namespace {
 
 kernels::UnfoldShape pooled(const Module& module, const Pool2dConfig& c, const Shape& x) {
-  return {x[0] * x[1], x[2], x[3], c.kernel.height, c.kernel.width, c.stride.height, c.stride.width, c.padding.height, c.padding.width,
-          c.dilation.height, c.dilation.width,
-          maps::outputs_of(module, "height", x[2], c.kernel.height, c.stride.height, c.padding.height, c.dilation.height),
-          maps::outputs_of(module, "width", x[3], c.kernel.width, c.stride.width, c.padding.width, c.dilation.width), Padding::zeros};
+  return {x[0] * x[1],
+          x[2],
+          x[3],
+          c.kernel.height,
+          c.kernel.width,
+          c.stride.height,
+          c.stride.width,
+          c.padding.height,
+          c.padding.width,
+          c.dilation.height,
+          c.dilation.width,
+          maps::outputs_of(module, "height", x[2], c.kernel.height, c.stride.height, c.padding.height,
+                           c.dilation.height),
+          maps::outputs_of(module, "width", x[3], c.kernel.width, c.stride.width, c.padding.width,
+                           c.dilation.width),
+          Padding::zeros};
 }
 
 }  // namespace
@@ -142,7 +175,8 @@ Tensors MaxPool2d::do_forward(Inputs inputs, Frame& frame) {
   const kernels::UnfoldShape s = pooled(*this, config_, x.shape());
   const Tensor y = maps::make_map(frame, x, x.size(1), s.out_height, s.out_width, out_memory());
   const Tensor place = frame.compute().make(y.shape(), DType::i32);
-  kernels::max_pool_forward(frame.kernels(), x.data_ptr<float>(), y.data_ptr<float>(), place.data_ptr<std::int32_t>(), s);
+  kernels::max_pool_forward(frame.kernels(), x.data_ptr<float>(), y.data_ptr<float>(),
+                            place.data_ptr<std::int32_t>(), s);
   frame.push(*this, {maps::shape_alone(frame, x), place});
   return {y};
 }
@@ -153,8 +187,9 @@ Tensors MaxPool2d::do_backward(Inputs gradients, Frame& frame) {
   const Shape x = maps::shape_kept(kept[0]);
   maps::expect_gradient_of(*this, gradients[0], kept[1].shape(), kept[0].layout());
   const Tensor dx = frame.compute().make(x, DType::f32, dx_memory()).with_layout(kept[0].layout());
-  kernels::max_pool_backward(frame.kernels(), gradients[0].data_ptr<float>(), kept[1].data_ptr<std::int32_t>(),
-                             dx.data_ptr<float>(), pooled(*this, config_, x));
+  kernels::max_pool_backward(frame.kernels(), gradients[0].data_ptr<float>(),
+                             kept[1].data_ptr<std::int32_t>(), dx.data_ptr<float>(),
+                             pooled(*this, config_, x));
   return {dx};
 }
 

@@ -34,7 +34,8 @@ Taps padded(std::int64_t n, std::int64_t before, std::int64_t after, Padding pad
   return t;
 }
 
-Taps averaged(std::int64_t n, std::int64_t kernel, std::int64_t stride, std::int64_t padding, bool count_padding) {
+Taps averaged(std::int64_t n, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
+              bool count_padding) {
   Taps t;
   for (std::int64_t r = 0; r * stride + kernel <= n + 2 * padding; ++r) {
     const std::int64_t first = r * stride - padding;
@@ -69,8 +70,8 @@ Taps linear(std::int64_t n, std::int64_t out, bool align_corners) {
   Taps t;
   for (std::int64_t r = 0; r < out; ++r) {
     const auto in = static_cast<double>(n), to = static_cast<double>(out), at = static_cast<double>(r);
-    const double place = align_corners ? (out > 1 ? at * (in - 1) / (to - 1) : 0)
-                                       : std::max(0.0, (at + 0.5) * in / to - 0.5);
+    const double place =
+        align_corners ? (out > 1 ? at * (in - 1) / (to - 1) : 0) : std::max(0.0, (at + 0.5) * in / to - 0.5);
     const std::int64_t first = std::min(static_cast<std::int64_t>(place), n - 1);
     const double second = place - static_cast<double>(first);
     if (second > 0 && first + 1 < n) {
@@ -93,8 +94,10 @@ Taps transposed(const Taps& of, std::int64_t n) {
   t.weight.resize(of.index.size());
   std::vector<std::int64_t> next(t.begin.begin(), t.begin.end() - 1);
   for (std::int64_t r = 0; r < of.outputs(); ++r)
-    for (std::int64_t e = of.begin[static_cast<std::size_t>(r)]; e < of.begin[static_cast<std::size_t>(r) + 1]; ++e) {
-      const auto to = static_cast<std::size_t>(next[static_cast<std::size_t>(of.index[static_cast<std::size_t>(e)])]++);
+    for (std::int64_t e = of.begin[static_cast<std::size_t>(r)];
+         e < of.begin[static_cast<std::size_t>(r) + 1]; ++e) {
+      const auto to =
+          static_cast<std::size_t>(next[static_cast<std::size_t>(of.index[static_cast<std::size_t>(e)])]++);
       t.index[to] = r;
       t.weight[to] = of.weight[static_cast<std::size_t>(e)];
     }

@@ -11,7 +11,8 @@ namespace weft::taps {
 /// that there are enough elements.
 kernels::Taps padded(std::int64_t n, std::int64_t before, std::int64_t after, kernels::Padding padding);
 /// Means of `kernel` elements, `stride` apart. Elements beyond the border are 0, and count where `count_padding`.
-kernels::Taps averaged(std::int64_t n, std::int64_t kernel, std::int64_t stride, std::int64_t padding, bool count_padding);
+kernels::Taps averaged(std::int64_t n, std::int64_t kernel, std::int64_t stride, std::int64_t padding,
+                       bool count_padding);
 /// `out` means of parts [r n / out, (r + 1) n / out), of whole elements.
 kernels::Taps averaged_to(std::int64_t n, std::int64_t out);
 /// Output r is element floor(r n / out).

@@ -180,7 +180,9 @@ Competitor ours(const Options& o, const std::string& op, const std::string& dtyp
   Competitor c;
   if (backend == "mpi-openmpi" || backend == "mpi-mpich") c = mpi_job(o, backend.substr(4), false);
   const bool message = op == "ping_pong" || op == "one_way";
-  c.start.command.push_back(program(o, message ? "p2p_bench" : op.starts_with("halo_") ? "halo_bench" : "collectives_bench"));
+  c.start.command.push_back(program(o, message                   ? "p2p_bench"
+                                       : op.starts_with("halo_") ? "halo_bench"
+                                                                 : "collectives_bench"));
   const std::vector<std::string> more = flags(o, op, dtype);
   c.start.command.insert(c.start.command.end(), more.begin(), more.end());
   c.start.command.insert(c.start.command.end(),

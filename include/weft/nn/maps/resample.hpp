@@ -20,7 +20,8 @@ class Resampling2d : public Module {
 
 struct Pad2dConfig {
   std::int64_t top = 0, bottom = 0, left = 0, right = 0;
-  kernels::Padding rows = kernels::Padding::zeros, columns = kernels::Padding::zeros;  ///< above and below; left and right
+  kernels::Padding rows = kernels::Padding::zeros,
+                   columns = kernels::Padding::zeros;  ///< above and below; left and right
 };
 
 /// Pixels around the border, as torch.nn.functional.pad, with a rule for rows and one for columns: a globe is circular in columns.
@@ -38,7 +39,7 @@ class Pad2d : public Resampling2d {
 
 struct Pool2dConfig {
   Extent2d kernel = 2, stride = 2, padding = 0, dilation = 1;  ///< dilation: of MaxPool2d alone
-  bool count_padding = true;                                   ///< AvgPool2d: zeros beyond the border count in the mean
+  bool count_padding = true;  ///< AvgPool2d: zeros beyond the border count in the mean
 };
 
 /// Means of the pixels that a kernel sees, as torch.nn.AvgPool2d.
@@ -83,8 +84,8 @@ class MaxPool2d : public Module {
 enum class Resizing : unsigned char { nearest, bilinear };
 struct Resize2dConfig {
   Resizing mode = Resizing::nearest;
-  Extent2d out = 0;    ///< of y; 0: `scale` says it
-  Extent2d scale = 1;  ///< y has so many times the rows and columns of x
+  Extent2d out = 0;            ///< of y; 0: `scale` says it
+  Extent2d scale = 1;          ///< y has so many times the rows and columns of x
   bool align_corners = false;  ///< of bilinear: the corner pixels of x and y lie at the same place
 };
 
