@@ -18,12 +18,17 @@ from . import sparse
 from .meeting import context, meet
 from .works import DoneWork, PeerLostError, TimeoutError, WeftWork, as_torch, last  # pylint: disable=redefined-builtin
 
-_byref = ctypes.byref
+_byref, _c_void_p, _all_reduce = ctypes.byref, ctypes.c_void_p, lib.all_reduce
 UNSET = timedelta(milliseconds=-1)
 FOREVER_NS = 10 * 365 * 86400 * 10**9
 _BLANK = bytes(_api.make(weft_call))
-_OPS = {ReduceOp.SUM: _api.SUM, ReduceOp.AVG: _api.AVG, ReduceOp.PRODUCT: _api.PROD, ReduceOp.MIN: _api.MIN, ReduceOp.MAX: _api.MAX,
-        ReduceOp.BAND: _api.BIT_AND, ReduceOp.BOR: _api.BIT_OR, ReduceOp.BXOR: _api.BIT_XOR, ReduceOp.PREMUL_SUM: _api.PREMUL_SUM}
+# By the number of ReduceOp.RedOpType: a list is looked up sooner than a dict of pybind's enumerators.
+_OPS = [None] * 16
+for _torch_op, _op in ((ReduceOp.SUM, _api.SUM), (ReduceOp.AVG, _api.AVG), (ReduceOp.PRODUCT, _api.PROD), (ReduceOp.MIN, _api.MIN), (ReduceOp.MAX, _api.MAX),
+                       (ReduceOp.BAND, _api.BIT_AND), (ReduceOp.BOR, _api.BIT_OR), (ReduceOp.BXOR, _api.BIT_XOR),
+                       (ReduceOp.PREMUL_SUM, _api.PREMUL_SUM)):
+    _OPS[int(_torch_op)] = _op
+_SUM = int(ReduceOp.SUM)
 # Of truth values: what is true where the sum, the product, ... of zeros and ones is not 0.
 _OF_BOOL = {_api.SUM: _api.LOGICAL_OR, _api.MAX: _api.LOGICAL_OR, _api.BIT_OR: _api.LOGICAL_OR, _api.PROD: _api.LOGICAL_AND, _api.MIN: _api.LOGICAL_AND,
             _api.BIT_AND: _api.LOGICAL_AND, _api.BIT_XOR: _api.LOGICAL_XOR}
@@ -88,7 +93,7 @@ class WeftBackend(Backend):
         self._group = context().group_in(place.store, rank, size, backend=getattr(options, "transport", None) or place.transport, name=name,
                                          process_rank=0, deadline=timeout.total_seconds() or FOREVER_NS / 1e9, progress=progress)
         self._handle = self._group._handle
-        self._timeout = timeout
+        self._timeout, self._own_timeout = timeout, False  # whether it is another than the group was made with
         self._pending, self._unquiet, self._calls = set(), [], None
         self._latest = None  # the Work that the last operation gave
         self._sequence = 0
@@ -117,7 +122,7 @@ class WeftBackend(Backend):
         return self._sequence
 
     def set_timeout(self, timeout):
-        self._timeout = timeout
+        self._timeout, self._own_timeout = timeout, True
         self._options._timeout = timeout
 
     def get_error(self):
@@ -158,7 +163,7 @@ class WeftBackend(Backend):
 
     def _call_options(self, op, timeout, tag=0, scale=0.0):
         """A weft_call_options; None for the defaults."""
-        if timeout == UNSET and self._timeout is self._options._timeout and not scale:
+        if timeout == UNSET and not self._own_timeout and not scale:
             if op == _api.SUM and not tag:
                 return None
             made = _plain_options.get((op, tag))
@@ -166,6 +171,8 @@ class WeftBackend(Backend):
                 return made
         made = _api.make(weft_call_options)
         made.reduce_op, made.tag, made.scale = op, tag, scale
+        if timeout == UNSET and self._own_timeout:
+            timeout = self._timeout
         if timeout != UNSET:
             made.deadline_ns = int(timeout.total_seconds() * 1e9) or FOREVER_NS
         elif not scale:
@@ -175,7 +182,9 @@ class WeftBackend(Backend):
     def _reduction(self, opts, tensor):
         """The weft_call_options of a reduction."""
         reduce_op = opts.reduceOp
-        op, scale = _OPS[reduce_op.op], 0.0
+        if tensor.dtype is not torch.bool and not self._own_timeout and opts.timeout == UNSET and int(reduce_op.op) == _SUM:
+            return None
+        op, scale = _OPS[int(reduce_op.op)], 0.0
         if op == _api.PREMUL_SUM:
             factor = reduce_op.factor
             scale = float(factor.item() if isinstance(factor, torch.Tensor) else factor)
@@ -210,7 +219,11 @@ class WeftBackend(Backend):
 
     def _started(self, handle, keep, result, after, is_recv=False):
         self._sequence += 1
-        work = self._latest = WeftWork(self, handle, keep, result, after, is_recv)
+        work = self._latest = WeftWork(self, handle, keep, result)
+        if after is not None:
+            work._after = after
+        if is_recv:
+            work._is_recv = True
         pending = self._pending
         pending.add(work)
         if len(pending) % 32 == 0:  # those that nobody waits for
@@ -271,6 +284,12 @@ class WeftBackend(Backend):
         if tensor.is_sparse:
             return sparse.all_reduce(self, tensor, opts)
         data = buffer(tensor, any_dense=True)
+        if self._calls is None and self._handle is not None:  # the shortest way: it is called most
+            options, handle = self._reduction(opts, tensor), _c_void_p()
+            data_ref = _byref(data)
+            if _all_reduce(self._handle, data_ref, data_ref, options, _byref(handle), per_thread.ref):
+                raise last()
+            return self._started(handle, tensor, tensors, None)
         return self._begin(_api.OP_ALL_REDUCE, data, data, self._reduction(opts, tensor), tensor, [tensor])
 
     def allreduce_sparse(self, tensors, opts):

@@ -11,6 +11,7 @@ from ..work import SLICE_NS, _Driver
 
 _wait_for, _done, _destroy = lib.work_wait_for, lib.work_done, lib.work_destroy
 _c_bool, _byref = ctypes.c_bool, ctypes.byref
+_new_work = dist._Work.__init__
 EAGER_NS = 20_000_000  # how long get_future waits for the call itself, where ranks have no core to spare for a thread that does
 
 
@@ -58,11 +59,12 @@ def last():
 class WeftWork(dist._Work):
     """A call in flight. Its backend keeps it, with its tensors, until the call has ended."""
 
-    def __init__(self, backend, handle, keep, result, after=None, is_recv=False):
-        dist._Work.__init__(self)
-        self._backend, self._handle, self._keep, self._result, self._after = backend, handle, keep, result, after
-        self._error = self._future = self._ended = None
-        self._is_recv, self._source = is_recv, -1
+    _error = _future = _ended = _after = None
+    _is_recv, _source = False, -1
+
+    def __init__(self, backend, handle, keep, result):
+        _new_work(self)
+        self._backend, self._handle, self._keep, self._result = backend, handle, keep, result
 
     def wait(self, timeout=None):
         """Blocks until the call is done; raises its error. A timeout of zero is none."""
@@ -71,6 +73,11 @@ class WeftWork(dist._Work):
                 raise self._late(timeout)
         elif self._handle is not None:
             done = _c_bool()
+            if timeout is None and not _wait_for(self._handle, SLICE_NS, _byref(done), per_thread.ref) and done:
+                self._end(0)
+                if self._error is None:
+                    return True
+                raise self._error
             left = int(timeout.total_seconds() * 1e9) if timeout else None
             while True:
                 limit = SLICE_NS if left is None else min(SLICE_NS, max(left, 1))
