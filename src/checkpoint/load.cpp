@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/index.hpp"
@@ -14,23 +16,67 @@
 namespace weft {
 namespace {
 
+// Where the values of a name are: the rows from first_row on of what the checkpoint has under another name, or under this one.
+struct Source {
+  std::string stored;
+  const CheckpointEntry* entry = nullptr;
+  Shape shape;  // of these rows
+  std::int64_t first_row = 0;
+};
+using Sources = std::map<std::string, Source, std::less<>>;
+
+// What the checkpoint has, by the names that it is asked for under. `remapped`: what it is read as.
+Sources sources_of(const std::filesystem::path& folder, const CheckpointIndex& index,
+                   std::span<const MutableNamedView> wanted, const Remap& remap,
+                   std::vector<std::string>& remapped) {
+  std::map<std::string_view, Shape> shapes;
+  for (const NamedView tensor : wanted) shapes.emplace(tensor.name, global_shape(tensor));
+  Sources sources;
+  std::vector<std::pair<const std::string*, std::vector<RemappedTensor>>> old;
+  for (const auto& [name, entry] : index.tensors) {
+    const auto asked = shapes.find(name);
+    std::vector<RemappedTensor> pieces;
+    if (remap && (asked == shapes.end() || asked->second != entry.shape)) pieces = remap(name, entry.shape);
+    const auto is_asked = [&](const RemappedTensor& piece) { return shapes.contains(piece.name); };
+    if (std::any_of(pieces.begin(), pieces.end(), is_asked)) {
+      old.emplace_back(&name, std::move(pieces));
+    } else {
+      sources[name] = {name, &entry, entry.shape, 0};
+    }
+  }
+  for (auto& [name, pieces] : old) {
+    const CheckpointEntry& entry = index.tensors.at(*name);
+    std::vector<std::string> words;
+    for (RemappedTensor& piece : pieces) {
+      check_piece(*name, entry.shape, piece);
+      words.push_back(fmt::format("{} {}", piece.name, to_string(piece.shape)));
+      if (!sources.emplace(piece.name, Source{*name, &entry, piece.shape, piece.first_row}).second)
+        throw Error(ErrorCode::bad_argument,
+                    fmt::format("load_checkpoint: {} has \"{}\", which is read as \"{}\", and that, too",
+                                folder.string(), *name, piece.name));
+    }
+    remapped.push_back(fmt::format("{} {} -> {}", *name, to_string(entry.shape), fmt::join(words, ", ")));
+  }
+  return sources;
+}
+
 // Every difference between what the checkpoint holds and what is asked for, in one error.
-void check_fit(const std::filesystem::path& folder, const CheckpointIndex& index,
+void check_fit(const std::filesystem::path& folder, const Sources& sources,
                std::span<const MutableNamedView> wanted, const LoadOptions& options, std::string_view owner) {
   std::vector<std::string> missing, extra, misshapen;
   std::set<std::string_view> names;
   for (const NamedView tensor : wanted) {
     names.insert(tensor.name);
     const Shape& global = global_shape(tensor);
-    const auto found = index.tensors.find(std::string(tensor.name));
-    if (found == index.tensors.end())
+    const auto found = sources.find(tensor.name);
+    if (found == sources.end())
       missing.push_back(fmt::format("{} {} {}", tensor.name, name(tensor.data.dtype), to_string(global)));
-    else if (found->second.shape != global || found->second.dtype != tensor.data.dtype)
-      misshapen.push_back(fmt::format("{} {} {}, expected {} {}", tensor.name, name(found->second.dtype),
-                                      to_string(found->second.shape), name(tensor.data.dtype),
-                                      to_string(global)));
+    else if (found->second.shape != global || found->second.entry->dtype != tensor.data.dtype)
+      misshapen.push_back(fmt::format("{} {} {}, expected {} {}", tensor.name,
+                                      name(found->second.entry->dtype), to_string(found->second.shape),
+                                      name(tensor.data.dtype), to_string(global)));
   }
-  for (const auto& [name, entry] : index.tensors)
+  for (const auto& [name, source] : sources)
     if (names.count(name) == 0 && !(options.may_leave && options.may_leave(name))) extra.push_back(name);
   std::string text;
   const auto say = [&](std::string_view what, const std::vector<std::string>& those) {
@@ -80,13 +126,18 @@ CheckpointInfo load_listed(const std::filesystem::path& directory, const DeviceM
     const std::vector<MutableNamedView> tensors = list();
     check_tensors("load_checkpoint", mesh, std::vector<NamedView>(tensors.begin(), tensors.end()));
     expect_apart(tensors);
-    check_fit(folder, index, tensors, options, owner);
+    std::vector<std::string> remapped;
+    const Sources sources = sources_of(folder, index, tensors, options.remap, remapped);
+    check_fit(folder, sources, tensors, options, owner);
     PartFiles files(folder, index);
     const int rank = mesh ? mesh.rank() : 0;
-    for (const MutableNamedView& tensor : tensors)
+    for (const MutableNamedView& tensor : tensors) {
+      const Source& source = sources.find(tensor.name)->second;
       for (const HeldBox& held : boxes_of(tensor, rank))
-        read_tensor(files, index.tensors.at(std::string(tensor.name)), tensor, held);
+        read_rows(files, source.stored, *source.entry, source.first_row, tensor.data, held);
+    }
     info = info_of(folder, index);
+    info.remapped = std::move(remapped);
   } catch (...) {
     failed = std::current_exception();
   }

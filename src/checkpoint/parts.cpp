@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
 #include <cstring>
 #include <utility>
 
 #include "base/regular_file.hpp"
 #include "checkpoint/content_hash.hpp"
 #include "checkpoint/file_io.hpp"
+#include "checkpoint/new_folder.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -91,6 +94,34 @@ std::filesystem::path folder_to_load(const std::filesystem::path& directory) {
                                                    directory.string(), kLatestFile, kIndexFile));
 }
 
+OpenedCheckpoint open_checkpoint(const std::filesystem::path& path) {
+  std::error_code none;
+  if (!std::filesystem::is_regular_file(path, none)) {
+    const std::filesystem::path folder = folder_to_load(path);
+    return {folder, folder, read_index(folder)};
+  }
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  OpenedCheckpoint opened{path, path.parent_path(), {}};
+  for (const std::string& name : file.names()) {
+    const SafetensorsInfo& info = file.info(name);
+    Box whole{info.shape, info.shape};
+    for (int d = 0; d < info.shape.rank(); ++d) whole.offset[d] = 0;
+    CheckpointEntry& entry = opened.index.tensors[name];
+    entry.dtype = info.dtype;
+    entry.shape = info.shape;
+    if (info.shape.count() > 0) entry.parts.push_back({path.filename().string(), whole});
+  }
+  for (const auto& [key, value] : file.metadata()) {
+    const char* const end = value.data() + value.size();
+    if (key == kStepKey && std::from_chars(value.data(), end, opened.index.step).ptr == end &&
+        opened.index.step >= 0)
+      continue;
+    if (!key.starts_with(hashes_key(""))) opened.index.extra[key] = value;
+  }
+  opened.index.step = std::max<std::int64_t>(0, opened.index.step);
+  return opened;
+}
+
 std::string latest_text(std::string_view folder) {
   return fmt::format("{}{}{}\n", folder, kLatestHash,
                      hash_text(content_hash(std::as_bytes(std::span(folder)))));
@@ -172,6 +203,33 @@ void read_tensor(PartFiles& files, const CheckpointEntry& entry, const MutableNa
     in_part[0] = 0;
     copy_box(buffer.data(), read_shape, in_part, tensor.data.data, local, in_mine, shared.shape, element);
   }
+}
+
+void check_piece(const std::string& stored, const Shape& shape, const RemappedTensor& piece) {
+  bool fits = piece.shape.rank() <= shape.rank() && piece.shape.rank() > 0 && piece.first_row >= 0 &&
+              piece.shape[0] >= 0 && piece.first_row <= shape[0] - piece.shape[0];
+  for (int d = 1; fits && d < shape.rank(); ++d)
+    fits = d < piece.shape.rank() ? piece.shape[d] == shape[d] : shape[d] == 1;
+  if (!fits && !(piece.shape == shape && piece.first_row == 0))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("checkpoint: \"{}\" {} cannot be read as \"{}\" {} from row {} on; expected some "
+                            "of its rows",
+                            stored, to_string(shape), piece.name, to_string(piece.shape), piece.first_row));
+}
+
+// The same box in the dimensions of the stored tensor.
+void read_rows(PartFiles& files, const std::string& stored, const CheckpointEntry& entry,
+               std::int64_t first_row, const TensorView& tensor, HeldBox held) {
+  Shape local = tensor.shape;
+  if (held.box.shape.rank() > 0) held.box.offset[0] += first_row;
+  while (local.rank() < entry.shape.rank()) {
+    local.push_back(1);
+    held.box.shape.push_back(1);
+    held.box.offset.push_back(0);
+    held.at.push_back(0);
+  }
+  const TensorView same{tensor.data, tensor.dtype, tensor.device, local, row_major(local)};
+  read_tensor(files, entry, {stored, same, nullptr}, held);
 }
 
 }  // namespace weft

@@ -16,6 +16,15 @@ std::filesystem::path folder_to_load(const std::filesystem::path& directory);
 CheckpointIndex read_index(const std::filesystem::path& folder);
 CheckpointInfo info_of(const std::filesystem::path& folder, const CheckpointIndex& index);
 
+/// A checkpoint, or a safetensors file by itself, which is one part of each of its tensors.
+struct OpenedCheckpoint {
+  std::filesystem::path path;    ///< of the file; else the folder
+  std::filesystem::path folder;  ///< that the parts' files lie in
+  CheckpointIndex index;
+};
+/// As folder_to_load() finds it; where `path` is a file, that.
+OpenedCheckpoint open_checkpoint(const std::filesystem::path& path);
+
 /// The files of one checkpoint, each opened when first asked for. The index must outlive it.
 class PartFiles {
  public:
@@ -33,6 +42,12 @@ class PartFiles {
   const CheckpointIndex& index_;
   std::map<std::string, SafetensorsFile> files_;
 };
+
+/// Throws bad_argument where a piece is not rows of the stored tensor, as RemappedTensor says.
+void check_piece(const std::string& stored, const Shape& shape, const RemappedTensor& piece);
+/// Fills one of this rank's boxes of a tensor that is the rows of `stored` from `first_row` on.
+void read_rows(PartFiles& files, const std::string& stored, const CheckpointEntry& entry,
+               std::int64_t first_row, const TensorView& tensor, HeldBox held);
 
 /// Fills one of this rank's boxes of a tensor from every part that overlaps with it.
 void read_tensor(PartFiles& files, const CheckpointEntry& entry, const MutableNamedView& tensor,

@@ -16,10 +16,10 @@
 namespace weft {
 
 struct CheckpointReader::Impl {
-  explicit Impl(const std::filesystem::path& directory)
-      : folder(folder_to_load(directory)),
-        index(read_index(folder)),
-        info(info_of(folder, index)),
+  explicit Impl(OpenedCheckpoint opened)
+      : folder(std::move(opened.folder)),
+        index(std::move(opened.index)),
+        info(info_of(opened.path, index)),
         files(folder, index) {
     for (const auto& [name, entry] : index.tensors) {
       names.push_back(name);
@@ -42,7 +42,7 @@ struct CheckpointReader::Impl {
 };
 
 CheckpointReader CheckpointReader::open(const std::filesystem::path& directory) {
-  return CheckpointReader(std::make_shared<Impl>(directory));
+  return CheckpointReader(std::make_shared<Impl>(open_checkpoint(directory)));
 }
 
 const CheckpointInfo& CheckpointReader::info() const noexcept { return impl_->info; }
@@ -146,9 +146,8 @@ class Verification {
 std::vector<std::string> verify_checkpoint(const std::filesystem::path& directory,
                                            const std::function<void(std::int64_t, std::int64_t)>& progress) {
   try {
-    const std::filesystem::path folder = folder_to_load(directory);
-    const CheckpointIndex index = read_index(folder);
-    return Verification(folder, index, progress).faults();
+    const OpenedCheckpoint opened = open_checkpoint(directory);
+    return Verification(opened.folder, opened.index, progress).faults();
   } catch (const Error& e) {
     return {e.what()};
   }

@@ -11,7 +11,7 @@
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/content_hash.hpp"
 #include "checkpoint/file_io.hpp"
-#include "checkpoint/safetensors_write.hpp"
+#include "checkpoint/new_folder.hpp"
 #include "checkpoint/save_plan.hpp"
 #include "weft/base/error.hpp"
 
@@ -101,13 +101,13 @@ void rename_folder(const std::filesystem::path& from, const std::filesystem::pat
   }
 }
 
-// The strings beside the tensors in a rank's file.
-std::map<std::string, std::string> metadata_of(std::int64_t step, std::span<const SafetensorsEntry> entries) {
-  std::map<std::string, std::string> metadata = {{"weft_step", std::to_string(step)}};
+// The hashes of what a rank's file holds.
+std::map<std::string, std::string> hashes_of(std::span<const SafetensorsEntry> entries) {
+  std::map<std::string, std::string> hashes;
   for (const SafetensorsEntry& entry : entries)
-    metadata[hashes_key(entry.name)] =
+    hashes[hashes_key(entry.name)] =
         chunk_hashes({entry.data.data, static_cast<std::size_t>(entry.data.bytes())});
-  return metadata;
+  return hashes;
 }
 
 // To the files that the index names; by rank.
@@ -132,70 +132,92 @@ std::string unchanged(const std::filesystem::path& directory) {
   return fmt::format("{} is as it was", directory.string());
 }
 
+NewFolder::NewFolder(std::filesystem::path directory, std::int64_t step,
+                     std::function<void(std::string_view stage)> on_stage)
+    : directory_(std::move(directory)),
+      folder_(directory_ / folder_name(step)),
+      unfinished_(folder_.string() + std::string(kUnfinished)),
+      step_(step),
+      on_stage_(std::move(on_stage)) {}
+
+void NewFolder::reached(std::string_view stage) const {
+  if (on_stage_) on_stage_(stage);
+}
+
+std::function<void(std::string_view)> NewFolder::steps_of(std::string what) const {
+  return [this, what = std::move(what)](std::string_view done) { reached(fmt::format("{} {}", what, done)); };
+}
+
+void NewFolder::make() const {
+  make_folders(directory_);
+  remove_unfinished(directory_);
+  std::filesystem::create_directory(unfinished_);
+  reached("folder");
+}
+
+std::uint64_t NewFolder::write(const std::string& name, std::vector<PlannedTensor> tensors,
+                               std::map<std::string, std::string> metadata) const {
+  for (PlannedTensor& tensor : tensors)
+    tensor.bytes = [this, bytes = tensor.bytes] {
+      reached("data");
+      return bytes();
+    };
+  metadata[kStepKey] = std::to_string(step_);
+  const std::uint64_t header_hash =
+      write_safetensors(unfinished_ / name, tensors, metadata, steps_of("file"));
+  reached("file");
+  return header_hash;
+}
+
+void NewFolder::finish(const CheckpointIndex& index, int keep) const {
+  const std::string text = to_json(index);
+  index_from_json(unfinished_ / kIndexFile, text);  // what cannot be read is not written
+  AtomicFile file(unfinished_ / kIndexFile, steps_of("index"));
+  file.write(text);
+  file.commit();
+  reached("index");
+  const auto told = [this](std::string_view stage) { reached(stage); };
+  rename_folder(unfinished_, folder_, told);
+  reached("renamed");
+  AtomicFile latest(directory_ / kLatestFile, steps_of("latest"));
+  latest.write(latest_text(folder_.filename().string()));
+  latest.commit();
+  reached("latest");
+  remove_old(directory_, step_, keep, told);
+}
+
+void NewFolder::remove() const noexcept {
+  std::error_code ignored;  // the first error is the one to tell
+  std::filesystem::remove_all(unfinished_, ignored);
+}
+
 // Rank 0 makes a folder under a temporary name; every rank writes its file there; rank 0 adds the index,
 // gives the folder its name and lets `latest` name it. After each of these three all ranks agree that all
 // came through, so that a rank that cannot write stops the others, too, before anything that was there has
 // changed.
 void write_save(SavePlan& plan, ProcessGroup* group) {
-  const std::int64_t step = plan.index.step;
-  const std::filesystem::path folder = plan.directory / folder_name(step);
-  const std::filesystem::path unfinished = folder.string() + std::string(kUnfinished);
-  const auto reached = [&](std::string_view stage) {
-    if (plan.options.on_stage) plan.options.on_stage(stage);
-  };
-  const auto steps_of = [&](std::string what) {
-    return [&reached, what = std::move(what)](std::string_view done) {
-      reached(fmt::format("{} {}", what, done));
-    };
-  };
+  const NewFolder folder(plan.directory, plan.index.step, plan.options.on_stage);
   const auto all_ranks = [&](const std::function<void()>& action) {
     agree(group, "save_checkpoint", unchanged(plan.directory), error_of_save(action));
   };
-
   all_ranks([&] {
-    if (plan.rank != 0) return;
-    make_folders(plan.directory);
-    remove_unfinished(plan.directory);
-    std::filesystem::create_directory(unfinished);
-    reached("folder");
+    if (plan.rank == 0) folder.make();
   });
-
-  const std::string my_file = part_file(plan.rank);
   std::uint64_t header_hash = 0;
   try {
     all_ranks([&] {
       if (plan.entries.empty()) return;
-      std::vector<PlannedTensor> file = planned(unfinished / my_file, plan.entries);
-      for (PlannedTensor& tensor : file)
-        tensor.bytes = [&, bytes = tensor.bytes] {
-          reached("data");
-          return bytes();
-        };
-      header_hash =
-          write_safetensors(unfinished / my_file, file, metadata_of(step, plan.entries), steps_of("file"));
-      reached("file");
+      const std::string name = part_file(plan.rank);
+      header_hash = folder.write(name, planned(plan.directory / name, plan.entries), hashes_of(plan.entries));
     });
     all_ranks([&] {
       const std::vector<std::uint64_t> header_hashes = numbers_of_all(group, header_hash);
       if (plan.rank != 0) return;
       add_hashes(plan.index, header_hashes);
-      const std::string text = to_json(plan.index);
-      index_from_json(unfinished / kIndexFile, text);  // what cannot be read is not written
-      AtomicFile file(unfinished / kIndexFile, steps_of("index"));
-      file.write(text);
-      file.commit();
-      reached("index");
-      rename_folder(unfinished, folder, reached);
-      reached("renamed");
-      AtomicFile latest(plan.directory / kLatestFile, steps_of("latest"));
-      latest.write(latest_text(folder.filename().string()));
-      latest.commit();
-      reached("latest");
-      remove_old(plan.directory, step, plan.options.keep, reached);
+      folder.finish(plan.index, plan.options.keep);
     });
   } catch (...) {
-    std::error_code ignored;  // the first error is the one to tell
-    if (plan.rank == 0) std::filesystem::remove_all(unfinished, ignored);
+    if (plan.rank == 0) folder.remove();
     throw;
   }
 }

@@ -141,10 +141,17 @@ CheckpointInfo load(const std::filesystem::path& directory, const DeviceMesh& me
     return (optimizer == nullptr && name.starts_with(kOfOptimizer)) ||
            (!saved.of_model && name.starts_with(kOfBuffers));
   };
+  options.remap = remap_old_names;
   CheckpointInfo info = load_listed(
       directory, mesh, [&] { return tensors_of("load_checkpoint", mesh, saved, optimizer, names, host); },
       options, "the model");
   host.write_back();
+  if (!info.remapped.empty() && !saved.parameters.empty() && (!mesh || mesh.rank() == 0))
+    saved.parameters[0]->compute().context().log().write(
+        LogLayer::dp, LogLevel::warning,
+        fmt::format("load_checkpoint: {}: {} tensor{} stored under older names or shapes: {}{}",
+                    info.folder.string(), info.remapped.size(), info.remapped.size() == 1 ? " was" : "s were",
+                    info.remapped[0], info.remapped.size() == 1 ? "" : "; and so on"));
   for (Parameter* p : saved.parameters) p->write_master();  // their weights are made anew
   return info;
 }

@@ -10,7 +10,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "weft/checkpoint/remap.hpp"
 #include "weft/mesh/mesh.hpp"
 #include "weft/mesh/named_view.hpp"
 
@@ -25,6 +27,9 @@ struct CheckpointInfo {
   std::int64_t step = 0;
   std::string mesh;  ///< the mesh it was written on, as to_string(MeshShape) gives it
   CheckpointExtra extra;
+  /// By load_checkpoint(): what was read under other names than the checkpoint has, as LoadOptions::remap says:
+  /// `param.to_qkv.weight (24, 8, 1, 1) -> param.to_q.weight (8, 8), …`. Mostly empty.
+  std::vector<std::string> remapped{};
 };
 
 struct SaveOptions {
@@ -41,7 +46,10 @@ struct SaveOptions {
 
 struct LoadOptions {
   /// Whether a tensor of the checkpoint that is not asked for may be left there; empty: none may.
-  std::function<bool(std::string_view name)> may_leave;
+  std::function<bool(std::string_view name)> may_leave{};
+  /// What a tensor of the checkpoint is read as that is not asked for under its own name and shape: remap_old_names, or a
+  /// function of the program's. Where nothing that it gives is asked for, the tensor stays as it is. Empty: none is read as another.
+  Remap remap{};
 };
 
 /// Writes the folder `directory`/step-N of that step and then names it in `directory`/latest. Collective over `mesh` (a root;
@@ -65,7 +73,7 @@ void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& m
 /// `mesh`, which may be another than the one it was written on, as may be the layouts: each rank reads the parts that
 /// overlap with what it holds.
 ///
-/// Throws bad_argument before anything changes, naming every tensor that is missing, that is there but not
+/// Throws bad_argument before anything changes, naming two tensors that `remap` gives one name; and naming every tensor that is missing, that is there but not
 /// asked for, or that has another global shape or dtype; also for an unsound index or file; and as save_checkpoint()
 /// does for the tensors given; also for two that share memory. After any other Error the values are undefined; if one rank fails, all throw.
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,

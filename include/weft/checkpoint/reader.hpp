@@ -27,8 +27,8 @@ struct CheckpointTensor {
 /// A checkpoint, opened. Files of parts are opened when a tensor is read. Cheap to copy. For one thread at a time.
 class CheckpointReader {
  public:
-  /// As load_checkpoint() finds it: `directory`'s latest, or `directory` itself. Throws bad_argument where there is none or
-  /// its index is not sound.
+  /// As load_checkpoint() finds it: `directory`'s latest, or `directory` itself; or one safetensors file. Throws bad_argument
+  /// where there is none or its index is not sound.
   static CheckpointReader open(const std::filesystem::path& directory);
 
   const CheckpointInfo& info() const noexcept;

@@ -32,7 +32,9 @@ bool start_save(AsyncCheckpoint& saves, const std::filesystem::path& directory, 
                 const SaveOptions& options = {});
 
 /// Reads the masters of `parameters` and the state of `optimizer` (null: parameters alone, whatever else is there).
-/// Parameters must be materialised. Throws as load_checkpoint() of tensors does.
+/// Parameters must be materialised. What is stored under older names (remap_old_names() of weft/checkpoint/remap.hpp), and
+/// not asked for under them, is read as today's: CheckpointInfo::remapped lists it, and rank 0 logs one warning that says so. Throws as
+/// load_checkpoint() of tensors does.
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
                                std::span<Parameter* const> parameters, Optimizer* optimizer);
 /// The same for a whole model, with its buffers.

@@ -15,8 +15,10 @@
 
 #include "commands.hpp"
 #include "difference.hpp"
+#include "name_table.hpp"
 #include "printable.hpp"
 #include "weft/base/error.hpp"
+#include "weft/checkpoint/convert.hpp"
 #include "weft/checkpoint/reader.hpp"
 
 namespace weft::tools {
@@ -27,7 +29,9 @@ struct CheckpointFlags {
   std::vector<std::string> only;
   std::string strip;
   double tolerance = 0;
-  bool json = false, overwrite = false;
+  std::string names, dtype;
+  int files = 1;
+  bool json = false, overwrite = false, old_names = false;
 };
 
 bool wanted(const CheckpointFlags& flags, const std::string& name) {
@@ -179,6 +183,34 @@ int export_file(const CheckpointFlags& flags) {
   return 0;
 }
 
+int convert(const CheckpointFlags& flags) {
+  if (!flags.overwrite && latest_checkpoint(flags.file))
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("\"{}\" has a checkpoint; another folder, or --overwrite, is expected", flags.file));
+  const NameTable table = flags.names.empty() ? NameTable() : NameTable::read(flags.names);
+  ConvertOptions options;
+  options.files = flags.files;
+  std::size_t old = 0;
+  if (flags.old_names)
+    options.remap = [&](std::string_view name, const Shape& shape) {
+      std::vector<RemappedTensor> pieces = remap_old_names(name, shape);
+      old += pieces.empty() ? 0 : 1;
+      return pieces;
+    };
+  options.rename = [&](std::string_view name) {
+    const std::string to = table.renamed(name);
+    return wanted(flags, to) ? to : std::string();
+  };
+  if (!flags.dtype.empty())
+    options.dtype = [&](std::string_view, DType) { return flags.dtype == "f32" ? DType::f32 : DType::bf16; };
+  const std::size_t count = convert_checkpoint(flags.path, flags.file, options);
+  const CheckpointReader reader = CheckpointReader::open(flags.file);
+  fmt::print("{}: {} tensors{}\n", reader.info().folder.string(), count,
+             old == 0 ? "" : fmt::format("; {} had older names or shapes", old));
+  return 0;
+}
+
 }  // namespace
 
 void add_checkpoint(CLI::App& app, Body& chosen) {
@@ -187,7 +219,8 @@ void add_checkpoint(CLI::App& app, Body& chosen) {
   checkpoint->require_subcommand(1);
   const auto add = [&](const char* name, const char* what, int (*body)(const CheckpointFlags&)) {
     CLI::App* const sub = checkpoint->add_subcommand(name, what);
-    sub->add_option("checkpoint", flags->path, "A run's folder (its latest checkpoint) or a checkpoint's own")
+    sub->add_option("checkpoint", flags->path,
+                    "A run's folder (its latest checkpoint), a checkpoint's own, or a safetensors file")
         ->required();
     sub->callback([flags, body, &chosen] { chosen = [flags, body] { return body(*flags); }; });
     return sub;
@@ -210,6 +243,21 @@ void add_checkpoint(CLI::App& app, Body& chosen) {
   add_only(exports);
   exports->add_option("--strip", flags->strip,
                       "Leave this out where names begin with it, as in --strip param.");
+  CLI::App* const converts =
+      add("convert", "Write it anew: other names, another dtype, another number of files", convert);
+  converts->add_option("to", flags->file, "The folder of the new one")->required();
+  add_only(converts);
+  converts
+      ->add_option("--names", flags->names, "A file of lines OLD NEW; a * in both stands for the same text")
+      ->check(CLI::ExistingFile);
+  converts->add_flag(
+      "--old-names", flags->old_names,
+      "Names and shapes of older programs (to_qkv, 1x1 convolutions, spectral norms) become today's");
+  converts->add_option("--dtype", flags->dtype, "What tensors of f32 and bf16 become")
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  converts->add_option("--files", flags->files, "How many files the tensors' rows are cut into")
+      ->check(CLI::Range(1, 99999));
+  converts->add_flag("--overwrite", flags->overwrite, "Also where the folder has a checkpoint");
   exports->add_flag("--overwrite", flags->overwrite, "Replace the file where it is there");
 }
 

@@ -1,0 +1,25 @@
+// Names and shapes of weights that were stored with 1x1 convolutions and one product for q, k and v, and the two forms of
+// spectral norms: the rules behind weft/checkpoint/remap.hpp and weft/models/remap.hpp.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "weft/checkpoint/remap.hpp"
+
+namespace weft {
+
+/// What such a weight is; nothing where it is none.
+struct ConvFormat {
+  std::vector<RemappedTensor> pieces;
+  /// The name is one of a fused weight, and the shape is not: what was expected.
+  std::string expected;
+};
+ConvFormat conv_format(std::string_view name, const Shape& shape);
+
+/// The name of a spectral norm's tensor as torch.nn.utils.spectral_norm has it, for the form of
+/// torch.nn.utils.parametrizations; another name as it is.
+std::string spectral_norm_name(std::string_view name);
+
+}  // namespace weft

@@ -1,0 +1,44 @@
+// A checkpoint's folder while it is written: under a temporary name, until all that belongs into it is on the disk.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "checkpoint/index.hpp"
+#include "checkpoint/safetensors_write.hpp"
+
+namespace weft {
+
+/// The string of a file's metadata that has the step.
+inline constexpr const char* kStepKey = "weft_step";
+
+/// directory/step-N. One rank calls make(), finish() and remove(); each rank that writes, write(). Each function throws `system`
+/// naming the file.
+class NewFolder {
+ public:
+  NewFolder(std::filesystem::path directory, std::int64_t step,
+            std::function<void(std::string_view stage)> on_stage);
+  /// Makes it, empty, under the temporary name, and removes what a save that was killed has left.
+  void make() const;
+  /// Writes a file there; returns the hash of its header.
+  std::uint64_t write(const std::string& name, std::vector<PlannedTensor> tensors,
+                      std::map<std::string, std::string> metadata) const;
+  /// Writes the index, gives the folder its name, lets `latest` name it, and removes older ones but for `keep` (0: none).
+  void finish(const CheckpointIndex& index, int keep) const;
+  /// After an error before finish(): takes it away.
+  void remove() const noexcept;
+
+ private:
+  void reached(std::string_view stage) const;
+  std::function<void(std::string_view)> steps_of(std::string what) const;
+  std::filesystem::path directory_, folder_, unfinished_;
+  std::int64_t step_;
+  std::function<void(std::string_view)> on_stage_;
+};
+
+}  // namespace weft
