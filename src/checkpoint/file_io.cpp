@@ -95,6 +95,15 @@ bool is_there(const std::filesystem::path& path) {
   return there;
 }
 
+void refuse_link(const std::filesystem::path& path) {
+  std::error_code error;  // what cannot be looked at cannot be opened, which says why
+  if (std::filesystem::symlink_status(path, error).type() != std::filesystem::file_type::symlink) return;
+  const std::filesystem::path target = std::filesystem::read_symlink(path, error);
+  throw Error(ErrorCode::bad_argument,
+              fmt::format("checkpoint: {} is a symbolic link to {}; expected what it names in its place",
+                          path.string(), target.string()));
+}
+
 std::optional<std::string> why_no_file_name(std::string_view name) {
   constexpr std::size_t kLongest = 255;
   if (name.empty()) return "empty";

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <set>
 
+#include "mesh/replicas/same_list.hpp"
 #include "mesh/slab.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
@@ -83,6 +84,27 @@ std::vector<std::byte> take_box(const NamedView& tensor, const HeldBox& held) {
 
 std::string part_file(int rank) { return fmt::format("rank-{:05}.safetensors", rank); }
 
+std::vector<OwnedPart> parts_of(const NamedView& tensor, int ranks) {
+  std::vector<OwnedPart> parts;
+  std::set<std::vector<std::int64_t>> known;  // offsets, then sizes
+  for (int rank = 0; rank < ranks; ++rank) {
+    const std::vector<HeldBox> boxes = boxes_of(tensor, rank);
+    for (std::size_t i = 0; i < boxes.size(); ++i) {
+      const Box& box = boxes[i].box;
+      std::vector<std::int64_t> numbers(box.offset.begin(), box.offset.end());
+      numbers.insert(numbers.end(), box.shape.begin(), box.shape.end());
+      if (box.shape.count() > 0 && known.insert(std::move(numbers)).second)
+        parts.push_back({rank, box, i, boxes.size()});
+    }
+    if (tensor.layout == nullptr) break;  // every rank holds the whole
+  }
+  return parts;
+}
+
+void expect_same_tensors(std::string_view what, const DeviceMesh& mesh, std::span<const NamedView> tensors) {
+  gather_with_list(what, mesh, digest_of_list(tensors), {}, [&] { return entries_of("tensor", tensors); });
+}
+
 CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks) {
   CheckpointIndex index;
   for (const NamedView& tensor : tensors) {
@@ -92,20 +114,9 @@ CheckpointIndex make_index(std::span<const NamedView> tensors, int ranks) {
     if (tensor.layout != nullptr)
       for (const Placement& placement : tensor.layout->placements)
         entry.layout.push_back(to_string(placement));
-    // Distinct parts, each by the first rank that holds it. Distinct shards never overlap.
-    std::set<std::vector<std::int64_t>> known;  // offsets, then sizes
-    for (int rank = 0; rank < ranks; ++rank) {
-      const std::vector<HeldBox> boxes = boxes_of(tensor, rank);
-      for (std::size_t i = 0; i < boxes.size(); ++i) {
-        const Box& box = boxes[i].box;
-        std::vector<std::int64_t> numbers(box.offset.begin(), box.offset.end());
-        numbers.insert(numbers.end(), box.shape.begin(), box.shape.end());
-        if (box.shape.count() > 0 && known.insert(std::move(numbers)).second)
-          entry.parts.push_back({part_file(rank), box,
-                                 boxes.size() == 1 ? std::string() : fmt::format("{}[{}]", tensor.name, i)});
-      }
-      if (tensor.layout == nullptr) break;  // every rank holds the whole
-    }
+    for (const OwnedPart& part : parts_of(tensor, ranks))
+      entry.parts.push_back({part_file(part.rank), part.box,
+                             part.of == 1 ? std::string() : fmt::format("{}[{}]", tensor.name, part.number)});
     for (const CheckpointPart& part : entry.parts) index.files[part.file] = {};
   }
   return index;

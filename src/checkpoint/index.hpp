@@ -2,6 +2,7 @@
 // part. Plain values and arithmetic; callable from any thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -54,6 +55,9 @@ inline constexpr std::size_t kMaxIndexBytes = std::size_t{256} << 20;
 
 /// What `latest` holds where it names that folder: the name, and its hash.
 std::string latest_text(std::string_view folder);
+/// The name in a text of `latest`; one that people have written has no hash. Throws bad_argument naming `latest` where it is no name
+/// of a folder beside it, or has the hash of another one.
+std::string folder_of_latest(const std::filesystem::path& latest, const std::string& text);
 
 std::string to_json(const CheckpointIndex& index);
 /// Throws bad_argument naming `path` where the text is no index of a version we know or not the one that was written (its
@@ -82,6 +86,18 @@ std::vector<std::byte> take_box(const NamedView& tensor, const HeldBox& box);
 
 /// "rank-00003.safetensors"
 std::string part_file(int rank);
+
+/// A distinct part of a tensor, and the lowest rank that holds it.
+struct OwnedPart {
+  int rank = 0;
+  Box box;
+  std::size_t number = 0, of = 1;  ///< among the boxes that this rank holds
+};
+/// The parts of a run on `ranks` ranks; empty ones are left out. Distinct parts do not overlap.
+std::vector<OwnedPart> parts_of(const NamedView& tensor, int ranks);
+
+/// Throws mismatch on all ranks, naming the first difference, where they do not give the same tensors in the same order. Collective.
+void expect_same_tensors(std::string_view what, const DeviceMesh& mesh, std::span<const NamedView> tensors);
 
 /// The index of a run on `ranks` ranks: each distinct part once, by the lowest rank that holds it. Empty
 /// parts are left out. The hashes of its files are not known yet.

@@ -16,29 +16,16 @@
 namespace weft {
 namespace {
 
-constexpr std::string_view kLatestHash = "\nxxh3 ";
-
-// The folder that `latest` names, or nothing. One that people have written has no hash.
+// The folder that `latest` names, or nothing.
 std::optional<std::filesystem::path> latest_folder(const std::filesystem::path& directory) {
   constexpr std::size_t kMostBytes = 4096;
   const std::filesystem::path latest = directory / kLatestFile;
   if (!is_there(latest)) return std::nullopt;
-  std::string name = read_regular_file(latest, fmt::format("checkpoint: {}:", latest.string()), kMostBytes);
-  if (const std::size_t line = name.find('\n');
-      line != name.npos && name.substr(line).starts_with(kLatestHash)) {
-    const std::string folder = name.substr(0, line);
-    if (name != latest_text(folder))
-      throw Error(ErrorCode::bad_argument,
-                  fmt::format("checkpoint: {} is not as it was written: it has the hash of another name than "
-                              "\"{}\"",
-                              latest.string(), folder));
-    name = folder;
-  }
-  while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
-  if (const auto why = why_no_file_name(name))
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("checkpoint: {} names what is {}; expected the name of a folder beside it",
-                            latest.string(), *why));
+  refuse_link(latest);
+  const std::string text =
+      read_regular_file(latest, fmt::format("checkpoint: {}:", latest.string()), kMostBytes);
+  const std::string name = folder_of_latest(latest, text);
+  refuse_link(directory / name);
   if (!is_there(directory / name / kIndexFile))
     throw Error(
         ErrorCode::bad_argument,
@@ -46,7 +33,8 @@ std::optional<std::filesystem::path> latest_folder(const std::filesystem::path& 
   return directory / name;
 }
 
-// Copies a box of a row-major tensor into the same box of another; offsets within each.
+}  // namespace
+
 void copy_box(const std::byte* from, const Shape& from_shape, const Dims& from_offset, std::byte* to,
               const Shape& to_shape, const Dims& to_offset, const Shape& box, int element_bytes) {
   const Strides from_strides = row_major(from_shape), to_strides = row_major(to_shape);
@@ -75,10 +63,9 @@ void copy_box(const std::byte* from, const Shape& from_shape, const Dims& from_o
   }
 }
 
-}  // namespace
-
 CheckpointIndex read_index(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / kIndexFile;
+  refuse_link(path);
   return index_from_json(
       path, read_regular_file(path, fmt::format("checkpoint: {}:", path.string()), kMaxIndexBytes));
 }
@@ -101,7 +88,8 @@ OpenedCheckpoint open_checkpoint(const std::filesystem::path& path) {
     return {folder, folder, read_index(folder)};
   }
   const SafetensorsFile file = SafetensorsFile::open(path);
-  OpenedCheckpoint opened{path, path.parent_path(), {}};
+  const std::filesystem::path place = std::filesystem::canonical(path);  // the caller's path may be a link
+  OpenedCheckpoint opened{path, place.parent_path(), {}};
   for (const std::string& name : file.names()) {
     const SafetensorsInfo& info = file.info(name);
     Box whole{info.shape, info.shape};
@@ -109,7 +97,7 @@ OpenedCheckpoint open_checkpoint(const std::filesystem::path& path) {
     CheckpointEntry& entry = opened.index.tensors[name];
     entry.dtype = info.dtype;
     entry.shape = info.shape;
-    if (info.shape.count() > 0) entry.parts.push_back({path.filename().string(), whole});
+    if (info.shape.count() > 0) entry.parts.push_back({place.filename().string(), whole});
   }
   for (const auto& [key, value] : file.metadata()) {
     const char* const end = value.data() + value.size();
@@ -122,11 +110,6 @@ OpenedCheckpoint open_checkpoint(const std::filesystem::path& path) {
   return opened;
 }
 
-std::string latest_text(std::string_view folder) {
-  return fmt::format("{}{}{}\n", folder, kLatestHash,
-                     hash_text(content_hash(std::as_bytes(std::span(folder)))));
-}
-
 std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& directory) {
   const auto folder = latest_folder(directory);
   if (!folder) return std::nullopt;
@@ -134,6 +117,7 @@ std::optional<CheckpointInfo> latest_checkpoint(const std::filesystem::path& dir
 }
 
 SafetensorsFile PartFiles::open(const std::string& name) const {
+  refuse_link(folder_ / name);
   SafetensorsFile file = SafetensorsFile::open(folder_ / name);
   const auto known = index_.files.find(name);
   if (known != index_.files.end() && file.header_hash() != known->second.header_hash)

@@ -5,16 +5,10 @@
 
 #include "checkpoint/agreement.hpp"
 #include "checkpoint/save_plan.hpp"
-#include "mesh/replicas/same_list.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
 namespace {
-
-void expect_same_tensors(const DeviceMesh& mesh, std::span<const NamedView> tensors) {
-  gather_with_list("save_checkpoint", mesh, digest_of_list(tensors), {},
-                   [&] { return entries_of("tensor", tensors); });
-}
 
 // What this rank's file holds.
 std::vector<SafetensorsEntry> entries_of_rank(std::span<const NamedView> tensors,
@@ -74,7 +68,7 @@ SavePlan plan_save(const std::filesystem::path& directory, const DeviceMesh& mes
     tensors = list();
     check_tensors("save_checkpoint", mesh, tensors);
   });
-  if (mesh) expect_same_tensors(mesh, tensors);
+  if (mesh) expect_same_tensors("save_checkpoint", mesh, tensors);
   SavePlan plan;
   plan.directory = directory;
   plan.rank = mesh ? mesh.rank() : 0;

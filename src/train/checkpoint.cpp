@@ -192,4 +192,24 @@ CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const Dev
   return load(directory, mesh, saved_of(model), optimizer);
 }
 
+void gather_full_state(const DeviceMesh& mesh, const Module& model, const Optimizer* optimizer, int root,
+                       const FullStateVisitor& see) {
+  const Saved saved = saved_of(model);
+  std::deque<std::string> names;
+  OnHost host;
+  const std::vector<MutableNamedView> tensors =
+      tensors_of("gather_full_state", mesh, saved, optimizer, names, host);
+  gather_full_state(mesh, std::vector<NamedView>(tensors.begin(), tensors.end()), root, see);
+}
+
+void set_full_state(const DeviceMesh& mesh, const Module& model, Optimizer* optimizer, int root,
+                    const FullStateSource& give) {
+  const Saved saved = saved_of(model);
+  std::deque<std::string> names;
+  OnHost host;
+  set_full_state(mesh, tensors_of("set_full_state", mesh, saved, optimizer, names, host), root, give);
+  host.write_back();
+  for (Parameter* p : saved.parameters) p->write_master();  // their weights are made anew
+}
+
 }  // namespace weft

@@ -99,8 +99,9 @@ TEST_F(Convert, ToBf16AndBack) {
   convert_checkpoint(folder_ / "half", folder_ / "half3", {.dtype = all(DType::bf16)});
   expect_same("half", "half2");
   expect_same("half", "half3");
-  EXPECT_EQ(error_text([&] { convert("x", {.dtype = all(DType::f16)}); }),
-            "bad_argument: convert_checkpoint: options.dtype of \"weight\" is f16; expected f32 or bf16");
+  EXPECT_EQ(
+      error_text([&] { convert("x", {.dtype = all(DType::f16)}); }),
+      "bad_argument: convert_checkpoint: options.dtype of \"to_qkv.weight_u\" is f16; expected f32 or bf16");
 }
 
 TEST_F(Convert, NamesAndShapes) {

@@ -400,6 +400,29 @@ std::vector<std::string> index_seeds() {
           tensor("[1]", R"({"file":"a\u0000b","offset":[0],"shape":[1],"shape":[1]})"),
           std::string(1000, '[')};
 }
+
+// What `latest` of a folder of checkpoints holds: a name beside it, or an error.
+void latest(std::string_view bytes) {
+  const std::string text(bytes);
+  try {
+    const std::string name = folder_of_latest("run/latest", text);
+    check(!why_no_file_name(name), "latest names what lies beside it");
+    check(folder_of_latest("run/latest", latest_text(name)) == name, "latest is read as it is written");
+  } catch (const Error& e) {
+    check(e.code() == ErrorCode::bad_argument, "a latest that is wrong is the caller's to know");
+  }
+}
+
+std::vector<std::string> latest_seeds() {
+  return {latest_text("step-00000007"),
+          "step-00000007\n",
+          "../step-00000007",
+          "/etc",
+          ".\n",
+          "",
+          "step-00000007\nxxh3 0000000000000000\n",
+          std::string("step\0/x", 7)};
+}
 #endif
 
 }  // namespace
@@ -414,6 +437,7 @@ const std::vector<Target>& targets() {
 #if WEFT_FUZZ_CHECKPOINTS
     {"safetensors", safetensors, safetensors_seeds},
     {"index", index, index_seeds},
+    {"latest", latest, latest_seeds},
 #endif
   };
   return all;

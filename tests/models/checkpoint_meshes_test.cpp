@@ -19,7 +19,9 @@
 #include "weft/nn/schedule.hpp"
 #include "weft/nn/spectral_norm.hpp"
 #include "weft/tp/own_plan.hpp"
+#include "weft/tp/parallelize.hpp"
 #include "weft/train/checkpoint.hpp"
+#include "weft/train/fully_shard.hpp"
 #include "weft/train/gradients.hpp"
 
 namespace weft::checkpoint_meshes_test {
@@ -37,14 +39,19 @@ struct Plan {
   const char* name;
   MeshShape mesh;
   bool sequence_and_vocab = false;
+  bool sharded = false;  // fully_shard over dp_shard, replicated over dp_replicate
 };
 
-const Plan kPlans[] = {{"one rank", {{"dp", 1}, {"tp", 1}}},
-                       {"dp=2", {{"dp", 2}, {"tp", 1}}},
-                       {"tp=2", {{"dp", 1}, {"tp", 2}}},
-                       {"dp=2 x tp=2", {{"dp", 2}, {"tp", 2}}},
-                       {"tp=2, sequence parallel, vocabulary split", {{"dp", 1}, {"tp", 2}}, true},
-                       {"dp=4", {{"dp", 4}, {"tp", 1}}}};
+const Plan kPlans[] = {
+    {"one rank", {{"dp", 1}, {"tp", 1}}},
+    {"dp=2", {{"dp", 2}, {"tp", 1}}},
+    {"tp=2", {{"dp", 1}, {"tp", 2}}},
+    {"dp=2 x tp=2", {{"dp", 2}, {"tp", 2}}},
+    {"tp=2, sequence parallel, vocabulary split", {{"dp", 1}, {"tp", 2}}, true},
+    {"dp=4", {{"dp", 4}, {"tp", 1}}},
+    {"sharded over 3, unevenly", {{"dp_replicate", 1}, {"dp_shard", 3}, {"tp", 1}}, false, true},
+    {"sharded over 2, in tp=2", {{"dp_replicate", 1}, {"dp_shard", 2}, {"tp", 2}}, false, true},
+    {"sharded over 2, twice", {{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 1}}, false, true}};
 
 TransformerConfig small() {
   TransformerConfig c;
@@ -60,52 +67,134 @@ BuildOptions options_of(const Plan& plan) {
   return options;
 }
 
-// A Trainer with a schedule and a sampler, as a program has them.
-struct Training {
-  Training(Rank& rank, const Plan& plan, std::uint64_t seed)
-      : compute(rank.context, 1),
-        mesh(rank.group(), plan.mesh),
-        model(build_parallel_model(small(), mesh, compute, options_of(plan))),
-        trainer(model, compute, {.seed = seed}),
-        sampler(model.data, kSamples, kBatch, 11) {}
+constexpr CosineSchedule kSchedule{.peak = 2e-3, .floor = 1e-4, .warmup = 3, .total = kSteps};
 
-  double step() {
-    const std::int64_t step = trainer.steps();
-    std::vector<std::int64_t> tokens, labels;
-    const std::vector<std::int64_t> samples = sampler.local_batch(step);
+// Rows of a step's batch that one data rank has.
+struct Rows {
+  explicit Rows(const std::vector<std::int64_t>& samples) : count(static_cast<std::int64_t>(samples.size())) {
     for (const std::int64_t sample : samples)
       for (std::int64_t i = 0; i < kSequence; ++i) {
         tokens.push_back((sample * 7 + i * i) % kVocab);
         labels.push_back((sample + i) % 9 == 0 ? CrossEntropy::kIgnore
                                                : (sample * 7 + (i + 1) * (i + 1)) % kVocab);
       }
-    const TokenBatch batch{tokens.data(), labels.data(), static_cast<std::int64_t>(samples.size()), kSequence,
-                           kBatch};
-    return trainer.step({&batch, 1}, schedule.at(step)).loss;
   }
+  std::int64_t count;
+  std::vector<std::int64_t> tokens, labels;
+};
+
+// A model that is trained, with a schedule and a sampler, as a program has them.
+class Training {
+ public:
+  virtual ~Training() = default;
+  virtual double step() = 0;
+  virtual std::int64_t steps() const = 0;
+  virtual void save(AsyncCheckpoint& saves, const std::filesystem::path& folder) = 0;
+  virtual void load(const std::filesystem::path& folder) = 0;
+  virtual const DeviceMesh& mesh() const = 0;
   std::vector<double> steps_to(int last) {
     std::vector<double> losses;
-    while (trainer.steps() < last) losses.push_back(step());
+    while (steps() < last) losses.push_back(step());
     return losses;
   }
+};
+
+struct WithTrainer : Training {
+  WithTrainer(Rank& rank, const Plan& plan, std::uint64_t seed)
+      : compute(rank.context, 1),
+        whole(rank.group(), plan.mesh),
+        model(build_parallel_model(small(), whole, compute, options_of(plan))),
+        trainer(model, compute, {.seed = seed}),
+        sampler(model.data, kSamples, kBatch, 11) {}
+  double step() override {
+    const Rows rows(sampler.local_batch(trainer.steps()));
+    const TokenBatch batch{rows.tokens.data(), rows.labels.data(), rows.count, kSequence, kBatch};
+    return trainer.step({&batch, 1}, kSchedule.at(trainer.steps())).loss;
+  }
+  std::int64_t steps() const override { return trainer.steps(); }
+  void save(AsyncCheckpoint& saves, const std::filesystem::path& folder) override {
+    trainer.save(saves, folder);
+  }
+  void load(const std::filesystem::path& folder) override { trainer.load(folder); }
+  const DeviceMesh& mesh() const override { return whole; }
 
   Compute compute;
-  DeviceMesh mesh;
+  DeviceMesh whole;
   ParallelModel model;
   Trainer trainer;
-  CosineSchedule schedule{.peak = 2e-3, .floor = 1e-4, .warmup = 3, .total = kSteps};
   Sampler sampler;
 };
+
+// The same with fully_shard, by hand.
+struct Sharded : Training {
+  Sharded(Rank& rank, const Plan& plan)
+      : compute(rank.context, 1),
+        whole(rank.group(), plan.mesh),
+        data(whole[{"dp_replicate", "dp_shard"}].flatten("dp")),
+        model(small()),
+        sampler(data, kSamples, kBatch, 11) {
+    parallelize(model, whole["tp"], transformer_plan(small()));
+    replicate(model, whole);
+    sharded = fully_shard(model, {whole["dp_shard"], whole["dp_replicate"]}, {.blocks = {"layers.*"}});
+    materialise(model, compute);
+    initialise(model, 3);
+    optimizer.emplace(compute, model.parameters(), AdamW::Options{});
+  }
+  Tensor placed(const std::vector<std::int64_t>& numbers) {
+    const LayoutRef layout = replicated_layout(whole, {kBatch, kSequence})
+                                 ->with("dp_replicate", Shard{0})
+                                 ->with("dp_shard", Shard{0});
+    Tensor t(compute.context(), layout->local_shape(), DType::i64);
+    std::ranges::copy(numbers, t.as<std::int64_t>().begin());
+    return t.with_layout(layout);
+  }
+  double step() override {
+    const Rows rows(sampler.local_batch(done));
+    const Tensor tokens = placed(rows.tokens), labels = placed(rows.labels);
+    Frame frame(compute, {.seed = 0, .step = done});
+    CrossEntropy cross_entropy;
+    const Tensor logits = model.forward({tokens}, frame)[0];
+    const Tensor loss =
+        cross_entropy.forward({logits, labels, global_valid(compute.context(), labels)}, frame)[0];
+    model.backward(cross_entropy.backward({}, frame), frame);
+    if (whole.size("tp") > 1) sync_replicated_gradients(optimizer->parameters(), whole["tp"]);
+    clip_grad_norm(optimizer->parameters(), 1);
+    optimizer->step(kSchedule.at(done++));
+    optimizer->zero_gradients();
+    return full(loss).as<double>()[0];
+  }
+  std::int64_t steps() const override { return done; }
+  void save(AsyncCheckpoint& saves, const std::filesystem::path& folder) override {
+    start_save(saves, folder, done, model, &*optimizer);
+  }
+  void load(const std::filesystem::path& folder) override {
+    done = load_checkpoint(folder, whole, model, &*optimizer).step;
+  }
+  const DeviceMesh& mesh() const override { return whole; }
+
+  Compute compute;
+  DeviceMesh whole, data;
+  Transformer model;
+  std::unique_ptr<FullySharded> sharded;
+  std::optional<AdamW> optimizer;
+  Sampler sampler;
+  std::int64_t done = 0;
+};
+
+std::unique_ptr<Training> training(Rank& rank, const Plan& plan, std::uint64_t seed) {
+  if (plan.sharded) return std::make_unique<Sharded>(rank, plan);
+  return std::make_unique<WithTrainer>(rank, plan, seed);
+}
 
 // The losses after kStop of a run that saves there and goes on.
 std::vector<double> save_and_go_on(const Plan& plan, const std::filesystem::path& folder) {
   std::vector<double> losses;
   test::run_ranks(Ranks::threads, plan.mesh.size(), [&](Rank& rank) {
-    Training run(rank, plan, 5);
-    AsyncCheckpoint saves(run.mesh);
-    run.steps_to(kStop);
-    run.trainer.save(saves, folder);
-    const std::vector<double> rest = run.steps_to(kSteps);
+    const std::unique_ptr<Training> run = training(rank, plan, 5);
+    AsyncCheckpoint saves(run->mesh());
+    run->steps_to(kStop);
+    run->save(saves, folder);
+    const std::vector<double> rest = run->steps_to(kSteps);
     saves.wait();
     if (rank.rank == 0) losses = rest;
   });
@@ -115,11 +204,10 @@ std::vector<double> save_and_go_on(const Plan& plan, const std::filesystem::path
 std::vector<double> resume(const Plan& plan, const std::filesystem::path& folder) {
   std::vector<double> losses;
   test::run_ranks(Ranks::threads, plan.mesh.size(), [&](Rank& rank) {
-    Training run(rank, plan, 99);  // the seed is the checkpoint's
-    for (Parameter* p : run.model.parameters()) initialise(*p, 77);
-    run.step();
-    run.trainer.load(folder);
-    const std::vector<double> rest = run.steps_to(kSteps);
+    const std::unique_ptr<Training> run = training(rank, plan, 99);
+    run->step();  // nothing of it is left
+    run->load(folder);
+    const std::vector<double> rest = run->steps_to(kSteps);
     if (rank.rank == 0) losses = rest;
   });
   return losses;
@@ -149,7 +237,7 @@ TEST(CheckpointMeshes, ARunGoesOnOnAnyOtherMesh) {
 TEST(CheckpointMeshes, TheSeedIsThatOfTheCheckpoint) {
   const test::TemporaryFolder folder;
   test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
-    Training first(rank, kPlans[0], 5), second(rank, kPlans[0], 6);
+    WithTrainer first(rank, kPlans[0], 5), second(rank, kPlans[0], 6);
     first.step();
     first.trainer.save(folder / "a");
     EXPECT_EQ(second.trainer.load(folder / "a").extra.at("trainer.seed"), "5");

@@ -2,11 +2,21 @@
 // a stage whose weights were stored with convolutions.
 #include "weft/models/remap.hpp"
 
+#include <fmt/format.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <mutex>
 
 #include "support/errors.hpp"
 #include "support/golden_case.hpp"
+#include "support/run_ranks.hpp"
+#include "support/temporary_folder.hpp"
+#include "weft/checkpoint/convert.hpp"
+#include "weft/mesh/redistribute.hpp"
 #include "weft/models/weather.hpp"
+#include "weft/tp/own_plan.hpp"
+#include "weft/train/checkpoint.hpp"
 
 namespace weft::remap_test {
 namespace {
@@ -68,6 +78,68 @@ TEST_P(Remap, AStageTakesThem) {
   double largest = 0;
   for (const double value : reference) largest = std::max(largest, std::abs(value));
   for (std::size_t i = 0; i < reference.size(); ++i) ASSERT_NEAR(y.f32()[i], reference[i], 4e-6 * largest);
+}
+
+// A checkpoint with the names of old is loaded on one rank and on two, where the projections are cut; a line of the log says so.
+// Converted, it has the names of today, and no line.
+TEST_P(Remap, ACheckpointWithOldNamesIsLoaded) {
+  const test::TemporaryFolder folder;
+  {
+    const Golden golden(GetParam());
+    const std::string prefix = std::string("old.") + golden.config().at("stage_prefix").get<std::string>();
+    ConvertOptions options;
+    options.rename = [&](std::string_view name) {
+      if (!name.starts_with(prefix)) return std::string();
+      const bool buffer = name.ends_with(".weight_u") || name.ends_with(".weight_v");
+      return (buffer ? "buffer." : "param.") + std::string(name.substr(prefix.size()));
+    };
+    convert_checkpoint(GetParam(), folder / "old", options);
+    convert_checkpoint(folder / "old", folder / "new", {.remap = remap_old_names});
+  }
+  for (const int ranks : {1, 2})
+    for (const char* run : {"old", "new"}) {
+      SCOPED_TRACE(fmt::format("{} on {}", run, ranks));
+      std::mutex mutex;
+      std::vector<std::string> lines;
+      test::RankOptions options;
+      options.context.log_sink = [&](LogLevel, std::string_view line) {
+        const std::lock_guard lock(mutex);
+        if (line.find("load_checkpoint") != line.npos) lines.emplace_back(line);
+      };
+      test::run_ranks(
+          test::Ranks::threads, ranks,
+          [&](test::Rank& rank) {
+            Golden golden(GetParam());
+            const nlohmann::json& c = golden.config();
+            WeatherStageConfig s;
+            s.dim = c.at("dim"), s.depth = c.at("depth"), s.head_dim = c.at("dim_head");
+            s.local_window = c.at("local_window_size"), s.global_window = c.at("global_window_size");
+            WeatherStage stage(s);
+            if (c.at("spectral_norm").get<bool>()) add_spectral_norm(stage);
+            const DeviceMesh mesh(rank.group(), MeshShape{{"dp", 1}, {"tp", ranks}});
+            Compute compute(rank.context, 1);
+            parallelize(stage, mesh["tp"], OwnPlanOptions{.under_spectral_norm = WholeByDefault::split});
+            replicate(stage, mesh);
+            materialise(stage, compute);
+            const CheckpointInfo info = load_checkpoint(folder / run, mesh, stage, nullptr);
+            EXPECT_EQ(info.remapped.empty(), std::string_view(run) == "new");
+            const std::string prefix = std::string("new.") + c.at("stage_prefix").get<std::string>();
+            for (Parameter* p : stage.parameters())
+              EXPECT_TRUE(
+                  std::ranges::equal(full(p->master()).f32(), golden.tensor(prefix + p->path()).f32()))
+                  << p->path();
+            for (ModuleBuffer* b : stage.buffers())
+              EXPECT_TRUE(
+                  std::ranges::equal(full(b->tensor()).f32(), golden.tensor(prefix + b->path()).f32()))
+                  << b->path();
+          },
+          options);
+      ASSERT_EQ(lines.size(), std::string_view(run) == "old" ? 1u : 0u);
+      if (!lines.empty()) {
+        EXPECT_THAT(lines[0],
+                    ::testing::HasSubstr("tensors were stored under older names or shapes: "));
+      }
+    }
 }
 
 std::string file_name(const ::testing::TestParamInfo<std::filesystem::path>& info) {

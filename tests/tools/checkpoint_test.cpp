@@ -9,6 +9,7 @@
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <vector>
 
 #include "support/command_output.hpp"
@@ -132,6 +133,41 @@ TEST_F(CheckpointCommand, ExportWritesOneFile) {
   EXPECT_EQ(command("export run out.safetensors --overwrite").status, 0);
   EXPECT_THAT(SafetensorsFile::open(folder / "out.safetensors").names(),
               ElementsAre("param.weight", "steps"));
+}
+
+TEST_F(CheckpointCommand, ConvertWritesItAnew) {
+  std::vector<float> qkv(12);
+  std::iota(qkv.begin(), qkv.end(), 0.0f);
+  save("old", {{"a.to_qkv.weight", view(qkv.data(), {3, 4, 1, 1})},
+               {"a.to_qkv.weight_v", view(weight)},
+               {"b", view(weight)}});
+  std::ofstream(folder / "names") << "# a comment\n*.weight_v buffer.*.weight_v\n\n* param.*  # all others\n";
+  const Outcome converted = command(
+      "convert old new --old-names --names names --dtype bf16 --files 2 --only 'param.*' --only 'buffer.*'");
+  EXPECT_EQ(converted.status, 0) << converted.text;
+  EXPECT_EQ(converted.text, "new/step-00000003: 7 tensors; 2 had older names or shapes\n");
+  EXPECT_THAT(command("inspect new").text,
+              testing::AllOf(
+                  HasSubstr("param.a.to_k.weight     bf16   (1, 4)"),
+                  HasSubstr("buffer.a.to_q.weight_v  bf16   (6)                   12 B  2 parts  Shard(0)"),
+                  HasSubstr("7 tensors, 72 B")));
+  EXPECT_EQ(command("verify new").status, 0);
+  const Outcome again = command("convert new/step-00000003 new");
+  EXPECT_EQ(again.status, 2);
+  EXPECT_EQ(again.text, "weft: \"new\" has a checkpoint; another folder, or --overwrite, is expected\n");
+  EXPECT_EQ(command("export new whole.safetensors").status, 0);
+  EXPECT_EQ(command("convert whole.safetensors back").status, 0);
+  EXPECT_EQ(command("diff new back").status, 0);
+  EXPECT_THAT(command("inspect whole.safetensors").text,
+              HasSubstr("whole.safetensors\nstep 3, written on one rank"));
+  std::ofstream(folder / "names") << "a b c\n";
+  EXPECT_EQ(command("convert old x --names names").text,
+            "weft: names \"names\", line 1: expected two names, OLD NEW\n");
+  std::ofstream(folder / "names") << "\na *\n";
+  EXPECT_EQ(command("convert old x --names names").text,
+            "weft: names \"names\", line 2: expected at most one * in OLD, and in NEW no more than there\n");
+  EXPECT_EQ(command("convert old x --dtype f16").status, 2);
+  EXPECT_EQ(command("convert old x --files 0").status, 2);
 }
 
 TEST_F(CheckpointCommand, WrongWordsAreNamed) {

@@ -446,6 +446,32 @@ TEST_F(ChangedIndex, LatestNamesAFolderBesideIt) {
               AllOf(HasSubstr("cannot look for ddd"), EndsWith("/index.json: File name too long")));
 }
 
+// Paths that leave the folder: links in place of each of its files, and names in the index.
+TEST_F(ChangedIndex, WhatLiesElsewhereIsRefused) {
+  for (const char* name : {"../rank-00000.safetensors", "/etc/passwd", "a/b", "..", ""})
+    EXPECT_THAT(refusal([&](auto& i) { i["tensors"]["param.second"]["parts"][0]["file"] = name; }),
+                HasSubstr("; expected the name of a file in the same folder"))
+        << name;
+  std::ofstream(path_) << sound_;
+  expect_loads(folder_.path(), 1);
+  const test::TemporaryFolder elsewhere;
+  for (const auto& path : {path_, folder_ / "step-00000001" / "rank-00000.safetensors", folder_ / "latest",
+                           folder_ / "step-00000001"}) {
+    const std::filesystem::path moved = elsewhere / path.filename().string();
+    std::filesystem::copy(path, moved, std::filesystem::copy_options::recursive);
+    std::filesystem::rename(path, path.string() + ".old");
+    std::filesystem::create_symlink(moved, path);
+    EXPECT_EQ(test::error_text([&] { run_.load(folder_.path()); }),
+              "bad_argument: checkpoint: " + path.string() + " is a symbolic link to " + moved.string() +
+                  "; expected what it names in its place");
+    std::filesystem::remove(path);
+    std::filesystem::rename(path.string() + ".old", path);
+  }
+  // The path that a program gives may lead over links.
+  std::filesystem::create_symlink(folder_.path(), elsewhere / "run");
+  expect_loads(elsewhere / "run", 1);
+}
+
 TEST(Checkpoint, RefusesToSaveNonsense) {
   const test::TemporaryFolder folder;
   Context context;

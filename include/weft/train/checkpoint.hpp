@@ -4,6 +4,7 @@
 
 #include "weft/checkpoint/async.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
+#include "weft/checkpoint/full_state.hpp"
 #include "weft/nn/module.hpp"
 #include "weft/nn/optimizer.hpp"
 #include "weft/nn/parameter.hpp"
@@ -40,5 +41,13 @@ CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const Dev
 /// The same for a whole model, with its buffers.
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
                                const Module& model, Optimizer* optimizer);
+
+/// gather_full_state() and set_full_state() of weft/checkpoint/full_state.hpp for a model and the state of `optimizer` (null: none),
+/// under the names that a checkpoint has. Of a model on a device this rank's parts are copied to the host first. After set_full_state()
+/// weights are made anew from the masters.
+void gather_full_state(const DeviceMesh& mesh, const Module& model, const Optimizer* optimizer, int root,
+                       const FullStateVisitor& see);
+void set_full_state(const DeviceMesh& mesh, const Module& model, Optimizer* optimizer, int root,
+                    const FullStateSource& give);
 
 }  // namespace weft
