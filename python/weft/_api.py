@@ -4,6 +4,7 @@ from ctypes import (CFUNCTYPE, POINTER, Structure, c_bool, c_char, c_char_p, c_d
                     c_uint64, c_void_p, sizeof)
 
 CPU = 0
+EVERY_RANK = -1
 ANY_SOURCE = -2147483648
 VERSION_MAJOR = 0
 VERSION_MINOR = 1
@@ -266,6 +267,7 @@ weft_dl_managed_tensor_versioned._fields_ = [("version", weft_dl_version), ("man
     ("deleter", CFUNCTYPE(None, POINTER(weft_dl_managed_tensor_versioned))), ("flags", c_uint64), ("dl_tensor", weft_dl_tensor)]
 
 
+weft_whole_function = CFUNCTYPE(c_bool, c_void_p, c_char_p, POINTER(weft_buffer))
 weft_work_callback = CFUNCTYPE(None, c_void_p, POINTER(weft_error))
 
 # What the initialisers of weft.h set to something else than zero.
@@ -299,6 +301,13 @@ FUNCTIONS = {
     POINTER(weft_checkpoint_save_options), POINTER(weft_error),)),
     "weft_checkpoint_load": (c_int32, (c_char_p, c_void_p, POINTER(weft_tensor), c_int32, POINTER(weft_checkpoint_load_options), POINTER(c_int64),
     POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_checkpoint_saver_create": (c_int32, (c_void_p, c_bool, POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_checkpoint_saver_destroy": (None, (c_void_p,)),
+    "weft_checkpoint_saver_save": (c_int32, (c_void_p, c_char_p, c_int64, POINTER(weft_tensor), c_int32, POINTER(weft_checkpoint_string), c_int32,
+    POINTER(weft_checkpoint_save_options), POINTER(c_bool), POINTER(weft_error),)),
+    "weft_checkpoint_saver_wait": (c_int32, (c_void_p, POINTER(weft_error),)),
+    "weft_gather_full_state": (c_int32, (c_void_p, POINTER(weft_tensor), c_int32, c_int32, weft_whole_function, c_void_p, POINTER(weft_error),)),
+    "weft_set_full_state": (c_int32, (c_void_p, POINTER(weft_tensor), c_int32, c_int32, weft_whole_function, c_void_p, POINTER(weft_error),)),
     "weft_checkpoint_latest": (c_int32, (c_char_p, POINTER(c_void_p), POINTER(c_int64), POINTER(weft_error),)),
     "weft_checkpoint_reader_open": (c_int32, (c_char_p, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_checkpoint_reader_destroy": (None, (c_void_p,)),

@@ -6,7 +6,9 @@
 
 #include "base/errors/caught.hpp"
 #include "capi/mesh_handles.hpp"
+#include "weft/checkpoint/async.hpp"
 #include "weft/checkpoint/checkpoint.hpp"
+#include "weft/checkpoint/full_state.hpp"
 #include "weft/checkpoint/reader.hpp"
 
 using weft::ErrorCode;
@@ -21,6 +23,12 @@ struct weft_checkpoint_reader : capi::Handle<weft_checkpoint_reader> {
   weft::CheckpointReader reader;
   std::string folder;
   std::vector<const std::pair<const std::string, std::string>*> extra;  // entries of the reader's info()
+};
+
+struct weft_checkpoint_saver : capi::Handle<weft_checkpoint_saver> {
+  static constexpr const char* kKind = "weft_checkpoint_saver";
+  weft_checkpoint_saver(const weft::DeviceMesh& mesh, weft::AsyncCheckpoint::Busy busy) : saves(mesh, busy) {}
+  weft::AsyncCheckpoint saves;
 };
 
 namespace {
@@ -112,6 +120,91 @@ weft_status weft_checkpoint_save(const char* directory, const weft_mesh* mesh, i
                             std::vector<weft::NamedView>(list.begin(), list.end()), strings, save);
     } catch (const CallbackThrew& e) {
       refuse_thrown(function, "options->on_stage", e);
+    }
+  });
+}
+
+weft_status weft_checkpoint_saver_create(const weft_mesh* mesh, bool refuse, weft_checkpoint_saver** saver,
+                                         weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    weft_checkpoint_saver*& to = capi::given(function, saver, "saver");
+    using Busy = weft::AsyncCheckpoint::Busy;
+    to = new weft_checkpoint_saver{mesh_or_none(function, mesh), refuse ? Busy::refuse : Busy::wait};
+  });
+}
+
+void weft_checkpoint_saver_destroy(weft_checkpoint_saver* saver) { capi::destroy(__func__, saver, "saver"); }
+
+weft_status weft_checkpoint_saver_save(weft_checkpoint_saver* saver, const char* directory, int64_t step,
+                                       const weft_tensor* tensors, int32_t count,
+                                       const weft_checkpoint_string* extra, int32_t extra_count,
+                                       const weft_checkpoint_save_options* options, bool* begun,
+                                       weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    weft::AsyncCheckpoint& saves = capi::given(function, saver, "saver").saves;
+    const char* const to = capi::text_of(function, directory, "directory");
+    const std::vector<weft::MutableNamedView> list = capi::tensors_of(function, tensors, count, "tensors");
+    const weft::CheckpointExtra strings = extra_of(function, extra, extra_count);
+    const weft_checkpoint_save_options o =
+        capi::read(function, options, weft_checkpoint_save_options WEFT_CHECKPOINT_SAVE_OPTIONS_INIT,
+                   kSaveOptionsFirstBytes, "WEFT_CHECKPOINT_SAVE_OPTIONS_INIT");
+    weft::SaveOptions save{.keep = o.keep};
+    if (o.on_stage != nullptr)
+      save.on_stage = [o](std::string_view stage) { o.on_stage(o.data, std::string(stage).c_str()); };
+    const bool accepted =
+        saves.save(to, step, std::vector<weft::NamedView>(list.begin(), list.end()), strings, save);
+    if (begun != nullptr) *begun = accepted;
+  });
+}
+
+weft_status weft_checkpoint_saver_wait(weft_checkpoint_saver* saver, weft_error* error) {
+  return capi::guarded(__func__, error,
+                       [&, function = __func__] { capi::given(function, saver, "saver").saves.wait(); });
+}
+
+namespace {
+
+// Calls a function of the host's; false is an error, as what it throws.
+void call_whole(const char* function, const char* argument, weft_whole_function whole_function, void* data,
+                std::string_view name, const weft::ConstTensorView& whole) {
+  const std::string ended(name);
+  const weft_buffer buffer{const_cast<std::byte*>(whole.data), whole.count(),
+                           static_cast<weft_dtype>(whole.dtype), WEFT_CPU};
+  if (!called([&] { return whole_function(data, ended.c_str(), &buffer); }))
+    capi::refuse(ErrorCode::system, function, fmt::format("{} returned false for \"{}\"", argument, name));
+}
+
+}  // namespace
+
+weft_status weft_gather_full_state(const weft_mesh* mesh, const weft_tensor* tensors, int32_t count,
+                                   int32_t root, weft_whole_function see, void* data, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const std::vector<weft::MutableNamedView> list = capi::tensors_of(function, tensors, count, "tensors");
+    if (see == nullptr) capi::refuse(ErrorCode::bad_argument, function, "see is NULL");
+    try {
+      weft::gather_full_state(mesh_or_none(function, mesh),
+                              std::vector<weft::NamedView>(list.begin(), list.end()), root,
+                              [&](std::string_view name, const weft::ConstTensorView& whole) {
+                                call_whole(function, "see", see, data, name, whole);
+                              });
+    } catch (const CallbackThrew& e) {
+      refuse_thrown(function, "see", e);
+    }
+  });
+}
+
+weft_status weft_set_full_state(const weft_mesh* mesh, const weft_tensor* tensors, int32_t count,
+                                int32_t root, weft_whole_function give, void* data, weft_error* error) {
+  return capi::guarded(__func__, error, [&, function = __func__] {
+    const std::vector<weft::MutableNamedView> list = capi::tensors_of(function, tensors, count, "tensors");
+    if (give == nullptr) capi::refuse(ErrorCode::bad_argument, function, "give is NULL");
+    try {
+      weft::set_full_state(mesh_or_none(function, mesh), list, root,
+                           [&](std::string_view name, const weft::TensorView& whole) {
+                             call_whole(function, "give", give, data, name, whole);
+                           });
+    } catch (const CallbackThrew& e) {
+      refuse_thrown(function, "give", e);
     }
   });
 }

@@ -140,6 +140,18 @@ static char checkpoints[] = "/tmp/weft-bad-arguments-XXXXXX";
 static weft_checkpoint_reader* good_weft_checkpoint_reader;
 static const weft_checkpoint_string checkpoint_string = {"k", "v"};
 static const weft_checkpoint_string* const good_weft_checkpoint_string = &checkpoint_string;
+static weft_checkpoint_saver* good_weft_checkpoint_saver;
+static bool good_see(void* data, const char* name, const weft_buffer* whole) {
+  (void)data, (void)name, (void)whole;
+  return true;
+}
+#define good_give good_see
+#define null_weft_checkpoint_saver_create_mesh 1
+#define null_weft_checkpoint_saver_save_begun 1
+#define null_weft_gather_full_state_mesh 1
+#define null_weft_set_full_state_mesh 1
+#define any_weft_gather_full_state_root 1
+#define any_weft_set_full_state_root 1
 #define good_directory "/nowhere"
 #define good_file "/nowhere/all.safetensors"
 #define good_extra_count 1
@@ -292,8 +304,10 @@ static void make_good(void) {
   CHECK(mkdtemp(checkpoints) != NULL);
   OK(weft_checkpoint_save(checkpoints, NULL, 1, &tensor, 1, &checkpoint_string, 1, NULL, &error));
   OK(weft_checkpoint_reader_open(checkpoints, &good_weft_checkpoint_reader, &error));
+  OK(weft_checkpoint_saver_create(NULL, false, &good_weft_checkpoint_saver, &error));
   OK(weft_store_server_create(good_weft_context, NULL, &good_weft_store_server, &error));
-  (void)good_callback, (void)good_broadcast; /* one library may have no function that takes one */
+  (void)good_callback, (void)good_broadcast,
+      (void)good_see; /* one library may have no function that takes one */
 #if LIBRARY_weft_train
   static weft_matrix matrix = {memory, 1, 2, WEFT_F32, WEFT_CPU};
   good_weft_matrix = &matrix;
@@ -317,6 +331,7 @@ static void destroy_good(void) {
   snprintf(command, sizeof command, "rm -r '%s'", checkpoints);
   CHECK(system(command) == 0);
   weft_checkpoint_reader_destroy(good_weft_checkpoint_reader);
+  weft_checkpoint_saver_destroy(good_weft_checkpoint_saver);
   weft_sampler_destroy(good_weft_sampler);
   weft_reducer_destroy(good_weft_reducer);
   weft_exchange_destroy(good_weft_exchange);

@@ -122,6 +122,9 @@ static void note_stage(void* data, const char* stage) {
   strcat(data, stage);
   strcat(data, " ");
 }
+static const char kStages[] =
+    "folder data data file written file synced file named file index written index synced index named index "
+    "renamed latest written latest synced latest named latest ";
 static void test_stages(void) {
   char stages[256] = "";
   weft_checkpoint_save_options options = WEFT_CHECKPOINT_SAVE_OPTIONS_INIT;
@@ -129,11 +132,11 @@ static void test_stages(void) {
   options.on_stage = note_stage;
   options.data = stages;
   save_alone(1, &options);
-  CHECK(strcmp(stages, "folder data data file index renamed latest ") == 0);
+  CHECK(strcmp(stages, kStages) == 0);
   /* A program whose options end before on_stage. */
   options.struct_size = 8;
   save_alone(2, &options);
-  CHECK(strcmp(stages, "folder data data file index renamed latest ") == 0);
+  CHECK(strcmp(stages, kStages) == 0);
   remove_folder();
 }
 
@@ -487,6 +490,128 @@ static void test_a_flipped_byte(void) {
   remove_folder();
 }
 
+/* In the background, and whole ------------------------------------------------------------------------------------
+ */
+
+static void tell_of_data(void* data, const char* stage) {
+  if (strcmp(stage, "data") == 0) *(bool*)data = true;
+}
+
+/* The tensors change when the call has returned, and the file has what they were. */
+static void save_in_background(rank_args* a) {
+  weft_group* world = join(a, "world", 20000 * MS);
+  weft_mesh* mesh = mesh_of(world, "dp");
+  weft_layout *rows = layout_of(mesh, "dp", weft_shard(0), kW, 2),
+              *same = layout_of(mesh, "dp", weft_replicate(), kB, 1);
+  float w[20];
+  double b[3];
+  fill(w, a->rank == 0 ? 0 : 3, a->rank == 0 ? 3 : 2, b);
+  const weft_tensor tensors[] = {{"w", f32(w, a->rank == 0 ? 12 : 8), rows, NULL, 0},
+                                 {"b", f64(b, 3), same, NULL, 0}};
+  weft_checkpoint_saver* saver = NULL;
+  OK(weft_checkpoint_saver_create(mesh, false, &saver, &error));
+  bool begun = false, told = false;
+  weft_checkpoint_save_options options = WEFT_CHECKPOINT_SAVE_OPTIONS_INIT;
+  options.on_stage = tell_of_data;
+  options.data = &told;
+  OK(weft_checkpoint_saver_save(saver, folder, 3, tensors, 2, NULL, 0, &options, &begun, &error));
+  CHECK(begun);
+  memset(w, 0, sizeof w);
+  memset(b, 0, sizeof b);
+  OK(weft_checkpoint_saver_wait(saver, &error));
+  CHECK(told);
+  OK(weft_checkpoint_load(folder, mesh, tensors, 2, NULL, NULL, NULL, &error));
+  OK(weft_checkpoint_saver_save(saver, folder, 4, tensors, 2, NULL, 0, NULL, NULL, &error));
+  weft_checkpoint_saver_destroy(saver);
+  /* Where nothing can be written the next call says so. */
+  saver = NULL;
+  OK(weft_checkpoint_saver_create(mesh, true, &saver, &error));
+  OK(weft_checkpoint_saver_save(saver, "/dev/null/x", 5, tensors, 2, NULL, 0, NULL, NULL, &error));
+  CHECK_ERROR(weft_checkpoint_saver_wait(saver, &error), WEFT_SYSTEM,
+              a->rank == 0
+                  ? "*the save of step 5 in the background: save_checkpoint: /dev/null"
+                  : "*the save of step 5 in the background: save_checkpoint: rank 0 failed, and says");
+  weft_checkpoint_saver_destroy(saver);
+  weft_layout_destroy(rows);
+  weft_layout_destroy(same);
+  weft_mesh_destroy(mesh);
+  weft_group_destroy(world);
+}
+
+typedef struct {
+  int calls;
+  bool stops;
+} whole_args;
+static bool see_whole(void* data, const char* name, const weft_buffer* whole) {
+  whole_args* const a = data;
+  if (a->calls++ == 0) {
+    CHECK(strcmp(name, "w") == 0 && whole->count == 20 && whole->dtype == WEFT_F32 && is_w(whole->data));
+  } else {
+    CHECK(strcmp(name, "b") == 0 && whole->count == 3 && whole->dtype == WEFT_F64 && is_b(whole->data));
+  }
+  return !a->stops;
+}
+static bool give_whole(void* data, const char* name, const weft_buffer* whole) {
+  float w[20];
+  double b[3];
+  (void)data;
+  fill(w, 0, 5, b);
+  if (strcmp(name, "w") == 0) {
+    memcpy(whole->data, w, sizeof w);
+  } else {
+    memcpy(whole->data, b, sizeof b);
+  }
+  return true;
+}
+
+static void whole_tensors(rank_args* a) {
+  weft_group* world = join(a, "world", 20000 * MS);
+  weft_mesh* mesh = mesh_of(world, "dp");
+  weft_layout *rows = layout_of(mesh, "dp", weft_shard(0), kW, 2),
+              *same = layout_of(mesh, "dp", weft_replicate(), kB, 1);
+  float w[20];
+  double b[3];
+  const weft_tensor tensors[] = {{"w", f32(w, a->rank == 0 ? 12 : 8), rows, NULL, 0},
+                                 {"b", f64(b, 3), same, NULL, 0}};
+  for (int32_t root = WEFT_EVERY_RANK; root < 2; ++root) {
+    memset(w, 0, sizeof w);
+    memset(b, 0, sizeof b);
+    OK(weft_set_full_state(mesh, tensors, 2, root, give_whole, NULL, &error));
+    whole_args seen = {0, false};
+    OK(weft_gather_full_state(mesh, tensors, 2, root, see_whole, &seen, &error));
+    CHECK(seen.calls == (root == WEFT_EVERY_RANK || root == a->rank ? 2 : 0));
+  }
+  whole_args stops = {0, true};
+  CHECK_ERROR(weft_gather_full_state(mesh, tensors, 2, 0, see_whole, &stops, &error), WEFT_SYSTEM,
+              a->rank == 0
+                  ? "weft_gather_full_state: see returned false for \"w\""
+                  : "gather_full_state: rank 0 failed, and says why; what comes after \"w\" was not moved");
+  CHECK_ERROR(weft_set_full_state(mesh, tensors, 2, 2, give_whole, NULL, &error), WEFT_BAD_ARGUMENT,
+              "set_full_state: root is 2; expected 0 to 1, or -1 for every rank");
+  weft_layout_destroy(rows);
+  weft_layout_destroy(same);
+  weft_mesh_destroy(mesh);
+  weft_group_destroy(world);
+}
+
+static void test_background(void) {
+  make_folder();
+  run_ranks(2, save_in_background);
+  for (int step = 3; step < 5; ++step) {
+    weft_checkpoint_reader* reader = NULL;
+    float w[20];
+    const weft_buffer out = f32(w, 20);
+    OK(weft_checkpoint_reader_open(in_folder(step == 3 ? "step-00000003" : "step-00000004"), &reader,
+                                   &error));
+    OK(weft_checkpoint_reader_read(reader, 1, &out, &error));
+    CHECK(is_w(w));
+    weft_checkpoint_reader_destroy(reader);
+  }
+  remove_folder();
+}
+
+static void test_whole(void) { run_ranks(2, whole_tensors); }
+
 /* Export --------------------------------------------------------------------------------------------------------
  */
 
@@ -547,6 +672,8 @@ int main(int argc, char** argv) {
       {"misfits", test_misfits},
       {"arguments", test_arguments},
       {"misfits_of_ranks", test_misfits_of_ranks},
+      {"background", test_background},
+      {"whole", test_whole},
       {"export", test_export},
       {"a_flipped_byte", test_a_flipped_byte},
   };

@@ -149,7 +149,7 @@ TEST_F(CheckpointCommand, ConvertWritesItAnew) {
   EXPECT_THAT(command("inspect new").text,
               testing::AllOf(
                   HasSubstr("param.a.to_k.weight     bf16   (1, 4)"),
-                  HasSubstr("buffer.a.to_q.weight_v  bf16   (6)                   12 B  2 parts  Shard(0)"),
+                  HasSubstr("buffer.a.to_q.weight_v  bf16   (6)                      12 B  2 parts  Shard(0)"),
                   HasSubstr("7 tensors, 72 B")));
   EXPECT_EQ(command("verify new").status, 0);
   const Outcome again = command("convert new/step-00000003 new");

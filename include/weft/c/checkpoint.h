@@ -74,6 +74,46 @@ weft_status weft_checkpoint_load(const char* directory, const weft_mesh* mesh, c
                                  int32_t count, const weft_checkpoint_load_options* options, int64_t* step,
                                  weft_text** folder, weft_error* error);
 
+/* Saves in the background: weft_checkpoint_saver_save returns when this rank's part is copied, and a thread writes the
+ * copy. It keeps the copy's memory, as much as this rank's file has, for the next save. For one thread at a time. */
+typedef struct weft_checkpoint_saver weft_checkpoint_saver;
+
+/* Collective among the ranks of `mesh`, a whole mesh; NULL: one rank. `refuse`: a save while the one before it is being
+ * written is refused on all ranks; else it waits. */
+weft_status weft_checkpoint_saver_create(const weft_mesh* mesh, bool refuse, weft_checkpoint_saver** saver,
+                                         weft_error* error);
+/* Waits for what is being written. An error that nobody has been told is written to the log. */
+void weft_checkpoint_saver_destroy(weft_checkpoint_saver* saver);
+/* weft_checkpoint_save of these arguments over the saver's mesh: collective, and the tensors may be changed at once. *begun,
+ * may be NULL: false where it was refused. Where the save before this one has failed, that error, on all ranks, and
+ * nothing is begun. `options->on_stage` is called by the thread that writes: it and `options->data` must be good until
+ * the save is done. */
+weft_status weft_checkpoint_saver_save(weft_checkpoint_saver* saver, const char* directory, int64_t step,
+                                       const weft_tensor* tensors, int32_t count,
+                                       const weft_checkpoint_string* extra, int32_t extra_count,
+                                       const weft_checkpoint_save_options* options, bool* begun,
+                                       weft_error* error);
+/* Waits until the last save is written, on all ranks, and gives its error unless that was given before. */
+weft_status weft_checkpoint_saver_wait(weft_checkpoint_saver* saver, weft_error* error);
+
+/* In place of a root: every rank. */
+#define WEFT_EVERY_RANK (-1)
+
+/* Sees, or writes, the whole of a tensor: `whole` is row-major on the host, good until it returns. False ends the call with
+ * WEFT_SYSTEM on all ranks, and so does what a function in C++ throws. */
+typedef bool (*weft_whole_function)(void* data, const char* name, const weft_buffer* whole);
+
+/* Shows each tensor, whole, to `see` on rank `root` of the mesh, or on every rank: one after the other, in the order of the
+ * list, so that no more than one whole and one part are in memory. `see` only reads. Collective among the ranks of `mesh`
+ * (NULL: one rank), which give the same tensors and the same root; on other ranks `see` is not called. Blocks for the
+ * others, each time at most the deadline of the mesh's group. */
+weft_status weft_gather_full_state(const weft_mesh* mesh, const weft_tensor* tensors, int32_t count,
+                                   int32_t root, weft_whole_function see, void* data, weft_error* error);
+/* The other way: asks `give` for each tensor on rank `root`, which sends the others what they hold of it; with
+ * WEFT_EVERY_RANK each rank asks its own, which give the same. After an error the tensors' values are undefined. */
+weft_status weft_set_full_state(const weft_mesh* mesh, const weft_tensor* tensors, int32_t count,
+                                int32_t root, weft_whole_function give, void* data, weft_error* error);
+
 /* The functions from here on are for one process: they do not communicate, and block for the disk alone. Any thread
  * may call them; a weft_checkpoint_reader is for one thread at a time. */
 

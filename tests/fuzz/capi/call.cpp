@@ -280,7 +280,7 @@ const char* Call::text(const char* name_in) {
   };
   if (b < 0xa0) {
     if (name == "directory") {
-      const bool writes = is("weft_checkpoint_save");
+      const bool writes = is("weft_checkpoint_save") || is("weft_checkpoint_saver_save");
       switch (b % 4) {
         case 0: return keep(writes ? folder + "/saved" : world.shared.checkpoint);
         case 1: return keep(folder + "/saved");

@@ -109,6 +109,20 @@ bool may_leave(void* data, const char* name) {
   return mode == kGood;
 }
 
+// Reads, or writes where it gives, all of the tensor.
+bool see(void* data, const char* name, const weft_buffer* whole) {
+  const Mode mode = static_cast<CallbackState*>(data)->mode;
+  if (std::strlen(name) == 0) fail("see", "gets no name");
+  if (whole->count < 0 || (whole->data == nullptr && whole->count > 0)) fail("see", "gets no memory");
+  if (mode == kThrows) throw_something(data);
+  return mode != kFails;
+}
+bool give(void* data, const char* name, const weft_buffer* whole) {
+  if (!see(data, name, whole)) return false;
+  std::memset(whole->data, 0, static_cast<std::size_t>(whole->count));  // of one byte each at least
+  return true;
+}
+
 const char* rename(void* data, const char* name) {
   auto& state = *static_cast<CallbackState*>(data);
   if (std::strlen(name) == 0) fail("rename", "gets no name");
@@ -215,6 +229,7 @@ Told callback_of(Told, const char*) { return told; }
 Release callback_of(Release, const char* name) { return std::strcmp(name, "close") == 0 ? close : release; }
 Progress callback_of(Progress, const char*) { return progress; }
 MayLeave callback_of(MayLeave, const char*) { return may_leave; }
+Whole callback_of(Whole, const char* name) { return std::strcmp(name, "give") == 0 ? give : see; }
 Rename callback_of(Rename, const char*) { return rename; }
 Open callback_of(Open, const char*) { return open; }
 Write callback_of(Write, const char*) { return write; }

@@ -123,6 +123,9 @@ void begin(World& w, unsigned with) {
   must(weft_checkpoint_reader_open(w.shared.checkpoint.c_str(), &reader, nullptr),
        "weft_checkpoint_reader_open");
   w.adopt("weft_checkpoint_reader", reader);
+  weft_checkpoint_saver* saver = nullptr;
+  must(weft_checkpoint_saver_create(nullptr, with == 3, &saver, nullptr), "weft_checkpoint_saver_create");
+  w.adopt("weft_checkpoint_saver", saver);
   weft_store* own = nullptr;
   must(weft_store_create_local(&own, nullptr), "weft_store_create_local");
   must(weft_store_set(own, "n", "5", 1, 0, nullptr), "weft_store_set");
