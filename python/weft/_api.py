@@ -98,6 +98,8 @@ NON_FINITE_ERROR = 0
 NON_FINITE_SKIP = 1
 UNUSED_ERROR = 0
 UNUSED_ZEROS = 1
+BUCKETS_AS_THEY_ARE = 0
+BUCKETS_BF16 = 1
 PROGRESS_CALLER = 0
 PROGRESS_THREAD = 1
 PROGRESS_POLLED = 0
@@ -106,6 +108,13 @@ PROGRESS_STREAM = 2
 REPLICATE = 0
 SHARD = 1
 PARTIAL = 2
+EDGE_NONE = 0
+EDGE_ZERO = 1
+EDGE_CONSTANT = 2
+EDGE_PERIODIC = 3
+EDGE_REFLECT = 4
+EDGE_REPLICATE = 5
+EDGE_POLE = 6
 weft_combine = CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int32)
 weft_broadcast_fn = CFUNCTYPE(c_int32, c_void_p, c_void_p, c_size_t)
 
@@ -180,10 +189,6 @@ class weft_reducer_entry(Structure):
     _fields_ = [("name", c_char_p), ("count", c_int64), ("dtype", c_int32), ("op", c_int32)]
 
 
-class weft_reducer_options(Structure):
-    _fields_ = [("struct_size", c_uint32), ("unused", c_int32), ("bucket_bytes", c_int64)]
-
-
 class weft_group_options(Structure):
     _fields_ = [("struct_size", c_uint32), ("backend", c_char_p), ("name", c_char_p), ("deadline_ns", c_int64), ("progress", c_int32),
     ("process_rank", c_int32)]
@@ -215,6 +220,18 @@ class weft_channel_init(Structure):
     ("transport_ranks", POINTER(c_int32)), ("limit_ns", c_int64)]
 
 
+class weft_edge(Structure):
+    _fields_ = [("kind", c_int32), ("longitude", c_int32), ("value", c_double)]
+
+
+class weft_cut(Structure):
+    _fields_ = [("dim", c_int32), ("part_count", c_int32), ("begins", POINTER(c_int64))]
+
+
+class weft_range(Structure):
+    _fields_ = [("lo", c_int64), ("hi", c_int64)]
+
+
 class weft_context_options(Structure):
     _fields_ = [("struct_size", c_uint32), ("log_level", c_int32), ("log", CFUNCTYPE(None, c_void_p, c_int32, c_char_p)), ("log_data", c_void_p),
     ("log_levels", c_char_p), ("allocator", weft_allocator), ("segment_bytes", c_size_t)]
@@ -223,6 +240,10 @@ class weft_context_options(Structure):
 class weft_dl_tensor(Structure):
     _fields_ = [("data", c_void_p), ("device", weft_dl_device), ("ndim", c_int32), ("dtype", weft_dl_data_type), ("shape", POINTER(c_int64)),
     ("strides", POINTER(c_int64)), ("byte_offset", c_uint64)]
+
+
+class weft_ready_bucket(Structure):
+    _fields_ = [("data", weft_buffer), ("members", POINTER(c_int32)), ("member_count", c_int32), ("number", c_int32), ("op", c_int32)]
 
 
 class weft_axis_placement(Structure):
@@ -239,6 +260,15 @@ class weft_transport(Structure):
     ("write", CFUNCTYPE(c_int32, c_void_p, c_int32, c_void_p, c_size_t, POINTER(c_size_t), POINTER(weft_error))),
     ("read", CFUNCTYPE(c_int32, c_void_p, c_int32, c_void_p, c_size_t, POINTER(c_size_t), POINTER(weft_error))),
     ("close", CFUNCTYPE(None, c_void_p))]
+
+
+class weft_halo_dim(Structure):
+    _fields_ = [("dim", c_int32), ("reserved", c_int32), ("before", c_int64), ("after", c_int64), ("before_edge", weft_edge),
+    ("after_edge", weft_edge)]
+
+
+class weft_window_dim(Structure):
+    _fields_ = [("dim", c_int32), ("part_count", c_int32), ("wanted", POINTER(weft_range)), ("before_edge", weft_edge), ("after_edge", weft_edge)]
 
 
 class weft_call_options(Structure):
@@ -265,6 +295,15 @@ class weft_dl_managed_tensor_versioned(Structure):
 
 weft_dl_managed_tensor_versioned._fields_ = [("version", weft_dl_version), ("manager_ctx", c_void_p),
     ("deleter", CFUNCTYPE(None, POINTER(weft_dl_managed_tensor_versioned))), ("flags", c_uint64), ("dl_tensor", weft_dl_tensor)]
+
+
+class weft_bucket_hook(Structure):
+    _fields_ = [("name", c_char_p), ("begin", CFUNCTYPE(c_int32, c_void_p, POINTER(weft_ready_bucket), POINTER(weft_error))),
+    ("end", CFUNCTYPE(c_int32, c_void_p, POINTER(weft_ready_bucket), POINTER(weft_error))), ("data", c_void_p)]
+
+
+class weft_reducer_options(Structure):
+    _fields_ = [("struct_size", c_uint32), ("unused", c_int32), ("bucket_bytes", c_int64), ("hook", weft_bucket_hook), ("compression", c_int32)]
 
 
 weft_whole_function = CFUNCTYPE(c_bool, c_void_p, c_char_p, POINTER(weft_buffer))
@@ -485,6 +524,22 @@ FUNCTIONS = {
     "weft_group_trace_chrome": (c_int32, (c_void_p, POINTER(c_void_p), POINTER(weft_error),)),
     "weft_group_create_over": (c_int32, (c_void_p, POINTER(weft_transport), c_void_p, c_int32, c_int32, POINTER(weft_group_options),
     POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_halo_create": (c_int32, (c_void_p, POINTER(weft_cut), c_int32, POINTER(weft_halo_dim), c_int32, POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_halo_destroy": (None, (c_void_p,)),
+    "weft_halo_extents": (c_int32, (c_void_p, POINTER(c_int64), c_int32, POINTER(weft_error),)),
+    "weft_halo_part": (c_int32, (c_void_p, POINTER(c_int64), POINTER(c_int64), POINTER(c_int64), c_int32, POINTER(weft_error),)),
+    "weft_halo_start": (c_int32, (c_void_p, POINTER(weft_buffer), c_int32, POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_window_create": (c_int32, (c_void_p, POINTER(weft_cut), c_int32, POINTER(weft_window_dim), c_int32, POINTER(c_void_p),
+    POINTER(weft_error),)),
+    "weft_window_destroy": (None, (c_void_p,)),
+    "weft_window_extents": (c_int32, (c_void_p, POINTER(c_int64), POINTER(c_int64), c_int32, POINTER(weft_error),)),
+    "weft_window_own": (c_int32, (c_void_p, c_int32, POINTER(weft_range), POINTER(weft_error),)),
+    "weft_window_start": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), c_int32, POINTER(weft_stream), POINTER(c_void_p),
+    POINTER(weft_error),)),
+    "weft_window_start_adjoint": (c_int32, (c_void_p, POINTER(weft_buffer), POINTER(weft_buffer), c_int32, POINTER(c_void_p), POINTER(weft_error),)),
+    "weft_exchange_done": (c_int32, (c_void_p, POINTER(c_bool), POINTER(weft_error),)),
+    "weft_exchange_finish": (c_int32, (c_void_p, POINTER(weft_error),)),
+    "weft_exchange_destroy": (None, (c_void_p,)),
     "weft_work_wait": (c_int32, (c_void_p, POINTER(weft_error),)),
     "weft_work_wait_for": (c_int32, (c_void_p, c_int64, POINTER(c_bool), POINTER(weft_error),)),
     "weft_work_done": (c_int32, (c_void_p, POINTER(c_bool), POINTER(weft_error),)),
