@@ -136,8 +136,7 @@ TEST_P(Remap, ACheckpointWithOldNamesIsLoaded) {
           options);
       ASSERT_EQ(lines.size(), std::string_view(run) == "old" ? 1u : 0u);
       if (!lines.empty()) {
-        EXPECT_THAT(lines[0],
-                    ::testing::HasSubstr("tensors were stored under older names or shapes: "));
+        EXPECT_THAT(lines[0], ::testing::HasSubstr("tensors were stored under older names or shapes: "));
       }
     }
 }

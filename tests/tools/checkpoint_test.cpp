@@ -146,11 +146,12 @@ TEST_F(CheckpointCommand, ConvertWritesItAnew) {
       "convert old new --old-names --names names --dtype bf16 --files 2 --only 'param.*' --only 'buffer.*'");
   EXPECT_EQ(converted.status, 0) << converted.text;
   EXPECT_EQ(converted.text, "new/step-00000003: 7 tensors; 2 had older names or shapes\n");
-  EXPECT_THAT(command("inspect new").text,
-              testing::AllOf(
-                  HasSubstr("param.a.to_k.weight     bf16   (1, 4)"),
-                  HasSubstr("buffer.a.to_q.weight_v  bf16   (6)                      12 B  2 parts  Shard(0)"),
-                  HasSubstr("7 tensors, 72 B")));
+  EXPECT_THAT(
+      command("inspect new").text,
+      testing::AllOf(
+          HasSubstr("param.a.to_k.weight     bf16   (1, 4)"),
+          HasSubstr("buffer.a.to_q.weight_v  bf16   (6)                      12 B  2 parts  Shard(0)"),
+          HasSubstr("7 tensors, 72 B")));
   EXPECT_EQ(command("verify new").status, 0);
   const Outcome again = command("convert new/step-00000003 new");
   EXPECT_EQ(again.status, 2);
