@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "checkpoint/agreement.hpp"
-#include "checkpoint/index.hpp"
+#include "checkpoint/index/index.hpp"
 #include "checkpoint/parts.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/tensor.hpp"

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "checkpoint/agreement.hpp"
-#include "checkpoint/index.hpp"
+#include "checkpoint/index/index.hpp"
 #include "checkpoint/parts.hpp"
 #include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "checkpoint/index.hpp"
+#include "checkpoint/index/index.hpp"
 #include "checkpoint/safetensors_write.hpp"
 
 namespace weft {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/index.hpp"
+#include "checkpoint/index/index.hpp"
 #include "weft/checkpoint/safetensors.hpp"
 
 namespace weft {

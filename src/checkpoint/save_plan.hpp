@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/index.hpp"
+#include "checkpoint/index/index.hpp"
 #include "weft/checkpoint/safetensors.hpp"
 
 namespace weft {

@@ -8,14 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/index.hpp"
+#include "checkpoint/index/index.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
 
 namespace weft {
 namespace {
 
-constexpr std::string_view kOfOptimizer = "optimizer.", kOfBuffers = "buffer.";
+constexpr std::string_view kOfOptimizer = "optimizer.", kOfEma = "ema.", kOfBuffers = "buffer.";
 
 struct Saved {
   std::vector<Parameter*> parameters;
@@ -59,7 +59,7 @@ class OnHost {
 // The tensors of a checkpoint under the names that they have there. Throws where one is Partial, or lacks the layout that it needs.
 // `names` and `host` keep the names and the copies on the host.
 std::vector<MutableNamedView> tensors_of(std::string_view what, const DeviceMesh& mesh, const Saved& saved,
-                                         const Optimizer* optimizer, std::deque<std::string>& names,
+                                         const TrainingState& state, std::deque<std::string>& names,
                                          OnHost& host) {
   const int ranks = mesh ? mesh.size() : 1;
   std::vector<MutableNamedView> tensors;
@@ -82,68 +82,77 @@ std::vector<MutableNamedView> tensors_of(std::string_view what, const DeviceMesh
     tensors.push_back({names.emplace_back(fmt::format("{}{}", kOfBuffers, b->path())),
                        host.of(b->compute(), b->tensor()).view(), b->layout()});
   }
-  if (optimizer == nullptr) return tensors;
-  // State with a layout has the whole that its layout says, whatever its parameter has by now; the rest (the count
+  // State with a layout has the whole that its layout says, whatever its parameter has by now; the rest (a count
   // of steps) is the same on all ranks.
-  optimizer->visit_state([&](const std::string& path, std::string_view state, const Tensor& tensor) {
+  const auto put = [&](std::string_view owner, std::string_view prefix, const std::string& path,
+                       std::string_view name, const Tensor& tensor) {
     if (paths.count(path) == 0)
       throw Error(
           ErrorCode::bad_argument,
-          fmt::format("{}: the optimizer has state of {}, which is not among the parameters", what, path));
-    tensors.push_back({names.emplace_back(fmt::format("{}{}.{}", kOfOptimizer, state, path)),
+          fmt::format("{}: the {} has state of {}, which is not among the parameters", what, owner, path));
+    tensors.push_back({names.emplace_back(fmt::format("{}{}.{}", prefix, name, path)),
                        host.of(saved.parameters[0]->compute(), tensor).view(),
                        tensor.layout() == nullptr && ranks > 1
                            ? replicated_layout(mesh.root(), tensor.shape())
                            : tensor.layout()});
-  });
+  };
+  if (state.optimizer != nullptr)
+    state.optimizer->visit_state([&](const std::string& path, std::string_view name, const Tensor& tensor) {
+      put("optimizer", kOfOptimizer, path, name, tensor);
+    });
+  if (state.ema != nullptr)
+    state.ema->entries([&](const std::string& path, std::string_view name, const Tensor& tensor) {
+      put("ema", kOfEma, path, name, tensor);
+    });
   return tensors;
 }
 
 // What a save lists; it keeps the names and the copies on the host until the save has taken them.
 class SaveList {
  public:
-  SaveList(const DeviceMesh& mesh, const Saved& saved, const Optimizer* optimizer)
-      : mesh_(mesh), saved_(saved), optimizer_(optimizer) {}
+  SaveList(const DeviceMesh& mesh, const Saved& saved, const TrainingState& state)
+      : mesh_(mesh), saved_(saved), state_(state) {}
   std::vector<NamedView> operator()() {
     const std::vector<MutableNamedView> tensors =
-        tensors_of("save_checkpoint", mesh_, saved_, optimizer_, names_, host_);
+        tensors_of("save_checkpoint", mesh_, saved_, state_, names_, host_);
     return {tensors.begin(), tensors.end()};
   }
 
  private:
   const DeviceMesh& mesh_;
   const Saved& saved_;
-  const Optimizer* optimizer_;
+  const TrainingState& state_;
   std::deque<std::string> names_;
   OnHost host_;
 };
 
 void save(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
-          const Saved& saved, const Optimizer* optimizer, const CheckpointExtra& extra,
+          const Saved& saved, const TrainingState& state, const CheckpointExtra& extra,
           const SaveOptions& options) {
-  SaveList list(mesh, saved, optimizer);
+  SaveList list(mesh, saved, state);
   save_listed(directory, mesh, step, std::ref(list), extra, options);
 }
 
 bool save(AsyncCheckpoint& saves, const std::filesystem::path& directory, std::int64_t step,
-          const Saved& saved, const Optimizer* optimizer, const CheckpointExtra& extra,
+          const Saved& saved, const TrainingState& state, const CheckpointExtra& extra,
           const SaveOptions& options) {
-  SaveList list(saves.mesh(), saved, optimizer);
+  SaveList list(saves.mesh(), saved, state);
   return save_listed(saves, directory, step, std::ref(list), extra, options);
 }
 
 CheckpointInfo load(const std::filesystem::path& directory, const DeviceMesh& mesh, const Saved& saved,
-                    Optimizer* optimizer) {
+                    const TrainingState& state) {
   std::deque<std::string> names;
   OnHost host;
   LoadOptions options;
   options.may_leave = [&](std::string_view name) {
-    return (optimizer == nullptr && name.starts_with(kOfOptimizer)) ||
+    return (state.optimizer == nullptr && name.starts_with(kOfOptimizer)) ||
+           (state.optimizer == nullptr && state.ema == nullptr && name.starts_with(kOfEma)) ||
            (!saved.of_model && name.starts_with(kOfBuffers));
   };
   options.remap = remap_old_names;
   CheckpointInfo info = load_listed(
-      directory, mesh, [&] { return tensors_of("load_checkpoint", mesh, saved, optimizer, names, host); },
+      directory, mesh, [&] { return tensors_of("load_checkpoint", mesh, saved, state, names, host); },
       options, "the model");
   host.write_back();
   if (!info.remapped.empty() && !saved.parameters.empty() && (!mesh || mesh.rank() == 0))
@@ -159,55 +168,55 @@ CheckpointInfo load(const std::filesystem::path& directory, const DeviceMesh& me
 }  // namespace
 
 void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
-                     std::span<Parameter* const> parameters, const Optimizer* optimizer,
+                     std::span<Parameter* const> parameters, const TrainingState& state,
                      const CheckpointExtra& extra, const SaveOptions& options) {
-  save(directory, mesh, step, saved_of(parameters), optimizer, extra, options);
+  save(directory, mesh, step, saved_of(parameters), state, extra, options);
 }
 
 void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
-                     const Module& model, const Optimizer* optimizer, const CheckpointExtra& extra,
+                     const Module& model, const TrainingState& state, const CheckpointExtra& extra,
                      const SaveOptions& options) {
-  save(directory, mesh, step, saved_of(model), optimizer, extra, options);
+  save(directory, mesh, step, saved_of(model), state, extra, options);
 }
 
 bool start_save(AsyncCheckpoint& saves, const std::filesystem::path& directory, std::int64_t step,
-                std::span<Parameter* const> parameters, const Optimizer* optimizer,
+                std::span<Parameter* const> parameters, const TrainingState& state,
                 const CheckpointExtra& extra, const SaveOptions& options) {
-  return save(saves, directory, step, saved_of(parameters), optimizer, extra, options);
+  return save(saves, directory, step, saved_of(parameters), state, extra, options);
 }
 
 bool start_save(AsyncCheckpoint& saves, const std::filesystem::path& directory, std::int64_t step,
-                const Module& model, const Optimizer* optimizer, const CheckpointExtra& extra,
+                const Module& model, const TrainingState& state, const CheckpointExtra& extra,
                 const SaveOptions& options) {
-  return save(saves, directory, step, saved_of(model), optimizer, extra, options);
+  return save(saves, directory, step, saved_of(model), state, extra, options);
 }
 
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
-                               std::span<Parameter* const> parameters, Optimizer* optimizer) {
-  return load(directory, mesh, saved_of(parameters), optimizer);
+                               std::span<Parameter* const> parameters, const TrainingState& state) {
+  return load(directory, mesh, saved_of(parameters), state);
 }
 
 CheckpointInfo load_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh,
-                               const Module& model, Optimizer* optimizer) {
-  return load(directory, mesh, saved_of(model), optimizer);
+                               const Module& model, const TrainingState& state) {
+  return load(directory, mesh, saved_of(model), state);
 }
 
-void gather_full_state(const DeviceMesh& mesh, const Module& model, const Optimizer* optimizer, int root,
+void gather_full_state(const DeviceMesh& mesh, const Module& model, const TrainingState& state, int root,
                        const FullStateVisitor& see) {
   const Saved saved = saved_of(model);
   std::deque<std::string> names;
   OnHost host;
   const std::vector<MutableNamedView> tensors =
-      tensors_of("gather_full_state", mesh, saved, optimizer, names, host);
+      tensors_of("gather_full_state", mesh, saved, state, names, host);
   gather_full_state(mesh, std::vector<NamedView>(tensors.begin(), tensors.end()), root, see);
 }
 
-void set_full_state(const DeviceMesh& mesh, const Module& model, Optimizer* optimizer, int root,
+void set_full_state(const DeviceMesh& mesh, const Module& model, const TrainingState& state, int root,
                     const FullStateSource& give) {
   const Saved saved = saved_of(model);
   std::deque<std::string> names;
   OnHost host;
-  set_full_state(mesh, tensors_of("set_full_state", mesh, saved, optimizer, names, host), root, give);
+  set_full_state(mesh, tensors_of("set_full_state", mesh, saved, state, names, host), root, give);
   host.write_back();
   for (Parameter* p : saved.parameters) p->write_master();  // their weights are made anew
 }

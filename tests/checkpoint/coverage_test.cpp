@@ -1,5 +1,5 @@
 // The check that parts cover a whole once, against counting the parts of every element.
-#include "checkpoint/coverage.hpp"
+#include "checkpoint/index/coverage.hpp"
 
 #include <gtest/gtest.h>
 

@@ -20,7 +20,7 @@
 #include "weft/base/error.hpp"
 #if WEFT_FUZZ_CHECKPOINTS
 #include "checkpoint/file_io.hpp"
-#include "checkpoint/index.hpp"
+#include "checkpoint/index/index.hpp"
 #include "weft/checkpoint/safetensors.hpp"
 #endif
 

@@ -135,6 +135,28 @@ TEST_F(CheckpointCommand, ExportWritesOneFile) {
               ElementsAre("param.weight", "steps"));
 }
 
+TEST_F(CheckpointCommand, ExportPutsAveragesInThePlaceOfParameters) {
+  std::vector<float> average = {6, 5, 4, 3, 2, 1};
+  save("run", {{"param.a", view(weight)},
+               {"param.frozen", view(weight)},
+               {"buffer.b", view(weight)},
+               {"ema.average.a", view(average)},
+               {"ema.updates.a", view(count)}});
+  EXPECT_EQ(command("export run all.safetensors --ema").status, 0);
+  EXPECT_EQ(command("export run model.safetensors --ema --only 'param.*' --strip param.").status, 0);
+  EXPECT_THAT(SafetensorsFile::open(folder / "all.safetensors").names(),
+              ElementsAre("buffer.b", "param.a", "param.frozen"));
+  const auto model = SafetensorsFile::open(folder / "model.safetensors");
+  EXPECT_THAT(model.names(), ElementsAre("a", "frozen"));
+  Context context;
+  EXPECT_THAT(model.read(context, "a").f32(), ElementsAre(6, 5, 4, 3, 2, 1));
+  EXPECT_THAT(model.read(context, "frozen").f32(), ElementsAre(1, 2, 3, 4, 5, 6));
+  save("none", {{"param.a", view(weight)}});
+  const Outcome none = command("export none x.safetensors --ema");
+  EXPECT_EQ(none.status, 2);
+  EXPECT_EQ(none.text, "weft: none/step-00000003 has no averages (\"ema.average.*\") to export for --ema\n");
+}
+
 TEST_F(CheckpointCommand, ConvertWritesItAnew) {
   std::vector<float> qkv(12);
   std::iota(qkv.begin(), qkv.end(), 0.0f);

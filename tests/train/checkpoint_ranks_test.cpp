@@ -8,7 +8,7 @@
 #include <atomic>
 #include <mutex>
 
-#include "checkpoint/index.hpp"
+#include "checkpoint/index/index.hpp"
 #include "support/run_ranks.hpp"
 #include "support/temporary_folder.hpp"
 #include "train/tiny_run.hpp"
@@ -17,6 +17,7 @@
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/init.hpp"
 #include "weft/train/checkpoint.hpp"
+#include "weft/train/ema.hpp"
 
 namespace weft::checkpoint_ranks_test {
 namespace {
@@ -178,6 +179,45 @@ TEST(CheckpointIndex, WhatIsReplicatedIsOnePart) {
   ASSERT_EQ(index.tensors.at("t").parts.size(), 1u);
   EXPECT_EQ(index.tensors.at("t").parts[0].file, "rank-00000.safetensors");
   EXPECT_THAT(index.tensors.at("t").layout, ElementsAre("Replicate", "Replicate"));
+}
+
+// Averages are saved as they lie, and go on on another mesh.
+TEST(CheckpointRanks, AveragesGoIntoOtherMeshes) {
+  const test::TemporaryFolder folder;
+  const auto with_ema = [&](const Plan& plan,
+                            const std::function<void(TinyRun&, const DeviceMesh&, Ema&)>& body) {
+    test::run_ranks(test::Ranks::threads, plan.mesh.size(), [&](test::Rank& r) {
+      const DeviceMesh mesh(r.group(), plan.mesh);
+      TinyRun run(r.context, mesh, kWidth, plan.dim);
+      run.fill(40);
+      Ema ema(run.parameters, {.decay = 0.5});
+      body(run, mesh, ema);
+    });
+  };
+  with_ema({{{"dp", 2}, {"tp", 2}}, 1}, [&](TinyRun& run, const DeviceMesh& mesh, Ema& ema) {
+    run.fill(60);
+    ema.update();  // 50
+    save_checkpoint(folder.path(), mesh, 3, run.parameters, {&*run.optimizer, &ema});
+  });
+  for (const Plan& plan : {Plan{{{"dp", 1}, {"tp", 1}}, 0}, Plan{{{"dp", 1}, {"tp", 3}}, 1}})
+    with_ema(plan, [&](TinyRun& run, const DeviceMesh& mesh, Ema& ema) {
+      run.fill(-1);
+      load_checkpoint(folder.path(), mesh, run.parameters, {&*run.optimizer, &ema});
+      run.expect_filled(60);
+      ema.entries([&](const std::string&, std::string_view name, const Tensor& t) {
+        if (name == "updates") {
+          EXPECT_EQ(t.as<std::int64_t>()[0], 1);
+        }
+      });
+      ema.swap_in();
+      run.expect_parameters_filled(50);
+      ema.swap_out();
+      EXPECT_THAT(
+          test::error_text([&] { load_checkpoint(folder.path(), mesh, run.parameters, &*run.optimizer); }),
+          HasSubstr("not in the model (4): ema.average.first.weight, ema.average.second, "
+                    "ema.updates.first.weight, ema.updates.second"));
+      load_checkpoint(folder.path(), mesh, run.parameters, nullptr);  // parameters alone
+    });
 }
 
 // Optimizer state keeps the layout of the value that it was made for; where the value has another one by now, every

@@ -31,7 +31,7 @@ struct CheckpointFlags {
   double tolerance = 0;
   std::string names, dtype;
   int files = 1;
-  bool json = false, overwrite = false, old_names = false;
+  bool json = false, overwrite = false, old_names = false, ema = false;
 };
 
 bool wanted(const CheckpointFlags& flags, const std::string& name) {
@@ -167,16 +167,32 @@ int diff(const CheckpointFlags& flags) {
   return different == 0 ? 0 : 1;
 }
 
+constexpr std::string_view kAverage = "ema.average.", kParameter = "param.";
+
+// What a tensor is called where averages stand for the parameters that they are of; "" leaves it out.
+std::string name_with_averages(const CheckpointReader& reader, std::string_view name) {
+  if (name.starts_with(kAverage)) return std::string(kParameter).append(name.substr(kAverage.size()));
+  const bool averaged = name.starts_with(kParameter) &&
+                        reader.contains(std::string(kAverage).append(name.substr(kParameter.size())));
+  return averaged || name.starts_with("ema.") ? std::string() : std::string(name);
+}
+
 int export_file(const CheckpointFlags& flags) {
   if (!flags.overwrite && std::filesystem::exists(flags.file))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("\"{}\" exists; another name, or --overwrite, is expected", flags.file));
+  const CheckpointReader reader = CheckpointReader::open(flags.path);
   ExportOptions options;
-  options.rename = [&](std::string_view name) {
-    if (!wanted(flags, std::string(name))) return std::string();
+  options.rename = [&](std::string_view stored) {
+    const std::string name = flags.ema ? name_with_averages(reader, stored) : std::string(stored);
+    if (name.empty() || !wanted(flags, name)) return std::string();
     const bool strips = name.starts_with(flags.strip) && name.size() > flags.strip.size();
-    return std::string(strips ? name.substr(flags.strip.size()) : name);
+    return strips ? name.substr(flags.strip.size()) : name;
   };
+  if (flags.ema && std::none_of(reader.names().begin(), reader.names().end(),
+                                [](const std::string& name) { return name.starts_with(kAverage); }))
+    throw Error(ErrorCode::bad_argument, fmt::format("{} has no averages (\"{}*\") to export for --ema",
+                                                     reader.info().folder.string(), kAverage));
   const std::size_t count = export_checkpoint(flags.path, flags.file, options);
   fmt::print("{}: {} tensors, {}\n", flags.file, count,
              size_text(static_cast<std::int64_t>(std::filesystem::file_size(flags.file))));
@@ -258,6 +274,7 @@ void add_checkpoint(CLI::App& app, Body& chosen) {
   converts->add_option("--files", flags->files, "How many files the tensors' rows are cut into")
       ->check(CLI::Range(1, 99999));
   converts->add_flag("--overwrite", flags->overwrite, "Also where the folder has a checkpoint");
+  exports->add_flag("--ema", flags->ema, "Averages in the place of the parameters that they are of");
   exports->add_flag("--overwrite", flags->overwrite, "Replace the file where it is there");
 }
 

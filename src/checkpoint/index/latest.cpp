@@ -3,7 +3,7 @@
 
 #include "checkpoint/content_hash.hpp"
 #include "checkpoint/file_io.hpp"
-#include "checkpoint/index.hpp"
+#include "checkpoint/index/index.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {

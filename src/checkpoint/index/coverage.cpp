@@ -6,7 +6,7 @@
 // changes is 0. A change is again a sum of boxes with signs, in one dimension less: those that begin there,
 // and with the other sign those that end. With no dimension left it is a number. The first change that is not
 // 0 stands at the first element whose count is not 0.
-#include "checkpoint/coverage.hpp"
+#include "checkpoint/index/coverage.hpp"
 
 #include <algorithm>
 #include <vector>

@@ -6,9 +6,9 @@
 
 #include "base/json_reader.hpp"
 #include "checkpoint/content_hash.hpp"
-#include "checkpoint/coverage.hpp"
 #include "checkpoint/file_io.hpp"
-#include "checkpoint/index.hpp"
+#include "checkpoint/index/coverage.hpp"
+#include "checkpoint/index/index.hpp"
 #include "checkpoint/shape_bytes.hpp"
 #include "weft/base/error.hpp"
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <span>
 
-#include "checkpoint/index.hpp"
+#include "checkpoint/index/index.hpp"
 
 namespace weft {
 

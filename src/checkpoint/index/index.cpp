@@ -1,4 +1,4 @@
-#include "checkpoint/index.hpp"
+#include "checkpoint/index/index.hpp"
 
 #include <fmt/format.h>
 
