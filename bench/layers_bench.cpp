@@ -17,6 +17,7 @@
 #include <optional>
 
 #include "harness.hpp"
+#include "inputs.hpp"
 #include "weft/base/error.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/activation.hpp"
@@ -44,26 +45,6 @@ struct LayerCase {
     return layer + "/" + std::string(weft::name(dtype)) + "/" + std::to_string(tokens) + "/" + pass;
   }
 };
-
-// Uniform on [-0.5, 0.5): number i of stream s. As torch_layers.py has it.
-float number(std::uint32_t s, std::int64_t i) {
-  std::uint32_t h = (static_cast<std::uint32_t>(i) + s * 0x9e3779b9u) * 2654435761u;
-  h ^= h >> 15;
-  h *= 2246822519u;
-  h ^= h >> 13;
-  h *= 3266489917u;
-  h ^= h >> 16;
-  return static_cast<float>(h >> 8) * 0x1p-24f - 0.5f;
-}
-
-enum Stream : std::uint32_t { kX = 1, kDy = 2, kProbe = 3, kWeights = 10 };
-
-Tensor numbers(Context& context, const Shape& shape, std::uint32_t stream, float scale) {
-  const Tensor t(context, shape);
-  float* const to = t.data_ptr<float>();
-  for (std::int64_t i = 0; i < t.count(); ++i) to[i] = scale * number(stream, i);
-  return t;
-}
 
 constexpr std::int64_t kDim = 1024, kHidden = 4096, kHeads = 16, kHeadDim = 64, kVocab = 32000;
 constexpr std::int64_t kChannels = 512, kHiddenChannels = 2048;
@@ -170,14 +151,9 @@ class Layer {
     Numbers all;
     const auto add = [&](const std::string& what, const Tensor& t) {
       const Tensor whole = t.layout() == nullptr ? t : full(t);
-      double along = 0, squares = 0;
-      for (std::int64_t i = 0; i < whole.count(); ++i) {
-        const double v = whole.data_ptr<float>()[i];
-        along += v * static_cast<double>(number(kProbe, i));
-        squares += v * v;
-      }
-      all.emplace_back("along_" + what, along);
-      all.emplace_back("norm_" + what, std::sqrt(squares));
+      const Projection p = project(whole);
+      all.emplace_back("along_" + what, p.along);
+      all.emplace_back("norm_" + what, p.norm);
     };
     add("y", y_);
     if (case_.pass == "forward") return all;
@@ -302,28 +278,6 @@ std::vector<TableRow> table(RankOfBench& rank, const What& what) {
   return rows;
 }
 
-std::vector<std::string> words(const std::string& text) {
-  std::vector<std::string> all;
-  for (std::size_t at = 0; at <= text.size();) {
-    const std::size_t end = std::min(text.find(',', at), text.size());
-    all.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return all;
-}
-
-std::vector<std::string> chosen(const std::string& flag, const std::string& text,
-                                const std::vector<std::string>& known) {
-  std::vector<std::string> all = words(text);
-  for (const std::string& w : all)
-    if (std::find(known.begin(), known.end(), w) == known.end()) {
-      std::string names;
-      for (const std::string& k : known) names += (names.empty() ? "" : ", ") + k;
-      throw Error(ErrorCode::bad_argument, "bench: " + flag + " \"" + w + "\"; expected one of " + names);
-    }
-  return all;
-}
-
 // Takes the flags of this program alone out of the arguments.
 What take_flags(int& argc, char** argv) {
   What what;
@@ -342,13 +296,7 @@ What take_flags(int& argc, char** argv) {
     const std::string text = argv[++i];
     if (flag == "--layers") what.layers = chosen(flag, text, {"linear2", "mlp", "attention", "conv", "head"});
     if (flag == "--passes") what.passes = chosen(flag, text, {"forward", "both"});
-    if (flag == "--rounds") {
-      char* end = nullptr;
-      const long rounds = std::strtol(text.c_str(), &end, 10);
-      if (end == text.c_str() || *end != 0 || rounds < 1 || rounds > 100)
-        throw Error(ErrorCode::bad_argument, "bench: --rounds \"" + text + "\"; expected 1 to 100");
-      what.rounds = static_cast<int>(rounds);
-    }
+    if (flag == "--rounds") what.rounds = rounds_from(text);
     if (flag != "--tokens") continue;
     what.tokens.clear();
     for (const std::string& w : chosen(flag, text, {"8", "32", "128", "512", "2048", "8192"}))

@@ -43,6 +43,7 @@ def runs(a):
     table["facade"] = (["facade", "--seconds", "0.5", "--rounds", "3"], False)
     table["overlap"] = (["overlap", "--bytes", "262144,1048576,4194304", "--seconds", "1", "--rounds", "2"], True)
     table["layers"] = (["layers", "--dtype", "f32,bf16", "--against", "torch", "--seconds", "0.5", "--rounds", "2"], False)
+    table["data"] = (["data", "--against", "torch", "--seconds", "1", "--rounds", "3"], False)
     table["all_reduce_4"] = (["all_reduce", "--ranks", "4", "--against", ALL, "--bytes", CROWDED, *memory,
                               "--seconds", str(a.seconds), "--rounds", "1"], True)
     for op in ("all_gather", "reduce_scatter", "broadcast", "all_to_all"):
@@ -64,7 +65,7 @@ def commit():
 
 def take(a, name, arguments, oversubscribed):
     out = a.out / name
-    files = ["--json", f"{out}.json"] + ([] if arguments[0] in ("facade", "overlap", "layers") else ["--plot", f"{out}.svg"])
+    files = ["--json", f"{out}.json"] + ([] if arguments[0] in ("facade", "overlap", "layers", "data") else ["--plot", f"{out}.svg"])
     program = [str(a.build / "bin" / "weft"), "bench", *arguments, "--markdown"]
     python = ["--python", a.python] if "torch" in " ".join(arguments) else []
     started = time.monotonic()

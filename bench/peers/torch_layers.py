@@ -219,7 +219,7 @@ def body(rank, a, port):
     dist.destroy_process_group()
 
 
-def rank_main(rank, a, port, parent):
+def rank_main(rank, a, body, port, parent):
     die_with(parent)
     cores = sorted(os.sched_getaffinity(0))
     if a.bind == "cores" and len(cores) >= a.ranks:
@@ -227,10 +227,10 @@ def rank_main(rank, a, port, parent):
     body(rank, a, port)
 
 
-def main():
+def start_ranks(a, body):
+    """Runs body(rank, a, port) in a.ranks processes and exits as they did."""
     import socket
 
-    a = flags()
     try:
         import torch.distributed  # noqa: F401  for a clear error before anything is started
     except ImportError as e:
@@ -240,7 +240,7 @@ def main():
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     start = multiprocessing.get_context("fork")
-    ranks = [start.Process(target=rank_main, args=(r, a, port, os.getpid())) for r in range(a.ranks)]
+    ranks = [start.Process(target=rank_main, args=(r, a, body, port, os.getpid())) for r in range(a.ranks)]
     for r in ranks:
         r.start()
     for r in ranks:
@@ -249,4 +249,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    start_ranks(flags(), body)

@@ -10,8 +10,10 @@
 #include <limits>
 #include <optional>
 
+#include "dp/elements.hpp"
 #include "dp/parts.hpp"
 #include "mesh/replicas/same_list.hpp"
+#include "mesh/view_memory.hpp"
 #include "weft/base/error.hpp"
 #include "weft/base/name_ranks.hpp"
 #include "weft/mesh/layout.hpp"
@@ -271,9 +273,15 @@ double grad_norm(std::span<const Gradient> gradients, double p, Compute* compute
   return norm.value;
 }
 
-double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, double p, NonFinite non_finite,
-                      Compute* compute) {
+namespace {
+
+// `limit` says max_norm, or throws.
+template <class Limit>
+double clip(std::span<const Gradient> gradients, const Limit& limit, double p, NonFinite non_finite,
+            Compute* compute) {
+  double max_norm = 0;
   const Fault fault = fault_of([&] {
+    max_norm = limit();
     if (!(max_norm > 0))
       throw Error(ErrorCode::bad_argument,
                   fmt::format("clip_grad_norm: max_norm is {}; expected more than 0", max_norm));
@@ -294,6 +302,39 @@ double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, doub
         "clip_grad_norm", compute, gradients.size(), [&](std::size_t g) { return gradients[g].data; },
         coefficient);
   return norm.value;
+}
+
+// One element, wherever it is.
+double number_of(const Tensor& limit, Compute* compute) {
+  if (limit.count() != 1)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("clip_grad_norm: max_norm is a tensor of {} elements; expected 1", limit.count()));
+  if (!is_floating(limit.dtype()))
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("clip_grad_norm: max_norm is a tensor of {}; expected f64, f32, bf16 or f16",
+                            name(limit.dtype())));
+  if (const std::string wrong = device_fault(limit.device(), compute);
+      !wrong.empty() && limit.device() != Device{})
+    throw Error(ErrorCode::bad_argument, fmt::format("clip_grad_norm: max_norm {}", wrong));
+  double value = 0;
+  const Tensor here = limit.device() == Device{} ? limit : to_host(compute->context(), limit);
+  dp::with_elements(here.view(), [&](const auto& values) { value = dp::to_double(values[0]); });
+  return value;
+}
+
+}  // namespace
+
+double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, double p, NonFinite non_finite,
+                      Compute* compute) {
+  return clip(
+      gradients, [=] { return max_norm; }, p, non_finite, compute);
+}
+
+double clip_grad_norm(std::span<const Gradient> gradients, const Tensor& max_norm, double p,
+                      NonFinite non_finite, Compute* compute) {
+  return clip(
+      gradients, [&] { return number_of(max_norm, compute); }, p, non_finite, compute);
 }
 
 }  // namespace weft

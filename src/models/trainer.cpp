@@ -179,6 +179,7 @@ Trainer::Trainer(ParallelModel& model, Compute& compute, const Options& options)
       wrong("trainer", fmt::format("{} is {}; expected 0 or more{}", name, value,
                                    std::isfinite(below) ? fmt::format(", and less than {}", below) : ""));
   };
+  if (options.loss_scale) scaler_.emplace(*options.loss_scale);
   constexpr double kNone = std::numeric_limits<double>::infinity();
   if (const AdamW::Options* const o = std::get_if<AdamW::Options>(&options.optimizer)) {
     check("beta1", o->beta1, 1);
@@ -295,6 +296,13 @@ void end_step(ParallelModel& model) noexcept {
 double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
   const Tensor global = to_device(compute_->context(), scalar(model_->mesh, valid), compute_->stream());
   std::vector<Tensor> losses;
+  Tensors dloss;
+  if (scaler_) {
+    Tensor scale(compute_->context(), {1}, DType::f64);
+    scale.as<double>()[0] = scaler_->scale();
+    dloss.push_back(to_device(compute_->context(), scale.with_layout(replicated_layout(model_->mesh, {1})),
+                              compute_->stream()));
+  }
   try {
     std::optional<NoSync> off;  // a sharded model reduces each micro-batch: it keeps no whole gradients
     if (all.size() > 1 && model_->averager) off.emplace(model_->no_sync());
@@ -304,7 +312,7 @@ double Trainer::passes(const std::vector<Placed>& all, std::int64_t valid) {
                   {.seed = options_.seed, .step = steps_, .micro_batch = static_cast<std::int64_t>(i)});
       const Tensors logits = model_->model->forward({all[i].tokens}, frame);
       losses.push_back(loss_.forward({logits[0], all[i].labels, global}, frame)[0]);
-      model_->model->backward(loss_.backward({}, frame), frame);
+      model_->model->backward(loss_.backward(dloss, frame), frame);
     }
   } catch (...) {
     end_step(*model_);
@@ -326,6 +334,7 @@ Trainer::Result Trainer::backward(std::span<const TokenBatch> batches, std::opti
   result.tokens = agree(batches, lr, all);
   try {
     result.loss = passes(all, result.tokens);
+    if (scaler_) finite_ = scaler_->unscale(optimizer_->parameters(), model_->mesh, compute_);
   } catch (...) {
     optimizer_->zero_gradients();
     throw;
@@ -341,12 +350,19 @@ Trainer::Result Trainer::apply(double lr) {
     Trainer& trainer;
     ~Forget() { trainer.discard(); }
   } const forget{*this};
+  if (scaler_) {
+    result.loss_scale = scaler_->scale();
+    scaler_->update();
+  }
   const std::span<Parameter* const> parameters = optimizer_->parameters();
-  result.grad_norm = options_.max_norm > 0
-                         ? clip_grad_norm(parameters, options_.max_norm, 2, options_.non_finite, compute_)
-                         : grad_norm(parameters, 2, compute_);
+  if (scaler_ && !finite_)
+    result.grad_norm = std::numeric_limits<double>::infinity();
+  else
+    result.grad_norm = options_.max_norm > 0
+                           ? clip_grad_norm(parameters, options_.max_norm, 2, options_.non_finite, compute_)
+                           : grad_norm(parameters, 2, compute_);
   result.skipped = !std::isfinite(result.grad_norm);
-  if (result.skipped && options_.non_finite == NonFinite::error)
+  if (result.skipped && options_.non_finite == NonFinite::error && !(scaler_ && !finite_))
     throw Error(
         ErrorCode::bad_argument,
         fmt::format("trainer: the norm of the gradients is {}; expected a finite one", result.grad_norm));
@@ -387,12 +403,7 @@ void Trainer::discard() noexcept {
 
 namespace {
 
-constexpr const char* kSeed = "trainer.seed";
-
-CheckpointExtra with_seed(CheckpointExtra extra, std::uint64_t seed) {
-  extra[kSeed] = std::to_string(seed);
-  return extra;
-}
+constexpr const char *kSeed = "trainer.seed", *kLossScale = "trainer.loss_scale";
 
 // That of a checkpoint; `mine` where it has none.
 std::uint64_t seed_of(const CheckpointInfo& info, std::uint64_t mine) {
@@ -421,22 +432,29 @@ Trainer::Memory Trainer::memory() const {
   return m;
 }
 
+CheckpointExtra Trainer::with_state(CheckpointExtra extra) const {
+  extra[kSeed] = std::to_string(options_.seed);
+  if (scaler_) extra[kLossScale] = scaler_->to_text();
+  return extra;
+}
+
 void Trainer::save(const std::filesystem::path& directory, const CheckpointExtra& extra,
                    const SaveOptions& options) const {
-  save_checkpoint(directory, model_->mesh, steps_, *model_->model, optimizer_.get(),
-                  with_seed(extra, options_.seed), options);
+  save_checkpoint(directory, model_->mesh, steps_, *model_->model, optimizer_.get(), with_state(extra),
+                  options);
 }
 
 bool Trainer::save(AsyncCheckpoint& saves, const std::filesystem::path& directory,
                    const CheckpointExtra& extra, const SaveOptions& options) const {
-  return start_save(saves, directory, steps_, *model_->model, optimizer_.get(),
-                    with_seed(extra, options_.seed), options);
+  return start_save(saves, directory, steps_, *model_->model, optimizer_.get(), with_state(extra), options);
 }
 
 CheckpointInfo Trainer::load(const std::filesystem::path& directory) {
   discard();
   CheckpointInfo info = load_checkpoint(directory, model_->mesh, *model_->model, optimizer_.get());
   options_.seed = seed_of(info, options_.seed);
+  if (const auto scale = info.extra.find(kLossScale); scaler_ && scale != info.extra.end())
+    scaler_->set_text(scale->second);
   steps_ = info.step;
   return info;
 }

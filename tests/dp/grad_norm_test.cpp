@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "dp/vectors.hpp"
-#include "support/golden_case.hpp"
 #include "weft/base/random.hpp"
 #include "weft/base/tensor.hpp"
 #include "weft/dp/replicated.hpp"
@@ -22,102 +21,6 @@ using test::Ranks;
 using test::Vectors;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-// --- the reference cases ---
-
-// ["R", "S0"] → placements of a gradient; null → none
-Placement placement_of(const std::string& text) {
-  if (text == "R") return Replicate{};
-  if (text == "P") return Partial{};
-  return Shard{std::stoi(text.substr(1))};
-}
-
-// One set of gradients of the file as this rank holds them.
-struct GoldenGradients {
-  GoldenGradients(Rank& rank, const DeviceMesh& mesh, test::Golden& golden, const std::string& set_in)
-      : set(set_in) {
-    for (const nlohmann::json& g : golden.info().at("cases").at(set).at("gradients")) {
-      const std::string name = g.at("name");
-      const auto sizes = g.at("shape").get<std::vector<std::int64_t>>();
-      const Shape shape{std::span<const std::int64_t>(sizes)};
-      const Tensor local = golden.tensor(set + ".local." + std::to_string(rank.rank) + "." + name);
-      LayoutRef layout = nullptr;
-      if (!g.at("placement").is_null()) {
-        Placements placements;
-        for (const std::string text : g.at("placement")) {
-          placements.push_back(placement_of(text));
-          partial = partial || is_partial(placements.back());
-        }
-        layout = make_layout(mesh, placements, shape);
-      }
-      gradients.put(name, layout, shape, [&](std::size_t i) { return local.f32()[i]; });
-      names.push_back(name);
-    }
-  }
-  std::string set;
-  Vectors gradients;
-  std::vector<std::string> names;
-  bool partial = false;
-};
-
-// What is plain is the same everywhere: it has no placement to reduce.
-void reduce_partials(GoldenGradients& golden, const DeviceMesh& mesh) {
-  std::vector<Gradient> placed;
-  for (const Gradient& g : golden.gradients.all())
-    if (g.layout != nullptr) placed.push_back(g);
-  sync_replicated_gradients(placed, mesh);
-  std::size_t at = 0;
-  for (Gradient& g : golden.gradients.all())
-    if (g.layout != nullptr) g.layout = placed[at++].layout;
-}
-
-TEST(GradNorm, GoldenCases) {
-  const auto files = test::golden_files("clip_cases");
-  if (files.empty()) GTEST_SKIP() << "no clip_cases*.safetensors in " << test::golden_dir();
-  for (const auto& file : files) {
-    SCOPED_TRACE(file.filename().string());
-    test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
-      DeviceMesh mesh(rank.group(), {{"dp", 2}, {"tp", 2}});
-      test::Golden golden(file);
-      const double max_norm = golden.info().at("max_norm");
-      for (const auto& [set, about] : golden.info().at("cases").items()) {
-        SCOPED_TRACE(set);
-        const std::vector<double> norms = golden.values(set + ".total_norm");
-        std::size_t at = 0;
-        for (const nlohmann::json& power : golden.info().at("p")) {
-          const double p = power.is_string() ? kInfinity : power.get<double>();
-          GoldenGradients gradients(rank, mesh, golden, set);
-          const auto all = gradients.gradients.all();
-          if (gradients.partial) {
-            EXPECT_EQ(error_of([&] { grad_norm(all, p); }).code(), ErrorCode::layout);
-          }
-          reduce_partials(gradients, mesh);
-          // The parts are f32, and sums of two such are rounded once more.
-          EXPECT_NEAR(grad_norm(all, p), norms[at], 1e-6 * norms[at]) << "p = " << p;
-          const double coefficient = golden.values(set + ".clip_coef")[at];
-          EXPECT_NEAR(std::min(1.0, max_norm / (grad_norm(all, p) + 1e-6)), coefficient, 1e-6 * coefficient);
-          ++at;
-        }
-
-        GoldenGradients gradients(rank, mesh, golden, set);
-        const auto all = gradients.gradients.all();
-        reduce_partials(gradients, mesh);
-        const double norm = clip_grad_norm(all, max_norm);
-        EXPECT_EQ(norm > max_norm, grad_norm(all) < norm);
-        for (const Gradient& g : all) {
-          const std::vector<double> expected = golden.values(set + ".clipped." + std::string(g.name));
-          const Tensor part(Storage::borrow(g.data.data, static_cast<std::size_t>(g.data.bytes())), 0,
-                            g.data.shape, DType::f32);
-          const Tensor whole = full(part.with_layout(g.layout));
-          ASSERT_EQ(static_cast<std::size_t>(whole.count()), expected.size());
-          for (std::size_t i = 0; i < expected.size(); ++i)
-            EXPECT_NEAR(whole.f32()[i], expected[i], 1e-6 * (std::abs(expected[i]) + 0.01))
-                << g.name << " " << i;
-        }
-      }
-    });
-  }
-}
 
 // --- the same gradients on any mesh ---
 
@@ -156,6 +59,53 @@ TEST(GradNorm, IsTheSameOnEveryFactorisationOfTheRanks) {
           EXPECT_NEAR(norm, reference, 1e-12 * reference) << to_string(shape) << ", p = " << p;
       });
   }
+}
+
+// Every factorisation of 8 ranks, with the axes that a program has, in any order: a norm goes by placements, not by names. Weights are cut
+// over tp, over dp_shard, over both, or over neither; sizes are primes, so that shards are uneven and some empty.
+TEST(GradNorm, IsTheSameOnEveryFactorisationOfEightRanks) {
+  constexpr std::int64_t kSizes[] = {2, 3, 7, 31, 257};
+  double reference[3] = {};
+  const auto check = [&](const MeshShape& shape, const char* shard, const char* tensor) {
+    test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
+      const DeviceMesh mesh(rank.group(), shape);
+      Vectors gradients;
+      int number = 0;
+      for (const std::int64_t rows : kSizes)
+        for (const int cut : {0, 1, 2, 3}) {
+          const std::string name = std::to_string(number++);
+          const Shape global{rows, 3};
+          Placements placements(static_cast<std::size_t>(shape.axis_count()), Replicate{});
+          if ((cut & 1) != 0) placements[static_cast<std::size_t>(shape.index(tensor))] = Shard{0};
+          if ((cut & 2) != 0) placements[static_cast<std::size_t>(shape.index(shard))] = Shard{0};
+          const LayoutRef layout = make_layout(mesh, placements, global);
+          Tensor whole(rank.context, global);
+          RandomStream(7, name).normal(0, whole.count(), whole.f32().data());
+          const Tensor part = distribute(whole, layout);
+          gradients.put(name, layout, [&](std::size_t i) { return part.f32()[i]; });
+        }
+      std::size_t at = 0;
+      for (const double p : {2.0, 1.0, kInfinity}) {
+        const double norm = grad_norm(gradients.all(), p);
+        if (shape.size() == 1)
+          reference[at] = norm;
+        else
+          EXPECT_NEAR(norm, reference[at], 1e-13 * reference[at]) << to_string(shape) << ", p = " << p;
+        ++at;
+      }
+      const double before = grad_norm(gradients.all());
+      EXPECT_EQ(clip_grad_norm(gradients.all(), before / 3), before);
+      EXPECT_NEAR(grad_norm(gradients.all()), before / 3, 1e-6 * before);
+    });
+  };
+  check({{"dp_replicate", 1}, {"dp_shard", 1}, {"tp", 1}}, "dp_shard", "tp");
+  for (int replicate = 1; replicate <= 8; replicate *= 2)
+    for (int shard = 1; replicate * shard <= 8; shard *= 2) {
+      const int tensor = 8 / replicate / shard;
+      check({{"dp_replicate", replicate}, {"dp_shard", shard}, {"tp", tensor}}, "dp_shard", "tp");
+    }
+  check({{"pp", 2}, {"domain", 2}, {"cp", 2}}, "domain", "cp");
+  check({{"tp", 2}, {"pp", 2}, {"dp", 2}}, "pp", "tp");
 }
 
 // --- norms one can do in the head ---
@@ -242,6 +192,53 @@ TEST(GradNorm, OtherDtypes) {
   EXPECT_EQ(static_cast<float>(half[1]), static_cast<float>(bf16(2.0f)));
   g[0] = {"double", view(f64)};
   EXPECT_EQ(grad_norm(g), 1e200) << "its square is no double";
+}
+
+// A norm without clipping, no gradients at all, and a limit that is a tensor of one element: of any floating dtype.
+TEST(GradNorm, LimitsOfEveryKind) {
+  std::vector<float> values = {3, 4};
+  const Gradient g[] = {{"w", view(values)}};
+  EXPECT_EQ(clip_grad_norm(g, kInfinity), 5) << "no limit";
+  EXPECT_EQ(values, (std::vector<float>{3, 4}));
+  EXPECT_EQ(clip_grad_norm(g, 100.0), 5) << "the coefficient is at most 1";
+  EXPECT_EQ(values, (std::vector<float>{3, 4}));
+  EXPECT_EQ(clip_grad_norm({}, 1.0), 0);
+  EXPECT_EQ(grad_norm({}), 0);
+  Context context;
+  for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
+    Tensor limit(context, {1}, dtype);
+    switch (dtype) {
+      case DType::f64: limit.as<double>()[0] = 2.5; break;
+      case DType::f32: limit.as<float>()[0] = 2.5f; break;
+      case DType::bf16: limit.as<bf16>()[0] = bf16(2.5f); break;
+      default: limit.as<f16>()[0] = f16(2.5f); break;
+    }
+    values = {3, 4};
+    EXPECT_EQ(clip_grad_norm(g, limit), 5);
+    const double coefficient = 2.5 / (5 + 1e-6);
+    EXPECT_EQ(values,
+              (std::vector<float>{static_cast<float>(3 * coefficient), static_cast<float>(4 * coefficient)}));
+    EXPECT_EQ(clip_grad_norm({}, limit), 0);
+  }
+  Tensor none(context, {2});
+  EXPECT_STREQ(error_of([&] { clip_grad_norm(g, none); }).what(),
+               "clip_grad_norm: max_norm is a tensor of 2 elements; expected 1");
+  EXPECT_STREQ(error_of([&] { clip_grad_norm(g, Tensor(context, {1}, DType::i32)); }).what(),
+               "clip_grad_norm: max_norm is a tensor of i32; expected f64, f32, bf16 or f16");
+}
+
+// A tensor that is no limit on one rank is an error on all.
+TEST(GradNorm, ALimitThatOneRankAloneHasIsToldToAll) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    Vectors gradients;
+    gradients.put("w", replicated_layout(mesh, {4}), [](std::size_t) { return 1.0f; });
+    const std::string why = "clip_grad_norm: max_norm is a tensor of 2 elements; expected 1";
+    Tensor limit(rank.context, {rank.rank == 1 ? 2 : 1});
+    limit.f32()[0] = 1;
+    EXPECT_EQ(error_of([&] { clip_grad_norm(gradients.all(), limit); }).what(),
+              rank.rank == 1 ? why : "clip_grad_norm: dp rank 1 failed: " + why);
+  });
 }
 
 TEST(GradNorm, ClippingScalesOrLeavesAlone) {

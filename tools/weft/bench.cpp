@@ -37,6 +37,8 @@ void add_bench(CLI::App& app, Body& chosen) {
   c->add_option("--tokens", o->tokens, "layers: how many; default: 8,128,512,2048")->delimiter(',');
   c->add_option("--passes", o->passes, "layers: forward, both; default: each")->delimiter(',');
   c->add_option("--tp", o->tp, "layers: over how many ranks, beside one; default: 2")->delimiter(',');
+  c->add_option("--cases", o->cases, "data: reduce/one, reduce/buckets, step/ddp, …; default: all")
+      ->delimiter(',');
   c->add_option("--rounds", o->rounds, "How often every size is measured; the better median counts")
       ->capture_default_str();
   c->add_option("--seconds", o->seconds, "Of sampling for each size, program and round")

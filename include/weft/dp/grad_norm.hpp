@@ -4,6 +4,7 @@
 
 #include <span>
 
+#include "weft/base/tensor.hpp"
 #include "weft/dp/gradient.hpp"
 #include "weft/host/compute.hpp"
 
@@ -41,7 +42,14 @@ double grad_norm(std::span<const Gradient> gradients, double p = 2, Compute* com
 /// Error::ranks() are those ranks as the group numbers them that the meshes were made of; empty where they are of
 /// several groups, which the text names, and where only gradients without a layout are not finite: then it is thrown
 /// on their rank alone.
+///
+/// f32 gradients are scaled in f64 and rounded once, so that they are within 4 units in the last place of what PyTorch computes; f64
+/// ones to f64's last digits. max_norm infinite: a norm without clipping.
 double clip_grad_norm(std::span<const Gradient> gradients, double max_norm, double p = 2,
+                      NonFinite non_finite = NonFinite::error, Compute* compute = nullptr);
+/// The same with a limit that a program computed: a tensor of one element, f64, f32, bf16 or f16, on the host or a device, whose
+/// stream is waited for. Throws also bad_argument for another one.
+double clip_grad_norm(std::span<const Gradient> gradients, const Tensor& max_norm, double p = 2,
                       NonFinite non_finite = NonFinite::error, Compute* compute = nullptr);
 
 }  // namespace weft

@@ -17,6 +17,7 @@
 #include "weft/models/build.hpp"
 #include "weft/nn/loss.hpp"
 #include "weft/nn/optimizer.hpp"
+#include "weft/train/loss_scaler.hpp"
 
 namespace weft {
 
@@ -46,13 +47,19 @@ class Trainer {
     double max_norm = 1;  ///< gradients are clipped to this norm; 0: not at all
     NonFinite non_finite = NonFinite::error;
     std::uint64_t seed = 0;  ///< of what is random in a pass
+    /// Dynamic loss scaling, for layers that compute gradients in f16. A step whose gradients are not finite is skipped by all ranks,
+    /// whatever non_finite says, and the scale falls (weft/train/loss_scaler.hpp).
+    std::optional<LossScaler::Options> loss_scale = std::nullopt;
   };
   struct Result {
     std::int64_t step = 0;    ///< its number, from 0
     std::int64_t tokens = 0;  ///< with a label, over all ranks
     double loss = 0;          ///< the mean over these, in nats
     double grad_norm = 0;     ///< before clipping; after backward() 0: not known
-    bool skipped = false;  ///< the norm is not finite and non_finite says skip: the weights stay as they are
+    bool skipped =
+        false;  ///< the norm is not finite and non_finite says skip, or loss scaling does: the weights stay as they are
+    double loss_scale =
+        1;  ///< what the gradients of the step were multiplied by, and divided by after their reduction
   };
 
   /// `model` and `compute`, the one it was built with, outlive it. No communication.
@@ -103,7 +110,7 @@ class Trainer {
   Memory memory() const;
 
   /// save_checkpoint() and load_checkpoint() of the model and the optimizer, with steps() as the step. Collective. The seed of what is random
-  /// in a pass is saved with them, as the string "trainer.seed", and load() takes it from there: with the step it is all that a run's randomness
+  /// in a pass is saved with them, as the string "trainer.seed" (and the state of loss scaling as "trainer.loss_scale"), and load() takes it from there: with the step it is all that a run's randomness
   /// depends on. load() forgets the gradients of a backward().
   void save(const std::filesystem::path& directory, const CheckpointExtra& extra = {},
             const SaveOptions& options = {}) const;
@@ -123,6 +130,7 @@ class Trainer {
   Result backward(std::span<const TokenBatch> batches, std::optional<double> lr);
   double passes(const std::vector<Placed>& placed, std::int64_t valid);
   Result apply(double lr);
+  CheckpointExtra with_state(CheckpointExtra extra) const;
 
   ParallelModel* model_;
   Compute* compute_;
@@ -130,6 +138,8 @@ class Trainer {
   std::unique_ptr<Optimizer> optimizer_;
   CrossEntropy loss_;
   std::int64_t steps_ = 0;
+  std::optional<LossScaler> scaler_;
+  bool finite_ = true;             // the gradients of pending_, as scaler_ found them
   std::optional<Result> pending_;  // of a backward() whose gradients are there
 };
 

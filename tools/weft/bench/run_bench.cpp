@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 
+#include "data.hpp"
 #include "layers.hpp"
 #include "results.hpp"
 #include "weft/backends/plugin.hpp"
@@ -41,6 +42,8 @@ const std::vector<Operation> kOperations = {
     {"facade", "facade_bench", "what ProcessGroup costs above its transport, ours alone"},
     {"overlap", "overlap_bench", "what Progress::thread hides behind computation, ours alone"},
     {"layers", "layers_bench", "layers of a model on one rank and over several (--tp), and in torch"},
+    {"data", "data_bench",
+     "gradients in buckets, and a step with averaged gradients and sharded, also in torch"},
 };
 
 std::vector<std::string> names_of_operations() {
@@ -359,8 +362,8 @@ int list(Options o) {
 }  // namespace
 
 const char* known_ops() {
-  return "all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, reduce, p2p, facade, overlap or "
-         "layers";
+  return "all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, reduce, p2p, facade, overlap, "
+         "layers or data";
 }
 
 std::string about(const std::string& op) {
@@ -398,6 +401,7 @@ int run_bench(Options o) {
   const Watch watch;
   try {
     if (o.op == "layers") return bench_layers(o), 0;
+    if (o.op == "data") return bench_data(o), 0;
     if (o.op == "facade" || o.op == "overlap") return alone(o, o.op);
     return compare(o, o.op == "p2p" ? kMessages : o.op == "halo" ? kHalos : std::vector<std::string>{o.op});
   } catch (const Interrupted& i) {

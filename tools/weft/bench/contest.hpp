@@ -1,0 +1,69 @@
+// Programs that measure the same list of cases in turns, case by case and round by round, and whose results must be the same.
+// One thread.
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "job.hpp"
+#include "options.hpp"
+
+namespace weft::bench {
+
+struct ContestCell {
+  double median_us = 0, p99_us = 0;
+  std::vector<double> rounds{};  ///< the medians of all of them; median_us is the least
+  nlohmann::ordered_json row{};  ///< all that the program said in that round
+};
+
+/// A program, and what it measured.
+struct Contestant {
+  std::string title{}, version{};
+  bool ours = true;  ///< must be there; a peer may be left out
+  std::unique_ptr<Job> job{};
+  std::vector<std::optional<ContestCell>> cells{};
+  std::string gone{};  ///< why it measures no more
+
+  const ContestCell* cell(std::size_t k) const { return k < cells.size() && cells[k] ? &*cells[k] : nullptr; }
+};
+
+class Contest {
+ public:
+  /// `op`: for texts. `options` outlives it.
+  Contest(const Options& options, std::string op, std::vector<std::string> cases);
+
+  /// Starts a program. Throws system where one of ours does not say its settings.
+  Contestant& enter(const WorkFolder& folder, const std::string& title, bool ours, Job::Start start);
+  /// All rounds. Throws system where one of ours fails, or where random projections and norms (along_…, norm_…) of a program
+  /// are not those of the first one.
+  void run();
+
+  const std::vector<std::string>& cases() const noexcept { return cases_; }
+  const std::deque<Contestant>& all() const noexcept { return all_; }
+  /// `text` and the times of all: `title` is that of the first column.
+  std::string times_table(const std::string& title) const;
+  /// How each was run, and on what.
+  std::string notes() const;
+  nlohmann::ordered_json to_json() const;
+
+ private:
+  void give_up(Contestant& c, const std::string& why) const;
+  void turn(Contestant& c, std::size_t k);
+  void compare(const Contestant& c, std::size_t k, const nlohmann::ordered_json& row);
+  const Options& o_;
+  std::string op_;
+  std::vector<std::string> cases_;
+  std::deque<Contestant> all_;
+  nlohmann::ordered_json checks_;  // the first program's row of this case
+};
+
+/// Throws bad_argument naming the flag, for no word and for one that is not known.
+void expect_known(const char* flag, const std::vector<std::string>& words,
+                  const std::vector<std::string>& known);
+
+}  // namespace weft::bench
