@@ -4,12 +4,14 @@
 //
 //   data_bench --ranks 2 --cases reduce/one,reduce/buckets,step/local,step/ddp
 //   data_bench --rounds 2                    every case twice, round by round
+//   data_bench --bucket 1048576              buckets of that many bytes
 //
 // Gradients of a step are compared with those of one rank that computes all rows. Reported besides the times: the bytes that a rank sends
 // in a run, from the calls that the group recorded, counted as ring algorithms send them, and the least that there are in theory.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 
@@ -33,6 +35,7 @@ const std::vector<std::string> kCases = {"reduce/one",   "reduce/one_foreign", "
 struct What {
   std::vector<std::string> cases = kCases;
   int rounds = 1;
+  std::int64_t bucket_bytes = BucketOptions{}.bucket_bytes;
 };
 
 // Calls of a group that the flight recorder has, as bytes that a rank sends in ring algorithms (bus_factor).
@@ -69,7 +72,7 @@ std::int64_t count_of(std::size_t i) { return i % 2 == 0 ? kLarge : kSmall; }
 
 class Reduction {
  public:
-  Reduction(RankOfBench& rank, const std::string& name)
+  Reduction(RankOfBench& rank, const std::string& name, const BucketOptions& options)
       : name_(name), rank_(rank), mesh_(rank.group.duplicate(), {{"dp", rank.spec.ranks}}) {
     const bool reducer = name == "buckets" || name == "bound";
     std::int64_t at = 0;
@@ -83,7 +86,7 @@ class Reduction {
     if (reducer) {
       std::vector<BucketEntry> entries;
       for (std::size_t i = 0; i < kGradients; ++i) entries.push_back({std::to_string(i), count_of(i)});
-      reducer_ = std::make_unique<BucketReducer>(mesh_, std::move(entries));
+      reducer_ = std::make_unique<BucketReducer>(mesh_, std::move(entries), options);
     }
     for (std::size_t i = 0; i < kGradients; ++i) {
       if (memory != nullptr) {
@@ -142,7 +145,7 @@ constexpr std::int64_t kDim = 512, kLayers = 24, kRows = 64;
 class Step {
  public:
   enum class Form { local, ddp, fully_shard };
-  Step(RankOfBench& rank, Form form)
+  Step(RankOfBench& rank, Form form, const BucketOptions& options = {})
       : rank_(rank),
         form_(form),
         compute_(rank.context, 1),
@@ -158,7 +161,7 @@ class Step {
       const Tensor mine = p->layout() == nullptr ? whole : distribute(whole, p->layout());
       std::copy_n(mine.data_ptr<float>(), mine.count(), p->write_master().data_ptr<float>());
     }
-    if (form == Form::ddp) averager_.emplace(net_.parameters(), mesh_);
+    if (form == Form::ddp) averager_.emplace(net_.parameters(), mesh_, options);
     optimizer_.emplace(compute_, net_.parameters(), SGD::Options{});
     x_ = rows_of(kX, rank.group.rank());
     dy_ = rows_of(kDy, rank.group.rank());
@@ -253,16 +256,19 @@ Numbers timed(Case& c, const Prepared& prepared, const Agree& agree, double seco
           {"theory_bytes", c.theory()}};
 }
 
-Numbers measured(RankOfBench& rank, const std::string& name, const Agree& agree, double seconds) {
+Numbers measured(RankOfBench& rank, const std::string& name, const BucketOptions& options, const Agree& agree,
+                 double seconds) {
   const std::string what = name.substr(name.find('/') + 1);
   if (name.starts_with("reduce/")) {
-    const auto r = std::make_shared<Reduction>(rank, what);
+    const auto r = std::make_shared<Reduction>(rank, what, options);
     return timed(*r, {[r] { r->run(); }, [r] { return r->wrong(); }, [r] { r->reset(); }}, agree, seconds);
   }
   using Form = Step::Form;
-  const auto s = std::make_shared<Step>(rank, what == "local" ? Form::local
-                                              : what == "ddp" ? Form::ddp
-                                                              : Form::fully_shard);
+  const auto s = std::make_shared<Step>(rank,
+                                        what == "local" ? Form::local
+                                        : what == "ddp" ? Form::ddp
+                                                        : Form::fully_shard,
+                                        options);
   Numbers all = timed(*s, {[s] { s->run(); }, [s] { return s->wrong(); }}, agree, seconds);
   const Numbers checks = s->checks();
   all.insert(all.end(), checks.begin(), checks.end());
@@ -276,8 +282,8 @@ std::vector<TableRow> table(RankOfBench& rank, const What& what) {
       TableRow row;
       row.name = "data/" + name;
       row.row = {{{"op", "data"}, {"case", name}}, rank.spec.ranks, 0, {}};
-      row.measure = [&rank, name](const Agree& agree, double seconds) {
-        return measured(rank, name, agree, seconds);
+      row.measure = [&rank, name, bytes = what.bucket_bytes](const Agree& agree, double seconds) {
+        return measured(rank, name, {.bucket_bytes = bytes}, agree, seconds);
       };
       rows.push_back(std::move(row));
     }
@@ -290,13 +296,14 @@ What take_flags(int& argc, char** argv) {
   int kept = 1;
   for (int i = 1; i < argc; ++i) {
     const std::string flag = argv[i];
-    if ((flag != "--cases" && flag != "--rounds") || i + 1 == argc) {
+    if ((flag != "--cases" && flag != "--rounds" && flag != "--bucket") || i + 1 == argc) {
       argv[kept++] = argv[i];
       continue;
     }
     const std::string text = argv[++i];
     if (flag == "--cases") what.cases = chosen(flag, text, kCases);
     if (flag == "--rounds") what.rounds = rounds_from(text);
+    if (flag == "--bucket") what.bucket_bytes = std::atoll(text.c_str());
   }
   argc = kept;
   argv[argc] = nullptr;

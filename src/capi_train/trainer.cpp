@@ -1,4 +1,5 @@
 // Training in C. What is collective or blocks says so in weft/c_train/trainer.h.
+#include <cstddef>
 #include <optional>
 
 #include "capi_train/model_handles.hpp"
@@ -11,8 +12,10 @@ namespace capi = weft::capi;
 namespace {
 
 constexpr std::size_t kTrainerOptionsFirstBytes = 72, kStepResultFirstBytes = 40;
-static_assert(sizeof(weft_trainer_options) == kTrainerOptionsFirstBytes);
-static_assert(sizeof(weft_step_result) == kStepResultFirstBytes);
+static_assert(offsetof(weft_trainer_options, loss_scale) == kTrainerOptionsFirstBytes);
+static_assert(sizeof(weft_trainer_options) == 80);
+static_assert(offsetof(weft_step_result, loss_scale) == kStepResultFirstBytes);
+static_assert(sizeof(weft_step_result) == 48);
 
 Trainer::Options options_of(const char* function, const weft_trainer_options& o) {
   Trainer::Options to;
@@ -27,6 +30,7 @@ Trainer::Options options_of(const char* function, const weft_trainer_options& o)
   to.max_norm = o.max_norm;
   to.non_finite = o.skip_non_finite ? weft::NonFinite::skip : weft::NonFinite::error;
   to.seed = o.seed;
+  if (o.loss_scale != 0) to.loss_scale = weft::LossScaler::Options{.scale = o.loss_scale};
   return to;
 }
 
@@ -51,6 +55,7 @@ void tell(const char* function, weft_step_result* result, const Trainer::Result&
   r.tokens = of.tokens;
   r.loss = of.loss;
   r.grad_norm = of.grad_norm;
+  r.loss_scale = of.loss_scale;
   capi::answer(function, *result, r, kStepResultFirstBytes, "result", "WEFT_STEP_RESULT_INIT");
 }
 

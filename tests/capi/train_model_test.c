@@ -458,6 +458,7 @@ static void train_in_halves(rank_args* a) {
   weft_parameter d = WEFT_PARAMETER_INIT;
   int32_t count = 0;
   with.max_norm = 0;
+  with.loss_scale = 1024; /* changes no bit */
   OK(weft_trainer_create(p.model, &with, &trainer, &error));
   for (int i = 0; i < TRAIN_STEPS; ++i) {
     double norm = 0;
@@ -472,6 +473,7 @@ static void train_in_halves(rank_args* a) {
     }
     OK(weft_clip_grad_norm(gradients, count, TRAIN_MAX_NORM, NULL, &norm, &error));
     OK(weft_trainer_update(trainer, TRAIN_RATE, &whole, &error));
+    CHECK(whole.loss_scale == 1024);
     CHECK(whole.loss == half.loss && whole.step == i && whole.grad_norm <= TRAIN_MAX_NORM &&
           norm > whole.grad_norm);
   }
@@ -730,7 +732,7 @@ static void refuses_trainers(weft_model* model) {
   REFUSED(weft_trainer_create(model, &o, NULL, &error), "weft_trainer_create: trainer is NULL");
   o.struct_size = 4;
   REFUSED(TRAINER(),
-          "weft_trainer_create: options->struct_size is 4; expected 72: initialise it with "
+          "weft_trainer_create: options->struct_size is 4; expected 80: initialise it with "
           "WEFT_TRAINER_OPTIONS_INIT");
   o.struct_size = sizeof(o);
   o.optimizer = 2;
@@ -763,7 +765,7 @@ static void refuses_trainers(weft_model* model) {
   result.struct_size = 3;
   REFUSED(
       STEP(&batch, 1, 0.1),
-      "weft_trainer_step: result->struct_size is 3; expected 40: initialise it with WEFT_STEP_RESULT_INIT");
+      "weft_trainer_step: result->struct_size is 3; expected 48: initialise it with WEFT_STEP_RESULT_INIT");
   result.struct_size = sizeof(result);
   labels[0] = 77;
   REFUSED(STEP(&batch, 1, 0.1), "trainer: labels[0] is 77; expected 0 to 31, or -100");

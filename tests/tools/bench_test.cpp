@@ -212,6 +212,27 @@ TEST_F(WeftBench, LayersWhoseResultsDifferAreNoResult) {
       ContainsRegex("bench: torch: linear2/f32/8/forward: along_y is 0; expected -?[0-9.]+ as weft has it"));
 }
 
+TEST_F(WeftBench, DataIsComparedAndVerified) {
+  const auto json_path = folder_ / "data.json";
+  ASSERT_EQ(run({"data", "--cases", "reduce/one,reduce/buckets,step/local,step/ddp,step/fully_shard",
+                 "--rounds", "1", "--against", "torch", "--python", "/bin/false", "--json", json_path}),
+            ExitStatus{.code = 0})
+      << err_;
+  EXPECT_THAT(out_, ContainsRegex("2 ranks +weft"));
+  EXPECT_THAT(out_, ContainsRegex("reduce/buckets +[0-9.]+ \\([0-9.]+\\)"));
+  EXPECT_THAT(out_, ContainsRegex("step/ddp +step/local +[0-9.]+ .*25.21 .*25.21"));
+  EXPECT_THAT(out_, HasSubstr("torch: left out: exit code 1"));
+  for (const json& row : json::parse(contents(json_path)).at("rows")) {
+    EXPECT_GT(row.at("median_us").get<double>(), 0);
+    EXPECT_EQ(row.at("sent_bytes").get<double>(), row.at("theory_bytes").get<double>()) << row.at("case");
+  }
+  expect_refused(
+      {"data", "--cases", "step/zero"},
+      "bench: --cases \"step/zero\"; expected reduce/one, reduce/one_foreign, reduce/buckets, reduce/bound, "
+      "reduce/each, step/local, step/ddp, step/fully_shard");
+  expect_refused({"data", "--against", "gloo"}, "bench: --against \"gloo\"; expected torch");
+}
+
 TEST_F(WeftBench, LayersThatThereAreNotAreNamed) {
   expect_refused({"layers", "--layers", "lstm"},
                  "bench: --layers \"lstm\"; expected linear2, mlp, attention, conv, head");

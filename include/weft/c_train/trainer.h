@@ -27,9 +27,13 @@ typedef struct weft_trainer_options {
   uint64_t seed;            /* of what is random in a pass; the same on all ranks */
   bool
       skip_non_finite; /* a step whose norm is not finite leaves the weights as they are, instead of an error */
+  /* Dynamic loss scaling, for layers that compute gradients in f16: the loss is multiplied by this at first, and gradients
+   * are divided by it after their reduction. Where they are not finite on one rank, all skip the step and halve the scale; after 2000 steps in
+   * a row that were not skipped it doubles. 0: none. weft_trainer_save saves the scale. */
+  double loss_scale;
 } weft_trainer_options;
 #define WEFT_TRAINER_OPTIONS_INIT \
-  { sizeof(weft_trainer_options), WEFT_ADAMW, 0.9, 0.95, 1e-8, 0.1, 0, 1, 0, false }
+  { sizeof(weft_trainer_options), WEFT_ADAMW, 0.9, 0.95, 1e-8, 0.1, 0, 1, 0, false, 0 }
 
 /* `options` may be NULL; the same on all ranks. No communication. A model has one trainer at a time that takes steps. */
 weft_status weft_trainer_create(weft_model* model, const weft_trainer_options* options,
@@ -38,14 +42,15 @@ void weft_trainer_destroy(weft_trainer* trainer);
 
 typedef struct weft_step_result {
   uint32_t struct_size;
-  bool skipped;     /* see skip_non_finite */
-  int64_t step;     /* its number, from 0 */
-  int64_t tokens;   /* with a label, over all ranks */
-  double loss;      /* the mean cross-entropy of these, in nats */
-  double grad_norm; /* before clipping */
+  bool skipped;      /* see skip_non_finite, loss_scale */
+  int64_t step;      /* its number, from 0 */
+  int64_t tokens;    /* with a label, over all ranks */
+  double loss;       /* the mean cross-entropy of these, in nats */
+  double grad_norm;  /* before clipping */
+  double loss_scale; /* of this step; 1: none */
 } weft_step_result;
 #define WEFT_STEP_RESULT_INIT \
-  { sizeof(weft_step_result), false, 0, 0, 0, 0 }
+  { sizeof(weft_step_result), false, 0, 0, 0, 0, 0 }
 
 /* Forward, loss, backward, averaging over the data axis, sync over the tensor axis, clip, and one step of the optimizer
  * with learning rate `rate`. Several batches are micro-batches, as many on every rank: their gradients add up to that of

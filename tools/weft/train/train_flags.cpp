@@ -21,6 +21,7 @@ void each_run_flag(TrainConfig& c, const Visit& visit) {
   visit("--warmup", c.warmup, "Steps until the highest rate; -1: a third of --steps, at most 100");
   visit("--weight-decay", c.weight_decay, "Of matrices");
   visit("--clip", c.max_norm, "Largest gradient norm");
+  visit("--loss-scale", c.loss_scale, "Dynamic loss scaling, which begins with this; 0: none");
   visit("--seed", c.seed, "Of weights and batches");
   visit("--threads", c.threads, "Threads per rank; 0: WEFT_THREADS, or a share of the cores");
 }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <fstream>
 
 #include "base/hash.hpp"
@@ -34,7 +35,9 @@ BuildOptions build_options(const TrainConfig& config) {
 Trainer::Options trainer_options(const TrainConfig& config) {
   AdamW::Options adamw;
   adamw.weight_decay = config.weight_decay;
-  return {.optimizer = adamw, .max_norm = config.max_norm, .seed = config.seed};
+  Trainer::Options options{.optimizer = adamw, .max_norm = config.max_norm, .seed = config.seed};
+  if (config.loss_scale != 0) options.loss_scale = LossScaler::Options{.scale = config.loss_scale};
+  return options;
 }
 
 [[noreturn]] void wrong(const std::string& text) { throw Error(ErrorCode::bad_argument, "train: " + text); }
@@ -92,6 +95,8 @@ MeshShape TrainConfig::check(int ranks) const {
   if (model.vocab < 256)
     wrong(fmt::format("vocab is {}; expected 256 or more: one for each byte", model.vocab));
   if (steps < 1) wrong(fmt::format("steps is {}; expected 1 or more", steps));
+  if (!(loss_scale >= 0 && std::isfinite(loss_scale)))
+    wrong(fmt::format("loss-scale is {}; expected 0 (none), or a finite number above 0", loss_scale));
   if (threads < 0)
     wrong(fmt::format("threads is {}; expected 1 or more, or 0 for a share of the cores", threads));
   CosineSchedule{peak_lr, floor_lr, warmup_steps(), steps}.check();
@@ -140,6 +145,7 @@ std::string identity_of(const TrainConfig& config, const std::vector<unsigned ch
   if (m.head_size != usual.head_size) identity += fmt::format(" head_size={}", m.head_size);
   if (m.norm_eps != usual.norm_eps) identity += fmt::format(" norm_eps={}", m.norm_eps);
   if (m.tied != usual.tied) identity += fmt::format(" tied={}", m.tied);
+  if (config.loss_scale != 0) identity += fmt::format(" loss_scale={}", config.loss_scale);
   if (m.init_std != usual.init_std) identity += fmt::format(" init_std={}", m.init_std);
   return identity;
 }

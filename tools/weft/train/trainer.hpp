@@ -27,6 +27,7 @@ struct TrainConfig {
   std::int64_t warmup = -1;  ///< -1: a third of the steps, at most 100
   double weight_decay = 0.1;
   double max_norm = 1.0;
+  double loss_scale = 0;  ///< dynamic, at first this; 0: none
   std::uint64_t seed = 1;
   int dp = -1;  ///< -1: what tp leaves of the ranks
   int tp = 1;
