@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The cases of data_bench in torch over Gloo: gradients reduced in several ways, and a step of 24 x Linear(512) on each rank by itself,
 with DistributedDataParallel, and with fully_shard (FSDP2). The same flags, numbers, checks, samples and rows as data_bench
-(bench/data_bench.cpp, bench/measure.hpp). sent_bytes is what the loopback device counts, divided by the ranks.
+(bench/train/data_bench.cpp, bench/measure.hpp). sent_bytes is what the loopback device counts, divided by the ranks.
 
     torch_data.py --ranks 2 --cases reduce/one,step/ddp --rows
 """

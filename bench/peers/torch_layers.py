@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The layers of layers_bench in torch: on one rank, or tensor parallel over Gloo with Megatron's f and g as autograd functions around
-all_reduce. The same flags, numbers, checks, samples and rows as layers_bench (bench/layers_bench.cpp, bench/measure.hpp). bf16: weights,
+all_reduce. The same flags, numbers, checks, samples and rows as layers_bench (bench/train/layers_bench.cpp, bench/measure.hpp). bf16: weights,
 activations and gradients alike, as torch users have them.
 
     torch_layers.py --ranks 2 --layers mlp,attention --tokens 128,512 --passes both --dtype f32 --rows

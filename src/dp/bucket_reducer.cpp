@@ -64,12 +64,8 @@ struct BucketReducer::Impl {
   // Throws what is wrong on this rank. Before the first step the other ranks hear of it in the comparison with which theirs
   // begins: this rank takes part in it here.
   [[noreturn]] void tell_all(const Error& fault) const {
-    if (!compared && axes.size() > 1) try {
-        gather_with_list(
-            "bucket_reducer", axes, ListDigest(), {}, [] { return ListEntries{}; }, fault);
-      } catch (const Error&) {  // this one, or that nobody came to hear it
-      }
-    throw Error(fault);
+    if (compared) throw Error(fault);
+    throw_told("bucket_reducer", axes, fault);
   }
 
   std::size_t checked(std::size_t i) const {

@@ -58,9 +58,10 @@ struct GradientAverager::Agreement {
 GradientAverager::GradientAverager(std::vector<Parameter*> parameters, DeviceMesh axes, Options options)
     : axes_(given_mesh("averager", axes)), options_(options) {
   if (options_.bucket_bytes < 1)
-    throw Error(
-        ErrorCode::bad_argument,
-        fmt::format("averager: options.bucket_bytes is {}; expected 1 or more", options_.bucket_bytes));
+    throw_told(
+        "averager", axes_,
+        Error(ErrorCode::bad_argument, fmt::format("averager: options.bucket_bytes is {}; expected 1 or more",
+                                                   options_.bucket_bytes)));
   for (DeviceMesh& axis : axes_.each_axis())
     if (axis.size() > 1) each_axis_.push_back(std::move(axis));
   std::erase_if(parameters, [](const Parameter* p) { return !p->trainable(); });
@@ -71,12 +72,13 @@ GradientAverager::GradientAverager(std::vector<Parameter*> parameters, DeviceMes
       slots_[i].parameter = parameters[i];
       slots_[i].listener = parameters[i]->listen([this, i](Parameter&) { became_final(i); });
     }
-  } catch (...) {
+  } catch (const std::exception& e) {
     for (const Slot& slot : slots_)
       if (slot.parameter != nullptr) {
         slot.parameter->stop_listening(slot.listener);
         slot.parameter->release_gradient(this);
       }
+    if (const Error* const fault = dynamic_cast<const Error*>(&e)) throw_told("averager", axes_, *fault);
     throw;
   }
 }

@@ -452,6 +452,33 @@ TEST(Averager, StopsListeningWhenItGoes) {
   });
 }
 
+// Before their deadline, at the end of their first step.
+TEST(Averager, WhatIsWrongOnOneRankIsToldToAll) {
+  test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
+    Bench bench(rank, {4});
+    std::optional<GradientAverager> other;
+    const auto step = [&](const GradientAverager::Options& options) {
+      GradientAverager averager(bench.p, bench.mesh, options);
+      bench.backward(1);
+      averager.finish();
+    };
+    const auto told = [&](const std::string& why) {
+      return rank.rank == 2 ? why : "averager: dp rank 2 failed: " + why;
+    };
+    EXPECT_EQ(error_of([&] { step({.bucket_bytes = rank.rank == 2 ? 0 : 64}); }).what(),
+              told("averager: options.bucket_bytes is 0; expected 1 or more"));
+    bench.zero();
+    if (rank.rank == 2) other.emplace(bench.p, bench.mesh);
+    EXPECT_EQ(error_of([&] { step({}); }).what(),
+              told("parameter \"p0\": its gradient belongs to another averager already; one averager reduces "
+                   "over several axes"));
+    other.reset();
+    bench.zero();
+    step({});
+    bench.expect_summed({1});
+  });
+}
+
 TEST(Averager, BucketsHaveAPositiveSize) {
   test::run_ranks(Ranks::threads, 1, [](Rank& rank) {
     Bench bench(rank, {4});

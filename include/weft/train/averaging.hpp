@@ -39,8 +39,9 @@ class GradientAverager {
 
   /// Listens to those of `parameters` that are trained; they must outlive it, and need no memory yet. `axes`: a sub-mesh of one or
   /// more axes (HSDP's replicate axis; dp and domain). The same parameters in the same order on all its
-  /// ranks. No communication. Throws bad_argument where a parameter has another averager: two would reduce
-  /// one gradient twice.
+  /// ranks. No communication where nothing is wrong. Throws bad_argument where a parameter has another averager, naming it: two
+  /// would reduce one gradient twice; and for options that BucketReducer refuses. This rank then waits, at most its deadline, until
+  /// the others finish() their first step: they get `averager: dp rank 1 failed: …`.
   GradientAverager(std::vector<Parameter*> parameters, DeviceMesh axes, Options options = {});
   /// Stops listening. A reduction still in flight is given up, and with it the group of the axes.
   ~GradientAverager();

@@ -153,4 +153,13 @@ std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceM
   return all;
 }
 
+void throw_told(std::string_view what, const DeviceMesh& axes, const Error& fault) {
+  if (axes.size() > 1) try {
+      gather_with_list(
+          what, axes, ListDigest(), {}, [] { return ListEntries{}; }, fault);
+    } catch (const Error&) {  // this one, or that nobody came to hear it
+    }
+  throw Error(fault);
+}
+
 }  // namespace weft

@@ -68,6 +68,10 @@ std::vector<std::uint64_t> gather_with_list(std::string_view what, const DeviceM
                                             const std::function<ListEntries()>& list,
                                             const std::optional<Error>& fault = {});
 
+/// Throws `fault`, which this rank found where nobody communicates. It is told to the others first, in the gather_with_list()
+/// of the same caller with which they begin later: this rank waits for them, at most the group's deadline.
+[[noreturn]] void throw_told(std::string_view what, const DeviceMesh& axes, const Error& fault);
+
 /// The Error that `check` throws, if any: for gather_with_list().
 template <class Check>
 std::optional<Error> fault_of(const Check& check) {
