@@ -97,13 +97,17 @@ double number(const Side& side, std::size_t gradient, int step, int i) {
 
 // Three steps of a reducer of many dtypes: slots, bound memory that is copied and that is reduced in place, and passes
 // that accumulate.
-Bits reduce(const Side& side, const DeviceMesh& axes, Unused unused) {
+Bits reduce(const Side& side, const DeviceMesh& axes, Unused unused, bool as_bf16 = false) {
   std::vector<BucketEntry> entries;
   for (const DType t : kDTypes)
     for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg})
       for (const std::int64_t count : {5, 300, 0})
         entries.push_back({"g" + std::to_string(entries.size()), count, t, op});
-  BucketReducer reducer(axes, entries, {.bucket_bytes = 256, .unused = unused, .compute = &side.compute});
+  BucketReducer reducer(axes, entries,
+                        {.bucket_bytes = 256,
+                         .unused = unused,
+                         .compute = &side.compute,
+                         .hook = as_bf16 ? bf16_hook(side.context(), &side.compute) : BucketHook()});
   std::vector<Tensor> bound(entries.size());
   for (std::size_t i = 0; i < entries.size(); i += 2) {
     bound[i] = side.compute.make({entries[i].count}, entries[i].dtype);
@@ -116,7 +120,7 @@ Bits reduce(const Side& side, const DeviceMesh& axes, Unused unused) {
     if (step == 1) off.emplace(reducer.no_sync());
     for (std::size_t i = 0; i < entries.size(); ++i) {
       if (unused == Unused::zeros && i % 5 == 1 && side.rank.rank == step % 2) continue;  // missing
-      side.write(where(i), [&](int k) { return number(side, i, step, k); });
+      side.write(where(i), [&](int k) { return number(side, i, step, k) / (as_bf16 ? 3 : 1); });
       reducer.ready(i);
     }
     off.reset();
@@ -131,6 +135,14 @@ TEST(GradientsOnDevices, AreReducedInBuckets) {
     expect_the_same(2, [&](const Side& side) {
       const DeviceMesh mesh(side.group, {{"dp", 2}});
       return reduce(side, mesh, unused);
+    });
+}
+
+TEST(GradientsOnDevices, AreReducedAsBf16) {
+  for (const Unused unused : {Unused::error, Unused::zeros})
+    expect_the_same(2, [&](const Side& side) {
+      const DeviceMesh mesh(side.group, {{"dp", 2}});
+      return reduce(side, mesh, unused, true);
     });
 }
 
@@ -353,6 +365,10 @@ TEST(GradientsOnDevices, WhatIsElsewhereIsNamed) {
   incomplete.scale = nullptr;
   EXPECT_EQ(text([&] { add_gradient_kernels(context, other.device(), incomplete); }),
             "add_gradient_kernels: the table of cuda:1 has no scale");
+  incomplete = late::gradient_kernels();
+  incomplete.narrow = nullptr;
+  EXPECT_EQ(text([&] { add_gradient_kernels(context, other.device(), incomplete); }),
+            "add_gradient_kernels: the table of cuda:1 has no narrow");
   EXPECT_EQ(text([&] { add_gradient_kernels(context, late.device(), late::gradient_kernels()); }),
             "add_gradient_kernels: cuda:0 has its kernels already");
   EXPECT_EQ(text([&] { add_gradient_kernels(context, {}, late::gradient_kernels()); }),

@@ -452,6 +452,25 @@ TEST(Averager, StopsListeningWhenItGoes) {
   });
 }
 
+TEST(Averager, SendsBf16OnRequest) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    Bench bench(rank);
+    GradientAverager averager(bench.p, bench.mesh, {.hook = bf16_hook(rank.context)});
+    for (int pass = 1; pass < 4; ++pass) {
+      bench.backward(pass);
+      averager.finish();
+      for (std::size_t i = 0; i < bench.p.size(); ++i) {
+        const std::vector<float> got = gradient(*bench.p[i]), exact = bench.summed(i, {pass});
+        for (std::size_t k = 0; k < got.size(); ++k) {
+          EXPECT_NEAR(got[k], exact[k], 0x1p-7 * static_cast<double>(exact[k]));
+          EXPECT_EQ(got[k], static_cast<float>(bf16(got[k])));
+        }
+      }
+      bench.zero();
+    }
+  });
+}
+
 // Before their deadline, at the end of their first step.
 TEST(Averager, WhatIsWrongOnOneRankIsToldToAll) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
