@@ -68,7 +68,7 @@ std::vector<Wish> wishes_of(const Partition& x, std::vector<WindowDim> dims) {
   const int longitude = longitude_of(x, dims);
   if (longitude >= 0 && std::ranges::none_of(dims, [&](const WindowDim& d) { return d.dim == longitude; }))
     dims.push_back({longitude, x.dim(longitude).parts, {}, {}});  // as it is
-  std::ranges::stable_partition(dims, has_pole);
+  std::stable_partition(dims.begin(), dims.end(), has_pole);
   std::vector<Wish> wishes;
   for (WindowDim& d : dims) {
     Wish wish{std::move(d), {}, {}, {}};
