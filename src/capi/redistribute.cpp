@@ -1,21 +1,13 @@
 // What moves and compares tensors of the caller's, in C. What blocks says so in weft/c/layout.h.
 #include "weft/mesh/redistribute.hpp"
 
-#include "capi/mesh_handles.hpp"
+#include "capi/handle/transfer_handle.hpp"
 #include "weft/mesh/replicas.hpp"
 
 using weft::Buffer;
 using weft::ErrorCode;
 using weft::LayoutRef;
 namespace capi = weft::capi;
-
-struct weft_transfer : capi::Handle<weft_transfer> {
-  static constexpr const char* kKind = "weft_transfer";
-  explicit weft_transfer(capi::MeshOwner owner_in) : owner(std::move(owner_in)) {}
-  capi::MeshOwner owner;
-  weft::Transfer transfer;
-  bool finished = false;
-};
 
 weft_status weft_redistribute(const weft_buffer* in, const weft_layout* from, const weft_buffer* out,
                               const weft_layout* to, const weft_stream* stream, weft_transfer** transfer,
@@ -25,14 +17,10 @@ weft_status weft_redistribute(const weft_buffer* in, const weft_layout* from, co
     const LayoutRef &now = capi::layout_of(function, from, "from"),
                     &goal = capi::layout_of(function, to, "to");
     const weft::Stream on = stream == nullptr ? weft::Stream{} : capi::stream_of(function, *stream, "stream");
-    // Made before anything is sent: what was begun must not be lost.
-    auto handle = std::make_unique<weft_transfer>(from->owner);
-    handle->transfer = weft::start_redistribute(capi::view_of(source, now->local_shape()), now,
-                                                capi::view_of(target, goal->local_shape()), goal, on);
-    if (transfer == nullptr)
-      handle->transfer.finish();
-    else
-      *transfer = handle.release();
+    capi::finish_or_give(from->owner, transfer, [&] {
+      return weft::start_redistribute(capi::view_of(source, now->local_shape()), now,
+                                      capi::view_of(target, goal->local_shape()), goal, on);
+    });
   });
 }
 

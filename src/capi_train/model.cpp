@@ -1,6 +1,7 @@
 // Models in C. What is collective or blocks says so in weft/c_train/model.h.
 #include <fmt/ranges.h>
 
+#include <cstddef>
 #include <optional>
 
 #include "capi/values.hpp"
@@ -54,7 +55,8 @@ TokenBatch batch_of(const weft_token_batch& b) {
 namespace {
 
 constexpr std::size_t kTransformerOptionsFirstBytes = 136, kParameterFirstBytes = 176;
-static_assert(sizeof(weft_transformer_options) == kTransformerOptionsFirstBytes);
+static_assert(offsetof(weft_transformer_options, data_form) == kTransformerOptionsFirstBytes);
+static_assert(sizeof(weft_transformer_options) == 152);
 static_assert(sizeof(weft_parameter) == kParameterFirstBytes);
 static_assert(weft::Dims::kMaxDims == WEFT_MAX_DIMS);
 static_assert(weft::CrossEntropy::kIgnore == WEFT_IGNORED);
@@ -88,6 +90,11 @@ weft::BuildOptions build_options_of(const char* function, const weft_transformer
                  fmt::format("options->weights is {}; expected {} (WEFT_F32) or {} (WEFT_BF16)", o.weights,
                              static_cast<int>(WEFT_F32), static_cast<int>(WEFT_BF16)));
   build.dtype = static_cast<weft::DType>(o.weights);
+  if (o.data_form != WEFT_DATA_DDP && o.data_form != WEFT_DATA_FSDP)
+    capi::refuse(ErrorCode::bad_argument, function,
+                 fmt::format("options->data_form is {}; expected 0 (WEFT_DATA_DDP) or 1 (WEFT_DATA_FSDP)", o.data_form));
+  build.data = o.data_form == WEFT_DATA_FSDP ? weft::DataForm::fsdp : weft::DataForm::ddp;
+  if (o.replicate_axis != nullptr) build.replicate_axis = o.replicate_axis;
   for (const std::string_view path :
        capi::names_of(function, o.frozen, o.frozen_count, "options->frozen", "options->frozen_count"))
     build.frozen.emplace_back(path);

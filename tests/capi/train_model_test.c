@@ -24,6 +24,8 @@ typedef struct parts {
   int first, rows; /* of a batch: this rank's */
 } parts;
 
+static weft_data_form form = WEFT_DATA_DDP;
+
 static weft_transformer_options small(void) {
   weft_transformer_options o = WEFT_TRANSFORMER_OPTIONS_INIT;
   o.dim = TRAIN_DIM;
@@ -36,6 +38,7 @@ static weft_transformer_options small(void) {
   o.init_std = TRAIN_INIT_STD;
   o.seed = TRAIN_SEED;
   o.sequence_parallel = o.split_vocab = run.split;
+  o.data_form = form;
   return o;
 }
 
@@ -103,6 +106,44 @@ static void expect_losses_of_cpp(int dp, int tp) {
   CHECK(memcmp(run.losses, expected, sizeof(expected)) == 0);
   CHECK(run.losses[TRAIN_STEPS - 1] < run.losses[0]);
 }
+
+/* Parameters divided over the data ranks: the same losses, but for rounding. */
+static void test_divided_parameters(void) {
+  double whole[TRAIN_STEPS];
+  run.split = false;
+  for (int tp = 1; tp <= 2; ++tp) {
+    run.dp = 2;
+    run.tp = tp;
+    form = WEFT_DATA_DDP;
+    run_ranks(2 * tp, train);
+    memcpy(whole, run.losses, sizeof whole);
+    form = WEFT_DATA_FSDP;
+    run_ranks(2 * tp, train);
+    form = WEFT_DATA_DDP;
+    for (int i = 0; i < TRAIN_STEPS; ++i) CHECK(fabs(run.losses[i] - whole[i]) <= 1e-5 * whole[i]);
+  }
+}
+static void divided_refused(rank_args* a) {
+  weft_transformer_options options = small();
+  weft_group* group = join(a, "world", 0);
+  const weft_mesh_axis axes[] = {{"dp", 1}, {"tp", 1}};
+  weft_mesh* mesh = NULL;
+  weft_compute* compute = NULL;
+  weft_model* model = NULL;
+  OK(weft_mesh_create(group, axes, 2, &mesh, &error));
+  OK(weft_compute_create(a->context, NULL, &compute, &error));
+  options.data_form = 2;
+  CHECK_ERROR(weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
+              "weft_transformer_create: options->data_form is 2; expected 0 (WEFT_DATA_DDP) or 1 (WEFT_DATA_FSDP)");
+  options.data_form = WEFT_DATA_FSDP;
+  options.replicate_axis = "copies";
+  CHECK_ERROR(weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
+              "*no axis \"copies\" in dp=1 x tp=1");
+  weft_compute_destroy(compute);
+  weft_mesh_destroy(mesh);
+  weft_group_destroy(group);
+}
+static void test_divided_refused(void) { run_ranks(1, divided_refused); }
 
 /* The scores of plain loops ----------------------------------------------------------------------------------- */
 
@@ -611,7 +652,7 @@ static void refuses_models(weft_mesh* mesh, weft_compute* compute) {
   weft_mesh_destroy(part);
   o.struct_size = 8;
   REFUSED(CREATE(mesh, &o),
-          "weft_transformer_create: options->struct_size is 8; expected 136: initialise it with "
+          "weft_transformer_create: options->struct_size is 8; expected 152: initialise it with "
           "WEFT_TRANSFORMER_OPTIONS_INIT");
   o = small();
   o.heads = 3;
@@ -873,6 +914,8 @@ int main(void) {
   on_mesh(1, 1, parameters);
   on_mesh(1, 2, parameters);
   on_mesh(2, 2, more_options);
+  test_divided_parameters();
+  test_divided_refused();
   checkpoints();
   refuses();
   on_mesh(2, 1, wrong_on_one_rank);

@@ -179,6 +179,18 @@ TEST(FlatShards, GradientsAreCombinedAndScattered) {
                        rank.size, 1);
         EXPECT_EQ(mine[0].f32()[1],
                   static_cast<float>(5 * (rank.rank + 1)));  // the caller's stay as they are
+        // Results in the caller's memory, too.
+        std::vector<Tensor> results;
+        for (std::size_t i = 0; i < mine.size(); ++i)
+          results.emplace_back(rank.context, bench.shards.shard_layout(i)->local_shape());
+        const Tensor reduced =
+            bench.shards.start_reduce_scatter(Bench::views<ConstTensorView>(mine)).finish();
+        EXPECT_FALSE(bench.shards
+                         .start_reduce_scatter(Bench::views<ConstTensorView>(mine),
+                                               Bench::views<TensorView>(results))
+                         .finish());
+        for (std::size_t i = 0; i < results.size(); ++i)
+          EXPECT_TRUE(same_bytes(results[i].view(), bench.shards.shard_gradient(i, reduced).view()));
       });
 }
 

@@ -1,5 +1,7 @@
 #include "weft/train/fully_shard.hpp"
 
+#include <regex>
+
 #include "train/shard_net.hpp"
 
 namespace weft::fully_shard_test {
@@ -113,12 +115,75 @@ TEST(FullyShard, MastersAndGradientsAreShardsInsideTheTensorParallelCut) {
     run.sync();
     const ParameterRef up = run.net->parameter("layers.0.up.weight"),
                        down = run.net->parameter("layers.0.down.weight");
-    // 30 rows: 15 for each tp rank, of which 8 and 7 for the data ranks.
-    EXPECT_EQ(to_string(*up->layout()), "(30, 13) as [dp: Shard(0), tp: Shard(0)] nested tp, dp");
-    EXPECT_EQ(up->master().shape(), (Shape{run.mesh.coordinate("dp") == 0 ? 8 : 7, 13}));
-    EXPECT_EQ(to_string(*down->layout()), "(13, 30) as [dp: Shard(0), tp: Shard(1)]");
+    // 40 rows: 20 for each tp rank, of which 10 for each data rank. 13 rows: 7 and 6.
+    EXPECT_EQ(to_string(*up->layout()), "(40, 13) as [dp: Shard(0), tp: Shard(0)] nested tp, dp");
+    EXPECT_EQ(up->master().shape(), (Shape{10, 13}));
+    EXPECT_EQ(to_string(*down->layout()), "(13, 40) as [dp: Shard(0), tp: Shard(1)]");
     for (const Parameter* p : run.net->parameters())
       EXPECT_EQ(p->gradient_layout(), p->layout()) << p->path();
+  });
+}
+
+// Every way to divide eight ranks; a norm and the clipped gradients are those of one rank.
+TEST(FullyShard, TheNormIsTheSameForEveryFactorisationOfEightRanks) {
+  double norm = 0;
+  Values clipped;
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+    ShardRun run(rank, {{"dp", 1}}, {"dp"}, {}, std::nullopt);
+    run.pass(0);
+    norm = clip_grad_norm(run.net->parameters(), 0.5);
+    clipped = run.gradients();
+  });
+  for (const auto& [replicate, shard, tp] : {std::tuple{1, 8, 1},
+                                             {8, 1, 1},
+                                             {2, 4, 1},
+                                             {4, 2, 1},
+                                             {1, 4, 2},
+                                             {4, 1, 2},
+                                             {2, 2, 2},
+                                             {1, 2, 4},
+                                             {2, 1, 4},
+                                             {1, 1, 8}}) {
+    const MeshShape shape{{"dp_replicate", replicate}, {"dp_shard", shard}, {"tp", tp}};
+    test::run_ranks(Ranks::threads, 8, [&](Rank& rank) {
+      SCOPED_TRACE(to_string(shape));
+      // 12 rows for up to 8 data ranks; 40 hidden features for up to 8 tensor ranks.
+      ShardRun run(rank, shape, {"dp_shard"}, {"dp_replicate"}, by_blocks());
+      run.pass(0);
+      run.sync();
+      EXPECT_NEAR(clip_grad_norm(run.net->parameters(), 0.5), norm, 1e-6 * norm);
+      expect_close(run.gradients(), clipped, kGradient);
+    });
+  }
+}
+
+// What a step sends, as the flight recorder has it: the bytes of wholes, gathered twice but for the root's, and of gradients once.
+// Nothing is padded. Of these a rank receives (and of gradients sends) all but its own part: gather_bytes() and reduce_bytes().
+TEST(FullyShard, AStepSendsTheTheoreticalBytes) {
+  test::run_ranks(Ranks::threads, 3, [](Rank& rank) {
+    ShardRun run(rank, {{"dp", 3}}, {"dp"}, {}, by_blocks());
+    const auto sent = [&](const char* op) {
+      const std::string trace = run.mesh["dp"].group().trace_json();
+      const std::regex call(std::string("\"op\": ?\"") + op +
+                            "(_v)?\"[^}]*?\"dtype\": ?\"(u8|f32)\"[^}]*?\"count\": ?([0-9]+)");
+      std::int64_t bytes = 0;
+      for (std::sregex_iterator at(trace.begin(), trace.end(), call), end; at != end; ++at)
+        bytes += std::stoll((*at)[3]) * ((*at)[2] == "f32" ? 4 : 1);
+      return bytes;
+    };
+    run.pass(0);
+    run.zero();
+    const std::int64_t gathered = sent("all_gather"), reduced = sent("reduce_scatter");
+    run.pass(1);
+    std::int64_t root = 0, blocks = 0;
+    for (const Parameter* p : run.net->parameters())
+      (p->path().starts_with("layers") ? blocks : root) += 4 * p->global_shape().count();
+    EXPECT_EQ(sent("all_gather") - gathered, 2 * blocks + root);
+    EXPECT_EQ(sent("reduce_scatter") - reduced, blocks + root);
+    std::int64_t own = 0;
+    for (const Parameter* p : run.net->parameters()) own += 4 * p->master().count();
+    EXPECT_EQ(run.sharded->gather_bytes(), blocks + root - own);
+    EXPECT_EQ(run.sharded->reduce_bytes(), blocks + root - own);
   });
 }
 

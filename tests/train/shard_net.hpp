@@ -42,7 +42,7 @@ class Tripwire : public Module {
 
 /// embed, layers.0 … (norm, up, act, trip, down), head. Prime sizes: nothing divides, biases of 13 and 3 elements.
 inline std::unique_ptr<Sequential> shard_net(int layers = 3, std::int64_t width = 13,
-                                             std::int64_t hidden = 30) {
+                                             std::int64_t hidden = 40) {
   auto net = std::make_unique<Sequential>();
   const Init init = Normal{.std = 0.3};
   net->append("embed", std::make_unique<Linear>(5, width, true, init));

@@ -11,6 +11,11 @@ extern "C" {
 /* This rank's part of a model. For one thread at a time. Keeps its mesh and its weft_compute. */
 typedef struct weft_model weft_model;
 
+/* What data-parallel ranks do with the parameters: each has all, and gradients are averaged; or they are divided over the data axis, and each
+ * rank has all of one block at a time. What is divided is that much less of masters, gradients and optimizer states on each rank; results are the same. */
+typedef int32_t weft_data_form;
+enum { WEFT_DATA_DDP = 0, WEFT_DATA_FSDP = 1 };
+
 /* A decoder: pre-norm blocks of grouped-query attention with rotary positions and SwiGLU. */
 typedef struct weft_transformer_options {
   uint32_t struct_size;
@@ -29,11 +34,13 @@ typedef struct weft_transformer_options {
   bool sequence_parallel;
   bool
       split_vocab; /* embedding and head are split over the vocabulary, and no rank has all scores of a training step */
+  weft_data_form data_form;
+  const char* replicate_axis; /* a second data axis, over which divided parameters are replicated (HSDP); NULL: none */
 } weft_transformer_options;
 #define WEFT_TRANSFORMER_OPTIONS_INIT                                                                   \
   {                                                                                                     \
     sizeof(weft_transformer_options), WEFT_F32, 256, 4, 8, 4, 768, 256, 512, 0, 10000.0, 1e-5, 0.02, 0, \
-        NULL, NULL, NULL, 0, false, false, false                                                        \
+        NULL, NULL, NULL, 0, false, false, false, WEFT_DATA_DDP, NULL                                   \
   }
 
 /* `mesh`: a whole mesh that has both axes, of size 1 where not wanted; `options` may be NULL. All ranks give the same

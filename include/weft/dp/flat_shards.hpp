@@ -125,6 +125,10 @@ class FlatShards {
   /// The same of gradients in memory of the caller's, of options.gradient: copied, and converted to options.reduce, before this
   /// returns.
   Transfer start_reduce_scatter(std::span<const ConstTensorView> gradients, ReduceOp op = ReduceOp::sum);
+  /// The same with the results in memory of the caller's, which lives until finish(): `shards` are of the shapes of the shards, of
+  /// options.gradient. finish() gives an empty Tensor.
+  Transfer start_reduce_scatter(std::span<const ConstTensorView> gradients,
+                                std::span<const TensorView> shards, ReduceOp op = ReduceOp::sum);
   /// The reduced gradient of tensor i in what finish() gave, with shard_layout(i).
   Tensor shard_gradient(std::size_t i, const Tensor& reduced) const;
 

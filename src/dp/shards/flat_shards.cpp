@@ -195,6 +195,17 @@ Transfer FlatShards::start_reduce_scatter(std::span<const ConstTensorView> gradi
   return impl_->reduce(impl_, buffer, op);
 }
 
+Transfer FlatShards::start_reduce_scatter(std::span<const ConstTensorView> gradients,
+                                          std::span<const TensorView> shards, ReduceOp op) {
+  impl_->expect_count("shards", shards.size());
+  const dp::ShardPlan& plan = impl_->plan();
+  for (std::size_t i = 0; i < shards.size(); ++i)
+    impl_->expect_view("the shard", plan.items[i], shards[i], plan.options.gradient,
+                       plan.items[i].shard->local_shape());
+  return Transfer(std::make_unique<dp::IntoShards>(start_reduce_scatter(gradients, op), impl_,
+                                                   std::vector<TensorView>(shards.begin(), shards.end())));
+}
+
 Tensor FlatShards::shard_gradient(std::size_t i, const Tensor& reduced) const {
   const ShardItem& item = impl_->item(i);
   impl_->expect_buffer("reduced", reduced, impl_->plan().options.gradient, impl_->plan().shard_count,

@@ -283,4 +283,14 @@ Transfer ShardTransfers::reduce(const std::shared_ptr<ShardTransfers>& self, Ten
   return Transfer(std::make_unique<Reduce>(self, std::move(gradients), op));
 }
 
+Tensor IntoShards::finish() {
+  const Tensor reduced = transfer_.finish();
+  const ShardPlan& plan = of_->plan();
+  const std::int64_t size = size_bytes(plan.options.gradient);
+  copy_all(plan.options.compute, shards_.size(), [&](std::size_t i) {
+    return Copied{reduced.data() + plan.items[i].shard_at * size, shards_[i].data, shards_[i].count() * size};
+  });
+  return {};
+}
+
 }  // namespace weft::dp

@@ -40,4 +40,18 @@ class ShardTransfers {
   bool compared_ = false;
 };
 
+/// A reduction whose results go to the caller's memory.
+class IntoShards final : public Transfer::Steps {
+ public:
+  IntoShards(Transfer transfer, std::shared_ptr<const ShardTransfers> of, std::vector<TensorView> shards)
+      : of_(std::move(of)), shards_(std::move(shards)), transfer_(std::move(transfer)) {}
+  bool done() override { return transfer_.done(); }
+  Tensor finish() override;
+
+ private:
+  const std::shared_ptr<const ShardTransfers> of_;
+  const std::vector<TensorView> shards_;
+  Transfer transfer_;
+};
+
 }  // namespace weft::dp
