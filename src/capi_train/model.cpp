@@ -92,7 +92,8 @@ weft::BuildOptions build_options_of(const char* function, const weft_transformer
   build.dtype = static_cast<weft::DType>(o.weights);
   if (o.data_form != WEFT_DATA_DDP && o.data_form != WEFT_DATA_FSDP)
     capi::refuse(ErrorCode::bad_argument, function,
-                 fmt::format("options->data_form is {}; expected 0 (WEFT_DATA_DDP) or 1 (WEFT_DATA_FSDP)", o.data_form));
+                 fmt::format("options->data_form is {}; expected 0 (WEFT_DATA_DDP) or 1 (WEFT_DATA_FSDP)",
+                             o.data_form));
   build.data = o.data_form == WEFT_DATA_FSDP ? weft::DataForm::fsdp : weft::DataForm::ddp;
   if (o.replicate_axis != nullptr) build.replicate_axis = o.replicate_axis;
   for (const std::string_view path :

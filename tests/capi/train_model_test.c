@@ -133,8 +133,9 @@ static void divided_refused(rank_args* a) {
   OK(weft_mesh_create(group, axes, 2, &mesh, &error));
   OK(weft_compute_create(a->context, NULL, &compute, &error));
   options.data_form = 2;
-  CHECK_ERROR(weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
-              "weft_transformer_create: options->data_form is 2; expected 0 (WEFT_DATA_DDP) or 1 (WEFT_DATA_FSDP)");
+  CHECK_ERROR(
+      weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,
+      "weft_transformer_create: options->data_form is 2; expected 0 (WEFT_DATA_DDP) or 1 (WEFT_DATA_FSDP)");
   options.data_form = WEFT_DATA_FSDP;
   options.replicate_axis = "copies";
   CHECK_ERROR(weft_transformer_create(mesh, compute, &options, &model, &error), WEFT_BAD_ARGUMENT,

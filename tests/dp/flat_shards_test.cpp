@@ -185,10 +185,10 @@ TEST(FlatShards, GradientsAreCombinedAndScattered) {
           results.emplace_back(rank.context, bench.shards.shard_layout(i)->local_shape());
         const Tensor reduced =
             bench.shards.start_reduce_scatter(Bench::views<ConstTensorView>(mine)).finish();
-        EXPECT_FALSE(bench.shards
-                         .start_reduce_scatter(Bench::views<ConstTensorView>(mine),
-                                               Bench::views<TensorView>(results))
-                         .finish());
+        EXPECT_FALSE(
+            bench.shards
+                .start_reduce_scatter(Bench::views<ConstTensorView>(mine), Bench::views<TensorView>(results))
+                .finish());
         for (std::size_t i = 0; i < results.size(); ++i)
           EXPECT_TRUE(same_bytes(results[i].view(), bench.shards.shard_gradient(i, reduced).view()));
       });

@@ -35,7 +35,8 @@ typedef struct weft_transformer_options {
   bool
       split_vocab; /* embedding and head are split over the vocabulary, and no rank has all scores of a training step */
   weft_data_form data_form;
-  const char* replicate_axis; /* a second data axis, over which divided parameters are replicated (HSDP); NULL: none */
+  const char*
+      replicate_axis; /* a second data axis, over which divided parameters are replicated (HSDP); NULL: none */
 } weft_transformer_options;
 #define WEFT_TRANSFORMER_OPTIONS_INIT                                                                   \
   {                                                                                                     \
