@@ -108,16 +108,16 @@ Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
   const Tensor b = add_bias_here ? widened(frame, bias->weight()) : Tensor();
   Tensors kept{x};
   const Tensor w = spectral_norm_ ? spectral_norm_->forward(frame, kept) : stored;
+  const float* const of_b = b ? b.data_ptr<float>() : nullptr;
+  const kernels::LinearShape s{tokens, in, out};
   if (w.dtype() == DType::bf16) {
-    const Tensor operand = rounded_to_bf16(frame, x);
-    multiply(frame, operand, Stored::plain, w, Stored::transposed, y, tokens, out, in, false);
-    if (b) kernels::add_bias(frame.kernels(), b.data_ptr<float>(), y.data_ptr<float>(), tokens, out);
-    kept[0] = operand;
-    frame.push(*this, std::move(kept));
-    return {y};
+    kept[0] = rounded_to_bf16(frame, x);
+    kernels::linear_forward(frame.kernels(), kept[0].data_ptr<bf16>(), w.data_ptr<bf16>(), of_b,
+                            y.data_ptr<float>(), s);
+  } else {
+    kernels::linear_forward(frame.kernels(), x.data_ptr<float>(), w.data_ptr<float>(), of_b,
+                            y.data_ptr<float>(), s);
   }
-  kernels::linear_forward(frame.kernels(), x.data_ptr<float>(), w.data_ptr<float>(),
-                          b ? b.data_ptr<float>() : nullptr, y.data_ptr<float>(), {tokens, in, out});
   frame.push(*this, std::move(kept));
   return {y};
 }

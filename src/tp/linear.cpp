@@ -198,12 +198,11 @@ void forward(Compute& compute, const ConstTensorView& x, const ConstTensorView& 
   kernels::KernelContext& ctx = kernels_of(compute);
   const Output out(compute, y);
   const Input bias(compute, b);
-  if (x.dtype == DType::f32) {
-    kernels::linear_forward(ctx, as<float>(x), as<float>(w), given(b) ? bias.data() : nullptr, out.data(), s);
-  } else {
-    multiply(ctx, x, Stored::plain, w, Stored::transposed, out.data(), s.tokens, s.out, s.in, false);
-    if (given(b)) kernels::add_bias(ctx, bias.data(), out.data(), s.tokens, s.out);
-  }
+  const float* const of_b = given(b) ? bias.data() : nullptr;
+  if (x.dtype == DType::f32)
+    kernels::linear_forward(ctx, as<float>(x), as<float>(w), of_b, out.data(), s);
+  else
+    kernels::linear_forward(ctx, as<bf16>(x), as<bf16>(w), of_b, out.data(), s);
   out.round();
 }
 

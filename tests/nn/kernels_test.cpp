@@ -63,18 +63,24 @@ const Product kProducts[] = {{1, 1, 1},      {1, 7, 3},     {5, 1, 13},     {3, 
                              {48, 17, 4099}, {1, 129, 65},  {0, 5, 3},      {5, 0, 3},      {5, 3, 0},
                              {0, 0, 3},      {0, 0, 0},     {197, 25, 601}, {193, 4150, 3}};
 
-// Who makes products on this machine, whatever is best here.
-std::vector<Products> all_products() {
-  std::vector<Products> all = {Products::onednn};
-  if (gemm::has_avx2()) all.push_back(Products::own);
+// Who can make products on this machine, whatever is best here: oneDNN where null.
+std::vector<const gemm::Kernel*> all_products() {
+  std::vector<const gemm::Kernel*> all = {nullptr};
+  for (const gemm::Kernel* own : {gemm::avx2(), gemm::avx512()})
+    if (own != nullptr) all.push_back(own);
   return all;
+}
+void choose(KernelContext& ctx, const gemm::Kernel* own) {
+  KernelContext::State& state = ctx.state();
+  state.own = own;
+  state.f32 = state.bf16 = own == nullptr ? Products::onednn : Products::own;
 }
 
 // In is float or bf16. Held to the bound of the file's head.
 template <class In>
-void matmul_equals_reference(Products products) {
+void matmul_equals_reference(const gemm::Kernel* own) {
   KernelContext ctx(1);
-  ctx.state().products = products;
+  choose(ctx, own);
   for (const Product& p : kProducts) {
     for (const Stored a_stored : {Stored::plain, Stored::transposed}) {
       for (const Stored b_stored : {Stored::plain, Stored::transposed}) {
@@ -103,16 +109,16 @@ void matmul_equals_reference(Products products) {
 }
 
 TEST(Matmul, F32EqualsReference) {
-  for (const Products products : all_products()) matmul_equals_reference<float>(products);
+  for (const gemm::Kernel* own : all_products()) matmul_equals_reference<float>(own);
 }
 TEST(Matmul, Bf16EqualsReference) {
-  for (const Products products : all_products()) matmul_equals_reference<bf16>(products);
+  for (const gemm::Kernel* own : all_products()) matmul_equals_reference<bf16>(own);
 }
 
 // As gemm.hpp says which bits a product has: whole, in pieces, on matrices with other steps, in c of other steps.
 template <class In>
-void own_bits(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, bool accumulate, bool with_bias,
-              Stored a_stored, Stored b_stored) {
+void own_bits(const gemm::Kernel& own, std::int64_t m, std::int64_t n, std::int64_t k, float alpha,
+              bool accumulate, bool with_bias, Stored a_stored, Stored b_stored) {
   SCOPED_TRACE(testing::Message() << m << "x" << n << "x" << k << " alpha " << alpha << " accumulate "
                                   << accumulate << " bias " << with_bias);
   const std::int64_t gap = 5;  // between the rows of what is stored, here and there
@@ -146,7 +152,7 @@ void own_bits(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, bool 
           result = alpha * sum;
       }
     }
-  Array<float> scratch(static_cast<std::size_t>(gemm::avx2_scratch(n, k)));
+  Array<float> scratch(static_cast<std::size_t>(own.scratch(n, k)));
   for (const auto& [rows, columns] : {std::pair{m, n}, {std::int64_t{3}, n}, {m, std::int64_t{29}}}) {
     auto c = garbage(m * (n + gap));
     for (std::int64_t i = 0; i < m; ++i)
@@ -154,10 +160,10 @@ void own_bits(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, bool 
         c[static_cast<std::size_t>(i * (n + gap) + j)] = before[static_cast<std::size_t>(i * n + j)];
     for (std::int64_t row = 0; row < m; row += rows)
       for (std::int64_t column = 0; column < n; column += columns)
-        gemm::avx2({of_a.at(row, 0), of_b.at(0, column), c.data() + row * (n + gap) + column, n + gap,
-                    std::min(rows, m - row), std::min(columns, n - column), k, alpha, accumulate,
-                    with_bias ? bias.data() + column : nullptr},
-                   scratch.data());
+        own.multiply({of_a.at(row, 0), of_b.at(0, column), c.data() + row * (n + gap) + column, n + gap,
+                      std::min(rows, m - row), std::min(columns, n - column), k, alpha, accumulate,
+                      with_bias ? bias.data() + column : nullptr},
+                     scratch.data());
     for (std::int64_t i = 0; i < m; ++i) {
       for (std::int64_t j = 0; j < n; ++j)
         ASSERT_EQ(c[static_cast<std::size_t>(i * (n + gap) + j)], want[static_cast<std::size_t>(i * n + j)])
@@ -169,21 +175,65 @@ void own_bits(std::int64_t m, std::int64_t n, std::int64_t k, float alpha, bool 
 }
 
 TEST(OwnProducts, HaveTheBitsThatAreStated) {
-  if (!gemm::has_avx2()) GTEST_SKIP() << "this CPU has no AVX2";
-  for (const Stored a_stored : {Stored::plain, Stored::transposed})
-    for (const Stored b_stored : {Stored::plain, Stored::transposed}) {
-      own_bits<float>(1, 1, 1, 1.0f, false, false, a_stored, b_stored);
-      own_bits<float>(7, 31, 19, 0.3f, true, false, a_stored, b_stored);
-      own_bits<float>(9, 50, 257, 1.0f, false, true, a_stored, b_stored);
-      own_bits<float>(195, 71, 515, 0.3f, false, false, a_stored, b_stored);
-      own_bits<bf16>(6, 77, 261, 1.0f, true, false, a_stored, b_stored);
-      own_bits<bf16>(194, 24, 33, 1.0f, false, true, a_stored, b_stored);
+  if (gemm::avx2() == nullptr) GTEST_SKIP() << "this CPU has no AVX2";
+  for (const gemm::Kernel* own : all_products())
+    for (const Stored a_stored : {Stored::plain, Stored::transposed})
+      for (const Stored b_stored : {Stored::plain, Stored::transposed}) {
+        if (own == nullptr) continue;
+        own_bits<float>(*own, 1, 1, 1, 1.0f, false, false, a_stored, b_stored);
+        own_bits<float>(*own, 7, 31, 19, 0.3f, true, false, a_stored, b_stored);
+        own_bits<float>(*own, 9, 50, 257, 1.0f, false, true, a_stored, b_stored);
+        own_bits<float>(*own, 195, 71, 515, 0.3f, false, false, a_stored, b_stored);
+        own_bits<float>(*own, 20, 97, 600, 1.0f, true, false, a_stored, b_stored);
+        own_bits<bf16>(*own, 6, 77, 261, 1.0f, true, false, a_stored, b_stored);
+        own_bits<bf16>(*own, 194, 24, 33, 1.0f, false, true, a_stored, b_stored);
+      }
+}
+
+// Shapes of which a matrix library that chooses its kernel by the shape has other bits in pieces than whole.
+TEST(Matmul, NumberOfThreadsChangesNoBits) {
+  for (const Product& p :
+       {Product{560, 392, 1136}, {1005, 591, 996}, {128, 1024, 2048}, {300, 300, 3000}, {8, 2048, 1030}})
+    for (const Stored a_stored : {Stored::plain, Stored::transposed})
+      for (const Stored b_stored : {Stored::plain, Stored::transposed}) {
+        const auto a = random_array(p.m * p.k, 1), b = random_array(p.k * p.n, 2);
+        const auto narrow_a = random_array<bf16>(p.m * p.k, 1), narrow_b = random_array<bf16>(p.k * p.n, 2);
+        Array<float> want, narrow_want;
+        for (const int threads : {1, 2, 3, 7}) {
+          KernelContext ctx(threads);
+          auto got = garbage(p.m * p.n), narrow = garbage(p.m * p.n);
+          matmul(ctx, a.data(), a_stored, b.data(), b_stored, got.data(), p.m, p.n, p.k, false);
+          matmul(ctx, narrow_a.data(), a_stored, narrow_b.data(), b_stored, narrow.data(), p.m, p.n, p.k,
+                 false);
+          if (threads == 1) want = got, narrow_want = narrow;
+          ASSERT_EQ(got, want) << p.m << "x" << p.n << "x" << p.k << " on " << threads << " threads";
+          ASSERT_EQ(narrow, narrow_want)
+              << "bf16 " << p.m << "x" << p.n << "x" << p.k << " on " << threads << " threads";
+        }
+      }
+}
+
+TEST(Linear, Bf16AddsTheBias) {
+  for (const gemm::Kernel* own : all_products())
+    for (const LinearShape s : {LinearShape{1, 1, 1}, LinearShape{7, 13, 5}, LinearShape{131, 67, 129},
+                                LinearShape{3, 1100, 1060}, LinearShape{0, 3, 4}, LinearShape{3, 0, 4}}) {
+      KernelContext ctx(1);
+      if (own != nullptr || !ctx.state().own) choose(ctx, own);  // null: what is best here
+      const auto x = random_array<bf16>(s.tokens * s.in, 1), w = random_array<bf16>(s.out * s.in, 2);
+      Array<float> wide_x(x.begin(), x.end()), wide_w(w.begin(), w.end());
+      const auto bias = random_array(s.out, 3);
+      for (const float* b : {static_cast<const float*>(nullptr), bias.data()}) {
+        auto got = garbage(s.tokens * s.out), want = garbage(s.tokens * s.out);
+        linear_forward(ctx, x.data(), w.data(), b, got.data(), s);
+        reference::linear_forward(wide_x.data(), wide_w.data(), b, want.data(), s);
+        expect_close(got, want, static_cast<double>(s.in + 2), "y");
+      }
     }
 }
 
 TEST(Matmul, KeepsABoundedNumberOfPreparedProducts) {
   KernelContext ctx(1);
-  ctx.state().products = Products::onednn;
+  choose(ctx, nullptr);
   const auto a = random_array<bf16>(2 * 300, 1), b = random_array<bf16>(300 * 3, 2);
   auto c = garbage(6), want = c;
   for (std::int64_t k = 1; k <= 300; ++k) {
@@ -210,11 +260,11 @@ TEST(Matmul,
 }
 
 TEST(Linear, EqualsReference) {
-  for (const Products products : all_products())
+  for (const gemm::Kernel* own : all_products())
     for (const LinearShape s : {LinearShape{1, 1, 1}, LinearShape{7, 13, 5}, LinearShape{131, 67, 129},
                                 LinearShape{0, 3, 4}, LinearShape{3, 0, 4}}) {
       KernelContext ctx(1);
-      ctx.state().products = products;
+      choose(ctx, own);
       const auto x = random_array(s.tokens * s.in, 1), w = random_array(s.out * s.in, 2),
                  bias = random_array(s.out, 3), dy = random_array(s.tokens * s.out, 4);
       // A sum of n terms of size up to 1; the largest result is near sqrt(n)/2, so n + 2 ulps of it allow more
@@ -358,10 +408,10 @@ const AttentionShape kAttentions[] = {{1, 1, 1, 1, 1},   {2, 3, 4, 2, 5},   {1, 
                                       {0, 7, 2, 1, 8},   {2, 0, 2, 2, 8}};
 
 TEST(Attention, EqualsReference) {
-  for (const Products products : all_products())
+  for (const gemm::Kernel* own : all_products())
     for (const AttentionShape& s : kAttentions) {
       KernelContext ctx(1);
-      ctx.state().products = products;
+      choose(ctx, own);
       const std::int64_t nq = s.batch * s.seq * s.heads * s.head_dim,
                          nk = s.batch * s.seq * s.kv_heads * s.head_dim;
       const auto q = random_array(nq, 1, -2.0, 2.0), k = random_array(nk, 2, -2.0, 2.0),
@@ -828,9 +878,9 @@ TEST(KernelContext, RefusesNoThreads) {
 }
 
 // Everything that sums, on `threads` threads; all results in one array.
-Array<float> results(int threads, Products products) {
+Array<float> results(int threads, const gemm::Kernel* own) {
   KernelContext ctx(threads);
-  ctx.state().products = products;
+  choose(ctx, own);
   Array<float> all;
   const auto keep = [&](const Array<float>& a) { all.insert(all.end(), a.begin(), a.end()); };
   for (const Product& p :
@@ -912,11 +962,11 @@ Array<float> results(int threads, Products products) {
 }
 
 TEST(Threads, DoNotChangeABit) {
-  for (const Products products : all_products()) {
-    const auto one = results(1, products);
-    EXPECT_TRUE(same_bits(results(1, products), one));
-    EXPECT_TRUE(same_bits(results(2, products), one));
-    EXPECT_TRUE(same_bits(results(3, products), one));
+  for (const gemm::Kernel* own : all_products()) {
+    const auto one = results(1, own);
+    EXPECT_TRUE(same_bits(results(1, own), one));
+    EXPECT_TRUE(same_bits(results(2, own), one));
+    EXPECT_TRUE(same_bits(results(3, own), one));
   }
 }
 

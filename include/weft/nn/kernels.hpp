@@ -181,6 +181,8 @@ struct KernelTable {
   /// y = x w^T + bias. x: (tokens, in), w: (out, in), bias: (out) or null, y: (tokens, out).
   void (*linear_forward)(KernelContext& ctx, const float* x, const float* w, const float* bias, float* y,
                          LinearShape s);
+  void (*linear_forward_bf16)(KernelContext& ctx, const bf16* x, const bf16* w, const float* bias, float* y,
+                              LinearShape s);
   /// dx = dy w. dy: (tokens, out), w: (out, in), dx: (tokens, in).
   void (*linear_backward_input)(KernelContext& ctx, const float* dy, const float* w, float* dx,
                                 LinearShape s);
@@ -412,7 +414,7 @@ struct KernelTable {
 /// Every member of KernelTable, once: tables of devices and what calls them are made from this list.
 // clang-format off
 #define WEFT_KERNELS(X) \
-  X(matmul) X(matmul_bf16) X(linear_forward) X(linear_backward_input) X(linear_backward_weight) \
+  X(matmul) X(matmul_bf16) X(linear_forward) X(linear_forward_bf16) X(linear_backward_input) X(linear_backward_weight) \
   X(add_bias) X(bias_backward) X(rms_norm_forward) X(rms_norm_backward) X(layer_norm_forward) X(layer_norm_backward) \
   X(channel_norm_forward) X(channel_norm_backward) X(group_norm_forward) X(group_norm_backward) \
   X(channel_moments) X(batch_norm_forward) X(batch_norm_backward_sums) X(batch_norm_backward) \
@@ -448,7 +450,9 @@ struct Overloads : Calls... {
 inline constexpr detail::Overloads<detail::Call<&KernelTable::matmul>,
                                    detail::Call<&KernelTable::matmul_bf16>>
     matmul{};
-inline constexpr detail::Call<&KernelTable::linear_forward> linear_forward{};
+inline constexpr detail::Overloads<detail::Call<&KernelTable::linear_forward>,
+                                   detail::Call<&KernelTable::linear_forward_bf16>>
+    linear_forward{};
 inline constexpr detail::Call<&KernelTable::linear_backward_input> linear_backward_input{};
 inline constexpr detail::Call<&KernelTable::linear_backward_weight> linear_backward_weight{};
 inline constexpr detail::Call<&KernelTable::add_bias> add_bias{};

@@ -1,4 +1,4 @@
-// Grouped-query attention, causal or full, forward and backward, as products of the matrix library over blocks of
+// Grouped-query attention, causal or full, forward and backward, as matrix products over blocks of
 // query positions.
 //
 // Query positions are taken in blocks of 64; a block of causal attention sees keys 0 .. end of block, so about half
@@ -300,8 +300,7 @@ struct Backward {
 
 // Fewer tasks than threads: in time, 5 products of one task against 7 of all of them on all threads.
 bool better_by_blocks(const KernelContext::State& state, const Sizes& s) {
-  return state.products == Products::own && 7 * s.batch * s.kv_heads < 5 * state.threads &&
-         s.queries > kQueryBlock;
+  return state.own != nullptr && 7 * s.batch * s.kv_heads < 5 * state.threads && s.queries > kQueryBlock;
 }
 
 // dbias = the sum of the groups' partial sums, transposed and divided by the scaling, which is in them.

@@ -8,11 +8,16 @@
 namespace weft::kernels {
 namespace {
 
-// With AVX-512 oneDNN is as fast as the CPU is; without it, it is not.
-Products best_products() {
-  static const Products best =
-      gemm::has_avx2() && !cpu::library_has_avx512() ? Products::own : Products::onednn;
+const gemm::Kernel* best_own() {
+  static const gemm::Kernel* const best = gemm::avx512() != nullptr ? gemm::avx512() : gemm::avx2();
   return best;
+}
+
+// Where they can: oneDNN's bits depend on how a product is cut for the threads.
+Products best_f32() { return best_own() != nullptr ? Products::own : Products::onednn; }
+// oneDNN is twice as fast where the CPU multiplies bf16; elsewhere they are f32 products.
+Products best_bf16() {
+  return best_own() != nullptr && !cpu::library_has_bf16() ? Products::own : Products::onednn;
 }
 
 }  // namespace
@@ -34,7 +39,9 @@ std::byte* Scratch::reserve(Context* context, std::size_t bytes) {
 KernelContext::State::State(int thread_count, Context* context_in)
     : threads(thread_count),
       context(context_in),
-      products(best_products()),
+      own(best_own()),
+      f32(best_f32()),
+      bf16(best_bf16()),
       engine(dnnl::engine::kind::cpu, 0),
       stream(engine),
       per_thread(static_cast<std::size_t>(thread_count)),
@@ -55,17 +62,24 @@ void KernelContext::State::reserve_per_thread(std::int64_t floats) {
 }
 
 void KernelContext::State::reserve_products(std::int64_t n, std::int64_t k) {
-  if (products != Products::own) return;
-  const std::size_t bytes = static_cast<std::size_t>(gemm::avx2_scratch(n, k)) * sizeof(float);
+  if (own == nullptr) return;
+  const std::size_t bytes = static_cast<std::size_t>(own->scratch(n, k)) * sizeof(float);
   for (Scratch& scratch : per_product) scratch.reserve(context, bytes);
 }
 
 namespace cpu {
 
-bool library_has_avx512() {
-  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & dnnl_cpu_isa_avx512_core) ==
-         dnnl_cpu_isa_avx512_core;
+namespace {
+
+bool library_uses(dnnl_cpu_isa_t isa) {
+  const auto wanted = static_cast<unsigned>(isa);
+  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & wanted) == wanted;
 }
+
+}  // namespace
+
+bool library_has_avx512() { return library_uses(dnnl_cpu_isa_avx512_core); }
+bool library_has_bf16() { return library_uses(dnnl_cpu_isa_avx512_core_bf16); }
 
 // The number of threads that the matrix library uses is an OpenMP setting of each thread, so ranks that are
 // threads do not change each other's, and a context may move to another thread.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_map>
 
 #include "nn/kernels/cpu_context.hpp"
 #include "nn/kernels/cpu_math.hpp"
@@ -28,10 +29,9 @@ Pieces equal_pieces(std::int64_t m, std::int64_t n, std::int64_t count, std::int
   return {m >= n, blocks_of(extent, size), size};
 }
 
-// As many as there are threads: where no piece is narrower than 128 the bits are those of one piece (oneDNN's f32 with AVX-512), or
-// they are so anyway (gemm.hpp). A piece packs the other matrix for itself, so it is large.
+// As many as there are threads, where pieces change no bits (gemm.hpp). A piece packs the other matrix for itself, so it is large.
 Pieces cut_for_threads(std::int64_t m, std::int64_t n, std::int64_t k, int threads) {
-  constexpr std::int64_t kLeastSize = 128, kMinProducts = std::int64_t{1} << 20, kAlign = 48;
+  constexpr std::int64_t kLeastSize = 128, kMinProducts = std::int64_t{1} << 20, kAlign = 16;
   const std::int64_t extent = std::max(m, n);
   for (auto count = std::clamp<std::int64_t>(m * n * k / kMinProducts, 1, threads);; --count) {
     const Pieces p = equal_pieces(m, n, count, kAlign);
@@ -39,13 +39,13 @@ Pieces cut_for_threads(std::int64_t m, std::int64_t n, std::int64_t k, int threa
   }
 }
 
-// By the shape alone, where pieces might change bits.
+// By the shape alone, where pieces change bits: those of oneDNN.
 Pieces cut_by_shape(std::int64_t m, std::int64_t n, std::int64_t k, std::int64_t most,
-                    std::int64_t least_size) {
-  constexpr std::int64_t kMinProducts = std::int64_t{1} << 22, kAlign = 16;
+                    std::int64_t least_size, std::int64_t least_products) {
+  constexpr std::int64_t kAlign = 16;
   std::int64_t count = 1;
   while (count < most && std::max(m, n) / (2 * count) >= least_size &&
-         m * n * k / (2 * count) >= kMinProducts)
+         m * n * k / (2 * count) >= least_products)
     count *= 2;
   return equal_pieces(m, n, count, kAlign);
 }
@@ -73,8 +73,11 @@ PreparedProduct prepare(KernelContext::State& state, const ProductKey& key) {
     after.append_sum(1.0f);
     attributes.set_post_ops(after);
   }
-  const dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, c), attributes, state.engine);
-  return {dnnl::matmul(description), a, b, c, description.scratchpad_desc(), 0};
+  const memory::desc bias =
+      key.bias ? memory::desc({1, key.n}, memory::data_type::f32, memory::dims{key.n, 1}) : memory::desc();
+  const auto product = key.bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c);
+  const dnnl::matmul::primitive_desc description(product, attributes, state.engine);
+  return {dnnl::matmul(description), a, b, c, bias, description.scratchpad_desc(), 0};
 }
 
 // The reference stays good until kMostPrepared - 1 others were asked for.
@@ -98,16 +101,25 @@ void widen(KernelContext::State& state, const bf16* from, float* to, std::int64_
   });
 }
 
-// c = a b or c += a b for a k that the library can do; see matmul.
+// c = a b, a b + bias or c += a b for a k that the library can do; see matmul. bias: (n) or null.
 void bf16_product(KernelContext::State& state, const bf16* a, Stored a_stored, std::int64_t lda,
-                  const bf16* b, Stored b_stored, std::int64_t ldb, float* c, std::int64_t m, std::int64_t n,
-                  std::int64_t k, bool accumulate) {
-  constexpr std::int64_t kMostPieces = 16, kLeastSize = 512;
-  const Pieces pieces = cut_by_shape(m, n, k, kMostPieces, kLeastSize);
+                  const bf16* b, Stored b_stored, std::int64_t ldb, const float* bias, float* c,
+                  std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate) {
+  constexpr std::int64_t kMostPieces = 16, kLongK = 2048, kLeastProducts = std::int64_t{1} << 26;
+  const std::int64_t least_size = k > kLongK ? 1024 : 512;  // narrow pieces of a long k are slow
+  const Pieces pieces = cut_by_shape(m, n, k, kMostPieces, least_size, kLeastProducts);
   const std::int64_t extent = pieces.of_rows ? m : n;
   const auto key_of = [&](std::int64_t size) {
-    return ProductKey{pieces.of_rows ? size : m,      pieces.of_rows ? n : size,      k,         lda, ldb, n,
-                      a_stored == Stored::transposed, b_stored == Stored::transposed, accumulate};
+    return ProductKey{pieces.of_rows ? size : m,
+                      pieces.of_rows ? n : size,
+                      k,
+                      lda,
+                      ldb,
+                      n,
+                      a_stored == Stored::transposed,
+                      b_stored == Stored::transposed,
+                      accumulate,
+                      bias != nullptr};
   };
   const std::int64_t last_size = extent - (pieces.count - 1) * pieces.size;
   const PreparedProduct& full = prepared(state, key_of(std::min(extent, pieces.size)));
@@ -123,13 +135,14 @@ void bf16_product(KernelContext::State& state, const bf16* a, Stored a_stored, s
     const auto memory_at = [&](const dnnl::memory::desc& what, const void* data) {
       return dnnl::memory(what, state.engine, const_cast<void*>(data));  // the library only reads a and b
     };
-    p.product.execute(
-        state.stream,
-        {{DNNL_ARG_SRC, memory_at(p.a, a + row * walk(a_stored, lda).row_step)},
-         {DNNL_ARG_WEIGHTS, memory_at(p.b, b + column * walk(b_stored, ldb).column_step)},
-         {DNNL_ARG_DST, memory_at(p.c, c + row * n + column)},
-         {DNNL_ARG_SCRATCHPAD,
-          memory_at(p.scratch, reinterpret_cast<const void*>((scratch + kLine - 1) / kLine * kLine))}});
+    std::unordered_map<int, dnnl::memory> arguments = {
+        {DNNL_ARG_SRC, memory_at(p.a, a + row * walk(a_stored, lda).row_step)},
+        {DNNL_ARG_WEIGHTS, memory_at(p.b, b + column * walk(b_stored, ldb).column_step)},
+        {DNNL_ARG_DST, memory_at(p.c, c + row * n + column)},
+        {DNNL_ARG_SCRATCHPAD,
+         memory_at(p.scratch, reinterpret_cast<const void*>((scratch + kLine - 1) / kLine * kLine))}};
+    if (bias != nullptr) arguments.emplace(DNNL_ARG_BIAS, memory_at(p.bias, bias + column));
+    p.product.execute(state.stream, arguments);
   });
 }
 
@@ -155,7 +168,7 @@ void own_product(KernelContext::State& state, const gemm::Product& p) {
       part.c = p.c + begin;
       if (p.bias != nullptr) part.bias = p.bias + begin;
     }
-    gemm::avx2(part, state.product_scratch(thread));
+    state.own->multiply(part, state.product_scratch(thread));
   });
 }
 
@@ -167,6 +180,14 @@ void library_product(Stored a_stored, Stored b_stored, std::int64_t m, std::int6
       dnnl_sgemm(a_stored == Stored::transposed ? 'T' : 'N', b_stored == Stored::transposed ? 'T' : 'N', m, n,
                  k, alpha, a, lda, b, ldb, accumulate ? 1.0f : 0.0f, c, ldc);
   if (status != dnnl_success) throw_dnnl("matmul", status);
+}
+
+// Each row of y is a copy of `row`. row: (dim), y: (rows, dim)
+void copy_to_rows(KernelContext::State& state, const float* row, float* y, std::int64_t rows,
+                  std::int64_t dim) {
+  parallel_blocks(state, rows, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t r = begin; r < end; ++r) std::copy_n(row, dim, y + r * dim);
+  });
 }
 
 // partial = the sum of rows of x. x: (rows, dim), partial: (dim)
@@ -206,10 +227,10 @@ void strided_matmul(KernelContext::State& state, int thread, Stored a_stored, St
     for (std::int64_t i = 0; i < m && !accumulate; ++i) std::fill_n(c + i * ldc, n, 0.0f);
     return;
   }
-  if (state.products == Products::own)
-    gemm::avx2({matrix(a, false, a_stored, lda), matrix(b, false, b_stored, ldb), c, ldc, m, n, k, alpha,
-                accumulate},
-               state.product_scratch(thread));
+  if (state.own != nullptr)
+    state.own->multiply({matrix(a, false, a_stored, lda), matrix(b, false, b_stored, ldb), c, ldc, m, n, k,
+                         alpha, accumulate},
+                        state.product_scratch(thread));
   else
     library_product(a_stored, b_stored, m, n, k, alpha, a, lda, b, ldb, accumulate, c, ldc);
 }
@@ -224,13 +245,12 @@ void matmul(KernelContext& ctx, const float* a, Stored a_stored, const float* b,
   KernelContext::State& state = ctx.state();
   const std::int64_t lda = a_stored == Stored::transposed ? m : k,
                      ldb = b_stored == Stored::transposed ? k : n;
-  if (state.products == Products::own)
+  if (state.f32 == Products::own)
     return own_product(state, {matrix(a, false, a_stored, lda), matrix(b, false, b_stored, ldb), c, n, m, n,
                                k, 1.0f, accumulate});
   const ThreadCountGuard one_thread_per_piece(1);
-  constexpr std::int64_t kMostPieces = 64, kLeastSize = 96;
-  const Pieces pieces = library_has_avx512() ? cut_for_threads(m, n, k, state.threads)
-                                             : cut_by_shape(m, n, k, kMostPieces, kLeastSize);
+  constexpr std::int64_t kMostPieces = 64, kLeastSize = 96, kLeastProducts = std::int64_t{1} << 22;
+  const Pieces pieces = cut_by_shape(m, n, k, kMostPieces, kLeastSize, kLeastProducts);
   parallel_for(state, pieces.count, [&](std::int64_t piece, int) {
     const std::int64_t begin = piece * pieces.size,
                        size = std::min(pieces.size, (pieces.of_rows ? m : n) - begin);
@@ -241,24 +261,25 @@ void matmul(KernelContext& ctx, const float* a, Stored a_stored, const float* b,
   });
 }
 
-void matmul_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16* b, Stored b_stored, float* c,
-                 std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate) {
-  if (m == 0 || n == 0) return;
-  if (k == 0) {
-    if (!accumulate) fill(ctx, c, 0.0f, m * n);
-    return;
-  }
+namespace {
+
+// c = a b, a b + bias or c += a b; bias: (n) or null.
+void multiply_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16* b, Stored b_stored,
+                   const float* bias, float* c, std::int64_t m, std::int64_t n, std::int64_t k,
+                   bool accumulate) {
+  KernelContext::State& state = ctx.state();
   const std::int64_t lda = a_stored == Stored::transposed ? m : k,
                      ldb = b_stored == Stored::transposed ? k : n;
-  if (ctx.state().products == Products::own)  // widened where they are packed
-    return own_product(ctx.state(), {matrix(a, true, a_stored, lda), matrix(b, true, b_stored, ldb), c, n, m,
-                                     n, k, 1.0f, accumulate});
+  if (state.bf16 == Products::own)  // widened where they are packed
+    return own_product(state, {matrix(a, true, a_stored, lda), matrix(b, true, b_stored, ldb), c, n, m, n, k,
+                               1.0f, accumulate, bias});
   if (!library_has_avx512()) {  // the products of bf16 are exact in f32, and the sums are f32's either way
-    float* const wide_a = ctx.state().scratch(m * k + k * n);
+    float* const wide_a = state.scratch(m * k + k * n);
     float* const wide_b = wide_a + m * k;
-    widen(ctx.state(), a, wide_a, m * k);
-    widen(ctx.state(), b, wide_b, k * n);
-    return matmul(ctx, wide_a, a_stored, wide_b, b_stored, c, m, n, k, accumulate);
+    widen(state, a, wide_a, m * k);
+    widen(state, b, wide_b, k * n);
+    if (bias != nullptr) copy_to_rows(state, bias, c, m, n);
+    return matmul(ctx, wide_a, a_stored, wide_b, b_stored, c, m, n, k, accumulate || bias != nullptr);
   }
   const ThreadCountGuard one_thread_per_piece(1);
   // oneDNN 2.6 on AMX meets an illegal instruction where a long k ends in a part of a tile (48 x 48 x 8191,
@@ -266,28 +287,43 @@ void matmul_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16*
   constexpr std::int64_t kTile = 32, kLong = 1024;
   const std::int64_t tail = k > kLong ? k % kTile : 0, head = k - tail;
   try {
-    bf16_product(ctx.state(), a, a_stored, lda, b, b_stored, ldb, c, m, n, head, accumulate);
+    bf16_product(state, a, a_stored, lda, b, b_stored, ldb, bias, c, m, n, head, accumulate);
     if (tail == 0) return;
-    bf16_product(ctx.state(), a + head * walk(a_stored, lda).column_step, a_stored, lda,
-                 b + head * walk(b_stored, ldb).row_step, b_stored, ldb, c, m, n, tail, true);
+    bf16_product(state, a + head * walk(a_stored, lda).column_step, a_stored, lda,
+                 b + head * walk(b_stored, ldb).row_step, b_stored, ldb, nullptr, c, m, n, tail, true);
   } catch (const dnnl::error& e) {
     throw_dnnl("matmul", e.status);
   }
 }
 
+}  // namespace
+
+void matmul_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16* b, Stored b_stored, float* c,
+                 std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate) {
+  if (m == 0 || n == 0) return;
+  if (k > 0) return multiply_bf16(ctx, a, a_stored, b, b_stored, nullptr, c, m, n, k, accumulate);
+  if (!accumulate) fill(ctx, c, 0.0f, m * n);
+}
+
 void linear_forward(KernelContext& ctx, const float* x, const float* w, const float* bias, float* y,
                     LinearShape s) {
   KernelContext::State& state = ctx.state();
-  if (state.products == Products::own && s.tokens > 0 && s.out > 0 && s.in > 0)
+  if (state.f32 == Products::own && s.tokens > 0 && s.out > 0 && s.in > 0)
     return own_product(
         state, {matrix(x, false, Stored::plain, s.in), matrix(w, false, Stored::transposed, s.in), y, s.out,
                 s.tokens, s.out, s.in, 1.0f, false, bias});
-  if (bias != nullptr) {
-    parallel_blocks(state, s.tokens, kRowBlock, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t t = begin; t < end; ++t) std::copy_n(bias, s.out, y + t * s.out);
-    });
-  }
+  if (bias != nullptr) copy_to_rows(state, bias, y, s.tokens, s.out);
   matmul(ctx, x, Stored::plain, w, Stored::transposed, y, s.tokens, s.out, s.in, bias != nullptr);
+}
+
+void linear_forward_bf16(KernelContext& ctx, const bf16* x, const bf16* w, const float* bias, float* y,
+                         LinearShape s) {
+  if (s.tokens > 0 && s.out > 0 && s.in > 0)
+    return multiply_bf16(ctx, x, Stored::plain, w, Stored::transposed, bias, y, s.tokens, s.out, s.in, false);
+  if (bias != nullptr)
+    copy_to_rows(ctx.state(), bias, y, s.tokens, s.out);
+  else
+    fill(ctx, y, 0.0f, s.tokens * s.out);
 }
 
 void linear_backward_input(KernelContext& ctx, const float* dy, const float* w, float* dx, LinearShape s) {

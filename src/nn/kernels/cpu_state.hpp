@@ -21,14 +21,14 @@ enum class Products : unsigned char { onednn, own };
 /// What the matrix library prepares a bf16 product for.
 struct ProductKey {
   std::int64_t m, n, k, lda, ldb, ldc;
-  bool a_transposed, b_transposed, accumulate;
+  bool a_transposed, b_transposed, accumulate, bias;
   auto operator<=>(const ProductKey&) const = default;
 };
 
 /// A prepared bf16 product: the library's code and the descriptions of what it is run on.
 struct PreparedProduct {
   dnnl::matmul product;
-  dnnl::memory::desc a, b, c, scratch;
+  dnnl::memory::desc a, b, c, bias, scratch;
   std::uint64_t last_use = 0;  // by State::prepared_uses
 };
 /// So many are kept; the one that was not used for longest goes.
@@ -57,13 +57,14 @@ struct KernelContext::State {
   void reserve_per_thread(std::int64_t floats);
   float* thread_scratch(int thread) { return per_thread[static_cast<std::size_t>(thread)].floats(); }
 
-  /// The same for the products that a thread makes, of up to n columns and up to this k.
+  /// The same for the products of `own` that a thread makes, of up to n columns and up to this k.
   void reserve_products(std::int64_t n, std::int64_t k);
   float* product_scratch(int thread) { return per_product[static_cast<std::size_t>(thread)].floats(); }
 
   int threads;
   Context* context;
-  Products products;  // what is best here; tests choose the other
+  const gemm::Kernel* own;  // the best that this CPU has, or null; tests choose another
+  Products f32, bf16;       // what is best here; tests choose the other
   dnnl::engine engine;
   dnnl::stream stream;
   std::map<ProductKey, PreparedProduct> prepared;

@@ -1,14 +1,14 @@
-// Matrix products of our own, for CPUs with AVX2 and FMA but without AVX-512: there they are faster than the matrix library's,
-// and their bits are known. Private to cpu_*.cpp; pure functions of their arguments.
+// Matrix products of our own, for x86 CPUs with AVX2 or AVX-512, whose bits are known. Private to cpu_*.cpp and tests; pure
+// functions of their arguments.
 //
 // How: K. Goto, R. van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008, in the form of F. Van Zee,
-// R. van de Geijn, "BLIS", 2015. Both matrices are packed in blocks that fit the caches into panels, 4 rows of a and 24 columns
-// of b wide and zero beyond the edges; a tile of 4 x 24 of c stays in registers while a block of k goes by.
+// R. van de Geijn, "BLIS", 2015. Both matrices are packed in blocks that fit the caches into panels, some rows of a and columns
+// of b wide and zero beyond the edges; a tile of c stays in registers while a block of k goes by (blocked.hpp).
 //
 // An element of c is, whatever m, n, the steps of the matrices and its place in c are,
 //   fma(alpha, the sum over the last block of k, … fma(alpha, the sum over the first, what was there or the bias)),
-// where a block is 256 long and its sum is made by one fma after the other, in order. So a product may be cut into any pieces of
-// rows and columns, and a row of c depends on its row of a alone.
+// where a block is 256 long and its sum is made by one fma after the other, in order; with avx2() and avx512() alike. So a product
+// may be cut into any pieces of rows and columns, and a row of c depends on its row of a alone.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct Matrix {
   std::int64_t row_step, column_step;
   bool is_bf16;
 
-  Matrix at(std::int64_t row, std::int64_t column) const {
+  [[gnu::always_inline]] Matrix at(std::int64_t row, std::int64_t column) const {
     const std::int64_t bytes = (row * row_step + column * column_step) * (is_bf16 ? 2 : 4);
     return {static_cast<const char*>(data) + bytes, row_step, column_step, is_bf16};
   }
@@ -38,10 +38,16 @@ struct Product {
   const float* bias = nullptr;
 };
 
-/// Whether this build and this CPU have it.
-bool has_avx2() noexcept;
-/// Floats of scratch memory that products with up to n columns and up to this k need.
-std::int64_t avx2_scratch(std::int64_t n, std::int64_t k) noexcept;
-void avx2(const Product& p, float* scratch) noexcept;
+/// The products of one instruction set.
+struct Kernel {
+  /// Floats of scratch memory that products with up to n columns and up to this k need.
+  std::int64_t (*scratch)(std::int64_t n, std::int64_t k) noexcept;
+  /// `scratch`: any alignment; contents are whatever was there.
+  void (*multiply)(const Product& p, float* scratch) noexcept;
+};
+
+/// Null where this build or this CPU does not have it.
+const Kernel* avx2() noexcept;
+const Kernel* avx512() noexcept;
 
 }  // namespace weft::kernels::gemm

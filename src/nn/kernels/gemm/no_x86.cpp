@@ -1,0 +1,9 @@
+// gemm.hpp where the CPU is no x86.
+#include "nn/kernels/gemm/gemm.hpp"
+
+namespace weft::kernels::gemm {
+
+const Kernel* avx2() noexcept { return nullptr; }
+const Kernel* avx512() noexcept { return nullptr; }
+
+}  // namespace weft::kernels::gemm
