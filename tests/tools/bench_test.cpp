@@ -181,6 +181,7 @@ TEST_F(WeftBench, LayersAreComparedAndVerified) {
   EXPECT_THAT(out_, ContainsRegex("linear2/f32/8/forward +[0-9.]+ \\([0-9.]+\\) +[0-9.]+ \\("));
   EXPECT_THAT(out_, ContainsRegex("GFLOP/s of one rank +tp 2: gain"));
   EXPECT_THAT(out_, HasSubstr("torch: left out: exit code 1"));
+  EXPECT_THAT(err_, ContainsRegex("layers: linear2/f32/8/both: us: weft [0-9.]+, weft tp 2 [0-9.]+"));
   const json all = json::parse(contents(json_path));
   std::set<std::string> cases;
   for (const json& row : all.at("rows")) {

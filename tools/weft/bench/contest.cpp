@@ -58,6 +58,7 @@ void Contest::run() {
     for (std::size_t k = 0; k < cases_.size(); ++k) {
       checks_ = json();
       for (Contestant& c : all_) turn(c, k);
+      tell(k);
     }
   for (Contestant& c : all_) c.job.reset();
 }
@@ -85,6 +86,14 @@ void Contest::turn(Contestant& c, std::size_t k) {
   cell.rounds.push_back(median);
   if (cell.rounds.size() > 1 && median >= cell.median_us) return;
   cell = {median, row->at("p99_us"), std::move(cell.rounds), *row};
+}
+
+void Contest::tell(std::size_t k) const {
+  std::string line;
+  for (const Contestant& c : all_)
+    if (const ContestCell* const cell = c.cell(k); cell != nullptr && !cell->rounds.empty())
+      line += fmt::format("{} {} {}", line.empty() ? "" : ",", c.title, digits(cell->rounds.back()));
+  fmt::print(stderr, "{}: {}: us:{}\n", op_, cases_[k], line);
 }
 
 // Random projections and norms of all results must be those of the first program.
