@@ -35,8 +35,10 @@ struct Window::Plan {
   std::vector<Overlap> to, from;  // by rank: others' windows on this part, this window on others' parts
   Overlap self;
 
-  /// Memory of messages that no transfer uses now.
+  /// What exchanges of fields of certain shapes and strides do, worked out (exchange.cpp), and memory of messages that no transfer uses now.
+  struct Program;
   mutable std::mutex mutex;
+  mutable std::vector<std::shared_ptr<const Program>> programs;
   mutable std::vector<Tensor> spare;
 };
 

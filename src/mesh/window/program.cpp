@@ -1,0 +1,272 @@
+#include "mesh/window/program.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "weft/base/error.hpp"
+
+namespace weft::windows {
+
+std::string called(const char* which, std::size_t index, std::size_t count) {
+  return count == 1 ? std::string(which) : fmt::format("{} of field {}", which, index);
+}
+
+namespace {
+
+using Program = Window::Plan::Program;
+using Box = std::vector<Segment>;  // one of each of the plan's dims
+
+[[noreturn]] void refuse(const std::string& text) { throw Error(ErrorCode::bad_argument, "window: " + text); }
+
+// One side of a copy of a box: where it begins, and its steps in bytes in each dimension of the tensor.
+struct Side {
+  std::int64_t offset = 0;
+  std::array<std::int64_t, Dims::kMaxDims> steps{};
+};
+
+// How the boxes of a plan lie in tensors of some shape: the plan's number of each dimension, or -1 where no window is wanted.
+class Geometry {
+ public:
+  explicit Geometry(const Window::Plan& plan) : rank_(plan.global.rank()) {
+    of_.fill(-1);
+    for (std::size_t d = 0; d < plan.dims.size(); ++d)
+      of_[static_cast<std::size_t>(plan.dims[d].dim)] = static_cast<int>(d);
+  }
+
+  Shape counts(const Box& box, const Shape& shape) const {
+    Shape counts = shape;
+    for (int d = 0; d < rank_; ++d)
+      if (of(d) >= 0) counts[d] = segment(box, d).count;
+    return counts;
+  }
+  Side of_part(const Box& box, const Strides& strides, std::int64_t element) const {
+    Side side;
+    for (int d = 0; d < rank_; ++d) {
+      const std::int64_t step = strides[d] * element;
+      side.steps[static_cast<std::size_t>(d)] = of(d) < 0 ? step : segment(box, d).step * step;
+      if (of(d) >= 0) side.offset += segment(box, d).in * step;
+    }
+    return side;
+  }
+  Side of_window(const Box& box, const Strides& strides, std::int64_t element) const {
+    Side side;
+    for (int d = 0; d < rank_; ++d) {
+      const std::int64_t step = strides[d] * element;
+      side.steps[static_cast<std::size_t>(d)] = step;
+      if (of(d) >= 0) side.offset += segment(box, d).out * step;
+    }
+    return side;
+  }
+  /// One after the other.
+  static Side of_message(const Shape& counts, std::int64_t element) {
+    Side side;
+    const Strides strides = row_major(counts);
+    for (int d = 0; d < counts.rank(); ++d) side.steps[static_cast<std::size_t>(d)] = strides[d] * element;
+    return side;
+  }
+  static Loops loops(const Shape& counts, const Side& in, const Side& out, std::int64_t element) {
+    Loops loops(static_cast<std::size_t>(element));
+    for (int d = 0; d < counts.rank(); ++d)
+      loops.add(counts[d], in.steps[static_cast<std::size_t>(d)], out.steps[static_cast<std::size_t>(d)]);
+    return loops;
+  }
+
+ private:
+  int of(int dim) const { return of_[static_cast<std::size_t>(dim)]; }
+  const Segment& segment(const Box& box, int dim) const { return box[static_cast<std::size_t>(of(dim))]; }
+  int rank_;
+  std::array<int, Dims::kMaxDims> of_{};
+};
+
+bool extents_fault(const Shape& shape) {
+  return std::any_of(shape.begin(), shape.end(), [](std::int64_t n) { return n < 0; });
+}
+
+// The elements of a window that are no element of any tensor, but a number: the first dimension that is filled says which.
+template <class See>
+void each_filled_box(const Window::Plan& plan, const See& see) {
+  for (std::size_t filled = 0; filled < plan.dims.size(); ++filled)
+    for (const windows::Run& fill : plan.dims[filled].runs) {
+      if (!fill.filled) continue;
+      Box box(plan.dims.size());
+      const auto descend = [&](const auto& again, std::size_t d) -> void {
+        if (d == plan.dims.size()) return see(static_cast<const Box&>(box), fill.value);
+        if (d == filled) {
+          box[d] = {0, fill.out, fill.count};
+          return again(again, d + 1);
+        }
+        if (d > filled) {
+          box[d] = {0, 0, plan.dims[d].window_size};
+          return again(again, d + 1);
+        }
+        for (const windows::Run& run : plan.dims[d].runs)
+          if (!run.filled) {
+            box[d] = {0, run.out, run.count};
+            again(again, d + 1);
+          }
+      };
+      descend(descend, 0);
+    }
+}
+
+class Compiler {
+ public:
+  Compiler(const Window::Plan& plan, std::vector<Form> forms, bool adjoint) : plan_(plan), geometry_(plan) {
+    program_.adjoint = adjoint;
+    program_.forms = std::move(forms);
+  }
+
+  Program compile() {
+    const auto& to = program_.adjoint ? plan_.from : plan_.to;
+    const auto& from = program_.adjoint ? plan_.to : plan_.from;
+    for (const auto& overlap : to) add_message(overlap, true, program_.sent);
+    for (const auto& overlap : from) add_message(overlap, false, program_.received);
+    for (std::size_t f = 0; f < program_.forms.size(); ++f) add_own(f);
+    return std::move(program_);
+  }
+
+ private:
+  // The window side of a box sends in the adjoint, the part side otherwise.
+  Side side_of(const Box& box, const Form& form, bool sends) const {
+    return program_.adjoint == sends ? geometry_.of_window(box, form.window, form.element)
+                                     : geometry_.of_part(box, form.part, form.element);
+  }
+
+  void add_message(const Window::Plan::Overlap& overlap, bool sends,
+                   std::vector<Program::Message>& messages) {
+    Program::Message m;
+    m.rank = overlap.rank;
+    for (std::size_t f = 0; f < program_.forms.size(); ++f) {
+      const Form& form = program_.forms[f];
+      windows::each_box(overlap, [&](const Box& box) {
+        const Shape counts = geometry_.counts(box, form.shape);
+        if (counts.count() == 0) return;
+        const Side here = side_of(box, form, sends), there = Geometry::of_message(counts, form.element);
+        m.steps.push_back({f,
+                           Geometry::loops(counts, sends ? here : there, sends ? there : here, form.element),
+                           sends ? here.offset : m.bytes, sends ? m.bytes : here.offset});
+        m.bytes += counts.count() * form.element;
+      });
+    }
+    if (m.bytes == 0) return;
+    // One piece of memory is sent from where it lies, and received there.
+    if (m.steps.size() == 1 && m.steps[0].loops.one_piece() > 0 && (sends || !program_.adjoint)) {
+      m.packed = false;
+      m.field = m.steps[0].field;
+      m.offset = sends ? m.steps[0].from : m.steps[0].to;
+    } else {
+      constexpr std::int64_t kLine = 64;
+      m.at = program_.room;
+      program_.room += (m.bytes + kLine - 1) / kLine * kLine;
+    }
+    messages.push_back(std::move(m));
+  }
+
+  void add_own(std::size_t f) {
+    const Form& form = program_.forms[f];
+    Program::Place place;
+    windows::each_box(plan_.self, [&](const Box& box) {
+      const Shape counts = geometry_.counts(box, form.shape);
+      const Side from = side_of(box, form, true), to = side_of(box, form, false);
+      const Loops loops = Geometry::loops(counts, from, to, form.element);
+      program_.own.push_back({f, loops, from.offset, to.offset});
+      bool whole = !program_.adjoint && loops.same_steps();
+      for (std::size_t d = 0; d < box.size(); ++d)
+        whole &=
+            box[d].in == 0 && box[d].count == plan_.dims[d].part_size && box[d].step == 1 && !box[d].turned;
+      if (whole) place = {true, from.offset, to.offset};
+    });
+    program_.places.push_back(place);
+    if (program_.adjoint) {
+      Side all;
+      for (int d = 0; d < form.shape.rank(); ++d)
+        all.steps[static_cast<std::size_t>(d)] = form.part[d] * form.element;
+      program_.cleared.push_back({f, Geometry::loops(form.shape, all, all, form.element), 0, 0});
+    } else {
+      each_filled_box(plan_, [&](const Box& box, double value) {
+        const Side to = side_of(box, form, false);
+        program_.fills.push_back(
+            {{f, Geometry::loops(geometry_.counts(box, form.shape), to, to, form.element), 0, to.offset},
+             windows::element_of(value, form.dtype)});
+      });
+    }
+  }
+
+  const Window::Plan& plan_;
+  const Geometry geometry_;
+  Program program_;
+};
+
+void check_view(const std::string& name, const ConstTensorView& v) {
+  if (extents_fault(v.shape))
+    refuse(fmt::format("{} is {}; expected no negative extent", name, to_string(v.shape)));
+  if (v.strides.rank() != v.shape.rank())
+    refuse(fmt::format("{} has {} strides for {} dimensions", name, v.strides.rank(), v.shape.rank()));
+}
+
+// The form of a field; throws where it does not fit the window. `adjoint`: `in` is a window, `out` a part.
+Form form_of(const Window& window, const Window::Plan& plan, const WindowField& f, bool adjoint,
+             std::size_t index, std::size_t count) {
+  const std::string in = called("in", index, count), out = called("out", index, count);
+  check_view(in, f.in);
+  check_view(out, f.out);
+  const Shape& part = adjoint ? f.out.shape : f.in.shape;
+  if (part.rank() != plan.global.rank())
+    refuse(fmt::format("{} is {}; expected {} dimensions, as the whole {} has", adjoint ? out : in,
+                       to_string(part), plan.global.rank(), to_string(plan.global)));
+  Shape expected = part;
+  for (const Window::Plan::Dim& d : plan.dims) expected[d.dim] = d.part_size;
+  if (!(part == expected))
+    refuse(fmt::format("{} is {}; expected {}, this rank's part", adjoint ? out : in, to_string(part),
+                       to_string(expected)));
+  const Shape of_window = window.window_shape(part);
+  if (const Shape& got = adjoint ? f.in.shape : f.out.shape; !(got == of_window))
+    refuse(fmt::format("{} is {}; expected {}, this rank's window on {}", adjoint ? in : out, to_string(got),
+                       to_string(of_window), to_string(part)));
+  if (f.in.dtype != f.out.dtype)
+    refuse(fmt::format("{} is {}; expected {} as {}", out, name(f.out.dtype), name(f.in.dtype), in));
+  if (adjoint && !windows::can_add(f.in.dtype))
+    refuse(fmt::format("{} is {}; expected a dtype that is added: an integer, or f64, f32, bf16, f16", in,
+                       name(f.in.dtype)));
+  return {part, adjoint ? f.out.strides : f.in.strides, adjoint ? f.in.strides : f.out.strides, f.in.dtype,
+          size_bytes(f.in.dtype)};
+}
+
+bool has_form(const Form& form, const WindowField& f, bool adjoint) {
+  return f.in.dtype == form.dtype && f.out.dtype == form.dtype &&
+         (adjoint ? f.out.shape : f.in.shape) == form.shape &&
+         (adjoint ? f.out.strides : f.in.strides) == form.part &&
+         (adjoint ? f.in.strides : f.out.strides) == form.window;
+}
+
+}  // namespace
+
+std::shared_ptr<const Program> program_for(const Window& window, const Window::Plan& plan,
+                                           std::span<const WindowField> fields, bool adjoint) {
+  const auto fits = [&](const Program& p) {
+    if (p.adjoint != adjoint || p.forms.size() != fields.size()) return false;
+    for (std::size_t i = 0; i < fields.size(); ++i) {
+      const Shape& of_window = adjoint ? fields[i].in.shape : fields[i].out.shape;
+      if (!has_form(p.forms[i], fields[i], adjoint) || !(of_window == window.window_shape(p.forms[i].shape)))
+        return false;
+    }
+    return true;
+  };
+  {
+    const std::lock_guard lock(plan.mutex);
+    for (const auto& p : plan.programs)
+      if (fits(*p)) return p;
+  }
+  std::vector<Form> forms;
+  for (std::size_t i = 0; i < fields.size(); ++i)
+    forms.push_back(form_of(window, plan, fields[i], adjoint, i, fields.size()));
+  auto made = std::make_shared<const Program>(Compiler(plan, std::move(forms), adjoint).compile());
+  const std::lock_guard lock(plan.mutex);
+  constexpr std::size_t kMostPrograms = 4;
+  if (plan.programs.size() >= kMostPrograms) plan.programs.erase(plan.programs.begin());
+  plan.programs.push_back(made);
+  return made;
+}
+
+}  // namespace weft::windows

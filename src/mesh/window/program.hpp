@@ -1,0 +1,74 @@
+// An exchange worked out for fields of certain shapes and strides. Made once, and kept with the plan (program.cpp); carried out in exchange.cpp.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "mesh/window/plan.hpp"
+#include "mesh/window/strided.hpp"
+
+namespace weft {
+
+namespace windows {
+
+// What a field is, but for where it lies: a part of the tensor, and a window on it.
+struct Form {
+  Shape shape;  // of the part
+  Strides part, window;
+  DType dtype = DType::f32;
+  std::int64_t element = 0;
+  friend bool operator==(const Form& a, const Form& b) noexcept {
+    return a.shape == b.shape && a.part == b.part && a.window == b.window && a.dtype == b.dtype;
+  }
+};
+
+}  // namespace windows
+
+// What an exchange of fields of certain forms does, step by step: so that one that is repeated works nothing out. Offsets are in bytes, of a field's
+// part or window, or of a message.
+struct Window::Plan::Program {
+  struct Step {
+    std::size_t field;
+    windows::Loops loops;
+    std::int64_t from, to;
+  };
+  struct Message {
+    int rank = 0;
+    std::int64_t bytes = 0, at = 0;  // at: in the memory of messages, where it is packed
+    bool packed = true;
+    std::size_t field = 0;  // where it is not: one piece of this one
+    std::int64_t offset = 0;
+    std::vector<Step> steps{};
+  };
+  struct Fill {
+    Step step;
+    std::array<std::byte, 16> element;
+  };
+  struct Place {  // of the whole part in the window
+    bool there = false;
+    std::int64_t part = 0, window = 0;
+  };
+  bool adjoint = false;
+  std::vector<windows::Form> forms{};
+  std::int64_t room = 0;
+  std::vector<Message> sent{}, received{};
+  std::vector<Step> own{}, cleared{};
+  std::vector<Fill> fills{};
+  std::vector<Place> places{};  // of each field
+};
+
+namespace windows {
+
+/// "in", "out of field 3": in texts of errors.
+std::string called(const char* which, std::size_t index, std::size_t count);
+
+/// The program for these fields: that of an exchange before, or a new one. Throws bad_argument naming the field that does not fit the
+/// window. `adjoint`: `in` is a window, `out` a part.
+std::shared_ptr<const Window::Plan::Program> program_for(const Window& window, const Window::Plan& plan,
+                                                         std::span<const WindowField> fields, bool adjoint);
+
+}  // namespace windows
+}  // namespace weft
