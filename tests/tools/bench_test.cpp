@@ -162,7 +162,8 @@ TEST_F(WeftBench, OtherOperationsTypesAndPlaces) {
 TEST_F(WeftBench, MessagesFacadeAndOverlap) {
   ASSERT_EQ(run({"p2p", "--bytes", "8", "--rounds", "1"}), ExitStatus{.code = 0}) << err_;
   EXPECT_THAT(out_, AllOf(HasSubstr("ping_pong f32, 2 processes"), HasSubstr("one_way f32, 2 processes")));
-  ASSERT_EQ(run({"halo", "--bytes", "64,4096", "--rounds", "1", "--ranks", "3"}), ExitStatus{.code = 0}) << err_;
+  ASSERT_EQ(run({"halo", "--bytes", "64,4096", "--rounds", "1", "--ranks", "3"}), ExitStatus{.code = 0})
+      << err_;
   EXPECT_THAT(out_, AllOf(HasSubstr("halo_rows f32, 3 processes"), HasSubstr("halo_columns f32, 3 processes"),
                           HasSubstr("halo_fields f32, 3 processes")));
   ASSERT_EQ(run({"facade", "--bytes", "8,64", "--rounds", "1"}), ExitStatus{.code = 0}) << err_;
