@@ -43,7 +43,7 @@ def runs(a):
     table["facade"] = (["facade", "--seconds", "0.5", "--rounds", "3"], False)
     table["overlap"] = (["overlap", "--bytes", "262144,1048576,4194304", "--seconds", "1", "--rounds", "2"], True)
     table["layers"] = (["layers", "--dtype", "f32,bf16", "--against", "torch", "--seconds", "0.5", "--rounds", "2"], False)
-    table["data"] = (["data", "--against", "torch", "--seconds", "1", "--rounds", "3"], False)
+    table["data"] = (["data", "--against", "torch", "--seconds", "0.5", "--rounds", "2"], False)
     table["all_reduce_4"] = (["all_reduce", "--ranks", "4", "--against", ALL, "--bytes", CROWDED, *memory,
                               "--seconds", str(a.seconds), "--rounds", "1"], True)
     for op in ("all_gather", "reduce_scatter", "broadcast", "all_to_all"):
