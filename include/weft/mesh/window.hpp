@@ -135,8 +135,8 @@ class [[nodiscard]] WindowTransfer {
 };
 
 /// The plan of an exchange: made once, used as often as needed. Ranks whose windows touch nothing of each other exchange nothing. On axes
-/// of one rank it is a local copy. Messages between a pair of ranks carry all fields of a call, packed; what lies in one piece in memory is
-/// sent from there, and received there.
+/// of one rank it is a local copy. A message between a pair of ranks carries all fields of a call, packed, but what is 16 KiB or more of a field
+/// goes alone. What lies in one piece in memory is sent from there, and received there.
 ///
 /// It uses send and recv with tag kTag in the group of the axes that cut the dimensions named.
 class Window {

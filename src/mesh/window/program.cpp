@@ -133,24 +133,35 @@ class Compiler {
                                      : geometry_.of_part(box, form.part, form.element);
   }
 
+  // Small boxes of a pair of ranks go in one message, packed. A large one is a message of its own, on both sides, and so is sent from where it
+  // lies, and received there, where it is one piece of memory.
   void add_message(const Window::Plan::Overlap& overlap, bool sends,
                    std::vector<Program::Message>& messages) {
-    Program::Message m;
-    m.rank = overlap.rank;
+    constexpr std::int64_t kLarge = std::int64_t{16} << 10;
+    Program::Message small;
+    small.rank = overlap.rank;
     for (std::size_t f = 0; f < program_.forms.size(); ++f) {
       const Form& form = program_.forms[f];
-      windows::each_box(overlap, [&](const Box& box) {
+      each_box(overlap, [&](const Box& box) {
         const Shape counts = geometry_.counts(box, form.shape);
-        if (counts.count() == 0) return;
+        const std::int64_t bytes = counts.count() * form.element;
+        if (bytes == 0) return;
+        Program::Message large;
+        large.rank = overlap.rank;
+        const bool alone = bytes >= kLarge && !program_.adjoint;  // the adjoint adds boxes in their order
+        Program::Message& m = alone ? large : small;
         const Side here = side_of(box, form, sends), there = Geometry::of_message(counts, form.element);
         m.steps.push_back({f,
                            Geometry::loops(counts, sends ? here : there, sends ? there : here, form.element),
                            sends ? here.offset : m.bytes, sends ? m.bytes : here.offset});
-        m.bytes += counts.count() * form.element;
+        m.bytes += bytes;
+        if (alone) close(std::move(large), sends, messages);
       });
     }
-    if (m.bytes == 0) return;
-    // One piece of memory is sent from where it lies, and received there.
+    if (small.bytes > 0) close(std::move(small), sends, messages);
+  }
+
+  void close(Program::Message m, bool sends, std::vector<Program::Message>& messages) {
     if (m.steps.size() == 1 && m.steps[0].loops.one_piece() > 0 && (sends || !program_.adjoint)) {
       m.packed = false;
       m.field = m.steps[0].field;
