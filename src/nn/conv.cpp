@@ -80,7 +80,7 @@ kernels::UnfoldShape unfolding(const Module& module, const Conv2dConfig& c, cons
                               dilation * (kernel - 1) + 1 - 2 * padding, kernel, dilation, padding));
     return left / stride + 1;
   };
-  return {c.in,
+  return {x.size(kChannels),
           x.size(2),
           x.size(3),
           c.kernel.height,
