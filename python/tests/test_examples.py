@@ -1,0 +1,34 @@
+"""The programs of examples/python print what their pages show. Those with torch run where there is one."""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import weft
+
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples/python"
+
+
+@pytest.mark.parametrize("name", ["numpy_data_parallel", "ddp", "fsdp_tensor_parallel", "gpt"])
+def test_example(name):
+    page = (EXAMPLES / name / "README.md").read_text(encoding="utf-8")
+    command, shown = re.findall(r"^```\n(.*?)^```", page, re.M | re.S)
+    words = command.split()
+    if words[0] == "torchrun":
+        pytest.importorskip("torch")
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words[1:]]
+    else:
+        words = [sys.executable, *words[1:3], "--no-tag-output", *words[3:]]
+    package = os.path.dirname(os.path.dirname(weft.__file__))
+    done = subprocess.run(words, cwd=EXAMPLES / name, capture_output=True, text=True, timeout=200, check=False,
+                          env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])})
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    without_times = lambda text: [re.sub(r"^\d+ ms", "N ms", line) for line in text.strip().splitlines()]  # noqa: E731
+    numbers = lambda lines: [[round(float(n), 1) for n in re.findall(r"[\d.]+\d", line)] for line in lines]  # noqa: E731
+    expected, said = without_times(shown), without_times(done.stdout)
+    assert len(said) == len(expected) and [re.sub(r"[\d.]+\d", "N", line) for line in said] == [re.sub(r"[\d.]+\d", "N", line) for line in expected], said
+    for ours, theirs in zip(numbers(said), numbers(expected)):  # torch's versions differ in the last digits
+        assert all(abs(a - b) <= 0.1 + 0.02 * abs(b) for a, b in zip(ours, theirs)), (said, expected)
