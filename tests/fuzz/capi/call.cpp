@@ -432,6 +432,41 @@ void Call::fill_buffer(weft_buffer& b, std::int64_t count, weft_dtype dtype) {
   }
 }
 
+// Of an array that a halo or a window takes.
+static std::int64_t elements_of_window(const Call& c, bool out) {
+  std::array<std::int64_t, 16> part{}, extents{};
+  const auto* const halo = static_cast<const weft_halo*>(c.given("halo"));
+  const auto* const window = static_cast<const weft_window*>(c.given("window"));
+  const auto room = static_cast<std::int32_t>(extents.size());
+  extents.fill(1);
+  part.fill(1);
+  if (halo != nullptr) (void)weft_halo_extents(halo, extents.data(), room, nullptr);
+  if (window != nullptr) (void)weft_window_extents(window, part.data(), extents.data(), room, nullptr);
+  const bool of_part = window != nullptr && out == c.is("weft_window_start_adjoint");
+  std::int64_t count = 1;
+  for (const std::int64_t extent : of_part ? part : extents) {
+    if (extent > 0 && count > std::int64_t{1} << 20) return count;  // more than any buffer here has
+    count *= extent;
+  }
+  return count;
+}
+
+// Of the tensor of that number, or of what this rank keeps of it.
+static std::int64_t elements_of_shards(const Call& c, bool part) {
+  const auto* const shards = static_cast<const weft_flat_shards*>(c.given("shards"));
+  weft_layout* layout = nullptr;
+  if (shards == nullptr || weft_flat_shards_layout(shards, c.element(), &layout, nullptr) != WEFT_OK)
+    return kElements;
+  std::array<std::int64_t, 16> extents{};
+  extents.fill(1);
+  if (!part) (void)weft_layout_extents(layout, extents.data(), 16, nullptr);
+  std::int64_t count = part ? Call::elements_of(layout) : 1;
+  if (!part)
+    for (const std::int64_t extent : extents) count *= extent;
+  weft_layout_destroy(layout);
+  return count;
+}
+
 void fill(Call& c, weft_buffer& b) {
   const std::string& name = c.filling();
   const int size = c.group_size();
@@ -442,6 +477,8 @@ void fill(Call& c, weft_buffer& b) {
   if (name == "in" && divides) count *= size;
   if (name == "out" && gathers) count *= size;
   if (name == "indices" || name == "where") dtype = WEFT_I64;
+  if (c.begins("weft_halo_") || c.begins("weft_window_")) count = elements_of_window(c, name == "out");
+  if (c.begins("weft_flat_shards_")) count = elements_of_shards(c, name == "parts");
   if (c.is("weft_redistribute"))
     count = Call::elements_of(static_cast<const weft_layout*>(c.given(name == "in" ? "from" : "to")));
   c.fill_buffer(b, count, dtype);
@@ -548,6 +585,35 @@ void fill(Call& c, weft_stream& s) {
   constexpr std::array<weft_device, 6> devices = {WEFT_CPU, WEFT_CUDA(0), WEFT_CUDA(7), -1, INT32_MAX, 32767};
   s.device = devices[kind % devices.size()];
   s.handle = c.memory("handle");
+}
+
+void fill(Call& c, weft_cut& cut) {
+  const unsigned kind = c.bytes.next();
+  const int parts = kind < 0xc0 ? c.group_size() : static_cast<int>(kind % 4);
+  auto* const begins =
+      static_cast<std::int64_t*>(c.room_of((static_cast<std::size_t>(parts) + 1) * sizeof(std::int64_t)));
+  for (int p = 0; p <= parts; ++p) begins[p] = p == parts ? c.number<std::int64_t>("end") : p;
+  if (kind % 8 == 7) begins[0] = c.number<std::int64_t>("begins");
+  cut = {c.number<std::int32_t>("dim"), kind >= 0xf8 ? -1 : parts, kind == 0xf7 ? nullptr : begins};
+}
+
+void fill(Call& c, weft_window_dim& d) {
+  const unsigned kind = c.bytes.next();
+  const int parts = kind < 0xc0 ? c.group_size() : static_cast<int>(kind % 4);
+  auto* const wanted =
+      static_cast<weft_range*>(c.room_of(static_cast<std::size_t>(parts) * sizeof(weft_range)));
+  for (int p = 0; p < parts; ++p) wanted[p] = {0, 2};
+  if (kind % 8 == 7)
+    for (int p = 0; p < parts; ++p) wanted[p] = {c.number<std::int64_t>("lo"), c.number<std::int64_t>("hi")};
+  d = {c.number<std::int32_t>("dim"),
+       kind >= 0xf8 ? -1 : parts,
+       kind == 0xf7 ? nullptr : wanted,
+       {c.choice<weft_edge_kind>({WEFT_EDGE_NONE, WEFT_EDGE_ZERO, WEFT_EDGE_CONSTANT, WEFT_EDGE_PERIODIC,
+                                  WEFT_EDGE_REFLECT, WEFT_EDGE_REPLICATE, WEFT_EDGE_POLE},
+                                 "kind"),
+        c.number<std::int32_t>("longitude"), c.number<double>("value")},
+       {}};
+  if (kind % 16 < 12) d.after_edge = d.before_edge;
 }
 
 void fill(Call& c, weft_transport& t) {

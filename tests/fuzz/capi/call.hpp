@@ -379,5 +379,7 @@ void fill(Call& c, weft_call& call);
 void fill(Call& c, weft_call_options& o);
 void fill(Call& c, weft_stream& s);
 void fill(Call& c, weft_transport& t);
+void fill(Call& c, weft_cut& cut);
+void fill(Call& c, weft_window_dim& d);
 
 }  // namespace weft::fuzz::capi

@@ -97,6 +97,19 @@ std::int32_t broadcast(void* data, void* bytes, std::size_t count) {
   return 0;
 }
 
+// Of a bucket's hook: uses all of its memory.
+weft_status bucket(void* data, const weft_ready_bucket* ready, weft_error* error) {
+  const Mode mode = static_cast<CallbackState*>(data)->mode;
+  if (ready == nullptr || ready->member_count < 1 || ready->members == nullptr || ready->data.data == nullptr)
+    fail("a hook of buckets", "gets no bucket");
+  auto* const bytes = static_cast<unsigned char*>(ready->data.data);
+  for (std::int64_t i = 0; i < ready->data.count * weft_dtype_size(ready->data.dtype); ++i) bytes[i] ^= 1u;
+  if (mode == kThrows) throw_something(data);
+  if (mode != kFails) return WEFT_OK;
+  if (error != nullptr) std::strcpy(error->text, "the hook does not want to");
+  return WEFT_SYSTEM;
+}
+
 void progress(void* data, std::int64_t bytes, std::int64_t all) {
   if (bytes < 0 || bytes > all) fail("progress", "is told of more bytes than there are");
   if (static_cast<CallbackState*>(data)->mode == kThrows) throw_something(data);
@@ -232,6 +245,7 @@ MayLeave callback_of(MayLeave, const char*) { return may_leave; }
 Whole callback_of(Whole, const char* name) { return std::strcmp(name, "give") == 0 ? give : see; }
 Rename callback_of(Rename, const char*) { return rename; }
 Open callback_of(Open, const char*) { return open; }
+Bucket callback_of(Bucket, const char*) { return bucket; }
 Write callback_of(Write, const char*) { return write; }
 Read callback_of(Read, const char*) { return read; }
 weft_combine callback_of(weft_combine, const char*) { return combine; }

@@ -72,6 +72,7 @@ using MayLeave = bool (*)(void*, const char*);
 using Whole = bool (*)(void*, const char*, const weft_buffer*);
 using Rename = const char* (*)(void*, const char*);
 using Open = weft_status (*)(void*, const weft_channel_init*, void**, weft_error*);
+using Bucket = weft_status (*)(void*, const weft_ready_bucket*, weft_error*);
 using Write = weft_status (*)(void*, std::int32_t, const void*, std::size_t, std::size_t*, weft_error*);
 using Read = weft_status (*)(void*, std::int32_t, void*, std::size_t, std::size_t*, weft_error*);
 
@@ -86,6 +87,7 @@ MayLeave callback_of(MayLeave, const char* name);
 Whole callback_of(Whole, const char* name);
 Rename callback_of(Rename, const char* name);
 Open callback_of(Open, const char* name);
+Bucket callback_of(Bucket, const char* name);
 Write callback_of(Write, const char* name);
 Read callback_of(Read, const char* name);
 weft_combine callback_of(weft_combine, const char* name);

@@ -80,6 +80,28 @@ const std::string& checkpoint() {
   return folder;
 }
 
+// Transfers between the parts of a tensor: shards, a halo, a window, an exchange that has begun.
+void begin_transfers(World& w, const weft_mesh* mesh, const weft_layout* whole, const weft_layout* cut) {
+  const weft_shard_entry entry{"w", whole, WEFT_F32};
+  weft_flat_shards* shards = nullptr;
+  must(weft_flat_shards_create(mesh, &entry, 1, nullptr, &shards, nullptr), "weft_flat_shards_create");
+  w.adopt("weft_flat_shards", shards);
+  const weft_edge zero{WEFT_EDGE_ZERO, 0, 0};
+  const weft_halo_dim ghosts{0, 0, 1, 1, zero, zero};
+  weft_halo* halo = nullptr;
+  must(weft_halo_create(cut, nullptr, 0, &ghosts, 1, &halo, nullptr), "weft_halo_create");
+  w.adopt("weft_halo", halo);
+  const weft_range wanted[] = {{0, 2}, {0, 2}};
+  const weft_window_dim dim{0, w.shared.ranks, wanted, zero, zero};
+  weft_window* window = nullptr;
+  must(weft_window_create(cut, nullptr, 0, &dim, 1, &window, nullptr), "weft_window_create");
+  w.adopt("weft_window", window);
+  const weft_buffer field{w.memory.back().get(), kElements / w.shared.ranks + 2, WEFT_F32, WEFT_CPU};
+  weft_exchange* exchange = nullptr;
+  // In a program with two ranks a busy machine may be late.
+  if (weft_halo_start(halo, &field, 1, &exchange, nullptr) == WEFT_OK) w.adopt("weft_exchange", exchange);
+}
+
 // What every rank begins with.
 void begin(World& w, unsigned with) {
   if (with == 3) return;
@@ -103,12 +125,15 @@ void begin(World& w, unsigned with) {
   w.adopt("weft_mesh", both);
   if (with == 1) return;
   const std::int64_t extents[] = {kElements};
+  std::vector<weft_layout*> layouts;
   for (const weft_placement placement : {weft_replicate(), weft_shard(0), weft_partial(WEFT_SUM)}) {
     const weft_axis_placement on{"dp", placement};
     weft_layout* layout = nullptr;
     must(weft_layout_create(mesh, &on, 1, extents, 1, &layout, nullptr), "weft_layout_create");
     w.adopt("weft_layout", layout);
+    layouts.push_back(layout);
   }
+  begin_transfers(w, mesh, layouts[0], layouts[1]);
   weft_work* work = nullptr;
   (void)weft_barrier(group, nullptr, &work, nullptr);
   if (work != nullptr) w.adopt("weft_work", work);
