@@ -13,22 +13,24 @@ namespace weft {
 
 ProcessGroup* group_of(const DeviceMesh& mesh) { return mesh && mesh.size() > 1 ? &mesh.group() : nullptr; }
 
-std::vector<std::uint64_t> numbers_of_all(ProcessGroup* group, std::uint64_t mine) {
+std::vector<std::uint64_t> numbers_of_all(ProcessGroup* group, std::uint64_t mine, Duration deadline) {
   if (group == nullptr) return {mine};
   std::vector<std::uint64_t> all(static_cast<std::size_t>(group->size()));
-  gather_on_host(*group, view(&mine, 1), view(all));
+  gather_on_host(*group, view(&mine, 1), view(all), deadline);
   return all;
 }
 
 void agree(ProcessGroup* group, std::string_view what, std::string_view consequence,
-           std::exception_ptr mine) {
+           std::exception_ptr mine, Duration deadline, bool* all_told) {
+  if (all_told != nullptr) *all_told = group == nullptr;
   if (group == nullptr) {
     if (mine) std::rethrow_exception(mine);
     return;
   }
   std::vector<std::uint64_t> failed;
   try {
-    failed = numbers_of_all(group, mine ? 1 : 0);
+    failed = numbers_of_all(group, mine ? 1 : 0, deadline);
+    if (all_told != nullptr) *all_told = true;
   } catch (...) {  // what happened first is the one to tell
     if (!mine) throw;
   }

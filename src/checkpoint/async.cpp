@@ -24,12 +24,27 @@ struct AsyncCheckpoint::Impl {
                   fmt::format("AsyncCheckpoint: mesh is {}, a part of {}; expected the whole",
                               to_string(mesh.shape()), to_string(mesh.root().shape())));
     if (ProcessGroup* const of_mesh = group_of(mesh)) own = of_mesh->duplicate();
+    renew = false;
   }
 
   ProcessGroup* group() { return own ? &own : nullptr; }
   void take_error() noexcept {
     if (writer.joinable()) writer.join();
-    if (failed) error = std::exchange(failed, nullptr);
+    if (!failed) return;
+    error = std::exchange(failed, nullptr);
+    renew = true;
+  }
+  // Makes the writers' group anew where the save before this one has failed: a time-out or a rank that is lost has ended it, on
+  // perhaps not all ranks. Collective; no writer runs.
+  void renew_group() {
+    ProcessGroup* const of_mesh = group_of(mesh);
+    bool any = false;
+    for (const std::uint64_t wanted : numbers_of_all(of_mesh, renew ? 1 : 0)) any = any || wanted != 0;
+    if (!any) return;
+    renew = true;  // until it is made
+    own = {};
+    if (of_mesh != nullptr) own = of_mesh->duplicate();
+    renew = false;
   }
   // Entries as they were, in memory of this object.
   void keep(std::vector<SafetensorsEntry>& entries);
@@ -38,6 +53,7 @@ struct AsyncCheckpoint::Impl {
   const DeviceMesh mesh;
   const Busy busy;
   ProcessGroup own;               // for the threads that write alone
+  bool renew = true;              // whether it has to be made anew
   SavePlan plan;                  // of the save that is being written
   std::vector<std::byte> copied;  // its entries' memory
   std::thread writer;
@@ -137,6 +153,7 @@ bool save_listed(AsyncCheckpoint& saves, const std::filesystem::path& directory,
   impl.take_error();
   agree(group, "save_checkpoint: the save before this one", "this one is not begun",
         std::exchange(impl.error, nullptr));
+  impl.renew_group();
   impl.write(plan_save(directory, impl.mesh, step, list, extra, options,
                        [&](std::vector<SafetensorsEntry>& entries) { impl.keep(entries); }));
   return true;

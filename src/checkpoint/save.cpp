@@ -60,6 +60,10 @@ SavePlan plan_save(const std::filesystem::path& directory, const DeviceMesh& mes
   if (options.keep < 0)
     throw Error(ErrorCode::bad_argument,
                 fmt::format("save_checkpoint: options.keep is {}; expected 0 or more", options.keep));
+  if (options.deadline <= Duration::zero())
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("save_checkpoint: options.deadline is {} ns; expected more than 0",
+                            options.deadline.count()));
   const auto all_ranks = [&](const std::function<void()>& action) {
     agree(mesh, "save_checkpoint", unchanged(directory), error_of_save(action));
   };

@@ -197,8 +197,10 @@ void NewFolder::remove() const noexcept {
 // changed.
 void write_save(SavePlan& plan, ProcessGroup* group) {
   const NewFolder folder(plan.directory, plan.index.step, plan.options.on_stage);
+  const Duration deadline = plan.options.deadline;
+  bool none_writes = true;
   const auto all_ranks = [&](const std::function<void()>& action) {
-    agree(group, "save_checkpoint", unchanged(plan.directory), error_of_save(action));
+    agree(group, "save_checkpoint", unchanged(plan.directory), error_of_save(action), deadline, &none_writes);
   };
   all_ranks([&] {
     if (plan.rank == 0) folder.make();
@@ -210,8 +212,14 @@ void write_save(SavePlan& plan, ProcessGroup* group) {
       const std::string name = part_file(plan.rank);
       header_hash = folder.write(name, planned(plan.directory / name, plan.entries), hashes_of(plan.entries));
     });
+  } catch (...) {
+    // Where the group has failed, a rank that is late still writes there: the next save removes it.
+    if (plan.rank == 0 && none_writes) folder.remove();
+    throw;
+  }
+  try {
     all_ranks([&] {
-      const std::vector<std::uint64_t> header_hashes = numbers_of_all(group, header_hash);
+      const std::vector<std::uint64_t> header_hashes = numbers_of_all(group, header_hash, deadline);
       if (plan.rank != 0) return;
       add_hashes(plan.index, header_hashes);
       folder.finish(plan.index, plan.options.keep);

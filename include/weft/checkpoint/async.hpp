@@ -17,7 +17,8 @@ namespace weft {
 /// is written at a time. The copies' memory, as much as this rank's file has bytes, is kept for the next save.
 ///
 /// What ranks tell each other while they write goes through a group of its own: collectives of the program may run
-/// meanwhile. Used by one thread of each rank, which calls save() as it calls collectives.
+/// meanwhile. It waits as long as SaveOptions::deadline says, and where a save has failed, the next one that is begun makes it anew: a
+/// time-out ends one save and not those after it. Used by one thread of each rank, which calls save() as it calls collectives.
 ///
 ///     AsyncCheckpoint saves(mesh);
 ///     for (…) {
@@ -44,7 +45,7 @@ class AsyncCheckpoint {
   /// save_checkpoint() of these arguments; collective over the mesh. Returns true when the copy is made and its writing has
   /// begun; false where it was refused (Busy::refuse). Throws as save_checkpoint() does of its arguments. Where the save before this
   /// one has failed, throws that error, and saves nothing: its text begins with `the save of step 200 in the background:`; on a
-  /// rank that does not know the reason it names those that do. `options.on_stage` is called by the thread that writes.
+  /// rank that does not know the reason it names those that do. Also throws as ProcessGroup::duplicate() after such a failure. `options.on_stage` is called by the thread that writes.
   bool save(const std::filesystem::path& directory, std::int64_t step, std::span<const NamedView> tensors,
             const CheckpointExtra& extra = {}, const SaveOptions& options = {});
 

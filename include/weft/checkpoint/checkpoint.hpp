@@ -2,6 +2,7 @@
 // each from one thread. weft/train/checkpoint.hpp saves modules and optimizers in this way.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -12,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "weft/base/clock.hpp"
 #include "weft/checkpoint/remap.hpp"
 #include "weft/mesh/mesh.hpp"
 #include "weft/mesh/named_view.hpp"
@@ -42,6 +44,10 @@ struct SaveOptions {
   /// How many checkpoints `directory` keeps, this one among them; the oldest steps go once `latest` names this one. 0: all.
   /// Steps after this one stay.
   int keep = 0;
+  /// How long a rank waits, once tensors and arguments are agreed on, for a rank that is still writing its file. More than 0. A
+  /// group's own deadline is made for messages, and a disk may be slower. After it `timeout`, and the group that the ranks tell each
+  /// other by has failed: the mesh's, in a save that is waited for. A rank that has died is noticed at once.
+  Duration deadline = std::chrono::hours(1);
 };
 
 struct LoadOptions {
@@ -64,7 +70,7 @@ struct LoadOptions {
 /// step is replaced. Throws the same on every rank, up to the text: `system` with the file and errno's words
 /// on the rank that could not write, and naming that rank on the others. Throws layout for a tensor that has no
 /// layout on a mesh of several ranks, is Partial, or is laid out over another mesh or with another shape than its
-/// layout's; bad_argument for two of one name, a negative `keep`, and for a view that is not contiguous, has no memory or is not on the host.
+/// layout's; bad_argument for two of one name, a negative `keep`, a `deadline` that is not positive, and for a view that is not contiguous, has no memory or is not on the host.
 void save_checkpoint(const std::filesystem::path& directory, const DeviceMesh& mesh, std::int64_t step,
                      std::span<const NamedView> tensors, const CheckpointExtra& extra = {},
                      const SaveOptions& options = {});

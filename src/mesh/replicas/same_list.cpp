@@ -102,15 +102,16 @@ void throw_first_difference(std::string_view what, const DeviceMesh& axes, const
       {0, static_cast<int>(other)}});
 }
 
-void gather_on_host(ProcessGroup& group, const ConstTensorView& own, const TensorView& all) {
-  if (!group.traits().device) return group.all_gather(own, all).wait();
+void gather_on_host(ProcessGroup& group, const ConstTensorView& own, const TensorView& all,
+                    Duration deadline) {
+  if (!group.traits().device) return group.all_gather(own, all, {.deadline = deadline}).wait();
   // On the device's default stream: nothing that streams of ranks have been given is waited for.
   Context& context = group.context();
   const Stream stream = Device{DeviceKind::cuda, group.traits().device_index};
   const Tensor in(context, own.shape, own.dtype, Memory::shared, stream);
   const Tensor out(context, all.shape, all.dtype, Memory::shared, stream);
   copy(context, own, in, stream);
-  group.all_gather(in, out, {.stream = stream}).wait();
+  group.all_gather(in, out, {.deadline = deadline, .stream = stream}).wait();
   copy(context, out, all, stream);
   context.device(stream.device).wait(stream);
 }
