@@ -20,8 +20,8 @@ std::vector<std::uint64_t> numbers_of_all(ProcessGroup* group, std::uint64_t min
   return all;
 }
 
-void agree(ProcessGroup* group, std::string_view what, std::string_view consequence,
-           std::exception_ptr mine, Duration deadline, bool* all_told) {
+void agree(ProcessGroup* group, std::string_view what, std::string_view consequence, std::exception_ptr mine,
+           Duration deadline, bool* all_told) {
   if (all_told != nullptr) *all_told = group == nullptr;
   if (group == nullptr) {
     if (mine) std::rethrow_exception(mine);

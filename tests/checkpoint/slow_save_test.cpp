@@ -66,7 +66,8 @@ TEST(SlowSave, ATimeOutEndsOneSaveAlone) {
   const test::TemporaryFolder folder;
   test::run_ranks(Ranks::threads, 2, [&](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"dp", 2}});
-    const SaveOptions late = slow(rank, [] { std::this_thread::sleep_for(1500ms); }, 300ms);
+    const SaveOptions late = slow(
+        rank, [] { std::this_thread::sleep_for(1500ms); }, 300ms);
     const Halves values(mesh, 5);
     AsyncCheckpoint saves(mesh);
     for (const std::int64_t step : {1, 3}) {
@@ -104,7 +105,8 @@ TEST(SlowSave, AFolderThatALateRankWritesToStays) {
     const Halves values(mesh, 5);
     const std::string error = error_text([&] {
       save_checkpoint(folder.path(), mesh, 1, values.views, {},
-                      slow(rank, [&] { gave_up.wait(); }, 300ms));
+                      slow(
+                          rank, [&] { gave_up.wait(); }, 300ms));
     });
     EXPECT_THAT(error, StartsWith("timeout: "));  // on rank 1, too: its own file could be written
     if (rank.rank == 0) gave_up.count_down();

@@ -55,7 +55,8 @@ struct ListEntries {
 
 /// all_gather of the host's memory in any group, on its way through the device's where the group moves that. Waits, at most
 /// `deadline`; zero: the group's.
-void gather_on_host(ProcessGroup& group, const ConstTensorView& own, const TensorView& all, Duration deadline = {});
+void gather_on_host(ProcessGroup& group, const ConstTensorView& own, const TensorView& all,
+                    Duration deadline = {});
 
 /// Words that ranks tell each other together with the comparison of their lists: `own` of every rank, that of rank
 /// r from r * own.size() on. Ranks whose lists are alike have equally many words. One all-gather where `own` has up
