@@ -1,6 +1,7 @@
 """Handles of the library as Python objects, and calls that block.
 
-A handle is destroyed with its object. In a child made by fork() it is left alone: it is the parent's."""
+A handle is destroyed with its object; where calls that block still use it, by the last of them. In a child made by fork() it is left alone: it is the
+parent's."""
 import os
 import signal
 import threading
@@ -8,6 +9,8 @@ import threading
 from . import errors
 from ._library import per_thread
 
+_lock = threading.RLock()
+_in_use = {}  # handle -> [how many calls that block use it, what destroys it after them or None]
 _generation = 0  # how often this process is a child made by fork() since the package was loaded
 
 
@@ -21,10 +24,22 @@ class Handle:
         self._born = _generation
 
     def close(self):
-        """Destroys the handle now; a second time does nothing."""
+        """Destroys the handle now, or after the calls that use it; a second time does nothing."""
         handle, self._handle = getattr(self, "_handle", None), None
         if handle and self._born == _generation:
+            with _lock:
+                uses = _in_use.get(handle)
+                if uses is not None:
+                    uses[1] = type(self)._destroy
+                    return
             type(self)._destroy(handle)
+
+    def _open(self):
+        """The handle; an error once it is closed."""
+        handle = self._handle
+        if handle is None:
+            raise errors.BadArgumentError(f"the {type(self).__name__} is closed; expected one that is open")
+        return handle
 
     def __del__(self, close=close):
         try:
@@ -53,13 +68,14 @@ class _Worker:
     def _run(self):
         while True:
             self._begin.acquire()
-            function, args = self._task
+            function, args, _, used = self._task
             self._failure = errors.last() if function(*args, per_thread.ref) else None
-            self._task = function = args = None
+            self._task = function = args = _ = None
+            _let_go(used)
             self._end.release()
 
-    def call(self, function, args):
-        self._task = function, args
+    def call(self, *task):
+        self._task = task
         self._begin.release()
         self._end.acquire()  # a signal's handler may raise here: then this worker is of no more use
         failure, self._failure = self._failure, None
@@ -69,22 +85,53 @@ class _Worker:
 _idle = []  # workers that wait for a task
 
 
-def blocking(function, *args):
+def _hold(objects):
+    """The handles of some objects, which are not destroyed before _let_go."""
+    with _lock:
+        handles = [o._open() for o in objects]
+        for handle in handles:
+            _in_use.setdefault(handle, [0, None])[0] += 1
+    return handles
+
+
+def _let_go(handles):
+    for handle in handles:
+        with _lock:
+            uses = _in_use[handle]
+            uses[0] -= 1
+            if uses[0]:
+                continue
+            del _in_use[handle]
+        if uses[1] is not None:
+            uses[1](handle)
+
+
+def blocking(function, *args, keep=None):
     """function(*args, error), raising what it says. On the main thread a signal (Ctrl-C) interrupts the wait; the call goes on in another thread,
-    with all that its arguments refer to, until it ends by itself or its group is destroyed."""
+    with all that its arguments refer to and with `keep`, until it ends by itself or its group is destroyed. An argument that is a Handle stands for its
+    handle, which then lives until the call has ended, closed or not; a group, whose end is to end its calls, is given as the bare handle."""
+    used = _hold([a for a in args if isinstance(a, Handle)])
+    if used:
+        handles = iter(used)
+        args = tuple(next(handles) if isinstance(a, Handle) else a for a in args)
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) in (signal.SIG_DFL, signal.SIG_IGN, None):
-        errors.call(function, *args)
+        try:
+            errors.call(function, *args)
+        finally:
+            _let_go(used)
         return
     worker = _idle.pop() if _idle else _Worker()
-    failure = worker.call(function, args)
+    failure = worker.call(function, args, keep, used)
     _idle.append(worker)
     if failure is not None:
         raise failure
 
 
 def _after_fork():
-    global _generation
+    global _generation, _lock
     _generation += 1
+    _lock = threading.RLock()
+    _in_use.clear()
     _idle.clear()
 
 

@@ -2,6 +2,7 @@
 
 NumPy, PyTorch, JAX and whatever else speaks DLPack; objects with Python's buffer protocol (bytearray, memoryview, array.array); Python's numbers.
 """
+import atexit
 import ctypes
 import sys
 
@@ -21,6 +22,7 @@ _capsule_new.restype, _capsule_new.argtypes = ctypes.py_object, [ctypes.c_void_p
 _Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+_set_destructor = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(("PyCapsule_SetDestructor", ctypes.pythonapi))
 OLD, VERSIONED = b"dltensor", b"dltensor_versioned"
 _KINDS = {}  # type -> one of the functions below
 
@@ -229,6 +231,8 @@ class SharedTensor:
 class _Managed:
     """The owner of a DLManagedTensorVersioned; each capsule made of it refers to it, too."""
     _alive = {}  # address of a capsule's own struct -> (that struct, its owner)
+    _capsules = set()  # addresses of the capsules that are not yet freed
+    _ends = False  # the interpreter ends: nothing of Python's may be called from now on
 
     def __init__(self, address):
         self.address = address
@@ -244,10 +248,16 @@ class _Managed:
         own.dl_tensor = self.struct.dl_tensor
         if versioned:
             own.version = self.struct.version
-        own.deleter = _release_versioned if versioned else _release_old
         address = ctypes.addressof(own)
+        name = VERSIONED if versioned else OLD
+        if _Managed._ends:
+            _keep_for_ever(own, self)
+            return _capsule_new(address, name, None)
+        own.deleter = _release_versioned if versioned else _release_old
         _Managed._alive[address] = own, self
-        return _capsule_new(address, VERSIONED if versioned else OLD, ctypes.cast(_end_of_capsule, ctypes.c_void_p))
+        made = _capsule_new(address, name, ctypes.cast(_end_of_capsule, ctypes.c_void_p))
+        _Managed._capsules.add(id(made))
+        return made
 
 
 def _let_go(managed):
@@ -260,9 +270,29 @@ _release_versioned = type(_api.weft_dl_managed_tensor_versioned().deleter)(_let_
 
 @_Destructor
 def _end_of_capsule(capsule):
+    _Managed._capsules.discard(capsule)
     for name in (OLD, VERSIONED):
         if _is_valid(capsule, name):  # nobody took the tensor
             _Managed._alive.pop(_pointer_of(capsule, name), None)
+
+
+def _keep_for_ever(*objects):
+    for each in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+
+
+def _at_exit():
+    """Capsules and tensors that outlive the interpreter would call destructors written in Python: they get none (DLPack allows that), and what they point
+    to stays until the process has ended."""
+    _Managed._ends = True
+    for capsule in _Managed._capsules:
+        _set_destructor(capsule, None)
+    for own, owner in list(_Managed._alive.values()):
+        own.deleter = type(own.deleter)()
+        _keep_for_ever(own, owner)
+
+
+atexit.register(_at_exit)
 
 
 def empty_like(x, shape, context):

@@ -19,11 +19,11 @@ def save(directory, named, step, *, mesh=None, extra=None, keep=0):
     (None: one rank). extra: {key: string}; keep: how many checkpoints stay, 0: all. Blocks until all is on the disk."""
     options = _api.make(_api.weft_checkpoint_save_options)
     options.keep = keep
-    array, count, _ = tensors(named, False)
+    array, count, owners = tensors(named, False)
     pairs = [(text(key, "key"), text(value, "value")) for key, value in (extra or {}).items()]
     strings = (_api.weft_checkpoint_string * max(1, len(pairs)))(*pairs)
-    blocking(lib.checkpoint_save, text(str(directory), "directory"), None if mesh is None else mesh._handle, step, array, count, strings, len(pairs),
-             _byref(options))
+    blocking(lib.checkpoint_save, text(str(directory), "directory"), mesh, step, array, count, strings, len(pairs),
+             _byref(options), keep=owners)
 
 
 def load(directory, named, *, mesh=None, may_leave=None):
@@ -33,10 +33,10 @@ def load(directory, named, *, mesh=None, may_leave=None):
     options = _api.make(_api.weft_checkpoint_load_options)
     if may_leave is not None:
         options.may_leave = type(options.may_leave)(lambda _, name: bool(may_leave(name.decode())))
-    array, count, _ = tensors(named, True)
+    array, count, owners = tensors(named, True)
     step, folder = ctypes.c_int64(), ctypes.c_void_p()
-    blocking(lib.checkpoint_load, text(str(directory), "directory"), None if mesh is None else mesh._handle, array, count, _byref(options), _byref(step),
-             _byref(folder))
+    blocking(lib.checkpoint_load, text(str(directory), "directory"), mesh, array, count, _byref(options), _byref(step),
+             _byref(folder), keep=owners)
     return step.value, errors.take_text(folder).decode()
 
 
@@ -93,8 +93,8 @@ class Reader(Handle):
         errors.call(lib.checkpoint_reader_find, self._handle, text(name, "name"), _byref(index))
         if index.value < 0:
             raise errors.BadArgumentError(f"name is {name!r}; expected a tensor of {self.folder}: {', '.join(list(self.tensors)[:10])}")
-        buffer, _ = arrays.view(out, "out", True)
-        blocking(lib.checkpoint_reader_read, self._handle, index.value, _byref(buffer))
+        buffer, owner = arrays.view(out, "out", True)
+        blocking(lib.checkpoint_reader_read, self, index.value, _byref(buffer), keep=owner)
         return out
 
     def __getitem__(self, name):

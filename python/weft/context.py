@@ -74,7 +74,7 @@ class Context(Handle):
     def group_in(self, store, rank, size, *, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
         """The group of `size` ranks that meet in `store` (weft.store), threads or processes; this one is rank `rank`. Processes of one rank each give
         process_rank=0; None: all ranks are threads of this process."""
-        return self._make(lib.group_create, (store._handle if store is not None else None, rank, size), backend, name, deadline, progress, process_rank)
+        return self._make(lib.group_create, (store, rank, size), backend, name, deadline, progress, process_rank)
 
     def group_at(self, host, port, rank, size, *, secret=None, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
         """The same by TCP: rank 0 serves at host:port, and the others join there. Off loopback all need the same secret."""
@@ -111,7 +111,7 @@ class Context(Handle):
         if process_rank is not None:
             options.process_rank = process_rank
         handle = ctypes.c_void_p()
-        blocking(function, self._handle, *before, ctypes.byref(options), ctypes.byref(handle))
+        blocking(function, self, *before, ctypes.byref(options), ctypes.byref(handle), keep=self._log)
         return Group(handle.value, self)
 
 

@@ -16,8 +16,8 @@ _byref = ctypes.byref
 
 def average_gradients(gradients, axes):
     """Reduces gradients in place on those of `axes` on which their layouts are partial. Blocks."""
-    array, count, _ = tensors(gradients, True)
-    blocking(lib.average_gradients, array, count, axes._handle)
+    array, count, owners = tensors(gradients, True)
+    blocking(lib.average_gradients, array, count, axes, keep=owners)
 
 
 def sync_replicated_gradients(gradients, axes, *, on_drift="error", tolerance=0.0):
@@ -26,15 +26,15 @@ def sync_replicated_gradients(gradients, axes, *, on_drift="error", tolerance=0.
     options = _api.make(_api.weft_sync_options)
     options.on_drift = choice(on_drift, {"error": _api.DRIFT_ERROR, "average": _api.DRIFT_AVERAGE}, "on_drift")
     options.tolerance = tolerance
-    array, count, _ = tensors(gradients, True)
-    blocking(lib.sync_replicated_gradients, array, count, axes._handle, _byref(options))
+    array, count, owners = tensors(gradients, True)
+    blocking(lib.sync_replicated_gradients, array, count, axes, _byref(options), keep=owners)
 
 
 def grad_norm(gradients, p=2.0):
     """The p-norm of all gradients of all ranks, each element counted once. Collective among the ranks of the layouts' meshes; blocks."""
-    array, count, _ = tensors(gradients, False)
+    array, count, owners = tensors(gradients, False)
     norm = ctypes.c_double()
-    blocking(lib.grad_norm, array, count, p, _byref(norm))
+    blocking(lib.grad_norm, array, count, p, _byref(norm), keep=owners)
     return norm.value
 
 
@@ -43,9 +43,9 @@ def clip_grad_norm(gradients, max_norm, p=2.0, *, non_finite="error"):
     options = _api.make(_api.weft_clip_options)
     options.p = p
     options.non_finite = choice(non_finite, {"error": _api.NON_FINITE_ERROR, "skip": _api.NON_FINITE_SKIP}, "non_finite")
-    array, count, _ = tensors(gradients, True)
+    array, count, owners = tensors(gradients, True)
     norm = ctypes.c_double()
-    blocking(lib.clip_grad_norm, array, count, max_norm, _byref(options), _byref(norm))
+    blocking(lib.clip_grad_norm, array, count, max_norm, _byref(options), _byref(norm), keep=owners)
     return norm.value
 
 
@@ -100,7 +100,7 @@ class Reducer(Handle):
 
     def ready(self, i):
         """Gradient i has its final value of this step. Blocks in the first step alone."""
-        blocking(lib.reducer_ready, self._handle, i)
+        blocking(lib.reducer_ready, self, i, keep=self._keep)
 
     def is_ready(self, i):
         ready = ctypes.c_bool()
@@ -113,7 +113,7 @@ class Reducer(Handle):
 
     def finish(self):
         """Blocks until every gradient is reduced, on all ranks."""
-        blocking(lib.reducer_finish, self._handle)
+        blocking(lib.reducer_finish, self, keep=self._keep)
 
     @property
     def bucket_bytes(self):

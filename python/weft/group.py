@@ -298,7 +298,7 @@ class Group(Operations, Handle):
     def wait_message(self, source=ANY_SOURCE, tag=0, *, deadline=None):
         """The same, but waits until there is one, at most `deadline` seconds: then TimeoutError, and the group fails."""
         raw = _api.weft_message()
-        blocking(lib.wait_message, self._handle, source, _options("sum", "native", 0, deadline, tag), _byref(raw))
+        blocking(lib.wait_message, self._open(), source, _options("sum", "native", 0, deadline, tag), _byref(raw))
         return Message(raw)
 
     def min_loc(self, values, indices, *, deadline=None):
@@ -314,7 +314,7 @@ class Group(Operations, Handle):
         where = arrays.empty_like(indices, arrays.shape_of(indices), self._context)
         views = [arrays.view(values, "values", False), arrays.view(indices, "indices", False), arrays.view(best, "least", True),
                  arrays.view(where, "where", True)]
-        blocking(function, self._handle, *(v[0] for v in views), _options("sum", "native", 0, deadline, 0))
+        blocking(function, self._open(), *(v[0] for v in views), _options("sum", "native", 0, deadline, 0), keep=views)
         return arrays.finish(best), arrays.finish(where)
 
     def subgroup(self, name, ranks):
@@ -340,7 +340,7 @@ class Group(Operations, Handle):
 
     def _made(self, function, *args):
         handle = ctypes.c_void_p()
-        blocking(function, self._handle, *args, _byref(handle))
+        blocking(function, self._open(), *args, _byref(handle))
         return Group(handle.value, self._context) if handle.value else None
 
     def parent_rank(self, rank):
@@ -359,7 +359,7 @@ class Group(Operations, Handle):
 
     def _number(self, function, *args):
         number = ctypes.c_int32()
-        blocking(function, self._handle, *args, _byref(number))
+        blocking(function, self._open(), *args, _byref(number))
         return number.value
 
     def abort(self, why):
@@ -369,7 +369,7 @@ class Group(Operations, Handle):
     def quiesce(self, limit=0):
         """After a failure: waits at most `limit` seconds until nobody can touch the memory of failed calls any more; whether that is so."""
         quiet = ctypes.c_bool()
-        blocking(lib.group_quiesce, self._handle, errors.nanoseconds(limit, "limit"), _byref(quiet))
+        blocking(lib.group_quiesce, self._open(), errors.nanoseconds(limit, "limit"), _byref(quiet))
         if quiet:
             self._unquiet.clear()
         return quiet.value

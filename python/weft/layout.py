@@ -162,7 +162,7 @@ class Transfer(Handle):
         """Blocks until the result is written; the result."""
         if self._handle is not None:
             try:
-                blocking(lib.transfer_finish, self._handle)
+                blocking(lib.transfer_finish, self, keep=self._keep)
             finally:
                 self.close()
                 self._keep = None
@@ -178,7 +178,7 @@ def redistribute(x, source, target, out=None):
     first, keep = arrays.view(x, "in", False)
     second, kept = arrays.view(out, "out", True)
     handle = ctypes.c_void_p()
-    blocking(lib.redistribute, _byref(first), source._handle, _byref(second), target._handle, None, _byref(handle))
+    blocking(lib.redistribute, _byref(first), source, _byref(second), target, None, _byref(handle), keep=(keep, kept))
     made = Transfer(handle.value)
     made._keep, made._result = (keep, kept, source, target), out
     return made
@@ -204,5 +204,5 @@ def tensors(named, writes):
 def check_replicas(named, axes):
     """Compares arrays along those of `axes` on which their layouts are replicate: the same bits on all ranks. `named`: {name: (array, layout)}. MismatchError
     on all ranks where one has drifted: `ranks` are those that differ. Collective; blocks."""
-    array, count, _ = tensors(named, False)
-    blocking(lib.check_replicas, array, count, axes._handle)
+    array, count, owners = tensors(named, False)
+    blocking(lib.check_replicas, array, count, axes, keep=owners)

@@ -137,7 +137,7 @@ class Mesh(Handle):
     def group(self):
         """The group of this mesh's ranks. The first call for these axes is collective among them, and blocks."""
         handle = ctypes.c_void_p()
-        blocking(lib.mesh_group, self._handle, _byref(handle))
+        blocking(lib.mesh_group, self, _byref(handle))
         return Group(handle.value, self._context)
 
     def __repr__(self):

@@ -38,7 +38,7 @@ class Store(Handle):
 
     def set(self, key, value, limit=None):
         """value: bytes, up to 1 MiB."""
-        blocking(lib.store_set, self._handle, text(key, "key"), value, len(value), errors.nanoseconds(limit, "limit"))
+        blocking(lib.store_set, self, text(key, "key"), value, len(value), errors.nanoseconds(limit, "limit"))
 
     def get(self, key, limit=None):
         """Blocks until the key exists, at most `limit` seconds (None: five minutes)."""
@@ -50,13 +50,13 @@ class Store(Handle):
 
     def _text(self, function, key, *args):
         value = ctypes.c_void_p()
-        blocking(function, self._handle, text(key, "key"), *args, ctypes.byref(value))
+        blocking(function, self, text(key, "key"), *args, ctypes.byref(value))
         return errors.take_text(value) if value.value else None
 
     def add(self, key, delta=1, limit=None):
         """Adds to a decimal counter (absent: 0); what it is then."""
         value = ctypes.c_int64()
-        blocking(lib.store_add, self._handle, text(key, "key"), delta, errors.nanoseconds(limit, "limit"), ctypes.byref(value))
+        blocking(lib.store_add, self, text(key, "key"), delta, errors.nanoseconds(limit, "limit"), ctypes.byref(value))
         return value.value
 
     def compare_set(self, key, expected, desired, limit=None):
@@ -64,7 +64,7 @@ class Store(Handle):
         return self._text(lib.store_compare_set, key, expected, len(expected), desired, len(desired), errors.nanoseconds(limit, "limit"))
 
     def remove(self, key, limit=None):
-        blocking(lib.store_remove, self._handle, text(key, "key"), errors.nanoseconds(limit, "limit"))
+        blocking(lib.store_remove, self, text(key, "key"), errors.nanoseconds(limit, "limit"))
 
 
 class StoreServer(Handle):
