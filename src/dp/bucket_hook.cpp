@@ -1,5 +1,7 @@
 #include "weft/dp/bucket_hook.hpp"
 
+#include <fmt/format.h>
+
 #include <memory>
 #include <vector>
 
@@ -19,6 +21,7 @@ class Bf16 {
   Work start(const ReadyBucket& b) {
     if (b.data.dtype != DType::f32)
       return b.group.all_reduce(b.data, b.data, {.op = b.op, .stream = b.stream});
+    expect_same_reducer(b);
     const Tensor& half = buffer(b);
     kernels_->narrow(compute_, b.data.as<float>().data(), half.data_ptr<bf16>(), b.data.count());
     return b.group.all_reduce(half, half, {.op = b.op, .stream = b.stream});
@@ -29,6 +32,15 @@ class Bf16 {
   }
 
  private:
+  // Reducers that live at the same time have groups of their own; both would use the same buffers.
+  void expect_same_reducer(const ReadyBucket& b) {
+    if (group_ == nullptr) group_ = &b.group;
+    if (group_ != &b.group)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("bf16_hook: bucket {} is another reducer's than those before; expected a hook "
+                              "for each reducer, made by a call of bf16_hook()",
+                              b.number));
+  }
   const Tensor& buffer(const ReadyBucket& b) {
     if (buffers_.size() <= b.number) buffers_.resize(b.number + 1);
     Tensor& t = buffers_[b.number];
@@ -39,7 +51,8 @@ class Bf16 {
   Context* context_;
   Compute* compute_;
   const GradientKernels* kernels_;
-  std::vector<Tensor> buffers_;  // by the bucket's number
+  const ProcessGroup* group_ = nullptr;  // of the first bucket: compared, not used
+  std::vector<Tensor> buffers_;          // by the bucket's number
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "dp/parts.hpp"
@@ -94,7 +95,7 @@ bool LossScaler::unscale(std::span<const Gradient> gradients, const DeviceMesh& 
   if (finite)
     dp::scale_all(
         kWho, compute, gradients.size(), [&](std::size_t g) { return gradients[g].data; }, 1 / state_.scale);
-  found_ = finite ? Found::finite : Found::not_finite;
+  if (found_ != Found::not_finite) found_ = finite ? Found::finite : Found::not_finite;
   return finite;
 }
 
@@ -106,7 +107,7 @@ bool LossScaler::unscale(std::span<Parameter* const> parameters, const DeviceMes
 }
 
 void LossScaler::update() {
-  switch (found_) {
+  switch (std::exchange(found_, Found::unknown)) {
     case Found::unknown: bad("update() without unscale(); one comes before the other in each step");
     case Found::finite: {
       const double grown = state_.scale * options_.growth;
@@ -123,7 +124,6 @@ void LossScaler::update() {
       state_ = {std::max(state_.scale * options_.backoff, options_.least), 0};
       break;
   }
-  found_ = Found::unknown;
 }
 
 void LossScaler::set_state(const State& state) {

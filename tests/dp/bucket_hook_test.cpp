@@ -92,6 +92,35 @@ TEST(BucketHook, Bf16TakesForeignMemoryAndLeavesOtherDtypes) {
   });
 }
 
+// Their buckets would be rounded into the same memory while it is sent.
+TEST(BucketHook, Bf16OfTwoReducersIsAnError) {
+  test::run_ranks(Ranks::threads, 2, [](Rank& rank) {
+    DeviceMesh mesh(rank.group(), {{"dp", 2}});
+    const BucketHook hook = bf16_hook(rank.context);
+    BucketReducer first(mesh, {{"a", 1000}}, {.bucket_bytes = 64, .hook = hook});
+    std::vector<float> memory(1000);
+    for (int step = 0; step < 2; ++step) {
+      BucketReducer second(mesh, {{"b", 1000}}, {.hook = hook});
+      if (step == 1) first.bind(0, view(memory));  // its bucket moves
+      for (float& x : first.slot(0).as<float>()) x = 1;
+      first.ready(0);
+      const Error e = error_of([&] {
+        second.ready(0);
+        second.finish();
+      });
+      const std::string why =
+          "bf16_hook: bucket 0 is another reducer's than those before; expected a hook for each reducer, "
+          "made "
+          "by a call of bf16_hook()";
+      // Whoever is told first by the other that the group is of no more use hears the same words.
+      EXPECT_THAT(e.what(), testing::HasSubstr(why));
+      first.finish();
+      for (const float x : first.slot(0).as<float>()) EXPECT_EQ(x, 2.0f);
+      rank.meet("step");
+    }
+  });
+}
+
 // Signs alone, as one byte each, with what was lost kept for the next step (J. Bernstein et al., "signSGD", 2018): compress, an
 // all-gather, decompress.
 TEST(BucketHook, ACompressionOfTheProgramsOwn) {

@@ -243,6 +243,19 @@ TEST(FlatShards, ReplicatedAxesAreSummedAfterwards) {
     });
 }
 
+// The last ranks keep nothing, and get an empty gradient of the dtype that all get.
+TEST(FlatShards, ReplicatedAxesGiveEmptyShardsTheDtypeOfGradients) {
+  run_ranks(Ranks::threads, 6, [](Rank& rank) {
+    const DeviceMesh mesh(rank.group(), {{"replicate", 2}, {"shard", 3}});
+    Bench bench(rank, mesh["shard"], {{"w", replicated_layout(mesh, {2, 3}), DType::f32}},
+                {.replicate = mesh["replicate"], .reduce = DType::bf16});
+    const std::vector<Tensor> mine = contributions<float>(bench, DType::f32, rank.rank % 2);
+    const Tensor reduced = bench.shards.start_reduce_scatter(Bench::views<ConstTensorView>(mine)).finish();
+    EXPECT_EQ(reduced.dtype(), DType::f32);
+    expect_reduced(bench, reduced, 2, 3);
+  });
+}
+
 TEST(FlatShards, InsideTensorParallelCutsAndOverSeveralAxes) {
   run_ranks(Ranks::threads, 8, [](Rank& rank) {
     const DeviceMesh mesh(rank.group(), {{"dp", 2}, {"domain", 2}, {"tp", 2}});

@@ -42,6 +42,28 @@ TEST(LossScaler, TheScaleMovesAsTorchs) {
   EXPECT_EQ(scaler.state().good_steps, 1);
 }
 
+// Of two optimizers: each is told of its own gradients, and the scale falls where one of them overflowed.
+TEST(LossScaler, AListThatIsNotFiniteCountsWhateverComesBehindIt) {
+  Context context;
+  const DeviceMesh one = DeviceMesh::arithmetic(context, MeshShape{{"dp", 1}}, 0);
+  for (const bool first : {true, false}) {
+    LossScaler scaler({.scale = 8});
+    std::vector<float> a = {first ? kInfinity : 16.0f}, b = {first ? 16.0f : kInfinity};
+    const Gradient list_a[] = {{"a", view(a)}}, list_b[] = {{"b", view(b)}};
+    EXPECT_EQ(scaler.unscale(list_a, one), !first);
+    EXPECT_EQ(scaler.unscale(list_b, one), first);
+    EXPECT_EQ(first ? b[0] : a[0], 2.0f);
+    scaler.update();
+    EXPECT_EQ(scaler.scale(), 4);
+    EXPECT_EQ(scaler.state().good_steps, 0);
+    a[0] = b[0] = 4;
+    EXPECT_TRUE(scaler.unscale(list_a, one));
+    EXPECT_TRUE(scaler.unscale(list_b, one));
+    scaler.update();
+    EXPECT_EQ(scaler.state().good_steps, 1);
+  }
+}
+
 // One rank has an infinity or a NaN, in a shard or in a gradient that only it has: all skip, and their scales stay equal.
 TEST(LossScaler, AllRanksSkipOrNone) {
   test::run_ranks(Ranks::threads, 3, [](Rank& rank) {

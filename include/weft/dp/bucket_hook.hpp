@@ -42,7 +42,7 @@ struct BucketHook {
 
 /// Buckets of f32 are rounded to bf16, reduced as such, and widened: half the bytes, 8 bits of precision, also in sums that a
 /// transport makes on the way. Others are reduced as they are. Holds a buffer for each bucket, so each reducer gets a hook of
-/// its own. `compute`: as in BucketOptions, and outlives it. Throws unsupported for a device without GradientKernels.
+/// its own: from the ready() or finish() of a second one comes bad_argument. `compute`: as in BucketOptions, and outlives it. Throws unsupported for a device without GradientKernels.
 BucketHook bf16_hook(Context& context, Compute* compute = nullptr);
 
 }  // namespace weft

@@ -78,8 +78,12 @@ struct ShardMemory {
 /// laid out as its master. A second pass before zero_gradient() adds to it: each pass reduces its own.
 ///
 /// All ranks run the same sharded modules in the same order. What throws on all ranks in a pass, forward or backward, leaves a
-/// model that can go on: nothing is in flight, all weights are dropped, and no parameter has a gradient. What throws on one
+/// model that can go on: nothing is in flight, all weights are dropped, and no parameter has a gradient. So does a hook that
+/// throws, wherever it is, but for one at end_of_backward: then the pass is over. What throws on one
 /// rank alone does so there; the others wait for it until their deadline, which names it.
+///
+/// An error ends the outermost pass. Where a module catches what a block below it threw, and goes on, the outermost pass throws
+/// unsupported when it is over, naming the block; gradients are discarded as above.
 class FullySharded {
  public:
   ~FullySharded();
@@ -95,8 +99,9 @@ class FullySharded {
   /// bad_argument where a parameter has a reduced gradient already, naming it. Without it every pass reduces: more is
   /// sent, and no whole gradients are kept.
   NoSync no_sync();
-  /// Reduces what only passes inside no_sync() have made; else nothing. Collective where they have. Throws bad_argument while
-  /// a NoSync lives.
+  /// Reduces what only passes inside no_sync() have made; else nothing. Collective where they have. Parameters that none of
+  /// these passes used are treated as after a pass outside of no_sync(): see FullyShardOptions::unused. Throws bad_argument
+  /// while a NoSync lives. After any other error no parameter has a gradient.
   void finish();
   /// After an error between passes: drops gathered weights and all gradients, waits for what is in flight. Ranks call it alike.
   void discard() noexcept;

@@ -46,6 +46,9 @@ class LossScaler {
   /// divides the gradients by scale(); else leaves them, and the step is to be skipped. One small collective over `axes`,
   /// the mesh of all ranks that step together; their gradients may be different ones.
   ///
+  /// Several lists, as of two optimizers, may be unscaled one by one before update(): the answer is for each list alone, and
+  /// the scale falls where any of them was not finite. A list comes once before each update(): a second call divides again.
+  ///
   /// Throws mismatch on all ranks where scales differ: `loss_scaler: the scale is 65536 after 3 good steps on dp rank 0, but 32768 after 0 on
   /// dp rank 1`; bad_argument for a gradient of f16, whose small elements would vanish after all: widen it first; see
   /// check_gradients(). What is wrong on one rank is an error of the same code on all. `compute`: as in grad_norm().

@@ -191,9 +191,11 @@ class ShardTransfers::Reduce final : public Transfer::Steps {
                                  again ? Memory::shared : Memory::local, stream_of(o.compute));
     take_own(shard);
     gradients_ = packed_ = {};
-    if (!again || shard.count() == 0) return shard;
-    work_ = o.replicate.group().all_reduce(shard.view(), shard.view(), options_of(plan_, op_));
-    wait(plan_, work_);
+    if (!again) return shard;
+    if (shard.count() > 0) {  // as many on the other replicas of this part
+      work_ = o.replicate.group().all_reduce(shard.view(), shard.view(), options_of(plan_, op_));
+      wait(plan_, work_);
+    }
     if (o.reduce == o.gradient) return shard;
     const Tensor out =
         Tensor(plan_.axes.context(), {plan_.shard_count}, o.gradient, Memory::local, stream_of(o.compute));

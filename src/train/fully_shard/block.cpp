@@ -34,11 +34,12 @@ Chunk part_of_buffer(std::int64_t bytes, int n, int r) {
 }  // namespace
 
 ShardBlock::ShardBlock(Module& module, std::vector<Parameter*> parameters, const ShardAxes& axes,
-                       const MixedPrecision& precision, int reshard_ranks, const void* owner)
+                       const FullyShardOptions& options, int reshard_ranks, const void* owner)
     : module_(module),
       parameters_(std::move(parameters)),
       axes_(axes),
-      precision_(precision),
+      precision_(options.precision),
+      unused_(options.unused),
       reshard_ranks_(reshard_ranks),
       owner_(owner) {
   for (const Parameter* p : parameters_)
@@ -255,6 +256,15 @@ ReduceOp ShardBlock::expect_partial(const Parameter& p) {
   return *op;
 }
 
+// Where ranks may lack gradients, one that has none of a block does not know whether the others' are Partial(sum) or
+// Partial(avg). All sum up, then, and an average is divided before.
+void ShardBlock::scale_average(const Tensor& gradient) const {
+  if (unused_ != Unused::zeros || op_ != ReduceOp(ReduceOp::avg)) return;
+  const int ranks = axes_.shard.size() * (axes_.replicate ? axes_.replicate.size() : 1);
+  kernels::scale(kernels_of(*compute_of(parameters_)), gradient.data_ptr<float>(),
+                 1.0F / static_cast<float>(ranks), gradient.count());
+}
+
 void ShardBlock::start_reduce() {
   unreduced_ = false;
   missing_.clear();
@@ -275,6 +285,7 @@ void ShardBlock::start_reduce() {
     if (p.has_gradient()) {
       used_[i] = p.gradient_layout();
       wholes.push_back(p.take_gradient(owner_));
+      scale_average(wholes[i]);
       in_place =
           in_place && (wholes[i].count() == 0 || wholes[i].data() == reducer.gradient(i, gradients_).data());
       continue;
@@ -284,7 +295,7 @@ void ShardBlock::start_reduce() {
                                 : p.compute().make(reducer.whole_layout(i)->local_shape()));
     clear(wholes[i], p.compute());
   }
-  const ReduceOp op = op_.value_or(ReduceOp::sum);
+  const ReduceOp op = unused_ == Unused::zeros ? ReduceOp::sum : op_.value_or(ReduceOp::sum);
   if (in_place)
     reducing_.emplace(reducer.start_reduce_scatter(std::exchange(gradients_, {}), op));
   else

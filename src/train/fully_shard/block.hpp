@@ -14,7 +14,7 @@ class ShardBlock {
  public:
   /// `owner`: who claims the gradients. `reshard_ranks`: 0 drops weights after forward, 1 keeps them, n keeps 1/n.
   ShardBlock(Module& module, std::vector<Parameter*> parameters, const ShardAxes& axes,
-             const MixedPrecision& precision, int reshard_ranks, const void* owner);
+             const FullyShardOptions& options, int reshard_ranks, const void* owner);
 
   Module& module() const noexcept { return module_; }
   const std::vector<Parameter*>& parameters() const noexcept { return parameters_; }
@@ -57,14 +57,19 @@ class ShardBlock {
   FlatShards& values();
   FlatShards& reducer();
 
-  int depth = 0;                // passes of the module that are under way
-  std::vector<bool> completed;  // of these, whether the module's own work was done
+  int depth = 0;  // passes of the module that are under way
+  struct Pass {
+    int exceptions;  // that were on their way when it began
+    bool completed;  // the module's own work is done
+  };
+  std::vector<Pass> under_way;  // these passes
 
  private:
   bool cuts() const noexcept { return !parameters_.empty() && axes_.shard.size() > 1; }
   bool reduces() const noexcept {
     return cuts() || (!parameters_.empty() && axes_.replicate && axes_.replicate.size() > 1);
   }
+  void scale_average(const Tensor& gradient) const;
   bool is_shard_gradient(const Parameter& p) const;
   LayoutRef reduced_layout(const LayoutRef& whole) const;
   std::uint64_t version() const;
@@ -78,6 +83,7 @@ class ShardBlock {
   std::vector<LayoutRef> wholes_;  // by parameter
   const ShardAxes axes_;
   const MixedPrecision precision_;
+  const Unused unused_;
   const int reshard_ranks_;
   const void* const owner_;
 

@@ -112,8 +112,7 @@ struct FullySharded::Impl {
     const int reshard = reshard_ranks(options.reshard_after_forward, axes.shard.size());
     std::vector<std::unique_ptr<ShardBlock>> blocks;
     for (const Grouped& g : groups)
-      blocks.push_back(
-          std::make_unique<ShardBlock>(*g.module, g.parameters, axes, options.precision, reshard, this));
+      blocks.push_back(std::make_unique<ShardBlock>(*g.module, g.parameters, axes, options, reshard, this));
     claim(parameters);  // throws where somebody else has one, before anything changes
     for (Parameter* p : parameters) p->release_gradient(this);
     for (Parameter* p : parameters)

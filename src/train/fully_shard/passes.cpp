@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 
 #include "dp/missing.hpp"
 #include "weft/base/error.hpp"
@@ -96,7 +97,7 @@ void ShardPasses::enter(ShardBlock& block, Direction direction) {
   if (depth_ == 0) seen_.clear();
   ++depth_;
   ++block.depth;
-  block.completed.push_back(false);
+  block.under_way.push_back({std::uncaught_exceptions(), false});
   try {
     poll();
     block.gather(neighbours());
@@ -128,25 +129,35 @@ void ShardPasses::prefetch(const ShardBlock& block, Direction direction) {
 }
 
 void ShardPasses::leave(ShardBlock& block, Direction direction, bool keeps) {
-  const bool done = block.completed.back();
-  block.completed.pop_back();
+  const ShardBlock::Pass pass = block.under_way.back();
+  block.under_way.pop_back();
   --block.depth;
   --depth_;
-  failed_ = failed_ || !done;
+  // A hook behind ours may throw, too: then this is called while that exception is on its way.
+  const bool done = pass.completed && std::uncaught_exceptions() == pass.exceptions;
+  if (!done && failed_ == nullptr) failed_ = &block;
   try {
-    if (!failed_) {
+    if (failed_ == nullptr) {
       if (direction == Direction::forward)
         leave_forward(block, keeps);
       else
         leave_backward(block);
     }
-    if (depth_ == 0 && !failed_) end(direction, block);
+    if (depth_ == 0 && failed_ == nullptr) end(direction);
   } catch (...) {
-    failed_ = true;
+    if (failed_ == nullptr) failed_ = &block;
     if (depth_ == 0) discard();
     throw;
   }
-  if (depth_ == 0 && failed_) discard();
+  if (depth_ > 0 || failed_ == nullptr) return;
+  const std::string at = failed_->module().path();
+  discard();
+  if (done)
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("fully_shard: an error in the pass of \"{}\" was caught by a module above it, which "
+                    "went on; expected it to end the outermost pass. All gradients were discarded",
+                    at));
 }
 
 void ShardPasses::leave_forward(ShardBlock& block, bool keeps) {
@@ -172,14 +183,14 @@ void ShardPasses::leave_backward(ShardBlock& block) {
 }
 
 // The outermost pass is over.
-void ShardPasses::end(Direction direction, ShardBlock& outermost) {
+void ShardPasses::end(Direction direction) {
   end_gathers();
   if (direction == Direction::forward) {
     order_ = seen_;
     return;
   }
   end_reductions(0);
-  if (*no_syncs == 0) expect_used(outermost);
+  if (*no_syncs == 0) expect_used(seen_);
 }
 
 // What was begun and not used: another path through the model than the last time.
@@ -200,16 +211,20 @@ void ShardPasses::end_reductions(std::size_t leave) {
   }
 }
 
-// Parameters that no pass used: of the blocks that ran, or of the whole model where its root ran.
-void ShardPasses::expect_used(const ShardBlock& outermost) {
+// Parameters that no pass used: of the blocks that ran and were reduced, or of the whole model where its root ran.
+void ShardPasses::expect_used(const std::vector<ShardBlock*>& ran) {
+  const auto is_one = [&ran](const std::unique_ptr<ShardBlock>& b) {
+    return std::ranges::count(ran, b.get()) > 0;
+  };
+  const bool root_ran = is_one(blocks_.front());
   std::vector<Parameter*> all;
   std::vector<std::size_t> missing;
   for (const auto& block : blocks_) {
-    const bool ran = std::ranges::count(seen_, block.get()) > 0;
-    if (!ran && &outermost != blocks_.front().get()) continue;
+    const bool reduced = is_one(block);
+    if (!reduced && !root_ran) continue;
     for (Parameter* p : block->parameters()) {
       if (!p->trainable()) continue;
-      const bool unused = ran ? std::ranges::count(block->missing(), p) > 0 : !p->has_gradient();
+      const bool unused = reduced ? std::ranges::count(block->missing(), p) > 0 : !p->has_gradient();
       if (unused) missing.push_back(all.size());
       if (unused && !p->has_gradient()) block->give_zeros(*p);
       all.push_back(p);
@@ -236,15 +251,24 @@ void ShardPasses::finish() {
   if (*no_syncs > 0)
     throw Error(ErrorCode::bad_argument,
                 "fully_shard: finish() inside no_sync(); the last pass before it comes after that scope");
+  std::vector<ShardBlock*> waiting;
   for (const auto& block : blocks_)
-    if (block->unreduced()) {
+    if (block->unreduced()) waiting.push_back(block.get());
+  if (waiting.empty()) return;
+  try {
+    for (ShardBlock* block : waiting) {
       block->start_reduce();
       block->finish_reduce();
     }
+    expect_used(waiting);
+  } catch (...) {
+    discard();
+    throw;
+  }
 }
 
 void ShardPasses::discard() noexcept {
-  failed_ = false;
+  failed_ = nullptr;
   reducing_.clear();
   for (const auto& block : blocks_) block->discard();
 }

@@ -36,12 +36,12 @@ class ShardPasses {
   void leave(ShardBlock& block, Direction direction, bool keeps);
   void leave_forward(ShardBlock& block, bool keeps);
   void leave_backward(ShardBlock& block);
-  void completed(ShardBlock& block) { block.completed.back() = true; }
-  void end(Direction direction, ShardBlock& outermost);
+  void completed(ShardBlock& block) { block.under_way.back().completed = true; }
+  void end(Direction direction);
   void prefetch(const ShardBlock& block, Direction direction);
   void end_gathers();
   void end_reductions(std::size_t leave);
-  void expect_used(const ShardBlock& outermost);
+  void expect_used(const std::vector<ShardBlock*>& ran);
   void poll();
   void note_peak() noexcept { whole_peak = std::max(whole_peak, whole_now()); }
   ProcessGroup* neighbours();
@@ -55,7 +55,7 @@ class ShardPasses {
   ProcessGroup neighbours_;
   std::vector<HookHandle> hooks_;
   int depth_ = 0;                          // passes of blocks that are under way
-  bool failed_ = false;                    // one of them threw
+  const ShardBlock* failed_ = nullptr;     // the first of them that threw
   std::vector<ShardBlock*> order_, seen_;  // in which blocks went forward last, and go in this pass
   std::deque<ShardBlock*> reducing_;
 };
