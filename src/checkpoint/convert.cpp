@@ -12,6 +12,7 @@
 #include "checkpoint/content_hash.hpp"
 #include "checkpoint/new_folder.hpp"
 #include "checkpoint/parts.hpp"
+#include "checkpoint/save/save_turn.hpp"
 #include "weft/base/dtype.hpp"
 #include "weft/base/error.hpp"
 
@@ -159,6 +160,8 @@ std::size_t convert_checkpoint(const std::filesystem::path& from, const std::fil
   const Results results = results_of(opened.index, options);
   CheckpointIndex index = index_of(opened.index, results, options.files);
   PartFiles files(opened.folder, opened.index);
+  const SaveTurn turn(to);
+  turn.wait("convert_checkpoint", SaveOptions().deadline);
   const NewFolder folder(to, index.step, {});
   folder.make();
   try {

@@ -18,7 +18,7 @@ namespace weft {
 inline constexpr const char* kStepKey = "weft_step";
 
 /// directory/step-N. One rank calls make(), finish() and remove(); each rank that writes, write(). Each function throws `system`
-/// naming the file.
+/// naming the file. The caller holds the directory's SaveTurn.
 class NewFolder {
  public:
   NewFolder(std::filesystem::path directory, std::int64_t step,

@@ -84,6 +84,7 @@ SavePlan plan_save(const std::filesystem::path& directory, const DeviceMesh& mes
   all_ranks([&] {
     plan.entries = entries_of_rank(tensors, plan.index, plan.rank, plan.copies);
     if (keep) keep(plan.entries);
+    if (plan.rank == 0) plan.turn = SaveTurn(directory);
   });
   return plan;
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/index/index.hpp"
+#include "checkpoint/save/save_turn.hpp"
 #include "weft/checkpoint/safetensors.hpp"
 
 namespace weft {
@@ -26,6 +27,7 @@ struct SavePlan {
   std::deque<std::vector<std::byte>>
       copies;  ///< memory of those entries that are no contiguous part of a tensor
   SaveOptions options;
+  SaveTurn turn{};  ///< rank 0's, which makes the folder and writes `latest`
 };
 
 /// Called on each rank when its entries are known; may copy them elsewhere. What it throws is an error of all ranks.
@@ -41,7 +43,7 @@ std::exception_ptr error_of_save(const std::function<void()>& action);
 /// What the others are told of it.
 std::string unchanged(const std::filesystem::path& directory);
 
-/// The second half. Collective over `group`, the ranks of that mesh (null: one rank).
+/// The second half; waits for the plan's turn. Collective over `group`, the ranks of that mesh (null: one rank).
 void write_save(SavePlan& plan, ProcessGroup* group);
 
 }  // namespace weft

@@ -12,6 +12,7 @@
 #include "checkpoint/content_hash.hpp"
 #include "checkpoint/file_io.hpp"
 #include "checkpoint/new_folder.hpp"
+#include "checkpoint/save/save_turn.hpp"
 #include "checkpoint/save_plan.hpp"
 #include "weft/base/error.hpp"
 
@@ -198,12 +199,17 @@ void NewFolder::remove() const noexcept {
 void write_save(SavePlan& plan, ProcessGroup* group) {
   const NewFolder folder(plan.directory, plan.index.step, plan.options.on_stage);
   const Duration deadline = plan.options.deadline;
+  const SaveTurn turn = std::move(plan.turn);  // until this save has ended
   bool none_writes = true;
-  const auto all_ranks = [&](const std::function<void()>& action) {
-    agree(group, "save_checkpoint", unchanged(plan.directory), error_of_save(action), deadline, &none_writes);
+  const auto agree_within = [&](Duration limit, const std::function<void()>& action) {
+    agree(group, "save_checkpoint", unchanged(plan.directory), error_of_save(action), limit, &none_writes);
   };
-  all_ranks([&] {
-    if (plan.rank == 0) folder.make();
+  const auto all_ranks = [&](const std::function<void()>& action) { agree_within(deadline, action); };
+  // Where rank 0 waits too long for its turn it says so itself: the others wait longer.
+  agree_within(deadline < Duration::max() / 2 ? 2 * deadline : Duration::max(), [&] {
+    if (plan.rank != 0) return;
+    turn.wait("save_checkpoint", deadline);
+    folder.make();
   });
   std::uint64_t header_hash = 0;
   try {

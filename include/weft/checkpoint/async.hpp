@@ -18,7 +18,8 @@ namespace weft {
 ///
 /// What ranks tell each other while they write goes through a group of its own: collectives of the program may run
 /// meanwhile. It waits as long as SaveOptions::deadline says, and where a save has failed, the next one that is begun makes it anew: a
-/// time-out ends one save and not those after it. Used by one thread of each rank, which calls save() as it calls collectives.
+/// time-out ends one save and not those after it. Other saves of this process to the same directory, also by save_checkpoint(),
+/// wait for those that were begun before them. Used by one thread of each rank, which calls save() as it calls collectives.
 ///
 ///     AsyncCheckpoint saves(mesh);
 ///     for (…) {

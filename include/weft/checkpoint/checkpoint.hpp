@@ -44,9 +44,10 @@ struct SaveOptions {
   /// How many checkpoints `directory` keeps, this one among them; the oldest steps go once `latest` names this one. 0: all.
   /// Steps after this one stay.
   int keep = 0;
-  /// How long a rank waits, once tensors and arguments are agreed on, for a rank that is still writing its file. More than 0. A
-  /// group's own deadline is made for messages, and a disk may be slower. After it `timeout`, and the group that the ranks tell each
-  /// other by has failed: the mesh's, in a save that is waited for. A rank that has died is noticed at once.
+  /// How long a rank waits, once tensors and arguments are agreed on, for a rank that is still writing its file, and rank 0 for
+  /// its turn where it saves to `directory` already. More than 0. A group's own deadline is made for messages, and a disk may be
+  /// slower. After it `timeout`; where it was a file that was waited for, the group that the ranks tell each other by has failed: the
+  /// mesh's, in a save that is not in the background. A rank that has died is noticed at once.
   Duration deadline = std::chrono::hours(1);
 };
 
@@ -67,7 +68,9 @@ struct LoadOptions {
 ///
 /// All is written under a temporary name, synced, and renamed, and `latest` last: killed at any moment, or
 /// out of space, it leaves the checkpoint before it whole and named by `latest`. A checkpoint of the same
-/// step is replaced. Throws the same on every rank, up to the text: `system` with the file and errno's words
+/// step is replaced. Saves of one process to one directory, also those of an AsyncCheckpoint, are written one after the other in the
+/// order of the calls: `latest` names the last one's step. Jobs, or meshes whose rank 0 are other processes, need a directory
+/// each. Throws the same on every rank, up to the text: `system` with the file and errno's words
 /// on the rank that could not write, and naming that rank on the others. Throws layout for a tensor that has no
 /// layout on a mesh of several ranks, is Partial, or is laid out over another mesh or with another shape than its
 /// layout's; bad_argument for two of one name, a negative `keep`, a `deadline` that is not positive, and for a view that is not contiguous, has no memory or is not on the host.
