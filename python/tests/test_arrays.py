@@ -285,3 +285,23 @@ def test_torch_tensors(ranks):
         shared[:] = group.rank
         assert group.all_reduce(shared, out=shared).wait() is shared and shared[0] == 1
     ranks(2, program)
+
+
+def test_masked_arrays_are_refused(group):
+    masked = np.ma.masked_array(np.ones(3), [True, False, False])
+    for call in (lambda: group.all_reduce(masked), lambda: group.all_reduce(np.ones(3), out=masked)):
+        with pytest.raises(weft.UnsupportedError, match="is a masked array, and weft knows no masks"):
+            call()
+    np.testing.assert_array_equal(group.all_reduce(masked.filled(0)).wait(), [0, 1, 1])
+
+
+def test_scalars_of_numpy(ranks):
+    def program(group):
+        mean = group.all_reduce((np.arange(4.0) + group.rank).mean(), op="avg").wait()
+        assert mean == 2.0 and mean.dtype == np.float64 and mean.shape == ()
+        total = group.all_reduce(np.int16(3)).wait()
+        assert total == 6 and total.dtype == np.int16
+        assert group.all_gather(np.float32(group.rank)).wait().tolist() == [0, 1]
+        with pytest.raises(weft.BadArgumentError, match="^out is the number .*; expected an array, or none"):
+            group.all_reduce(np.ones(()), out=np.float64(1))
+    ranks(2, program)

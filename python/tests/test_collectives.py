@@ -1,4 +1,7 @@
 """Operations on NumPy arrays: values depend on rank and index, so that a misplaced block cannot pass."""
+import pickle
+import time
+
 import numpy as np
 import pytest
 
@@ -198,3 +201,132 @@ def test_groups_of_groups(ranks):
         assert group.split(-1) is None if group.rank == 0 else group.split(0).size == 3
         assert twin.all_reduce(1).wait() == 4 and group.local_size == 4
     ranks(4, program)
+
+
+def test_own_reductions_in_a_batch(ranks):
+    """Whichever of a batch's reductions raises fails the batch."""
+    def program(group):
+        def fails(left, right):
+            raise KeyError("the second")
+        with weft.Reduction("left", lambda left, right: left) as first, weft.Reduction("fails", fails) as second:
+            batch = group.batch()
+            batch.all_reduce(np.ones(4), op=first)
+            batch.all_reduce(np.ones(4), op=second)
+            with pytest.raises(weft.Error) as caught:
+                batch.submit().wait()
+            return caught.value.text
+    texts = ranks(2, program)
+    assert any("the second" in text for text in texts), texts
+
+
+def test_own_reduction_after_a_failure():
+    """A failure is that of one call: in another group the same reduction works again."""
+    said = []
+
+    def combine(left, right):
+        if not said:
+            said.append(1)
+            raise KeyError("once")
+        return left + right
+    with weft.Reduction("once", combine) as reduction:
+        from conftest import run_ranks
+
+        def fails(group):
+            with pytest.raises(weft.Error):
+                group.all_reduce(np.ones(4), op=reduction).wait()
+                group.barrier().wait()
+        run_ranks(2, fails)
+        for result in run_ranks(2, lambda group: group.all_reduce(np.ones(4), op=reduction).wait()):
+            np.testing.assert_array_equal(result, np.full(4, 2.0))
+
+
+def test_own_reduction_of_another_shape(ranks):
+    def program(group):
+        with weft.Reduction("sum of all", lambda left, right: left.sum()) as reduction:
+            with pytest.raises(weft.Error) as caught:
+                group.all_reduce(np.ones(4), op=reduction).wait()
+                group.barrier().wait()
+            return caught.value.text
+    texts = ranks(2, program)
+    assert any("combine gave an array of shape (); expected (4,), that of left and right" in text for text in texts), texts
+
+
+@pytest.mark.parametrize("tag", [0, 8])
+def test_objects_leave_messages_alone(ranks, tag):
+    def program(group):
+        if group.rank == 1:
+            sent = group.send(np.full(3, 7.0), 0, tag=tag)
+        objects = group.gather_object(["of", group.rank], 0)
+        assert objects == ([["of", 0], ["of", 1]] if group.rank == 0 else None)
+        if group.rank == 0:
+            np.testing.assert_array_equal(group.recv(np.empty(3), 1, tag=tag).wait(), np.full(3, 7.0))
+        else:
+            sent.wait()
+        with pytest.raises(weft.BadArgumentError, match="^root is 2; expected a rank from 0 to 1"):
+            group.gather_object(1, 2)
+    ranks(2, program)
+
+
+def test_objects_that_cannot_be_pickled(ranks):
+    """All ranks hear of it at once, and the group goes on."""
+    def program(group):
+        for call in (group.broadcast_object, group.all_gather_object, group.gather_object):
+            began = time.monotonic()
+            if group.rank == 0:
+                with pytest.raises((AttributeError, pickle.PicklingError)):
+                    call(lambda: 1)
+            else:
+                with pytest.raises(weft.SystemError, match="the object of rank 0 could not be pickled") as caught:
+                    call(1)
+                assert caught.value.ranks == (0,)
+            assert time.monotonic() - began < 10
+            assert group.all_gather_object(group.rank) == [0, 1]
+    ranks(2, program)
+
+
+def test_integers_that_do_not_fit(ranks):
+    def program(group):
+        x, big = np.ones(3), 2**32 + 1
+        for call, text in [(lambda: group.send(x, 1 - group.rank, tag=big), f"^tag is {big}; expected a number of 32 bits"),
+                           (lambda: group.recv(x, big), f"^source is {big}; expected a number of 32 bits"),
+                           (lambda: group.send(x, big), f"^destination is {big}; expected a number of 32 bits"),
+                           (lambda: group.broadcast(x, root=big), f"^root is {big}; expected a number of 32 bits"),
+                           (lambda: group.broadcast(x, root=1.0), "^root is 1.0; expected a whole number"),
+                           (lambda: group.subgroup("s", [2**32, 2**32 + 1]), rf"^ranks\[0\] is {2**32}; expected a number of 32 bits"),
+                           (lambda: group.split(2**32), f"^color is {2**32}; expected a number of 32 bits"),
+                           (lambda: group.split(0, 2**32), f"^key is {2**32}; expected a number of 32 bits"),
+                           (lambda: group.probe(2**32), f"^source is {2**32}; expected a number of 32 bits"),
+                           (lambda: group.parent_rank(2**32), f"^rank is {2**32}; expected a number of 32 bits"),
+                           (lambda: group.all_gather_v(x, [2**64 + 3, 3]), rf"^counts\[0\] is {2**64 + 3}; expected a number of 64 bits"),
+                           (lambda: group.context.group_in(weft.Store.local(), 2**32, 2), f"^rank is {2**32}; expected a number of 32 bits"),
+                           (lambda: weft.Store.tcp("127.0.0.1", 2**32 + 80), f"^port is {2**32 + 80}; expected a number of 32 bits")]:
+            with pytest.raises(weft.BadArgumentError, match=text):
+                call()
+        group.barrier().wait()
+    ranks(2, program)
+
+
+def test_words_for_wrong_arguments(ranks):
+    def program(group):
+        for call, text in [(lambda: group.all_reduce(None), "^in is None; expected an array or a number"),
+                           (lambda: group.all_reduce(object()), "^in is of type object; expected an array of NumPy"),
+                           (lambda: group.recv(None), "^recv: out is None; expected the array to write to"),
+                           (lambda: group.all_reduce(1, deadline="soon"), "^deadline is 'soon'; expected seconds")]:
+            with pytest.raises(weft.BadArgumentError, match=text):
+                call()
+        work = group.all_reduce(1)
+        with pytest.raises(weft.BadArgumentError, match="^timeout is nan; expected seconds"):
+            work.wait(timeout=float("nan"))
+        assert work.wait() == 2
+        # a generator is as good as a list
+        np.testing.assert_array_equal(group.all_gather_v(np.full(2, group.rank), (2 for _ in range(2))).wait(), [0, 0, 1, 1])
+        # numbers from all ranks come in an array, at the root as everywhere
+        gathered = group.gather(3 + group.rank, root=1).wait()
+        assert gathered is None if group.rank == 0 else gathered.tolist() == [3, 4]
+        assert group.all_gather(0.5 + group.rank).wait().tolist() == [0.5, 1.5]
+        group.barrier().wait()
+        group.close()
+        for call in (group.barrier, group.split_by_host, group.probe, group.trace):
+            with pytest.raises(weft.BadArgumentError, match="^the Group is closed; expected one that is open"):
+                call()
+    ranks(2, program)

@@ -246,3 +246,21 @@ def test_errors():
                 assert "rank 1" in str(error)
         dist.barrier()
         """)
+
+
+def test_groups_one_after_another():
+    """A store that outlives a group, as torchrun's does: what earlier groups left in it misleads nobody."""
+    run(2, """
+        from datetime import timedelta
+        import time
+        import weft.torch
+        store = dist.FileStore(sys.argv[3], size)
+        for i in range(3):
+            if rank == 0 and i:
+                time.sleep(0.5)  # the others look first
+            dist.init_process_group("weft", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=10))
+            x = torch.ones(3)
+            dist.all_reduce(x)
+            assert x.tolist() == [2, 2, 2]
+            dist.destroy_process_group()
+        """)

@@ -135,7 +135,7 @@ def test_bad_arguments():
                            (lambda: group.all_reduce(x, out=np.ones(4)), "all_reduce: out has 4 elements; expected 3"),
                            (lambda: group.broadcast(x, root=1), "root"),
                            (lambda: group.scatter(None), "^scatter: out is None on a rank that is not root 0; expected the array to write to"),
-                           (lambda: group.all_gather_v(x, [3, 4]), "^out_counts has 2 counts; expected 1, one for each rank"),
+                           (lambda: group.all_gather_v(x, [3, 4]), "^counts has 2 counts; expected 1, one for each rank"),
                            (lambda: group.reduce_scatter(np.array(1.0)), r"^in has the shape \(\); expected a first dimension that 1 \(group size\) divides"),
                            (lambda: context.group(backend="a\0b"), "^backend is 'a.*'; expected a string without zeros"),
                            (lambda: context.group(progress="fast"), "^progress is 'fast'; expected one of 'caller', 'thread'"),
@@ -295,3 +295,53 @@ def test_words_of_the_launcher():
     assert command(["-n", "2", "--", "./program", "a"], "py") == ["-n", "2", "--", "./program", "a"]
     assert command(["--help"], "py") == ["--help"]
     assert signal.SIGINT == 2
+
+
+def test_await_after_a_failure_of_the_driver(ranks):
+    """What goes wrong at a work's end is that work's failure; others are awaited as before, even where the group was closed meanwhile."""
+    def program(group):
+        async def wrap(work):
+            return await work
+        work = group.all_reduce(np.ones(2))
+
+        def broken(*_):
+            raise KeyError("at its end")
+        work._reductions = [type("Broken", (), {"_failed": broken})()]
+        with pytest.raises(KeyError, match="at its end"):
+            asyncio.run(asyncio.wait_for(wrap(work), 10))
+        assert asyncio.run(asyncio.wait_for(wrap(group.all_reduce(group.rank)), 10)) == 1
+    ranks(2, program)
+
+
+def test_failed_reduction_of_a_closed_group():
+    with weft.Context() as context, context.group_in(None, 0, 1) as group, weft.Reduction("r", lambda a, b: a) as reduction:
+        group.close()
+        reduction._error = KeyError("late")
+        failure = reduction._failed(group, None)
+        assert isinstance(failure, weft.SystemError) and "the reduction 'r' raised KeyError" in str(failure)
+
+
+@pytest.mark.parametrize("again", ["wait", "await"])
+def test_a_cancelled_await(ranks, again):
+    """The coroutine goes, the call goes on: it may be waited for or awaited once more."""
+    def program(group):
+        if group.rank == 1:
+            group.recv(np.empty(1), 0, tag=1).wait()
+            group.send(np.full(1, 5.0), 0).wait()
+            return
+
+        async def cancelled():
+            work = group.recv(np.empty(1), 1)
+
+            async def wrap():
+                return await work
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(wrap(), 0.1)
+            assert not work.done()
+            with pytest.raises(TimeoutError, match="still pending after 0.05 s"):
+                work.wait(0.05)
+            group.send(np.ones(1), 1, tag=1).wait()
+            assert (await asyncio.wait_for(wrap(), 10) if again == "await" else work.wait()) == 5
+            assert work.done() and work.wait() is await wrap() and work.source == 1
+        asyncio.run(cancelled())
+    ranks(2, program)

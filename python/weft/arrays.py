@@ -51,6 +51,16 @@ def _of_numpy(x, name, writes):
     return weft_buffer(x.ctypes.data, x.size, code, 0), x
 
 
+def _of_scalar(x, name, writes):
+    if writes:
+        raise errors.BadArgumentError(f"{name} is the number {x!r}; expected an array, or none")
+    return _of_numpy(sys.modules["numpy"].asarray(x), name, False)
+
+
+def _of_masked(x, name, writes):
+    raise errors.UnsupportedError(f"{name} is a masked array, and weft knows no masks; expected plain elements: x.filled(value) or x.data")
+
+
 def _of_torch(x, name, writes):
     code = dtypes.of_torch(x.dtype)
     if code is None:
@@ -150,7 +160,10 @@ def _kind_of(x):
     if kind in (bool, int, float, complex):
         how = _of_number
     elif "numpy" in modules and hasattr(x, "__array_interface__") and isinstance(x, sys.modules["numpy"].ndarray):
-        how = _of_numpy
+        masked = sys.modules.get("numpy.ma")
+        how = _of_masked if masked is not None and isinstance(x, masked.MaskedArray) else _of_numpy
+    elif "numpy" in modules and isinstance(x, sys.modules["numpy"].generic):
+        how = _of_scalar
     elif "torch" in modules and isinstance(x, sys.modules["torch"].Tensor):
         how = _of_torch
     elif hasattr(x, "__dlpack__"):
@@ -169,9 +182,13 @@ def view(x, name, writes):
     """(weft_buffer, what keeps its memory alive) of x's elements, as they lie. `name` is what errors call it."""
     how = _KINDS.get(type(x)) or _kind_of(x)
     if how is None:
-        raise errors.BadArgumentError(f"{name} is of type {type(x).__name__}; expected an array of NumPy, PyTorch or JAX, anything with __dlpack__ or the "
-                                      "buffer protocol, or a number")
+        raise _unknown(x, name)
     return how(x, name, writes)
+
+
+def _unknown(x, name):
+    return errors.BadArgumentError(f"{name} is of type {type(x).__name__}; expected an array of NumPy, PyTorch or JAX, anything with __dlpack__ or the "
+                                   "buffer protocol, or a number")
 
 
 def shape_of(x):
@@ -181,6 +198,8 @@ def shape_of(x):
         return ()
     if how is _of_memory:
         return tuple(memoryview(x).shape or ())
+    if how is None:
+        raise _unknown(x, "in")
     return tuple(x.shape)
 
 
@@ -298,12 +317,15 @@ atexit.register(_at_exit)
 def empty_like(x, shape, context):
     """A new array of x's kind and dtype for a result of that shape; `finish` makes of it what the caller gets."""
     how = _KINDS.get(type(x)) or _kind_of(x)
-    if how is _of_numpy:
+    if how is _of_numpy or how is _of_scalar:
         return sys.modules["numpy"].empty(shape, x.dtype)
     if how is _of_torch:
         return sys.modules["torch"].empty(shape, dtype=x.dtype, device=x.device)
     if how is _of_number and shape == ():
         return Number(type(x))
+    if how is _of_number:
+        import numpy
+        return numpy.empty(shape, {int: numpy.int64}.get(type(x), type(x)))
     if how is _of_dlpack and hasattr(x, "__array_namespace__"):
         buffer, _ = _of_dlpack(x, "in", False)
         if buffer.device == 0:

@@ -74,11 +74,12 @@ class Context(Handle):
     def group_in(self, store, rank, size, *, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
         """The group of `size` ranks that meet in `store` (weft.store), threads or processes; this one is rank `rank`. Processes of one rank each give
         process_rank=0; None: all ranks are threads of this process."""
-        return self._make(lib.group_create, (store, rank, size), backend, name, deadline, progress, process_rank)
+        return self._make(lib.group_create, (store, errors.integer(rank, "rank"), errors.integer(size, "size")), backend, name, deadline, progress, process_rank)
 
     def group_at(self, host, port, rank, size, *, secret=None, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
         """The same by TCP: rank 0 serves at host:port, and the others join there. Off loopback all need the same secret."""
-        return self._make(lib.group_create_tcp, (text(host, "host"), port, text(secret, "secret"), rank, size), backend, name, deadline, progress,
+        return self._make(lib.group_create_tcp, (text(host, "host"), errors.integer(port, "port"), text(secret, "secret"),
+                                                         errors.integer(rank, "rank"), errors.integer(size, "size")), backend, name, deadline, progress,
                           process_rank)
 
     def group_by_broadcast(self, broadcast, rank, size, *, host=None, backend=None, name=None, deadline=None, progress="caller", process_rank=None):
@@ -95,7 +96,8 @@ class Context(Handle):
                 return 1
         function = _api.weft_broadcast_fn(copy)
         try:
-            return self._make(lib.group_create_by_broadcast, (text(host, "host"), rank, size, function, None), backend, name, deadline, progress,
+            return self._make(lib.group_create_by_broadcast, (text(host, "host"), errors.integer(rank, "rank"), errors.integer(size, "size"), function,
+                                                                     None), backend, name, deadline, progress,
                               process_rank)
         except errors.Error as error:
             if failure:
@@ -109,7 +111,7 @@ class Context(Handle):
         options.deadline_ns = errors.nanoseconds(deadline, "deadline")
         options.progress = choice(progress, PROGRESS, "progress")
         if process_rank is not None:
-            options.process_rank = process_rank
+            options.process_rank = errors.integer(process_rank, "process_rank")
         handle = ctypes.c_void_p()
         blocking(function, self, *before, ctypes.byref(options), ctypes.byref(handle), keep=self._log)
         return Group(handle.value, self)

@@ -1,5 +1,6 @@
 """What weft's functions raise: one class for each code of the library, each an Error with the fields that a program can act on."""
 import builtins
+import operator
 
 from . import _api
 from ._library import lib, per_thread
@@ -110,7 +111,21 @@ def nanoseconds(seconds, name, default=0):
     """Seconds as the C API takes a time: None is the default of the thing."""
     if seconds is None:
         return default
-    value = float(seconds)
+    try:
+        value = float(seconds)
+    except (TypeError, ValueError):
+        raise BadArgumentError(f"{name} is {seconds!r}; expected seconds, or None for the default") from None
     if not 0 <= value <= 9e9:
         raise BadArgumentError(f"{name} is {seconds}; expected seconds from 0 to 9e9, or None for the default")
     return max(1, int(value * 1e9)) if value else default
+
+
+def integer(value, name, bits=32):
+    """A whole number as the C API takes it; ctypes would cut one that is too large."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise BadArgumentError(f"{name} is {value!r}; expected a whole number") from None
+    if not -2**(bits - 1) <= number < 2**(bits - 1):
+        raise BadArgumentError(f"{name} is {number}; expected a number of {bits} bits")
+    return number

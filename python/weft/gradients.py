@@ -100,7 +100,7 @@ class Reducer(Handle):
 
     def ready(self, i):
         """Gradient i has its final value of this step. Blocks in the first step alone."""
-        blocking(lib.reducer_ready, self, i, keep=self._keep)
+        blocking(lib.reducer_ready, self, errors.integer(i, "i"), keep=self._keep)
 
     def is_ready(self, i):
         ready = ctypes.c_bool()

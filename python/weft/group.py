@@ -15,6 +15,7 @@ REDUCE_OPS = {"sum": _api.SUM, "avg": _api.AVG, "min": _api.MIN, "max": _api.MAX
               "bit_and": _api.BIT_AND, "bit_or": _api.BIT_OR, "bit_xor": _api.BIT_XOR, "logical_and": _api.LOGICAL_AND, "logical_or": _api.LOGICAL_OR,
               "logical_xor": _api.LOGICAL_XOR}
 ORDERS = {"native": _api.ORDER_NATIVE, "canonical": _api.ORDER_CANONICAL}
+_NO_INPUT = (_api.OP_BARRIER, _api.OP_RECV)
 _BLANK = bytes(_api.make(weft_call))
 _submit, _byref = lib.submit, ctypes.byref
 
@@ -34,9 +35,12 @@ class Reduction(Handle):
             size = count * dtypes.SIZES[dtype]
             a, b, c = (numpy.frombuffer((ctypes.c_char * size).from_address(p), dtypes.to_numpy(dtype)) for p in (left, right, out))
             try:
-                c[...] = combine(a, b)
+                made = numpy.asarray(combine(a, b))
+                if made.shape != a.shape:
+                    raise ValueError(f"combine gave an array of shape {made.shape}; expected {a.shape}, that of left and right")
+                c[...] = made
             except BaseException as error:  # pylint: disable=broad-except
-                self._error = error
+                self._error = self._error or error
         self.name, self._error = name, None
         self._function = _api.weft_combine(run)
         handle = ctypes.c_void_p()
@@ -45,11 +49,12 @@ class Reduction(Handle):
 
     def _failed(self, group, failure):
         """The error of a call with this reduction that has ended: what `combine` raised, else `failure`."""
-        error = self._error
+        error, self._error = self._error, None
         if error is None:
             return failure
         why = f"the reduction {self.name!r} raised {type(error).__name__}: {error}"
-        errors.call(lib.group_abort, group._handle, why.encode()[:500])
+        if group._handle is not None:
+            lib.group_abort(group._handle, why.encode().replace(b"\0", b" ")[:500], None)
         failure = errors.SystemError(why)
         failure.__cause__ = error
         return failure
@@ -87,17 +92,24 @@ def _options(op, order, scale, deadline, tag):
     else:
         options.reduce_op = choice(op, REDUCE_OPS, "op")
     options.order, options.scale = choice(order, ORDERS, "order"), scale
-    options.deadline_ns, options.tag = errors.nanoseconds(deadline, "deadline"), tag
+    options.deadline_ns, options.tag = errors.nanoseconds(deadline, "deadline"), errors.integer(tag, "tag")
     if order == "native" and scale == 0 and deadline is None and tag == 0 and type(op) is str:
         _by_op[op] = options
     return options
 
 
-def _blocks(counts, offsets, name, size):
+def _listed(values, name, size):
+    """One number for each rank as a list; None stays."""
+    if values is None:
+        return None
+    made = [errors.integer(value, f"{name}[{i}]", 64) for i, value in enumerate(values)]
+    if len(made) != size:
+        raise errors.BadArgumentError(f"{name} has {len(made)} {name.rpartition('_')[2]}; expected {size}, one for each rank")
+    return made
+
+
+def _blocks(counts, offsets, size):
     """A weft_blocks, and what it points to."""
-    counts = list(counts)
-    if len(counts) != size:
-        raise errors.BadArgumentError(f"{name} has {len(counts)} counts; expected {size}, one for each rank")
     first = (ctypes.c_int64 * len(counts))(*counts)
     second = None if offsets is None else (ctypes.c_int64 * len(counts))(*offsets)
     return _api.weft_blocks(ctypes.cast(first, ctypes.POINTER(ctypes.c_int64)),
@@ -133,6 +145,7 @@ class Operations:
 
     def all_gather_v(self, x, counts, out=None, *, offsets=None, deadline=None):
         """Block r of out = x of rank r, which has counts[r] elements. All ranks give the same counts. `out` None: one dimension."""
+        counts, offsets = _listed(counts, "counts", self.size), _listed(offsets, "offsets", self.size)
         return self._call(_api.OP_ALL_GATHER_V, x, out, _total(counts, offsets), _options("sum", "native", 0, deadline, 0), out_blocks=(counts, offsets))
 
     def reduce_scatter(self, x, out=None, op="sum", *, order="native", scale=0, deadline=None):
@@ -141,7 +154,8 @@ class Operations:
 
     def reduce_scatter_v(self, x, counts, out=None, op="sum", *, offsets=None, order="native", scale=0, deadline=None):
         """The same with blocks of any size. All ranks give the same counts; offsets are their own."""
-        return self._call(_api.OP_REDUCE_SCATTER_V, x, out, lambda _: (list(counts)[self.rank],), _options(op, order, scale, deadline, 0),
+        counts, offsets = _listed(counts, "counts", self.size), _listed(offsets, "offsets", self.size)
+        return self._call(_api.OP_REDUCE_SCATTER_V, x, out, lambda _: (counts[self.rank],), _options(op, order, scale, deadline, 0),
                           in_blocks=(counts, offsets))
 
     def gather(self, x, root=0, out=None, *, deadline=None):
@@ -162,6 +176,8 @@ class Operations:
 
     def all_to_all_v(self, x, in_counts, out_counts, out=None, *, in_offsets=None, out_offsets=None, deadline=None):
         """The same with blocks of any size: in_counts[r] here is out_counts[rank] on rank r. `out` None: one dimension."""
+        in_counts, in_offsets = _listed(in_counts, "in_counts", self.size), _listed(in_offsets, "in_offsets", self.size)
+        out_counts, out_offsets = _listed(out_counts, "out_counts", self.size), _listed(out_offsets, "out_offsets", self.size)
         return self._call(_api.OP_ALL_TO_ALL_V, x, out, _total(out_counts, out_offsets), _options("sum", "native", 0, deadline, 0),
                           in_blocks=(in_counts, in_offsets), out_blocks=(out_counts, out_offsets))
 
@@ -183,6 +199,8 @@ class Operations:
 
     def recv(self, out, source=ANY_SOURCE, tag=0, *, deadline=None):
         """From rank `source`, or from whoever sends next: Work.source says who did. A message of another dtype or count is MismatchError."""
+        if out is None:
+            raise errors.BadArgumentError("recv: out is None; expected the array to write to")
         return self._call(_api.OP_RECV, None, out, arrays.shape_of, _options("sum", "native", 0, deadline, tag), peer=source)
 
     def _is(self, root):
@@ -205,6 +223,8 @@ class Operations:
         if x is not None and in_counts:
             call.in_, owner = arrays.view(x, "in", False)
             keep.append(owner)
+        elif x is None and in_counts and op not in _NO_INPUT:
+            raise errors.BadArgumentError("in is None; expected an array or a number")
         if shape is not None:
             if out is None:
                 try:
@@ -216,14 +236,14 @@ class Operations:
         else:
             out = None
         if root is not None:
-            call.root = root
+            call.root = errors.integer(root, "root")
         if peer is not None:
-            call.peer = peer
+            call.peer = errors.integer(peer, "destination" if op == _api.OP_SEND else "source")
         if in_blocks is not None:
-            call.in_blocks, owner = _blocks(*in_blocks, "in_counts", self.size)
+            call.in_blocks, owner = _blocks(*in_blocks, self.size)
             keep.append(owner)
         if out_blocks is not None:
-            call.out_blocks, owner = _blocks(*out_blocks, "out_counts", self.size)
+            call.out_blocks, owner = _blocks(*out_blocks, self.size)
             keep.append(owner)
         if options is not None:
             call.options = ctypes.pointer(options)
@@ -272,8 +292,9 @@ class Group(Operations, Handle):
         keep, result = self._fill(call, op, x, out, shape, options, root, peer, in_blocks, out_blocks, in_counts)
         work = ctypes.c_void_p()
         if _submit(self._handle, _byref(call), _byref(work), per_thread.ref):
+            self._open()
             raise errors.last()
-        return Work(work.value, self, keep, result, op == _api.OP_RECV, getattr(options, "own", None))
+        return Work(work.value, self, keep, result, op == _api.OP_RECV, (options.own,) if hasattr(options, "own") else None)
 
     def send_recv(self, x, destination, out, source, tag=0, *, deadline=None):
         """A send and a receive at once, with the same tag, so that rings cannot deadlock. The result is `out`."""
@@ -292,13 +313,13 @@ class Group(Operations, Handle):
         """The Message that a recv of this source and tag would take now; None where none has come. Never waits."""
         raw, found = _api.weft_message(), ctypes.c_bool()
         options = _options("sum", "native", 0, None, tag)
-        errors.call(lib.probe, self._handle, source, options, _byref(found), _byref(raw))
+        errors.call(lib.probe, self._open(), errors.integer(source, "source"), options, _byref(found), _byref(raw))
         return Message(raw) if found else None
 
     def wait_message(self, source=ANY_SOURCE, tag=0, *, deadline=None):
         """The same, but waits until there is one, at most `deadline` seconds: then TimeoutError, and the group fails."""
         raw = _api.weft_message()
-        blocking(lib.wait_message, self._open(), source, _options("sum", "native", 0, deadline, tag), _byref(raw))
+        blocking(lib.wait_message, self._open(), errors.integer(source, "source"), _options("sum", "native", 0, deadline, tag), _byref(raw))
         return Message(raw)
 
     def min_loc(self, values, indices, *, deadline=None):
@@ -319,12 +340,12 @@ class Group(Operations, Handle):
 
     def subgroup(self, name, ranks):
         """A group of `ranks`, which hold this rank. Only they call it; blocks until they have."""
-        ranks = list(ranks)
+        ranks = [errors.integer(rank, f"ranks[{i}]") for i, rank in enumerate(ranks)]
         return self._made(lib.group_subgroup, text(name, "name"), (ctypes.c_int32 * max(1, len(ranks)))(*ranks), len(ranks))
 
     def split(self, color, key=0):
         """The ranks that give the same color, ordered by (key, rank). All ranks call it. Color -1: in no group, and None."""
-        return self._made(lib.group_split, color, key)
+        return self._made(lib.group_split, errors.integer(color, "color"), errors.integer(key, "key"))
 
     def split_by_host(self):
         """The ranks on this rank's host, in the same order; all ranks call it."""
@@ -345,7 +366,7 @@ class Group(Operations, Handle):
 
     def parent_rank(self, rank):
         """The rank that `rank` has in the group that this one was made from; -1: it was not."""
-        return self._number(lib.group_parent_rank, rank)
+        return self._number(lib.group_parent_rank, errors.integer(rank, "rank"))
 
     @property
     def local_rank(self):
@@ -364,7 +385,7 @@ class Group(Operations, Handle):
 
     def abort(self, why):
         """Fails every pending and later call of every rank with AbortedError and this text. Does not block."""
-        errors.call(lib.group_abort, self._handle, text(why, "why"))
+        errors.call(lib.group_abort, self._open(), text(why, "why"))
 
     def quiesce(self, limit=0):
         """After a failure: waits at most `limit` seconds until nobody can touch the memory of failed calls any more; whether that is so."""
@@ -378,7 +399,7 @@ class Group(Operations, Handle):
         """The last 1024 calls of this rank: "json", or "chrome" for Perfetto."""
         made = ctypes.c_void_p()
         errors.call({"json": lib.group_trace_json, "chrome": lib.group_trace_chrome}[choice(style, {"json": "json", "chrome": "chrome"}, "style")],
-                    self._handle, _byref(made))
+                    self._open(), _byref(made))
         return errors.take_text(made).decode("utf-8", "replace")
 
     def broadcast_object(self, value, root=0):
@@ -402,12 +423,13 @@ class Batch(Operations):
 
     def __init__(self, group):
         self.group, self._context, self.rank, self.size = group, group._context, group.rank, group.size
-        self._calls, self._keep, self._results, self._reduction = [], [], [], None
+        self._calls, self._keep, self._results, self._reductions = [], [], [], []
 
     def _call(self, op, x, out, shape, options, root=None, peer=None, in_blocks=None, out_blocks=None, in_counts=True):
         call = weft_call.from_buffer_copy(_BLANK)
         keep, result = self._fill(call, op, x, out, shape, options, root, peer, in_blocks, out_blocks, in_counts)
-        self._reduction = self._reduction or getattr(options, "own", None)
+        if hasattr(options, "own"):
+            self._reductions.append(options.own)
         self._calls.append(call)
         self._keep.append(keep)
         self._results.append(result)
@@ -418,5 +440,5 @@ class Batch(Operations):
         count = len(self._calls)
         calls = (weft_call * max(1, count))(*self._calls)
         work = ctypes.c_void_p()
-        errors.call(lib.coalesced, self.group._handle, calls, count, _byref(work))
-        return Work(work.value, self.group, (self._keep, calls), list(self._results), reduction=self._reduction)
+        errors.call(lib.coalesced, self.group._open(), calls, count, _byref(work))
+        return Work(work.value, self.group, (self._keep, calls), list(self._results), reductions=self._reductions)

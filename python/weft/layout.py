@@ -144,7 +144,7 @@ class Layout(Handle):
 
 
 def _extents(shape):
-    return (ctypes.c_int64 * max(1, len(shape)))(*shape)
+    return (ctypes.c_int64 * max(1, len(shape)))(*(errors.integer(extent, "an extent", 64) for extent in shape))
 
 
 class Transfer(Handle):

@@ -15,7 +15,7 @@ _byref = ctypes.byref
 def _axes(sizes):
     """An array of weft_mesh_axis of {"dp": 2, "tp": -1}, and what it points to."""
     names = [text(name, "axis") for name in sizes]
-    return (_api.weft_mesh_axis * max(1, len(names)))(*zip(names, sizes.values())), names
+    return (_api.weft_mesh_axis * max(1, len(names)))(*((name, errors.integer(size, "the size of an axis")) for name, size in zip(names, sizes.values()))), names
 
 
 def _names(names):
@@ -44,7 +44,7 @@ class Mesh(Handle):
         """A mesh that cannot communicate, as `rank` sees it: to plan on one process."""
         array, _ = _axes(sizes)
         handle = ctypes.c_void_p()
-        errors.call(lib.mesh_create_arithmetic, context._handle, array, len(sizes), rank, _byref(handle))
+        errors.call(lib.mesh_create_arithmetic, context._handle, array, len(sizes), errors.integer(rank, "rank"), _byref(handle))
         return cls._of(handle, context)
 
     @classmethod
@@ -119,11 +119,11 @@ class Mesh(Handle):
         """Those of any rank of this mesh, one for each axis."""
         count = self._number(lib.mesh_axis_count)
         array = (ctypes.c_int32 * max(1, count))()
-        errors.call(lib.mesh_coordinates, self._handle, rank, array, count)
+        errors.call(lib.mesh_coordinates, self._handle, errors.integer(rank, "rank"), array, count)
         return tuple(array[:count])
 
     def rank_at(self, *coordinates):
-        return self._number(lib.mesh_rank_at, (ctypes.c_int32 * max(1, len(coordinates)))(*coordinates), len(coordinates))
+        return self._number(lib.mesh_rank_at, (ctypes.c_int32 * max(1, len(coordinates)))(*(errors.integer(c, "coordinate") for c in coordinates)), len(coordinates))
 
     @property
     def ranks(self):

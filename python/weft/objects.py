@@ -1,27 +1,47 @@
-"""Python objects between ranks: pickled, their sizes first. Unpickling runs code of the sender's: for ranks that are trusted."""
+"""Python objects between ranks: pickled, their sizes first. Unpickling runs code of the sender's: for ranks that are trusted.
+
+A rank whose object cannot be pickled says so instead of its size: then all ranks raise, and the group goes on."""
 import pickle
 
-from . import _api
+from . import errors
+
+_UNPICKLED = -1  # in place of a size
 
 
 def _pickled(value):
-    return bytearray(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+    """(bytes, None), or (no bytes, why not)."""
+    try:
+        return bytearray(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)), None
+    except Exception as error:  # pylint: disable=broad-except  # whatever an object's own __reduce__ raises
+        return bytearray(), error
+
+
+def _refuse(ranks, own):
+    """Raises this rank's own failure, or tells of that of others."""
+    if own is not None:
+        raise own
+    if ranks:
+        raise errors.SystemError(f"the object of {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))} could not be pickled", ranks=ranks)
 
 
 def broadcast_object(group, value, root):
     mine = group.rank == root
-    data = _pickled(value) if mine else b""
-    count = group.broadcast(len(data), root).wait()
+    data, failure = _pickled(value) if mine else (None, None)
+    count = group.broadcast(_UNPICKLED if failure else len(data) if mine else 0, root).wait()
+    _refuse([root] if count == _UNPICKLED else [], failure)
     if not mine:
         data = bytearray(count)
     group.broadcast(data, root, out=data).wait()
     return value if mine else pickle.loads(data)
 
 
-def _counts(group, data):
+def _sizes(group, data, failure):
+    """The sizes of all ranks' objects."""
     sizes = bytearray(8 * group.size)
-    group.all_gather(len(data), out=memoryview(sizes).cast("q")).wait()
-    return memoryview(sizes).cast("q").tolist()
+    group.all_gather(_UNPICKLED if failure else len(data), out=memoryview(sizes).cast("q")).wait()
+    counts = memoryview(sizes).cast("q").tolist()
+    _refuse([rank for rank, count in enumerate(counts) if count == _UNPICKLED], failure)
+    return counts
 
 
 def _loaded(data, counts):
@@ -33,20 +53,20 @@ def _loaded(data, counts):
 
 
 def all_gather_object(group, value):
-    data = _pickled(value)
-    counts = _counts(group, data)
+    data, failure = _pickled(value)
+    counts = _sizes(group, data, failure)
     out = bytearray(sum(counts))
     group.all_gather_v(data, counts, out=out).wait()
     return _loaded(out, counts)
 
 
 def gather_object(group, value, root):
-    data = _pickled(value)
-    counts = _counts(group, data)
+    if not 0 <= errors.integer(root, "root") < group.size:
+        raise errors.BadArgumentError(f"root is {root}; expected a rank from 0 to {group.size - 1}")
+    data, failure = _pickled(value)
+    counts = _sizes(group, data, failure)
     if group.rank != root:
-        group.send(data, root, tag=_api.OP_GATHER).wait()
-        return None
-    parts = [data if rank == root else bytearray(count) for rank, count in enumerate(counts)]
-    for work in [group.recv(part, rank, tag=_api.OP_GATHER) for rank, part in enumerate(parts) if rank != root]:
-        work.wait()
-    return [pickle.loads(part) for part in parts]
+        counts = [0] * group.size
+    out = bytearray(sum(counts))
+    group.all_to_all_v(data, [len(data) if rank == root else 0 for rank in range(group.size)], counts, out=out).wait()
+    return _loaded(out, counts) if group.rank == root else None

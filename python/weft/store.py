@@ -28,7 +28,7 @@ class Store(Handle):
     @classmethod
     def tcp(cls, host, port, secret=None, limit=None):
         """A client of a StoreServer. Blocks until it is there, at most `limit` seconds (None: five minutes)."""
-        return cls._make(lib.store_create_tcp, text(host, "host"), port, text(secret, "secret"), errors.nanoseconds(limit, "limit"))
+        return cls._make(lib.store_create_tcp, text(host, "host"), errors.integer(port, "port"), text(secret, "secret"), errors.nanoseconds(limit, "limit"))
 
     @classmethod
     def _make(cls, function, *args):
@@ -56,7 +56,7 @@ class Store(Handle):
     def add(self, key, delta=1, limit=None):
         """Adds to a decimal counter (absent: 0); what it is then."""
         value = ctypes.c_int64()
-        blocking(lib.store_add, self, text(key, "key"), delta, errors.nanoseconds(limit, "limit"), ctypes.byref(value))
+        blocking(lib.store_add, self, text(key, "key"), errors.integer(delta, "delta", 64), errors.nanoseconds(limit, "limit"), ctypes.byref(value))
         return value.value
 
     def compare_set(self, key, expected, desired, limit=None):
@@ -74,7 +74,7 @@ class StoreServer(Handle):
 
     def __init__(self, context, *, port=0, host=None, secret=None, linger=None):
         options = _api.make(_api.weft_store_server_options)
-        options.port, options.host, options.secret = port, text(host, "host"), text(secret, "secret")
+        options.port, options.host, options.secret = errors.integer(port, "port"), text(host, "host"), text(secret, "secret")
         options.linger_ns = errors.nanoseconds(linger, "linger")
         handle = ctypes.c_void_p()
         errors.call(lib.store_server_create, context._handle, ctypes.byref(options), ctypes.byref(handle))

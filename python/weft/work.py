@@ -5,7 +5,7 @@ import os
 import threading
 
 from . import _api, arrays, errors
-from ._handle import Handle
+from ._handle import Handle, _hold, _let_go
 from ._library import lib, per_thread
 
 __all__ = ["Work", "wait_all"]
@@ -23,14 +23,14 @@ class Work(Handle):
     `wait()` gives the call's result; so does `await work`. A Work that goes before its call has ended aborts the group, for all ranks: nobody would know
     whether the memory is free. For one thread at a time.
     """
-    __slots__ = ("_group", "_keep", "_result", "_failure", "_is_recv", "_awaited", "source", "_reduction")
+    __slots__ = ("_group", "_keep", "_result", "_failure", "_is_recv", "_awaited", "source", "_reductions")
     _destroy = _destroy
 
-    def __init__(self, handle, group, keep, result, is_recv=False, reduction=None):
+    def __init__(self, handle, group, keep, result, is_recv=False, reductions=None):
         Handle.__init__(self, handle)
         self._group, self._keep, self._result, self._failure = group, keep, result, None
-        self._is_recv, self._reduction = is_recv, reduction
-        self._awaited = False  # by a coroutine: then the thread that drives it alone may use it
+        self._is_recv, self._reductions = is_recv, reductions
+        self._awaited = None  # an _Awaited once a coroutine has awaited it: from then on the thread that drives it alone uses its handle
         self.source = None  # of a recv that is done: the rank that sent
 
     def wait(self, timeout=None):
@@ -38,14 +38,16 @@ class Work(Handle):
 
         timeout: seconds; builtins.TimeoutError after them, and the call is still pending. Raises the call's Error. Ctrl-C interrupts it.
         """
+        left = None if timeout is None else errors.nanoseconds(timeout, "timeout")
+        if self._awaited is not None:
+            if not self._awaited.ended.wait(None if left is None else left / 1e9):
+                raise self._late(timeout)
+            return self._ended()
         if self._handle is None:
             return self._ended()
-        if self._awaited:
-            raise errors.BadArgumentError("this Work is awaited by a coroutine; expected it to end there")
         if timeout is None and _ident() != _main:
             self._end(_wait(self._handle, per_thread.ref))
             return self._ended()
-        left = None if timeout is None else int(timeout * 1e9)
         done = ctypes.c_bool()
         ref = ctypes.byref(done)
         while True:
@@ -57,13 +59,18 @@ class Work(Handle):
             if left is not None:
                 left -= limit
                 if left <= 0:
-                    raise TimeoutError(f"weft: the call is still pending after {timeout} s")
+                    raise self._late(timeout)
+
+    @staticmethod
+    def _late(timeout):
+        return TimeoutError(f"weft: the call is still pending after {timeout} s")
 
     def done(self):
         """Whether the call has ended. Takes the next steps it can and never blocks; raises the call's Error."""
-        if self._handle is not None:
-            if self._awaited:
+        if self._awaited is not None:
+            if not self._awaited.ended.is_set():
                 return False
+        elif self._handle is not None:
             done = ctypes.c_bool()
             status = _done(self._handle, ctypes.byref(done), per_thread.ref)
             if not status and not done:
@@ -84,8 +91,9 @@ class Work(Handle):
                 self.source = source.value
         handle, self._handle = self._handle, None
         _destroy(handle)
-        if self._reduction is not None:
-            self._failure = self._reduction._failed(self._group, self._failure)
+        if self._reductions is not None:
+            for reduction in self._reductions:
+                self._failure = reduction._failed(self._group, self._failure)
         self._keep = self._group = None
 
     def _ended(self):
@@ -119,24 +127,48 @@ def wait_all(works):
     return [work.wait() for work in works]
 
 
+class _Awaited:
+    """What the driver has of a Work: its handle, whether its call has ended, and what to call then (None: the coroutine was cancelled)."""
+    __slots__ = ("handle", "ended", "tell")
+
+    def __init__(self, handle, tell):
+        self.handle, self.ended, self.tell = handle, threading.Event(), tell
+
+
 class _Driver:
     """One thread that waits for the works that coroutines await, so that their calls go on. It alone uses such a Work until its call has ended."""
 
     def __init__(self):
-        self._works, self._more = [], threading.Condition()  # (work, what to call with its status and error once it has ended)
+        self._works, self._more = [], threading.Condition()
         self._thread = None
 
     def add(self, work, tell):
+        """Has `tell` called once the work has ended; False: it has already."""
         with self._more:
-            self._works.append((work, tell))
+            awaited = work._awaited
+            if awaited is not None:
+                if awaited.ended.is_set():
+                    return False
+                if awaited.tell is not None:
+                    raise errors.BadArgumentError("this Work is awaited already; expected one coroutine")
+                awaited.tell = tell
+                return True
+            if work._handle is None:
+                return False
+            work._awaited = _Awaited(_hold([work])[0], tell)
+            self._works.append(work)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="weft-await", daemon=True)
                 self._thread.start()
             self._more.notify()
+            return True
+
+    def forget(self, work):
+        """The coroutine that awaited it is gone. The driver goes on with it, and it may be awaited again."""
+        with self._more:
+            work._awaited.tell = None
 
     def _run(self):
-        done = ctypes.c_bool()
-        ref = ctypes.byref(done)
         while True:
             with self._more:
                 while not self._works:
@@ -145,26 +177,42 @@ class _Driver:
                         return
                 works = list(self._works)
             ended = []
-            for i, (work, tell) in enumerate(works):  # whoever waits for the last drives all of them meanwhile
-                last = i == len(works) - 1 and not ended
-                status = (_wait_for(work._handle, POLL_NS, ref, per_thread.ref) if last else _done(work._handle, ref, per_thread.ref))
-                if status or done:
-                    work._end(status)
-                    ended.append((work, tell))
+            for i, work in enumerate(works):  # whoever waits for the last drives all of them meanwhile
+                if self._step(work, i == len(works) - 1 and not ended):
+                    ended.append(work)
             with self._more:
                 self._works = [w for w in self._works if w not in ended]
-            for _, tell in ended:
-                tell()
+                tells = [w._awaited.tell for w in ended]
+                for work in ended:
+                    work._awaited.ended.set()
+            for tell in tells:
+                if tell is not None:
+                    tell()
+
+    @staticmethod
+    def _step(work, waits):
+        """Whether the work has ended. What goes wrong here is the work's failure, and never ends this thread."""
+        handle = work._awaited.handle
+        try:
+            done = ctypes.c_bool()
+            ref = ctypes.byref(done)
+            status = _wait_for(handle, POLL_NS, ref, per_thread.ref) if waits else _done(handle, ref, per_thread.ref)
+            if not status and not done:
+                return False
+            if work._handle is None:
+                work._failure = errors.BadArgumentError("the Work was closed while a coroutine awaited it")
+            else:
+                work._end(status)
+        except BaseException as error:  # pylint: disable=broad-except
+            work._failure = work._failure or error
+        _let_go([handle])
+        return True
 
 
 _driver = _Driver()
 
 
 async def _in_loop(work):
-    if work._handle is None:
-        return work._ended()
-    if work._awaited:
-        raise errors.BadArgumentError("this Work is awaited already; expected one coroutine")
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
 
@@ -173,9 +221,12 @@ async def _in_loop(work):
             loop.call_soon_threadsafe(lambda: ended.done() or ended.set_result(None))
         except RuntimeError:  # the loop is closed
             pass
-    work._awaited = True
-    _driver.add(work, tell)
-    await ended
+    if _driver.add(work, tell):
+        try:
+            await ended
+        except BaseException:  # cancelled
+            _driver.forget(work)
+            raise
     return work._ended()
 
 

@@ -43,13 +43,15 @@ def meet(torch_store, rank, size, limit):
     """The Place of `size` processes that share a store of torch's, of which this one is `rank`. Blocks until all are there."""
     if size == 1:
         return Place(Store.local(), None, "shm", 1)
-    torch_store.set(f"weft/host/{rank}", _host())
+    # A store may outlive a group, and with it the keys of earlier meetings: each rank counts those of this size that it has been to.
+    meeting = f"weft/{size}/{torch_store.add(f'weft/{size}/meetings/{rank}', 1)}"
+    torch_store.set(f"{meeting}/host/{rank}", _host())
     if rank != 0:
-        told = json.loads(torch_store.get("weft/place"))
+        told = json.loads(torch_store.get(f"{meeting}/place"))
         if "error" in told:
             raise errors.SystemError(f"rank 0 could not serve a store: {told['error']}", ranks=(0,))
         return Place(Store.tcp(told["host"], told["port"], told["secret"], limit), None, told["transport"], told["local_ranks"])
-    hosts = [torch_store.get(f"weft/host/{r}").decode() for r in range(size)]
+    hosts = [torch_store.get(f"{meeting}/host/{r}").decode() for r in range(size)]
     try:
         loopback = len({host.split()[0] for host in hosts}) == 1
         host = "127.0.0.1" if loopback else socket.gethostbyname(os.environ.get("MASTER_ADDR") or socket.gethostname())
@@ -58,7 +60,7 @@ def meet(torch_store, rank, size, limit):
         transport = "shm" if len(set(hosts)) == 1 and not os.environ.get("WEFT_BACKEND") else "auto"
         told = {"host": host, "port": server.port, "secret": secret, "transport": transport, "local_ranks": max(map(hosts.count, hosts))}
     except Exception as error:
-        torch_store.set("weft/place", json.dumps({"error": str(error)}))
+        torch_store.set(f"{meeting}/place", json.dumps({"error": str(error)}))
         raise
-    torch_store.set("weft/place", json.dumps(told))
+    torch_store.set(f"{meeting}/place", json.dumps(told))
     return Place(Store.tcp(host, server.port, secret, limit), server, transport, told["local_ranks"])
