@@ -52,8 +52,9 @@ typedef struct weft_checkpoint_load_options {
  * by the first of them. No two tensors have one name, and no two strings one key. `tensors` and `extra` may be NULL
  * where their count is 0. `options` may be NULL. Memory stays the caller's, and is not written.
  *
- * Blocks until all is on the disk, and for other ranks at most the deadline of the mesh's group. Of one directory one
- * save at a time. Killed at any moment, or out of space, it leaves the checkpoint of before whole, and named
+ * Blocks until all is on the disk. For other ranks it waits at most the deadline of the mesh's group until all agree on the
+ * arguments, and then an hour for each rank's file. Saves of one process to one directory, also those of a
+ * weft_checkpoint_saver, are written one after the other in the order of the calls. Killed at any moment, or out of space, it leaves the checkpoint of before whole, and named
  * by `latest`. A checkpoint of the same step is replaced. What one rank could not write is WEFT_SYSTEM on all, and what
  * is wrong with a tensor on one rank is an error of all. NULL, a number that is no dtype and the like are found on each
  * rank alone: the others wait for it until their deadline. */
@@ -86,7 +87,7 @@ weft_status weft_checkpoint_saver_create(const weft_mesh* mesh, bool refuse, wef
 void weft_checkpoint_saver_destroy(weft_checkpoint_saver* saver);
 /* weft_checkpoint_save of these arguments over the saver's mesh: collective, and the tensors may be changed at once. *begun,
  * may be NULL: false where it was refused. Where the save before this one has failed, that error, on all ranks, and
- * nothing is begun. `options->on_stage` is called by the thread that writes: it and `options->data` must be good until
+ * nothing is begun; the next one is. `options->on_stage` is called by the thread that writes: it and `options->data` must be good until
  * the save is done. */
 weft_status weft_checkpoint_saver_save(weft_checkpoint_saver* saver, const char* directory, int64_t step,
                                        const weft_tensor* tensors, int32_t count,
