@@ -96,6 +96,10 @@ class Work(Handle):
                 self._failure = reduction._failed(self._group, self._failure)
         self._keep = self._group = None
 
+    def _broke(self, error):
+        """Something else than the call has failed: its failure, where it has none of its own."""
+        self._failure = self._failure or error
+
     def _ended(self):
         if self._failure is not None:
             raise self._failure
@@ -136,7 +140,9 @@ class _Awaited:
 
 
 class _Driver:
-    """One thread that waits for the works that coroutines await, so that their calls go on. It alone uses such a Work until its call has ended."""
+    """One thread that waits for the works that coroutines await, so that their calls go on. It alone uses such a Work until its call has ended.
+
+    Works are Work's or weft.torch's: with _handle, _open(), _awaited (None at first), _end(status) and _broke(error)."""
 
     def __init__(self):
         self._works, self._more = [], threading.Condition()
@@ -200,11 +206,11 @@ class _Driver:
             if not status and not done:
                 return False
             if work._handle is None:
-                work._failure = errors.BadArgumentError("the Work was closed while a coroutine awaited it")
+                work._broke(errors.BadArgumentError("the Work was closed while a coroutine awaited it"))
             else:
                 work._end(status)
         except BaseException as error:  # pylint: disable=broad-except
-            work._failure = work._failure or error
+            work._broke(error)
         _let_go([handle])
         return True
 

@@ -59,7 +59,7 @@ def last():
 class WeftWork(dist._Work):
     """A call in flight. Its backend keeps it, with its tensors, until the call has ended."""
 
-    _error = _future = _ended = _after = None
+    _error = _future = _ended = _after = _awaited = None
     _is_recv, _source = False, -1
 
     def __init__(self, backend, handle, keep, result):
@@ -167,6 +167,12 @@ class WeftWork(dist._Work):
             self._future.set_exception(self._error)
         else:
             self._future.set_result(self._result)
+
+    def _open(self):
+        return self._handle.value
+
+    def _broke(self, error):
+        self._error = self._error or error
 
     def _told(self):
         self._ended.set()
