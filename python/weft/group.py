@@ -1,5 +1,6 @@
 """Groups of ranks and the operations that they perform together."""
 import ctypes
+import traceback
 
 from . import _api, arrays, errors
 from ._api import weft_call, weft_call_options
@@ -41,6 +42,8 @@ class Reduction(Handle):
                 c[...] = made
             except BaseException as error:  # pylint: disable=broad-except
                 self._error = self._error or error
+                a = b = c = made = None  # frames of the traceback would show memory that is gone when somebody looks
+                traceback.clear_frames(error.__traceback__)
         self.name, self._error = name, None
         self._function = _api.weft_combine(run)
         handle = ctypes.c_void_p()
