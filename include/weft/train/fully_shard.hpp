@@ -79,8 +79,8 @@ struct ShardMemory {
 ///
 /// All ranks run the same sharded modules in the same order. What throws on all ranks in a pass, forward or backward, leaves a
 /// model that can go on: nothing is in flight, all weights are dropped, and no parameter has a gradient. So does a hook that
-/// throws, wherever it is, but for one at end_of_backward: then the pass is over. What throws on one
-/// rank alone does so there; the others wait for it until their deadline, which names it.
+/// throws, wherever it is, but for one at end_of_backward, and the `leave` of one set around the root before fully_shard(): then
+/// the pass is over. What throws on one rank alone does so there; the others wait for it until their deadline, which names it.
 ///
 /// An error ends the outermost pass. Where a module catches what a block below it threw, and goes on, the outermost pass throws
 /// unsupported when it is over, naming the block; gradients are discarded as above.
