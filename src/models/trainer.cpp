@@ -398,6 +398,7 @@ Trainer::Result Trainer::update(double lr) {
 
 void Trainer::discard() noexcept {
   optimizer_->zero_gradients();
+  if (scaler_) scaler_->discard();
   pending_.reset();
 }
 

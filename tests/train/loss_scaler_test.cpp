@@ -61,6 +61,15 @@ TEST(LossScaler, AListThatIsNotFiniteCountsWhateverComesBehindIt) {
     EXPECT_TRUE(scaler.unscale(list_b, one));
     scaler.update();
     EXPECT_EQ(scaler.state().good_steps, 1);
+    b[0] = kNaN;
+    EXPECT_FALSE(scaler.unscale(list_b, one));
+    scaler.discard();
+    EXPECT_STREQ(error_of([&] { scaler.update(); }).what(),
+                 "loss_scaler: update() without unscale(); one comes before the other in each step");
+    EXPECT_TRUE(scaler.unscale(list_a, one));
+    scaler.update();
+    EXPECT_EQ(scaler.scale(), 4);
+    EXPECT_EQ(scaler.state().good_steps, 2);
   }
 }
 

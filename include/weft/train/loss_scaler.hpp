@@ -59,6 +59,8 @@ class LossScaler {
   /// After each step, taken or skipped: moves the scale. Throws bad_argument where no unscale() came since the last one; and
   /// on all ranks, with the scale as it was, where gradients are not finite at `least`. No communication.
   void update();
+  /// Instead of update(), where the gradients are given up and made anew: forgets what unscale() found. The scale stays.
+  void discard() noexcept { found_ = Found::unknown; }
 
   /// All that a run needs to go on as if it had not stopped.
   struct State {
