@@ -42,8 +42,9 @@ TEST(DomainConv, EveryKernelStrideDilationAndPadding) {
                                  .dilation = d,
                                  .padding_mode = kPaddings[turn++ % 4]};
             SCOPED_TRACE(text_of(c));
-            ASSERT_NO_FATAL_FAILURE(
-                expect_as(run_serial(conv_of(c), {1, 2, 13, 11}, compute), conv_of(c), compute, mesh, axes));
+            // A weight's gradient is a sum of up to 143 terms in f32, in two orders, and may be small beside them.
+            ASSERT_NO_FATAL_FAILURE(expect_as(run_serial(conv_of(c), {1, 2, 13, 11}, compute), conv_of(c),
+                                              compute, mesh, axes, {.weights = 2e-6}));
           }
     EXPECT_GT(turn, 200);
   });
