@@ -515,6 +515,54 @@ TEST(Window, AdjointAddsInTheOrderOfRanks) {
   });
 }
 
+TEST(Window, AdjointOfShortFloatsRoundsOnce) {
+  run_ranks(test::Ranks::threads, 2, [](Rank& r) {
+    const DeviceMesh mesh(r.group(), {{"y", 2}});
+    const Partition x(make_layout(mesh, {Shard{0}}, {4, 2}));
+    const Window window(x, {WindowDim::halo(x, 0, 300, 0, Edge::replicate())});
+    const auto summed = [&](auto zero) {
+      using T = decltype(zero);
+      const std::vector<T> dy(static_cast<std::size_t>(window.window_size(0) * 2), T(1.0F));
+      std::vector<T> dx(8, T(-5.0F));  // the part's columns first
+      TensorView out = view(dx.data(), {2, 2});
+      out.strides = {1, 3};
+      window.adjoint(view(dy.data(), {window.window_size(0), 2}), out);
+      // Element 0 is 301 times in the window of rank 0 and 299 times in that of rank 1.
+      for (const std::size_t column : {0, 3}) {
+        EXPECT_EQ(static_cast<float>(dx[column]), r.rank == 0 ? 600.0F : 1.0F);
+        EXPECT_EQ(static_cast<float>(dx[column + 1]), r.rank == 0 ? 2.0F : 1.0F);
+      }
+      EXPECT_EQ(static_cast<float>(dx[2]), -5.0F);
+    };
+    summed(bf16{});
+    summed(f16{});
+    summed(float{});
+  });
+}
+
+TEST(Window, DTypesThatDifferBetweenRanksAreRefused) {
+  for (const bool second : {false, true})
+    run_ranks(test::Ranks::threads, 2, [&](Rank& r) {
+      const DeviceMesh mesh(r.group(), {{"y", 2}});
+      const Partition x(make_layout(mesh, {Shard{0}}, {4}));
+      const Window window(x, {WindowDim::halo(x, 0, 1, 1, Edge::zero())});
+      std::vector<double> in(2), out(4), in2(2), out2(4);
+      std::vector<float> f(2), f_out(4);
+      std::vector<std::int32_t> i(2), i_out(4);
+      const WindowField floats{view(f), view(f_out)}, ints{view(i), view(i_out)};
+      std::vector<WindowField> fields;
+      if (second) fields.push_back({view(in), view(out)});
+      fields.push_back(r.rank == 0 ? floats : ints);
+      try {
+        window.start(fields).finish();
+        ADD_FAILURE() << "rank " << r.rank << " took another dtype";
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), ErrorCode::mismatch) << e.what();
+        EXPECT_NE(std::string(e.what()).find("i32"), std::string::npos) << e.what();
+      }
+    });
+}
+
 TEST(Window, OneRankAsksNobody) {
   Context context;
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"y", 1}}, 0);  // has no group
@@ -540,6 +588,11 @@ TEST(Window, NumbersAreRoundedToTheDtype) {
   EXPECT_EQ(filled(std::uint8_t{}, -4.0), 0);
   EXPECT_EQ(filled(std::int64_t{}, 2.6), 3);
   EXPECT_EQ(static_cast<float>(filled(bf16{}, 1.5)), 1.5F);
+  // Just above the middle of two: once rounded to f32 they would be in the middle, and then go to the even one.
+  EXPECT_EQ(static_cast<float>(filled(bf16{}, 1 + 1.0 / 256 + 0x1p-40)), 1 + 1.0F / 128);
+  EXPECT_EQ(static_cast<float>(filled(bf16{}, -(1 + 3.0 / 256 - 0x1p-40))), -(1 + 1.0F / 128));
+  EXPECT_EQ(static_cast<float>(filled(f16{}, 1 + 0x1p-11 + 0x1p-40)), 1 + 0x1p-10F);
+  EXPECT_EQ(static_cast<float>(filled(f8e4m3{}, 1 + 0x1p-4 + 0x1p-40)), 1.125F);
   EXPECT_EQ(filled(std::complex<double>{}, 2.0), std::complex<double>(2.0));
 }
 
@@ -574,6 +627,23 @@ TEST(Window, RefusesWhatDoesNotFit) {
   expect_error(ErrorCode::bad_argument,
                "window: dimension 0: a halo of -1 before and 0 after; expected at least 0",
                [&] { WindowDim::halo(x, 0, -1, 0); });
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  expect_error(ErrorCode::bad_argument,
+               "window: dimension 0: a halo of 9223372036854775807 before and 9223372036854775807 after; "
+               "expected at most 1152921504606846976",
+               [&] { WindowDim::halo(x, 0, most, most, Edge::zero()); });
+  expect_error(ErrorCode::bad_argument,
+               "window: dimension 0: a halo of 0 before and 9223372036854775807 after; expected at most "
+               "1152921504606846976",
+               [&] {
+                 Halo(x, {{0, 0, most}});
+               });
+  refused({{0, {{{-most - 1, 0}}, {}}, Edge::zero(), Edge::zero()}},
+          "window: dimension 0: part 0 wants [-9223372036854775808, 0); expected within "
+          "[-1152921504606846976, 1152921504606846976)");
+  const IndexRange all{-(std::int64_t{1} << 60), std::int64_t{1} << 60};
+  refused({{0, {{}, {all, all}}, Edge::zero(), Edge::zero()}},
+          "window: dimension 0: part 1 wants more than 2305843009213693952 indices");
   expect_error(ErrorCode::layout,
                "window: x is Partial(sum) on tp=2; expected it reduced: a window is of whole values",
                [&] { Partition p(layout->with("tp", Partial{})); });

@@ -66,7 +66,8 @@ weft_status weft_halo_part(const weft_halo* halo, int64_t* inner, int64_t* offse
 /* An exchange in flight. For one thread at a time. */
 typedef struct weft_exchange weft_exchange;
 
-/* Fills the ghost cells of `field_count` arrays, row-major, of weft_halo_extents and any dtypes; in one message for each neighbour.
+/* Fills the ghost cells of `field_count` arrays, row-major, of weft_halo_extents and any dtypes; in one message for each neighbour
+ * and dtype.
  * With `exchange` NULL it blocks until that is done. Else messages are sent, and *exchange ends it: until then inner cells may
  * be read, not written, and ghost cells neither. */
 weft_status weft_halo_start(const weft_halo* halo, const weft_buffer* fields, int32_t field_count,

@@ -98,7 +98,7 @@ struct WindowDim {
   /// One range for each part; the same rule at both ends.
   static WindowDim ranges(int dim, const std::vector<IndexRange>& wanted, const Edge& edge = {});
   /// What each part holds, with `before` elements more at its beginning and `after` more at its end: a halo. An empty part wants
-  /// nothing. Throws bad_argument where a part holds more than one range, or a width is negative.
+  /// nothing. Throws bad_argument where a part holds more than one range, or a width is negative or above 2^60.
   static WindowDim halo(const Partition& x, int dim, std::int64_t before, std::int64_t after,
                         const Edge& edge = {});
 };
@@ -135,7 +135,7 @@ class [[nodiscard]] WindowTransfer {
 };
 
 /// The plan of an exchange: made once, used as often as needed. Ranks whose windows touch nothing of each other exchange nothing. On axes
-/// of one rank it is a local copy. A message between a pair of ranks carries all fields of a call, packed, but what is 16 KiB or more of a field
+/// of one rank it is a local copy. A message between a pair of ranks carries all fields of a call that have one dtype, packed, but what is 16 KiB or more of a field
 /// goes alone. What lies in one piece in memory is sent from there, and received there.
 ///
 /// It uses send and recv with tag kTag in the group of the axes that cut the dimensions named.
@@ -145,7 +145,7 @@ class Window {
 
   /// `dims`: the dimensions of which a window is wanted; of the others it has this rank's part as it is. No communication. Every rank gives the
   /// same, so that all throw the same. Throws bad_argument where a dimension is named twice or does not exist; where `wanted` has
-  /// not one entry for each part; for a range that ends before it begins, or that reaches where the edge rule has nothing: `window: dimension 2:
+  /// not one entry for each part; for a range that ends before it begins, that has an index farther than 2^60 from 0, or that reaches where the edge rule has nothing: `window: dimension 2:
   /// part 1 wants [3, 9) of 8; with edge none expected within [0, 8)`.
   Window(Partition x, std::vector<WindowDim> dims);
 
@@ -161,7 +161,8 @@ class Window {
 
   /// out = the window on in. Collective among the ranks of the axes that cut the dimensions named. `in` may be a part of `out`, the
   /// place in it where this rank's own elements belong: then they are not copied. Other overlap of memory is not allowed.
-  /// Throws bad_argument naming the field whose shape does not fit, whose dtypes or devices differ, or that has no memory.
+  /// Throws bad_argument naming the field whose shape does not fit, whose dtypes or devices differ, or that has no memory. finish() throws mismatch where
+  /// another rank gave a field of another dtype.
   WindowTransfer start(std::span<const WindowField> fields, Stream stream = {}) const;
   WindowTransfer start(const ConstTensorView& in, const TensorView& out, Stream stream = {}) const;
   void fetch(const ConstTensorView& in, const TensorView& out, Stream stream = {}) const {
@@ -169,9 +170,10 @@ class Window {
   }
 
   /// The adjoint: `in` is a gradient of a window, `out`, of the shape of a part, becomes the sum of what all windows have of each of its elements.
-  /// The sum runs over the windows in the order of their ranks, and within one in the order of its elements, so that its bits do not depend on
-  /// timing. What was filled with a number goes nowhere. Floating-point and integer dtypes, in the memory of the host; bf16 and f16
-  /// are summed in f32 and rounded after each window.
+  /// The sum runs over the windows in the order of their ranks. Within one it runs over boxes: each dimension is split into what lies before
+  /// the beginning, within and beyond the end (and each turn of periodic); the first dimension named is outermost, but one with a pole comes
+  /// first; within a box the elements follow row-major. So its bits do not depend on timing. What was filled with a number goes nowhere. Floating-point and integer dtypes, in the memory of the host; bf16 and f16
+  /// are summed in f32 and rounded once, at the end.
   WindowTransfer start_adjoint(std::span<const WindowField> fields) const;
   WindowTransfer start_adjoint(const ConstTensorView& in, const TensorView& out) const;
   void adjoint(const ConstTensorView& in, const TensorView& out) const { start_adjoint(in, out).finish(); }

@@ -89,6 +89,11 @@ class Exchange final : public WindowTransfer::Steps {
   }
 
  private:
+  // Where the adjoint adds: in the part, or beside it.
+  std::byte* sums_of(const Program::Step& step) const {
+    const std::int64_t at = program_->sums[step.field];
+    return at < 0 ? pair(step).part : buffer_.data() + at;
+  }
   const Pair& pair(const Program::Step& step) const { return pairs_[step.field]; }
   std::byte* sent_from(const Pair& p) const { return program_->adjoint ? p.window : p.part; }
   std::byte* received_in(const Pair& p) const { return program_->adjoint ? p.part : p.window; }
@@ -114,9 +119,11 @@ class Exchange final : public WindowTransfer::Steps {
       return (sends ? sent_from(pairs_[m.field]) : received_in(pairs_[m.field])) + m.offset;
     };
     for (const Program::Message& m : program_->received)
-      calls.push_back(call::recv({memory_of(m, false), m.bytes, DType::u8, stream_.device}, m.rank, options));
+      calls.push_back(call::recv(
+          {memory_of(m, false), m.bytes / size_bytes(m.dtype), m.dtype, stream_.device}, m.rank, options));
     for (const Program::Message& m : program_->sent)
-      calls.push_back(call::send({memory_of(m, true), m.bytes, DType::u8, stream_.device}, m.rank, options));
+      calls.push_back(call::send({memory_of(m, true), m.bytes / size_bytes(m.dtype), m.dtype, stream_.device},
+                                 m.rank, options));
     if (!calls.empty()) work_ = group.coalesced(calls);
   }
 
@@ -146,9 +153,9 @@ class Exchange final : public WindowTransfer::Steps {
   void add_all() const {
     const std::array<std::byte, 16> zero{};
     for (const Program::Step& step : program_->cleared)
-      step.loops.fill(runtime_, stream_, zero.data(), pair(step).part);
+      step.loops.fill(runtime_, stream_, zero.data(), sums_of(step));
     const auto add = [&](const Program::Step& step, const std::byte* from) {
-      step.loops.add_to(program_->forms[step.field].dtype, from + step.from, pair(step).part + step.to);
+      step.loops.add_to(program_->forms[step.field].dtype, from + step.from, sums_of(step) + step.to);
     };
     const auto own = [&] {
       for (const Program::Step& step : program_->own) add(step, pair(step).window);
@@ -162,6 +169,8 @@ class Exchange final : public WindowTransfer::Steps {
       for (const Program::Step& step : m.steps) add(step, buffer_.data() + m.at);
     }
     if (!added) own();
+    for (const Program::Step& step : program_->rounded)
+      step.loops.round_to(program_->forms[step.field].dtype, sums_of(step), pair(step).part);
   }
 
   const std::shared_ptr<const Window::Plan> plan_;

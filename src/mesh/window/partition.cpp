@@ -144,6 +144,9 @@ WindowDim WindowDim::halo(const Partition& x, int dim, std::int64_t before, std:
   if (before < 0 || after < 0)
     refuse(fmt::format("dimension {}: a halo of {} before and {} after; expected at least 0", dim, before,
                        after));
+  if (before > windows::kFarthest || after > windows::kFarthest)
+    refuse(fmt::format("dimension {}: a halo of {} before and {} after; expected at most {}", dim, before,
+                       after, windows::kFarthest));
   WindowDim d{dim, {}, edge, edge};
   const PartitionDim of = x.dim(dim);
   for (const IndexRanges& part : of.parts) {
@@ -152,7 +155,8 @@ WindowDim WindowDim::halo(const Partition& x, int dim, std::int64_t before, std:
       if (r.size() > 0) held.push_back(r);
     if (held.size() > 1)
       refuse(fmt::format("dimension {}: a part holds {} ranges; a halo is around one", dim, held.size()));
-    if (!held.empty()) held[0] = {held[0].lo - before, held[0].hi + after};
+    const bool fits = held.empty() || held[0].hi <= windows::kFarthest;  // else Window refuses it as it is
+    if (!held.empty()) held[0] = {held[0].lo - before, held[0].hi + (fits ? after : 0)};
     d.wanted.push_back(std::move(held));
   }
   return d;

@@ -122,6 +122,7 @@ class Compiler {
     const auto& from = program_.adjoint ? plan_.to : plan_.from;
     for (const auto& overlap : to) add_message(overlap, true, program_.sent);
     for (const auto& overlap : from) add_message(overlap, false, program_.received);
+    for (const Form& form : program_.forms) add_sums(form);
     for (std::size_t f = 0; f < program_.forms.size(); ++f) add_own(f);
     return std::move(program_);
   }
@@ -129,17 +130,44 @@ class Compiler {
  private:
   // The window side of a box sends in the adjoint, the part side otherwise.
   Side side_of(const Box& box, const Form& form, bool sends) const {
-    return program_.adjoint == sends ? geometry_.of_window(box, form.window, form.element)
-                                     : geometry_.of_part(box, form.part, form.element);
+    if (program_.adjoint == sends) return geometry_.of_window(box, form.window, form.element);
+    if (program_.adjoint && has_sums(form))
+      return geometry_.of_part(box, row_major(form.shape), size_bytes(windows::sum_dtype(form.dtype)));
+    return geometry_.of_part(box, form.part, form.element);
+  }
+  static bool has_sums(const Form& form) { return windows::sum_dtype(form.dtype) != form.dtype; }
+
+  static Side side_of_all(const Strides& strides, std::int64_t element) {
+    Side all;
+    for (int d = 0; d < strides.rank(); ++d) all.steps[static_cast<std::size_t>(d)] = strides[d] * element;
+    return all;
   }
 
-  // Small boxes of a pair of ranks go in one message, packed. A large one is a message of its own, on both sides, and so is sent from where it
+  // Where the adjoint adds what is too short to be added to, row-major beside the messages.
+  void add_sums(const Form& form) {
+    if (!program_.adjoint || !has_sums(form)) return program_.sums.push_back(-1);
+    program_.sums.push_back(program_.room);
+    program_.room += on_lines(form.shape.count() * size_bytes(windows::sum_dtype(form.dtype)));
+  }
+  static std::int64_t on_lines(std::int64_t bytes) {
+    constexpr std::int64_t kLine = 64;
+    return (bytes + kLine - 1) / kLine * kLine;
+  }
+
+  // Small boxes of a pair of ranks go in one message for each dtype, packed: a message has a dtype, so that ranks that give others notice. A large one is a message of its own, on both sides, and so is sent from where it
   // lies, and received there, where it is one piece of memory.
   void add_message(const Window::Plan::Overlap& overlap, bool sends,
                    std::vector<Program::Message>& messages) {
     constexpr std::int64_t kLarge = std::int64_t{16} << 10;
-    Program::Message small;
-    small.rank = overlap.rank;
+    std::vector<Program::Message> smalls;  // one for each dtype, as they come
+    const auto small_of = [&](DType dtype) -> Program::Message& {
+      for (Program::Message& m : smalls)
+        if (m.dtype == dtype) return m;
+      smalls.emplace_back();
+      smalls.back().rank = overlap.rank;
+      smalls.back().dtype = dtype;
+      return smalls.back();
+    };
     for (std::size_t f = 0; f < program_.forms.size(); ++f) {
       const Form& form = program_.forms[f];
       each_box(overlap, [&](const Box& box) {
@@ -148,8 +176,9 @@ class Compiler {
         if (bytes == 0) return;
         Program::Message large;
         large.rank = overlap.rank;
+        large.dtype = form.dtype;
         const bool alone = bytes >= kLarge && !program_.adjoint;  // the adjoint adds boxes in their order
-        Program::Message& m = alone ? large : small;
+        Program::Message& m = alone ? large : small_of(form.dtype);
         const Side here = side_of(box, form, sends), there = Geometry::of_message(counts, form.element);
         m.steps.push_back({f,
                            Geometry::loops(counts, sends ? here : there, sends ? there : here, form.element),
@@ -158,7 +187,7 @@ class Compiler {
         if (alone) close(std::move(large), sends, messages);
       });
     }
-    if (small.bytes > 0) close(std::move(small), sends, messages);
+    for (Program::Message& small : smalls) close(std::move(small), sends, messages);
   }
 
   void close(Program::Message m, bool sends, std::vector<Program::Message>& messages) {
@@ -167,9 +196,8 @@ class Compiler {
       m.field = m.steps[0].field;
       m.offset = sends ? m.steps[0].from : m.steps[0].to;
     } else {
-      constexpr std::int64_t kLine = 64;
       m.at = program_.room;
-      program_.room += (m.bytes + kLine - 1) / kLine * kLine;
+      program_.room += on_lines(m.bytes);
     }
     messages.push_back(std::move(m));
   }
@@ -190,10 +218,15 @@ class Compiler {
     });
     program_.places.push_back(place);
     if (program_.adjoint) {
-      Side all;
-      for (int d = 0; d < form.shape.rank(); ++d)
-        all.steps[static_cast<std::size_t>(d)] = form.part[d] * form.element;
-      program_.cleared.push_back({f, Geometry::loops(form.shape, all, all, form.element), 0, 0});
+      const Side part = side_of_all(form.part, form.element);
+      if (!has_sums(form)) {
+        program_.cleared.push_back({f, Geometry::loops(form.shape, part, part, form.element), 0, 0});
+      } else {
+        const std::int64_t element = size_bytes(windows::sum_dtype(form.dtype));
+        const Side sums = side_of_all(row_major(form.shape), element);
+        program_.cleared.push_back({f, Geometry::loops(form.shape, sums, sums, element), 0, 0});
+        program_.rounded.push_back({f, Geometry::loops(form.shape, sums, part, form.element), 0, 0});
+      }
     } else {
       each_filled_box(plan_, [&](const Box& box, double value) {
         const Side to = side_of(box, form, false);

@@ -37,6 +37,7 @@ struct Window::Plan::Program {
   };
   struct Message {
     int rank = 0;
+    DType dtype = DType::u8;
     std::int64_t bytes = 0, at = 0;  // at: in the memory of messages, where it is packed
     bool packed = true;
     std::size_t field = 0;  // where it is not: one piece of this one
@@ -56,6 +57,9 @@ struct Window::Plan::Program {
   std::int64_t room = 0;
   std::vector<Message> sent{}, received{};
   std::vector<Step> own{}, cleared{};
+  std::vector<Step> rounded{};  // of the adjoint: sums, in the memory of messages, to parts
+  std::vector<std::int64_t>
+      sums{};  // of each field of the adjoint: where its sums are there; -1: in its part
   std::vector<Fill> fills{};
   std::vector<Place> places{};  // of each field
 };

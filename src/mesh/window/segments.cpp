@@ -42,6 +42,9 @@ void check_reach(const IndexRange& range, std::int64_t n, const Edge& before, co
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{} wants [{}, {}); expected an end that is not before its beginning", where,
                             range.lo, range.hi));
+  if (range.lo < -kFarthest || range.hi > kFarthest)
+    throw Error(ErrorCode::bad_argument, fmt::format("{} wants [{}, {}); expected within [{}, {})", where,
+                                                     range.lo, range.hi, -kFarthest, kFarthest));
   if (range.size() == 0) return;
   const auto expect = [&](const Edge& edge, std::int64_t beyond, const char* end) {
     const std::int64_t most = reach(edge, n);
@@ -113,6 +116,9 @@ std::vector<Run> runs_of_ranges(const IndexRanges& wanted, std::int64_t n, const
     const std::int64_t first = std::max(r.lo, n);
     append.beyond(first, r.hi, out + first - r.lo, after, true);
     out += r.size();
+    if (out > 2 * kFarthest)
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("{} wants more than {} indices", where, 2 * kFarthest));
   }
   return runs;
 }

@@ -36,6 +36,9 @@ struct Segment {
 /// The elements of `runs` that lie in the ranges which a rank holds, in the order of the runs, then of the ranges.
 std::vector<Segment> held(const std::vector<Run>& runs, const IndexRanges& owned);
 
+/// Windows reach at most this far from index 0, and have at most twice as many indices in a dimension: no sum of them overflows.
+inline constexpr std::int64_t kFarthest = std::int64_t{1} << 60;
+
 /// How many indices ranges have together.
 std::int64_t size_of(const IndexRanges& ranges) noexcept;
 

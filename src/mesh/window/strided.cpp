@@ -26,20 +26,46 @@ void copy_elements(std::int64_t bytes, const std::byte* in, std::byte* out, std:
 }
 
 template <class T>
+using SumOf = std::conditional_t<std::is_same_v<T, bf16> || std::is_same_v<T, f16>, float, T>;
+
+template <class T>
 void add_elements(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
                   std::int64_t out_step) {
   for (std::int64_t i = 0; i < count; ++i) {
-    T a, b;
-    std::memcpy(&a, out + i * out_step, sizeof(T));
-    std::memcpy(&b, in + i * in_step, sizeof(T));
-    if constexpr (std::is_same_v<T, bf16> || std::is_same_v<T, f16>)
-      a = T(static_cast<float>(a) + static_cast<float>(b));
-    else if constexpr (std::is_integral_v<T>)
+    SumOf<T> a;
+    T b;
+    std::memcpy(&a, out + i * out_step, sizeof(a));
+    std::memcpy(&b, in + i * in_step, sizeof(b));
+    if constexpr (std::is_integral_v<T>)
       a = static_cast<T>(static_cast<std::uint64_t>(a) + static_cast<std::uint64_t>(b));  // wraps
     else
-      a += b;
-    std::memcpy(out + i * out_step, &a, sizeof(T));
+      a += static_cast<SumOf<T>>(b);
+    std::memcpy(out + i * out_step, &a, sizeof(a));
   }
+}
+
+template <class T>
+void round_elements(const std::byte* in, std::byte* out, std::int64_t count, std::int64_t in_step,
+                    std::int64_t out_step) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    SumOf<T> sum;
+    std::memcpy(&sum, in + i * in_step, sizeof(sum));
+    const T rounded(sum);
+    std::memcpy(out + i * out_step, &rounded, sizeof(T));
+  }
+}
+
+// To f32 such that rounding once more, to a dtype with fewer bits, gives what rounding `value` at once would ("round to odd": S. Boldo,
+// G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
+float to_odd(double value) {
+  float f = static_cast<float>(value);
+  if (static_cast<double>(f) == value || !std::isfinite(f)) return f;
+  if (std::fabs(static_cast<double>(f)) > std::fabs(value)) f = std::nextafter(f, 0.0F);
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &f, sizeof(f));
+  bits |= 1U;
+  std::memcpy(&f, &bits, sizeof(f));
+  return std::signbit(value) ? -std::fabs(f) : f;
 }
 
 // Calls see(T{}) for the type of an element that can be added.
@@ -69,7 +95,7 @@ void with_type(DType dtype, const See& see) {
 template <class T>
 T rounded(double value) {
   if constexpr (std::is_same_v<T, bf16> || std::is_same_v<T, f16>) {
-    return T(static_cast<float>(value));
+    return T(to_odd(value));
   } else if constexpr (std::is_integral_v<T>) {
     // The nearest that T has.
     if (!(value > static_cast<double>(std::numeric_limits<T>::min()))) return std::numeric_limits<T>::min();
@@ -188,6 +214,19 @@ void Loops::add_to(DType dtype, const std::byte* in, std::byte* out) const {
   });
 }
 
+void Loops::round_to(DType dtype, const std::byte* in, std::byte* out) const {
+  with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    each_row([&](std::int64_t from, std::int64_t to, const Dim& row) {
+      round_elements<T>(in + from, out + to, row.count, row.in, row.out);
+    });
+  });
+}
+
+DType sum_dtype(DType dtype) noexcept {
+  return dtype == DType::bf16 || dtype == DType::f16 ? DType::f32 : dtype;
+}
+
 bool can_add(DType dtype) noexcept {
   bool can = false;
   with_type(dtype, [&](auto) { can = true; });
@@ -199,8 +238,8 @@ std::array<std::byte, 16> element_of(double value, DType dtype) noexcept {
   const auto put = [&](const auto& element) { std::memcpy(bytes.data(), &element, sizeof(element)); };
   switch (dtype) {
     case DType::boolean: put(static_cast<std::uint8_t>(value != 0)); break;
-    case DType::f8e4m3: put(f8e4m3(static_cast<float>(value))); break;
-    case DType::f8e5m2: put(f8e5m2(static_cast<float>(value))); break;
+    case DType::f8e4m3: put(f8e4m3(to_odd(value))); break;
+    case DType::f8e5m2: put(f8e5m2(to_odd(value))); break;
     case DType::c64: put(static_cast<float>(value)); break;
     case DType::c128: put(value); break;
     default: with_type(dtype, [&](auto zero) { put(rounded<decltype(zero)>(value)); });

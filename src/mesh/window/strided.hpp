@@ -29,8 +29,10 @@ class Loops {
   void copy(DeviceRuntime& runtime, Stream stream, const std::byte* in, std::byte* out) const;
   /// Each element of out becomes the one at `in`, which is in the host's memory and lives until the stream came here. The in steps do not count.
   void fill(DeviceRuntime& runtime, Stream stream, const std::byte* element, std::byte* out) const;
-  /// out += in, element by element in order; in the host's memory. The dtype can be added (can_add).
+  /// out += in, element by element in order; in the host's memory. `in` is of `dtype`, which can be added (can_add), `out` of sum_dtype(dtype).
   void add_to(DType dtype, const std::byte* in, std::byte* out) const;
+  /// out = in, where `in` is of sum_dtype(dtype) and `out` of `dtype`: rounded.
+  void round_to(DType dtype, const std::byte* in, std::byte* out) const;
 
  private:
   struct Dim {
@@ -46,6 +48,8 @@ class Loops {
 
 /// Floating-point and integer dtypes.
 bool can_add(DType dtype) noexcept;
+/// What sums of `dtype` are kept in: f32 for bf16 and f16, itself otherwise.
+DType sum_dtype(DType dtype) noexcept;
 /// `value` as an element of that dtype, rounded: its first size_bytes(dtype) bytes. Complex: the real part.
 std::array<std::byte, 16> element_of(double value, DType dtype) noexcept;
 
