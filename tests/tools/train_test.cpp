@@ -202,9 +202,22 @@ TEST_F(TrainTest, ARunThatIsKilledGoesOn) {
     ASSERT_TRUE(process.wait(seconds(30)).has_value());
   }
   ASSERT_EQ(run(words), 0) << err();
-  EXPECT_EQ(losses("m").back(), whole.back());
+  EXPECT_EQ(losses("m"), whole);
   EXPECT_EQ(run(small({"--async-save"})), 2);
   EXPECT_THAT(err(), HasSubstr("--async-save: needs --save"));
+}
+
+// Lines of steps behind the checkpoint, and one that is not whole, as a kill leaves them.
+TEST_F(TrainTest, ResumingTakesOutMetricsOfStepsThatAreTakenAgain) {
+  ASSERT_EQ(run(small({"--metrics", file("whole")})), 0) << err();
+  const Words words = small({"--save", file("ckpt"), "--resume=auto", "--metrics", file("m")});
+  Words half = words;
+  half.insert(half.end(), {"--until", "2"});
+  ASSERT_EQ(run(half), 0) << err();
+  std::ofstream(folder_ / "m", std::ios::app)
+      << R"({"step": 2, "loss": 9, "grad_norm": 9, "tokens_per_s": 9})" << "\n" << R"({"step": 3, "lo)";
+  ASSERT_EQ(run(words), 0) << err();
+  EXPECT_EQ(losses("m"), losses("whole"));
 }
 
 TEST_F(TrainTest, ResumeRefusesAnotherRunAndNamesWhatDiffers) {

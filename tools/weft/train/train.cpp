@@ -71,6 +71,29 @@ void say_how_it_went(const Flags& flags, const std::vector<double>& losses, std:
     fmt::print("checkpoint: {}\n", (std::filesystem::path(flags.save) / "latest").string());
 }
 
+// A run that was killed had written metrics of steps behind its last checkpoint, the last line perhaps in part. These steps are
+// taken again from step `first`, so that their lines are taken out.
+void drop_metrics_from(const std::filesystem::path& file, std::int64_t first) {
+  std::error_code none;
+  if (!std::filesystem::is_regular_file(file, none)) return;
+  std::string kept;
+  {
+    std::ifstream in(file);
+    for (std::string line; std::getline(in, line) && !in.eof();) {  // at its end: a line that was not ended
+      const auto values = nlohmann::json::parse(line, nullptr, false);
+      const auto step = values.is_object() ? values.find("step") : values.end();
+      if (values.is_object() && step != values.end() && step->is_number_integer() &&
+          step->get<std::int64_t>() < first)
+        kept += line + "\n";
+    }
+  }
+  std::filesystem::path made = file;
+  made += ".unfinished";
+  if (!(std::ofstream(made) << kept << std::flush))
+    throw_errno(fmt::format("metrics \"{}\"", made.string()), errno);
+  std::filesystem::rename(made, file);
+}
+
 int train(const Flags& flags) {
   Context context;
   Membership m = Membership::from_env(context);
@@ -88,6 +111,7 @@ int train(const Flags& flags) {
                      until = flags.until < 0 ? config.steps : std::min(flags.until, config.steps);
   std::ofstream metrics;
   if (speaks && !flags.metrics.empty()) {
+    if (found.resume) drop_metrics_from(flags.metrics, first);
     metrics.open(flags.metrics, found.resume ? std::ios::app : std::ios::trunc);
     if (!metrics) throw_errno(fmt::format("metrics \"{}\"", flags.metrics), errno);
   }
