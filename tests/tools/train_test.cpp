@@ -215,7 +215,9 @@ TEST_F(TrainTest, ResumingTakesOutMetricsOfStepsThatAreTakenAgain) {
   half.insert(half.end(), {"--until", "2"});
   ASSERT_EQ(run(half), 0) << err();
   std::ofstream(folder_ / "m", std::ios::app)
-      << R"({"step": 2, "loss": 9, "grad_norm": 9, "tokens_per_s": 9})" << "\n" << R"({"step": 3, "lo)";
+      << R"({"step": 2, "loss": 9, "grad_norm": 9, "tokens_per_s": 9})"
+      << "\n"
+      << R"({"step": 3, "lo)";
   ASSERT_EQ(run(words), 0) << err();
   EXPECT_EQ(losses("m"), losses("whole"));
 }
