@@ -37,6 +37,38 @@ HeadsShape share_of_heads(const Module& module, const Tensor& q, const Tensor& k
   return s;
 }
 
+// Attends around the ring, and keeps what backward needs.
+Tensor attend(const Module& module, Frame& frame, const Ring& ring, const HeadsShape& s, bool causal,
+              const Tensor& q, const Tensor& k, const Tensor& v) {
+  Compute& compute = frame.compute();
+  const Tensor out = compute.make(q.shape()).with_layout(q.layout()),
+               log_sum_exp = compute.make({s.batch, s.heads, q.size(1)});
+  ring_attention_forward(frame, ring, s, causal, q, k, v, out, log_sum_exp);
+  frame.push(module, {q, k, v, out, log_sum_exp});
+  return out;
+}
+
+struct Attended {
+  Ring ring;
+  HeadsShape shape;
+  Tensor dq, dk, dv;
+};
+// The adjoint of attend(). `ring_of`: the ring of q and k.
+template <class RingOf>
+Attended attend_backward(const Module& module, Frame& frame, bool causal, std::int64_t heads,
+                         std::int64_t kv_heads, std::int64_t head_dim, const Tensor& dout,
+                         const RingOf& ring_of) {
+  Compute& compute = frame.compute();
+  const Tensors kept = frame.pop(module);
+  const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &out = kept[3], &log_sum_exp = kept[4];
+  layouts::expect_same(layouts::named(module, "d(out)"), dout.layout(), out.layout(), "as out");
+  Attended a{ring_of(q, k), share_of_heads(module, q, k, v, heads, kv_heads, head_dim),
+             compute.make(q.shape()).with_layout(q.layout()), compute.make(k.shape()).with_layout(k.layout()),
+             compute.make(v.shape()).with_layout(v.layout())};
+  ring_attention_backward(frame, a.ring, a.shape, causal, dout, q, k, v, out, log_sum_exp, a.dq, a.dk, a.dv);
+  return a;
+}
+
 class CausalPasses final : public Passes {
  public:
   Tensors forward(Module& module, Inputs x, Frame& frame) const override {
@@ -59,11 +91,7 @@ class CausalPasses final : public Passes {
     kernels::rope_forward(frame.kernels(), k_plain.data_ptr<float>(), rope.cos.data() + first,
                           rope.sin.data() + first, k.data_ptr<float>(),
                           {s.batch, length, s.kv_heads, s.head_dim});
-    const Tensor out = compute.make(q.shape()).with_layout(q.layout()),
-                 log_sum_exp = compute.make({s.batch, s.heads, length});
-    ring_attention_forward(frame, ring, s, true, q, k, v, out, log_sum_exp);
-    frame.push(module, {q, k, v, out, log_sum_exp});
-    return attention.o_proj.forward(out, frame);
+    return attention.o_proj.forward(attend(module, frame, ring, s, true, q, k, v), frame);
   }
 
   Tensors backward(Module& module, Inputs dy, Frame& frame) const override {
@@ -72,15 +100,9 @@ class CausalPasses final : public Passes {
     if (dy.size() != 1 || !cut_in_sequence(dy[0].layout())) return own_backward(module, dy, frame);
     Compute& compute = frame.compute();
     const Tensor dout = attention.o_proj.backward(dy, frame)[0];
-    const Tensors kept = frame.pop(module);
-    const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &out = kept[3], &log_sum_exp = kept[4];
-    layouts::expect_same(layouts::named(module, "d(out)"), dout.layout(), out.layout(), "as out");
-    const HeadsShape s = share_of_heads(module, q, k, v, c.heads, c.kv_heads, c.head_dim);
-    const Ring ring(q.layout());
-    const Tensor dq = compute.make(q.shape()).with_layout(q.layout()),
-                 dk = compute.make(k.shape()).with_layout(k.layout()),
-                 dv = compute.make(v.shape()).with_layout(v.layout());
-    ring_attention_backward(frame, ring, s, true, dout, q, k, v, out, log_sum_exp, dq, dk, dv);
+    const auto [ring, s, dq, dk, dv] =
+        attend_backward(module, frame, true, c.heads, c.kv_heads, c.head_dim, dout,
+                        [](const Tensor& q, const Tensor&) { return Ring(q.layout()); });
     const RopeTables& rope = tables_for(attention, ring);
     const std::int64_t first = ring.own().lo * rope.half, length = ring.own().size();
     kernels::rope_backward(frame.kernels(), dq.data_ptr<float>(), rope.cos.data() + first,
@@ -124,16 +146,11 @@ class CrossPasses final : public Passes {
       return own_forward(module, inputs, frame);
     expect_sequence(module, "x", inputs[0], c.dim);
     expect_sequence(module, "context", inputs[1], c.context_dim);
-    Compute& compute = frame.compute();
     const Tensor q = attention.q_proj.forward(inputs[0], frame)[0],
                  k = attention.k_proj.forward(inputs[1], frame)[0],
                  v = attention.v_proj.forward(inputs[1], frame)[0];
     const HeadsShape s = share_of_heads(module, q, k, v, c.heads, c.kv_heads, c.head_dim);
-    const Tensor out = compute.make(q.shape()).with_layout(q.layout()),
-                 log_sum_exp = compute.make({s.batch, s.heads, q.size(1)});
-    ring_attention_forward(frame, ring_of(module, q, k), s, false, q, k, v, out, log_sum_exp);
-    frame.push(module, {q, k, v, out, log_sum_exp});
-    return attention.o_proj.forward(out, frame);
+    return attention.o_proj.forward(attend(module, frame, ring_of(module, q, k), s, false, q, k, v), frame);
   }
 
   Tensors backward(Module& module, Inputs dy, Frame& frame) const override {
@@ -142,18 +159,12 @@ class CrossPasses final : public Passes {
     if (dy.size() != 1 || !cut_in_sequence(dy[0].layout())) return own_backward(module, dy, frame);
     Compute& compute = frame.compute();
     const Tensor dout = attention.o_proj.backward(dy, frame)[0];
-    const Tensors kept = frame.pop(module);
-    const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &out = kept[3], &log_sum_exp = kept[4];
-    layouts::expect_same(layouts::named(module, "d(out)"), dout.layout(), out.layout(), "as out");
-    const HeadsShape s = share_of_heads(module, q, k, v, c.heads, c.kv_heads, c.head_dim);
-    const Tensor dq = compute.make(q.shape()).with_layout(q.layout()),
-                 dk = compute.make(k.shape()).with_layout(k.layout()),
-                 dv = compute.make(v.shape()).with_layout(v.layout());
-    ring_attention_backward(frame, ring_of(module, q, k), s, false, dout, q, k, v, out, log_sum_exp, dq, dk,
-                            dv);
-    const Tensor through_v = attention.v_proj.backward(dv, frame)[0],
-                 through_k = attention.k_proj.backward(dk, frame)[0];
-    const Tensor dx = attention.q_proj.backward(dq, frame)[0];
+    const Attended a =
+        attend_backward(module, frame, false, c.heads, c.kv_heads, c.head_dim, dout,
+                        [&](const Tensor& q, const Tensor& k) { return ring_of(module, q, k); });
+    const Tensor through_v = attention.v_proj.backward(a.dv, frame)[0],
+                 through_k = attention.k_proj.backward(a.dk, frame)[0];
+    const Tensor dx = attention.q_proj.backward(a.dq, frame)[0];
     return {dx,
             add_tensors(through_v, through_k, compute, layouts::named(module, "d(context)"), Memory::shared)};
   }
