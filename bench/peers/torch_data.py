@@ -9,7 +9,7 @@ import argparse
 import math
 
 from torch_collectives import words
-from torch_layers import DY, PROBE, WEIGHTS, X, measure, numbers, print_row, start_ranks
+from torch_layers import DY, PROBE, WEIGHTS, X, in_turn, join, measure, numbers, print_row, start_ranks
 
 DIM, LAYERS, ROWS = 512, 24, 64
 COUNTS = [64000 if i % 2 == 0 else 1000 for i in range(200)]
@@ -132,26 +132,8 @@ def loopback_sent():
 
 
 def body(rank, a, port):
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=a.ranks)
-    dist.barrier()
-    if rank == 0:
-        print_row({"who": "torch", "settings": f"torch {torch.__version__} over Gloo, {torch.backends.cpu.get_cpu_capability()}"})
-    word = torch.zeros(1, dtype=torch.int64)
-
-    def agree(mine):
-        word[0] = mine
-        dist.broadcast(word, 0)
-        return int(word[0])
-
-    turns = open(a.turns, "rb", buffering=0) if a.turns else None
-    take = lambda: turns is None or len(turns.read(1)) == 1
-    for name in a.cases * a.rounds:
-        if not take():
-            break
+    torch, dist, agree = join(rank, a, port, " over Gloo")
+    for name in in_turn(a, a.cases * a.rounds):
         kind, how = name.split("/")
         case = (Reduction if kind == "reduce" else Step)(torch, dist, how, rank, a.ranks)
         for _ in range(2):
@@ -167,8 +149,6 @@ def body(rank, a, port):
         if rank == 0:
             print_row({"op": "data", "case": name, "ranks": a.ranks, "bytes": 0, "median_us": median, "p99_us": p99, "samples": samples,
                        "sent_bytes": sent, "theory_bytes": case.theory(), **checks})
-    else:
-        take()
     dist.destroy_process_group()
 
 

@@ -185,7 +185,8 @@ def measure(case, agree, seconds):
     return samples[len(samples) // 2], samples[len(samples) * 99 // 100], len(samples)
 
 
-def body(rank, a, port):
+def join(rank, a, port, over=""):
+    """Makes this rank one of a.ranks over Gloo. Gives torch, torch.distributed and agree(number), which is rank 0's number on all."""
     import torch
     import torch.distributed as dist
 
@@ -193,7 +194,7 @@ def body(rank, a, port):
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=a.ranks)
     dist.barrier()
     if rank == 0:
-        print_row({"who": "torch", "settings": f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"})
+        print_row({"who": "torch", "settings": f"torch {torch.__version__}{over}, {torch.backends.cpu.get_cpu_capability()}"})
     word = torch.zeros(1, dtype=torch.int64)
 
     def agree(mine):
@@ -201,21 +202,31 @@ def body(rank, a, port):
         dist.broadcast(word, 0)
         return int(word[0])
 
+    return torch, dist, agree
+
+
+def in_turn(a, cases):
+    """The cases, each when `weft bench` says that it is this peer's turn, until there are none, or no turns."""
     turns = open(a.turns, "rb", buffering=0) if a.turns else None
     take = lambda: turns is None or len(turns.read(1)) == 1
+    for case in cases:
+        if not take():
+            return
+        yield case
+    take()
+
+
+def body(rank, a, port):
+    torch, dist, agree = join(rank, a, port)
     types = {"f32": torch.float32, "bf16": torch.bfloat16}
     cases = [(l, d, t, p) for l in a.layers for d in a.dtype for t in a.tokens for p in a.passes] * a.rounds
-    for layer, dtype, tokens, each_pass in cases:
-        if not take():
-            break
+    for layer, dtype, tokens, each_pass in in_turn(a, cases):
         case = Layer(torch, dist, layer, types[dtype], tokens, each_pass, rank, a.ranks)
         median, p99, samples = measure(case, agree, a.seconds)
         checks = case.checks()
         if rank == 0:
             print_row({"op": "layers", "case": f"{layer}/{dtype}/{tokens}/{each_pass}", "ranks": a.ranks, "bytes": 0,
                        "median_us": median, "p99_us": p99, "samples": samples, **checks})
-    else:
-        take()
     dist.destroy_process_group()
 
 
