@@ -88,6 +88,10 @@ TEST(DomainConv, ManyChannelsAndWideMaps) {
     const Conv2dConfig one{.in = 33, .out = 40};
     ASSERT_NO_FATAL_FAILURE(
         expect_as(run_serial(conv_of(one), {2, 33, 7, 5}, compute), conv_of(one), compute, mesh, axes));
+    // Products with a long k and 1 to 8 columns.
+    const Conv2dConfig few{.in = 600, .out = 300};
+    ASSERT_NO_FATAL_FAILURE(
+        expect_as(run_serial(conv_of(few), {1, 600, 4, 2}, compute), conv_of(few), compute, mesh, axes));
   });
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "nn/operands.hpp"
-#include "weft/host/copy.hpp"
 
 namespace weft::conv {
 namespace {
@@ -28,25 +27,11 @@ Tensor in_dtype(Frame& frame, const Tensor& x, DType dtype) {
   return dtype == DType::bf16 && x.dtype() == DType::f32 ? rounded_to_bf16(frame, x) : x;
 }
 
-// The first columns of a matrix.
-template <class T>
-T first_columns(T v, std::int64_t columns) {
-  v.shape[1] = columns;
-  return v;
-}
-
-// c = a b; both are matrices as they are stored. See kLeastColumns.
+// c = a b; both are matrices as they are stored.
 void product(Frame& frame, const Tensor& a, Stored a_stored, const Tensor& b, const Tensor& c) {
   const bool turned = a_stored == Stored::transposed;
-  const std::int64_t m = a.size(turned ? 1 : 0), k = a.size(turned ? 0 : 1), n = b.size(1);
-  if (n >= kLeastColumns) return multiply(frame, a, a_stored, b, Stored::plain, c, m, n, k, false);
-  Context& context = frame.compute().context();
-  const Stream stream = frame.compute().stream();
-  const Tensor wide_b = frame.compute().zeros({k, kLeastColumns}, b.dtype()),
-               wide_c = frame.compute().make({m, kLeastColumns});
-  copy(context, ConstTensorView(b.view()), first_columns(wide_b.view(), n), stream);
-  multiply(frame, a, a_stored, wide_b, Stored::plain, wide_c, m, kLeastColumns, k, false);
-  copy(context, ConstTensorView(first_columns(wide_c.view(), n)), c.view(), stream);
+  multiply(frame, a, a_stored, b, Stored::plain, c, a.size(turned ? 1 : 0), b.size(1), a.size(turned ? 0 : 1),
+           false);
 }
 
 // The kernel sees each pixel once, where it is.

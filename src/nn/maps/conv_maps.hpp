@@ -4,16 +4,13 @@
 // width), f32. A shape's padding is zeros; it may be negative, where a rank has a part of the maps.
 //
 // The bits of an element of y and dx depend on what it is made of alone, not on the size of the maps or on its place there: sums run over
-// channels and kernel in the order of the matrix product, which is that of a product of at least kLeastColumns columns.
+// channels and kernel in the order of the matrix product, which in f32 is the same for any number of columns (kernels/gemm/gemm.hpp).
 #pragma once
 
 #include "weft/nn/frame.hpp"
 #include "weft/nn/kernels.hpp"
 
 namespace weft::conv {
-
-/// oneDNN's products with fewer columns sum in another order.
-inline constexpr std::int64_t kLeastColumns = 48;
 
 /// y[o, r, s] = Σ w[o, i, j, k] x[i, r·stride + j·dilation − padding, s·… + k·…].
 void correlate(Frame& frame, const Tensor& x, const Tensor& w, std::int64_t groups,
