@@ -5,14 +5,27 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import weft
 
-EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples/python"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples/python"
 
 
-@pytest.mark.parametrize("name", ["numpy_data_parallel", "ddp", "fsdp_tensor_parallel", "gpt"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_page(processes, size, tmp_path):
+    """The blocks of docs/python.md are one program, which prints what its first block says."""
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(encoding="utf-8"), re.M | re.S)
+    assert len(blocks) >= 4
+    (tmp_path / "page.py").write_text("\n".join(blocks), encoding="utf-8")
+    done = processes(size, "import os, runpy, sys; os.chdir(sys.argv[1]); runpy.run_path('page.py')", tmp_path)
+    total, mean = np.arange(4.0) * size + sum(range(size)), 1.5 + (size - 1) / 2
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of {size}: {total} {mean}" for rank in range(size)]
+
+
+@pytest.mark.parametrize("name", ["numpy_data_parallel", "stencil", "ddp", "fsdp_tensor_parallel", "gpt"])
 def test_example(name):
     page = (EXAMPLES / name / "README.md").read_text(encoding="utf-8")
     command, shown = re.findall(r"^```\n(.*?)^```", page, re.M | re.S)

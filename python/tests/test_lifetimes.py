@@ -1,9 +1,11 @@
 """What lives how long: memory and handles of calls that Ctrl-C interrupted, and what outlives the interpreter. Each in a process of its own, which must
 end by itself: a crash is an exit status of its own."""
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -130,3 +132,60 @@ def test_capsule_that_outlives_the_interpreter(taken, versioned):
         del shared
         print("well", flush=True)
         """)
+
+
+MAKES = {"group": "context.group_in(store, 0, 2, name='pair', deadline=30)", "subgroup": "world.subgroup('pair', [0, 1])", "split": "world.split(0)",
+         "duplicate": "world.duplicate()"}
+
+
+@pytest.mark.parametrize("what", list(MAKES))
+def test_a_group_that_was_interrupted_while_it_was_made(what):
+    """Once the other rank comes it is made after all, and goes at once: the other rank hears of that, and no thread stays."""
+    other = MAKES[what].replace("0, 2", "1, 2").replace("world", "mine")
+    assert "well" in run(f"""
+        context, store, go = weft.Context(), weft.Store.local(), threading.Event()
+        ended = []
+        def rank():
+            with context.group_in(store, 1, 2, name="all", deadline=30) as mine:
+                mine.barrier().wait()
+                go.wait(30)
+                group = {other}
+                began = time.monotonic()
+                try:
+                    group.barrier().wait()
+                except weft.PeerLostError as error:
+                    ended.append((error.ranks, time.monotonic() - began < 10))
+        thread = threading.Thread(target=rank)
+        thread.start()
+        world = context.group_in(store, 0, 2, name="all", deadline=30)
+        world.barrier().wait()
+        interrupted(lambda: {MAKES[what]})
+        go.set()
+        thread.join()
+        assert ended == [((0,), True)], ended
+        blocking = lambda: sum(t.name == "weft-blocking" for t in threading.enumerate())
+        from weft import _handle
+        until = time.monotonic() + 5
+        while blocking() > len(_handle._idle) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert blocking() == len(_handle._idle), (blocking(), _handle._idle)
+        print("well")
+        """)
+
+
+def test_ctrl_c_ends_a_program_that_waits_for_its_group():
+    """By KeyboardInterrupt, long before the deadline, though the call goes on in another thread."""
+    program = PRELUDE + textwrap.dedent("""
+        began = []
+        threading.Timer(0.5, lambda: (began.append(time.monotonic()), os.kill(os.getpid(), signal.SIGINT))).start()
+        try:
+            weft.Context().group_in(weft.Store.local(), 0, 2, deadline=60)
+        except KeyboardInterrupt:
+            print(f"interrupted after {time.monotonic() - began[0]:.3f}", flush=True)
+            raise
+        """)
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False,
+                          env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(weft.__file__))})
+    assert done.returncode == -signal.SIGINT and done.stdout.startswith("interrupted after") and "KeyboardInterrupt" in done.stderr, done
+    assert time.monotonic() - began < 30

@@ -16,13 +16,17 @@ from .errors import (AbortedError, BadArgumentError, Error, LayoutError, Mismatc
                      UnsupportedError)
 from .gradients import Reducer, Sampler, average_gradients, clip_grad_norm, grad_norm, sync_replicated_gradients
 from .group import ANY_SOURCE, Batch, Group, Message, Reduction
-from .layout import Layout, Transfer, check_replicas, partial, redistribute, replicate, shard
+from .layout import Layout, check_replicas, partial, redistribute, replicate, shard
 from .mesh import Mesh
+from .shards import FlatShards
 from .store import Store, StoreServer, new_secret, secret_from_env
+from .transfers import Exchange, Transfer
+from .windows import Halo, Window, pole
 from .work import Work, wait_all
 
 __version__ = version()
-__all__ = ["ANY_SOURCE", "AbortedError", "BadArgumentError", "Batch", "Context", "Error", "Group", "Layout", "LayoutError", "Mesh", "Message",
-           "MismatchError", "PeerLostError", "Reducer", "Reduction", "Sampler", "SharedTensor", "Store", "StoreServer", "SystemError", "TimeoutError",
-           "Transfer", "UnsupportedError", "Work", "average_gradients", "check_replicas", "checkpoint", "clip_grad_norm", "grad_norm", "new_secret",
-           "partial", "redistribute", "replicate", "secret_from_env", "shard", "sync_replicated_gradients", "version", "wait_all"]
+__all__ = ["ANY_SOURCE", "AbortedError", "BadArgumentError", "Batch", "Context", "Error", "Exchange", "FlatShards", "Group", "Halo", "Layout",
+           "LayoutError", "Mesh", "Message", "MismatchError", "PeerLostError", "Reducer", "Reduction", "Sampler", "SharedTensor", "Store",
+           "StoreServer", "SystemError", "TimeoutError", "Transfer", "UnsupportedError", "Window", "Work", "average_gradients", "check_replicas",
+           "checkpoint", "clip_grad_norm", "grad_norm", "new_secret", "partial", "pole", "redistribute", "replicate", "secret_from_env", "shard",
+           "sync_replicated_gradients", "version", "wait_all"]

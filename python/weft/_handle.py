@@ -2,6 +2,7 @@
 
 A handle is destroyed with its object; where calls that block still use it, by the last of them. In a child made by fork() it is left alone: it is the
 parent's."""
+import ctypes
 import os
 import signal
 import threading
@@ -57,27 +58,55 @@ class Handle:
         raise TypeError(f"weft: a {type(self).__name__} cannot be pickled or copied: it belongs to this process")
 
 
+class Made(ctypes.c_void_p):
+    """Where a call writes the handle that it makes. Until somebody takes it, the handle ends with this object, and so does that of a call which was
+    interrupted and ended later: the call's arguments held the object."""
+
+    def __init__(self, destroy):
+        super().__init__()
+        self.destroy, self.born = destroy, _generation
+
+    def take(self):
+        """The handle, which is the caller's from now on; None: none was made."""
+        handle, self.value = self.value, None
+        return handle
+
+    def __del__(self):
+        if self.value and self.born == _generation:
+            self.destroy(self.take())
+
+
 class _Worker:
     """A thread that makes calls which block, so that the main thread hears of signals meanwhile. For one caller at a time."""
 
     def __init__(self):
         self._begin, self._end = threading.Semaphore(0), threading.Semaphore(0)
         self._task = self._failure = None
+        self._left = False  # whoever waited was interrupted: the thread ends after the call
         threading.Thread(target=self._run, name="weft-blocking", daemon=True).start()
 
     def _run(self):
         while True:
             self._begin.acquire()
+            if self._task is None:
+                return
             function, args, _, used = self._task
             self._failure = errors.last() if function(*args, per_thread.ref) else None
             self._task = function = args = _ = None
             _let_go(used)
+            if self._left:
+                return
             self._end.release()
 
     def call(self, *task):
-        self._task = task
-        self._begin.release()
-        self._end.acquire()  # a signal's handler may raise here: then this worker is of no more use
+        try:
+            self._task = task
+            self._begin.release()
+            self._end.acquire()
+        except BaseException:  # of a signal's handler
+            self._left = True
+            self._begin.release()
+            raise
         failure, self._failure = self._failure, None
         return failure
 
@@ -108,7 +137,7 @@ def _let_go(handles):
 
 def blocking(function, *args, keep=None):
     """function(*args, error), raising what it says. On the main thread a signal (Ctrl-C) interrupts the wait; the call goes on in another thread,
-    with all that its arguments refer to and with `keep`, until it ends by itself or its group is destroyed. An argument that is a Handle stands for its
+    with all that its arguments refer to and with `keep`, until it ends by itself or its group is destroyed; what it has made then (Made) goes. An argument that is a Handle stands for its
     handle, which then lives until the call has ended, closed or not; a group, whose end is to end its calls, is given as the bare handle."""
     used = _hold([a for a in args if isinstance(a, Handle)])
     if used:

@@ -1,7 +1,9 @@
 """Checkpoints: arrays of the program's saved and loaded on any mesh, and what a checkpoint holds. docs/checkpoints.md has the format.
 
 Lists of tensors are {name: (array, layout)}, or {name: array} on one rank, in the same order on all ranks."""
+import atexit
 import ctypes
+import weakref
 
 from . import _api, arrays, dtypes, errors
 from ._handle import Handle, blocking
@@ -9,21 +11,107 @@ from ._library import lib
 from .context import text
 from .layout import tensors
 
-__all__ = ["Reader", "export", "latest", "load", "save", "verify"]
+__all__ = ["Reader", "Saver", "export", "gather_full_state", "latest", "load", "save", "set_full_state", "verify"]
 
 _byref = ctypes.byref
 
 
-def save(directory, named, step, *, mesh=None, extra=None, keep=0):
-    """Writes directory/step-N and names it in directory/latest; the checkpoint of before stays whole whatever happens. Collective among the ranks of `mesh`
-    (None: one rank). extra: {key: string}; keep: how many checkpoints stay, 0: all. Blocks until all is on the disk."""
-    options = _api.make(_api.weft_checkpoint_save_options)
-    options.keep = keep
+class _Asked:
+    """A function of the program's that the library calls, perhaps from another thread: what it raises is raised by the call that it belongs to."""
+
+    def __init__(self, function, kind, refusal):
+        self.failure, self.refusal = None, refusal
+        self.function = kind(lambda _, *args: self._ask(function, *args))
+
+    def _ask(self, function, *args):
+        if self.failure is not None:
+            return self.refusal
+        try:
+            return function(*args)
+        except BaseException as error:  # pylint: disable=broad-except
+            self.failure = error
+            return self.refusal
+
+    def raise_failure(self, error=None):
+        """What the function raised; else `error`, where there is one."""
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            raise failure
+        if error is not None:
+            raise error
+
+
+def _save_args(directory, named, step, extra, keep, on_stage):
+    """The arguments of a save after its mesh, which comes second; what keeps them alive; the _Asked of on_stage, or None."""
+    options, asked = _api.make(_api.weft_checkpoint_save_options), None
+    options.keep = errors.integer(keep, "keep")
+    if on_stage is not None:
+        asked = _Asked(lambda stage: on_stage(stage.decode()), type(options.on_stage), None)
+        options.on_stage = asked.function
     array, count, owners = tensors(named, False)
     pairs = [(text(key, "key"), text(value, "value")) for key, value in (extra or {}).items()]
     strings = (_api.weft_checkpoint_string * max(1, len(pairs)))(*pairs)
-    blocking(lib.checkpoint_save, text(str(directory), "directory"), mesh, step, array, count, strings, len(pairs),
-             _byref(options), keep=owners)
+    rest = errors.integer(step, "step", 64), array, count, strings, len(pairs), _byref(options)
+    return text(str(directory), "directory"), rest, (owners, asked), asked
+
+
+def save(directory, named, step, *, mesh=None, extra=None, keep=0, on_stage=None):
+    """Writes directory/step-N and names it in directory/latest; the checkpoint of before stays whole whatever happens. Collective among the ranks of `mesh`
+    (None: one rank). extra: {key: string}; keep: how many checkpoints stay, 0: all; on_stage: told "folder", "data", "file", ... as each is reached.
+    Blocks until all is on the disk."""
+    first, rest, owners, asked = _save_args(directory, named, step, extra, keep, on_stage)
+    blocking(lib.checkpoint_save, first, mesh, *rest, keep=owners)
+    if asked is not None:
+        asked.raise_failure()
+
+
+_telling = {}  # handle of a Saver -> what its thread may call
+_with_stages = weakref.WeakSet()  # Savers that have such
+
+
+def _end_saver(handle):
+    lib.checkpoint_saver_destroy(handle)  # waits for the thread
+    _telling.pop(handle, None)
+
+
+@atexit.register
+def _at_exit():
+    """A thread that writes would call Python when there is none any more."""
+    for saver in list(_with_stages):
+        saver.close()
+
+
+class Saver(Handle):
+    """Saves in the background: `save` returns when this rank's part is copied, and a thread writes the copy. For one thread at a time.
+
+    Collective among the ranks of `mesh` (None: one rank). refuse: a save while the one before it is being written is refused on all ranks; else it waits.
+    Closing it waits for what is being written.
+    """
+    __slots__ = ("_mesh",)
+    _destroy = staticmethod(_end_saver)
+
+    def __init__(self, mesh=None, *, refuse=False):
+        handle = ctypes.c_void_p()
+        errors.call(lib.checkpoint_saver_create, None if mesh is None else mesh._open(), bool(refuse), _byref(handle))
+        Handle.__init__(self, handle.value)
+        self._mesh = mesh
+
+    def save(self, directory, named, step, *, extra=None, keep=0, on_stage=None):
+        """As checkpoint.save; arrays may be changed at once. False: it was refused. Where the save before this one has failed: its error, on all ranks, and
+        nothing is begun; the next one is. on_stage is called by the thread that writes; what it raises is raised by `wait`."""
+        first, rest, owners, asked = _save_args(directory, named, step, extra, keep, on_stage)
+        begun, before = ctypes.c_bool(), _telling.get(self._open(), [])
+        if asked is not None:
+            _telling[self._handle] = [*before, asked]
+            _with_stages.add(self)
+        blocking(lib.checkpoint_saver_save, self, first, *rest, _byref(begun), keep=owners)
+        return begun.value
+
+    def wait(self):
+        """Until the last save is written, on all ranks; its error, unless that was raised before."""
+        blocking(lib.checkpoint_saver_wait, self)
+        for asked in _telling.pop(self._handle, []):
+            asked.raise_failure()
 
 
 def load(directory, named, *, mesh=None, may_leave=None):
@@ -31,13 +119,67 @@ def load(directory, named, *, mesh=None, may_leave=None):
     BadArgumentError, before anything is written and on all ranks, where a tensor is missing, is there and not in the list, or has another shape or dtype;
     may_leave(name): whether a tensor that is not in the list may stay there."""
     options = _api.make(_api.weft_checkpoint_load_options)
+    asked = _Asked(lambda name: bool(may_leave(name.decode())), type(options.may_leave), False)
     if may_leave is not None:
-        options.may_leave = type(options.may_leave)(lambda _, name: bool(may_leave(name.decode())))
+        options.may_leave = asked.function
     array, count, owners = tensors(named, True)
     step, folder = ctypes.c_int64(), ctypes.c_void_p()
-    blocking(lib.checkpoint_load, text(str(directory), "directory"), mesh, array, count, _byref(options), _byref(step),
-             _byref(folder), keep=owners)
+    try:
+        blocking(lib.checkpoint_load, text(str(directory), "directory"), mesh, array, count, _byref(options), _byref(step),
+                 _byref(folder), keep=(owners, asked))
+    except errors.Error as error:
+        asked.raise_failure(error)
     return step.value, errors.take_text(folder).decode()
+
+
+def _wholes(function, named, mesh, root, writes, visit):
+    """Passes each whole, as a numpy array, to visit(name, array): on `root`, or on every rank (None)."""
+    import numpy
+    array, count, owners = tensors(named, writes)
+    shapes = {}
+    for name, *rest in named.items() if isinstance(named, dict) else named:
+        given = rest[0] if isinstance(rest[0], tuple) else tuple(rest)
+        shapes[name] = given[1].shape if len(given) > 1 and given[1] is not None else arrays.shape_of(given[0])
+
+    def show(name, whole):
+        name, buffer = name.decode(), whole.contents
+        size = buffer.count * dtypes.SIZES[buffer.dtype]
+        memory = (ctypes.c_char * size).from_address(buffer.data) if size else b""
+        visit(name, numpy.frombuffer(memory, dtypes.to_numpy(buffer.dtype)).reshape(shapes[name]))
+        return True
+    asked = _Asked(show, _api.weft_whole_function, False)
+    try:
+        blocking(function, mesh, array, count, _api.EVERY_RANK if root is None else errors.integer(root, "root"), asked.function, None, keep=(owners, asked))
+    except errors.Error as error:
+        asked.raise_failure(error)
+
+
+def gather_full_state(named, *, mesh=None, root=0, see=None):
+    """Shows each tensor, whole, to see(name, array) on rank `root` of the mesh, None: on every rank; one after the other, so that no more than one whole is
+    in memory. The array is good until `see` returns, and only read. see None: {name: a copy} there, {} on other ranks. What `see` raises ends the call on
+    all ranks: with SystemError on the others. Collective among the ranks of `mesh`; blocks."""
+    found = {}
+    if see is None:
+        def see(name, array):
+            found[name] = array.copy()
+
+    def visit(name, array):
+        array.flags.writeable = False
+        see(name, array)
+    _wholes(lib.gather_full_state, named, mesh, root, False, visit)
+    return found
+
+
+def set_full_state(named, give, *, mesh=None, root=0):
+    """The other way: give[name], or give(name), is the whole of each tensor on rank `root`, which sends the others what they hold of it; root None: each rank
+    asks its own, which give the same. Collective among the ranks of `mesh`; blocks. After an error the arrays' values are undefined."""
+    def visit(name, array):
+        import numpy
+        whole = numpy.asarray(give[name] if hasattr(give, "__getitem__") else give(name))
+        if whole.shape != array.shape or whole.dtype != array.dtype:
+            raise errors.BadArgumentError(f"the whole of {name!r} is {whole.dtype} of the shape {whole.shape}; expected {array.dtype}, {array.shape}")
+        array[...] = whole
+    _wholes(lib.set_full_state, named, mesh, root, True, visit)
 
 
 def latest(directory):
@@ -47,23 +189,39 @@ def latest(directory):
     return (errors.take_text(folder).decode(), step.value) if folder.value else None
 
 
-def verify(directory):
-    """Reads all of a checkpoint: what is wrong with it, a list of lines; empty: it is whole."""
-    faults = ctypes.c_void_p()
-    blocking(lib.checkpoint_verify, text(str(directory), "directory"), _api.FUNCTIONS["weft_checkpoint_verify"][1][1](), None, _byref(faults))
-    return errors.take_text(faults).decode().splitlines()
+def verify(directory, progress=None):
+    """Reads all of a checkpoint: what is wrong with it, a list of lines; empty: it is whole. progress(bytes read, bytes in all) is told how far it is."""
+    kind, faults = _api.FUNCTIONS["weft_checkpoint_verify"][1][1], ctypes.c_void_p()
+    asked = _Asked(progress, kind, None)
+    blocking(lib.checkpoint_verify, text(str(directory), "directory"), kind() if progress is None else asked.function, None, _byref(faults), keep=asked)
+    lines = errors.take_text(faults).decode().splitlines()
+    asked.raise_failure()
+    return lines
 
 
-def export(directory, file):
-    """Writes the tensors of a checkpoint, whole, into one safetensors file; their number."""
-    written = ctypes.c_int64()
-    blocking(lib.checkpoint_export, text(str(directory), "directory"), text(str(file), "file"), None, _byref(written))
+def export(directory, file, rename=None):
+    """Writes the tensors of a checkpoint, whole, into one safetensors file; their number. rename(name): the name that a tensor gets there; None: it is left
+    out."""
+    options, written, names = _api.make(_api.weft_checkpoint_export_options), ctypes.c_int64(), {}
+
+    def renamed(name):
+        names[name] = rename(name.decode())  # lives until the library has copied it
+        names[name] = text(names[name], "what rename gave") or b""
+        return ctypes.cast(ctypes.c_char_p(names[name]), ctypes.c_void_p).value
+    asked = _Asked(renamed, ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p), None)
+    if rename is not None:
+        options.rename = ctypes.cast(asked.function, type(options.rename))
+    try:
+        blocking(lib.checkpoint_export, text(str(directory), "directory"), text(str(file), "file"), _byref(options), _byref(written), keep=(asked, options))
+    except errors.Error as error:
+        asked.raise_failure(error)
+    asked.raise_failure()
     return written.value
 
 
 class Reader(Handle):
     """An open checkpoint, read by one process, without a mesh. reader["name"] is the whole of a tensor, a numpy array."""
-    __slots__ = ("step", "folder", "mesh", "extra", "tensors")
+    __slots__ = ("step", "folder", "mesh", "extra", "tensors", "hashed")
     _destroy = lib.checkpoint_reader_destroy
 
     def __init__(self, directory):
@@ -76,6 +234,9 @@ class Reader(Handle):
         for name in ("folder", "mesh"):
             errors.call(getattr(lib, f"checkpoint_reader_{name}"), self._handle, _byref(words))
             setattr(self, name, words.value.decode())
+        hashed = ctypes.c_bool()
+        errors.call(lib.checkpoint_reader_hashed, self._handle, _byref(hashed))
+        self.hashed = hashed.value  # its bytes are compared with hashes as they are read
         errors.call(lib.checkpoint_reader_extra_count, self._handle, _byref(count))
         self.extra, pair = {}, _api.weft_checkpoint_string()
         for index in range(count.value):

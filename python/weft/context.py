@@ -2,7 +2,7 @@
 import ctypes
 
 from . import _api, arrays, dtypes, errors
-from ._handle import Handle, blocking
+from ._handle import Handle, Made, blocking
 from ._library import lib
 
 LEVELS = {"error": _api.LOG_ERROR, "warning": _api.LOG_WARNING, "info": _api.LOG_INFO, "debug": _api.LOG_DEBUG}
@@ -112,9 +112,9 @@ class Context(Handle):
         options.progress = choice(progress, PROGRESS, "progress")
         if process_rank is not None:
             options.process_rank = errors.integer(process_rank, "process_rank")
-        handle = ctypes.c_void_p()
-        blocking(function, self, *before, ctypes.byref(options), ctypes.byref(handle), keep=self._log)
-        return Group(handle.value, self)
+        made = Made(lib.group_destroy)
+        blocking(function, self, *before, ctypes.byref(options), ctypes.byref(made), keep=self._log)
+        return Group(made.take(), self)
 
 
 def version():

@@ -4,7 +4,7 @@ import traceback
 
 from . import _api, arrays, errors
 from ._api import weft_call, weft_call_options
-from ._handle import Handle, blocking
+from ._handle import Handle, Made, blocking
 from ._library import lib, per_thread
 from .context import choice, text
 from .work import Work
@@ -363,9 +363,9 @@ class Group(Operations, Handle):
         return self._made(lib.group_shrink, errors.nanoseconds(limit, "limit"))
 
     def _made(self, function, *args):
-        handle = ctypes.c_void_p()
-        blocking(function, self._open(), *args, _byref(handle))
-        return Group(handle.value, self._context) if handle.value else None
+        made = Made(lib.group_destroy)
+        blocking(function, self._open(), *args, _byref(made))
+        return Group(made.take(), self._context) if made.value else None
 
     def parent_rank(self, rank):
         """The rank that `rank` has in the group that this one was made from; -1: it was not."""

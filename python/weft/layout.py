@@ -3,13 +3,14 @@ import ctypes
 
 from . import _api, arrays, errors
 from ._api import weft_tensor
-from ._handle import Handle, blocking
+from ._handle import Handle, Made, blocking
 from ._library import lib
 from .context import choice, text
 from .group import REDUCE_OPS
 from .mesh import Mesh
+from .transfers import Transfer
 
-__all__ = ["Layout", "Transfer", "partial", "replicate", "shard", "redistribute", "check_replicas"]
+__all__ = ["Layout", "partial", "replicate", "shard", "redistribute", "check_replicas"]
 
 _byref = ctypes.byref
 
@@ -46,8 +47,12 @@ class Layout(Handle):
         self._mesh = mesh
 
     def _other(self, function, *args):
+        return self._of_other(function, self._handle, *args)
+
+    def _of_other(self, function, *args):
+        """A layout over the same mesh that a function gives."""
         handle = ctypes.c_void_p()
-        errors.call(function, self._handle, *args, _byref(handle))
+        errors.call(function, *args, _byref(handle))
         made = Layout.__new__(Layout)
         Handle.__init__(made, handle.value)
         made._mesh = self._mesh
@@ -147,29 +152,6 @@ def _extents(shape):
     return (ctypes.c_int64 * max(1, len(shape)))(*(errors.integer(extent, "an extent", 64) for extent in shape))
 
 
-class Transfer(Handle):
-    """A redistribution in flight. All ranks begin and finish transfers in the same order. One that is dropped before aborts its group."""
-    __slots__ = ("_keep", "_result")
-    _destroy = lib.transfer_destroy
-
-    def done(self):
-        """Whether `wait` has only later steps to wait for. Takes the next steps it can; never blocks."""
-        done = ctypes.c_bool()
-        errors.call(lib.transfer_done, self._handle, _byref(done))
-        return done.value
-
-    def wait(self):
-        """Blocks until the result is written; the result."""
-        if self._handle is not None:
-            try:
-                blocking(lib.transfer_finish, self, keep=self._keep)
-            finally:
-                self.close()
-                self._keep = None
-            self._result = arrays.finish(self._result)
-        return self._result
-
-
 def redistribute(x, source, target, out=None):
     """Begins to give an array another layout of the same mesh and shape: x is this rank's part as `source`, `out` becomes its part as `target`; None: a
     new array of x's kind. Collective among the ranks of the axes whose placement changes. Gives a Transfer."""
@@ -177,11 +159,9 @@ def redistribute(x, source, target, out=None):
         out = arrays.empty_like(x, target.local_shape(), source._mesh._context)
     first, keep = arrays.view(x, "in", False)
     second, kept = arrays.view(out, "out", True)
-    handle = ctypes.c_void_p()
-    blocking(lib.redistribute, _byref(first), source, _byref(second), target, None, _byref(handle), keep=(keep, kept))
-    made = Transfer(handle.value)
-    made._keep, made._result = (keep, kept, source, target), out
-    return made
+    made = Made(lib.transfer_destroy)
+    blocking(lib.redistribute, _byref(first), source, _byref(second), target, None, _byref(made), keep=(keep, kept))
+    return Transfer(made.take(), (keep, kept, source, target), out)
 
 
 def tensors(named, writes):

@@ -2,7 +2,7 @@
 import ctypes
 
 from . import _api, errors
-from ._handle import Handle, blocking
+from ._handle import Handle, Made, blocking
 from ._library import lib
 from .context import text
 from .group import Group
@@ -136,9 +136,9 @@ class Mesh(Handle):
     @property
     def group(self):
         """The group of this mesh's ranks. The first call for these axes is collective among them, and blocks."""
-        handle = ctypes.c_void_p()
-        blocking(lib.mesh_group, self, _byref(handle))
-        return Group(handle.value, self._context)
+        made = Made(lib.group_destroy)
+        blocking(lib.mesh_group, self, _byref(made))
+        return Group(made.take(), self._context)
 
     def __repr__(self):
         return f"<weft.Mesh {' x '.join(f'{name}={size}' for name, size in self.axes.items())}, rank {self.rank}>"

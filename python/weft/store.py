@@ -2,7 +2,7 @@
 import ctypes
 
 from . import _api, errors
-from ._handle import Handle, blocking
+from ._handle import Handle, Made, blocking
 from ._library import lib
 from .context import text
 
@@ -32,9 +32,9 @@ class Store(Handle):
 
     @classmethod
     def _make(cls, function, *args):
-        handle = ctypes.c_void_p()
-        blocking(function, *args, ctypes.byref(handle))
-        return cls(handle.value)
+        made = Made(lib.store_destroy)
+        blocking(function, *args, ctypes.byref(made))
+        return cls(made.take())
 
     def set(self, key, value, limit=None):
         """value: bytes, up to 1 MiB."""

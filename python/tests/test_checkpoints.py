@@ -1,0 +1,154 @@
+"""Checkpoints beyond save and load: in the background, whole tensors one by one, functions of the program's that are asked or told."""
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import numpy as np
+import pytest
+
+import weft
+
+
+def parts(group, whole):
+    """(this rank's rows, their layout) on a mesh of all ranks."""
+    mesh = weft.Mesh(group, x=-1)
+    layout = weft.Layout(mesh, whole.shape, x=weft.shard(0))
+    (offsets, extents), = layout.parts()
+    return whole[offsets[0]:offsets[0] + extents[0]].copy(), layout, mesh
+
+
+WHOLE = np.arange(35.0).reshape(7, 5)
+
+
+def test_saver(ranks, tmp_path):
+    """What is saved is what the arrays held at the call; stages are told; a second save waits; wait() gives errors once."""
+    def program(group):
+        part, layout, mesh = parts(group, WHOLE)
+        stages = []
+        with weft.checkpoint.Saver(mesh) as saver:
+            for step in (1, 2, 3):
+                part[...] = WHOLE[layout.parts()[0][0][0]:][:len(part)] + step
+                assert saver.save(tmp_path, {"w": (part, layout)}, step, extra={"at": str(step)}, keep=2, on_stage=stages.append)
+                part[...] = -1
+            saver.wait()
+            saver.wait()
+            assert "data" in stages and ("latest" in stages) == (group.rank == 0)
+    ranks(2, program)
+    assert sorted(p.name for p in tmp_path.glob("step-*")) == ["step-00000002", "step-00000003"]
+    with weft.checkpoint.Reader(tmp_path) as reader:
+        assert reader.extra == {"at": "3"} and reader.hashed
+        np.testing.assert_array_equal(reader["w"], WHOLE + 3)
+
+
+def test_saver_that_refuses_and_that_fails(tmp_path):
+    go, reached = threading.Event(), threading.Event()
+
+    def stop(stage):
+        if stage == "data":
+            reached.set()
+            go.wait(20)
+    with weft.checkpoint.Saver(refuse=True) as saver:
+        assert saver.save(tmp_path, {"w": np.ones(3)}, 1, on_stage=stop)
+        reached.wait(20)
+        assert saver.save(tmp_path, {"w": np.ones(3)}, 2) is False
+        go.set()
+        saver.wait()
+        assert saver.save(tmp_path, {"w": np.ones(3)}, 2)
+
+        def fail(stage):
+            raise KeyError("told")
+        saver.wait()
+        assert saver.save(tmp_path, {"w": np.ones(3)}, 3, on_stage=fail)
+        with pytest.raises(KeyError, match="told"):
+            saver.wait()
+        (tmp_path / "file").write_text("no folder")
+        saver.save(tmp_path / "file", {"w": np.ones(3)}, 4)
+        with pytest.raises(weft.Error, match="file"):
+            saver.wait()
+        saver.wait()
+    with pytest.raises(weft.BadArgumentError, match="the Saver is closed"):
+        saver.save(tmp_path, {}, 5)
+    assert weft.checkpoint.latest(tmp_path)[1] == 3
+
+
+def test_a_saver_at_the_end_of_the_program(tmp_path):
+    """What was begun is written, and told, though nobody waited."""
+    program = """
+        import sys, time, numpy as np, weft
+        saver = weft.checkpoint.Saver()
+        saver.save(sys.argv[1], {"w": np.arange(1 << 16)}, 1, on_stage=lambda stage: time.sleep(0.01) or print(stage, flush=True))
+        """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program), str(tmp_path)], capture_output=True, text=True, timeout=60, check=False,
+                          env={**os.environ, "PYTHONPATH": os.path.dirname(os.path.dirname(weft.__file__))})
+    assert done.returncode == 0 and "latest" in done.stdout.split(), done
+    assert weft.checkpoint.verify(tmp_path) == []
+
+
+def test_save_tells_its_stages(tmp_path):
+    stages = []
+    weft.checkpoint.save(tmp_path, {"w": np.ones(3)}, 1, on_stage=stages.append)
+    assert stages[0] == "folder" and stages[-1] == "latest"
+
+    def fail(stage):
+        raise KeyError(stage)
+    with pytest.raises(KeyError, match="folder"):
+        weft.checkpoint.save(tmp_path, {"w": np.ones(3)}, 2, on_stage=fail)
+
+
+def test_full_state(ranks):
+    def program(group):
+        part, layout, mesh = parts(group, WHOLE)
+        named = {"w": (part, layout), "n": (np.array([group.rank, 5], "i4"), weft.Layout(mesh, (2 * group.size,), x=weft.shard(0)))}
+        found = weft.checkpoint.gather_full_state(named, mesh=mesh, root=1)
+        assert set(found) == ({"w", "n"} if group.rank == 1 else set())
+        everywhere = weft.checkpoint.gather_full_state(named, mesh=mesh, root=None)
+        np.testing.assert_array_equal(everywhere["w"], WHOLE)
+        assert everywhere["n"].tolist() == [0, 5, 1, 5, 2, 5] and everywhere["n"].dtype == "i4"
+        seen = []
+
+        def see(name, array):
+            seen.append((name, array.shape, array.flags.writeable))
+        weft.checkpoint.gather_full_state(named, mesh=mesh, root=None, see=see)
+        assert seen == [("w", (7, 5), False), ("n", (6,), False)]
+        weft.checkpoint.set_full_state(named, {"w": WHOLE * 2, "n": np.arange(6, dtype="i4")} if group.rank == 0 else {}, mesh=mesh)
+        np.testing.assert_array_equal(part, 2 * WHOLE[layout.parts()[0][0][0]:][:len(part)])
+        assert named["n"][0].tolist() == [2 * group.rank, 2 * group.rank + 1]
+        weft.checkpoint.set_full_state(named, lambda name: {"w": WHOLE, "n": np.zeros(6, "i4")}[name], mesh=mesh, root=None)
+        np.testing.assert_array_equal(part, WHOLE[layout.parts()[0][0][0]:][:len(part)])
+    ranks(3, program)
+
+
+def test_full_state_that_fails_on_one_rank(ranks):
+    def program(group):
+        part, layout, mesh = parts(group, WHOLE)
+
+        def see(name, array):
+            raise KeyError("seen")
+        with pytest.raises(KeyError if group.rank == 0 else weft.SystemError):
+            weft.checkpoint.gather_full_state({"w": (part, layout)}, mesh=mesh, see=see)
+        wrong = {"w": WHOLE.astype("f4")} if group.rank == 0 else {}
+        with pytest.raises(weft.BadArgumentError if group.rank == 0 else weft.SystemError) as caught:
+            weft.checkpoint.set_full_state({"w": (part, layout)}, wrong, mesh=mesh)
+        assert group.rank or str(caught.value) == "the whole of 'w' is float32 of the shape (7, 5); expected float64, (7, 5)"
+    ranks(2, program)
+
+
+def test_functions_that_are_asked(tmp_path):
+    weft.checkpoint.save(tmp_path / "run", {"a": np.ones(3), "b": np.zeros((2, 2), "f4")}, 1)
+    file = tmp_path / "one.safetensors"
+    assert weft.checkpoint.export(tmp_path / "run", file, rename=lambda name: {"a": "model.a"}.get(name)) == 1
+    assert b'"model.a"' in file.read_bytes() and b'"b"' not in file.read_bytes()
+    told = []
+    assert weft.checkpoint.verify(tmp_path / "run", progress=lambda done, all_: told.append((done, all_))) == []
+    assert told and told[-1][0] == told[-1][1]
+
+    def fail(*_):
+        raise KeyError("asked")
+    for call in (lambda: weft.checkpoint.export(tmp_path / "run", file, rename=fail), lambda: weft.checkpoint.verify(tmp_path / "run", progress=fail),
+                 lambda: weft.checkpoint.load(tmp_path / "run", {"a": np.ones(3)}, may_leave=fail)):
+        with pytest.raises(KeyError, match="asked"):
+            call()
+    with pytest.raises(weft.BadArgumentError, match="^what rename gave is 7; expected a string without zeros$"):
+        weft.checkpoint.export(tmp_path / "run", file, rename=lambda name: 7)
