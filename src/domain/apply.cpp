@@ -12,6 +12,7 @@
 #include "weft/nn/activation.hpp"
 #include "weft/nn/attention.hpp"
 #include "weft/nn/dropout.hpp"
+#include "weft/nn/feed_forward.hpp"
 #include "weft/nn/linear.hpp"
 #include "weft/nn/maps/conv_transpose.hpp"
 #include "weft/nn/maps/resample.hpp"
@@ -25,9 +26,9 @@ namespace {
   throw Error(ErrorCode::bad_argument, "apply_domain_parallel: " + text);
 }
 
-SpaceRule any_part() { return {SpaceRule::Kind::any_part}; }
+SpaceRule any_part() { return {SpaceRule::Kind::any_part, {}, {}, {}}; }
 SpaceRule by(std::shared_ptr<const Passes> passes) {
-  return {SpaceRule::Kind::by_passes, std::move(passes), {}};
+  return {SpaceRule::Kind::by_passes, std::move(passes), {}, {}};
 }
 
 template <class... Kinds>
@@ -35,8 +36,14 @@ bool is_any_of(const Module& module) {
   return ((typeid(module) == typeid(Kinds)) || ...);
 }
 
-SpaceRule rule_of_kind(const Module& module) {
+// Of exactly these kinds: what derives from one may do something else between its children.
+SpaceRule rule_of_kind(Module& module, std::span<const int> dims) {
+  if (is_any_of<LayerNorm>(module))
+    if (auto& norm = dynamic_cast<LayerNorm&>(module); norm.weight->global_shape().rank() > 1)
+      return domain::space_norm_rule(norm, dims);
   if (is_any_of<GELU, ReLU, Dropout, Linear, RMSNorm, LayerNorm, ChannelNorm, BatchNorm>(module))
+    return any_part();
+  if (is_any_of<Sequential, SwiGLU, ChannelFeedForward, ChannelFeedForward::Layers>(module))
     return any_part();
   if (is_any_of<Conv2d>(module)) {
     const Conv2dConfig& c = dynamic_cast<const Conv2d&>(module).config();
@@ -102,29 +109,56 @@ class Search {
         if (rule.passes == nullptr)
           refuse(fmt::format("the rule of \"{}\" (kind {}) has no passes", path, kind_of(module)));
         found.push_back({&module, rule.passes});
+        take_pixelwise(rule, path);
         return;
       case SpaceRule::Kind::unknown:
-        if (module.children().empty())
-          refuse(
-              fmt::format("\"{}\" is of kind {}, which has no rule for maps that are cut in space. Give it "
-                          "one: space_rule() of the "
-                          "layer, or DomainOptions::rules; a layer that treats each pixel alone says "
-                          "SpaceRule::Kind::any_part",
-                          path, kind_of(module)));
-        break;
-      case SpaceRule::Kind::any_part: break;
+        refuse(fmt::format(
+            "\"{}\" is of kind {}, which has no rule for maps that are cut in space. Give it one: space_rule() "
+            "of the layer, or DomainOptions::rules; {}",
+            path, kind_of(module),
+            module.children().empty()
+                ? "a layer that treats each pixel alone says SpaceRule::Kind::any_part"
+                : "one whose own code, between its children, treats each pixel alone (residual sums) says "
+                  "SpaceRule::Kind::any_part, and its children keep their own rules"));
+      case SpaceRule::Kind::any_part: take_pixelwise(rule, path); break;
     }
     for (const auto& [name, child] : module.children())
       visit(*child, path.empty() ? name : path + "." + name);
   }
   std::vector<Found> found;
+  struct Cut {
+    Parameter* parameter;
+    LayoutRef layout;
+  };
+  std::vector<Cut> cut;
 
  private:
+  void take_pixelwise(const SpaceRule& rule, const std::string& path) {
+    if (axes_.size() == 1) return;
+    for (const SpaceRule::Pixelwise& p : rule.pixelwise) {
+      if (p.parameter == nullptr || p.dims.size() != dims_.size())
+        refuse(fmt::format("the rule of \"{}\" names a pixelwise parameter with {} dims; expected a parameter, and {} "
+                           "dims, one for each axis of {}",
+                           path, p.dims.size(), dims_.size(), axes_.name()));
+      if (p.parameter->materialised() || p.parameter->layout_fixed_by() != nullptr)
+        refuse(fmt::format("\"{}\" is cut as the maps are, and it {}; expected before", p.parameter->path(),
+                           p.parameter->materialised()
+                               ? std::string("has memory already")
+                               : fmt::format("was laid out by {} already", p.parameter->layout_fixed_by())));
+      LayoutRef layout = p.parameter->layout() ? p.parameter->layout()
+                                               : replicated_layout(axes_, p.parameter->global_shape());
+      std::size_t i = 0;
+      for (const DeviceMesh& axis : axes_.each_axis())
+        if (const int dim = p.dims[i++]; dim >= 0) layout = layout->with(axis, Shard{dim});
+      cut.push_back({p.parameter, std::move(layout)});
+    }
+  }
+
   SpaceRule rule_for(Module& module) const {
     if (SpaceRule own = module.space_rule(axes_, dims_); own.kind != SpaceRule::Kind::unknown) return own;
     if (const auto given = options_.rules.find(typeid(module)); given != options_.rules.end())
       return given->second(module);
-    return rule_of_kind(module);
+    return rule_of_kind(module, dims_);
   }
   const DeviceMesh& axes_;
   const DomainOptions& options_;
@@ -150,6 +184,8 @@ DomainManager apply_domain_parallel(Module& model, const DeviceMesh& axes, const
   Search search(axes, options);
   search.visit(model, "");
   std::shared_ptr<const Passes> of_root;
+  if (axes.size() > 1)
+    for (const Search::Cut& c : search.cut) c.parameter->set_layout(c.layout);
   if (axes.size() > 1)
     for (Found& f : search.found) {
       if (f.module == &model)

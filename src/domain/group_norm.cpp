@@ -4,42 +4,23 @@
 #include <cmath>
 
 #include "domain/rules.hpp"
-#include "weft/host/copy.hpp"
-#include "weft/mesh/redistribute.hpp"
+#include "nn/norms/numbers.hpp"
 #include "weft/nn/norm.hpp"
 
 namespace weft::domain {
 namespace {
 
-using Numbers = std::vector<double>;
+using norms::Numbers;
+using norms::placed;
 
 // The sums over the axes that cut x in height or width.
 Numbers summed_in_space(Context& context, const Numbers& mine, const LayoutRef& x) {
-  const Shape shape{static_cast<std::int64_t>(mine.size())};
-  const LayoutRef whole = replicated_layout(x->mesh(), shape);
-  Placements placements = whole->placements;
-  for (std::size_t a = 0; a < placements.size(); ++a)
-    if (is_shard(x->placements[a], kHeight) || is_shard(x->placements[a], kWidth)) placements[a] = Partial{};
-  const Tensor part(context, shape, DType::f64, Memory::shared);
-  std::copy(mine.begin(), mine.end(), part.as<double>().begin());
-  const Tensor sum = redistribute(part.with_layout(whole->with(std::move(placements))), whole);
-  return {sum.as<double>().begin(), sum.as<double>().end()};
+  return norms::summed(context, mine, x, [&](std::size_t axis) {
+    return is_shard(x->placements[axis], kHeight) || is_shard(x->placements[axis], kWidth);
+  });
 }
 
-// f32 numbers where the kernels read them.
-Tensor placed(Frame& frame, const Numbers& numbers) {
-  Context& context = frame.compute().context();
-  const Tensor here(context, {static_cast<std::int64_t>(numbers.size())});
-  std::transform(numbers.begin(), numbers.end(), here.f32().begin(),
-                 [](double d) { return static_cast<float>(d); });
-  return to_device(context, here, frame.compute().stream());
-}
-
-Numbers on_host(Frame& frame, const Tensor& t) {
-  const Tensor here = to_host(frame.compute().context(), t);
-  if (here.dtype() == DType::f64) return {here.as<double>().begin(), here.as<double>().end()};
-  return {here.f32().begin(), here.f32().end()};
-}
+Numbers on_host(Frame& frame, const Tensor& t) { return norms::on_host(frame.compute().context(), t); }
 
 // Sizes of this rank's part.
 struct Sizes {

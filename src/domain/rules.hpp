@@ -6,6 +6,7 @@
 #include "domain/space.hpp"
 #include "weft/nn/kernels.hpp"
 #include "weft/nn/module.hpp"
+#include "weft/nn/norm.hpp"
 
 namespace weft::domain {
 
@@ -15,6 +16,8 @@ std::shared_ptr<const Passes> resampling_passes();
 std::shared_ptr<const Passes> max_pool_passes();
 std::shared_ptr<const Passes> pixel_shuffle_passes();
 std::shared_ptr<const Passes> group_norm_passes();
+/// Of a LayerNorm over several dimensions, the last ones of maps.
+SpaceRule space_norm_rule(LayerNorm& norm, std::span<const int> dims);
 std::shared_ptr<const Passes> window_attention_passes();
 std::shared_ptr<const Passes> causal_attention_passes();
 std::shared_ptr<const Passes> cross_attention_passes();

@@ -12,7 +12,7 @@
 
 namespace weft::domain {
 
-inline constexpr int kHeight = 2, kWidth = 3;
+inline constexpr int kHeight = 2, kWidth = 3, kMapDims = 4;
 
 /// How one dimension of maps is cut: one range for each part; one part where it is not.
 struct Parts {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "nn/norms/numbers.hpp"
+#include "nn/norms/space_norm.hpp"
 #include "nn/operands.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
@@ -154,13 +156,19 @@ ShardRule by_channels(const Module& module, Split split, const Parameter& weight
 
 }  // namespace
 
-LayerNorm::LayerNorm(std::int64_t dim, double eps) : eps_(eps) {
-  weight = add("weight", std::make_shared<Parameter>(Shape{dim}, Constant{1.0}));
-  bias = add("bias", std::make_shared<Parameter>(Shape{dim}));
+LayerNorm::LayerNorm(std::int64_t dim, double eps) : LayerNorm(Shape{dim}, eps) {}
+
+LayerNorm::LayerNorm(const Shape& dims, double eps) : eps_(eps) {
+  if (dims.rank() == 0)
+    throw Error(ErrorCode::bad_argument, "layer norm: dims is (); expected at least one dimension");
+  weight = add("weight", std::make_shared<Parameter>(dims, Constant{1.0}));
+  bias = add("bias", std::make_shared<Parameter>(dims));
 }
 
 Tensors LayerNorm::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
+  if (weight->global_shape().rank() > 1)
+    return {space_norm::forward(*this, inputs[0], frame, out_memory(), false)};
   const auto rows = [](const TensorName& what, const Tensor& x, std::int64_t dim) {
     layouts::expect_whole(what, x, "a norm");
     if (x.shape().rank() == 0 || x.shape().back() != dim)
@@ -180,6 +188,8 @@ Tensors LayerNorm::do_forward(Inputs inputs, Frame& frame) {
 
 Tensors LayerNorm::do_backward(Inputs gradients, Frame& frame) {
   expect_count(gradients, 1, "gradients");
+  if (weight->global_shape().rank() > 1)
+    return {space_norm::backward(*this, gradients[0], frame, dx_memory())};
   return norm_backward(*this, gradients[0], frame, *weight, *bias, dx_memory(), -1,
                        [&](const float* dy, const Tensor& x, const float* w, const float* mean,
                            const float* inv, float* dx, float* dw, float* db) {
@@ -298,7 +308,9 @@ ShardRule BatchNorm::shard_rule(Split split) const {
 
 namespace {
 
-using Numbers = std::vector<double>;
+using norms::Numbers;
+using norms::on_host;
+using norms::placed;
 
 // Whether this axis splits x in another dimension than its channels.
 bool splits_samples(const Layout& x, std::size_t axis) {
@@ -309,36 +321,10 @@ bool splits_samples(const Layout& x, std::size_t axis) {
 // The sums over the axes that split the samples and pixels of x, all of them or those that are listed (`listed` true) or are not.
 Numbers summed(Context& context, const Numbers& mine, const LayoutRef& x,
                const std::optional<std::vector<std::string>>& axes, bool listed) {
-  if (x == nullptr) return mine;
-  const Shape shape{static_cast<std::int64_t>(mine.size())};
-  const LayoutRef whole = replicated_layout(x->mesh(), shape);
-  Placements placements = whole->placements;
-  bool any = false;
-  for (std::size_t axis = 0; axis < placements.size(); ++axis) {
+  return norms::summed(context, mine, x, [&](std::size_t axis) {
     const bool in_list = !axes || std::ranges::count(*axes, x->mesh_shape().name(static_cast<int>(axis))) > 0;
-    if (!splits_samples(*x, axis) || in_list != listed) continue;
-    placements[axis] = Partial{};
-    any = true;
-  }
-  if (!any) return mine;
-  const Tensor part(context, shape, DType::f64, Memory::shared);
-  std::ranges::copy(mine, part.as<double>().begin());
-  const Tensor sum = redistribute(part.with_layout(whole->with(std::move(placements))), whole);
-  return {sum.as<double>().begin(), sum.as<double>().end()};
-}
-
-Numbers on_host(Context& context, const Tensor& t) {
-  const Tensor here = to_host(context, t);
-  if (here.dtype() == DType::f64) return {here.as<double>().begin(), here.as<double>().end()};
-  return {here.f32().begin(), here.f32().end()};
-}
-
-// f32 numbers where the kernels read them
-Tensor placed(Frame& frame, const Numbers& numbers) {
-  Context& context = frame.compute().context();
-  const Tensor here(context, {static_cast<std::int64_t>(numbers.size())});
-  std::ranges::transform(numbers, here.f32().begin(), [](double d) { return static_cast<float>(d); });
-  return to_device(context, here, frame.compute().stream());
+    return splits_samples(*x, axis) && in_list == listed;
+  });
 }
 
 // buffer = (1 - momentum) buffer + momentum · numbers

@@ -148,6 +148,48 @@ class Scaled : public Module {
   bool says_;
 };
 
+// A residual block from outside: with a child, and code of its own.
+class Residual : public Module {
+ public:
+  explicit Residual(bool says) : says_(says) { add("branch", branch); }
+  SpaceRule space_rule(const DeviceMesh&, std::span<const int>) const override {
+    return {says_ ? SpaceRule::Kind::any_part : SpaceRule::Kind::unknown};
+  }
+  Conv2d branch{{.in = 2, .out = 2, .kernel = 3, .padding = 1}};
+
+ private:
+  Tensors do_forward(Inputs x, Frame& frame) override {
+    return {add_tensors(x[0], branch.forward(x, frame)[0], frame.compute(), TensorName("", "y"))};
+  }
+  Tensors do_backward(Inputs dy, Frame& frame) override {
+    return {add_tensors(dy[0], branch.backward(dy, frame)[0], frame.compute(), TensorName("", "dx"))};
+  }
+  bool says_;
+};
+
+// What it does between its children is not known unless it says so.
+TEST(DomainRules, OfBlocksFromOutside) {
+  expect_as_serial([] { return std::make_unique<Residual>(true); }, {1, 2, 5, 4});
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"h", 2}}, 0);
+  Residual block(false);
+  EXPECT_EQ(error_text([&] { apply_domain_parallel(block, mesh); }),
+            "bad_argument: apply_domain_parallel: \"\" is of kind weft::domain_layers_test::(anonymous "
+            "namespace)::Residual, which has no rule for maps that are cut in space. Give it one: space_rule() of "
+            "the layer, or DomainOptions::rules; one whose own code, between its children, treats each pixel alone "
+            "(residual sums) says SpaceRule::Kind::any_part, and its children keep their own rules");
+  EXPECT_EQ(block.branch.passes(), nullptr);  // nothing was set
+  DomainOptions options;
+  options.rules[typeid(Residual)] = [](Module&) { return SpaceRule{SpaceRule::Kind::any_part}; };
+  apply_domain_parallel(block, mesh, options);
+  EXPECT_NE(block.branch.passes(), nullptr);
+  // What derives from a container may do something else between the children.
+  class Odd : public Sequential {};
+  Odd odd;
+  odd.append(std::make_unique<ReLU>());
+  EXPECT_NE(error_text([&] { apply_domain_parallel(odd, mesh); }).find("Odd, which has no rule"), std::string::npos);
+}
+
 TEST(DomainRules, OfLayersFromOutside) {
   expect_as_serial([] { return std::make_unique<Scaled>(true); }, {1, 2, 5, 4});
   Context context;

@@ -7,6 +7,7 @@
 
 #include "support/errors.hpp"
 #include "support/run_ranks.hpp"
+#include "support/temporary_folder.hpp"
 #include "weft/base/random.hpp"
 #include "weft/domain/domain.hpp"
 #include "weft/domain/loss.hpp"
@@ -17,6 +18,7 @@
 #include "weft/nn/maps/resample.hpp"
 #include "weft/nn/optimizer.hpp"
 #include "weft/tp/own_plan.hpp"
+#include "weft/train/checkpoint.hpp"
 #include "weft/train/gradients.hpp"
 
 namespace weft::domain_models_test {
@@ -36,6 +38,7 @@ std::unique_ptr<Sequential> make_model() {
                 std::make_unique<WeatherStage>(WeatherStageConfig{
                     .dim = 32, .depth = 1, .head_dim = 8, .local_window = 2, .global_window = 4, .mult = 2}));
   model->append("norm", std::make_unique<GroupNorm>(2, 32));
+  model->append("space", std::make_unique<LayerNorm>(Shape{32, 12, 8}));  // a gain for each pixel, cut as they are
   model->append("up", std::make_unique<ConvTranspose2d>(
                           ConvTranspose2dConfig{.in = 32, .out = 6, .kernel = 2, .stride = 2}));
   model->append("out", std::make_unique<Conv2d>(Conv2dConfig{.in = 6, .out = 2, .kernel = 3, .padding = 1}));
@@ -161,6 +164,46 @@ TEST(DomainTraining, TwentyStepsOnEightRanks) {
        {MeshShape{{"dp", 2}, {"tp", 2}, {"h", 2}}, MeshShape{{"dp", 1}, {"tp", 2}, {"h", 4}},
         MeshShape{{"dp", 4}, {"tp", 1}, {"h", 2}}, MeshShape{{"dp", 1}, {"tp", 4}, {"h", 2}}})
     expect_as_serial(shape, 20);
+}
+
+// What ranks hold of a gain for each pixel is saved as the whole's; another mesh loads its parts of it.
+TEST(DomainCheckpoint, AGainOfEachPixelGoesFromMeshToMesh) {
+  const test::TemporaryFolder folder;
+  const auto model_on = [](Compute& compute, const DeviceMesh& mesh) {
+    std::unique_ptr<Sequential> model = make_model();
+    apply_domain_parallel(*model, mesh);
+    replicate(*model, mesh);
+    materialise(*model, compute);
+    return model;
+  };
+  const auto value = [](const Parameter& p, std::int64_t i) {
+    return static_cast<float>(i % 4099) + static_cast<float>(p.path().size());
+  };
+  test::run_ranks(test::Ranks::threads, 3, [&](Rank& rank) {
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), {{"h", 3}, {"w", 1}});
+    const std::unique_ptr<Sequential> model = model_on(compute, mesh);
+    EXPECT_EQ(model->parameter("space.weight")->layout(),
+              make_layout(mesh, {{"h", Shard{1}}, {"w", Shard{2}}}, {32, 12, 8}));
+    for (Parameter* p : model->parameters()) {
+      Tensor whole(rank.context, p->global_shape());
+      for (std::int64_t i = 0; i < whole.count(); ++i) whole.f32()[static_cast<std::size_t>(i)] = value(*p, i);
+      p->set_master(distribute(whole, p->layout()));
+    }
+    save_checkpoint(folder.path(), mesh, 1, *model, {});
+  });
+  test::run_ranks(test::Ranks::threads, 4, [&](Rank& rank) {
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), {{"h", 2}, {"w", 2}});
+    const std::unique_ptr<Sequential> model = model_on(compute, mesh);
+    load_checkpoint(folder.path(), mesh, *model, {});
+    for (Parameter* p : model->parameters()) {
+      const Tensor whole = full(p->master());
+      ASSERT_EQ(whole.shape(), p->global_shape());
+      for (std::int64_t i = 0; i < whole.count(); ++i)
+        ASSERT_EQ(whole.f32()[static_cast<std::size_t>(i)], value(*p, i)) << p->path() << " " << i;
+    }
+  });
 }
 
 TEST(MapSquaredError, RefusesWhatDoesNotFit) {

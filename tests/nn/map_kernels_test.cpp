@@ -257,6 +257,50 @@ TEST(BatchNorm, EqualsReference) {
   }
 }
 
+TEST(RowNorm, EqualsReference) {
+  for (const int threads : {1, 3}) {
+    KernelContext ctx(threads);
+    for (const auto& [rows, dim] :
+         {std::pair<std::int64_t, std::int64_t>{1, 5}, {3, 1024}, {2, 3073}, {0, 4}, {4, 0}}) {
+      const std::int64_t n = rows * dim;
+      const auto x = random_array(n, 1, -1.0, 3.0), dy = random_array(n, 4), w = random_array(dim, 2),
+                 b = random_array(dim, 3), mean = random_array(rows, 5),
+                 inv = random_array(rows, 6, 0.5, 2.0), mean_g = random_array(rows, 7),
+                 mean_gx = random_array(rows, 8);
+      std::vector<double> g(static_cast<std::size_t>(rows), 7.0), gx = g, g_want = g, gx_want = g;
+      auto dw = random_array(dim, 9), db = random_array(dim, 10), dw_want = dw, db_want = db;
+      row_norm_backward_sums(ctx, dy.data(), x.data(), w.data(), mean.data(), inv.data(), g.data(), gx.data(),
+                             dw.data(), db.data(), rows, dim);
+      reference::row_norm_backward_sums(dy.data(), x.data(), w.data(), mean.data(), inv.data(), g_want.data(),
+                                        gx_want.data(), dw_want.data(), db_want.data(), rows, dim);
+      for (std::size_t r = 0; r < g.size(); ++r) {
+        EXPECT_NEAR(g[r], g_want[r], 1e-12 * static_cast<double>(10 * n + 1));
+        EXPECT_NEAR(gx[r], gx_want[r], 1e-6 * static_cast<double>(n + 1));  // x^ is f32
+      }
+      expect_close(dw, dw_want, 64.0, "dweight");
+      expect_close(db, db_want, 64.0, "dbias");
+      auto y = garbage(n), y_want = y, dx = garbage(n), dx_want = dx;
+      row_norm_forward(ctx, x.data(), w.data(), b.data(), mean.data(), inv.data(), y.data(), rows, dim);
+      reference::row_norm_forward(x.data(), w.data(), b.data(), mean.data(), inv.data(), y_want.data(), rows,
+                                  dim);
+      expect_close(y, y_want, 128.0, "y");
+      row_norm_backward(ctx, dy.data(), x.data(), w.data(), mean.data(), inv.data(), mean_g.data(),
+                        mean_gx.data(), dx.data(), rows, dim);
+      reference::row_norm_backward(dy.data(), x.data(), w.data(), mean.data(), inv.data(), mean_g.data(),
+                                   mean_gx.data(), dx_want.data(), rows, dim);
+      expect_close(dx, dx_want, 128.0, "dx");
+      auto in_place = x;
+      row_norm_forward(ctx, in_place.data(), w.data(), b.data(), mean.data(), inv.data(), in_place.data(),
+                       rows, dim);
+      EXPECT_TRUE(same_bits(in_place, y));
+      in_place = dy;
+      row_norm_backward(ctx, in_place.data(), x.data(), w.data(), mean.data(), inv.data(), mean_g.data(),
+                        mean_gx.data(), in_place.data(), rows, dim);
+      EXPECT_TRUE(same_bits(in_place, dx));
+    }
+  }
+}
+
 // The two steps together are full attention, forward and backward, where nothing happens between them.
 TEST(AttentionInTwoSteps, IsFullAttention) {
   KernelContext ctx(2);

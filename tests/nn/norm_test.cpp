@@ -45,6 +45,38 @@ TEST(GroupNormLayer, NormalisesEachGroupOfChannels) {
   EXPECT_FALSE(layer.shard_rule(Split::row).refused.empty());
 }
 
+// Over several dimensions it is a layer norm of rows of so many elements, with a gain for each.
+TEST(LayerNormLayer, OverSeveralDimensions) {
+  test::Bench bench;
+  for (const Shape& dims : {Shape{3, 4, 2}, Shape{4, 2}}) {
+    LayerNorm layer(dims, 1e-3);
+    set_up(layer, bench.compute);
+    const Tensor x = random_tensor(bench.context, {2, 3, 4, 2}, "x");
+    for (float& f : x.f32()) f = f * 2 + 3;
+    const std::int64_t n = dims.count();
+    const Doubles in = doubles(x), w = doubles(layer.weight->master()), b = doubles(layer.bias->master());
+    Doubles y = zeros(48);
+    for (std::int64_t row = 0; row < 48 / n; ++row) {
+      double mean = 0, variance = 0;
+      const auto at = [&](std::int64_t i) { return static_cast<std::size_t>(row * n + i); };
+      for (std::int64_t i = 0; i < n; ++i) mean += in[at(i)] / static_cast<double>(n);
+      for (std::int64_t i = 0; i < n; ++i)
+        variance += (in[at(i)] - mean) * (in[at(i)] - mean) / static_cast<double>(n);
+      for (std::int64_t i = 0; i < n; ++i)
+        y[at(i)] = (in[at(i)] - mean) / std::sqrt(variance + 1e-3) * w[static_cast<std::size_t>(i)] +
+                   b[static_cast<std::size_t>(i)];
+    }
+    Frame frame = Frame::inference(bench.compute);
+    test::expect_near(layer.forward(x, frame)[0], y, 1e-5, "y");
+    test::expect_gradients_match_differences(layer, x, bench.compute);
+    EXPECT_EQ(error_text(ErrorCode::bad_argument,
+                         [&] {
+                           layer.forward(Tensor(bench.context, {2, 3, 2, 4}), frame);
+                         }),
+              "\"\": x is (2, 3, 2, 4); expected last dimensions of " + to_string(dims) + " (the weight's)");
+  }
+}
+
 constexpr kernels::MapShape kMaps{3, 4, 5};
 constexpr std::int64_t kCount = 3 * 4 * 5;
 

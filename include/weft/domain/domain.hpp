@@ -48,16 +48,19 @@ class DomainManager {
 };
 
 /// Makes every layer of the tree compute on maps that are cut along `axes`, a sub-mesh of one or two axes: the first cuts the height, the second the
-/// width. Before or after parallelize() on other axes; before materialise(). Sets what the layers' passes do, nothing else: types, paths and parameters stay. A
-/// layer's rule is, in this order: its own space_rule(); options.rules; weft's for its kind; and for a module that has children, theirs.
+/// width. Before or after parallelize() on other axes; before materialise(). Sets what the layers' passes do and the layouts of parameters that have an
+/// element for each pixel (SpaceRule::pixelwise), nothing else: types, paths and parameters stay. A
+/// layer's rule is, in this order: its own space_rule(); options.rules; weft's for its kind, and no other. A
+/// rule any_part of a module that has children is for its own code between them; they have rules of their own.
 ///
+///   theirs                  Sequential, SwiGLU, ChannelFeedForward, WeatherStage, TransformerBlock: what they do between their children is local
 ///   on any part as it is    activations, dropout, 1x1 convolutions, ChannelNorm, RMSNorm, LayerNorm and Linear over the last dimension, BatchNorm (statistics of all ranks)
 ///   with a window           Conv2d of any kernel, stride, padding, dilation and padding mode, ConvTranspose2d, PixelShuffle, pooling, resizing, padding
-///   with sums over ranks    GroupNorm
+///   with sums over ranks    GroupNorm; LayerNorm over {channels, height, width} or {height, width}, whose gain and bias are cut as the maps are
 ///   cut anew for a while    WindowAttention: whole windows on each rank, near and far ones
 ///   in a ring               Attention (causal) and CrossAttention of sequences that are cut: options.dims {1}
 ///
-/// Weights are replicated, and their gradients Partial(sum) on the axes: sync_domain_gradients() or a GradientAverager over these axes sums them. A loss is to be divided by
+/// Other weights are replicated, and their gradients Partial(sum) on the axes: sync_domain_gradients() or a GradientAverager over these axes sums them. A loss is to be divided by
 /// a global number.
 ///
 /// On axes of one rank the rules are checked and nothing is set. Throws bad_argument, before anything changes, for a layer without a rule, naming it, its kind and what

@@ -34,6 +34,10 @@ class TransformerBlock : public Module {
   RMSNorm mlp_norm;
   SwiGLU mlp;
 
+  SpaceRule space_rule(const DeviceMesh&, std::span<const int>) const override {
+    return {SpaceRule::Kind::any_part};  // residual sums
+  }
+
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;

@@ -36,6 +36,9 @@ class WeatherStage : public Module {
     ChannelFeedForward near_feed_forward;
     WindowAttention far;
     ChannelFeedForward far_feed_forward;
+    SpaceRule space_rule(const DeviceMesh&, std::span<const int>) const override {
+      return {SpaceRule::Kind::any_part};  // residual sums
+    }
 
    private:
     Tensors do_forward(Inputs x, Frame& frame) override;
@@ -46,6 +49,9 @@ class WeatherStage : public Module {
 
   Sequential layers;  ///< of Blocks
   const WeatherStageConfig& config() const noexcept { return config_; }
+  SpaceRule space_rule(const DeviceMesh&, std::span<const int>) const override {
+    return {SpaceRule::Kind::any_part};
+  }
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override { return layers.forward(x, frame); }

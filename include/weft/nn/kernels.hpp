@@ -255,6 +255,21 @@ struct KernelTable {
                               const float* mean, const float* inv_std, const float* mean_dy,
                               const float* mean_dyx, float* dx, MapShape s);
 
+  /// y = (x - mean) * inv_std * weight + bias, with statistics of rows of which this may be a part. x, y: (rows, dim), weight, bias: (dim),
+  /// mean, inv_std: (rows). In place: y may be x.
+  void (*row_norm_forward)(KernelContext& ctx, const float* x, const float* weight, const float* bias,
+                           const float* mean, const float* inv_std, float* y, std::int64_t rows,
+                           std::int64_t dim);
+  /// With n = (x - mean) * inv_std and g = dy * weight: sum_g, sum_gx = the sums of g and of g n over each row, in f64; dweight += the sum
+  /// of dy n over rows, dbias += that of dy. dy, x: (rows, dim), weight, dweight, dbias: (dim), the others: (rows).
+  void (*row_norm_backward_sums)(KernelContext& ctx, const float* dy, const float* x, const float* weight,
+                                 const float* mean, const float* inv_std, double* sum_g, double* sum_gx,
+                                 float* dweight, float* dbias, std::int64_t rows, std::int64_t dim);
+  /// dx = inv_std * (g - mean_g - n * mean_gx). dy, x, dx: (rows, dim), weight: (dim), the others: (rows). In place: dx may be dy.
+  void (*row_norm_backward)(KernelContext& ctx, const float* dy, const float* x, const float* weight,
+                            const float* mean, const float* inv_std, const float* mean_g,
+                            const float* mean_gx, float* dx, std::int64_t rows, std::int64_t dim);
+
   /// y += bias, channel by channel. y: (batch, channels, pixels), bias: (channels).
   void (*add_channel_bias)(KernelContext& ctx, const float* bias, float* y, MapShape s);
   /// dbias += the sum of dy over samples and pixels. dy: (batch, channels, pixels), dbias: (channels).
@@ -418,6 +433,7 @@ struct KernelTable {
   X(add_bias) X(bias_backward) X(rms_norm_forward) X(rms_norm_backward) X(layer_norm_forward) X(layer_norm_backward) \
   X(channel_norm_forward) X(channel_norm_backward) X(group_norm_forward) X(group_norm_backward) \
   X(channel_moments) X(batch_norm_forward) X(batch_norm_backward_sums) X(batch_norm_backward) \
+  X(row_norm_forward) X(row_norm_backward_sums) X(row_norm_backward) \
   X(add_channel_bias) X(channel_bias_backward) X(permute) X(unfold) X(fold) X(resample) X(max_pool_forward) X(max_pool_backward) X(embedding_forward) X(embedding_forward_bf16) \
   X(embedding_backward) X(rope_forward) X(rope_backward) X(attention_forward) X(attention_backward) \
   X(full_attention_forward) X(full_attention_backward) X(attention_weights_forward) X(attention_weights_backward) \
@@ -469,6 +485,9 @@ inline constexpr detail::Call<&KernelTable::channel_moments> channel_moments{};
 inline constexpr detail::Call<&KernelTable::batch_norm_forward> batch_norm_forward{};
 inline constexpr detail::Call<&KernelTable::batch_norm_backward_sums> batch_norm_backward_sums{};
 inline constexpr detail::Call<&KernelTable::batch_norm_backward> batch_norm_backward{};
+inline constexpr detail::Call<&KernelTable::row_norm_forward> row_norm_forward{};
+inline constexpr detail::Call<&KernelTable::row_norm_backward_sums> row_norm_backward_sums{};
+inline constexpr detail::Call<&KernelTable::row_norm_backward> row_norm_backward{};
 inline constexpr detail::Call<&KernelTable::add_channel_bias> add_channel_bias{};
 inline constexpr detail::Call<&KernelTable::channel_bias_backward> channel_bias_backward{};
 inline constexpr detail::Call<&KernelTable::permute> permute{};

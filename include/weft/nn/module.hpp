@@ -97,13 +97,21 @@ class Passes {
 struct SpaceRule {
   enum class Kind : unsigned char {
     unknown,   ///< it does not say
-    any_part,  ///< its own code does right on any part of a map: what it does to a pixel depends on that pixel alone, or it minds the layout
+    any_part,  ///< its own code does right on any part of a map: what it does to a pixel depends on that pixel alone, or it minds the layout.
+               ///< Of a module with children: what it does between them; each of them has a rule of its own
     by_passes,  ///< `passes` do
     refused     ///< it cannot, and `why`
   };
   Kind kind = Kind::unknown;
   std::shared_ptr<const Passes> passes{};
   std::string why{};
+  /// Parameters that have an element for each pixel, and so are cut as the maps are: for each of the axes the dimension of the parameter that it cuts, -1:
+  /// none. The others are the same on all ranks.
+  struct Pixelwise {
+    Parameter* parameter;
+    std::vector<int> dims;
+  };
+  std::vector<Pixelwise> pixelwise{};
 };
 
 /// A layer or a tree of them. A derived class registers its children and parameters under names in its

@@ -25,12 +25,17 @@ class RMSNorm : public Module {
   double eps_;
 };
 
-/// y = (x - mean) / sqrt(variance + eps) · weight + bias over the last dimension, with the biased variance; x, y: (…, dim),
-/// weight, bias: (dim). J. L. Ba, J. R. Kiros, G. E. Hinton, "Layer Normalization", 2016.
-/// x may be split along any dimension but the last; the gradients of weight and bias are then Partial(sum) on that axis.
+/// y = (x - mean) / sqrt(variance + eps) · weight + bias over the last dimension, or the last ones, with the biased variance; x, y:
+/// (…, normalised dimensions), weight, bias: those dimensions: a gain for each element. J. L. Ba, J. R. Kiros, G. E. Hinton, "Layer
+/// Normalization", 2016.
+/// x may be split along any dimension but those; the gradients of weight and bias are then Partial(sum) on that axis. Maps that are cut in space are
+/// normalised over them by apply_domain_parallel() (weft/domain/domain.hpp): weight and bias are then cut as the maps are.
 class LayerNorm : public Module {
  public:
   explicit LayerNorm(std::int64_t dim, double eps = 1e-5);
+  /// Over the last dimensions, which have these sizes: {channels, height, width}, or {height, width}. Of more than one, mean and variance are
+  /// made from sums in f64. Throws bad_argument where there is none.
+  explicit LayerNorm(const Shape& dims, double eps = 1e-5);
 
   ParameterRef weight, bias;
   double eps() const noexcept { return eps_; }

@@ -124,6 +124,47 @@ void batch_norm_backward(const T* dy, const T* x, const T* weight, const T* mean
   }
 }
 
+/// x, y: (rows, dim), weight, bias: (dim), mean, inv_std: (rows).
+template <class T>
+void row_norm_forward(const T* x, const T* weight, const T* bias, const T* mean, const T* inv_std, T* y,
+                      std::int64_t rows, std::int64_t dim) {
+  for (std::int64_t i = 0; i < rows * dim; ++i)
+    y[i] = static_cast<T>((static_cast<double>(x[i]) - static_cast<double>(mean[i / dim])) *
+                              static_cast<double>(inv_std[i / dim]) * static_cast<double>(weight[i % dim]) +
+                          static_cast<double>(bias[i % dim]));
+}
+
+/// sum_g, sum_gx: (rows), overwritten; dweight, dbias: (dim), +=.
+template <class T>
+void row_norm_backward_sums(const T* dy, const T* x, const T* weight, const T* mean, const T* inv_std,
+                            double* sum_g, double* sum_gx, T* dweight, T* dbias, std::int64_t rows,
+                            std::int64_t dim) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    sum_g[r] = sum_gx[r] = 0;
+    for (std::int64_t i = 0; i < dim; ++i) {
+      const auto d = static_cast<double>(dy[r * dim + i]), w = static_cast<double>(weight[i]);
+      const double normal = (static_cast<double>(x[r * dim + i]) - static_cast<double>(mean[r])) *
+                            static_cast<double>(inv_std[r]);
+      sum_g[r] += d * w;
+      sum_gx[r] += d * w * normal;
+      dweight[i] = static_cast<T>(static_cast<double>(dweight[i]) + d * normal);
+      dbias[i] = static_cast<T>(static_cast<double>(dbias[i]) + d);
+    }
+  }
+}
+
+template <class T>
+void row_norm_backward(const T* dy, const T* x, const T* weight, const T* mean, const T* inv_std,
+                       const T* mean_g, const T* mean_gx, T* dx, std::int64_t rows, std::int64_t dim) {
+  for (std::int64_t i = 0; i < rows * dim; ++i) {
+    const auto r = i / dim;
+    const double inv = static_cast<double>(inv_std[r]),
+                 normal = (static_cast<double>(x[i]) - static_cast<double>(mean[r])) * inv;
+    dx[i] = static_cast<T>(inv * (static_cast<double>(dy[i]) * static_cast<double>(weight[i % dim]) -
+                                  static_cast<double>(mean_g[r]) - normal * static_cast<double>(mean_gx[r])));
+  }
+}
+
 /// y: (batch, channels, pixels), bias: (channels).
 template <class T>
 void add_channel_bias(const T* bias, T* y, MapShape s) {

@@ -1,0 +1,147 @@
+#include "nn/norms/space_norm.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "nn/norms/numbers.hpp"
+#include "nn/operands.hpp"
+
+namespace weft::space_norm {
+namespace {
+
+using norms::Numbers;
+
+// The dimension of x that is the first one to be normalised.
+int first_of(const LayerNorm& norm, const Tensor& x) {
+  return x.shape().rank() - norm.weight->global_shape().rank();
+}
+
+bool cuts(const LayoutRef& layout, std::size_t axis, int from) {
+  const Placement& p = layout->placements[axis];
+  return layout->mesh_shape().size(static_cast<int>(axis)) > 1 && is_shard(p) &&
+         std::get<Shard>(p).dim >= from;
+}
+
+void check(const LayerNorm& norm, const Tensor& x, const Tensor& w, bool cut) {
+  const TensorName what = layouts::named(norm, "x");
+  expect_dtype(what, x, DType::f32);
+  layouts::expect_whole(what, x, "a norm", false);  // not Partial
+  const Shape& global = layouts::global_shape(x);
+  const Shape& gain = norm.weight->global_shape();
+  const int first = first_of(norm, x);
+  bool fits = first >= 0;
+  for (int d = 0; fits && d < gain.rank(); ++d) fits = global[first + d] == gain[d];
+  if (!fits)
+    throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected last dimensions of {} (the weight's)",
+                                                     what.text(), to_string(global), to_string(gain)));
+  if (x.layout() == nullptr) return;
+  const LayoutRef &of_x = x.layout(), &of_w = w.layout();
+  for (std::size_t axis = 0; axis < of_x->placements.size(); ++axis) {
+    if (of_x->mesh_shape().size(static_cast<int>(axis)) == 1) continue;
+    if (!cut && cuts(of_x, axis, first))
+      throw Error(ErrorCode::layout,
+                  fmt::format("{} is {} on {}; a norm over {} needs it whole there: apply_domain_parallel() "
+                              "makes one of a map that is cut in space",
+                              what.text(), to_string(of_x->placements[axis]),
+                              layouts::axis_name(*of_x, static_cast<int>(axis)), to_string(gain)));
+    const Placement as_x =
+        cuts(of_x, axis, first)
+            ? Placement(Shard{std::get<Shard>(of_x->placements[axis]).dim - first})
+            : Placement(Replicate{});
+    if (of_w->placements[axis] != as_x)
+      throw Error(ErrorCode::layout,
+                  fmt::format("{} is {} on {}, and the weight {} is {}; expected {}, cut as x is", what.text(),
+                              to_string(of_x->placements[axis]),
+                              layouts::axis_name(*of_x, static_cast<int>(axis)), to_string(gain),
+                              to_string(of_w->placements[axis]), to_string(as_x)));
+  }
+}
+
+// Of this rank's part.
+struct Sizes {
+  std::int64_t rows, dim;
+};
+Sizes sizes_of(const LayerNorm& norm, const Tensor& x) {
+  std::int64_t rows = 1;
+  for (int d = 0; d < first_of(norm, x); ++d) rows *= x.size(d);
+  return {rows, rows == 0 ? 0 : x.count() / rows};
+}
+
+Numbers summed(const LayerNorm& norm, Frame& frame, const Numbers& mine, const Tensor& x) {
+  return norms::summed(frame.compute().context(), mine, x.layout(), [&](std::size_t axis) {
+    return cuts(x.layout(), axis, first_of(norm, x));
+  });
+}
+
+// As the gain is cut; Partial(sum) where x is cut in other dimensions.
+LayoutRef of_gradient(const LayoutRef& gain, const LayoutRef& x) {
+  if (gain == nullptr || x == nullptr) return gain;
+  Placements placements = gain->placements;
+  for (std::size_t axis = 0; axis < placements.size(); ++axis)
+    if (gain->mesh_shape().size(static_cast<int>(axis)) > 1 && is_shard(x->placements[axis]) &&
+        !is_shard(placements[axis]))
+      placements[axis] = Partial{};
+  return gain->with(std::move(placements));
+}
+
+}  // namespace
+
+Tensor forward(const LayerNorm& norm, const Tensor& input, Frame& frame, Memory memory, bool cut) {
+  const Tensor x = layouts::beside(norm, "x", input, *norm.weight);
+  const Tensor w = widened(frame, norm.weight->weight()), b = widened(frame, norm.bias->weight());
+  check(norm, x, w, cut);
+  const auto [rows, dim] = sizes_of(norm, x);
+  const Tensor sums = frame.compute().make({2 * rows}, DType::f64);
+  kernels::channel_moments(frame.kernels(), x.data_ptr<float>(), sums.data_ptr<double>(),
+                           sums.data_ptr<double>() + rows, {1, rows, dim});
+  Numbers all = norms::on_host(frame.compute().context(), sums);
+  all.push_back(static_cast<double>(dim));
+  all = summed(norm, frame, all, x);
+  const double count = all.back();
+  Numbers mean, inv_std;
+  for (std::size_t r = 0; r < static_cast<std::size_t>(rows); ++r) {
+    mean.push_back(all[r] / count);
+    const double squares = all[static_cast<std::size_t>(rows) + r];
+    inv_std.push_back(1 / std::sqrt(std::max(0.0, squares / count - mean[r] * mean[r]) + norm.eps()));
+  }
+  const Tensor means = norms::placed(frame, mean), inv = norms::placed(frame, inv_std);
+  const Tensor y = frame.compute().make(x.shape(), DType::f32, memory).with_layout(x.layout());
+  kernels::row_norm_forward(frame.kernels(), x.data_ptr<float>(), w.data_ptr<float>(), b.data_ptr<float>(),
+                            means.data_ptr<float>(), inv.data_ptr<float>(), y.data_ptr<float>(), rows, dim);
+  const Tensor counted(frame.compute().context(), {1}, DType::f64);
+  counted.as<double>()[0] = count;
+  frame.push(norm, {x, means, inv, counted});
+  return y;
+}
+
+// With x^ = (x - mean) inv_std and g = dy weight: dweight = Σ dy x^ and dbias = Σ dy over what is normalised one by one, dx = inv_std (g -
+// mean(g) - x^ mean(g x^)), the means over all ranks.
+Tensor backward(const LayerNorm& norm, const Tensor& dy, Frame& frame, Memory memory) {
+  const Tensors kept = frame.pop(norm);
+  const Tensor &x = kept[0], &means = kept[1], &inv = kept[2];
+  const double count = kept[3].as<double>()[0];
+  expect_gradient(norm, dy, x.shape(), x.layout());
+  const Tensor w = widened(frame, norm.weight->weight());
+  const std::int64_t rows = sizes_of(norm, x).rows, dim = sizes_of(norm, x).dim;
+  const Tensor sums = frame.compute().make({2 * rows}, DType::f64), dw = frame.compute().zeros(w.shape()),
+               db = frame.compute().zeros(w.shape());
+  kernels::row_norm_backward_sums(frame.kernels(), dy.data_ptr<float>(), x.data_ptr<float>(),
+                                  w.data_ptr<float>(), means.data_ptr<float>(), inv.data_ptr<float>(),
+                                  sums.data_ptr<double>(), sums.data_ptr<double>() + rows,
+                                  dw.data_ptr<float>(), db.data_ptr<float>(), rows, dim);
+  for (const auto& [parameter, gradient] : {std::pair{norm.bias.get(), &db}, {norm.weight.get(), &dw}})
+    if (parameter->trainable())
+      parameter->accumulate(gradient->with_layout(of_gradient(parameter->weight().layout(), x.layout())));
+  Numbers all = summed(norm, frame, norms::on_host(frame.compute().context(), sums), x);
+  for (double& n : all) n /= count;
+  const Tensor of_g = norms::placed(frame, {all.begin(), all.begin() + rows}),
+               of_gx = norms::placed(frame, {all.begin() + rows, all.end()});
+  const Tensor dx = frame.compute().make(x.shape(), DType::f32, memory).with_layout(x.layout());
+  kernels::row_norm_backward(frame.kernels(), dy.data_ptr<float>(), x.data_ptr<float>(), w.data_ptr<float>(),
+                             means.data_ptr<float>(), inv.data_ptr<float>(), of_g.data_ptr<float>(),
+                             of_gx.data_ptr<float>(), dx.data_ptr<float>(), rows, dim);
+  return dx;
+}
+
+}  // namespace weft::space_norm

@@ -1,0 +1,16 @@
+// Layer norm over several dimensions, with a gain and a bias for each element of them, whole or cut in space. Inside nn and domain.
+//
+// Statistics are sums in f64, over ranks in one all-reduce each way: two numbers for each thing that is normalised, and in forward the number of
+// elements, which parts of different size share.
+#pragma once
+
+#include "weft/nn/norm.hpp"
+
+namespace weft::space_norm {
+
+/// x: (…, as the gain). `cut`: whether x may be cut in the dimensions that are normalised; the gain is then cut alike. Throws layout where it is not, or
+/// where it is and `cut` is false; bad_argument where the shapes do not fit. Keeps on the Frame what backward needs.
+Tensor forward(const LayerNorm& norm, const Tensor& x, Frame& frame, Memory memory, bool cut);
+Tensor backward(const LayerNorm& norm, const Tensor& dy, Frame& frame, Memory memory);
+
+}  // namespace weft::space_norm
