@@ -113,7 +113,8 @@ class Search {
         return;
       case SpaceRule::Kind::unknown:
         refuse(fmt::format(
-            "\"{}\" is of kind {}, which has no rule for maps that are cut in space. Give it one: space_rule() "
+            "\"{}\" is of kind {}, which has no rule for maps that are cut in space. Give it one: "
+            "space_rule() "
             "of the layer, or DomainOptions::rules; {}",
             path, kind_of(module),
             module.children().empty()
@@ -137,9 +138,10 @@ class Search {
     if (axes_.size() == 1) return;
     for (const SpaceRule::Pixelwise& p : rule.pixelwise) {
       if (p.parameter == nullptr || p.dims.size() != dims_.size())
-        refuse(fmt::format("the rule of \"{}\" names a pixelwise parameter with {} dims; expected a parameter, and {} "
-                           "dims, one for each axis of {}",
-                           path, p.dims.size(), dims_.size(), axes_.name()));
+        refuse(fmt::format(
+            "the rule of \"{}\" names a pixelwise parameter with {} dims; expected a parameter, and {} "
+            "dims, one for each axis of {}",
+            path, p.dims.size(), dims_.size(), axes_.name()));
       if (p.parameter->materialised() || p.parameter->layout_fixed_by() != nullptr)
         refuse(fmt::format("\"{}\" is cut as the maps are, and it {}; expected before", p.parameter->path(),
                            p.parameter->materialised()

@@ -173,11 +173,12 @@ TEST(DomainRules, OfBlocksFromOutside) {
   Context context;
   const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"h", 2}}, 0);
   Residual block(false);
-  EXPECT_EQ(error_text([&] { apply_domain_parallel(block, mesh); }),
-            "bad_argument: apply_domain_parallel: \"\" is of kind weft::domain_layers_test::(anonymous "
-            "namespace)::Residual, which has no rule for maps that are cut in space. Give it one: space_rule() of "
-            "the layer, or DomainOptions::rules; one whose own code, between its children, treats each pixel alone "
-            "(residual sums) says SpaceRule::Kind::any_part, and its children keep their own rules");
+  EXPECT_EQ(
+      error_text([&] { apply_domain_parallel(block, mesh); }),
+      "bad_argument: apply_domain_parallel: \"\" is of kind weft::domain_layers_test::(anonymous "
+      "namespace)::Residual, which has no rule for maps that are cut in space. Give it one: space_rule() of "
+      "the layer, or DomainOptions::rules; one whose own code, between its children, treats each pixel alone "
+      "(residual sums) says SpaceRule::Kind::any_part, and its children keep their own rules");
   EXPECT_EQ(block.branch.passes(), nullptr);  // nothing was set
   DomainOptions options;
   options.rules[typeid(Residual)] = [](Module&) { return SpaceRule{SpaceRule::Kind::any_part}; };
@@ -187,7 +188,8 @@ TEST(DomainRules, OfBlocksFromOutside) {
   class Odd : public Sequential {};
   Odd odd;
   odd.append(std::make_unique<ReLU>());
-  EXPECT_NE(error_text([&] { apply_domain_parallel(odd, mesh); }).find("Odd, which has no rule"), std::string::npos);
+  EXPECT_NE(error_text([&] { apply_domain_parallel(odd, mesh); }).find("Odd, which has no rule"),
+            std::string::npos);
 }
 
 TEST(DomainRules, OfLayersFromOutside) {

@@ -83,9 +83,10 @@ TEST(DomainLayerNorm, SaysWhatDoesNotFit) {
     EXPECT_EQ(error_text([&] { serial.forward(x, frame); }),
               "layout: \"\": x is Shard(2) on h=2; a norm over (2, 4, 3) needs it whole there: "
               "apply_domain_parallel() makes one of a map that is cut in space");
-    EXPECT_EQ(error_text([&] { split.forward(gather_spatial(x, manager), frame); }),
-              "layout: \"\": x is Replicate on h=2, and the weight (2, 4, 3) is Shard(1); expected Replicate, cut "
-              "as x is");
+    EXPECT_EQ(
+        error_text([&] { split.forward(gather_spatial(x, manager), frame); }),
+        "layout: \"\": x is Replicate on h=2, and the weight (2, 4, 3) is Shard(1); expected Replicate, cut "
+        "as x is");
     EXPECT_EQ(error_text([&] {
                 split.forward(shard_spatial(Tensor::zeros(rank.context, {1, 2, 5, 3}), manager), frame);
               }),
@@ -93,9 +94,10 @@ TEST(DomainLayerNorm, SaysWhatDoesNotFit) {
     LayerNorm late(Shape{2, 4, 3});
     replicate(late, mesh);
     materialise(late, compute);
-    EXPECT_EQ(error_text([&] { apply_domain_parallel(late, mesh); }),
-              "bad_argument: apply_domain_parallel: \"weight\" is cut as the maps are, and it has memory already; "
-              "expected before");
+    EXPECT_EQ(
+        error_text([&] { apply_domain_parallel(late, mesh); }),
+        "bad_argument: apply_domain_parallel: \"weight\" is cut as the maps are, and it has memory already; "
+        "expected before");
     EXPECT_EQ(late.passes(), nullptr);
   });
 }
@@ -113,7 +115,8 @@ TEST(DomainLayerNorm, OverTheLastDimensionIsOfEachPixel) {
     EXPECT_EQ(error_text([&] {
                 norm.forward(shard_spatial(Tensor::zeros(rank.context, {1, 2, 3, 4}), manager), frame);
               }),
-              "layout: \"\": x is Shard(3) on w=2; a norm needs its last dimension whole: a boundary must gather it first");
+              "layout: \"\": x is Shard(3) on w=2; a norm needs its last dimension whole: a boundary must "
+              "gather it first");
   });
 }
 

@@ -38,7 +38,8 @@ std::unique_ptr<Sequential> make_model() {
                 std::make_unique<WeatherStage>(WeatherStageConfig{
                     .dim = 32, .depth = 1, .head_dim = 8, .local_window = 2, .global_window = 4, .mult = 2}));
   model->append("norm", std::make_unique<GroupNorm>(2, 32));
-  model->append("space", std::make_unique<LayerNorm>(Shape{32, 12, 8}));  // a gain for each pixel, cut as they are
+  model->append("space",
+                std::make_unique<LayerNorm>(Shape{32, 12, 8}));  // a gain for each pixel, cut as they are
   model->append("up", std::make_unique<ConvTranspose2d>(
                           ConvTranspose2dConfig{.in = 32, .out = 6, .kernel = 2, .stride = 2}));
   model->append("out", std::make_unique<Conv2d>(Conv2dConfig{.in = 6, .out = 2, .kernel = 3, .padding = 1}));
@@ -187,7 +188,8 @@ TEST(DomainCheckpoint, AGainOfEachPixelGoesFromMeshToMesh) {
               make_layout(mesh, {{"h", Shard{1}}, {"w", Shard{2}}}, {32, 12, 8}));
     for (Parameter* p : model->parameters()) {
       Tensor whole(rank.context, p->global_shape());
-      for (std::int64_t i = 0; i < whole.count(); ++i) whole.f32()[static_cast<std::size_t>(i)] = value(*p, i);
+      for (std::int64_t i = 0; i < whole.count(); ++i)
+        whole.f32()[static_cast<std::size_t>(i)] = value(*p, i);
       p->set_master(distribute(whole, p->layout()));
     }
     save_checkpoint(folder.path(), mesh, 1, *model, {});

@@ -33,8 +33,9 @@ void check(const LayerNorm& norm, const Tensor& x, const Tensor& w, bool cut) {
   bool fits = first >= 0;
   for (int d = 0; fits && d < gain.rank(); ++d) fits = global[first + d] == gain[d];
   if (!fits)
-    throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected last dimensions of {} (the weight's)",
-                                                     what.text(), to_string(global), to_string(gain)));
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} is {}; expected last dimensions of {} (the weight's)", what.text(),
+                            to_string(global), to_string(gain)));
   if (x.layout() == nullptr) return;
   const LayoutRef &of_x = x.layout(), &of_w = w.layout();
   for (std::size_t axis = 0; axis < of_x->placements.size(); ++axis) {
@@ -45,16 +46,15 @@ void check(const LayerNorm& norm, const Tensor& x, const Tensor& w, bool cut) {
                               "makes one of a map that is cut in space",
                               what.text(), to_string(of_x->placements[axis]),
                               layouts::axis_name(*of_x, static_cast<int>(axis)), to_string(gain)));
-    const Placement as_x =
-        cuts(of_x, axis, first)
-            ? Placement(Shard{std::get<Shard>(of_x->placements[axis]).dim - first})
-            : Placement(Replicate{});
+    const Placement as_x = cuts(of_x, axis, first)
+                               ? Placement(Shard{std::get<Shard>(of_x->placements[axis]).dim - first})
+                               : Placement(Replicate{});
     if (of_w->placements[axis] != as_x)
-      throw Error(ErrorCode::layout,
-                  fmt::format("{} is {} on {}, and the weight {} is {}; expected {}, cut as x is", what.text(),
-                              to_string(of_x->placements[axis]),
-                              layouts::axis_name(*of_x, static_cast<int>(axis)), to_string(gain),
-                              to_string(of_w->placements[axis]), to_string(as_x)));
+      throw Error(
+          ErrorCode::layout,
+          fmt::format("{} is {} on {}, and the weight {} is {}; expected {}, cut as x is", what.text(),
+                      to_string(of_x->placements[axis]), layouts::axis_name(*of_x, static_cast<int>(axis)),
+                      to_string(gain), to_string(of_w->placements[axis]), to_string(as_x)));
   }
 }
 
@@ -69,9 +69,8 @@ Sizes sizes_of(const LayerNorm& norm, const Tensor& x) {
 }
 
 Numbers summed(const LayerNorm& norm, Frame& frame, const Numbers& mine, const Tensor& x) {
-  return norms::summed(frame.compute().context(), mine, x.layout(), [&](std::size_t axis) {
-    return cuts(x.layout(), axis, first_of(norm, x));
-  });
+  return norms::summed(frame.compute().context(), mine, x.layout(),
+                       [&](std::size_t axis) { return cuts(x.layout(), axis, first_of(norm, x)); });
 }
 
 // As the gain is cut; Partial(sum) where x is cut in other dimensions.
