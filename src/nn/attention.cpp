@@ -111,6 +111,29 @@ LayoutRef of_shared_gradient(const LayoutRef& q, const LayoutRef& k) {
   return k->with(std::move(placements));
 }
 
+// What attention keeps between its passes, in the order on the Frame; the gradients of q, k and v, not written yet; and what
+// came back through the projection behind it. log_sum_exp: (batch, heads, queries)
+struct HeadsBackward {
+  Tensor dout, q, k, v, out, log_sum_exp, dq, dk, dv;
+};
+HeadsBackward begin_heads_backward(const Module& module, Linear& o_proj, Inputs dy, Frame& frame) {
+  Compute& compute = frame.compute();
+  const Tensor dout = o_proj.backward(dy, frame)[0];
+  const Tensors kept = frame.pop(module);
+  const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &out = kept[3];
+  layouts::expect_same(layouts::named(module, "d(out)"), dout.layout(), out.layout(), "as out");
+  const LayoutRef of_dk = of_shared_gradient(q.layout(), k.layout());
+  return {dout,
+          q,
+          k,
+          v,
+          out,
+          kept[4],
+          compute.make(q.shape()).with_layout(q.layout()),
+          compute.make(k.shape()).with_layout(of_dk),
+          compute.make(v.shape()).with_layout(of_dk)};
+}
+
 // What q, k and v say about this rank's share of the heads. q: (batch, seq, heads·head_dim), k, v: (batch,
 // seq, kv_heads·head_dim)
 kernels::AttentionShape share_of_heads(const Module& module, const AttentionConfig& config, const Tensor& q,
@@ -232,27 +255,20 @@ Tensors Attention::do_forward(Inputs x, Frame& frame) {
 
 Tensors Attention::do_backward(Inputs dy, Frame& frame) {
   Compute& compute = frame.compute();
-  const Tensor dout = o_proj.backward(dy, frame)[0];
-  const Tensors kept = frame.pop(*this);
-  const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &out = kept[3], &log_sum_exp = kept[4];
-  layouts::expect_same(layouts::named(*this, "d(out)"), dout.layout(), out.layout(), "as out");
-  const kernels::AttentionShape s = share_of_heads(*this, config_, q, k, v);
-  const Tensor dq = compute.make(q.shape()).with_layout(q.layout());
-  const LayoutRef of_dk = of_shared_gradient(q.layout(), k.layout());
-  const Tensor dk = compute.make(k.shape()).with_layout(of_dk);
-  const Tensor dv = compute.make(v.shape()).with_layout(of_dk);
+  const HeadsBackward h = begin_heads_backward(*this, o_proj, dy, frame);
+  const kernels::AttentionShape s = share_of_heads(*this, config_, h.q, h.k, h.v);
   const RopePointers rope = on_device(compute, rope_);
-  kernels::attention_backward(frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(),
-                              k.data_ptr<float>(), v.data_ptr<float>(), out.data_ptr<float>(),
-                              log_sum_exp.data_ptr<float>(), dq.data_ptr<float>(), dk.data_ptr<float>(),
-                              dv.data_ptr<float>(), s);
-  kernels::rope_backward(frame.kernels(), dq.data_ptr<float>(), rope.cos, rope.sin, dq.data_ptr<float>(),
+  kernels::attention_backward(frame.kernels(), h.dout.data_ptr<float>(), h.q.data_ptr<float>(),
+                              h.k.data_ptr<float>(), h.v.data_ptr<float>(), h.out.data_ptr<float>(),
+                              h.log_sum_exp.data_ptr<float>(), h.dq.data_ptr<float>(),
+                              h.dk.data_ptr<float>(), h.dv.data_ptr<float>(), s);
+  kernels::rope_backward(frame.kernels(), h.dq.data_ptr<float>(), rope.cos, rope.sin, h.dq.data_ptr<float>(),
                          {s.batch, s.seq, s.heads, s.head_dim});
-  kernels::rope_backward(frame.kernels(), dk.data_ptr<float>(), rope.cos, rope.sin, dk.data_ptr<float>(),
+  kernels::rope_backward(frame.kernels(), h.dk.data_ptr<float>(), rope.cos, rope.sin, h.dk.data_ptr<float>(),
                          {s.batch, s.seq, s.kv_heads, s.head_dim});
-  const Tensor through_v = v_proj.backward(dv, frame)[0];
-  const Tensor through_k = k_proj.backward(dk, frame)[0];
-  const Tensor through_q = q_proj.backward(dq, frame)[0];
+  const Tensor through_v = v_proj.backward(h.dv, frame)[0];
+  const Tensor through_k = k_proj.backward(h.dk, frame)[0];
+  const Tensor through_q = q_proj.backward(h.dq, frame)[0];
   const TensorName what = layouts::named(*this, "dx");
   return {
       add_tensors(add_tensors(through_v, through_k, compute, what), through_q, compute, what, dx_memory())};
@@ -335,24 +351,17 @@ Tensors CrossAttention::do_forward(Inputs inputs, Frame& frame) {
 }
 
 Tensors CrossAttention::do_backward(Inputs dy, Frame& frame) {
-  Compute& compute = frame.compute();
-  const Tensor dout = o_proj.backward(dy, frame)[0];
-  const Tensors kept = frame.pop(*this);
-  const Tensor &q = kept[0], &k = kept[1], &v = kept[2], &out = kept[3], &log_sum_exp = kept[4];
-  layouts::expect_same(layouts::named(*this, "d(out)"), dout.layout(), out.layout(), "as out");
-  const kernels::FullAttentionShape s = cross_shape(*this, config_, q, k, v);
-  const LayoutRef of_dk = of_shared_gradient(q.layout(), k.layout());
-  const Tensor dq = compute.make(q.shape()).with_layout(q.layout());
-  const Tensor dk = compute.make(k.shape()).with_layout(of_dk);
-  const Tensor dv = compute.make(v.shape()).with_layout(of_dk);
-  kernels::full_attention_backward(frame.kernels(), dout.data_ptr<float>(), q.data_ptr<float>(),
-                                   k.data_ptr<float>(), v.data_ptr<float>(), nullptr, out.data_ptr<float>(),
-                                   log_sum_exp.data_ptr<float>(), dq.data_ptr<float>(), dk.data_ptr<float>(),
-                                   dv.data_ptr<float>(), nullptr, s);
-  const Tensor through_v = v_proj.backward(dv, frame)[0];
-  const Tensor through_k = k_proj.backward(dk, frame)[0];
-  const Tensor dx = q_proj.backward(dq, frame)[0];
-  return {dx, add_tensors(through_v, through_k, compute, layouts::named(*this, "d(context)"), dx_memory())};
+  const HeadsBackward h = begin_heads_backward(*this, o_proj, dy, frame);
+  const kernels::FullAttentionShape s = cross_shape(*this, config_, h.q, h.k, h.v);
+  kernels::full_attention_backward(
+      frame.kernels(), h.dout.data_ptr<float>(), h.q.data_ptr<float>(), h.k.data_ptr<float>(),
+      h.v.data_ptr<float>(), nullptr, h.out.data_ptr<float>(), h.log_sum_exp.data_ptr<float>(),
+      h.dq.data_ptr<float>(), h.dk.data_ptr<float>(), h.dv.data_ptr<float>(), nullptr, s);
+  const Tensor through_v = v_proj.backward(h.dv, frame)[0];
+  const Tensor through_k = k_proj.backward(h.dk, frame)[0];
+  const Tensor dx = q_proj.backward(h.dq, frame)[0];
+  return {dx, add_tensors(through_v, through_k, frame.compute(), layouts::named(*this, "d(context)"),
+                          dx_memory())};
 }
 
 }  // namespace weft

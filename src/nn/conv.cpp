@@ -60,6 +60,11 @@ void check(const Conv2dConfig& c) {
       refuse(fmt::format("{} {} does not divide into groups {}", what, channels, c.groups));
 }
 
+Shape weight_shape(const Conv2dConfig& c) {
+  check(c);
+  return {c.out, c.in / c.groups, c.kernel.height, c.kernel.width};
+}
+
 // What the kernel sees of one map of this size. Throws bad_argument where nothing comes out, or where the padding needs more
 // pixels than there are.
 kernels::UnfoldShape unfolding(const Module& module, const Conv2dConfig& c, const Tensor& x) {
@@ -139,17 +144,12 @@ kernels::UnfoldShape of_padded(const Conv2dConfig& c, kernels::UnfoldShape s) {
 
 }  // namespace
 
-Conv2d::Conv2d(const Conv2dConfig& config) : config_(config) {
-  check(config);
-  weight = add("weight", std::make_shared<Parameter>(Shape{config.out, config.in / config.groups,
-                                                           config.kernel.height, config.kernel.width},
-                                                     config.init));
-  if (config.bias) bias = add("bias", std::make_shared<Parameter>(Shape{config.out}));
-}
+Conv2d::Conv2d(const Conv2dConfig& config)
+    : WeightedLayer(weight_shape(config), config.bias, config.init), config_(config) {}
 
 ShardRule Conv2d::shard_rule(Split split) const {
-  ShardRule rule;
   if (const std::string what = not_plain(config_); !what.empty()) {
+    ShardRule rule;
     rule.refused = fmt::format(
         "has {}, and only a 1x1 convolution of stride 1, without padding, of dilation 1, in one group, with "
         "padding mode "
@@ -157,27 +157,11 @@ ShardRule Conv2d::shard_rule(Split split) const {
         what);
     return rule;
   }
-  const bool columns = split == Split::column;
+  ShardRule rule = rule_of_product(split);
   rule.features = kChannels;
-  rule.parameters.push_back({weight.get(), Shard{columns ? 0 : 1}});
-  if (bias) rule.parameters.push_back({bias.get(), columns ? Placement(Shard{0}) : Placement(Replicate{})});
-  if (spectral_norm_) {
-    rule.buffers = spectral_norm_->parts(split);
-    rule.whole_by_default = "a spectral norm";
-  }
-  rule.whole_units.push_back(columns ? Unit{"output channels", config_.out}
-                                     : Unit{"input channels", config_.in});
+  rule.whole_units.push_back(split == Split::column ? Unit{"output channels", config_.out}
+                                                    : Unit{"input channels", config_.in});
   return rule;
-}
-
-void Conv2d::add_spectral_norm(const SpectralNormConfig& config) {
-  if (spectral_norm_)
-    throw Error(ErrorCode::bad_argument, fmt::format("spectral norm of \"{}\": it has one already", path()));
-  auto norm = std::make_unique<SpectralNorm>(path(), weight, config);
-  rename_parameter("weight", "weight_orig");
-  add("weight_u", norm->u);
-  add("weight_v", norm->v);
-  spectral_norm_ = std::move(norm);
 }
 
 Tensors Conv2d::do_forward(Inputs inputs, Frame& frame) {
@@ -213,7 +197,7 @@ Tensors Conv2d::do_forward(Inputs inputs, Frame& frame) {
   const bool add_bias_here = bias && !row_parallel(*weight);
   if (add_bias_here) expect_bias_fits(*this, y, *bias, kChannels);
   Tensors kept{x};
-  const Tensor w = spectral_norm_ ? spectral_norm_->forward(frame, kept) : stored;
+  const Tensor w = weight_to_use(frame, kept);
   if (plain) kept[0] = as_operand(frame, x, w).with_layout(x.layout());
   conv::correlate(frame, padded(frame, config_, kept[0]), w, config_.groups, of_padded(config_, seen), y);
   if (add_bias_here) conv::add_bias(frame, bias->weight(), y);
@@ -242,7 +226,7 @@ void Conv2d::begin_backward(Inputs dy, Frame& frame) {
 Tensors Conv2d::do_backward(Inputs gradients, Frame& frame) {
   const Tensors kept = frame.pop(*this);
   const Tensor& x = kept[0];
-  const Tensor w = spectral_norm_ ? spectral_norm_->again(frame, kept) : weight->weight();
+  const Tensor w = weight_used(frame, kept);
   const bool plain = not_plain(config_).empty();
   const kernels::UnfoldShape seen = unfolding(*this, config_, x);
   const std::int64_t in = w.size(1) * config_.groups, out = w.size(0), batch = x.size(0);
@@ -269,10 +253,7 @@ Tensors Conv2d::do_backward(Inputs gradients, Frame& frame) {
                           add);
   };
   const LayoutRef of_dw = layouts::gradient_of(w.layout(), x.layout(), kChannels);
-  if (spectral_norm_)
-    spectral_norm_->accumulate(frame, kept, of_dw, write);
-  else
-    weight->accumulate(of_dw, write);
+  accumulate_weight(frame, kept, of_dw, write);
   if (dy.count() == 0 || x.count() == 0) return {dx};
   const Tensor dwide = pads(config_) ? frame.compute().make({batch, in, of_wide.height, of_wide.width}) : dx;
   conv::spread(frame, operand, w, config_.groups, of_wide, dwide);

@@ -42,26 +42,18 @@ LayoutRef expected_gradient(const LayoutRef& of_y, const LayoutRef& weight, cons
 
 }  // namespace
 
-Linear::Linear(std::int64_t in, std::int64_t out, bool with_bias, Init init) {
-  weight = add("weight", std::make_shared<Parameter>(Shape{out, in}, init));
-  if (with_bias) bias = add("bias", std::make_shared<Parameter>(Shape{out}));
-}
+Linear::Linear(std::int64_t in, std::int64_t out, bool with_bias, Init init)
+    : WeightedLayer({out, in}, with_bias, init) {}
 
 ShardRule Linear::shard_rule(Split split) const {
-  const bool columns = split == Split::column;
-  const Segments segments{0, columns ? segments_ : std::vector<std::int64_t>{}};
-  ShardRule rule;
-  rule.parameters.push_back({weight.get(), Shard{columns ? 0 : 1}, segments});
-  if (bias)
-    rule.parameters.push_back({bias.get(), columns ? Placement(Shard{0}) : Placement(Replicate{}), segments});
-  if (spectral_norm_) {
-    rule.buffers = spectral_norm_->parts(split);
-    for (ShardRule::BufferPart& part : rule.buffers) part.segments = segments;
-    rule.whole_by_default = "a spectral norm";
-  }
+  ShardRule rule = rule_of_product(split, segments_);
   const Shape& shape = weight->global_shape();
-  rule.whole_units.push_back(columns ? Unit{"output features", shape[0]} : Unit{"input features", shape[1]});
-  for (const std::int64_t size : segments.sizes) rule.whole_units.push_back({"features in a segment", size});
+  if (split == Split::row) {
+    rule.whole_units.push_back({"input features", shape[1]});
+    return rule;
+  }
+  rule.whole_units.push_back({"output features", shape[0]});
+  for (const std::int64_t size : segments_) rule.whole_units.push_back({"features in a segment", size});
   return rule;
 }
 
@@ -77,16 +69,6 @@ void Linear::set_segments(std::vector<std::int64_t> sizes) {
 }
 
 void Linear::tie_weight(ParameterRef other) { weight = tie("weight", std::move(other)); }
-
-void Linear::add_spectral_norm(const SpectralNormConfig& config) {
-  if (spectral_norm_)
-    throw Error(ErrorCode::bad_argument, fmt::format("spectral norm of \"{}\": it has one already", path()));
-  auto norm = std::make_unique<SpectralNorm>(path(), weight, config);
-  rename_parameter("weight", "weight_orig");
-  add("weight_u", norm->u);
-  add("weight_v", norm->v);
-  spectral_norm_ = std::move(norm);
-}
 
 Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
   expect_count(inputs, 1, "inputs");
@@ -107,7 +89,7 @@ Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
   const std::int64_t tokens = out == 0 ? 0 : y.count() / out;
   const Tensor b = add_bias_here ? widened(frame, bias->weight()) : Tensor();
   Tensors kept{x};
-  const Tensor w = spectral_norm_ ? spectral_norm_->forward(frame, kept) : stored;
+  const Tensor w = weight_to_use(frame, kept);
   const float* const of_b = b ? b.data_ptr<float>() : nullptr;
   const kernels::LinearShape s{tokens, in, out};
   if (w.dtype() == DType::bf16) {
@@ -141,7 +123,7 @@ void Linear::begin_backward(Inputs dy, Frame& frame) {
 Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
   const Tensors kept = frame.pop(*this);
   const Tensor& x = kept[0];
-  const Tensor w = spectral_norm_ ? spectral_norm_->again(frame, kept) : weight->weight();
+  const Tensor w = weight_used(frame, kept);
   const LayoutRef y_layout = layouts::linear_output(layouts::named(*this, "x"), x.layout(), w.layout());
   const Tensor& dy = gradients[0];
   const std::int64_t in = w.size(1), out = w.size(0);
@@ -154,13 +136,9 @@ Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
   const Tensor operand = as_operand(frame, dy, w);
   const LayoutRef of_dw =
       layouts::partial_as(layouts::gradient_of(w.layout(), x.layout(), last), dy.layout());
-  const auto write = [&](const Tensor& dw, bool add) {
+  accumulate_weight(frame, kept, of_dw, [&](const Tensor& dw, bool add) {
     multiply(frame, operand, Stored::transposed, x, Stored::plain, dw, out, in, tokens, add);
-  };
-  if (spectral_norm_)
-    spectral_norm_->accumulate(frame, kept, of_dw, write);
-  else
-    weight->accumulate(of_dw, write);
+  });
   const Tensor dx = frame.compute()
                         .make(x.shape(), DType::f32, dx_memory())
                         .with_layout(layouts::partial_as(

@@ -9,9 +9,7 @@
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/mesh/redistribute.hpp"
-#include "weft/nn/conv.hpp"
 #include "weft/nn/layouts.hpp"
-#include "weft/nn/linear.hpp"
 
 namespace weft {
 namespace {
@@ -189,17 +187,60 @@ void SpectralNorm::accumulate(Frame& frame, const Tensors& kept, const LayoutRef
   weight_->accumulate(gradient);
 }
 
+WeightedLayer::WeightedLayer(const Shape& weight_shape, bool with_bias, const Init& init) {
+  weight = add("weight", std::make_shared<Parameter>(weight_shape, init));
+  if (with_bias) bias = add("bias", std::make_shared<Parameter>(Shape{weight_shape[0]}));
+}
+
+void WeightedLayer::add_spectral_norm(const SpectralNormConfig& config) {
+  if (spectral_norm_)
+    throw Error(ErrorCode::bad_argument, fmt::format("spectral norm of \"{}\": it has one already", path()));
+  auto norm = std::make_unique<SpectralNorm>(path(), weight, config);
+  rename_parameter("weight", "weight_orig");
+  add("weight_u", norm->u);
+  add("weight_v", norm->v);
+  spectral_norm_ = std::move(norm);
+}
+
+ShardRule WeightedLayer::rule_of_product(Split split, const std::vector<std::int64_t>& segments) const {
+  const bool columns = split == Split::column;
+  const Segments of_outputs{0, columns ? segments : std::vector<std::int64_t>{}};
+  ShardRule rule;
+  rule.parameters.push_back({weight.get(), Shard{columns ? 0 : 1}, of_outputs});
+  if (bias)
+    rule.parameters.push_back(
+        {bias.get(), columns ? Placement(Shard{0}) : Placement(Replicate{}), of_outputs});
+  if (!spectral_norm_) return rule;
+  rule.buffers = spectral_norm_->parts(split);
+  for (ShardRule::BufferPart& part : rule.buffers) part.segments = of_outputs;
+  rule.whole_by_default = "a spectral norm";
+  return rule;
+}
+
+Tensor WeightedLayer::weight_to_use(Frame& frame, Tensors& kept) const {
+  return spectral_norm_ ? spectral_norm_->forward(frame, kept) : weight->weight();
+}
+
+Tensor WeightedLayer::weight_used(Frame& frame, const Tensors& kept) const {
+  return spectral_norm_ ? spectral_norm_->again(frame, kept) : weight->weight();
+}
+
+void WeightedLayer::accumulate_weight(
+    Frame& frame, const Tensors& kept, const LayoutRef& layout,
+    const std::function<void(const Tensor& into, bool add)>& write) const {
+  if (spectral_norm_)
+    spectral_norm_->accumulate(frame, kept, layout, write);
+  else
+    weight->accumulate(layout, write);
+}
+
 int add_spectral_norm(Module& root, const SpectralNormConfig& config) {
   int count = 0;
   root.visit([&](Module& m) {
-    if (auto* const linear = dynamic_cast<Linear*>(&m); linear != nullptr && !linear->spectral_norm()) {
-      linear->add_spectral_norm(config);
-      ++count;
-    }
-    if (auto* const conv = dynamic_cast<Conv2d*>(&m); conv != nullptr && !conv->spectral_norm()) {
-      conv->add_spectral_norm(config);
-      ++count;
-    }
+    auto* const layer = dynamic_cast<WeightedLayer*>(&m);
+    if (layer == nullptr || layer->spectral_norm() != nullptr) return;
+    layer->add_spectral_norm(config);
+    ++count;
   });
   return count;
 }

@@ -31,18 +31,13 @@ struct Conv2dConfig {
 /// A plain 1×1 convolution (stride 1, no padding, dilation 1, one group) is a Linear over the channels, and is split over axes
 /// as one, column and row, with the channels (dimension 1) as features; x may also be split in height and width. Any other
 /// takes x whole but for the batch; its weight is not split.
-class Conv2d : public Module {
+class Conv2d : public WeightedLayer {
  public:
   /// Throws bad_argument naming what is wrong: a size below 1, groups that divide in or out not.
   explicit Conv2d(const Conv2dConfig& config);
 
-  ParameterRef weight, bias;  ///< bias: null where there is none
-
   const Conv2dConfig& config() const noexcept { return config_; }
   ShardRule shard_rule(Split split) const override;
-  /// As Linear::add_spectral_norm(); the weight is seen as a matrix (out, in / groups · kernel height · kernel width).
-  void add_spectral_norm(const SpectralNormConfig& config = {});
-  const SpectralNorm* spectral_norm() const noexcept { return spectral_norm_.get(); }  ///< null: none
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
@@ -50,7 +45,6 @@ class Conv2d : public Module {
   void finish_forward(Tensors& y, Frame& frame) override;
   void begin_backward(Inputs dy, Frame& frame) override;
   Conv2dConfig config_;
-  std::unique_ptr<SpectralNorm> spectral_norm_;
 };
 
 }  // namespace weft

@@ -15,11 +15,9 @@ namespace weft {
 ///   weight Shard(1):  x Shard(last) → y Partial(sum), which the boundary after the layer reduces
 /// The bias is added after that boundary, once on every rank, and its gradient is taken from dy on the same
 /// side of it.
-class Linear : public Module {
+class Linear : public WeightedLayer {
  public:
   Linear(std::int64_t in, std::int64_t out, bool with_bias = false, Init init = Normal{0.02});
-
-  ParameterRef weight, bias;  ///< bias: null where there is none
 
   ShardRule shard_rule(Split split) const override;
   /// Uses another module's (out, in) weight from now on; see Parameter about tied weights.
@@ -28,18 +26,12 @@ class Linear : public Module {
   /// then gives each rank its part of every one, and each size must divide into the ranks. split_features() takes them apart. Throws
   /// bad_argument where the sizes do not add up to the outputs.
   void set_segments(std::vector<std::int64_t> sizes);
-  /// Computes with weight / sigma from now on. The stored weight is called weight_orig then, and the buffers weight_u and weight_v
-  /// stand beside it. Comes before parallelize and materialise. Throws bad_argument as SpectralNorm does, and where it has
-  /// one already.
-  void add_spectral_norm(const SpectralNormConfig& config = {});
-  const SpectralNorm* spectral_norm() const noexcept { return spectral_norm_.get(); }  ///< null: none
 
  private:
   Tensors do_forward(Inputs x, Frame& frame) override;
   Tensors do_backward(Inputs dy, Frame& frame) override;
   void finish_forward(Tensors& y, Frame& frame) override;
   void begin_backward(Inputs dy, Frame& frame) override;
-  std::unique_ptr<SpectralNorm> spectral_norm_;
   std::vector<std::int64_t> segments_;  // of the outputs; empty: one
 };
 

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <vector>
 
 #include "weft/nn/module.hpp"
 
@@ -22,7 +24,7 @@ struct SpectralNormConfig {
 /// are the norms of u and v, sigma and <dŴ, Ŵ>: forward and backward are collective among them. u and v are cut as the
 /// weight is, so that nothing but vectors of one row or one column is communicated, and all is as on one rank.
 ///
-/// A part of a layer (Linear::add_spectral_norm, Conv2d::add_spectral_norm), used by the rank that owns the model.
+/// A part of a layer (WeightedLayer::add_spectral_norm), used by the rank that owns the model.
 class SpectralNorm {
  public:
   /// Throws bad_argument for power_iterations below 1, and unless eps > 0; where the weight has a layout or memory already, or is
@@ -52,8 +54,38 @@ class SpectralNorm {
   SpectralNormConfig config_;
 };
 
+/// A layer that multiplies with one weight, whose first dimension is of the outputs and whose second is of the inputs: what its
+/// kinds, Linear and Conv2d, have in common.
+class WeightedLayer : public Module {
+ public:
+  ParameterRef weight, bias;  ///< bias: null where there is none
+
+  /// Computes with weight / sigma from now on. The weight is seen as a matrix (outputs, everything else). The stored one is called
+  /// weight_orig then, and the buffers weight_u and weight_v stand beside it. Comes before parallelize and materialise. Throws
+  /// bad_argument as SpectralNorm does, and where it has one already.
+  void add_spectral_norm(const SpectralNormConfig& config = {});
+  const SpectralNorm* spectral_norm() const noexcept { return spectral_norm_.get(); }  ///< null: none
+
+ protected:
+  WeightedLayer(const Shape& weight_shape, bool with_bias, const Init& init);
+
+  /// Columns cut the outputs of weight, bias and u; rows cut the inputs of weight and v, and leave the bias whole. `segments` are of
+  /// the outputs.
+  ShardRule rule_of_product(Split split, const std::vector<std::int64_t>& segments = {}) const;
+  /// The weight of a forward pass; what backward needs of it is appended to `kept`.
+  Tensor weight_to_use(Frame& frame, Tensors& kept) const;
+  /// The same in backward, from what forward kept.
+  Tensor weight_used(Frame& frame, const Tensors& kept) const;
+  /// Adds the gradient of the stored weight. `write(into, add)` writes that of the weight_used(), of `layout`.
+  void accumulate_weight(Frame& frame, const Tensors& kept, const LayoutRef& layout,
+                         const std::function<void(const Tensor& into, bool add)>& write) const;
+
+ private:
+  std::unique_ptr<SpectralNorm> spectral_norm_;
+};
+
 /// Gives every Linear and Conv2d of the tree that has none a spectral norm; the number of them. Throws as
-/// Linear::add_spectral_norm() does.
+/// WeightedLayer::add_spectral_norm() does.
 int add_spectral_norm(Module& root, const SpectralNormConfig& config = {});
 
 }  // namespace weft
