@@ -2,11 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <optional>
 
 #include "base/errors/caught.hpp"
-#include "base/hash.hpp"
+#include "dp/bucket_agreement.hpp"
 #include "dp/bucket_plan.hpp"
 #include "dp/missing.hpp"
 #include "dp/parts.hpp"
@@ -110,53 +109,13 @@ struct BucketReducer::Impl {
   bool is_copied(std::size_t i) const { return slots[i].bound != nullptr && slots[i].bound != place(i); }
 
   bool in_place(std::size_t i) const { return buckets[slots[i].place.bucket].in_place != nullptr; }
-  std::uint64_t digest(std::size_t i) const {
-    const BucketEntry& e = entries[i];
-    return digest_of(hash_of(e.name), e.count, static_cast<int>(e.dtype), static_cast<int>(e.op.kind),
-                     in_place(i));
-  }
-  std::string text(std::size_t i) const {
-    const BucketEntry& e = entries[i];
-    return fmt::format("\"{}\" ({} x{} {}{})", e.name, name(e.dtype), e.count, name(e.op),
-                       in_place(i) ? ", bound" : "");
-  }
-
-  // Once: the entries, and the options, in one all-gather.
+  // Once, in one all-gather.
   void compare() {
     if (compared || axes.size() == 1) return;
-    ListDigest list;
-    for (std::size_t i = 0; i < entries.size(); ++i) list.add(digest(i));
-    const std::uint64_t own[] = {static_cast<std::uint64_t>(user.value()),
-                                 static_cast<std::uint64_t>(options.bucket_bytes),
-                                 static_cast<std::uint64_t>(options.unused), hash_of(options.hook.name)};
-    expect_same_options(gather_with_list("bucket_reducer", axes, list, own, [this] {
-      return ListEntries{"gradient", entries.size(), [this](std::size_t i) { return digest(i); },
-                         [this](std::size_t i) { return text(i); }};
-    }));
+    dp::expect_same_reducers(axes,
+                             {entries, options, user.value(), [this](std::size_t i) { return in_place(i); }});
     if (user.value() > 0) own_group = axes.group().duplicate();
     compared = true;
-  }
-
-  void expect_same_options(const std::vector<std::uint64_t>& all) const {
-    constexpr std::size_t kWords = 4;
-    const auto told = [&](int rank) { return all.begin() + rank * static_cast<std::ptrdiff_t>(kWords); };
-    const auto shown = [&](int rank) {
-      const std::uint64_t hook = told(rank)[3];
-      return fmt::format(
-          "number {} with bucket_bytes {}, unused {} and {} on {}", told(rank)[0], told(rank)[1],
-          told(rank)[2] == static_cast<std::uint64_t>(Unused::error) ? "error" : "zeros",
-          hook == hash_of("")                  ? "no hook"
-          : hook == hash_of(options.hook.name) ? fmt::format("the hook \"{}\"", options.hook.name)
-                                               : "another hook",
-          name_axis_rank(axes, rank));
-    };
-    for (int r = 1; r < axes.size(); ++r)
-      if (!std::equal(told(0), told(1), told(r)))
-        throw Error(Failure{ErrorCode::mismatch,
-                            fmt::format("bucket_reducer: the reducer is {}, but {}", shown(0), shown(r)),
-                            Op::none,
-                            kNoCall,
-                            {0, r}});
   }
 
   // Calls of several reducers over the same axes may come in another order on each rank: each has a group.

@@ -8,7 +8,7 @@
 #include "weft/base/error.hpp"
 #include "weft/mesh/layout.hpp"
 #include "weft/nn/init.hpp"
-#include "weft/tp/parallelize.hpp"
+#include "weft/tp/own_plan.hpp"
 
 namespace weft {
 
@@ -64,6 +64,55 @@ void freeze(Module& model, const std::vector<std::string>& patterns) {
         std::ranges::none_of(patterns, [&](const std::string& s) { return is_below(s, p->path()); }));
 }
 
+// The axes over which key/value heads are split, the first of `tensor`'s: all of them, unless there are fewer heads than ranks. Of one head: none.
+DeviceMesh axes_of_kv_heads(const DeviceMesh& tensor, std::int64_t kv_heads) {
+  if (kv_heads >= tensor.size()) return tensor;
+  std::vector<std::string> names;
+  std::string all;
+  std::int64_t ranks = 1;
+  for (const DeviceMesh& axis : tensor.each_axis()) {
+    all += fmt::format("{}{}={}", all.empty() ? "" : " x ", axis.name(), axis.size());
+    if (ranks >= kv_heads) continue;
+    names.push_back(axis.name());
+    ranks *= axis.size();
+  }
+  if (ranks != kv_heads)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("build_parallel_model: {} kv heads over {}; expected the first axes to have as many "
+                    "ranks: unflatten() it so",
+                    kv_heads, all));
+  return names.empty() ? DeviceMesh() : tensor.root().submesh(names);
+}
+
+// `mesh`, or its ranks with the tensor axis seen as two: kv heads, and ranks that share one.
+DeviceMesh with_axis_of_kv_heads(const DeviceMesh& mesh, const std::string& axis, std::int64_t kv_heads) {
+  const DeviceMesh tensor = mesh[axis];
+  if (kv_heads >= tensor.size() || tensor.each_axis().size() > 1) return mesh;
+  if (tensor.size() % kv_heads != 0)
+    throw Error(
+        ErrorCode::bad_argument,
+        fmt::format("build_parallel_model: {}={} does not divide into {} kv heads ({} = {} x {} + {}); "
+                    "expected as many ranks for each of them",
+                    axis, tensor.size(), kv_heads, tensor.size(), kv_heads, tensor.size() / kv_heads,
+                    tensor.size() % kv_heads));
+  return mesh.unflatten(axis, {{axis + "_kv", static_cast<int>(kv_heads)}, {axis + "_rep", -1}});
+}
+
+// Where ranks share key/value heads, k and v are split over other axes than the rest, and the boundary before them is that of q.
+void split_over(Module& model, const DeviceMesh& tensor, const Plan& plan, std::int64_t kv_heads) {
+  const DeviceMesh of_kv = axes_of_kv_heads(tensor, kv_heads);
+  if (of_kv == tensor) return parallelize(model, tensor, plan);
+  Plan rest, shared;
+  for (const Plan::Entry& entry : plan.entries())
+    if (entry.pattern.ends_with(".k_proj") || entry.pattern.ends_with(".v_proj"))
+      shared.add(entry.pattern, style_named("fed_column"));
+    else
+      rest.add(entry.pattern, entry.style);
+  parallelize(model, tensor, rest);
+  if (of_kv) parallelize(model, of_kv, shared);
+}
+
 }  // namespace
 
 Tensor ParallelModel::place(const Tensor& rows, std::int64_t global_rows) const {
@@ -76,10 +125,12 @@ Tensor ParallelModel::place(const Tensor& rows, std::int64_t global_rows) const 
 ParallelModel build_parallel_model(const TransformerConfig& config, const DeviceMesh& mesh, Compute& compute,
                                    const BuildOptions& options) {
   given_mesh("build_parallel_model", mesh, "mesh");
+  config.check();
+  const DeviceMesh whole = with_axis_of_kv_heads(mesh, options.tensor_axis, config.kv_heads);
   std::vector<std::string> data_axes{options.data_axis};
   if (!options.replicate_axis.empty()) data_axes.insert(data_axes.begin(), options.replicate_axis);
   ParallelModel built;
-  built.mesh = mesh.root(), built.data = mesh.submesh(data_axes), built.tensor = mesh[options.tensor_axis];
+  built.mesh = whole.root(), built.data = whole.submesh(data_axes), built.tensor = whole[options.tensor_axis];
   for (const int axis : built.data.root_axes())
     if (std::ranges::count(built.tensor.root_axes(), axis) > 0)
       throw Error(
@@ -96,7 +147,7 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
   freeze(model, options.frozen);
 
   // 2. The tensor axis, before there is memory: no rank ever holds more than its part.
-  parallelize(model, built.tensor, transformer_plan(config, options.tensor));
+  split_over(model, built.tensor, transformer_plan(config, options.tensor), config.kv_heads);
   replicate(model, built.mesh);
 
   // 3. The data axes, when all layouts stand, inside the cuts of the tensor axis: the averager must hear the first gradient that
@@ -104,8 +155,8 @@ ParallelModel build_parallel_model(const TransformerConfig& config, const Device
   if (options.data == DataForm::ddp) {
     built.averager = std::make_unique<GradientAverager>(model.parameters(), built.data, options.averager);
   } else {
-    ShardAxes axes(mesh[options.data_axis]);
-    if (!options.replicate_axis.empty()) axes.replicate = mesh[options.replicate_axis];
+    ShardAxes axes(whole[options.data_axis]);
+    if (!options.replicate_axis.empty()) axes.replicate = whole[options.replicate_axis];
     FullyShardOptions sharding = options.sharding;
     if (options.dtype == DType::bf16) sharding.precision.param = DType::bf16;
     built.sharded = fully_shard(model, axes, sharding);

@@ -82,7 +82,7 @@ struct Trainer {
     const Tensor tokens = built.place(b.tokens, kBatch), labels = built.place(b.labels, kBatch);
     logits = built.model->forward(tokens, frame)[0];
     const Tensor loss =
-        cross_entropy.forward({logits, labels, scalar(mesh, count_valid(all.labels))}, frame)[0];
+        cross_entropy.forward({logits, labels, scalar(built.mesh, count_valid(all.labels))}, frame)[0];
     built.model->backward(cross_entropy.backward({}, frame), frame);
     EXPECT_TRUE(frame.empty());
     built.averager->finish();
@@ -262,6 +262,33 @@ TEST_P(Build, ReplicasAreEqualAfterTwoHundredSteps) {
   });
 }
 
+// The same of key/value heads that ranks share: their weights' gradients are one sum, too.
+TEST_P(Build, SharedHeadsAreEqualAfterTwoHundredSteps) {
+  TransformerConfig config = small(GetParam());
+  config.dim = 16, config.layers = 1, config.heads = 4, config.kv_heads = 2, config.ffn_hidden = 24;
+  std::vector<double> serial;
+  test::run_ranks(Ranks::threads, 1, [&](Rank& rank) {
+    Trainer trainer(rank, {{"dp", 1}, {"tp", 1}}, config);
+    serial = losses_of(trainer, 5);
+  });
+  test::run_ranks(Ranks::threads, 4, [&](Rank& rank) {
+    Trainer trainer(rank, {{"dp", 1}, {"tp", 4}}, config, DType::f32, kAllSplit);
+    const std::vector<double> losses = losses_of(trainer, 200);
+    for (std::size_t i = 0; i < serial.size(); ++i) EXPECT_NEAR(losses[i], serial[i], 1e-5 * serial[i]);
+    std::vector<NamedView> all;
+    for (const Parameter* p : trainer.built.parameters())
+      all.push_back({p->path(), p->master(), p->layout()});
+    check_replicas(all, trainer.built.mesh);
+    const DeviceMesh rep = trainer.built.mesh["tp_rep"];
+    if (rank.rank == 1)
+      trainer.built.model->block(0).attention.v_proj.weight->write_master().f32()[0] += 1e-6f;
+    const Error e = test::error_of([&] { check_replicas(all, rep); });
+    EXPECT_TRUE(std::string(e.what()).starts_with(
+        rank.rank < 2 ? "check_replicas: \"layers.0.attention.v_proj.weight\"" : "no error"))
+        << e.what();
+  });
+}
+
 // --- how often ranks talk ---
 
 std::map<std::string, int> calls_of(const ProcessGroup& group) {
@@ -343,10 +370,19 @@ TEST(BuildErrors, ArithmeticIsInTheText) {
   TransformerConfig config = small(false);
   EXPECT_EQ(text({{"dp", 1}, {"tp", 3}}, config),
             "parallelize: \"layers.0.attention\" has 8 heads; they do not divide into tp=3 (8 = 3 x 2 + 2)");
+  config.heads = 6, config.dim = 24, config.kv_heads = 2;
+  EXPECT_EQ(
+      text({{"dp", 1}, {"tp", 3}}, config),
+      "build_parallel_model: tp=3 does not divide into 2 kv heads (3 = 2 x 1 + 1); expected as many ranks "
+      "for each of them");
+  config = small(false);
   config.kv_heads = 2;
-  EXPECT_EQ(text({{"dp", 1}, {"tp", 4}}, config),
-            "parallelize: \"layers.0.attention\" has 2 kv heads; tp=4 needs at least one for each rank (2 = "
-            "4 x 0 + 2)");
+  const DeviceMesh two =
+      DeviceMesh::arithmetic(context, {{"dp", 1}, {"tp", 8}}, 0).unflatten("tp", {{"a", 4}, {"b", 2}});
+  EXPECT_STREQ(
+      test::error_of([&] { build_parallel_model(config, two, compute); }).what(),
+      "build_parallel_model: 2 kv heads over a=4 x b=2; expected the first axes to have as many ranks: "
+      "unflatten() it so");
   config = small(false);
   config.vocab = 65;
   EXPECT_EQ(text({{"dp", 1}, {"tp", 2}}, config),
@@ -358,6 +394,36 @@ TEST(BuildErrors, ArithmeticIsInTheText) {
   build_parallel_model(config, DeviceMesh::arithmetic(context, {{"dp", 1}, {"tp", 2}}, 0), compute,
                        {.tensor = kAllSplit});
   EXPECT_EQ(text({{"dp", 1}, {"pp", 2}}, config), "mesh: no axis \"tp\" in dp=1 x pp=2");
+}
+
+// Fewer key/value heads than ranks: which ranks have which, whoever divides the axis.
+TEST(BuildOptions, RanksShareKeyAndValueHeads) {
+  Context context;
+  Compute compute(context);
+  for (const std::int64_t heads : {1, 2, 4}) {
+    TransformerConfig config = small(false);
+    config.kv_heads = heads;
+    for (int rank = 0; rank < 4; ++rank) {
+      const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"dp", 1}, {"tp", 4}}, rank);
+      const ParallelModel built = build_parallel_model(config, mesh, compute);
+      EXPECT_EQ(built.tensor.size(), 4);
+      const Attention& attention = built.model->block(0).attention;
+      for (const Linear* l : {&attention.k_proj, &attention.v_proj}) {
+        const Box part = l->weight->layout()->parts(rank).at(0);
+        EXPECT_EQ(part.shape[0], attention.config().head_dim) << "one head";
+        EXPECT_EQ(part.offset[0], rank * heads / 4 * attention.config().head_dim);
+      }
+      EXPECT_EQ(attention.q_proj.weight->local_shape()[0] * 4, attention.q_proj.weight->global_shape()[0]);
+      EXPECT_EQ(to_string(built.mesh.shape()),
+                heads == 4 ? "dp=1 x tp=4" : fmt::format("dp=1 x tp_kv={} x tp_rep={}", heads, 4 / heads));
+      if (heads == 4) continue;
+      const DeviceMesh divided = mesh.unflatten("tp", {{"a", static_cast<int>(heads)}, {"b", -1}});
+      const ParallelModel same = build_parallel_model(config, divided, compute);
+      EXPECT_EQ(same.mesh, divided);
+      EXPECT_EQ(same.model->block(1).attention.k_proj.weight->layout()->parts(rank),
+                built.model->block(1).attention.k_proj.weight->layout()->parts(rank));
+    }
+  }
 }
 
 TEST(BuildErrors, PlaceChecksTheRows) {

@@ -39,10 +39,10 @@ struct Parallel {
 
   /// Forward, backward, and every reduction. tokens, labels: (batch, sequence), whole.
   double pass(const Tensor& tokens, const Tensor& labels) {
-    const LayoutRef rows = replicated_layout(mesh, tokens.shape())->with(built.data, Shard{0});
+    const LayoutRef rows = replicated_layout(built.mesh, tokens.shape())->with(built.data, Shard{0});
     logits = built.model->forward(distribute(tokens, rows), frame)[0];
     const Tensor loss = cross_entropy.forward(
-        {logits, distribute(labels, rows), scalar(mesh, count_valid(labels))}, frame)[0];
+        {logits, distribute(labels, rows), scalar(built.mesh, count_valid(labels))}, frame)[0];
     built.model->backward(cross_entropy.backward({}, frame), frame);
     EXPECT_TRUE(frame.empty());
     built.finish();
@@ -133,7 +133,7 @@ void expect_every_split(Rank& rank, const MeshShape& shape, const std::filesyste
       expect_file(parallel, golden);
       const LayoutRef logits = parallel.logits.layout();
       if (shape.size("tp") > 1) {
-        EXPECT_EQ(logits->on("tp"),
+        EXPECT_EQ(logits->on(parallel.built.tensor),
                   vocab == VocabSplit::shard ? Placement(Shard{2}) : Placement(Replicate{}));
       }
     }
@@ -141,15 +141,16 @@ void expect_every_split(Rank& rank, const MeshShape& shape, const std::filesyste
 
 TEST_P(EverySplit, OverRanksThatAreThreads) {
   for (const MeshShape& shape :
-       {MeshShape{{"dp", 1}, {"tp", 1}}, MeshShape{{"dp", 1}, {"tp", 2}}, MeshShape{{"dp", 2}, {"tp", 2}}})
+       {MeshShape{{"dp", 1}, {"tp", 1}}, MeshShape{{"dp", 1}, {"tp", 2}}, MeshShape{{"dp", 2}, {"tp", 2}},
+        MeshShape{{"dp", 1}, {"tp", 4}}})  // of 2 key/value heads: two ranks share one
     test::run_ranks(Ranks::threads, shape.size(),
                     [&](Rank& rank) { expect_every_split(rank, shape, GetParam()); });
 }
 
 TEST_P(EverySplit, OverRanksThatAreProcesses) {
-  const MeshShape shape{{"dp", 2}, {"tp", 2}};
-  test::run_ranks(Ranks::processes, shape.size(),
-                  [&](Rank& rank) { expect_every_split(rank, shape, GetParam()); });
+  for (const MeshShape& shape : {MeshShape{{"dp", 2}, {"tp", 2}}, MeshShape{{"dp", 1}, {"tp", 4}}})
+    test::run_ranks(Ranks::processes, shape.size(),
+                    [&](Rank& rank) { expect_every_split(rank, shape, GetParam()); });
 }
 
 void expect_trajectory(Rank& rank, const MeshShape& shape, const std::filesystem::path& file,
@@ -192,8 +193,9 @@ void expect_trajectory(Rank& rank, const MeshShape& shape, const std::filesystem
 }
 
 TEST_P(ParallelTrajectory, LossGradientNormAndParameterNormOfEveryStep) {
-  for (const MeshShape& shape : {MeshShape{{"dp", 1}, {"tp", 1}}, MeshShape{{"dp", 2}, {"tp", 1}},
-                                 MeshShape{{"dp", 1}, {"tp", 2}}, MeshShape{{"dp", 2}, {"tp", 2}}})
+  for (const MeshShape& shape :
+       {MeshShape{{"dp", 1}, {"tp", 1}}, MeshShape{{"dp", 2}, {"tp", 1}}, MeshShape{{"dp", 1}, {"tp", 2}},
+        MeshShape{{"dp", 2}, {"tp", 2}}, MeshShape{{"dp", 1}, {"tp", 4}}})
     test::run_ranks(Ranks::threads, shape.size(),
                     [&](Rank& rank) { expect_trajectory(rank, shape, GetParam()); });
 }
@@ -202,8 +204,8 @@ TEST_P(ParallelTrajectory, LossGradientNormAndParameterNormOfEveryStep) {
 TEST_P(ParallelTrajectory, Sharded) {
   BuildOptions options;
   options.data = DataForm::fsdp;
-  for (const MeshShape& shape :
-       {MeshShape{{"dp", 2}, {"tp", 1}}, MeshShape{{"dp", 4}, {"tp", 1}}, MeshShape{{"dp", 2}, {"tp", 2}}})
+  for (const MeshShape& shape : {MeshShape{{"dp", 2}, {"tp", 1}}, MeshShape{{"dp", 4}, {"tp", 1}},
+                                 MeshShape{{"dp", 2}, {"tp", 2}}, MeshShape{{"dp", 2}, {"tp", 4}}})
     test::run_ranks(Ranks::threads, shape.size(),
                     [&](Rank& rank) { expect_trajectory(rank, shape, GetParam(), options); });
   options.sharding.reshard_after_forward = 2;

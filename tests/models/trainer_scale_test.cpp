@@ -26,10 +26,10 @@ TransformerConfig small() {
 }
 
 struct Built {
-  Built(Rank& rank, const MeshShape& shape)
+  Built(Rank& rank, const MeshShape& shape, DataForm form = DataForm::ddp)
       : compute(rank.context),
         mesh(rank.group(), shape),
-        model(build_parallel_model(small(), mesh, compute, {.seed = 3})) {}
+        model(build_parallel_model(small(), mesh, compute, {.data = form, .seed = 3})) {}
   Compute compute;
   DeviceMesh mesh;
   ParallelModel model;
@@ -61,6 +61,16 @@ std::vector<float> weights(const Built& built) {
 
 const MeshShape kMeshes[] = {
     {{"dp", 1}, {"tp", 1}}, {{"dp", 2}, {"tp", 1}}, {{"dp", 1}, {"tp", 2}}, {{"dp", 2}, {"tp", 2}}};
+
+// Parameters whole on every data rank, and divided over them.
+template <class Run>
+void on_every_mesh(const Run& run) {
+  for (const DataForm form : {DataForm::ddp, DataForm::fsdp})
+    for (const MeshShape& shape : kMeshes) {
+      SCOPED_TRACE(to_string(shape) + (form == DataForm::fsdp ? ", divided" : ""));
+      test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) { run(rank, shape, form); });
+    }
+}
 
 // Four micro-batches against one batch, with uneven numbers of valid tokens: the same gradients, norms, losses and weights, but for
 // rounding; and that on every mesh, against one rank.
@@ -106,68 +116,67 @@ TEST(TrainerAccumulation, FourMicroBatchesAreTheLargeBatch) {
 
 // Powers of two change no bit of what neither overflows nor vanishes.
 TEST(TrainerLossScale, ChangesNoBit) {
-  for (const MeshShape& shape : kMeshes)
-    test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
-      Built one(rank, shape), two(rank, shape);
-      Trainer plain(one.model, one.compute, {}),
-          scaled(two.model, two.compute, {.loss_scale = LossScaler::Options{.scale = 1024, .interval = 2}});
-      const std::int64_t mine = kRows / one.model.data.size(), first = mine * one.model.data.rank();
-      double scale = 1024;
-      for (int step = 0; step < 5; ++step) {
-        const Rows rows(step, first, mine, kRows);
-        const Trainer::Result a = plain.step({&rows.batch, 1}, 0.01), b = scaled.step({&rows.batch, 1}, 0.01);
-        EXPECT_EQ(a.loss, b.loss);
-        EXPECT_EQ(a.grad_norm, b.grad_norm) << "gradients are those of the loss";
-        EXPECT_EQ(a.loss_scale, 1);
-        EXPECT_EQ(b.loss_scale, scale);
-        if (step % 2 == 1) scale *= 2;
-      }
-      EXPECT_EQ(weights(one), weights(two));
-    });
+  on_every_mesh([&](Rank& rank, const MeshShape& shape, DataForm form) {
+    Built one(rank, shape, form), two(rank, shape, form);
+    Trainer plain(one.model, one.compute, {}),
+        scaled(two.model, two.compute, {.loss_scale = LossScaler::Options{.scale = 1024, .interval = 2}});
+    const std::int64_t mine = kRows / one.model.data.size(), first = mine * one.model.data.rank();
+    double scale = 1024;
+    for (int step = 0; step < 5; ++step) {
+      const Rows rows(step, first, mine, kRows);
+      const Trainer::Result a = plain.step({&rows.batch, 1}, 0.01), b = scaled.step({&rows.batch, 1}, 0.01);
+      EXPECT_EQ(a.loss, b.loss);
+      EXPECT_EQ(a.grad_norm, b.grad_norm) << "gradients are those of the loss";
+      EXPECT_EQ(a.loss_scale, 1);
+      EXPECT_EQ(b.loss_scale, scale);
+      if (step % 2 == 1) scale *= 2;
+    }
+    EXPECT_EQ(weights(one), weights(two));
+  });
 }
 
 // An overflow on one rank alone: all skip the step, keep their weights, and go on with half the scale, also after a restart.
 TEST(TrainerLossScale, AllRanksSkipAnOverflowAndGoOn) {
   const test::TemporaryFolder folder;
-  for (const MeshShape& shape : kMeshes)
-    test::run_ranks(Ranks::threads, shape.size(), [&](Rank& rank) {
-      Built built(rank, shape), again(rank, shape);
-      const Trainer::Options options{.loss_scale = LossScaler::Options{.scale = 64, .interval = 3}};
-      Trainer trainer(built.model, built.compute, options), resumed(again.model, again.compute, options);
-      const std::int64_t mine = kRows / built.model.data.size(), first = mine * built.model.data.rank();
-      const auto step = [&](Trainer& t, int number) {
-        const Rows rows(number, first, mine, kRows);
-        return t.step({&rows.batch, 1}, 0.01);
-      };
-      EXPECT_FALSE(step(trainer, 0).skipped);
-      const std::vector<float> before = weights(built);
-      {
-        const HookHandle overflow =
-            built.model.model->get("layers.0.mlp")
-                .add_hook(Module::HookPoint::pre_backward, [&](Module&, Tensors& dy, Frame&) {
-                  if (rank.rank == rank.size - 1)
-                    dy[0].data_ptr<float>()[0] = std::numeric_limits<float>::infinity();
-                });
-        const Trainer::Result result = step(trainer, 1);
-        EXPECT_TRUE(result.skipped);
-        EXPECT_EQ(result.loss_scale, 64);
-        EXPECT_EQ(result.grad_norm, std::numeric_limits<double>::infinity());
-      }
-      EXPECT_EQ(weights(built), before);
-      const Trainer::Result next = step(trainer, 2);
-      EXPECT_FALSE(next.skipped);
-      EXPECT_EQ(next.loss_scale, 32);
-      const std::filesystem::path saved = folder.path() / to_string(shape);
-      trainer.save(saved);
-      resumed.load(saved);
-      for (int number = 3; number < 7; ++number) {
-        const Trainer::Result a = step(trainer, number), b = step(resumed, number);
-        EXPECT_EQ(a.loss, b.loss);
-        EXPECT_EQ(a.loss_scale, b.loss_scale);
-        EXPECT_EQ(a.loss_scale, number < 5 ? 32 : 64);
-      }
-      EXPECT_EQ(weights(built), weights(again));
-    });
+  on_every_mesh([&](Rank& rank, const MeshShape& shape, DataForm form) {
+    Built built(rank, shape, form), again(rank, shape, form);
+    const Trainer::Options options{.loss_scale = LossScaler::Options{.scale = 64, .interval = 3}};
+    Trainer trainer(built.model, built.compute, options), resumed(again.model, again.compute, options);
+    const std::int64_t mine = kRows / built.model.data.size(), first = mine * built.model.data.rank();
+    const auto step = [&](Trainer& t, int number) {
+      const Rows rows(number, first, mine, kRows);
+      return t.step({&rows.batch, 1}, 0.01);
+    };
+    EXPECT_FALSE(step(trainer, 0).skipped);
+    const std::vector<float> before = weights(built);
+    {
+      const HookHandle overflow =
+          built.model.model->get("layers.0.mlp")
+              .add_hook(Module::HookPoint::pre_backward, [&](Module&, Tensors& dy, Frame&) {
+                if (rank.rank == rank.size - 1)
+                  dy[0].data_ptr<float>()[0] = std::numeric_limits<float>::infinity();
+              });
+      const Trainer::Result result = step(trainer, 1);
+      EXPECT_TRUE(result.skipped);
+      EXPECT_EQ(result.loss_scale, 64);
+      EXPECT_EQ(result.grad_norm, std::numeric_limits<double>::infinity());
+    }
+    EXPECT_EQ(weights(built), before);
+    const Trainer::Result next = step(trainer, 2);
+    EXPECT_FALSE(next.skipped);
+    EXPECT_EQ(next.loss_scale, 32);
+    const std::filesystem::path saved =
+        folder.path() / (to_string(shape) + (form == DataForm::fsdp ? "-divided" : ""));
+    trainer.save(saved);
+    resumed.load(saved);
+    for (int number = 3; number < 7; ++number) {
+      const Trainer::Result a = step(trainer, number), b = step(resumed, number);
+      EXPECT_EQ(a.loss, b.loss);
+      EXPECT_EQ(a.loss_scale, b.loss_scale);
+      EXPECT_EQ(a.loss_scale, number < 5 ? 32 : 64);
+    }
+    EXPECT_EQ(weights(built), weights(again));
+  });
 }
 
 TEST(TrainerLossScale, OptionsThatAreNoneAreNamed) {

@@ -189,6 +189,52 @@ TEST_F(TrainTest, ResumingChangesNothing) {
   EXPECT_EQ(losses("parts"), losses("whole"));
 }
 
+// Averages and a smoothed loss are the run's own: they go on, and another choice is another run.
+TEST_F(TrainTest, AveragesAndLabelSmoothingGoOn) {
+  const Words options{"--ranks", "2", "--tp", "2", "--ema", "0.8", "--label-smoothing", "0.1", "--save"};
+  const auto with = [&](const Words& more) {
+    Words words = options;
+    words.insert(words.end(), more.begin(), more.end());
+    return small(words);
+  };
+  ASSERT_EQ(run(with({file("whole"), "--until", "6", "--metrics", file("a")})), 0) << err();
+  ASSERT_EQ(run(with({file("parts"), "--until", "3", "--metrics", file("b")})), 0) << err();
+  ASSERT_EQ(run(with({file("parts"), "--until", "6", "--metrics", file("b"), "--resume"})), 0) << err();
+  EXPECT_EQ(losses("a"), losses("b"));
+  EXPECT_EQ(run({"checkpoint", "diff", file("whole"), file("parts")}), 0) << out();
+  ASSERT_EQ(run({"checkpoint", "export", file("whole"), file("masters"), "--only", "param.*"}), 0) << err();
+  ASSERT_EQ(run({"checkpoint", "export", file("whole"), file("averages"), "--only", "param.*", "--ema"}), 0)
+      << err();
+  EXPECT_EQ(std::filesystem::file_size(folder_ / "masters"),
+            std::filesystem::file_size(folder_ / "averages"));
+  EXPECT_NE(contents(folder_ / "masters"), contents(folder_ / "averages"));
+
+  ASSERT_EQ(run(small({"--ranks", "2", "--tp", "2", "--until", "1", "--metrics", file("plain")})), 0)
+      << err();
+  EXPECT_GT(std::abs(losses("plain")[0] - losses("a")[0]), 1e-4) << "the loss is another one";
+  EXPECT_EQ(run(small({"--ranks", "2", "--tp", "2", "--save", file("whole"), "--resume"})), 2);
+  EXPECT_THAT(err(),
+              HasSubstr("is of another run: --ema is 0.8 there and not set here, --label-smoothing is 0.1 "
+                        "there and not set here"));
+}
+
+// More tensor ranks than key/value heads.
+TEST_F(TrainTest, TensorRanksShareKeyAndValueHeads) {
+  const Words model{"--kv-heads", "2", "--until", "4", "--metrics"};
+  const auto with = [&](const Words& more, const std::string& metrics) {
+    Words words = model;
+    words.push_back(file(metrics));
+    words.insert(words.end(), more.begin(), more.end());
+    return small(words);
+  };
+  ASSERT_EQ(run(with({"--ranks", "1"}, "one")), 0) << err();
+  ASSERT_EQ(run(with({"--ranks", "4", "--tp", "4", "--sequence-parallel"}, "four")), 0) << err();
+  EXPECT_THAT(out(), HasSubstr("mesh dp=1 x tp_kv=2 x tp_rep=2"));
+  const std::vector<double> one = losses("one"), four = losses("four");
+  ASSERT_EQ(four.size(), 4u);
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_NEAR(four[i], one[i], 1e-5 * one[i]);
+}
+
 // The same where checkpoints are written in the background, and where the run is killed again and again.
 TEST_F(TrainTest, ARunThatIsKilledGoesOn) {
   ASSERT_EQ(run(small({"--metrics", file("whole")})), 0) << err();
@@ -486,6 +532,10 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
     EXPECT_THAT(err(), HasSubstr(text));
   };
   expect({"--ranks", "3", "--tp", "3"}, "4 heads do not divide into tp=3 (4 = 3 x 1 + 1)");
+  expect({"--ranks", "4", "--tp", "4", "--heads", "12", "--dim", "48", "--kv-heads", "3"},
+         "tp=4 does not divide into 3 kv_heads (4 = 3 x 1 + 1)");
+  expect({"--label-smoothing", "1.5"}, "label-smoothing is 1.5; expected 0 to 1");
+  expect({"--ema", "1"}, "ema is 1; expected 0 (none) or more, and less than 1");
   expect({"--ranks", "4", "--dp", "3"}, "dp=3");
   expect({"--ranks", "4", "--dp", "3", "--tp", "1"}, "mesh: dp=3 x tp=1 = 3 ranks; the group has 4");
   expect({"--heads", "5"}, "transformer: dim 32 does not divide into heads 5");

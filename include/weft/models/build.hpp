@@ -30,7 +30,7 @@ struct TransformerPlanOptions {
 };
 
 /// q, k, v, gate and up by columns, o and down by rows, with one boundary around each attention and each mlp:
-/// two all-reduces a pass per block. The head by columns over the vocabulary, gathered before the loss; with
+/// two all-reduces a pass per block. (Fewer key/value heads than ranks: see build_parallel_model().) The head by columns over the vocabulary, gathered before the loss; with
 /// tied embeddings embedding and head stay whole. The embedding and the norms are replicated. `options` changes that.
 Plan transformer_plan(const TransformerConfig& config, const TransformerPlanOptions& options = {});
 
@@ -64,7 +64,8 @@ struct BuildOptions {
 
 /// A model over a mesh, ready for its first pass. Destroyed before the mesh.
 struct ParallelModel {
-  DeviceMesh mesh, data, tensor;  ///< the whole; its data axes (replicate_axis first); its tensor axis
+  DeviceMesh mesh, data,
+      tensor;  ///< the whole; its data axes (replicate_axis first); its tensor axis, or axes
   std::unique_ptr<Transformer> model;
   std::unique_ptr<GradientAverager> averager;  ///< of DataForm::ddp
   std::unique_ptr<FullySharded> sharded;       ///< of DataForm::fsdp
@@ -82,6 +83,12 @@ struct ParallelModel {
 
 /// The order of the parts: the tensor axis cuts first, then the data axis divides what it leaves, then this rank's part gets memory. A
 /// parallelize() after that is an error that says so.
+///
+/// Fewer key/value heads than ranks of the tensor axis: that axis is seen as two, <axis>_kv of as many ranks as there are such heads and
+/// <axis>_rep of the rest, over which they are shared. k_proj and v_proj are split over the first alone, and their gradients are Partial on the
+/// second until sync_replicated_gradients() sums them. ParallelModel::mesh is then another root mesh than `mesh`, whose name of the tensor
+/// axis stands for both: what is given to the model lies over that one (place() does so). A `mesh` that has the axis so already (unflatten) is
+/// taken as it is.
 ///
 /// `mesh` must have the axes (of size 1 where not wanted). This rank works with the memory and threads of `compute`,
 /// which must outlive the model. No communication. Throws bad_argument with the

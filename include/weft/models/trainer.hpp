@@ -17,6 +17,7 @@
 #include "weft/models/build.hpp"
 #include "weft/nn/loss.hpp"
 #include "weft/nn/optimizer.hpp"
+#include "weft/train/ema.hpp"
 #include "weft/train/loss_scaler.hpp"
 
 namespace weft {
@@ -50,6 +51,10 @@ class Trainer {
     /// Dynamic loss scaling, for layers that compute gradients in f16. A step whose gradients are not finite is skipped by all ranks,
     /// whatever non_finite says, and the scale falls (weft/train/loss_scaler.hpp).
     std::optional<LossScaler::Options> loss_scale = std::nullopt;
+    /// Of each token's weight, what goes to all classes alike; see CrossEntropy.
+    double label_smoothing = 0;
+    /// Averages of the masters over the steps that are not skipped, in ema(). They are saved and loaded with the rest.
+    std::optional<Ema::Options> ema = std::nullopt;
   };
   struct Result {
     std::int64_t step = 0;    ///< its number, from 0
@@ -62,7 +67,8 @@ class Trainer {
         1;  ///< what the gradients of the step were multiplied by, and divided by after their reduction
   };
 
-  /// `model` and `compute`, the one it was built with, outlive it. No communication.
+  /// `model` and `compute`, the one it was built with, outlive it. No communication. Throws bad_argument for an option that is out of its
+  /// range.
   Trainer(ParallelModel& model, Compute& compute, const Options& options);
 
   /// forward, loss, backward, averaging over the data axis, sync over the tensor axis, clip, and one step of the
@@ -96,6 +102,10 @@ class Trainer {
   /// ranks do so, or none.
   void discard() noexcept;
 
+  /// The averages; null: options asked for none. To evaluate or export with them: `const Ema::Swapped averages(*trainer.ema())`. A
+  /// step while they are swapped in is bad_argument, on all ranks.
+  Ema* ema() const noexcept { return ema_.get(); }
+
   /// How many steps were taken: the number of the next.
   std::int64_t steps() const noexcept { return steps_; }
 
@@ -103,13 +113,13 @@ class Trainer {
   struct Memory {
     std::int64_t parameters = 0;  ///< masters, and weights in bf16
     std::int64_t gradients = 0;   ///< of the shape of the masters
-    std::int64_t states = 0;      ///< of the optimizer
+    std::int64_t states = 0;      ///< of the optimizer, and averages
     std::int64_t gathered =
         0;  ///< of a sharded model: the most that whole blocks, weights and gradients, took so far
   };
   Memory memory() const;
 
-  /// save_checkpoint() and load_checkpoint() of the model and the optimizer, with steps() as the step. Collective. The seed of what is random
+  /// save_checkpoint() and load_checkpoint() of the model, the optimizer and the averages, with steps() as the step. Collective. The seed of what is random
   /// in a pass is saved with them, as the string "trainer.seed" (and the state of loss scaling as "trainer.loss_scale"), and load() takes it from there: with the step it is all that a run's randomness
   /// depends on. load() forgets the gradients of a backward().
   void save(const std::filesystem::path& directory, const CheckpointExtra& extra = {},
@@ -139,6 +149,7 @@ class Trainer {
   CrossEntropy loss_;
   std::int64_t steps_ = 0;
   std::optional<LossScaler> scaler_;
+  std::unique_ptr<Ema> ema_;       // null: none
   bool finite_ = true;             // the gradients of pending_, as scaler_ found them
   std::optional<Result> pending_;  // of a backward() whose gradients are there
 };

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <map>
 #include <optional>
@@ -32,10 +33,11 @@ std::string flag_of(const std::string& part) {
   for (const char* key : {"vocab", "head_size", "norm_eps", "tied", "init_std"})
     if (part == key) return fmt::format("[model] {}", part);
   if (part == "theta") return "[model] rope_theta";
-  if (part == "kv_heads") return "--kv-heads";
   if (part == "floor") return "--lr-floor";
   if (part == "decay") return "--weight-decay";
-  return "--" + part;
+  std::string flag = "--" + part;
+  std::ranges::replace(flag, '_', '-');
+  return flag;
 }
 
 struct Differences {

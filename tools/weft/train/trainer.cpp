@@ -37,6 +37,8 @@ Trainer::Options trainer_options(const TrainConfig& config) {
   adamw.weight_decay = config.weight_decay;
   Trainer::Options options{.optimizer = adamw, .max_norm = config.max_norm, .seed = config.seed};
   if (config.loss_scale != 0) options.loss_scale = LossScaler::Options{.scale = config.loss_scale};
+  options.label_smoothing = config.label_smoothing;
+  if (config.ema != 0) options.ema = Ema::Options{.decay = config.ema, .warm_up = true};
   return options;
 }
 
@@ -82,7 +84,11 @@ MeshShape TrainConfig::check(int ranks) const {
                         count / tp, count % tp));
   };
   divides("heads", model.heads);
-  divides("kv_heads", model.kv_heads);
+  if (model.kv_heads >= tp)
+    divides("kv_heads", model.kv_heads);
+  else if (tp % model.kv_heads != 0)  // ranks share them, as many each
+    wrong(fmt::format("tp={} does not divide into {} kv_heads ({} = {} x {} + {})", tp, model.kv_heads, tp,
+                      model.kv_heads, tp / model.kv_heads, tp % model.kv_heads));
   divides("ffn_hidden columns", model.ffn_hidden);
   if (vocab != "whole" && vocab != "shard")
     wrong(fmt::format("vocab is \"{}\"; expected whole or shard", vocab));
@@ -97,6 +103,10 @@ MeshShape TrainConfig::check(int ranks) const {
   if (steps < 1) wrong(fmt::format("steps is {}; expected 1 or more", steps));
   if (!(loss_scale >= 0 && std::isfinite(loss_scale)))
     wrong(fmt::format("loss-scale is {}; expected 0 (none), or a finite number above 0", loss_scale));
+  if (!(label_smoothing >= 0 && label_smoothing <= 1))
+    wrong(fmt::format("label-smoothing is {}; expected 0 to 1", label_smoothing));
+  if (!(ema >= 0 && ema < 1))
+    wrong(fmt::format("ema is {}; expected 0 (none) or more, and less than 1", ema));
   if (threads < 0)
     wrong(fmt::format("threads is {}; expected 1 or more, or 0 for a share of the cores", threads));
   CosineSchedule{peak_lr, floor_lr, warmup_steps(), steps}.check();
@@ -146,6 +156,8 @@ std::string identity_of(const TrainConfig& config, const std::vector<unsigned ch
   if (m.norm_eps != usual.norm_eps) identity += fmt::format(" norm_eps={}", m.norm_eps);
   if (m.tied != usual.tied) identity += fmt::format(" tied={}", m.tied);
   if (config.loss_scale != 0) identity += fmt::format(" loss_scale={}", config.loss_scale);
+  if (config.label_smoothing != 0) identity += fmt::format(" label_smoothing={}", config.label_smoothing);
+  if (config.ema != 0) identity += fmt::format(" ema={}", config.ema);
   if (m.init_std != usual.init_std) identity += fmt::format(" init_std={}", m.init_std);
   return identity;
 }

@@ -27,7 +27,9 @@ struct TrainConfig {
   std::int64_t warmup = -1;  ///< -1: a third of the steps, at most 100
   double weight_decay = 0.1;
   double max_norm = 1.0;
-  double loss_scale = 0;  ///< dynamic, at first this; 0: none
+  double loss_scale = 0;       ///< dynamic, at first this; 0: none
+  double label_smoothing = 0;  ///< see CrossEntropy
+  double ema = 0;              ///< the decay of averages of the parameters, with warm-up; 0: none. See Ema
   std::uint64_t seed = 1;
   int dp = -1;  ///< -1: what tp leaves of the ranks
   int tp = 1;

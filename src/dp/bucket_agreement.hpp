@@ -1,0 +1,22 @@
+// Whether the reducers of all ranks are the same: the entries, which of them are bound where they are reduced, and the options. Private to dp.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "weft/dp/bucket_reducer.hpp"
+
+namespace weft::dp {
+
+struct ReducerToCompare {
+  const std::vector<BucketEntry>& entries;
+  const BucketOptions& options;
+  std::int64_t number;                        ///< of those of this rank that are alive over the same axes
+  std::function<bool(std::size_t)> in_place;  ///< entry i is reduced where the caller has it
+};
+
+/// Throws mismatch, on all ranks, that names the first difference. One all-gather over `axes`.
+void expect_same_reducers(const DeviceMesh& axes, const ReducerToCompare& own);
+
+}  // namespace weft::dp

@@ -1,0 +1,29 @@
+// A batch of tokens on its way into a model: checked, placed on the rank's device, and summed up as a number by which ranks find out whether theirs
+// are the same. Errors are bad_argument that begin with the name of the `function`. Inside models.
+#pragma once
+
+#include <string>
+
+#include "base/hash.hpp"
+#include "weft/models/trainer.hpp"
+
+namespace weft {
+
+[[noreturn]] void refuse_batch(const char* function, const std::string& text);
+
+/// `which`: "batch 1: " where there are several.
+void check_sizes(const char* function, const std::string& which, const TransformerConfig& config,
+                 const TokenBatch& b);
+/// (rows, sequence) numbers of a batch as a tensor on the rank's device, as layers want them. `may_ignore`: kIgnore may be among them.
+Tensor place_numbers(const char* function, const std::string& which, const char* name,
+                     const ParallelModel& model, Compute& compute, const TokenBatch& b,
+                     const std::int64_t* numbers, bool may_ignore);
+
+void add_numbers(Fnv1a& hash, const TokenBatch& b, const std::int64_t* numbers);
+/// Sizes and tokens.
+void add_content(Fnv1a& hash, const TokenBatch& b);
+
+/// What to say where the ranks of the tensor axis were given different ones.
+std::string different_batches(const DeviceMesh& tensor);
+
+}  // namespace weft
