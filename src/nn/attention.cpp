@@ -260,8 +260,8 @@ Tensors Attention::do_backward(Inputs dy, Frame& frame) {
   const RopePointers rope = on_device(compute, rope_);
   kernels::attention_backward(frame.kernels(), h.dout.data_ptr<float>(), h.q.data_ptr<float>(),
                               h.k.data_ptr<float>(), h.v.data_ptr<float>(), h.out.data_ptr<float>(),
-                              h.log_sum_exp.data_ptr<float>(), h.dq.data_ptr<float>(),
-                              h.dk.data_ptr<float>(), h.dv.data_ptr<float>(), s);
+                              h.log_sum_exp.data_ptr<float>(), h.dq.data_ptr<float>(), h.dk.data_ptr<float>(),
+                              h.dv.data_ptr<float>(), s);
   kernels::rope_backward(frame.kernels(), h.dq.data_ptr<float>(), rope.cos, rope.sin, h.dq.data_ptr<float>(),
                          {s.batch, s.seq, s.heads, s.head_dim});
   kernels::rope_backward(frame.kernels(), h.dk.data_ptr<float>(), rope.cos, rope.sin, h.dk.data_ptr<float>(),

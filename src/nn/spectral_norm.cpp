@@ -225,9 +225,8 @@ Tensor WeightedLayer::weight_used(Frame& frame, const Tensors& kept) const {
   return spectral_norm_ ? spectral_norm_->again(frame, kept) : weight->weight();
 }
 
-void WeightedLayer::accumulate_weight(
-    Frame& frame, const Tensors& kept, const LayoutRef& layout,
-    const std::function<void(const Tensor& into, bool add)>& write) const {
+void WeightedLayer::accumulate_weight(Frame& frame, const Tensors& kept, const LayoutRef& layout,
+                                      const std::function<void(const Tensor& into, bool add)>& write) const {
   if (spectral_norm_)
     spectral_norm_->accumulate(frame, kept, layout, write);
   else
