@@ -3,6 +3,7 @@
 
     bench/tables.py --out FOLDER                   everything: FOLDER/<name>.md, .json, .svg
     bench/tables.py --out FOLDER --only facade,p2p some of it
+    bench/tables.py --out FOLDER --only layers     a table that is taken in pieces; layers.mlp takes those that begin so
     bench/tables.py --out FOLDER --paste           writes what FOLDER holds into bench/README.md
     bench/tables.py --list                         the commands
 
@@ -42,13 +43,32 @@ def runs(a):
     table["p2p"] = (["p2p", "--against", MPI + ",gloo,torch", *fast], False)
     table["facade"] = (["facade", "--seconds", "0.5", "--rounds", "3"], False)
     table["overlap"] = (["overlap", "--bytes", "262144,1048576,4194304", "--seconds", "1", "--rounds", "2"], True)
-    table["layers"] = (["layers", "--dtype", "f32,bf16", "--against", "torch", "--seconds", "0.5", "--rounds", "2"], False)
+    table |= layers()
     table["data"] = (["data", "--against", "torch", "--seconds", "0.5", "--rounds", "2"], False)
     table["all_reduce_4"] = (["all_reduce", "--ranks", "4", "--against", ALL, "--bytes", CROWDED, *memory,
                               "--seconds", str(a.seconds), "--rounds", "1"], True)
     for op in ("all_gather", "reduce_scatter", "broadcast", "all_to_all"):
         table[op + "_4"] = ([op, "--ranks", "4", "--against", MPI, "--bytes", CROWDED, *memory,
                              "--seconds", str(a.seconds), "--rounds", "1"], True)
+    return table
+
+
+def layers():
+    """In pieces of at most 100 s on two cores with 100 GFLOP/s each, so that each may wait for a machine that is quiet."""
+    common = ["--against", "torch", "--seconds", "0.12"]
+    pieces = {f"{layer}.{dtype}": (layer, dtype, "8,128,512,2048", "forward,both", 3) for layer in ("mlp", "attention", "conv") for dtype in ("f32", "bf16")}
+    pieces["head.f32"] = ("head", "f32", "8,128,512", "forward,both", 3)
+    pieces["head.f32.2048.forward"] = ("head", "f32", "2048", "forward", 3)
+    pieces["head.f32.2048.both"] = ("head", "f32", "2048", "both", 2)
+    pieces["head.bf16"] = ("head", "bf16", "8,128,512", "forward,both", 3)
+    pieces["head.bf16.2048"] = ("head", "bf16", "2048", "forward,both", 3)
+    table = {}
+    for name, (layer, dtype, tokens, passes, rounds) in pieces.items():
+        what = ["layers", "--layers", layer, "--dtype", dtype, "--tokens", tokens, "--passes", passes, "--rounds", str(rounds)]
+        table[f"layers.{name}"] = ([*what, "--tp", "1,2", *common], False)
+    for dtype in ("f32", "bf16"):
+        what = ["layers", "--layers", "mlp,attention,conv,head", "--dtype", dtype, "--tokens", "8,128,512,2048", "--passes", "both", "--rounds", "1"]
+        table[f"layers_4.{dtype}"] = ([*what, "--tp", "1,4", *common], True)
     return table
 
 
@@ -86,17 +106,39 @@ def folded(name, table):
     return f"{table[:at].strip()}\n\n<details><summary>bandwidth, ratios, settings</summary>\n{table[at:]}\n</details>"
 
 
+def joined(texts):
+    """One text of those of a table's pieces: the rows of tables with the same head one behind the other, other paragraphs once."""
+    if len(texts) == 1:
+        return texts[0].strip()
+    blocks = {}  # the first lines, or a whole paragraph: the lines below it
+    for text in texts:
+        for block in text.strip().split("\n\n"):
+            lines = block.split("\n")
+            rows = [re.sub(r" *\| *", " | ", line).strip() for line in lines] if block.startswith("|") else []
+            if rows:
+                rows[1] = re.sub(r"-+", "-", rows[1])
+            head = "\n".join(rows[:2]) or block
+            blocks.setdefault(head, []).extend(rows[2:])
+    commands = [head for head in blocks if head.startswith("`")]
+    rest = ["\n".join([head, *rows]) for head, rows in blocks.items() if head not in commands]
+    return "\n\n".join(["\\\n".join(commands), *rest])
+
+
 def paste(a):
     readme = HERE / "README.md"
     text = readme.read_text()
     for name in re.findall(r"<!-- table (\w+) -->", text):
-        table = a.out / f"{name}.md"
-        if not table.exists():
-            print(f"{name}: {table} is not there, its table stays")
+        pieces = [piece for piece in runs(a) if piece == name or piece.startswith(f"{name}.")]
+        missing = [piece for piece in pieces if not (a.out / f"{piece}.md").exists()]
+        if len(missing) == len(pieces):
+            print(f"{name}: {a.out / name}.md is not there, its table stays")
             continue
+        if missing:
+            print(f"{name}: without {', '.join(missing)}")
+        table = joined([(a.out / f"{piece}.md").read_text() for piece in pieces if piece not in missing])
         begin, end = f"<!-- table {name} -->", "<!-- end -->"
         first = text.index(begin) + len(begin)
-        text = text[:first] + "\n" + folded(name, table.read_text().strip()) + "\n" + text[text.index(end, first):]
+        text = text[:first] + "\n" + folded(name, table) + "\n" + text[text.index(end, first):]
     readme.write_text(text)
     for name in ("all_reduce",):
         if (a.out / f"{name}.svg").exists():
@@ -116,10 +158,13 @@ def main():
     p.add_argument("--list", action="store_true")
     a = p.parse_args()
     table = runs(a)
-    chosen = [n for n in a.only.split(",") if n] or list(table)
-    for name in chosen:
-        if name not in table:
-            p.error(f"--only \"{name}\"; expected {', '.join(table)}")
+    chosen = []
+    for word in [n for n in a.only.split(",") if n]:
+        names = [name for name in table if name == word or name.startswith(f"{word}.")]
+        if not names:
+            p.error(f"--only \"{word}\"; expected {', '.join(table)}")
+        chosen += names
+    chosen = chosen or list(table)
     if a.list:
         for name in chosen:
             print(f"{name}: {shlex.join([*policy(table[name][1]), 'weft', 'bench', *table[name][0]])}")

@@ -24,8 +24,29 @@ def words(text):
     return text.split(",")
 
 
+def rank_flags(doc):
+    """A parser with the flags that all programs of ranks here have."""
+    p = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--ranks", type=int, default=2)
+    p.add_argument("--bind", choices=["cores", "none"], default="cores")
+    p.add_argument("--seconds", type=float, default=0.25)
+    p.add_argument("--turns", default="")
+    p.add_argument("--rows", action="store_true")
+    return p
+
+
+def parse_flags(p, known):
+    """The flags; ends the program where a list has a word that is not among the known ones of that flag."""
+    a = p.parse_args()
+    for flag, expected in known.items():
+        for word in getattr(a, flag):
+            if word not in expected:
+                p.error(f"--{flag} \"{word}\"; expected one of {', '.join(expected)}")
+    return a
+
+
 def flags():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = rank_flags(__doc__)
     p.add_argument("--library", choices=["gloo", "deepspeed"], default="gloo")
     p.add_argument("--op", type=words, default=["all_reduce"])
     p.add_argument("--dtype", type=words, default=["f32"])
@@ -33,16 +54,7 @@ def flags():
     p.add_argument("--place", type=words, default=None)
     p.add_argument("--buffers", type=words, default=["hot"])
     p.add_argument("--memory", type=words, default=["foreign"])
-    p.add_argument("--ranks", type=int, default=2)
-    p.add_argument("--bind", choices=["cores", "none"], default="cores")
-    p.add_argument("--seconds", type=float, default=0.25)
-    p.add_argument("--turns", default="")
-    p.add_argument("--rows", action="store_true")
-    a = p.parse_args()
-    for op in a.op:
-        if op not in OPS:
-            p.error(f"--op \"{op}\"; expected one of {', '.join(OPS)}")
-    return a
+    return parse_flags(p, {"op": OPS})
 
 
 class DeepSpeed:

@@ -5,10 +5,9 @@ with DistributedDataParallel, and with fully_shard (FSDP2). The same flags, numb
 
     torch_data.py --ranks 2 --cases reduce/one,step/ddp --rows
 """
-import argparse
 import math
 
-from torch_collectives import words
+from torch_collectives import parse_flags, rank_flags, words
 from torch_layers import DY, PROBE, WEIGHTS, X, in_turn, join, measure, numbers, print_row, start_ranks
 
 DIM, LAYERS, ROWS = 512, 24, 64
@@ -18,19 +17,10 @@ CASES = ["reduce/one", "reduce/one_foreign", "reduce/buckets", "reduce/bound", "
 
 
 def flags():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = rank_flags(__doc__)
     p.add_argument("--cases", type=words, default=CASES)
-    p.add_argument("--ranks", type=int, default=2)
-    p.add_argument("--bind", choices=["cores", "none"], default="cores")
-    p.add_argument("--seconds", type=float, default=0.25)
     p.add_argument("--rounds", type=int, default=1)
-    p.add_argument("--turns", default="")
-    p.add_argument("--rows", action="store_true")
-    a = p.parse_args()
-    for case in a.cases:
-        if case not in CASES:
-            p.error(f"--cases \"{case}\"; expected one of {', '.join(CASES)}")
-    return a
+    return parse_flags(p, {"cases": CASES})
 
 
 class Reduction:

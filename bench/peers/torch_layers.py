@@ -5,37 +5,27 @@ activations and gradients alike, as torch users have them.
 
     torch_layers.py --ranks 2 --layers mlp,attention --tokens 128,512 --passes both --dtype f32 --rows
 """
-import argparse
+import functools
 import math
 import multiprocessing
 import os
 import sys
 import time
 
-from torch_collectives import die_with, print_row, words
+from torch_collectives import die_with, parse_flags, print_row, rank_flags, words
 
 DIM, HIDDEN, HEADS, VOCAB, CHANNELS, HIDDEN_CHANNELS = 1024, 4096, 16, 32000, 512, 2048
 X, DY, PROBE, WEIGHTS = 1, 2, 3, 10
 
 
 def flags():
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = rank_flags(__doc__)
     p.add_argument("--layers", type=words, default=["mlp"])
     p.add_argument("--tokens", type=lambda t: [int(w) for w in t.split(",")], default=[512])
     p.add_argument("--passes", type=words, default=["both"])
     p.add_argument("--dtype", type=words, default=["f32"])
-    p.add_argument("--ranks", type=int, default=2)
-    p.add_argument("--bind", choices=["cores", "none"], default="cores")
-    p.add_argument("--seconds", type=float, default=0.25)
     p.add_argument("--rounds", type=int, default=1)
-    p.add_argument("--turns", default="")
-    p.add_argument("--rows", action="store_true")
-    a = p.parse_args()
-    for flag, chosen, known in (("--layers", a.layers, SHAPES), ("--passes", a.passes, ("forward", "both")), ("--dtype", a.dtype, ("f32", "bf16"))):
-        for word in chosen:
-            if word not in known:
-                p.error(f"{flag} \"{word}\"; expected one of {', '.join(known)}")
-    return a
+    return parse_flags(p, {"layers": SHAPES, "passes": ("forward", "both"), "dtype": ("f32", "bf16")})
 
 
 # The parameters' whole shapes and the dimension that ranks split, None where each has all of it.
@@ -49,8 +39,17 @@ SHAPES = {
 }
 
 
+@functools.lru_cache(maxsize=16)  # a layer's, which are made for each of its cases; nobody writes them
+def cached_numbers(torch, shape, stream):
+    return make_numbers(torch, shape, stream, 0)
+
+
 def numbers(torch, shape, stream, first=0):
-    """Uniform on [-0.5, 0.5), as number() of layers_bench.cpp."""
+    """Uniform on [-0.5, 0.5), as number() of layers_bench.cpp. Not to be written."""
+    return cached_numbers(torch, tuple(shape), stream) if first == 0 else make_numbers(torch, shape, stream, first)
+
+
+def make_numbers(torch, shape, stream, first):
     mask = 0xFFFFFFFF
     i = torch.arange(first, first + math.prod(shape), dtype=torch.int64)
     h = ((i + stream * 0x9E3779B9) & mask) * 2654435761 & mask
@@ -161,8 +160,10 @@ class Layer:
 
 def measure(case, agree, seconds):
     """(median, 99th percentile, samples) in us: bench/measure.cpp in Python."""
+    start = time.perf_counter()
     case.run()
-    block = 1
+    us = (time.perf_counter() - start) * 1e6
+    block = agree(0 if us >= seconds * 1e6 else 1)
     while block:
         start = time.perf_counter()
         for _ in range(block):
@@ -170,19 +171,21 @@ def measure(case, agree, seconds):
         took = time.perf_counter() - start
         us = took * 1e6 / block
         block = agree(0 if took >= seconds / 5 else 2 * block)
+    enough = agree(int(min(max(2e6 * seconds / us, 1), 8)))
     batch = agree(int(min(max(seconds * 1e6 / 4 / us, 4), 16)))
     samples = []
     begin = time.perf_counter()
     more = 1
     while more:
-        case.run()
-        for _ in range(batch):
+        if enough == 8:
+            case.run()
+        for _ in range(batch if enough == 8 else enough):
             start = time.perf_counter()
             case.run()
             samples.append((time.perf_counter() - start) * 1e6)
-        more = agree(int(time.perf_counter() - begin < seconds or len(samples) < 8))
+        more = agree(int(time.perf_counter() - begin < seconds or len(samples) < enough))
     samples.sort()
-    return samples[len(samples) // 2], samples[len(samples) * 99 // 100], len(samples)
+    return samples[(len(samples) - 1) // 2], samples[len(samples) * 99 // 100], len(samples)
 
 
 def join(rank, a, port, over=""):

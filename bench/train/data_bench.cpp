@@ -17,6 +17,7 @@
 
 #include "harness.hpp"
 #include "inputs.hpp"
+#include "program.hpp"
 #include "weft/base/error.hpp"
 #include "weft/dp/bucket_reducer.hpp"
 #include "weft/mesh/redistribute.hpp"
@@ -290,39 +291,22 @@ std::vector<TableRow> table(RankOfBench& rank, const What& what) {
   return rows;
 }
 
-// Takes the flags of this program alone out of the arguments.
-What take_flags(int& argc, char** argv) {
-  What what;
-  int kept = 1;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    if ((flag != "--cases" && flag != "--rounds" && flag != "--bucket") || i + 1 == argc) {
-      argv[kept++] = argv[i];
-      continue;
-    }
-    const std::string text = argv[++i];
-    if (flag == "--cases") what.cases = chosen(flag, text, kCases);
-    if (flag == "--rounds") what.rounds = rounds_from(text);
-    if (flag == "--bucket") what.bucket_bytes = std::atoll(text.c_str());
-  }
-  argc = kept;
-  argv[argc] = nullptr;
-  return what;
-}
-
 }  // namespace
 }  // namespace weft::bench
 
 int main(int argc, char** argv) {
-  using weft::bench::Kind;
-  weft::bench::What what;
-  try {
-    what = weft::bench::take_flags(argc, argv);
-  } catch (const weft::Error& e) {
-    std::fprintf(stderr, "%s: %s\n", argv[0], e.what());
-    return 2;
-  }
-  return weft::bench::bench_main(
-      argc, argv, {{Kind::all_reduce}}, [&](weft::bench::RankOfBench& rank) { return table(rank, what); },
-      [](const weft::bench::Spec& spec) { return settings_of(spec) + ", one thread a rank"; });
+  using namespace weft::bench;
+  What what;
+  const auto take_bucket = [&](const std::string& value) {
+    char* end = nullptr;
+    what.bucket_bytes = std::strtoll(value.c_str(), &end, 10);
+    if (end == value.c_str() || *end != 0 || what.bucket_bytes < 1)
+      throw weft::Error(weft::ErrorCode::bad_argument,
+                        "bench: --bucket \"" + value + "\"; expected a number of bytes, at least 1");
+  };
+  return program_main(
+      argc, argv,
+      {words_flag("--cases", what.cases, kCases), rounds_flag(what.rounds), {"--bucket", take_bucket}},
+      [&](RankOfBench& rank) { return table(rank, what); },
+      [](const Spec& spec) { return settings_of(spec) + ", one thread a rank"; });
 }

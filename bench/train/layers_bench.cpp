@@ -12,12 +12,13 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 
 #include "harness.hpp"
 #include "inputs.hpp"
+#include "peak.hpp"
+#include "program.hpp"
 #include "weft/base/error.hpp"
 #include "weft/mesh/redistribute.hpp"
 #include "weft/nn/activation.hpp"
@@ -246,6 +247,12 @@ std::string Layer::wrong() const {
   return text;
 }
 
+// What this rank's core can do while all ranks keep theirs busy.
+double peak_beside(const Agree& agree, DType dtype) {
+  agree(0);  // together
+  return peak_gflops(dtype);
+}
+
 std::vector<TableRow> table(RankOfBench& rank, const What& what) {
   std::vector<TableRow> rows;
   const std::shared_ptr<DeviceMesh> mesh =
@@ -265,10 +272,12 @@ std::vector<TableRow> table(RankOfBench& rank, const What& what) {
       row.measure = [&rank, mesh, c](const Agree& agree, double seconds) {
         const auto l = std::make_shared<Layer>(rank.context, c, mesh.get());
         const Times t = measure({[l] { l->run(); }, [l] { return l->wrong(); }}, agree, seconds);
-        Numbers all = {{"median_us", t.median_us},
-                       {"p99_us", t.p99_us},
-                       {"GFLOPs", flops(c) / t.median_us * 1e-3},
-                       {"samples", static_cast<double>(t.samples)}};
+        Numbers all = {
+            {"median_us", t.median_us},
+            {"p99_us", t.p99_us},
+            {"GFLOPs", flops(c) / t.median_us * 1e-3},
+            {"peak_GFLOPs", peak_beside(agree, c.dtype)},  // of a core, while all ranks do the same
+            {"samples", static_cast<double>(t.samples)}};
         const Numbers checks = l->checks();
         all.insert(all.end(), checks.begin(), checks.end());
         return all;
@@ -278,50 +287,21 @@ std::vector<TableRow> table(RankOfBench& rank, const What& what) {
   return rows;
 }
 
-// Takes the flags of this program alone out of the arguments.
-What take_flags(int& argc, char** argv) {
-  What what;
-  int kept = 1;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    if (flag == "--independent") {
-      what.independent = true;
-      continue;
-    }
-    if ((flag != "--layers" && flag != "--passes" && flag != "--tokens" && flag != "--rounds") ||
-        i + 1 == argc) {
-      argv[kept++] = argv[i];
-      continue;
-    }
-    const std::string text = argv[++i];
-    if (flag == "--layers") what.layers = chosen(flag, text, {"linear2", "mlp", "attention", "conv", "head"});
-    if (flag == "--passes") what.passes = chosen(flag, text, {"forward", "both"});
-    if (flag == "--rounds") what.rounds = rounds_from(text);
-    if (flag != "--tokens") continue;
-    what.tokens.clear();
-    for (const std::string& w : chosen(flag, text, {"8", "32", "128", "512", "2048", "8192"}))
-      what.tokens.push_back(std::stol(w));
-  }
-  argc = kept;
-  argv[argc] = nullptr;
-  return what;
-}
-
 }  // namespace
 }  // namespace weft::bench
 
 int main(int argc, char** argv) {
-  using weft::bench::Kind;
-  weft::bench::What what;
-  try {
-    what = weft::bench::take_flags(argc, argv);
-  } catch (const weft::Error& e) {
-    std::fprintf(stderr, "%s: %s\n", argv[0], e.what());
-    return 2;
-  }
-  return weft::bench::bench_main(
-      argc, argv, {{Kind::all_reduce}}, [&](weft::bench::RankOfBench& rank) { return table(rank, what); },
-      [&](const weft::bench::Spec& spec) {
+  using namespace weft::bench;
+  What what;
+  return program_main(
+      argc, argv,
+      {words_flag("--layers", what.layers, {"linear2", "mlp", "attention", "conv", "head"}),
+       words_flag("--passes", what.passes, {"forward", "both"}),
+       tokens_flag(what.tokens),
+       rounds_flag(what.rounds),
+       {"--independent", [&](const std::string&) { what.independent = true; }, false}},
+      [&](RankOfBench& rank) { return table(rank, what); },
+      [&](const Spec& spec) {
         return settings_of(spec) + ", one thread a rank" + (what.independent ? ", each by itself" : "");
       });
 }

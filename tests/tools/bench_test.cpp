@@ -184,12 +184,14 @@ TEST_F(WeftBench, LayersAreComparedAndVerified) {
   EXPECT_THAT(out_, ContainsRegex("layer, dtype, tokens, pass +weft +weft tp 2"));
   EXPECT_THAT(out_, ContainsRegex("linear2/f32/8/forward +[0-9.]+ \\([0-9.]+\\) +[0-9.]+ \\("));
   EXPECT_THAT(out_, ContainsRegex("GFLOP/s of one rank +tp 2: gain"));
+  EXPECT_THAT(out_, HasSubstr("weft: % of peak"));
   EXPECT_THAT(out_, HasSubstr("torch: left out: exit code 1"));
   EXPECT_THAT(err_, ContainsRegex("layers: linear2/f32/8/both: us: weft [0-9.]+, weft tp 2 [0-9.]+"));
   const json all = json::parse(contents(json_path));
   std::set<std::string> cases;
   for (const json& row : all.at("rows")) {
     EXPECT_GT(row.at("median_us").get<double>(), 0);
+    EXPECT_GE(row.at("peak_GFLOPs").get<double>(), 0);
     cases.insert(row.at("case"));
   }
   EXPECT_EQ(cases, (std::set<std::string>{"linear2/f32/8/forward", "linear2/f32/8/both",

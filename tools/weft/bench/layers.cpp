@@ -59,12 +59,18 @@ class Layers {
     int ranks;
     const Contestant* contestant;
   };
+  // Where ranks share a core, nothing is said of peaks.
+  static bool share_counts(const Entered& e) {
+    return e.what != What::independent && e.ranks <= usable_cores();
+  }
+  std::string share_of_peak(const Entered& e, std::size_t k) const;
   void enter(const WorkFolder& folder, What what, int ranks) {
     const std::string n = std::to_string(ranks);
     const auto strings = [](const auto& numbers) { return fmt::format("{}", fmt::join(numbers, ",")); };
     std::string title;
     Job::Start start;
     start.ranks = ranks;
+    const char* const crowded = ranks > usable_cores() ? " (oversubscribed)" : "";
     if (what == What::torch) {
       title = ranks == 1 ? "torch" : "torch tp " + n;
       start.command = {o_.python, o_.programs + "/torch_layers.py"};
@@ -74,6 +80,7 @@ class Layers {
       start.command = {program(o_, "layers_bench")};
       if (what == What::independent) start.command.emplace_back("--independent");
     }
+    title += crowded;
     const std::string flags[] = {"--layers", strings(o_.layers), "--dtype",  strings(o_.dtypes),
                                  "--tokens", strings(o_.tokens), "--passes", strings(o_.passes)};
     start.command.insert(start.command.end(), std::begin(flags), std::end(flags));
@@ -89,6 +96,17 @@ class Layers {
   Contest contest_;
   std::vector<Entered> all_;
 };
+
+// Products alone, of what as many cores do on registers alone, measured by our program of as many ranks in the same round.
+std::string Layers::share_of_peak(const Entered& e, std::size_t k) const {
+  const ContestCell *const one = find(What::ours, 1)->cell(k),
+                           *const ours = find(What::ours, e.ranks)->cell(k),
+                           *const cell = e.contestant->cell(k);
+  if (one == nullptr || ours == nullptr || cell == nullptr) return "-";
+  const double products = one->row.value("GFLOPs", 0.0) * one->median_us,
+               peak = ours->row.value("peak_GFLOPs", 0.0) * e.ranks;
+  return peak > 0 ? fmt::format("{:.0f}", 100 * products / cell->median_us / peak) : "-";
+}
 
 std::string Layers::ratios() const {
   // Numerator, denominator, factor: times divided.
@@ -110,6 +128,8 @@ std::string Layers::ratios() const {
       ratios.push_back({e.contestant->title + " / weft", e.contestant, find(What::ours, e.ranks), 1});
   std::vector<std::vector<std::string>> table = {{"layer, dtype, tokens, pass", "GFLOP/s of one rank"}};
   for (const Ratio& r : ratios) table[0].push_back(r.title);
+  for (const Entered& e : all_)
+    if (share_counts(e)) table[0].push_back(e.contestant->title + ": % of peak");
   for (std::size_t k = 0; k < contest_.cases().size(); ++k) {
     table.push_back({contest_.cases()[k],
                      one->cell(k) == nullptr ? "-" : digits(one->cell(k)->row.value("GFLOPs", 0.0))});
@@ -119,6 +139,8 @@ std::string Layers::ratios() const {
                                  ? "-"
                                  : fmt::format("{:.2f}", r.factor * slow->median_us / fast->median_us));
     }
+    for (const Entered& e : all_)
+      if (share_counts(e)) table.back().push_back(share_of_peak(e, k));
   }
   return draw_table(table, o_.markdown);
 }

@@ -1,0 +1,90 @@
+#include "peak.hpp"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace weft::bench {
+
+#if defined(__x86_64__)
+namespace {
+
+// Sums that do not wait for each other, more than the units' latency times their number.
+constexpr int kSums = 12;
+
+volatile float sink;
+
+// Each runs kSums multiply-adds of a whole register so many times. The sums begin unlike each other: the compiler makes equal ones once.
+
+__attribute__((target("avx512f"))) void f32_512(std::int64_t times) {
+  __m512 sum[kSums];
+  const __m512 x = _mm512_set1_ps(0.999f), y = _mm512_set1_ps(1e-3f);
+#pragma GCC unroll 12
+  for (int k = 0; k < kSums; ++k) sum[k] = _mm512_set1_ps(static_cast<float>(k));
+  for (std::int64_t t = 0; t < times; ++t) {
+#pragma GCC unroll 12
+    for (auto& s : sum) s = _mm512_fmadd_ps(s, x, y);
+  }
+  for (int k = 1; k < kSums; ++k) sum[0] = _mm512_add_ps(sum[0], sum[k]);
+  sink = _mm512_cvtss_f32(sum[0]);
+}
+
+__attribute__((target("avx2,fma"))) void f32_256(std::int64_t times) {
+  __m256 sum[kSums];
+  const __m256 x = _mm256_set1_ps(0.999f), y = _mm256_set1_ps(1e-3f);
+#pragma GCC unroll 12
+  for (int k = 0; k < kSums; ++k) sum[k] = _mm256_set1_ps(static_cast<float>(k));
+  for (std::int64_t t = 0; t < times; ++t) {
+#pragma GCC unroll 12
+    for (auto& s : sum) s = _mm256_fmadd_ps(s, x, y);
+  }
+  for (int k = 1; k < kSums; ++k) sum[0] = _mm256_add_ps(sum[0], sum[k]);
+  sink = _mm256_cvtss_f32(sum[0]);
+}
+
+__attribute__((target("avx512f,avx512bf16,avx512vl"))) void bf16_512(std::int64_t times) {
+  __m512 sum[kSums];
+  const auto x = (__m512bh)_mm512_set1_epi32(0x3a803a80);  // small, and not subnormal
+#pragma GCC unroll 12
+  for (int k = 0; k < kSums; ++k) sum[k] = _mm512_set1_ps(static_cast<float>(k));
+  for (std::int64_t t = 0; t < times; ++t) {
+#pragma GCC unroll 12
+    for (auto& s : sum) s = _mm512_dpbf16_ps(s, x, x);
+  }
+  for (int k = 1; k < kSums; ++k) sum[0] = _mm512_add_ps(sum[0], sum[k]);
+  sink = _mm512_cvtss_f32(sum[0]);
+}
+
+double best(void (*run)(std::int64_t), double flops) {
+  using Clock = std::chrono::steady_clock;
+  constexpr std::int64_t kTimes = 20000;
+  double gflops = 0;
+  for (int k = 0; k < 10; ++k) {
+    const auto start = Clock::now();
+    for (int i = 0; i < 5; ++i) run(kTimes);
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    gflops = std::max(gflops, 5 * kTimes * kSums * flops / seconds * 1e-9);
+  }
+  return gflops;
+}
+
+}  // namespace
+
+double peak_gflops(DType dtype) {
+  if (dtype == DType::bf16 && __builtin_cpu_supports("avx512bf16")) return best(bf16_512, 64);
+  if (__builtin_cpu_supports("avx512f")) return best(f32_512, 32);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return best(f32_256, 16);
+  return 0;
+}
+
+#else
+
+double peak_gflops(DType) { return 0; }
+
+#endif
+
+}  // namespace weft::bench
