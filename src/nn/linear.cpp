@@ -28,6 +28,12 @@ void accumulate_bias(Frame& frame, Parameter& bias, const Tensor& dy) {
                   });
 }
 
+// w as a kernel reads it: what was made of it may be kept where it is the parameter's own, not one that was made for this pass.
+kernels::WeightMatrix as_matrix(const Tensor& w, const Parameter& of) {
+  const bool own = w.data() == of.weight().data();
+  return {w.data_ptr<bf16>(), of.number(), own ? of.weight_version() : 0};
+}
+
 // The layout that dy must have. Where neither y nor the weight is cut, dy may be a contribution to a sum, as that of a key/value
 // head is that several ranks share; dx and dw are contributions, too, then.
 LayoutRef expected_gradient(const LayoutRef& of_y, const LayoutRef& weight, const LayoutRef& dy) {
@@ -94,7 +100,7 @@ Tensors Linear::do_forward(Inputs inputs, Frame& frame) {
   const kernels::LinearShape s{tokens, in, out};
   if (w.dtype() == DType::bf16) {
     kept[0] = rounded_to_bf16(frame, x);
-    kernels::linear_forward(frame.kernels(), kept[0].data_ptr<bf16>(), w.data_ptr<bf16>(), of_b,
+    kernels::linear_forward(frame.kernels(), kept[0].data_ptr<bf16>(), as_matrix(w, *weight), of_b,
                             y.data_ptr<float>(), s);
   } else {
     kernels::linear_forward(frame.kernels(), x.data_ptr<float>(), w.data_ptr<float>(), of_b,
@@ -143,7 +149,11 @@ Tensors Linear::do_backward(Inputs gradients, Frame& frame) {
                         .make(x.shape(), DType::f32, dx_memory())
                         .with_layout(layouts::partial_as(
                             layouts::linear_input_gradient(x.layout(), w.layout()), dy.layout()));
-  multiply(frame, operand, Stored::plain, w, Stored::plain, dx, tokens, in, out, false);
+  if (w.dtype() == DType::bf16)
+    kernels::matmul(frame.kernels(), operand.data_ptr<bf16>(), Stored::plain, as_matrix(w, *weight),
+                    Stored::plain, dx.data_ptr<float>(), tokens, in, out, false);
+  else
+    multiply(frame, operand, Stored::plain, w, Stored::plain, dx, tokens, in, out, false);
   return {dx};
 }
 

@@ -14,6 +14,16 @@
 
 namespace weft {
 
+namespace {
+
+// How many parameters a Compute had.
+struct ParameterCount {
+  explicit ParameterCount(Compute&) {}
+  std::uint64_t count = 0;
+};
+
+}  // namespace
+
 Parameter::Parameter(const Shape& global, Init init)
     : global_(global), init_(init), decays_(global.rank() >= 2) {}
 
@@ -59,6 +69,7 @@ void Parameter::materialise(Compute& compute, Memory memory) {
   if (materialised())
     throw Error(ErrorCode::bad_argument, fmt::format("parameter \"{}\": materialised twice", path_));
   compute_ = &compute;
+  number_ = ++compute.attached<ParameterCount>().count;
   master_ = compute.make(local_shape(), DType::f32, memory).with_layout(layout_);
 }
 
@@ -109,6 +120,11 @@ const Tensor& Parameter::weight() const {
     rounded_is_old_ = false;
   }
   return rounded_;
+}
+
+std::uint64_t Parameter::weight_version() const {
+  weight();  // rounds the master of this version
+  return placed_ || dtype_ == DType::f32 ? 0 : master_version_ + 1;
 }
 
 void Parameter::place_weight(Tensor weight, const void* owner) {

@@ -24,6 +24,8 @@ template <class T>
 T translated(const LateDevice& device, T value) {
   if constexpr (std::is_pointer_v<T>)
     return device.bytes_of(value);
+  else if constexpr (std::is_same_v<T, kernels::WeightMatrix>)
+    return {device.bytes_of(value.data), value.weight, value.version};
   else
     return value;
 }

@@ -67,6 +67,17 @@ class KernelContext {
 /// Whether a matrix is stored as it is multiplied, or as its transpose.
 enum class Stored : bool { plain, transposed };
 
+/// A bf16 matrix, and what a kernel may know it by when it keeps something that it made of it. Where two calls on one KernelContext give the
+/// same `weight` and the same `version`, not 0, the elements are the same: a weight gets another version when an element changes
+/// (Parameter::number() and weight_version()). Version 0: nothing is kept.
+struct WeightMatrix {
+  const bf16* data;
+  std::uint64_t weight = 0, version = 0;
+  WeightMatrix(const bf16* elements) noexcept : data(elements) {}
+  WeightMatrix(const bf16* elements, std::uint64_t of, std::uint64_t version_of) noexcept
+      : data(elements), weight(of), version(version_of) {}
+};
+
 /// The sizes of a linear layer.
 struct LinearShape {
   std::int64_t tokens, in, out;
@@ -175,13 +186,13 @@ struct KernelTable {
   /// (m, n). bf16 products are summed in f32.
   void (*matmul)(KernelContext& ctx, const float* a, Stored a_stored, const float* b, Stored b_stored,
                  float* c, std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate);
-  void (*matmul_bf16)(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16* b, Stored b_stored,
+  void (*matmul_bf16)(KernelContext& ctx, const bf16* a, Stored a_stored, WeightMatrix b, Stored b_stored,
                       float* c, std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate);
 
   /// y = x w^T + bias. x: (tokens, in), w: (out, in), bias: (out) or null, y: (tokens, out).
   void (*linear_forward)(KernelContext& ctx, const float* x, const float* w, const float* bias, float* y,
                          LinearShape s);
-  void (*linear_forward_bf16)(KernelContext& ctx, const bf16* x, const bf16* w, const float* bias, float* y,
+  void (*linear_forward_bf16)(KernelContext& ctx, const bf16* x, WeightMatrix w, const float* bias, float* y,
                               LinearShape s);
   /// dx = dy w. dy: (tokens, out), w: (out, in), dx: (tokens, in).
   void (*linear_backward_input)(KernelContext& ctx, const float* dy, const float* w, float* dx,

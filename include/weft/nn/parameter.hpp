@@ -79,6 +79,12 @@ class Parameter {
 
   /// What layers read: of dtype(), with a layout of its own. Throws bad_argument naming the path before materialise.
   const Tensor& weight() const;
+  /// Where weight() is the rounded master: a number for its elements, which no other elements of this parameter have, so that who keeps
+  /// something made of them sees whether it is old; never 0. 0 where it is the master itself, or was placed: then nobody says when
+  /// elements change. Throws as weight().
+  std::uint64_t weight_version() const;
+  /// Its number among those that were materialised with its Compute, never another's; 0 before.
+  std::uint64_t number() const noexcept { return number_; }
   /// Layers read `weight` from now on, until drop_weight(): of dtype(), of any layout for global_shape() that is not
   /// Partial (or plain and whole). Gradients then have its shape. Throws bad_argument or layout where it does not
   /// fit, while there is a gradient of another shape, and where the shape changes while somebody has claimed the gradient.
@@ -161,6 +167,7 @@ class Parameter {
   mutable Tensor rounded_;  // the master as dtype(), where that is not f32
   mutable bool rounded_is_old_ = true;
   std::uint64_t master_version_ = 0;
+  std::uint64_t number_ = 0;
   Tensor placed_;  // by place_weight(); null: none
   Tensor gradient_;
   LayoutRef gradient_layout_ = nullptr;

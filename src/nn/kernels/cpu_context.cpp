@@ -44,6 +44,7 @@ KernelContext::State::State(int thread_count, Context* context_in)
       bf16(best_bf16()),
       engine(dnnl::engine::kind::cpu, 0),
       stream(engine),
+      packed(context_in),
       per_thread(static_cast<std::size_t>(thread_count)),
       per_product(static_cast<std::size_t>(thread_count)) {}
 

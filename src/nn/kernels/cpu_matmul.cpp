@@ -59,12 +59,17 @@ Walk walk(Stored stored, std::int64_t stride) {
   return stored == Stored::transposed ? Walk{1, stride} : Walk{stride, 1};
 }
 
+// Packed in blocks of other sizes b is multiplied at a fraction of the speed, so what the library would choose is asked for first.
 PreparedProduct prepare(KernelContext::State& state, const ProductKey& key) {
   using dnnl::memory;
   const memory::desc a({key.m, key.k}, memory::data_type::bf16,
                        key.a_transposed ? memory::dims{1, key.lda} : memory::dims{key.lda, 1});
-  const memory::desc b({key.k, key.n}, memory::data_type::bf16,
-                       key.b_transposed ? memory::dims{1, key.ldb} : memory::dims{key.ldb, 1});
+  const auto of_b = [&](const auto& strides_or_tag) {
+    return memory::desc({key.k, key.n}, memory::data_type::bf16, strides_or_tag);
+  };
+  const memory::desc b = key.b_packed
+                             ? of_b(memory::format_tag::any)
+                             : of_b(key.b_transposed ? memory::dims{1, key.ldb} : memory::dims{key.ldb, 1});
   const memory::desc c({key.m, key.n}, memory::data_type::f32, memory::dims{key.ldc, 1});
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);  // the library's own belongs to one thread
@@ -77,7 +82,9 @@ PreparedProduct prepare(KernelContext::State& state, const ProductKey& key) {
       key.bias ? memory::desc({1, key.n}, memory::data_type::f32, memory::dims{key.n, 1}) : memory::desc();
   const auto product = key.bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c);
   const dnnl::matmul::primitive_desc description(product, attributes, state.engine);
-  return {dnnl::matmul(description), a, b, c, bias, description.scratchpad_desc(), 0};
+  const bool usable = !key.b_packed || description.weights_desc() == of_b(memory::format_tag::BA16a64b2a);
+  return {dnnl::matmul(description),     a,     description.weights_desc(), c, bias,
+          description.scratchpad_desc(), usable};
 }
 
 // The reference stays good until kMostPrepared - 1 others were asked for.
@@ -103,46 +110,65 @@ void widen(KernelContext::State& state, const bf16* from, float* to, std::int64_
 
 // c = a b, a b + bias or c += a b for a k that the library can do; see matmul. bias: (n) or null.
 void bf16_product(KernelContext::State& state, const bf16* a, Stored a_stored, std::int64_t lda,
-                  const bf16* b, Stored b_stored, std::int64_t ldb, const float* bias, float* c,
+                  const WeightMatrix& b, Stored b_stored, std::int64_t ldb, const float* bias, float* c,
                   std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate) {
   constexpr std::int64_t kMostPieces = 16, kLongK = 2048, kLeastProducts = std::int64_t{1} << 26;
   const std::int64_t least_size = k > kLongK ? 1024 : 512;  // narrow pieces of a long k are slow
   const Pieces pieces = cut_by_shape(m, n, k, kMostPieces, least_size, kLeastProducts);
   const std::int64_t extent = pieces.of_rows ? m : n;
-  const auto key_of = [&](std::int64_t size) {
+  // The library's faster products, and those of packed weights, want rows of c side by side. Of few rows a piece of columns is made in
+  // scratch memory and copied.
+  constexpr std::int64_t kFewRows = 256;
+  const bool dense = !pieces.of_rows && pieces.count > 1 && m <= kFewRows && !accumulate;
+  const auto key_of = [&](std::int64_t size, bool packed) {
     return ProductKey{pieces.of_rows ? size : m,
                       pieces.of_rows ? n : size,
                       k,
                       lda,
-                      ldb,
-                      n,
+                      packed ? 0 : ldb,
+                      dense ? size : n,
                       a_stored == Stored::transposed,
-                      b_stored == Stored::transposed,
+                      !packed && b_stored == Stored::transposed,
                       accumulate,
-                      bias != nullptr};
+                      bias != nullptr,
+                      packed};
   };
-  const std::int64_t last_size = extent - (pieces.count - 1) * pieces.size;
-  const PreparedProduct& full = prepared(state, key_of(std::min(extent, pieces.size)));
-  const PreparedProduct& last = prepared(state, key_of(last_size));
-  const std::size_t scratch_bytes = std::max(full.scratch.get_size(), last.scratch.get_size());
+  const std::int64_t first_size = std::min(extent, pieces.size),
+                     last_size = extent - (pieces.count - 1) * pieces.size;
+  const auto usable = [&](std::int64_t size) { return prepared(state, key_of(size, true)).usable; };
+  const bool in_blocks = pieces.of_rows || pieces.count == 1 || pieces.size % PackedWeights::kColumns == 0;
+  const bf16* const packed = b.version != 0 && in_blocks && usable(first_size) && usable(last_size)
+                                 ? state.packed.find(state, b, b_stored, ldb, k, n)
+                                 : nullptr;
+  const PreparedProduct& full = prepared(state, key_of(first_size, packed != nullptr));
+  const PreparedProduct& last = prepared(state, key_of(last_size, packed != nullptr));
   constexpr std::size_t kLine = 64;
-  state.reserve_per_thread(static_cast<std::int64_t>((scratch_bytes + kLine) / sizeof(float)));
+  const std::size_t c_bytes = dense ? static_cast<std::size_t>(m * pieces.size) * sizeof(float) : 0,
+                    library_at = (c_bytes + kLine - 1) / kLine * kLine,
+                    library_bytes = std::max(full.scratch.get_size(), last.scratch.get_size());
+  state.reserve_per_thread(static_cast<std::int64_t>((library_at + library_bytes + kLine) / sizeof(float)));
   parallel_for(state, pieces.count, [&](std::int64_t piece, int thread) {
     const std::int64_t row = pieces.of_rows ? piece * pieces.size : 0,
                        column = pieces.of_rows ? 0 : piece * pieces.size;
     const PreparedProduct& p = piece == pieces.count - 1 ? last : full;
-    const auto scratch = reinterpret_cast<std::uintptr_t>(state.thread_scratch(thread));
+    const auto scratch =
+        (reinterpret_cast<std::uintptr_t>(state.thread_scratch(thread)) + kLine - 1) / kLine * kLine;
+    float* const of_c = dense ? reinterpret_cast<float*>(scratch) : c + row * n + column;
     const auto memory_at = [&](const dnnl::memory::desc& what, const void* data) {
       return dnnl::memory(what, state.engine, const_cast<void*>(data));  // the library only reads a and b
     };
+    const bf16* const of_b = packed != nullptr ? PackedWeights::at_column(packed, column, k)
+                                               : b.data + column * walk(b_stored, ldb).column_step;
     std::unordered_map<int, dnnl::memory> arguments = {
         {DNNL_ARG_SRC, memory_at(p.a, a + row * walk(a_stored, lda).row_step)},
-        {DNNL_ARG_WEIGHTS, memory_at(p.b, b + column * walk(b_stored, ldb).column_step)},
-        {DNNL_ARG_DST, memory_at(p.c, c + row * n + column)},
-        {DNNL_ARG_SCRATCHPAD,
-         memory_at(p.scratch, reinterpret_cast<const void*>((scratch + kLine - 1) / kLine * kLine))}};
+        {DNNL_ARG_WEIGHTS, memory_at(p.b, of_b)},
+        {DNNL_ARG_DST, memory_at(p.c, of_c)},
+        {DNNL_ARG_SCRATCHPAD, memory_at(p.scratch, reinterpret_cast<const void*>(scratch + library_at))}};
     if (bias != nullptr) arguments.emplace(DNNL_ARG_BIAS, memory_at(p.bias, bias + column));
     p.product.execute(state.stream, arguments);
+    const std::int64_t columns = std::min(pieces.size, n - column);
+    for (std::int64_t i = 0; dense && i < m; ++i)
+      std::copy_n(of_c + i * columns, columns, c + i * n + column);
   });
 }
 
@@ -264,20 +290,20 @@ void matmul(KernelContext& ctx, const float* a, Stored a_stored, const float* b,
 namespace {
 
 // c = a b, a b + bias or c += a b; bias: (n) or null.
-void multiply_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16* b, Stored b_stored,
+void multiply_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const WeightMatrix& b, Stored b_stored,
                    const float* bias, float* c, std::int64_t m, std::int64_t n, std::int64_t k,
                    bool accumulate) {
   KernelContext::State& state = ctx.state();
   const std::int64_t lda = a_stored == Stored::transposed ? m : k,
                      ldb = b_stored == Stored::transposed ? k : n;
   if (state.bf16 == Products::own)  // widened where they are packed
-    return own_product(state, {matrix(a, true, a_stored, lda), matrix(b, true, b_stored, ldb), c, n, m, n, k,
-                               1.0f, accumulate, bias});
+    return own_product(state, {matrix(a, true, a_stored, lda), matrix(b.data, true, b_stored, ldb), c, n, m,
+                               n, k, 1.0f, accumulate, bias});
   if (!library_has_avx512()) {  // the products of bf16 are exact in f32, and the sums are f32's either way
     float* const wide_a = state.scratch(m * k + k * n);
     float* const wide_b = wide_a + m * k;
     widen(state, a, wide_a, m * k);
-    widen(state, b, wide_b, k * n);
+    widen(state, b.data, wide_b, k * n);
     if (bias != nullptr) copy_to_rows(state, bias, c, m, n);
     return matmul(ctx, wide_a, a_stored, wide_b, b_stored, c, m, n, k, accumulate || bias != nullptr);
   }
@@ -287,10 +313,11 @@ void multiply_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const bf1
   constexpr std::int64_t kTile = 32, kLong = 1024;
   const std::int64_t tail = k > kLong ? k % kTile : 0, head = k - tail;
   try {
-    bf16_product(state, a, a_stored, lda, b, b_stored, ldb, bias, c, m, n, head, accumulate);
-    if (tail == 0) return;
+    if (tail == 0)
+      return bf16_product(state, a, a_stored, lda, b, b_stored, ldb, bias, c, m, n, k, accumulate);
+    bf16_product(state, a, a_stored, lda, b.data, b_stored, ldb, bias, c, m, n, head, accumulate);
     bf16_product(state, a + head * walk(a_stored, lda).column_step, a_stored, lda,
-                 b + head * walk(b_stored, ldb).row_step, b_stored, ldb, nullptr, c, m, n, tail, true);
+                 b.data + head * walk(b_stored, ldb).row_step, b_stored, ldb, nullptr, c, m, n, tail, true);
   } catch (const dnnl::error& e) {
     throw_dnnl("matmul", e.status);
   }
@@ -298,8 +325,8 @@ void multiply_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const bf1
 
 }  // namespace
 
-void matmul_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, const bf16* b, Stored b_stored, float* c,
-                 std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate) {
+void matmul_bf16(KernelContext& ctx, const bf16* a, Stored a_stored, WeightMatrix b, Stored b_stored,
+                 float* c, std::int64_t m, std::int64_t n, std::int64_t k, bool accumulate) {
   if (m == 0 || n == 0) return;
   if (k > 0) return multiply_bf16(ctx, a, a_stored, b, b_stored, nullptr, c, m, n, k, accumulate);
   if (!accumulate) fill(ctx, c, 0.0f, m * n);
@@ -316,7 +343,7 @@ void linear_forward(KernelContext& ctx, const float* x, const float* w, const fl
   matmul(ctx, x, Stored::plain, w, Stored::transposed, y, s.tokens, s.out, s.in, bias != nullptr);
 }
 
-void linear_forward_bf16(KernelContext& ctx, const bf16* x, const bf16* w, const float* bias, float* y,
+void linear_forward_bf16(KernelContext& ctx, const bf16* x, WeightMatrix w, const float* bias, float* y,
                          LinearShape s) {
   if (s.tokens > 0 && s.out > 0 && s.in > 0)
     return multiply_bf16(ctx, x, Stored::plain, w, Stored::transposed, bias, y, s.tokens, s.out, s.in, false);

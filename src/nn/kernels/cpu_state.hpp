@@ -9,8 +9,9 @@
 #include <map>
 #include <vector>
 
+#include "nn/kernels/bf16/packed_weights.hpp"
 #include "nn/kernels/gemm/gemm.hpp"
-#include "weft/base/storage.hpp"
+#include "nn/kernels/scratch.hpp"
 #include "weft/nn/kernels.hpp"
 
 namespace weft::kernels {
@@ -22,6 +23,7 @@ enum class Products : unsigned char { onednn, own };
 struct ProductKey {
   std::int64_t m, n, k, lda, ldb, ldc;
   bool a_transposed, b_transposed, accumulate, bias;
+  bool b_packed;  // then its stride does not matter
   auto operator<=>(const ProductKey&) const = default;
 };
 
@@ -29,22 +31,11 @@ struct ProductKey {
 struct PreparedProduct {
   dnnl::matmul product;
   dnnl::memory::desc a, b, c, bias, scratch;
+  bool usable = true;          // false: the library would pack b another way
   std::uint64_t last_use = 0;  // by State::prepared_uses
 };
 /// So many are kept; the one that was not used for longest goes.
 inline constexpr std::size_t kMostPrepared = 256;
-
-/// Scratch memory of one purpose, which grows to what was needed: local memory of a Context, or of the C++ library where
-/// there is none.
-class Scratch {
- public:
-  /// At least `bytes` bytes, 64-byte aligned; valid until the next call. Contents are whatever was there.
-  std::byte* reserve(Context* context, std::size_t bytes);
-  float* floats() const noexcept { return reinterpret_cast<float*>(memory_.data()); }
-
- private:
-  Storage memory_;
-};
 
 struct KernelContext::State {
   /// `context`, which may be null, outlives it.
@@ -69,6 +60,7 @@ struct KernelContext::State {
   dnnl::stream stream;
   std::map<ProductKey, PreparedProduct> prepared;
   std::uint64_t prepared_uses = 0;
+  PackedWeights packed;
   Scratch shared, shared_f64;
   std::vector<Scratch> per_thread, per_product;
 };
