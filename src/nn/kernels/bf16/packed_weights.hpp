@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <map>
 
-#include "nn/kernels/scratch.hpp"
+#include "nn/kernels/memory/scratch.hpp"
 #include "weft/nn/kernels.hpp"
 
 namespace weft::kernels {
