@@ -7,7 +7,6 @@
 #include <array>
 
 #include "mesh/axis_ranks.hpp"
-#include "tp/parallelize_but.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -113,19 +112,18 @@ OwnPlanCount parallelize(Module& root, const DeviceMesh& axis, const OwnPlanOpti
         "on a module");
   Plan together;
   std::vector<std::string> skipped;
-  std::vector<const Module*> unasked;  // they, too
   std::string why;
   for (const Planned& planned : all) {
     if (options.under_spectral_norm == WholeByDefault::skip)
       if (std::string reason = whole_by_default(root, "", planned.plan); !reason.empty()) {
         skipped.push_back(planned.path);
-        unasked.push_back(&root.get(planned.path));
+        together.leave_whole(planned.path);
         why = std::move(reason);
         continue;
       }
     for (const Plan::Entry& entry : planned.plan.entries()) together.add(entry.pattern, entry.style);
   }
-  parallelize_but(root, axis, together, unasked);
+  parallelize(root, axis, together);
   const OwnPlanCount count{static_cast<int>(all.size() - skipped.size()), static_cast<int>(skipped.size())};
   if (count.skipped > 0 && axis.size() > 1 && axis.root().rank() == 0) {  // once for all ranks
     const std::string where = fmt::format("{}={}", axis.name(), axis.size());

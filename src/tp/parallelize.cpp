@@ -9,7 +9,6 @@
 #include <typeinfo>
 
 #include "mesh/axis_ranks.hpp"
-#include "tp/parallelize_but.hpp"
 #include "weft/base/error.hpp"
 
 namespace weft {
@@ -98,16 +97,29 @@ void mark_ancestors(std::vector<Node>& nodes) {
   }
 }
 
-void expect_divides(const Node& node, std::int64_t count, std::string_view what, const DeviceMesh& axis) {
-  const std::int64_t ranks = axis.size();
-  if (count % ranks == 0) return;
+// In how many parts other axes than `axis` cut what `rule` cuts.
+std::int64_t parts_already(const ShardRule& rule, const DeviceMesh& axis) {
+  if (rule.parameters.empty() || rule.parameters[0].parameter->layout() == nullptr) return 1;
+  const Layout& layout = *rule.parameters[0].parameter->layout();
+  std::int64_t parts = 1;
+  for (int a = 0; a < layout.mesh_shape().axis_count(); ++a)
+    if (layout.placements[static_cast<std::size_t>(a)] == rule.parameters[0].placement &&
+        std::ranges::find(axis.root_axes(), a) == axis.root_axes().end())
+      parts *= layout.mesh_shape().size(a);
+  return parts;
+}
+
+// `already`: the parts in which other axes cut it, of which each is cut again.
+void expect_divides(const Node& node, const Unit& unit, const DeviceMesh& axis, std::int64_t already) {
+  const std::int64_t parts = axis.size() * already;
+  if (unit.count % parts == 0) return;
   const std::string arithmetic =
-      fmt::format("({} = {} x {} + {})", count, ranks, count / ranks, count % ranks);
-  if (count < ranks)
-    refuse(fmt::format("\"{}\" has {} {}; {} needs at least one for each rank {}", node.path, count, what,
-                       axis_name(axis), arithmetic));
-  refuse(fmt::format("\"{}\" has {} {}; they do not divide into {} {}", node.path, count, what,
-                     axis_name(axis), arithmetic));
+      fmt::format("({} = {} x {} + {})", unit.count, parts, unit.count / parts, unit.count % parts);
+  const std::string has = fmt::format("\"{}\" has {} {}{}", node.path, unit.count, unit.name,
+                                      already > 1 ? fmt::format(", in {} parts already", already) : "");
+  if (unit.count < parts)
+    refuse(fmt::format("{}; {} needs at least one for each rank {}", has, axis_name(axis), arithmetic));
+  refuse(fmt::format("{}; they do not divide into {} {}", has, axis_name(axis), arithmetic));
 }
 
 // How many of the modules that hold `parameter` the plan splits so that it lies as `placement` says.
@@ -160,24 +172,37 @@ void check_split(const Node& node, const std::vector<Node>& nodes, const DeviceM
   for (const ShardRule::Part& part : rule.parameters) expect_unplaced(node, part, nodes, axis);
   for (const ShardRule::BufferPart& part : rule.buffers) expect_free(*part.buffer, axis);
   if (node.entry->style.uneven) return;
-  for (const Unit& unit : rule.whole_units) expect_divides(node, unit.count, unit.name, axis);
+  for (const Unit& unit : rule.whole_units) expect_divides(node, unit, axis, parts_already(rule, axis));
 }
 
 bool needs_before(const Node& node) { return node.entry->style.before && node.entered_by < 0; }
 bool needs_after(const Node& node) { return node.entry->style.after.has_value(); }
 
-bool is_cut(const std::vector<Node>& nodes, const Unit& unit) {
-  return unit.cut_by == nullptr || std::any_of(nodes.begin(), nodes.end(), [&](const Node& n) {
-           return n.module == unit.cut_by && n.entry != nullptr && n.entry->style.split;
-         });
+bool is_below(const std::vector<Node>& nodes, std::size_t node, std::size_t ancestor) {
+  for (int up = nodes[node].parent; up >= 0; up = nodes[static_cast<std::size_t>(up)].parent)
+    if (up == static_cast<int>(ancestor)) return true;
+  return node == ancestor;
 }
 
-void check(const std::vector<Node>& nodes, const DeviceMesh& axis, std::span<const Module* const> unasked) {
+// Each unit of a module that is cut divides: by those of the layers inside it (the one that it names) that the plan splits.
+void check_units(const std::vector<Node>& nodes, std::size_t i, const DeviceMesh& axis) {
+  for (const Unit& unit : nodes[i].module->units()) {
+    std::int64_t already = 0;
+    for (std::size_t k = i; k < nodes.size(); ++k) {
+      const Node& n = nodes[k];
+      if (n.entry != nullptr && n.entry->style.split && is_below(nodes, k, i) &&
+          (unit.cut_by == nullptr || unit.cut_by == n.module))
+        already = std::max(already, parts_already(n.module->shard_rule(*n.entry->style.split), axis));
+    }
+    if (already > 0) expect_divides(nodes[i], unit, axis, already);
+  }
+}
+
+void check(const std::vector<Node>& nodes, const Plan& plan, const DeviceMesh& axis) {
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     const Node& node = nodes[i];
-    if (node.touched && std::ranges::find(unasked, node.module) == unasked.end())
-      for (const Module::Unit& unit : node.module->units())
-        if (is_cut(nodes, unit)) expect_divides(node, unit.count, unit.name, axis);
+    if (node.touched && std::ranges::find(plan.left_whole(), node.path) == plan.left_whole().end())
+      check_units(nodes, i, axis);
     if (node.entry == nullptr) continue;
     if (node.entry->style.split) check_split(node, nodes, axis);
     if (node.entry->style.before_is_for_inside &&
@@ -223,19 +248,17 @@ void put_into_effect(const std::vector<Node>& nodes, const DeviceMesh& axis) {
 }  // namespace
 
 // First every entry of the plan is matched with nodes of the tree, then all is checked, and only then is anything set.
-void parallelize_but(Module& root, const DeviceMesh& axis, const Plan& plan,
-                     std::span<const Module* const> unasked) {
+void parallelize(Module& root, const DeviceMesh& axis, const Plan& plan) {
   given_mesh("parallelize", axis, "axis");
   std::vector<Node> nodes;
   list(root, "", -1, nodes);
   assign_entries(plan, nodes);
+  for (const std::string& path : plan.left_whole())
+    if (std::ranges::none_of(nodes, [&](const Node& n) { return n.path == path; }))
+      refuse_unmatched(path, nodes);
   mark_ancestors(nodes);
-  check(nodes, axis, unasked);
+  check(nodes, plan, axis);
   if (axis.size() > 1) put_into_effect(nodes, axis);
-}
-
-void parallelize(Module& root, const DeviceMesh& axis, const Plan& plan) {
-  parallelize_but(root, axis, plan, {});
 }
 
 }  // namespace weft

@@ -17,7 +17,7 @@ namespace weft {
 /// Throws before anything changes:
 ///   bad_argument  a pattern that matches nothing; two entries for one module; a layer of the wrong kind; a
 ///                 size, or one of a module's units() (heads), that does not divide into the ranks of the
-///                 axis, with the arithmetic; an `enter` without a column layer inside; a weight that another
+///                 axis, with the arithmetic, which counts the parts that calls before it made over other axes; an `enter` without a column layer inside; a weight that another
 ///                 module uses too, unless the plan splits all of them so that it lies alike; a boundary or a split on this axis that is there already; a model that
 ///                 has its memory already
 /// The texts name the pattern or the path: `parallelize: "layers.0.attention" has 4 heads; they do not divide

@@ -100,9 +100,17 @@ class Plan {
     return *this;
   }
   const std::vector<Entry>& entries() const noexcept { return entries_; }
+  /// The module at this path (no pattern) stays whole itself: parallelize() does not ask for its units(), also where entries split
+  /// layers inside it.
+  Plan& leave_whole(std::string path) {
+    left_whole_.push_back(std::move(path));
+    return *this;
+  }
+  const std::vector<std::string>& left_whole() const noexcept { return left_whole_; }
 
  private:
   std::vector<Entry> entries_;
+  std::vector<std::string> left_whole_;
 };
 
 /// Whether `path` is one of those that `pattern` describes.
