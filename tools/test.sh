@@ -7,7 +7,8 @@
 # Tests wait more than they compute: what is built next is built in the time that they leave (tools/build_queue.sh).
 #
 #   tools/test.sh            the default tier, which continuous integration runs
-#   tools/test.sh --full     also the fuzz targets, base and reduce for aarch64 under qemu, and both sanitizers over all of base to group, long tests too
+#   tools/test.sh --full     also the fuzz targets, base and reduce for aarch64 under qemu, and both sanitizers over all of base to group, long tests too;
+#                            Python over torch and JAX, in a virtual environment that tools/torch_python.sh makes outside of the tree once (gigabytes)
 #   tools/test.sh --quick    layers, layout and the release tests only
 #
 # Up to five tests that fail run a second time, alone, and those that then pass are listed as "unsteady" and do not fail the run; with
@@ -233,6 +234,15 @@ report_unsteady() {
   cat build/unsteady.txt
 }
 
+# The environment of the tests over torch and JAX, made where it is missing. Tests for which it cannot be had skip themselves by name, and this says why.
+python_packages() {
+  local module
+  for module in torch jax; do
+    tools/torch_python.sh --make "$module" 2>"build/python_$module.log" ||
+      skipped+=("tests with $module: tools/torch_python.sh --make $module: $(grep -v '^ *$' "build/python_$module.log" | tail -n 1)")
+  done
+}
+
 # The release tests. ctest's summary is held back until what was skipped is said, so that it comes last.
 release() {
   if ! await_build release; then
@@ -263,6 +273,7 @@ if [ "$tier" != quick ]; then
   if command -v clang++-14 >/dev/null; then builds+=("clang weft"); fi
 fi
 start_builds "${builds[@]}"
+if [ "$tier" = full ]; then step "packages for Python" python_packages; fi
 step "layers" python3 tools/check_layers.py
 step "layout" check_format
 step "release" release

@@ -248,21 +248,6 @@ def test_result_in_the_callers_kind(group):
     np.testing.assert_array_equal(out, [1, 2, 3])
 
 
-def test_jax(ranks):
-    jax = pytest.importorskip("jax")
-
-    def program(group):
-        x = jax.numpy.arange(4.0) + group.rank
-        out = group.all_reduce(x).wait()
-        assert isinstance(out, jax.Array)
-        np.testing.assert_array_equal(np.asarray(out), [1, 3, 5, 7])
-        small = group.all_reduce(jax.numpy.ones(3, jax.numpy.bfloat16)).wait()
-        assert small.dtype == jax.numpy.bfloat16 and float(small[0]) == 2
-        with pytest.raises(weft.BadArgumentError, match="^out is a JAX array, which never changes"):
-            group.all_reduce(x, out=x)
-    ranks(2, program)
-
-
 def test_torch_tensors(ranks):
     torch = pytest.importorskip("torch")
 

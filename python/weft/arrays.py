@@ -22,7 +22,10 @@ _capsule_new.restype, _capsule_new.argtypes = ctypes.py_object, [ctypes.c_void_p
 _Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
-_set_destructor = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(("PyCapsule_SetDestructor", ctypes.pythonapi))
+# The struct of a tensor that others take: theirs to free, by its deleter, even where there is no Python any more.
+_libc = ctypes.CDLL(None)
+_malloc, _free = _libc.malloc, _libc.free
+_malloc.restype, _malloc.argtypes, _free.restype, _free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], None, [ctypes.c_void_p]
 OLD, VERSIONED = b"dltensor", b"dltensor_versioned"
 _KINDS = {}  # type -> one of the functions below
 
@@ -80,7 +83,7 @@ def _of_dlpack(x, name, writes):
         capsule = x.__dlpack__(max_version=(1, 0))
     except TypeError:  # before version 1 of DLPack
         capsule = x.__dlpack__()
-    except BufferError as error:
+    except (BufferError, RuntimeError) as error:
         raise errors.BadArgumentError(f"{name} gives no DLPack capsule: {error}") from error
     kind = _capsule_name(capsule)
     buffer = weft_buffer()
@@ -93,9 +96,19 @@ def _of_dlpack(x, name, writes):
     if status:
         error = errors.last()
         raise type(error)(f"{name}: {error.text}")
-    if writes and type(x).__module__.partition(".")[0] in ("jax", "jaxlib"):
-        raise errors.BadArgumentError(f"{name} is a JAX array, which never changes; expected none: the result is a new one")
     return buffer, (x, capsule)  # nobody takes the tensor out of the capsule, so that its end calls the deleter, once
+
+
+def _of_jax(x, name, writes):
+    if isinstance(x, sys.modules["jax"].core.Tracer):
+        raise errors.BadArgumentError(f"{name} is traced by a transformation of JAX's (jit, grad, vmap), and has no elements; expected an array: call weft "
+                                      "outside of it, or by jax.experimental.io_callback")
+    if writes:
+        raise errors.BadArgumentError(f"{name} is a JAX array, which never changes; expected memory that may be written, or no {name}: a result of JAX's kind "
+                                      "is a new array")
+    if str(x.dtype) not in dtypes.OTHER:
+        raise _no_dtype(name, x.dtype)
+    return _of_dlpack(x, name, False)
 
 
 class _PyBuffer(ctypes.Structure):
@@ -167,7 +180,7 @@ def _kind_of(x):
     elif "torch" in modules and isinstance(x, sys.modules["torch"].Tensor):
         how = _of_torch
     elif hasattr(x, "__dlpack__"):
-        how = _of_dlpack
+        how = _of_jax if "jax" in sys.modules and modules & {"jax", "jaxlib"} else _of_dlpack
     else:
         try:
             memoryview(x)
@@ -216,7 +229,7 @@ class SharedTensor:
     @property
     def address(self):
         """Where the elements are."""
-        return self._managed.struct.dl_tensor.data + self._managed.struct.dl_tensor.byte_offset
+        return (self._managed.struct.dl_tensor.data or 0) + self._managed.struct.dl_tensor.byte_offset
 
     @property
     def nbytes(self):
@@ -249,9 +262,8 @@ class SharedTensor:
 
 class _Managed:
     """The owner of a DLManagedTensorVersioned; each capsule made of it refers to it, too."""
-    _alive = {}  # address of a capsule's own struct -> (that struct, its owner)
-    _capsules = set()  # addresses of the capsules that are not yet freed
-    _ends = False  # the interpreter ends: nothing of Python's may be called from now on
+    _alive = {}  # address of a capsule's own struct, of malloc() -> (that struct, its owner)
+    _ends = []  # not empty: the interpreter ends, and what is alive stays
 
     def __init__(self, address):
         self.address = address
@@ -263,24 +275,27 @@ class _Managed:
     def capsule(self, versioned):
         """A capsule over the same memory; whoever takes its tensor calls our deleter, which lets this owner go."""
         kind = _api.weft_dl_managed_tensor_versioned if versioned else _api.weft_dl_managed_tensor
-        own = kind()
+        address = _malloc(ctypes.sizeof(kind))
+        if not address:
+            raise MemoryError
+        own = kind.from_address(address)
+        ctypes.memset(address, 0, ctypes.sizeof(kind))
         own.dl_tensor = self.struct.dl_tensor
         if versioned:
             own.version = self.struct.version
-        address = ctypes.addressof(own)
         name = VERSIONED if versioned else OLD
         if _Managed._ends:
-            _keep_for_ever(own, self)
+            _outlive(own, self)
             return _capsule_new(address, name, None)
         own.deleter = _release_versioned if versioned else _release_old
         _Managed._alive[address] = own, self
-        made = _capsule_new(address, name, ctypes.cast(_end_of_capsule, ctypes.c_void_p))
-        _Managed._capsules.add(id(made))
-        return made
+        return _capsule_new(address, name, ctypes.cast(_end_of_capsule, ctypes.c_void_p))
 
 
 def _let_go(managed):
-    _Managed._alive.pop(ctypes.addressof(managed.contents), None)
+    address = ctypes.addressof(managed.contents)
+    if _Managed._alive.pop(address, None):
+        _free(address)
 
 
 _release_old = type(_api.weft_dl_managed_tensor().deleter)(_let_go)
@@ -288,11 +303,13 @@ _release_versioned = type(_api.weft_dl_managed_tensor_versioned().deleter)(_let_
 
 
 @_Destructor
-def _end_of_capsule(capsule):
-    _Managed._capsules.discard(capsule)
-    for name in (OLD, VERSIONED):
-        if _is_valid(capsule, name):  # nobody took the tensor
-            _Managed._alive.pop(_pointer_of(capsule, name), None)
+def _end_of_capsule(capsule, ends=_Managed._ends, alive=_Managed._alive, is_valid=_is_valid, pointer_of=_pointer_of, names=(OLD, VERSIONED), free=_free):
+    """Needs no name of this module: as the interpreter ends these go first. Consumers may take the destructor away, and the capsule goes unseen."""
+    for name in () if ends else names:
+        if is_valid(capsule, name):  # nobody took the tensor
+            address = pointer_of(capsule, name)
+            if alive.pop(address, None):
+                free(address)
 
 
 def _keep_for_ever(*objects):
@@ -300,15 +317,20 @@ def _keep_for_ever(*objects):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
 
 
+def _outlive(own, owner):
+    """The tensor's deleter becomes free(), which needs no Python; what the tensor points to stays until the process has ended."""
+    own.deleter = ctypes.cast(_free, type(own.deleter))
+    _keep_for_ever(own, owner)
+
+
+_keep_for_ever(_end_of_capsule)  # the code that capsules point to
+
+
 def _at_exit():
-    """Capsules and tensors that outlive the interpreter would call destructors written in Python: they get none (DLPack allows that), and what they point
-    to stays until the process has ended."""
-    _Managed._ends = True
-    for capsule in _Managed._capsules:
-        _set_destructor(capsule, None)
+    """Tensors that outlive the interpreter would call deleters written in Python. (DLPack allows none at all, but JAX calls it.)"""
+    _Managed._ends.append(True)
     for own, owner in list(_Managed._alive.values()):
-        own.deleter = type(own.deleter)()
-        _keep_for_ever(own, owner)
+        _outlive(own, owner)
 
 
 atexit.register(_at_exit)
@@ -326,7 +348,7 @@ def empty_like(x, shape, context):
     if how is _of_number:
         import numpy
         return numpy.empty(shape, {int: numpy.int64}.get(type(x), type(x)))
-    if how is _of_dlpack and hasattr(x, "__array_namespace__"):
+    if how in (_of_dlpack, _of_jax) and hasattr(x, "__array_namespace__"):
         buffer, _ = _of_dlpack(x, "in", False)
         if buffer.device == 0:
             return _Foreign(SharedTensor(context, shape, buffer.dtype), x.__array_namespace__())

@@ -3,7 +3,7 @@
 #
 #   run.sh SOURCE BUILD TIER FILE...
 #
-# TIER: numpy, or torch: only with WEFT_TEST_FULL (tools/test.sh --full), with the interpreter of tools/torch_python.sh. Else the first of
+# TIER: numpy, or torch or jax: with the interpreter of tools/torch_python.sh, torch only with WEFT_TEST_FULL (tools/test.sh --full). Else the first of
 # WEFT_TEST_PYTHON, Debian's python3 and the python3 in PATH that has numpy and pytest.
 set -euo pipefail
 source_dir=$1 build_dir=$2 tier=$3
@@ -18,9 +18,10 @@ files=("${@/#/$source_dir/python/tests/}")
 
 has() { "$1" -c "import ${2// /, }" >/dev/null 2>&1; }
 python=
-if [ "$tier" = torch ]; then
-  if [ -z "${WEFT_TEST_FULL:-}" ]; then skip "tests with torch run with tools/test.sh --full (WEFT_TEST_FULL=1)"; fi
-  python=$("$source_dir/tools/torch_python.sh") || skip "there is no interpreter with torch and pytest: WEFT_TEST_PYTHON names one"
+if [ "$tier" != numpy ]; then
+  if [ "$tier" = torch ] && [ -z "${WEFT_TEST_FULL:-}" ]; then skip "tests with torch run with tools/test.sh --full (WEFT_TEST_FULL=1)"; fi
+  python=$("$source_dir/tools/torch_python.sh" "$tier") ||
+    skip "there is no interpreter with $tier and pytest: tools/torch_python.sh --make $tier makes one, or WEFT_TEST_PYTHON names it"
 else
   for candidate in "${WEFT_TEST_PYTHON:-}" /usr/bin/python3 python3; do
     if [ -n "$candidate" ] && has "$candidate" "numpy pytest"; then python=$candidate; break; fi
