@@ -57,10 +57,10 @@ def layers():
     """In pieces of at most 100 s on two cores with 100 GFLOP/s each, so that each may wait for a machine that is quiet."""
     common = ["--against", "torch", "--seconds", "0.12"]
     pieces = {f"{layer}.{dtype}": (layer, dtype, "8,128,512,2048", "forward,both", 3) for layer in ("mlp", "attention", "conv") for dtype in ("f32", "bf16")}
-    pieces["head.f32"] = ("head", "f32", "8,128,512", "forward,both", 3)
+    pieces["head.f32.512"] = ("head", "f32", "8,128,512", "forward,both", 3)
     pieces["head.f32.2048.forward"] = ("head", "f32", "2048", "forward", 3)
     pieces["head.f32.2048.both"] = ("head", "f32", "2048", "both", 2)
-    pieces["head.bf16"] = ("head", "bf16", "8,128,512", "forward,both", 3)
+    pieces["head.bf16.512"] = ("head", "bf16", "8,128,512", "forward,both", 3)
     pieces["head.bf16.2048"] = ("head", "bf16", "2048", "forward,both", 3)
     table = {}
     for name, (layer, dtype, tokens, passes, rounds) in pieces.items():
