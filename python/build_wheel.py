@@ -1,7 +1,7 @@
 """Builds the wheel of the package: `pip install ./python`, `pip wheel ./python`, tools/wheel.sh. It is a PEP 517 backend that needs nothing but CMake.
 
-One wheel for every Python of the platform: the package is ctypes over libweft, which it carries with its plug-ins, the launcher and the libraries that
-these need beyond those of the system (libfmt, libgloo; an MPI stays the host's)."""
+One wheel for every Python of the platform: the package is ctypes over libweft, and has one module for all CPythons from 3.11 on. It carries the library, its
+plug-ins, the launcher and the libraries that these need beyond those of the system (libfmt, libgloo; an MPI stays the host's)."""
 import base64
 import hashlib
 import os
@@ -98,6 +98,7 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         run("cmake", "--preset", "wheel", "-S", ROOT, "-B", build)
         run("cmake", "--build", build, "-j", os.cpu_count() or 1)
         run("cmake", "--install", build, "--prefix", prefix)
+        run("cmake", "--install", build, "--prefix", prefix, "--component", "python")  # the compiled calls, where this host has Python.h
         shutil.copytree(HERE / "weft", folder / "weft", ignore=shutil.ignore_patterns("__pycache__", "lib", "bin"))
         stage(prefix, folder / "weft")
         info = folder / f"weft-{VERSION}.dist-info"

@@ -6,7 +6,7 @@ import atexit
 import ctypes
 import sys
 
-from . import _api, dtypes, errors
+from . import _api, _calls, dtypes, errors
 from ._api import weft_buffer
 from ._library import lib, per_thread
 
@@ -188,6 +188,10 @@ def _kind_of(x):
             return None
         how = _of_memory
     _KINDS[kind] = how
+    if how is _of_torch or how is _of_numpy:
+        name = "Tensor" if how is _of_torch else "ndarray"
+        if kind is getattr(sys.modules["torch" if how is _of_torch else "numpy"], name):
+            _calls.learn(kind, how is _of_numpy)
     return how
 
 

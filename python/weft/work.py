@@ -4,7 +4,7 @@ import ctypes
 import os
 import threading
 
-from . import _api, arrays, errors
+from . import _api, _calls, arrays, errors
 from ._handle import Handle, _hold, _let_go
 from ._library import lib, per_thread
 
@@ -15,6 +15,7 @@ SLICE_NS = 50_000_000  # how long the main thread waits inside of the library be
 _wait, _wait_for, _destroy, _done = lib.work_wait, lib.work_wait_for, lib.work_destroy, lib.work_done
 _main = threading.main_thread().ident
 _ident = threading.get_ident
+_fast_wait = _calls.wait
 
 
 class Work(Handle):
@@ -38,6 +39,16 @@ class Work(Handle):
 
         timeout: seconds; builtins.TimeoutError after them, and the call is still pending. Raises the call's Error. Ctrl-C interrupts it.
         """
+        if _fast_wait is not None and timeout is None and self._awaited is None and self._handle is not None:
+            if _fast_wait(self._handle, not self._is_recv):
+                if self._is_recv:
+                    self._end(0)
+                else:
+                    self._handle = None
+                    self._forget()
+            else:
+                self._end(1)
+            return self._ended()
         left = None if timeout is None else errors.nanoseconds(timeout, "timeout")
         if self._awaited is not None:
             if not self._awaited.ended.wait(None if left is None else left / 1e9):
@@ -91,6 +102,9 @@ class Work(Handle):
                 self.source = source.value
         handle, self._handle = self._handle, None
         _destroy(handle)
+        self._forget()
+
+    def _forget(self):
         if self._reductions is not None:
             for reduction in self._reductions:
                 self._failure = reduction._failed(self._group, self._failure)

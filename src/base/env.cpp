@@ -99,6 +99,8 @@ constexpr Variable kVariables[] = {
     {"WEFT_UNEXPECTED_BYTES", "integer", "1073741824", "messages", "bytes of these messages"},
     {"CUDA_DEVICE_MAX_CONNECTIONS", "integer", "8", "nccl",
      "hardware queues of a GPU, read by CUDA; nccl names it where they are too few"},
+    {"WEFT_PYTHON_FAST", "on, off", "on", "package weft of Python",
+     "off: it makes every call by ctypes, even where its compiled calls (weft_fast) are there"},
     {"WEFT_THREADS", "integer", "usable cores / ranks of the host", "weft train",
      "threads per rank for kernels"},
     {"WEFT_GOLDEN_DIR", "path", "../shared/golden beside the source tree", "tests",

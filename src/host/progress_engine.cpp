@@ -140,35 +140,27 @@ void ProgressEngine::help() noexcept {
   // The helper sets `resting_`, then checks whether there is work, then sleeps. A thread that brings work brings it
   // first and then reads `resting_`. So one of the two sees the other. The helper reads the doorbell's word before all
   // this: a ring in between changes the word, and then the helper does not fall asleep.
-  Clock::time_point asleep_since;
-  for (int idle = 0; !ending_.load(std::memory_order_seq_cst);) {
+  Idling idling(spin_limit_);
+  while (!ending_.load(std::memory_order_seq_cst)) {
     if (!has_to_help()) {
       const std::uint32_t seen = doorbell_.read();
       resting_.store(true, std::memory_order_seq_cst);
       if (!has_to_help() && !ending_.load(std::memory_order_seq_cst))
         doorbell_.sleep(seen, std::chrono::hours(1));
       resting_.store(false, std::memory_order_seq_cst);
-      idle = 0;
+      idling.restart();
       continue;
     }
     if (drive_helped()) {
-      idle = 0;
+      idling.moved();
       continue;
     }
-    const int spins = spin_.load(std::memory_order_relaxed) ? kSpins : 0;
-    if (++idle < spins) {
-      pause();
-    } else if (idle < spins + kYields) {
-      sched_yield();
-    } else {
-      const auto now = Clock::now();
-      if (idle == spins + kYields) asleep_since = now;
-      resting_.store(true, std::memory_order_seq_cst);
-      sleep_unless(
-          [&] { return !has_to_help() || ending_.load(std::memory_order_seq_cst) || !settled_helped(); },
-          kSleep, now - asleep_since);
-      resting_.store(false, std::memory_order_seq_cst);
-    }
+    idling.may_spin(spin_.load(std::memory_order_relaxed));
+    if (idling.spin() || idling.yield()) continue;
+    resting_.store(true, std::memory_order_seq_cst);
+    sleep_unless([&] { return !has_to_help() || ending_.load(std::memory_order_seq_cst) || !settled_helped(); },
+                 kSleep, idling.asleep());
+    resting_.store(false, std::memory_order_seq_cst);
   }
 }
 

@@ -8,25 +8,14 @@
 #include <thread>
 #include <vector>
 
+#include "host/threads/idling.hpp"
 #include "weft/base/clock.hpp"
 #include "weft/base/log.hpp"
 #include "weft/host/doorbell.hpp"
 
 namespace weft {
 
-/// How often an idle waiter polls before it reads a clock, yields and sleeps. A poll is a few nanoseconds, so
-/// spinning lasts some 20 µs and yielding about as long as a few scheduler turns.
-inline constexpr int kSpins = 2000;
-inline constexpr int kYields = 200;
 inline constexpr auto kSleep = std::chrono::milliseconds(50);  ///< a sleeper looks for dead peers this often
-
-inline void pause() noexcept {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 /// Something with calls in flight: a process group.
 class Driven {
@@ -92,6 +81,8 @@ class ProgressEngine {
         limit, waited);
   }
   Doorbell doorbell() const noexcept { return doorbell_; }
+  /// How long threads of this rank spin before they yield.
+  SpinLimit& spin_limit() noexcept { return spin_limit_; }
 
   /// Code of the program that a step has made due: it is run by a thread that makes progress, once that holds
   /// no lock.
@@ -170,6 +161,7 @@ class ProgressEngine {
   unsigned drives_ = 0;
   Doorbell doorbell_;
   Logger& log_;
+  SpinLimit spin_limit_;
 
   [[gnu::cold]] void run_due_now() noexcept;
   std::atomic<bool> due_{false};  // the list is not empty

@@ -21,6 +21,10 @@ import weft
 assert weft.__file__.startswith(sys.argv[1]), weft.__file__
 from weft._library import library_file
 assert library_file().startswith(sys.argv[1]), library_file()
+from weft import _calls
+import os
+compiled = os.path.join(sys.argv[1], "weft/lib/weft/weft_fast.abi3.so")
+assert (_calls.begin is not None) == (os.path.exists(compiled) and sys.version_info >= (3, 11)), compiled
 try:
     import numpy
     raise SystemExit("there is a NumPy")

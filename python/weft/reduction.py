@@ -1,0 +1,55 @@
+"""Reductions of the program's own."""
+import ctypes
+import traceback
+
+from . import _api, errors
+from ._handle import Handle
+from ._library import lib
+from .context import text
+
+__all__ = ["Reduction"]
+
+
+class Reduction(Handle):
+    """A reduction of the program's own: `combine(left, right)` gives, of two numpy arrays, the combined one. It must be associative; left comes from
+    lower ranks. `name` is compared between ranks. What it raises fails the call on this rank with SystemError and aborts the group: ranks that have a
+    result already, which is of no use, hear of it in their next call."""
+    __slots__ = ("name", "_function", "_error")
+    _destroy = lib.reduction_destroy
+
+    def __init__(self, name, combine):
+        from . import dtypes
+        import numpy
+
+        def run(data, left, right, out, count, dtype):
+            size = count * dtypes.SIZES[dtype]
+            a, b, c = (numpy.frombuffer((ctypes.c_char * size).from_address(p), dtypes.to_numpy(dtype)) for p in (left, right, out))
+            try:
+                made = numpy.asarray(combine(a, b))
+                if made.shape != a.shape:
+                    raise ValueError(f"combine gave an array of shape {made.shape}; expected {a.shape}, that of left and right")
+                c[...] = made
+            except BaseException as error:  # pylint: disable=broad-except
+                self._error = self._error or error
+                a = b = c = made = None  # frames of the traceback would show memory that is gone when somebody looks
+                traceback.clear_frames(error.__traceback__)
+        self.name, self._error = name, None
+        self._function = _api.weft_combine(run)
+        handle = ctypes.c_void_p()
+        errors.call(lib.reduction_create, text(name, "name"), self._function, None, _NO_RELEASE, ctypes.byref(handle))
+        super().__init__(handle.value)
+
+    def _failed(self, group, failure):
+        """The error of a call with this reduction that has ended: what `combine` raised, else `failure`."""
+        error, self._error = self._error, None
+        if error is None:
+            return failure
+        why = f"the reduction {self.name!r} raised {type(error).__name__}: {error}"
+        if group._handle is not None:
+            lib.group_abort(group._handle, why.encode().replace(b"\0", b" ")[:500], None)
+        failure = errors.SystemError(why)
+        failure.__cause__ = error
+        return failure
+
+
+_NO_RELEASE = _api.FUNCTIONS["weft_reduction_create"][1][3]()
