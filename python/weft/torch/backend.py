@@ -11,14 +11,16 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, ReduceOp
 
-from .. import _api, dtypes, errors
+from .. import _api, _calls, dtypes, errors
 from .._api import weft_buffer, weft_call, weft_call_options
 from .._library import lib, per_thread
 from . import sparse
 from .meeting import context, meet
 from .works import DoneWork, PeerLostError, TimeoutError, WeftWork, as_torch, last  # pylint: disable=redefined-builtin
 
-_byref, _c_void_p, _all_reduce = ctypes.byref, ctypes.c_void_p, lib.all_reduce
+_byref, _addressof, _c_void_p, _all_reduce = ctypes.byref, ctypes.addressof, ctypes.c_void_p, lib.all_reduce
+_fast_begin = _calls.begin
+_calls.learn(torch.Tensor, False)
 UNSET = timedelta(milliseconds=-1)
 FOREVER_NS = 10 * 365 * 86400 * 10**9
 _BLANK = bytes(_api.make(weft_call))
@@ -215,7 +217,7 @@ class WeftBackend(Backend):
         handle = ctypes.c_void_p()
         if lib.submit(self._handle, _byref(call), _byref(handle), per_thread.ref):
             raise last()
-        return self._started(handle, keep, result, after, op == _api.OP_RECV)
+        return self._started(handle.value, keep, result, after, op == _api.OP_RECV)
 
     def _started(self, handle, keep, result, after, is_recv=False):
         self._sequence += 1
@@ -245,7 +247,7 @@ class WeftBackend(Backend):
         result = []
         for _, _, written, _ in calls:
             result += written
-        return self._started(handle, [calls, array], result, after_all if afters else None)
+        return self._started(handle.value, [calls, array], result, after_all if afters else None)
 
     def start_coalescing(self):
         self._calls = []
@@ -281,15 +283,22 @@ class WeftBackend(Backend):
         if len(tensors) != 1:
             return self._many(lambda tensor: self.allreduce([tensor], opts), tensors)
         tensor = tensors[0]
+        if _fast_begin is not None and self._calls is None:  # the shortest way: it is called most
+            options = self._reduction(opts, tensor)
+            handle = _fast_begin(self._handle, _api.OP_ALL_REDUCE, tensor, tensor, 0 if options is None else _addressof(options), -1, -1)
+            if handle:
+                return self._started(handle, tensor, tensors, None)
+            if handle is not None:
+                raise last()
         if tensor.is_sparse:
             return sparse.all_reduce(self, tensor, opts)
         data = buffer(tensor, any_dense=True)
-        if self._calls is None and self._handle is not None:  # the shortest way: it is called most
+        if self._calls is None and self._handle is not None:
             options, handle = self._reduction(opts, tensor), _c_void_p()
             data_ref = _byref(data)
             if _all_reduce(self._handle, data_ref, data_ref, options, _byref(handle), per_thread.ref):
                 raise last()
-            return self._started(handle, tensor, tensors, None)
+            return self._started(handle.value, tensor, tensors, None)
         return self._begin(_api.OP_ALL_REDUCE, data, data, self._reduction(opts, tensor), tensor, [tensor])
 
     def allreduce_sparse(self, tensors, opts):

@@ -5,11 +5,12 @@ import threading
 import torch
 import torch.distributed as dist
 
-from .. import errors
+from .. import _calls, errors
 from .._library import lib, per_thread
 from ..work import SLICE_NS, _Driver
 
 _wait_for, _done, _destroy = lib.work_wait_for, lib.work_done, lib.work_destroy
+_fast_wait = _calls.wait
 _c_bool, _byref = ctypes.c_bool, ctypes.byref
 _new_work = dist._Work.__init__
 EAGER_NS = 20_000_000  # how long get_future waits for the call itself, where ranks have no core to spare for a thread that does
@@ -71,6 +72,8 @@ class WeftWork(dist._Work):
         if self._ended is not None:  # the driving thread has it
             if not self._ended.wait(timeout.total_seconds() if timeout else None):
                 raise self._late(timeout)
+        elif self._handle is not None and _fast_wait is not None and timeout is None:
+            self._end(0 if _fast_wait(self._handle, False) else 1)
         elif self._handle is not None:
             done = _c_bool()
             if timeout is None and not _wait_for(self._handle, SLICE_NS, _byref(done), per_thread.ref) and done:
@@ -169,7 +172,7 @@ class WeftWork(dist._Work):
             self._future.set_result(self._result)
 
     def _open(self):
-        return self._handle.value
+        return self._handle
 
     def _broke(self, error):
         self._error = self._error or error
