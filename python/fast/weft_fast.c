@@ -43,7 +43,7 @@ typedef struct {
 
 enum { most_types = 8 };
 static struct {
-  PyObject* type;            /* exactly this one: a derived type may mean something else by its elements */
+  PyObject* type;          /* exactly this one: a derived type may mean something else by its elements */
   const exchange_api* api; /* NULL: by the buffer protocol */
 } types[most_types];
 static int type_count;
@@ -72,15 +72,24 @@ static bool dtype_of_format(const char* format, Py_ssize_t bytes, weft_dtype* dt
     case 'f': *dtype = WEFT_F32; return true;
     case 'e': *dtype = WEFT_F16; return true;
     case '?': *dtype = WEFT_BOOL; return true;
-    case 'b': case 'h': case 'i': case 'l': case 'q': return integer_dtype(true, bytes, dtype);
-    case 'B': case 'H': case 'I': case 'L': case 'Q': return integer_dtype(false, bytes, dtype);
+    case 'b':
+    case 'h':
+    case 'i':
+    case 'l':
+    case 'q': return integer_dtype(true, bytes, dtype);
+    case 'B':
+    case 'H':
+    case 'I':
+    case 'L':
+    case 'Q': return integer_dtype(false, bytes, dtype);
     default: return false;
   }
 }
 
 static bool read_by_protocol(PyObject* object, bool writes, weft_buffer* buffer) {
   Py_buffer view;
-  if (PyObject_GetBuffer(object, &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writes ? PyBUF_WRITABLE : 0)) != 0) {
+  if (PyObject_GetBuffer(object, &view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS | (writes ? PyBUF_WRITABLE : 0)) !=
+      0) {
     PyErr_Clear();
     return false;
   }
@@ -125,7 +134,8 @@ static bool read_by_exchange(PyObject* object, const exchange_api* api, weft_buf
     count *= view.shape[dim];
   }
   if (!in_a_row && count != 0) return false;
-  PyObject* const negative = PyObject_CallMethodObjArgs(object, is_neg, NULL); /* a view whose elements count negated */
+  PyObject* const negative =
+      PyObject_CallMethodObjArgs(object, is_neg, NULL); /* a view whose elements count negated */
   if (negative == NULL) PyErr_Clear();
   Py_XDECREF(negative);
   if (negative != Py_False) return false;
@@ -139,7 +149,8 @@ static bool read_array(PyObject* object, bool writes, weft_buffer* buffer) {
   const PyObject* const type = (PyObject*)Py_TYPE(object);
   for (int i = 0; i < type_count; ++i)
     if (types[i].type == type)
-      return types[i].api ? read_by_exchange(object, types[i].api, buffer) : read_by_protocol(object, writes, buffer);
+      return types[i].api ? read_by_exchange(object, types[i].api, buffer)
+                          : read_by_protocol(object, writes, buffer);
   return false;
 }
 
@@ -167,8 +178,10 @@ static bool keep(const weft_error* error) {
 }
 
 PyDoc_STRVAR(begin_doc,
-             "begin(group, op, in, out, options, root, peer): the address of the weft_work of a call that has begun; 0: it was refused,\n"
-             "and errors.last() says why; None: nothing was done, because an argument is none that this module reads. group, options:\n"
+             "begin(group, op, in, out, options, root, peer): the address of the weft_work of a call that "
+             "has begun; 0: it was refused,\n"
+             "and errors.last() says why; None: nothing was done, because an argument is none that this "
+             "module reads. group, options:\n"
              "addresses, options 0 for the defaults; in, out: arrays, or None where the call has none.");
 
 static PyObject* begin(PyObject* module, PyObject* const* given, Py_ssize_t count) {
@@ -199,16 +212,16 @@ static PyObject* begin(PyObject* module, PyObject* const* given, Py_ssize_t coun
   weft_work* work = NULL;
   weft_error error = WEFT_ERROR_INIT;
   weft_status status;
-  Py_BEGIN_ALLOW_THREADS
-  status = library.submit(group, &call, &work, &error);
-  Py_END_ALLOW_THREADS
-  if (status != WEFT_OK) return keep(&error) ? PyLong_FromLong(0) : NULL;
+  Py_BEGIN_ALLOW_THREADS status = library.submit(group, &call, &work, &error);
+  Py_END_ALLOW_THREADS if (status != WEFT_OK) return keep(&error) ? PyLong_FromLong(0) : NULL;
   return PyLong_FromVoidPtr(work);
 }
 
 PyDoc_STRVAR(wait_doc,
-             "wait(work, destroys): waits until the call has ended. True: well, and where `destroys` says so the weft_work is gone; False: it\n"
-             "has failed, and errors.last() says why. On the main thread a signal's handler may raise (Ctrl-C): the call is then pending.");
+             "wait(work, destroys): waits until the call has ended. True: well, and where `destroys` says so "
+             "the weft_work is gone; False: it\n"
+             "has failed, and errors.last() says why. On the main thread a signal's handler may raise "
+             "(Ctrl-C): the call is then pending.");
 
 enum { slice_ns = 50 * 1000 * 1000 }; /* how long a wait lasts before Python looks for signals */
 
@@ -216,16 +229,15 @@ static PyObject* wait_for_work(PyObject* module, PyObject* const* given, Py_ssiz
   (void)module;
   if (!arguments("wait", count, 2)) return NULL;
   weft_work* const work = PyLong_AsVoidPtr(given[0]);
-  if (work == NULL) return PyErr_Occurred() ? NULL : (PyErr_SetString(PyExc_ValueError, "work is NULL"), NULL);
+  if (work == NULL)
+    return PyErr_Occurred() ? NULL : (PyErr_SetString(PyExc_ValueError, "work is NULL"), NULL);
   for (;;) {
     bool done = false;
     weft_error error = WEFT_ERROR_INIT;
     weft_status status;
-    Py_BEGIN_ALLOW_THREADS
-    status = library.wait_for(work, slice_ns, &done, &error);
+    Py_BEGIN_ALLOW_THREADS status = library.wait_for(work, slice_ns, &done, &error);
     if (status == WEFT_OK && done && given[1] == Py_True) library.destroy(work);
-    Py_END_ALLOW_THREADS
-    if (status != WEFT_OK) {
+    Py_END_ALLOW_THREADS if (status != WEFT_OK) {
       if (!keep(&error)) return NULL;
       Py_RETURN_FALSE;
     }
@@ -235,8 +247,10 @@ static PyObject* wait_for_work(PyObject* module, PyObject* const* given, Py_ssiz
 }
 
 PyDoc_STRVAR(add_type_doc,
-             "add_type(type, capsule): arrays of exactly this type are read from now on: by DLPack's table of C functions, its capsule, or where that\n"
-             "is None by the buffer protocol. Whether there is room for it, and the table is one that this module knows.");
+             "add_type(type, capsule): arrays of exactly this type are read from now on: by DLPack's table "
+             "of C functions, its capsule, or where that\n"
+             "is None by the buffer protocol. Whether there is room for it, and the table is one that this "
+             "module knows.");
 
 static PyObject* add_type(PyObject* module, PyObject* const* given, Py_ssize_t count) {
   (void)module;
@@ -254,7 +268,9 @@ static PyObject* add_type(PyObject* module, PyObject* const* given, Py_ssize_t c
   Py_RETURN_TRUE;
 }
 
-PyDoc_STRVAR(setup_doc, "setup(submit, wait_for, destroy, failed): the addresses of the library's functions, and what keeps an error.");
+PyDoc_STRVAR(setup_doc,
+             "setup(submit, wait_for, destroy, failed): the addresses of the library's functions, and what "
+             "keeps an error.");
 
 static PyObject* setup(PyObject* module, PyObject* const* given, Py_ssize_t count) {
   (void)module;
@@ -265,7 +281,8 @@ static PyObject* setup(PyObject* module, PyObject* const* given, Py_ssize_t coun
     if (functions[i] == NULL)
       return PyErr_Occurred() ? NULL : (PyErr_SetString(PyExc_ValueError, "a function is NULL"), NULL);
   }
-  memcpy(&library.submit, &functions[0], sizeof(void*)); /* C has no cast from an object's address to a function's */
+  memcpy(&library.submit, &functions[0],
+         sizeof(void*)); /* C has no cast from an object's address to a function's */
   memcpy(&library.wait_for, &functions[1], sizeof(void*));
   memcpy(&library.destroy, &functions[2], sizeof(void*));
   Py_INCREF(given[3]);
@@ -278,14 +295,23 @@ static PyObject* setup(PyObject* module, PyObject* const* given, Py_ssize_t coun
   { name, (PyCFunction)(void (*)(void))(function), METH_FASTCALL, doc }
 
 static PyMethodDef methods[] = {
-    WEFT_FUNCTION("begin", begin, begin_doc),          WEFT_FUNCTION("wait", wait_for_work, wait_doc),
-    WEFT_FUNCTION("add_type", add_type, add_type_doc), WEFT_FUNCTION("setup", setup, setup_doc),
+    WEFT_FUNCTION("begin", begin, begin_doc),
+    WEFT_FUNCTION("wait", wait_for_work, wait_doc),
+    WEFT_FUNCTION("add_type", add_type, add_type_doc),
+    WEFT_FUNCTION("setup", setup, setup_doc),
     {NULL, NULL, 0, NULL},
 };
 
 /* Of one phase, so that an interpreter which shares nothing with others (a sub-interpreter) refuses it. */
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "weft_fast", "The most frequent calls of the package weft, compiled.", -1, methods, NULL, NULL, NULL, NULL};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                                        "weft_fast",
+                                        "The most frequent calls of the package weft, compiled.",
+                                        -1,
+                                        methods,
+                                        NULL,
+                                        NULL,
+                                        NULL,
+                                        NULL};
 
 PyMODINIT_FUNC PyInit_weft_fast(void) {
   if (is_neg == NULL && (is_neg = PyUnicode_InternFromString("is_neg")) == NULL) return NULL;

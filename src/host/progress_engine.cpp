@@ -158,8 +158,9 @@ void ProgressEngine::help() noexcept {
     idling.may_spin(spin_.load(std::memory_order_relaxed));
     if (idling.spin() || idling.yield()) continue;
     resting_.store(true, std::memory_order_seq_cst);
-    sleep_unless([&] { return !has_to_help() || ending_.load(std::memory_order_seq_cst) || !settled_helped(); },
-                 kSleep, idling.asleep());
+    sleep_unless(
+        [&] { return !has_to_help() || ending_.load(std::memory_order_seq_cst) || !settled_helped(); },
+        kSleep, idling.asleep());
     resting_.store(false, std::memory_order_seq_cst);
   }
 }

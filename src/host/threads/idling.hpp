@@ -35,7 +35,8 @@ inline void pause() noexcept {
 class SpinLimit {
  public:
   static constexpr int kLeast = 16;
-  static constexpr Duration kAlone = std::chrono::nanoseconds(1500);  ///< a yield takes less where nobody else runs
+  static constexpr Duration kAlone =
+      std::chrono::nanoseconds(1500);  ///< a yield takes less where nobody else runs
   static constexpr Duration kSlice = std::chrono::microseconds(500);  ///< schedulers' time slices are longer
 
   int polls() const noexcept { return polls_.load(std::memory_order_relaxed); }
