@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "weft/base/error.hpp"
@@ -16,11 +17,12 @@ namespace weft {
 
 namespace {
 
-// How many parameters a Compute had.
-struct ParameterCount {
-  explicit ParameterCount(Compute&) {}
-  std::uint64_t count = 0;
-};
+// Of this process, whatever they were materialised with: a Frame of one Compute may meet weights of another, and what its kernels keep of
+// weights outlives both. Shared by all threads, and nothing but a source of numbers.
+std::uint64_t next_number() noexcept {
+  static std::atomic<std::uint64_t> last{0};
+  return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
 
 }  // namespace
 
@@ -69,7 +71,7 @@ void Parameter::materialise(Compute& compute, Memory memory) {
   if (materialised())
     throw Error(ErrorCode::bad_argument, fmt::format("parameter \"{}\": materialised twice", path_));
   compute_ = &compute;
-  number_ = ++compute.attached<ParameterCount>().count;
+  number_ = next_number();
   master_ = compute.make(local_shape(), DType::f32, memory).with_layout(layout_);
 }
 

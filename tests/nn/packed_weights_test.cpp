@@ -209,5 +209,27 @@ TEST(PackedWeights, AnotherParameterInTheSamePlace) {
   }
 }
 
+// Two layers, each with a Compute of its own, used in turns on Frames of one of them.
+TEST(PackedWeights, WeightsOfSeveralComputesOnOneFrame) {
+  weft::test::Bench bench;
+  Compute other(bench.context, 1);
+  Linear first(64, 512, false), second(64, 512, false);
+  std::uint64_t seed = 1;
+  for (Linear* layer : {&first, &second}) {
+    layer->weight->set_dtype(DType::bf16);
+    materialise(*layer, layer == &first ? bench.compute : other);
+    initialise(*layer, seed++);
+  }
+  EXPECT_NE(first.weight->number(), second.weight->number());
+  const Tensor x = random_tensor(bench.context, {16, 64}, "x"),
+               dy = random_tensor(bench.context, {16, 512}, "dy");
+  for (int use = 0; use < kPacked + 2; ++use)
+    for (Linear* layer : {&first, &second}) {
+      const Passes got = passes(*layer, x, dy, bench.compute), want = fresh(layer->weight->master(), x, dy);
+      ASSERT_EQ(got.y, want.y) << (layer == &first ? "first" : "second") << ", use " << use;
+      ASSERT_EQ(got.dx, want.dx) << (layer == &first ? "first" : "second") << ", use " << use;
+    }
+}
+
 }  // namespace
 }  // namespace weft::kernels::packed_weights_test

@@ -83,7 +83,7 @@ class Parameter {
   /// something made of them sees whether it is old; never 0. 0 where it is the master itself, or was placed: then nobody says when
   /// elements change. Throws as weight().
   std::uint64_t weight_version() const;
-  /// Its number among those that were materialised with its Compute, never another's; 0 before.
+  /// Given by materialise() and never another's in this process, whatever the Compute; 0 before.
   std::uint64_t number() const noexcept { return number_; }
   /// Layers read `weight` from now on, until drop_weight(): of dtype(), of any layout for global_shape() that is not
   /// Partial (or plain and whole). Gradients then have its shape. Throws bad_argument or layout where it does not
