@@ -146,6 +146,7 @@ class CrossPasses final : public Passes {
       return own_forward(module, inputs, frame);
     expect_sequence(module, "x", inputs[0], c.dim);
     expect_sequence(module, "context", inputs[1], c.context_dim);
+    expect_same_samples(module, inputs[0], inputs[1]);
     const Tensor q = attention.q_proj.forward(inputs[0], frame)[0],
                  k = attention.k_proj.forward(inputs[1], frame)[0],
                  v = attention.v_proj.forward(inputs[1], frame)[0];

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "nn/operands.hpp"
 #include "weft/base/error.hpp"
 #include "weft/host/copy.hpp"
 #include "weft/nn/activation.hpp"
@@ -333,10 +334,7 @@ Tensors CrossAttention::do_forward(Inputs inputs, Frame& frame) {
   };
   expect_sequence("x", inputs[0], config_.dim);
   expect_sequence("context", inputs[1], config_.context_dim);
-  if (inputs[1].size(0) != inputs[0].size(0))
-    throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected a batch of {}, as x has",
-                                                     layouts::named(*this, "context").text(),
-                                                     to_string(inputs[1].shape()), inputs[0].size(0)));
+  expect_same_samples(*this, inputs[0], inputs[1]);
   Compute& compute = frame.compute();
   const Tensor q = q_proj.forward(inputs[0], frame)[0], k = k_proj.forward(inputs[1], frame)[0],
                v = v_proj.forward(inputs[1], frame)[0];

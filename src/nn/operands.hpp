@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <vector>
+
 #include "weft/base/error.hpp"
 #include "weft/nn/frame.hpp"
 #include "weft/nn/kernels.hpp"
@@ -26,6 +28,27 @@ inline void expect_gradient(const Module& module, const Tensor& dy, const Shape&
   if (!(dy.shape() == shape))
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{} is {}; expected {}", what.text(), to_string(dy.shape()), to_string(shape)));
+}
+
+/// Throws unless `context` has x's samples, as many of them and cut alike.
+inline void expect_same_samples(const Module& module, const Tensor& x, const Tensor& context) {
+  const Shape &of_x = layouts::global_shape(x), &of_context = layouts::global_shape(context);
+  const TensorName what = layouts::named(module, "context");
+  if (of_context[0] != of_x[0])
+    throw Error(ErrorCode::bad_argument, fmt::format("{} is {}; expected a batch of {}, as x has",
+                                                     what.text(), to_string(of_context), of_x[0]));
+  const auto cuts = [](const LayoutRef& layout) {  // the axes that cut samples, outermost first
+    std::vector<int> axes;
+    for (const int axis : layout->nesting)
+      if (layout->mesh_shape().size(axis) > 1 &&
+          is_shard(layout->placements[static_cast<std::size_t>(axis)], 0))
+        axes.push_back(axis);
+    return axes;
+  };
+  if (x.layout() && context.layout() && cuts(x.layout()) != cuts(context.layout()))
+    throw Error(ErrorCode::layout,
+                fmt::format("{} is {}; expected its samples cut as those of x, {}", what.text(),
+                            to_string(*context.layout()), to_string(*x.layout())));
 }
 
 /// x, f32, rounded to bf16; with the same layout.

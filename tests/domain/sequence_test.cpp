@@ -91,6 +91,40 @@ TEST(DomainSequence, FullAttentionInARing) {
     });
 }
 
+TEST(DomainSequence, ContextOfAnotherBatchIsRefusedAsOnOneRank) {
+  test::run_ranks(test::Ranks::threads, 4, [](Rank& rank) {
+    Compute compute(rank.context, 1);
+    const DeviceMesh mesh(rank.group(), {{"d", 2}, {"sp", 2}});
+    const CrossAttentionConfig config{.dim = 8, .heads = 2, .head_dim = 4};
+    CrossAttention serial(config), split(config);
+    test::set_up(serial, compute);
+    const DomainManager manager = apply_domain_parallel(split, mesh["sp"], {.dims = {1}});
+    replicate(split, mesh);
+    test::set_up(split, compute);
+    const Tensor x = random_map(rank.context, {2, 8, 8}, "x");
+    Frame frame(compute);
+    for (const std::int64_t batch : {1, 3}) {
+      const Tensor context = random_map(rank.context, {batch, 6, 8}, "context");
+      const std::string expected =
+          fmt::format("bad_argument: \"\": context is ({}, 6, 8); expected a batch of 2, as x has", batch);
+      EXPECT_EQ(test::error_text([&] { serial.forward({x, context}, frame); }), expected);
+      EXPECT_EQ(test::error_text([&] {
+                  split.forward({shard_spatial(x, manager), shard_spatial(context, manager)}, frame);
+                }),
+                expected);
+    }
+    // As many samples, of which a rank has others of x than of the context.
+    const LayoutRef by_samples = manager.layout(x.shape())->with(mesh["d"], Shard{0});
+    const Tensor context = random_map(rank.context, {2, 6, 8}, "context");
+    EXPECT_EQ(test::error_text([&] {
+                split.forward({distribute(x, by_samples), shard_spatial(context, manager)}, frame);
+              }),
+              "layout: \"\": context is (2, 6, 8) as [d: Replicate, sp: Shard(1)]; expected its samples cut "
+              "as those "
+              "of x, (2, 8, 8) as [d: Shard(0), sp: Shard(1)]");
+  });
+}
+
 TEST(DomainSequence, TablesOfTooFewPositionsAreNamed) {
   test::run_ranks(test::Ranks::threads, 2, [](Rank& rank) {
     Compute compute(rank.context, 1);
