@@ -87,6 +87,12 @@ class RootPasses final : public Passes {
   std::shared_ptr<const Passes> passes_;
 };
 
+// A model that was split over axes of one rank, which changed nothing.
+bool left_alone(const Module& model) {
+  const DomainManager before = get_domain_manager(model);
+  return before && before.size() == 1;
+}
+
 struct Found {
   Module* module;
   std::shared_ptr<const Passes> passes;
@@ -101,7 +107,8 @@ class Search {
 
   void visit(Module& module, const std::string& path) {
     const SpaceRule rule = rule_for(module);
-    if (module.passes() != nullptr) refuse(fmt::format("\"{}\" has passes of others already", path));
+    if (module.passes() != nullptr && !left_alone(module))
+      refuse(fmt::format("\"{}\" has passes of others already", path));
     switch (rule.kind) {
       case SpaceRule::Kind::refused:
         refuse(fmt::format("\"{}\" is of kind {}, which {}", path, kind_of(module), rule.why));

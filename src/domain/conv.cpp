@@ -200,8 +200,7 @@ Both of_transpose(const ConvTranspose2d& conv, const LayoutRef& x) {
   const ConvTranspose2dConfig& c = conv.config();
   const auto along = [&](const char* what, std::int64_t n, std::int64_t k, std::int64_t s, std::int64_t p,
                          std::int64_t d, std::int64_t more) {
-    maps::expect_some(conv, what, n);
-    return Sliding{k, s, p, d, std::max<std::int64_t>(0, (n - 1) * s - 2 * p + d * (k - 1) + more + 1), n};
+    return Sliding{k, s, p, d, maps::transposed_outputs_of(conv, what, n, k, s, p, d, more), n};
   };
   return {along("height", x->global[kHeight], c.kernel.height, c.stride.height, c.padding.height,
                 c.dilation.height, c.output_padding.height),

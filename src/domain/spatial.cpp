@@ -57,17 +57,24 @@ Tensor shard_spatial(const Tensor& x, const DomainManager& manager) {
   given("shard_spatial", manager);
   Shape global = x.layout() ? x.layout()->global : x.shape();
   const auto& dims = manager.options().dims;
-  std::size_t i = 0;
-  for (const MeshAxis& axis : manager.axes().shape().axes()) {
-    const int dim = dims[i++];
+  const std::span<const MeshAxis> axes = manager.axes().shape().axes();
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    const int dim = dims[i];
     if (dim >= global.rank() || dim < 0)
       refuse(fmt::format("shard_spatial: x is {}; dimension {} is cut along {}", to_string(global), dim,
-                         axis.name));
-    if (global[dim] < axis.size)
+                         axes[i].name));
+    std::int64_t parts = 1;  // several axes may cut one dimension
+    std::string names;
+    for (std::size_t j = 0; j < axes.size(); ++j)
+      if (dims[j] == dim) {
+        parts *= axes[j].size;
+        names += fmt::format("{}{}={}", names.empty() ? "" : ", ", axes[j].name, axes[j].size);
+      }
+    if (global[dim] < parts)
       refuse(
-          fmt::format("shard_spatial: x {} has {} elements in dimension {} for {}={}; each rank needs at "
+          fmt::format("shard_spatial: x {} has {} elements in dimension {} for {}; each rank needs at "
                       "least one: fewer ranks, or a larger map",
-                      to_string(global), global[dim], dim, axis.name, axis.size));
+                      to_string(global), global[dim], dim, names));
   }
   if (x.layout()) return redistribute(x, cut(x.layout(), manager));
   const DeviceMesh& data = manager.options().data;

@@ -85,6 +85,12 @@ kernels::UnfoldShape unfolding(const Module& module, const Conv2dConfig& c, cons
                               dilation * (kernel - 1) + 1 - 2 * padding, kernel, dilation, padding));
     return left / stride + 1;
   };
+  if (not_plain(c).empty()) {  // each pixel alone: of a map that is cut, this rank's part may be empty
+    const Shape& whole = layouts::global_shape(x);
+    for (const auto& [what, dim] : {std::pair{"height", 2}, {"width", 3}}) out(what, whole[dim], 1, 1, 0, 1);
+    return {x.size(kChannels), x.size(2), x.size(3),     1, 1, 1, 1, 0, 0, 1, 1,
+            x.size(2),         x.size(3), c.padding_mode};
+  }
   return {x.size(kChannels),
           x.size(2),
           x.size(3),

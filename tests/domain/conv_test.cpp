@@ -2,13 +2,17 @@
 #include <gtest/gtest.h>
 
 #include "domain/as_serial.hpp"
+#include "weft/nn/activation.hpp"
 #include "weft/nn/maps/conv_transpose.hpp"
+#include "weft/nn/maps/resample.hpp"
+#include "weft/nn/norm.hpp"
 
 namespace weft::domain_conv_test {
 namespace {
 
 using kernels::Padding;
 using test::expect_as;
+using test::expect_as_serial;
 using test::MakeModule;
 using test::on_each_space;
 using test::run_serial;
@@ -88,11 +92,35 @@ TEST(DomainConv, ManyChannelsAndWideMaps) {
     const Conv2dConfig one{.in = 33, .out = 40};
     ASSERT_NO_FATAL_FAILURE(
         expect_as(run_serial(conv_of(one), {2, 33, 7, 5}, compute), conv_of(one), compute, mesh, axes));
-    // Products with a long k and 1 to 8 columns.
+    // Products with a long k and 1 to 6 columns.
     const Conv2dConfig few{.in = 600, .out = 300};
     ASSERT_NO_FATAL_FAILURE(
-        expect_as(run_serial(conv_of(few), {1, 600, 4, 2}, compute), conv_of(few), compute, mesh, axes));
+        expect_as(run_serial(conv_of(few), {1, 600, 4, 3}, compute), conv_of(few), compute, mesh, axes));
   });
+}
+
+// What looks at each pixel alone, after a mean of the whole map that one rank has.
+TEST(DomainConv, OneByOneWhereOtherRanksHaveNothing) {
+  const MakeModule make = [] {
+    auto model = std::make_unique<Sequential>();
+    model->append("squeeze", std::make_unique<AdaptiveAvgPool2d>(Extent2d(1)));
+    model->append("down", std::make_unique<Conv2d>(Conv2dConfig{.in = 4, .out = 3}));
+    model->append("norm", std::make_unique<ChannelNorm>(3));
+    model->append("act", std::make_unique<GELU>());
+    model->append("up", std::make_unique<Conv2d>(Conv2dConfig{.in = 3, .out = 4}));
+    return model;
+  };
+  expect_as_serial(make, {2, 4, 6, 6});
+  expect_as_serial(
+      [] {
+        auto model = std::make_unique<Sequential>();
+        model->append("squeeze", std::make_unique<AdaptiveAvgPool2d>(Extent2d(1)));
+        auto conv = std::make_unique<Conv2d>(Conv2dConfig{.in = 4, .out = 4});
+        conv->add_spectral_norm();
+        model->append("conv", std::move(conv));
+        return model;
+      },
+      {1, 4, 6, 6});
 }
 
 TEST(DomainConv, UnderASpectralNorm) {
@@ -156,6 +184,17 @@ TEST(DomainConv, ErrorsAreThoseOfOneRank) {
           large.forward(shard_spatial(Tensor::zeros(rank.context, {1, 1, 4, 9}), manager), frame);
         }),
         "bad_argument: \"\": x has height 4; expected at least 5, for kernel 5, dilation 1 and padding 0");
+    const ConvTranspose2dConfig all_padding{.in = 1, .out = 1, .padding = {2, 0}};
+    ConvTranspose2d serial(all_padding), nothing_left(all_padding);
+    apply_domain_parallel(nothing_left, mesh);
+    replicate(nothing_left, mesh);
+    materialise(serial, compute);
+    materialise(nothing_left, compute);
+    const Tensor x = Tensor::zeros(rank.context, {1, 1, 3, 9});
+    const char* const expected =
+        "bad_argument: \"\": x has height 3; nothing is left of its 3 outputs after padding 2";
+    EXPECT_EQ(test::error_text([&] { serial.forward(x, frame); }), expected);
+    EXPECT_EQ(test::error_text([&] { nothing_left.forward(shard_spatial(x, manager), frame); }), expected);
   });
 }
 

@@ -268,6 +268,29 @@ TEST(DomainRules, OneRankIsLeftAlone) {
   const std::unique_ptr<Module> model = small_unet();
   apply_domain_parallel(*model, mesh);
   for (const auto& [name, child] : model->children()) EXPECT_EQ(child->passes(), nullptr) << name;
+  EXPECT_EQ(get_domain_manager(*model).size(), 1);
+  // Nothing was split, so it may be, over these axes or others.
+  apply_domain_parallel(*model, mesh["w"]);
+  const DeviceMesh larger = DeviceMesh::arithmetic(context, {{"h", 2}}, 0);
+  apply_domain_parallel(*model, larger);
+  EXPECT_EQ(get_domain_manager(*model).axes(), larger);
+  EXPECT_EQ(error_text([&] { apply_domain_parallel(*model, larger); }),
+            "bad_argument: apply_domain_parallel: \"\" has passes of others already");
+}
+
+// Two axes may cut one dimension: each of their ranks needs an element of it.
+TEST(DomainRules, SeveralAxesOfOneDimension) {
+  Context context;
+  const DeviceMesh mesh = DeviceMesh::arithmetic(context, {{"h", 2}, {"w", 2}}, 3);
+  Sequential model;
+  model.append("act", std::make_unique<ReLU>());
+  const DomainManager manager = apply_domain_parallel(model, mesh, {.dims = {2, 2}});
+  EXPECT_EQ(error_text([&] {
+              shard_spatial(Tensor(context, {1, 1, 3, 3}), manager);
+            }),
+            "bad_argument: shard_spatial: x (1, 1, 3, 3) has 3 elements in dimension 2 for h=2, w=2; each "
+            "rank needs at least one: fewer ranks, or a larger map");
+  EXPECT_EQ(shard_spatial(Tensor(context, {1, 1, 5, 3}), manager).shape(), Shape({1, 1, 1, 3}));
 }
 
 }  // namespace

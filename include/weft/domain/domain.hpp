@@ -63,7 +63,7 @@ class DomainManager {
 /// Other weights are replicated, and their gradients Partial(sum) on the axes: sync_domain_gradients() or a GradientAverager over these axes sums them. A loss is to be divided by
 /// a global number.
 ///
-/// On axes of one rank the rules are checked and nothing is set. Throws bad_argument, before anything changes, for a layer without a rule, naming it, its kind and what
+/// On axes of one rank the rules are checked and nothing is set but what get_domain_manager() gives; the model may then be split over other axes. Throws bad_argument, before anything changes, for a layer without a rule, naming it, its kind and what
 /// to do; for one whose rule refuses it; for more axes than options.dims; for a model that has passes of others already.
 DomainManager apply_domain_parallel(Module& model, const DeviceMesh& axes, const DomainOptions& options = {});
 
@@ -73,7 +73,7 @@ DomainManager get_domain_manager(const Module& model);
 inline Module& get_raw_model(Module& model) noexcept { return model; }
 
 /// This rank's part of maps of which every rank of the axes has the same: plain ones, (batch, …) of this rank's samples, or with a layout. No communication.
-/// Throws bad_argument where a dimension that is cut has fewer elements than ranks: `shard_spatial: x (1, 3, 2, 8) has 2 rows (dimension 2) for y=4; …`.
+/// Throws bad_argument where a dimension that is cut has fewer elements than ranks: `shard_spatial: x (1, 3, 2, 8) has 2 elements in dimension 2 for y=4; …`.
 Tensor shard_spatial(const Tensor& x, const DomainManager& manager);
 /// The whole maps on every rank of the axes, with their layout on other axes. Collective.
 Tensor gather_spatial(const Tensor& y, const DomainManager& manager);

@@ -34,21 +34,11 @@ void check(const ConvTranspose2dConfig& c) {
 
 // What the kernel sees of y, the larger map, as a convolution of it.
 kernels::UnfoldShape seen(const Module& module, const ConvTranspose2dConfig& c, const Shape& x) {
-  const auto size = [&](const char* what, std::int64_t n, std::int64_t k, std::int64_t s, std::int64_t p,
-                        std::int64_t d, std::int64_t more) {
-    maps::expect_some(module, what, n);
-    const std::int64_t out = (n - 1) * s - 2 * p + d * (k - 1) + more + 1;
-    if (out < 1)
-      throw Error(ErrorCode::bad_argument,
-                  fmt::format("{} has {} {}; nothing is left of its {} outputs after padding {}",
-                              layouts::named(module, "x").text(), what, n, out + 2 * p, p));
-    return out;
-  };
   return {c.out,
-          size("height", x[2], c.kernel.height, c.stride.height, c.padding.height, c.dilation.height,
-               c.output_padding.height),
-          size("width", x[3], c.kernel.width, c.stride.width, c.padding.width, c.dilation.width,
-               c.output_padding.width),
+          maps::transposed_outputs_of(module, "height", x[2], c.kernel.height, c.stride.height,
+                                      c.padding.height, c.dilation.height, c.output_padding.height),
+          maps::transposed_outputs_of(module, "width", x[3], c.kernel.width, c.stride.width, c.padding.width,
+                                      c.dilation.width, c.output_padding.width),
           c.kernel.height,
           c.kernel.width,
           c.stride.height,

@@ -60,6 +60,19 @@ inline std::int64_t outputs_of(const Module& module, const char* what, std::int6
   return left / stride + 1;
 }
 
+/// How many outputs a transposed kernel has along a dimension. Throws bad_argument where nothing is left.
+inline std::int64_t transposed_outputs_of(const Module& module, const char* what, std::int64_t size,
+                                          std::int64_t kernel, std::int64_t stride, std::int64_t padding,
+                                          std::int64_t dilation, std::int64_t output_padding) {
+  expect_some(module, what, size);
+  const std::int64_t all = (size - 1) * stride + dilation * (kernel - 1) + output_padding + 1;
+  if (all <= 2 * padding)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("{} has {} {}; nothing is left of its {} outputs after padding {}",
+                            layouts::named(module, "x").text(), what, size, all, padding));
+  return all - 2 * padding;
+}
+
 /// The layout of maps of other channels, height and width, cut as those of `x`; null stays null.
 inline LayoutRef map_layout(const LayoutRef& x, std::int64_t channels, std::int64_t height,
                             std::int64_t width) {
