@@ -110,6 +110,9 @@ TransformerConfig transformer_from_text(std::string_view text, std::string_view 
   const toml::table all = reader.parse(text);
   const toml::table& model = reader.model_of(all);
   TransformerConfig config = initial;
+  const auto follows = [&](const char* of, const char* what, std::int64_t value) {
+    return !model.contains(of) && (model.contains(what) || value == 0);
+  };
   for (const auto& [key, value] : model) {
     const std::string name(key.str());
     const toml::source_index line = key.source().begin.line;
@@ -123,6 +126,9 @@ TransformerConfig transformer_from_text(std::string_view text, std::string_view 
     });
     if (!known) reader.wrong(line, fmt::format("[model] has no \"{}\"{}", name, is_meant(name, names)));
   }
+  if (follows("kv_heads", "heads", config.kv_heads)) config.kv_heads = config.heads;
+  if (follows("ffn_hidden", "dim", config.ffn_hidden))
+    config.ffn_hidden = TransformerConfig::usual_ffn_hidden(config.dim);
   try {
     config.check();
   } catch (const Error& e) {

@@ -181,6 +181,17 @@ TEST_F(CheckpointCommand, ConvertWritesItAnew) {
   EXPECT_EQ(command("export new whole.safetensors").status, 0);
   EXPECT_EQ(command("convert whole.safetensors back").status, 0);
   EXPECT_EQ(command("diff new back").status, 0);
+  // 0 to 11 and the weights are numbers that bf16 has: only the dtypes differ
+  EXPECT_EQ(command("convert new wide --dtype f32").status, 0);
+  const Outcome wide = command("diff new wide --only 'param.a.to_k*'");
+  EXPECT_EQ(wide.status, 1);
+  EXPECT_THAT(wide.text, HasSubstr("param.a.to_k.weight: bf16 and f32, 0 of 4 numbers differ, by at most 0\n"));
+  EXPECT_EQ(command("diff new wide --tolerance 1e-9").status, 0);
+  for (const char* words : {"inspect new", "diff new wide", "export new none.safetensors"}) {
+    const Outcome none = command(std::string(words) + " --only 'param.*' --only 'nobody*'");
+    EXPECT_EQ(none.status, 2);
+    EXPECT_THAT(none.text, HasSubstr("weft: --only 'nobody*': none of the "));
+  }
   EXPECT_THAT(command("inspect whole.safetensors").text,
               HasSubstr("whole.safetensors\nstep 3, written on one rank"));
   std::ofstream(folder / "names") << "a b c\n";

@@ -276,6 +276,14 @@ TEST_F(RunTest, WeftSaysItsVersionAndWhatACommandThatItDoesNotHaveMayMean) {
   EXPECT_EQ(weft("nonsense"), 2);
   EXPECT_THAT(err(), ::testing::StartsWith("weft: unknown command \"nonsense\"; the commands are run, "));
   EXPECT_THAT(err(), HasSubstr("doctor"));
+  EXPECT_EQ(weft("doctor foo"), 2);
+  EXPECT_THAT(err(), HasSubstr("unknown command \"doctor foo\"; the commands are trace"));
+  EXPECT_EQ(weft("doctor --tablez"), 2);
+  EXPECT_THAT(err(), HasSubstr("doctor has no option \"--tablez\"; is --tables meant?"));
+  EXPECT_EQ(weft("check --no-threads --no-processes"), 2);
+  EXPECT_THAT(err(), HasSubstr("ranks must be one or the other"));
+  EXPECT_EQ(weft("run --help"), 0);
+  EXPECT_THAT(out(), HasSubstr("weft run -n RANKS [OPTIONS] PROGRAM [ITS OWN WORDS]"));
 }
 
 // A reader that takes nothing slows the ranks down; what they write meanwhile is not kept without end.
@@ -579,7 +587,7 @@ TEST_F(RunTest, WrongFlagsExitWithTwo) {
   EXPECT_EQ(run({"--", "true"}), code(2));
   EXPECT_THAT(err(), HasSubstr("--ranks is required"));
   EXPECT_EQ(run({"-n", "2", "--bnd", "true"}), code(2));
-  EXPECT_THAT(err(), HasSubstr("The following argument was not expected: --bnd"));
+  EXPECT_THAT(err(), HasSubstr("weft: run has no option \"--bnd\"; is --bind meant?"));
   EXPECT_EQ(run({"-n", "2", "--bind", "sockets", "--", "true"}), code(2));
   EXPECT_THAT(err(), HasSubstr("sockets not in {none,cores}"));
 }

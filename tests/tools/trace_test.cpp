@@ -259,11 +259,11 @@ TEST_F(DoctorTrace, WhatIsNoTraceIsRefusedByName) {
   };
   refused("absent.json", "absent.json: cannot read it: No such file or directory\n");
   put("garbage", "\x01\x02garbage");
-  refused("garbage", "garbage: no trace, for it is not JSON: ");
+  refused("garbage", "garbage: no trace, for it is no JSON (byte ");
   put("cut", trace(0, 1, {call("barrier", 0, 0)}).dump().substr(0, 200));
-  refused("cut", "cut: no trace, for it is not JSON: ");
+  refused("cut", "cut: no trace, for it is no JSON (byte ");
   put("empty", "");
-  refused("empty", "empty: ");
+  refused("empty", "empty: no trace, for it is empty\n");
   put("list", "[1, 2]");
   refused("list", "list: it is no object\n");
   put("other", "{\"traceEvents\": []}");

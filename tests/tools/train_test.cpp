@@ -539,7 +539,11 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   expect({"--ranks", "4", "--dp", "3"}, "dp=3");
   expect({"--ranks", "4", "--dp", "3", "--tp", "1"}, "mesh: dp=3 x tp=1 = 3 ranks; the group has 4");
   expect({"--heads", "5"}, "transformer: dim 32 does not divide into heads 5");
-  expect({"--seq", "500"}, "seq is 500; expected 1 to 128 (max_seq)");
+  expect({"--seq", "500", "--max-seq", "128"}, "seq is 500; expected 1 to 128 (max-seq)");
+  expect({"--lr-floor", "0.02"}, "lr-floor is 0.02 and lr 0.01; expected 0 <= lr-floor <= lr");
+  expect({"--seed", "-1"}, "--seed");
+  expect({"--replicate", "2"}, "replicate is 2 with data \"ddp\"; it is of hsdp alone");
+  expect({"--stepz", "3"}, "weft: train has no option \"--stepz\"; is --steps meant?");
   expect({"--batch", "1", "--ranks", "2"}, "batch is 1; expected at least one sequence for each of dp=2");
   expect({"--steps", "0"}, "steps is 0");
   expect({"--vocab", "half"}, "half not in {whole,shard}");
@@ -547,6 +551,41 @@ TEST_F(TrainTest, WrongFlagsEndAtOnceWithTheArithmetic) {
   expect({"--ranks", "3", "--data", "hsdp"}, "replicate is 2; expected a number that divides dp=3");
   expect({"--text", file("nowhere")}, "File does not exist");
   expect({"--what"}, "--what");
+}
+
+// Sizes that are not given follow those that are, from flags and from a file's table alike.
+TEST_F(TrainTest, WhatIsNotGivenFollowsWhatIs) {
+  const auto config = [&](const Words& more) {
+    Words words{"train", "--text", file("text"), "--print-config"};
+    words.insert(words.end(), more.begin(), more.end());
+    EXPECT_EQ(run(words), 0) << err();
+    return out();
+  };
+  const std::string plain = config({});
+  for (const char* line : {"kv_heads = 4\n", "ffn_hidden = 352\n", "max_seq = 128\n", "lr-floor = 0.0002"})
+    EXPECT_THAT(plain, HasSubstr(line));
+  const std::string flags = config({"--heads", "8", "--dim", "256", "--seq", "200", "--lr", "1e-4"});
+  for (const char* line : {"kv_heads = 8\n", "ffn_hidden = 704\n", "max_seq = 200\n", "lr-floor = 1e-05"})
+    EXPECT_THAT(flags, HasSubstr(line));
+  std::ofstream(folder_ / "table.toml") << "seq = 200\n[model]\ndim = 256\nheads = 2\n";
+  const std::string table = config({"--config", file("table.toml")});
+  for (const char* line : {"kv_heads = 2\n", "ffn_hidden = 704\n", "max_seq = 200\n"})
+    EXPECT_THAT(table, HasSubstr(line));
+  std::ofstream(folder_ / "said.toml") << "[model]\ndim = 256\nheads = 8\nkv_heads = 2\nffn_hidden = 64\nmax_seq = 300\n";
+  const std::string said = config({"--config", file("said.toml")});
+  for (const char* line : {"kv_heads = 2\n", "ffn_hidden = 64\n", "max_seq = 300\n"})
+    EXPECT_THAT(said, HasSubstr(line));
+}
+
+TEST_F(TrainTest, ParityNeedsSomethingToCompare) {
+  const Words base{"parity", "--text", file("text"), "--steps", "4"};
+  const auto expect = [&](Words more, const std::string& text) {
+    more.insert(more.begin(), base.begin(), base.end());
+    EXPECT_EQ(run(more), 2);
+    EXPECT_THAT(err(), HasSubstr(text));
+  };
+  expect({"--meshes", "2x1"}, "parity: meshes are 2x1: nothing to compare; expected two or more");
+  expect({"--compare", "5"}, "parity: compare is 5; expected at most 4, the steps");
 }
 
 // The same, told by every rank of a job that weft run started.

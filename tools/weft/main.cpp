@@ -76,8 +76,30 @@ void check_commands(const CLI::App& app, const std::vector<std::string>& words) 
   if (words.empty() || words[0].starts_with('-')) return;
   check_command(app, "", words[0]);
   const CLI::App* command = app.get_subcommand(words[0]);
-  if (command->get_require_subcommand_min() > 0 && words.size() > 1 && !words[1].starts_with('-'))
+  const bool has_commands = !command->get_subcommands([](const CLI::App*) { return true; }).empty();
+  if (has_commands && words.size() > 1 && !words[1].starts_with('-'))
     check_command(*command, words[0] + " ", words[1]);
+}
+
+// The words of ours that no option of the command stands for: "train has no option "--stepz"; is --steps meant?".
+void refuse_unknown(const CLI::App& app, const std::vector<std::string>& words) {
+  const auto chosen = app.get_subcommands();
+  const CLI::App* command = chosen.empty() ? &app : chosen.front();
+  for (std::string of = command->get_name(); !command->get_subcommands().empty();) {
+    command = command->get_subcommands().front();
+    of += " " + command->get_name();
+  }
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command->get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  for (const std::string& word : words) {
+    if (!word.starts_with("--") || word == "--") continue;
+    const std::string name = word.substr(0, word.find('='));
+    if (command->get_option_no_throw(name) == nullptr && app.get_option_no_throw(name) == nullptr)
+      throw weft::Error(weft::ErrorCode::bad_argument, fmt::format("{} has no option \"{}\"{}",
+                                                                   command->get_name(), name,
+                                                                   weft::is_meant(name, names)));
+  }
 }
 
 int run(const std::vector<std::string>& given) {
@@ -104,6 +126,9 @@ int run(const std::vector<std::string>& given) {
   try {
     app.parse(std::vector<std::string>(s.ours.rbegin(), s.ours.rend()));  // last word first
     if (!program.empty() && !app.got_subcommand("run")) throw CLI::ExtrasError({"--"});
+  } catch (const CLI::ExtrasError& e) {
+    refuse_unknown(app, s.ours);
+    return app.exit(e) == 0 ? 0 : kUsage;
   } catch (const CLI::ParseError& e) {
     return app.exit(e) == 0 ? 0 : kUsage;  // 0: --help
   }

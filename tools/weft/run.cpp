@@ -26,7 +26,7 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chose
   auto flags = std::make_shared<Flags>();
   CLI::App* run = app.add_subcommand("run", "Run a program as several ranks of this host");
   run->footer(
-      "The first word that is no option is the program; all that follows is its own: weft run -n 4 ./program "
+      "Usage: weft run -n RANKS [OPTIONS] PROGRAM [ITS OWN WORDS]; -np means -n. The first word that is no option is the program; all that follows is its own: weft run -n 4 ./program "
       "--steps 10");
   run->add_option("-n,--ranks", flags->options.ranks, "How many ranks")
       ->required()
@@ -34,8 +34,11 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chose
   run->add_option("--bind", flags->bind, "cores: each rank runs on its share of the cores only")
       ->check(CLI::IsMember({"none", "cores"}))
       ->capture_default_str();
-  run->add_flag("--tag-output,!--no-tag-output", flags->options.tag_output,
-                "Put the rank before each line: \"[2] \" (the default)");
+  run->add_flag_callback(
+      "--tag-output", [flags] { flags->options.tag_output = true; },
+      "Put the rank before each line: \"[2] \" (the default)");
+  run->add_flag_callback(
+      "--no-tag-output", [flags] { flags->options.tag_output = false; }, "Leave the rank out");
   run->add_flag("--keep-going", flags->options.keep_going,
                 "Leave the others alone when a rank fails: they may go on without it");
   run->add_option(

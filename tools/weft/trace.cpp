@@ -245,12 +245,12 @@ TraceFile read_trace(const std::string& path) {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("{}: cannot read it: {}", path, system_words(opened.error_number)));
   const std::string bytes = read_regular_file(path, fmt::format("{}:", path), kLimits.bytes);
+  if (bytes.empty()) throw Error(ErrorCode::bad_argument, fmt::format("{}: no trace, for it is empty", path));
   JsonProblem why;
   const auto content = try_parse_json(bytes, why, kLimits);
   if (!content)
     throw Error(ErrorCode::bad_argument,
-                why.malformed ? fmt::format("{}: no trace, for it is not JSON: it {}", path, why.text)
-                              : fmt::format("{}: no trace, for it {}", path, why.text));
+                fmt::format("{}: no trace, for it {}", path, why.text));
   const JsonReader in(path, *content, "");
   const auto number = [&](const char* key, int min, int max) {
     return static_cast<int>(in.integer(key, min, max));

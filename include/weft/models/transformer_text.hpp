@@ -16,7 +16,8 @@ namespace weft {
 ///     heads = 4
 ///     tied = true
 ///
-/// What it does not name is as in `initial`. The rest of the text is not looked at: it may be a whole file for `weft train --config`.
+/// What it does not name is as in `initial`, but that kv_heads follows heads and ffn_hidden follows dim (usual_ffn_hidden) where the text
+/// names heads or dim alone, or `initial` has 0. The rest of the text is not looked at: it may be a whole file for `weft train --config`.
 ///
 /// Throws bad_argument naming `source` and the line: `run.toml:2: not TOML: …`, `run.toml: has no table [model]`,
 /// `run.toml:3: [model] has no "head"; is heads meant?`, `run.toml:3: heads is "4"; expected an integer`, `run.toml:2: heads is 0;

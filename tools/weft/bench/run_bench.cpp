@@ -361,9 +361,10 @@ int list(Options o) {
 
 }  // namespace
 
-const char* known_ops() {
-  return "all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, reduce, p2p, facade, overlap, "
-         "layers or data";
+std::string known_ops() {
+  std::vector<std::string_view> names;
+  for (const Operation& operation : kOperations) names.push_back(operation.name);
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 std::string about(const std::string& op) {

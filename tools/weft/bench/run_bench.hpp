@@ -10,7 +10,7 @@ namespace weft::bench {
 int run_bench(Options o);
 
 /// The operations `weft bench` knows, for its help.
-const char* known_ops();
+std::string known_ops();
 
 /// What an operation measures and by which program, for `weft bench <op> --help`; of all where it is none of them.
 std::string about(const std::string& op);

@@ -61,6 +61,16 @@ std::vector<std::string> names_of(const CheckpointReader& reader, const Checkpoi
   return names;
 }
 
+// A pattern that no tensor has is a slip of the pen. `all`: the names of every checkpoint that is looked into.
+void check_patterns(const CheckpointFlags& flags, const std::vector<std::string>& all) {
+  for (const std::string& glob : flags.only)
+    if (std::none_of(all.begin(), all.end(), [&](const std::string& name) {
+          return fnmatch(glob.c_str(), name.c_str(), 0) == 0;
+        }))
+      throw Error(ErrorCode::bad_argument,
+                  fmt::format("--only '{}': none of the {} tensors' names match", glob, all.size()));
+}
+
 nlohmann::json as_json(const CheckpointReader& reader, const std::vector<std::string>& names) {
   nlohmann::json tensors = nlohmann::json::object();
   for (const std::string& name : names) {
@@ -80,6 +90,7 @@ nlohmann::json as_json(const CheckpointReader& reader, const std::vector<std::st
 
 int inspect(const CheckpointFlags& flags) {
   const CheckpointReader reader = CheckpointReader::open(flags.path);
+  check_patterns(flags, reader.names());
   const std::vector<std::string> names = names_of(reader, flags);
   if (flags.json) {
     fmt::print("{}\n", as_json(reader, names).dump(1));
@@ -128,6 +139,9 @@ int verify(const CheckpointFlags& flags) {
 
 int diff(const CheckpointFlags& flags) {
   const CheckpointReader a = CheckpointReader::open(flags.path), b = CheckpointReader::open(flags.other);
+  std::vector<std::string> names = a.names();
+  names.insert(names.end(), b.names().begin(), b.names().end());
+  check_patterns(flags, names);
   Context context;
   std::size_t alike = 0, different = 0;
   for (const std::string& name : names_of(a, flags)) {
@@ -137,7 +151,8 @@ int diff(const CheckpointFlags& flags) {
       continue;
     }
     const CheckpointTensor &in_a = a.tensor(name), &in_b = b.tensor(name);
-    if (in_a.dtype != in_b.dtype || in_a.shape != in_b.shape) {
+    const auto complex = [](DType d) { return d == DType::c64 || d == DType::c128; };
+    if (in_a.shape != in_b.shape || complex(in_a.dtype) != complex(in_b.dtype)) {
       fmt::print("{}: {} {} and {} {}\n", printable(name), weft::name(in_a.dtype), to_string(in_a.shape),
                  weft::name(in_b.dtype), to_string(in_b.shape));
       ++different;
@@ -145,11 +160,14 @@ int diff(const CheckpointFlags& flags) {
     }
     const Tensor x = a.read(context, name), y = b.read(context, name);
     const Difference d = difference(x.view(), y.view(), flags.tolerance);
-    if (d.numbers == 0) {
+    const std::string dtypes = in_a.dtype == in_b.dtype ? ""
+                                                        : fmt::format("{} and {}, ", weft::name(in_a.dtype),
+                                                                      weft::name(in_b.dtype));
+    if (d.numbers == 0 && (dtypes.empty() || flags.tolerance > 0)) {
       ++alike;
       continue;
     }
-    fmt::print("{}: {} of {} numbers differ, by at most {:.3g}\n", printable(name), d.numbers,
+    fmt::print("{}: {}{} of {} numbers differ, by at most {:.3g}\n", printable(name), dtypes, d.numbers,
                real_numbers(x.view()).count(), d.largest);
     ++different;
   }
@@ -182,6 +200,7 @@ int export_file(const CheckpointFlags& flags) {
     throw Error(ErrorCode::bad_argument,
                 fmt::format("\"{}\" exists; another name, or --overwrite, is expected", flags.file));
   const CheckpointReader reader = CheckpointReader::open(flags.path);
+  check_patterns(flags, reader.names());
   ExportOptions options;
   options.rename = [&](std::string_view stored) {
     const std::string name = flags.ema ? name_with_averages(reader, stored) : std::string(stored);

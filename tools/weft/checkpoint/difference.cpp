@@ -57,15 +57,17 @@ ConstTensorView real_numbers(ConstTensorView view) {
 
 Difference difference(const ConstTensorView& a_in, const ConstTensorView& b_in, double tolerance) {
   Difference d;
-  if (std::memcmp(a_in.data, b_in.data, static_cast<std::size_t>(a_in.bytes())) == 0) return d;
+  const bool same = a_in.dtype == b_in.dtype;
+  if (same && std::memcmp(a_in.data, b_in.data, static_cast<std::size_t>(a_in.bytes())) == 0) return d;
   const ConstTensorView a = real_numbers(a_in), b = real_numbers(b_in);
   const int bytes = size_bytes(a.dtype);
   for (std::int64_t i = 0; i < a.count(); ++i) {
-    if (std::memcmp(a.data + i * bytes, b.data + i * bytes, static_cast<std::size_t>(bytes)) == 0) continue;
+    if (same && std::memcmp(a.data + i * bytes, b.data + i * bytes, static_cast<std::size_t>(bytes)) == 0)
+      continue;
     const double x = element(a, i), y = element(b, i);
     if (std::isnan(x) && std::isnan(y)) continue;
     const double apart = x == y ? 0 : std::isnan(x) || std::isnan(y) ? INFINITY : std::abs(x - y);
-    if (tolerance > 0 && apart <= tolerance) continue;
+    if ((tolerance > 0 || !same) && apart <= tolerance) continue;
     ++d.numbers;
     d.largest = std::max(d.largest, apart);
   }

@@ -1,5 +1,6 @@
 // weft parity: the same training on several meshes, losses side by side.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
@@ -24,7 +25,7 @@ namespace {
 struct Flags {
   TrainConfig config;
   std::vector<std::string> meshes{"1x1", "2x1", "1x2", "2x2", "1x4"};
-  std::int64_t compared = 50;
+  std::int64_t compared = 0;  // 0: 50, or all where there are fewer
   double tolerance = 1e-5;
   std::int64_t every = 5;
   std::string json;
@@ -107,7 +108,14 @@ std::vector<double> losses_on(const Mesh& mesh, const Flags& flags, const std::f
 int parity(Flags flags) {
   std::vector<Mesh> meshes;
   for (const std::string& text : flags.meshes) meshes.push_back(parse(text));
-  flags.compared = std::min(flags.compared, flags.config.steps);
+  if (meshes.size() < 2)
+    throw Error(ErrorCode::bad_argument,
+                fmt::format("parity: meshes are {}: nothing to compare; expected two or more, as in 1x1,2x1",
+                            fmt::join(flags.meshes, ",")));
+  if (flags.compared > flags.config.steps)
+    throw Error(ErrorCode::bad_argument, fmt::format("parity: compare is {}; expected at most {}, the steps",
+                                                     flags.compared, flags.config.steps));
+  if (flags.compared == 0) flags.compared = std::min<std::int64_t>(50, flags.config.steps);
   for (const Mesh& m : meshes) {  // all of them, before the first one runs
     TrainConfig c = flags.config;
     c.data = m.data;
@@ -174,8 +182,8 @@ void add_parity(CLI::App& app, const std::vector<std::string>& words, Body& chos
           ->delimiter(',')
           ->capture_default_str(),
       &flags->meshes);
-  file->take(sub->add_option("--compare", flags->compared, "Steps to run of the schedule")
-                 ->check(CLI::PositiveNumber)
+  file->take(sub->add_option("--compare", flags->compared, "Steps to run of the schedule; 0: 50, or all of fewer")
+                 ->check(CLI::NonNegativeNumber)
                  ->capture_default_str(),
              &flags->compared);
   file->take(sub->add_option("--tolerance", flags->tolerance, "Largest relative difference of a loss")
@@ -188,6 +196,7 @@ void add_parity(CLI::App& app, const std::vector<std::string>& words, Body& chos
              &flags->every);
   file->take(sub->add_option("--json", flags->json, "File for all losses"), &flags->json);
   sub->callback([flags, file, &chosen] {
+    flags->config.fill_in();
     if (file->print_asked()) {
       chosen = [file] {
         fmt::print("{}", file->text());

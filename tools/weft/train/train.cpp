@@ -219,7 +219,7 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
          "--replicate copies")
       ->check(CLI::IsMember({"ddp", "fsdp", "hsdp"}));
   option("--replicate", flags->config.replicate,
-         "Copies of the divided parameters with --data hsdp; divides --dp");
+         "Copies of the divided parameters with --data hsdp, and divides --dp; 0: 2");
   option("--ranks", flags->ranks, "Start this many ranks on this host; 0: this process is one")
       ->check(CLI::Range(0, 256));
   option("--backend", flags->backend, "Transport: shm, gloo, mpi-openmpi, mpi-mpich or auto");
@@ -243,6 +243,7 @@ void add_train(CLI::App& app, const std::vector<std::string>& words, Body& chose
          "bar (lines where output goes to no terminal), lines, none; auto: bar")
       ->check(CLI::IsMember({"auto", "bar", "lines", "none"}));
   sub->callback([flags, file, &words, &chosen] {
+    flags->config.fill_in();
     if (file->print_asked()) {
       chosen = [file] {
         fmt::print("{}", file->text());

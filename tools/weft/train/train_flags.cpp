@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <type_traits>
 
 #include "config_file.hpp"
 #include "weft/models/transformer_text.hpp"
@@ -17,7 +18,7 @@ void each_run_flag(TrainConfig& c, const Visit& visit) {
   visit("--batch", c.global_batch, "Sequences per step, over all data ranks");
   visit("--seq", c.sequence, "Bytes per sequence");
   visit("--lr", c.peak_lr, "Highest learning rate");
-  visit("--lr-floor", c.floor_lr, "Learning rate at the end");
+  visit("--lr-floor", c.floor_lr, "Learning rate at the end; -1: a tenth of --lr");
   visit("--warmup", c.warmup, "Steps until the highest rate; -1: a third of --steps, at most 100");
   visit("--weight-decay", c.weight_decay, "Of matrices");
   visit("--clip", c.max_norm, "Largest gradient norm");
@@ -34,9 +35,9 @@ void each_model_flag(TrainConfig& c, const Visit& visit) {
   visit("--dim", c.model.dim, "Width of the model");
   visit("--layers", c.model.layers, "Blocks");
   visit("--heads", c.model.heads, "Query heads");
-  visit("--kv-heads", c.model.kv_heads, "Key and value heads");
-  visit("--ffn", c.model.ffn_hidden, "Width inside the MLP");
-  visit("--max-seq", c.model.max_seq, "Longest sequence");
+  visit("--kv-heads", c.model.kv_heads, "Key and value heads; 0: as many as --heads");
+  visit("--ffn", c.model.ffn_hidden, "Width inside the MLP; 0: 8/3 of --dim, rounded up to a multiple of 32");
+  visit("--max-seq", c.model.max_seq, "Longest sequence; 0: --seq");
 }
 
 }  // namespace
@@ -49,10 +50,11 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
             &config.text);
   std::vector<std::string> of_model;
   const auto add = [&](const char* flag, auto& member, const char* help) {
-    file.take(sub.add_option(flag, member, help)
-                  ->capture_default_str()
-                  ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast),
-              &member);
+    CLI::Option* added = sub.add_option(flag, member, help)
+                             ->capture_default_str()
+                             ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    if (std::is_unsigned_v<std::remove_reference_t<decltype(member)>>) added->check(CLI::NonNegativeNumber);
+    file.take(added, &member);
   };
   each_run_flag(config, add);
   file.take(sub.add_flag("--sequence-parallel", config.sequence_parallel,
@@ -71,7 +73,11 @@ void add_train_flags(CLI::App& sub, TrainConfig& config, ConfigFile& file) {
   file.take_table(
       "model", of_model,
       [&config](const std::string& text, const std::string& path) {
-        config.model = transformer_from_text(text, path, config.model);
+        constexpr std::int64_t kUnnamed = (std::int64_t{1} << 30) - 1;  // fill_in() puts the sequence in its place
+        TransformerConfig initial = config.model;
+        if (initial.max_seq == 0) initial.max_seq = kUnnamed;
+        config.model = transformer_from_text(text, path, initial);
+        if (config.model.max_seq == kUnnamed) config.model.max_seq = 0;
       },
       [&config] {
         return "# The model, as weft_transformer_create_from_text and transformer_from_text read it.\n" +

@@ -65,6 +65,13 @@ int threads_per_rank(int asked, int ranks) {
   return std::max(1, usable / ranks);
 }
 
+void TrainConfig::fill_in() {
+  if (model.kv_heads == 0) model.kv_heads = model.heads;
+  if (model.ffn_hidden == 0) model.ffn_hidden = TransformerConfig::usual_ffn_hidden(model.dim);
+  if (model.max_seq == 0) model.max_seq = std::max<std::int64_t>(sequence, 1);
+  if (floor_lr == -1) floor_lr = peak_lr / 10;
+}
+
 MeshShape TrainConfig::check(int ranks) const {
   if (tp < 1) wrong(fmt::format("tp is {}; expected 1 or more", tp));
   if (dp != -1 && dp < 1) wrong(fmt::format("dp is {}; expected 1 or more", dp));
@@ -72,10 +79,13 @@ MeshShape TrainConfig::check(int ranks) const {
   const int data_ranks = mesh.size("dp");
   if (data != "ddp" && data != "fsdp" && data != "hsdp")
     wrong(fmt::format("data is \"{}\"; expected ddp, fsdp or hsdp", data));
+  if (replicate != 0 && data != "hsdp")
+    wrong(fmt::format("replicate is {} with data \"{}\"; it is of hsdp alone", replicate, data));
   if (data == "hsdp") {
-    if (replicate < 1 || data_ranks % replicate != 0)
-      wrong(fmt::format("replicate is {}; expected a number that divides dp={}", replicate, data_ranks));
-    mesh = MeshShape{{"dp_replicate", replicate}, {"dp_shard", data_ranks / replicate}, {"tp", tp}};
+    const int copies = replicate == 0 ? 2 : replicate;
+    if (copies < 1 || data_ranks % copies != 0)
+      wrong(fmt::format("replicate is {}; expected a number that divides dp={}", copies, data_ranks));
+    mesh = MeshShape{{"dp_replicate", copies}, {"dp_shard", data_ranks / copies}, {"tp", tp}};
   }
   model.check();
   const auto divides = [&](const char* what, std::int64_t count) {
@@ -97,7 +107,7 @@ MeshShape TrainConfig::check(int ranks) const {
     wrong(fmt::format("batch is {}; expected at least one sequence for each of dp={}", global_batch,
                       data_ranks));
   if (sequence < 1 || sequence > model.max_seq)
-    wrong(fmt::format("seq is {}; expected 1 to {} (max_seq)", sequence, model.max_seq));
+    wrong(fmt::format("seq is {}; expected 1 to {} (max-seq)", sequence, model.max_seq));
   if (model.vocab < 256)
     wrong(fmt::format("vocab is {}; expected 256 or more: one for each byte", model.vocab));
   if (steps < 1) wrong(fmt::format("steps is {}; expected 1 or more", steps));
@@ -109,6 +119,8 @@ MeshShape TrainConfig::check(int ranks) const {
     wrong(fmt::format("ema is {}; expected 0 (none) or more, and less than 1", ema));
   if (threads < 0)
     wrong(fmt::format("threads is {}; expected 1 or more, or 0 for a share of the cores", threads));
+  if (!(floor_lr >= 0 && floor_lr <= peak_lr))
+    wrong(fmt::format("lr-floor is {} and lr {}; expected 0 <= lr-floor <= lr", floor_lr, peak_lr));
   CosineSchedule{peak_lr, floor_lr, warmup_steps(), steps}.check();
   return mesh;
 }

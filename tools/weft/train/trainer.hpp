@@ -17,13 +17,13 @@
 namespace weft::tools {
 
 struct TrainConfig {
-  TransformerConfig model{
-      .dim = 128, .layers = 4, .heads = 4, .kv_heads = 4, .ffn_hidden = 352, .max_seq = 128};
+  /// kv_heads, ffn_hidden, max_seq: 0 until fill_in().
+  TransformerConfig model{.dim = 128, .layers = 4, .heads = 4, .kv_heads = 0, .ffn_hidden = 0, .max_seq = 0};
   std::filesystem::path text = "/usr/share/common-licenses/GPL-3";
   std::int64_t steps = 300;        ///< the length of the schedule
   std::int64_t global_batch = 16;  ///< sequences per step, over all data ranks
   std::int64_t sequence = 128;     ///< bytes per sequence
-  double peak_lr = 2e-3, floor_lr = 2e-4;
+  double peak_lr = 2e-3, floor_lr = -1;  ///< floor_lr -1: a tenth of peak_lr
   std::int64_t warmup = -1;  ///< -1: a third of the steps, at most 100
   double weight_decay = 0.1;
   double max_norm = 1.0;
@@ -35,13 +35,16 @@ struct TrainConfig {
   int tp = 1;
   /// What data ranks do with the parameters: ddp (each has all), fsdp (divided), hsdp (divided, in `replicate` copies).
   std::string data = "ddp";
-  int replicate = 2;
+  int replicate = 0;  ///< 0: 2 with hsdp
   bool sequence_parallel = false;  ///< over the tensor axis; see TransformerPlanOptions
   std::string vocab = "whole";     ///< what the tensor axis does with it: whole or shard; see VocabSplit
   int threads = 0;                 ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
 
   std::int64_t warmup_steps() const { return warmup == -1 ? std::min<std::int64_t>(100, steps / 3) : warmup; }
-  /// Throws bad_argument with the arithmetic where sizes do not fit each other or `ranks`: before any rank is
+  /// Gives what follows other values, where it is not set, its value: kv_heads is heads, ffn_hidden usual_ffn_hidden(dim), max_seq
+  /// the sequence, floor_lr a tenth of peak_lr.
+  void fill_in();
+  /// After fill_in(). Throws bad_argument with the arithmetic where sizes do not fit each other or `ranks`: before any rank is
   /// started or met. Returns the mesh.
   MeshShape check(int ranks) const;
 };
