@@ -185,7 +185,8 @@ TEST_F(CheckpointCommand, ConvertWritesItAnew) {
   EXPECT_EQ(command("convert new wide --dtype f32").status, 0);
   const Outcome wide = command("diff new wide --only 'param.a.to_k*'");
   EXPECT_EQ(wide.status, 1);
-  EXPECT_THAT(wide.text, HasSubstr("param.a.to_k.weight: bf16 and f32, 0 of 4 numbers differ, by at most 0\n"));
+  EXPECT_THAT(wide.text,
+              HasSubstr("param.a.to_k.weight: bf16 and f32, 0 of 4 numbers differ, by at most 0\n"));
   EXPECT_EQ(command("diff new wide --tolerance 1e-9").status, 0);
   for (const char* words : {"inspect new", "diff new wide", "export new none.safetensors"}) {
     const Outcome none = command(std::string(words) + " --only 'param.*' --only 'nobody*'");

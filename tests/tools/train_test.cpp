@@ -571,7 +571,8 @@ TEST_F(TrainTest, WhatIsNotGivenFollowsWhatIs) {
   const std::string table = config({"--config", file("table.toml")});
   for (const char* line : {"kv_heads = 2\n", "ffn_hidden = 704\n", "max_seq = 200\n"})
     EXPECT_THAT(table, HasSubstr(line));
-  std::ofstream(folder_ / "said.toml") << "[model]\ndim = 256\nheads = 8\nkv_heads = 2\nffn_hidden = 64\nmax_seq = 300\n";
+  std::ofstream(folder_ / "said.toml")
+      << "[model]\ndim = 256\nheads = 8\nkv_heads = 2\nffn_hidden = 64\nmax_seq = 300\n";
   const std::string said = config({"--config", file("said.toml")});
   for (const char* line : {"kv_heads = 2\n", "ffn_hidden = 64\n", "max_seq = 300\n"})
     EXPECT_THAT(said, HasSubstr(line));

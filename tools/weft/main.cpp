@@ -96,9 +96,9 @@ void refuse_unknown(const CLI::App& app, const std::vector<std::string>& words) 
     if (!word.starts_with("--") || word == "--") continue;
     const std::string name = word.substr(0, word.find('='));
     if (command->get_option_no_throw(name) == nullptr && app.get_option_no_throw(name) == nullptr)
-      throw weft::Error(weft::ErrorCode::bad_argument, fmt::format("{} has no option \"{}\"{}",
-                                                                   command->get_name(), name,
-                                                                   weft::is_meant(name, names)));
+      throw weft::Error(
+          weft::ErrorCode::bad_argument,
+          fmt::format("{} has no option \"{}\"{}", command->get_name(), name, weft::is_meant(name, names)));
   }
 }
 

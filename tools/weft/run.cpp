@@ -26,7 +26,8 @@ void add_run(CLI::App& app, const std::vector<std::string>& program, Body& chose
   auto flags = std::make_shared<Flags>();
   CLI::App* run = app.add_subcommand("run", "Run a program as several ranks of this host");
   run->footer(
-      "Usage: weft run -n RANKS [OPTIONS] PROGRAM [ITS OWN WORDS]; -np means -n. The first word that is no option is the program; all that follows is its own: weft run -n 4 ./program "
+      "Usage: weft run -n RANKS [OPTIONS] PROGRAM [ITS OWN WORDS]; -np means -n. The first word that is no "
+      "option is the program; all that follows is its own: weft run -n 4 ./program "
       "--steps 10");
   run->add_option("-n,--ranks", flags->options.ranks, "How many ranks")
       ->required()

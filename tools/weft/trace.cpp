@@ -248,9 +248,7 @@ TraceFile read_trace(const std::string& path) {
   if (bytes.empty()) throw Error(ErrorCode::bad_argument, fmt::format("{}: no trace, for it is empty", path));
   JsonProblem why;
   const auto content = try_parse_json(bytes, why, kLimits);
-  if (!content)
-    throw Error(ErrorCode::bad_argument,
-                fmt::format("{}: no trace, for it {}", path, why.text));
+  if (!content) throw Error(ErrorCode::bad_argument, fmt::format("{}: no trace, for it {}", path, why.text));
   const JsonReader in(path, *content, "");
   const auto number = [&](const char* key, int min, int max) {
     return static_cast<int>(in.integer(key, min, max));

@@ -93,8 +93,9 @@ int check(Flags& f, const MoreBackends& others) {
     throw Error(ErrorCode::bad_argument,
                 "check: --ranks is 1; faults need 2 or more, so that somebody notices");
   if (!o.range.threads && !o.range.processes)
-    throw Error(ErrorCode::bad_argument,
-                "check: --no-threads and --no-processes: ranks must be one or the other; expected one of them");
+    throw Error(
+        ErrorCode::bad_argument,
+        "check: --no-threads and --no-processes: ranks must be one or the other; expected one of them");
   if (f.only >= 0) o.only = static_cast<std::uint64_t>(f.only);
   if (!o.replay.empty()) o.range.faults = true;  // one program a job
   o.shrinks = !f.no_shrink;

@@ -64,9 +64,8 @@ std::vector<std::string> names_of(const CheckpointReader& reader, const Checkpoi
 // A pattern that no tensor has is a slip of the pen. `all`: the names of every checkpoint that is looked into.
 void check_patterns(const CheckpointFlags& flags, const std::vector<std::string>& all) {
   for (const std::string& glob : flags.only)
-    if (std::none_of(all.begin(), all.end(), [&](const std::string& name) {
-          return fnmatch(glob.c_str(), name.c_str(), 0) == 0;
-        }))
+    if (std::none_of(all.begin(), all.end(),
+                     [&](const std::string& name) { return fnmatch(glob.c_str(), name.c_str(), 0) == 0; }))
       throw Error(ErrorCode::bad_argument,
                   fmt::format("--only '{}': none of the {} tensors' names match", glob, all.size()));
 }
@@ -160,9 +159,9 @@ int diff(const CheckpointFlags& flags) {
     }
     const Tensor x = a.read(context, name), y = b.read(context, name);
     const Difference d = difference(x.view(), y.view(), flags.tolerance);
-    const std::string dtypes = in_a.dtype == in_b.dtype ? ""
-                                                        : fmt::format("{} and {}, ", weft::name(in_a.dtype),
-                                                                      weft::name(in_b.dtype));
+    const std::string dtypes =
+        in_a.dtype == in_b.dtype ? ""
+                                 : fmt::format("{} and {}, ", weft::name(in_a.dtype), weft::name(in_b.dtype));
     if (d.numbers == 0 && (dtypes.empty() || flags.tolerance > 0)) {
       ++alike;
       continue;

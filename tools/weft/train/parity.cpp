@@ -182,10 +182,11 @@ void add_parity(CLI::App& app, const std::vector<std::string>& words, Body& chos
           ->delimiter(',')
           ->capture_default_str(),
       &flags->meshes);
-  file->take(sub->add_option("--compare", flags->compared, "Steps to run of the schedule; 0: 50, or all of fewer")
-                 ->check(CLI::NonNegativeNumber)
-                 ->capture_default_str(),
-             &flags->compared);
+  file->take(
+      sub->add_option("--compare", flags->compared, "Steps to run of the schedule; 0: 50, or all of fewer")
+          ->check(CLI::NonNegativeNumber)
+          ->capture_default_str(),
+      &flags->compared);
   file->take(sub->add_option("--tolerance", flags->tolerance, "Largest relative difference of a loss")
                  ->check(number_between(-1, 1e9))  // below 0: one that nothing meets
                  ->capture_default_str(),

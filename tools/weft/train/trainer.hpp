@@ -20,11 +20,11 @@ struct TrainConfig {
   /// kv_heads, ffn_hidden, max_seq: 0 until fill_in().
   TransformerConfig model{.dim = 128, .layers = 4, .heads = 4, .kv_heads = 0, .ffn_hidden = 0, .max_seq = 0};
   std::filesystem::path text = "/usr/share/common-licenses/GPL-3";
-  std::int64_t steps = 300;        ///< the length of the schedule
-  std::int64_t global_batch = 16;  ///< sequences per step, over all data ranks
-  std::int64_t sequence = 128;     ///< bytes per sequence
+  std::int64_t steps = 300;              ///< the length of the schedule
+  std::int64_t global_batch = 16;        ///< sequences per step, over all data ranks
+  std::int64_t sequence = 128;           ///< bytes per sequence
   double peak_lr = 2e-3, floor_lr = -1;  ///< floor_lr -1: a tenth of peak_lr
-  std::int64_t warmup = -1;  ///< -1: a third of the steps, at most 100
+  std::int64_t warmup = -1;              ///< -1: a third of the steps, at most 100
   double weight_decay = 0.1;
   double max_norm = 1.0;
   double loss_scale = 0;       ///< dynamic, at first this; 0: none
@@ -35,7 +35,7 @@ struct TrainConfig {
   int tp = 1;
   /// What data ranks do with the parameters: ddp (each has all), fsdp (divided), hsdp (divided, in `replicate` copies).
   std::string data = "ddp";
-  int replicate = 0;  ///< 0: 2 with hsdp
+  int replicate = 0;               ///< 0: 2 with hsdp
   bool sequence_parallel = false;  ///< over the tensor axis; see TransformerPlanOptions
   std::string vocab = "whole";     ///< what the tensor axis does with it: whole or shard; see VocabSplit
   int threads = 0;                 ///< per rank; 0: WEFT_THREADS, or the usable cores shared among the ranks
