@@ -21,12 +21,13 @@ from .mesh import Mesh
 from .shards import FlatShards
 from .store import Store, StoreServer, new_secret, secret_from_env
 from .transfers import Exchange, Transfer
+from .transport import Traits, Transport
 from .windows import Halo, Window, pole
 from .work import Work, wait_all
 
 __version__ = version()
 __all__ = ["ANY_SOURCE", "AbortedError", "BadArgumentError", "Batch", "Context", "Error", "Exchange", "FlatShards", "Group", "Halo", "Layout",
            "LayoutError", "Mesh", "Message", "MismatchError", "PeerLostError", "Reducer", "Reduction", "Sampler", "SharedTensor", "Store",
-           "StoreServer", "SystemError", "TimeoutError", "Transfer", "UnsupportedError", "Window", "Work", "average_gradients", "check_replicas",
+           "StoreServer", "SystemError", "TimeoutError", "Traits", "Transfer", "Transport", "UnsupportedError", "Window", "Work", "average_gradients", "check_replicas",
            "checkpoint", "clip_grad_norm", "grad_norm", "new_secret", "partial", "pole", "redistribute", "replicate", "secret_from_env", "shard",
            "sync_replicated_gradients", "version", "wait_all"]

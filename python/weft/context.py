@@ -104,14 +104,30 @@ class Context(Handle):
                 raise error from failure[0]
             raise
 
-    def _make(self, function, before, backend, name, deadline, progress, process_rank):
-        from .group import Group
+    def group_over(self, transport, store, rank, size, *, name=None, deadline=None, process_rank=None):
+        """The group of `size` ranks that meet in `store` and talk over `transport`, a weft.Transport of the program's own, from which weft composes all
+        operations. Calls go on while a thread of the rank is inside of weft."""
+        from .transport import group_over
+        return group_over(self, transport, store, rank, size, self._group_options(None, name, deadline, "caller", process_rank))
+
+    def backend_traits(self, backend):
+        """The Traits of a backend by its name, before there is a group; loads it where it must."""
+        from .transport import read_traits
+        return read_traits(lib.backend_traits, self, text(backend, "backend"))
+
+    @staticmethod
+    def _group_options(backend, name, deadline, progress, process_rank):
         options = _api.make(_api.weft_group_options)
         options.backend, options.name = text(backend, "backend"), text(name, "name")
         options.deadline_ns = errors.nanoseconds(deadline, "deadline")
         options.progress = choice(progress, PROGRESS, "progress")
         if process_rank is not None:
             options.process_rank = errors.integer(process_rank, "process_rank")
+        return options
+
+    def _make(self, function, before, backend, name, deadline, progress, process_rank):
+        from .group import Group
+        options = self._group_options(backend, name, deadline, progress, process_rank)
         made = Made(lib.group_destroy)
         blocking(function, self, *before, ctypes.byref(options), ctypes.byref(made), keep=self._log)
         return Group(made.take(), self)

@@ -156,6 +156,12 @@ class Group(Operations, Handle):
         blocking(function, self._open(), *args, _byref(made))
         return Group(made.take(), self._context) if made.value else None
 
+    @property
+    def traits(self):
+        """What the group's transport does itself and what it guarantees: weft.Traits."""
+        from .transport import read_traits
+        return read_traits(lib.group_traits, self._open())
+
     def parent_rank(self, rank):
         """The rank that `rank` has in the group that this one was made from; -1: it was not."""
         return self._number(lib.group_parent_rank, errors.integer(rank, "rank"))

@@ -1,0 +1,166 @@
+"""Transports: what they can do (Traits), and one of the program's own, over which weft does everything else."""
+import atexit
+import ctypes
+import itertools
+import typing
+import weakref
+
+from . import _api, dtypes, errors
+from ._handle import Made, blocking
+from ._library import lib
+from .context import text
+
+__all__ = ["Traits", "Transport"]
+
+_STYLES = {_api.PROGRESS_POLLED: "polled", _api.PROGRESS_THREADED: "threaded", _api.PROGRESS_STREAM: "stream"}
+_FLAGS = ("native_is_canonical", "spin", "rings", "deadline", "names_absent", "detects_death", "survives_death", "checks_calls", "revocable", "quiesces")
+
+
+class Traits(typing.NamedTuple):
+    """What a transport does itself (the rest is composed from it), and what it guarantees."""
+    progress_style: str  # what carries calls on: "polled" (whoever waits), "threaded" (a thread of the transport's), "stream" (a device's)
+    ops: frozenset  # of operations' names
+    dtypes: frozenset  # that it moves, "f32", ...
+    reduces: dict  # reduce op -> the dtypes that it combines itself
+    device: int  # whose memory it moves; 0: the CPU
+    native_is_canonical: bool
+    spin: bool  # a rank that waits may spin: there are no more ranks here than usable cores
+    rings: bool  # it wakes a rank that sleeps
+    deadline: bool  # a call that is not finished by its deadline fails with TimeoutError
+    names_absent: bool  # ... which names the ranks that had not arrived
+    detects_death: bool  # a rank that dies is PeerLostError on every survivor, before the deadline
+    survives_death: bool  # survivors may go on, in other groups
+    checks_calls: bool  # ranks that call different things get MismatchError
+    revocable: bool  # after a failure it does not touch the callers' memory again
+    quiesces: bool  # Group.quiesce becomes True even where a peer is stopped
+
+
+def _bits(mask, names):
+    return frozenset(name for number, name in names if mask >> number & 1)
+
+
+def read_traits(function, *args):
+    """The Traits that a function of the library writes."""
+    raw = _api.make(_api.weft_traits)
+    blocking(function, *args, ctypes.byref(raw))
+    kinds = [(code, name) for name, code in dtypes.NAMES.items()]
+    ops = [(number, lib.op_name(number).decode()) for number in range(1, 64) if raw.ops >> number & 1]
+    reduces = {lib.reduce_op_name(op).decode(): _bits(raw.reduces[op], kinds) for op in range(_api.USER)}
+    return Traits(_STYLES[raw.progress_style], _bits(raw.ops, ops), _bits(raw.dtypes, kinds), reduces, raw.device, *(bool(getattr(raw, f)) for f in _FLAGS))
+
+
+class Transport:
+    """A transport of the program's own: streams of bytes between ranks. Derive, and give the four methods; Context.group_over makes groups over it.
+
+    A channel joins the ranks of one group: from each rank to each other one it is a stream of bytes, which arrive in the order in which they were written,
+    each once. Streams do not wait for each other. The methods of one channel are called by one thread at a time, from any that uses the group; they may not
+    use a group of this transport. What they raise fails the group on all ranks, with the code of a weft.Error (PeerLostError: that rank is lost), else
+    SystemError.
+
+    name: 1 to 31 letters, digits, '-', '_', in errors and traces; detects_death: write and read raise PeerLostError soon after the other rank has died.
+    """
+    name = "python"
+    detects_death = False
+
+    def open(self, rank, size, *, group, token, transport_ranks, limit):
+        """Opens this rank's end of a channel, any object; all ranks of the group do. May wait for the others, at most `limit` seconds. group: its name;
+        token: the same on all ranks of the group, and different for each group of the job; transport_ranks: for each rank of the group the one that it gave
+        to group_over: the group may be a part of that one."""
+        raise NotImplementedError
+
+    def write(self, channel, to, data):
+        """Takes the first bytes of `data`, a memoryview, for rank `to`, as many as it can at once; how many; 0: none now. Never waits."""
+        raise NotImplementedError
+
+    def read(self, channel, source, room):
+        """Writes the next bytes of rank `source` into `room`, a memoryview, as many as there are; how many; 0: none now. Never waits."""
+        raise NotImplementedError
+
+    def close(self, channel):
+        """The group has ended: nothing is called on the channel afterwards. What was written before still arrives."""
+
+
+_FIELDS = dict(_api.weft_transport._fields_)
+_channels = {}  # number -> (transport, channel, what it was made of): as long as a channel is open its transport may be asked for more
+_numbers = itertools.count(1)
+_groups = weakref.WeakSet()  # those of group_over
+_ends = []  # not empty: the interpreter ends, and the program's methods are called no more
+
+
+def _told(error, function, *args):
+    """function(*args) with what it raises as a status and a text."""
+    try:
+        function(*args)
+        return _api.OK
+    except BaseException as failure:  # pylint: disable=broad-except
+        status = next((s for s, kind in errors.BY_STATUS.items() if isinstance(failure, kind)), _api.SYSTEM)
+        said = getattr(failure, "text", None) or f"{type(failure).__name__}: {failure}"
+        error.contents.text = said.encode()[:_api.ERROR_TEXT - 1].replace(b"\0", b" ")
+        return status
+
+
+def _open(transport, made):
+    def opened(_, init, channel, error, ends=_ends):
+        if ends:
+            return 7
+
+        def run():
+            i = init.contents
+            got = transport.open(i.rank, i.size, group=i.group.decode(), token=i.token.decode(),
+                                 transport_ranks=tuple(i.transport_ranks[:i.size]), limit=i.limit_ns / 1e9)
+            number = next(_numbers)
+            _channels[number] = transport, got, made
+            channel[0] = number
+        return _told(error, run)
+    return _FIELDS["open"](opened)
+
+
+def _moved(method):
+    def move(number, peer, memory, count, done, error, ends=_ends):
+        if ends:
+            return 7  # weft_status of an abort
+
+        def run():
+            transport, channel, _ = _channels[number]
+            view = memoryview((ctypes.c_char * count).from_address(memory)).cast("B") if count else memoryview(b"")
+            moved = errors.integer(getattr(transport, method)(channel, peer, view.toreadonly() if method == "write" else view), f"what {method} gave", 64)
+            if not 0 <= moved <= count:
+                raise errors.BadArgumentError(f"{type(transport).__name__}.{method} gave {moved}; expected 0 to {count}, the bytes that it was given")
+            done[0] = moved
+        return _told(error, run)
+    return _FIELDS[method](move)
+
+
+def _close(number, ends=_ends):
+    if not ends:
+        transport, channel, _ = _channels.pop(number)
+        transport.close(channel)
+
+
+_WRITE, _READ, _CLOSE = _moved("write"), _moved("read"), _FIELDS["close"](_close)
+
+
+@atexit.register
+def _at_exit():
+    """Groups leave while their transport can still say so. What other handles keep ends without it, and finds the functions where they were."""
+    for group in list(_groups):
+        group.close()
+    _ends.append(True)
+    for each in (_WRITE, _READ, _CLOSE, *(made for _, _, made in _channels.values())):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+
+
+def group_over(context, transport, store, rank, size, options):
+    """A group over a Transport."""
+    from .group import Group
+    if not isinstance(transport, Transport):
+        raise errors.BadArgumentError(f"transport is {transport!r}; expected a weft.Transport")
+    made = _api.make(_api.weft_transport)
+    made.name, made.detects_death = text(transport.name, "transport.name"), bool(transport.detects_death)
+    made.open, made.write, made.read, made.close = _open(transport, made), _WRITE, _READ, _CLOSE
+    handle = Made(lib.group_destroy)
+    blocking(lib.group_create_over, context, ctypes.byref(made), store, errors.integer(rank, "rank"), errors.integer(size, "size"), ctypes.byref(options),
+             ctypes.byref(handle), keep=made)
+    group = Group(handle.take(), context)
+    _groups.add(group)
+    return group
