@@ -10,9 +10,11 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import zipfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import platform_tag  # noqa: E402  # pylint: disable=wrong-import-position
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -21,6 +23,10 @@ VERSION = re.search(r'^version = "(.*)"$', PROJECT, re.M)[1]
 # Libraries of the system, of its compiler, or of an MPI: never carried.
 OF_THE_HOST = re.compile(r"^(ld-linux.*|lib(c|m|dl|rt|pthread|util|resolv|gcc_s|stdc\+\+|mpi|mpich|open-pal|open-rte|hwloc|ucp|ucs|uct|ucm|event.*|numa|udev|z"
                          r"|weft))\.so.*$")
+
+
+# What plug-ins need of the host that has them: an MPI, whose plug-in is loaded where it is asked for.
+MPI = {"libmpi.so.40", "libmpich.so.12"}
 
 
 def get_requires_for_build_wheel(config_settings=None):
@@ -61,8 +67,19 @@ def stage(prefix, package):
         shutil.copy(path, package / "lib" / name)
 
 
-def tag():
-    return "py3-none-" + re.sub(r"[^A-Za-z0-9]", "_", sysconfig.get_platform())
+def binaries(package):
+    """{name: path} of all that the package carries of machine code."""
+    return {path.name: path for path in sorted(package.rglob("*")) if path.is_file() and path.read_bytes()[:4] == b"\x7fELF"}
+
+
+def tag(package):
+    """py3-none-manylinux_..., or of this machine's Linux alone, which is said with its reason."""
+    try:
+        platform = platform_tag.manylinux(binaries(package), MPI)
+    except platform_tag.NoTag as why:
+        print(f"no manylinux tag: {why}", file=sys.stderr)
+        platform = "linux"
+    return f"py3-none-{platform}_{platform_tag.machine()}"
 
 
 def metadata():
@@ -101,14 +118,15 @@ def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
         run("cmake", "--install", build, "--prefix", prefix, "--component", "python")  # the compiled calls, where this host has Python.h
         shutil.copytree(HERE / "weft", folder / "weft", ignore=shutil.ignore_patterns("__pycache__", "lib", "bin"))
         stage(prefix, folder / "weft")
+        made_for = tag(folder / "weft")
         info = folder / f"weft-{VERSION}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(metadata(), encoding="utf-8")
-        (info / "WHEEL").write_text(f"Wheel-Version: 1.0\nGenerator: weft\nRoot-Is-Purelib: false\nTag: {tag()}\n", encoding="utf-8")
+        (info / "WHEEL").write_text(f"Wheel-Version: 1.0\nGenerator: weft\nRoot-Is-Purelib: false\nTag: {made_for}\n", encoding="utf-8")
         points = re.search(r'^\[project\.entry-points\."(.*)"\]\n(\w+) = "(.*)"$', PROJECT, re.M)
         (info / "entry_points.txt").write_text(f"[{points[1]}]\n{points[2]} = {points[3]}\n", encoding="utf-8")
         shutil.copy(ROOT / "LICENSE", info / "LICENSE")
-        name = f"weft-{VERSION}-{tag()}.whl"
+        name = f"weft-{VERSION}-{made_for}.whl"
         write(folder, pathlib.Path(wheel_directory) / name)
     return name
 

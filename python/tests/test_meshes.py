@@ -152,3 +152,68 @@ def test_checkpoints(ranks, tmp_path):
     raw[-1] ^= 1
     data.write_bytes(raw)
     assert len(weft.checkpoint.verify(folder)) == 1
+
+
+def reduced(group, steps=2, **options):
+    """The gradients of a few steps of a Reducer, whose slots hold the rank's number and the gradient's."""
+    mesh = weft.Mesh(group, dp=-1)
+    found = []
+    with weft.Reducer(mesh, [("a", (4, 2), "f32", "avg"), ("b", 3, "f32", "sum")], bucket_bytes=16, **options) as reducer:
+        for _ in range(steps):
+            for i in range(2):
+                reducer.slot(i)[...] = group.rank + 1.0 + i
+                reducer.ready(i)
+            reducer.finish()
+            found.append([reducer.slot(i).copy() for i in range(2)])
+    return found
+
+
+def test_buckets_with_a_hook(ranks):
+    seen = []
+
+    class Doubled(weft.BucketHook):
+        """Twice the reduction, by a call of its own."""
+        name = "doubled"
+
+        def __init__(self, group):
+            self.group, self.works = group, {}
+
+        def begin(self, bucket):
+            seen.append((self.group.rank, bucket.number, bucket.members, bucket.op))
+            self.works[bucket.number] = self.group.all_reduce(bucket.data, out=bucket.data, op=bucket.op)
+
+        def end(self, bucket):
+            self.works.pop(bucket.number).wait()
+            bucket.data[...] *= 2
+
+    def program(group):
+        own = group.duplicate()
+        for a, b in reduced(group, hook=Doubled(own)):
+            assert (a == 3).all() and (b == 10).all() and a.shape == (4, 2)  # 2 x the mean of 1 and 2, 2 x (2 + 3)
+        assert {entry[1:] for entry in seen if entry[0] == group.rank} == {(0, (0,), "avg"), (1, (1,), "sum")}
+    ranks(2, program)
+
+
+def test_buckets_with_a_hook_that_fails(ranks):
+    class Broken(weft.BucketHook):
+        def __init__(self, rank):
+            self.rank = rank
+
+        def end(self, bucket):
+            if self.rank == 0:
+                raise KeyError("no result")
+
+    def program(group):
+        with pytest.raises(weft.SystemError if group.rank == 0 else weft.AbortedError, match="KeyError: 'no result'" if group.rank == 0 else "") as caught:
+            reduced(group, hook=Broken(group.rank))
+        assert group.rank or isinstance(caught.value.__cause__, KeyError)
+    ranks(2, program)
+
+
+def test_compressed_buckets(ranks):
+    def program(group):
+        for a, _ in reduced(group, compression="bf16"):
+            assert (a == 1.5).all()
+        with pytest.raises(weft.BadArgumentError, match="^compression is 'f8'; expected one of None, 'bf16'$"):
+            reduced(group, compression="f8")
+    ranks(2, program)

@@ -87,6 +87,17 @@ def from_struct(error):
         rank_count=error.rank_count, quiesced=error.quiesced)
 
 
+def to_struct(error, function, *args):
+    """function(*args) of the program's, called by the library: a status, and in *error the text, of what it raises."""
+    try:
+        function(*args)
+        return _api.OK
+    except BaseException as failure:  # pylint: disable=broad-except
+        said = getattr(failure, "text", None) or f"{type(failure).__name__}: {failure}"
+        error.contents.text = said.encode()[:_api.ERROR_TEXT - 1].replace(b"\0", b" ")
+        return next((status for status, kind in BY_STATUS.items() if isinstance(failure, kind)), _api.SYSTEM)
+
+
 def last():
     """The exception of the call that has just failed on this thread."""
     return from_struct(per_thread.error)

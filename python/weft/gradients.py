@@ -1,6 +1,7 @@
 """Gradients of anybody's: reduced in buckets while the rest of them is still computed, averaged, synchronised, measured and clipped where they lie; and
 which samples each rank reads. Lists of gradients are {name: (array, layout)}, or {name: array} without a layout, in the same order on all ranks."""
 import ctypes
+import weakref
 
 from . import _api, arrays, dtypes, errors
 from ._handle import Handle, blocking
@@ -9,7 +10,7 @@ from .context import choice, text
 from .group import REDUCE_OPS
 from .layout import tensors
 
-__all__ = ["Reducer", "Sampler", "average_gradients", "clip_grad_norm", "grad_norm", "sync_replicated_gradients"]
+__all__ = ["BucketHook", "Reducer", "Sampler", "average_gradients", "clip_grad_norm", "grad_norm", "sync_replicated_gradients"]
 
 _byref = ctypes.byref
 
@@ -49,6 +50,34 @@ def clip_grad_norm(gradients, max_norm, p=2.0, *, non_finite="error"):
     return norm.value
 
 
+class Bucket:
+    """A bucket all of whose gradients are there: data (a numpy array of one dimension, to be read and written until the step is over), members (its
+    gradients, as the reducer numbers them), number (in the order in which buckets are sent, the same on all ranks), op ("sum" or "avg")."""
+    __slots__ = ("data", "members", "number", "op")
+
+    def __init__(self, raw):
+        import numpy
+        size = raw.data.count * dtypes.SIZES[raw.data.dtype]
+        memory = (ctypes.c_char * size).from_address(raw.data.data) if size else bytearray()
+        self.data = numpy.frombuffer(memory, dtypes.to_numpy(raw.data.dtype))
+        self.members, self.number, self.op = tuple(raw.members[:raw.member_count]), raw.number, lib.reduce_op_name(raw.op).decode()
+
+
+class BucketHook:
+    """A reduction of the program's own in the place of each bucket's all_reduce. Derive and give the methods, which communicate over a group of the program's
+    own (mesh.group of the same axes), and do not use the reducer. Both are called for every bucket in every step, in the same order on all ranks; with one
+    rank, and for an empty bucket, not at all. What they raise fails the reducer's call on this rank, with AbortedError on the others; it is of no more use
+    then. `name` is compared between ranks."""
+    name = "python"
+
+    def begin(self, bucket):
+        """The bucket is ready: in Reducer.ready, or in finish."""
+
+    def end(self, bucket):
+        """In Reducer.finish: leaves the result in bucket.data."""
+        raise NotImplementedError
+
+
 class Reducer(Handle):
     """Reduces gradients in buckets. `entries`: (name, shape, dtype, op) of each, in the order in which they become ready.
 
@@ -56,14 +85,21 @@ class Reducer(Handle):
                         finish(); the gradients are the reduced ones now
 
     Between ready(i) and the end of finish() a gradient belongs to the reduction. One thread for each rank.
+    unused: what becomes of a gradient that nobody made ready: "error", or "zeros"; bucket_bytes: a bucket is closed when it has as many; 0: 4 MiB;
+    compression: "bf16" sends buckets of f32 rounded to bf16; hook: a BucketHook.
     """
-    __slots__ = ("_keep", "_slots", "_entries")
+    __slots__ = ("_keep", "_slots", "_entries", "_hook", "_failure")
     _destroy = lib.reducer_destroy
 
-    def __init__(self, axes, entries, *, unused="error", bucket_bytes=0):
+    def __init__(self, axes, entries, *, unused="error", bucket_bytes=0, compression=None, hook=None):
         options = _api.make(_api.weft_reducer_options)
         options.unused = choice(unused, {"error": _api.UNUSED_ERROR, "zeros": _api.UNUSED_ZEROS}, "unused")
-        options.bucket_bytes = bucket_bytes
+        options.bucket_bytes = errors.integer(bucket_bytes, "bucket_bytes", 64)
+        options.compression = choice(compression, {None: _api.BUCKETS_AS_THEY_ARE, "bf16": _api.BUCKETS_BF16}, "compression")
+        self._failure, self._hook = None, None
+        if hook is not None:
+            self._hook = hook, self._asked(hook.begin), self._asked(hook.end)
+            options.hook = _api.weft_bucket_hook(text(hook.name, "hook.name"), *self._hook[1:], None)
         self._entries = [(name, (shape,) if isinstance(shape, int) else tuple(shape), dtypes.of(dtype), choice(op, REDUCE_OPS, "op"))
                          for name, shape, dtype, op in entries]
         raw = (_api.weft_reducer_entry * max(1, len(self._entries)))()
@@ -75,6 +111,25 @@ class Reducer(Handle):
         errors.call(lib.reducer_create, axes._handle, raw, len(self._entries), _byref(options), _byref(handle))
         Handle.__init__(self, handle.value)
         self._keep, self._slots = {}, {}
+
+    def _asked(self, method):
+        """A method of a hook as the library calls it; what it raises is raised by the reducer's call, too."""
+        me = weakref.ref(self)
+
+        def run(raw):
+            try:
+                method(Bucket(raw.contents))
+            except BaseException as failure:  # pylint: disable=broad-except
+                me()._failure = failure
+                raise
+        return dict(_api.weft_bucket_hook._fields_)["begin"](lambda _, raw, error: errors.to_struct(error, run, raw))
+
+    def _run(self, function, *args):
+        try:
+            blocking(function, self, *args, keep=(self._keep, self._hook))
+        except errors.Error as error:
+            failure, self._failure = self._failure, None
+            raise error from failure
 
     def slot(self, i):
         """Gradient i's place in its bucket, a numpy array: zeros at first. Not to be used once the reducer is closed."""
@@ -100,7 +155,7 @@ class Reducer(Handle):
 
     def ready(self, i):
         """Gradient i has its final value of this step. Blocks in the first step alone."""
-        blocking(lib.reducer_ready, self, errors.integer(i, "i"), keep=self._keep)
+        self._run(lib.reducer_ready, errors.integer(i, "i"))
 
     def is_ready(self, i):
         ready = ctypes.c_bool()
@@ -113,7 +168,7 @@ class Reducer(Handle):
 
     def finish(self):
         """Blocks until every gradient is reduced, on all ranks."""
-        blocking(lib.reducer_finish, self, keep=self._keep)
+        self._run(lib.reducer_finish)
 
     @property
     def bucket_bytes(self):

@@ -87,18 +87,6 @@ _groups = weakref.WeakSet()  # those of group_over
 _ends = []  # not empty: the interpreter ends, and the program's methods are called no more
 
 
-def _told(error, function, *args):
-    """function(*args) with what it raises as a status and a text."""
-    try:
-        function(*args)
-        return _api.OK
-    except BaseException as failure:  # pylint: disable=broad-except
-        status = next((s for s, kind in errors.BY_STATUS.items() if isinstance(failure, kind)), _api.SYSTEM)
-        said = getattr(failure, "text", None) or f"{type(failure).__name__}: {failure}"
-        error.contents.text = said.encode()[:_api.ERROR_TEXT - 1].replace(b"\0", b" ")
-        return status
-
-
 def _open(transport, made):
     def opened(_, init, channel, error, ends=_ends):
         if ends:
@@ -111,7 +99,7 @@ def _open(transport, made):
             number = next(_numbers)
             _channels[number] = transport, got, made
             channel[0] = number
-        return _told(error, run)
+        return errors.to_struct(error, run)
     return _FIELDS["open"](opened)
 
 
@@ -127,7 +115,7 @@ def _moved(method):
             if not 0 <= moved <= count:
                 raise errors.BadArgumentError(f"{type(transport).__name__}.{method} gave {moved}; expected 0 to {count}, the bytes that it was given")
             done[0] = moved
-        return _told(error, run)
+        return errors.to_struct(error, run)
     return _FIELDS[method](move)
 
 

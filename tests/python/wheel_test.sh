@@ -12,8 +12,24 @@ python3 -m pip --version >/dev/null 2>&1 || skip "python3 has no pip"
 
 rm -rf "$work" && mkdir -p "$work"
 wheel=$("$source_dir/tools/wheel.sh" "$work/dist" 2>"$work/log" | tail -n 1) || { tail -n 30 "$work/log"; fail "tools/wheel.sh"; }
-[[ $(basename "$wheel") =~ ^weft-[0-9.]+-py3-none-linux_[a-z0-9_]+\.whl$ ]] || fail "the wheel is called $wheel"
-python3 -m pip install -q --no-index --no-deps --target "$work/site" "$wheel" || fail "pip install"
+python3 -m pip install -q --no-index --no-deps --target "$work/site" "$wheel" || fail "pip install"  # which compares the tag with this system
+
+# Of the system it needs these libraries and no others, and nothing newer than its tag says.
+[[ $(basename "$wheel") =~ ^weft-[0-9.]+-py3-none-(manylinux_2_[0-9]+_[a-z0-9_]+)\.whl$ ]] || { tail -n 5 "$work/log"; fail "the wheel is called $wheel"; }
+tag=${BASH_REMATCH[1]}
+grep -qx "Tag: py3-none-$tag" "$work"/site/weft-*.dist-info/WHEEL || fail "WHEEL does not say $tag"
+glibc=$(getconf GNU_LIBC_VERSION | cut -d. -f2)
+[ "$(cut -d_ -f3 <<<"$tag")" -le "$glibc" ] || fail "$tag on a system with glibc 2.$glibc"
+carried=$(cd "$work/site/weft" && find lib bin -type f ! -name '*.py')
+wanted=$(cd "$work/site/weft" && for file in $carried; do objdump -p "$file" | awk '$1 == "NEEDED" { print $2 }'; done | sort -u)
+of_the_host=$(grep -vxFf <(for file in $carried; do basename "$file"; done) <<<"$wanted" | tr '\n' ' ')
+for library in $of_the_host; do
+  case $library in
+    ld-linux-*.so.* | libc.so.6 | libm.so.6 | libgcc_s.so.1 | libstdc++.so.6) ;;
+    libmpi.so.40 | libmpich.so.12) ;;  # of the two plug-ins for MPI
+    *) fail "the wheel needs $library of the host, of: $of_the_host" ;;
+  esac
+done
 
 cat >"$work/bare.py" <<'PROGRAM'
 import array, sys
@@ -40,6 +56,12 @@ for backend in sys.argv[2:]:
         except ImportError as error:
             assert "numpy" in str(error)
         print(group.backend, "well", flush=True)
+# What the wheel carries was taken from there, though this system may have it, too.
+import os
+mapped = {line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if ".so" in line}
+carried = {name for folder, _, names in os.walk(sys.argv[1] + "/weft/lib") for name in names}
+strangers = [path for path in mapped if os.path.basename(path) in carried and not path.startswith(sys.argv[1])]
+assert not strangers and any(path.startswith(sys.argv[1]) for path in mapped), strangers
 with weft.Context() as context:
     for backend in ("mpi-openmpi", "mpi-mpich"):
         try:
@@ -60,7 +82,7 @@ grep -q '^weft *= *weft.torch:register$' "$work"/site/weft-*.dist-info/entry_poi
 
 if "$python" -c 'import numpy, pytest' 2>/dev/null; then
   "${bare[@]}" "$python" -m pytest -q -p no:cacheprovider -c "$source_dir/python/pyproject.toml" --rootdir "$source_dir/python" \
-    "$source_dir"/python/tests/test_{arrays,collectives,meshes,works}.py || fail "pytest over the installed package"
+    "$source_dir"/python/tests/test_{arrays,checkpoints,collectives,lifetimes,meshes,shards,transports,windows,works}.py || fail "pytest over the installed package"
 fi
 # torch finds the backend by the entry point: the program does not import weft.
 if torch=$("$source_dir/tools/torch_python.sh"); then
